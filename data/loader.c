@@ -1,0 +1,109 @@
+/* loader.c: windows of a token stream as batches. */
+#include "loader.h"
+
+/* The loader's arrays, as those may be written who own them. */
+typedef struct {
+    int *off, *seq, *of, *pos, *first, *tok, *tgt;
+    uint64_t *id;
+} Rows;
+
+/* Take (or measure) every array; the one place where their sizes stand. */
+static Rows rows_take(Arena *a, int max_samples, int seq_len) {
+    size_t B = (size_t)max_samples, N = B * (size_t)seq_len;
+    return (Rows){
+        .off = arena_take(a, (B + 1) * sizeof(int), "off"),
+        .seq = arena_take(a, B * sizeof(int), "seq"),
+        .of = arena_take(a, N * sizeof(int), "of"),
+        .pos = arena_take(a, N * sizeof(int), "pos"),
+        .first = arena_take(a, N * sizeof(int), "first"),
+        .tok = arena_take(a, N * sizeof(int), "tok"),
+        .tgt = arena_take(a, N * sizeof(int), "tgt"),
+        .id = arena_take(a, B * sizeof(uint64_t), "id"),
+    };
+}
+
+size_t loader_bytes(int max_samples, int seq_len) {
+    Arena dry = {0};
+    rows_take(&dry, max_samples, seq_len);
+    return dry.peak;
+}
+
+bool loader_open(Loader *l, int max_samples, int seq_len, bool poison, Err *e) {
+    CHECK(max_samples >= 1 && seq_len >= 1 && max_samples <= INT32_MAX / seq_len, "%d samples of %d tokens",
+          max_samples, seq_len);
+    *l = (Loader){.seq_len = seq_len, .max_samples = max_samples};
+    if (!arena_open(&l->mem, "batch", loader_bytes(max_samples, seq_len), poison, e)) return false;
+    Rows r = rows_take(&l->mem, max_samples, seq_len);
+    l->batch = (Batch){.off = r.off, .seq = r.seq, .of = r.of, .pos = r.pos, .first = r.first, .id = r.id};
+    l->tok = r.tok;
+    l->tgt = r.tgt;
+    return true;
+}
+
+void loader_close(Loader *l) {
+    arena_close(&l->mem);
+    *l = (Loader){0};
+}
+
+static void start(Loader *l, int b) {
+    CHECK(b >= 1 && b <= l->max_samples, "%d samples, room for %d", b, l->max_samples);
+    l->batch.B = l->batch.N = 0;
+    ((int *)l->batch.off)[0] = 0;
+}
+
+/* Append one sequence: n inputs from t[at], and the n tokens after each. */
+static void add(Loader *l, Tokens t, int eot, size_t at, int n, uint64_t id) {
+    Batch *b = &l->batch;
+    /* Const to everybody else; the memory is ours and writable. */
+    Rows r = {(int *)b->off,   (int *)b->seq, (int *)b->of,  (int *)b->pos,
+              (int *)b->first, (int *)l->tok, (int *)l->tgt, (uint64_t *)b->id};
+    CHECK(n >= 1 && at + (size_t)n < t.n, "tokens %zu..%zu of %zu", at, at + (size_t)n, t.n);
+    int begin = b->N, first = begin;
+    for (int i = 0; i < n; i++) {
+        int row = begin + i, tok = t.id[at + (size_t)i];
+        if (tok == eot) first = row;
+        r.tok[row] = tok;
+        r.tgt[row] = t.id[at + (size_t)i + 1];
+        r.of[row] = b->B;
+        r.first[row] = first;
+        r.pos[row] = row - first;
+    }
+    r.seq[b->B] = b->B;
+    r.id[b->B] = id;
+    b->N += n;
+    r.off[++b->B] = b->N;
+}
+
+uint64_t loader_windows(Tokens t, int seq_len) { return t.n ? (t.n - 1) / (size_t)seq_len : 0; }
+
+void loader_train(Loader *l, Tokens t, int eot, uint64_t seed, uint64_t sample, int b) {
+    uint64_t W = loader_windows(t, l->seq_len);
+    CHECK(W > 0, "%zu tokens, seq_len %d", t.n, l->seq_len);
+    start(l, b);
+    for (int i = 0; i < b; i++) {
+        uint64_t s = sample + (uint64_t)i, key = rng_mix(rng_name(seed, "data.order"), s / W);
+        add(l, t, eot, rng_permute(key, s % W, W) * (size_t)l->seq_len, l->seq_len, s);
+    }
+}
+
+static size_t predictions(Tokens t, int64_t eval_tokens) {
+    size_t n = t.n ? t.n - 1 : 0;
+    return eval_tokens > 0 ? zmin(n, (size_t)eval_tokens) : n;
+}
+
+uint64_t loader_val_windows(Tokens t, int seq_len, int64_t eval_tokens) {
+    size_t n = predictions(t, eval_tokens);
+    return n / (size_t)seq_len + (n % (size_t)seq_len > 0);
+}
+
+void loader_val(Loader *l, Tokens t, int eot, int64_t eval_tokens, uint64_t window, int b) {
+    size_t n = predictions(t, eval_tokens), len = (size_t)l->seq_len;
+    uint64_t W = loader_val_windows(t, l->seq_len, eval_tokens);
+    start(l, b);
+    CHECK(window < W && (uint64_t)b <= W - window, "windows %llu + %d of %llu", (unsigned long long)window, b,
+          (unsigned long long)W);
+    for (int i = 0; i < b; i++) {
+        size_t at = (window + (uint64_t)i) * len;
+        add(l, t, eot, at, (int)zmin(len, n - at), window + (uint64_t)i);
+    }
+}

@@ -1,0 +1,37 @@
+/* loader.h: tokens to the batch of a pass. A pure function of (tokens, seed, sample number): nothing is remembered, so
+ * a run resumes by its step alone, and neither micro-batches nor ranks change what is read.
+ *
+ * A sample is a window of seq_len tokens and the seq_len tokens that follow each of them. With n tokens there are
+ *     W = floor((n - 1) / seq_len)
+ * windows to train on, window w beginning at token w seq_len; up to seq_len tokens at the end stay unused. Sample
+ * number s, counted over the whole run from 0, reads in epoch s / W the window rng_permute(key(seed, epoch), s mod W,
+ * W), so each epoch reads every window once, in another order. */
+#pragma once
+#include "../ops/run.h"
+#include "text.h"
+
+typedef struct {
+    Batch batch;          /* of the last fill; its arrays are the loader's */
+    const int *tok, *tgt; /* (batch.N) input ids and the ids to predict; no target is absent */
+    int seq_len, max_samples;
+    Arena mem;
+} Loader;
+
+/* Arrays for max_samples windows of seq_len, once. EXIT_WORLD when memory is out. poison: see arena.h. */
+bool loader_open(Loader *, int max_samples, int seq_len, bool poison, Err *);
+void loader_close(Loader *);
+size_t loader_bytes(int max_samples, int seq_len); /* what loader_open takes, before anything is allocated */
+
+/* Windows of one epoch: W above; 0 when there are fewer than seq_len + 1 tokens. */
+uint64_t loader_windows(Tokens, int seq_len);
+
+/* Samples sample .. sample + b - 1 of a run with this seed; 1 <= b <= max_samples, loader_windows > 0. A sample is one
+ * sequence of the batch. Its first row begins a document (the rest of a document that began earlier is one for itself),
+ * as does every row whose token is end-of-text; pos counts from there. batch.id is the sample's number. */
+void loader_train(Loader *, Tokens, int eot, uint64_t seed, uint64_t sample, int b);
+
+/* Validation: all disjoint windows in order, so that every token but the first is predicted once; the last window may
+ * be shorter. eval_tokens > 0: only the first eval_tokens predictions. */
+uint64_t loader_val_windows(Tokens, int seq_len, int64_t eval_tokens);
+/* Windows window .. window + b - 1, within loader_val_windows; batch.id is the window's number. Rows as above. */
+void loader_val(Loader *, Tokens, int eot, int64_t eval_tokens, uint64_t window, int b);

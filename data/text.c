@@ -1,0 +1,199 @@
+/* text.c: files to token streams. */
+#include "text.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    char *at;
+    size_t n;
+} Bytes;
+/* A stream while it grows. */
+typedef struct {
+    uint16_t *id;
+    size_t n, documents, bytes;
+} Grow;
+
+static bool unescape(const char *s, Bytes *out, Err *e) {
+    static const char from[] = "nrtf\\", to[] = "\n\r\t\f\\";
+    const char *all = s;
+    *out = (Bytes){xcalloc(strlen(s) + 1, 1), 0};
+    for (; *s; s++) {
+        const char *k = NULL;
+        if (*s == '\\' && (!s[1] || !(k = strchr(from, *++s)))) {
+            free(out->at);
+            return err_input(e, "data.separator: '%s' has a backslash that is not one of \\n \\r \\t \\f \\\\", all);
+        }
+        out->at[out->n++] = k ? to[k - from] : *s;
+    }
+    return true;
+}
+
+/* Open a regular file that holds something. */
+static bool file_open(const char *path, int *fd, size_t *size, Err *e) {
+    struct stat st;
+    /* Not blocking, so that a named pipe is refused and not waited for. */
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0) return err_errno(e, "text", path);
+    bool ok = !fstat(*fd, &st) || err_errno(e, "text", path);
+    if (ok && !S_ISREG(st.st_mode))
+        ok = err_input(e, "text %s: is %s, expected a text file", path,
+                       S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
+    if (ok && st.st_size == 0) ok = err_input(e, "text %s: is empty, expected text to train or validate on", path);
+    *size = ok ? (size_t)st.st_size : 0;
+    if (!ok) close(*fd);
+    return ok;
+}
+
+static bool file_size(const char *path, size_t *size, Err *e) {
+    int fd;
+    if (!file_open(path, &fd, size, e)) return false;
+    close(fd);
+    return true;
+}
+
+static bool file_bytes(const char *path, Bytes *out, Err *e) {
+    int fd;
+    size_t size, n = 0;
+    if (!file_open(path, &fd, &size, e)) return false;
+    char *p = malloc(size);
+    bool ok = p || err_world(e, "text %s: out of memory: %zu bytes", path, size);
+    while (ok && n < size) {
+        ssize_t got = read(fd, p + n, size - n);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) ok = err_errno(e, "text", path);
+        if (got == 0) ok = err_input(e, "text %s: became shorter while it was read: %zu of %zu bytes", path, n, size);
+        if (got > 0) n += (size_t)got;
+    }
+    close(fd);
+    *out = (Bytes){p, n};
+    if (!ok) free(p);
+    return ok;
+}
+
+static void add_document(Grow *g, const Tokenizer *t, const char *s, size_t n) {
+    enum { PIECE = 4096 };
+    int ids[PIECE];
+    if (!n) return;
+    g->id[g->n++] = (uint16_t)t->eot;
+    g->documents++;
+    g->bytes += n;
+    /* In pieces, which bytes allow: the ids of a piece do not depend on its neighbours. */
+    for (size_t at = 0; at < n; at += PIECE) {
+        size_t m = tokenizer_encode(t, s + at, zmin(PIECE, n - at), ids);
+        for (size_t i = 0; i < m; i++) g->id[g->n++] = (uint16_t)ids[i];
+    }
+}
+
+/* The file had `size` bytes when room was made for it. */
+static bool add_file(Grow *g, const Tokenizer *t, const char *path, size_t size, Bytes sep, Err *e) {
+    Bytes text;
+    if (!file_bytes(path, &text, e)) return false;
+    size_t before = g->documents;
+    bool ok =
+        text.n == size || err_input(e, "text %s: changed while it was read: %zu bytes, then %zu", path, size, text.n);
+    for (char *s = text.at, *end = text.at + text.n; ok && s < end;) {
+        char *cut = sep.n ? memmem(s, (size_t)(end - s), sep.at, sep.n) : NULL;
+        add_document(g, t, s, (size_t)((cut ? cut : end) - s));
+        s = cut ? cut + sep.n : end;
+    }
+    free(text.at);
+    if (ok && g->documents == before) ok = err_input(e, "text %s: holds only separators, expected text", path);
+    return ok;
+}
+
+/* Every document costs one EOT more than its bytes and, after the first of its file, a separator less; so `size` bytes
+ * make at most size + 1 ids. */
+static bool add_files(Grow *g, const Tokenizer *t, int n, const char *const *path, const size_t *size, Bytes sep,
+                      Err *e) {
+    for (int i = 0; i < n; i++)
+        if (!add_file(g, t, path[i], size[i], sep, e)) return false;
+    g->id[g->n++] = (uint16_t)t->eot;
+    return true;
+}
+
+/* Take (or measure) room for the ids of both parts. */
+static bool take_room(Arena *a, const StreamSpec *spec, const size_t *size, Grow *train, Grow *val, Err *e) {
+    bool own = spec->val && *spec->val;
+    size_t room = 1, vroom = own ? size[spec->ntrain] + 2 : 0;
+    for (int i = 0; i < spec->ntrain; i++) room += size[i] + 1;
+    if (room > SIZE_MAX / 8 || vroom > SIZE_MAX / 8) return err_world(e, "out of memory: %zu bytes of text", room);
+    train->id = arena_take(a, room * sizeof *train->id, "train");
+    if (own) val->id = arena_take(a, vroom * sizeof *val->id, "val");
+    return true;
+}
+
+static bool fill(Stream *s, const StreamSpec *spec, const Tokenizer *t, const size_t *size, Bytes sep, Err *e) {
+    bool own = spec->val && *spec->val;
+    Grow train = {0}, val = {0};
+    Arena dry = {0};
+    if (!take_room(&dry, spec, size, &train, &val, e) || !arena_open(&s->mem, "tokens", dry.peak, false, e) ||
+        !take_room(&s->mem, spec, size, &train, &val, e))
+        return false;
+
+    if (!add_files(&train, t, spec->ntrain, spec->train, size, sep, e)) return false;
+    if (own && !add_files(&val, t, 1, &spec->val, size + spec->ntrain, sep, e)) return false;
+    s->documents = train.documents + val.documents;
+    s->bytes = train.bytes + val.bytes;
+    s->train = (Tokens){train.id, train.n};
+    s->val = (Tokens){val.id, val.n};
+    if (!own && spec->val_fraction > 0) {
+        size_t text = train.n - train.documents - 1, keep = (size_t)((double)text * (1 - spec->val_fraction)), cut = 0;
+        for (size_t seen = 0; seen < keep; cut++) seen += train.id[cut] != t->eot;
+        s->train.n = cut;
+        s->val = (Tokens){train.id + cut, train.n - cut};
+        if (s->val.n < 2)
+            return err_input(
+                e,
+                "data.val_fraction: %g of %zu tokens leaves %zu to validate on, expected at least 2; give 0 for none",
+                spec->val_fraction, train.n, s->val.n);
+    }
+    if (s->train.n < (size_t)spec->seq_len + 1)
+        return err_input(e,
+                         "data.train: %zu tokens to train on (%zu to validate on), expected at least data.seq_len + 1 "
+                         "= %zu; give more text or a smaller data.seq_len",
+                         s->train.n, s->val.n, (size_t)spec->seq_len + 1);
+    return true;
+}
+
+/* Sizes of all files, the validation file's last. malloc'ed; NULL on failure. */
+static size_t *file_sizes(const StreamSpec *spec, Err *e) {
+    size_t *size = xcalloc((size_t)spec->ntrain + 1, sizeof *size);
+    bool ok = true;
+    for (int i = 0; ok && i < spec->ntrain; i++) ok = file_size(spec->train[i], &size[i], e);
+    if (ok && spec->val && *spec->val) ok = file_size(spec->val, &size[spec->ntrain], e);
+    if (ok) return size;
+    free(size);
+    return NULL;
+}
+
+bool stream_bytes(const StreamSpec *spec, size_t *bytes, Err *e) {
+    Grow train = {0}, val = {0};
+    Arena dry = {0};
+    size_t *size = file_sizes(spec, e);
+    bool ok = size && take_room(&dry, spec, size, &train, &val, e);
+    free(size);
+    *bytes = dry.peak;
+    return ok;
+}
+
+bool stream_open(Stream *s, const StreamSpec *spec, const Tokenizer *t, Err *e) {
+    *s = (Stream){0};
+    CHECK(spec->ntrain >= 1 && spec->seq_len >= 1, "%d files, seq_len %d", spec->ntrain, spec->seq_len);
+    CHECK(spec->val_fraction >= 0 && spec->val_fraction < 1, "val_fraction %g", spec->val_fraction);
+    CHECK(t->vocab <= UINT16_MAX + 1, "%d ids in 16 bits", t->vocab);
+    Bytes sep;
+    if (!unescape(spec->separator ? spec->separator : "", &sep, e)) return false;
+    size_t *size = file_sizes(spec, e);
+    bool ok = size && fill(s, spec, t, size, sep, e);
+    free(size);
+    free(sep.at);
+    if (!ok) stream_close(s);
+    return ok;
+}
+
+void stream_close(Stream *s) {
+    arena_close(&s->mem);
+    *s = (Stream){0};
+}

@@ -1,0 +1,32 @@
+/* engine.h: a model directory ready for use: settings, weights, tokenizer. */
+#pragma once
+#include <jansson.h>
+#include "../data/tokenizer.h"
+#include "../model/cli.h"
+#include "../model/model.h"
+
+enum { EOS_MAX = 16 };
+typedef struct {
+    char dir[4096]; /* where the files lie: a run folder's checkpoint is resolved */
+    Device *dev;
+    ModelCfg cfg;
+    Model model;
+    Tokenizer tokenizer;
+    bool text;              /* there is a tokenizer that this program has */
+    Err no_text;            /* else: why not */
+    int neos, eos[EOS_MAX]; /* tokens that end a text: of generation_config.json, else config.json, else the tokenizer's */
+} Engine;
+
+/* `path`: a model directory or a run folder. Reads and checks every file; a tokenizer.json that is sound but of another
+ * kind than this program's is no failure (see engine_text). */
+bool engine_open(Engine *, const char *path, const Cli *, Err *);
+void engine_close(Engine *);
+/* False (EXIT_INPUT) when text cannot be made into tokens: no tokenizer.json, or one of a kind that is not here. */
+bool engine_text(const Engine *, Err *);
+
+/* SIGINT and SIGTERM end the process with status 130 at once: for commands that have nothing to save. */
+void engine_signals(void);
+/* Print a JSON object in one line on stdout and drop the reference. NULL or a failed write: EXIT_WORLD. */
+bool engine_print(json_t *, Err *);
+/* A number, or null where JSON has none (NaN, infinities). */
+json_t *engine_number(double);

@@ -1,0 +1,136 @@
+#include "generate.h"
+
+const char *finish_name(Finish f) {
+    static const char *const names[] = {"length", "eos", "stop", "context"};
+    return names[f];
+}
+
+/* One place of the session: the prompt that holds it, or none. */
+typedef struct {
+    int which; /* -1: free */
+    int last;  /* the newest token, not fed yet */
+    size_t shown;
+    unsigned char *seen; /* (V) tokens of prompt and output */
+} Place;
+typedef struct {
+    Session *s;
+    const Tokenizer *tk;
+    const GenOpts *o;
+    Generation *g;
+    Place *place;
+    Feed *feed;
+    Candidate *cand;
+    real *logits;
+} Work;
+
+static bool show(Work *w, Place *p, bool end, Err *e) {
+    Text *t = &w->g[p->which].text;
+    size_t final = end ? t->n : text_final(t), from = p->shown;
+    p->shown = final;
+    return !w->o->show || final == from || w->o->show(w->o->ctx, p->which, t->bytes + from, final - from, e);
+}
+
+static bool finish(Work *w, int at, Finish why, Err *e) {
+    Place *p = &w->place[at];
+    Generation *g = &w->g[p->which];
+    g->finish = why;
+    g->cache_bytes = session_bytes(w->s, at);
+    bool ok = show(w, p, true, e);
+    session_reset(w->s, at);
+    p->which = -1;
+    return ok;
+}
+
+/* The next token of the prompt at place `at` from its logits. */
+static bool take(Work *w, int at, const real *logits, Err *e) {
+    Place *p = &w->place[at];
+    Generation *g = &w->g[p->which];
+    int V = w->s->model->cfg.vocab, t;
+    if (!sampler_pick(&w->o->sampler, logits, V, p->seen, (uint64_t)p->which, (uint64_t)g->n, w->cand, &t, e)) return false;
+    if ((g->n & (g->n - 1)) == 0) g->tok = xrealloc(g->tok, 2 * (size_t)imax(g->n, 1), sizeof(int)); /* full at powers of 2 */
+    g->tok[g->n++] = p->last = t;
+    p->seen[t] = 1;
+    for (int i = 0; i < w->o->neos; i++)
+        if (t == w->o->eos[i]) return finish(w, at, FINISH_EOS, e);
+    if (t < w->tk->vocab && t != w->tk->eot) { /* end-of-text and ids that pad the vocabulary are no text */
+        size_t n;
+        const char *piece = tokenizer_decode(w->tk, t, &n);
+        if (text_push(&g->text, piece, n)) return finish(w, at, FINISH_STOP, e);
+    }
+    if (!show(w, p, false, e)) return false;
+    if (g->n == w->o->max_new) return finish(w, at, FINISH_LENGTH, e);
+    /* the token must have room as the next row of its document */
+    if (t != w->s->opts.document && session_length(w->s, at) >= w->s->opts.max_tokens) return finish(w, at, FINISH_CONTEXT, e);
+    return true;
+}
+
+/* One call of the session for `n` feeds, then a token for each. */
+static bool advance(Work *w, int n, bool prefill, Err *e) {
+    int V = w->s->model->cfg.vocab;
+    double start = now_seconds();
+    bool ok = session_extend(w->s, n, w->feed, WANT_LAST, TENSOR(w->logits, REAL, n, V), e);
+    int *which = xcalloc((size_t)n, sizeof *which);
+    for (int i = 0; ok && i < n; i++) {
+        int at = w->feed[i].seq;
+        which[i] = w->place[at].which;
+        ok = w->o->max_new ? take(w, at, w->logits + (size_t)i * (size_t)V, e) : finish(w, at, FINISH_LENGTH, e);
+    }
+    double took = now_seconds() - start;
+    for (int i = 0; ok && i < n; i++) *(prefill ? &w->g[which[i]].prefill_s : &w->g[which[i]].decode_s) += took;
+    free(which);
+    return ok;
+}
+
+static bool run(Work *w, int n, Err *e) {
+    int nplace = w->s->opts.nseq, V = w->s->model->cfg.vocab;
+    for (int started = 0;;) {
+        int nfeed = 0;
+        for (int at = 0; at < nplace && started < n; at++) {
+            Place *p = &w->place[at];
+            if (p->which >= 0) continue;
+            Generation *g = &w->g[started];
+            *p = (Place){.which = started++, .seen = p->seen};
+            memset(p->seen, 0, (size_t)V);
+            for (int i = 0; i < g->nprompt; i++)
+                if (g->prompt[i] >= 0 && g->prompt[i] < V) p->seen[g->prompt[i]] = 1;
+            session_reset(w->s, at);
+            w->feed[nfeed++] = (Feed){at, g->nprompt, g->prompt};
+        }
+        bool prefill = nfeed > 0;
+        for (int at = 0; at < nplace && !prefill; at++)
+            if (w->place[at].which >= 0) w->feed[nfeed++] = (Feed){at, 1, &w->place[at].last};
+        if (nfeed == 0) return true;
+        if (!advance(w, nfeed, prefill, e)) return false;
+    }
+}
+
+bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generation *g, Err *e) {
+    size_t V = (size_t)s->model->cfg.vocab, places = (size_t)s->opts.nseq;
+    CHECK(n >= 1 && o->max_new >= 0, "%d prompts, %d new tokens", n, o->max_new);
+    for (int k = 0; k < n; k++) {
+        CHECK(g[k].nprompt >= 1, "prompt %d is empty", k);
+        g[k].text = (Text){.nstop = o->nstop, .stop = o->stop};
+    }
+    Work w = {.s = s, .tk = tk, .o = o, .g = g};
+    w.place = xcalloc(places, sizeof *w.place);
+    w.feed = xcalloc(places, sizeof *w.feed);
+    w.cand = xcalloc(V, sizeof *w.cand);
+    w.logits = xcalloc(places * V, sizeof *w.logits);
+    for (size_t i = 0; i < places; i++) w.place[i] = (Place){.which = -1, .seen = xcalloc(V, 1)};
+    bool ok = run(&w, n, e);
+    for (size_t i = 0; i < places; i++) {
+        session_reset(s, (int)i);
+        free(w.place[i].seen);
+    }
+    free(w.place);
+    free(w.feed);
+    free(w.cand);
+    free(w.logits);
+    return ok;
+}
+
+void generation_free(Generation *g) {
+    free(g->tok);
+    text_free(&g->text);
+    g->tok = NULL;
+}

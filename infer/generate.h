@@ -1,0 +1,40 @@
+/* generate.h: tokens out of a session: sampling, ends, text. Any number of prompts shares the session's sequences: a
+ * sequence that ends gives its place to the next prompt, so that a batch stays full. */
+#pragma once
+#include "../data/tokenizer.h"
+#include "sampler.h"
+#include "session.h"
+#include "text.h"
+
+typedef enum { FINISH_LENGTH, FINISH_EOS, FINISH_STOP, FINISH_CONTEXT } Finish;
+const char *finish_name(Finish); /* "length", "eos", "stop", "context" */
+
+typedef struct {
+    Sampler sampler;
+    int max_new;
+    int neos;
+    const int *eos; /* tokens that end a text and are no part of it; neos 0: none does */
+    int nstop;
+    const char *const *stop; /* strings that end a text and are no part of it */
+    /* New text of prompt `which` that can no longer change, as soon as it is known; NULL: not wanted. False: stop
+     * everything (the receiver has filled the Err). */
+    bool (*show)(void *ctx, int which, const char *text, size_t n, Err *);
+    void *ctx;
+} GenOpts;
+
+typedef struct {
+    const int *prompt; /* in: at least 1 token */
+    int nprompt;
+    int *tok; /* out: the new tokens, also those of a stop string or an eos that ended it */
+    int n;
+    Text text;
+    Finish finish;
+    double prefill_s, decode_s; /* wall time of the passes it took part in, sampling included; the first token counts as prefill */
+    size_t cache_bytes;         /* resident at its end */
+} Generation;
+
+/* Draw i of prompt k is a function of (seed, k, i) alone, so results do not depend on how prompts share the session
+ * (but for the last bits of the logits). False: EXIT_INPUT, a prompt does not fit; EXIT_WORLD, damaged numbers. On
+ * failure, too, generation_free is due. */
+bool generate(Session *, const Tokenizer *, const GenOpts *, int n, Generation *, Err *);
+void generation_free(Generation *);

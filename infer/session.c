@@ -1,0 +1,127 @@
+#include "session.h"
+
+/* One pass: rows of at most `chunk` tokens, cut from the feeds in their order. The arrays of the Batch live in one
+ * block of Session.rows: tok, pos, first, of, want (chunk each), off (nseq+1), seq (nseq). */
+typedef struct {
+    int *tok, *pos, *first, *of, *want, *off, *seq;
+    int N, B, nwant;
+} Pass;
+
+static Pass pass_make(const Session *s) {
+    int c = s->opts.chunk, *p = s->rows;
+    return (Pass){.tok = p, .pos = p + c, .first = p + 2 * c, .of = p + 3 * c, .want = p + 4 * c, .off = p + 5 * c,
+                  .seq = p + 5 * c + s->opts.nseq + 1};
+}
+
+bool session_open(Session *s, Model *m, SessionOpts o, Err *e) {
+    if (o.chunk == 0) o.chunk = CHUNK_ROWS;
+    CHECK(o.nseq >= 1 && o.chunk >= 1 && o.max_tokens >= 1, "nseq %d chunk %d max_tokens %d", o.nseq, o.chunk,
+          o.max_tokens);
+    *s = (Session){.model = m, .opts = o};
+    if (!model_cache_open(m, &s->cache, o.nseq, o.max_tokens, o.chunk, o.page_rows, false, e)) return false;
+    if (!model_extend_reserve(m, &s->cache, o.chunk, o.want_all ? o.chunk : imin(o.nseq, o.chunk), imin(o.nseq, o.chunk),
+                              e)) {
+        kv_close(&s->cache);
+        return false;
+    }
+    s->next = xcalloc((size_t)o.nseq, sizeof(int));
+    s->rows = xcalloc(5 * (size_t)o.chunk + 2 * (size_t)o.nseq + 1, sizeof(int));
+    s->id = xcalloc((size_t)o.nseq, sizeof(uint64_t));
+    return true;
+}
+
+void session_close(Session *s) {
+    if (!s->model) return;
+    kv_close(&s->cache);
+    free(s->next);
+    free(s->rows);
+    free(s->id);
+    *s = (Session){0};
+}
+
+void session_reset(Session *s, int seq) {
+    CHECK(seq >= 0 && seq < s->opts.nseq, "sequence %d of %d", seq, s->opts.nseq);
+    kv_drop(&s->cache, seq);
+    s->next[seq] = 0;
+}
+
+int session_length(const Session *s, int seq) { return s->next[seq]; }
+size_t session_bytes(const Session *s, int seq) { return kv_bytes(&s->cache, seq); }
+
+static bool feeds_fit(const Session *s, int B, const Feed *f, Err *e) {
+    int V = s->model->cfg.vocab;
+    for (int b = 0; b < B; b++) {
+        CHECK(f[b].seq >= 0 && f[b].seq < s->opts.nseq && f[b].n >= 1, "feed %d: sequence %d of %d, %d tokens", b,
+              f[b].seq, s->opts.nseq, f[b].n);
+        for (int a = 0; a < b; a++) CHECK(f[a].seq != f[b].seq, "sequence %d twice in one call", f[b].seq);
+        int64_t len = s->next[f[b].seq];
+        for (int i = 0; i < f[b].n; i++) {
+            int t = f[b].tok[i];
+            if (t < 0 || t >= V) return err_input(e, "token %d at place %d: expected an id below the vocabulary of %d", t, i, V);
+            len = t == s->opts.document ? 1 : len + 1;
+            if (len > s->opts.max_tokens)
+                return err_input(e, "a text is longer than the %d tokens that the session has room for: shorten it or "
+                                 "give a larger context", s->opts.max_tokens);
+        }
+    }
+    return true;
+}
+
+/* Append up to `room` tokens of f from token `at` as the pass's next sequence; returns how many. */
+static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, int *next) {
+    int n = imin(f->n - at, room), b = p->B++, start = -1;
+    p->off[b] = p->N;
+    p->seq[b] = f->seq;
+    for (int i = 0; i < n; i++) {
+        int r = p->N + i, t = f->tok[at + i];
+        if (*next == 0 || t == s->opts.document) {
+            *next = 0;
+            start = r;
+        }
+        p->tok[r] = t;
+        p->pos[r] = (*next)++;
+        p->first[r] = start;
+        p->of[r] = b;
+    }
+    p->N += n;
+    p->off[b + 1] = p->N;
+    return n;
+}
+
+bool session_extend(Session *s, int B, const Feed *f, Want want, Tensor logits, Err *e) {
+    CHECK(want == WANT_LAST || s->opts.want_all, "opened for last rows only");
+    if (!feeds_fit(s, B, f, e)) return false;
+    int V = s->model->cfg.vocab, done = 0; /* done: rows of logits written */
+    for (int b = 0, at = 0; b < B;) {
+        Pass p = pass_make(s);
+        bool history = false;
+        int b0 = b;
+        for (int room = s->opts.chunk; b < B && room > 0;) {
+            int *next = &s->next[f[b].seq], row = p.N, n;
+            n = pass_add(&p, s, &f[b], at, room, next);
+            history |= p.first[row] < 0;
+            at += n;
+            room -= n;
+            bool last = at == f[b].n;
+            for (int i = row; i < p.N && present(logits); i++)
+                if (want == WANT_ALL || (last && i == p.N - 1)) p.want[p.nwant++] = i;
+            if (last) {
+                b++;
+                at = 0;
+            }
+        }
+        for (int i = 0; i < p.B; i++) s->id[i] = (uint64_t)p.seq[i];
+        Batch batch = {p.B, p.N, p.off, p.seq, p.of, p.pos, p.first, s->id, history};
+        Tensor out = ABSENT;
+        if (p.nwant) out = TENSOR(R(logits) + (size_t)done * (size_t)V, REAL, p.nwant, V);
+        if (!model_extend(s->model, &s->cache, &batch, p.tok, (Pick){p.nwant, p.want}, out, e)) {
+            /* cannot be undone half-way: the sequences of this call start anew */
+            for (int i = 0; i < B; i++) session_reset(s, f[i].seq);
+            return false;
+        }
+        done += p.nwant;
+        CHECK(b > b0 || p.N == s->opts.chunk, "a pass of %d rows", p.N);
+    }
+    if (present(logits)) CHECK(done == logits.n[0] && logits.n[1] == V, "logits for %d rows, got (%d,%d)", done, logits.n[0], logits.n[1]);
+    return true;
+}

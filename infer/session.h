@@ -1,0 +1,47 @@
+/* session.h: one mutable timeline (cache, lengths, positions) over a model that stays constant.
+ *
+ * A session has `nseq` numbered sequences. session_extend feeds new tokens to any of them, as many to each as wanted:
+ * prefill, a chunk of it, and a decoding step of a ragged batch are the same call. Work is cut into passes of at most
+ * `chunk` rows over all sequences, so memory does not grow with the prompt.
+ * The first token of a fresh sequence starts a document; so does every `document` token (end-of-text, which precedes
+ * each document in training): it sees nothing before it and has position 0, as in training. */
+#pragma once
+#include "../model/model.h"
+
+enum { CHUNK_ROWS = 256 };
+typedef struct {
+    int nseq;       /* sequences, >= 1 */
+    int max_tokens; /* longest document of a sequence */
+    int chunk;      /* rows of one pass over all sequences, >= 1; 0: CHUNK_ROWS */
+    int page_rows;  /* 0: the cache's default */
+    int document;   /* id of the token that starts a document; -1: none, only a fresh sequence does */
+    bool want_all;  /* logits of every row may be asked for, not only those of last rows */
+    bool poison;
+} SessionOpts;
+
+typedef struct {
+    Model *model;
+    SessionOpts opts;
+    Cache cache;
+    int *next; /* (nseq) position that the next token would have in its document: 0 = fresh */
+    int *rows; /* the arrays of a pass, in one block; see session.c */
+    uint64_t *id;
+} Session;
+
+/* New tokens of one sequence. A call names a sequence at most once. */
+typedef struct {
+    int seq, n;
+    const int *tok;
+} Feed;
+typedef enum { WANT_LAST, WANT_ALL } Want;
+
+/* The model (weights only, or one in training) stays the caller's. False: EXIT_WORLD, no memory. */
+bool session_open(Session *, Model *, SessionOpts, Err *);
+void session_close(Session *);
+/* logits: WANT_LAST (B,V), row b after the last token of feed b; WANT_ALL (sum of n, V) in the order of the feeds;
+ * ABSENT: none. False (EXIT_INPUT): a document would grow past max_tokens or a token is outside the vocabulary, found
+ * before anything changes. */
+bool session_extend(Session *, int B, const Feed *, Want, Tensor logits, Err *);
+void session_reset(Session *, int seq);              /* forget everything: fresh again */
+int session_length(const Session *, int seq);        /* tokens of the current document so far */
+size_t session_bytes(const Session *, int seq);      /* resident rows and states of the cache */

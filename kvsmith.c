@@ -1,0 +1,62 @@
+/* kvsmith.c: the table of commands. */
+#include <errno.h>
+#include "model/cli.h"
+
+int cmd_config(int argc, char **argv);
+
+typedef struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *line;
+} Command;
+static const Command commands[] = {
+    {"config", cmd_config, "Print every key of a run's configuration: type, range, default, meaning"},
+};
+enum { NCOMMANDS = sizeof commands / sizeof *commands };
+
+static void help(void) {
+    printf("Usage: kvsmith COMMAND [OPTION...]\n"
+           "Trains, evaluates and decodes language models whose KV cache is compact.\n\nCommands:\n");
+    for (int i = 0; i < NCOMMANDS; i++) printf("  %-10s %s\n", commands[i].name, commands[i].line);
+    printf(
+        "\nkvsmith COMMAND --help tells what a command takes. Exit status: 0 done; 2 what was given cannot be used;\n"
+        "1 the world failed (disk, memory, a diverged loss); 130 interrupted, state saved.\n");
+}
+
+static int dispatch(int argc, char **argv) {
+    Err e = {0};
+    if (argc < 2) {
+        err_input(&e, "expected a command; see kvsmith --help");
+        return cli_fail(&e);
+    }
+    const char *name = argv[1], *names[NCOMMANDS];
+    if (!strcmp(name, "--help") || !strcmp(name, "-h")) {
+        help();
+        return 0;
+    }
+    if (!strcmp(name, "--version")) {
+        printf("kvsmith %s\n", KVSMITH_VERSION);
+        return 0;
+    }
+    for (int i = 0; i < NCOMMANDS; i++) {
+        names[i] = commands[i].name;
+        if (!strcmp(name, names[i])) return commands[i].run(argc - 1, argv + 1);
+    }
+    const char *near = cli_nearest(name, NCOMMANDS, names);
+    if (near)
+        err_input(&e, "unknown command '%.100s'; did you mean %s?", name, near);
+    else
+        err_input(&e, "unknown command '%.100s'; see kvsmith --help", name);
+    return cli_fail(&e);
+}
+
+int main(int argc, char **argv) {
+    int status = dispatch(argc, argv);
+    /* What was printed may still fail to arrive: a full disk behind stdout must not look like success. */
+    if ((fflush(stdout) || ferror(stdout)) && !status) {
+        Err e = {0};
+        err_world(&e, "standard output: %s", errno ? strerror(errno) : "write error");
+        status = cli_fail(&e);
+    }
+    return status;
+}

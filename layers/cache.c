@@ -1,0 +1,223 @@
+/* cache.c: lanes of rows in reference-counted pages, state blobs. */
+#include "cache.h"
+
+enum { PAGE_ROWS = 64 };
+struct Slot {
+    Lanes t;
+    int *s0_next, *lo_next, *hi_next; /* (nseq*lanes) take effect in kv_end */
+    int *ref;                         /* (npages) tables that point to the page */
+    int *unused, nunused;             /* stack of free pages */
+    Tensor state;                     /* (nseq,state) */
+    int max_tokens;
+};
+
+static size_t row_width(const KvShape *s) { return (size_t)s->kdim + (size_t)s->vdim; }
+static int lanes_of(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
+
+static void slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, int max_rows, int P) {
+    Lanes *t = &s->t;
+    *s = (Slot){.t = {.s = *shape, .nseq = nseq, .P = P}, .max_tokens = max_tokens};
+    if (!shape->lanes) return;
+    int sinks = shape->window ? shape->sinks : 0;
+    t->s.sinks = sinks;
+    t->maxpages = (max_tokens + max_rows) / P + 3;
+    int lane = t->maxpages; /* pages one lane can hold: a window keeps its sinks, its rows, and those of one pass */
+    if (shape->window) lane = imin(lane, (sinks + P - 1) / P + 1 + (shape->window + max_rows) / P + 3);
+    t->npages = lanes_of(s) * lane;
+}
+static int *take_ints(Arena *a, int n, const char *name) { return arena_take(a, (size_t)n * sizeof(int), name); }
+static void slot_place(Slot *s, Arena *a) {
+    Lanes *t = &s->t;
+    int n = lanes_of(s), width = (int)row_width(&t->s);
+    if (n) {
+        t->data = arena_tensor(a, "cache rows", REAL, 2, (int[]){t->npages, t->P * width});
+        t->pos = take_ints(a, t->npages * t->P, "cache positions");
+        t->table = take_ints(a, n * t->maxpages, "cache table");
+        t->s0 = take_ints(a, n, "cache s0");
+        t->lo = take_ints(a, n, "cache lo");
+        t->hi = take_ints(a, n, "cache hi");
+        s->s0_next = take_ints(a, n, "cache s0'");
+        s->lo_next = take_ints(a, n, "cache lo'");
+        s->hi_next = take_ints(a, n, "cache hi'");
+        s->ref = take_ints(a, t->npages, "cache references");
+        s->unused = take_ints(a, t->npages, "cache free pages");
+    }
+    if (t->s.state) s->state = arena_tensor(a, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
+}
+static void slot_clear(Slot *s) {
+    Lanes *t = &s->t;
+    for (int i = 0; i < lanes_of(s); i++) {
+        t->s0[i] = t->lo[i] = t->hi[i] = s->s0_next[i] = s->lo_next[i] = s->hi_next[i] = 0;
+        for (int p = 0; p < t->maxpages; p++) t->table[(size_t)i * (size_t)t->maxpages + (size_t)p] = -1;
+    }
+    s->nunused = 0;
+    for (int p = t->npages - 1; p >= 0; p--) s->ref[p] = 0, s->unused[s->nunused++] = p;
+}
+
+bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
+    *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot)};
+    for (int i = 0; i < nslots; i++) {
+        slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS);
+        slot_place(&c->slot[i], &c->mem);
+    }
+    if (dry) return true;
+    if (!arena_open(&c->mem, "cache", c->mem.peak, poison, e)) return false;
+    for (int i = 0; i < nslots; i++) {
+        slot_place(&c->slot[i], &c->mem);
+        slot_clear(&c->slot[i]);
+    }
+    return true;
+}
+void kv_close(Cache *c) {
+    arena_close(&c->mem);
+    free(c->slot);
+    *c = (Cache){0};
+}
+Slot *kv_slot(const Cache *c, int i) {
+    CHECK(i >= 0 && i < c->nslots, "slot %d of %d", i, c->nslots);
+    return &c->slot[i];
+}
+
+static int *entry(const Slot *s, int lane, int row) {
+    return &s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
+}
+static real *page_data(const Slot *s, int page) { return R(s->t.data) + (size_t)page * (size_t)s->t.P * row_width(&s->t.s); }
+
+/* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run dry. */
+static void own_page(Slot *s, int lane, int row) {
+    int *e = entry(s, lane, row), old = *e, P = s->t.P;
+    if (old >= 0 && s->ref[old] == 1) return;
+    CHECK(s->nunused > 0, "no free page of %d", s->t.npages);
+    *e = s->unused[--s->nunused];
+    s->ref[*e] = 1;
+    if (old < 0) return;
+    memcpy(page_data(s, *e), page_data(s, old), (size_t)P * row_width(&s->t.s) * sizeof(real));
+    memcpy(s->t.pos + (size_t)*e * (size_t)P, s->t.pos + (size_t)old * (size_t)P, (size_t)P * sizeof(int));
+    s->ref[old]--;
+}
+
+bool kv_begin(Cache *c, const Batch *b, Err *e) {
+    for (int q = 0; q < b->B; q++) {
+        int last = b->off[q + 1] - 1;
+        CHECK(b->seq[q] >= 0 && b->seq[q] < c->nseq, "sequence %d of %d", b->seq[q], c->nseq);
+        for (int i = 0; i < c->nslots && last >= b->off[q]; i++)
+            if (b->pos[last] >= c->slot[i].max_tokens)
+                return err_input(e, "sequence %d: position %d does not fit the cache of %d tokens; open it with a longer context", q, b->pos[last],
+                                 c->slot[i].max_tokens);
+    }
+    for (int i = 0; i < c->nslots; i++)
+        for (int q = 0; q < b->B; q++)
+            for (int h = 0; h < c->slot[i].t.s.lanes; h++) {
+                Slot *s = &c->slot[i];
+                int lane = b->seq[q] * s->t.s.lanes + h, hi = s->t.hi[lane], n = b->off[q + 1] - b->off[q];
+                CHECK(hi + n - s->t.s0[lane] <= (s->t.maxpages - 1) * s->t.P, "lane of %d rows, %d more", hi - s->t.s0[lane], n);
+                for (int row = hi; row < hi + n; row = (row / s->t.P + 1) * s->t.P) own_page(s, lane, row);
+            }
+    return true;
+}
+
+void kv_attend(Run *r, const Slot *s, Tensor o, Tensor lse, Tensor q, Look look, bool merge) {
+    r->ops->attend_lanes(r, o, lse, q, &s->t, look, merge);
+}
+
+void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
+    const Batch *b = r->batch;
+    int K = s->t.s.lanes, Dk = s->t.s.kdim, Dv = s->t.s.vdim, P = s->t.P;
+    if (measuring(r)) return;
+    for (int q = 0; q < b->B; q++) {
+        int from = b->off[q], end = accept ? from + accept[q] : b->off[q + 1];
+        if (from == end) continue;
+        bool fresh = b->first[end - 1] >= 0; /* the last row's document began in this pass: nothing older is looked at again */
+        if (fresh) from = b->first[end - 1];
+        for (int h = 0; h < K; h++) {
+            int lane = b->seq[q] * K + h, w = s->t.hi[lane];
+            s->s0_next[lane] = fresh ? w : s->t.s0[lane];
+            s->lo_next[lane] = fresh ? w : s->t.lo[lane];
+            for (int j = from; j < end; j++, w++) {
+                int page = *entry(s, lane, w), at = w % P;
+                real *keys = page_data(s, page), *vals = keys + (size_t)P * (size_t)Dk;
+                memcpy(keys + (size_t)at * (size_t)Dk, R(pass->k) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dk, (size_t)Dk * sizeof(real));
+                memcpy(vals + (size_t)at * (size_t)Dv, R(pass->v) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dv, (size_t)Dv * sizeof(real));
+                s->t.pos[(size_t)page * (size_t)P + (size_t)at] = b->pos[j];
+            }
+            s->hi_next[lane] = w;
+        }
+    }
+}
+
+/* Whether entry e of a lane's table holds rows of from..to-1. */
+static bool holds(const Lanes *t, int e, int from, int to) {
+    if (from >= to) return false;
+    int first = from / t->P, ahead = (e - first % t->maxpages + t->maxpages) % t->maxpages;
+    return ahead <= (to - 1) / t->P - first;
+}
+/* Rows of a lane become visible up to hi; every page outside the visible rows is given back. */
+static void settle(Slot *s, int lane, int s0, int lo, int hi) {
+    Lanes *t = &s->t;
+    for (int e = 0; e < t->maxpages; e++) {
+        int *page = &t->table[(size_t)lane * (size_t)t->maxpages + (size_t)e];
+        if (*page < 0 || holds(t, e, lo, hi) || holds(t, e, s0, imin(s0 + t->s.sinks, lo))) continue;
+        if (--s->ref[*page] == 0) s->unused[s->nunused++] = *page;
+        *page = -1;
+    }
+    t->s0[lane] = s->s0_next[lane] = s0;
+    t->lo[lane] = s->lo_next[lane] = lo;
+    t->hi[lane] = s->hi_next[lane] = hi;
+}
+
+void kv_end(Cache *c, const Batch *b, const int *accept) {
+    for (int i = 0; i < c->nslots; i++)
+        for (int q = 0; q < b->B; q++)
+            for (int h = 0; h < c->slot[i].t.s.lanes && b->off[q] < b->off[q + 1]; h++) {
+                Slot *s = &c->slot[i];
+                int lane = b->seq[q] * s->t.s.lanes + h, lo = s->lo_next[lane], hi = s->hi_next[lane];
+                bool stored = !accept || accept[q] > 0;
+                /* the next query is one position on: of a window it sees the newest window-1 rows */
+                if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
+                settle(s, lane, s->s0_next[lane], lo, hi);
+            }
+}
+
+void kv_drop(Cache *c, int seq) {
+    for (int i = 0; i < c->nslots; i++)
+        for (int h = 0; h < c->slot[i].t.s.lanes; h++) settle(&c->slot[i], seq * c->slot[i].t.s.lanes + h, 0, 0, 0);
+}
+
+void kv_fork(Cache *c, int from, int to) {
+    CHECK(from != to, "sequence %d onto itself", from);
+    kv_drop(c, to);
+    for (int i = 0; i < c->nslots; i++) {
+        Slot *s = &c->slot[i];
+        Lanes *t = &s->t;
+        for (int h = 0; h < t->s.lanes; h++) {
+            int a = from * t->s.lanes + h, b = to * t->s.lanes + h;
+            t->s0[b] = s->s0_next[b] = t->s0[a];
+            t->lo[b] = s->lo_next[b] = t->lo[a];
+            t->hi[b] = s->hi_next[b] = t->hi[a];
+            for (int e = 0; e < t->maxpages; e++) {
+                int page = t->table[(size_t)a * (size_t)t->maxpages + (size_t)e];
+                t->table[(size_t)b * (size_t)t->maxpages + (size_t)e] = page;
+                if (page >= 0) s->ref[page]++;
+            }
+        }
+        size_t n = (size_t)t->s.state;
+        if (n) memcpy(R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n * sizeof(real));
+    }
+}
+
+Tensor kv_state(const Slot *s) { return s->state; }
+const Lanes *kv_lanes(const Slot *s) { return &s->t; }
+int kv_pages(const Slot *s) { return s->t.npages - s->nunused; }
+int kv_rows(const Slot *s, int seq, int lane) {
+    lane += seq * s->t.s.lanes;
+    return s->t.hi[lane] - s->t.lo[lane] + imax(0, imin(s->t.s0[lane] + s->t.s.sinks, s->t.lo[lane]) - s->t.s0[lane]);
+}
+size_t kv_bytes(const Cache *c, int seq) {
+    size_t n = 0;
+    for (int i = 0; i < c->nslots; i++) {
+        const Slot *s = &c->slot[i];
+        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * row_width(&s->t.s);
+        n += (size_t)s->t.s.state;
+    }
+    return n * sizeof(real);
+}

@@ -1,0 +1,36 @@
+/* cache.h: the mechanism of the cache: lanes of rows in reference-counted pages, state blobs; begin, attend, append, end.
+ *
+ * A slot belongs to a layer that owns K/V or state. It holds `lanes` lanes per sequence, each with its own length, in
+ * pages of P rows that sequences may share (fork) and that are copied before this pass would change them. Order of a
+ * pass: kv_begin; every layer attends to history, then to its own rows; kv_append; kv_end makes the rows visible. */
+#pragma once
+#include "kv.h"
+
+typedef struct {
+    int nslots, nseq;
+    Slot *slot;
+    Arena mem;         /* all rows, tables and states */
+} Cache;
+
+/* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the default 64.
+ * slots[i].lanes == 0 and state == 0: the slot is empty. While `dry` nothing is mapped and mem.peak is the size. */
+bool kv_open(Cache *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
+             bool poison, bool dry, Err *);
+void kv_close(Cache *);
+Slot *kv_slot(const Cache *, int i);
+
+/* Pages for every row of the batch, copies of shared pages that it would change. The only call that can fail
+ * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. */
+bool kv_begin(Cache *, const Batch *, Err *);
+/* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
+ * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored. */
+void kv_append(Run *, Slot *, const Kv *pass, const int *accept);
+void kv_end(Cache *, const Batch *, const int *accept); /* lengths visible; rows past the retention given back */
+void kv_fork(Cache *, int from, int to);                /* `to` becomes a copy of `from`; pages are shared */
+void kv_drop(Cache *, int seq);
+
+/* Reports and tests. */
+int kv_rows(const Slot *, int seq, int lane);      /* rows resident in one lane */
+int kv_pages(const Slot *);                        /* pages in use, by all sequences */
+size_t kv_bytes(const Cache *, int seq);           /* bytes of resident rows and states of one sequence */
+const Lanes *kv_lanes(const Slot *);

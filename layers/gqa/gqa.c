@@ -1,0 +1,182 @@
+/* gqa.c: see gqa.h. */
+#include "gqa.h"
+
+static const Key keys[] = {
+    {"heads", KEY_INT, offsetof(GqaCfg, heads), NULL, 0, 1024, "query heads; 0: this layer only publishes K/V for others", 0, 0},
+    {"kv_heads", KEY_INT, offsetof(GqaCfg, kv_heads), "0", 0, 1024, "key/value heads, a divisor of heads; 0: as many as heads", 0, 0},
+    {"head_dim", KEY_INT, offsetof(GqaCfg, head_dim), "0", 0, 1024, "numbers per head; 0: d_model / heads", 0, 0},
+    {"window", KEY_INT, offsetof(GqaCfg, window), "0", 0, 1 << 30, "positions a query looks back, itself included; 0: all", 0, 0},
+    {"sinks", KEY_INT, offsetof(GqaCfg, sinks), "0", 0, 1 << 20, "first positions of a document that stay visible beyond the window", 0, 0},
+    {"rope", KEY_TABLE, offsetof(GqaCfg, rope), "", 0, 0, "rotary position embedding; `rope: none` for none", 0, rope_keys},
+    {"qk_norm", KEY_BOOL, offsetof(GqaCfg, qk_norm), "false", 0, 0, "RMSNorm of every query and key head before the rotation", 0, 0},
+    {"qkv_bias", KEY_BOOL, offsetof(GqaCfg, qkv_bias), "false", 0, 0, "biases of the q, k and v projections", 0, 0},
+    {"o_bias", KEY_BOOL, offsetof(GqaCfg, o_bias), "false", 0, 0, "bias of the output projection", 0, 0},
+    {0},
+};
+
+/* The kept tensors q, k (before norm and rotation), and what attention's backward needs. */
+typedef struct {
+    Tensor wq, wk, wv, wo, bq, bk, bv, bo, nq, nk;
+} W;
+typedef struct {
+    Tensor q, o, lse;                    /* (M,H,D) as attended, (M,H,D), (M,H); M wanted rows */
+    Tensor q_raw, k_raw, q_rstd, k_rstd; /* qk_norm only: (M,H,D) (N,G,D) (M,H) (N,G) */
+} S;
+
+static bool check(void *cfg, Err *e) {
+    GqaCfg *c = cfg;
+    if (c->kv_heads == 0) c->kv_heads = c->heads;
+    if (c->kv_heads == 0) return err_input(e, "kv_heads: a layer with heads: 0 publishes K/V and needs kv_heads > 0");
+    if (c->heads % c->kv_heads) return err_input(e, "kv_heads: expected a divisor of heads (%d), got %d", c->heads, c->kv_heads);
+    if (c->head_dim == 0) {
+        if (c->heads == 0) return err_input(e, "head_dim: a layer with heads: 0 must say it");
+        if (c->base.d_model % c->heads)
+            return err_input(e, "heads: %d does not divide d_model %d; give head_dim or other heads", c->heads, c->base.d_model);
+        c->head_dim = c->base.d_model / c->heads;
+    }
+    if ((long)imax(c->heads, c->kv_heads) * c->head_dim > 1 << 20) return err_input(e, "heads x head_dim: %d x %d is more than %d", imax(c->heads, c->kv_heads), c->head_dim, 1 << 20);
+    if (c->sinks && !c->window) return err_input(e, "sinks: %d without a window has no meaning; set window or remove sinks", c->sinks);
+    if (c->heads == 0 && !c->base.owner) return err_input(e, "heads: 0 publishes K/V, but kv_from says that this layer reads another's");
+    bool turns = c->rope.type != ROPE_NONE;
+    if (turns && c->head_dim % 2) return err_input(e, "head_dim: rope turns pairs, expected an even number, got %d", c->head_dim);
+    return rope_make(&c->table, &c->rope, turns ? c->head_dim : 0, c->base.max_positions, e);
+}
+
+static void weights(const void *cfg, void *w_, Fields *f) {
+    const GqaCfg *c = cfg;
+    W *w = w_;
+    int d = c->base.d_model, Q = c->heads * c->head_dim, K = c->kv_heads * c->head_dim;
+    if (c->heads) field(f, &w->wq, "q_proj.weight", 0, Q, d);
+    if (c->heads && c->qkv_bias) field(f, &w->bq, "q_proj.bias", FIELD_ZEROS | FIELD_NODECAY, Q);
+    if (c->heads && c->qk_norm) field(f, &w->nq, "q_norm.weight", FIELD_ONES | FIELD_NODECAY, c->head_dim);
+    if (c->base.owner) {
+        field(f, &w->wk, "k_proj.weight", 0, K, d);
+        if (c->qkv_bias) field(f, &w->bk, "k_proj.bias", FIELD_ZEROS | FIELD_NODECAY, K);
+        if (c->qk_norm) field(f, &w->nk, "k_norm.weight", FIELD_ONES | FIELD_NODECAY, c->head_dim);
+        field(f, &w->wv, "v_proj.weight", 0, K, d);
+        if (c->qkv_bias) field(f, &w->bv, "v_proj.bias", FIELD_ZEROS | FIELD_NODECAY, K);
+    }
+    if (c->heads) field(f, &w->wo, "o_proj.weight", FIELD_RESIDUAL, d, Q);
+    if (c->heads && c->o_bias) field(f, &w->bo, "o_proj.bias", FIELD_ZEROS | FIELD_NODECAY, d);
+}
+
+static void buffers(const GqaCfg *c, int N, int M, S *s, Fields *f) {
+    int H = c->heads, G = c->kv_heads, D = c->head_dim;
+    if (H) {
+        field(f, &s->q, "q", 0, M, H, D);
+        field(f, &s->o, "o", 0, M, H, D);
+        field(f, &s->lse, "lse", FIELD_F32, M, H);
+    }
+    if (H && c->qk_norm) {
+        field(f, &s->q_raw, "q_raw", 0, M, H, D);
+        field(f, &s->q_rstd, "q_rstd", FIELD_F32, M, H);
+    }
+    if (c->base.owner && c->qk_norm) {
+        field(f, &s->k_raw, "k_raw", 0, N, G, D);
+        field(f, &s->k_rstd, "k_rstd", FIELD_F32, N, G);
+    }
+}
+static void saved(const void *cfg, int N, void *s, Fields *f) { buffers(cfg, N, N, s, f); }
+
+static void rows(const void *cfg, KvShape *s) {
+    const GqaCfg *c = cfg;
+    *s = (KvShape){.lanes = c->kv_heads, .kdim = c->head_dim, .vdim = c->head_dim, .window = c->window, .sinks = c->sinks};
+}
+/* Forward and backward must look alike. */
+static Look look_of(const GqaCfg *c) { return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(1 / sqrt(c->head_dim))}; }
+
+static Tensor narrow(Run *r, Tensor x) {
+    if (r->in.n == r->out.n) return x;
+    Tensor y = SCRATCH(r, "wanted rows", r->out.n, x.n[1]);
+    r->ops->gather(r, y, x, r->in, r->out);
+    return y;
+}
+
+/* Heads of x projected, normed when `norm` is there, rotated; `raw` and `rstd` receive what the norm's backward needs. */
+static void heads(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Tensor rstd, Tensor x, Tensor w, Tensor b, Tensor norm) {
+    r->ops->linear(r, present(norm) ? raw : out, x, w, b);
+    if (present(norm)) r->ops->rmsnorm(r, out, rstd, raw, norm, c->base.norm_eps);
+    r->ops->rope(r, out, &c->table, rows, 1);
+}
+
+/* forward and extend are this, without and with a history. */
+static void run(Run *r, const GqaCfg *c, const W *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
+    if (c->base.owner) {
+        heads(r, c, r->in, kv->k, s->k_raw, s->k_rstd, x, w->wk, w->bk, w->nk);
+        r->ops->linear(r, kv->v, x, w->wv, w->bv);
+    }
+    if (!c->heads) return;
+    heads(r, c, r->out, s->q, s->q_raw, s->q_rstd, narrow(r, x), w->wq, w->bq, w->nq);
+    if (history) kv_attend(r, history, s->o, s->lse, s->q, look_of(c), false);
+    r->ops->attend(r, s->o, s->lse, s->q, kv, look_of(c), history != NULL);
+    r->ops->linear(r, y, s->o, w->wo, w->bo);
+}
+static void forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) { run(r, cfg, w, x, kv, s, NULL, y); }
+static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
+    Mark mark = arena_mark(r->scratch);
+    Fields f = arena_placer(r->scratch);
+    S s = {0};
+    buffers(cfg, r->in.n, r->out.n, &s, &f);
+    run(r, cfg, w, x, kv, &s, r->batch->history ? slot : NULL, y);
+    arena_release(r->scratch, mark);
+}
+
+/* From the gradient g of the heads as attended to those of the projection and its input; g is consumed. */
+static void heads_backward(Run *r, const GqaCfg *c, Tensor dx, Tensor dw, Tensor db, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor x,
+                           Tensor w, Tensor norm) {
+    r->ops->rope(r, g, &c->table, r->in, -1);
+    if (present(norm)) {
+        Tensor graw = SCRATCH(r, "d heads", g.n[0], g.n[1], g.n[2]);
+        r->ops->zero(r, graw);
+        r->ops->rmsnorm_backward(r, graw, dnorm, g, raw, norm, rstd);
+        g = graw;
+    }
+    r->ops->linear_backward(r, dx, dw, db, g, x, w);
+}
+
+static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv, const void *s_, Tensor dy, Tensor dx) {
+    const GqaCfg *c = cfg;
+    const W *w = w_;
+    W *dw = dw_;
+    const S *s = s_;
+    Mark mark = arena_mark(r->scratch);
+    if (c->heads) {
+        int N = r->in.n, H = c->heads, D = c->head_dim;
+        Tensor dout = SCRATCH(r, "d o", N, H, D), dq = SCRATCH(r, "d q", N, H, D);
+        r->ops->zero(r, dout);
+        r->ops->zero(r, dq);
+        r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
+        r->ops->attend_backward(r, dq, dkv, dout, s->q, kv, look_of(c), s->o, s->lse);
+        heads_backward(r, c, dx, dw->wq, dw->bq, dw->nq, dq, s->q_raw, s->q_rstd, x, w->wq, w->nq);
+    }
+    if (c->base.owner) { /* comes last of all readers: dkv holds the sum of their shares */
+        heads_backward(r, c, dx, dw->wk, dw->bk, dw->nk, dkv->k, s->k_raw, s->k_rstd, x, w->wk, w->nk);
+        r->ops->linear_backward(r, dx, dw->wv, dw->bv, dkv->v, x, w->wv);
+    }
+    arena_release(r->scratch, mark);
+}
+
+static double flops(const void *cfg, double context) {
+    const GqaCfg *c = cfg;
+    double seen = c->window && context > c->window + c->sinks ? c->window + c->sinks : context;
+    return 4.0 * c->heads * c->head_dim * seen;
+}
+static bool publishes_only(const void *cfg) { return ((const GqaCfg *)cfg)->heads == 0; }
+
+const Mixer gqa_mixer = {
+    .name = "gqa",
+    .source = "arXiv:2305.13245",
+    .keys = keys,
+    .cfg_size = sizeof(GqaCfg),
+    .w_size = sizeof(W),
+    .s_size = sizeof(S),
+    .check = check,
+    .weights = weights,
+    .saved = saved,
+    .rows = rows,
+    .forward = forward,
+    .backward = backward,
+    .extend = extend,
+    .flops = flops,
+    .publishes_only = publishes_only,
+};

@@ -1,0 +1,9 @@
+/* kv.c: the rows of a pass as fields. */
+#include "kv.h"
+
+void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
+    kv->s = *s;
+    if (!s->lanes) return;
+    field(f, &kv->k, "k", 0, N, s->lanes, s->kdim);
+    field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
+}

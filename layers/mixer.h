@@ -1,0 +1,52 @@
+/* mixer.h: the interface of a sequence mixer (attention and its relatives): three declarations, three computations.
+ *
+ * A mixer is one folder in layers/ and one line in mixers.c; it then trains, saves, decodes, reports its cache and is
+ * under every generic test. See docs/add-a-mixer.md. */
+#pragma once
+#include "../ops/key.h"
+#include "kv.h"
+
+/* The first member of every mixer's and feed-forward's settings; filled by the model, not by the user. */
+typedef struct {
+    int d_model, max_positions;
+    double norm_eps;
+    bool owner; /* writes the layer's K/V; false: reads those of another layer (kv_from) and has no K/V weights */
+} LayerCfg;
+
+typedef struct Mixer {
+    const char *name, *source;
+    const Key *keys; /* of the settings struct, LayerCfg excluded */
+    size_t cfg_size, w_size, s_size;
+    /* Settings agree with each other and with LayerCfg? Fills derived members. The message names the key. */
+    bool (*check)(void *cfg, Err *);
+    /* Declarations. */
+    void (*weights)(const void *cfg, void *w, Fields *);
+    void (*saved)(const void *cfg, int N, void *s, Fields *); /* kept for backward, beside x and kv */
+    void (*rows)(const void *cfg, KvShape *);                 /* what it stores, or as a reader expects to find */
+    /* Computations. The owner writes kv, readers read it; every backward adds its share to dkv and the owner's, which
+     * comes last, consumes the sum. x and dx (in.n, d), y and dy (out.n, d). forward overwrites y; backward adds to dx
+     * and dw. `forward` and `extend` share their inner function; extend reads the history of `slot` first. */
+    void (*forward)(Run *, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y);
+    void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, Kv *dkv, const void *s,
+                     Tensor dy, Tensor dx);
+    void (*extend)(Run *, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y);
+    /* Forward FLOPs of one token beyond 2 per weight, at `context` visible positions before windows. */
+    double (*flops)(const void *cfg, double context);
+    bool (*publishes_only)(const void *cfg); /* y does not exist: the block adds nothing and has no feed-forward part */
+} Mixer;
+extern const Mixer *const mixers[]; /* NULL-ended */
+const Mixer *mixer_find(const char *name);
+
+/* The feed-forward part: the same without K/V. */
+typedef struct Ffn {
+    const char *name, *source;
+    const Key *keys;
+    size_t cfg_size, w_size, s_size;
+    bool (*check)(void *cfg, Err *);
+    void (*weights)(const void *cfg, void *w, Fields *);
+    void (*saved)(const void *cfg, int N, void *s, Fields *);
+    void (*forward)(Run *, const void *cfg, const void *w, Tensor x, void *s, Tensor y);
+    void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy, Tensor dx);
+} Ffn;
+extern const Ffn *const ffns[]; /* NULL-ended */
+const Ffn *ffn_find(const char *name);

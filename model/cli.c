@@ -1,0 +1,203 @@
+#include "cli.h"
+#include "schema.h"
+#include <ctype.h>
+#include <errno.h>
+#include <getopt.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { KEY_DEVICE = 0x20000, KEY_DTYPE, KEY_THREADS, KEY_JSON, KEY_VERSION, OPTIONS_MAX = 64, WORD_MAX = 120 };
+
+static const struct argp_option common[] = {
+    {"device", KEY_DEVICE, "NAME", 0, "Where to compute: auto, cpu (default auto)", 0},
+    {"dtype", KEY_DTYPE, "NAME", 0, "Number type of the arithmetic: f32", 0},
+    {"threads", KEY_THREADS, "N", 0, "Processor threads; 0: as many as there are processors", 0},
+    {"json", KEY_JSON, 0, 0, "Print one JSON object on stdout and nothing else there", 0},
+    {"quiet", 'q', 0, 0, "Print results only", 0},
+    {"help", 'h', 0, 0, "Print this text", 0},
+    {"version", KEY_VERSION, 0, 0, "Print the version", 0},
+    {0}};
+
+int cli_fail(const Err *e) {
+    char line[sizeof e->msg + 16];
+    int n = snprintf(line, sizeof line, "kvsmith: %s", e->status ? e->msg : "failed without a message");
+    if (n > 300) { /* never cut inside a UTF-8 character */
+        n = 297;
+        while (n > 0 && ((unsigned char)line[n] & 0xc0) == 0x80) n--;
+        strcpy(line + n, "...");
+    }
+    fprintf(stderr, "%s\n", line);
+    return e->status ? e->status : EXIT_WORLD;
+}
+
+bool cli_int(const char *arg, const char *name, int64_t min, int64_t max, int64_t *out, Err *e) {
+    char *end;
+    errno = 0;
+    long long v = strtoll(arg, &end, 10);
+    if (!*arg || *end || isspace((unsigned char)*arg) || errno || v < min || v > max)
+        return err_input(e, "%s: expected a whole number from %lld to %lld, got '%.*s'", name, (long long)min,
+                         (long long)max, WORD_MAX, arg);
+    *out = v;
+    return true;
+}
+
+bool cli_real(const char *arg, const char *name, double min, double max, double *out, Err *e) {
+    char *end;
+    double v = strtod(arg, &end);
+    if (!*arg || *end || isspace((unsigned char)*arg) || !(v >= min && v <= max))
+        return err_input(e, "%s: expected a number from %g to %g, got '%.*s'", name, min, max, WORD_MAX, arg);
+    *out = v;
+    return true;
+}
+
+const char *cli_nearest(const char *name, int n, const char *const names[]) {
+    const char *best = NULL;
+    int least = 1 + imax(1, (int)strlen(name) / 3);
+    for (int i = 0; i < n; i++) {
+        int d = name_distance(name, names[i]);
+        if (d < least) least = d, best = names[i];
+    }
+    return best;
+}
+
+static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
+    int64_t v;
+    switch (key) {
+    case KEY_DEVICE:
+        if (strcmp(arg, "auto") && strcmp(arg, "cpu"))
+            return err_input(e, "--device: expected auto or cpu, got '%.*s'", WORD_MAX, arg);
+        cli->device = arg;
+        return true;
+    case KEY_DTYPE:
+        if (strcmp(arg, "f32")) return err_input(e, "--dtype: expected f32, got '%.*s'", WORD_MAX, arg);
+        return true;
+    case KEY_THREADS:
+        if (!cli_int(arg, "--threads", 0, 1024, &v, e)) return false;
+        cli->threads = (int)v;
+        return true;
+    case KEY_JSON: cli->json = true; return true;
+    case 'q': cli->quiet = true; return true;
+    }
+    CHECK(false, "option %d", key);
+    return false;
+}
+
+static const struct argp_option *own_option(const CliSpec *spec, int i) {
+    return spec->options && (spec->options[i].name || spec->options[i].key || spec->options[i].doc) ? &spec->options[i]
+                                                                                                    : NULL;
+}
+
+/* The tables of argp as getopt_long wants them. */
+typedef struct {
+    struct option opt[OPTIONS_MAX + 1];
+    const char *name[OPTIONS_MAX];
+    char brief[3 * OPTIONS_MAX + 2];
+    int n;
+} Table;
+
+static void table_add(Table *t, const struct argp_option *o) {
+    if (!o->name && !o->key) return; /* a heading */
+    CHECK(t->n < OPTIONS_MAX && !(o->flags & OPTION_ARG_OPTIONAL), "option %s", o->name);
+    if (o->name) {
+        t->name[t->n] = o->name;
+        t->opt[t->n++] = (struct option){o->name, o->arg ? required_argument : no_argument, NULL, o->key};
+    }
+    if (o->key > ' ' && o->key < 127) {
+        char *b = t->brief + strlen(t->brief);
+        snprintf(b, 3, "%c%s", o->key, o->arg ? ":" : "");
+    }
+}
+
+static bool mistake(Err *e, const Table *t, const char *cmd, int got, char **argv) {
+    const char *word = argv[optind - 1];
+    if (strncmp(word, "--", 2))
+        return got == ':' ? err_input(e, "%s: option -%c needs a value", cmd, optopt)
+                          : err_input(e, "%s: unknown option -%c; see kvsmith %s --help", cmd, optopt, cmd);
+    char name[WORD_MAX];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    if (got == ':') return err_input(e, "%s: option --%s needs a value", cmd, name);
+    if (optopt) return err_input(e, "%s: option --%s takes no value", cmd, name);
+    int hits = 0;
+    for (int i = 0; i < t->n; i++) hits += !strncmp(t->name[i], name, strlen(name));
+    if (hits > 1) return err_input(e, "%s: option --%s is ambiguous; see kvsmith %s --help", cmd, name, cmd);
+    const char *near = cli_nearest(name, t->n, t->name);
+    return near ? err_input(e, "%s: unknown option --%s; did you mean --%s?", cmd, name, near)
+                : err_input(e, "%s: unknown option --%s; see kvsmith %s --help", cmd, name, cmd);
+}
+
+static void help(const CliSpec *spec, char *cmd) {
+    struct argp shared = {.options = common};
+    struct argp_child child[] = {{&shared, 0, "Common options:", 0}, {0}};
+    struct argp a = {.options = spec->options, .args_doc = spec->args, .doc = spec->doc, .children = child};
+    char *name = xformat("kvsmith %s", cmd);
+    argp_help(&a, stdout, ARGP_HELP_USAGE | ARGP_HELP_DOC | ARGP_HELP_LONG, name);
+    free(name);
+}
+
+bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, int *status) {
+    *cli = (Cli){.threads = -1, .dtype = F32};
+    Table t = {.brief = ":"};
+    for (int i = 0; own_option(spec, i); i++) table_add(&t, own_option(spec, i));
+    for (int i = 0; common[i].name; i++) table_add(&t, &common[i]);
+    const char *cmd = argv[0];
+    Err e = {0};
+    optind = 0, opterr = 0, *status = 0;
+    for (int key; (key = getopt_long(argc, argv, t.brief, t.opt, NULL)) != -1;) {
+        bool ours = false;
+        for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
+        if (key == '?' || key == ':') {
+            mistake(&e, &t, cmd, key, argv);
+        } else if (key == 'h') {
+            help(spec, argv[0]);
+            return false;
+        } else if (key == KEY_VERSION) {
+            printf("kvsmith %s\n", KVSMITH_VERSION);
+            return false;
+        } else if (ours ? take_common(cli, key, optarg, &e) : spec->take(ctx, key, optarg, &e)) {
+            continue;
+        }
+        *status = cli_fail(&e);
+        return false;
+    }
+    int words = argc - optind;
+    bool good = true;
+    if (words < spec->min_args)
+        good = err_input(&e, "%s: expected %s; see kvsmith %s --help", cmd, spec->args, cmd);
+    else if (spec->max_args >= 0 && words > spec->max_args)
+        good = err_input(&e, "%s: unexpected word '%.*s'; see kvsmith %s --help", cmd, WORD_MAX,
+                         argv[optind + spec->max_args], cmd);
+    for (int i = optind; good && i < argc; i++) good = spec->take(ctx, CLI_ARG, argv[i], &e);
+    if (!good) *status = cli_fail(&e);
+    return good;
+}
+
+static bool has_config(const char *dir) {
+    char *p = xformat("%s/config.json", dir);
+    struct stat st;
+    bool ok = stat(p, &st) == 0;
+    free(p);
+    return ok;
+}
+
+bool model_dir_resolve(const char *path, char out[4096], Err *e) {
+    struct stat st;
+    if (strlen(path) > 2048) return err_input(e, "model path: longer than 2048 bytes");
+    if (stat(path, &st)) return err_errno(e, "model", path);
+    if (!S_ISDIR(st.st_mode))
+        return err_input(e, "model %s: expected a directory with config.json or a run folder, got a file", path);
+    snprintf(out, 4096, "%s", path);
+    if (has_config(path)) return true;
+    static const char *const links[] = {"best", "last"};
+    for (int i = 0; i < 2; i++) {
+        char to[1024];
+        char *link = xformat("%s/%s", path, links[i]);
+        ssize_t n = readlink(link, to, sizeof to);
+        if (n >= 0 && n < (ssize_t)sizeof to)
+            snprintf(out, 4096, *to == '/' ? "%.0s%.*s" : "%s/%.*s", path, (int)n, to);
+        else
+            snprintf(out, 4096, "%s", link);
+        free(link);
+        if (has_config(out)) return true;
+    }
+    return err_input(e, "model %s: no config.json in it, nor in its best or last checkpoint", path);
+}

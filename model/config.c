@@ -1,0 +1,275 @@
+#include "config_keys.h"
+
+/* ---- reading the model ---------------------------------------------------------------------------------------------
+ */
+
+typedef bool (*Check)(void *cfg, Err *);
+/* Read one mixer's or feed-forward's settings and let it judge them on a copy: what it derives is not the user's. */
+static void *settings_read(const ModelCfg *m, const Node *map, const char *path, const char *also, const Key *keys,
+                           size_t size, Check check, Err *e) {
+    void *cfg = xcalloc(1, size), *copy = xcalloc(1, size);
+    bool ok = schema_read(keys, map, path, also, cfg, e);
+    if (ok && check) {
+        Err why = {0};
+        memcpy(copy, cfg, size);
+        *(LayerCfg *)copy = (LayerCfg){m->d_model, m->max_positions, m->norm_eps, true};
+        if (!check(copy, &why)) ok = node_refuse(map, path, e, "%s", why.msg);
+    }
+    free(copy);
+    if (ok) return cfg;
+    free(cfg);
+    return NULL;
+}
+
+static int kind_find(const ModelCfg *m, const char *name) {
+    for (int i = 0; i < m->nkinds; i++)
+        if (!strcmp(m->kind[i].name, name)) return i;
+    return -1;
+}
+
+static bool unknown_mixer(const Node *x, const char *path, const char *name, const ModelCfg *also, Err *e) {
+    const char *names[KINDS_MAX + 64] = {0};
+    int n = 0;
+    for (int i = 0; also && i < also->nkinds; i++) names[n++] = also->kind[i].name;
+    for (int i = 0; mixers[i] && n < KINDS_MAX + 63; i++) names[n++] = mixers[i]->name;
+    return schema_unknown(x, path, name, NULL, names, e);
+}
+
+/* Add a kind. Without `mixer:` its name must be a mixer's. */
+static bool kind_read(ModelCfg *m, const Node *map, const char *name, const char *path, Err *e) {
+    char at[256];
+    const Node *which = tree_get(map, "mixer");
+    if (map->type != NODE_MAP && !node_null(map))
+        return node_refuse(map, path, e, "expected a map {mixer: NAME, settings...}, got %s", node_type(map));
+    if (!*name || strlen(name) >= sizeof m->kind->name ||
+        name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")])
+        return node_refuse(map, path, e, "the name of a kind is 1 to 63 letters, digits, - and _");
+    if (m->nkinds == KINDS_MAX) return node_refuse(map, path, e, "more than %d kinds", KINDS_MAX);
+    if (which && which->type != NODE_SCALAR)
+        return node_refuse(which, schema_join(at, path, "mixer"), e, "expected a name, got %s", node_type(which));
+    const Mixer *mixer = mixer_find(which ? which->text : name);
+    if (!mixer && which) return unknown_mixer(which, schema_join(at, path, "mixer"), which->text, NULL, e);
+    if (!mixer) return node_refuse(map, schema_join(at, path, "mixer"), e, "required, but not given: the mixer's name");
+    void *cfg = settings_read(m, map, path, "mixer", mixer->keys, mixer->cfg_size, mixer->check, e);
+    if (!cfg) return false;
+    Kind *k = &m->kind[m->nkinds++];
+    snprintf(k->name, sizeof k->name, "%s", name);
+    k->mixer = mixer, k->cfg = cfg;
+    return true;
+}
+
+static bool pattern_read(ModelCfg *m, const Node *x, const Node *map, const char *path, Err *e) {
+    int n = 0, names[LAYERS_MAX];
+    if (!x && m->nkinds != 1)
+        return node_refuse(map, path, e, "required, but not given: it says which of the %d kinds each layer is",
+                           m->nkinds);
+    if (!x) names[n++] = 0;
+    bool list = x && x->type == NODE_LIST;
+    int count = list ? x->n : x ? 1 : 0;
+    if (x && (x->type == NODE_MAP || count < 1 || count > LAYERS_MAX))
+        return node_refuse(x, path, e, "expected a list of 1 to %d names of kinds", LAYERS_MAX);
+    for (int i = 0; i < count; i++) {
+        const Node *y = list ? x->kid[i] : x;
+        if (y->type != NODE_SCALAR) return node_refuse(y, path, e, "expected names of kinds, got %s", node_type(y));
+        names[n] = kind_find(m, y->text);
+        if (names[n] < 0) {
+            Node none = {.type = NODE_MAP, .where = y->where, .line = y->line};
+            char at[256];
+            if (!mixer_find(y->text)) return unknown_mixer(y, path, y->text, m, e);
+            if (!kind_read(m, &none, y->text, schema_join(at, "model.kinds", y->text), e)) return false;
+            names[n] = m->nkinds - 1;
+        }
+        n++;
+    }
+    for (int l = 0; l < m->layers; l++) m->pattern[l] = names[l % n];
+    return true;
+}
+
+static bool kv_from_read(ModelCfg *m, const Node *x, const char *path, Err *e) {
+    for (int l = 0; l < m->layers; l++) m->kv_from[l] = l;
+    if (!x || node_null(x)) return true;
+    if (x->type != NODE_MAP)
+        return node_refuse(x, path, e, "expected a map {layer: earlier layer}, got %s", node_type(x));
+    for (int i = 0; i < x->n; i++) {
+        const Node *y = x->kid[i];
+        char at[256];
+        int layer, from;
+        Node name = {.type = NODE_SCALAR, .text = y->key, .line = y->line, .where = y->where};
+        Key reader = {"layer", KEY_INT, 0, NULL, 0, m->layers - 1, "", 0, 0}, owner = reader;
+        if (m->layers == 1) return node_refuse(y, path, e, "a model of one layer has no earlier layer to read");
+        if (!schema_value(&reader, &name, path, &layer, e)) return false;
+        schema_join(at, path, y->key);
+        if (!schema_value(&owner, y, at, &from, e)) return false;
+        if (from >= layer) return node_refuse(y, at, e, "layer %d can read an earlier layer only, got %d", layer, from);
+        m->kv_from[layer] = from;
+    }
+    return true;
+}
+
+static bool ffn_read(ModelCfg *m, const Node *x, const char *path, Err *e) {
+    bool list = x->type == NODE_LIST;
+    int n = list ? x->n : 1;
+    if (x->type == NODE_SCALAR || n < 1 || n > KINDS_MAX)
+        return node_refuse(x, path, e, "expected {kind: NAME, settings...} or a list of 1 to %d of them", KINDS_MAX);
+    for (int i = 0; i < n; i++) {
+        const Node *y = list ? x->kid[i] : x;
+        char at[256], kind[256], index[16];
+        snprintf(index, sizeof index, "%d", i);
+        if (list)
+            schema_join(at, path, index);
+        else
+            snprintf(at, sizeof at, "%s", path);
+        schema_join(kind, at, "kind");
+        if (y->type != NODE_MAP)
+            return node_refuse(y, at, e, "expected {kind: NAME, settings...}, got %s", node_type(y));
+        const Node *which = tree_get(y, "kind");
+        if (!which) return node_refuse(y, kind, e, "required, but not given: the feed-forward's name");
+        if (which->type != NODE_SCALAR) return node_refuse(which, kind, e, "expected a name, got %s", node_type(which));
+        const Ffn *ffn = ffn_find(which->text);
+        if (!ffn) {
+            const char *names[64] = {0};
+            for (int k = 0; ffns[k] && k < 63; k++) names[k] = ffns[k]->name;
+            return schema_unknown(which, kind, which->text, NULL, names, e);
+        }
+        void *cfg = settings_read(m, y, at, "kind", ffn->keys, ffn->cfg_size, ffn->check, e);
+        if (!cfg) return false;
+        m->ffn[m->nffn++] = (FfnKind){ffn, cfg};
+    }
+    return true;
+}
+
+/* `positions`: max_positions where the map does not give it. */
+static bool model_read(ModelCfg *m, const Node *map, const char *path, int positions, Err *e) {
+    char at[256];
+    if (!schema_read(model_keys, map, path, NULL, m, e)) return false;
+    if (!m->max_positions) m->max_positions = positions;
+    if (!m->max_positions)
+        return node_refuse(map, schema_join(at, path, "max_positions"), e, "required, but not given: longest context");
+    const Node *kinds = tree_get(map, "kinds"), *ffn = tree_get(map, "ffn");
+    schema_join(at, path, "kinds");
+    if (kinds && kinds->type != NODE_MAP && !node_null(kinds))
+        return node_refuse(kinds, at, e, "expected a map of kinds, got %s", node_type(kinds));
+    for (int i = 0; kinds && i < kinds->n; i++) {
+        char kind[256];
+        const Node *x = kinds->kid[i];
+        if (!kind_read(m, x, x->key, schema_join(kind, at, x->key), e)) return false;
+    }
+    if (!pattern_read(m, tree_get(map, "pattern"), map, schema_join(at, path, "pattern"), e)) return false;
+    if (!kv_from_read(m, tree_get(map, "kv_from"), schema_join(at, path, "kv_from"), e)) return false;
+    schema_join(at, path, "ffn");
+    if (!ffn) return node_refuse(map, at, e, "required, but not given: the feed-forward part");
+    return ffn_read(m, ffn, at, e);
+}
+
+void model_cfg_free(ModelCfg *m) {
+    for (int i = 0; i < m->nkinds; i++) free(m->kind[i].cfg);
+    for (int i = 0; i < m->nffn; i++) free(m->ffn[i].cfg);
+    *m = (ModelCfg){0};
+}
+
+bool model_cfg_from_json(ModelCfg *m, const char *json, size_t n, const char *where, Err *e) {
+    *m = (ModelCfg){0};
+    Node *root = tree_json(json, n, where, e);
+    if (!root) return false;
+    bool ok = root->type == NODE_MAP;
+    if (!ok) node_refuse(root, "", e, "expected an object, got %s", node_type(root));
+    ok = ok && model_read(m, root, "", 0, e);
+    if (ok && !m->vocab) ok = node_refuse(root, "vocab", e, "required, but not given: number of token ids");
+    if (!ok) model_cfg_free(m);
+    tree_free(root);
+    return ok;
+}
+
+/* ---- reading all of it ---------------------------------------------------------------------------------------------
+ */
+
+static bool train_paths(DataCfg *d, const Node *x, Err *e) {
+    const Key one = {"train", KEY_TABLE, 0, NULL, 0, 0, "", 0, path_keys};
+    if (!x || node_null(x)) return true;
+    bool list = x->type == NODE_LIST;
+    int n = list ? x->n : 1;
+    if (n < 1 || n > PATHS_MAX) return node_refuse(x, "data.train", e, "%d files; expected 1 to %d", n, PATHS_MAX);
+    for (int i = 0; i < n; i++) {
+        const Node *y = list ? x->kid[i] : x;
+        char at[64];
+        snprintf(at, sizeof at, list ? "data.train.%d" : "data.train", i);
+        if (!schema_value(&one, y, at, &d->train[i], e)) return false;
+        if (!*d->train[i].path) return node_refuse(y, at, e, "expected the path of a text file, got nothing");
+    }
+    d->ntrain = n;
+    return true;
+}
+
+/* The node of a setting, or where it would stand. */
+static const Node *node_at(const Node *root, const char *section, const char *name) {
+    const Node *s = tree_get(root, section), *x = s ? tree_get(s, name) : NULL;
+    return x ? x : s ? s : root;
+}
+
+static bool agree(const Config *c, const Node *root, Err *e) {
+    const TrainCfg *t = &c->train;
+    const OptimCfg *o = &c->optim;
+    int rows = c->data.seq_len, most = c->model.max_positions;
+    if (rows > most)
+        return node_refuse(node_at(root, "data", "seq_len"), "data.seq_len", e,
+                           "%d is more than model.max_positions, %d", rows, most);
+    if (t->batch % t->micro_batch)
+        return node_refuse(node_at(root, "train", "micro_batch"), "train.micro_batch", e,
+                           "%d does not divide train.batch, %d", t->micro_batch, t->batch);
+    if ((int64_t)t->micro_batch * rows > ROWS_MAX)
+        return node_refuse(node_at(root, "train", "micro_batch"), "train.micro_batch", e,
+                           "%d samples of data.seq_len %d are more than %d rows at once", t->micro_batch, rows,
+                           ROWS_MAX);
+    if ((double)t->steps * t->batch * rows > 4e18)
+        return node_refuse(node_at(root, "train", "steps"), "train.steps", e,
+                           "steps x batch x seq_len is %.3g tokens; at most 4e18 can be counted",
+                           (double)t->steps * t->batch * rows);
+    bool own = o->schedule == SCHEDULE_COSINE && o->schedule_steps;
+    int64_t end = own ? o->schedule_steps : t->steps;
+    if (o->warmup > end)
+        return node_refuse(node_at(root, "optim", "warmup"), "optim.warmup", e, "%lld is more than %s, %lld",
+                           (long long)o->warmup, own ? "optim.schedule_steps" : "train.steps", (long long)end);
+    if (o->schedule == SCHEDULE_COSINE && o->min_lr > o->lr)
+        return node_refuse(node_at(root, "optim", "min_lr"), "optim.min_lr", e, "%g is more than optim.lr, %g",
+                           o->min_lr, o->lr);
+    if (t->recompute > c->model.layers)
+        return node_refuse(node_at(root, "train", "recompute"), "train.recompute", e,
+                           "%d is more than model.layers, %d", t->recompute, c->model.layers);
+    return true;
+}
+
+/* Takes the tree. */
+static bool config_build(Config *c, Node *root, int noverride, char *const override[], Err *e) {
+    *c = (Config){0};
+    if (!root) return false;
+    bool ok = root->type == NODE_MAP || node_null(root);
+    if (!ok) node_refuse(root, "", e, "expected a map of settings, got %s", node_type(root));
+    root->type = NODE_MAP; /* an empty file is an empty map */
+    for (int i = 0; ok && i < noverride; i++) ok = tree_override(root, override[i], e);
+    ok = ok && schema_read(config_keys, root, "", NULL, c, e);
+    const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
+    ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
+    if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
+    ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && agree(c, root, e);
+    if (!ok) config_free(c);
+    tree_free(root);
+    return ok;
+}
+
+bool config_parse(Config *c, const char *text, size_t n, const char *where, int noverride, char *const override[],
+                  Err *e) {
+    return config_build(c, tree_yaml(text, n, where, e), noverride, override, e);
+}
+bool config_read(Config *c, const char *path, int noverride, char *const override[], Err *e) {
+    return config_build(c, tree_yaml_file(path, e), noverride, override, e);
+}
+void config_free(Config *c) {
+    model_cfg_free(&c->model);
+    *c = (Config){0};
+}
+
+bool config_trainable(const Config *c, Err *e) {
+    if (!*c->run.dir) return err_input(e, "run.dir: training needs the folder of the run; add run.dir=DIR");
+    if (!c->data.ntrain) return err_input(e, "data.train: training needs a text file; add data.train=FILE");
+    return true;
+}

@@ -1,0 +1,96 @@
+#include "config_keys.h"
+
+static const char *const devices[] = {"auto", "cpu", NULL}, *const dtypes[] = {"auto", "f32", NULL},
+                         *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", NULL},
+                         *const schedules[] = {"cosine", "constant", NULL};
+
+#define AT(member) offsetof(RunCfg, member)
+const Key run_keys[] = {
+    {"dir", KEY_TEXT, AT(dir), "", 0, 0, "folder of the run: settings, checkpoints, metrics; training needs it", 0, 0},
+    {"seed", KEY_LONG, AT(seed), "1", 0, 9e15, "key of the initial weights, the order of the data and all noise", 0, 0},
+    {"device", KEY_CHOICE, AT(device), "auto", 0, 0, "where to compute; auto: the fastest that is there", devices, 0},
+    {"threads", KEY_INT, AT(threads), "0", 0, 4096, "CPU threads; 0: one for each processor this process may use", 0,
+     0},
+    {0}};
+#undef AT
+#define AT(member) offsetof(ModelCfg, member)
+const Key model_keys[] = {
+    {"d_model", KEY_INT, AT(d_model), NULL, 1, 65536, "width of the residual stream", 0, 0},
+    {"layers", KEY_INT, AT(layers), NULL, 1, LAYERS_MAX, "number of layers", 0, 0},
+    {"vocab", KEY_INT, AT(vocab), "0", 0, VOCAB_MAX, "token ids; 0: as many as the tokenizer has", 0, 0},
+    {"max_positions", KEY_INT, AT(max_positions), "0", 0, POSITIONS_MAX, "longest context; 0: data.seq_len", 0, 0},
+    {"norm_eps", KEY_FLOAT, AT(norm_eps), "1e-5", 1e-12, 0.1, "added to the mean square in RMSNorm", 0, 0},
+    {"init_std", KEY_FLOAT, AT(init_std), "0.02", 0, 10,
+     "deviation of initial weights; outputs to the residual stream get 1/sqrt(2 layers) of it", 0, 0},
+    {"tied", KEY_BOOL, AT(tied), "true", 0, 0, "the head is the embedding", 0, 0},
+    {"kinds", KEY_OTHER, 0, "", 0, 0, "map of names to layers: {mixer: NAME, its settings}", 0, 0},
+    {"pattern", KEY_OTHER, 0, "", 0, 0,
+     "list of kinds or mixers, repeated and cut at `layers`; may be left out when there is one kind", 0, 0},
+    {"kv_from", KEY_OTHER, 0, "", 0, 0, "map of layers (from 0) to the earlier layer whose keys and values they read",
+     0, 0},
+    {"ffn", KEY_OTHER, 0, NULL, 0, 0, "{kind: NAME, its settings}, or a list of them, repeated like pattern", 0, 0},
+    {0}};
+#undef AT
+#define AT(member) offsetof(DataCfg, member)
+const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0, "a text file, from the working directory",
+                          0, 0},
+                         {0}};
+const Key data_keys[] = {
+    {"train", KEY_OTHER, 0, "", 0, 0, "a text file, or a list of them; each a path or {path: ...}; training needs it",
+     0, 0},
+    {"val", KEY_TEXT, AT(val), "", 0, 0, "a text file for validation; null: the end of the training text", 0, 0},
+    {"val_fraction", KEY_FLOAT, AT(val_fraction), "0.1", 0, 0.5, "part of the training text kept back when val is null",
+     0, 0},
+    {"tokenizer", KEY_CHOICE, AT(tokenizer), "byte", 0, 0, "byte: 256 bytes and <|endoftext|>", tokenizers, 0},
+    {"seq_len", KEY_INT, AT(seq_len), "256", 1, 1 << 20, "tokens of a training sample", 0, 0},
+    {"separator", KEY_TEXT, AT(separator), "", 0, 0, "text between two documents of a file; null: a file is one", 0, 0},
+    {0}};
+#undef AT
+#define AT(member) offsetof(TrainCfg, member)
+const Key train_keys[] = {
+    {"steps", KEY_LONG, AT(steps), "2000", 1, 1e12, "optimizer steps", 0, 0},
+    {"max_seconds", KEY_FLOAT, AT(max_seconds), "0", 0, 1e9, "stop and save after this time; 0: never", 0, 0},
+    {"batch", KEY_INT, AT(batch), "64", 1, 1 << 20, "samples of a step", 0, 0},
+    {"micro_batch", KEY_INT, AT(micro_batch), "8", 1, 1 << 20, "samples computed at once; divides batch", 0, 0},
+    {"dtype", KEY_CHOICE, AT(dtype), "auto", 0, 0, "number type of the computation", dtypes, 0},
+    {"dropout", KEY_FLOAT, AT(dropout), "0", 0, 0.95, "probability of dropping", 0, 0},
+    {"recompute", KEY_INT, AT(recompute), "0", -1, LAYERS_MAX,
+     "first layers whose activations are computed again in the backward pass; -1: all", 0, 0},
+    {"eval_every", KEY_LONG, AT(eval_every), "200", 0, 1e12, "steps between validations; 0: none", 0, 0},
+    {"save_every", KEY_LONG, AT(save_every), "500", 0, 1e12, "steps between checkpoints; 0: at the end alone", 0, 0},
+    {"sample_every", KEY_LONG, AT(sample_every), "0", 0, 1e12, "steps between samples of text; 0: none", 0, 0},
+    {"log_every", KEY_LONG, AT(log_every), "10", 1, 1e12, "steps between training records", 0, 0},
+    {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation; 0: all", 0, 0},
+    {"keep_last", KEY_INT, AT(keep_last), "2", 1, 1000000, "newest checkpoints to keep", 0, 0},
+    {"keep_best", KEY_BOOL, AT(keep_best), "true", 0, 0, "also keep the one of the lowest validation loss", 0, 0},
+    {"sample_prompt", KEY_TEXT, AT(sample_prompt), "", 0, 0, "how samples begin", 0, 0},
+    {"sample_tokens", KEY_INT, AT(sample_tokens), "200", 1, 1 << 20, "tokens of a sample", 0, 0},
+    {0}};
+#undef AT
+#define AT(member) offsetof(OptimCfg, member)
+const Key optim_keys[] = {
+    {"kind", KEY_CHOICE, AT(kind), "adamw", 0, 0, "optimizer", optimizers, 0},
+    {"lr", KEY_FLOAT, AT(lr), "1e-3", 0, 100, "highest learning rate", 0, 0},
+    {"min_lr", KEY_FLOAT, AT(min_lr), "1e-4", 0, 100, "learning rate at the end of the cosine", 0, 0},
+    {"weight_decay", KEY_FLOAT, AT(weight_decay), "0.1", 0, 100, "decoupled decay of matrices, times the learning rate",
+     0, 0},
+    {"clip", KEY_FLOAT, AT(clip), "1.0", 0, 1e9, "largest norm of the gradient; 0: any", 0, 0},
+    {"beta1", KEY_FLOAT, AT(beta1), "0.9", 0, 0.9999999, "decay of the mean of gradients", 0, 0},
+    {"beta2", KEY_FLOAT, AT(beta2), "0.95", 0, 0.9999999, "decay of the mean of their squares", 0, 0},
+    {"eps", KEY_FLOAT, AT(eps), "1e-8", 1e-20, 1, "added to the root of the latter", 0, 0},
+    {"warmup", KEY_LONG, AT(warmup), "100", 0, 1e12, "steps of linear growth of the learning rate", 0, 0},
+    {"schedule_steps", KEY_LONG, AT(schedule_steps), "0", 0, 1e12, "steps after which the cosine ends; 0: train.steps",
+     0, 0},
+    {"schedule", KEY_CHOICE, AT(schedule), "cosine", 0, 0, "learning rate after warmup", schedules, 0},
+    {0}};
+#undef AT
+#define AT(member) offsetof(Config, member)
+const Key config_keys[] = {{"run", KEY_TABLE, AT(run), "", 0, 0, "the run", 0, run_keys},
+                           {"model", KEY_OTHER, AT(model), NULL, 0, 0, "the shape of the model", 0, 0},
+                           {"init_from", KEY_TEXT, AT(init_from), "", 0, 0,
+                            "checkpoint whose weights to start from; null: random", 0, 0},
+                           {"data", KEY_TABLE, AT(data), "", 0, 0, "the text", 0, data_keys},
+                           {"train", KEY_TABLE, AT(train), "", 0, 0, "the loop", 0, train_keys},
+                           {"optim", KEY_TABLE, AT(optim), "", 0, 0, "the optimizer", 0, optim_keys},
+                           {0}};
+#undef AT

@@ -1,0 +1,9 @@
+/* config_keys.h: the tables of a run's settings, shared by config.c, which reads them, and config_text.c, which writes,
+ * compares and describes them. */
+#pragma once
+#include "config.h"
+#include "schema.h"
+
+enum { VOCAB_MAX = 1 << 24, POSITIONS_MAX = 1 << 24 };
+enum { ROWS_MAX = 1 << 24 }; /* of a micro-batch: an int counts them, and rows x widths must stay far from 2^63 */
+extern const Key run_keys[], model_keys[], path_keys[], data_keys[], train_keys[], optim_keys[], config_keys[];

@@ -1,0 +1,86 @@
+#include "cost.h"
+
+typedef struct {
+    size_t all, matrices;
+} Count;
+static void count_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)path, (void)flags;
+    Count *c = f->ctx;
+    c->all += tensor_count(*t);
+    if (t->rank >= 2) c->matrices += tensor_count(*t);
+}
+
+static double mixer_flops(const Model *m, double visible) {
+    double sum = 0;
+    for (int l = 0; l < m->L; l++) sum += m->layer[l].kind->mixer->flops(m->layer[l].cfg, visible);
+    return sum;
+}
+
+Cost cost_model(const Model *m, int context) {
+    CHECK(context >= 1, "context %d", context);
+    Count n = {0};
+    Fields f = {.see = count_field, .ctx = &n};
+    Weights w = m->w; /* declaring writes dtype and shape only, and the same ones again */
+    model_fields(m, &w, &f);
+    size_t table = (size_t)m->cfg.vocab * (size_t)m->cfg.d_model;
+    Cost c = {.params = n.all, .embedding = table, .context = context};
+    c.matmul = m->cfg.tied ? n.matrices : n.matrices - table;
+    /* mean over t by the midpoints of equal parts: exact while there are as many parts as tokens */
+    int parts = imin(context, 4096);
+    double attention = 0;
+    for (int i = 0; i < parts; i++) attention += mixer_flops(m, (context * (i + 0.5)) / parts + 0.5) / parts;
+    c.forward = 2.0 * (double)c.matmul + attention;
+    c.itemised = 3 * c.forward;
+    c.all_half = 6.0 * (double)c.params + 6.0 * m->L * m->cfg.d_model * context;
+    c.matmul_full = 6.0 * (double)c.matmul + 3 * mixer_flops(m, context);
+    return c;
+}
+
+void cost_cache(const Model *m, int context, CacheCost *c) {
+    CHECK(context >= 0, "context %d", context);
+    size_t number = dtype_size(REAL);
+    *c = (CacheCost){.L = m->L, .context = context};
+    for (int l = 0; l < m->L; l++) {
+        if (!m->layer[l].owner) continue;
+        const KvShape *s = &m->layer[l].rows;
+        LayerCache *y = &c->layer[l];
+        /* the next query sees itself and window-1 older rows: those and the sinks are kept */
+        size_t kept = s->window ? zmin((size_t)context, (size_t)s->window - 1 + (size_t)s->sinks) : (size_t)context;
+        y->rows = s->lanes ? (int)kept : 0;
+        y->token_bytes = (size_t)s->lanes * (size_t)(s->kdim + s->vdim) * number;
+        y->state_bytes = (size_t)s->state * number;
+        y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
+        c->bytes_per_token += y->token_bytes;
+        c->grows_per_token += s->window ? 0 : y->token_bytes;
+        c->state_bytes += y->state_bytes;
+        c->bytes_at_context += y->bytes;
+    }
+    c->mha_bytes_per_token = 2 * (size_t)m->L * (size_t)m->cfg.d_model * number;
+    c->mha_bytes_at_context = c->mha_bytes_per_token * (size_t)context;
+}
+
+/* An open arena has its size; one that was only measured has its peak. */
+static size_t region(const Arena *a) { return a->base ? a->size : a->peak; }
+
+StepMemory cost_regions(const Model *m) {
+    StepMemory s = {region(&m->aw), region(&m->ag), region(&m->am), region(&m->av), region(&m->keep), region(&m->scratch), 0};
+    s.total = s.weights + s.gradients + s.moment1 + s.moment2 + s.saved + s.scratch;
+    return s;
+}
+
+bool cost_step(Device *dev, const ModelCfg *cfg, ModelOpts opts, StepMemory *s, Err *e) {
+    Model m;
+    opts.dry = true;
+    if (!model_open(&m, dev, cfg, opts, e)) return false;
+    *s = cost_regions(&m);
+    model_close(&m);
+    return true;
+}
+
+bool cost_cache_mapped(const Model *m, int nseq, int max_tokens, int max_rows, size_t *bytes, Err *e) {
+    Cache c;
+    if (!model_cache_open(m, &c, nseq, max_tokens, max_rows, 0, true, e)) return false;
+    *bytes = c.mem.peak;
+    kv_close(&c);
+    return true;
+}

@@ -1,0 +1,48 @@
+/* cost.h: what a model costs, from its declarations alone: parameters and step memory from a walk over the fields, FLOPs
+ * from the matrices and Mixer.flops, cache bytes from Mixer.rows. Nothing here knows a mixer by name. */
+#pragma once
+#include "model.h"
+
+typedef struct {
+    size_t params;    /* N_all: every number of every weight; a tied embedding once */
+    size_t embedding; /* numbers of the embedding table, shared with the head or not */
+    size_t matmul;    /* N_matmul: matrices that multiply every token: all but vectors and the looked-up table; the head
+                         counts even when it is the table (tied) */
+    int context;      /* C: tokens of a document for the figures below */
+    /* FLOPs of one token at a document of C tokens, forward + backward = 3 forward; multiply-add = 2.
+     * forward:   2 N_matmul + mean over t = 1..C of sum over layers of Mixer.flops(t): causal, windows counted exactly
+     * itemised:  3 forward
+     * all_half:  6 N_all + 6 L d_model C               (llm.c: causal half, windows not counted)
+     * matmul_full: 6 N_matmul + 12 sum over layers of H Dh min(C, window), written as 3 Mixer.flops(C)
+     *                                                  (nanoGPT, nanochat: full square) */
+    double forward, itemised, all_half, matmul_full;
+} Cost;
+/* The model may be opened dry. context >= 1. */
+Cost cost_model(const Model *, int context);
+
+typedef struct {
+    int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks */
+    size_t token_bytes; /* of one token's row over all lanes; 0 in a layer that reads another's */
+    size_t state_bytes; /* per sequence */
+    size_t bytes;       /* rows * token_bytes + state_bytes */
+} LayerCache;
+typedef struct {
+    int L, context;
+    size_t bytes_per_token;  /* sum of token_bytes: growth per token before any window is full */
+    size_t grows_per_token;  /* of it, what still grows beyond every window */
+    size_t state_bytes, bytes_at_context; /* of one sequence */
+    size_t mha_bytes_per_token, mha_bytes_at_context; /* the same width without sharing or windows: 2 L d_model numbers */
+    LayerCache layer[LAYERS_MAX];
+} CacheCost;
+void cost_cache(const Model *, int context, CacheCost *);
+
+/* Exact bytes of the regions of one training step (or of the weights alone when opts.train is false), guards included:
+ * what model_open maps. */
+typedef struct {
+    size_t weights, gradients, moment1, moment2, saved, scratch, total;
+} StepMemory;
+StepMemory cost_regions(const Model *);
+/* The same of a model that is not open yet. */
+bool cost_step(Device *, const ModelCfg *, ModelOpts, StepMemory *, Err *);
+/* Bytes that a cache of this size maps. */
+bool cost_cache_mapped(const Model *, int nseq, int max_tokens, int max_rows, size_t *bytes, Err *);

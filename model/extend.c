@@ -1,0 +1,108 @@
+/* extend.c: a pass over history: prefill, a chunk of it, verification and decoding are all this. */
+#include "act.h"
+
+bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int max_rows, int page_rows, bool dry, Err *e) {
+    KvShape *slots = xcalloc((size_t)m->L, sizeof *slots);
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].owner) slots[l] = m->layer[l].rows;
+    bool ok = kv_open(c, slots, m->L, nseq, max_tokens, max_rows, page_rows, m->opts.poison, dry, e);
+    free(slots);
+    return ok;
+}
+
+/* y (out.n, d) = block(x (in.n, d)) */
+static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tensor y) {
+    const Layer *L = &m->layer[l];
+    const LayerWeights *w = &m->w.layer[l];
+    int d = m->cfg.d_model, M = r->out.n;
+    Mark mark = arena_mark(r->scratch);
+    Fields place = arena_placer(r->scratch);
+    Tensor xn = SCRATCH(r, "xn1", r->in.n, d), rstd = SCRATCH(r, "rstd", r->in.n), mid = SCRATCH(r, "mid", M, d);
+    r->layer = l;
+    r->ops->rmsnorm(r, xn, rstd, x, w->norm1, m->cfg.norm_eps);
+    L->kind->mixer->extend(r, L->cfg, w->mix, xn, &m->kv[L->kv_from], kv_slot(c, L->kv_from), L->publisher ? ABSENT : mid);
+    r->ops->gather(r, y, x, r->in, r->out); /* the stream goes on for the wanted rows */
+    if (!L->publisher) {
+        Act *a = &m->act[l];
+        r->ops->add(r, mid, y);
+        Tensor xn2 = SCRATCH(r, "xn2", M, d), rstd2 = SCRATCH(r, "rstd2", M);
+        L->ffn->ffn->saved(L->fcfg, M, a->ffn, &place);
+        r->ops->rmsnorm(r, xn2, rstd2, mid, w->norm2, m->cfg.norm_eps);
+        L->ffn->ffn->forward(r, L->fcfg, w->ffn, xn2, a->ffn, y);
+        r->ops->add(r, y, mid);
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* Everything up to the logits; the rows of the pass stay in m->kv, in scratch that the caller gives back. */
+static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Tensor logits) {
+    int N = r->batch->N, d = m->cfg.d_model;
+    Fields place = arena_placer(r->scratch);
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].owner) kv_fields(&m->layer[l].rows, N, &m->kv[l], &place);
+    Mark mark = arena_mark(r->scratch);
+    Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d);
+    r->in = r->out = (Pick){N, m->idx};
+    r->ops->embed(r, x, m->w.embed, tok);
+    for (int l = 0; l < m->L; l++) {
+        if (l >= m->last_writer) r->out = want; /* nothing above needs the rows that nobody asked for */
+        Tensor to = TENSOR(y.p, REAL, r->out.n, d);
+        layer_extend(m, r, c, l, TENSOR(x.p, REAL, r->in.n, d), to);
+        y = x, x = to;
+        r->in = r->out;
+    }
+    Tensor xf = SCRATCH(r, "xf", want.n, d), rstd = SCRATCH(r, "rstd", want.n);
+    r->ops->rmsnorm(r, xf, rstd, x, m->w.norm, m->cfg.norm_eps);
+    CHECK(want.n == 0 || (logits.n[0] == want.n && logits.n[1] == m->cfg.vocab), "logits (%d,%d)", logits.n[0], logits.n[1]);
+    if (want.n) r->ops->linear(r, logits, xf, m->cfg.tied ? m->w.embed : m->w.head, ABSENT);
+    arena_release(r->scratch, mark);
+}
+
+bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
+    CHECK(b->N <= m->extend_rows && want.n <= b->N, "%d rows, %d wanted; reserved for %d", b->N, want.n, m->extend_rows);
+    for (int i = 0; i < b->N; i++)
+        if (tok[i] < 0 || tok[i] >= m->cfg.vocab) return err_input(e, "token %d: id %d is outside the vocabulary of %d", i, tok[i], m->cfg.vocab);
+    if (!kv_begin(c, b, e)) return false;
+    Run r = run_make(m->dev, &m->scratch);
+    r.batch = b;
+    m->held = arena_mark(&m->scratch);
+    pass(m, &r, c, tok, want, logits);
+    return true;
+}
+void model_commit(Model *m, Cache *c, const Batch *b, const int *accept) {
+    Run r = run_make(m->dev, &m->scratch);
+    r.batch = b;
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].owner) kv_append(&r, kv_slot(c, l), &m->kv[l], accept);
+    kv_end(c, b, accept);
+    arena_release(&m->scratch, m->held);
+}
+bool model_extend(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
+    if (!model_verify(m, c, b, tok, want, logits, e)) return false;
+    model_commit(m, c, b, NULL);
+    return true;
+}
+
+bool model_extend_reserve(Model *m, Cache *c, int max_rows, int max_want, int max_seqs, Err *e) {
+    int N = max_rows, B = imin(max_seqs, N);
+    if (N > m->extend_rows) {
+        m->idx = xrealloc(m->idx, (size_t)imax(N, m->opts.max_rows), sizeof *m->idx);
+        for (int i = 0; i < imax(N, m->opts.max_rows); i++) m->idx[i] = i;
+        m->extend_rows = N;
+    }
+    int *zeros = xcalloc((size_t)N + 1, sizeof *zeros);
+    Batch b = {.B = B, .N = N, .off = zeros, .seq = zeros, .of = zeros, .pos = zeros, .first = zeros, .history = true};
+    Arena dry = {.name = "scratch"};
+    Run r = run_make(m->dev, &dry);
+    r.batch = &b;
+    pass(m, &r, c, zeros, (Pick){imin(max_want, N), m->idx}, TENSOR(NULL, REAL, imin(max_want, N), m->cfg.vocab));
+    free(zeros);
+    if (m->opts.dry) {
+        m->scratch.peak = zmax(m->scratch.peak, dry.peak);
+        return true;
+    }
+    if (dry.peak <= m->scratch.size && m->scratch.base) return true;
+    CHECK(m->scratch.used == 0, "a pass is under way");
+    arena_close(&m->scratch);
+    return arena_open(&m->scratch, "scratch", dry.peak, m->opts.poison, e);
+}

@@ -1,0 +1,67 @@
+/* map.c: the layer map: every layer's settings, whose K/V it reads, how long the owner must keep them. */
+#include "model.h"
+
+static bool same_rows(const KvShape *a, const KvShape *b) { return a->lanes == b->lanes && a->kdim == b->kdim && a->vdim == b->vdim; }
+
+/* Retention of an owner's rows is that of its widest reader; a window of 0 keeps all. */
+static void widen(KvShape *owner, const KvShape *reader) {
+    if (!owner->window) return;
+    owner->window = reader->window ? imax(owner->window, reader->window) : 0;
+    owner->sinks = owner->window ? imax(owner->sinks, reader->sinks) : 0;
+}
+
+static void *layer_cfg(const void *cfg, size_t size, const ModelCfg *m, bool owner) {
+    LayerCfg *c = xcalloc(1, size);
+    memcpy(c, cfg, size);
+    *c = (LayerCfg){.d_model = m->d_model, .max_positions = m->max_positions, .norm_eps = m->norm_eps, .owner = owner};
+    return c;
+}
+
+static bool map_layer(Model *m, const ModelCfg *cfg, int l, Err *e) {
+    Layer *y = &m->layer[l];
+    int from = cfg->kv_from[l];
+    *y = (Layer){.kind = &cfg->kind[cfg->pattern[l]], .ffn = &cfg->ffn[l % cfg->nffn], .kv_from = from, .owner = from == l};
+    const Mixer *mixer = y->kind->mixer;
+    Err why = {0};
+    y->cfg = layer_cfg(y->kind->cfg, mixer->cfg_size, cfg, y->owner);
+    if (!mixer->check(y->cfg, &why)) return err_input(e, "model.kinds.%s (layer %d): %s", y->kind->name, l, why.msg);
+    y->publisher = mixer->publishes_only(y->cfg);
+    y->fcfg = layer_cfg(y->ffn->cfg, y->ffn->ffn->cfg_size, cfg, true);
+    if (!y->ffn->ffn->check(y->fcfg, &why)) return err_input(e, "model.ffn (layer %d): %s", l, why.msg);
+    mixer->rows(y->cfg, &y->rows);
+    if (y->owner) {
+        if (y->rows.lanes || y->rows.state) m->last_writer = l;
+        return true;
+    }
+    if (from < 0 || from >= l) return err_input(e, "model.kv_from: layer %d reads layer %d; expected an earlier layer, 0 to %d", l, from, l - 1);
+    Layer *o = &m->layer[from];
+    if (!o->owner) return err_input(e, "model.kv_from: layer %d reads layer %d, which itself reads layer %d; name that one", l, from, o->kv_from);
+    if (!same_rows(&o->rows, &y->rows))
+        return err_input(e, "model.kv_from: layer %d expects rows of %d heads x %d, layer %d stores %d x %d; make kv_heads and head_dim equal", l,
+                         y->rows.lanes, y->rows.kdim, from, o->rows.lanes, o->rows.kdim);
+    o->shared = true;
+    widen(&o->rows, &y->rows);
+    return true;
+}
+
+bool model_map(Model *m, const ModelCfg *cfg, Err *e) {
+    m->cfg = *cfg;
+    m->L = cfg->layers;
+    m->last_writer = 0;
+    m->layer = xcalloc((size_t)m->L, sizeof *m->layer);
+    for (int l = 0; l < m->L; l++)
+        if (!map_layer(m, cfg, l, e)) return false;
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].publisher && !m->layer[l].shared)
+            return err_input(e, "model.pattern: layer %d (%s) only publishes K/V, and no later layer reads it in kv_from", l, m->layer[l].kind->name);
+    return true;
+}
+
+void model_unmap(Model *m) {
+    for (int l = 0; m->layer && l < m->L; l++) {
+        free(m->layer[l].cfg);
+        free(m->layer[l].fcfg);
+    }
+    free(m->layer);
+    m->layer = NULL;
+}

@@ -1,0 +1,353 @@
+/* model.c: regions, forward and backward of a training pass. The pass over a history is extend.c. */
+#include "act.h"
+
+enum { STREAM_INIT = 1 };
+
+void model_fields(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    f->scope[0] = 0;
+    field(f, &w->embed, "model.embed_tokens.weight", 0, c->vocab, c->d_model);
+    for (int l = 0; l < m->L; l++) {
+        const Layer *y = &m->layer[l];
+        LayerWeights *lw = &w->layer[l];
+        snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
+        field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
+        snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
+        y->kind->mixer->weights(y->cfg, lw->mix, f);
+        if (y->publisher) continue;
+        snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
+        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
+        snprintf(f->scope, sizeof f->scope, "model.layers.%d.mlp.", l);
+        y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
+    }
+    f->scope[0] = 0;
+    field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
+    if (!c->tied) field(f, &w->head, "lm_head.weight", 0, c->vocab, c->d_model);
+}
+
+static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)path, (void)flags;
+    *(size_t *)f->ctx += tensor_count(*t);
+}
+size_t model_params(const Model *m) {
+    size_t n = 0;
+    Fields f = {.see = see_count, .ctx = &n};
+    Weights w = m->w;
+    model_fields(m, &w, &f);
+    return n;
+}
+
+typedef struct {
+    uint64_t key;
+    double std, residual;
+} Init;
+static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    const Init *in = f->ctx;
+    size_t n = tensor_count(*t);
+    uint64_t key = rng_name(in->key, path);
+    double std = flags & FIELD_RESIDUAL ? in->std * in->residual : in->std;
+    real *p = R(*t), flat = flags & FIELD_ONES ? 1 : 0;
+    if (flags & (FIELD_ONES | FIELD_ZEROS)) {
+        for (size_t i = 0; i < n; i++) p[i] = flat;
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) p[i] = (real)(std * rng_normal(key, i));
+}
+void model_init(Model *m, uint64_t seed) {
+    Init in = {rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
+    Fields f = {.see = see_init, .ctx = &in};
+    model_fields(m, &m->w, &f);
+}
+void model_zero_grad(Model *m) {
+    Fields f = fields_zero();
+    model_fields(m, &m->g, &f);
+}
+
+/* ---- regions ------------------------------------------------------------------------------------------------------ */
+
+static void weights_new(const Model *m, Weights *w) {
+    *w = (Weights){.layer = xcalloc((size_t)m->L, sizeof *w->layer)};
+    for (int l = 0; l < m->L; l++) {
+        w->layer[l].mix = xcalloc(1, m->layer[l].kind->mixer->w_size);
+        w->layer[l].ffn = xcalloc(1, m->layer[l].ffn->ffn->w_size);
+    }
+}
+static void weights_free(const Model *m, Weights *w) {
+    for (int l = 0; w->layer && l < m->L; l++) {
+        free(w->layer[l].mix);
+        free(w->layer[l].ffn);
+    }
+    free(w->layer);
+}
+static bool region(Model *m, Arena *a, const char *name, Weights *w, Err *e) {
+    Fields f = arena_placer(a);
+    a->name = name;
+    model_fields(m, w, &f);
+    if (m->opts.dry) return true;
+    if (!arena_open(a, name, a->peak, m->opts.poison, e)) return false;
+    model_fields(m, w, &f);
+    return true;
+}
+static Tensor logits_head(const Model *m, const Weights *w) { return m->cfg.tied ? w->embed : w->head; }
+
+/* The sizes of `keep` and `scratch` are those of the passes themselves, run without memory. */
+static void measure_passes(Model *m) {
+    int N = m->opts.max_rows, B = imin(m->opts.max_samples, N);
+    if (!N) return;
+    int *all = xcalloc((size_t)N, sizeof *all);
+    Batch b = {.B = B, .N = N, .off = all, .seq = all, .of = all, .pos = all, .first = all};
+    if (m->opts.train) model_train(m, &b, all, all, NULL, NULL);
+    model_loss(m, &b, all, all, NULL);
+    if (m->opts.train) { /* what clipping takes; the optimizer itself takes nothing */
+        Run r = run_make(m->dev, &m->scratch);
+        r.ops->sumsq(&r, m->w.embed);
+    }
+    free(all);
+}
+
+bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err *e) {
+    *m = (Model){.dev = dev, .opts = opts};
+    if (!model_map(m, cfg, e)) goto fail;
+    m->act = xcalloc((size_t)m->L, sizeof *m->act);
+    m->kv = xcalloc((size_t)m->L, sizeof *m->kv);
+    m->dkv = xcalloc((size_t)m->L, sizeof *m->dkv);
+    m->idx = xcalloc((size_t)imax(1, opts.max_rows), sizeof *m->idx);
+    for (int i = 0; i < opts.max_rows; i++) m->idx[i] = i;
+    for (int l = 0; l < m->L; l++) {
+        m->layer[l].recompute = opts.recompute < 0 || l < opts.recompute;
+        m->act[l].mix = xcalloc(1, m->layer[l].kind->mixer->s_size);
+        m->act[l].ffn = xcalloc(1, m->layer[l].ffn->ffn->s_size);
+    }
+    weights_new(m, &m->w);
+    if (!region(m, &m->aw, "weights", &m->w, e)) goto fail;
+    if (opts.train) {
+        weights_new(m, &m->g);
+        weights_new(m, &m->m);
+        weights_new(m, &m->v);
+        if (!region(m, &m->ag, "gradients", &m->g, e) || !region(m, &m->am, "first moments", &m->m, e) ||
+            !region(m, &m->av, "second moments", &m->v, e))
+            goto fail;
+        Fields zero = fields_zero();
+        if (!opts.dry) {
+            model_fields(m, &m->g, &zero);
+            model_fields(m, &m->m, &zero);
+            model_fields(m, &m->v, &zero);
+        }
+    }
+    m->keep.name = "saved activations", m->scratch.name = "scratch";
+    measure_passes(m);
+    if (opts.dry) return true;
+    if (!arena_open(&m->keep, "saved activations", m->keep.peak, opts.poison, e) || !arena_open(&m->scratch, "scratch", m->scratch.peak, opts.poison, e))
+        goto fail;
+    return true;
+fail:
+    model_close(m);
+    return false;
+}
+
+void model_close(Model *m) {
+    Arena *regions[] = {&m->aw, &m->ag, &m->am, &m->av, &m->keep, &m->scratch};
+    Weights *weights[] = {&m->w, &m->g, &m->m, &m->v};
+    for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) arena_close(regions[i]);
+    for (size_t i = 0; m->layer && i < sizeof weights / sizeof *weights; i++) weights_free(m, weights[i]);
+    for (int l = 0; m->act && l < m->L; l++) {
+        free(m->act[l].mix);
+        free(m->act[l].ffn);
+    }
+    free(m->act);
+    free(m->kv);
+    free(m->dkv);
+    free(m->idx);
+    model_unmap(m);
+    *m = (Model){0};
+}
+
+/* ---- one layer ---------------------------------------------------------------------------------------------------- */
+
+/* What a layer's backward needs and its replay makes again: everything but the block's input and shared K/V. */
+static void act_fields(Model *m, int l, int N, Fields *f) {
+    const Layer *y = &m->layer[l];
+    Act *a = &m->act[l];
+    int d = m->cfg.d_model;
+    field(f, &a->xn1, "xn1", 0, N, d);
+    field(f, &a->rstd1, "rstd1", FIELD_F32, N);
+    if (y->owner && !y->shared) kv_fields(&y->rows, N, &a->kv, f);
+    y->kind->mixer->saved(y->cfg, N, a->mix, f);
+    if (y->publisher) return;
+    field(f, &a->mid, "mid", 0, N, d);
+    field(f, &a->xn2, "xn2", 0, N, d);
+    field(f, &a->rstd2, "rstd2", FIELD_F32, N);
+    y->ffn->ffn->saved(y->fcfg, N, a->ffn, f);
+}
+
+static Kv *layer_kv(Model *m, int l) {
+    int o = m->layer[l].kv_from;
+    return m->layer[o].shared ? &m->kv[o] : &m->act[o].kv;
+}
+
+/* y = block(x); y may not alias x. */
+static void layer_forward(Model *m, Run *r, int l, Tensor x, Tensor y) {
+    const Layer *L = &m->layer[l];
+    const LayerWeights *w = &m->w.layer[l];
+    Act *a = &m->act[l];
+    double drop = r->mode & RUN_TRAIN ? m->opts.dropout : 0;
+    r->layer = l;
+    r->ops->rmsnorm(r, a->xn1, a->rstd1, x, w->norm1, m->cfg.norm_eps);
+    L->kind->mixer->forward(r, L->cfg, w->mix, a->xn1, layer_kv(m, l), a->mix, L->publisher ? ABSENT : a->mid);
+    if (L->publisher) {
+        r->ops->copy(r, y, x);
+        return;
+    }
+    r->ops->dropout(r, a->mid, DROP_MIXER, drop);
+    r->ops->add(r, a->mid, x);
+    r->ops->rmsnorm(r, a->xn2, a->rstd2, a->mid, w->norm2, m->cfg.norm_eps);
+    L->ffn->ffn->forward(r, L->fcfg, w->ffn, a->xn2, a->ffn, y);
+    r->ops->dropout(r, y, DROP_FFN, drop);
+    r->ops->add(r, y, a->mid);
+}
+
+/* The gradient that a dropped-out branch receives; without dropout dx itself. */
+static Tensor branch(Model *m, Run *r, Tensor dx, DropSite site) {
+    if (m->opts.dropout <= 0) return dx;
+    Tensor g = SCRATCH(r, "d branch", dx.n[0], dx.n[1]);
+    r->ops->copy(r, g, dx);
+    r->ops->dropout(r, g, site, m->opts.dropout);
+    return g;
+}
+
+/* dx: in, the gradient of the block's output; out, that of its input. */
+static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv) {
+    const Layer *L = &m->layer[l];
+    const LayerWeights *w = &m->w.layer[l];
+    LayerWeights *g = &m->g.layer[l];
+    Act *a = &m->act[l];
+    Mark mark = arena_mark(r->scratch);
+    Tensor dxn = SCRATCH(r, "d normed", dx.n[0], dx.n[1]);
+    r->layer = l;
+    if (!L->publisher) {
+        Mark inner = arena_mark(r->scratch);
+        r->ops->zero(r, dxn);
+        L->ffn->ffn->backward(r, L->fcfg, w->ffn, g->ffn, a->xn2, a->ffn, branch(m, r, dx, DROP_FFN), dxn);
+        r->ops->rmsnorm_backward(r, dx, g->norm2, dxn, a->mid, w->norm2, a->rstd2);
+        arena_release(r->scratch, inner);
+    }
+    r->ops->zero(r, dxn);
+    Tensor dy = L->publisher ? ABSENT : branch(m, r, dx, DROP_MIXER);
+    L->kind->mixer->backward(r, L->cfg, w->mix, g->mix, a->xn1, layer_kv(m, l), dkv, a->mix, dy, dxn);
+    r->ops->rmsnorm_backward(r, dx, g->norm1, dxn, x, w->norm1, a->rstd1);
+    arena_release(r->scratch, mark);
+}
+
+/* ---- a pass ------------------------------------------------------------------------------------------------------- */
+
+static Run run_pass(Model *m, const Batch *b, unsigned mode) {
+    Run r = run_make(m->dev, &m->scratch);
+    CHECK(b->N <= m->opts.max_rows, "%d rows, opened for %d", b->N, m->opts.max_rows);
+    r.batch = b;
+    r.in = r.out = (Pick){b->N, m->idx};
+    r.mode = mode;
+    r.seed = m->seed;
+    r.step = m->step;
+    return r;
+}
+static void embed_rows(Model *m, Run *r, Tensor x, const int *tok) {
+    r->layer = -1;
+    r->ops->embed(r, x, m->w.embed, tok);
+    if (r->mode & RUN_TRAIN) r->ops->dropout(r, x, DROP_EMBED, m->opts.dropout);
+}
+
+/* What lives from forward to backward. */
+static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fields *f) {
+    int d = m->cfg.d_model;
+    for (int l = 0; l <= m->L; l++) field(f, &x[l], "x", 0, N, d);
+    field(f, xf, "xf", 0, N, d);
+    field(f, rstd, "rstd", FIELD_F32, N);
+    for (int l = 0; l < m->L; l++) {
+        if (m->layer[l].shared) {
+            kv_fields(&m->layer[l].rows, N, &m->kv[l], f);
+            kv_fields(&m->layer[l].rows, N, &m->dkv[l], f);
+        }
+        if (!m->layer[l].recompute) act_fields(m, l, N, f);
+    }
+}
+
+static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N) {
+    Fields zero = fields_zero();
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].shared && !measuring(r)) kv_fields(&m->layer[l].rows, N, &m->dkv[l], &zero);
+    for (int l = m->L - 1; l >= 0; l--) {
+        const Layer *L = &m->layer[l];
+        Mark mark = arena_mark(r->scratch);
+        Fields place = arena_placer(r->scratch);
+        if (L->recompute) {
+            act_fields(m, l, N, &place);
+            Mark y = arena_mark(r->scratch);
+            Tensor again = SCRATCH(r, "block output", N, m->cfg.d_model);
+            layer_forward(m, r, l, x[l], again);
+            arena_release(r->scratch, y);
+        }
+        Kv own = {0}, *dkv = &m->dkv[L->kv_from];
+        if (L->owner && !L->shared) { /* nobody else adds to it: it lives here */
+            dkv = &own;
+            kv_fields(&L->rows, N, &own, &place);
+            if (!measuring(r)) kv_fields(&L->rows, N, &own, &zero);
+        }
+        layer_backward(m, r, l, x[l], dx, dkv);
+        arena_release(r->scratch, mark);
+    }
+}
+
+void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const real *g, real *nll) {
+    int N = b->N, d = m->cfg.d_model;
+    Run run = run_pass(m, b, RUN_TRAIN), *r = &run;
+    Mark keep = arena_mark(&m->keep), scratch = arena_mark(&m->scratch);
+    Fields place = arena_placer(&m->keep);
+    Tensor x[LAYERS_MAX + 1] = {0}, xf = {0}, rstd = {0};
+    keep_fields(m, N, x, &xf, &rstd, &place);
+    embed_rows(m, r, x[0], tok);
+    for (int l = 0; l < m->L; l++) {
+        Mark mark = arena_mark(r->scratch);
+        Fields again = arena_placer(r->scratch);
+        if (m->layer[l].recompute) act_fields(m, l, N, &again);
+        layer_forward(m, r, l, x[l], x[l + 1]);
+        arena_release(r->scratch, mark);
+    }
+    r->ops->rmsnorm(r, xf, rstd, x[m->L], m->w.norm, m->cfg.norm_eps);
+    Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
+    r->ops->zero(r, dx);
+    r->ops->zero(r, dxf);
+    r->ops->linear_xent(r, TENSOR(nll, REAL, N), dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
+    r->ops->rmsnorm_backward(r, dx, m->g.norm, dxf, x[m->L], m->w.norm, rstd);
+    backward_layers(m, r, x, dx, N);
+    r->layer = -1;
+    if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
+    r->ops->embed_backward(r, m->g.embed, dx, tok);
+    arena_release(r->scratch, scratch);
+    arena_release(&m->keep, keep);
+}
+
+void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
+    int N = b->N, d = m->cfg.d_model;
+    Run run = run_pass(m, b, 0), *r = &run;
+    Mark keep = arena_mark(&m->keep);
+    Fields place = arena_placer(&m->keep);
+    Tensor x = {0}, y = {0}, rstd = {0};
+    field(&place, &x, "x", 0, N, d);
+    field(&place, &y, "y", 0, N, d);
+    field(&place, &rstd, "rstd", FIELD_F32, N);
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].shared) kv_fields(&m->layer[l].rows, N, &m->kv[l], &place);
+    embed_rows(m, r, x, tok);
+    for (int l = 0; l < m->L; l++) {
+        Mark mark = arena_mark(&m->keep);
+        act_fields(m, l, N, &place);
+        layer_forward(m, r, l, x, y);
+        arena_release(&m->keep, mark);
+        Tensor swap = x;
+        x = y, y = swap;
+    }
+    r->ops->rmsnorm(r, y, rstd, x, m->w.norm, m->cfg.norm_eps);
+    r->ops->linear_xent(r, TENSOR(nll, REAL, N), ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
+    arena_release(&m->keep, keep);
+}

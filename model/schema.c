@@ -1,0 +1,428 @@
+#include "schema.h"
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+
+const char *schema_join(char buf[256], const char *path, const char *name) {
+    snprintf(buf, 256, "%.120s%s%.120s", path, *path ? "." : "", name);
+    return buf;
+}
+
+/* ---- names ---------------------------------------------------------------------------------------------------------
+ */
+
+int name_distance(const char *a, const char *b) {
+    enum { MAX = 48 };
+    int n = (int)strnlen(a, MAX + 1), m = (int)strnlen(b, MAX + 1), d[MAX + 1][MAX + 1];
+    if (n > MAX || m > MAX) return INT_MAX;
+    for (int i = 0; i <= n; i++) d[i][0] = i;
+    for (int j = 0; j <= m; j++) d[0][j] = j;
+    for (int i = 1; i <= n; i++)
+        for (int j = 1; j <= m; j++) {
+            int v = imin(imin(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) v = imin(v, d[i - 2][j - 2] + 1);
+            d[i][j] = v;
+        }
+    return d[n][m];
+}
+
+bool schema_unknown(const Node *x, const char *path, const char *name, const Key *keys, const char *const *names,
+                    Err *e) {
+    const char *best = NULL;
+    int least = 1 + (int)strlen(name) / 2;
+    char known[160] = "";
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; pass ? names && names[i] : keys && keys[i].name; i++) {
+            const char *s = pass ? names[i] : keys[i].name;
+            int d = name_distance(name, s);
+            if (d < least) least = d, best = s;
+            size_t n = strlen(known);
+            if (n + strlen(s) + 3 < sizeof known) snprintf(known + n, sizeof known - n, "%s%s", n ? ", " : "", s);
+        }
+    }
+    char what[64] = "unknown key"; /* the path ends with a key, a value is not to be seen in it */
+    if (name != x->key)
+        snprintf(what, sizeof what, strlen(name) > 40 ? "unknown name '%.40s...'" : "unknown name '%s'", name);
+    if (best) return node_refuse(x, path, e, "%s; did you mean %s?", what, best);
+    return node_refuse(x, path, e, "%s; known: %s", what, known);
+}
+
+/* ---- values --------------------------------------------------------------------------------------------------------
+ */
+
+/* -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?  Sets *whole when there is neither point nor exponent. */
+static bool number_form(const char *s, bool *whole) {
+    *whole = true;
+    if (*s == '-') s++;
+    if (!isdigit((unsigned char)*s) || (*s == '0' && isdigit((unsigned char)s[1]))) return false;
+    while (isdigit((unsigned char)*s)) s++;
+    if (*s == '.') {
+        *whole = false;
+        if (!isdigit((unsigned char)*++s)) return false;
+        while (isdigit((unsigned char)*s)) s++;
+    }
+    if (*s == 'e' || *s == 'E') {
+        *whole = false;
+        s += s[1] == '+' || s[1] == '-' ? 2 : 1;
+        if (!isdigit((unsigned char)*s)) return false;
+        while (isdigit((unsigned char)*s)) s++;
+    }
+    return !*s;
+}
+
+static void number_text(char buf[40], double v) {
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(buf, 40, "%.*g", digits, v);
+        if (strtod(buf, NULL) == v) return;
+    }
+}
+
+static bool ranged(const Key *k) { return k->min != 0 || k->max != 0; }
+static const char *range_text(const Key *k, char buf[96]) {
+    char lo[40], hi[40];
+    number_text(lo, k->min);
+    number_text(hi, k->max);
+    *buf = 0;
+    if (ranged(k)) snprintf(buf, 96, " from %s to %s", lo, hi);
+    return buf;
+}
+
+/* What was found, in a form that fits a message. */
+static const char *found(const Node *x, char buf[64]) {
+    if (x->type != NODE_SCALAR || node_null(x))
+        snprintf(buf, 64, "%s", node_type(x));
+    else
+        snprintf(buf, 64, strlen(x->text) > 40 ? "%s%.40s...%s" : "%s%s%s", x->quoted ? "\"" : "", x->text,
+                 x->quoted ? "\"" : "");
+    return buf;
+}
+
+static bool read_number(const Key *k, bool integer, const Node *x, const char *path, double *f, int64_t *i, Err *e) {
+    char got[64], range[96];
+    const char *kind = integer ? "a whole number" : "a number";
+    bool whole = false;
+    if (x->type != NODE_SCALAR || x->quoted || !number_form(x->text, &whole) || (integer && !whole))
+        return node_refuse(x, path, e, "expected %s%s, got %s", kind, range_text(k, range), found(x, got));
+    errno = 0;
+    *f = strtod(x->text, NULL);
+    bool fits = isfinite(*f) && !(*f == 0 && strpbrk(x->text, "123456789") && errno == ERANGE);
+    if (integer && fits) {
+        errno = 0;
+        *i = strtoll(x->text, NULL, 10);
+        fits = !errno && (k->type == KEY_LONG || (*i >= INT_MIN && *i <= INT_MAX));
+    }
+    if (!fits || (ranged(k) && !(*f >= k->min && *f <= k->max)))
+        return node_refuse(x, path, e, "expected %s%s, got %s", kind, range_text(k, range), found(x, got));
+    return true;
+}
+
+static bool read_text(const Node *x, const char *path, char *out, Err *e) {
+    char got[64];
+    if (x->type != NODE_SCALAR) return node_refuse(x, path, e, "expected text, got %s", found(x, got));
+    const char *s = node_null(x) ? "" : x->text;
+    if (strlen(s) >= KEY_TEXT_MAX) return node_refuse(x, path, e, "text is longer than %d bytes", KEY_TEXT_MAX - 1);
+    for (const char *p = s; *p; p++)
+        if (((unsigned char)*p < 32 && *p != '\n' && *p != '\t') || *p == 127)
+            return node_refuse(x, path, e, "text holds the control character %d", *p);
+    strcpy(out, s);
+    return true;
+}
+
+static bool read_choice(const Key *k, const Node *x, const char *path, int *out, Err *e) {
+    char names[160] = "", got[64];
+    for (int i = 0; k->choices[i]; i++) {
+        if (x->type == NODE_SCALAR && !strcmp(x->text, k->choices[i])) return *out = i, true;
+        size_t n = strlen(names);
+        snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", k->choices[i]);
+    }
+    return node_refuse(x, path, e, "expected one of %s, got %s", names, found(x, got));
+}
+
+static bool read_list(const Key *k, const Node *x, const char *path, void *out, Err *e) {
+    char at[256], index[16], got[64];
+    Numbers *numbers = out;
+    Ints *ints = out;
+    bool integer = k->type == KEY_INTS;
+    int n = node_null(x) ? 0 : x->n;
+    if (x->type != NODE_LIST && !node_null(x))
+        return node_refuse(x, path, e, "expected a list of numbers, got %s", found(x, got));
+    if (n > KEY_LIST_MAX) return node_refuse(x, path, e, "%d numbers; at most %d are allowed", n, KEY_LIST_MAX);
+    for (int i = 0; i < n; i++) {
+        double f;
+        int64_t v;
+        snprintf(index, sizeof index, "%d", i);
+        if (!read_number(k, integer, x->kid[i], schema_join(at, path, index), &f, &v, e)) return false;
+        if (integer)
+            ints->v[i] = (int)v;
+        else
+            numbers->v[i] = f;
+    }
+    if (integer)
+        ints->n = n;
+    else
+        numbers->n = n;
+    return true;
+}
+
+bool schema_value(const Key *k, const Node *x, const char *path, void *out, Err *e) {
+    char got[64];
+    double f;
+    int64_t i;
+    switch (k->type) {
+    case KEY_INT:
+        if (!read_number(k, true, x, path, &f, &i, e)) return false;
+        *(int *)out = (int)i;
+        return true;
+    case KEY_LONG:
+        if (!read_number(k, true, x, path, &f, &i, e)) return false;
+        *(int64_t *)out = i;
+        return true;
+    case KEY_FLOAT: return read_number(k, false, x, path, out, &i, e);
+    case KEY_BOOL: {
+        bool yes = x->type == NODE_SCALAR && !x->quoted && !strcmp(x->text, "true");
+        if (!yes && (x->type != NODE_SCALAR || x->quoted || strcmp(x->text, "false")))
+            return node_refuse(x, path, e, "expected true or false, got %s", found(x, got));
+        *(bool *)out = yes;
+        return true;
+    }
+    case KEY_TEXT: return read_text(x, path, out, e);
+    case KEY_CHOICE: return read_choice(k, x, path, out, e);
+    case KEY_NUMBERS:
+    case KEY_INTS: return read_list(k, x, path, out, e);
+    case KEY_TABLE:
+        if (x->type == NODE_SCALAR && !node_null(x)) { /* a lone scalar stands for the first key */
+            Node kid = *x, *kids[] = {&kid};
+            Node map = {.type = NODE_MAP, .line = x->line, .where = x->where, .n = 1, .kid = kids};
+            kid.key = (char *)k->sub->name;
+            return schema_read(k->sub, &map, path, NULL, out, e);
+        }
+        return schema_read(k->sub, x, path, NULL, out, e);
+    case KEY_OTHER: break;
+    }
+    CHECK(false, "key %s has no reader", k->name);
+    return false;
+}
+
+/* A default is written as a user would write it and goes the same way, so that it cannot be something he could not say.
+ */
+static bool use_default(const Key *k, const Node *map, const char *path, void *out, Err *e) {
+    if (!k->dflt) return node_refuse(map, path, e, "required, but not given: %s", k->meaning);
+    if (k->type == KEY_TABLE && !*k->dflt) {
+        Node none = {.type = NODE_MAP, .line = map->line, .where = map->where};
+        return schema_read(k->sub, &none, path, NULL, out, e);
+    }
+    Node *x = tree_yaml(k->dflt, strlen(k->dflt), k->name, e);
+    CHECK(x, "default of %s", k->name);
+    x->where = map->where, x->line = map->line;
+    bool ok = schema_value(k, x, path, out, e);
+    tree_free(x);
+    return ok;
+}
+
+bool schema_read(const Key *keys, const Node *map, const char *path, const char *also, void *cfg, Err *e) {
+    char at[256], got[64];
+    const char *const names[] = {also, NULL};
+    if (map->type != NODE_MAP && !node_null(map))
+        return node_refuse(map, path, e, "expected a map of settings, got %s", found(map, got));
+    for (int i = 0; i < map->n; i++) {
+        const Key *k = keys;
+        while (k->name && strcmp(k->name, map->kid[i]->key)) k++;
+        if (!k->name && !(also && !strcmp(also, map->kid[i]->key)))
+            return schema_unknown(map->kid[i], schema_join(at, path, map->kid[i]->key), map->kid[i]->key, keys, names,
+                                  e);
+    }
+    for (const Key *k = keys; k->name; k++) {
+        if (k->type == KEY_OTHER) continue;
+        const Node *x = tree_get(map, k->name);
+        void *out = (char *)cfg + k->at;
+        schema_join(at, path, k->name);
+        if (x ? !schema_value(k, x, at, out, e) : !use_default(k, map, at, out, e)) return false;
+    }
+    return true;
+}
+
+/* ---- writing -------------------------------------------------------------------------------------------------------
+ */
+
+static void entry(Writer *w) {
+    if (w->flow || w->json) {
+        if (!w->first) fputs(", ", w->f);
+    } else {
+        if (!w->first) fputc('\n', w->f);
+        fprintf(w->f, "%*s", 2 * w->depth, "");
+    }
+    w->first = false;
+}
+void write_item(Writer *w) { entry(w); }
+void write_name(Writer *w, const char *name) {
+    entry(w);
+    if (w->json)
+        write_text(w, name);
+    else
+        fputs(name, w->f);
+    fputc(':', w->f);
+    w->named = true;
+}
+/* A value goes on in the line of its name, but for a block map. */
+static FILE *value(Writer *w) {
+    if (w->named) fputc(' ', w->f);
+    w->named = false;
+    return w->f;
+}
+void write_map(Writer *w, bool flow) {
+    if (flow || w->flow || w->json) {
+        w->flow++;
+        fputc('{', value(w));
+    } else {
+        w->depth++;
+        w->named = false;
+        fputc('\n', w->f);
+    }
+    w->first = true;
+}
+void write_map_end(Writer *w) {
+    if (w->flow) {
+        w->flow--;
+        fputc('}', w->f);
+    } else {
+        w->depth--;
+    }
+    w->first = false;
+}
+void write_list(Writer *w) {
+    w->flow++;
+    fputc('[', value(w));
+    w->first = true;
+}
+void write_list_end(Writer *w) {
+    w->flow--;
+    fputc(']', w->f);
+    w->first = false;
+}
+
+/* Text that every YAML reader takes for text without quotes. */
+static bool plain(const char *s) {
+    static const char *const taken[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", NULL};
+    for (int i = 0; taken[i]; i++)
+        if (!strcasecmp(s, taken[i])) return false;
+    if (!isalpha((unsigned char)*s) && *s != '/' && strncmp(s, "./", 2) && strncmp(s, "../", 3)) return false;
+    return s[strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-")] == 0;
+}
+
+void write_text(Writer *w, const char *s) {
+    value(w);
+    if (!w->json && !*s) {
+        fputs("null", w->f);
+        return;
+    }
+    if (!w->json && plain(s)) {
+        fputs(s, w->f);
+        return;
+    }
+    fputc('"', w->f);
+    for (const unsigned char *p = (const unsigned char *)s; *p;) {
+        if (*p == '"' || *p == '\\') {
+            fprintf(w->f, "\\%c", *p++);
+        } else if (*p < 32 || *p == 127) {
+            if (*p == '\n' || *p == '\t')
+                fprintf(w->f, "\\%c", *p == '\n' ? 'n' : 't');
+            else
+                fprintf(w->f, "\\u%04X", *p);
+            p++;
+        } else { /* characters that YAML takes for line breaks or refuses raw: C1 controls, U+2028, U+2029, U+FEFF, ...
+                  */
+            int len = *p < 0x80 ? 1 : *p < 0xE0 ? 2 : *p < 0xF0 ? 3 : 4;
+            unsigned c = len == 2 ? (p[0] & 31u) << 6 | (p[1] & 63u)
+                                  : (p[0] & 15u) << 12 | (p[1] & 63u) << 6 | (p[2 < len ? 2 : 0] & 63u);
+            bool odd =
+                (len == 2 && c <= 0xA0) || (len == 3 && (c == 0x2028 || c == 0x2029 || c == 0xFEFF || c >= 0xFFFE));
+            if (odd)
+                fprintf(w->f, "\\u%04X", c);
+            else
+                fwrite(p, 1, (size_t)len, w->f);
+            p += len;
+        }
+    }
+    fputc('"', w->f);
+}
+void write_number(Writer *w, double v) {
+    char buf[40];
+    number_text(buf, v);
+    fputs(buf, value(w));
+}
+void write_int(Writer *w, int64_t v) { fprintf(value(w), "%lld", (long long)v); }
+
+void schema_write(Writer *w, const Key *keys, const void *cfg) {
+    for (const Key *k = keys; k->name; k++) {
+        const void *p = (const char *)cfg + k->at;
+        if (k->type == KEY_OTHER) continue;
+        write_name(w, k->name);
+        switch (k->type) {
+        case KEY_INT: write_int(w, *(const int *)p); break;
+        case KEY_LONG: write_int(w, *(const int64_t *)p); break;
+        case KEY_FLOAT: write_number(w, *(const double *)p); break;
+        case KEY_BOOL: fputs(*(const bool *)p ? "true" : "false", value(w)); break;
+        case KEY_TEXT: write_text(w, p); break;
+        case KEY_CHOICE: write_text(w, k->choices[*(const int *)p]); break;
+        case KEY_TABLE:
+            write_map(w, false);
+            schema_write(w, k->sub, p);
+            write_map_end(w);
+            break;
+        case KEY_NUMBERS:
+            write_list(w);
+            for (int i = 0; i < ((const Numbers *)p)->n; i++)
+                write_item(w), write_number(w, ((const Numbers *)p)->v[i]);
+            write_list_end(w);
+            break;
+        case KEY_INTS:
+            write_list(w);
+            for (int i = 0; i < ((const Ints *)p)->n; i++) write_item(w), write_int(w, ((const Ints *)p)->v[i]);
+            write_list_end(w);
+            break;
+        case KEY_OTHER: break;
+        }
+    }
+}
+
+/* ---- describing ----------------------------------------------------------------------------------------------------
+ */
+
+static void type_text(const Key *k, char buf[256]) {
+    static const char *const names[] = {[KEY_INT] = "whole number",
+                                        [KEY_LONG] = "whole number",
+                                        [KEY_FLOAT] = "number",
+                                        [KEY_BOOL] = "true or false",
+                                        [KEY_TEXT] = "text",
+                                        [KEY_CHOICE] = "",
+                                        [KEY_TABLE] = "map",
+                                        [KEY_NUMBERS] = "list of numbers",
+                                        [KEY_INTS] = "list of whole numbers",
+                                        [KEY_OTHER] = "map or list"};
+    char range[96];
+    snprintf(buf, 256, "%s%s", names[k->type], k->type == KEY_OTHER ? "" : range_text(k, range));
+    if (k->type == KEY_CHOICE)
+        for (int i = 0; k->choices[i]; i++) {
+            size_t n = strlen(buf);
+            snprintf(buf + n, 256 - n, "%s%s", n ? ", " : "", k->choices[i]);
+        }
+}
+
+void schema_document(FILE *f, const Key *keys, const char *prefix, bool markdown) {
+    for (const Key *k = keys; k->name; k++) {
+        char type[256], name[256];
+        snprintf(name, sizeof name, "%s%s", prefix, k->name);
+        type_text(k, type);
+        const char *dflt = !k->dflt ? "required" : *k->dflt ? k->dflt : k->type == KEY_TABLE ? "as below" : "none";
+        if (markdown)
+            fprintf(f, "| `%s` | %s | %s%s%s | %s |\n", name, type, k->dflt && *k->dflt ? "`" : "", dflt,
+                    k->dflt && *k->dflt ? "`" : "", k->meaning);
+        else
+            fprintf(f, "  %-40s %s\n  %-40s   %s; default %s\n", name, k->meaning, "", type, dflt);
+        if (k->type == KEY_TABLE) {
+            char sub[256];
+            snprintf(sub, sizeof sub, "%.250s.", name);
+            schema_document(f, k->sub, sub, markdown);
+        }
+    }
+}

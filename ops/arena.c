@@ -1,0 +1,82 @@
+/* arena.c: regions, guards, poison. */
+#include "arena.h"
+#include <sys/mman.h>
+
+enum { ALIGN = 64, GUARD = 64, GUARD_BYTE = 0xA5 };
+
+bool arena_open(Arena *a, const char *name, size_t size, bool poison, Err *e) {
+    *a = (Arena){.name = name, .size = size, .poison = poison};
+    size_t room = size ? size : 1;
+    /* Mapped, not malloc'ed: zero pages cost nothing until they are touched, and closing gives them back at once. */
+    void *p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return err_world(e, "out of memory: %zu bytes for %s; a smaller batch or model needs less", size, name);
+    a->base = p;
+    a->take = xcalloc(ARENA_TAKES, sizeof *a->take);
+    if (poison) memset(a->base, 0xFF, size);
+    return true;
+}
+
+void arena_close(Arena *a) {
+    if (a->base) {
+        arena_guards(a);
+        munmap(a->base, a->size ? a->size : 1);
+    }
+    free(a->take);
+    *a = (Arena){.name = a->name};
+}
+
+void *arena_take(Arena *a, size_t bytes, const char *name) {
+    size_t at = a->used, end = at + bytes;
+    CHECK(bytes <= SIZE_MAX / 4, "%s: %zu bytes", name, bytes);
+    a->used = ((end + ALIGN - 1) & ~(size_t)(ALIGN - 1)) + GUARD;
+    if (a->used > a->peak) {
+        a->peak = a->used;
+        snprintf(a->peak_at, sizeof a->peak_at, "%s", name);
+    }
+    if (!a->base) return NULL;
+    CHECK(a->used <= a->size, "region %s is full at %s: %zu of %zu bytes", a->name, name, a->used, a->size);
+    CHECK(a->ntake < ARENA_TAKES, "region %s: too many takes at %s", a->name, name);
+    Take *t = &a->take[a->ntake++];
+    t->end = end;
+    snprintf(t->name, sizeof t->name, "%s", name);
+    memset(a->base + end, GUARD_BYTE, a->used - end);
+    return a->base + at;
+}
+
+Tensor arena_tensor(Arena *a, const char *name, Dtype dtype, int rank, const int n[]) {
+    Tensor t = tensor_make(NULL, dtype, rank, n);
+    t.p = arena_take(a, tensor_bytes(t), name);
+    return t;
+}
+
+Mark arena_mark(const Arena *a) { return (Mark){a->used, a->ntake}; }
+
+static void guards_from(const Arena *a, int from) {
+    for (int i = from; i < a->ntake; i++) {
+        const unsigned char *g = (const unsigned char *)a->base + a->take[i].end;
+        for (int j = 0; j < GUARD; j++)
+            CHECK(g[j] == GUARD_BYTE, "region %s: something wrote past the end of %s", a->name, a->take[i].name);
+    }
+}
+void arena_guards(const Arena *a) { guards_from(a, 0); }
+
+void arena_release(Arena *a, Mark m) {
+    CHECK(m.used <= a->used && m.ntake <= a->ntake, "region %s: release above the top", a->name);
+    if (a->base) {
+        guards_from(a, m.ntake);
+        if (a->poison) memset(a->base + m.used, 0xFF, a->used - m.used);
+    }
+    a->used = m.used;
+    a->ntake = m.ntake;
+}
+
+static void see_place(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)flags;
+    t->p = arena_take(f->ctx, tensor_bytes(*t), path);
+}
+static void see_zero(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)f, (void)path, (void)flags;
+    memset(t->p, 0, tensor_bytes(*t));
+}
+Fields arena_placer(Arena *a) { return (Fields){.see = see_place, .ctx = a}; }
+Fields fields_zero(void) { return (Fields){.see = see_zero}; }

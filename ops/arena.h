@@ -1,0 +1,39 @@
+/* arena.h: one region of memory per lifetime, measured before it is placed; and the stack of a pass's scratch.
+ *
+ * An arena with base NULL measures: takes return NULL and only `used` and `peak` move. The same code run again after
+ * arena_open finds exactly the bytes that were measured. Every take is aligned to 64 bytes and followed by 64 guard
+ * bytes; a guard that changed is found when its take is released or the arena closed, and CHECK names the take. With
+ * `poison` fresh and released memory is filled with NaN, so that a read of what nobody wrote shows in any result. */
+#pragma once
+#include "tensor.h"
+
+enum { ARENA_TAKES = 8192 };
+typedef struct {
+    size_t end; /* offset of the guard */
+    char name[48];
+} Take;
+typedef struct {
+    const char *name;
+    char *base;
+    size_t size, used, peak;
+    char peak_at[48]; /* the take that made the peak */
+    bool poison;
+    int ntake;
+    Take *take; /* ARENA_TAKES entries once open */
+} Arena;
+typedef struct {
+    size_t used;
+    int ntake;
+} Mark;
+
+/* Map `size` bytes (zero is fine). poison: fill with NaN. False (EXIT_WORLD) when the system has no such memory. */
+bool arena_open(Arena *, const char *name, size_t size, bool poison, Err *);
+void arena_close(Arena *);                             /* checks every guard, gives the memory back */
+void *arena_take(Arena *, size_t bytes, const char *name);
+Tensor arena_tensor(Arena *, const char *name, Dtype dtype, int rank, const int n[]);
+Mark arena_mark(const Arena *);
+void arena_release(Arena *, Mark); /* checks the guards of what is released */
+void arena_guards(const Arena *);  /* checks all */
+/* Visitor that takes memory for every field from `a` (or measures). */
+Fields arena_placer(Arena *a);
+Fields fields_zero(void); /* visitor that writes zeros */

@@ -1,0 +1,108 @@
+/* base.c: errors, checks, memory for bookkeeping, random numbers. */
+#include "base.h"
+#include <errno.h>
+#include <stdarg.h>
+#include <time.h>
+
+static void fill(Err *e, int status, const char *fmt, va_list ap) {
+    if (!e) return;
+    e->status = status;
+    int n = vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    if (n >= (int)sizeof e->msg) memcpy(e->msg + sizeof e->msg - 4, "...", 4);
+    for (char *c = e->msg; *c; c++)
+        if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+}
+
+bool err_input(Err *e, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    fill(e, EXIT_INPUT, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+bool err_world(Err *e, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    fill(e, EXIT_WORLD, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+bool err_errno(Err *e, const char *what, const char *path) {
+    int n = errno;
+    bool users = n == ENOENT || n == ENOTDIR || n == EISDIR || n == EACCES || n == ELOOP || n == ENAMETOOLONG;
+    return users ? err_input(e, "%s %s: %s", what, path, strerror(n)) : err_world(e, "%s %s: %s", what, path, strerror(n));
+}
+
+void check_failed(const char *file, int line, const char *cond, const char *fmt, ...) {
+    va_list ap;
+    fprintf(stderr, "%s:%d: CHECK %s: ", file, line, cond);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    abort();
+}
+
+static void *or_exit(void *p) {
+    if (p) return p;
+    fputs("kvsmith: out of memory\n", stderr);
+    exit(EXIT_WORLD);
+}
+void *xcalloc(size_t n, size_t size) { return or_exit(calloc(n ? n : 1, size ? size : 1)); }
+void *xrealloc(void *p, size_t n, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(n, size, &bytes)) return or_exit(NULL);
+    return or_exit(realloc(p, bytes ? bytes : 1));
+}
+char *xstrdup(const char *s) { return or_exit(strdup(s)); }
+char *xformat(const char *fmt, ...) {
+    va_list ap;
+    char *s = NULL;
+    va_start(ap, fmt);
+    int n = vasprintf(&s, fmt, ap);
+    va_end(ap);
+    return or_exit(n < 0 ? NULL : s);
+}
+
+/* splitmix64's output function: Steele, Lea, Flood 2014; constants by D. Stafford (variant 13). */
+static uint64_t finalise(uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+uint64_t rng_mix(uint64_t key, uint64_t word) { return finalise(finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u); }
+uint64_t rng_name(uint64_t key, const char *name) {
+    for (; *name; name++) key = rng_mix(key, (unsigned char)*name);
+    return rng_mix(key, 256);
+}
+double rng_uniform(uint64_t key, uint64_t counter) {
+    return ((double)(rng_mix(key, counter) >> 11) + 0.5) * 0x1p-53;
+}
+double rng_normal(uint64_t key, uint64_t counter) {
+    double u = rng_uniform(key, 2 * counter), v = rng_uniform(key, 2 * counter + 1);
+    return sqrt(-2 * log(u)) * cos(6.283185307179586476925 * v);
+}
+uint64_t rng_permute(uint64_t key, uint64_t i, uint64_t n) {
+    CHECK(i < n, "%llu of %llu", (unsigned long long)i, (unsigned long long)n);
+    int half = 1;
+    while (half < 32 && (uint64_t)1 << 2 * half < n) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    do { /* a permutation of 0..4^half-1, walked until it falls inside 0..n-1: at most 4 expected steps */
+        uint64_t l = i >> half, r = i & mask;
+        for (uint64_t round = 0; round < 4; round++) {
+            uint64_t t = l ^ (rng_mix(rng_mix(key, round), r) & mask);
+            l = r;
+            r = t;
+        }
+        i = l << half | r;
+    } while (i >= n);
+    return i;
+}
+
+double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

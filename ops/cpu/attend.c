@@ -1,0 +1,338 @@
+/* attend.c: blocked softmax attention over the rows of a pass and over cached lanes, and the backward of the former.
+ *
+ * Work is cut into blocks of QB entries by KB keys. An entry is one query head of one row; the heads that read one lane
+ * are entries of the same block, so a block of keys is packed once for the whole group. Only a QB x KB piece of the
+ * scores ever exists. Forward over the pass, over the history, and the merge of the two are one routine, absorb(). */
+#include "vec.h"
+
+enum { QB = 64, KB = 64, FEW_ENTRIES = 8 };
+
+/* A block of entries and its running softmax: o = sum exp(s - m) v, l = sum exp(s - m). */
+typedef struct {
+    int n, Dk, Dv;
+    Look look;
+    int pos[QB], from[QB], row[QB]; /* position; first and last visible row of the keys' numbering */
+    real m[QB], l[QB];
+    real *q, *o, *s, *kt; /* (QB,Dk) scaled, (QB,Dv), (QB,KB), (Dk,KB) */
+} Block;
+
+static size_t block_numbers(int Dk, int Dv) { return (size_t)QB * (size_t)(Dk + Dv + KB) + (size_t)Dk * KB; }
+static void block_place(Block *b, real *mem, int Dk, int Dv, Look look) {
+    b->Dk = Dk, b->Dv = Dv, b->look = look;
+    b->q = mem;
+    b->o = b->q + (size_t)QB * (size_t)Dk;
+    b->s = b->o + (size_t)QB * (size_t)Dv;
+    b->kt = b->s + (size_t)QB * KB;
+}
+
+/* Entry e of the rows m0.. of a lane: row m0 + e/group, head lane*group + e%group. */
+static size_t entry_at(int m0, int lane, int group, int heads, int e) {
+    return (size_t)(m0 + e / group) * (size_t)heads + (size_t)(lane * group + e % group);
+}
+
+static void block_load(Block *b, int n, int e0, int m0, int lane, int group, Tensor q, Tensor o, Tensor lse, bool merge) {
+    int H = b->look.heads;
+    b->n = n;
+    for (int i = 0; i < n; i++) {
+        size_t at = entry_at(m0, lane, group, H, e0 + i);
+        const real *src = R(q) + at * (size_t)b->Dk;
+        for (int k = 0; k < b->Dk; k++) b->q[i * b->Dk + k] = src[k] * b->look.scale;
+        bool start = !merge || R(lse)[at] == -INFINITY;
+        b->m[i] = start ? -INFINITY : R(lse)[at];
+        b->l[i] = start ? 0 : 1;
+        real *out = b->o + i * b->Dv;
+        if (start) memset(out, 0, (size_t)b->Dv * sizeof(real));
+        else memcpy(out, R(o) + at * (size_t)b->Dv, (size_t)b->Dv * sizeof(real));
+    }
+}
+static void block_store(const Block *b, int e0, int m0, int lane, int group, Tensor o, Tensor lse) {
+    for (int i = 0; i < b->n; i++) {
+        size_t at = entry_at(m0, lane, group, b->look.heads, e0 + i);
+        real inv = b->l[i] > 0 ? 1 / b->l[i] : 0, *out = R(o) + at * (size_t)b->Dv;
+        if (b->l[i] != b->l[i]) inv = b->l[i]; /* NaN goes on */
+        for (int k = 0; k < b->Dv; k++) out[k] = b->o[i * b->Dv + k] * inv;
+        R(lse)[at] = b->l[i] == 0 ? -INFINITY : b->m[i] + (real)log((double)b->l[i]);
+    }
+}
+
+/* Whether entry i sees all of the keys j0..j0+n-1, whose positions ascend inside a document. */
+static bool sees_all(const Block *b, int i, const int *kpos, int j0, int n) {
+    return j0 >= b->from[i] && j0 + n - 1 <= b->row[i] && (!b->look.window || b->pos[i] - kpos[0] < b->look.window);
+}
+static bool sees(const Block *b, int i, int j, int kpos) {
+    return j >= b->from[i] && j <= b->row[i] && (!b->look.window || b->pos[i] - kpos < b->look.window || kpos < b->look.sinks);
+}
+
+/* Merge n <= KB keys into the block: scores in b->s must be complete. v rows are ldv apart. */
+static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, int j0, int n) {
+    for (int i = 0; i < b->n; i++) {
+        real *s = b->s + i * KB, top = b->m[i];
+        if (!sees_all(b, i, kpos, j0, n))
+            for (int t = 0; t < n; t++) s[t] = sees(b, i, j0 + t, kpos[t]) ? s[t] : -INFINITY;
+#pragma omp simd reduction(max : top)
+        for (int t = 0; t < n; t++) top = s[t] > top ? s[t] : top;
+        if (top == -INFINITY) { /* nothing seen so far: exp(-inf + inf) would be NaN */
+            bool nan = false;
+            for (int t = 0; t < n; t++) nan |= s[t] != s[t], s[t] = nan ? s[t] : 0;
+            if (nan) b->l[i] = NAN;
+            continue;
+        }
+        real sum = 0, fade = exp_real(b->m[i] - top);
+#pragma omp simd reduction(+ : sum)
+        for (int t = 0; t < n; t++) {
+            s[t] = exp_real(s[t] - top);
+            sum += s[t];
+        }
+        b->l[i] = b->l[i] * fade + sum;
+        b->m[i] = top;
+        if (fade != 1)
+            for (int k = 0; k < b->Dv; k++) b->o[i * b->Dv + k] *= fade;
+    }
+    tile_mm(b->o, (size_t)b->Dv, b->s, KB, 1, v, ldv, b->n, n, b->Dv);
+}
+
+/* Panel (D,KB) of n rows of width D, ld apart; the columns past n are zero. */
+static void pack(real *t, const real *rows, size_t ld, int n, int D) {
+    for (int k = 0; k < D; k++) {
+        for (int j = 0; j < n; j++) t[k * KB + j] = rows[(size_t)j * ld + (size_t)k];
+        for (int j = n; j < KB; j++) t[k * KB + j] = 0;
+    }
+}
+static int panels_of(const Batch *b, int s) { return b->off[s] / KB + s; } /* number of the first panel of a sequence */
+/* All rows of x (N,lanes,D) as panels: panel p of lane h at ((p * lanes) + h) * D * KB. */
+static void pack_all(const Run *r, real *t, Tensor x) {
+    const Batch *b = r->batch;
+    int lanes = x.n[1], D = x.n[2];
+    size_t ld = (size_t)lanes * (size_t)D;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)b->N * (long)ld > ALONE)
+    for (int s = 0; s < b->B; s++)
+        for (int h = 0; h < lanes; h++)
+            for (int j = b->off[s], p = panels_of(b, s); j < b->off[s + 1]; j += KB, p++)
+                pack(t + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)D * KB, R(x) + (size_t)j * ld + (size_t)h * (size_t)D, ld,
+                     imin(KB, b->off[s + 1] - j), D);
+}
+static Tensor panels(Run *r, const char *name, Tensor x) {
+    return SCRATCH(r, name, r->batch->N / KB + r->batch->B, x.n[1], x.n[2], KB);
+}
+
+/* First wanted row of each sequence: start[B] = out.n. */
+static void wanted(const Run *r, int *start) {
+    int m = 0;
+    for (int s = 0; s < r->batch->B; s++) {
+        start[s] = m;
+        while (m < r->out.n && r->out.idx[m] < r->batch->off[s + 1]) m++;
+    }
+    start[r->batch->B] = m;
+}
+
+/* Rows of the pass that the entries of a block may see: everything outside [low, high) and [sink0, sink1) is hidden. */
+typedef struct {
+    int low, high, sink0, sink1;
+} Span;
+static Span block_rows(Block *b, const Batch *batch, int s, const int *idx, int e0, int group, int m0) {
+    Span p = {.low = INT32_MAX, .sink0 = INT32_MAX};
+    for (int i = 0; i < b->n; i++) {
+        int row = idx[m0 + (e0 + i) / group], from = imax(batch->first[row], batch->off[s]);
+        int start = b->look.window ? imax(from, row - b->look.window + 1) : from;
+        b->pos[i] = batch->pos[row], b->row[i] = row, b->from[i] = from;
+        p.low = imin(p.low, start);
+        p.high = imax(p.high, row + 1);
+        p.sink0 = imin(p.sink0, from);
+        p.sink1 = imax(p.sink1, from + imax(0, b->look.sinks - batch->pos[from]));
+    }
+    return p;
+}
+static bool span_meets(Span p, int j0, int j1) { return (j1 > p.low && j0 < p.high) || (j1 > p.sink0 && j0 < p.sink1); }
+
+static void check_attend(const Kv *kv, Look look, Tensor q, Tensor o) {
+    CHECK(look.heads % kv->s.lanes == 0 && q.n[1] == look.heads && q.n[2] == kv->s.kdim && o.n[2] == kv->s.vdim,
+          "%d heads on %d lanes, q %d, o %d", look.heads, kv->s.lanes, q.n[2], o.n[2]);
+}
+
+static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
+    const Batch *b = r->batch;
+    int lanes = kv->s.lanes, group = look.heads / lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
+    check_attend(kv, look, q, o);
+    if (r->out.n == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    Tensor kt = panels(r, "attend keys", TENSOR(NULL, REAL, b->N, lanes, Dk));
+    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)block_numbers(Dk, Dv));
+    int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
+    if (!measuring(r)) {
+        pack_all(r, R(kt), kv->k);
+        wanted(r, start);
+        for (int s = 0; s < b->B; s++) blocks = imax(blocks, ((start[s + 1] - start[s]) * group + QB - 1) / QB);
+        size_t ldv = (size_t)lanes * (size_t)Dv;
+        long work = (long)r->out.n * look.heads * (Dk + Dv) * 16;
+#pragma omp parallel for collapse(3) schedule(dynamic) num_threads(r->dev->threads) if (work > ALONE)
+        for (int s = 0; s < b->B; s++)
+            for (int h = 0; h < lanes; h++)
+                for (int c = 0; c < blocks; c++) {
+                    int e0 = c * QB, n = imin(QB, (start[s + 1] - start[s]) * group - e0);
+                    if (n <= 0) continue;
+                    Block k;
+                    int thread = omp_get_thread_num();
+                    block_place(&k, R(mem) + (size_t)thread * (size_t)mem.n[1], Dk, Dv, look);
+                    block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
+                    Span span = block_rows(&k, b, s, r->out.idx, e0, group, start[s]);
+                    for (int j = b->off[s], p = panels_of(b, s); j < span.high; j += KB, p++) {
+                        int m = imin(KB, b->off[s + 1] - j);
+                        if (!span_meets(span, j, j + m)) continue;
+                        memset(k.s, 0, (size_t)n * KB * sizeof(real));
+                        tile_mm(k.s, KB, k.q, (size_t)Dk, 1, R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
+                        absorb(&k, R(kv->v) + (size_t)j * ldv + (size_t)h * (size_t)Dv, ldv, b->pos + j, j, m);
+                    }
+                    block_store(&k, e0, start[s], h, group, o, lse);
+                }
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* ---- history ------------------------------------------------------------------------------------------------------ */
+
+/* The rows from..to-1 of a lane, a page at a time. */
+static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to) {
+    int Dk = k->Dk, Dv = k->Dv, P = t->P;
+    for (int row = from, n; row < to; row += n) {
+        int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / P % t->maxpages)], at = row % P;
+        n = imin(P - at, to - row);
+        const real *keys = R(t->data) + (size_t)page * (size_t)P * (size_t)(Dk + Dv), *vals = keys + (size_t)P * (size_t)Dk;
+        keys += (size_t)at * (size_t)Dk;
+        vals += (size_t)at * (size_t)Dv;
+        if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
+            for (int j = 0; j < n; j++)
+                for (int i = 0; i < k->n; i++) k->s[i * KB + j] = dot(k->q + i * Dk, keys + (size_t)j * (size_t)Dk, Dk);
+        } else {
+            pack(k->kt, keys, (size_t)Dk, n, Dk);
+            memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
+            tile_mm(k->s, KB, k->q, (size_t)Dk, 1, k->kt, KB, k->n, Dk, KB);
+        }
+        absorb(k, vals, (size_t)Dv, t->pos + (size_t)page * (size_t)P + at, row, n);
+    }
+}
+
+static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, Look look, bool merge) {
+    const Batch *b = r->batch;
+    int lanes = t->s.lanes, group = look.heads / lanes, Dk = t->s.kdim, Dv = t->s.vdim;
+    CHECK(t->P <= KB, "pages of %d rows, at most %d", t->P, KB);
+    if (r->out.n == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)block_numbers(Dk, Dv));
+    int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
+    if (!measuring(r)) {
+        wanted(r, start);
+        for (int s = 0; s < b->B; s++) blocks = imax(blocks, ((start[s + 1] - start[s]) * group + QB - 1) / QB);
+#pragma omp parallel for collapse(3) schedule(dynamic) num_threads(r->dev->threads)
+        for (int s = 0; s < b->B; s++)
+            for (int h = 0; h < lanes; h++)
+                for (int c = 0; c < blocks; c++) {
+                    int e0 = c * QB, n = imin(QB, (start[s + 1] - start[s]) * group - e0), lane = b->seq[s] * lanes + h;
+                    if (n <= 0) continue;
+                    Block k;
+                    block_place(&k, R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], Dk, Dv, look);
+                    block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
+                    int oldest = INT32_MAX, hi = t->hi[lane], sinks = imin(t->s0[lane] + t->s.sinks, t->lo[lane]);
+                    for (int i = 0; i < n; i++) {
+                        int row = r->out.idx[start[s] + (e0 + i) / group];
+                        bool looks = b->first[row] == -1; /* its document began in an earlier pass */
+                        k.pos[i] = b->pos[row], k.from[i] = 0, k.row[i] = looks ? INT32_MAX : -1;
+                        if (looks) oldest = imin(oldest, b->pos[row]);
+                    }
+                    if (oldest != INT32_MAX && t->lo[lane] < hi) {
+                        int lo = t->lo[lane], at = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)] * t->P + lo % t->P;
+                        /* rows of a lane have consecutive positions: skip those that the oldest query no longer sees */
+                        int skip = look.window && !look.sinks ? imax(0, oldest - look.window + 1 - t->pos[at]) : 0;
+                        attend_rows(&k, t, lane, t->s0[lane], sinks);
+                        attend_rows(&k, t, lane, lo + skip, hi);
+                    }
+                    block_store(&k, e0, start[s], h, group, o, lse);
+                }
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------------- */
+
+/* One lane of one sequence; the only writer of its dk, dv and of its heads' dq. */
+typedef struct {
+    Tensor dq, dout, q, o, lse;
+    const Kv *kv;
+    Kv *dkv;
+    const real *kt, *vt;
+    real *g, *dqb, *ds; /* (QB,Dv) (QB,Dk) (QB,KB) */
+} Back;
+
+static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j, int n, int panel, const real *lse, const real *delta) {
+    int lanes = a->kv->s.lanes, Dk = k->Dk, Dv = k->Dv;
+    size_t ldk = (size_t)lanes * (size_t)Dk, ldv = (size_t)lanes * (size_t)Dv, rows = (size_t)j;
+    size_t pk = ((size_t)panel * (size_t)lanes + (size_t)h) * KB, kat = rows * ldk + (size_t)h * (size_t)Dk, vat = rows * ldv + (size_t)h * (size_t)Dv;
+    memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
+    memset(a->ds, 0, (size_t)k->n * KB * sizeof(real));
+    tile_mm(k->s, KB, k->q, (size_t)Dk, 1, a->kt + pk * (size_t)Dk, KB, k->n, Dk, KB);
+    tile_mm(a->ds, KB, a->g, (size_t)Dv, 1, a->vt + pk * (size_t)Dv, KB, k->n, Dv, KB);
+    for (int i = 0; i < k->n; i++) {
+        real *s = k->s + i * KB, *d = a->ds + i * KB, l = lse[i], e = delta[i];
+        if (!sees_all(k, i, b->pos + j, j, n))
+            for (int t = 0; t < n; t++) s[t] = sees(k, i, j + t, b->pos[j + t]) ? s[t] : -INFINITY;
+#pragma omp simd
+        for (int t = 0; t < n; t++) {
+            s[t] = exp_real(s[t] - l);
+            d[t] = s[t] * (d[t] - e);
+        }
+    }
+    tile_mm(R(a->dkv->v) + vat, ldv, k->s, 1, KB, a->g, (size_t)Dv, n, k->n, Dv);
+    tile_mm(R(a->dkv->k) + kat, ldk, a->ds, 1, KB, k->q, (size_t)Dk, n, k->n, Dk); /* q carries the scale */
+    tile_mm(a->dqb, (size_t)Dk, a->ds, KB, 1, R(a->kv->k) + kat, ldk, k->n, n, Dk);
+}
+
+static void backward_lane(Block *k, const Back *a, const Batch *b, const int *idx, int s, int h) {
+    int group = k->look.heads / a->kv->s.lanes, m0 = b->off[s], entries = (b->off[s + 1] - m0) * group, Dk = k->Dk, Dv = k->Dv;
+    real lse[QB], delta[QB];
+    for (int e0 = 0; e0 < entries; e0 += QB) {
+        block_load(k, imin(QB, entries - e0), e0, m0, h, group, a->q, a->o, a->lse, false);
+        Span span = block_rows(k, b, s, idx, e0, group, m0);
+        memset(a->dqb, 0, (size_t)k->n * (size_t)Dk * sizeof(real));
+        for (int i = 0; i < k->n; i++) {
+            size_t at = entry_at(m0, h, group, k->look.heads, e0 + i);
+            memcpy(a->g + i * Dv, R(a->dout) + at * (size_t)Dv, (size_t)Dv * sizeof(real));
+            delta[i] = dot(a->g + i * Dv, R(a->o) + at * (size_t)Dv, Dv);
+            lse[i] = R(a->lse)[at];
+        }
+        for (int j = m0, p = panels_of(b, s); j < span.high; j += KB, p++) {
+            int n = imin(KB, b->off[s + 1] - j);
+            if (span_meets(span, j, j + n)) backward_keys(k, a, b, h, j, n, p, lse, delta);
+        }
+        for (int i = 0; i < k->n; i++) {
+            real *dq = R(a->dq) + entry_at(m0, h, group, k->look.heads, e0 + i) * (size_t)Dk;
+            for (int c = 0; c < Dk; c++) dq[c] += a->dqb[i * Dk + c] * k->look.scale;
+        }
+    }
+}
+
+static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o, Tensor lse) {
+    const Batch *b = r->batch;
+    int lanes = kv->s.lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
+    check_attend(kv, look, q, o);
+    CHECK(r->out.n == b->N, "%d of %d rows", r->out.n, b->N);
+    Mark mark = arena_mark(r->scratch);
+    size_t extra = (size_t)QB * (size_t)(Dk + Dv + KB);
+    Tensor kt = panels(r, "attend keys", TENSOR(NULL, REAL, b->N, lanes, Dk));
+    Tensor vt = panels(r, "attend values", TENSOR(NULL, REAL, b->N, lanes, Dv));
+    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block_numbers(Dk, Dv) + extra));
+    if (!measuring(r)) {
+        pack_all(r, R(kt), kv->k);
+        pack_all(r, R(vt), kv->v);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * look.heads * Dk * 16 > ALONE)
+        for (int s = 0; s < b->B; s++)
+            for (int h = 0; h < lanes; h++) {
+                Block k;
+                real *m = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
+                Back a = {dq, dout, q, o, lse, kv, dkv, R(kt), R(vt), m + block_numbers(Dk, Dv), NULL, NULL};
+                a.dqb = a.g + (size_t)QB * (size_t)Dv;
+                a.ds = a.dqb + (size_t)QB * (size_t)Dk;
+                block_place(&k, m, Dk, Dv, look);
+                backward_lane(&k, &a, b, r->out.idx, s, h);
+            }
+    }
+    arena_release(r->scratch, mark);
+}

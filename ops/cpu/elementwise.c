@@ -1,0 +1,73 @@
+/* elementwise.c: SwiGLU, sums, row selection, dropout. */
+#include "vec.h"
+
+static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(y);
+    real *o = R(y);
+    const real *a = R(gate), *b = R(up);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i])) * b[i];
+}
+static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(dy);
+    real *da = R(dgate), *db = R(dup);
+    const real *a = R(gate), *b = R(up), *g = R(dy);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) {
+        real s = 1 / (1 + exp_real(-a[i])), silu = a[i] * s;
+        da[i] += g[i] * b[i] * (s + silu * (1 - s));
+        db[i] += g[i] * silu;
+    }
+}
+
+static void add(Run *r, Tensor y, Tensor x) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(y);
+    CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
+    real *o = R(y);
+    const real *a = R(x);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) o[i] += a[i];
+}
+static void copy(Run *r, Tensor y, Tensor x) {
+    if (measuring(r)) return;
+    CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
+    memcpy(y.p, x.p, tensor_bytes(y));
+}
+static void zero(Run *r, Tensor y) {
+    if (measuring(r) || !present(y)) return;
+    memset(y.p, 0, tensor_bytes(y));
+}
+
+static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
+    if (measuring(r)) return;
+    size_t w = to.n ? tensor_count(y) / (size_t)to.n : 0;
+    for (int m = 0, i = 0; m < to.n; m++, i++) {
+        while (i < from.n && from.idx[i] != to.idx[m]) i++;
+        CHECK(i < from.n, "row %d is not among the %d given", to.idx[m], from.n);
+        memcpy(R(y) + (size_t)m * w, R(x) + (size_t)i * w, w * sizeof(real));
+    }
+}
+
+static void dropout(Run *r, Tensor x, DropSite site, double p) {
+    if (p <= 0 || measuring(r)) return;
+    const Batch *b = r->batch;
+    int N = x.n[0];
+    size_t d = tensor_count(x) / (size_t)imax(1, N);
+    real keep = (real)(1 / (1 - p));
+    uint64_t key = rng_mix(rng_mix(rng_mix(rng_mix(r->seed, 0xD20), r->step), (uint64_t)r->layer), (uint64_t)site);
+    uint64_t below = (uint64_t)(p * 4294967296.0);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * (long)d > ALONE)
+    for (int m = 0; m < N; m++) {
+        int i = r->out.idx[m], s = b->of[i];
+        uint64_t row = rng_mix(rng_mix(key, b->id[s]), (uint64_t)(i - b->off[s]));
+        real *xm = R(x) + (size_t)m * d;
+        for (size_t k = 0; k < d; k += 2) { /* one draw serves two columns */
+            uint64_t bits = rng_mix(row, k);
+            xm[k] = (bits & 0xFFFFFFFF) < below ? 0 : xm[k] * keep;
+            if (k + 1 < d) xm[k + 1] = bits >> 32 < below ? 0 : xm[k + 1] * keep;
+        }
+    }
+}

@@ -1,0 +1,93 @@
+/* loss.c: the linear head with cross-entropy, in chunks of rows; AdamW; sums of squares. */
+#include "vec.h"
+
+enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 32 }; /* logits that exist at once */
+
+/* One row: its loss, and with `grad` p - onehot scaled by g in place of the logits. */
+static real xent_row(real *l, int V, int target, real g, bool grad) {
+    real top = l[0], sum = 0, at = target >= 0 ? l[target] : 0;
+#pragma omp simd reduction(max : top)
+    for (int v = 0; v < V; v++) top = l[v] > top ? l[v] : top;
+    if (target < 0) {
+        if (grad) memset(l, 0, (size_t)V * sizeof *l);
+        return 0;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int v = 0; v < V; v++) sum += exp_real(l[v] - top);
+    if (grad) {
+        real inv = g / sum;
+#pragma omp simd
+        for (int v = 0; v < V; v++) l[v] = exp_real(l[v] - top) * inv;
+        l[target] -= g;
+    }
+    return (real)log((double)sum) + top - at;
+}
+
+static void linear_xent(Run *r, Tensor nll, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt, const real *g) {
+    int N = x.n[0], V = w.n[0], d = w.n[1];
+    CHECK(x.n[1] == d && present(dx) == present(dw), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
+    int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
+    Mark mark = arena_mark(r->scratch);
+    Tensor chunk = SCRATCH(r, "logits", rows, V);
+    for (int from = 0; from < N; from += rows) {
+        int n = imin(rows, N - from);
+        size_t at = (size_t)from * (size_t)d;
+        Tensor l = TENSOR(chunk.p, REAL, n, V), xs = TENSOR(measuring(r) ? NULL : R(x) + at, REAL, n, d);
+        linear(r, l, xs, w, ABSENT);
+        if (!measuring(r)) {
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)n * V > ALONE)
+            for (int i = 0; i < n; i++) {
+                int t = tgt[from + i];
+                CHECK(t < V, "target %d of vocabulary %d", t, V);
+                R(nll)[from + i] = xent_row(R(l) + (size_t)i * (size_t)V, V, t, present(dx) ? g[from + i] : 0, present(dx));
+            }
+        }
+        if (present(dx)) {
+            Tensor dxs = TENSOR(measuring(r) ? NULL : R(dx) + at, REAL, n, d);
+            linear_backward(r, dxs, dw, ABSENT, l, xs, w);
+        }
+    }
+    arena_release(r->scratch, mark);
+}
+
+static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps, double decay, double gscale,
+                  int64_t t) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(w);
+    real *W = R(w), *M = R(m), *U = R(v);
+    const real *G = R(g);
+    real c1 = (real)b1, c2 = (real)b2, d1 = (real)(1 - b1), d2 = (real)(1 - b2), s = (real)gscale;
+    real step = (real)(lr / (1 - pow(b1, (double)t))), root = (real)(1 / sqrt(1 - pow(b2, (double)t))), e = (real)eps;
+    real shrink = (real)(1 - lr * decay);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) {
+        real gi = G[i] * s, mi = c1 * M[i] + d1 * gi, vi = c2 * U[i] + d2 * gi * gi;
+        M[i] = mi;
+        U[i] = vi;
+        W[i] = W[i] * shrink - step * mi / (sqrt_real(vi) * root + e);
+    }
+}
+
+/* Partial sums of fixed pieces, added in order: the same whatever the number of threads. */
+static double sumsq(Run *r, Tensor x) {
+    enum { PIECE = 65536 };
+    size_t n = tensor_count(x), pieces = (n + PIECE - 1) / PIECE;
+    if (!n) return 0;
+    Mark mark = arena_mark(r->scratch);
+    double *part = arena_take(r->scratch, pieces * sizeof *part, "sumsq");
+    double sum = 0;
+    if (!measuring(r)) {
+        const real *X = R(x);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+        for (size_t p = 0; p < pieces; p++) {
+            double s = 0;
+            size_t end = zmin(n, (p + 1) * PIECE);
+#pragma omp simd reduction(+ : s)
+            for (size_t i = p * PIECE; i < end; i++) s += (double)X[i] * (double)X[i];
+            part[p] = s;
+        }
+        for (size_t p = 0; p < pieces; p++) sum += part[p];
+    }
+    arena_release(r->scratch, mark);
+    return sum;
+}

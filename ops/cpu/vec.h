@@ -1,0 +1,117 @@
+/* vec.h: the vector type of the instruction set this table is compiled for, exp, and the small matrix product that
+ * attention is made of. Included by cpu.c only, once per instruction set. */
+#pragma once
+#include "../device.h"
+
+#if defined(__AVX512F__)
+    #define VBYTES 64
+    #define TILE_ROWS 6 /* 6 x 4 accumulators + 4 + 1 of 32 registers */
+    #define TILE_VECS 4
+#elif defined(__AVX2__)
+    #define VBYTES 32
+    #define TILE_ROWS 4 /* 4 x 2 + 2 + 1 of 16 */
+    #define TILE_VECS 2
+#else
+    #define VBYTES 16
+    #define TILE_ROWS 4
+    #define TILE_VECS 2
+#endif
+#define VL ((int)(VBYTES / sizeof(real)))
+typedef real Vec __attribute__((vector_size(VBYTES), aligned(sizeof(real)), may_alias));
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef KV_DOUBLE
+    #define sqrt_real sqrt
+#else
+    #define sqrt_real sqrtf
+#endif
+
+/* Work below this many operations stays on one thread: waking the others would cost more. */
+enum { ALONE = 32768 };
+
+/* e^x to 2 ulp for x in [-87, 88], 0 below, e^88 above; NaN stays NaN. The float form has no branch and no call, so that
+ * loops over it vectorise; the double form, which only checks gradients, is the library's. */
+INLINE real exp_real(real x) {
+#ifdef KV_DOUBLE
+    return exp(x);
+#else
+    float y = x < -87.0f ? -87.0f : x;
+    y = y > 88.0f ? 88.0f : y;
+    float t = y * 1.44269504088896341f + 12582912.0f; /* 1.5 * 2^23: rounds to the nearest whole number */
+    union {
+        float f;
+        int32_t i;
+    } n = {t}, two = {0};
+    float k = t - 12582912.0f;
+    y = y - k * 0.693359375f + k * 2.12194440e-4f; /* ln 2 in two parts */
+    float p = 1.9875691500e-4f;
+    p = p * y + 1.3981999507e-3f;
+    p = p * y + 8.3334519073e-3f;
+    p = p * y + 4.1665795894e-2f;
+    p = p * y + 1.6666665459e-1f;
+    p = p * y + 5.0000001201e-1f;
+    p = p * y * y + y + 1.0f;
+    two.i = (int32_t)((uint32_t)(n.i - 0x4B400000 + 127) << 23);
+    return x < -87.0f ? 0.0f : p * two.f;
+#endif
+}
+
+/* C rows r < rows, columns of `vecs` vectors: C += A B, A element (r,k) at A[r*ars + k*aks]. */
+INLINE void tile_kernel(int rows, int vecs, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int K) {
+    Vec c[TILE_ROWS][TILE_VECS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vecs; v++) c[r][v] = *(const Vec *)(C + (size_t)r * ldc + (size_t)(v * VL));
+    for (int k = 0; k < K; k++) {
+        Vec b[TILE_VECS];
+#pragma GCC unroll 8
+        for (int v = 0; v < vecs; v++) b[v] = *(const Vec *)(B + (size_t)k * ldb + (size_t)(v * VL));
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            real a = A[(size_t)r * ars + (size_t)k * aks];
+#pragma GCC unroll 8
+            for (int v = 0; v < vecs; v++) c[r][v] += a * b[v];
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < vecs; v++) *(Vec *)(C + (size_t)r * ldc + (size_t)(v * VL)) = c[r][v];
+}
+/* The kernel wants its row count at compile time. */
+INLINE void tile_rows(int rows, int vecs, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int K) {
+    switch (rows) {
+    case 1: tile_kernel(1, vecs, C, ldc, A, ars, aks, B, ldb, K); break;
+    case 2: tile_kernel(2, vecs, C, ldc, A, ars, aks, B, ldb, K); break;
+    case 3: tile_kernel(3, vecs, C, ldc, A, ars, aks, B, ldb, K); break;
+#if TILE_ROWS == 6
+    case 4: tile_kernel(4, vecs, C, ldc, A, ars, aks, B, ldb, K); break;
+    case 5: tile_kernel(5, vecs, C, ldc, A, ars, aks, B, ldb, K); break;
+#endif
+    default: tile_kernel(TILE_ROWS, vecs, C, ldc, A, ars, aks, B, ldb, K);
+    }
+}
+/* C (M,W) += A (M,K) B (K,W). B and C have unit column stride; A any strides. For operands that fit the first caches. */
+static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int M, int K, int W) {
+    int w = 0;
+    for (; w + TILE_VECS * VL <= W; w += TILE_VECS * VL)
+        for (int i = 0; i < M; i += TILE_ROWS)
+            tile_rows(imin(TILE_ROWS, M - i), TILE_VECS, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks, B + w, ldb, K);
+    for (; w + VL <= W; w += VL)
+        for (int i = 0; i < M; i += TILE_ROWS)
+            tile_rows(imin(TILE_ROWS, M - i), 1, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks, B + w, ldb, K);
+    for (; w < W; w++)
+        for (int i = 0; i < M; i++) {
+            real s = 0;
+            for (int k = 0; k < K; k++) s += A[(size_t)i * ars + (size_t)k * aks] * B[(size_t)k * ldb + w];
+            C[(size_t)i * ldc + w] += s;
+        }
+}
+
+INLINE real dot(const real *a, const real *b, int n) {
+    real s = 0;
+#pragma omp simd reduction(+ : s)
+    for (int i = 0; i < n; i++) s += a[i] * b[i];
+    return s;
+}

@@ -1,0 +1,42 @@
+/* device.c: opens the CPU backend and chooses its table by what the processor can do. */
+#include "device.h"
+#include <omp.h>
+#include <sched.h>
+
+bool device_open(Device **out, const char *name, int threads, Err *e) {
+    if (strcmp(name, "cpu") != 0) return err_input(e, "device %s: unknown; this build has: cpu", name);
+    cpu_set_t set;
+    int have = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : omp_get_num_procs();
+    if (threads < 0 || threads > 1024) return err_input(e, "threads %d: expected 0 (all) to 1024", threads);
+    Device *d = xcalloc(1, sizeof *d);
+    d->threads = threads ? threads : imax(1, have);
+    omp_set_dynamic(0);
+    omp_set_num_threads(d->threads);
+    d->ops = &ops_cpu_baseline;
+    d->isa = "baseline";
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+    if (avx2) d->ops = &ops_cpu_avx2, d->isa = "avx2";
+    if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512";
+#endif
+    if (!gemm_open(&d->gemm, e)) {
+        free(d);
+        return false;
+    }
+    *out = d;
+    return true;
+}
+
+void device_close(Device *d) {
+    if (!d) return;
+    gemm_close(d->gemm);
+    free(d);
+}
+
+const Ops *device_ops(const Device *d) { return d->ops; }
+int device_threads(const Device *d) { return d->threads; }
+const char *device_isa(const Device *d) { return d->isa; }
+Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch}; }

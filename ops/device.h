@@ -1,0 +1,17 @@
+/* device.h: what the CPU backend keeps between calls. Private to ops/. */
+#pragma once
+#include "gemm.h"
+#include "ops.h"
+
+struct Device {
+    const Ops *ops;
+    const char *isa;
+    int threads;
+    Gemm *gemm;
+};
+
+/* One table per instruction set, from the same sources (cpu/cpu.c). */
+extern const Ops ops_cpu_baseline;
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+extern const Ops ops_cpu_avx2, ops_cpu_avx512;
+#endif

@@ -1,0 +1,168 @@
+/* gemm.c: oneDNN's matmul with cached primitives (versions 2 and 3 of its C interface), scratchpads from us. */
+#include "gemm.h"
+
+#ifdef KV_DOUBLE
+struct Gemm {
+    char none;
+};
+bool gemm_open(Gemm **g, Err *e) {
+    (void)e;
+    *g = xcalloc(1, sizeof **g);
+    return true;
+}
+void gemm_close(Gemm *g) { free(g); }
+
+/* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are. */
+void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
+    (void)g;
+    if (!scratch->base) return;
+    #pragma omp parallel for schedule(static) if ((long)s.M * s.N * s.K > 100000)
+    for (int i = 0; i < s.M; i++) {
+        real *c = C + (size_t)i * (size_t)s.ldc;
+        if (!s.accumulate) memset(c, 0, (size_t)s.N * sizeof *c);
+        for (int j = 0; s.tb && j < s.N; j++) {
+            const real *b = B + (size_t)j * (size_t)s.ldb;
+            real sum = 0;
+            for (int k = 0; k < s.K; k++) sum += (s.ta ? A[(size_t)k * (size_t)s.lda + (size_t)i] : A[(size_t)i * (size_t)s.lda + (size_t)k]) * b[k];
+            c[j] += sum;
+        }
+        for (int k = 0; !s.tb && k < s.K; k++) {
+            real a = s.ta ? A[(size_t)k * (size_t)s.lda + (size_t)i] : A[(size_t)i * (size_t)s.lda + (size_t)k];
+            const real *b = B + (size_t)k * (size_t)s.ldb;
+            for (int j = 0; j < s.N; j++) c[j] += a * b[j];
+        }
+    }
+}
+#else
+    #include <oneapi/dnnl/dnnl.h>
+
+enum { SLOTS = 512 };
+typedef struct {
+    GemmShape shape;
+    dnnl_primitive_t prim;
+    dnnl_memory_t a, b, c, pad;
+    size_t pad_bytes;
+} Entry;
+struct Gemm {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    int n;
+    Entry entry[SLOTS];
+};
+
+    #define DNNL(call)                                                                                                 \
+        do {                                                                                                           \
+            dnnl_status_t status_ = (call);                                                                            \
+            CHECK(status_ == dnnl_success, "oneDNN status %d", (int)status_);                                          \
+        } while (0)
+
+bool gemm_open(Gemm **g, Err *e) {
+    *g = xcalloc(1, sizeof **g);
+    if (dnnl_engine_create(&(*g)->engine, dnnl_cpu, 0) == dnnl_success &&
+        dnnl_stream_create(&(*g)->stream, (*g)->engine, dnnl_stream_default_flags) == dnnl_success)
+        return true;
+    free(*g);
+    *g = NULL;
+    return err_world(e, "oneDNN cannot be started on this processor");
+}
+
+static void entry_close(Entry *n) {
+    dnnl_primitive_destroy(n->prim);
+    dnnl_memory_destroy(n->a);
+    dnnl_memory_destroy(n->b);
+    dnnl_memory_destroy(n->c);
+    if (n->pad) dnnl_memory_destroy(n->pad);
+}
+void gemm_close(Gemm *g) {
+    if (!g) return;
+    for (int i = 0; i < g->n; i++) entry_close(&g->entry[i]);
+    dnnl_stream_destroy(g->stream);
+    dnnl_engine_destroy(g->engine);
+    free(g);
+}
+
+/* The library declares dimension arrays of 12 entries and reads two of them. */
+typedef dnnl_dim_t Dims[DNNL_MAX_NDIMS];
+
+static void entry_open(Gemm *g, Entry *n, GemmShape s) {
+    Dims da = {s.M, s.K}, db = {s.K, s.N}, dc = {s.M, s.N};
+    Dims sa = {s.ta ? 1 : s.lda, s.ta ? s.lda : 1}, sb = {s.tb ? 1 : s.ldb, s.tb ? s.ldb : 1}, sc = {s.ldc, 1};
+    dnnl_primitive_attr_t attr;
+    dnnl_post_ops_t ops;
+    dnnl_primitive_desc_t pd;
+    *n = (Entry){.shape = s};
+    DNNL(dnnl_primitive_attr_create(&attr));
+    DNNL(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
+    DNNL(dnnl_post_ops_create(&ops));
+    #if DNNL_VERSION_MAJOR >= 3
+    dnnl_memory_desc_t a, b, c;
+    if (s.accumulate) DNNL(dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef));
+    DNNL(dnnl_primitive_attr_set_post_ops(attr, ops));
+    DNNL(dnnl_memory_desc_create_with_strides(&a, 2, da, dnnl_f32, sa));
+    DNNL(dnnl_memory_desc_create_with_strides(&b, 2, db, dnnl_f32, sb));
+    DNNL(dnnl_memory_desc_create_with_strides(&c, 2, dc, dnnl_f32, sc));
+    DNNL(dnnl_matmul_primitive_desc_create(&pd, g->engine, a, b, NULL, c, attr));
+    const_dnnl_memory_desc_t pad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    DNNL(dnnl_memory_create(&n->a, a, g->engine, NULL));
+    DNNL(dnnl_memory_create(&n->b, b, g->engine, NULL));
+    DNNL(dnnl_memory_create(&n->c, c, g->engine, NULL));
+    dnnl_memory_desc_destroy(a);
+    dnnl_memory_desc_destroy(b);
+    dnnl_memory_desc_destroy(c);
+    #else
+    dnnl_memory_desc_t a, b, c;
+    dnnl_matmul_desc_t d;
+    if (s.accumulate) DNNL(dnnl_post_ops_append_sum(ops, 1.0f));
+    DNNL(dnnl_primitive_attr_set_post_ops(attr, ops));
+    DNNL(dnnl_memory_desc_init_by_strides(&a, 2, da, dnnl_f32, sa));
+    DNNL(dnnl_memory_desc_init_by_strides(&b, 2, db, dnnl_f32, sb));
+    DNNL(dnnl_memory_desc_init_by_strides(&c, 2, dc, dnnl_f32, sc));
+    DNNL(dnnl_matmul_desc_init(&d, &a, &b, NULL, &c));
+    DNNL(dnnl_primitive_desc_create(&pd, &d, attr, g->engine, NULL));
+    const dnnl_memory_desc_t *pad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    DNNL(dnnl_memory_create(&n->a, &a, g->engine, NULL));
+    DNNL(dnnl_memory_create(&n->b, &b, g->engine, NULL));
+    DNNL(dnnl_memory_create(&n->c, &c, g->engine, NULL));
+    #endif
+    n->pad_bytes = pad ? dnnl_memory_desc_get_size(pad) : 0;
+    if (n->pad_bytes) DNNL(dnnl_memory_create(&n->pad, pad, g->engine, NULL));
+    DNNL(dnnl_primitive_create(&n->prim, pd));
+    dnnl_primitive_desc_destroy(pd);
+    dnnl_post_ops_destroy(ops);
+    dnnl_primitive_attr_destroy(attr);
+}
+
+static Entry *find(Gemm *g, GemmShape s) {
+    for (int i = 0; i < g->n; i++) {
+        const GemmShape *t = &g->entry[i].shape;
+        if (t->M == s.M && t->N == s.N && t->K == s.K && t->lda == s.lda && t->ldb == s.ldb && t->ldc == s.ldc && t->ta == s.ta &&
+            t->tb == s.tb && t->accumulate == s.accumulate)
+            return &g->entry[i];
+    }
+    if (g->n == SLOTS) { /* a server that meets every row count: forget the older half */
+        for (int i = 0; i < SLOTS / 2; i++) entry_close(&g->entry[i]);
+        memmove(g->entry, g->entry + SLOTS / 2, SLOTS / 2 * sizeof *g->entry);
+        g->n = SLOTS / 2;
+    }
+    entry_open(g, &g->entry[g->n], s);
+    return &g->entry[g->n++];
+}
+
+void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
+    if (s.M == 0 || s.N == 0) return;
+    CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
+    Entry *n = find(g, s);
+    Mark mark = arena_mark(scratch);
+    void *pad = n->pad_bytes ? arena_take(scratch, n->pad_bytes, "oneDNN scratchpad") : NULL;
+    if (scratch->base) {
+        DNNL(dnnl_memory_set_data_handle(n->a, (void *)A));
+        DNNL(dnnl_memory_set_data_handle(n->b, (void *)B));
+        DNNL(dnnl_memory_set_data_handle(n->c, C));
+        if (n->pad) DNNL(dnnl_memory_set_data_handle(n->pad, pad));
+        dnnl_exec_arg_t args[4] = {{DNNL_ARG_SRC, n->a}, {DNNL_ARG_WEIGHTS, n->b}, {DNNL_ARG_DST, n->c}, {DNNL_ARG_SCRATCHPAD, n->pad}};
+        DNNL(dnnl_primitive_execute(n->prim, g->stream, n->pad ? 4 : 3, args));
+        DNNL(dnnl_stream_wait(g->stream));
+    }
+    arena_release(scratch, mark);
+}
+#endif

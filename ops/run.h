@@ -1,0 +1,75 @@
+/* run.h: the nouns of a pass: its rows, the rows of keys and values it makes, and everything an op may need.
+ *
+ * A training step, a prefill, a chunk of one, a verification and a decoding step are all passes: N rows (tokens) of B
+ * sequences, packed one after the other. No padding exists. */
+#pragma once
+#include "arena.h"
+
+typedef struct {
+    int B, N;
+    const int *off;     /* (B+1) first row of each sequence; off[B] = N */
+    const int *seq;     /* (B) the cache's number of each sequence; unused in training */
+    const int *of;      /* (N) the sequence that the row belongs to, 0..B-1 */
+    const int *pos;     /* (N) position of the row in its document, from 0 */
+    const int *first;   /* (N) the row of this pass at which the row's document begins, or -1: in an earlier pass, so that
+                           the row continues the cached history of its sequence */
+    const uint64_t *id; /* (B) global number of the sample: keys all noise */
+    bool history;       /* some first is -1; otherwise no cache is read */
+} Batch;
+
+typedef struct {
+    int n;
+    const int *idx; /* rows of the batch, ascending */
+} Pick;
+
+/* What a layer keeps per token. One shape for the K/V of a pass, its gradient, and the lanes of the cache. */
+typedef struct {
+    int lanes, kdim, vdim; /* rows per token: `lanes` of kdim + vdim numbers; lanes 0: none */
+    int window, sinks;     /* retention: rows of age >= window are given back, but for positions < sinks; window 0: all */
+    int state;             /* numbers per sequence that are read and written in place (a recurrence's state) */
+} KvShape;
+typedef struct {
+    KvShape s;
+    Tensor k, v; /* (N,lanes,kdim) (N,lanes,vdim), as they are stored (keys rotated) */
+} Kv;
+
+/* How one reader looks at rows: query head h reads lane h / (heads/lanes). A key j is visible to a query i of the same
+ * sequence and document iff j <= i and (window == 0 or pos i - pos j < window or pos j < sinks). */
+typedef struct {
+    int heads, window, sinks;
+    real scale; /* of the scores, before the softmax */
+} Look;
+
+/* The rows of one slot of the cache as the kernels see them. Lane = seq*lanes + h numbers its rows 0,1,2...; row r lies
+ * in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible: lo..hi-1, and the sinks s0..min(s0+sinks,lo)-1.
+ * A page holds P keys of kdim, then P values of vdim. */
+typedef struct {
+    KvShape s;
+    int nseq, P, maxpages, npages;
+    int *s0, *lo, *hi; /* (nseq*lanes) */
+    int *table;        /* (nseq*lanes, maxpages); -1 = no page */
+    int *pos;          /* (npages, P) position of each row in its document */
+    Tensor data;       /* (npages, P*(kdim+vdim)) */
+} Lanes;
+
+enum { RUN_TRAIN = 1 }; /* dropout and noise are on */
+
+typedef struct Ops Ops;
+typedef struct Device Device;
+typedef struct {
+    const Ops *ops;
+    Device *dev;     /* the backend's own: cached primitives, threads, streams */
+    Arena *scratch;  /* a stack; base NULL: the pass is only measured, ops take scratch and compute nothing */
+    const Batch *batch;
+    Pick in, out;    /* x of a layer has in.n rows, y has out.n; they differ in one layer of an extend only */
+    unsigned mode;
+    int layer;
+    uint64_t seed, step;
+} Run;
+static inline bool measuring(const Run *r) { return !r->scratch->base; }
+/* Scratch for the rest of the enclosing mark/release. */
+static inline Tensor scratch_tensor(Run *r, const char *name, Dtype dtype, int rank, const int n[]) {
+    return arena_tensor(r->scratch, name, dtype, rank, n);
+}
+#define SCRATCH(r, name, ...)                                                                                          \
+    scratch_tensor(r, name, REAL, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})

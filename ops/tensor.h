@@ -1,0 +1,67 @@
+/* tensor.h: a typed, shaped pointer; and the visitors over everything that is owned.
+ *
+ * Letters, the same everywhere:
+ *   N rows (tokens) of a pass   B sequences   T tokens of a sequence   V vocabulary   L layers   d model width
+ *   H query heads   G key/value heads (lanes)   D head width (Dk keys, Dv values)   F width of the feed-forward part
+ * A weight "(out,in)" computes y = W x. Row-major everywhere. */
+#pragma once
+#include "base.h"
+
+typedef enum { F64, F32, BF16, F16 } Dtype;
+
+/* The number type of the CPU's arithmetic: float, or double in the build that checks gradients. */
+#ifdef KV_DOUBLE
+typedef double real;
+    #define REAL F64
+#else
+typedef float real;
+    #define REAL F32
+#endif
+
+enum { RANK_MAX = 4 };
+/* rank 0 = absent. p may be NULL while memory is only being measured. */
+typedef struct {
+    void *p;
+    Dtype dtype;
+    int rank, n[RANK_MAX];
+} Tensor;
+
+size_t dtype_size(Dtype);
+const char *dtype_name(Dtype); /* "F32": the name of safetensors */
+size_t tensor_count(Tensor);   /* product of n; 0 when absent */
+size_t tensor_bytes(Tensor);
+/* "(4,8)" into buf; returns buf. */
+const char *tensor_shape(Tensor, char buf[64]);
+
+Tensor tensor_make(void *p, Dtype dtype, int rank, const int n[]);
+#define TENSOR(p, dtype, ...)                                                                                          \
+    tensor_make(p, dtype, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
+static const Tensor ABSENT = {0};
+static inline bool present(Tensor t) { return t.rank > 0; }
+/* The same memory as rows of width `w`: (count/w, w). */
+Tensor tensor_rows(Tensor t, int w);
+/* The numbers of a tensor that holds `real`s. */
+static inline real *R(Tensor t) {
+    CHECK(t.dtype == REAL, "dtype %s", dtype_name(t.dtype));
+    return t.p;
+}
+
+/* ---- fields: one declaration per owned tensor; everything else is a visitor over the declarations ------------------ */
+enum {
+    FIELD_ONES = 1,    /* initial value 1 (norm gains) */
+    FIELD_ZEROS = 2,   /* initial value 0 (biases) */
+    FIELD_NODECAY = 4, /* no weight decay: norms, biases */
+    FIELD_RESIDUAL = 8, /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
+    FIELD_F32 = 16,    /* never stored narrower than f32 (lse, statistics) */
+    FIELD_OPTIONAL = 32 /* may be missing from a file */
+};
+typedef struct Fields Fields;
+struct Fields {
+    void (*see)(Fields *, Tensor *, const char *path, unsigned flags);
+    void *ctx;
+    char scope[96]; /* prefix of the names below: "model.layers.3." */
+};
+/* Declare: sets *t's dtype (REAL) and shape, then lets the visitor see it under scope + name. */
+void field_declare(Fields *, Tensor *t, const char *name, unsigned flags, int rank, const int n[]);
+#define field(f, t, name, flags, ...)                                                                                  \
+    field_declare(f, t, name, flags, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})

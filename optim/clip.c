@@ -1,0 +1,11 @@
+/* clip.c: the global norm. */
+#include "clip.h"
+
+Clip clip_norm(Run *r, const Params *s, double max_norm) {
+    double sum = 0;
+    for (int i = 0; i < s->n; i++) sum += r->ops->sumsq(r, s->p[i].t[PARAM_GRAD]);
+    double norm = sqrt(sum);
+    /* An infinite norm would give scale 0 and hide itself as a step of nothing. */
+    if (!isfinite(norm)) return (Clip){norm, NAN};
+    return (Clip){norm, max_norm > 0 && norm > max_norm ? max_norm / norm : 1};
+}

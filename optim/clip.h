@@ -1,0 +1,15 @@
+/* clip.h: clipping by the global norm of the gradient. Source: arXiv:1211.5063.
+ *
+ *   norm = sqrt(sum of squares of every gradient's every number), in f64, tensors in order of declaration
+ *   scale = max_norm / norm where norm > max_norm, else 1 */
+#pragma once
+#include "../ops/ops.h"
+#include "params.h"
+
+typedef struct {
+    double norm;  /* before clipping; infinite or NaN where a gradient is: then no step may be taken */
+    double scale; /* for adamw_step's gscale; NaN where norm is not finite */
+} Clip;
+
+/* max_norm 0: the norm alone, scale 1. Gradients are not changed. */
+Clip clip_norm(Run *, const Params *, double max_norm);

@@ -1,0 +1,38 @@
+/* params.c: pairing the fields of weights, gradients and moments. */
+#include "params.h"
+
+static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Params *s = f->ctx;
+    char a[64], b[64];
+    if (s->role == PARAM_WEIGHT) {
+        if (s->n == s->cap) s->p = xrealloc(s->p, (size_t)(s->cap = s->cap ? 2 * s->cap : 64), sizeof *s->p);
+        s->p[s->n] = (Param){.flags = flags};
+        snprintf(s->p[s->n].name, sizeof s->p->name, "%s", path);
+        s->n++;
+    }
+    CHECK(s->at < s->n, "%s: one field more than there are weights", path);
+    Param *p = &s->p[s->at++];
+    CHECK(!strcmp(p->name, path), "%s where the weights have %s", path, p->name);
+    p->t[s->role] = *t;
+    CHECK(!strcmp(tensor_shape(*t, a), tensor_shape(p->t[0], b)), "%s: %s, its weight %s", path, a, b);
+}
+
+Fields params_visitor(Params *s, ParamRole role) {
+    s->role = (int)role;
+    s->at = 0;
+    if (role == PARAM_WEIGHT) s->n = 0;
+    return (Fields){.see = see, .ctx = s};
+}
+
+bool param_decays(const Param *p) { return p->t[PARAM_WEIGHT].rank >= 2 && !(p->flags & FIELD_NODECAY); }
+
+void params_check(const Params *s) {
+    for (int i = 0; i < s->n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++)
+            CHECK(present(s->p[i].t[role]), "%s: role %d was not visited", s->p[i].name, role);
+}
+
+void params_free(Params *s) {
+    free(s->p);
+    *s = (Params){0};
+}

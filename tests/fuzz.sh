@@ -1,0 +1,37 @@
+#!/bin/bash
+# Fuzz every tests/fuzz/NAME.c, each a libFuzzer entry (LLVMFuzzerTestOneInput) for one parser, for $2 seconds (default
+# 20) under ASan and UBSan, from the files of tests/fuzz/NAME/ on where there are some. An input that fails is left in
+# BUILD/fuzz/. Exit status 77: no clang with libFuzzer here.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+build=${1:-build}/fuzz
+seconds=${2:-20}
+mkdir -p "$build" || exit 1
+echo 'int LLVMFuzzerTestOneInput(const unsigned char *p, unsigned long n) { return !p && n; }' >"$build/probe.c"
+if ! clang -fsanitize=fuzzer "$build/probe.c" -o "$build/probe" 2>/dev/null; then
+    echo "fuzz: needs clang and libclang-rt-dev (./setup ci)" >&2
+    exit 77
+fi
+# clang leaves OpenMP's pragmas alone with gcc's library, and warns about what is meant for gcc: hence -w.
+flags="-fopenmp=libgomp -w"
+make --no-print-directory CC=clang BUILD="$build" SAN=1 CFLAGS="-fsanitize=fuzzer-no-link $flags" "$build/f32/lib.a" \
+    >"$build/log" 2>&1 || { tail -n 20 "$build/log"; exit 1; }
+bad=0
+for f in tests/fuzz/*.c; do
+    [ -e "$f" ] || { echo "fuzz: tests/fuzz is empty" >&2; exit 1; }
+    name=$(basename "$f" .c)
+    clang -std=gnu11 -g -O1 -D_GNU_SOURCE -I. $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "$f" \
+        "$build/f32/lib.a" -ldnnl -lyaml -ljansson -lm -o "$build/$name" || { bad=1; continue; }
+    seeds=$build/$name.seeds
+    rm -rf "$seeds" && mkdir -p "$seeds"
+    [ -d "tests/fuzz/$name" ] && cp "tests/fuzz/$name"/* "$seeds"
+    if "$build/$name" -max_total_time="$seconds" -max_len=16384 -timeout=10 -rss_limit_mb=1024 -close_fd_mask=3 \
+        -artifact_prefix="$build/$name-" "$seeds" >"$build/$name.log" 2>&1; then
+        echo "ok $name: $(grep -o 'Done [0-9]* runs' "$build/$name.log" | tail -n 1)"
+    else
+        grep -vE '^#[0-9]+\s+(NEW|REDUCE|pulse)' "$build/$name.log" | tail -n 30
+        echo "not ok $name: see $build/$name.log"
+        bad=1
+    fi
+done
+exit $bad

@@ -1,0 +1,83 @@
+#!/bin/bash
+# Run every test against the build in $1 (default build) and add them up: the Criterion runners (f32, and double as the
+# oracle of gradients), then tests/test_*.sh. A shell test prints one line per case: `ok NAME`, `not ok NAME: why` or
+# `skip NAME: reason`. A skip must stand in tests/skips.txt as `NAME  reason`; another one counts as a failure.
+# With a second argument only those parts run: f32 f64 sh; FILTER='data/*' in the environment is handed to Criterion.
+# The last line is `N passed, N failed, N skipped`.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+build=${1:-build}
+parts=${2:-f32 f64 sh}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+trap 'exit 130' INT TERM
+export CHECK_TMP=$tmp BUILD=$build KVSMITH=${KVSMITH:-$build/kvsmith}
+# Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive
+jobs=$(nproc)
+: >"$tmp/results" # one line per test: PASSED|FAILED|SKIPPED name
+
+for kind in f32 f64; do
+    case " $parts " in *" $kind "*) ;; *) continue ;; esac
+    runner=$build/tests-$kind
+    [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; continue; }
+    echo "== $runner"
+    start=$SECONDS
+    "$(realpath "$runner")" -j"$jobs" --timeout 300 --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
+    rc=$?
+    grep -v '^\[====\]' "$tmp/$kind.log" | head -n 400
+    # Criterion does not escape messages, so the report is read by line, not as JSON: tests are indented by 8 or more.
+    awk -v kind="$kind" '
+        /^      "name": "/ { suite = $2; gsub(/[",]/, "", suite) }
+        /^          "name": "/ { name = $2; gsub(/[",]/, "", name) }
+        /^          "status": "/ { s = $2; gsub(/[",]/, "", s)
+            print (s == "PASSED" || s == "SKIPPED" ? s : "FAILED"), suite "/" name "@" kind }
+    ' "$tmp/$kind.json" >"$tmp/$kind.results" 2>/dev/null
+    cat "$tmp/$kind.results" >>"$tmp/results"
+    if [ $rc -ne 0 ] && ! grep -q '^FAILED' "$tmp/$kind.results"; then
+        echo "FAILED $runner (exit $rc without a failing test)" >>"$tmp/results"
+    fi
+    [ -s "$tmp/$kind.results" ] || echo "FAILED $runner (no test ran)" >>"$tmp/results"
+    echo "   $(grep -c '^PASSED' "$tmp/$kind.results") passed in $((SECONDS - start)) s"
+done
+
+case " $parts " in *" sh "*)
+    for t in tests/test_*.sh; do
+        [ -x "$t" ] || continue
+        echo "== $t"
+        start=$SECONDS
+        timeout 900 "./$t" >"$tmp/sh.log" 2>&1 </dev/null
+        rc=$?
+        grep -v '^ok ' "$tmp/sh.log" | head -n 100
+        name=$(basename "$t" .sh)
+        awk -v f="$name" '/^ok /{ print "PASSED", f "/" $2 } /^not ok /{ sub(/:$/, "", $3); print "FAILED", f "/" $3 }
+            /^skip /{ sub(/:$/, "", $2); print "SKIPPED", f "/" $2 }' "$tmp/sh.log" >"$tmp/sh.results"
+        if [ $rc -ne 0 ] && ! grep -q '^FAILED' "$tmp/sh.results"; then
+            echo "FAILED $name (exit $rc)" >>"$tmp/sh.results"
+        fi
+        [ -s "$tmp/sh.results" ] || echo "FAILED $name (no case reported)" >>"$tmp/sh.results"
+        cat "$tmp/sh.results" >>"$tmp/results"
+        echo "   $(grep -c '^PASSED' "$tmp/sh.results") passed in $((SECONDS - start)) s"
+    done ;;
+esac
+
+# A skip without a reason is a failure.
+sed -i 's/^SKIPPED/WITHOUT/' "$tmp/results"
+while read -r name; do
+    if grep -q "^${name%@*}[[:space:]][[:space:]]*[^[:space:]]" tests/skips.txt; then
+        echo "SKIPPED $name"
+    else
+        echo "FAILED $name (skipped without a reason in tests/skips.txt)"
+    fi
+done < <(sed -n 's/^WITHOUT //p' "$tmp/results") >>"$tmp/skips"
+cat "$tmp/skips" >>"$tmp/results"
+
+grep '^FAILED' "$tmp/results"
+grep '^SKIPPED' "$tmp/results" | while read -r _ name; do
+    echo "SKIPPED $name: $(sed -n "s|^${name%@*}[[:space:]]*||p" tests/skips.txt | head -n 1)"
+done
+passed=$(grep -c '^PASSED' "$tmp/results")
+failed=$(grep -c '^FAILED' "$tmp/results")
+skipped=$(grep -c '^SKIPPED' "$tmp/results")
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

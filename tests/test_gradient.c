@@ -1,0 +1,238 @@
+/* test_gradient.c: gradients of every registered mixer and feed-forward part through the whole model; recompute,
+ * repetition, batching and packing change nothing. */
+#include "zoo.h"
+
+static real weight_of(int row) { return (real)(0.2 + 0.1 * (double)(row % 7)); } /* the loss is sum weight_of(i) nll_i */
+static void loss_weights(real *g, int n) {
+    for (int i = 0; i < n; i++) g[i] = weight_of(i);
+}
+static void gradients(Model *m, const Pass *p, real *nll) {
+    real g[ZOO_ROWS];
+    loss_weights(g, p->b.N);
+    model_zero_grad(m);
+    model_train(m, &p->b, p->tok, p->tgt, g, nll);
+}
+
+typedef struct {
+    Tensor *t;
+    const char **path;
+    int n;
+} List;
+static void see_list(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)flags;
+    List *l = f->ctx;
+    l->t = xrealloc(l->t, (size_t)l->n + 1, sizeof *l->t);
+    l->path = xrealloc(l->path, (size_t)l->n + 1, sizeof *l->path);
+    l->path[l->n] = xstrdup(path);
+    l->t[l->n++] = *t;
+}
+static List list_of(Model *m, Weights *w) {
+    List l = {0};
+    Fields f = {.see = see_list, .ctx = &l};
+    model_fields(m, w, &f);
+    return l;
+}
+static real *snapshot(const List *l) {
+    size_t n = 0, at = 0;
+    for (int i = 0; i < l->n; i++) n += tensor_count(l->t[i]);
+    real *all = xcalloc(n, sizeof *all);
+    for (int i = 0; i < l->n; at += tensor_count(l->t[i]), i++) memcpy(all + at, l->t[i].p, tensor_bytes(l->t[i]));
+    return all;
+}
+static void compare(const char *what, const List *l, const real *want, double tol) {
+    for (int i = 0; i < l->n; want += tensor_count(l->t[i]), i++) {
+        char name[192];
+        snprintf(name, sizeof name, "%s: %s", what, l->path[i]);
+        if (tol == 0) CHECK_BYTES(name, l->t[i].p, want, tensor_bytes(l->t[i]));
+        else CHECK_RELATIVE(name, R(l->t[i]), want, tensor_count(l->t[i]), tol);
+    }
+}
+
+Test(gradient, every_mixer_is_in_the_zoo) {
+    for (int i = 0; mixers[i]; i++) {
+        bool found = false;
+        char key[96];
+        snprintf(key, sizeof key, "\"mixer\":\"%s\"", mixers[i]->name);
+        for (int a = 0; a < zoo_count(); a++) found |= strstr(zoo[a].json, key) != NULL;
+        cr_assert(found, "mixer %s has no animal in tests/zoo.c", mixers[i]->name);
+    }
+    for (int i = 0; ffns[i]; i++) {
+        bool found = false;
+        char key[96];
+        snprintf(key, sizeof key, "\"kind\":\"%s\"", ffns[i]->name);
+        for (int a = 0; a < zoo_count(); a++) found |= strstr(zoo[a].json, key) != NULL;
+        cr_assert(found, "feed-forward %s has no animal in tests/zoo.c", ffns[i]->name);
+    }
+}
+
+#ifdef KV_DOUBLE
+enum { ENTRIES_MAX = 4096 };
+static double loss_of(Model *m, const Pass *p, bool noise) {
+    real nll[ZOO_ROWS], g[ZOO_ROWS];
+    loss_weights(g, p->b.N);
+    if (noise) model_train(m, &p->b, p->tok, p->tgt, g, nll);
+    else model_loss(m, &p->b, p->tok, p->tgt, nll);
+    double sum = 0;
+    for (int i = 0; i < p->b.N; i++) sum += (double)weight_of(i) * (double)nll[i];
+    return sum;
+}
+/* Five-point differences, h = 2e-4: per tensor max|analytic - numeric| <= 1e-7 max|numeric|. `damage` plants a mistake. */
+static double worst_gradient(Model *m, const Pass *p, bool noise, char where[256], double damage) {
+    const double h = 2e-4;
+    double worst = 0;
+    real nll[ZOO_ROWS];
+    gradients(m, p, nll);
+    List w = list_of(m, &m->w), g = list_of(m, &m->g);
+    real *analytic = snapshot(&g), *a = analytic;
+    for (int t = 0; t < w.n; a += tensor_count(w.t[t]), t++) {
+        size_t n = tensor_count(w.t[t]), tries = zmin(n, ENTRIES_MAX);
+        double top = 0, error = 0, seen[2] = {0};
+        size_t at = 0;
+        for (size_t k = 0; k < tries; k++) {
+            size_t i = n <= ENTRIES_MAX ? k : rng_mix(5, k) % n;
+            real *x = R(w.t[t]) + i, old = *x;
+            double f[4];
+            for (int s = 0; s < 4; s++) {
+                *x = old + h * (double[]){-2, -1, 1, 2}[s];
+                f[s] = loss_of(m, p, noise);
+            }
+            *x = old;
+            double numeric = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h), e = fabs(a[i] * (1 + damage) - numeric);
+            if (fabs(numeric) > top) top = fabs(numeric);
+            if (!(e <= error)) error = e, at = i, seen[0] = a[i], seen[1] = numeric;
+        }
+        if (top == 0) { /* a window of one sees itself alone: queries and keys do not matter */
+            cr_assert(m->layer[0].rows.window == 1 && error < 1e-12, "%s: the loss does not depend on it", w.path[t]);
+            continue;
+        }
+        if (!(error / top <= worst)) {
+            worst = error / top;
+            snprintf(where, 256, "%s[%zu]: analytic %.12g, numeric %.12g, largest %.3g", w.path[t], at, seen[0], seen[1], top);
+        }
+    }
+    free(analytic);
+    return worst;
+}
+
+static void check_gradient(int i, double dropout, int recompute) {
+    ModelCfg cfg;
+    Model m;
+    Device *dev;
+    Pass p;
+    char where[256] = "";
+    zoo_open(&zoo[i], &cfg, &m, &dev, (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .dropout = dropout, .recompute = recompute});
+    zoo_whole(&p, cfg.vocab);
+    double worst = worst_gradient(&m, &p, dropout > 0, where, 0);
+    cr_assert(worst <= 1e-7, "%s: %.3g at %s", zoo[i].name, worst, where);
+    zoo_close(&cfg, &m, dev);
+}
+Test(gradient, finite_differences, .timeout = 300) {
+    for (int i = 0; i < zoo_count(); i++) check_gradient(i, 0, 0);
+}
+Test(gradient, finite_differences_with_dropout_and_recompute, .timeout = 300) {
+    check_gradient(1, 0.3, 1);
+    check_gradient(zoo_count() - 3, 0.3, -1);
+}
+Test(gradient, the_bound_breaks_under_a_planted_mistake) {
+    ModelCfg cfg;
+    Model m;
+    Device *dev;
+    Pass p;
+    char where[256];
+    zoo_open(&zoo[0], &cfg, &m, &dev, (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS});
+    zoo_whole(&p, cfg.vocab);
+    cr_assert(worst_gradient(&m, &p, false, where, 1e-5) > 1e-6);
+    zoo_close(&cfg, &m, dev);
+}
+#endif
+
+/* Bit for bit: recomputed layers, a repeated step. */
+Test(gradient, recompute_and_repetition_change_nothing, .timeout = 120) {
+    for (int i = 0; i < zoo_count(); i++) {
+        real *want = NULL, nll[ZOO_ROWS], again[ZOO_ROWS];
+        for (int recompute = 0; recompute <= 4; recompute++)
+            for (int repeat = 0; repeat < 2; repeat++) {
+                ModelCfg cfg;
+                Model m;
+                Device *dev;
+                Pass p;
+                char what[128];
+                zoo_open(&zoo[i], &cfg, &m, &dev,
+                         (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .dropout = 0.1,
+                                     .recompute = recompute == 4 ? -1 : recompute});
+                zoo_whole(&p, cfg.vocab);
+                m.seed = 3, m.step = 5;
+                for (int k = 0; k <= repeat; k++) gradients(&m, &p, want ? again : nll);
+                List g = list_of(&m, &m.g);
+                snprintf(what, sizeof what, "%s, %d recomputed, step %d", zoo[i].name, recompute, repeat);
+                if (!want) want = snapshot(&g);
+                else {
+                    compare(what, &g, want, 0);
+                    CHECK_BYTES(what, again, nll, sizeof(real) * (size_t)p.b.N);
+                }
+                zoo_close(&cfg, &m, dev);
+            }
+        free(want);
+    }
+}
+
+/* The region peaks of real passes are those that were measured. */
+Test(gradient, measured_bytes_are_used_bytes) {
+    for (int i = 0; i < zoo_count(); i++) {
+        ModelCfg cfg, cfg2;
+        Model m, dry;
+        Device *dev, *dev2;
+        Pass p;
+        real nll[ZOO_ROWS];
+        ModelOpts opts = {.train = true, .max_rows = 21, .max_samples = ZOO_SEQS, .recompute = i % 3};
+        zoo_open(&zoo[i], &cfg, &m, &dev, opts);
+        zoo_whole(&p, cfg.vocab);
+        gradients(&m, &p, nll);
+        model_loss(&m, &p.b, p.tok, p.tgt, nll);
+        Err e = {0};
+        opts.dry = true;
+        cr_assert(model_cfg_from_json(&cfg2, zoo[i].json, strlen(zoo[i].json), "zoo", &e), "%s", e.msg);
+        cr_assert(device_open(&dev2, "cpu", 2, &e) && model_open(&dry, dev2, &cfg2, opts, &e), "%s", e.msg);
+        cr_assert_eq(m.aw.peak, dry.aw.peak);
+        cr_assert_eq(m.ag.peak, dry.ag.peak);
+        cr_assert_eq(m.keep.peak, dry.keep.peak, "%s: saved %zu, planned %zu", zoo[i].name, m.keep.peak, dry.keep.peak);
+        cr_assert_eq(m.scratch.peak, dry.scratch.peak, "%s: scratch %zu, planned %zu", zoo[i].name, m.scratch.peak, dry.scratch.peak);
+        zoo_close(&cfg, &m, dev);
+        model_close(&dry);
+        model_cfg_free(&cfg2);
+        device_close(dev2);
+    }
+}
+
+/* Each sequence alone, and each document alone, add up to the batch. */
+Test(gradient, a_batch_is_the_sum_of_its_documents) {
+    const double tol = REAL == F64 ? 1e-12 : 1e-5;
+    for (int i = 0; i < zoo_count(); i++) {
+        ModelCfg cfg;
+        Model m;
+        Device *dev;
+        Pass p, one;
+        real nll[ZOO_ROWS], g[ZOO_ROWS], all[ZOO_ROWS], part[ZOO_ROWS];
+        zoo_open(&zoo[i], &cfg, &m, &dev, (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS});
+        zoo_whole(&p, cfg.vocab);
+        gradients(&m, &p, all);
+        List list = list_of(&m, &m.g);
+        real *want = snapshot(&list);
+        for (int documents = 0; documents < 2; documents++) {
+            model_zero_grad(&m);
+            for (int row = 0, n; row < p.b.N; row += n) {
+                int s = p.of[row], from[ZOO_SEQS] = {0}, count[ZOO_SEQS] = {0};
+                for (n = 1; row + n < p.off[s + 1] && (!documents || p.first[row + n] == row);) n++;
+                from[s] = row - p.off[s], count[s] = n;
+                zoo_part(&one, &p, from, count, NULL);
+                for (int k = 0; k < n; k++) g[k] = weight_of(row + k);
+                model_train(&m, &one.b, one.tok, one.tgt, g, part);
+                memcpy(nll + row, part, (size_t)n * sizeof *nll);
+            }
+            CHECK_CLOSE(zoo[i].name, nll, all, (size_t)p.b.N, tol);
+            compare(documents ? "documents alone" : "sequences alone", &list, want, tol * 10);
+        }
+        free(want);
+        zoo_close(&cfg, &m, dev);
+    }
+}

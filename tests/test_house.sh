@@ -1,0 +1,134 @@
+#!/bin/bash
+# The rules of the house that no compiler checks, and what every command of the program owes its user.
+set -u
+build=${BUILD:-build}
+prog=${KVSMITH:-$build/kvsmith}
+case $prog in */*) ;; *) prog=./$prog ;; esac
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+# Report case $1: it holds when $tmp/bad is empty.
+verdict() {
+    if [ -s "$tmp/bad" ]; then
+        sed 's/^/  /' "$tmp/bad" | head -n 20
+        echo "not ok $1: see above"
+    else
+        echo "ok $1"
+    fi
+    : >"$tmp/bad"
+}
+: >"$tmp/bad"
+source=$(ls -- *.[ch] */*.[ch] */*/*.[ch] 2>/dev/null | grep -v "^$build/")
+product=$(echo "$source" | grep -v '^tests/')
+if [ -d .git ] && command -v git >/dev/null 2>&1 && git -c safe.directory='*' ls-files -co --exclude-standard >"$tmp/all" 2>/dev/null && [ -s "$tmp/all" ]; then :; else
+    find . -type f -not -path './.git/*' -not -path "./$build/*" -not -path './build/*' -not -path './runs/*' | sed 's|^\./||' >"$tmp/all"
+fi
+
+# Dependencies point down only.
+allowed() {
+    case $1 in
+    ops) echo ops ;;
+    optim) echo ops optim ;;
+    data) echo ops data ;;
+    layers) echo ops layers ;;
+    model) echo ops layers model ;;
+    infer) echo ops layers model data infer ;;
+    convert) echo ops layers model data infer convert ;;
+    train) echo ops layers model data optim infer train ;;
+    esac
+}
+for f in $product; do
+    floor=${f%%/*}
+    may=$(allowed "$floor")
+    [ -n "$may" ] || continue
+    grep -oE '^[[:space:]]*#[[:space:]]*include "[^"]+"' "$f" | sed 's/.*"\(.*\)"/\1/' | while read -r inc; do
+        to=$(realpath -m --relative-to=. "$(dirname "$f")/$inc")
+        [ -e "$to" ] || to=$inc # found by -I.
+        case " $may " in *" ${to%%/*} "*) ;; *) echo "$f includes $to; $floor may see: $may" ;; esac
+    done
+done >>"$tmp/bad"
+verdict include-direction
+
+for f in $source $(ls tests/*.sh .ci/run setup 2>/dev/null); do
+    n=$(wc -l <"$f")
+    [ "$n" -le 700 ] || echo "$f has $n lines, at most 700"
+done >>"$tmp/bad"
+verdict file-length
+
+grep -nEw 'getenv|secure_getenv|setenv|putenv' $product /dev/null >>"$tmp/bad"
+verdict no-environment
+
+for f in $(echo "$source" | grep '\.h$'); do
+    [ "$(head -c 2 "$f")" = "/*" ] || echo "$f does not begin with what it is for"
+done >>"$tmp/bad"
+verdict header-comments
+
+# Data that a program writes to between calls has one name in one place: the flag that a signal handler sets.
+objdump -t "$build/f32/lib.a" 2>/dev/null | awk '
+    /^[^ ]+\.o: / { file = $1 }
+    $0 ~ / O (\.bss|\.data|\.tbss|\.tdata)[\t.]/ && $0 !~ /\.rel\.ro/ { print file, $NF }' |
+    grep -vE ' (stop_signal|interrupted|caught)(\.[0-9]+)?$' | grep -vE '__func__|__PRETTY' >>"$tmp/bad"
+verdict no-mutable-globals
+
+# Files speak of the project alone.
+grep -nIE '/wor[k]/|/hom[e]/[a-z]|/roo[t]/|\.\./share[d]' $(cat "$tmp/all") /dev/null >>"$tmp/bad"
+verdict no-machine-paths
+
+grep -nE 'TOD[O]|FIXM[E]|XX[X]\b' $source /dev/null | grep -v 'XXXXXX' >>"$tmp/bad"
+verdict nothing-left-to-do
+
+"$prog" config --markdown >"$tmp/config.md" 2>"$tmp/err" || echo "kvsmith config --markdown failed: $(cat "$tmp/err")" >>"$tmp/bad"
+cmp -s "$tmp/config.md" docs/config.md || echo "docs/config.md is old; run: make docs" >>"$tmp/bad"
+verdict config-docs
+
+# docs/map.md and the others name files that exist.
+for doc in README.md docs/*.md; do
+    grep -oE '`(ops|layers|model|optim|data|train|infer|convert|tests|configs|docs)/[A-Za-z0-9_./-]+`' "$doc" | tr -d '`' | sort -u |
+        while read -r f; do [ -e "$f" ] || echo "$doc names $f, which does not exist"; done
+done >>"$tmp/bad"
+verdict docs-name-files
+
+# ---- the program ----
+one_line() { # status, stdout empty, one line of <= 300 characters on stderr that contains $2
+    want=$1 part=$2
+    shift 2
+    "$prog" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    got=$?
+    [ $got -eq "$want" ] || echo "kvsmith $*: exit $got, want $want"
+    [ -s "$tmp/out" ] && echo "kvsmith $*: wrote to stdout"
+    [ "$(wc -l <"$tmp/err")" -eq 1 ] || echo "kvsmith $*: $(wc -l <"$tmp/err") lines on stderr"
+    [ "$(wc -m <"$tmp/err")" -le 301 ] || echo "kvsmith $*: a line longer than 300 characters"
+    grep -qF -- "$part" "$tmp/err" || echo "kvsmith $*: no '$part' in: $(cat "$tmp/err")"
+}
+long=$(printf 'x%.0s' $(seq 400))
+{
+    one_line 2 'expected a command'
+    one_line 2 'did you mean config?' confg
+    one_line 2 'unknown command' "$long"
+    one_line 2 'unknown command' $'a\nb\tc'
+} >>"$tmp/bad"
+verdict unknown-command
+
+commands=$("$prog" --help | awk '/^Commands:/{on=1; next} /^$/{on=0} on{print $1}')
+[ -n "$commands" ] || echo "kvsmith --help lists no command" >>"$tmp/bad"
+"$prog" --version | grep -qE '^kvsmith [0-9]+\.[0-9]+\.[0-9]+$' || echo "kvsmith --version" >>"$tmp/bad"
+for c in $commands; do
+    "$prog" "$c" --help >"$tmp/out" 2>"$tmp/err" || echo "kvsmith $c --help: exit $?"
+    grep -q -- --json "$tmp/out" || echo "kvsmith $c --help: common options missing"
+    [ -s "$tmp/err" ] && echo "kvsmith $c --help: wrote to stderr"
+    grep -q "kvsmith $c" README.md || echo "README.md does not show kvsmith $c"
+    one_line 2 'unknown option --jsn; did you mean --json?' "$c" --jsn
+    one_line 2 'unknown option' "$c" "--$long"
+    one_line 2 'unknown option -Z' "$c" -Z
+    one_line 2 'option --threads needs a value' "$c" --threads
+    one_line 2 '--threads: expected a whole number' "$c" --threads 2x
+    one_line 2 '--threads: expected a whole number' "$c" --threads 99999999999999999999
+    one_line 2 '--device: expected' "$c" --device quantum
+    one_line 2 '--dtype: expected' "$c" --dtype f8
+    one_line 2 'takes no value' "$c" --json=1
+done >>"$tmp/bad"
+verdict commands
+
+"$prog" --help >/dev/full 2>"$tmp/err"
+rc=$?
+[ $rc -eq 1 ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] || echo "a full disk behind stdout: exit $rc, $(cat "$tmp/err")" >>"$tmp/bad"
+verdict full-stdout

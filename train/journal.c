@@ -1,0 +1,101 @@
+#include "journal.h"
+#include <errno.h>
+#include <unistd.h>
+
+/* The step that a whole line begins, -1: none (it belongs to the record before), -2: torn. */
+static int64_t line_step(const char *line, size_t n, const char *mark) {
+    size_t m = strlen(mark);
+    if (!n || line[n - 1] != '\n') return -2;
+    if (n <= m || memcmp(line, mark, m)) return -1;
+    int64_t v = 0;
+    size_t i = m;
+    for (; i < n && i < m + 18 && line[i] >= '0' && line[i] <= '9'; i++) v = v * 10 + (line[i] - '0');
+    return i > m ? v : -1;
+}
+
+/* Bytes of the records up to `step`. */
+static off_t kept(FILE *f, const char *mark, int64_t step) {
+    char *line = NULL;
+    size_t cap = 0;
+    off_t at = 0, end = 0;
+    for (ssize_t n; (n = getline(&line, &cap, f)) > 0; at += n) {
+        int64_t s = line_step(line, (size_t)n, mark);
+        if (s == -2 || s > step || (s == -1 && at == 0)) break;
+        end = at + n;
+    }
+    free(line);
+    return end;
+}
+
+static bool failed(Journal *j, Err *e) {
+    return err_world(e, "cannot write %s: %s", j->path, strerror(errno));
+}
+
+bool journal_open(Journal *j, const char *path, const char *mark, int64_t step, Err *e) {
+    *j = (Journal){.path = xstrdup(path)};
+    off_t end = 0;
+    FILE *old = step >= 0 ? fopen(path, "re") : NULL;
+    if (old) {
+        end = kept(old, mark, step);
+        fclose(old);
+    }
+    j->f = fopen(path, "ae");
+    if (!j->f) return err_errno(e, "cannot open", path);
+    if (ftruncate(fileno(j->f), end)) return failed(j, e);
+    return true;
+}
+
+bool journal_put(Journal *j, const char *text, size_t n, Err *e) {
+    return (fwrite(text, 1, n, j->f) == n && !fflush(j->f)) || failed(j, e);
+}
+
+bool journal_sync(Journal *j, Err *e) { return (!fflush(j->f) && !fsync(fileno(j->f))) || failed(j, e); }
+
+void journal_close(Journal *j) {
+    if (j->f) fclose(j->f);
+    free(j->path);
+    *j = (Journal){0};
+}
+
+bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
+    char mfu[32] = "null", line[512];
+    if (r->mfu >= 0) snprintf(mfu, sizeof mfu, "%.4g", r->mfu);
+    int n = snprintf(line, sizeof line,
+                     METRICS_MARK "%lld,\"loss\":%.10g,\"lr\":%.10g,\"grad_norm\":%.10g,\"tokens\":%lld,\"tok_s\":%.6g,"
+                                  "\"mfu\":%s}\n",
+                     (long long)r->step, r->loss, r->lr, r->grad_norm, (long long)r->tokens, r->tok_s, mfu);
+    return journal_put(j, line, (size_t)n, e);
+}
+
+bool journal_val(Journal *j, int64_t step, double val_loss, int64_t val_tokens, Err *e) {
+    char line[256];
+    int n = snprintf(line, sizeof line, METRICS_MARK "%lld,\"val_loss\":%.10g,\"val_tokens\":%lld}\n", (long long)step,
+                     val_loss, (long long)val_tokens);
+    return journal_put(j, line, (size_t)n, e);
+}
+
+static void shown(FILE *f, const char *text, size_t n) {
+    fputs("  ", f);
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '\n') fputs("\n  ", f);
+        else if ((c < 32 && c != '\t') || c == 127) fprintf(f, "\\x%02x", c);
+        else fputc(c, f);
+    }
+    fputc('\n', f);
+}
+
+bool journal_sample(Journal *j, int64_t step, const char *prompt, const char *text, size_t n, Err *e) {
+    char *record = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&record, &size);
+    if (!f) return failed(j, e);
+    fprintf(f, SAMPLES_MARK "%lld", (long long)step);
+    if (*prompt) fprintf(f, " (prompt of %zu bytes)", strlen(prompt));
+    fputs(" ==\n", f);
+    shown(f, text, n);
+    fclose(f);
+    bool ok = journal_put(j, record, size, e);
+    free(record);
+    return ok;
+}

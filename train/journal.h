@@ -1,0 +1,34 @@
+/* journal.h: a text file of records, each of a step, that a resumed run cuts back, so that each step stands once.
+ *
+ * A record begins with a line of `mark` and the step's digits; lines without the mark belong to the record before. What a
+ * killed process left of a last line is never kept. */
+#pragma once
+#include "../ops/base.h"
+
+typedef struct {
+    FILE *f;
+    char *path;
+} Journal;
+
+/* Open RUN/name for appending after cutting it at the first record beyond `step` or at the first torn line. step -1:
+ * from the beginning. A file that is not there is made. */
+bool journal_open(Journal *, const char *path, const char *mark, int64_t step, Err *);
+/* Append; whole records at a time, handed to the system at once. */
+bool journal_put(Journal *, const char *text, size_t n, Err *);
+bool journal_sync(Journal *, Err *); /* to disk: before a checkpoint whose step the records reach */
+void journal_close(Journal *);
+
+/* One line of metrics.jsonl, mark METRICS_MARK. Numbers are printed to 10 digits; the clock's are last, so that
+ * `sed 's/,"tok_s":.*$/}/'` leaves what a repeated run repeats. mfu < 0 prints null. */
+#define METRICS_MARK "{\"step\":"
+typedef struct {
+    int64_t step, tokens; /* tokens: training targets seen since step 0 */
+    double loss, lr, grad_norm, tok_s, mfu;
+} TrainRecord;
+bool journal_train(Journal *, const TrainRecord *, Err *);
+bool journal_val(Journal *, int64_t step, double val_loss, int64_t val_tokens, Err *);
+
+/* One sample of samples.txt, mark SAMPLES_MARK: a head line, then the text, every line indented by two blanks so that no
+ * text can look like a head; control characters are shown as \xNN. */
+#define SAMPLES_MARK "== step "
+bool journal_sample(Journal *, int64_t step, const char *prompt, const char *text, size_t n, Err *);

@@ -1,0 +1,371 @@
+#include "run_dir.h"
+#include "../model/file.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char TMP[] = ".tmp-";
+
+char *run_dir_file(const RunDir *d, const char *name) { return xformat("%s/%s", d->path, name); }
+char *run_dir_step(const RunDir *d, int64_t step) { return xformat("%s/step-%06lld", d->path, (long long)step); }
+
+/* step-000500 -> 500; -1 for any other name. The digits must be those that run_dir_step prints. */
+static int64_t step_of(const char *name) {
+    if (strncmp(name, "step-", 5) || strlen(name + 5) < 6 || strlen(name + 5) > 18) return -1;
+    int64_t v = 0;
+    for (const char *c = name + 5; *c; c++) {
+        if (*c < '0' || *c > '9') return -1;
+        v = v * 10 + (*c - '0');
+    }
+    char back[32];
+    snprintf(back, sizeof back, "step-%06lld", (long long)v);
+    return strcmp(back, name) ? -1 : v;
+}
+
+/* ---- trees ---------------------------------------------------------------------------------------------------------- */
+
+/* Remove what `name` in directory fd `at` is, without following links. */
+static bool tree_remove(int at, const char *name) {
+    if (!unlinkat(at, name, 0) || errno == ENOENT) return true;
+    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return false;
+    DIR *dir = fdopendir(fd);
+    if (!dir) {
+        close(fd);
+        return false;
+    }
+    bool ok = true;
+    for (struct dirent *n; (n = readdir(dir));)
+        if (strcmp(n->d_name, ".") && strcmp(n->d_name, "..")) ok &= tree_remove(fd, n->d_name);
+    closedir(dir);
+    return !unlinkat(at, name, AT_REMOVEDIR) && ok;
+}
+
+/* fsync every file and directory below and at `name`. */
+static bool tree_sync(int at, const char *name, Err *e) {
+    int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st)) {
+        err_errno(e, "cannot read back", name);
+        if (fd >= 0) close(fd);
+        return false;
+    }
+    if (fsync(fd)) {
+        int why = errno;
+        close(fd);
+        return err_world(e, "cannot sync %s to disk: %s; free some space or check the disk", name, strerror(why));
+    }
+    if (!S_ISDIR(st.st_mode)) {
+        close(fd);
+        return true;
+    }
+    DIR *dir = fdopendir(fd);
+    if (!dir) {
+        close(fd);
+        return err_world(e, "cannot list %s: %s", name, strerror(errno));
+    }
+    bool ok = true;
+    for (struct dirent *n; ok && (n = readdir(dir));)
+        if (strcmp(n->d_name, ".") && strcmp(n->d_name, "..")) ok = tree_sync(fd, n->d_name, e);
+    closedir(dir);
+    return ok;
+}
+
+/* Call `see` for every name in the folder. The names are collected first, as `see` may rename or remove. */
+typedef bool See(RunDir *, const char *name, void *ctx, Err *);
+static bool each(const RunDir *d, See *see, void *ctx, Err *e) {
+    int fd = openat(d->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir) {
+        err_errno(e, "cannot list run folder", d->path);
+        if (fd >= 0) close(fd);
+        return false;
+    }
+    size_t n = 0;
+    char **names = NULL;
+    for (struct dirent *x; (x = readdir(dir));) {
+        names = xrealloc(names, n + 1, sizeof *names);
+        names[n++] = xstrdup(x->d_name);
+    }
+    closedir(dir);
+    bool ok = true;
+    for (size_t i = 0; i < n; i++) {
+        ok = ok && see((RunDir *)d, names[i], ctx, e);
+        free(names[i]);
+    }
+    free(names);
+    return ok;
+}
+
+static bool sync_folder(const RunDir *d, Err *e) {
+    if (fsync(d->fd)) return err_world(e, "cannot sync run folder %s: %s", d->path, strerror(errno));
+    return true;
+}
+
+/* ---- opening and closing -------------------------------------------------------------------------------------------- */
+
+/* mkdir -p; counts what was made. */
+static bool make_folders(const char *path, int *made, Err *e) {
+    char *p = xstrdup(path);
+    *made = 0;
+    for (char *c = p + 1;; c++) {
+        if (*c != '/' && *c) continue;
+        char was = *c;
+        *c = 0;
+        if (!mkdir(p, 0777)) ++*made;
+        else if (errno != EEXIST) {
+            err_errno(e, "cannot make run folder", p);
+            free(p);
+            return false;
+        }
+        *c = was;
+        if (!was) break;
+    }
+    free(p);
+    return true;
+}
+
+static void unmake_folders(const RunDir *d) {
+    char *p = xstrdup(d->path);
+    for (int i = 0; i < d->made && !rmdir(p); i++) {
+        char *slash = strrchr(p, '/');
+        if (!slash || slash == p) break;
+        *slash = 0;
+    }
+    free(p);
+}
+
+/* flock the file RUN/lock. Its owner removes the file when it ends, so what was locked must still be what the name means. */
+static bool take_lock(RunDir *d, Err *e) {
+    for (;;) {
+        d->lock = openat(d->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (d->lock < 0) {
+            char *p = run_dir_file(d, "lock");
+            err_errno(e, "cannot open lock", p);
+            free(p);
+            return false;
+        }
+        if (flock(d->lock, LOCK_EX | LOCK_NB)) {
+            int why = errno;
+            char pid[24] = "?";
+            ssize_t n = pread(d->lock, pid, sizeof pid - 1, 0);
+            pid[n > 0 ? n : 1] = 0;
+            pid[strcspn(pid, "\n")] = 0;
+            close(d->lock);
+            d->lock = -1;
+            if (why != EWOULDBLOCK) return err_world(e, "cannot lock %s/lock: %s", d->path, strerror(why));
+            return err_input(e, "run.dir %s is in use by process %s (its lock is held); wait for it or choose another "
+                                "run.dir", d->path, pid);
+        }
+        struct stat a, b;
+        if (!fstat(d->lock, &a) && !fstatat(d->fd, "lock", &b, AT_SYMLINK_NOFOLLOW) && a.st_ino == b.st_ino &&
+            a.st_dev == b.st_dev)
+            break;
+        close(d->lock);
+    }
+    char pid[24];
+    int n = snprintf(pid, sizeof pid, "%d\n", (int)getpid());
+    if (ftruncate(d->lock, 0) || pwrite(d->lock, pid, n, 0) != n)
+        return err_world(e, "cannot write %s/lock: %s", d->path, strerror(errno));
+    return true;
+}
+
+static bool see_run(RunDir *d, const char *name, void *found, Err *e) {
+    (void)d, (void)e;
+    if (step_of(name) >= 0 || !strcmp(name, "config.yaml")) *(bool *)found = true;
+    return true;
+}
+
+static bool see_unfinished(RunDir *d, const char *name, void *ctx, Err *e) {
+    (void)ctx;
+    if (!strncmp(name, TMP, strlen(TMP)) && !tree_remove(d->fd, name))
+        return err_world(e, "cannot remove unfinished %s/%s: %s", d->path, name, strerror(errno));
+    return true;
+}
+
+bool run_dir_open(RunDir *d, const char *path, bool resume, Err *e) {
+    *d = (RunDir){.path = xstrdup(path), .fd = -1, .lock = -1};
+    size_t n = strlen(d->path);
+    while (n > 1 && d->path[n - 1] == '/') d->path[--n] = 0;
+    if (!n) {
+        run_dir_close(d);
+        return err_input(e, "run.dir is empty; give a folder, for example run.dir=runs/demo");
+    }
+    if (make_folders(d->path, &d->made, e)) {
+        d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (d->fd < 0) err_errno(e, "cannot open run folder", d->path);
+    }
+    bool run = false;
+    bool ok = d->fd >= 0 && take_lock(d, e) && each(d, see_run, &run, e);
+    if (ok && run && !resume)
+        ok = err_input(e, "run.dir %s already holds a run; continue it with --resume auto or choose another run.dir",
+                       d->path);
+    ok = ok && each(d, see_unfinished, NULL, e);
+    d->used = run;
+    if (!ok) run_dir_close(d);
+    return ok;
+}
+
+void run_dir_close(RunDir *d) {
+    if (d->lock >= 0) {
+        unlinkat(d->fd, "lock", 0); /* before the lock goes: see take_lock */
+        close(d->lock);
+    }
+    if (d->fd >= 0) close(d->fd);
+    if (d->path && !d->used) unmake_folders(d);
+    free(d->path);
+    *d = (RunDir){.fd = -1, .lock = -1};
+}
+
+/* ---- checkpoints ---------------------------------------------------------------------------------------------------- */
+
+static bool has_state(const RunDir *d, const char *name) {
+    char *p = xformat("%s/trainer/state.json", name);
+    bool yes = !faccessat(d->fd, p, F_OK, 0);
+    free(p);
+    return yes;
+}
+
+bool run_dir_has_step(const RunDir *d, int64_t step) {
+    char name[32];
+    snprintf(name, sizeof name, "step-%06lld", (long long)step);
+    return step >= 0 && has_state(d, name);
+}
+
+static bool see_newest(RunDir *d, const char *name, void *ctx, Err *e) {
+    (void)e;
+    int64_t *best = ctx, s = step_of(name);
+    if (s > *best && has_state(d, name)) *best = s;
+    return true;
+}
+
+bool run_dir_newest(const RunDir *d, int64_t *step, Err *e) {
+    *step = -1;
+    return each(d, see_newest, step, e);
+}
+
+/* A symbolic link has no state between old and new when a finished one is renamed over it. */
+static bool point(RunDir *d, const char *link, int64_t step, Err *e) {
+    char to[32], tmp[32];
+    snprintf(to, sizeof to, "step-%06lld", (long long)step);
+    snprintf(tmp, sizeof tmp, "%s%s", TMP, link);
+    unlinkat(d->fd, tmp, 0);
+    if (symlinkat(to, d->fd, tmp) || renameat(d->fd, tmp, d->fd, link))
+        return err_world(e, "cannot set link %s/%s: %s", d->path, link, strerror(errno));
+    return true;
+}
+
+typedef struct {
+    Keep keep;
+    int64_t newest, from; /* from: the oldest that stays by number */
+    int n;
+    int64_t *all;
+} Prune;
+
+static bool see_step(RunDir *d, const char *name, void *ctx, Err *e) {
+    (void)e;
+    Prune *p = ctx;
+    int64_t s = step_of(name);
+    if (s < 0 || !has_state(d, name)) return true;
+    p->all = xrealloc(p->all, p->n + 1, sizeof *p->all);
+    p->all[p->n++] = s;
+    return true;
+}
+
+static int ascending(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Move the links, then drop what need not stay. Nothing is removed before the links no longer mean it. */
+static bool settle(RunDir *d, Keep keep, Err *e) {
+    Prune p = {.keep = keep};
+    if (!each(d, see_step, &p, e)) return false;
+    if (p.n > 1) qsort(p.all, p.n, sizeof *p.all, ascending);
+    bool best = keep.keep_best && run_dir_has_step(d, keep.best), ok = true;
+    if (p.n) ok = point(d, "last", p.all[p.n - 1], e);
+    else unlinkat(d->fd, "last", 0);
+    if (best) ok = ok && point(d, "best", keep.best, e);
+    else unlinkat(d->fd, "best", 0);
+    ok = ok && sync_folder(d, e);
+    for (int i = 0; ok && keep.keep_last > 0 && i < p.n - keep.keep_last; i++) {
+        if (best && p.all[i] == keep.best) continue;
+        char name[32], tmp[48];
+        snprintf(name, sizeof name, "step-%06lld", (long long)p.all[i]);
+        snprintf(tmp, sizeof tmp, "%sdrop-%s", TMP, name);
+        if (renameat(d->fd, name, d->fd, tmp) || !tree_remove(d->fd, tmp))
+            ok = err_world(e, "cannot remove old checkpoint %s/%s: %s", d->path, name, strerror(errno));
+    }
+    free(p.all);
+    return ok;
+}
+
+typedef struct {
+    int64_t step;
+    bool from_here;
+} Rewind;
+
+static bool see_future(RunDir *d, const char *name, void *ctx, Err *e) {
+    const Rewind *r = ctx;
+    int64_t s = step_of(name);
+    if (s < 0 || ((s < r->step || (s == r->step && r->from_here)) && has_state(d, name))) return true;
+    for (int i = 1; i < 10000; i++) {
+        char *to = i == 1 ? xformat("old-%s", name) : xformat("old-%d-%s", i, name);
+        struct stat st;
+        bool there = !fstatat(d->fd, to, &st, AT_SYMLINK_NOFOLLOW), done = !there && !renameat(d->fd, name, d->fd, to);
+        free(to);
+        if (done) return true;
+        if (!there) break;
+    }
+    return err_world(e, "cannot set aside %s/%s: %s", d->path, name, strerror(errno));
+}
+
+bool run_dir_rewind(RunDir *d, int64_t step, bool from_here, Keep keep, Err *e) {
+    Rewind r = {step, from_here};
+    d->used = true;
+    return each(d, see_future, &r, e) && settle(d, keep, e);
+}
+
+char *run_dir_begin(RunDir *d, int64_t step, Err *e) {
+    run_dir_abandon(d, step);
+    char *p = xformat("%s/%sstep-%06lld", d->path, TMP, (long long)step);
+    d->used = true;
+    if (!mkdir(p, 0777)) return p;
+    err_world(e, "cannot make %s: %s", p, strerror(errno));
+    free(p);
+    return NULL;
+}
+
+void run_dir_abandon(RunDir *d, int64_t step) {
+    char tmp[48];
+    snprintf(tmp, sizeof tmp, "%sstep-%06lld", TMP, (long long)step);
+    tree_remove(d->fd, tmp);
+}
+
+bool run_dir_publish(RunDir *d, int64_t step, Keep keep, Err *e) {
+    char name[32], tmp[48];
+    snprintf(name, sizeof name, "step-%06lld", (long long)step);
+    snprintf(tmp, sizeof tmp, "%s%s", TMP, name);
+    bool ok = tree_sync(d->fd, tmp, e);
+    if (ok && renameat(d->fd, tmp, d->fd, name))
+        ok = err_world(e, "cannot rename %s/%s to %s: %s", d->path, tmp, name, strerror(errno));
+    if (!ok) run_dir_abandon(d, step);
+    return ok && sync_folder(d, e) && settle(d, keep, e);
+}
+
+bool run_dir_write(RunDir *d, const char *name, const char *text, Err *e) {
+    char *tmp = xformat("%s/%s%s", d->path, TMP, name), *to = run_dir_file(d, name);
+    d->used = true;
+    bool ok = file_write(tmp, text, strlen(text), e);
+    if (ok && rename(tmp, to)) {
+        ok = err_world(e, "cannot rename %s to %s: %s", tmp, to, strerror(errno));
+        unlink(tmp);
+    }
+    ok = ok && sync_folder(d, e);
+    free(tmp);
+    free(to);
+    return ok;
+}

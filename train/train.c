@@ -1,0 +1,112 @@
+#include "train.h"
+#include "checkpoint.h"
+#include <signal.h>
+#include <unistd.h>
+
+/* The one variable outside of any struct: a handler has no argument to find its own. */
+static volatile sig_atomic_t signals_seen;
+
+static void on_signal(int number) {
+    (void)number;
+    if (signals_seen++) _exit(EXIT_SIGNAL);
+}
+
+void train_catch_signals(void) {
+    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+    /* A write past a file-size limit is an error like a full disk, not a reason to be killed. */
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+const char *stop_name(Stop s) {
+    static const char *const names[] = {"steps", "time", "signal"};
+    return names[s];
+}
+
+static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+static bool save(Trainer *t, Err *e) {
+    if (t->saved == t->state.step) return true;
+    if (!checkpoint_save(t, e)) return false;
+    trainer_watch_memory(t);
+    return true;
+}
+
+/* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
+static bool validate(Trainer *t, Err *e) {
+    double loss;
+    int64_t n;
+    if (t->val_step == t->state.step) return true;
+    if (!trainer_validate(t, &loss, &n, e) || !journal_val(&t->metrics, t->state.step, loss, n, e)) return false;
+    trainer_watch_memory(t);
+    bool best = !t->state.has_best || loss < t->state.best_loss;
+    t->val_loss = loss;
+    t->val_step = t->state.step;
+    if (best) {
+        t->state.has_best = true;
+        t->state.best_loss = loss;
+        t->state.best_step = t->state.step;
+    }
+    progress_say(&t->progress, "step %lld  validation loss %.4f over %lld tokens%s", (long long)t->state.step, loss,
+                 (long long)n, best ? " (best)" : "");
+    return !best || !t->cfg->train.keep_best || save(t, e);
+}
+
+static bool validates(const Trainer *t) { return t->cfg->train.eval_every > 0 && t->text.val.n > 1; }
+
+/* What follows a step, in an order that lets a record stand before the checkpoint that covers it. */
+static bool after_step(Trainer *t, TrainRecord *r, Err *e) {
+    const TrainCfg *c = &t->cfg->train;
+    int64_t step = t->state.step;
+    bool log = due(c->log_every, step) || step == 1;
+    r->step = step;
+    r->tokens = t->state.tokens;
+    r->tok_s = (double)t->work_tokens / fmax(t->work_s, 1e-9);
+    r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
+    if (log && !journal_train(&t->metrics, r, e)) return false;
+    Shown shown = {step, r->loss, r->lr, r->grad_norm, r->tok_s, t->val_loss, t->val_step >= 0};
+    progress_step(&t->progress, &shown, log);
+    if (log) {
+        trainer_watch_memory(t);
+        t->work_s = 0;
+        t->work_tokens = 0;
+    }
+    if (due(c->sample_every, step)) {
+        if (!trainer_sample(t, e)) return false;
+        trainer_watch_memory(t);
+    }
+    if (validates(t) && due(c->eval_every, step) && !validate(t, e)) return false;
+    return !due(c->save_every, step) || save(t, e);
+}
+
+static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
+    const TrainCfg *c = &t->cfg->train;
+    *why = STOP_STEPS;
+    while (t->state.step < c->steps) {
+        if (signals_seen) *why = STOP_SIGNAL;
+        else if (c->max_seconds > 0 && now_seconds() - t->start >= c->max_seconds) *why = STOP_TIME;
+        if (*why != STOP_STEPS) break;
+        double begin = now_seconds();
+        int64_t before = t->state.tokens;
+        if (!trainer_step(t, r, e)) return false;
+        t->work_s += now_seconds() - begin;
+        t->work_tokens += t->state.tokens - before;
+        if (!after_step(t, r, e)) return false;
+    }
+    /* An interrupted run goes on later, and then validates where an uninterrupted one does. */
+    if (*why != STOP_SIGNAL && validates(t) && t->state.step > 0 && !validate(t, e)) return false;
+    return t->state.step == 0 || save(t, e);
+}
+
+bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
+    if (loop(t, last, why, e)) return true;
+    if (e->status != EXIT_WORLD) return false;
+    char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
+    Err first = *e;
+    *e = (Err){0};
+    if (good) err_world(e, "%.180s; the last checkpoint is intact: %s", first.msg, good);
+    else err_world(e, "%.220s; there is no checkpoint yet", first.msg);
+    free(good);
+    return false;
+}

@@ -1,0 +1,233 @@
+#include "trainer.h"
+#include "../infer/bench.h"
+#include "../infer/generate.h"
+#include "../model/cost.h"
+#include "../optim/adamw.h"
+#include "../optim/clip.h"
+#include "../optim/schedule.h"
+
+/* ---- opening -------------------------------------------------------------------------------------------------------- */
+
+static bool text_open(Trainer *t, Err *e) {
+    const DataCfg *d = &t->cfg->data;
+    const char *train[PATHS_MAX];
+    for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
+    StreamSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->separator, d->seq_len};
+    return stream_bytes(&spec, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &spec, &t->tok, e));
+}
+
+static bool vocab_set(Trainer *t, Err *e) {
+    ModelCfg *m = &t->cfg->model;
+    if (!m->vocab) m->vocab = t->tok.vocab;
+    if (m->vocab >= t->tok.vocab) return true;
+    return err_input(e, "model.vocab: %d is less than the %d ids of data.tokenizer", m->vocab, t->tok.vocab);
+}
+
+static void rows_take(Trainer *t) {
+    size_t n = (size_t)t->cfg->train.micro_batch * (size_t)t->cfg->data.seq_len;
+    t->g = arena_take(&t->rows, n * sizeof *t->g, "g");
+    t->nll = arena_take(&t->rows, n * sizeof *t->nll, "nll");
+}
+
+static bool buffers_open(Trainer *t, Err *e) {
+    rows_take(t);
+    if (t->dry) return true;
+    return arena_open(&t->rows, "losses", t->rows.peak, false, e) && (rows_take(t), true) &&
+           loader_open(&t->loader, t->cfg->train.micro_batch, t->cfg->data.seq_len, false, e);
+}
+
+/* Samples run through a session of one sequence that stands during the whole run, so that no step allocates. */
+static bool samples_open(Trainer *t, Err *e) {
+    const TrainCfg *c = &t->cfg->train;
+    int prompt = (int)strlen(c->sample_prompt) + 1, room = t->cfg->model.max_positions;
+    t->samples = c->sample_every > 0;
+    if (!t->samples) return true;
+    if (prompt >= room)
+        return err_input(e, "train.sample_prompt: %d bytes leave no room in model.max_positions, %d", prompt - 1, room);
+    SessionOpts o = {.nseq = 1, .max_tokens = imin(room, prompt + c->sample_tokens), .chunk = imin(prompt, CHUNK_ROWS),
+                     .document = t->tok.eot};
+    if (!t->dry) return session_open(&t->session, &t->model, o, e);
+    Cache cache;
+    if (!model_cache_open(&t->model, &cache, o.nseq, o.max_tokens, o.chunk, o.page_rows, true, e)) return false;
+    bool ok = model_extend_reserve(&t->model, &cache, o.chunk, 1, 1, e);
+    t->cache_size.peak = cache.mem.peak;
+    kv_close(&cache);
+    return ok;
+}
+
+static void params_collect(Trainer *t) {
+    Weights *w[PARAM_ROLES] = {&t->model.w, &t->model.g, &t->model.m, &t->model.v};
+    for (int role = 0; role < PARAM_ROLES; role++) {
+        Fields f = params_visitor(&t->params, role);
+        model_fields(&t->model, w[role], &f);
+    }
+    params_check(&t->params);
+}
+
+bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) {
+    const TrainCfg *c = &cfg->train;
+    *t = (Trainer){.cfg = cfg, .dry = dry, .saved = -1, .val_step = -1, .start = now_seconds(), .tok = tokenizer_byte()};
+    t->dir.fd = t->dir.lock = -1;
+    ModelOpts o = {.train = true, .max_rows = c->micro_batch * cfg->data.seq_len, .max_samples = c->micro_batch,
+                   .dropout = c->dropout, .recompute = c->recompute, .dry = dry};
+    if (!vocab_set(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
+    /* The text comes first: while it is read its bytes are held twice, which must not stand on top of the rest. */
+    if (!text_open(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
+        !buffers_open(t, e) || !samples_open(t, e)) {
+        trainer_close(t);
+        return false;
+    }
+    t->model.seed = (uint64_t)cfg->run.seed;
+    t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised;
+    if (!dry) params_collect(t);
+    return true;
+}
+
+void trainer_close(Trainer *t) {
+    session_close(&t->session);
+    params_free(&t->params);
+    if (t->model.dev) model_close(&t->model);
+    loader_close(&t->loader);
+    arena_close(&t->rows);
+    stream_close(&t->text);
+    if (t->dev) device_close(t->dev);
+    t->dev = NULL;
+}
+
+bool trainer_measure_peak(Trainer *t, Err *e) {
+    Gemm g;
+    /* The double build multiplies by a plain loop, which is no peak of anything. */
+    if (t->dry || REAL != F32) return true;
+    if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, e)) return false;
+    t->peak_flops = 2.0 * g.N * g.O * g.I / g.time.best;
+    return true;
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------------------- */
+
+static void add(Regions *r, const char *name, size_t bytes) {
+    CHECK(r->n < REGIONS_MAX, "%s", name);
+    r->region[r->n].name = name;
+    r->region[r->n++].bytes = bytes;
+    r->total += bytes;
+}
+
+void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
+    const Model *m = &t->model;
+    const struct {
+        const char *name;
+        const Arena *a;
+    } own[] = {{"weights", &m->aw},        {"gradients", &m->ag},   {"first_moments", &m->am}, {"second_moments", &m->av},
+               {"saved_activations", &m->keep}, {"scratch", &m->scratch}, {"losses", &t->rows}};
+    *r = (Regions){0};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+        add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak);
+    if (t->dry) add(r, "batch", loader_bytes(t->cfg->train.micro_batch, t->cfg->data.seq_len));
+    else add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size);
+    if (t->dry) add(r, "tokens", t->text_bytes);
+    else add(r, "tokens", peaks ? t->text.mem.peak : t->text.mem.size);
+    const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
+    if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
+}
+
+void trainer_watch_memory(Trainer *t) {
+    FILE *f = fopen("/proc/self/status", "re");
+    char line[256];
+    unsigned long long kb;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "RssAnon: %llu kB", &kb) == 1) t->peak_anon = zmax(t->peak_anon, (size_t)kb * 1024);
+    if (f) fclose(f);
+}
+
+/* ---- the parts of the loop ------------------------------------------------------------------------------------------ */
+
+/* Sum of nll over the rows of the batch, in f64 and in order. */
+static double nll_sum(const Trainer *t) {
+    double sum = 0;
+    for (int i = 0; i < t->loader.batch.N; i++) sum += t->nll[i];
+    return sum;
+}
+
+bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
+    const TrainCfg *c = &t->cfg->train;
+    const OptimCfg *o = &t->cfg->optim;
+    int64_t count = (int64_t)c->batch * t->cfg->data.seq_len; /* every row has a target */
+    uint64_t sample = (uint64_t)t->state.step * (uint64_t)c->batch;
+    double sum = 0;
+    t->model.step = (uint64_t)t->state.step;
+    model_zero_grad(&t->model);
+    for (int at = 0; at < c->batch; at += c->micro_batch) {
+        Loader *l = &t->loader;
+        loader_train(l, t->text.train, t->tok.eot, (uint64_t)t->cfg->run.seed, sample + (uint64_t)at, c->micro_batch);
+        for (int i = 0; i < l->batch.N; i++) t->g[i] = (real)(1.0 / (double)count);
+        model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
+        sum += nll_sum(t);
+    }
+    Run run = run_make(t->dev, &t->model.scratch);
+    Clip clip = clip_norm(&run, &t->params, o->clip);
+    r->loss = sum / (double)count;
+    r->grad_norm = clip.norm;
+    ScheduleCfg s = {o->lr, o->min_lr, o->warmup, o->schedule_steps ? o->schedule_steps : c->steps};
+    r->lr = schedules[o->schedule].lr(&s, t->state.step);
+    if (!isfinite(r->loss) || !isfinite(clip.norm))
+        return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g", (long long)t->state.step + 1,
+                         r->loss, clip.norm, r->lr);
+    AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay};
+    adamw_step(&run, &t->params, &a, r->lr, clip.scale, t->state.step + 1);
+    t->state.step++;
+    t->state.tokens += count;
+    return true;
+}
+
+bool trainer_validate(Trainer *t, double *loss, int64_t *n, Err *e) {
+    int64_t most = t->cfg->train.eval_tokens;
+    Loader *l = &t->loader;
+    uint64_t windows = loader_val_windows(t->text.val, t->cfg->data.seq_len, most), at = 0;
+    double sum = 0;
+    *n = 0;
+    while (at < windows) {
+        int b = (int)zmin((size_t)t->cfg->train.micro_batch, (size_t)(windows - at));
+        loader_val(l, t->text.val, t->tok.eot, most, at, b);
+        model_loss(&t->model, &l->batch, l->tok, l->tgt, t->nll);
+        sum += nll_sum(t);
+        *n += l->batch.N;
+        at += (uint64_t)b;
+    }
+    *loss = sum / (double)*n;
+    if (!isfinite(*loss))
+        return err_world(e, "training diverged: validation loss %g after step %lld", *loss, (long long)t->state.step);
+    return true;
+}
+
+bool trainer_finite(Trainer *t, Err *e) {
+    Run run = run_make(t->dev, &t->model.scratch);
+    for (int i = 0; i < t->params.n; i++) {
+        const Param *p = &t->params.p[i];
+        if (!isfinite(run.ops->sumsq(&run, p->t[PARAM_WEIGHT])))
+            return err_world(e, "training diverged: %s is not finite after step %lld", p->name, (long long)t->state.step);
+    }
+    return true;
+}
+
+bool trainer_sample(Trainer *t, Err *e) {
+    const char *prompt = t->cfg->train.sample_prompt;
+    int n = (int)strlen(prompt), eot = t->tok.eot, *ids = xcalloc((size_t)n + 1, sizeof *ids);
+    ids[0] = eot;
+    int given = 1 + (int)tokenizer_encode(&t->tok, prompt, (size_t)n, ids + 1);
+    Sampler s = sampler_default();
+    s.temperature = 0.8;
+    s.seed = rng_mix(rng_name((uint64_t)t->cfg->run.seed, "samples"), (uint64_t)t->state.step);
+    GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = 1, .eos = &eot};
+    Generation g = {.prompt = ids, .nprompt = given};
+    bool ok = generate(&t->session, &t->tok, &o, 1, &g, e);
+    if (ok) {
+        char *text = xcalloc((size_t)n + g.text.n + 1, 1);
+        memcpy(text, prompt, (size_t)n);
+        if (g.text.n) memcpy(text + n, g.text.bytes, g.text.n);
+        ok = journal_sample(&t->sample_file, t->state.step, prompt, text, (size_t)n + g.text.n, e);
+        free(text);
+    }
+    generation_free(&g);
+    free(ids);
+    return ok;
+}

@@ -1,0 +1,82 @@
+/* trainer.h: everything that a run holds while it trains, and the steps that the loop in train.c is made of. */
+#pragma once
+#include "../data/loader.h"
+#include "../infer/session.h"
+#include "../model/config.h"
+#include "../model/model.h"
+#include "../optim/params.h"
+#include "journal.h"
+#include "progress.h"
+#include "run_dir.h"
+
+/* What of a run is neither settings nor numbers of the model; state.json of a checkpoint. */
+typedef struct {
+    int64_t step, tokens; /* optimizer steps done, targets trained on */
+    bool has_best;
+    double best_loss;
+    int64_t best_step;
+} TrainState;
+
+enum { REGIONS_MAX = 12 };
+/* Memory by lifetime, in bytes, guards included. */
+typedef struct {
+    int n;
+    struct {
+        const char *name;
+        size_t bytes;
+    } region[REGIONS_MAX];
+    size_t total;
+} Regions;
+
+typedef struct {
+    Config *cfg; /* resolved: vocab, threads and device as they are used */
+    bool dry;    /* only measured */
+    Device *dev;
+    Tokenizer tok;
+    Stream text;
+    Loader loader;
+    Model model;
+    Params params;
+    Arena rows; /* of a micro-batch: */
+    real *g, *nll;
+    bool samples;
+    Session session;  /* of samples */
+    Arena cache_size; /* dry: peak of what the session's cache would take */
+    size_t text_bytes;
+    TrainState state;
+    int64_t saved; /* step of the newest checkpoint, -1: none */
+
+    RunDir dir;
+    Journal metrics, sample_file;
+    Progress progress;
+    double flops_per_token, peak_flops; /* peak_flops 0: not measured */
+    size_t peak_anon;                   /* highest RssAnon seen, bytes */
+    double val_loss;                    /* of the last validation */
+    int64_t val_step;                   /* -1: none yet */
+    double work_s;                      /* seconds in steps since the last train record */
+    int64_t work_tokens, tokens0;       /* tokens of those steps; tokens when this process began */
+    double start;
+} Trainer;
+
+/* Device, text, model, optimizer state and buffers of cfg, the model not initialised. dry: nothing is allocated but
+ * bookkeeping, and the regions are measured. cfg must outlive the trainer and gets what was left to be resolved. */
+bool trainer_open(Trainer *, Config *, bool dry, Err *);
+void trainer_close(Trainer *);
+/* What is mapped; when dry, what would be. peaks: of it, the highest use so far, which a whole run makes equal. */
+void trainer_regions(const Trainer *, bool peaks, Regions *);
+
+/* One optimizer step: gradients of all micro-batches, clipping, AdamW. Fills loss (mean nll of the batch's targets in
+ * nats), lr and grad_norm of r. EXIT_WORLD when loss or norm is not finite: weights are then as they were. */
+bool trainer_step(Trainer *, TrainRecord *r, Err *);
+/* Mean nll over the validation tokens in f64; n: how many. */
+bool trainer_validate(Trainer *, double *loss, int64_t *n, Err *);
+/* A text from the model as it is, into samples.txt. */
+bool trainer_sample(Trainer *, Err *);
+/* EXIT_WORLD when a weight is not finite. */
+bool trainer_finite(Trainer *, Err *);
+
+/* Highest anonymous resident memory so far, by looking now. */
+void trainer_watch_memory(Trainer *);
+
+/* Where the peak of GEMM stands: measured on this device in about 0.2 s; 0 when it is not. */
+bool trainer_measure_peak(Trainer *, Err *);
