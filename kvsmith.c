@@ -2,7 +2,15 @@
 #include <errno.h>
 #include "model/cli.h"
 
-int cmd_config(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
+    cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
+    cmd_config(int argc, char **argv);
+int cmd_eval(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_info(int argc, char **argv);
+int cmd_logits(int argc, char **argv);
+int cmd_train(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -10,6 +18,18 @@ typedef struct {
     const char *line;
 } Command;
 static const Command commands[] = {
+    {"train", cmd_train, "Train a model on text into a run folder; resume, plan"},
+    {"generate", cmd_generate, "Continue a prompt, or a file of prompts"},
+    {"eval", cmd_eval, "How well a model knows a text: perplexity, bits per byte"},
+    {"logits", cmd_logits, "Write the logits after every token of a file of ids"},
+    {"info", cmd_info, "Parameters, FLOPs per token and cache bytes of a model or a configuration"},
+    {"bench", cmd_bench, "Speed of training and decoding, in percent of this machine's limits"},
+    {"train", cmd_train, "Train a model as a configuration says; resume"},
+    {"generate", cmd_generate, "Continue prompts with a model"},
+    {"eval", cmd_eval, "Measure a model on a text: nll, perplexity, bits per byte"},
+    {"logits", cmd_logits, "Write a model's logits of given tokens to a safetensors file"},
+    {"info", cmd_info, "Parameters, FLOPs and cache bytes of a model or a configuration"},
+    {"bench", cmd_bench, "Measure this machine's limits and the program's speed"},
     {"config", cmd_config, "Print every key of a run's configuration: type, range, default, meaning"},
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };

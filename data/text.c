@@ -171,6 +171,9 @@ static size_t *file_sizes(const StreamSpec *spec, Err *e) {
 bool stream_bytes(const StreamSpec *spec, size_t *bytes, Err *e) {
     Grow train = {0}, val = {0};
     Arena dry = {0};
+    Bytes sep;
+    if (!unescape(spec->separator ? spec->separator : "", &sep, e)) return false;
+    free(sep.at);
     size_t *size = file_sizes(spec, e);
     bool ok = size && take_room(&dry, spec, size, &train, &val, e);
     free(size);

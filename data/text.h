@@ -43,6 +43,6 @@ typedef struct {
  * left open on failure. */
 bool stream_open(Stream *, const StreamSpec *, const Tokenizer *, Err *);
 /* What stream_open would take, from the files' sizes; nothing is read. EXIT_INPUT: a file is missing, empty, not
- * regular. */
+ * regular; a bad escape in the separator. */
 bool stream_bytes(const StreamSpec *, size_t *bytes, Err *);
 void stream_close(Stream *);

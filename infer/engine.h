@@ -3,24 +3,26 @@
 #include <jansson.h>
 #include "../data/tokenizer.h"
 #include "../model/cli.h"
-#include "../model/model.h"
+#include "../model/hf.h"
 
-enum { EOS_MAX = 16 };
 typedef struct {
     char dir[4096]; /* where the files lie: a run folder's checkpoint is resolved */
     Device *dev;
     ModelCfg cfg;
     Model model;
     Tokenizer tokenizer;
-    bool text;              /* there is a tokenizer that this program has */
-    Err no_text;            /* else: why not */
-    int neos, eos[EOS_MAX]; /* tokens that end a text: of generation_config.json, else config.json, else the tokenizer's */
+    bool text;   /* there is a tokenizer that this program has */
+    Err no_text; /* else: why not */
+    int neos,
+        eos[HF_EOS_MAX]; /* tokens that end a text: of generation_config.json, else config.json, else the tokenizer's */
 } Engine;
 
 /* `path`: a model directory or a run folder. Reads and checks every file; a tokenizer.json that is sound but of another
  * kind than this program's is no failure (see engine_text). */
 bool engine_open(Engine *, const char *path, const Cli *, Err *);
 void engine_close(Engine *);
+/* The device that --device and --threads name. */
+bool engine_device(Device **, const Cli *, Err *);
 /* False (EXIT_INPUT) when text cannot be made into tokens: no tokenizer.json, or one of a kind that is not here. */
 bool engine_text(const Engine *, Err *);
 

@@ -46,8 +46,10 @@ static bool take(Work *w, int at, const real *logits, Err *e) {
     Place *p = &w->place[at];
     Generation *g = &w->g[p->which];
     int V = w->s->model->cfg.vocab, t;
-    if (!sampler_pick(&w->o->sampler, logits, V, p->seen, (uint64_t)p->which, (uint64_t)g->n, w->cand, &t, e)) return false;
-    if ((g->n & (g->n - 1)) == 0) g->tok = xrealloc(g->tok, 2 * (size_t)imax(g->n, 1), sizeof(int)); /* full at powers of 2 */
+    if (!sampler_pick(&w->o->sampler, logits, V, p->seen, (uint64_t)p->which, (uint64_t)g->n, w->cand, &t, e))
+        return false;
+    if ((g->n & (g->n - 1)) == 0)
+        g->tok = xrealloc(g->tok, 2 * (size_t)imax(g->n, 1), sizeof(int)); /* full at powers of 2 */
     g->tok[g->n++] = p->last = t;
     p->seen[t] = 1;
     for (int i = 0; i < w->o->neos; i++)
@@ -60,7 +62,8 @@ static bool take(Work *w, int at, const real *logits, Err *e) {
     if (!show(w, p, false, e)) return false;
     if (g->n == w->o->max_new) return finish(w, at, FINISH_LENGTH, e);
     /* the token must have room as the next row of its document */
-    if (t != w->s->opts.document && session_length(w->s, at) >= w->s->opts.max_tokens) return finish(w, at, FINISH_CONTEXT, e);
+    if (t != w->s->opts.document && session_length(w->s, at) >= w->s->opts.max_tokens)
+        return finish(w, at, FINISH_CONTEXT, e);
     return true;
 }
 

@@ -29,8 +29,9 @@ typedef struct {
     int n;
     Text text;
     Finish finish;
-    double prefill_s, decode_s; /* wall time of the passes it took part in, sampling included; the first token counts as prefill */
-    size_t cache_bytes;         /* resident at its end */
+    double prefill_s,
+        decode_s; /* wall time of the passes it took part in, sampling included; the first token counts as prefill */
+    size_t cache_bytes; /* resident at its end */
 } Generation;
 
 /* Draw i of prompt k is a function of (seed, k, i) alone, so results do not depend on how prompts share the session

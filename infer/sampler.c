@@ -6,7 +6,8 @@ bool sampler_check(const Sampler *s, Err *e) {
     /* written so that a NaN fails every test */
     if (!(s->temperature >= 0 && s->temperature <= 1e6))
         return err_input(e, "--temperature: expected 0 (greedy) to 1e6, got %g", s->temperature);
-    if (!(s->top_p > 0 && s->top_p <= 1)) return err_input(e, "--top-p: expected a number above 0, at most 1, got %g", s->top_p);
+    if (!(s->top_p > 0 && s->top_p <= 1))
+        return err_input(e, "--top-p: expected a number above 0, at most 1, got %g", s->top_p);
     if (!(s->min_p >= 0 && s->min_p <= 1)) return err_input(e, "--min-p: expected 0 to 1, got %g", s->min_p);
     if (!(s->repetition_penalty >= 1e-6 && s->repetition_penalty <= 1e6))
         return err_input(e, "--repetition-penalty: expected 1e-6 to 1e6 (1: none), got %g", s->repetition_penalty);
@@ -57,7 +58,8 @@ bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned
     int best = 0;
     for (int v = 0; v < V; v++) {
         double l = logits[v];
-        if (isnan(l) || l == INFINITY) return err_world(e, "logit of token %d is %g: the model's numbers are damaged", v, l);
+        if (isnan(l) || l == INFINITY)
+            return err_world(e, "logit of token %d is %g: the model's numbers are damaged", v, l);
         if (seen && seen[v]) l = l > 0 ? l / s->repetition_penalty : l * s->repetition_penalty;
         c[v] = (Candidate){v, l};
         if (l > c[best].p) best = v;

@@ -9,7 +9,12 @@ typedef struct {
 
 static Pass pass_make(const Session *s) {
     int c = s->opts.chunk, *p = s->rows;
-    return (Pass){.tok = p, .pos = p + c, .first = p + 2 * c, .of = p + 3 * c, .want = p + 4 * c, .off = p + 5 * c,
+    return (Pass){.tok = p,
+                  .pos = p + c,
+                  .first = p + 2 * c,
+                  .of = p + 3 * c,
+                  .want = p + 4 * c,
+                  .off = p + 5 * c,
                   .seq = p + 5 * c + s->opts.nseq + 1};
 }
 
@@ -19,8 +24,8 @@ bool session_open(Session *s, Model *m, SessionOpts o, Err *e) {
           o.max_tokens);
     *s = (Session){.model = m, .opts = o};
     if (!model_cache_open(m, &s->cache, o.nseq, o.max_tokens, o.chunk, o.page_rows, false, e)) return false;
-    if (!model_extend_reserve(m, &s->cache, o.chunk, o.want_all ? o.chunk : imin(o.nseq, o.chunk), imin(o.nseq, o.chunk),
-                              e)) {
+    if (!model_extend_reserve(m, &s->cache, o.chunk, o.want_all ? o.chunk : imin(o.nseq, o.chunk),
+                              imin(o.nseq, o.chunk), e)) {
         kv_close(&s->cache);
         return false;
     }
@@ -57,11 +62,14 @@ static bool feeds_fit(const Session *s, int B, const Feed *f, Err *e) {
         int64_t len = s->next[f[b].seq];
         for (int i = 0; i < f[b].n; i++) {
             int t = f[b].tok[i];
-            if (t < 0 || t >= V) return err_input(e, "token %d at place %d: expected an id below the vocabulary of %d", t, i, V);
+            if (t < 0 || t >= V)
+                return err_input(e, "token %d at place %d: expected an id below the vocabulary of %d", t, i, V);
             len = t == s->opts.document ? 1 : len + 1;
             if (len > s->opts.max_tokens)
-                return err_input(e, "a text is longer than the %d tokens that the session has room for: shorten it or "
-                                 "give a larger context", s->opts.max_tokens);
+                return err_input(e,
+                                 "a text is longer than the %d tokens that the session has room for: shorten it or "
+                                 "give a larger context",
+                                 s->opts.max_tokens);
         }
     }
     return true;
@@ -122,6 +130,8 @@ bool session_extend(Session *s, int B, const Feed *f, Want want, Tensor logits, 
         done += p.nwant;
         CHECK(b > b0 || p.N == s->opts.chunk, "a pass of %d rows", p.N);
     }
-    if (present(logits)) CHECK(done == logits.n[0] && logits.n[1] == V, "logits for %d rows, got (%d,%d)", done, logits.n[0], logits.n[1]);
+    if (present(logits))
+        CHECK(done == logits.n[0] && logits.n[1] == V, "logits for %d rows, got (%d,%d)", done, logits.n[0],
+              logits.n[1]);
     return true;
 }

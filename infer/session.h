@@ -16,7 +16,6 @@ typedef struct {
     int page_rows;  /* 0: the cache's default */
     int document;   /* id of the token that starts a document; -1: none, only a fresh sequence does */
     bool want_all;  /* logits of every row may be asked for, not only those of last rows */
-    bool poison;
 } SessionOpts;
 
 typedef struct {
@@ -42,6 +41,6 @@ void session_close(Session *);
  * ABSENT: none. False (EXIT_INPUT): a document would grow past max_tokens or a token is outside the vocabulary, found
  * before anything changes. */
 bool session_extend(Session *, int B, const Feed *, Want, Tensor logits, Err *);
-void session_reset(Session *, int seq);              /* forget everything: fresh again */
-int session_length(const Session *, int seq);        /* tokens of the current document so far */
-size_t session_bytes(const Session *, int seq);      /* resident rows and states of the cache */
+void session_reset(Session *, int seq);         /* forget everything: fresh again */
+int session_length(const Session *, int seq);   /* tokens of the current document so far */
+size_t session_bytes(const Session *, int seq); /* resident rows and states of the cache */

@@ -49,7 +49,11 @@ void text_free(Text *t) {
  * (at least 1: a byte that begins nothing stands alone). *open: the end came before it was known. */
 static size_t utf8_step(const unsigned char *s, size_t n, bool *good, bool *open) {
     unsigned char c = s[0], lo = 0x80, hi = 0xbf;
-    size_t need = c < 0x80 ? 0 : c >= 0xc2 && c <= 0xdf ? 1 : c >= 0xe0 && c <= 0xef ? 2 : c >= 0xf0 && c <= 0xf4 ? 3 : 4;
+    size_t need = c < 0x80                 ? 0
+                  : c >= 0xc2 && c <= 0xdf ? 1
+                  : c >= 0xe0 && c <= 0xef ? 2
+                  : c >= 0xf0 && c <= 0xf4 ? 3
+                                           : 4;
     *open = false;
     *good = need == 0;
     if (need == 0 || need == 4) return 1;

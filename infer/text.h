@@ -11,7 +11,7 @@ typedef struct {
     const char *const *stop; /* not empty strings */
     char *bytes;             /* the text so far; not NUL-ended, may hold any byte */
     size_t n, cap;
-    bool stopped;            /* a stop string came: the text is final */
+    bool stopped; /* a stop string came: the text is final */
 } Text;
 
 /* Append. True when a stop string is complete: the text then ends before it, and later pieces are ignored. Of several
@@ -23,6 +23,6 @@ void text_free(Text *);
 
 /* Bytes at the end that begin a UTF-8 character and are too few for it: 0 to 3. */
 size_t utf8_open(const char *s, size_t n);
-/* A malloc'ed copy in which every maximal part that is not UTF-8 is U+FFFD (the Unicode Standard, 3.9, "best practice").
- * *m: its bytes. A NUL follows. */
+/* A malloc'ed copy in which every maximal part that is not UTF-8 is U+FFFD (the Unicode Standard, 3.9, "best
+ * practice"). *m: its bytes. A NUL follows. */
 char *utf8_clean(const char *s, size_t n, size_t *m);

@@ -246,6 +246,11 @@ static bool config_build(Config *c, Node *root, int noverride, char *const overr
     if (!ok) node_refuse(root, "", e, "expected a map of settings, got %s", node_type(root));
     root->type = NODE_MAP; /* an empty file is an empty map */
     for (int i = 0; ok && i < noverride; i++) ok = tree_override(root, override[i], e);
+    for (const Key *k = config_keys; ok && k->name; k++) { /* `data: x.txt` must not set data's first key */
+        const Node *x = k->type == KEY_TABLE ? tree_get(root, k->name) : NULL;
+        if (x && x->type == NODE_SCALAR && !node_null(x))
+            ok = node_refuse(x, k->name, e, "expected a map of settings, got %s", node_type(x));
+    }
     ok = ok && schema_read(config_keys, root, "", NULL, c, e);
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);

@@ -1,5 +1,5 @@
-/* cost.h: what a model costs, from its declarations alone: parameters and step memory from a walk over the fields, FLOPs
- * from the matrices and Mixer.flops, cache bytes from Mixer.rows. Nothing here knows a mixer by name. */
+/* cost.h: what a model costs, from its declarations alone: parameters and step memory from a walk over the fields,
+ * FLOPs from the matrices and Mixer.flops, cache bytes from Mixer.rows. Nothing here knows a mixer by name. */
 #pragma once
 #include "model.h"
 
@@ -28,10 +28,11 @@ typedef struct {
 } LayerCache;
 typedef struct {
     int L, context;
-    size_t bytes_per_token;  /* sum of token_bytes: growth per token before any window is full */
-    size_t grows_per_token;  /* of it, what still grows beyond every window */
+    size_t bytes_per_token;               /* sum of token_bytes: growth per token before any window is full */
+    size_t grows_per_token;               /* of it, what still grows beyond every window */
     size_t state_bytes, bytes_at_context; /* of one sequence */
-    size_t mha_bytes_per_token, mha_bytes_at_context; /* the same width without sharing or windows: 2 L d_model numbers */
+    size_t mha_bytes_per_token,
+        mha_bytes_at_context; /* the same width without sharing or windows: 2 L d_model numbers */
     LayerCache layer[LAYERS_MAX];
 } CacheCost;
 void cost_cache(const Model *, int context, CacheCost *);

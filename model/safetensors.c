@@ -389,23 +389,33 @@ static size_t convert(const unsigned char *p, Dtype d, Tensor t, size_t n) {
     return 0;
 }
 
-bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) {
-    static const Dtype floats[] = {F64, F32, BF16, F16};
+static const Dtype floats[] = {F64, F32, BF16, F16};
+
+/* Index into `floats`; -1: another dtype. */
+static int float_of(const StEntry *s) {
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(s->dtype, dtype_name(floats[i]))) return i;
+    return -1;
+}
+
+bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
     const char *path = st->file[s->file].path;
     char want[64], got[96];
-    CHECK(t.p && (t.dtype == F32 || t.dtype == F64), "%s", s->name);
     bool same = s->rank == t.rank;
     for (int i = 0; same && i < t.rank; i++) same = s->shape[i] == (uint64_t)t.n[i];
     if (!same)
         return err_input(e, "%s: tensor \"%s\": expected shape %s, found %s", path, s->name, tensor_shape(t, want),
                          shape_text(s, got));
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(s->dtype, dtype_name(floats[i]))) continue;
-        size_t n = tensor_count(t), at = convert(s->p, floats[i], t, n);
-        return at == n || err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", path, s->name, at,
-                                    dtype_name(t.dtype));
-    }
-    return err_input(e, "%s: tensor \"%s\": expected dtype F64, F32, F16 or BF16, found %s", path, s->name, s->dtype);
+    return float_of(s) >= 0 ||
+           err_input(e, "%s: tensor \"%s\": expected dtype F64, F32, F16 or BF16, found %s", path, s->name, s->dtype);
+}
+
+bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) {
+    CHECK(t.p && (t.dtype == F32 || t.dtype == F64), "%s", s->name);
+    if (!st_fits(st, s, t, e)) return false;
+    size_t n = tensor_count(t), at = convert(s->p, floats[float_of(s)], t, n);
+    return at == n || err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", st->file[s->file].path, s->name,
+                                at, dtype_name(t.dtype));
 }
 
 /* ---- fields --------------------------------------------------------------------------------------------------------

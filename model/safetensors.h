@@ -37,6 +37,8 @@ bool st_open(St *, const char *path, Err *);
 bool st_open_dir(St *, const char *dir, Err *);
 void st_close(St *);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
+/* The entry has the shape of `t`, which needs no memory, and a dtype that st_read takes. */
+bool st_fits(const St *, const StEntry *, Tensor t, Err *);
 /* The entry's numbers into `t` (F32 or F64 with memory). Refuses another shape, a dtype that is not F64, F32, F16 or
  * BF16, and a finite number that `t` cannot hold. F64 into F32 rounds to nearest; all else is exact. */
 bool st_read(const St *, const StEntry *, Tensor t, Err *);

@@ -184,6 +184,7 @@ static bool see(Builder *b, const yaml_event_t *v) {
 
 Node *tree_yaml(const char *text, size_t n, const char *where, Err *e) {
     if (!text_fit(text, n, where, e)) return NULL;
+    if (!text) text = ""; /* an empty file is mapped to nothing */
     if (n >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3)) text += 3, n -= 3;
     yaml_parser_t p;
     yaml_event_t v;
@@ -265,6 +266,7 @@ static Node *from_json(const json_t *j, const char *where, int depth, int *nodes
 
 Node *tree_json(const char *text, size_t n, const char *where, Err *e) {
     if (!text_fit(text, n, where, e)) return NULL;
+    if (!text) text = "";
     json_error_t je;
     json_t *j = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
     if (!j) {

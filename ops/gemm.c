@@ -149,11 +149,17 @@ static Entry *find(Gemm *g, GemmShape s) {
 }
 
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
-    if (s.M == 0 || s.N == 0) return;
+    if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
     Entry *n = find(g, s);
     Mark mark = arena_mark(scratch);
-    void *pad = n->pad_bytes ? arena_take(scratch, n->pad_bytes, "oneDNN scratchpad") : NULL;
+    /* The library may want more for fewer rows (its choice of blocking): a pass smaller than the one that was measured
+     * can find too little room, and gets it for this call. */
+    Arena spill = {0};
+    Err e = {0};
+    bool fits = !scratch->base || ((n->pad_bytes + 63) & ~(size_t)63) + 64 <= scratch->size - scratch->used;
+    if (!fits) CHECK(arena_open(&spill, "oneDNN scratchpad", n->pad_bytes + 128, false, &e), "%s", e.msg);
+    void *pad = n->pad_bytes ? arena_take(fits ? scratch : &spill, n->pad_bytes, "oneDNN scratchpad") : NULL;
     if (scratch->base) {
         DNNL(dnnl_memory_set_data_handle(n->a, (void *)A));
         DNNL(dnnl_memory_set_data_handle(n->b, (void *)B));
@@ -163,6 +169,7 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const re
         DNNL(dnnl_primitive_execute(n->prim, g->stream, n->pad ? 4 : 3, args));
         DNNL(dnnl_stream_wait(g->stream));
     }
+    if (!fits) arena_close(&spill);
     arena_release(scratch, mark);
 }
 #endif

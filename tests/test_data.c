@@ -1,5 +1,6 @@
 /* test_data.c: the byte tokenizer and its file, text to token streams, windows of them as batches. */
 #include "check.h"
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "../data/loader.h"
@@ -217,9 +218,9 @@ Test(data, documents) {
     } cases[] = {
         {1, {a}, "\\f\\n", "^one^two^three^", 3, 11},
         {1, {a}, "\f\n", "^one^two^three^", 3, 11},
-        {1, {a}, "", "^one\f\ntwo\f\n\f\n\f\nthree\f\n^", 1, 22},
-        {1, {a}, NULL, "^one\f\ntwo\f\n\f\n\f\nthree\f\n^", 1, 22},
-        {1, {a}, "t", "^one\f\n^wo\f\n\f\n\f\n^hree\f\n^", 3, 20},
+        {1, {a}, "", "^one\f\ntwo\f\n\f\n\f\nthree\f\n^", 1, 21},
+        {1, {a}, NULL, "^one\f\ntwo\f\n\f\n\f\nthree\f\n^", 1, 21},
+        {1, {a}, "t", "^one\f\n^wo\f\n\f\n\f\n^hree\f\n^", 3, 19},
         {1, {b}, "\\f\\n", "^four\f^", 1, 5}, /* half a separator at the end is text */
         {3, {a, b, c}, "\\f\\n", "^one^two^three^four\f^x|y^", 5, 19},
         {2, {c, c}, "|", "^x^y^x^y^", 4, 4},
@@ -324,22 +325,44 @@ Test(data, streams_refused) {
                "4 tokens to train on (4 to validate on)");
     open_fails((StreamSpec){.ntrain = 1, .train = &a, .val_fraction = 1e-18, .seq_len = 1}, EXIT_INPUT,
                "leaves 1 to validate on");
-    /* A file larger than any memory is found before it is read. */
-    const char *huge = text_file("huge", "x");
-    if (!truncate(huge, (off_t)1 << 42))
-        open_fails((StreamSpec){.ntrain = 1, .train = &huge, .seq_len = 1}, EXIT_WORLD, "out of memory");
     Stream s = open_ok((StreamSpec){.ntrain = 1, .train = &a, .seq_len = 7}); /* just enough */
     cr_assert_eq(loader_windows(s.train, 7), 1);
     stream_close(&s);
 }
 
+#ifndef __SANITIZE_ADDRESS__ /* the sanitizer needs terabytes of address space itself */
+Test(data, no_memory_for_a_file) {
+    const char *huge = text_file("huge", "x");
+    struct rlimit limit = {(rlim_t)1 << 32, (rlim_t)1 << 32};
+    cr_assert(!truncate(huge, (off_t)1 << 40)); /* sparse */
+    cr_assert(!setrlimit(RLIMIT_AS, &limit));
+    open_fails((StreamSpec){.ntrain = 1, .train = &huge, .seq_len = 1}, EXIT_WORLD, "out of memory");
+}
+#endif
+
 Test(data, region_is_known_before) {
-    const char *a = text_file("a", "one|two||three"), *v = text_file("v", "four"), *both[] = {a, a};
-    Stream s = open_ok((StreamSpec){.ntrain = 2, .train = both, .val = v, .separator = "|", .seq_len = 1});
-    cr_assert_eq(s.mem.size, s.mem.peak, "%zu bytes mapped, %zu used", s.mem.size, s.mem.peak);
-    /* At most two bytes per byte of file and per file, and what arenas add to their two takes. */
-    cr_assert(s.mem.peak <= 2 * (14 + 14 + 4 + 3 + 2) + 2 * 128, "%zu bytes", s.mem.peak);
-    stream_close(&s);
+    const char *a = text_file("a", "one|two||three"), *v = text_file("v", "four"), *none = check_path("none");
+    const char *both[] = {a, a};
+    StreamSpec spec = {.ntrain = 2, .train = both, .val = v, .separator = "|", .seq_len = 1};
+    for (int own = 0; own < 2; own++) {
+        Err e = {0};
+        size_t bytes = 0;
+        spec.val = own ? v : "";
+        cr_assert(stream_bytes(&spec, &bytes, &e), "%s", e.msg);
+        Stream s = open_ok(spec);
+        cr_assert(s.mem.peak == bytes && s.mem.size == bytes, "%zu bytes, %zu were foretold", s.mem.peak, bytes);
+        /* At most two bytes per byte of file and per end-of-text, and what an arena adds to a take. */
+        size_t most = 2 * (14 + 14 + 3) + 128 + (own ? 2 * (4 + 2) + 128 : 0);
+        cr_assert(bytes <= most, "%zu bytes, expected at most %zu", bytes, most);
+        stream_close(&s);
+    }
+    size_t bytes;
+    Err e = {0};
+    spec.separator = "\\q";
+    refused(stream_bytes(&spec, &bytes, &e), &e, EXIT_INPUT, "backslash");
+    spec.separator = "|";
+    spec.val = none;
+    refused(stream_bytes(&spec, &bytes, &e), &e, EXIT_INPUT, "none: No such file");
 }
 
 Test(data, shipped_corpus) {

@@ -66,7 +66,7 @@ verdict header-comments
 objdump -t "$build/f32/lib.a" 2>/dev/null | awk '
     /^[^ ]+\.o: / { file = $1 }
     $0 ~ / O (\.bss|\.data|\.tbss|\.tdata)[\t.]/ && $0 !~ /\.rel\.ro/ { print file, $NF }' |
-    grep -vE ' (stop_signal|interrupted|caught)(\.[0-9]+)?$' | grep -vE '__func__|__PRETTY' >>"$tmp/bad"
+    grep -vE ' signals_seen(\.[0-9]+)?$' | grep -vE '__func__|__PRETTY' >>"$tmp/bad"
 verdict no-mutable-globals
 
 # Files speak of the project alone.

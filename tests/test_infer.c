@@ -5,7 +5,8 @@
 
 static Err err;
 
-/* ---- sampler: against the definition, rank by rank, O(V^2) ---------------------------------------------------------- */
+/* ---- sampler: against the definition, rank by rank, O(V^2) ----------------------------------------------------------
+ */
 enum { VOCAB = 40 };
 
 static void reference(const Sampler *s, const real *logits, const unsigned char *seen, double p[VOCAB]) {
@@ -61,8 +62,12 @@ Test(infer, sampler_support_is_the_definition) {
     int cases = 0;
     for (uint64_t key = 1; key <= 30; key++)
         for (int i = 0; i < 4 * 4 * 4 * 3 * 7; i++) {
-            Sampler s = {.temperature = temps[i % 4], .top_p = ps[i / 4 % 4], .min_p = mins[i / 16 % 4],
-                         .repetition_penalty = pens[i / 64 % 3], .top_k = ks[i / 192], .seed = 1};
+            Sampler s = {.temperature = temps[i % 4],
+                         .top_p = ps[i / 4 % 4],
+                         .min_p = mins[i / 16 % 4],
+                         .repetition_penalty = pens[i / 64 % 3],
+                         .top_k = ks[i / 192],
+                         .seed = 1};
             real l[VOCAB];
             unsigned char seen[VOCAB];
             double want[VOCAB], got[VOCAB] = {0};
@@ -79,7 +84,8 @@ Test(infer, sampler_support_is_the_definition) {
             for (int v = 0; v < VOCAB; v++) {
                 cr_assert((got[v] > 0) == (want[v] > 0),
                           "key %d case %d token %d: probability %g, by the definition %g (t %g k %d p %g min %g r %g)",
-                          (int)key, i, v, got[v], want[v], s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty);
+                          (int)key, i, v, got[v], want[v], s.temperature, s.top_k, s.top_p, s.min_p,
+                          s.repetition_penalty);
                 worst = fmax(worst, fabs(got[v] - want[v]));
             }
             cases++;
@@ -118,8 +124,10 @@ Test(infer, sampler_draws_have_the_distribution) {
             cells++;
         }
         if (pooled > 1) chi += pow(pool - pooled, 2) / pooled, cells++;
-        double df = cells - 1, h = 2 / (9 * df), limit = df * pow(1 - h + 3.1 * sqrt(h), 3); /* Wilson-Hilferty, 0.1 % */
-        cr_assert(cells > 4 && chi < limit, "settings %d: chi-square %g with %g degrees of freedom, limit %g", k, chi, df, limit);
+        double df = cells - 1, h = 2 / (9 * df),
+               limit = df * pow(1 - h + 3.1 * sqrt(h), 3); /* Wilson-Hilferty, 0.1 % */
+        cr_assert(cells > 4 && chi < limit, "settings %d: chi-square %g with %g degrees of freedom, limit %g", k, chi,
+                  df, limit);
     }
 }
 
@@ -152,13 +160,15 @@ Test(infer, sampler_refuses) {
         Sampler s;
         const char *part;
     } bad[] = {
-        {{-0.1, 1, 0, 1, 0, 1}, "--temperature"}, {{NAN, 1, 0, 1, 0, 1}, "--temperature"}, {{1, 0, 0, 1, 0, 1}, "--top-p"},
-        {{1, 1.01, 0, 1, 0, 1}, "--top-p"},       {{1, 1, -1, 1, 0, 1}, "--min-p"},        {{1, 1, 1.5, 1, 0, 1}, "--min-p"},
+        {{-0.1, 1, 0, 1, 0, 1}, "--temperature"}, {{NAN, 1, 0, 1, 0, 1}, "--temperature"},
+        {{1, 0, 0, 1, 0, 1}, "--top-p"},          {{1, 1.01, 0, 1, 0, 1}, "--top-p"},
+        {{1, 1, -1, 1, 0, 1}, "--min-p"},         {{1, 1, 1.5, 1, 0, 1}, "--min-p"},
         {{1, 1, 0, 0, 0, 1}, "--repetition"},     {{1, 1, 0, 1, -1, 1}, "--top-k"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Err e = {0};
-        cr_assert(!sampler_check(&bad[i].s, &e) && e.status == EXIT_INPUT && strstr(e.msg, bad[i].part), "case %zu: %s", i, e.msg);
+        cr_assert(!sampler_check(&bad[i].s, &e) && e.status == EXIT_INPUT && strstr(e.msg, bad[i].part), "case %zu: %s",
+                  i, e.msg);
     }
     real l[VOCAB] = {0};
     Candidate c[VOCAB];
@@ -167,13 +177,15 @@ Test(infer, sampler_refuses) {
     cr_assert(sampler_check(&s, &err));
     l[7] = NAN;
     Err e = {0};
-    cr_assert(!sampler_support(&s, l, VOCAB, NULL, c, &n, &e) && e.status == EXIT_WORLD && strstr(e.msg, "token 7"), "%s", e.msg);
+    cr_assert(!sampler_support(&s, l, VOCAB, NULL, c, &n, &e) && e.status == EXIT_WORLD && strstr(e.msg, "token 7"),
+              "%s", e.msg);
     for (int v = 0; v < VOCAB; v++) l[v] = -INFINITY;
     e = (Err){0};
     cr_assert(!sampler_support(&s, l, VOCAB, NULL, c, &n, &e) && e.status == EXIT_WORLD);
 }
 
-/* ---- text ---------------------------------------------------------------------------------------------------------- */
+/* ---- text ----------------------------------------------------------------------------------------------------------
+ */
 Test(infer, text_stops_hold_back_exactly_what_they_must) {
     int stopped = 0, held = 0;
     for (uint64_t key = 1; key <= 4000; key++) {
@@ -190,7 +202,9 @@ Test(infer, text_stops_hold_back_exactly_what_they_must) {
         for (int end = 1; end <= len && cut < 0; end++)
             for (int start = 0; start < end && cut < 0; start++)
                 for (int k = 0; k < nstop; k++)
-                    if (strlen(stop[k]) == (size_t)(end - start) && !strncmp(all + start, stop[k], (size_t)(end - start))) cut = start;
+                    if (strlen(stop[k]) == (size_t)(end - start) &&
+                        !strncmp(all + start, stop[k], (size_t)(end - start)))
+                        cut = start;
         Text t = {.nstop = nstop, .stop = stop};
         size_t before = 0;
         for (int i = 0; i < len;) {
@@ -199,7 +213,8 @@ Test(infer, text_stops_hold_back_exactly_what_they_must) {
             i += n;
             size_t shown = text_final(&t);
             cr_assert(shown >= before && shown <= t.n && !memcmp(t.bytes, all, t.n));
-            if (cut >= 0) cr_assert(shown <= (size_t)cut, "key %d: %zu bytes shown, the stop is at %d", (int)key, shown, cut);
+            if (cut >= 0)
+                cr_assert(shown <= (size_t)cut, "key %d: %zu bytes shown, the stop is at %d", (int)key, shown, cut);
             size_t need = 0; /* longest end of the text that begins a stop string */
             for (size_t h = 1; h <= t.n; h++)
                 for (int k = 0; k < nstop; k++)
@@ -208,7 +223,8 @@ Test(infer, text_stops_hold_back_exactly_what_they_must) {
             held += !end && need > 0;
             before = shown;
         }
-        cr_assert(t.stopped == (cut >= 0) && t.n == (size_t)(cut >= 0 ? cut : len), "key %d: ends at %zu, want %d", (int)key, t.n, cut);
+        cr_assert(t.stopped == (cut >= 0) && t.n == (size_t)(cut >= 0 ? cut : len), "key %d: ends at %zu, want %d",
+                  (int)key, t.n, cut);
         stopped += t.stopped;
         text_free(&t);
     }
@@ -221,21 +237,29 @@ Test(infer, text_holds_back_open_characters) {
     Text t = {0};
     for (int i = 0; i < 11; i++) {
         text_push(&t, s + i, 1);
-        cr_assert(text_final(&t) == (size_t)final[i], "after byte %d: %zu", i, text_final(&t));
+        cr_assert(text_final(&t) == (size_t) final[i], "after byte %d: %zu", i, text_final(&t));
     }
     text_free(&t);
-    static const char *const whole[] = {"", "abc", "\x80\x80\x80", "\xff", "\xe0\x80", "\xed\xa0", "\xf5\x80", "\xc3\xa9", "\xf4\x90\x80"};
+    static const char *const whole[] = {"",         "abc",      "\x80\x80\x80", "\xff",        "\xe0\x80",
+                                        "\xed\xa0", "\xf5\x80", "\xc3\xa9",     "\xf4\x90\x80"};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         cr_assert(utf8_open(whole[i], strlen(whole[i])) == 0, "case %zu can never become a character", i);
 }
 
 Test(infer, utf8_clean_replaces_maximal_parts) {
     /* The Unicode Standard, tables 3-8 to 3-11: one U+FFFD for each maximal part. */
-    static const char *const in[] = {"\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41", "\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41",
-                                     "\xf4\x91\x92\x93\xff\x41\x80\xbf\x42", "\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41",
-                                     "a\xf1\x80\x80\xe1\x80\xc2" "b\x80" "c\x80\xbf" "d", "caf\xc3\xa9 \xf0\x9f\x98\x80"};
+    static const char *const in[] = {"\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41",
+                                     "\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41",
+                                     "\xf4\x91\x92\x93\xff\x41\x80\xbf\x42",
+                                     "\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41",
+                                     "a\xf1\x80\x80\xe1\x80\xc2"
+                                     "b\x80"
+                                     "c\x80\xbf"
+                                     "d",
+                                     "caf\xc3\xa9 \xf0\x9f\x98\x80"};
 #define U "\xef\xbf\xbd"
-    static const char *const want[] = {U U U U U U U U "A", U U U U U U U U "A", U U U U U "A" U U "B", U U U U "A",
+    static const char *const want[] = {U U U U U U U U "A",         U U U U U U U U "A",
+                                       U U U U U "A" U U "B",       U U U U "A",
                                        "a" U U U "b" U "c" U U "d", "caf\xc3\xa9 \xf0\x9f\x98\x80"};
     for (size_t i = 0; i < sizeof in / sizeof *in; i++) {
         size_t m;

@@ -1,4 +1,5 @@
 #include "journal.h"
+#include "../infer/text.h"
 #include <errno.h>
 #include <unistd.h>
 
@@ -31,8 +32,9 @@ static bool failed(Journal *j, Err *e) {
     return err_world(e, "cannot write %s: %s", j->path, strerror(errno));
 }
 
-bool journal_open(Journal *j, const char *path, const char *mark, int64_t step, Err *e) {
+bool journal_open(Journal *j, const char *path, const char *mark, int64_t step, bool wanted, Err *e) {
     *j = (Journal){.path = xstrdup(path)};
+    if (!wanted && access(path, F_OK)) return true;
     off_t end = 0;
     FILE *old = step >= 0 ? fopen(path, "re") : NULL;
     if (old) {
@@ -49,7 +51,7 @@ bool journal_put(Journal *j, const char *text, size_t n, Err *e) {
     return (fwrite(text, 1, n, j->f) == n && !fflush(j->f)) || failed(j, e);
 }
 
-bool journal_sync(Journal *j, Err *e) { return (!fflush(j->f) && !fsync(fileno(j->f))) || failed(j, e); }
+bool journal_sync(Journal *j, Err *e) { return !j->f || (!fflush(j->f) && !fsync(fileno(j->f))) || failed(j, e); }
 
 void journal_close(Journal *j) {
     if (j->f) fclose(j->f);
@@ -75,6 +77,8 @@ bool journal_val(Journal *j, int64_t step, double val_loss, int64_t val_tokens, 
 }
 
 static void shown(FILE *f, const char *text, size_t n) {
+    char *clean = utf8_clean(text, n, &n);
+    text = clean;
     fputs("  ", f);
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)text[i];
@@ -83,6 +87,7 @@ static void shown(FILE *f, const char *text, size_t n) {
         else fputc(c, f);
     }
     fputc('\n', f);
+    free(clean);
 }
 
 bool journal_sample(Journal *j, int64_t step, const char *prompt, const char *text, size_t n, Err *e) {

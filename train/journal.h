@@ -6,13 +6,13 @@
 #include "../ops/base.h"
 
 typedef struct {
-    FILE *f;
+    FILE *f; /* NULL: not wanted */
     char *path;
 } Journal;
 
 /* Open RUN/name for appending after cutting it at the first record beyond `step` or at the first torn line. step -1:
- * from the beginning. A file that is not there is made. */
-bool journal_open(Journal *, const char *path, const char *mark, int64_t step, Err *);
+ * from the beginning. A file that is not there is made if `wanted`; one that is there is cut in any case. */
+bool journal_open(Journal *, const char *path, const char *mark, int64_t step, bool wanted, Err *);
 /* Append; whole records at a time, handed to the system at once. */
 bool journal_put(Journal *, const char *text, size_t n, Err *);
 bool journal_sync(Journal *, Err *); /* to disk: before a checkpoint whose step the records reach */
@@ -29,6 +29,6 @@ bool journal_train(Journal *, const TrainRecord *, Err *);
 bool journal_val(Journal *, int64_t step, double val_loss, int64_t val_tokens, Err *);
 
 /* One sample of samples.txt, mark SAMPLES_MARK: a head line, then the text, every line indented by two blanks so that no
- * text can look like a head; control characters are shown as \xNN. */
+ * text can look like a head; control characters are shown as \xNN, what is not UTF-8 as U+FFFD. */
 #define SAMPLES_MARK "== step "
 bool journal_sample(Journal *, int64_t step, const char *prompt, const char *text, size_t n, Err *);

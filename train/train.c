@@ -37,7 +37,6 @@ static bool save(Trainer *t, Err *e) {
 static bool validate(Trainer *t, Err *e) {
     double loss;
     int64_t n;
-    if (t->val_step == t->state.step) return true;
     if (!trainer_validate(t, &loss, &n, e) || !journal_val(&t->metrics, t->state.step, loss, n, e)) return false;
     trainer_watch_memory(t);
     bool best = !t->state.has_best || loss < t->state.best_loss;
@@ -55,8 +54,8 @@ static bool validate(Trainer *t, Err *e) {
 
 static bool validates(const Trainer *t) { return t->cfg->train.eval_every > 0 && t->text.val.n > 1; }
 
-/* What follows a step, in an order that lets a record stand before the checkpoint that covers it. */
-static bool after_step(Trainer *t, TrainRecord *r, Err *e) {
+/* What follows a step, in an order that lets every record stand before the checkpoint that covers it. */
+static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     int64_t step = t->state.step;
     bool log = due(c->log_every, step) || step == 1;
@@ -66,7 +65,7 @@ static bool after_step(Trainer *t, TrainRecord *r, Err *e) {
     r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
     if (log && !journal_train(&t->metrics, r, e)) return false;
     Shown shown = {step, r->loss, r->lr, r->grad_norm, r->tok_s, t->val_loss, t->val_step >= 0};
-    progress_step(&t->progress, &shown, log);
+    progress_step(&t->progress, &shown, log || last);
     if (log) {
         trainer_watch_memory(t);
         t->work_s = 0;
@@ -76,27 +75,33 @@ static bool after_step(Trainer *t, TrainRecord *r, Err *e) {
         if (!trainer_sample(t, e)) return false;
         trainer_watch_memory(t);
     }
-    if (validates(t) && due(c->eval_every, step) && !validate(t, e)) return false;
-    return !due(c->save_every, step) || save(t, e);
+    if (validates(t) && (last || due(c->eval_every, step)) && !validate(t, e)) return false;
+    return !(last || due(c->save_every, step)) || save(t, e);
 }
 
 static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     *why = STOP_STEPS;
     while (t->state.step < c->steps) {
-        if (signals_seen) *why = STOP_SIGNAL;
-        else if (c->max_seconds > 0 && now_seconds() - t->start >= c->max_seconds) *why = STOP_TIME;
-        if (*why != STOP_STEPS) break;
+        if (signals_seen) {
+            /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
+            *why = STOP_SIGNAL;
+            return t->state.step == 0 || save(t, e);
+        }
         double begin = now_seconds();
         int64_t before = t->state.tokens;
         if (!trainer_step(t, r, e)) return false;
         t->work_s += now_seconds() - begin;
         t->work_tokens += t->state.tokens - before;
-        if (!after_step(t, r, e)) return false;
+        bool last = t->state.step == c->steps;
+        if (!last && c->max_seconds > 0 && now_seconds() - t->start >= c->max_seconds) {
+            *why = STOP_TIME;
+            last = true;
+        }
+        if (!after_step(t, r, last, e)) return false;
+        if (last) break;
     }
-    /* An interrupted run goes on later, and then validates where an uninterrupted one does. */
-    if (*why != STOP_SIGNAL && validates(t) && t->state.step > 0 && !validate(t, e)) return false;
-    return t->state.step == 0 || save(t, e);
+    return true;
 }
 
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {

@@ -2,9 +2,9 @@
 
     python tests/golden/make_adamw.py > tests/golden/adamw.txt
 
-Made with torch 2.15.0 (CPU), float64. Two tensors: "matrix" (3,4) is decayed, "gain" (5) is not. Gradients are a
-formula of (step,
-tensor, index), so that the file needs to hold results only. Each line: step, lr, norm before clipping, then the 17 weights.
+Made with torch 2.15.0 on a CPU, in f64. Two tensors: "matrix" (3,4) is decayed, "gain" (5) is not. Gradients are a
+formula of (step, tensor, index), so that the file holds results only. Each line: step, lr, norm before clipping, then
+the 17 weights.
 """
 import math
 import torch
@@ -26,7 +26,8 @@ def lr(step):
 
 
 sizes = [(3, 4), (5,)]
-params = [torch.nn.Parameter(torch.tensor([start(k, i) for i in range(math.prod(s))]).reshape(s)) for k, s in enumerate(sizes)]
+params = [torch.nn.Parameter(torch.tensor([start(k, i) for i in range(math.prod(s))]).reshape(s))
+          for k, s in enumerate(sizes)]
 opt = torch.optim.AdamW(
     [{"params": params[:1], "weight_decay": DECAY}, {"params": params[1:], "weight_decay": 0.0}],
     lr=1.0, betas=BETAS, eps=EPS, foreach=False, fused=False)

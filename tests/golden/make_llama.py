@@ -73,7 +73,8 @@ def main():
         if name == "bf16":
             model = model.to(torch.bfloat16)
         model.save_pretrained(where, max_shard_size="40KB" if name == "sharded" else "5GB")
-        model = model.to(torch.float32)
+        # Read again, for bfloat16 would also have rounded the buffer of rotation frequencies.
+        model = LlamaForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
         ids = torch.randint(0, config.vocab_size, (BATCH, TOKENS), generator=torch.Generator().manual_seed(100 + seed))
         with torch.no_grad():
             logits = model(input_ids=ids).logits

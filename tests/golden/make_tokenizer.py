@@ -33,8 +33,9 @@ tok.save(sys.argv[1], pretty=True)
 def check(encode, decode):
     rng = random.Random(1)
     texts = ["", " a", "a  b\n\n c", "don't 123", "\x00\x7f\xa0\xad", "\u00e9\u4e2d\U0001f600"]
-    texts += ["".join(chr(rng.choice([rng.randrange(1, 128), rng.randrange(128, 0x800), rng.randrange(0xE000, 0x11000)]))
-                      for _ in range(50)) for _ in range(200)]
+    for _ in range(200):
+        ranges = [(1, 0x80), (0x80, 0x800), (0xE000, 0x11000)]
+        texts.append("".join(chr(rng.randrange(*rng.choice(ranges))) for _ in range(50)))
     for t in texts:
         assert encode(t) == list(t.encode()), t
         assert decode(list(t.encode())) == t, t

@@ -1,0 +1,191 @@
+/* kvsmith eval: how well a model knows a text. */
+#include <errno.h>
+#include "../data/text.h"
+#include "engine.h"
+#include "session.h"
+
+int cmd_eval(int argc, char **argv);
+
+typedef struct {
+    const char *model, *task, *data, *separator;
+    int64_t context, stride, batch, chunk;
+} Args;
+enum { OPT_DATA = 0x100, OPT_SEPARATOR, OPT_CONTEXT, OPT_STRIDE, OPT_BATCH, OPT_CHUNK };
+static const struct argp_option options[] = {
+    {"data", OPT_DATA, "FILE", 0, "The text (required)", 0},
+    {"separator", OPT_SEPARATOR, "TEXT", 0,
+     "What stands between two documents of the text (default: it is one document)", 0},
+    {"context", OPT_CONTEXT, "N", 0, "Tokens of a window (default: the model's positions)", 0},
+    {"stride", OPT_STRIDE, "N", 0,
+     "From window to window; only tokens that no window scored before count (default: the context)", 0},
+    {"batch", OPT_BATCH, "N", 0, "Windows at the same time (default 8)", 0},
+    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the windows (default 256)", 0},
+    {0}};
+
+static bool take(void *ctx, int key, const char *arg, Err *e) {
+    Args *a = ctx;
+    switch (key) {
+    case CLI_ARG: *(a->model ? &a->task : &a->model) = arg; return true;
+    case OPT_DATA: a->data = arg; return true;
+    case OPT_SEPARATOR: a->separator = arg; return true;
+    case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
+    case OPT_STRIDE: return cli_int(arg, "--stride", 1, 1 << 22, &a->stride, e);
+    case OPT_BATCH: return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
+    case OPT_CHUNK: return cli_int(arg, "--chunk", 1, 1 << 20, &a->chunk, e);
+    }
+    CHECK(false, "option %d", key);
+    return false;
+}
+
+/* Inputs at .. at+n-1 of the stream, of which the first `skip` are context alone: an earlier window scored them. */
+typedef struct {
+    size_t at;
+    int n, skip;
+} Window;
+/* Window k of `context` inputs at a distance of `stride`. False: there is none. */
+static bool window_at(Tokens t, size_t k, int context, int stride, Window *w) {
+    size_t inputs = t.n - 1, at = k * (size_t)stride, before = k ? (k - 1) * (size_t)stride + (size_t)context : 0;
+    if (k && before >= inputs) return false;
+    *w = (Window){.at = at, .n = (int)zmin((size_t)context, inputs - at), .skip = k ? (int)(before - at) : 0};
+    return true;
+}
+
+typedef struct {
+    size_t tokens, bytes;
+    double nll; /* sum, nats */
+} Score;
+
+static void score_row(Score *s, const Tokenizer *tk, const real *logits, int V, int target) {
+    double top = logits[0], sum = 0;
+    for (int v = 1; v < V; v++) top = fmax(top, (double)logits[v]);
+    for (int v = 0; v < V; v++) sum += exp((double)logits[v] - top);
+    size_t n = 0;
+    if (target != tk->eot) tokenizer_decode(tk, target, &n);
+    s->nll += log(sum) + top - (double)logits[target];
+    s->bytes += n;
+    s->tokens++;
+}
+
+typedef struct {
+    Session s;
+    Tokens stream;
+    const Tokenizer *tk;
+    int context, stride, chunk, *ids; /* ids: (nseq, context) inputs */
+    Window *win;
+    Feed *feed;
+    real *logits; /* (chunk, V) */
+} Work;
+
+/* Feed `n` windows' tokens from..to-1 (cut at each window's end) in pieces that one pass can hold; score them or not.
+ */
+static bool feed_range(Work *w, int n, bool scored, Score *sum, Err *e) {
+    int V = w->s.model->cfg.vocab, step = imax(1, w->chunk / n);
+    for (int done = 0;; done += step) {
+        int B = 0, rows = 0;
+        for (int q = 0; q < n; q++) {
+            int from = scored ? w->win[q].skip : 0, to = scored ? w->win[q].n : w->win[q].skip,
+                m = imin(step, to - from - done);
+            if (m <= 0) continue;
+            w->feed[B++] = (Feed){q, m, w->ids + (size_t)q * (size_t)w->context + from + done};
+            rows += m;
+        }
+        if (!B) return true;
+        Tensor out = scored ? TENSOR(w->logits, REAL, rows, V) : ABSENT;
+        if (!session_extend(&w->s, B, w->feed, WANT_ALL, out, e)) return false;
+        const real *row = w->logits;
+        for (int b = 0; scored && b < B; b++) {
+            size_t first = w->win[w->feed[b].seq].at +
+                           (size_t)(w->feed[b].tok - (w->ids + (size_t)w->feed[b].seq * (size_t)w->context));
+            for (int i = 0; i < w->feed[b].n; i++, row += V)
+                score_row(sum, w->tk, row, V, w->stream.id[first + (size_t)i + 1]);
+        }
+    }
+}
+
+static bool ppl(Work *w, int nseq, Score *sum, Err *e) {
+    for (size_t k = 0;;) {
+        int n = 0;
+        for (; n < nseq && window_at(w->stream, k, w->context, w->stride, &w->win[n]); n++, k++) {
+            session_reset(&w->s, n);
+            for (int i = 0; i < w->win[n].n; i++)
+                w->ids[(size_t)n * (size_t)w->context + (size_t)i] = w->stream.id[w->win[n].at + (size_t)i];
+        }
+        if (!n) return isfinite(sum->nll) || err_world(e, "the model's loss is %g: its numbers are damaged", sum->nll);
+        if (!feed_range(w, n, false, NULL, e) || !feed_range(w, n, true, sum, e)) return false;
+    }
+}
+
+static bool report(const Score *s, int context, int stride, const Cli *cli, Err *e) {
+    double nll = s->nll / (double)s->tokens, bpb = s->bytes ? s->nll / (log(2) * (double)s->bytes) : NAN;
+    if (cli->json)
+        return engine_print(json_pack("{s:s, s:I, s:f, s:o, s:o, s:I, s:i, s:i}", "task", "ppl", "tokens",
+                                      (json_int_t)s->tokens, "nll", nll, "ppl", engine_number(exp(nll)),
+                                      "bits_per_byte", engine_number(bpb), "bytes", (json_int_t)s->bytes, "context",
+                                      context, "stride", stride),
+                            e);
+    printf("ppl %.6g   nll %.6f nats/token   %.6f bits/byte   %zu tokens, %zu bytes, context %d, stride %d\n", exp(nll),
+           nll, bpb, s->tokens, s->bytes, context, stride);
+    return true;
+}
+
+static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
+    int context = a->context ? (int)a->context : en->cfg.max_positions, V = en->cfg.vocab;
+    int stride = a->stride ? (int)a->stride : context;
+    if (stride > context)
+        return err_input(
+            e, "eval ppl: --stride %d is more than the context of %d: the tokens between would never be scored", stride,
+            context);
+    Stream text;
+    StreamSpec spec = {.ntrain = 1, .train = &a->data, .separator = a->separator, .seq_len = 1};
+    if (!stream_open(&text, &spec, &en->tokenizer, e)) return false;
+    context = (int)zmin((size_t)context, text.train.n - 1);
+    stride = imin(stride, context);
+    size_t windows = (text.train.n - 1 + (size_t)stride - 1) / (size_t)stride;
+    int nseq = (int)zmin((size_t)a->batch, windows);
+    /* the logits of a pass are the one big thing: 64 MiB of them at most, unless one row of each window is more */
+    int chunk = (int)zmin((size_t)a->chunk, zmax((size_t)nseq, (64u << 20) / sizeof(real) / (size_t)V));
+    chunk = imax(chunk, nseq);
+    SessionOpts o = {
+        .nseq = nseq, .max_tokens = context, .chunk = chunk, .document = en->tokenizer.eot, .want_all = true};
+    Work w = {.stream = text.train, .tk = &en->tokenizer, .context = context, .stride = stride, .chunk = chunk};
+    Score sum = {0};
+    bool ok = session_open(&w.s, &en->model, o, e);
+    if (ok) {
+        w.ids = xcalloc((size_t)nseq * (size_t)context, sizeof *w.ids);
+        w.win = xcalloc((size_t)nseq, sizeof *w.win);
+        w.feed = xcalloc((size_t)nseq, sizeof *w.feed);
+        w.logits = xcalloc((size_t)chunk * (size_t)V, sizeof *w.logits);
+        ok = ppl(&w, nseq, &sum, e) && report(&sum, context, stride, cli, e);
+        free(w.ids), free(w.win), free(w.feed), free(w.logits);
+        session_close(&w.s);
+    }
+    stream_close(&text);
+    return ok;
+}
+
+int cmd_eval(int argc, char **argv) {
+    static const CliSpec spec = {
+        .args = "MODEL ppl",
+        .doc = "ppl: perplexity of a text. The text is cut into windows; each predicts the token behind each of its "
+               "tokens. nll is the mean in nats per token, ppl its exponential; bits_per_byte counts the bytes of the "
+               "predicted tokens, end-of-text as none. Documents do not see each other.",
+        .options = options,
+        .take = take,
+        .min_args = 2,
+        .max_args = 2};
+    Args a = {.batch = 8, .chunk = CHUNK_ROWS};
+    Cli cli;
+    Err e = {0};
+    Engine en;
+    int status;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    engine_signals();
+    bool ok = true;
+    if (strcmp(a.task, "ppl")) ok = err_input(&e, "eval: expected the task ppl, got '%.100s'", a.task);
+    if (ok && !a.data) ok = err_input(&e, "eval ppl: expected --data FILE; see kvsmith eval --help");
+    if (ok && (ok = engine_open(&en, a.model, &cli, &e))) {
+        ok = engine_text(&en, &e) && eval_open(&a, &en, &cli, &e);
+        engine_close(&en);
+    }
+    return ok ? 0 : cli_fail(&e);
+}

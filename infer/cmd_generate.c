@@ -1,0 +1,287 @@
+/* kvsmith generate: text that continues a prompt, or a file of prompts. */
+#include <errno.h>
+#include "../model/file.h"
+#include "engine.h"
+#include "generate.h"
+
+int cmd_generate(int argc, char **argv);
+
+enum { STOPS_MAX = 64, PROMPT_BYTES_MAX = 1 << 30 };
+typedef struct {
+    const char *model, *prompt, *prompt_file, *batch_file;
+    int64_t max_new, context, batch, chunk, seed, top_k;
+    Sampler sampler;
+    bool ignore_eos;
+    int nstop;
+    const char *stop[STOPS_MAX];
+} Args;
+
+enum {
+    OPT_PROMPT_FILE = 0x100,
+    OPT_BATCH_FILE,
+    OPT_MAX_NEW,
+    OPT_TEMPERATURE,
+    OPT_TOP_K,
+    OPT_TOP_P,
+    OPT_MIN_P,
+    OPT_PENALTY,
+    OPT_STOP,
+    OPT_IGNORE_EOS,
+    OPT_SEED,
+    OPT_CONTEXT,
+    OPT_BATCH,
+    OPT_CHUNK
+};
+static const struct argp_option options[] = {
+    {"prompt", 'p', "TEXT", 0, "The text to continue (default: nothing, a new document)", 0},
+    {"prompt-file", OPT_PROMPT_FILE, "FILE", 0, "Read it from FILE; -: standard input", 0},
+    {"batch-file", OPT_BATCH_FILE, "FILE", 0,
+     "Many prompts: a JSON object with \"prompt\" on each line; other keys are ignored", 0},
+    {"max-new", OPT_MAX_NEW, "N", 0, "New tokens at most (default 128)", 0},
+    {"temperature", OPT_TEMPERATURE, "X", 0, "Divides the logits; 0: the most probable token (default 1)", 0},
+    {"top-k", OPT_TOP_K, "K", 0, "Draw from the K most probable tokens; 0: all (default 0)", 0},
+    {"top-p", OPT_TOP_P, "P", 0, "Draw from the fewest tokens that have mass P together (default 1: all)", 0},
+    {"min-p", OPT_MIN_P, "X", 0, "Draw from tokens at least X times as probable as the first (default 0: all)", 0},
+    {"repetition-penalty", OPT_PENALTY, "X", 0, "Weaken tokens of prompt and output by X (default 1: none)", 0},
+    {"stop", OPT_STOP, "TEXT", 0, "End before TEXT; may be given often", 0},
+    {"ignore-eos", OPT_IGNORE_EOS, 0, 0, "Go on after end-of-text", 0},
+    {"seed", OPT_SEED, "S", 0, "Number of the random draws (default 1)", 0},
+    {"context", OPT_CONTEXT, "N", 0, "Tokens of prompt and output at most (default: the model's positions)", 0},
+    {"batch", OPT_BATCH, "N", 0, "Prompts that run at the same time (default 8)", 0},
+    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the prompts (default 256)", 0},
+    {0}};
+
+static bool take(void *ctx, int key, const char *arg, Err *e) {
+    Args *a = ctx;
+    Sampler *s = &a->sampler;
+    switch (key) {
+    case CLI_ARG: a->model = arg; return true;
+    case 'p': a->prompt = arg; return true;
+    case OPT_PROMPT_FILE: a->prompt_file = arg; return true;
+    case OPT_BATCH_FILE: a->batch_file = arg; return true;
+    case OPT_MAX_NEW: return cli_int(arg, "--max-new", 0, INT32_MAX, &a->max_new, e);
+    case OPT_TEMPERATURE: return cli_real(arg, "--temperature", 0, 1e6, &s->temperature, e);
+    case OPT_TOP_K: return cli_int(arg, "--top-k", 0, INT32_MAX, &a->top_k, e);
+    case OPT_TOP_P: return cli_real(arg, "--top-p", 0, 1, &s->top_p, e);
+    case OPT_MIN_P: return cli_real(arg, "--min-p", 0, 1, &s->min_p, e);
+    case OPT_PENALTY: return cli_real(arg, "--repetition-penalty", 0, 1e6, &s->repetition_penalty, e);
+    case OPT_IGNORE_EOS: a->ignore_eos = true; return true;
+    case OPT_SEED: return cli_int(arg, "--seed", 0, INT64_MAX, &a->seed, e);
+    case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
+    case OPT_BATCH: return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
+    case OPT_CHUNK: return cli_int(arg, "--chunk", 1, 1 << 20, &a->chunk, e);
+    case OPT_STOP:
+        if (!*arg) return err_input(e, "--stop: expected a text, got an empty one");
+        if (a->nstop == STOPS_MAX) return err_input(e, "--stop: more than %d of them", STOPS_MAX);
+        a->stop[a->nstop++] = arg;
+        return true;
+    }
+    CHECK(false, "option %d", key);
+    return false;
+}
+
+/* ---- prompts --------------------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    int n, cap;
+    Generation *g;
+} Prompts;
+
+static bool prompts_add(Prompts *p, const Engine *en, const char *text, size_t n, int context, const char *where,
+                        Err *e) {
+    int *tok = xcalloc(n + 1, sizeof *tok);
+    tok[0] = en->tokenizer.eot; /* as in training, end-of-text precedes a document */
+    size_t ntok = 1 + tokenizer_encode(&en->tokenizer, text, n, tok + 1);
+    if (ntok > (size_t)context) {
+        free(tok);
+        return err_input(
+            e, "%s: %zu tokens with the end-of-text before them, but the context has %d; shorten it or give --context",
+            where, ntok, context);
+    }
+    if (p->n == p->cap) {
+        p->cap = 2 * p->cap + 8;
+        p->g = xrealloc(p->g, (size_t)p->cap, sizeof *p->g);
+    }
+    p->g[p->n++] = (Generation){.prompt = tok, .nprompt = (int)ntok};
+    return true;
+}
+
+/* All bytes of a file, a pipe or standard input. */
+static bool slurp(const char *path, char **text, size_t *n, Err *e) {
+    bool in = !strcmp(path, "-");
+    const char *name = in ? "standard input" : path;
+    FILE *f = in ? stdin : fopen(path, "rb");
+    if (!f) return err_errno(e, "prompt", path);
+    size_t cap = 1 << 16, got;
+    char *p = xcalloc(cap, 1);
+    for (*n = 0; (got = fread(p + *n, 1, cap - *n, f)) > 0;) {
+        *n += got;
+        if (*n > PROMPT_BYTES_MAX) break;
+        if (*n == cap) p = xrealloc(p, cap *= 2, 1);
+    }
+    bool ok = !ferror(f) || err_errno(e, "prompt", name);
+    if (ok && *n > PROMPT_BYTES_MAX) ok = err_input(e, "prompt %s: more than %d bytes", name, PROMPT_BYTES_MAX);
+    if (!in) fclose(f);
+    *text = p;
+    if (!ok) free(p);
+    return ok;
+}
+
+static bool prompts_jsonl(Prompts *p, const Engine *en, const char *path, int context, Err *e) {
+    char *text;
+    size_t n;
+    if (!slurp(path, &text, &n, e)) return false;
+    bool ok = true;
+    int line = 0;
+    for (size_t at = 0; ok && at < n; line++) {
+        const char *end = memchr(text + at, '\n', n - at);
+        size_t len = (end ? (size_t)(end - text) : n) - at, blank = 0;
+        while (blank < len && strchr(" \t\r", text[at + blank]) && text[at + blank]) blank++;
+        if (blank < len) {
+            char *where = xformat("%.200s line %d", path, line + 1);
+            json_t *j = json_parse(text + at, len, where, NULL, e), *t = json_object_get(j, "prompt");
+            if (!j)
+                ok = false;
+            else if (!json_is_string(t))
+                ok = err_input(e, "%s: expected {\"prompt\": \"TEXT\"}, found %s", where,
+                               t ? "a prompt that is no text" : "no prompt");
+            else
+                ok = prompts_add(p, en, json_string_value(t), json_string_length(t), context, where, e);
+            json_decref(j);
+            free(where);
+        }
+        at += len + 1;
+    }
+    free(text);
+    return ok && (p->n || err_input(e, "%s: no prompt in it; expected a line {\"prompt\": \"TEXT\"}", path));
+}
+
+static bool prompts_read(Prompts *p, const Args *a, const Engine *en, int context, Err *e) {
+    if (a->batch_file) return prompts_jsonl(p, en, a->batch_file, context, e);
+    if (!a->prompt_file)
+        return prompts_add(p, en, a->prompt ? a->prompt : "", a->prompt ? strlen(a->prompt) : 0, context, "the prompt",
+                           e);
+    char *text;
+    size_t n;
+    if (!slurp(a->prompt_file, &text, &n, e)) return false;
+    bool ok = prompts_add(p, en, text, n, context, "the prompt", e);
+    free(text);
+    return ok;
+}
+
+static void prompts_free(Prompts *p) {
+    for (int i = 0; i < p->n; i++) {
+        free((void *)p->g[i].prompt);
+        generation_free(&p->g[i]);
+    }
+    free(p->g);
+}
+
+/* ---- results --------------------------------------------------------------------------------------------------------
+ */
+static double rate(const Generation *g) { return g->n > 1 && g->decode_s > 0 ? (g->n - 1) / g->decode_s : 0; }
+
+static json_t *result(const Generation *g) {
+    size_t m;
+    char *text = utf8_clean(g->text.bytes, g->text.n, &m);
+    json_t *tokens = json_array();
+    for (int i = 0; i < g->n; i++) json_array_append_new(tokens, json_integer(g->tok[i]));
+    json_t *j =
+        json_pack("{s:s%, s:o, s:i, s:i, s:s, s:f, s:f, s:f, s:I}", "text", text, m, "tokens", tokens, "prompt_tokens",
+                  g->nprompt, "new_tokens", g->n, "finish", finish_name(g->finish), "prefill_s", g->prefill_s,
+                  "decode_s", g->decode_s, "decode_tok_s", rate(g), "cache_bytes", (json_int_t)g->cache_bytes);
+    free(text);
+    return j;
+}
+
+static bool put(const char *text, size_t n, Err *e) {
+    if (fwrite(text, 1, n, stdout) == n && !fflush(stdout)) return true;
+    return err_world(e, "standard output: %s", strerror(errno));
+}
+static bool stream(void *ctx, int which, const char *text, size_t n, Err *e) {
+    (void)ctx, (void)which;
+    return put(text, n, e);
+}
+
+static bool report(const Prompts *p, const Args *a, const Cli *cli, bool streamed, Err *e) {
+    if (cli->json) {
+        if (!a->batch_file) return engine_print(result(p->g), e);
+        json_t *list = json_array();
+        for (int i = 0; i < p->n; i++) json_array_append_new(list, result(&p->g[i]));
+        return engine_print(json_pack("{s:o}", "results", list), e);
+    }
+    int new = 0, old = 0;
+    double decode = 0, prefill = 0;
+    size_t cache = 0;
+    for (int i = 0; i < p->n; i++) {
+        const Generation *g = &p->g[i];
+        if (a->batch_file) printf("== prompt %d ==\n", i + 1);
+        if (!streamed && !put(g->text.bytes, g->text.n, e)) return false;
+        if ((!g->text.n || g->text.bytes[g->text.n - 1] != '\n') && !put("\n", 1, e)) return false;
+        new += g->n, old += g->nprompt;
+        decode = fmax(decode, g->decode_s), prefill = fmax(prefill, g->prefill_s);
+        cache = zmax(cache, g->cache_bytes);
+    }
+    if (!cli->quiet && p->n == 1)
+        fprintf(stderr, "%d prompt tokens in %.3f s, %d new in %.3f s (%.1f tokens/s), cache %zu bytes, ended by %s\n",
+                old, prefill, new, decode, rate(p->g), cache, finish_name(p->g->finish));
+    return true;
+}
+
+static bool generate_run(Args *a, const Cli *cli, Err *e) {
+    Engine en;
+    Session s;
+    Prompts p = {0};
+    if (!engine_open(&en, a->model, cli, e)) return false;
+    int context = a->context ? (int)a->context : en.cfg.max_positions;
+    bool ok = engine_text(&en, e) && prompts_read(&p, a, &en, context, e);
+    if (ok) {
+        int longest = 0;
+        for (int i = 0; i < p.n; i++) longest = imax(longest, p.g[i].nprompt);
+        SessionOpts so = {.nseq = imin((int)a->batch, p.n),
+                          .chunk = (int)a->chunk,
+                          .document = en.tokenizer.eot,
+                          .max_tokens = (int)(a->max_new < context - longest ? longest + a->max_new : context)};
+        bool streamed = !cli->json && !cli->quiet && !a->batch_file;
+        GenOpts o = {.sampler = a->sampler,
+                     .max_new = (int)a->max_new,
+                     .neos = a->ignore_eos ? 0 : en.neos,
+                     .eos = en.eos,
+                     .nstop = a->nstop,
+                     .stop = a->stop,
+                     .show = streamed ? stream : NULL};
+        ok = session_open(&s, &en.model, so, e);
+        if (ok) {
+            ok = generate(&s, &en.tokenizer, &o, p.n, p.g, e) && report(&p, a, cli, streamed, e);
+            session_close(&s);
+        }
+    }
+    prompts_free(&p);
+    engine_close(&en);
+    return ok;
+}
+
+int cmd_generate(int argc, char **argv) {
+    static const CliSpec spec = {
+        .args = "MODEL",
+        .doc = "Continues a prompt. MODEL is a run folder or a model directory. The text comes out as it is "
+               "made; with -q or --json at the end. A draw depends on the seed, the number of the prompt and "
+               "the number of the token alone. Steps of sampling, in order: repetition penalty, temperature, "
+               "top-k, top-p, min-p.",
+        .options = options,
+        .take = take,
+        .min_args = 1,
+        .max_args = 1};
+    Args a = {.max_new = 128, .batch = 8, .chunk = CHUNK_ROWS, .seed = 1, .sampler = sampler_default()};
+    Cli cli;
+    Err e = {0};
+    int status;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    a.sampler.top_k = (int)a.top_k;
+    a.sampler.seed = (uint64_t)a.seed;
+    engine_signals();
+    bool ok = sampler_check(&a.sampler, &e);
+    if (ok && !!a.prompt + !!a.prompt_file + !!a.batch_file > 1)
+        ok = err_input(&e, "generate: expected one of --prompt, --prompt-file and --batch-file, got several");
+    return ok && generate_run(&a, &cli, &e) ? 0 : cli_fail(&e);
+}

@@ -1,0 +1,198 @@
+/* kvsmith info: what a model is and what it costs. */
+#include <sys/stat.h>
+#include "../model/cost.h"
+#include "engine.h"
+
+int cmd_info(int argc, char **argv);
+
+typedef struct {
+    const char *model;
+    int64_t context, batch;
+} Args;
+enum { OPT_CONTEXT = 0x100, OPT_BATCH };
+
+static bool take(void *ctx, int key, const char *arg, Err *e) {
+    Args *a = ctx;
+    switch (key) {
+    case CLI_ARG: a->model = arg; return true;
+    case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 30, &a->context, e);
+    case OPT_BATCH: return cli_int(arg, "--batch", 1, 1 << 20, &a->batch, e);
+    }
+    CHECK(false, "option %d", key);
+    return false;
+}
+
+/* What is known of a model whether it has weights yet or not. */
+typedef struct {
+    const Model *m;
+    const char *dir;        /* NULL: a configuration */
+    const char *tokenizer;  /* "byte", or why there is none */
+    const StepMemory *step; /* NULL: not a training configuration */
+    int rows;               /* of its micro-batch */
+} Subject;
+
+static double all(size_t bytes, const Args *a) { return (double)bytes * (double)a->batch; }
+
+static json_t *layers_json(const Model *m, const CacheCost *c, const Args *a) {
+    json_t *list = json_array();
+    for (int l = 0; l < m->L; l++) {
+        const LayerCache *y = &c->layer[l];
+        json_array_append_new(list,
+                              json_pack("{s:i, s:s, s:s, s:i, s:i, s:I, s:I, s:I}", "layer", l, "kind",
+                                        m->layer[l].kind->name, "mixer", m->layer[l].kind->mixer->name, "kv_from",
+                                        m->layer[l].kv_from, "rows", y->rows, "bytes_per_token",
+                                        (json_int_t)y->token_bytes, "state_bytes", (json_int_t)all(y->state_bytes, a),
+                                        "bytes_at_context", (json_int_t)all(y->bytes, a)));
+    }
+    return list;
+}
+
+static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
+    const ModelCfg *cfg = &s->m->cfg;
+    json_t *flops = json_pack("{s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "itemised",
+                              k->itemised, "all_half", "value", k->all_half, "formula", "6 N_all + 6 L C T", "N",
+                              (json_int_t)k->params, "matmul_full", "value", k->matmul_full, "formula",
+                              "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
+    json_t *cache =
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token, "state_bytes",
+                  (json_int_t)all(c->state_bytes, a), "bytes_at_context", (json_int_t)all(c->bytes_at_context, a),
+                  "mha_bytes_per_token", (json_int_t)c->mha_bytes_per_token, "mha_bytes_at_context",
+                  (json_int_t)all(c->mha_bytes_at_context, a), "layers", layers_json(s->m, c, a));
+    json_t *j = json_pack("{s:s, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:b, s:s, s:i, s:I, s:f, s:o, s:o}", "model",
+                          s->dir ? s->dir : a->model, "params", (json_int_t)k->params, "params_embedding",
+                          (json_int_t)k->embedding, "params_matmul", (json_int_t)k->matmul, "layer_count", cfg->layers,
+                          "d_model", cfg->d_model, "vocab", cfg->vocab, "max_positions", cfg->max_positions, "tied",
+                          cfg->tied, "tokenizer", s->tokenizer, "context", c->context, "batch", (json_int_t)a->batch,
+                          "flops_per_token", k->itemised, "flops", flops, "cache", cache);
+    if (j && s->step)
+        json_object_set_new(j, "step_memory",
+                            json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rows", s->rows, "weights",
+                                      (json_int_t)s->step->weights, "gradients", (json_int_t)s->step->gradients,
+                                      "moment1", (json_int_t)s->step->moment1, "moment2", (json_int_t)s->step->moment2,
+                                      "saved", (json_int_t)s->step->saved, "scratch", (json_int_t)s->step->scratch,
+                                      "total", (json_int_t)s->step->total));
+    return j;
+}
+
+/* "1.50 MB" into buf. */
+static const char *human(double n, const char *unit, char buf[32]) {
+    static const char *const prefix[] = {"", "k", "M", "G", "T", "P"};
+    int i = 0;
+    for (; n >= 999.5 && i < 5; i++) n /= 1000;
+    snprintf(buf, 32, "%.*f %s%s", i ? 2 : 0, n, prefix[i], unit);
+    return buf;
+}
+
+static void report_text(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
+    const ModelCfg *cfg = &s->m->cfg;
+    char b[6][32];
+    printf("model       %s\n", s->dir ? s->dir : a->model);
+    printf("shape       %d layers, d_model %d, vocabulary %d%s, %d positions, tokenizer %s\n", cfg->layers,
+           cfg->d_model, cfg->vocab, cfg->tied ? " (tied)" : "", cfg->max_positions, s->tokenizer);
+    printf("parameters  %zu (embedding %zu, matrices that multiply every token %zu)\n", k->params, k->embedding,
+           k->matmul);
+    printf("FLOPs/token, forward + backward, document of %d tokens:\n", k->context);
+    printf("            %s  every term, causal, windows exact (forward: %s)\n", human(k->itemised, "FLOP", b[0]),
+           human(k->forward, "FLOP", b[1]));
+    printf("            %s  6 N_all + 6 L C T, N_all = %zu\n", human(k->all_half, "FLOP", b[0]), k->params);
+    printf("            %s  6 N_matmul + 12 L H Q T_eff, N_matmul = %zu\n", human(k->matmul_full, "FLOP", b[0]),
+           k->matmul);
+    printf("cache       %s per token, %s of state; %d x %d tokens: %s\n", human((double)c->bytes_per_token, "B", b[0]),
+           human(all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
+           human(all(c->bytes_at_context, a), "B", b[2]));
+    printf("as MHA      %s per token (2 L d_model numbers); %d x %d tokens: %s\n",
+           human((double)c->mha_bytes_per_token, "B", b[0]), (int)a->batch, c->context,
+           human(all(c->mha_bytes_at_context, a), "B", b[1]));
+    if (s->step)
+        printf("step        %s for %d rows: weights %s, gradients and moments %s, activations %s, scratch %s\n",
+               human((double)s->step->total, "B", b[0]), s->rows, human((double)s->step->weights, "B", b[1]),
+               human((double)(s->step->gradients + s->step->moment1 + s->step->moment2), "B", b[2]),
+               human((double)s->step->saved, "B", b[3]), human((double)s->step->scratch, "B", b[4]));
+    printf("\n layer  kind              mixer     K/V of   rows kept   bytes/token   state bytes\n");
+    for (int l = 0; l < s->m->L; l++) {
+        const Layer *y = &s->m->layer[l];
+        printf("%6d  %-16.16s  %-8.8s  %6d  %10d  %12zu  %12zu\n", l, y->kind->name, y->kind->mixer->name, y->kv_from,
+               c->layer[l].rows, c->layer[l].token_bytes, c->layer[l].state_bytes);
+    }
+}
+
+static bool report(const Subject *s, const Args *a, const Cli *cli, Err *e) {
+    int context = a->context ? (int)a->context : s->m->cfg.max_positions;
+    Cost k = cost_model(s->m, context);
+    CacheCost *c = xcalloc(1, sizeof *c);
+    cost_cache(s->m, context, c);
+    bool ok = true;
+    if (cli->json)
+        ok = engine_print(report_json(s, &k, c, a), e);
+    else
+        report_text(s, &k, c, a);
+    free(c);
+    return ok;
+}
+
+static bool info_dir(const Args *a, const Cli *cli, Err *e) {
+    Engine en;
+    if (!engine_open(&en, a->model, cli, e)) return false;
+    Subject s = {.m = &en.model, .dir = en.dir, .tokenizer = en.text ? "byte" : "none"};
+    bool ok = report(&s, a, cli, e);
+    engine_close(&en);
+    return ok;
+}
+
+static bool info_config(const Args *a, const Cli *cli, Err *e) {
+    Config *c = xcalloc(1, sizeof *c);
+    Device *dev;
+    Model m;
+    bool ok = config_read(c, a->model, 0, NULL, e);
+    if (!ok) {
+        free(c);
+        return false;
+    }
+    if (!c->model.vocab) c->model.vocab = tokenizer_byte().vocab;
+    int rows = c->train.micro_batch * c->data.seq_len;
+    ModelOpts o = {.train = true,
+                   .max_rows = rows,
+                   .max_samples = c->train.micro_batch,
+                   .dropout = c->train.dropout,
+                   .recompute = c->train.recompute,
+                   .dry = true};
+    ok = engine_device(&dev, cli, e);
+    if (ok) {
+        ok = model_open(&m, dev, &c->model, o, e);
+        if (ok) {
+            StepMemory step = cost_regions(&m);
+            Subject s = {.m = &m, .tokenizer = "byte", .step = &step, .rows = rows};
+            ok = report(&s, a, cli, e);
+            model_close(&m);
+        }
+        device_close(dev);
+    }
+    config_free(c);
+    free(c);
+    return ok;
+}
+
+int cmd_info(int argc, char **argv) {
+    static const struct argp_option options[] = {
+        {"context", OPT_CONTEXT, "N", 0,
+         "Tokens of a document for FLOPs and cache bytes (default: the model's positions)", 0},
+        {"batch", OPT_BATCH, "N", 0, "Sequences for cache bytes (default 1)", 0},
+        {0}};
+    static const CliSpec spec = {
+        .args = "MODEL|CONFIG.yaml",
+        .doc = "Opens and checks every file of a model, or the configuration of a run, and tells parameters, FLOPs per "
+               "token and cache bytes, beside what multi-head attention of the same width would keep.",
+        .options = options,
+        .take = take,
+        .min_args = 1,
+        .max_args = 1};
+    Args a = {.batch = 1};
+    Cli cli;
+    Err e = {0};
+    struct stat st;
+    int status;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    engine_signals();
+    bool dir = stat(a.model, &st) == 0 && S_ISDIR(st.st_mode);
+    return (dir ? info_dir(&a, &cli, &e) : info_config(&a, &cli, &e)) ? 0 : cli_fail(&e);
+}

@@ -1,0 +1,83 @@
+#include "engine.h"
+#include <errno.h>
+#include <signal.h>
+#include <unistd.h>
+#include "../model/file.h"
+#include "../model/hf.h"
+
+static void quit(int signal) {
+    (void)signal;
+    _exit(EXIT_SIGNAL);
+}
+void engine_signals(void) {
+    struct sigaction a = {.sa_handler = quit};
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+}
+
+json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+bool engine_print(json_t *j, Err *e) {
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    if (!text) return err_world(e, "the result cannot be written as JSON");
+    bool ok = puts(text) >= 0 && fflush(stdout) == 0;
+    free(text);
+    return ok || err_world(e, "standard output: %s", strerror(errno));
+}
+
+bool engine_device(Device **dev, const Cli *cli, Err *e) {
+    const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
+    return device_open(dev, name, imax(cli->threads, 0), e);
+}
+
+bool engine_text(const Engine *en, Err *e) {
+    if (!en->text) *e = en->no_text;
+    return en->text;
+}
+
+static bool tokenizer_read(Engine *en, Err *e) {
+    if (!file_exists(en->dir, "tokenizer.json")) {
+        err_input(&en->no_text,
+                  "%.150s: no tokenizer.json in it, so text cannot be made into tokens; kvsmith logits takes ids",
+                  en->dir);
+        return true;
+    }
+    char *path = xformat("%s/tokenizer.json", en->dir);
+    json_t *j = json_read(path, e); /* damaged: a failure; sound but of another kind: only text is out of reach */
+    bool ok = j != NULL;
+    json_decref(j);
+    if (ok && (en->text = tokenizer_load(&en->tokenizer, path, &en->no_text)) && en->tokenizer.vocab > en->cfg.vocab)
+        ok = err_input(e, "%s: %d ids, but the model's vocabulary is %d", path, en->tokenizer.vocab, en->cfg.vocab);
+    free(path);
+    return ok;
+}
+
+bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
+    *en = (Engine){.neos = 0};
+    HfIds ids;
+    if (!model_dir_resolve(path, en->dir, e) || !hf_config_read(en->dir, &en->cfg, e)) return false;
+    /* headers first: a damaged file is found before memory is taken for it */
+    if (!hf_check(en->dir, &en->cfg, e) || !tokenizer_read(en, e) || !hf_ids_read(en->dir, &ids, e) ||
+        !engine_device(&en->dev, cli, e)) {
+        model_cfg_free(&en->cfg);
+        return false;
+    }
+    for (int i = 0; i < ids.neos; i++) en->eos[en->neos++] = ids.eos[i];
+    if (!en->neos && en->text) en->eos[en->neos++] = en->tokenizer.eot;
+    bool ok = model_open(&en->model, en->dev, &en->cfg, (ModelOpts){0}, e);
+    if (ok) {
+        ok = hf_load(en->dir, &en->model, e);
+        if (!ok) model_close(&en->model);
+    }
+    if (ok) return true;
+    device_close(en->dev);
+    model_cfg_free(&en->cfg);
+    return false;
+}
+
+void engine_close(Engine *en) {
+    model_close(&en->model);
+    device_close(en->dev);
+    model_cfg_free(&en->cfg);
+}

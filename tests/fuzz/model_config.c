@@ -1,0 +1,30 @@
+/* model_config.c: any bytes as the config.json of a model. What is accepted keeps its meaning when written again. */
+#include "fuzz.h"
+#include "../../model/hf.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
+    static int fd = -1;
+    char path[32];
+    ModelCfg c, again;
+    HfIds ids;
+    Err e = {0};
+    as_file(&fd, path, p, n);
+    const char *dir = around("config.json", path);
+    if (!hf_ids_read(dir, &ids, &e)) refusal(&e);
+    e = (Err){0};
+    if (!hf_config_read(dir, &c, &e)) {
+        refusal(&e);
+    } else {
+        Err why = {0};
+        char *text = model_cfg_json(&c);
+        CHECK(model_cfg_from_json(&again, text, strlen(text), "again", &why), "%s: %s", why.msg, text);
+        char *second = model_cfg_json(&again);
+        CHECK(!strcmp(text, second), "%s became %s", text, second);
+        hf_is_llama(&c, NULL);
+        free(text);
+        free(second);
+        model_cfg_free(&c);
+        model_cfg_free(&again);
+    }
+    return 0;
+}

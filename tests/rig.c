@@ -1,0 +1,139 @@
+#include "rig.h"
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- tolerances ---------------------------------------------------------------------------------------------------
+ * Largest error of an entry, in units of (rounding error of the type) x (size of the entry) x sqrt(terms of its sum).
+ * A sum of n rounded random terms errs by 0.4 of this; exp by 2 units, or by as many as the score is large. Each number
+ * is a small multiple of the worst that the suites meet; the planted mistakes lie 10 to 1e7 times beyond. */
+static const struct {
+    const char *op;
+    double units;
+} limits[] = {
+    {"gemm", 4},
+    {"linear", 4},
+    {"linear_backward", 4},
+    {"embed", 0},
+    {"embed_backward", 4},
+    {"rmsnorm", 12},
+    {"rmsnorm_backward", 8},
+    {"rope", 3},
+    {"attend", 24},
+    {"attend_backward", 48},
+    {"attend_lanes", 24},
+    {"swiglu", 8},
+    {"swiglu_backward", 16},
+    {"add", 1},
+    {"copy", 0},
+    {"zero", 0},
+    {"gather", 0},
+    {"dropout", 2},
+    {"linear_xent", 8},
+    {"adamw", 12},
+    {"sumsq", 8},
+};
+double rig_limit(const char *op) {
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (!strcmp(limits[i].op, op)) return limits[i].units;
+    cr_assert_fail("no tolerance for %s", op);
+    return 0;
+}
+static const double unit = sizeof(real) == 4 ? 0x1p-24 : 0x1p-53;
+
+/* ---- op tables ---- */
+int rig_tables(Table out[TABLES_MAX]) {
+    int n = 0;
+    out[n++] = (Table){"baseline", &ops_cpu_baseline};
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) out[n++] = (Table){"avx2", &ops_cpu_avx2};
+    if (__builtin_cpu_supports("x86-64-v4")) out[n++] = (Table){"avx512", &ops_cpu_avx512};
+#endif
+    return n;
+}
+
+/* ---- rig ---- */
+void rig_open(Rig *g, Table t, int threads, size_t mem_bytes) {
+    Err e = {0};
+    *g = (Rig){.table = t.name};
+    cr_assert(device_open(&g->dev, "cpu", threads, &e), "%s", e.msg);
+    g->dev->ops = t.ops;
+    g->dev->isa = t.name;
+    cr_assert(arena_open(&g->mem, "test", mem_bytes, true, &e), "%s", e.msg);
+    g->run = run_make(g->dev, &g->scratch);
+    g->run.batch = &g->batch;
+}
+void rig_close(Rig *g) {
+    arena_close(&g->mem);
+    device_close(g->dev);
+}
+static void reach(Rig *g, int protection) {
+    if (g->mem.size) cr_assert(mprotect(g->mem.base, g->mem.size, protection) == 0, "mprotect");
+}
+void rig_measure(Rig *g) {
+    g->scratch = (Arena){.name = "scratch"};
+    reach(g, PROT_NONE);
+}
+void rig_place(Rig *g) {
+    Err e = {0};
+    size_t peak = g->scratch.peak;
+    reach(g, PROT_READ | PROT_WRITE);
+    cr_assert(g->scratch.used == 0, "%s: measured scratch is not given back: %zu bytes", g->table, g->scratch.used);
+    cr_assert(arena_open(&g->scratch, "scratch", peak, true, &e), "%s", e.msg);
+}
+void rig_done(Rig *g) {
+    cr_assert(g->scratch.used == 0, "%s: scratch is not given back: %zu bytes", g->table, g->scratch.used);
+    cr_assert(g->scratch.peak == g->scratch.size, "%s: took %zu bytes of scratch, measured %zu", g->table,
+              g->scratch.peak, g->scratch.size);
+    arena_close(&g->scratch);
+    arena_guards(&g->mem);
+}
+Tensor rig_random(Tensor t, const char *name) {
+    uint64_t key = rng_name(0, name);
+    for (int i = 0; i < t.rank; i++) key = rng_mix(key, (uint64_t)t.n[i]);
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)rng_normal(key, i);
+    return t;
+}
+Tensor tensor_copy(Rig *g, Tensor t) {
+    Tensor c = arena_tensor(&g->mem, "copy", t.dtype, t.rank, t.n);
+    memcpy(c.p, t.p, tensor_bytes(t));
+    return c;
+}
+void rig_result(Rig *g, Tensor t) {
+    const unsigned char *p = t.p;
+    uint64_t h = g->hash ^ 0xcbf29ce484222325u;
+    for (size_t i = 0; i < tensor_bytes(t); i++) h = (h ^ p[i]) * 0x100000001b3u;
+    g->hash = h;
+}
+
+/* ---- references ---- */
+Ref *refs(size_t n) { return xcalloc(n, sizeof(Ref)); }
+Ref *refs_of(Tensor t) {
+    Ref *r = refs(tensor_count(t));
+    for (size_t i = 0; i < tensor_count(t); i++) ref_add(&r[i], R(t)[i]);
+    return r;
+}
+static double worst_of(Tensor got, const Ref *want, size_t *at) {
+    double worst = -1;
+    for (size_t i = 0; i < tensor_count(got); i++) {
+        wide size = sqrtl(want[i].square * (wide)imax(1, want[i].terms)), d = fabsl((wide)R(got)[i] - want[i].want);
+        double e = (wide)R(got)[i] == want[i].want ? 0 : (double)(d / (size * unit));
+        if (!(e <= worst) && !isnan(worst)) worst = e, *at = i;
+    }
+    return worst;
+}
+double rig_error(Tensor got, const Ref *want) {
+    size_t at;
+    return worst_of(got, want, &at);
+}
+bool rig_close_to(char msg[512], const char *op, const char *what, Tensor got, const Ref *want) {
+    size_t at = 0;
+    if (tensor_count(got) == 0) return true; /* a pass of no rows */
+    double worst = worst_of(got, want, &at), limit = rig_limit(op);
+    char shape[64];
+    snprintf(msg, 512, "%s: %s %s: worst error %.3g units at %zu: got %.17g, want %.17Lg; bound %g", op, what,
+             tensor_shape(got, shape), worst, at, (double)R(got)[at], want[at].want, limit);
+    const char *v = getenv("CHECK_VERBOSE");
+    if (v && *v == '1') fprintf(stderr, "%s\n", msg);
+    return worst <= limit;
+}

@@ -1,0 +1,91 @@
+/* rig.h: what the suites of ops, gemm and cache share: a device with each op table, guarded and poisoned memory, calls
+ * that are measured before they are made, wide references and the one table of tolerances. */
+#pragma once
+#include "check.h"
+#include "../ops/device.h"
+
+typedef long double wide; /* the references' arithmetic, wider than either `real` */
+
+/* ---- op tables ----------------------------------------------------------------------------------------------------
+ */
+enum { TABLES_MAX = 3 };
+typedef struct {
+    const char *name;
+    const Ops *ops;
+} Table;
+int rig_tables(Table out[TABLES_MAX]); /* those that this processor can run */
+
+/* ---- a place to call an op from -----------------------------------------------------------------------------------
+ */
+typedef struct {
+    const char *table;
+    Device *dev;
+    Arena mem, scratch; /* the test's tensors; the op's scratch, which is of exactly the measured size */
+    Run run;
+    Batch batch;   /* of one sequence unless the test sets another */
+    uint64_t hash; /* of all results: the same for every number of threads where the header promises it */
+} Rig;
+void rig_open(Rig *, Table, int threads, size_t mem_bytes);
+void rig_close(Rig *); /* checks every guard */
+
+/* Call an op twice: measured, with all tensors of `mem` out of reach (a read or a write ends the test), and then with a
+ * poisoned scratch of exactly the bytes that were measured, all of which it must take and give back. */
+#define CALL(g, ...)         \
+    do {                     \
+        rig_measure(g);      \
+        (void)(__VA_ARGS__); \
+        rig_place(g);        \
+        (void)(__VA_ARGS__); \
+        rig_done(g);         \
+    } while (0)
+void rig_measure(Rig *);
+void rig_place(Rig *);
+void rig_done(Rig *);
+#define OP(g, op, ...) CALL(g, (g)->run.ops->op(&(g)->run, __VA_ARGS__))
+
+/* Memory for results: NaN. Names are for guards. */
+#define EMPTY(g, name, ...) \
+    arena_tensor(&(g)->mem, name, REAL, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
+/* N(0,1) keyed by the name and shape: the same for every table and thread count. */
+#define RANDOM(g, name, ...) rig_random(EMPTY(g, name, __VA_ARGS__), name)
+Tensor rig_random(Tensor t, const char *name);
+void rig_result(Rig *, Tensor); /* counts towards the hash */
+
+/* ---- references ---------------------------------------------------------------------------------------------------
+ */
+/* A wanted number and its natural size, which its rounding errors are proportional to: for a sum the root of the sum of
+ * its squared terms, so that a result which happens to cancel is not held to an error no arithmetic reaches. */
+typedef struct {
+    wide want, square;
+    int terms;
+} Ref;
+static inline void ref_add(Ref *r, wide term) {
+    r->want += term;
+    r->square += term * term;
+    r->terms++;
+}
+Ref *refs(size_t n);               /* zeroed, freed with the test's process */
+Ref *refs_of(Tensor);              /* the numbers that are there, as first terms */
+Tensor tensor_copy(Rig *, Tensor); /* a second tensor of the same numbers */
+
+/* Worst over entries of |got - want| / (size sqrt(terms)) in units of the type's rounding error, against the table's
+ * number for this op. False, with the worst entry in msg, when beyond, or NaN. */
+bool rig_close_to(char msg[512], const char *op, const char *what, Tensor got, const Ref *want);
+double rig_error(Tensor got, const Ref *want); /* that worst */
+double rig_limit(const char *op);              /* the table's number */
+#define CHECK_REF(g, op, what, got, want)                                              \
+    do {                                                                               \
+        char msg_[512];                                                                \
+        rig_result(g, got);                                                            \
+        cr_assert(rig_close_to(msg_, op, what, got, want), "%s %s", (g)->table, msg_); \
+    } while (0)
+/* The same reference with a planted mistake must miss the bound tenfold. */
+#define CHECK_MISSED(op, what, got, wrong)                                                             \
+    cr_assert(!(rig_error(got, wrong) < 10 * rig_limit(op)), "%s: %s goes unnoticed (%.3g)", op, what, \
+              rig_error(got, wrong))
+
+/* Draws for tests: 0..n-1. */
+typedef struct {
+    uint64_t key, n;
+} Dice;
+static inline int roll(Dice *d, int n) { return (int)(rng_mix(d->key, d->n++) % (uint64_t)n); }

@@ -1,0 +1,74 @@
+/* world.c: a library to preload that makes the world slow or full, so that tests can strike while a checkpoint is being
+ * written. Its settings come by environment:
+ *   WORLD_SLOW_US=n         every fsync and rename takes n microseconds longer
+ *   WORLD_FULL_STEP=name    from the mkdir of a path that ends in this name on, calls that need space are counted,
+ *   WORLD_FULL_CALL=k       and the k-th (from 1) and all after it fail with ENOSPC
+ *   WORLD_FULL_LOG=file     holds the number of calls counted so far */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int counting, calls;
+
+static int number(const char *name) {
+    const char *v = getenv(name);
+    return v ? atoi(v) : 0;
+}
+
+static void slow(void) {
+    int us = number("WORLD_SLOW_US");
+    if (us > 0) usleep((unsigned)us);
+}
+
+/* Does this call find the disk full? */
+static int full(void) {
+    if (!counting) return 0;
+    calls++;
+    const char *log = getenv("WORLD_FULL_LOG");
+    if (log) {
+        char line[16];
+        int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666), n = snprintf(line, sizeof line, "%d\n", calls);
+        int saved = counting;
+        counting = 0;
+        if (write(fd, line, (size_t)n) < 0) perror("world");
+        counting = saved;
+        close(fd);
+    }
+    int at = number("WORLD_FULL_CALL");
+    if (!at || calls < at) return 0;
+    errno = ENOSPC;
+    return 1;
+}
+
+#define NEXT(type, name) ((type)dlsym(RTLD_NEXT, name))
+
+int mkdir(const char *path, mode_t mode) {
+    const char *step = getenv("WORLD_FULL_STEP");
+    size_t n = strlen(path), m = step ? strlen(step) : 0;
+    if (m && n >= m && !strcmp(path + n - m, step)) counting = 1;
+    return full() ? -1 : NEXT(int (*)(const char *, mode_t), "mkdir")(path, mode);
+}
+ssize_t write(int fd, const void *p, size_t n) {
+    return full() ? -1 : NEXT(ssize_t(*)(int, const void *, size_t), "write")(fd, p, n);
+}
+int fsync(int fd) {
+    slow();
+    return full() ? -1 : NEXT(int (*)(int), "fsync")(fd);
+}
+int rename(const char *a, const char *b) {
+    slow();
+    return full() ? -1 : NEXT(int (*)(const char *, const char *), "rename")(a, b);
+}
+int renameat(int x, const char *a, int y, const char *b) {
+    slow();
+    return full() ? -1 : NEXT(int (*)(int, const char *, int, const char *), "renameat")(x, a, y, b);
+}
+int symlinkat(const char *a, int y, const char *b) {
+    return full() ? -1 : NEXT(int (*)(const char *, int, const char *), "symlinkat")(a, y, b);
+}

@@ -1,0 +1,232 @@
+#!/bin/bash
+# A run that is killed, interrupted, out of disk or diverged loses nothing but time: what it ends with is byte for byte
+# what an uninterrupted run ends with. tests/shim/world.c, preloaded, slows or fills the disk.
+set -u
+build=${BUILD:-build}
+prog=$(realpath "${KVSMITH:-$build/kvsmith}")
+tmp=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$tmp"' EXIT
+bad=$tmp/bad
+: >"$bad"
+verdict() { # report case $1; it holds when nothing was written to $bad
+    if [ -s "$bad" ]; then
+        sed 's/^/  /' "$bad" | head -n 20
+        echo "not ok $1: see above"
+    else
+        echo "ok $1"
+    fi
+    : >"$bad"
+}
+wrong() { echo "$*" >>"$bad"; }
+${CC:-gcc} -shared -fPIC -O1 -o "$tmp/world.so" tests/shim/world.c -ldl || exit 1
+
+# The clock's fields are last in a record; what is left must repeat.
+clockless() { sed 's/,"tok_s":.*$/}/' "$1"; }
+# $1: run folder; ends with what the uninterrupted run $2 ended with
+same_end() {
+    local f
+    for f in last/model.safetensors last/trainer/optimizer.safetensors last/config.json last/trainer/state.json samples.txt; do
+        cmp "$1/$f" "$2/$f" >>"$bad" 2>&1
+    done
+    cmp <(clockless "$1/metrics.jsonl") <(clockless "$2/metrics.jsonl") >>"$bad" 2>&1
+    for f in last best; do
+        [ "$(readlink "$1/$f")" = "$(readlink "$2/$f")" ] || wrong "$f is $(readlink "$1/$f"), expected $(readlink "$2/$f")"
+    done
+    [ "$(ls -A "$1")" = "$(ls -A "$2")" ] || wrong "$1 holds: $(ls -A "$1" | tr '\n' ' '), expected: $(ls -A "$2" | tr '\n' ' ')"
+}
+sums() { (cd "$1" && find . -type f -exec sha256sum {} + | sort); }
+one_line() { # file with stderr: one line of at most 300 characters that contains $2
+    [ "$(wc -l <"$1")" -eq 1 ] && [ "$(wc -m <"$1")" -le 301 ] || wrong "expected one line of at most 300 characters, got: $(cat "$1")"
+    grep -q -e "$2" "$1" || wrong "expected '$2' in: $(cat "$1")"
+}
+unfinished() { ls -A "$1" | grep -q '^\.tmp-'; }
+steps_of() { ls "$1" 2>/dev/null | grep '^step-'; }
+
+# A file that the system wrote in a moment, with all that a run can have: dropout, accumulation, samples, validation.
+args="configs/tiny-window.yaml --threads 1 -q train.batch=2 train.micro_batch=1 train.dropout=0.1 train.steps=240
+    train.eval_every=8 train.eval_tokens=256 train.save_every=6 train.log_every=2 train.sample_every=10
+    train.sample_prompt=And train.sample_tokens=8 train.keep_last=2 optim.warmup=5"
+train() { "$prog" train $args "$@"; }
+slowly() { LD_PRELOAD=$tmp/world.so WORLD_SLOW_US=${slow:-6000} exec "$prog" train $args "$@"; }
+
+# ---- two runs with one seed
+train run.dir="$tmp/ref" || wrong "reference: exit $?"
+train run.dir="$tmp/again" || wrong "again: exit $?"
+same_end "$tmp/again" "$tmp/ref"
+n=$(clockless "$tmp/ref/metrics.jsonl" | grep -c '"loss"')
+[ "$n" -eq 121 ] || wrong "$n training records, expected 121"
+n=$(grep -c val_loss "$tmp/ref/metrics.jsonl")
+[ "$n" -eq 30 ] || wrong "$n validation records, expected 30"
+[ "$(grep -c '^== step' "$tmp/ref/samples.txt")" -eq 24 ] || wrong "samples.txt has other than 24 samples"
+[ "$(steps_of "$tmp/ref" | wc -l)" -le 3 ] || wrong "keep_last 2 and best left $(steps_of "$tmp/ref" | tr '\n' ' ')"
+verdict same-seed-same-bytes
+
+for i in 1 2; do "$prog" train $args --threads 2 train.steps=6 run.dir="$tmp/two$i" || wrong "exit $?"; done
+same_end "$tmp/two1" "$tmp/two2"
+"$prog" train $args train.steps=6 run.seed=2 run.dir="$tmp/seed" || wrong "exit $?"
+cmp -s "$tmp/seed/last/model.safetensors" "$tmp/two1/last/model.safetensors" && wrong "another seed gave the same weights"
+verdict same-seed-two-threads
+rm -rf "$tmp/again" "$tmp"/two? "$tmp/seed"
+
+# ---- kill -9 at 20 moments
+run=$tmp/killed
+RANDOM=20250117
+kills=0 inside=0 before=0 tries=0
+while [ $kills -lt 20 ] && [ $tries -lt 60 ]; do
+    tries=$((tries + 1))
+    resume=
+    [ -e "$run/config.yaml" ] && resume="--resume auto"
+    # shellcheck disable=SC2086
+    (slowly run.dir="$run" $resume 2>"$tmp/err") &
+    pid=$!
+    if [ $kills -lt 3 ]; then # before the first checkpoint: once its records begin, or even earlier
+        [ $kills -gt 0 ] && until [ -s "$run/metrics.jsonl" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+        sleep 0.00$((RANDOM % 10))
+    elif [ $((tries % 2)) -eq 0 ]; then # inside a checkpoint
+        until unfinished "$run" || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+        sleep 0.0$((RANDOM % 90 + 10))
+    else
+        sleep 0.$((RANDOM % 700 + 200))
+    fi
+    if kill -9 $pid 2>/dev/null; then
+        kills=$((kills + 1))
+        [ -z "$(steps_of "$run")" ] && before=$((before + 1))
+        ls -A "$run" 2>/dev/null | grep -q '^\.tmp-step' && inside=$((inside + 1))
+    fi
+    wait $pid 2>/dev/null
+    [ -s "$tmp/err" ] && wrong "try $tries: $(cat "$tmp/err")"
+done
+echo "  $kills kills: $before before the first checkpoint, $inside while one was written; at $(readlink "$run/last") in the end"
+[ $kills -eq 20 ] || wrong "$kills kills, expected 20"
+[ $before -ge 2 ] || wrong "$before kills before the first checkpoint, expected at least 2"
+[ $inside -ge 5 ] || wrong "$inside kills inside a checkpoint, expected at least 5"
+train run.dir="$run" --resume auto || wrong "resume: exit $?"
+same_end "$run" "$tmp/ref"
+verdict kill-9-resumes-to-the-same-bytes
+
+# A finished run has nothing to do, and adds nothing.
+sums "$run" >"$tmp/before"
+train run.dir="$run" --resume auto || wrong "exit $?"
+cmp <(sums "$run") "$tmp/before" >>"$bad"
+verdict resume-of-a-finished-run
+
+# ---- SIGTERM and SIGINT
+run=$tmp/term
+for sig in TERM INT TERM; do
+    resume=
+    [ -e "$run/config.yaml" ] && resume="--resume auto"
+    had=$(readlink "$run/last")
+    (trap - INT; slow=1000 slowly run.dir="$run" $resume 2>"$tmp/err") &
+    pid=$!
+    until [ "$(readlink "$run/last")" != "$had" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+    kill -$sig $pid
+    wait $pid
+    s=$?
+    [ $s -eq 130 ] || wrong "$sig: exit $s, expected 130: $(cat "$tmp/err")"
+    unfinished "$run" && wrong "$sig left: $(ls -A "$run")"
+    [ -e "$run/lock" ] && wrong "$sig left the lock"
+done
+train run.dir="$run" --resume auto || wrong "resume: exit $?"
+same_end "$run" "$tmp/ref"
+verdict signals-save-and-exit-130
+
+run=$tmp/twice
+(slow=50000 slowly run.dir="$run" 2>"$tmp/err") &
+pid=$!
+until unfinished "$run" && ls -A "$run" | grep -q tmp-step || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+kill -TERM $pid
+sleep 0.02
+kill -TERM $pid
+wait $pid
+s=$?
+[ $s -eq 130 ] || wrong "exit $s, expected 130"
+[ -z "$(steps_of "$run")" ] || wrong "the second signal did not end it at once: $(ls -A "$run")"
+train run.dir="$run" --resume auto || wrong "resume: exit $?"
+same_end "$run" "$tmp/ref"
+verdict second-signal-ends-at-once
+
+# ---- folders that are in use or hold a run
+run=$tmp/lock
+(slow=30000 slowly run.dir="$run" 2>/dev/null) &
+pid=$!
+until [ -s "$run/metrics.jsonl" ]; do sleep 0.002; done
+for resume in "" "--resume auto"; do
+    train run.dir="$run" $resume >"$tmp/out" 2>"$tmp/err"
+    s=$?
+    [ $s -eq 2 ] || wrong "locked folder ($resume): exit $s, expected 2"
+    one_line "$tmp/err" "in use by process $pid"
+done
+kill -9 $pid
+wait $pid 2>/dev/null
+[ -e "$run/lock" ] || wrong "kill -9 left no lock to be stale"
+train run.dir="$run" >"$tmp/out" 2>"$tmp/err"
+s=$?
+[ $s -eq 2 ] || wrong "existing run: exit $s, expected 2"
+one_line "$tmp/err" "already holds a run"
+[ -s "$tmp/out" ] && wrong "a refusal printed on stdout"
+train run.dir="$run" --resume auto train.steps=12 || wrong "stale lock: exit $?"
+[ -e "$run/lock" ] && wrong "the lock outlived its run"
+verdict lock-and-existing-run
+rm -rf "$tmp/lock" "$tmp/twice" "$tmp/term" "$tmp/killed"
+
+# ---- a disk that fills up during a checkpoint
+short="train.steps=16 train.save_every=8 train.eval_every=0 train.keep_last=4"
+train $short run.dir="$tmp/ref16" || wrong "exit $?"
+train $short run.dir="$tmp/ref8" train.steps=8 optim.schedule_steps=16 || wrong "exit $?"
+train $short run.dir="$tmp/count" train.steps=8 optim.schedule_steps=16 || wrong "exit $?"
+LD_PRELOAD=$tmp/world.so WORLD_FULL_STEP=.tmp-step-000016 WORLD_FULL_LOG=$tmp/calls "$prog" train $args $short run.dir="$tmp/count" \
+    --resume auto || wrong "count: exit $?"
+calls=$(cat "$tmp/calls")
+[ "$calls" -ge 20 ] || wrong "only $calls calls need space in a checkpoint"
+full() { # the disk is full from call $1 of the checkpoint of step 16 on
+    rm -rf "$tmp/full"
+    cp -a "$tmp/ref8" "$tmp/full"
+    sums "$tmp/full/step-000008" >"$tmp/before"
+    LD_PRELOAD=$tmp/world.so WORLD_FULL_STEP=.tmp-step-000016 WORLD_FULL_CALL=$1 "$prog" train $args $short run.dir="$tmp/full" \
+        --resume auto >"$tmp/out" 2>"$tmp/err"
+    s=$?
+    [ $s -eq 1 ] || wrong "call $1 of $calls: exit $s, expected 1"
+    one_line "$tmp/err" "step-000008\|No space"
+    cmp <(sums "$tmp/full/step-000008") "$tmp/before" >>"$bad" 2>&1
+    ls -A "$tmp/full" | grep -q '^\.tmp-step' && wrong "call $1: left $(ls -A "$tmp/full" | tr '\n' ' ')"
+    [ -e "$tmp/full/lock" ] && wrong "call $1: left the lock"
+}
+for k in 1 2 3 $((calls / 5)) $((calls / 3)) $((calls / 2)) $((calls * 3 / 4)) $((calls * 9 / 10)) $((calls - 12)) $((calls - 5)) \
+    $((calls - 3)) $((calls - 2)) $((calls - 1)); do
+    full $k
+done
+train $short run.dir="$tmp/full" --resume auto || wrong "resume: exit $?"
+full $((calls / 2))
+[ "$(readlink "$tmp/full/last")" = step-000008 ] || wrong "last is $(readlink "$tmp/full/last")"
+train $short run.dir="$tmp/full" --resume auto || wrong "resume: exit $?"
+same_end "$tmp/full" "$tmp/ref16"
+verdict full-disk-at-every-stage
+
+# The system's own refusal to make a file larger.
+rm -rf "$tmp/full"
+cp -a "$tmp/ref8" "$tmp/full"
+(ulimit -f 300 && train $short run.dir="$tmp/full" --resume auto >"$tmp/out" 2>"$tmp/err")
+s=$?
+[ $s -eq 1 ] || wrong "file size limit: exit $s, expected 1"
+one_line "$tmp/err" "step-000008"
+cmp <(sums "$tmp/full/step-000008") "$tmp/before" >>"$bad" 2>&1
+train $short run.dir="$tmp/full" --resume auto || wrong "resume: exit $?"
+same_end "$tmp/full" "$tmp/ref16"
+verdict file-size-limit
+
+# ---- a loss that is not a number: 1 - lr decay = -9999 a step
+run=$tmp/nan
+wild="optim.lr=100 optim.min_lr=100 optim.warmup=0 optim.weight_decay=100 optim.clip=0 train.save_every=2 train.keep_last=9"
+train $wild run.dir="$run" >"$tmp/out" 2>"$tmp/err"
+s=$?
+[ $s -eq 1 ] || wrong "exit $s, expected 1"
+one_line "$tmp/err" "diverged"
+good=$(readlink "$run/last")
+grep -q "$run/$good" "$tmp/err" || wrong "the message does not name $good: $(cat "$tmp/err")"
+sums "$run/$good" >"$tmp/before"
+train $wild run.dir="$run" --resume auto >"$tmp/out" 2>"$tmp/err2"
+s=$?
+[ $s -eq 1 ] || wrong "again: exit $s, expected 1"
+cmp "$tmp/err" "$tmp/err2" >>"$bad"
+cmp <(sums "$run/$good") "$tmp/before" >>"$bad"
+verdict divergence-keeps-the-last-checkpoint

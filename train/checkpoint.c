@@ -1,0 +1,178 @@
+#include "checkpoint.h"
+#include "../model/cli.h"
+#include "../model/hf.h"
+#include "../model/safetensors.h"
+#include <errno.h>
+#include <sys/stat.h>
+
+/* ---- state.json ----------------------------------------------------------------------------------------------------- */
+
+static bool state_write(const char *path, const Trainer *t, Err *e) {
+    const TrainState *s = &t->state;
+    json_t *best = s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
+    json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "format", CHECKPOINT_FORMAT, "program",
+                          "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples",
+                          (json_int_t)s->step * t->cfg->train.batch, "tokens", (json_int_t)s->tokens, "seed",
+                          (json_int_t)t->cfg->run.seed, "best", best);
+    bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
+    json_decref(j);
+    return ok;
+}
+
+static bool whole(const json_t *j, const char *key, const char *path, int64_t max, int64_t *out, Err *e) {
+    const json_t *v = json_object_get(j, key);
+    if (!v) return err_input(e, "%s: \"%s\" is missing; the checkpoint is damaged or not one of training", path, key);
+    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > max)
+        return err_input(e, "%s: \"%s\": expected a whole number from 0 to %lld", path, key, (long long)max);
+    *out = json_integer_value(v);
+    return true;
+}
+
+static bool best_read(const json_t *j, const char *path, TrainState *s, Err *e) {
+    const json_t *best = json_object_get(j, "best"), *loss = json_object_get(best, "val_loss");
+    s->has_best = !json_is_null(best);
+    if (!s->has_best) return true;
+    if (!json_is_object(best) || !json_is_number(loss) || !isfinite(json_number_value(loss)))
+        return err_input(e, "%s: \"best\": expected null or {\"val_loss\": number, \"step\": whole number}", path);
+    s->best_loss = json_number_value(loss);
+    return whole(best, "step", path, s->step, &s->best_step, e);
+}
+
+static bool state_check(const json_t *j, const char *path, const Config *cfg, TrainState *s, Err *e) {
+    int64_t format = 0, per_step = (int64_t)cfg->train.batch * cfg->data.seq_len, max = (int64_t)1e12;
+    if (!whole(j, "format", path, INT32_MAX, &format, e)) return false;
+    if (format != CHECKPOINT_FORMAT)
+        return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path, (long long)format,
+                         CHECKPOINT_FORMAT);
+    if (!whole(j, "step", path, max, &s->step, e) || !whole(j, "tokens", path, INT64_MAX, &s->tokens, e)) return false;
+    if (s->step > INT64_MAX / per_step || s->tokens != s->step * per_step)
+        return err_input(e, "%s: %lld tokens after %lld steps, expected %lld a step", path, (long long)s->tokens,
+                         (long long)s->step, (long long)per_step);
+    return best_read(j, path, s, e);
+}
+
+/* A directory that still bears the name of a checkpoint is the one of that step. */
+static bool name_check(const char *dir, const TrainState *s, Err *e) {
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/') n--;
+    const char *base = memrchr(dir, '/', n);
+    long long step;
+    if (sscanf(base ? base + 1 : dir, "step-%18lld", &step) == 1 && step != s->step)
+        return err_input(e, "%s: trainer/state.json is of step %lld; the directory was renamed or mixed with another", dir,
+                         (long long)s->step);
+    return true;
+}
+
+static bool settings_check(const char *dir, const Config *now, Err *e) {
+    Config *saved = xcalloc(1, sizeof *saved);
+    char *path = xformat("%s/trainer/config.yaml", dir);
+    bool ok = config_read(saved, path, 0, NULL, e);
+    if (ok) {
+        ok = config_resumable(saved, now, e);
+        config_free(saved);
+    }
+    free(path);
+    free(saved);
+    return ok;
+}
+
+bool checkpoint_peek(const char *dir, const Config *cfg, TrainState *s, Err *e) {
+    char *trainer = xformat("%s/trainer", dir), *path = xformat("%s/state.json", trainer);
+    *s = (TrainState){0};
+    bool ok = file_exists(trainer, "state.json") ||
+              err_input(e, "%s: no checkpoint of training: %s is missing; give a step-* directory", dir, path);
+    json_t *j = ok ? json_read(path, e) : NULL;
+    ok = j && settings_check(dir, cfg, e) && state_check(j, path, cfg, s, e) && name_check(dir, s, e);
+    if (ok && s->step > cfg->train.steps)
+        ok = err_input(e, "train.steps: %lld is less than the %lld steps that checkpoint %s has done",
+                       (long long)cfg->train.steps, (long long)s->step, dir);
+    json_decref(j);
+    free(path);
+    free(trainer);
+    return ok;
+}
+
+/* ---- loading -------------------------------------------------------------------------------------------------------- */
+
+static bool nothing_else(const char *name) {
+    (void)name;
+    return false;
+}
+
+static bool moments_load(const St *st, const char *prefix, const Model *m, const Weights *w, Err *e) {
+    StLoad l;
+    st_load_begin(&l, st, prefix, e);
+    Fields f = st_loader(&l);
+    Weights to = *w;
+    model_fields(m, &to, &f);
+    return st_load_end(&l, nothing_else);
+}
+
+bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
+    char *path = xformat("%s/trainer/optimizer.safetensors", dir);
+    St st;
+    bool ok = checkpoint_peek(dir, t->cfg, &t->state, e) && hf_load(dir, &t->model, e) && st_open(&st, path, e);
+    if (ok) {
+        ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
+             moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
+        st_close(&st);
+    }
+    free(path);
+    return ok;
+}
+
+bool checkpoint_load_weights(Trainer *t, const char *dir, Err *e) { return hf_load(dir, &t->model, e); }
+
+/* ---- saving --------------------------------------------------------------------------------------------------------- */
+
+static bool moments_write(const char *path, const Model *m, Err *e) {
+    StList list = {.prefix = "exp_avg.", .as = REAL};
+    Fields f = st_lister(&list);
+    Weights w = m->m;
+    model_fields(m, &w, &f);
+    list.prefix = "exp_avg_sq.";
+    w = m->v;
+    model_fields(m, &w, &f);
+    bool ok = st_write(path, &list, NULL, e);
+    st_list_free(&list);
+    return ok;
+}
+
+static bool text_write(const char *dir, const char *name, char *text, Err *e) {
+    char *path = xformat("%s/%s", dir, name);
+    bool ok = file_write(path, text, strlen(text), e);
+    free(path);
+    free(text);
+    return ok;
+}
+
+static bool files_write(const Trainer *t, const char *dir, Err *e) {
+    HfIds ids = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}};
+    char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
+         *state = xformat("%s/state.json", trainer);
+    bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
+    ok = ok && hf_save(dir, &t->model, &ids, REAL, e) && text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
+         text_write(trainer, "config.yaml", config_text(t->cfg), e) && moments_write(moments, &t->model, e) &&
+         state_write(state, t, e);
+    free(trainer);
+    free(moments);
+    free(state);
+    return ok;
+}
+
+bool checkpoint_save(Trainer *t, Err *e) {
+    const TrainCfg *c = &t->cfg->train;
+    Keep keep = {c->keep_last, c->keep_best, t->state.has_best ? t->state.best_step : -1};
+    if (!trainer_finite(t, e) || !journal_sync(&t->metrics, e) || !journal_sync(&t->sample_file, e)) return false;
+    char *dir = run_dir_begin(&t->dir, t->state.step, e);
+    if (!dir) return false;
+    bool ok = files_write(t, dir, e);
+    free(dir);
+    if (!ok) {
+        run_dir_abandon(&t->dir, t->state.step);
+        return false;
+    }
+    if (!run_dir_publish(&t->dir, t->state.step, keep, e)) return false;
+    t->saved = t->state.step;
+    return true;
+}

@@ -1,0 +1,206 @@
+/* kvsmith train: from a configuration to a trained model in a run folder. */
+#include "../model/file.h"
+#include "../model/hf.h"
+#include "checkpoint.h"
+#include "plan.h"
+#include "train.h"
+
+int cmd_train(int argc, char **argv);
+
+enum { KEY_RESUME = 1000, KEY_PLAN, OVERRIDES_MAX = 256 };
+typedef struct {
+    const char *config, *resume; /* resume NULL: a new run; "auto"; or a checkpoint's directory */
+    bool plan;
+    int noverride;
+    char *override[OVERRIDES_MAX];
+} Args;
+
+static bool take(void *ctx, int key, const char *arg, Err *e) {
+    Args *a = ctx;
+    if (key == KEY_RESUME) a->resume = arg;
+    else if (key == KEY_PLAN) a->plan = true;
+    else if (!a->config) a->config = arg;
+    else if (a->noverride == OVERRIDES_MAX) return err_input(e, "more than %d key=value words", OVERRIDES_MAX);
+    else a->override[a->noverride++] = (char *)arg;
+    return true;
+}
+
+static const struct argp_option options[] = {
+    {"resume", KEY_RESUME, "auto|DIR", 0,
+     "Go on from the newest checkpoint in run.dir (from the start when there is none), or from the checkpoint DIR", 0},
+    {"plan", KEY_PLAN, 0, 0, "Print parameters, FLOPs and the exact memory of the run, then exit; nothing is made", 0},
+    {0}};
+static const CliSpec spec = {
+    .args = "CONFIG.yaml [KEY=VALUE...]",
+    .doc = "Trains a model. run.dir receives config.yaml, step-* (checkpoints, each a Hugging Face directory), links last "
+           "and best, metrics.jsonl and samples.txt. SIGINT or SIGTERM saves and exits 130; --resume auto goes on.",
+    .options = options,
+    .take = take,
+    .min_args = 1,
+    .max_args = -1};
+
+/* The settings as they will be used: command-line options count as keys. */
+static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
+    if (!config_read(cfg, a->config, a->noverride, a->override, e)) return false;
+    if (cli->threads >= 0) cfg->run.threads = cli->threads;
+    if (config_trainable(cfg, e)) return true;
+    config_free(cfg);
+    return false;
+}
+
+/* Where the run begins: a malloc'ed checkpoint directory, or NULL for the beginning. */
+static bool find_start(RunDir *d, const char *resume, char **dir, bool *here, Err *e) {
+    int64_t newest;
+    *dir = NULL;
+    *here = true;
+    if (!resume) return true;
+    if (!strcmp(resume, "auto")) {
+        if (!run_dir_newest(d, &newest, e)) return false;
+        if (newest >= 0) *dir = run_dir_step(d, newest);
+        return true;
+    }
+    *dir = realpath(resume, NULL);
+    if (!*dir) return err_errno(e, "checkpoint", resume);
+    char *parent = xstrdup(*dir), *own = realpath(d->path, NULL), *slash = strrchr(parent, '/');
+    if (slash) *slash = 0;
+    *here = own && !strcmp(parent, own);
+    free(parent);
+    free(own);
+    return true;
+}
+
+/* Weights as they begin, and the folder and its journals as they were at that step. */
+static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
+    const Config *c = t->cfg;
+    if (dir) {
+        if (!checkpoint_load(t, dir, e)) return false;
+    } else {
+        model_init(&t->model, (uint64_t)c->run.seed);
+        if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
+    }
+    t->tokens0 = t->state.tokens;
+    t->saved = dir && here ? t->state.step : -1;
+    /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
+    if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step)) t->state.has_best = false;
+    Keep keep = {c->train.keep_last, c->train.keep_best, t->state.has_best ? t->state.best_step : -1};
+    int64_t cut = dir ? t->state.step : -1;
+    char *text = config_text(c), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
+         *samples = run_dir_file(&t->dir, "samples.txt");
+    bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) && run_dir_write(&t->dir, "config.yaml", text, e) &&
+              journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
+              journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, t->samples, e);
+    free(text);
+    free(metrics);
+    free(samples);
+    return ok;
+}
+
+static void number(json_t *j, const char *key, bool known, double v) {
+    json_object_set_new(j, key, known && isfinite(v) ? json_real(v) : json_null());
+}
+
+static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why, double seconds) {
+    Regions sizes, peaks;
+    trainer_watch_memory(t);
+    trainer_regions(t, false, &sizes);
+    trainer_regions(t, true, &peaks);
+    double tok_s = (double)(t->state.tokens - t->tokens0) / fmax(seconds, 1e-9);
+    char *saved = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
+    bool stepped = last->step > 0;
+    char val[64] = "";
+    if (t->state.has_best) snprintf(val, sizeof val, ", best validation loss %.4f", t->state.best_loss);
+    progress_say(&t->progress, "%s after %lld steps, %lld tokens, %.1f s (%.0f tok/s)%s%s%s",
+                 why == STOP_STEPS ? "done" : why == STOP_TIME ? "stopped by train.max_seconds" : "interrupted",
+                 (long long)t->state.step, (long long)t->state.tokens, seconds, tok_s, val, saved ? "; saved " : "",
+                 saved ? saved : "");
+    if (cli->json) {
+        json_t *j = json_pack("{s:s, s:s, s:I, s:I}", "run", t->dir.path, "stopped", stop_name(why), "step",
+                              (json_int_t)t->state.step, "tokens", (json_int_t)t->state.tokens);
+        json_object_set_new(j, "checkpoint", saved ? json_string(saved) : json_null());
+        number(j, "loss", stepped, last->loss);
+        number(j, "val_loss", t->val_step >= 0, t->val_loss);
+        number(j, "best_val_loss", t->state.has_best, t->state.best_loss);
+        json_object_set_new(j, "best_step", t->state.has_best ? json_integer(t->state.best_step) : json_null());
+        number(j, "seconds", true, seconds);
+        number(j, "tok_s", true, tok_s);
+        number(j, "mfu", t->peak_flops > 0, tok_s * t->flops_per_token / t->peak_flops);
+        number(j, "peak_flops", t->peak_flops > 0, t->peak_flops);
+        number(j, "flops_per_token", true, t->flops_per_token);
+        json_object_set_new(j, "mfu_formula",
+                            json_string("tok_s flops_per_token / peak_flops; flops_per_token = 3 (2 N + attention), N = "
+                                        "numbers of matrices, attention causal and windows counted exactly; peak_flops "
+                                        "= best of a 1024^3 GEMM in f32 by the same library at the start of this run"));
+        json_object_set_new(j, "memory", regions_json(&peaks));
+        json_object_set_new(j, "memory_mapped", json_integer((json_int_t)sizes.total));
+        json_object_set_new(j, "peak_anonymous_bytes", json_integer((json_int_t)t->peak_anon));
+        json_dumpf(j, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(j);
+    }
+    free(saved);
+}
+
+static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *status, Err *e) {
+    RunDir d;
+    char *start_dir = NULL;
+    bool here = true;
+    TrainState peek;
+    if (!run_dir_open(&d, cfg->run.dir, a->resume != NULL, e)) return false;
+    /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
+    bool ok = find_start(&d, a->resume, &start_dir, &here, e) && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e)) &&
+              (start_dir || !*cfg->init_from || file_exists(cfg->init_from, "config.json") ||
+               err_input(e, "init_from: %s holds no config.json; expected a model directory", cfg->init_from));
+    if (ok) ok = trainer_open(t, cfg, false, e);
+    if (!ok) {
+        free(start_dir);
+        run_dir_close(&d);
+        return false;
+    }
+    t->dir = d;
+    Stop why = STOP_STEPS;
+    TrainRecord last = {0};
+    ok = begin(t, start_dir, here, e);
+    if (ok) {
+        progress_open(&t->progress, cli, t->state.step, cfg->train.steps, cfg->train.max_seconds);
+        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s)", t->dir.path,
+                     model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
+                     (long long)cfg->train.steps, device_threads(t->dev), device_isa(t->dev));
+        double begun = now_seconds();
+        ok = train_loop(t, &last, &why, e);
+        if (ok) report(t, cli, &last, why, now_seconds() - begun);
+        progress_close(&t->progress);
+        *status = why == STOP_SIGNAL ? EXIT_SIGNAL : 0;
+    }
+    free(start_dir);
+    journal_close(&t->metrics);
+    journal_close(&t->sample_file);
+    run_dir_close(&t->dir);
+    trainer_close(t);
+    return ok;
+}
+
+static bool plan(Trainer *t, Config *cfg, const Cli *cli, Err *e) {
+    if (!trainer_open(t, cfg, true, e)) return false;
+    plan_print(t, cli->json, stdout);
+    trainer_close(t);
+    return true;
+}
+
+int cmd_train(int argc, char **argv) {
+    Args a = {0};
+    Cli cli = {0};
+    Err e = {0};
+    int status = 0;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    Config *cfg = xcalloc(1, sizeof *cfg);
+    Trainer *t = xcalloc(1, sizeof *t);
+    bool ok = settings(cfg, &a, &cli, &e);
+    if (ok) {
+        train_catch_signals();
+        ok = a.plan ? plan(t, cfg, &cli, &e) : run(t, cfg, &a, &cli, &status, &e);
+        config_free(cfg);
+    }
+    free(t);
+    free(cfg);
+    return ok ? status : cli_fail(&e);
+}

@@ -1,0 +1,51 @@
+#include "plan.h"
+#include "../model/cost.h"
+#include "../model/file.h"
+
+json_t *regions_json(const Regions *r) {
+    json_t *j = json_object();
+    for (int i = 0; i < r->n; i++) json_object_set_new(j, r->region[i].name, json_integer((json_int_t)r->region[i].bytes));
+    json_object_set_new(j, "total", json_integer((json_int_t)r->total));
+    return j;
+}
+
+/* 1234567 -> "1,234,567" */
+static const char *grouped(size_t v, char buf[32]) {
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%zu", v), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (i && (n - i) % 3 == 0) buf[at++] = ',';
+        buf[at++] = digits[i];
+    }
+    buf[at] = 0;
+    return buf;
+}
+
+void plan_print(const Trainer *t, bool json, FILE *f) {
+    const Config *c = t->cfg;
+    Cost cost = cost_model(&t->model, c->data.seq_len);
+    Regions r;
+    trainer_regions(t, false, &r);
+    int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
+    if (json) {
+        json_t *j = json_pack("{s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "flops_per_token",
+                              cost.itemised, "tokens_per_step", (json_int_t)per_step, "steps", (json_int_t)c->train.steps,
+                              "tokens", (json_int_t)(per_step * c->train.steps), "memory", regions_json(&r));
+        json_dumpf(j, f, JSON_COMPACT);
+        fputc('\n', f);
+        json_decref(j);
+        return;
+    }
+    char a[32], b[32];
+    fprintf(f, "parameters        %s\n", grouped(cost.params, a));
+    fprintf(f, "tokens per step   %s = %d samples of %d, %d at once\n", grouped((size_t)per_step, a), c->train.batch,
+            c->data.seq_len, c->train.micro_batch);
+    fprintf(f, "tokens            %s in %s steps\n", grouped((size_t)(per_step * c->train.steps), a),
+            grouped((size_t)c->train.steps, b));
+    fprintf(f, "FLOPs per token   %s forward and backward: 3 (2 N + attention), N = %s numbers of matrices;\n"
+               "                  attention at seq_len tokens, causal and windows counted exactly\n",
+            grouped((size_t)cost.itemised, a), grouped(cost.matmul, b));
+    fprintf(f, "memory, bytes\n");
+    for (int i = 0; i < r.n; i++) fprintf(f, "  %-18s %20s\n", r.region[i].name, grouped(r.region[i].bytes, a));
+    fprintf(f, "  %-18s %20s  (%.1f MiB)\n", "total", grouped(r.total, a), (double)r.total / (1 << 20));
+}
