@@ -10,7 +10,7 @@ ifeq ($(origin CC),default)
 CC = gcc
 endif
 MAKEFLAGS += --no-builtin-rules
-ifeq ($(filter -j%,$(MAKEFLAGS)),)
+ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j2
 endif
 

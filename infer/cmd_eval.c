@@ -57,7 +57,8 @@ typedef struct {
 
 static void score_row(Score *s, const Tokenizer *tk, const real *logits, int V, int target) {
     double top = logits[0], sum = 0;
-    for (int v = 1; v < V; v++) top = fmax(top, (double)logits[v]);
+    /* not fmax: gcc 12 for aarch64 fails to compile that reduction */
+    for (int v = 1; v < V; v++) top = logits[v] > top ? (double)logits[v] : top;
     for (int v = 0; v < V; v++) sum += exp((double)logits[v] - top);
     size_t n = 0;
     if (target != tk->eot) tokenizer_decode(tk, target, &n);

@@ -1,7 +1,7 @@
 /* cache.c: lanes of rows in reference-counted pages, state blobs. */
 #include "cache.h"
 
-enum { PAGE_ROWS = 64 };
+enum { PAGE_ROWS = 64, TOKENS_MAX = 1 << 28 };
 struct Slot {
     Lanes t;
     int *s0_next, *lo_next, *hi_next; /* (nseq*lanes) take effect in kv_end */
@@ -18,29 +18,30 @@ static void slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, 
     Lanes *t = &s->t;
     *s = (Slot){.t = {.s = *shape, .nseq = nseq, .P = P}, .max_tokens = max_tokens};
     if (!shape->lanes) return;
-    int sinks = shape->window ? shape->sinks : 0;
+    CHECK(max_tokens <= TOKENS_MAX && max_rows <= TOKENS_MAX && P > 0, "%d tokens, %d rows of a pass, pages of %d", max_tokens, max_rows, P);
+    int sinks = shape->window ? imin(shape->sinks, max_tokens) : 0, window = imin(shape->window, max_tokens);
     t->s.sinks = sinks;
     t->maxpages = (max_tokens + max_rows) / P + 3;
     int lane = t->maxpages; /* pages one lane can hold: a window keeps its sinks, its rows, and those of one pass */
-    if (shape->window) lane = imin(lane, (sinks + P - 1) / P + 1 + (shape->window + max_rows) / P + 3);
-    t->npages = lanes_of(s) * lane;
+    if (shape->window) lane = imin(lane, (sinks + P - 1) / P + 1 + (window + max_rows) / P + 3);
+    CHECK(!__builtin_mul_overflow(lanes_of(s), lane, &t->npages), "%d lanes of %d pages", lanes_of(s), lane);
 }
-static int *take_ints(Arena *a, int n, const char *name) { return arena_take(a, (size_t)n * sizeof(int), name); }
+static int *take_ints(Arena *a, size_t n, const char *name) { return arena_take(a, n * sizeof(int), name); }
 static void slot_place(Slot *s, Arena *a) {
     Lanes *t = &s->t;
     int n = lanes_of(s), width = (int)row_width(&t->s);
     if (n) {
         t->data = arena_tensor(a, "cache rows", REAL, 2, (int[]){t->npages, t->P * width});
-        t->pos = take_ints(a, t->npages * t->P, "cache positions");
-        t->table = take_ints(a, n * t->maxpages, "cache table");
-        t->s0 = take_ints(a, n, "cache s0");
-        t->lo = take_ints(a, n, "cache lo");
-        t->hi = take_ints(a, n, "cache hi");
-        s->s0_next = take_ints(a, n, "cache s0'");
-        s->lo_next = take_ints(a, n, "cache lo'");
-        s->hi_next = take_ints(a, n, "cache hi'");
-        s->ref = take_ints(a, t->npages, "cache references");
-        s->unused = take_ints(a, t->npages, "cache free pages");
+        t->pos = take_ints(a, (size_t)t->npages * (size_t)t->P, "cache positions");
+        t->table = take_ints(a, (size_t)n * (size_t)t->maxpages, "cache table");
+        t->s0 = take_ints(a, (size_t)n, "cache s0");
+        t->lo = take_ints(a, (size_t)n, "cache lo");
+        t->hi = take_ints(a, (size_t)n, "cache hi");
+        s->s0_next = take_ints(a, (size_t)n, "cache s0'");
+        s->lo_next = take_ints(a, (size_t)n, "cache lo'");
+        s->hi_next = take_ints(a, (size_t)n, "cache hi'");
+        s->ref = take_ints(a, (size_t)t->npages, "cache references");
+        s->unused = take_ints(a, (size_t)t->npages, "cache free pages");
     }
     if (t->s.state) s->state = arena_tensor(a, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
 }
@@ -98,11 +99,12 @@ static void own_page(Slot *s, int lane, int row) {
 
 bool kv_begin(Cache *c, const Batch *b, Err *e) {
     for (int q = 0; q < b->B; q++) {
-        int last = b->off[q + 1] - 1;
+        int far = -1; /* of all rows, not the last: a document that ends in this pass may be accepted in part */
         CHECK(b->seq[q] >= 0 && b->seq[q] < c->nseq, "sequence %d of %d", b->seq[q], c->nseq);
-        for (int i = 0; i < c->nslots && last >= b->off[q]; i++)
-            if (b->pos[last] >= c->slot[i].max_tokens)
-                return err_input(e, "sequence %d: position %d does not fit the cache of %d tokens; open it with a longer context", q, b->pos[last],
+        for (int row = b->off[q]; row < b->off[q + 1]; row++) far = imax(far, b->pos[row]);
+        for (int i = 0; i < c->nslots; i++)
+            if (far >= c->slot[i].max_tokens)
+                return err_input(e, "sequence %d: position %d does not fit the cache of %d tokens; open it with a longer context", q, far,
                                  c->slot[i].max_tokens);
     }
     for (int i = 0; i < c->nslots; i++)

@@ -244,7 +244,7 @@ static bool config_build(Config *c, Node *root, int noverride, char *const overr
     if (!root) return false;
     bool ok = root->type == NODE_MAP || node_null(root);
     if (!ok) node_refuse(root, "", e, "expected a map of settings, got %s", node_type(root));
-    root->type = NODE_MAP; /* an empty file is an empty map */
+    if (ok) root->type = NODE_MAP; /* an empty file is an empty map */
     for (int i = 0; ok && i < noverride; i++) ok = tree_override(root, override[i], e);
     for (const Key *k = config_keys; ok && k->name; k++) { /* `data: x.txt` must not set data's first key */
         const Node *x = k->type == KEY_TABLE ? tree_get(root, k->name) : NULL;

@@ -180,8 +180,23 @@ bool file_write(const char *path, const void *p, size_t n, Err *e) {
     return file_begin(&o, path, e) && file_put(&o, p, n, e) && file_commit(&o, e);
 }
 
-bool json_write(const char *path, const json_t *j, Err *e) {
-    char *text = json_dumps(j, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+/* The fewest digits, at least `least`, that give every number back: 1e-5 and not 1.0000000000000001e-5. */
+static int digits(json_t *j, int least) {
+    char text[32];
+    const char *key;
+    json_t *v;
+    size_t i;
+    json_object_foreach(j, key, v) least = digits(v, least);
+    json_array_foreach(j, i, v) least = digits(v, least);
+    for (; json_is_real(j) && least < 17; least++) {
+        snprintf(text, sizeof text, "%.*g", least, json_real_value(j));
+        if (strtod(text, NULL) == json_real_value(j)) break;
+    }
+    return least;
+}
+
+bool json_write(const char *path, json_t *j, Err *e) {
+    char *text = json_dumps(j, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(digits(j, 1)));
     if (!text) return err_world(e, "cannot write %s: out of memory", path);
     char *line = xformat("%s\n", text);
     bool ok = file_write(path, line, strlen(line), e);

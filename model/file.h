@@ -38,4 +38,4 @@ void file_drop(FileOut *o);          /* give up */
 /* All of it for a file that is in memory. */
 bool file_write(const char *path, const void *p, size_t n, Err *);
 /* `j` indented by 2 with its keys in the given order and a newline at the end. Takes no reference. */
-bool json_write(const char *path, const json_t *j, Err *);
+bool json_write(const char *path, json_t *j, Err *);

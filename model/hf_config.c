@@ -33,15 +33,15 @@ static bool whole(const File *f, const char *key, int least, int dflt, int *out)
     return true;
 }
 
-static bool number(const File *f, const char *key, double dflt, double *out) {
+static bool number(const File *f, const char *key, double dflt, bool zero, double *out) {
     const json_t *v = json_object_get(f->j, key);
     *out = dflt;
     if (!given(f->j, key)) return true;
     if (!json_is_number(v))
         return err_input(f->e, "%s: \"%s\": expected a number, found %s", f->path, key, type_name(v));
     *out = json_number_value(v);
-    return (isfinite(*out) && *out > 0) ||
-           err_input(f->e, "%s: \"%s\": expected more than 0, found %g", f->path, key, *out);
+    return (isfinite(*out) && (*out > 0 || (zero && *out == 0))) ||
+           err_input(f->e, "%s: \"%s\": expected %s, found %g", f->path, key, zero ? "0 or more" : "more than 0", *out);
 }
 
 static bool flag(const File *f, const char *key, bool *out) {
@@ -100,8 +100,8 @@ static bool rope_read(const File *f, json_t *out) {
     /* Versions of transformers disagree about which one counts. */
     if (a && b && !json_equal(params, scaling))
         return err_input(f->e, "%s: \"rope_parameters\" and \"rope_scaling\" differ; remove one", f->path);
-    if (!number(f, "rope_theta", 10000, &theta)) return false;
-    if (r && given(r, "rope_theta") && !number(&(File){f->path, r, f->e}, "rope_theta", 0, &theta)) return false;
+    if (!number(f, "rope_theta", 10000, false, &theta)) return false;
+    if (r && given(r, "rope_theta") && !number(&(File){f->path, r, f->e}, "rope_theta", 0, false, &theta)) return false;
     if (r && !rope_type(f, r, &type)) return false;
     json_object_set_new(out, "type", json_string(type));
     json_object_set_new(out, "theta", json_real(theta));
@@ -155,8 +155,8 @@ static json_t *llama_settings(const File *f) {
     if (!whole(f, "hidden_size", 1, -1, &d) || !whole(f, "intermediate_size", 1, -1, &F) ||
         !whole(f, "num_hidden_layers", 1, -1, &layers) || !whole(f, "num_attention_heads", 1, -1, &H) ||
         !whole(f, "vocab_size", 1, -1, &V) || !whole(f, "num_key_value_heads", 1, H, &G) ||
-        !whole(f, "max_position_embeddings", 1, 2048, &P) || !number(f, "rms_norm_eps", 1e-6, &eps) ||
-        !number(f, "initializer_range", 0.02, &std) || !flag(f, "attention_bias", &bias) ||
+        !whole(f, "max_position_embeddings", 1, 2048, &P) || !number(f, "rms_norm_eps", 1e-6, false, &eps) ||
+        !number(f, "initializer_range", 0.02, true, &std) || !flag(f, "attention_bias", &bias) ||
         !flag(f, "tie_word_embeddings", &tied) || !supported(f))
         return NULL;
     if (!given(f->j, "head_dim") && d % H) {

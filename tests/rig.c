@@ -10,26 +10,26 @@ static const struct {
     const char *op;
     double units;
 } limits[] = {
-    {"gemm", 4},
-    {"linear", 4},
-    {"linear_backward", 4},
+    {"gemm", 6},
+    {"linear", 6},
+    {"linear_backward", 6},
     {"embed", 0},
     {"embed_backward", 4},
     {"rmsnorm", 12},
-    {"rmsnorm_backward", 8},
-    {"rope", 3},
-    {"attend", 24},
-    {"attend_backward", 48},
-    {"attend_lanes", 24},
-    {"swiglu", 8},
+    {"rmsnorm_backward", 6},
+    {"rope", 4},
+    {"attend", 12},
+    {"attend_backward", 16},
+    {"attend_lanes", 12},
+    {"swiglu", 4},
     {"swiglu_backward", 16},
     {"add", 1},
     {"copy", 0},
     {"zero", 0},
     {"gather", 0},
     {"dropout", 2},
-    {"linear_xent", 8},
-    {"adamw", 12},
+    {"linear_xent", 40},
+    {"adamw", 8},
     {"sumsq", 8},
 };
 double rig_limit(const char *op) {
@@ -66,6 +66,12 @@ void rig_open(Rig *g, Table t, int threads, size_t mem_bytes) {
 void rig_close(Rig *g) {
     arena_close(&g->mem);
     device_close(g->dev);
+}
+void rig_use(Rig *g, Table t, int threads) {
+    g->run.ops = g->dev->ops = t.ops;
+    g->table = t.name;
+    g->dev->threads = threads;
+    g->hash = 0;
 }
 static void reach(Rig *g, int protection) {
     if (g->mem.size) cr_assert(mprotect(g->mem.base, g->mem.size, protection) == 0, "mprotect");
@@ -136,4 +142,79 @@ bool rig_close_to(char msg[512], const char *op, const char *what, Tensor got, c
     const char *v = getenv("CHECK_VERBOSE");
     if (v && *v == '1') fprintf(stderr, "%s\n", msg);
     return worst <= limit;
+}
+
+/* ---- attention of one query ---- */
+wide rig_score(const real *a, const real *b, int n, wide scale, wide *squares) {
+    wide s = 0;
+    *squares = 0;
+    for (int k = 0; k < n; k++) {
+        wide t = scale * a[k] * b[k];
+        s += t, *squares += t * t;
+    }
+    return s;
+}
+Seen seen_make(int most, int Dk, int Dv) {
+    size_t n = (size_t)most + 1;
+    return (Seen){.Dk = Dk,
+                  .Dv = Dv,
+                  .s = xcalloc(n, sizeof(wide)),
+                  .e = xcalloc(n, sizeof(wide)),
+                  .v = xcalloc(n, sizeof(real *)),
+                  .part = -INFINITY};
+}
+void seen_free(Seen *x) { free(x->s), free(x->e), free(x->v); }
+void seen_add(Seen *x, const real *q, const real *k, const real *v, wide scale) {
+    x->s[x->n] = rig_score(q, k, x->Dk, scale, &x->e[x->n]);
+    x->v[x->n++] = v;
+}
+void seen_ref(const Seen *x, Ref *o, Ref *lse) {
+    wide top = x->part, sum = 0, err = 0;
+    for (int j = 0; j < x->n; j++) top = x->s[j] > top ? x->s[j] : top;
+    wide own = x->part == -INFINITY ? 0 : expl(x->part - top);
+    for (int j = 0; j < x->n; j++) sum += expl(x->s[j] - top);
+    sum += own;
+    for (int k = 0; k < x->Dv; k++) o[k] = (Ref){.terms = x->n + 1};
+    *lse = (Ref){-INFINITY, 0, x->Dk};
+    if (sum == 0) return;
+    for (int j = 0; j <= x->n; j++) {
+        bool partial = j == x->n;
+        wide w = (partial ? own : expl(x->s[j] - top)) / sum, e = partial ? x->part * x->part : x->e[j];
+        if (w == 0) continue;
+        err += w * e;
+        for (int k = 0; k < x->Dv; k++) {
+            wide t = w * (partial ? x->o0 : x->v[j])[k];
+            o[k].want += t, o[k].square += t * t * (1 + e);
+        }
+    }
+    for (int k = 0; k < x->Dv; k++) o[k].square += o[k].want * o[k].want;
+    lse->want = logl(sum) + top;
+    lse->square = lse->want * lse->want + 1 + err;
+}
+
+/* ---- sizes ---- */
+void rig_sweep(const char *op, Case *f, unsigned flags) {
+    static const int rows[] = {0, 1, 2, 7, 8, 9, 63, 64, 65, 150}, widths[] = {1, 3, 8, 15, 16, 17, 64, 100};
+    Table tables[TABLES_MAX];
+    for (int k = 0, ntables = rig_tables(tables); k < ntables; k++)
+        for (int size = 0; size < 82; size++) {
+            bool large = size >= 80;
+            int N = large ? 150 : rows[size / 8], d = large ? 300 + 41 * (size - 80) : widths[size % 8];
+            uint64_t alone = 0;
+            if (k > 0 && !large && (size / 8 + size + k) % 3) continue;
+            for (int threads = 1; threads <= (large ? 3 : 1); threads++) {
+                Rig g;
+                rig_open(&g, tables[k], threads, (size_t)(large ? 8 : 2) << 20);
+                int *of = xcalloc((size_t)N + 1, sizeof *of), *at = xcalloc((size_t)N + 1, sizeof *at);
+                for (int m = 0; m < N; m++) at[m] = m;
+                g.batch = (Batch){.B = 1, .N = N, .off = (int[]){0, N}, .of = of, .pos = at, .id = (uint64_t[]){5}};
+                g.run.in = g.run.out = (Pick){N, at};
+                f(&g, N, d);
+                if (threads == 1) alone = g.hash;
+                cr_assert(!(flags & EXACT) || g.hash == alone,
+                          "%s %s: %d threads give another result for %d rows of %d", g.table, op, threads, N, d);
+                rig_close(&g);
+                free(of), free(at);
+            }
+        }
 }

@@ -26,7 +26,8 @@ typedef struct {
     uint64_t hash; /* of all results: the same for every number of threads where the header promises it */
 } Rig;
 void rig_open(Rig *, Table, int threads, size_t mem_bytes);
-void rig_close(Rig *); /* checks every guard */
+void rig_close(Rig *);                   /* checks every guard */
+void rig_use(Rig *, Table, int threads); /* of what does not multiply matrices: goes on with another table */
 
 /* Call an op twice: measured, with all tensors of `mem` out of reach (a read or a write ends the test), and then with a
  * poisoned scratch of exactly the bytes that were measured, all of which it must take and give back. */
@@ -68,6 +69,23 @@ Ref *refs(size_t n);               /* zeroed, freed with the test's process */
 Ref *refs_of(Tensor);              /* the numbers that are there, as first terms */
 Tensor tensor_copy(Rig *, Tensor); /* a second tensor of the same numbers */
 
+/* Sum of scale a_k b_k, and in `squares` of their squares: what the rounding error of a score grows with. */
+wide rig_score(const real *a, const real *b, int n, wide scale, wide *squares);
+/* One query's attention to n keys of scores s, with squares e of rig_score's over Dk numbers, and values v, merged with
+ * a partial (part, o0) over others, which counts as one key more of score part and value o0 (part -inf: none). Of
+ * nothing: o = 0, lse = -inf. */
+typedef struct {
+    int n, Dk, Dv;
+    wide *s, *e;
+    const real **v;
+    wide part;
+    const real *o0;
+} Seen;
+Seen seen_make(int most, int Dk, int Dv);
+void seen_free(Seen *);
+void seen_add(Seen *, const real *q, const real *k, const real *v, wide scale);
+void seen_ref(const Seen *, Ref *o, Ref *lse);
+
 /* Worst over entries of |got - want| / (size sqrt(terms)) in units of the type's rounding error, against the table's
  * number for this op. False, with the worst entry in msg, when beyond, or NaN. */
 bool rig_close_to(char msg[512], const char *op, const char *what, Tensor got, const Ref *want);
@@ -89,3 +107,17 @@ typedef struct {
     uint64_t key, n;
 } Dice;
 static inline int roll(Dice *d, int n) { return (int)(rng_mix(d->key, d->n++) % (uint64_t)n); }
+
+/* ---- cases --------------------------------------------------------------------------------------------------------
+ */
+/* A case tests one op with N rows of width d, and is run at every size (rows x width) with the first table and at a
+ * third of them with the others. The last two sizes are large enough that the work is shared between threads, and run
+ * with 1, 2 and 3. Cases of attention make their own sizes and take N as the number of their draw. */
+typedef void Case(Rig *, int N, int d);
+enum { EXACT = 1 }; /* results do not depend on the number of threads, to the bit */
+void rig_sweep(const char *op, Case *, unsigned flags);
+#define OP_TEST(op, flags) \
+    Test(ops, op) { rig_sweep(#op, case_##op, flags); }
+Case case_linear, case_linear_backward, case_embed, case_embed_backward, case_rmsnorm, case_rmsnorm_backward, case_rope,
+    case_swiglu, case_swiglu_backward, case_add, case_copy, case_zero, case_gather, case_dropout, case_linear_xent,
+    case_adamw, case_sumsq, case_attend, case_attend_backward, case_attend_lanes;

@@ -39,7 +39,7 @@ one_line() { # file with stderr: one line of at most 300 characters that contain
     [ "$(wc -l <"$1")" -eq 1 ] && [ "$(wc -m <"$1")" -le 301 ] || wrong "expected one line of at most 300 characters, got: $(cat "$1")"
     grep -q -e "$2" "$1" || wrong "expected '$2' in: $(cat "$1")"
 }
-unfinished() { ls -A "$1" | grep -q '^\.tmp-'; }
+unfinished() { ls -A "$1" 2>/dev/null | grep -q '^\.tmp-'; }
 steps_of() { ls "$1" 2>/dev/null | grep '^step-'; }
 
 # A file that the system wrote in a moment, with all that a run can have: dropout, accumulation, samples, validation.
@@ -47,7 +47,7 @@ args="configs/tiny-window.yaml --threads 1 -q train.batch=2 train.micro_batch=1 
     train.eval_every=8 train.eval_tokens=256 train.save_every=6 train.log_every=2 train.sample_every=10
     train.sample_prompt=And train.sample_tokens=8 train.keep_last=2 optim.warmup=5"
 train() { "$prog" train $args "$@"; }
-slowly() { LD_PRELOAD=$tmp/world.so WORLD_SLOW_US=${slow:-6000} exec "$prog" train $args "$@"; }
+slowly() { LD_PRELOAD=$tmp/world.so WORLD_SLOW_US=${slow:-4000} exec "$prog" train $args "$@"; }
 
 # ---- two runs with one seed
 train run.dir="$tmp/ref" || wrong "reference: exit $?"
@@ -71,32 +71,44 @@ rm -rf "$tmp/again" "$tmp"/two? "$tmp/seed"
 # ---- kill -9 at 20 moments
 run=$tmp/killed
 RANDOM=20250117
-kills=0 inside=0 before=0 tries=0
+kills=0 inside=0 before=0 tries=0 where=
+exec 3>&2 2>/dev/null # the shell tells of every child that is killed
 while [ $kills -lt 20 ] && [ $tries -lt 60 ]; do
     tries=$((tries + 1))
     resume=
     [ -e "$run/config.yaml" ] && resume="--resume auto"
+    had=$(readlink "$run/last")
     # shellcheck disable=SC2086
-    (slowly run.dir="$run" $resume 2>"$tmp/err") &
+    (
+        [ $((tries % 4)) -eq 1 ] && slow=100
+        slowly run.dir="$run" $resume 2>"$tmp/err"
+    ) &
     pid=$!
-    if [ $kills -lt 3 ]; then # before the first checkpoint: once its records begin, or even earlier
-        [ $kills -gt 0 ] && until [ -s "$run/metrics.jsonl" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
-        sleep 0.00$((RANDOM % 10))
-    elif [ $((tries % 2)) -eq 0 ]; then # inside a checkpoint
-        until unfinished "$run" || ! kill -0 $pid 2>/dev/null; do sleep 0.002; done
+    if [ $kills -eq 0 ]; then # while it starts
         sleep 0.0$((RANDOM % 90 + 10))
-    else
+    elif [ $kills -lt 4 ]; then # before the first checkpoint, but with records
+        until [ -s "$run/metrics.jsonl" ] || ! kill -0 $pid; do sleep 0.002; done
+        sleep 0.00$((RANDOM % 10))
+    elif [ $((tries % 4)) -eq 0 ]; then # wherever it is
         sleep 0.$((RANDOM % 700 + 200))
+    else # a few checkpoints further, and two times of three inside the next
+        until [ "$(readlink "$run/last")" != "$had" ] || ! kill -0 $pid; do sleep 0.002; done
+        sleep 0.$((RANDOM % 200 + 100))
+        [ $((tries % 4)) -ne 1 ] && until ls -A "$run" | grep -q '^\.tmp-step' || ! kill -0 $pid; do sleep 0.002; done
+        sleep 0.0$((RANDOM % 50 + 10))
     fi
-    if kill -9 $pid 2>/dev/null; then
+    if kill -9 $pid; then
         kills=$((kills + 1))
+        wait $pid
         [ -z "$(steps_of "$run")" ] && before=$((before + 1))
-        ls -A "$run" 2>/dev/null | grep -q '^\.tmp-step' && inside=$((inside + 1))
+        ls -A "$run" | grep -q '^\.tmp-step' && inside=$((inside + 1))
+        where="$where $(readlink "$run/last" | sed 's/step-0*//')"
     fi
-    wait $pid 2>/dev/null
+    wait $pid
     [ -s "$tmp/err" ] && wrong "try $tries: $(cat "$tmp/err")"
 done
-echo "  $kills kills: $before before the first checkpoint, $inside while one was written; at $(readlink "$run/last") in the end"
+exec 2>&3 3>&-
+echo "  $kills kills: $before before the first checkpoint, $inside while one was written; checkpoints then:$where"
 [ $kills -eq 20 ] || wrong "$kills kills, expected 20"
 [ $before -ge 2 ] || wrong "$before kills before the first checkpoint, expected at least 2"
 [ $inside -ge 5 ] || wrong "$inside kills inside a checkpoint, expected at least 5"
@@ -156,8 +168,7 @@ for resume in "" "--resume auto"; do
     [ $s -eq 2 ] || wrong "locked folder ($resume): exit $s, expected 2"
     one_line "$tmp/err" "in use by process $pid"
 done
-kill -9 $pid
-wait $pid 2>/dev/null
+{ kill -9 $pid && wait $pid; } 2>/dev/null
 [ -e "$run/lock" ] || wrong "kill -9 left no lock to be stale"
 train run.dir="$run" >"$tmp/out" 2>"$tmp/err"
 s=$?

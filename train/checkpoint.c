@@ -5,11 +5,13 @@
 #include <errno.h>
 #include <sys/stat.h>
 
-/* ---- state.json ----------------------------------------------------------------------------------------------------- */
+/* ---- state.json -----------------------------------------------------------------------------------------------------
+ */
 
 static bool state_write(const char *path, const Trainer *t, Err *e) {
     const TrainState *s = &t->state;
-    json_t *best = s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
+    json_t *best =
+        s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
     json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "format", CHECKPOINT_FORMAT, "program",
                           "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples",
                           (json_int_t)s->step * t->cfg->train.batch, "tokens", (json_int_t)s->tokens, "seed",
@@ -42,8 +44,8 @@ static bool state_check(const json_t *j, const char *path, const Config *cfg, Tr
     int64_t format = 0, per_step = (int64_t)cfg->train.batch * cfg->data.seq_len, max = (int64_t)1e12;
     if (!whole(j, "format", path, INT32_MAX, &format, e)) return false;
     if (format != CHECKPOINT_FORMAT)
-        return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path, (long long)format,
-                         CHECKPOINT_FORMAT);
+        return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path,
+                         (long long)format, CHECKPOINT_FORMAT);
     if (!whole(j, "step", path, max, &s->step, e) || !whole(j, "tokens", path, INT64_MAX, &s->tokens, e)) return false;
     if (s->step > INT64_MAX / per_step || s->tokens != s->step * per_step)
         return err_input(e, "%s: %lld tokens after %lld steps, expected %lld a step", path, (long long)s->tokens,
@@ -58,8 +60,8 @@ static bool name_check(const char *dir, const TrainState *s, Err *e) {
     const char *base = memrchr(dir, '/', n);
     long long step;
     if (sscanf(base ? base + 1 : dir, "step-%18lld", &step) == 1 && step != s->step)
-        return err_input(e, "%s: trainer/state.json is of step %lld; the directory was renamed or mixed with another", dir,
-                         (long long)s->step);
+        return err_input(e, "%s: trainer/state.json is of step %lld; the directory was renamed or mixed with another",
+                         dir, (long long)s->step);
     return true;
 }
 
@@ -92,7 +94,8 @@ bool checkpoint_peek(const char *dir, const Config *cfg, TrainState *s, Err *e) 
     return ok;
 }
 
-/* ---- loading -------------------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------------------------------
+ */
 
 static bool nothing_else(const char *name) {
     (void)name;
@@ -108,10 +111,21 @@ static bool moments_load(const St *st, const char *prefix, const Model *m, const
     return st_load_end(&l, nothing_else);
 }
 
+/* The model's own file of settings is not needed where trainer/config.yaml is, but a checkpoint without it is damaged.
+ */
+static bool config_check(const char *dir, Err *e) {
+    ModelCfg *m = xcalloc(1, sizeof *m);
+    bool ok = hf_config_read(dir, m, e);
+    if (ok) model_cfg_free(m);
+    free(m);
+    return ok;
+}
+
 bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     char *path = xformat("%s/trainer/optimizer.safetensors", dir);
     St st;
-    bool ok = checkpoint_peek(dir, t->cfg, &t->state, e) && hf_load(dir, &t->model, e) && st_open(&st, path, e);
+    bool ok = checkpoint_peek(dir, t->cfg, &t->state, e) && config_check(dir, e) && hf_load(dir, &t->model, e) &&
+              st_open(&st, path, e);
     if (ok) {
         ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
              moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
@@ -123,7 +137,8 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
 
 bool checkpoint_load_weights(Trainer *t, const char *dir, Err *e) { return hf_load(dir, &t->model, e); }
 
-/* ---- saving --------------------------------------------------------------------------------------------------------- */
+/* ---- saving ---------------------------------------------------------------------------------------------------------
+ */
 
 static bool moments_write(const char *path, const Model *m, Err *e) {
     StList list = {.prefix = "exp_avg.", .as = REAL};
@@ -151,7 +166,8 @@ static bool files_write(const Trainer *t, const char *dir, Err *e) {
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);
     bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
-    ok = ok && hf_save(dir, &t->model, &ids, REAL, e) && text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
+    ok = ok && hf_save(dir, &t->model, &ids, REAL, e) &&
+         text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
          text_write(trainer, "config.yaml", config_text(t->cfg), e) && moments_write(moments, &t->model, e) &&
          state_write(state, t, e);
     free(trainer);

@@ -17,11 +17,16 @@ typedef struct {
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
-    if (key == KEY_RESUME) a->resume = arg;
-    else if (key == KEY_PLAN) a->plan = true;
-    else if (!a->config) a->config = arg;
-    else if (a->noverride == OVERRIDES_MAX) return err_input(e, "more than %d key=value words", OVERRIDES_MAX);
-    else a->override[a->noverride++] = (char *)arg;
+    if (key == KEY_RESUME)
+        a->resume = arg;
+    else if (key == KEY_PLAN)
+        a->plan = true;
+    else if (!a->config)
+        a->config = arg;
+    else if (a->noverride == OVERRIDES_MAX)
+        return err_input(e, "more than %d key=value words", OVERRIDES_MAX);
+    else
+        a->override[a->noverride++] = (char *)arg;
     return true;
 }
 
@@ -32,8 +37,9 @@ static const struct argp_option options[] = {
     {0}};
 static const CliSpec spec = {
     .args = "CONFIG.yaml [KEY=VALUE...]",
-    .doc = "Trains a model. run.dir receives config.yaml, step-* (checkpoints, each a Hugging Face directory), links last "
-           "and best, metrics.jsonl and samples.txt. SIGINT or SIGTERM saves and exits 130; --resume auto goes on.",
+    .doc =
+        "Trains a model. run.dir receives config.yaml, step-* (checkpoints, each a Hugging Face directory), links last "
+        "and best, metrics.jsonl and samples.txt. SIGINT or SIGTERM saves and exits 130; --resume auto goes on.",
     .options = options,
     .take = take,
     .min_args = 1,
@@ -81,12 +87,14 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     t->tokens0 = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
-    if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step)) t->state.has_best = false;
+    if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
+        t->state.has_best = false;
     Keep keep = {c->train.keep_last, c->train.keep_best, t->state.has_best ? t->state.best_step : -1};
     int64_t cut = dir ? t->state.step : -1;
     char *text = config_text(c), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
          *samples = run_dir_file(&t->dir, "samples.txt");
-    bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) && run_dir_write(&t->dir, "config.yaml", text, e) &&
+    bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) &&
+              run_dir_write(&t->dir, "config.yaml", text, e) &&
               journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
               journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, t->samples, e);
     free(text);
@@ -110,7 +118,9 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
     char val[64] = "";
     if (t->state.has_best) snprintf(val, sizeof val, ", best validation loss %.4f", t->state.best_loss);
     progress_say(&t->progress, "%s after %lld steps, %lld tokens, %.1f s (%.0f tok/s)%s%s%s",
-                 why == STOP_STEPS ? "done" : why == STOP_TIME ? "stopped by train.max_seconds" : "interrupted",
+                 why == STOP_STEPS  ? "done"
+                 : why == STOP_TIME ? "stopped by train.max_seconds"
+                                    : "interrupted",
                  (long long)t->state.step, (long long)t->state.tokens, seconds, tok_s, val, saved ? "; saved " : "",
                  saved ? saved : "");
     if (cli->json) {
@@ -127,9 +137,10 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
         number(j, "peak_flops", t->peak_flops > 0, t->peak_flops);
         number(j, "flops_per_token", true, t->flops_per_token);
         json_object_set_new(j, "mfu_formula",
-                            json_string("tok_s flops_per_token / peak_flops; flops_per_token = 3 (2 N + attention), N = "
-                                        "numbers of matrices, attention causal and windows counted exactly; peak_flops "
-                                        "= best of a 1024^3 GEMM in f32 by the same library at the start of this run"));
+                            json_string(
+                                "tok_s flops_per_token / peak_flops; flops_per_token = 3 (2 N + attention), N = "
+                                "numbers of matrices, attention causal and windows counted exactly; peak_flops "
+                                "= best of a 1024^3 GEMM in f32 by the same library at the start of this run"));
         json_object_set_new(j, "memory", regions_json(&peaks));
         json_object_set_new(j, "memory_mapped", json_integer((json_int_t)sizes.total));
         json_object_set_new(j, "peak_anonymous_bytes", json_integer((json_int_t)t->peak_anon));
@@ -147,10 +158,15 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     TrainState peek;
     if (!run_dir_open(&d, cfg->run.dir, a->resume != NULL, e)) return false;
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
-    bool ok = find_start(&d, a->resume, &start_dir, &here, e) && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e)) &&
+    bool ok = find_start(&d, a->resume, &start_dir, &here, e) &&
+              (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e)) &&
               (start_dir || !*cfg->init_from || file_exists(cfg->init_from, "config.json") ||
                err_input(e, "init_from: %s holds no config.json; expected a model directory", cfg->init_from));
-    if (ok) ok = trainer_open(t, cfg, false, e);
+    if (ok && (ok = trainer_open(t, cfg, true, e))) {
+        ok = trainer_fits(t, e);
+        trainer_close(t);
+    }
+    ok = ok && trainer_open(t, cfg, false, e);
     if (!ok) {
         free(start_dir);
         run_dir_close(&d);

@@ -28,9 +28,7 @@ static off_t kept(FILE *f, const char *mark, int64_t step) {
     return end;
 }
 
-static bool failed(Journal *j, Err *e) {
-    return err_world(e, "cannot write %s: %s", j->path, strerror(errno));
-}
+static bool failed(Journal *j, Err *e) { return err_world(e, "cannot write %s: %s", j->path, strerror(errno)); }
 
 bool journal_open(Journal *j, const char *path, const char *mark, int64_t step, bool wanted, Err *e) {
     *j = (Journal){.path = xstrdup(path)};
@@ -82,9 +80,12 @@ static void shown(FILE *f, const char *text, size_t n) {
     fputs("  ", f);
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)text[i];
-        if (c == '\n') fputs("\n  ", f);
-        else if ((c < 32 && c != '\t') || c == 127) fprintf(f, "\\x%02x", c);
-        else fputc(c, f);
+        if (c == '\n')
+            fputs("\n  ", f);
+        else if ((c < 32 && c != '\t') || c == 127)
+            fprintf(f, "\\x%02x", c);
+        else
+            fputc(c, f);
     }
     fputc('\n', f);
     free(clean);

@@ -1,7 +1,7 @@
 /* journal.h: a text file of records, each of a step, that a resumed run cuts back, so that each step stands once.
  *
- * A record begins with a line of `mark` and the step's digits; lines without the mark belong to the record before. What a
- * killed process left of a last line is never kept. */
+ * A record begins with a line of `mark` and the step's digits; lines without the mark belong to the record before. What
+ * a killed process left of a last line is never kept. */
 #pragma once
 #include "../ops/base.h"
 
@@ -28,7 +28,7 @@ typedef struct {
 bool journal_train(Journal *, const TrainRecord *, Err *);
 bool journal_val(Journal *, int64_t step, double val_loss, int64_t val_tokens, Err *);
 
-/* One sample of samples.txt, mark SAMPLES_MARK: a head line, then the text, every line indented by two blanks so that no
- * text can look like a head; control characters are shown as \xNN, what is not UTF-8 as U+FFFD. */
+/* One sample of samples.txt, mark SAMPLES_MARK: a head line, then the text, every line indented by two blanks so that
+ * no text can look like a head; control characters are shown as \xNN, what is not UTF-8 as U+FFFD. */
 #define SAMPLES_MARK "== step "
 bool journal_sample(Journal *, int64_t step, const char *prompt, const char *text, size_t n, Err *);

@@ -4,7 +4,8 @@
 
 json_t *regions_json(const Regions *r) {
     json_t *j = json_object();
-    for (int i = 0; i < r->n; i++) json_object_set_new(j, r->region[i].name, json_integer((json_int_t)r->region[i].bytes));
+    for (int i = 0; i < r->n; i++)
+        json_object_set_new(j, r->region[i].name, json_integer((json_int_t)r->region[i].bytes));
     json_object_set_new(j, "total", json_integer((json_int_t)r->total));
     return j;
 }
@@ -28,9 +29,10 @@ void plan_print(const Trainer *t, bool json, FILE *f) {
     trainer_regions(t, false, &r);
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
     if (json) {
-        json_t *j = json_pack("{s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "flops_per_token",
-                              cost.itemised, "tokens_per_step", (json_int_t)per_step, "steps", (json_int_t)c->train.steps,
-                              "tokens", (json_int_t)(per_step * c->train.steps), "memory", regions_json(&r));
+        json_t *j =
+            json_pack("{s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "flops_per_token",
+                      cost.itemised, "tokens_per_step", (json_int_t)per_step, "steps", (json_int_t)c->train.steps,
+                      "tokens", (json_int_t)(per_step * c->train.steps), "memory", regions_json(&r));
         json_dumpf(j, f, JSON_COMPACT);
         fputc('\n', f);
         json_decref(j);
@@ -42,8 +44,9 @@ void plan_print(const Trainer *t, bool json, FILE *f) {
             c->data.seq_len, c->train.micro_batch);
     fprintf(f, "tokens            %s in %s steps\n", grouped((size_t)(per_step * c->train.steps), a),
             grouped((size_t)c->train.steps, b));
-    fprintf(f, "FLOPs per token   %s forward and backward: 3 (2 N + attention), N = %s numbers of matrices;\n"
-               "                  attention at seq_len tokens, causal and windows counted exactly\n",
+    fprintf(f,
+            "FLOPs per token   %s forward and backward: 3 (2 N + attention), N = %s numbers of matrices;\n"
+            "                  attention at seq_len tokens, causal and windows counted exactly\n",
             grouped((size_t)cost.itemised, a), grouped(cost.matmul, b));
     fprintf(f, "memory, bytes\n");
     for (int i = 0; i < r.n; i++) fprintf(f, "  %-18s %20s\n", r.region[i].name, grouped(r.region[i].bytes, a));

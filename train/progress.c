@@ -5,8 +5,13 @@
 
 void progress_open(Progress *p, const Cli *cli, int64_t first, int64_t total, double max_seconds) {
     FILE *out = cli->json ? stderr : stdout;
-    *p = (Progress){.out = out, .quiet = cli->quiet, .live = isatty(fileno(out)), .first = first, .total = total,
-                    .start = now_seconds(), .max_seconds = max_seconds};
+    *p = (Progress){.out = out,
+                    .quiet = cli->quiet,
+                    .live = isatty(fileno(out)),
+                    .first = first,
+                    .total = total,
+                    .start = now_seconds(),
+                    .max_seconds = max_seconds};
 }
 
 double progress_eta(const Progress *p, int64_t step) {
@@ -18,9 +23,12 @@ double progress_eta(const Progress *p, int64_t step) {
 
 static void duration(char buf[32], double s) {
     int64_t t = (int64_t)fmin(s, 1e9) + (s > 0);
-    if (t < 60) snprintf(buf, 32, "%llds", (long long)t);
-    else if (t < 3600) snprintf(buf, 32, "%lldm%02llds", (long long)(t / 60), (long long)(t % 60));
-    else snprintf(buf, 32, "%lldh%02lldm", (long long)(t / 3600), (long long)(t / 60 % 60));
+    if (t < 60)
+        snprintf(buf, 32, "%llds", (long long)t);
+    else if (t < 3600)
+        snprintf(buf, 32, "%lldm%02llds", (long long)(t / 60), (long long)(t % 60));
+    else
+        snprintf(buf, 32, "%lldh%02lldm", (long long)(t / 3600), (long long)(t / 60 % 60));
 }
 
 static int columns(FILE *out) {
@@ -34,10 +42,12 @@ void progress_step(Progress *p, const Shown *s, bool log) {
     char line[256], val[32] = "", eta[32];
     duration(eta, progress_eta(p, s->step));
     if (s->has_val) snprintf(val, sizeof val, "  val %.4f", s->val_loss);
-    snprintf(line, sizeof line, "step %lld/%lld  loss %.4f%s  lr %.2e  norm %.2f  %.0f tok/s  ETA %s", (long long)s->step,
-             (long long)p->total, s->loss, val, s->lr, s->grad_norm, s->tok_s, eta);
-    if (p->live) fprintf(p->out, "\r%.*s\x1b[K", columns(p->out), line);
-    else fprintf(p->out, "%s\n", line);
+    snprintf(line, sizeof line, "step %lld/%lld  loss %.4f%s  lr %.2e  norm %.2f  %.0f tok/s  ETA %s",
+             (long long)s->step, (long long)p->total, s->loss, val, s->lr, s->grad_norm, s->tok_s, eta);
+    if (p->live)
+        fprintf(p->out, "\r%.*s\x1b[K", columns(p->out), line);
+    else
+        fprintf(p->out, "%s\n", line);
     fflush(p->out);
     p->open = p->live;
     p->shown = now;

@@ -25,7 +25,8 @@ static int64_t step_of(const char *name) {
     return strcmp(back, name) ? -1 : v;
 }
 
-/* ---- trees ---------------------------------------------------------------------------------------------------------- */
+/* ---- trees ----------------------------------------------------------------------------------------------------------
+ */
 
 /* Remove what `name` in directory fd `at` is, without following links. */
 static bool tree_remove(int at, const char *name) {
@@ -105,7 +106,8 @@ static bool sync_folder(const RunDir *d, Err *e) {
     return true;
 }
 
-/* ---- opening and closing -------------------------------------------------------------------------------------------- */
+/* ---- opening and closing --------------------------------------------------------------------------------------------
+ */
 
 /* mkdir -p; counts what was made. */
 static bool make_folders(const char *path, int *made, Err *e) {
@@ -115,7 +117,8 @@ static bool make_folders(const char *path, int *made, Err *e) {
         if (*c != '/' && *c) continue;
         char was = *c;
         *c = 0;
-        if (!mkdir(p, 0777)) ++*made;
+        if (!mkdir(p, 0777))
+            ++*made;
         else if (errno != EEXIST) {
             err_errno(e, "cannot make run folder", p);
             free(p);
@@ -138,7 +141,8 @@ static void unmake_folders(const RunDir *d) {
     free(p);
 }
 
-/* flock the file RUN/lock. Its owner removes the file when it ends, so what was locked must still be what the name means. */
+/* flock the file RUN/lock. Its owner removes the file when it ends, so what was locked must still be what the name
+ * means. */
 static bool take_lock(RunDir *d, Err *e) {
     for (;;) {
         d->lock = openat(d->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -157,8 +161,10 @@ static bool take_lock(RunDir *d, Err *e) {
             close(d->lock);
             d->lock = -1;
             if (why != EWOULDBLOCK) return err_world(e, "cannot lock %s/lock: %s", d->path, strerror(why));
-            return err_input(e, "run.dir %s is in use by process %s (its lock is held); wait for it or choose another "
-                                "run.dir", d->path, pid);
+            return err_input(e,
+                             "run.dir %s is in use by process %s (its lock is held); wait for it or choose another "
+                             "run.dir",
+                             d->path, pid);
         }
         struct stat a, b;
         if (!fstat(d->lock, &a) && !fstatat(d->fd, "lock", &b, AT_SYMLINK_NOFOLLOW) && a.st_ino == b.st_ino &&
@@ -220,7 +226,8 @@ void run_dir_close(RunDir *d) {
     *d = (RunDir){.fd = -1, .lock = -1};
 }
 
-/* ---- checkpoints ---------------------------------------------------------------------------------------------------- */
+/* ---- checkpoints ----------------------------------------------------------------------------------------------------
+ */
 
 static bool has_state(const RunDir *d, const char *name) {
     char *p = xformat("%s/trainer/state.json", name);
@@ -286,10 +293,14 @@ static bool settle(RunDir *d, Keep keep, Err *e) {
     if (!each(d, see_step, &p, e)) return false;
     if (p.n > 1) qsort(p.all, p.n, sizeof *p.all, ascending);
     bool best = keep.keep_best && run_dir_has_step(d, keep.best), ok = true;
-    if (p.n) ok = point(d, "last", p.all[p.n - 1], e);
-    else unlinkat(d->fd, "last", 0);
-    if (best) ok = ok && point(d, "best", keep.best, e);
-    else unlinkat(d->fd, "best", 0);
+    if (p.n)
+        ok = point(d, "last", p.all[p.n - 1], e);
+    else
+        unlinkat(d->fd, "last", 0);
+    if (best)
+        ok = ok && point(d, "best", keep.best, e);
+    else
+        unlinkat(d->fd, "best", 0);
     ok = ok && sync_folder(d, e);
     for (int i = 0; ok && keep.keep_last > 0 && i < p.n - keep.keep_last; i++) {
         if (best && p.all[i] == keep.best) continue;

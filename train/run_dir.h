@@ -4,8 +4,8 @@
  *   RUN/step-000500/    a complete checkpoint         RUN/last, best    links to checkpoints, replaced whole
  *   RUN/metrics.jsonl, RUN/samples.txt                RUN/.tmp-*        unfinished; removed by the next owner
  *
- * A name step-* appears by one rename after everything in it is on disk, and disappears by one rename before anything in
- * it is removed; so a checkpoint that can be seen is whole, wherever the process is killed. */
+ * A name step-* appears by one rename after everything in it is on disk, and disappears by one rename before anything
+ * in it is removed; so a checkpoint that can be seen is whole, wherever the process is killed. */
 #pragma once
 #include "../ops/base.h"
 
@@ -23,19 +23,19 @@ typedef struct {
     int64_t best;
 } Keep;
 
-/* Make the folder where needed, lock it and remove what a killed owner left unfinished. EXIT_INPUT: another process holds
- * the lock, or the folder holds a run (config.yaml or step-*) and resume is false. */
+/* Make the folder where needed, lock it and remove what a killed owner left unfinished. EXIT_INPUT: another process
+ * holds the lock, or the folder holds a run (config.yaml or step-*) and resume is false. */
 bool run_dir_open(RunDir *, const char *path, bool resume, Err *);
 /* Unlock; folders that were made but never used are removed again. */
 void run_dir_close(RunDir *);
-char *run_dir_file(const RunDir *, const char *name);  /* malloc'ed RUN/name */
-char *run_dir_step(const RunDir *, int64_t step);      /* malloc'ed RUN/step-000500 */
+char *run_dir_file(const RunDir *, const char *name); /* malloc'ed RUN/name */
+char *run_dir_step(const RunDir *, int64_t step);     /* malloc'ed RUN/step-000500 */
 
 /* The highest step-* directory with a trainer/state.json; -1: none. */
 bool run_dir_newest(const RunDir *, int64_t *step, Err *);
-/* Start over from `step`: checkpoints beyond it belong to a future that is given up and are renamed to old-step-*, never
- * removed; links and pruning as after publishing. from_here: RUN's own checkpoint of `step` is what the run goes on from;
- * otherwise it starts from nothing or from elsewhere and a checkpoint of that step goes aside too. */
+/* Start over from `step`: checkpoints beyond it belong to a future that is given up and are renamed to old-step-*,
+ * never removed; links and pruning as after publishing. from_here: RUN's own checkpoint of `step` is what the run goes
+ * on from; otherwise it starts from nothing or from elsewhere and a checkpoint of that step goes aside too. */
 bool run_dir_rewind(RunDir *, int64_t step, bool from_here, Keep, Err *);
 
 /* An empty directory RUN/.tmp-step-000500, malloc'ed path; NULL with `e` filled on failure. */

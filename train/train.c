@@ -110,8 +110,10 @@ bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
     char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     Err first = *e;
     *e = (Err){0};
-    if (good) err_world(e, "%.180s; the last checkpoint is intact: %s", first.msg, good);
-    else err_world(e, "%.220s; there is no checkpoint yet", first.msg);
+    if (good)
+        err_world(e, "%.180s; the last checkpoint is intact: %s", first.msg, good);
+    else
+        err_world(e, "%.220s; there is no checkpoint yet", first.msg);
     free(good);
     return false;
 }

@@ -6,7 +6,8 @@
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 
-/* ---- opening -------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------------------------------
+ */
 
 static bool text_open(Trainer *t, Err *e) {
     const DataCfg *d = &t->cfg->data;
@@ -44,7 +45,9 @@ static bool samples_open(Trainer *t, Err *e) {
     if (!t->samples) return true;
     if (prompt >= room)
         return err_input(e, "train.sample_prompt: %d bytes leave no room in model.max_positions, %d", prompt - 1, room);
-    SessionOpts o = {.nseq = 1, .max_tokens = imin(room, prompt + c->sample_tokens), .chunk = imin(prompt, CHUNK_ROWS),
+    SessionOpts o = {.nseq = 1,
+                     .max_tokens = imin(room, prompt + c->sample_tokens),
+                     .chunk = imin(prompt, CHUNK_ROWS),
                      .document = t->tok.eot};
     if (!t->dry) return session_open(&t->session, &t->model, o, e);
     Cache cache;
@@ -66,10 +69,15 @@ static void params_collect(Trainer *t) {
 
 bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) {
     const TrainCfg *c = &cfg->train;
-    *t = (Trainer){.cfg = cfg, .dry = dry, .saved = -1, .val_step = -1, .start = now_seconds(), .tok = tokenizer_byte()};
+    *t =
+        (Trainer){.cfg = cfg, .dry = dry, .saved = -1, .val_step = -1, .start = now_seconds(), .tok = tokenizer_byte()};
     t->dir.fd = t->dir.lock = -1;
-    ModelOpts o = {.train = true, .max_rows = c->micro_batch * cfg->data.seq_len, .max_samples = c->micro_batch,
-                   .dropout = c->dropout, .recompute = c->recompute, .dry = dry};
+    ModelOpts o = {.train = true,
+                   .max_rows = c->micro_batch * cfg->data.seq_len,
+                   .max_samples = c->micro_batch,
+                   .dropout = c->dropout,
+                   .recompute = c->recompute,
+                   .dry = dry};
     if (!vocab_set(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
     /* The text comes first: while it is read its bytes are held twice, which must not stand on top of the rest. */
     if (!text_open(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
@@ -103,7 +111,8 @@ bool trainer_measure_peak(Trainer *t, Err *e) {
     return true;
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------------------------------
+ */
 
 static void add(Regions *r, const char *name, size_t bytes) {
     CHECK(r->n < REGIONS_MAX, "%s", name);
@@ -117,29 +126,55 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     const struct {
         const char *name;
         const Arena *a;
-    } own[] = {{"weights", &m->aw},        {"gradients", &m->ag},   {"first_moments", &m->am}, {"second_moments", &m->av},
-               {"saved_activations", &m->keep}, {"scratch", &m->scratch}, {"losses", &t->rows}};
+    } own[] = {{"weights", &m->aw},        {"gradients", &m->ag},           {"first_moments", &m->am},
+               {"second_moments", &m->av}, {"saved_activations", &m->keep}, {"scratch", &m->scratch},
+               {"losses", &t->rows}};
     *r = (Regions){0};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak);
-    if (t->dry) add(r, "batch", loader_bytes(t->cfg->train.micro_batch, t->cfg->data.seq_len));
-    else add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size);
-    if (t->dry) add(r, "tokens", t->text_bytes);
-    else add(r, "tokens", peaks ? t->text.mem.peak : t->text.mem.size);
+    if (t->dry)
+        add(r, "batch", loader_bytes(t->cfg->train.micro_batch, t->cfg->data.seq_len));
+    else
+        add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size);
+    if (t->dry)
+        add(r, "tokens", t->text_bytes);
+    else
+        add(r, "tokens", peaks ? t->text.mem.peak : t->text.mem.size);
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
 }
 
-void trainer_watch_memory(Trainer *t) {
-    FILE *f = fopen("/proc/self/status", "re");
+/* The number after `name` in a file of "name: number kB" lines, in bytes; a bare number for name "". 0: not there. */
+static size_t system_bytes(const char *path, const char *name) {
+    FILE *f = fopen(path, "re");
     char line[256];
-    unsigned long long kb;
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "RssAnon: %llu kB", &kb) == 1) t->peak_anon = zmax(t->peak_anon, (size_t)kb * 1024);
+    size_t n = strlen(name), found = 0;
+    while (f && !found && fgets(line, sizeof line, f))
+        if (!strncmp(line, name, n)) found = strtoull(line + n, NULL, 10) * (n ? 1024 : 1);
     if (f) fclose(f);
+    return found;
 }
 
-/* ---- the parts of the loop ------------------------------------------------------------------------------------------ */
+void trainer_watch_memory(Trainer *t) {
+    t->peak_anon = zmax(t->peak_anon, system_bytes("/proc/self/status", "RssAnon:"));
+}
+
+bool trainer_fits(const Trainer *t, Err *e) {
+    Regions r;
+    size_t room = system_bytes("/proc/meminfo", "MemAvailable:") + system_bytes("/proc/meminfo", "SwapFree:"),
+           group = system_bytes("/sys/fs/cgroup/memory.max", "");
+    if (group) room = zmin(room, group); /* not less what is in use: most of that are pages of files */
+    trainer_regions(t, false, &r);
+    if (!room || r.total <= room) return true;
+    return err_world(
+        e,
+        "the run needs %zu bytes of memory, %zu are free; a smaller train.micro_batch, data.seq_len or model "
+        "needs less, see --plan",
+        r.total, room);
+}
+
+/* ---- the parts of the loop ------------------------------------------------------------------------------------------
+ */
 
 /* Sum of nll over the rows of the batch, in f64 and in order. */
 static double nll_sum(const Trainer *t) {
@@ -170,8 +205,8 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     ScheduleCfg s = {o->lr, o->min_lr, o->warmup, o->schedule_steps ? o->schedule_steps : c->steps};
     r->lr = schedules[o->schedule].lr(&s, t->state.step);
     if (!isfinite(r->loss) || !isfinite(clip.norm))
-        return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g", (long long)t->state.step + 1,
-                         r->loss, clip.norm, r->lr);
+        return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
+                         (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
     AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay};
     adamw_step(&run, &t->params, &a, r->lr, clip.scale, t->state.step + 1);
     t->state.step++;
@@ -204,7 +239,8 @@ bool trainer_finite(Trainer *t, Err *e) {
     for (int i = 0; i < t->params.n; i++) {
         const Param *p = &t->params.p[i];
         if (!isfinite(run.ops->sumsq(&run, p->t[PARAM_WEIGHT])))
-            return err_world(e, "training diverged: %s is not finite after step %lld", p->name, (long long)t->state.step);
+            return err_world(e, "training diverged: %s is not finite after step %lld", p->name,
+                             (long long)t->state.step);
     }
     return true;
 }

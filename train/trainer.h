@@ -65,6 +65,10 @@ void trainer_close(Trainer *);
 /* What is mapped; when dry, what would be. peaks: of it, the highest use so far, which a whole run makes equal. */
 void trainer_regions(const Trainer *, bool peaks, Regions *);
 
+/* A dry trainer's regions fit into what this machine, or the group of processes it runs in, has free: EXIT_WORLD if
+ * not. The system itself promises memory that it does not have, and kills who believes it. */
+bool trainer_fits(const Trainer *, Err *);
+
 /* One optimizer step: gradients of all micro-batches, clipping, AdamW. Fills loss (mean nll of the batch's targets in
  * nats), lr and grad_norm of r. EXIT_WORLD when loss or norm is not finite: weights are then as they were. */
 bool trainer_step(Trainer *, TrainRecord *r, Err *);

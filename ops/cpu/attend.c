@@ -238,10 +238,11 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                         k.pos[i] = b->pos[row], k.from[i] = 0, k.row[i] = looks ? INT32_MAX : -1;
                         if (looks) oldest = imin(oldest, b->pos[row]);
                     }
-                    if (oldest != INT32_MAX && t->lo[lane] < hi) {
-                        int lo = t->lo[lane], at = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)] * t->P + lo % t->P;
+                    if (oldest != INT32_MAX) { /* a window of 1 keeps its sinks and no other row: lo = hi */
+                        int lo = t->lo[lane], page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)], skip = 0;
                         /* rows of a lane have consecutive positions: skip those that the oldest query no longer sees */
-                        int skip = look.window && !look.sinks ? imax(0, oldest - look.window + 1 - t->pos[at]) : 0;
+                        if (lo < hi && look.window && !look.sinks)
+                            skip = imax(0, oldest - look.window + 1 - t->pos[(size_t)page * (size_t)t->P + (size_t)(lo % t->P)]);
                         attend_rows(&k, t, lane, t->s0[lane], sinks);
                         attend_rows(&k, t, lane, lo + skip, hi);
                     }

@@ -21,19 +21,20 @@ static inline void as_file(int *fd, char *path, const uint8_t *p, size_t n) {
 
 /* A directory in which `name` is a link to the file in memory; removed when the process ends by itself. */
 typedef struct {
-    char dir[64], file[256];
+    char dir[64], *file;
 } Around;
 static Around around_one;
 static inline void around_end(void) {
     unlink(around_one.file);
     rmdir(around_one.dir);
+    free(around_one.file);
 }
 static inline const char *around(const char *name, const char *target) {
     Around *a = &around_one;
     if (*a->dir) return a->dir;
     snprintf(a->dir, sizeof a->dir, "%s/kvsmith-fuzz-XXXXXX", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
     CHECK(mkdtemp(a->dir), "%s", a->dir);
-    snprintf(a->file, sizeof a->file, "%s/%s", a->dir, name);
+    a->file = xformat("%s/%s", a->dir, name);
     CHECK(!symlink(target, a->file) && !atexit(around_end), "%s", a->file);
     return a->dir;
 }

@@ -1,0 +1,211 @@
+#include "cache_model.h"
+
+static size_t k_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->kdim; }
+static size_t v_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->vdim; }
+
+void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_tokens, int max_rows, int P) {
+    Err e = {0};
+    Cache dry;
+    *m = (Plain){.nslots = nslots, .nseq = nseq, .max_tokens = max_tokens, .max_rows = max_rows, .P = P ? P : 64};
+    cr_assert(kv_open(&dry, shape, nslots, nseq, max_tokens, max_rows, P, true, true, &e), "%s", e.msg);
+    cr_assert(kv_open(&m->c, shape, nslots, nseq, max_tokens, max_rows, P, true, false, &e), "%s", e.msg);
+    cr_assert(!dry.mem.base && dry.mem.peak == m->c.mem.size && m->c.mem.used == m->c.mem.size,
+              "planned %zu bytes, mapped %zu, used %zu", dry.mem.peak, m->c.mem.size, m->c.mem.used);
+    kv_close(&dry);
+    for (int i = 0; i < nslots; i++) {
+        m->shape[i] = shape[i];
+        for (int s = 0; s < nseq; s++) {
+            m->h[i][s].k = xcalloc((size_t)max_tokens, k_width(&shape[i]) * sizeof(real));
+            m->h[i][s].v = xcalloc((size_t)max_tokens, v_width(&shape[i]) * sizeof(real));
+            m->state[i][s] = xcalloc((size_t)shape[i].state + 1, sizeof(real));
+            for (int k = 0; k < shape[i].state; k++) R(kv_state(kv_slot(&m->c, i)))[s * shape[i].state + k] = 0;
+        }
+    }
+    size_t rows = (size_t)max_rows + 1;
+    m->of = xcalloc(rows, sizeof(int)), m->pos = xcalloc(rows, sizeof(int));
+    m->first = xcalloc(rows, sizeof(int)), m->all = xcalloc(rows, sizeof(int));
+    for (int i = 0; i < max_rows; i++) m->all[i] = i;
+}
+void plain_close(Plain *m) {
+    kv_close(&m->c);
+    for (int i = 0; i < m->nslots; i++)
+        for (int s = 0; s < m->nseq; s++) free(m->h[i][s].k), free(m->h[i][s].v), free(m->state[i][s]);
+    free(m->of), free(m->pos), free(m->first), free(m->all);
+}
+
+/* A document's length so far is the same in all slots. */
+static int length(const Plain *m, int seq) { return m->h[0][seq].n; }
+
+void plain_pass(Plain *m, Rig *g, Dice *dice, int most, bool hazard) {
+    bool used[PLAIN_SEQS] = {0};
+    int N = 0, B = 1 + roll(dice, m->nseq), fresh = roll(dice, 4); /* how readily documents begin */
+    for (int q = 0; q < B; q++) {
+        int seq;
+        do seq = roll(dice, m->nseq);
+        while (used[seq]);
+        used[seq] = true;
+        int n = imin(roll(dice, 5) == 0 ? 0 : 1 + roll(dice, most), m->max_rows - N), len = length(m, seq);
+        m->seq[q] = seq, m->id[q] = (uint64_t)seq;
+        m->off[q] = N;
+        for (int i = N; i < N + n; i++) {
+            bool start = i == N ? len == 0 : fresh == 3 && roll(dice, 8) == 0;
+            if (i == N && fresh == 2) start |= roll(dice, 4) == 0;
+            int pos = start ? 0 : i == N ? len : m->pos[i - 1] + 1;
+            if (pos >= m->max_tokens && !hazard) start = true, pos = 0;
+            m->of[i] = q, m->pos[i] = pos;
+            m->first[i] = start ? i : i == N ? -1 : m->first[i - 1];
+        }
+        N += n;
+        int kind = roll(dice, 3); /* all, none, some */
+        m->accept[q] = kind == 0 ? n : kind == 1 ? 0 : roll(dice, n + 1);
+    }
+    m->off[B] = N;
+    m->too_long = false;
+    bool history = false;
+    for (int i = 0; i < N; i++) m->too_long |= m->pos[i] >= m->max_tokens, history |= m->first[i] < 0;
+    m->b = (Batch){.B = B,
+                   .N = N,
+                   .off = m->off,
+                   .seq = m->seq,
+                   .of = m->of,
+                   .pos = m->pos,
+                   .first = m->first,
+                   .id = m->id,
+                   .history = history};
+    if (roll(dice, 3)) /* most passes are not verifications */
+        for (int q = 0; q < B; q++) m->accept[q] = m->off[q + 1] - m->off[q];
+    for (int i = 0; i < m->nslots; i++) {
+        const KvShape *s = &m->shape[i];
+        char name[32];
+        snprintf(name, sizeof name, "pass %d slot %d", (int)m->passes, i);
+        m->kv[i] = (Kv){.s = *s};
+        if (!s->lanes) continue;
+        m->kv[i].k = RANDOM(g, name, N, s->lanes, s->kdim);
+        name[0] = 'P';
+        m->kv[i].v = RANDOM(g, name, N, s->lanes, s->vdim);
+    }
+    m->passes++;
+    g->run.batch = &m->b;
+    g->run.in = g->run.out = (Pick){N, m->all};
+}
+
+bool plain_begin(Plain *m, Err *e) { return m->open = kv_begin(&m->c, &m->b, e); }
+static bool all_accepted(const Plain *m) {
+    for (int q = 0; q < m->b.B; q++)
+        if (m->accept[q] != m->off[q + 1] - m->off[q]) return false;
+    return true;
+}
+void plain_append(Plain *m, Rig *g) {
+    Err e = {0};
+    const int *accept = all_accepted(m) && m->passes % 2 ? NULL : m->accept; /* NULL means all */
+    for (int i = 0; i < m->nslots; i++) {
+        g->scratch = (Arena){0};
+        if (m->shape[i].lanes) kv_append(&g->run, kv_slot(&m->c, i), &m->kv[i], accept); /* measured: nothing */
+        cr_assert(arena_open(&g->scratch, "scratch", 1, true, &e), "%s", e.msg);
+        if (m->shape[i].lanes) kv_append(&g->run, kv_slot(&m->c, i), &m->kv[i], accept);
+        arena_close(&g->scratch);
+    }
+}
+void plain_end(Plain *m) {
+    m->open = false;
+    kv_end(&m->c, &m->b, all_accepted(m) && m->passes % 2 ? NULL : m->accept);
+    for (int i = 0; i < m->nslots; i++)
+        for (int q = 0; q < m->b.B; q++) {
+            size_t kw = k_width(&m->shape[i]), vw = v_width(&m->shape[i]);
+            History *h = &m->h[i][m->seq[q]];
+            for (int j = m->off[q]; j < m->off[q] + m->accept[q]; j++) {
+                if (m->first[j] == j) h->n = 0;
+                if (kw + vw) {
+                    memcpy(h->k + (size_t)h->n * kw, R(m->kv[i].k) + (size_t)j * kw, kw * sizeof(real));
+                    memcpy(h->v + (size_t)h->n * vw, R(m->kv[i].v) + (size_t)j * vw, vw * sizeof(real));
+                }
+                h->n++;
+            }
+            /* a recurrence writes its state in place during the pass */
+            for (int k = 0; k < m->shape[i].state; k++) {
+                real x = (real)rng_normal(m->passes, (uint64_t)(m->seq[q] * 100 + i * 10 + k));
+                m->state[i][m->seq[q]][k] = x;
+                R(kv_state(kv_slot(&m->c, i)))[m->seq[q] * m->shape[i].state + k] = x;
+            }
+        }
+}
+void plain_fork(Plain *m, int from, int to) {
+    kv_fork(&m->c, from, to);
+    for (int i = 0; i < m->nslots; i++) {
+        const History *a = &m->h[i][from];
+        History *b = &m->h[i][to];
+        memcpy(b->k, a->k, (size_t)a->n * k_width(&m->shape[i]) * sizeof(real));
+        memcpy(b->v, a->v, (size_t)a->n * v_width(&m->shape[i]) * sizeof(real));
+        b->n = a->n;
+        memcpy(m->state[i][to], m->state[i][from], (size_t)m->shape[i].state * sizeof(real));
+    }
+}
+void plain_drop(Plain *m, int seq) {
+    kv_drop(&m->c, seq);
+    for (int i = 0; i < m->nslots; i++) m->h[i][seq].n = 0;
+}
+
+/* One row of a lane against the model's row j. */
+static void check_row(const Plain *m, const char *when, int i, int seq, int h, int row, int j) {
+    const KvShape *s = &m->shape[i];
+    const Lanes *t = kv_lanes(kv_slot(&m->c, i));
+    int page = t->table[(seq * s->lanes + h) * t->maxpages + row / t->P % t->maxpages], at = row % t->P;
+    cr_assert(page >= 0 && page < t->npages, "%s: slot %d seq %d row %d has no page", when, i, seq, j);
+    cr_assert(t->pos[page * t->P + at] == j, "%s: slot %d seq %d row %d has position %d", when, i, seq, j,
+              t->pos[page * t->P + at]);
+    const real *k = R(t->data) + (size_t)page * (size_t)t->P * (size_t)(s->kdim + s->vdim),
+               *v = k + (size_t)t->P * (size_t)s->kdim;
+    const History *x = &m->h[i][seq];
+    size_t kd = (size_t)s->kdim, vd = (size_t)s->vdim, from = (size_t)(j * s->lanes + h);
+    cr_assert(!memcmp(k + (size_t)at * kd, x->k + from * kd, kd * sizeof(real)),
+              "%s: slot %d seq %d lane %d row %d: keys differ", when, i, seq, h, j);
+    cr_assert(!memcmp(v + (size_t)at * vd, x->v + from * vd, vd * sizeof(real)),
+              "%s: slot %d seq %d lane %d row %d: values differ", when, i, seq, h, j);
+}
+static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) {
+    const KvShape *s = &m->shape[i];
+    const Slot *slot = kv_slot(&m->c, i);
+    const Lanes *t = kv_lanes(slot);
+    int distinct = 0, *users = xcalloc((size_t)t->npages + 1, sizeof *users);
+    for (int seq = 0; seq < m->nseq; seq++) {
+        int n = m->h[i][seq].n, resident = 0;
+        for (int j = 0; j < n; j++) resident += plain_resident(s, n, j);
+        for (int h = 0; h < s->lanes; h++) {
+            int lane = seq * s->lanes + h, lo = t->lo[lane], hi = t->hi[lane], s0 = t->s0[lane], pages = 0, last = -1;
+            int recent = s->window ? imin(n, s->window - 1) : n, sinks = s->window ? imin(s->sinks, n - recent) : 0;
+            cr_assert(kv_rows(slot, seq, h) == resident, "%s: slot %d seq %d: %d rows resident, expected %d of %d",
+                      when, i, seq, kv_rows(slot, seq, h), resident, n);
+            cr_assert(hi - lo == recent && imin(s0 + t->s.sinks, lo) - s0 == sinks,
+                      "%s: slot %d seq %d: rows %d and %d..%d, expected %d and %d", when, i, seq, s0, lo, hi, sinks,
+                      recent);
+            for (int part = 0; part < 2; part++)
+                for (int r = part ? lo : s0; r < (part ? hi : s0 + sinks); r++) {
+                    check_row(m, when, i, seq, h, r, part ? n - (hi - r) : r - s0);
+                    if (r / t->P != last) pages++, last = r / t->P;
+                }
+            for (int e = 0, have = 0; e < t->maxpages; e++) {
+                int page = t->table[lane * t->maxpages + e];
+                if (page < 0) continue;
+                cr_assert(++have <= pages || m->open, "%s: slot %d seq %d: more than the %d pages of its rows", when, i,
+                          seq, pages);
+                distinct += users[page]++ == 0;
+            }
+            bytes[seq] += (size_t)resident * (size_t)(s->kdim + s->vdim) * sizeof(real);
+        }
+        bytes[seq] += (size_t)s->state * sizeof(real);
+        if (s->state)
+            cr_assert(!memcmp(R(kv_state(slot)) + seq * s->state, m->state[i][seq], (size_t)s->state * sizeof(real)),
+                      "%s: state of seq %d differs", when, seq);
+    }
+    cr_assert(kv_pages(slot) == distinct, "%s: slot %d: %d pages in use, %d in tables", when, i, kv_pages(slot),
+              distinct);
+    free(users);
+}
+void plain_check(const Plain *m, const char *when) {
+    size_t bytes[PLAIN_SEQS] = {0};
+    for (int i = 0; i < m->nslots; i++) check_slot(m, when, i, bytes);
+    for (int s = 0; s < m->nseq; s++)
+        cr_assert(kv_bytes(&m->c, s) == bytes[s], "%s: seq %d: %zu bytes, expected %zu", when, s, kv_bytes(&m->c, s),
+                  bytes[s]);
+    arena_guards(&m->c.mem);
+}

@@ -1,0 +1,47 @@
+/* cache_model.h: a cache as one would write it who has memory to waste, driven by drawn schedules beside the real one.
+ *
+ * The model keeps every row of every sequence's document in order; which of them are resident, and what each row may be
+ * looked at by, follows from their numbers. */
+#pragma once
+#include "rig.h"
+#include "../layers/cache.h"
+
+enum { PLAIN_SLOTS = 4, PLAIN_SEQS = 6 };
+typedef struct {
+    int n;       /* rows of the current document, from its position 0 */
+    real *k, *v; /* (max_tokens,lanes,kdim) (max_tokens,lanes,vdim) */
+} History;
+typedef struct {
+    Cache c;
+    int nslots, nseq, max_tokens, max_rows, P;
+    KvShape shape[PLAIN_SLOTS];
+    History h[PLAIN_SLOTS][PLAIN_SEQS];
+    real *state[PLAIN_SLOTS][PLAIN_SEQS];
+    uint64_t passes;
+    /* the current pass */
+    Batch b;
+    int off[PLAIN_SEQS + 1], seq[PLAIN_SEQS], accept[PLAIN_SEQS], *of, *pos, *first, *all;
+    uint64_t id[PLAIN_SEQS];
+    bool open;     /* begun and not ended: pages are held for rows to come */
+    bool too_long; /* some sequence would grow past max_tokens */
+    Kv kv[PLAIN_SLOTS];
+} Plain;
+
+void plain_open(Plain *, const KvShape *, int nslots, int nseq, int max_tokens, int max_rows, int P);
+void plain_close(Plain *);
+/* Draw a pass over some of the sequences: at most `most` rows each, documents going on and beginning, numbers of rows
+ * that will be accepted. With `hazard` it may be too long for max_tokens. Its K/V lie in g->mem. */
+void plain_pass(Plain *, Rig *g, Dice *, int most, bool hazard);
+/* The parts of a pass on the cache, and on the model. */
+bool plain_begin(Plain *, Err *);
+void plain_append(Plain *, Rig *g); /* the cache only: nothing may become visible */
+void plain_end(Plain *);            /* both */
+void plain_fork(Plain *, int from, int to);
+void plain_drop(Plain *, int seq);
+/* Holds the cache to the model: rows, positions, values, states, bytes, pages; and that no page is lost or shared
+ * wrongly. */
+void plain_check(const Plain *, const char *when);
+/* Whether row j of a document of n rows is still kept by a slot of this shape. */
+static inline bool plain_resident(const KvShape *s, int n, int j) {
+    return s->window == 0 || j >= n - (s->window - 1) || j < s->sinks;
+}

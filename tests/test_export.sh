@@ -1,0 +1,42 @@
+#!/bin/bash
+# Models trained here are what they say: a llama is written as one, and transformers loads it unchanged and computes the
+# same logits. The second half needs a Python (PYTHON, default python3) with torch and transformers.
+set -u
+build=${BUILD:-build}
+prog=${KVSMITH:-$build/kvsmith}
+case $prog in */*) ;; *) prog=./$prog ;; esac
+python=${PYTHON:-python3}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+train() { # NAME CONFIG [key=value ...]
+    name=$1 config=$2
+    shift 2
+    "$prog" train "configs/$config.yaml" run.dir="$tmp/$name" train.steps=20 train.batch=2 train.micro_batch=2 \
+        train.save_every=0 train.eval_every=0 -q "$@" >"$tmp/log" 2>&1 && return 0
+    echo "not ok $name: kvsmith train: $(tail -n 1 "$tmp/log")"
+    return 1
+}
+kind() { # NAME TYPE
+    if grep -q "\"model_type\": \"$2\"" "$tmp/$1/last/config.json"; then echo "ok $1-is-$2"; else
+        echo "not ok $1-is-$2: $(grep model_type "$tmp/$1/last/config.json")"
+    fi
+}
+
+train tied tiny-gqa && kind tied llama
+train untied tiny-mqa model.tied=false && kind untied llama
+train scaled tiny-gqa optim.lr=0.02 model.max_positions=64 \
+    'model.kinds.full.rope={type: llama3, theta: 50, factor: 4, original_max_positions: 16}' && kind scaled llama
+train window tiny-window && kind window kvsmith
+
+if ! "$python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
+    echo "skip transformers: no Python with torch, transformers and safetensors here"
+    exit 0
+fi
+for name in tied untied scaled; do
+    if "$python" tests/golden/check_export.py "$prog" "$tmp/$name/last" >"$tmp/log" 2>&1; then
+        echo "ok transformers-$name"
+    else
+        echo "not ok transformers-$name: $(tail -n 1 "$tmp/log")"
+    fi
+done

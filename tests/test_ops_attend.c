@@ -1,0 +1,354 @@
+/* Attention over the rows of a pass and its backward, against plain loops over pairs of rows. Passes are drawn: ragged
+ * sequences, documents that begin and continue, windows, sinks, groups of heads, widths. Each bound is also held
+ * against references with one mistake planted in them. */
+#include "rig.h"
+
+/* ---- a drawn pass -------------------------------------------------------------------------------------------------
+ */
+enum { SEQS = 5, DRAWS = 48 };
+typedef struct {
+    Batch b;
+    int off[SEQS + 1], seq[SEQS], *of, *pos, *first, *all, *picked;
+    uint64_t id[SEQS];
+    Pick out;
+    KvShape s;
+    Look look;
+} Pass;
+
+static Pass *pass_draw(Dice *dice, int draw, bool whole) {
+    static const int length[] = {1, 63, 64, 65, 150, 0, 7}, window[] = {0, 1, 5, 70};
+    static const int dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {1, 1}},
+                     heads[][2] = {{2, 2}, {4, 2}, {4, 1}, {8, 2}, {3, 1}};
+    Pass *p = xcalloc(1, sizeof *p);
+    int N = 0, D = roll(dice, 5), H = roll(dice, 5), kind = roll(dice, 3), wanted = whole ? 0 : roll(dice, 4), n = 0;
+    p->b.B = draw == 0 ? 1 : 1 + roll(dice, 4);
+    for (int s = 0; s < p->b.B; s++) {
+        p->seq[s] = s, p->id[s] = (uint64_t)s;
+        p->off[s + 1] = N += draw == 0 ? 0 : length[roll(dice, 7)]; /* draw 0 has no rows at all */
+    }
+    p->of = xcalloc((size_t)N + 1, sizeof(int)), p->pos = xcalloc((size_t)N + 1, sizeof(int));
+    p->first = xcalloc((size_t)N + 1, sizeof(int));
+    p->all = xcalloc((size_t)N + 1, sizeof(int)), p->picked = xcalloc((size_t)N + 1, sizeof(int));
+    for (int s = 0; s < p->b.B; s++)
+        for (int i = p->off[s]; i < p->off[s + 1]; i++) {
+            bool start = i == p->off[s] ? roll(dice, 2) : kind && roll(dice, kind == 1 ? 20 : 3) == 0;
+            p->of[i] = s;
+            p->all[i] = i;
+            if (start)
+                p->first[i] = i, p->pos[i] = 0;
+            else if (i == p->off[s])
+                p->first[i] = -1, p->pos[i] = 1 + roll(dice, roll(dice, 2) ? 3 : 200);
+            else
+                p->first[i] = p->first[i - 1], p->pos[i] = p->pos[i - 1] + 1;
+            bool last = i == p->off[s + 1] - 1;
+            if (wanted == 0 || (wanted == 1 && last) || (wanted == 2 && roll(dice, 3) == 0)) p->picked[n++] = i;
+        }
+    p->out = (Pick){n, p->picked}; /* wanted == 3: none */
+    p->b = (Batch){
+        .B = p->b.B, .N = N, .off = p->off, .seq = p->seq, .of = p->of, .pos = p->pos, .first = p->first, .id = p->id};
+    p->s = (KvShape){.lanes = heads[H][1], .kdim = dims[D][0], .vdim = dims[D][1]};
+    p->look = (Look){.heads = heads[H][0],
+                     .window = window[draw % 4],
+                     .sinks = draw / 4 % 2 ? 3 : 0,
+                     .scale = (real)(1.1 / sqrt(dims[D][0]))};
+    return p;
+}
+static void pass_free(Pass *p) { free(p->of), free(p->pos), free(p->first), free(p->all), free(p->picked), free(p); }
+static void rig_pass(Rig *g, const Pass *p) {
+    g->run.batch = &p->b;
+    g->run.in = (Pick){p->b.N, p->all};
+    g->run.out = p->out;
+}
+static Kv pass_kv(Rig *g, const Pass *p) {
+    return (Kv){p->s, RANDOM(g, "k", p->b.N, p->s.lanes, p->s.kdim), RANDOM(g, "v", p->b.N, p->s.lanes, p->s.vdim)};
+}
+/* ---- references ---------------------------------------------------------------------------------------------------
+ */
+/* Mistakes that a bound must notice. */
+typedef enum {
+    RIGHT,
+    DROPS_A_KEY,
+    STRICTLY_CAUSAL,
+    SEES_THE_NEXT,
+    WIDER_WINDOW,
+    ONE_SINK_LESS,
+    IGNORES_DOCUMENTS,
+    NO_SCALE,
+    NO_DELTA,
+    FAULTS
+} Fault;
+static const char *const fault_name[FAULTS] = {"",
+                                               "a dropped key",
+                                               "j < i",
+                                               "j <= i + 1",
+                                               "a window of one more",
+                                               "a sink less",
+                                               "ignored documents",
+                                               "a missing scale",
+                                               "a missing delta"};
+static bool visible(const Pass *p, int i, int j, Fault f) {
+    const Batch *b = &p->b;
+    int age = b->pos[i] - b->pos[j], limit = f == STRICTLY_CAUSAL ? i - 1 : f == SEES_THE_NEXT ? i + 1 : i;
+    int window = p->look.window + (f == WIDER_WINDOW), sinks = p->look.sinks - (f == ONE_SINK_LESS);
+    if (b->of[i] != b->of[j] || j > limit) return false;
+    if (f != IGNORES_DOCUMENTS && b->first[i] != b->first[j]) return false;
+    if (f == DROPS_A_KEY && j == imax(b->first[i], b->off[b->of[i]]) && i > j) return false;
+    return p->look.window == 0 || age < window || b->pos[j] < sinks;
+}
+static const real *row(Tensor t, int i, int h) {
+    return R(t) + ((size_t)i * (size_t)t.n[1] + (size_t)h) * (size_t)t.n[2];
+}
+
+typedef struct {
+    Ref *o, *lse;
+    bool differs; /* a fault changed what some wanted row sees */
+} Forward;
+static Forward attend_ref(const Pass *p, Tensor q, const Kv *kv, Tensor o0, Tensor lse0, Fault f) {
+    int H = p->look.heads, G = H / p->s.lanes, Dv = p->s.vdim, M = p->out.n;
+    wide scale = f == NO_SCALE ? 1 : p->look.scale;
+    Forward r = {refs((size_t)(M * H * Dv)), refs((size_t)(M * H)), false};
+    Seen x = seen_make(p->b.N, p->s.kdim, Dv);
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < H; h++) {
+            int i = p->out.idx[m], at = m * H + h;
+            x.n = 0;
+            if (present(o0)) x.part = R(lse0)[at], x.o0 = row(o0, m, h);
+            for (int j = p->off[p->of[i]]; j < p->off[p->of[i] + 1]; j++) {
+                bool sees = visible(p, i, j, f);
+                r.differs |= sees != visible(p, i, j, RIGHT);
+                if (sees) seen_add(&x, row(q, m, h), row(kv->k, j, h / G), row(kv->v, j, h / G), scale);
+            }
+            r.differs |= f == NO_SCALE && x.n > 1; /* one key has all the weight whatever its score */
+            seen_ref(&x, &r.o[at * Dv], &r.lse[at]);
+        }
+    seen_free(&x);
+    return r;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------------
+ */
+/* A partial over a few other keys per row and head, or over none. */
+static void partial(Dice *dice, const Pass *p, Tensor o, Tensor lse) {
+    int Dv = p->s.vdim;
+    for (int i = 0; i < p->out.n * p->look.heads; i++) {
+        bool none = roll(dice, 3) == 0;
+        R(lse)[i] = none ? -INFINITY : (real)(roll(dice, 1000) / 100.0 - 5);
+        for (int k = 0; k < Dv; k++) R(o)[i * Dv + k] = none ? 0 : (real)(roll(dice, 2000) / 1000.0 - 1);
+    }
+}
+static void attend_with(Rig *g, const Pass *p, Tensor q, const Kv *kv, Tensor o0, Tensor lse0, int *noticed) {
+    bool merge = present(o0);
+    int H = p->look.heads;
+    Forward want = attend_ref(p, q, kv, o0, lse0, RIGHT);
+    Table tables[TABLES_MAX];
+    rig_pass(g, p);
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        uint64_t alone = 0;
+        for (int threads = 1; threads <= 3; threads++) {
+            Mark mark = arena_mark(&g->mem);
+            Tensor o = EMPTY(g, "o", p->out.n, H, p->s.vdim), lse = EMPTY(g, "lse", p->out.n, H);
+            rig_use(g, tables[k], threads);
+            if (merge) memcpy(o.p, o0.p, tensor_bytes(o)), memcpy(lse.p, lse0.p, tensor_bytes(lse));
+            if (merge) { /* adds to what is there: only one call may find it */
+                rig_measure(g);
+                g->run.ops->attend(&g->run, o, lse, q, kv, p->look, true);
+                rig_place(g);
+                g->run.ops->attend(&g->run, o, lse, q, kv, p->look, true);
+                rig_done(g);
+            } else
+                OP(g, attend, o, lse, q, kv, p->look, false);
+            CHECK_REF(g, "attend", merge ? "merged o" : "o", o, want.o);
+            CHECK_REF(g, "attend", merge ? "merged lse" : "lse", lse, want.lse);
+            if (threads == 1) alone = g->hash;
+            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
+            for (Fault f = DROPS_A_KEY; noticed && k == 0 && threads == 1 && f < NO_DELTA; f++) {
+                Forward wrong = attend_ref(p, q, kv, o0, lse0, f);
+                if (wrong.differs && p->out.n) {
+                    noticed[f]++;
+                    CHECK_MISSED("attend", fault_name[f], o, wrong.o);
+                    CHECK_MISSED("attend", fault_name[f], lse, wrong.lse);
+                }
+                free(wrong.o), free(wrong.lse);
+            }
+            arena_release(&g->mem, mark);
+        }
+    }
+    free(want.o), free(want.lse);
+}
+static void forward(Rig *g, int draw, int noticed[FAULTS]) {
+    Dice dice = {rng_mix(0xA77E, (uint64_t)draw), 0};
+    Pass *p = pass_draw(&dice, draw, false);
+    Kv kv = pass_kv(g, p);
+    Tensor q = RANDOM(g, "q", p->out.n, p->look.heads, p->s.kdim);
+    Tensor o = EMPTY(g, "o before", p->out.n, p->look.heads, p->s.vdim),
+           lse = EMPTY(g, "lse before", p->out.n, p->look.heads);
+    attend_with(g, p, q, &kv, ABSENT, ABSENT, draw % 3 != 1 && p->s.kdim > 1 ? noticed : NULL);
+    partial(&dice, p, o, lse);
+    attend_with(g, p, q, &kv, o, lse, NULL);
+    pass_free(p);
+}
+void case_attend(Rig *g, int draw, int d) { forward(g, draw, (int[FAULTS]){d}); }
+/* All draws; the mistakes up to `last` must have been tried. */
+static void draws(void (*f)(Rig *, int draw, int noticed[FAULTS]), Fault last) {
+    int noticed[FAULTS] = {0};
+    for (int draw = 0; draw < DRAWS; draw++) {
+        Rig g;
+        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+        f(&g, draw, noticed);
+        rig_close(&g);
+    }
+    for (Fault i = DROPS_A_KEY; i <= last; i++)
+        cr_assert(noticed[i] >= 3, "%s was tried %d times", fault_name[i], noticed[i]);
+}
+Test(ops, attend) { draws(forward, NO_SCALE); }
+
+/* Scores of +-1e4: the largest must win without an overflow, and equal ones share. */
+Test(ops, attend_with_extreme_scores) {
+    for (int draw = 1; draw < 12; draw++) {
+        Dice dice = {rng_mix(0xE87, (uint64_t)draw), 0};
+        Pass *p = pass_draw(&dice, draw, true);
+        Rig g;
+        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+        Kv kv = pass_kv(&g, p);
+        Tensor q = RANDOM(&g, "q", p->out.n, p->look.heads, p->s.kdim);
+        p->look.scale = (real)(1e4 / sqrt(p->s.kdim));
+        attend_with(&g, p, q, &kv, ABSENT, ABSENT, NULL);
+        for (size_t i = 0; i < tensor_count(q); i++) R(q)[i] = 0; /* every visible key weighs the same */
+        attend_with(&g, p, q, &kv, ABSENT, ABSENT, NULL);
+        rig_close(&g);
+        pass_free(p);
+    }
+}
+
+/* A NaN reaches every row that looks at it, and no other sequence and no other lane. */
+Test(ops, attend_lets_nan_through) {
+    Table tables[TABLES_MAX];
+    for (int draw = 1; draw < 25; draw++)
+        for (int what = 0; what < 3; what++) {
+            Dice dice = {rng_mix(0x9A9, (uint64_t)draw), 0};
+            Pass *p = pass_draw(&dice, draw, true);
+            Rig g;
+            rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+            int H = p->look.heads, G = H / p->s.lanes, Dv = p->s.vdim, N = p->b.N;
+            Kv kv = pass_kv(&g, p);
+            Tensor q = RANDOM(&g, "q", N, H, p->s.kdim), o = EMPTY(&g, "o", N, H, Dv), lse = EMPTY(&g, "lse", N, H);
+            int bad = N ? roll(&dice, N) : -1, lane = roll(&dice, p->s.lanes),
+                column = roll(&dice, what == 2 ? Dv : p->s.kdim);
+            if (N) ((real *)row(what == 0 ? q : what == 1 ? kv.k : kv.v, bad, what ? lane : lane * G))[column] = NAN;
+            rig_pass(&g, p);
+            for (int k = 0, n = rig_tables(tables); k < n; k++) {
+                rig_use(&g, tables[k], 1);
+                OP(&g, attend, o, lse, q, &kv, p->look, false);
+                for (int i = 0; i < N; i++)
+                    for (int h = 0; h < H; h++) {
+                        bool hit = what == 0 ? i == bad && h == lane * G : visible(p, i, bad, RIGHT) && h / G == lane;
+                        bool near = what == 0 ? i == bad && h == lane * G : p->of[i] == p->of[bad] && h / G == lane;
+                        bool nan = false, all = true;
+                        for (int c = 0; c < Dv; c++)
+                            nan |= isnan(row(o, i, h)[c]), all &= isnan(row(o, i, h)[c]) || (what == 2 && c != column);
+                        cr_assert(!hit || all, "%s: NaN in %c vanished at row %d, head %d", g.table, "qkv"[what], i, h);
+                        cr_assert(!hit || what == 2 || isnan(R(lse)[i * H + h]), "%s: NaN in %c vanished from lse",
+                                  g.table, "qkv"[what]);
+                        cr_assert(near || (!nan && !isnan(R(lse)[i * H + h])),
+                                  "%s: NaN in %c spread to row %d, head %d", g.table, "qkv"[what], i, h);
+                    }
+            }
+            rig_close(&g);
+            pass_free(p);
+        }
+}
+
+/* ---- backward -----------------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    Ref *dq, *dk, *dv;
+    bool differs, mixes; /* some row sees more keys than one */
+} Grad;
+typedef struct {
+    Tensor q, o, lse, dout, dq, dk, dv;
+    Kv kv;
+} Tape;
+/* Adds an entry of ds or p, whose error squared is `square`, times x to a gradient. */
+static void grad_add(Ref *r, wide entry, wide square, real x) {
+    r->want += entry * x, r->square += square * x * x, r->terms++;
+}
+static Grad backward_ref(const Pass *p, const Tape *t, Fault f) {
+    int H = p->look.heads, G = H / p->s.lanes, Dk = p->s.kdim, Dv = p->s.vdim, N = p->b.N;
+    Grad r = {refs_of(t->dq), refs_of(t->dk), refs_of(t->dv), f == NO_DELTA, false};
+    for (int i = 0; i < N; i++)
+        for (int h = 0; h < H; h++) {
+            wide delta_sq, delta = rig_score(row(t->dout, i, h), row(t->o, i, h), Dv, 1, &delta_sq),
+                           lse = R(t->lse)[i * H + h];
+            int keys = 0;
+            for (int j = p->off[p->of[i]]; j < p->off[p->of[i] + 1]; j++) {
+                bool sees = visible(p, i, j, f);
+                r.differs |= sees != visible(p, i, j, RIGHT);
+                if (!sees) continue;
+                r.mixes |= keys++ > 0;
+                const real *qi = row(t->q, i, h), *kj = row(t->kv.k, j, h / G), *vj = row(t->kv.v, j, h / G),
+                           *gi = row(t->dout, i, h);
+                wide e, g_sq, s = rig_score(qi, kj, Dk, p->look.scale, &e), gv = rig_score(gi, vj, Dv, 1, &g_sq);
+                wide w = expl(s - lse), scale = f == NO_SCALE ? 1 : p->look.scale, x = gv - (f == NO_DELTA ? 0 : delta);
+                wide p_sq = w * w * (1 + e + s * s + lse * lse), ds = w * x * scale;
+                wide ds_sq = scale * scale * (x * x * p_sq + w * w * (g_sq + delta_sq));
+                for (int c = 0; c < Dk; c++) {
+                    grad_add(&r.dq[(i * H + h) * Dk + c], ds, ds_sq, kj[c]);
+                    grad_add(&r.dk[(j * p->s.lanes + h / G) * Dk + c], ds, ds_sq, qi[c]);
+                }
+                for (int c = 0; c < Dv; c++) grad_add(&r.dv[(j * p->s.lanes + h / G) * Dv + c], w, p_sq, gi[c]);
+            }
+        }
+    r.differs |= f == NO_SCALE && r.mixes; /* of one key the score has no gradient */
+    return r;
+}
+static void grad_free(Grad r) { free(r.dq), free(r.dk), free(r.dv); }
+static void backward(Rig *g, int draw, int noticed[FAULTS]) {
+    Dice dice = {rng_mix(0xBAC, (uint64_t)draw), 0};
+    Pass *p = pass_draw(&dice, draw, true);
+    int N = p->b.N, H = p->look.heads, Dk = p->s.kdim, Dv = p->s.vdim, K = p->s.lanes;
+    Tape t = {.kv = pass_kv(g, p),
+              .q = RANDOM(g, "q", N, H, Dk),
+              .dout = RANDOM(g, "dout", N, H, Dv),
+              .o = EMPTY(g, "o", N, H, Dv),
+              .lse = EMPTY(g, "lse", N, H),
+              .dq = RANDOM(g, "dq", N, H, Dk),
+              .dk = RANDOM(g, "dk", N, K, Dk),
+              .dv = RANDOM(g, "dv", N, K, Dv)};
+    Forward seen = attend_ref(p, t.q, &t.kv, ABSENT, ABSENT, RIGHT);
+    for (size_t i = 0; i < tensor_count(t.o); i++) R(t.o)[i] = (real)seen.o[i].want;
+    for (size_t i = 0; i < tensor_count(t.lse); i++) R(t.lse)[i] = (real)seen.lse[i].want;
+    Grad want = backward_ref(p, &t, RIGHT);
+    Table tables[TABLES_MAX];
+    rig_pass(g, p);
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        uint64_t alone = 0;
+        for (int threads = 1; threads <= 3; threads++) {
+            Mark mark = arena_mark(&g->mem);
+            Tensor dq = tensor_copy(g, t.dq);
+            Kv dkv = {p->s, tensor_copy(g, t.dk), tensor_copy(g, t.dv)};
+            rig_use(g, tables[k], threads);
+            OP(g, attend_backward, dq, &dkv, t.dout, t.q, &t.kv, p->look, t.o, t.lse);
+            CHECK_REF(g, "attend_backward", "dq", dq, want.dq);
+            CHECK_REF(g, "attend_backward", "dk", dkv.k, want.dk);
+            CHECK_REF(g, "attend_backward", "dv", dkv.v, want.dv);
+            if (threads == 1) alone = g->hash;
+            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
+            for (Fault f = DROPS_A_KEY; draw % 3 != 1 && Dk > 1 && k == 0 && threads == 1 && f < FAULTS; f++) {
+                Grad wrong = backward_ref(p, &t, f);
+                noticed[f] += wrong.differs;
+                bool lone = f == STRICTLY_CAUSAL && !want.mixes; /* ds = 0, seen or not */
+                if (wrong.differs && N && !lone) {
+                    CHECK_MISSED("attend_backward", fault_name[f], dq, wrong.dq);
+                    CHECK_MISSED("attend_backward", fault_name[f], dkv.k, wrong.dk);
+                }
+                if (wrong.differs && N && f < NO_SCALE) CHECK_MISSED("attend_backward", fault_name[f], dkv.v, wrong.dv);
+                grad_free(wrong);
+            }
+            arena_release(&g->mem, mark);
+        }
+    }
+    grad_free(want), free(seen.o), free(seen.lse);
+    pass_free(p);
+}
+void case_attend_backward(Rig *g, int draw, int d) { backward(g, draw, (int[FAULTS]){d}); }
+Test(ops, attend_backward) { draws(backward, NO_DELTA); }

@@ -1,0 +1,173 @@
+/* Attention over the history in a cache that drawn schedules fill, by several readers of one slot, against loops over
+ * the rows that the model of the cache says are there. */
+#include "cache_model.h"
+
+typedef enum { RIGHT, DROPS_A_KEY, WIDER_WINDOW, ONE_SINK_LESS, NO_SCALE, IGNORES_DOCUMENTS, FAULTS } Fault;
+static const char *const fault_name[FAULTS] = {
+    "", "a dropped key", "a window of one more", "a sink less", "a missing scale", "ignored documents"};
+
+typedef struct {
+    const Plain *m;
+    int slot, noticed[FAULTS];
+    Look look;
+    Pick out;
+    Tensor q, o0, lse0; /* (o0, lse0) is merged with, or absent */
+} Reader;
+
+/* Whether the row i of the pass sees row j of its history. */
+static bool visible(const Reader *a, int i, int j, Fault f) {
+    const Batch *b = &a->m->b;
+    if (b->first[i] != -1 && f != IGNORES_DOCUMENTS) return false;
+    if (f == DROPS_A_KEY && j == a->m->h[a->slot][b->seq[b->of[i]]].n - 1) return false;
+    return a->look.window == 0 || b->pos[i] - j < a->look.window + (f == WIDER_WINDOW) ||
+           j < a->look.sinks - (f == ONE_SINK_LESS);
+}
+typedef struct {
+    Ref *o, *lse;
+    bool differs;
+} Forward;
+static Forward lanes_ref(const Reader *a, Fault f) {
+    const Plain *m = a->m;
+    const KvShape *s = &m->shape[a->slot];
+    int H = a->look.heads, G = H / s->lanes, Dk = s->kdim, Dv = s->vdim;
+    Forward r = {refs((size_t)(a->out.n * H * Dv)), refs((size_t)(a->out.n * H)), false};
+    Seen x = seen_make(m->max_tokens, Dk, Dv);
+    for (int n = 0; n < a->out.n; n++)
+        for (int h = 0; h < H; h++) {
+            int i = a->out.idx[n], at = n * H + h, keys = 0;
+            const History *past = &m->h[a->slot][m->b.seq[m->b.of[i]]];
+            x.n = 0;
+            if (present(a->o0)) x.part = R(a->lse0)[at], x.o0 = R(a->o0) + at * Dv;
+            for (int j = 0; j < past->n; j++) {
+                bool sees = visible(a, i, j, f), right = visible(a, i, j, RIGHT);
+                r.differs |= sees != right;
+                keys += right;
+                size_t row = (size_t)(j * s->lanes + h / G);
+                if (sees)
+                    seen_add(&x, R(a->q) + at * Dk, past->k + row * (size_t)Dk, past->v + row * (size_t)Dv,
+                             f == NO_SCALE ? 1 : a->look.scale);
+            }
+            r.differs |= f == NO_SCALE && keys > 1;
+            seen_ref(&x, &r.o[at * Dv], &r.lse[at]);
+            if (keys || f != RIGHT || !present(a->o0)) continue;
+            /* nothing is merged: not a bit may change */
+            r.lse[at] = (Ref){R(a->lse0)[at], 0, 1};
+            for (int k = 0; k < Dv; k++) r.o[at * Dv + k] = (Ref){R(a->o0)[at * Dv + k], 0, 1};
+        }
+    seen_free(&x);
+    return r;
+}
+static void read_with(Rig *g, Reader *a, bool faults) {
+    const Slot *slot = kv_slot(&a->m->c, a->slot);
+    int Dv = a->m->shape[a->slot].vdim, H = a->look.heads;
+    bool merge = present(a->o0);
+    Forward want = lanes_ref(a, RIGHT);
+    Table tables[TABLES_MAX];
+    Pick out = g->run.out;
+    g->run.out = a->out;
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        uint64_t alone = 0;
+        for (int threads = 1; threads <= 3; threads++) {
+            Mark mark = arena_mark(&g->mem);
+            Tensor o = EMPTY(g, "o", a->out.n, H, Dv), lse = EMPTY(g, "lse", a->out.n, H);
+            rig_use(g, tables[k], threads);
+            if (merge) memcpy(o.p, a->o0.p, tensor_bytes(o)), memcpy(lse.p, a->lse0.p, tensor_bytes(lse));
+            CALL(g, (kv_attend(&g->run, slot, o, lse, a->q, a->look, merge), 0));
+            CHECK_REF(g, "attend_lanes", merge ? "merged o" : "o", o, want.o);
+            CHECK_REF(g, "attend_lanes", merge ? "merged lse" : "lse", lse, want.lse);
+            if (threads == 1) alone = g->hash;
+            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
+            for (Fault f = DROPS_A_KEY; faults && k == 0 && threads == 1 && f < FAULTS; f++) {
+                Forward wrong = lanes_ref(a, f);
+                if (wrong.differs) {
+                    CHECK_MISSED("attend_lanes", fault_name[f], o, wrong.o);
+                    CHECK_MISSED("attend_lanes", fault_name[f], lse, wrong.lse);
+                    a->noticed[f]++;
+                }
+                free(wrong.o), free(wrong.lse);
+            }
+            arena_release(&g->mem, mark);
+        }
+    }
+    g->run.out = out;
+    free(want.o), free(want.lse);
+}
+
+/* A reader whose window and sinks lie inside the slot's retention, with wanted rows and perhaps a partial of its own.
+ */
+static void reader_draw(Reader *a, const Plain *m, Rig *g, Dice *dice, int slot, int *idx) {
+    const KvShape *s = &m->shape[slot];
+    int n = 0, wanted = roll(dice, 3), w = s->window;
+    for (int i = 0; i < m->b.N; i++)
+        if (wanted == 0 || (wanted == 1 && roll(dice, 2)) || i == m->off[m->of[i] + 1] - 1) idx[n++] = i;
+    a->m = m, a->slot = slot;
+    a->out = (Pick){n, idx};
+    a->look = (Look){.heads = s->lanes * (1 + roll(dice, 3)),
+                     .window = w ? w : roll(dice, 2) * 7,
+                     .sinks = s->sinks,
+                     .scale = (real)(1.1 / sqrt(s->kdim))};
+    if (w && roll(dice, 2)) a->look.window = 1 + roll(dice, w); /* narrower than what is kept */
+    if (a->look.window && (s->sinks || !w) && roll(dice, 2)) a->look.sinks = roll(dice, s->sinks + (w ? 0 : 4));
+    a->q = RANDOM(g, "q", n, a->look.heads, s->kdim);
+    a->o0 = a->lse0 = ABSENT;
+    if (roll(dice, 2)) return;
+    a->o0 = RANDOM(g, "o before", n, a->look.heads, s->vdim), a->lse0 = RANDOM(g, "lse before", n, a->look.heads);
+    for (int i = 0; i < n * a->look.heads; i++)
+        if (roll(dice, 3) == 0) {
+            R(a->lse0)[i] = -INFINITY;
+            for (int k = 0; k < s->vdim; k++) R(a->o0)[i * s->vdim + k] = 0;
+        }
+}
+
+enum { DRAWS = 32, PASSES = 14 };
+static void lanes(Rig *g, int draw, int noticed[FAULTS]) {
+    static const int page_rows[] = {1, 3, 4, 64}, window[] = {0, 1, 5, 70},
+                     dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {2, 1}};
+    Dice dice = {rng_mix(0x1A9E5, (uint64_t)draw), 0};
+    KvShape s[2];
+    Plain m;
+    Reader a = {0};
+    for (int i = 0; i < 2; i++) {
+        int D = roll(&dice, 5), w = window[(draw / 4 + i * 3) % 4];
+        s[i] = (KvShape){.lanes = 1 + roll(&dice, 2),
+                         .kdim = dims[D][0],
+                         .vdim = dims[D][1],
+                         .window = w,
+                         .sinks = w ? (draw / 16 + i) % 2 * 3 : 0};
+    }
+    plain_open(&m, s, 2, 3, 260, 200, page_rows[draw % 4]);
+    int *idx = xcalloc(200, sizeof *idx);
+    for (int pass = 0; pass < PASSES; pass++) {
+        Mark mark = arena_mark(&g->mem);
+        Err e = {0};
+        int one = roll(&dice, 3), other = (one + 1 + roll(&dice, 2)) % 3, what = roll(&dice, 8);
+        if (what == 0) plain_fork(&m, one, other);
+        if (what == 1) plain_drop(&m, one);
+        plain_pass(&m, g, &dice, pass < 3 ? 90 : roll(&dice, 2) ? 1 : 12, false);
+        cr_assert(plain_begin(&m, &e), "%s", e.msg);
+        for (int i = 0; i < 2; i++) {
+            reader_draw(&a, &m, g, &dice, i, idx);
+            read_with(g, &a, (draw + pass) % 3 == 0);
+        }
+        rig_use(g, (Table){"baseline", &ops_cpu_baseline}, 1);
+        plain_append(&m, g);
+        plain_end(&m);
+        plain_check(&m, "after a pass");
+        arena_release(&g->mem, mark);
+    }
+    for (Fault f = RIGHT; f < FAULTS; f++) noticed[f] += a.noticed[f];
+    free(idx);
+    plain_close(&m);
+}
+void case_attend_lanes(Rig *g, int draw, int d) { lanes(g, draw, (int[FAULTS]){d}); }
+Test(ops, attend_lanes) {
+    int noticed[FAULTS] = {0};
+    for (int draw = 0; draw < DRAWS; draw++) {
+        Rig g;
+        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)8 << 20);
+        lanes(&g, draw, noticed);
+        rig_close(&g);
+    }
+    for (Fault f = DROPS_A_KEY; f < FAULTS; f++)
+        cr_assert(noticed[f] >= 10, "%s was tried %d times", fault_name[f], noticed[f]);
+}

@@ -1,0 +1,192 @@
+/* The head with cross-entropy, AdamW, sums of squares, and the matrix product itself: see rig.h. */
+#include "rig.h"
+#include "../ops/gemm.h"
+#include <criterion/redirect.h>
+#include <signal.h>
+
+/* ---- cross-entropy ------------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    Ref *nll, *dx, *dw;
+} Xent;
+/* fault 1: the target's own term of the gradient is missing; 2: g is ignored. */
+static Xent xent_ref(Tensor x, Tensor w, const int *tgt, const real *g, Tensor dx, Tensor dw, int fault) {
+    int N = x.n[0], d = x.n[1], V = w.n[0];
+    Xent r = {refs((size_t)N), refs_of(dx), refs_of(dw)};
+    wide *l = xcalloc((size_t)V, sizeof *l);
+    for (int i = 0; i < N; i++) {
+        wide top = -INFINITY, sum = 0, norm = 0;
+        if (tgt[i] < 0) continue;
+        for (int v = 0; v < V; v++) {
+            wide s = 0, q = 0;
+            for (int k = 0; k < d; k++) {
+                wide t = (wide)R(x)[i * d + k] * R(w)[v * d + k];
+                s += t, q += t * t;
+            }
+            l[v] = s;
+            top = s > top ? s : top;
+            norm = q > norm ? q : norm;
+        }
+        for (int v = 0; v < V; v++) sum += expl(l[v] - top);
+        /* of the size of the logits that it is the difference of */
+        r.nll[i] = (Ref){logl(sum) + top - l[tgt[i]], norm + 1 + top * top, d};
+        for (int v = 0; v < V && present(dx); v++) {
+            wide t = fault == 2 ? 1 : g[i], p = t * expl(l[v] - top) / sum, one = fault != 1 && v == tgt[i] ? t : 0;
+            for (int k = 0; k < d; k++) {
+                Ref *a = &r.dx[i * d + k], *b = &r.dw[v * d + k];
+                ref_add(a, p * R(w)[v * d + k]), ref_add(a, -one * R(w)[v * d + k]);
+                ref_add(b, p * R(x)[i * d + k]), ref_add(b, -one * R(x)[i * d + k]);
+                /* p errs by as much as its logit does */
+                a->square += p * p * R(w)[v * d + k] * R(w)[v * d + k] * norm;
+                b->square += p * p * R(x)[i * d + k] * R(x)[i * d + k] * norm;
+            }
+        }
+    }
+    free(l);
+    return r;
+}
+static void xent_free(Xent r) { free(r.nll), free(r.dx), free(r.dw); }
+static void xent(Rig *g, int N, int d, int V, real scale) {
+    Mark mark = arena_mark(&g->mem);
+    Dice dice = {rng_mix((uint64_t)V, (uint64_t)N), 0};
+    Tensor x = RANDOM(g, "x", N, d), w = RANDOM(g, "w", V, d), nll = EMPTY(g, "nll", N), G = RANDOM(g, "g", N);
+    Tensor dx = RANDOM(g, "dx", N, d), dw = RANDOM(g, "dw", V, d);
+    int *tgt = xcalloc((size_t)N + 1, sizeof *tgt);
+    for (int i = 0; i < N; i++) tgt[i] = i % 9 == 5 ? -1 : roll(&dice, V);
+    for (size_t i = 0; i < tensor_count(w); i++) R(w)[i] *= scale / (real)sqrt(d);
+    Xent want = xent_ref(x, w, tgt, R(G), dx, dw, 0);
+    bool small = (long)N * V * d < 30000;
+    Xent untold = small ? xent_ref(x, w, tgt, R(G), dx, dw, 1) : (Xent){0},
+         plain = small ? xent_ref(x, w, tgt, R(G), dx, dw, 2) : (Xent){0};
+    OP(g, linear_xent, nll, ABSENT, ABSENT, x, w, tgt, NULL);
+    CHECK_REF(g, "linear_xent", "nll alone", nll, want.nll);
+    memset(nll.p, 0xFF, tensor_bytes(nll));
+    OP(g, linear_xent, nll, dx, dw, x, w, tgt, R(G));
+    CHECK_REF(g, "linear_xent", "nll", nll, want.nll);
+    CHECK_REF(g, "linear_xent", "dx", dx, want.dx);
+    CHECK_REF(g, "linear_xent", "dw", dw, want.dw);
+    for (int i = 0; i < N; i++)
+        cr_assert(tgt[i] >= 0 || R(nll)[i] == 0, "row %d has no target and nll %g", i, (double)R(nll)[i]);
+    if (N && V > 1 && small) {
+        CHECK_MISSED("linear_xent", "a gradient without the target", dx, untold.dx);
+        CHECK_MISSED("linear_xent", "a gradient without g", dw, plain.dw);
+    }
+    xent_free(want), xent_free(untold), xent_free(plain);
+    free(tgt);
+    arena_release(&g->mem, mark);
+}
+void case_linear_xent(Rig *g, int N, int d) {
+    xent(g, N, d, d > 100 ? 257 : N % 2 ? 3 : 17, d == 16 ? 40 : 2); /* 40: logits of 100 and more */
+    if (d == 1) xent(g, N, d, 1, 2);
+}
+OP_TEST(linear_xent, 0)
+Test(ops, linear_xent_in_chunks) {
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        int N = (int[]){65, 33, 31}[k]; /* chunks have 32 rows at this vocabulary: 32 + 32 + 1; 32 + 1; 31 */
+        Rig g;
+        rig_open(&g, tables[k], 2, (size_t)4 << 20);
+        xent(&g, N, 3, 33000, 2);
+        rig_close(&g);
+    }
+}
+Test(ops, linear_xent_refuses_a_target_outside, .signal = SIGABRT, .init = cr_redirect_stderr) {
+    Rig g;
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
+    Tensor x = RANDOM(&g, "x", 1, 4), w = RANDOM(&g, "w", 3, 4), nll = EMPTY(&g, "nll", 1);
+    OP(&g, linear_xent, nll, ABSENT, ABSENT, x, w, (int[]){3}, NULL);
+}
+
+/* ---- AdamW, norms -------------------------------------------------------------------------------------------------
+ */
+void case_adamw(Rig *g, int N, int d) {
+    for (int k = 0; k < 4; k++) {
+        Mark mark = arena_mark(&g->mem);
+        const double lr = 3e-3, b1 = 0.9, b2 = 0.95, eps = k & 1 ? 1e-8 : 1e-3, decay = k & 2 ? 0.1 : 0,
+                     gscale = k == 3 ? 0.37 : 1;
+        int64_t t = (int64_t[]){1, 2, 1000, 100000}[k];
+        Tensor w = RANDOM(g, "w", N, d), G = RANDOM(g, "g", N, d), m = RANDOM(g, "m", N, d), v = RANDOM(g, "v", N, d);
+        for (int i = 0; i < N * d; i++) R(v)[i] *= R(v)[i];
+        Ref *rw = refs_of(w), *rm = refs((size_t)(N * d)), *rv = refs((size_t)(N * d));
+        wide c1 = 1 - powl(b1, t), c2 = 1 - powl(b2, t);
+        for (int i = 0; i < N * d; i++) {
+            wide gi = (wide)R(G)[i] * gscale;
+            ref_add(&rm[i], b1 * (wide)R(m)[i]), ref_add(&rm[i], (1 - (wide)b1) * gi);
+            ref_add(&rv[i], b2 * (wide)R(v)[i]), ref_add(&rv[i], (1 - (wide)b2) * gi * gi);
+            wide scale = lr / c1 / (sqrtl(rv[i].want / c2) + eps);
+            for (int j = 0; j < 2; j++) ref_add(&rw[i], -scale * (j ? (1 - (wide)b1) * gi : b1 * (wide)R(m)[i]));
+            ref_add(&rw[i], -lr * decay * (wide)R(w)[i]);
+        }
+        OP(g, adamw, w, G, m, v, lr, b1, b2, eps, decay, gscale, t);
+        CHECK_REF(g, "adamw", "w", w, rw);
+        CHECK_REF(g, "adamw", "m", m, rm);
+        CHECK_REF(g, "adamw", "v", v, rv);
+        free(rw), free(rm), free(rv);
+        arena_release(&g->mem, mark);
+    }
+}
+OP_TEST(adamw, EXACT)
+
+void case_sumsq(Rig *g, int N, int d) {
+    Tensor x = N == 150 && d > 100 ? RANDOM(g, "long", 3, 100001) : RANDOM(g, "x", N, d);
+    wide want = 0;
+    double got = 0;
+    for (size_t i = 0; i < tensor_count(x); i++) want += (wide)R(x)[i] * R(x)[i];
+    CALL(g, got = g->run.ops->sumsq(&g->run, x));
+    /* summed in double whatever the type */
+    cr_assert(fabsl(got - want) <= rig_limit("sumsq") * 0x1p-53 * sqrtl((wide)imax(1, (int)tensor_count(x))) * want,
+              "%s sumsq of %zu: got %.17g, want %.17Lg", g->table, tensor_count(x), got, want);
+    rig_result(g, TENSOR(&got, F64, 1));
+}
+OP_TEST(sumsq, EXACT)
+Test(ops, sumsq_of_nothing) {
+    Rig g;
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 0);
+    cr_assert(g.run.ops->sumsq(&g.run, ABSENT) == 0);
+    rig_close(&g);
+}
+
+/* ---- matrix product -----------------------------------------------------------------------------------------------
+ */
+static void product(Rig *g, GemmShape s) {
+    Mark mark = arena_mark(&g->mem);
+    Tensor A = RANDOM(g, "A", s.ta ? s.K : s.M, s.lda), B = RANDOM(g, "B", s.tb ? s.N : s.K, s.ldb),
+           C = RANDOM(g, "C", s.M, s.ldc);
+    Ref *want = refs_of(C); /* what lies between the rows stays */
+    for (int i = 0; i < s.M; i++)
+        for (int j = 0; j < s.N; j++) {
+            Ref *r = &want[i * s.ldc + j];
+            if (!s.accumulate) *r = (Ref){0};
+            for (int k = 0; k < s.K; k++)
+                ref_add(r,
+                        (wide)R(A)[s.ta ? k * s.lda + i : i * s.lda + k] * R(B)[s.tb ? j * s.ldb + k : k * s.ldb + j]);
+        }
+    CALL(g, (gemm(g->dev->gemm, &g->scratch, s, R(C), R(A), R(B)), 0));
+    CHECK_REF(g, "gemm", "C", C, want);
+    free(want);
+    arena_release(&g->mem, mark);
+}
+Test(ops, gemm) {
+    Rig g;
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 2, (size_t)2 << 20);
+    const int sizes[] = {1, 3, 16, 65};
+    for (int i = 0; i < 4 * 4 * 4 * 8; i++) { /* 512 shapes; every transpose, with rows wider than they need be */
+        GemmShape s = {.M = sizes[i & 3],
+                       .N = sizes[i >> 2 & 3],
+                       .K = sizes[i >> 4 & 3],
+                       .ta = i & 64,
+                       .tb = i & 128,
+                       .accumulate = i & 256};
+        int wider = i % 5 ? 0 : 3;
+        s.lda = (s.ta ? s.M : s.K) + wider, s.ldb = (s.tb ? s.K : s.N) + wider, s.ldc = s.N + wider;
+        product(&g, s);
+    }
+    /* More shapes than are remembered, then the first and the last again. */
+    for (int M = 1; M <= 600; M += M == 20 ? 561 : 1) product(&g, (GemmShape){M, 5, 7, .lda = 7, .ldb = 5, .ldc = 5});
+    product(&g, (GemmShape){1, 1, 1, .lda = 1, .ldb = 1, .ldc = 1});
+    product(&g, (GemmShape){600, 5, 7, .lda = 7, .ldb = 5, .ldc = 5});
+    product(&g, (GemmShape){0, 5, 7, .lda = 7, .ldb = 5, .ldc = 5});
+    product(&g, (GemmShape){5, 0, 7, .lda = 7, .ldb = 1, .ldc = 1});
+    product(&g, (GemmShape){4, 5, 0, .lda = 4, .ldb = 5, .ldc = 5, .ta = true, .accumulate = true});
+    rig_close(&g);
+}

@@ -1,0 +1,444 @@
+/* train/: one step against its definition, journals, the run folder, damaged checkpoints. Whole runs, killed and
+ * resumed, are in test_train.sh and test_resume.sh. */
+#include "check.h"
+#include "../model/cost.h"
+#include "../model/file.h"
+#include "../train/checkpoint.h"
+#include <unistd.h>
+
+#ifdef KV_DOUBLE
+    #define TOL 1e-11
+#else
+    #define TOL 2e-5
+#endif
+
+/* ---- a trainer on a small text --------------------------------------------------------------------------------------
+ */
+
+static const char yaml[] = "run: {dir: '%s', seed: 3, threads: 1}\n"
+                           "model:\n"
+                           "  d_model: 16\n"
+                           "  layers: 2\n"
+                           "  kinds: {full: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
+                           "  ffn: {kind: swiglu, hidden: 24}\n"
+                           "data: {train: '%s', val_fraction: 0.2, seq_len: 16}\n"
+                           "train: {steps: 8, batch: 6, micro_batch: 6, eval_every: 4, save_every: 4, log_every: 1}\n"
+                           "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5, weight_decay: 0.3}\n";
+
+static void settings(Config *cfg, int n, const char *const over[]) {
+    char *text = check_path("text.txt"), *dir = check_path("run"), *all;
+    char body[1200];
+    for (size_t i = 0; i < sizeof body; i++) body[i] = (char)("etaoin shrdlu\n"[rng_mix(7, i) % 14]);
+    check_write(text, body, sizeof body);
+    all = xformat(yaml, dir, text);
+    Err e = {0};
+    cr_assert(config_parse(cfg, all, strlen(all), "yaml", n, (char *const *)over, &e), "%s", e.msg);
+    free(all);
+    free(text);
+    free(dir);
+}
+
+static Trainer *open_trainer(Config *cfg, int n, const char *const over[]) {
+    Trainer *t = xcalloc(1, sizeof *t);
+    Err e = {0};
+    settings(cfg, n, over);
+    cr_assert(trainer_open(t, cfg, false, &e), "%s", e.msg);
+    model_init(&t->model, 3);
+    return t;
+}
+
+static void close_trainer(Trainer *t, Config *cfg) {
+    trainer_close(t);
+    free(t);
+    config_free(cfg);
+}
+
+/* ---- a step ---------------------------------------------------------------------------------------------------------
+ */
+
+/* Three steps by hand: the gradient of the whole batch in one pass, its norm, the schedule and AdamW from their
+ * formulas in double. */
+Test(train, step_is_its_definition) {
+    Config cfg;
+    Trainer *t = open_trainer(&cfg, 1, (const char *[]){"train.micro_batch=2"});
+    Config whole_cfg;
+    Trainer *u = open_trainer(&whole_cfg, 0, NULL);
+    int64_t N = 6 * 16;
+    double *w[256], *m[256], *v[256];
+    for (int i = 0; i < u->params.n; i++) {
+        size_t n = tensor_count(u->params.p[i].t[PARAM_WEIGHT]);
+        w[i] = xcalloc(n, sizeof(double)), m[i] = xcalloc(n, sizeof(double)), v[i] = xcalloc(n, sizeof(double));
+        for (size_t k = 0; k < n; k++) w[i][k] = (double)R(u->params.p[i].t[PARAM_WEIGHT])[k];
+    }
+    const double lr_of[] = {0.02 / 3, 0.02 * 2 / 3, 0.02};
+    for (int step = 0; step < 3; step++) {
+        Err e = {0};
+        TrainRecord r = {0};
+        loader_train(&u->loader, u->text.train, u->tok.eot, 3, (uint64_t)step * 6, 6);
+        cr_assert_eq(u->loader.batch.N, N);
+        for (int i = 0; i < N; i++) u->g[i] = (real)(1.0 / (double)N);
+        model_zero_grad(&u->model);
+        model_train(&u->model, &u->loader.batch, u->loader.tok, u->loader.tgt, u->g, u->nll);
+        double loss = 0, squares = 0;
+        for (int i = 0; i < N; i++) loss += (double)u->nll[i] / (double)N;
+        for (int i = 0; i < u->params.n; i++)
+            for (size_t k = 0; k < tensor_count(u->params.p[i].t[PARAM_GRAD]); k++)
+                squares += pow((double)R(u->params.p[i].t[PARAM_GRAD])[k], 2);
+        double norm = sqrt(squares), scale = norm > 0.5 ? 0.5 / norm : 1, lr = lr_of[step];
+        for (int i = 0; i < u->params.n; i++) {
+            Tensor g = u->params.p[i].t[PARAM_GRAD];
+            double decay = g.rank == 2 ? 0.3 : 0;
+            for (size_t k = 0; k < tensor_count(g); k++) {
+                double x = (double)R(g)[k] * scale;
+                m[i][k] = 0.9 * m[i][k] + 0.1 * x;
+                v[i][k] = 0.95 * v[i][k] + 0.05 * x * x;
+                double mh = m[i][k] / (1 - pow(0.9, step + 1)), vh = v[i][k] / (1 - pow(0.95, step + 1));
+                w[i][k] -= lr * (mh / (sqrt(vh) + 1e-8) + decay * w[i][k]);
+                R(u->params.p[i].t[PARAM_WEIGHT])[k] = (real)w[i][k];
+            }
+        }
+        cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
+        CHECK_CLOSE("loss", &r.loss, &loss, 1, TOL);
+        CHECK_CLOSE("norm", &r.grad_norm, &norm, 1, TOL);
+        CHECK_CLOSE("lr", &r.lr, &lr, 1, 1e-15);
+        cr_assert_gt(norm, 0.5, "clipping was not exercised: norm %g", norm);
+        cr_assert_eq(t->state.tokens, (step + 1) * N);
+    }
+    for (int i = 0; i < t->params.n; i++) {
+        Param *p = &t->params.p[i];
+        /* An entry whose gradient is rounding noise moves by lr in either direction; those are the ones with tiny v. */
+        size_t n = tensor_count(p->t[PARAM_WEIGHT]), far = 0;
+        double worst = 0;
+        for (size_t k = 0; k < n; k++) {
+            double off = fabs((double)R(p->t[PARAM_WEIGHT])[k] - w[i][k]);
+            if (sqrt(v[i][k]) < TOL) continue;
+            worst = !(off <= worst) ? off : worst;
+            far += !(off <= 50 * TOL);
+        }
+        cr_assert_eq(far, 0, "%s: %zu of %zu numbers are off, worst by %g", p->name, far, n, worst);
+        free(w[i]), free(m[i]), free(v[i]);
+    }
+    close_trainer(t, &cfg);
+    close_trainer(u, &whole_cfg);
+}
+
+static const int micro[] = {1, 2, 3, 6};
+ParameterizedTestParameters(train, micro_batch_changes_nothing_but_rounding) {
+    static int which[] = {0, 1, 2, 3};
+    return cr_make_param_array(int, which, 4);
+}
+ParameterizedTest(int *which, train, micro_batch_changes_nothing_but_rounding) {
+    char over[40];
+    snprintf(over, sizeof over, "train.micro_batch=%d", micro[*which]);
+    Config a, b;
+    Trainer *t = open_trainer(&a, 2, (const char *[]){over, "train.dropout=0.2"});
+    Trainer *u = open_trainer(&b, 1, (const char *[]){"train.dropout=0.2"});
+    Err e = {0};
+    TrainRecord r = {0}, s = {0};
+    double x, y;
+    int64_t n, k;
+    for (int i = 0; i < 2; i++) {
+        cr_assert(trainer_step(t, &r, &e) && trainer_step(u, &s, &e), "%s", e.msg);
+        CHECK_CLOSE("loss", &r.loss, &s.loss, 1, TOL);
+        CHECK_CLOSE("norm", &r.grad_norm, &s.grad_norm, 1, 20 * TOL);
+    }
+    cr_assert(trainer_validate(t, &x, &n, &e) && trainer_validate(u, &y, &k, &e), "%s", e.msg);
+    cr_assert_eq(n, k);
+    cr_assert_eq(n, (int64_t)t->text.val.n - 1, "%lld predictions of %zu tokens", (long long)n, t->text.val.n);
+    CHECK_CLOSE("validation", &x, &y, 1, 20 * TOL);
+    close_trainer(t, &a);
+    close_trainer(u, &b);
+}
+
+Test(train, diverged_step_leaves_weights) {
+    Config cfg;
+    Trainer *t = open_trainer(&cfg, 0, NULL);
+    Err e = {0};
+    TrainRecord r = {0};
+    R(t->model.w.norm)[3] = (real)NAN;
+    size_t n = tensor_count(t->model.w.embed) * sizeof(real);
+    void *before = xcalloc(1, n);
+    memcpy(before, t->model.w.embed.p, n);
+    cr_assert_not(trainer_step(t, &r, &e));
+    cr_assert_eq(e.status, EXIT_WORLD);
+    cr_assert(strstr(e.msg, "diverged at step 1"), "%s", e.msg);
+    CHECK_BYTES("embedding", t->model.w.embed.p, before, n);
+    cr_assert_eq(t->state.step, 0);
+    e = (Err){0};
+    cr_assert_not(trainer_finite(t, &e));
+    cr_assert(strstr(e.msg, "model.norm.weight"), "%s", e.msg);
+    free(before);
+    close_trainer(t, &cfg);
+}
+
+/* ---- journals -------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    const char *before, *mark;
+    int64_t step;
+    const char *after;
+} Cut;
+#define L1 "{\"step\":1,\"loss\":2}\n"
+#define L5 "{\"step\":5,\"loss\":2}\n"
+#define V5 "{\"step\":5,\"val_loss\":2}\n"
+#define L9 "{\"step\":9,\"loss\":2}\n"
+#define S5 "== step 5 ==\n  a\n  == step 2 ==\n"
+#define S9 "== step 9 ==\n  b\n"
+static const Cut cuts[] = {
+    {L1 L5 V5 L9, METRICS_MARK, 5, L1 L5 V5},
+    {L1 L5 V5 L9, METRICS_MARK, 4, L1},
+    {L1 L5 V5 L9, METRICS_MARK, 9, L1 L5 V5 L9},
+    {L1 L5 V5 L9, METRICS_MARK, -1, ""},
+    {L1 L5 V5 L9, METRICS_MARK, 0, ""},
+    {L1 L5 "{\"step\":5,\"val", METRICS_MARK, 5, L1 L5},
+    {L1 L5 "{\"st", METRICS_MARK, 7, L1 L5},
+    {"garbage\n" L1, METRICS_MARK, 7, ""},
+    {"{\"step\":123456789012345678901234567890}\n" L1, METRICS_MARK, 7, ""},
+    {"", METRICS_MARK, 7, ""},
+    {S5 S9, SAMPLES_MARK, 9, S5 S9},
+    {S5 S9, SAMPLES_MARK, 5, S5},
+    {S5 S9 "  torn", SAMPLES_MARK, 9, S5 S9},
+    {S5 S9, SAMPLES_MARK, 4, ""},
+};
+ParameterizedTestParameters(train, journal_is_cut) {
+    static int which[sizeof cuts / sizeof *cuts];
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) which[i] = (int)i;
+    return cr_make_param_array(int, which, sizeof cuts / sizeof *cuts);
+}
+ParameterizedTest(int *which, train, journal_is_cut) {
+    const Cut *c = &cuts[*which];
+    char *path = check_path("journal"), *got;
+    Journal j;
+    Err e = {0};
+    check_write(path, c->before, strlen(c->before));
+    cr_assert(journal_open(&j, path, c->mark, c->step, true, &e), "%s", e.msg);
+    cr_assert(journal_put(&j, "next\n", 5, &e) && journal_sync(&j, &e), "%s", e.msg);
+    journal_close(&j);
+    got = check_read(path, NULL);
+    char *want = xformat("%snext\n", c->after);
+    cr_assert_str_eq(got, want);
+    free(want);
+    free(got);
+    free(path);
+}
+
+Test(train, journal_samples_cannot_look_like_records) {
+    char *path = check_path("samples"), *got;
+    Journal j;
+    Err e = {0};
+    cr_assert(journal_open(&j, path, SAMPLES_MARK, -1, true, &e), "%s", e.msg);
+    static const char text[] = "a\n== step 3 ==\nb\0\x1b[2J\xff";
+    cr_assert(journal_sample(&j, 2, "", text, sizeof text - 1, &e) && journal_sample(&j, 4, "a", "abc", 3, &e));
+    journal_close(&j);
+    cr_assert(journal_open(&j, path, SAMPLES_MARK, 2, true, &e), "%s", e.msg);
+    journal_close(&j);
+    got = check_read(path, NULL);
+    cr_assert_str_eq(got, "== step 2 ==\n  a\n  == step 3 ==\n  b\\x00\\x1b[2J\xef\xbf\xbd\n");
+    free(got);
+    free(path);
+}
+
+Test(train, journal_records_are_json) {
+    char *path = check_path("metrics");
+    Journal j;
+    Err e = {0};
+    cr_assert(journal_open(&j, path, METRICS_MARK, -1, true, &e), "%s", e.msg);
+    TrainRecord r = {
+        .step = 7, .tokens = 1 << 20, .loss = 1.0 / 3, .lr = 1e-5, .grad_norm = 2, .tok_s = 1e6, .mfu = -1};
+    cr_assert(journal_train(&j, &r, &e) && journal_val(&j, 7, 2.5, 100, &e));
+    journal_close(&j);
+    size_t n;
+    char *got = check_read(path, &n), *line = got;
+    const char *want[] = {
+        "{\"step\":7,\"loss\":0.3333333333,\"lr\":1e-05,\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,"
+        "\"mfu\":null}\n",
+        "{\"step\":7,\"val_loss\":2.5,\"val_tokens\":100}\n"};
+    for (int i = 0; i < 2; i++, line = strchr(line, '\n') + 1) {
+        cr_assert_eq(strncmp(line, want[i], strlen(want[i])), 0, "%s", line);
+        json_t *o = json_parse(line, strlen(want[i]), "line", NULL, &e);
+        cr_assert(o, "%s", e.msg);
+        json_decref(o);
+    }
+    free(got);
+    free(path);
+}
+
+/* ---- the run folder -------------------------------------------------------------------------------------------------
+ */
+
+static void put_step(const char *run, const char *name) {
+    char *p = xformat("mkdir -p '%s/%s/trainer' && echo {} > '%s/%s/trainer/state.json'", run, name, run, name);
+    cr_assert_eq(system(p), 0);
+    free(p);
+}
+static bool has(const char *run, const char *name) {
+    char *p = xformat("%s/%s", run, name);
+    bool yes = !access(p, F_OK);
+    free(p);
+    return yes;
+}
+static void points(const char *run, const char *link, const char *want) {
+    char *p = xformat("%s/%s", run, link), to[64] = "";
+    ssize_t n = readlink(p, to, sizeof to - 1);
+    cr_assert(n >= 0 ? !strcmp(to, want ? want : "") : !want, "%s is %s, expected %s", link, to, want ? want : "none");
+    free(p);
+}
+
+Test(train, run_dir_finds_what_is_whole) {
+    char *run = check_path("r");
+    Err e = {0};
+    RunDir d;
+    int64_t step;
+    put_step(run, "step-000010");
+    put_step(run, "step-000200");
+    put_step(run, "step-1000000");
+    put_step(run, "step-0000300"); /* not as we print it */
+    put_step(run, "step-x");
+    put_step(run, ".tmp-step-2000000");
+    put_step(run, "old-step-3000000");
+    char *bare = xformat("mkdir '%s/step-4000000' && touch '%s/.tmp-last'", run, run);
+    cr_assert_eq(system(bare), 0);
+    cr_assert_not(run_dir_open(&d, run, false, &e));
+    cr_assert_eq(e.status, EXIT_INPUT);
+    cr_assert(run_dir_open(&d, run, true, &e), "%s", e.msg);
+    cr_assert_not(has(run, ".tmp-step-2000000") || has(run, ".tmp-last"), "unfinished things stay");
+    cr_assert(run_dir_newest(&d, &step, &e) && step == 1000000, "newest %lld", (long long)step);
+    /* back to 200: what is beyond goes aside, keep 1 and the best, 10 */
+    cr_assert(run_dir_rewind(&d, 200, true, (Keep){1, true, 10}, &e), "%s", e.msg);
+    cr_assert(has(run, "step-000010") && has(run, "step-000200") && has(run, "old-step-1000000") &&
+              has(run, "old-step-4000000"));
+    cr_assert_not(has(run, "step-1000000") || has(run, "step-4000000"));
+    points(run, "last", "step-000200");
+    points(run, "best", "step-000010");
+    char *p = run_dir_begin(&d, 300, &e);
+    cr_assert(p, "%s", e.msg);
+    put_step(run, ".tmp-step-000300");
+    cr_assert(run_dir_newest(&d, &step, &e) && step == 200, "an unfinished checkpoint was found");
+    cr_assert(run_dir_publish(&d, 300, (Keep){1, true, 300}, &e), "%s", e.msg);
+    points(run, "last", "step-000300");
+    points(run, "best", "step-000300");
+    cr_assert_not(has(run, "step-000200") || has(run, "step-000010"), "pruning left too much");
+    cr_assert(has(run, "step-0000300") && has(run, "step-x"), "pruning took what is not a checkpoint");
+    free(p);
+    free(bare);
+    run_dir_close(&d);
+    cr_assert_not(has(run, "lock"));
+    free(run);
+}
+
+Test(train, run_dir_lock_and_traces) {
+    char *run = check_path("a");
+    char *deep = xformat("%s/b/c/", run);
+    Err e = {0};
+    RunDir d, other;
+    cr_assert(run_dir_open(&d, deep, false, &e), "%s", e.msg);
+    cr_assert_not(run_dir_open(&other, deep, true, &e), "two owners");
+    cr_assert_eq(e.status, EXIT_INPUT);
+    char pid[32];
+    snprintf(pid, sizeof pid, "process %d ", (int)getpid());
+    cr_assert(strstr(e.msg, pid), "%s", e.msg);
+    run_dir_close(&d);
+    cr_assert_not(check_exists(run), "a folder that was never used stays");
+    e = (Err){0};
+    cr_assert(run_dir_open(&d, deep, false, &e) && run_dir_write(&d, "config.yaml", "x\n", &e), "%s", e.msg);
+    run_dir_close(&d);
+    cr_assert_eq(check_entries(deep), 1);
+    free(deep);
+    free(run);
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------------------------------
+ */
+
+static Trainer *saved_run(Config *cfg, char **dir) {
+    Trainer *t = open_trainer(cfg, 0, NULL);
+    Err e = {0};
+    TrainRecord r;
+    char *metrics = check_path("metrics");
+    cr_assert(run_dir_open(&t->dir, cfg->run.dir, false, &e), "%s", e.msg);
+    cr_assert(journal_open(&t->metrics, metrics, METRICS_MARK, -1, true, &e), "%s", e.msg);
+    cr_assert(trainer_step(t, &r, &e) && trainer_step(t, &r, &e), "%s", e.msg);
+    t->state.has_best = true, t->state.best_loss = 1.0 / 3, t->state.best_step = 2;
+    cr_assert(checkpoint_save(t, &e), "%s", e.msg);
+    *dir = run_dir_step(&t->dir, 2);
+    free(metrics);
+    return t;
+}
+static void close_run(Trainer *t, Config *cfg, char *dir) {
+    journal_close(&t->metrics);
+    run_dir_close(&t->dir);
+    close_trainer(t, cfg);
+    free(dir);
+}
+
+Test(train, checkpoint_round_trip) {
+    Config a, b;
+    char *dir;
+    Trainer *t = saved_run(&a, &dir), *u = open_trainer(&b, 0, NULL);
+    Err e = {0};
+    cr_assert(checkpoint_load(u, dir, &e), "%s", e.msg);
+    cr_assert(u->state.step == 2 && u->state.tokens == t->state.tokens && u->state.has_best && u->state.best_step == 2);
+    cr_assert(u->state.best_loss == 1.0 / 3, "%.17g", u->state.best_loss);
+    for (int i = 0; i < t->params.n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++)
+            if (role != PARAM_GRAD)
+                CHECK_BYTES(t->params.p[i].name, u->params.p[i].t[role].p, t->params.p[i].t[role].p,
+                            tensor_bytes(t->params.p[i].t[role]));
+    TrainRecord r, s;
+    cr_assert(trainer_step(t, &r, &e) && trainer_step(u, &s, &e), "%s", e.msg);
+    cr_assert(r.loss == s.loss && r.grad_norm == s.grad_norm, "%g %g", r.loss, s.loss);
+    close_trainer(u, &b);
+    close_run(t, &a, dir);
+}
+
+/* What is done to a checkpoint (a shell command in its directory) and what the refusal must name. */
+static const struct {
+    const char *damage, *names;
+} damages[] = {
+    {"rm trainer/state.json", "state.json"},
+    {": > trainer/state.json", "state.json"},
+    {"printf '[1]' > trainer/state.json", "state.json"},
+    {"sed -i 's/\"format\": 1/\"format\": 2/' trainer/state.json", "format 2, expected 1"},
+    {"sed -i 's/\"step\": 2,/\"step\": -2,/' trainer/state.json", "\"step\""},
+    {"sed -i 's/\"step\": 2,/\"step\": 1e3,/' trainer/state.json", "\"step\""},
+    {"sed -i 's/\"step\": 2,/\"step\": 99999999999999999999,/' trainer/state.json", "state.json"},
+    {"sed -i 's/\"tokens\": 192/\"tokens\": 193/' trainer/state.json", "193 tokens after 2 steps"},
+    {"sed -i '/\"tokens\"/d' trainer/state.json", "\"tokens\" is missing"},
+    {"sed -i 's/0.3333333333333333[0-9]*/\"x\"/' trainer/state.json", "\"best\""},
+    {"sed -i 's/\"best\"/\"beast\"/' trainer/state.json", "\"best\""},
+    {"sed -i 's/\"step\": 2,/\"step\": 3,/; s/192/288/' trainer/state.json", "renamed or mixed"},
+    {"rm trainer/config.yaml", "config.yaml"},
+    {"sed -i 's/seq_len: 16/seq_len: 8/' trainer/config.yaml", "data.seq_len"},
+    {"sed -i 's/clip: 0.5/clip: 0.6/' trainer/config.yaml", "optim.clip"},
+    {"rm model.safetensors", "model.safetensors"},
+    {"truncate -s -4 model.safetensors", "model.safetensors"},
+    {"rm trainer/optimizer.safetensors", "optimizer.safetensors"},
+    {"truncate -s -4 trainer/optimizer.safetensors", "optimizer.safetensors"},
+    {"sed -i 's/exp_avg_sq.model.norm/exp_avg_sq.model.nerm/' trainer/optimizer.safetensors", "exp_avg_sq.model.n"},
+    {"cp model.safetensors trainer/optimizer.safetensors", "exp_avg."},
+    {"rm config.json", "config.json"},
+    {"truncate -s 40 config.json", "config.json"},
+};
+ParameterizedTestParameters(train, damaged_checkpoint_is_refused) {
+    static int which[sizeof damages / sizeof *damages];
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) which[i] = (int)i;
+    return cr_make_param_array(int, which, sizeof damages / sizeof *damages);
+}
+ParameterizedTest(int *which, train, damaged_checkpoint_is_refused) {
+    Config a, b;
+    char *dir;
+    Trainer *t = saved_run(&a, &dir), *u = open_trainer(&b, 0, NULL);
+    Err e = {0};
+    cr_assert(checkpoint_load(u, dir, &e), "undamaged: %s", e.msg);
+    char *cmd =
+        xformat("cd '%s' && cp -a . ../copy && %s && ! diff -rq . ../copy >/dev/null", dir, damages[*which].damage);
+    cr_assert_eq(system(cmd), 0, "the damage changed nothing: %s", damages[*which].damage);
+    cr_assert_not(checkpoint_load(u, dir, &e), "taken in spite of: %s", damages[*which].damage);
+    cr_assert_eq(e.status, EXIT_INPUT, "status %d: %s", e.status, e.msg);
+    cr_assert(strstr(e.msg, damages[*which].names), "expected '%s' in: %s", damages[*which].names, e.msg);
+    cr_assert(strlen(e.msg) <= 300 && !strchr(e.msg, '\n'), "%s", e.msg);
+    free(cmd);
+    close_trainer(u, &b);
+    close_run(t, &a, dir);
+}
