@@ -2,15 +2,9 @@
 #include <errno.h>
 #include "model/cli.h"
 
-int cmd_bench(int argc, char **argv);
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
     cmd_config(int argc, char **argv);
-int cmd_eval(int argc, char **argv);
-int cmd_generate(int argc, char **argv);
-int cmd_info(int argc, char **argv);
-int cmd_logits(int argc, char **argv);
-int cmd_train(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -18,12 +12,6 @@ typedef struct {
     const char *line;
 } Command;
 static const Command commands[] = {
-    {"train", cmd_train, "Train a model on text into a run folder; resume, plan"},
-    {"generate", cmd_generate, "Continue a prompt, or a file of prompts"},
-    {"eval", cmd_eval, "How well a model knows a text: perplexity, bits per byte"},
-    {"logits", cmd_logits, "Write the logits after every token of a file of ids"},
-    {"info", cmd_info, "Parameters, FLOPs per token and cache bytes of a model or a configuration"},
-    {"bench", cmd_bench, "Speed of training and decoding, in percent of this machine's limits"},
     {"train", cmd_train, "Train a model as a configuration says; resume"},
     {"generate", cmd_generate, "Continue prompts with a model"},
     {"eval", cmd_eval, "Measure a model on a text: nll, perplexity, bits per byte"},
