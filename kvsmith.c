@@ -1,5 +1,6 @@
 /* kvsmith.c: the table of commands. */
 #include <errno.h>
+#include <unistd.h>
 #include "model/cli.h"
 
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
@@ -58,7 +59,16 @@ static int dispatch(int argc, char **argv) {
     return cli_fail(&e);
 }
 
+/* Threads that wait for the others give their core away. The OpenMP library's own default is to spin, which costs a
+ * run most of its speed as soon as another program wants a core (docs/log.md), and it reads its setting before main: so
+ * it is set, unless the user has, and the program started again. */
+static void wait_politely(char **argv) {
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || setenv("OMP_WAIT_POLICY", "passive", 1)) return;
+    execv("/proc/self/exe", argv);
+}
+
 int main(int argc, char **argv) {
+    wait_politely(argv);
     int status = dispatch(argc, argv);
     /* What was printed may still fail to arrive: a full disk behind stdout must not look like success. */
     if ((fflush(stdout) || ferror(stdout)) && !status) {

@@ -65,7 +65,7 @@ static inline void ref_add(Ref *r, wide term) {
     r->square += term * term;
     r->terms++;
 }
-Ref *refs(size_t n);               /* zeroed, freed with the test's process */
+Ref *refs(size_t n);               /* zeroed; the caller frees */
 Ref *refs_of(Tensor);              /* the numbers that are there, as first terms */
 Tensor tensor_copy(Rig *, Tensor); /* a second tensor of the same numbers */
 

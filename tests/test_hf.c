@@ -52,6 +52,32 @@ Test(hf, older_spellings) {
     }
 }
 
+/* The length before scaling counts for llama3, yarn and longrope alone; beside rope_parameters it comes first. */
+Test(hf, original_length) {
+    static const struct {
+        const char *golden, *key, *same;
+    } k[] = {{"dynamic", "rope_parameters/original_max_position_embeddings", NULL},
+             {"linear", "rope_parameters/original_max_position_embeddings", NULL},
+             {"linear", "original_max_position_embeddings", NULL},
+             {"llama3-untied", "original_max_position_embeddings", "rope_parameters/original_max_position_embeddings"},
+             {"yarn", "original_max_position_embeddings", "rope_parameters/original_max_position_embeddings"}};
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        json_t *j;
+        char *dir = dir_stage(k[i].golden, &j);
+        json_t *plain = json_deep_copy(j);
+        if (k[i].same) dir_edit(plain, k[i].same, "16");
+        dir_config(dir, plain);
+        char *want = dir_settings(dir);
+        dir_edit(j, k[i].key, "16");
+        dir_config(dir, j);
+        char *got = dir_settings(dir);
+        cr_expect_str_eq(got, want, "%s %s", k[i].golden, k[i].key);
+        free(got), free(want), free(dir);
+        json_decref(j);
+        json_decref(plain);
+    }
+}
+
 Test(hf, defaults_of_llama) {
     json_t *j;
     char *dir = dir_stage("llama3-untied", &j);

@@ -25,16 +25,20 @@ void case_linear(Rig *g, int N, int d) {
         int O = widths[k % 3];
         Tensor x = RANDOM(g, "x", N, d), w = RANDOM(g, "w", O, d), y = EMPTY(g, "y", N, O);
         Tensor bias = k < 3 ? RANDOM(g, "bias", O) : ABSENT;
+        Ref *want = linear_ref(x, w, bias, 0), *less = linear_ref(x, w, bias, 1), *bare = linear_ref(x, w, ABSENT, 0);
         OP(g, linear, y, x, w, bias);
-        CHECK_REF(g, "linear", "y", y, linear_ref(x, w, bias, 0));
-        if (N && d > 1) CHECK_MISSED("linear", "a dropped term", y, linear_ref(x, w, bias, 1));
-        if (N && k < 3) CHECK_MISSED("linear", "a dropped bias", y, linear_ref(x, w, ABSENT, 0));
+        CHECK_REF(g, "linear", "y", y, want);
+        if (N && d > 1) CHECK_MISSED("linear", "a dropped term", y, less);
+        if (N && k < 3) CHECK_MISSED("linear", "a dropped bias", y, bare);
+        free(want), free(less), free(bare);
         arena_release(&g->mem, mark);
     }
     /* Rows of any rank are seen as (count/d, d): heads of a token. */
     Tensor x = RANDOM(g, "x", N, d), w = RANDOM(g, "w3", 6, d), y = EMPTY(g, "y", N, 3, 2);
+    Ref *want = linear_ref(x, w, ABSENT, 0);
     OP(g, linear, y, x, w, ABSENT);
-    CHECK_REF(g, "linear", "heads", y, linear_ref(x, w, ABSENT, 0));
+    CHECK_REF(g, "linear", "heads", y, want);
+    free(want);
 }
 OP_TEST(linear, 0)
 

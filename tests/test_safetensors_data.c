@@ -192,6 +192,28 @@ Test(safetensors_data, writes_as_the_reference_does) {
     free(path);
 }
 
+/* A NaN stays one however its bits lie. */
+Test(safetensors_data, nan) {
+    static const uint32_t pattern[] = {0x7F800001, 0xFF800001, 0x7FC00000, 0x7F80FFFF, 0x7FFFFFFF};
+    static const Dtype as[] = {F32, BF16, F16};
+    char *path = check_path("nan");
+    float v[5], back[5];
+    for (int k = 0; k < 3; k++) {
+        StList l = {0};
+        St st;
+        Err e = {0};
+        memcpy(v, pattern, sizeof v);
+        st_add(&l, "x", TENSOR(v, F32, 5), as[k]);
+        cr_assert(st_write(path, &l, NULL, &e) && st_open(&st, path, &e), "%s", e.msg);
+        cr_assert(st_read(&st, &st.entry[0], TENSOR(back, F32, 5), &e), "%s", e.msg);
+        for (int i = 0; i < 5; i++)
+            cr_expect(isnan(back[i]), "%08x as %s is %g", pattern[i], dtype_name(as[k]), (double)back[i]);
+        st_close(&st);
+        st_list_free(&l);
+    }
+    free(path);
+}
+
 /* More numbers than the conversion's buffer holds, metadata, and the list from declarations. */
 typedef struct {
     Tensor w, gain, stat;

@@ -37,7 +37,8 @@ def main():
     g = torch.Generator().manual_seed(1)
     bits = torch.randint(0, 1 << 23, (400,), generator=g) | (torch.randint(96, 147, (400,), generator=g) << 23)
     ties = (torch.randint(0, 1 << 10, (100,), generator=g) << 13) | 0x1000 | (torch.randint(100, 140, (100,), generator=g) << 23)
-    x = torch.cat([bits, ties]).to(torch.int32).view(torch.float32)
+    brain_ties = (torch.randint(0, 255 << 7, (100,), generator=g) << 16) | 0x8000
+    x = torch.cat([bits, ties, brain_ties]).to(torch.int32).view(torch.float32)
     x = torch.cat([x, torch.tensor([0.0, float("inf"), 65504, 65519.996, 65520, 2.0**-24, 2.0**-25, 2.0**-25 * 1.0001,
                                     2.0**-14, 2.0**-149, 3.4028234e38, 3.3961775e38])])
     x = torch.cat([x, -x])
