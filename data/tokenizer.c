@@ -171,3 +171,12 @@ bool tokenizer_load(Tokenizer *t, const char *path, Err *e) {
     free(json);
     return ok;
 }
+
+char *tokenizer_config_json(const Tokenizer *t) {
+    size_t n;
+    const char *eot = tokenizer_decode(t, t->eot, &n);
+    return xformat(
+        "{\n  \"bos_token\": \"%.*s\",\n  \"clean_up_tokenization_spaces\": false,\n  \"eos_token\": \"%.*s\",\n"
+        "  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n",
+        (int)n, eot, (int)n, eot);
+}

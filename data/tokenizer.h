@@ -26,6 +26,8 @@ const char *tokenizer_decode(const Tokenizer *, int id, size_t *n);
 
 /* The tokenizer.json as malloc'ed text with a newline at its end; for the caller to write. */
 char *tokenizer_json(const Tokenizer *);
+/* Likewise tokenizer_config.json, which tells transformers the class and the end-of-text token. */
+char *tokenizer_config_json(const Tokenizer *);
 /* Read PATH, a tokenizer.json. Whatever would encode in another way than the byte tokenizer (another model, merges,
  * another vocabulary, a normalizer, added tokens or templates) is EXIT_INPUT: one line with what was found. */
 bool tokenizer_load(Tokenizer *, const char *path, Err *);

@@ -1,6 +1,7 @@
 /* kvsmith info: what a model is and what it costs. */
 #include <sys/stat.h>
 #include "../model/cost.h"
+#include "../model/hf.h"
 #include "engine.h"
 
 int cmd_info(int argc, char **argv);
@@ -135,6 +136,7 @@ static bool info_dir(const Args *a, const Cli *cli, Err *e) {
     if (!engine_open(&en, a->model, cli, e)) return false;
     Subject s = {.m = &en.model, .dir = en.dir, .tokenizer = en.text ? "byte" : "none"};
     bool ok = report(&s, a, cli, e);
+    if (ok && !cli->json && !cli->quiet) hf_notes(en.dir, stdout);
     engine_close(&en);
     return ok;
 }

@@ -90,7 +90,7 @@ ok $tiny run.dir="$tmp/json" --json
 cmp <(clockless "$tmp/plain/metrics.jsonl") <(clockless "$tmp/quiet/metrics.jsonl") >>"$bad" 2>&1
 [ "$(ls -A "$tmp/plain" | tr '\n' ' ')" = "best config.yaml last metrics.jsonl step-000010 step-000020 " ] ||
     wrong "the run folder holds: $(ls -A "$tmp/plan" | tr '\n' ' ')"
-[ "$(ls "$tmp/plain/last/" | tr '\n' ' ')" = "config.json generation_config.json model.safetensors tokenizer.json trainer " ] ||
+[ "$(ls "$tmp/plain/last/" | tr '\n' ' ')" = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json trainer " ] ||
     wrong "a checkpoint holds: $(ls "$tmp/plain/last/" | tr '\n' ' ')"
 grep -q '"eos_token_id": *256' "$tmp/plain/last/generation_config.json" || wrong "eos: $(cat "$tmp/plain/last/generation_config.json")"
 # The resolved settings are a configuration of the same run.

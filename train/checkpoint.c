@@ -168,6 +168,7 @@ static bool files_write(const Trainer *t, const char *dir, Err *e) {
     bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
     ok = ok && hf_save(dir, &t->model, &ids, REAL, e) &&
          text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
+         text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e) &&
          text_write(trainer, "config.yaml", config_text(t->cfg), e) && moments_write(moments, &t->model, e) &&
          state_write(state, t, e);
     free(trainer);
