@@ -18,7 +18,8 @@ static void slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, 
     Lanes *t = &s->t;
     *s = (Slot){.t = {.s = *shape, .nseq = nseq, .P = P}, .max_tokens = max_tokens};
     if (!shape->lanes) return;
-    CHECK(max_tokens <= TOKENS_MAX && max_rows <= TOKENS_MAX && P > 0, "%d tokens, %d rows of a pass, pages of %d", max_tokens, max_rows, P);
+    CHECK(max_tokens <= TOKENS_MAX && max_rows <= TOKENS_MAX && P > 0, "%d tokens, %d rows of a pass, pages of %d",
+          max_tokens, max_rows, P);
     int sinks = shape->window ? imin(shape->sinks, max_tokens) : 0, window = imin(shape->window, max_tokens);
     t->s.sinks = sinks;
     t->maxpages = (max_tokens + max_rows) / P + 3;
@@ -55,7 +56,8 @@ static void slot_clear(Slot *s) {
     for (int p = t->npages - 1; p >= 0; p--) s->ref[p] = 0, s->unused[s->nunused++] = p;
 }
 
-bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
+bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
+             bool poison, bool dry, Err *e) {
     *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot)};
     for (int i = 0; i < nslots; i++) {
         slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS);
@@ -82,9 +84,12 @@ Slot *kv_slot(const Cache *c, int i) {
 static int *entry(const Slot *s, int lane, int row) {
     return &s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
 }
-static real *page_data(const Slot *s, int page) { return R(s->t.data) + (size_t)page * (size_t)s->t.P * row_width(&s->t.s); }
+static real *page_data(const Slot *s, int page) {
+    return R(s->t.data) + (size_t)page * (size_t)s->t.P * row_width(&s->t.s);
+}
 
-/* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run dry. */
+/* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run dry.
+ */
 static void own_page(Slot *s, int lane, int row) {
     int *e = entry(s, lane, row), old = *e, P = s->t.P;
     if (old >= 0 && s->ref[old] == 1) return;
@@ -104,15 +109,17 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
         for (int row = b->off[q]; row < b->off[q + 1]; row++) far = imax(far, b->pos[row]);
         for (int i = 0; i < c->nslots; i++)
             if (far >= c->slot[i].max_tokens)
-                return err_input(e, "sequence %d: position %d does not fit the cache of %d tokens; open it with a longer context", q, far,
-                                 c->slot[i].max_tokens);
+                return err_input(
+                    e, "sequence %d: position %d does not fit the cache of %d tokens; open it with a longer context", q,
+                    far, c->slot[i].max_tokens);
     }
     for (int i = 0; i < c->nslots; i++)
         for (int q = 0; q < b->B; q++)
             for (int h = 0; h < c->slot[i].t.s.lanes; h++) {
                 Slot *s = &c->slot[i];
                 int lane = b->seq[q] * s->t.s.lanes + h, hi = s->t.hi[lane], n = b->off[q + 1] - b->off[q];
-                CHECK(hi + n - s->t.s0[lane] <= (s->t.maxpages - 1) * s->t.P, "lane of %d rows, %d more", hi - s->t.s0[lane], n);
+                CHECK(hi + n - s->t.s0[lane] <= (s->t.maxpages - 1) * s->t.P, "lane of %d rows, %d more",
+                      hi - s->t.s0[lane], n);
                 for (int row = hi; row < hi + n; row = (row / s->t.P + 1) * s->t.P) own_page(s, lane, row);
             }
     return true;
@@ -129,7 +136,8 @@ void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
     for (int q = 0; q < b->B; q++) {
         int from = b->off[q], end = accept ? from + accept[q] : b->off[q + 1];
         if (from == end) continue;
-        bool fresh = b->first[end - 1] >= 0; /* the last row's document began in this pass: nothing older is looked at again */
+        bool fresh =
+            b->first[end - 1] >= 0; /* the last row's document began in this pass: nothing older is looked at again */
         if (fresh) from = b->first[end - 1];
         for (int h = 0; h < K; h++) {
             int lane = b->seq[q] * K + h, w = s->t.hi[lane];
@@ -138,8 +146,10 @@ void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
             for (int j = from; j < end; j++, w++) {
                 int page = *entry(s, lane, w), at = w % P;
                 real *keys = page_data(s, page), *vals = keys + (size_t)P * (size_t)Dk;
-                memcpy(keys + (size_t)at * (size_t)Dk, R(pass->k) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dk, (size_t)Dk * sizeof(real));
-                memcpy(vals + (size_t)at * (size_t)Dv, R(pass->v) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dv, (size_t)Dv * sizeof(real));
+                memcpy(keys + (size_t)at * (size_t)Dk, R(pass->k) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dk,
+                       (size_t)Dk * sizeof(real));
+                memcpy(vals + (size_t)at * (size_t)Dv, R(pass->v) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dv,
+                       (size_t)Dv * sizeof(real));
                 s->t.pos[(size_t)page * (size_t)P + (size_t)at] = b->pos[j];
             }
             s->hi_next[lane] = w;

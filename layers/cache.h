@@ -1,4 +1,5 @@
-/* cache.h: the mechanism of the cache: lanes of rows in reference-counted pages, state blobs; begin, attend, append, end.
+/* cache.h: the mechanism of the cache: lanes of rows in reference-counted pages, state blobs; begin, attend, append,
+ * end.
  *
  * A slot belongs to a layer that owns K/V or state. It holds `lanes` lanes per sequence, each with its own length, in
  * pages of P rows that sequences may share (fork) and that are copied before this pass would change them. Order of a
@@ -9,11 +10,12 @@
 typedef struct {
     int nslots, nseq;
     Slot *slot;
-    Arena mem;         /* all rows, tables and states */
+    Arena mem; /* all rows, tables and states */
 } Cache;
 
-/* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the default 64.
- * slots[i].lanes == 0 and state == 0: the slot is empty. While `dry` nothing is mapped and mem.peak is the size. */
+/* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the
+ * default 64. slots[i].lanes == 0 and state == 0: the slot is empty. While `dry` nothing is mapped and mem.peak is the
+ * size. */
 bool kv_open(Cache *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
              bool poison, bool dry, Err *);
 void kv_close(Cache *);
@@ -30,7 +32,7 @@ void kv_fork(Cache *, int from, int to);                /* `to` becomes a copy o
 void kv_drop(Cache *, int seq);
 
 /* Reports and tests. */
-int kv_rows(const Slot *, int seq, int lane);      /* rows resident in one lane */
-int kv_pages(const Slot *);                        /* pages in use, by all sequences */
-size_t kv_bytes(const Cache *, int seq);           /* bytes of resident rows and states of one sequence */
+int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane */
+int kv_pages(const Slot *);                   /* pages in use, by all sequences */
+size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows and states of one sequence */
 const Lanes *kv_lanes(const Slot *);

@@ -1,4 +1,5 @@
-/* kv.h: what a mixer may ask about keys and values. A Slot is opaque here: no length, page or past decision can be read. */
+/* kv.h: what a mixer may ask about keys and values. A Slot is opaque here: no length, page or past decision can be
+ * read. */
 #pragma once
 #include "../ops/ops.h"
 
@@ -8,6 +9,6 @@ typedef struct Slot Slot;
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *);
 /* Attention of q over the history that the slot held before this pass: see Ops.attend_lanes. */
 void kv_attend(Run *, const Slot *, Tensor o, Tensor lse, Tensor q, Look, bool merge);
-/* (nseq, state): the state blobs, indexed by Batch.seq. A sequence whose document begins in the pass starts from zero by
- * the mixer's own doing (first[i] = i), never by the cache's. */
+/* (nseq, state): the state blobs, indexed by Batch.seq. A sequence whose document begins in the pass starts from zero
+ * by the mixer's own doing (first[i] = i), never by the cache's. */
 Tensor kv_state(const Slot *);

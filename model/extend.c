@@ -1,7 +1,8 @@
 /* extend.c: a pass over history: prefill, a chunk of it, verification and decoding are all this. */
 #include "act.h"
 
-bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int max_rows, int page_rows, bool dry, Err *e) {
+bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int max_rows, int page_rows, bool dry,
+                      Err *e) {
     KvShape *slots = xcalloc((size_t)m->L, sizeof *slots);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) slots[l] = m->layer[l].rows;
@@ -20,7 +21,8 @@ static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tens
     Tensor xn = SCRATCH(r, "xn1", r->in.n, d), rstd = SCRATCH(r, "rstd", r->in.n), mid = SCRATCH(r, "mid", M, d);
     r->layer = l;
     r->ops->rmsnorm(r, xn, rstd, x, w->norm1, m->cfg.norm_eps);
-    L->kind->mixer->extend(r, L->cfg, w->mix, xn, &m->kv[L->kv_from], kv_slot(c, L->kv_from), L->publisher ? ABSENT : mid);
+    L->kind->mixer->extend(r, L->cfg, w->mix, xn, &m->kv[L->kv_from], kv_slot(c, L->kv_from),
+                           L->publisher ? ABSENT : mid);
     r->ops->gather(r, y, x, r->in, r->out); /* the stream goes on for the wanted rows */
     if (!L->publisher) {
         Act *a = &m->act[l];
@@ -53,15 +55,18 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     }
     Tensor xf = SCRATCH(r, "xf", want.n, d), rstd = SCRATCH(r, "rstd", want.n);
     r->ops->rmsnorm(r, xf, rstd, x, m->w.norm, m->cfg.norm_eps);
-    CHECK(want.n == 0 || (logits.n[0] == want.n && logits.n[1] == m->cfg.vocab), "logits (%d,%d)", logits.n[0], logits.n[1]);
+    CHECK(want.n == 0 || (logits.n[0] == want.n && logits.n[1] == m->cfg.vocab), "logits (%d,%d)", logits.n[0],
+          logits.n[1]);
     if (want.n) r->ops->linear(r, logits, xf, m->cfg.tied ? m->w.embed : m->w.head, ABSENT);
     arena_release(r->scratch, mark);
 }
 
 bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
-    CHECK(b->N <= m->extend_rows && want.n <= b->N, "%d rows, %d wanted; reserved for %d", b->N, want.n, m->extend_rows);
+    CHECK(b->N <= m->extend_rows && want.n <= b->N, "%d rows, %d wanted; reserved for %d", b->N, want.n,
+          m->extend_rows);
     for (int i = 0; i < b->N; i++)
-        if (tok[i] < 0 || tok[i] >= m->cfg.vocab) return err_input(e, "token %d: id %d is outside the vocabulary of %d", i, tok[i], m->cfg.vocab);
+        if (tok[i] < 0 || tok[i] >= m->cfg.vocab)
+            return err_input(e, "token %d: id %d is outside the vocabulary of %d", i, tok[i], m->cfg.vocab);
     if (!kv_begin(c, b, e)) return false;
     Run r = run_make(m->dev, &m->scratch);
     r.batch = b;

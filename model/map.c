@@ -1,7 +1,9 @@
 /* map.c: the layer map: every layer's settings, whose K/V it reads, how long the owner must keep them. */
 #include "model.h"
 
-static bool same_rows(const KvShape *a, const KvShape *b) { return a->lanes == b->lanes && a->kdim == b->kdim && a->vdim == b->vdim; }
+static bool same_rows(const KvShape *a, const KvShape *b) {
+    return a->lanes == b->lanes && a->kdim == b->kdim && a->vdim == b->vdim;
+}
 
 /* Retention of an owner's rows is that of its widest reader; a window of 0 keeps all. */
 static void widen(KvShape *owner, const KvShape *reader) {
@@ -20,7 +22,10 @@ static void *layer_cfg(const void *cfg, size_t size, const ModelCfg *m, bool own
 static bool map_layer(Model *m, const ModelCfg *cfg, int l, Err *e) {
     Layer *y = &m->layer[l];
     int from = cfg->kv_from[l];
-    *y = (Layer){.kind = &cfg->kind[cfg->pattern[l]], .ffn = &cfg->ffn[l % cfg->nffn], .kv_from = from, .owner = from == l};
+    *y = (Layer){.kind = &cfg->kind[cfg->pattern[l]],
+                 .ffn = &cfg->ffn[l % cfg->nffn],
+                 .kv_from = from,
+                 .owner = from == l};
     const Mixer *mixer = y->kind->mixer;
     Err why = {0};
     y->cfg = layer_cfg(y->kind->cfg, mixer->cfg_size, cfg, y->owner);
@@ -33,12 +38,18 @@ static bool map_layer(Model *m, const ModelCfg *cfg, int l, Err *e) {
         if (y->rows.lanes || y->rows.state) m->last_writer = l;
         return true;
     }
-    if (from < 0 || from >= l) return err_input(e, "model.kv_from: layer %d reads layer %d; expected an earlier layer, 0 to %d", l, from, l - 1);
+    if (from < 0 || from >= l)
+        return err_input(e, "model.kv_from: layer %d reads layer %d; expected an earlier layer, 0 to %d", l, from,
+                         l - 1);
     Layer *o = &m->layer[from];
-    if (!o->owner) return err_input(e, "model.kv_from: layer %d reads layer %d, which itself reads layer %d; name that one", l, from, o->kv_from);
+    if (!o->owner)
+        return err_input(e, "model.kv_from: layer %d reads layer %d, which itself reads layer %d; name that one", l,
+                         from, o->kv_from);
     if (!same_rows(&o->rows, &y->rows))
-        return err_input(e, "model.kv_from: layer %d expects rows of %d heads x %d, layer %d stores %d x %d; make kv_heads and head_dim equal", l,
-                         y->rows.lanes, y->rows.kdim, from, o->rows.lanes, o->rows.kdim);
+        return err_input(e,
+                         "model.kv_from: layer %d expects rows of %d heads x %d, layer %d stores %d x %d; make "
+                         "kv_heads and head_dim equal",
+                         l, y->rows.lanes, y->rows.kdim, from, o->rows.lanes, o->rows.kdim);
     o->shared = true;
     widen(&o->rows, &y->rows);
     return true;
@@ -53,7 +64,9 @@ bool model_map(Model *m, const ModelCfg *cfg, Err *e) {
         if (!map_layer(m, cfg, l, e)) return false;
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].publisher && !m->layer[l].shared)
-            return err_input(e, "model.pattern: layer %d (%s) only publishes K/V, and no later layer reads it in kv_from", l, m->layer[l].kind->name);
+            return err_input(e,
+                             "model.pattern: layer %d (%s) only publishes K/V, and no later layer reads it in kv_from",
+                             l, m->layer[l].kind->name);
     return true;
 }
 

@@ -64,7 +64,8 @@ void model_zero_grad(Model *m) {
     model_fields(m, &m->g, &f);
 }
 
-/* ---- regions ------------------------------------------------------------------------------------------------------ */
+/* ---- regions ------------------------------------------------------------------------------------------------------
+ */
 
 static void weights_new(const Model *m, Weights *w) {
     *w = (Weights){.layer = xcalloc((size_t)m->L, sizeof *w->layer)};
@@ -138,7 +139,8 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
     m->keep.name = "saved activations", m->scratch.name = "scratch";
     measure_passes(m);
     if (opts.dry) return true;
-    if (!arena_open(&m->keep, "saved activations", m->keep.peak, opts.poison, e) || !arena_open(&m->scratch, "scratch", m->scratch.peak, opts.poison, e))
+    if (!arena_open(&m->keep, "saved activations", m->keep.peak, opts.poison, e) ||
+        !arena_open(&m->scratch, "scratch", m->scratch.peak, opts.poison, e))
         goto fail;
     return true;
 fail:
@@ -163,7 +165,8 @@ void model_close(Model *m) {
     *m = (Model){0};
 }
 
-/* ---- one layer ---------------------------------------------------------------------------------------------------- */
+/* ---- one layer ----------------------------------------------------------------------------------------------------
+ */
 
 /* What a layer's backward needs and its replay makes again: everything but the block's input and shared K/V. */
 static void act_fields(Model *m, int l, int N, Fields *f) {
@@ -239,7 +242,8 @@ static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv
     arena_release(r->scratch, mark);
 }
 
-/* ---- a pass ------------------------------------------------------------------------------------------------------- */
+/* ---- a pass -------------------------------------------------------------------------------------------------------
+ */
 
 static Run run_pass(Model *m, const Batch *b, unsigned mode) {
     Run r = run_make(m->dev, &m->scratch);

@@ -8,12 +8,12 @@
 typedef struct {
     const Kind *kind;
     const FfnKind *ffn;
-    void *cfg;          /* the kind's settings with this layer's LayerCfg */
+    void *cfg; /* the kind's settings with this layer's LayerCfg */
     void *fcfg;
     int kv_from;
     bool owner, shared, publisher; /* shared: another layer reads its K/V */
     bool recompute;
-    KvShape rows;       /* as this layer's mixer declares it; in an owner, window and sinks are the retention */
+    KvShape rows; /* as this layer's mixer declares it; in an owner, window and sinks are the retention */
 } Layer;
 typedef struct {
     Tensor norm1, norm2; /* (d) */
@@ -27,45 +27,45 @@ typedef struct Model Model;
 
 /* Options that are not part of the model's shape. */
 typedef struct {
-    bool train;          /* gradients, optimizer state and saved activations are wanted */
-    int max_rows;        /* rows of one training micro-batch; unused for inference */
+    bool train;   /* gradients, optimizer state and saved activations are wanted */
+    int max_rows; /* rows of one training micro-batch; unused for inference */
     int max_samples;
     double dropout;
-    int recompute;       /* first layers recomputed; -1 all */
+    int recompute; /* first layers recomputed; -1 all */
     bool poison;
-    bool dry;            /* measure only */
+    bool dry; /* measure only */
 } ModelOpts;
 
 struct Model {
     ModelCfg cfg;
     ModelOpts opts;
-    int L, last_writer;  /* last_writer: the highest layer that owns rows or state */
+    int L, last_writer; /* last_writer: the highest layer that owns rows or state */
     Layer *layer;
     Device *dev;
-    Weights w, g, m, v;  /* weights, gradients, AdamW's two moments */
+    Weights w, g, m, v;                  /* weights, gradients, AdamW's two moments */
     Arena aw, ag, am, av, keep, scratch; /* keep: what lives from forward to backward */
-    struct Act *act;     /* per layer; see model.c */
-    Kv *kv, *dkv;        /* per layer: the K/V of the pass that other layers read, and its gradient */
-    int *idx;            /* 0,1,2...: the pick of all rows */
-    int extend_rows;     /* rows of a pass over history that scratch was reserved for */
-    Mark held;           /* between model_verify and model_commit */
-    uint64_t seed, step; /* key of dropout's noise */
+    struct Act *act;                     /* per layer; see model.c */
+    Kv *kv, *dkv;                        /* per layer: the K/V of the pass that other layers read, and its gradient */
+    int *idx;                            /* 0,1,2...: the pick of all rows */
+    int extend_rows;                     /* rows of a pass over history that scratch was reserved for */
+    Mark held;                           /* between model_verify and model_commit */
+    uint64_t seed, step;                 /* key of dropout's noise */
 };
 
-/* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is copied
- * shallowly and must outlive the model. */
+/* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is
+ * copied shallowly and must outlive the model. */
 bool model_open(Model *, Device *, const ModelCfg *, ModelOpts, Err *);
 void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */
 bool model_map(Model *, const ModelCfg *, Err *);
-void model_init(Model *, uint64_t seed);                        /* N(0, init_std), gains 1, biases 0 */
-void model_fields(const Model *, Weights *, Fields *);          /* Hugging Face names */
+void model_init(Model *, uint64_t seed);               /* N(0, init_std), gains 1, biases 0 */
+void model_fields(const Model *, Weights *, Fields *); /* Hugging Face names */
 size_t model_params(const Model *);
 
-/* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0). Adds to the gradients with g (N) = derivative of
- * the loss by each nll. Dropout is keyed by m->seed, m->step and b->id. */
+/* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0). Adds to the gradients with g (N) = derivative
+ * of the loss by each nll. Dropout is keyed by m->seed, m->step and b->id. */
 void model_train(Model *, const Batch *, const int *tok, const int *tgt, const real *g, real *nll);
-void model_loss(Model *, const Batch *, const int *tok, const int *tgt, real *nll);   /* no gradient, no dropout */
+void model_loss(Model *, const Batch *, const int *tok, const int *tgt, real *nll); /* no gradient, no dropout */
 void model_zero_grad(Model *);
 
 /* A pass over history for a session: n new tokens for each of B sequences. `want`: rows whose logits (want.n, V) are
@@ -75,6 +75,7 @@ bool model_extend(Model *, Cache *, const Batch *, const int *tok, Pick want, Te
  * rows of every sequence. Nothing else may run on the model in between. */
 bool model_verify(Model *, Cache *, const Batch *, const int *tok, Pick want, Tensor logits, Err *);
 void model_commit(Model *, Cache *, const Batch *, const int *accept);
-/* Scratch that a pass of max_rows rows with at most max_want wanted needs; call before the first model_extend (grows). */
+/* Scratch that a pass of max_rows rows with at most max_want wanted needs; call before the first model_extend (grows).
+ */
 bool model_extend_reserve(Model *, Cache *, int max_rows, int max_want, int max_seqs, Err *);
 bool model_cache_open(const Model *, Cache *, int nseq, int max_tokens, int max_rows, int page_rows, bool dry, Err *);

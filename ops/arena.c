@@ -9,7 +9,8 @@ bool arena_open(Arena *a, const char *name, size_t size, bool poison, Err *e) {
     size_t room = size ? size : 1;
     /* Mapped, not malloc'ed: zero pages cost nothing until they are touched, and closing gives them back at once. */
     void *p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return err_world(e, "out of memory: %zu bytes for %s; a smaller batch or model needs less", size, name);
+    if (p == MAP_FAILED)
+        return err_world(e, "out of memory: %zu bytes for %s; a smaller batch or model needs less", size, name);
     a->base = p;
     a->take = xcalloc(ARENA_TAKES, sizeof *a->take);
     if (poison) memset(a->base, 0xFF, size);

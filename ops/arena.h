@@ -28,7 +28,7 @@ typedef struct {
 
 /* Map `size` bytes (zero is fine). poison: fill with NaN. False (EXIT_WORLD) when the system has no such memory. */
 bool arena_open(Arena *, const char *name, size_t size, bool poison, Err *);
-void arena_close(Arena *);                             /* checks every guard, gives the memory back */
+void arena_close(Arena *); /* checks every guard, gives the memory back */
 void *arena_take(Arena *, size_t bytes, const char *name);
 Tensor arena_tensor(Arena *, const char *name, Dtype dtype, int rank, const int n[]);
 Mark arena_mark(const Arena *);

@@ -32,7 +32,8 @@ bool err_world(Err *e, const char *fmt, ...) {
 bool err_errno(Err *e, const char *what, const char *path) {
     int n = errno;
     bool users = n == ENOENT || n == ENOTDIR || n == EISDIR || n == EACCES || n == ELOOP || n == ENAMETOOLONG;
-    return users ? err_input(e, "%s %s: %s", what, path, strerror(n)) : err_world(e, "%s %s: %s", what, path, strerror(n));
+    return users ? err_input(e, "%s %s: %s", what, path, strerror(n))
+                 : err_world(e, "%s %s: %s", what, path, strerror(n));
 }
 
 void check_failed(const char *file, int line, const char *cond, const char *fmt, ...) {
@@ -72,14 +73,14 @@ static uint64_t finalise(uint64_t x) {
     x = (x ^ x >> 27) * 0x94D049BB133111EBu;
     return x ^ x >> 31;
 }
-uint64_t rng_mix(uint64_t key, uint64_t word) { return finalise(finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u); }
+uint64_t rng_mix(uint64_t key, uint64_t word) {
+    return finalise(finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u);
+}
 uint64_t rng_name(uint64_t key, const char *name) {
     for (; *name; name++) key = rng_mix(key, (unsigned char)*name);
     return rng_mix(key, 256);
 }
-double rng_uniform(uint64_t key, uint64_t counter) {
-    return ((double)(rng_mix(key, counter) >> 11) + 0.5) * 0x1p-53;
-}
+double rng_uniform(uint64_t key, uint64_t counter) { return ((double)(rng_mix(key, counter) >> 11) + 0.5) * 0x1p-53; }
 double rng_normal(uint64_t key, uint64_t counter) {
     double u = rng_uniform(key, 2 * counter), v = rng_uniform(key, 2 * counter + 1);
     return sqrt(-2 * log(u)) * cos(6.283185307179586476925 * v);

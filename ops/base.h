@@ -1,8 +1,8 @@
 /* base.h: errors, checks, counter-based random numbers. Floor 0: knows nothing of models.
  *
  * Two kinds of failure, one convention each:
- *   bad input or a failing world  -> the function returns false and fills an Err (what, where, expected, got, what to do);
- *   our own mistake               -> CHECK prints file:line, the broken condition and its values, and aborts. */
+ *   bad input or a failing world  -> the function returns false and fills an Err (what, where, expected, got, what to
+ * do); our own mistake               -> CHECK prints file:line, the broken condition and its values, and aborts. */
 #pragma once
 #include <math.h>
 #include <stdbool.h>
@@ -28,14 +28,15 @@ bool err_world(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)
  * (EXIT_INPUT), everything else is the world's. */
 bool err_errno(Err *e, const char *what, const char *path);
 
-#define CHECK(cond, ...)                                                                                               \
-    do {                                                                                                               \
-        if (!(cond)) check_failed(__FILE__, __LINE__, #cond, "" __VA_ARGS__);                                          \
+#define CHECK(cond, ...)                                                      \
+    do {                                                                      \
+        if (!(cond)) check_failed(__FILE__, __LINE__, #cond, "" __VA_ARGS__); \
     } while (0)
 _Noreturn void check_failed(const char *file, int line, const char *cond, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Memory of the program's own bookkeeping (never of a step): zeroed, never NULL; running out prints one line, exit 1. */
+/* Memory of the program's own bookkeeping (never of a step): zeroed, never NULL; running out prints one line, exit 1.
+ */
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t n, size_t size);
 char *xstrdup(const char *s);
@@ -47,11 +48,12 @@ static inline size_t zmin(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t zmax(size_t a, size_t b) { return a > b ? a : b; }
 
 /* ---- random numbers: a pure function of what is asked for, so that nothing needs to be saved -----------------------
- * rng_mix folds one more word into a key (splitmix64's finaliser); a stream is a key, a draw is a key plus a counter. */
+ * rng_mix folds one more word into a key (splitmix64's finaliser); a stream is a key, a draw is a key plus a counter.
+ */
 uint64_t rng_mix(uint64_t key, uint64_t word);
-uint64_t rng_name(uint64_t key, const char *name);    /* a key for a named thing (a tensor, a stream) */
-double rng_uniform(uint64_t key, uint64_t counter);   /* in (0,1), 53 bits */
-double rng_normal(uint64_t key, uint64_t counter);    /* N(0,1), Box-Muller */
+uint64_t rng_name(uint64_t key, const char *name);  /* a key for a named thing (a tensor, a stream) */
+double rng_uniform(uint64_t key, uint64_t counter); /* in (0,1), 53 bits */
+double rng_normal(uint64_t key, uint64_t counter);  /* N(0,1), Box-Muller */
 /* The i-th element of a fixed pseudo-random permutation of 0..n-1 chosen by key (4-round Feistel, cycle-walking).
  * Needs no memory and no state. 0 <= i < n. */
 uint64_t rng_permute(uint64_t key, uint64_t i, uint64_t n);

@@ -17,8 +17,9 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512cd");
     if (avx2) d->ops = &ops_cpu_avx2, d->isa = "avx2";
     if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512";
 #endif

@@ -12,7 +12,8 @@ bool gemm_open(Gemm **g, Err *e) {
 }
 void gemm_close(Gemm *g) { free(g); }
 
-/* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are. */
+/* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are.
+ */
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
     (void)g;
     if (!scratch->base) return;
@@ -23,7 +24,9 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const re
         for (int j = 0; s.tb && j < s.N; j++) {
             const real *b = B + (size_t)j * (size_t)s.ldb;
             real sum = 0;
-            for (int k = 0; k < s.K; k++) sum += (s.ta ? A[(size_t)k * (size_t)s.lda + (size_t)i] : A[(size_t)i * (size_t)s.lda + (size_t)k]) * b[k];
+            for (int k = 0; k < s.K; k++)
+                sum +=
+                    (s.ta ? A[(size_t)k * (size_t)s.lda + (size_t)i] : A[(size_t)i * (size_t)s.lda + (size_t)k]) * b[k];
             c[j] += sum;
         }
         for (int k = 0; !s.tb && k < s.K; k++) {
@@ -50,10 +53,10 @@ struct Gemm {
     Entry entry[SLOTS];
 };
 
-    #define DNNL(call)                                                                                                 \
-        do {                                                                                                           \
-            dnnl_status_t status_ = (call);                                                                            \
-            CHECK(status_ == dnnl_success, "oneDNN status %d", (int)status_);                                          \
+    #define DNNL(call)                                                        \
+        do {                                                                  \
+            dnnl_status_t status_ = (call);                                   \
+            CHECK(status_ == dnnl_success, "oneDNN status %d", (int)status_); \
         } while (0)
 
 bool gemm_open(Gemm **g, Err *e) {
@@ -135,8 +138,8 @@ static void entry_open(Gemm *g, Entry *n, GemmShape s) {
 static Entry *find(Gemm *g, GemmShape s) {
     for (int i = 0; i < g->n; i++) {
         const GemmShape *t = &g->entry[i].shape;
-        if (t->M == s.M && t->N == s.N && t->K == s.K && t->lda == s.lda && t->ldb == s.ldb && t->ldc == s.ldc && t->ta == s.ta &&
-            t->tb == s.tb && t->accumulate == s.accumulate)
+        if (t->M == s.M && t->N == s.N && t->K == s.K && t->lda == s.lda && t->ldb == s.ldb && t->ldc == s.ldc &&
+            t->ta == s.ta && t->tb == s.tb && t->accumulate == s.accumulate)
             return &g->entry[i];
     }
     if (g->n == SLOTS) { /* a server that meets every row count: forget the older half */
@@ -165,7 +168,10 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const re
         DNNL(dnnl_memory_set_data_handle(n->b, (void *)B));
         DNNL(dnnl_memory_set_data_handle(n->c, C));
         if (n->pad) DNNL(dnnl_memory_set_data_handle(n->pad, pad));
-        dnnl_exec_arg_t args[4] = {{DNNL_ARG_SRC, n->a}, {DNNL_ARG_WEIGHTS, n->b}, {DNNL_ARG_DST, n->c}, {DNNL_ARG_SCRATCHPAD, n->pad}};
+        dnnl_exec_arg_t args[4] = {{DNNL_ARG_SRC, n->a},
+                                   {DNNL_ARG_WEIGHTS, n->b},
+                                   {DNNL_ARG_DST, n->c},
+                                   {DNNL_ARG_SCRATCHPAD, n->pad}};
         DNNL(dnnl_primitive_execute(n->prim, g->stream, n->pad ? 4 : 3, args));
         DNNL(dnnl_stream_wait(g->stream));
     }

@@ -1,18 +1,20 @@
 /* key.h: a table of settings: the one place where a setting's name, type, range, default and meaning stand.
  *
  * A struct of settings is described by an array of Key ended by an entry without a name. model/schema.h reads YAML and
- * JSON against such tables, prints them resolved, and documents them; a mixer declares its own table beside its struct. */
+ * JSON against such tables, prints them resolved, and documents them; a mixer declares its own table beside its struct.
+ */
 #pragma once
 #include "tensor.h"
 
 typedef enum {
-    KEY_INT,    /* int */
-    KEY_LONG,   /* int64_t */
-    KEY_FLOAT,  /* double */
-    KEY_BOOL,   /* bool */
-    KEY_TEXT,   /* char[KEY_TEXT_MAX], UTF-8 without control characters but newline and tab; the default "" prints as null */
-    KEY_CHOICE, /* int: index into `choices` */
-    KEY_TABLE,  /* nested struct described by `sub`; a lone scalar stands for its first key: `rope: none` */
+    KEY_INT,   /* int */
+    KEY_LONG,  /* int64_t */
+    KEY_FLOAT, /* double */
+    KEY_BOOL,  /* bool */
+    KEY_TEXT, /* char[KEY_TEXT_MAX], UTF-8 without control characters but newline and tab; the default "" prints as null
+               */
+    KEY_CHOICE,  /* int: index into `choices` */
+    KEY_TABLE,   /* nested struct described by `sub`; a lone scalar stands for its first key: `rope: none` */
     KEY_NUMBERS, /* Numbers: a list of numbers */
     KEY_INTS,    /* Ints: a list of whole numbers */
     KEY_OTHER    /* read and written by its owner's own code; stands in the table for its name and meaning */
@@ -29,10 +31,10 @@ typedef struct {
 typedef struct Key {
     const char *name;
     KeyType type;
-    size_t at;               /* offsetof the member */
-    const char *dflt;        /* as it would be written in YAML; NULL = required; "" = empty text, list or table */
-    double min, max;         /* inclusive, for numbers */
-    const char *meaning;     /* one line, units included */
+    size_t at;                  /* offsetof the member */
+    const char *dflt;           /* as it would be written in YAML; NULL = required; "" = empty text, list or table */
+    double min, max;            /* inclusive, for numbers */
+    const char *meaning;        /* one line, units included */
     const char *const *choices; /* KEY_CHOICE: NULL-ended */
-    const struct Key *sub;   /* KEY_TABLE */
+    const struct Key *sub;      /* KEY_TABLE */
 } Key;

@@ -7,12 +7,12 @@
 
 typedef struct {
     int B, N;
-    const int *off;     /* (B+1) first row of each sequence; off[B] = N */
-    const int *seq;     /* (B) the cache's number of each sequence; unused in training */
-    const int *of;      /* (N) the sequence that the row belongs to, 0..B-1 */
-    const int *pos;     /* (N) position of the row in its document, from 0 */
-    const int *first;   /* (N) the row of this pass at which the row's document begins, or -1: in an earlier pass, so that
-                           the row continues the cached history of its sequence */
+    const int *off;   /* (B+1) first row of each sequence; off[B] = N */
+    const int *seq;   /* (B) the cache's number of each sequence; unused in training */
+    const int *of;    /* (N) the sequence that the row belongs to, 0..B-1 */
+    const int *pos;   /* (N) position of the row in its document, from 0 */
+    const int *first; /* (N) the row of this pass at which the row's document begins, or -1: in an earlier pass, so that
+                         the row continues the cached history of its sequence */
     const uint64_t *id; /* (B) global number of the sample: keys all noise */
     bool history;       /* some first is -1; otherwise no cache is read */
 } Batch;
@@ -25,8 +25,8 @@ typedef struct {
 /* What a layer keeps per token. One shape for the K/V of a pass, its gradient, and the lanes of the cache. */
 typedef struct {
     int lanes, kdim, vdim; /* rows per token: `lanes` of kdim + vdim numbers; lanes 0: none */
-    int window, sinks;     /* retention: rows of age >= window are given back, but for positions < sinks; window 0: all */
-    int state;             /* numbers per sequence that are read and written in place (a recurrence's state) */
+    int window, sinks; /* retention: rows of age >= window are given back, but for positions < sinks; window 0: all */
+    int state;         /* numbers per sequence that are read and written in place (a recurrence's state) */
 } KvShape;
 typedef struct {
     KvShape s;
@@ -41,8 +41,8 @@ typedef struct {
 } Look;
 
 /* The rows of one slot of the cache as the kernels see them. Lane = seq*lanes + h numbers its rows 0,1,2...; row r lies
- * in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible: lo..hi-1, and the sinks s0..min(s0+sinks,lo)-1.
- * A page holds P keys of kdim, then P values of vdim. */
+ * in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible: lo..hi-1, and the sinks
+ * s0..min(s0+sinks,lo)-1. A page holds P keys of kdim, then P values of vdim. */
 typedef struct {
     KvShape s;
     int nseq, P, maxpages, npages;
@@ -58,10 +58,10 @@ typedef struct Ops Ops;
 typedef struct Device Device;
 typedef struct {
     const Ops *ops;
-    Device *dev;     /* the backend's own: cached primitives, threads, streams */
-    Arena *scratch;  /* a stack; base NULL: the pass is only measured, ops take scratch and compute nothing */
+    Device *dev;    /* the backend's own: cached primitives, threads, streams */
+    Arena *scratch; /* a stack; base NULL: the pass is only measured, ops take scratch and compute nothing */
     const Batch *batch;
-    Pick in, out;    /* x of a layer has in.n rows, y has out.n; they differ in one layer of an extend only */
+    Pick in, out; /* x of a layer has in.n rows, y has out.n; they differ in one layer of an extend only */
     unsigned mode;
     int layer;
     uint64_t seed, step;
@@ -71,5 +71,5 @@ static inline bool measuring(const Run *r) { return !r->scratch->base; }
 static inline Tensor scratch_tensor(Run *r, const char *name, Dtype dtype, int rank, const int n[]) {
     return arena_tensor(r->scratch, name, dtype, rank, n);
 }
-#define SCRATCH(r, name, ...)                                                                                          \
+#define SCRATCH(r, name, ...) \
     scratch_tensor(r, name, REAL, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})

@@ -34,7 +34,7 @@ size_t tensor_bytes(Tensor);
 const char *tensor_shape(Tensor, char buf[64]);
 
 Tensor tensor_make(void *p, Dtype dtype, int rank, const int n[]);
-#define TENSOR(p, dtype, ...)                                                                                          \
+#define TENSOR(p, dtype, ...) \
     tensor_make(p, dtype, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
 static const Tensor ABSENT = {0};
 static inline bool present(Tensor t) { return t.rank > 0; }
@@ -46,13 +46,14 @@ static inline real *R(Tensor t) {
     return t.p;
 }
 
-/* ---- fields: one declaration per owned tensor; everything else is a visitor over the declarations ------------------ */
+/* ---- fields: one declaration per owned tensor; everything else is a visitor over the declarations ------------------
+ */
 enum {
-    FIELD_ONES = 1,    /* initial value 1 (norm gains) */
-    FIELD_ZEROS = 2,   /* initial value 0 (biases) */
-    FIELD_NODECAY = 4, /* no weight decay: norms, biases */
+    FIELD_ONES = 1,     /* initial value 1 (norm gains) */
+    FIELD_ZEROS = 2,    /* initial value 0 (biases) */
+    FIELD_NODECAY = 4,  /* no weight decay: norms, biases */
     FIELD_RESIDUAL = 8, /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
-    FIELD_F32 = 16,    /* never stored narrower than f32 (lse, statistics) */
+    FIELD_F32 = 16,     /* never stored narrower than f32 (lse, statistics) */
     FIELD_OPTIONAL = 32 /* may be missing from a file */
 };
 typedef struct Fields Fields;
@@ -63,5 +64,5 @@ struct Fields {
 };
 /* Declare: sets *t's dtype (REAL) and shape, then lets the visitor see it under scope + name. */
 void field_declare(Fields *, Tensor *t, const char *name, unsigned flags, int rank, const int n[]);
-#define field(f, t, name, flags, ...)                                                                                  \
+#define field(f, t, name, flags, ...) \
     field_declare(f, t, name, flags, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})

@@ -198,7 +198,9 @@ Test(base, tensor_shapes) {
 }
 Test(base, tensor_negative_size, .signal = SIGABRT, .init = cr_redirect_stderr) { TENSOR(NULL, F32, 2, -1); }
 Test(base, tensor_rank_5, .signal = SIGABRT, .init = cr_redirect_stderr) { TENSOR(NULL, F32, 1, 1, 1, 1, 1); }
-Test(base, tensor_uneven_rows, .signal = SIGABRT, .init = cr_redirect_stderr) { tensor_rows(TENSOR(NULL, F32, 2, 3), 4); }
+Test(base, tensor_uneven_rows, .signal = SIGABRT, .init = cr_redirect_stderr) {
+    tensor_rows(TENSOR(NULL, F32, 2, 3), 4);
+}
 Test(base, tensor_of_another_type, .signal = SIGABRT, .init = cr_redirect_stderr) { R(TENSOR(NULL, BF16, 2)); }
 
 typedef struct {

@@ -21,7 +21,8 @@ static Pick pick_all(int n) {
 }
 static void extend(Case *c, const Pass *p, Pick want, real *logits) {
     Err e = {0};
-    cr_assert(model_extend(&c->m, &c->cache, &p->b, p->tok, want, TENSOR(logits, REAL, want.n, c->cfg.vocab), &e), "%s", e.msg);
+    cr_assert(model_extend(&c->m, &c->cache, &p->b, p->tok, want, TENSOR(logits, REAL, want.n, c->cfg.vocab), &e), "%s",
+              e.msg);
 }
 static void open_case(Case *c, int i, int page_rows) {
     Err e = {0};
@@ -35,14 +36,17 @@ static void open_case(Case *c, int i, int page_rows) {
 static void close_case(Case *c) {
     for (int s = 0; s < ZOO_SEQS + 3; s++) kv_drop(&c->cache, s);
     for (int l = 0; l < c->m.L; l++)
-        if (c->m.layer[l].owner) cr_assert_eq(kv_pages(kv_slot(&c->cache, l)), 0, "%d pages were not given back", kv_pages(kv_slot(&c->cache, l)));
+        if (c->m.layer[l].owner)
+            cr_assert_eq(kv_pages(kv_slot(&c->cache, l)), 0, "%d pages were not given back",
+                         kv_pages(kv_slot(&c->cache, l)));
     kv_close(&c->cache);
     zoo_close(&c->cfg, &c->m, c->dev);
 }
 /* Logits of the pass' wanted rows are those of the rows map[want] of the whole. */
 static void compare(const Case *c, const char *what, const int *map, Pick want, const real *logits) {
     size_t V = (size_t)c->cfg.vocab;
-    for (int k = 0; k < want.n; k++) CHECK_CLOSE(what, logits + (size_t)k * V, c->want + (size_t)map[want.idx[k]] * V, V, tol);
+    for (int k = 0; k < want.n; k++)
+        CHECK_CLOSE(what, logits + (size_t)k * V, c->want + (size_t)map[want.idx[k]] * V, V, tol);
 }
 
 Test(extend, a_whole_pass_is_forward, .timeout = 60) {
@@ -90,7 +94,8 @@ Test(extend, every_split, .timeout = 300) {
     }
 }
 
-/* What a lane must hold after the first n rows of a sequence: the rows of the last document that a later query can see. */
+/* What a lane must hold after the first n rows of a sequence: the rows of the last document that a later query can see.
+ */
 static void check_lanes(const Case *c, const int done[ZOO_SEQS], const char *what) {
     for (int l = 0; l < c->m.L; l++) {
         const Layer *y = &c->m.layer[l];
@@ -99,11 +104,14 @@ static void check_lanes(const Case *c, const int done[ZOO_SEQS], const char *wha
             int want = 0, last = done[s] ? c->whole.off[s] + done[s] - 1 : -1;
             for (int r = c->whole.off[s]; r <= last; r++) {
                 int next = c->whole.pos[last] + 1, age = next - c->whole.pos[r];
-                want += c->whole.first[r] == c->whole.first[last] && (!y->rows.window || age < y->rows.window || c->whole.pos[r] < y->rows.sinks);
+                want += c->whole.first[r] == c->whole.first[last] &&
+                        (!y->rows.window || age < y->rows.window || c->whole.pos[r] < y->rows.sinks);
             }
             for (int h = 0; h < y->rows.lanes; h++) {
                 int have = kv_rows(kv_slot(&c->cache, l), s, h);
-                cr_assert_eq(have, want, "%s: layer %d sequence %d lane %d holds %d rows, %d are visible to a later query", what, l, s, h, have, want);
+                cr_assert_eq(have, want,
+                             "%s: layer %d sequence %d lane %d holds %d rows, %d are visible to a later query", what, l,
+                             s, h, have, want);
             }
         }
     }
@@ -133,7 +141,8 @@ Test(extend, ragged_batches_and_wanted_rows, .timeout = 300) {
                 Pick want = {0, rows};
                 for (int r = 0; r < p.b.N; r++) {
                     bool last = r + 1 == p.off[p.of[r] + 1];
-                    if (k % 4 == 0 || (k % 4 == 1 && last) || (k % 4 == 2 && rng_mix(key, draw++) % 2)) rows[want.n++] = r;
+                    if (k % 4 == 0 || (k % 4 == 1 && last) || (k % 4 == 2 && rng_mix(key, draw++) % 2))
+                        rows[want.n++] = r;
                 }
                 extend(&c, &p, want, logits);
                 compare(&c, what, map, want, logits);
@@ -170,11 +179,15 @@ Test(extend, verify_and_accept_is_decode, .timeout = 300) {
                 zoo_part(&p, &c.whole, done, count, map);
                 Pick want = pick_all(p.b.N);
                 for (int r = 0; r < p.b.N; r++)
-                    if (r - p.off[p.of[r]] >= accept[p.of[r]]) p.tok[r] = (p.tok[r] + 1) % c.cfg.vocab; /* what a wrong draft holds */
-                cr_assert(model_verify(&c.m, &c.cache, &p.b, p.tok, want, TENSOR(logits, REAL, want.n, c.cfg.vocab), &e), "%s", e.msg);
+                    if (r - p.off[p.of[r]] >= accept[p.of[r]])
+                        p.tok[r] = (p.tok[r] + 1) % c.cfg.vocab; /* what a wrong draft holds */
+                cr_assert(model_verify(&c.m, &c.cache, &p.b, p.tok, want, TENSOR(logits, REAL, want.n, c.cfg.vocab),
+                                       &e),
+                          "%s", e.msg);
                 for (int r = 0; r < p.b.N; r++) {
                     int one[] = {r};
-                    if (r - p.off[p.of[r]] < accept[p.of[r]]) compare(&c, zoo[i].name, map, (Pick){1, one}, logits + r * c.cfg.vocab);
+                    if (r - p.off[p.of[r]] < accept[p.of[r]])
+                        compare(&c, zoo[i].name, map, (Pick){1, one}, logits + r * c.cfg.vocab);
                 }
                 model_commit(&c.m, &c.cache, &p.b, accept);
                 for (int s = 0; s < ZOO_SEQS; s++) done[s] += accept[s];

@@ -3,7 +3,9 @@
 #include "../ops/device.h"
 #include "zoo.h"
 
-static real weight_of(int row) { return (real)(0.2 + 0.1 * (double)(row % 7)); } /* the loss is sum weight_of(i) nll_i */
+static real weight_of(int row) {
+    return (real)(0.2 + 0.1 * (double)(row % 7));
+} /* the loss is sum weight_of(i) nll_i */
 static void loss_weights(real *g, int n) {
     for (int i = 0; i < n; i++) g[i] = weight_of(i);
 }
@@ -44,8 +46,10 @@ static void compare(const char *what, const List *l, const real *want, double to
     for (int i = 0; i < l->n; want += tensor_count(l->t[i]), i++) {
         char name[192];
         snprintf(name, sizeof name, "%s: %s", what, l->path[i]);
-        if (tol == 0) CHECK_BYTES(name, l->t[i].p, want, tensor_bytes(l->t[i]));
-        else CHECK_RELATIVE(name, R(l->t[i]), want, tensor_count(l->t[i]), tol);
+        if (tol == 0)
+            CHECK_BYTES(name, l->t[i].p, want, tensor_bytes(l->t[i]));
+        else
+            CHECK_RELATIVE(name, R(l->t[i]), want, tensor_count(l->t[i]), tol);
     }
 }
 
@@ -71,13 +75,16 @@ enum { ENTRIES_MAX = 4096 };
 static double loss_of(Model *m, const Pass *p, bool noise) {
     real nll[ZOO_ROWS], g[ZOO_ROWS];
     loss_weights(g, p->b.N);
-    if (noise) model_train(m, &p->b, p->tok, p->tgt, g, nll);
-    else model_loss(m, &p->b, p->tok, p->tgt, nll);
+    if (noise)
+        model_train(m, &p->b, p->tok, p->tgt, g, nll);
+    else
+        model_loss(m, &p->b, p->tok, p->tgt, nll);
     double sum = 0;
     for (int i = 0; i < p->b.N; i++) sum += (double)weight_of(i) * (double)nll[i];
     return sum;
 }
-/* Five-point differences, h = 2e-4: per tensor max|analytic - numeric| <= 1e-7 max|numeric|. `damage` plants a mistake. */
+/* Five-point differences, h = 2e-4: per tensor max|analytic - numeric| <= 1e-7 max|numeric|. `damage` plants a mistake.
+ */
 static double worst_gradient(Model *m, const Pass *p, bool noise, char where[256], double damage) {
     const double h = 2e-4;
     double worst = 0;
@@ -108,7 +115,8 @@ static double worst_gradient(Model *m, const Pass *p, bool noise, char where[256
         }
         if (!(error / top <= worst) && worst == worst) {
             worst = error / top;
-            snprintf(where, 256, "%s[%zu]: analytic %.12g, numeric %.12g, largest %.3g", w.path[t], at, seen[0], seen[1], top);
+            snprintf(where, 256, "%s[%zu]: analytic %.12g, numeric %.12g, largest %.3g", w.path[t], at, seen[0],
+                     seen[1], top);
         }
     }
     free(analytic);
@@ -121,7 +129,12 @@ static void check_gradient(int i, double dropout, int recompute) {
     Device *dev;
     Pass p;
     char where[256] = "";
-    zoo_open(&zoo[i], &cfg, &m, &dev, (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .dropout = dropout, .recompute = recompute});
+    zoo_open(&zoo[i], &cfg, &m, &dev,
+             (ModelOpts){.train = true,
+                         .max_rows = ZOO_ROWS,
+                         .max_samples = ZOO_SEQS,
+                         .dropout = dropout,
+                         .recompute = recompute});
     zoo_whole(&p, cfg.vocab);
     double worst = worst_gradient(&m, &p, dropout > 0, where, 0);
     cr_assert(worst <= 1e-7, "%s: %.3g at %s", zoo[i].name, worst, where);
@@ -159,14 +172,18 @@ Test(gradient, recompute_and_repetition_change_nothing, .timeout = 120) {
                 Pass p;
                 char what[128];
                 zoo_open(&zoo[i], &cfg, &m, &dev,
-                         (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .dropout = 0.1,
+                         (ModelOpts){.train = true,
+                                     .max_rows = ZOO_ROWS,
+                                     .max_samples = ZOO_SEQS,
+                                     .dropout = 0.1,
                                      .recompute = recompute == 4 ? -1 : recompute});
                 zoo_whole(&p, cfg.vocab);
                 m.seed = 3, m.step = 5;
                 for (int k = 0; k <= repeat; k++) gradients(&m, &p, want ? again : nll);
                 List g = list_of(&m, &m.g);
                 snprintf(what, sizeof what, "%s, %d recomputed, step %d", zoo[i].name, recompute, repeat);
-                if (!want) want = snapshot(&g);
+                if (!want)
+                    want = snapshot(&g);
                 else {
                     compare(what, &g, want, 0);
                     CHECK_BYTES(what, again, nll, sizeof(real) * (size_t)p.b.N);
@@ -197,7 +214,8 @@ Test(gradient, measured_bytes_are_used_bytes) {
         cr_assert_eq(m.aw.peak, dry.aw.peak);
         cr_assert_eq(m.ag.peak, dry.ag.peak);
         cr_assert_eq(m.keep.peak, dry.keep.peak, "%s: saved %zu, planned %zu", zoo[i].name, m.keep.peak, dry.keep.peak);
-        cr_assert_eq(m.scratch.peak, dry.scratch.peak, "%s: scratch %zu, planned %zu", zoo[i].name, m.scratch.peak, dry.scratch.peak);
+        cr_assert_eq(m.scratch.peak, dry.scratch.peak, "%s: scratch %zu, planned %zu", zoo[i].name, m.scratch.peak,
+                     dry.scratch.peak);
         zoo_close(&cfg, &m, dev);
         model_close(&dry);
         model_cfg_free(&cfg2);
@@ -252,7 +270,8 @@ Test(gradient, instruction_sets_agree) {
         Device *dev;
         Pass p;
         real nll[ZOO_ROWS], want_nll[ZOO_ROWS];
-        zoo_open(&zoo[i], &cfg, &m, &dev, (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .dropout = 0.1});
+        zoo_open(&zoo[i], &cfg, &m, &dev,
+                 (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .dropout = 0.1});
         zoo_whole(&p, cfg.vocab);
         List list = list_of(&m, &m.g);
         real *want = NULL;
@@ -266,7 +285,8 @@ Test(gradient, instruction_sets_agree) {
             if (want) {
                 CHECK_CLOSE(what, nll, want_nll, (size_t)p.b.N, 1e-5);
                 compare(what, &list, want, 1e-4);
-            } else want = snapshot(&list);
+            } else
+                want = snapshot(&list);
         }
         free(want);
         zoo_close(&cfg, &m, dev);

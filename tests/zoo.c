@@ -1,8 +1,10 @@
 /* zoo.c: see zoo.h. */
 #include "zoo.h"
 
-#define SHAPE "\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":10}]"
-#define ONE(settings) "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\"," settings "}},\"pattern\":[\"a\"]}"
+#define SHAPE \
+    "\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":10}]"
+#define ONE(settings) \
+    "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\"," settings "}},\"pattern\":[\"a\"]}"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -14,28 +16,38 @@ const Animal zoo[] = {
     {"odd head, nope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":5,\"rope\":\"none\"")},
     {"qk norm", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"qk_norm\":true")},
     {"biases", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"qkv_bias\":true,\"o_bias\":true,\"qk_norm\":true")},
-    {"interleaved rope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true}")},
-    {"llama3 rope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"llama3\",\"theta\":100,\"factor\":8,"
-                        "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_positions\":32}")},
-    {"yarn rope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,"
-                      "\"original_max_positions\":16}")},
+    {"interleaved rope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,"
+                             "\"interleaved\":true}")},
+    {"llama3 rope",
+     ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"llama3\",\"theta\":100,\"factor\":8,"
+         "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_positions\":32}")},
+    {"yarn rope",
+     ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,"
+         "\"original_max_positions\":16}")},
     {"untied, two kinds",
-     "{" SHAPE ",\"layers\":3,\"tied\":false,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4},"
+     "{" SHAPE
+     ",\"layers\":3,\"tied\":false,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4},"
      "\"b\":{\"mixer\":\"gqa\",\"heads\":3,\"window\":3}},\"pattern\":[\"a\",\"b\",\"a\"]}"},
     {"shared by pairs (CLA)",
-     "{" SHAPE ",\"layers\":4,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},"
+     "{" SHAPE
+     ",\"layers\":4,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},"
      "\"pattern\":[\"a\"],\"kv_from\":{\"1\":0,\"3\":2}}"},
     {"publisher and readers (YOCO)",
-     "{" SHAPE ",\"layers\":5,\"tied\":true,\"kinds\":{\"w\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"window\":3},"
-     "\"p\":{\"mixer\":\"gqa\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4,\"qk_norm\":true},\"r\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,"
+     "{" SHAPE ",\"layers\":5,\"tied\":true,\"kinds\":{\"w\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_"
+               "dim\":4,\"window\":3},"
+     "\"p\":{\"mixer\":\"gqa\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4,\"qk_norm\":true},\"r\":{\"mixer\":\"gqa\","
+     "\"heads\":4,\"kv_heads\":2,"
      "\"head_dim\":4,\"qk_norm\":true}},\"pattern\":[\"w\",\"w\",\"p\",\"r\",\"r\"],\"kv_from\":{\"3\":2,\"4\":2}}"},
     {"windows on one slot",
-     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"w3\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"window\":3},"
-     "\"w5\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":2,\"head_dim\":4,\"window\":5,\"sinks\":1},\"all\":{\"mixer\":\"gqa\",\"heads\":4,"
+     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"w3\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_"
+               "dim\":4,\"window\":3},"
+     "\"w5\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":2,\"head_dim\":4,\"window\":5,\"sinks\":1},\"all\":{\"mixer\":"
+     "\"gqa\",\"heads\":4,"
      "\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w3\",\"w5\",\"all\"],\"kv_from\":{\"1\":0}}"},
-    {"owner after readers",
-     "{" SHAPE ",\"layers\":4,\"tied\":true,\"kinds\":{\"w\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"window\":4},"
-     "\"all\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w\",\"all\",\"all\",\"w\"],\"kv_from\":{\"1\":0,\"2\":0}}"},
+    {"owner after readers", "{" SHAPE ",\"layers\":4,\"tied\":true,\"kinds\":{\"w\":{\"mixer\":\"gqa\",\"heads\":4,"
+                                      "\"kv_heads\":2,\"head_dim\":4,\"window\":4},"
+                            "\"all\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w\","
+                            "\"all\",\"all\",\"w\"],\"kv_from\":{\"1\":0,\"2\":0}}"},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
 
@@ -54,7 +66,15 @@ void zoo_close(ModelCfg *cfg, Model *m, Device *dev) {
 }
 
 static void bind(Pass *p, int B, int N, bool history) {
-    p->b = (Batch){.B = B, .N = N, .off = p->off, .seq = p->seq, .of = p->of, .pos = p->pos, .first = p->first, .id = p->id, .history = history};
+    p->b = (Batch){.B = B,
+                   .N = N,
+                   .off = p->off,
+                   .seq = p->seq,
+                   .of = p->of,
+                   .pos = p->pos,
+                   .first = p->first,
+                   .id = p->id,
+                   .history = history};
 }
 void zoo_whole(Pass *p, int vocab) {
     static const int len[ZOO_SEQS] = {7, 8, 6};

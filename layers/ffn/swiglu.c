@@ -42,14 +42,16 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     r->ops->linear(r, y, act, w->down, ABSENT);
     arena_release(r->scratch, mark);
 }
-static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const void *s_, Tensor dy, Tensor dx) {
+static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const void *s_, Tensor dy,
+                     Tensor dx) {
     const SwigluCfg *c = cfg;
     const W *w = w_;
     W *dw = dw_;
     const S *s = s_;
     int N = x.n[0], F = c->hidden;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH(r, "act", N, F), dact = SCRATCH(r, "d act", N, F), dgate = SCRATCH(r, "d gate", N, F), dup = SCRATCH(r, "d up", N, F);
+    Tensor act = SCRATCH(r, "act", N, F), dact = SCRATCH(r, "d act", N, F), dgate = SCRATCH(r, "d gate", N, F),
+           dup = SCRATCH(r, "d up", N, F);
     r->ops->swiglu(r, act, s->gate, s->up);
     r->ops->zero(r, dact);
     r->ops->zero(r, dgate);

@@ -2,13 +2,19 @@
 #include "gqa.h"
 
 static const Key keys[] = {
-    {"heads", KEY_INT, offsetof(GqaCfg, heads), NULL, 0, 1024, "query heads; 0: this layer only publishes K/V for others", 0, 0},
-    {"kv_heads", KEY_INT, offsetof(GqaCfg, kv_heads), "0", 0, 1024, "key/value heads, a divisor of heads; 0: as many as heads", 0, 0},
+    {"heads", KEY_INT, offsetof(GqaCfg, heads), NULL, 0, 1024,
+     "query heads; 0: this layer only publishes K/V for others", 0, 0},
+    {"kv_heads", KEY_INT, offsetof(GqaCfg, kv_heads), "0", 0, 1024,
+     "key/value heads, a divisor of heads; 0: as many as heads", 0, 0},
     {"head_dim", KEY_INT, offsetof(GqaCfg, head_dim), "0", 0, 1024, "numbers per head; 0: d_model / heads", 0, 0},
-    {"window", KEY_INT, offsetof(GqaCfg, window), "0", 0, 1 << 30, "positions a query looks back, itself included; 0: all", 0, 0},
-    {"sinks", KEY_INT, offsetof(GqaCfg, sinks), "0", 0, 1 << 20, "first positions of a document that stay visible beyond the window", 0, 0},
-    {"rope", KEY_TABLE, offsetof(GqaCfg, rope), "", 0, 0, "rotary position embedding; `rope: none` for none", 0, rope_keys},
-    {"qk_norm", KEY_BOOL, offsetof(GqaCfg, qk_norm), "false", 0, 0, "RMSNorm of every query and key head before the rotation", 0, 0},
+    {"window", KEY_INT, offsetof(GqaCfg, window), "0", 0, 1 << 30,
+     "positions a query looks back, itself included; 0: all", 0, 0},
+    {"sinks", KEY_INT, offsetof(GqaCfg, sinks), "0", 0, 1 << 20,
+     "first positions of a document that stay visible beyond the window", 0, 0},
+    {"rope", KEY_TABLE, offsetof(GqaCfg, rope), "", 0, 0, "rotary position embedding; `rope: none` for none", 0,
+     rope_keys},
+    {"qk_norm", KEY_BOOL, offsetof(GqaCfg, qk_norm), "false", 0, 0,
+     "RMSNorm of every query and key head before the rotation", 0, 0},
     {"qkv_bias", KEY_BOOL, offsetof(GqaCfg, qkv_bias), "false", 0, 0, "biases of the q, k and v projections", 0, 0},
     {"o_bias", KEY_BOOL, offsetof(GqaCfg, o_bias), "false", 0, 0, "bias of the output projection", 0, 0},
     {0},
@@ -27,18 +33,25 @@ static bool check(void *cfg, Err *e) {
     GqaCfg *c = cfg;
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (c->kv_heads == 0) return err_input(e, "kv_heads: a layer with heads: 0 publishes K/V and needs kv_heads > 0");
-    if (c->heads % c->kv_heads) return err_input(e, "kv_heads: expected a divisor of heads (%d), got %d", c->heads, c->kv_heads);
+    if (c->heads % c->kv_heads)
+        return err_input(e, "kv_heads: expected a divisor of heads (%d), got %d", c->heads, c->kv_heads);
     if (c->head_dim == 0) {
         if (c->heads == 0) return err_input(e, "head_dim: a layer with heads: 0 must say it");
         if (c->base.d_model % c->heads)
-            return err_input(e, "heads: %d does not divide d_model %d; give head_dim or other heads", c->heads, c->base.d_model);
+            return err_input(e, "heads: %d does not divide d_model %d; give head_dim or other heads", c->heads,
+                             c->base.d_model);
         c->head_dim = c->base.d_model / c->heads;
     }
-    if ((long)imax(c->heads, c->kv_heads) * c->head_dim > 1 << 20) return err_input(e, "heads x head_dim: %d x %d is more than %d", imax(c->heads, c->kv_heads), c->head_dim, 1 << 20);
-    if (c->sinks && !c->window) return err_input(e, "sinks: %d without a window has no meaning; set window or remove sinks", c->sinks);
-    if (c->heads == 0 && !c->base.owner) return err_input(e, "heads: 0 publishes K/V, but kv_from says that this layer reads another's");
+    if ((long)imax(c->heads, c->kv_heads) * c->head_dim > 1 << 20)
+        return err_input(e, "heads x head_dim: %d x %d is more than %d", imax(c->heads, c->kv_heads), c->head_dim,
+                         1 << 20);
+    if (c->sinks && !c->window)
+        return err_input(e, "sinks: %d without a window has no meaning; set window or remove sinks", c->sinks);
+    if (c->heads == 0 && !c->base.owner)
+        return err_input(e, "heads: 0 publishes K/V, but kv_from says that this layer reads another's");
     bool turns = c->rope.type != ROPE_NONE;
-    if (turns && c->head_dim % 2) return err_input(e, "head_dim: rope turns pairs, expected an even number, got %d", c->head_dim);
+    if (turns && c->head_dim % 2)
+        return err_input(e, "head_dim: rope turns pairs, expected an even number, got %d", c->head_dim);
     return rope_make(&c->table, &c->rope, turns ? c->head_dim : 0, c->base.max_positions, e);
 }
 
@@ -80,10 +93,13 @@ static void saved(const void *cfg, int N, void *s, Fields *f) { buffers(cfg, N, 
 
 static void rows(const void *cfg, KvShape *s) {
     const GqaCfg *c = cfg;
-    *s = (KvShape){.lanes = c->kv_heads, .kdim = c->head_dim, .vdim = c->head_dim, .window = c->window, .sinks = c->sinks};
+    *s = (KvShape){
+        .lanes = c->kv_heads, .kdim = c->head_dim, .vdim = c->head_dim, .window = c->window, .sinks = c->sinks};
 }
 /* Forward and backward must look alike. */
-static Look look_of(const GqaCfg *c) { return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(1 / sqrt(c->head_dim))}; }
+static Look look_of(const GqaCfg *c) {
+    return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(1 / sqrt(c->head_dim))};
+}
 
 static Tensor narrow(Run *r, Tensor x) {
     if (r->in.n == r->out.n) return x;
@@ -92,8 +108,10 @@ static Tensor narrow(Run *r, Tensor x) {
     return y;
 }
 
-/* Heads of x projected, normed when `norm` is there, rotated; `raw` and `rstd` receive what the norm's backward needs. */
-static void heads(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Tensor rstd, Tensor x, Tensor w, Tensor b, Tensor norm) {
+/* Heads of x projected, normed when `norm` is there, rotated; `raw` and `rstd` receive what the norm's backward needs.
+ */
+static void heads(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Tensor rstd, Tensor x, Tensor w, Tensor b,
+                  Tensor norm) {
     r->ops->linear(r, present(norm) ? raw : out, x, w, b);
     if (present(norm)) r->ops->rmsnorm(r, out, rstd, raw, norm, c->base.norm_eps);
     r->ops->rope(r, out, &c->table, rows, 1);
@@ -111,7 +129,9 @@ static void run(Run *r, const GqaCfg *c, const W *w, Tensor x, Kv *kv, S *s, con
     r->ops->attend(r, s->o, s->lse, s->q, kv, look_of(c), history != NULL);
     r->ops->linear(r, y, s->o, w->wo, w->bo);
 }
-static void forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) { run(r, cfg, w, x, kv, s, NULL, y); }
+static void forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) {
+    run(r, cfg, w, x, kv, s, NULL, y);
+}
 static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
     Mark mark = arena_mark(r->scratch);
     Fields f = arena_placer(r->scratch);
@@ -122,8 +142,8 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
 }
 
 /* From the gradient g of the heads as attended to those of the projection and its input; g is consumed. */
-static void heads_backward(Run *r, const GqaCfg *c, Tensor dx, Tensor dw, Tensor db, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor x,
-                           Tensor w, Tensor norm) {
+static void heads_backward(Run *r, const GqaCfg *c, Tensor dx, Tensor dw, Tensor db, Tensor dnorm, Tensor g, Tensor raw,
+                           Tensor rstd, Tensor x, Tensor w, Tensor norm) {
     r->ops->rope(r, g, &c->table, r->in, -1);
     if (present(norm)) {
         Tensor graw = SCRATCH(r, "d heads", g.n[0], g.n[1], g.n[2]);
@@ -134,7 +154,8 @@ static void heads_backward(Run *r, const GqaCfg *c, Tensor dx, Tensor dw, Tensor
     r->ops->linear_backward(r, dx, dw, db, g, x, w);
 }
 
-static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv, const void *s_, Tensor dy, Tensor dx) {
+static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
+                     const void *s_, Tensor dy, Tensor dx) {
     const GqaCfg *c = cfg;
     const W *w = w_;
     W *dw = dw_;

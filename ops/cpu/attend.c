@@ -30,7 +30,8 @@ static size_t entry_at(int m0, int lane, int group, int heads, int e) {
     return (size_t)(m0 + e / group) * (size_t)heads + (size_t)(lane * group + e % group);
 }
 
-static void block_load(Block *b, int n, int e0, int m0, int lane, int group, Tensor q, Tensor o, Tensor lse, bool merge) {
+static void block_load(Block *b, int n, int e0, int m0, int lane, int group, Tensor q, Tensor o, Tensor lse,
+                       bool merge) {
     int H = b->look.heads;
     b->n = n;
     for (int i = 0; i < n; i++) {
@@ -41,8 +42,10 @@ static void block_load(Block *b, int n, int e0, int m0, int lane, int group, Ten
         b->m[i] = start ? -INFINITY : R(lse)[at];
         b->l[i] = start ? 0 : 1;
         real *out = b->o + i * b->Dv;
-        if (start) memset(out, 0, (size_t)b->Dv * sizeof(real));
-        else memcpy(out, R(o) + at * (size_t)b->Dv, (size_t)b->Dv * sizeof(real));
+        if (start)
+            memset(out, 0, (size_t)b->Dv * sizeof(real));
+        else
+            memcpy(out, R(o) + at * (size_t)b->Dv, (size_t)b->Dv * sizeof(real));
     }
 }
 static void block_store(const Block *b, int e0, int m0, int lane, int group, Tensor o, Tensor lse) {
@@ -60,7 +63,8 @@ static bool sees_all(const Block *b, int i, const int *kpos, int j0, int n) {
     return j0 >= b->from[i] && j0 + n - 1 <= b->row[i] && (!b->look.window || b->pos[i] - kpos[0] < b->look.window);
 }
 static bool sees(const Block *b, int i, int j, int kpos) {
-    return j >= b->from[i] && j <= b->row[i] && (!b->look.window || b->pos[i] - kpos < b->look.window || kpos < b->look.sinks);
+    return j >= b->from[i] && j <= b->row[i] &&
+           (!b->look.window || b->pos[i] - kpos < b->look.window || kpos < b->look.sinks);
 }
 
 /* Merge n <= KB keys into the block: scores in b->s must be complete. v rows are ldv apart. */
@@ -108,8 +112,8 @@ static void pack_all(const Run *r, real *t, Tensor x) {
     for (int s = 0; s < b->B; s++)
         for (int h = 0; h < lanes; h++)
             for (int j = b->off[s], p = panels_of(b, s); j < b->off[s + 1]; j += KB, p++)
-                pack(t + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)D * KB, R(x) + (size_t)j * ld + (size_t)h * (size_t)D, ld,
-                     imin(KB, b->off[s + 1] - j), D);
+                pack(t + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)D * KB,
+                     R(x) + (size_t)j * ld + (size_t)h * (size_t)D, ld, imin(KB, b->off[s + 1] - j), D);
 }
 static Tensor panels(Run *r, const char *name, Tensor x) {
     return SCRATCH(r, name, r->batch->N / KB + r->batch->B, x.n[1], x.n[2], KB);
@@ -179,7 +183,8 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
                         int m = imin(KB, b->off[s + 1] - j);
                         if (!span_meets(span, j, j + m)) continue;
                         memset(k.s, 0, (size_t)n * KB * sizeof(real));
-                        tile_mm(k.s, KB, k.q, (size_t)Dk, 1, R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
+                        tile_mm(k.s, KB, k.q, (size_t)Dk, 1,
+                                R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
                         absorb(&k, R(kv->v) + (size_t)j * ldv + (size_t)h * (size_t)Dv, ldv, b->pos + j, j, m);
                     }
                     block_store(&k, e0, start[s], h, group, o, lse);
@@ -188,7 +193,8 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
     arena_release(r->scratch, mark);
 }
 
-/* ---- history ------------------------------------------------------------------------------------------------------ */
+/* ---- history ------------------------------------------------------------------------------------------------------
+ */
 
 /* The rows from..to-1 of a lane, a page at a time. */
 static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to) {
@@ -196,7 +202,8 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to) {
     for (int row = from, n; row < to; row += n) {
         int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / P % t->maxpages)], at = row % P;
         n = imin(P - at, to - row);
-        const real *keys = R(t->data) + (size_t)page * (size_t)P * (size_t)(Dk + Dv), *vals = keys + (size_t)P * (size_t)Dk;
+        const real *keys = R(t->data) + (size_t)page * (size_t)P * (size_t)(Dk + Dv),
+                   *vals = keys + (size_t)P * (size_t)Dk;
         keys += (size_t)at * (size_t)Dk;
         vals += (size_t)at * (size_t)Dv;
         if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
@@ -239,10 +246,13 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                         if (looks) oldest = imin(oldest, b->pos[row]);
                     }
                     if (oldest != INT32_MAX) { /* a window of 1 keeps its sinks and no other row: lo = hi */
-                        int lo = t->lo[lane], page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)], skip = 0;
+                        int lo = t->lo[lane],
+                            page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)],
+                            skip = 0;
                         /* rows of a lane have consecutive positions: skip those that the oldest query no longer sees */
                         if (lo < hi && look.window && !look.sinks)
-                            skip = imax(0, oldest - look.window + 1 - t->pos[(size_t)page * (size_t)t->P + (size_t)(lo % t->P)]);
+                            skip = imax(0, oldest - look.window + 1 -
+                                               t->pos[(size_t)page * (size_t)t->P + (size_t)(lo % t->P)]);
                         attend_rows(&k, t, lane, t->s0[lane], sinks);
                         attend_rows(&k, t, lane, lo + skip, hi);
                     }
@@ -252,7 +262,8 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
     arena_release(r->scratch, mark);
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------------- */
+/* ---- backward -----------------------------------------------------------------------------------------------------
+ */
 
 /* One lane of one sequence; the only writer of its dk, dv and of its heads' dq. */
 typedef struct {
@@ -263,10 +274,12 @@ typedef struct {
     real *g, *dqb, *ds; /* (QB,Dv) (QB,Dk) (QB,KB) */
 } Back;
 
-static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j, int n, int panel, const real *lse, const real *delta) {
+static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j, int n, int panel, const real *lse,
+                          const real *delta) {
     int lanes = a->kv->s.lanes, Dk = k->Dk, Dv = k->Dv;
     size_t ldk = (size_t)lanes * (size_t)Dk, ldv = (size_t)lanes * (size_t)Dv, rows = (size_t)j;
-    size_t pk = ((size_t)panel * (size_t)lanes + (size_t)h) * KB, kat = rows * ldk + (size_t)h * (size_t)Dk, vat = rows * ldv + (size_t)h * (size_t)Dv;
+    size_t pk = ((size_t)panel * (size_t)lanes + (size_t)h) * KB, kat = rows * ldk + (size_t)h * (size_t)Dk,
+           vat = rows * ldv + (size_t)h * (size_t)Dv;
     memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
     memset(a->ds, 0, (size_t)k->n * KB * sizeof(real));
     tile_mm(k->s, KB, k->q, (size_t)Dk, 1, a->kt + pk * (size_t)Dk, KB, k->n, Dk, KB);
@@ -287,7 +300,8 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
 }
 
 static void backward_lane(Block *k, const Back *a, const Batch *b, const int *idx, int s, int h) {
-    int group = k->look.heads / a->kv->s.lanes, m0 = b->off[s], entries = (b->off[s + 1] - m0) * group, Dk = k->Dk, Dv = k->Dv;
+    int group = k->look.heads / a->kv->s.lanes, m0 = b->off[s], entries = (b->off[s + 1] - m0) * group, Dk = k->Dk,
+        Dv = k->Dv;
     real lse[QB], delta[QB];
     for (int e0 = 0; e0 < entries; e0 += QB) {
         block_load(k, imin(QB, entries - e0), e0, m0, h, group, a->q, a->o, a->lse, false);
@@ -310,7 +324,8 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
     }
 }
 
-static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o, Tensor lse) {
+static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
+                            Tensor lse) {
     const Batch *b = r->batch;
     int lanes = kv->s.lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
     check_attend(kv, look, q, o);
@@ -323,7 +338,8 @@ static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, c
     if (!measuring(r)) {
         pack_all(r, R(kt), kv->k);
         pack_all(r, R(vt), kv->v);
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * look.heads * Dk * 16 > ALONE)
+#pragma omp parallel for collapse(2) schedule(dynamic) \
+    num_threads(r->dev->threads) if ((long)b->N * look.heads * Dk * 16 > ALONE)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < lanes; h++) {
                 Block k;

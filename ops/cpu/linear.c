@@ -2,18 +2,20 @@
 #include "vec.h"
 
 #ifndef KV_DOUBLE
-enum { FEW = 8 }; /* rows up to which w is read once, row by row, at memory speed, instead of being packed by the library */
+enum {
+    FEW = 8
+}; /* rows up to which w is read once, row by row, at memory speed, instead of being packed by the library */
 
 /* y (N,O), N <= FEW: each output's weights are read once and meet all rows while they are in registers. */
 static void linear_few(const Device *dev, real *y, const real *x, const real *w, int N, int O, int I) {
-#pragma omp parallel for schedule(static) num_threads(dev->threads) if ((long)N * O * I > 4 * ALONE)
+    #pragma omp parallel for schedule(static) num_threads(dev->threads) if ((long)N * O * I > 4 * ALONE)
     for (int o = 0; o < O; o++) {
         const real *wo = w + (size_t)o * (size_t)I;
         int m = 0;
         for (; m + 4 <= N; m += 4) {
             const real *a = x + (size_t)m * (size_t)I, *b = a + I, *c = b + I, *d = c + I;
             real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
+    #pragma omp simd reduction(+ : s0, s1, s2, s3)
             for (int i = 0; i < I; i++) {
                 s0 += a[i] * wo[i];
                 s1 += b[i] * wo[i];
@@ -39,7 +41,8 @@ static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
         if (!measuring(r)) linear_few(r->dev, R(y), R(x), R(w), N, O, I);
     } else
 #endif
-        gemm(r->dev->gemm, r->scratch, (GemmShape){N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true}, R(y), R(x), R(w));
+        gemm(r->dev->gemm, r->scratch, (GemmShape){N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true}, R(y), R(x),
+             R(w));
     if (measuring(r) || !present(bias)) return;
     const real *b = R(bias);
     for (int i = 0; i < N; i++) {
@@ -54,9 +57,11 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
     int N = dy.n[0];
     CHECK(x.n[0] == N, "x %d rows, dy %d", x.n[0], N);
     if (present(dx))
-        gemm(r->dev->gemm, r->scratch, (GemmShape){N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true}, R(dx), R(dy), R(w));
+        gemm(r->dev->gemm, r->scratch, (GemmShape){N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true}, R(dx),
+             R(dy), R(w));
     if (present(dw))
-        gemm(r->dev->gemm, r->scratch, (GemmShape){O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true}, R(dw), R(dy), R(x));
+        gemm(r->dev->gemm, r->scratch,
+             (GemmShape){O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true}, R(dw), R(dy), R(x));
     if (measuring(r) || !present(dbias)) return;
     for (int i = 0; i < N; i++) {
         const real *g = R(dy) + (size_t)i * (size_t)O;

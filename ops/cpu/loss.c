@@ -39,7 +39,8 @@ static void linear_xent(Run *r, Tensor nll, Tensor dx, Tensor dw, Tensor x, Tens
             for (int i = 0; i < n; i++) {
                 int t = tgt[from + i];
                 CHECK(t < V, "target %d of vocabulary %d", t, V);
-                R(nll)[from + i] = xent_row(R(l) + (size_t)i * (size_t)V, V, t, present(dx) ? g[from + i] : 0, present(dx));
+                R(nll)
+                [from + i] = xent_row(R(l) + (size_t)i * (size_t)V, V, t, present(dx) ? g[from + i] : 0, present(dx));
             }
         }
         if (present(dx)) {
@@ -50,8 +51,8 @@ static void linear_xent(Run *r, Tensor nll, Tensor dx, Tensor dw, Tensor x, Tens
     arena_release(r->scratch, mark);
 }
 
-static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps, double decay, double gscale,
-                  int64_t t) {
+static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
+                  double decay, double gscale, int64_t t) {
     if (measuring(r)) return;
     size_t n = tensor_count(w);
     real *W = R(w), *M = R(m), *U = R(v);

@@ -4,15 +4,15 @@
 #include "../device.h"
 
 #if defined(__AVX512F__)
-    #define VBYTES 64
+    #define VBYTES    64
     #define TILE_ROWS 6 /* 6 x 4 accumulators + 4 + 1 of 32 registers */
     #define TILE_VECS 4
 #elif defined(__AVX2__)
-    #define VBYTES 32
+    #define VBYTES    32
     #define TILE_ROWS 4 /* 4 x 2 + 2 + 1 of 16 */
     #define TILE_VECS 2
 #else
-    #define VBYTES 16
+    #define VBYTES    16
     #define TILE_ROWS 4
     #define TILE_VECS 2
 #endif
@@ -29,8 +29,8 @@ typedef real Vec __attribute__((vector_size(VBYTES), aligned(sizeof(real)), may_
 /* Work below this many operations stays on one thread: waking the others would cost more. */
 enum { ALONE = 32768 };
 
-/* e^x to 2 ulp for x in [-87, 88], 0 below, e^88 above; NaN stays NaN. The float form has no branch and no call, so that
- * loops over it vectorise; the double form, which only checks gradients, is the library's. */
+/* e^x to 2 ulp for x in [-87, 88], 0 below, e^88 above; NaN stays NaN. The float form has no branch and no call, so
+ * that loops over it vectorise; the double form, which only checks gradients, is the library's. */
 INLINE real exp_real(real x) {
 #ifdef KV_DOUBLE
     return exp(x);
@@ -57,7 +57,8 @@ INLINE real exp_real(real x) {
 }
 
 /* C rows r < rows, columns of `vecs` vectors: C += A B, A element (r,k) at A[r*ars + k*aks]. */
-INLINE void tile_kernel(int rows, int vecs, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int K) {
+INLINE void tile_kernel(int rows, int vecs, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B,
+                        size_t ldb, int K) {
     Vec c[TILE_ROWS][TILE_VECS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -80,7 +81,8 @@ INLINE void tile_kernel(int rows, int vecs, real *C, size_t ldc, const real *A, 
         for (int v = 0; v < vecs; v++) *(Vec *)(C + (size_t)r * ldc + (size_t)(v * VL)) = c[r][v];
 }
 /* The kernel wants its row count at compile time. */
-INLINE void tile_rows(int rows, int vecs, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int K) {
+INLINE void tile_rows(int rows, int vecs, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B,
+                      size_t ldb, int K) {
     switch (rows) {
     case 1: tile_kernel(1, vecs, C, ldc, A, ars, aks, B, ldb, K); break;
     case 2: tile_kernel(2, vecs, C, ldc, A, ars, aks, B, ldb, K); break;
@@ -92,15 +94,19 @@ INLINE void tile_rows(int rows, int vecs, real *C, size_t ldc, const real *A, si
     default: tile_kernel(TILE_ROWS, vecs, C, ldc, A, ars, aks, B, ldb, K);
     }
 }
-/* C (M,W) += A (M,K) B (K,W). B and C have unit column stride; A any strides. For operands that fit the first caches. */
-static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int M, int K, int W) {
+/* C (M,W) += A (M,K) B (K,W). B and C have unit column stride; A any strides. For operands that fit the first caches.
+ */
+static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int M, int K,
+                    int W) {
     int w = 0;
     for (; w + TILE_VECS * VL <= W; w += TILE_VECS * VL)
         for (int i = 0; i < M; i += TILE_ROWS)
-            tile_rows(imin(TILE_ROWS, M - i), TILE_VECS, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks, B + w, ldb, K);
+            tile_rows(imin(TILE_ROWS, M - i), TILE_VECS, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks,
+                      B + w, ldb, K);
     for (; w + VL <= W; w += VL)
         for (int i = 0; i < M; i += TILE_ROWS)
-            tile_rows(imin(TILE_ROWS, M - i), 1, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks, B + w, ldb, K);
+            tile_rows(imin(TILE_ROWS, M - i), 1, C + (size_t)i * ldc + w, ldc, A + (size_t)i * ars, ars, aks, B + w,
+                      ldb, K);
     for (; w < W; w++)
         for (int i = 0; i < M; i++) {
             real s = 0;
