@@ -61,7 +61,8 @@ static int dispatch(int argc, char **argv) {
 
 /* Threads that wait for the others spin for a few microseconds, then give their core away. The OpenMP library's own
  * default spins for milliseconds, which costs a run most of its speed as soon as another program wants a core
- * (docs/log.md), and it reads its setting before main: so it is set, unless the user has, and the program started again. */
+ * (docs/log.md), and it reads its setting before main: so it is set, unless the user has, and the program started
+ * again. */
 static void wait_politely(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || setenv("GOMP_SPINCOUNT", "500", 1)) return;
     execv("/proc/self/exe", argv);

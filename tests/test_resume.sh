@@ -43,7 +43,7 @@ unfinished() { ls -A "$1" 2>/dev/null | grep -q '^\.tmp-'; }
 steps_of() { ls "$1" 2>/dev/null | grep '^step-'; }
 
 # A file that the system wrote in a moment, with all that a run can have: dropout, accumulation, samples, validation.
-args="configs/tiny-window.yaml --threads 1 -q train.batch=2 train.micro_batch=1 train.dropout=0.1 train.steps=240
+args="configs/tiny-window.yaml --threads 1 -q train.batch=2 train.micro_batch=1 train.dropout=0.1 train.steps=400
     train.eval_every=8 train.eval_tokens=256 train.save_every=6 train.log_every=2 train.sample_every=10
     train.sample_prompt=And train.sample_tokens=8 train.keep_last=2 optim.warmup=5"
 train() { "$prog" train $args "$@"; }
@@ -54,10 +54,10 @@ train run.dir="$tmp/ref" || wrong "reference: exit $?"
 train run.dir="$tmp/again" || wrong "again: exit $?"
 same_end "$tmp/again" "$tmp/ref"
 n=$(clockless "$tmp/ref/metrics.jsonl" | grep -c '"loss"')
-[ "$n" -eq 121 ] || wrong "$n training records, expected 121"
+[ "$n" -eq 201 ] || wrong "$n training records, expected 201"
 n=$(grep -c val_loss "$tmp/ref/metrics.jsonl")
-[ "$n" -eq 30 ] || wrong "$n validation records, expected 30"
-[ "$(grep -c '^== step' "$tmp/ref/samples.txt")" -eq 24 ] || wrong "samples.txt has other than 24 samples"
+[ "$n" -eq 50 ] || wrong "$n validation records, expected 50"
+[ "$(grep -c '^== step' "$tmp/ref/samples.txt")" -eq 40 ] || wrong "samples.txt has other than 40 samples"
 [ "$(steps_of "$tmp/ref" | wc -l)" -le 3 ] || wrong "keep_last 2 and best left $(steps_of "$tmp/ref" | tr '\n' ' ')"
 verdict same-seed-same-bytes
 

@@ -34,18 +34,18 @@ const Animal zoo[] = {
      "\"pattern\":[\"a\"],\"kv_from\":{\"1\":0,\"3\":2}}"},
     {"publisher and readers (YOCO)",
      "{" SHAPE ",\"layers\":5,\"tied\":true,\"kinds\":{\"w\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_"
-               "dim\":4,\"window\":3},"
+     "dim\":4,\"window\":3},"
      "\"p\":{\"mixer\":\"gqa\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4,\"qk_norm\":true},\"r\":{\"mixer\":\"gqa\","
      "\"heads\":4,\"kv_heads\":2,"
      "\"head_dim\":4,\"qk_norm\":true}},\"pattern\":[\"w\",\"w\",\"p\",\"r\",\"r\"],\"kv_from\":{\"3\":2,\"4\":2}}"},
     {"windows on one slot",
      "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"w3\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_"
-               "dim\":4,\"window\":3},"
+     "dim\":4,\"window\":3},"
      "\"w5\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":2,\"head_dim\":4,\"window\":5,\"sinks\":1},\"all\":{\"mixer\":"
      "\"gqa\",\"heads\":4,"
      "\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w3\",\"w5\",\"all\"],\"kv_from\":{\"1\":0}}"},
     {"owner after readers", "{" SHAPE ",\"layers\":4,\"tied\":true,\"kinds\":{\"w\":{\"mixer\":\"gqa\",\"heads\":4,"
-                                      "\"kv_heads\":2,\"head_dim\":4,\"window\":4},"
+                            "\"kv_heads\":2,\"head_dim\":4,\"window\":4},"
                             "\"all\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w\","
                             "\"all\",\"all\",\"w\"],\"kv_from\":{\"1\":0,\"2\":0}}"},
 };
