@@ -23,8 +23,6 @@ if [ -f $run/config.yaml ]; then
     fi
     rm -rf $run
 fi
-# Threads that wait give their core away: with a busy core, spinning ones cost most of the time.
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$kvsmith" train $config || exit
 echo
 echo "== four continuations at temperature 0.8"
