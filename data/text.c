@@ -1,9 +1,6 @@
 /* text.c: files to token streams. */
 #include "text.h"
-#include <errno.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "../ops/file.h"
 
 typedef struct {
     char *at;
@@ -30,46 +27,17 @@ static bool unescape(const char *s, Bytes *out, Err *e) {
     return true;
 }
 
-/* Open a regular file that holds something. */
-static bool file_open(const char *path, int *fd, size_t *size, Err *e) {
-    struct stat st;
-    /* Not blocking, so that a named pipe is refused and not waited for. */
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (*fd < 0) return err_errno(e, "text", path);
-    bool ok = !fstat(*fd, &st) || err_errno(e, "text", path);
-    if (ok && !S_ISREG(st.st_mode))
-        ok = err_input(e, "text %s: is %s, expected a text file", path,
-                       S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
-    if (ok && st.st_size == 0) ok = err_input(e, "text %s: is empty, expected text to train or validate on", path);
-    *size = ok ? (size_t)st.st_size : 0;
-    if (!ok) close(*fd);
-    return ok;
+/* Map a text, which must not be empty. */
+static bool text_map(FileMap *m, const char *path, Err *e) {
+    if (!file_map(m, path, e)) return false;
+    return m->n > 0 || err_input(e, "text %s: is empty, expected text to train or validate on", path);
 }
-
 static bool file_size(const char *path, size_t *size, Err *e) {
-    int fd;
-    if (!file_open(path, &fd, size, e)) return false;
-    close(fd);
+    FileMap m;
+    if (!text_map(&m, path, e)) return false;
+    *size = m.n;
+    file_unmap(&m);
     return true;
-}
-
-static bool file_bytes(const char *path, Bytes *out, Err *e) {
-    int fd;
-    size_t size, n = 0;
-    if (!file_open(path, &fd, &size, e)) return false;
-    char *p = malloc(size);
-    bool ok = p || err_world(e, "text %s: out of memory: %zu bytes", path, size);
-    while (ok && n < size) {
-        ssize_t got = read(fd, p + n, size - n);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) ok = err_errno(e, "text", path);
-        if (got == 0) ok = err_input(e, "text %s: became shorter while it was read: %zu of %zu bytes", path, n, size);
-        if (got > 0) n += (size_t)got;
-    }
-    close(fd);
-    *out = (Bytes){p, n};
-    if (!ok) free(p);
-    return ok;
 }
 
 static void add_document(Grow *g, const Tokenizer *t, const char *s, size_t n) {
@@ -88,17 +56,17 @@ static void add_document(Grow *g, const Tokenizer *t, const char *s, size_t n) {
 
 /* The file had `size` bytes when room was made for it. */
 static bool add_file(Grow *g, const Tokenizer *t, const char *path, size_t size, Bytes sep, Err *e) {
-    Bytes text;
-    if (!file_bytes(path, &text, e)) return false;
+    FileMap text;
+    if (!text_map(&text, path, e)) return false;
     size_t before = g->documents;
     bool ok =
         text.n == size || err_input(e, "text %s: changed while it was read: %zu bytes, then %zu", path, size, text.n);
-    for (char *s = text.at, *end = text.at + text.n; ok && s < end;) {
-        char *cut = sep.n ? memmem(s, (size_t)(end - s), sep.at, sep.n) : NULL;
+    for (const char *s = (const char *)text.p, *end = s + text.n; ok && s < end;) {
+        const char *cut = sep.n ? memmem(s, (size_t)(end - s), sep.at, sep.n) : NULL;
         add_document(g, t, s, (size_t)((cut ? cut : end) - s));
         s = cut ? cut + sep.n : end;
     }
-    free(text.at);
+    file_unmap(&text);
     if (ok && g->documents == before) ok = err_input(e, "text %s: holds only separators, expected text", path);
     return ok;
 }

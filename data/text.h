@@ -10,7 +10,7 @@
  * The two parts share no token.
  *
  * Memory: 2 bytes per byte of all files, in one region whose size is known from the files' sizes alone (`mem.peak`;
- * `--plan` counts it); while a file is read, once more that file's bytes. */
+ * `--plan` counts it). */
 #pragma once
 #include "../ops/arena.h"
 #include "tokenizer.h"

@@ -1,10 +1,6 @@
 /* tokenizer.c: the byte tokenizer and its tokenizer.json. */
 #include "tokenizer.h"
-#include <errno.h>
-#include <fcntl.h>
-#include <jansson.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "../ops/file.h"
 
 static const char EOT_TEXT[] = "<|endoftext|>";
 
@@ -147,28 +143,10 @@ bool tokenizer_parse(Tokenizer *t, const char *json, size_t n, const char *where
 }
 
 bool tokenizer_load(Tokenizer *t, const char *path, Err *e) {
-    /* Not blocking, so that a named pipe is refused below and not waited for. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    if (fd < 0) return err_errno(e, "tokenizer", path);
-    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
-        close(fd);
-        return err_input(e, "tokenizer %s: not a regular file", path);
-    }
-    /* One byte more than is allowed shows that there is more; the file itself may change while it is read. */
-    size_t room = zmin((size_t)st.st_size, TOKENIZER_FILE_MAX) + 1, n = 0;
-    char *json = xcalloc(room, 1);
-    ssize_t got = 1;
-    while (n < room && (got = read(fd, json + n, room - n)) != 0) {
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) break;
-        n += (size_t)got;
-    }
-    bool ok = got >= 0 || err_errno(e, "tokenizer", path);
-    close(fd);
-    if (ok && n == room && st.st_size > TOKENIZER_FILE_MAX) n = (size_t)st.st_size; /* refused by its size alone */
-    ok = ok && tokenizer_parse(t, json, n, path, e);
-    free(json);
+    FileMap m;
+    if (!file_map(&m, path, e)) return false;
+    bool ok = tokenizer_parse(t, (const char *)m.p, m.n, path, e);
+    file_unmap(&m);
     return ok;
 }
 

@@ -1,6 +1,6 @@
 /* kvsmith generate: text that continues a prompt, or a file of prompts. */
 #include <errno.h>
-#include "../model/file.h"
+#include "../ops/file.h"
 #include "engine.h"
 #include "generate.h"
 

@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <unistd.h>
-#include "../model/file.h"
+#include "../ops/file.h"
 #include "../model/hf.h"
 
 static void quit(int signal) {

@@ -1,6 +1,6 @@
 /* hf_config.c: config.json into the model's own settings. Values are checked here under the names that the file uses;
  * the settings' tables check them again. */
-#include "file.h"
+#include "../ops/file.h"
 #include "hf.h"
 
 typedef struct {

@@ -7,7 +7,7 @@
  * Source of the format: the README and reader of github.com/huggingface/safetensors. */
 #pragma once
 #include "../ops/tensor.h"
-#include "file.h"
+#include "../ops/file.h"
 
 typedef struct {
     char *name;

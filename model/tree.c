@@ -1,5 +1,5 @@
 #include "tree.h"
-#include "file.h"
+#include "../ops/file.h"
 #include <jansson.h>
 #include <stdarg.h>
 #include <yaml.h>

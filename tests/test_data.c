@@ -194,10 +194,10 @@ Test(data, tokenizer_paths) {
     Tokenizer t;
     Err e = {0};
     refused(tokenizer_load(&t, check_path("none.json"), &e), &e, EXIT_INPUT, "No such file");
-    refused(tokenizer_load(&t, check_dir(), &e), &e, EXIT_INPUT, "not a regular file");
+    refused(tokenizer_load(&t, check_dir(), &e), &e, EXIT_INPUT, "found a directory");
     char *pipe = check_path("pipe.json");
     cr_assert(!mkfifo(pipe, 0600));
-    refused(tokenizer_load(&t, pipe, &e), &e, EXIT_INPUT, "not a regular file");
+    refused(tokenizer_load(&t, pipe, &e), &e, EXIT_INPUT, "found a device or pipe");
     refused(tokenizer_load(&t, text_file("empty.json", ""), &e), &e, EXIT_INPUT, "not a tokenizer.json");
     char *big = text_file("big.json", "{}");
     cr_assert(!truncate(big, (off_t)1 << 40)); /* sparse */
@@ -309,8 +309,8 @@ Test(data, streams_refused) {
     open_fails((StreamSpec){.ntrain = 1, .train = &none, .seq_len = 1}, EXIT_INPUT, "none: No such file");
     open_fails((StreamSpec){.ntrain = 2, .train = two, .seq_len = 1}, EXIT_INPUT, "none: No such file");
     open_fails((StreamSpec){.ntrain = 1, .train = &a, .val = none, .seq_len = 1}, EXIT_INPUT, "none: No such file");
-    open_fails((StreamSpec){.ntrain = 1, .train = &dir, .seq_len = 1}, EXIT_INPUT, "is a directory");
-    open_fails((StreamSpec){.ntrain = 1, .train = &pipe, .seq_len = 1}, EXIT_INPUT, "not a regular file");
+    open_fails((StreamSpec){.ntrain = 1, .train = &dir, .seq_len = 1}, EXIT_INPUT, "found a directory");
+    open_fails((StreamSpec){.ntrain = 1, .train = &pipe, .seq_len = 1}, EXIT_INPUT, "found a device or pipe");
     open_fails((StreamSpec){.ntrain = 1, .train = &empty, .seq_len = 1}, EXIT_INPUT, "is empty");
     open_fails((StreamSpec){.ntrain = 1, .train = &seps, .separator = "|", .seq_len = 1}, EXIT_INPUT,
                "only separators");
@@ -336,7 +336,7 @@ Test(data, no_memory_for_a_file) {
     struct rlimit limit = {(rlim_t)1 << 32, (rlim_t)1 << 32};
     cr_assert(!truncate(huge, (off_t)1 << 40)); /* sparse */
     cr_assert(!setrlimit(RLIMIT_AS, &limit));
-    open_fails((StreamSpec){.ntrain = 1, .train = &huge, .seq_len = 1}, EXIT_WORLD, "out of memory");
+    open_fails((StreamSpec){.ntrain = 1, .train = &huge, .seq_len = 1}, EXIT_WORLD, "Cannot allocate memory");
 }
 #endif
 

@@ -2,7 +2,7 @@
  * resumed, are in test_train.sh and test_resume.sh. */
 #include "check.h"
 #include "../model/cost.h"
-#include "../model/file.h"
+#include "../ops/file.h"
 #include "../train/checkpoint.h"
 #include <unistd.h>
 

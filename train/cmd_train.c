@@ -1,5 +1,5 @@
 /* kvsmith train: from a configuration to a trained model in a run folder. */
-#include "../model/file.h"
+#include "../ops/file.h"
 #include "../model/hf.h"
 #include "checkpoint.h"
 #include "plan.h"

@@ -1,6 +1,6 @@
 #include "plan.h"
 #include "../model/cost.h"
-#include "../model/file.h"
+#include "../ops/file.h"
 
 json_t *regions_json(const Regions *r) {
     json_t *j = json_object();

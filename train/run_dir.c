@@ -1,5 +1,5 @@
 #include "run_dir.h"
-#include "../model/file.h"
+#include "../ops/file.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -79,7 +79,6 @@ bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) {
                    .recompute = c->recompute,
                    .dry = dry};
     if (!vocab_set(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
-    /* The text comes first: while it is read its bytes are held twice, which must not stand on top of the rest. */
     if (!text_open(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
         !buffers_open(t, e) || !samples_open(t, e)) {
         trainer_close(t);

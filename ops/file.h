@@ -4,7 +4,7 @@
  * Writing is all or nothing: a temporary name in the same directory, synced, renamed, the directory synced. A file that
  * shrinks while it is mapped is out of scope (the system ends the program). */
 #pragma once
-#include "../ops/base.h"
+#include "base.h"
 #include <jansson.h>
 
 enum { JSON_BYTES_MAX = 100000000, JSON_VALUES_MAX = 2 << 20 };
