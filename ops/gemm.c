@@ -1,23 +1,10 @@
 /* gemm.c: oneDNN's matmul with cached primitives (versions 2 and 3 of its C interface), scratchpads from us. */
 #include "gemm.h"
 
-#ifdef KV_DOUBLE
-struct Gemm {
-    char none;
-};
-bool gemm_open(Gemm **g, Err *e) {
-    (void)e;
-    *g = xcalloc(1, sizeof **g);
-    return true;
-}
-void gemm_close(Gemm *g) { free(g); }
-
 /* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are.
  */
-void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
-    (void)g;
-    if (!scratch->base) return;
-    #pragma omp parallel for schedule(static) if ((long)s.M * s.N * s.K > 100000)
+static void plain(GemmShape s, real *C, const real *A, const real *B) {
+#pragma omp parallel for schedule(static) if ((long)s.M * s.N * s.K > 100000)
     for (int i = 0; i < s.M; i++) {
         real *c = C + (size_t)i * (size_t)s.ldc;
         if (!s.accumulate) memset(c, 0, (size_t)s.N * sizeof *c);
@@ -35,6 +22,21 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const re
             for (int j = 0; j < s.N; j++) c[j] += a * b[j];
         }
     }
+}
+
+#ifdef KV_DOUBLE
+struct Gemm {
+    char none;
+};
+bool gemm_open(Gemm **g, Err *e) {
+    (void)e;
+    *g = xcalloc(1, sizeof **g);
+    return true;
+}
+void gemm_close(Gemm *g) { free(g); }
+void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
+    (void)g;
+    if (scratch->base) plain(s, C, A, B);
 }
 #else
     #include <oneapi/dnnl/dnnl.h>
@@ -154,6 +156,11 @@ static Entry *find(Gemm *g, GemmShape s) {
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
+    /* oneDNN 3.7 takes a column whose numbers do not lie side by side for one whose numbers do. */
+    if ((s.N == 1 && s.ldc != 1) || (s.M == 1 && s.ta && s.lda != 1)) {
+        if (scratch->base) plain(s, C, A, B);
+        return;
+    }
     Entry *n = find(g, s);
     Mark mark = arena_mark(scratch);
     /* The library may want more for fewer rows (its choice of blocking): a pass smaller than the one that was measured
