@@ -122,6 +122,8 @@ static bool fill(Stream *s, const StreamSpec *spec, const Tokenizer *t, const si
                          "data.train: %zu tokens to train on (%zu to validate on), expected at least data.seq_len + 1 "
                          "= %zu; give more text or a smaller data.seq_len",
                          s->train.n, s->val.n, (size_t)spec->seq_len + 1);
+    s->hash = 0xCBF29CE484222325u; /* FNV-1a over ids */
+    for (size_t i = 0; i < s->train.n; i++) s->hash = (s->hash ^ s->train.id[i]) * 0x100000001B3u;
     return true;
 }
 

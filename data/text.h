@@ -35,6 +35,7 @@ typedef struct {
     Tokens train, val; /* val.n is 0 or >= 2 */
     size_t documents;  /* that begin in either part */
     size_t bytes;      /* of text in both: tokens without EOT */
+    uint64_t hash;     /* of the training ids: another text gives another number */
     Arena mem;
 } Stream;
 

@@ -2,6 +2,8 @@
 #include <sys/stat.h>
 #include "../model/cost.h"
 #include "../model/hf.h"
+#include "../model/safetensors.h"
+#include "../ops/file.h"
 #include "engine.h"
 
 int cmd_info(int argc, char **argv);
@@ -131,9 +133,34 @@ static bool report(const Subject *s, const Args *a, const Cli *cli, Err *e) {
     return ok;
 }
 
+static bool json_check(const char *dir, const char *name, Err *e) {
+    char *path = xformat("%s/%s", dir, name);
+    json_t *j = file_exists(dir, name) ? json_read(path, e) : json_null();
+    free(path);
+    json_decref(j);
+    return j != NULL;
+}
+
+/* What a run keeps beside its model, where it is there: a damaged file shows now and not when the run is resumed. */
+static bool rest_check(const char *dir, Err *e) {
+    static const char moments[] = "trainer/optimizer.safetensors";
+    if (!json_check(dir, "tokenizer_config.json", e) || !json_check(dir, "trainer/state.json", e)) return false;
+    if (!file_exists(dir, moments)) return true;
+    char *path = xformat("%s/%s", dir, moments);
+    St st;
+    bool ok = st_open(&st, path, e);
+    if (ok) st_close(&st);
+    free(path);
+    return ok;
+}
+
 static bool info_dir(const Args *a, const Cli *cli, Err *e) {
     Engine en;
     if (!engine_open(&en, a->model, cli, e)) return false;
+    if (!rest_check(en.dir, e)) {
+        engine_close(&en);
+        return false;
+    }
     Subject s = {.m = &en.model, .dir = en.dir, .tokenizer = en.text ? "byte" : "none"};
     bool ok = report(&s, a, cli, e);
     if (ok && !cli->json && !cli->quiet) hf_notes(en.dir, stdout);

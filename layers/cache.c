@@ -14,10 +14,10 @@ struct Slot {
 static size_t row_width(const KvShape *s) { return (size_t)s->kdim + (size_t)s->vdim; }
 static int lanes_of(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 
-static void slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, int max_rows, int P) {
+static bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, int max_rows, int P) {
     Lanes *t = &s->t;
     *s = (Slot){.t = {.s = *shape, .nseq = nseq, .P = P}, .max_tokens = max_tokens};
-    if (!shape->lanes) return;
+    if (!shape->lanes) return true;
     CHECK(max_tokens <= TOKENS_MAX && max_rows <= TOKENS_MAX && P > 0, "%d tokens, %d rows of a pass, pages of %d",
           max_tokens, max_rows, P);
     int sinks = shape->window ? imin(shape->sinks, max_tokens) : 0, window = imin(shape->window, max_tokens);
@@ -25,7 +25,7 @@ static void slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, 
     t->maxpages = (max_tokens + max_rows) / P + 3;
     int lane = t->maxpages; /* pages one lane can hold: a window keeps its sinks, its rows, and those of one pass */
     if (shape->window) lane = imin(lane, (sinks + P - 1) / P + 1 + (window + max_rows) / P + 3);
-    CHECK(!__builtin_mul_overflow(lanes_of(s), lane, &t->npages), "%d lanes of %d pages", lanes_of(s), lane);
+    return !__builtin_mul_overflow(lanes_of(s), lane, &t->npages);
 }
 static int *take_ints(Arena *a, size_t n, const char *name) { return arena_take(a, n * sizeof(int), name); }
 static void slot_place(Slot *s, Arena *a) {
@@ -60,7 +60,11 @@ bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_token
              bool poison, bool dry, Err *e) {
     *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot)};
     for (int i = 0; i < nslots; i++) {
-        slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS);
+        if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS)) {
+            kv_close(c);
+            return err_world(e, "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
+                             nseq, max_tokens);
+        }
         slot_place(&c->slot[i], &c->mem);
     }
     if (dry) return true;

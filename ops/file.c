@@ -126,6 +126,13 @@ void file_drop(FileOut *o) {
 
 bool file_begin(FileOut *o, const char *path, Err *e) {
     const int how = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+    struct stat st;
+    *o = (FileOut){.fd = -1};
+    if (!*path) return err_input(e, "the name of the file to write is empty");
+    /* The rename would put a file in the place of a device or pipe. */
+    if (!lstat(path, &st) && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
+        return err_input(e, "%s: expected a file to write, found a %s", path,
+                         S_ISDIR(st.st_mode) ? "directory" : "device or pipe");
     *o = (FileOut){.fd = -1, .path = xstrdup(path), .tmp = xformat("%s.tmp%ld", path, (long)getpid())};
     o->fd = open(o->tmp, how, 0666);
     /* A process of the same number died here once; whatever stands there is a leftover. */

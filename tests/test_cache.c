@@ -206,6 +206,14 @@ Test(cache, too_large_for_this_machine) {
               "%s", e.msg);
     kv_close(&c);
 }
+Test(cache, more_pages_than_can_be_counted) {
+    Err e = {0};
+    Cache c;
+    const KvShape s = {.lanes = 64, .kdim = 1, .vdim = 1};
+    cr_assert(!kv_open(&c, &s, 1, 4096, 1 << 22, 512, 0, false, true, &e) && e.status == EXIT_WORLD &&
+                  strstr(e.msg, "out of memory"),
+              "%s", e.msg);
+}
 Test(cache, fields_of_a_pass) {
     Arena m = {.name = "m"};
     Fields f = arena_placer(&m);

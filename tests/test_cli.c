@@ -295,6 +295,13 @@ Test(cli, refusals) {
     }
     check_write(bad, "1 2\n", 4);
     CHECK_REFUSED(RUN("logits", dir, "--tokens", bad, "--out", in_none), 2, NULL);
+    CHECK_REFUSED(RUN("logits", dir, "--tokens", bad, "--out", ""), 2, "empty");
+    CHECK_REFUSED(RUN("logits", dir, "--tokens", bad, "--out", check_dir()), 2, "found a directory");
+    struct stat st;
+    char *fifo = check_path("fifo"); /* a device would go the same way */
+    cr_assert(!mkfifo(fifo, 0600));
+    CHECK_REFUSED(RUN("logits", dir, "--tokens", bad, "--out", fifo), 2, "found a device or pipe");
+    cr_assert(!stat(fifo, &st) && S_ISFIFO(st.st_mode), "the pipe was replaced by a file");
     static const char *const lines[] = {"{\"prompt\": 3}",      "{\"text\": \"a\"}",     "[\"a\"]",
                                         "{\"prompt\": \"a\"",   "{\"prompt\": \"a\"} x", "",
                                         "{\"prompt\":\"\xff\"}"};

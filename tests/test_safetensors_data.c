@@ -341,7 +341,7 @@ Test(safetensors_data, full_disk) {
     free(path);
 }
 
-Test(safetensors_data, cannot_create_or_rename) {
+Test(safetensors_data, cannot_create_or_replace) {
     StList l = {0};
     Err e = {0};
     char *path = check_path("no/such/file");
@@ -351,8 +351,8 @@ Test(safetensors_data, cannot_create_or_rename) {
     path = check_path("taken");
     cr_assert_eq(mkdir(path, 0700), 0);
     cr_assert(!st_write(path, &l, NULL, &e));
-    cr_assert_eq(e.status, EXIT_WORLD);
-    cr_assert(strstr(e.msg, path) && strstr(e.msg, "rename"), "%s", e.msg);
+    cr_assert_eq(e.status, EXIT_INPUT);
+    cr_assert(strstr(e.msg, path) && strstr(e.msg, "found a directory"), "%s", e.msg);
     cr_assert_eq(check_entries(check_dir()), 1);
     free(path);
     /* What a process of the same number left behind is replaced. */

@@ -372,6 +372,19 @@ static void close_run(Trainer *t, Config *cfg, char *dir) {
     free(dir);
 }
 
+Test(train, weights_that_are_not_finite_are_not_saved) {
+    Config cfg;
+    char *dir;
+    Trainer *t = saved_run(&cfg, &dir);
+    Err e = {0};
+    TrainRecord r;
+    cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
+    R(t->params.p[1].t[PARAM_WEIGHT])[0] = NAN;
+    cr_assert(!checkpoint_save(t, &e) && e.status == EXIT_WORLD && strstr(e.msg, t->params.p[1].name), "%s", e.msg);
+    cr_assert(run_dir_has_step(&t->dir, 2) && !run_dir_has_step(&t->dir, 3));
+    close_run(t, &cfg, dir);
+}
+
 Test(train, checkpoint_round_trip) {
     Config a, b;
     char *dir;

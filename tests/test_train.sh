@@ -70,8 +70,15 @@ verdict plan-is-the-peak
 ok configs/demo.yaml --plan --json
 total=$(grep -o '"total":[0-9]*' "$tmp/out" | cut -d: -f2)
 demo="configs/demo.yaml train.steps=1 optim.warmup=0 train.batch=8 train.eval_tokens=2048 --threads 1 -q"
-(ulimit -d $(((total + total / 50) / 1024 + 65536)) && ok $demo run.dir="$tmp/limit")
-(ulimit -d $((total * 9 / 10 / 1024)) && refused 1 "out of memory" $demo run.dir="$tmp/low")
+(ulimit -d $(((total + total / 50) / 1024 + 65536)) || wrong "no ulimit -d" && ok $demo run.dir="$tmp/limit")
+(ulimit -d $((total * 9 / 10 / 1024)) || wrong "no ulimit -d" && refused 1 "out of memory" $demo run.dir="$tmp/low")
+# A large text is not held twice: the limit is the plan of 120 MB of it.
+for _ in $(seq 50); do cat data/kjv.txt; done >"$tmp/large.txt"
+large="$tiny run.dir=$tmp/large data.train=$tmp/large.txt data.val_fraction=0.00001 train.steps=1 optim.warmup=0 --threads 1"
+ok $large --plan --json
+total=$(grep -o '"total":[0-9]*' "$tmp/out" | cut -d: -f2)
+(ulimit -d $(((total + total / 50) / 1024 + 65536)) || wrong "no ulimit -d" && ok $large -q)
+rm -rf "$tmp/large" "$tmp/large.txt"
 [ -e "$tmp/low" ] && wrong "running out of memory left $(ls -A "$tmp/low")"
 verdict memory-limit
 rm -rf "$tmp/limit"
@@ -89,7 +96,7 @@ ok $tiny run.dir="$tmp/json" --json
 [ "$(field "$tmp/out" step)" = 20 ] && [ "$(field "$tmp/out" stopped)" = '"steps"' ] || wrong "json: $(cat "$tmp/out")"
 cmp <(clockless "$tmp/plain/metrics.jsonl") <(clockless "$tmp/quiet/metrics.jsonl") >>"$bad" 2>&1
 [ "$(ls -A "$tmp/plain" | tr '\n' ' ')" = "best config.yaml last metrics.jsonl step-000010 step-000020 " ] ||
-    wrong "the run folder holds: $(ls -A "$tmp/plan" | tr '\n' ' ')"
+    wrong "the run folder holds: $(ls -A "$tmp/plain" | tr '\n' ' ')"
 [ "$(ls "$tmp/plain/last/" | tr '\n' ' ')" = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json trainer " ] ||
     wrong "a checkpoint holds: $(ls "$tmp/plain/last/" | tr '\n' ' ')"
 grep -q '"eos_token_id": *256' "$tmp/plain/last/generation_config.json" || wrong "eos: $(cat "$tmp/plain/last/generation_config.json")"
@@ -137,6 +144,12 @@ refused 2 "threads" $tiny "$new" --threads=-1
 [ -e "$tmp/none" ] && wrong "refusals left: $(find "$tmp/none")"
 echo text >"$tmp/file"
 refused 2 "run folder" $tiny run.dir="$tmp/file/run"
+mkdir "$tmp/mine"
+echo precious >"$tmp/mine/metrics.jsonl"
+refused 2 "already holds a run" $tiny run.dir="$tmp/mine"
+mv "$tmp/mine/metrics.jsonl" "$tmp/mine/lock"
+refused 2 "expected a lock" $tiny run.dir="$tmp/mine"
+[ "$(cat "$tmp/mine/lock")" = precious ] || wrong "a file named lock was lost"
 sed 's/^/  /; s/^  run/{/' configs/tiny-gqa.yaml >"$tmp/broken.yaml"
 refused 2 "broken.yaml" "$tmp/broken.yaml" "$new"
 verdict refusals
@@ -159,6 +172,30 @@ cmp <(clockless "$tmp/r/metrics.jsonl") <(clockless "$tmp/plain/metrics.jsonl") 
 ok $tiny run.dir="$tmp/else/where" --resume "$tmp/plain/step-000010" -q
 cmp "$tmp/else/where/last/model.safetensors" "$tmp/plain/last/model.safetensors" >>"$bad" 2>&1
 [ "$(grep -c '"loss"' "$tmp/else/where/metrics.jsonl")" -eq 10 ] || wrong "records: $(cat "$tmp/else/where/metrics.jsonl")"
+# One that was set aside; and one with nothing left to do, in a new folder: both end with a checkpoint of their own.
+cp -r "$tmp/plain" "$tmp/aside"
+ok $tiny run.dir="$tmp/aside" --resume "$tmp/aside/step-000010" train.steps=15 optim.schedule_steps=20 -q
+ok $tiny run.dir="$tmp/aside" --resume "$tmp/aside/old-step-000020" -q
+[ "$(readlink "$tmp/aside/last")" = step-000020 ] || wrong "last is $(readlink "$tmp/aside/last") after resuming what was set aside"
+ok $tiny run.dir="$tmp/done" --resume "$tmp/plain/step-000020" -q
+cmp "$tmp/done/last/model.safetensors" "$tmp/plain/last/model.safetensors" >>"$bad" 2>&1
+# What lies beside the model is looked at, too.
+cp -r "$tmp/done/step-000020" "$tmp/damaged"
+truncate -s -5 "$tmp/damaged/trainer/optimizer.safetensors"
+"$prog" info "$tmp/damaged" >"$tmp/out" 2>"$tmp/err" && wrong "info took a damaged optimizer.safetensors"
+grep -q optimizer.safetensors "$tmp/err" || wrong "info said: $(cat "$tmp/err")"
+# On another text the same steps would be other ones.
+head -c 200000 data/kjv.txt >"$tmp/text"
+ok $tiny run.dir="$tmp/text.run" data.train="$tmp/text" train.steps=10 -q
+head -c 190000 data/kjv.txt >"$tmp/text"
+refused 2 "another text" $tiny run.dir="$tmp/text.run" data.train="$tmp/text" --resume auto
+# A reader of the progress lines who leaves ends nothing but the lines.
+"$prog" train $tiny run.dir="$tmp/pipe" 2>/dev/null | head -n 1 >/dev/null
+cmp "$tmp/pipe/last/model.safetensors" "$tmp/plain/last/model.safetensors" >>"$bad" 2>&1
+if [ "$(id -u)" -ne 0 ]; then # root reads everything
+    chmod 222 "$tmp/pipe/metrics.jsonl"
+    refused 2 "metrics.jsonl" $tiny run.dir="$tmp/pipe" --resume auto
+fi
 # Further than planned at first, from a folder without a run, and with its metrics torn or gone.
 ok $tiny run.dir="$tmp/new" --resume auto -q train.steps=12 optim.schedule_steps=20
 printf '{"step":12,"lo' >>"$tmp/new/metrics.jsonl"
@@ -174,6 +211,8 @@ verdict resume
 # ---- init_from
 ok $tiny run.dir="$tmp/init" init_from="$tmp/plain/best" train.steps=1 optim.lr=0 optim.min_lr=0 optim.warmup=0 -q
 cmp "$tmp/init/last/model.safetensors" "$tmp/plain/best/model.safetensors" >>"$bad" 2>&1
+ok $tiny run.dir="$tmp/init3" init_from="$tmp/plain" train.steps=1 optim.lr=0 optim.min_lr=0 optim.warmup=0 -q
+cmp "$tmp/init3/last/model.safetensors" "$tmp/plain/best/model.safetensors" >>"$bad" 2>&1
 refused 2 "model.safetensors\|init_from\|shape" $tiny run.dir="$tmp/init2" init_from="$tmp/plain/best" model.d_model=32
 [ -e "$tmp/init2" ] && wrong "a refused init_from left $(ls -A "$tmp/init2")"
 verdict init-from

@@ -12,10 +12,13 @@ static bool state_write(const char *path, const Trainer *t, Err *e) {
     const TrainState *s = &t->state;
     json_t *best =
         s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
-    json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:o}", "format", CHECKPOINT_FORMAT, "program",
+    char hash[20];
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)t->text.hash);
+    json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "format", CHECKPOINT_FORMAT, "program",
                           "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples",
                           (json_int_t)s->step * t->cfg->train.batch, "tokens", (json_int_t)s->tokens, "seed",
-                          (json_int_t)t->cfg->run.seed, "best", best);
+                          (json_int_t)t->cfg->run.seed, "text_tokens", (json_int_t)t->text.train.n, "text_hash", hash,
+                          "best", best);
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
     json_decref(j);
     return ok;
@@ -47,6 +50,12 @@ static bool state_check(const json_t *j, const char *path, const Config *cfg, Tr
         return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path,
                          (long long)format, CHECKPOINT_FORMAT);
     if (!whole(j, "step", path, max, &s->step, e) || !whole(j, "tokens", path, INT64_MAX, &s->tokens, e)) return false;
+    const char *hash = json_string_value(json_object_get(j, "text_hash"));
+    char *end = NULL;
+    if (!whole(j, "text_tokens", path, INT64_MAX, &s->text_tokens, e)) return false;
+    s->text_hash = hash ? strtoull(hash, &end, 16) : 0;
+    if (!hash || strlen(hash) != 16 || *end)
+        return err_input(e, "%s: \"text_hash\": expected 16 hexadecimal digits", path);
     if (s->step > INT64_MAX / per_step || s->tokens != s->step * per_step)
         return err_input(e, "%s: %lld tokens after %lld steps, expected %lld a step", path, (long long)s->tokens,
                          (long long)s->step, (long long)per_step);
@@ -121,11 +130,22 @@ static bool config_check(const char *dir, Err *e) {
     return ok;
 }
 
+/* The order of the samples is a function of the text's length, so that another text would be another run. */
+static bool text_check(const char *dir, const Trainer *t, Err *e) {
+    const TrainState *s = &t->state;
+    if (s->text_hash == t->text.hash && s->text_tokens == (int64_t)t->text.train.n) return true;
+    return err_input(
+        e,
+        "data.train: checkpoint %.150s was trained on another text: %lld tokens, now %zu; give that text, or "
+        "begin a new run with init_from",
+        dir, (long long)s->text_tokens, t->text.train.n);
+}
+
 bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     char *path = xformat("%s/trainer/optimizer.safetensors", dir);
     St st;
-    bool ok = checkpoint_peek(dir, t->cfg, &t->state, e) && config_check(dir, e) && hf_load(dir, &t->model, e) &&
-              st_open(&st, path, e);
+    bool ok = checkpoint_peek(dir, t->cfg, &t->state, e) && text_check(dir, t, e) && config_check(dir, e) &&
+              hf_load(dir, &t->model, e) && st_open(&st, path, e);
     if (ok) {
         ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
              moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
@@ -135,7 +155,10 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     return ok;
 }
 
-bool checkpoint_load_weights(Trainer *t, const char *dir, Err *e) { return hf_load(dir, &t->model, e); }
+bool checkpoint_load_weights(Trainer *t, const char *model, Err *e) {
+    char dir[4096];
+    return model_dir_resolve(model, dir, e) && hf_load(dir, &t->model, e);
+}
 
 /* ---- saving ---------------------------------------------------------------------------------------------------------
  */

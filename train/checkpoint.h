@@ -17,5 +17,5 @@ bool checkpoint_save(Trainer *, Err *);
 bool checkpoint_peek(const char *dir, const Config *, TrainState *, Err *);
 /* Weights and moments into an open trainer, state into t->state. Every file is checked. */
 bool checkpoint_load(Trainer *, const char *dir, Err *);
-/* Weights alone, for init_from: the shape must be that of the trainer's model. */
-bool checkpoint_load_weights(Trainer *, const char *dir, Err *);
+/* Weights alone, for init_from, a model directory or run folder: the shape must be that of the trainer's model. */
+bool checkpoint_load_weights(Trainer *, const char *model, Err *);

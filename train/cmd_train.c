@@ -69,13 +69,21 @@ static bool find_start(RunDir *d, const char *resume, char **dir, bool *here, Er
     if (!*dir) return err_errno(e, "checkpoint", resume);
     char *parent = xstrdup(*dir), *own = realpath(d->path, NULL), *slash = strrchr(parent, '/');
     if (slash) *slash = 0;
-    *here = own && !strcmp(parent, own);
+    /* old-step-*, set aside, is not RUN's own checkpoint of its step */
+    *here = own && !strcmp(parent, own) && slash && !strncmp(slash + 1, "step-", 5);
     free(parent);
     free(own);
     return true;
 }
 
 /* Weights as they begin, and the folder and its journals as they were at that step. */
+/* init_from is found as every MODEL is: a directory, or a run folder's best or last. */
+static bool init_found(const char *init_from, Err *e) {
+    char dir[4096];
+    Err why = {0};
+    return model_dir_resolve(init_from, dir, &why) || err_input(e, "init_from: %s", why.msg);
+}
+
 static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     const Config *c = t->cfg;
     if (dir) {
@@ -160,8 +168,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
     bool ok = find_start(&d, a->resume, &start_dir, &here, e) &&
               (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e)) &&
-              (start_dir || !*cfg->init_from || file_exists(cfg->init_from, "config.json") ||
-               err_input(e, "init_from: %s holds no config.json; expected a model directory", cfg->init_from));
+              (start_dir || !*cfg->init_from || init_found(cfg->init_from, e));
     if (ok && (ok = trainer_open(t, cfg, true, e))) {
         ok = trainer_fits(t, e);
         trainer_close(t);

@@ -35,9 +35,12 @@ bool journal_open(Journal *j, const char *path, const char *mark, int64_t step, 
     if (!wanted && access(path, F_OK)) return true;
     off_t end = 0;
     FILE *old = step >= 0 ? fopen(path, "re") : NULL;
+    if (!old && step >= 0 && errno != ENOENT) return err_errno(e, "cannot read", path);
     if (old) {
         end = kept(old, mark, step);
+        bool read = !ferror(old);
         fclose(old);
+        if (!read) return err_world(e, "cannot read %s: %s", path, strerror(EIO));
     }
     j->f = fopen(path, "ae");
     if (!j->f) return err_errno(e, "cannot open", path);

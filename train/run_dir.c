@@ -172,7 +172,14 @@ static bool take_lock(RunDir *d, Err *e) {
             break;
         close(d->lock);
     }
-    char pid[24];
+    char pid[24] = "";
+    ssize_t had = pread(d->lock, pid, sizeof pid - 1, 0); /* of a process that was killed, or a file of the user's */
+    if (had > 0 && pid[strspn(pid, "0123456789\n")]) {
+        close(d->lock);
+        d->lock = -1;
+        return err_input(e, "%s/lock: expected a lock with the number of a process, found another file; move it away",
+                         d->path);
+    }
     int n = snprintf(pid, sizeof pid, "%d\n", (int)getpid());
     if (ftruncate(d->lock, 0) || pwrite(d->lock, pid, n, 0) != n)
         return err_world(e, "cannot write %s/lock: %s", d->path, strerror(errno));
@@ -181,7 +188,9 @@ static bool take_lock(RunDir *d, Err *e) {
 
 static bool see_run(RunDir *d, const char *name, void *found, Err *e) {
     (void)d, (void)e;
-    if (step_of(name) >= 0 || !strcmp(name, "config.yaml")) *(bool *)found = true;
+    if (step_of(name) >= 0 || !strcmp(name, "config.yaml") || !strcmp(name, "metrics.jsonl") ||
+        !strcmp(name, "samples.txt"))
+        *(bool *)found = true;
     return true;
 }
 

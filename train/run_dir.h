@@ -40,8 +40,9 @@ bool run_dir_rewind(RunDir *, int64_t step, bool from_here, Keep, Err *);
 
 /* An empty directory RUN/.tmp-step-000500, malloc'ed path; NULL with `e` filled on failure. */
 char *run_dir_begin(RunDir *, int64_t step, Err *);
-/* fsync everything in the directory made by begin, rename it to step-000500, move the links, prune. On failure the
- * directory is removed and earlier checkpoints are as they were. */
+/* fsync everything in the directory made by begin, rename it to step-000500, move the links, prune. Before the
+ * rename a failure removes the directory and leaves earlier checkpoints as they were; after it the new checkpoint is
+ * whole and stays, and links may still name the one before. */
 bool run_dir_publish(RunDir *, int64_t step, Keep, Err *);
 void run_dir_abandon(RunDir *, int64_t step); /* remove what begin made */
 bool run_dir_has_step(const RunDir *, int64_t step);

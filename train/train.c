@@ -17,6 +17,8 @@ void train_catch_signals(void) {
     sigaction(SIGTERM, &a, NULL);
     /* A write past a file-size limit is an error like a full disk, not a reason to be killed. */
     signal(SIGXFSZ, SIG_IGN);
+    /* Nor is a reader of the progress lines that went away (`| head`). */
+    signal(SIGPIPE, SIG_IGN);
 }
 
 const char *stop_name(Stop s) {
@@ -101,7 +103,7 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!after_step(t, r, last, e)) return false;
         if (last) break;
     }
-    return true;
+    return save(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
 }
 
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {

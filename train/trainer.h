@@ -12,6 +12,8 @@
 /* What of a run is neither settings nor numbers of the model; state.json of a checkpoint. */
 typedef struct {
     int64_t step, tokens; /* optimizer steps done, targets trained on */
+    int64_t text_tokens;  /* ids of the training text, and Stream.hash of them: another text cannot be gone on with */
+    uint64_t text_hash;
     bool has_best;
     double best_loss;
     int64_t best_step;
