@@ -1,22 +1,6 @@
 #!/bin/bash
 # The rules of the house that no compiler checks, and what every command of the program owes its user.
-set -u
-build=${BUILD:-build}
-prog=${KVSMITH:-$build/kvsmith}
-case $prog in */*) ;; *) prog=./$prog ;; esac
-tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
-# Report case $1: it holds when $tmp/bad is empty.
-verdict() {
-    if [ -s "$tmp/bad" ]; then
-        sed 's/^/  /' "$tmp/bad" | head -n 20
-        echo "not ok $1: see above"
-    else
-        echo "ok $1"
-    fi
-    : >"$tmp/bad"
-}
-: >"$tmp/bad"
+. tests/cases.sh
 source=$(ls -- *.[ch] */*.[ch] */*/*.[ch] 2>/dev/null | grep -v "^$build/")
 product=$(echo "$source" | grep -v '^tests/')
 if [ -d .git ] && command -v git >/dev/null 2>&1 && git -c safe.directory='*' ls-files -co --exclude-standard >"$tmp/all" 2>/dev/null && [ -s "$tmp/all" ]; then :; else

@@ -1,23 +1,7 @@
 #!/bin/bash
 # A run that is killed, interrupted, out of disk or diverged loses nothing but time: what it ends with is byte for byte
 # what an uninterrupted run ends with. tests/shim/world.c, preloaded, slows or fills the disk.
-set -u
-build=${BUILD:-build}
-prog=$(realpath "${KVSMITH:-$build/kvsmith}")
-tmp=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$tmp"' EXIT
-bad=$tmp/bad
-: >"$bad"
-verdict() { # report case $1; it holds when nothing was written to $bad
-    if [ -s "$bad" ]; then
-        sed 's/^/  /' "$bad" | head -n 20
-        echo "not ok $1: see above"
-    else
-        echo "ok $1"
-    fi
-    : >"$bad"
-}
-wrong() { echo "$*" >>"$bad"; }
+. tests/cases.sh
 ${CC:-gcc} -shared -fPIC -O1 -o "$tmp/world.so" tests/shim/world.c -ldl || exit 1
 
 # The clock's fields are last in a record; what is left must repeat.

@@ -1,23 +1,7 @@
 #!/bin/bash
 # The train command as its users meet it: the plan against the memory that a run takes, what it prints, when it stops,
 # what it refuses, and how --resume goes on, back and elsewhere.
-set -u
-build=${BUILD:-build}
-prog=$(realpath "${KVSMITH:-$build/kvsmith}")
-tmp=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$tmp"' EXIT
-bad=$tmp/bad
-: >"$bad"
-verdict() { # report case $1; it holds when nothing was written to $bad
-    if [ -s "$bad" ]; then
-        sed 's/^/  /' "$bad" | head -n 20
-        echo "not ok $1: see above"
-    else
-        echo "ok $1"
-    fi
-    : >"$bad"
-}
-wrong() { echo "$*" >>"$bad"; }
+. tests/cases.sh
 train() { "$prog" train "$@" >"$tmp/out" 2>"$tmp/err"; }
 # refused STATUS PART ARGUMENTS: exit status, an empty stdout, one line of at most 300 characters with PART on stderr
 refused() {

@@ -1,0 +1,19 @@
+# cases.sh: what the shell tests share; sourced from the repository's root. $prog is the program, $tmp a directory that goes
+# with the test; `wrong TEXT` notes what does not hold, `verdict NAME` closes a case and reports it.
+set -u
+build=${BUILD:-build}
+prog=$(realpath "${KVSMITH:-$build/kvsmith}")
+tmp=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$tmp"' EXIT
+bad=$tmp/bad
+: >"$bad"
+verdict() {
+    if [ -s "$bad" ]; then
+        sed 's/^/  /' "$bad" | head -n 20
+        echo "not ok $1: see above"
+    else
+        echo "ok $1"
+    fi
+    : >"$bad"
+}
+wrong() { echo "$*" >>"$bad"; }
