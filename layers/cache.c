@@ -11,7 +11,6 @@ struct Slot {
     int max_tokens;
 };
 
-static size_t row_width(const KvShape *s) { return (size_t)s->kdim + (size_t)s->vdim; }
 static int lanes_of(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 
 static bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, int max_rows, int P) {
@@ -30,7 +29,7 @@ static bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, 
 static int *take_ints(Arena *a, size_t n, const char *name) { return arena_take(a, n * sizeof(int), name); }
 static void slot_place(Slot *s, Arena *a) {
     Lanes *t = &s->t;
-    int n = lanes_of(s), width = (int)row_width(&t->s);
+    int n = lanes_of(s), width = row_width(&t->s);
     if (n) {
         t->data = arena_tensor(a, "cache rows", REAL, 2, (int[]){t->npages, t->P * width});
         t->pos = take_ints(a, (size_t)t->npages * (size_t)t->P, "cache positions");
@@ -89,7 +88,7 @@ static int *entry(const Slot *s, int lane, int row) {
     return &s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
 }
 static real *page_data(const Slot *s, int page) {
-    return R(s->t.data) + (size_t)page * (size_t)s->t.P * row_width(&s->t.s);
+    return R(s->t.data) + (size_t)page * (size_t)s->t.P * (size_t)row_width(&s->t.s);
 }
 
 /* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run dry.
@@ -101,7 +100,7 @@ static void own_page(Slot *s, int lane, int row) {
     *e = s->unused[--s->nunused];
     s->ref[*e] = 1;
     if (old < 0) return;
-    memcpy(page_data(s, *e), page_data(s, old), (size_t)P * row_width(&s->t.s) * sizeof(real));
+    memcpy(page_data(s, *e), page_data(s, old), (size_t)P * (size_t)row_width(&s->t.s) * sizeof(real));
     memcpy(s->t.pos + (size_t)*e * (size_t)P, s->t.pos + (size_t)old * (size_t)P, (size_t)P * sizeof(int));
     s->ref[old]--;
 }
@@ -152,8 +151,9 @@ void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
                 real *keys = page_data(s, page), *vals = keys + (size_t)P * (size_t)Dk;
                 memcpy(keys + (size_t)at * (size_t)Dk, R(pass->k) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dk,
                        (size_t)Dk * sizeof(real));
-                memcpy(vals + (size_t)at * (size_t)Dv, R(pass->v) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dv,
-                       (size_t)Dv * sizeof(real));
+                if (!s->t.s.alias)
+                    memcpy(vals + (size_t)at * (size_t)Dv,
+                           R(pass->v) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dv, (size_t)Dv * sizeof(real));
                 s->t.pos[(size_t)page * (size_t)P + (size_t)at] = b->pos[j];
             }
             s->hi_next[lane] = w;
@@ -232,7 +232,7 @@ size_t kv_bytes(const Cache *c, int seq) {
     size_t n = 0;
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
-        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * row_width(&s->t.s);
+        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * (size_t)row_width(&s->t.s);
         n += (size_t)s->t.s.state;
     }
     return n * sizeof(real);

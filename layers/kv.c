@@ -5,5 +5,5 @@ void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv->s = *s;
     if (!s->lanes) return;
     field(f, &kv->k, "k", 0, N, s->lanes, s->kdim);
-    field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
+    if (!s->alias) field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
 }

@@ -25,14 +25,20 @@ typedef struct Mixer {
     void (*rows)(const void *cfg, KvShape *);                 /* what it stores, or as a reader expects to find */
     /* Computations. The owner writes kv, readers read it; every backward adds its share to dkv and the owner's, which
      * comes last, consumes the sum. x and dx (in.n, d), y and dy (out.n, d). forward overwrites y; backward adds to dx
-     * and dw. `forward` and `extend` share their inner function; extend reads the history of `slot` first. */
+     * and dw. `forward` and `extend` share their inner function; extend reads the history of `slot` first. A mixer with
+     * a state reads and writes it in place (kv_state) in extend, but only reads it under RUN_HOLD: the model then calls
+     * extend again for the rows that were accepted, whose y nobody reads. */
     void (*forward)(Run *, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y);
     void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, Kv *dkv, const void *s,
                      Tensor dy, Tensor dx);
     void (*extend)(Run *, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y);
     /* Forward FLOPs of one token beyond 2 per weight, at `context` visible positions before windows. */
     double (*flops)(const void *cfg, double context);
+    /* Optional, NULL where there is nothing to do. */
     bool (*publishes_only)(const void *cfg); /* y does not exist: the block adds nothing and has no feed-forward part */
+    void (*init)(const void *cfg, void *w, uint64_t key); /* fills the fields declared FIELD_OWN, by the key alone */
+    /* A training stage with these settings ended: called on the weights and on each of the optimizer's moments. */
+    void (*stage_end)(const void *cfg, void *w);
 } Mixer;
 extern const Mixer *const mixers[]; /* NULL-ended */
 const Mixer *mixer_find(const char *name);

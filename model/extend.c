@@ -18,7 +18,8 @@ static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tens
     int d = m->cfg.d_model, M = r->out.n;
     Mark mark = arena_mark(r->scratch);
     Fields place = arena_placer(r->scratch);
-    Tensor xn = SCRATCH(r, "xn1", r->in.n, d), rstd = SCRATCH(r, "rstd", r->in.n), mid = SCRATCH(r, "mid", M, d);
+    Tensor xn = present(m->inputs[l]) ? m->inputs[l] : SCRATCH(r, "xn1", r->in.n, d),
+           rstd = SCRATCH(r, "rstd", r->in.n), mid = SCRATCH(r, "mid", M, d);
     r->layer = l;
     r->ops->rmsnorm(r, xn, rstd, x, w->norm1, m->cfg.norm_eps);
     L->kind->mixer->extend(r, L->cfg, w->mix, xn, &m->kv[L->kv_from], kv_slot(c, L->kv_from),
@@ -36,12 +37,19 @@ static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tens
     arena_release(r->scratch, mark);
 }
 
-/* Everything up to the logits; the rows of the pass stay in m->kv, in scratch that the caller gives back. */
+static bool has_state(const Model *m, int l) { return m->layer[l].owner && m->layer[l].rows.state; }
+
+/* Everything up to the logits; the rows of the pass stay in m->kv and, under RUN_HOLD, the inputs of mixers with a
+ * state in m->inputs, in scratch that the caller gives back. */
 static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Tensor logits) {
     int N = r->batch->N, d = m->cfg.d_model;
     Fields place = arena_placer(r->scratch);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_fields(&m->layer[l].rows, N, &m->kv[l], &place);
+    for (int l = 0; l < m->L; l++) {
+        m->inputs[l] = ABSENT;
+        if (r->mode & RUN_HOLD && has_state(m, l)) m->inputs[l] = SCRATCH(r, "held input", N, d);
+    }
     Mark mark = arena_mark(r->scratch);
     Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d);
     r->in = r->out = (Pick){N, m->idx};
@@ -61,7 +69,52 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     arena_release(r->scratch, mark);
 }
 
-bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
+/* The accepted rows of a batch as a batch; its arrays live in scratch. */
+static Batch accepted(Run *r, const int *accept, int *row) {
+    const Batch *b = r->batch;
+    int *mem = arena_take(r->scratch, ((size_t)b->B + 1 + 3 * (size_t)b->N) * sizeof *mem, "accepted rows");
+    int *off = mem, *of = off + b->B + 1, *pos = of + b->N, *first = pos + b->N;
+    Batch a = {.B = b->B, .N = b->N, .off = off, .seq = b->seq, .of = of, .pos = pos, .first = first, .id = b->id};
+    a.history = true;
+    if (measuring(r)) return a;
+    a.N = 0, a.history = false;
+    for (int s = 0; s < b->B; s++) {
+        off[s] = a.N;
+        for (int i = b->off[s]; i < b->off[s] + accept[s]; i++) {
+            row[a.N] = i, of[a.N] = s, pos[a.N] = b->pos[i];
+            first[a.N] = b->first[i] < 0 ? -1 : b->first[i] - b->off[s] + off[s];
+            a.history |= first[a.N++] < 0;
+        }
+    }
+    off[b->B] = a.N;
+    return a;
+}
+
+/* States take in the rows of m->inputs that were accepted: extend once more, for them alone. */
+static void replay(Model *m, const Cache *c, Run r, const int *accept) {
+    Mark mark = arena_mark(r.scratch);
+    int *row = arena_take(r.scratch, (size_t)r.batch->N * sizeof *row, "accepted"), d = m->cfg.d_model;
+    Batch a = accepted(&r, accept, row);
+    Pick all = {r.batch->N, m->idx}, some = {a.N, row};
+    r.batch = &a;
+    r.mode &= ~(unsigned)RUN_HOLD;
+    for (int l = 0; a.N && l < m->L; l++) {
+        if (!has_state(m, l)) continue;
+        Mark inner = arena_mark(r.scratch);
+        Fields place = arena_placer(r.scratch);
+        Tensor x = SCRATCH(&r, "accepted input", a.N, d), y = SCRATCH(&r, "unread", a.N, d);
+        Kv rows = {0};
+        kv_fields(&m->layer[l].rows, a.N, &rows, &place);
+        r.ops->gather(&r, x, m->inputs[l], all, some);
+        r.layer = l;
+        r.in = r.out = (Pick){a.N, m->idx};
+        m->layer[l].kind->mixer->extend(&r, m->layer[l].cfg, m->w.layer[l].mix, x, &rows, kv_slot(c, l), y);
+        arena_release(r.scratch, inner);
+    }
+    arena_release(r.scratch, mark);
+}
+
+static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, unsigned mode, Tensor logits, Err *e) {
     CHECK(b->N <= m->extend_rows && want.n <= b->N, "%d rows, %d wanted; reserved for %d", b->N, want.n,
           m->extend_rows);
     for (int i = 0; i < b->N; i++)
@@ -70,21 +123,33 @@ bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want,
     if (!kv_begin(c, b, e)) return false;
     Run r = run_make(m->dev, &m->scratch);
     r.batch = b;
+    r.mode = mode;
+    r.progress = 1;
     m->held = arena_mark(&m->scratch);
     pass(m, &r, c, tok, want, logits);
     return true;
 }
-void model_commit(Model *m, Cache *c, const Batch *b, const int *accept) {
-    Run r = run_make(m->dev, &m->scratch);
-    r.batch = b;
+bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
+    return begin(m, c, b, tok, want, RUN_HOLD, logits, e);
+}
+static void commit(Model *m, Cache *c, Run r, const int *accept) {
+    const Batch *b = r.batch;
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_append(&r, kv_slot(c, l), &m->kv[l], accept);
     kv_end(c, b, accept);
     arena_release(&m->scratch, m->held);
 }
+void model_commit(Model *m, Cache *c, const Batch *b, const int *accept) {
+    Run r = run_make(m->dev, &m->scratch);
+    r.batch = b;
+    replay(m, c, r, accept);
+    commit(m, c, r, accept);
+}
 bool model_extend(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
-    if (!model_verify(m, c, b, tok, want, logits, e)) return false;
-    model_commit(m, c, b, NULL);
+    if (!begin(m, c, b, tok, want, 0, logits, e)) return false;
+    Run r = run_make(m->dev, &m->scratch);
+    r.batch = b;
+    commit(m, c, r, NULL);
     return true;
 }
 
@@ -100,7 +165,9 @@ bool model_extend_reserve(Model *m, Cache *c, int max_rows, int max_want, int ma
     Arena dry = {.name = "scratch"};
     Run r = run_make(m->dev, &dry);
     r.batch = &b;
+    r.mode = RUN_HOLD;
     pass(m, &r, c, zeros, (Pick){imin(max_want, N), m->idx}, TENSOR(NULL, REAL, imin(max_want, N), m->cfg.vocab));
+    replay(m, c, r, NULL);
     free(zeros);
     if (m->opts.dry) {
         m->scratch.peak = zmax(m->scratch.peak, dry.peak);

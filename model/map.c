@@ -2,7 +2,8 @@
 #include "model.h"
 
 static bool same_rows(const KvShape *a, const KvShape *b) {
-    return a->lanes == b->lanes && a->kdim == b->kdim && a->vdim == b->vdim;
+    return a->lanes == b->lanes && a->kdim == b->kdim && a->vdim == b->vdim && a->alias == b->alias &&
+           a->state == b->state;
 }
 
 /* Retention of an owner's rows is that of its widest reader; a window of 0 keeps all. */
@@ -30,7 +31,7 @@ static bool map_layer(Model *m, const ModelCfg *cfg, int l, Err *e) {
     Err why = {0};
     y->cfg = layer_cfg(y->kind->cfg, mixer->cfg_size, cfg, y->owner);
     if (!mixer->check(y->cfg, &why)) return err_input(e, "model.kinds.%s (layer %d): %s", y->kind->name, l, why.msg);
-    y->publisher = mixer->publishes_only(y->cfg);
+    y->publisher = mixer->publishes_only && mixer->publishes_only(y->cfg);
     y->fcfg = layer_cfg(y->ffn->cfg, y->ffn->ffn->cfg_size, cfg, true);
     if (!y->ffn->ffn->check(y->fcfg, &why)) return err_input(e, "model.ffn (layer %d): %s", l, why.msg);
     mixer->rows(y->cfg, &y->rows);

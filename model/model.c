@@ -47,6 +47,7 @@ static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
     uint64_t key = rng_name(in->key, path);
     double std = flags & FIELD_RESIDUAL ? in->std * in->residual : in->std;
     real *p = R(*t), flat = flags & FIELD_ONES ? 1 : 0;
+    if (flags & FIELD_OWN) return;
     if (flags & (FIELD_ONES | FIELD_ZEROS)) {
         for (size_t i = 0; i < n; i++) p[i] = flat;
         return;
@@ -58,6 +59,17 @@ void model_init(Model *m, uint64_t seed) {
     Init in = {rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
     Fields f = {.see = see_init, .ctx = &in};
     model_fields(m, &m->w, &f);
+    for (int l = 0; l < m->L; l++) {
+        const Layer *y = &m->layer[l];
+        if (y->kind->mixer->init) y->kind->mixer->init(y->cfg, m->w.layer[l].mix, rng_mix(in.key, (uint64_t)l));
+    }
+}
+void model_stage_end(Model *m) {
+    const Weights *w[] = {&m->w, &m->m, &m->v};
+    for (int l = 0; l < m->L; l++)
+        for (int i = 0; i < (m->opts.train ? 3 : 1); i++)
+            if (m->layer[l].kind->mixer->stage_end)
+                m->layer[l].kind->mixer->stage_end(m->layer[l].cfg, w[i]->layer[l].mix);
 }
 void model_zero_grad(Model *m) {
     Fields f = fields_zero();
@@ -113,6 +125,7 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
     m->act = xcalloc((size_t)m->L, sizeof *m->act);
     m->kv = xcalloc((size_t)m->L, sizeof *m->kv);
     m->dkv = xcalloc((size_t)m->L, sizeof *m->dkv);
+    m->inputs = xcalloc((size_t)m->L, sizeof *m->inputs);
     m->idx = xcalloc((size_t)imax(1, opts.max_rows), sizeof *m->idx);
     for (int i = 0; i < opts.max_rows; i++) m->idx[i] = i;
     for (int l = 0; l < m->L; l++) {
@@ -160,6 +173,7 @@ void model_close(Model *m) {
     free(m->act);
     free(m->kv);
     free(m->dkv);
+    free(m->inputs);
     free(m->idx);
     model_unmap(m);
     *m = (Model){0};
@@ -250,9 +264,10 @@ static Run run_pass(Model *m, const Batch *b, unsigned mode) {
     CHECK(b->N <= m->opts.max_rows, "%d rows, opened for %d", b->N, m->opts.max_rows);
     r.batch = b;
     r.in = r.out = (Pick){b->N, m->idx};
-    r.mode = mode;
+    r.mode = mode & RUN_TRAIN ? mode | m->mode : mode;
     r.seed = m->seed;
     r.step = m->step;
+    r.progress = mode & RUN_TRAIN ? m->progress : 1;
     return r;
 }
 static void embed_rows(Model *m, Run *r, Tensor x, const int *tok) {
@@ -262,6 +277,10 @@ static void embed_rows(Model *m, Run *r, Tensor x, const int *tok) {
 }
 
 /* What lives from forward to backward. */
+static void stat_fields(int B, Tensor *stat, Tensor *dstat, Fields *f) {
+    field(f, stat, "statistics", FIELD_F32, B, STATS, 2);
+    if (dstat) field(f, dstat, "d statistics", FIELD_F32, B, STATS);
+}
 static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fields *f) {
     int d = m->cfg.d_model;
     for (int l = 0; l <= m->L; l++) field(f, &x[l], "x", 0, N, d);
@@ -309,6 +328,11 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     Fields place = arena_placer(&m->keep);
     Tensor x[LAYERS_MAX + 1] = {0}, xf = {0}, rstd = {0};
     keep_fields(m, N, x, &xf, &rstd, &place);
+    Tensor stat, dstat;
+    stat_fields(b->B, &stat, &dstat, &place);
+    r->ops->zero(r, stat);
+    r->ops->zero(r, dstat);
+    r->stat = stat;
     embed_rows(m, r, x[0], tok);
     for (int l = 0; l < m->L; l++) {
         Mark mark = arena_mark(r->scratch);
@@ -317,6 +341,9 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
         layer_forward(m, r, l, x[l], x[l + 1]);
         arena_release(r->scratch, mark);
     }
+    if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, stat, dstat);
+    r->stat = ABSENT; /* a replayed forward counts nothing */
+    r->dstat = dstat;
     r->ops->rmsnorm(r, xf, rstd, x[m->L], m->w.norm, m->cfg.norm_eps);
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
@@ -342,6 +369,8 @@ void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *
     field(&place, &rstd, "rstd", FIELD_F32, N);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].shared) kv_fields(&m->layer[l].rows, N, &m->kv[l], &place);
+    stat_fields(b->B, &r->stat, NULL, &place);
+    r->ops->zero(r, r->stat);
     embed_rows(m, r, x, tok);
     for (int l = 0; l < m->L; l++) {
         Mark mark = arena_mark(&m->keep);
@@ -351,6 +380,7 @@ void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *
         Tensor swap = x;
         x = y, y = swap;
     }
+    if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, r->stat, ABSENT);
     r->ops->rmsnorm(r, y, rstd, x, m->w.norm, m->cfg.norm_eps);
     r->ops->linear_xent(r, TENSOR(nll, REAL, N), ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
     arena_release(&m->keep, keep);

@@ -24,6 +24,9 @@ typedef struct {
     LayerWeights *layer;
 } Weights;
 typedef struct Model Model;
+/* Between the forward and the backward of a training pass: from what the mixers reported, stat (B,STATS,2), to the
+ * derivative of the loss, dstat (B,STATS), zero before. After a pass without gradient dstat is absent. */
+typedef void StatLoss(void *ctx, Tensor stat, Tensor dstat);
 
 /* Options that are not part of the model's shape. */
 typedef struct {
@@ -48,8 +51,13 @@ struct Model {
     Kv *kv, *dkv;                        /* per layer: the K/V of the pass that other layers read, and its gradient */
     int *idx;                            /* 0,1,2...: the pick of all rows */
     int extend_rows;                     /* rows of a pass over history that scratch was reserved for */
-    Mark held;                           /* between model_verify and model_commit */
-    uint64_t seed, step;                 /* key of dropout's noise */
+    Mark held;                           /* between model_verify and model_commit: */
+    Tensor *inputs;                      /* (N,d) per layer with a state: what its mixer was given */
+    uint64_t seed, step;                 /* key of all noise */
+    double progress;                     /* of the training stage, see Run */
+    unsigned mode;                       /* added to the mode of training passes: RUN_SMOOTH in gradient checks */
+    StatLoss *stat_loss;                 /* NULL: nobody asks */
+    void *stat_ctx;
 };
 
 /* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is
@@ -58,7 +66,8 @@ bool model_open(Model *, Device *, const ModelCfg *, ModelOpts, Err *);
 void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */
 bool model_map(Model *, const ModelCfg *, Err *);
-void model_init(Model *, uint64_t seed);               /* N(0, init_std), gains 1, biases 0 */
+void model_init(Model *, uint64_t seed);               /* N(0, init_std), gains 1, biases 0, a mixer's own */
+void model_stage_end(Model *);                         /* Mixer.stage_end on weights and moments */
 void model_fields(const Model *, Weights *, Fields *); /* Hugging Face names */
 size_t model_params(const Model *);
 

@@ -25,13 +25,22 @@ typedef struct {
 /* What a layer keeps per token. One shape for the K/V of a pass, its gradient, and the lanes of the cache. */
 typedef struct {
     int lanes, kdim, vdim; /* rows per token: `lanes` of kdim + vdim numbers; lanes 0: none */
+    bool alias;            /* the value of a row is the first vdim numbers of its key (MLA's latent): stored once */
     int window, sinks; /* retention: rows of age >= window are given back, but for positions < sinks; window 0: all */
     int state;         /* numbers per sequence that are read and written in place (a recurrence's state) */
 } KvShape;
 typedef struct {
     KvShape s;
-    Tensor k, v; /* (N,lanes,kdim) (N,lanes,vdim), as they are stored (keys rotated) */
+    Tensor k, v; /* (N,lanes,kdim) (N,lanes,vdim), as they are stored (keys rotated); v absent when s.alias */
 } Kv;
+/* Numbers that one row stores. */
+static inline int row_width(const KvShape *s) { return s->kdim + (s->alias ? 0 : s->vdim); }
+/* The values of lane 0 of the pass's rows; those of the next lane lie *step numbers on, of the next row *ld. */
+static inline real *kv_values(const Kv *kv, size_t *step, size_t *ld) {
+    *step = (size_t)(kv->s.alias ? kv->s.kdim : kv->s.vdim);
+    *ld = *step * (size_t)kv->s.lanes;
+    return kv->s.alias ? R(kv->k) : R(kv->v);
+}
 
 /* How one reader looks at rows: query head h reads lane h / (heads/lanes). A key j is visible to a query i of the same
  * sequence and document iff j <= i and (window == 0 or pos i - pos j < window or pos j < sinks). */
@@ -42,17 +51,25 @@ typedef struct {
 
 /* The rows of one slot of the cache as the kernels see them. Lane = seq*lanes + h numbers its rows 0,1,2...; row r lies
  * in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible: lo..hi-1, and the sinks
- * s0..min(s0+sinks,lo)-1. A page holds P keys of kdim, then P values of vdim. */
+ * s0..min(s0+sinks,lo)-1. A page holds P keys of kdim, then P values of vdim (alias: keys alone). */
 typedef struct {
     KvShape s;
     int nseq, P, maxpages, npages;
     int *s0, *lo, *hi; /* (nseq*lanes) */
     int *table;        /* (nseq*lanes, maxpages); -1 = no page */
     int *pos;          /* (npages, P) position of each row in its document */
-    Tensor data;       /* (npages, P*(kdim+vdim)) */
+    Tensor data;       /* (npages, P*row_width) */
 } Lanes;
 
-enum { RUN_TRAIN = 1 }; /* dropout and noise are on */
+enum {
+    RUN_TRAIN = 1, /* dropout and noise are on */
+    RUN_HOLD = 2,  /* nothing may become history: a state is read, never written */
+    RUN_SMOOTH = 4 /* straight-through values are their smooth twins: what a gradient check can difference */
+};
+
+/* What mixers report beside their output, per sequence: a sum and the count of what was summed. The loss on them is a
+ * function of all layers together and is made in train/. */
+enum { STAT_MERGED /* hard decisions to merge or evict a row, over lanes and rows */, STATS };
 
 typedef struct Ops Ops;
 typedef struct Device Device;
@@ -65,6 +82,9 @@ typedef struct {
     unsigned mode;
     int layer;
     uint64_t seed, step;
+    double progress; /* of the training stage: steps done / steps, 0 to 1; 1 outside of training */
+    Tensor stat;     /* (B,STATS,2) sum, count: forward adds; absent in a replayed forward and outside of training */
+    Tensor dstat;    /* (B,STATS) derivative of the loss by the sums: backward reads; absent: none */
 } Run;
 static inline bool measuring(const Run *r) { return !r->scratch->base; }
 /* Scratch for the rest of the enclosing mark/release. */

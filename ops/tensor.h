@@ -49,12 +49,13 @@ static inline real *R(Tensor t) {
 /* ---- fields: one declaration per owned tensor; everything else is a visitor over the declarations ------------------
  */
 enum {
-    FIELD_ONES = 1,     /* initial value 1 (norm gains) */
-    FIELD_ZEROS = 2,    /* initial value 0 (biases) */
-    FIELD_NODECAY = 4,  /* no weight decay: norms, biases */
-    FIELD_RESIDUAL = 8, /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
-    FIELD_F32 = 16,     /* never stored narrower than f32 (lse, statistics) */
-    FIELD_OPTIONAL = 32 /* may be missing from a file */
+    FIELD_ONES = 1,      /* initial value 1 (norm gains) */
+    FIELD_ZEROS = 2,     /* initial value 0 (biases) */
+    FIELD_NODECAY = 4,   /* no weight decay: norms, biases */
+    FIELD_RESIDUAL = 8,  /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
+    FIELD_F32 = 16,      /* never stored narrower than f32 (lse, statistics) */
+    FIELD_OPTIONAL = 32, /* may be missing from a file */
+    FIELD_OWN = 64       /* Mixer.init gives the initial value */
 };
 typedef struct Fields Fields;
 struct Fields {

@@ -166,7 +166,8 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
         pack_all(r, R(kt), kv->k);
         wanted(r, start);
         for (int s = 0; s < b->B; s++) blocks = imax(blocks, ((start[s + 1] - start[s]) * group + QB - 1) / QB);
-        size_t ldv = (size_t)lanes * (size_t)Dv;
+        size_t stepv, ldv;
+        const real *values = kv_values(kv, &stepv, &ldv);
         long work = (long)r->out.n * look.heads * (Dk + Dv) * 16;
 #pragma omp parallel for collapse(3) schedule(dynamic) num_threads(r->dev->threads) if (work > ALONE)
         for (int s = 0; s < b->B; s++)
@@ -185,7 +186,7 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
                         memset(k.s, 0, (size_t)n * KB * sizeof(real));
                         tile_mm(k.s, KB, k.q, (size_t)Dk, 1,
                                 R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
-                        absorb(&k, R(kv->v) + (size_t)j * ldv + (size_t)h * (size_t)Dv, ldv, b->pos + j, j, m);
+                        absorb(&k, values + (size_t)j * ldv + (size_t)h * stepv, ldv, b->pos + j, j, m);
                     }
                     block_store(&k, e0, start[s], h, group, o, lse);
                 }
@@ -198,14 +199,15 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
 
 /* The rows from..to-1 of a lane, a page at a time. */
 static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to) {
-    int Dk = k->Dk, Dv = k->Dv, P = t->P;
+    int Dk = k->Dk, P = t->P;
+    size_t ldv = (size_t)(t->s.alias ? Dk : k->Dv);
     for (int row = from, n; row < to; row += n) {
         int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / P % t->maxpages)], at = row % P;
         n = imin(P - at, to - row);
-        const real *keys = R(t->data) + (size_t)page * (size_t)P * (size_t)(Dk + Dv),
-                   *vals = keys + (size_t)P * (size_t)Dk;
+        const real *keys = R(t->data) + (size_t)page * (size_t)P * (size_t)row_width(&t->s),
+                   *vals = t->s.alias ? keys : keys + (size_t)P * (size_t)Dk;
         keys += (size_t)at * (size_t)Dk;
-        vals += (size_t)at * (size_t)Dv;
+        vals += (size_t)at * ldv;
         if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
             for (int j = 0; j < n; j++)
                 for (int i = 0; i < k->n; i++) k->s[i * KB + j] = dot(k->q + i * Dk, keys + (size_t)j * (size_t)Dk, Dk);
@@ -214,7 +216,7 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to) {
             memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
             tile_mm(k->s, KB, k->q, (size_t)Dk, 1, k->kt, KB, k->n, Dk, KB);
         }
-        absorb(k, vals, (size_t)Dv, t->pos + (size_t)page * (size_t)P + at, row, n);
+        absorb(k, vals, ldv, t->pos + (size_t)page * (size_t)P + at, row, n);
     }
 }
 
@@ -330,6 +332,7 @@ static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, c
     int lanes = kv->s.lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
     check_attend(kv, look, q, o);
     CHECK(r->out.n == b->N, "%d of %d rows", r->out.n, b->N);
+    CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
     Mark mark = arena_mark(r->scratch);
     size_t extra = (size_t)QB * (size_t)(Dk + Dv + KB);
     Tensor kt = panels(r, "attend keys", TENSOR(NULL, REAL, b->N, lanes, Dk));
