@@ -12,7 +12,7 @@ typedef struct {
 } Word;
 /* The distinct pieces that one thread has seen. */
 typedef struct {
-    Text text;
+    Buf text;
     Word *word;
     size_t n, cap, mask;
     uint32_t *slot; /* word + 1; 0: empty */
@@ -74,10 +74,10 @@ static void counter_add(Counter *c, const char *s, size_t n, int64_t times) {
     if (c->n == c->cap) c->word = xrealloc(c->word, c->cap = c->cap ? 2 * c->cap : 1024, sizeof *c->word);
     c->word[c->n++] = (Word){c->text.n, (uint32_t)n, times};
     c->slot[i] = (uint32_t)c->n;
-    text_put(&c->text, s, n);
+    buf_put(&c->text, s, n);
 }
 static void counter_free(Counter *c) {
-    text_free(&c->text);
+    buf_free(&c->text);
     free(c->word);
     free(c->slot);
     cut_state_free(c->cut);
@@ -255,8 +255,8 @@ static void merge_in(BpeTrainer *t, size_t w, int a, int b, int to, Ids *fresh) 
 /* Names of tokens, as the file spells them, and their ids. */
 typedef struct {
     json_t *vocab, *merges;
-    Ids at;    /* id -> where its name begins in `pool` */
-    Text pool; /* NUL-ended names */
+    Ids at;   /* id -> where its name begins in `pool` */
+    Buf pool; /* NUL-ended names */
 } Made;
 static const char *name_of(const Made *k, int id) { return k->pool.at + k->at.id[id]; }
 static int made_add(Made *k, const char *name) {
@@ -265,7 +265,7 @@ static int made_add(Made *k, const char *name) {
     int id = (int)k->at.n;
     CHECK(k->pool.n < INT32_MAX, "%zu bytes of names", k->pool.n);
     ids_push(&k->at, (int)k->pool.n);
-    text_put(&k->pool, name, strlen(name) + 1);
+    buf_put(&k->pool, name, strlen(name) + 1);
     json_object_set_new(k->vocab, name, json_integer(id));
     return id;
 }
@@ -340,7 +340,7 @@ char *bpe_train_run(BpeTrainer *t, void (*progress)(void *, int made, int want),
     char *text = file_text(t, &k);
     ids_free(&fresh);
     ids_free(&k.at);
-    text_free(&k.pool);
+    buf_free(&k.pool);
     json_decref(k.vocab);
     json_decref(k.merges);
     return text;

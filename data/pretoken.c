@@ -10,15 +10,15 @@ const char PATTERN_LLAMA3[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}
 const char PATTERN_QWEN2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
                              "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-void text_put(Text *t, const char *s, size_t n) {
+void buf_put(Buf *t, const char *s, size_t n) {
     if (!n) return;
     if (t->n + n > t->cap) t->at = xrealloc(t->at, t->cap = zmax(2 * t->cap, t->n + n + 64), 1);
     memcpy(t->at + t->n, s, n);
     t->n += n;
 }
-void text_free(Text *t) {
+void buf_free(Buf *t) {
     free(t->at);
-    *t = (Text){0};
+    *t = (Buf){0};
 }
 
 /* Bytes of s that are ASCII, or (ascii false) well-formed UTF-8, from the start. */
@@ -37,9 +37,9 @@ static size_t valid_bytes(const char *s, size_t n) {
         i += (size_t)k;
     }
 }
-void text_nfc(Text *out, const char *s, size_t n) {
+void buf_nfc(Buf *out, const char *s, size_t n) {
     if (ascii_bytes(s, n) == n) { /* composed as it stands */
-        text_put(out, s, n);
+        buf_put(out, s, n);
         return;
     }
     for (size_t at = 0; at < n;) {
@@ -49,10 +49,10 @@ void text_nfc(Text *out, const char *s, size_t n) {
                                                 UTF8PROC_STABLE | UTF8PROC_COMPOSE)
                                  : 0;
         CHECK(len >= 0, "normalisation of valid text failed: %s", utf8proc_errmsg(len));
-        text_put(out, (char *)made, (size_t)len);
+        buf_put(out, (char *)made, (size_t)len);
         free(made);
         at += k;
-        if (at < n) text_put(out, s + at++, 1);
+        if (at < n) buf_put(out, s + at++, 1);
     }
 }
 
@@ -70,27 +70,27 @@ struct CutState {
 };
 
 /* \s and \S by property. A backslash before anything else takes its follower along. */
-static bool translate(const char *p, Text *out, const char *where, Err *e) {
+static bool translate(const char *p, Buf *out, const char *where, Err *e) {
     for (; *p; p++) {
         if (*p != '\\') {
-            text_put(out, p, 1);
+            buf_put(out, p, 1);
             continue;
         }
         p++;
         if (*p == 's' || *p == 'S')
-            text_put(out, *p == 's' ? "\\p{White_Space}" : "\\P{White_Space}", 15);
+            buf_put(out, *p == 's' ? "\\p{White_Space}" : "\\P{White_Space}", 15);
         else if (*p == 'w' || *p == 'W' || *p == 'b' || *p == 'B' || !*p)
             return err_input(e, "%s: the pattern's \\%c means different things to different libraries; not supported",
                              where, *p ? *p : ' ');
         else
-            text_put(out, p - 1, 2);
+            buf_put(out, p - 1, 2);
     }
-    text_put(out, "", 1);
+    buf_put(out, "", 1);
     return true;
 }
 
 Cutter *cutter_open(const char *pattern, const char *where, Err *e) {
-    Text own = {0};
+    Buf own = {0};
     int code = 0;
     size_t at = 0;
     Cutter *c = NULL;
@@ -107,7 +107,7 @@ Cutter *cutter_open(const char *pattern, const char *where, Err *e) {
             pcre2_jit_compile(c->code, PCRE2_JIT_COMPLETE); /* where it cannot, matching is slower and the same */
         }
     }
-    text_free(&own);
+    buf_free(&own);
     return c;
 }
 void cutter_close(Cutter *c) {

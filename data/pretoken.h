@@ -9,12 +9,12 @@
 typedef struct {
     char *at;
     size_t n, cap;
-} Text;
-void text_put(Text *, const char *s, size_t n);
-void text_free(Text *);
+} Buf;
+void buf_put(Buf *, const char *s, size_t n);
+void buf_free(Buf *);
 
 /* Canonical composition (Unicode NFC) of s appended to out; bytes that are no UTF-8 go through unchanged. */
-void text_nfc(Text *out, const char *s, size_t n);
+void buf_nfc(Buf *out, const char *s, size_t n);
 
 typedef struct Cutter Cutter;
 /* One cut: every match of a pattern is a piece, and so is every stretch between (`Isolated`). NULL: EXIT_INPUT, the

@@ -26,7 +26,7 @@ typedef struct TokModel {
     size_t nfile;
     Token *token; /* (vocab) as encoding looks for them */
     Token *shown; /* (vocab) as decoding writes them */
-    Text pool;    /* the bytes of both */
+    Buf pool;     /* the bytes of both */
     Bpe *bpe;
     Added *added;
     int nadded;

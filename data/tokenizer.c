@@ -23,7 +23,7 @@ void tok_model_free(TokModel *m) {
     free(m->added);
     free(m->token);
     free(m->shown);
-    text_free(&m->pool);
+    buf_free(&m->pool);
     free(m->file);
     free(m);
 }
@@ -120,7 +120,7 @@ struct Encoder {
     const Tokenizer *t;
     BpeWork *work;
     CutState *cut[CUTS_MAX];
-    Text normal, step[CUTS_MAX];
+    Buf normal, step[CUTS_MAX];
 };
 Encoder *encoder_open(const Tokenizer *t) {
     Encoder *e = xcalloc(1, sizeof *e);
@@ -134,19 +134,19 @@ Encoder *encoder_open(const Tokenizer *t) {
 void encoder_close(Encoder *e) {
     for (int i = 0; i < CUTS_MAX; i++) {
         cut_state_free(e->cut[i]);
-        text_free(&e->step[i]);
+        buf_free(&e->step[i]);
     }
     bpe_work_free(e->work);
-    text_free(&e->normal);
+    buf_free(&e->normal);
     free(e);
 }
 
-static void put_blanks(Text *out, const char *s, size_t n) {
+static void put_blanks(Buf *out, const char *s, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (s[i] == ' ')
-            text_put(out, BLANK, BLANK_BYTES);
+            buf_put(out, BLANK, BLANK_BYTES);
         else
-            text_put(out, s + i, 1);
+            buf_put(out, s + i, 1);
 }
 
 /* One piece through the cuts from number `step` on, then into tokens. start: the piece begins the text. */
@@ -158,7 +158,7 @@ static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Id
         return;
     }
     const Cut *c = &m->cut[step];
-    Text *own = &e->step[step];
+    Buf *own = &e->step[step];
     if (c->kind == CUT_PATTERN) {
         for (size_t at = 0, to; at < n; at = to) {
             to = cut_next(e->cut[step], s, n, at);
@@ -168,14 +168,14 @@ static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Id
     }
     own->n = 0;
     if (c->kind == CUT_PREFIX_SPACE) {
-        if (*s != ' ') text_put(own, " ", 1);
-        text_put(own, s, n);
+        if (*s != ' ') buf_put(own, " ", 1);
+        buf_put(own, s, n);
         pieces(e, step + 1, own->at, own->n, start, out);
         return;
     }
     bool has = *s == ' ' || (n >= BLANK_BYTES && !memcmp(s, BLANK, BLANK_BYTES));
     if ((c->prepend == PREPEND_ALWAYS || (c->prepend == PREPEND_FIRST && start)) && !has)
-        text_put(own, BLANK, BLANK_BYTES);
+        buf_put(own, BLANK, BLANK_BYTES);
     put_blanks(own, s, n);
     if (!c->split) {
         pieces(e, step + 1, own->at, own->n, start, out);
@@ -193,15 +193,15 @@ static void stretch(Encoder *e, const char *s, size_t n, bool start, unsigned ho
     const TokModel *m = e->t->model;
     if (!n) return;
     if (m->nfc || m->prepend || m->blanks) {
-        Text *t = &e->normal;
+        Buf *t = &e->normal;
         t->n = 0;
-        if (m->prepend) text_put(t, BLANK, BLANK_BYTES);
+        if (m->prepend) buf_put(t, BLANK, BLANK_BYTES);
         if (m->nfc)
-            text_nfc(t, s, n);
+            buf_nfc(t, s, n);
         else if (m->blanks)
             put_blanks(t, s, n);
         else
-            text_put(t, s, n);
+            buf_put(t, s, n);
         s = t->at, n = t->n;
     }
     size_t at = 0, from, to;

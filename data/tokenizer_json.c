@@ -83,14 +83,14 @@ static bool add_pattern(Reader *r, const char *pattern) {
 }
 /* A text as a pattern that matches it. */
 static bool add_literal(Reader *r, const char *s) {
-    Text p = {0};
+    Buf p = {0};
     for (; *s; s++) {
-        if (strchr("\\^$.|?*+()[]{}", *s)) text_put(&p, "\\", 1);
-        text_put(&p, s, 1);
+        if (strchr("\\^$.|?*+()[]{}", *s)) buf_put(&p, "\\", 1);
+        buf_put(&p, s, 1);
     }
-    text_put(&p, "", 1);
+    buf_put(&p, "", 1);
     bool ok = add_pattern(r, p.at);
-    text_free(&p);
+    buf_free(&p);
     return ok;
 }
 static bool metaspace(Reader *r, const json_t *j) {
@@ -213,7 +213,7 @@ static CharByte char_bytes_table(void) {
     }
     return c;
 }
-static bool put_level_bytes(Text *out, const CharByte *c, const char *name) {
+static bool put_level_bytes(Buf *out, const CharByte *c, const char *name) {
     const unsigned char *s = (const unsigned char *)name;
     size_t start = out->n;
     while (*s) {
@@ -223,7 +223,7 @@ static bool put_level_bytes(Text *out, const CharByte *c, const char *name) {
             return false;
         }
         char b = (char)c->byte[u];
-        text_put(out, &b, 1);
+        buf_put(out, &b, 1);
         s += *s < 0x80 ? 1 : 2;
     }
     return true;
@@ -233,12 +233,12 @@ static int fallback_byte(const char *name) {
     int v = -1, end = 0;
     return strlen(name) == 6 && sscanf(name, "<0x%2X>%n", (unsigned *)&v, &end) == 1 && end == 6 ? v : -1;
 }
-static void put_shown(Text *out, const char *name) {
+static void put_shown(Buf *out, const char *name) {
     for (const char *b; (b = strstr(name, BLANK)); name = b + 3) {
-        text_put(out, name, (size_t)(b - name));
-        text_put(out, " ", 1);
+        buf_put(out, name, (size_t)(b - name));
+        buf_put(out, " ", 1);
     }
-    text_put(out, name, strlen(name));
+    buf_put(out, name, strlen(name));
 }
 
 /* The pool moves while it grows, so tokens hold offsets until all are there. */
@@ -269,7 +269,7 @@ static bool vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
             break;
         }
         find[id] = (Place){m->pool.n, 0, true};
-        if (!r->bytes || !put_level_bytes(&m->pool, &level, name)) text_put(&m->pool, name, strlen(name));
+        if (!r->bytes || !put_level_bytes(&m->pool, &level, name)) buf_put(&m->pool, name, strlen(name));
         find[id].n = m->pool.n - find[id].at;
         show[id] = find[id];
         if (!r->fallback) continue;
@@ -277,7 +277,7 @@ static bool vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
         show[id] = (Place){m->pool.n, 0, true};
         char b = (char)m->token[id].byte;
         if (m->token[id].byte >= 0)
-            text_put(&m->pool, &b, 1);
+            buf_put(&m->pool, &b, 1);
         else
             put_shown(&m->pool, name);
         show[id].n = m->pool.n - show[id].at;
@@ -296,17 +296,17 @@ static bool vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
                      .rstrip = truth(v, "rstrip", false),
                      .word = truth(v, "single_word", false),
                      .normalized = truth(v, "normalized", !truth(v, "special", false))};
-        Text norm = {0};
+        Buf norm = {0};
         if (a->normalized && m->nfc)
-            text_nfc(&norm, s, strlen(s));
+            buf_nfc(&norm, s, strlen(s));
         else
-            text_put(&norm, s, strlen(s));
+            buf_put(&norm, s, strlen(s));
         a->text = norm.at, a->n = norm.n;
         m->special[id] = a->special;
         show[id] = (Place){m->pool.n, strlen(s), true};
-        text_put(&m->pool, s, strlen(s));
+        buf_put(&m->pool, s, strlen(s));
     }
-    text_put(&m->pool, "", 1); /* never NULL */
+    buf_put(&m->pool, "", 1); /* never NULL */
     settle(m, m->token, find, V);
     settle(m, m->shown, show, V);
     free(find), free(show);
