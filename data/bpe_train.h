@@ -1,6 +1,6 @@
 /* bpe_train.h: learn a byte-level BPE vocabulary from text.
  *
- * Buf is cut into pieces by a pattern; pieces start as bytes; the most frequent adjacent pair over all pieces (of
+ * Text is cut into pieces by a pattern; pieces start as bytes; the most frequent adjacent pair over all pieces (of
  * equals the one of lower ids) becomes a token, again and again. Ids: the special tokens in the order given, the 256
  * bytes in the order of their stand-in characters, then the merged tokens. This is the trainer of Hugging Face
  * tokenizers, and gives its vocabulary. Source: arXiv:1508.07909. */
