@@ -190,6 +190,8 @@ static bool count_ids(Reader *r, const json_t *vocab, const json_t *added) {
     json_array_foreach(added, i, v) {
         const char *s = text_of(v, "content");
         if (!s || !*s) return err_input(r->e, "%s: added token %zu has no content", r->where, i);
+        if (strlen(s) != json_string_length(json_object_get(v, "content")))
+            return err_input(r->e, "%s: added token %zu holds a NUL character", r->where, i);
         if (!id_of(r, json_object_get(v, "id"), s, &id)) return false;
         most = imax(most, id);
     }
@@ -303,6 +305,7 @@ static bool vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
             buf_put(&norm, s, strlen(s));
         a->text = norm.at, a->n = norm.n;
         m->special[id] = a->special;
+        if (show[id].used) continue; /* a token of the vocabulary that is also looked for in the text */
         show[id] = (Place){m->pool.n, strlen(s), true};
         buf_put(&m->pool, s, strlen(s));
     }
