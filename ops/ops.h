@@ -8,6 +8,11 @@
 #include "rope.h"
 #include "run.h"
 
+/* Rows off[e]..off[e+1]-1 belong to group e, e < n; off[0] = 0. Not read while measuring. */
+typedef struct {
+    int n;
+    const int *off;
+} Groups;
 typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN } DropSite;
 
 struct Ops {
@@ -48,6 +53,20 @@ struct Ops {
     /* y = silu(gate) up, silu(a) = a/(1+exp(-a)). All of one shape. Source: arXiv:2002.05202. */
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);
     void (*swiglu_backward)(Run *, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);
+
+    /* Rows in groups, each with a matrix of its own: rows off[e]..off[e+1]-1 of x (M,I) and y (M,O) belong to w[e]
+     * (O,I). A group may be empty, off[n] = M.   y row = w[e] x row. Backward: dx += dy w[e]; dw[e] += dy^T x over the
+     * group's rows. Each of dx, dw (NULL) optional. */
+    void (*linear_groups)(Run *, Tensor y, Tensor x, Groups, const Tensor *w);
+    void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
+    void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
+    /* y row i += sum over j < k, in order, of x row place[i k + j]. */
+    void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);
+    /* SwiGLU with a factor s (M) for each row: y = s silu(gate) up. Backward: ds += sum over the row of dy silu(gate)
+     * up, the others as those of swiglu with s dy. */
+    void (*swiglu_rows)(Run *, Tensor y, Tensor gate, Tensor up, Tensor s);
+    void (*swiglu_rows_backward)(Run *, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
+                                 Tensor s);
 
     void (*add)(Run *, Tensor y, Tensor x);  /* y += x; its own backward */
     void (*copy)(Run *, Tensor y, Tensor x); /* y = x */
