@@ -53,6 +53,8 @@ typedef struct Ffn {
     void (*saved)(const void *cfg, int N, void *s, Fields *);
     void (*forward)(Run *, const void *cfg, const void *w, Tensor x, void *s, Tensor y);
     void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy, Tensor dx);
+    /* Optional: numbers of its matrices that a token does not meet (experts that were not chosen). */
+    size_t (*idle)(const void *cfg);
 } Ffn;
 extern const Ffn *const ffns[]; /* NULL-ended */
 const Ffn *ffn_find(const char *name);

@@ -2,7 +2,7 @@
 #include "mixer.h"
 
 extern const Mixer gqa_mixer;
-extern const Ffn swiglu_ffn;
+extern const Ffn swiglu_ffn, moe_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
@@ -10,6 +10,7 @@ const Mixer *const mixers[] = {
 };
 const Ffn *const ffns[] = {
     &swiglu_ffn, /* layers/ffn */
+    &moe_ffn,    /* mixture of experts: layers/ffn */
     NULL,
 };
 

@@ -55,7 +55,7 @@ typedef struct {
 } TrainCfg;
 typedef struct {
     int kind; /* adamw */
-    double lr, min_lr, weight_decay, clip, beta1, beta2, eps;
+    double lr, min_lr, weight_decay, clip, beta1, beta2, eps, balance_rate;
     int64_t warmup, schedule_steps; /* schedule_steps 0: train.steps */
     int schedule;                   /* 0 cosine, 1 constant */
 } OptimCfg;

@@ -80,6 +80,8 @@ const Key optim_keys[] = {
     {"beta1", KEY_FLOAT, AT(beta1), "0.9", 0, 0.9999999, "decay of the mean of gradients", 0, 0},
     {"beta2", KEY_FLOAT, AT(beta2), "0.95", 0, 0.9999999, "decay of the mean of their squares", 0, 0},
     {"eps", KEY_FLOAT, AT(eps), "1e-8", 1e-20, 1, "added to the root of the latter", 0, 0},
+    {"balance_rate", KEY_FLOAT, AT(balance_rate), "1e-3", 0, 1,
+     "step of the balancing biases of moe routers (bias_balance), up or down; 0: they stay", 0, 0},
     {"warmup", KEY_LONG, AT(warmup), "100", 0, 1e12, "steps of linear growth of the learning rate", 0, 0},
     {"schedule_steps", KEY_LONG, AT(schedule_steps), "0", 0, 1e12, "steps after which the cosine ends; 0: train.steps",
      0, 0},

@@ -24,14 +24,20 @@ Cost cost_model(const Model *m, int context) {
     model_fields(m, &w, &f);
     size_t table = (size_t)m->cfg.vocab * (size_t)m->cfg.d_model;
     Cost c = {.params = n.all, .embedding = table, .context = context};
-    c.matmul = m->cfg.tied ? n.matrices : n.matrices - table;
+    size_t idle = 0;
+    for (int l = 0; l < m->L; l++) {
+        const Layer *y = &m->layer[l];
+        if (!y->publisher && y->ffn->ffn->idle) idle += y->ffn->ffn->idle(y->fcfg);
+    }
+    c.active = n.all - idle;
+    c.matmul = (m->cfg.tied ? n.matrices : n.matrices - table) - idle;
     /* mean over t by the midpoints of equal parts: exact while there are as many parts as tokens */
     int parts = imin(context, 4096);
     double attention = 0;
     for (int i = 0; i < parts; i++) attention += mixer_flops(m, (context * (i + 0.5)) / parts + 0.5) / parts;
     c.forward = 2.0 * (double)c.matmul + attention;
     c.itemised = 3 * c.forward;
-    c.all_half = 6.0 * (double)c.params + 6.0 * m->L * m->cfg.d_model * context;
+    c.all_half = 6.0 * (double)c.active + 6.0 * m->L * m->cfg.d_model * context;
     c.matmul_full = 6.0 * (double)c.matmul + 3 * mixer_flops(m, context);
     return c;
 }

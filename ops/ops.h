@@ -8,6 +8,11 @@
 #include "rope.h"
 #include "run.h"
 
+/* Rows off[e]..off[e+1]-1 belong to group e, e < n; off[0] = 0. Not read while measuring. */
+typedef struct {
+    int n;
+    const int *off;
+} Groups;
 typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN } DropSite;
 
 struct Ops {
@@ -52,6 +57,20 @@ struct Ops {
     void (*add)(Run *, Tensor y, Tensor x);                       /* y += x; its own backward */
     void (*axpby)(Run *, Tensor y, double a, Tensor x, double b); /* y = a x + b y; x may be y */
     void (*copy)(Run *, Tensor y, Tensor x);                      /* y = x */
+    /* Rows in groups, each with a matrix of its own: rows off[e]..off[e+1]-1 of x (M,I) and y (M,O) belong to w[e]
+     * (O,I). A group may be empty, off[n] = M.   y row = w[e] x row. Backward: dx += dy w[e]; dw[e] += dy^T x over the
+     * group's rows. Each of dx, dw (NULL) optional. */
+    void (*linear_groups)(Run *, Tensor y, Tensor x, Groups, const Tensor *w);
+    void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
+    void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
+    /* y row i += sum over j < k, in order, of x row place[i k + j]. */
+    void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);
+    /* SwiGLU with a factor s (M) for each row: y = s silu(gate) up. Backward: ds += sum over the row of dy silu(gate)
+     * up, the others as those of swiglu with s dy. */
+    void (*swiglu_rows)(Run *, Tensor y, Tensor gate, Tensor up, Tensor s);
+    void (*swiglu_rows_backward)(Run *, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
+                                 Tensor s);
+
     void (*zero)(Run *, Tensor y);
     /* y row m = x row m', for the rows `to` among the rows `from` of the batch (both ascending, to inside from). */
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);

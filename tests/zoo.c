@@ -5,6 +5,9 @@
     "\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":10}]"
 #define ONE(settings) \
     "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\"," settings "}},\"pattern\":[\"a\"]}"
+#define MOE(settings)                                                                                               \
+    "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"ffn\":[{\"kind\":\"moe\"," settings "}]," \
+    "\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":3}},\"pattern\":[\"a\"]}"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -53,6 +56,13 @@ const Animal zoo[] = {
                             "\"kv_heads\":2,\"head_dim\":4,\"window\":4},"
                             "\"all\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w\","
                             "\"all\",\"all\",\"w\"],\"kv_from\":{\"1\":0,\"2\":0}}"},
+    {"mixture, softmax", MOE("\"experts\":5,\"top_k\":2,\"hidden\":7")},
+    {"mixture, plain weights", MOE("\"experts\":4,\"top_k\":2,\"hidden\":5,\"norm_topk\":false,\"scale\":1.5")},
+    {"mixture, sigmoid, groups, shared",
+     MOE("\"experts\":8,\"top_k\":3,\"hidden\":5,\"shared\":2,\"router\":\"sigmoid\",\"scale\":2.5,\"groups\":4,"
+         "\"top_groups\":2,\"bias_balance\":true")},
+    {"mixture of all", MOE("\"experts\":3,\"top_k\":3,\"hidden\":6,\"router\":\"sigmoid\"")},
+    {"mixture of one", MOE("\"experts\":1,\"top_k\":1,\"hidden\":8,\"router\":\"sigmoid\",\"norm_topk\":false")},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
 

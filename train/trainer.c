@@ -207,7 +207,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     if (!isfinite(r->loss) || !isfinite(clip.norm))
         return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
                          (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
-    AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay};
+    AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay, o->balance_rate};
     adamw_step(&run, &t->params, &a, r->lr, clip.scale, t->state.step + 1);
     t->state.step++;
     t->state.tokens += count;

@@ -9,6 +9,7 @@
 #include "attend.c"
 #include "elementwise.c"
 #include "loss.c"
+#include "groups.c"
 
 #ifndef OPS_ISA
     #define OPS_ISA baseline
@@ -30,6 +31,12 @@ const Ops TABLE(OPS_ISA) = {
     .attend_lanes = attend_lanes,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
+    .linear_groups = linear_groups,
+    .linear_groups_backward = linear_groups_backward,
+    .spread = spread,
+    .collect = collect,
+    .swiglu_rows = swiglu_rows,
+    .swiglu_rows_backward = swiglu_rows_backward,
     .add = add,
     .axpby = axpby,
     .copy = copy,

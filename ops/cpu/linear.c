@@ -1,34 +1,36 @@
 /* linear.c: y = x w^T and its backward; embedding. */
 #include "vec.h"
 
+/* The N products of rows of x with one row of weights, which is read once and meets all of them while it is in
+ * registers; outputs lie ldy apart. */
+static void few_dots(real *y, size_t ldy, const real *x, const real *w, int N, int I) {
+    int m = 0;
+    for (; m + 4 <= N; m += 4) {
+        const real *a = x + (size_t)m * (size_t)I, *b = a + I, *c = b + I, *d = c + I;
+        real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+        for (int i = 0; i < I; i++) {
+            s0 += a[i] * w[i];
+            s1 += b[i] * w[i];
+            s2 += c[i] * w[i];
+            s3 += d[i] * w[i];
+        }
+        y[(size_t)m * ldy] = s0;
+        y[(size_t)(m + 1) * ldy] = s1;
+        y[(size_t)(m + 2) * ldy] = s2;
+        y[(size_t)(m + 3) * ldy] = s3;
+    }
+    for (; m < N; m++) y[(size_t)m * ldy] = dot(x + (size_t)m * (size_t)I, w, I);
+}
+
 #ifndef KV_DOUBLE
 enum {
     FEW = 8
 }; /* rows up to which w is read once, row by row, at memory speed, instead of being packed by the library */
 
-/* y (N,O), N <= FEW: each output's weights are read once and meet all rows while they are in registers. */
 static void linear_few(const Device *dev, real *y, const real *x, const real *w, int N, int O, int I) {
     #pragma omp parallel for schedule(static) num_threads(dev->threads) if ((long)N * O * I > 4 * ALONE)
-    for (int o = 0; o < O; o++) {
-        const real *wo = w + (size_t)o * (size_t)I;
-        int m = 0;
-        for (; m + 4 <= N; m += 4) {
-            const real *a = x + (size_t)m * (size_t)I, *b = a + I, *c = b + I, *d = c + I;
-            real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-    #pragma omp simd reduction(+ : s0, s1, s2, s3)
-            for (int i = 0; i < I; i++) {
-                s0 += a[i] * wo[i];
-                s1 += b[i] * wo[i];
-                s2 += c[i] * wo[i];
-                s3 += d[i] * wo[i];
-            }
-            y[(size_t)m * (size_t)O + (size_t)o] = s0;
-            y[(size_t)(m + 1) * (size_t)O + (size_t)o] = s1;
-            y[(size_t)(m + 2) * (size_t)O + (size_t)o] = s2;
-            y[(size_t)(m + 3) * (size_t)O + (size_t)o] = s3;
-        }
-        for (; m < N; m++) y[(size_t)m * (size_t)O + (size_t)o] = dot(x + (size_t)m * (size_t)I, wo, I);
-    }
+    for (int o = 0; o < O; o++) few_dots(y + o, (size_t)O, x, w + (size_t)o * (size_t)I, N, I);
 }
 #endif
 
