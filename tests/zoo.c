@@ -36,7 +36,7 @@ const Animal zoo[] = {
      MLA("\"heads\":2,\"kv_rank\":5,\"q_rank\":6,\"nope_dim\":3,\"rope_dim\":4,\"a_bias\":true,\"q_bias\":true,"
          "\"o_bias\":true,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true}")},
     {"mla, no norms, yarn that scales the softmax",
-     MLA("\"heads\":2,\"kv_rank\":4,\"q_rank\":5,\"nope_dim\":2,\"rope_dim\":6,\"v_dim\":5,\"latent_norm\":false,"
+     MLA("\"heads\":2,\"kv_rank\":4,\"q_rank\":5,\"nope_dim\":4,\"rope_dim\":6,\"v_dim\":5,\"latent_norm\":false,"
          "\"q_latent_norm\":false,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,\"mscale\":0.7,"
          "\"mscale_all_dim\":1.5,\"original_max_positions\":16}")},
     {"mla, nope, window",
