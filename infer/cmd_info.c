@@ -52,10 +52,10 @@ static json_t *layers_json(const Model *m, const CacheCost *c, const Args *a) {
 
 static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
     const ModelCfg *cfg = &s->m->cfg;
-    json_t *flops = json_pack("{s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "itemised",
-                              k->itemised, "all_half", "value", k->all_half, "formula", "6 N_active + 6 L C T", "N",
-                              (json_int_t)k->active, "matmul_full", "value", k->matmul_full, "formula",
-                              "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
+    json_t *flops = json_pack("{s:f, s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "decode",
+                              k->decode, "itemised", k->itemised, "all_half", "value", k->all_half, "formula",
+                              "6 N_active + 6 L C T", "N", (json_int_t)k->active, "matmul_full", "value", k->matmul_full,
+                              "formula", "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
     json_t *cache =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token, "state_bytes",
                   (json_int_t)all(c->state_bytes, a), "bytes_at_context", (json_int_t)all(c->bytes_at_context, a),
@@ -101,6 +101,7 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
     printf("            %s  6 N_active + 6 L C T, N_active = %zu\n", human(k->all_half, "FLOP", b[0]), k->active);
     printf("            %s  6 N_matmul + 12 L H Q T_eff, N_matmul = %zu\n", human(k->matmul_full, "FLOP", b[0]),
            k->matmul);
+    printf("decoding    %s for the token after %d cached ones\n", human(k->decode, "FLOP", b[0]), k->context - 1);
     printf("cache       %s per token, %s of state; %d x %d tokens: %s\n", human((double)c->bytes_per_token, "B", b[0]),
            human(all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
            human(all(c->bytes_at_context, a), "B", b[2]));

@@ -1,11 +1,12 @@
 /* mixers.c: the registries. One line per sequence mixer, one per feed-forward part. */
 #include "mixer.h"
 
-extern const Mixer gqa_mixer;
+extern const Mixer gqa_mixer, mla_mixer;
 extern const Ffn swiglu_ffn, moe_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
+    &mla_mixer, /* latent keys and values, absorbed decoding: layers/mla */
     NULL,
 };
 const Ffn *const ffns[] = {

@@ -17,6 +17,7 @@ typedef struct {
      * matmul_full: 6 N_matmul + 12 sum over layers of H Dh min(C, window), written as 3 Mixer.flops(C)
      *                                                  (nanoGPT, nanochat: full square) */
     double forward, itemised, all_half, matmul_full;
+    double decode; /* FLOPs of the C-th token over a cache of the C-1 before it: 2 N_matmul + Mixer.decode_flops(C) */
 } Cost;
 /* The model may be opened dry. context >= 1. */
 Cost cost_model(const Model *, int context);

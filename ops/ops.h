@@ -24,6 +24,12 @@ struct Ops {
     /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
 
+    /* Every head has a matrix of its own: w (H*R,I) is seen as (H,R,I), W_h = rows row..row+O-1 of head h.
+     *   y[m,h,o] = sum_i W_h[o,i] x[m,h,i];   turned: y[m,h,i] = sum_o W_h[o,i] x[m,h,o].
+     * x (M,H,.) and y (M,H,.) may be wider: what lies behind is neither read nor written. For inference: no backward.
+     */
+    void (*linear_heads)(Run *, Tensor y, Tensor x, Tensor w, int row, int O, bool turned);
+
     /* y (N,d) = scale table (V,d) [tok]; tok (N) in 0..V-1. */
     void (*embed)(Run *, Tensor y, Tensor table, const int *tok, double scale);
     void (*embed_backward)(Run *, Tensor dtable, Tensor dy, const int *tok, double scale);
@@ -34,7 +40,7 @@ struct Ops {
     /* With t = dy w: dx += rstd t - rstd^3 x (t.x)/d; dw += sum over rows of dy x rstd. */
     void (*rmsnorm_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd);
 
-    /* In place: every head of every row of x (rows.n, heads, D) turns its first rope->n numbers by sign * pos * f.
+    /* In place: every head of every row of x (rows.n, heads, D) turns rope->n numbers from rope->at by sign * pos * f.
      * Row m of x is row rows.idx[m] of the batch. sign -1 is the transpose, which the backward needs. */
     void (*rope)(Run *, Tensor x, const Rope *, Pick rows, int sign);
 
@@ -74,6 +80,10 @@ struct Ops {
     void (*zero)(Run *, Tensor y);
     /* y row m = x row m', for the rows `to` among the rows `from` of the batch (both ascending, to inside from). */
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);
+    /* n columns from rows of one width to rows of another, each seen by its last size; y has k times the rows of x:
+     *   y[i, to + c] = x[i / k, from + c].   Backward: dx[i / k, from + c] += dy[i, to + c]. */
+    void (*columns)(Run *, Tensor y, int to, Tensor x, int from, int n);
+    void (*columns_backward)(Run *, Tensor dx, int from, Tensor dy, int to, int n);
     /* In place: x *= keep/(1-p), keep ~ Bernoulli(1-p), a pure function of (seed, step, layer, site, sample, row in
      * sample, column). Applied to a gradient it is its own backward. */
     void (*dropout)(Run *, Tensor x, DropSite, double p);

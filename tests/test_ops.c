@@ -190,7 +190,7 @@ static Ref *rope_ref(Tensor x, const Rope *p, Pick rows, const int *pos, int sig
             wide c = cosl(angle) * p->factor, s = sign * sinl(angle) * p->factor;
             for (int h = 0; h < H; h++) {
                 int ia = p->interleaved ? 2 * i : i, ib = p->interleaved ? 2 * i + 1 : i + half;
-                size_t at = (size_t)((m * H + h) * D);
+                size_t at = (size_t)((m * H + h) * D + p->at);
                 wide a = R(x)[at + (size_t)ia], b = R(x)[at + (size_t)ib];
                 Ref *ra = &want[at + (size_t)ia], *rb = &want[at + (size_t)ib];
                 *ra = *rb = (Ref){0};
@@ -214,6 +214,7 @@ void case_rope(Rig *g, int N, int d) {
         Rope p = {.n = k & 2 ? D : D / 4 * 2,
                   .interleaved = k & 4,
                   .factor = k & 1 ? 1.25 : 1}; /* all or half of a head */
+        p.at = k % 3 == 1 ? D - p.n : 0;       /* the half that lies behind */
         for (int i = 0; i < p.n / 2; i++) p.f[i] = pow(10000, -2.0 * i / imax(1, p.n));
         int sign = k == 2 || k == 5 || k == 7 ? -1 : 1;
         Tensor x = RANDOM(g, "x", N, 1 + k % 3, D);
@@ -420,6 +421,7 @@ static const struct {
 } covered[] = {
     ENTRY(linear),
     ENTRY(linear_backward),
+    ENTRY(linear_heads),
     ENTRY(embed),
     ENTRY(embed_backward),
     ENTRY(rmsnorm),
@@ -441,6 +443,8 @@ static const struct {
     ENTRY(copy),
     ENTRY(zero),
     ENTRY(gather),
+    ENTRY(columns),
+    ENTRY(columns_backward),
     ENTRY(dropout),
     ENTRY(linear_xent),
     ENTRY(adamw),

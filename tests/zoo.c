@@ -8,6 +8,8 @@
 #define MOE(settings)                                                                                               \
     "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"ffn\":[{\"kind\":\"moe\"," settings "}]," \
     "\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":3}},\"pattern\":[\"a\"]}"
+#define MLA(settings) \
+    "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\"," settings "}},\"pattern\":[\"a\"]}"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -32,6 +34,33 @@ const Animal zoo[] = {
     {"yarn rope",
      ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,"
          "\"original_max_positions\":16}")},
+    {"mla", MLA("\"heads\":3,\"kv_rank\":5,\"nope_dim\":4,\"rope_dim\":2,\"v_dim\":3")},
+    {"mla, query latent, biases",
+     MLA("\"heads\":2,\"kv_rank\":5,\"q_rank\":6,\"nope_dim\":3,\"rope_dim\":4,\"a_bias\":true,\"q_bias\":true,"
+         "\"o_bias\":true,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true}")},
+    {"mla, no norms, yarn that scales the softmax",
+     MLA("\"heads\":2,\"kv_rank\":4,\"q_rank\":5,\"nope_dim\":4,\"rope_dim\":6,\"v_dim\":5,\"latent_norm\":false,"
+         "\"q_latent_norm\":false,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,\"mscale\":0.7,"
+         "\"mscale_all_dim\":1.5,\"original_max_positions\":16}")},
+    {"mla, nope, window",
+     MLA("\"heads\":2,\"kv_rank\":6,\"nope_dim\":5,\"v_dim\":3,\"window\":3,\"rope\":\"none\",\"q_bias\":true")},
+    {"mla, unturned shared key, window with sinks",
+     MLA("\"heads\":2,\"kv_rank\":4,\"nope_dim\":2,\"rope_dim\":3,\"rope\":\"none\",\"window\":2,\"sinks\":1")},
+    {"mla, rope heads alone",
+     MLA("\"heads\":4,\"kv_rank\":10,\"rope_dim\":4,\"rope_heads\":2,\"v_dim\":5,\"latent_norm\":false,\"q_bias\":true,"
+         "\"a_bias\":true")},
+    {"mla, rope heads, expands early",
+     MLA("\"heads\":4,\"kv_rank\":12,\"nope_dim\":1,\"rope_dim\":2,\"rope_heads\":2,\"v_dim\":2")},
+    {"mla, shared latents",
+     "{" SHAPE ",\"layers\":4,\"tied\":false,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":3,\"kv_rank\":10,\"nope_"
+     "dim\":2,\"rope_dim\":2,\"v_dim\":1},\"b\":{\"mixer\":\"mla\",\"heads\":2,\"kv_rank\":10,\"q_rank\":4,\"nope_"
+     "dim\":3,"
+     "\"rope_dim\":2,\"window\":4}},\"pattern\":[\"b\",\"a\",\"a\",\"b\"],\"kv_from\":{\"1\":0,\"3\":0}}"},
+    {"mla beside gqa, published latents",
+     "{" SHAPE
+     ",\"layers\":5,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":2,\"kv_rank\":5,\"nope_dim\":2,"
+     "\"rope_dim\":2},\"w\":{\"mixer\":\"gqa\",\"heads\":2,\"window\":3},\"p\":{\"mixer\":\"mla\",\"heads\":0,\"kv_"
+     "rank\":5,\"rope_dim\":2}},\"pattern\":[\"a\",\"w\",\"p\",\"a\",\"a\"],\"kv_from\":{\"3\":2,\"4\":2}}"},
     {"untied, two kinds",
      "{" SHAPE
      ",\"layers\":3,\"tied\":false,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4},"

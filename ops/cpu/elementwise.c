@@ -60,6 +60,39 @@ static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
     }
 }
 
+/* Rows of x among rows of y: how many of y to one of x. */
+static int row_ratio(Tensor y, int to, Tensor x, int from, int n, int *rows, size_t *wy, size_t *wx) {
+    *wy = (size_t)y.n[y.rank - 1], *wx = (size_t)x.n[x.rank - 1];
+    *rows = (int)(tensor_count(y) / *wy);
+    int each = (int)(tensor_count(x) / *wx);
+    CHECK(to >= 0 && from >= 0 && n >= 0 && (size_t)(to + n) <= *wy && (size_t)(from + n) <= *wx, "%d columns", n);
+    CHECK(each == 0 ? *rows == 0 : *rows % each == 0, "%d rows of %d", *rows, each);
+    return each ? *rows / each : 1;
+}
+static void columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
+    int rows;
+    size_t wy, wx;
+    if (measuring(r)) return;
+    int k = row_ratio(y, to, x, from, n, &rows, &wy, &wx);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
+    for (int i = 0; i < rows; i++)
+        memcpy(R(y) + (size_t)i * wy + to, R(x) + (size_t)(i / k) * wx + from, (size_t)n * sizeof(real));
+}
+static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
+    int rows;
+    size_t wy, wx;
+    if (measuring(r)) return;
+    int k = row_ratio(dy, to, dx, from, n, &rows, &wy, &wx);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
+    for (int m = 0; m < rows / k; m++)
+        for (int i = m * k; i < (m + 1) * k; i++) {
+            real *out = R(dx) + (size_t)m * wx + from;
+            const real *g = R(dy) + (size_t)i * wy + to;
+#pragma omp simd
+            for (int c = 0; c < n; c++) out[c] += g[c];
+        }
+}
+
 static void dropout(Run *r, Tensor x, DropSite site, double p) {
     if (p <= 0 || measuring(r)) return;
     const Batch *b = r->batch;
