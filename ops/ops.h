@@ -45,7 +45,7 @@ struct Ops {
      * partial o = 0, lse = -inf (not merge). */
     void (*attend_lanes)(Run *, Tensor o, Tensor lse, Tensor q, const Lanes *, Look, bool merge);
 
-    /* o (N,HV,V) by the recurrence of recur.h over the rows of the batch (in = out = N). state (nseq,n) or absent: blob
+    /* o (N,HV,V) by the recurrence of recur.h over all rows of the batch (in = N). state (nseq,n) or absent: blob
      * Batch.seq of sequence s holds its S (HV,K,V) from number `at` on; it is read where first = -1 and written at the
      * end of the pass unless RUN_HOLD. Rows with first = -1 need it. keep: recur_keep's, for the backward, or absent.
      */

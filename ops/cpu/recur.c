@@ -12,7 +12,7 @@ typedef struct {
 } Head;
 static void recur_check(const Run *r, const Recur *x) {
     int N = r->batch->N;
-    CHECK(r->in.n == N && r->out.n == N, "%d of %d rows in, %d out", r->in.n, N, r->out.n);
+    CHECK(r->in.n == N, "%d of %d rows", r->in.n, N);
     CHECK(x->q.n[0] == N && x->v.n[0] == N && x->v.n[1] % x->q.n[1] == 0 && x->k.n[1] == x->q.n[1] &&
               x->k.n[2] == x->q.n[2],
           "q (%d,%d,%d), v (%d,%d,%d)", x->q.n[0], x->q.n[1], x->q.n[2], x->v.n[0], x->v.n[1], x->v.n[2]);
