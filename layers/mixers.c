@@ -1,11 +1,12 @@
 /* mixers.c: the registries. One line per sequence mixer, one per feed-forward part. */
 #include "mixer.h"
 
-extern const Mixer gqa_mixer;
+extern const Mixer gqa_mixer, kda_mixer;
 extern const Ffn swiglu_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
+    &kda_mixer, /* Kimi Delta Attention: layers/kda */
     NULL,
 };
 const Ffn *const ffns[] = {

@@ -272,7 +272,7 @@ static Run run_pass(Model *m, const Batch *b, unsigned mode) {
 }
 static void embed_rows(Model *m, Run *r, Tensor x, const int *tok) {
     r->layer = -1;
-    r->ops->embed(r, x, m->w.embed, tok);
+    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
     if (r->mode & RUN_TRAIN) r->ops->dropout(r, x, DROP_EMBED, m->opts.dropout);
 }
 
@@ -353,7 +353,7 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     backward_layers(m, r, x, dx, N);
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
-    r->ops->embed_backward(r, m->g.embed, dx, tok);
+    r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
     arena_release(r->scratch, scratch);
     arena_release(&m->keep, keep);
 }

@@ -5,6 +5,8 @@
     "\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":10}]"
 #define ONE(settings) \
     "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\"," settings "}},\"pattern\":[\"a\"]}"
+#define KDA(settings) \
+    "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"kda\"," settings "}},\"pattern\":[\"a\"]}"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -18,6 +20,11 @@ const Animal zoo[] = {
     {"biases", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"qkv_bias\":true,\"o_bias\":true,\"qk_norm\":true")},
     {"interleaved rope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,"
                              "\"interleaved\":true}")},
+    {"inclusive rope, scaled embedding",
+     "{" SHAPE
+     ",\"embed_scale\":3.5,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":1,"
+     "\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true,\"inclusive\":true}}},"
+     "\"pattern\":[\"a\"]}"},
     {"llama3 rope",
      ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"llama3\",\"theta\":100,\"factor\":8,"
          "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_positions\":32}")},
@@ -48,6 +55,15 @@ const Animal zoo[] = {
                             "\"kv_heads\":2,\"head_dim\":4,\"window\":4},"
                             "\"all\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w\","
                             "\"all\",\"all\",\"w\"],\"kv_from\":{\"1\":0,\"2\":0}}"},
+    {"kda", KDA("\"heads\":2,\"head_dim\":4")},
+    {"kda, standard gate, more value heads",
+     KDA("\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"gate\":\"standard\",\"gate_rank\":2,\"out_rank\":3")},
+    {"kda, no convolution, full gate, beta 2",
+     KDA("\"heads\":2,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"out_gate\":\"full\",\"out_bias\":true,\"beta_max\":2")},
+    {"kda and nope attention",
+     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":4,\"conv\":2,"
+     "\"out_bias\":true},\"f\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"rope\":\"none\"}},"
+     "\"pattern\":[\"k\",\"f\",\"k\"]}"},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
 

@@ -9,6 +9,9 @@
 #include "attend.c"
 #include "elementwise.c"
 #include "loss.c"
+#include "recur.c"
+#include "conv.c"
+#include "gates.c"
 
 #ifndef OPS_ISA
     #define OPS_ISA baseline
@@ -28,6 +31,18 @@ const Ops TABLE(OPS_ISA) = {
     .attend = attend,
     .attend_backward = attend_backward,
     .attend_lanes = attend_lanes,
+    .recur = recur,
+    .recur_backward = recur_backward,
+    .short_conv = short_conv,
+    .short_conv_backward = short_conv_backward,
+    .l2norm = l2norm,
+    .l2norm_backward = l2norm_backward,
+    .decay = decay,
+    .decay_backward = decay_backward,
+    .sigmoid = sigmoid,
+    .sigmoid_backward = sigmoid_backward,
+    .gated_norm = gated_norm,
+    .gated_norm_backward = gated_norm_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .add = add,
