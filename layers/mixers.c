@@ -2,11 +2,20 @@
 #include "mixer.h"
 
 extern const Mixer gqa_mixer, kda_mixer;
+extern const Mixer gdn_mixer, deltanet_mixer, gla_mixer, retention_mixer, gated_retention_mixer, linear_mixer,
+    mamba2_mixer;
 extern const Ffn swiglu_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
     &kda_mixer, /* Kimi Delta Attention: layers/kda */
+    &gdn_mixer, /* Gated DeltaNet: layers/gdn; this and the next five on layers/linear/line.c */
+    &deltanet_mixer,
+    &gla_mixer,
+    &retention_mixer,
+    &gated_retention_mixer,
+    &linear_mixer,
+    &mamba2_mixer, /* Mamba-2: layers/mamba2 */
     NULL,
 };
 const Ffn *const ffns[] = {

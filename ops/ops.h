@@ -78,6 +78,24 @@ struct Ops {
     void (*gated_norm_backward)(Run *, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                 GatedNorm n);
 
+    /* Every row of y = row, which no weight makes. */
+    void (*repeat)(Run *, Tensor y, const double *row);
+    /* y = elu(x) + 1: x + 1 where x > 0, e^x elsewhere; dx += dy min(1, y). Source: arXiv:2006.16236. */
+    void (*elu1)(Run *, Tensor y, Tensor x);
+    void (*elu1_backward)(Run *, Tensor dx, Tensor dy, Tensor y);
+    /* Linear attention's denominator: groups of V numbers become V+1, the last of them 1; behind the recurrence groups
+     * of V+1 become V: y_c = x_c / (x_V + eps); dx_c += dy_c / (x_V + eps), dx_V -= sum dy_c y_c / (x_V + eps). */
+    void (*widen)(Run *, Tensor y, Tensor x);
+    void (*widen_backward)(Run *, Tensor dx, Tensor dy);
+    void (*quotient)(Run *, Tensor y, Tensor x, double eps);
+    void (*quotient_backward)(Run *, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps);
+    /* x (N,H,P), z (N,H), bias (H): y = log(1 + exp(z + bias)) x; Mamba-2's input times its step. */
+    void (*step)(Run *, Tensor y, Tensor x, Tensor z, Tensor bias);
+    void (*step_backward)(Run *, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias);
+    /* x (N,H,P), w (H): y += w x; dx += w dy; dw += sums of dy x. */
+    void (*skip)(Run *, Tensor y, Tensor x, Tensor w);
+    void (*skip_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w);
+
     /* y = silu(gate) up, silu(a) = a/(1+exp(-a)). All of one shape. Source: arXiv:2002.05202. */
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);
     void (*swiglu_backward)(Run *, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);

@@ -12,6 +12,7 @@
 #include "recur.c"
 #include "conv.c"
 #include "gates.c"
+#include "lines.c"
 
 #ifndef OPS_ISA
     #define OPS_ISA baseline
@@ -43,6 +44,17 @@ const Ops TABLE(OPS_ISA) = {
     .sigmoid_backward = sigmoid_backward,
     .gated_norm = gated_norm,
     .gated_norm_backward = gated_norm_backward,
+    .repeat = repeat,
+    .elu1 = elu1,
+    .elu1_backward = elu1_backward,
+    .widen = widen,
+    .widen_backward = widen_backward,
+    .quotient = quotient,
+    .quotient_backward = quotient_backward,
+    .step = step,
+    .step_backward = step_backward,
+    .skip = skip,
+    .skip_backward = skip_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .add = add,

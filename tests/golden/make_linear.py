@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Golden layers of the linear recurrences: settings, weights under their public names, inputs x and outputs y.
 
-Gated DeltaNet and Mamba-2 are the modules of transformers in double (their norms compute in float32). The others are
+Gated DeltaNet and Mamba-2 are the modules of transformers in double (their norms and the delta rule compute in float32). The others are
 typed here in NumPy, one token at a time (DeltaNet, GLA) or in the quadratic parallel form (retention, gated retention,
 linear attention), which share nothing with a chunked recurrence. Every case holds two documents of LENGTHS tokens, the
 second shorter than a convolution; the first is longer than a chunk of 64. Weights and x are stored as float32 and were
@@ -61,12 +61,12 @@ def conv(a, w):
     return silu(sum(padded[j:j + len(a)] * w[:, 0, j] for j in range(W)))
 
 
-def rotate(a, theta, interleaved):
-    """a (T,H,K) turned by position."""
+def rotate(a, theta, yoco):
+    """a (T,H,K) turned by position; YOCO interleaves pairs and lets the frequencies end at 1/theta."""
     T, H, K = a.shape
-    angle = np.arange(T)[:, None] * theta ** (-2.0 * np.arange(K // 2) / K)
+    angle = np.arange(T)[:, None] * theta ** -(np.linspace(0, 1, K // 2) if yoco else np.arange(K // 2) * 2.0 / K)
     z = np.exp(1j * angle)[:, None, :]
-    if interleaved:
+    if yoco:
         c = (a[..., 0::2] + 1j * a[..., 1::2]) * z
         r = np.empty_like(a)
         r[..., 0::2], r[..., 1::2] = c.real, c.imag
@@ -106,7 +106,7 @@ def gdn_public(seed):
     set_(m.out_proj.weight, c("o_proj.weight", D, HV * V))
     with torch.no_grad():
         layer = lambda x: m(torch.from_numpy(x)[None])[0].numpy()
-        return c, dict(mixer="gdn", heads=H, v_heads=HV, head_dim=K, value_dim=V, conv=W), layer
+        return c, dict(mixer="gdn", heads=H, v_heads=HV, head_dim=K, v_dim=V, conv=W), layer
 
 
 def delta(H, HV, K, V, q, k, v, alpha, beta):
@@ -137,7 +137,7 @@ def gdn_plain(seed):
         y = delta(H, HV, K, V, unit(Q), unit(K_), V_, alpha, 2 * sigmoid(x @ b.T))
         return (rms(y) * norm).reshape(len(x), -1) @ o.T
 
-    return c, dict(mixer="gdn", heads=H, head_dim=K, value_dim=V, conv=0, gate=False, neg_eigval=True), layer
+    return c, dict(mixer="gdn", heads=H, head_dim=K, v_dim=V, conv=0, gate=False, beta_max=2), layer
 
 
 def deltanet(seed):
@@ -153,7 +153,7 @@ def deltanet(seed):
         y = delta(H, H, K, V, unit(Q), unit(K_), V_, np.ones((len(x), H)), sigmoid(x @ b.T))
         return (rms(y) * norm).reshape(len(x), -1) @ o.T
 
-    return c, dict(mixer="deltanet", heads=H, head_dim=K, value_dim=V, conv=W), layer
+    return c, dict(mixer="deltanet", heads=H, head_dim=K, v_dim=V, conv=W), layer
 
 
 def gla(seed):
@@ -169,12 +169,12 @@ def gla(seed):
         y = np.zeros((len(x), H, V))
         for h in range(H):
             S = np.zeros((K, V))
-            for t in range(len(q)):
+            for t in range(len(x)):
                 S = alpha[t, h][:, None] * S + np.outer(K_[t, h], V_[t, h])
                 y[t, h] = S.T @ Q[t, h] / np.sqrt(K)
         return ((rms(y) * norm).reshape(len(x), -1) * silu(x @ g.T)) @ o.T
 
-    return c, dict(mixer="gla", heads=H, head_dim=K, value_dim=V, gate_rank=R, gate_divisor=4.0), layer
+    return c, dict(mixer="gla", heads=H, head_dim=K, v_dim=V, gate_rank=R, gate_divisor=4.0), layer
 
 
 def quadratic(q, k, v, c):
@@ -198,7 +198,7 @@ def retention(seed):
         y = quadratic(Q / np.sqrt(K), K_, V_, np.cumsum(np.tile(decay, (len(x), 1)), 0))
         return ((rms(y) * norm).reshape(len(x), -1) * silu(x @ g.T)) @ o.T
 
-    return c, dict(mixer="retention", heads=H, head_dim=K, value_dim=V, rope=dict(type="default", theta=100.0)), layer
+    return c, dict(mixer="retention", heads=H, head_dim=K, v_dim=V, rope=dict(type="default", theta=100.0)), layer
 
 
 def gated_retention(seed):
@@ -214,7 +214,7 @@ def gated_retention(seed):
         return (rms(y).reshape(len(x), -1) * silu(x @ g.T)) @ o.T
 
     return c, dict(mixer="gated_retention", heads=H,
-                   rope=dict(type="default", theta=100.0, interleaved=True)), layer
+                   rope=dict(type="default", theta=100.0, interleaved=True, inclusive=True)), layer
 
 
 def linear(seed):
@@ -230,7 +230,7 @@ def linear(seed):
         y = np.einsum("hnm,mhv->nhv", score, V_) / (score.sum(-1).T[..., None] + eps)
         return y.reshape(len(x), -1) @ o.T
 
-    return c, dict(mixer="linear", heads=H, head_dim=K, value_dim=V, eps=eps), layer
+    return c, dict(mixer="linear", heads=H, head_dim=K, v_dim=V, eps=eps), layer
 
 
 def mamba2(seed, bias):
