@@ -15,8 +15,7 @@ static bool gated(const LineCfg *c) { return !c->kind->quotient && (c->kind->fix
 bool line_check(LineCfg *c, const LineKind *kind, double v_per_k, Err *e) {
     c->kind = kind;
     if (!c->base.owner)
-        return err_input(e, "kv_from: a recurrence stores no keys and values that a layer could read; let it own its "
-                            "layer");
+        return err_input(e, "kv_from: this layer keeps a state, not keys and values; it reads no other's");
     if (c->v_heads == 0) c->v_heads = c->heads;
     if (c->v_heads % c->heads)
         return err_input(e, "v_heads: expected a multiple of heads (%d), got %d", c->heads, c->v_heads);
@@ -27,9 +26,9 @@ bool line_check(LineCfg *c, const LineKind *kind, double v_per_k, Err *e) {
         c->head_dim = c->base.d_model / c->heads;
     }
     if (c->v_dim == 0) c->v_dim = (int)(c->head_dim * v_per_k);
-    if ((long)imax(c->heads, c->v_heads) * imax(c->head_dim, c->v_dim) > 1 << 20)
-        return err_input(e, "heads x head_dim: %d x %d is more than %d", imax(c->heads, c->v_heads),
-                         imax(c->head_dim, c->v_dim), 1 << 20);
+    if ((long)c->v_heads * imax(c->head_dim, c->v_dim) > 1 << 18)
+        return err_input(e, "heads: %d heads of %d x %d are more than %d channels; use fewer or narrower heads",
+                         c->v_heads, c->head_dim, c->v_dim, 1 << 18);
     bool turns = kind->map == MAP_ROTATE && c->rope.type != ROPE_NONE;
     if (turns && c->head_dim % 2)
         return err_input(e, "head_dim: rope turns pairs, expected an even number, got %d", c->head_dim);
