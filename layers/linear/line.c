@@ -1,5 +1,6 @@
 /* line.c: see line.h. */
 #include "line.h"
+#include "begin.h"
 
 static const double unit_eps = 1e-6; /* of l2norm, as every public implementation has it */
 
@@ -64,21 +65,15 @@ void line_weights(const void *cfg, void *w_, Fields *f) {
     field(f, &w->wo, c->kind->out, FIELD_RESIDUAL, d, V);
 }
 
-/* Convolutions U(-1,1)/sqrt(conv), as PyTorch gives them; rates up to 16 and steps log-uniform in 0.001..0.1, as
- * Mamba-2 and Gated DeltaNet begin: dt is where softplus makes that step. */
+/* Rates uniform in 0..16, as Gated DeltaNet begins. */
 void line_init(const void *cfg, void *w_, uint64_t key) {
-    const LineCfg *c = cfg;
+    (void)cfg;
     LineW *w = w_;
-    Tensor *conv[] = {&w->cq, &w->ck, &w->cv};
-    static const char *const name[] = {"q", "k", "v"};
-    for (int i = 0; i < 3; i++)
-        for (size_t n = 0; n < tensor_count(*conv[i]); n++)
-            R(*conv[i])[n] = (real)((2 * rng_uniform(rng_name(key, name[i]), n) - 1) / sqrt(c->conv));
-    for (size_t h = 0; present(w->A) && h < tensor_count(w->A); h++) {
-        double step = exp(log(0.001) + rng_uniform(rng_name(key, "dt"), h) * log(0.1 / 0.001));
-        R(w->A)[h] = (real)log(16 * rng_uniform(rng_name(key, "A"), h));
-        R(w->dt)[h] = (real)(step + log(-expm1(-step)));
-    }
+    begin_conv(w->cq, rng_mix(key, 0));
+    begin_conv(w->ck, rng_mix(key, 1));
+    begin_conv(w->cv, rng_mix(key, 2));
+    begin_steps(w->dt, rng_mix(key, 3));
+    for (size_t h = 0; h < tensor_count(w->A); h++) R(w->A)[h] = (real)log(16 * rng_uniform(rng_mix(key, 4), h));
 }
 
 /* N rows, M of them wanted behind the recurrence. */
@@ -333,11 +328,10 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     arena_release(r->scratch, mark);
 }
 
-/* Per number of the state: decay, two for each of correction's read, write and the output's read; and the
- * convolutions. Of the row-by-row form, whatever the context. */
+/* Per number of the state, two for each of the correction's read, the write and the output's read; inside a chunk a row
+ * meets those before it. */
 double line_flops(const void *cfg, double context) {
-    (void)context;
     const LineCfg *c = cfg;
-    double state = state_size(c), conv = c->kind->delta ? 2.0 * c->conv * (2 * keys_of(c) + values_of(c)) : 0;
-    return state * (4 + (c->kind->decay != DECAY_NONE) + 2 * c->kind->delta) + conv;
+    double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
+    return state_size(c) * (4.0 + 2 * c->kind->delta) + 2 * seen * c->v_heads * (c->head_dim + columns(c));
 }

@@ -1,5 +1,6 @@
 /* mamba2.c: see mamba2.h. */
 #include "mamba2.h"
+#include "../linear/begin.h"
 
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(Mamba2Cfg, heads), "0", 0, 4096,
@@ -94,17 +95,13 @@ static void weights(const void *cfg, void *w_, Fields *f) {
     if (c->bias) field(f, &w->out_bias, "out_proj.bias", FIELD_ZEROS | FIELD_NODECAY, c->base.d_model);
 }
 
-/* Rates uniform in 1..16, steps log-uniform in 0.001..0.1 (softplus of dt_bias), as the paper's code begins. */
+/* Rates uniform in 1..16, as the paper's code begins. */
 static void init(const void *cfg, void *w_, uint64_t key) {
     const Mamba2Cfg *c = cfg;
     W *w = w_;
-    for (size_t k = 0; k < tensor_count(w->conv); k++)
-        R(w->conv)[k] = (real)((2 * rng_uniform(rng_mix(key, 0), k) - 1) / sqrt(c->conv));
-    for (size_t h = 0; h < (size_t)c->heads; h++) {
-        double step = exp(log(1e-3) + rng_uniform(rng_mix(key, 1), h) * log(1e-1 / 1e-3));
-        R(w->A)[h] = (real)log(1 + 15 * rng_uniform(rng_mix(key, 2), h));
-        R(w->dt)[h] = (real)(step + log(-expm1(-step)));
-    }
+    begin_conv(w->conv, rng_mix(key, 0));
+    begin_steps(w->dt, rng_mix(key, 1));
+    for (size_t h = 0; h < (size_t)c->heads; h++) R(w->A)[h] = (real)log(1 + 15 * rng_uniform(rng_mix(key, 2), h));
 }
 
 static void buffers(const Mamba2Cfg *c, int N, int M, S *s, Fields *f) {
@@ -251,12 +248,11 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     arena_release(r->scratch, mark);
 }
 
-/* Per head: the state is decayed, written and read, 4 N P; inside a chunk a row meets those before it. */
+/* Per head: the state is written and read, 4 N P; inside a chunk a row meets those before it. */
 static double flops(const void *cfg, double context) {
     const Mamba2Cfg *c = cfg;
     double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
-    return c->heads * (4.0 * c->state_size * c->head_dim + 2 * seen * (c->state_size + c->head_dim)) +
-           2.0 * c->conv * part_of(c).conv;
+    return c->heads * (4.0 * c->state_size * c->head_dim + 2 * seen * (c->state_size + c->head_dim));
 }
 
 const Mixer mamba2_mixer = {
