@@ -148,7 +148,7 @@ static double scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
 static T derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
     int N = s->q.n[0], H = c->heads, HV = c->v_heads, K = c->head_dim, V = c->v_dim;
     At at = state_at(c);
-    T t = {SCRATCH(r, "conv q", N, H, K), SCRATCH(r, "conv k", N, H, K), {0}};
+    T t = {.q = SCRATCH(r, "conv q", N, H, K), .k = SCRATCH(r, "conv k", N, H, K)};
     t.x = (Recur){SCRATCH(r, "unit q", N, H, K), SCRATCH(r, "unit k", N, H, K), SCRATCH(r, "conv v", N, HV, V),
                   SCRATCH(r, "log decay", N, HV, K), SCRATCH(r, "beta", N, HV)};
     r->ops->short_conv(r, t.q, s->q, w->cq, ABSENT, true, state, at.q);
@@ -275,8 +275,7 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
 static double flops(const void *cfg, double context) {
     const KdaCfg *c = cfg;
     double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
-    return c->v_heads * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim)) +
-           2.0 * c->conv * (2 * c->heads * c->head_dim + c->v_heads * c->v_dim);
+    return c->v_heads * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim));
 }
 
 const Mixer kda_mixer = {
