@@ -59,13 +59,13 @@ const Animal zoo[] = {
                             "\"kv_heads\":2,\"head_dim\":4,\"window\":4},"
                             "\"all\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"w\","
                             "\"all\",\"all\",\"w\"],\"kv_from\":{\"1\":0,\"2\":0}}"},
-    {"kda", KDA("\"heads\":2,\"head_dim\":4")},
+    {"kda", KDA("\"heads\":2,\"head_dim\":6")},
     {"kda, standard gate, more value heads",
-     KDA("\"heads\":2,\"v_heads\":4,\"head_dim\":3,\"v_dim\":5,\"gate\":\"standard\",\"gate_rank\":2,\"out_rank\":3")},
+     KDA("\"heads\":2,\"v_heads\":4,\"head_dim\":8,\"v_dim\":3,\"gate\":\"standard\",\"gate_rank\":2,\"out_rank\":3")},
     {"kda, no convolution, full gate, beta 2",
      KDA("\"heads\":2,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"out_gate\":\"full\",\"out_bias\":true,\"beta_max\":2")},
     {"kda and nope attention",
-     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":4,\"conv\":2,"
+     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":6,\"conv\":2,"
      "\"out_bias\":true},\"f\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"rope\":\"none\"}},"
      "\"pattern\":[\"k\",\"f\",\"k\"]}"},
     {"gdn", KIND("gdn", "\"heads\":2,\"v_heads\":4,\"head_dim\":6,\"v_dim\":5")},

@@ -275,8 +275,7 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
 static double flops(const void *cfg, double context) {
     const KdaCfg *c = cfg;
     double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
-    return c->v_heads * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim)) +
-           2.0 * c->conv * (2 * c->heads * c->head_dim + c->v_heads * c->v_dim);
+    return c->v_heads * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim));
 }
 
 const Mixer kda_mixer = {
