@@ -100,8 +100,9 @@ struct Ops {
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);
     void (*swiglu_backward)(Run *, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);
 
-    void (*add)(Run *, Tensor y, Tensor x);  /* y += x; its own backward */
-    void (*copy)(Run *, Tensor y, Tensor x); /* y = x */
+    void (*add)(Run *, Tensor y, Tensor x);                       /* y += x; its own backward */
+    void (*axpby)(Run *, Tensor y, double a, Tensor x, double b); /* y = a x + b y; x may be y */
+    void (*copy)(Run *, Tensor y, Tensor x);                      /* y = x */
     void (*zero)(Run *, Tensor y);
     /* y row m = x row m', for the rows `to` among the rows `from` of the batch (both ascending, to inside from). */
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);

@@ -283,6 +283,18 @@ void case_add(Rig *g, int N, int d) {
     free(want);
 }
 OP_TEST(add, EXACT)
+void case_axpby(Rig *g, int N, int d) {
+    Tensor y = RANDOM(g, "y", N, d), x = RANDOM(g, "x", N, d);
+    Ref *want = refs((size_t)N * (size_t)d);
+    for (int i = 0; i < N * d; i++) {
+        ref_add(&want[i], (wide)(real)0.3 * R(x)[i]);
+        ref_add(&want[i], (wide)(real)-1.7 * R(y)[i]);
+    }
+    OP(g, axpby, y, 0.3, x, -1.7);
+    CHECK_REF(g, "axpby", "y", y, want);
+    free(want);
+}
+OP_TEST(axpby, EXACT)
 void case_copy(Rig *g, int N, int d) {
     Tensor y = EMPTY(g, "y", N, d), x = RANDOM(g, "x", N, d);
     Ref *want = refs_of(x);
@@ -430,6 +442,7 @@ static const struct {
     ENTRY(swiglu),
     ENTRY(swiglu_backward),
     ENTRY(add),
+    ENTRY(axpby),
     ENTRY(copy),
     ENTRY(zero),
     ENTRY(gather),

@@ -58,6 +58,7 @@ const Ops TABLE(OPS_ISA) = {
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .add = add,
+    .axpby = axpby,
     .copy = copy,
     .zero = zero,
     .gather = gather,
