@@ -54,8 +54,8 @@ static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, 
     const ModelCfg *cfg = &s->m->cfg;
     json_t *flops = json_pack("{s:f, s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "decode",
                               k->decode, "itemised", k->itemised, "all_half", "value", k->all_half, "formula",
-                              "6 N_active + 6 L C T", "N", (json_int_t)k->active, "matmul_full", "value", k->matmul_full,
-                              "formula", "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
+                              "6 N_active + 6 L C T", "N", (json_int_t)k->active, "matmul_full", "value",
+                              k->matmul_full, "formula", "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
     json_t *cache =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token, "state_bytes",
                   (json_int_t)all(c->state_bytes, a), "bytes_at_context", (json_int_t)all(c->bytes_at_context, a),

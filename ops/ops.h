@@ -5,8 +5,8 @@
  * before return; while measuring(r) an op takes its scratch and touches nothing else. Shapes are CHECKed.
  * Results do not depend on the number of threads unless said. */
 #pragma once
+#include "recur.h"
 #include "rope.h"
-#include "run.h"
 
 /* Rows off[e]..off[e+1]-1 belong to group e, e < n; off[0] = 0. Not read while measuring. */
 typedef struct {
@@ -55,6 +55,57 @@ struct Ops {
     /* attend over the cached history of rows whose first is -1; other rows are untouched (merge) or become the empty
      * partial o = 0, lse = -inf (not merge). */
     void (*attend_lanes)(Run *, Tensor o, Tensor lse, Tensor q, const Lanes *, Look, bool merge);
+
+    /* o (N,HV,V) by the recurrence of recur.h over all rows of the batch (in = N). state (nseq,n) or absent: blob
+     * Batch.seq of sequence s holds its S (HV,K,V) from number `at` on; it is read where first = -1 and written at the
+     * end of the pass unless RUN_HOLD. Rows with first = -1 need it. keep: recur_keep's, for the backward, or absent.
+     */
+    void (*recur)(Run *, Tensor o, Tensor keep, Recur, double scale, Tensor state, int at);
+    /* d->q, d->k, d->v, d->g, d->beta += the gradients; each optional. do = dout (N,HV,V). ends: NULL where every row's
+     * document began in this pass. With dS the gradient of S_t by what comes later, per row from the last to the first:
+     *   dS += scale q do^T; dq = scale S do; du = dS^T k; dbeta = du.(v - D^T k); dv = beta du;
+     *   dD = dS - k dv^T; dk = dS u - D dv; dg = rowsum(dD * D); dS <- Diag(a) dD. */
+    void (*recur_backward)(Run *, const Recur *d, Tensor dout, Recur, double scale, Tensor keep, const RecurEnds *ends);
+    /* Depthwise causal convolution: y_t = act(bias + sum_j w[c,j] x_{t-(W-1)+j}), x (N,C), w (C,..,W), bias (C)
+     * optional, act = silu or none; w absent: y = act(x). Rows before the document are zero; before a pass that
+     * continues it the last W-1 rows of x, oldest first, lie in the state blob (see recur) from number `at` on:
+     * (W-1,C), read where first = -1, written unless RUN_HOLD. */
+    void (*short_conv)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias, bool silu, Tensor state, int at);
+    /* Of passes without history. dx, dw, dbias optional. */
+    void (*short_conv_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
+                                bool silu);
+    /* Per group of x.n[rank-1] numbers: y = x (sum x^2 + eps)^-1/2 = x r; dx += r (dy - y (y.dy)). */
+    void (*l2norm)(Run *, Tensor y, Tensor x, double eps);
+    void (*l2norm_backward)(Run *, Tensor dx, Tensor dy, Tensor x, double eps);
+    /* g from z by the formulas of recur.h; A (HV) and bias optional. dz, dA, dbias optional. */
+    void (*decay)(Run *, Tensor g, Tensor z, Tensor A, Tensor bias, Gate);
+    void (*decay_backward)(Run *, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias, Gate);
+    /* y = top sigmoid(x); dx += dy y (1 - y/top). */
+    void (*sigmoid)(Run *, Tensor y, Tensor x, double top);
+    void (*sigmoid_backward)(Run *, Tensor dx, Tensor dy, Tensor y, double top);
+    /* Gated RMSNorm of recur.h; y, x, z of one shape; w a whole number of groups of n.width that rows of groups share
+     * in turn ((V): every head alike; (HV,V) or (HV*V): each its own), or absent (1). */
+    void (*gated_norm)(Run *, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n);
+    void (*gated_norm_backward)(Run *, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
+                                GatedNorm n);
+
+    /* Every row of y = row, which no weight makes. */
+    void (*repeat)(Run *, Tensor y, const double *row);
+    /* y = elu(x) + 1: x + 1 where x > 0, e^x elsewhere; dx += dy min(1, y). Source: arXiv:2006.16236. */
+    void (*elu1)(Run *, Tensor y, Tensor x);
+    void (*elu1_backward)(Run *, Tensor dx, Tensor dy, Tensor y);
+    /* Linear attention's denominator: groups of V numbers become V+1, the last of them 1; behind the recurrence groups
+     * of V+1 become V: y_c = x_c / (x_V + eps); dx_c += dy_c / (x_V + eps), dx_V -= sum dy_c y_c / (x_V + eps). */
+    void (*widen)(Run *, Tensor y, Tensor x);
+    void (*widen_backward)(Run *, Tensor dx, Tensor dy);
+    void (*quotient)(Run *, Tensor y, Tensor x, double eps);
+    void (*quotient_backward)(Run *, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps);
+    /* x (N,H,P), z (N,H), bias (H): y = log(1 + exp(z + bias)) x; Mamba-2's input times its step. */
+    void (*step)(Run *, Tensor y, Tensor x, Tensor z, Tensor bias);
+    void (*step_backward)(Run *, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias);
+    /* x (N,H,P), w (H): y += w x; dx += w dy; dw += sums of dy x. */
+    void (*skip)(Run *, Tensor y, Tensor x, Tensor w);
+    void (*skip_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w);
 
     /* y = silu(gate) up, silu(a) = a/(1+exp(-a)). All of one shape. Source: arXiv:2002.05202. */
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);

@@ -1,7 +1,9 @@
 /* muon.c: see muon.h. */
 #include "muon.h"
 
-bool muon_takes(const Param *p) { return p->t[PARAM_WEIGHT].rank == 2 && !(p->flags & (FIELD_TABLE | FIELD_NODECAY | FIELD_BALANCE)); }
+bool muon_takes(const Param *p) {
+    return p->t[PARAM_WEIGHT].rank == 2 && !(p->flags & (FIELD_TABLE | FIELD_NODECAY | FIELD_BALANCE));
+}
 
 /* y (C,C) = x^T x of x (R,C), or (R,R) = x x^T: the smaller of the two. */
 static void square(Run *r, Tensor y, Tensor x, bool tall) {

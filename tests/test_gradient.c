@@ -149,9 +149,16 @@ static void check_gradient(int i, double dropout, int recompute) {
 Test(gradient, finite_differences, .timeout = 300) {
     for (int i = 0; i < zoo_count(); i++) check_gradient(i, 0, 0);
 }
+static int animal(const char *name) {
+    for (int i = 0; i < zoo_count(); i++)
+        if (!strcmp(zoo[i].name, name)) return i;
+    cr_assert_fail("no animal is called %s", name);
+    return -1;
+}
 Test(gradient, finite_differences_with_dropout_and_recompute, .timeout = 300) {
     check_gradient(1, 0.3, 1);
-    check_gradient(zoo_count() - 3, 0.3, -1);
+    check_gradient(animal("publisher and readers (YOCO)"), 0.3, -1);
+    check_gradient(animal("kda and nope attention"), 0.3, -1);
 }
 Test(gradient, the_bound_breaks_under_a_planted_mistake) {
     ModelCfg cfg;

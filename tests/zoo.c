@@ -10,6 +10,12 @@
     "\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":3}},\"pattern\":[\"a\"]}"
 #define MLA(settings) \
     "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\"," settings "}},\"pattern\":[\"a\"]}"
+#define KDA(settings) \
+    "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"kda\"," settings "}},\"pattern\":[\"a\"]}"
+/* The norms of small heads bend sharply where a head is near zero; a larger eps keeps differences exact. */
+#define KIND(mixer, settings)                                                                                    \
+    "{" SHAPE ",\"norm_eps\":0.1,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"" mixer "\"," settings \
+    "}},\"pattern\":[\"a\"]}"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -92,6 +98,35 @@ const Animal zoo[] = {
          "\"top_groups\":2,\"bias_balance\":true")},
     {"mixture of all", MOE("\"experts\":3,\"top_k\":3,\"hidden\":6,\"router\":\"sigmoid\"")},
     {"mixture of one", MOE("\"experts\":1,\"top_k\":1,\"hidden\":8,\"router\":\"sigmoid\",\"norm_topk\":false")},
+    {"kda", KDA("\"heads\":2,\"head_dim\":6")},
+    {"kda, standard gate, more value heads",
+     KDA("\"heads\":2,\"v_heads\":4,\"head_dim\":8,\"v_dim\":3,\"gate\":\"standard\",\"gate_rank\":2,\"out_rank\":3")},
+    {"kda, no convolution, full gate, beta 2",
+     KDA("\"heads\":2,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"out_gate\":\"full\",\"out_bias\":true,\"beta_max\":2")},
+    {"kda and nope attention",
+     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":6,\"conv\":2,"
+     "\"out_bias\":true},\"f\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"rope\":\"none\"}},"
+     "\"pattern\":[\"k\",\"f\",\"k\"]}"},
+    {"gdn", KIND("gdn", "\"heads\":2,\"v_heads\":4,\"head_dim\":6,\"v_dim\":5")},
+    {"gdn, no convolution, no gate, beta 2",
+     KIND("gdn", "\"heads\":2,\"head_dim\":7,\"v_dim\":3,\"conv\":0,\"gate\":false,\"beta_max\":2")},
+    {"deltanet", KIND("deltanet", "\"heads\":2,\"v_dim\":5,\"conv\":3")},
+    {"deltanet, gated", KIND("deltanet", "\"heads\":2,\"head_dim\":7,\"conv\":1,\"gate\":true")},
+    {"gla", KIND("gla", "\"heads\":2,\"gate_rank\":2,\"gate_divisor\":2")},
+    {"retention", KIND("retention", "\"heads\":3,\"v_dim\":5")},
+    {"retention, nope", KIND("retention", "\"heads\":2,\"head_dim\":3,\"rope\":\"none\"")},
+    {"gated retention",
+     KIND("gated_retention", "\"heads\":3,\"v_dim\":5,\"gate_divisor\":1,\"rope\":{\"type\":\"default\",\"theta\":100,"
+                             "\"interleaved\":true,\"inclusive\":true}")},
+    {"linear attention", KIND("linear", "\"heads\":3,\"v_dim\":5")},
+    {"mamba2", KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"groups\":2")},
+    {"mamba2, no convolution, biases",
+     KIND("mamba2", "\"heads\":3,\"head_dim\":5,\"state_size\":4,\"conv\":1,\"conv_bias\":false,\"bias\":true")},
+    {"gated retention, publisher and reader (YOCO)",
+     "{" SHAPE
+     ",\"norm_eps\":0.1,\"layers\":4,\"tied\":true,\"kinds\":{\"g\":{\"mixer\":\"gated_retention\",\"heads\":3},"
+     "\"p\":{\"mixer\":\"gqa\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4},\"r\":{\"mixer\":\"gqa\",\"heads\":4,"
+     "\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"g\",\"g\",\"p\",\"r\"],\"kv_from\":{\"3\":2}}"},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
 

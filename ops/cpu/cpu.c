@@ -10,6 +10,10 @@
 #include "elementwise.c"
 #include "loss.c"
 #include "groups.c"
+#include "recur.c"
+#include "conv.c"
+#include "gates.c"
+#include "lines.c"
 
 #ifndef OPS_ISA
     #define OPS_ISA baseline
@@ -30,6 +34,29 @@ const Ops TABLE(OPS_ISA) = {
     .attend = attend,
     .attend_backward = attend_backward,
     .attend_lanes = attend_lanes,
+    .recur = recur,
+    .recur_backward = recur_backward,
+    .short_conv = short_conv,
+    .short_conv_backward = short_conv_backward,
+    .l2norm = l2norm,
+    .l2norm_backward = l2norm_backward,
+    .decay = decay,
+    .decay_backward = decay_backward,
+    .sigmoid = sigmoid,
+    .sigmoid_backward = sigmoid_backward,
+    .gated_norm = gated_norm,
+    .gated_norm_backward = gated_norm_backward,
+    .repeat = repeat,
+    .elu1 = elu1,
+    .elu1_backward = elu1_backward,
+    .widen = widen,
+    .widen_backward = widen_backward,
+    .quotient = quotient,
+    .quotient_backward = quotient_backward,
+    .step = step,
+    .step_backward = step_backward,
+    .skip = skip,
+    .skip_backward = skip_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .linear_groups = linear_groups,
