@@ -238,8 +238,7 @@ static bool agree(const Config *c, const Node *root, Err *e) {
     return true;
 }
 
-/* Takes the tree. */
-static bool config_build(Config *c, Node *root, int noverride, char *const override[], Err *e) {
+bool config_tree(Config *c, Node *root, int noverride, char *const override[], Err *e) {
     *c = (Config){0};
     if (!root) return false;
     bool ok = root->type == NODE_MAP || node_null(root);
@@ -263,10 +262,10 @@ static bool config_build(Config *c, Node *root, int noverride, char *const overr
 
 bool config_parse(Config *c, const char *text, size_t n, const char *where, int noverride, char *const override[],
                   Err *e) {
-    return config_build(c, tree_yaml(text, n, where, e), noverride, override, e);
+    return config_tree(c, tree_yaml(text, n, where, e), noverride, override, e);
 }
 bool config_read(Config *c, const char *path, int noverride, char *const override[], Err *e) {
-    return config_build(c, tree_yaml_file(path, e), noverride, override, e);
+    return config_tree(c, tree_yaml_file(path, e), noverride, override, e);
 }
 void config_free(Config *c) {
     model_cfg_free(&c->model);

@@ -1,6 +1,7 @@
 /* config.h: the settings of a run, as the schema tables in config.c describe them. */
 #pragma once
 #include "../layers/mixer.h"
+#include "tree.h"
 
 enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64 };
 typedef struct {
@@ -80,12 +81,17 @@ bool config_read(Config *, const char *path, int noverride, char *const override
 /* The same from memory. `where` names it in messages. On failure there is nothing to free. */
 bool config_parse(Config *, const char *text, size_t n, const char *where, int noverride, char *const override[],
                   Err *);
+/* The same from a tree, which is taken. NULL: the error that the reader of the tree left stands. */
+bool config_tree(Config *, Node *root, int noverride, char *const override[], Err *);
 /* What only training needs: run.dir and data.train are given. */
 bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` go on with `now`? Only run.*, train.steps, train.max_seconds, train.*_every, data.val
  * and the schedule's lengths (optim.warmup, optim.schedule_steps) may differ; the message names the first other key
  * that does. A vocab of 0 agrees with any. */
 bool config_resumable(const Config *saved, const Config *now, Err *);
+/* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
+ * message names the first other key that does. */
+bool config_same_run(const Config *saved, const Config *now, Err *);
 /* The resolved settings as YAML that config_read accepts. malloc'ed text. */
 char *config_text(const Config *);
 /* The model's part alone, as one JSON object's text (for config.json), and back. */

@@ -112,47 +112,65 @@ static bool may_differ(const char *path) {
     return !strncmp(path, "run.", 4) || (!strncmp(path, "train.", 6) && n > 6 && !strcmp(path + n - 6, "_every"));
 }
 
+/* Where a run lies and how long it may take: nothing that it ends with by its own choice. */
+static bool same_anyway(const char *path) {
+    static const char *const names[] = {"run.dir", "run.device", "run.threads", "train.max_seconds", NULL};
+    for (int i = 0; names[i]; i++)
+        if (!strcmp(path, names[i])) return true;
+    return false;
+}
+
 static const char *shown(const Node *x) {
     return !x ? "nothing" : x->type != NODE_SCALAR ? node_type(x) : *x->text ? x->text : "null";
 }
 
 /* Walk two resolved texts side by side, so that no setting can be forgotten here. */
-static bool same(const Node *saved, const Node *now, const char *path, Err *e) {
+typedef struct {
+    bool (*may)(const char *path);
+    const char *rule;
+    Err *e;
+} Walk;
+static bool same(const Walk *k, const Node *saved, const Node *now, const char *path) {
     char at[256], index[16];
-    if (may_differ(path)) return true;
+    if (k->may(path)) return true;
     bool nested = saved && now && saved->type != NODE_SCALAR && saved->type == now->type;
     if (nested && saved->type == NODE_LIST && saved->n != now->n)
-        return err_input(e, "%s: a list of %d, but the run was begun with %d; that may not change on resume", path,
-                         now->n, saved->n);
+        return err_input(k->e, "%s: a list of %d, but the run was begun with %d; %s", path, now->n, saved->n, k->rule);
     if (!nested) {
         if (saved && now && saved->type == NODE_SCALAR && now->type == NODE_SCALAR && !strcmp(saved->text, now->text))
             return true;
         if (now && !strcmp(path, "model.vocab") && !strcmp(now->text, "0")) return true;
-        return err_input(e, "%s: %.80s, but the run was begun with %.80s; that may not change on resume", path,
-                         shown(now), shown(saved));
+        return err_input(k->e, "%s: %.80s, but the run was begun with %.80s; %s", path, shown(now), shown(saved),
+                         k->rule);
     }
     for (int i = 0; i < saved->n; i++) {
         const Node *a = saved->kid[i];
         snprintf(index, sizeof index, "%d", i);
         schema_join(at, path, a->key ? a->key : index);
-        if (!same(a, a->key ? tree_get(now, a->key) : now->kid[i], at, e)) return false;
+        if (!same(k, a, a->key ? tree_get(now, a->key) : now->kid[i], at)) return false;
     }
     for (int i = 0; now->type == NODE_MAP && i < now->n; i++)
-        if (!tree_get(saved, now->kid[i]->key) && !same(NULL, now->kid[i], schema_join(at, path, now->kid[i]->key), e))
+        if (!tree_get(saved, now->kid[i]->key) && !same(k, NULL, now->kid[i], schema_join(at, path, now->kid[i]->key)))
             return false;
     return true;
 }
 
-bool config_resumable(const Config *saved, const Config *now, Err *e) {
+static bool compare(const Config *saved, const Config *now, Walk k) {
     char *a = config_text(saved), *b = config_text(now);
-    Node *x = tree_yaml(a, strlen(a), "the saved settings", e);
-    Node *y = x ? tree_yaml(b, strlen(b), "the settings", e) : NULL;
-    bool ok = y && same(x, y, "", e);
+    Node *x = tree_yaml(a, strlen(a), "the saved settings", k.e);
+    Node *y = x ? tree_yaml(b, strlen(b), "the settings", k.e) : NULL;
+    bool ok = y && same(&k, x, y, "");
     tree_free(x);
     tree_free(y);
     free(a);
     free(b);
     return ok;
+}
+bool config_resumable(const Config *saved, const Config *now, Err *e) {
+    return compare(saved, now, (Walk){may_differ, "that may not change on resume", e});
+}
+bool config_same_run(const Config *saved, const Config *now, Err *e) {
+    return compare(saved, now, (Walk){same_anyway, "that would be another run", e});
 }
 
 /* ---- describing ----------------------------------------------------------------------------------------------------
