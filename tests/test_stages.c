@@ -10,16 +10,16 @@
     #define TOL 1e-6
 #endif
 
-#define MODEL                                                                                   \
-    "run: {dir: r, seed: 3, threads: 1}\n"                                                      \
+#define MODEL                                                                                               \
+    "run: {dir: r, seed: 3, threads: 1}\n"                                                                  \
     "model: {d_model: 16, layers: 2, kinds: {a: {mixer: gqa, heads: 2}}, ffn: {kind: swiglu, hidden: 8}}\n" \
-    "data: {train: x.txt, seq_len: 16}\n"                                                       \
-    "train: {batch: 4, micro_batch: 2}\n"                                                       \
+    "data: {train: x.txt, seq_len: 16}\n"                                                                   \
+    "train: {batch: 4, micro_batch: 2}\n"                                                                   \
     "optim: {lr: 0.02, warmup: 2}\n"
 static Config one, two;
 
 static bool parse(Config *c, const char *stages, const char *override, Err *e) {
-    char *over[] = {(char *)override}, *text = xformat(MODEL "stages:%s\n", stages);
+    char *over[] = {(char *) override}, *text = xformat(MODEL "stages:%s\n", stages);
     bool ok = config_parse(c, text, strlen(text), "run.yaml", override ? 1 : 0, over, e);
     free(text);
     return ok;
@@ -47,13 +47,15 @@ static const struct {
     {" [{name: a, steps: 3},\n  {name: b, steps: 3, set: {optim.lrr: 1}}]", NULL,
      "stage b: run.yaml:7: optim.lrr: unknown key; did you mean lr?"},
     {" [{name: a, steps: 3, set: {optm.lr: 1}}]", NULL, "stage a: run.yaml: optm: unknown key; did you mean optim?"},
-    {" [{name: a, steps: 3, set: {model.kinds.a.widow: 3}}]", NULL, "model.kinds.a.widow: unknown key; did you mean "
-                                                                    "window?"},
+    {" [{name: a, steps: 3, set: {model.kinds.a.widow: 3}}]", NULL,
+     "model.kinds.a.widow: unknown key; did you mean "
+     "window?"},
     {" [{name: a, steps: 3, set: {model.kinds.b.window: 3}}]", NULL, "model.kinds.b.mixer: required"},
     {" [{name: a, steps: 3, set: {optim.lr: fast}}]", NULL, "optim.lr: expected a number"},
     {" [{name: a, steps: 3, set: {optim.lr.x: 1}}]", NULL, "optim.lr: is a plain value here and has no 'x'"},
     {" [{name: a, steps: 3, set: {optim..lr: 1}}]", NULL, "an empty name in the key"},
-    {" [{name: a, steps: 3, set: {train.micro_batch: 3}}]", NULL, "train.micro_batch: 3 does not divide train.batch, 4"},
+    {" [{name: a, steps: 3, set: {train.micro_batch: 3}}]", NULL,
+     "train.micro_batch: 3 does not divide train.batch, 4"},
     {" [{name: a, steps: 3, set: {optim.warmup: 4}}]", NULL, "optim.warmup: 4 is more than train.steps, 3"},
     {" [{name: a, steps: 3, set: {data.seq_len: 32}}]", NULL, "data.seq_len: 32 is more than model.max_positions, 16"},
     {" [{name: a, steps: 3, set: {optim.schedule: wsd}}]", NULL, "optim.decay_steps: schedule wsd needs the length"},
@@ -123,7 +125,8 @@ Test(stages, are_the_run_with_something_set) {
               "%s", json);
     free(json);
     /* a stage begins from the run's settings, not from those of the stage before it */
-    cr_assert(c.cfg->optim.lr == 0.02 && c.cfg->train.batch == 8 && c.cfg->data.ntrain == 1 && c.cfg->data.seq_len == 16);
+    cr_assert(c.cfg->optim.lr == 0.02 && c.cfg->train.batch == 8 && c.cfg->data.ntrain == 1 &&
+              c.cfg->data.seq_len == 16);
     cr_assert(!strcmp(c.cfg->data.val, "12") && c.cfg->train.compression.target == 4 && !c.cfg->train.compression.ramp);
     cr_assert(c.cfg->train.compression.weight == 1 && one.train.compression.target == 1);
 
@@ -246,11 +249,12 @@ Test(stages, compression_is_its_formula) {
                 double hi[B], lo[B], h = 1e-4, got = (double)d[b][STAT_MERGED];
                 memcpy(hi, sum, sizeof hi), memcpy(lo, sum, sizeof lo);
                 hi[b] += h, lo[b] -= h;
-                double num = (loss_of(&cfg, progress[p], B, hi, count) - loss_of(&cfg, progress[p], B, lo, count)) / 2 / h;
+                double num =
+                    (loss_of(&cfg, progress[p], B, hi, count) - loss_of(&cfg, progress[p], B, lo, count)) / 2 / h;
                 if (progress[p] == 0 && ramp && b == 0) num = 0; /* at the corner of the hinge: nothing is asked */
                 worst = fmax(worst, fabs(got - num));
-                cr_assert(fabs(got - num) <= 1e-8, "progress %g, sequence %d: %g, by differences %g", progress[p], b, got,
-                          num);
+                cr_assert(fabs(got - num) <= 1e-8, "progress %g, sequence %d: %g, by differences %g", progress[p], b,
+                          got, num);
             }
             cr_assert(compression_achieved(&c, &cr) && fabs(cr - 344.0 / (344 - 167)) < 1e-14, "%g", cr);
         }

@@ -177,12 +177,15 @@ static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, E
     bool ok = hf_config_read(dir, &from, e);
     if (ok && from.vocab != to->vocab)
         ok = err_input(e, "%s has a vocabulary of %d, model.vocab is %d", dir, from.vocab, to->vocab);
-    if (ok) ok = tokenizer_load(&its, path, e);
-    if (ok) {
+    if (ok && (ok = tokenizer_load(&its, path, e))) {
         char *a = tokenizer_json(&its), *b = tokenizer_json(tok);
-        ok = !strcmp(a, b) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
+        json_t *x = json_parse(a, strlen(a), path, NULL, NULL), *y = json_parse(b, strlen(b), path, NULL, NULL);
+        ok = json_equal(x, y) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
+        json_decref(x);
+        json_decref(y);
         free(a);
         free(b);
+        tokenizer_close(&its);
     }
     model_cfg_free(&from);
     free(path);
