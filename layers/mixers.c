@@ -1,11 +1,12 @@
 /* mixers.c: the registries. One line per sequence mixer, one per feed-forward part. */
 #include "mixer.h"
 
-extern const Mixer gqa_mixer;
+extern const Mixer gqa_mixer, dmc_mixer;
 extern const Ffn swiglu_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
+    &dmc_mixer, /* DMC: merged rows; DMS: delayed eviction: layers/dmc */
     NULL,
 };
 const Ffn *const ffns[] = {

@@ -1,6 +1,7 @@
 /* Stages: what they may set and what that means, what a resumed run may change of them; the loss on compression, from
  * its formula to a step of a model whose layers report made-up decisions. */
 #include "check.h"
+#include "../model/safetensors.h"
 #include "../train/compression.h"
 #include "../train/stages.h"
 
@@ -389,4 +390,50 @@ Test(stages, what_no_layer_reports_cannot_be_asked_for) {
     cr_assert(e.status == EXIT_INPUT && strstr(e.msg, "train.compression.target: 2, but no layer"), "%s", e.msg);
     cr_assert(compression_check(&t->model, &(CompressionCfg){.target = 1}, &e));
     close_reporting(t);
+}
+
+/* ---- the end of a stage ---------------------------------------------------------------------------------------------
+ */
+
+/* Phase zero of dmc leaves the deciding rows of q and k at 0, in the weights and in both moments. Whether the run is
+ * one stage or this is the first of two: what is saved is what the next one begins with. */
+static const char *const endings[] = {"stages=[{name: zero, steps: 4}]",
+                                      "stages=[{name: zero, steps: 4}, {name: soft, steps: 1, set: "
+                                      "{model.kinds.full.phase: soft}}]",
+                                      "stages=null"};
+ParameterizedTestParameters(stages, mixers_are_told_of_the_end) {
+    static int index[] = {0, 1, 2};
+    return cr_make_param_array(int, index, 3);
+}
+ParameterizedTest(int *which, stages, mixers_are_told_of_the_end) {
+    char *dir = check_path("run"), *run = xformat("run.dir=%s", dir);
+    Ran ran = RUN("train", "configs/tiny-dmc.yaml", run, "-q", "--threads", "1", "train.keep_last=9", endings[*which],
+                  *which == 2 ? "train.steps=4" : "train.keep_best=false");
+    cr_assert_eq(ran.status, 0, "%s", ran.err);
+    static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors",
+                                        "trainer/optimizer.safetensors"},
+                             *const prefix[] = {"", "exp_avg.", "exp_avg_sq."};
+    for (int f = 0; f < 3; f++)
+        for (int l = 0; l < 2; l++)
+            for (int k = 0; k < 2; k++) {
+                char *path = xformat("%s/step-000004/%s", dir, files[f]);
+                char *name = xformat("%smodel.layers.%d.self_attn.%c_proj.weight", prefix[f], l, "qk"[k]);
+                int rows = k ? 32 : 64, dead = 0;
+                static real w[64 * 48];
+                St st;
+                Err e = {0};
+                cr_assert(st_open(&st, path, &e), "%s", e.msg);
+                cr_assert(st_find(&st, name) && st_read(&st, st_find(&st, name), TENSOR(w, REAL, rows, 48), &e), "%s",
+                          e.msg);
+                for (int i = 0; i < rows; i++) {
+                    double most = 0;
+                    for (int j = 0; j < 48; j++) most = fmax(most, fabs((double)w[i * 48 + j]));
+                    dead += most == 0;
+                    cr_assert((most == 0) == (i % 16 == 15), "%s: row %d has %g", name, i, most);
+                }
+                cr_assert_eq(dead, rows / 16);
+                st_close(&st);
+                free(path), free(name);
+            }
+    free(dir), free(run);
 }

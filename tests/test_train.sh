@@ -43,9 +43,9 @@ plan() { # the plan of a run, then the run under its limit: $1 threads, the rest
     rm -rf "$tmp/plan"
 }
 for c in configs/tiny-*.yaml; do
-    steps=train.steps=5
-    grep -q '^stages:' "$c" && steps= # theirs decide
-    plan 1 "$c" $steps train.eval_every=5 train.sample_every=5
+    steps="train.steps=5 train.sample_every=5"
+    grep -q '^stages:' "$c" && steps=train.sample_every=50 # theirs decide
+    plan 1 "$c" $steps train.eval_every=5
 done
 plan 1 configs/tiny-gqa.yaml train.steps=5 train.dropout=0.1 train.recompute=-1
 plan 1 configs/tiny-gqa.yaml train.steps=5 train.sample_every=2 train.sample_tokens=40 train.micro_batch=1 data.seq_len=32 \

@@ -7,6 +7,7 @@
 #include "norm.c"
 #include "rotate.c"
 #include "attend.c"
+#include "merge.c"
 #include "elementwise.c"
 #include "loss.c"
 
@@ -20,6 +21,7 @@ const Ops TABLE(OPS_ISA) = {
     .name = "cpu",
     .linear = linear,
     .linear_backward = linear_backward,
+    .linear_steady = linear_steady,
     .embed = embed,
     .embed_backward = embed_backward,
     .rmsnorm = rmsnorm,
@@ -28,6 +30,8 @@ const Ops TABLE(OPS_ISA) = {
     .attend = attend,
     .attend_backward = attend_backward,
     .attend_lanes = attend_lanes,
+    .merge = merge,
+    .merge_backward = merge_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .add = add,
