@@ -435,5 +435,5 @@ ParameterizedTest(int *which, stages, mixers_are_told_of_the_end) {
                 st_close(&st);
                 free(path), free(name);
             }
-    free(dir), free(run);
+    free(dir), free(run), free(ran.out), free(ran.err);
 }
