@@ -58,7 +58,7 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         size_t kept = s->window ? zmin((size_t)context, (size_t)s->window - 1 + (size_t)s->sinks) : (size_t)context;
         y->rows = s->lanes ? (int)kept : 0;
         y->token_bytes = (size_t)s->lanes * (size_t)row_width(s) * number;
-        y->state_bytes = (size_t)s->state * number;
+        y->state_bytes = ((size_t)s->state + carried(s)) * number;
         y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
         c->bytes_per_token += y->token_bytes;
         c->grows_per_token += s->window ? 0 : y->token_bytes;

@@ -23,9 +23,10 @@ typedef struct {
 Cost cost_model(const Model *, int context);
 
 typedef struct {
-    int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks */
+    int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks; where rows
+                           retire, the most there can be: none did */
     size_t token_bytes; /* of one token's row over all lanes; 0 in a layer that reads another's */
-    size_t state_bytes; /* per sequence */
+    size_t state_bytes; /* per sequence: states and carried rows */
     size_t bytes;       /* rows * token_bytes + state_bytes */
 } LayerCache;
 typedef struct {

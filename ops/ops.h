@@ -13,7 +13,8 @@ typedef struct {
     int n;
     const int *off;
 } Groups;
-typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN } DropSite;
+/* Where noise enters: part of its key. */
+typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN, NOISE_DECISION } DropSite;
 
 struct Ops {
     const char *name; /* "cpu" */
@@ -29,6 +30,9 @@ struct Ops {
      * x (M,H,.) and y (M,H,.) may be wider: what lies behind is neither read nor written. For inference: no backward.
      */
     void (*linear_heads)(Run *, Tensor y, Tensor x, Tensor w, int row, int O, bool turned);
+    /* linear whose numbers are each a function of their row of x and of w alone: the same bits whatever N and the
+     * number of threads. For what hard decisions hang on; slower. */
+    void (*linear_steady)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
 
     /* y (N,d) = scale table (V,d) [tok]; tok (N) in 0..V-1. */
     void (*embed)(Run *, Tensor y, Tensor table, const int *tok, double scale);
@@ -45,16 +49,30 @@ struct Ops {
     void (*rope)(Run *, Tensor x, const Rope *, Pick rows, int sign);
 
     /* Softmax attention of q (r->out.n, heads, kdim) over the K/V of this pass:
-     *   s_ij = scale q_i.k_j over visible j (see Look); lse_i = log sum_j exp s_ij; o_i = sum_j exp(s_ij - lse_i) v_j.
-     * o (out.n, heads, vdim), lse (out.n, heads). merge: (o, lse) already holds a partial over other keys and becomes
-     * that of the union. Never forms T x T. Source: arXiv:2205.14135. */
+     *   s_ij = scale q_i.k_j over visible j (see Look), + bias_j where pos i - pos j > delay (see Kv); lse_i = log
+     * sum_j exp s_ij; o_i = sum_j exp(s_ij - lse_i) v_j. o (out.n, heads, vdim), lse (out.n, heads). merge: (o, lse)
+     * already holds a partial over other keys and becomes that of the union. Never forms T x T. Source:
+     * arXiv:2205.14135. */
     void (*attend)(Run *, Tensor o, Tensor lse, Tensor q, const Kv *, Look, bool merge);
     /* delta_i = do_i.o_i; p = exp(s - lse); ds = p (do_i.v_j - delta_i) scale;
-     * dq_i += sum_j ds k_j; dk_j += sum_i,h ds q_i; dv_j += sum_i,h p do_i. All rows of the batch (in = out = N). */
+     * dq_i += sum_j ds k_j; dk_j += sum_i,h ds q_i; dv_j += sum_i,h p do_i; dbias_j += sum_i,h ds/scale over the i
+     * that it was added for. All rows of the batch (in = out = N). */
     void (*attend_backward)(Run *, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *, Look, Tensor o, Tensor lse);
     /* attend over the cached history of rows whose first is -1; other rows are untouched (merge) or become the empty
-     * partial o = 0, lse = -inf (not merge). */
-    void (*attend_lanes)(Run *, Tensor o, Tensor lse, Tensor q, const Lanes *, Look, bool merge);
+     * partial o = 0, lse = -inf (not merge). `pass`: the rows of this pass in the same slot, whose first may have
+     * retired the newest cached one. */
+    void (*attend_lanes)(Run *, Tensor o, Tensor lse, Tensor q, const Lanes *, const Kv *pass, Look, bool merge);
+
+    /* Running weighted means over runs of rows, lane by lane (x, y (N,lanes,D); a, w, z (N,lanes), w > 0):
+     *   y_t = sum_j p_tj w_j x_j / z_t, z_t = sum_j p_tj w_j, p_tj = a_t a_t-1 .. a_j+1,
+     * over j = t, t-1, .. : at most `window` rows (0: all), none before t's document. Summed as (p w / z) x, so that a
+     * row alone (a_t = 0) is x_t to the bit. `past` (nseq,lanes,R,C), may be absent: rows before this pass for those
+     * whose first is -1, the newest last; x at number `at`, w and a at C-2 and C-1. Source: arXiv:2403.09636. */
+    void (*merge)(Run *, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at);
+    /* With e_tj = (x_j - y_t).dy_t / z_t: dx_j += sum_t p_tj w_j/z_t dy_t; dw_j += sum_t p_tj e_tj;
+     * da_m += sum_t sum_j<m w_j e_tj (p_tj without a_m), j and t in one window. No past. */
+    void (*merge_backward)(Run *, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
+                           Tensor w, int window);
 
     /* o (N,HV,V) by the recurrence of recur.h over all rows of the batch (in = N). state (nseq,n) or absent: blob
      * Batch.seq of sequence s holds its S (HV,K,V) from number `at` on; it is read where first = -1 and written at the

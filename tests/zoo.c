@@ -16,6 +16,17 @@
 #define KIND(mixer, settings)                                                                                    \
     "{" SHAPE ",\"norm_eps\":0.1,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"" mixer "\"," settings \
     "}},\"pattern\":[\"a\"]}"
+#define DMC(settings)                                                                                              \
+    "{" SHAPE                                                                                                      \
+    ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"dmc\",\"offset\":0.3,\"temperature\":0.5," settings \
+    "}},\"pattern\":[\"a\"]}"
+#define READ(owner)                                                                                              \
+    "{" SHAPE                                                                                                    \
+    ",\"layers\":4,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"dmc\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4," \
+    "\"offset\":0.3,\"temperature\":0.5," owner                                                                  \
+    "},\"b\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4},"                                     \
+    "\"c\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":2,\"head_dim\":4,\"window\":3,\"sinks\":1}},"             \
+    "\"pattern\":[\"a\",\"b\",\"c\",\"a\"],\"kv_from\":{\"1\":0,\"2\":0}}"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -127,8 +138,28 @@ const Animal zoo[] = {
      ",\"norm_eps\":0.1,\"layers\":4,\"tied\":true,\"kinds\":{\"g\":{\"mixer\":\"gated_retention\",\"heads\":3},"
      "\"p\":{\"mixer\":\"gqa\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4},\"r\":{\"mixer\":\"gqa\",\"heads\":4,"
      "\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"g\",\"g\",\"p\",\"r\"],\"kv_from\":{\"3\":2}}"},
+    {"dmc", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"window\":0")},
+    {"dmc, window, a lane a head", DMC("\"heads\":3,\"head_dim\":4,\"window\":3")},
+    {"dmc, first lane, biases", DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":6,\"window\":2,\"lane\":\"first\",\"qkv_"
+                                    "bias\":true,\"o_bias\":true,\"rope\":{\"type\":\"default\",\"theta\":100,"
+                                    "\"interleaved\":true}")},
+    {"dmc, long window, nope", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":3,\"rope\":\"none\"")},
+    {"dmc, newest alone", DMC("\"heads\":2,\"kv_heads\":1,\"head_dim\":4,\"window\":1")},
+    {"dmc, fading lane", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"phase\":\"zero\",\"qkv_bias\":true")},
+    {"dms", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"action\":\"evict\",\"delay\":2,\"gain\":1.5")},
+    {"dms at once, first lane", DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":4,\"action\":\"evict\",\"lane\":\"first\","
+                                    "\"gain\":1,\"qkv_bias\":true")},
+    {"dms, fading lane", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"phase\":\"zero\",\"action\":\"evict\"")},
+    {"dmc read by others", READ("\"window\":2")},
+    {"dms read by others", READ("\"action\":\"evict\",\"delay\":1,\"gain\":1")},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
+int zoo_find(const char *name) {
+    int i = 0;
+    while (i < zoo_count() && strcmp(zoo[i].name, name)) i++;
+    cr_assert(i < zoo_count(), "no animal %s", name);
+    return i;
+}
 
 void zoo_open(const Animal *a, ModelCfg *cfg, Model *m, Device **dev, ModelOpts opts) {
     Err e = {0};
@@ -137,11 +168,22 @@ void zoo_open(const Animal *a, ModelCfg *cfg, Model *m, Device **dev, ModelOpts 
     opts.poison = true;
     cr_assert(model_open(m, *dev, cfg, opts, &e), "%s: %s", a->name, e.msg);
     model_init(m, 7);
+    m->progress = 0.3;
 }
 void zoo_close(ModelCfg *cfg, Model *m, Device *dev) {
     model_close(m);
     model_cfg_free(cfg);
     device_close(dev);
+}
+
+void zoo_stat_loss(void *ctx, Tensor stat, Tensor dstat) {
+    for (int b = 0; b < stat.n[0]; b++) {
+        const real *s = R(stat) + (b * STATS + STAT_MERGED) * 2;
+        if (s[1] == 0) continue;
+        double less = 1.3 - (double)(s[0] / s[1]);
+        *(double *)ctx += less * less;
+        if (present(dstat)) R(dstat)[b * STATS + STAT_MERGED] = (real)(-2 * less / (double)s[1]);
+    }
 }
 
 static void bind(Pass *p, int B, int N, bool history) {

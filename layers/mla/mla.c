@@ -313,7 +313,7 @@ static Tensor absorb(Run *r, const MlaCfg *c, const W *w, Tensor q) {
 static void attend_absorbed(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S *s, const Slot *slot, bool own) {
     Mark mark = arena_mark(r->scratch);
     Tensor qa = absorb(r, c, w, s->q), z = SCRATCH(r, "read latents", r->out.n, c->heads, c->kv_rank);
-    if (slot) kv_attend(r, slot, z, s->lse, qa, look_of(c), false);
+    if (slot) kv_attend(r, slot, kv, z, s->lse, qa, look_of(c), false);
     if (own) r->ops->attend(r, z, s->lse, qa, kv, look_of(c), slot != NULL);
     r->ops->linear_heads(r, s->o, z, w->wb, c->nope_dim, c->v_dim, false);
     arena_release(r->scratch, mark);

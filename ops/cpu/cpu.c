@@ -7,6 +7,7 @@
 #include "norm.c"
 #include "rotate.c"
 #include "attend.c"
+#include "merge.c"
 #include "elementwise.c"
 #include "loss.c"
 #include "groups.c"
@@ -26,6 +27,7 @@ const Ops TABLE(OPS_ISA) = {
     .linear = linear,
     .linear_backward = linear_backward,
     .linear_heads = linear_heads,
+    .linear_steady = linear_steady,
     .embed = embed,
     .embed_backward = embed_backward,
     .rmsnorm = rmsnorm,
@@ -57,6 +59,8 @@ const Ops TABLE(OPS_ISA) = {
     .step_backward = step_backward,
     .skip = skip,
     .skip_backward = skip_backward,
+    .merge = merge,
+    .merge_backward = merge_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .linear_groups = linear_groups,

@@ -95,16 +95,13 @@ static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int
 
 static void dropout(Run *r, Tensor x, DropSite site, double p) {
     if (p <= 0 || measuring(r)) return;
-    const Batch *b = r->batch;
     int N = x.n[0];
     size_t d = tensor_count(x) / (size_t)imax(1, N);
     real keep = (real)(1 / (1 - p));
-    uint64_t key = rng_mix(rng_mix(rng_mix(rng_mix(r->seed, 0xD20), r->step), (uint64_t)r->layer), (uint64_t)site);
-    uint64_t below = (uint64_t)(p * 4294967296.0);
+    uint64_t key = noise_key(r, site), below = (uint64_t)(p * 4294967296.0);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * (long)d > ALONE)
     for (int m = 0; m < N; m++) {
-        int i = r->out.idx[m], s = b->of[i];
-        uint64_t row = rng_mix(rng_mix(key, b->id[s]), (uint64_t)(i - b->off[s]));
+        uint64_t row = noise_row(r, key, r->out.idx[m]);
         real *xm = R(x) + (size_t)m * d;
         for (size_t k = 0; k < d; k += 2) { /* one draw serves two columns */
             uint64_t bits = rng_mix(row, k);
