@@ -1,5 +1,6 @@
 /* config.h: the settings of a run, as the schema tables in config.c describe them. */
 #pragma once
+#include "../data/task.h"
 #include "../layers/mixer.h"
 
 enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64 };
@@ -12,8 +13,8 @@ typedef struct {
     const Ffn *ffn;
     void *cfg;
 } FfnKind;
-/* The shape of a model: all that config.json must hold. vocab 0: as many ids as data.tokenizer has (config.c cannot
- * know; whoever opens the tokenizer sets it). max_positions is resolved: data.seq_len unless given. */
+/* The shape of a model: all that config.json must hold. vocab 0: as many ids as data.tokenizer or data.task has
+ * (config.c cannot know; whoever opens the data sets it). max_positions is resolved: data.seq_len unless given. */
 typedef struct {
     int d_model, layers, vocab, max_positions;
     double norm_eps, init_std;
@@ -40,10 +41,12 @@ typedef struct {
     double val_fraction;
     int tokenizer, seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
+    TaskCfg task;                 /* kind NULL: text; else T is seq_len, and no file is read */
+    int64_t val_samples;          /* of the task */
 } DataCfg;
 typedef struct {
     int64_t steps;
-    double max_seconds;
+    double max_seconds, stop_at_acc; /* stop_at_acc 0: off */
     int batch, micro_batch, dtype;
     double dropout;
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
@@ -80,11 +83,11 @@ bool config_read(Config *, const char *path, int noverride, char *const override
 /* The same from memory. `where` names it in messages. On failure there is nothing to free. */
 bool config_parse(Config *, const char *text, size_t n, const char *where, int noverride, char *const override[],
                   Err *);
-/* What only training needs: run.dir and data.train are given. */
+/* What only training needs: run.dir and one of data.train and data.task are given. */
 bool config_trainable(const Config *, Err *);
-/* May a run begun with `saved` go on with `now`? Only run.*, train.steps, train.max_seconds, train.*_every, data.val
- * and the schedule's lengths (optim.warmup, optim.schedule_steps) may differ; the message names the first other key
- * that does. A vocab of 0 agrees with any. */
+/* May a run begun with `saved` go on with `now`? Only run.*, train.steps, train.max_seconds, train.stop_at_acc,
+ * train.*_every, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps) may differ; the message names
+ * the first other key that does. A vocab of 0 agrees with any. */
 bool config_resumable(const Config *saved, const Config *now, Err *);
 /* The resolved settings as YAML that config_read accepts. malloc'ed text. */
 char *config_text(const Config *);

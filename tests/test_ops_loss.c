@@ -58,10 +58,10 @@ static void xent(Rig *g, int N, int d, int V, real scale) {
     bool small = (long)N * V * d < 30000;
     Xent untold = small ? xent_ref(x, w, tgt, R(G), dx, dw, 1) : (Xent){0},
          plain = small ? xent_ref(x, w, tgt, R(G), dx, dw, 2) : (Xent){0};
-    OP(g, linear_xent, nll, ABSENT, ABSENT, x, w, tgt, NULL);
+    OP(g, linear_xent, nll, hit, ABSENT, ABSENT, x, w, tgt, NULL);
     CHECK_REF(g, "linear_xent", "nll alone", nll, want.nll);
     memset(nll.p, 0xFF, tensor_bytes(nll));
-    OP(g, linear_xent, nll, dx, dw, x, w, tgt, R(G));
+    OP(g, linear_xent, nll, NULL, dx, dw, x, w, tgt, R(G));
     CHECK_REF(g, "linear_xent", "nll", nll, want.nll);
     CHECK_REF(g, "linear_xent", "dx", dx, want.dx);
     CHECK_REF(g, "linear_xent", "dw", dw, want.dw);
@@ -94,7 +94,7 @@ Test(ops, linear_xent_refuses_a_target_outside, .signal = SIGABRT, .init = cr_re
     Rig g;
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
     Tensor x = RANDOM(&g, "x", 1, 4), w = RANDOM(&g, "w", 3, 4), nll = EMPTY(&g, "nll", 1);
-    OP(&g, linear_xent, nll, ABSENT, ABSENT, x, w, (int[]){3}, NULL);
+    OP(&g, linear_xent, nll, NULL, ABSENT, ABSENT, x, w, (int[]){3}, NULL);
 }
 
 /* ---- AdamW, norms -------------------------------------------------------------------------------------------------

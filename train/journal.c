@@ -70,10 +70,11 @@ bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
     return journal_put(j, line, (size_t)n, e);
 }
 
-bool journal_val(Journal *j, int64_t step, double val_loss, int64_t val_tokens, Err *e) {
-    char line[256];
-    int n = snprintf(line, sizeof line, METRICS_MARK "%lld,\"val_loss\":%.10g,\"val_tokens\":%lld}\n", (long long)step,
-                     val_loss, (long long)val_tokens);
+bool journal_val(Journal *j, int64_t step, const ValRecord *v, Err *e) {
+    char acc[96] = "", line[256];
+    if (v->task) snprintf(acc, sizeof acc, ",\"val_acc\":%.10g,\"val_acc_all\":%.10g", v->acc, v->acc_all);
+    int n = snprintf(line, sizeof line, METRICS_MARK "%lld,\"val_loss\":%.10g,\"val_tokens\":%lld%s}\n",
+                     (long long)step, v->loss, (long long)v->tokens, acc);
     return journal_put(j, line, (size_t)n, e);
 }
 
