@@ -12,6 +12,20 @@ static Draw draw_make(uint64_t key, const char *name) { return (Draw){rng_name(k
 static int below(Draw *d, int n) { return (int)(rng_mix(d->key, d->n++) % (uint64_t)n); }
 static double unit(Draw *d) { return rng_uniform(d->key, d->n++); }
 
+/* The first `count` of a random order of list[0..n). (rng_permute would need no list, but on so few elements it is only
+ * nearly uniform.) */
+static void shuffle(Draw *d, int *list, int n, int count) {
+    for (int i = 0; i < count; i++) {
+        int j = i + below(d, n - i), swap = list[i];
+        list[i] = list[j], list[j] = swap;
+    }
+}
+/* Of the numbers first .. first + n - 1; list holds all n. */
+static void deal(Draw *d, int *list, int first, int n, int count) {
+    for (int i = 0; i < n; i++) list[i] = first + i;
+    shuffle(d, list, n, count);
+}
+
 /* Starts of `count` pieces of `len` cells that do not overlap, among `cells` cells from `begin` on, ascending; each
  * placement is as likely as any other: a walk over pieces and single cells, of which `cells - count (len-1)` exist. */
 static void scatter(Draw *d, int begin, int cells, int len, int count, int *start) {
@@ -62,7 +76,10 @@ typedef struct {
     double when;
     int place;
 } Clock;
-static size_t mqar_work(const TaskCfg *c) { return (size_t)((c->T - 2 * c->pairs) / 2) * sizeof(Clock); }
+static int mqar_places(const TaskCfg *c) { return (c->T - 2 * c->pairs) / 2; }
+static size_t mqar_work(const TaskCfg *c) {
+    return (size_t)mqar_places(c) * sizeof(Clock) + (size_t)c->vocab * sizeof(int);
+}
 
 static void sink(Clock *h, int n, int i) {
     for (int kid; (kid = 2 * i + 1) < n; i = kid) {
@@ -74,18 +91,19 @@ static void sink(Clock *h, int n, int i) {
 }
 
 static void mqar_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, void *work) {
-    Draw fill = draw_make(key, "fill"), when = draw_make(key, "when");
-    uint64_t ks = rng_name(key, "keys"), vs = rng_name(key, "values");
-    int D = c->pairs, half = c->vocab / 2, n = (c->T - 2 * D) / 2;
+    Draw fill = draw_make(key, "fill"), when = draw_make(key, "when"), pick = draw_make(key, "pairs");
+    int D = c->pairs, half = c->vocab / 2, n = mqar_places(c);
     Clock *h = work;
+    int *keys = (int *)(h + n), *values = keys + half - 1;
+    deal(&pick, keys, 1, half - 1, D);
+    deal(&pick, values, half, c->vocab - half, D);
     for (int i = 2 * D; c->noise && i < c->T; i++) tok[i] = below(&fill, c->vocab);
     for (int i = 0; i < n; i++) h[i] = (Clock){-log(unit(&when)) * pow(i + 1, 1 - c->power), i};
     for (int i = n / 2 - 1; i >= 0; i--) sink(h, n, i);
     for (int j = 0; j < D; j++) {
-        int k = 1 + (int)rng_permute(ks, (uint64_t)j, (uint64_t)(half - 1)),
-            v = half + (int)rng_permute(vs, (uint64_t)j, (uint64_t)(c->vocab - half)), row = 2 * (D + h[0].place);
-        tok[2 * j] = k, tok[2 * j + 1] = v;
-        tok[row] = k, tgt[row] = v;
+        int row = 2 * (D + h[0].place);
+        tok[2 * j] = keys[j], tok[2 * j + 1] = values[j];
+        tok[row] = keys[j], tgt[row] = values[j];
         h[0] = h[--n];
         sink(h, n, 0);
     }
@@ -201,25 +219,24 @@ static bool induction_check(const TaskCfg *c, Err *e) {
                          c->distance);
     return true;
 }
-static size_t induction_work(const TaskCfg *c) { return 2 * (size_t)c->bigrams * sizeof(int); }
+static size_t induction_work(const TaskCfg *c) { return (2 * (size_t)c->bigrams + (size_t)c->vocab) * sizeof(int); }
 
 static void induction_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, void *work) {
     Draw fill = draw_make(key, "fill"), place = draw_make(key, "place");
-    uint64_t symbol = rng_name(key, "symbols"), order = rng_name(key, "order"), V = (uint64_t)c->vocab;
-    int k = c->bigrams, *start = work;
+    int k = c->bigrams, *start = work, *symbol = start + 2 * k;
     if (c->distance) {
         start[0] = below(&place, c->T - c->distance);
         start[1] = start[0] + c->distance;
     } else {
         scatter(&place, 0, c->T + 1, 2, 2 * k, start);
+        shuffle(&place, start, 2 * k, 2 * k);
     }
-    /* The symbols in an order of the sample's own: the first k are the a's, all rows else hold the others. */
-    for (int i = 0; i < c->T; i++) tok[i] = (int)rng_permute(symbol, (uint64_t)(k + below(&fill, c->vocab - k)), V);
+    /* The symbols in an order of the sample's own: the first k are the a's, all other rows hold the others. */
+    deal(&fill, symbol, 0, c->vocab, k);
+    for (int i = 0; i < c->T; i++) tok[i] = symbol[k + below(&fill, c->vocab - k)];
     for (int j = 0; j < k; j++) {
-        int p = start[rng_permute(order, 2 * (uint64_t)j, 2 * (uint64_t)k)],
-            q = start[rng_permute(order, 2 * (uint64_t)j + 1, 2 * (uint64_t)k)],
-            a = (int)rng_permute(symbol, (uint64_t)j, V), b = tok[imin(p, q) + 1];
-        tok[p] = tok[q] = a;
+        int p = start[2 * j], q = start[2 * j + 1], b = tok[imin(p, q) + 1];
+        tok[p] = tok[q] = symbol[j];
         tgt[imax(p, q)] = b;
         if (imax(p, q) + 1 < c->T) tok[imax(p, q) + 1] = b;
     }
@@ -250,12 +267,12 @@ static bool needle_check(const TaskCfg *c, Err *e) {
     return c->depth_min <= c->depth_max ||
            err_input(e, "depth_min: %g is more than depth_max, %g", c->depth_min, c->depth_max);
 }
-static size_t needle_work(const TaskCfg *c) { return (size_t)c->needles * sizeof(int); }
+static size_t needle_work(const TaskCfg *c) { return 2 * (size_t)c->needles * sizeof(int); }
 
 static void needle_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, void *work) {
     Draw fill = draw_make(key, "fill"), place = draw_make(key, "place");
-    uint64_t keys = rng_name(key, "keys");
-    int n = c->needles, m = c->length, len = m + 1, H = c->T - len, *start = work;
+    int n = c->needles, m = c->length, len = m + 1, H = c->T - len, *start = work, *keys = start + n;
+    deal(&place, keys, 1, n, n);
     start[0] = (int)lround((c->depth_min + (c->depth_max - c->depth_min) * unit(&place)) * (H - len));
     int before = start[0], behind = H - len - before, left = 0;
     for (int j = 1; j < n; j++) left += below(&place, H - len) < before;
@@ -263,7 +280,7 @@ static void needle_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, vo
     scatter(&place, 0, before, len, left, start + 1);
     scatter(&place, before + len, behind, len, n - 1 - left, start + 1 + left);
     for (int i = 0; i < H; i++) tok[i] = 1 + n + below(&fill, c->vocab - 1 - n);
-    for (int j = 0; j < n; j++) tok[start[j]] = 1 + (int)rng_permute(keys, (uint64_t)j, (uint64_t)n);
+    for (int j = 0; j < n; j++) tok[start[j]] = keys[j];
     tok += H, tgt += H; /* the question */
     tok[0] = 0;
     for (int i = 0; i < m; i++) {

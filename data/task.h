@@ -12,8 +12,8 @@
 #pragma once
 #include "../ops/key.h"
 
-enum { TASK_LEN_MAX = 1 << 20, TASK_VOCAB_MAX = 1 << 24, TASK_NAME_MAX = 32 };
-/* The answer that a sample of these settings has may change with the program's version: raised when it does. */
+enum { TASK_LEN_MAX = 1 << 20, TASK_VOCAB_MAX = 1 << 20, TASK_NAME_MAX = 32 };
+/* Raised when a version makes other samples of the same settings. */
 enum { TASK_FORMAT = 1 };
 
 typedef struct Task Task;
