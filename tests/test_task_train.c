@@ -134,6 +134,13 @@ Test(task_train, seeds) {
     cr_assert(memcmp(t->loader.tok, u->loader.tok, bytes), "validation is on samples of the training");
     feed_val(t, 0, 6);
     CHECK_BYTES("validation", t->loader.tok, u->loader.tok, bytes);
+    int tok[32], tgt[32], work[64];
+    cr_assert_leq(task_work(&a.data.task), sizeof work);
+    task_sample(&a.data.task, TASK_VAL, 0, 5, tok, tgt, work);
+    CHECK_BYTES("validation's last sample", t->loader.tok + 5 * 32, tok, sizeof tok);
+    feed_train(t, 7, 2);
+    task_sample(&a.data.task, TASK_TRAIN, 3, 8, tok, tgt, work);
+    CHECK_BYTES("training's second sample", t->loader.tok + 32, tok, sizeof tok);
     close_trainer(t, &a);
     close_trainer(u, &b);
 }
