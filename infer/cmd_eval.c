@@ -75,7 +75,7 @@ typedef struct {
 
 static void score_row(Score *s, const Tokenizer *tk, const real *logits, int V, int target) {
     size_t n = 0;
-    if (target != tk->eot) tokenizer_decode(tk, target, &n);
+    if (target < tk->vocab && !tokenizer_special(tk, target)) tokenizer_decode(tk, target, &n);
     s->nll += logits_nll(logits, V, target, NULL);
     s->bytes += n;
     s->tokens++;

@@ -17,7 +17,7 @@ typedef struct {
  * (config.c cannot know; whoever opens the data sets it). max_positions is resolved: data.seq_len unless given. */
 typedef struct {
     int d_model, layers, vocab, max_positions;
-    double norm_eps, init_std;
+    double norm_eps, init_std, embed_scale;
     bool tied;
     int nkinds, nffn;
     Kind kind[KINDS_MAX];

@@ -22,6 +22,8 @@ const Key model_keys[] = {
     {"norm_eps", KEY_FLOAT, AT(norm_eps), "1e-5", 1e-12, 0.1, "added to the mean square in RMSNorm", 0, 0},
     {"init_std", KEY_FLOAT, AT(init_std), "0.02", 0, 10,
      "deviation of initial weights; outputs to the residual stream get 1/sqrt(2 layers) of it", 0, 0},
+    {"embed_scale", KEY_FLOAT, AT(embed_scale), "1", 1e-6, 1e6,
+     "factor on the embedding as it enters the first layer; sqrt(d_model) in some families", 0, 0},
     {"tied", KEY_BOOL, AT(tied), "true", 0, 0, "the head is the embedding", 0, 0},
     {"kinds", KEY_OTHER, 0, "", 0, 0, "map of names to layers: {mixer: NAME, its settings}", 0, 0},
     {"pattern", KEY_OTHER, 0, "", 0, 0,

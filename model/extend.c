@@ -53,7 +53,7 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     Mark mark = arena_mark(r->scratch);
     Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d);
     r->in = r->out = (Pick){N, m->idx};
-    r->ops->embed(r, x, m->w.embed, tok);
+    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
     for (int l = 0; l < m->L; l++) {
         if (l >= m->last_writer) r->out = want; /* nothing above needs the rows that nobody asked for */
         Tensor to = TENSOR(y.p, REAL, r->out.n, d);

@@ -131,6 +131,7 @@ bool hf_is_llama(const ModelCfg *c, const char **why) {
         if (c->pattern[l] != c->pattern[0]) return not_llama(why, "layers of several kinds");
         if (c->kv_from[l] != l) return not_llama(why, "kv_from");
     }
+    if (c->embed_scale != 1) return not_llama(why, "embed_scale");
     if (k->mixer != mixer_find("gqa")) return not_llama(why, "a mixer that is not gqa");
     if (c->nffn != 1 || c->ffn[0].ffn != ffn_find("swiglu"))
         return not_llama(why, "a feed-forward that is not one swiglu");
@@ -142,6 +143,7 @@ bool hf_is_llama(const ModelCfg *c, const char **why) {
     if (g->qk_norm) return not_llama(why, "qk_norm");
     if (g->qkv_bias != g->o_bias) return not_llama(why, "qkv_bias without o_bias, or the reverse");
     if (r->type == ROPE_NONE) return not_llama(why, "no rotation");
+    if (r->inclusive) return not_llama(why, "inclusive frequencies");
     if (r->interleaved) return not_llama(why, "interleaved rotation");
     /* Older versions replace yarn's factor by this quotient. */
     if (r->type == ROPE_YARN && fabs(r->factor * L - c->max_positions) > 1e-9 * c->max_positions)

@@ -6,7 +6,7 @@ enum { STREAM_INIT = 1 };
 void model_fields(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
     f->scope[0] = 0;
-    field(f, &w->embed, "model.embed_tokens.weight", 0, c->vocab, c->d_model);
+    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
     for (int l = 0; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         LayerWeights *lw = &w->layer[l];
@@ -22,7 +22,7 @@ void model_fields(const Model *m, Weights *w, Fields *f) {
     }
     f->scope[0] = 0;
     field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-    if (!c->tied) field(f, &w->head, "lm_head.weight", 0, c->vocab, c->d_model);
+    if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
 }
 
 static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {
@@ -272,7 +272,7 @@ static Run run_pass(Model *m, const Batch *b, unsigned mode) {
 }
 static void embed_rows(Model *m, Run *r, Tensor x, const int *tok) {
     r->layer = -1;
-    r->ops->embed(r, x, m->w.embed, tok);
+    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
     if (r->mode & RUN_TRAIN) r->ops->dropout(r, x, DROP_EMBED, m->opts.dropout);
 }
 
@@ -353,7 +353,7 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     backward_layers(m, r, x, dx, N);
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
-    r->ops->embed_backward(r, m->g.embed, dx, tok);
+    r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
     arena_release(r->scratch, scratch);
     arena_release(&m->keep, keep);
 }

@@ -19,9 +19,9 @@ struct Ops {
     /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
 
-    /* y (N,d) = table (V,d) [tok]; tok (N) in 0..V-1. */
-    void (*embed)(Run *, Tensor y, Tensor table, const int *tok);
-    void (*embed_backward)(Run *, Tensor dtable, Tensor dy, const int *tok);
+    /* y (N,d) = scale table (V,d) [tok]; tok (N) in 0..V-1. */
+    void (*embed)(Run *, Tensor y, Tensor table, const int *tok, double scale);
+    void (*embed_backward)(Run *, Tensor dtable, Tensor dy, const int *tok, double scale);
 
     /* Per row of width d = w.n[0] (x is seen as (count/d, d)): rstd = (mean(x^2) + eps)^-1/2; y = x rstd w.
      * rstd (count/d). Source: arXiv:1910.07467. */
@@ -49,8 +49,9 @@ struct Ops {
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);
     void (*swiglu_backward)(Run *, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);
 
-    void (*add)(Run *, Tensor y, Tensor x);  /* y += x; its own backward */
-    void (*copy)(Run *, Tensor y, Tensor x); /* y = x */
+    void (*add)(Run *, Tensor y, Tensor x);                       /* y += x; its own backward */
+    void (*axpby)(Run *, Tensor y, double a, Tensor x, double b); /* y = a x + b y; x may be y */
+    void (*copy)(Run *, Tensor y, Tensor x);                      /* y = x */
     void (*zero)(Run *, Tensor y);
     /* y row m = x row m', for the rows `to` among the rows `from` of the batch (both ascending, to inside from). */
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);

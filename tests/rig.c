@@ -24,6 +24,7 @@ static const struct {
     {"swiglu", 4},
     {"swiglu_backward", 16},
     {"add", 1},
+    {"axpby", 3},
     {"copy", 0},
     {"zero", 0},
     {"gather", 0},

@@ -83,8 +83,8 @@ void case_embed(Rig *g, int N, int d) {
     int *tok = tokens(N, V);
     Ref *want = refs((size_t)N * (size_t)d);
     for (int i = 0; i < N; i++)
-        for (int k = 0; k < d; k++) ref_add(&want[i * d + k], R(table)[tok[i] * d + k]);
-    OP(g, embed, y, table, tok);
+        for (int k = 0; k < d; k++) ref_add(&want[i * d + k], 0.5 * R(table)[tok[i] * d + k]);
+    OP(g, embed, y, table, tok, 0.5);
     CHECK_REF(g, "embed", "y", y, want);
     free(tok), free(want);
 }
@@ -95,8 +95,8 @@ void case_embed_backward(Rig *g, int N, int d) {
     int *tok = tokens(N, V - 1); /* the last row is nobody's */
     Ref *want = refs_of(dtable);
     for (int i = 0; i < N; i++)
-        for (int k = 0; k < d; k++) ref_add(&want[tok[i] * d + k], R(dy)[i * d + k]);
-    OP(g, embed_backward, dtable, dy, tok);
+        for (int k = 0; k < d; k++) ref_add(&want[tok[i] * d + k], 2 * R(dy)[i * d + k]);
+    OP(g, embed_backward, dtable, dy, tok, 2);
     CHECK_REF(g, "embed_backward", "dtable", dtable, want);
     free(tok), free(want);
 }
@@ -106,7 +106,7 @@ Test(ops, embed_refuses_a_token_outside, .signal = SIGABRT, .init = cr_redirect_
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
     Tensor table = RANDOM(&g, "table", 3, 4), y = EMPTY(&g, "y", 1, 4);
     g.scratch = (Arena){.base = g.mem.base};
-    g.run.ops->embed(&g.run, y, table, (int[]){3});
+    g.run.ops->embed(&g.run, y, table, (int[]){3}, 1);
 }
 
 /* ---- RMSNorm ------------------------------------------------------------------------------------------------------
@@ -283,6 +283,18 @@ void case_add(Rig *g, int N, int d) {
     free(want);
 }
 OP_TEST(add, EXACT)
+void case_axpby(Rig *g, int N, int d) {
+    Tensor y = RANDOM(g, "y", N, d), x = RANDOM(g, "x", N, d);
+    Ref *want = refs((size_t)N * (size_t)d);
+    for (int i = 0; i < N * d; i++) {
+        ref_add(&want[i], (wide)(real)0.3 * R(x)[i]);
+        ref_add(&want[i], (wide)(real)-1.7 * R(y)[i]);
+    }
+    OP(g, axpby, y, 0.3, x, -1.7);
+    CHECK_REF(g, "axpby", "y", y, want);
+    free(want);
+}
+OP_TEST(axpby, EXACT)
 void case_copy(Rig *g, int N, int d) {
     Tensor y = EMPTY(g, "y", N, d), x = RANDOM(g, "x", N, d);
     Ref *want = refs_of(x);
@@ -419,6 +431,7 @@ static const struct {
     ENTRY(swiglu),
     ENTRY(swiglu_backward),
     ENTRY(add),
+    ENTRY(axpby),
     ENTRY(copy),
     ENTRY(zero),
     ENTRY(gather),

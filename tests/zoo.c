@@ -18,6 +18,11 @@ const Animal zoo[] = {
     {"biases", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"qkv_bias\":true,\"o_bias\":true,\"qk_norm\":true")},
     {"interleaved rope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,"
                              "\"interleaved\":true}")},
+    {"inclusive rope, scaled embedding",
+     "{" SHAPE
+     ",\"embed_scale\":3.5,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":1,"
+     "\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true,\"inclusive\":true}}},"
+     "\"pattern\":[\"a\"]}"},
     {"llama3 rope",
      ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"llama3\",\"theta\":100,\"factor\":8,"
          "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_positions\":32}")},

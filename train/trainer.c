@@ -82,6 +82,7 @@ void trainer_close(Trainer *t) {
     loader_close(&t->loader);
     arena_close(&t->rows);
     stream_close(&t->text);
+    tokenizer_close(&t->tok);
     if (t->dev) device_close(t->dev);
     t->dev = NULL;
 }
@@ -242,14 +243,15 @@ bool trainer_finite(Trainer *t, Err *e) {
 
 bool trainer_sample(Trainer *t, Err *e) {
     const char *prompt = t->cfg->train.sample_prompt;
-    int n = (int)strlen(prompt), eot = t->tok.eot, *ids = xcalloc((size_t)n + 1, sizeof *ids);
-    ids[0] = eot;
-    int given = 1 + (int)tokenizer_encode(&t->tok, prompt, (size_t)n, ids + 1);
+    int n = (int)strlen(prompt), eot = t->tok.eot;
+    Ids ids = {0};
+    ids_push(&ids, eot);
+    tokenizer_encode(&t->tok, prompt, (size_t)n, 0, &ids);
     Sampler s = sampler_default();
     s.temperature = 0.8;
     s.seed = rng_mix(rng_name((uint64_t)t->cfg->run.seed, "samples"), (uint64_t)t->state.step);
     GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = 1, .eos = &eot};
-    Generation g = {.prompt = ids, .nprompt = given};
+    Generation g = {.prompt = ids.id, .nprompt = (int)ids.n};
     bool ok = generate(&t->session, &t->tok, &o, 1, &g, e);
     if (ok) {
         char *text = xcalloc((size_t)n + g.text.n + 1, 1);
@@ -259,6 +261,6 @@ bool trainer_sample(Trainer *t, Err *e) {
         free(text);
     }
     generation_free(&g);
-    free(ids);
+    ids_free(&ids);
     return ok;
 }

@@ -31,6 +31,7 @@ const Ops TABLE(OPS_ISA) = {
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .add = add,
+    .axpby = axpby,
     .copy = copy,
     .zero = zero,
     .gather = gather,

@@ -31,6 +31,15 @@ static void add(Run *r, Tensor y, Tensor x) {
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) o[i] += a[i];
 }
+static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
+    size_t n = tensor_count(y);
+    CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
+    if (measuring(r)) return;
+    real *Y = R(y), s = (real)a, t = (real)b;
+    const real *X = R(x);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) Y[i] = s * X[i] + t * Y[i];
+}
 static void copy(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));

@@ -69,16 +69,17 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
     }
 }
 
-static void embed(Run *r, Tensor y, Tensor table, const int *tok) {
+static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) {
     if (measuring(r)) return;
     int d = table.n[1];
     for (int i = 0; i < y.n[0]; i++) {
         CHECK(tok[i] >= 0 && tok[i] < table.n[0], "token %d of vocabulary %d", tok[i], table.n[0]);
-        memcpy(R(y) + (size_t)i * (size_t)d, R(table) + (size_t)tok[i] * (size_t)d, (size_t)d * sizeof(real));
+        const real *row = R(table) + (size_t)tok[i] * (size_t)d;
+        for (int k = 0; k < d; k++) R(y)[(size_t)i * (size_t)d + (size_t)k] = (real)scale * row[k];
     }
 }
 /* Threads share the columns, so that each sum has one owner and one order. */
-static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok) {
+static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, double scale) {
     if (measuring(r)) return;
     int d = dtable.n[1], N = dy.n[0];
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * d > ALONE)
@@ -87,7 +88,7 @@ static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok) {
         for (int i = 0; i < N; i++) {
             real *t = R(dtable) + (size_t)tok[i] * (size_t)d + c;
             const real *g = R(dy) + (size_t)i * (size_t)d + c;
-            for (int k = 0; k < n; k++) t[k] += g[k];
+            for (int k = 0; k < n; k++) t[k] += (real)scale * g[k];
         }
     }
 }
