@@ -37,11 +37,11 @@ typedef struct {
 typedef struct {
     int ntrain;
     Path train[PATHS_MAX];  /* text files */
+    TaskCfg task;           /* kind NULL: text; else T is seq_len, and no file is read */
     char val[KEY_TEXT_MAX]; /* "" = the last val_fraction of train */
     double val_fraction;
     int tokenizer, seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
-    TaskCfg task;                 /* kind NULL: text; else T is seq_len, and no file is read */
     int64_t val_samples;          /* of the task */
 } DataCfg;
 typedef struct {

@@ -518,6 +518,20 @@ Test(task, impossible_settings) {
     }
 }
 
+/* A member of TaskCfg that no table reads would be a setting that cannot be set; of a task that does not name it, it
+ * stays zero, so that equal settings are equal bytes. */
+Test(task, every_member_has_a_key) {
+    TaskCfg c;
+    bool read[sizeof c] = {0};
+    memset(read, true, offsetof(TaskCfg, vocab)); /* the kind and T */
+    for (int i = 0; tasks[i]; i++)
+        for (const Key *k = tasks[i]->keys; k->name; k++)
+            memset(read + k->at, true, k->type == KEY_FLOAT ? sizeof(double) : sizeof(int));
+    int without = 0;
+    for (size_t i = 0; i < sizeof c; i++) without += !read[i];
+    cr_assert_leq(without, 4, "%d bytes without a key are more than alignment needs", without);
+}
+
 /* What a run's configuration says about its task. */
 static const struct {
     const char *override, *says;
