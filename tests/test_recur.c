@@ -58,7 +58,7 @@ static Tensor narrowed(Rig *g, const char *name, const wide *x, int a, int b, in
     for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)x[i];
     return t;
 }
-/* Root of the mean square error, by the root of the mean square wanted. */
+/* Root of the mean square error, by the root of the mean square wanted; what no float can hold counts as zero. */
 static void close_to(const char *what, const char *table, Tensor got, const wide *want, double tol, double *worst) {
     wide e = 0, all = 0, w = 0;
     size_t n = tensor_count(got), at = 0;
@@ -67,7 +67,7 @@ static void close_to(const char *what, const char *table, Tensor got, const wide
         e += d * d, all += want[i] * want[i];
         if (!(fabsl(d) <= w)) w = fabsl(d), at = i;
     }
-    double err = (double)(e == 0 ? 0 : sqrtl(e / all));
+    double err = (double)(e == 0 ? 0 : sqrtl(e / (all + 1e-60L)));
     cr_assert(err <= tol, "%s, %s: error %.3g (bound %g), worst at %zu: got %.9g, want %.9Lg", table, what, err, tol,
               at, (double)R(got)[at], want[at]);
     if (err > *worst) *worst = err;
@@ -149,4 +149,86 @@ Test(recur, every_rule, .timeout = 120) {
         check_tables(c, what);
         recur_case_free(c);
     }
+}
+
+/* ---- inputs that break careless forms -----------------------------------------------------------------------------
+ */
+typedef void Spoil(Scene *);
+static void set(wide *x, size_t n, wide v) {
+    for (size_t i = 0; i < n; i++) x[i] = (real)v;
+}
+static size_t gates_of(const Scene *c) { return (size_t)(c->N * c->HV * c->gwidth); }
+static size_t steps_of(const Scene *c) { return (size_t)(c->N * c->HV); }
+/* One key for all tokens, whole steps, no decay: powers of L explode, its inverse does not. */
+static void one_key(Scene *c) {
+    for (int i = 0; i < c->N * c->H; i++)
+        for (int d = 0; d < c->K; d++) c->k[i * c->K + d] = c->k[d];
+    set(c->beta, steps_of(c), 0.999);
+    set(c->g, gates_of(c), -1e-4);
+}
+static void one_key_exactly(Scene *c) {
+    one_key(c);
+    set(c->beta, steps_of(c), 1);
+    set(c->g, gates_of(c), 0);
+}
+static void overshooting(Scene *c) { /* negative eigenvalues */
+    for (size_t i = 0; i < steps_of(c); i++) c->beta[i] = (real)(2 * c->beta[i]);
+}
+static void at_the_bound(Scene *c) { set(c->g, gates_of(c), -5); }
+static void strong(Scene *c) { set(c->g, gates_of(c), -100); }
+/* Strong decays before weak ones: differences of their sums have lost the weak. */
+static void strong_then_weak(Scene *c) {
+    for (size_t i = 0; i < gates_of(c); i++) c->g[i] = (real)(i / (size_t)(c->HV * c->gwidth) % 23 < 5 ? -90 : -0.01);
+}
+static void now_and_then(Scene *c) { /* channels that forget all beside channels that forget nothing */
+    for (size_t i = 0; i < gates_of(c); i++) c->g[i] = i % 7 == 3 ? -80 : i % 2 ? 0 : (real)-1e-3;
+}
+static void no_step(Scene *c) {
+    for (size_t i = 0; i < steps_of(c); i += 3) c->beta[i] = 0;
+}
+static void no_key(Scene *c) {
+    for (int i = 0; i < c->N * c->H; i += 3) set(c->k + i * c->K, (size_t)c->K, 0);
+}
+Test(recur, hard_inputs, .timeout = 120) {
+    static const struct {
+        const char *name;
+        Spoil *spoil;
+    } hard[] = {{"one key", one_key},
+                {"one key exactly", one_key_exactly},
+                {"beta up to 2", overshooting},
+                {"decay of -5", at_the_bound},
+                {"decay of -100", strong},
+                {"strong then weak", strong_then_weak},
+                {"channels apart", now_and_then},
+                {"beta 0", no_step},
+                {"zero keys", no_key}};
+    for (size_t i = 0; i < sizeof hard / sizeof *hard; i++)
+        for (int k = 0; k < 4; k++) {
+            char what[96];
+            Scene *c = recur_case(3, (int[]){130, 17, 150}, (int[]){200, 3, 64, 80}, 4, 2, 4, 9, 7, k % 2 ? 9 : 1,
+                                  k < 2 || hard[i].spoil == overshooting, true);
+            hard[i].spoil(c);
+            snprintf(what, sizeof what, "%s, delta %d, decay %d", hard[i].name, c->delta, c->gwidth);
+            check_tables(c, what);
+            recur_case_free(c);
+        }
+}
+/* Every length around the sizes of blocks and chunks, alone and behind a history; widths around those of vectors. */
+Test(recur, every_length, .timeout = 120) {
+    for (int n = 1; n <= 150; n += n < 36 || (n > 60 && n < 70) ? 1 : 13)
+        for (int history = 0; history < 2; history++) {
+            Scene *c = recur_case(2, (int[]){history ? 0 : n, n}, (int[]){n}, 1, 1, 2, 5 + n % 3, 3 + n % 17, 5 + n % 3,
+                                  true, history);
+            check_tables(c, "lengths");
+            recur_case_free(c);
+        }
+}
+Test(recur, every_width, .timeout = 120) {
+    static const int widths[] = {1, 2, 8, 15, 16, 17, 33, 64, 128};
+    for (int i = 0; i < 9; i++)
+        for (int j = 0; j < 9; j += 1 + (i + j) % 2) {
+            Scene *c = recur_case(1, (int[]){67}, (int[]){67}, 1, 1, 1, widths[i], widths[j], widths[i], true, false);
+            check_tables(c, "widths");
+            recur_case_free(c);
+        }
 }
