@@ -120,4 +120,6 @@ void rig_sweep(const char *op, Case *, unsigned flags);
     Test(ops, op) { rig_sweep(#op, case_##op, flags); }
 Case case_linear, case_linear_backward, case_embed, case_embed_backward, case_rmsnorm, case_rmsnorm_backward, case_rope,
     case_swiglu, case_swiglu_backward, case_add, case_copy, case_zero, case_gather, case_dropout, case_linear_xent,
-    case_adamw, case_sumsq, case_attend, case_attend_backward, case_attend_lanes;
+    case_adamw, case_sumsq, case_recur, case_short_conv, case_short_conv_backward, case_l2norm, case_l2norm_backward,
+    case_decay, case_decay_backward, case_sigmoid, case_sigmoid_backward, case_gated_norm, case_gated_norm_backward,
+    case_attend, case_attend_backward, case_attend_lanes;
