@@ -106,7 +106,6 @@ static bool run_seconds(const Compare *c, int i, Device *dev, double *seconds, E
     Cost cost;
     if (!bench_step(dev, cfg, 0.2, &t, &cost, e)) return false;
     *seconds = t.median * (double)c->row[i].steps * cfg->train.batch / cfg->train.micro_batch;
-    if (c->budget.max_seconds > 0) *seconds = fmin(*seconds, c->budget.max_seconds);
     return true;
 }
 
@@ -124,14 +123,16 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
         double seconds = 0;
         int left = wanted[i] ? runs_left(c, &all[i]) : 0;
         if (!(ok = run_seconds(c, i, dev, &seconds, e))) break;
-        total += left * seconds, runs += left;
-        json_array_append_new(rows, json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:i, s:f, s:s}", "name", r->name,
-                                              "params", (json_int_t)r->params, "hidden", (json_int_t)r->hidden, "off",
-                                              ((double)r->params - (double)c->match.params) / (double)c->match.params,
-                                              "steps", (json_int_t)r->steps, "tokens",
-                                              (json_int_t)(r->steps * r->cfg.train.batch * r->cfg.data.seq_len),
-                                              "cache_bytes", (json_int_t)r->at_context, "runs_left", left,
-                                              "run_seconds", seconds, "from", r->from));
+        bool cut = c->budget.max_seconds > 0 && seconds > c->budget.max_seconds;
+        total += left * (cut ? c->budget.max_seconds : seconds), runs += left;
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:I, s:I, s:f, s:I, s:I, s:I, s:i, s:f, s:b, s:s}", "name", r->name,
+                                        "params", (json_int_t)r->params, "hidden", (json_int_t)r->hidden, "off",
+                                        ((double)r->params - (double)c->match.params) / (double)c->match.params,
+                                        "steps", (json_int_t)r->steps, "tokens",
+                                        (json_int_t)(r->steps * r->cfg.train.batch * r->cfg.data.seq_len),
+                                        "cache_bytes", (json_int_t)r->at_context, "runs_left", left, "run_seconds",
+                                        seconds, "cut", cut, "from", r->from));
     }
     device_close(dev);
     json_t *j = json_pack("{s:I, s:f, s:i, s:f, s:o}", "match_params", (json_int_t)c->match.params, "tolerance",
@@ -145,9 +146,10 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
         json_array_foreach(rows, i, x) {
 #define WHOLE(name) (long long)json_integer_value(json_object_get(x, name))
 #define NUM(name)   json_real_value(json_object_get(x, name))
-            printf("%-24s %12lld %+7.2f%% %8lld %8lld %12lld %14lld %6lld %10.1f\n", c->row[i].name, WHOLE("params"),
+            printf("%-24s %12lld %+7.2f%% %8lld %8lld %12lld %14lld %6lld %10.1f%s\n", c->row[i].name, WHOLE("params"),
                    100 * NUM("off"), WHOLE("hidden"), WHOLE("steps"), WHOLE("tokens"), WHOLE("cache_bytes"),
-                   WHOLE("runs_left"), NUM("run_seconds"));
+                   WHOLE("runs_left"), NUM("run_seconds"),
+                   json_is_true(json_object_get(x, "cut")) ? " cut by budget.max_seconds" : "");
         }
         printf("%lld parameters within %g %%; %d runs left, about %.0f s (validations and starts not counted)\n",
                (long long)c->match.params, 100 * c->match.tolerance, runs, total);

@@ -8,8 +8,8 @@
 static const char *const ways[] = {"ffn", NULL};
 #define AT(member) offsetof(Compare, member)
 static const Key match_keys[] = {
-    {"params", KEY_LONG, AT(match.params), "0", 0, 1e12, "parameters of every row; 0: as many as the first row has", 0,
-     0},
+    {"params", KEY_LONG, AT(match.params), "0", 0, 1e12,
+     "parameters of every row; 0: as many as the first row has, as written", 0, 0},
     {"tolerance", KEY_FLOAT, AT(match.tolerance), "0.03", 0, 1, "largest relative difference from that", 0, 0},
     {"by", KEY_CHOICE, AT(match.by), "ffn", 0, 0, "what is changed: the width of the feed-forward parts", ways, 0},
     {"multiple", KEY_INT, AT(match.multiple), "8", 1, 65536, "widths are multiples of this", 0, 0},
@@ -228,10 +228,12 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     r->decay = r->cfg.optim.lr > 0 ? r->cfg.optim.min_lr / r->cfg.optim.lr : 0;
     r->cfg.model.vocab = base->model.vocab;
     r->cfg.run.threads = base->run.threads;
-    if (!c->match.params) {
-        size_t n;
-        if (!count(&r->cfg, dev, &n, where, e)) return false;
-        c->match.params = (int64_t)n;
+    if (!c->match.params) { /* the first row, which stays as it is written */
+        const int *h = width(&r->cfg.model.ffn[0]);
+        if (!count(&r->cfg, dev, &r->params, where, e)) return false;
+        r->hidden = h ? (size_t)*h : 0;
+        c->match.params = (int64_t)r->params;
+        return true;
     }
     if (r->source >= 0) return match_source(c, r, dev, where, e);
     return compare_match(&r->cfg, dev, c->match.params, c->match.tolerance, c->match.multiple, &r->params, &r->hidden,
