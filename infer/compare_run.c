@@ -275,7 +275,7 @@ bool compare_train(const Compare *c, const CompareRow *row, const Config *settin
     r->tokens = r->step * cfg.train.batch * cfg.data.seq_len;
     r->seconds = r->tok_s > 0 ? (double)r->tokens / r->tok_s : 0;
     r->cut = !diverged && r->step < r->steps;
-    r->threads = cfg.run.threads;
+    r->threads = c->threads;
     if (diverged)
         snprintf(r->why, sizeof r->why, "%s", msg);
     else if (!isfinite(r->val_loss))
