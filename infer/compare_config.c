@@ -207,7 +207,7 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     if (*r->from && r->source < 0)
         return node_refuse(tree_get(x, "from"), path, e, "from: expected the name of an earlier row, got %.80s",
                            r->from);
-    snprintf(where, sizeof where, "rows.%s", r->name);
+    snprintf(where, sizeof where, "rows.%.40s", r->name);
     r->set = tree_get(x, "set");
     if (r->set && r->set->type != NODE_MAP && !node_null(r->set))
         return node_refuse(r->set, path, e, "set: expected a map of keys and values, got %s", node_type(r->set));

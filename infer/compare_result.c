@@ -91,7 +91,7 @@ static json_t *run_json(const RunRecord *r) {
 
 /* Of the runs that count: how many ended in which way, and the means of what the finished ones took. */
 static void runs_sum(const Compare *c, const RowResult *r, json_t *j) {
-    int n = 0, diverged = 0, cut = 0;
+    int n = 0, diverged = 0, cut = 0, threads = 0;
     double tok_s = 0, seconds = 0, tokens = 0;
     json_t *runs = json_array(), *tune = json_array();
     for (int k = 0; c->lrs.n > 1 && k < c->lrs.n; k++)
@@ -102,6 +102,7 @@ static void runs_sum(const Compare *c, const RowResult *r, json_t *j) {
         diverged += x->state == RUN_DIVERGED;
         if (x->state != RUN_FINISHED) continue;
         n++, cut += x->cut;
+        threads = n == 1 || threads == x->threads ? x->threads : 0;
         tok_s += x->tok_s, seconds += x->seconds, tokens += (double)x->tokens;
     }
     json_object_set_new(j, "tuning", tune);
@@ -109,6 +110,7 @@ static void runs_sum(const Compare *c, const RowResult *r, json_t *j) {
     json_object_set_new(j, "finished", json_integer(n));
     json_object_set_new(j, "diverged", json_integer(diverged));
     json_object_set_new(j, "cut", json_integer(cut));
+    json_object_set_new(j, "train_threads", json_integer(threads)); /* 0: not the same in all */
     json_object_set_new(j, "train_tok_s", n ? engine_number(tok_s / n) : json_null());
     json_object_set_new(j, "train_seconds", n ? engine_number(seconds / n) : json_null());
     json_object_set_new(j, "tokens", n ? engine_number(tokens / n) : json_null());

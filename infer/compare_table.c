@@ -89,6 +89,8 @@ static void notes(FILE *f, const json_t *r, const json_t *row) {
             sep = "; ";
     if (diverged > 0) fprintf(f, "%s%.0f of %zu seeds diverged", sep, diverged, seeds), sep = "; ";
     if (cut > 0) fprintf(f, "%s%.0f runs cut by time", sep, cut), sep = "; ";
+    if (finished > 0 && number(row, "train_threads") != number(r, "threads"))
+        fprintf(f, "%strained with another number of threads", sep), sep = "; ";
     if (finished + diverged < (double)seeds) {
         fprintf(f, "%s%.0f of %zu runs done", sep, finished, seeds), sep = "; ";
     } else if (finished == 1) {

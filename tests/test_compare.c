@@ -24,7 +24,7 @@ static const char small[] =
 #define PLAIN "lrs: [1e-2, 5e-2]\nseeds: [1, 2]\nbudget: {tokens: 2000}\n"
 
 static void rank_is(int n, const double mean[], const double sd[], const int count[], const Rank want[]) {
-    Spread s[8];
+    Spread s[8] = {0};
     Rank got[8];
     for (int i = 0; i < n; i++) s[i] = (Spread){count[i], mean[i], sd[i]};
     compare_rank(n, s, got);

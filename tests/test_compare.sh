@@ -105,6 +105,9 @@ touch -d '1 hour ago' "$tmp/all/speed.json"
 ok $ci dir="$tmp/all" --measure-only
 [ "$(begun "$tmp/out")" -eq 0 ] || wrong "--measure-only trained"
 [ -n "$(find "$tmp/all/speed.json" -mmin -30)" ] || wrong "--measure-only measured nothing"
+touch -d '1 hour ago' "$tmp/all/speed.json"
+ok $ci dir="$tmp/all" measure.decode=8
+[ -n "$(find "$tmp/all/speed.json" -mmin -30)" ] || wrong "speeds of other measurements were kept"
 verdict done-once
 
 # ---- another configuration of runs that are there
@@ -165,6 +168,8 @@ s=$?
 [ $s -eq 0 ] || wrong "second: exit $s: $(cat "$tmp/err2")"
 cmp <(losses "$tmp/killed") <(losses "$tmp/alone") >>"$bad" 2>&1
 cmp "$tmp/killed/mha/lr-1e-2-seed-3/last/model.safetensors" "$tmp/alone/mha/lr-1e-2-seed-3/last/model.safetensors" >>"$bad" 2>&1
+awk -v left="$(sed -n 's/^  max_seconds: //p' "$tmp/killed/mha/lr-1e-2-seed-3.yaml")" 'BEGIN { exit !(left > 0 && left < 30) }' ||
+    wrong "a resumed run got the whole time again: $(grep max_seconds "$tmp/killed/mha/lr-1e-2-seed-3.yaml")"
 verdict resumed
 
 # ---- runs that diverge, that time cuts, that start from another row
@@ -188,6 +193,9 @@ grep -q "^init_from: .*${best#* }/last" "$tmp/from/near/lr-1e-2-seed-1/config.ya
 grep -q '^| near .* 2,560 .*from mha, which had 10,240 tokens before' "$tmp/from/table.md" || wrong "$(cat "$tmp/from/table.md")"
 refused "which has no finished run" $ci lrs=[1e-2] seeds=[1] dir="$tmp/from2" --only near \
     'rows=[{name: mha}, {name: near, from: mha, set: {model.kinds.mix.window: 16}}]'
+sed -i 's/"threads": [0-9]*/"threads": 777/' "$tmp/cut/mha/"*.json
+ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.max_seconds=1 base.optim.warmup=1
+grep -q '^| mha .*trained with another number of threads' "$tmp/cut/table.md" || wrong "$(cat "$tmp/cut/table.md")"
 verdict cut-and-continued
 
 # ---- refusals
