@@ -61,7 +61,7 @@ static void score_row(Score *s, const Tokenizer *tk, const real *logits, int V, 
     for (int v = 1; v < V; v++) top = logits[v] > top ? (double)logits[v] : top;
     for (int v = 0; v < V; v++) sum += exp((double)logits[v] - top);
     size_t n = 0;
-    if (target != tk->eot) tokenizer_decode(tk, target, &n);
+    if (target < tk->vocab && !tokenizer_special(tk, target)) tokenizer_decode(tk, target, &n);
     s->nll += log(sum) + top - (double)logits[target];
     s->bytes += n;
     s->tokens++;

@@ -52,21 +52,22 @@ static json_t *layers_json(const Model *m, const CacheCost *c, const Args *a) {
 
 static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
     const ModelCfg *cfg = &s->m->cfg;
-    json_t *flops = json_pack("{s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "itemised",
-                              k->itemised, "all_half", "value", k->all_half, "formula", "6 N_all + 6 L C T", "N",
-                              (json_int_t)k->params, "matmul_full", "value", k->matmul_full, "formula",
-                              "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
+    json_t *flops = json_pack("{s:f, s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "decode",
+                              k->decode, "itemised", k->itemised, "all_half", "value", k->all_half, "formula",
+                              "6 N_active + 6 L C T", "N", (json_int_t)k->active, "matmul_full", "value",
+                              k->matmul_full, "formula", "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
     json_t *cache =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token, "state_bytes",
                   (json_int_t)all(c->state_bytes, a), "bytes_at_context", (json_int_t)all(c->bytes_at_context, a),
                   "mha_bytes_per_token", (json_int_t)c->mha_bytes_per_token, "mha_bytes_at_context",
                   (json_int_t)all(c->mha_bytes_at_context, a), "layers", layers_json(s->m, c, a));
-    json_t *j = json_pack("{s:s, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:b, s:s, s:i, s:I, s:f, s:o, s:o}", "model",
-                          s->dir ? s->dir : a->model, "params", (json_int_t)k->params, "params_embedding",
-                          (json_int_t)k->embedding, "params_matmul", (json_int_t)k->matmul, "layer_count", cfg->layers,
-                          "d_model", cfg->d_model, "vocab", cfg->vocab, "max_positions", cfg->max_positions, "tied",
-                          cfg->tied, "tokenizer", s->tokenizer, "context", c->context, "batch", (json_int_t)a->batch,
-                          "flops_per_token", k->itemised, "flops", flops, "cache", cache);
+    json_t *j =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:b, s:s, s:i, s:I, s:f, s:o, s:o}", "model",
+                  s->dir ? s->dir : a->model, "params", (json_int_t)k->params, "params_active", (json_int_t)k->active,
+                  "params_embedding", (json_int_t)k->embedding, "params_matmul", (json_int_t)k->matmul, "layer_count",
+                  cfg->layers, "d_model", cfg->d_model, "vocab", cfg->vocab, "max_positions", cfg->max_positions,
+                  "tied", cfg->tied, "tokenizer", s->tokenizer, "context", c->context, "batch", (json_int_t)a->batch,
+                  "flops_per_token", k->itemised, "flops", flops, "cache", cache);
     if (j && s->step)
         json_object_set_new(j, "step_memory",
                             json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rows", s->rows, "weights",
@@ -92,14 +93,15 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
     printf("model       %s\n", s->dir ? s->dir : a->model);
     printf("shape       %d layers, d_model %d, vocabulary %d%s, %d positions, tokenizer %s\n", cfg->layers,
            cfg->d_model, cfg->vocab, cfg->tied ? " (tied)" : "", cfg->max_positions, s->tokenizer);
-    printf("parameters  %zu (embedding %zu, matrices that multiply every token %zu)\n", k->params, k->embedding,
-           k->matmul);
+    printf("parameters  %zu (embedding %zu, matrices that multiply a token %zu)\n", k->params, k->embedding, k->matmul);
+    if (k->active < k->params) printf("            %zu of them active: a token does not meet the rest\n", k->active);
     printf("FLOPs/token, forward + backward, document of %d tokens:\n", k->context);
     printf("            %s  every term, causal, windows exact (forward: %s)\n", human(k->itemised, "FLOP", b[0]),
            human(k->forward, "FLOP", b[1]));
-    printf("            %s  6 N_all + 6 L C T, N_all = %zu\n", human(k->all_half, "FLOP", b[0]), k->params);
+    printf("            %s  6 N_active + 6 L C T, N_active = %zu\n", human(k->all_half, "FLOP", b[0]), k->active);
     printf("            %s  6 N_matmul + 12 L H Q T_eff, N_matmul = %zu\n", human(k->matmul_full, "FLOP", b[0]),
            k->matmul);
+    printf("decoding    %s for the token after %d cached ones\n", human(k->decode, "FLOP", b[0]), k->context - 1);
     printf("cache       %s per token, %s of state; %d x %d tokens: %s\n", human((double)c->bytes_per_token, "B", b[0]),
            human(all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
            human(all(c->bytes_at_context, a), "B", b[2]));

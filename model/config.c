@@ -224,12 +224,20 @@ static bool agree(const Config *c, const Node *root, Err *e) {
         return node_refuse(node_at(root, "train", "steps"), "train.steps", e,
                            "steps x batch x seq_len is %.3g tokens; at most 4e18 can be counted",
                            (double)t->steps * t->batch * rows);
-    bool own = o->schedule == SCHEDULE_COSINE && o->schedule_steps;
+    bool falls = o->schedule != SCHEDULE_CONSTANT, own = falls && o->schedule_steps, wsd = o->schedule == SCHEDULE_WSD;
     int64_t end = own ? o->schedule_steps : t->steps;
     if (o->warmup > end)
         return node_refuse(node_at(root, "optim", "warmup"), "optim.warmup", e, "%lld is more than %s, %lld",
                            (long long)o->warmup, own ? "optim.schedule_steps" : "train.steps", (long long)end);
-    if (o->schedule == SCHEDULE_COSINE && o->min_lr > o->lr)
+    if (wsd && !o->decay_steps)
+        return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
+                           "schedule wsd needs the length of its decay, at least 1 step");
+    if (wsd && o->decay_steps > end - o->warmup)
+        return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
+                           "%lld steps of decay after %lld of optim.warmup are more than %s, %lld",
+                           (long long)o->decay_steps, (long long)o->warmup,
+                           own ? "optim.schedule_steps" : "train.steps", (long long)end);
+    if (falls && o->min_lr > o->lr)
         return node_refuse(node_at(root, "optim", "min_lr"), "optim.min_lr", e, "%g is more than optim.lr, %g",
                            o->min_lr, o->lr);
     if (t->recompute > c->model.layers)
@@ -254,7 +262,8 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
     if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
-    ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && agree(c, root, e);
+    ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e) &&
+         agree(c, root, e) && stages_build(c, root, e);
     if (!ok) config_free(c);
     tree_free(root);
     return ok;
@@ -268,6 +277,12 @@ bool config_read(Config *c, const char *path, int noverride, char *const overrid
     return config_tree(c, tree_yaml_file(path, e), noverride, override, e);
 }
 void config_free(Config *c) {
+    for (int i = 0; i < c->nstages; i++) {
+        if (c->stage[i].cfg) config_free(c->stage[i].cfg);
+        free(c->stage[i].cfg);
+        free(c->stage[i].set);
+    }
+    free(c->stage);
     model_cfg_free(&c->model);
     *c = (Config){0};
 }

@@ -3,7 +3,7 @@
 #include "../layers/mixer.h"
 #include "tree.h"
 
-enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64 };
+enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64, STAGES_MAX = 64, STAGE_NAME_MAX = 32 };
 typedef struct {
     char name[64];
     const Mixer *mixer;
@@ -42,6 +42,11 @@ typedef struct {
     int tokenizer, seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
 } DataCfg;
+/* The loss on what mixers report of their caches, see train/compression.h. */
+typedef struct {
+    double target, weight; /* target 1: none */
+    bool ramp;
+} CompressionCfg;
 typedef struct {
     int64_t steps;
     double max_seconds;
@@ -53,28 +58,39 @@ typedef struct {
     bool keep_best;
     char sample_prompt[KEY_TEXT_MAX];
     int sample_tokens;
+    CompressionCfg compression;
 } TrainCfg;
 typedef struct {
     int kind; /* adamw */
-    double lr, min_lr, weight_decay, clip, beta1, beta2, eps;
-    int64_t warmup, schedule_steps; /* schedule_steps 0: train.steps */
-    int schedule;                   /* 0 cosine, 1 constant */
+    double lr, min_lr, weight_decay, clip, beta1, beta2, eps, balance_rate;
+    int64_t warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps */
+    int schedule;
 } OptimCfg;
+typedef struct Config Config;
+/* One stage of a run, see `stages` below. */
 typedef struct {
+    char name[KEY_TEXT_MAX]; /* below STAGE_NAME_MAX letters, digits, - and _; "" in a run without stages */
+    int64_t first, steps;    /* steps of the run before it, its own */
+    char *set;               /* what it changes, as a YAML map in one line */
+    Config *cfg;             /* its settings in full: those of the run with `set` put in, train.steps = steps */
+} Stage;
+struct Config {
     RunCfg run;
     ModelCfg model;
     char init_from[KEY_TEXT_MAX];
     DataCfg data;
     TrainCfg train;
     OptimCfg optim;
-} Config;
+    int nstages; /* 0: the run is one stage */
+    Stage *stage;
+};
 
 /* The order of the choices in config.c. */
 enum { DEVICE_AUTO, DEVICE_CPU };
 enum { DTYPE_AUTO, DTYPE_F32 };
 enum { TOKENIZER_BYTE };
 enum { OPTIM_ADAMW };
-enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
+enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
 /* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */
 bool config_read(Config *, const char *path, int noverride, char *const override[], Err *);
@@ -85,13 +101,24 @@ bool config_parse(Config *, const char *text, size_t n, const char *where, int n
 bool config_tree(Config *, Node *root, int noverride, char *const override[], Err *);
 /* What only training needs: run.dir and data.train are given. */
 bool config_trainable(const Config *, Err *);
-/* May a run begun with `saved` go on with `now`? Only run.*, train.steps, train.max_seconds, train.*_every, data.val
- * and the schedule's lengths (optim.warmup, optim.schedule_steps) may differ; the message names the first other key
- * that does. A vocab of 0 agrees with any. */
-bool config_resumable(const Config *saved, const Config *now, Err *);
+/* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
+ * train.*_every, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps, optim.decay_steps) may
+ * differ; the message names the first other key that does. So in the stage that the run is in; stages before it must be
+ * of as many steps as they were, those after it may be others. A vocab of 0 agrees with any. */
+bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
  * message names the first other key that does. */
 bool config_same_run(const Config *saved, const Config *now, Err *);
+
+/* Stages: a run goes through them in order, each with the settings of the run but for what its `set` says. Steps are
+ * counted through all of them and train.steps is their sum; warmup, schedule and Run.progress are a stage's own. */
+int config_stages(const Config *);         /* >= 1 */
+Stage config_stage(const Config *, int k); /* a view; without stages k = 0 is the run itself, its cfg the argument */
+/* The stage of the last of `step` steps: at a border the one that ends there. */
+int config_stage_at(const Config *, int64_t step);
+/* Samples and tokens that the first `step` steps read. */
+void config_position(const Config *, int64_t step, int64_t *samples, int64_t *tokens);
+
 /* The resolved settings as YAML that config_read accepts. malloc'ed text. */
 char *config_text(const Config *);
 /* The model's part alone, as one JSON object's text (for config.json), and back. */

@@ -38,16 +38,17 @@ static void write_model(Writer *w, const ModelCfg *m) {
     }
     write_map_end(w);
     write_name(w, "ffn");
-    write_list(w);
+    bool list = w->json || m->nffn > 1; /* one is one, so that its keys are model.ffn.NAME */
+    if (list) write_list(w);
     for (int i = 0; i < m->nffn; i++) {
-        write_item(w);
+        if (list) write_item(w);
         write_map(w, true);
         write_name(w, "kind");
         write_text(w, m->ffn[i].ffn->name);
         schema_write(w, m->ffn[i].ffn->keys, m->ffn[i].cfg);
         write_map_end(w);
     }
-    write_list_end(w);
+    if (list) write_list_end(w);
 }
 
 char *model_cfg_json(const ModelCfg *m) {
@@ -95,6 +96,7 @@ char *config_text(const Config *c) {
     write_map_end(&w);
     write_section(&w, "train", train_keys, &c->train);
     write_section(&w, "optim", optim_keys, &c->optim);
+    stages_write(&w, c);
     fputc('\n', w.f);
     close_text(&w, &text);
     return text;
@@ -104,8 +106,8 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {"train.steps",  "train.max_seconds",    "data.val",
-                                        "optim.warmup", "optim.schedule_steps", NULL};
+    static const char *const names[] = {"train.steps",          "train.max_seconds", "data.val", "optim.warmup",
+                                        "optim.schedule_steps", "optim.decay_steps", NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
@@ -166,11 +168,31 @@ static bool compare(const Config *saved, const Config *now, Walk k) {
     free(b);
     return ok;
 }
-bool config_resumable(const Config *saved, const Config *now, Err *e) {
-    return compare(saved, now, (Walk){may_differ, "that may not change on resume", e});
-}
 bool config_same_run(const Config *saved, const Config *now, Err *e) {
     return compare(saved, now, (Walk){same_anyway, "that would be another run", e});
+}
+
+bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *e) {
+    int last = config_stage_at(saved, step);
+    if (!saved->nstages != !now->nstages)
+        return err_input(e, "stages: %s, but the run was begun with %s; that may not change on resume",
+                         now->nstages ? "a list" : "none", saved->nstages ? "a list" : "none");
+    if (config_stages(now) <= last)
+        return err_input(e, "stages: a list of %d, but the run has come to stage %d, %s", now->nstages, last + 1,
+                         saved->stage[last].name);
+    for (int k = 0; k <= last; k++) {
+        Stage a = config_stage(saved, k), b = config_stage(now, k);
+        Err why = {0};
+        if (strcmp(a.name, b.name))
+            return err_input(e, "stages.%d.name: %s, but the run was begun with %s; that may not change on resume", k,
+                             b.name, a.name);
+        if (k < last ? a.steps != b.steps : now->nstages && b.first + b.steps < step)
+            return err_input(e, "stages.%d.steps: %lld, but the run has done %lld steps of stage %s", k,
+                             (long long)b.steps, (long long)(k < last ? a.steps : step - a.first), a.name);
+        if (!compare(a.cfg, b.cfg, (Walk){may_differ, "that may not change on resume", &why}))
+            return err_input(e, now->nstages ? "stage %s: %.250s" : "%s%s", a.name, why.msg);
+    }
+    return true;
 }
 
 /* ---- describing ----------------------------------------------------------------------------------------------------
@@ -206,6 +228,7 @@ void config_document(FILE *f, bool markdown) {
     for (const Key *k = config_keys; k->name; k++)
         if (k->type == KEY_TEXT) init[0] = *k;
     section(f, markdown, "init_from", "", init, "");
+    section(f, markdown, "stages", "a list; the run goes through them in order", stage_keys, "stages.N.");
     section(f, markdown, "data", "", data_keys, "data.");
     section(f, markdown, "train", "", train_keys, "train.");
     section(f, markdown, "optim", "", optim_keys, "optim.");

@@ -5,25 +5,28 @@
 
 typedef struct {
     size_t params;    /* N_all: every number of every weight; a tied embedding once */
+    size_t active;    /* N_active: of them, those that one token meets: all but the experts it does not choose */
     size_t embedding; /* numbers of the embedding table, shared with the head or not */
-    size_t matmul;    /* N_matmul: matrices that multiply every token: all but vectors and the looked-up table; the head
-                         counts even when it is the table (tied) */
-    int context;      /* C: tokens of a document for the figures below */
+    size_t matmul; /* N_matmul: matrices that multiply a token: all active but vectors and the looked-up table; the head
+                      counts even when it is the table (tied) */
+    int context;   /* C: tokens of a document for the figures below */
     /* FLOPs of one token at a document of C tokens, forward + backward = 3 forward; multiply-add = 2.
      * forward:   2 N_matmul + mean over t = 1..C of sum over layers of Mixer.flops(t): causal, windows counted exactly
      * itemised:  3 forward
-     * all_half:  6 N_all + 6 L d_model C               (llm.c: causal half, windows not counted)
+     * all_half:  6 N_active + 6 L d_model C            (llm.c: causal half, windows not counted)
      * matmul_full: 6 N_matmul + 12 sum over layers of H Dh min(C, window), written as 3 Mixer.flops(C)
      *                                                  (nanoGPT, nanochat: full square) */
     double forward, itemised, all_half, matmul_full;
+    double decode; /* FLOPs of the C-th token over a cache of the C-1 before it: 2 N_matmul + Mixer.decode_flops(C) */
 } Cost;
 /* The model may be opened dry. context >= 1. */
 Cost cost_model(const Model *, int context);
 
 typedef struct {
-    int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks */
+    int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks; where rows
+                           retire, the most there can be: none did */
     size_t token_bytes; /* of one token's row over all lanes; 0 in a layer that reads another's */
-    size_t state_bytes; /* per sequence */
+    size_t state_bytes; /* per sequence: states and carried rows */
     size_t bytes;       /* rows * token_bytes + state_bytes */
 } LayerCache;
 typedef struct {

@@ -6,7 +6,7 @@ enum { STREAM_INIT = 1 };
 void model_fields(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
     f->scope[0] = 0;
-    field(f, &w->embed, "model.embed_tokens.weight", 0, c->vocab, c->d_model);
+    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
     for (int l = 0; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         LayerWeights *lw = &w->layer[l];
@@ -22,7 +22,7 @@ void model_fields(const Model *m, Weights *w, Fields *f) {
     }
     f->scope[0] = 0;
     field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-    if (!c->tied) field(f, &w->head, "lm_head.weight", 0, c->vocab, c->d_model);
+    if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
 }
 
 static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {

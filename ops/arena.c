@@ -2,7 +2,7 @@
 #include "arena.h"
 #include <sys/mman.h>
 
-enum { ALIGN = 64, GUARD = 64, GUARD_BYTE = 0xA5 };
+enum { TAKES = 1024, ALIGN = 64, GUARD = 64, GUARD_BYTE = 0xA5 };
 
 bool arena_open(Arena *a, const char *name, size_t size, bool poison, Err *e) {
     *a = (Arena){.name = name, .size = size, .poison = poison};
@@ -12,7 +12,7 @@ bool arena_open(Arena *a, const char *name, size_t size, bool poison, Err *e) {
     if (p == MAP_FAILED)
         return err_world(e, "out of memory: %zu bytes for %s; a smaller batch or model needs less", size, name);
     a->base = p;
-    a->take = xcalloc(ARENA_TAKES, sizeof *a->take);
+    a->take = xcalloc((size_t)(a->most = TAKES), sizeof *a->take);
     if (poison) memset(a->base, 0xFF, size);
     return true;
 }
@@ -36,7 +36,7 @@ void *arena_take(Arena *a, size_t bytes, const char *name) {
     }
     if (!a->base) return NULL;
     CHECK(a->used <= a->size, "region %s is full at %s: %zu of %zu bytes", a->name, name, a->used, a->size);
-    CHECK(a->ntake < ARENA_TAKES, "region %s: too many takes at %s", a->name, name);
+    if (a->ntake == a->most) a->take = xrealloc(a->take, (size_t)(a->most = imax(TAKES, 2 * a->most)), sizeof *a->take);
     Take *t = &a->take[a->ntake++];
     t->end = end;
     snprintf(t->name, sizeof t->name, "%s", name);

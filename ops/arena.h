@@ -7,7 +7,6 @@
 #pragma once
 #include "tensor.h"
 
-enum { ARENA_TAKES = 8192 };
 typedef struct {
     size_t end; /* offset of the guard */
     char name[48];
@@ -18,8 +17,8 @@ typedef struct {
     size_t size, used, peak;
     char peak_at[48]; /* the take that made the peak */
     bool poison;
-    int ntake;
-    Take *take; /* ARENA_TAKES entries once open */
+    int ntake, most;
+    Take *take; /* `most` entries; grows, so that scratch, whose marks and releases come and go, soon grows no more */
 } Arena;
 typedef struct {
     size_t used;

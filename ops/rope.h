@@ -21,7 +21,8 @@ extern const Key rope_keys[];
 
 enum { ROPE_PAIRS = 256 };
 typedef struct {
-    int n; /* rotated numbers of a head, even, <= 2*ROPE_PAIRS; 0: no rotation */
+    int n;  /* rotated numbers of a head, even, <= 2*ROPE_PAIRS; 0: no rotation */
+    int at; /* the first of them in the head; 0 from rope_make */
     bool interleaved;
     double factor;        /* attention factor, on cos and sin alike */
     double f[ROPE_PAIRS]; /* radians per position, n/2 of them */

@@ -5,7 +5,8 @@
 
 typedef struct {
     double beta1, beta2, eps;
-    double decay; /* of matrices (param_decays); other tensors have none */
+    double decay;   /* of matrices (param_decays); other tensors have none */
+    double balance; /* step of FIELD_BALANCE tensors: w -= balance sign(g); no schedule, no memory of earlier steps */
 } AdamwCfg;
 
 /* One step, the t-th, t >= 1: bias corrections are 1 - beta^t. Gradients are read times gscale (clipping) and not

@@ -3,7 +3,8 @@
 
 Clip clip_norm(Run *r, const Params *s, double max_norm) {
     double sum = 0;
-    for (int i = 0; i < s->n; i++) sum += r->ops->sumsq(r, s->p[i].t[PARAM_GRAD]);
+    for (int i = 0; i < s->n; i++)
+        if (!(s->p[i].flags & FIELD_BALANCE)) sum += r->ops->sumsq(r, s->p[i].t[PARAM_GRAD]);
     double norm = sqrt(sum);
     /* An infinite norm would give scale 0 and hide itself as a step of nothing. */
     if (!isfinite(norm)) return (Clip){norm, NAN};

@@ -1,6 +1,7 @@
 /* clip.h: clipping by the global norm of the gradient. Source: arXiv:1211.5063.
  *
- *   norm = sqrt(sum of squares of every gradient's every number), in f64, tensors in order of declaration
+ *   norm = sqrt(sum of squares of every number of every gradient), in f64, tensors in order of declaration;
+ *           FIELD_BALANCE tensors have no gradient and do not count
  *   scale = max_norm / norm where norm > max_norm, else 1 */
 #pragma once
 #include "../ops/ops.h"

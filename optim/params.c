@@ -24,7 +24,9 @@ Fields params_visitor(Params *s, ParamRole role) {
     return (Fields){.see = see, .ctx = s};
 }
 
-bool param_decays(const Param *p) { return p->t[PARAM_WEIGHT].rank >= 2 && !(p->flags & FIELD_NODECAY); }
+bool param_decays(const Param *p) {
+    return p->t[PARAM_WEIGHT].rank >= 2 && !(p->flags & (FIELD_NODECAY | FIELD_BALANCE));
+}
 
 void params_check(const Params *s) {
     for (int i = 0; i < s->n; i++)

@@ -22,7 +22,7 @@ typedef struct {
 
 /* Weights come first; a later role that meets another name, shape or number of tensors is our own mistake (CHECK). */
 Fields params_visitor(Params *, ParamRole);
-/* Weight decay is for matrices: rank >= 2 and no FIELD_NODECAY. */
+/* Weight decay is for matrices: rank >= 2 and neither FIELD_NODECAY nor FIELD_BALANCE. */
 bool param_decays(const Param *);
 /* All roles were visited in full. */
 void params_check(const Params *);

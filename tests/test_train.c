@@ -246,15 +246,24 @@ Test(train, journal_records_are_json) {
     cr_assert(journal_open(&j, path, METRICS_MARK, -1, true, &e), "%s", e.msg);
     TrainRecord r = {
         .step = 7, .tokens = 1 << 20, .loss = 1.0 / 3, .lr = 1e-5, .grad_norm = 2, .tok_s = 1e6, .mfu = -1};
-    cr_assert(journal_train(&j, &r, &e) && journal_val(&j, 7, 2.5, 100, &e));
+    cr_assert(journal_train(&j, &r, &e) && journal_val(&j, &(ValRecord){7, 100, 2.5, NULL, false, 0}, &e));
+    r.stage = "a-1", r.reports = true, r.cr = 4.0 / 3, r.cr_loss = 0.125;
+    cr_assert(journal_train(&j, &r, &e));
+    r.cr = INFINITY;
+    cr_assert(journal_val(&j, &(ValRecord){7, 100, 2.5, "a-1", true, INFINITY}, &e) && journal_train(&j, &r, &e));
     journal_close(&j);
     size_t n;
     char *got = check_read(path, &n), *line = got;
     const char *want[] = {
         "{\"step\":7,\"loss\":0.3333333333,\"lr\":1e-05,\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,"
         "\"mfu\":null}\n",
-        "{\"step\":7,\"val_loss\":2.5,\"val_tokens\":100}\n"};
-    for (int i = 0; i < 2; i++, line = strchr(line, '\n') + 1) {
+        "{\"step\":7,\"val_loss\":2.5,\"val_tokens\":100}\n",
+        "{\"step\":7,\"stage\":\"a-1\",\"loss\":0.3333333333,\"cr\":1.333333333,\"cr_loss\":0.125,\"lr\":1e-05,"
+        "\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,\"mfu\":null}\n",
+        "{\"step\":7,\"stage\":\"a-1\",\"val_loss\":2.5,\"cr\":null,\"val_tokens\":100}\n",
+        "{\"step\":7,\"stage\":\"a-1\",\"loss\":0.3333333333,\"cr\":null,\"cr_loss\":0.125,\"lr\":1e-05,"
+        "\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,\"mfu\":null}\n"};
+    for (int i = 0; i < 5; i++, line = strchr(line, '\n') + 1) {
         cr_assert_eq(strncmp(line, want[i], strlen(want[i])), 0, "%s", line);
         json_t *o = json_parse(line, strlen(want[i]), "line", NULL, &e);
         cr_assert(o, "%s", e.msg);

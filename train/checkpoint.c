@@ -12,13 +12,14 @@ static bool state_write(const char *path, const Trainer *t, Err *e) {
     const TrainState *s = &t->state;
     json_t *best =
         s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
+    int64_t samples, tokens;
     char hash[20];
+    config_position(t->run, s->step, &samples, &tokens);
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)t->text.hash);
     json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "format", CHECKPOINT_FORMAT, "program",
-                          "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples",
-                          (json_int_t)s->step * t->cfg->train.batch, "tokens", (json_int_t)s->tokens, "seed",
-                          (json_int_t)t->cfg->run.seed, "text_tokens", (json_int_t)t->text.train.n, "text_hash", hash,
-                          "best", best);
+                          "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples", (json_int_t)samples,
+                          "tokens", (json_int_t)s->tokens, "seed", (json_int_t)t->run->run.seed, "text_tokens",
+                          (json_int_t)t->text.train.n, "text_hash", hash, "best", best);
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
     json_decref(j);
     return ok;
@@ -43,8 +44,8 @@ static bool best_read(const json_t *j, const char *path, TrainState *s, Err *e) 
     return whole(best, "step", path, s->step, &s->best_step, e);
 }
 
-static bool state_check(const json_t *j, const char *path, const Config *cfg, TrainState *s, Err *e) {
-    int64_t format = 0, per_step = (int64_t)cfg->train.batch * cfg->data.seq_len, max = (int64_t)1e12;
+static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e) {
+    int64_t format = 0, max = STAGES_MAX * (int64_t)1e12;
     if (!whole(j, "format", path, INT32_MAX, &format, e)) return false;
     if (format != CHECKPOINT_FORMAT)
         return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path,
@@ -56,10 +57,20 @@ static bool state_check(const json_t *j, const char *path, const Config *cfg, Tr
     s->text_hash = hash ? strtoull(hash, &end, 16) : 0;
     if (!hash || strlen(hash) != 16 || *end)
         return err_input(e, "%s: \"text_hash\": expected 16 hexadecimal digits", path);
-    if (s->step > INT64_MAX / per_step || s->tokens != s->step * per_step)
-        return err_input(e, "%s: %lld tokens after %lld steps, expected %lld a step", path, (long long)s->tokens,
-                         (long long)s->step, (long long)per_step);
     return best_read(j, path, s, e);
+}
+
+/* What the settings say of so many steps. */
+static bool state_check(const char *path, const char *dir, const Config *cfg, const TrainState *s, Err *e) {
+    int64_t samples, tokens;
+    if (s->step > cfg->train.steps)
+        return err_input(e, "train.steps: %lld is less than the %lld steps that checkpoint %s has done",
+                         (long long)cfg->train.steps, (long long)s->step, dir);
+    config_position(cfg, s->step, &samples, &tokens);
+    if (s->tokens != tokens)
+        return err_input(e, "%s: %lld tokens after %lld steps, expected %lld", path, (long long)s->tokens,
+                         (long long)s->step, (long long)tokens);
+    return true;
 }
 
 /* A directory that still bears the name of a checkpoint is the one of that step. */
@@ -74,12 +85,12 @@ static bool name_check(const char *dir, const TrainState *s, Err *e) {
     return true;
 }
 
-static bool settings_check(const char *dir, const Config *now, Err *e) {
+static bool settings_check(const char *dir, const Config *now, int64_t step, Err *e) {
     Config *saved = xcalloc(1, sizeof *saved);
     char *path = xformat("%s/trainer/config.yaml", dir);
     bool ok = config_read(saved, path, 0, NULL, e);
     if (ok) {
-        ok = config_resumable(saved, now, e);
+        ok = config_resumable(saved, now, step, e);
         config_free(saved);
     }
     free(path);
@@ -93,10 +104,8 @@ bool checkpoint_peek(const char *dir, const Config *cfg, TrainState *s, Err *e) 
     bool ok = file_exists(trainer, "state.json") ||
               err_input(e, "%s: no checkpoint of training: %s is missing; give a step-* directory", dir, path);
     json_t *j = ok ? json_read(path, e) : NULL;
-    ok = j && settings_check(dir, cfg, e) && state_check(j, path, cfg, s, e) && name_check(dir, s, e);
-    if (ok && s->step > cfg->train.steps)
-        ok = err_input(e, "train.steps: %lld is less than the %lld steps that checkpoint %s has done",
-                       (long long)cfg->train.steps, (long long)s->step, dir);
+    ok = j && state_read(j, path, s, e) && settings_check(dir, cfg, s->step, e) && state_check(path, dir, cfg, s, e) &&
+         name_check(dir, s, e);
     json_decref(j);
     free(path);
     free(trainer);
@@ -142,10 +151,16 @@ static bool text_check(const char *dir, const Trainer *t, Err *e) {
 }
 
 bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
+    if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
+    if (config_stage_at(t->run, t->state.step) != t->stage)
+        return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
+    return text_check(dir, t, e) && config_check(dir, e) && checkpoint_load_numbers(t, dir, e);
+}
+
+bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
     char *path = xformat("%s/trainer/optimizer.safetensors", dir);
     St st;
-    bool ok = checkpoint_peek(dir, t->cfg, &t->state, e) && text_check(dir, t, e) && config_check(dir, e) &&
-              hf_load(dir, &t->model, e) && st_open(&st, path, e);
+    bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
     if (ok) {
         ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
              moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
@@ -155,9 +170,43 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     return ok;
 }
 
-bool checkpoint_load_weights(Trainer *t, const char *model, Err *e) {
+static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
+    ModelCfg from = {0};
+    Tokenizer its;
+    char *path = xformat("%s/tokenizer.json", dir);
+    bool ok = hf_config_read(dir, &from, e);
+    if (ok && from.vocab != to->vocab)
+        ok = err_input(e, "%s has a vocabulary of %d, model.vocab is %d", dir, from.vocab, to->vocab);
+    if (ok && (ok = tokenizer_load(&its, path, e))) {
+        char *a = tokenizer_json(&its), *b = tokenizer_json(tok);
+        json_t *x = json_parse(a, strlen(a), path, NULL, NULL), *y = json_parse(b, strlen(b), path, NULL, NULL);
+        ok = json_equal(x, y) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
+        json_decref(x);
+        json_decref(y);
+        free(a);
+        free(b);
+        tokenizer_close(&its);
+    }
+    model_cfg_free(&from);
+    free(path);
+    return ok;
+}
+
+bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
+    const ModelCfg *m = &config_stage(c, 0).cfg->model;
+    Tokenizer tok = tokenizer_byte();
     char dir[4096];
-    return model_dir_resolve(model, dir, e) && hf_load(dir, &t->model, e);
+    Err why = {0};
+    if (!*init_from ||
+        (model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, &tok, &why) && hf_check(dir, m, &why)))
+        return true;
+    if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
+    return err_input(e, "init_from: %.280s", why.msg);
+}
+
+bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
+    char dir[4096];
+    return model_dir_resolve(init_from, dir, e) && hf_load(dir, &t->model, e);
 }
 
 /* ---- saving ---------------------------------------------------------------------------------------------------------
@@ -192,7 +241,7 @@ static bool files_write(const Trainer *t, const char *dir, Err *e) {
     ok = ok && hf_save(dir, &t->model, &ids, REAL, e) &&
          text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
          text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e) &&
-         text_write(trainer, "config.yaml", config_text(t->cfg), e) && moments_write(moments, &t->model, e) &&
+         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, &t->model, e) &&
          state_write(state, t, e);
     free(trainer);
     free(moments);

@@ -8,7 +8,7 @@ const char *stop_name(Stop); /* "steps", "time", "signal" */
 /* SIGINT and SIGTERM end the run after the step under way; a second one ends the process at once (130). */
 void train_catch_signals(void);
 
-/* From t->state to train.steps: steps, records, validations, samples, checkpoints; `last` is filled with the last
- * step's record. On success the state is saved, whatever the reason to stop. A failure's message names the newest
- * checkpoint, which is intact. */
+/* From t->state to train.steps, through the stages: steps, records, validations, samples, checkpoints; `last` is filled
+ * with the last step's record. On success the state is saved, whatever the reason to stop. A failure's message names
+ * the newest checkpoint, which is intact. */
 bool train_loop(Trainer *, TrainRecord *last, Stop *, Err *);

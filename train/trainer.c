@@ -20,6 +20,7 @@ static bool text_open(Trainer *t, Err *e) {
 static bool vocab_set(Trainer *t, Err *e) {
     ModelCfg *m = &t->cfg->model;
     if (!m->vocab) m->vocab = t->tok.vocab;
+    t->run->model.vocab = m->vocab;
     if (m->vocab >= t->tok.vocab) return true;
     return err_input(e, "model.vocab: %d is less than the %d ids of data.tokenizer", m->vocab, t->tok.vocab);
 }
@@ -67,10 +68,24 @@ static void params_collect(Trainer *t) {
     params_check(&t->params);
 }
 
-bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) {
+bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) { return trainer_open_stage(t, cfg, 0, dry, e); }
+
+bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
+    Stage s = config_stage(run, k);
+    Config *cfg = s.cfg;
     const TrainCfg *c = &cfg->train;
-    *t =
-        (Trainer){.cfg = cfg, .dry = dry, .saved = -1, .val_step = -1, .start = now_seconds(), .tok = tokenizer_byte()};
+    int64_t tokens;
+    *t = (Trainer){.run = run,
+                   .cfg = cfg,
+                   .stage = k,
+                   .name = run->nstages ? run->stage[k].name : NULL,
+                   .first = s.first,
+                   .dry = dry,
+                   .saved = -1,
+                   .val_step = -1,
+                   .start = now_seconds(),
+                   .tok = tokenizer_byte()};
+    config_position(run, s.first, &t->first_sample, &tokens);
     t->dir.fd = t->dir.lock = -1;
     ModelOpts o = {.train = true,
                    .max_rows = c->micro_batch * cfg->data.seq_len,
@@ -90,6 +105,14 @@ bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) {
     return true;
 }
 
+bool trainer_reads(Trainer *t, Err *e) {
+    t->dry = false;
+    bool ok = text_open(t, e);
+    t->dry = true;
+    stream_close(&t->text);
+    return ok;
+}
+
 void trainer_close(Trainer *t) {
     session_close(&t->session);
     params_free(&t->params);
@@ -97,6 +120,7 @@ void trainer_close(Trainer *t) {
     loader_close(&t->loader);
     arena_close(&t->rows);
     stream_close(&t->text);
+    tokenizer_close(&t->tok);
     if (t->dev) device_close(t->dev);
     t->dev = NULL;
 }
@@ -186,9 +210,14 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     const OptimCfg *o = &t->cfg->optim;
     int64_t count = (int64_t)c->batch * t->cfg->data.seq_len; /* every row has a target */
-    uint64_t sample = (uint64_t)t->state.step * (uint64_t)c->batch;
+    int64_t done = t->state.step - t->first;                  /* of the stage */
+    uint64_t sample = (uint64_t)(t->first_sample + done * c->batch);
     double sum = 0;
     t->model.step = (uint64_t)t->state.step;
+    t->model.progress = (double)done / (double)c->steps;
+    compression_begin(&t->compression, &c->compression, t->model.progress, c->batch);
+    t->model.stat_loss = compression_stat;
+    t->model.stat_ctx = &t->compression;
     model_zero_grad(&t->model);
     for (int at = 0; at < c->batch; at += c->micro_batch) {
         Loader *l = &t->loader;
@@ -201,12 +230,14 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     Clip clip = clip_norm(&run, &t->params, o->clip);
     r->loss = sum / (double)count;
     r->grad_norm = clip.norm;
-    ScheduleCfg s = {o->lr, o->min_lr, o->warmup, o->schedule_steps ? o->schedule_steps : c->steps};
-    r->lr = schedules[o->schedule].lr(&s, t->state.step);
-    if (!isfinite(r->loss) || !isfinite(clip.norm))
+    r->reports = compression_achieved(&t->compression, &r->cr);
+    r->cr_loss = t->compression.loss;
+    ScheduleCfg s = {o->lr, o->min_lr, o->warmup, o->schedule_steps ? o->schedule_steps : c->steps, o->decay_steps};
+    r->lr = schedules[o->schedule].lr(&s, done);
+    if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
         return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
                          (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
-    AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay};
+    AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay, o->balance_rate};
     adamw_step(&run, &t->params, &a, r->lr, clip.scale, t->state.step + 1);
     t->state.step++;
     t->state.tokens += count;
@@ -219,6 +250,9 @@ bool trainer_validate(Trainer *t, double *loss, int64_t *n, Err *e) {
     uint64_t windows = loader_val_windows(t->text.val, t->cfg->data.seq_len, most), at = 0;
     double sum = 0;
     *n = 0;
+    compression_begin(&t->compression, NULL, 1, 1);
+    t->model.stat_loss = compression_stat;
+    t->model.stat_ctx = &t->compression;
     while (at < windows) {
         int b = (int)zmin((size_t)t->cfg->train.micro_batch, (size_t)(windows - at));
         loader_val(l, t->text.val, t->tok.eot, most, at, b);
@@ -246,14 +280,15 @@ bool trainer_finite(Trainer *t, Err *e) {
 
 bool trainer_sample(Trainer *t, Err *e) {
     const char *prompt = t->cfg->train.sample_prompt;
-    int n = (int)strlen(prompt), eot = t->tok.eot, *ids = xcalloc((size_t)n + 1, sizeof *ids);
-    ids[0] = eot;
-    int given = 1 + (int)tokenizer_encode(&t->tok, prompt, (size_t)n, ids + 1);
+    int n = (int)strlen(prompt), eot = t->tok.eot;
+    Ids ids = {0};
+    ids_push(&ids, eot);
+    tokenizer_encode(&t->tok, prompt, (size_t)n, 0, &ids);
     Sampler s = sampler_default();
     s.temperature = 0.8;
     s.seed = rng_mix(rng_name((uint64_t)t->cfg->run.seed, "samples"), (uint64_t)t->state.step);
     GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = 1, .eos = &eot};
-    Generation g = {.prompt = ids, .nprompt = given};
+    Generation g = {.prompt = ids.id, .nprompt = (int)ids.n};
     bool ok = generate(&t->session, &t->tok, &o, 1, &g, e);
     if (ok) {
         char *text = xcalloc((size_t)n + g.text.n + 1, 1);
@@ -263,6 +298,6 @@ bool trainer_sample(Trainer *t, Err *e) {
         free(text);
     }
     generation_free(&g);
-    free(ids);
+    ids_free(&ids);
     return ok;
 }

@@ -6,12 +6,8 @@ static const Key keys[] = {
     {"hidden", KEY_INT, offsetof(SwigluCfg, hidden), NULL, 1, 1 << 20, "width between the two projections", 0, 0},
     {0},
 };
-typedef struct {
-    Tensor gate, up, down;
-} W;
-typedef struct {
-    Tensor gate, up; /* (N,F) */
-} S;
+typedef SwigluWeights W;
+typedef SwigluSaved S;
 
 static bool check(void *cfg, Err *e) {
     (void)cfg, (void)e;

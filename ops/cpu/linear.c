@@ -1,34 +1,36 @@
 /* linear.c: y = x w^T and its backward; embedding. */
 #include "vec.h"
 
+/* The N products of rows of x with one row of weights, which is read once and meets all of them while it is in
+ * registers; outputs lie ldy apart. */
+static void few_dots(real *y, size_t ldy, const real *x, const real *w, int N, int I) {
+    int m = 0;
+    for (; m + 4 <= N; m += 4) {
+        const real *a = x + (size_t)m * (size_t)I, *b = a + I, *c = b + I, *d = c + I;
+        real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+        for (int i = 0; i < I; i++) {
+            s0 += a[i] * w[i];
+            s1 += b[i] * w[i];
+            s2 += c[i] * w[i];
+            s3 += d[i] * w[i];
+        }
+        y[(size_t)m * ldy] = s0;
+        y[(size_t)(m + 1) * ldy] = s1;
+        y[(size_t)(m + 2) * ldy] = s2;
+        y[(size_t)(m + 3) * ldy] = s3;
+    }
+    for (; m < N; m++) y[(size_t)m * ldy] = dot(x + (size_t)m * (size_t)I, w, I);
+}
+
 #ifndef KV_DOUBLE
 enum {
     FEW = 8
 }; /* rows up to which w is read once, row by row, at memory speed, instead of being packed by the library */
 
-/* y (N,O), N <= FEW: each output's weights are read once and meet all rows while they are in registers. */
 static void linear_few(const Device *dev, real *y, const real *x, const real *w, int N, int O, int I) {
     #pragma omp parallel for schedule(static) num_threads(dev->threads) if ((long)N * O * I > 4 * ALONE)
-    for (int o = 0; o < O; o++) {
-        const real *wo = w + (size_t)o * (size_t)I;
-        int m = 0;
-        for (; m + 4 <= N; m += 4) {
-            const real *a = x + (size_t)m * (size_t)I, *b = a + I, *c = b + I, *d = c + I;
-            real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-    #pragma omp simd reduction(+ : s0, s1, s2, s3)
-            for (int i = 0; i < I; i++) {
-                s0 += a[i] * wo[i];
-                s1 += b[i] * wo[i];
-                s2 += c[i] * wo[i];
-                s3 += d[i] * wo[i];
-            }
-            y[(size_t)m * (size_t)O + (size_t)o] = s0;
-            y[(size_t)(m + 1) * (size_t)O + (size_t)o] = s1;
-            y[(size_t)(m + 2) * (size_t)O + (size_t)o] = s2;
-            y[(size_t)(m + 3) * (size_t)O + (size_t)o] = s3;
-        }
-        for (; m < N; m++) y[(size_t)m * (size_t)O + (size_t)o] = dot(x + (size_t)m * (size_t)I, wo, I);
-    }
+    for (int o = 0; o < O; o++) few_dots(y + o, (size_t)O, x, w + (size_t)o * (size_t)I, N, I);
 }
 #endif
 
@@ -67,6 +69,45 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
         const real *g = R(dy) + (size_t)i * (size_t)O;
         for (int o = 0; o < O; o++) R(dbias)[o] += g[o];
     }
+}
+
+/* A block of rows of one head; the heads' rows lie ldx and ldy apart. wt: room for W_h turned, or NULL. */
+static void head_rows(real *y, size_t ldy, const real *x, size_t ldx, const real *w, real *wt, int n, int O, int I,
+                      bool turned) {
+    int width = turned ? I : O;
+    if (!turned && !wt) { /* decoding: W_h is read once, where it lies */
+        for (int o = 0; o < O; o++)
+            for (int m = 0; m < n; m++)
+                y[(size_t)m * ldy + (size_t)o] = dot(x + (size_t)m * ldx, w + (size_t)o * (size_t)I, I);
+        return;
+    }
+    for (int m = 0; m < n; m++) memset(y + (size_t)m * ldy, 0, (size_t)width * sizeof(real));
+    for (int o = 0; !turned && o < O; o++)
+        for (int i = 0; i < I; i++) wt[(size_t)i * (size_t)O + (size_t)o] = w[(size_t)o * (size_t)I + (size_t)i];
+    tile_mm(y, ldy, x, ldx, 1, turned ? w : wt, (size_t)width, n, turned ? O : I, width);
+}
+static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
+    enum { ROWS = 128, FEW_ROWS = 8 };
+    int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
+    CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
+          w.n[0], I, H, y.n[1]);
+    CHECK(x.n[2] >= (turned ? O : I) && y.n[2] >= (turned ? I : O), "x %d, y %d, W (%d,%d)", x.n[2], y.n[2], O, I);
+    if (M == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    bool pack = !turned && M > FEW_ROWS;
+    Tensor wt = pack ? SCRATCH(r, "heads' weights turned", r->dev->threads, I, O) : ABSENT;
+    if (!measuring(r)) {
+        size_t ldx = (size_t)H * (size_t)x.n[2], ldy = (size_t)H * (size_t)y.n[2];
+#pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)M * H * O * I > ALONE)
+        for (int h = 0; h < H; h++)
+            for (int m = 0; m < M; m += ROWS)
+                head_rows(R(y) + (size_t)m * ldy + (size_t)h * (size_t)y.n[2], ldy,
+                          R(x) + (size_t)m * ldx + (size_t)h * (size_t)x.n[2], ldx,
+                          R(w) + ((size_t)h * (size_t)each + (size_t)row) * (size_t)I,
+                          pack ? R(wt) + (size_t)omp_get_thread_num() * (size_t)I * (size_t)O : NULL, imin(ROWS, M - m),
+                          O, I, turned);
+    }
+    arena_release(r->scratch, mark);
 }
 
 static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) {

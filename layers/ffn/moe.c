@@ -1,0 +1,185 @@
+/* moe.c: the mixture of experts. See ffn.h for the formulas, route.c for the router.
+ *
+ * Rows are copied into the order of their experts, go through one product per expert and projection, and are added up
+ * again per row in the order of the experts' numbers: nothing depends on how rows are spread over threads. The weight
+ * multiplies the expert's hidden numbers, of which there are fewer than outputs; so the derivative by the weight needs
+ * no output of an expert again. The choice is made again in backward, from the saved scores, instead of being kept. */
+#include "ffn.h"
+
+static const char *const routers[] = {"softmax", "sigmoid", NULL};
+#define AT(member) offsetof(MoeCfg, member)
+static const Key keys[] = {
+    {"experts", KEY_INT, AT(experts), NULL, 1, EXPERTS_MAX, "number of experts that the router chooses from", 0, 0},
+    {"top_k", KEY_INT, AT(top_k), NULL, 1, EXPERTS_MAX, "experts chosen for each token", 0, 0},
+    {"hidden", KEY_INT, AT(hidden), NULL, 1, 1 << 20, "width between the two projections of one expert", 0, 0},
+    {"shared", KEY_INT, AT(shared), "0", 0, EXPERTS_MAX, "experts that every token meets, beside those chosen", 0, 0},
+    {"router", KEY_CHOICE, AT(router), "softmax", 0, 0,
+     "scores of the experts: softmax over all of them, or a sigmoid each", routers, 0},
+    {"norm_topk", KEY_BOOL, AT(norm_topk), "true", 0, 0, "weights of the chosen experts are made to add up to `scale`",
+     0, 0},
+    {"scale", KEY_FLOAT, AT(scale), "1", 1e-6, 1e6, "factor of the weights", 0, 0},
+    {"groups", KEY_INT, AT(groups), "1", 1, EXPERTS_MAX, "groups of neighbouring experts; divides experts", 0, 0},
+    {"top_groups", KEY_INT, AT(top_groups), "0", 0, EXPERTS_MAX,
+     "groups that a token may choose from, those of the highest scores; 0: all", 0, 0},
+    {"bias_balance", KEY_BOOL, AT(bias_balance), "false", 0, 0,
+     "a bias per expert, for the choice alone, that optim.balance_rate moves towards equal loads", 0, 0},
+    {0},
+};
+#undef AT
+
+typedef struct {
+    Tensor router, bias; /* (E,d) (E) */
+    SwigluWeights shared;
+    Tensor gate[EXPERTS_MAX], up[EXPERTS_MAX], down[EXPERTS_MAX]; /* (F,d) (F,d) (d,F) */
+} W;
+typedef struct {
+    Tensor p;        /* (N,E) scores */
+    Tensor gate, up; /* (N K,F) of the pairs, by place */
+    SwigluSaved shared;
+} S;
+
+static SwigluCfg shared_cfg(const MoeCfg *c) { return (SwigluCfg){c->base, c->shared * c->hidden}; }
+
+static bool check(void *cfg, Err *e) {
+    MoeCfg *c = cfg;
+    if (c->top_k > c->experts)
+        return err_input(e, "top_k: %d is more than experts, %d; choose at most all", c->top_k, c->experts);
+    if (c->experts % c->groups)
+        return err_input(e, "groups: %d does not divide experts, %d; groups are of one size", c->groups, c->experts);
+    if (c->top_groups > c->groups)
+        return err_input(e, "top_groups: %d is more than groups, %d; 0 means all", c->top_groups, c->groups);
+    if (!c->top_groups) c->top_groups = c->groups;
+    int most = c->top_groups * (c->experts / c->groups);
+    if (c->top_k > most)
+        return err_input(e, "top_k: %d is more than the %d experts of top_groups %d; raise top_groups", c->top_k, most,
+                         c->top_groups);
+    if (c->shared && c->hidden > (1 << 20) / c->shared)
+        return err_input(e, "shared: %d experts of hidden %d are wider than %d together; lower one", c->shared,
+                         c->hidden, 1 << 20);
+    return true;
+}
+static void expert_field(Fields *f, Tensor *t, int e, const char *name, unsigned flags, int out, int in) {
+    char path[64];
+    snprintf(path, sizeof path, "experts.%d.%s.weight", e, name);
+    field(f, t, path, flags, out, in);
+}
+static void weights(const void *cfg, void *w_, Fields *f) {
+    const MoeCfg *c = cfg;
+    W *w = w_;
+    int d = c->base.d_model;
+    field(f, &w->router, "gate.weight", 0, c->experts, d);
+    if (c->bias_balance)
+        field(f, &w->bias, "gate.e_score_correction_bias", FIELD_ZEROS | FIELD_NODECAY | FIELD_F32 | FIELD_BALANCE,
+              c->experts);
+    for (int e = 0; e < c->experts; e++) {
+        expert_field(f, &w->gate[e], e, "gate_proj", 0, c->hidden, d);
+        expert_field(f, &w->up[e], e, "up_proj", 0, c->hidden, d);
+        expert_field(f, &w->down[e], e, "down_proj", FIELD_RESIDUAL, d, c->hidden);
+    }
+    if (!c->shared) return;
+    SwigluCfg dense = shared_cfg(c);
+    size_t n = strlen(f->scope);
+    snprintf(f->scope + n, sizeof f->scope - n, "shared_experts.");
+    swiglu_ffn.weights(&dense, &w->shared, f);
+    f->scope[n] = 0;
+}
+static void saved(const void *cfg, int N, void *s_, Fields *f) {
+    const MoeCfg *c = cfg;
+    S *s = s_;
+    field(f, &s->p, "router scores", FIELD_F32, N, c->experts);
+    field(f, &s->gate, "experts' gate", 0, N * c->top_k, c->hidden);
+    field(f, &s->up, "experts' up", 0, N * c->top_k, c->hidden);
+    SwigluCfg dense = shared_cfg(c);
+    if (c->shared) swiglu_ffn.saved(&dense, N, &s->shared, f);
+}
+
+static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_, Tensor y) {
+    const MoeCfg *c = cfg;
+    const W *w = w_;
+    S *s = s_;
+    int M = x.n[0] * c->top_k;
+    if (c->shared) {
+        SwigluCfg dense = shared_cfg(c);
+        swiglu_ffn.forward(r, &dense, &w->shared, x, &s->shared, y);
+    } else {
+        r->ops->zero(r, y);
+    }
+    Mark mark = arena_mark(r->scratch);
+    route_scores(r, c, s->p, x, w->router);
+    Route t = route_choose(r, c, s->p, w->bias);
+    Groups g = {c->experts, t.off};
+    Tensor rows = SCRATCH(r, "rows by expert", M, c->base.d_model), act = SCRATCH(r, "act", M, c->hidden);
+    r->ops->spread(r, rows, x, t.row);
+    r->ops->linear_groups(r, s->gate, rows, g, w->gate);
+    r->ops->linear_groups(r, s->up, rows, g, w->up);
+    r->ops->swiglu_rows(r, act, s->gate, s->up, t.weight);
+    r->ops->linear_groups(r, rows, act, g, w->down); /* their input is not needed any more */
+    r->ops->collect(r, y, rows, t.place, c->top_k);
+    arena_release(r->scratch, mark);
+}
+
+/* Of the experts: adds to dx and dw; dweight (M) is overwritten. */
+static void experts_backward(Run *r, const MoeCfg *c, const W *w, W *dw, const Route *t, Tensor x, const S *s,
+                             Tensor dy, Tensor dx, Tensor dweight) {
+    int M = x.n[0] * c->top_k, d = c->base.d_model, F = c->hidden;
+    Groups g = {c->experts, t->off};
+    Mark mark = arena_mark(r->scratch);
+    Tensor rows = SCRATCH(r, "rows by expert", M, d), drows = SCRATCH(r, "d rows", M, d), act = SCRATCH(r, "act", M, F),
+           dact = SCRATCH(r, "d act", M, F), dgate = SCRATCH(r, "d gate", M, F), dup = SCRATCH(r, "d up", M, F);
+    r->ops->swiglu_rows(r, act, s->gate, s->up, t->weight);
+    r->ops->spread(r, drows, dy, t->row); /* first dy, by place */
+    r->ops->zero(r, dact);
+    r->ops->linear_groups_backward(r, dact, dw->down, drows, act, g, w->down);
+    r->ops->zero(r, dgate);
+    r->ops->zero(r, dup);
+    r->ops->zero(r, dweight);
+    r->ops->swiglu_rows_backward(r, dgate, dup, dweight, dact, s->gate, s->up, t->weight);
+    r->ops->spread(r, rows, x, t->row);
+    r->ops->zero(r, drows); /* then dx */
+    r->ops->linear_groups_backward(r, drows, dw->gate, dgate, rows, g, w->gate);
+    r->ops->linear_groups_backward(r, drows, dw->up, dup, rows, g, w->up);
+    r->ops->collect(r, dx, drows, t->place, c->top_k);
+    arena_release(r->scratch, mark);
+}
+
+static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const void *s_, Tensor dy,
+                     Tensor dx) {
+    const MoeCfg *c = cfg;
+    const W *w = w_;
+    W *dw = dw_;
+    const S *s = s_;
+    int N = x.n[0];
+    if (c->shared) {
+        SwigluCfg dense = shared_cfg(c);
+        swiglu_ffn.backward(r, &dense, &w->shared, &dw->shared, x, &s->shared, dy, dx);
+    }
+    Mark mark = arena_mark(r->scratch);
+    Route t = route_choose(r, c, s->p, w->bias);
+    Tensor dweight = SCRATCH(r, "d weights", N * c->top_k), dlogits = SCRATCH(r, "d logits", N, c->experts);
+    experts_backward(r, c, w, dw, &t, x, s, dy, dx, dweight);
+    route_backward(r, c, &t, dlogits, dweight, s->p);
+    r->ops->linear_backward(r, dx, dw->router, ABSENT, dlogits, x, w->router);
+    for (int e = 0; c->bias_balance && !measuring(r) && e < c->experts; e++)
+        R(dw->bias)[e] += (real)c->experts * (real)(t.off[e + 1] - t.off[e]) - (real)N * (real)c->top_k;
+    arena_release(r->scratch, mark);
+}
+
+static size_t idle(const void *cfg) {
+    const MoeCfg *c = cfg;
+    return (size_t)(c->experts - c->top_k) * 3 * (size_t)c->base.d_model * (size_t)c->hidden;
+}
+
+const Ffn moe_ffn = {
+    .name = "moe",
+    .source = "arXiv:2401.04088, 2412.19437",
+    .keys = keys,
+    .cfg_size = sizeof(MoeCfg),
+    .w_size = sizeof(W),
+    .s_size = sizeof(S),
+    .check = check,
+    .weights = weights,
+    .saved = saved,
+    .forward = forward,
+    .backward = backward,
+    .idle = idle,
+};

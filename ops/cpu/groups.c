@@ -1,0 +1,193 @@
+/* groups.c: rows sorted into groups, each with a matrix of its own (the experts of a mixture).
+ *
+ * How many rows a group has is known at run time only and changes with every pass, so these products are not the
+ * library's, which prepares itself for each shape it meets. They are tiles of vec.h over packed blocks; a task is a
+ * block of one group's result, summed by one thread in one order. */
+#include "vec.h"
+
+enum { PANEL = 64, DEPTH = 256, OUTS = 256, GROUP_FEW = 4 };
+
+/* The groups that have rows, ascending, into `used`; returns how many. *most: rows of the largest. */
+static int groups_used(Groups g, int *used, int *most) {
+    int n = 0;
+    *most = 0;
+    for (int i = 0; i < g.n; i++) {
+        int rows = g.off[i + 1] - g.off[i];
+        CHECK(rows >= 0, "group %d has %d rows", i, rows);
+        if (rows) used[n++] = i;
+        *most = imax(*most, rows);
+    }
+    return n;
+}
+static int parts(int n, int of) { return (n + of - 1) / of; }
+
+/* t (k,PANEL) = columns k0..k0+k-1 of n rows, ld apart; filled with zeros up to w columns. */
+static void panel_rows(real *t, const real *x, size_t ld, int n, int w, int k) {
+    for (int i = 0; i < k; i++) {
+        for (int j = 0; j < n; j++) t[i * PANEL + j] = x[(size_t)j * ld + (size_t)i];
+        for (int j = n; j < w; j++) t[i * PANEL + j] = 0;
+    }
+}
+/* t (k,PANEL) = k rows, ld apart, of w numbers. */
+static void panel_columns(real *t, const real *x, size_t ld, int k, int w) {
+    for (int i = 0; i < k; i++) memcpy(t + i * PANEL, x + (size_t)i * ld, (size_t)w * sizeof *t);
+}
+
+/* n rows of y, outputs o0..o0+outs-1: the transpose of w x^T, for which only the few rows are turned. */
+static void group_forward(real *y, const real *x, const real *w, int n, int o0, int outs, int O, int I, real *mem) {
+    real *panel = mem, *c = mem + DEPTH * PANEL;
+    int width = parts(n, VL) * VL;
+    memset(c, 0, (size_t)outs * PANEL * sizeof *c);
+    for (int k0 = 0; k0 < I; k0 += DEPTH) {
+        int k = imin(DEPTH, I - k0);
+        panel_rows(panel, x + k0, (size_t)I, n, width, k);
+        tile_mm(c, PANEL, w + (size_t)o0 * (size_t)I + (size_t)k0, (size_t)I, 1, panel, PANEL, outs, k, width);
+    }
+    for (int i = 0; i < n; i++)
+        for (int o = 0; o < outs; o++) y[(size_t)i * (size_t)O + (size_t)(o0 + o)] = c[o * PANEL + i];
+}
+static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
+    int O = w[0].n[0], I = w[0].n[1], M = y.n[0], threads = r->dev->threads, most;
+    CHECK(x.n[0] == M && x.n[1] == I && y.n[1] == O, "x (%d,%d), y (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, y.n[1], O,
+          I);
+    Mark mark = arena_mark(r->scratch);
+    Tensor mem = SCRATCH(r, "group panels", threads, DEPTH + OUTS, PANEL);
+    int *used = arena_take(r->scratch, (size_t)g.n * sizeof *used, "groups");
+    if (!measuring(r)) {
+        CHECK(g.off[0] == 0 && g.off[g.n] == M, "%d rows in groups, %d given", g.off[g.n], M);
+        int n = groups_used(g, used, &most), panels = parts(most, PANEL), blocks = parts(O, OUTS);
+#pragma omp parallel for collapse(3) schedule(dynamic) num_threads(threads) if ((double)M * O * I > ALONE)
+        for (int u = 0; u < n; u++)
+            for (int b = 0; b < blocks; b++)
+                for (int p = 0; p < panels; p++) {
+                    int m0 = g.off[used[u]], rows = g.off[used[u] + 1] - m0, o0 = b * OUTS, outs = imin(OUTS, O - o0);
+                    const real *we = R(w[used[u]]);
+                    if (p * PANEL >= rows) continue;
+                    m0 += p * PANEL;
+                    real *ym = R(y) + (size_t)m0 * (size_t)O;
+                    const real *xm = R(x) + (size_t)m0 * (size_t)I;
+                    if (rows <= GROUP_FEW)
+                        for (int o = o0; o < o0 + outs; o++)
+                            few_dots(ym + o, (size_t)O, xm, we + (size_t)o * (size_t)I, rows, I);
+                    else
+                        group_forward(ym, xm, we, imin(PANEL, rows - p * PANEL), o0, outs, O, I,
+                                      R(mem) + (size_t)omp_get_thread_num() * (DEPTH + OUTS) * PANEL);
+                }
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* Columns c0..c0+w-1 of n rows of dx += dy we. */
+static void group_dx(real *dx, const real *dy, const real *we, int n, int c0, int w, int O, int I, real *panel) {
+    for (int k0 = 0; k0 < O; k0 += DEPTH) {
+        int k = imin(DEPTH, O - k0);
+        const real *b = we + (size_t)k0 * (size_t)I + (size_t)c0;
+        size_t ldb = (size_t)I;
+        if (n > TILE_ROWS) { /* read again by every tile of rows */
+            panel_columns(panel, b, ldb, k, w);
+            b = panel, ldb = PANEL;
+        }
+        tile_mm(dx + c0, (size_t)I, dy + k0, (size_t)O, 1, b, ldb, n, k, w);
+    }
+}
+/* Rows o0..o0+outs-1 of dwe += dy^T x over n rows. */
+static void group_dw(real *dwe, const real *dy, const real *x, int n, int o0, int outs, int O, int I, real *mem) {
+    real *a = mem, *panel = mem + PANEL * DEPTH;
+    for (int k0 = 0; k0 < n; k0 += DEPTH) {
+        int k = imin(DEPTH, n - k0);
+        for (int i = 0; i < k; i++)
+            for (int o = 0; o < outs; o++) a[o * DEPTH + i] = dy[(size_t)(k0 + i) * (size_t)O + (size_t)(o0 + o)];
+        for (int c0 = 0; c0 < I; c0 += PANEL) {
+            int w = imin(PANEL, I - c0);
+            panel_columns(panel, x + (size_t)k0 * (size_t)I + (size_t)c0, (size_t)I, k, w);
+            tile_mm(dwe + (size_t)o0 * (size_t)I + (size_t)c0, (size_t)I, a, DEPTH, 1, panel, PANEL, outs, k, w);
+        }
+    }
+}
+static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+    int O = w[0].n[0], I = w[0].n[1], M = dy.n[0], threads = r->dev->threads, most;
+    CHECK(x.n[0] == M && x.n[1] == I && dy.n[1] == O && (!present(dx) || dx.n[0] == M),
+          "x (%d,%d), dy (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, dy.n[1], O, I);
+    Mark mark = arena_mark(r->scratch);
+    Tensor mem = SCRATCH(r, "group panels", threads, 2 * DEPTH, PANEL);
+    int *used = arena_take(r->scratch, (size_t)g.n * sizeof *used, "groups");
+    if (!measuring(r)) {
+        CHECK(g.off[0] == 0 && g.off[g.n] == M, "%d rows in groups, %d given", g.off[g.n], M);
+        int n = groups_used(g, used, &most), strips = present(dx) ? parts(I, PANEL) : 0;
+        int tasks = strips + (dw ? parts(O, PANEL) : 0);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads) if ((double)M * O * I > ALONE)
+        for (int u = 0; u < n; u++)
+            for (int t = 0; t < tasks; t++) {
+                int m0 = g.off[used[u]], rows = g.off[used[u] + 1] - m0, at = (t < strips ? t : t - strips) * PANEL;
+                real *own = R(mem) + (size_t)omp_get_thread_num() * 2 * DEPTH * PANEL;
+                const real *dym = R(dy) + (size_t)m0 * (size_t)O;
+                size_t xm = (size_t)m0 * (size_t)I;
+                if (t < strips)
+                    group_dx(R(dx) + xm, dym, R(w[used[u]]), rows, at, imin(PANEL, I - at), O, I, own);
+                else
+                    group_dw(R(dw[used[u]]), dym, R(x) + xm, rows, at, imin(PANEL, O - at), O, I, own);
+            }
+    }
+    arena_release(r->scratch, mark);
+}
+
+static void spread(Run *r, Tensor y, Tensor x, const int *row) {
+    if (measuring(r)) return;
+    int M = y.n[0], d = y.n[1];
+    CHECK(x.n[1] == d, "rows of %d and %d", x.n[1], d);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
+    for (int j = 0; j < M; j++) {
+        CHECK(row[j] >= 0 && row[j] < x.n[0], "row %d of %d", row[j], x.n[0]);
+        memcpy(R(y) + (size_t)j * (size_t)d, R(x) + (size_t)row[j] * (size_t)d, (size_t)d * sizeof(real));
+    }
+}
+static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
+    if (measuring(r)) return;
+    int N = y.n[0], d = y.n[1];
+    CHECK(x.n[1] == d, "rows of %d and %d", x.n[1], d);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * k * d > ALONE)
+    for (int i = 0; i < N; i++) {
+        real *yi = R(y) + (size_t)i * (size_t)d;
+        for (int j = 0; j < k; j++) {
+            int at = place[(size_t)i * (size_t)k + (size_t)j];
+            CHECK(at >= 0 && at < x.n[0], "row %d of %d", at, x.n[0]);
+            const real *xj = R(x) + (size_t)at * (size_t)d;
+#pragma omp simd
+            for (int c = 0; c < d; c++) yi[c] += xj[c];
+        }
+    }
+}
+
+static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
+    if (measuring(r)) return;
+    int M = y.n[0], F = y.n[1];
+    CHECK(s.n[0] == M, "%d weights of %d rows", s.n[0], M);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
+    for (int j = 0; j < M; j++) {
+        size_t at = (size_t)j * (size_t)F;
+        real *o = R(y) + at, sj = R(s)[j];
+        const real *a = R(gate) + at, *b = R(up) + at;
+#pragma omp simd
+        for (int i = 0; i < F; i++) o[i] = sj * (a[i] / (1 + exp_real(-a[i])) * b[i]);
+    }
+}
+static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
+                                 Tensor s) {
+    if (measuring(r)) return;
+    int M = dy.n[0], F = dy.n[1];
+    CHECK(s.n[0] == M && ds.n[0] == M, "%d weights of %d rows", s.n[0], M);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
+    for (int j = 0; j < M; j++) {
+        size_t at = (size_t)j * (size_t)F;
+        real *da = R(dgate) + at, *db = R(dup) + at, sj = R(s)[j], sum = 0;
+        const real *a = R(gate) + at, *b = R(up) + at, *g = R(dy) + at;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < F; i++) {
+            real sig = 1 / (1 + exp_real(-a[i])), silu = a[i] * sig, gi = g[i] * sj;
+            sum += g[i] * silu * b[i];
+            da[i] += gi * b[i] * (sig + silu * (1 - sig));
+            db[i] += gi * silu;
+        }
+        R(ds)[j] += sum;
+    }
+}

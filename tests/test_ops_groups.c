@@ -1,0 +1,186 @@
+/* Ops of rows in groups, each with a matrix of its own, against wide references: see rig.h and test_ops.c. */
+#include "rig.h"
+
+enum { GROUPS_MOST = 7 };
+/* Forms of grouping M rows: drawn with empty groups, all rows in the last group, all in the first, one group, a row in
+ * each as far as they go. */
+enum { DRAWN, LAST, FIRST, SINGLE, APART, FORMS };
+typedef struct {
+    int n, off[GROUPS_MOST + 1];
+    Tensor w[GROUPS_MOST], dw[GROUPS_MOST];
+    Ref *want[GROUPS_MOST];
+} Grouped;
+static void grouping(Grouped *c, int M, int form) {
+    Dice dice = {rng_mix(31, (uint64_t)M), 0};
+    c->n = form == SINGLE ? 1 : GROUPS_MOST;
+    c->off[0] = 0;
+    for (int g = 0; g < c->n; g++) {
+        int left = M - c->off[g], take = left;
+        if (form == DRAWN) take = g % 3 == 1 ? 0 : roll(&dice, left + 1);
+        if (form == LAST) take = 0;
+        if (form == APART) take = imin(left, 1);
+        c->off[g + 1] = c->off[g] + (g == c->n - 1 ? left : take);
+    }
+}
+static Groups groups_of(const Grouped *c) { return (Groups){c->n, c->off}; }
+static Tensor matrix(Rig *g, const char *what, int e, int O, int I) {
+    char name[32];
+    snprintf(name, sizeof name, "%s %d", what, e);
+    return rig_random(arena_tensor(&g->mem, name, REAL, 2, (int[]){O, I}), name);
+}
+static int group_of(const Grouped *c, int m) {
+    int e = 0;
+    while (c->off[e + 1] <= m) e++;
+    return e;
+}
+
+/* Widths of results and numbers of rows that cross every block: 64 rows, 256 outputs, 256 inputs, 256 rows of a sum. */
+static int outputs(int k, int N, int d) {
+    const int widths[] = {1, 15, 33, 67, 40};
+    return N == 150 && d > 200 && k == SINGLE ? 261 : widths[k];
+}
+static int rows(int k, int N) { return N == 150 && k == SINGLE ? 2 * N : N; }
+
+void case_linear_groups(Rig *g, int N, int d) {
+    for (int k = 0; k < FORMS; k++) {
+        Mark mark = arena_mark(&g->mem);
+        Grouped c;
+        int O = outputs(k, N, d), M = rows(k, N);
+        grouping(&c, M, k);
+        Tensor x = RANDOM(g, "x", M, d), y = EMPTY(g, "y", M, O);
+        for (int e = 0; e < c.n; e++) c.w[e] = matrix(g, "w", e, O, d);
+        Ref *want = refs((size_t)M * (size_t)O), *other = refs((size_t)M * (size_t)O);
+        for (int m = 0; m < M; m++)
+            for (int o = 0, e = group_of(&c, m); o < O; o++)
+                for (int i = 0; i < d; i++) {
+                    ref_add(&want[m * O + o], (wide)R(x)[m * d + i] * R(c.w[e])[o * d + i]);
+                    ref_add(&other[m * O + o], (wide)R(x)[m * d + i] * R(c.w[(e + 1) % c.n])[o * d + i]);
+                }
+        OP(g, linear_groups, y, x, groups_of(&c), c.w);
+        CHECK_REF(g, "linear_groups", "y", y, want);
+        if (M && c.n > 1) CHECK_MISSED("linear_groups", "the next group's matrix", y, other);
+        free(want), free(other);
+        arena_release(&g->mem, mark);
+    }
+}
+Test(ops, linear_groups, .timeout = 120) { rig_sweep("linear_groups", case_linear_groups, EXACT); }
+
+void case_linear_groups_backward(Rig *g, int N, int d) {
+    for (int k = 0; k < FORMS; k++) {
+        Mark mark = arena_mark(&g->mem);
+        Grouped c;
+        int O = outputs(k, N, d), M = rows(k, N);
+        bool wants_x = k != FIRST, wants_w = k != LAST;
+        grouping(&c, M, k);
+        Tensor x = RANDOM(g, "x", M, d), dy = RANDOM(g, "dy", M, O), dx = RANDOM(g, "dx", M, d);
+        Ref *rx = refs_of(dx);
+        for (int e = 0; e < c.n; e++) {
+            c.w[e] = matrix(g, "w", e, O, d);
+            c.dw[e] = matrix(g, "dw", e, O, d);
+            c.want[e] = refs_of(c.dw[e]);
+        }
+        for (int m = 0; m < M; m++)
+            for (int o = 0, e = group_of(&c, m); o < O; o++) {
+                wide t = R(dy)[m * O + o];
+                for (int i = 0; i < d; i++) {
+                    if (wants_x) ref_add(&rx[m * d + i], t * R(c.w[e])[o * d + i]);
+                    if (wants_w) ref_add(&c.want[e][o * d + i], t * R(x)[m * d + i]);
+                }
+            }
+        OP(g, linear_groups_backward, wants_x ? dx : ABSENT, wants_w ? c.dw : NULL, dy, x, groups_of(&c), c.w);
+        CHECK_REF(g, "linear_groups_backward", "dx", dx, rx);
+        for (int e = 0; e < c.n; e++) {
+            CHECK_REF(g, "linear_groups_backward", "dw", c.dw[e], c.want[e]);
+            free(c.want[e]);
+        }
+        free(rx);
+        arena_release(&g->mem, mark);
+    }
+}
+Test(ops, linear_groups_backward, .timeout = 120) {
+    rig_sweep("linear_groups_backward", case_linear_groups_backward, EXACT);
+}
+
+/* A row's products do not depend on the rows beside it, whatever the blocks they fall in. */
+Test(ops, linear_groups_of_a_row_are_its_own) {
+    enum { M = 140, O = 70, I = 300 };
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        Rig g;
+        rig_open(&g, tables[k], 2, 4 << 20);
+        Tensor x = RANDOM(&g, "x", M, I), w = RANDOM(&g, "w", O, I), all = EMPTY(&g, "all", M, O),
+               some = EMPTY(&g, "some", M, O);
+        OP(&g, linear_groups, all, x, ((Groups){1, (int[]){0, M}}), &w);
+        for (int from = 0; from < M; from += 7) {
+            int m = imin(5 + from % 61, M - from);
+            if (m < 5) continue; /* few rows are summed in another order */
+            Tensor xs = TENSOR(R(x) + from * I, REAL, m, I), ys = TENSOR(R(some) + from * O, REAL, m, O);
+            OP(&g, linear_groups, ys, xs, ((Groups){1, (int[]){0, m}}), &w);
+            CHECK_BYTES("rows", ys.p, R(all) + from * O, tensor_bytes(ys));
+        }
+        rig_close(&g);
+    }
+}
+
+void case_spread(Rig *g, int N, int d) {
+    int *row = xcalloc((size_t)N * 2 + 1, sizeof *row), M = N ? 2 * N : 0;
+    Dice dice = {rng_mix(41, (uint64_t)N), 0};
+    Tensor x = RANDOM(g, "x", N, d), y = EMPTY(g, "y", M, d);
+    Ref *want = refs((size_t)M * (size_t)d);
+    for (int j = 0; j < M; j++) row[j] = roll(&dice, N);
+    for (int j = 0; j < M; j++)
+        for (int k = 0; k < d; k++) ref_add(&want[j * d + k], R(x)[row[j] * d + k]);
+    OP(g, spread, y, x, row);
+    CHECK_REF(g, "spread", "y", y, want);
+    free(row), free(want);
+}
+OP_TEST(spread, EXACT)
+void case_collect(Rig *g, int N, int d) {
+    for (int K = 1; K < 4; K++) {
+        Mark mark = arena_mark(&g->mem);
+        int *place = xcalloc((size_t)(N * K) + 1, sizeof *place);
+        Dice dice = {rng_mix(43, (uint64_t)(N * K)), 0};
+        Tensor x = RANDOM(g, "x", N * K, d), y = RANDOM(g, "y", N, d);
+        Ref *want = refs_of(y);
+        for (int i = 0; i < N * K; i++) place[i] = roll(&dice, N * K);
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < K; j++)
+                for (int k = 0; k < d; k++) ref_add(&want[i * d + k], R(x)[place[i * K + j] * d + k]);
+        OP(g, collect, y, x, place, K);
+        CHECK_REF(g, "collect", "y", y, want);
+        free(place), free(want);
+        arena_release(&g->mem, mark);
+    }
+}
+OP_TEST(collect, EXACT)
+
+static wide sigmoid(wide a) { return 1 / (1 + expl(-a)); }
+void case_swiglu_rows(Rig *g, int N, int d) {
+    Tensor a = RANDOM(g, "gate", N, d), b = RANDOM(g, "up", N, d), s = RANDOM(g, "s", N), y = EMPTY(g, "y", N, d);
+    Ref *want = refs((size_t)(N * d));
+    for (int i = 0; i < N * d; i++) {
+        wide v = (wide)R(a)[i] * sigmoid(R(a)[i]) * R(b)[i] * R(s)[i / d];
+        want[i] = (Ref){v, 4 * v * v, 1};
+    }
+    OP(g, swiglu_rows, y, a, b, s);
+    CHECK_REF(g, "swiglu_rows", "y", y, want);
+    free(want);
+}
+OP_TEST(swiglu_rows, EXACT)
+void case_swiglu_rows_backward(Rig *g, int N, int d) {
+    Tensor a = RANDOM(g, "gate", N, d), b = RANDOM(g, "up", N, d), dy = RANDOM(g, "dy", N, d), s = RANDOM(g, "s", N);
+    Tensor da = RANDOM(g, "dgate", N, d), db = RANDOM(g, "dup", N, d), ds = RANDOM(g, "ds", N);
+    Ref *ra = refs_of(da), *rb = refs_of(db), *rs = refs_of(ds);
+    for (int i = 0; i < N * d; i++) {
+        wide ai = R(a)[i], sig = sigmoid(ai), t = (wide)R(dy)[i] * R(s)[i / d];
+        ref_add(&ra[i], t * R(b)[i] * sig), ref_add(&ra[i], t * R(b)[i] * ai * sig * (1 - sig));
+        ref_add(&rb[i], t * ai * sig);
+        ref_add(&rs[i / d], (wide)R(dy)[i] * ai * sig * R(b)[i]);
+    }
+    OP(g, swiglu_rows_backward, da, db, ds, dy, a, b, s);
+    CHECK_REF(g, "swiglu_rows_backward", "dgate", da, ra);
+    CHECK_REF(g, "swiglu_rows_backward", "dup", db, rb);
+    CHECK_REF(g, "swiglu_rows_backward", "ds", ds, rs);
+    free(ra), free(rb), free(rs);
+}
+OP_TEST(swiglu_rows_backward, EXACT)
