@@ -83,19 +83,22 @@ static bool folder_lock(const Compare *c, int *fd, Err *e) {
 /* ---- the plan ------------------------------------------------------------------------------------------------------
  */
 
-static int runs_of(const Compare *c) {
-    int n = c->seeds.n + (c->lrs.n > 1 ? c->lrs.n : 0);
-    for (int k = 0; c->lrs.n > 1 && k < c->seeds.n; k++) n -= c->seeds.v[k] == c->tune_seed;
+static int runs_of(const Compare *c, const CompareRow *row) {
+    bool tuned = row->lrs.n > 1;
+    int n = c->seeds.n + (tuned ? row->lrs.n : 0);
+    for (int k = 0; tuned && k < c->seeds.n; k++) n -= c->seeds.v[k] == c->tune_seed;
     return n;
 }
 
 /* Runs of a row that have no record yet. */
-static int runs_left(const Compare *c, const RowResult *r) {
-    int left = runs_of(c);
+static int runs_left(const Compare *c, int i, const RowResult *all) {
+    const CompareRow *row = &c->row[i];
+    const RowResult *r = &all[i];
+    int left = runs_of(c, row);
     if (r->tuned && !(r->lr > 0)) return 0; /* every learning rate diverged */
-    for (int k = 0; c->lrs.n > 1 && k < c->lrs.n; k++) left -= r->tune[k].state >= RUN_FINISHED;
+    for (int k = 0; row->lrs.n > 1 && k < row->lrs.n; k++) left -= r->tune[k].state >= RUN_FINISHED;
     for (int k = 0; r->lr > 0 && k < c->seeds.n; k++)
-        left -= r->run[k].state >= RUN_FINISHED && !(c->lrs.n > 1 && c->seeds.v[k] == c->tune_seed);
+        left -= r->run[k].state >= RUN_FINISHED && !(row->lrs.n > 1 && c->seeds.v[k] == c->tune_seed);
     return left;
 }
 
@@ -121,7 +124,7 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
     for (int i = 0; ok && i < c->nrows; i++) {
         const CompareRow *r = &c->row[i];
         double seconds = 0;
-        int left = wanted[i] ? runs_left(c, &all[i]) : 0;
+        int left = wanted[i] ? runs_left(c, i, all) : 0;
         if (!(ok = run_seconds(c, i, dev, &seconds, e))) break;
         bool cut = c->budget.max_seconds > 0 && seconds > c->budget.max_seconds;
         total += left * (cut ? c->budget.max_seconds : seconds), runs += left;
@@ -175,15 +178,16 @@ static bool run_one(const Compare *c, int i, double lr, int64_t seed, const char
 
 /* All runs of a row; *status 130: interrupted. */
 static bool row_run(const Compare *c, int i, RowResult *all, Progressing *p, int *status, Err *e) {
+    const Numbers *lrs = &c->row[i].lrs;
     char *from;
     if (!compare_source(c, i, all, &from)) {
-        if (all[c->row[i].source].tuned && !runs_left(c, &all[c->row[i].source])) return true; /* it diverged */
+        if (all[c->row[i].source].tuned && !runs_left(c, c->row[i].source, all)) return true; /* it diverged */
         return err_input(e, "row %s starts from %s, which has no finished run; train that first, or name it in --only",
                          c->row[i].name, c->row[i].from);
     }
     bool ok = true;
-    for (int k = 0; ok && !*status && c->lrs.n > 1 && k < c->lrs.n; k++)
-        ok = run_one(c, i, c->lrs.v[k], c->tune_seed, from, p, status, e);
+    for (int k = 0; ok && !*status && lrs->n > 1 && k < lrs->n; k++)
+        ok = run_one(c, i, lrs->v[k], c->tune_seed, from, p, status, e);
     ok = ok && !*status && compare_result(c, i, all, &all[i], e);
     for (int k = 0; ok && !*status && all[i].lr > 0 && k < c->seeds.n; k++)
         ok = run_one(c, i, all[i].lr, c->seeds.v[k], from, p, status, e);
@@ -196,7 +200,7 @@ static bool train(const Compare *c, RowResult *all, const bool *wanted, const Cl
     FILE *out = cli->json ? stderr : stdout;
     Progressing p = {.cli = cli, .live = !cli->quiet && isatty(fileno(out)), .out = cli->quiet ? NULL : out};
     for (int i = 0; i < c->nrows; i++)
-        if (wanted[i]) p.total += runs_left(c, &all[i]);
+        if (wanted[i]) p.total += runs_left(c, i, all);
     for (int i = 0; i < c->nrows && !*status; i++)
         if (wanted[i] && !row_run(c, i, all, &p, status, e)) return false;
     return true;

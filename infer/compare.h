@@ -18,6 +18,7 @@ enum { ROWS_COMPARED_MAX = 64, LRS_MAX = 16, SEEDS_MAX = 32, BATCHES_MAX = 8, CO
 typedef struct {
     char name[KEY_TEXT_MAX], from[KEY_TEXT_MAX];
     int64_t tokens; /* 0: budget.tokens */
+    Numbers lrs;    /* resolved: the comparison's where the row gives none */
     const Node *set;
     int source;   /* the row that `from` names, -1: none */
     Config cfg;   /* of any of its runs, but for run.dir, run.seed, init_from and the learning rate */

@@ -50,6 +50,7 @@ const Key compare_row_keys[] = {
     {"set", KEY_OTHER, 0, "", 0, 0, "map of keys of the base (model.kinds.mix.kv_heads) to the row's own values", 0, 0},
     {"from", KEY_TEXT, AT(from), "", 0, 0, "an earlier row whose best run is where this row's runs start", 0, 0},
     {"tokens", KEY_LONG, AT(tokens), "0", 0, 1e15, "tokens to train on; 0: budget.tokens", 0, 0},
+    {"lrs", KEY_NUMBERS, AT(lrs), "", 1e-9, 100, "learning rates that this row tries; none: those of all", 0, 0},
     {0}};
 #undef AT
 
@@ -68,23 +69,60 @@ static const char *const shared[] = {"run.",
                                      "optim.schedule_steps",
                                      NULL};
 
-static bool row_may_set(const Node *x, Err *e) {
-    size_t n = strlen(x->key);
+/* `x` is to replace all that stands at `path`. */
+static bool may_replace(const Node *x, const char *path, Err *e) {
+    size_t n = strlen(path);
     for (int i = 0; shared[i]; i++) {
         size_t m = strlen(shared[i]);
-        bool section = shared[i][m - 1] == '.', under = !strncmp(x->key, shared[i], m) && (section || n == m);
-        /* nor a whole section that holds one: "data", "train", "optim" */
-        if (under || (!strncmp(x->key, shared[i], n) && shared[i][n] == '.'))
-            return node_refuse(x, x->key, e, "%.*s is the same for all rows; set it in base, budget, lrs or seeds",
+        bool section = shared[i][m - 1] == '.';
+        bool under = !strncmp(path, shared[i], section && n == m - 1 ? n : m) && (section || n == m);
+        if (under)
+            return node_refuse(x, path, e, "%.*s is the same for all rows; set it in base, budget, lrs or seeds",
                                (int)(section ? m - 1 : m), shared[i]);
+        if (!strncmp(path, shared[i], n) && shared[i][n] == '.')
+            return node_refuse(x, path, e, "a row may not set all of it, as %s is the same for all rows; name its keys",
+                               shared[i]);
     }
     return true;
+}
+
+/* What a stage sets: maps there are put in entry by entry. */
+static bool stage_may_set(const Node *x, const char *path, Err *e) {
+    char at[256];
+    for (int i = 0; x->type == NODE_MAP && i < x->n; i++)
+        if (!stage_may_set(x->kid[i], schema_join(at, path, x->kid[i]->key), e)) return false;
+    return x->type == NODE_MAP || may_replace(x, path, e);
 }
 
 static Node *scalar(const Node *at, const char *fmt, double v) {
     Node *x = xcalloc(1, sizeof *x);
     *x = (Node){.type = NODE_SCALAR, .where = at->where, .line = at->line, .text = xformat(fmt, v)};
     return x;
+}
+
+/* The stages of a row share its steps in the proportion in which they are written. */
+static bool stages_fit(Node *tree, int64_t steps, Err *e) {
+    const Node *list = tree_get(tree, "stages");
+    const Key key = {"steps", KEY_LONG, 0, NULL, 1, 1e12, "", 0, 0};
+    double sum = 0, upto = 0;
+    for (int k = 0; list && list->type == NODE_LIST && k < list->n; k++) {
+        const Node *x = tree_get(list->kid[k], "steps"), *set = tree_get(list->kid[k], "set");
+        int64_t own;
+        if (!x) return true; /* the reader of the settings says what is missing */
+        if (!schema_value(&key, x, "stages: steps", &own, e) || (set && !stage_may_set(set, "", e))) return false;
+        sum += (double)own;
+    }
+    for (int k = 0; sum > 0 && k < list->n; k++) {
+        const Node *x = tree_get(list->kid[k], "steps");
+        char path[32];
+        double from = floor(upto / sum * (double)steps + 0.5);
+        upto += strtod(x->text, NULL);
+        double own = floor(upto / sum * (double)steps + 0.5) - from;
+        snprintf(path, sizeof path, "stages.%d.steps", k);
+        if (own < 1) return node_refuse(x, path, e, "its share of %lld steps is less than one", (long long)steps);
+        if (!tree_put(tree, path, scalar(x, "%.0f", own), x, e)) return false;
+    }
+    return true;
 }
 
 /* ---- equal parameters ----------------------------------------------------------------------------------------------
@@ -175,6 +213,17 @@ static bool match_source(const Compare *c, CompareRow *r, Device *dev, const cha
                      s->name, (long long)c->match.params, 100 * c->match.tolerance);
 }
 
+static bool lrs_fit(const Numbers *lrs, const Node *at, const char *path, Err *e) {
+    char name[256];
+    schema_join(name, path, "lrs");
+    if (lrs->n < 1 || lrs->n > LRS_MAX)
+        return node_refuse(at, name, e, "expected 1 to %d numbers, got %d", LRS_MAX, lrs->n);
+    for (int i = 0; i < lrs->n; i++)
+        for (int k = 0; k < i; k++)
+            if (lrs->v[i] == lrs->v[k]) return node_refuse(at, name, e, "%g stands twice", lrs->v[i]);
+    return true;
+}
+
 /* ---- rows ----------------------------------------------------------------------------------------------------------
  */
 
@@ -208,6 +257,8 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
         return node_refuse(tree_get(x, "from"), path, e, "from: expected the name of an earlier row, got %.80s",
                            r->from);
     snprintf(where, sizeof where, "rows.%.40s", r->name);
+    if (!r->lrs.n) r->lrs = c->lrs;
+    if (!lrs_fit(&r->lrs, x, path, e)) return false;
     r->set = tree_get(x, "set");
     if (r->set && r->set->type != NODE_MAP && !node_null(r->set))
         return node_refuse(r->set, path, e, "set: expected a map of keys and values, got %s", node_type(r->set));
@@ -216,10 +267,10 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     bool ok = true;
     for (int k = 0; ok && r->set && k < r->set->n; k++) {
         const Node *v = r->set->kid[k];
-        ok = row_may_set(v, e) && tree_put(tree, v->key, tree_copy(v), v, e);
+        ok = may_replace(v, v->key, e) && tree_put(tree, v->key, tree_copy(v), v, e);
     }
     ok = ok && tree_put(tree, "train.steps", scalar(x, "%.0f", (double)r->steps), x, e) &&
-         tree_put(tree, "optim.schedule_steps", scalar(x, "%.0f", 0), x, e);
+         tree_put(tree, "optim.schedule_steps", scalar(x, "%.0f", 0), x, e) && stages_fit(tree, r->steps, e);
     if (!ok) {
         tree_free(tree);
         return false;
@@ -299,8 +350,7 @@ static bool lists_fit(const Compare *c, Err *e) {
     const struct {
         const char *name;
         int n, max;
-    } list[] = {{"lrs", c->lrs.n, LRS_MAX},
-                {"seeds", c->seeds.n, SEEDS_MAX},
+    } list[] = {{"seeds", c->seeds.n, SEEDS_MAX},
                 {"measure.batches", c->measure.batches.n, BATCHES_MAX},
                 {"measure.contexts", c->measure.contexts.n, CONTEXTS_MAX}};
     if (!*c->dir || strlen(c->dir) > 800)
@@ -308,10 +358,7 @@ static bool lists_fit(const Compare *c, Err *e) {
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].n < 1 || list[i].n > list[i].max)
             return node_refuse(c->root, list[i].name, e, "expected 1 to %d numbers, got %d", list[i].max, list[i].n);
-    for (int i = 0; i < c->lrs.n; i++)
-        for (int k = 0; k < i; k++)
-            if (c->lrs.v[i] == c->lrs.v[k])
-                return node_refuse(tree_get(c->root, "lrs"), "lrs", e, "%g stands twice", c->lrs.v[i]);
+    if (!lrs_fit(&c->lrs, tree_get(c->root, "lrs"), "", e)) return false;
     for (int i = 0; i < c->seeds.n; i++)
         for (int k = 0; k < i; k++)
             if (c->seeds.v[i] == c->seeds.v[k])

@@ -55,13 +55,13 @@ bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r,
     if (!compare_source(c, i, all, &from)) return true; /* nothing can have begun */
     bool ok = true, over = true;
     double least = INFINITY, loss[SEEDS_MAX];
-    for (int k = 0; ok && c->lrs.n > 1 && k < c->lrs.n; k++) {
-        ok = look(c, row, c->lrs.v[k], c->tune_seed, from, &r->tune[k], e);
+    for (int k = 0; ok && row->lrs.n > 1 && k < row->lrs.n; k++) {
+        ok = look(c, row, row->lrs.v[k], c->tune_seed, from, &r->tune[k], e);
         over = over && r->tune[k].state >= RUN_FINISHED;
         if (r->tune[k].state == RUN_FINISHED && r->tune[k].val_loss < least)
-            least = r->tune[k].val_loss, r->lr = c->lrs.v[k];
+            least = r->tune[k].val_loss, r->lr = row->lrs.v[k];
     }
-    if (c->lrs.n == 1) r->lr = c->lrs.v[0];
+    if (row->lrs.n == 1) r->lr = row->lrs.v[0];
     r->tuned = over;
     if (!over) r->lr = 0;
     int n = 0;
@@ -79,6 +79,12 @@ bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r,
 /* ---- as JSON -------------------------------------------------------------------------------------------------------
  */
 
+static json_t *numbers_json(const Numbers *x) {
+    json_t *j = json_array();
+    for (int i = 0; i < x->n; i++) json_array_append_new(j, json_real(x->v[i]));
+    return j;
+}
+
 static json_t *run_json(const RunRecord *r) {
     static const char *const names[] = {"missing", "begun", "finished", "diverged"};
     json_t *j = json_pack("{s:f, s:I, s:s, s:o, s:I, s:I, s:o, s:o, s:b}", "lr", r->lr, "seed", (json_int_t)r->seed,
@@ -90,11 +96,11 @@ static json_t *run_json(const RunRecord *r) {
 }
 
 /* Of the runs that count: how many ended in which way, and the means of what the finished ones took. */
-static void runs_sum(const Compare *c, const RowResult *r, json_t *j) {
+static void runs_sum(const Compare *c, const CompareRow *row, const RowResult *r, json_t *j) {
     int n = 0, diverged = 0, cut = 0, threads = 0;
     double tok_s = 0, seconds = 0, tokens = 0;
     json_t *runs = json_array(), *tune = json_array();
-    for (int k = 0; c->lrs.n > 1 && k < c->lrs.n; k++)
+    for (int k = 0; row->lrs.n > 1 && k < row->lrs.n; k++)
         if (r->tune[k].state) json_array_append_new(tune, run_json(&r->tune[k]));
     for (int k = 0; k < c->seeds.n; k++) {
         const RunRecord *x = &r->run[k];
@@ -105,6 +111,7 @@ static void runs_sum(const Compare *c, const RowResult *r, json_t *j) {
         threads = n == 1 || threads == x->threads ? x->threads : 0;
         tok_s += x->tok_s, seconds += x->seconds, tokens += (double)x->tokens;
     }
+    json_object_set_new(j, "lrs", numbers_json(&row->lrs));
     json_object_set_new(j, "tuning", tune);
     json_object_set_new(j, "runs", runs);
     json_object_set_new(j, "finished", json_integer(n));
@@ -134,7 +141,7 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
                   r->lr > 0 ? json_real(r->lr) : json_null(), "val_loss", engine_number(r->loss.mean), "sd",
                   engine_number(r->loss.sd));
     json_object_set_new(j, "rank", r->rank ? json_string(ranks[r->rank]) : json_null());
-    runs_sum(c, r, j);
+    runs_sum(c, row, r, j);
     json_object_set_new(j, "tokens_before", json_real(tokens_before(c, all, i)));
     json_t *at = json_array(), *x;
     for (int k = 0; k < c->measure.contexts.n; k++) json_array_append_new(at, json_integer((json_int_t)row->at[k]));
@@ -157,9 +164,8 @@ static json_t *ints_json(const Ints *x) {
 }
 
 json_t *compare_json(const Compare *c, const RowResult *all, const json_t *speed) {
-    json_t *rows = json_array(), *lrs = json_array();
+    json_t *rows = json_array();
     for (int i = 0; i < c->nrows; i++) json_array_append_new(rows, row_json(c, all, i, speed));
-    for (int i = 0; i < c->lrs.n; i++) json_array_append_new(lrs, json_real(c->lrs.v[i]));
     char machine[128];
     compare_machine(machine);
     json_t *j =
@@ -167,7 +173,7 @@ json_t *compare_json(const Compare *c, const RowResult *all, const json_t *speed
                   "dir", c->dir, "version", KVSMITH_VERSION, "machine", machine, "threads", c->threads, "dtype",
                   dtype_name(REAL), "match_params", (json_int_t)c->match.params, "tolerance", c->match.tolerance,
                   "budget_tokens", (json_int_t)c->budget.tokens, "max_passes", c->budget.max_passes, "max_seconds",
-                  c->budget.max_seconds, "lrs", lrs, "tune_seed", (json_int_t)c->tune_seed, "seeds",
+                  c->budget.max_seconds, "lrs", numbers_json(&c->lrs), "tune_seed", (json_int_t)c->tune_seed, "seeds",
                   ints_json(&c->seeds), "text_tokens", (json_int_t)c->text_tokens, "text_hash", c->text_hash);
     json_object_set_new(j, "measure",
                         json_pack("{s:i, s:i, s:i, s:i, s:o, s:o}", "context", c->measure.context, "prompt",

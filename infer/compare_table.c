@@ -83,9 +83,11 @@ static void notes(FILE *f, const json_t *r, const json_t *row) {
         fprintf(f, "%sfrom %s, which had %s tokens before", sep, text(row, "from"), grouped(before, a));
         sep = "; ";
     }
+    if (!json_equal(json_object_get(row, "lrs"), json_object_get(r, "lrs")))
+        fprintf(f, "%slearning rates of its own", sep), sep = "; ";
     json_array_foreach(json_object_get(row, "tuning"), i, x) lost += !strcmp(text(x, "state"), "diverged");
     if (lost)
-        fprintf(f, "%s%d of %zu learning rates diverged", sep, lost, json_array_size(json_object_get(r, "lrs"))),
+        fprintf(f, "%s%d of %zu learning rates diverged", sep, lost, json_array_size(json_object_get(row, "lrs"))),
             sep = "; ";
     if (diverged > 0) fprintf(f, "%s%.0f of %zu seeds diverged", sep, diverged, seeds), sep = "; ";
     if (cut > 0) fprintf(f, "%s%.0f runs cut by time", sep, cut), sep = "; ";

@@ -133,6 +133,30 @@ Test(compare, settings_of_a_run) {
     char *dir = check_path("dir/short/lr-5e-2-seed-7");
     cr_assert_str_eq(cfg.run.dir, dir);
     compare_free(&c);
+    /* stages have the row's steps between them, in proportion; the learning rate is that of the run in all */
+    cr_assert(read_with(small,
+                        PLAIN
+                        "rows:\n- name: mha\n  lrs: [3e-2]\n  set: {optim.warmup: 0, stages: [{name: a, steps: 1}, "
+                        "{name: b, steps: 2, set: {optim: {schedule: constant}}}, {name: c, steps: 1}]}\n",
+                        &e),
+              "%s", e.msg);
+    const Config *staged = &c.row[0].cfg;
+    cr_assert(staged->nstages == 3 && staged->train.steps == 31, "%d stages, %lld steps", staged->nstages,
+              (long long)staged->train.steps);
+    cr_assert(staged->stage[0].steps == 8 && staged->stage[1].steps == 15 && staged->stage[2].steps == 8,
+              "%lld %lld %lld", (long long)staged->stage[0].steps, (long long)staged->stage[1].steps,
+              (long long)staged->stage[2].steps);
+    cr_assert(c.row[0].lrs.n == 1 && c.row[0].lrs.v[0] == 3e-2);
+    compare_run_config(&c, &c.row[0], 3e-2, 1, NULL, &cfg);
+    char *text = config_text(&cfg);
+    static Config again;
+    cr_assert(config_parse(&again, text, strlen(text), "text", 0, NULL, &e), "%s\n%s", e.msg, text);
+    for (int k = 0; k < 3; k++)
+        cr_assert(again.stage[k].cfg->optim.lr == 3e-2 && again.stage[k].cfg->model.ffn[0].ffn, "stage %d: lr %g", k,
+                  again.stage[k].cfg->optim.lr);
+    free(text);
+    config_free(&again);
+    compare_free(&c);
     /* passes bind: 3600 tokens and ends of documents to train on */
     cr_assert(read_with(small,
                         "lrs: [1e-2]\nseeds: [1]\nbudget: {tokens: 2000, max_passes: 0.25}\nrows:\n- name: mha\n", &e),
@@ -159,7 +183,8 @@ static const struct {
     {PLAIN "rows:\n- {name: mha, set: {model.kinds.mix.kv_heads: 3}}\n", "kv_heads"},
     {PLAIN "rows:\n- {name: mha, set: {data.seq_len: 16}}\n", "data is the same for all rows"},
     {PLAIN "rows:\n- {name: mha, set: {data: {train: x}}}\n", "data is the same for all rows"},
-    {PLAIN "rows:\n- {name: mha, set: {train: {batch: 4}}}\n", "is the same for all rows"},
+    {PLAIN "rows:\n- {name: mha, set: {train: {batch: 4}}}\n",
+     "as train.steps is the same for all rows; name its keys"},
     {PLAIN "rows:\n- {name: mha, set: {train.batch: 4}}\n", "train.batch is the same for all rows"},
     {PLAIN "rows:\n- {name: mha, set: {optim.lr: 4}}\n", "optim.lr is the same for all rows"},
     {PLAIN "rows:\n- {name: mha, set: {run.seed: 4}}\n", "run is the same for all rows"},
@@ -167,6 +192,12 @@ static const struct {
     {PLAIN "rows:\n- {name: mha, set: {model.kv_from: {1: 0}, model.kinds.b: {mixer: gqa, heads: 2}, model.pattern: "
            "[mix, b]}}\n",
      "rows.mha: model.kv_from"},
+    {PLAIN "rows:\n- {name: mha, set: {stages: [{name: a, steps: 3, set: {optim: {lr: 4}}}]}}\n",
+     "optim.lr is the same"},
+    {PLAIN "rows:\n- {name: mha, set: {stages: [{name: a, steps: 3, set: {data.seq_len: 4}}]}}\n", "data is the same"},
+    {PLAIN "rows:\n- {name: mha, set: {stages: [{name: a, steps: 1000}, {name: b, steps: 1}]}}\n",
+     "stages.1.steps: its share of 31 steps is less than one"},
+    {PLAIN "rows:\n- {name: mha, lrs: [1e-2, 1e-2]}\n", "rows.0.lrs: 0.01 stands twice"},
     {PLAIN "match: {params: 100}\nrows:\n- name: mha\n", "rows.mha: no width of model.ffn gives 100 parameters"},
     {PLAIN "match: {params: 12000, tolerance: 1e-6, multiple: 64}\nrows:\n- name: mha\n", "within 0.0001 %"},
     {PLAIN "match: {by: heads}\nrows:\n- name: mha\n", "match.by: expected one of ffn"},
