@@ -118,6 +118,7 @@ enum { EXACT = 1 }; /* results do not depend on the number of threads, to the bi
 void rig_sweep(const char *op, Case *, unsigned flags);
 #define OP_TEST(op, flags) \
     Test(ops, op) { rig_sweep(#op, case_##op, flags); }
-Case case_linear, case_linear_backward, case_embed, case_embed_backward, case_rmsnorm, case_rmsnorm_backward, case_rope,
-    case_swiglu, case_swiglu_backward, case_add, case_copy, case_zero, case_gather, case_dropout, case_linear_xent,
-    case_adamw, case_sumsq, case_attend, case_attend_backward, case_attend_lanes;
+Case case_linear, case_linear_backward, case_linear_steady, case_merge, case_merge_backward, case_embed,
+    case_embed_backward, case_rmsnorm, case_rmsnorm_backward, case_rope, case_swiglu, case_swiglu_backward, case_add,
+    case_copy, case_zero, case_gather, case_dropout, case_linear_xent, case_adamw, case_sumsq, case_attend,
+    case_attend_backward, case_attend_lanes;
