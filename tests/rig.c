@@ -45,6 +45,9 @@ static const struct {
     {"sigmoid_backward", 6},
     {"gated_norm", 12},
     {"gated_norm_backward", 16},
+    {"linear_steady", 6},
+    {"merge", 12},
+    {"merge_backward", 24},
     {"swiglu", 4},
     {"swiglu_backward", 16},
     {"linear_groups", 6},
@@ -212,7 +215,7 @@ void seen_ref(const Seen *x, Ref *o, Ref *lse) {
     sum += own;
     for (int k = 0; k < x->Dv; k++) o[k] = (Ref){.terms = x->n + 1};
     *lse = (Ref){-INFINITY, 0, x->Dk};
-    if (sum == 0) return;
+    if (top == -INFINITY) return;
     for (int j = 0; j <= x->n; j++) {
         bool partial = j == x->n;
         wide w = (partial ? own : expl(x->s[j] - top)) / sum, e = partial ? x->part * x->part : x->e[j];
