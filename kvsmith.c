@@ -5,7 +5,7 @@
 
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
-    cmd_config(int argc, char **argv);
+    cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -15,10 +15,11 @@ typedef struct {
 static const Command commands[] = {
     {"train", cmd_train, "Train a model as a configuration says; resume"},
     {"generate", cmd_generate, "Continue prompts with a model"},
-    {"eval", cmd_eval, "Measure a model on a text: nll, perplexity, bits per byte"},
+    {"eval", cmd_eval, "Measure a model on a text (perplexity) or on a synthetic task (accuracy)"},
     {"logits", cmd_logits, "Write a model's logits of given tokens to a safetensors file"},
     {"info", cmd_info, "Parameters, FLOPs and cache bytes of a model or a configuration"},
     {"bench", cmd_bench, "Measure this machine's limits and the program's speed"},
+    {"compare", cmd_compare, "Train architectures alike and tell what each costs in quality, memory and speed"},
     {"config", cmd_config, "Print every key of a run's configuration: type, range, default, meaning"},
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };

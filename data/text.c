@@ -41,17 +41,12 @@ static bool file_size(const char *path, size_t *size, Err *e) {
 }
 
 static void add_document(Grow *g, const Tokenizer *t, const char *s, size_t n) {
-    enum { PIECE = 4096 };
-    int ids[PIECE];
     if (!n) return;
     g->id[g->n++] = (uint16_t)t->eot;
     g->documents++;
     g->bytes += n;
-    /* In pieces, which bytes allow: the ids of a piece do not depend on its neighbours. */
-    for (size_t at = 0; at < n; at += PIECE) {
-        size_t m = tokenizer_encode(t, s + at, zmin(PIECE, n - at), ids);
-        for (size_t i = 0; i < m; i++) g->id[g->n++] = (uint16_t)ids[i];
-    }
+    CHECK(!t->model, "only bytes are read in this way");
+    for (size_t i = 0; i < n; i++) g->id[g->n++] = (unsigned char)s[i];
 }
 
 /* The file had `size` bytes when room was made for it. */

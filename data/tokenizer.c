@@ -1,160 +1,257 @@
-/* tokenizer.c: the byte tokenizer and its tokenizer.json. */
-#include "tokenizer.h"
-#include "../ops/file.h"
+/* tokenizer.c: encoding and decoding; the readers of files are tokenizer_json.c and tokenizer_gpt2.c. */
+#include "tok_model.h"
+#include <utf8proc.h>
 
-static const char EOT_TEXT[] = "<|endoftext|>";
+static const char EOT_TEXT[] = "<|endoftext|>", BLANK[] = "\xE2\x96\x81" /* U+2581 */;
+enum { BLANK_BYTES = 3 };
 
 Tokenizer tokenizer_byte(void) {
-    Tokenizer t = {.vocab = TOKENIZER_VOCAB, .eot = TOKENIZER_EOT};
+    Tokenizer t = {.vocab = TOKENIZER_VOCAB, .eot = TOKENIZER_EOT, .bos = -1};
     for (int i = 0; i < 256; i++) t.byte[i] = (unsigned char)i;
     return t;
 }
 
-size_t tokenizer_encode(const Tokenizer *t, const void *text, size_t n, int *ids) {
-    const unsigned char *s = text;
-    (void)t;
-    for (size_t i = 0; i < n; i++) ids[i] = s[i];
-    return n;
+void tok_model_free(TokModel *m) {
+    if (!m) return;
+    for (int i = 0; i < m->nadded; i++) free(m->added[i].text);
+    for (int i = 0; i < m->ncut; i++) cutter_close(m->cut[i].cutter);
+    for (int k = 0; k < 2; k++) free(m->first[k]), free(m->order[k]);
+    bpe_close(m->bpe);
+    ids_free(&m->before);
+    ids_free(&m->after);
+    free(m->special);
+    free(m->added);
+    free(m->token);
+    free(m->shown);
+    buf_free(&m->pool);
+    free(m->file);
+    free(m);
 }
+void tokenizer_close(Tokenizer *t) {
+    tok_model_free(t->model);
+    *t = (Tokenizer){0};
+}
+
+/* ---- added tokens -------------------------------------------------------------------------------------------------
+ */
+
+void tok_model_index(TokModel *m) {
+    for (int k = 0; k < 2; k++) {
+        int *first = m->first[k] = xcalloc(257, sizeof *first),
+            *order = m->order[k] = xcalloc((size_t)m->nadded + 1, sizeof *order), at = 0;
+        for (int c = 0; c < 256; c++) {
+            first[c] = at;
+            for (int i = 0; i < m->nadded; i++)
+                if (m->added[i].n && m->added[i].normalized == k && (unsigned char)m->added[i].text[0] == c)
+                    order[at++] = i;
+        }
+        first[256] = at;
+    }
+}
+
+/* Letters, marks, digits, connectors: what the library's \w is. */
+static bool word_char(utf8proc_int32_t c) {
+    switch (utf8proc_category(c)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_PC: return true;
+    default: return c == 0x200C || c == 0x200D;
+    }
+}
+static bool white(utf8proc_int32_t c) {
+    return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+/* The character at i, or -1; *k its bytes. */
+static utf8proc_int32_t char_at(const char *s, size_t n, size_t i, size_t *k) {
+    utf8proc_int32_t c = -1;
+    utf8proc_ssize_t len =
+        i < n ? utf8proc_iterate((const utf8proc_uint8_t *)s + i, (utf8proc_ssize_t)zmin(n - i, 4), &c) : 0;
+    *k = len > 0 ? (size_t)len : 1;
+    return len > 0 ? c : -1;
+}
+/* Where the character that ends at i begins. */
+static size_t back(const char *s, size_t i) {
+    for (i--; i > 0 && ((unsigned char)s[i] & 0xC0) == 0x80;) i--;
+    return i;
+}
+static bool stands_alone(const char *s, size_t n, size_t from, size_t to) {
+    size_t k;
+    bool before = from == 0 || !word_char(char_at(s, n, back(s, from), &k));
+    return before && (to >= n || !word_char(char_at(s, n, to, &k)));
+}
+
+/* The first added token at or behind `at`, the longest of those that begin there; -1: none. */
+static int added_next(const TokModel *m, int normalized, const char *s, size_t n, size_t at, size_t *from, size_t *to) {
+    const int *first = m->first[normalized], *order = m->order[normalized];
+    if (!first[256]) return -1;
+    for (size_t i = at; i < n; i++) {
+        int c = (unsigned char)s[i], best = -1;
+        for (int k = first[c]; k < first[c + 1]; k++) {
+            const Added *a = &m->added[order[k]];
+            if (a->n <= n - i && (best < 0 || a->n > m->added[best].n) && !memcmp(s + i, a->text, a->n))
+                best = order[k];
+        }
+        if (best < 0) continue;
+        const Added *a = &m->added[best];
+        *from = i, *to = i + a->n;
+        if (a->word && !stands_alone(s, n, *from, *to)) {
+            i = *to - 1; /* matches do not overlap, taken or not */
+            continue;
+        }
+        for (size_t j, k; a->lstrip && *from > at && white(char_at(s, n, j = back(s, *from), &k));) *from = j;
+        for (size_t k; a->rstrip && *to < n && white(char_at(s, n, *to, &k));) *to += k;
+        return best;
+    }
+    return -1;
+}
+
+/* ---- encoding -----------------------------------------------------------------------------------------------------
+ */
+
+struct Encoder {
+    const Tokenizer *t;
+    BpeWork *work;
+    CutState *cut[CUTS_MAX];
+    Buf normal, step[CUTS_MAX];
+};
+Encoder *encoder_open(const Tokenizer *t) {
+    Encoder *e = xcalloc(1, sizeof *e);
+    e->t = t;
+    if (!t->model) return e;
+    e->work = bpe_work(t->model->bpe);
+    for (int i = 0; i < t->model->ncut; i++)
+        if (t->model->cut[i].cutter) e->cut[i] = cut_state(t->model->cut[i].cutter);
+    return e;
+}
+void encoder_close(Encoder *e) {
+    for (int i = 0; i < CUTS_MAX; i++) {
+        cut_state_free(e->cut[i]);
+        buf_free(&e->step[i]);
+    }
+    bpe_work_free(e->work);
+    buf_free(&e->normal);
+    free(e);
+}
+
+static void put_blanks(Buf *out, const char *s, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (s[i] == ' ')
+            buf_put(out, BLANK, BLANK_BYTES);
+        else
+            buf_put(out, s + i, 1);
+}
+
+/* One piece through the cuts from number `step` on, then into tokens. start: the piece begins the text. */
+static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Ids *out) {
+    const TokModel *m = e->t->model;
+    if (!n) return;
+    if (step == m->ncut) {
+        bpe_encode(e->work, s, n, m->whole, out);
+        return;
+    }
+    const Cut *c = &m->cut[step];
+    Buf *own = &e->step[step];
+    if (c->kind == CUT_PATTERN) {
+        for (size_t at = 0, to; at < n; at = to) {
+            to = cut_next(e->cut[step], s, n, at);
+            pieces(e, step + 1, s + at, to - at, start && at == 0, out);
+        }
+        return;
+    }
+    own->n = 0;
+    if (c->kind == CUT_PREFIX_SPACE) {
+        if (*s != ' ') buf_put(own, " ", 1);
+        buf_put(own, s, n);
+        pieces(e, step + 1, own->at, own->n, start, out);
+        return;
+    }
+    bool has = *s == ' ' || (n >= BLANK_BYTES && !memcmp(s, BLANK, BLANK_BYTES));
+    if ((c->prepend == PREPEND_ALWAYS || (c->prepend == PREPEND_FIRST && start)) && !has)
+        buf_put(own, BLANK, BLANK_BYTES);
+    put_blanks(own, s, n);
+    if (!c->split) {
+        pieces(e, step + 1, own->at, own->n, start, out);
+        return;
+    }
+    for (size_t at = 0, to; at < own->n; at = to) { /* a piece begins at every mark */
+        const char *next = at + 1 < own->n ? memmem(own->at + at + 1, own->n - at - 1, BLANK, BLANK_BYTES) : NULL;
+        to = next ? (size_t)(next - own->at) : own->n;
+        pieces(e, step + 1, own->at + at, to - at, start && at == 0, out);
+    }
+}
+
+/* A stretch without the added tokens of the raw text. */
+static void stretch(Encoder *e, const char *s, size_t n, bool start, unsigned how, Ids *out) {
+    const TokModel *m = e->t->model;
+    if (!n) return;
+    if (m->nfc || m->prepend || m->blanks) {
+        Buf *t = &e->normal;
+        t->n = 0;
+        if (m->prepend) buf_put(t, BLANK, BLANK_BYTES);
+        if (m->nfc)
+            buf_nfc(t, s, n);
+        else if (m->blanks)
+            put_blanks(t, s, n);
+        else
+            buf_put(t, s, n);
+        s = t->at, n = t->n;
+    }
+    size_t at = 0, from, to;
+    for (int k; how & ENCODE_SPECIAL && (k = added_next(m, 1, s, n, at, &from, &to)) >= 0; at = to) {
+        pieces(e, 0, s + at, from - at, start && at == 0, out);
+        ids_push(out, m->added[k].id);
+    }
+    pieces(e, 0, s + at, n - at, start && at == 0, out);
+}
+
+void encoder_run(Encoder *e, const void *text, size_t n, unsigned how, Ids *out) {
+    const char *s = text;
+    const TokModel *m = e->t->model;
+    CHECK(n < 1u << 30, "a text of %zu bytes", n);
+    if (!m) {
+        for (size_t i = 0; i < n; i++) ids_push(out, (unsigned char)s[i]);
+        return;
+    }
+    for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->before.n; i++) ids_push(out, m->before.id[i]);
+    size_t at = 0, from, to;
+    for (int k; how & ENCODE_SPECIAL && (k = added_next(m, 0, s, n, at, &from, &to)) >= 0; at = to) {
+        stretch(e, s + at, from - at, at == 0, how, out);
+        ids_push(out, m->added[k].id);
+    }
+    stretch(e, s + at, n - at, at == 0, how, out);
+    for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->after.n; i++) ids_push(out, m->after.id[i]);
+}
+void tokenizer_encode(const Tokenizer *t, const void *text, size_t n, unsigned how, Ids *out) {
+    Encoder *e = encoder_open(t);
+    encoder_run(e, text, n, how, out);
+    encoder_close(e);
+}
+
+/* ---- decoding -----------------------------------------------------------------------------------------------------
+ */
 
 const char *tokenizer_decode(const Tokenizer *t, int id, size_t *n) {
     CHECK(id >= 0 && id < t->vocab, "id %d of %d", id, t->vocab);
+    if (t->model) {
+        *n = t->model->shown[id].n;
+        return t->model->shown[id].at ? t->model->shown[id].at : "";
+    }
     *n = id == t->eot ? sizeof EOT_TEXT - 1 : 1;
     return id == t->eot ? EOT_TEXT : (const char *)&t->byte[id];
 }
-
-/* ---- the file ---------------------------------------------------------------------------------------------------- */
-
-/* The character that stands for each byte: printable Latin-1 stands for itself, the other 68 bytes in order for U+0100
- * and up. Every character is of one or two UTF-8 bytes. */
-typedef struct {
-    char utf8[3];
-} ByteChar;
-static void byte_chars(ByteChar c[256]) {
-    int next = 0x100;
-    for (int b = 0; b < 256; b++) {
-        bool itself = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        int u = itself ? b : next++;
-        c[b] = u < 0x80 ? (ByteChar){{(char)u}} : (ByteChar){{(char)(0xC0 | u >> 6), (char)(0x80 | (u & 0x3F))}};
-    }
-}
-
-static json_t *need(json_t *j) {
-    CHECK(j, "building JSON failed");
-    return j;
-}
-
-char *tokenizer_json(const Tokenizer *t) {
-    ByteChar c[256];
-    byte_chars(c);
-    json_t *vocab = need(json_object());
-    for (int b = 0; b < 256; b++) json_object_set_new(vocab, c[b].utf8, need(json_integer(b)));
-    /* Keys, order and values are those that the tokenizers library writes; the decoder's three mean nothing to it. */
-    json_t *j = need(json_pack(
-        "{ss sn sn s[{si ss sb sb sb sb sb}] sn s{ss sb sb sb} sn s{ss sb sb sb} s{ss sn sn sn sn sb sb sb so s[]}}",
-        "version", "1.0", "truncation", "padding", "added_tokens", "id", t->eot, "content", EOT_TEXT, "single_word", 0,
-        "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1, "normalizer", "pre_tokenizer", "type", "ByteLevel",
-        "add_prefix_space", 0, "trim_offsets", 1, "use_regex", 0, "post_processor", "decoder", "type", "ByteLevel",
-        "add_prefix_space", 1, "trim_offsets", 1, "use_regex", 1, "model", "type", "BPE", "dropout", "unk_token",
-        "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0, "byte_fallback", 0, "ignore_merges", 0,
-        "vocab", vocab, "merges"));
-    char *body = json_dumps(j, JSON_INDENT(2));
-    CHECK(body, "writing JSON failed");
-    char *text = xformat("%s\n", body);
-    free(body);
-    json_decref(j);
-    return text;
-}
-
-static bool only_byte(Err *e, const char *where, const char *found) {
-    return err_input(e, "%s: only the byte tokenizer (256 byte tokens, no merges, %s = %d) is supported; found %s",
-                     where, EOT_TEXT, TOKENIZER_EOT, found);
-}
-
-/* null, missing, or (accept != NULL) an object of that type. */
-static bool absent_or(const json_t *j, const char *accept) {
-    if (!j || json_is_null(j)) return true;
-    const char *type = json_string_value(json_object_get(j, "type"));
-    return accept && type && !strcmp(type, accept);
-}
-
-/* What differs from the byte tokenizer, into found; true when nothing does. */
-static bool is_byte(const json_t *root, char found[160]) {
-    const size_t room = 160;
-    const json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
-    const json_t *merges = json_object_get(model, "merges"), *added = json_object_get(root, "added_tokens");
-    const char *type = json_string_value(json_object_get(model, "type"));
-    if (!json_is_object(model) || !type) return snprintf(found, room, "no model.type"), false;
-    if (strcmp(type, "BPE")) return snprintf(found, room, "a %.40s model", type), false;
-    if (!json_is_object(vocab)) return snprintf(found, room, "no model.vocab"), false;
-    size_t nvocab = json_object_size(vocab), nmerge = json_array_size(merges);
-    if (!json_is_array(merges)) return snprintf(found, room, "no list model.merges"), false;
-    if (nvocab != 256 || nmerge)
-        return snprintf(found, room, "a BPE vocabulary of %zu tokens with %zu merges", nvocab, nmerge), false;
-
-    ByteChar c[256];
-    byte_chars(c);
-    for (int b = 0; b < 256; b++) {
-        const json_t *id = json_object_get(vocab, c[b].utf8);
-        if (!id) return snprintf(found, room, "no token for byte %d", b), false;
-        if (!json_is_integer(id) || json_integer_value(id) != b)
-            return snprintf(found, room, "another id for the token of byte %d", b), false;
-    }
-    static const char *const plain[] = {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"};
-    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
-        if (!absent_or(json_object_get(model, plain[i]), NULL))
-            return snprintf(found, room, "model.%s", plain[i]), false;
-
-    const json_t *eot = json_array_get(added, 0);
-    const char *content = json_string_value(json_object_get(eot, "content"));
-    const json_t *id = json_object_get(eot, "id");
-    if (!json_is_array(added) || json_array_size(added) != 1)
-        return snprintf(found, room, "%zu added tokens", json_array_size(added)), false;
-    if (!content || !json_is_integer(id)) return snprintf(found, room, "an added token without content or id"), false;
-    if (strcmp(content, EOT_TEXT) || json_integer_value(id) != TOKENIZER_EOT)
-        return snprintf(found, room, "added token %.40s = %lld", content, (long long)json_integer_value(id)), false;
-
-    const json_t *pre = json_object_get(root, "pre_tokenizer");
-    if (!absent_or(json_object_get(root, "normalizer"), NULL)) return snprintf(found, room, "a normalizer"), false;
-    if (!absent_or(json_object_get(root, "post_processor"), "ByteLevel"))
-        return snprintf(found, room, "a post_processor that is not ByteLevel"), false;
-    if (!json_is_object(pre) || !absent_or(pre, "ByteLevel"))
-        return snprintf(found, room, "a pre_tokenizer that is not ByteLevel"), false;
-    if (!json_is_false(json_object_get(pre, "add_prefix_space")))
-        return snprintf(found, room, "a pre_tokenizer whose add_prefix_space is not false"), false;
-    return true;
-}
-
-bool tokenizer_parse(Tokenizer *t, const char *json, size_t n, const char *where, Err *e) {
-    if (n > TOKENIZER_FILE_MAX) {
-        char found[64];
-        snprintf(found, sizeof found, "a file of %zu bytes", n);
-        return only_byte(e, where, found);
-    }
-    json_error_t why;
-    json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &why);
-    if (!root) return err_input(e, "%s: not a tokenizer.json: line %d: %s", where, why.line, why.text);
-    char found[160];
-    bool ok = is_byte(root, found);
-    json_decref(root);
-    if (!ok) return only_byte(e, where, found);
-    *t = tokenizer_byte();
-    return true;
-}
-
-bool tokenizer_load(Tokenizer *t, const char *path, Err *e) {
-    FileMap m;
-    if (!file_map(&m, path, e)) return false;
-    bool ok = tokenizer_parse(t, (const char *)m.p, m.n, path, e);
-    file_unmap(&m);
-    return ok;
-}
-
-char *tokenizer_config_json(const Tokenizer *t) {
-    size_t n;
-    const char *eot = tokenizer_decode(t, t->eot, &n);
-    return xformat(
-        "{\n  \"bos_token\": \"%.*s\",\n  \"clean_up_tokenization_spaces\": false,\n  \"eos_token\": \"%.*s\",\n"
-        "  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n",
-        (int)n, eot, (int)n, eot);
+bool tokenizer_special(const Tokenizer *t, int id) { return t->model ? t->model->special[id] : id == t->eot; }
+int tokenizer_find(const Tokenizer *t, const char *name) {
+    if (!t->model) return strcmp(name, EOT_TEXT) ? -1 : t->eot;
+    for (int i = 0; i < t->model->nadded; i++)
+        if (t->model->added[i].n == strlen(name) && !memcmp(t->model->added[i].text, name, strlen(name)))
+            return t->model->added[i].id;
+    return -1;
 }

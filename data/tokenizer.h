@@ -1,35 +1,58 @@
-/* tokenizer.h: text to token ids and back.
+/* tokenizer.h: text to token ids and back, as tokenizer.json describes it.
  *
- * The byte tokenizer: ids 0..255 are the bytes, 256 is end-of-text, "<|endoftext|>". Any bytes are text, UTF-8 or not,
- * and come back unchanged; the characters "<|endoftext|>" inside a text are thirteen bytes, never the id, so no text
- * can end a document. On disk it is a Hugging Face tokenizer.json: a byte-level BPE without merges whose 256
- * one-character tokens have the value of their byte as id (characters of bytes: the map GPT-2 uses). */
+ * Two kinds. The byte tokenizer is built in: ids 0..255 are the bytes, 256 is end-of-text, "<|endoftext|>". Byte pair
+ * encoding is read from a Hugging Face tokenizer.json (byte-level, or SentencePiece-like with byte fallback) or from
+ * GPT-2's pair of files. Order of work, as the tokenizers library has it: added tokens that are not `normalized` are
+ * cut out of the raw text; what lies between is normalised (NFC, a prefix, blanks to U+2581); the other added tokens
+ * are cut out; the rest is cut into pieces by the file's pattern; each piece is merged (bpe.h); the template puts its
+ * ids around.
+ *
+ * Any bytes are text, UTF-8 or not; with a byte-level tokenizer without NFC every text comes back unchanged. On disk a
+ * tokenizer is a tokenizer.json; one that was read is written back byte for byte. */
 #pragma once
-#include "../ops/base.h"
+#include "bpe.h"
 
-enum { TOKENIZER_EOT = 256, TOKENIZER_VOCAB = 257, TOKENIZER_FILE_MAX = 1 << 20 };
+enum { TOKENIZER_EOT = 256, TOKENIZER_VOCAB = 257, TOKENIZER_FILE_MAX = 64 << 20, TOKENIZER_IDS_MAX = 1 << 21 };
 
 typedef struct {
-    int vocab;               /* number of ids */
-    int eot;                 /* the id that stands before every document and behind the last one */
-    unsigned char byte[256]; /* bytes of the ids, for tokenizer_bytes */
+    int vocab;               /* number of ids: one more than the highest */
+    int eot;                 /* the id that stands before every document and behind the last one; -1: none is known */
+    int bos;                 /* the id that the file's template puts before a text; -1: none */
+    bool strip;              /* a blank at the start of a decoded text was put there by encoding */
+    unsigned char byte[256]; /* bytes of the byte tokenizer's ids, for tokenizer_decode */
+    struct TokModel *model;  /* NULL: the byte tokenizer */
 } Tokenizer;
 
 Tokenizer tokenizer_byte(void);
+void tokenizer_close(Tokenizer *);
 
-/* Ids of n bytes of text into ids (room for n; no token is shorter than a byte). Returns how many. No end-of-text is
- * added. */
-size_t tokenizer_encode(const Tokenizer *, const void *text, size_t n, int *ids);
-/* The bytes of one id (*n of them, not NUL-ended, owned by the tokenizer); end-of-text gives "<|endoftext|>", which a
- * caller that shows text leaves out. 0 <= id < vocab. */
+enum {
+    ENCODE_SPECIAL = 1, /* added tokens in the text are found; without it their characters are text like any other, so
+                           that no text can end a document */
+    ENCODE_TEMPLATE = 2 /* with what the file's template puts around a text, such as a beginning-of-text id */
+};
+/* Append the ids of n bytes of text to out. n < 2^30. */
+void tokenizer_encode(const Tokenizer *, const void *text, size_t n, unsigned how, Ids *out);
+/* The same by one thread for many texts: buffers and a cache of pieces are kept. */
+typedef struct Encoder Encoder;
+Encoder *encoder_open(const Tokenizer *);
+void encoder_close(Encoder *);
+void encoder_run(Encoder *, const void *text, size_t n, unsigned how, Ids *out);
+
+/* The bytes of one id (*n of them, not NUL-ended, owned by the tokenizer). Of an id that nothing uses: none. A special
+ * id gives its name, "<|endoftext|>", which a caller that shows text leaves out. 0 <= id < vocab. */
 const char *tokenizer_decode(const Tokenizer *, int id, size_t *n);
+bool tokenizer_special(const Tokenizer *, int id);
+int tokenizer_find(const Tokenizer *, const char *name); /* the id of an added token; -1: none */
 
 /* The tokenizer.json as malloc'ed text with a newline at its end; for the caller to write. */
 char *tokenizer_json(const Tokenizer *);
 /* Likewise tokenizer_config.json, which tells transformers the class and the end-of-text token. */
 char *tokenizer_config_json(const Tokenizer *);
-/* Read PATH, a tokenizer.json. Whatever would encode in another way than the byte tokenizer (another model, merges,
- * another vocabulary, a normalizer, added tokens or templates) is EXIT_INPUT: one line with what was found. */
+/* Read PATH, a tokenizer.json. A part that would be needed and is not known here (another model, normalizer,
+ * decoder...) is EXIT_INPUT: one line with what was found. */
 bool tokenizer_load(Tokenizer *, const char *path, Err *);
 /* The same from n bytes of JSON; `where` begins the message. */
 bool tokenizer_parse(Tokenizer *, const char *json, size_t n, const char *where, Err *);
+/* GPT-2's own files, DIR/encoder.json and DIR/vocab.bpe. */
+bool tokenizer_load_gpt2(Tokenizer *, const char *dir, Err *);

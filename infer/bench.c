@@ -1,18 +1,16 @@
 #include "bench.h"
 
-enum { RUNS_MIN = 3, RUNS_MAX = 1000 };
-
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 Timing bench_time(void (*work)(void *), void *ctx, double seconds) {
-    double t[RUNS_MAX], start;
+    double t[BENCH_RUNS_MAX], start;
     int n = 0;
     work(ctx);
     start = now_seconds();
-    while (n < RUNS_MAX && (n < RUNS_MIN || now_seconds() - start < seconds)) {
+    while (n < BENCH_RUNS_MAX && (n < BENCH_RUNS_MIN || now_seconds() - start < seconds)) {
         double t0 = now_seconds();
         work(ctx);
         t[n++] = now_seconds() - t0;

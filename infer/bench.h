@@ -7,6 +7,7 @@ typedef struct {
     double median, best; /* seconds */
     int runs;
 } Timing;
+enum { BENCH_RUNS_MIN = 3, BENCH_RUNS_MAX = 1000 };
 /* Once unmeasured, then until `seconds` have passed, at least 3 and at most 1,000 times. */
 Timing bench_time(void (*work)(void *), void *ctx, double seconds);
 

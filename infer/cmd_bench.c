@@ -3,10 +3,8 @@
  * Peak: the best median of square-ish matrix products through Ops.linear. Bandwidth: a read of as many bytes as a
  * decoding step reads. Percentages are of these, never of a data sheet. */
 #include <errno.h>
-#include "../model/cost.h"
-#include "bench.h"
+#include "bench_model.h"
 #include "engine.h"
-#include "session.h"
 
 int cmd_bench(int argc, char **argv);
 
@@ -63,92 +61,11 @@ static bool bench_ops(Bench *b, json_t *out, Err *e) {
     return true;
 }
 
-/* ---- training: gradients of one micro-batch, the norm for clipping, an AdamW step
- * ------------------------------------ */
-enum { ROLES = 4 };
-typedef struct {
-    int n, cap;
-    Tensor (*t)[ROLES]; /* weight, gradient, first and second moment */
-    int role, at;
-} Owned;
-static void owned_see(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    (void)path, (void)flags;
-    Owned *o = f->ctx;
-    if (o->at == o->cap) o->t = xrealloc(o->t, (size_t)(o->cap = 2 * o->cap + 64), sizeof *o->t);
-    o->t[o->at++][o->role] = *t;
-    o->n = imax(o->n, o->at);
-}
-
-typedef struct {
-    Model m;
-    Batch batch;
-    int *tok, *tgt, *pos, *first, *of, *off;
-    uint64_t *id;
-    real *g, *nll;
-    Owned owned;
-    Run run;
-    int64_t t;
-} Step;
-
-static void step_once(void *ctx) {
-    Step *s = ctx;
-    s->m.step = (uint64_t)s->t++;
-    model_zero_grad(&s->m);
-    model_train(&s->m, &s->batch, s->tok, s->tgt, s->g, s->nll);
-    double sum = 0;
-    for (int i = 0; i < s->owned.n; i++) sum += s->run.ops->sumsq(&s->run, s->owned.t[i][1]);
-    for (int i = 0; i < s->owned.n; i++) {
-        Tensor *t = s->owned.t[i];
-        s->run.ops->adamw(&s->run, t[0], t[1], t[2], t[3], 1e-5, 0.9, 0.95, 1e-8, t->rank > 1 ? 0.1 : 0,
-                          sum > 1 ? 1 / sqrt(sum) : 1, s->t);
-    }
-}
-
-static void step_data(Step *s, int B, int T, int V) {
-    int N = B * T;
-    s->tok = xcalloc((size_t)N, sizeof(int)), s->tgt = xcalloc((size_t)N, sizeof(int)),
-    s->pos = xcalloc((size_t)N, sizeof(int));
-    s->first = xcalloc((size_t)N, sizeof(int)), s->of = xcalloc((size_t)N, sizeof(int)),
-    s->off = xcalloc((size_t)B + 1, sizeof(int));
-    s->id = xcalloc((size_t)B, sizeof *s->id);
-    s->g = xcalloc((size_t)N, sizeof(real)), s->nll = xcalloc((size_t)N, sizeof(real));
-    for (int i = 0; i < N; i++) {
-        s->tok[i] = (int)(rng_uniform(1, (uint64_t)i) * V), s->tgt[i] = (int)(rng_uniform(2, (uint64_t)i) * V);
-        s->of[i] = i / T, s->pos[i] = i % T, s->first[i] = i / T * T;
-        s->g[i] = (real)1 / (real)N;
-    }
-    for (int b = 0; b <= B; b++) s->off[b] = b * T;
-    for (int b = 0; b < B; b++) s->id[b] = (uint64_t)b;
-    s->batch = (Batch){
-        .B = B, .N = N, .off = s->off, .seq = s->off, .of = s->of, .pos = s->pos, .first = s->first, .id = s->id};
-}
-static void step_free(Step *s) {
-    free(s->tok), free(s->tgt), free(s->pos), free(s->first), free(s->of), free(s->off), free(s->id), free(s->g),
-        free(s->nll);
-    free(s->owned.t);
-    model_close(&s->m);
-}
-
 static bool bench_train(Bench *b, json_t *out, Err *e) {
     int B = b->cfg->train.micro_batch, T = b->cfg->data.seq_len;
-    Step s = {0};
-    ModelOpts o = {.train = true,
-                   .max_rows = B * T,
-                   .max_samples = B,
-                   .dropout = b->cfg->train.dropout,
-                   .recompute = b->cfg->train.recompute};
-    if (!model_open(&s.m, b->dev, &b->cfg->model, o, e)) return false;
-    model_init(&s.m, 1);
-    step_data(&s, B, T, b->cfg->model.vocab);
-    Weights *role[] = {&s.m.w, &s.m.g, &s.m.m, &s.m.v};
-    for (int r = 0; r < ROLES; r++) {
-        Fields f = {.see = owned_see, .ctx = &s.owned};
-        s.owned.role = r, s.owned.at = 0;
-        model_fields(&s.m, role[r], &f);
-    }
-    s.run = run_make(b->dev, &s.m.scratch);
-    Timing t = bench_time(step_once, &s, b->seconds);
-    Cost c = cost_model(&s.m, T);
+    Timing t;
+    Cost c;
+    if (!bench_step(b->dev, b->cfg, b->seconds, &t, &c, e)) return false;
     double tok_s = B * T / t.median;
     json_object_set_new(out, "train",
                         json_pack("{s:I, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "params", (json_int_t)c.params,
@@ -156,55 +73,42 @@ static bool bench_train(Bench *b, json_t *out, Err *e) {
                                   "flops_per_token", c.itemised, "formula",
                                   "6 N_matmul + 3 x attention, causal, windows exact", "percent_of_peak",
                                   100 * tok_s * c.itemised / (b->peak * 1e9)));
-    step_free(&s);
     return true;
 }
 
 /* ---- decoding: one token for each of B sequences with half a context behind them
  * -------------------------------------- */
 typedef struct {
-    Session s;
-    Feed feed[64];
-    int B, tok[64];
-    Tensor logits;
+    Decode d;
     bool ok;
     Err *e;
-} Decode;
+} Once;
 static void decode_once(void *ctx) {
-    Decode *d = ctx;
-    d->ok = d->ok && session_extend(&d->s, d->B, d->feed, WANT_LAST, d->logits, d->e);
+    Once *o = ctx;
+    o->ok = o->ok && decode_step(&o->d, o->e);
 }
 
 static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
-    enum { RUNS_ROOM = 1001 };
-    int before = imax(1, b->cfg->data.seq_len / 2), V = m->cfg.vocab, *prompt = xcalloc((size_t)before, sizeof *prompt);
-    Decode d = {.B = B, .ok = true, .e = e};
-    SessionOpts o = {.nseq = B, .max_tokens = before + RUNS_ROOM, .document = -1};
-    for (int i = 0; i < before; i++) prompt[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
-    d.logits = TENSOR(xcalloc((size_t)B * (size_t)V, sizeof(real)), REAL, B, V);
-    bool ok = session_open(&d.s, m, o, e);
+    int before = imax(1, b->cfg->data.seq_len / 2), V = m->cfg.vocab;
+    Once o = {.ok = true, .e = e};
+    double prefill, read = 0;
+    if (!decode_open(&o.d, m, B, before, BENCH_RUNS_MAX + 1, e)) return false;
+    for (int i = 0; i < B * (before + o.d.room); i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
+    bool ok = decode_prefill(&o.d, &prefill, e);
     if (ok) {
-        double start = now_seconds();
-        for (int i = 0; i < B; i++) d.feed[i] = (Feed){i, before, prompt};
-        decode_once(&d);
-        double prefill = now_seconds() - start;
-        for (int i = 0; i < B; i++) d.feed[i] = (Feed){i, 1, &d.tok[i]};
-        Timing t = bench_time(decode_once, &d, b->seconds);
+        Timing t = bench_time(decode_once, &o, b->seconds);
         size_t bytes = cost_model(m, 1).matmul * sizeof(real);
         for (int i = 0; i < B; i++)
-            bytes += session_bytes(&d.s, i); /* at the end: a little more than the median step's */
-        double read = 0;
-        ok = d.ok && bench_read(b->dev, bytes, b->seconds, &read, e);
+            bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */
+        ok = o.ok && bench_read(b->dev, bytes, b->seconds, &read, e);
         if (ok)
             json_array_append_new(list, json_pack("{s:i, s:i, s:f, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", B, "prompt",
                                                   before, "prefill_tok_s", B * before / prefill, "step_s", t.median,
                                                   "runs", t.runs, "tok_s", B / t.median, "bytes_read",
                                                   (json_int_t)bytes, "read_gb_per_s", read / 1e9,
                                                   "percent_of_bandwidth", 100 * (double)bytes / read / t.median));
-        session_close(&d.s);
     }
-    free(d.logits.p);
-    free(prompt);
+    decode_close(&o.d);
     return ok;
 }
 

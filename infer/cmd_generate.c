@@ -89,20 +89,25 @@ typedef struct {
 
 static bool prompts_add(Prompts *p, const Engine *en, const char *text, size_t n, int context, const char *where,
                         Err *e) {
-    int *tok = xcalloc(n + 1, sizeof *tok);
-    tok[0] = en->tokenizer.eot; /* as in training, end-of-text precedes a document */
-    size_t ntok = 1 + tokenizer_encode(&en->tokenizer, text, n, tok + 1);
-    if (ntok > (size_t)context) {
-        free(tok);
-        return err_input(
-            e, "%s: %zu tokens with the end-of-text before them, but the context has %d; shorten it or give --context",
-            where, ntok, context);
+    const Tokenizer *t = &en->tokenizer;
+    Ids ids = {0};
+    /* what the tokenizer's own template puts before a text, else end-of-text, as in training */
+    if (t->bos < 0 && t->eot >= 0) ids_push(&ids, t->eot);
+    tokenizer_encode(t, text, n, ENCODE_SPECIAL | ENCODE_TEMPLATE, &ids);
+    size_t ntok = ids.n;
+    if (ntok > (size_t)context || ntok == 0) {
+        ids_free(&ids);
+        return err_input(e,
+                         ntok ? "%s: %zu tokens with those before the text, but the context has %d; shorten it or give "
+                                "--context"
+                              : "%s: an empty prompt is %zu tokens, and the tokenizer has none that begins a text",
+                         where, ntok, context);
     }
     if (p->n == p->cap) {
         p->cap = 2 * p->cap + 8;
         p->g = xrealloc(p->g, (size_t)p->cap, sizeof *p->g);
     }
-    p->g[p->n++] = (Generation){.prompt = tok, .nprompt = (int)ntok};
+    p->g[p->n++] = (Generation){.prompt = ids.id, .nprompt = (int)ntok};
     return true;
 }
 

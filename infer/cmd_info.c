@@ -29,7 +29,7 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
 typedef struct {
     const Model *m;
     const char *dir;        /* NULL: a configuration */
-    const char *tokenizer;  /* "byte", or why there is none */
+    const char *tokenizer;  /* "byte" or "none" */
     const StepMemory *step; /* NULL: not a training configuration */
     int rows;               /* of its micro-batch */
 } Subject;
@@ -52,10 +52,10 @@ static json_t *layers_json(const Model *m, const CacheCost *c, const Args *a) {
 
 static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
     const ModelCfg *cfg = &s->m->cfg;
-    json_t *flops = json_pack("{s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "itemised",
-                              k->itemised, "all_half", "value", k->all_half, "formula", "6 N_active + 6 L C T", "N",
-                              (json_int_t)k->active, "matmul_full", "value", k->matmul_full, "formula",
-                              "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
+    json_t *flops = json_pack("{s:f, s:f, s:f, s:{s:f, s:s, s:I}, s:{s:f, s:s, s:I}}", "forward", k->forward, "decode",
+                              k->decode, "itemised", k->itemised, "all_half", "value", k->all_half, "formula",
+                              "6 N_active + 6 L C T", "N", (json_int_t)k->active, "matmul_full", "value",
+                              k->matmul_full, "formula", "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
     json_t *cache =
         json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token, "state_bytes",
                   (json_int_t)all(c->state_bytes, a), "bytes_at_context", (json_int_t)all(c->bytes_at_context, a),
@@ -101,6 +101,7 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
     printf("            %s  6 N_active + 6 L C T, N_active = %zu\n", human(k->all_half, "FLOP", b[0]), k->active);
     printf("            %s  6 N_matmul + 12 L H Q T_eff, N_matmul = %zu\n", human(k->matmul_full, "FLOP", b[0]),
            k->matmul);
+    printf("decoding    %s for the token after %d cached ones\n", human(k->decode, "FLOP", b[0]), k->context - 1);
     printf("cache       %s per token, %s of state; %d x %d tokens: %s\n", human((double)c->bytes_per_token, "B", b[0]),
            human(all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
            human(all(c->bytes_at_context, a), "B", b[2]));
@@ -178,7 +179,8 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
         free(c);
         return false;
     }
-    if (!c->model.vocab) c->model.vocab = tokenizer_byte().vocab;
+    const TaskCfg *task = c->data.task.kind ? &c->data.task : NULL;
+    if (!c->model.vocab) c->model.vocab = task ? task->vocab : tokenizer_byte().vocab;
     int rows = c->train.micro_batch * c->data.seq_len;
     ModelOpts o = {.train = true,
                    .max_rows = rows,
@@ -191,7 +193,7 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
         ok = model_open(&m, dev, &c->model, o, e);
         if (ok) {
             StepMemory step = cost_regions(&m);
-            Subject s = {.m = &m, .tokenizer = "byte", .step = &step, .rows = rows};
+            Subject s = {.m = &m, .tokenizer = task ? "none" : "byte", .step = &step, .rows = rows};
             ok = report(&s, a, cli, e);
             model_close(&m);
         }

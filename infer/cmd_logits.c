@@ -26,10 +26,10 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
 
 typedef struct {
     int B, T, *id;
-} Ids;
+} TokenRows;
 
 /* Lines of whitespace-separated ids, all of one length; empty lines count for nothing. */
-static bool ids_parse(Ids *ids, const unsigned char *p, size_t n, int vocab, const char *path, Err *e) {
+static bool ids_parse(TokenRows *ids, const unsigned char *p, size_t n, int vocab, const char *path, Err *e) {
     size_t count = 0, cap = 0;
     int line = 1, here = 0; /* here: ids of this line so far */
     for (size_t i = 0; i <= n; i++) {
@@ -61,7 +61,7 @@ static bool ids_parse(Ids *ids, const unsigned char *p, size_t n, int vocab, con
     return ids->B ? true : err_input(e, "%s: no token ids in it", path);
 }
 
-static bool compute(Engine *en, const Ids *ids, int chunk, Tensor out, Err *e) {
+static bool compute(Engine *en, const TokenRows *ids, int chunk, Tensor out, Err *e) {
     Session s;
     SessionOpts o = {.nseq = 1, .max_tokens = ids->T, .chunk = imin(chunk, ids->T), .document = -1, .want_all = true};
     if (!session_open(&s, &en->model, o, e)) return false;
@@ -79,7 +79,7 @@ static bool compute(Engine *en, const Ids *ids, int chunk, Tensor out, Err *e) {
 static bool logits_run(const Args *a, const Cli *cli, Err *e) {
     Engine en;
     FileMap f;
-    Ids ids = {0};
+    TokenRows ids = {0};
     Tensor out = ABSENT;
     if (!engine_open(&en, a->model, cli, e)) return false;
     bool ok = file_map(&f, a->tokens, e);

@@ -54,7 +54,7 @@ static bool take(Work *w, int at, const real *logits, Err *e) {
     p->seen[t] = 1;
     for (int i = 0; i < w->o->neos; i++)
         if (t == w->o->eos[i]) return finish(w, at, FINISH_EOS, e);
-    if (t < w->tk->vocab && t != w->tk->eot) { /* end-of-text and ids that pad the vocabulary are no text */
+    if (t < w->tk->vocab && !tokenizer_special(w->tk, t)) { /* nor are ids that pad the vocabulary text */
         size_t n;
         const char *piece = tokenizer_decode(w->tk, t, &n);
         if (text_push(&g->text, piece, n)) return finish(w, at, FINISH_STOP, e);

@@ -1,13 +1,18 @@
-/* cache.c: lanes of rows in reference-counted pages, state blobs. */
+/* cache.c: lanes of rows in reference-counted pages, state blobs.
+ *
+ * Where rows retire, those that no later query sees leave their lane when the pass ends, and the newest rows move into
+ * their places: a lane is as long as what it shows, and no row moves but into a place that fell free. */
 #include "cache.h"
 
 enum { PAGE_ROWS = 64, TOKENS_MAX = 1 << 28 };
 struct Slot {
     Lanes t;
-    int *s0_next, *lo_next, *hi_next; /* (nseq*lanes) take effect in kv_end */
-    int *ref;                         /* (npages) tables that point to the page */
-    int *unused, nunused;             /* stack of free pages */
-    Tensor state;                     /* (nseq,state) */
+    int *s0_next, *lo_next, *hi_next, *tail_next; /* (nseq*lanes) take effect in kv_end */
+    bool *retires;                                /* (nseq*lanes) the pass retires the tail */
+    int *ref;                                     /* (npages) tables that point to the page */
+    int *unused, nunused;                         /* stack of free pages */
+    Tensor state;                                 /* (nseq,state) */
+    Tensor carry;                                 /* (nseq,lanes,carry_rows,carry) */
     int max_tokens;
 };
 
@@ -16,6 +21,7 @@ static int lanes_of(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
 static bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, int max_rows, int P) {
     Lanes *t = &s->t;
     *s = (Slot){.t = {.s = *shape, .nseq = nseq, .P = P}, .max_tokens = max_tokens};
+    CHECK(!shape->retire || !shape->window, "rows that retire are kept by no window");
     if (!shape->lanes) return true;
     CHECK(max_tokens <= TOKENS_MAX && max_rows <= TOKENS_MAX && P > 0, "%d tokens, %d rows of a pass, pages of %d",
           max_tokens, max_rows, P);
@@ -43,6 +49,14 @@ static void slot_place(Slot *s, Arena *a) {
         s->ref = take_ints(a, (size_t)t->npages, "cache references");
         s->unused = take_ints(a, (size_t)t->npages, "cache free pages");
     }
+    if (n && t->s.retire) {
+        t->gone = arena_take(a, (size_t)t->npages * (size_t)t->P * sizeof *t->gone, "cache gone");
+        t->tail = take_ints(a, (size_t)n, "cache tail");
+        s->tail_next = take_ints(a, (size_t)n, "cache tail'");
+        s->retires = arena_take(a, (size_t)n * sizeof *s->retires, "cache retires");
+    }
+    if (n && t->s.carry_rows)
+        s->carry = arena_tensor(a, "cache carry", REAL, 4, (int[]){t->nseq, t->s.lanes, t->s.carry_rows, t->s.carry});
     if (t->s.state) s->state = arena_tensor(a, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
 }
 static void slot_clear(Slot *s) {
@@ -50,6 +64,7 @@ static void slot_clear(Slot *s) {
     for (int i = 0; i < lanes_of(s); i++) {
         t->s0[i] = t->lo[i] = t->hi[i] = s->s0_next[i] = s->lo_next[i] = s->hi_next[i] = 0;
         for (int p = 0; p < t->maxpages; p++) t->table[(size_t)i * (size_t)t->maxpages + (size_t)p] = -1;
+        if (t->s.retire) t->tail[i] = s->tail_next[i] = 0, s->retires[i] = false;
     }
     s->nunused = 0;
     for (int p = t->npages - 1; p >= 0; p--) s->ref[p] = 0, s->unused[s->nunused++] = p;
@@ -102,6 +117,7 @@ static void own_page(Slot *s, int lane, int row) {
     if (old < 0) return;
     memcpy(page_data(s, *e), page_data(s, old), (size_t)P * (size_t)row_width(&s->t.s) * sizeof(real));
     memcpy(s->t.pos + (size_t)*e * (size_t)P, s->t.pos + (size_t)old * (size_t)P, (size_t)P * sizeof(int));
+    if (s->t.gone) memcpy(s->t.gone + (size_t)*e * (size_t)P, s->t.gone + (size_t)old * (size_t)P, (size_t)P);
     s->ref[old]--;
 }
 
@@ -128,13 +144,49 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
     return true;
 }
 
-void kv_attend(Run *r, const Slot *s, Tensor o, Tensor lse, Tensor q, Look look, bool merge) {
-    r->ops->attend_lanes(r, o, lse, q, &s->t, look, merge);
+void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, Look look, bool merge) {
+    r->ops->attend_lanes(r, o, lse, q, &s->t, pass, look, merge);
+}
+
+/* Places of the pool: page * P + place in the page. */
+static size_t place(const Slot *s, int lane, int row) {
+    return (size_t)*entry(s, lane, row) * (size_t)s->t.P + (size_t)(row % s->t.P);
+}
+static real *key_of(const Slot *s, size_t place) {
+    size_t P = (size_t)s->t.P;
+    return page_data(s, (int)(place / P)) + place % P * (size_t)s->t.s.kdim;
+}
+static real *value_of(const Slot *s, size_t place) {
+    size_t P = (size_t)s->t.P;
+    return page_data(s, (int)(place / P)) + P * (size_t)s->t.s.kdim + place % P * (size_t)s->t.s.vdim;
+}
+/* Row `row` of a lane becomes the key and value given (value NULL: part of the key). */
+static size_t put(Slot *s, int lane, int row, const real *key, const real *value, int pos) {
+    size_t at = place(s, lane, row);
+    memcpy(key_of(s, at), key, (size_t)s->t.s.kdim * sizeof(real));
+    if (value) memcpy(value_of(s, at), value, (size_t)s->t.s.vdim * sizeof(real));
+    s->t.pos[at] = pos;
+    return at;
+}
+
+/* Whether row j of the pass, of which those before `end` are accepted, retires its predecessor. */
+static bool retires(const Kv *pass, int h, int j, int end) {
+    return pass->s.retire && j < end && R(pass->gone)[(size_t)j * (size_t)pass->s.lanes + (size_t)h] != 0;
+}
+/* The newest carry_rows rows of what was carried and the pass's rows from..end-1. */
+static void carry_on(Slot *s, int seq, int h, const Kv *pass, int from, int end) {
+    size_t C = (size_t)s->t.s.carry, K = (size_t)s->t.s.lanes;
+    int rows = s->t.s.carry_rows, n = imin(end - from, rows);
+    real *own = R(s->carry) + ((size_t)seq * K + (size_t)h) * (size_t)rows * C;
+    memmove(own, own + (size_t)n * C, (size_t)(rows - n) * C * sizeof(real));
+    for (int i = 0; i < n; i++)
+        memcpy(own + (size_t)(rows - n + i) * C, R(pass->carry) + ((size_t)(end - n + i) * K + (size_t)h) * C,
+               C * sizeof(real));
 }
 
 void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
     const Batch *b = r->batch;
-    int K = s->t.s.lanes, Dk = s->t.s.kdim, Dv = s->t.s.vdim, P = s->t.P;
+    int K = s->t.s.lanes, Dk = s->t.s.kdim, Dv = s->t.s.vdim, delay = s->t.s.delay;
     if (measuring(r)) return;
     for (int q = 0; q < b->B; q++) {
         int from = b->off[q], end = accept ? from + accept[q] : b->off[q + 1];
@@ -144,17 +196,17 @@ void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
         if (fresh) from = b->first[end - 1];
         for (int h = 0; h < K; h++) {
             int lane = b->seq[q] * K + h, w = s->t.hi[lane];
+            if (s->t.s.retire) s->retires[lane] = !fresh && retires(pass, h, from, end);
+            if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, pass, from, end);
             s->s0_next[lane] = fresh ? w : s->t.s0[lane];
             s->lo_next[lane] = fresh ? w : s->t.lo[lane];
-            for (int j = from; j < end; j++, w++) {
-                int page = *entry(s, lane, w), at = w % P;
-                real *keys = page_data(s, page), *vals = keys + (size_t)P * (size_t)Dk;
-                memcpy(keys + (size_t)at * (size_t)Dk, R(pass->k) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dk,
-                       (size_t)Dk * sizeof(real));
-                if (!s->t.s.alias)
-                    memcpy(vals + (size_t)at * (size_t)Dv,
-                           R(pass->v) + ((size_t)j * (size_t)K + (size_t)h) * (size_t)Dv, (size_t)Dv * sizeof(real));
-                s->t.pos[(size_t)page * (size_t)P + (size_t)at] = b->pos[j];
+            for (int j = from; j < end; j++) {
+                size_t row = (size_t)j * (size_t)K + (size_t)h;
+                bool gone = retires(pass, h, j + 1, end);
+                if (gone && b->pos[end - 1] + 1 - b->pos[j] > delay) continue; /* no later query sees it */
+                size_t at = put(s, lane, w++, R(pass->k) + row * (size_t)Dk,
+                                s->t.s.alias ? NULL : R(pass->v) + row * (size_t)Dv, b->pos[j]);
+                if (s->t.s.retire) s->t.gone[at] = gone, s->tail_next[lane] = w - 1;
             }
             s->hi_next[lane] = w;
         }
@@ -179,6 +231,31 @@ static void settle(Slot *s, int lane, int s0, int lo, int hi) {
     t->s0[lane] = s->s0_next[lane] = s0;
     t->lo[lane] = s->lo_next[lane] = lo;
     t->hi[lane] = s->hi_next[lane] = hi;
+    if (t->s.retire) t->tail[lane] = s->tail_next[lane], s->retires[lane] = false;
+}
+
+/* Rows of lo..hi-1 that a query at position `next` and later ones do not see leave; the last rows move into their
+ * places. Returns the new hi. Without a delay only the tail of before the pass can be such a row. */
+static int expire(Slot *s, int lane, int lo, int hi, int next) {
+    Lanes *t = &s->t;
+    bool tail = s->retires[lane];
+    if (tail) {
+        own_page(s, lane, t->tail[lane]);
+        t->gone[place(s, lane, t->tail[lane])] = true;
+    }
+    for (int row = t->s.delay ? lo : tail ? t->tail[lane] : hi; row < hi;) {
+        size_t at = place(s, lane, row), last = place(s, lane, hi - 1);
+        if (!t->gone[at] || next - t->pos[at] <= t->s.delay) {
+            row++;
+            continue;
+        }
+        if (--hi == row) break;
+        own_page(s, lane, row);
+        at = put(s, lane, row, key_of(s, last), t->s.alias ? NULL : value_of(s, last), t->pos[last]);
+        t->gone[at] = t->gone[last];
+        if (s->tail_next[lane] == hi) s->tail_next[lane] = row;
+    }
+    return hi;
 }
 
 void kv_end(Cache *c, const Batch *b, const int *accept) {
@@ -187,7 +264,9 @@ void kv_end(Cache *c, const Batch *b, const int *accept) {
             for (int h = 0; h < c->slot[i].t.s.lanes && b->off[q] < b->off[q + 1]; h++) {
                 Slot *s = &c->slot[i];
                 int lane = b->seq[q] * s->t.s.lanes + h, lo = s->lo_next[lane], hi = s->hi_next[lane];
-                bool stored = !accept || accept[q] > 0;
+                int end = accept ? b->off[q] + accept[q] : b->off[q + 1];
+                bool stored = end > b->off[q];
+                if (s->t.s.retire && stored) hi = expire(s, lane, lo, hi, b->pos[end - 1] + 1);
                 /* the next query is one position on: of a window it sees the newest window-1 rows */
                 if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
                 settle(s, lane, s->s0_next[lane], lo, hi);
@@ -210,6 +289,7 @@ void kv_fork(Cache *c, int from, int to) {
             t->s0[b] = s->s0_next[b] = t->s0[a];
             t->lo[b] = s->lo_next[b] = t->lo[a];
             t->hi[b] = s->hi_next[b] = t->hi[a];
+            if (t->s.retire) t->tail[b] = s->tail_next[b] = t->tail[a];
             for (int e = 0; e < t->maxpages; e++) {
                 int page = t->table[(size_t)a * (size_t)t->maxpages + (size_t)e];
                 t->table[(size_t)b * (size_t)t->maxpages + (size_t)e] = page;
@@ -218,10 +298,13 @@ void kv_fork(Cache *c, int from, int to) {
         }
         size_t n = (size_t)t->s.state;
         if (n) memcpy(R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n * sizeof(real));
+        n = carried(&t->s);
+        if (n) memcpy(R(s->carry) + (size_t)to * n, R(s->carry) + (size_t)from * n, n * sizeof(real));
     }
 }
 
 Tensor kv_state(const Slot *s) { return s->state; }
+Tensor kv_carry(const Slot *s) { return s->carry; }
 const Lanes *kv_lanes(const Slot *s) { return &s->t; }
 int kv_pages(const Slot *s) { return s->t.npages - s->nunused; }
 int kv_rows(const Slot *s, int seq, int lane) {
@@ -233,7 +316,7 @@ size_t kv_bytes(const Cache *c, int seq) {
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
         for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * (size_t)row_width(&s->t.s);
-        n += (size_t)s->t.s.state;
+        n += (size_t)s->t.s.state + carried(&s->t.s);
     }
     return n * sizeof(real);
 }

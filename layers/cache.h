@@ -1,9 +1,10 @@
-/* cache.h: the mechanism of the cache: lanes of rows in reference-counted pages, state blobs; begin, attend, append,
- * end.
+/* cache.h: the mechanism of the cache: lanes of rows in reference-counted pages, state blobs and carried rows; begin,
+ * attend, append, end.
  *
  * A slot belongs to a layer that owns K/V or state. It holds `lanes` lanes per sequence, each with its own length, in
  * pages of P rows that sequences may share (fork) and that are copied before this pass would change them. Order of a
- * pass: kv_begin; every layer attends to history, then to its own rows; kv_append; kv_end makes the rows visible. */
+ * pass: kv_begin; every layer attends to history, then to its own rows; kv_append; kv_end makes the rows visible.
+ * Where rows retire (KvShape.retire) a lane holds those that a later query may see, and no more, in any order. */
 #pragma once
 #include "kv.h"
 
@@ -27,12 +28,12 @@ bool kv_begin(Cache *, const Batch *, Err *);
 /* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
  * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored. */
 void kv_append(Run *, Slot *, const Kv *pass, const int *accept);
-void kv_end(Cache *, const Batch *, const int *accept); /* lengths visible; rows past the retention given back */
+void kv_end(Cache *, const Batch *, const int *accept); /* lengths visible; rows past retention or retired given back */
 void kv_fork(Cache *, int from, int to);                /* `to` becomes a copy of `from`; pages are shared */
 void kv_drop(Cache *, int seq);
 
 /* Reports and tests. */
 int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane */
 int kv_pages(const Slot *);                   /* pages in use, by all sequences */
-size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows and states of one sequence */
+size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
 const Lanes *kv_lanes(const Slot *);

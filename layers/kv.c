@@ -6,4 +6,10 @@ void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     if (!s->lanes) return;
     field(f, &kv->k, "k", 0, N, s->lanes, s->kdim);
     if (!s->alias) field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
+    if (s->retire) field(f, &kv->bias, "bias", FIELD_F32, N, s->lanes);
+}
+void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
+    kv_fields(s, N, kv, f);
+    if (s->retire) field(f, &kv->gone, "gone", 0, N, s->lanes);
+    if (s->carry_rows) field(f, &kv->carry, "carry", FIELD_F32, N, s->lanes, s->carry);
 }

@@ -5,10 +5,16 @@
 
 typedef struct Slot Slot;
 
-/* Declare the K/V of N rows of shape s (or their gradients): k (N,lanes,kdim), v (N,lanes,vdim). */
+/* Declare the K/V of N rows of shape s (or their gradients): k (N,lanes,kdim), v (N,lanes,vdim), bias (N,lanes). */
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *);
-/* Attention of q over the history that the slot held before this pass: see Ops.attend_lanes. */
-void kv_attend(Run *, const Slot *, Tensor o, Tensor lse, Tensor q, Look, bool merge);
+/* The same and what only a cache asks for: gone, carry. */
+void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *);
+/* Attention of q over the history that the slot held before this pass, whose own rows are `pass`: see
+ * Ops.attend_lanes. */
+void kv_attend(Run *, const Slot *, const Kv *pass, Tensor o, Tensor lse, Tensor q, Look, bool merge);
 /* (nseq, state): the state blobs, indexed by Batch.seq. A sequence whose document begins in the pass starts from zero
  * by the mixer's own doing (first[i] = i), never by the cache's. */
 Tensor kv_state(const Slot *);
+/* (nseq, lanes, carry_rows, carry), indexed by Batch.seq: the newest row last. Rows from before the document hold
+ * anything. Read only: the next pass finds what this one's Kv.carry says. */
+Tensor kv_carry(const Slot *);

@@ -34,9 +34,12 @@ typedef struct Mixer {
     void (*extend)(Run *, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y);
     /* Forward FLOPs of one token beyond 2 per weight, at `context` visible positions before windows. */
     double (*flops)(const void *cfg, double context);
+    /* The same of a token that is decoded over a cache, where that is another sum; NULL: flops. */
+    double (*decode_flops)(const void *cfg, double context);
     /* Optional, NULL where there is nothing to do. */
     bool (*publishes_only)(const void *cfg); /* y does not exist: the block adds nothing and has no feed-forward part */
     void (*init)(const void *cfg, void *w, uint64_t key); /* fills the fields declared FIELD_OWN, by the key alone */
+    bool (*reports)(const void *cfg);                     /* adds STAT_MERGED to every sequence of a training pass */
     /* A training stage with these settings ended: called on the weights and on each of the optimizer's moments. */
     void (*stage_end)(const void *cfg, void *w);
 } Mixer;

@@ -1,11 +1,22 @@
 /* mixers.c: the registries. One line per sequence mixer, one per feed-forward part. */
 #include "mixer.h"
 
-extern const Mixer gqa_mixer;
+extern const Mixer gqa_mixer, dmc_mixer, mla_mixer, kda_mixer, gdn_mixer, deltanet_mixer, gla_mixer, retention_mixer,
+    gated_retention_mixer, linear_mixer, mamba2_mixer;
 extern const Ffn swiglu_ffn, moe_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
+    &dmc_mixer, /* DMC: merged rows; DMS: delayed eviction: layers/dmc */
+    &mla_mixer, /* latent keys and values, absorbed decoding: layers/mla */
+    &kda_mixer, /* Kimi Delta Attention: layers/kda */
+    &gdn_mixer, /* Gated DeltaNet: layers/gdn; this and the next five on layers/linear/line.c */
+    &deltanet_mixer,
+    &gla_mixer,
+    &retention_mixer,
+    &gated_retention_mixer,
+    &linear_mixer,
+    &mamba2_mixer, /* Mamba-2: layers/mamba2 */
     NULL,
 };
 const Ffn *const ffns[] = {

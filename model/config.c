@@ -1,4 +1,5 @@
 #include "config_keys.h"
+#include "task_cfg.h"
 
 /* ---- reading the model ---------------------------------------------------------------------------------------------
  */
@@ -206,6 +207,23 @@ static const Node *node_at(const Node *root, const char *section, const char *na
     return x ? x : s ? s : root;
 }
 
+/* Only one of text and task, and nothing of the text's settings beside a task. */
+static bool task_section(Config *c, const Node *root, Err *e) {
+    const Node *data = tree_get(root, "data"), *x = data ? tree_get(data, "task") : NULL;
+    DataCfg *d = &c->data;
+    if (!x || node_null(x))
+        return c->train.stop_at_acc == 0 ||
+               node_refuse(node_at(root, "train", "stop_at_acc"), "train.stop_at_acc", e,
+                           "a text has no answers to be right about: give 0, or data.task");
+    if (!task_cfg_read(&d->task, x, "data.task", d->seq_len, e)) return false;
+    const char *also = d->ntrain ? "data.train" : *d->val ? "data.val" : *d->separator ? "data.separator" : NULL;
+    if (also) return node_refuse(x, "data.task", e, "a task makes its own samples, but %s is given; remove one", also);
+    if (c->train.sample_every)
+        return node_refuse(x, "data.task", e, "samples of text need a text, but train.sample_every is %lld; give 0",
+                           (long long)c->train.sample_every);
+    return true;
+}
+
 static bool agree(const Config *c, const Node *root, Err *e) {
     const TrainCfg *t = &c->train;
     const OptimCfg *o = &c->optim;
@@ -224,12 +242,20 @@ static bool agree(const Config *c, const Node *root, Err *e) {
         return node_refuse(node_at(root, "train", "steps"), "train.steps", e,
                            "steps x batch x seq_len is %.3g tokens; at most 4e18 can be counted",
                            (double)t->steps * t->batch * rows);
-    bool own = o->schedule == SCHEDULE_COSINE && o->schedule_steps;
+    bool falls = o->schedule != SCHEDULE_CONSTANT, own = falls && o->schedule_steps, wsd = o->schedule == SCHEDULE_WSD;
     int64_t end = own ? o->schedule_steps : t->steps;
     if (o->warmup > end)
         return node_refuse(node_at(root, "optim", "warmup"), "optim.warmup", e, "%lld is more than %s, %lld",
                            (long long)o->warmup, own ? "optim.schedule_steps" : "train.steps", (long long)end);
-    if (o->schedule == SCHEDULE_COSINE && o->min_lr > o->lr)
+    if (wsd && !o->decay_steps)
+        return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
+                           "schedule wsd needs the length of its decay, at least 1 step");
+    if (wsd && o->decay_steps > end - o->warmup)
+        return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
+                           "%lld steps of decay after %lld of optim.warmup are more than %s, %lld",
+                           (long long)o->decay_steps, (long long)o->warmup,
+                           own ? "optim.schedule_steps" : "train.steps", (long long)end);
+    if (falls && o->min_lr > o->lr)
         return node_refuse(node_at(root, "optim", "min_lr"), "optim.min_lr", e, "%g is more than optim.lr, %g",
                            o->min_lr, o->lr);
     if (t->recompute > c->model.layers)
@@ -238,8 +264,7 @@ static bool agree(const Config *c, const Node *root, Err *e) {
     return true;
 }
 
-/* Takes the tree. */
-static bool config_build(Config *c, Node *root, int noverride, char *const override[], Err *e) {
+bool config_tree(Config *c, Node *root, int noverride, char *const override[], Err *e) {
     *c = (Config){0};
     if (!root) return false;
     bool ok = root->type == NODE_MAP || node_null(root);
@@ -254,8 +279,10 @@ static bool config_build(Config *c, Node *root, int noverride, char *const overr
     ok = ok && schema_read(config_keys, root, "", NULL, c, e);
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
+    ok = ok && task_section(c, root, e);
     if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
-    ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && agree(c, root, e);
+    ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e) &&
+         agree(c, root, e) && stages_build(c, root, e);
     if (!ok) config_free(c);
     tree_free(root);
     return ok;
@@ -263,18 +290,25 @@ static bool config_build(Config *c, Node *root, int noverride, char *const overr
 
 bool config_parse(Config *c, const char *text, size_t n, const char *where, int noverride, char *const override[],
                   Err *e) {
-    return config_build(c, tree_yaml(text, n, where, e), noverride, override, e);
+    return config_tree(c, tree_yaml(text, n, where, e), noverride, override, e);
 }
 bool config_read(Config *c, const char *path, int noverride, char *const override[], Err *e) {
-    return config_build(c, tree_yaml_file(path, e), noverride, override, e);
+    return config_tree(c, tree_yaml_file(path, e), noverride, override, e);
 }
 void config_free(Config *c) {
+    for (int i = 0; i < c->nstages; i++) {
+        if (c->stage[i].cfg) config_free(c->stage[i].cfg);
+        free(c->stage[i].cfg);
+        free(c->stage[i].set);
+    }
+    free(c->stage);
     model_cfg_free(&c->model);
     *c = (Config){0};
 }
 
 bool config_trainable(const Config *c, Err *e) {
     if (!*c->run.dir) return err_input(e, "run.dir: training needs the folder of the run; add run.dir=DIR");
-    if (!c->data.ntrain) return err_input(e, "data.train: training needs a text file; add data.train=FILE");
+    if (!c->data.ntrain && !c->data.task.kind)
+        return err_input(e, "data.train: training needs a text file or a task; add data.train=FILE or data.task=NAME");
     return true;
 }

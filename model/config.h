@@ -1,8 +1,10 @@
 /* config.h: the settings of a run, as the schema tables in config.c describe them. */
 #pragma once
+#include "../data/task.h"
 #include "../layers/mixer.h"
+#include "tree.h"
 
-enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64 };
+enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64, STAGES_MAX = 64, STAGE_NAME_MAX = 32 };
 typedef struct {
     char name[64];
     const Mixer *mixer;
@@ -12,11 +14,11 @@ typedef struct {
     const Ffn *ffn;
     void *cfg;
 } FfnKind;
-/* The shape of a model: all that config.json must hold. vocab 0: as many ids as data.tokenizer has (config.c cannot
- * know; whoever opens the tokenizer sets it). max_positions is resolved: data.seq_len unless given. */
+/* The shape of a model: all that config.json must hold. vocab 0: as many ids as data.tokenizer or data.task has
+ * (config.c cannot know; whoever opens the data sets it). max_positions is resolved: data.seq_len unless given. */
 typedef struct {
     int d_model, layers, vocab, max_positions;
-    double norm_eps, init_std;
+    double norm_eps, init_std, embed_scale;
     bool tied;
     int nkinds, nffn;
     Kind kind[KINDS_MAX];
@@ -36,14 +38,21 @@ typedef struct {
 typedef struct {
     int ntrain;
     Path train[PATHS_MAX];  /* text files */
+    TaskCfg task;           /* kind NULL: text; else T is seq_len, and no file is read */
     char val[KEY_TEXT_MAX]; /* "" = the last val_fraction of train */
     double val_fraction;
     int tokenizer, seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
+    int64_t val_samples;          /* of the task */
 } DataCfg;
+/* The loss on what mixers report of their caches, see train/compression.h. */
+typedef struct {
+    double target, weight; /* target 1: none */
+    bool ramp;
+} CompressionCfg;
 typedef struct {
     int64_t steps;
-    double max_seconds;
+    double max_seconds, stop_at_acc; /* stop_at_acc 0: off */
     int batch, micro_batch, dtype;
     double dropout;
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
@@ -52,40 +61,68 @@ typedef struct {
     bool keep_best;
     char sample_prompt[KEY_TEXT_MAX];
     int sample_tokens;
+    CompressionCfg compression;
 } TrainCfg;
 typedef struct {
     int kind; /* adamw */
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, balance_rate;
-    int64_t warmup, schedule_steps; /* schedule_steps 0: train.steps */
-    int schedule;                   /* 0 cosine, 1 constant */
+    int64_t warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps */
+    int schedule;
 } OptimCfg;
+typedef struct Config Config;
+/* One stage of a run, see `stages` below. */
 typedef struct {
+    char name[KEY_TEXT_MAX]; /* below STAGE_NAME_MAX letters, digits, - and _; "" in a run without stages */
+    int64_t first, steps;    /* steps of the run before it, its own */
+    char *set;               /* what it changes, as a YAML map in one line */
+    Config *cfg;             /* its settings in full: those of the run with `set` put in, train.steps = steps */
+} Stage;
+struct Config {
     RunCfg run;
     ModelCfg model;
     char init_from[KEY_TEXT_MAX];
     DataCfg data;
     TrainCfg train;
     OptimCfg optim;
-} Config;
+    int nstages; /* 0: the run is one stage */
+    Stage *stage;
+};
 
 /* The order of the choices in config.c. */
 enum { DEVICE_AUTO, DEVICE_CPU };
 enum { DTYPE_AUTO, DTYPE_F32 };
 enum { TOKENIZER_BYTE };
 enum { OPTIM_ADAMW };
-enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
+enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
 /* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */
 bool config_read(Config *, const char *path, int noverride, char *const override[], Err *);
 /* The same from memory. `where` names it in messages. On failure there is nothing to free. */
 bool config_parse(Config *, const char *text, size_t n, const char *where, int noverride, char *const override[],
                   Err *);
-/* What only training needs: run.dir and data.train are given. */
+/* The same from a tree, which is taken. NULL: the error that the reader of the tree left stands. */
+bool config_tree(Config *, Node *root, int noverride, char *const override[], Err *);
+/* What only training needs: run.dir and one of data.train and data.task are given. */
 bool config_trainable(const Config *, Err *);
-/* May a run begun with `saved` go on with `now`? Only run.*, train.steps, train.max_seconds, train.*_every, data.val
- * and the schedule's lengths (optim.warmup, optim.schedule_steps) may differ; the message names the first other key
- * that does. A vocab of 0 agrees with any. */
-bool config_resumable(const Config *saved, const Config *now, Err *);
+/* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
+ * train.stop_at_acc, train.*_every, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps,
+ * optim.decay_steps) may differ; the message names the first other key that does. So in the stage that the run is in;
+ * stages before it must be of as many steps as they were, those after it may be others. A vocab of 0 agrees with any.
+ */
+bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
+/* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
+ * message names the first other key that does. */
+bool config_same_run(const Config *saved, const Config *now, Err *);
+
+/* Stages: a run goes through them in order, each with the settings of the run but for what its `set` says. Steps are
+ * counted through all of them and train.steps is their sum; warmup, schedule and Run.progress are a stage's own. */
+int config_stages(const Config *);         /* >= 1 */
+Stage config_stage(const Config *, int k); /* a view; without stages k = 0 is the run itself, its cfg the argument */
+/* The stage of the last of `step` steps: at a border the one that ends there. */
+int config_stage_at(const Config *, int64_t step);
+/* Samples and tokens that the first `step` steps read. */
+void config_position(const Config *, int64_t step, int64_t *samples, int64_t *tokens);
+
 /* The resolved settings as YAML that config_read accepts. malloc'ed text. */
 char *config_text(const Config *);
 /* The model's part alone, as one JSON object's text (for config.json), and back. */

@@ -2,7 +2,7 @@
 
 static const char *const devices[] = {"auto", "cpu", NULL}, *const dtypes[] = {"auto", "f32", NULL},
                          *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", NULL},
-                         *const schedules[] = {"cosine", "constant", NULL};
+                         *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
 const Key run_keys[] = {
@@ -17,11 +17,13 @@ const Key run_keys[] = {
 const Key model_keys[] = {
     {"d_model", KEY_INT, AT(d_model), NULL, 1, 65536, "width of the residual stream", 0, 0},
     {"layers", KEY_INT, AT(layers), NULL, 1, LAYERS_MAX, "number of layers", 0, 0},
-    {"vocab", KEY_INT, AT(vocab), "0", 0, VOCAB_MAX, "token ids; 0: as many as the tokenizer has", 0, 0},
+    {"vocab", KEY_INT, AT(vocab), "0", 0, VOCAB_MAX, "token ids; 0: as many as the tokenizer or the task has", 0, 0},
     {"max_positions", KEY_INT, AT(max_positions), "0", 0, POSITIONS_MAX, "longest context; 0: data.seq_len", 0, 0},
     {"norm_eps", KEY_FLOAT, AT(norm_eps), "1e-5", 1e-12, 0.1, "added to the mean square in RMSNorm", 0, 0},
     {"init_std", KEY_FLOAT, AT(init_std), "0.02", 0, 10,
      "deviation of initial weights; outputs to the residual stream get 1/sqrt(2 layers) of it", 0, 0},
+    {"embed_scale", KEY_FLOAT, AT(embed_scale), "1", 1e-6, 1e6,
+     "factor on the embedding as it enters the first layer; sqrt(d_model) in some families", 0, 0},
     {"tied", KEY_BOOL, AT(tied), "true", 0, 0, "the head is the embedding", 0, 0},
     {"kinds", KEY_OTHER, 0, "", 0, 0, "map of names to layers: {mixer: NAME, its settings}", 0, 0},
     {"pattern", KEY_OTHER, 0, "", 0, 0,
@@ -36,20 +38,34 @@ const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0, "a
                           0, 0},
                          {0}};
 const Key data_keys[] = {
-    {"train", KEY_OTHER, 0, "", 0, 0, "a text file, or a list of them; each a path or {path: ...}; training needs it",
+    {"train", KEY_OTHER, 0, "", 0, 0,
+     "a text file, or a list of them; each a path or {path: ...}; training needs it "
+     "or a task",
      0, 0},
+    {"task", KEY_OTHER, 0, "", 0, 0, "instead of text, {name: TASK, its settings}, or TASK alone: see below", 0, 0},
     {"val", KEY_TEXT, AT(val), "", 0, 0, "a text file for validation; null: the end of the training text", 0, 0},
     {"val_fraction", KEY_FLOAT, AT(val_fraction), "0.1", 0, 0.5, "part of the training text kept back when val is null",
      0, 0},
     {"tokenizer", KEY_CHOICE, AT(tokenizer), "byte", 0, 0, "byte: 256 bytes and <|endoftext|>", tokenizers, 0},
     {"seq_len", KEY_INT, AT(seq_len), "256", 1, 1 << 20, "tokens of a training sample", 0, 0},
+    {"val_samples", KEY_LONG, AT(val_samples), "256", 1, 1e9, "samples of a validation on a task", 0, 0},
     {"separator", KEY_TEXT, AT(separator), "", 0, 0, "text between two documents of a file; null: a file is one", 0, 0},
+    {0}};
+#undef AT
+#define AT(member) offsetof(CompressionCfg, member)
+static const Key compression_keys[] = {
+    {"target", KEY_FLOAT, AT(target), "1", 1, 1e6,
+     "rows that a cache would hold for each that it shall hold, over all layers and heads; 1: no such loss", 0, 0},
+    {"weight", KEY_FLOAT, AT(weight), "1.0", 0, 1e6, "of this loss beside the mean of the targets' losses", 0, 0},
+    {"ramp", KEY_BOOL, AT(ramp), "true", 0, 0, "the target grows from 1 through the stage, as a line", 0, 0},
     {0}};
 #undef AT
 #define AT(member) offsetof(TrainCfg, member)
 const Key train_keys[] = {
-    {"steps", KEY_LONG, AT(steps), "2000", 1, 1e12, "optimizer steps", 0, 0},
+    {"steps", KEY_LONG, AT(steps), "2000", 1, 1e12, "optimizer steps; the sum of the stages where there are any", 0, 0},
     {"max_seconds", KEY_FLOAT, AT(max_seconds), "0", 0, 1e9, "stop and save after this time; 0: never", 0, 0},
+    {"stop_at_acc", KEY_FLOAT, AT(stop_at_acc), "0", 0, 1,
+     "stop and save when a validation on a task answers this part of the questions; 0: never", 0, 0},
     {"batch", KEY_INT, AT(batch), "64", 1, 1 << 20, "samples of a step", 0, 0},
     {"micro_batch", KEY_INT, AT(micro_batch), "8", 1, 1 << 20, "samples computed at once; divides batch", 0, 0},
     {"dtype", KEY_CHOICE, AT(dtype), "auto", 0, 0, "number type of the computation", dtypes, 0},
@@ -60,18 +76,20 @@ const Key train_keys[] = {
     {"save_every", KEY_LONG, AT(save_every), "500", 0, 1e12, "steps between checkpoints; 0: at the end alone", 0, 0},
     {"sample_every", KEY_LONG, AT(sample_every), "0", 0, 1e12, "steps between samples of text; 0: none", 0, 0},
     {"log_every", KEY_LONG, AT(log_every), "10", 1, 1e12, "steps between training records", 0, 0},
-    {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation; 0: all", 0, 0},
+    {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation on text; 0: all", 0, 0},
     {"keep_last", KEY_INT, AT(keep_last), "2", 1, 1000000, "newest checkpoints to keep", 0, 0},
     {"keep_best", KEY_BOOL, AT(keep_best), "true", 0, 0, "also keep the one of the lowest validation loss", 0, 0},
     {"sample_prompt", KEY_TEXT, AT(sample_prompt), "", 0, 0, "how samples begin", 0, 0},
     {"sample_tokens", KEY_INT, AT(sample_tokens), "200", 1, 1 << 20, "tokens of a sample", 0, 0},
+    {"compression", KEY_TABLE, AT(compression), "", 0, 0,
+     "a loss for caches that hold fewer rows, of mixers that merge them", 0, compression_keys},
     {0}};
 #undef AT
 #define AT(member) offsetof(OptimCfg, member)
 const Key optim_keys[] = {
     {"kind", KEY_CHOICE, AT(kind), "adamw", 0, 0, "optimizer", optimizers, 0},
     {"lr", KEY_FLOAT, AT(lr), "1e-3", 0, 100, "highest learning rate", 0, 0},
-    {"min_lr", KEY_FLOAT, AT(min_lr), "1e-4", 0, 100, "learning rate at the end of the cosine", 0, 0},
+    {"min_lr", KEY_FLOAT, AT(min_lr), "1e-4", 0, 100, "learning rate at the end of cosine, linear and wsd", 0, 0},
     {"weight_decay", KEY_FLOAT, AT(weight_decay), "0.1", 0, 100, "decoupled decay of matrices, times the learning rate",
      0, 0},
     {"clip", KEY_FLOAT, AT(clip), "1.0", 0, 1e9, "largest norm of the gradient; 0: any", 0, 0},
@@ -81,17 +99,27 @@ const Key optim_keys[] = {
     {"balance_rate", KEY_FLOAT, AT(balance_rate), "1e-3", 0, 1,
      "step of the balancing biases of moe routers (bias_balance), up or down; 0: they stay", 0, 0},
     {"warmup", KEY_LONG, AT(warmup), "100", 0, 1e12, "steps of linear growth of the learning rate", 0, 0},
-    {"schedule_steps", KEY_LONG, AT(schedule_steps), "0", 0, 1e12, "steps after which the cosine ends; 0: train.steps",
-     0, 0},
+    {"schedule_steps", KEY_LONG, AT(schedule_steps), "0", 0, 1e12,
+     "steps after which cosine, linear and wsd end; 0: those of the run or stage", 0, 0},
+    {"decay_steps", KEY_LONG, AT(decay_steps), "0", 0, 1e12, "steps of wsd's decay, the last of schedule_steps", 0, 0},
     {"schedule", KEY_CHOICE, AT(schedule), "cosine", 0, 0, "learning rate after warmup", schedules, 0},
     {0}};
+#undef AT
+#define AT(member) offsetof(Stage, member)
+const Key stage_keys[] = {{"name", KEY_TEXT, AT(name), NULL, 0, 0, "for records and messages: letters, digits, - and _",
+                           0, 0},
+                          {"steps", KEY_LONG, AT(steps), NULL, 1, 1e12, "optimizer steps", 0, 0},
+                          {"set", KEY_OTHER, 0, "", 0, 0,
+                           "map of dotted keys (optim.lr: 3e-5) to their values in this stage", 0, 0},
+                          {0}};
 #undef AT
 #define AT(member) offsetof(Config, member)
 const Key config_keys[] = {{"run", KEY_TABLE, AT(run), "", 0, 0, "the run", 0, run_keys},
                            {"model", KEY_OTHER, AT(model), NULL, 0, 0, "the shape of the model", 0, 0},
                            {"init_from", KEY_TEXT, AT(init_from), "", 0, 0,
-                            "checkpoint whose weights to start from; null: random", 0, 0},
-                           {"data", KEY_TABLE, AT(data), "", 0, 0, "the text", 0, data_keys},
+                            "model directory or run folder whose weights to start from; null: random", 0, 0},
+                           {"stages", KEY_OTHER, 0, "", 0, 0, "list of parts of the run, in order", 0, 0},
+                           {"data", KEY_TABLE, AT(data), "", 0, 0, "the text, or the task", 0, data_keys},
                            {"train", KEY_TABLE, AT(train), "", 0, 0, "the loop", 0, train_keys},
                            {"optim", KEY_TABLE, AT(optim), "", 0, 0, "the optimizer", 0, optim_keys},
                            {0}};

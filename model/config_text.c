@@ -1,5 +1,6 @@
 /* config_text.c: settings written, compared and described. */
 #include "config_keys.h"
+#include "task_cfg.h"
 
 /* ---- writing -------------------------------------------------------------------------------------------------------
  */
@@ -38,16 +39,17 @@ static void write_model(Writer *w, const ModelCfg *m) {
     }
     write_map_end(w);
     write_name(w, "ffn");
-    write_list(w);
+    bool list = w->json || m->nffn > 1; /* one is one, so that its keys are model.ffn.NAME */
+    if (list) write_list(w);
     for (int i = 0; i < m->nffn; i++) {
-        write_item(w);
+        if (list) write_item(w);
         write_map(w, true);
         write_name(w, "kind");
         write_text(w, m->ffn[i].ffn->name);
         schema_write(w, m->ffn[i].ffn->keys, m->ffn[i].cfg);
         write_map_end(w);
     }
-    write_list_end(w);
+    if (list) write_list_end(w);
 }
 
 char *model_cfg_json(const ModelCfg *m) {
@@ -91,10 +93,19 @@ char *config_text(const Config *c) {
     } else {
         write_text(&w, "");
     }
+    write_name(&w, "task");
+    if (c->data.task.kind) {
+        write_map(&w, false);
+        task_cfg_write(&w, &c->data.task, false);
+        write_map_end(&w);
+    } else {
+        write_text(&w, "");
+    }
     schema_write(&w, data_keys, &c->data);
     write_map_end(&w);
     write_section(&w, "train", train_keys, &c->train);
     write_section(&w, "optim", optim_keys, &c->optim);
+    stages_write(&w, c);
     fputc('\n', w.f);
     close_text(&w, &text);
     return text;
@@ -104,12 +115,20 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {"train.steps",  "train.max_seconds",    "data.val",
-                                        "optim.warmup", "optim.schedule_steps", NULL};
+    static const char *const names[] = {"train.steps",  "train.max_seconds",    "train.stop_at_acc", "data.val",
+                                        "optim.warmup", "optim.schedule_steps", "optim.decay_steps", NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
     return !strncmp(path, "run.", 4) || (!strncmp(path, "train.", 6) && n > 6 && !strcmp(path + n - 6, "_every"));
+}
+
+/* Where a run lies and how long it may take: nothing that it ends with by its own choice. */
+static bool same_anyway(const char *path) {
+    static const char *const names[] = {"run.dir", "run.device", "run.threads", "train.max_seconds", NULL};
+    for (int i = 0; names[i]; i++)
+        if (!strcmp(path, names[i])) return true;
+    return false;
 }
 
 static const char *shown(const Node *x) {
@@ -117,42 +136,72 @@ static const char *shown(const Node *x) {
 }
 
 /* Walk two resolved texts side by side, so that no setting can be forgotten here. */
-static bool same(const Node *saved, const Node *now, const char *path, Err *e) {
+typedef struct {
+    bool (*may)(const char *path);
+    const char *rule;
+    Err *e;
+} Walk;
+static bool same(const Walk *k, const Node *saved, const Node *now, const char *path) {
     char at[256], index[16];
-    if (may_differ(path)) return true;
+    if (k->may(path)) return true;
     bool nested = saved && now && saved->type != NODE_SCALAR && saved->type == now->type;
     if (nested && saved->type == NODE_LIST && saved->n != now->n)
-        return err_input(e, "%s: a list of %d, but the run was begun with %d; that may not change on resume", path,
-                         now->n, saved->n);
+        return err_input(k->e, "%s: a list of %d, but the run was begun with %d; %s", path, now->n, saved->n, k->rule);
     if (!nested) {
         if (saved && now && saved->type == NODE_SCALAR && now->type == NODE_SCALAR && !strcmp(saved->text, now->text))
             return true;
         if (now && !strcmp(path, "model.vocab") && !strcmp(now->text, "0")) return true;
-        return err_input(e, "%s: %.80s, but the run was begun with %.80s; that may not change on resume", path,
-                         shown(now), shown(saved));
+        return err_input(k->e, "%s: %.80s, but the run was begun with %.80s; %s", path, shown(now), shown(saved),
+                         k->rule);
     }
     for (int i = 0; i < saved->n; i++) {
         const Node *a = saved->kid[i];
         snprintf(index, sizeof index, "%d", i);
         schema_join(at, path, a->key ? a->key : index);
-        if (!same(a, a->key ? tree_get(now, a->key) : now->kid[i], at, e)) return false;
+        if (!same(k, a, a->key ? tree_get(now, a->key) : now->kid[i], at)) return false;
     }
     for (int i = 0; now->type == NODE_MAP && i < now->n; i++)
-        if (!tree_get(saved, now->kid[i]->key) && !same(NULL, now->kid[i], schema_join(at, path, now->kid[i]->key), e))
+        if (!tree_get(saved, now->kid[i]->key) && !same(k, NULL, now->kid[i], schema_join(at, path, now->kid[i]->key)))
             return false;
     return true;
 }
 
-bool config_resumable(const Config *saved, const Config *now, Err *e) {
+static bool compare(const Config *saved, const Config *now, Walk k) {
     char *a = config_text(saved), *b = config_text(now);
-    Node *x = tree_yaml(a, strlen(a), "the saved settings", e);
-    Node *y = x ? tree_yaml(b, strlen(b), "the settings", e) : NULL;
-    bool ok = y && same(x, y, "", e);
+    Node *x = tree_yaml(a, strlen(a), "the saved settings", k.e);
+    Node *y = x ? tree_yaml(b, strlen(b), "the settings", k.e) : NULL;
+    bool ok = y && same(&k, x, y, "");
     tree_free(x);
     tree_free(y);
     free(a);
     free(b);
     return ok;
+}
+bool config_same_run(const Config *saved, const Config *now, Err *e) {
+    return compare(saved, now, (Walk){same_anyway, "that would be another run", e});
+}
+
+bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *e) {
+    int last = config_stage_at(saved, step);
+    if (!saved->nstages != !now->nstages)
+        return err_input(e, "stages: %s, but the run was begun with %s; that may not change on resume",
+                         now->nstages ? "a list" : "none", saved->nstages ? "a list" : "none");
+    if (config_stages(now) <= last)
+        return err_input(e, "stages: a list of %d, but the run has come to stage %d, %s", now->nstages, last + 1,
+                         saved->stage[last].name);
+    for (int k = 0; k <= last; k++) {
+        Stage a = config_stage(saved, k), b = config_stage(now, k);
+        Err why = {0};
+        if (strcmp(a.name, b.name))
+            return err_input(e, "stages.%d.name: %s, but the run was begun with %s; that may not change on resume", k,
+                             b.name, a.name);
+        if (k < last ? a.steps != b.steps : now->nstages && b.first + b.steps < step)
+            return err_input(e, "stages.%d.steps: %lld, but the run has done %lld steps of stage %s", k,
+                             (long long)b.steps, (long long)(k < last ? a.steps : step - a.first), a.name);
+        if (!compare(a.cfg, b.cfg, (Walk){may_differ, "that may not change on resume", &why}))
+            return err_input(e, now->nstages ? "stage %s: %.250s" : "%s%s", a.name, why.msg);
+    }
+    return true;
 }
 
 /* ---- describing ----------------------------------------------------------------------------------------------------
@@ -188,7 +237,12 @@ void config_document(FILE *f, bool markdown) {
     for (const Key *k = config_keys; k->name; k++)
         if (k->type == KEY_TEXT) init[0] = *k;
     section(f, markdown, "init_from", "", init, "");
+    section(f, markdown, "stages", "a list; the run goes through them in order", stage_keys, "stages.N.");
     section(f, markdown, "data", "", data_keys, "data.");
+    for (int i = 0; tasks[i]; i++) {
+        snprintf(title, sizeof title, "data.task with name: %s", tasks[i]->name);
+        section(f, markdown, title, tasks[i]->about, tasks[i]->keys, "data.task.");
+    }
     section(f, markdown, "train", "", train_keys, "train.");
     section(f, markdown, "optim", "", optim_keys, "optim.");
 }

@@ -10,9 +10,12 @@ static void count_field(Fields *f, Tensor *t, const char *path, unsigned flags) 
     if (t->rank >= 2) c->matrices += tensor_count(*t);
 }
 
-static double mixer_flops(const Model *m, double visible) {
+static double mixer_flops(const Model *m, double visible, bool decoding) {
     double sum = 0;
-    for (int l = 0; l < m->L; l++) sum += m->layer[l].kind->mixer->flops(m->layer[l].cfg, visible);
+    for (int l = 0; l < m->L; l++) {
+        const Mixer *x = m->layer[l].kind->mixer;
+        sum += (decoding && x->decode_flops ? x->decode_flops : x->flops)(m->layer[l].cfg, visible);
+    }
     return sum;
 }
 
@@ -34,11 +37,12 @@ Cost cost_model(const Model *m, int context) {
     /* mean over t by the midpoints of equal parts: exact while there are as many parts as tokens */
     int parts = imin(context, 4096);
     double attention = 0;
-    for (int i = 0; i < parts; i++) attention += mixer_flops(m, (context * (i + 0.5)) / parts + 0.5) / parts;
+    for (int i = 0; i < parts; i++) attention += mixer_flops(m, (context * (i + 0.5)) / parts + 0.5, false) / parts;
     c.forward = 2.0 * (double)c.matmul + attention;
     c.itemised = 3 * c.forward;
     c.all_half = 6.0 * (double)c.active + 6.0 * m->L * m->cfg.d_model * context;
-    c.matmul_full = 6.0 * (double)c.matmul + 3 * mixer_flops(m, context);
+    c.matmul_full = 6.0 * (double)c.matmul + 3 * mixer_flops(m, context, false);
+    c.decode = 2.0 * (double)c.matmul + mixer_flops(m, context, true);
     return c;
 }
 
@@ -54,7 +58,7 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         size_t kept = s->window ? zmin((size_t)context, (size_t)s->window - 1 + (size_t)s->sinks) : (size_t)context;
         y->rows = s->lanes ? (int)kept : 0;
         y->token_bytes = (size_t)s->lanes * (size_t)row_width(s) * number;
-        y->state_bytes = (size_t)s->state * number;
+        y->state_bytes = ((size_t)s->state + carried(s)) * number;
         y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
         c->bytes_per_token += y->token_bytes;
         c->grows_per_token += s->window ? 0 : y->token_bytes;

@@ -17,14 +17,16 @@ typedef struct {
      * matmul_full: 6 N_matmul + 12 sum over layers of H Dh min(C, window), written as 3 Mixer.flops(C)
      *                                                  (nanoGPT, nanochat: full square) */
     double forward, itemised, all_half, matmul_full;
+    double decode; /* FLOPs of the C-th token over a cache of the C-1 before it: 2 N_matmul + Mixer.decode_flops(C) */
 } Cost;
 /* The model may be opened dry. context >= 1. */
 Cost cost_model(const Model *, int context);
 
 typedef struct {
-    int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks */
+    int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks; where rows
+                           retire, the most there can be: none did */
     size_t token_bytes; /* of one token's row over all lanes; 0 in a layer that reads another's */
-    size_t state_bytes; /* per sequence */
+    size_t state_bytes; /* per sequence: states and carried rows */
     size_t bytes;       /* rows * token_bytes + state_bytes */
 } LayerCache;
 typedef struct {

@@ -45,7 +45,7 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     int N = r->batch->N, d = m->cfg.d_model;
     Fields place = arena_placer(r->scratch);
     for (int l = 0; l < m->L; l++)
-        if (m->layer[l].owner) kv_fields(&m->layer[l].rows, N, &m->kv[l], &place);
+        if (m->layer[l].owner) kv_pass_fields(&m->layer[l].rows, N, &m->kv[l], &place);
     for (int l = 0; l < m->L; l++) {
         m->inputs[l] = ABSENT;
         if (r->mode & RUN_HOLD && has_state(m, l)) m->inputs[l] = SCRATCH(r, "held input", N, d);
@@ -53,7 +53,7 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     Mark mark = arena_mark(r->scratch);
     Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d);
     r->in = r->out = (Pick){N, m->idx};
-    r->ops->embed(r, x, m->w.embed, tok);
+    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
     for (int l = 0; l < m->L; l++) {
         if (l >= m->last_writer) r->out = want; /* nothing above needs the rows that nobody asked for */
         Tensor to = TENSOR(y.p, REAL, r->out.n, d);
@@ -104,7 +104,7 @@ static void replay(Model *m, const Cache *c, Run r, const int *accept) {
         Fields place = arena_placer(r.scratch);
         Tensor x = SCRATCH(&r, "accepted input", a.N, d), y = SCRATCH(&r, "unread", a.N, d);
         Kv rows = {0};
-        kv_fields(&m->layer[l].rows, a.N, &rows, &place);
+        kv_pass_fields(&m->layer[l].rows, a.N, &rows, &place);
         r.ops->gather(&r, x, m->inputs[l], all, some);
         r.layer = l;
         r.in = r.out = (Pick){a.N, m->idx};

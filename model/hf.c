@@ -1,7 +1,8 @@
 /* hf.c: weights of a model directory, and config.json as we write it. Reading config.json is hf_config.c. */
-#include "hf.h"
+#include "hf_file.h"
 #include "../layers/ffn/ffn.h"
 #include "../layers/gqa/gqa.h"
+#include "../layers/mla/mla.h"
 #include "act.h"
 #include "safetensors.h"
 
@@ -105,7 +106,10 @@ int hf_notes(const char *dir, FILE *f) {
                 n++;
         st_close(&st);
     }
-    const RopeCfg *r = cfg.kind[0].mixer == mixer_find("gqa") ? &((GqaCfg *)cfg.kind[0].cfg)->rope : NULL;
+    const Kind *k = &cfg.kind[0];
+    const RopeCfg *r = k->mixer == mixer_find("gqa")   ? &((GqaCfg *)k->cfg)->rope
+                       : k->mixer == mixer_find("mla") ? &((MlaCfg *)k->cfg)->rope
+                                                       : NULL;
     if (r && r->type == ROPE_YARN && r->original_max_positions &&
         fabs(r->factor * r->original_max_positions - cfg.max_positions) > 1e-6 * cfg.max_positions)
         fprintf(f,
@@ -120,38 +124,46 @@ int hf_notes(const char *dir, FILE *f) {
 /* ---- config.json ---------------------------------------------------------------------------------------------------
  */
 
-static bool not_llama(const char **why, const char *what) {
+static bool no(const char **why, const char *what) {
     if (why) *why = what;
     return false;
 }
 
-bool hf_is_llama(const ModelCfg *c, const char **why) {
-    const Kind *k = &c->kind[c->pattern[0]];
+bool hf_plain(const ModelCfg *c, const char *mixer, const char **why) {
     for (int l = 0; l < c->layers; l++) {
-        if (c->pattern[l] != c->pattern[0]) return not_llama(why, "layers of several kinds");
-        if (c->kv_from[l] != l) return not_llama(why, "kv_from");
+        if (c->pattern[l] != c->pattern[0]) return no(why, "layers of several kinds");
+        if (c->kv_from[l] != l) return no(why, "kv_from");
     }
-    if (k->mixer != mixer_find("gqa")) return not_llama(why, "a mixer that is not gqa");
-    if (c->nffn != 1 || c->ffn[0].ffn != ffn_find("swiglu"))
-        return not_llama(why, "a feed-forward that is not one swiglu");
-    const GqaCfg *g = k->cfg;
-    const RopeCfg *r = &g->rope;
-    double L = r->original_max_positions ? r->original_max_positions : c->max_positions;
-    if (!g->heads) return not_llama(why, "a layer without queries");
-    if (g->window) return not_llama(why, "a window");
-    if (g->qk_norm) return not_llama(why, "qk_norm");
-    if (g->qkv_bias != g->o_bias) return not_llama(why, "qkv_bias without o_bias, or the reverse");
-    if (r->type == ROPE_NONE) return not_llama(why, "no rotation");
-    if (r->interleaved) return not_llama(why, "interleaved rotation");
-    /* Older versions replace yarn's factor by this quotient. */
-    if (r->type == ROPE_YARN && fabs(r->factor * L - c->max_positions) > 1e-9 * c->max_positions)
-        return not_llama(why, "yarn whose factor is not max_positions / original_max_positions");
-    /* transformers looks at the length of the input, we at the planned length. */
-    if (r->type == ROPE_DYNAMIC && ((r->length && r->length > L) || L != c->max_positions))
-        return not_llama(why, "dynamic rotation for a planned length");
-    if (r->type == ROPE_LONGROPE && memcmp(&r->short_factor, &r->long_factor, sizeof r->short_factor))
-        return not_llama(why, "longrope of one length");
+    if (c->embed_scale != 1) return no(why, "embed_scale");
+    if (c->kind[c->pattern[0]].mixer != mixer_find(mixer)) return no(why, "another mixer");
+    if (c->nffn != 1 || c->ffn[0].ffn != ffn_find("swiglu")) return no(why, "a feed-forward that is not one swiglu");
     return true;
+}
+const char *hf_rope_differs(const RopeCfg *r, int max_positions) {
+    double L = r->original_max_positions ? r->original_max_positions : max_positions;
+    if (r->type == ROPE_NONE) return "no rotation";
+    if (r->inclusive) return "inclusive frequencies";
+    /* Older versions replace yarn's factor by this quotient. */
+    if (r->type == ROPE_YARN && fabs(r->factor * L - max_positions) > 1e-9 * max_positions)
+        return "yarn whose factor is not max_positions / original_max_positions";
+    /* transformers looks at the length of the input, we at the planned length. */
+    if (r->type == ROPE_DYNAMIC && ((r->length && r->length > L) || L != max_positions))
+        return "dynamic rotation for a planned length";
+    if (r->type == ROPE_LONGROPE && memcmp(&r->short_factor, &r->long_factor, sizeof r->short_factor))
+        return "longrope of one length";
+    return NULL;
+}
+
+bool hf_is_llama(const ModelCfg *c, const char **why) {
+    if (!hf_plain(c, "gqa", why)) return false;
+    const GqaCfg *g = c->kind[c->pattern[0]].cfg;
+    if (!g->heads) return no(why, "a layer without queries");
+    if (g->window) return no(why, "a window");
+    if (g->qk_norm) return no(why, "qk_norm");
+    if (g->qkv_bias != g->o_bias) return no(why, "qkv_bias without o_bias, or the reverse");
+    if (g->rope.interleaved) return no(why, "interleaved rotation");
+    const char *differs = hf_rope_differs(&g->rope, c->max_positions);
+    return !differs || no(why, differs);
 }
 
 static void put_ids(json_t *j, const HfIds *ids) {
@@ -201,28 +213,38 @@ static json_t *rope_json(const RopeCfg *r, int max_positions) {
     return j;
 }
 
-static void llama_json(json_t *j, const ModelCfg *c) {
-    const GqaCfg *g = c->kind[c->pattern[0]].cfg;
-    json_object_set_new(j, "architectures", json_pack("[s]", "LlamaForCausalLM"));
-    json_object_set_new(j, "model_type", json_string("llama"));
+void hf_family_json(json_t *j, const ModelCfg *c, HfFamily y) {
+    json_object_set_new(j, "architectures", json_pack("[s]", y.architecture));
+    json_object_set_new(j, "model_type", json_string(y.type));
     json_object_set_new(j, "vocab_size", json_integer(c->vocab));
     json_object_set_new(j, "hidden_size", json_integer(c->d_model));
     json_object_set_new(j, "intermediate_size", json_integer(((SwigluCfg *)c->ffn[0].cfg)->hidden));
     json_object_set_new(j, "num_hidden_layers", json_integer(c->layers));
-    json_object_set_new(j, "num_attention_heads", json_integer(g->heads));
-    json_object_set_new(j, "num_key_value_heads", json_integer(g->kv_heads ? g->kv_heads : g->heads));
-    json_object_set_new(j, "head_dim", json_integer(g->head_dim ? g->head_dim : c->d_model / g->heads));
+    json_object_set_new(j, "num_attention_heads", json_integer(y.heads));
+    json_object_set_new(j, "num_key_value_heads", json_integer(y.kv_heads));
+    json_object_set_new(j, "head_dim", json_integer(y.head_dim));
     json_object_set_new(j, "hidden_act", json_string("silu"));
     json_object_set_new(j, "max_position_embeddings", json_integer(c->max_positions));
     json_object_set_new(j, "initializer_range", json_real(c->init_std));
     json_object_set_new(j, "rms_norm_eps", json_real(c->norm_eps));
-    json_object_set_new(j, "rope_theta", json_real(g->rope.theta));
-    json_object_set_new(j, "rope_scaling", rope_json(&g->rope, c->max_positions));
-    json_object_set_new(j, "attention_bias", json_boolean(g->qkv_bias));
+    json_object_set_new(j, "rope_theta", json_real(y.rope->theta));
+    json_object_set_new(j, "rope_scaling", rope_json(y.rope, c->max_positions));
+    json_object_set_new(j, "attention_bias", json_boolean(y.bias));
     json_object_set_new(j, "attention_dropout", json_real(0));
     json_object_set_new(j, "mlp_bias", json_false());
     json_object_set_new(j, "tie_word_embeddings", json_boolean(c->tied));
     json_object_set_new(j, "use_cache", json_true());
+}
+static void llama_json(json_t *j, const ModelCfg *c) {
+    const GqaCfg *g = c->kind[c->pattern[0]].cfg;
+    hf_family_json(j, c,
+                   (HfFamily){.architecture = "LlamaForCausalLM",
+                              .type = "llama",
+                              .heads = g->heads,
+                              .kv_heads = g->kv_heads ? g->kv_heads : g->heads,
+                              .head_dim = g->head_dim ? g->head_dim : c->d_model / g->heads,
+                              .bias = g->qkv_bias,
+                              .rope = &g->rope});
 }
 
 bool hf_config_write(const char *path, const ModelCfg *c, const HfIds *ids, Dtype dtype, Err *e) {
@@ -230,6 +252,8 @@ bool hf_config_write(const char *path, const ModelCfg *c, const HfIds *ids, Dtyp
     const char *name = dtype == F32 ? "float32" : dtype == BF16 ? "bfloat16" : dtype == F16 ? "float16" : "float64";
     if (hf_is_llama(c, NULL)) {
         llama_json(j, c);
+    } else if (hf_is_deepseek(c, NULL)) {
+        hf_deepseek_json(j, c);
     } else {
         char *text = model_cfg_json(c);
         json_t *own = json_parse(text, strlen(text), "the model's settings", NULL, e);

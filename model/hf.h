@@ -1,10 +1,11 @@
 /* hf.h: a model directory as Hugging Face transformers lays it out: config.json, model.safetensors or its shards,
  * generation_config.json. tokenizer.json belongs to data/tokenizer.h.
  *
- * model_type "llama" is read into one gqa kind and one swiglu, and written whenever the model is one, so that
- * transformers loads it unchanged; any other model is model_type "kvsmith", which holds the settings of model_cfg_json
- * under "kvsmith". Tensor names are those of LlamaForCausalLM in both. Fields and their defaults: transformers
- * configuration_llama, modeling_rope_utils (v5 meaning, v4 spelling understood). */
+ * model_type "llama" is read into one gqa kind and one swiglu, "deepseek_v3" without experts into one mla kind and one
+ * swiglu; both are written whenever the model is one, so that transformers loads it unchanged; any other model is
+ * model_type "kvsmith", which holds the settings of model_cfg_json under "kvsmith". Tensor names are those of
+ * LlamaForCausalLM and DeepseekV3ForCausalLM in all. Fields and their defaults: transformers configuration_llama,
+ * configuration_deepseek_v3, modeling_rope_utils (v5 meaning, v4 spelling understood). */
 #pragma once
 #include "model.h"
 
@@ -30,6 +31,8 @@ int hf_notes(const char *dir, FILE *f);
 
 /* Whether transformers' LlamaForCausalLM computes this model; otherwise `why` (may be NULL) says what it lacks. */
 bool hf_is_llama(const ModelCfg *, const char **why);
+/* The same of DeepseekV3ForCausalLM with dense layers alone (first_k_dense_replace = num_hidden_layers). */
+bool hf_is_deepseek(const ModelCfg *, const char **why);
 /* One file, written as file.h says. ids may be NULL. dtype: of the tensors beside it. */
 bool hf_config_write(const char *path, const ModelCfg *, const HfIds *, Dtype, Err *);
 /* config.json, generation_config.json and model.safetensors into DIR, which exists; tensors as `as`. Each file is whole

@@ -1,29 +1,22 @@
 /* hf_config.c: config.json into the model's own settings. Values are checked here under the names that the file uses;
  * the settings' tables check them again. */
 #include "../ops/file.h"
-#include "hf.h"
-
-typedef struct {
-    const char *path;
-    const json_t *j;
-    Err *e;
-} File;
+#include "hf_file.h"
 
 static const char *type_name(const json_t *v) {
     static const char *const name[] = {"an object", "a list", "text",  "a whole number",
                                        "a number",  "true",   "false", "null"};
     return name[json_typeof(v)];
 }
-static bool given(const json_t *j, const char *key) {
+bool hf_given(const json_t *j, const char *key) {
     const json_t *v = json_object_get(j, key);
     return v && !json_is_null(v);
 }
 
-/* Absent or null: the default, if there is one (-1: none). */
-static bool whole(const File *f, const char *key, int least, int dflt, int *out) {
+bool hf_whole(const HfFile *f, const char *key, int least, int dflt, int *out) {
     const json_t *v = json_object_get(f->j, key);
     *out = dflt;
-    if (!given(f->j, key)) return dflt >= 0 || err_input(f->e, "%s: \"%s\" is missing", f->path, key);
+    if (!hf_given(f->j, key)) return dflt >= 0 || err_input(f->e, "%s: \"%s\" is missing", f->path, key);
     if (!json_is_integer(v))
         return err_input(f->e, "%s: \"%s\": expected a whole number, found %s", f->path, key, type_name(v));
     if (json_integer_value(v) < least || json_integer_value(v) > INT32_MAX)
@@ -33,10 +26,10 @@ static bool whole(const File *f, const char *key, int least, int dflt, int *out)
     return true;
 }
 
-static bool number(const File *f, const char *key, double dflt, bool zero, double *out) {
+bool hf_number(const HfFile *f, const char *key, double dflt, bool zero, double *out) {
     const json_t *v = json_object_get(f->j, key);
     *out = dflt;
-    if (!given(f->j, key)) return true;
+    if (!hf_given(f->j, key)) return true;
     if (!json_is_number(v))
         return err_input(f->e, "%s: \"%s\": expected a number, found %s", f->path, key, type_name(v));
     *out = json_number_value(v);
@@ -44,10 +37,10 @@ static bool number(const File *f, const char *key, double dflt, bool zero, doubl
            err_input(f->e, "%s: \"%s\": expected %s, found %g", f->path, key, zero ? "0 or more" : "more than 0", *out);
 }
 
-static bool flag(const File *f, const char *key, bool *out) {
+bool hf_flag(const HfFile *f, const char *key, bool *out) {
     const json_t *v = json_object_get(f->j, key);
     *out = json_is_true(v);
-    return !given(f->j, key) || json_is_boolean(v) ||
+    return !hf_given(f->j, key) || json_is_boolean(v) ||
            err_input(f->e, "%s: \"%s\": expected true or false, found %s", f->path, key, type_name(v));
 }
 
@@ -73,9 +66,9 @@ static const char *rope_name(const char *key) {
     return NULL;
 }
 
-static bool rope_type(const File *f, const json_t *r, const char **out) {
+static bool rope_type(const HfFile *f, const json_t *r, const char **out) {
     static const char *const known[] = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
-    const json_t *v = given(r, "rope_type") ? json_object_get(r, "rope_type") : json_object_get(r, "type");
+    const json_t *v = hf_given(r, "rope_type") ? json_object_get(r, "rope_type") : json_object_get(r, "type");
     *out = "default";
     if (!v || json_is_null(v)) return true;
     *out = json_is_string(v) ? json_string_value(v) : type_name(v);
@@ -86,10 +79,10 @@ static bool rope_type(const File *f, const json_t *r, const char **out) {
         f->path, *out);
 }
 
-static bool rope_read(const File *f, json_t *out) {
+bool hf_rope_read(const HfFile *f, json_t *out) {
     const json_t *params = json_object_get(f->j, "rope_parameters"), *scaling = json_object_get(f->j, "rope_scaling");
     const json_t *L = json_object_get(f->j, "original_max_position_embeddings");
-    bool a = given(f->j, "rope_parameters"), b = given(f->j, "rope_scaling");
+    bool a = hf_given(f->j, "rope_parameters"), b = hf_given(f->j, "rope_scaling");
     const json_t *r = a ? params : b ? scaling : NULL;
     const char *key, *type = "default";
     json_t *v;
@@ -100,8 +93,9 @@ static bool rope_read(const File *f, json_t *out) {
     /* Versions of transformers disagree about which one counts. */
     if (a && b && !json_equal(params, scaling))
         return err_input(f->e, "%s: \"rope_parameters\" and \"rope_scaling\" differ; remove one", f->path);
-    if (!number(f, "rope_theta", 10000, false, &theta)) return false;
-    if (r && given(r, "rope_theta") && !number(&(File){f->path, r, f->e}, "rope_theta", 0, false, &theta)) return false;
+    if (!hf_number(f, "rope_theta", 10000, false, &theta)) return false;
+    if (r && hf_given(r, "rope_theta") && !hf_number(&(HfFile){f->path, r, f->e}, "rope_theta", 0, false, &theta))
+        return false;
     if (r && !rope_type(f, r, &type)) return false;
     json_object_set_new(out, "type", json_string(type));
     json_object_set_new(out, "theta", json_real(theta));
@@ -123,7 +117,7 @@ static bool rope_read(const File *f, json_t *out) {
  */
 
 /* Keys whose presence changes what the model computes in a way that is not built. */
-static bool supported(const File *f) {
+bool hf_supported(const HfFile *f) {
     static const char *const never[] = {"quantization_config", "sliding_window", "partial_rotary_factor",
                                         "pruned_heads"};
     const json_t *act = json_object_get(f->j, "hidden_act"), *types = json_object_get(f->j, "layer_types"), *v;
@@ -131,8 +125,8 @@ static bool supported(const File *f) {
     for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
         v = json_object_get(f->j, never[i]);
         bool empty = json_is_object(v) && !json_object_size(v), one = json_is_number(v) && json_number_value(v) == 1;
-        if (given(f->j, never[i]) && !empty && !(i == 2 && one))
-            return err_input(f->e, "%s: \"%s\" is not supported for model_type llama", f->path, never[i]);
+        if (hf_given(f->j, never[i]) && !empty && !(i == 2 && one))
+            return err_input(f->e, "%s: \"%s\" is not supported", f->path, never[i]);
     }
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *s = json_string_value(json_array_get(types, i));
@@ -140,31 +134,31 @@ static bool supported(const File *f) {
             return err_input(f->e, "%s: \"layer_types\": expected full_attention, found %.40s", f->path,
                              s ? s : "no text");
     }
-    if (given(f->j, "hidden_act") && (!json_is_string(act) || strcmp(json_string_value(act), "silu")))
+    if (hf_given(f->j, "hidden_act") && (!json_is_string(act) || strcmp(json_string_value(act), "silu")))
         return err_input(f->e, "%s: \"hidden_act\": expected silu, found %.40s", f->path,
                          json_is_string(act) ? json_string_value(act) : type_name(act));
-    if (!flag(f, "mlp_bias", &mlp_bias)) return false;
+    if (!hf_flag(f, "mlp_bias", &mlp_bias)) return false;
     return !mlp_bias || err_input(f->e, "%s: \"mlp_bias\": true is not supported", f->path);
 }
 
 /* The same model in our own terms. */
-static json_t *llama_settings(const File *f) {
+static json_t *llama_settings(const HfFile *f) {
     int d, F, layers, H, G, D, V, P;
     double eps, std;
     bool bias, tied;
-    if (!whole(f, "hidden_size", 1, -1, &d) || !whole(f, "intermediate_size", 1, -1, &F) ||
-        !whole(f, "num_hidden_layers", 1, -1, &layers) || !whole(f, "num_attention_heads", 1, -1, &H) ||
-        !whole(f, "vocab_size", 1, -1, &V) || !whole(f, "num_key_value_heads", 1, H, &G) ||
-        !whole(f, "max_position_embeddings", 1, 2048, &P) || !number(f, "rms_norm_eps", 1e-6, false, &eps) ||
-        !number(f, "initializer_range", 0.02, true, &std) || !flag(f, "attention_bias", &bias) ||
-        !flag(f, "tie_word_embeddings", &tied) || !supported(f))
+    if (!hf_whole(f, "hidden_size", 1, -1, &d) || !hf_whole(f, "intermediate_size", 1, -1, &F) ||
+        !hf_whole(f, "num_hidden_layers", 1, -1, &layers) || !hf_whole(f, "num_attention_heads", 1, -1, &H) ||
+        !hf_whole(f, "vocab_size", 1, -1, &V) || !hf_whole(f, "num_key_value_heads", 1, H, &G) ||
+        !hf_whole(f, "max_position_embeddings", 1, 2048, &P) || !hf_number(f, "rms_norm_eps", 1e-6, false, &eps) ||
+        !hf_number(f, "initializer_range", 0.02, true, &std) || !hf_flag(f, "attention_bias", &bias) ||
+        !hf_flag(f, "tie_word_embeddings", &tied) || !hf_supported(f))
         return NULL;
-    if (!given(f->j, "head_dim") && d % H) {
+    if (!hf_given(f->j, "head_dim") && d % H) {
         err_input(f->e, "%s: \"num_attention_heads\": %d does not divide hidden_size %d and there is no head_dim",
                   f->path, H, d);
         return NULL;
     }
-    if (!whole(f, "head_dim", 2, d / H, &D)) return NULL;
+    if (!hf_whole(f, "head_dim", 2, d / H, &D)) return NULL;
     if (H % G || D % 2) {
         err_input(f->e,
                   H % G ? "%s: \"num_key_value_heads\": %d does not divide num_attention_heads %d"
@@ -173,7 +167,7 @@ static json_t *llama_settings(const File *f) {
         return NULL;
     }
     json_t *rope = json_object();
-    if (!rope_read(f, rope)) {
+    if (!hf_rope_read(f, rope)) {
         json_decref(rope);
         return NULL;
     }
@@ -188,11 +182,12 @@ bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
     json_t *j = json_read(path, e), *own = NULL;
     const json_t *type = json_object_get(j, "model_type");
     const char *name = json_is_string(type) ? json_string_value(type) : NULL;
-    File f = {path, j, e};
+    HfFile f = {path, j, e};
     bool ok = false;
     *c = (ModelCfg){0};
-    if (name && !strcmp(name, "llama")) {
-        own = llama_settings(&f);
+    bool llama = name && !strcmp(name, "llama");
+    if (llama || (name && !strcmp(name, "deepseek_v3"))) {
+        own = llama ? llama_settings(&f) : hf_deepseek_settings(&f);
         where = xstrdup(path);
     } else if (name && !strcmp(name, "kvsmith")) {
         own = json_incref(json_object_get(j, "kvsmith"));
@@ -203,7 +198,7 @@ bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
             own = NULL;
         }
     } else if (j) {
-        err_input(e, "%s: \"model_type\": expected llama or kvsmith, found %.60s", path,
+        err_input(e, "%s: \"model_type\": expected llama, deepseek_v3 or kvsmith, found %.60s", path,
                   name   ? name
                   : type ? type_name(type)
                          : "nothing");
@@ -223,7 +218,7 @@ bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
 /* ---- ids -----------------------------------------------------------------------------------------------------------
  */
 
-static bool id_read(const File *f, const char *key, const json_t *v, int *out) {
+static bool id_read(const HfFile *f, const char *key, const json_t *v, int *out) {
     if (!json_is_integer(v) || json_integer_value(v) < -1 || json_integer_value(v) > INT32_MAX)
         return err_input(f->e, "%s: \"%s\": expected a token id, found %s", f->path, key,
                          json_is_integer(v) ? "a number out of range"
@@ -234,11 +229,11 @@ static bool id_read(const File *f, const char *key, const json_t *v, int *out) {
 }
 
 /* What the file says replaces what `ids` has. */
-static bool ids_from(const File *f, HfIds *ids) {
+static bool ids_from(const HfFile *f, HfIds *ids) {
     const json_t *eos = json_object_get(f->j, "eos_token_id");
-    if (given(f->j, "bos_token_id") && !id_read(f, "bos_token_id", json_object_get(f->j, "bos_token_id"), &ids->bos))
+    if (hf_given(f->j, "bos_token_id") && !id_read(f, "bos_token_id", json_object_get(f->j, "bos_token_id"), &ids->bos))
         return false;
-    if (!given(f->j, "eos_token_id")) return true;
+    if (!hf_given(f->j, "eos_token_id")) return true;
     int n = json_is_array(eos) ? (int)json_array_size(eos) : 1;
     if (n > HF_EOS_MAX)
         return err_input(f->e, "%s: \"eos_token_id\": %d ids, at most %d are read", f->path, n, HF_EOS_MAX);
@@ -256,7 +251,7 @@ bool hf_ids_read(const char *dir, HfIds *ids, Err *e) {
         if (i && !file_exists(dir, files[i])) continue;
         char *path = xformat("%s/%s", dir, files[i]);
         json_t *j = json_read(path, e);
-        File f = {path, j, e};
+        HfFile f = {path, j, e};
         bool ok = j && ids_from(&f, ids);
         json_decref(j);
         free(path);

@@ -46,6 +46,16 @@ static bool map_layer(Model *m, const ModelCfg *cfg, int l, Err *e) {
     if (!o->owner)
         return err_input(e, "model.kv_from: layer %d reads layer %d, which itself reads layer %d; name that one", l,
                          from, o->kv_from);
+    if (o->rows.alias != y->rows.alias)
+        return err_input(e,
+                         "model.kv_from: layer %d (%s) cannot read the rows of layer %d (%s): one stores latents, "
+                         "the other keys and values",
+                         l, mixer->name, from, o->kind->mixer->name);
+    if (!same_rows(&o->rows, &y->rows) && y->rows.alias)
+        return err_input(e,
+                         "model.kv_from: layer %d expects latents of %d + %d numbers, layer %d stores %d + %d; make "
+                         "kv_rank, rope_dim and rope_heads equal",
+                         l, y->rows.vdim, y->rows.kdim - y->rows.vdim, from, o->rows.vdim, o->rows.kdim - o->rows.vdim);
     if (!same_rows(&o->rows, &y->rows))
         return err_input(e,
                          "model.kv_from: layer %d expects rows of %d heads x %d, layer %d stores %d x %d; make "

@@ -6,7 +6,7 @@ enum { STREAM_INIT = 1 };
 void model_fields(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
     f->scope[0] = 0;
-    field(f, &w->embed, "model.embed_tokens.weight", 0, c->vocab, c->d_model);
+    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
     for (int l = 0; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         LayerWeights *lw = &w->layer[l];
@@ -22,7 +22,7 @@ void model_fields(const Model *m, Weights *w, Fields *f) {
     }
     f->scope[0] = 0;
     field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-    if (!c->tied) field(f, &w->head, "lm_head.weight", 0, c->vocab, c->d_model);
+    if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
 }
 
 static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {
@@ -272,7 +272,7 @@ static Run run_pass(Model *m, const Batch *b, unsigned mode) {
 }
 static void embed_rows(Model *m, Run *r, Tensor x, const int *tok) {
     r->layer = -1;
-    r->ops->embed(r, x, m->w.embed, tok);
+    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
     if (r->mode & RUN_TRAIN) r->ops->dropout(r, x, DROP_EMBED, m->opts.dropout);
 }
 
@@ -348,17 +348,17 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
-    r->ops->linear_xent(r, TENSOR(nll, REAL, N), dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
+    r->ops->linear_xent(r, TENSOR(nll, REAL, N), NULL, dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
     r->ops->rmsnorm_backward(r, dx, m->g.norm, dxf, x[m->L], m->w.norm, rstd);
     backward_layers(m, r, x, dx, N);
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
-    r->ops->embed_backward(r, m->g.embed, dx, tok);
+    r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
     arena_release(r->scratch, scratch);
     arena_release(&m->keep, keep);
 }
 
-void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
+void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit) {
     int N = b->N, d = m->cfg.d_model;
     Run run = run_pass(m, b, 0), *r = &run;
     Mark keep = arena_mark(&m->keep);
@@ -382,6 +382,9 @@ void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *
     }
     if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, r->stat, ABSENT);
     r->ops->rmsnorm(r, y, rstd, x, m->w.norm, m->cfg.norm_eps);
-    r->ops->linear_xent(r, TENSOR(nll, REAL, N), ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
+    r->ops->linear_xent(r, TENSOR(nll, REAL, N), hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
     arena_release(&m->keep, keep);
+}
+void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
+    model_score(m, b, tok, tgt, nll, NULL);
 }

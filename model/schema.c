@@ -350,6 +350,7 @@ void write_number(Writer *w, double v) {
     number_text(buf, v);
     fputs(buf, value(w));
 }
+void write_raw(Writer *w, const char *s) { fputs(s, value(w)); }
 void write_int(Writer *w, int64_t v) { fprintf(value(w), "%lld", (long long)v); }
 
 void schema_write(Writer *w, const Key *keys, const void *cfg) {

@@ -39,7 +39,8 @@ void write_map_end(Writer *);
 void write_list(Writer *);
 void write_list_end(Writer *);
 void write_text(Writer *, const char *);
-void write_number(Writer *, double); /* shortest form that reads back to the same bits */
+void write_raw(Writer *, const char *); /* a value that is written already */
+void write_number(Writer *, double);    /* shortest form that reads back to the same bits */
 void write_int(Writer *, int64_t);
 /* Every key but KEY_OTHER ones, as entries of the map that is open. */
 void schema_write(Writer *, const Key *keys, const void *cfg);

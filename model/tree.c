@@ -311,38 +311,58 @@ static Node **step(Node *at, const char *name) {
     return &at->kid[i];
 }
 
+Node *tree_copy(const Node *x) {
+    Node *y = node_new(x->type, x->where, x->line);
+    y->quoted = x->quoted;
+    if (x->key) y->key = xstrdup(x->key);
+    if (x->text) y->text = xstrdup(x->text);
+    for (int i = 0; i < x->n; i++) node_append(y, tree_copy(x->kid[i]));
+    return y;
+}
+
+bool tree_put(Node *root, const char *where, Node *value, const Node *here, Err *e) {
+    char path[201], done[201] = "";
+    Node *at = root;
+    snprintf(path, sizeof path, "%s", where);
+    bool ok = strlen(where) < sizeof path;
+    if (!ok) node_refuse(here, "", e, "the key '%.80s...' is too long", where);
+    for (char *name = path, *next; ok && name; name = next) {
+        if ((next = strchr(name, '.'))) *next++ = 0;
+        Node **slot = *name && at->type != NODE_SCALAR ? step(at, name) : NULL;
+        if (!*name)
+            ok = node_refuse(here, "", e, "an empty name in the key '%.80s'", where);
+        else if (!slot)
+            ok = node_refuse(here, done, e, "is %s here and has no '%s'; write the whole value instead", node_type(at),
+                             name);
+        if (!ok) break;
+        at = *slot;
+        if (*done) strcat(done, ".");
+        strcat(done, name);
+        if (!next) {
+            free(value->key);
+            value->key = at->key, at->key = NULL;
+            tree_free(at);
+            *slot = value;
+        } else if (node_null(at)) { /* "model:" with nothing after it */
+            at->type = NODE_MAP, at->where = here->where;
+            free(at->text);
+            at->text = NULL;
+        }
+    }
+    if (!ok) tree_free(value);
+    return ok;
+}
+
 bool tree_override(Node *root, const char *assignment, Err *e) {
     Node here = {.where = command_line};
     const char *eq = strchr(assignment, '=');
     if (!eq || eq == assignment) return node_refuse(&here, "", e, "expected key=value, got '%.80s'", assignment);
     if (eq - assignment > 200) return node_refuse(&here, "", e, "the key of '%.80s...' is too long", assignment);
-    char path[201], done[201] = "";
+    char path[201];
     snprintf(path, sizeof path, "%.*s", (int)(eq - assignment), assignment);
     Err why = {0};
-    Node *value = tree_yaml(eq + 1, strlen(eq + 1), command_line, &why), *at = root;
+    Node *value = tree_yaml(eq + 1, strlen(eq + 1), command_line, &why);
     if (!value && why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
     if (!value) return node_refuse(&here, path, e, "%s", why.msg + strlen("command line: "));
-    for (char *name = path, *next; name; name = next) {
-        if ((next = strchr(name, '.'))) *next++ = 0;
-        Node **slot = *name && at->type != NODE_SCALAR ? step(at, name) : NULL;
-        if (!slot) {
-            tree_free(value);
-            if (!*name) return node_refuse(&here, "", e, "an empty name in the key of '%.80s'", assignment);
-            return node_refuse(&here, done, e, "is %s here and has no '%s'; write the whole value instead",
-                               node_type(at), name);
-        }
-        at = *slot;
-        if (*done) strcat(done, ".");
-        strcat(done, name);
-        if (!next) {
-            value->key = at->key, at->key = NULL;
-            tree_free(at);
-            *slot = value;
-        } else if (node_null(at)) { /* "model:" with nothing after it */
-            at->type = NODE_MAP, at->where = command_line;
-            free(at->text);
-            at->text = NULL;
-        }
-    }
-    return true;
+    return tree_put(root, path, value, &here, e);
 }

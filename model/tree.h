@@ -30,8 +30,11 @@ const Node *tree_get(const Node *map, const char *key); /* NULL: no such key, or
 bool node_null(const Node *);                           /* the unquoted scalars null, ~ and nothing at all */
 const char *node_type(const Node *);                    /* "text", "a plain value", "null", "a list", "a map" */
 
-/* Apply "a.b.c=value": value is read as YAML, maps on the way are made, a number steps into a list that is there.
- * Nodes made have `where` "command line". */
+Node *tree_copy(const Node *); /* the copy of a map's entry has its key */
+/* Put `value` (taken, also when refused) at "a.b.c" below root in place of what is there; maps on the way are made, a
+ * number steps into a list that is there. Refusals name the place of `here`, where nodes made stand. */
+bool tree_put(Node *root, const char *path, Node *value, const Node *here, Err *);
+/* Apply "a.b.c=value" by tree_put; value is read as YAML. Nodes made have `where` "command line". */
 bool tree_override(Node *root, const char *assignment, Err *);
 
 /* Refuse a node: "<where>:<line>: <path>: <message>", long names shortened in the middle so that the message stays.

@@ -211,3 +211,25 @@ bool json_write(const char *path, json_t *j, Err *e) {
     free(text);
     return ok;
 }
+
+bool file_folders(const char *path, const char *what, int *made, Err *e) {
+    char *p = xstrdup(path), say[64];
+    bool ok = true;
+    int n = 0;
+    for (char *c = p + !!*p; ok; c++) {
+        if (*c != '/' && *c) continue;
+        char was = *c;
+        *c = 0;
+        if (!mkdir(p, 0777)) {
+            n++;
+        } else if (errno != EEXIST) {
+            snprintf(say, sizeof say, "cannot make %s", what);
+            ok = err_errno(e, say, p);
+        }
+        *c = was;
+        if (!was) break;
+    }
+    free(p);
+    if (made) *made = n;
+    return ok;
+}

@@ -24,6 +24,10 @@ bool file_exists(const char *dir, const char *name);
  * reason. */
 json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_code *why, Err *);
 json_t *json_read(const char *path, Err *); /* the same from a file */
+/* Make the folder `path` and those above it where they are missing; `made` (may be NULL): how many at its end,
+ * also when it fails. `what`
+ * ("run folder") is for the message. */
+bool file_folders(const char *path, const char *what, int *made, Err *);
 
 typedef struct {
     int fd;

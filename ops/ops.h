@@ -5,15 +5,16 @@
  * before return; while measuring(r) an op takes its scratch and touches nothing else. Shapes are CHECKed.
  * Results do not depend on the number of threads unless said. */
 #pragma once
+#include "recur.h"
 #include "rope.h"
-#include "run.h"
 
 /* Rows off[e]..off[e+1]-1 belong to group e, e < n; off[0] = 0. Not read while measuring. */
 typedef struct {
     int n;
     const int *off;
 } Groups;
-typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN } DropSite;
+/* Where noise enters: part of its key. */
+typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN, NOISE_DECISION } DropSite;
 
 struct Ops {
     const char *name; /* "cpu" */
@@ -24,9 +25,18 @@ struct Ops {
     /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
 
-    /* y (N,d) = table (V,d) [tok]; tok (N) in 0..V-1. */
-    void (*embed)(Run *, Tensor y, Tensor table, const int *tok);
-    void (*embed_backward)(Run *, Tensor dtable, Tensor dy, const int *tok);
+    /* Every head has a matrix of its own: w (H*R,I) is seen as (H,R,I), W_h = rows row..row+O-1 of head h.
+     *   y[m,h,o] = sum_i W_h[o,i] x[m,h,i];   turned: y[m,h,i] = sum_o W_h[o,i] x[m,h,o].
+     * x (M,H,.) and y (M,H,.) may be wider: what lies behind is neither read nor written. For inference: no backward.
+     */
+    void (*linear_heads)(Run *, Tensor y, Tensor x, Tensor w, int row, int O, bool turned);
+    /* linear whose numbers are each a function of their row of x and of w alone: the same bits whatever N and the
+     * number of threads. For what hard decisions hang on; slower. */
+    void (*linear_steady)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
+
+    /* y (N,d) = scale table (V,d) [tok]; tok (N) in 0..V-1. */
+    void (*embed)(Run *, Tensor y, Tensor table, const int *tok, double scale);
+    void (*embed_backward)(Run *, Tensor dtable, Tensor dy, const int *tok, double scale);
 
     /* Per row of width d = w.n[0] (x is seen as (count/d, d)): rstd = (mean(x^2) + eps)^-1/2; y = x rstd w.
      * rstd (count/d). Source: arXiv:1910.07467. */
@@ -34,26 +44,94 @@ struct Ops {
     /* With t = dy w: dx += rstd t - rstd^3 x (t.x)/d; dw += sum over rows of dy x rstd. */
     void (*rmsnorm_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd);
 
-    /* In place: every head of every row of x (rows.n, heads, D) turns its first rope->n numbers by sign * pos * f.
+    /* In place: every head of every row of x (rows.n, heads, D) turns rope->n numbers from rope->at by sign * pos * f.
      * Row m of x is row rows.idx[m] of the batch. sign -1 is the transpose, which the backward needs. */
     void (*rope)(Run *, Tensor x, const Rope *, Pick rows, int sign);
 
     /* Softmax attention of q (r->out.n, heads, kdim) over the K/V of this pass:
-     *   s_ij = scale q_i.k_j over visible j (see Look); lse_i = log sum_j exp s_ij; o_i = sum_j exp(s_ij - lse_i) v_j.
-     * o (out.n, heads, vdim), lse (out.n, heads). merge: (o, lse) already holds a partial over other keys and becomes
-     * that of the union. Never forms T x T. Source: arXiv:2205.14135. */
+     *   s_ij = scale q_i.k_j over visible j (see Look), + bias_j where pos i - pos j > delay (see Kv); lse_i = log
+     * sum_j exp s_ij; o_i = sum_j exp(s_ij - lse_i) v_j. o (out.n, heads, vdim), lse (out.n, heads). merge: (o, lse)
+     * already holds a partial over other keys and becomes that of the union. Never forms T x T. Source:
+     * arXiv:2205.14135. */
     void (*attend)(Run *, Tensor o, Tensor lse, Tensor q, const Kv *, Look, bool merge);
     /* delta_i = do_i.o_i; p = exp(s - lse); ds = p (do_i.v_j - delta_i) scale;
-     * dq_i += sum_j ds k_j; dk_j += sum_i,h ds q_i; dv_j += sum_i,h p do_i. All rows of the batch (in = out = N). */
+     * dq_i += sum_j ds k_j; dk_j += sum_i,h ds q_i; dv_j += sum_i,h p do_i; dbias_j += sum_i,h ds/scale over the i
+     * that it was added for. All rows of the batch (in = out = N). */
     void (*attend_backward)(Run *, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *, Look, Tensor o, Tensor lse);
     /* attend over the cached history of rows whose first is -1; other rows are untouched (merge) or become the empty
-     * partial o = 0, lse = -inf (not merge). */
-    void (*attend_lanes)(Run *, Tensor o, Tensor lse, Tensor q, const Lanes *, Look, bool merge);
+     * partial o = 0, lse = -inf (not merge). `pass`: the rows of this pass in the same slot, whose first may have
+     * retired the newest cached one. */
+    void (*attend_lanes)(Run *, Tensor o, Tensor lse, Tensor q, const Lanes *, const Kv *pass, Look, bool merge);
+
+    /* Running weighted means over runs of rows, lane by lane (x, y (N,lanes,D); a, w, z (N,lanes), w > 0):
+     *   y_t = sum_j p_tj w_j x_j / z_t, z_t = sum_j p_tj w_j, p_tj = a_t a_t-1 .. a_j+1,
+     * over j = t, t-1, .. : at most `window` rows (0: all), none before t's document. Summed as (p w / z) x, so that a
+     * row alone (a_t = 0) is x_t to the bit. `past` (nseq,lanes,R,C), may be absent: rows before this pass for those
+     * whose first is -1, the newest last; x at number `at`, w and a at C-2 and C-1. Source: arXiv:2403.09636. */
+    void (*merge)(Run *, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at);
+    /* With e_tj = (x_j - y_t).dy_t / z_t: dx_j += sum_t p_tj w_j/z_t dy_t; dw_j += sum_t p_tj e_tj;
+     * da_m += sum_t sum_j<m w_j e_tj (p_tj without a_m), j and t in one window. No past. */
+    void (*merge_backward)(Run *, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
+                           Tensor w, int window);
+
+    /* o (N,HV,V) by the recurrence of recur.h over all rows of the batch (in = N). state (nseq,n) or absent: blob
+     * Batch.seq of sequence s holds its S (HV,K,V) from number `at` on; it is read where first = -1 and written at the
+     * end of the pass unless RUN_HOLD. Rows with first = -1 need it. keep: recur_keep's, for the backward, or absent.
+     */
+    void (*recur)(Run *, Tensor o, Tensor keep, Recur, double scale, Tensor state, int at);
+    /* d->q, d->k, d->v, d->g, d->beta += the gradients; each optional. do = dout (N,HV,V). ends: NULL where every row's
+     * document began in this pass. With dS the gradient of S_t by what comes later, per row from the last to the first:
+     *   dS += scale q do^T; dq = scale S do; du = dS^T k; dbeta = du.(v - D^T k); dv = beta du;
+     *   dD = dS - k dv^T; dk = dS u - D dv; dg = rowsum(dD * D); dS <- Diag(a) dD. */
+    void (*recur_backward)(Run *, const Recur *d, Tensor dout, Recur, double scale, Tensor keep, const RecurEnds *ends);
+    /* Depthwise causal convolution: y_t = act(bias + sum_j w[c,j] x_{t-(W-1)+j}), x (N,C), w (C,..,W), bias (C)
+     * optional, act = silu or none; w absent: y = act(x). Rows before the document are zero; before a pass that
+     * continues it the last W-1 rows of x, oldest first, lie in the state blob (see recur) from number `at` on:
+     * (W-1,C), read where first = -1, written unless RUN_HOLD. */
+    void (*short_conv)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias, bool silu, Tensor state, int at);
+    /* Of passes without history. dx, dw, dbias optional. */
+    void (*short_conv_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
+                                bool silu);
+    /* Per group of x.n[rank-1] numbers: y = x (sum x^2 + eps)^-1/2 = x r; dx += r (dy - y (y.dy)). */
+    void (*l2norm)(Run *, Tensor y, Tensor x, double eps);
+    void (*l2norm_backward)(Run *, Tensor dx, Tensor dy, Tensor x, double eps);
+    /* g from z by the formulas of recur.h; A (HV) and bias optional. dz, dA, dbias optional. */
+    void (*decay)(Run *, Tensor g, Tensor z, Tensor A, Tensor bias, Gate);
+    void (*decay_backward)(Run *, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias, Gate);
+    /* y = top sigmoid(x); dx += dy y (1 - y/top). */
+    void (*sigmoid)(Run *, Tensor y, Tensor x, double top);
+    void (*sigmoid_backward)(Run *, Tensor dx, Tensor dy, Tensor y, double top);
+    /* Gated RMSNorm of recur.h; y, x, z of one shape; w a whole number of groups of n.width that rows of groups share
+     * in turn ((V): every head alike; (HV,V) or (HV*V): each its own), or absent (1). */
+    void (*gated_norm)(Run *, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n);
+    void (*gated_norm_backward)(Run *, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
+                                GatedNorm n);
+
+    /* Every row of y = row, which no weight makes. */
+    void (*repeat)(Run *, Tensor y, const double *row);
+    /* y = elu(x) + 1: x + 1 where x > 0, e^x elsewhere; dx += dy min(1, y). Source: arXiv:2006.16236. */
+    void (*elu1)(Run *, Tensor y, Tensor x);
+    void (*elu1_backward)(Run *, Tensor dx, Tensor dy, Tensor y);
+    /* Linear attention's denominator: groups of V numbers become V+1, the last of them 1; behind the recurrence groups
+     * of V+1 become V: y_c = x_c / (x_V + eps); dx_c += dy_c / (x_V + eps), dx_V -= sum dy_c y_c / (x_V + eps). */
+    void (*widen)(Run *, Tensor y, Tensor x);
+    void (*widen_backward)(Run *, Tensor dx, Tensor dy);
+    void (*quotient)(Run *, Tensor y, Tensor x, double eps);
+    void (*quotient_backward)(Run *, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps);
+    /* x (N,H,P), z (N,H), bias (H): y = log(1 + exp(z + bias)) x; Mamba-2's input times its step. */
+    void (*step)(Run *, Tensor y, Tensor x, Tensor z, Tensor bias);
+    void (*step_backward)(Run *, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias);
+    /* x (N,H,P), w (H): y += w x; dx += w dy; dw += sums of dy x. */
+    void (*skip)(Run *, Tensor y, Tensor x, Tensor w);
+    void (*skip_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w);
 
     /* y = silu(gate) up, silu(a) = a/(1+exp(-a)). All of one shape. Source: arXiv:2002.05202. */
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);
     void (*swiglu_backward)(Run *, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);
 
+    void (*add)(Run *, Tensor y, Tensor x);                       /* y += x; its own backward */
+    void (*axpby)(Run *, Tensor y, double a, Tensor x, double b); /* y = a x + b y; x may be y */
+    void (*copy)(Run *, Tensor y, Tensor x);                      /* y = x */
     /* Rows in groups, each with a matrix of its own: rows off[e]..off[e+1]-1 of x (M,I) and y (M,O) belong to w[e]
      * (O,I). A group may be empty, off[n] = M.   y row = w[e] x row. Backward: dx += dy w[e]; dw[e] += dy^T x over the
      * group's rows. Each of dx, dw (NULL) optional. */
@@ -68,19 +146,23 @@ struct Ops {
     void (*swiglu_rows_backward)(Run *, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
                                  Tensor s);
 
-    void (*add)(Run *, Tensor y, Tensor x);  /* y += x; its own backward */
-    void (*copy)(Run *, Tensor y, Tensor x); /* y = x */
     void (*zero)(Run *, Tensor y);
     /* y row m = x row m', for the rows `to` among the rows `from` of the batch (both ascending, to inside from). */
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);
+    /* n columns from rows of one width to rows of another, each seen by its last size; y has k times the rows of x:
+     *   y[i, to + c] = x[i / k, from + c].   Backward: dx[i / k, from + c] += dy[i, to + c]. */
+    void (*columns)(Run *, Tensor y, int to, Tensor x, int from, int n);
+    void (*columns_backward)(Run *, Tensor dx, int from, Tensor dy, int to, int n);
     /* In place: x *= keep/(1-p), keep ~ Bernoulli(1-p), a pure function of (seed, step, layer, site, sample, row in
      * sample, column). Applied to a gradient it is its own backward. */
     void (*dropout)(Run *, Tensor x, DropSite, double p);
 
     /* Linear head and cross-entropy in chunks of rows; the (N,V) logits never exist at once.
      *   nll_i = log sum_v exp(x_i.w_v) - x_i.w_tgt[i];  0 where tgt[i] < 0.   nll (N).
+     * hit (N), optional: 1 where the target is the first id of the largest logit, else 0.
      * With dx and dw (both or neither): given g (N), the loss' derivative by nll_i, adds the gradients. */
-    void (*linear_xent)(Run *, Tensor nll, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt, const real *g);
+    void (*linear_xent)(Run *, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
+                        const real *g);
 
     /* One AdamW step t >= 1 on one tensor, decoupled decay (arXiv:1711.05101), with g scaled by gscale first:
      *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w). */

@@ -27,6 +27,9 @@ const Key rope_keys[] = {
     {"truncate", KEY_BOOL, AT(truncate), "true", 0, 0, "yarn: bounds of the ramp are whole numbers", NULL, NULL},
     {"interleaved", KEY_BOOL, AT(interleaved), "false", 0, 0, "pairs are neighbours, not half a head apart", NULL,
      NULL},
+    {"inclusive", KEY_BOOL, AT(inclusive), "false", 0, 0,
+     "frequencies reach from 1 to 1/theta itself, theta^(-i/(n/2-1)), as YOCO has them; type default alone", NULL,
+     NULL},
     {"short_factor", KEY_NUMBERS, AT(short_factor), "", 1e-6, 1e6,
      "longrope: a divisor for each pair, used up to length L", NULL, NULL},
     {"long_factor", KEY_NUMBERS, AT(long_factor), "", 1e-6, 1e6, "longrope: the same, used beyond length L", NULL,
@@ -100,6 +103,8 @@ bool rope_make(Rope *out, const RopeCfg *c, int n, int max_positions, Err *e) {
     if ((c->type == ROPE_DEFAULT || c->type == ROPE_NONE) && c->factor != 0 && c->factor != 1)
         return err_input(e, "rope.factor: %g is given but type %s does not scale; set rope.type or drop it", c->factor,
                          type);
+    if (c->inclusive && c->type != ROPE_DEFAULT && c->type != ROPE_NONE)
+        return err_input(e, "rope.inclusive: type %s scales the usual frequencies; set rope.type to default", type);
     if (c->type == ROPE_LLAMA3 && !(c->low_freq_factor > 0 && c->high_freq_factor > c->low_freq_factor))
         return err_input(e, "rope.high_freq_factor: %g; expected more than low_freq_factor, which is %g",
                          c->high_freq_factor, c->low_freq_factor);
@@ -118,7 +123,9 @@ bool rope_make(Rope *out, const RopeCfg *c, int n, int max_positions, Err *e) {
     if (c->type == ROPE_LONGROPE && !(L > 1))
         return err_input(e, "rope.original_max_positions: longrope needs more than 1");
     if (c->type == ROPE_DYNAMIC) theta *= pow(c->factor * fmax(length, L) / L - (c->factor - 1), (double)n / (n - 2));
-    for (int i = 0; i < n / 2; i++) out->f[i] = pow(theta, -2.0 * i / n) / (c->type == ROPE_LINEAR ? c->factor : 1);
+    for (int i = 0; c->inclusive && i < n / 2; i++) out->f[i] = n == 2 ? 1 : pow(theta, -i / (n / 2 - 1.0));
+    for (int i = 0; !c->inclusive && i < n / 2; i++)
+        out->f[i] = pow(theta, -2.0 * i / n) / (c->type == ROPE_LINEAR ? c->factor : 1);
     if (c->type == ROPE_LLAMA3) make_llama3(out, c, L);
     if (c->type == ROPE_YARN) make_yarn(out, c, L);
     return c->type == ROPE_LONGROPE ? make_longrope(out, c, L, length, max_positions, e) : true;

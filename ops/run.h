@@ -28,11 +28,21 @@ typedef struct {
     bool alias;            /* the value of a row is the first vdim numbers of its key (MLA's latent): stored once */
     int window, sinks; /* retention: rows of age >= window are given back, but for positions < sinks; window 0: all */
     int state;         /* numbers per sequence that are read and written in place (a recurrence's state) */
+    bool retire; /* a row may retire its predecessor in the lane, which then stays visible for `delay` positions more */
+    int delay;
+    int carry, carry_rows; /* per lane: the last carry_rows rows of Kv.carry, what the next pass starts from */
 } KvShape;
+/* The rows of a pass, or their gradients. bias: the mask of row j, added to the scores of queries more than `delay`
+ * positions after it: log(1 - chance that its successor retired it), or 0 and -inf where that is decided. */
 typedef struct {
     KvShape s;
-    Tensor k, v; /* (N,lanes,kdim) (N,lanes,vdim), as they are stored (keys rotated); v absent when s.alias */
+    Tensor k, v;  /* (N,lanes,kdim) (N,lanes,vdim), as they are stored (keys rotated); v absent when s.alias */
+    Tensor bias;  /* (N,lanes) if s.retire */
+    Tensor gone;  /* (N,lanes) if s.retire and for a cache: 1: row j retires its predecessor, 0: it does not */
+    Tensor carry; /* (N,lanes,s.carry) for a cache */
 } Kv;
+/* Numbers of one sequence that are carried from pass to pass. */
+static inline size_t carried(const KvShape *s) { return (size_t)s->lanes * (size_t)s->carry_rows * (size_t)s->carry; }
 /* Numbers that one row stores. */
 static inline int row_width(const KvShape *s) { return s->kdim + (s->alias ? 0 : s->vdim); }
 /* The values of lane 0 of the pass's rows; those of the next lane lie *step numbers on, of the next row *ld. */
@@ -43,7 +53,8 @@ static inline real *kv_values(const Kv *kv, size_t *step, size_t *ld) {
 }
 
 /* How one reader looks at rows: query head h reads lane h / (heads/lanes). A key j is visible to a query i of the same
- * sequence and document iff j <= i and (window == 0 or pos i - pos j < window or pos j < sinks). */
+ * sequence and document iff j <= i and (window == 0 or pos i - pos j < window or pos j < sinks); a retired one, see
+ * KvShape, only while pos i - pos j <= delay. */
 typedef struct {
     int heads, window, sinks;
     real scale; /* of the scores, before the softmax */
@@ -51,20 +62,24 @@ typedef struct {
 
 /* The rows of one slot of the cache as the kernels see them. Lane = seq*lanes + h numbers its rows 0,1,2...; row r lies
  * in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible: lo..hi-1, and the sinks
- * s0..min(s0+sinks,lo)-1. A page holds P keys of kdim, then P values of vdim (alias: keys alone). */
+ * s0..min(s0+sinks,lo)-1. A page holds P keys of kdim, then P values of vdim (alias: keys alone). Positions ascend with
+ * the rows, but not where rows retire: there a row may lie anywhere. */
 typedef struct {
     KvShape s;
     int nseq, P, maxpages, npages;
     int *s0, *lo, *hi; /* (nseq*lanes) */
     int *table;        /* (nseq*lanes, maxpages); -1 = no page */
     int *pos;          /* (npages, P) position of each row in its document */
+    bool *gone;        /* (npages, P) retired; NULL unless s.retire */
+    int *tail;         /* (nseq*lanes) number of the newest row; NULL unless s.retire */
     Tensor data;       /* (npages, P*row_width) */
 } Lanes;
 
 enum {
-    RUN_TRAIN = 1, /* dropout and noise are on */
-    RUN_HOLD = 2,  /* nothing may become history: a state is read, never written */
-    RUN_SMOOTH = 4 /* straight-through values are their smooth twins: what a gradient check can difference */
+    RUN_TRAIN = 1,  /* dropout and noise are on */
+    RUN_HOLD = 2,   /* nothing may become history: a state is read, never written */
+    RUN_SMOOTH = 4, /* straight-through values are their smooth twins: what a gradient check can difference */
+    RUN_STILL = 8   /* decisions without noise: what does not depend on a row's place in its sample */
 };
 
 /* What mixers report beside their output, per sequence: a sum and the count of what was summed. The loss on them is a
@@ -86,6 +101,16 @@ typedef struct {
     Tensor stat;     /* (B,STATS,2) sum, count: forward adds; absent in a replayed forward and outside of training */
     Tensor dstat;    /* (B,STATS) derivative of the loss by the sums: backward reads; absent: none */
 } Run;
+/* Key of the noise of row i of the batch at a site (DropSite, ops.h): a function of seed, step, layer, sample and row
+ * in the sample, so that recomputation, resumption, micro-batches and ranks all see the same. The draws of a row:
+ * counters of rng_uniform. */
+static inline uint64_t noise_key(const Run *r, unsigned site) {
+    return rng_mix(rng_mix(rng_mix(rng_mix(r->seed, 0xD20), r->step), (uint64_t)r->layer), (uint64_t)site);
+}
+static inline uint64_t noise_row(const Run *r, uint64_t key, int i) {
+    int s = r->batch->of[i];
+    return rng_mix(rng_mix(key, r->batch->id[s]), (uint64_t)(i - r->batch->off[s]));
+}
 static inline bool measuring(const Run *r) { return !r->scratch->base; }
 /* Scratch for the rest of the enclosing mark/release. */
 static inline Tensor scratch_tensor(Run *r, const char *name, Dtype dtype, int rank, const int n[]) {

@@ -56,6 +56,7 @@ enum {
     FIELD_F32 = 16,      /* never stored narrower than f32 (lse, statistics) */
     FIELD_OPTIONAL = 32, /* may be missing from a file */
     FIELD_OWN = 64,      /* Mixer.init gives the initial value */
+    FIELD_TABLE = 256,   /* rows are looked up by token, or are the head's: no matrix that maps one space to another */
     FIELD_BALANCE = 128  /* a correction that no gradient reaches: its "gradient" says which way is too much, and the
                             optimizer takes a step of fixed size against the sign */
 };

@@ -1,25 +1,29 @@
 /* schedule.h: the learning rate of every step. Functions of the step alone: nothing is remembered.
  *
- * With step t counted from 0, W = warmup, S = steps:
- *   warmup      lr (t + 1) / (W + 1)                                        t < W
+ * With step t counted from 0 (in a stage, from its beginning), W = warmup, S = steps, D = decay:
+ *   warmup      lr (t + 1) / (W + 1)                                         t < W
  *   cosine      min_lr + (lr - min_lr) (1 + cos(pi (t - W) / (S - W))) / 2   W <= t < S
- *               min_lr                                                       t >= S
+ *   linear      min_lr + (lr - min_lr) (1 - (t - W) / (S - W))               W <= t < S
+ *   wsd         lr                                                           W <= t < S - D
+ *               min_lr + (lr - min_lr) (S - t) / D                           S - D <= t < S
+ *   these three min_lr                                                       t >= S
  *   constant    lr                                                           t >= W
- * The cosine is lr at t = W, half way between at the middle, and would reach min_lr at t = S. Warmup counts first, so
- * that a warmup of S steps or more has no cosine. Source of the cosine: arXiv:1608.03983, without restarts. */
+ * Cosine and line are lr at t = W, half way between at the middle, and would reach min_lr at t = S. Warmup counts
+ * first, so that a warmup of S steps or more has no decay. Source of the cosine: arXiv:1608.03983, without restarts; of
+ * wsd (warmup, stable, decay): arXiv:2404.06395, with the linear decay of arXiv:2405.18392. */
 #pragma once
 #include "../ops/base.h"
 
 typedef struct {
-    double lr, min_lr;     /* 0 <= min_lr <= lr */
-    int64_t warmup, steps; /* >= 0 */
+    double lr, min_lr;            /* 0 <= min_lr <= lr */
+    int64_t warmup, steps, decay; /* >= 0; decay: of wsd */
 } ScheduleCfg;
 typedef struct {
     const char *name; /* as in optim.schedule */
     double (*lr)(const ScheduleCfg *, int64_t t);
 } Schedule;
 
-enum { SCHEDULES = 2 };
-extern const Schedule schedules[SCHEDULES]; /* in the order of the choices of optim.schedule: cosine, constant */
+enum { SCHEDULES = 4 };
+extern const Schedule schedules[SCHEDULES]; /* in the order of the choices of optim.schedule */
 /* NULL when there is none of this name. */
 const Schedule *schedule_find(const char *name);

@@ -128,12 +128,12 @@ char *dir_settings(const char *dir) {
 /* Rewrite DIR/model.safetensors from the golden one: `name` dropped, or given another shape or name. */
 void dir_rewrite(const char *dir, const char *golden, const char *name, Change how, const char *added) {
     char *path = xformat("%s/model.safetensors", dir), *from = xformat(GOLDEN "%s/model.safetensors", golden);
-    static real room[32][2048];
+    static real room[48][2048];
     StList l = {0};
     St st;
     Err e = {0};
     cr_assert(st_open(&st, from, &e), "%s", e.msg);
-    cr_assert(st.n < 31);
+    cr_assert(st.n < 47);
     for (int i = 0; i < st.n; i++) {
         const StEntry *s = &st.entry[i];
         bool me = !strcmp(s->name, name);

@@ -34,8 +34,8 @@ static const struct {
     {"modle: {}\n" MODEL, "run.yaml:1: modle: unknown key; did you mean model?"},
     {MODEL "train:\n  stepz: 3\n", "run.yaml:3: train.stepz: unknown key; did you mean steps?"},
     {MODEL "train: {qqqqqqqqqqq: 3}", "unknown key; known: steps, max_seconds"},
-    {MODEL "stages: [{name: ramp}]",
-     "run.yaml:2: stages: unknown key; known: run, model, init_from, data, train, optim"},
+    {MODEL "tokens: [{name: ramp}]",
+     "run.yaml:2: tokens: unknown key; known: run, model, init_from, stages, data, train, optim"},
     {MODEL "teacher: {path: x}", "teacher: unknown key"},
     {MODEL "optim: {state_dtype: f32}", "optim.state_dtype: unknown key"},
     {"model:\n  d_model: 32\n  layers: 2\n  ffn: {kind: swiglu, hidden: 8}\n  kinds:\n    local: {mixer: gqa, heads: "
@@ -165,7 +165,7 @@ static const struct {
     {"run.dir=[", "command line: run.dir: broken YAML"},
     {"run.dir=\xff", "run.dir: byte 0 is not UTF-8"},
     {"run.dir=--- a\n--- b", "a second document"},
-    {"stages=[]", "stages: unknown key"},
+    {"stage=[]", "stage: unknown key; did you mean stages?"},
     /* numbers */
     {"train.steps=0", "train.steps: expected a whole number from 1 to 1000000000000, got 0"},
     {"train.steps=-1", "got -1"},
@@ -480,6 +480,7 @@ static const struct {
     {"data.val=v.txt", NULL},
     {"optim.warmup=3", NULL},
     {"optim.schedule_steps=300", NULL},
+    {"optim.decay_steps=3", NULL},
     {"model.vocab=0", NULL},
     {"model.vocab=258", "model.vocab: 258, but the run was begun with 257"},
     {"model.layers=4", "model.layers: 4, but the run was begun with 3"},
@@ -488,7 +489,7 @@ static const struct {
     {"model.kinds.extra={mixer: gqa, heads: 2}", "model.kinds.extra: a map, but the run was begun with nothing"},
     {"model.pattern=[full]", "model.pattern.0: full"},
     {"model.kv_from={1: 0}", "model.kv_from.1: 0, but the run was begun with nothing"},
-    {"model.ffn.hidden=97", "model.ffn.0.hidden: 97"},
+    {"model.ffn.hidden=97", "model.ffn.hidden: 97"},
     {"data.train=other.txt", "data.train.0: other.txt"},
     {"data.train=[data/kjv.txt, b]", "data.train: a list of 2, but the run was begun with 1"},
     {"data.val_fraction=0.2", "data.val_fraction: 0.2"},
@@ -498,6 +499,7 @@ static const struct {
     {"train.dropout=0.1", "train.dropout: 0.1"},
     {"optim.lr=1", "optim.lr: 1"},
     {"optim.schedule=constant", "optim.schedule: constant"},
+    {"train.compression.target=2", "train.compression.target: 2, but the run was begun with 1"},
     {"init_from=x", "init_from: x, but the run was begun with null"},
 };
 ParameterizedTestParameters(config, resumable) {
@@ -510,7 +512,7 @@ ParameterizedTest(size_t *i, config, resumable) {
     char *over[] = {"model.vocab=257", (char *)resumes[*i].override};
     cr_assert(config_read(&one, "configs/tiny-window.yaml", 1, over, &e), "%s", e.msg);
     cr_assert(config_read(&two, "configs/tiny-window.yaml", over[1] ? 2 : 1, over, &e), "%s", e.msg);
-    bool ok = config_resumable(&one, &two, &e);
+    bool ok = config_resumable(&one, &two, 12, &e);
     if (resumes[*i].refuses)
         refused(over[1], ok, &e, resumes[*i].refuses);
     else

@@ -28,12 +28,16 @@ train untied tiny-mqa model.tied=false && kind untied llama
 train scaled tiny-gqa optim.lr=0.02 model.max_positions=64 \
     'model.kinds.full.rope={type: llama3, theta: 50, factor: 4, original_max_positions: 16}' && kind scaled llama
 train window tiny-window && kind window kvsmith
+train latent tiny-mla && kind latent deepseek_v3
+train direct tiny-mla model.max_positions=64 model.kinds.latent.q_rank=0 model.kinds.latent.v_dim=6 \
+    'model.kinds.latent.rope={type: yarn, theta: 50, factor: 4, mscale: 1, mscale_all_dim: 2, original_max_positions: 16, interleaved: true}' &&
+    kind direct deepseek_v3
 
 if ! "$python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
     echo "skip transformers: no Python with torch, transformers and safetensors here"
     exit 0
 fi
-for name in tied untied scaled; do
+for name in tied untied scaled latent direct; do
     if "$python" tests/golden/check_export.py "$prog" "$tmp/$name/last" >"$tmp/log" 2>&1; then
         echo "ok transformers-$name"
     else

@@ -12,6 +12,9 @@ typedef struct {
     Pass whole;
     Cache cache;
     real want[ZOO_ROWS * VOCAB_MAX]; /* logits of the whole pass */
+    /* per layer with a cache: what the whole pass, cut nowhere, makes: keys, values, and 1 where a row retires the one
+     * before it; (N,lanes,width) */
+    real *k[LAYERS_MAX], *v[LAYERS_MAX], *gone[LAYERS_MAX];
 } Case;
 
 static int everything[ZOO_ROWS];
@@ -24,14 +27,23 @@ static void extend(Case *c, const Pass *p, Pick want, real *logits) {
     cr_assert(model_extend(&c->m, &c->cache, &p->b, p->tok, want, TENSOR(logits, REAL, want.n, c->cfg.vocab), &e), "%s",
               e.msg);
 }
+static real *copy_of(Tensor t) {
+    return present(t) ? memcpy(xcalloc(tensor_count(t), sizeof(real)), t.p, tensor_bytes(t)) : NULL;
+}
 static void open_case(Case *c, int i, int page_rows) {
     Err e = {0};
+    *c = (Case){0};
     zoo_open(&zoo[i], &c->cfg, &c->m, &c->dev, (ModelOpts){.max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS});
     zoo_whole(&c->whole, c->cfg.vocab);
     cr_assert(model_cache_open(&c->m, &c->cache, ZOO_SEQS + 3, ZOO_ROWS, ZOO_ROWS, page_rows, false, &e), "%s", e.msg);
     cr_assert(model_extend_reserve(&c->m, &c->cache, ZOO_ROWS, ZOO_ROWS, ZOO_SEQS, &e), "%s", e.msg);
-    extend(c, &c->whole, pick_all(c->whole.b.N), c->want);
-    for (int s = 0; s < ZOO_SEQS; s++) kv_drop(&c->cache, s);
+    cr_assert(model_verify(&c->m, &c->cache, &c->whole.b, c->whole.tok, pick_all(c->whole.b.N),
+                           TENSOR(c->want, REAL, c->whole.b.N, c->cfg.vocab), &e),
+              "%s", e.msg);
+    for (int l = 0; l < c->m.L; l++)
+        if (c->m.layer[l].owner)
+            c->k[l] = copy_of(c->m.kv[l].k), c->v[l] = copy_of(c->m.kv[l].v), c->gone[l] = copy_of(c->m.kv[l].gone);
+    model_commit(&c->m, &c->cache, &c->whole.b, (int[ZOO_SEQS]){0});
 }
 static void close_case(Case *c) {
     for (int s = 0; s < ZOO_SEQS + 3; s++) kv_drop(&c->cache, s);
@@ -39,6 +51,7 @@ static void close_case(Case *c) {
         if (c->m.layer[l].owner)
             cr_assert_eq(kv_pages(kv_slot(&c->cache, l)), 0, "%d pages were not given back",
                          kv_pages(kv_slot(&c->cache, l)));
+    for (int l = 0; l < c->m.L; l++) free(c->k[l]), free(c->v[l]), free(c->gone[l]);
     kv_close(&c->cache);
     zoo_close(&c->cfg, &c->m, c->dev);
 }
@@ -94,27 +107,39 @@ Test(extend, every_split, .timeout = 300) {
     }
 }
 
-/* What a lane must hold after the first n rows of a sequence: the rows of the last document that a later query can see.
- */
-static void check_lanes(const Case *c, const int done[ZOO_SEQS], const char *what) {
-    for (int l = 0; l < c->m.L; l++) {
-        const Layer *y = &c->m.layer[l];
-        if (!y->owner) continue;
-        for (int s = 0; s < ZOO_SEQS; s++) {
-            int want = 0, last = done[s] ? c->whole.off[s] + done[s] - 1 : -1;
-            for (int r = c->whole.off[s]; r <= last; r++) {
-                int next = c->whole.pos[last] + 1, age = next - c->whole.pos[r];
-                want += c->whole.first[r] == c->whole.first[last] &&
-                        (!y->rows.window || age < y->rows.window || c->whole.pos[r] < y->rows.sinks);
-            }
-            for (int h = 0; h < y->rows.lanes; h++) {
-                int have = kv_rows(kv_slot(&c->cache, l), s, h);
-                cr_assert_eq(have, want,
-                             "%s: layer %d sequence %d lane %d holds %d rows, %d are visible to a later query", what, l,
-                             s, h, have, want);
-            }
-        }
+/* Whether a query at position `next` of the sequence whose newest row is `last` sees row r of layer l, lane h. */
+static bool needed(const Case *c, int l, int h, int r, int last) {
+    const KvShape *s = &c->m.layer[l].rows;
+    int age = c->whole.pos[last] + 1 - c->whole.pos[r];
+    if (c->whole.first[r] != c->whole.first[last]) return false;
+    if (s->retire && r < last && c->gone[l][(r + 1) * s->lanes + h] != 0 && age > s->delay) return false;
+    return !s->window || age < s->window || c->whole.pos[r] < s->sinks;
+}
+/* What a lane must hold after the first rows of a sequence: those that a later query can see, by the decisions and with
+ * the keys and values of the pass that was not cut. */
+static void check_lane(const Case *c, int l, int s, int h, int done, const char *what) {
+    const Slot *slot = kv_slot(&c->cache, l);
+    const Lanes *t = kv_lanes(slot);
+    int want = 0, K = t->s.lanes, lane = s * K + h, last = done ? c->whole.off[s] + done - 1 : -1;
+    for (int r = c->whole.off[s]; r <= last; r++) want += needed(c, l, h, r, last);
+    int have = kv_rows(slot, s, h);
+    cr_assert_eq(have, want, "%s: layer %d sequence %d lane %d holds %d rows, %d are visible to a later query", what, l,
+                 s, h, have, want);
+    for (int row = t->lo[lane]; row < t->hi[lane]; row++) {
+        size_t page = (size_t)t->table[lane * t->maxpages + row / t->P % t->maxpages], P = (size_t)t->P,
+               at = (size_t)(row % t->P), Dk = (size_t)t->s.kdim, Dv = (size_t)t->s.vdim;
+        int r = c->whole.first[last] + t->pos[page * P + at];
+        const real *key = R(t->data) + page * P * (size_t)row_width(&t->s), *value = key + P * Dk;
+        cr_assert(r <= last && needed(c, l, h, r, last), "%s: layer %d lane %d keeps position %d", what, l, h,
+                  t->pos[page * P + at]);
+        CHECK_CLOSE(what, key + at * Dk, c->k[l] + (size_t)(r * K + h) * Dk, Dk, tol);
+        if (!t->s.alias) CHECK_CLOSE(what, value + at * Dv, c->v[l] + (size_t)(r * K + h) * Dv, Dv, tol);
     }
+}
+static void check_lanes(const Case *c, const int done[ZOO_SEQS], const char *what) {
+    for (int l = 0; l < c->m.L; l++)
+        for (int s = 0; s < ZOO_SEQS && c->m.layer[l].owner; s++)
+            for (int h = 0; h < c->m.layer[l].rows.lanes; h++) check_lane(c, l, s, h, done[s], what);
 }
 
 /* Ragged batches with idle sequences; all, last or no rows wanted (early exit); lanes checked after every pass. */

@@ -80,6 +80,8 @@ static const struct {
     {"kinds/full/o_bias", "true", false},
     {"kinds/full/rope", "{\"type\":\"none\"}", false},
     {"kinds/full/rope/interleaved", "true", false},
+    {"kinds/full/rope/inclusive", "true", false},
+    {"embed_scale", "2", false},
     {"kinds/full/rope", "{\"type\":\"linear\",\"factor\":2}", true},
     {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2}", true},
     {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2,\"length\":256}", false},

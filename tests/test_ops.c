@@ -83,8 +83,8 @@ void case_embed(Rig *g, int N, int d) {
     int *tok = tokens(N, V);
     Ref *want = refs((size_t)N * (size_t)d);
     for (int i = 0; i < N; i++)
-        for (int k = 0; k < d; k++) ref_add(&want[i * d + k], R(table)[tok[i] * d + k]);
-    OP(g, embed, y, table, tok);
+        for (int k = 0; k < d; k++) ref_add(&want[i * d + k], 0.5 * R(table)[tok[i] * d + k]);
+    OP(g, embed, y, table, tok, 0.5);
     CHECK_REF(g, "embed", "y", y, want);
     free(tok), free(want);
 }
@@ -95,8 +95,8 @@ void case_embed_backward(Rig *g, int N, int d) {
     int *tok = tokens(N, V - 1); /* the last row is nobody's */
     Ref *want = refs_of(dtable);
     for (int i = 0; i < N; i++)
-        for (int k = 0; k < d; k++) ref_add(&want[tok[i] * d + k], R(dy)[i * d + k]);
-    OP(g, embed_backward, dtable, dy, tok);
+        for (int k = 0; k < d; k++) ref_add(&want[tok[i] * d + k], 2 * R(dy)[i * d + k]);
+    OP(g, embed_backward, dtable, dy, tok, 2);
     CHECK_REF(g, "embed_backward", "dtable", dtable, want);
     free(tok), free(want);
 }
@@ -106,7 +106,7 @@ Test(ops, embed_refuses_a_token_outside, .signal = SIGABRT, .init = cr_redirect_
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
     Tensor table = RANDOM(&g, "table", 3, 4), y = EMPTY(&g, "y", 1, 4);
     g.scratch = (Arena){.base = g.mem.base};
-    g.run.ops->embed(&g.run, y, table, (int[]){3});
+    g.run.ops->embed(&g.run, y, table, (int[]){3}, 1);
 }
 
 /* ---- RMSNorm ------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ static Ref *rope_ref(Tensor x, const Rope *p, Pick rows, const int *pos, int sig
             wide c = cosl(angle) * p->factor, s = sign * sinl(angle) * p->factor;
             for (int h = 0; h < H; h++) {
                 int ia = p->interleaved ? 2 * i : i, ib = p->interleaved ? 2 * i + 1 : i + half;
-                size_t at = (size_t)((m * H + h) * D);
+                size_t at = (size_t)((m * H + h) * D + p->at);
                 wide a = R(x)[at + (size_t)ia], b = R(x)[at + (size_t)ib];
                 Ref *ra = &want[at + (size_t)ia], *rb = &want[at + (size_t)ib];
                 *ra = *rb = (Ref){0};
@@ -214,6 +214,7 @@ void case_rope(Rig *g, int N, int d) {
         Rope p = {.n = k & 2 ? D : D / 4 * 2,
                   .interleaved = k & 4,
                   .factor = k & 1 ? 1.25 : 1}; /* all or half of a head */
+        p.at = k % 3 == 1 ? D - p.n : 0;       /* the half that lies behind */
         for (int i = 0; i < p.n / 2; i++) p.f[i] = pow(10000, -2.0 * i / imax(1, p.n));
         int sign = k == 2 || k == 5 || k == 7 ? -1 : 1;
         Tensor x = RANDOM(g, "x", N, 1 + k % 3, D);
@@ -283,6 +284,18 @@ void case_add(Rig *g, int N, int d) {
     free(want);
 }
 OP_TEST(add, EXACT)
+void case_axpby(Rig *g, int N, int d) {
+    Tensor y = RANDOM(g, "y", N, d), x = RANDOM(g, "x", N, d);
+    Ref *want = refs((size_t)N * (size_t)d);
+    for (int i = 0; i < N * d; i++) {
+        ref_add(&want[i], (wide)(real)0.3 * R(x)[i]);
+        ref_add(&want[i], (wide)(real)-1.7 * R(y)[i]);
+    }
+    OP(g, axpby, y, 0.3, x, -1.7);
+    CHECK_REF(g, "axpby", "y", y, want);
+    free(want);
+}
+OP_TEST(axpby, EXACT)
 void case_copy(Rig *g, int N, int d) {
     Tensor y = EMPTY(g, "y", N, d), x = RANDOM(g, "x", N, d);
     Ref *want = refs_of(x);
@@ -408,6 +421,7 @@ static const struct {
 } covered[] = {
     ENTRY(linear),
     ENTRY(linear_backward),
+    ENTRY(linear_heads),
     ENTRY(embed),
     ENTRY(embed_backward),
     ENTRY(rmsnorm),
@@ -416,6 +430,29 @@ static const struct {
     ENTRY(attend),
     ENTRY(attend_backward),
     ENTRY(attend_lanes),
+    ENTRY(repeat),
+    ENTRY(elu1),
+    ENTRY(elu1_backward),
+    ENTRY(widen),
+    ENTRY(widen_backward),
+    ENTRY(quotient),
+    ENTRY(quotient_backward),
+    ENTRY(step),
+    ENTRY(step_backward),
+    ENTRY(skip),
+    ENTRY(skip_backward),
+    {"recur", offsetof(Ops, recur), case_recur},
+    {"recur_backward", offsetof(Ops, recur_backward), case_recur}, /* one case holds both */
+    ENTRY(short_conv),
+    ENTRY(short_conv_backward),
+    ENTRY(l2norm),
+    ENTRY(l2norm_backward),
+    ENTRY(decay),
+    ENTRY(decay_backward),
+    ENTRY(sigmoid),
+    ENTRY(sigmoid_backward),
+    ENTRY(gated_norm),
+    ENTRY(gated_norm_backward),
     ENTRY(swiglu),
     ENTRY(swiglu_backward),
     ENTRY(linear_groups),
@@ -425,9 +462,12 @@ static const struct {
     ENTRY(swiglu_rows),
     ENTRY(swiglu_rows_backward),
     ENTRY(add),
+    ENTRY(axpby),
     ENTRY(copy),
     ENTRY(zero),
     ENTRY(gather),
+    ENTRY(columns),
+    ENTRY(columns_backward),
     ENTRY(dropout),
     ENTRY(linear_xent),
     ENTRY(adamw),

@@ -21,13 +21,31 @@ static void expect_lr(const char *name, ScheduleCfg c, int64_t t, double want) {
 
 Test(optim, schedule_corners) {
     const ScheduleCfg c = {.lr = 1.0, .min_lr = 0.1, .warmup = 9, .steps = 109};
-    const char *both[] = {"cosine", "constant"};
-    for (int k = 0; k < 2; k++) {
-        expect_lr(both[k], c, 0, 0.1);
-        expect_lr(both[k], c, 4, 0.5);
-        expect_lr(both[k], c, 8, 0.9);
-        expect_lr(both[k], c, 9, 1.0);
+    for (int k = 0; k < SCHEDULES; k++) {
+        expect_lr(schedules[k].name, c, 0, 0.1);
+        expect_lr(schedules[k].name, c, 4, 0.5);
+        expect_lr(schedules[k].name, c, 8, 0.9);
+        expect_lr(schedules[k].name, c, 9, 1.0);
     }
+    expect_lr("linear", c, 34, 0.775);
+    expect_lr("linear", c, 59, 0.55);
+    expect_lr("linear", c, 108, 0.109);
+    expect_lr("linear", c, 109, 0.1);
+    expect_lr("linear", c, INT64_MAX, 0.1);
+    const ScheduleCfg d = {.lr = 1.0, .min_lr = 0.1, .warmup = 9, .steps = 109, .decay = 40};
+    expect_lr("wsd", d, 8, 0.9);
+    expect_lr("wsd", d, 9, 1.0);
+    expect_lr("wsd", d, 68, 1.0);
+    expect_lr("wsd", d, 69, 1.0); /* the line begins here */
+    expect_lr("wsd", d, 70, 1.0 - 0.9 / 40);
+    expect_lr("wsd", d, 89, 0.55);
+    expect_lr("wsd", d, 108, 0.1 + 0.9 / 40);
+    expect_lr("wsd", d, 109, 0.1);
+    expect_lr("wsd", d, INT64_MAX, 0.1);
+    const ScheduleCfg all = {.lr = 1.0, .min_lr = 0, .warmup = 10, .steps = 20, .decay = 10}; /* nothing stable */
+    expect_lr("wsd", all, 9, 10.0 / 11);
+    expect_lr("wsd", all, 10, 1.0);
+    expect_lr("wsd", all, 15, 0.5);
     expect_lr("cosine", c, 59, 0.55);                         /* the middle: cos(pi/2) = 0 */
     expect_lr("cosine", c, 34, 0.1 + 0.45 * (1 + M_SQRT1_2)); /* a quarter */
     expect_lr("cosine", c, 84, 0.1 + 0.45 * (1 - M_SQRT1_2));
@@ -47,8 +65,9 @@ Test(optim, schedule_corners) {
     for (int64_t t = 0; t < 20; t++) expect_lr("cosine", flat, t, 0.5);
 
     /* The order that the choices of optim.schedule have. */
-    cr_assert(schedule_find("cosine") == &schedules[0] && schedule_find("constant") == &schedules[1]);
-    cr_assert(!schedule_find("") && !schedule_find("linear") && !schedule_find("cosin"));
+    cr_assert(schedule_find("cosine") == &schedules[0] && schedule_find("constant") == &schedules[1] &&
+              schedule_find("linear") == &schedules[2] && schedule_find("wsd") == &schedules[3]);
+    cr_assert(!schedule_find("") && !schedule_find("triangle") && !schedule_find("cosin"));
 }
 
 Test(optim, cosine_goes_up_then_down) {

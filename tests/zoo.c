@@ -8,6 +8,25 @@
 #define MOE(settings)                                                                                               \
     "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"ffn\":[{\"kind\":\"moe\"," settings "}]," \
     "\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":3}},\"pattern\":[\"a\"]}"
+#define MLA(settings) \
+    "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\"," settings "}},\"pattern\":[\"a\"]}"
+#define KDA(settings) \
+    "{" SHAPE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"kda\"," settings "}},\"pattern\":[\"a\"]}"
+/* The norms of small heads bend sharply where a head is near zero; a larger eps keeps differences exact. */
+#define KIND(mixer, settings)                                                                                    \
+    "{" SHAPE ",\"norm_eps\":0.1,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"" mixer "\"," settings \
+    "}},\"pattern\":[\"a\"]}"
+#define DMC(settings)                                                                                              \
+    "{" SHAPE                                                                                                      \
+    ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"dmc\",\"offset\":0.3,\"temperature\":0.5," settings \
+    "}},\"pattern\":[\"a\"]}"
+#define READ(owner)                                                                                              \
+    "{" SHAPE                                                                                                    \
+    ",\"layers\":4,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"dmc\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4," \
+    "\"offset\":0.3,\"temperature\":0.5," owner                                                                  \
+    "},\"b\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4},"                                     \
+    "\"c\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":2,\"head_dim\":4,\"window\":3,\"sinks\":1}},"             \
+    "\"pattern\":[\"a\",\"b\",\"c\",\"a\"],\"kv_from\":{\"1\":0,\"2\":0}}"
 const Animal zoo[] = {
     {"mha", ONE("\"heads\":3")},
     {"gqa", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4")},
@@ -21,12 +40,44 @@ const Animal zoo[] = {
     {"biases", ONE("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"qkv_bias\":true,\"o_bias\":true,\"qk_norm\":true")},
     {"interleaved rope", ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,"
                              "\"interleaved\":true}")},
+    {"inclusive rope, scaled embedding",
+     "{" SHAPE
+     ",\"embed_scale\":3.5,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"kv_heads\":1,"
+     "\"head_dim\":6,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true,\"inclusive\":true}}},"
+     "\"pattern\":[\"a\"]}"},
     {"llama3 rope",
      ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"llama3\",\"theta\":100,\"factor\":8,"
          "\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_positions\":32}")},
     {"yarn rope",
      ONE("\"heads\":2,\"kv_heads\":1,\"head_dim\":6,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,"
          "\"original_max_positions\":16}")},
+    {"mla", MLA("\"heads\":3,\"kv_rank\":5,\"nope_dim\":4,\"rope_dim\":2,\"v_dim\":3")},
+    {"mla, query latent, biases",
+     MLA("\"heads\":2,\"kv_rank\":5,\"q_rank\":6,\"nope_dim\":3,\"rope_dim\":4,\"a_bias\":true,\"q_bias\":true,"
+         "\"o_bias\":true,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true}")},
+    {"mla, no norms, yarn that scales the softmax",
+     MLA("\"heads\":2,\"kv_rank\":4,\"q_rank\":5,\"nope_dim\":4,\"rope_dim\":6,\"v_dim\":5,\"latent_norm\":false,"
+         "\"q_latent_norm\":false,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,\"mscale\":0.7,"
+         "\"mscale_all_dim\":1.5,\"original_max_positions\":16}")},
+    {"mla, nope, window",
+     MLA("\"heads\":2,\"kv_rank\":6,\"nope_dim\":5,\"v_dim\":3,\"window\":3,\"rope\":\"none\",\"q_bias\":true")},
+    {"mla, unturned shared key, window with sinks",
+     MLA("\"heads\":2,\"kv_rank\":4,\"nope_dim\":2,\"rope_dim\":3,\"rope\":\"none\",\"window\":2,\"sinks\":1")},
+    {"mla, rope heads alone",
+     MLA("\"heads\":4,\"kv_rank\":10,\"rope_dim\":4,\"rope_heads\":2,\"v_dim\":5,\"latent_norm\":false,\"q_bias\":true,"
+         "\"a_bias\":true")},
+    {"mla, rope heads, expands early",
+     MLA("\"heads\":4,\"kv_rank\":12,\"nope_dim\":1,\"rope_dim\":2,\"rope_heads\":2,\"v_dim\":2")},
+    {"mla, shared latents",
+     "{" SHAPE ",\"layers\":4,\"tied\":false,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":3,\"kv_rank\":10,\"nope_"
+     "dim\":2,\"rope_dim\":2,\"v_dim\":1},\"b\":{\"mixer\":\"mla\",\"heads\":2,\"kv_rank\":10,\"q_rank\":4,\"nope_"
+     "dim\":3,"
+     "\"rope_dim\":2,\"window\":4}},\"pattern\":[\"b\",\"a\",\"a\",\"b\"],\"kv_from\":{\"1\":0,\"3\":0}}"},
+    {"mla beside gqa, published latents",
+     "{" SHAPE
+     ",\"layers\":5,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":2,\"kv_rank\":5,\"nope_dim\":2,"
+     "\"rope_dim\":2},\"w\":{\"mixer\":\"gqa\",\"heads\":2,\"window\":3},\"p\":{\"mixer\":\"mla\",\"heads\":0,\"kv_"
+     "rank\":5,\"rope_dim\":2}},\"pattern\":[\"a\",\"w\",\"p\",\"a\",\"a\"],\"kv_from\":{\"3\":2,\"4\":2}}"},
     {"untied, two kinds",
      "{" SHAPE
      ",\"layers\":3,\"tied\":false,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4},"
@@ -58,8 +109,57 @@ const Animal zoo[] = {
          "\"top_groups\":2,\"bias_balance\":true")},
     {"mixture of all", MOE("\"experts\":3,\"top_k\":3,\"hidden\":6,\"router\":\"sigmoid\"")},
     {"mixture of one", MOE("\"experts\":1,\"top_k\":1,\"hidden\":8,\"router\":\"sigmoid\",\"norm_topk\":false")},
+    {"kda", KDA("\"heads\":2,\"head_dim\":6")},
+    {"kda, standard gate, more value heads",
+     KDA("\"heads\":2,\"v_heads\":4,\"head_dim\":8,\"v_dim\":3,\"gate\":\"standard\",\"gate_rank\":2,\"out_rank\":3")},
+    {"kda, no convolution, full gate, beta 2",
+     KDA("\"heads\":2,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"out_gate\":\"full\",\"out_bias\":true,\"beta_max\":2")},
+    {"kda and nope attention",
+     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":6,\"conv\":2,"
+     "\"out_bias\":true},\"f\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"rope\":\"none\"}},"
+     "\"pattern\":[\"k\",\"f\",\"k\"]}"},
+    {"gdn", KIND("gdn", "\"heads\":2,\"v_heads\":4,\"head_dim\":6,\"v_dim\":5")},
+    {"gdn, no convolution, no gate, beta 2",
+     KIND("gdn", "\"heads\":2,\"head_dim\":7,\"v_dim\":3,\"conv\":0,\"gate\":false,\"beta_max\":2")},
+    {"deltanet", KIND("deltanet", "\"heads\":2,\"v_dim\":5,\"conv\":3")},
+    {"deltanet, gated", KIND("deltanet", "\"heads\":2,\"head_dim\":7,\"conv\":1,\"gate\":true")},
+    {"gla", KIND("gla", "\"heads\":2,\"gate_rank\":2,\"gate_divisor\":2")},
+    {"retention", KIND("retention", "\"heads\":3,\"v_dim\":5")},
+    {"retention, nope", KIND("retention", "\"heads\":2,\"head_dim\":3,\"rope\":\"none\"")},
+    {"gated retention",
+     KIND("gated_retention", "\"heads\":3,\"v_dim\":5,\"gate_divisor\":1,\"rope\":{\"type\":\"default\",\"theta\":100,"
+                             "\"interleaved\":true,\"inclusive\":true}")},
+    {"linear attention", KIND("linear", "\"heads\":3,\"v_dim\":5")},
+    {"mamba2", KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"groups\":2")},
+    {"mamba2, no convolution, biases",
+     KIND("mamba2", "\"heads\":3,\"head_dim\":5,\"state_size\":4,\"conv\":1,\"conv_bias\":false,\"bias\":true")},
+    {"gated retention, publisher and reader (YOCO)",
+     "{" SHAPE
+     ",\"norm_eps\":0.1,\"layers\":4,\"tied\":true,\"kinds\":{\"g\":{\"mixer\":\"gated_retention\",\"heads\":3},"
+     "\"p\":{\"mixer\":\"gqa\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4},\"r\":{\"mixer\":\"gqa\",\"heads\":4,"
+     "\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"g\",\"g\",\"p\",\"r\"],\"kv_from\":{\"3\":2}}"},
+    {"dmc", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"window\":0")},
+    {"dmc, window, a lane a head", DMC("\"heads\":3,\"head_dim\":4,\"window\":3")},
+    {"dmc, first lane, biases", DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":6,\"window\":2,\"lane\":\"first\",\"qkv_"
+                                    "bias\":true,\"o_bias\":true,\"rope\":{\"type\":\"default\",\"theta\":100,"
+                                    "\"interleaved\":true}")},
+    {"dmc, long window, nope", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":3,\"rope\":\"none\"")},
+    {"dmc, newest alone", DMC("\"heads\":2,\"kv_heads\":1,\"head_dim\":4,\"window\":1")},
+    {"dmc, fading lane", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"phase\":\"zero\",\"qkv_bias\":true")},
+    {"dms", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"action\":\"evict\",\"delay\":2,\"gain\":1.5")},
+    {"dms at once, first lane", DMC("\"heads\":3,\"kv_heads\":1,\"head_dim\":4,\"action\":\"evict\",\"lane\":\"first\","
+                                    "\"gain\":1,\"qkv_bias\":true")},
+    {"dms, fading lane", DMC("\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"phase\":\"zero\",\"action\":\"evict\"")},
+    {"dmc read by others", READ("\"window\":2")},
+    {"dms read by others", READ("\"action\":\"evict\",\"delay\":1,\"gain\":1")},
 };
 int zoo_count(void) { return (int)(sizeof zoo / sizeof *zoo); }
+int zoo_find(const char *name) {
+    int i = 0;
+    while (i < zoo_count() && strcmp(zoo[i].name, name)) i++;
+    cr_assert(i < zoo_count(), "no animal %s", name);
+    return i;
+}
 
 void zoo_open(const Animal *a, ModelCfg *cfg, Model *m, Device **dev, ModelOpts opts) {
     Err e = {0};
@@ -68,11 +168,22 @@ void zoo_open(const Animal *a, ModelCfg *cfg, Model *m, Device **dev, ModelOpts 
     opts.poison = true;
     cr_assert(model_open(m, *dev, cfg, opts, &e), "%s: %s", a->name, e.msg);
     model_init(m, 7);
+    m->progress = 0.3;
 }
 void zoo_close(ModelCfg *cfg, Model *m, Device *dev) {
     model_close(m);
     model_cfg_free(cfg);
     device_close(dev);
+}
+
+void zoo_stat_loss(void *ctx, Tensor stat, Tensor dstat) {
+    for (int b = 0; b < stat.n[0]; b++) {
+        const real *s = R(stat) + (b * STATS + STAT_MERGED) * 2;
+        if (s[1] == 0) continue;
+        double less = 1.3 - (double)(s[0] / s[1]);
+        *(double *)ctx += less * less;
+        if (present(dstat)) R(dstat)[b * STATS + STAT_MERGED] = (real)(-2 * less / (double)s[1]);
+    }
 }
 
 static void bind(Pass *p, int B, int N, bool history) {

@@ -8,9 +8,14 @@ typedef struct {
 } Animal;
 extern const Animal zoo[];
 int zoo_count(void);
-/* Parse and open; initial weights by seed, larger than a user's so that every nonlinearity is felt. */
+int zoo_find(const char *name);
+/* Parse and open; initial weights by seed, larger than a user's so that every nonlinearity is felt; a third of the way
+ * into a stage of training. */
 void zoo_open(const Animal *, ModelCfg *, Model *, Device **, ModelOpts);
 void zoo_close(ModelCfg *, Model *, Device *);
+
+/* A loss on what mixers report: sum over sequences of (1.3 - sum/count)^2; stat_ctx: where it adds its value. */
+StatLoss zoo_stat_loss;
 
 enum { ZOO_ROWS = 24, ZOO_SEQS = 3 };
 /* Rows of a pass with room for everything. seq s of `whole` has documents at the rows where first[i] = i. */

@@ -2,6 +2,7 @@
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
+#include "../model/task_cfg.h"
 #include <errno.h>
 #include <sys/stat.h>
 
@@ -12,13 +13,15 @@ static bool state_write(const char *path, const Trainer *t, Err *e) {
     const TrainState *s = &t->state;
     json_t *best =
         s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
+    int64_t samples, tokens;
     char hash[20];
+    config_position(t->run, s->step, &samples, &tokens);
     snprintf(hash, sizeof hash, "%016llx", (unsigned long long)t->text.hash);
     json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "format", CHECKPOINT_FORMAT, "program",
-                          "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples",
-                          (json_int_t)s->step * t->cfg->train.batch, "tokens", (json_int_t)s->tokens, "seed",
-                          (json_int_t)t->cfg->run.seed, "text_tokens", (json_int_t)t->text.train.n, "text_hash", hash,
-                          "best", best);
+                          "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples", (json_int_t)samples,
+                          "tokens", (json_int_t)s->tokens, "seed", (json_int_t)t->run->run.seed, "text_tokens",
+                          (json_int_t)t->text.train.n, "text_hash", hash, "best", best);
+    if (j && t->cfg->data.task.kind) json_object_set_new(j, "val_acc", s->has_acc ? json_real(s->acc) : json_null());
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
     json_decref(j);
     return ok;
@@ -43,8 +46,18 @@ static bool best_read(const json_t *j, const char *path, TrainState *s, Err *e) 
     return whole(best, "step", path, s->step, &s->best_step, e);
 }
 
-static bool state_check(const json_t *j, const char *path, const Config *cfg, TrainState *s, Err *e) {
-    int64_t format = 0, per_step = (int64_t)cfg->train.batch * cfg->data.seq_len, max = (int64_t)1e12;
+/* The accuracy of a task's last validation. */
+static bool acc_read(const json_t *j, const char *path, TrainState *s, Err *e) {
+    const json_t *acc = json_object_get(j, "val_acc");
+    s->has_acc = acc && !json_is_null(acc);
+    if (!s->has_acc) return true;
+    s->acc = json_number_value(acc);
+    return (json_is_number(acc) && s->acc >= 0 && s->acc <= 1) ||
+           err_input(e, "%s: \"val_acc\": expected null or a number from 0 to 1", path);
+}
+
+static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e) {
+    int64_t format = 0, max = STAGES_MAX * (int64_t)1e12;
     if (!whole(j, "format", path, INT32_MAX, &format, e)) return false;
     if (format != CHECKPOINT_FORMAT)
         return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path,
@@ -56,10 +69,20 @@ static bool state_check(const json_t *j, const char *path, const Config *cfg, Tr
     s->text_hash = hash ? strtoull(hash, &end, 16) : 0;
     if (!hash || strlen(hash) != 16 || *end)
         return err_input(e, "%s: \"text_hash\": expected 16 hexadecimal digits", path);
-    if (s->step > INT64_MAX / per_step || s->tokens != s->step * per_step)
-        return err_input(e, "%s: %lld tokens after %lld steps, expected %lld a step", path, (long long)s->tokens,
-                         (long long)s->step, (long long)per_step);
-    return best_read(j, path, s, e);
+    return best_read(j, path, s, e) && acc_read(j, path, s, e);
+}
+
+/* What the settings say of so many steps. */
+static bool state_check(const char *path, const char *dir, const Config *cfg, const TrainState *s, Err *e) {
+    int64_t samples, tokens;
+    if (s->step > cfg->train.steps)
+        return err_input(e, "train.steps: %lld is less than the %lld steps that checkpoint %s has done",
+                         (long long)cfg->train.steps, (long long)s->step, dir);
+    config_position(cfg, s->step, &samples, &tokens);
+    if (s->tokens != tokens)
+        return err_input(e, "%s: %lld tokens after %lld steps, expected %lld", path, (long long)s->tokens,
+                         (long long)s->step, (long long)tokens);
+    return true;
 }
 
 /* A directory that still bears the name of a checkpoint is the one of that step. */
@@ -74,12 +97,12 @@ static bool name_check(const char *dir, const TrainState *s, Err *e) {
     return true;
 }
 
-static bool settings_check(const char *dir, const Config *now, Err *e) {
+static bool settings_check(const char *dir, const Config *now, int64_t step, Err *e) {
     Config *saved = xcalloc(1, sizeof *saved);
     char *path = xformat("%s/trainer/config.yaml", dir);
     bool ok = config_read(saved, path, 0, NULL, e);
     if (ok) {
-        ok = config_resumable(saved, now, e);
+        ok = config_resumable(saved, now, step, e);
         config_free(saved);
     }
     free(path);
@@ -93,10 +116,8 @@ bool checkpoint_peek(const char *dir, const Config *cfg, TrainState *s, Err *e) 
     bool ok = file_exists(trainer, "state.json") ||
               err_input(e, "%s: no checkpoint of training: %s is missing; give a step-* directory", dir, path);
     json_t *j = ok ? json_read(path, e) : NULL;
-    ok = j && settings_check(dir, cfg, e) && state_check(j, path, cfg, s, e) && name_check(dir, s, e);
-    if (ok && s->step > cfg->train.steps)
-        ok = err_input(e, "train.steps: %lld is less than the %lld steps that checkpoint %s has done",
-                       (long long)cfg->train.steps, (long long)s->step, dir);
+    ok = j && state_read(j, path, s, e) && settings_check(dir, cfg, s->step, e) && state_check(path, dir, cfg, s, e) &&
+         name_check(dir, s, e);
     json_decref(j);
     free(path);
     free(trainer);
@@ -134,6 +155,11 @@ static bool config_check(const char *dir, Err *e) {
 static bool text_check(const char *dir, const Trainer *t, Err *e) {
     const TrainState *s = &t->state;
     if (s->text_hash == t->text.hash && s->text_tokens == (int64_t)t->text.train.n) return true;
+    if (t->cfg->data.task.kind)
+        return err_input(e,
+                         "data.task: checkpoint %.150s was trained on samples that this version does not make; begin a "
+                         "new run with init_from",
+                         dir);
     return err_input(
         e,
         "data.train: checkpoint %.150s was trained on another text: %lld tokens, now %zu; give that text, or "
@@ -142,10 +168,16 @@ static bool text_check(const char *dir, const Trainer *t, Err *e) {
 }
 
 bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
+    if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
+    if (config_stage_at(t->run, t->state.step) != t->stage)
+        return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
+    return text_check(dir, t, e) && config_check(dir, e) && checkpoint_load_numbers(t, dir, e);
+}
+
+bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
     char *path = xformat("%s/trainer/optimizer.safetensors", dir);
     St st;
-    bool ok = checkpoint_peek(dir, t->cfg, &t->state, e) && text_check(dir, t, e) && config_check(dir, e) &&
-              hf_load(dir, &t->model, e) && st_open(&st, path, e);
+    bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
     if (ok) {
         ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
              moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
@@ -155,9 +187,43 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     return ok;
 }
 
-bool checkpoint_load_weights(Trainer *t, const char *model, Err *e) {
+static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
+    ModelCfg from = {0};
+    Tokenizer its;
+    char *path = xformat("%s/tokenizer.json", dir);
+    bool ok = hf_config_read(dir, &from, e);
+    if (ok && from.vocab != to->vocab)
+        ok = err_input(e, "%s has a vocabulary of %d, model.vocab is %d", dir, from.vocab, to->vocab);
+    if (ok && (ok = tokenizer_load(&its, path, e))) {
+        char *a = tokenizer_json(&its), *b = tokenizer_json(tok);
+        json_t *x = json_parse(a, strlen(a), path, NULL, NULL), *y = json_parse(b, strlen(b), path, NULL, NULL);
+        ok = json_equal(x, y) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
+        json_decref(x);
+        json_decref(y);
+        free(a);
+        free(b);
+        tokenizer_close(&its);
+    }
+    model_cfg_free(&from);
+    free(path);
+    return ok;
+}
+
+bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
+    const ModelCfg *m = &config_stage(c, 0).cfg->model;
+    Tokenizer tok = tokenizer_byte();
     char dir[4096];
-    return model_dir_resolve(model, dir, e) && hf_load(dir, &t->model, e);
+    Err why = {0};
+    if (!*init_from ||
+        (model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, &tok, &why) && hf_check(dir, m, &why)))
+        return true;
+    if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
+    return err_input(e, "init_from: %.280s", why.msg);
+}
+
+bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
+    char dir[4096];
+    return model_dir_resolve(init_from, dir, e) && hf_load(dir, &t->model, e);
 }
 
 /* ---- saving ---------------------------------------------------------------------------------------------------------
@@ -184,15 +250,21 @@ static bool text_write(const char *dir, const char *name, char *text, Err *e) {
     return ok;
 }
 
+/* What text is to the model: its tokenizer, or the task that it was trained on instead. */
+static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
+    if (t->cfg->data.task.kind) return task_cfg_save(&t->cfg->data.task, dir, e);
+    return text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
+           text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e);
+}
+
 static bool files_write(const Trainer *t, const char *dir, Err *e) {
-    HfIds ids = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}};
+    HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
+    const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);
     bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
-    ok = ok && hf_save(dir, &t->model, &ids, REAL, e) &&
-         text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
-         text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e) &&
-         text_write(trainer, "config.yaml", config_text(t->cfg), e) && moments_write(moments, &t->model, e) &&
+    ok = ok && hf_save(dir, &t->model, ids, REAL, e) && text_files_write(t, dir, e) &&
+         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, &t->model, e) &&
          state_write(state, t, e);
     free(trainer);
     free(moments);

@@ -3,6 +3,7 @@
 #include "../model/hf.h"
 #include "checkpoint.h"
 #include "plan.h"
+#include "stages.h"
 #include "train.h"
 
 int cmd_train(int argc, char **argv);
@@ -49,6 +50,7 @@ static const CliSpec spec = {
 static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
     if (!config_read(cfg, a->config, a->noverride, a->override, e)) return false;
     if (cli->threads >= 0) cfg->run.threads = cli->threads;
+    for (int k = 0; k < cfg->nstages; k++) cfg->stage[k].cfg->run.threads = cfg->run.threads;
     if (config_trainable(cfg, e)) return true;
     config_free(cfg);
     return false;
@@ -77,34 +79,30 @@ static bool find_start(RunDir *d, const char *resume, char **dir, bool *here, Er
 }
 
 /* Weights as they begin, and the folder and its journals as they were at that step. */
-/* init_from is found as every MODEL is: a directory, or a run folder's best or last. */
-static bool init_found(const char *init_from, Err *e) {
-    char dir[4096];
-    Err why = {0};
-    return model_dir_resolve(init_from, dir, &why) || err_input(e, "init_from: %s", why.msg);
-}
-
 static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     const Config *c = t->cfg;
+    bool samples_wanted = false;
+    for (int k = 0; k < config_stages(t->run); k++)
+        samples_wanted |= config_stage(t->run, k).cfg->train.sample_every > 0;
     if (dir) {
         if (!checkpoint_load(t, dir, e)) return false;
     } else {
         model_init(&t->model, (uint64_t)c->run.seed);
         if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
     }
-    t->tokens0 = t->state.tokens;
+    t->tokens0 = t->flops_from = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
     if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
         t->state.has_best = false;
     Keep keep = {c->train.keep_last, c->train.keep_best, t->state.has_best ? t->state.best_step : -1};
     int64_t cut = dir ? t->state.step : -1;
-    char *text = config_text(c), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
+    char *text = config_text(t->run), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
          *samples = run_dir_file(&t->dir, "samples.txt");
     bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) &&
               run_dir_write(&t->dir, "config.yaml", text, e) &&
               journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
-              journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, t->samples, e);
+              journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e);
     free(text);
     free(metrics);
     free(samples);
@@ -118,17 +116,19 @@ static void number(json_t *j, const char *key, bool known, double v) {
 static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why, double seconds) {
     Regions sizes, peaks;
     trainer_watch_memory(t);
-    trainer_regions(t, false, &sizes);
-    trainer_regions(t, true, &peaks);
+    stages_regions(t, false, &sizes);
+    stages_regions(t, true, &peaks);
+    double flops = t->flops + t->flops_per_token * (double)(t->state.tokens - t->flops_from);
     double tok_s = (double)(t->state.tokens - t->tokens0) / fmax(seconds, 1e-9);
     char *saved = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     bool stepped = last->step > 0;
     char val[64] = "";
     if (t->state.has_best) snprintf(val, sizeof val, ", best validation loss %.4f", t->state.best_loss);
     progress_say(&t->progress, "%s after %lld steps, %lld tokens, %.1f s (%.0f tok/s)%s%s%s",
-                 why == STOP_STEPS  ? "done"
-                 : why == STOP_TIME ? "stopped by train.max_seconds"
-                                    : "interrupted",
+                 why == STOP_STEPS      ? "done"
+                 : why == STOP_TIME     ? "stopped by train.max_seconds"
+                 : why == STOP_ACCURACY ? "stopped by train.stop_at_acc"
+                                        : "interrupted",
                  (long long)t->state.step, (long long)t->state.tokens, seconds, tok_s, val, saved ? "; saved " : "",
                  saved ? saved : "");
     if (cli->json) {
@@ -136,19 +136,23 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
                               (json_int_t)t->state.step, "tokens", (json_int_t)t->state.tokens);
         json_object_set_new(j, "checkpoint", saved ? json_string(saved) : json_null());
         number(j, "loss", stepped, last->loss);
-        number(j, "val_loss", t->val_step >= 0, t->val_loss);
+        number(j, "val_loss", t->val_step >= 0, t->val.loss);
+        if (t->hit) {
+            number(j, "val_acc", t->state.has_acc, t->state.acc);
+            number(j, "val_acc_all", t->val_step >= 0, t->val.acc_all);
+        }
         number(j, "best_val_loss", t->state.has_best, t->state.best_loss);
         json_object_set_new(j, "best_step", t->state.has_best ? json_integer(t->state.best_step) : json_null());
         number(j, "seconds", true, seconds);
         number(j, "tok_s", true, tok_s);
-        number(j, "mfu", t->peak_flops > 0, tok_s * t->flops_per_token / t->peak_flops);
+        number(j, "mfu", t->peak_flops > 0, flops / fmax(seconds, 1e-9) / t->peak_flops);
         number(j, "peak_flops", t->peak_flops > 0, t->peak_flops);
         number(j, "flops_per_token", true, t->flops_per_token);
         json_object_set_new(j, "mfu_formula",
-                            json_string(
-                                "tok_s flops_per_token / peak_flops; flops_per_token = 3 (2 N + attention), N = "
-                                "numbers of matrices, attention causal and windows counted exactly; peak_flops "
-                                "= best of a 1024^3 GEMM in f32 by the same library at the start of this run"));
+                            json_string("tok_s flops_per_token / peak_flops, each stage with its own; flops_per_token "
+                                        "= 3 (2 N + attention), N = "
+                                        "numbers of matrices, attention causal and windows counted exactly; peak_flops "
+                                        "= best of a 1024^3 GEMM in f32 by the same library at the start of this run"));
         json_object_set_new(j, "memory", regions_json(&peaks));
         json_object_set_new(j, "memory_mapped", json_integer((json_int_t)sizes.total));
         json_object_set_new(j, "peak_anonymous_bytes", json_integer((json_int_t)t->peak_anon));
@@ -163,17 +167,14 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     RunDir d;
     char *start_dir = NULL;
     bool here = true;
-    TrainState peek;
+    TrainState peek = {0};
     if (!run_dir_open(&d, cfg->run.dir, a->resume != NULL, e)) return false;
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
-    bool ok = find_start(&d, a->resume, &start_dir, &here, e) &&
-              (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e)) &&
-              (start_dir || !*cfg->init_from || init_found(cfg->init_from, e));
-    if (ok && (ok = trainer_open(t, cfg, true, e))) {
-        ok = trainer_fits(t, e);
-        trainer_close(t);
-    }
-    ok = ok && trainer_open(t, cfg, false, e);
+    bool ok =
+        find_start(&d, a->resume, &start_dir, &here, e) && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e));
+    int first = config_stage_at(cfg, peek.step);
+    ok = ok && stages_check(t, cfg, first, e) && (start_dir || checkpoint_fits(cfg->init_from, cfg, e)) &&
+         trainer_open_stage(t, cfg, first, false, e);
     if (!ok) {
         free(start_dir);
         run_dir_close(&d);
@@ -202,13 +203,6 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     return ok;
 }
 
-static bool plan(Trainer *t, Config *cfg, const Cli *cli, Err *e) {
-    if (!trainer_open(t, cfg, true, e)) return false;
-    plan_print(t, cli->json, stdout);
-    trainer_close(t);
-    return true;
-}
-
 int cmd_train(int argc, char **argv) {
     Args a = {0};
     Cli cli = {0};
@@ -220,7 +214,7 @@ int cmd_train(int argc, char **argv) {
     bool ok = settings(cfg, &a, &cli, &e);
     if (ok) {
         train_catch_signals();
-        ok = a.plan ? plan(t, cfg, &cli, &e) : run(t, cfg, &a, &cli, &status, &e);
+        ok = a.plan ? plan_print(t, cfg, cli.json, stdout, &e) : run(t, cfg, &a, &cli, &status, &e);
         config_free(cfg);
     }
     free(t);

@@ -60,20 +60,36 @@ void journal_close(Journal *j) {
     *j = (Journal){0};
 }
 
+/* ,"stage":"NAME" or nothing: names hold no character that JSON would escape. */
+static const char *stage_text(char out[64], const char *stage) {
+    *out = 0;
+    if (stage) snprintf(out, 64, ",\"stage\":\"%.40s\"", stage);
+    return out;
+}
+static const char *cr_text(char out[64], bool reports, double cr) {
+    *out = 0;
+    if (reports) snprintf(out, 64, isfinite(cr) ? ",\"cr\":%.10g" : ",\"cr\":null", cr);
+    return out;
+}
+
 bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
-    char mfu[32] = "null", line[512];
+    char mfu[32] = "null", cr_loss[48] = "", stage[64], cr[64], line[512];
     if (r->mfu >= 0) snprintf(mfu, sizeof mfu, "%.4g", r->mfu);
+    if (r->reports) snprintf(cr_loss, sizeof cr_loss, ",\"cr_loss\":%.10g", r->cr_loss);
     int n = snprintf(line, sizeof line,
-                     METRICS_MARK "%lld,\"loss\":%.10g,\"lr\":%.10g,\"grad_norm\":%.10g,\"tokens\":%lld,\"tok_s\":%.6g,"
-                                  "\"mfu\":%s}\n",
-                     (long long)r->step, r->loss, r->lr, r->grad_norm, (long long)r->tokens, r->tok_s, mfu);
+                     METRICS_MARK "%lld%s,\"loss\":%.10g%s%s,\"lr\":%.10g,\"grad_norm\":%.10g,\"tokens\":%lld,"
+                                  "\"tok_s\":%.6g,\"mfu\":%s}\n",
+                     (long long)r->step, stage_text(stage, r->stage), r->loss, cr_text(cr, r->reports, r->cr), cr_loss,
+                     r->lr, r->grad_norm, (long long)r->tokens, r->tok_s, mfu);
     return journal_put(j, line, (size_t)n, e);
 }
 
-bool journal_val(Journal *j, int64_t step, double val_loss, int64_t val_tokens, Err *e) {
-    char line[256];
-    int n = snprintf(line, sizeof line, METRICS_MARK "%lld,\"val_loss\":%.10g,\"val_tokens\":%lld}\n", (long long)step,
-                     val_loss, (long long)val_tokens);
+bool journal_val(Journal *j, const ValRecord *r, Err *e) {
+    char stage[64], cr[64], acc[96] = "", line[320];
+    if (r->task) snprintf(acc, sizeof acc, ",\"val_acc\":%.10g,\"val_acc_all\":%.10g", r->acc, r->acc_all);
+    int n = snprintf(line, sizeof line, METRICS_MARK "%lld%s,\"val_loss\":%.10g%s,\"val_tokens\":%lld%s}\n",
+                     (long long)r->step, stage_text(stage, r->stage), r->loss, cr_text(cr, r->reports, r->cr),
+                     (long long)r->tokens, acc);
     return journal_put(j, line, (size_t)n, e);
 }
 

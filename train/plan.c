@@ -22,22 +22,19 @@ static const char *grouped(size_t v, char buf[32]) {
     return buf;
 }
 
-void plan_print(const Trainer *t, bool json, FILE *f) {
+static json_t *stage_json(const Trainer *t, const Regions *r) {
     const Config *c = t->cfg;
     Cost cost = cost_model(&t->model, c->data.seq_len);
-    Regions r;
-    trainer_regions(t, false, &r);
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
-    if (json) {
-        json_t *j =
-            json_pack("{s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "flops_per_token",
-                      cost.itemised, "tokens_per_step", (json_int_t)per_step, "steps", (json_int_t)c->train.steps,
-                      "tokens", (json_int_t)(per_step * c->train.steps), "memory", regions_json(&r));
-        json_dumpf(j, f, JSON_COMPACT);
-        fputc('\n', f);
-        json_decref(j);
-        return;
-    }
+    return json_pack("{s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "flops_per_token",
+                     cost.itemised, "tokens_per_step", (json_int_t)per_step, "steps", (json_int_t)c->train.steps,
+                     "tokens", (json_int_t)(per_step * c->train.steps), "memory", regions_json(r));
+}
+
+static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
+    const Config *c = t->cfg;
+    Cost cost = cost_model(&t->model, c->data.seq_len);
+    int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
     char a[32], b[32];
     fprintf(f, "parameters        %s\n", grouped(cost.params, a));
     fprintf(f, "tokens per step   %s = %d samples of %d, %d at once\n", grouped((size_t)per_step, a), c->train.batch,
@@ -49,6 +46,39 @@ void plan_print(const Trainer *t, bool json, FILE *f) {
             "                  attention at seq_len tokens, causal and windows counted exactly\n",
             grouped((size_t)cost.itemised, a), grouped(cost.matmul, b));
     fprintf(f, "memory, bytes\n");
-    for (int i = 0; i < r.n; i++) fprintf(f, "  %-18s %20s\n", r.region[i].name, grouped(r.region[i].bytes, a));
-    fprintf(f, "  %-18s %20s  (%.1f MiB)\n", "total", grouped(r.total, a), (double)r.total / (1 << 20));
+    for (int i = 0; i < r->n; i++) fprintf(f, "  %-18s %20s\n", r->region[i].name, grouped(r->region[i].bytes, a));
+    fprintf(f, "  %-18s %20s  (%.1f MiB)\n", "total", grouped(r->total, a), (double)r->total / (1 << 20));
+}
+
+bool plan_print(Trainer *t, Config *run, bool json, FILE *f, Err *e) {
+    json_t *stages = json_array();
+    Regions most = {0};
+    bool ok = true;
+    for (int k = 0; ok && k < config_stages(run); k++) {
+        Regions r;
+        if (!(ok = trainer_open_stage(t, run, k, true, e))) break;
+        trainer_regions(t, false, &r);
+        if (r.total > most.total) most = r;
+        json_t *j = stage_json(t, &r);
+        if (t->name) json_object_set_new(j, "name", json_string(t->name));
+        json_array_append_new(stages, j);
+        if (t->name && !json) fprintf(f, "%sstage %s\n", k ? "\n" : "", t->name);
+        if (!json) stage_text(t, &r, f);
+        trainer_close(t);
+    }
+    if (ok && json && run->nstages) {
+        int64_t samples, tokens;
+        config_position(run, run->train.steps, &samples, &tokens);
+        json_t *j =
+            json_pack("{s:O, s:I, s:I, s:o, s:O}", "params", json_object_get(json_array_get(stages, 0), "params"),
+                      "steps", (json_int_t)run->train.steps, "tokens", (json_int_t)tokens, "memory",
+                      regions_json(&most), "stages", stages);
+        json_dumpf(j, f, JSON_COMPACT);
+        json_decref(j);
+    } else if (ok && json) {
+        json_dumpf(json_array_get(stages, 0), f, JSON_COMPACT);
+    }
+    if (ok && json) fputc('\n', f);
+    json_decref(stages);
+    return ok;
 }

@@ -3,8 +3,8 @@
 #include "trainer.h"
 #include <jansson.h>
 
-/* `train --plan`: parameters, tokens, FLOPs and exact bytes of every region, as text or as one JSON object. The trainer
- * is opened dry. */
-void plan_print(const Trainer *, bool json, FILE *);
+/* `train --plan`: parameters, tokens, FLOPs and exact bytes of every region, as text or as one JSON object; of every
+ * stage where there are stages, with the largest's memory beside them. The trainer is opened dry, and closed. */
+bool plan_print(Trainer *, Config *, bool json, FILE *, Err *);
 /* {"region": bytes, ..., "total": bytes} */
 json_t *regions_json(const Regions *);

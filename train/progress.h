@@ -15,6 +15,9 @@ typedef struct {
     double loss, lr, grad_norm, tok_s;
     double val_loss; /* shown when has_val */
     bool has_val;
+    const char *stage; /* NULL: none */
+    bool reports;      /* of compression: */
+    double cr;
 } Shown;
 
 void progress_open(Progress *, const Cli *, int64_t first, int64_t total, double max_seconds);

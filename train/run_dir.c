@@ -109,28 +109,6 @@ static bool sync_folder(const RunDir *d, Err *e) {
 /* ---- opening and closing --------------------------------------------------------------------------------------------
  */
 
-/* mkdir -p; counts what was made. */
-static bool make_folders(const char *path, int *made, Err *e) {
-    char *p = xstrdup(path);
-    *made = 0;
-    for (char *c = p + 1;; c++) {
-        if (*c != '/' && *c) continue;
-        char was = *c;
-        *c = 0;
-        if (!mkdir(p, 0777))
-            ++*made;
-        else if (errno != EEXIST) {
-            err_errno(e, "cannot make run folder", p);
-            free(p);
-            return false;
-        }
-        *c = was;
-        if (!was) break;
-    }
-    free(p);
-    return true;
-}
-
 static void unmake_folders(const RunDir *d) {
     char *p = xstrdup(d->path);
     for (int i = 0; i < d->made && !rmdir(p); i++) {
@@ -209,7 +187,7 @@ bool run_dir_open(RunDir *d, const char *path, bool resume, Err *e) {
         run_dir_close(d);
         return err_input(e, "run.dir is empty; give a folder, for example run.dir=runs/demo");
     }
-    if (make_folders(d->path, &d->made, e)) {
+    if (file_folders(d->path, "run folder", &d->made, e)) {
         d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (d->fd < 0) err_errno(e, "cannot open run folder", d->path);
     }

@@ -1,5 +1,6 @@
 #include "train.h"
 #include "checkpoint.h"
+#include "stages.h"
 #include <signal.h>
 #include <unistd.h>
 
@@ -22,7 +23,7 @@ void train_catch_signals(void) {
 }
 
 const char *stop_name(Stop s) {
-    static const char *const names[] = {"steps", "time", "signal"};
+    static const char *const names[] = {"steps", "time", "signal", "accuracy"};
     return names[s];
 }
 
@@ -37,24 +38,35 @@ static bool save(Trainer *t, Err *e) {
 
 /* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
 static bool validate(Trainer *t, Err *e) {
-    double loss;
-    int64_t n;
-    if (!trainer_validate(t, &loss, &n, e) || !journal_val(&t->metrics, t->state.step, loss, n, e)) return false;
+    ValRecord v;
+    char acc[96] = "";
+    if (!trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
     trainer_watch_memory(t);
-    bool best = !t->state.has_best || loss < t->state.best_loss;
-    t->val_loss = loss;
+    bool best = !t->state.has_best || v.loss < t->state.best_loss;
+    t->val = v;
     t->val_step = t->state.step;
+    t->state.has_acc = v.task;
+    t->state.acc = v.acc;
     if (best) {
         t->state.has_best = true;
-        t->state.best_loss = loss;
+        t->state.best_loss = v.loss;
         t->state.best_step = t->state.step;
     }
-    progress_say(&t->progress, "step %lld  validation loss %.4f over %lld tokens%s", (long long)t->state.step, loss,
-                 (long long)n, best ? " (best)" : "");
+    if (v.task)
+        snprintf(acc, sizeof acc, ", %.2f %% right, all of it in %.2f %% of the samples", 100 * v.acc, 100 * v.acc_all);
+    progress_say(&t->progress, "step %lld  validation loss %.4f over %lld %s%s%s", (long long)t->state.step, v.loss,
+                 (long long)v.tokens, v.task ? "answers" : "tokens", acc, best ? " (best)" : "");
     return !best || !t->cfg->train.keep_best || save(t, e);
 }
 
-static bool validates(const Trainer *t) { return t->cfg->train.eval_every > 0 && t->text.val.n > 1; }
+static bool validates(const Trainer *t) {
+    return t->cfg->train.eval_every > 0 && (t->cfg->data.task.kind || t->text.val.n > 1);
+}
+/* The last validation answered enough. A run that stopped so stops again when it is resumed with the same settings. */
+static bool learned(const Trainer *t) {
+    double enough = t->cfg->train.stop_at_acc;
+    return enough > 0 && t->state.has_acc && t->state.acc >= enough;
+}
 
 /* What follows a step, in an order that lets every record stand before the checkpoint that covers it. */
 static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
@@ -62,11 +74,13 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     int64_t step = t->state.step;
     bool log = due(c->log_every, step) || step == 1;
     r->step = step;
+    r->stage = t->name;
     r->tokens = t->state.tokens;
     r->tok_s = (double)t->work_tokens / fmax(t->work_s, 1e-9);
     r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
     if (log && !journal_train(&t->metrics, r, e)) return false;
-    Shown shown = {step, r->loss, r->lr, r->grad_norm, r->tok_s, t->val_loss, t->val_step >= 0};
+    Shown shown = {step,        r->loss,          r->lr,   r->grad_norm, r->tok_s,
+                   t->val.loss, t->val_step >= 0, t->name, r->reports,   r->cr};
     progress_step(&t->progress, &shown, log || last);
     if (log) {
         trainer_watch_memory(t);
@@ -81,10 +95,17 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     return !(last || due(c->save_every, step)) || save(t, e);
 }
 
-static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
+/* The stage that t is in; *why is STOP_STEPS when it is done. */
+static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
     const TrainCfg *c = &t->cfg->train;
+    int64_t end = t->first + c->steps;
+    double most = t->run->train.max_seconds;
     *why = STOP_STEPS;
-    while (t->state.step < c->steps) {
+    while (t->state.step < end) {
+        if (learned(t)) {
+            *why = STOP_ACCURACY;
+            break;
+        }
         if (signals_seen) {
             /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
             *why = STOP_SIGNAL;
@@ -95,15 +116,24 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!trainer_step(t, r, e)) return false;
         t->work_s += now_seconds() - begin;
         t->work_tokens += t->state.tokens - before;
-        bool last = t->state.step == c->steps;
-        if (!last && c->max_seconds > 0 && now_seconds() - t->start >= c->max_seconds) {
-            *why = STOP_TIME;
-            last = true;
-        }
-        if (!after_step(t, r, last, e)) return false;
-        if (last) break;
+        bool last = t->state.step == end;
+        /* What follows, and what is saved, is of the weights as the stage leaves them. */
+        if (last) model_stage_end(&t->model);
+        if (t->state.step < t->run->train.steps && most > 0 && now_seconds() - t->start >= most) *why = STOP_TIME;
+        if (!after_step(t, r, last || *why == STOP_TIME, e)) return false;
+        if (*why == STOP_TIME) break;
     }
     return save(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
+}
+
+static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
+    for (;;) {
+        if (!stage(t, r, why, e)) return false;
+        if (*why != STOP_STEPS || t->stage + 1 == config_stages(t->run)) return true;
+        if (!stages_next(t, e)) return false;
+        progress_say(&t->progress, "stage %s: steps %lld to %lld", t->name, (long long)t->first + 1,
+                     (long long)(t->first + t->cfg->train.steps));
+    }
 }
 
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {

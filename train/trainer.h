@@ -5,18 +5,20 @@
 #include "../model/config.h"
 #include "../model/model.h"
 #include "../optim/params.h"
+#include "compression.h"
 #include "journal.h"
 #include "progress.h"
 #include "run_dir.h"
 
 /* What of a run is neither settings nor numbers of the model; state.json of a checkpoint. */
 typedef struct {
-    int64_t step, tokens; /* optimizer steps done, targets trained on */
+    int64_t step, tokens; /* optimizer steps done, tokens read (of a text each is a target, of a task some are) */
     int64_t text_tokens;  /* ids of the training text, and Stream.hash of them: another text cannot be gone on with */
-    uint64_t text_hash;
-    bool has_best;
+    uint64_t text_hash;   /* of a task: no ids, and task_hash */
+    bool has_best, has_acc;
     double best_loss;
     int64_t best_step;
+    double acc; /* of the last validation on a task */
 } TrainState;
 
 enum { REGIONS_MAX = 12 };
@@ -31,20 +33,26 @@ typedef struct {
 } Regions;
 
 typedef struct {
-    Config *cfg; /* resolved: vocab, threads and device as they are used */
-    bool dry;    /* only measured */
+    Config *run;      /* all of the run, stages included */
+    Config *cfg;      /* of the stage: vocab, threads and device as they are used; without stages `run` itself */
+    int stage;        /* from 0 */
+    const char *name; /* of the stage; NULL: the run has none */
+    int64_t first, first_sample; /* steps of the stages before, samples that they read */
+    bool dry;                    /* only measured */
     Device *dev;
     Tokenizer tok;
-    Stream text;
+    Stream text; /* of a task: nothing but the hash */
     Loader loader;
     Model model;
     Params params;
     Arena rows; /* of a micro-batch: */
     real *g, *nll;
+    int *hit; /* of a task; else NULL */
     bool samples;
     Session session;  /* of samples */
     Arena cache_size; /* dry: peak of what the session's cache would take */
     size_t text_bytes;
+    Compression compression; /* of the last step or validation */
     TrainState state;
     int64_t saved; /* step of the newest checkpoint, -1: none */
 
@@ -53,16 +61,23 @@ typedef struct {
     Progress progress;
     double flops_per_token, peak_flops; /* peak_flops 0: not measured */
     size_t peak_anon;                   /* highest RssAnon seen, bytes */
-    double val_loss;                    /* of the last validation */
+    ValRecord val;                      /* of the last validation */
     int64_t val_step;                   /* -1: none yet */
     double work_s;                      /* seconds in steps since the last train record */
     int64_t work_tokens, tokens0;       /* tokens of those steps; tokens when this process began */
+    Regions most[2];                    /* of a stage that is over, the largest: mapped, peaks */
+    double flops;                       /* of this process in stages that are over: */
+    int64_t flops_from;                 /* up to as many tokens */
     double start;
 } Trainer;
 
 /* Device, text, model, optimizer state and buffers of cfg, the model not initialised. dry: nothing is allocated but
  * bookkeeping, and the regions are measured. cfg must outlive the trainer and gets what was left to be resolved. */
 bool trainer_open(Trainer *, Config *, bool dry, Err *);
+/* The same for stage k of a run (config_stage); trainer_open opens the first. */
+bool trainer_open_stage(Trainer *, Config *run, int k, bool dry, Err *);
+/* A dry trainer's text can be read and is long enough: it is read and let go. */
+bool trainer_reads(Trainer *, Err *);
 void trainer_close(Trainer *);
 /* What is mapped; when dry, what would be. peaks: of it, the highest use so far, which a whole run makes equal. */
 void trainer_regions(const Trainer *, bool peaks, Regions *);
@@ -72,10 +87,11 @@ void trainer_regions(const Trainer *, bool peaks, Regions *);
 bool trainer_fits(const Trainer *, Err *);
 
 /* One optimizer step: gradients of all micro-batches, clipping, AdamW. Fills loss (mean nll of the batch's targets in
- * nats), lr and grad_norm of r. EXIT_WORLD when loss or norm is not finite: weights are then as they were. */
+ * nats; rows without a target count nowhere), lr, grad_norm and compression of r; schedule and progress are the
+ * stage's. EXIT_WORLD when loss or norm is not finite: weights are then as they were. */
 bool trainer_step(Trainer *, TrainRecord *r, Err *);
-/* Mean nll over the validation tokens in f64; n: how many. */
-bool trainer_validate(Trainer *, double *loss, int64_t *n, Err *);
+/* Mean nll over the validation's targets in f64, and on a task the parts of them and of the samples that are right. */
+bool trainer_validate(Trainer *, ValRecord *, Err *);
 /* A text from the model as it is, into samples.txt. */
 bool trainer_sample(Trainer *, Err *);
 /* EXIT_WORLD when a weight is not finite. */

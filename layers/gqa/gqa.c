@@ -22,14 +22,11 @@ static const Key keys[] = {
 
 /* The kept tensors q, k (before norm and rotation), and what attention's backward needs. */
 typedef struct {
-    Tensor wq, wk, wv, wo, bq, bk, bv, bo, nq, nk;
-} W;
-typedef struct {
     Tensor q, o, lse;                    /* (M,H,D) as attended, (M,H,D), (M,H); M wanted rows */
     Tensor q_raw, k_raw, q_rstd, k_rstd; /* qk_norm only: (M,H,D) (N,G,D) (M,H) (N,G) */
 } S;
 
-static bool check(void *cfg, Err *e) {
+bool gqa_check(void *cfg, Err *e) {
     GqaCfg *c = cfg;
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (c->kv_heads == 0) return err_input(e, "kv_heads: a layer with heads: 0 publishes K/V and needs kv_heads > 0");
@@ -55,9 +52,9 @@ static bool check(void *cfg, Err *e) {
     return rope_make(&c->table, &c->rope, turns ? c->head_dim : 0, c->base.max_positions, e);
 }
 
-static void weights(const void *cfg, void *w_, Fields *f) {
+void gqa_weights(const void *cfg, void *w_, Fields *f) {
     const GqaCfg *c = cfg;
-    W *w = w_;
+    GqaW *w = w_;
     int d = c->base.d_model, Q = c->heads * c->head_dim, K = c->kv_heads * c->head_dim;
     if (c->heads) field(f, &w->wq, "q_proj.weight", 0, Q, d);
     if (c->heads && c->qkv_bias) field(f, &w->bq, "q_proj.bias", FIELD_ZEROS | FIELD_NODECAY, Q);
@@ -97,11 +94,11 @@ static void rows(const void *cfg, KvShape *s) {
         .lanes = c->kv_heads, .kdim = c->head_dim, .vdim = c->head_dim, .window = c->window, .sinks = c->sinks};
 }
 /* Forward and backward must look alike. */
-static Look look_of(const GqaCfg *c) {
+Look gqa_look(const GqaCfg *c) {
     return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(1 / sqrt(c->head_dim))};
 }
 
-static Tensor narrow(Run *r, Tensor x) {
+Tensor gqa_narrow(Run *r, Tensor x) {
     if (r->in.n == r->out.n) return x;
     Tensor y = SCRATCH(r, "wanted rows", r->out.n, x.n[1]);
     r->ops->gather(r, y, x, r->in, r->out);
@@ -118,15 +115,15 @@ static void heads(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Te
 }
 
 /* forward and extend are this, without and with a history. */
-static void run(Run *r, const GqaCfg *c, const W *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
+static void run(Run *r, const GqaCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
     if (c->base.owner) {
         heads(r, c, r->in, kv->k, s->k_raw, s->k_rstd, x, w->wk, w->bk, w->nk);
         r->ops->linear(r, kv->v, x, w->wv, w->bv);
     }
     if (!c->heads) return;
-    heads(r, c, r->out, s->q, s->q_raw, s->q_rstd, narrow(r, x), w->wq, w->bq, w->nq);
-    if (history) kv_attend(r, history, s->o, s->lse, s->q, look_of(c), false);
-    r->ops->attend(r, s->o, s->lse, s->q, kv, look_of(c), history != NULL);
+    heads(r, c, r->out, s->q, s->q_raw, s->q_rstd, gqa_narrow(r, x), w->wq, w->bq, w->nq);
+    if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_look(c), false);
+    r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_look(c), history != NULL);
     r->ops->linear(r, y, s->o, w->wo, w->bo);
 }
 static void forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) {
@@ -157,8 +154,8 @@ static void heads_backward(Run *r, const GqaCfg *c, Tensor dx, Tensor dw, Tensor
 static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
                      const void *s_, Tensor dy, Tensor dx) {
     const GqaCfg *c = cfg;
-    const W *w = w_;
-    W *dw = dw_;
+    const GqaW *w = w_;
+    GqaW *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
     if (c->heads) {
@@ -167,7 +164,7 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
         r->ops->zero(r, dout);
         r->ops->zero(r, dq);
         r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
-        r->ops->attend_backward(r, dq, dkv, dout, s->q, kv, look_of(c), s->o, s->lse);
+        r->ops->attend_backward(r, dq, dkv, dout, s->q, kv, gqa_look(c), s->o, s->lse);
         heads_backward(r, c, dx, dw->wq, dw->bq, dw->nq, dq, s->q_raw, s->q_rstd, x, w->wq, w->nq);
     }
     if (c->base.owner) { /* comes last of all readers: dkv holds the sum of their shares */
@@ -189,10 +186,10 @@ const Mixer gqa_mixer = {
     .source = "arXiv:2305.13245",
     .keys = keys,
     .cfg_size = sizeof(GqaCfg),
-    .w_size = sizeof(W),
+    .w_size = sizeof(GqaW),
     .s_size = sizeof(S),
-    .check = check,
-    .weights = weights,
+    .check = gqa_check,
+    .weights = gqa_weights,
     .saved = saved,
     .rows = rows,
     .forward = forward,

@@ -19,3 +19,13 @@ typedef struct {
     bool qk_norm, qkv_bias, o_bias;
     Rope table; /* derived */
 } GqaCfg;
+
+/* What mixers that differ from gqa only in what they keep share with it. */
+typedef struct {
+    Tensor wq, wk, wv, wo, bq, bk, bv, bo, nq, nk;
+} GqaW;
+bool gqa_check(void *cfg, Err *); /* of the GqaCfg that cfg begins with; fills its derived members */
+void gqa_weights(const void *cfg, void *w, Fields *);
+Look gqa_look(const GqaCfg *);
+/* The wanted rows of x (in.n, d): (out.n, d), in scratch unless all are. */
+Tensor gqa_narrow(Run *, Tensor x);

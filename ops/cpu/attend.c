@@ -12,6 +12,8 @@ typedef struct {
     int n, Dk, Dv;
     Look look;
     int pos[QB], from[QB], row[QB]; /* position; first and last visible row of the keys' numbering */
+    bool loose;                     /* positions of keys do not ascend */
+    int delay;                      /* a key's bias holds for queries more than this after it */
     real m[QB], l[QB];
     real *q, *o, *s, *kt; /* (QB,Dk) scaled, (QB,Dv), (QB,KB), (Dk,KB) */
 } Block;
@@ -19,6 +21,7 @@ typedef struct {
 static size_t block_numbers(int Dk, int Dv) { return (size_t)QB * (size_t)(Dk + Dv + KB) + (size_t)Dk * KB; }
 static void block_place(Block *b, real *mem, int Dk, int Dv, Look look) {
     b->Dk = Dk, b->Dv = Dv, b->look = look;
+    b->loose = false, b->delay = 0;
     b->q = mem;
     b->o = b->q + (size_t)QB * (size_t)Dk;
     b->s = b->o + (size_t)QB * (size_t)Dv;
@@ -58,19 +61,34 @@ static void block_store(const Block *b, int e0, int m0, int lane, int group, Ten
     }
 }
 
-/* Whether entry i sees all of the keys j0..j0+n-1, whose positions ascend inside a document. */
+/* Whether entry i sees all of the keys j0..j0+n-1, whose positions ascend inside a document unless loose. */
 static bool sees_all(const Block *b, int i, const int *kpos, int j0, int n) {
-    return j0 >= b->from[i] && j0 + n - 1 <= b->row[i] && (!b->look.window || b->pos[i] - kpos[0] < b->look.window);
+    return j0 >= b->from[i] && j0 + n - 1 <= b->row[i] &&
+           (!b->look.window || (!b->loose && b->pos[i] - kpos[0] < b->look.window));
 }
 static bool sees(const Block *b, int i, int j, int kpos) {
     return j >= b->from[i] && j <= b->row[i] &&
            (!b->look.window || b->pos[i] - kpos < b->look.window || kpos < b->look.sinks);
 }
 
-/* Merge n <= KB keys into the block: scores in b->s must be complete. v rows are ldv apart. */
-static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, int j0, int n) {
+/* Adds the keys' bias to the scores of one entry. */
+INLINE void add_bias(const Block *b, int i, real *s, const real *bias, const int *kpos, int n) {
+    int limit = b->pos[i] - b->delay;
+#pragma omp simd
+    for (int t = 0; t < n; t++) s[t] += kpos[t] < limit ? bias[t] : 0;
+}
+/* The biases of n keys of a lane from row j on; NULL if they have none. */
+static const real *bias_of(real mem[KB], const Kv *kv, int h, int j, int n) {
+    if (!present(kv->bias)) return NULL;
+    for (int t = 0; t < n; t++) mem[t] = R(kv->bias)[(size_t)(j + t) * (size_t)kv->s.lanes + (size_t)h];
+    return mem;
+}
+
+/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart. */
+static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, const real *bias, int j0, int n) {
     for (int i = 0; i < b->n; i++) {
         real *s = b->s + i * KB, top = b->m[i];
+        if (bias) add_bias(b, i, s, bias, kpos, n);
         if (!sees_all(b, i, kpos, j0, n))
             for (int t = 0; t < n; t++) s[t] = sees(b, i, j0 + t, kpos[t]) ? s[t] : -INFINITY;
 #pragma omp simd reduction(max : top)
@@ -178,15 +196,18 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
                     Block k;
                     int thread = omp_get_thread_num();
                     block_place(&k, R(mem) + (size_t)thread * (size_t)mem.n[1], Dk, Dv, look);
+                    k.delay = kv->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
                     Span span = block_rows(&k, b, s, r->out.idx, e0, group, start[s]);
                     for (int j = b->off[s], p = panels_of(b, s); j < span.high; j += KB, p++) {
                         int m = imin(KB, b->off[s + 1] - j);
                         if (!span_meets(span, j, j + m)) continue;
+                        real bias[KB];
                         memset(k.s, 0, (size_t)n * KB * sizeof(real));
                         tile_mm(k.s, KB, k.q, (size_t)Dk, 1,
                                 R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
-                        absorb(&k, values + (size_t)j * ldv + (size_t)h * stepv, ldv, b->pos + j, j, m);
+                        absorb(&k, values + (size_t)j * ldv + (size_t)h * stepv, ldv, b->pos + j,
+                               bias_of(bias, kv, h, j, m), j, m);
                     }
                     block_store(&k, e0, start[s], h, group, o, lse);
                 }
@@ -197,8 +218,20 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
 /* ---- history ------------------------------------------------------------------------------------------------------
  */
 
-/* The rows from..to-1 of a lane, a page at a time. */
-static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to) {
+/* -inf for those of n rows of a page that are retired, of which `tail` (a number from their first on) is one; NULL if
+ * none is. */
+static const real *retired(real mem[KB], const bool *gone, int tail, int n) {
+    bool any = false;
+    for (int t = 0; gone && t < n; t++) {
+        bool out = gone[t] || t == tail;
+        any |= out;
+        mem[t] = out ? -INFINITY : 0;
+    }
+    return any ? mem : NULL;
+}
+
+/* The rows from..to-1 of a lane, a page at a time; this pass retired row `tail` (-1: none). */
+static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail) {
     int Dk = k->Dk, P = t->P;
     size_t ldv = (size_t)(t->s.alias ? Dk : k->Dv);
     for (int row = from, n; row < to; row += n) {
@@ -216,11 +249,14 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to) {
             memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
             tile_mm(k->s, KB, k->q, (size_t)Dk, 1, k->kt, KB, k->n, Dk, KB);
         }
-        absorb(k, vals, ldv, t->pos + (size_t)page * (size_t)P + at, row, n);
+        real bias[KB];
+        size_t first = (size_t)page * (size_t)P + (size_t)at;
+        absorb(k, vals, ldv, t->pos + first, retired(bias, t->gone ? t->gone + first : NULL, tail - row, n), row, n);
     }
 }
 
-static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, Look look, bool merge) {
+static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look,
+                         bool merge) {
     const Batch *b = r->batch;
     int lanes = t->s.lanes, group = look.heads / lanes, Dk = t->s.kdim, Dv = t->s.vdim;
     CHECK(t->P <= KB, "pages of %d rows, at most %d", t->P, KB);
@@ -239,7 +275,10 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                     if (n <= 0) continue;
                     Block k;
                     block_place(&k, R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], Dk, Dv, look);
+                    k.loose = t->s.retire, k.delay = t->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
+                    bool retires = t->s.retire && R(pass->gone)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;
+                    int tail = retires ? t->tail[lane] : -1;
                     int oldest = INT32_MAX, hi = t->hi[lane], sinks = imin(t->s0[lane] + t->s.sinks, t->lo[lane]);
                     for (int i = 0; i < n; i++) {
                         int row = r->out.idx[start[s] + (e0 + i) / group];
@@ -252,11 +291,11 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                             page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)],
                             skip = 0;
                         /* rows of a lane have consecutive positions: skip those that the oldest query no longer sees */
-                        if (lo < hi && look.window && !look.sinks)
+                        if (lo < hi && look.window && !look.sinks && !k.loose)
                             skip = imax(0, oldest - look.window + 1 -
                                                t->pos[(size_t)page * (size_t)t->P + (size_t)(lo % t->P)]);
-                        attend_rows(&k, t, lane, t->s0[lane], sinks);
-                        attend_rows(&k, t, lane, lo + skip, hi);
+                        attend_rows(&k, t, lane, t->s0[lane], sinks, tail);
+                        attend_rows(&k, t, lane, lo + skip, hi, tail);
                     }
                     block_store(&k, e0, start[s], h, group, o, lse);
                 }
@@ -282,12 +321,15 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
     size_t ldk = (size_t)lanes * (size_t)Dk, ldv = (size_t)lanes * (size_t)Dv, rows = (size_t)j;
     size_t pk = ((size_t)panel * (size_t)lanes + (size_t)h) * KB, kat = rows * ldk + (size_t)h * (size_t)Dk,
            vat = rows * ldv + (size_t)h * (size_t)Dv;
+    real bias_mem[KB], dbias[KB] = {0};
+    const real *bias = bias_of(bias_mem, a->kv, h, j, n);
     memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
     memset(a->ds, 0, (size_t)k->n * KB * sizeof(real));
     tile_mm(k->s, KB, k->q, (size_t)Dk, 1, a->kt + pk * (size_t)Dk, KB, k->n, Dk, KB);
     tile_mm(a->ds, KB, a->g, (size_t)Dv, 1, a->vt + pk * (size_t)Dv, KB, k->n, Dv, KB);
     for (int i = 0; i < k->n; i++) {
         real *s = k->s + i * KB, *d = a->ds + i * KB, l = lse[i], e = delta[i];
+        if (bias) add_bias(k, i, s, bias, b->pos + j, n);
         if (!sees_all(k, i, b->pos + j, j, n))
             for (int t = 0; t < n; t++) s[t] = sees(k, i, j + t, b->pos[j + t]) ? s[t] : -INFINITY;
 #pragma omp simd
@@ -295,7 +337,10 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
             s[t] = exp_real(s[t] - l);
             d[t] = s[t] * (d[t] - e);
         }
+        for (int t = 0; bias && t < n; t++)
+            if (k->pos[i] - b->pos[j + t] > k->delay) dbias[t] += d[t];
     }
+    for (int t = 0; bias && t < n; t++) R(a->dkv->bias)[(size_t)(j + t) * (size_t)lanes + (size_t)h] += dbias[t];
     tile_mm(R(a->dkv->v) + vat, ldv, k->s, 1, KB, a->g, (size_t)Dv, n, k->n, Dv);
     tile_mm(R(a->dkv->k) + kat, ldk, a->ds, 1, KB, k->q, (size_t)Dk, n, k->n, Dk); /* q carries the scale */
     tile_mm(a->dqb, (size_t)Dk, a->ds, KB, 1, R(a->kv->k) + kat, ldk, k->n, n, Dk);
@@ -351,6 +396,7 @@ static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, c
                 a.dqb = a.g + (size_t)QB * (size_t)Dv;
                 a.ds = a.dqb + (size_t)QB * (size_t)Dk;
                 block_place(&k, m, Dk, Dv, look);
+                k.delay = kv->s.delay;
                 backward_lane(&k, &a, b, r->out.idx, s, h);
             }
     }

@@ -7,9 +7,14 @@
 #include "norm.c"
 #include "rotate.c"
 #include "attend.c"
+#include "merge.c"
 #include "elementwise.c"
 #include "loss.c"
 #include "groups.c"
+#include "recur.c"
+#include "conv.c"
+#include "gates.c"
+#include "lines.c"
 
 #ifndef OPS_ISA
     #define OPS_ISA baseline
@@ -21,6 +26,8 @@ const Ops TABLE(OPS_ISA) = {
     .name = "cpu",
     .linear = linear,
     .linear_backward = linear_backward,
+    .linear_heads = linear_heads,
+    .linear_steady = linear_steady,
     .embed = embed,
     .embed_backward = embed_backward,
     .rmsnorm = rmsnorm,
@@ -29,6 +36,31 @@ const Ops TABLE(OPS_ISA) = {
     .attend = attend,
     .attend_backward = attend_backward,
     .attend_lanes = attend_lanes,
+    .recur = recur,
+    .recur_backward = recur_backward,
+    .short_conv = short_conv,
+    .short_conv_backward = short_conv_backward,
+    .l2norm = l2norm,
+    .l2norm_backward = l2norm_backward,
+    .decay = decay,
+    .decay_backward = decay_backward,
+    .sigmoid = sigmoid,
+    .sigmoid_backward = sigmoid_backward,
+    .gated_norm = gated_norm,
+    .gated_norm_backward = gated_norm_backward,
+    .repeat = repeat,
+    .elu1 = elu1,
+    .elu1_backward = elu1_backward,
+    .widen = widen,
+    .widen_backward = widen_backward,
+    .quotient = quotient,
+    .quotient_backward = quotient_backward,
+    .step = step,
+    .step_backward = step_backward,
+    .skip = skip,
+    .skip_backward = skip_backward,
+    .merge = merge,
+    .merge_backward = merge_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .linear_groups = linear_groups,
@@ -38,9 +70,12 @@ const Ops TABLE(OPS_ISA) = {
     .swiglu_rows = swiglu_rows,
     .swiglu_rows_backward = swiglu_rows_backward,
     .add = add,
+    .axpby = axpby,
     .copy = copy,
     .zero = zero,
     .gather = gather,
+    .columns = columns,
+    .columns_backward = columns_backward,
     .dropout = dropout,
     .linear_xent = linear_xent,
     .adamw = adamw,

@@ -31,6 +31,15 @@ static void add(Run *r, Tensor y, Tensor x) {
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) o[i] += a[i];
 }
+static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
+    size_t n = tensor_count(y);
+    CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
+    if (measuring(r)) return;
+    real *Y = R(y), s = (real)a, t = (real)b;
+    const real *X = R(x);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) Y[i] = s * X[i] + t * Y[i];
+}
 static void copy(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
@@ -51,18 +60,48 @@ static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
     }
 }
 
+/* Rows of x among rows of y: how many of y to one of x. */
+static int row_ratio(Tensor y, int to, Tensor x, int from, int n, int *rows, size_t *wy, size_t *wx) {
+    *wy = (size_t)y.n[y.rank - 1], *wx = (size_t)x.n[x.rank - 1];
+    *rows = (int)(tensor_count(y) / *wy);
+    int each = (int)(tensor_count(x) / *wx);
+    CHECK(to >= 0 && from >= 0 && n >= 0 && (size_t)(to + n) <= *wy && (size_t)(from + n) <= *wx, "%d columns", n);
+    CHECK(each == 0 ? *rows == 0 : *rows % each == 0, "%d rows of %d", *rows, each);
+    return each ? *rows / each : 1;
+}
+static void columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
+    int rows;
+    size_t wy, wx;
+    if (measuring(r)) return;
+    int k = row_ratio(y, to, x, from, n, &rows, &wy, &wx);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
+    for (int i = 0; i < rows; i++)
+        memcpy(R(y) + (size_t)i * wy + to, R(x) + (size_t)(i / k) * wx + from, (size_t)n * sizeof(real));
+}
+static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
+    int rows;
+    size_t wy, wx;
+    if (measuring(r)) return;
+    int k = row_ratio(dy, to, dx, from, n, &rows, &wy, &wx);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
+    for (int m = 0; m < rows / k; m++)
+        for (int i = m * k; i < (m + 1) * k; i++) {
+            real *out = R(dx) + (size_t)m * wx + from;
+            const real *g = R(dy) + (size_t)i * wy + to;
+#pragma omp simd
+            for (int c = 0; c < n; c++) out[c] += g[c];
+        }
+}
+
 static void dropout(Run *r, Tensor x, DropSite site, double p) {
     if (p <= 0 || measuring(r)) return;
-    const Batch *b = r->batch;
     int N = x.n[0];
     size_t d = tensor_count(x) / (size_t)imax(1, N);
     real keep = (real)(1 / (1 - p));
-    uint64_t key = rng_mix(rng_mix(rng_mix(rng_mix(r->seed, 0xD20), r->step), (uint64_t)r->layer), (uint64_t)site);
-    uint64_t below = (uint64_t)(p * 4294967296.0);
+    uint64_t key = noise_key(r, site), below = (uint64_t)(p * 4294967296.0);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * (long)d > ALONE)
     for (int m = 0; m < N; m++) {
-        int i = r->out.idx[m], s = b->of[i];
-        uint64_t row = rng_mix(rng_mix(key, b->id[s]), (uint64_t)(i - b->off[s]));
+        uint64_t row = noise_row(r, key, r->out.idx[m]);
         real *xm = R(x) + (size_t)m * d;
         for (size_t k = 0; k < d; k += 2) { /* one draw serves two columns */
             uint64_t bits = rng_mix(row, k);

@@ -71,16 +71,56 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
     }
 }
 
-static void embed(Run *r, Tensor y, Tensor table, const int *tok) {
+/* A block of rows of one head; the heads' rows lie ldx and ldy apart. wt: room for W_h turned, or NULL. */
+static void head_rows(real *y, size_t ldy, const real *x, size_t ldx, const real *w, real *wt, int n, int O, int I,
+                      bool turned) {
+    int width = turned ? I : O;
+    if (!turned && !wt) { /* decoding: W_h is read once, where it lies */
+        for (int o = 0; o < O; o++)
+            for (int m = 0; m < n; m++)
+                y[(size_t)m * ldy + (size_t)o] = dot(x + (size_t)m * ldx, w + (size_t)o * (size_t)I, I);
+        return;
+    }
+    for (int m = 0; m < n; m++) memset(y + (size_t)m * ldy, 0, (size_t)width * sizeof(real));
+    for (int o = 0; !turned && o < O; o++)
+        for (int i = 0; i < I; i++) wt[(size_t)i * (size_t)O + (size_t)o] = w[(size_t)o * (size_t)I + (size_t)i];
+    tile_mm(y, ldy, x, ldx, 1, turned ? w : wt, (size_t)width, n, turned ? O : I, width);
+}
+static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
+    enum { ROWS = 128, FEW_ROWS = 8 };
+    int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
+    CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
+          w.n[0], I, H, y.n[1]);
+    CHECK(x.n[2] >= (turned ? O : I) && y.n[2] >= (turned ? I : O), "x %d, y %d, W (%d,%d)", x.n[2], y.n[2], O, I);
+    if (M == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    bool pack = !turned && M > FEW_ROWS;
+    Tensor wt = pack ? SCRATCH(r, "heads' weights turned", r->dev->threads, I, O) : ABSENT;
+    if (!measuring(r)) {
+        size_t ldx = (size_t)H * (size_t)x.n[2], ldy = (size_t)H * (size_t)y.n[2];
+#pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)M * H * O * I > ALONE)
+        for (int h = 0; h < H; h++)
+            for (int m = 0; m < M; m += ROWS)
+                head_rows(R(y) + (size_t)m * ldy + (size_t)h * (size_t)y.n[2], ldy,
+                          R(x) + (size_t)m * ldx + (size_t)h * (size_t)x.n[2], ldx,
+                          R(w) + ((size_t)h * (size_t)each + (size_t)row) * (size_t)I,
+                          pack ? R(wt) + (size_t)omp_get_thread_num() * (size_t)I * (size_t)O : NULL, imin(ROWS, M - m),
+                          O, I, turned);
+    }
+    arena_release(r->scratch, mark);
+}
+
+static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) {
     if (measuring(r)) return;
     int d = table.n[1];
     for (int i = 0; i < y.n[0]; i++) {
         CHECK(tok[i] >= 0 && tok[i] < table.n[0], "token %d of vocabulary %d", tok[i], table.n[0]);
-        memcpy(R(y) + (size_t)i * (size_t)d, R(table) + (size_t)tok[i] * (size_t)d, (size_t)d * sizeof(real));
+        const real *row = R(table) + (size_t)tok[i] * (size_t)d;
+        for (int k = 0; k < d; k++) R(y)[(size_t)i * (size_t)d + (size_t)k] = (real)scale * row[k];
     }
 }
 /* Threads share the columns, so that each sum has one owner and one order. */
-static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok) {
+static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, double scale) {
     if (measuring(r)) return;
     int d = dtable.n[1], N = dy.n[0];
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * d > ALONE)
@@ -89,7 +129,7 @@ static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok) {
         for (int i = 0; i < N; i++) {
             real *t = R(dtable) + (size_t)tok[i] * (size_t)d + c;
             const real *g = R(dy) + (size_t)i * (size_t)d + c;
-            for (int k = 0; k < n; k++) t[k] += g[k];
+            for (int k = 0; k < n; k++) t[k] += (real)scale * g[k];
         }
     }
 }

@@ -19,8 +19,8 @@ static void turn(real *x, const real *cs, int half, bool interleaved) {
 
 static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
     if (p->n == 0 || rows.n == 0) return;
-    CHECK(x.rank == 3 && x.n[0] == rows.n && p->n <= x.n[2], "rows %d of %d, rotated %d of %d", x.n[0], rows.n, p->n,
-          x.n[2]);
+    CHECK(x.rank == 3 && x.n[0] == rows.n && p->at >= 0 && p->at + p->n <= x.n[2], "rows %d of %d, %d..%d of %d",
+          x.n[0], rows.n, p->at, p->at + p->n, x.n[2]);
     Mark mark = arena_mark(r->scratch);
     int half = p->n / 2, N = rows.n, heads = x.n[1], D = x.n[2];
     Tensor cs = SCRATCH(r, "rope angles", N, p->n);
@@ -48,7 +48,7 @@ static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
             for (int m = 0; m < N; m++) {
                 const real *c = R(cs) + (size_t)(shared ? pos[rows.idx[m]] - lo : m) * (size_t)p->n;
                 for (int h = 0; h < heads; h++)
-                    turn(R(x) + ((size_t)m * (size_t)heads + (size_t)h) * (size_t)D, c, half, p->interleaved);
+                    turn(R(x) + ((size_t)m * (size_t)heads + (size_t)h) * (size_t)D + p->at, c, half, p->interleaved);
             }
         }
     }

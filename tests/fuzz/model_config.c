@@ -21,6 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
         char *second = model_cfg_json(&again);
         CHECK(!strcmp(text, second), "%s became %s", text, second);
         hf_is_llama(&c, NULL);
+        hf_is_deepseek(&c, NULL);
         free(text);
         free(second);
         model_cfg_free(&c);

@@ -11,11 +11,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     }
     for (int c = 0; c < 256; c++) {
         char byte = (char)c;
-        int id;
-        size_t len;
-        CHECK(tokenizer_encode(&t, &byte, 1, &id) == 1 && id >= 0 && id < t.vocab, "byte %d", c);
-        const char *back = tokenizer_decode(&t, id, &len);
-        CHECK(len == 1 && *back == byte, "byte %d became id %d", c, id);
+        Ids ids = {0};
+        tokenizer_encode(&t, &byte, 1, ENCODE_SPECIAL | ENCODE_TEMPLATE, &ids);
+        for (size_t i = 0; i < ids.n; i++) {
+            size_t len;
+            CHECK(ids.id[i] >= 0 && ids.id[i] < t.vocab, "byte %d: id %d of %d", c, ids.id[i], t.vocab);
+            tokenizer_decode(&t, ids.id[i], &len);
+        }
+        ids_free(&ids);
     }
+    char *again = tokenizer_json(&t);
+    free(again);
+    tokenizer_close(&t);
     return 0;
 }

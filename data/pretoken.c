@@ -1,0 +1,173 @@
+/* pretoken.c: see pretoken.h. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "pretoken.h"
+#include <pcre2.h>
+#include <utf8proc.h>
+
+const char PATTERN_GPT2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+const char PATTERN_LLAMA3[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+                              "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+const char PATTERN_QWEN2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+                             "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+
+void buf_put(Buf *t, const char *s, size_t n) {
+    if (!n) return;
+    if (t->n + n > t->cap) t->at = xrealloc(t->at, t->cap = zmax(2 * t->cap, t->n + n + 64), 1);
+    memcpy(t->at + t->n, s, n);
+    t->n += n;
+}
+void buf_free(Buf *t) {
+    free(t->at);
+    *t = (Buf){0};
+}
+
+/* Bytes of s that are ASCII, or (ascii false) well-formed UTF-8, from the start. */
+static size_t ascii_bytes(const char *s, size_t n) {
+    size_t i = 0;
+    while (i < n && (unsigned char)s[i] < 0x80) i++;
+    return i;
+}
+static size_t valid_bytes(const char *s, size_t n) {
+    for (size_t i = 0;;) {
+        i += ascii_bytes(s + i, n - i);
+        utf8proc_int32_t c;
+        utf8proc_ssize_t k =
+            i < n ? utf8proc_iterate((const utf8proc_uint8_t *)s + i, (utf8proc_ssize_t)zmin(n - i, 4), &c) : 0;
+        if (k <= 0) return i;
+        i += (size_t)k;
+    }
+}
+void buf_nfc(Buf *out, const char *s, size_t n) {
+    if (ascii_bytes(s, n) == n) { /* composed as it stands */
+        buf_put(out, s, n);
+        return;
+    }
+    for (size_t at = 0; at < n;) {
+        size_t k = valid_bytes(s + at, n - at);
+        utf8proc_uint8_t *made = NULL;
+        utf8proc_ssize_t len = k ? utf8proc_map((const utf8proc_uint8_t *)s + at, (utf8proc_ssize_t)k, &made,
+                                                UTF8PROC_STABLE | UTF8PROC_COMPOSE)
+                                 : 0;
+        CHECK(len >= 0, "normalisation of valid text failed: %s", utf8proc_errmsg(len));
+        buf_put(out, (char *)made, (size_t)len);
+        free(made);
+        at += k;
+        if (at < n) buf_put(out, s + at++, 1);
+    }
+}
+
+struct Cutter {
+    pcre2_code *code;
+};
+struct CutState {
+    const pcre2_code *code;
+    pcre2_match_data *match;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+    const char *s; /* the text of the last call; its bytes up to `good` are UTF-8 */
+    size_t n, good;
+    size_t from, to; /* a match found but not yet reached; none: to 0 */
+};
+
+/* \s and \S by property. A backslash before anything else takes its follower along. */
+static bool translate(const char *p, Buf *out, const char *where, Err *e) {
+    for (; *p; p++) {
+        if (*p != '\\') {
+            buf_put(out, p, 1);
+            continue;
+        }
+        p++;
+        if (*p == 's' || *p == 'S')
+            buf_put(out, *p == 's' ? "\\p{White_Space}" : "\\P{White_Space}", 15);
+        else if (*p == 'w' || *p == 'W' || *p == 'b' || *p == 'B' || !*p)
+            return err_input(e, "%s: the pattern's \\%c means different things to different libraries; not supported",
+                             where, *p ? *p : ' ');
+        else
+            buf_put(out, p - 1, 2);
+    }
+    buf_put(out, "", 1);
+    return true;
+}
+
+Cutter *cutter_open(const char *pattern, const char *where, Err *e) {
+    Buf own = {0};
+    int code = 0;
+    size_t at = 0;
+    Cutter *c = NULL;
+    if (translate(pattern, &own, where, e)) {
+        c = xcalloc(1, sizeof *c);
+        c->code = pcre2_compile((PCRE2_SPTR)own.at, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+        if (!c->code) {
+            char why[128] = "";
+            pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
+            err_input(e, "%s: the pattern '%.80s' is not understood: %.100s", where, pattern, why);
+            free(c);
+            c = NULL;
+        } else {
+            pcre2_jit_compile(c->code, PCRE2_JIT_COMPLETE); /* where it cannot, matching is slower and the same */
+        }
+    }
+    buf_free(&own);
+    return c;
+}
+void cutter_close(Cutter *c) {
+    if (c) pcre2_code_free(c->code);
+    free(c);
+}
+CutState *cut_state(const Cutter *c) {
+    CutState *s = xcalloc(1, sizeof *s);
+    s->code = c->code;
+    s->match = pcre2_match_data_create_from_pattern(c->code, NULL);
+    s->context = pcre2_match_context_create(NULL);
+    s->stack = pcre2_jit_stack_create(1 << 15, 1 << 25, NULL); /* NULL where there is no such compiler */
+    CHECK(s->match && s->context, "no memory for a match");
+    pcre2_set_match_limit(s->context, UINT32_MAX); /* of long runs of blanks every end is tried once */
+    pcre2_set_depth_limit(s->context, UINT32_MAX);
+    pcre2_set_heap_limit(s->context, UINT32_MAX);
+    if (s->stack) pcre2_jit_stack_assign(s->context, NULL, s->stack);
+    return s;
+}
+void cut_state_free(CutState *s) {
+    if (!s) return;
+    pcre2_match_data_free(s->match);
+    pcre2_match_context_free(s->context);
+    if (s->stack) pcre2_jit_stack_free(s->stack);
+    free(s);
+}
+
+/* The next match at or behind `at` in n bytes of UTF-8; false: none. */
+static bool match(CutState *c, const char *s, size_t n, size_t at, size_t *from, size_t *to) {
+    while (at < n) {
+        int k = pcre2_match(c->code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK, c->match, c->context);
+        if (k == PCRE2_ERROR_JIT_STACKLIMIT)
+            k = pcre2_match(c->code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, c->match, c->context);
+        if (k == PCRE2_ERROR_NOMATCH) return false;
+        CHECK(k > 0, "matching failed: %d", k);
+        const PCRE2_SIZE *v = pcre2_get_ovector_pointer(c->match);
+        *from = v[0], *to = v[1];
+        if (*to > *from) return true;
+        for (at = *to + 1; at < n && ((unsigned char)s[at] & 0xC0) == 0x80;) at++; /* an empty match cuts nothing */
+    }
+    return false;
+}
+
+size_t cut_next(CutState *c, const char *s, size_t n, size_t from) {
+    if (c->s != s || c->n != n || from == 0) c->s = s, c->n = n, c->good = 0, c->to = 0;
+    if (from >= c->good) {
+        size_t k = valid_bytes(s + from, n - from);
+        while (k == 0 && ++from < n && !valid_bytes(s + from, zmin(4, n - from))) continue;
+        if (k == 0) return from;
+        c->good = from + k;
+        c->to = 0;
+    }
+    if (c->to && c->from == from) { /* the stretch before this match went out last time */
+        size_t to = c->to;
+        c->to = 0;
+        return to;
+    }
+    if (!match(c, s, c->good, from, &c->from, &c->to)) return c->good;
+    if (c->from > from) return c->from;
+    size_t to = c->to;
+    c->to = 0;
+    return to;
+}

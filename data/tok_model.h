@@ -1,0 +1,50 @@
+/* tok_model.h: what tokenizer.c and the readers of files share: a byte pair tokenizer in memory. */
+#pragma once
+#include "pretoken.h"
+#include "tokenizer.h"
+
+/* A token that is matched in the text before anything else looks at it. */
+typedef struct {
+    char *text; /* as it stands in the text that it is looked for in (normalised where `normalized`) */
+    size_t n;
+    int id;
+    bool special, lstrip, rstrip, word, normalized;
+} Added;
+
+typedef enum { CUT_PATTERN, CUT_PREFIX_SPACE, CUT_METASPACE } CutKind;
+typedef enum { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } Prepend;
+typedef struct {
+    CutKind kind;
+    Cutter *cutter;
+    Prepend prepend; /* metaspace: blanks become U+2581, and one stands before the text */
+    bool split;      /* metaspace: pieces begin at U+2581 */
+} Cut;
+
+enum { CUTS_MAX = 8 };
+typedef struct TokModel {
+    char *file; /* the text it came from, to be written back */
+    size_t nfile;
+    Token *token; /* (vocab) as encoding looks for them */
+    Token *shown; /* (vocab) as decoding writes them */
+    Buf pool;     /* the bytes of both */
+    Bpe *bpe;
+    Added *added;
+    int nadded;
+    int *first[2]; /* by `normalized`: (257) where added tokens of a first byte begin in order; see tokenizer.c */
+    int *order[2];
+    unsigned char *special;    /* (vocab) */
+    bool nfc, prepend, blanks; /* normalizer: NFC; U+2581 before a text; blanks to U+2581 */
+    Cut cut[CUTS_MAX];
+    int ncut;
+    bool whole;        /* ignore_merges */
+    Ids before, after; /* of the template */
+} TokModel;
+
+void tok_model_free(TokModel *);
+/* Order the added tokens for matching; call once they are all there. */
+void tok_model_index(TokModel *);
+/* U+0100.. stand-ins of bytes that GPT-2's map uses: the UTF-8 of each byte's character. */
+typedef struct {
+    char utf8[3];
+} ByteChar;
+void byte_chars(ByteChar c[256]);

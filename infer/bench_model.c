@@ -1,0 +1,129 @@
+#include "bench_model.h"
+
+/* ---- training ------------------------------------------------------------------------------------------------------
+ */
+enum { ROLES = 4 };
+typedef struct {
+    int n, cap;
+    Tensor (*t)[ROLES]; /* weight, gradient, first and second moment */
+    int role, at;
+} Owned;
+static void owned_see(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)path, (void)flags;
+    Owned *o = f->ctx;
+    if (o->at == o->cap) o->t = xrealloc(o->t, (size_t)(o->cap = 2 * o->cap + 64), sizeof *o->t);
+    o->t[o->at++][o->role] = *t;
+    o->n = imax(o->n, o->at);
+}
+
+typedef struct {
+    Model m;
+    Batch batch;
+    int *tok, *tgt, *pos, *first, *of, *off;
+    uint64_t *id;
+    real *g, *nll;
+    Owned owned;
+    Run run;
+    int64_t t;
+} Step;
+
+static void step_once(void *ctx) {
+    Step *s = ctx;
+    s->m.step = (uint64_t)s->t++;
+    model_zero_grad(&s->m);
+    model_train(&s->m, &s->batch, s->tok, s->tgt, s->g, s->nll);
+    double sum = 0;
+    for (int i = 0; i < s->owned.n; i++) sum += s->run.ops->sumsq(&s->run, s->owned.t[i][1]);
+    for (int i = 0; i < s->owned.n; i++) {
+        Tensor *t = s->owned.t[i];
+        s->run.ops->adamw(&s->run, t[0], t[1], t[2], t[3], 1e-5, 0.9, 0.95, 1e-8, t->rank > 1 ? 0.1 : 0,
+                          sum > 1 ? 1 / sqrt(sum) : 1, s->t);
+    }
+}
+
+static void step_data(Step *s, int B, int T, int V) {
+    int N = B * T;
+    s->tok = xcalloc((size_t)N, sizeof(int)), s->tgt = xcalloc((size_t)N, sizeof(int)),
+    s->pos = xcalloc((size_t)N, sizeof(int));
+    s->first = xcalloc((size_t)N, sizeof(int)), s->of = xcalloc((size_t)N, sizeof(int)),
+    s->off = xcalloc((size_t)B + 1, sizeof(int));
+    s->id = xcalloc((size_t)B, sizeof *s->id);
+    s->g = xcalloc((size_t)N, sizeof(real)), s->nll = xcalloc((size_t)N, sizeof(real));
+    for (int i = 0; i < N; i++) {
+        s->tok[i] = (int)(rng_uniform(1, (uint64_t)i) * V), s->tgt[i] = (int)(rng_uniform(2, (uint64_t)i) * V);
+        s->of[i] = i / T, s->pos[i] = i % T, s->first[i] = i / T * T;
+        s->g[i] = (real)1 / (real)N;
+    }
+    for (int b = 0; b <= B; b++) s->off[b] = b * T;
+    for (int b = 0; b < B; b++) s->id[b] = (uint64_t)b;
+    s->batch = (Batch){
+        .B = B, .N = N, .off = s->off, .seq = s->off, .of = s->of, .pos = s->pos, .first = s->first, .id = s->id};
+}
+static void step_free(Step *s) {
+    free(s->tok), free(s->tgt), free(s->pos), free(s->first), free(s->of), free(s->off), free(s->id), free(s->g),
+        free(s->nll);
+    free(s->owned.t);
+    model_close(&s->m);
+}
+
+bool bench_step(Device *dev, const Config *c, double seconds, Timing *t, Cost *cost, Err *e) {
+    int B = c->train.micro_batch, T = c->data.seq_len;
+    Step s = {0};
+    ModelOpts o = {.train = true,
+                   .max_rows = B * T,
+                   .max_samples = B,
+                   .dropout = c->train.dropout,
+                   .recompute = c->train.recompute};
+    if (!model_open(&s.m, dev, &c->model, o, e)) return false;
+    model_init(&s.m, 1);
+    step_data(&s, B, T, c->model.vocab);
+    Weights *role[] = {&s.m.w, &s.m.g, &s.m.m, &s.m.v};
+    for (int r = 0; r < ROLES; r++) {
+        Fields f = {.see = owned_see, .ctx = &s.owned};
+        s.owned.role = r, s.owned.at = 0;
+        model_fields(&s.m, role[r], &f);
+    }
+    s.run = run_make(dev, &s.m.scratch);
+    *t = bench_time(step_once, &s, seconds);
+    *cost = cost_model(&s.m, T);
+    step_free(&s);
+    return true;
+}
+
+/* ---- decoding ------------------------------------------------------------------------------------------------------
+ */
+
+bool decode_open(Decode *d, Model *m, int B, int prompt, int room, Err *e) {
+    CHECK(B >= 1 && prompt >= 1 && room >= 0, "batch %d, prompt %d, room %d", B, prompt, room);
+    int V = m->cfg.vocab;
+    *d = (Decode){.B = B, .prompt = prompt, .room = room};
+    SessionOpts o = {.nseq = B, .max_tokens = prompt + room, .document = -1};
+    if (!session_open(&d->s, m, o, e)) return false;
+    d->tok = xcalloc((size_t)B * (size_t)(prompt + room), sizeof *d->tok);
+    d->feed = xcalloc((size_t)B, sizeof *d->feed);
+    d->logits = TENSOR(xcalloc((size_t)B * (size_t)V, sizeof(real)), REAL, B, V);
+    return true;
+}
+
+void decode_close(Decode *d) {
+    session_close(&d->s);
+    free(d->tok);
+    free(d->feed);
+    free(d->logits.p);
+    *d = (Decode){0};
+}
+
+static bool feed(Decode *d, int from, int n, Err *e) {
+    for (int b = 0; b < d->B; b++) d->feed[b] = (Feed){b, n, d->tok + (size_t)b * (size_t)(d->prompt + d->room) + from};
+    return session_extend(&d->s, d->B, d->feed, WANT_LAST, d->logits, e);
+}
+
+bool decode_prefill(Decode *d, double *seconds, Err *e) {
+    for (int b = 0; b < d->B; b++) session_reset(&d->s, b);
+    double start = now_seconds();
+    bool ok = feed(d, 0, d->prompt, e);
+    *seconds = now_seconds() - start;
+    return ok;
+}
+
+bool decode_step(Decode *d, Err *e) { return feed(d, session_length(&d->s, 0), 1, e); }

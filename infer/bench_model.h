@@ -1,0 +1,24 @@
+/* bench_model.h: the speed of one model, for `bench` and `compare`: training steps, prefill, decoding. */
+#pragma once
+#include "../model/cost.h"
+#include "bench.h"
+#include "session.h"
+
+/* Training steps on made-up tokens: gradients of one micro-batch of cfg, the norm for clipping, an AdamW step. vocab is
+ * resolved. `cost` is of documents of data.seq_len tokens. False: EXIT_WORLD, no memory. */
+bool bench_step(Device *, const Config *, double seconds, Timing *, Cost *, Err *);
+
+/* B sequences of a prompt and `room` tokens behind it, through a session. The caller fills tok (B, prompt + room). */
+typedef struct {
+    Session s;
+    int B, prompt, room, *tok;
+    Feed *feed;
+    Tensor logits;
+} Decode;
+/* False: EXIT_WORLD, no memory; nothing is left open. The model stays the caller's. */
+bool decode_open(Decode *, Model *, int B, int prompt, int room, Err *);
+void decode_close(Decode *);
+/* Forget everything, feed every sequence its prompt and take the last logits: seconds of all. */
+bool decode_prefill(Decode *, double *seconds, Err *);
+/* The next token of every sequence; at most `room` calls after a prefill. */
+bool decode_step(Decode *, Err *);

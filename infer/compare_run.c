@@ -1,0 +1,290 @@
+/* compare_run.c: one run of a comparison: what is known of it from its folder, and training it in a child process. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "../ops/file.h"
+#include "compare.h"
+#include "engine.h"
+
+/* ---- what is known -------------------------------------------------------------------------------------------------
+ */
+
+static bool member(const char *line, const char *name, double *v) {
+    const char *at = strstr(line, name);
+    if (at) *v = strtod(at + strlen(name), NULL);
+    return at != NULL;
+}
+
+bool compare_metrics(const char *folder, RunRecord *r, Err *e) {
+    char *path = xformat("%s/metrics.jsonl", folder), *line = NULL;
+    FILE *f = fopen(path, "re");
+    size_t cap = 0;
+    double step, tokens, rate, loss, count, before = 0, seconds = 0;
+    r->step = r->val_tokens = 0;
+    r->val_loss = NAN, r->tok_s = r->seconds = 0;
+    bool ok = f || errno == ENOENT || errno == ENOTDIR || err_errno(e, "cannot read", path);
+    for (ssize_t n; f && (n = getline(&line, &cap, f)) > 0 && line[n - 1] == '\n';) {
+        if (!member(line, "{\"step\":", &step)) continue;
+        r->step = (int64_t)fmax((double)r->step, step);
+        if (member(line, "\"val_loss\":", &loss) && member(line, "\"val_tokens\":", &count)) {
+            r->val_loss = loss, r->val_tokens = (int64_t)count;
+        } else if (member(line, "\"tokens\":", &tokens) && member(line, "\"tok_s\":", &rate) && rate > 0) {
+            /* a record's rate is that of the steps since the record before */
+            seconds += (tokens - before) / rate;
+            before = tokens;
+        }
+    }
+    if (seconds > 0) r->tok_s = before / seconds, r->seconds = seconds;
+    if (f) fclose(f);
+    free(line);
+    free(path);
+    return ok;
+}
+
+static char *beside(const Config *cfg, const char *end) { return xformat("%s.%s", cfg->run.dir, end); }
+
+/* A folder was begun by the same settings. */
+static bool same_settings(const Config *cfg, Err *e) {
+    char *path = xformat("%s/config.yaml", cfg->run.dir);
+    Config *saved = xcalloc(1, sizeof *saved);
+    Err why = {0};
+    bool ok = config_read(saved, path, 0, NULL, e);
+    if (ok) {
+        ok = config_same_run(saved, cfg, &why);
+        if (!ok) err_input(e, "%.100s: %.150s; remove it or choose another dir", cfg->run.dir, why.msg);
+        config_free(saved);
+    }
+    free(saved);
+    free(path);
+    return ok;
+}
+
+static bool record_read(const Compare *c, const Config *cfg, RunRecord *r, Err *e) {
+    char *path = beside(cfg, "json");
+    json_t *j = json_read(path, e);
+    bool ok = j != NULL;
+    if (ok) {
+        const char *state = json_string_value(json_object_get(j, "state")),
+                   *hash = json_string_value(json_object_get(j, "text_hash")),
+                   *why = json_string_value(json_object_get(j, "why"));
+        ok = state && hash && (!strcmp(state, "finished") || !strcmp(state, "diverged"));
+        if (!ok) {
+            err_input(e, "%s: not the record of a run; remove it, and the run goes on", path);
+        } else if (strcmp(hash, c->text_hash)) {
+            ok = err_input(e, "%.150s was trained on another text; remove it or choose another dir", cfg->run.dir);
+        } else {
+            r->state = *state == 'f' ? RUN_FINISHED : RUN_DIVERGED;
+            r->step = json_integer_value(json_object_get(j, "step"));
+            r->tokens = json_integer_value(json_object_get(j, "tokens"));
+            r->val_tokens = json_integer_value(json_object_get(j, "val_tokens"));
+            r->threads = (int)json_integer_value(json_object_get(j, "threads"));
+            r->cut = json_is_true(json_object_get(j, "cut"));
+            const json_t *loss = json_object_get(j, "val_loss");
+            r->val_loss = json_is_number(loss) ? json_number_value(loss) : NAN;
+            r->tok_s = json_number_value(json_object_get(j, "tok_s"));
+            r->seconds = json_number_value(json_object_get(j, "seconds"));
+            snprintf(r->why, sizeof r->why, "%s", why ? why : "");
+        }
+    }
+    json_decref(j);
+    free(path);
+    return ok;
+}
+
+static bool record_write(const Compare *c, const Config *cfg, const RunRecord *r, Err *e) {
+    bool done = r->state == RUN_FINISHED;
+    json_t *j = json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:b, s:o, s:I, s:o, s:o, s:i, s:s, s:s}", "state",
+                          done ? "finished" : "diverged", "lr", r->lr, "seed", (json_int_t)r->seed, "step",
+                          (json_int_t)r->step, "steps", (json_int_t)r->steps, "tokens", (json_int_t)r->tokens, "cut",
+                          r->cut, "val_loss", engine_number(r->val_loss), "val_tokens", (json_int_t)r->val_tokens,
+                          "tok_s", engine_number(r->tok_s), "seconds", engine_number(r->seconds), "threads", r->threads,
+                          "version", KVSMITH_VERSION, "text_hash", c->text_hash);
+    if (!done) json_object_set_new(j, "why", json_string(r->why));
+    char *path = beside(cfg, "json");
+    bool ok = json_write(path, j, e);
+    free(path);
+    json_decref(j);
+    return ok;
+}
+
+bool compare_look(const Compare *c, const CompareRow *row, const Config *cfg, RunRecord *r, Err *e) {
+    *r = (RunRecord){.lr = cfg->optim.lr, .seed = cfg->run.seed, .steps = row->steps, .val_loss = NAN};
+    if (!file_exists(cfg->run.dir, "config.yaml")) return true;
+    if (!same_settings(cfg, e)) return false;
+    char *record = beside(cfg, "json");
+    bool over = access(record, F_OK) == 0;
+    free(record);
+    if (over) return record_read(c, cfg, r, e);
+    r->state = RUN_BEGUN;
+    if (!compare_metrics(cfg->run.dir, r, e)) return false;
+    r->tokens = r->step * cfg->train.batch * cfg->data.seq_len;
+    return true;
+}
+
+/* ---- signals -------------------------------------------------------------------------------------------------------
+ */
+
+/* The one variable outside of any struct: a handler has no argument to find its own. */
+static volatile sig_atomic_t signals_seen;
+
+static void on_signal(int number) {
+    (void)number;
+    if (++signals_seen > 2) _exit(EXIT_SIGNAL);
+}
+void compare_signals(void) {
+    struct sigaction a = {.sa_handler = on_signal};
+    sigaction(SIGINT, &a, NULL);
+    sigaction(SIGTERM, &a, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a reader of the progress lines that goes away does not end the work */
+}
+bool compare_interrupted(void) { return signals_seen > 0; }
+
+/* ---- the child -----------------------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    pid_t pid;
+    int out, err; /* its stdout, a pipe; its stderr, a file in memory */
+} Child;
+
+/* The same program trains, so that a run has a process's memory for itself and is killed or interrupted as any. It is
+ * alone in its process group, since Ctrl-C shall reach it once, through us; and it is told when we die. */
+static bool child_start(Child *k, const char *settings, Err *e) {
+    int to[2];
+    k->err = memfd_create("stderr", MFD_CLOEXEC);
+    if (k->err < 0) return err_world(e, "cannot start a run: %s", strerror(errno));
+    if (pipe2(to, O_CLOEXEC)) {
+        close(k->err);
+        return err_world(e, "cannot start a run: %s", strerror(errno));
+    }
+    fflush(NULL);
+    pid_t parent = getpid();
+    k->pid = fork();
+    if (k->pid == 0) {
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent) _exit(EXIT_SIGNAL);
+        signal(SIGPIPE, SIG_DFL);
+        int null = open("/dev/null", O_RDONLY);
+        dup2(null, 0), dup2(to[1], 1), dup2(k->err, 2);
+        execl("/proc/self/exe", "kvsmith", "train", settings, "--resume", "auto", (char *)NULL);
+        dprintf(2, "kvsmith: cannot start the program again: %s\n", strerror(errno));
+        _exit(EXIT_WORLD);
+    }
+    int why = errno;
+    close(to[1]);
+    k->out = to[0];
+    if (k->pid > 0) return true;
+    close(k->out);
+    close(k->err);
+    return err_world(e, "cannot start a run: %s", strerror(why));
+}
+
+/* Follow what it prints until it ends; hand our signals on. Returns waitpid's status. */
+static int child_follow(Child *k, const char *name, const Progressing *p) {
+    char buf[4096], line[512] = "";
+    int handed = 0, status;
+    size_t n = 0;
+    double shown = 0;
+    for (;;) {
+        struct pollfd q = {.fd = k->out, .events = POLLIN};
+        for (; handed < signals_seen && handed < 2; handed++) kill(k->pid, SIGTERM);
+        int ready = poll(&q, 1, 100);
+        if (ready <= 0) continue;
+        ssize_t got = read(k->out, buf, sizeof buf);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) break;
+        for (ssize_t i = 0; i < got; i++) {
+            if (buf[i] != '\n') {
+                if (n < sizeof line - 1) line[n++] = buf[i];
+                continue;
+            }
+            line[n] = 0, n = 0;
+            if (!p->live || strncmp(line, "step ", 5) || now_seconds() - shown < 0.1) continue;
+            fprintf(p->out, "\r[%d/%d] %s  %.90s\x1b[K", p->at, p->total, name, line);
+            fflush(p->out);
+            shown = now_seconds();
+        }
+    }
+    close(k->out);
+    while (waitpid(k->pid, &status, 0) < 0 && errno == EINTR)
+        for (; handed < signals_seen && handed < 2; handed++) kill(k->pid, SIGTERM);
+    if (shown > 0) fputs("\r\x1b[K", p->out);
+    return status;
+}
+
+/* Its one line on stderr without the program's name. */
+static void child_said(Child *k, char msg[301]) {
+    ssize_t n = pread(k->err, msg, 300, 0);
+    msg[n > 0 ? n : 0] = 0;
+    msg[strcspn(msg, "\n")] = 0;
+    if (!strncmp(msg, "kvsmith: ", 9)) memmove(msg, msg + 9, strlen(msg + 9) + 1);
+    close(k->err);
+}
+
+/* Time left; a run that was killed a moment before its end still has a second for it. */
+static double seconds_left(const Compare *c, const RunRecord *r) {
+    return c->budget.max_seconds > 0 ? fmax(1, c->budget.max_seconds - r->seconds) : 0;
+}
+
+static bool settings_write(const Config *cfg, char **path, Err *e) {
+    char *folder = xstrdup(cfg->run.dir), *text = config_text(cfg);
+    *strrchr(folder, '/') = 0;
+    *path = beside(cfg, "yaml");
+    bool ok = file_folders(folder, "folder", NULL, e) && file_write(*path, text, strlen(text), e);
+    free(folder);
+    free(text);
+    return ok;
+}
+
+bool compare_train(const Compare *c, const CompareRow *row, const Config *settings, Progressing *p, RunRecord *r,
+                   int *status, Err *e) {
+    Child k = {0};
+    char *path, msg[301], name[128], lr[32];
+    Config cfg = *settings;
+    cfg.train.max_seconds = seconds_left(c, r);
+    snprintf(name, sizeof name, "%.40s lr %s seed %lld", row->name, compare_lr_name(r->lr, lr), (long long)r->seed);
+    p->at++;
+    if (p->out && !p->live)
+        fprintf(p->out, "[%d/%d] %s: %s step %lld of %lld\n", p->at, p->total, name,
+                r->state == RUN_BEGUN ? "goes on at or before" : "begins at", (long long)r->step, (long long)r->steps),
+            fflush(p->out);
+    bool ok = settings_write(&cfg, &path, e) && child_start(&k, path, e);
+    free(path);
+    if (!ok) return false;
+    int end = child_follow(&k, name, p);
+    child_said(&k, msg);
+    *status = 0;
+    if (WIFSIGNALED(end))
+        return err_world(e, "%.150s: the run was killed by signal %d; the same command goes on", cfg.run.dir,
+                         WTERMSIG(end));
+    if (WEXITSTATUS(end) == EXIT_SIGNAL) {
+        *status = EXIT_SIGNAL;
+        return true;
+    }
+    bool diverged = WEXITSTATUS(end) == EXIT_WORLD && !strncmp(msg, "training diverged", 17);
+    if (WEXITSTATUS(end) == EXIT_INPUT) return err_input(e, "%s", msg);
+    if (WEXITSTATUS(end) && !diverged) return err_world(e, "%s", *msg ? msg : "a run failed without a message");
+    if (!compare_metrics(cfg.run.dir, r, e)) return false;
+    r->state = diverged ? RUN_DIVERGED : RUN_FINISHED;
+    r->tokens = r->step * cfg.train.batch * cfg.data.seq_len;
+    r->seconds = r->tok_s > 0 ? (double)r->tokens / r->tok_s : 0;
+    r->cut = !diverged && r->step < r->steps;
+    r->threads = c->threads;
+    if (diverged)
+        snprintf(r->why, sizeof r->why, "%s", msg);
+    else if (!isfinite(r->val_loss))
+        return err_world(e, "%.150s: the run ended without a validation", cfg.run.dir);
+    if (!record_write(c, &cfg, r, e)) return false;
+    if (p->out && diverged) fprintf(p->out, "[%d/%d] %s: %s\n", p->at, p->total, name, r->why);
+    if (p->out && !diverged)
+        fprintf(p->out, "[%d/%d] %s: validation loss %.4f after %lld steps, %.1f s (%.0f tok/s)%s\n", p->at, p->total,
+                name, r->val_loss, (long long)r->step, r->seconds, r->tok_s, r->cut ? ", cut by time" : "");
+    if (p->out) fflush(p->out);
+    return true;
+}

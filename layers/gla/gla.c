@@ -1,0 +1,28 @@
+/* gla.c: gated linear attention: a decay per key channel, no delta rule. See README.md. */
+#include "../linear/line.h"
+
+static const LineKind kind = {.decay = DECAY_CHANNEL,
+                              .fixed_gate = true,
+                              .norm = "g_norm_swish_gate.weight",
+                              .out = "o_proj.weight"};
+static const Key keys[] = {
+    LINE_KEY_HEADS(1024),
+    LINE_KEY_HEAD_DIM("d_model / heads / 2"),
+    LINE_KEY_V_DIM("2 head_dim"),
+    {"gate_rank", KEY_INT, offsetof(LineCfg, gate_rank), "16", 1, 4096, "width between the decay's two projections", 0,
+     0},
+    {"gate_divisor", KEY_FLOAT, offsetof(LineCfg, gate_divisor), "16", 1e-3, 1e6,
+     "log decay = log sigmoid(.) / this: the larger, the longer the memory at the start", 0, 0},
+    {0},
+};
+static bool check(void *cfg, Err *e) {
+    LineCfg *c = cfg;
+    if (c->head_dim == 0) {
+        if (c->base.d_model % (2 * c->heads))
+            return err_input(e, "heads: 2 x %d does not divide d_model %d; give head_dim or other heads", c->heads,
+                             c->base.d_model);
+        c->head_dim = c->base.d_model / c->heads / 2;
+    }
+    return line_check(cfg, &kind, 2, e);
+}
+const Mixer gla_mixer = {.name = "gla", .source = "arXiv:2312.06635", .keys = keys, .check = check, LINE_MIXER};

@@ -1,0 +1,274 @@
+/* mamba2.c: see mamba2.h. */
+#include "mamba2.h"
+#include "../linear/begin.h"
+
+static const Key keys[] = {
+    {"heads", KEY_INT, offsetof(Mamba2Cfg, heads), "0", 0, 4096,
+     "heads, each with a state of its own; 0: 2 d_model / head_dim", 0, 0},
+    {"head_dim", KEY_INT, offsetof(Mamba2Cfg, head_dim), "64", 1, 1024, "numbers of a head", 0, 0},
+    {"state_size", KEY_INT, offsetof(Mamba2Cfg, state_size), "128", 1, 1024,
+     "rows of a head's state: the width of B and C", 0, 0},
+    {"groups", KEY_INT, offsetof(Mamba2Cfg, groups), "1", 1, 1024,
+     "B's and C's, each for heads / groups heads; also groups of the output's norm", 0, 0},
+    {"conv", KEY_INT, offsetof(Mamba2Cfg, conv), "4", 1, 64,
+     "width of the short convolution of x, B and C, this token included", 0, 0},
+    {"conv_bias", KEY_BOOL, offsetof(Mamba2Cfg, conv_bias), "true", 0, 0, "bias of the convolution", 0, 0},
+    {"bias", KEY_BOOL, offsetof(Mamba2Cfg, bias), "false", 0, 0, "biases of the input and output projections", 0, 0},
+    {0},
+};
+
+typedef struct {
+    Tensor in, in_bias;     /* (2 H P + 2 G N + H, d): rows [z x B C dt] */
+    Tensor conv, conv_bias; /* (H P + 2 G N, 1, conv): rows [x B C] */
+    Tensor A, D, dt, norm, out, out_bias;
+} W;
+typedef struct {
+    Tensor x, B, C, dt; /* (N,H P) (N,G N) (N,G N) before the convolution; (N,H) before softplus */
+    Tensor z;           /* (M,H P), M wanted rows */
+    Tensor o, states;   /* (N,H,P) with the skip, the states between chunks */
+} S;
+/* Made again for the backward. */
+typedef struct {
+    Tensor x; /* (N,H,P) behind the convolution */
+    Recur r;
+} T;
+
+/* Widths, and the first rows of the parts of `in` (z at 0) and of `conv` (x at 0). */
+typedef struct {
+    int d, bc, conv, in, x, B, C, dt;
+} Part;
+static Part part_of(const Mamba2Cfg *c) {
+    int d = c->heads * c->head_dim, bc = c->groups * c->state_size;
+    return (Part){.d = d,
+                  .bc = bc,
+                  .conv = d + 2 * bc,
+                  .in = 2 * d + 2 * bc + c->heads,
+                  .x = d,
+                  .B = 2 * d,
+                  .C = 2 * d + bc,
+                  .dt = 2 * d + 2 * bc};
+}
+/* n rows of a weight, from row `from` on. */
+static Tensor slice(Tensor w, int from, int n) {
+    if (!present(w)) return ABSENT;
+    size_t row = tensor_count(w) / (size_t)w.n[0];
+    w.n[0] = n;
+    if (w.p) w.p = R(w) + (size_t)from * row;
+    return w;
+}
+static Tensor shaped(Tensor x, int heads, int width) { return TENSOR(x.p, REAL, x.n[0], heads, width); }
+
+/* Numbers of a row, of any number of rows. */
+static int width_of(Tensor x) { return x.rank == 3 ? x.n[1] * x.n[2] : x.n[1]; }
+
+static bool check(void *cfg, Err *e) {
+    Mamba2Cfg *c = cfg;
+    if (!c->base.owner)
+        return err_input(e, "kv_from: a mamba2 layer keeps a state, not keys and values; it reads no other's");
+    if (c->heads == 0) {
+        if (2 * c->base.d_model % c->head_dim)
+            return err_input(e, "head_dim: %d does not divide 2 x d_model %d; give heads or another head_dim",
+                             c->head_dim, c->base.d_model);
+        c->heads = 2 * c->base.d_model / c->head_dim;
+    }
+    if (c->heads % c->groups)
+        return err_input(e, "groups: expected a divisor of heads (%d), got %d", c->heads, c->groups);
+    if ((long)c->heads * imax(c->head_dim, c->state_size) > 1 << 18)
+        return err_input(e, "heads: %d heads of %d x %d are more than %d channels; use fewer or narrower heads",
+                         c->heads, c->state_size, c->head_dim, 1 << 18);
+    return true;
+}
+
+static void weights(const void *cfg, void *w_, Fields *f) {
+    const Mamba2Cfg *c = cfg;
+    W *w = w_;
+    Part p = part_of(c);
+    field(f, &w->in, "in_proj.weight", 0, p.in, c->base.d_model);
+    if (c->bias) field(f, &w->in_bias, "in_proj.bias", FIELD_ZEROS | FIELD_NODECAY, p.in);
+    field(f, &w->conv, "conv1d.weight", FIELD_OWN, p.conv, 1, c->conv);
+    if (c->conv_bias) field(f, &w->conv_bias, "conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, p.conv);
+    field(f, &w->A, "A_log", FIELD_OWN | FIELD_NODECAY | FIELD_F32, c->heads);
+    field(f, &w->D, "D", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
+    field(f, &w->dt, "dt_bias", FIELD_OWN | FIELD_NODECAY | FIELD_F32, c->heads);
+    field(f, &w->norm, "norm.weight", FIELD_ONES | FIELD_NODECAY, p.d);
+    field(f, &w->out, "out_proj.weight", FIELD_RESIDUAL, c->base.d_model, p.d);
+    if (c->bias) field(f, &w->out_bias, "out_proj.bias", FIELD_ZEROS | FIELD_NODECAY, c->base.d_model);
+}
+
+/* Rates uniform in 1..16, as the paper's code begins. */
+static void init(const void *cfg, void *w_, uint64_t key) {
+    const Mamba2Cfg *c = cfg;
+    W *w = w_;
+    begin_conv(w->conv, rng_mix(key, 0));
+    begin_steps(w->dt, rng_mix(key, 1));
+    for (size_t h = 0; h < (size_t)c->heads; h++) R(w->A)[h] = (real)log(1 + 15 * rng_uniform(rng_mix(key, 2), h));
+}
+
+static void buffers(const Mamba2Cfg *c, int N, int M, S *s, Fields *f) {
+    Part p = part_of(c);
+    field(f, &s->x, "x", 0, N, p.d);
+    field(f, &s->B, "B", 0, N, p.bc);
+    field(f, &s->C, "C", 0, N, p.bc);
+    field(f, &s->dt, "dt", 0, N, c->heads, 1);
+    field(f, &s->z, "z", 0, M, p.d);
+    field(f, &s->o, "o", 0, N, c->heads, c->head_dim);
+}
+static void saved(const void *cfg, int N, void *s_, Fields *f) {
+    const Mamba2Cfg *c = cfg;
+    S *s = s_;
+    buffers(c, N, N, s, f);
+    field(f, &s->states, "states", FIELD_F32, recur_keep(N), c->heads, c->state_size, c->head_dim);
+}
+static int state_size(const Mamba2Cfg *c) { return c->heads * c->state_size * c->head_dim; }
+static void rows(const void *cfg, KvShape *s) {
+    const Mamba2Cfg *c = cfg;
+    *s = (KvShape){.state = state_size(c) + (c->conv - 1) * part_of(c).conv};
+}
+
+static const Gate gate = {GATE_SOFTPLUS, 0};
+static GatedNorm norm_of(const Mamba2Cfg *c) {
+    return (GatedNorm){.width = part_of(c).d / c->groups, .silu = true, .before = true, .eps = c->base.norm_eps};
+}
+
+/* silu(conv(x)) of the channels from..from+C-1 of the convolution. */
+static Tensor convolved(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, int from, Tensor state) {
+    Tensor y = SCRATCH(r, "convolved", x.n[0], x.n[1]);
+    r->ops->short_conv(r, y, x, slice(w->conv, from, x.n[1]), slice(w->conv_bias, from, x.n[1]), true, state,
+                       state_size(c) + (c->conv - 1) * from);
+    return y;
+}
+static T derive(Run *r, const Mamba2Cfg *c, const W *w, const S *s, Tensor state) {
+    Part p = part_of(c);
+    int N = s->x.n[0], H = c->heads, P = c->head_dim;
+    T t = {.x = shaped(convolved(r, c, w, s->x, 0, state), H, P)};
+    t.r.k = shaped(convolved(r, c, w, s->B, p.d, state), c->groups, c->state_size);
+    t.r.q = shaped(convolved(r, c, w, s->C, p.d + p.bc, state), c->groups, c->state_size);
+    t.r.v = SCRATCH(r, "step x", N, H, P);
+    t.r.g = SCRATCH(r, "log decay", N, H, 1);
+    r->ops->step(r, t.r.v, t.x, s->dt, w->dt);
+    r->ops->decay(r, t.r.g, s->dt, w->A, w->dt, gate);
+    return t;
+}
+
+static Tensor narrow(Run *r, Tensor x) {
+    if (r->in.n == r->out.n) return x;
+    Tensor y = SCRATCH(r, "wanted rows", r->out.n, width_of(x));
+    r->ops->gather(r, y, x, r->in, r->out);
+    return y;
+}
+/* One part of the input projection. */
+static void project(Run *r, const W *w, Tensor y, Tensor x, int from) {
+    int n = width_of(y);
+    r->ops->linear(r, y, x, slice(w->in, from, n), slice(w->in_bias, from, n));
+}
+static void run(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
+    Mark mark = arena_mark(r->scratch);
+    Part p = part_of(c);
+    project(r, w, s->x, x, p.x);
+    project(r, w, s->B, x, p.B);
+    project(r, w, s->C, x, p.C);
+    project(r, w, s->dt, x, p.dt);
+    T t = derive(r, c, w, s, state);
+    r->ops->recur(r, s->o, s->states, t.r, 1, state, 0);
+    r->ops->skip(r, s->o, t.x, w->D);
+    project(r, w, s->z, narrow(r, x), 0);
+    Tensor n = SCRATCH(r, "normed", r->out.n, p.d);
+    r->ops->gated_norm(r, n, narrow(r, s->o), s->z, w->norm, norm_of(c));
+    r->ops->linear(r, y, n, w->out, w->out_bias);
+    arena_release(r->scratch, mark);
+}
+static void forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) {
+    (void)kv;
+    run(r, cfg, w, x, s, ABSENT, y);
+}
+static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
+    (void)kv;
+    Mark mark = arena_mark(r->scratch);
+    Fields f = arena_placer(r->scratch);
+    S s = {0};
+    buffers(cfg, r->in.n, r->out.n, &s, &f);
+    run(r, cfg, w, x, &s, kv_state(slot), y);
+    arena_release(r->scratch, mark);
+}
+
+static Tensor zeros(Run *r, const char *name, Tensor like) {
+    Tensor t = scratch_tensor(r, name, REAL, like.rank, like.n);
+    r->ops->zero(r, t);
+    return t;
+}
+static void project_backward(Run *r, const W *w, W *dw, Tensor g, Tensor x, Tensor dx, int from) {
+    int n = width_of(g);
+    r->ops->linear_backward(r, dx, slice(dw->in, from, n), slice(dw->in_bias, from, n), g, x, slice(w->in, from, n));
+}
+/* From the gradient g behind a convolution whose channels begin at `at` and come from the rows `from` of `in`. */
+static void conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, Tensor x, Tensor dx, int at, int from) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor d = zeros(r, "d projection", raw);
+    int n = raw.n[1];
+    r->ops->short_conv_backward(r, d, slice(dw->conv, at, n), slice(dw->conv_bias, at, n), tensor_rows(g, n), raw,
+                                slice(w->conv, at, n), slice(w->conv_bias, at, n), true);
+    project_backward(r, w, dw, d, x, dx, from);
+    arena_release(r->scratch, mark);
+}
+static Tensor out_backward(Run *r, const Mamba2Cfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dx) {
+    Tensor dout = zeros(r, "d o", s->o);
+    Mark mark = arena_mark(r->scratch);
+    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = zeros(r, "d normed", n), dz = zeros(r, "d z", s->z);
+    r->ops->gated_norm(r, n, s->o, s->z, w->norm, norm_of(c));
+    r->ops->linear_backward(r, dn, dw->out, dw->out_bias, dy, n, w->out);
+    r->ops->gated_norm_backward(r, dout, dz, dw->norm, dn, s->o, s->z, w->norm, norm_of(c));
+    project_backward(r, w, dw, dz, x, dx, 0);
+    arena_release(r->scratch, mark);
+    return dout;
+}
+static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
+                     const void *s_, Tensor dy, Tensor dx) {
+    (void)kv, (void)dkv;
+    const Mamba2Cfg *c = cfg;
+    const W *w = w_;
+    W *dw = dw_;
+    const S *s = s_;
+    Mark mark = arena_mark(r->scratch);
+    Part p = part_of(c);
+    Tensor dout = out_backward(r, c, w, dw, x, s, dy, dx);
+    T t = derive(r, c, w, s, ABSENT);
+    Recur d = {.q = zeros(r, "d C", t.r.q),
+               .k = zeros(r, "d B", t.r.k),
+               .v = zeros(r, "d step x", t.r.v),
+               .g = zeros(r, "d g", t.r.g)};
+    Tensor dt = zeros(r, "d dt", s->dt), dv = zeros(r, "d x", t.x);
+    r->ops->recur_backward(r, &d, dout, t.r, 1, s->states, NULL);
+    r->ops->skip_backward(r, dv, dw->D, dout, t.x, w->D);
+    r->ops->step_backward(r, dv, dt, dw->dt, d.v, t.x, s->dt, w->dt);
+    r->ops->decay_backward(r, dt, dw->A, dw->dt, d.g, s->dt, w->A, w->dt, gate);
+    project_backward(r, w, dw, dt, x, dx, p.dt);
+    conv_backward(r, w, dw, dv, s->x, x, dx, 0, p.x);
+    conv_backward(r, w, dw, d.k, s->B, x, dx, p.d, p.B);
+    conv_backward(r, w, dw, d.q, s->C, x, dx, p.d + p.bc, p.C);
+    arena_release(r->scratch, mark);
+}
+
+/* Per head: the state is written and read, 4 N P; inside a chunk a row meets those before it. */
+static double flops(const void *cfg, double context) {
+    const Mamba2Cfg *c = cfg;
+    double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
+    return c->heads * (4.0 * c->state_size * c->head_dim + 2 * seen * (c->state_size + c->head_dim));
+}
+
+const Mixer mamba2_mixer = {
+    .name = "mamba2",
+    .source = "arXiv:2405.21060",
+    .keys = keys,
+    .cfg_size = sizeof(Mamba2Cfg),
+    .w_size = sizeof(W),
+    .s_size = sizeof(S),
+    .check = check,
+    .weights = weights,
+    .saved = saved,
+    .rows = rows,
+    .forward = forward,
+    .backward = backward,
+    .extend = extend,
+    .flops = flops,
+    .init = init,
+};

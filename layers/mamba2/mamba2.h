@@ -1,0 +1,18 @@
+/* mamba2.h: Mamba-2: a selective state space whose decay is one number per head.
+ *
+ *   [z x B C dt] = W_in x + b_in                      (H,P) (H,P) (G,N) (G,N) (H) per token
+ *   x, B, C <- silu(conv(.) + bias)                   depthwise, causal, `conv` tokens
+ *   step = softplus(dt + dt_bias), g = -exp(A_log) step
+ *   S <- exp(g) S + B (step x)^T, o = S^T C + D x     S (N,P) per head; head h uses B and C of group h / (H/G)
+ *   y = W_out (w rmsnorm(o silu(z))) + b_out          normed in G groups of H P / G numbers
+ * It is the recurrence of ops/recur.h without correction: q = C, k = B, v = step x, scale 1. State blob: S (H,N,P),
+ * then the last conv-1 inputs of the convolutions of x, B and C. Source: arXiv:2405.21060; names and packing as Hugging
+ * Face's Mamba2. */
+#pragma once
+#include "../mixer.h"
+
+typedef struct {
+    LayerCfg base;
+    int heads, head_dim, state_size, groups, conv;
+    bool conv_bias, bias;
+} Mamba2Cfg;

@@ -1,0 +1,413 @@
+/* mla.c: see mla.h. */
+#include "mla.h"
+
+#define AT(member) offsetof(MlaCfg, member)
+static const Key keys[] = {
+    {"heads", KEY_INT, AT(heads), NULL, 0, 1024, "query heads; 0: this layer only publishes latents for others", 0, 0},
+    {"kv_rank", KEY_INT, AT(kv_rank), NULL, 1, 1 << 20, "numbers of the latent that keys and values are built from", 0,
+     0},
+    {"q_rank", KEY_INT, AT(q_rank), "0", 0, 1 << 20, "numbers of the queries' latent; 0: queries straight from x", 0,
+     0},
+    {"nope_dim", KEY_INT, AT(nope_dim), "0", 0, 1024, "numbers of a head's key that are not rotated", 0, 0},
+    {"rope_dim", KEY_INT, AT(rope_dim), "0", 0, 2 * ROPE_PAIRS,
+     "numbers of a key that heads share and that are rotated; 0 wants `rope: none`", 0, 0},
+    {"v_dim", KEY_INT, AT(v_dim), "0", 0, 1024, "numbers of a head's value; 0: nope_dim", 0, 0},
+    {"rope_heads", KEY_INT, AT(rope_heads), "1", 1, 1024,
+     "rotated keys per token, a divisor of heads: each is shared by heads / rope_heads", 0, 0},
+    {"window", KEY_INT, AT(window), "0", 0, 1 << 30, "positions a query looks back, itself included; 0: all", 0, 0},
+    {"sinks", KEY_INT, AT(sinks), "0", 0, 1 << 20, "first positions of a document that stay visible beyond the window",
+     0, 0},
+    {"rope", KEY_TABLE, AT(rope), "", 0, 0,
+     "rotary position embedding of the rope_dim numbers; mscale_all_dim also scales the softmax", 0, rope_keys},
+    {"latent_norm", KEY_BOOL, AT(latent_norm), "true", 0, 0, "RMSNorm of the latent", 0, 0},
+    {"q_latent_norm", KEY_BOOL, AT(q_latent_norm), "true", 0, 0, "RMSNorm of the queries' latent, if there is one", 0,
+     0},
+    {"a_bias", KEY_BOOL, AT(a_bias), "false", 0, 0, "biases of the projections to latents and rotated keys", 0, 0},
+    {"q_bias", KEY_BOOL, AT(q_bias), "false", 0, 0, "bias of the projection that makes the queries", 0, 0},
+    {"o_bias", KEY_BOOL, AT(o_bias), "false", 0, 0, "bias of the output projection", 0, 0},
+    {0},
+};
+#undef AT
+
+static const double latent_eps = 1e-6; /* whatever the model's norm_eps is: all published weights assume it */
+
+typedef struct {
+    Tensor wq, bq;       /* (H (Dn+Dr), d or q_rank) */
+    Tensor wqa, bqa, nq; /* (q_rank, d) (q_rank) (q_rank) */
+    Tensor wa, ba, nkv;  /* (r + G Dr, d) (r + G Dr) (r); owner only */
+    Tensor wb, wo, bo;   /* (H (Dn+Dv), r) (d, H Dv) (d) */
+} W;
+typedef struct {
+    Tensor q, o, lse;   /* (M,H,Dn+Dr) as attended, (M,H,Dv), (M,H); M wanted rows */
+    Tensor ql, ql_rstd; /* (M,q_rank) before its norm, (M) */
+    Tensor u, rstd;     /* (N,r) before its norm, (N); owner with latent_norm only */
+} S;
+
+static int key_dim(const MlaCfg *c) { return c->nope_dim + c->rope_dim; }
+static int up_dim(const MlaCfg *c) { return c->nope_dim + c->v_dim; }
+static int rope_width(const MlaCfg *c) { return c->rope_heads * c->rope_dim; }
+
+static bool check_sizes(const MlaCfg *c, Err *e) {
+    int d = c->base.d_model;
+    if (c->kv_rank > d) return err_input(e, "kv_rank: expected at most d_model (%d), got %d", d, c->kv_rank);
+    if (c->q_rank > d) return err_input(e, "q_rank: expected at most d_model (%d), got %d", d, c->q_rank);
+    if (c->heads % c->rope_heads)
+        return err_input(e, "rope_heads: expected a divisor of heads (%d), got %d", c->heads, c->rope_heads);
+    if (c->rope_heads > 1 && !c->rope_dim)
+        return err_input(e, "rope_heads: %d rotated keys, but rope_dim is 0", c->rope_heads);
+    if (c->heads && !key_dim(c)) return err_input(e, "nope_dim: keys have no numbers; set nope_dim, rope_dim or both");
+    if (c->heads && !c->v_dim) return err_input(e, "v_dim: must be given when nope_dim is 0");
+    if ((long)imax(c->heads, c->rope_heads) * (key_dim(c) + c->v_dim) > 1 << 20)
+        return err_input(e, "heads: %d of %d + %d numbers are more than %d in all", c->heads, key_dim(c), c->v_dim,
+                         1 << 20);
+    return true;
+}
+static bool check(void *cfg, Err *e) {
+    MlaCfg *c = cfg;
+    bool turns = c->rope.type != ROPE_NONE;
+    if (!c->v_dim) c->v_dim = c->nope_dim;
+    if (!check_sizes(c, e)) return false;
+    if (turns && !c->rope_dim)
+        return err_input(e, "rope_dim: 0 leaves nothing to rotate; expected an even number, or `rope: none`");
+    if (turns && c->rope_dim % 2)
+        return err_input(e, "rope_dim: rope turns pairs, expected an even number, got %d", c->rope_dim);
+    if (c->sinks && !c->window)
+        return err_input(e, "sinks: %d without a window has no meaning; set window or remove sinks", c->sinks);
+    if (!c->heads && !c->base.owner)
+        return err_input(e, "heads: 0 publishes latents, but kv_from says that this layer reads another's");
+    if (!rope_make(&c->k_turn, &c->rope, turns ? c->rope_dim : 0, c->base.max_positions, e)) return false;
+    c->q_turn = c->k_turn;
+    c->q_turn.at = c->nope_dim;
+    return true;
+}
+
+static void weights(const void *cfg, void *w_, Fields *f) {
+    const MlaCfg *c = cfg;
+    W *w = w_;
+    int d = c->base.d_model, Q = c->heads * key_dim(c), A = c->kv_rank + rope_width(c);
+    const unsigned gain = FIELD_ONES | FIELD_NODECAY, bias = FIELD_ZEROS | FIELD_NODECAY;
+    if (c->heads && c->q_rank) {
+        field(f, &w->wqa, "q_a_proj.weight", 0, c->q_rank, d);
+        if (c->a_bias) field(f, &w->bqa, "q_a_proj.bias", bias, c->q_rank);
+        if (c->q_latent_norm) field(f, &w->nq, "q_a_layernorm.weight", gain, c->q_rank);
+        field(f, &w->wq, "q_b_proj.weight", 0, Q, c->q_rank);
+        if (c->q_bias) field(f, &w->bq, "q_b_proj.bias", bias, Q);
+    } else if (c->heads) {
+        field(f, &w->wq, "q_proj.weight", 0, Q, d);
+        if (c->q_bias) field(f, &w->bq, "q_proj.bias", bias, Q);
+    }
+    if (c->base.owner) {
+        field(f, &w->wa, "kv_a_proj_with_mqa.weight", 0, A, d);
+        if (c->a_bias) field(f, &w->ba, "kv_a_proj_with_mqa.bias", bias, A);
+        if (c->latent_norm) field(f, &w->nkv, "kv_a_layernorm.weight", gain, c->kv_rank);
+    }
+    if (!c->heads) return;
+    field(f, &w->wb, "kv_b_proj.weight", 0, c->heads * up_dim(c), c->kv_rank);
+    field(f, &w->wo, "o_proj.weight", FIELD_RESIDUAL, d, c->heads * c->v_dim);
+    if (c->o_bias) field(f, &w->bo, "o_proj.bias", bias, d);
+}
+
+static void buffers(const MlaCfg *c, int N, int M, S *s, Fields *f) {
+    if (c->heads) {
+        field(f, &s->q, "q", 0, M, c->heads, key_dim(c));
+        field(f, &s->o, "o", 0, M, c->heads, c->v_dim);
+        field(f, &s->lse, "lse", FIELD_F32, M, c->heads);
+    }
+    if (c->heads && c->q_rank) {
+        field(f, &s->ql, "ql", 0, M, c->q_rank);
+        if (c->q_latent_norm) field(f, &s->ql_rstd, "ql_rstd", FIELD_F32, M);
+    }
+    if (c->base.owner && c->latent_norm) {
+        field(f, &s->u, "u", 0, N, c->kv_rank);
+        field(f, &s->rstd, "rstd", FIELD_F32, N);
+    }
+}
+static void saved(const void *cfg, int N, void *s, Fields *f) { buffers(cfg, N, N, s, f); }
+
+static void rows(const void *cfg, KvShape *s) {
+    const MlaCfg *c = cfg;
+    *s = (KvShape){.lanes = 1,
+                   .kdim = c->kv_rank + rope_width(c),
+                   .vdim = c->kv_rank,
+                   .alias = true,
+                   .window = c->window,
+                   .sinks = c->sinks};
+}
+/* Forward, backward and both forms of reading must look alike. */
+static Look look_of(const MlaCfg *c) {
+    double m =
+        c->rope.factor > 1 && c->rope.mscale_all_dim > 0 ? 0.1 * c->rope.mscale_all_dim * log(c->rope.factor) + 1 : 1;
+    return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(m * m / sqrt(key_dim(c)))};
+}
+
+/* ---- pieces shared by all passes ----------------------------------------------------------------------------------
+ */
+
+/* Rows from..from+n-1 of a matrix, or numbers of a vector; absent of absent. */
+static Tensor part(Tensor t, int from, int n) {
+    if (!present(t)) return t;
+    if (t.p) t.p = R(t) + (size_t)from * (tensor_count(t) / (size_t)t.n[0]);
+    t.n[0] = n;
+    return t;
+}
+static Tensor narrow(Run *r, Tensor x) {
+    if (r->in.n == r->out.n) return x;
+    Tensor y = SCRATCH(r, "wanted rows", r->out.n, x.n[1]);
+    r->ops->gather(r, y, x, r->in, r->out);
+    return y;
+}
+static Tensor zeros(Run *r, const char *name, int a, int b, int c) {
+    Tensor t = c ? SCRATCH(r, name, a, b, c) : SCRATCH(r, name, a, b);
+    r->ops->zero(r, t);
+    return t;
+}
+/* (N, G Dr) and (N, G, Dr): the rotated keys of the rows in kv, side by side. */
+static Tensor rope_keys_of(Run *r, const MlaCfg *c, int N, Tensor k) {
+    Tensor t = SCRATCH(r, "rope keys", N, c->rope_heads, c->rope_dim);
+    r->ops->columns(r, tensor_rows(t, rope_width(c)), 0, k, c->kv_rank, rope_width(c));
+    return t;
+}
+
+static void latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s) {
+    Mark mark = arena_mark(r->scratch);
+    int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
+    Tensor latent = SCRATCH(r, "latent", N, rank), u = c->latent_norm ? s->u : latent;
+    r->ops->linear(r, u, x, part(w->wa, 0, rank), part(w->ba, 0, rank));
+    if (c->latent_norm) r->ops->rmsnorm(r, latent, s->rstd, u, w->nkv, latent_eps);
+    r->ops->columns(r, kv->k, 0, latent, 0, rank);
+    if (ropes) {
+        Tensor k = SCRATCH(r, "rope keys", N, c->rope_heads, c->rope_dim);
+        r->ops->linear(r, k, x, part(w->wa, rank, ropes), part(w->ba, rank, ropes));
+        r->ops->rope(r, k, &c->k_turn, r->in, 1);
+        r->ops->columns(r, kv->k, rank, tensor_rows(k, ropes), 0, ropes);
+    }
+    arena_release(r->scratch, mark);
+}
+/* dk (N, r + G Dr), the gradient of the rows, is read and not changed. */
+static void latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor x, Tensor dk, const S *s, Tensor dx) {
+    Mark mark = arena_mark(r->scratch);
+    int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
+    Tensor g = SCRATCH(r, "d latent", N, rank);
+    r->ops->columns(r, g, 0, dk, 0, rank);
+    if (c->latent_norm) {
+        Tensor du = zeros(r, "d u", N, rank, 0);
+        r->ops->rmsnorm_backward(r, du, dw->nkv, g, s->u, w->nkv, s->rstd);
+        g = du;
+    }
+    r->ops->linear_backward(r, dx, part(dw->wa, 0, rank), part(dw->ba, 0, rank), g, x, part(w->wa, 0, rank));
+    if (ropes) {
+        Tensor k = rope_keys_of(r, c, N, dk);
+        r->ops->rope(r, k, &c->k_turn, r->in, -1);
+        r->ops->linear_backward(r, dx, part(dw->wa, rank, ropes), part(dw->ba, rank, ropes), k, x,
+                                part(w->wa, rank, ropes));
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* What the queries are projected from: x, or its latent; rstd is written where there is a norm. */
+static Tensor query_input(Run *r, const MlaCfg *c, const W *w, Tensor x, Tensor ql, Tensor rstd) {
+    if (!c->q_rank) return x;
+    if (!c->q_latent_norm) return ql;
+    Tensor normed = SCRATCH(r, "query latent", ql.n[0], c->q_rank);
+    r->ops->rmsnorm(r, normed, rstd, ql, w->nq, latent_eps);
+    return normed;
+}
+static void queries(Run *r, const MlaCfg *c, const W *w, Tensor x, S *s) {
+    Mark mark = arena_mark(r->scratch);
+    x = narrow(r, x);
+    if (c->q_rank) r->ops->linear(r, s->ql, x, w->wqa, w->bqa);
+    r->ops->linear(r, s->q, query_input(r, c, w, x, s->ql, s->ql_rstd), w->wq, w->bq);
+    r->ops->rope(r, s->q, &c->q_turn, r->out, 1);
+    arena_release(r->scratch, mark);
+}
+/* dq is consumed. */
+static void queries_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor x, Tensor dq, const S *s, Tensor dx) {
+    Mark mark = arena_mark(r->scratch);
+    int N = r->in.n;
+    r->ops->rope(r, dq, &c->q_turn, r->in, -1);
+    Tensor in = query_input(r, c, w, x, s->ql, c->q_latent_norm ? SCRATCH(r, "again", N) : ABSENT);
+    Tensor din = c->q_rank ? zeros(r, "d query latent", N, c->q_rank, 0) : dx;
+    r->ops->linear_backward(r, din, dw->wq, dw->bq, dq, in, w->wq);
+    if (c->q_rank && c->q_latent_norm) {
+        Tensor dql = zeros(r, "d ql", N, c->q_rank, 0);
+        r->ops->rmsnorm_backward(r, dql, dw->nq, din, s->ql, w->nq, s->ql_rstd);
+        din = dql;
+    }
+    if (c->q_rank) r->ops->linear_backward(r, dx, dw->wqa, dw->bqa, din, x, w->wqa);
+    arena_release(r->scratch, mark);
+}
+
+/* ---- expanded -----------------------------------------------------------------------------------------------------
+ */
+
+static KvShape expanded_shape(const MlaCfg *c) {
+    return (KvShape){.lanes = c->heads, .kdim = key_dim(c), .vdim = c->v_dim};
+}
+/* Keys and values of every head for all rows of the pass, in scratch; *latent: their first factor (N,r). */
+static Kv expand(Run *r, const MlaCfg *c, const W *w, const Kv *kv, Tensor *latent) {
+    int N = r->batch->N, H = c->heads;
+    KvShape shape = expanded_shape(c);
+    Fields place = arena_placer(r->scratch);
+    Kv e = {0};
+    kv_fields(&shape, N, &e, &place);
+    *latent = SCRATCH(r, "latents", N, c->kv_rank);
+    r->ops->columns(r, *latent, 0, kv->k, 0, c->kv_rank);
+    Mark mark = arena_mark(r->scratch);
+    Tensor up = SCRATCH(r, "keys and values", N, H, up_dim(c));
+    r->ops->linear(r, up, *latent, w->wb, ABSENT);
+    r->ops->columns(r, e.k, 0, up, 0, c->nope_dim);
+    r->ops->columns(r, e.v, 0, up, c->nope_dim, c->v_dim);
+    if (c->rope_dim) r->ops->columns(r, e.k, c->nope_dim, rope_keys_of(r, c, N, kv->k), 0, c->rope_dim);
+    arena_release(r->scratch, mark);
+    return e;
+}
+static void attend_expanded(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S *s, bool merge) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor latent;
+    Kv e = expand(r, c, w, kv, &latent);
+    r->ops->attend(r, s->o, s->lse, s->q, &e, look_of(c), merge);
+    arena_release(r->scratch, mark);
+}
+/* Adds to the gradients of queries, of the rows in kv and of Wb. */
+static void attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv *kv, const S *s, Tensor dout,
+                            Tensor dq, Tensor dk) {
+    Mark mark = arena_mark(r->scratch);
+    int N = r->in.n, H = c->heads;
+    Tensor latent;
+    Kv e = expand(r, c, w, kv, &latent), de = {.s = e.s};
+    de.k = zeros(r, "d keys", N, H, key_dim(c));
+    de.v = zeros(r, "d values", N, H, c->v_dim);
+    r->ops->attend_backward(r, dq, &de, dout, s->q, &e, look_of(c), s->o, s->lse);
+    Tensor dup = SCRATCH(r, "d keys and values", N, H, up_dim(c)), dlatent = zeros(r, "d latents", N, c->kv_rank, 0);
+    r->ops->columns(r, dup, 0, de.k, 0, c->nope_dim);
+    r->ops->columns(r, dup, c->nope_dim, de.v, 0, c->v_dim);
+    r->ops->linear_backward(r, dlatent, dw->wb, ABSENT, dup, latent, w->wb);
+    r->ops->columns_backward(r, dk, 0, dlatent, 0, c->kv_rank);
+    if (c->rope_dim) { /* every head of a group adds to the key it shares */
+        Tensor drope = zeros(r, "d rope keys", N, c->rope_heads, c->rope_dim);
+        r->ops->columns_backward(r, drope, 0, de.k, c->nope_dim, c->rope_dim);
+        r->ops->columns_backward(r, dk, c->kv_rank, tensor_rows(drope, rope_width(c)), 0, rope_width(c));
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* ---- absorbed -----------------------------------------------------------------------------------------------------
+ */
+
+/* (M, H, r + G Dr): queries that read rows as they are stored. */
+static Tensor absorb(Run *r, const MlaCfg *c, const W *w, Tensor q) {
+    int M = q.n[0], H = c->heads, width = c->kv_rank + rope_width(c);
+    Tensor qa = SCRATCH(r, "absorbed queries", M, H, width);
+    if (c->rope_heads > 1) r->ops->zero(r, qa); /* a head looks at its own rope key alone */
+    r->ops->linear_heads(r, qa, q, w->wb, 0, c->nope_dim, true);
+    if (c->rope_heads == 1) {
+        r->ops->columns(r, qa, c->kv_rank, q, c->nope_dim, c->rope_dim);
+        return qa;
+    }
+    for (int h = 0; h < H; h++)
+        r->ops->columns(r, tensor_rows(qa, H * width), h * width + c->kv_rank + h / (H / c->rope_heads) * c->rope_dim,
+                        tensor_rows(q, H * key_dim(c)), h * key_dim(c) + c->nope_dim, c->rope_dim);
+    return qa;
+}
+/* slot NULL: no history. own: the pass's own rows, too. */
+static void attend_absorbed(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S *s, const Slot *slot, bool own) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor qa = absorb(r, c, w, s->q), z = SCRATCH(r, "read latents", r->out.n, c->heads, c->kv_rank);
+    if (slot) kv_attend(r, slot, kv, z, s->lse, qa, look_of(c), false);
+    if (own) r->ops->attend(r, z, s->lse, qa, kv, look_of(c), slot != NULL);
+    r->ops->linear_heads(r, s->o, z, w->wb, c->nope_dim, c->v_dim, false);
+    arena_release(r->scratch, mark);
+}
+
+bool mla_expands(const MlaCfg *c, const Batch *b, Pick out) {
+    double pairs = 0, up = (double)c->kv_rank * up_dim(c);
+    for (int m = 0; m < out.n; m++) {
+        int i = out.idx[m], sees = i - imax(b->first[i], b->off[b->of[i]]) + 1;
+        pairs += c->window ? imin(sees, c->window) : sees;
+    }
+    double absorbed = pairs * (2.0 * c->kv_rank + rope_width(c)) + (b->history ? 0 : out.n * up);
+    return pairs * (key_dim(c) + c->v_dim) + b->N * up < absorbed;
+}
+
+/* ---- passes -------------------------------------------------------------------------------------------------------
+ */
+
+static void forward(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, void *s_, Tensor y) {
+    const MlaCfg *c = cfg;
+    const W *w = w_;
+    S *s = s_;
+    if (c->base.owner) latents(r, c, w, x, kv, s);
+    if (!c->heads) return;
+    queries(r, c, w, x, s);
+    attend_expanded(r, c, w, kv, s, false);
+    r->ops->linear(r, y, s->o, w->wo, w->bo);
+}
+static void extend(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
+    const MlaCfg *c = cfg;
+    const W *w = w_;
+    Mark mark = arena_mark(r->scratch);
+    Fields f = arena_placer(r->scratch);
+    S s = {0};
+    buffers(c, r->in.n, r->out.n, &s, &f);
+    if (c->base.owner) latents(r, c, w, x, kv, &s);
+    if (c->heads) {
+        bool all = measuring(r), history = r->batch->history, expands = !all && mla_expands(c, r->batch, r->out);
+        queries(r, c, w, x, &s);
+        /* both partials of the softmax meet in (o, lse): that of the history is lifted before it is merged */
+        if (all || history || !expands) attend_absorbed(r, c, w, kv, &s, history ? slot : NULL, all || !expands);
+        if (all || expands) attend_expanded(r, c, w, kv, &s, history);
+        r->ops->linear(r, y, s.o, w->wo, w->bo);
+    }
+    arena_release(r->scratch, mark);
+}
+
+static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
+                     const void *s_, Tensor dy, Tensor dx) {
+    const MlaCfg *c = cfg;
+    const W *w = w_;
+    W *dw = dw_;
+    const S *s = s_;
+    Mark mark = arena_mark(r->scratch);
+    if (c->heads) {
+        int N = r->in.n, H = c->heads;
+        Tensor dout = zeros(r, "d o", N, H, c->v_dim), dq = zeros(r, "d q", N, H, key_dim(c));
+        r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
+        attend_backward(r, c, w, dw, kv, s, dout, dq, dkv->k);
+        queries_backward(r, c, w, dw, x, dq, s, dx);
+    }
+    /* comes last of all readers: dkv holds the sum of their shares */
+    if (c->base.owner) latents_backward(r, c, w, dw, x, dkv->k, s, dx);
+    arena_release(r->scratch, mark);
+}
+
+static double seen(const MlaCfg *c, double context) {
+    return c->window && context > c->window + c->sinks ? c->window + c->sinks : context;
+}
+static double flops(const void *cfg, double context) {
+    const MlaCfg *c = cfg;
+    return 2.0 * c->heads * (key_dim(c) + c->v_dim) * seen(c, context);
+}
+static double decode_flops(const void *cfg, double context) {
+    const MlaCfg *c = cfg;
+    return 2.0 * c->heads * (2.0 * c->kv_rank + rope_width(c)) * seen(c, context);
+}
+static bool publishes_only(const void *cfg) { return ((const MlaCfg *)cfg)->heads == 0; }
+
+const Mixer mla_mixer = {
+    .name = "mla",
+    .source = "arXiv:2405.04434",
+    .keys = keys,
+    .cfg_size = sizeof(MlaCfg),
+    .w_size = sizeof(W),
+    .s_size = sizeof(S),
+    .check = check,
+    .weights = weights,
+    .saved = saved,
+    .rows = rows,
+    .forward = forward,
+    .backward = backward,
+    .extend = extend,
+    .flops = flops,
+    .decode_flops = decode_flops,
+    .publishes_only = publishes_only,
+};

@@ -1,0 +1,115 @@
+/* lines.c: what single members of the family need beside a recurrence: linear attention's feature map, ones and
+ * quotient, Mamba-2's step and skip, retention's constant decays. Softplus and sigmoid are those of gates.c. */
+#include "vec.h"
+
+static void repeat(Run *r, Tensor y, const double *row) {
+    if (measuring(r)) return;
+    size_t N = (size_t)y.n[0], w = N ? tensor_count(y) / N : 0;
+    for (size_t i = 0; i < N; i++)
+        for (size_t c = 0; c < w; c++) R(y)[i * w + c] = (real)row[c];
+}
+
+static void elu1(Run *r, Tensor y, Tensor x) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(x);
+    real *o = R(y);
+    const real *a = R(x);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) o[i] = a[i] > 0 ? a[i] + 1 : exp_real(a[i] > 0 ? 0 : a[i]);
+}
+static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(y);
+    real *o = R(dx);
+    const real *a = R(y), *g = R(dy);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) o[i] += g[i] * (a[i] < 1 ? a[i] : 1);
+}
+
+/* Groups of x.n[rank-1] numbers in x, one more or fewer in y. */
+static void widen(Run *r, Tensor y, Tensor x) {
+    if (measuring(r)) return;
+    size_t V = (size_t)x.n[x.rank - 1], M = tensor_count(x) / V;
+    CHECK(tensor_count(y) == M * (V + 1), "%zu groups of %zu", M, V);
+    for (size_t i = 0; i < M; i++) {
+        memcpy(R(y) + i * (V + 1), R(x) + i * V, V * sizeof(real));
+        R(y)[i * (V + 1) + V] = 1;
+    }
+}
+static void widen_backward(Run *r, Tensor dx, Tensor dy) {
+    if (measuring(r)) return;
+    size_t V = (size_t)dx.n[dx.rank - 1], M = tensor_count(dx) / V;
+    CHECK(tensor_count(dy) == M * (V + 1), "%zu groups of %zu", M, V);
+    for (size_t i = 0; i < M; i++)
+        for (size_t c = 0; c < V; c++) R(dx)[i * V + c] += R(dy)[i * (V + 1) + c];
+}
+static void quotient(Run *r, Tensor y, Tensor x, double eps) {
+    if (measuring(r)) return;
+    size_t V = (size_t)y.n[y.rank - 1], M = tensor_count(y) / V;
+    CHECK(tensor_count(x) == M * (V + 1), "%zu groups of %zu", M, V);
+    for (size_t i = 0; i < M; i++) {
+        const real *a = R(x) + i * (V + 1);
+        real f = 1 / (a[V] + (real)eps);
+        for (size_t c = 0; c < V; c++) R(y)[i * V + c] = a[c] * f;
+    }
+}
+static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
+    if (measuring(r)) return;
+    size_t V = (size_t)y.n[y.rank - 1], M = tensor_count(y) / V;
+    CHECK(tensor_count(x) == M * (V + 1) && tensor_count(dx) == tensor_count(x), "%zu groups of %zu", M, V);
+    for (size_t i = 0; i < M; i++) {
+        real *o = R(dx) + i * (V + 1), f = 1 / (R(x)[i * (V + 1) + V] + (real)eps);
+        const real *g = R(dy) + i * V;
+        for (size_t c = 0; c < V; c++) o[c] += g[c] * f;
+        o[V] -= dot(g, R(y) + i * V, (int)V) * f;
+    }
+}
+
+static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
+    int N = x.n[0], H = x.n[1], P = x.n[2];
+    CHECK(tensor_count(z) == (size_t)N * (size_t)H && tensor_count(bias) == (size_t)H, "%d rows, %d heads", N, H);
+    if (measuring(r)) return;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
+    for (int t = 0; t < N; t++)
+        for (int h = 0; h < H; h++) {
+            size_t i = (size_t)t * (size_t)H + (size_t)h, at = i * (size_t)P;
+            real f = softplus1(R(z)[i] + R(bias)[h]);
+            for (size_t c = at; c < at + (size_t)P; c++) R(y)[c] = f * R(x)[c];
+        }
+}
+static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
+    int N = x.n[0], H = x.n[1], P = x.n[2];
+    if (measuring(r)) return;
+        /* Threads share the heads, so that each sum has one owner and one order. */
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
+    for (int h = 0; h < H; h++)
+        for (int t = 0; t < N; t++) {
+            size_t i = (size_t)t * (size_t)H + (size_t)h, at = i * (size_t)P;
+            real a = R(z)[i] + R(bias)[h], f = softplus1(a), df = dot(R(dy) + at, R(x) + at, P) * sigmoid1(a);
+            for (size_t c = at; c < at + (size_t)P; c++) R(dx)[c] += f * R(dy)[c];
+            R(dz)[i] += df;
+            R(dbias)[h] += df;
+        }
+}
+static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
+    int N = x.n[0], H = x.n[1], P = x.n[2];
+    CHECK(tensor_count(y) == tensor_count(x) && tensor_count(w) == (size_t)H, "%d heads", H);
+    if (measuring(r)) return;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
+    for (int t = 0; t < N; t++)
+        for (int h = 0; h < H; h++) {
+            size_t at = ((size_t)t * (size_t)H + (size_t)h) * (size_t)P;
+            for (size_t c = at; c < at + (size_t)P; c++) R(y)[c] += R(w)[h] * R(x)[c];
+        }
+}
+static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
+    int N = x.n[0], H = x.n[1], P = x.n[2];
+    if (measuring(r)) return;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
+    for (int h = 0; h < H; h++)
+        for (int t = 0; t < N; t++) {
+            size_t at = ((size_t)t * (size_t)H + (size_t)h) * (size_t)P;
+            for (size_t c = at; c < at + (size_t)P; c++) R(dx)[c] += R(w)[h] * R(dy)[c];
+            R(dw)[h] += dot(R(dy) + at, R(x) + at, P);
+        }
+}

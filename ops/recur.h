@@ -1,0 +1,58 @@
+/* recur.h: the gated delta rule and its special cases: a matrix S of K x V numbers per value head that every row
+ * decays, corrects and reads. Natural-log decay g <= 0, a_t = exp(g_t) per key channel or one number per head:
+ *
+ *   D = Diag(a_t) S_{t-1}
+ *   S_t = D + k_t u_t^T,   u_t = beta_t (v_t - D^T k_t)  with beta (delta rule),   u_t = v_t  without
+ *   o_t = scale S_t^T q_t
+ *
+ * S is zero where a document begins. HV value heads (v, g, beta, S); value head h uses the q and k of head h/(HV/H).
+ *
+ *   beta  g            is
+ *   yes   per channel  Kimi Delta Attention (arXiv:2510.26692)
+ *   yes   per head     Gated DeltaNet (arXiv:2412.06464)
+ *   yes   absent       DeltaNet (arXiv:2406.06484)
+ *   no    per channel  GLA (arXiv:2312.06635)
+ *   no    per head     retention (arXiv:2307.08621; constant), gated retention (arXiv:2405.05254), Mamba-2's SSD
+ *                      (arXiv:2405.21060; q = C, k = B, v = dt x, g = dt A, scale 1)
+ *   no    absent       linear attention (arXiv:2006.16236; its denominator is one more column of ones in v) */
+#pragma once
+#include "run.h"
+
+typedef struct {
+    Tensor q, k; /* (N,H,K) */
+    Tensor v;    /* (N,HV,V) */
+    Tensor g;    /* (N,HV,K), or (N,HV,1): one for all channels; absent: no decay */
+    Tensor beta; /* (N,HV); absent: no delta rule */
+} Recur;
+
+/* Where sequences continue a history in a pass that is trained on: Batch.seq indexes all three. */
+typedef struct {
+    Tensor start;  /* (nseq,HV,K,V) the states before the pass, of sequences whose first row has first = -1 */
+    Tensor dstart; /* their gradient, added to; optional */
+    Tensor dend;   /* the gradient of the states after the pass, of sequences with rows; optional */
+} RecurEnds;
+
+/* Rows of a pass are taken in chunks of RECUR_CHUNK that start where a document does; `keep` holds the state before
+ * each chunk but a document's first in this pass. (recur_keep(N),HV,K,V); the chunk that starts at row i is number
+ * i / RECUR_CHUNK - 1, which no two share. */
+enum { RECUR_CHUNK = 64 };
+static inline int recur_keep(int N) { return imax(1, (N - 1) / RECUR_CHUNK); }
+
+/* Gates. z (N,HV,K) or (N,HV,1), bias as one row of z, A (HV) is the logarithm of a rate. */
+typedef enum {
+    GATE_SOFTPLUS,  /* g = -exp(A) log(1 + exp(z + bias)); param is not used */
+    GATE_BOUND,     /* g = param sigmoid(exp(A) (z + bias)), param < 0: the lower bound */
+    GATE_LOGSIGMOID /* g = log(sigmoid(z + bias)) / param; A must be absent */
+} GateKind;
+typedef struct {
+    GateKind kind;
+    double param;
+} Gate;
+
+/* Gated RMSNorm of groups of `width` numbers: rms(x) = x (mean x^2 + eps)^-1/2. */
+typedef struct {
+    int width;
+    bool silu;   /* the gate is silu(z) = z sigmoid(z); otherwise sigmoid(z) */
+    bool before; /* y = w rms(x gate(z)); otherwise y = w rms(x) gate(z) */
+    double eps;
+} GatedNorm;

@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Golden layers of the linear recurrences: settings, weights under their public names, inputs x and outputs y.
+
+Gated DeltaNet and Mamba-2 are the modules of transformers in double (their norms and the delta rule compute in float32). The others are
+typed here in NumPy, one token at a time (DeltaNet, GLA) or in the quadratic parallel form (retention, gated retention,
+linear attention), which share nothing with a chunked recurrence. Every case holds two documents of LENGTHS tokens, the
+second shorter than a convolution; the first is longer than a chunk of 64. Weights and x are stored as float32 and were
+used as stored, y is float64. Versions: linear/versions.json. Usage: make_linear.py [OUT]  (default: linear/)
+"""
+import json
+import pathlib
+import sys
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+import transformers
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Config, Mamba2Mixer
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextConfig, Qwen3NextGatedDeltaNet
+
+here = pathlib.Path(__file__).resolve().parent
+out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "linear"
+LENGTHS = (67, 3)
+D = 16
+EPS = 1e-5
+
+silu = lambda a: a / (1 + np.exp(-a))
+sigmoid = lambda a: 1 / (1 + np.exp(-a))
+logsigmoid = lambda a: -np.logaddexp(0, -a)
+softplus = lambda a: np.logaddexp(0, a)
+rms = lambda a, eps=EPS: a / np.sqrt((a * a).mean(-1, keepdims=True) + eps)
+unit = lambda a: a / np.sqrt((a * a).sum(-1, keepdims=True) + 1e-6)
+
+
+class Case:
+    """Weights drawn in the order they are asked for, rounded to float32."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        self.w = {}
+
+    def __call__(self, name, *shape, std=0.35, mean=0.0):
+        a = (mean + std * self.rng.standard_normal(shape)).astype(np.float32)
+        self.w[name] = a
+        return a.astype(np.float64)
+
+
+def documents(x, layer):
+    at, ys = 0, []
+    for n in LENGTHS:
+        ys.append(layer(x[at:at + n]))
+        at += n
+    return np.concatenate(ys)
+
+
+def conv(a, w):
+    """Causal, per channel, then SiLU: w (C,1,W), the last tap on the current token."""
+    W = w.shape[2]
+    padded = np.concatenate([np.zeros((W - 1, a.shape[1])), a])
+    return silu(sum(padded[j:j + len(a)] * w[:, 0, j] for j in range(W)))
+
+
+def rotate(a, theta, yoco):
+    """a (T,H,K) turned by position; YOCO interleaves pairs and lets the frequencies end at 1/theta."""
+    T, H, K = a.shape
+    angle = np.arange(T)[:, None] * theta ** -(np.linspace(0, 1, K // 2) if yoco else np.arange(K // 2) * 2.0 / K)
+    z = np.exp(1j * angle)[:, None, :]
+    if yoco:
+        c = (a[..., 0::2] + 1j * a[..., 1::2]) * z
+        r = np.empty_like(a)
+        r[..., 0::2], r[..., 1::2] = c.real, c.imag
+        return r
+    c = (a[..., :K // 2] + 1j * a[..., K // 2:]) * z
+    return np.concatenate([c.real, c.imag], -1)
+
+
+def heads(a, H):
+    return a.reshape(len(a), H, -1)
+
+
+def gdn_public(seed):
+    H, HV, K, V, W = 2, 4, 6, 5, 4
+    cfg = Qwen3NextConfig(hidden_size=D, linear_num_value_heads=HV, linear_num_key_heads=H, linear_key_head_dim=K,
+                          linear_value_head_dim=V, linear_conv_kernel_dim=W, rms_norm_eps=EPS, hidden_act="silu",
+                          num_hidden_layers=1, layer_types=["linear_attention"])
+    m = Qwen3NextGatedDeltaNet(cfg, 0).double().eval()
+    c = Case(seed)
+    r = HV // H
+    q, k, v, z = c("q_proj.weight", H * K, D), c("k_proj.weight", H * K, D), c("v_proj.weight", HV * V, D), c(
+        "g_proj.weight", HV * V, D)
+    a, b = c("a_proj.weight", HV, D), c("b_proj.weight", HV, D)
+    cw = [c(f"{n}_conv1d.weight", ch, 1, W, std=0.5) for n, ch in (("q", H * K), ("k", H * K), ("v", HV * V))]
+    # The module packs its projections by key head: [q k v.. z..] and [b.. a..].
+    qkvz, ba = [], []
+    for h in range(H):
+        qkvz += [q[h * K:(h + 1) * K], k[h * K:(h + 1) * K], v[h * r * V:(h + 1) * r * V], z[h * r * V:(h + 1) * r * V]]
+        ba += [b[h * r:(h + 1) * r], a[h * r:(h + 1) * r]]
+    set_ = lambda p, value: p.data.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+    set_(m.in_proj_qkvz.weight, np.concatenate(qkvz))
+    set_(m.in_proj_ba.weight, np.concatenate(ba))
+    set_(m.conv1d.weight, np.concatenate(cw))
+    set_(m.A_log, c("A_log", HV, std=0.7))
+    set_(m.dt_bias, c("dt_bias", HV, std=0.5))
+    set_(m.norm.weight, c("o_norm.weight", V, std=0.3, mean=1))
+    set_(m.out_proj.weight, c("o_proj.weight", D, HV * V))
+    with torch.no_grad():
+        layer = lambda x: m(torch.from_numpy(x)[None])[0].numpy()
+        return c, dict(mixer="gdn", heads=H, v_heads=HV, head_dim=K, v_dim=V, conv=W), layer
+
+
+def delta(H, HV, K, V, q, k, v, alpha, beta):
+    """S <- alpha S; S += k (x) beta (v - S^T k); o = K^-1/2 S^T q, token by token."""
+    o = np.zeros((len(q), HV, V))
+    for h in range(HV):
+        S = np.zeros((K, V))
+        g = h // (HV // H)
+        for t in range(len(q)):
+            S = alpha[t, h] * S
+            S = S + np.outer(k[t, g], beta[t, h] * (v[t, h] - S.T @ k[t, g]))
+            o[t, h] = S.T @ q[t, g] / np.sqrt(K)
+    return o
+
+
+def gdn_plain(seed):
+    """No convolution, no output gate, beta up to 2."""
+    H, HV, K, V = 2, 2, 5, 6
+    c = Case(seed)
+    q, k, v = c("q_proj.weight", H * K, D), c("k_proj.weight", H * K, D), c("v_proj.weight", HV * V, D)
+    a, b = c("a_proj.weight", HV, D), c("b_proj.weight", HV, D)
+    A, bias, norm = c("A_log", HV, std=0.7), c("dt_bias", HV, std=0.5), c("o_norm.weight", V, std=0.3, mean=1)
+    o = c("o_proj.weight", D, HV * V)
+
+    def layer(x):
+        Q, K_, V_ = (heads(silu(x @ w.T), n) for w, n in ((q, H), (k, H), (v, HV)))
+        alpha = np.exp(-np.exp(A) * softplus(x @ a.T + bias))
+        y = delta(H, HV, K, V, unit(Q), unit(K_), V_, alpha, 2 * sigmoid(x @ b.T))
+        return (rms(y) * norm).reshape(len(x), -1) @ o.T
+
+    return c, dict(mixer="gdn", heads=H, head_dim=K, v_dim=V, conv=0, gate=False, beta_max=2), layer
+
+
+def deltanet(seed):
+    H, K, V, W = 3, 4, 6, 3
+    c = Case(seed)
+    q, k, v = c("q_proj.weight", H * K, D), c("k_proj.weight", H * K, D), c("v_proj.weight", H * V, D)
+    b = c("b_proj.weight", H, D)
+    cq, ck, cv = (c(f"{n}_conv1d.weight", ch, 1, W, std=0.5) for n, ch in (("q", H * K), ("k", H * K), ("v", H * V)))
+    norm, o = c("o_norm.weight", V, std=0.3, mean=1), c("o_proj.weight", D, H * V)
+
+    def layer(x):
+        Q, K_, V_ = heads(conv(x @ q.T, cq), H), heads(conv(x @ k.T, ck), H), heads(conv(x @ v.T, cv), H)
+        y = delta(H, H, K, V, unit(Q), unit(K_), V_, np.ones((len(x), H)), sigmoid(x @ b.T))
+        return (rms(y) * norm).reshape(len(x), -1) @ o.T
+
+    return c, dict(mixer="deltanet", heads=H, head_dim=K, v_dim=V, conv=W), layer
+
+
+def gla(seed):
+    H, K, V, R = 2, 6, 4, 3
+    c = Case(seed)
+    q, k, v, g = (c(f"{n}_proj.weight", H * e, D) for n, e in (("q", K), ("k", K), ("v", V), ("g", V)))
+    g0, g1, gb = c("gk_proj.0.weight", R, D), c("gk_proj.1.weight", H * K, R), c("gk_proj.1.bias", H * K, std=1.0)
+    norm, o = c("g_norm_swish_gate.weight", V, std=0.3, mean=1), c("o_proj.weight", D, H * V)
+
+    def layer(x):
+        Q, K_, V_ = (heads(x @ w.T, H) for w in (q, k, v))
+        alpha = heads(np.exp(logsigmoid(x @ g0.T @ g1.T + gb) / 4), H)
+        y = np.zeros((len(x), H, V))
+        for h in range(H):
+            S = np.zeros((K, V))
+            for t in range(len(x)):
+                S = alpha[t, h][:, None] * S + np.outer(K_[t, h], V_[t, h])
+                y[t, h] = S.T @ Q[t, h] / np.sqrt(K)
+        return ((rms(y) * norm).reshape(len(x), -1) * silu(x @ g.T)) @ o.T
+
+    return c, dict(mixer="gla", heads=H, head_dim=K, v_dim=V, gate_rank=R, gate_divisor=4.0), layer
+
+
+def quadratic(q, k, v, c):
+    """o_n = sum over m <= n of exp(c_n - c_m) (q_n k_m) v_m; q, k (T,H,K), v (T,H,V), c (T,H)."""
+    score = np.einsum("nhk,mhk->hnm", q, k)
+    diff = c.T[:, :, None] - c.T[:, None, :]
+    score *= np.exp(np.where(np.tril(np.ones(diff.shape[1:], bool)), diff, -np.inf))
+    return np.einsum("hnm,mhv->nhv", score, v)
+
+
+def retention(seed):
+    H, K, V = 3, 4, 8
+    c = Case(seed)
+    q, k, v, g = (c(f"{n}_proj.weight", H * e, D) for n, e in (("q", K), ("k", K), ("v", V), ("g", V)))
+    norm, o = c("g_norm_swish_gate.weight", V, std=0.3, mean=1), c("o_proj.weight", D, H * V)
+
+    def layer(x):
+        Q, K_, V_ = (heads(x @ w.T, H) for w in (q, k, v))
+        decay = np.log(1 - 2.0 ** (-5 - np.arange(H)))
+        Q, K_ = rotate(Q, 100.0, False), rotate(K_, 100.0, False)
+        y = quadratic(Q / np.sqrt(K), K_, V_, np.cumsum(np.tile(decay, (len(x), 1)), 0))
+        return ((rms(y) * norm).reshape(len(x), -1) * silu(x @ g.T)) @ o.T
+
+    return c, dict(mixer="retention", heads=H, head_dim=K, v_dim=V, rope=dict(type="default", theta=100.0)), layer
+
+
+def gated_retention(seed):
+    H, K = 2, 8
+    c = Case(seed)
+    q, k, v, g = (c(f"{n}_proj.weight", H * K, D) for n in "qkvg")
+    gt, o = c("gt_proj.weight", H, D, std=2.0), c("out_proj.weight", D, H * K)
+
+    def layer(x):
+        Q, K_, V_ = (heads(x @ w.T, H) for w in (q, k, v))
+        Q, K_ = rotate(Q, 100.0, True), rotate(K_, 100.0, True) / np.sqrt(K)
+        y = quadratic(Q, K_, V_, np.cumsum(logsigmoid(x @ gt.T) / 16, 0))
+        return (rms(y).reshape(len(x), -1) * silu(x @ g.T)) @ o.T
+
+    return c, dict(mixer="gated_retention", heads=H,
+                   rope=dict(type="default", theta=100.0, interleaved=True, inclusive=True)), layer
+
+
+def linear(seed):
+    H, K, V, eps = 2, 5, 6, 1e-6
+    c = Case(seed)
+    q, k, v = (c(f"{n}_proj.weight", H * e, D) for n, e in (("q", K), ("k", K), ("v", V)))
+    o = c("o_proj.weight", D, H * V)
+
+    def layer(x):
+        Q, K_, V_ = (heads(x @ w.T, H) for w in (q, k, v))
+        Q, K_ = (np.where(a > 0, a + 1, np.exp(np.minimum(a, 0))) for a in (Q, K_))
+        score = np.tril(np.einsum("nhk,mhk->hnm", Q, K_))
+        y = np.einsum("hnm,mhv->nhv", score, V_) / (score.sum(-1).T[..., None] + eps)
+        return y.reshape(len(x), -1) @ o.T
+
+    return c, dict(mixer="linear", heads=H, head_dim=K, v_dim=V, eps=eps), layer
+
+
+def mamba2(seed, bias):
+    H, P, N, G, W = 4, 8, 6, 2, 4
+    d = H * P
+    cfg = Mamba2Config(num_heads=H, head_dim=P, hidden_size=D, state_size=N, n_groups=G, expand=d // D, conv_kernel=W,
+                       use_bias=bias, use_conv_bias=True, layer_norm_epsilon=EPS, chunk_size=16, num_hidden_layers=1)
+    m = Mamba2Mixer(cfg, 0).double().eval()
+    c = Case(seed)
+    C = d + 2 * G * N
+    set_ = lambda p, value: p.data.copy_(torch.from_numpy(value))
+    set_(m.in_proj.weight, c("in_proj.weight", d + C + H, D))
+    set_(m.conv1d.weight, c("conv1d.weight", C, 1, W, std=0.5))
+    set_(m.conv1d.bias, c("conv1d.bias", C, std=0.3))
+    set_(m.A_log, c("A_log", H, std=0.7))
+    set_(m.D, c("D", H, std=0.7))
+    set_(m.dt_bias, c("dt_bias", H, std=0.7))
+    set_(m.norm.weight, c("norm.weight", d, std=0.3, mean=1))
+    set_(m.out_proj.weight, c("out_proj.weight", D, d))
+    if bias:
+        set_(m.in_proj.bias, c("in_proj.bias", d + C + H, std=0.3))
+        set_(m.out_proj.bias, c("out_proj.bias", D, std=0.3))
+    layer = lambda x: m(torch.from_numpy(x)[None]).detach().numpy()[0]
+    return c, dict(mixer="mamba2", heads=H, head_dim=P, state_size=N, groups=G, conv=W, bias=bias), layer
+
+
+cases = {
+    "gdn": lambda: gdn_public(1),
+    "gdn-plain": lambda: gdn_plain(2),
+    "deltanet": lambda: deltanet(3),
+    "gla": lambda: gla(4),
+    "retention": lambda: retention(5),
+    "gated_retention": lambda: gated_retention(6),
+    "linear": lambda: linear(7),
+    "mamba2": lambda: mamba2(8, False),
+    "mamba2-bias": lambda: mamba2(9, True),
+}
+out.mkdir(parents=True, exist_ok=True)
+for name, make in cases.items():
+    with torch.no_grad():
+        c, settings, layer = make()
+        x = np.random.default_rng(100).standard_normal((sum(LENGTHS), D)).astype(np.float32)
+        y = documents(x.astype(np.float64), layer)
+    assert np.isfinite(y).all() and y.dtype == np.float64, name
+    tensors = {**c.w, "x": x, "y": y}
+    model = dict(d_model=D, vocab=2, max_positions=128, layers=1, norm_eps=EPS, kinds=dict(a=settings), pattern=["a"],
+                 ffn=[dict(kind="swiglu", hidden=1)])
+    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, out / f"{name}.safetensors",
+                                metadata={"model": json.dumps(model)})
+    print(f"{name}: |y| to {abs(y).max():.3g}, rms {np.sqrt((y * y).mean()):.3g}")
+(out / "versions.json").write_text(
+    json.dumps({"numpy": np.__version__, "safetensors": safetensors.__version__, "torch": torch.__version__,
+                "transformers": transformers.__version__}, indent=1) + "\n")
