@@ -83,6 +83,7 @@ bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
 }
 
 void engine_close(Engine *en) {
+    tokenizer_close(&en->tokenizer);
     if (en->model.dev) model_close(&en->model); /* it may not be open yet */
     device_close(en->dev);
     model_cfg_free(&en->cfg);
