@@ -15,7 +15,7 @@ typedef struct {
 static const Command commands[] = {
     {"train", cmd_train, "Train a model as a configuration says; resume"},
     {"generate", cmd_generate, "Continue prompts with a model"},
-    {"eval", cmd_eval, "Measure a model on a text: nll, perplexity, bits per byte"},
+    {"eval", cmd_eval, "Measure a model on a text (perplexity) or on a synthetic task (accuracy)"},
     {"logits", cmd_logits, "Write a model's logits of given tokens to a safetensors file"},
     {"info", cmd_info, "Parameters, FLOPs and cache bytes of a model or a configuration"},
     {"bench", cmd_bench, "Measure this machine's limits and the program's speed"},

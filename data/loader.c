@@ -1,4 +1,4 @@
-/* loader.c: windows of a token stream as batches. */
+/* loader.c: windows of a token stream, or samples of a task, as batches. */
 #include "loader.h"
 
 /* The loader's arrays, as those may be written who own them. */
@@ -28,15 +28,31 @@ size_t loader_bytes(int max_samples, int seq_len) {
     return dry.peak;
 }
 
-bool loader_open(Loader *l, int max_samples, int seq_len, bool poison, Err *e) {
-    CHECK(max_samples >= 1 && seq_len >= 1 && max_samples <= INT32_MAX / seq_len, "%d samples of %d tokens",
-          max_samples, seq_len);
-    *l = (Loader){.seq_len = seq_len, .max_samples = max_samples};
-    if (!arena_open(&l->mem, "batch", loader_bytes(max_samples, seq_len), poison, e)) return false;
-    Rows r = rows_take(&l->mem, max_samples, seq_len);
+size_t loader_bytes_task(const TaskCfg *task, int max_samples) {
+    Arena dry = {0};
+    rows_take(&dry, max_samples, task->T);
+    arena_take(&dry, task_work(task), "task");
+    return dry.peak;
+}
+
+static bool rows_open(Loader *l, size_t bytes, bool poison, Err *e) {
+    CHECK(l->max_samples >= 1 && l->seq_len >= 1 && l->max_samples <= INT32_MAX / l->seq_len, "%d samples of %d tokens",
+          l->max_samples, l->seq_len);
+    if (!arena_open(&l->mem, "batch", bytes, poison, e)) return false;
+    Rows r = rows_take(&l->mem, l->max_samples, l->seq_len);
     l->batch = (Batch){.off = r.off, .seq = r.seq, .of = r.of, .pos = r.pos, .first = r.first, .id = r.id};
     l->tok = r.tok;
     l->tgt = r.tgt;
+    return true;
+}
+bool loader_open(Loader *l, int max_samples, int seq_len, bool poison, Err *e) {
+    *l = (Loader){.seq_len = seq_len, .max_samples = max_samples};
+    return rows_open(l, loader_bytes(max_samples, seq_len), poison, e);
+}
+bool loader_open_task(Loader *l, const TaskCfg *task, int max_samples, bool poison, Err *e) {
+    *l = (Loader){.seq_len = task->T, .max_samples = max_samples, .task = task};
+    if (!rows_open(l, loader_bytes_task(task, max_samples), poison, e)) return false;
+    l->work = arena_take(&l->mem, task_work(task), "task");
     return true;
 }
 
@@ -51,12 +67,17 @@ static void start(Loader *l, int b) {
     ((int *)l->batch.off)[0] = 0;
 }
 
+/* Const to everybody else; the memory is ours and writable. */
+static Rows rows_own(Loader *l) {
+    const Batch *b = &l->batch;
+    return (Rows){(int *)b->off,   (int *)b->seq, (int *)b->of,  (int *)b->pos,
+                  (int *)b->first, (int *)l->tok, (int *)l->tgt, (uint64_t *)b->id};
+}
+
 /* Append one sequence: n inputs from t[at], and the n tokens after each. */
 static void add(Loader *l, Tokens t, int eot, size_t at, int n, uint64_t id) {
     Batch *b = &l->batch;
-    /* Const to everybody else; the memory is ours and writable. */
-    Rows r = {(int *)b->off,   (int *)b->seq, (int *)b->of,  (int *)b->pos,
-              (int *)b->first, (int *)l->tok, (int *)l->tgt, (uint64_t *)b->id};
+    Rows r = rows_own(l);
     CHECK(n >= 1 && at + (size_t)n < t.n, "tokens %zu..%zu of %zu", at, at + (size_t)n, t.n);
     int begin = b->N, first = begin;
     for (int i = 0; i < n; i++) {
@@ -106,4 +127,32 @@ void loader_val(Loader *l, Tokens t, int eot, int64_t eval_tokens, uint64_t wind
         size_t at = (window + (uint64_t)i) * len;
         add(l, t, eot, at, (int)zmin(len, n - at), window + (uint64_t)i);
     }
+}
+
+void loader_task(Loader *l, TaskStream stream, uint64_t seed, uint64_t sample, int b) {
+    Batch *batch = &l->batch;
+    Rows r = rows_own(l);
+    int T = l->seq_len;
+    CHECK(l->task, "opened for text");
+    start(l, b);
+    for (int i = 0; i < b; i++) {
+        int begin = batch->N;
+        r.id[i] = sample + (uint64_t)i;
+        task_sample(l->task, stream, seed, r.id[i], r.tok + begin, r.tgt + begin, l->work);
+        for (int k = 0; k < T; k++) r.of[begin + k] = i, r.pos[begin + k] = k, r.first[begin + k] = begin;
+        r.seq[i] = i;
+        batch->N += T;
+        r.off[++batch->B] = batch->N;
+    }
+}
+
+int64_t loader_task_targets(Loader *l, TaskStream stream, uint64_t seed, uint64_t sample, int b) {
+    Rows r = rows_own(l);
+    int64_t n = 0;
+    CHECK(l->task, "opened for text");
+    for (int i = 0; i < b; i++) {
+        task_sample(l->task, stream, seed, sample + (uint64_t)i, r.tok, r.tgt, l->work);
+        for (int k = 0; k < l->seq_len; k++) n += r.tgt[k] >= 0;
+    }
+    return n;
 }

@@ -5,15 +5,20 @@
  *     W = floor((n - 1) / seq_len)
  * windows to train on, window w beginning at token w seq_len; up to seq_len tokens at the end stay unused. Sample
  * number s, counted over the whole run from 0, reads in epoch s / W the window rng_permute(key(seed, epoch), s mod W,
- * W), so each epoch reads every window once, in another order. */
+ * W), so each epoch reads every window once, in another order.
+ *
+ * Of a task (task.h) sample s is the one of that number, one document of T rows. */
 #pragma once
 #include "../ops/run.h"
+#include "task.h"
 #include "text.h"
 
 typedef struct {
     Batch batch;          /* of the last fill; its arrays are the loader's */
-    const int *tok, *tgt; /* (batch.N) input ids and the ids to predict; no target is absent */
+    const int *tok, *tgt; /* (batch.N) input ids and the ids to predict; in a task -1 where nothing is asked */
     int seq_len, max_samples;
+    const TaskCfg *task; /* NULL: windows of text */
+    void *work;          /* the task's */
     Arena mem;
 } Loader;
 
@@ -21,6 +26,14 @@ typedef struct {
 bool loader_open(Loader *, int max_samples, int seq_len, bool poison, Err *);
 void loader_close(Loader *);
 size_t loader_bytes(int max_samples, int seq_len); /* what loader_open takes, before anything is allocated */
+
+/* The same for samples of a task, whose settings must outlive the loader. */
+bool loader_open_task(Loader *, const TaskCfg *, int max_samples, bool poison, Err *);
+size_t loader_bytes_task(const TaskCfg *, int max_samples);
+/* Samples sample .. sample + b - 1 of a stream of the task; batch.id is the sample's number. */
+void loader_task(Loader *, TaskStream, uint64_t seed, uint64_t sample, int b);
+/* How many targets those have; the batch is lost. b is not bounded by max_samples. */
+int64_t loader_task_targets(Loader *, TaskStream, uint64_t seed, uint64_t sample, int b);
 
 /* Windows of one epoch: W above; 0 when there are fewer than seq_len + 1 tokens. */
 uint64_t loader_windows(Tokens, int seq_len);

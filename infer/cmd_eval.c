@@ -1,31 +1,49 @@
-/* kvsmith eval: how well a model knows a text. */
+/* kvsmith eval: how well a model knows a text, or answers the questions of a task. */
 #include <errno.h>
 #include "../data/text.h"
-#include "engine.h"
+#include "eval_task.h"
 #include "session.h"
 
 int cmd_eval(int argc, char **argv);
 
+enum { WORDS_MAX = 64 };
 typedef struct {
     const char *model, *task, *data, *separator;
     int64_t context, stride, batch, chunk;
+    bool decode;
+    int nword;
+    char *word[WORDS_MAX];
 } Args;
-enum { OPT_DATA = 0x100, OPT_SEPARATOR, OPT_CONTEXT, OPT_STRIDE, OPT_BATCH, OPT_CHUNK };
+enum { OPT_DATA = 0x100, OPT_SEPARATOR, OPT_CONTEXT, OPT_STRIDE, OPT_BATCH, OPT_CHUNK, OPT_DECODE };
 static const struct argp_option options[] = {
-    {"data", OPT_DATA, "FILE", 0, "The text (required)", 0},
+    {"data", OPT_DATA, "FILE", 0, "ppl: the text (required)", 0},
     {"separator", OPT_SEPARATOR, "TEXT", 0,
-     "What stands between two documents of the text (default: it is one document)", 0},
-    {"context", OPT_CONTEXT, "N", 0, "Tokens of a window (default: the model's positions)", 0},
+     "ppl: what stands between two documents of the text (default: it is one document)", 0},
+    {"context", OPT_CONTEXT, "N", 0, "ppl: tokens of a window (default: the model's positions)", 0},
     {"stride", OPT_STRIDE, "N", 0,
-     "From window to window; only tokens that no window scored before count (default: the context)", 0},
-    {"batch", OPT_BATCH, "N", 0, "Windows at the same time (default 8)", 0},
-    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the windows (default 256)", 0},
+     "ppl: from window to window; only tokens that no window scored before count (default: the context)", 0},
+    {"batch", OPT_BATCH, "N", 0, "Windows or samples at the same time (default 8)", 0},
+    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the cache (default 256)", 0},
+    {"decode", OPT_DECODE, 0, 0,
+     "A task: feed the cache piece by piece, a question at the end of each, instead of all rows in one pass", 0},
     {0}};
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
     switch (key) {
-    case CLI_ARG: *(a->model ? &a->task : &a->model) = arg; return true;
+    case CLI_ARG:
+        if (!a->model)
+            a->model = arg;
+        else if (!a->task && !strchr(arg, '='))
+            a->task = arg;
+        else if (!strchr(arg, '='))
+            return err_input(e, "eval: unexpected word '%.100s'; expected KEY=VALUE", arg);
+        else if (a->nword == WORDS_MAX)
+            return err_input(e, "eval: more than %d key=value words", WORDS_MAX);
+        else
+            a->word[a->nword++] = (char *)arg;
+        return true;
+    case OPT_DECODE: a->decode = true; return true;
     case OPT_DATA: a->data = arg; return true;
     case OPT_SEPARATOR: a->separator = arg; return true;
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
@@ -56,13 +74,9 @@ typedef struct {
 } Score;
 
 static void score_row(Score *s, const Tokenizer *tk, const real *logits, int V, int target) {
-    double top = logits[0], sum = 0;
-    /* not fmax: gcc 12 for aarch64 fails to compile that reduction */
-    for (int v = 1; v < V; v++) top = logits[v] > top ? (double)logits[v] : top;
-    for (int v = 0; v < V; v++) sum += exp((double)logits[v] - top);
     size_t n = 0;
     if (target < tk->vocab && !tokenizer_special(tk, target)) tokenizer_decode(tk, target, &n);
-    s->nll += log(sum) + top - (double)logits[target];
+    s->nll += logits_nll(logits, V, target, NULL);
     s->bytes += n;
     s->tokens++;
 }
@@ -164,29 +178,55 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
     return ok;
 }
 
+static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
+    Engine en;
+    if (a->nword) return err_input(e, "eval ppl: unexpected word '%.100s'", a->word[0]);
+    if (a->decode) return err_input(e, "eval ppl: --decode is of tasks; a text always goes through the cache");
+    if (!a->data) return err_input(e, "eval ppl: expected --data FILE; see kvsmith eval --help");
+    if (!engine_open(&en, a->model, cli, e)) return false;
+    bool ok = engine_text(&en, e) && eval_open(a, &en, cli, e);
+    engine_close(&en);
+    return ok;
+}
+
+static bool task_eval(Args *a, const Cli *cli, Err *e) {
+    const char *alien = a->data        ? "--data"
+                        : a->separator ? "--separator"
+                        : a->context   ? "--context"
+                        : a->stride    ? "--stride"
+                                       : NULL;
+    if (a->task && !task_find(a->task)) {
+        char names[160] = "ppl";
+        for (int i = 0; tasks[i]; i++)
+            snprintf(names + strlen(names), sizeof names - strlen(names), ", %s", tasks[i]->name);
+        return err_input(e, "eval: expected one of %s, got '%.80s'", names, a->task);
+    }
+    if (alien && !a->task) return err_input(e, "eval: %s is of ppl; expected MODEL ppl", alien);
+    if (alien) return err_input(e, "eval %s: %s is of ppl, not of a task", a->task, alien);
+    EvalTask t = {a->model, a->task, (int)a->batch, (int)a->chunk, a->decode, a->nword, a->word};
+    return eval_task(&t, cli, e);
+}
+
 int cmd_eval(int argc, char **argv) {
     static const CliSpec spec = {
-        .args = "MODEL ppl",
+        .args = "MODEL [ppl|TASK] [KEY=VALUE...]",
         .doc = "ppl: perplexity of a text. The text is cut into windows; each predicts the token behind each of its "
                "tokens. nll is the mean in nats per token, ppl its exponential; bits_per_byte counts the bytes of the "
-               "predicted tokens, end-of-text as none. Documents do not see each other.",
+               "predicted tokens, end-of-text as none. Documents do not see each other. TASK is one of mqar, "
+               "palindrome, stack, copy, induction, needle, or left out: the one that the model was trained on. "
+               "accuracy is the part of the answers that greedy decoding would say, sample_accuracy the part of the "
+               "samples where it would say all. Keys: samples (1000), seed, T (tokens of a sample) and the task's, see "
+               "kvsmith config; default: what the model was trained on.",
         .options = options,
         .take = take,
-        .min_args = 2,
-        .max_args = 2};
+        .min_args = 1,
+        .max_args = -1};
     Args a = {.batch = 8, .chunk = CHUNK_ROWS};
     Cli cli;
     Err e = {0};
-    Engine en;
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
-    bool ok = true;
-    if (strcmp(a.task, "ppl")) ok = err_input(&e, "eval: expected the task ppl, got '%.100s'", a.task);
-    if (ok && !a.data) ok = err_input(&e, "eval ppl: expected --data FILE; see kvsmith eval --help");
-    if (ok && (ok = engine_open(&en, a.model, &cli, &e))) {
-        ok = engine_text(&en, &e) && eval_open(&a, &en, &cli, &e);
-        engine_close(&en);
-    }
-    return ok ? 0 : cli_fail(&e);
+    bool ppl = a.task && !strcmp(a.task, "ppl");
+    return (ppl ? ppl_eval(&a, &cli, &e) : task_eval(&a, &cli, &e)) ? 0 : cli_fail(&e);
 }

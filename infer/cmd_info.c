@@ -29,7 +29,7 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
 typedef struct {
     const Model *m;
     const char *dir;        /* NULL: a configuration */
-    const char *tokenizer;  /* "byte", or why there is none */
+    const char *tokenizer;  /* "byte" or "none" */
     const StepMemory *step; /* NULL: not a training configuration */
     int rows;               /* of its micro-batch */
 } Subject;
@@ -179,7 +179,8 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
         free(c);
         return false;
     }
-    if (!c->model.vocab) c->model.vocab = tokenizer_byte().vocab;
+    const TaskCfg *task = c->data.task.kind ? &c->data.task : NULL;
+    if (!c->model.vocab) c->model.vocab = task ? task->vocab : tokenizer_byte().vocab;
     int rows = c->train.micro_batch * c->data.seq_len;
     ModelOpts o = {.train = true,
                    .max_rows = rows,
@@ -192,7 +193,7 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
         ok = model_open(&m, dev, &c->model, o, e);
         if (ok) {
             StepMemory step = cost_regions(&m);
-            Subject s = {.m = &m, .tokenizer = "byte", .step = &step, .rows = rows};
+            Subject s = {.m = &m, .tokenizer = task ? "none" : "byte", .step = &step, .rows = rows};
             ok = report(&s, a, cli, e);
             model_close(&m);
         }

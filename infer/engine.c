@@ -38,9 +38,13 @@ bool engine_text(const Engine *en, Err *e) {
 
 static bool tokenizer_read(Engine *en, Err *e) {
     if (!file_exists(en->dir, "tokenizer.json")) {
-        err_input(&en->no_text,
-                  "%.150s: no tokenizer.json in it, so text cannot be made into tokens; kvsmith logits takes ids",
-                  en->dir);
+        if (en->task.kind)
+            err_input(&en->no_text, "%.150s: trained on the task %s, which has no text; try kvsmith eval MODEL %s",
+                      en->dir, en->task.kind->name, en->task.kind->name);
+        else
+            err_input(&en->no_text,
+                      "%.150s: no tokenizer.json in it, so text cannot be made into tokens; kvsmith logits takes ids",
+                      en->dir);
         return true;
     }
     char *path = xformat("%s/tokenizer.json", en->dir);
@@ -53,31 +57,34 @@ static bool tokenizer_read(Engine *en, Err *e) {
     return ok;
 }
 
-bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
+bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
     *en = (Engine){.neos = 0};
     HfIds ids;
     if (!model_dir_resolve(path, en->dir, e) || !hf_config_read(en->dir, &en->cfg, e)) return false;
     /* headers first: a damaged file is found before memory is taken for it */
-    if (!hf_check(en->dir, &en->cfg, e) || !tokenizer_read(en, e) || !hf_ids_read(en->dir, &ids, e) ||
-        !engine_device(&en->dev, cli, e)) {
+    if (!hf_check(en->dir, &en->cfg, e) || !task_cfg_load(&en->task, en->dir, e) || !tokenizer_read(en, e) ||
+        !hf_ids_read(en->dir, &ids, e) || !engine_device(&en->dev, cli, e)) {
         model_cfg_free(&en->cfg);
         return false;
     }
     for (int i = 0; i < ids.neos; i++) en->eos[en->neos++] = ids.eos[i];
     if (!en->neos && en->text) en->eos[en->neos++] = en->tokenizer.eot;
-    bool ok = model_open(&en->model, en->dev, &en->cfg, (ModelOpts){0}, e);
-    if (ok) {
-        ok = hf_load(en->dir, &en->model, e);
-        if (!ok) model_close(&en->model);
-    }
-    if (ok) return true;
-    device_close(en->dev);
-    model_cfg_free(&en->cfg);
-    return false;
+    return true;
+}
+
+bool engine_load(Engine *en, ModelOpts opts, Err *e) {
+    bool ok = model_open(&en->model, en->dev, &en->cfg, opts, e) && hf_load(en->dir, &en->model, e);
+    if (!ok) engine_close(en);
+    return ok;
+}
+
+bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
+    return engine_read(en, path, cli, e) && engine_load(en, (ModelOpts){0}, e);
 }
 
 void engine_close(Engine *en) {
-    model_close(&en->model);
+    tokenizer_close(&en->tokenizer);
+    if (en->model.dev) model_close(&en->model); /* it may not be open yet */
     device_close(en->dev);
     model_cfg_free(&en->cfg);
 }

@@ -4,6 +4,7 @@
 #include "../data/tokenizer.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
+#include "../model/task_cfg.h"
 
 typedef struct {
     char dir[4096]; /* where the files lie: a run folder's checkpoint is resolved */
@@ -11,8 +12,9 @@ typedef struct {
     ModelCfg cfg;
     Model model;
     Tokenizer tokenizer;
-    bool text;   /* there is a tokenizer that this program has */
-    Err no_text; /* else: why not */
+    bool text;    /* there is a tokenizer that this program has */
+    Err no_text;  /* else: why not */
+    TaskCfg task; /* that the model was trained on; kind NULL: none */
     int neos,
         eos[HF_EOS_MAX]; /* tokens that end a text: of generation_config.json, else config.json, else the tokenizer's */
 } Engine;
@@ -20,6 +22,10 @@ typedef struct {
 /* `path`: a model directory or a run folder. Reads and checks every file; a tokenizer.json that is sound but of another
  * kind than this program's is no failure (see engine_text). */
 bool engine_open(Engine *, const char *path, const Cli *, Err *);
+/* The same in two steps, for a model that is to be opened in another way than for extend alone: all but the model and
+ * its weights; then those. A failure of the second closes the engine. */
+bool engine_read(Engine *, const char *path, const Cli *, Err *);
+bool engine_load(Engine *, ModelOpts, Err *);
 void engine_close(Engine *);
 /* The device that --device and --threads name. */
 bool engine_device(Device **, const Cli *, Err *);

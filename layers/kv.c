@@ -3,6 +3,7 @@
 
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv->s = *s;
+    kv->gone = kv->carry = ABSENT; /* of a pass on a cache, which this one may not be */
     if (!s->lanes) return;
     field(f, &kv->k, "k", 0, N, s->lanes, s->kdim);
     if (!s->alias) field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);

@@ -74,6 +74,10 @@ static void json_document(FILE *f) {
     write_map(&w, true);
     for (int i = 0; ffns[i]; i++) json_named(&w, ffns[i]->name, ffns[i]->keys);
     write_map_end(&w);
+    write_name(&w, "tasks");
+    write_map(&w, true);
+    for (int i = 0; tasks[i]; i++) json_named(&w, tasks[i]->name, tasks[i]->keys);
+    write_map_end(&w);
     write_map_end(&w);
     fputc('\n', f);
 }

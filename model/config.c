@@ -1,4 +1,5 @@
 #include "config_keys.h"
+#include "task_cfg.h"
 
 /* ---- reading the model ---------------------------------------------------------------------------------------------
  */
@@ -206,6 +207,23 @@ static const Node *node_at(const Node *root, const char *section, const char *na
     return x ? x : s ? s : root;
 }
 
+/* Only one of text and task, and nothing of the text's settings beside a task. */
+static bool task_section(Config *c, const Node *root, Err *e) {
+    const Node *data = tree_get(root, "data"), *x = data ? tree_get(data, "task") : NULL;
+    DataCfg *d = &c->data;
+    if (!x || node_null(x))
+        return c->train.stop_at_acc == 0 ||
+               node_refuse(node_at(root, "train", "stop_at_acc"), "train.stop_at_acc", e,
+                           "a text has no answers to be right about: give 0, or data.task");
+    if (!task_cfg_read(&d->task, x, "data.task", d->seq_len, e)) return false;
+    const char *also = d->ntrain ? "data.train" : *d->val ? "data.val" : *d->separator ? "data.separator" : NULL;
+    if (also) return node_refuse(x, "data.task", e, "a task makes its own samples, but %s is given; remove one", also);
+    if (c->train.sample_every)
+        return node_refuse(x, "data.task", e, "samples of text need a text, but train.sample_every is %lld; give 0",
+                           (long long)c->train.sample_every);
+    return true;
+}
+
 static bool agree(const Config *c, const Node *root, Err *e) {
     const TrainCfg *t = &c->train;
     const OptimCfg *o = &c->optim;
@@ -261,6 +279,7 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
     ok = ok && schema_read(config_keys, root, "", NULL, c, e);
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
+    ok = ok && task_section(c, root, e);
     if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
     ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e) &&
          agree(c, root, e) && stages_build(c, root, e);
@@ -289,6 +308,7 @@ void config_free(Config *c) {
 
 bool config_trainable(const Config *c, Err *e) {
     if (!*c->run.dir) return err_input(e, "run.dir: training needs the folder of the run; add run.dir=DIR");
-    if (!c->data.ntrain) return err_input(e, "data.train: training needs a text file; add data.train=FILE");
+    if (!c->data.ntrain && !c->data.task.kind)
+        return err_input(e, "data.train: training needs a text file or a task; add data.train=FILE or data.task=NAME");
     return true;
 }

@@ -1,5 +1,6 @@
 /* config.h: the settings of a run, as the schema tables in config.c describe them. */
 #pragma once
+#include "../data/task.h"
 #include "../layers/mixer.h"
 #include "tree.h"
 
@@ -13,8 +14,8 @@ typedef struct {
     const Ffn *ffn;
     void *cfg;
 } FfnKind;
-/* The shape of a model: all that config.json must hold. vocab 0: as many ids as data.tokenizer has (config.c cannot
- * know; whoever opens the tokenizer sets it). max_positions is resolved: data.seq_len unless given. */
+/* The shape of a model: all that config.json must hold. vocab 0: as many ids as data.tokenizer or data.task has
+ * (config.c cannot know; whoever opens the data sets it). max_positions is resolved: data.seq_len unless given. */
 typedef struct {
     int d_model, layers, vocab, max_positions;
     double norm_eps, init_std, embed_scale;
@@ -37,10 +38,12 @@ typedef struct {
 typedef struct {
     int ntrain;
     Path train[PATHS_MAX];  /* text files */
+    TaskCfg task;           /* kind NULL: text; else T is seq_len, and no file is read */
     char val[KEY_TEXT_MAX]; /* "" = the last val_fraction of train */
     double val_fraction;
     int tokenizer, seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
+    int64_t val_samples;          /* of the task */
 } DataCfg;
 /* The loss on what mixers report of their caches, see train/compression.h. */
 typedef struct {
@@ -49,7 +52,7 @@ typedef struct {
 } CompressionCfg;
 typedef struct {
     int64_t steps;
-    double max_seconds;
+    double max_seconds, stop_at_acc; /* stop_at_acc 0: off */
     int batch, micro_batch, dtype;
     double dropout;
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
@@ -99,12 +102,13 @@ bool config_parse(Config *, const char *text, size_t n, const char *where, int n
                   Err *);
 /* The same from a tree, which is taken. NULL: the error that the reader of the tree left stands. */
 bool config_tree(Config *, Node *root, int noverride, char *const override[], Err *);
-/* What only training needs: run.dir and data.train are given. */
+/* What only training needs: run.dir and one of data.train and data.task are given. */
 bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
- * train.*_every, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps, optim.decay_steps) may
- * differ; the message names the first other key that does. So in the stage that the run is in; stages before it must be
- * of as many steps as they were, those after it may be others. A vocab of 0 agrees with any. */
+ * train.stop_at_acc, train.*_every, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps,
+ * optim.decay_steps) may differ; the message names the first other key that does. So in the stage that the run is in;
+ * stages before it must be of as many steps as they were, those after it may be others. A vocab of 0 agrees with any.
+ */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
  * message names the first other key that does. */

@@ -17,7 +17,7 @@ const Key run_keys[] = {
 const Key model_keys[] = {
     {"d_model", KEY_INT, AT(d_model), NULL, 1, 65536, "width of the residual stream", 0, 0},
     {"layers", KEY_INT, AT(layers), NULL, 1, LAYERS_MAX, "number of layers", 0, 0},
-    {"vocab", KEY_INT, AT(vocab), "0", 0, VOCAB_MAX, "token ids; 0: as many as the tokenizer has", 0, 0},
+    {"vocab", KEY_INT, AT(vocab), "0", 0, VOCAB_MAX, "token ids; 0: as many as the tokenizer or the task has", 0, 0},
     {"max_positions", KEY_INT, AT(max_positions), "0", 0, POSITIONS_MAX, "longest context; 0: data.seq_len", 0, 0},
     {"norm_eps", KEY_FLOAT, AT(norm_eps), "1e-5", 1e-12, 0.1, "added to the mean square in RMSNorm", 0, 0},
     {"init_std", KEY_FLOAT, AT(init_std), "0.02", 0, 10,
@@ -38,13 +38,17 @@ const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0, "a
                           0, 0},
                          {0}};
 const Key data_keys[] = {
-    {"train", KEY_OTHER, 0, "", 0, 0, "a text file, or a list of them; each a path or {path: ...}; training needs it",
+    {"train", KEY_OTHER, 0, "", 0, 0,
+     "a text file, or a list of them; each a path or {path: ...}; training needs it "
+     "or a task",
      0, 0},
+    {"task", KEY_OTHER, 0, "", 0, 0, "instead of text, {name: TASK, its settings}, or TASK alone: see below", 0, 0},
     {"val", KEY_TEXT, AT(val), "", 0, 0, "a text file for validation; null: the end of the training text", 0, 0},
     {"val_fraction", KEY_FLOAT, AT(val_fraction), "0.1", 0, 0.5, "part of the training text kept back when val is null",
      0, 0},
     {"tokenizer", KEY_CHOICE, AT(tokenizer), "byte", 0, 0, "byte: 256 bytes and <|endoftext|>", tokenizers, 0},
     {"seq_len", KEY_INT, AT(seq_len), "256", 1, 1 << 20, "tokens of a training sample", 0, 0},
+    {"val_samples", KEY_LONG, AT(val_samples), "256", 1, 1e9, "samples of a validation on a task", 0, 0},
     {"separator", KEY_TEXT, AT(separator), "", 0, 0, "text between two documents of a file; null: a file is one", 0, 0},
     {0}};
 #undef AT
@@ -60,6 +64,8 @@ static const Key compression_keys[] = {
 const Key train_keys[] = {
     {"steps", KEY_LONG, AT(steps), "2000", 1, 1e12, "optimizer steps; the sum of the stages where there are any", 0, 0},
     {"max_seconds", KEY_FLOAT, AT(max_seconds), "0", 0, 1e9, "stop and save after this time; 0: never", 0, 0},
+    {"stop_at_acc", KEY_FLOAT, AT(stop_at_acc), "0", 0, 1,
+     "stop and save when a validation on a task answers this part of the questions; 0: never", 0, 0},
     {"batch", KEY_INT, AT(batch), "64", 1, 1 << 20, "samples of a step", 0, 0},
     {"micro_batch", KEY_INT, AT(micro_batch), "8", 1, 1 << 20, "samples computed at once; divides batch", 0, 0},
     {"dtype", KEY_CHOICE, AT(dtype), "auto", 0, 0, "number type of the computation", dtypes, 0},
@@ -70,7 +76,7 @@ const Key train_keys[] = {
     {"save_every", KEY_LONG, AT(save_every), "500", 0, 1e12, "steps between checkpoints; 0: at the end alone", 0, 0},
     {"sample_every", KEY_LONG, AT(sample_every), "0", 0, 1e12, "steps between samples of text; 0: none", 0, 0},
     {"log_every", KEY_LONG, AT(log_every), "10", 1, 1e12, "steps between training records", 0, 0},
-    {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation; 0: all", 0, 0},
+    {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation on text; 0: all", 0, 0},
     {"keep_last", KEY_INT, AT(keep_last), "2", 1, 1000000, "newest checkpoints to keep", 0, 0},
     {"keep_best", KEY_BOOL, AT(keep_best), "true", 0, 0, "also keep the one of the lowest validation loss", 0, 0},
     {"sample_prompt", KEY_TEXT, AT(sample_prompt), "", 0, 0, "how samples begin", 0, 0},
@@ -113,7 +119,7 @@ const Key config_keys[] = {{"run", KEY_TABLE, AT(run), "", 0, 0, "the run", 0, r
                            {"init_from", KEY_TEXT, AT(init_from), "", 0, 0,
                             "model directory or run folder whose weights to start from; null: random", 0, 0},
                            {"stages", KEY_OTHER, 0, "", 0, 0, "list of parts of the run, in order", 0, 0},
-                           {"data", KEY_TABLE, AT(data), "", 0, 0, "the text", 0, data_keys},
+                           {"data", KEY_TABLE, AT(data), "", 0, 0, "the text, or the task", 0, data_keys},
                            {"train", KEY_TABLE, AT(train), "", 0, 0, "the loop", 0, train_keys},
                            {"optim", KEY_TABLE, AT(optim), "", 0, 0, "the optimizer", 0, optim_keys},
                            {0}};

@@ -1,5 +1,6 @@
 /* config_text.c: settings written, compared and described. */
 #include "config_keys.h"
+#include "task_cfg.h"
 
 /* ---- writing -------------------------------------------------------------------------------------------------------
  */
@@ -92,6 +93,14 @@ char *config_text(const Config *c) {
     } else {
         write_text(&w, "");
     }
+    write_name(&w, "task");
+    if (c->data.task.kind) {
+        write_map(&w, false);
+        task_cfg_write(&w, &c->data.task, false);
+        write_map_end(&w);
+    } else {
+        write_text(&w, "");
+    }
     schema_write(&w, data_keys, &c->data);
     write_map_end(&w);
     write_section(&w, "train", train_keys, &c->train);
@@ -106,8 +115,8 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {"train.steps",          "train.max_seconds", "data.val", "optim.warmup",
-                                        "optim.schedule_steps", "optim.decay_steps", NULL};
+    static const char *const names[] = {"train.steps",  "train.max_seconds",    "train.stop_at_acc", "data.val",
+                                        "optim.warmup", "optim.schedule_steps", "optim.decay_steps", NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
@@ -230,6 +239,10 @@ void config_document(FILE *f, bool markdown) {
     section(f, markdown, "init_from", "", init, "");
     section(f, markdown, "stages", "a list; the run goes through them in order", stage_keys, "stages.N.");
     section(f, markdown, "data", "", data_keys, "data.");
+    for (int i = 0; tasks[i]; i++) {
+        snprintf(title, sizeof title, "data.task with name: %s", tasks[i]->name);
+        section(f, markdown, title, tasks[i]->about, tasks[i]->keys, "data.task.");
+    }
     section(f, markdown, "train", "", train_keys, "train.");
     section(f, markdown, "optim", "", optim_keys, "optim.");
 }

@@ -348,7 +348,7 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
-    r->ops->linear_xent(r, TENSOR(nll, REAL, N), dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
+    r->ops->linear_xent(r, TENSOR(nll, REAL, N), NULL, dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
     r->ops->rmsnorm_backward(r, dx, m->g.norm, dxf, x[m->L], m->w.norm, rstd);
     backward_layers(m, r, x, dx, N);
     r->layer = -1;
@@ -358,7 +358,7 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     arena_release(&m->keep, keep);
 }
 
-void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
+void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit) {
     int N = b->N, d = m->cfg.d_model;
     Run run = run_pass(m, b, 0), *r = &run;
     Mark keep = arena_mark(&m->keep);
@@ -382,6 +382,9 @@ void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *
     }
     if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, r->stat, ABSENT);
     r->ops->rmsnorm(r, y, rstd, x, m->w.norm, m->cfg.norm_eps);
-    r->ops->linear_xent(r, TENSOR(nll, REAL, N), ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
+    r->ops->linear_xent(r, TENSOR(nll, REAL, N), hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
     arena_release(&m->keep, keep);
+}
+void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
+    model_score(m, b, tok, tgt, nll, NULL);
 }

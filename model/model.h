@@ -75,6 +75,8 @@ size_t model_params(const Model *);
  * of the loss by each nll. Dropout is keyed by m->seed, m->step and b->id. */
 void model_train(Model *, const Batch *, const int *tok, const int *tgt, const real *g, real *nll);
 void model_loss(Model *, const Batch *, const int *tok, const int *tgt, real *nll); /* no gradient, no dropout */
+/* The same, and hit (N, may be NULL): 1 where the target is what greedy decoding would say, else 0. */
+void model_score(Model *, const Batch *, const int *tok, const int *tgt, real *nll, int *hit);
 void model_zero_grad(Model *);
 
 /* A pass over history for a session: n new tokens for each of B sequences. `want`: rows whose logits (want.n, V) are

@@ -159,8 +159,10 @@ struct Ops {
 
     /* Linear head and cross-entropy in chunks of rows; the (N,V) logits never exist at once.
      *   nll_i = log sum_v exp(x_i.w_v) - x_i.w_tgt[i];  0 where tgt[i] < 0.   nll (N).
+     * hit (N), optional: 1 where the target is the first id of the largest logit, else 0.
      * With dx and dw (both or neither): given g (N), the loss' derivative by nll_i, adds the gradients. */
-    void (*linear_xent)(Run *, Tensor nll, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt, const real *g);
+    void (*linear_xent)(Run *, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
+                        const real *g);
 
     /* One AdamW step t >= 1 on one tensor, decoupled decay (arXiv:1711.05101), with g scaled by gscale first:
      *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w). */

@@ -1,6 +1,7 @@
 #include "cache_model.h"
 
 static size_t k_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->kdim; }
+static size_t c_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->carry; }
 static size_t v_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->vdim; }
 
 void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_tokens, int max_rows, int P) {
@@ -17,6 +18,8 @@ void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_to
         for (int s = 0; s < nseq; s++) {
             m->h[i][s].k = xcalloc((size_t)max_tokens, k_width(&shape[i]) * sizeof(real));
             m->h[i][s].v = xcalloc((size_t)max_tokens, v_width(&shape[i]) * sizeof(real));
+            m->h[i][s].gone = xcalloc((size_t)max_tokens * (size_t)shape[i].lanes + 1, sizeof(bool));
+            m->h[i][s].carry = xcalloc((size_t)max_tokens, c_width(&shape[i]) * sizeof(real));
             m->state[i][s] = xcalloc((size_t)shape[i].state + 1, sizeof(real));
             for (int k = 0; k < shape[i].state; k++) R(kv_state(kv_slot(&m->c, i)))[s * shape[i].state + k] = 0;
         }
@@ -29,7 +32,10 @@ void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_to
 void plain_close(Plain *m) {
     kv_close(&m->c);
     for (int i = 0; i < m->nslots; i++)
-        for (int s = 0; s < m->nseq; s++) free(m->h[i][s].k), free(m->h[i][s].v), free(m->state[i][s]);
+        for (int s = 0; s < m->nseq; s++) {
+            free(m->h[i][s].k), free(m->h[i][s].v), free(m->state[i][s]);
+            free(m->h[i][s].gone), free(m->h[i][s].carry);
+        }
     free(m->of), free(m->pos), free(m->first), free(m->all);
 }
 
@@ -83,6 +89,15 @@ void plain_pass(Plain *m, Rig *g, Dice *dice, int most, bool hazard) {
         m->kv[i].k = RANDOM(g, name, N, s->lanes, s->kdim);
         name[0] = 'P';
         m->kv[i].v = RANDOM(g, name, N, s->lanes, s->vdim);
+        name[0] = 'c';
+        if (s->carry_rows) m->kv[i].carry = RANDOM(g, name, N, s->lanes, s->carry);
+        if (!s->retire) continue;
+        m->kv[i].gone = EMPTY(g, "gone", N, s->lanes), m->kv[i].bias = EMPTY(g, "bias", N, s->lanes);
+        for (int k = N * s->lanes - 1; k >= 0; k--) {
+            bool begins = m->first[k / s->lanes] == k / s->lanes, next = k + s->lanes < N * s->lanes;
+            R(m->kv[i].gone)[k] = !begins && roll(dice, 5) < 3;
+            R(m->kv[i].bias)[k] = next && R(m->kv[i].gone)[k + s->lanes] != 0 ? -INFINITY : 0;
+        }
     }
     m->passes++;
     g->run.batch = &m->b;
@@ -115,6 +130,11 @@ void plain_end(Plain *m) {
             History *h = &m->h[i][m->seq[q]];
             for (int j = m->off[q]; j < m->off[q] + m->accept[q]; j++) {
                 if (m->first[j] == j) h->n = 0;
+                for (int k = 0; m->shape[i].retire && k < m->shape[i].lanes; k++)
+                    h->gone[h->n * m->shape[i].lanes + k] = R(m->kv[i].gone)[j * m->shape[i].lanes + k] != 0;
+                size_t cw = c_width(&m->shape[i]);
+                if (m->shape[i].carry_rows)
+                    memcpy(h->carry + (size_t)h->n * cw, R(m->kv[i].carry) + (size_t)j * cw, cw * sizeof(real));
                 if (kw + vw) {
                     memcpy(h->k + (size_t)h->n * kw, R(m->kv[i].k) + (size_t)j * kw, kw * sizeof(real));
                     memcpy(h->v + (size_t)h->n * vw, R(m->kv[i].v) + (size_t)j * vw, vw * sizeof(real));
@@ -136,6 +156,8 @@ void plain_fork(Plain *m, int from, int to) {
         History *b = &m->h[i][to];
         memcpy(b->k, a->k, (size_t)a->n * k_width(&m->shape[i]) * sizeof(real));
         memcpy(b->v, a->v, (size_t)a->n * v_width(&m->shape[i]) * sizeof(real));
+        memcpy(b->gone, a->gone, (size_t)(a->n * m->shape[i].lanes));
+        memcpy(b->carry, a->carry, (size_t)a->n * c_width(&m->shape[i]) * sizeof(real));
         b->n = a->n;
         memcpy(m->state[i][to], m->state[i][from], (size_t)m->shape[i].state * sizeof(real));
     }
@@ -145,12 +167,22 @@ void plain_drop(Plain *m, int seq) {
     for (int i = 0; i < m->nslots; i++) m->h[i][seq].n = 0;
 }
 
-/* One row of a lane against the model's row j. */
-static void check_row(const Plain *m, const char *when, int i, int seq, int h, int row, int j) {
+/* One row of a lane against the model's row j; -1: the one of its position. */
+static int check_row(const Plain *m, const char *when, int i, int seq, int h, int row, int j) {
     const KvShape *s = &m->shape[i];
     const Lanes *t = kv_lanes(kv_slot(&m->c, i));
     int page = t->table[(seq * s->lanes + h) * t->maxpages + row / t->P % t->maxpages], at = row % t->P;
     cr_assert(page >= 0 && page < t->npages, "%s: slot %d seq %d row %d has no page", when, i, seq, j);
+    if (j < 0) j = t->pos[page * t->P + at];
+    cr_assert(j < m->h[i][seq].n && plain_resident(m, i, seq, h, j), "%s: slot %d seq %d lane %d keeps position %d",
+              when, i, seq, h, j);
+    if (s->retire) {
+        bool tail = j + 1 == m->h[i][seq].n, gone = !tail && m->h[i][seq].gone[(j + 1) * s->lanes + h];
+        cr_assert(t->gone[page * t->P + at] == gone, "%s: slot %d seq %d lane %d position %d: retired or not", when, i,
+                  seq, h, j);
+        cr_assert((t->tail[seq * s->lanes + h] == row) == tail, "%s: slot %d seq %d lane %d: the tail is %d", when, i,
+                  seq, h, t->tail[seq * s->lanes + h]);
+    }
     cr_assert(t->pos[page * t->P + at] == j, "%s: slot %d seq %d row %d has position %d", when, i, seq, j,
               t->pos[page * t->P + at]);
     const real *k = R(t->data) + (size_t)page * (size_t)t->P * (size_t)(s->kdim + s->vdim),
@@ -161,6 +193,17 @@ static void check_row(const Plain *m, const char *when, int i, int seq, int h, i
               "%s: slot %d seq %d lane %d row %d: keys differ", when, i, seq, h, j);
     cr_assert(!memcmp(v + (size_t)at * vd, x->v + from * vd, vd * sizeof(real)),
               "%s: slot %d seq %d lane %d row %d: values differ", when, i, seq, h, j);
+    return j;
+}
+/* The newest carry_rows rows; those from before the document may be anything. */
+static void check_carry(const Plain *m, const char *when, int i, int seq, int h) {
+    const KvShape *s = &m->shape[i];
+    size_t C = (size_t)s->carry, lane = (size_t)(seq * s->lanes + h);
+    const real *got = s->carry_rows ? R(kv_carry(kv_slot(&m->c, i))) + lane * (size_t)s->carry_rows * C : NULL;
+    for (int r = 1; r <= imin(s->carry_rows, m->h[i][seq].n); r++)
+        cr_assert(!memcmp(got + (size_t)(s->carry_rows - r) * C,
+                          m->h[i][seq].carry + (size_t)((m->h[i][seq].n - r) * s->lanes + h) * C, C * sizeof(real)),
+                  "%s: slot %d seq %d lane %d: row %d from the end is carried wrongly", when, i, seq, h, r);
 }
 static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) {
     const KvShape *s = &m->shape[i];
@@ -168,11 +211,17 @@ static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) 
     const Lanes *t = kv_lanes(slot);
     int distinct = 0, *users = xcalloc((size_t)t->npages + 1, sizeof *users);
     for (int seq = 0; seq < m->nseq; seq++) {
-        int n = m->h[i][seq].n, resident = 0;
-        for (int j = 0; j < n; j++) resident += plain_resident(s, n, j);
+        int n = m->h[i][seq].n;
         for (int h = 0; h < s->lanes; h++) {
+            int resident = 0;
+            for (int j = 0; j < n; j++) resident += plain_resident(m, i, seq, h, j);
+            check_carry(m, when, i, seq, h);
             int lane = seq * s->lanes + h, lo = t->lo[lane], hi = t->hi[lane], s0 = t->s0[lane], pages = 0, last = -1;
-            int recent = s->window ? imin(n, s->window - 1) : n, sinks = s->window ? imin(s->sinks, n - recent) : 0;
+            bool *seen = xcalloc((size_t)n + 1, sizeof *seen);
+            int recent = s->retire   ? resident
+                         : s->window ? imin(n, s->window - 1)
+                                     : n,
+                sinks = s->window ? imin(s->sinks, n - recent) : 0;
             cr_assert(kv_rows(slot, seq, h) == resident, "%s: slot %d seq %d: %d rows resident, expected %d of %d",
                       when, i, seq, kv_rows(slot, seq, h), resident, n);
             cr_assert(hi - lo == recent && imin(s0 + t->s.sinks, lo) - s0 == sinks,
@@ -180,7 +229,9 @@ static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) 
                       recent);
             for (int part = 0; part < 2; part++)
                 for (int r = part ? lo : s0; r < (part ? hi : s0 + sinks); r++) {
-                    check_row(m, when, i, seq, h, r, part ? n - (hi - r) : r - s0);
+                    int j = check_row(m, when, i, seq, h, r, s->retire ? -1 : part ? n - (hi - r) : r - s0);
+                    cr_assert(!seen[j], "%s: slot %d seq %d lane %d holds position %d twice", when, i, seq, h, j);
+                    seen[j] = true;
                     if (r / t->P != last) pages++, last = r / t->P;
                 }
             for (int e = 0, have = 0; e < t->maxpages; e++) {
@@ -190,7 +241,9 @@ static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) 
                           seq, pages);
                 distinct += users[page]++ == 0;
             }
+            free(seen);
             bytes[seq] += (size_t)resident * (size_t)(s->kdim + s->vdim) * sizeof(real);
+            bytes[seq] += (size_t)(s->carry * s->carry_rows) * sizeof(real);
         }
         bytes[seq] += (size_t)s->state * sizeof(real);
         if (s->state)

@@ -10,6 +10,8 @@ enum { PLAIN_SLOTS = 4, PLAIN_SEQS = 6 };
 typedef struct {
     int n;       /* rows of the current document, from its position 0 */
     real *k, *v; /* (max_tokens,lanes,kdim) (max_tokens,lanes,vdim) */
+    bool *gone;  /* (max_tokens+1,lanes) row j retires its predecessor */
+    real *carry; /* (max_tokens,lanes,carry) */
 } History;
 typedef struct {
     Cache c;
@@ -41,7 +43,10 @@ void plain_drop(Plain *, int seq);
 /* Holds the cache to the model: rows, positions, values, states, bytes, pages; and that no page is lost or shared
  * wrongly. */
 void plain_check(const Plain *, const char *when);
-/* Whether row j of a document of n rows is still kept by a slot of this shape. */
-static inline bool plain_resident(const KvShape *s, int n, int j) {
-    return s->window == 0 || j >= n - (s->window - 1) || j < s->sinks;
+/* Whether row j of a sequence's document is still kept by lane h of a slot. */
+static inline bool plain_resident(const Plain *m, int slot, int seq, int h, int j) {
+    const KvShape *s = &m->shape[slot];
+    const History *x = &m->h[slot][seq];
+    if (s->retire) return j + 1 == x->n || !x->gone[(j + 1) * s->lanes + h] || x->n - j <= s->delay;
+    return s->window == 0 || j >= x->n - (s->window - 1) || j < s->sinks;
 }

@@ -135,3 +135,87 @@ Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
 void result_free(Result *r) {
     free(r->o), free(r->end), free(r->dq), free(r->dk), free(r->dv), free(r->dg), free(r->dbeta), free(r->dstart);
 }
+
+wide *recur_weights(size_t n, int salt) {
+    wide *w = xcalloc(n + 1, sizeof *w);
+    for (size_t i = 0; i < n; i++) w[i] = (real)rng_normal(77 + (uint64_t)salt, i);
+    return w;
+}
+
+/* ---- the ops ---- */
+static Tensor narrowed(Rig *g, const char *name, const wide *x, int a, int b, int c) {
+    Tensor t = EMPTY(g, name, a, b, c);
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)x[i];
+    return t;
+}
+/* Root of the mean square error, by the root of the mean square wanted; what no float can hold counts as zero. */
+static void close_to(const char *what, const char *table, Tensor got, const wide *want, double tol, double *worst) {
+    wide e = 0, all = 0, w = 0;
+    size_t n = tensor_count(got), at = 0;
+    for (size_t i = 0; i < n; i++) {
+        wide d = R(got)[i] - want[i];
+        e += d * d, all += want[i] * want[i];
+        if (!(fabsl(d) <= w)) w = fabsl(d), at = i;
+    }
+    double err = (double)(e == 0 ? 0 : sqrtl(e / (all + 1e-60L)));
+    cr_assert(err <= tol, "%s, %s: error %.3g (bound %g), worst at %zu: got %.9g, want %.9Lg", table, what, err, tol,
+              at, (double)R(got)[at], want[at]);
+    if (err > *worst) *worst = err;
+}
+
+double recur_hold(Rig *g, const Scene *c) {
+    double worst = 0, tolerance = rig_limit("recur") * (sizeof(real) == 4 ? 0x1p-24 : 0x1p-53);
+    Mark mark = arena_mark(&g->mem);
+    int N = c->N, H = c->H, HV = c->HV, K = c->K, V = c->V, KV = K * V;
+    size_t no = (size_t)(N * HV * V), nS = (size_t)(c->nseq * HV * KV);
+    wide *dout = recur_weights(no, 1), *dend = recur_weights(nS, 2);
+    Result want = recur_ref(c, dout, dend);
+    g->batch = recur_batch(c);
+    int *idx = xcalloc((size_t)N + 1, sizeof *idx);
+    for (int i = 0; i < N; i++) idx[i] = i;
+    g->run.in = g->run.out = (Pick){N, idx};
+    Recur x = {narrowed(g, "q", c->q, N, H, K), narrowed(g, "k", c->k, N, H, K), narrowed(g, "v", c->v, N, HV, V),
+               c->gwidth ? narrowed(g, "g", c->g, N, HV, c->gwidth) : ABSENT,
+               c->delta ? narrowed(g, "beta", c->beta, N, HV, 1) : ABSENT};
+    Tensor o = EMPTY(g, "o", N, HV, V), keep = EMPTY(g, "keep", recur_keep(N), HV, K, V),
+           state = EMPTY(g, "state", c->nseq, 3 + HV * KV + 2), again = EMPTY(g, "o again", N, HV, V);
+    for (int s = 0; s < c->nseq; s++)
+        for (int i = 0; i < HV * KV; i++) R(state)[s * state.n[1] + 3 + i] = (real)c->start[s * HV * KV + i];
+    g->run.mode = RUN_HOLD;
+    OP(g, recur, again, ABSENT, x, c->scale, state, 3);
+    Tensor copy = tensor_copy(g, state);
+    g->run.mode = 0;
+    OP(g, recur, o, keep, x, c->scale, state, 3);
+    CHECK_BYTES("o of a held pass", again.p, o.p, tensor_bytes(o));
+    close_to("o", g->table, o, want.o, tolerance, &worst);
+    Tensor end = EMPTY(g, "end", c->nseq, HV, KV);
+    for (int s = 0; s < c->nseq; s++) {
+        CHECK_BYTES("state that is not ours", R(state) + s * state.n[1], R(copy) + s * state.n[1], 3 * sizeof(real));
+        CHECK_BYTES("state that is not ours", R(state) + s * state.n[1] + 3 + HV * KV,
+                    R(copy) + s * state.n[1] + 3 + HV * KV, 2 * sizeof(real));
+        for (int i = 0; i < HV * KV; i++) {
+            R(end)[s * HV * KV + i] = R(state)[s * state.n[1] + 3 + i];
+            cr_assert(R(copy)[s * state.n[1] + 3 + i] == (real)c->start[s * HV * KV + i], "a held pass wrote a state");
+        }
+    }
+    close_to("final state", g->table, end, want.end, tolerance, &worst);
+    rig_result(g, o), rig_result(g, end);
+
+    Recur d = {EMPTY(g, "dq", N, H, K), EMPTY(g, "dk", N, H, K), EMPTY(g, "dv", N, HV, V),
+               c->gwidth ? EMPTY(g, "dg", N, HV, c->gwidth) : ABSENT, c->delta ? EMPTY(g, "dbeta", N, HV) : ABSENT};
+    Tensor dstart = EMPTY(g, "dstart", c->nseq, HV, K, V), all[] = {d.q, d.k, d.v, d.g, d.beta, dstart};
+    for (int i = 0; i < 6; i++)
+        if (present(all[i])) memset(all[i].p, 0, tensor_bytes(all[i]));
+    RecurEnds ends = {TENSOR(NULL, REAL, c->nseq, HV, K, V), dstart, TENSOR(NULL, REAL, c->nseq, HV, K, V)};
+    ends.start = narrowed(g, "start", c->start, c->nseq, HV, KV);
+    ends.dend = narrowed(g, "dend", dend, c->nseq, HV, KV);
+    Tensor go = narrowed(g, "dout", dout, N, HV, V);
+    OP(g, recur_backward, &d, go, x, c->scale, keep, &ends);
+    const wide *wanted[] = {want.dq, want.dk, want.dv, want.dg, want.dbeta, want.dstart};
+    const char *names[] = {"dq", "dk", "dv", "dg", "dbeta", "dstart"};
+    for (int i = 0; i < 6; i++)
+        if (present(all[i])) close_to(names[i], g->table, all[i], wanted[i], tolerance, &worst), rig_result(g, all[i]);
+    result_free(&want), free(dout), free(dend), free(idx);
+    arena_release(&g->mem, mark);
+    return worst;
+}

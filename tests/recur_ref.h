@@ -23,3 +23,8 @@ void recur_case_free(Scene *);
 Batch recur_batch(const Scene *);
 Result recur_ref(const Scene *, const wide *dout, const wide *dend); /* dout NULL: forward only */
 void result_free(Result *);
+
+wide *recur_weights(size_t n, int salt); /* N(0,1) */
+/* Runs both ops on the scene and holds every result to the reference; the largest error, by root mean squares. Also: a
+ * held pass writes nothing, numbers of the state that belong to others stay. */
+double recur_hold(Rig *, const Scene *);

@@ -33,6 +33,21 @@ static const struct {
     {"step_backward", 6},
     {"skip", 4},
     {"skip_backward", 8},
+    {"recur", 2000}, /* root mean squares; a solve's rounding grows with the chunk */
+    {"recur_backward", 2000},
+    {"short_conv", 12},
+    {"short_conv_backward", 24},
+    {"l2norm", 12},
+    {"l2norm_backward", 12},
+    {"decay", 12},
+    {"decay_backward", 24},
+    {"sigmoid", 6},
+    {"sigmoid_backward", 6},
+    {"gated_norm", 12},
+    {"gated_norm_backward", 16},
+    {"linear_steady", 6},
+    {"merge", 12},
+    {"merge_backward", 24},
     {"swiglu", 4},
     {"swiglu_backward", 16},
     {"linear_groups", 6},
@@ -200,7 +215,7 @@ void seen_ref(const Seen *x, Ref *o, Ref *lse) {
     sum += own;
     for (int k = 0; k < x->Dv; k++) o[k] = (Ref){.terms = x->n + 1};
     *lse = (Ref){-INFINITY, 0, x->Dk};
-    if (sum == 0) return;
+    if (top == -INFINITY) return;
     for (int j = 0; j <= x->n; j++) {
         bool partial = j == x->n;
         wide w = (partial ? own : expl(x->s[j] - top)) / sum, e = partial ? x->part * x->part : x->e[j];

@@ -18,6 +18,10 @@ static void shapes(Dice *d, KvShape s[PLAIN_SLOTS]) {
                          .window = w,
                          .sinks = w ? roll(d, 2) * 3 : 0};
     }
+    static const int delay[] = {0, 0, 1, 4, 30};
+    s[3].window = s[3].sinks = 0;
+    s[3].retire = true, s[3].delay = delay[roll(d, 5)];
+    s[3].carry_rows = roll(d, 4), s[3].carry = s[3].carry_rows ? 1 + roll(d, 5) : 0;
     s[1].state = 5;
     s[2] = roll(d, 2) ? (KvShape){.state = 3} : (KvShape){0};
 }
@@ -57,13 +61,13 @@ static void schedule(int draw, int steps, int *refused) {
                 cr_assert(plain_begin(&m, &e), "%s: %s", when, e.msg);
                 plain_append(&m, &g);
                 for (int i = 0; i < m.nslots; i++) /* what is visible has not changed yet, in count or content */
-                    for (int q = 0; q < nseq; q++) {
-                        int n = m.h[i][q].n, want = 0;
-                        for (int j = 0; j < n; j++) want += plain_resident(&s[i], n, j);
-                        for (int h = 0; h < s[i].lanes; h++)
+                    for (int q = 0; q < nseq; q++)
+                        for (int h = 0; h < s[i].lanes; h++) {
+                            int want = 0;
+                            for (int j = 0; j < m.h[i][q].n; j++) want += plain_resident(&m, i, q, h, j);
                             cr_assert(kv_rows(kv_slot(&m.c, i), q, h) == want,
                                       "%s: rows are visible before the pass ends", when);
-                    }
+                        }
                 plain_end(&m);
             }
         }

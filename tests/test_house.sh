@@ -14,7 +14,7 @@ allowed() {
     optim) echo ops optim ;;
     data) echo ops data ;;
     layers) echo ops layers ;;
-    model) echo ops layers model ;;
+    model) echo ops layers data model ;;
     infer) echo ops layers model data infer ;;
     convert) echo ops layers model data infer convert ;;
     train) echo ops layers model data optim infer train ;;

@@ -42,6 +42,26 @@ void case_linear(Rig *g, int N, int d) {
 }
 OP_TEST(linear, 0)
 
+/* One row at a time gives the same bits. */
+void case_linear_steady(Rig *g, int N, int d) {
+    for (int O = 1; O < 40; O += 16) {
+        Mark mark = arena_mark(&g->mem);
+        Tensor x = RANDOM(g, "x", N, d), w = RANDOM(g, "w", O, d), y = EMPTY(g, "y", N, O), one = EMPTY(g, "one", 1, O);
+        Tensor bias = O > 1 ? RANDOM(g, "bias", O) : ABSENT;
+        Ref *want = linear_ref(x, w, bias, 0), *less = linear_ref(x, w, bias, 1);
+        OP(g, linear_steady, y, x, w, bias);
+        CHECK_REF(g, "linear_steady", "y", y, want);
+        if (N && d > 1) CHECK_MISSED("linear_steady", "a dropped term", y, less);
+        for (int m = 0; m < N; m += 1 + N / 5) {
+            OP(g, linear_steady, one, TENSOR(R(x) + m * d, REAL, 1, d), w, bias);
+            CHECK_BYTES("a row alone", one.p, R(y) + m * O, (size_t)O * sizeof(real));
+        }
+        free(want), free(less);
+        arena_release(&g->mem, mark);
+    }
+}
+OP_TEST(linear_steady, EXACT)
+
 void case_linear_backward(Rig *g, int N, int d) {
     const int widths[] = {1, 15, 33};
     for (int k = 0; k < 8; k++) { /* every set of wanted gradients */
@@ -422,6 +442,7 @@ static const struct {
     ENTRY(linear),
     ENTRY(linear_backward),
     ENTRY(linear_heads),
+    ENTRY(linear_steady),
     ENTRY(embed),
     ENTRY(embed_backward),
     ENTRY(rmsnorm),
@@ -441,6 +462,20 @@ static const struct {
     ENTRY(step_backward),
     ENTRY(skip),
     ENTRY(skip_backward),
+    {"recur", offsetof(Ops, recur), case_recur},
+    {"recur_backward", offsetof(Ops, recur_backward), case_recur}, /* one case holds both */
+    ENTRY(short_conv),
+    ENTRY(short_conv_backward),
+    ENTRY(l2norm),
+    ENTRY(l2norm_backward),
+    ENTRY(decay),
+    ENTRY(decay_backward),
+    ENTRY(sigmoid),
+    ENTRY(sigmoid_backward),
+    ENTRY(gated_norm),
+    ENTRY(gated_norm_backward),
+    ENTRY(merge),
+    ENTRY(merge_backward),
     ENTRY(swiglu),
     ENTRY(swiglu_backward),
     ENTRY(linear_groups),

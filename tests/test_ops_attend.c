@@ -51,6 +51,8 @@ static Pass *pass_draw(Dice *dice, int draw, bool whole) {
                      .window = window[draw % 4],
                      .sinks = draw / 4 % 2 ? 3 : 0,
                      .scale = (real)(1.1 / sqrt(dims[D][0]))};
+    p->s.retire = rng_mix((uint64_t)draw, 1) % 3 < 2; /* not rolled: the passes stay what they are */
+    p->s.delay = p->s.retire ? (int[]){0, 1, 6}[rng_mix((uint64_t)draw, 2) % 3] : 0;
     return p;
 }
 static void pass_free(Pass *p) { free(p->of), free(p->pos), free(p->first), free(p->all), free(p->picked), free(p); }
@@ -59,8 +61,15 @@ static void rig_pass(Rig *g, const Pass *p) {
     g->run.in = (Pick){p->b.N, p->all};
     g->run.out = p->out;
 }
-static Kv pass_kv(Rig *g, const Pass *p) {
-    return (Kv){p->s, RANDOM(g, "k", p->b.N, p->s.lanes, p->s.kdim), RANDOM(g, "v", p->b.N, p->s.lanes, p->s.vdim)};
+static Kv pass_kv(Rig *g, const Pass *p, bool hard) {
+    Kv kv = {.s = p->s,
+             .k = RANDOM(g, "k", p->b.N, p->s.lanes, p->s.kdim),
+             .v = RANDOM(g, "v", p->b.N, p->s.lanes, p->s.vdim)};
+    const real some[] = {0, -1, -3, -6, hard ? -INFINITY : -2};
+    if (!p->s.retire) return kv;
+    kv.bias = RANDOM(g, "bias", p->b.N, p->s.lanes);
+    for (size_t i = 0; i < tensor_count(kv.bias); i++) R(kv.bias)[i] = some[rng_mix(3, i) % 5];
+    return kv;
 }
 /* ---- references ---------------------------------------------------------------------------------------------------
  */
@@ -74,6 +83,9 @@ typedef enum {
     ONE_SINK_LESS,
     IGNORES_DOCUMENTS,
     NO_SCALE,
+    NO_BIAS,
+    BIASED_EARLY,
+    BIAS_OF_THE_NEXT,
     NO_DELTA,
     FAULTS
 } Fault;
@@ -85,6 +97,9 @@ static const char *const fault_name[FAULTS] = {"",
                                                "a sink less",
                                                "ignored documents",
                                                "a missing scale",
+                                               "a missing bias",
+                                               "a delay of one less",
+                                               "the bias of the key before",
                                                "a missing delta"};
 static bool visible(const Pass *p, int i, int j, Fault f) {
     const Batch *b = &p->b;
@@ -94,6 +109,13 @@ static bool visible(const Pass *p, int i, int j, Fault f) {
     if (f != IGNORES_DOCUMENTS && b->first[i] != b->first[j]) return false;
     if (f == DROPS_A_KEY && j == imax(b->first[i], b->off[b->of[i]]) && i > j) return false;
     return p->look.window == 0 || age < window || b->pos[j] < sinks;
+}
+/* Of key j for query i: added to the score. */
+static wide bias(const Pass *p, const Kv *kv, int i, int j, int lane, Fault f) {
+    if (!p->s.retire || f == NO_BIAS) return 0;
+    if (p->b.pos[i] - p->b.pos[j] <= p->s.delay - (f == BIASED_EARLY)) return 0;
+    wide b = R(kv->bias)[(f == BIAS_OF_THE_NEXT && j ? j - 1 : j) * p->s.lanes + lane];
+    return i == j ? fmaxl(b, -6) : b; /* by mistake alone: some key must be left */
 }
 static const real *row(Tensor t, int i, int h) {
     return R(t) + ((size_t)i * (size_t)t.n[1] + (size_t)h) * (size_t)t.n[2];
@@ -111,13 +133,19 @@ static Forward attend_ref(const Pass *p, Tensor q, const Kv *kv, Tensor o0, Tens
     for (int m = 0; m < M; m++)
         for (int h = 0; h < H; h++) {
             int i = p->out.idx[m], at = m * H + h;
+            bool biased = false;
             x.n = 0;
             if (present(o0)) x.part = R(lse0)[at], x.o0 = row(o0, m, h);
             for (int j = p->off[p->of[i]]; j < p->off[p->of[i] + 1]; j++) {
                 bool sees = visible(p, i, j, f);
                 r.differs |= sees != visible(p, i, j, RIGHT);
-                if (sees) seen_add(&x, row(q, m, h), row(kv->k, j, h / G), row(kv->v, j, h / G), scale);
+                if (!sees) continue;
+                wide more = bias(p, kv, i, j, h / G, f);
+                biased |= more != bias(p, kv, i, j, h / G, RIGHT);
+                seen_add(&x, row(q, m, h), row(kv->k, j, h / G), row(kv->v, j, h / G), scale);
+                x.s[x.n - 1] += more;
             }
+            r.differs |= biased && x.n > 1;
             r.differs |= f == NO_SCALE && x.n > 1; /* one key has all the weight whatever its score */
             seen_ref(&x, &r.o[at * Dv], &r.lse[at]);
         }
@@ -178,7 +206,7 @@ static void attend_with(Rig *g, const Pass *p, Tensor q, const Kv *kv, Tensor o0
 static void forward(Rig *g, int draw, int noticed[FAULTS]) {
     Dice dice = {rng_mix(0xA77E, (uint64_t)draw), 0};
     Pass *p = pass_draw(&dice, draw, false);
-    Kv kv = pass_kv(g, p);
+    Kv kv = pass_kv(g, p, true);
     Tensor q = RANDOM(g, "q", p->out.n, p->look.heads, p->s.kdim);
     Tensor o = EMPTY(g, "o before", p->out.n, p->look.heads, p->s.vdim),
            lse = EMPTY(g, "lse before", p->out.n, p->look.heads);
@@ -200,7 +228,7 @@ static void draws(void (*f)(Rig *, int draw, int noticed[FAULTS]), Fault last) {
     for (Fault i = DROPS_A_KEY; i <= last; i++)
         cr_assert(noticed[i] >= 3, "%s was tried %d times", fault_name[i], noticed[i]);
 }
-Test(ops, attend) { draws(forward, NO_SCALE); }
+Test(ops, attend) { draws(forward, BIAS_OF_THE_NEXT); }
 
 /* Scores of +-1e4: the largest must win without an overflow, and equal ones share. */
 Test(ops, attend_with_extreme_scores) {
@@ -209,7 +237,7 @@ Test(ops, attend_with_extreme_scores) {
         Pass *p = pass_draw(&dice, draw, true);
         Rig g;
         rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
-        Kv kv = pass_kv(&g, p);
+        Kv kv = pass_kv(&g, p, true);
         Tensor q = RANDOM(&g, "q", p->out.n, p->look.heads, p->s.kdim);
         p->look.scale = (real)(1e4 / sqrt(p->s.kdim));
         attend_with(&g, p, q, &kv, ABSENT, ABSENT, NULL);
@@ -230,7 +258,7 @@ Test(ops, attend_lets_nan_through) {
             Rig g;
             rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
             int H = p->look.heads, G = H / p->s.lanes, Dv = p->s.vdim, N = p->b.N;
-            Kv kv = pass_kv(&g, p);
+            Kv kv = pass_kv(&g, p, false);
             Tensor q = RANDOM(&g, "q", N, H, p->s.kdim), o = EMPTY(&g, "o", N, H, Dv), lse = EMPTY(&g, "lse", N, H);
             int bad = N ? roll(&dice, N) : -1, lane = roll(&dice, p->s.lanes),
                 column = roll(&dice, what == 2 ? Dv : p->s.kdim);
@@ -261,11 +289,11 @@ Test(ops, attend_lets_nan_through) {
 /* ---- backward -----------------------------------------------------------------------------------------------------
  */
 typedef struct {
-    Ref *dq, *dk, *dv;
+    Ref *dq, *dk, *dv, *dbias;
     bool differs, mixes; /* some row sees more keys than one */
 } Grad;
 typedef struct {
-    Tensor q, o, lse, dout, dq, dk, dv;
+    Tensor q, o, lse, dout, dq, dk, dv, dbias;
     Kv kv;
 } Tape;
 /* Adds an entry of ds or p, whose error squared is `square`, times x to a gradient. */
@@ -274,7 +302,7 @@ static void grad_add(Ref *r, wide entry, wide square, real x) {
 }
 static Grad backward_ref(const Pass *p, const Tape *t, Fault f) {
     int H = p->look.heads, G = H / p->s.lanes, Dk = p->s.kdim, Dv = p->s.vdim, N = p->b.N;
-    Grad r = {refs_of(t->dq), refs_of(t->dk), refs_of(t->dv), f == NO_DELTA, false};
+    Grad r = {refs_of(t->dq), refs_of(t->dk), refs_of(t->dv), refs_of(t->dbias), f == NO_DELTA, false};
     for (int i = 0; i < N; i++)
         for (int h = 0; h < H; h++) {
             wide delta_sq, delta = rig_score(row(t->dout, i, h), row(t->o, i, h), Dv, 1, &delta_sq),
@@ -288,6 +316,8 @@ static Grad backward_ref(const Pass *p, const Tape *t, Fault f) {
                 const real *qi = row(t->q, i, h), *kj = row(t->kv.k, j, h / G), *vj = row(t->kv.v, j, h / G),
                            *gi = row(t->dout, i, h);
                 wide e, g_sq, s = rig_score(qi, kj, Dk, p->look.scale, &e), gv = rig_score(gi, vj, Dv, 1, &g_sq);
+                wide more = bias(p, &t->kv, i, j, h / G, f), right = bias(p, &t->kv, i, j, h / G, RIGHT);
+                s += more, r.differs |= more != right && r.mixes;
                 wide w = expl(s - lse), scale = f == NO_SCALE ? 1 : p->look.scale, x = gv - (f == NO_DELTA ? 0 : delta);
                 wide p_sq = w * w * (1 + e + s * s + lse * lse), ds = w * x * scale;
                 wide ds_sq = scale * scale * (x * x * p_sq + w * w * (g_sq + delta_sq));
@@ -295,25 +325,28 @@ static Grad backward_ref(const Pass *p, const Tape *t, Fault f) {
                     grad_add(&r.dq[(i * H + h) * Dk + c], ds, ds_sq, kj[c]);
                     grad_add(&r.dk[(j * p->s.lanes + h / G) * Dk + c], ds, ds_sq, qi[c]);
                 }
+                if (p->s.retire && p->b.pos[i] - p->b.pos[j] > p->s.delay)
+                    grad_add(&r.dbias[j * p->s.lanes + h / G], ds / scale, ds_sq / (scale * scale), 1);
                 for (int c = 0; c < Dv; c++) grad_add(&r.dv[(j * p->s.lanes + h / G) * Dv + c], w, p_sq, gi[c]);
             }
         }
     r.differs |= f == NO_SCALE && r.mixes; /* of one key the score has no gradient */
     return r;
 }
-static void grad_free(Grad r) { free(r.dq), free(r.dk), free(r.dv); }
+static void grad_free(Grad r) { free(r.dq), free(r.dk), free(r.dv), free(r.dbias); }
 static void backward(Rig *g, int draw, int noticed[FAULTS]) {
     Dice dice = {rng_mix(0xBAC, (uint64_t)draw), 0};
     Pass *p = pass_draw(&dice, draw, true);
     int N = p->b.N, H = p->look.heads, Dk = p->s.kdim, Dv = p->s.vdim, K = p->s.lanes;
-    Tape t = {.kv = pass_kv(g, p),
+    Tape t = {.kv = pass_kv(g, p, false),
               .q = RANDOM(g, "q", N, H, Dk),
               .dout = RANDOM(g, "dout", N, H, Dv),
               .o = EMPTY(g, "o", N, H, Dv),
               .lse = EMPTY(g, "lse", N, H),
               .dq = RANDOM(g, "dq", N, H, Dk),
               .dk = RANDOM(g, "dk", N, K, Dk),
-              .dv = RANDOM(g, "dv", N, K, Dv)};
+              .dv = RANDOM(g, "dv", N, K, Dv),
+              .dbias = RANDOM(g, "dbias", N, K)};
     Forward seen = attend_ref(p, t.q, &t.kv, ABSENT, ABSENT, RIGHT);
     for (size_t i = 0; i < tensor_count(t.o); i++) R(t.o)[i] = (real)seen.o[i].want;
     for (size_t i = 0; i < tensor_count(t.lse); i++) R(t.lse)[i] = (real)seen.lse[i].want;
@@ -325,12 +358,13 @@ static void backward(Rig *g, int draw, int noticed[FAULTS]) {
         for (int threads = 1; threads <= 3; threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor dq = tensor_copy(g, t.dq);
-            Kv dkv = {p->s, tensor_copy(g, t.dk), tensor_copy(g, t.dv)};
+            Kv dkv = {.s = p->s, .k = tensor_copy(g, t.dk), .v = tensor_copy(g, t.dv), .bias = tensor_copy(g, t.dbias)};
             rig_use(g, tables[k], threads);
             OP(g, attend_backward, dq, &dkv, t.dout, t.q, &t.kv, p->look, t.o, t.lse);
             CHECK_REF(g, "attend_backward", "dq", dq, want.dq);
             CHECK_REF(g, "attend_backward", "dk", dkv.k, want.dk);
             CHECK_REF(g, "attend_backward", "dv", dkv.v, want.dv);
+            CHECK_REF(g, "attend_backward", "dbias", dkv.bias, want.dbias);
             if (threads == 1) alone = g->hash;
             cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
             for (Fault f = DROPS_A_KEY; draw % 3 != 1 && Dk > 1 && k == 0 && threads == 1 && f < FAULTS; f++) {

@@ -2,9 +2,25 @@
  * the rows that the model of the cache says are there. */
 #include "cache_model.h"
 
-typedef enum { RIGHT, DROPS_A_KEY, WIDER_WINDOW, ONE_SINK_LESS, NO_SCALE, IGNORES_DOCUMENTS, FAULTS } Fault;
-static const char *const fault_name[FAULTS] = {
-    "", "a dropped key", "a window of one more", "a sink less", "a missing scale", "ignored documents"};
+typedef enum {
+    RIGHT,
+    DROPS_A_KEY,
+    WIDER_WINDOW,
+    ONE_SINK_LESS,
+    NO_SCALE,
+    IGNORES_DOCUMENTS,
+    KEEPS_THE_TAIL,
+    RETIRES_EARLY,
+    FAULTS
+} Fault;
+static const char *const fault_name[FAULTS] = {"",
+                                               "a dropped key",
+                                               "a window of one more",
+                                               "a sink less",
+                                               "a missing scale",
+                                               "ignored documents",
+                                               "a retired tail",
+                                               "a delay of one less"};
 
 typedef struct {
     const Plain *m;
@@ -14,9 +30,18 @@ typedef struct {
     Tensor q, o0, lse0; /* (o0, lse0) is merged with, or absent */
 } Reader;
 
-/* Whether the row i of the pass sees row j of its history. */
-static bool visible(const Reader *a, int i, int j, Fault f) {
+/* Whether the row i of the pass sees row j of its history in lane h. */
+static bool visible(const Reader *a, int i, int h, int j, Fault f) {
     const Batch *b = &a->m->b;
+    const KvShape *s = &a->m->shape[a->slot];
+    const History *x = &a->m->h[a->slot][b->seq[b->of[i]]];
+    if (s->retire && b->first[i] == -1) {
+        bool tail = j + 1 == x->n,
+             gone = tail ? f != KEEPS_THE_TAIL && R(a->m->kv[a->slot].gone)[b->off[b->of[i]] * s->lanes + h] != 0
+                         : x->gone[(j + 1) * s->lanes + h];
+        if (gone && b->pos[i] - j > s->delay - (f == RETIRES_EARLY)) return false;
+        if (!plain_resident(a->m, a->slot, b->seq[b->of[i]], h, j)) return false;
+    }
     if (b->first[i] != -1 && f != IGNORES_DOCUMENTS) return false;
     if (f == DROPS_A_KEY && j == a->m->h[a->slot][b->seq[b->of[i]]].n - 1) return false;
     return a->look.window == 0 || b->pos[i] - j < a->look.window + (f == WIDER_WINDOW) ||
@@ -39,7 +64,7 @@ static Forward lanes_ref(const Reader *a, Fault f) {
             x.n = 0;
             if (present(a->o0)) x.part = R(a->lse0)[at], x.o0 = R(a->o0) + at * Dv;
             for (int j = 0; j < past->n; j++) {
-                bool sees = visible(a, i, j, f), right = visible(a, i, j, RIGHT);
+                bool sees = visible(a, i, h / G, j, f), right = visible(a, i, h / G, j, RIGHT);
                 r.differs |= sees != right;
                 keys += right;
                 size_t row = (size_t)(j * s->lanes + h / G);
@@ -72,7 +97,7 @@ static void read_with(Rig *g, Reader *a, bool faults) {
             Tensor o = EMPTY(g, "o", a->out.n, H, Dv), lse = EMPTY(g, "lse", a->out.n, H);
             rig_use(g, tables[k], threads);
             if (merge) memcpy(o.p, a->o0.p, tensor_bytes(o)), memcpy(lse.p, a->lse0.p, tensor_bytes(lse));
-            CALL(g, (kv_attend(&g->run, slot, o, lse, a->q, a->look, merge), 0));
+            CALL(g, (kv_attend(&g->run, slot, &a->m->kv[a->slot], o, lse, a->q, a->look, merge), 0));
             CHECK_REF(g, "attend_lanes", merge ? "merged o" : "o", o, want.o);
             CHECK_REF(g, "attend_lanes", merge ? "merged lse" : "lse", lse, want.lse);
             if (threads == 1) alone = g->hash;
@@ -135,6 +160,7 @@ static void lanes(Rig *g, int draw, int noticed[FAULTS]) {
                          .window = w,
                          .sinks = w ? (draw / 16 + i) % 2 * 3 : 0};
     }
+    if (draw % 3 == 0) s[1].window = s[1].sinks = 0, s[1].retire = true, s[1].delay = (int[]){0, 1, 6}[roll(&dice, 3)];
     plain_open(&m, s, 2, 3, 260, 200, page_rows[draw % 4]);
     int *idx = xcalloc(200, sizeof *idx);
     for (int pass = 0; pass < PASSES; pass++) {

@@ -45,23 +45,46 @@ static Xent xent_ref(Tensor x, Tensor w, const int *tgt, const real *g, Tensor d
     free(l);
     return r;
 }
+/* The first id of the largest logit of every row; -1 where rounding may choose another. */
+static int *largest(Tensor x, Tensor w) {
+    int N = x.n[0], d = x.n[1], V = w.n[0], *best = xcalloc((size_t)N + 1, sizeof *best);
+    for (int i = 0; i < N; i++) {
+        wide top = -INFINITY, second = -INFINITY;
+        for (int v = 0; v < V; v++) {
+            wide s = 0;
+            for (int k = 0; k < d; k++) s += (wide)R(x)[i * d + k] * R(w)[v * d + k];
+            if (s > top)
+                second = top, top = s, best[i] = v;
+            else if (s > second)
+                second = s;
+        }
+        if (!(top - second > 1e-3L * (1 + fabsl(top)))) best[i] = -1;
+    }
+    return best;
+}
 static void xent_free(Xent r) { free(r.nll), free(r.dx), free(r.dw); }
 static void xent(Rig *g, int N, int d, int V, real scale) {
     Mark mark = arena_mark(&g->mem);
     Dice dice = {rng_mix((uint64_t)V, (uint64_t)N), 0};
     Tensor x = RANDOM(g, "x", N, d), w = RANDOM(g, "w", V, d), nll = EMPTY(g, "nll", N), G = RANDOM(g, "g", N);
     Tensor dx = RANDOM(g, "dx", N, d), dw = RANDOM(g, "dw", V, d);
-    int *tgt = xcalloc((size_t)N + 1, sizeof *tgt);
-    for (int i = 0; i < N; i++) tgt[i] = i % 9 == 5 ? -1 : roll(&dice, V);
+    int *tgt = xcalloc((size_t)N + 1, sizeof *tgt), *hit = xcalloc((size_t)N + 1, sizeof *hit);
     for (size_t i = 0; i < tensor_count(w); i++) R(w)[i] *= scale / (real)sqrt(d);
+    int *top = largest(x, w);
+    for (int i = 0; i < N; i++) tgt[i] = i % 9 == 5 ? -1 : i % 3 == 1 && top[i] >= 0 ? top[i] : roll(&dice, V);
+    memset(hit, 0x55, ((size_t)N + 1) * sizeof *hit);
     Xent want = xent_ref(x, w, tgt, R(G), dx, dw, 0);
     bool small = (long)N * V * d < 30000;
     Xent untold = small ? xent_ref(x, w, tgt, R(G), dx, dw, 1) : (Xent){0},
          plain = small ? xent_ref(x, w, tgt, R(G), dx, dw, 2) : (Xent){0};
-    OP(g, linear_xent, nll, ABSENT, ABSENT, x, w, tgt, NULL);
+    OP(g, linear_xent, nll, hit, ABSENT, ABSENT, x, w, tgt, NULL);
     CHECK_REF(g, "linear_xent", "nll alone", nll, want.nll);
+    for (int i = 0; i < N; i++)
+        cr_assert(top[i] < 0 ? tgt[i] >= 0 || !hit[i] : hit[i] == (tgt[i] == top[i]),
+                  "%s row %d of %d: target %d, largest logit %d, hit %d", g->table, i, N, tgt[i], top[i], hit[i]);
+    cr_assert_eq(hit[N], 0x55555555);
     memset(nll.p, 0xFF, tensor_bytes(nll));
-    OP(g, linear_xent, nll, dx, dw, x, w, tgt, R(G));
+    OP(g, linear_xent, nll, NULL, dx, dw, x, w, tgt, R(G));
     CHECK_REF(g, "linear_xent", "nll", nll, want.nll);
     CHECK_REF(g, "linear_xent", "dx", dx, want.dx);
     CHECK_REF(g, "linear_xent", "dw", dw, want.dw);
@@ -72,7 +95,7 @@ static void xent(Rig *g, int N, int d, int V, real scale) {
         CHECK_MISSED("linear_xent", "a gradient without g", dw, plain.dw);
     }
     xent_free(want), xent_free(untold), xent_free(plain);
-    free(tgt);
+    free(tgt), free(hit), free(top);
     arena_release(&g->mem, mark);
 }
 void case_linear_xent(Rig *g, int N, int d) {
@@ -90,11 +113,30 @@ Test(ops, linear_xent_in_chunks) {
         rig_close(&g);
     }
 }
+/* Of equal logits the first counts; a row with a NaN has no largest. */
+Test(ops, linear_xent_hits_ties_and_nan) {
+    enum { N = 40, V = 7 };
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        Rig g;
+        rig_open(&g, tables[k], 1, 1 << 18);
+        Tensor x = RANDOM(&g, "x", N, 1), w = EMPTY(&g, "w", V, 1), nll = EMPTY(&g, "nll", N);
+        int tgt[N], hit[N];
+        for (int v = 0; v < V; v++) R(w)[v] = v == 2 || v == 5 ? 1 : v == 6 ? -1 : 0;
+        for (int i = 0; i < N; i++) tgt[i] = i % (V + 1) - 1, R(x)[i] = (real[]){1, -1, 0, (real)NAN}[i % 4];
+        OP(&g, linear_xent, nll, hit, ABSENT, ABSENT, x, w, tgt, NULL);
+        for (int i = 0; i < N; i++) {
+            int want = tgt[i] == (int[]){2, 6, 0, -2}[i % 4];
+            cr_assert_eq(hit[i], want, "%s row %d: target %d, hit %d", tables[k].name, i, tgt[i], hit[i]);
+        }
+        rig_close(&g);
+    }
+}
 Test(ops, linear_xent_refuses_a_target_outside, .signal = SIGABRT, .init = cr_redirect_stderr) {
     Rig g;
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
     Tensor x = RANDOM(&g, "x", 1, 4), w = RANDOM(&g, "w", 3, 4), nll = EMPTY(&g, "nll", 1);
-    OP(&g, linear_xent, nll, ABSENT, ABSENT, x, w, (int[]){3}, NULL);
+    OP(&g, linear_xent, nll, NULL, ABSENT, ABSENT, x, w, (int[]){3}, NULL);
 }
 
 /* ---- AdamW, norms -------------------------------------------------------------------------------------------------

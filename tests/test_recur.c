@@ -8,15 +8,10 @@ static wide inner(const wide *a, const wide *b, size_t n) {
     for (size_t i = 0; i < n; i++) s += a[i] * b[i];
     return s;
 }
-static wide *weights(size_t n, int salt) {
-    wide *w = xcalloc(n + 1, sizeof *w);
-    for (size_t i = 0; i < n; i++) w[i] = (real)rng_normal(77 + (uint64_t)salt, i);
-    return w;
-}
 static void reference_gradient(int gwidth, bool delta) {
     Scene *c = recur_case(3, (int[]){5, 4, 3}, (int[]){3, 4, 1, 2}, 4, 2, 4, 3, 2, gwidth, delta, true);
     size_t N = (size_t)c->N, no = N * (size_t)(c->HV * c->V), nS = (size_t)(c->nseq * c->HV * c->K * c->V);
-    wide *dout = weights(no, 1), *dend = weights(nS, 2);
+    wide *dout = recur_weights(no, 1), *dend = recur_weights(nS, 2);
     for (int s = 0; s < c->nseq; s++) /* sequences without rows keep their state, which is not the op's business */
         if (s < 2) memset(dend + (size_t)s * (nS / (size_t)c->nseq), 0, nS / (size_t)c->nseq * sizeof(wide));
     Result r = recur_ref(c, dout, dend);
@@ -53,89 +48,15 @@ Test(recur, reference_gradient) {
 
 /* ---- the ops ------------------------------------------------------------------------------------------------------
  */
-static Tensor narrowed(Rig *g, const char *name, const wide *x, int a, int b, int c) {
-    Tensor t = EMPTY(g, name, a, b, c);
-    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)x[i];
-    return t;
-}
-/* Root of the mean square error, by the root of the mean square wanted. */
-static void close_to(const char *what, const char *table, Tensor got, const wide *want, double tol, double *worst) {
-    wide e = 0, all = 0, w = 0;
-    size_t n = tensor_count(got), at = 0;
-    for (size_t i = 0; i < n; i++) {
-        wide d = R(got)[i] - want[i];
-        e += d * d, all += want[i] * want[i];
-        if (!(fabsl(d) <= w)) w = fabsl(d), at = i;
-    }
-    double err = (double)(e == 0 ? 0 : sqrtl(e / all));
-    cr_assert(err <= tol, "%s, %s: error %.3g (bound %g), worst at %zu: got %.9g, want %.9Lg", table, what, err, tol,
-              at, (double)R(got)[at], want[at]);
-    if (err > *worst) *worst = err;
-}
-static const double tolerance = REAL == F64 ? 1e-12 : 1e-4;
-
-static double check_case(const Scene *c, Table table, int threads) {
-    Rig g;
-    double worst = 0;
-    int N = c->N, H = c->H, HV = c->HV, K = c->K, V = c->V, KV = K * V;
-    size_t no = (size_t)(N * HV * V), nS = (size_t)(c->nseq * HV * KV);
-    wide *dout = weights(no, 1), *dend = weights(nS, 2);
-    Result want = recur_ref(c, dout, dend);
-    rig_open(&g, table, threads, (size_t)64 << 20);
-    g.batch = recur_batch(c);
-    int *idx = xcalloc((size_t)N + 1, sizeof *idx);
-    for (int i = 0; i < N; i++) idx[i] = i;
-    g.run.in = g.run.out = (Pick){N, idx};
-    Recur x = {narrowed(&g, "q", c->q, N, H, K), narrowed(&g, "k", c->k, N, H, K), narrowed(&g, "v", c->v, N, HV, V),
-               c->gwidth ? narrowed(&g, "g", c->g, N, HV, c->gwidth) : ABSENT,
-               c->delta ? narrowed(&g, "beta", c->beta, N, HV, 1) : ABSENT};
-    Tensor o = EMPTY(&g, "o", N, HV, V), keep = EMPTY(&g, "keep", recur_keep(N), HV, K, V),
-           state = EMPTY(&g, "state", c->nseq, 3 + HV * KV + 2), again = EMPTY(&g, "o again", N, HV, V);
-    for (int s = 0; s < c->nseq; s++)
-        for (int i = 0; i < HV * KV; i++) R(state)[s * state.n[1] + 3 + i] = (real)c->start[s * HV * KV + i];
-    g.run.mode = RUN_HOLD;
-    OP(&g, recur, again, ABSENT, x, c->scale, state, 3);
-    Tensor copy = tensor_copy(&g, state);
-    g.run.mode = 0;
-    OP(&g, recur, o, keep, x, c->scale, state, 3);
-    CHECK_BYTES("o of a held pass", again.p, o.p, tensor_bytes(o));
-    close_to("o", table.name, o, want.o, tolerance, &worst);
-    Tensor end = EMPTY(&g, "end", c->nseq, HV, KV);
-    for (int s = 0; s < c->nseq; s++) {
-        CHECK_BYTES("state that is not ours", R(state) + s * state.n[1], R(copy) + s * state.n[1], 3 * sizeof(real));
-        CHECK_BYTES("state that is not ours", R(state) + s * state.n[1] + 3 + HV * KV,
-                    R(copy) + s * state.n[1] + 3 + HV * KV, 2 * sizeof(real));
-        for (int i = 0; i < HV * KV; i++) {
-            R(end)[s * HV * KV + i] = R(state)[s * state.n[1] + 3 + i];
-            cr_assert(R(copy)[s * state.n[1] + 3 + i] == (real)c->start[s * HV * KV + i], "a held pass wrote a state");
-        }
-    }
-    close_to("final state", table.name, end, want.end, tolerance, &worst);
-    rig_result(&g, o), rig_result(&g, end);
-
-    Recur d = {EMPTY(&g, "dq", N, H, K), EMPTY(&g, "dk", N, H, K), EMPTY(&g, "dv", N, HV, V),
-               c->gwidth ? EMPTY(&g, "dg", N, HV, c->gwidth) : ABSENT, c->delta ? EMPTY(&g, "dbeta", N, HV) : ABSENT};
-    Tensor dstart = EMPTY(&g, "dstart", c->nseq, HV, K, V), all[] = {d.q, d.k, d.v, d.g, d.beta, dstart};
-    for (int i = 0; i < 6; i++)
-        if (present(all[i])) memset(all[i].p, 0, tensor_bytes(all[i]));
-    RecurEnds ends = {TENSOR(NULL, REAL, c->nseq, HV, K, V), dstart, TENSOR(NULL, REAL, c->nseq, HV, K, V)};
-    ends.start = narrowed(&g, "start", c->start, c->nseq, HV, KV);
-    ends.dend = narrowed(&g, "dend", dend, c->nseq, HV, KV);
-    Tensor go = narrowed(&g, "dout", dout, N, HV, V);
-    OP(&g, recur_backward, &d, go, x, c->scale, keep, &ends);
-    const wide *wanted[] = {want.dq, want.dk, want.dv, want.dg, want.dbeta, want.dstart};
-    const char *names[] = {"dq", "dk", "dv", "dg", "dbeta", "dstart"};
-    for (int i = 0; i < 6; i++)
-        if (present(all[i]))
-            close_to(names[i], table.name, all[i], wanted[i], tolerance, &worst), rig_result(&g, all[i]);
-    result_free(&want), free(dout), free(dend), free(idx);
-    rig_close(&g);
-    return worst;
-}
 static void check_tables(const Scene *c, const char *what) {
     Table tables[TABLES_MAX];
     double worst = 0;
-    for (int k = 0, n = rig_tables(tables); k < n; k++) worst = fmax(worst, check_case(c, tables[k], 1 + k % 3));
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        Rig g;
+        rig_open(&g, tables[k], 1 + k % 3, (size_t)64 << 20);
+        worst = fmax(worst, recur_hold(&g, c));
+        rig_close(&g);
+    }
     if (getenv("CHECK_VERBOSE")) fprintf(stderr, "recur %s: worst %.3g\n", what, worst);
 }
 Test(recur, every_rule, .timeout = 120) {
@@ -149,4 +70,86 @@ Test(recur, every_rule, .timeout = 120) {
         check_tables(c, what);
         recur_case_free(c);
     }
+}
+
+/* ---- inputs that break careless forms -----------------------------------------------------------------------------
+ */
+typedef void Spoil(Scene *);
+static void set(wide *x, size_t n, wide v) {
+    for (size_t i = 0; i < n; i++) x[i] = (real)v;
+}
+static size_t gates_of(const Scene *c) { return (size_t)(c->N * c->HV * c->gwidth); }
+static size_t steps_of(const Scene *c) { return (size_t)(c->N * c->HV); }
+/* One key for all tokens, whole steps, no decay: powers of L explode, its inverse does not. */
+static void one_key(Scene *c) {
+    for (int i = 0; i < c->N * c->H; i++)
+        for (int d = 0; d < c->K; d++) c->k[i * c->K + d] = c->k[d];
+    set(c->beta, steps_of(c), 0.999);
+    set(c->g, gates_of(c), -1e-4);
+}
+static void one_key_exactly(Scene *c) {
+    one_key(c);
+    set(c->beta, steps_of(c), 1);
+    set(c->g, gates_of(c), 0);
+}
+static void overshooting(Scene *c) { /* negative eigenvalues */
+    for (size_t i = 0; i < steps_of(c); i++) c->beta[i] = (real)(2 * c->beta[i]);
+}
+static void at_the_bound(Scene *c) { set(c->g, gates_of(c), -5); }
+static void strong(Scene *c) { set(c->g, gates_of(c), -100); }
+/* Strong decays before weak ones: differences of their sums have lost the weak. */
+static void strong_then_weak(Scene *c) {
+    for (size_t i = 0; i < gates_of(c); i++) c->g[i] = (real)(i / (size_t)(c->HV * c->gwidth) % 23 < 5 ? -90 : -0.01);
+}
+static void now_and_then(Scene *c) { /* channels that forget all beside channels that forget nothing */
+    for (size_t i = 0; i < gates_of(c); i++) c->g[i] = i % 7 == 3 ? -80 : i % 2 ? 0 : (real)-1e-3;
+}
+static void no_step(Scene *c) {
+    for (size_t i = 0; i < steps_of(c); i += 3) c->beta[i] = 0;
+}
+static void no_key(Scene *c) {
+    for (int i = 0; i < c->N * c->H; i += 3) set(c->k + i * c->K, (size_t)c->K, 0);
+}
+Test(recur, hard_inputs, .timeout = 120) {
+    static const struct {
+        const char *name;
+        Spoil *spoil;
+    } hard[] = {{"one key", one_key},
+                {"one key exactly", one_key_exactly},
+                {"beta up to 2", overshooting},
+                {"decay of -5", at_the_bound},
+                {"decay of -100", strong},
+                {"strong then weak", strong_then_weak},
+                {"channels apart", now_and_then},
+                {"beta 0", no_step},
+                {"zero keys", no_key}};
+    for (size_t i = 0; i < sizeof hard / sizeof *hard; i++)
+        for (int k = 0; k < 4; k++) {
+            char what[96];
+            Scene *c = recur_case(3, (int[]){130, 17, 150}, (int[]){200, 3, 64, 80}, 4, 2, 4, 9, 7, k % 2 ? 9 : 1,
+                                  k < 2 || hard[i].spoil == overshooting, true);
+            hard[i].spoil(c);
+            snprintf(what, sizeof what, "%s, delta %d, decay %d", hard[i].name, c->delta, c->gwidth);
+            check_tables(c, what);
+            recur_case_free(c);
+        }
+}
+/* Every length around the sizes of blocks and chunks, alone and behind a history; widths around those of vectors. */
+Test(recur, every_length, .timeout = 120) {
+    for (int n = 1; n <= 150; n += n < 36 || (n > 60 && n < 70) ? 1 : 13)
+        for (int history = 0; history < 2; history++) {
+            Scene *c = recur_case(2, (int[]){history ? 0 : n, n}, (int[]){n}, 1, 1, 2, 5 + n % 3, 3 + n % 17, 5 + n % 3,
+                                  true, history);
+            check_tables(c, "lengths");
+            recur_case_free(c);
+        }
+}
+Test(recur, every_width, .timeout = 120) {
+    static const int widths[] = {1, 2, 8, 15, 16, 17, 33, 64, 128};
+    for (int i = 0; i < 9; i++)
+        for (int j = 0; j < 9; j += 1 + (i + j) % 2) {
+            Scene *c = recur_case(1, (int[]){67}, (int[]){67}, 1, 1, 1, widths[i], widths[j], widths[i], true, false);
+            check_tables(c, "widths");
+            recur_case_free(c);
+        }
 }

@@ -173,6 +173,15 @@ Test(schema, documents_every_key) {
                 snprintf(name, sizeof name, markdown ? "| `%s%s` |" : "  %s%s ", prefix[t], k->name);
                 cr_assert(strstr(text, name), "no '%s' in\n%s", name, text);
             }
+        for (int t = 0; tasks[t]; t++) {
+            snprintf(name, sizeof name, "data.task with name: %s", tasks[t]->name);
+            const char *section = strstr(text, name);
+            cr_assert(section, "no '%s' in\n%s", name, text);
+            for (const Key *k = tasks[t]->keys; k->name; k++) {
+                snprintf(name, sizeof name, markdown ? "| `data.task.%s` |" : "  data.task.%s ", k->name);
+                cr_assert(strstr(section, name), "no '%s' in\n%s", name, section);
+            }
+        }
         cr_assert(strstr(text, "init_from") && strstr(text, "model.ffn.hidden"));
         free(text);
     }

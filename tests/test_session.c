@@ -55,7 +55,7 @@ Test(session, chunks_and_company_change_nothing) {
         speaker_open(&r, &zoo[i], 0);
         int tok[B][LONG], V = r.V;
         real *alone = numbers((size_t)(B * V)), *got = numbers((size_t)(B * V));
-        CacheCost *c = xcalloc(1, sizeof *c); /* an empty place has no rows; its states are there */
+        CacheCost *c = xcalloc(1, sizeof *c); /* an empty place has no rows; its states and carried rows are there */
         cost_cache(&r.m, 0, c);
         for (int b = 0; b < B; b++) {
             speaker_tokens(&r, tok[b], LONG, 100 + (uint64_t)b);
@@ -320,18 +320,21 @@ Test(session, cost_of_the_cache_is_what_is_resident) {
         CacheCost *c = xcalloc(1, sizeof *c);
         int tok[LONG] = {0};
         size_t mapped;
+        bool retires = false; /* what is kept depends on the tokens: the cost model names the most */
         speaker_open(&r, &zoo[i], 0);
+        for (int l = 0; l < r.m.L; l++) retires |= r.m.layer[l].rows.retire;
         open_session(&s, &r,
                      (SessionOpts){.nseq = 2, .max_tokens = LONG, .chunk = 11, .page_rows = 4, .document = r.document});
         for (int n = 1, at = 0; at < LONG; at += n, n = imin(n + 2, LONG - at)) {
             extend(&s, 1, &(Feed){1, n, tok + at}, WANT_LAST, ABSENT);
             cost_cache(&r.m, at + n, c);
-            cr_assert(session_bytes(&s, 1) == c->bytes_at_context,
+            cr_assert(retires ? session_bytes(&s, 1) <= c->bytes_at_context
+                              : session_bytes(&s, 1) == c->bytes_at_context,
                       "%s at %d tokens: %zu bytes resident, %zu by the cost model", zoo[i].name, at + n,
                       session_bytes(&s, 1), c->bytes_at_context);
             size_t mha = 2 * sizeof(real) * 12 * (size_t)(r.m.L * (at + n));
-            cr_assert(c->mha_bytes_at_context == mha &&
-                      (i ? c->bytes_at_context <= mha + c->state_bytes : c->bytes_at_context == mha));
+            size_t grown = c->bytes_at_context - c->state_bytes;
+            cr_assert(c->mha_bytes_at_context == mha && (i ? grown <= mha : grown == mha));
         }
         session_close(&s);
         cr_assert(cost_cache_mapped(&r.m, 2, LONG, 11, &mapped, &e));

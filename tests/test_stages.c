@@ -374,10 +374,9 @@ ParameterizedTest(int *way, stages, step_with_statistics) {
         if (lr > 0) CHECK_CLOSE("lr", &r.lr, &lr, 1, 1e-15);
         cr_assert(done == 0 ? active == 0 : done < 7 || active > 0, "step %d: %d hinges", done, active);
     }
-    double loss, cr;
-    int64_t n;
-    cr_assert(trainer_validate(t, &loss, &n, &e), "%s", e.msg);
-    cr_assert(compression_achieved(&t->compression, &cr) && cr > 1 && t->compression.loss == 0);
+    ValRecord v;
+    cr_assert(trainer_validate(t, &v, &e), "%s", e.msg);
+    cr_assert(v.reports && v.cr > 1 && t->compression.loss == 0);
     free(set);
     close_reporting(t);
 }

@@ -67,6 +67,10 @@ grep -q '^stage long: steps 16 to 25$' "$tmp/out" || wrong "no line for the stag
 ok configs/tiny-stages.yaml --threads 1 run.dir="$tmp/none" --plan
 is "stages planned" "$(grep -c '^stage ' "$tmp/out")" 2
 [ -e "$tmp/none" ] && wrong "--plan left $(ls -A "$tmp/none")"
+# The summary counts what this process did, in all its stages.
+ok $tiny train.keep_last=9 run.dir="$tmp/json" --resume "$tmp/a/step-000010" --json
+number() { grep -o "\"$1\":[^,}]*" "$tmp/out" | head -n 1 | cut -d: -f2; }
+is "tokens by their speed" "$(awk -v r="$(number tok_s)" -v s="$(number seconds)" 'BEGIN { printf "%.0f", r * s }')" 3840
 verdict border
 
 # A best checkpoint is the best of its stage: losses under other settings are another measure.

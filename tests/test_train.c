@@ -135,17 +135,17 @@ ParameterizedTest(int *which, train, micro_batch_changes_nothing_but_rounding) {
     Trainer *u = open_trainer(&b, 1, (const char *[]){"train.dropout=0.2"});
     Err e = {0};
     TrainRecord r = {0}, s = {0};
-    double x, y;
-    int64_t n, k;
+    ValRecord x, y;
     for (int i = 0; i < 2; i++) {
         cr_assert(trainer_step(t, &r, &e) && trainer_step(u, &s, &e), "%s", e.msg);
         CHECK_CLOSE("loss", &r.loss, &s.loss, 1, TOL);
         CHECK_CLOSE("norm", &r.grad_norm, &s.grad_norm, 1, 20 * TOL);
     }
-    cr_assert(trainer_validate(t, &x, &n, &e) && trainer_validate(u, &y, &k, &e), "%s", e.msg);
-    cr_assert_eq(n, k);
-    cr_assert_eq(n, (int64_t)t->text.val.n - 1, "%lld predictions of %zu tokens", (long long)n, t->text.val.n);
-    CHECK_CLOSE("validation", &x, &y, 1, 20 * TOL);
+    cr_assert(trainer_validate(t, &x, &e) && trainer_validate(u, &y, &e), "%s", e.msg);
+    cr_assert_eq(x.tokens, y.tokens);
+    cr_assert(!x.task && x.tokens == (int64_t)t->text.val.n - 1, "%lld predictions of %zu tokens", (long long)x.tokens,
+              t->text.val.n);
+    CHECK_CLOSE("validation", &x.loss, &y.loss, 1, 20 * TOL);
     close_trainer(t, &a);
     close_trainer(u, &b);
 }
@@ -246,11 +246,13 @@ Test(train, journal_records_are_json) {
     cr_assert(journal_open(&j, path, METRICS_MARK, -1, true, &e), "%s", e.msg);
     TrainRecord r = {
         .step = 7, .tokens = 1 << 20, .loss = 1.0 / 3, .lr = 1e-5, .grad_norm = 2, .tok_s = 1e6, .mfu = -1};
-    cr_assert(journal_train(&j, &r, &e) && journal_val(&j, &(ValRecord){7, 100, 2.5, NULL, false, 0}, &e));
+    cr_assert(journal_train(&j, &r, &e) && journal_val(&j, &(ValRecord){.step = 7, .tokens = 100, .loss = 2.5}, &e));
     r.stage = "a-1", r.reports = true, r.cr = 4.0 / 3, r.cr_loss = 0.125;
     cr_assert(journal_train(&j, &r, &e));
     r.cr = INFINITY;
-    cr_assert(journal_val(&j, &(ValRecord){7, 100, 2.5, "a-1", true, INFINITY}, &e) && journal_train(&j, &r, &e));
+    cr_assert(journal_val(&j, &(ValRecord){7, 100, 2.5, "a-1", true, INFINITY, false, 0, 0}, &e) &&
+              journal_train(&j, &r, &e) &&
+              journal_val(&j, &(ValRecord){8, 100, 2.5, NULL, false, 0, true, 0.25, 1.0 / 3}, &e));
     journal_close(&j);
     size_t n;
     char *got = check_read(path, &n), *line = got;
@@ -262,8 +264,9 @@ Test(train, journal_records_are_json) {
         "\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,\"mfu\":null}\n",
         "{\"step\":7,\"stage\":\"a-1\",\"val_loss\":2.5,\"cr\":null,\"val_tokens\":100}\n",
         "{\"step\":7,\"stage\":\"a-1\",\"loss\":0.3333333333,\"cr\":null,\"cr_loss\":0.125,\"lr\":1e-05,"
-        "\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,\"mfu\":null}\n"};
-    for (int i = 0; i < 5; i++, line = strchr(line, '\n') + 1) {
+        "\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,\"mfu\":null}\n",
+        "{\"step\":8,\"val_loss\":2.5,\"val_tokens\":100,\"val_acc\":0.25,\"val_acc_all\":0.3333333333}\n"};
+    for (int i = 0; i < 6; i++, line = strchr(line, '\n') + 1) {
         cr_assert_eq(strncmp(line, want[i], strlen(want[i])), 0, "%s", line);
         json_t *o = json_parse(line, strlen(want[i]), "line", NULL, &e);
         cr_assert(o, "%s", e.msg);

@@ -2,6 +2,7 @@
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
+#include "../model/task_cfg.h"
 #include <errno.h>
 #include <sys/stat.h>
 
@@ -20,6 +21,7 @@ static bool state_write(const char *path, const Trainer *t, Err *e) {
                           "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples", (json_int_t)samples,
                           "tokens", (json_int_t)s->tokens, "seed", (json_int_t)t->run->run.seed, "text_tokens",
                           (json_int_t)t->text.train.n, "text_hash", hash, "best", best);
+    if (j && t->cfg->data.task.kind) json_object_set_new(j, "val_acc", s->has_acc ? json_real(s->acc) : json_null());
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
     json_decref(j);
     return ok;
@@ -44,6 +46,16 @@ static bool best_read(const json_t *j, const char *path, TrainState *s, Err *e) 
     return whole(best, "step", path, s->step, &s->best_step, e);
 }
 
+/* The accuracy of a task's last validation. */
+static bool acc_read(const json_t *j, const char *path, TrainState *s, Err *e) {
+    const json_t *acc = json_object_get(j, "val_acc");
+    s->has_acc = acc && !json_is_null(acc);
+    if (!s->has_acc) return true;
+    s->acc = json_number_value(acc);
+    return (json_is_number(acc) && s->acc >= 0 && s->acc <= 1) ||
+           err_input(e, "%s: \"val_acc\": expected null or a number from 0 to 1", path);
+}
+
 static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e) {
     int64_t format = 0, max = STAGES_MAX * (int64_t)1e12;
     if (!whole(j, "format", path, INT32_MAX, &format, e)) return false;
@@ -57,7 +69,7 @@ static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e)
     s->text_hash = hash ? strtoull(hash, &end, 16) : 0;
     if (!hash || strlen(hash) != 16 || *end)
         return err_input(e, "%s: \"text_hash\": expected 16 hexadecimal digits", path);
-    return best_read(j, path, s, e);
+    return best_read(j, path, s, e) && acc_read(j, path, s, e);
 }
 
 /* What the settings say of so many steps. */
@@ -143,6 +155,11 @@ static bool config_check(const char *dir, Err *e) {
 static bool text_check(const char *dir, const Trainer *t, Err *e) {
     const TrainState *s = &t->state;
     if (s->text_hash == t->text.hash && s->text_tokens == (int64_t)t->text.train.n) return true;
+    if (t->cfg->data.task.kind)
+        return err_input(e,
+                         "data.task: checkpoint %.150s was trained on samples that this version does not make; begin a "
+                         "new run with init_from",
+                         dir);
     return err_input(
         e,
         "data.train: checkpoint %.150s was trained on another text: %lld tokens, now %zu; give that text, or "
@@ -233,14 +250,20 @@ static bool text_write(const char *dir, const char *name, char *text, Err *e) {
     return ok;
 }
 
+/* What text is to the model: its tokenizer, or the task that it was trained on instead. */
+static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
+    if (t->cfg->data.task.kind) return task_cfg_save(&t->cfg->data.task, dir, e);
+    return text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
+           text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e);
+}
+
 static bool files_write(const Trainer *t, const char *dir, Err *e) {
-    HfIds ids = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}};
+    HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
+    const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);
     bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
-    ok = ok && hf_save(dir, &t->model, &ids, REAL, e) &&
-         text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
-         text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e) &&
+    ok = ok && hf_save(dir, &t->model, ids, REAL, e) && text_files_write(t, dir, e) &&
          text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, &t->model, e) &&
          state_write(state, t, e);
     free(trainer);

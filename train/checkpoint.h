@@ -1,7 +1,8 @@
 /* checkpoint.h: a whole run at one step, in a directory that is also a Hugging Face model.
  *
  *   config.json model.safetensors tokenizer.json generation_config.json    the model, as any reader of the family takes
- * it trainer/optimizer.safetensors  "exp_avg.<name>" and "exp_avg_sq.<name>": AdamW's moments of the weight <name>
+ * it; a task instead of a text stands in config.json, and there is no tokenizer.json
+ *   trainer/optimizer.safetensors  "exp_avg.<name>" and "exp_avg_sq.<name>": AdamW's moments of the weight <name>
  *   trainer/state.json             TrainState, CHECKPOINT_FORMAT
  *   trainer/config.yaml            the resolved settings of the run, with all its stages; config.json is of the model
  *                                  as the stage of that step has it */

@@ -125,9 +125,10 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
     char val[64] = "";
     if (t->state.has_best) snprintf(val, sizeof val, ", best validation loss %.4f", t->state.best_loss);
     progress_say(&t->progress, "%s after %lld steps, %lld tokens, %.1f s (%.0f tok/s)%s%s%s",
-                 why == STOP_STEPS  ? "done"
-                 : why == STOP_TIME ? "stopped by train.max_seconds"
-                                    : "interrupted",
+                 why == STOP_STEPS      ? "done"
+                 : why == STOP_TIME     ? "stopped by train.max_seconds"
+                 : why == STOP_ACCURACY ? "stopped by train.stop_at_acc"
+                                        : "interrupted",
                  (long long)t->state.step, (long long)t->state.tokens, seconds, tok_s, val, saved ? "; saved " : "",
                  saved ? saved : "");
     if (cli->json) {
@@ -135,7 +136,11 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
                               (json_int_t)t->state.step, "tokens", (json_int_t)t->state.tokens);
         json_object_set_new(j, "checkpoint", saved ? json_string(saved) : json_null());
         number(j, "loss", stepped, last->loss);
-        number(j, "val_loss", t->val_step >= 0, t->val_loss);
+        number(j, "val_loss", t->val_step >= 0, t->val.loss);
+        if (t->hit) {
+            number(j, "val_acc", t->state.has_acc, t->state.acc);
+            number(j, "val_acc_all", t->val_step >= 0, t->val.acc_all);
+        }
         number(j, "best_val_loss", t->state.has_best, t->state.best_loss);
         json_object_set_new(j, "best_step", t->state.has_best ? json_integer(t->state.best_step) : json_null());
         number(j, "seconds", true, seconds);

@@ -85,10 +85,11 @@ bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
 }
 
 bool journal_val(Journal *j, const ValRecord *r, Err *e) {
-    char stage[64], cr[64], line[256];
-    int n = snprintf(line, sizeof line, METRICS_MARK "%lld%s,\"val_loss\":%.10g%s,\"val_tokens\":%lld}\n",
+    char stage[64], cr[64], acc[96] = "", line[320];
+    if (r->task) snprintf(acc, sizeof acc, ",\"val_acc\":%.10g,\"val_acc_all\":%.10g", r->acc, r->acc_all);
+    int n = snprintf(line, sizeof line, METRICS_MARK "%lld%s,\"val_loss\":%.10g%s,\"val_tokens\":%lld%s}\n",
                      (long long)r->step, stage_text(stage, r->stage), r->loss, cr_text(cr, r->reports, r->cr),
-                     (long long)r->tokens);
+                     (long long)r->tokens, acc);
     return journal_put(j, line, (size_t)n, e);
 }
 

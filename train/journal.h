@@ -22,18 +22,21 @@ void journal_close(Journal *);
  * `sed 's/,"tok_s":.*$/}/'` leaves what a repeated run repeats. mfu < 0 prints null. */
 #define METRICS_MARK "{\"step\":"
 typedef struct {
-    int64_t step, tokens; /* tokens: training targets seen since step 0 */
+    int64_t step, tokens; /* tokens: read since step 0, whether they have a target or not */
     double loss, lr, grad_norm, tok_s, mfu;
     const char *stage;  /* NULL: not shown */
     bool reports;       /* some mixer reported its compression: */
     double cr, cr_loss; /* see compression.h; what is minimised is loss + cr_loss. Infinite prints null. */
 } TrainRecord;
 typedef struct {
-    int64_t step, tokens; /* tokens: predicted here */
+    int64_t step, tokens; /* tokens: targets that the loss is the mean of */
     double loss;
     const char *stage;
     bool reports;
     double cr;
+    bool task;      /* these are known: */
+    double acc;     /* part of the targets that greedy decoding would say */
+    double acc_all; /* part of the samples of which it would say all */
 } ValRecord;
 bool journal_train(Journal *, const TrainRecord *, Err *);
 bool journal_val(Journal *, const ValRecord *, Err *);

@@ -82,7 +82,7 @@ bool stages_next(Trainer *t, Err *e) {
     memcpy(t->most, was.most, sizeof t->most);
     t->dir = was.dir, t->metrics = was.metrics, t->sample_file = was.sample_file, t->progress = was.progress;
     t->saved = was.saved, t->peak_anon = was.peak_anon;
-    t->val_loss = was.val_loss, t->val_step = was.val_step;
+    t->val = was.val, t->val_step = was.val_step;
     t->tokens0 = was.tokens0, t->start = was.start;
     t->flops = was.flops + was.flops_per_token * (double)(was.state.tokens - was.flops_from);
     t->flops_from = was.state.tokens;

@@ -23,7 +23,7 @@ void train_catch_signals(void) {
 }
 
 const char *stop_name(Stop s) {
-    static const char *const names[] = {"steps", "time", "signal"};
+    static const char *const names[] = {"steps", "time", "signal", "accuracy"};
     return names[s];
 }
 
@@ -38,27 +38,35 @@ static bool save(Trainer *t, Err *e) {
 
 /* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
 static bool validate(Trainer *t, Err *e) {
-    double loss;
-    int64_t n;
-    if (!trainer_validate(t, &loss, &n, e)) return false;
-    ValRecord r = {.step = t->state.step, .tokens = n, .loss = loss, .stage = t->name};
-    r.reports = compression_achieved(&t->compression, &r.cr);
-    if (!journal_val(&t->metrics, &r, e)) return false;
+    ValRecord v;
+    char acc[96] = "";
+    if (!trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
     trainer_watch_memory(t);
-    bool best = !t->state.has_best || loss < t->state.best_loss;
-    t->val_loss = loss;
+    bool best = !t->state.has_best || v.loss < t->state.best_loss;
+    t->val = v;
     t->val_step = t->state.step;
+    t->state.has_acc = v.task;
+    t->state.acc = v.acc;
     if (best) {
         t->state.has_best = true;
-        t->state.best_loss = loss;
+        t->state.best_loss = v.loss;
         t->state.best_step = t->state.step;
     }
-    progress_say(&t->progress, "step %lld  validation loss %.4f over %lld tokens%s", (long long)t->state.step, loss,
-                 (long long)n, best ? " (best)" : "");
+    if (v.task)
+        snprintf(acc, sizeof acc, ", %.2f %% right, all of it in %.2f %% of the samples", 100 * v.acc, 100 * v.acc_all);
+    progress_say(&t->progress, "step %lld  validation loss %.4f over %lld %s%s%s", (long long)t->state.step, v.loss,
+                 (long long)v.tokens, v.task ? "answers" : "tokens", acc, best ? " (best)" : "");
     return !best || !t->cfg->train.keep_best || save(t, e);
 }
 
-static bool validates(const Trainer *t) { return t->cfg->train.eval_every > 0 && t->text.val.n > 1; }
+static bool validates(const Trainer *t) {
+    return t->cfg->train.eval_every > 0 && (t->cfg->data.task.kind || t->text.val.n > 1);
+}
+/* The last validation answered enough. A run that stopped so stops again when it is resumed with the same settings. */
+static bool learned(const Trainer *t) {
+    double enough = t->cfg->train.stop_at_acc;
+    return enough > 0 && t->state.has_acc && t->state.acc >= enough;
+}
 
 /* What follows a step, in an order that lets every record stand before the checkpoint that covers it. */
 static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
@@ -72,7 +80,7 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
     if (log && !journal_train(&t->metrics, r, e)) return false;
     Shown shown = {step,        r->loss,          r->lr,   r->grad_norm, r->tok_s,
-                   t->val_loss, t->val_step >= 0, t->name, r->reports,   r->cr};
+                   t->val.loss, t->val_step >= 0, t->name, r->reports,   r->cr};
     progress_step(&t->progress, &shown, log || last);
     if (log) {
         trainer_watch_memory(t);
@@ -94,6 +102,10 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
     double most = t->run->train.max_seconds;
     *why = STOP_STEPS;
     while (t->state.step < end) {
+        if (learned(t)) {
+            *why = STOP_ACCURACY;
+            break;
+        }
         if (signals_seen) {
             /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
             *why = STOP_SIGNAL;

@@ -1,4 +1,4 @@
-#include "trainer.h"
+#include "feed.h"
 #include "../infer/bench.h"
 #include "../infer/generate.h"
 #include "../model/cost.h"
@@ -9,33 +9,17 @@
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
 
-static bool text_open(Trainer *t, Err *e) {
-    const DataCfg *d = &t->cfg->data;
-    const char *train[PATHS_MAX];
-    for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
-    StreamSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->separator, d->seq_len};
-    return stream_bytes(&spec, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &spec, &t->tok, e));
-}
-
-static bool vocab_set(Trainer *t, Err *e) {
-    ModelCfg *m = &t->cfg->model;
-    if (!m->vocab) m->vocab = t->tok.vocab;
-    t->run->model.vocab = m->vocab;
-    if (m->vocab >= t->tok.vocab) return true;
-    return err_input(e, "model.vocab: %d is less than the %d ids of data.tokenizer", m->vocab, t->tok.vocab);
-}
-
 static void rows_take(Trainer *t) {
     size_t n = (size_t)t->cfg->train.micro_batch * (size_t)t->cfg->data.seq_len;
     t->g = arena_take(&t->rows, n * sizeof *t->g, "g");
     t->nll = arena_take(&t->rows, n * sizeof *t->nll, "nll");
+    if (t->cfg->data.task.kind) t->hit = arena_take(&t->rows, n * sizeof *t->hit, "hit");
 }
 
 static bool buffers_open(Trainer *t, Err *e) {
     rows_take(t);
     if (t->dry) return true;
-    return arena_open(&t->rows, "losses", t->rows.peak, false, e) && (rows_take(t), true) &&
-           loader_open(&t->loader, t->cfg->train.micro_batch, t->cfg->data.seq_len, false, e);
+    return arena_open(&t->rows, "losses", t->rows.peak, false, e) && (rows_take(t), true) && feed_open_loader(t, e);
 }
 
 /* Samples run through a session of one sequence that stands during the whole run, so that no step allocates. */
@@ -93,8 +77,8 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dropout = c->dropout,
                    .recompute = c->recompute,
                    .dry = dry};
-    if (!vocab_set(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
-    if (!text_open(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
+    if (!feed_vocab(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
+    if (!feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
         !buffers_open(t, e) || !samples_open(t, e)) {
         trainer_close(t);
         return false;
@@ -107,7 +91,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
 
 bool trainer_reads(Trainer *t, Err *e) {
     t->dry = false;
-    bool ok = text_open(t, e);
+    bool ok = feed_open_text(t, e);
     t->dry = true;
     stream_close(&t->text);
     return ok;
@@ -156,7 +140,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
         add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak);
     if (t->dry)
-        add(r, "batch", loader_bytes(t->cfg->train.micro_batch, t->cfg->data.seq_len));
+        add(r, "batch", feed_loader_bytes(t));
     else
         add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size);
     if (t->dry)
@@ -209,9 +193,10 @@ static double nll_sum(const Trainer *t) {
 bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     const OptimCfg *o = &t->cfg->optim;
-    int64_t count = (int64_t)c->batch * t->cfg->data.seq_len; /* every row has a target */
-    int64_t done = t->state.step - t->first;                  /* of the stage */
+    int64_t done = t->state.step - t->first; /* of the stage */
     uint64_t sample = (uint64_t)(t->first_sample + done * c->batch);
+    int64_t count = feed_targets(t, sample, c->batch);
+    CHECK(count > 0, "no targets from sample %llu on", (unsigned long long)sample);
     double sum = 0;
     t->model.step = (uint64_t)t->state.step;
     t->model.progress = (double)done / (double)c->steps;
@@ -221,8 +206,8 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     model_zero_grad(&t->model);
     for (int at = 0; at < c->batch; at += c->micro_batch) {
         Loader *l = &t->loader;
-        loader_train(l, t->text.train, t->tok.eot, (uint64_t)t->cfg->run.seed, sample + (uint64_t)at, c->micro_batch);
-        for (int i = 0; i < l->batch.N; i++) t->g[i] = (real)(1.0 / (double)count);
+        feed_train(t, sample + (uint64_t)at, c->micro_batch);
+        for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
         model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
         sum += nll_sum(t);
     }
@@ -240,30 +225,41 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay, o->balance_rate};
     adamw_step(&run, &t->params, &a, r->lr, clip.scale, t->state.step + 1);
     t->state.step++;
-    t->state.tokens += count;
+    t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
     return true;
 }
 
-bool trainer_validate(Trainer *t, double *loss, int64_t *n, Err *e) {
-    int64_t most = t->cfg->train.eval_tokens;
+bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     Loader *l = &t->loader;
-    uint64_t windows = loader_val_windows(t->text.val, t->cfg->data.seq_len, most), at = 0;
-    double sum = 0;
-    *n = 0;
+    uint64_t samples = feed_val_count(t), at = 0;
+    double sum = 0, right = 0, whole = 0;
+    *v = (ValRecord){.step = t->state.step, .stage = t->name, .task = t->hit != NULL};
     compression_begin(&t->compression, NULL, 1, 1);
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;
-    while (at < windows) {
-        int b = (int)zmin((size_t)t->cfg->train.micro_batch, (size_t)(windows - at));
-        loader_val(l, t->text.val, t->tok.eot, most, at, b);
-        model_loss(&t->model, &l->batch, l->tok, l->tgt, t->nll);
+    while (at < samples) {
+        int b = (int)zmin((size_t)t->cfg->train.micro_batch, (size_t)(samples - at));
+        feed_val(t, at, b);
+        model_score(&t->model, &l->batch, l->tok, l->tgt, t->nll, t->hit);
         sum += nll_sum(t);
-        *n += l->batch.N;
+        for (int s = 0; s < b; s++) {
+            int asked = 0, hits = 0;
+            for (int i = l->batch.off[s]; i < l->batch.off[s + 1]; i++) {
+                asked += l->tgt[i] >= 0;
+                hits += t->hit && t->hit[i];
+            }
+            v->tokens += asked;
+            right += hits;
+            whole += hits == asked;
+        }
         at += (uint64_t)b;
     }
-    *loss = sum / (double)*n;
-    if (!isfinite(*loss))
-        return err_world(e, "training diverged: validation loss %g after step %lld", *loss, (long long)t->state.step);
+    v->loss = sum / (double)v->tokens;
+    v->reports = compression_achieved(&t->compression, &v->cr);
+    v->acc = right / (double)v->tokens;
+    v->acc_all = whole / (double)samples;
+    if (!isfinite(v->loss))
+        return err_world(e, "training diverged: validation loss %g after step %lld", v->loss, (long long)t->state.step);
     return true;
 }
 

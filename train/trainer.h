@@ -12,12 +12,13 @@
 
 /* What of a run is neither settings nor numbers of the model; state.json of a checkpoint. */
 typedef struct {
-    int64_t step, tokens; /* optimizer steps done, targets trained on */
+    int64_t step, tokens; /* optimizer steps done, tokens read (of a text each is a target, of a task some are) */
     int64_t text_tokens;  /* ids of the training text, and Stream.hash of them: another text cannot be gone on with */
-    uint64_t text_hash;
-    bool has_best;
+    uint64_t text_hash;   /* of a task: no ids, and task_hash */
+    bool has_best, has_acc;
     double best_loss;
     int64_t best_step;
+    double acc; /* of the last validation on a task */
 } TrainState;
 
 enum { REGIONS_MAX = 12 };
@@ -40,12 +41,13 @@ typedef struct {
     bool dry;                    /* only measured */
     Device *dev;
     Tokenizer tok;
-    Stream text;
+    Stream text; /* of a task: nothing but the hash */
     Loader loader;
     Model model;
     Params params;
     Arena rows; /* of a micro-batch: */
     real *g, *nll;
+    int *hit; /* of a task; else NULL */
     bool samples;
     Session session;  /* of samples */
     Arena cache_size; /* dry: peak of what the session's cache would take */
@@ -59,7 +61,7 @@ typedef struct {
     Progress progress;
     double flops_per_token, peak_flops; /* peak_flops 0: not measured */
     size_t peak_anon;                   /* highest RssAnon seen, bytes */
-    double val_loss;                    /* of the last validation */
+    ValRecord val;                      /* of the last validation */
     int64_t val_step;                   /* -1: none yet */
     double work_s;                      /* seconds in steps since the last train record */
     int64_t work_tokens, tokens0;       /* tokens of those steps; tokens when this process began */
@@ -85,11 +87,11 @@ void trainer_regions(const Trainer *, bool peaks, Regions *);
 bool trainer_fits(const Trainer *, Err *);
 
 /* One optimizer step: gradients of all micro-batches, clipping, AdamW. Fills loss (mean nll of the batch's targets in
- * nats), lr, grad_norm and compression of r; schedule and progress are the stage's. EXIT_WORLD when loss or norm is not
- * finite: weights are then as they were. */
+ * nats; rows without a target count nowhere), lr, grad_norm and compression of r; schedule and progress are the
+ * stage's. EXIT_WORLD when loss or norm is not finite: weights are then as they were. */
 bool trainer_step(Trainer *, TrainRecord *r, Err *);
-/* Mean nll over the validation tokens in f64; n: how many. */
-bool trainer_validate(Trainer *, double *loss, int64_t *n, Err *);
+/* Mean nll over the validation's targets in f64, and on a task the parts of them and of the samples that are right. */
+bool trainer_validate(Trainer *, ValRecord *, Err *);
 /* A text from the model as it is, into samples.txt. */
 bool trainer_sample(Trainer *, Err *);
 /* EXIT_WORLD when a weight is not finite. */

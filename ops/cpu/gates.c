@@ -50,7 +50,7 @@ INLINE real gate_slope(Gate k, real z, real rate, real *by_A) {
         return -rate * sigmoid1(z);
     }
     if (k.kind == GATE_BOUND) {
-        real y = sigmoid1(rate * z), f = (real)k.param * y * (1 - y) * rate;
+        real e = exp_real(-(real)fabs((double)(rate * z))), f = (real)k.param * rate * e / ((1 + e) * (1 + e));
         *by_A = f * z;
         return f;
     }

@@ -21,11 +21,16 @@ static int groups_used(Groups g, int *used, int *most) {
 }
 static int parts(int n, int of) { return (n + of - 1) / of; }
 
-/* t (k,PANEL) = columns k0..k0+k-1 of n rows, ld apart; filled with zeros up to w columns. */
+/* t (k,PANEL) = columns k0..k0+k-1 of n rows, ld apart; filled with zeros up to w columns. A few columns at a time, so
+ * that a line of each row is used up while it is near. */
 static void panel_rows(real *t, const real *x, size_t ld, int n, int w, int k) {
-    for (int i = 0; i < k; i++) {
-        for (int j = 0; j < n; j++) t[i * PANEL + j] = x[(size_t)j * ld + (size_t)i];
-        for (int j = n; j < w; j++) t[i * PANEL + j] = 0;
+    enum { LINE = 16 };
+    for (int i0 = 0; i0 < k; i0 += LINE) {
+        int m = imin(LINE, k - i0);
+        for (int j = 0; j < n; j++)
+            for (int i = i0; i < i0 + m; i++) t[i * PANEL + j] = x[(size_t)j * ld + (size_t)i];
+        for (int i = i0; i < i0 + m; i++)
+            for (int j = n; j < w; j++) t[i * PANEL + j] = 0;
     }
 }
 /* t (k,PANEL) = k rows, ld apart, of w numbers. */
@@ -95,12 +100,11 @@ static void group_dw(real *dwe, const real *dy, const real *x, int n, int o0, in
     real *a = mem, *panel = mem + PANEL * DEPTH;
     for (int k0 = 0; k0 < n; k0 += DEPTH) {
         int k = imin(DEPTH, n - k0);
-        for (int i = 0; i < k; i++)
-            for (int o = 0; o < outs; o++) a[o * DEPTH + i] = dy[(size_t)(k0 + i) * (size_t)O + (size_t)(o0 + o)];
+        panel_columns(a, dy + (size_t)k0 * (size_t)O + (size_t)o0, (size_t)O, k, outs);
         for (int c0 = 0; c0 < I; c0 += PANEL) {
             int w = imin(PANEL, I - c0);
             panel_columns(panel, x + (size_t)k0 * (size_t)I + (size_t)c0, (size_t)I, k, w);
-            tile_mm(dwe + (size_t)o0 * (size_t)I + (size_t)c0, (size_t)I, a, DEPTH, 1, panel, PANEL, outs, k, w);
+            tile_mm(dwe + (size_t)o0 * (size_t)I + (size_t)c0, (size_t)I, a, 1, PANEL, panel, PANEL, outs, k, w);
         }
     }
 }

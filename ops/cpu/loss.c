@@ -3,6 +3,16 @@
 
 enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 32 }; /* logits that exist at once */
 
+/* Whether no id has a larger logit than the target, and none before it as large a one. */
+static int first_largest(const real *l, int V, int target) {
+    if (target < 0) return 0;
+    real t = l[target];
+    int above = 0;
+#pragma omp simd reduction(+ : above)
+    for (int v = 0; v < V; v++) above += v < target ? !(l[v] < t) : !(l[v] <= t); /* NaN is above */
+    return above == 0;
+}
+
 /* One row: its loss, and with `grad` p - onehot scaled by g in place of the logits. */
 static real xent_row(real *l, int V, int target, real g, bool grad) {
     real top = l[0], sum = 0, at = target >= 0 ? l[target] : 0;
@@ -23,7 +33,8 @@ static real xent_row(real *l, int V, int target, real g, bool grad) {
     return (real)log((double)sum) + top - at;
 }
 
-static void linear_xent(Run *r, Tensor nll, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt, const real *g) {
+static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
+                        const real *g) {
     int N = x.n[0], V = w.n[0], d = w.n[1];
     CHECK(x.n[1] == d && present(dx) == present(dw), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
     int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
@@ -38,9 +49,10 @@ static void linear_xent(Run *r, Tensor nll, Tensor dx, Tensor dw, Tensor x, Tens
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)n * V > ALONE)
             for (int i = 0; i < n; i++) {
                 int t = tgt[from + i];
+                real *row = R(l) + (size_t)i * (size_t)V;
                 CHECK(t < V, "target %d of vocabulary %d", t, V);
-                R(nll)
-                [from + i] = xent_row(R(l) + (size_t)i * (size_t)V, V, t, present(dx) ? g[from + i] : 0, present(dx));
+                if (hit) hit[from + i] = first_largest(row, V, t);
+                R(nll)[from + i] = xent_row(row, V, t, present(dx) ? g[from + i] : 0, present(dx));
             }
         }
         if (present(dx)) {

@@ -1,15 +1,9 @@
-/* recur.c: the gated delta rule row by row: what decoding does, and the walk over documents and chunks that the
- * chunkwise form shares. */
-#include "vec.h"
+/* recur.c: the gated delta rule over a pass: the walk over sequences, documents and chunks. A few rows, as in decoding,
+ * are taken in one by one, more of them as a chunk (chunk.c). */
+#include "chunk.c"
 
-/* One value head of one pass, as strided rows. */
-typedef struct {
-    int K, V;
-    size_t ldq, ldv, ldg, ldb; /* of q and k; of v, o and do; of g; of beta */
-    bool per_channel;
-    const real *q, *k, *v, *g, *beta; /* at row 0; g, beta may be NULL */
-    real scale;
-} Head;
+enum { RECUR_FEW = 6 }; /* rows that are not worth a chunk */
+
 static void recur_check(const Run *r, const Recur *x) {
     int N = r->batch->N;
     CHECK(r->in.n == N, "%d of %d rows", r->in.n, N);
@@ -39,8 +33,8 @@ typedef struct {
     int from, to;
     bool continues; /* a history */
     bool last;      /* of its sequence in this pass */
-} Span1;
-static bool next_document(const Batch *b, int s, Span1 *d) {
+} Document;
+static bool next_document(const Batch *b, int s, Document *d) {
     d->from = d->to;
     if (d->from >= b->off[s + 1]) return false;
     d->continues = b->first[d->from] == -1;
@@ -87,12 +81,36 @@ static void recur_row(const Head *a, int t, real *S, real *u, real *o) {
     }
 }
 
+/* The numbers of S of value head h before the chunk that starts at row t. */
+static real *kept(Tensor keep, int t, int h) {
+    size_t size = (size_t)keep.n[2] * (size_t)keep.n[3];
+    return R(keep) + ((size_t)(t / RECUR_CHUNK - 1) * (size_t)keep.n[1] + (size_t)h) * size;
+}
+
+/* A document of one value head after the state S; fresh: S is zero. */
+static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, real *o, Tensor keep) {
+    const Head *a = c->h;
+    for (int t = d.from, n; t < d.to; t += n, fresh = false) {
+        n = imin(RECUR_CHUNK, d.to - t);
+        if (present(keep) && t > d.from) memcpy(kept(keep, t, h), S, (size_t)a->K * (size_t)a->V * sizeof(real));
+        if (n <= RECUR_FEW) {
+            for (int i = t; i < t + n; i++) recur_row(a, i, S, c->u, o + (size_t)i * a->ldv);
+            continue;
+        }
+        chunk_load(c, t, n);
+        chunk_scores(c);
+        chunk_solve(c, fresh ? NULL : S);
+        chunk_out(c, o, fresh ? NULL : S);
+        chunk_state(c, S);
+    }
+}
+
 static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
     const Batch *b = r->batch;
     int K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     recur_check(r, &x);
     Mark mark = arena_mark(r->scratch);
-    Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, size + V);
+    Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, size + (int)chunk_numbers(K, V));
     if (!measuring(r)) {
         bool write = present(state) && !(r->mode & RUN_HOLD);
         size_t bytes = (size_t)size * sizeof(real);
@@ -100,21 +118,18 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < HV; h++) {
                 Head a = head_of(&x, scale, h);
-                real *S = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], *u = S + size, *blob = NULL;
+                Chunk c;
+                real *S = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], *blob = NULL;
+                chunk_place(&c, &a, S + size);
                 if (present(state))
                     blob = R(state) + (size_t)b->seq[s] * (size_t)state.n[1] + (size_t)at + (size_t)h * (size_t)size;
-                for (Span1 d = {.to = b->off[s]}; next_document(b, s, &d);) {
-                    if (d.continues) {
-                        CHECK(blob, "row %d continues a history that is not there", d.from);
+                for (Document d = {.to = b->off[s]}; next_document(b, s, &d);) {
+                    CHECK(!d.continues || blob, "row %d continues a history that is not there", d.from);
+                    if (d.continues)
                         memcpy(S, blob, bytes);
-                    } else
+                    else
                         memset(S, 0, bytes);
-                    for (int t = d.from; t < d.to; t++) {
-                        if (present(keep) && t > d.from && (t - d.from) % RECUR_CHUNK == 0)
-                            memcpy(R(keep) + ((size_t)(t / RECUR_CHUNK - 1) * (size_t)HV + (size_t)h) * (size_t)size, S,
-                                   bytes);
-                        recur_row(&a, t, S, u, R(o) + ((size_t)t * (size_t)HV + (size_t)h) * (size_t)V);
-                    }
+                    recur_document(&c, d, !d.continues, h, S, R(o) + (size_t)h * (size_t)V, keep);
                     if (d.last && write) memcpy(blob, S, bytes);
                 }
             }
@@ -122,109 +137,71 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
     arena_release(r->scratch, mark);
 }
 
-/* Gradients of one value head; dq and dk are sums over the value heads that share them. */
-typedef struct {
-    real *q, *k, *v, *g, *beta; /* at row 0; any may be NULL */
-} HeadGrad;
+/* A document of one value head, from its last chunk to its first. dS: in, by the state behind it; out, by the one
+ * before it. S0 is that one, NULL: zero. */
+static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Document doc, int h, const real *dout,
+                                    const real *S0, real *dS, Tensor keep) {
+    int chunks = (doc.to - doc.from + RECUR_CHUNK - 1) / RECUR_CHUNK;
+    for (int k = chunks - 1; k >= 0; k--) {
+        int t = doc.from + k * RECUR_CHUNK;
+        chunk_load(c, t, imin(RECUR_CHUNK, doc.to - t));
+        chunk_backward(c, g, d, dout, k ? kept(keep, t, h) : S0, dS);
+    }
+}
 
-/* Rows from..to-1, at most RECUR_CHUNK, after the state S0; dS: in, by S after them; out, by S0. mem: the states. */
-static void recur_rows_backward(const Head *a, const HeadGrad *d, const real *dout, int from, int to, const real *S0,
-                                real *dS, real *mem, real *u, real *du, real *dk) {
-    int K = a->K, V = a->V;
-    size_t size = (size_t)K * (size_t)V;
-    memcpy(mem, S0, size * sizeof(real));
-    for (int t = from; t < to; t++) {
-        real *S = mem + (size_t)(t - from + 1) * size;
-        memcpy(S, S - size, size * sizeof(real));
-        recur_row(a, t, S, u, du);
-        for (int c = 0; d->q && c < K; c++)
-            d->q[(size_t)t * a->ldq + (size_t)c] +=
-                a->scale * dot(S + (size_t)c * (size_t)V, dout + (size_t)t * a->ldv, V);
-    }
-    for (int t = to - 1; t >= from; t--) {
-        const real *q = a->q + (size_t)t * a->ldq, *k = a->k + (size_t)t * a->ldq, *v = a->v + (size_t)t * a->ldv,
-                   *go = dout + (size_t)t * a->ldv;
-        real *D = mem + (size_t)(t - from) * size, beta = a->beta ? a->beta[(size_t)t * a->ldb] : 1, dbeta = 0;
-        for (int c = 0; c < K; c++)
-            for (int j = 0; j < V; j++) dS[(size_t)c * (size_t)V + (size_t)j] += a->scale * q[c] * go[j];
-        decay_state(a, t, D);
-        delta_of(a, t, D, u);
-        memset(du, 0, (size_t)V * sizeof(real));
-        for (int c = 0; c < K; c++)
-            for (int j = 0; j < V; j++) du[j] += k[c] * dS[(size_t)c * (size_t)V + (size_t)j];
-        for (int c = 0; c < K; c++) dk[c] = dot(dS + (size_t)c * (size_t)V, u, V);
-        if (a->beta) {
-            for (int j = 0; j < V; j++) {
-                real p = 0;
-                for (int c = 0; c < K; c++) p += k[c] * D[(size_t)c * (size_t)V + (size_t)j];
-                dbeta += du[j] * (v[j] - p);
-                du[j] *= beta;
-            }
-            for (int c = 0; c < K; c++)
-                for (int j = 0; j < V; j++) {
-                    dk[c] -= D[(size_t)c * (size_t)V + (size_t)j] * du[j];
-                    dS[(size_t)c * (size_t)V + (size_t)j] -= k[c] * du[j];
-                }
-            if (d->beta) d->beta[(size_t)t * a->ldb] += dbeta;
-        }
-        if (d->v)
-            for (int j = 0; j < V; j++) d->v[(size_t)t * a->ldv + (size_t)j] += du[j];
-        if (d->k)
-            for (int c = 0; c < K; c++) d->k[(size_t)t * a->ldq + (size_t)c] += dk[c];
-        for (int c = 0; d->g && c < K; c++)
-            d->g[(size_t)t * a->ldg + (size_t)(a->per_channel ? c : 0)] +=
-                dot(dS + (size_t)c * (size_t)V, D + (size_t)c * (size_t)V, V);
-        decay_state(a, t, dS);
-    }
+/* y (N,H,K) += the sum over each group of value heads of x (N,HV,K). */
+static void add_groups(const Run *r, Tensor y, Tensor x) {
+    int rows = y.n[0] * y.n[1], K = y.n[2], group = x.n[1] / y.n[1];
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * K > ALONE)
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < group; j++)
+            axpy(R(y) + (size_t)i * (size_t)K, 1, R(x) + ((size_t)i * (size_t)group + (size_t)j) * (size_t)K, K);
 }
 
 static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
                            const RecurEnds *ends) {
     const Batch *b = r->batch;
-    int H = x.q.n[1], K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V, group = HV / H;
+    int H = x.q.n[1], K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     recur_check(r, &x);
     Mark mark = arena_mark(r->scratch);
-    Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, (RECUR_CHUNK + 3) * size + 2 * V + K);
+    Tensor mem =
+        SCRATCH(r, "recurrence", r->dev->threads, size + (int)(chunk_numbers(K, V) + chunk_grad_numbers(K, V)));
+    Tensor dq = d->q, dk = d->k;
+    if (HV > H) { /* value heads that share q and k must not add to the same numbers at once */
+        dq = SCRATCH(r, "d q of value heads", b->N, HV, K);
+        dk = SCRATCH(r, "d k of value heads", b->N, HV, K);
+    }
     if (!measuring(r)) {
-        size_t bytes = (size_t)size * sizeof(real);
+        if (HV > H) memset(dq.p, 0, tensor_bytes(dq)), memset(dk.p, 0, tensor_bytes(dk));
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * HV * size > ALONE)
         for (int s = 0; s < b->B; s++)
-            for (int hq = 0; hq < H; hq++)
-                for (int h = hq * group; h < (hq + 1) * group; h++) {
-                    Head a = head_of(&x, scale, h);
-                    real *S0 = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], *dS = S0 + size,
-                         *states = dS + size, *u = states + (size_t)(RECUR_CHUNK + 1) * (size_t)size, *du = u + V,
-                         *dk = du + V;
-                    HeadGrad hd = {0};
-                    if (present(d->q)) hd.q = R(d->q) + (size_t)hq * (size_t)K;
-                    if (present(d->k)) hd.k = R(d->k) + (size_t)hq * (size_t)K;
-                    if (present(d->v)) hd.v = R(d->v) + (size_t)h * (size_t)V;
-                    if (present(d->g)) hd.g = R(d->g) + (size_t)h * (size_t)d->g.n[2];
-                    if (present(d->beta)) hd.beta = R(d->beta) + h;
-                    for (Span1 doc = {.to = b->off[s]}; next_document(b, s, &doc);) {
-                        size_t blob = ((size_t)b->seq[s] * (size_t)HV + (size_t)h) * (size_t)size;
-                        memset(dS, 0, bytes);
-                        if (doc.last && ends && present(ends->dend)) memcpy(dS, R(ends->dend) + blob, bytes);
-                        CHECK(!doc.continues || (ends && present(ends->start)),
-                              "row %d continues a history that is not there", doc.from);
-                        for (int t = doc.from + (doc.to - doc.from - 1) / RECUR_CHUNK * RECUR_CHUNK, end = doc.to;
-                             t >= doc.from; end = t, t -= RECUR_CHUNK) {
-                            if (t > doc.from)
-                                memcpy(S0,
-                                       R(keep) +
-                                           ((size_t)(t / RECUR_CHUNK - 1) * (size_t)HV + (size_t)h) * (size_t)size,
-                                       bytes);
-                            else if (doc.continues)
-                                memcpy(S0, R(ends->start) + blob, bytes);
-                            else
-                                memset(S0, 0, bytes);
-                            recur_rows_backward(&a, &hd, R(dout) + (size_t)h * (size_t)V, t, end, S0, dS, states, u, du,
-                                                dk);
-                        }
-                        if (doc.continues && present(ends->dstart))
-                            for (int i = 0; i < size; i++) R(ends->dstart)[blob + (size_t)i] += dS[i];
-                    }
+            for (int h = 0; h < HV; h++) {
+                Head a = head_of(&x, scale, h);
+                Chunk c;
+                ChunkGrad g;
+                real *dS = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
+                chunk_place(&c, &a, dS + size);
+                chunk_grad_place(&g, &a, dS + size + chunk_numbers(K, V));
+                HeadGrad hd = {.ldq = (size_t)HV * (size_t)K}; /* HV = H or of the scratch */
+                if (present(dq)) hd.q = R(dq) + (size_t)h * (size_t)K;
+                if (present(dk)) hd.k = R(dk) + (size_t)h * (size_t)K;
+                if (present(d->v)) hd.v = R(d->v) + (size_t)h * (size_t)V;
+                if (present(d->g)) hd.g = R(d->g) + (size_t)h * (size_t)d->g.n[2];
+                if (present(d->beta)) hd.beta = R(d->beta) + h;
+                size_t blob = ends ? ((size_t)b->seq[s] * (size_t)HV + (size_t)h) * (size_t)size : 0;
+                for (Document doc = {.to = b->off[s]}; next_document(b, s, &doc);) {
+                    bool end = doc.last && ends && present(ends->dend);
+                    CHECK(!doc.continues || (ends && present(ends->start)),
+                          "row %d continues a history that is not there", doc.from);
+                    memset(dS, 0, (size_t)size * sizeof(real));
+                    if (end) memcpy(dS, R(ends->dend) + blob, (size_t)size * sizeof(real));
+                    recur_document_backward(&c, &g, &hd, doc, h, R(dout) + (size_t)h * (size_t)V,
+                                            doc.continues ? R(ends->start) + blob : NULL, dS, keep);
+                    if (doc.continues && present(ends->dstart)) axpy(R(ends->dstart) + blob, 1, dS, size);
                 }
+            }
+        if (HV > H && present(d->q)) add_groups(r, d->q, dq);
+        if (HV > H && present(d->k)) add_groups(r, d->k, dk);
     }
     arena_release(r->scratch, mark);
 }

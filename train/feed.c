@@ -1,0 +1,60 @@
+#include "feed.h"
+
+static const TaskCfg *task_of(const Trainer *t) { return t->cfg->data.task.kind ? &t->cfg->data.task : NULL; }
+
+bool feed_vocab(Trainer *t, Err *e) {
+    ModelCfg *m = &t->cfg->model;
+    const TaskCfg *task = task_of(t);
+    int ids = task ? task->vocab : t->tok.vocab;
+    if (!m->vocab) m->vocab = ids;
+    t->run->model.vocab = m->vocab;
+    if (m->vocab >= ids) return true;
+    return err_input(e, "model.vocab: %d is less than the %d ids of data.%s", m->vocab, ids,
+                     task ? "task" : "tokenizer");
+}
+
+bool feed_open_text(Trainer *t, Err *e) {
+    const DataCfg *d = &t->cfg->data;
+    const char *train[PATHS_MAX];
+    if (task_of(t)) {
+        t->text.hash = task_hash(&d->task);
+        return true;
+    }
+    for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
+    StreamSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->separator, d->seq_len};
+    return stream_bytes(&spec, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &spec, &t->tok, e));
+}
+
+size_t feed_loader_bytes(const Trainer *t) {
+    int b = t->cfg->train.micro_batch;
+    return task_of(t) ? loader_bytes_task(task_of(t), b) : loader_bytes(b, t->cfg->data.seq_len);
+}
+bool feed_open_loader(Trainer *t, Err *e) {
+    int b = t->cfg->train.micro_batch;
+    return task_of(t) ? loader_open_task(&t->loader, task_of(t), b, false, e)
+                      : loader_open(&t->loader, b, t->cfg->data.seq_len, false, e);
+}
+
+void feed_train(Trainer *t, uint64_t sample, int b) {
+    uint64_t seed = (uint64_t)t->cfg->run.seed;
+    if (task_of(t))
+        loader_task(&t->loader, TASK_TRAIN, seed, sample, b);
+    else
+        loader_train(&t->loader, t->text.train, t->tok.eot, seed, sample, b);
+}
+
+int64_t feed_targets(Trainer *t, uint64_t sample, int b) {
+    if (!task_of(t)) return (int64_t)b * t->cfg->data.seq_len; /* every row of a text has one */
+    return loader_task_targets(&t->loader, TASK_TRAIN, (uint64_t)t->cfg->run.seed, sample, b);
+}
+
+uint64_t feed_val_count(const Trainer *t) {
+    if (task_of(t)) return (uint64_t)t->cfg->data.val_samples;
+    return loader_val_windows(t->text.val, t->cfg->data.seq_len, t->cfg->train.eval_tokens);
+}
+void feed_val(Trainer *t, uint64_t at, int b) {
+    if (task_of(t))
+        loader_task(&t->loader, TASK_VAL, 0, at, b);
+    else
+        loader_val(&t->loader, t->text.val, t->tok.eot, t->cfg->train.eval_tokens, at, b);
+}
