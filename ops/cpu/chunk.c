@@ -238,9 +238,13 @@ static void chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
     for (int i = 0; i < 11; mem += size[i], i++) *part[i] = mem;
     g->end = mem;
 }
+/* y (cols,rows) = x (rows,cols)^T, in stripes whose lines stay in the first cache. */
 static void transpose(real *restrict y, size_t ldy, const real *restrict x, size_t ldx, int rows, int cols) {
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) y[(size_t)j * ldy + (size_t)i] = x[(size_t)i * ldx + (size_t)j];
+    for (int i0 = 0; i0 < rows; i0 += SUB) {
+        int m = imin(SUB, rows - i0);
+        for (int j = 0; j < cols; j++)
+            for (int i = 0; i < m; i++) y[(size_t)j * ldy + (size_t)(i0 + i)] = x[(size_t)(i0 + i) * ldx + (size_t)j];
+    }
 }
 
 /* du, nr. dout is at the chunk's first row; zero: dS is. */
