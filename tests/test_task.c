@@ -563,7 +563,7 @@ Test(task, in_a_configuration) {
             char *text = config_text(c);
             cr_assert(config_parse(d, text, strlen(text), "again", 0, NULL, &e), "%s\n%s", e.msg, text);
             CHECK_BYTES("task", &d->data.task, &c->data.task, sizeof c->data.task);
-            cr_assert(c->data.task.T == 32 && config_trainable(c, &e) && config_resumable(c, d, &e), "%s", e.msg);
+            cr_assert(c->data.task.T == 32 && config_trainable(c, &e) && config_resumable(c, d, 0, &e), "%s", e.msg);
             free(text);
             config_free(d);
             free(d);
