@@ -331,6 +331,12 @@ Test(task_train, stops_at_an_accuracy) {
     out = TRAIN(dir, task, "train.stop_at_acc=1", "--resume", "auto");
     cr_assert(number(out, "step") == 20 && strstr(out, "\"stopped\":\"steps\""), "%s", out);
     free(out);
+    /* What a stage before reached does not count. */
+    char *next = check_path("next"), *there = xformat("run.dir=%s", next);
+    out = TRAIN(there, task, "train.eval_every=5",
+                "stages=[{name: a, steps: 10}, {name: b, steps: 10, set: {train.stop_at_acc: 0.3}}]");
+    cr_assert(number(out, "step") == 15 && strstr(out, "\"stopped\":\"accuracy\""), "%s", out);
+    free(out), free(next), free(there);
     free(metrics), free(dir);
 }
 #endif
