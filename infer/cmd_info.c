@@ -56,11 +56,11 @@ static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, 
                               k->decode, "itemised", k->itemised, "all_half", "value", k->all_half, "formula",
                               "6 N_active + 6 L C T", "N", (json_int_t)k->active, "matmul_full", "value",
                               k->matmul_full, "formula", "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
-    json_t *cache =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token, "state_bytes",
-                  (json_int_t)all(c->state_bytes, a), "bytes_at_context", (json_int_t)all(c->bytes_at_context, a),
-                  "mha_bytes_per_token", (json_int_t)c->mha_bytes_per_token, "mha_bytes_at_context",
-                  (json_int_t)all(c->mha_bytes_at_context, a), "layers", layers_json(s->m, c, a));
+    json_t *cache = json_pack("{s:I, s:I, s:I, s:b, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token,
+                              "state_bytes", (json_int_t)all(c->state_bytes, a), "bytes_at_context",
+                              (json_int_t)all(c->bytes_at_context, a), "at_most", c->at_most, "mha_bytes_per_token",
+                              (json_int_t)c->mha_bytes_per_token, "mha_bytes_at_context",
+                              (json_int_t)all(c->mha_bytes_at_context, a), "layers", layers_json(s->m, c, a));
     json_t *j =
         json_pack("{s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:b, s:s, s:i, s:I, s:f, s:o, s:o}", "model",
                   s->dir ? s->dir : a->model, "params", (json_int_t)k->params, "params_active", (json_int_t)k->active,
@@ -105,6 +105,7 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
     printf("cache       %s per token, %s of state; %d x %d tokens: %s\n", human((double)c->bytes_per_token, "B", b[0]),
            human(all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
            human(all(c->bytes_at_context, a), "B", b[2]));
+    if (c->at_most) printf("            at most: rows leave as the text has it; generate reports what it kept\n");
     printf("as MHA      %s per token (2 L d_model numbers); %d x %d tokens: %s\n",
            human((double)c->mha_bytes_per_token, "B", b[0]), (int)a->batch, c->context,
            human(all(c->mha_bytes_at_context, a), "B", b[1]));

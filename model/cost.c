@@ -63,6 +63,7 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         c->bytes_per_token += y->token_bytes;
         c->grows_per_token += s->window ? 0 : y->token_bytes;
         c->state_bytes += y->state_bytes;
+        c->at_most |= s->retire;
         c->bytes_at_context += y->bytes;
     }
     c->mha_bytes_per_token = 2 * (size_t)m->L * (size_t)m->cfg.d_model * number;

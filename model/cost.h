@@ -34,6 +34,7 @@ typedef struct {
     size_t bytes_per_token;               /* sum of token_bytes: growth per token before any window is full */
     size_t grows_per_token;               /* of it, what still grows beyond every window */
     size_t state_bytes, bytes_at_context; /* of one sequence */
+    bool at_most; /* rows of some layer retire: the bytes are those of a text in which none does */
     size_t mha_bytes_per_token,
         mha_bytes_at_context; /* the same width without sharing or windows: 2 L d_model numbers */
     LayerCache layer[LAYERS_MAX];

@@ -328,6 +328,7 @@ Test(session, cost_of_the_cache_is_what_is_resident) {
         for (int n = 1, at = 0; at < LONG; at += n, n = imin(n + 2, LONG - at)) {
             extend(&s, 1, &(Feed){1, n, tok + at}, WANT_LAST, ABSENT);
             cost_cache(&r.m, at + n, c);
+            cr_assert(c->at_most == retires);
             cr_assert(retires ? session_bytes(&s, 1) <= c->bytes_at_context
                               : session_bytes(&s, 1) == c->bytes_at_context,
                       "%s at %d tokens: %zu bytes resident, %zu by the cost model", zoo[i].name, at + n,
