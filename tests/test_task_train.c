@@ -303,7 +303,7 @@ Test(task_train, eval_forms_agree) {
 Test(task_train, eval_forms_agree_for_states_and_merged_rows) {
     static const char *const mixers[] = {"model.kinds.mix={mixer: kda, heads: 2}", "model.kinds.mix={mixer: mamba2}",
                                          "model.kinds.mix={mixer: dmc, heads: 2}",
-                                         "model.kinds.mix={mixer: mla, heads: 2, kv_rank: 8}",
+                                         "model.kinds.mix={mixer: mla, heads: 2, kv_rank: 8, nope_dim: 8, rope_dim: 4}",
                                          "model.kinds.mix={mixer: gqa, heads: 2, window: 8, sinks: 1}"};
     for (size_t i = 0; i < sizeof mixers / sizeof *mixers; i++) {
         char *run = check_path("run"), *dir = xformat("run.dir=%s", run), *clean = xformat("rm -rf '%s'", run);
