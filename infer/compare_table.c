@@ -153,7 +153,8 @@ void compare_table(FILE *f, const json_t *r) {
             "\nLoss: mean ± sd (n - 1) over the seeds, of the validation at the end. A tie: less than 2 sd above the "
             "lowest, by the larger sd of the two; no order is claimed among ties, nor among rows with less than two "
             "runs. Cache: counted in a session after %s tokens of the validation text, states included, beside the "
-            "formula. Speeds: medians of %.0f repetitions, rows interleaved; a prompt of %s tokens, then %s tokens "
+            "formula, which takes no row for merged or given up. Speeds: medians of %.0f repetitions, rows "
+            "interleaved; a prompt of %s tokens, then %s tokens "
             "decoded. Training: means of the runs' own clocks, validation and saving left out.\n",
             grouped(number(m, "context"), a), number(m, "repeats"), grouped(number(m, "prompt"), b),
             grouped(number(m, "decode"), (char[32]){0}));

@@ -64,7 +64,10 @@ typedef struct {
     CompressionCfg compression;
 } TrainCfg;
 typedef struct {
-    int kind; /* adamw */
+    int kind;
+    double muon_momentum, muon_scale;
+    int muon_steps;
+    bool muon_nesterov;
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, balance_rate;
     int64_t warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps */
     int schedule;
@@ -92,7 +95,7 @@ struct Config {
 enum { DEVICE_AUTO, DEVICE_CPU };
 enum { DTYPE_AUTO, DTYPE_F32 };
 enum { TOKENIZER_BYTE };
-enum { OPTIM_ADAMW };
+enum { OPTIM_ADAMW, OPTIM_MUON };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
 /* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */

@@ -1,7 +1,7 @@
 #include "config_keys.h"
 
 static const char *const devices[] = {"auto", "cpu", NULL}, *const dtypes[] = {"auto", "f32", NULL},
-                         *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", NULL},
+                         *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", "muon", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
@@ -87,7 +87,13 @@ const Key train_keys[] = {
 #undef AT
 #define AT(member) offsetof(OptimCfg, member)
 const Key optim_keys[] = {
-    {"kind", KEY_CHOICE, AT(kind), "adamw", 0, 0, "optimizer", optimizers, 0},
+    {"kind", KEY_CHOICE, AT(kind), "adamw", 0, 0,
+     "optimizer; muon: Muon for the matrices of hidden layers, AdamW for everything else", optimizers, 0},
+    {"muon_momentum", KEY_FLOAT, AT(muon_momentum), "0.95", 0, 0.9999999, "Muon's momentum", 0, 0},
+    {"muon_nesterov", KEY_BOOL, AT(muon_nesterov), "true", 0, 0, "look ahead by one gradient", 0, 0},
+    {"muon_steps", KEY_INT, AT(muon_steps), "5", 1, 20, "steps of its orthogonalising iteration", 0, 0},
+    {"muon_scale", KEY_FLOAT, AT(muon_scale), "0.2", 1e-6, 1e3,
+     "size of its update, times sqrt(max(rows, columns)); 0.2 matches AdamW's", 0, 0},
     {"lr", KEY_FLOAT, AT(lr), "1e-3", 0, 100, "highest learning rate", 0, 0},
     {"min_lr", KEY_FLOAT, AT(min_lr), "1e-4", 0, 100, "learning rate at the end of cosine, linear and wsd", 0, 0},
     {"weight_decay", KEY_FLOAT, AT(weight_decay), "0.1", 0, 100, "decoupled decay of matrices, times the learning rate",

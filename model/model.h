@@ -23,11 +23,11 @@ typedef struct {
     Tensor embed, norm, head; /* (V,d) (d) (V,d); head absent when tied */
     LayerWeights *layer;
 } Weights;
-typedef struct Model Model;
 /* Between the forward and the backward of a training pass: from what the mixers reported, stat (B,STATS,2), to the
  * derivative of the loss, dstat (B,STATS), zero before. After a pass without gradient dstat is absent. */
 typedef void StatLoss(void *ctx, Tensor stat, Tensor dstat);
 
+typedef struct Model Model;
 /* Options that are not part of the model's shape. */
 typedef struct {
     bool train;   /* gradients, optimizer state and saved activations are wanted */
@@ -37,6 +37,10 @@ typedef struct {
     int recompute; /* first layers recomputed; -1 all */
     bool poison;
     bool dry; /* measure only */
+    /* What else will take scratch while nothing else does, such as the optimizer: called with a Run that measures,
+     * after weights, gradients and moments have their shapes. NULL: nothing. */
+    void (*measure)(Model *, Run *, const void *ctx);
+    const void *measure_ctx;
 } ModelOpts;
 
 struct Model {

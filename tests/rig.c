@@ -36,11 +36,11 @@ static const struct {
     {"recur", 2000}, /* root mean squares; a solve's rounding grows with the chunk */
     {"recur_backward", 2000},
     {"short_conv", 12},
-    {"short_conv_backward", 24},
+    {"short_conv_backward", 12},
     {"l2norm", 12},
     {"l2norm_backward", 12},
     {"decay", 12},
-    {"decay_backward", 24},
+    {"decay_backward", 40},
     {"sigmoid", 6},
     {"sigmoid_backward", 6},
     {"gated_norm", 12},

@@ -73,11 +73,15 @@ for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table")
         [[ $(cells "$row" $n) =~ ^[0-9,.]+$ ]] || wrong "$row: cell $n is '$(cells "$row" $n)'"
     done
 done
+grep -q '^| dmc .*from mha, which had 10,240 tokens before' "$table" || wrong "dmc: $(grep '^| dmc' "$table")"
+grep -q '^init_from: .*/mha/' "$tmp/all/dmc/"*/config.yaml || wrong "dmc starts from $(grep -h init_from "$tmp/all/dmc/"*/config.yaml)"
+grep -q '"step":20,"stage":"fix"' "$tmp/all/dmc/"*/metrics.jsonl || wrong "dmc did not end in its last stage"
 grep -q '| lowest |' "$table" || wrong "no row is the lowest: $(cat "$table")"
+lr=lr-$(cells gqa 5)
 "$prog" info "$tmp/all/gqa/$lr-seed-1" --context 32768 --json >"$tmp/info"
 [ "$(cells gqa 12 | tr -d ,)" = "$(field "$tmp/info" bytes_at_context)" ] || wrong "gqa: $(cells gqa 12) bytes at 32768, info says $(field "$tmp/info" bytes_at_context)"
 cells mha 8 | grep -qx '1024.0' || wrong "mha: $(cells mha 8) bytes a token, expected 2 x 4 layers x 4 heads x 8 numbers x 4 bytes = 1024"
-[ "$(field "$tmp/all/results.json" text_hash)" = "$(field "$tmp/all/mha/$lr-seed-1.json" text_hash)" ] || wrong "results.json: another text"
+[ "$(field "$tmp/all/results.json" text_hash)" = "$(field "$tmp/all/gqa/$lr-seed-1.json" text_hash)" ] || wrong "results.json: another text"
 verdict table
 
 # ---- what is done is not done again
@@ -90,6 +94,7 @@ cmp "$table" "$tmp/table" >>"$bad" 2>&1
 cmp <(trained "$tmp/all") "$tmp/before" >>"$bad" 2>&1
 ok $ci dir="$tmp/all" --json
 [ "$(wc -l <"$tmp/out")" -eq 1 ] && grep -q '^{"config":.*}$' "$tmp/out" || wrong "--json printed $(head -c 300 "$tmp/out")"
+lr=lr-$(cells mqa 5)
 rm -r "$tmp/all/mqa/$lr-seed-2" "$tmp/all/mqa/$lr-seed-2.json" # one run is lost
 ok $ci dir="$tmp/all" --plan --json
 [ "$(field "$tmp/out" runs_left)" = 1 ] || wrong "--plan counts $(field "$tmp/out" runs_left) runs, expected 1"

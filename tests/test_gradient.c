@@ -159,6 +159,7 @@ Test(gradient, finite_differences_with_dropout_and_recompute, .timeout = 300) {
     check_gradient(zoo_find("publisher and readers (YOCO)"), 0.3, -1);
     check_gradient(zoo_find("dmc read by others"), 0.3, -1);
     check_gradient(zoo_find("kda and nope attention"), 0.3, -1);
+    check_gradient(zoo_find("mixture, sigmoid, groups, shared"), 0.3, -1);
 }
 Test(gradient, the_bound_breaks_under_a_planted_mistake) {
     ModelCfg cfg;

@@ -2,7 +2,7 @@
  * reference in wide arithmetic, identities, choices at ties and at NaN, experts without rows, balancing. */
 #include "../layers/ffn/ffn.h"
 #include "../model/safetensors.h"
-#include "../optim/adamw.h"
+#include "../optim/step.h"
 #include "../ops/device.h"
 #include "zoo.h"
 
@@ -553,7 +553,7 @@ static double balanced(double rate, double first[1]) {
         fields_of(&b, G, fields_zero());
         both_ways(&b);
         if (step == 1) *first = overload(&b);
-        adamw_step(&b.run, &s, &(AdamwCfg){0.9, 0.95, 1e-8, 0.1, rate}, 0, 1, step);
+        optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, rate}}, 0, 1, step);
     }
     double last = overload(&b);
     params_free(&s);

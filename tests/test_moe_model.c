@@ -3,7 +3,7 @@
 #include "../model/cost.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
-#include "../optim/adamw.h"
+#include "../optim/step.h"
 #include "../optim/clip.h"
 #include "../ops/device.h"
 #include "zoo.h"
@@ -124,7 +124,7 @@ Test(moe, balancing_is_no_gradient) {
     Clip clip = clip_norm(&run, &s, 1);
     cr_assert(fabs(clip.norm - 5) < 1e-12, "norm %g", clip.norm);
     AdamwCfg a = {0.9, 0.95, 1e-8, 0.5, 0.25};
-    for (int t = 1; t <= 2; t++) adamw_step(&run, &s, &a, 1e-3, clip.scale, t);
+    for (int t = 1; t <= 2; t++) optimizer_step(&run, &s, &(OptimizerCfg){.adamw = a}, 1e-3, clip.scale, t);
     const real want[] = {(real)0.5, (real)2.5, 3, (real)-4.5, (real)5.5};
     CHECK_BYTES("bias", w[0], want, sizeof want);
     cr_assert(u[0][0] < 1 && u[0][0] > (real)0.99);

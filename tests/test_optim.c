@@ -2,7 +2,7 @@
  * and against torch. */
 #include "check.h"
 #include <signal.h>
-#include "../optim/adamw.h"
+#include "../optim/step.h"
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 
@@ -253,7 +253,7 @@ Test(optim, adamw_is_its_formula) {
             parts_open(part, ic * 10 + it, SIZES);
             parts_open(want, ic * 10 + it, SIZES);
             Params s = collect(part);
-            adamw_step(&b.run, &s, &cfgs[ic], lr, gscale, ts[it]);
+            optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = cfgs[ic]}, lr, gscale, ts[it]);
             for (int i = 0; i < NPARAM; i++)
                 for (size_t j = 0; j < tensor_count(part[0].t[i]); j++) {
                     double x[PARAM_ROLES];
@@ -284,7 +284,8 @@ Test(optim, a_step_does_not_depend_on_threads) {
         parts_open(part[k], 4, SIZES);
         Params s = collect(part[k]);
         for (int64_t t = 1; t <= 3; t++)
-            adamw_step(&b.run, &s, &(AdamwCfg){0.9, 0.95, 1e-8, 0.1, 0}, 1e-2, clip_norm(&b.run, &s, 0.1).scale, t);
+            optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, 0}}, 1e-2,
+                           clip_norm(&b.run, &s, 0.1).scale, t);
         params_free(&s);
         bench_close(&b);
     }
@@ -322,7 +323,7 @@ Test(optim, adamw_is_torchs) {
         double lr = strtod(next, &next), norm = strtod(next, &next);
         Clip c = clip_norm(&b.run, &s, 1.25);
         cr_assert(fabs(c.norm - norm) <= ROUNDING * norm, "step %d: norm %.17g, torch %.17g", step, c.norm, norm);
-        adamw_step(&b.run, &s, &(AdamwCfg){0.9, 0.95, 1e-8, 0.1, 0}, lr, c.scale, step + 1);
+        optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, 0}}, lr, c.scale, step + 1);
         for (int at = 0; at < NUMBERS; at++) {
             double want = strtod(next, &next), error = fabs((double)w[at] - want);
             if (!(error <= worst)) worst = error;

@@ -1,5 +1,7 @@
 /* test_recur.c: the gated delta rule and its special cases against a reference in wide numbers. */
 #include "recur_ref.h"
+#include <criterion/redirect.h>
+#include <signal.h>
 
 /* ---- the reference itself, against five-point differences ---------------------------------------------------------
  */
@@ -152,4 +154,90 @@ Test(recur, every_width, .timeout = 120) {
             check_tables(c, "widths");
             recur_case_free(c);
         }
+}
+
+/* ---- identities between the rules ---------------------------------------------------------------------------------
+ */
+/* What an op makes of a scene, forward and backward, in one row of numbers. */
+typedef struct {
+    Rig g;
+    Recur x, d;
+    Tensor o, dout;
+} Made;
+static void make(Made *m, const Scene *c) {
+    Table tables[TABLES_MAX];
+    int N = c->N, last = rig_tables(tables) - 1, *idx = xcalloc((size_t)N + 1, sizeof *idx);
+    Rig *g = &m->g;
+    rig_open(g, tables[last], 1, (size_t)16 << 20);
+    g->batch = recur_batch(c);
+    for (int i = 0; i < N; i++) idx[i] = i;
+    g->run.in = g->run.out = (Pick){N, idx};
+    const int at[5][3] = {{N, c->H, c->K}, {N, c->H, c->K}, {N, c->HV, c->V}, {N, c->HV, c->gwidth}, {N, c->HV, 1}};
+    const wide *from[] = {c->q, c->k, c->v, c->g, c->beta};
+    Tensor x[5], d[5];
+    for (int i = 0; i < 5; i++) {
+        x[i] = d[i] = ABSENT;
+        if ((i == 3 && !c->gwidth) || (i == 4 && !c->delta)) continue;
+        x[i] = EMPTY(g, "x", at[i][0], at[i][1], at[i][2]), d[i] = EMPTY(g, "d", at[i][0], at[i][1], at[i][2]);
+        memset(d[i].p, 0, tensor_bytes(d[i]));
+        for (size_t k = 0; k < tensor_count(x[i]); k++) R(x[i])[k] = (real)from[i][k];
+    }
+    m->x = (Recur){x[0], x[1], x[2], x[3], x[4]}, m->d = (Recur){d[0], d[1], d[2], d[3], d[4]};
+    m->o = EMPTY(g, "o", N, c->HV, c->V), m->dout = RANDOM(g, "dout", N, c->HV, c->V);
+    Tensor keep = EMPTY(g, "keep", recur_keep(N), c->HV, c->K, c->V);
+    OP(g, recur, m->o, keep, m->x, c->scale, ABSENT, 0);
+    OP(g, recur_backward, &m->d, m->dout, m->x, c->scale, keep, NULL);
+    free(idx);
+}
+static void same(const Made *a, const Made *b, const char *what) {
+    const double tol = REAL == F64 ? 1e-12 : 1e-5;
+    CHECK_RELATIVE(what, R(a->o), R(b->o), tensor_count(a->o), tol);
+    CHECK_RELATIVE(what, R(a->d.q), R(b->d.q), tensor_count(a->d.q), tol);
+    CHECK_RELATIVE(what, R(a->d.k), R(b->d.k), tensor_count(a->d.k), tol);
+    CHECK_RELATIVE(what, R(a->d.v), R(b->d.v), tensor_count(a->d.v), tol);
+}
+static Scene *scene(int gwidth, bool delta) {
+    return recur_case(2, (int[]){140, 90}, (int[]){100, 30}, 2, 2, 4, 8, 6, gwidth, delta, false);
+}
+/* Kimi Delta Attention whose channels decay alike is the gated delta rule, and the gates' gradients sum to its own. */
+Test(recur, alike_channels_are_one_gate) {
+    Scene *kda = scene(8, true), *gdn = scene(1, true);
+    int gates = gdn->N * gdn->HV;
+    for (int i = 0; i < gates * 8; i++) kda->g[i] = gdn->g[i / 8];
+    Made a, b;
+    make(&a, kda), make(&b, gdn);
+    same(&a, &b, "kda and gated delta rule");
+    real *sum = xcalloc((size_t)gates, sizeof *sum);
+    for (int i = 0; i < gates * 8; i++) sum[i / 8] += R(a.d.g)[i];
+    CHECK_RELATIVE("d g", sum, R(b.d.g), (size_t)gates, REAL == F64 ? 1e-12 : 1e-4);
+    CHECK_RELATIVE("d beta", R(a.d.beta), R(b.d.beta), (size_t)gates, REAL == F64 ? 1e-12 : 1e-5);
+    free(sum), rig_close(&a.g), rig_close(&b.g), recur_case_free(kda), recur_case_free(gdn);
+}
+Test(recur, a_decay_of_zero_is_none) {
+    for (int delta = 0; delta < 2; delta++) {
+        Scene *with = scene(8, delta), *without = scene(0, delta);
+        set(with->g, gates_of(with), 0);
+        Made a, b;
+        make(&a, with), make(&b, without);
+        same(&a, &b, "no decay");
+        rig_close(&a.g), rig_close(&b.g), recur_case_free(with), recur_case_free(without);
+    }
+}
+/* Orthogonal keys: nothing is there to correct, and a whole step of the delta rule is plain accumulation. */
+Test(recur, orthogonal_keys_need_no_correction) {
+    int rows[] = {8, 8};
+    Scene *delta = recur_case(2, rows, rows, 1, 1, 1, 8, 6, 0, true, false),
+          *plain = recur_case(2, rows, rows, 1, 1, 1, 8, 6, 0, false, false);
+    for (int i = 0; i < 16 * 8; i++) delta->k[i] = plain->k[i] = i % 8 == i / 8 % 8;
+    set(delta->beta, 16, 1);
+    Made a, b;
+    make(&a, delta), make(&b, plain);
+    CHECK_RELATIVE("o", R(a.o), R(b.o), tensor_count(a.o), 1e-6);
+    rig_close(&a.g), rig_close(&b.g), recur_case_free(delta), recur_case_free(plain);
+}
+/* A row that continues a history without a state is our own mistake. */
+Test(recur, history_without_a_state, .signal = SIGABRT, .init = cr_redirect_stderr) {
+    Scene *c = recur_case(2, (int[]){3, 9}, (int[]){9}, 1, 1, 1, 4, 4, 4, true, true);
+    Made a;
+    make(&a, c);
 }

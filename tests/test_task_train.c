@@ -299,6 +299,26 @@ Test(task_train, eval_forms_agree) {
     free(dir);
 }
 
+/* So with mixers whose cache is of another kind: a state, merged rows, a window. */
+Test(task_train, eval_forms_agree_for_states_and_merged_rows) {
+    static const char *const mixers[] = {"model.kinds.mix={mixer: kda, heads: 2}", "model.kinds.mix={mixer: mamba2}",
+                                         "model.kinds.mix={mixer: dmc, heads: 2}",
+                                         "model.kinds.mix={mixer: mla, heads: 2, kv_rank: 8, nope_dim: 8, rope_dim: 4}",
+                                         "model.kinds.mix={mixer: gqa, heads: 2, window: 8, sinks: 1}"};
+    for (size_t i = 0; i < sizeof mixers / sizeof *mixers; i++) {
+        char *run = check_path("run"), *dir = xformat("run.dir=%s", run), *clean = xformat("rm -rf '%s'", run);
+        free(TRAIN(dir, mixers[i], "model.init_std=0.2"));
+        char *a = EVAL(run, "samples=60"), *b = EVAL(run, "samples=60", "--decode", "--batch", "7", "--chunk", "5");
+        double x = number(a, "nll"), y = number(b, "nll");
+        cr_assert(number(a, "accuracy") == number(b, "accuracy") && number(a, "answers") == 240 &&
+                      number(a, "sample_accuracy") == number(b, "sample_accuracy"),
+                  "%s\n%s\n%s", mixers[i], a, b);
+        CHECK_CLOSE(mixers[i], &x, &y, 1, 1e-5);
+        cr_assert_eq(system(clean), 0);
+        free(a), free(b), free(run), free(dir), free(clean);
+    }
+}
+
 /* Seconds of training are enough for a softmax model to copy, where chance is 1 in 8; and what it learned it can still
  * do through its cache, on other samples. */
 Test(task_train, a_small_model_learns) {
@@ -331,6 +351,12 @@ Test(task_train, stops_at_an_accuracy) {
     out = TRAIN(dir, task, "train.stop_at_acc=1", "--resume", "auto");
     cr_assert(number(out, "step") == 20 && strstr(out, "\"stopped\":\"steps\""), "%s", out);
     free(out);
+    /* What a stage before reached does not count. */
+    char *next = check_path("next"), *there = xformat("run.dir=%s", next);
+    out = TRAIN(there, task, "train.eval_every=5",
+                "stages=[{name: a, steps: 10}, {name: b, steps: 10, set: {train.stop_at_acc: 0.3}}]");
+    cr_assert(number(out, "step") == 15 && strstr(out, "\"stopped\":\"accuracy\""), "%s", out);
+    free(out), free(next), free(there);
     free(metrics), free(dir);
 }
 #endif

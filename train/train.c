@@ -101,6 +101,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
     int64_t end = t->first + c->steps;
     double most = t->run->train.max_seconds;
     *why = STOP_STEPS;
+    if (t->state.step == t->first) t->state.has_acc = false; /* it is of the stage before */
     while (t->state.step < end) {
         if (learned(t)) {
             *why = STOP_ACCURACY;

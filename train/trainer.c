@@ -2,9 +2,9 @@
 #include "../infer/bench.h"
 #include "../infer/generate.h"
 #include "../model/cost.h"
-#include "../optim/adamw.h"
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
+#include "../optim/step.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
@@ -43,13 +43,32 @@ static bool samples_open(Trainer *t, Err *e) {
     return ok;
 }
 
-static void params_collect(Trainer *t) {
-    Weights *w[PARAM_ROLES] = {&t->model.w, &t->model.g, &t->model.m, &t->model.v};
+static void params_collect(Params *p, Model *m) {
+    Weights *w[PARAM_ROLES] = {&m->w, &m->g, &m->m, &m->v};
     for (int role = 0; role < PARAM_ROLES; role++) {
-        Fields f = params_visitor(&t->params, role);
-        model_fields(&t->model, w[role], &f);
+        Fields f = params_visitor(p, role);
+        model_fields(m, w[role], &f);
     }
-    params_check(&t->params);
+    params_check(p);
+}
+
+static OptimizerCfg optimizer_cfg(const OptimCfg *o) {
+    return (OptimizerCfg){.muon = o->kind == OPTIM_MUON,
+                          .adamw = {o->beta1, o->beta2, o->eps, o->weight_decay, o->balance_rate},
+                          .with = {.momentum = o->muon_momentum,
+                                   .decay = o->weight_decay,
+                                   .scale = o->muon_scale,
+                                   .nesterov = o->muon_nesterov,
+                                   .steps = o->muon_steps}};
+}
+/* The scratch of clipping and of the optimizer. */
+static void measure_step(Model *m, Run *r, const void *optim) {
+    OptimizerCfg c = optimizer_cfg(optim);
+    Params p = {0};
+    params_collect(&p, m);
+    clip_norm(r, &p, 0);
+    optimizer_step(r, &p, &c, 0, 1, 1);
+    params_free(&p);
 }
 
 bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) { return trainer_open_stage(t, cfg, 0, dry, e); }
@@ -76,7 +95,9 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .max_samples = c->micro_batch,
                    .dropout = c->dropout,
                    .recompute = c->recompute,
-                   .dry = dry};
+                   .dry = dry,
+                   .measure = measure_step,
+                   .measure_ctx = &cfg->optim};
     if (!feed_vocab(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
     if (!feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
         !buffers_open(t, e) || !samples_open(t, e)) {
@@ -85,7 +106,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     }
     t->model.seed = (uint64_t)cfg->run.seed;
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised;
-    if (!dry) params_collect(t);
+    if (!dry) params_collect(&t->params, &t->model);
     return true;
 }
 
@@ -222,8 +243,8 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
         return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
                          (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
-    AdamwCfg a = {o->beta1, o->beta2, o->eps, o->weight_decay, o->balance_rate};
-    adamw_step(&run, &t->params, &a, r->lr, clip.scale, t->state.step + 1);
+    OptimizerCfg how = optimizer_cfg(o);
+    optimizer_step(&run, &t->params, &how, r->lr, clip.scale, t->state.step + 1);
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
     return true;

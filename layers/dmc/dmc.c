@@ -1,5 +1,6 @@
 /* dmc.c: see dmc.h. */
 #include "dmc.h"
+#include "../shared.h"
 
 #define EPS  (1.0 / 128) /* of the importance: bf16's, as the released code has it */
 #define FADE 0.8         /* of phase zero: then the lane is at 0 */
@@ -224,7 +225,7 @@ static void run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, 
         carry(r, c, kv, s, z);
     }
     turn_k(r, c, kv->k, r->in, 1);
-    r->ops->linear(r, s->q, gqa_narrow(r, x), w->wq, w->bq);
+    r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
     turn_q(r, c, s->q, r->out, 1);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_look(&c->g), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_look(&c->g), history != NULL);

@@ -1,5 +1,6 @@
 /* gqa.c: see gqa.h. */
 #include "gqa.h"
+#include "../shared.h"
 
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(GqaCfg, heads), NULL, 0, 1024,
@@ -98,13 +99,6 @@ Look gqa_look(const GqaCfg *c) {
     return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(1 / sqrt(c->head_dim))};
 }
 
-Tensor gqa_narrow(Run *r, Tensor x) {
-    if (r->in.n == r->out.n) return x;
-    Tensor y = SCRATCH(r, "wanted rows", r->out.n, x.n[1]);
-    r->ops->gather(r, y, x, r->in, r->out);
-    return y;
-}
-
 /* Heads of x projected, normed when `norm` is there, rotated; `raw` and `rstd` receive what the norm's backward needs.
  */
 static void heads(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Tensor rstd, Tensor x, Tensor w, Tensor b,
@@ -121,7 +115,7 @@ static void run(Run *r, const GqaCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, 
         r->ops->linear(r, kv->v, x, w->wv, w->bv);
     }
     if (!c->heads) return;
-    heads(r, c, r->out, s->q, s->q_raw, s->q_rstd, gqa_narrow(r, x), w->wq, w->bq, w->nq);
+    heads(r, c, r->out, s->q, s->q_raw, s->q_rstd, wanted_rows(r, x), w->wq, w->bq, w->nq);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_look(c), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_look(c), history != NULL);
     r->ops->linear(r, y, s->o, w->wo, w->bo);

@@ -27,5 +27,3 @@ typedef struct {
 bool gqa_check(void *cfg, Err *); /* of the GqaCfg that cfg begins with; fills its derived members */
 void gqa_weights(const void *cfg, void *w, Fields *);
 Look gqa_look(const GqaCfg *);
-/* The wanted rows of x (in.n, d): (out.n, d), in scratch unless all are. */
-Tensor gqa_narrow(Run *, Tensor x);

@@ -1,5 +1,6 @@
 /* kda.c: see kda.h. */
 #include "kda.h"
+#include "../shared.h"
 
 static const char *const gates[] = {"lower_bound", "standard", NULL}, *const out_gates[] = {"low_rank", "full", NULL};
 static const Key keys[] = {
@@ -100,14 +101,10 @@ static void weights(const void *cfg, void *w_, Fields *f) {
 static void init(const void *cfg, void *w_, uint64_t key) {
     const KdaCfg *c = cfg;
     W *w = w_;
-    Tensor conv[] = {w->cq, w->ck, w->cv};
-    for (int i = 0; i < 3; i++)
-        for (size_t k = 0; k < tensor_count(conv[i]); k++)
-            R(conv[i])[k] = (real)((2 * rng_uniform(rng_mix(key, (uint64_t)i), k) - 1) / sqrt(c->conv));
-    for (size_t k = 0; k < tensor_count(w->dt); k++) {
-        double dt = exp(log(1e-3) + rng_uniform(rng_mix(key, 3), k) * log(1e-1 / 1e-3));
-        R(w->dt)[k] = (real)(dt + log(-expm1(-dt))); /* softplus of it is dt */
-    }
+    begin_conv(w->cq, rng_mix(key, 0));
+    begin_conv(w->ck, rng_mix(key, 1));
+    begin_conv(w->cv, rng_mix(key, 2));
+    begin_steps(w->dt, rng_mix(key, 3));
     for (size_t k = 0; k < tensor_count(w->A); k++)
         R(w->A)[k] = c->gate == KDA_STANDARD ? (real)log(1 + 15 * rng_uniform(rng_mix(key, 4), k)) : 0;
 }
@@ -161,13 +158,6 @@ static T derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
     return t;
 }
 
-static Tensor narrow(Run *r, Tensor x) {
-    if (r->in.n == r->out.n) return x;
-    Tensor y = SCRATCH(r, "wanted rows", r->out.n, (int)(tensor_count(x) / (size_t)imax(1, x.n[0])));
-    r->ops->gather(r, y, x, r->in, r->out);
-    return y;
-}
-
 /* forward and extend are this, without and with a state that lives on. */
 static void run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
     Mark mark = arena_mark(r->scratch);
@@ -179,7 +169,8 @@ static void run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor stat
     r->ops->linear(r, s->b, x, w->wb, ABSENT);
     T t = derive(r, c, w, s, state);
     r->ops->recur(r, s->o, s->states, t.x, scale_of(c), state, 0);
-    Tensor wanted = narrow(r, x), o = narrow(r, s->o), n = SCRATCH(r, "normed", r->out.n, c->v_heads * c->v_dim);
+    Tensor wanted = wanted_rows(r, x), o = wanted_rows(r, s->o),
+           n = SCRATCH(r, "normed", r->out.n, c->v_heads * c->v_dim);
     if (present(w->ga)) r->ops->linear(r, s->ga, wanted, w->ga, ABSENT);
     r->ops->linear(r, s->gate, present(w->ga) ? s->ga : wanted, w->gb, w->bias);
     r->ops->gated_norm(r, n, o, s->gate, w->norm, norm_of(c));
@@ -200,16 +191,11 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
     arena_release(r->scratch, mark);
 }
 
-static Tensor zeros(Run *r, const char *name, Tensor like) {
-    Tensor t = arena_tensor(r->scratch, name, REAL, like.rank, like.n);
-    r->ops->zero(r, t);
-    return t;
-}
 /* From the gradient of silu(conv(w x)) to those of the convolution, the projection and x. */
 static void conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dconv, Tensor g, Tensor raw, Tensor x, Tensor w,
                           Tensor conv) {
     Mark mark = arena_mark(r->scratch);
-    Tensor d = zeros(r, "d projection", raw);
+    Tensor d = zeros_like(r, "d projection", raw);
     r->ops->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
     r->ops->linear_backward(r, dx, dw, ABSENT, d, x, w);
     arena_release(r->scratch, mark);
@@ -217,7 +203,7 @@ static void conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dconv, Tensor g, 
 static void unit_backward(Run *r, Tensor dx, Tensor dw, Tensor dconv, Tensor g, Tensor raw, Tensor turned, Tensor x,
                           Tensor w, Tensor conv) {
     Mark mark = arena_mark(r->scratch);
-    Tensor d = zeros(r, "d conv", turned);
+    Tensor d = zeros_like(r, "d conv", turned);
     r->ops->l2norm_backward(r, d, g, turned, L2_EPS);
     conv_backward(r, dx, dw, dconv, d, raw, x, w, conv);
     arena_release(r->scratch, mark);
@@ -225,7 +211,7 @@ static void unit_backward(Run *r, Tensor dx, Tensor dw, Tensor dconv, Tensor g, 
 static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, Tensor x, const S *s, const T *t, const Recur *d,
                            Tensor dx) {
     Mark mark = arena_mark(r->scratch);
-    Tensor dz = zeros(r, "d z", s->z), dfa = zeros(r, "d f_a", s->fa), db = zeros(r, "d b", s->b);
+    Tensor dz = zeros_like(r, "d z", s->z), dfa = zeros_like(r, "d f_a", s->fa), db = zeros_like(r, "d b", s->b);
     r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, gate_of(c));
     r->ops->linear_backward(r, dfa, dw->fb, ABSENT, dz, s->fa, w->fb);
     r->ops->linear_backward(r, dx, dw->fa, ABSENT, dfa, x, w->fa);
@@ -237,13 +223,13 @@ static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, Tensor x,
 static void out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dout,
                          Tensor dx) {
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH(r, "normed", s->o.n[0], c->v_heads * c->v_dim), dn = zeros(r, "d normed", n),
-           dgate = zeros(r, "d gate", s->gate);
+    Tensor n = SCRATCH(r, "normed", s->o.n[0], c->v_heads * c->v_dim), dn = zeros_like(r, "d normed", n),
+           dgate = zeros_like(r, "d gate", s->gate);
     r->ops->gated_norm(r, n, s->o, s->gate, w->norm, norm_of(c));
     r->ops->linear_backward(r, dn, dw->wo, ABSENT, dy, n, w->wo);
     r->ops->gated_norm_backward(r, dout, dgate, dw->norm, dn, s->o, s->gate, w->norm, norm_of(c));
     if (present(w->ga)) {
-        Tensor dga = zeros(r, "d g_a", s->ga);
+        Tensor dga = zeros_like(r, "d g_a", s->ga);
         r->ops->linear_backward(r, dga, dw->gb, dw->bias, dgate, s->ga, w->gb);
         r->ops->linear_backward(r, dx, dw->ga, ABSENT, dga, x, w->ga);
     } else
@@ -258,11 +244,11 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     W *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    Tensor dout = zeros(r, "d o", s->o);
+    Tensor dout = zeros_like(r, "d o", s->o);
     out_backward(r, c, w, dw, x, s, dy, dout, dx);
     T t = derive(r, c, w, s, ABSENT);
-    Recur d = {zeros(r, "d q", t.x.q), zeros(r, "d k", t.x.k), zeros(r, "d v", t.x.v), zeros(r, "d g", t.x.g),
-               zeros(r, "d beta", t.x.beta)};
+    Recur d = {zeros_like(r, "d q", t.x.q), zeros_like(r, "d k", t.x.k), zeros_like(r, "d v", t.x.v),
+               zeros_like(r, "d g", t.x.g), zeros_like(r, "d beta", t.x.beta)};
     r->ops->recur_backward(r, &d, dout, t.x, scale_of(c), s->states, NULL);
     gates_backward(r, c, w, dw, x, s, &t, &d, dx);
     unit_backward(r, dx, dw->wq, dw->cq, d.q, s->q, t.q, x, w->wq, w->cq);

@@ -1,6 +1,6 @@
 /* mamba2.c: see mamba2.h. */
 #include "mamba2.h"
-#include "../linear/begin.h"
+#include "../shared.h"
 
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(Mamba2Cfg, heads), "0", 0, 4096,
@@ -150,12 +150,6 @@ static T derive(Run *r, const Mamba2Cfg *c, const W *w, const S *s, Tensor state
     return t;
 }
 
-static Tensor narrow(Run *r, Tensor x) {
-    if (r->in.n == r->out.n) return x;
-    Tensor y = SCRATCH(r, "wanted rows", r->out.n, width_of(x));
-    r->ops->gather(r, y, x, r->in, r->out);
-    return y;
-}
 /* One part of the input projection. */
 static void project(Run *r, const W *w, Tensor y, Tensor x, int from) {
     int n = width_of(y);
@@ -171,9 +165,9 @@ static void run(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, S *s, Tensor s
     T t = derive(r, c, w, s, state);
     r->ops->recur(r, s->o, s->states, t.r, 1, state, 0);
     r->ops->skip(r, s->o, t.x, w->D);
-    project(r, w, s->z, narrow(r, x), 0);
+    project(r, w, s->z, wanted_rows(r, x), 0);
     Tensor n = SCRATCH(r, "normed", r->out.n, p.d);
-    r->ops->gated_norm(r, n, narrow(r, s->o), s->z, w->norm, norm_of(c));
+    r->ops->gated_norm(r, n, wanted_rows(r, s->o), s->z, w->norm, norm_of(c));
     r->ops->linear(r, y, n, w->out, w->out_bias);
     arena_release(r->scratch, mark);
 }
@@ -191,11 +185,6 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
     arena_release(r->scratch, mark);
 }
 
-static Tensor zeros(Run *r, const char *name, Tensor like) {
-    Tensor t = scratch_tensor(r, name, REAL, like.rank, like.n);
-    r->ops->zero(r, t);
-    return t;
-}
 static void project_backward(Run *r, const W *w, W *dw, Tensor g, Tensor x, Tensor dx, int from) {
     int n = width_of(g);
     r->ops->linear_backward(r, dx, slice(dw->in, from, n), slice(dw->in_bias, from, n), g, x, slice(w->in, from, n));
@@ -203,7 +192,7 @@ static void project_backward(Run *r, const W *w, W *dw, Tensor g, Tensor x, Tens
 /* From the gradient g behind a convolution whose channels begin at `at` and come from the rows `from` of `in`. */
 static void conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, Tensor x, Tensor dx, int at, int from) {
     Mark mark = arena_mark(r->scratch);
-    Tensor d = zeros(r, "d projection", raw);
+    Tensor d = zeros_like(r, "d projection", raw);
     int n = raw.n[1];
     r->ops->short_conv_backward(r, d, slice(dw->conv, at, n), slice(dw->conv_bias, at, n), tensor_rows(g, n), raw,
                                 slice(w->conv, at, n), slice(w->conv_bias, at, n), true);
@@ -211,9 +200,10 @@ static void conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, Tenso
     arena_release(r->scratch, mark);
 }
 static Tensor out_backward(Run *r, const Mamba2Cfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dx) {
-    Tensor dout = zeros(r, "d o", s->o);
+    Tensor dout = zeros_like(r, "d o", s->o);
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = zeros(r, "d normed", n), dz = zeros(r, "d z", s->z);
+    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = zeros_like(r, "d normed", n),
+           dz = zeros_like(r, "d z", s->z);
     r->ops->gated_norm(r, n, s->o, s->z, w->norm, norm_of(c));
     r->ops->linear_backward(r, dn, dw->out, dw->out_bias, dy, n, w->out);
     r->ops->gated_norm_backward(r, dout, dz, dw->norm, dn, s->o, s->z, w->norm, norm_of(c));
@@ -232,11 +222,11 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     Part p = part_of(c);
     Tensor dout = out_backward(r, c, w, dw, x, s, dy, dx);
     T t = derive(r, c, w, s, ABSENT);
-    Recur d = {.q = zeros(r, "d C", t.r.q),
-               .k = zeros(r, "d B", t.r.k),
-               .v = zeros(r, "d step x", t.r.v),
-               .g = zeros(r, "d g", t.r.g)};
-    Tensor dt = zeros(r, "d dt", s->dt), dv = zeros(r, "d x", t.x);
+    Recur d = {.q = zeros_like(r, "d C", t.r.q),
+               .k = zeros_like(r, "d B", t.r.k),
+               .v = zeros_like(r, "d step x", t.r.v),
+               .g = zeros_like(r, "d g", t.r.g)};
+    Tensor dt = zeros_like(r, "d dt", s->dt), dv = zeros_like(r, "d x", t.x);
     r->ops->recur_backward(r, &d, dout, t.r, 1, s->states, NULL);
     r->ops->skip_backward(r, dv, dw->D, dout, t.x, w->D);
     r->ops->step_backward(r, dv, dt, dw->dt, d.v, t.x, s->dt, w->dt);

@@ -1,5 +1,6 @@
 /* mla.c: see mla.h. */
 #include "mla.h"
+#include "../shared.h"
 
 #define AT(member) offsetof(MlaCfg, member)
 static const Key keys[] = {
@@ -150,12 +151,6 @@ static Tensor part(Tensor t, int from, int n) {
     t.n[0] = n;
     return t;
 }
-static Tensor narrow(Run *r, Tensor x) {
-    if (r->in.n == r->out.n) return x;
-    Tensor y = SCRATCH(r, "wanted rows", r->out.n, x.n[1]);
-    r->ops->gather(r, y, x, r->in, r->out);
-    return y;
-}
 static Tensor zeros(Run *r, const char *name, int a, int b, int c) {
     Tensor t = c ? SCRATCH(r, name, a, b, c) : SCRATCH(r, name, a, b);
     r->ops->zero(r, t);
@@ -214,7 +209,7 @@ static Tensor query_input(Run *r, const MlaCfg *c, const W *w, Tensor x, Tensor 
 }
 static void queries(Run *r, const MlaCfg *c, const W *w, Tensor x, S *s) {
     Mark mark = arena_mark(r->scratch);
-    x = narrow(r, x);
+    x = wanted_rows(r, x);
     if (c->q_rank) r->ops->linear(r, s->ql, x, w->wqa, w->bqa);
     r->ops->linear(r, s->q, query_input(r, c, w, x, s->ql, s->ql_rstd), w->wq, w->bq);
     r->ops->rope(r, s->q, &c->q_turn, r->out, 1);

@@ -67,6 +67,18 @@ static void fill(real *y, real a, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = a;
 }
 
+/* The decays of row t, for all channels. */
+static void decays(const Head *h, int t, real *a) {
+    const real *g = h->g + (size_t)t * h->ldg;
+    if (!h->g)
+        fill(a, 1, (size_t)h->K);
+    else if (!h->per_channel)
+        fill(a, exp_real(*g), (size_t)h->K);
+    else
+#pragma omp simd
+        for (int d = 0; d < h->K; d++) a[d] = exp_real(g[d]);
+}
+
 /* The rows t0.. and their decays. */
 static void chunk_load(Chunk *c, int t0, int n) {
     const Head *h = c->h;
@@ -77,12 +89,7 @@ static void chunk_load(Chunk *c, int t0, int n) {
         real *a = c->a + i * K, *f = c->f + i * K, *cum = c->c + i * K;
         for (int d = 0; d < K; d++) c->q[i * K + d] = q[d] * h->scale;
         memcpy(c->k + i * K, k, (size_t)K * sizeof(real));
-        if (h->g && h->per_channel) {
-            const real *g = h->g + (size_t)(t0 + i) * h->ldg;
-#pragma omp simd
-            for (int d = 0; d < K; d++) a[d] = exp_real(g[d]);
-        } else
-            fill(a, h->g ? exp_real(h->g[(size_t)(t0 + i) * h->ldg]) : 1, (size_t)K);
+        decays(h, t0 + i, a);
         if (i % SUB)
             product(f, f - K, a, K);
         else
@@ -231,19 +238,23 @@ static void chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
     for (int i = 0; i < 11; mem += size[i], i++) *part[i] = mem;
     g->end = mem;
 }
+/* y (cols,rows) = x (rows,cols)^T, in stripes whose lines stay in the first cache. */
 static void transpose(real *restrict y, size_t ldy, const real *restrict x, size_t ldx, int rows, int cols) {
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) y[(size_t)j * ldy + (size_t)i] = x[(size_t)i * ldx + (size_t)j];
+    for (int i0 = 0; i0 < rows; i0 += SUB) {
+        int m = imin(SUB, rows - i0);
+        for (int j = 0; j < cols; j++)
+            for (int i = 0; i < m; i++) y[(size_t)j * ldy + (size_t)(i0 + i)] = x[(size_t)(i0 + i) * ldx + (size_t)j];
+    }
 }
 
-/* du, nr. dout is at the chunk's first row. */
-static void chunk_solve_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *dS) {
+/* du, nr. dout is at the chunk's first row; zero: dS is. */
+static void chunk_solve_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *dS, bool zero) {
     enum { LD = RECUR_CHUNK };
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
     size_t ldv = (size_t)V;
     memset(g->du, 0, (size_t)(n * V) * sizeof(real));
-    tile_mm(g->du, ldv, c->x, (size_t)K, 1, dS, ldv, n, K, V);
+    if (!zero) tile_mm(g->du, ldv, c->x, (size_t)K, 1, dS, ldv, n, K, V);
     for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) {
         int m = imin(SUB, n - j0), past = j0 + m;
         tile_mm(g->du + j0 * V, ldv, c->pt + j0 * LD + j0, LD, 1, dout + (size_t)j0 * h->ldv, h->ldv, m, n - j0, V);
@@ -315,7 +326,7 @@ static void chunk_pairs_backward(Chunk *c, ChunkGrad *g) {
 }
 
 /* What the states before and after the chunk give q, k and the decays; end is what b_{n-1} receives. S NULL: zero. */
-static void chunk_state_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *S, const real *dS) {
+static void chunk_state_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *S, const real *dS, bool zero) {
     int K = c->K, V = c->V, n = c->n;
     size_t ldk = (size_t)K, ldv = (size_t)V;
     const real *last = c->c + (n - 1) * K;
@@ -332,6 +343,7 @@ static void chunk_state_backward(Chunk *c, ChunkGrad *g, const real *dout, const
         }
         for (int d = 0; d < K; d++) g->end[d] = last[d] * dot(S + (size_t)d * (size_t)V, dS + (size_t)d * (size_t)V, V);
     }
+    if (zero) return;
     transpose(g->st, ldk, dS, ldv, K, V);
     memset(g->yq, 0, (size_t)(n * K) * sizeof(real));
     tile_mm(g->yq, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
@@ -347,8 +359,10 @@ static void chunk_state_backward(Chunk *c, ChunkGrad *g, const real *dout, const
     }
 }
 
-/* Rows t0..t0+n-1 after the state S (NULL: zero). dout at row 0 of the pass; dS: in, by S1; out, by S. */
-static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real *dout, const real *S, real *dS) {
+/* Rows t0..t0+n-1 after the state S (NULL: zero). dout at row 0 of the pass; dS: in, by S1, which nobody reads when
+ * `zero`; out, by S, where that is not NULL. */
+static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real *dout, const real *S, real *dS,
+                           bool zero) {
     enum { LD = RECUR_CHUNK };
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n, t0 = c->t0;
@@ -358,7 +372,7 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real
     chunk_scores(c);
     chunk_solve(c, S);
     chunk_reach_end(c);
-    chunk_solve_backward(c, g, dout, dS);
+    chunk_solve_backward(c, g, dout, dS, zero);
     transpose(g->ut, LD, c->u, ldv, n, V);
     memset(g->dp, 0, (size_t)(n * LD) * sizeof(real));
     memset(g->dl, 0, (size_t)(n * LD) * sizeof(real));
@@ -369,7 +383,7 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real
     }
     memset(g->dq, 0, all), memset(g->row, 0, all), memset(g->col, 0, all);
     chunk_pairs_backward(c, g);
-    chunk_state_backward(c, g, dout, S, dS);
+    chunk_state_backward(c, g, dout, S, dS, zero);
     real *sum = c->w; /* of what the b_m receive, m >= i */
     memcpy(sum, g->end, ldk * sizeof(real));
     for (int i = n - 1; i >= 0; i--) {
@@ -389,11 +403,12 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real
         const real *late = g->yq + i * K; /* what S1 gives the last row */
         for (int e = 0; d->q && e < K; e++) d->q[t * d->ldq + (size_t)e] += h->scale * (dq[e] + same * k[e]);
         for (int e = 0; d->k && e < K; e++)
-            d->k[t * d->ldq + (size_t)e] += row[e] + col[e] + same * q[e] + (i == n - 1 ? late[e] : 0);
+            d->k[t * d->ldq + (size_t)e] += row[e] + col[e] + same * q[e] + (i == n - 1 && !zero ? late[e] : 0);
         if (d->v)
             for (int e = 0; e < V; e++) d->v[t * h->ldv + (size_t)e] += delta ? -g->nr[i * V + e] : g->du[i * V + e];
         if (d->beta && delta) d->beta[t * h->ldb] += dot(g->du + i * V, c->r + i * V, V);
     }
+    if (!S) return;
     const real *last = c->c + (n - 1) * K;
     for (int e = 0; e < K; e++)
         for (int j = 0; j < V; j++) dS[(size_t)e * (size_t)V + (size_t)j] *= last[e];

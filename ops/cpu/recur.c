@@ -43,42 +43,59 @@ static bool next_document(const Batch *b, int s, Document *d) {
     return true;
 }
 
-/* S <- Diag(a_t) S */
-INLINE void decay_state(const Head *a, int t, real *S) {
-    if (!a->g) return;
-    const real *g = a->g + (size_t)t * a->ldg;
-    for (int c = 0; c < a->K; c++) {
-        real f = exp_real(g[a->per_channel ? c : 0]), *row = S + (size_t)c * (size_t)a->V;
-        for (int v = 0; v < a->V; v++) row[v] *= f;
+/* The columns j0.. of S, `vecs` vectors of them, through row t: read once for the correction, once more, while they are
+ * still in the first cache, to be decayed, corrected and read out. a: the row's decays. */
+INLINE void row_strip(int vecs, const Head *h, int t, const real *a, real *S, real *o, int j0) {
+    const real *q = h->q + (size_t)t * h->ldq, *k = h->k + (size_t)t * h->ldq, *v = h->v + (size_t)t * h->ldv + j0;
+    size_t ld = (size_t)h->V;
+    Vec u[TILE_VECS], out[TILE_VECS];
+    S += j0;
+#pragma GCC unroll 8
+    for (int i = 0; i < vecs; i++) u[i] = out[i] = (Vec){0};
+    for (int d = 0; h->beta && d < h->K; d++) {
+        real f = k[d] * a[d];
+#pragma GCC unroll 8
+        for (int i = 0; i < vecs; i++) u[i] += f * *(const Vec *)(S + (size_t)d * ld + i * VL);
     }
-}
-/* u of row t from the decayed S. */
-INLINE void delta_of(const Head *a, int t, const real *S, real *u) {
-    const real *v = a->v + (size_t)t * a->ldv, *k = a->k + (size_t)t * a->ldq;
-    if (!a->beta) {
-        memcpy(u, v, (size_t)a->V * sizeof(real));
-        return;
-    }
-    real beta = a->beta[(size_t)t * a->ldb];
-    memset(u, 0, (size_t)a->V * sizeof(real));
-    for (int c = 0; c < a->K; c++)
-        for (int j = 0; j < a->V; j++) u[j] += k[c] * S[(size_t)c * (size_t)a->V + (size_t)j];
-    for (int j = 0; j < a->V; j++) u[j] = beta * (v[j] - u[j]);
-}
-/* Row t: S is decayed and corrected, o is read. u is of V numbers. */
-static void recur_row(const Head *a, int t, real *S, real *u, real *o) {
-    const real *q = a->q + (size_t)t * a->ldq, *k = a->k + (size_t)t * a->ldq;
-    int V = a->V;
-    decay_state(a, t, S);
-    delta_of(a, t, S, u);
-    memset(o, 0, (size_t)V * sizeof(real));
-    for (int c = 0; c < a->K; c++) {
-        real *row = S + (size_t)c * (size_t)V, kc = k[c], qc = q[c] * a->scale;
-        for (int j = 0; j < V; j++) {
-            row[j] += kc * u[j];
-            o[j] += qc * row[j];
+    real beta = h->beta ? h->beta[(size_t)t * h->ldb] : 1;
+#pragma GCC unroll 8
+    for (int i = 0; i < vecs; i++) u[i] = beta * (*(const Vec *)(v + i * VL) - u[i]);
+    for (int d = 0; d < h->K; d++) {
+        real f = a[d], kd = k[d], qd = q[d];
+#pragma GCC unroll 8
+        for (int i = 0; i < vecs; i++) {
+            Vec *s = (Vec *)(S + (size_t)d * ld + i * VL);
+            Vec now = f * *s + kd * u[i];
+            *s = now;
+            out[i] += qd * now;
         }
     }
+#pragma GCC unroll 8
+    for (int i = 0; i < vecs; i++) *(Vec *)(o + j0 + i * VL) = h->scale * out[i];
+}
+/* One column: what is left of V. */
+static void row_column(const Head *h, int t, const real *a, real *S, real *o, int j) {
+    const real *q = h->q + (size_t)t * h->ldq, *k = h->k + (size_t)t * h->ldq;
+    size_t ld = (size_t)h->V;
+    real u = 0, out = 0;
+    S += j;
+    for (int d = 0; h->beta && d < h->K; d++) u += k[d] * a[d] * S[(size_t)d * ld];
+    u = h->v[(size_t)t * h->ldv + (size_t)j] - u;
+    if (h->beta) u *= h->beta[(size_t)t * h->ldb];
+    for (int d = 0; d < h->K; d++) {
+        real *s = S + (size_t)d * ld;
+        *s = a[d] * *s + k[d] * u;
+        out += q[d] * *s;
+    }
+    o[j] = h->scale * out;
+}
+/* Row t: S takes it in, o is read. a: room for K numbers. */
+static void recur_row(const Head *h, int t, real *S, real *a, real *o) {
+    decays(h, t, a);
+    int j = 0;
+    for (; j + TILE_VECS * VL <= h->V; j += TILE_VECS * VL) row_strip(TILE_VECS, h, t, a, S, o, j);
+    for (; j + VL <= h->V; j += VL) row_strip(1, h, t, a, S, o, j);
+    for (; j < h->V; j++) row_column(h, t, a, S, o, j);
 }
 
 /* The numbers of S of value head h before the chunk that starts at row t. */
@@ -94,7 +111,7 @@ static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, rea
         n = imin(RECUR_CHUNK, d.to - t);
         if (present(keep) && t > d.from) memcpy(kept(keep, t, h), S, (size_t)a->K * (size_t)a->V * sizeof(real));
         if (n <= RECUR_FEW) {
-            for (int i = t; i < t + n; i++) recur_row(a, i, S, c->u, o + (size_t)i * a->ldv);
+            for (int i = t; i < t + n; i++) recur_row(a, i, S, c->w, o + (size_t)i * a->ldv);
             continue;
         }
         chunk_load(c, t, n);
@@ -123,14 +140,14 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
                 chunk_place(&c, &a, S + size);
                 if (present(state))
                     blob = R(state) + (size_t)b->seq[s] * (size_t)state.n[1] + (size_t)at + (size_t)h * (size_t)size;
+                if (write) S = blob;
                 for (Document d = {.to = b->off[s]}; next_document(b, s, &d);) {
                     CHECK(!d.continues || blob, "row %d continues a history that is not there", d.from);
-                    if (d.continues)
-                        memcpy(S, blob, bytes);
-                    else
+                    if (!d.continues)
                         memset(S, 0, bytes);
+                    else if (S != blob)
+                        memcpy(S, blob, bytes);
                     recur_document(&c, d, !d.continues, h, S, R(o) + (size_t)h * (size_t)V, keep);
-                    if (d.last && write) memcpy(blob, S, bytes);
                 }
             }
     }
@@ -138,14 +155,14 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
 }
 
 /* A document of one value head, from its last chunk to its first. dS: in, by the state behind it; out, by the one
- * before it. S0 is that one, NULL: zero. */
+ * before it. S0 is that one, NULL: zero. end: dS is not zero at first. */
 static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Document doc, int h, const real *dout,
-                                    const real *S0, real *dS, Tensor keep) {
+                                    const real *S0, real *dS, bool end, Tensor keep) {
     int chunks = (doc.to - doc.from + RECUR_CHUNK - 1) / RECUR_CHUNK;
     for (int k = chunks - 1; k >= 0; k--) {
         int t = doc.from + k * RECUR_CHUNK;
         chunk_load(c, t, imin(RECUR_CHUNK, doc.to - t));
-        chunk_backward(c, g, d, dout, k ? kept(keep, t, h) : S0, dS);
+        chunk_backward(c, g, d, dout, k ? kept(keep, t, h) : S0, dS, !end && k == chunks - 1);
     }
 }
 
@@ -196,7 +213,7 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                     memset(dS, 0, (size_t)size * sizeof(real));
                     if (end) memcpy(dS, R(ends->dend) + blob, (size_t)size * sizeof(real));
                     recur_document_backward(&c, &g, &hd, doc, h, R(dout) + (size_t)h * (size_t)V,
-                                            doc.continues ? R(ends->start) + blob : NULL, dS, keep);
+                                            doc.continues ? R(ends->start) + blob : NULL, dS, end, keep);
                     if (doc.continues && present(ends->dstart)) axpy(R(ends->dstart) + blob, 1, dS, size);
                 }
             }

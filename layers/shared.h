@@ -1,0 +1,35 @@
+/* shared.h: small steps that several mixers take. */
+#pragma once
+#include "../ops/ops.h"
+
+/* The rows of x (in.n, ...) that are wanted: (out.n, ...), in scratch unless all are. */
+static inline Tensor wanted_rows(Run *r, Tensor x) {
+    if (r->in.n == r->out.n) return x;
+    Tensor shape = x;
+    shape.n[0] = r->out.n;
+    Tensor y = scratch_tensor(r, "wanted rows", REAL, shape.rank, shape.n);
+    r->ops->gather(r, y, x, r->in, r->out);
+    return y;
+}
+/* Zeros of one's shape in scratch, for a gradient to be added to; absent of absent. */
+static inline Tensor zeros_like(Run *r, const char *name, Tensor like) {
+    if (!present(like)) return ABSENT;
+    Tensor t = scratch_tensor(r, name, REAL, like.rank, like.n);
+    r->ops->zero(r, t);
+    return t;
+}
+
+/* ---- initial values of recurrences ---------------------------------------------------------------------------------
+ */
+/* w (C,1,W) or absent: U(-1,1)/sqrt(W), PyTorch's for a depthwise convolution, which keeps the size of what passes. */
+static inline void begin_conv(Tensor w, uint64_t key) {
+    for (size_t i = 0; i < tensor_count(w); i++)
+        R(w)[i] = (real)((2 * rng_uniform(key, i) - 1) / sqrt(w.n[w.rank - 1]));
+}
+/* Where softplus is log-uniform in 0.001..0.1: decays of that many times the rate per token (Mamba's dt_bias). */
+static inline void begin_steps(Tensor dt, uint64_t key) {
+    for (size_t i = 0; i < tensor_count(dt); i++) {
+        double step = exp(log(1e-3) + rng_uniform(key, i) * log(1e-1 / 1e-3));
+        R(dt)[i] = (real)(step + log(-expm1(-step)));
+    }
+}

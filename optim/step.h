@@ -1,0 +1,15 @@
+/* step.h: one optimizer step over all parameters: AdamW, or Muon for the matrices of hidden layers and AdamW for the
+ * rest. */
+#pragma once
+#include "adamw.h"
+#include "muon.h"
+
+typedef struct {
+    bool muon; /* matrices that muon_takes are stepped by it */
+    AdamwCfg adamw;
+    MuonCfg with;
+} OptimizerCfg;
+
+/* The t-th step, t >= 1, at learning rate lr; gradients are read times gscale and not changed. While measuring, the
+ * roles of the parameters need shapes alone. */
+void optimizer_step(Run *, const Params *, const OptimizerCfg *, double lr, double gscale, int64_t t);
