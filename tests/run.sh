@@ -12,9 +12,9 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 130' INT TERM
 export CHECK_TMP=$tmp BUILD=$build KVSMITH=${KVSMITH:-$build/kvsmith}
+jobs=$(env -u OMP_NUM_THREADS nproc) # it would count threads, not processors
 # Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive
-jobs=$(nproc)
 : >"$tmp/results" # one line per test: PASSED|FAILED|SKIPPED name
 
 for kind in f32 f64; do
