@@ -1,6 +1,6 @@
 /* dmc.c: see dmc.h. */
 #include "dmc.h"
-#include "../shared.h"
+#include "../parts.h"
 
 #define EPS  (1.0 / 128) /* of the importance: bf16's, as the released code has it */
 #define FADE 0.8         /* of phase zero: then the lane is at 0 */

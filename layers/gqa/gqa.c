@@ -1,6 +1,6 @@
 /* gqa.c: see gqa.h. */
 #include "gqa.h"
-#include "../shared.h"
+#include "../parts.h"
 
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(GqaCfg, heads), NULL, 0, 1024,

@@ -1,6 +1,6 @@
 /* kda.c: see kda.h. */
 #include "kda.h"
-#include "../shared.h"
+#include "../parts.h"
 
 static const char *const gates[] = {"lower_bound", "standard", NULL}, *const out_gates[] = {"low_rank", "full", NULL};
 static const Key keys[] = {

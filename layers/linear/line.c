@@ -1,6 +1,6 @@
 /* line.c: see line.h. */
 #include "line.h"
-#include "../shared.h"
+#include "../parts.h"
 
 static const double unit_eps = 1e-6; /* of l2norm, as every public implementation has it */
 

@@ -1,6 +1,6 @@
 /* mamba2.c: see mamba2.h. */
 #include "mamba2.h"
-#include "../shared.h"
+#include "../parts.h"
 
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(Mamba2Cfg, heads), "0", 0, 4096,

@@ -1,6 +1,6 @@
 /* mla.c: see mla.h. */
 #include "mla.h"
-#include "../shared.h"
+#include "../parts.h"
 
 #define AT(member) offsetof(MlaCfg, member)
 static const Key keys[] = {

@@ -1,4 +1,4 @@
-/* shared.h: small steps that several mixers take. */
+/* parts.h: small steps that several mixers take. */
 #pragma once
 #include "../ops/ops.h"
 
