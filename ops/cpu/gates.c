@@ -132,14 +132,47 @@ static const real *norm_gain(Tensor w, GatedNorm n, int i) {
     if (!present(w)) return NULL;
     return R(w) + (size_t)i % (tensor_count(w) / (size_t)n.width) * (size_t)n.width;
 }
-/* 1 / rms of a group as it enters the norm. */
-INLINE real norm_factor(const real *x, const real *z, GatedNorm n) {
+/* One group, with the form of the norm known when it is compiled, so that the loops have no branches. */
+INLINE real norm_factor(const real *x, const real *z, int d, double eps, bool silu, bool before) {
     real s = 0;
-    for (int c = 0; c < n.width; c++) {
-        real a = n.before ? x[c] * gate_of(n.silu, z[c]) : x[c];
+#pragma omp simd reduction(+ : s)
+    for (int c = 0; c < d; c++) {
+        real a = before ? x[c] * gate_of(silu, z[c]) : x[c];
         s += a * a;
     }
-    return (real)(1 / sqrt((double)s / n.width + n.eps));
+    return (real)(1 / sqrt((double)s / d + eps));
+}
+INLINE void norm_group(real *y, const real *x, const real *z, const real *gain, int d, double eps, bool silu,
+                       bool before) {
+    real f = norm_factor(x, z, d, eps, silu, before);
+#pragma omp simd
+    for (int c = 0; c < d; c++) y[c] = x[c] * f * gate_of(silu, z[c]);
+#pragma omp simd
+    for (int c = 0; c < (gain ? d : 0); c++) y[c] *= gain[c];
+}
+/* With b the group as it enters the norm and h the gradient of b f: db = f h - f^3 b (b.h)/d. h: room for d numbers.
+ * Returns the factor f. */
+INLINE real norm_group_backward(real *dx, real *dz, real *h, const real *dy, const real *x, const real *z,
+                                const real *gain, int d, double eps, bool silu, bool before) {
+    real f = norm_factor(x, z, d, eps, silu, before), t = 0;
+#pragma omp simd
+    for (int c = 0; c < d; c++) h[c] = dy[c];
+#pragma omp simd
+    for (int c = 0; c < (gain ? d : 0); c++) h[c] *= gain[c];
+#pragma omp simd reduction(+ : t)
+    for (int c = 0; c < d; c++) t += x[c] * h[c] * gate_of(silu, z[c]);
+    t *= f * f * f / (real)d;
+#pragma omp simd
+    for (int c = 0; c < (dx ? d : 0); c++) {
+        real gate = gate_of(silu, z[c]);
+        dx[c] += before ? (f * h[c] - t * x[c] * gate) * gate : f * h[c] * gate - t * x[c];
+    }
+#pragma omp simd
+    for (int c = 0; c < (dz ? d : 0); c++) {
+        real db = before ? f * h[c] - t * x[c] * gate_of(silu, z[c]) : f * h[c];
+        dz[c] += db * x[c] * gate_of_slope(silu, z[c]);
+    }
+    return f;
 }
 static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n) {
     int M = norm_groups(x, w, n), d = n.width;
@@ -148,44 +181,56 @@ static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm
     for (int i = 0; i < M; i++) {
         size_t at = (size_t)i * (size_t)d;
         const real *a = R(x) + at, *g = R(z) + at, *gain = norm_gain(w, n, i);
-        real f = norm_factor(a, g, n);
-        for (int c = 0; c < d; c++) R(y)[at + (size_t)c] = a[c] * f * gate_of(n.silu, g[c]) * (gain ? gain[c] : 1);
+        real *o = R(y) + at;
+        if (n.silu && n.before) norm_group(o, a, g, gain, d, n.eps, true, true);
+        if (n.silu && !n.before) norm_group(o, a, g, gain, d, n.eps, true, false);
+        if (!n.silu && n.before) norm_group(o, a, g, gain, d, n.eps, false, true);
+        if (!n.silu && !n.before) norm_group(o, a, g, gain, d, n.eps, false, false);
+    }
+}
+/* Columns from..from+k-1 of the gain's gradient: rows in order, so that it does not depend on who does it. */
+static void norm_gain_backward(real *dw, int from, int k, int M, int period, int d, const real *dy, const real *x,
+                               const real *z, const real *factor, bool silu) {
+    for (int i = from / d; i < M; i += period) {
+        size_t at = (size_t)i * (size_t)d + (size_t)(from % d);
+        real f = factor[i];
+        if (silu) {
+#pragma omp simd
+            for (int c = 0; c < k; c++)
+                dw[from + c] += dy[at + (size_t)c] * x[at + (size_t)c] * f * gate_of(true, z[at + (size_t)c]);
+        } else {
+#pragma omp simd
+            for (int c = 0; c < k; c++)
+                dw[from + c] += dy[at + (size_t)c] * x[at + (size_t)c] * f * gate_of(false, z[at + (size_t)c]);
+        }
     }
 }
 static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                 GatedNorm n) {
+    enum { COLUMNS = 16 };
     int M = norm_groups(x, w, n), d = n.width;
     Mark mark = arena_mark(r->scratch);
-    Tensor factor = SCRATCH(r, "norm factors", M);
+    Tensor factor = SCRATCH(r, "norm factors", M), room = SCRATCH(r, "norm gradients", r->dev->threads, d);
     if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
         for (int i = 0; i < M; i++) {
             size_t at = (size_t)i * (size_t)d;
             const real *a = R(x) + at, *g = R(z) + at, *e = R(dy) + at, *gain = norm_gain(w, n, i);
-            real f = norm_factor(a, g, n), t = 0;
+            real *o = present(dx) ? R(dx) + at : NULL, *q = present(dz) ? R(dz) + at : NULL, f = 0,
+                 *h = R(room) + (size_t)omp_get_thread_num() * (size_t)d;
+            if (n.silu && n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, true, true);
+            if (n.silu && !n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, true, false);
+            if (!n.silu && n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, false, true);
+            if (!n.silu && !n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, false, false);
             R(factor)[i] = f;
-            /* With b the group as it enters the norm and h the gradient of b f: db = f h - f^3 b (b.h)/d. */
-            for (int c = 0; c < d; c++) {
-                real gate = gate_of(n.silu, g[c]), b = n.before ? a[c] * gate : a[c];
-                t += b * e[c] * (gain ? gain[c] : 1) * (n.before ? 1 : gate);
-            }
-            t *= f * f * f / (real)d;
-            for (int c = 0; c < d; c++) {
-                real gate = gate_of(n.silu, g[c]), b = n.before ? a[c] * gate : a[c], h = e[c] * (gain ? gain[c] : 1),
-                     db = f * h * (n.before ? 1 : gate) - t * b;
-                if (present(dx)) R(dx)[at + (size_t)c] += n.before ? db * gate : db;
-                if (present(dz))
-                    R(dz)[at + (size_t)c] += (n.before ? db * a[c] : h * a[c] * f) * gate_of_slope(n.silu, g[c]);
-            }
         }
         if (present(dw)) {
-            int period = (int)(tensor_count(w) / (size_t)d);
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
-            for (int c = 0; c < period * d; c++)
-                for (int i = c / d; i < M; i += period) {
-                    size_t at = (size_t)i * (size_t)d + (size_t)(c % d);
-                    R(dw)[c] += R(dy)[at] * R(x)[at] * R(factor)[i] * gate_of(n.silu, R(z)[at]);
-                }
+            int period = (int)(tensor_count(w) / (size_t)d), parts = (d + COLUMNS - 1) / COLUMNS;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
+            for (int group = 0; group < period; group++)
+                for (int part = 0; part < parts; part++)
+                    norm_gain_backward(R(dw), group * d + part * COLUMNS, imin(COLUMNS, d - part * COLUMNS), M, period,
+                                       d, R(dy), R(x), R(z), R(factor), n.silu);
         }
     }
     arena_release(r->scratch, mark);
