@@ -45,7 +45,6 @@ static void add_document(Grow *g, const Tokenizer *t, const char *s, size_t n) {
     g->id[g->n++] = (uint16_t)t->eot;
     g->documents++;
     g->bytes += n;
-    CHECK(!t->model, "only bytes are read in this way");
     for (size_t i = 0; i < n; i++) g->id[g->n++] = (unsigned char)s[i];
 }
 
@@ -150,6 +149,11 @@ bool stream_open(Stream *s, const StreamSpec *spec, const Tokenizer *t, Err *e) 
     *s = (Stream){0};
     CHECK(spec->ntrain >= 1 && spec->seq_len >= 1, "%d files, seq_len %d", spec->ntrain, spec->seq_len);
     CHECK(spec->val_fraction >= 0 && spec->val_fraction < 1, "val_fraction %g", spec->val_fraction);
+    if (t->model)
+        return err_input(e,
+                         "text %.150s: texts are read by bytes alone so far, and the model has another tokenizer; "
+                         "kvsmith logits takes ids",
+                         spec->train[0]);
     CHECK(t->vocab <= UINT16_MAX + 1, "%d ids in 16 bits", t->vocab);
     Bytes sep;
     if (!unescape(spec->separator ? spec->separator : "", &sep, e)) return false;

@@ -40,7 +40,8 @@ typedef struct {
 } Stream;
 
 /* Read all files. EXIT_INPUT: a missing, empty or unreadable file, one that is not regular (a directory, a pipe), one
- * without a document, a bad escape in the separator, too few tokens. EXIT_WORLD: no memory, a read error. Nothing is
+ * without a document, a bad escape in the separator, too few tokens, a tokenizer that is not the byte
+ * tokenizer. EXIT_WORLD: no memory, a read error. Nothing is
  * left open on failure. */
 bool stream_open(Stream *, const StreamSpec *, const Tokenizer *, Err *);
 /* What stream_open would take, from the files' sizes; nothing is read. EXIT_INPUT: a file is missing, empty, not

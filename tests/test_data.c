@@ -34,6 +34,17 @@ static Stream open_ok(StreamSpec spec) {
     cr_assert(stream_open(&s, &spec, &t, &e), "%s", e.msg);
     return s;
 }
+/* A text cannot be read with a tokenizer of merges yet: said, not tried. */
+Test(data, streams_are_of_bytes) {
+    Tokenizer t;
+    Stream s;
+    Err e = {0};
+    const char *path = "tests/golden/README.md";
+    cr_assert(tokenizer_load(&t, "tests/golden/bpe/gpt2.json", &e), "%s", e.msg);
+    refused(stream_open(&s, &(StreamSpec){.ntrain = 1, .train = &path, .seq_len = 4}, &t, &e), &e, EXIT_INPUT,
+            "read by bytes alone");
+    tokenizer_close(&t);
+}
 static void open_fails(StreamSpec spec, int status, const char *part) {
     Stream s;
     Err e = {0};
