@@ -67,6 +67,7 @@ struct CutState {
     const char *s; /* the text of the last call; its bytes up to `good` are UTF-8 */
     size_t n, good;
     size_t from, to; /* a match found but not yet reached; none: to 0 */
+    bool failed;
 };
 
 /* \s and \S by property. A backslash before anything else takes its follower along. */
@@ -114,6 +115,8 @@ void cutter_close(Cutter *c) {
     if (c) pcre2_code_free(c->code);
     free(c);
 }
+/* Of one match. A run of blanks costs some steps for each of its bytes. */
+enum { STEPS_MAX = 100000000, HEAP_KIB_MAX = 1 << 20 };
 CutState *cut_state(const Cutter *c) {
     CutState *s = xcalloc(1, sizeof *s);
     s->code = c->code;
@@ -121,9 +124,9 @@ CutState *cut_state(const Cutter *c) {
     s->context = pcre2_match_context_create(NULL);
     s->stack = pcre2_jit_stack_create(1 << 15, 1 << 25, NULL); /* NULL where there is no such compiler */
     CHECK(s->match && s->context, "no memory for a match");
-    pcre2_set_match_limit(s->context, UINT32_MAX); /* of long runs of blanks every end is tried once */
-    pcre2_set_depth_limit(s->context, UINT32_MAX);
-    pcre2_set_heap_limit(s->context, UINT32_MAX);
+    pcre2_set_match_limit(s->context, STEPS_MAX); /* a hostile pattern would go on for ever */
+    pcre2_set_depth_limit(s->context, STEPS_MAX);
+    pcre2_set_heap_limit(s->context, HEAP_KIB_MAX);
     if (s->stack) pcre2_jit_stack_assign(s->context, NULL, s->stack);
     return s;
 }
@@ -141,8 +144,8 @@ static bool match(CutState *c, const char *s, size_t n, size_t at, size_t *from,
         int k = pcre2_match(c->code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK, c->match, c->context);
         if (k == PCRE2_ERROR_JIT_STACKLIMIT)
             k = pcre2_match(c->code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, c->match, c->context);
-        if (k == PCRE2_ERROR_NOMATCH) return false;
-        CHECK(k > 0, "matching failed: %d", k);
+        c->failed = k <= 0 && k != PCRE2_ERROR_NOMATCH;
+        if (k <= 0) return false;
         const PCRE2_SIZE *v = pcre2_get_ovector_pointer(c->match);
         *from = v[0], *to = v[1];
         if (*to > *from) return true;
@@ -153,6 +156,7 @@ static bool match(CutState *c, const char *s, size_t n, size_t at, size_t *from,
 
 size_t cut_next(CutState *c, const char *s, size_t n, size_t from) {
     if (c->s != s || c->n != n || from == 0) c->s = s, c->n = n, c->good = 0, c->to = 0;
+    if (from == 0) c->failed = false;
     if (from >= c->good) {
         size_t k = valid_bytes(s + from, n - from);
         while (k == 0 && ++from < n && !valid_bytes(s + from, zmin(4, n - from))) continue;
@@ -171,3 +175,4 @@ size_t cut_next(CutState *c, const char *s, size_t n, size_t from) {
     c->to = 0;
     return to;
 }
+bool cut_failed(const CutState *c) { return c->failed; }

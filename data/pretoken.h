@@ -28,5 +28,7 @@ typedef struct CutState CutState;
 CutState *cut_state(const Cutter *);
 void cut_state_free(CutState *);
 size_t cut_next(CutState *, const char *s, size_t n, size_t from);
+/* A match took more steps or memory than any sensible pattern does; what cut_next then returned means nothing. */
+bool cut_failed(const CutState *);
 
 extern const char PATTERN_GPT2[], PATTERN_LLAMA3[], PATTERN_QWEN2[];

@@ -3,7 +3,7 @@
 #include <utf8proc.h>
 
 static const char EOT_TEXT[] = "<|endoftext|>", BLANK[] = "\xE2\x96\x81" /* U+2581 */;
-enum { BLANK_BYTES = 3 };
+enum { BLANK_BYTES = 3, TEXT_MAX = 1 << 30 };
 
 Tokenizer tokenizer_byte(void) {
     Tokenizer t = {.vocab = TOKENIZER_VOCAB, .eot = TOKENIZER_EOT, .bos = -1};
@@ -120,6 +120,7 @@ struct Encoder {
     const Tokenizer *t;
     BpeWork *work;
     CutState *cut[CUTS_MAX];
+    bool failed; /* some match did not come to an end */
     Buf normal, step[CUTS_MAX];
 };
 Encoder *encoder_open(const Tokenizer *t) {
@@ -162,6 +163,8 @@ static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Id
     if (c->kind == CUT_PATTERN) {
         for (size_t at = 0, to; at < n; at = to) {
             to = cut_next(e->cut[step], s, n, at);
+            if (cut_failed(e->cut[step])) e->failed = true;
+            if (e->failed) return;
             pieces(e, step + 1, s + at, to - at, start && at == 0, out);
         }
         return;
@@ -212,13 +215,14 @@ static void stretch(Encoder *e, const char *s, size_t n, bool start, unsigned ho
     pieces(e, 0, s + at, n - at, start && at == 0, out);
 }
 
-void encoder_run(Encoder *e, const void *text, size_t n, unsigned how, Ids *out) {
+bool encoder_run(Encoder *e, const void *text, size_t n, unsigned how, Ids *out, Err *err) {
     const char *s = text;
     const TokModel *m = e->t->model;
-    CHECK(n < 1u << 30, "a text of %zu bytes", n);
+    if (n >= TEXT_MAX) return err_input(err, "a text of %zu bytes; at most %d are read at once", n, TEXT_MAX - 1);
+    e->failed = false;
     if (!m) {
         for (size_t i = 0; i < n; i++) ids_push(out, (unsigned char)s[i]);
-        return;
+        return true;
     }
     for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->before.n; i++) ids_push(out, m->before.id[i]);
     size_t at = 0, from, to;
@@ -228,11 +232,13 @@ void encoder_run(Encoder *e, const void *text, size_t n, unsigned how, Ids *out)
     }
     stretch(e, s + at, n - at, at == 0, how, out);
     for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->after.n; i++) ids_push(out, m->after.id[i]);
+    return !e->failed || err_input(err, "the pattern in the tokenizer's file does not come to an end on this text");
 }
-void tokenizer_encode(const Tokenizer *t, const void *text, size_t n, unsigned how, Ids *out) {
+bool tokenizer_encode(const Tokenizer *t, const void *text, size_t n, unsigned how, Ids *out, Err *err) {
     Encoder *e = encoder_open(t);
-    encoder_run(e, text, n, how, out);
+    bool ok = encoder_run(e, text, n, how, out, err);
     encoder_close(e);
+    return ok;
 }
 
 /* ---- decoding -----------------------------------------------------------------------------------------------------

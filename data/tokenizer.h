@@ -31,13 +31,14 @@ enum {
                            that no text can end a document */
     ENCODE_TEMPLATE = 2 /* with what the file's template puts around a text, such as a beginning-of-text id */
 };
-/* Append the ids of n bytes of text to out. n < 2^30. */
-void tokenizer_encode(const Tokenizer *, const void *text, size_t n, unsigned how, Ids *out);
+/* Append the ids of n bytes of text to out. EXIT_INPUT: a text of 2^30 bytes or more, or one on which the file's
+ * pattern does not come to an end; out then holds part of the ids. */
+bool tokenizer_encode(const Tokenizer *, const void *text, size_t n, unsigned how, Ids *out, Err *);
 /* The same by one thread for many texts: buffers and a cache of pieces are kept. */
 typedef struct Encoder Encoder;
 Encoder *encoder_open(const Tokenizer *);
 void encoder_close(Encoder *);
-void encoder_run(Encoder *, const void *text, size_t n, unsigned how, Ids *out);
+bool encoder_run(Encoder *, const void *text, size_t n, unsigned how, Ids *out, Err *);
 
 /* The bytes of one id (*n of them, not NUL-ended, owned by the tokenizer). Of an id that nothing uses: none. A special
  * id gives its name, "<|endoftext|>", which a caller that shows text leaves out. 0 <= id < vocab. */

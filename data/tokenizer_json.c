@@ -386,7 +386,8 @@ static bool is_byte(const Tokenizer *t, size_t nmerge) {
     if (t->vocab != TOKENIZER_VOCAB || t->eot != TOKENIZER_EOT || m->nadded != 1) return false;
     for (int b = 0; b < 256; b++)
         if (!m->token[b].at || m->token[b].n != 1 || (unsigned char)*m->token[b].at != b) return false;
-    return !strcmp(m->added[0].text, EOT_TEXT);
+    const Added *eot = &m->added[0]; /* its text does not end in 0 */
+    return eot->n == sizeof EOT_TEXT - 1 && !memcmp(eot->text, EOT_TEXT, eot->n);
 }
 
 static bool read_all(Reader *r) {

@@ -93,7 +93,11 @@ static bool prompts_add(Prompts *p, const Engine *en, const char *text, size_t n
     Ids ids = {0};
     /* what the tokenizer's own template puts before a text, else end-of-text, as in training */
     if (t->bos < 0 && t->eot >= 0) ids_push(&ids, t->eot);
-    tokenizer_encode(t, text, n, ENCODE_SPECIAL | ENCODE_TEMPLATE, &ids);
+    Err why = {0};
+    if (!tokenizer_encode(t, text, n, ENCODE_SPECIAL | ENCODE_TEMPLATE, &ids, &why)) {
+        ids_free(&ids);
+        return err_input(e, "%.100s: %.180s", where, why.msg);
+    }
     size_t ntok = ids.n;
     if (ntok > (size_t)context || ntok == 0) {
         ids_free(&ids);

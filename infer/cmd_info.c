@@ -29,7 +29,7 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
 typedef struct {
     const Model *m;
     const char *dir;        /* NULL: a configuration */
-    const char *tokenizer;  /* "byte" or "none" */
+    const char *tokenizer;  /* "byte", "bpe" or "none" */
     const StepMemory *step; /* NULL: not a training configuration */
     int rows;               /* of its micro-batch */
 } Subject;
@@ -164,7 +164,7 @@ static bool info_dir(const Args *a, const Cli *cli, Err *e) {
         engine_close(&en);
         return false;
     }
-    Subject s = {.m = &en.model, .dir = en.dir, .tokenizer = en.text ? "byte" : "none"};
+    Subject s = {.m = &en.model, .dir = en.dir, .tokenizer = !en.text ? "none" : en.tokenizer.model ? "bpe" : "byte"};
     bool ok = report(&s, a, cli, e);
     if (ok && !cli->json && !cli->quiet) hf_notes(en.dir, stdout);
     engine_close(&en);

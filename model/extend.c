@@ -80,7 +80,8 @@ static Batch accepted(Run *r, const int *accept, int *row) {
     a.N = 0, a.history = false;
     for (int s = 0; s < b->B; s++) {
         off[s] = a.N;
-        for (int i = b->off[s]; i < b->off[s] + accept[s]; i++) {
+        int end = accept ? b->off[s] + accept[s] : b->off[s + 1];
+        for (int i = b->off[s]; i < end; i++) {
             row[a.N] = i, of[a.N] = s, pos[a.N] = b->pos[i];
             first[a.N] = b->first[i] < 0 ? -1 : b->first[i] - b->off[s] + off[s];
             a.history |= first[a.N++] < 0;

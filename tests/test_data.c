@@ -67,7 +67,8 @@ static void expect_tokens(const char *what, Tokens got, const char *want) {
 static void round_trip(const Tokenizer *t, const unsigned char *text, size_t n) {
     Ids ids = {0};
     size_t at = 0;
-    tokenizer_encode(t, text, n, 0, &ids);
+    Err e = {0};
+    cr_assert(tokenizer_encode(t, text, n, 0, &ids, &e), "%s", e.msg);
     cr_assert_eq(ids.n, n, "%zu ids for %zu bytes", ids.n, n);
     for (size_t i = 0; i < ids.n; i++) {
         size_t k;

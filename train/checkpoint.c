@@ -187,6 +187,7 @@ bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
     return ok;
 }
 
+/* tok NULL: ids are those of a task. */
 static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
     ModelCfg from = {0};
     Tokenizer its;
@@ -194,7 +195,7 @@ static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, E
     bool ok = hf_config_read(dir, &from, e);
     if (ok && from.vocab != to->vocab)
         ok = err_input(e, "%s has a vocabulary of %d, model.vocab is %d", dir, from.vocab, to->vocab);
-    if (ok && (ok = tokenizer_load(&its, path, e))) {
+    if (ok && tok && (ok = tokenizer_load(&its, path, e))) {
         char *a = tokenizer_json(&its), *b = tokenizer_json(tok);
         json_t *x = json_parse(a, strlen(a), path, NULL, NULL), *y = json_parse(b, strlen(b), path, NULL, NULL);
         ok = json_equal(x, y) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
@@ -210,12 +211,13 @@ static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, E
 }
 
 bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
-    const ModelCfg *m = &config_stage(c, 0).cfg->model;
-    Tokenizer tok = tokenizer_byte();
+    const Config *first = config_stage(c, 0).cfg;
+    const ModelCfg *m = &first->model;
+    Tokenizer byte = tokenizer_byte(), *tok = first->data.task.kind ? NULL : &byte;
     char dir[4096];
     Err why = {0};
     if (!*init_from ||
-        (model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, &tok, &why) && hf_check(dir, m, &why)))
+        (model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, tok, &why) && hf_check(dir, m, &why)))
         return true;
     if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
     return err_input(e, "init_from: %.280s", why.msg);

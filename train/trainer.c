@@ -300,7 +300,10 @@ bool trainer_sample(Trainer *t, Err *e) {
     int n = (int)strlen(prompt), eot = t->tok.eot;
     Ids ids = {0};
     ids_push(&ids, eot);
-    tokenizer_encode(&t->tok, prompt, (size_t)n, 0, &ids);
+    if (!tokenizer_encode(&t->tok, prompt, (size_t)n, 0, &ids, e)) {
+        ids_free(&ids);
+        return false;
+    }
     Sampler s = sampler_default();
     s.temperature = 0.8;
     s.seed = rng_mix(rng_name((uint64_t)t->cfg->run.seed, "samples"), (uint64_t)t->state.step);

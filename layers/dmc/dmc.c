@@ -259,9 +259,9 @@ static void decisions_backward(Run *r, const DmcCfg *c, const S *s, Tensor da, T
             if (b->first[i] != i)
                 dl =
                     ((present(da) ? R(da)[at] : 0) + asked) * a * (1 - a) - a * R(dkv->bias)[cell(dkv->bias, i - 1, h)];
+            Tensor d = c->action == DMC_EVICT ? dq : dk;
             size_t decides = c->action == DMC_EVICT ? cell(dq, i, h * group) : at;
-            R(c->action == DMC_EVICT ? dq : dk)
-            [decides * (size_t)D + (size_t) lane] += (real)(dl * c->gain / c->temperature);
+            R(d)[decides * (size_t)D + (size_t)lane] += (real)(dl * c->gain / c->temperature);
             if (!present(domega)) continue;
             double o = R(s->omega)[at] - EPS, each = R(domega)[at] * o * (1 - o) / group;
             for (int g = 0; g < group; g++) R(dq)[cell(dq, i, h * group + g) * (size_t)D + (size_t)lane] += (real)each;

@@ -10,9 +10,9 @@ static const real TINY = (real)1e-20; /* keeps a sum of nothing from dividing */
 
 void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w) {
     int N = p.n[0], E = c->experts;
-    r->ops->linear(r, p, x, w, ABSENT);
+    r->ops->linear_steady(r, p, x, w, ABSENT); /* the choice hangs on it: the same for a row alone as among others */
     if (measuring(r)) return;
-#pragma omp parallel for schedule(static) if ((long)N * E > 10000)
+#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)N * E > 10000)
     for (int i = 0; i < N; i++) {
         real *l = R(p) + (size_t)i * (size_t)E, top = l[0], sum = 0;
         if (c->router == ROUTER_SIGMOID) {
@@ -96,7 +96,7 @@ Route route_choose(Run *r, const MoeCfg *c, Tensor p, Tensor bias) {
                .off = ints(r, (size_t)E + 1, "first places"),
                .weight = SCRATCH(r, "weights of experts", N * K)};
     if (measuring(r)) return t;
-#pragma omp parallel for schedule(static) if ((long)N * E * K > 10000)
+#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)N * E * K > 10000)
     for (int i = 0; i < N; i++)
         choose(c, R(p) + (size_t)i * (size_t)E, present(bias) ? R(bias) : NULL, t.expert + (size_t)i * (size_t)K);
     sort_pairs(c, &t, N);
@@ -112,7 +112,7 @@ Route route_choose(Run *r, const MoeCfg *c, Tensor p, Tensor bias) {
 void route_backward(Run *r, const MoeCfg *c, const Route *t, Tensor dlogits, Tensor dweight, Tensor p) {
     int N = p.n[0], E = c->experts, K = c->top_k;
     if (measuring(r)) return;
-#pragma omp parallel for schedule(static) if ((long)N * E > 10000)
+#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)N * E > 10000)
     for (int i = 0; i < N; i++) {
         const real *pi = R(p) + (size_t)i * (size_t)E;
         const int *chosen = t->expert + (size_t)i * (size_t)K, *place = t->place + (size_t)i * (size_t)K;

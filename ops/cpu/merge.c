@@ -8,10 +8,12 @@ static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     if (measuring(r)) return;
     int N = (int)(tensor_count(x) / (size_t)d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * d > ALONE)
-    for (int m = 0; m < N; m++)
-        for (int o = 0; o < O; o++) R(y)
-    [(size_t)m * (size_t)O + (size_t) o] =
-        dot(R(x) + (size_t)m * (size_t)d, R(w) + (size_t)o * (size_t)d, d) + (present(bias) ? R(bias)[o] : 0);
+    for (int m = 0; m < N; m++) {
+        real *out = R(y) + (size_t)m * (size_t)O;
+        const real *row = R(x) + (size_t)m * (size_t)d;
+        for (int o = 0; o < O; o++)
+            out[o] = dot(row, R(w) + (size_t)o * (size_t)d, d) + (present(bias) ? R(bias)[o] : 0);
+    }
 }
 
 /* One lane of one sequence: what is at row t of x, a, w. */

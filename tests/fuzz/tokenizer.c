@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     for (int c = 0; c < 256; c++) {
         char byte = (char)c;
         Ids ids = {0};
-        tokenizer_encode(&t, &byte, 1, ENCODE_SPECIAL | ENCODE_TEMPLATE, &ids);
+        if (!tokenizer_encode(&t, &byte, 1, ENCODE_SPECIAL | ENCODE_TEMPLATE, &ids, &e)) refusal(&e);
         for (size_t i = 0; i < ids.n; i++) {
             size_t len;
             CHECK(ids.id[i] >= 0 && ids.id[i] < t.vocab, "byte %d: id %d of %d", c, ids.id[i], t.vocab);
