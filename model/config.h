@@ -69,7 +69,7 @@ typedef struct {
     int muon_steps;
     bool muon_nesterov;
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, balance_rate;
-    int64_t warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps */
+    Length warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps; see config_schedule */
     int schedule;
 } OptimCfg;
 typedef struct Config Config;
@@ -125,6 +125,13 @@ Stage config_stage(const Config *, int k); /* a view; without stages k = 0 is th
 int config_stage_at(const Config *, int64_t step);
 /* Samples and tokens that the first `step` steps read. */
 void config_position(const Config *, int64_t step, int64_t *samples, int64_t *tokens);
+
+/* The schedule's lengths in steps of the run or stage that c describes. Percentages are of train.steps, to the nearest
+ * step; tokens are divided by those of a step and rounded up; what is not 0 is at least 1 step. */
+typedef struct {
+    int64_t warmup, steps, decay;
+} ScheduleSteps;
+ScheduleSteps config_schedule(const Config *c);
 
 /* The resolved settings as YAML that config_read accepts. malloc'ed text. */
 char *config_text(const Config *);

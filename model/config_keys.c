@@ -104,10 +104,11 @@ const Key optim_keys[] = {
     {"eps", KEY_FLOAT, AT(eps), "1e-8", 1e-20, 1, "added to the root of the latter", 0, 0},
     {"balance_rate", KEY_FLOAT, AT(balance_rate), "1e-3", 0, 1,
      "step of the balancing biases of moe routers (bias_balance), up or down; 0: they stay", 0, 0},
-    {"warmup", KEY_LONG, AT(warmup), "100", 0, 1e12, "steps of linear growth of the learning rate", 0, 0},
-    {"schedule_steps", KEY_LONG, AT(schedule_steps), "0", 0, 1e12,
-     "steps after which cosine, linear and wsd end; 0: those of the run or stage", 0, 0},
-    {"decay_steps", KEY_LONG, AT(decay_steps), "0", 0, 1e12, "steps of wsd's decay, the last of schedule_steps", 0, 0},
+    {"warmup", KEY_LENGTH, AT(warmup), "100", 0, 1e12, "linear growth of the learning rate; N%: of the run or stage", 0,
+     0},
+    {"schedule_steps", KEY_LENGTH, AT(schedule_steps), "0", 0, 1e12,
+     "after which cosine, linear and wsd end; 0: with the run or stage", 0, 0},
+    {"decay_steps", KEY_LENGTH, AT(decay_steps), "0", 0, 1e12, "wsd's decay, the last of schedule_steps", 0, 0},
     {"schedule", KEY_CHOICE, AT(schedule), "cosine", 0, 0, "learning rate after warmup", schedules, 0},
     {0}};
 #undef AT

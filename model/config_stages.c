@@ -75,7 +75,7 @@ static void write_node(Writer *w, const Node *x) {
     } else {
         const char *s = node_null(x) ? "" : x->text;
         bool plain =
-            *s && !x->quoted && !s[strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+-")];
+            *s && !x->quoted && !s[strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+-%")];
         plain ? write_raw(w, s) : write_text(w, s);
     }
 }

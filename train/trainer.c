@@ -238,7 +238,8 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     r->grad_norm = clip.norm;
     r->reports = compression_achieved(&t->compression, &r->cr);
     r->cr_loss = t->compression.loss;
-    ScheduleCfg s = {o->lr, o->min_lr, o->warmup, o->schedule_steps ? o->schedule_steps : c->steps, o->decay_steps};
+    ScheduleSteps len = config_schedule(t->cfg);
+    ScheduleCfg s = {o->lr, o->min_lr, len.warmup, len.steps, len.decay};
     r->lr = schedules[o->schedule].lr(&s, done);
     if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
         return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
