@@ -58,13 +58,13 @@ typedef struct {
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
     int64_t eval_every, save_every, sample_every, log_every, eval_tokens;
     int keep_last;
-    bool keep_best;
+    bool keep_best, async_save;
     char sample_prompt[KEY_TEXT_MAX];
     int sample_tokens;
     CompressionCfg compression;
 } TrainCfg;
 typedef struct {
-    int kind;
+    int kind, state_dtype;
     double muon_momentum, muon_scale;
     int muon_steps;
     bool muon_nesterov;
@@ -96,6 +96,7 @@ enum { DEVICE_AUTO, DEVICE_CPU };
 enum { DTYPE_AUTO, DTYPE_F32 };
 enum { TOKENIZER_BYTE };
 enum { OPTIM_ADAMW, OPTIM_MUON };
+enum { STATE_F32, STATE_BF16 };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
 /* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */

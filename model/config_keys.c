@@ -2,6 +2,7 @@
 
 static const char *const devices[] = {"auto", "cpu", NULL}, *const dtypes[] = {"auto", "f32", NULL},
                          *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", "muon", NULL},
+                         *const states[] = {"f32", "bf16", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
@@ -79,6 +80,8 @@ const Key train_keys[] = {
     {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation on text; 0: all", 0, 0},
     {"keep_last", KEY_INT, AT(keep_last), "2", 1, 1000000, "newest checkpoints to keep", 0, 0},
     {"keep_best", KEY_BOOL, AT(keep_best), "true", 0, 0, "also keep the one of the lowest validation loss", 0, 0},
+    {"async_save", KEY_BOOL, AT(async_save), "false", 0, 0,
+     "write checkpoints while training goes on, from a copy of the numbers", 0, 0},
     {"sample_prompt", KEY_TEXT, AT(sample_prompt), "", 0, 0, "how samples begin", 0, 0},
     {"sample_tokens", KEY_INT, AT(sample_tokens), "200", 1, 1 << 20, "tokens of a sample", 0, 0},
     {"compression", KEY_TABLE, AT(compression), "", 0, 0,
@@ -89,6 +92,8 @@ const Key train_keys[] = {
 const Key optim_keys[] = {
     {"kind", KEY_CHOICE, AT(kind), "adamw", 0, 0,
      "optimizer; muon: Muon for the matrices of hidden layers, AdamW for everything else", optimizers, 0},
+    {"state_dtype", KEY_CHOICE, AT(state_dtype), "f32", 0, 0,
+     "number type of the optimizer's moments; bf16: half the bytes, rounded up or down by chance", states, 0},
     {"muon_momentum", KEY_FLOAT, AT(muon_momentum), "0.95", 0, 0.9999999, "Muon's momentum", 0, 0},
     {"muon_nesterov", KEY_BOOL, AT(muon_nesterov), "true", 0, 0, "look ahead by one gradient", 0, 0},
     {"muon_steps", KEY_INT, AT(muon_steps), "5", 1, 20, "steps of its orthogonalising iteration", 0, 0},

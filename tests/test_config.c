@@ -37,7 +37,7 @@ static const struct {
     {MODEL "tokens: [{name: ramp}]",
      "run.yaml:2: tokens: unknown key; known: run, model, init_from, stages, data, train, optim"},
     {MODEL "teacher: {path: x}", "teacher: unknown key"},
-    {MODEL "optim: {state_dtype: f32}", "optim.state_dtype: unknown key"},
+    {MODEL "optim: {moment_dtype: f32}", "optim.moment_dtype: unknown key"},
     {"model:\n  d_model: 32\n  layers: 2\n  ffn: {kind: swiglu, hidden: 8}\n  kinds:\n    local: {mixer: gqa, heads: "
      "2,\n"
      "      widow: 3}\n",
@@ -547,6 +547,7 @@ static const struct {
     {"optim.schedule_steps=300", NULL},
     {"optim.decay_steps=3", NULL},
     {"optim.warmup=3%", NULL},
+    {"train.async_save=true", NULL},
     {"model.vocab=0", NULL},
     {"model.vocab=258", "model.vocab: 258, but the run was begun with 257"},
     {"model.layers=4", "model.layers: 4, but the run was begun with 3"},
@@ -566,6 +567,7 @@ static const struct {
     {"optim.lr=1", "optim.lr: 1"},
     {"optim.schedule=constant", "optim.schedule: constant"},
     {"train.compression.target=2", "train.compression.target: 2, but the run was begun with 1"},
+    {"optim.state_dtype=bf16", "optim.state_dtype: bf16, but the run was begun with f32"},
     {"init_from=x", "init_from: x, but the run was begun with null"},
 };
 ParameterizedTestParameters(config, resumable) {

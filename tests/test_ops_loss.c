@@ -159,7 +159,7 @@ void case_adamw(Rig *g, int N, int d) {
             for (int j = 0; j < 2; j++) ref_add(&rw[i], -scale * (j ? (1 - (wide)b1) * gi : b1 * (wide)R(m)[i]));
             ref_add(&rw[i], -lr * decay * (wide)R(w)[i]);
         }
-        OP(g, adamw, w, G, m, v, lr, b1, b2, eps, decay, gscale, t);
+        OP(g, adamw, w, G, m, v, lr, b1, b2, eps, decay, gscale, t, (Rounding){0});
         CHECK_REF(g, "adamw", "w", w, rw);
         CHECK_REF(g, "adamw", "m", m, rm);
         CHECK_REF(g, "adamw", "v", v, rv);

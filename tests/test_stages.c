@@ -69,6 +69,8 @@ static const struct {
     {" [{name: a, steps: 3, set: {train.steps: 3}}]", NULL, "train.steps: is the stage's own `steps`"},
     {" [{name: a, steps: 3, set: {train: {steps: 3}}}]", NULL, "train.steps: is the stage's own `steps`"},
     {" [{name: a, steps: 3, set: {train.max_seconds: 3}}]", NULL, "train.max_seconds: belongs to the run as a whole"},
+    {" [{name: a, steps: 3, set: {optim.state_dtype: bf16}}]", NULL,
+     "optim.state_dtype: belongs to the run as a whole"},
     {" [{name: a, steps: 3, set: {run.seed: 3}}]", NULL, "run.seed: belongs to the run as a whole"},
     {" [{name: a, steps: 3, set: {run: {dir: x}}}]", NULL, "run: belongs to the run as a whole"},
     {" [{name: a, steps: 3, set: {data: {tokenizer: byte}}}]", NULL, "data.tokenizer: belongs to the run as a whole"},

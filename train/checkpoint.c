@@ -9,8 +9,7 @@
 /* ---- state.json -----------------------------------------------------------------------------------------------------
  */
 
-static bool state_write(const char *path, const Trainer *t, Err *e) {
-    const TrainState *s = &t->state;
+static bool state_write(const char *path, const Trainer *t, const TrainState *s, Err *e) {
     json_t *best =
         s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
     int64_t samples, tokens;
@@ -132,12 +131,11 @@ static bool nothing_else(const char *name) {
     return false;
 }
 
-static bool moments_load(const St *st, const char *prefix, const Model *m, const Weights *w, Err *e) {
+static bool moments_load(const St *st, const char *prefix, Model *m, bool second, Err *e) {
     StLoad l;
     st_load_begin(&l, st, prefix, e);
     Fields f = st_loader(&l);
-    Weights to = *w;
-    model_fields(m, &to, &f);
+    model_moments(m, second ? &m->v : &m->m, second, &f);
     return st_load_end(&l, nothing_else);
 }
 
@@ -179,8 +177,7 @@ bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
     St st;
     bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
     if (ok) {
-        ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
-             moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
+        ok = moments_load(&st, "exp_avg.", &t->model, false, e) && moments_load(&st, "exp_avg_sq.", &t->model, true, e);
         st_close(&st);
     }
     free(path);
@@ -232,13 +229,13 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
  */
 
 static bool moments_write(const char *path, const Model *m, Err *e) {
-    StList list = {.prefix = "exp_avg.", .as = REAL};
+    StList list = {.prefix = "exp_avg.", .own = true};
     Fields f = st_lister(&list);
     Weights w = m->m;
-    model_fields(m, &w, &f);
+    model_moments(m, &w, false, &f);
     list.prefix = "exp_avg_sq.";
     w = m->v;
-    model_fields(m, &w, &f);
+    model_moments(m, &w, true, &f);
     bool ok = st_write(path, &list, NULL, e);
     st_list_free(&list);
     return ok;
@@ -259,34 +256,38 @@ static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
            text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e);
 }
 
-static bool files_write(const Trainer *t, const char *dir, Err *e) {
+static bool files_write(const Trainer *t, const Model *m, const TrainState *s, const char *dir, Err *e) {
     HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);
     bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
-    ok = ok && hf_save(dir, &t->model, ids, REAL, e) && text_files_write(t, dir, e) &&
-         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, &t->model, e) &&
-         state_write(state, t, e);
+    ok = ok && hf_save(dir, m, ids, REAL, e) && text_files_write(t, dir, e) &&
+         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, m, e) &&
+         state_write(state, t, s, e);
     free(trainer);
     free(moments);
     free(state);
     return ok;
 }
 
-bool checkpoint_save(Trainer *t, Err *e) {
+Keep checkpoint_keep(const Trainer *t) {
     const TrainCfg *c = &t->cfg->train;
-    Keep keep = {c->keep_last, c->keep_best, t->state.has_best ? t->state.best_step : -1};
-    if (!trainer_finite(t, e) || !journal_sync(&t->metrics, e) || !journal_sync(&t->sample_file, e)) return false;
-    char *dir = run_dir_begin(&t->dir, t->state.step, e);
+    return (Keep){c->keep_last, c->keep_best, t->state.has_best ? t->state.best_step : -1};
+}
+
+bool checkpoint_write(Trainer *t, const Model *m, const TrainState *s, Keep keep, Err *e) {
+    if (!journal_sync(&t->metrics, e) || !journal_sync(&t->sample_file, e)) return false;
+    char *dir = run_dir_begin(&t->dir, s->step, e);
     if (!dir) return false;
-    bool ok = files_write(t, dir, e);
+    bool ok = files_write(t, m, s, dir, e);
     free(dir);
-    if (!ok) {
-        run_dir_abandon(&t->dir, t->state.step);
-        return false;
-    }
-    if (!run_dir_publish(&t->dir, t->state.step, keep, e)) return false;
+    if (!ok) run_dir_abandon(&t->dir, s->step);
+    return ok && run_dir_publish(&t->dir, s->step, keep, e);
+}
+
+bool checkpoint_save(Trainer *t, Err *e) {
+    if (!trainer_finite(t, e) || !checkpoint_write(t, &t->model, &t->state, checkpoint_keep(t), e)) return false;
     t->saved = t->state.step;
     return true;
 }

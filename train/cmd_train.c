@@ -3,6 +3,7 @@
 #include "../model/hf.h"
 #include "checkpoint.h"
 #include "plan.h"
+#include "saver.h"
 #include "stages.h"
 #include "train.h"
 
@@ -95,7 +96,7 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
     if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
         t->state.has_best = false;
-    Keep keep = {c->train.keep_last, c->train.keep_best, t->state.has_best ? t->state.best_step : -1};
+    Keep keep = checkpoint_keep(t);
     int64_t cut = dir ? t->state.step : -1;
     char *text = config_text(t->run), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
          *samples = run_dir_file(&t->dir, "samples.txt");
@@ -103,6 +104,7 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
               run_dir_write(&t->dir, "config.yaml", text, e) &&
               journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
               journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e);
+    saver_start(t);
     free(text);
     free(metrics);
     free(samples);

@@ -67,6 +67,17 @@ void progress_say(Progress *p, const char *fmt, ...) {
     fflush(p->out);
 }
 
+void progress_warn(Progress *p, const char *fmt, ...) {
+    char line[400];
+    va_list v;
+    va_start(v, fmt);
+    vsnprintf(line, sizeof line, fmt, v);
+    va_end(v);
+    if (p->open) fputs("\r\x1b[K", p->out), fflush(p->out);
+    p->open = false;
+    fprintf(stderr, "kvsmith: %s\n", line);
+}
+
 void progress_close(Progress *p) {
     if (p->open) fputc('\n', p->out);
     p->open = false;

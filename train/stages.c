@@ -1,6 +1,7 @@
 #include "stages.h"
 #include "../ops/file.h"
 #include "checkpoint.h"
+#include "saver.h"
 
 /* ---- before the first -----------------------------------------------------------------------------------------------
  */
@@ -90,6 +91,7 @@ bool stages_next(Trainer *t, Err *e) {
     /* Losses under other settings are no measure of what is best under these. */
     t->state.has_best = false;
     ok = ok && checkpoint_load_numbers(t, dir, e);
+    saver_start(t);
     free(dir);
     return ok;
 }

@@ -1,5 +1,5 @@
 #include "train.h"
-#include "checkpoint.h"
+#include "saver.h"
 #include "stages.h"
 #include <signal.h>
 #include <unistd.h>
@@ -29,13 +29,6 @@ const char *stop_name(Stop s) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-static bool save(Trainer *t, Err *e) {
-    if (t->saved == t->state.step) return true;
-    if (!checkpoint_save(t, e)) return false;
-    trainer_watch_memory(t);
-    return true;
-}
-
 /* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
 static bool validate(Trainer *t, Err *e) {
     ValRecord v;
@@ -56,7 +49,7 @@ static bool validate(Trainer *t, Err *e) {
         snprintf(acc, sizeof acc, ", %.2f %% right, all of it in %.2f %% of the samples", 100 * v.acc, 100 * v.acc_all);
     progress_say(&t->progress, "step %lld  validation loss %.4f over %lld %s%s%s", (long long)t->state.step, v.loss,
                  (long long)v.tokens, v.task ? "answers" : "tokens", acc, best ? " (best)" : "");
-    return !best || !t->cfg->train.keep_best || save(t, e);
+    return !best || !t->cfg->train.keep_best || saver_save(t, e);
 }
 
 static bool validates(const Trainer *t) {
@@ -92,7 +85,7 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
         trainer_watch_memory(t);
     }
     if (validates(t) && (last || due(c->eval_every, step)) && !validate(t, e)) return false;
-    return !(last || due(c->save_every, step)) || save(t, e);
+    return !(last || due(c->save_every, step)) || saver_save(t, e);
 }
 
 /* The stage that t is in; *why is STOP_STEPS when it is done. */
@@ -110,11 +103,11 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (signals_seen) {
             /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
             *why = STOP_SIGNAL;
-            return t->state.step == 0 || save(t, e);
+            return t->state.step == 0 || saver_finish(t, e);
         }
         double begin = now_seconds();
         int64_t before = t->state.tokens;
-        if (!trainer_step(t, r, e)) return false;
+        if (!saver_poll(t, e) || !trainer_step(t, r, e)) return false;
         t->work_s += now_seconds() - begin;
         t->work_tokens += t->state.tokens - before;
         bool last = t->state.step == end;
@@ -124,7 +117,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!after_step(t, r, last || *why == STOP_TIME, e)) return false;
         if (*why == STOP_TIME) break;
     }
-    return save(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
+    return saver_finish(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
 }
 
 static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
@@ -139,6 +132,8 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
 
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
     if (loop(t, last, why, e)) return true;
+    Err late = {0};
+    saver_wait(t, &late); /* of an earlier step: it may still become the newest checkpoint */
     if (e->status != EXIT_WORLD) return false;
     char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     Err first = *e;

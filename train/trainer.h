@@ -32,6 +32,8 @@ typedef struct {
     size_t total;
 } Regions;
 
+typedef struct Saver Saver; /* saver.h */
+
 typedef struct {
     Config *run;      /* all of the run, stages included */
     Config *cfg;      /* of the stage: vocab, threads and device as they are used; without stages `run` itself */
@@ -55,6 +57,7 @@ typedef struct {
     Compression compression; /* of the last step or validation */
     TrainState state;
     int64_t saved; /* step of the newest checkpoint, -1: none */
+    Saver *saver;  /* NULL: the loop saves by itself */
 
     RunDir dir;
     Journal metrics, sample_file;
