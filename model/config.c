@@ -273,6 +273,9 @@ static bool agree(const Config *c, const Node *root, Err *e) {
     if (falls && o->min_lr > o->lr)
         return node_refuse(node_at(root, "optim", "min_lr"), "optim.min_lr", e, "%g is more than optim.lr, %g",
                            o->min_lr, o->lr);
+    if (t->skip_z > 0 && t->skip_z < 1)
+        return node_refuse(node_at(root, "train", "skip_z"), "train.skip_z", e,
+                           "expected 0 (none) or at least 1 deviation, got %g", t->skip_z);
     if (t->recompute > c->model.layers)
         return node_refuse(node_at(root, "train", "recompute"), "train.recompute", e,
                            "%d is more than model.layers, %d", t->recompute, c->model.layers);

@@ -18,6 +18,7 @@ typedef struct {
     const char *stage; /* NULL: none */
     bool reports;      /* of compression: */
     double cr;
+    int64_t skipped; /* steps left out so far; 0 is not shown */
 } Shown;
 
 void progress_open(Progress *, const Cli *, int64_t first, int64_t total, double max_seconds);

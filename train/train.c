@@ -1,7 +1,9 @@
 #include "train.h"
+#include "events.h"
 #include "saver.h"
 #include "stages.h"
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The one variable outside of any struct: a handler has no argument to find its own. */
@@ -29,11 +31,19 @@ const char *stop_name(Stop s) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
+/* Seconds since 1970. */
+static double wall(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 /* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
 static bool validate(Trainer *t, Err *e) {
     ValRecord v;
     char acc[96] = "";
     if (!trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
+    if (t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
     trainer_watch_memory(t);
     bool best = !t->state.has_best || v.loss < t->state.best_loss;
     t->val = v;
@@ -65,15 +75,20 @@ static bool learned(const Trainer *t) {
 static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     int64_t step = t->state.step;
-    bool log = due(c->log_every, step) || step == 1;
+    bool log = due(c->log_every, step) || step == 1, record = log || r->skipped;
     r->step = step;
     r->stage = t->name;
     r->tokens = t->state.tokens;
     r->tok_s = (double)t->work_tokens / fmax(t->work_s, 1e-9);
     r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
-    if (log && !journal_train(&t->metrics, r, e)) return false;
-    Shown shown = {step,        r->loss,          r->lr,   r->grad_norm, r->tok_s,
-                   t->val.loss, t->val_step >= 0, t->name, r->reports,   r->cr};
+    if (record && !journal_train(&t->metrics, r, e)) return false;
+    if (record && c->tensorboard && !events_train(&t->events, r, wall(), e)) return false;
+    if (r->skipped)
+        progress_say(&t->progress,
+                     "step %lld  left out: loss %.4f, %.1f deviations above the mean, gradient norm %.2f, %.1f",
+                     (long long)step, r->loss, r->loss_z, r->grad_norm, r->norm_z);
+    Shown shown = {step,    r->loss,    r->lr, r->grad_norm, r->tok_s, t->val.loss, t->val_step >= 0,
+                   t->name, r->reports, r->cr, r->nskipped};
     progress_step(&t->progress, &shown, log || last);
     if (log) {
         trainer_watch_memory(t);

@@ -221,6 +221,27 @@ static double nll_sum(const Trainer *t) {
     return sum;
 }
 
+/* Whether the step is left out; false when it would be one too many. */
+static bool skips(Trainer *t, TrainRecord *r, Err *e) {
+    const TrainCfg *c = &t->cfg->train;
+    Skips *s = &t->state.skip;
+    r->skipped = false;
+    r->loss_z = r->norm_z = 0;
+    if (c->skip_z > 0) {
+        skip_scores(s, c->skip_window, r->loss, r->grad_norm, &r->loss_z, &r->norm_z);
+        r->skipped = r->loss_z > c->skip_z || r->norm_z > c->skip_z;
+        if (!r->skipped) skip_accepted(s, c->skip_window, r->loss, r->grad_norm);
+    }
+    if (r->skipped && s->row + 1 >= c->skip_most)
+        return err_world(e,
+                         "train.skip_most: step %lld would be left out as number %d in a row: loss %g, %.1f deviations "
+                         "above the mean, gradient norm %g, %.1f",
+                         (long long)t->state.step + 1, s->row + 1, r->loss, r->loss_z, r->grad_norm, r->norm_z);
+    if (r->skipped) skip_left_out(s);
+    r->nskipped = s->skipped;
+    return true;
+}
+
 bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     const OptimCfg *o = &t->cfg->optim;
@@ -254,8 +275,11 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
         return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
                          (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
-    OptimizerCfg how = optimizer_cfg(o, t->model.seed);
-    optimizer_step(&run, &t->params, &how, r->lr, clip.scale, t->state.step + 1);
+    if (!skips(t, r, e)) return false;
+    if (!r->skipped) {
+        OptimizerCfg how = optimizer_cfg(o, t->model.seed);
+        optimizer_step(&run, &t->params, &how, r->lr, clip.scale, t->state.step + 1 - t->state.skip.skipped);
+    }
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
     return true;
