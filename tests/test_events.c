@@ -2,6 +2,7 @@
  * (golden/make_events.py), what a run finds again, what it cuts. A parser of this file's own reads them back. */
 #include "check.h"
 #include "../train/events.h"
+#include <time.h>
 #include <unistd.h>
 
 Test(events, sums) { /* RFC 3720, B.4, and the polynomial's check value */
@@ -142,7 +143,8 @@ Test(events, a_run_goes_on) {
  */
 
 #ifndef KV_DOUBLE
-static const char *field(const char *at, const char *end, int want, int *wire, uint64_t *v, const char **bytes) {
+static const char *message_field(const char *at, const char *end, int want, int *wire, uint64_t *v,
+                                 const char **bytes) {
     while (at < end) { /* of a message, the first field `want` at or behind `at` */
         uint64_t key = 0, x = 0;
         for (int s = 0;; s += 7) {
@@ -177,15 +179,16 @@ static char *text_of(const char *path, double *last_wall) {
         memcpy(&size, p + at, 8);
         const char *from = p + at + 12, *end = from + size;
         at += (size_t)size + 16;
-        if (field(from, end, 2, &wire, &v, &bytes)) step = v;
-        if (field(from, end, 1, &wire, &v, &bytes)) memcpy(last_wall, bytes, 8);
-        if (!field(from, end, 5, &wire, &v, &bytes)) continue;
+        if (message_field(from, end, 2, &wire, &v, &bytes)) step = v;
+        if (message_field(from, end, 1, &wire, &v, &bytes)) memcpy(last_wall, bytes, 8);
+        if (!message_field(from, end, 5, &wire, &v, &bytes)) continue;
         const char *s = bytes, *stop = bytes + v;
-        while ((s = field(s, stop, 1, &wire, &v, &sub))) {
+        while ((s = message_field(s, stop, 1, &wire, &v, &sub))) {
             const char *tag, *num;
             uint64_t tag_n, x;
             float value;
-            cr_assert(field(sub, sub + v, 1, &wire, &tag_n, &tag) && field(sub, sub + v, 2, &wire, &x, &num));
+            cr_assert(message_field(sub, sub + v, 1, &wire, &tag_n, &tag) &&
+                      message_field(sub, sub + v, 2, &wire, &x, &num));
             memcpy(&value, num, 4);
             fprintf(f, "%llu %.*s %.6g\n", (unsigned long long)step, (int)tag_n, tag, (double)value);
         }

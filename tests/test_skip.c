@@ -270,7 +270,7 @@ Test(skip, too_many_end_the_run) {
 /* A stage has losses of its own: the first six steps of it are not judged by those of the one before. */
 Test(skip, a_stage_begins_anew) {
     char *run = check_path("run"), *dir = xformat("run.dir=%s", run);
-    Ran r = RUN(TRAIN, dir, "-q",
+    Ran r = RUN(TRAIN, dir, "-q", "train.steps=50",
                 "stages=[{name: a, steps: 20}, {name: b, steps: 30, set: {data.seq_len: 8, train.batch: 2}}]");
     cr_assert_eq(r.status, 0, "%s", r.err);
     char *text = metrics_of(run);
