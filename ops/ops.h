@@ -17,8 +17,9 @@ typedef struct {
 typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN, NOISE_DECISION } DropSite;
 
 /* Numbers stored as BF16 are rounded up or down by chance, so that the mean of what is stored is the number: with
- * x between the neighbours a < b, b is taken with the chance (x - a) / (b - a). The bits are a pure function of key and
- * of the number's place in the whole tensor, `at` + its place in the argument. Source: arXiv:1502.02551. */
+ * x between the neighbours a < b, b is taken with the chance (x - a) / (b - a). The chance is drawn
+ * from rng_mix(key, place), its lowest 16 bits (of a second moment: the next 16), where place is that in the whole
+ * tensor: `at` + that in the argument. Source: arXiv:1502.02551. */
 typedef struct {
     uint64_t key, at;
 } Rounding;

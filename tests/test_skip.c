@@ -270,17 +270,17 @@ Test(skip, too_many_end_the_run) {
 /* A stage has losses of its own: the first six steps of it are not judged by those of the one before. */
 Test(skip, a_stage_begins_anew) {
     char *run = check_path("run"), *dir = xformat("run.dir=%s", run);
-    Ran r = RUN(TRAIN, dir, "-q", "train.steps=50",
-                "stages=[{name: a, steps: 20}, {name: b, steps: 30, set: {data.seq_len: 8, train.batch: 2}}]");
+    Ran r = RUN(TRAIN, dir, "-q", "train.steps=60",
+                "stages=[{name: a, steps: 40}, {name: b, steps: 20, set: {data.seq_len: 8, train.batch: 2}}]");
     cr_assert_eq(r.status, 0, "%s", r.err);
     char *text = metrics_of(run);
     int first = 0, second = 0;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         if (strstr(line, "\"skipped\":true")) {
             int step = atoi(line + strlen("{\"step\":"));
-            cr_assert(!(step > 20 && step <= 26), "%s", line);
+            cr_assert(!(step > 40 && step <= 46), "%s", line);
             cr_assert(step > 6, "%s", line);
-            *(step > 20 ? &second : &first) += 1;
+            *(step > 40 ? &second : &first) += 1;
         }
     cr_assert(first && second, "%d in the first, %d in the second stage", first, second);
     free(text), free(run), free(dir);
