@@ -38,7 +38,8 @@ void case_momentum(Rig *g, int N, int d) {
         for (int i = 0; i < N * d; i++) {
             wide gi = gscale * (wide)R(G)[i];
             ref_add(&rm[i], mu * (wide)R(m)[i]), ref_add(&rm[i], gi);
-            ref_add(&ru[i], k ? mu * rm[i].want : rm[i].want);
+            wide ahead = k ? mu : 1; /* each term for itself: what cancels within m has its error too */
+            ref_add(&ru[i], ahead * mu * (wide)R(m)[i]), ref_add(&ru[i], ahead * gi);
             if (k) ref_add(&ru[i], gi);
             wrong[i] = ru[i], wrong[i].want += (k ? -1 : 0.1) * gi; /* no look ahead; too much of it */
         }
