@@ -1,4 +1,5 @@
-/* gemm.h: matrix product by the library (oneDNN; a plain loop in the double build, which is its oracle). */
+/* gemm.h: matrix product by the library (oneDNN; a plain loop in the double build, which is its oracle), or by our own
+ * kernel with operands in bf16. */
 #pragma once
 #include "arena.h"
 
@@ -16,3 +17,11 @@ void gemm_close(Gemm *);
 /* C (M,N) = or += A (M,K) B (K,N), row-major with leading dimensions in numbers. Takes the library's scratchpad from
  * `scratch` and gives it back; while scratch measures, only that happens. */
 void gemm(Gemm *, Arena *scratch, GemmShape, real *C, const real *A, const real *B);
+
+/* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes
+ * 2 (M + N) K bytes, rounded up, from scratch. The sums' order is given by the shape alone: threads change nothing. */
+typedef void GemmBf16(int threads, Arena *scratch, GemmShape, float *C, const float *A, const float *B);
+/* From now on gemm() computes products of `least` multiplications and more by this; NULL: by the library. */
+void gemm_use(Gemm *, GemmBf16 *, int threads, int64_t least);
+/* Below it packing costs more than is gained. */
+enum { GEMM_BF16_LEAST = 1 << 18 };
