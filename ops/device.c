@@ -56,7 +56,7 @@ double device_bf16_gain(Device *d) {
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     enum { M = 512, N = 512, K = 512, TIMES = 5 };
     if (d->gemm_bf16 != gemm_bf16_avx512bf16) return 0;
-    GemmShape s = {M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true};
+    GemmShape s = {M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .weights = N * K};
     real *x = xcalloc(M * K + N * K + M * N, sizeof *x), *y = x + M * K, *z = y + N * K;
     double best[2] = {1e9, 1e9};
     for (int on = 0; on < 2; on++) {

@@ -166,7 +166,7 @@ static Entry *find(Gemm *g, GemmShape s) {
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
-    if (g->bf16 && (double)s.M * s.N * s.K >= (double)g->least) {
+    if (g->bf16 && s.weights >= g->least) {
         g->bf16(g->threads, scratch, s, C, A, B);
         return;
     }

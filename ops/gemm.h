@@ -10,6 +10,7 @@ typedef struct {
     int lda, ldb, ldc;
     bool ta, tb;     /* A is stored (K,M), B is stored (N,K) */
     bool accumulate; /* C += A B instead of C = A B */
+    int64_t weights; /* numbers of the weight matrix that takes part */
 } GemmShape;
 
 bool gemm_open(Gemm **, Err *);
@@ -21,7 +22,8 @@ void gemm(Gemm *, Arena *scratch, GemmShape, real *C, const real *A, const real 
 /* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes
  * 2 (M + N) K bytes, rounded up, from scratch. The sums' order is given by the shape alone: threads change nothing. */
 typedef void GemmBf16(int threads, Arena *scratch, GemmShape, float *C, const float *A, const float *B);
-/* From now on gemm() computes products of `least` multiplications and more by this; NULL: by the library. */
+/* From now on gemm() computes products with `least` weights and more by this; NULL: by the library. The rule looks at
+ * the weights alone, so that the rounding is a layer's own: neither batch nor context change it. */
 void gemm_use(Gemm *, GemmBf16 *, int threads, int64_t least);
-/* Below it packing costs more than is gained. */
-enum { GEMM_BF16_LEAST = 1 << 18 };
+/* Smaller matrices gain nothing. */
+enum { GEMM_BF16_LEAST = 64 * 32 };
