@@ -67,7 +67,6 @@ char *xformat(const char *fmt, ...) {
     return or_exit(n < 0 ? NULL : s);
 }
 
-uint64_t rng_mix(uint64_t key, uint64_t word) { return rng_finalise(rng_stream(key) + word); }
 uint64_t rng_name(uint64_t key, const char *name) {
     for (; *name; name++) key = rng_mix(key, (unsigned char)*name);
     return rng_mix(key, 256);

@@ -25,7 +25,7 @@ lines() { # file, number of lines: each at most 300 characters behind the progra
     for w in "$@"; do grep -q -e "$w" "$f" || wrong "expected '$w' in: $(cat "$f")"; done
 }
 
-args="configs/tiny-window.yaml --threads 1 -q train.batch=2 train.micro_batch=1 train.dropout=0.1 train.steps=120
+args="configs/tiny-window.yaml --threads 1 -q train.dtype=f32 train.batch=2 train.micro_batch=1 train.dropout=0.1 train.steps=120
     train.eval_every=8 train.eval_tokens=256 train.save_every=6 train.log_every=2 train.sample_every=10
     train.sample_prompt=And train.sample_tokens=8 train.keep_last=2 optim.warmup=5"
 train() { "$prog" train $args train.async_save=true "$@"; }
@@ -49,7 +49,7 @@ for kind in "optim.kind=muon" "optim.state_dtype=bf16"; do
     same_end "$tmp/$kind-true" "$tmp/$kind-false"
 done
 for async in true false; do
-    "$prog" train configs/tiny-stages.yaml --threads 1 -q train.async_save=$async run.dir="$tmp/stages-$async" || wrong "exit $?"
+    "$prog" train configs/tiny-stages.yaml --threads 1 -q train.dtype=f32 train.async_save=$async run.dir="$tmp/stages-$async" || wrong "exit $?"
 done
 cmp "$tmp/stages-true/last/trainer/optimizer.safetensors" "$tmp/stages-false/last/trainer/optimizer.safetensors" >>"$bad" 2>&1
 cmp <(clockless "$tmp/stages-true/metrics.jsonl") <(clockless "$tmp/stages-false/metrics.jsonl") >>"$bad" 2>&1

@@ -190,7 +190,7 @@ static const char yaml[] = "run: {dir: '%s', seed: 3, threads: 1}\n"
                            "  kinds: {full: {mixer: %s}}\n"
                            "  ffn: {kind: swiglu, hidden: 24}\n"
                            "data: {train: '%s', val_fraction: 0.2, seq_len: 16}\n"
-                           "train: {steps: 60, batch: 6, micro_batch: 6}\n"
+                           "train: {dtype: f32, steps: 60, batch: 6, micro_batch: 6}\n"
                            "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5, weight_decay: 0.3}\n";
 
 static Trainer *open_trainer(Config *cfg, const char *mixer, bool dry, int n, const char *const over[]) {

@@ -55,15 +55,16 @@ Test(skip, scores_are_of_the_last_accepted) {
 /* ---- in a trainer ---------------------------------------------------------------------------------------------------
  */
 
-static const char yaml[] = "run: {dir: '%s', seed: 3, threads: 1}\n"
-                           "model:\n"
-                           "  d_model: 16\n"
-                           "  layers: 2\n"
-                           "  kinds: {full: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
-                           "  ffn: {kind: swiglu, hidden: 24}\n"
-                           "data: {train: '%s', val_fraction: 0.2, seq_len: 16}\n"
-                           "train: {steps: 60, batch: 6, micro_batch: 6, skip_z: 4, skip_window: 8, skip_most: 3}\n"
-                           "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5, weight_decay: 0.3%s}\n";
+static const char yaml[] =
+    "run: {dir: '%s', seed: 3, threads: 1}\n"
+    "model:\n"
+    "  d_model: 16\n"
+    "  layers: 2\n"
+    "  kinds: {full: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
+    "  ffn: {kind: swiglu, hidden: 24}\n"
+    "data: {train: '%s', val_fraction: 0.2, seq_len: 16}\n"
+    "train: {dtype: f32, steps: 60, batch: 6, micro_batch: 6, skip_z: 4, skip_window: 8, skip_most: 3}\n"
+    "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5, weight_decay: 0.3%s}\n";
 
 static Trainer *open_trainer(Config *cfg, const char *optim) {
     char *text = check_path("text.txt"), *dir = check_path("run");
@@ -231,9 +232,9 @@ static void same_file(const char *a, const char *b, const char *name) {
     CHECK_BYTES(name, p, q, n);
     free(x), free(y), free(p), free(q);
 }
-    #define TRAIN                                                                                      \
-        "train", "configs/tiny-gqa.yaml", "--threads", "1", "train.skip_z=1.2", "train.skip_window=6", \
-            "train.eval_every=0", "optim.schedule_steps=40", "train.log_every=100"
+    #define TRAIN                                                                                  \
+        "train", "configs/tiny-gqa.yaml", "--threads", "1", "train.dtype=f32", "train.skip_z=1.2", \
+            "train.skip_window=6", "train.eval_every=0", "optim.schedule_steps=40", "train.log_every=100"
 
 /* One deviation and a bit leaves out many: in one go or in pieces that end where it suits, the bytes are the same. */
 Test(skip, resumes_to_the_same_bytes) {

@@ -31,11 +31,10 @@ static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, dou
     real shrink = (real)(1 - lr * decay);
     if (m.dtype == BF16) {
         uint16_t *M = m.p, *U = v.p;
-        uint64_t stream = rng_stream(round.key) + round.at;
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
         for (size_t i = 0; i < n; i++) {
             real gi = G[i] * s, mi = c1 * from_bf16(M[i]) + d1 * gi, vi = c2 * from_bf16(U[i]) + d2 * gi * gi;
-            uint64_t bits = rng_finalise(stream + i);
+            uint64_t bits = rng_mix(round.key, round.at + i);
             M[i] = to_bf16(mi, bits);
             U[i] = to_bf16(vi, bits >> 16);
             W[i] = W[i] * shrink - step * mi / (sqrt_real(vi) * root + e);
@@ -61,11 +60,10 @@ static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gsc
           tensor_count(g));
     if (m.dtype == BF16) {
         uint16_t *M = m.p;
-        uint64_t stream = rng_stream(round.key) + round.at;
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
         for (size_t i = 0; i < n; i++) {
             real mi = c * from_bf16(M[i]) + s * G[i];
-            M[i] = to_bf16(mi, rng_finalise(stream + i));
+            M[i] = to_bf16(mi, rng_mix(round.key, round.at + i));
             U[i] = ahead * mi + fresh * G[i];
         }
         return;
