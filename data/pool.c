@@ -99,7 +99,7 @@ bool pool_flush(Pool *p, Err *e) {
             ok = p->cfg.sink(p->cfg.ctx, &j->ids, j->begin, j->end, j->n, e);
         if (j->ids.cap > 4 * BIG) ids_free(&j->ids);
     }
-    memmove(p->text.at, p->text.at + p->jobbed, p->text.n - p->jobbed);
+    if (p->jobbed) memmove(p->text.at, p->text.at + p->jobbed, p->text.n - p->jobbed);
     p->text.n -= p->jobbed;
     p->jobbed = p->njob = 0;
     return ok;

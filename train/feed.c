@@ -1,5 +1,5 @@
 #include "feed.h"
-#include <unistd.h>
+#include "../infer/tell.h"
 
 static const TaskCfg *task_of(const Trainer *t) { return t->cfg->data.task.kind ? &t->cfg->data.task : NULL; }
 
@@ -14,19 +14,6 @@ bool feed_vocab(Trainer *t, Err *e) {
                      task ? "task" : "tokenizer");
 }
 
-/* Tokenising that takes long is told of on standard error, where that is a terminal. */
-typedef struct {
-    double start, shown;
-} Told;
-static void tell(void *ctx, size_t bytes, size_t of) {
-    Told *t = ctx;
-    double now = now_seconds();
-    if (now - t->start < 1 || (now - t->shown < 0.2 && bytes < of)) return;
-    t->shown = now;
-    fprintf(stderr, "\rtokenising %.0f %%, %.1f MB/s%s", 100 * (double)bytes / (double)of,
-            (double)bytes / 1e6 / (now - t->start), bytes < of ? "" : "\n");
-}
-
 bool feed_tokenizer(Trainer *t, Err *e) {
     return task_of(t) ? (t->tok = tokenizer_byte(), true) : data_tokenizer(&t->cfg->data, &t->tok, e);
 }
@@ -38,11 +25,11 @@ bool feed_open_text(Trainer *t, Err *e) {
         return true;
     }
     DataSpec s;
-    Told told = {.start = now_seconds()};
+    Tell told = tell_begin("tokenising");
     data_spec(d, &s);
     s.spec.threads = t->dev ? device_threads(t->dev) : 1;
     s.spec.vocab = t->cfg->model.vocab;
-    if (!t->run->quiet && isatty(STDERR_FILENO)) s.spec.progress = tell, s.spec.progress_ctx = &told;
+    if (!t->run->quiet) s.spec.progress = tell, s.spec.progress_ctx = &told;
     return stream_bytes(&s.spec, &t->tok, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &s.spec, &t->tok, e));
 }
 
