@@ -15,8 +15,8 @@ bool blend_weights(Blend *b, int n, const double *weight, Err *e) {
     double scale = 1;
     CHECK(n >= 1 && n <= PARTS_MAX, "%d sets", n);
     *b = (Blend){.n = n};
-    for (int digits = 0, i = 0; i < n && digits <= 6; i++)
-        if (!whole(weight[i] * scale)) scale *= 10, digits++, i = -1;
+    for (int digits = 0, i = 0; i < n && digits < 6; i++)
+        if (!whole(weight[i] * scale)) scale *= 10, digits++, i = -1; /* from the first again */
     for (int i = 0; i < n; i++) {
         CHECK(weight[i] > 0 && weight[i] <= 1e9, "weight %g", weight[i]);
         if (!whole(weight[i] * scale) || weight[i] * scale < 0.5)
