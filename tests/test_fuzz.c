@@ -18,6 +18,15 @@
 #define LLVMFuzzerTestOneInput fuzz_tokenizer
 #include "fuzz/tokenizer.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_megatron
+#include "fuzz/megatron.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_llmc
+#include "fuzz/llmc.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_source
+#include "fuzz/source.c"
+#undef LLVMFuzzerTestOneInput
 
 enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
@@ -27,7 +36,10 @@ static const struct {
               {"shard_index", fuzz_shard_index},
               {"model_config", fuzz_model_config},
               {"run_config", fuzz_run_config},
-              {"tokenizer", fuzz_tokenizer}};
+              {"tokenizer", fuzz_tokenizer},
+              {"megatron", fuzz_megatron},
+              {"llmc", fuzz_llmc},
+              {"source", fuzz_source}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */
