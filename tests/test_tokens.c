@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include "../data/bpe_train.h"
 #include "../data/pool.h"
 #include "../data/source.h"
 #include "../data/text.h"
@@ -108,6 +109,28 @@ Test(tokens, pool_is_the_whole_document) {
             tokenizer_close(&t);
         }
     }
+}
+
+/* Learned from text of the same kind, so that runs of blanks and odd neighbours are tokens: a cut in a wrong place
+ * shows. */
+Test(tokens, pool_with_its_own_merges) {
+    const char *const pattern[] = {PATTERN_GPT2, PATTERN_LLAMA3, PATTERN_QWEN2}, *const special[] = {"<|endoftext|>"};
+    char *text = some_text(99, 200000);
+    for (int k = 0; k < 3; k++) {
+        Err e = {0};
+        Tokenizer t;
+        BpeTrainer *b = bpe_train_open(&(BpeTrainCfg){700, 2, pattern[k], 1, special, 1}, &e);
+        cr_assert(b, "%s", e.msg);
+        bpe_train_count(b, text, 200000);
+        char *json = bpe_train_run(b, NULL, NULL);
+        cr_assert(tokenizer_parse(&t, json, strlen(json), "learned", &e), "%s", e.msg);
+        cr_assert(t.vocab > 600, "%d ids", t.vocab);
+        for (uint64_t seed = 0; seed < 8; seed++) expect_pool(&t, "learned", 1 + (int)(seed % 3), 1000 * seed);
+        tokenizer_close(&t);
+        free(json);
+        bpe_train_close(b);
+    }
+    free(text);
 }
 
 Test(tokens, stretches_are_bounded) {
