@@ -6,7 +6,9 @@
 enum {
     JOB = 1 << 16,       /* bytes from which a job is cut off */
     BIG = 1 << 18,       /* a job that runs alone: merging a piece takes up to 70 bytes for each of its own */
-    ROUND_EACH = 1 << 20 /* bytes that wait, for each thread, before they are encoded */
+    ROUND_EACH = 1 << 20, /* bytes that wait, for each thread, before they are encoded */
+    JOBS_MAX = 4096,      /* that wait: documents may be of one byte */
+    KEEP = 4096           /* ids for which a job keeps its room */
 };
 typedef struct {
     size_t at, n;
@@ -87,7 +89,7 @@ static void encode(Pool *p, Job *j) {
 
 bool pool_flush(Pool *p, Err *e) {
     bool ok = true;
-#pragma omp parallel for schedule(dynamic) num_threads(p->cfg.threads)
+#pragma omp parallel for schedule(dynamic, 4) num_threads(p->cfg.threads)
     for (size_t i = 0; i < p->njob; i++)
         if (p->job[i].n <= BIG) encode(p, &p->job[i]);
     for (size_t i = 0; ok && i < p->njob; i++) {
@@ -97,7 +99,7 @@ bool pool_flush(Pool *p, Err *e) {
             ok = err_input(e, "%s", j->why.msg);
         else
             ok = p->cfg.sink(p->cfg.ctx, &j->ids, j->begin, j->end, j->n, e);
-        if (j->ids.cap > 4 * BIG) ids_free(&j->ids);
+        if (j->ids.cap > KEEP) ids_free(&j->ids);
     }
     if (p->jobbed) memmove(p->text.at, p->text.at + p->jobbed, p->text.n - p->jobbed);
     p->text.n -= p->jobbed;
@@ -130,7 +132,7 @@ bool pool_text(Pool *p, const char *s, size_t n, bool end, Err *e) {
         size_t tail = p->text.n - p->jobbed;
         if (end && !n && tail) add_job(p, tail, true);
         if (end && !n && !tail && p->inside) CHECK(false, "a document's last job is empty");
-        if (p->jobbed >= round && !pool_flush(p, e)) return false;
+        if ((p->jobbed >= round || p->njob >= JOBS_MAX) && !pool_flush(p, e)) return false;
     } while (n);
     return true;
 }
