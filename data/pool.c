@@ -4,8 +4,8 @@
 #include <omp.h>
 
 enum {
-    JOB = 1 << 16,       /* bytes from which a job is cut off */
-    BIG = 1 << 18,       /* a job that runs alone: merging a piece takes up to 70 bytes for each of its own */
+    JOB = 1 << 16,        /* bytes from which a job is cut off */
+    BIG = 1 << 18,        /* a job that runs alone: merging a piece takes up to 70 bytes for each of its own */
     ROUND_EACH = 1 << 20, /* bytes that wait, for each thread, before they are encoded */
     JOBS_MAX = 4096,      /* that wait: documents may be of one byte */
     KEEP = 4096           /* ids for which a job keeps its room */

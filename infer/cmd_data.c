@@ -90,31 +90,35 @@ bool inputs_read(Inputs *in, InputSink *sink, void *ctx, Err *e) {
     return ok;
 }
 
-static void help(void) {
-    printf("Usage: kvsmith data PART [OPTION...]\n\n"
-           "  tokenize   text to a set of token ids (Megatron .bin/.idx or llm.c .bin)\n"
-           "  train-bpe  learn a tokenizer.json from text\n"
-           "  inspect    check sets of token ids and tell what is in them\n\n"
-           "kvsmith data PART --help tells what a part takes.\n");
+/* A word where no part was named. */
+static bool no_part(void *ctx, int key, const char *arg, Err *e) {
+    (void)ctx;
+    CHECK(key == CLI_ARG, "option %d", key);
+    return err_input(e, "data: expected tokenize, train-bpe or inspect first, got '%.100s'", arg);
 }
 
 int cmd_data(int argc, char **argv) {
     static const char *const names[] = {"tokenize", "train-bpe", "inspect"};
-    static char whole[3][24] = {"data tokenize", "data train-bpe", "data inspect"};
     int (*const run[])(int, char **) = {data_tokenize, data_train_bpe, data_inspect};
-    Err e = {0};
-    if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
-        help();
-        return 0;
-    }
+    static const CliSpec spec = {
+        .args = "PART [OPTION...]",
+        .doc = "tokenize: text to a set of token ids (Megatron .bin/.idx or llm.c .bin). train-bpe: learn a "
+               "tokenizer.json "
+               "from text. inspect: check sets of token ids and tell what is in them. `kvsmith data PART --help` tells "
+               "what a part takes.",
+        .take = no_part,
+        .min_args = 1,
+        .max_args = -1};
     for (int i = 0; argc > 1 && i < 3; i++)
         if (!strcmp(argv[1], names[i])) {
-            argv[1] = whole[i];
+            char name[24]; /* for messages and the help */
+            snprintf(name, sizeof name, "data %s", names[i]);
+            argv[1] = name;
             return run[i](argc - 1, argv + 1);
         }
-    if (argc < 2)
-        err_input(&e, "data: expected tokenize, train-bpe or inspect; see kvsmith data --help");
-    else
-        err_input(&e, "data: expected tokenize, train-bpe or inspect, got '%.100s'", argv[1]);
-    return cli_fail(&e);
+    Cli cli;
+    int status = 0;
+    bool parsed = cli_parse(&spec, &cli, NULL, argc, argv, &status); /* never: a word is refused, none are too few */
+    CHECK(!parsed, "data without a part");
+    return status;
 }
