@@ -2,6 +2,7 @@
 #include "check.h"
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "../data/loader.h"
 #include "../data/set_write.h"
@@ -245,6 +246,27 @@ Test(sets, files_that_change) {
     refused(set_unchanged(&s, &now, &e), &e, EXIT_WORLD, "a.bin: had 32 bytes when it was opened, now 30");
     set_close(&s);
     refused(set_open(&t, bin, SET_MEGATRON, &e), &e, EXIT_INPUT, "points past the .bin");
+}
+
+/* A page that is gone is one line and EXIT_WORLD, not a killed process. */
+Test(sets, a_page_that_is_gone) {
+    char *path = check_path("big"), *says = check_path("stderr"), line[256] = "";
+    check_write(path, "x", 1);
+    cr_assert(!truncate(path, 1 << 20));
+    pid_t pid = fork();
+    if (!pid) {
+        FileMap m;
+        int fd = open(says, O_WRONLY | O_CREAT, 0600);
+        if (!file_map(&m, path, NULL) || dup2(fd, STDERR_FILENO) < 0) _exit(99);
+        set_catch_sigbus();
+        if (truncate(path, 0)) _exit(98);
+        _exit(m.p[1 << 19] ? 96 : 97);
+    }
+    int status;
+    cr_assert(waitpid(pid, &status, 0) == pid);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_WORLD, "status %x", status);
+    FILE *f = fopen(says, "r");
+    cr_assert(f && fgets(line, sizeof line, f) && strstr(line, "while it was mapped") && fgetc(f) == EOF, "%s", line);
 }
 
 /* Another id anywhere gives another hash. */
