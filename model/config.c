@@ -219,11 +219,12 @@ static bool task_section(Config *c, const Node *root, Err *e) {
                node_refuse(node_at(root, "train", "stop_at_acc"), "train.stop_at_acc", e,
                            "a text has no answers to be right about: give 0, or data.task");
     if (!task_cfg_read(&d->task, x, "data.task", d->seq_len, e)) return false;
-    const char *also = d->ntrain       ? "data.train"
-                       : *d->val       ? "data.val"
-                       : *d->separator ? "data.separator"
-                       : *d->eot       ? "data.eot"
-                                       : NULL;
+    const char *also = d->ntrain                      ? "data.train"
+                       : *d->val                      ? "data.val"
+                       : *d->separator                ? "data.separator"
+                       : *d->eot                      ? "data.eot"
+                       : strcmp(d->tokenizer, "byte") ? "data.tokenizer"
+                                                      : NULL;
     if (also) return node_refuse(x, "data.task", e, "a task makes its own samples, but %s is given; remove one", also);
     if (c->train.sample_every)
         return node_refuse(x, "data.task", e, "samples of text need a text, but train.sample_every is %lld; give 0",
