@@ -43,7 +43,7 @@ static inline int64_t token_at(const Tokens *t, size_t i) {
 }
 
 /* Sets that are read together. */
-enum { PARTS_MAX = 64 };
+enum { PARTS_MAX = 256 };
 typedef struct {
     int n;
     const Tokens *part;

@@ -4,7 +4,7 @@
 #include "../layers/mixer.h"
 #include "tree.h"
 
-enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64, STAGES_MAX = 64, STAGE_NAME_MAX = 32 };
+enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 256, STAGES_MAX = 64, STAGE_NAME_MAX = 32 };
 typedef struct {
     char name[64];
     const Mixer *mixer;

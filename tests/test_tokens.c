@@ -290,15 +290,15 @@ static size_t write_zst(const char *path, const void *p, size_t n) {
 }
 
 Test(tokens, packings_are_undone) {
-    size_t n = 3500000;
+    size_t n = 1500000;
     char *text = some_text(9, n), *plain = check_path("t"), *gz = check_path("t.gz"), *zst = check_path("t.zst");
     for (size_t i = 5000; i < n; i += 5003) memcpy(text + i, "<>", 2);
     check_write(plain, text, n);
     write_gz(gz, "wb", text, n / 2); /* two members */
     write_gz(gz, "ab", text + n / 2, n - n / 2);
     write_zst(zst, text, n);
-    const char *const path[] = {plain, gz, zst}, *const sep[] = {NULL, "<>", "the", "zzzz"};
-    for (int s = 0; s < 4; s++) {
+    const char *const path[] = {plain, gz, zst}, *const sep[] = {NULL, "<>", "zzzz"};
+    for (int s = 0; s < 3; s++) {
         Got want = read_ok(plain, sep[s], NULL);
         size_t k = 0, ends = 1; /* counted here */
         for (const char *p = text, *at; sep[s] && (at = memmem(p, n - (size_t)(p - text), sep[s], strlen(sep[s])));
