@@ -27,6 +27,9 @@
 #define LLVMFuzzerTestOneInput fuzz_source
 #include "fuzz/source.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_events
+#include "fuzz/events.c"
+#undef LLVMFuzzerTestOneInput
 
 enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
@@ -39,7 +42,8 @@ static const struct {
               {"tokenizer", fuzz_tokenizer},
               {"megatron", fuzz_megatron},
               {"llmc", fuzz_llmc},
-              {"source", fuzz_source}};
+              {"source", fuzz_source},
+              {"events", fuzz_events}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

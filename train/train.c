@@ -1,8 +1,10 @@
 #include "train.h"
-#include "checkpoint.h"
+#include "events.h"
 #include "feed.h"
+#include "saver.h"
 #include "stages.h"
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The one variable outside of any struct: a handler has no argument to find its own. */
@@ -31,11 +33,15 @@ const char *stop_name(Stop s) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-static bool save(Trainer *t, Err *e) {
-    if (t->saved == t->state.step) return true;
-    if (!feed_unchanged(t, e) || !checkpoint_save(t, e)) return false;
-    trainer_watch_memory(t);
-    return true;
+/* A checkpoint says what data it was trained on: they must still be those. */
+static bool save(Trainer *t, Err *e) { return feed_unchanged(t, e) && saver_save(t, e); }
+static bool finish(Trainer *t, Err *e) { return feed_unchanged(t, e) && saver_finish(t, e); }
+
+/* Seconds since 1970. */
+static double wall(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 /* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
@@ -43,6 +49,7 @@ static bool validate(Trainer *t, Err *e) {
     ValRecord v;
     char acc[96] = "";
     if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
+    if (t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
     trainer_watch_memory(t);
     bool best = !t->state.has_best || v.loss < t->state.best_loss;
     t->val = v;
@@ -74,15 +81,20 @@ static bool learned(const Trainer *t) {
 static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     int64_t step = t->state.step;
-    bool log = due(c->log_every, step) || step == 1;
+    bool log = due(c->log_every, step) || step == 1, record = log || r->skipped;
     r->step = step;
     r->stage = t->name;
     r->tokens = t->state.tokens;
     r->tok_s = (double)t->work_tokens / fmax(t->work_s, 1e-9);
     r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
-    if (log && !journal_train(&t->metrics, r, e)) return false;
-    Shown shown = {step,        r->loss,          r->lr,   r->grad_norm, r->tok_s,
-                   t->val.loss, t->val_step >= 0, t->name, r->reports,   r->cr};
+    if (record && !journal_train(&t->metrics, r, e)) return false;
+    if (record && c->tensorboard && !events_train(&t->events, r, wall(), e)) return false;
+    if (r->skipped)
+        progress_say(&t->progress,
+                     "step %lld  left out: loss %.4f, %.1f deviations above the mean, gradient norm %.2f, %.1f",
+                     (long long)step, r->loss, r->loss_z, r->grad_norm, r->norm_z);
+    Shown shown = {step,    r->loss,    r->lr, r->grad_norm, r->tok_s, t->val.loss, t->val_step >= 0,
+                   t->name, r->reports, r->cr, r->nskipped};
     progress_step(&t->progress, &shown, log || last);
     if (log) {
         trainer_watch_memory(t);
@@ -112,11 +124,11 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (signals_seen) {
             /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
             *why = STOP_SIGNAL;
-            return t->state.step == 0 || save(t, e);
+            return t->state.step == 0 || finish(t, e);
         }
         double begin = now_seconds();
         int64_t before = t->state.tokens;
-        if (!trainer_step(t, r, e)) return false;
+        if (!saver_poll(t, e) || !trainer_step(t, r, e)) return false;
         t->work_s += now_seconds() - begin;
         t->work_tokens += t->state.tokens - before;
         bool last = t->state.step == end;
@@ -126,7 +138,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!after_step(t, r, last || *why == STOP_TIME, e)) return false;
         if (*why == STOP_TIME) break;
     }
-    return save(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
+    return finish(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
 }
 
 static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
@@ -141,6 +153,8 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
 
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
     if (loop(t, last, why, e)) return true;
+    Err late = {0};
+    saver_wait(t, &late); /* of an earlier step: it may still become the newest checkpoint */
     if (e->status != EXIT_WORLD) return false;
     char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     Err first = *e;
