@@ -226,6 +226,7 @@ int cmd_train(int argc, char **argv) {
     Config *cfg = xcalloc(1, sizeof *cfg);
     Trainer *t = xcalloc(1, sizeof *t);
     bool ok = settings(cfg, &a, &cli, &e);
+    cfg->quiet = cli.quiet;
     if (ok) {
         train_catch_signals();
         ok = a.plan ? plan_print(t, cfg, cli.json, stdout, &e) : run(t, cfg, &a, &cli, &status, &e);
