@@ -1,5 +1,6 @@
 #include "choices.h"
 #include "../data/jsonl.h"
+#include "../data/white.h"
 #include "eval_task.h"
 #include "session.h"
 
@@ -81,24 +82,6 @@ static bool coder_open(Coder *c, const Engine *en, int context, Err *e) {
     return true;
 }
 
-/* Bytes of s that are left when its trailing white space (as Python's str has it) is gone; s is UTF-8. */
-static size_t stripped(const char *s, size_t n) {
-    while (n) {
-        size_t k = n - 1;
-        while (k && ((unsigned char)s[k] & 0xC0) == 0x80) k--;
-        const unsigned char *p = (const unsigned char *)s + k;
-        unsigned c = *p;
-        if (n - k == 2) c = (c & 0x1F) << 6 | (p[1] & 0x3F);
-        if (n - k == 3) c = (c & 0x0F) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3F);
-        bool white = (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-                     (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-                     c == 0x3000;
-        if (!white || n - k > 3) break;
-        n = k;
-    }
-    return n;
-}
-
 static bool encode(const Coder *c, const char *s, size_t n, Ids *out, Err *e) {
     bool begun = c->name_n && n >= c->name_n && !memcmp(s, c->name, c->name_n);
     return encoder_run(c->enc, s, n, begun ? ENCODE_SPECIAL : ENCODE_SPECIAL | ENCODE_TEMPLATE, out, e);
@@ -108,7 +91,7 @@ static bool encode(const Coder *c, const char *s, size_t n, Ids *out, Err *e) {
 static bool split(const Coder *c, const char *text, size_t nctx, size_t n, Ids *ctx, Ids *cont, Err *e) {
     if (nctx) {
         Ids whole = {0};
-        bool ok = encode(c, text, stripped(text, nctx), ctx, e) && encode(c, text, n, &whole, e);
+        bool ok = encode(c, text, white_end(text, nctx), ctx, e) && encode(c, text, n, &whole, e);
         for (size_t i = ctx->n; ok && i < whole.n; i++) ids_push(cont, whole.id[i]);
         ids_free(&whole);
         if (!ok || ctx->n) return ok;

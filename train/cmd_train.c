@@ -2,6 +2,7 @@
 #include "../ops/file.h"
 #include "../model/hf.h"
 #include "checkpoint.h"
+#include "feed.h"
 #include "plan.h"
 #include "stages.h"
 #include "train.h"
@@ -189,6 +190,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
         progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s)", t->dir.path,
                      model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
                      (long long)cfg->train.steps, device_threads(t->dev), device_isa(t->dev));
+        feed_say(t);
         double begun = now_seconds();
         ok = train_loop(t, &last, &why, e);
         if (ok) report(t, cli, &last, why, now_seconds() - begun);

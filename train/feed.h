@@ -1,4 +1,4 @@
-/* feed.h: where a trainer's batches come from: windows of a text, or samples of a task. */
+/* feed.h: where a trainer's batches come from: windows of a text or of conversations, or samples of a task. */
 #pragma once
 #include "trainer.h"
 
@@ -6,6 +6,10 @@
 bool feed_vocab(Trainer *, Err *);
 bool feed_open_text(Trainer *, Err *);
 bool feed_open_loader(Trainer *, Err *);
+void feed_close_text(Trainer *);
+/* What became of the conversations, as a line of progress. */
+void feed_say(Trainer *);
+bool feed_validates(const Trainer *); /* there is something to validate on */
 size_t feed_loader_bytes(const Trainer *);
 
 /* Samples sample .. sample + b - 1 of the run into t->loader. */

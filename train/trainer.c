@@ -114,7 +114,7 @@ bool trainer_reads(Trainer *t, Err *e) {
     t->dry = false;
     bool ok = feed_open_text(t, e);
     t->dry = true;
-    stream_close(&t->text);
+    feed_close_text(t);
     return ok;
 }
 
@@ -124,7 +124,7 @@ void trainer_close(Trainer *t) {
     if (t->model.dev) model_close(&t->model);
     loader_close(&t->loader);
     arena_close(&t->rows);
-    stream_close(&t->text);
+    feed_close_text(t);
     tokenizer_close(&t->tok);
     if (t->dev) device_close(t->dev);
     t->dev = NULL;
@@ -167,7 +167,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     if (t->dry)
         add(r, "tokens", t->text_bytes);
     else
-        add(r, "tokens", peaks ? t->text.mem.peak : t->text.mem.size);
+        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size));
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
 }

@@ -41,7 +41,8 @@ typedef struct {
     bool dry;                    /* only measured */
     Device *dev;
     Tokenizer tok;
-    Stream text; /* of a task: nothing but the hash */
+    Stream text; /* of a task or conversations: nothing but their number and hash */
+    Sft sft;
     Loader loader;
     Model model;
     Params params;
