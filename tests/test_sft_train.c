@@ -203,6 +203,35 @@ Test(sft_train, learns_and_answers) {
     free(r.out), free(r.err), free(run), free(dir), free(path), free(train);
 }
 
+/* A Jinja template of the model that a run starts from goes along, byte for byte, through stages and resumption. */
+Test(sft_train, copies_the_jinja_template) {
+    static const char jinja[] = "{% for m in messages %}\n\t{{ m.content }}\xe2\x80\xa6{% endfor %}";
+    char *a = check_path("a"), *b = check_path("b"), *da = xformat("run.dir=%s", a), *db = xformat("run.dir=%s", b),
+         *from = xformat("init_from=%s/last", a), *file = xformat("%s/last/chat_template.jinja", a),
+         *config = xformat("%s/last/tokenizer_config.json", a), *got = xformat("%s/last/chat_template.jinja", b),
+         *copied = xformat("%s/last/tokenizer_config.json", b);
+    #define STAGES                                                                                              \
+        "stages=[{name: text, steps: 2, set: {data.train: README.md, data.sft: none}}, {name: chat, steps: 4, " \
+        "set: {train.eval_every: 2}}"
+    free(TRAIN(da, "train.steps=1", "optim.warmup=0"));
+    check_write(file, jinja, sizeof jinja - 1);
+    static const char settings[] =
+        "{\"model_max_length\": 1000000000000000019884624838656, \"chat_template\": \"{{ 1 }}\\n\"}";
+    check_write(config, settings, sizeof settings - 1);
+    free(TRAIN(db, from, STAGES "]", "train.steps=6", "optim.warmup=0"));
+    for (int resumed = 0; resumed < 2; resumed++) {
+        size_t n;
+        char *text = check_read(got, &n), *own = check_read(copied, NULL);
+        cr_assert(n == sizeof jinja - 1 && !memcmp(text, jinja, n), "%s", text);
+        cr_assert(strstr(own, "\"chat_template\": \"{{ 1 }}\\n\"") && strstr(own, "\"eos_token\""), "%s", own);
+        free(text), free(own);
+        if (!resumed)
+            free(TRAIN(db, from, STAGES ", {name: more, steps: 1}]", "train.steps=7", "optim.warmup=0", "--resume",
+                       "auto"));
+    }
+    free(a), free(b), free(da), free(db), free(from), free(file), free(config), free(got), free(copied);
+}
+
 Test(sft_train, says_what_was_lost) {
     char *run = check_path("run"), *dir = xformat("run.dir=%s", run);
     Ran r = RUN("train", TINY, dir, "data.sft.template=llama3", "data.seq_len=192", "train.steps=1", "optim.warmup=1",

@@ -256,7 +256,9 @@ static bool text_write(const char *dir, const char *name, char *text, Err *e) {
 static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
     if (t->cfg->data.task.kind) return task_cfg_save(&t->cfg->data.task, dir, e);
     return text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
-           text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e);
+           text_write(dir, "tokenizer_config.json", chat_template_config(&t->chat, tokenizer_config_json(&t->tok)),
+                      e) &&
+           chat_template_write(&t->chat, dir, e);
 }
 
 static bool files_write(const Trainer *t, const char *dir, Err *e) {

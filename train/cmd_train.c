@@ -79,6 +79,15 @@ static bool find_start(RunDir *d, const char *resume, char **dir, bool *here, Er
     return true;
 }
 
+/* A template for chats comes from where the tokenizer comes from; a checkpoint has its copy. */
+static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
+    char dir[4096];
+    if (t->cfg->data.task.kind) return true;
+    if (checkpoint) return chat_template_read(&t->chat, checkpoint, e);
+    if (!*t->cfg->init_from) return true;
+    return model_dir_resolve(t->cfg->init_from, dir, e) && chat_template_read(&t->chat, dir, e);
+}
+
 /* Weights as they begin, and the folder and its journals as they were at that step. */
 static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     const Config *c = t->cfg;
@@ -184,7 +193,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     t->dir = d;
     Stop why = STOP_STEPS;
     TrainRecord last = {0};
-    ok = begin(t, start_dir, here, e);
+    ok = find_template(t, start_dir, e) && begin(t, start_dir, here, e);
     if (ok) {
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, cfg->train.max_seconds);
         progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s)", t->dir.path,
@@ -201,6 +210,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     journal_close(&t->metrics);
     journal_close(&t->sample_file);
     run_dir_close(&t->dir);
+    chat_template_free(&t->chat);
     trainer_close(t);
     return ok;
 }

@@ -5,6 +5,7 @@
 #include "../model/config.h"
 #include "../model/model.h"
 #include "../optim/params.h"
+#include "chat_template.h"
 #include "compression.h"
 #include "journal.h"
 #include "progress.h"
@@ -41,7 +42,8 @@ typedef struct {
     bool dry;                    /* only measured */
     Device *dev;
     Tokenizer tok;
-    Stream text; /* of a task or conversations: nothing but their number and hash */
+    ChatTemplate chat; /* that came with the tokenizer; not closed with the trainer */
+    Stream text;       /* of a task or conversations: nothing but their number and hash */
     Sft sft;
     Loader loader;
     Model model;
