@@ -54,6 +54,11 @@ void chat_close(Chat *c) {
     *c = (Chat){0};
 }
 
+int chat_stop(const Tokenizer *t, int template) {
+    const char *stop = template == CHAT_NONE ? "" : templates[template].role[ASSISTANT].stop;
+    return *stop == '<' ? tokenizer_find(t, stop) : -1;
+}
+
 /* ---- encoding -------------------------------------------------------------------------------------------------------
  */
 

@@ -39,3 +39,5 @@ void chat_close(Chat *);
  * of the three, no message of the assistant that is learned, tools; `where` begins the message, and out may have grown.
  */
 bool chat_encode(Chat *, const json_t *conversation, const char *where, Ids *out, Err *);
+/* The id that ends an answer by a template and is not end-of-text; -1: none, or it is plain text. */
+int chat_stop(const Tokenizer *, int template);

@@ -128,6 +128,23 @@ Test(choices, shared_context_as_alone) {
     free(a), free(b), free(run), free(dir);
 }
 
+/* A context of white space alone, which the harness stops at, is none: its white space belongs to the continuation. */
+Test(choices, context_of_white_space) {
+    static const char line[] = "{\"ctx\":\" \\n\",\"cont\":[\"king\",\"a b\"],\"gold\":1}\n"
+                               "{\"ctx\":\"\",\"cont\":[\" \\nking\",\" \\na b\"],\"gold\":1}\n";
+    char *path = check_path("white.jsonl");
+    check_write(path, line, sizeof line - 1);
+    json_t *got = CHOICES("tests/golden/choices/gpt2", path), *items = json_object_get(got, "items");
+    for (size_t k = 0; k < 2; k++) {
+        double ll[2];
+        for (size_t i = 0; i < 2; i++)
+            ll[i] = json_number_value(json_array_get(json_object_get(json_array_get(items, i), "ll"), k));
+        cr_assert(ll[0] < -1 && fabs(ll[0] - ll[1]) < 1e-5, "%g %g", ll[0], ll[1]);
+    }
+    json_decref(got);
+    free(path);
+}
+
 Test(choices, refusals) {
     static const char model[] = "tests/golden/choices/gpt2";
     static const struct {

@@ -232,6 +232,20 @@ Test(sft_train, copies_the_jinja_template) {
     free(a), free(b), free(da), free(db), free(from), free(file), free(config), free(got), free(copied);
 }
 
+/* What generate puts before a prompt: nothing, where the prompt begins with a special token. */
+Test(sft_train, prompts_of_chats) {
+    static const struct {
+        const char *prompt;
+        int tokens;
+    } asked[] = {{"king", 2}, {"<s>king", 2}, {"<|endoftext|>king", 2}, {"kingking", 3}};
+    for (int i = 0; i < 4; i++) {
+        char *got = printed(RUN("generate", "tests/golden/choices/llama3", "--prompt", asked[i].prompt, "--max-new",
+                                "1", "--threads", "1", "--json"));
+        cr_assert_eq((int)number(got, "prompt_tokens"), asked[i].tokens, "%s: %s", asked[i].prompt, got);
+        free(got);
+    }
+}
+
 Test(sft_train, says_what_was_lost) {
     char *run = check_path("run"), *dir = xformat("run.dir=%s", run);
     Ran r = RUN("train", TINY, dir, "data.sft.template=llama3", "data.seq_len=192", "train.steps=1", "optim.warmup=1",

@@ -13,40 +13,6 @@ bool feed_vocab(Trainer *t, Err *e) {
                      task ? "task" : "tokenizer");
 }
 
-static bool is_sft(const Trainer *t) { return t->cfg->data.sft.template != CHAT_NONE; }
-
-/* Their size is known when they are read. */
-static bool open_sft(Trainer *t, const char *const *train, Err *e) {
-    const DataCfg *d = &t->cfg->data;
-    SftSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->seq_len, d->sft};
-    if (!sft_open(&t->sft, &spec, &t->tok, e)) return false;
-    t->text_bytes = t->sft.bytes;
-    t->text.hash = t->sft.hash;
-    t->text.train.n = t->sft.at[t->sft.train.n];
-    if (t->dry) sft_close(&t->sft);
-    return true;
-}
-
-void feed_close_text(Trainer *t) {
-    stream_close(&t->text);
-    sft_close(&t->sft);
-}
-
-void feed_say(Trainer *t) {
-    const Sft *s = &t->sft;
-    const SftPart *p = &s->train;
-    char lost[128] = "", plain[128] = "";
-    if (!is_sft(t)) return;
-    if (s->cut + s->dropped)
-        snprintf(lost, sizeof lost, "; of those too long %lld were cut, %lld dropped", (long long)s->cut,
-                 (long long)s->dropped);
-    if (*s->plain) snprintf(plain, sizeof plain, "; %s is no token of the tokenizer: markers are plain text", s->plain);
-    progress_say(&t->progress,
-                 "%d conversations in %d windows (%.1f %% full, %.1f %% of it learned), %d to validate on%s%s", p->n,
-                 p->pack.n, 100 * (double)p->rows / ((double)p->pack.n * t->cfg->data.seq_len),
-                 100 * (double)p->targets / (double)p->rows, s->val.n, lost, plain);
-}
-
 bool feed_open_text(Trainer *t, Err *e) {
     const DataCfg *d = &t->cfg->data;
     const char *train[PATHS_MAX];
@@ -54,8 +20,8 @@ bool feed_open_text(Trainer *t, Err *e) {
         t->text.hash = task_hash(&d->task);
         return true;
     }
+    if (feed_is_sft(t)) return feed_open_sft(t, e);
     for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
-    if (is_sft(t)) return open_sft(t, train, e);
     StreamSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->separator, d->seq_len};
     return stream_bytes(&spec, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &spec, &t->tok, e));
 }
@@ -74,7 +40,7 @@ void feed_train(Trainer *t, uint64_t sample, int b) {
     uint64_t seed = (uint64_t)t->cfg->run.seed;
     if (task_of(t))
         loader_task(&t->loader, TASK_TRAIN, seed, sample, b);
-    else if (is_sft(t))
+    else if (feed_is_sft(t))
         loader_sft(&t->loader, &t->sft, seed, sample, b);
     else
         loader_train(&t->loader, t->text.train, t->tok.eot, seed, sample, b);
@@ -83,20 +49,20 @@ void feed_train(Trainer *t, uint64_t sample, int b) {
 int64_t feed_targets(Trainer *t, uint64_t sample, int b) {
     uint64_t seed = (uint64_t)t->cfg->run.seed;
     if (task_of(t)) return loader_task_targets(&t->loader, TASK_TRAIN, seed, sample, b);
-    if (is_sft(t)) return loader_sft_targets(&t->sft, seed, sample, b);
+    if (feed_is_sft(t)) return loader_sft_targets(&t->sft, seed, sample, b);
     return (int64_t)b * t->cfg->data.seq_len; /* every row of a text has one */
 }
 
 bool feed_validates(const Trainer *t) { return t->cfg->data.task.kind || t->sft.val.n || t->text.val.n > 1; }
 uint64_t feed_val_count(const Trainer *t) {
     if (task_of(t)) return (uint64_t)t->cfg->data.val_samples;
-    if (is_sft(t)) return loader_sft_val_windows(&t->sft, t->cfg->train.eval_tokens);
+    if (feed_is_sft(t)) return loader_sft_val_windows(&t->sft, t->cfg->train.eval_tokens);
     return loader_val_windows(t->text.val, t->cfg->data.seq_len, t->cfg->train.eval_tokens);
 }
 void feed_val(Trainer *t, uint64_t at, int b) {
     if (task_of(t))
         loader_task(&t->loader, TASK_VAL, 0, at, b);
-    else if (is_sft(t))
+    else if (feed_is_sft(t))
         loader_sft_val(&t->loader, &t->sft, at, b);
     else
         loader_val(&t->loader, t->text.val, t->tok.eot, t->cfg->train.eval_tokens, at, b);

@@ -6,6 +6,9 @@
 bool feed_vocab(Trainer *, Err *);
 bool feed_open_text(Trainer *, Err *);
 bool feed_open_loader(Trainer *, Err *);
+/* Conversations: whether, and the same for them. */
+bool feed_is_sft(const Trainer *);
+bool feed_open_sft(Trainer *, Err *);
 void feed_close_text(Trainer *);
 /* What became of the conversations, as a line of progress. */
 void feed_say(Trainer *);
