@@ -264,6 +264,7 @@ static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
 static bool files_write(const Trainer *t, const char *dir, Err *e) {
     HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
     int stop = chat_stop(&t->tok, t->cfg->data.sft.template);
+    if (t->cfg->data.sft.template && t->tok.bos >= 0) text.bos = t->tok.bos; /* begins a conversation, see chat.h */
     if (stop >= 0) text.neos = 2, text.eos[0] = stop, text.eos[1] = t->tok.eot;
     if (t->tok.eot < 0) text.neos--;
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
