@@ -11,16 +11,17 @@
     #define TOL 2e-5
 #endif
 
-static const char yaml[] = "run: {dir: '%s', seed: 3, threads: 1}\n"
-                           "model:\n"
-                           "  d_model: 16\n"
-                           "  layers: 2\n"
-                           "  init_std: 0.2\n"
-                           "  kinds: {mix: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
-                           "  ffn: {kind: swiglu, hidden: 24}\n"
-                           "data: {train: configs/chat.jsonl, sft: plain, val_fraction: 0.2, seq_len: 256}\n"
-                           "train: {steps: 8, batch: 4, micro_batch: 4, eval_every: 4, save_every: 4, log_every: 1}\n"
-                           "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5}\n";
+static const char yaml[] =
+    "run: {dir: '%s', seed: 3, threads: 1}\n"
+    "model:\n"
+    "  d_model: 16\n"
+    "  layers: 2\n"
+    "  init_std: 0.2\n"
+    "  kinds: {mix: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
+    "  ffn: {kind: swiglu, hidden: 24}\n"
+    "data: {train: configs/chat.jsonl, sft: plain, val_fraction: 0.2, seq_len: 256}\n"
+    "train: {steps: 8, batch: 4, micro_batch: 4, dtype: f32, eval_every: 4, save_every: 4, log_every: 1}\n"
+    "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5}\n";
 
 static Trainer *open_trainer(Config *cfg, int n, const char *const over[]) {
     Trainer *t = xcalloc(1, sizeof *t);
