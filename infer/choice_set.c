@@ -122,7 +122,7 @@ bool choice_set_read(ChoiceSet *s, const ChoiceRule *rule, Jsonl *l, int64_t lim
     if (!ok) return false;
     s->group = xcalloc((size_t)s->nask, sizeof *s->group);
     for (int64_t i = 0; i < s->nask; i++) {
-        const Ask *k = &s->ask[i], *was = k - 1;
+        const Ask *k = &s->ask[i], *was = i ? k - 1 : k;
         int n = k->n - k->cont;
         if (i && n == was->n - was->cont && !memcmp(k->id, was->id, (size_t)n * sizeof *k->id))
             s->group[s->ngroup - 1].n++;
