@@ -331,6 +331,8 @@ static bool base_read(Compare *c, Config *base, const Cli *cli, Err *e) {
     const char *train[PATHS_MAX];
     for (int i = 0; i < base->data.ntrain; i++) train[i] = base->data.train[i].path;
     if (!base->data.ntrain) return node_refuse(c->base, "data.train", e, "required, but not given: the text");
+    if (base->data.sft.template)
+        return node_refuse(c->base, "data.sft", e, "a comparison measures bits per byte of a text; give none");
     if (base->train.eval_every == 0)
         return node_refuse(c->base, "train.eval_every", e,
                            "0 means no validation, and that is what rows are compared by");
