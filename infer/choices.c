@@ -181,8 +181,11 @@ static bool report(ChoiceSet *s, const Choices *c, int context, const Cli *cli, 
     acc /= n, norm /= n;
     if (!cli->json) {
         json_decref(items);
-        printf("acc %.4f ± %.4f   acc_norm %.4f ± %.4f   %lld items, %lld continuations, context %d", acc,
-               deviation(acc, n), norm, deviation(norm, n), (long long)s->nitem, (long long)s->nask, context);
+        printf("acc %.4f", acc);
+        if (s->nitem > 1) printf(" ± %.4f", deviation(acc, n));
+        printf("   acc_norm %.4f", norm);
+        if (s->nitem > 1) printf(" ± %.4f", deviation(norm, n));
+        printf("   %lld items, %lld continuations, context %d", (long long)s->nitem, (long long)s->nask, context);
         if (s->cut) printf(", %lld cut on the left", (long long)s->cut);
         putchar('\n');
         return true;

@@ -142,6 +142,11 @@ Test(choices, context_of_white_space) {
         cr_assert(ll[0] < -1 && fabs(ll[0] - ll[1]) < 1e-5, "%g %g", ll[0], ll[1]);
     }
     json_decref(got);
+    Ran one = RUN("eval", "tests/golden/choices/gpt2", "choices", "--data", path, "--limit", "1", "--threads", "1"),
+        two = RUN("eval", "tests/golden/choices/gpt2", "choices", "--data", path, "--threads", "1");
+    cr_assert(!one.status && strstr(one.out, "   1 items, 2 continuations, context 64") && !strstr(one.out, "nan"),
+              "%s", one.out);
+    cr_assert(!two.status && strstr(two.out, " ± ") && strstr(two.out, "   2 items, 4 continuations"), "%s", two.out);
     free(path);
 }
 
