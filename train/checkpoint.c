@@ -1,4 +1,5 @@
 #include "checkpoint.h"
+#include "feed.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
@@ -263,11 +264,9 @@ static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
 }
 
 static bool files_write(const Trainer *t, const char *dir, Err *e) {
-    HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
-    int stop = chat_stop(&t->tok, t->cfg->data.sft.template);
+    HfIds text = {.bos = t->tok.eot}, none = {.bos = -1};
     if (t->cfg->data.sft.template && t->tok.bos >= 0) text.bos = t->tok.bos; /* begins a conversation, see chat.h */
-    if (stop >= 0) text.neos = 2, text.eos[0] = stop, text.eos[1] = t->tok.eot;
-    if (t->tok.eot < 0) text.neos--;
+    text.neos = feed_ends(t, text.eos);
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);

@@ -10,6 +10,10 @@ bool feed_open_loader(Trainer *, Err *);
 bool feed_is_sft(const Trainer *);
 bool feed_open_sft(Trainer *, Err *);
 void feed_close_text(Trainer *);
+/* The ids of a sample's prompt with what begins a text before them; of conversations special tokens in it are found,
+ * and nothing stands before one of those. Ends: ids that end the sample, at most 2; returns how many. */
+bool feed_prompt(const Trainer *, const char *text, Ids *, Err *);
+int feed_ends(const Trainer *, int end[2]);
 /* What became of the conversations, as a line of progress. */
 void feed_say(Trainer *);
 bool feed_validates(const Trainer *); /* there is something to validate on */

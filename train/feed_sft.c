@@ -9,12 +9,30 @@ bool feed_open_sft(Trainer *t, Err *e) {
     const char *train[PATHS_MAX];
     for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
     SftSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->seq_len, d->sft};
+    if (t->cfg->train.sample_every && !*t->cfg->train.sample_prompt && t->tok.bos < 0 && t->tok.eot < 0)
+        return err_input(e, "train.sample_prompt: the tokenizer has no token that begins a text; give a prompt");
     if (!sft_open(&t->sft, &spec, &t->tok, e)) return false;
     t->text_bytes = t->sft.bytes;
     t->text.hash = t->sft.hash;
     t->text.train.n = t->sft.at[t->sft.train.n];
     if (t->dry) sft_close(&t->sft);
     return true;
+}
+
+bool feed_prompt(const Trainer *t, const char *text, Ids *out, Err *e) {
+    bool sft = feed_is_sft(t);
+    ids_push(out, sft && t->tok.bos >= 0 ? t->tok.bos : t->tok.eot);
+    if (!tokenizer_encode(&t->tok, text, strlen(text), sft ? ENCODE_SPECIAL : 0, out, e)) return false;
+    if (sft && (out->id[0] < 0 || (out->n > 1 && tokenizer_special(&t->tok, out->id[1]))))
+        memmove(out->id, out->id + 1, --out->n * sizeof *out->id);
+    return true;
+}
+
+int feed_ends(const Trainer *t, int end[2]) {
+    int n = 0, stop = chat_stop(&t->tok, t->cfg->data.sft.template);
+    if (t->tok.eot >= 0) end[n++] = t->tok.eot;
+    if (stop >= 0) end[n++] = stop;
+    return n;
 }
 
 void feed_close_text(Trainer *t) {

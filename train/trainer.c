@@ -307,17 +307,16 @@ bool trainer_finite(Trainer *t, Err *e) {
 
 bool trainer_sample(Trainer *t, Err *e) {
     const char *prompt = t->cfg->train.sample_prompt;
-    int n = (int)strlen(prompt), eot = t->tok.eot;
+    int n = (int)strlen(prompt), end[2];
     Ids ids = {0};
-    ids_push(&ids, eot);
-    if (!tokenizer_encode(&t->tok, prompt, (size_t)n, 0, &ids, e)) {
+    if (!feed_prompt(t, prompt, &ids, e)) {
         ids_free(&ids);
         return false;
     }
     Sampler s = sampler_default();
     s.temperature = 0.8;
     s.seed = rng_mix(rng_name((uint64_t)t->cfg->run.seed, "samples"), (uint64_t)t->state.step);
-    GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = 1, .eos = &eot};
+    GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = feed_ends(t, end), .eos = end};
     Generation g = {.prompt = ids.id, .nprompt = (int)ids.n};
     bool ok = generate(&t->session, &t->tok, &o, 1, &g, e);
     if (ok) {
