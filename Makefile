@@ -3,6 +3,7 @@
 #   make demo       train and generate, 5 minutes  make bench   GEMM and memory peaks, tokens/s
 #   make double     the sources with real = double make asan    program and tests under ASan + UBSan
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
+#   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
 FUZZ_SECONDS ?= 20
@@ -29,7 +30,7 @@ BASE   += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-f
 else
 BASE   += -O3
 endif
-LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lm
+LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
 ISAS   += avx2 avx512
@@ -79,7 +80,7 @@ $(BUILD)/f64/ops/cpu/cpu.%.o: ops/cpu/cpu.c Makefile
 	$(compile)
 -include $(shell [ -d $(BUILD) ] && find $(BUILD)/f32 $(BUILD)/f64 -name '*.d' 2>/dev/null)
 
-.PHONY: double asan test demo bench fuzz format format-check docs clean
+.PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:
 	$(MAKE) SAN=1 BUILD=$(BUILD)/asan $(BUILD)/asan/kvsmith $(BUILD)/asan/tests-f32
@@ -91,6 +92,8 @@ bench: $(BUILD)/kvsmith
 	$(BUILD)/kvsmith bench
 fuzz:
 	@tests/fuzz.sh $(BUILD) $(FUZZ_SECONDS)
+big-text: $(BUILD)/kvsmith
+	@BUILD=$(BUILD) tests/big_text.sh
 format:
 	clang-format -i $(STYLED)
 format-check:

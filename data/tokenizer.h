@@ -59,5 +59,9 @@ char *tokenizer_config_json(const Tokenizer *);
 bool tokenizer_load(Tokenizer *, const char *path, Err *);
 /* The same from n bytes of JSON; `where` begins the message. */
 bool tokenizer_parse(Tokenizer *, const char *json, size_t n, const char *where, Err *);
+/* A tokenizer as settings name it: "byte" or "", a tokenizer.json, a directory that holds one or GPT-2's pair. eot: the
+ * added token, or the number of the id, that shall separate documents; "" or NULL: what the tokenizer says, -1 when it
+ * does not. */
+bool tokenizer_open(Tokenizer *, const char *name, const char *eot, Err *);
 /* GPT-2's own files, DIR/encoder.json and DIR/vocab.bpe. */
 bool tokenizer_load_gpt2(Tokenizer *, const char *dir, Err *);

@@ -27,7 +27,7 @@ enum {
     OPT_ITEMS
 };
 static const struct argp_option options[] = {
-    {"data", OPT_DATA, "FILE", 0, "ppl: the text; choices: a file of one JSON object a line (required)", 0},
+    {"data", OPT_DATA, "FILE", 0, "ppl: the text, or a set of ids; choices: one JSON object a line (required)", 0},
     {"separator", OPT_SEPARATOR, "TEXT", 0,
      "ppl: what stands between two documents of the text (default: it is one document)", 0},
     {"context", OPT_CONTEXT, "N", 0, "ppl, choices: tokens of a window (default: the model's positions)", 0},
@@ -76,8 +76,8 @@ typedef struct {
     int n, skip;
 } Window;
 /* Window k of `context` inputs at a distance of `stride`. False: there is none. */
-static bool window_at(Tokens t, size_t k, int context, int stride, Window *w) {
-    size_t inputs = t.n - 1, at = k * (size_t)stride, before = k ? (k - 1) * (size_t)stride + (size_t)context : 0;
+static bool window_at(const Tokens *t, size_t k, int context, int stride, Window *w) {
+    size_t inputs = t->n - 1, at = k * (size_t)stride, before = k ? (k - 1) * (size_t)stride + (size_t)context : 0;
     if (k && before >= inputs) return false;
     *w = (Window){.at = at, .n = (int)zmin((size_t)context, inputs - at), .skip = k ? (int)(before - at) : 0};
     return true;
@@ -98,7 +98,7 @@ static void score_row(Score *s, const Tokenizer *tk, const real *logits, int V, 
 
 typedef struct {
     Session s;
-    Tokens stream;
+    const Tokens *stream;
     const Tokenizer *tk;
     int context, stride, chunk, *ids; /* ids: (nseq, context) inputs */
     Window *win;
@@ -127,7 +127,7 @@ static bool feed_range(Work *w, int n, bool scored, Score *sum, Err *e) {
             size_t first = w->win[w->feed[b].seq].at +
                            (size_t)(w->feed[b].tok - (w->ids + (size_t)w->feed[b].seq * (size_t)w->context));
             for (int i = 0; i < w->feed[b].n; i++, row += V)
-                score_row(sum, w->tk, row, V, w->stream.id[first + (size_t)i + 1]);
+                score_row(sum, w->tk, row, V, (int)token_at(w->stream, first + (size_t)i + 1));
         }
     }
 }
@@ -138,7 +138,7 @@ static bool ppl(Work *w, int nseq, Score *sum, Err *e) {
         for (; n < nseq && window_at(w->stream, k, w->context, w->stride, &w->win[n]); n++, k++) {
             session_reset(&w->s, n);
             for (int i = 0; i < w->win[n].n; i++)
-                w->ids[(size_t)n * (size_t)w->context + (size_t)i] = w->stream.id[w->win[n].at + (size_t)i];
+                w->ids[(size_t)n * (size_t)w->context + (size_t)i] = (int)token_at(w->stream, w->win[n].at + (size_t)i);
         }
         if (!n) return isfinite(sum->nll) || err_world(e, "the model's loss is %g: its numbers are damaged", sum->nll);
         if (!feed_range(w, n, false, NULL, e) || !feed_range(w, n, true, sum, e)) return false;
@@ -158,6 +158,17 @@ static bool report(const Score *s, int context, int stride, const Cli *cli, Err 
     return true;
 }
 
+/* A set of ids was made elsewhere. */
+static bool ids_fit(const Tokens *t, int V, Err *e) {
+    for (size_t i = 0; i < t->n; i++) {
+        int64_t id = token_at(t, i);
+        if (id < 0 || id >= V)
+            return err_input(e, "%s: token %zu is id %lld, expected 0 to %d, the model's vocabulary", t->name, i,
+                             (long long)id, V - 1);
+    }
+    return true;
+}
+
 static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
     int context = a->context ? (int)a->context : en->cfg.max_positions, V = en->cfg.vocab;
     int stride = a->stride ? (int)a->stride : context;
@@ -166,18 +177,28 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
             e, "eval ppl: --stride %d is more than the context of %d: the tokens between would never be scored", stride,
             context);
     Stream text;
-    StreamSpec spec = {.ntrain = 1, .train = &a->data, .separator = a->separator, .seq_len = 1};
+    StreamSpec spec = {.ntrain = 1,
+                       .train = &a->data,
+                       .separator = a->separator,
+                       .seq_len = 1,
+                       .threads = device_threads(en->dev),
+                       .vocab = V};
     if (!stream_open(&text, &spec, &en->tokenizer, e)) return false;
-    context = (int)zmin((size_t)context, text.train.n - 1);
+    const Tokens *stream = &text.part[0];
+    if (!ids_fit(stream, V, e)) {
+        stream_close(&text);
+        return false;
+    }
+    context = (int)zmin((size_t)context, stream->n - 1);
     stride = imin(stride, context);
-    size_t windows = (text.train.n - 1 + (size_t)stride - 1) / (size_t)stride;
+    size_t windows = (stream->n - 1 + (size_t)stride - 1) / (size_t)stride;
     int nseq = (int)zmin((size_t)a->batch, windows);
     /* the logits of a pass are the one big thing: 64 MiB of them at most, unless one row of each window is more */
     int chunk = (int)zmin((size_t)a->chunk, zmax((size_t)nseq, (64u << 20) / sizeof(real) / (size_t)V));
     chunk = imax(chunk, nseq);
     SessionOpts o = {
         .nseq = nseq, .max_tokens = context, .chunk = chunk, .document = en->tokenizer.eot, .want_all = true};
-    Work w = {.stream = text.train, .tk = &en->tokenizer, .context = context, .stride = stride, .chunk = chunk};
+    Work w = {.stream = stream, .tk = &en->tokenizer, .context = context, .stride = stride, .chunk = chunk};
     Score sum = {0};
     bool ok = session_open(&w.s, &en->model, o, e);
     if (ok) {
@@ -185,7 +206,10 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
         w.win = xcalloc((size_t)nseq, sizeof *w.win);
         w.feed = xcalloc((size_t)nseq, sizeof *w.feed);
         w.logits = xcalloc((size_t)chunk * (size_t)V, sizeof *w.logits);
-        ok = ppl(&w, nseq, &sum, e) && report(&sum, context, stride, cli, e);
+        ok = ppl(&w, nseq, &sum, e);
+        /* of text that was read here: as many as there are, whatever a token decodes to */
+        if (text.bytes) sum.bytes = text.bytes;
+        ok = ok && report(&sum, context, stride, cli, e);
         free(w.ids), free(w.win), free(w.feed), free(w.logits);
         session_close(&w.s);
     }
@@ -200,6 +224,7 @@ static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
     if (a->limit || a->items) return err_input(e, "eval ppl: --limit and --per-item are of choices");
     if (!a->data) return err_input(e, "eval ppl: expected --data FILE; see kvsmith eval --help");
     if (!engine_open(&en, a->model, cli, e)) return false;
+    set_catch_sigbus();
     bool ok = engine_text(&en, e) && eval_open(a, &en, cli, e);
     engine_close(&en);
     return ok;

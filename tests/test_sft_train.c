@@ -48,7 +48,8 @@ Test(sft_train, loss_is_the_mean_over_answers) {
     Config a, b;
     Trainer *u = open_trainer(&b, 0, NULL);
     Loader *l = &u->loader;
-    feed_train(u, 0, 4);
+    Err why = {0};
+    cr_assert(feed_train(u, 0, 4, &why), "%s", why.msg);
     double sum = 0, squares = 0;
     int count = 0, documents = 0;
     for (int i = 0; i < l->batch.N; i++) {
@@ -233,6 +234,46 @@ Test(sft_train, copies_the_jinja_template) {
     free(a), free(b), free(da), free(db), free(from), free(file), free(config), free(got), free(copied);
 }
 
+/* The same with merges: markers that are ids, what begins a conversation, and where an answer ends. The Jinja template
+ * beside the tokenizer goes along. */
+Test(sft_train, learns_and_answers_with_merges) {
+    static const struct {
+        const char *tokenizer, *template, *prompt;
+    } with[] = {
+        {"qwen2-chatml", "chatml", "<|im_start|>user\nHot?<|im_end|>\n<|im_start|>assistant\n"},
+        {"llama3-llama3", "llama3",
+         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHot?<|eot_id|><|start_header_id|>assistant"
+         "<|end_header_id|>\n\n"},
+        {"llama2-chatml", "plain", "User:\nHot?\n\nAssistant:\n"}};
+    static const char text[] = "{\"instruction\":\"Hot?\",\"output\":\"Cold.\"}\n"
+                               "{\"instruction\":\"Up?\",\"output\":\"Down.\"}\n";
+    char *run = check_path("run"), *dir = xformat("run.dir=%s", run), *path = check_path("pairs.jsonl"),
+         *train = xformat("data.train=%s", path), *own = check_path("tokenizer.json"),
+         *tok = xformat("data.tokenizer=%s", own), *jinja = check_path("chat_template.jinja"),
+         *got = xformat("%s/last/chat_template.jinja", run);
+    check_write(path, text, sizeof text - 1);
+    check_write(jinja, "{{ 1 }}", 7);
+    for (int i = 0; i < 3; i++) {
+        char *from = xformat("tests/golden/sft/%s.json", with[i].tokenizer),
+             *as = xformat("data.sft=%s", with[i].template);
+        size_t n;
+        char *json = check_read(from, &n), *clean = xformat("rm -rf '%s'", run);
+        check_write(own, json, n);
+        cr_assert_eq(system(clean), 0);
+        Ran r = RUN("train", TINY, dir, train, tok, as, "data.seq_len=64", "train.steps=80", "train.eval_every=0",
+                    "data.val_fraction=0", "optim.lr=1e-2", "optim.min_lr=1e-3", "train.save_every=0", "--json");
+        cr_assert_eq(r.status, 0, "%s", r.err);
+        cr_assert(strstr(r.err, "2 conversations in 1 windows") && !strstr(r.err, "is no token"), "%s", r.err);
+        char *said = printed(RUN("generate", run, "--prompt", with[i].prompt, "--temperature", "0", "--max-new", "20",
+                                 "--threads", "1", "--json"));
+        cr_assert(strstr(said, "\"text\":\"Cold.\"") && strstr(said, "\"finish\":\"eos\""), "%s", said);
+        char *copied = check_read(got, NULL);
+        cr_assert_str_eq(copied, "{{ 1 }}");
+        free(from), free(as), free(json), free(clean), free(r.out), free(r.err), free(said), free(copied);
+    }
+    free(run), free(dir), free(path), free(train), free(own), free(tok), free(jinja), free(got);
+}
+
 /* What generate puts before a prompt: nothing, where the prompt begins with a special token. */
 Test(sft_train, prompts_of_chats) {
     static const struct {
@@ -299,6 +340,7 @@ Test(sft_train, refusals) {
     CHECK_REFUSED(RUN(START, "data.seq_len=8", "data.sft.too_long=drop"), 2,
                   "no conversation is left to train on (16 were");
     CHECK_REFUSED(RUN(START, "data.seq_len=8"), 2, "no conversation is left to train on (16 were");
+    CHECK_REFUSED(RUN(START, "data.train=[{path: configs/chat.jsonl, weight: 2}]"), 2, "have no weights");
     CHECK_REFUSED(RUN(START, "data.separator=x"), 2, "a line is a conversation, but data.separator is given");
     CHECK_REFUSED(RUN(START, "data.train=", "data.val_fraction=0", "data.task=copy"), 2,
                   "but data.sft is given; remove one");

@@ -21,7 +21,7 @@ static bool state_write(const char *path, const Trainer *t, Err *e) {
     json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "format", CHECKPOINT_FORMAT, "program",
                           "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples", (json_int_t)samples,
                           "tokens", (json_int_t)s->tokens, "seed", (json_int_t)t->run->run.seed, "text_tokens",
-                          (json_int_t)t->text.train.n, "text_hash", hash, "best", best);
+                          (json_int_t)t->text.tokens, "text_hash", hash, "best", best);
     if (j && t->cfg->data.task.kind) json_object_set_new(j, "val_acc", s->has_acc ? json_real(s->acc) : json_null());
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
     json_decref(j);
@@ -153,42 +153,6 @@ static bool config_check(const char *dir, Err *e) {
     return ok;
 }
 
-/* The order of the samples is a function of the text's length, so that another text would be another run. */
-static bool text_check(const char *dir, const Trainer *t, Err *e) {
-    const TrainState *s = &t->state;
-    if (s->text_hash == t->text.hash && s->text_tokens == (int64_t)t->text.train.n) return true;
-    if (t->cfg->data.task.kind)
-        return err_input(e,
-                         "data.task: checkpoint %.150s was trained on samples that this version does not make; begin a "
-                         "new run with init_from",
-                         dir);
-    return err_input(
-        e,
-        "data.train: checkpoint %.150s was trained on another text: %lld tokens, now %zu; give that text, or "
-        "begin a new run with init_from",
-        dir, (long long)s->text_tokens, t->text.train.n);
-}
-
-bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
-    if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
-    if (config_stage_at(t->run, t->state.step) != t->stage)
-        return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
-    return text_check(dir, t, e) && config_check(dir, e) && checkpoint_load_numbers(t, dir, e);
-}
-
-bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
-    char *path = xformat("%s/trainer/optimizer.safetensors", dir);
-    St st;
-    bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
-    if (ok) {
-        ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
-             moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
-        st_close(&st);
-    }
-    free(path);
-    return ok;
-}
-
 /* tok NULL: ids are those of a task. */
 static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
     ModelCfg from = {0};
@@ -212,15 +176,56 @@ static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, E
     return ok;
 }
 
+/* The order of the samples is a function of the text's length, so that another text would be another run. */
+static bool text_check(const char *dir, const Trainer *t, Err *e) {
+    const TrainState *s = &t->state;
+    if (s->text_hash == t->text.hash && s->text_tokens == (int64_t)t->text.tokens) return true;
+    if (t->cfg->data.task.kind)
+        return err_input(e,
+                         "data.task: checkpoint %.150s was trained on samples that this version does not make; begin a "
+                         "new run with init_from",
+                         dir);
+    return err_input(
+        e,
+        "data.train: checkpoint %.150s was trained on another text: %lld tokens, now %zu; give that text, or "
+        "begin a new run with init_from",
+        dir, (long long)s->text_tokens, t->text.tokens);
+}
+
+bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
+    if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
+    if (config_stage_at(t->run, t->state.step) != t->stage)
+        return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
+    return text_check(dir, t, e) && config_check(dir, e) &&
+           (t->cfg->data.task.kind || ids_fit(dir, &t->cfg->model, &t->tok, e)) && checkpoint_load_numbers(t, dir, e);
+}
+
+bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
+    char *path = xformat("%s/trainer/optimizer.safetensors", dir);
+    St st;
+    bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
+    if (ok) {
+        ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
+             moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
+        st_close(&st);
+    }
+    free(path);
+    return ok;
+}
+
 bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
     const Config *first = config_stage(c, 0).cfg;
     const ModelCfg *m = &first->model;
-    Tokenizer byte = tokenizer_byte(), *tok = first->data.task.kind ? NULL : &byte;
+    Tokenizer tok = {0};
+    bool text = !first->data.task.kind;
     char dir[4096];
     Err why = {0};
-    if (!*init_from ||
-        (model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, tok, &why) && hf_check(dir, m, &why)))
-        return true;
+    if (!*init_from) return true;
+    if (text && !data_tokenizer(&first->data, &tok, e)) return false;
+    bool ok =
+        model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, text ? &tok : NULL, &why) && hf_check(dir, m, &why);
+    tokenizer_close(&tok);
+    if (ok) return true;
     if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
     return err_input(e, "init_from: %.280s", why.msg);
 }

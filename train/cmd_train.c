@@ -6,6 +6,7 @@
 #include "plan.h"
 #include "stages.h"
 #include "train.h"
+#include <sys/stat.h>
 
 int cmd_train(int argc, char **argv);
 
@@ -88,7 +89,14 @@ static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
     char dir[4096];
     if (t->cfg->data.task.kind) return true;
     if (checkpoint) return chat_template_read(&t->chat, checkpoint, e);
-    if (!*t->cfg->init_from) return true;
+    const char *tok = t->cfg->data.tokenizer, *slash = strrchr(tok, '/');
+    if (!*t->cfg->init_from) { /* a directory, or a file in one */
+        struct stat st;
+        if (!stat(tok, &st) && S_ISDIR(st.st_mode)) return chat_template_read(&t->chat, tok, e);
+        if (!slash || slash - tok >= (ptrdiff_t)sizeof dir) return true;
+        snprintf(dir, sizeof dir, "%.*s", (int)(slash - tok), tok);
+        return chat_template_read(&t->chat, dir, e);
+    }
     return model_dir_resolve(t->cfg->init_from, dir, e) && chat_template_read(&t->chat, dir, e);
 }
 
@@ -229,6 +237,7 @@ int cmd_train(int argc, char **argv) {
     Config *cfg = xcalloc(1, sizeof *cfg);
     Trainer *t = xcalloc(1, sizeof *t);
     bool ok = settings(cfg, &a, &cli, &e);
+    cfg->quiet = cli.quiet;
     if (ok) {
         train_catch_signals();
         ok = a.plan ? plan_print(t, cfg, cli.json, stdout, &e) : run(t, cfg, &a, &cli, &status, &e);

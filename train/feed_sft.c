@@ -14,7 +14,7 @@ bool feed_open_sft(Trainer *t, Err *e) {
     if (!sft_open(&t->sft, &spec, &t->tok, e)) return false;
     t->text_bytes = t->sft.bytes;
     t->text.hash = t->sft.hash;
-    t->text.train.n = t->sft.at[t->sft.train.n];
+    t->text.tokens = t->sft.at[t->sft.train.n];
     if (t->dry) sft_close(&t->sft);
     return true;
 }

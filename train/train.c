@@ -21,6 +21,7 @@ void train_catch_signals(void) {
     signal(SIGXFSZ, SIG_IGN);
     /* Nor is a reader of the progress lines that went away (`| head`). */
     signal(SIGPIPE, SIG_IGN);
+    set_catch_sigbus();
 }
 
 const char *stop_name(Stop s) {
@@ -32,7 +33,7 @@ static bool due(int64_t every, int64_t step) { return every > 0 && step % every 
 
 static bool save(Trainer *t, Err *e) {
     if (t->saved == t->state.step) return true;
-    if (!checkpoint_save(t, e)) return false;
+    if (!feed_unchanged(t, e) || !checkpoint_save(t, e)) return false;
     trainer_watch_memory(t);
     return true;
 }
@@ -41,7 +42,7 @@ static bool save(Trainer *t, Err *e) {
 static bool validate(Trainer *t, Err *e) {
     ValRecord v;
     char acc[96] = "";
-    if (!trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
+    if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
     trainer_watch_memory(t);
     bool best = !t->state.has_best || v.loss < t->state.best_loss;
     t->val = v;

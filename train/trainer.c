@@ -25,11 +25,16 @@ static bool buffers_open(Trainer *t, Err *e) {
 /* Samples run through a session of one sequence that stands during the whole run, so that no step allocates. */
 static bool samples_open(Trainer *t, Err *e) {
     const TrainCfg *c = &t->cfg->train;
-    int prompt = (int)strlen(c->sample_prompt) + 1, room = t->cfg->model.max_positions;
     t->samples = c->sample_every > 0;
     if (!t->samples) return true;
+    Ids ids = {0};
+    bool fits = tokenizer_encode(&t->tok, c->sample_prompt, strlen(c->sample_prompt), 0, &ids, e);
+    int prompt = (int)ids.n + 1, room = t->cfg->model.max_positions;
+    ids_free(&ids);
+    if (!fits) return false;
     if (prompt >= room)
-        return err_input(e, "train.sample_prompt: %d bytes leave no room in model.max_positions, %d", prompt - 1, room);
+        return err_input(e, "train.sample_prompt: %d tokens leave no room in model.max_positions, %d", prompt - 1,
+                         room);
     SessionOpts o = {.nseq = 1,
                      .max_tokens = imin(room, prompt + c->sample_tokens),
                      .chunk = imin(prompt, CHUNK_ROWS),
@@ -96,8 +101,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dry = dry,
                    .saved = -1,
                    .val_step = -1,
-                   .start = now_seconds(),
-                   .tok = tokenizer_byte()};
+                   .start = now_seconds()};
     config_position(run, s.first, &t->first_sample, &tokens);
     t->dir.fd = t->dir.lock = -1;
     ModelOpts o = {.train = true,
@@ -108,9 +112,10 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dry = dry,
                    .measure = measure_step,
                    .measure_ctx = &cfg->optim};
-    if (!feed_vocab(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
-    if (!dtype_choose(t, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) ||
-        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e)) {
+    if (!feed_tokenizer(t, e)) return false;
+    if (!feed_vocab(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e) || !dtype_choose(t, e) ||
+        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
+        !buffers_open(t, e) || !samples_open(t, e)) {
         trainer_close(t);
         return false;
     }
@@ -237,7 +242,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     model_zero_grad(&t->model);
     for (int at = 0; at < c->batch; at += c->micro_batch) {
         Loader *l = &t->loader;
-        feed_train(t, sample + (uint64_t)at, c->micro_batch);
+        if (!feed_train(t, sample + (uint64_t)at, c->micro_batch, e)) return false;
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
         model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
         sum += nll_sum(t);
@@ -270,7 +275,7 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     t->model.stat_ctx = &t->compression;
     while (at < samples) {
         int b = (int)zmin((size_t)t->cfg->train.micro_batch, (size_t)(samples - at));
-        feed_val(t, at, b);
+        if (!feed_val(t, at, b, e)) return false;
         model_score(&t->model, &l->batch, l->tok, l->tgt, t->nll, t->hit);
         sum += nll_sum(t);
         for (int s = 0; s < b; s++) {

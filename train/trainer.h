@@ -3,6 +3,7 @@
 #include "../data/loader.h"
 #include "../infer/session.h"
 #include "../model/config.h"
+#include "../model/data_cfg.h"
 #include "../model/model.h"
 #include "../optim/params.h"
 #include "chat_template.h"
@@ -72,6 +73,7 @@ typedef struct {
     double flops;                       /* of this process in stages that are over: */
     int64_t flops_from;                 /* up to as many tokens */
     double start;
+    bool told_replaced; /* that a path of the data names another file by now */
 } Trainer;
 
 /* Device, text, model, optimizer state and buffers of cfg, the model not initialised. dry: nothing is allocated but
