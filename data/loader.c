@@ -215,3 +215,69 @@ int64_t loader_task_targets(Loader *l, TaskStream stream, uint64_t seed, uint64_
     }
     return n;
 }
+
+/* ---- conversations --------------------------------------------------------------------------------------------------
+ */
+
+/* The window that sample s reads. */
+static int sft_window(const Sft *t, uint64_t seed, uint64_t s) {
+    uint64_t W = (uint64_t)t->train.pack.n, key = rng_mix(rng_name(seed, "data.order"), s / W);
+    return (int)rng_permute(key, s % W, W);
+}
+
+/* Append one window. */
+static void add_window(Loader *l, const Sft *t, const SftPart *p, int window, uint64_t id) {
+    Batch *b = &l->batch;
+    Rows r = rows_own(l);
+    for (int k = p->pack.first[window]; k < p->pack.first[window + 1]; k++) {
+        int n, first = b->N;
+        const int *ids = sft_piece(t, p, p->pack.piece[k], &n);
+        for (int i = 0; i + 1 < n; i++) {
+            int row = b->N++, next = ids[i + 1];
+            r.tok[row] = ids[i] & ~CHAT_LEARN;
+            r.tgt[row] = next & CHAT_LEARN ? next & ~CHAT_LEARN : -1;
+            r.of[row] = b->B;
+            r.first[row] = first;
+            r.pos[row] = i;
+        }
+    }
+    CHECK(b->N - b->off[b->B] <= l->seq_len, "window %d of %d rows", window, b->N - b->off[b->B]);
+    r.seq[b->B] = b->B;
+    r.id[b->B] = id;
+    r.off[++b->B] = b->N;
+}
+
+void loader_sft(Loader *l, const Sft *t, uint64_t seed, uint64_t sample, int b) {
+    start(l, b);
+    for (uint64_t s = sample; s < sample + (uint64_t)b; s++) add_window(l, t, &t->train, sft_window(t, seed, s), s);
+}
+
+int64_t loader_sft_targets(const Sft *t, uint64_t seed, uint64_t sample, int b) {
+    const Pack *p = &t->train.pack;
+    int64_t sum = 0;
+    for (uint64_t s = sample; s < sample + (uint64_t)b; s++)
+        for (int w = sft_window(t, seed, s), k = p->first[w], n; k < p->first[w + 1]; k++) {
+            const int *ids = sft_piece(t, &t->train, p->piece[k], &n);
+            for (int i = 1; i < n; i++) sum += (ids[i] & CHAT_LEARN) != 0;
+        }
+    return sum;
+}
+
+uint64_t loader_sft_val_windows(const Sft *t, int64_t eval_tokens) {
+    const Pack *p = &t->val.pack;
+    int64_t rows = 0;
+    int w = 0;
+    for (; w < p->n && (eval_tokens <= 0 || rows < eval_tokens); w++)
+        for (int k = p->first[w], n; k < p->first[w + 1]; k++) {
+            sft_piece(t, &t->val, p->piece[k], &n);
+            rows += n - 1;
+        }
+    return (uint64_t)w;
+}
+
+void loader_sft_val(Loader *l, const Sft *t, uint64_t window, int b) {
+    start(l, b);
+    CHECK(window + (uint64_t)b <= (uint64_t)t->val.pack.n, "windows %llu + %d of %d", (unsigned long long)window, b,
+          t->val.pack.n);
+    for (int i = 0; i < b; i++) add_window(l, t, &t->val, (int)window + i, window + (uint64_t)i);
+}

@@ -13,6 +13,7 @@
 #pragma once
 #include "../ops/run.h"
 #include "blend.h"
+#include "sft.h"
 #include "task.h"
 
 typedef struct {
@@ -53,3 +54,11 @@ bool loader_train(Loader *, const Mix *, int eot, uint64_t seed, uint64_t sample
 uint64_t loader_val_windows(const Mix *, int seq_len, int64_t eval_tokens);
 /* Windows window .. window + b - 1, within loader_val_windows; batch.id is the window's number. Rows as above. */
 bool loader_val(Loader *, const Mix *, int eot, int64_t eval_tokens, uint64_t window, int b, Err *);
+
+/* The same of conversations (sft.h), whose windows are packed already. batch.id is the sample's number, in validation
+ * the window's; tgt is -1 where nothing is learned. A row with which a conversation begins begins a document. */
+void loader_sft(Loader *, const Sft *, uint64_t seed, uint64_t sample, int b);
+int64_t loader_sft_targets(const Sft *, uint64_t seed, uint64_t sample, int b); /* of those */
+/* The windows to validate on: the first ones that have eval_tokens rows together; 0: all. */
+uint64_t loader_sft_val_windows(const Sft *, int64_t eval_tokens);
+void loader_sft_val(Loader *, const Sft *, uint64_t window, int b);

@@ -1,6 +1,7 @@
 /* kvsmith eval: how well a model knows a text, or answers the questions of a task. */
 #include <errno.h>
 #include "../data/text.h"
+#include "choices.h"
 #include "eval_task.h"
 #include "session.h"
 
@@ -9,23 +10,35 @@ int cmd_eval(int argc, char **argv);
 enum { WORDS_MAX = 64 };
 typedef struct {
     const char *model, *task, *data, *separator;
-    int64_t context, stride, batch, chunk;
-    bool decode;
+    int64_t context, stride, batch, chunk, limit;
+    bool decode, items;
     int nword;
     char *word[WORDS_MAX];
 } Args;
-enum { OPT_DATA = 0x100, OPT_SEPARATOR, OPT_CONTEXT, OPT_STRIDE, OPT_BATCH, OPT_CHUNK, OPT_DECODE };
+enum {
+    OPT_DATA = 0x100,
+    OPT_SEPARATOR,
+    OPT_CONTEXT,
+    OPT_STRIDE,
+    OPT_BATCH,
+    OPT_CHUNK,
+    OPT_DECODE,
+    OPT_LIMIT,
+    OPT_ITEMS
+};
 static const struct argp_option options[] = {
-    {"data", OPT_DATA, "FILE", 0, "ppl: the text, or a set of ids (required)", 0},
+    {"data", OPT_DATA, "FILE", 0, "ppl: the text, or a set of ids; choices: one JSON object a line (required)", 0},
     {"separator", OPT_SEPARATOR, "TEXT", 0,
      "ppl: what stands between two documents of the text (default: it is one document)", 0},
-    {"context", OPT_CONTEXT, "N", 0, "ppl: tokens of a window (default: the model's positions)", 0},
+    {"context", OPT_CONTEXT, "N", 0, "ppl, choices: tokens of a window (default: the model's positions)", 0},
     {"stride", OPT_STRIDE, "N", 0,
      "ppl: from window to window; only tokens that no window scored before count (default: the context)", 0},
-    {"batch", OPT_BATCH, "N", 0, "Windows or samples at the same time (default 8)", 0},
+    {"batch", OPT_BATCH, "N", 0, "Windows, samples or contexts at the same time (default 8)", 0},
     {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the cache (default 256)", 0},
     {"decode", OPT_DECODE, 0, 0,
      "A task: feed the cache piece by piece, a question at the end of each, instead of all rows in one pass", 0},
+    {"limit", OPT_LIMIT, "N", 0, "choices: only the first N items", 0},
+    {"per-item", OPT_ITEMS, 0, 0, "choices: the JSON also has every item's log-likelihoods", 0},
     {0}};
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
@@ -44,6 +57,8 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
             a->word[a->nword++] = (char *)arg;
         return true;
     case OPT_DECODE: a->decode = true; return true;
+    case OPT_ITEMS: a->items = true; return true;
+    case OPT_LIMIT: return cli_int(arg, "--limit", 1, INT64_MAX, &a->limit, e);
     case OPT_DATA: a->data = arg; return true;
     case OPT_SEPARATOR: a->separator = arg; return true;
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
@@ -206,6 +221,7 @@ static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
     Engine en;
     if (a->nword) return err_input(e, "eval ppl: unexpected word '%.100s'", a->word[0]);
     if (a->decode) return err_input(e, "eval ppl: --decode is of tasks; a text always goes through the cache");
+    if (a->limit || a->items) return err_input(e, "eval ppl: --limit and --per-item are of choices");
     if (!a->data) return err_input(e, "eval ppl: expected --data FILE; see kvsmith eval --help");
     if (!engine_open(&en, a->model, cli, e)) return false;
     set_catch_sigbus();
@@ -214,30 +230,44 @@ static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
     return ok;
 }
 
+static bool choices_eval(const Args *a, const Cli *cli, Err *e) {
+    const char *alien = a->separator ? "--separator" : a->stride ? "--stride" : a->decode ? "--decode" : NULL;
+    if (a->nword) return err_input(e, "eval choices: unexpected word '%.100s'", a->word[0]);
+    if (alien) return err_input(e, "eval choices: %s is not of choices", alien);
+    if (!a->data) return err_input(e, "eval choices: expected --data FILE.jsonl; see kvsmith eval --help");
+    Choices c = {a->model, a->data, a->context, a->limit, (int)a->batch, (int)a->chunk, a->items};
+    return eval_choices(&c, cli, e);
+}
+
 static bool task_eval(Args *a, const Cli *cli, Err *e) {
     const char *alien = a->data        ? "--data"
                         : a->separator ? "--separator"
                         : a->context   ? "--context"
                         : a->stride    ? "--stride"
+                        : a->limit     ? "--limit"
+                        : a->items     ? "--per-item"
                                        : NULL;
     if (a->task && !task_find(a->task)) {
-        char names[160] = "ppl";
+        char names[160] = "ppl, choices";
         for (int i = 0; tasks[i]; i++)
             snprintf(names + strlen(names), sizeof names - strlen(names), ", %s", tasks[i]->name);
         return err_input(e, "eval: expected one of %s, got '%.80s'", names, a->task);
     }
-    if (alien && !a->task) return err_input(e, "eval: %s is of ppl; expected MODEL ppl", alien);
-    if (alien) return err_input(e, "eval %s: %s is of ppl, not of a task", a->task, alien);
+    if (alien && !a->task) return err_input(e, "eval: %s is not of a task; expected MODEL ppl or MODEL choices", alien);
+    if (alien) return err_input(e, "eval %s: %s is not of a task", a->task, alien);
     EvalTask t = {a->model, a->task, (int)a->batch, (int)a->chunk, a->decode, a->nword, a->word};
     return eval_task(&t, cli, e);
 }
 
 int cmd_eval(int argc, char **argv) {
     static const CliSpec spec = {
-        .args = "MODEL [ppl|TASK] [KEY=VALUE...]",
+        .args = "MODEL [ppl|choices|TASK] [KEY=VALUE...]",
         .doc = "ppl: perplexity of a text. The text is cut into windows; each predicts the token behind each of its "
                "tokens. nll is the mean in nats per token, ppl its exponential; bits_per_byte counts the bytes of the "
-               "predicted tokens, end-of-text as none. Documents do not see each other. TASK is one of mqar, "
+               "predicted tokens, end-of-text as none. Documents do not see each other. choices: which "
+               "continuation of a context is the likeliest, by lm-evaluation-harness's rules. A line of the file is "
+               "{\"ctx\": TEXT, \"cont\": [TEXT, ...], \"gold\": N}; acc compares the sums of log-likelihoods, "
+               "acc_norm the sums per character. TASK is one of mqar, "
                "palindrome, stack, copy, induction, needle, or left out: the one that the model was trained on. "
                "accuracy is the part of the answers that greedy decoding would say, sample_accuracy the part of the "
                "samples where it would say all. Keys: samples (1000), seed, T (tokens of a sample) and the task's, see "
@@ -252,6 +282,9 @@ int cmd_eval(int argc, char **argv) {
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
-    bool ppl = a.task && !strcmp(a.task, "ppl");
-    return (ppl ? ppl_eval(&a, &cli, &e) : task_eval(&a, &cli, &e)) ? 0 : cli_fail(&e);
+    const char *task = a.task ? a.task : "";
+    bool ok = !strcmp(task, "ppl")       ? ppl_eval(&a, &cli, &e)
+              : !strcmp(task, "choices") ? choices_eval(&a, &cli, &e)
+                                         : task_eval(&a, &cli, &e);
+    return ok ? 0 : cli_fail(&e);
 }

@@ -327,6 +327,8 @@ static bool base_read(Compare *c, Config *base, const Cli *cli, Err *e) {
     if (!config_tree(base, tree_copy(c->base), 0, NULL, e)) return false;
     if (cli->threads >= 0) base->run.threads = cli->threads;
     if (!base->data.ntrain) return node_refuse(c->base, "data.train", e, "required, but not given: the text");
+    if (base->data.sft.template)
+        return node_refuse(c->base, "data.sft", e, "a comparison measures bits per byte of a text; give none");
     if (base->train.eval_every == 0)
         return node_refuse(c->base, "train.eval_every", e,
                            "0 means no validation, and that is what rows are compared by");

@@ -210,6 +210,21 @@ static const Node *node_at(const Node *root, const char *section, const char *na
     return x ? x : s ? s : root;
 }
 
+/* Conversations are documents by themselves. */
+static bool sft_section(Config *c, const Node *root, Err *e) {
+    const DataCfg *d = &c->data;
+    if (!d->sft.template) return true;
+    const Node *x = node_at(root, "data", "sft");
+    if (d->task.kind)
+        return node_refuse(x, "data.sft", e, "a task makes its own samples, but data.sft is given; remove one");
+    if (d->ntrain && d->train[0].weight > 0)
+        return node_refuse(x, "data.sft", e,
+                           "files of conversations have no weights; repeat a file to see it more often");
+    if (*d->separator)
+        return node_refuse(x, "data.sft", e, "a line is a conversation, but data.separator is given; remove it");
+    return true;
+}
+
 /* Only one of text and task, and nothing of the text's settings beside a task. */
 static bool task_section(Config *c, const Node *root, Err *e) {
     const Node *data = tree_get(root, "data"), *x = data ? tree_get(data, "task") : NULL;
@@ -305,7 +320,7 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
     ok = ok && schema_read(config_keys, root, "", NULL, c, e);
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
-    ok = ok && task_section(c, root, e);
+    ok = ok && task_section(c, root, e) && sft_section(c, root, e);
     if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
     ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e) &&
          agree(c, root, e) && stages_build(c, root, e);

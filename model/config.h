@@ -1,5 +1,6 @@
 /* config.h: the settings of a run, as the schema tables in config.c describe them. */
 #pragma once
+#include "../data/sft.h"
 #include "../data/task.h"
 #include "../layers/mixer.h"
 #include "tree.h"
@@ -47,6 +48,7 @@ typedef struct {
     int seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
     int64_t val_samples;          /* of the task */
+    SftCfg sft;                   /* template CHAT_NONE: the files are plain text */
 } DataCfg;
 /* The loss on what mixers report of their caches, see train/compression.h. */
 typedef struct {

@@ -33,6 +33,17 @@ const Key model_keys[] = {
     {"ffn", KEY_OTHER, 0, NULL, 0, 0, "{kind: NAME, its settings}, or a list of them, repeated like pattern", 0, 0},
     {0}};
 #undef AT
+#define AT(member) offsetof(SftCfg, member)
+static const Key sft_keys[] = {{"template", KEY_CHOICE, AT(template), "none", 0, 0,
+                                "what stands around the messages; none: the files are plain text", chat_templates, 0},
+                               {"learn", KEY_CHOICE, AT(learn), "answers", 0, 0,
+                                "what has a loss; answers: the assistant's texts and the marker behind each",
+                                sft_learns, 0},
+                               {"too_long", KEY_CHOICE, AT(too_long), "cut", 0, 0,
+                                "a conversation of more than seq_len + 1 tokens loses those behind, or is dropped",
+                                sft_too_longs, 0},
+                               {0}};
+#undef AT
 #define AT(member) offsetof(DataCfg, member)
 const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0,
                           "a text file, a Megatron set (.bin with its .idx) or an "
@@ -60,6 +71,9 @@ const Key data_keys[] = {
      "the token that stands between documents, by its name or id; null: the tokenizer's own end-of-text", 0, 0},
     {"seq_len", KEY_INT, AT(seq_len), "256", 1, 1 << 20, "tokens of a training sample", 0, 0},
     {"val_samples", KEY_LONG, AT(val_samples), "256", 1, 1e9, "samples of a validation on a task", 0, 0},
+    {"sft", KEY_TABLE, AT(sft), "", 0, 0,
+     "the files are conversations, a JSON object a line: {messages: [{role, content}]} or {instruction, input, output}",
+     0, sft_keys},
     {"separator", KEY_TEXT, AT(separator), "", 0, 0, "text between two documents of a file; null: a file is one", 0, 0},
     {0}};
 #undef AT

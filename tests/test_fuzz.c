@@ -18,6 +18,12 @@
 #define LLVMFuzzerTestOneInput fuzz_tokenizer
 #include "fuzz/tokenizer.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_chat
+#include "fuzz/chat.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_choices
+#include "fuzz/choices.c"
+#undef LLVMFuzzerTestOneInput
 #define LLVMFuzzerTestOneInput fuzz_megatron
 #include "fuzz/megatron.c"
 #undef LLVMFuzzerTestOneInput
@@ -43,7 +49,9 @@ static const struct {
               {"megatron", fuzz_megatron},
               {"llmc", fuzz_llmc},
               {"source", fuzz_source},
-              {"events", fuzz_events}};
+              {"events", fuzz_events},
+              {"chat", fuzz_chat},
+              {"choices", fuzz_choices}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

@@ -290,9 +290,9 @@ Test(task_train, eval_forms_agree) {
     CHECK_REFUSED(RUN("eval", run, "sampels=3"), 2, "did you mean samples?");
     CHECK_REFUSED(RUN("eval", run, "samples=0"), 2, "samples: expected a whole number from 1");
     CHECK_REFUSED(RUN("eval", run, "name=copy"), 2, "name: unknown key");
-    CHECK_REFUSED(RUN("eval", run, "polindrome"), 2, "expected one of ppl, mqar");
+    CHECK_REFUSED(RUN("eval", run, "polindrome"), 2, "expected one of ppl, choices, mqar");
     CHECK_REFUSED(RUN("eval", run, "copy", "stack"), 2, "expected KEY=VALUE");
-    CHECK_REFUSED(RUN("eval", run, "copy", "--data", "x"), 2, "--data is of ppl");
+    CHECK_REFUSED(RUN("eval", run, "copy", "--data", "x"), 2, "--data is not of a task");
     CHECK_REFUSED(RUN("eval", run, "copy", "T=1000000", "vocab=20", "--batch", "4000"), 2, "smaller --batch");
     CHECK_REFUSED(RUN("eval", run, "ppl", "--data", "README.md", "--decode"), 2, "--decode is of tasks");
     CHECK_REFUSED(RUN("eval", run, "ppl", "--data", "README.md", "x=1"), 2, "unexpected word 'x=1'");

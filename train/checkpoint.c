@@ -1,4 +1,5 @@
 #include "checkpoint.h"
+#include "feed.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
@@ -296,11 +297,15 @@ static bool text_write(const char *dir, const char *name, char *text, Err *e) {
 static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
     if (t->cfg->data.task.kind) return task_cfg_save(&t->cfg->data.task, dir, e);
     return text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
-           text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e);
+           text_write(dir, "tokenizer_config.json", chat_template_config(&t->chat, tokenizer_config_json(&t->tok)),
+                      e) &&
+           chat_template_write(&t->chat, dir, e);
 }
 
 static bool files_write(const Trainer *t, const Model *m, const TrainState *s, const char *dir, Err *e) {
-    HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
+    HfIds text = {.bos = t->tok.eot}, none = {.bos = -1};
+    if (t->cfg->data.sft.template && t->tok.bos >= 0) text.bos = t->tok.bos; /* begins a conversation, see chat.h */
+    text.neos = feed_ends(t, text.eos);
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);

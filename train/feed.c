@@ -24,6 +24,7 @@ bool feed_open_text(Trainer *t, Err *e) {
         t->text.hash = task_hash(&d->task);
         return true;
     }
+    if (feed_is_sft(t)) return feed_open_sft(t, e);
     DataSpec s;
     Tell told = tell_begin("tokenising");
     data_spec(d, &s);
@@ -57,22 +58,26 @@ bool feed_open_loader(Trainer *t, Err *e) {
 
 bool feed_train(Trainer *t, uint64_t sample, int b, Err *e) {
     uint64_t seed = (uint64_t)t->cfg->run.seed;
-    if (!task_of(t)) return loader_train(&t->loader, &t->text.train, t->tok.eot, seed, sample, b, e);
-    loader_task(&t->loader, TASK_TRAIN, seed, sample, b);
-    return true;
+    if (task_of(t)) return loader_task(&t->loader, TASK_TRAIN, seed, sample, b), true;
+    if (feed_is_sft(t)) return loader_sft(&t->loader, &t->sft, seed, sample, b), true;
+    return loader_train(&t->loader, &t->text.train, t->tok.eot, seed, sample, b, e);
 }
 
 int64_t feed_targets(Trainer *t, uint64_t sample, int b) {
-    if (!task_of(t)) return (int64_t)b * t->cfg->data.seq_len; /* every row of a text has one */
-    return loader_task_targets(&t->loader, TASK_TRAIN, (uint64_t)t->cfg->run.seed, sample, b);
+    uint64_t seed = (uint64_t)t->cfg->run.seed;
+    if (task_of(t)) return loader_task_targets(&t->loader, TASK_TRAIN, seed, sample, b);
+    if (feed_is_sft(t)) return loader_sft_targets(&t->sft, seed, sample, b);
+    return (int64_t)b * t->cfg->data.seq_len; /* every row of a text has one */
 }
 
+bool feed_validates(const Trainer *t) { return t->cfg->data.task.kind || t->sft.val.n || t->text.val.n; }
 uint64_t feed_val_count(const Trainer *t) {
     if (task_of(t)) return (uint64_t)t->cfg->data.val_samples;
+    if (feed_is_sft(t)) return loader_sft_val_windows(&t->sft, t->cfg->train.eval_tokens);
     return loader_val_windows(&t->text.val, t->cfg->data.seq_len, t->cfg->train.eval_tokens);
 }
 bool feed_val(Trainer *t, uint64_t at, int b, Err *e) {
-    if (!task_of(t)) return loader_val(&t->loader, &t->text.val, t->tok.eot, t->cfg->train.eval_tokens, at, b, e);
-    loader_task(&t->loader, TASK_VAL, 0, at, b);
-    return true;
+    if (task_of(t)) return loader_task(&t->loader, TASK_VAL, 0, at, b), true;
+    if (feed_is_sft(t)) return loader_sft_val(&t->loader, &t->sft, at, b), true;
+    return loader_val(&t->loader, &t->text.val, t->tok.eot, t->cfg->train.eval_tokens, at, b, e);
 }

@@ -1,4 +1,4 @@
-/* feed.h: where a trainer's batches come from: windows of a text, or samples of a task. */
+/* feed.h: where a trainer's batches come from: windows of a text or of conversations, or samples of a task. */
 #pragma once
 #include "trainer.h"
 
@@ -7,6 +7,17 @@ bool feed_tokenizer(Trainer *, Err *);
 bool feed_vocab(Trainer *, Err *);
 bool feed_open_text(Trainer *, Err *);
 bool feed_open_loader(Trainer *, Err *);
+/* Conversations: whether, and the same for them. */
+bool feed_is_sft(const Trainer *);
+bool feed_open_sft(Trainer *, Err *);
+void feed_close_text(Trainer *);
+/* The ids of a sample's prompt with what begins a text before them; of conversations special tokens in it are found,
+ * and nothing stands before one of those. Ends: ids that end the sample, at most 2; returns how many. */
+bool feed_prompt(const Trainer *, const char *text, Ids *, Err *);
+int feed_ends(const Trainer *, int end[2]);
+/* What became of the conversations, as a line of progress. */
+void feed_say(Trainer *);
+bool feed_validates(const Trainer *); /* there is something to validate on */
 size_t feed_loader_bytes(const Trainer *);
 
 /* Samples sample .. sample + b - 1 of the run into t->loader. */

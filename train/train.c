@@ -68,9 +68,7 @@ static bool validate(Trainer *t, Err *e) {
     return !best || !t->cfg->train.keep_best || save(t, e);
 }
 
-static bool validates(const Trainer *t) {
-    return t->cfg->train.eval_every > 0 && (t->cfg->data.task.kind || t->text.val.n);
-}
+static bool validates(const Trainer *t) { return t->cfg->train.eval_every > 0 && feed_validates(t); }
 /* The last validation answered enough. A run that stopped so stops again when it is resumed with the same settings. */
 static bool learned(const Trainer *t) {
     double enough = t->cfg->train.stop_at_acc;
@@ -148,6 +146,7 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!stages_next(t, e)) return false;
         progress_say(&t->progress, "stage %s: steps %lld to %lld", t->name, (long long)t->first + 1,
                      (long long)(t->first + t->cfg->train.steps));
+        feed_say(t);
     }
 }
 

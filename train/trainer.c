@@ -136,7 +136,7 @@ bool trainer_reads(Trainer *t, Err *e) {
     t->dry = false;
     bool ok = feed_open_text(t, e);
     t->dry = true;
-    stream_close(&t->text);
+    feed_close_text(t);
     return ok;
 }
 
@@ -147,7 +147,7 @@ void trainer_close(Trainer *t) {
     if (t->model.dev) model_close(&t->model);
     loader_close(&t->loader);
     arena_close(&t->rows);
-    stream_close(&t->text);
+    feed_close_text(t);
     tokenizer_close(&t->tok);
     if (t->dev) device_close(t->dev);
     t->dev = NULL;
@@ -190,7 +190,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     if (t->dry)
         add(r, "tokens", t->text_bytes);
     else
-        add(r, "tokens", peaks ? t->text.mem.peak : t->text.mem.size);
+        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size));
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
     const Arena *copy = saver_region(t);
@@ -347,17 +347,16 @@ bool trainer_finite(Trainer *t, Err *e) {
 
 bool trainer_sample(Trainer *t, Err *e) {
     const char *prompt = t->cfg->train.sample_prompt;
-    int n = (int)strlen(prompt), eot = t->tok.eot;
+    int n = (int)strlen(prompt), end[2];
     Ids ids = {0};
-    ids_push(&ids, eot);
-    if (!tokenizer_encode(&t->tok, prompt, (size_t)n, 0, &ids, e)) {
+    if (!feed_prompt(t, prompt, &ids, e)) {
         ids_free(&ids);
         return false;
     }
     Sampler s = sampler_default();
     s.temperature = 0.8;
     s.seed = rng_mix(rng_name((uint64_t)t->cfg->run.seed, "samples"), (uint64_t)t->state.step);
-    GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = 1, .eos = &eot};
+    GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = feed_ends(t, end), .eos = end};
     Generation g = {.prompt = ids.id, .nprompt = (int)ids.n};
     bool ok = generate(&t->session, &t->tok, &o, 1, &g, e);
     if (ok) {

@@ -6,6 +6,7 @@
 #include "../model/data_cfg.h"
 #include "../model/model.h"
 #include "../optim/params.h"
+#include "chat_template.h"
 #include "compression.h"
 #include "journal.h"
 #include "progress.h"
@@ -46,7 +47,9 @@ typedef struct {
     bool dry;                    /* only measured */
     Device *dev;
     Tokenizer tok;
-    Stream text; /* of a task: nothing but the hash */
+    ChatTemplate chat; /* that came with the tokenizer; not closed with the trainer */
+    Stream text;       /* of a task or conversations: nothing but their number and hash */
+    Sft sft;
     Loader loader;
     Model model;
     Params params;
