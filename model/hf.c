@@ -278,18 +278,37 @@ static bool generation_write(const char *path, const HfIds *ids, Err *e) {
     return ok;
 }
 
-bool hf_save(const char *dir, const Model *m, const HfIds *ids, Dtype as, Err *e) {
+/* In the order of transformers, where a layer's norms come behind its parts: it decides which shard a tensor goes to.
+ */
+static void norms_last(StList *l) {
+    StItem *out = xcalloc((size_t)l->n, sizeof *out);
+    int n = 0;
+    for (int i = 0, end; i < l->n; i = end) {
+        const char *dot = strstr(l->item[i].name, ".layers."), *layer = l->item[i].name;
+        size_t k = dot ? strcspn(dot + 8, ".") + (size_t)(dot + 9 - layer) : strlen(layer);
+        for (end = i + 1; dot && end < l->n && !strncmp(l->item[end].name, layer, k);) end++;
+        for (int norm = 0; norm < 2; norm++)
+            for (int j = i; j < end; j++)
+                if ((strstr(l->item[j].name, "layernorm.") != NULL) == norm) out[n++] = l->item[j];
+    }
+    memcpy(l->item, out, (size_t)l->n * sizeof *out);
+    free(out);
+}
+
+bool hf_save_sharded(const char *dir, const Model *m, const HfIds *ids, Dtype as, size_t limit, Err *e) {
     char *config = xformat("%s/config.json", dir), *gen = xformat("%s/generation_config.json", dir);
-    char *weights = xformat("%s/model.safetensors", dir);
     StList l = {.as = as};
     Fields f = st_lister(&l);
     Weights w = m->w; /* declaring sets shapes again; the pointers are those of the model */
     model_fields(m, &w, &f);
-    bool ok =
-        hf_config_write(config, &m->cfg, ids, as, e) && generation_write(gen, ids, e) && st_write(weights, &l, NULL, e);
+    norms_last(&l);
+    bool ok = hf_config_write(config, &m->cfg, ids, as, e) && generation_write(gen, ids, e) &&
+              st_write_dir(dir, &l, limit, e);
     st_list_free(&l);
     free(config);
     free(gen);
-    free(weights);
     return ok;
+}
+bool hf_save(const char *dir, const Model *m, const HfIds *ids, Dtype as, Err *e) {
+    return hf_save_sharded(dir, m, ids, as, 0, e);
 }

@@ -38,3 +38,5 @@ bool hf_config_write(const char *path, const ModelCfg *, const HfIds *, Dtype, E
 /* config.json, generation_config.json and model.safetensors into DIR, which exists; tensors as `as`. Each file is whole
  * or absent; the caller makes the directory so. */
 bool hf_save(const char *dir, const Model *, const HfIds *, Dtype as, Err *);
+/* The same with the tensors in shards of at most `limit` bytes where they take more (st_write_dir; 0: one file). */
+bool hf_save_sharded(const char *dir, const Model *, const HfIds *, Dtype as, size_t limit, Err *e);

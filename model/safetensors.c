@@ -1,8 +1,6 @@
 /* safetensors.c: the reader: the checks of the reference implementation in its order, shards, conversion. */
 #include "safetensors.h"
 
-enum { SHARDS_MAX = 2048 };
-
 /* Ascending in the reference's own order. */
 static const struct {
     const char *name;

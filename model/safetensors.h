@@ -76,3 +76,10 @@ void st_list_free(StList *);
  * F32 or F64 in memory and are rounded to nearest even. `meta`: key, value, ..., NULL; {"format":"pt"} is always there.
  */
 bool st_write(const char *path, const StList *, const char *const *meta, Err *);
+/* The list as a model directory: model.safetensors, or, where the tensors take more than `limit` bytes (0: any number),
+ * model-00001-of-0000n.safetensors, ... in the order of the list and model.safetensors.index.json, which comes last. A
+ * shard is filled up to the limit; a tensor that exceeds it has one of its own (the rule of huggingface_hub's
+ * split_state_dict_into_shards_factory). Refused: a limit that makes more than SHARDS_MAX of them, and shards beside a
+ * model.safetensors, which readers would take instead. */
+enum { SHARDS_MAX = 2048 };
+bool st_write_dir(const char *dir, const StList *, size_t limit, Err *);

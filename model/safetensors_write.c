@@ -155,3 +155,88 @@ bool st_write(const char *path, const StList *l, const char *const *meta, Err *e
     free(s);
     return ok;
 }
+
+/* ---- shards --------------------------------------------------------------------------------------------------------
+ */
+
+static size_t item_bytes(const StItem *s) { return tensor_count(s->t) * dtype_size(s->as); }
+
+/* shard[i]: the number, from 0, of item i's. A tensor beyond the limit is numbered at once, the shard that is being
+ * filled when it is full: so does the reference. Returns how many there are. */
+static int shard_items(const StList *l, size_t limit, int *shard) {
+    int n = 0, open = 0; /* items of the shard that is being filled */
+    size_t used = 0;
+    for (int i = 0; i <= l->n; i++) {
+        size_t bytes = i < l->n ? item_bytes(&l->item[i]) : SIZE_MAX;
+        if (i < l->n && bytes > limit) {
+            shard[i] = n++;
+            continue;
+        }
+        if (open && (i == l->n || used + bytes > limit)) {
+            for (int k = 0; k < i; k++)
+                if (shard[k] < 0) shard[k] = n;
+            n++, open = 0, used = 0;
+        }
+        if (i < l->n) shard[i] = -1, open++, used += bytes;
+    }
+    return n;
+}
+
+static char *shard_name(const char *dir, int k, int n) {
+    return xformat("%s%smodel-%05d-of-%05d.safetensors", dir, *dir ? "/" : "", k + 1, n);
+}
+
+static bool index_write(const char *dir, const StList *l, const int *shard, int n, Err *e) {
+    char *path = xformat("%s/model.safetensors.index.json", dir);
+    StItem *s = xcalloc((size_t)l->n, sizeof *s);
+    size_t bytes = 0, numbers = 0;
+    for (int i = 0; i < l->n; i++) {
+        s[i] = l->item[i];
+        s[i].t.n[0] = shard[i]; /* the shape is not needed any more */
+        bytes += item_bytes(&l->item[i]), numbers += tensor_count(l->item[i].t);
+    }
+    qsort(s, (size_t)l->n, sizeof *s, by_name);
+    json_t *map = json_object(), *j = json_pack("{s{sI sI} so}", "metadata", "total_parameters", (json_int_t)numbers,
+                                                "total_size", (json_int_t)bytes, "weight_map", map);
+    for (int i = 0; i < l->n; i++) {
+        char *name = shard_name("", s[i].t.n[0], n);
+        json_object_set_new(map, s[i].name, json_string(name));
+        free(name);
+    }
+    bool ok = json_write(path, j, e);
+    json_decref(j);
+    free(s);
+    free(path);
+    return ok;
+}
+
+static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e) {
+    if (file_exists(dir, "model.safetensors"))
+        return err_input(e, "%s: holds a model.safetensors, which would be read instead of shards; remove it", dir);
+    int *shard = xcalloc((size_t)l->n, sizeof *shard), n = shard_items(l, limit, shard);
+    StItem *item = xcalloc((size_t)l->n, sizeof *item);
+    bool ok = n <= SHARDS_MAX || err_input(e, "%s: shards of at most %zu bytes would be %d, at most %d are made", dir,
+                                           limit, n, SHARDS_MAX);
+    for (int k = 0; ok && k < n; k++) {
+        StList some = {.item = item};
+        for (int i = 0; i < l->n; i++)
+            if (shard[i] == k) item[some.n++] = l->item[i];
+        char *path = shard_name(dir, k, n);
+        ok = st_write(path, &some, NULL, e);
+        free(path);
+    }
+    ok = ok && index_write(dir, l, shard, n, e);
+    free(item);
+    free(shard);
+    return ok;
+}
+
+bool st_write_dir(const char *dir, const StList *l, size_t limit, Err *e) {
+    size_t bytes = 0;
+    for (int i = 0; i < l->n; i++) bytes += item_bytes(&l->item[i]);
+    if (limit && bytes > limit) return shards_write(dir, l, limit, e);
+    char *path = xformat("%s/model.safetensors", dir);
+    bool ok = st_write(path, l, NULL, e);
+    free(path);
+    return ok;
+}

@@ -170,6 +170,75 @@ Test(hf_write, export) {
     dir_close(&o);
 }
 
+/* Shards and index as transformers writes them, byte for byte, and the same numbers whatever the size of a shard. */
+Test(hf_write, shards) {
+    static const char *const files[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                        "model.safetensors.index.json"};
+    static const struct {
+        size_t limit;
+        int files; /* of tensors, beside config.json, generation_config.json and the index */
+    } k[] = {{40000, 2}, {1, 21}, {8000, 12}, {5000, 14}, {74368, 1}, {74367, 2}, {0, 1}, {SIZE_MAX, 1}};
+    Dir a, b;
+    Err e = {0};
+    dir_open(&a, GOLDEN "sharded");
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "shards-%zu", i);
+        char *dir = check_path(name);
+        cr_assert_eq(mkdir(dir, 0700), 0);
+        cr_assert(hf_save_sharded(dir, &a.model, NULL, F32, k[i].limit, &e), "%s", e.msg);
+        cr_expect_eq(check_entries(dir), k[i].files + (k[i].files > 1 ? 3 : 2), "%zu: %d", k[i].limit,
+                     check_entries(dir));
+        for (int f = 0; i == 0 && f < 3; f++) {
+            size_t na, nb;
+            char *from = xformat(GOLDEN "sharded/%s", files[f]), *to = xformat("%s/%s", dir, files[f]);
+            char *x = check_read(from, &na), *y = check_read(to, &nb);
+            cr_assert_eq(na, nb, "%s: %zu bytes, want %zu", files[f], nb, na);
+            CHECK_BYTES(files[f], y, x, na);
+            free(x), free(y), free(from), free(to);
+        }
+        dir_open(&b, dir);
+        StList w[2] = {{0}, {0}};
+        for (int m = 0; m < 2; m++) {
+            Fields f = {.see = see_weights, .ctx = &w[m]};
+            model_fields(m ? &b.model : &a.model, m ? &b.model.w : &a.model.w, &f);
+        }
+        for (int t = 0; t < w[0].n; t++)
+            CHECK_BYTES(w[0].item[t].name, w[1].item[t].t.p, w[0].item[t].t.p, tensor_bytes(w[0].item[t].t));
+        st_list_free(&w[0]), st_list_free(&w[1]);
+        dir_close(&b);
+        free(dir);
+    }
+    dir_close(&a);
+}
+
+Test(hf_write, shards_refused) {
+    Dir a;
+    Err e = {0};
+    dir_open(&a, GOLDEN "llama3-untied");
+    cr_assert(hf_save(check_dir(), &a.model, NULL, F32, &e), "%s", e.msg);
+    cr_assert(!hf_save_sharded(check_dir(), &a.model, NULL, F32, 1000, &e));
+    dir_refused("beside one file", check_dir(), &e, "remove it");
+    dir_close(&a);
+    StList l = {0};
+    real x = 0;
+    for (int i = 0; i <= SHARDS_MAX; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "t%d", i);
+        st_add(&l, name, TENSOR(&x, REAL, 1), F32);
+    }
+    char *dir = check_path("many");
+    cr_assert_eq(mkdir(dir, 0700), 0);
+    e = (Err){0};
+    cr_assert(!st_write_dir(dir, &l, 4, &e));
+    dir_refused("too many", dir, &e, "at most 2048");
+    cr_expect_eq(check_entries(dir), 0);
+    cr_assert(st_write_dir(dir, &l, 8, &e), "%s", e.msg);
+    cr_expect_eq(check_entries(dir), (SHARDS_MAX + 2) / 2 + 1);
+    st_list_free(&l);
+    free(dir);
+}
+
 /* A model that is no llama: kinds, window, shared K/V, qk_norm; weights and settings come back. */
 Test(hf_write, own_format) {
     static const char mixed[] =
