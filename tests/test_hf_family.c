@@ -96,6 +96,187 @@ Test(hf_family, there_and_back) {
     }
 }
 
+/* ---- tensors -------------------------------------------------------------------------------------------------------
+ */
+
+static char *staged(const char *name, const char *key, const char *value);
+
+/* Write DIR/model.safetensors again with one tensor renamed, dropped or of another shape, and `also` added. */
+static void rewrite(const char *dir, const char *name, const char *to, bool wider, const char *also, bool bare) {
+    char *path = xformat("%s/model.safetensors", dir);
+    static real room[64][2048];
+    StList l = {0};
+    St st;
+    Err e = {0};
+    cr_assert(st_open(&st, path, &e), "%s", e.msg);
+    for (int i = 0; i < st.n; i++) {
+        const StEntry *s = &st.entry[i];
+        int n[2] = {(int)s->shape[0], s->rank > 1 ? (int)s->shape[1] : 1};
+        cr_assert(n[0] * n[1] < 2000 && i < 64);
+        Tensor t = tensor_make(room[i], REAL, s->rank, n);
+        cr_assert(st_read(&st, s, t, &e), "%s", e.msg);
+        bool me = name && !strcmp(s->name, name);
+        if (me && wider) t.n[0]++;
+        const char *as = me && !wider ? to : s->name;
+        if (as) st_add(&l, bare && !strncmp(as, "transformer.", 12) ? as + 12 : as, t, F32);
+    }
+    real mask[4] = {1, 0, 1, 1};
+    if (also) st_add(&l, also, TENSOR(mask, REAL, 1, 1, 2, 2), F32);
+    st_close(&st);
+    cr_assert(st_write(path, &l, NULL, &e), "%s", e.msg);
+    st_list_free(&l);
+    free(path);
+}
+
+Test(hf_family, tensors_must_match) {
+    static const struct {
+        const char *family, *name, *to, *also, *part; /* part NULL: the same model */
+        bool wider, bare;
+    } k[] = {
+        {"gpt2", NULL, NULL, NULL, NULL, false, true},
+        {"gpt2", NULL, NULL, "h.1.attn.bias", NULL, false, true},
+        {"gpt2", NULL, NULL, "transformer.h.0.attn.masked_bias", NULL, false, false},
+        {"gpt2", NULL, NULL, "lm_head.weight", NULL, false, false}, /* tied: not read */
+        {"gpt2", "transformer.h.1.attn.c_attn.weight", NULL, NULL, "\"transformer.h.1.attn.c_attn.weight\" is missing",
+         false, false},
+        {"gpt2", "transformer.h.1.attn.c_attn.bias", "transformer.h.1.attn.bias", NULL,
+         "\"transformer.h.1.attn.c_attn.bias\" is missing", false, false},
+        {"gpt2", "transformer.h.0.attn.c_attn.weight", NULL, NULL, "expected shape (16,48), found (17,48)", true,
+         false},
+        {"gpt2", "transformer.h.0.mlp.c_fc.weight", NULL, NULL, "expected shape (16,64), found (17,64)", true, false},
+        {"gpt2", "transformer.h.0.ln_1.bias", NULL, NULL, "\"transformer.h.0.ln_1.bias\": expected shape (16)", true,
+         false},
+        {"gpt2", "transformer.wpe.weight", NULL, NULL, "expected shape (32,16), found (33,16)", true, false},
+        {"gpt2", NULL, NULL, "transformer.h.0.attn.c_attn.scale", "c_attn.scale\" has no place in this model", false,
+         false},
+        {"gpt2-wide", "lm_head.weight", NULL, NULL, "\"tie_word_embeddings\": true", false, false},
+        {"gpt_neox", NULL, NULL, "gpt_neox.layers.0.attention.bias", NULL, false, false},
+        {"gpt_neox", NULL, NULL, "gpt_neox.layers.1.attention.rotary_emb.inv_freq", NULL, false, false},
+        {"gpt_neox", "embed_out.weight", NULL, NULL, "\"embed_out.weight\" is missing; if the head is", false, false},
+        {"gpt_neox", "gpt_neox.layers.0.attention.query_key_value.bias", NULL, NULL, "expected shape (48), found (49)",
+         true, false},
+        {"gpt_neox", "gpt_neox.final_layer_norm.bias", NULL, NULL, "\"gpt_neox.final_layer_norm.bias\" is missing",
+         false, false},
+        {"qwen2", "model.layers.0.self_attn.k_proj.bias", NULL, NULL, "k_proj.bias\" is missing", false, false},
+        {"qwen3", "model.layers.1.self_attn.q_norm.weight", NULL, NULL, "q_norm.weight\" is missing", false, false},
+    };
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        char *dir = staged(k[i].family, NULL, NULL);
+        Dir o;
+        Err e = {0}, f = {0};
+        rewrite(dir, k[i].name, k[i].to, k[i].wider, k[i].also, k[i].bare);
+        cr_assert(device_open(&o.dev, "cpu", 1, &e) && hf_config_read(dir, &o.cfg, &e) &&
+                      model_open(&o.model, o.dev, &o.cfg, (ModelOpts){.poison = true}, &e),
+                  "%s", e.msg);
+        bool ok = hf_check(dir, &o.cfg, &e);
+        cr_expect_eq(ok, !k[i].part, "%zu %s: %s", i, k[i].family, e.msg);
+        cr_expect_eq(hf_load(dir, &o.model, &f), ok, "%zu: %s", i, f.msg);
+        if (k[i].part) {
+            dir_refused(k[i].family, NULL, &e, k[i].part);
+            dir_refused(k[i].family, NULL, &f, k[i].part);
+        } else {
+            char *golden = xformat(FAMILIES "%s", k[i].family);
+            real *want;
+            int n;
+            real *got = dir_golden(&o, golden, &want, &n);
+            CHECK_CLOSE(k[i].family, got, want, (size_t)n, 1e-4);
+            free(got), free(want), free(golden);
+        }
+        dir_close(&o);
+        free(dir);
+    }
+}
+
+/* What lies beside the weights comes along unchanged. */
+Test(hf_family, files_copied) {
+    static const char *const all[] = {
+        "generation_config.json",  "tokenizer.json",      "tokenizer_config.json", "vocab.json", "merges.txt",
+        "special_tokens_map.json", "chat_template.jinja", "tokenizer.model",       "LICENSE",    "vocab.bpe"};
+    static const char *const left[] = {"README.md",
+                                       "config.json",
+                                       "model.safetensors",
+                                       "pytorch_model.bin",
+                                       "model.safetensors.index.json",
+                                       ".gitattributes",
+                                       "trainer_state.json",
+                                       "readme.txt"};
+    char *from = check_path("from"), *to = check_path("to"), *folder = check_path("from/original.json");
+    Err e = {0};
+    cr_assert(!mkdir(from, 0700) && !mkdir(to, 0700) && !mkdir(folder, 0700));
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char text[64], *path = xformat("%s/%s", from, all[i]), *old = xformat("%s/%s", to, all[i]);
+        int n = snprintf(text, sizeof text, "{\"file\": \"%s\", \"x\": 0.10}\r\n\xff", all[i]);
+        check_write(path, i == 4 ? "" : text, i == 4 ? 0 : (size_t)n); /* one is empty */
+        if (i % 2) check_write(old, "old", 3);
+        free(path), free(old);
+    }
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
+        char *path = xformat("%s/%s", from, left[i]);
+        check_write(path, "left", 4);
+        free(path);
+    }
+    cr_assert(hf_copy(from, to, &e), "%s", e.msg);
+    cr_expect_eq(check_entries(to), (int)(sizeof all / sizeof *all), "%d", check_entries(to));
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char *a = xformat("%s/%s", from, all[i]), *b = xformat("%s/%s", to, all[i]);
+        size_t na, nb;
+        char *x = check_read(a, &na), *y = check_read(b, &nb);
+        cr_assert_eq(na, nb, "%s", all[i]);
+        cr_expect(!memcmp(x, y, na), "%s", all[i]);
+        free(a), free(b), free(x), free(y);
+    }
+    cr_assert(hf_copy(to, to, &e), "%s", e.msg); /* onto itself: nothing to do */
+    cr_expect_eq(check_entries(to), (int)(sizeof all / sizeof *all));
+    cr_assert(!hf_copy("no/such/dir", to, &e));
+    dir_refused("no source", NULL, &e, "no/such/dir");
+    char *gone = check_path("gone");
+    e = (Err){0};
+    cr_assert(!hf_copy(from, gone, &e));
+    dir_refused("no target", NULL, &e, "gone/LICENSE");
+    free(from), free(to), free(folder), free(gone);
+}
+
+/* A model saved from a directory keeps all that its generation_config.json says. */
+Test(hf_family, generation_config) {
+    Dir o;
+    HfIds ids;
+    Err e = {0};
+    size_t na, nb;
+    dir_open(&o, FAMILIES "gpt2");
+    cr_assert(hf_ids_read(FAMILIES "gpt2", &ids, &e), "%s", e.msg);
+    cr_assert(hf_save(check_dir(), &o.model, &ids, F32, &e) && hf_copy(FAMILIES "gpt2", check_dir(), &e), "%s", e.msg);
+    char *to = check_path("generation_config.json"), *a = check_read(FAMILIES "gpt2/generation_config.json", &na),
+         *b = check_read(to, &nb);
+    cr_assert(na == nb && !memcmp(a, b, na) && strstr(a, "_from_model_config"));
+    cr_expect_eq(check_entries(check_dir()), 3); /* golden.safetensors stays where it is */
+    free(a), free(b), free(to);
+    dir_close(&o);
+}
+
+/* A position beyond those learned is refused, and the cache goes on from where it was. */
+Test(hf_family, learned_positions_end) {
+    Dir o;
+    Err e = {0};
+    Cache cache;
+    int tok[40], pos[40], of[40] = {0}, first[40], all[40], off[2] = {0, 33}, seq = 0;
+    uint64_t id = 0;
+    dir_open(&o, FAMILIES "gpt2");
+    real *out = xcalloc(40 * (size_t)o.cfg.vocab, sizeof *out);
+    for (int i = 0; i < 40; i++) tok[i] = i % o.cfg.vocab, pos[i] = all[i] = i, first[i] = 0;
+    cr_assert(model_cache_open(&o.model, &cache, 1, 40, 40, 0, false, &e), "%s", e.msg);
+    cr_assert(model_extend_reserve(&o.model, &cache, 40, 40, 1, &e), "%s", e.msg);
+    Batch b = {.B = 1, .N = 33, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .id = &id};
+    cr_assert(!model_extend(&o.model, &cache, &b, tok, (Pick){33, all}, TENSOR(out, REAL, 33, o.cfg.vocab), &e));
+    dir_refused("positions", NULL, &e, "position 32 is beyond the 32 that the model has learned");
+    b.N = off[1] = 32;
+    e = (Err){0};
+    cr_assert(model_extend(&o.model, &cache, &b, tok, (Pick){32, all}, TENSOR(out, REAL, 32, o.cfg.vocab), &e), "%s",
+              e.msg);
+    kv_close(&cache);
+    free(out);
+    dir_close(&o);
+}
+
 /* ---- settings ------------------------------------------------------------------------------------------------------
  */
 
