@@ -28,8 +28,8 @@ static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor 
     #define erf_real erff
 #endif
 /* (1 + tanh u)/2 = 1/(1 + e^-2u); 2u = x (a + b x^2). */
-#define GELU_A ((real)1.5957691216057308)  /* 2 sqrt(2/pi) */
-#define GELU_B ((real)0.07135481282052306) /* 0.044715 of it */
+#define GELU_A ((real)1.5957691216057307117597842397375)              /* 2 sqrt(2/pi) */
+#define GELU_B ((real)(0.044715 * 1.5957691216057307117597842397375)) /* 0.044715 of it */
 static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
     if (measuring(r)) return;
     size_t n = tensor_count(y);
