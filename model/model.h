@@ -1,6 +1,8 @@
 /* model.h: embedding, blocks by the layer map, head; owns every region of memory but the cache's.
  *
- * block:  x += mixer(rmsnorm(x));  x += ffn(rmsnorm(x)).   head: logits = W_head rmsnorm(x). */
+ * x = embed_scale embed[token] (+ positions[position], learned)
+ * block:  x += mixer(norm(x));  x += ffn(norm(x));   parallel: x += mixer(norm(x)) + ffn(norm'(x))
+ * head: logits = W_head norm(x).   norm: RMSNorm, or LayerNorm with bias. */
 #pragma once
 #include "../layers/cache.h"
 #include "config.h"
@@ -17,10 +19,12 @@ typedef struct {
 } Layer;
 typedef struct {
     Tensor norm1, norm2; /* (d) */
+    Tensor bias1, bias2; /* (d) of a LayerNorm; absent in an RMSNorm */
     void *mix, *ffn;     /* the mixer's and the ffn's own structs */
 } LayerWeights;
 typedef struct {
-    Tensor embed, norm, head; /* (V,d) (d) (V,d); head absent when tied */
+    Tensor embed, norm, head;    /* (V,d) (d) (V,d); head absent when tied */
+    Tensor positions, norm_bias; /* (P,d) learned, (d) of a LayerNorm; may be absent */
     LayerWeights *layer;
 } Weights;
 /* Between the forward and the backward of a training pass: from what the mixers reported, stat (B,STATS,2), to the

@@ -37,23 +37,44 @@ bool st_open(St *, const char *path, Err *);
 bool st_open_dir(St *, const char *dir, Err *);
 void st_close(St *);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
+/* How a tensor t (rows, width) or (rows) lies in a stored one: `parts` tensors of its shape take turns, `block` rows at
+ * a time, and t is number `part` of them; turned: what is stored is the transpose of that (matrices alone). So a stored
+ * row k (column, turned) is row k / (parts block) block + k % block of part k / block % parts. */
+enum { PARTS_MAX = 3 };
+typedef struct {
+    int parts, part, block;
+    bool turned;
+} StPlace;
+static const StPlace ST_WHOLE = {1, 0, 1, false};
+/* Names and places of fields in a file, where they are not the fields' own. */
+typedef struct StNames StNames;
+struct StNames {
+    StPlace (*find)(const StNames *, const char *path, Tensor t, char name[192]);
+    const void *ctx;
+};
 /* The entry has the shape of `t`, which needs no memory, and a dtype that st_read takes. */
 bool st_fits(const St *, const StEntry *, Tensor t, Err *);
 /* The entry's numbers into `t` (F32 or F64 with memory, or BF16, which takes an entry of BF16 only). Refuses another
  * shape, a dtype that is not F64, F32, F16 or BF16, and a finite number that `t` cannot hold. F64 into F32 rounds to
  * nearest; all else is exact. */
 bool st_read(const St *, const StEntry *, Tensor t, Err *);
+/* The same of a tensor that has a place in the entry. */
+bool st_fits_part(const St *, const StEntry *, Tensor t, StPlace, Err *);
+bool st_read_part(const St *, const StEntry *, Tensor t, StPlace, Err *);
 
-/* Fill fields from a file: f = st_loader(&l) visits them (name: prefix + path), then st_loaded tells. */
+/* Fill fields from a file: f = st_loader(&l) visits them (name: prefix + path), then st_load_end tells. st_checker
+ * looks at shapes and dtypes alone: the fields need no memory. */
 typedef struct {
     const St *st;
-    const char *prefix; /* before every field's name; NULL: "" */
+    const char *prefix;   /* before every field's name; NULL: "" */
+    const StNames *names; /* NULL: the fields' own */
     Err *err;
     bool failed;
     bool *used; /* (st->n) entries that a field took */
 } StLoad;
 void st_load_begin(StLoad *, const St *, const char *prefix, Err *);
 Fields st_loader(StLoad *);
+Fields st_checker(StLoad *);
 /* End. False if a field failed (FIELD_OPTIONAL ones may be absent). Unless `rest` is NULL: false for an entry that
  * starts with the prefix, that no field took and that rest(name) does not call harmless. */
 bool st_load_end(StLoad *, bool (*rest)(const char *name));
@@ -61,21 +82,32 @@ bool st_load_end(StLoad *, bool (*rest)(const char *name));
 typedef struct {
     char *name;
     Tensor t;
-    Dtype as; /* stored as */
+    Dtype as;                    /* stored as */
+    StPlace place;               /* of its parts, each (rows, width) and of t's dtype; t has the stored shape */
+    const void *part[PARTS_MAX]; /* part[0] = t.p where it is stored whole */
 } StItem;
 typedef struct {
     int n;
     StItem *item;
     const char *prefix;
+    const StNames *names;
     Dtype as;
     bool own; /* instead of `as`: as it lies in memory */
 } StList;
 /* Collect: every field as `as`, those with FIELD_F32 not narrower than F32; names get the prefix (NULL: ""). */
 Fields st_lister(StList *);
 void st_add(StList *, const char *name, Tensor t, Dtype as);
+void st_add_part(StList *, const char *name, Tensor t, StPlace, Dtype as); /* all parts before it is written */
 void st_list_free(StList *);
 /* Write the list as the reference does: wide dtypes first, then by name; compact JSON padded to 8 bytes. Tensors are
  * F32 or F64 in memory and are rounded to nearest even; one that is BF16 in memory is stored as that. `meta`: key,
  * value, ..., NULL; {"format":"pt"} is always there.
  */
 bool st_write(const char *path, const StList *, const char *const *meta, Err *);
+/* The list as a model directory: model.safetensors, or, where the tensors take more than `limit` bytes (0: any number),
+ * model-00001-of-0000n.safetensors, ... in the order of the list and model.safetensors.index.json, which comes last. A
+ * shard is filled up to the limit; a tensor that exceeds it has one of its own (the rule of huggingface_hub's
+ * split_state_dict_into_shards_factory). Refused: a limit that makes more than SHARDS_MAX of them, and shards beside a
+ * model.safetensors, which readers would take instead. */
+enum { SHARDS_MAX = 2048 };
+bool st_write_dir(const char *dir, const StList *, size_t limit, Err *);

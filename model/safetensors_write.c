@@ -48,8 +48,41 @@ static void encode(Tensor t, Dtype as, size_t a, size_t b, unsigned char *out) {
     }
 }
 
+/* A stored row of parts, as they lie in memory, from column a to b-1. */
+static void gather(const StItem *s, size_t row, size_t a, size_t b, unsigned char *out) {
+    const StPlace *p = &s->place;
+    size_t size = dtype_size(s->t.dtype), parts = (size_t)p->parts, block = (size_t)p->block;
+    size_t width = s->t.rank < 2 ? 1 : (size_t)s->t.n[p->turned ? 0 : 1];
+    for (size_t c = a; c < b; c++, out += size) {
+        size_t k = p->turned ? c : row, col = p->turned ? row : c;
+        const char *from = s->part[k / block % parts];
+        size_t r = k / (parts * block) * block + k % block;
+        memcpy(out, from + (r * width + col) * size, p->turned ? size : (b - c) * size);
+        if (!p->turned) return; /* a row of one part lies in one piece */
+    }
+}
+/* Row by row through a small buffer. */
+static bool put_parts(FileOut *o, const StItem *s, Err *e) {
+    static const size_t step = 1 << 12;
+    size_t rows = (size_t)s->t.n[0], w = s->t.rank < 2 ? 1 : (size_t)s->t.n[1];
+    unsigned char *row = xcalloc(step, 8), *buf = xcalloc(step, 8);
+    bool ok = true;
+    for (int k = 0; k < s->place.parts; k++) CHECK(s->part[k], "%s: part %d was not given", s->name, k);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t a = 0; ok && a < w; a += step) {
+            size_t n = zmin(step, w - a);
+            gather(s, r, a, a + n, row);
+            encode(TENSOR(row, s->t.dtype, (int)n), s->as, 0, n, buf);
+            ok = file_put(o, buf, n * dtype_size(s->as), e);
+        }
+    free(row);
+    free(buf);
+    return ok;
+}
+
 static bool put_data(FileOut *o, const StItem *s, Err *e) {
     static const size_t step = 1 << 16;
+    if (s->place.parts > 1 || s->place.turned) return put_parts(o, s, e);
     const size_t n = tensor_count(s->t);
     const uint32_t one = 1;
     /* The common case goes to the file as it lies in memory. */
@@ -65,16 +98,34 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
     return ok;
 }
 
-void st_add(StList *l, const char *name, Tensor t, Dtype as) {
+void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
     CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64 || (t.dtype == BF16 && as == BF16)), "%s", name);
-    l->item = xrealloc(l->item, (size_t)l->n + 1, sizeof *l->item);
-    l->item[l->n++] = (StItem){xstrdup(name), t, as};
+    CHECK(p.parts >= 1 && p.parts <= PARTS_MAX && p.part < p.parts && p.block > 0 && (p.parts == 1 || t.rank <= 2),
+          "%s", name);
+    Tensor all = t;
+    StItem *s = NULL;
+    for (int i = l->n - 1; p.parts > 1 && !s && i >= 0; i--)
+        if (!strcmp(l->item[i].name, name)) s = &l->item[i];
+    p.turned &= t.rank == 2;
+    all.n[0] *= p.parts;
+    if (p.turned) all.n[1] = all.n[0], all.n[0] = t.n[1];
+    if (!s) {
+        l->item = xrealloc(l->item, (size_t)l->n + 1, sizeof *l->item);
+        s = &l->item[l->n++];
+        *s = (StItem){.name = xstrdup(name), .t = all, .as = as, .place = p};
+    }
+    CHECK(!s->part[p.part] && !memcmp(s->t.n, all.n, sizeof all.n), "%s: part %d", name, p.part);
+    s->part[p.part] = t.p;
 }
+void st_add(StList *l, const char *name, Tensor t, Dtype as) { st_add_part(l, name, t, ST_WHOLE, as); }
 
 static void list_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     StList *l = f->ctx;
-    char *name = xformat("%s%s", l->prefix ? l->prefix : "", path);
-    st_add(l, name, *t, l->own ? t->dtype : flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
+    char own[192];
+    StPlace p = ST_WHOLE;
+    if (l->names) p = l->names->find(l->names, path, *t, own);
+    char *name = xformat("%s%s", l->prefix ? l->prefix : "", l->names ? own : path);
+    st_add_part(l, name, *t, p, l->own ? t->dtype : flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
     free(name);
 }
 Fields st_lister(StList *l) { return (Fields){.see = list_field, .ctx = l}; }
@@ -160,5 +211,90 @@ bool st_write(const char *path, const StList *l, const char *const *meta, Err *e
     }
     free(head);
     free(s);
+    return ok;
+}
+
+/* ---- shards --------------------------------------------------------------------------------------------------------
+ */
+
+static size_t item_bytes(const StItem *s) { return tensor_count(s->t) * dtype_size(s->as); }
+
+/* shard[i]: the number, from 0, of item i's. A tensor beyond the limit is numbered at once, the shard that is being
+ * filled when it is full: so does the reference. Returns how many there are. */
+static int shard_items(const StList *l, size_t limit, int *shard) {
+    int n = 0, open = 0; /* items of the shard that is being filled */
+    size_t used = 0;
+    for (int i = 0; i <= l->n; i++) {
+        size_t bytes = i < l->n ? item_bytes(&l->item[i]) : SIZE_MAX;
+        if (i < l->n && bytes > limit) {
+            shard[i] = n++;
+            continue;
+        }
+        if (open && (i == l->n || used + bytes > limit)) {
+            for (int k = 0; k < i; k++)
+                if (shard[k] < 0) shard[k] = n;
+            n++, open = 0, used = 0;
+        }
+        if (i < l->n) shard[i] = -1, open++, used += bytes;
+    }
+    return n;
+}
+
+static char *shard_name(const char *dir, int k, int n) {
+    return xformat("%s%smodel-%05d-of-%05d.safetensors", dir, *dir ? "/" : "", k + 1, n);
+}
+
+static bool index_write(const char *dir, const StList *l, const int *shard, int n, Err *e) {
+    char *path = xformat("%s/model.safetensors.index.json", dir);
+    StItem *s = xcalloc((size_t)l->n, sizeof *s);
+    size_t bytes = 0, numbers = 0;
+    for (int i = 0; i < l->n; i++) {
+        s[i] = l->item[i];
+        s[i].t.n[0] = shard[i]; /* the shape is not needed any more */
+        bytes += item_bytes(&l->item[i]), numbers += tensor_count(l->item[i].t);
+    }
+    qsort(s, (size_t)l->n, sizeof *s, by_name);
+    json_t *map = json_object(), *j = json_pack("{s{sI sI} so}", "metadata", "total_parameters", (json_int_t)numbers,
+                                                "total_size", (json_int_t)bytes, "weight_map", map);
+    for (int i = 0; i < l->n; i++) {
+        char *name = shard_name("", s[i].t.n[0], n);
+        json_object_set_new(map, s[i].name, json_string(name));
+        free(name);
+    }
+    bool ok = json_write(path, j, e);
+    json_decref(j);
+    free(s);
+    free(path);
+    return ok;
+}
+
+static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e) {
+    if (file_exists(dir, "model.safetensors"))
+        return err_input(e, "%s: holds a model.safetensors, which would be read instead of shards; remove it", dir);
+    int *shard = xcalloc((size_t)l->n, sizeof *shard), n = shard_items(l, limit, shard);
+    StItem *item = xcalloc((size_t)l->n, sizeof *item);
+    bool ok = n <= SHARDS_MAX || err_input(e, "%s: shards of at most %zu bytes would be %d, at most %d are made", dir,
+                                           limit, n, SHARDS_MAX);
+    for (int k = 0; ok && k < n; k++) {
+        StList some = {.item = item};
+        for (int i = 0; i < l->n; i++)
+            if (shard[i] == k) item[some.n++] = l->item[i];
+        char *path = shard_name(dir, k, n);
+        ok = st_write(path, &some, NULL, e);
+        free(path);
+    }
+    ok = ok && index_write(dir, l, shard, n, e);
+    free(item);
+    free(shard);
+    return ok;
+}
+
+bool st_write_dir(const char *dir, const StList *l, size_t limit, Err *e) {
+    size_t bytes = 0;
+    for (int i = 0; i < l->n; i++) bytes += item_bytes(&l->item[i]);
+    if (limit && bytes > limit) return shards_write(dir, l, limit, e);
+    char *path = xformat("%s/model.safetensors", dir);
+    bool ok = st_write(path, l, NULL, e);
+    free(path);
     return ok;
 }

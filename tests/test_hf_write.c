@@ -65,38 +65,37 @@ static const char base[] =
     ","
     "\"pattern\":[\"full\"],\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":48}]}";
 static const struct {
-    const char *key, *value;
-    bool llama;
+    const char *key, *value, *type; /* the model type that it is written as */
 } shapes[] = {
-    {"layers", "4", true},
-    {"tied", "false", true},
-    {"init_std", "0", true},
-    {"kinds/full/kv_heads", "0", true},
-    {"kinds/full/head_dim", "0", true},
-    {"kinds/full/head_dim", "10", true},
-    {"kinds/full/window", "16", false},
-    {"kinds/full/qk_norm", "true", false},
-    {"kinds/full/qkv_bias", "true", false},
-    {"kinds/full/o_bias", "true", false},
-    {"kinds/full/rope", "{\"type\":\"none\"}", false},
-    {"kinds/full/rope/interleaved", "true", false},
-    {"kinds/full/rope/inclusive", "true", false},
-    {"embed_scale", "2", false},
-    {"kinds/full/rope", "{\"type\":\"linear\",\"factor\":2}", true},
-    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2}", true},
-    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2,\"length\":256}", false},
-    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":4,\"original_max_positions\":32}", true},
-    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":2,\"original_max_positions\":32}", false},
+    {"layers", "4", "llama"},
+    {"tied", "false", "llama"},
+    {"init_std", "0", "llama"},
+    {"kinds/full/kv_heads", "0", "llama"},
+    {"kinds/full/head_dim", "0", "llama"},
+    {"kinds/full/head_dim", "10", "llama"},
+    {"kinds/full/window", "16", "mistral"},
+    {"kinds/full/qk_norm", "true", "qwen3"},
+    {"kinds/full/qkv_bias", "true", "qwen2"},
+    {"kinds/full/o_bias", "true", "kvsmith"},
+    {"kinds/full/rope", "{\"type\":\"none\"}", "kvsmith"},
+    {"kinds/full/rope/interleaved", "true", "kvsmith"},
+    {"kinds/full/rope/inclusive", "true", "kvsmith"},
+    {"embed_scale", "2", "kvsmith"},
+    {"kinds/full/rope", "{\"type\":\"linear\",\"factor\":2}", "llama"},
+    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2}", "llama"},
+    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2,\"length\":256}", "kvsmith"},
+    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":4,\"original_max_positions\":32}", "llama"},
+    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":2,\"original_max_positions\":32}", "kvsmith"},
     {"kinds/full/rope",
      "{\"type\":\"longrope\",\"short_factor\":[1,1,2,2],\"long_factor\":[1,1,2,2],\"original_max_positions\":32}",
-     true},
+     "llama"},
     {"kinds/full/rope",
      "{\"type\":\"longrope\",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,2,2],\"original_max_positions\":32}",
-     false},
+     "kvsmith"},
     {"kinds/local", "{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":8,\"window\":8}",
-     true}, /* declared, not used */
-    {"kv_from", "{\"3\":1}", false},
-    {"ffn", "[{\"kind\":\"swiglu\",\"hidden\":48},{\"kind\":\"swiglu\",\"hidden\":32}]", false},
+     "llama"}, /* declared, not used */
+    {"kv_from", "{\"3\":1}", "kvsmith"},
+    {"ffn", "[{\"kind\":\"swiglu\",\"hidden\":48},{\"kind\":\"swiglu\",\"hidden\":32}]", "kvsmith"},
 };
 
 /* Every shape of model keeps its settings through config.json, as llama where it is one. */
@@ -111,17 +110,17 @@ Test(hf_write, settings_there_and_back) {
         dir_edit(j, shapes[i].key, shapes[i].value);
         char *text = json_dumps(j, 0);
         cr_assert(model_cfg_from_json(&c, text, strlen(text), "test", &e), "%s", e.msg);
-        cr_expect_eq(hf_is_llama(&c, &why), shapes[i].llama, "%s %s: %s", shapes[i].key, shapes[i].value,
-                     why ? why : "is llama");
+        cr_expect_eq(hf_is_llama(&c, &why), !strcmp(shapes[i].type, "llama"), "%s %s: %s", shapes[i].key,
+                     shapes[i].value, why ? why : "is llama");
         cr_assert(hf_config_write(path, &c, &(HfIds){.bos = 5, .neos = 1, .eos = {6}}, F32, &e), "%s", e.msg);
         json_t *file = json_load_file(path, 0, NULL);
-        cr_expect_str_eq(json_string_value(json_object_get(file, "model_type")), shapes[i].llama ? "llama" : "kvsmith");
+        cr_expect_str_eq(json_string_value(json_object_get(file, "model_type")), shapes[i].type);
         cr_expect_eq(json_integer_value(json_object_get(file, "bos_token_id")), 5);
         ModelCfg d;
         cr_assert(hf_config_read(check_dir(), &d, &e), "%s", e.msg);
         char *a = model_cfg_json(&c), *b = model_cfg_json(&d);
-        /* llama resolves defaults and keeps no name of a kind: compare what the layers become. */
-        if (!shapes[i].llama) {
+        /* A family resolves defaults and keeps no name of a kind: compare what the layers become. */
+        if (!strcmp(shapes[i].type, "kvsmith")) {
             cr_expect_str_eq(a, b);
         } else {
             Model m = {0}, n = {0};
@@ -129,7 +128,8 @@ Test(hf_write, settings_there_and_back) {
             cr_expect(c.tied == d.tied && c.norm_eps == d.norm_eps && c.vocab == d.vocab && m.L == n.L);
             const GqaCfg *x = m.layer[1].cfg, *y = n.layer[1].cfg;
             cr_expect(x->heads == y->heads && x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
-                      x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias);
+                      x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias && x->qk_norm == y->qk_norm &&
+                      x->window == y->window);
             CHECK_BYTES(shapes[i].value, &y->table, &x->table, sizeof x->table);
             model_unmap(&m);
             model_unmap(&n);
@@ -168,6 +168,75 @@ Test(hf_write, export) {
     }
     free(got), free(want);
     dir_close(&o);
+}
+
+/* Shards and index as transformers writes them, byte for byte, and the same numbers whatever the size of a shard. */
+Test(hf_write, shards) {
+    static const char *const files[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                        "model.safetensors.index.json"};
+    static const struct {
+        size_t limit;
+        int files; /* of tensors, beside config.json, generation_config.json and the index */
+    } k[] = {{40000, 2}, {1, 21}, {8000, 12}, {5000, 14}, {74368, 1}, {74367, 2}, {0, 1}, {SIZE_MAX, 1}};
+    Dir a, b;
+    Err e = {0};
+    dir_open(&a, GOLDEN "sharded");
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "shards-%zu", i);
+        char *dir = check_path(name);
+        cr_assert_eq(mkdir(dir, 0700), 0);
+        cr_assert(hf_save_sharded(dir, &a.model, NULL, F32, k[i].limit, &e), "%s", e.msg);
+        cr_expect_eq(check_entries(dir), k[i].files + (k[i].files > 1 ? 3 : 2), "%zu: %d", k[i].limit,
+                     check_entries(dir));
+        for (int f = 0; i == 0 && f < 3; f++) {
+            size_t na, nb;
+            char *from = xformat(GOLDEN "sharded/%s", files[f]), *to = xformat("%s/%s", dir, files[f]);
+            char *x = check_read(from, &na), *y = check_read(to, &nb);
+            cr_assert_eq(na, nb, "%s: %zu bytes, want %zu", files[f], nb, na);
+            CHECK_BYTES(files[f], y, x, na);
+            free(x), free(y), free(from), free(to);
+        }
+        dir_open(&b, dir);
+        StList w[2] = {{0}, {0}};
+        for (int m = 0; m < 2; m++) {
+            Fields f = {.see = see_weights, .ctx = &w[m]};
+            model_fields(m ? &b.model : &a.model, m ? &b.model.w : &a.model.w, &f);
+        }
+        for (int t = 0; t < w[0].n; t++)
+            CHECK_BYTES(w[0].item[t].name, w[1].item[t].t.p, w[0].item[t].t.p, tensor_bytes(w[0].item[t].t));
+        st_list_free(&w[0]), st_list_free(&w[1]);
+        dir_close(&b);
+        free(dir);
+    }
+    dir_close(&a);
+}
+
+Test(hf_write, shards_refused) {
+    Dir a;
+    Err e = {0};
+    dir_open(&a, GOLDEN "llama3-untied");
+    cr_assert(hf_save(check_dir(), &a.model, NULL, F32, &e), "%s", e.msg);
+    cr_assert(!hf_save_sharded(check_dir(), &a.model, NULL, F32, 1000, &e));
+    dir_refused("beside one file", check_dir(), &e, "remove it");
+    dir_close(&a);
+    StList l = {0};
+    real x = 0;
+    for (int i = 0; i <= SHARDS_MAX; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "t%d", i);
+        st_add(&l, name, TENSOR(&x, REAL, 1), F32);
+    }
+    char *dir = check_path("many");
+    cr_assert_eq(mkdir(dir, 0700), 0);
+    e = (Err){0};
+    cr_assert(!st_write_dir(dir, &l, 4, &e));
+    dir_refused("too many", dir, &e, "at most 2048");
+    cr_expect_eq(check_entries(dir), 0);
+    cr_assert(st_write_dir(dir, &l, 8, &e), "%s", e.msg);
+    cr_expect_eq(check_entries(dir), (SHARDS_MAX + 2) / 2 + 1);
+    st_list_free(&l);
+    free(dir);
 }
 
 /* A model that is no llama: kinds, window, shared K/V, qk_norm; weights and settings come back. */
@@ -219,6 +288,17 @@ Test(hf_write, full_disk) {
                      check_entries(dir)); /* whole files or none, no temporary one */
         free(dir);
     }
+    /* Shards: those that are whole stay, and without their index nobody takes them for a model. */
+    char *dir = check_path("shards");
+    cr_assert_eq(mkdir(dir, 0700), 0);
+    some = (struct rlimit){20000, all.rlim_max}; /* the last shard is larger */
+    setrlimit(RLIMIT_FSIZE, &some);
+    e = (Err){0};
+    bool ok = hf_save_sharded(dir, &o.model, NULL, F32, 30000, &e);
+    setrlimit(RLIMIT_FSIZE, &all);
+    cr_assert(!ok && e.status == EXIT_WORLD && strstr(e.msg, dir), "%s", e.msg);
+    cr_expect(!file_exists(dir, "model.safetensors.index.json") && !file_exists(dir, "model.safetensors"));
+    free(dir);
     char *gone = check_path("gone/dir");
     cr_assert(!hf_save(gone, &o.model, NULL, F32, &e));
     dir_refused("no directory", NULL, &e, "gone/dir");
