@@ -3,24 +3,26 @@
 
 enum { STREAM_INIT = 1 };
 
-void model_fields(const Model *m, Weights *w, Fields *f) {
-    const ModelCfg *c = &m->cfg;
-    f->scope[0] = 0;
-    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
-    for (int l = 0; l < m->L; l++) {
-        const Layer *y = &m->layer[l];
-        LayerWeights *lw = &w->layer[l];
+void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
+    const Layer *y = &m->layer[l];
+    LayerWeights *lw = &w->layer[l];
+    snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
+    field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, m->cfg.d_model);
+    snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
+    y->kind->mixer->weights(y->cfg, lw->mix, f);
+    if (!y->publisher) {
         snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-        field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-        snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
-        y->kind->mixer->weights(y->cfg, lw->mix, f);
-        if (y->publisher) continue;
-        snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
+        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, m->cfg.d_model);
         snprintf(f->scope, sizeof f->scope, "model.layers.%d.mlp.", l);
         y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
     }
     f->scope[0] = 0;
+}
+void model_fields(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    f->scope[0] = 0;
+    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
+    for (int l = 0; l < m->L; l++) model_layer_fields(m, l, w, f);
     field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
     if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
 }
@@ -385,4 +387,37 @@ void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real 
 }
 void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
     model_score(m, b, tok, tgt, nll, NULL);
+}
+
+/* ---- piece by piece -----------------------------------------------------------------------------------------------
+ */
+
+bool model_pieces(Model *m, Err *e) {
+    CHECK(m->opts.dry && m->opts.max_rows, "not opened dry with rows");
+    return arena_open(&m->keep, "a block's activations", m->keep.peak, m->opts.poison, e) &&
+           arena_open(&m->scratch, "scratch", m->scratch.peak, m->opts.poison, e);
+}
+void model_block_embed(Model *m, const Batch *b, const int *tok, Tensor x) {
+    Run r = run_pass(m, b, 0);
+    embed_rows(m, &r, x, tok);
+}
+void model_block(Model *m, const Batch *b, int l, Tensor x, Tensor y, BlockSee *see, void *ctx) {
+    Run r = run_pass(m, b, 0);
+    Mark keep = arena_mark(&m->keep);
+    Fields place = arena_placer(&m->keep);
+    act_fields(m, l, b->N, &place);
+    layer_forward(m, &r, l, x, y);
+    if (see) see(ctx, m->act[l].xn1, m->layer[l].publisher ? x : m->act[l].mid, layer_kv(m, l));
+    arena_release(&m->keep, keep);
+}
+void model_block_norm(Model *m, const Batch *b, Tensor x, Tensor xf) {
+    Run r = run_pass(m, b, 0);
+    Mark mark = arena_mark(&m->keep);
+    Tensor rstd = arena_tensor(&m->keep, "rstd", REAL, 1, &b->N);
+    r.ops->rmsnorm(&r, xf, rstd, x, m->w.norm, m->cfg.norm_eps);
+    arena_release(&m->keep, mark);
+}
+void model_block_logits(Model *m, const Batch *b, Tensor xf, Tensor table, Tensor logits) {
+    Run r = run_pass(m, b, 0);
+    r.ops->linear(&r, logits, xf, table, ABSENT);
 }
