@@ -73,6 +73,15 @@ Tensor job_out(Job *j, int l, const char *name) {
     Tensor t = declared(&j->b, l, name);
     return present(t) ? piece(j, true, l, name, t) : ABSENT;
 }
+Tensor job_edit(Job *j, int l, const char *name) {
+    int before = j->npiece;
+    Tensor out = job_out(j, l, name);
+    if (j->npiece == before || !present(out)) return out;
+    Tensor in = job_in(j, l, name);
+    CHECK(tensor_bytes(in) == tensor_bytes(out), "%s has another shape", name);
+    if (!j->failed) memcpy(out.p, in.p, tensor_bytes(out));
+    return out;
+}
 static void layer_drop(Job *j) {
     for (int i = 0; i < j->npiece; i++) free(j->piece[i].name);
     free(j->piece);
@@ -136,6 +145,7 @@ static bool plan(Job *j, Err *e) {
 static Dtype stored_as(const Job *j, const char *name, unsigned flags) {
     static const Dtype floats[] = {F64, F32, BF16, F16};
     int layer;
+    if (j->from.tied && !strcmp(name, "lm_head.weight")) name = "model.embed_tokens.weight"; /* a copy counts nothing */
     const StEntry *s = st_find(&j->st, name);
     if (!s && sscanf(name, "model.layers.%d.", &layer) == 1) {
         char *norm = xformat("model.layers.%d.input_layernorm.weight", layer);
@@ -233,36 +243,51 @@ static void write_field(Fields *f, Tensor *t, const char *path, unsigned flags) 
  * probability is then at most n in V + n (Jensen's inequality), whatever the row. */
 static bool write_table(Writing *w, const char *name, Tensor shape) {
     Job *j = w->j;
-    bool tie = !strcmp(name, "lm_head.weight") && j->from.tied;
-    const char *from = tie ? "model.embed_tokens.weight" : name;
-    Dtype as = stored_as(j, tie && j->as < 0 ? from : name, FIELD_TABLE);
-    int V = j->from.vocab, more = shape.n[0] - V, d = shape.n[1];
-    if (!more) return copy_tensor(w, name, from, shape, as);
+    bool head = !strcmp(name, "lm_head.weight");
+    const char *from = head && j->from.tied ? "model.embed_tokens.weight" : name;
+    Dtype as = stored_as(j, name, FIELD_TABLE);
+    int V = j->from.vocab, d = shape.n[1];
+    if (shape.n[0] == V && !(head && j->fold)) return copy_tensor(w, name, from, shape, as);
     const StEntry *s = st_find(&j->st, from);
     Mark mark = arena_mark(&j->layer);
-    Tensor row = arena_tensor(&j->layer, "row", REAL, 2, (int[]){1, d});
+    Tensor row = arena_tensor(&j->layer, "row", REAL, 2, (int[]){1, d}),
+           gain = arena_tensor(&j->layer, "gain", REAL, 1, &d);
     double *sum = arena_take(&j->layer, (size_t)d * sizeof *sum, "mean row");
     memset(sum, 0, (size_t)d * sizeof *sum);
-    bool ok = true;
+    bool ok = st_read(&j->st, st_find(&j->st, "model.norm.weight"), gain, w->e);
     for (int r = 0; ok && r < shape.n[0]; r++) {
         uint64_t one[2] = {1, (uint64_t)d};
         StEntry some = *s;
         some.shape = one;
         if (r < V) some.p += (size_t)r * (s->bytes / (size_t)V), ok = st_read(&j->st, &some, row, w->e);
-        for (int i = 0; i < d; i++)
-            if (r < V)
-                sum[i] += R(row)[i];
-            else
+        for (int i = 0; ok && i < d; i++)
+            if (r >= V)
                 R(row)[i] = (real)(sum[i] / V);
-        ok = ok && st_out_rows(w->out, name, (size_t)r, row, w->e);
+            else if (head && j->fold)
+                sum[i] += R(row)[i] *= R(gain)[i];
+            else
+                sum[i] += R(row)[i];
+        ok = ok && st_out_rows(w->out, name, (size_t)r, row, w->e) && !pending(w->e);
     }
     arena_release(&j->layer, mark);
     return ok;
 }
 
-static void see_window(void *ctx, int l, int window, Tensor in, Tensor mid, const Kv *kv) {
+static bool write_norm(Writing *w, Tensor shape) {
+    static const char name[] = "model.norm.weight";
+    Job *j = w->j;
+    if (!j->fold) return copy_tensor(w, name, name, shape, stored_as(j, name, FIELD_ONES));
+    Mark mark = arena_mark(&j->layer);
+    Tensor ones = arena_tensor(&j->layer, "ones", REAL, 1, shape.n);
+    for (int i = 0; i < shape.n[0]; i++) R(ones)[i] = 1;
+    bool ok = st_out_put(w->out, name, ones, w->e);
+    arena_release(&j->layer, mark);
+    return ok;
+}
+
+static void see_window(void *ctx, const FlowView *v) {
     Job *j = ctx;
-    if (window < j->win.calib) j->target->see(j, l, in, mid, kv);
+    if (v->window < j->win.calib) j->target->see(j, v);
 }
 
 static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
@@ -277,9 +302,7 @@ static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
         layer_done(j);
         if (w.failed) return false;
     }
-    return write_table(&w, "model.embed_tokens.weight", shapes.embed) &&
-           copy_tensor(&w, "model.norm.weight", "model.norm.weight", shapes.norm,
-                       stored_as(j, "model.norm.weight", FIELD_ONES)) &&
+    return write_table(&w, "model.embed_tokens.weight", shapes.embed) && write_norm(&w, shapes.norm) &&
            (j->to.tied || write_table(&w, "lm_head.weight", shapes.head)) && !pending(e);
 }
 
@@ -385,7 +408,7 @@ static bool room(Job *j, Err *e) {
         if (l < j->a.L) model_layer_fields(&j->a, l, &a, &f);
         model_layer_fields(&j->b, l, &b, &f);
         /* what several layers of the source come together in: see Target.layer */
-        most = zmax(most, size.peak * (size_t)imax(1, j->first_out));
+        most = zmax(most, size.peak * (size_t)imax(1, j->together));
         if (j->target->memory) work = zmax(work, j->target->memory(j, l));
     }
     most += ((size_t)1 << 22) * sizeof(real) + 4 * (size_t)j->from.d_model * sizeof(double) + 65536;

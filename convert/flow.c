@@ -131,11 +131,12 @@ static bool load_layer(Flow *f, int l, Err *e) {
 typedef struct {
     FlowSee *see;
     void *ctx;
-    int l, window;
+    FlowView view;
 } Seeing;
 static void see_block(void *ctx, Tensor in, Tensor mid, const Kv *kv) {
-    const Seeing *s = ctx;
-    if (s->see) s->see(s->ctx, s->l, s->window, in, mid, kv);
+    Seeing *s = ctx;
+    s->view.in = in, s->view.mid = mid, s->view.kv = kv;
+    if (s->see) s->see(s->ctx, &s->view);
 }
 
 bool flow_layer(Flow *f, int l, FlowSee *see, void *ctx, Err *e) {
@@ -145,7 +146,7 @@ bool flow_layer(Flow *f, int l, FlowSee *see, void *ctx, Err *e) {
         for (int k = 0; k < f->m.L; k++)
             if (f->m.layer[k].shared) f->m.kv[k] = f->kv[(size_t)k * n + (size_t)(w - f->from)];
         Tensor x = window_rows(f, w);
-        Seeing s = {see, ctx, l, w};
+        Seeing s = {see, ctx, {.l = l, .window = w, .x = x}};
         model_block(&f->m, &f->batch, l, x, f->y, see_block, &s);
         memcpy(x.p, f->y.p, tensor_bytes(f->y));
     }

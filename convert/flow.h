@@ -16,7 +16,14 @@ bool windows_read(Windows *, const char *dir, const ModelCfg *, const char *text
                   Err *);
 void windows_free(Windows *);
 
-typedef void FlowSee(void *ctx, int l, int window, Tensor in, Tensor mid, const Kv *);
+/* What a block did with one window: x (T,d) its input, in: normed, for the mixer; mid: the stream behind the mixer; the
+ * rows of keys and values that the mixer read. */
+typedef struct {
+    int l, window;
+    Tensor x, in, mid;
+    const Kv *kv;
+} FlowView;
+typedef void FlowSee(void *ctx, const FlowView *);
 typedef struct {
     const St *st;
     const Windows *w;

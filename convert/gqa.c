@@ -74,10 +74,7 @@ static bool plan(Job *j, json_t *model, Err *e) {
     return true;
 }
 
-static void see(Job *j, int l, Tensor in, Tensor mid, const Kv *kv) {
-    (void)in, (void)mid;
-    grams_see(j, &((Cfg *)j->cfg)->grams, l, kv);
-}
+static void see(Job *j, const FlowView *v) { grams_see(j, &((Cfg *)j->cfg)->grams, v->l, v->kv); }
 static size_t memory(const Job *j, int l) { return j->calibrates ? grams_memory(j, l) : 0; }
 
 static void redraw(Job *j, int l, const char *name, Tensor out, uint64_t seed) {

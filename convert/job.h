@@ -18,7 +18,7 @@ typedef struct Target {
      * source's of the same name. */
     bool (*layer)(Job *, int l, Err *);
     /* Shown every window of layer l that calibrates, when j->calibrates. */
-    void (*see)(Job *, int l, Tensor in, Tensor mid, const Kv *);
+    void (*see)(Job *, const FlowView *);
     size_t (*memory)(const Job *, int l); /* bytes that `see` and `layer` take from j->work; NULL: none */
     void (*done)(Job *);                  /* frees what cfg owns; NULL: nothing */
 } Target;
@@ -40,7 +40,8 @@ struct Job {
     /* dtype of every tensor of the target; -1: as in the source */
     int as;
     size_t shard;        /* 0: one file */
-    int first_out;       /* layers of the source that the target's layer l is read from: l itself unless `origin` */
+    int together;        /* layers of the source that one layer of the target is made of, at most; 0: one */
+    bool fold;           /* the last norm's gain goes into the head */
     Arena layer, work;   /* tensors of one layer, given back after it; the target's own memory */
     struct Piece *piece; /* of the layer under way */
     int npiece;
@@ -53,6 +54,8 @@ struct Job {
 Tensor job_in(Job *, int l, const char *name);
 /* The target's, to be filled; ABSENT where the target has none. */
 Tensor job_out(Job *, int l, const char *name);
+/* The target's, which begins as the source's of that name (or as an earlier step left it), to be changed in place. */
+Tensor job_edit(Job *, int l, const char *name);
 /* Whether the tensor stands in the target's declarations of layer l. */
 bool job_has(const Job *, int l, const char *name);
 const GqaCfg *job_gqa(const Model *, int l); /* settings of a layer whose mixer is gqa; NULL: another mixer */

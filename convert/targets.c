@@ -1,8 +1,8 @@
 /* targets.c: the table of targets. */
 #include "job.h"
 
-extern const Target gqa_target, mqa_target;
-const Target *const targets[] = {&gqa_target, &mqa_target, NULL};
+extern const Target gqa_target, mqa_target, same_target;
+const Target *const targets[] = {&gqa_target, &mqa_target, &same_target, NULL};
 
 static void cell(FILE *f, const char *text) { fprintf(f, "%s |", text); }
 void convert_document(FILE *f) {

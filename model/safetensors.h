@@ -97,7 +97,7 @@ typedef struct {
 void st_plan(StList *, const char *name, Tensor shape, Dtype as);
 /* Create the files of st_write_dir's layout in DIR, which exists and holds no model. `meta` as st_write. */
 bool st_out_begin(StOut *, const char *dir, const StList *, size_t limit, const char *const *meta, Err *);
-/* The whole tensor, rounded to nearest even; each name once. */
+/* The whole tensor, rounded to nearest even; each name once. EXIT_INPUT: a finite number that the dtype cannot hold. */
 bool st_out_put(StOut *, const char *name, Tensor, Err *);
 /* The same from `bytes` bytes as they are to stand in the file. */
 bool st_out_raw(StOut *, const char *name, const void *p, size_t bytes, Err *);

@@ -100,6 +100,17 @@ bool st_out_raw(StOut *o, const char *name, const void *p, size_t bytes, Err *e)
     return put_at(&o->file[h->file], p, bytes, h->at, e);
 }
 
+/* The first number that is finite and would be stored as an infinity; n: none. */
+static size_t too_large(Tensor t, Dtype as, size_t n) {
+    /* half way from the largest number to the next that there would be */
+    double most = as == F16 ? 65520 : as == BF16 ? 0x1.FFp127 : as == F32 ? 0x1.FFFFFFp127 : INFINITY;
+    for (size_t i = 0; i < n && isfinite(most); i++) {
+        double v = t.dtype == F64 ? ((double *)t.p)[i] : ((float *)t.p)[i];
+        if (fabs(v) >= most && isfinite(v)) return i;
+    }
+    return n;
+}
+
 bool st_out_rows(StOut *o, const char *name, size_t row, Tensor t, Err *e) {
     static const size_t step = 1 << 16;
     Hole *h = hole_of(o, name);
@@ -107,6 +118,10 @@ bool st_out_rows(StOut *o, const char *name, size_t row, Tensor t, Err *e) {
     size_t at = row * width * size;
     CHECK(at + n * size <= h->bytes, "%s: %zu bytes, planned %zu", name, at + n * size, h->bytes);
     h->done = at + n * size == h->bytes;
+    size_t bad = too_large(t, h->as, n);
+    if (bad < n)
+        return err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", o->file[h->file].path, name,
+                         row * width + bad, dtype_name(h->as));
     unsigned char *buf = xcalloc(step, 8);
     bool ok = true;
     for (size_t i = 0; ok && i < n; i += step) {
