@@ -57,14 +57,27 @@ static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) p[i] = (real)(std * rng_normal(key, i));
 }
+static Init init_of(const Model *m, uint64_t seed) {
+    return (Init){rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
+}
+static void init_own(const Model *m, int l, Weights *w, uint64_t key) {
+    const Layer *y = &m->layer[l];
+    if (y->kind->mixer->init) y->kind->mixer->init(y->cfg, w->layer[l].mix, rng_mix(key, (uint64_t)l));
+}
 void model_init(Model *m, uint64_t seed) {
-    Init in = {rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
+    Init in = init_of(m, seed);
     Fields f = {.see = see_init, .ctx = &in};
     model_fields(m, &m->w, &f);
-    for (int l = 0; l < m->L; l++) {
-        const Layer *y = &m->layer[l];
-        if (y->kind->mixer->init) y->kind->mixer->init(y->cfg, m->w.layer[l].mix, rng_mix(in.key, (uint64_t)l));
-    }
+    for (int l = 0; l < m->L; l++) init_own(m, l, &m->w, in.key);
+}
+static void see_init_there(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    if (t->p) see_init(f, t, path, flags);
+}
+void model_layer_init(const Model *m, int l, Weights *w, uint64_t seed) {
+    Init in = init_of(m, seed);
+    Fields f = {.see = see_init_there, .ctx = &in};
+    model_layer_fields(m, l, w, &f);
+    init_own(m, l, w, in.key);
 }
 void model_stage_end(Model *m) {
     const Weights *w[] = {&m->w, &m->m, &m->v};

@@ -71,6 +71,8 @@ void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */
 bool model_map(Model *, const ModelCfg *, Err *);
 void model_init(Model *, uint64_t seed);               /* N(0, init_std), gains 1, biases 0, a mixer's own */
+/* The same for the tensors of one layer that have memory in `w`. */
+void model_layer_init(const Model *, int l, Weights *, uint64_t seed);
 void model_stage_end(Model *);                         /* Mixer.stage_end on weights and moments */
 void model_fields(const Model *, Weights *, Fields *); /* Hugging Face names */
 void model_layer_fields(const Model *, int l, Weights *, Fields *);
