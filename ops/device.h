@@ -1,6 +1,6 @@
 /* device.h: what the CPU backend keeps between calls. Private to ops/. */
 #pragma once
-#include "gemm.h"
+#include "gemm_bf16.h"
 #include "ops.h"
 
 struct Device {
@@ -8,6 +8,7 @@ struct Device {
     const char *isa;
     int threads;
     Gemm *gemm;
+    GemmBf16 *gemm_bf16; /* of this processor; NULL in the double build */
 };
 
 /* One table per instruction set, from the same sources (cpu/cpu.c). */

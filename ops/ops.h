@@ -177,5 +177,12 @@ void device_close(Device *);
 const Ops *device_ops(const Device *);
 int device_threads(const Device *);
 const char *device_isa(const Device *); /* instruction set the kernels were chosen for: "avx512", "avx2", "baseline" */
+/* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
+ * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
+ * again, as a device is opened. EXIT_INPUT in the double build. */
+bool device_bf16(Device *, bool on, Err *);
+/* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
+ * instruction for it. */
+double device_bf16_gain(Device *);
 /* A Run on this device with nothing but ops, dev and scratch set. */
 Run run_make(Device *, Arena *scratch);
