@@ -31,6 +31,10 @@ json_t *job_kind(json_t *model, const char *mixer, json_t *after) {
     return NULL;
 }
 
+static const StEntry *source_entry(const Job *j, const char *path, Tensor t, StPlace *place) {
+    return hf_files_find(&j->files, path, t, place);
+}
+
 typedef struct {
     const char *name;
     Tensor t;
@@ -62,7 +66,11 @@ static Tensor piece(Job *j, bool out, int l, const char *name, Tensor shape) {
     Tensor t = arena_tensor(&j->layer, name, REAL, shape.rank, shape.n);
     j->piece = xrealloc(j->piece, (size_t)j->npiece + 1, sizeof *j->piece);
     j->piece[j->npiece++] = (Piece){full, out, t};
-    if (!out && !j->failed) j->failed = !st_read(&j->st, st_find(&j->st, full), t, j->err);
+    if (!out && !j->failed) {
+        StPlace place;
+        const StEntry *s = source_entry(j, full, t, &place);
+        j->failed = !st_read_part(&j->files.st, s, t, place, j->err);
+    }
     return t;
 }
 Tensor job_in(Job *j, int l, const char *name) {
@@ -138,21 +146,26 @@ static bool plan(Job *j, Err *e) {
     ok = ok && model_cfg_from_json(&j->to, text, strlen(text), "the converted model", e);
     free(text);
     json_decref(model);
-    return ok && model_open(&j->b, j->dev, &j->to, (ModelOpts){.dry = true}, e);
+    if (!ok || !model_open(&j->b, j->dev, &j->to, (ModelOpts){.dry = true}, e)) return false;
+    hf_files_plan(&j->out, &j->to);
+    return true;
 }
 
 /* Dtype of a target's tensor: the source's of the same name, else of what stands beside it. */
 static Dtype stored_as(const Job *j, const char *name, unsigned flags) {
     static const Dtype floats[] = {F64, F32, BF16, F16};
-    int layer;
-    if (j->from.tied && !strcmp(name, "lm_head.weight")) name = "model.embed_tokens.weight"; /* a copy counts nothing */
-    const StEntry *s = st_find(&j->st, name);
-    if (!s && sscanf(name, "model.layers.%d.", &layer) == 1) {
+    int layer = -1, used = 0;
+    StPlace place;
+    const Tensor any = TENSOR(NULL, REAL, 1, 1);
+    bool there = !(j->from.tied && !strcmp(name, "lm_head.weight")); /* a copy in a tied model counts nothing */
+    if (sscanf(name, "model.layers.%d.%n", &layer, &used) == 1) there = present(declared(&j->a, layer, name + used));
+    const StEntry *s = there ? source_entry(j, name, any, &place) : NULL;
+    if (!s && layer >= 0) {
         char *norm = xformat("model.layers.%d.input_layernorm.weight", layer);
-        s = st_find(&j->st, norm);
+        s = source_entry(j, norm, any, &place);
         free(norm);
     }
-    if (!s) s = st_find(&j->st, "model.embed_tokens.weight");
+    if (!s) s = source_entry(j, "model.embed_tokens.weight", any, &place);
     Dtype as = j->as >= 0 ? (Dtype)j->as : F32;
     for (int i = 0; i < 4; i++)
         if (j->as < 0 && s && !strcmp(s->dtype, dtype_name(floats[i]))) as = floats[i];
@@ -168,7 +181,12 @@ typedef struct {
 static void lay_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Laying *y = f->ctx;
     Dtype as = stored_as(y->j, path, flags);
-    st_plan(&y->list, path, *t, as);
+    char name[192];
+    StPlace p = hf_files_name(&y->j->out, path, *t, name);
+    Tensor all = *t;
+    all.n[0] *= p.parts;
+    if (p.turned && all.rank == 2) all = TENSOR(NULL, REAL, all.n[1], all.n[0]);
+    if (p.part == 0) st_plan(&y->list, name, all, as);
     y->params += tensor_count(*t);
     y->bytes += tensor_count(*t) * dtype_size(as);
     if (dtype_size(as) < 4) y->narrow = (int)as;
@@ -198,28 +216,38 @@ static bool pending(Err *e) {
     return true;
 }
 
+/* Rows of a tensor that is there from its first row on, by its name among the model's fields. */
+static bool put(Writing *w, const char *path, size_t row, Tensor whole, Tensor t) {
+    char name[192];
+    StPlace p = hf_files_name(&w->j->out, path, whole, name);
+    return st_out_part(w->out, name, row, t, p, w->e);
+}
+
 /* A tensor of the source as it is, or rounded, in pieces: the head of a large model is larger than a layer. */
-static bool copy_tensor(Writing *w, const char *name, const char *from, Tensor shape, Dtype as) {
-    const StEntry *s = st_find(&w->j->st, from);
+static bool copy_tensor(Writing *w, const char *path, const char *from, Tensor shape, Dtype as) {
+    Job *j = w->j;
+    char name[192];
+    StPlace p, q = hf_files_name(&j->out, path, shape, name);
+    const StEntry *s = source_entry(j, from, shape, &p);
     CHECK(s, "%s: no such tensor in the source", from);
-    if (!st_fits(&w->j->st, s, shape, w->e)) return false;
-    if (!strcmp(s->dtype, dtype_name(as))) return st_out_raw(w->out, name, s->p, s->bytes, w->e);
-    size_t rows = shape.rank > 1 ? (size_t)shape.n[0] : 1, width = tensor_count(shape) / rows;
-    size_t step = zmax(1, ((size_t)1 << 22) / zmax(1, width));
+    if (!st_fits_part(&j->files.st, s, shape, p, w->e)) return false;
+    bool whole = p.parts == 1 && !(p.turned && shape.rank > 1), rows = whole && shape.rank > 1;
+    if (whole && q.parts == 1 && !(q.turned && shape.rank > 1) && !strcmp(s->dtype, dtype_name(as)))
+        return st_out_raw(w->out, name, s->p, s->bytes, w->e);
+    size_t n = (size_t)shape.n[0], width = tensor_count(shape) / n;
+    size_t step = rows ? zmax(1, ((size_t)1 << 22) / zmax(1, width)) : n;
     uint64_t part[RANK_MAX];
     bool ok = true;
-    for (size_t r = 0; ok && r < rows; r += step) {
-        Mark mark = arena_mark(&w->j->layer);
+    for (size_t r = 0; ok && r < n; r += step) {
+        Mark mark = arena_mark(&j->layer);
         StEntry some = *s;
         Tensor t = shape;
-        size_t n = shape.rank > 1 ? zmin(step, rows - r) : 1;
-        if (shape.rank > 1) t.n[0] = (int)n;
-        for (int i = 0; i < t.rank; i++) part[i] = (uint64_t)t.n[i];
-        some.shape = part;
-        some.p += r * (s->bytes / rows);
-        t = arena_tensor(&w->j->layer, name, REAL, t.rank, t.n);
-        ok = st_read(&w->j->st, &some, t, w->e) && st_out_rows(w->out, name, r, t, w->e);
-        arena_release(&w->j->layer, mark);
+        t.n[0] = (int)zmin(step, n - r);
+        for (int i = 0; rows && i < t.rank; i++) part[i] = (uint64_t)t.n[i];
+        if (rows) some.shape = part, some.p += r * (s->bytes / n), some.bytes = (size_t)t.n[0] * (s->bytes / n);
+        t = arena_tensor(&j->layer, path, REAL, t.rank, t.n);
+        ok = st_read_part(&j->files.st, &some, t, p, w->e) && put(w, path, r, shape, t);
+        arena_release(&j->layer, mark);
     }
     return ok;
 }
@@ -233,7 +261,7 @@ static void write_field(Fields *f, Tensor *t, const char *path, unsigned flags) 
     }
     for (int i = 0; i < j->npiece; i++)
         if (j->piece[i].out && !strcmp(j->piece[i].name, path)) {
-            w->failed = !st_out_put(w->out, path, j->piece[i].t, w->e);
+            w->failed = !put(w, path, 0, *t, j->piece[i].t);
             return;
         }
     w->failed = !copy_tensor(w, path, path, *t, stored_as(j, path, flags));
@@ -248,18 +276,19 @@ static bool write_table(Writing *w, const char *name, Tensor shape) {
     Dtype as = stored_as(j, name, FIELD_TABLE);
     int V = j->from.vocab, d = shape.n[1];
     if (shape.n[0] == V && !(head && j->fold)) return copy_tensor(w, name, from, shape, as);
-    const StEntry *s = st_find(&j->st, from);
+    StPlace place, at;
+    const StEntry *s = source_entry(j, from, shape, &place), *norm = source_entry(j, "model.norm.weight", ABSENT, &at);
     Mark mark = arena_mark(&j->layer);
     Tensor row = arena_tensor(&j->layer, "row", REAL, 2, (int[]){1, d}),
            gain = arena_tensor(&j->layer, "gain", REAL, 1, &d);
     double *sum = arena_take(&j->layer, (size_t)d * sizeof *sum, "mean row");
     memset(sum, 0, (size_t)d * sizeof *sum);
-    bool ok = st_read(&j->st, st_find(&j->st, "model.norm.weight"), gain, w->e);
+    bool ok = st_read(&j->files.st, norm, gain, w->e);
     for (int r = 0; ok && r < shape.n[0]; r++) {
         uint64_t one[2] = {1, (uint64_t)d};
         StEntry some = *s;
         some.shape = one;
-        if (r < V) some.p += (size_t)r * (s->bytes / (size_t)V), ok = st_read(&j->st, &some, row, w->e);
+        if (r < V) some.p += (size_t)r * (s->bytes / (size_t)V), ok = st_read(&j->files.st, &some, row, w->e);
         for (int i = 0; ok && i < d; i++)
             if (r >= V)
                 R(row)[i] = (real)(sum[i] / V);
@@ -267,22 +296,26 @@ static bool write_table(Writing *w, const char *name, Tensor shape) {
                 sum[i] += R(row)[i] *= R(gain)[i];
             else
                 sum[i] += R(row)[i];
-        ok = ok && st_out_rows(w->out, name, (size_t)r, row, w->e) && !pending(w->e);
+        ok = ok && put(w, name, (size_t)r, shape, row) && !pending(w->e);
     }
     arena_release(&j->layer, mark);
     return ok;
 }
 
-static bool write_norm(Writing *w, Tensor shape) {
-    static const char name[] = "model.norm.weight";
+/* The norm before the head, whose gain may have gone into it; learned positions. */
+static void write_top(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Writing *w = f->ctx;
     Job *j = w->j;
-    if (!j->fold) return copy_tensor(w, name, name, shape, stored_as(j, name, FIELD_ONES));
+    if (w->failed) return;
+    if (!j->fold || strcmp(path, "model.norm.weight")) {
+        w->failed = !copy_tensor(w, path, path, *t, stored_as(j, path, flags));
+        return;
+    }
     Mark mark = arena_mark(&j->layer);
-    Tensor ones = arena_tensor(&j->layer, "ones", REAL, 1, shape.n);
-    for (int i = 0; i < shape.n[0]; i++) R(ones)[i] = 1;
-    bool ok = st_out_put(w->out, name, ones, w->e);
+    Tensor ones = arena_tensor(&j->layer, "ones", REAL, 1, t->n);
+    for (int i = 0; i < t->n[0]; i++) R(ones)[i] = 1;
+    w->failed = !put(w, path, 0, *t, ones);
     arena_release(&j->layer, mark);
-    return ok;
 }
 
 static void see_window(void *ctx, const FlowView *v) {
@@ -302,7 +335,10 @@ static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
         layer_done(j);
         if (w.failed) return false;
     }
-    return write_table(&w, "model.embed_tokens.weight", shapes.embed) && write_norm(&w, shapes.norm) &&
+    Fields top = {.see = write_top, .ctx = &w};
+    model_positions_field(&j->b, &shapes, &top);
+    model_norm_fields(&j->b, &shapes, &top);
+    return !w.failed && write_table(&w, "model.embed_tokens.weight", shapes.embed) &&
            (j->to.tied || write_table(&w, "lm_head.weight", shapes.head)) && !pending(e);
 }
 
@@ -312,23 +348,23 @@ static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
 static bool check(Job *j, const char *dir, Flow *a, Err *e) {
     ConvertCheck *c = &j->report->check;
     ModelCfg cfg;
-    St st;
+    HfFiles files;
     Flow b;
     FlowScore s;
     if (!hf_config_read(dir, &cfg, e)) return false;
-    bool ok = hf_check(dir, &cfg, e) && st_open_dir(&st, dir, e);
+    bool ok = hf_check(dir, &cfg, e) && hf_files_open(&files, dir, &cfg, e);
     if (!ok) {
         model_cfg_free(&cfg);
         return false;
     }
-    ok = flow_open(&b, j->dev, &st, &cfg, &j->win, j->win.check, j->win.n, e);
+    ok = flow_open(&b, j->dev, &files, &cfg, &j->win, j->win.check, j->win.n, e);
     if (ok) {
         for (int l = 0; ok && l < b.m.L; l++) ok = !pending(e) && flow_layer(&b, l, NULL, NULL, e);
         ok = ok && flow_compare(a, &b, &s, e);
         j->report->memory = zmax(j->report->memory, a->memory + b.memory);
         flow_close(&b);
     }
-    st_close(&st);
+    hf_files_close(&files);
     model_cfg_free(&cfg);
     if (!ok) return false;
     *c = (ConvertCheck){.text = j->win.text,
@@ -378,7 +414,7 @@ static bool go(Job *j, Err *e) {
     char tmp[4200];
     model_fields(&j->b, &w, &f);
     size_t bytes = 0;
-    for (int i = 0; i < j->st.n; i++) bytes += j->st.entry[i].bytes;
+    for (int i = 0; i < j->files.st.n; i++) bytes += j->files.st.entry[i].bytes;
     r->before = size_of(&j->a, model_params(&j->a), bytes);
     r->after = size_of(&j->b, lay.params, lay.bytes);
     bool narrower = j->as >= 0 && lay.narrow >= 0; /* rounding that was asked for may change even what only moves */
@@ -386,7 +422,7 @@ static bool go(Job *j, Err *e) {
     if (j->exact && !r->exact) snprintf(r->rounded, sizeof r->rounded, "%s", dtype_name((Dtype)lay.narrow));
     bool looks = j->calibrates || o->check_tokens;
     bool ok =
-        !looks || flow_open(&flow, j->dev, &j->st, &j->from, &j->win, j->calibrates ? 0 : j->win.check, j->win.n, e);
+        !looks || flow_open(&flow, j->dev, &j->files, &j->from, &j->win, j->calibrates ? 0 : j->win.check, j->win.n, e);
     if (ok && (ok = folder_begin(o->dst, tmp, e))) {
         ok = write_all(j, tmp, looks ? &flow : NULL, &lay, e);
         r->memory = zmax(r->memory, flow.memory + j->layer.size + j->work.size);
@@ -429,7 +465,7 @@ bool convert_run(const ConvertOpts *o, Device *dev, ConvertReport *r, Err *e) {
         return false;
     }
     bool opened = false;
-    ok = hf_check(j.src, &j.from, e) && (opened = st_open_dir(&j.st, j.src, e)) &&
+    ok = hf_check(j.src, &j.from, e) && (opened = hf_files_open(&j.files, j.src, &j.from, e)) &&
          model_open(&j.a, dev, &j.from, (ModelOpts){.dry = true}, e) &&
          ((!o->calib && !o->check_tokens) ||
           windows_read(&j.win, j.src, &j.from, o->calib, o->context, o->calib ? o->calib_tokens : 0,
@@ -442,7 +478,8 @@ bool convert_run(const ConvertOpts *o, Device *dev, ConvertReport *r, Err *e) {
     arena_close(&j.work);
     if (j.a.dev) model_close(&j.a);
     if (j.b.dev) model_close(&j.b);
-    if (opened) st_close(&j.st);
+    if (opened) hf_files_close(&j.files);
+    hf_files_close(&j.out);
     model_cfg_free(&j.from);
     model_cfg_free(&j.to);
     free(j.cfg);

@@ -9,9 +9,11 @@ static size_t mapped(const Flow *f) {
 }
 
 /* Rows row..row+t.n[0]-1 of a matrix in the files. */
-static bool read_rows(const St *st, const char *name, int row, Tensor t, Err *e) {
-    const StEntry *s = st_find(st, name);
-    if (!s) return err_input(e, "%s: tensor \"%s\" is missing", st->path, name);
+static bool read_rows(const HfFiles *files, const char *name, int row, Tensor t, Err *e) {
+    StPlace place;
+    const StEntry *s = hf_files_find(files, name, t, &place);
+    if (!s) return err_input(e, "%s: tensor \"%s\" is missing", files->st.path, name);
+    CHECK(place.parts == 1 && !place.turned, "%s does not lie in rows", name);
     uint64_t shape[2] = {(uint64_t)t.n[0], (uint64_t)t.n[1]};
     StEntry some = *s;
     CHECK(s->rank == 2 && s->shape[1] == shape[1] && (uint64_t)row + shape[0] <= s->shape[0], "%s", name);
@@ -19,28 +21,36 @@ static bool read_rows(const St *st, const char *name, int row, Tensor t, Err *e)
     some.shape = shape;
     some.p += (size_t)row * width;
     some.bytes = shape[0] * width;
-    return st_read(st, &some, t, e);
+    return st_read(&files->st, &some, t, e);
 }
 
 /* Weights that `visit` declares, in memory and read. */
-static bool load(Flow *f, void (*visit)(Flow *, Fields *), Err *e) {
+typedef void Visit(Flow *, int l, Fields *);
+static bool load(Flow *f, Visit *visit, int l, Err *e) {
     Arena size = {.name = "weights"};
     Fields measure = arena_placer(&size);
-    visit(f, &measure);
+    visit(f, l, &measure);
     arena_close(&f->weights);
     f->weights = (Arena){.name = "weights of a layer"};
     if (!arena_open(&f->weights, "weights of a layer", size.peak, false, e)) return false;
     Fields place = arena_placer(&f->weights);
-    visit(f, &place);
+    visit(f, l, &place);
     f->memory = zmax(f->memory, mapped(f));
-    StLoad l;
-    st_load_begin(&l, f->st, NULL, e);
-    Fields read = st_loader(&l);
-    visit(f, &read);
-    return st_load_end(&l, NULL);
+    StLoad s;
+    st_load_begin(&s, &f->files->st, NULL, e);
+    s.names = f->files->names;
+    Fields read = st_loader(&s);
+    visit(f, l, &read);
+    return st_load_end(&s, NULL);
 }
-static void visit_norm(Flow *f, Fields *v) {
-    field(v, &f->m.w.norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, f->m.cfg.d_model);
+static void visit_layer(Flow *f, int l, Fields *v) { model_layer_fields(&f->m, l, &f->m.w, v); }
+static void visit_positions(Flow *f, int l, Fields *v) {
+    (void)l;
+    model_positions_field(&f->m, &f->m.w, v);
+}
+static void visit_norm(Flow *f, int l, Fields *v) {
+    (void)l;
+    model_norm_fields(&f->m, &f->m.w, v);
 }
 
 static Tensor window_rows(const Flow *f, int w) {
@@ -60,22 +70,24 @@ static void shared_kv(Flow *f) {
 /* The stream's beginning. The table's rows are read one by one: it need not be in memory. */
 static bool embed(Flow *f, Err *e) {
     int T = f->w->T, d = f->m.cfg.d_model;
+    if (!load(f, visit_positions, 0, e)) return false;
     for (int w = f->from; w < f->to; w++) {
         const int *id = f->w->id + (size_t)w * (size_t)T;
         for (int i = 0; i < T; i++)
-            if (!read_rows(f->st, "model.embed_tokens.weight", id[i],
+            if (!read_rows(f->files, "model.embed_tokens.weight", id[i],
                            TENSOR(R(f->y) + (size_t)i * (size_t)d, REAL, 1, d), e))
                 return false;
         f->m.w.embed = f->y;
         model_block_embed(&f->m, &f->batch, f->m.idx, window_rows(f, w));
     }
-    f->m.w.embed = ABSENT;
+    f->m.w.embed = f->m.w.positions = ABSENT;
     return true;
 }
 
-bool flow_open(Flow *f, Device *dev, const St *st, const ModelCfg *cfg, const Windows *w, int from, int to, Err *e) {
+bool flow_open(Flow *f, Device *dev, const HfFiles *files, const ModelCfg *cfg, const Windows *w, int from, int to,
+               Err *e) {
     int T = w->T, n = to - from, L = cfg->layers;
-    *f = (Flow){.st = st, .w = w, .from = from, .to = to};
+    *f = (Flow){.files = files, .w = w, .from = from, .to = to};
     if (!model_open(&f->m, dev, cfg, (ModelOpts){.dry = true, .max_rows = T, .max_samples = 1}, e)) return false;
     f->kv = xcalloc((size_t)L * (size_t)n, sizeof *f->kv);
     f->ints = xcalloc(4 * (size_t)T + 4, sizeof *f->ints);
@@ -111,23 +123,6 @@ fail:
     return false;
 }
 
-static bool load_layer(Flow *f, int l, Err *e) {
-    Arena size = {.name = "weights"};
-    Fields measure = arena_placer(&size);
-    model_layer_fields(&f->m, l, &f->m.w, &measure);
-    arena_close(&f->weights);
-    f->weights = (Arena){.name = "weights of a layer"};
-    if (!arena_open(&f->weights, "weights of a layer", size.peak, false, e)) return false;
-    Fields place = arena_placer(&f->weights);
-    model_layer_fields(&f->m, l, &f->m.w, &place);
-    f->memory = zmax(f->memory, mapped(f));
-    StLoad s;
-    st_load_begin(&s, f->st, NULL, e);
-    Fields read = st_loader(&s);
-    model_layer_fields(&f->m, l, &f->m.w, &read);
-    return st_load_end(&s, NULL);
-}
-
 typedef struct {
     FlowSee *see;
     void *ctx;
@@ -140,7 +135,7 @@ static void see_block(void *ctx, Tensor in, Tensor mid, const Kv *kv) {
 }
 
 bool flow_layer(Flow *f, int l, FlowSee *see, void *ctx, Err *e) {
-    if (!load_layer(f, l, e)) return false;
+    if (!load(f, visit_layer, l, e)) return false;
     size_t n = (size_t)(f->to - f->from);
     for (int w = f->from; w < f->to; w++) {
         for (int k = 0; k < f->m.L; k++)
@@ -191,7 +186,7 @@ static const char *head_name(const Flow *f) { return f->m.cfg.tied ? "model.embe
 
 /* The stream of every window, normed for the head. */
 static bool norm_all(Flow *f, int check, Err *e) {
-    if (!load(f, visit_norm, e)) return false;
+    if (!load(f, visit_norm, 0, e)) return false;
     for (int w = check; w < f->to; w++) {
         Tensor x = window_rows(f, w);
         model_block_norm(&f->m, &f->batch, x, f->y);
@@ -260,7 +255,7 @@ bool flow_compare(Flow *a, Flow *b, FlowScore *out, Err *e) {
     for (int v = 0; ok && v < Vb; v += step) {
         int nb = imin(step, Vb - v), na = imax(0, imin(step, Va - v));
         ta.n[0] = la.n[1] = na, tb.n[0] = lb.n[1] = nb;
-        ok = (!na || read_rows(a->st, head_name(a), v, ta, e)) && read_rows(b->st, head_name(b), v, tb, e);
+        ok = (!na || read_rows(a->files, head_name(a), v, ta, e)) && read_rows(b->files, head_name(b), v, tb, e);
         for (int w = check; ok && w < win->n; w++) {
             if (na) model_block_logits(&a->m, &a->batch, window_rows(a, w), ta, la);
             model_block_logits(&b->m, &b->batch, window_rows(b, w), tb, lb);

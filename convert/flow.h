@@ -1,7 +1,6 @@
 /* flow.h: a model run over windows of text, a layer at a time, its weights read from the mapped files as they are
  * needed. For calibration and for comparing two models that do not fit into memory. */
 #pragma once
-#include "../model/safetensors.h"
 #include "../model/hf.h"
 
 /* n windows of T ids each; the first `calib` of them calibrate, those from `check` on are compared. */
@@ -25,7 +24,7 @@ typedef struct {
 } FlowView;
 typedef void FlowSee(void *ctx, const FlowView *);
 typedef struct {
-    const St *st;
+    const HfFiles *files;
     const Windows *w;
     int from, to; /* windows that it runs */
     Model m;
@@ -38,7 +37,7 @@ typedef struct {
     size_t memory; /* mapped at most so far */
 } Flow;
 /* Embeds the windows from..to-1. */
-bool flow_open(Flow *, Device *, const St *, const ModelCfg *, const Windows *, int from, int to, Err *);
+bool flow_open(Flow *, Device *, const HfFiles *, const ModelCfg *, const Windows *, int from, int to, Err *);
 /* Layer l over every window; layers go in order, from 0. `see` may be NULL. */
 bool flow_layer(Flow *, int l, FlowSee *, void *ctx, Err *);
 void flow_close(Flow *);

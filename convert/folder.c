@@ -6,8 +6,8 @@
 #include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "../model/hf.h"
 #include "../model/task_cfg.h"
-#include "../ops/file.h"
 
 bool folder_free(const char *dst, Err *e) {
     struct stat s;
@@ -46,52 +46,9 @@ bool folder_begin(const char *dst, char tmp[4200], Err *e) {
     return err_errno(e, "cannot make folder", tmp);
 }
 
-static bool copy_file(const char *from, const char *to, Err *e) {
-    FileMap f;
-    if (!file_map(&f, from, e)) return false;
-    bool ok = file_write(to, f.p, f.n, e);
-    file_unmap(&f);
-    return ok;
-}
-
-static bool ends(const char *s, const char *end) {
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
-}
-/* Names by which transformers and the tokenizers library find things, and texts about the model. */
-static bool travels(const char *name) {
-    static const char *const whole[] = {"generation_config.json",
-                                        "special_tokens_map.json",
-                                        "added_tokens.json",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "vocab.txt",
-                                        "tokenizer.model",
-                                        "encoder.json",
-                                        "vocab.bpe",
-                                        "chat_template.json",
-                                        "chat_template.jinja",
-                                        "LICENSE",
-                                        "NOTICE"};
-    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
-        if (!strcmp(name, whole[i])) return true;
-    return !strncmp(name, "tokenizer", 9) && ends(name, ".json");
-}
-
 bool folder_copy(const char *src, const char *tmp, Err *e) {
-    DIR *d = opendir(src);
-    if (!d) return err_errno(e, "cannot read", src);
-    bool ok = true;
-    for (struct dirent *x; ok && (x = readdir(d));) {
-        if (!travels(x->d_name)) continue;
-        char *from = xformat("%s/%s", src, x->d_name), *to = xformat("%s/%s", tmp, x->d_name);
-        ok = copy_file(from, to, e);
-        free(from);
-        free(to);
-    }
-    closedir(d);
     TaskCfg task = {0};
-    return ok && task_cfg_load(&task, src, e) && (!task.kind || task_cfg_save(&task, tmp, e));
+    return hf_copy(src, tmp, e) && task_cfg_load(&task, src, e) && (!task.kind || task_cfg_save(&task, tmp, e));
 }
 
 static bool sync_folder(const char *path) {

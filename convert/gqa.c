@@ -47,7 +47,7 @@ static const Key mqa_keys[] = {METHOD_KEYS};
 static bool plan(Job *j, json_t *model, Err *e) {
     Cfg *c = j->cfg;
     int layers = 0, G = c->kv_heads ? c->kv_heads : 1;
-    bool fewer = false;
+    bool fewer = false, more = false;
     c->grams.layer = -1;
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
@@ -59,7 +59,7 @@ static bool plan(Job *j, json_t *model, Err *e) {
         if (g->heads && g->heads % G)
             return err_input(e, "kv_heads: expected a divisor of the source's %d query heads (layer %d), got %d",
                              g->heads, l, G);
-        fewer |= G < g->kv_heads;
+        fewer |= G<g->kv_heads, more |= G> g->kv_heads;
     }
     if (!layers)
         return err_input(e, "--to %s: the source has no layer with mixer gqa (layer 0 is %s)", j->target->name,
@@ -69,8 +69,11 @@ static bool plan(Job *j, json_t *model, Err *e) {
     j->calibrates = fewer && c->method == ALIGNED;
     if (j->calibrates && !j->o->calib)
         return err_input(e, "method=aligned looks at activations: give it a text by --calib FILE");
-    snprintf(j->report->rule, sizeof j->report->rule, fewer ? "%s kv_heads=%d method=%s" : "%s kv_heads=%d: repeated",
-             j->target->name, G, methods[c->method]);
+    snprintf(j->report->rule, sizeof j->report->rule, "%s kv_heads=%d%s%s", j->target->name, G,
+             fewer  ? " method="
+             : more ? ": repeated"
+                    : ": as it was",
+             fewer ? methods[c->method] : "");
     return true;
 }
 

@@ -1,6 +1,5 @@
 /* job.h: what the driver and the targets share. Private to convert/. */
 #pragma once
-#include "../model/safetensors.h"
 #include "../model/schema.h"
 #include "../layers/gqa/gqa.h"
 #include "convert.h"
@@ -30,7 +29,7 @@ struct Job {
     const Target *target;
     void *cfg; /* target->cfg_size bytes */
     char src[4096];
-    St st;
+    HfFiles files, out; /* the source's; names and places in the target's */
     ModelCfg from, to;
     Model a, b; /* dry: shapes and costs */
     Windows win;

@@ -36,7 +36,7 @@ typedef struct {
 static Split split_of(const Cfg *c, const GqaCfg *g) {
     Split s = {.H = g->heads, .G = g->kv_heads, .D = g->head_dim, .d = g->base.d_model, .rank = c->rank};
     bool turns = g->rope.type != ROPE_NONE;
-    s.Dr = !turns ? 0 : c->rank && c->rope ? c->rope : s.D;
+    s.Dr = !turns ? 0 : c->rank && c->rope ? c->rope : g->table.n;
     s.Dn = s.D - s.Dr;
     s.n = s.G * (s.Dn + s.D);
     s.whole = !c->rank && s.n > s.d && !g->qkv_bias;
@@ -49,13 +49,15 @@ static bool rank_plan(Job *j, const Cfg *c, int l, Err *e) {
     if (!j->o->calib) return err_input(e, "rank looks at activations: give it a text by --calib FILE");
     if (!gqa_plain(j, l, true, true, false, e)) return false;
     Split s = split_of(c, g);
-    if (s.Dr && (s.D % s.Dr || s.Dr % 2))
+    if (g->table.n && g->table.n < s.D && s.Dr != g->table.n)
+        return err_input(e, "rope: of this model's heads %d numbers are rotated, expected %d", g->table.n, g->table.n);
+    if (s.Dr && s.Dr != g->table.n && (s.D % s.Dr || s.Dr % 2))
         return err_input(e, "rope: expected an even divisor of head_dim (%d), got %d", s.D, c->rope);
-    if (s.Dr != s.D && s.Dr && g->rope.type != ROPE_DEFAULT && g->rope.type != ROPE_LINEAR &&
+    if (s.Dr != g->table.n && s.Dr && g->rope.type != ROPE_DEFAULT && g->rope.type != ROPE_LINEAR &&
         g->rope.type != ROPE_LLAMA3)
         return err_input(e, "rope: this model's rotation depends on the number of rotated dimensions; expected %d, all",
                          s.D);
-    if (s.Dr != s.D && s.Dr && g->rope.inclusive)
+    if (s.Dr != g->table.n && s.Dr && g->rope.inclusive)
         return err_input(e, "rope: with inclusive frequencies a part of the pairs has others; expected %d, all", s.D);
     return c->rank <= s.n ||
            err_input(e, "rank: expected at most %d, the rows of keys without rotation and of values, got %d", s.n,
@@ -136,9 +138,13 @@ static void see(Job *j, const FlowView *v) {
 
 /* Row of head-internal number i (0..Dn-1 without rotation, then Dr rotated) in the source's head. */
 static int source_row(const Split *s, const GqaCfg *g, int i) {
-    int c = s->Dr ? s->D / s->Dr : 1, half = s->D / 2, keep = s->Dr / 2;
+    int c = s->Dr ? g->table.n / s->Dr : 1, half = s->D / 2, keep = s->Dr / 2;
     bool mixed = g->table.interleaved;
     if (!s->Dr) return i;
+    if (g->table.n < s->D) { /* GPT-NeoX: some numbers of a head are rotated, all of them kept so */
+        if (i >= s->Dn) return g->table.at + i - s->Dn;
+        return i < g->table.at ? i : i + g->table.n;
+    }
     if (i >= s->Dn) { /* pair p of the kept is pair p c of the source; the layout stays */
         int k = i - s->Dn, p = mixed ? k / 2 : k % keep, im = mixed ? k % 2 : k / keep;
         return mixed ? 2 * p * c + im : p * c + im * half;

@@ -65,7 +65,11 @@ static bool dmc_plan(Job *j, json_t *model, Err *e) {
     bool convert[LAYERS_MAX];
     if (!layers_chosen(j, &c->keep, c->every, convert, e)) return false;
     for (int l = 0; l < j->a.L; l++) {
+        const GqaCfg *g = job_gqa(&j->a, l);
         if (convert[l] && (!gqa_plain(j, l, true, false, true, e))) return false;
+        if (convert[l] && g->table.n && g->table.n < g->head_dim)
+            return err_input(e, "--to dmc: of the heads of layer %d only %d numbers are rotated, which dmc cannot hold",
+                             l, g->table.n);
         convert[l] &= j->a.layer[l].owner && job_gqa(&j->a, l)->heads > 0; /* readers stay: they see merged rows */
     }
     for (int i = 0; i < j->from.nkinds; i++) {

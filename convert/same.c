@@ -73,7 +73,10 @@ static bool rope_plan(Job *j, json_t *model, Err *e) {
 static bool tied_plan(Job *j, json_t *model, Err *e) {
     bool want = ((Cfg *)j->cfg)->tied == TIED_TRUE;
     if (want && !j->from.tied) {
-        const StEntry *a = st_find(&j->st, "model.embed_tokens.weight"), *b = st_find(&j->st, "lm_head.weight");
+        const Tensor t = TENSOR(NULL, REAL, j->from.vocab, j->from.d_model);
+        StPlace p;
+        const StEntry *a = hf_files_find(&j->files, "model.embed_tokens.weight", t, &p),
+                      *b = hf_files_find(&j->files, "lm_head.weight", t, &p);
         if (a->bytes != b->bytes || strcmp(a->dtype, b->dtype) || memcmp(a->p, b->p, a->bytes))
             return err_input(e, "tied: the source's head is not its embedding; only an equal one can be left out");
     }
@@ -82,6 +85,8 @@ static bool tied_plan(Job *j, json_t *model, Err *e) {
 }
 
 static bool fold_plan(Job *j, Err *e) {
+    if (j->from.norm != NORM_RMS)
+        return err_input(e, "fold_norms: this model's norms are LayerNorms, whose biases have no place");
     for (int l = 0; l < j->a.L; l++) {
         const Layer *y = &j->a.layer[l];
         const char *mixer = y->kind->mixer->name, *ffn = y->ffn->ffn->name;
@@ -116,7 +121,7 @@ static bool drop_plan(Job *j, json_t *model, Err *e) {
                          "drop_attention: expected at most %d, the layers whose keys and values no other reads, got %d",
                          can, c->drop_attention);
     c->cosine = xcalloc((size_t)L, sizeof *c->cosine);
-    if (!flow_open(&f, j->dev, &j->st, &j->from, &j->win, 0, j->win.calib, e)) return false;
+    if (!flow_open(&f, j->dev, &j->files, &j->from, &j->win, 0, j->win.calib, e)) return false;
     bool ok = true;
     for (int l = 0; ok && l < L; l++) ok = flow_layer(&f, l, see_cosine, j, e);
     flow_close(&f);

@@ -3,7 +3,7 @@
 
 extern const Mixer gqa_mixer, dmc_mixer, mla_mixer, kda_mixer, gdn_mixer, deltanet_mixer, gla_mixer, retention_mixer,
     gated_retention_mixer, linear_mixer, mamba2_mixer, none_mixer;
-extern const Ffn swiglu_ffn, moe_ffn;
+extern const Ffn swiglu_ffn, gelu_ffn, moe_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
@@ -22,6 +22,7 @@ const Mixer *const mixers[] = {
 };
 const Ffn *const ffns[] = {
     &swiglu_ffn, /* layers/ffn */
+    &gelu_ffn,   /* two projections: layers/ffn */
     &moe_ffn,    /* mixture of experts: layers/ffn */
     NULL,
 };

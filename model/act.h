@@ -10,3 +10,28 @@ typedef struct Act {
 } Act;
 
 void model_unmap(Model *);
+
+/* The norm that the model is made with; b is absent where it has none. */
+static inline void model_norm(const Model *m, Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b) {
+    if (m->cfg.norm == NORM_LAYER)
+        r->ops->layernorm(r, y, rstd, x, w, b, m->cfg.norm_eps);
+    else
+        r->ops->rmsnorm(r, y, rstd, x, w, m->cfg.norm_eps);
+}
+static inline void model_norm_backward(const Model *m, Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x,
+                                       Tensor w, Tensor rstd) {
+    if (m->cfg.norm == NORM_LAYER)
+        r->ops->layernorm_backward(r, dx, dw, db, dy, x, w, rstd);
+    else
+        r->ops->rmsnorm_backward(r, dx, dw, dy, x, w, rstd);
+}
+/* x = scale embed[tok] + positions[pos] */
+static inline void model_embed(const Model *m, Run *r, Tensor x, const int *tok) {
+    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
+    if (!present(m->w.positions)) return;
+    Mark mark = arena_mark(r->scratch);
+    Tensor p = SCRATCH(r, "positions", x.n[0], x.n[1]);
+    r->ops->embed(r, p, m->w.positions, r->batch->pos, 1);
+    r->ops->add(r, x, p);
+    arena_release(r->scratch, mark);
+}

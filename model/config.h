@@ -19,7 +19,8 @@ typedef struct {
 typedef struct {
     int d_model, layers, vocab, max_positions;
     double norm_eps, init_std, embed_scale;
-    bool tied;
+    int norm, positions;
+    bool tied, parallel;
     int nkinds, nffn;
     Kind kind[KINDS_MAX];
     FfnKind ffn[KINDS_MAX];  /* as listed; layer l has ffn[l % nffn] */
@@ -91,7 +92,9 @@ struct Config {
     Stage *stage;
 };
 
-/* The order of the choices in config.c. */
+/* The order of the choices in config_keys.c. */
+enum { NORM_RMS, NORM_LAYER };
+enum { POSITIONS_NONE, POSITIONS_LEARNED };
 enum { DEVICE_AUTO, DEVICE_CPU };
 enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
 enum { TOKENIZER_BYTE };

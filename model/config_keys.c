@@ -2,6 +2,7 @@
 
 static const char *const devices[] = {"auto", "cpu", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", "muon", NULL},
+                         *const norms[] = {"rms", "layer", NULL}, *const positions[] = {"none", "learned", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
@@ -19,7 +20,12 @@ const Key model_keys[] = {
     {"layers", KEY_INT, AT(layers), NULL, 1, LAYERS_MAX, "number of layers", 0, 0},
     {"vocab", KEY_INT, AT(vocab), "0", 0, VOCAB_MAX, "token ids; 0: as many as the tokenizer or the task has", 0, 0},
     {"max_positions", KEY_INT, AT(max_positions), "0", 0, POSITIONS_MAX, "longest context; 0: data.seq_len", 0, 0},
-    {"norm_eps", KEY_FLOAT, AT(norm_eps), "1e-5", 1e-12, 0.1, "added to the mean square in RMSNorm", 0, 0},
+    {"norm", KEY_CHOICE, AT(norm), "rms", 0, 0, "the norms of blocks and head; layer: LayerNorm with biases", norms, 0},
+    {"norm_eps", KEY_FLOAT, AT(norm_eps), "1e-5", 1e-12, 0.1, "added to the mean square in norms", 0, 0},
+    {"positions", KEY_CHOICE, AT(positions), "none", 0, 0,
+     "learned: a vector for each of max_positions is added to the embedding", positions, 0},
+    {"parallel", KEY_BOOL, AT(parallel), "false", 0, 0,
+     "mixer and feed-forward part both read the block's input: x + mixer(norm x) + ffn(norm x)", 0, 0},
     {"init_std", KEY_FLOAT, AT(init_std), "0.02", 0, 10,
      "deviation of initial weights; outputs to the residual stream get 1/sqrt(2 layers) of it", 0, 0},
     {"embed_scale", KEY_FLOAT, AT(embed_scale), "1", 1e-6, 1e6,

@@ -33,7 +33,7 @@ Cost cost_model(const Model *m, int context) {
         if (!y->publisher && y->ffn->ffn->idle) idle += y->ffn->ffn->idle(y->fcfg);
     }
     c.active = n.all - idle;
-    c.matmul = (m->cfg.tied ? n.matrices : n.matrices - table) - idle;
+    c.matmul = (m->cfg.tied ? n.matrices : n.matrices - table) - idle - tensor_count(w.positions);
     /* mean over t by the midpoints of equal parts: exact while there are as many parts as tokens */
     int parts = imin(context, 4096);
     double attention = 0;

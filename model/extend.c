@@ -21,7 +21,7 @@ static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tens
     Tensor xn = present(m->inputs[l]) ? m->inputs[l] : SCRATCH(r, "xn1", r->in.n, d),
            rstd = SCRATCH(r, "rstd", r->in.n), mid = SCRATCH(r, "mid", M, d);
     r->layer = l;
-    r->ops->rmsnorm(r, xn, rstd, x, w->norm1, m->cfg.norm_eps);
+    model_norm(m, r, xn, rstd, x, w->norm1, w->bias1);
     L->kind->mixer->extend(r, L->cfg, w->mix, xn, &m->kv[L->kv_from], kv_slot(c, L->kv_from),
                            L->publisher ? ABSENT : mid);
     r->ops->gather(r, y, x, r->in, r->out); /* the stream goes on for the wanted rows */
@@ -30,7 +30,7 @@ static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tens
         r->ops->add(r, mid, y);
         Tensor xn2 = SCRATCH(r, "xn2", M, d), rstd2 = SCRATCH(r, "rstd2", M);
         L->ffn->ffn->saved(L->fcfg, M, a->ffn, &place);
-        r->ops->rmsnorm(r, xn2, rstd2, mid, w->norm2, m->cfg.norm_eps);
+        model_norm(m, r, xn2, rstd2, m->cfg.parallel ? y : mid, w->norm2, w->bias2);
         L->ffn->ffn->forward(r, L->fcfg, w->ffn, xn2, a->ffn, y);
         r->ops->add(r, y, mid);
     }
@@ -53,7 +53,7 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     Mark mark = arena_mark(r->scratch);
     Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d);
     r->in = r->out = (Pick){N, m->idx};
-    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
+    model_embed(m, r, x, tok);
     for (int l = 0; l < m->L; l++) {
         if (l >= m->last_writer) r->out = want; /* nothing above needs the rows that nobody asked for */
         Tensor to = TENSOR(y.p, REAL, r->out.n, d);
@@ -62,7 +62,7 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
         r->in = r->out;
     }
     Tensor xf = SCRATCH(r, "xf", want.n, d), rstd = SCRATCH(r, "rstd", want.n);
-    r->ops->rmsnorm(r, xf, rstd, x, m->w.norm, m->cfg.norm_eps);
+    model_norm(m, r, xf, rstd, x, m->w.norm, m->w.norm_bias);
     CHECK(want.n == 0 || (logits.n[0] == want.n && logits.n[1] == m->cfg.vocab), "logits (%d,%d)", logits.n[0],
           logits.n[1]);
     if (want.n) r->ops->linear(r, logits, xf, m->cfg.tied ? m->w.embed : m->w.head, ABSENT);
@@ -121,6 +121,11 @@ static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want,
     for (int i = 0; i < b->N; i++)
         if (tok[i] < 0 || tok[i] >= m->cfg.vocab)
             return err_input(e, "token %d: id %d is outside the vocabulary of %d", i, tok[i], m->cfg.vocab);
+    for (int i = 0; i < b->N && present(m->w.positions); i++)
+        if (b->pos[i] >= m->cfg.max_positions)
+            return err_input(e,
+                             "token %d: position %d is beyond the %d that the model has learned; shorten the context",
+                             i, b->pos[i], m->cfg.max_positions);
     if (!kv_begin(c, b, e)) return false;
     Run r = run_make(m->dev, &m->scratch);
     r.batch = b;

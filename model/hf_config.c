@@ -37,9 +37,14 @@ bool hf_number(const HfFile *f, const char *key, double dflt, bool zero, double 
            err_input(f->e, "%s: \"%s\": expected %s, found %g", f->path, key, zero ? "0 or more" : "more than 0", *out);
 }
 
-bool hf_flag(const HfFile *f, const char *key, bool *out) {
+const char *hf_found(const json_t *v) {
+    return !v ? "nothing" : json_is_string(v) ? json_string_value(v) : type_name(v);
+}
+
+bool hf_flag(const HfFile *f, const char *key, bool *out) { return hf_flag_or(f, key, false, out); }
+bool hf_flag_or(const HfFile *f, const char *key, bool dflt, bool *out) {
     const json_t *v = json_object_get(f->j, key);
-    *out = json_is_true(v);
+    *out = hf_given(f->j, key) ? json_is_true(v) : dflt;
     return !hf_given(f->j, key) || json_is_boolean(v) ||
            err_input(f->e, "%s: \"%s\": expected true or false, found %s", f->path, key, type_name(v));
 }
@@ -113,68 +118,131 @@ bool hf_rope_read(const HfFile *f, json_t *out) {
     return true;
 }
 
-/* ---- llama ---------------------------------------------------------------------------------------------------------
+/* ---- keys ----------------------------------------------------------------------------------------------------------
  */
 
-/* Keys whose presence changes what the model computes in a way that is not built. */
 bool hf_supported(const HfFile *f) {
-    static const char *const never[] = {"quantization_config", "sliding_window", "partial_rotary_factor",
-                                        "pruned_heads"};
-    const json_t *act = json_object_get(f->j, "hidden_act"), *types = json_object_get(f->j, "layer_types"), *v;
+    const json_t *act = json_object_get(f->j, "hidden_act"), *part = json_object_get(f->j, "partial_rotary_factor");
     bool mlp_bias;
-    for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
-        v = json_object_get(f->j, never[i]);
-        bool empty = json_is_object(v) && !json_object_size(v), one = json_is_number(v) && json_number_value(v) == 1;
-        if (hf_given(f->j, never[i]) && !empty && !(i == 2 && one))
-            return err_input(f->e, "%s: \"%s\" is not supported", f->path, never[i]);
-    }
-    for (size_t i = 0; i < json_array_size(types); i++) {
-        const char *s = json_string_value(json_array_get(types, i));
-        if (!s || strcmp(s, "full_attention"))
-            return err_input(f->e, "%s: \"layer_types\": expected full_attention, found %.40s", f->path,
-                             s ? s : "no text");
-    }
-    if (hf_given(f->j, "hidden_act") && (!json_is_string(act) || strcmp(json_string_value(act), "silu")))
-        return err_input(f->e, "%s: \"hidden_act\": expected silu, found %.40s", f->path,
-                         json_is_string(act) ? json_string_value(act) : type_name(act));
+    if (hf_given(f->j, "partial_rotary_factor") && !(json_is_number(part) && json_number_value(part) == 1))
+        return err_input(f->e, "%s: \"partial_rotary_factor\" is not supported", f->path);
+    if (hf_given(f->j, "hidden_act") && strcmp(hf_found(act), "silu"))
+        return err_input(f->e, "%s: \"hidden_act\": expected silu, found %.40s", f->path, hf_found(act));
     if (!hf_flag(f, "mlp_bias", &mlp_bias)) return false;
     return !mlp_bias || err_input(f->e, "%s: \"mlp_bias\": true is not supported", f->path);
 }
+bool hf_plain_layers(const HfFile *f) {
+    const json_t *types = json_object_get(f->j, "layer_types");
+    for (size_t i = 0; i < json_array_size(types); i++) {
+        const json_t *v = json_array_get(types, i);
+        if (!json_is_string(v) || strcmp(json_string_value(v), "full_attention"))
+            return err_input(f->e, "%s: \"layer_types\": expected full_attention, found %.40s", f->path,
+                             json_is_string(v) ? hf_found(v) : "no text");
+    }
+    return true;
+}
 
-/* The same model in our own terms. */
-static json_t *llama_settings(const HfFile *f) {
-    int d, F, layers, H, G, D, V, P;
-    double eps, std;
-    bool bias, tied;
-    if (!hf_whole(f, "hidden_size", 1, -1, &d) || !hf_whole(f, "intermediate_size", 1, -1, &F) ||
-        !hf_whole(f, "num_hidden_layers", 1, -1, &layers) || !hf_whole(f, "num_attention_heads", 1, -1, &H) ||
-        !hf_whole(f, "vocab_size", 1, -1, &V) || !hf_whole(f, "num_key_value_heads", 1, H, &G) ||
-        !hf_whole(f, "max_position_embeddings", 1, 2048, &P) || !hf_number(f, "rms_norm_eps", 1e-6, false, &eps) ||
-        !hf_number(f, "initializer_range", 0.02, true, &std) || !hf_flag(f, "attention_bias", &bias) ||
-        !hf_flag(f, "tie_word_embeddings", &tied) || !hf_supported(f))
-        return NULL;
-    if (!hf_given(f->j, "head_dim") && d % H) {
-        err_input(f->e, "%s: \"num_attention_heads\": %d does not divide hidden_size %d and there is no head_dim",
-                  f->path, H, d);
-        return NULL;
+/* What every type may say: what it is called and how it was trained, saved and sampled; dropout, which kvsmith has as
+ * train.dropout. */
+static const char *const common[] = {"architectures",
+                                     "model_type",
+                                     "transformers_version",
+                                     "torch_dtype",
+                                     "dtype",
+                                     "_name_or_path",
+                                     "name_or_path",
+                                     "_commit_hash",
+                                     "_attn_implementation",
+                                     "_attn_implementation_autoset",
+                                     "attn_implementation",
+                                     "auto_map",
+                                     "vocab_size",
+                                     "initializer_range",
+                                     "tie_word_embeddings",
+                                     "use_cache",
+                                     "bos_token_id",
+                                     "eos_token_id",
+                                     "pad_token_id",
+                                     "sep_token_id",
+                                     "decoder_start_token_id",
+                                     "attention_dropout",
+                                     "id2label",
+                                     "label2id",
+                                     "num_labels",
+                                     "problem_type",
+                                     "finetuning_task",
+                                     "task_specific_params",
+                                     "tokenizer_class",
+                                     "prefix",
+                                     "return_dict",
+                                     "return_dict_in_generate",
+                                     "output_attentions",
+                                     "output_hidden_states",
+                                     "output_scores",
+                                     "torchscript",
+                                     "is_decoder",
+                                     "chunk_size_feed_forward",
+                                     "max_length",
+                                     "min_length",
+                                     "do_sample",
+                                     "early_stopping",
+                                     "num_beams",
+                                     "num_beam_groups",
+                                     "diversity_penalty",
+                                     "temperature",
+                                     "top_k",
+                                     "top_p",
+                                     "typical_p",
+                                     "repetition_penalty",
+                                     "length_penalty",
+                                     "no_repeat_ngram_size",
+                                     "encoder_no_repeat_ngram_size",
+                                     "bad_words_ids",
+                                     "num_return_sequences",
+                                     "forced_bos_token_id",
+                                     "forced_eos_token_id",
+                                     "remove_invalid_values",
+                                     "exponential_decay_length_penalty",
+                                     "suppress_tokens",
+                                     "begin_suppress_tokens",
+                                     "unsloth_version",
+                                     "unsloth_fixed",
+                                     NULL};
+
+static bool listed(const char *const *list, const char *key) {
+    for (; *list; list++)
+        if (!strcmp(*list, key)) return true;
+    return false;
+}
+/* A setting that nobody here knows may change what the model computes. What is null or false is not in use. */
+static bool keys_known(const HfFile *f, const HfType *type) {
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)f->j, key, v) {
+        bool empty = (!strcmp(key, "quantization_config") || !strcmp(key, "pruned_heads")) && json_is_object(v) &&
+                     !json_object_size(v);
+        if (json_is_null(v) || json_is_false(v) || empty || listed(common, key) || listed(type->keys, key)) continue;
+        return err_input(f->e,
+                         "%s: \"%.80s\" is not supported of model_type %s; remove it if the model does not need it",
+                         f->path, key, type->type);
     }
-    if (!hf_whole(f, "head_dim", 2, d / H, &D)) return NULL;
-    if (H % G || D % 2) {
-        err_input(f->e,
-                  H % G ? "%s: \"num_key_value_heads\": %d does not divide num_attention_heads %d"
-                        : "%s: \"head_dim\": expected an even number, found %d (num_attention_heads %d)",
-                  f->path, H % G ? G : D, H);
-        return NULL;
-    }
-    json_t *rope = json_object();
-    if (!hf_rope_read(f, rope)) {
-        json_decref(rope);
-        return NULL;
-    }
-    return json_pack("{si si si si sf sf sb s{s{ss si si si so sb sb}} s[s] s[{ss si}]}", "d_model", d, "layers",
-                     layers, "vocab", V, "max_positions", P, "norm_eps", eps, "init_std", std, "tied", tied, "kinds",
-                     "full", "mixer", "gqa", "heads", H, "kv_heads", G, "head_dim", D, "rope", rope, "qkv_bias", bias,
-                     "o_bias", bias, "pattern", "full", "ffn", "kind", "swiglu", "hidden", F);
+    return true;
+}
+
+/* ---- a model type --------------------------------------------------------------------------------------------------
+ */
+
+const HfType *const hf_types[] = {&hf_llama, &hf_mistral,  &hf_qwen2,    &hf_qwen3,
+                                  &hf_gpt2,  &hf_gpt_neox, &hf_deepseek, NULL};
+const HfType *hf_type(const char *name) {
+    for (int i = 0; hf_types[i]; i++)
+        if (!strcmp(hf_types[i]->type, name)) return hf_types[i];
+    return NULL;
+}
+const HfType *hf_type_of(const ModelCfg *c) {
+    for (int i = 0; hf_types[i]; i++)
+        if (hf_types[i]->is(c, NULL)) return hf_types[i];
+    return NULL;
 }
 
 bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
@@ -185,9 +253,9 @@ bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
     HfFile f = {path, j, e};
     bool ok = false;
     *c = (ModelCfg){0};
-    bool llama = name && !strcmp(name, "llama");
-    if (llama || (name && !strcmp(name, "deepseek_v3"))) {
-        own = llama ? llama_settings(&f) : hf_deepseek_settings(&f);
+    const HfType *known = name ? hf_type(name) : NULL;
+    if (known) {
+        own = keys_known(&f, known) ? known->settings(&f) : NULL;
         where = xstrdup(path);
     } else if (name && !strcmp(name, "kvsmith")) {
         own = json_incref(json_object_get(j, "kvsmith"));
@@ -198,7 +266,10 @@ bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
             own = NULL;
         }
     } else if (j) {
-        err_input(e, "%s: \"model_type\": expected llama, deepseek_v3 or kvsmith, found %.60s", path,
+        err_input(e,
+                  "%s: \"model_type\": expected llama, mistral, qwen2, qwen3, gpt2, gpt_neox, deepseek_v3 or kvsmith, "
+                  "found %.60s",
+                  path,
                   name   ? name
                   : type ? type_name(type)
                          : "nothing");

@@ -20,7 +20,7 @@ static bool dense(const HfFile *f, int layers, int heads, int rope_dim) {
            err_input(f->e, "%s: \"head_dim\": expected qk_rope_head_dim (%d), found %d", f->path, rope_dim, head_dim);
 }
 
-json_t *hf_deepseek_settings(const HfFile *f) {
+static json_t *settings(const HfFile *f) {
     int d, F, layers, H, V, P, rq = 0, r, dn, dr, dv;
     double eps, std;
     bool bias, tied, interleaved = true;
@@ -31,7 +31,7 @@ json_t *hf_deepseek_settings(const HfFile *f) {
         !hf_whole(f, "v_head_dim", 1, -1, &dv) || !hf_whole(f, "max_position_embeddings", 1, 4096, &P) ||
         !hf_number(f, "rms_norm_eps", 1e-6, false, &eps) || !hf_number(f, "initializer_range", 0.02, true, &std) ||
         !hf_flag(f, "attention_bias", &bias) || !hf_flag(f, "tie_word_embeddings", &tied) || !hf_supported(f) ||
-        !dense(f, layers, H, dr))
+        !hf_plain_layers(f) || !dense(f, layers, H, dr))
         return NULL;
     if (hf_given(f->j, "rope_interleave") && !hf_flag(f, "rope_interleave", &interleaved)) return NULL;
     /* null says that there is no such latent; absent means 1536 to transformers, and is more likely an oversight */
@@ -49,28 +49,26 @@ json_t *hf_deepseek_settings(const HfFile *f) {
                      "ffn", "kind", "swiglu", "hidden", F);
 }
 
-static bool no(const char **why, const char *what) {
-    if (why) *why = what;
-    return false;
-}
 bool hf_is_deepseek(const ModelCfg *c, const char **why) {
-    if (!hf_plain(c, "mla", why)) return false;
+    if (!hf_block(c, (HfBlock){"mla", "swiglu", NORM_RMS, POSITIONS_NONE, false}, why)) return false;
+    for (int l = 0; l < c->layers; l++)
+        if (c->pattern[l] != c->pattern[0]) return hf_no(why, "layers of several kinds");
     const MlaCfg *m = c->kind[c->pattern[0]].cfg;
-    if (!m->heads) return no(why, "a layer without queries");
-    if (!m->nope_dim || !m->rope_dim) return no(why, "keys of one part alone");
-    if (m->rope_heads != 1) return no(why, "rope_heads");
-    if (m->window) return no(why, "a window");
-    if (!m->latent_norm || (m->q_rank && !m->q_latent_norm)) return no(why, "a latent without its norm");
-    if (m->a_bias != m->o_bias) return no(why, "a_bias without o_bias, or the reverse");
-    if (m->q_bias) return no(why, "q_bias");
+    if (!m->heads) return hf_no(why, "a layer without queries");
+    if (!m->nope_dim || !m->rope_dim) return hf_no(why, "keys of one part alone");
+    if (m->rope_heads != 1) return hf_no(why, "rope_heads");
+    if (m->window) return hf_no(why, "a window");
+    if (!m->latent_norm || (m->q_rank && !m->q_latent_norm)) return hf_no(why, "a latent without its norm");
+    if (m->a_bias != m->o_bias) return hf_no(why, "a_bias without o_bias, or the reverse");
+    if (m->q_bias) return hf_no(why, "q_bias");
     /* transformers can be told so; vLLM and SGLang take all for interleaved, silently */
-    if (!m->rope.interleaved) return no(why, "rotation that is not interleaved");
-    if (m->rope.mscale_all_dim > 0 && m->rope.type != ROPE_YARN) return no(why, "mscale_all_dim without yarn");
+    if (!m->rope.interleaved) return hf_no(why, "rotation that is not interleaved");
+    if (m->rope.mscale_all_dim > 0 && m->rope.type != ROPE_YARN) return hf_no(why, "mscale_all_dim without yarn");
     const char *differs = hf_rope_differs(&m->rope, c->max_positions);
-    return !differs || no(why, differs);
+    return !differs || hf_no(why, differs);
 }
 
-void hf_deepseek_json(json_t *j, const ModelCfg *c) {
+static void deepseek_json(json_t *j, const ModelCfg *c) {
     const MlaCfg *m = c->kind[c->pattern[0]].cfg;
     hf_family_json(j, c,
                    (HfFamily){.architecture = "DeepseekV3ForCausalLM",
@@ -79,6 +77,7 @@ void hf_deepseek_json(json_t *j, const ModelCfg *c) {
                               .kv_heads = m->heads,
                               .head_dim = m->rope_dim, /* what its rotation reads */
                               .bias = m->a_bias,
+                              .mlp_bias = true,
                               .rope = &m->rope});
     json_object_set_new(j, "q_lora_rank", m->q_rank ? json_integer(m->q_rank) : json_null());
     json_object_set_new(j, "kv_lora_rank", json_integer(m->kv_rank));
@@ -93,3 +92,18 @@ void hf_deepseek_json(json_t *j, const ModelCfg *c) {
     for (size_t i = 0; i < sizeof one / sizeof *one; i++) json_object_set_new(j, one[i], json_integer(1));
     json_object_set_new(j, "num_nextn_predict_layers", json_integer(0));
 }
+
+static const char *const keys[] = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                                   "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings",
+                                   "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
+                                   "original_max_position_embeddings", "rope_interleave", "attention_bias", "mlp_bias",
+                                   "layer_types", "partial_rotary_factor", "pretraining_tp", "q_lora_rank",
+                                   "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim",
+                                   "first_k_dense_replace",
+                                   /* of experts, which no layer has */
+                                   "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "num_local_experts",
+                                   "num_experts", "n_group", "topk_group", "moe_intermediate_size", "moe_layer_freq",
+                                   "ep_size", "routed_scaling_factor", "norm_topk_prob", "topk_method", "scoring_func",
+                                   "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers", NULL};
+const HfType hf_deepseek = {"deepseek_v3", settings, hf_is_deepseek, deepseek_json, keys,
+                            NULL,          NULL,     NULL,           NULL,          false};

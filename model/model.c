@@ -5,25 +5,40 @@ enum { STREAM_INIT = 1 };
 
 void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
     const Layer *y = &m->layer[l];
+    const int d = m->cfg.d_model;
+    const bool biases = m->cfg.norm == NORM_LAYER;
     LayerWeights *lw = &w->layer[l];
     snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-    field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, m->cfg.d_model);
+    field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
+    if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
     snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
     y->kind->mixer->weights(y->cfg, lw->mix, f);
     if (!y->publisher) {
         snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, m->cfg.d_model);
+        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
+        if (biases) field(f, &lw->bias2, "post_attention_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
         snprintf(f->scope, sizeof f->scope, "model.layers.%d.mlp.", l);
         y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
     }
     f->scope[0] = 0;
 }
+void model_positions_field(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    if (c->positions == POSITIONS_LEARNED)
+        field(f, &w->positions, "model.embed_positions.weight", FIELD_TABLE, c->max_positions, c->d_model);
+}
+void model_norm_fields(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
+    if (c->norm == NORM_LAYER) field(f, &w->norm_bias, "model.norm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
+}
 void model_fields(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
     f->scope[0] = 0;
     field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
+    model_positions_field(m, w, f);
     for (int l = 0; l < m->L; l++) model_layer_fields(m, l, w, f);
-    field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
+    model_norm_fields(m, w, f);
     if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
 }
 
@@ -223,7 +238,7 @@ static void layer_forward(Model *m, Run *r, int l, Tensor x, Tensor y) {
     Act *a = &m->act[l];
     double drop = r->mode & RUN_TRAIN ? m->opts.dropout : 0;
     r->layer = l;
-    r->ops->rmsnorm(r, a->xn1, a->rstd1, x, w->norm1, m->cfg.norm_eps);
+    model_norm(m, r, a->xn1, a->rstd1, x, w->norm1, w->bias1);
     L->kind->mixer->forward(r, L->cfg, w->mix, a->xn1, layer_kv(m, l), a->mix, L->publisher ? ABSENT : a->mid);
     if (L->publisher) {
         r->ops->copy(r, y, x);
@@ -231,7 +246,7 @@ static void layer_forward(Model *m, Run *r, int l, Tensor x, Tensor y) {
     }
     r->ops->dropout(r, a->mid, DROP_MIXER, drop);
     r->ops->add(r, a->mid, x);
-    r->ops->rmsnorm(r, a->xn2, a->rstd2, a->mid, w->norm2, m->cfg.norm_eps);
+    model_norm(m, r, a->xn2, a->rstd2, m->cfg.parallel ? x : a->mid, w->norm2, w->bias2);
     L->ffn->ffn->forward(r, L->fcfg, w->ffn, a->xn2, a->ffn, y);
     r->ops->dropout(r, y, DROP_FFN, drop);
     r->ops->add(r, y, a->mid);
@@ -255,17 +270,22 @@ static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv
     Mark mark = arena_mark(r->scratch);
     Tensor dxn = SCRATCH(r, "d normed", dx.n[0], dx.n[1]);
     r->layer = l;
+    Tensor dmid = dx; /* of what the mixer was added to */
+    if (!L->publisher && m->cfg.parallel) {
+        dmid = SCRATCH(r, "d block", dx.n[0], dx.n[1]);
+        r->ops->copy(r, dmid, dx);
+    }
     if (!L->publisher) {
         Mark inner = arena_mark(r->scratch);
         r->ops->zero(r, dxn);
         L->ffn->ffn->backward(r, L->fcfg, w->ffn, g->ffn, a->xn2, a->ffn, branch(m, r, dx, DROP_FFN), dxn);
-        r->ops->rmsnorm_backward(r, dx, g->norm2, dxn, a->mid, w->norm2, a->rstd2);
+        model_norm_backward(m, r, dx, g->norm2, g->bias2, dxn, m->cfg.parallel ? x : a->mid, w->norm2, a->rstd2);
         arena_release(r->scratch, inner);
     }
     r->ops->zero(r, dxn);
-    Tensor dy = L->publisher ? ABSENT : branch(m, r, dx, DROP_MIXER);
+    Tensor dy = L->publisher ? ABSENT : branch(m, r, dmid, DROP_MIXER);
     L->kind->mixer->backward(r, L->cfg, w->mix, g->mix, a->xn1, layer_kv(m, l), dkv, a->mix, dy, dxn);
-    r->ops->rmsnorm_backward(r, dx, g->norm1, dxn, x, w->norm1, a->rstd1);
+    model_norm_backward(m, r, dx, g->norm1, g->bias1, dxn, x, w->norm1, a->rstd1);
     arena_release(r->scratch, mark);
 }
 
@@ -285,7 +305,7 @@ static Run run_pass(Model *m, const Batch *b, unsigned mode) {
 }
 static void embed_rows(Model *m, Run *r, Tensor x, const int *tok) {
     r->layer = -1;
-    r->ops->embed(r, x, m->w.embed, tok, m->cfg.embed_scale);
+    model_embed(m, r, x, tok);
     if (r->mode & RUN_TRAIN) r->ops->dropout(r, x, DROP_EMBED, m->opts.dropout);
 }
 
@@ -357,16 +377,17 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, stat, dstat);
     r->stat = ABSENT; /* a replayed forward counts nothing */
     r->dstat = dstat;
-    r->ops->rmsnorm(r, xf, rstd, x[m->L], m->w.norm, m->cfg.norm_eps);
+    model_norm(m, r, xf, rstd, x[m->L], m->w.norm, m->w.norm_bias);
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
     r->ops->linear_xent(r, TENSOR(nll, REAL, N), NULL, dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
-    r->ops->rmsnorm_backward(r, dx, m->g.norm, dxf, x[m->L], m->w.norm, rstd);
+    model_norm_backward(m, r, dx, m->g.norm, m->g.norm_bias, dxf, x[m->L], m->w.norm, rstd);
     backward_layers(m, r, x, dx, N);
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
     r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
+    if (present(m->g.positions)) r->ops->embed_backward(r, m->g.positions, dx, b->pos, 1);
     arena_release(r->scratch, scratch);
     arena_release(&m->keep, keep);
 }
@@ -394,7 +415,7 @@ void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real 
         x = y, y = swap;
     }
     if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, r->stat, ABSENT);
-    r->ops->rmsnorm(r, y, rstd, x, m->w.norm, m->cfg.norm_eps);
+    model_norm(m, r, y, rstd, x, m->w.norm, m->w.norm_bias);
     r->ops->linear_xent(r, TENSOR(nll, REAL, N), hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
     arena_release(&m->keep, keep);
 }
@@ -427,7 +448,7 @@ void model_block_norm(Model *m, const Batch *b, Tensor x, Tensor xf) {
     Run r = run_pass(m, b, 0);
     Mark mark = arena_mark(&m->keep);
     Tensor rstd = arena_tensor(&m->keep, "rstd", REAL, 1, &b->N);
-    r.ops->rmsnorm(&r, xf, rstd, x, m->w.norm, m->cfg.norm_eps);
+    model_norm(m, &r, xf, rstd, x, m->w.norm, m->w.norm_bias);
     arena_release(&m->keep, mark);
 }
 void model_block_logits(Model *m, const Batch *b, Tensor xf, Tensor table, Tensor logits) {

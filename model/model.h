@@ -1,6 +1,8 @@
 /* model.h: embedding, blocks by the layer map, head; owns every region of memory but the cache's.
  *
- * block:  x += mixer(rmsnorm(x));  x += ffn(rmsnorm(x)).   head: logits = W_head rmsnorm(x). */
+ * x = embed_scale embed[token] (+ positions[position], learned)
+ * block:  x += mixer(norm(x));  x += ffn(norm(x));   parallel: x += mixer(norm(x)) + ffn(norm'(x))
+ * head: logits = W_head norm(x).   norm: RMSNorm, or LayerNorm with bias. */
 #pragma once
 #include "../layers/cache.h"
 #include "config.h"
@@ -17,10 +19,12 @@ typedef struct {
 } Layer;
 typedef struct {
     Tensor norm1, norm2; /* (d) */
+    Tensor bias1, bias2; /* (d) of a LayerNorm; absent in an RMSNorm */
     void *mix, *ffn;     /* the mixer's and the ffn's own structs */
 } LayerWeights;
 typedef struct {
-    Tensor embed, norm, head; /* (V,d) (d) (V,d); head absent when tied */
+    Tensor embed, norm, head;    /* (V,d) (d) (V,d); head absent when tied */
+    Tensor positions, norm_bias; /* (P,d) learned, (d) of a LayerNorm; may be absent */
     LayerWeights *layer;
 } Weights;
 /* Between the forward and the backward of a training pass: from what the mixers reported, stat (B,STATS,2), to the
@@ -70,12 +74,15 @@ bool model_open(Model *, Device *, const ModelCfg *, ModelOpts, Err *);
 void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */
 bool model_map(Model *, const ModelCfg *, Err *);
-void model_init(Model *, uint64_t seed);               /* N(0, init_std), gains 1, biases 0, a mixer's own */
+void model_init(Model *, uint64_t seed); /* N(0, init_std), gains 1, biases 0, a mixer's own */
 /* The same for the tensors of one layer that have memory in `w`. */
 void model_layer_init(const Model *, int l, Weights *, uint64_t seed);
 void model_stage_end(Model *);                         /* Mixer.stage_end on weights and moments */
 void model_fields(const Model *, Weights *, Fields *); /* Hugging Face names */
+/* Parts of them: a layer's; the learned positions', if there are any; those of the norm before the head. */
 void model_layer_fields(const Model *, int l, Weights *, Fields *);
+void model_positions_field(const Model *, Weights *, Fields *);
+void model_norm_fields(const Model *, Weights *, Fields *);
 size_t model_params(const Model *);
 
 /* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0). Adds to the gradients with g (N) = derivative
@@ -102,7 +109,7 @@ bool model_cache_open(const Model *, Cache *, int nseq, int max_tokens, int max_
  * Opened dry with opts.max_rows; the caller places the fields of the layer that it runs (and w.norm), and m->kv of
  * layers whose K/V others read. Passes without gradient, dropout and history, as model_loss. */
 bool model_pieces(Model *, Err *); /* maps activations of one block and scratch */
-/* x (N,d) = rows tok of w.embed, which may hold some rows alone. */
+/* x (N,d) = rows tok of w.embed, which may hold some rows alone; with w.positions, where the model has them. */
 void model_block_embed(Model *, const Batch *, const int *tok, Tensor x);
 /* y = block l of x. `see` (may be NULL) is shown what its mixer was given (N,d), the stream behind the mixer (N,d) and
  * the rows of K/V that it read. */

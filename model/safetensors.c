@@ -363,13 +363,15 @@ static inline double element(const unsigned char *p, Dtype d, size_t i) {
     return memcpy(&f, &s, 4), f;
 }
 
-/* One loop per pair of dtypes, so that the compiler sees both. Returns the first element that does not fit, or n. */
-#define CONVERT(D, T)                                            \
-    for (size_t i = 0; i < n; i++) {                             \
-        double v = element(p, D, i);                             \
-        ((T *)t.p)[i] = (T)v;                                    \
-        if (isinf((double)((T *)t.p)[i]) && !isinf(v)) return i; \
-    }                                                            \
+/* One loop per pair of dtypes, so that the compiler sees both: n numbers from `from` on, `step` apart, to number `to`
+ * of t and on. Returns the first that does not fit, or n. */
+#define CONVERT(D, T)                                   \
+    for (size_t i = 0; i < n; i++) {                    \
+        double v = element(p, D, from + i * step);      \
+        T *out = (T *)t.p + to + i;                     \
+        *out = (T)v;                                    \
+        if (isinf((double)*out) && !isinf(v)) return i; \
+    }                                                   \
     return n
 #define CONVERT_TO(D)       \
     if (t.dtype == F64) {   \
@@ -377,7 +379,7 @@ static inline double element(const unsigned char *p, Dtype d, size_t i) {
     } else {                \
         CONVERT(D, float);  \
     }
-static size_t convert(const unsigned char *p, Dtype d, Tensor t, size_t n) {
+static size_t convert(const unsigned char *p, Dtype d, size_t from, size_t step, Tensor t, size_t to, size_t n) {
     switch (d) {
     case F64: CONVERT_TO(F64);
     case F32: CONVERT_TO(F32);
@@ -396,6 +398,12 @@ static int float_of(const StEntry *s) {
     return -1;
 }
 
+bool st_fits_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
+    Tensor all = t;
+    all.n[0] *= p.parts;
+    if (p.turned && t.rank == 2) all.n[1] = all.n[0], all.n[0] = t.n[1];
+    return st_fits(st, s, all, e);
+}
 bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
     const char *path = st->file[s->file].path;
     char want[64], got[96];
@@ -408,35 +416,55 @@ bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
            err_input(e, "%s: tensor \"%s\": expected dtype F64, F32, F16 or BF16, found %s", path, s->name, s->dtype);
 }
 
-bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) {
+bool st_read_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
     CHECK(t.p && (t.dtype == F32 || t.dtype == F64), "%s", s->name);
-    if (!st_fits(st, s, t, e)) return false;
-    size_t n = tensor_count(t), at = convert(s->p, floats[float_of(s)], t, n);
-    return at == n || err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", st->file[s->file].path, s->name,
-                                at, dtype_name(t.dtype));
+    if (!st_fits_part(st, s, t, p, e)) return false;
+    bool whole = p.parts == 1 && !(p.turned && t.rank == 2);
+    size_t n = tensor_count(t), rows = whole ? 1 : (size_t)t.n[0], w = rows ? n / rows : 0, block = (size_t)p.block;
+    for (size_t r = 0; r < rows; r++) {
+        size_t k = whole ? 0 : (r / block * (size_t)p.parts + (size_t)p.part) * block + r % block;
+        bool turned = p.turned && t.rank == 2;
+        size_t from = turned ? k : k * w, step = turned ? rows * (size_t)p.parts : 1;
+        size_t at = convert(s->p, floats[float_of(s)], from, step, t, r * w, w);
+        if (at < w)
+            return err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", st->file[s->file].path, s->name,
+                             from + at * step, dtype_name(t.dtype));
+    }
+    return true;
 }
+bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) { return st_read_part(st, s, t, ST_WHOLE, e); }
 
 /* ---- fields --------------------------------------------------------------------------------------------------------
  */
 
-static void load_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    StLoad *l = f->ctx;
+static void take_field(StLoad *l, Tensor t, const char *path, unsigned flags, bool read) {
+    char own[192];
+    StPlace p = ST_WHOLE;
     if (l->failed) return;
-    char *name = xformat("%s%s", l->prefix, path);
+    if (l->names) p = l->names->find(l->names, path, t, own);
+    char *name = xformat("%s%s", l->prefix, l->names ? own : path);
     const StEntry *s = st_find(l->st, name);
     if (s) {
         l->used[s - l->st->entry] = true;
-        l->failed = !st_read(l->st, s, *t, l->err);
+        l->failed = !(read ? st_read_part(l->st, s, t, p, l->err) : st_fits_part(l->st, s, t, p, l->err));
     } else if (!(flags & FIELD_OPTIONAL)) {
         l->failed = !err_input(l->err, "%s: tensor \"%s\" is missing", l->st->path, name);
     }
     free(name);
 }
 
+static void load_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    take_field(f->ctx, *t, path, flags, true);
+}
+static void check_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    take_field(f->ctx, *t, path, flags, false);
+}
+
 void st_load_begin(StLoad *l, const St *st, const char *prefix, Err *e) {
     *l = (StLoad){.st = st, .prefix = prefix ? prefix : "", .err = e, .used = xcalloc((size_t)st->n, 1)};
 }
 Fields st_loader(StLoad *l) { return (Fields){.see = load_field, .ctx = l}; }
+Fields st_checker(StLoad *l) { return (Fields){.see = check_field, .ctx = l}; }
 
 bool st_load_end(StLoad *l, bool (*rest)(const char *name)) {
     for (int i = 0; rest && i < l->st->n && !l->failed; i++) {

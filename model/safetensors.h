@@ -37,22 +37,43 @@ bool st_open(St *, const char *path, Err *);
 bool st_open_dir(St *, const char *dir, Err *);
 void st_close(St *);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
+/* How a tensor t (rows, width) or (rows) lies in a stored one: `parts` tensors of its shape take turns, `block` rows at
+ * a time, and t is number `part` of them; turned: what is stored is the transpose of that (matrices alone). So a stored
+ * row k (column, turned) is row k / (parts block) block + k % block of part k / block % parts. */
+enum { PARTS_MAX = 3 };
+typedef struct {
+    int parts, part, block;
+    bool turned;
+} StPlace;
+static const StPlace ST_WHOLE = {1, 0, 1, false};
+/* Names and places of fields in a file, where they are not the fields' own. */
+typedef struct StNames StNames;
+struct StNames {
+    StPlace (*find)(const StNames *, const char *path, Tensor t, char name[192]);
+    const void *ctx;
+};
 /* The entry has the shape of `t`, which needs no memory, and a dtype that st_read takes. */
 bool st_fits(const St *, const StEntry *, Tensor t, Err *);
 /* The entry's numbers into `t` (F32 or F64 with memory). Refuses another shape, a dtype that is not F64, F32, F16 or
  * BF16, and a finite number that `t` cannot hold. F64 into F32 rounds to nearest; all else is exact. */
 bool st_read(const St *, const StEntry *, Tensor t, Err *);
+/* The same of a tensor that has a place in the entry. */
+bool st_fits_part(const St *, const StEntry *, Tensor t, StPlace, Err *);
+bool st_read_part(const St *, const StEntry *, Tensor t, StPlace, Err *);
 
-/* Fill fields from a file: f = st_loader(&l) visits them (name: prefix + path), then st_loaded tells. */
+/* Fill fields from a file: f = st_loader(&l) visits them (name: prefix + path), then st_load_end tells. st_checker
+ * looks at shapes and dtypes alone: the fields need no memory. */
 typedef struct {
     const St *st;
-    const char *prefix; /* before every field's name; NULL: "" */
+    const char *prefix;   /* before every field's name; NULL: "" */
+    const StNames *names; /* NULL: the fields' own */
     Err *err;
     bool failed;
     bool *used; /* (st->n) entries that a field took */
 } StLoad;
 void st_load_begin(StLoad *, const St *, const char *prefix, Err *);
 Fields st_loader(StLoad *);
+Fields st_checker(StLoad *);
 /* End. False if a field failed (FIELD_OPTIONAL ones may be absent). Unless `rest` is NULL: false for an entry that
  * starts with the prefix, that no field took and that rest(name) does not call harmless. */
 bool st_load_end(StLoad *, bool (*rest)(const char *name));
@@ -60,17 +81,21 @@ bool st_load_end(StLoad *, bool (*rest)(const char *name));
 typedef struct {
     char *name;
     Tensor t;
-    Dtype as; /* stored as */
+    Dtype as;                    /* stored as */
+    StPlace place;               /* of its parts, each (rows, width) and of t's dtype; t has the stored shape */
+    const void *part[PARTS_MAX]; /* part[0] = t.p where it is stored whole */
 } StItem;
 typedef struct {
     int n;
     StItem *item;
     const char *prefix;
+    const StNames *names;
     Dtype as;
 } StList;
 /* Collect: every field as `as`, those with FIELD_F32 not narrower than F32; names get the prefix (NULL: ""). */
 Fields st_lister(StList *);
 void st_add(StList *, const char *name, Tensor t, Dtype as);
+void st_add_part(StList *, const char *name, Tensor t, StPlace, Dtype as); /* all parts before it is written */
 void st_list_free(StList *);
 /* Write the list as the reference does: wide dtypes first, then by name; compact JSON padded to 8 bytes. Tensors are
  * F32 or F64 in memory and are rounded to nearest even. `meta`: key, value, ..., NULL; {"format":"pt"} is always there.
@@ -97,13 +122,11 @@ typedef struct {
 void st_plan(StList *, const char *name, Tensor shape, Dtype as);
 /* Create the files of st_write_dir's layout in DIR, which exists and holds no model. `meta` as st_write. */
 bool st_out_begin(StOut *, const char *dir, const StList *, size_t limit, const char *const *meta, Err *);
-/* The whole tensor, rounded to nearest even; each name once. EXIT_INPUT: a finite number that the dtype cannot hold. */
-bool st_out_put(StOut *, const char *name, Tensor, Err *);
-/* The same from `bytes` bytes as they are to stand in the file. */
+/* Rows row..row+n-1 of a tensor that has a place in the one of that name, rounded to nearest even; each row once.
+ * EXIT_INPUT: a finite number that the dtype cannot hold. */
+bool st_out_part(StOut *, const char *name, size_t row, Tensor, StPlace, Err *);
+/* A whole tensor from `bytes` bytes as they are to stand in the file. */
 bool st_out_raw(StOut *, const char *name, const void *p, size_t bytes, Err *);
-/* Part of it: rows from `row` on of a tensor whose rows have the width of `part`'s. The part that ends the tensor
- * completes it. */
-bool st_out_rows(StOut *, const char *name, size_t row, Tensor part, Err *);
 /* Sync and close. Every tensor must have come (CHECK). Frees. */
 bool st_out_end(StOut *, Err *);
 void st_out_drop(StOut *); /* give up: close and free */

@@ -8,8 +8,8 @@ typedef struct StHole {
     char *name;
     Dtype as;
     int file;
-    size_t at, bytes; /* of the data in the file */
-    bool done;
+    size_t at, bytes, put; /* of the data in the file: place, length, what came of it */
+    int width;             /* numbers of a stored row */
 } Hole;
 typedef struct StSink {
     char *path;
@@ -20,7 +20,7 @@ void st_plan(StList *l, const char *name, Tensor shape, Dtype as) {
     CHECK(present(shape), "%s", name);
     shape.p = NULL;
     l->item = xrealloc(l->item, (size_t)l->n + 1, sizeof *l->item);
-    l->item[l->n++] = (StItem){xstrdup(name), shape, as};
+    l->item[l->n++] = (StItem){.name = xstrdup(name), .t = shape, .as = as, .place = ST_WHOLE};
 }
 
 static bool put_at(const Sink *s, const void *p, size_t n, size_t at, Err *e) {
@@ -51,7 +51,8 @@ static bool begin_file(StOut *o, const StList *l, char *path, const char *const 
     }
     at = 8 + len;
     for (int i = 0; i < l->n; i++) {
-        Hole h = {xstrdup(item[i].name), item[i].as, o->nfile, at, st_item_bytes(&item[i]), false};
+        Tensor t = item[i].t;
+        Hole h = {xstrdup(item[i].name), item[i].as, o->nfile, at, st_item_bytes(&item[i]), 0, t.rank > 1 ? t.n[1] : 1};
         at += h.bytes;
         o->hole[o->n++] = h;
     }
@@ -87,16 +88,19 @@ bool st_out_begin(StOut *o, const char *dir, const StList *l, size_t limit, cons
     return ok;
 }
 
-static Hole *hole_of(StOut *o, const char *name) {
+/* The hole of the name, of which n numbers more come now. */
+static Hole *fill(StOut *o, const char *name, size_t n) {
     Hole key = {.name = (char *)name}, *h = bsearch(&key, o->hole, (size_t)o->n, sizeof key, by_name);
-    CHECK(h && !h->done, "%s: %s", name, h ? "written twice" : "not planned");
+    CHECK(h, "%s: not planned", name);
+    h->put += n * dtype_size(h->as);
+    CHECK(h->put <= h->bytes, "%s: %zu bytes, planned %zu", name, h->put, h->bytes);
     return h;
 }
 
 bool st_out_raw(StOut *o, const char *name, const void *p, size_t bytes, Err *e) {
-    Hole *h = hole_of(o, name);
-    CHECK(bytes == h->bytes, "%s: %zu bytes, planned %zu", name, bytes, h->bytes);
-    h->done = true;
+    Hole *h = fill(o, name, 0);
+    CHECK(bytes == h->bytes && !h->put, "%s: %zu bytes, planned %zu", name, bytes, h->bytes);
+    h->put = bytes;
     return put_at(&o->file[h->file], p, bytes, h->at, e);
 }
 
@@ -111,36 +115,59 @@ static size_t too_large(Tensor t, Dtype as, size_t n) {
     return n;
 }
 
-bool st_out_rows(StOut *o, const char *name, size_t row, Tensor t, Err *e) {
-    static const size_t step = 1 << 16;
-    Hole *h = hole_of(o, name);
-    const size_t n = tensor_count(t), size = dtype_size(h->as), width = t.rank > 1 ? n / (size_t)t.n[0] : 1;
-    size_t at = row * width * size;
-    CHECK(at + n * size <= h->bytes, "%s: %zu bytes, planned %zu", name, at + n * size, h->bytes);
-    h->done = at + n * size == h->bytes;
+/* n numbers of t from number `from` on, to number `to` of what is stored. */
+static bool put_numbers(StOut *o, const Hole *h, size_t to, Tensor t, size_t from, size_t n, unsigned char *buf,
+                        size_t room, Err *e) {
+    const size_t size = dtype_size(h->as);
+    for (size_t i = 0; i < n; i += room) {
+        size_t some = zmin(room, n - i);
+        st_encode(t, h->as, from + i, from + i + some, buf);
+        if (!put_at(&o->file[h->file], buf, some * size, h->at + (to + i) * size, e)) return false;
+    }
+    return true;
+}
+/* Column c of the rows from..from+n-1 of t, likewise. */
+static bool put_column(StOut *o, const Hole *h, size_t to, Tensor t, size_t from, size_t n, size_t c,
+                       unsigned char *buf, size_t room, Err *e) {
+    const size_t width = (size_t)t.n[1], size = dtype_size(h->as);
+    for (size_t i = 0; i < n; i += room) {
+        size_t some = zmin(room, n - i);
+        for (size_t k = 0; k < some; k++) {
+            size_t at = (from + i + k) * width + c;
+            st_encode(t, h->as, at, at + 1, buf + k * size);
+        }
+        if (!put_at(&o->file[h->file], buf, some * size, h->at + (to + i) * size, e)) return false;
+    }
+    return true;
+}
+
+bool st_out_part(StOut *o, const char *name, size_t row, Tensor t, StPlace p, Err *e) {
+    static const size_t room = 1 << 16;
+    const size_t n = tensor_count(t), rows = (size_t)t.n[0], width = n / rows;
+    const Hole *h = fill(o, name, n);
     size_t bad = too_large(t, h->as, n);
     if (bad < n)
         return err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", o->file[h->file].path, name,
                          row * width + bad, dtype_name(h->as));
-    unsigned char *buf = xcalloc(step, 8);
-    bool ok = true;
-    for (size_t i = 0; ok && i < n; i += step) {
-        size_t end = zmin(i + step, n);
-        st_encode(t, h->as, i, end, buf);
-        ok = put_at(&o->file[h->file], buf, (end - i) * size, h->at + at + i * size, e);
+    unsigned char *buf = xcalloc(room, 8);
+    bool ok = true, turned = p.turned && t.rank == 2;
+    const size_t parts = (size_t)p.parts, block = parts == 1 ? rows + row : (size_t)p.block;
+    for (size_t r = 0, some; ok && r < rows; r += some) { /* rows that lie side by side */
+        const size_t at = row + r, stored = at / block * parts * block + (size_t)p.part * block + at % block;
+        some = zmin(rows - r, block - at % block);
+        if (!turned) ok = put_numbers(o, h, stored * width, t, r * width, some * width, buf, room, e);
+        for (size_t c = 0; turned && ok && c < width; c++)
+            ok = put_column(o, h, c * (size_t)h->width + stored, t, r, some, c, buf, room, e);
     }
     free(buf);
     return ok;
 }
 
-bool st_out_put(StOut *o, const char *name, Tensor t, Err *e) {
-    CHECK(tensor_count(t) * dtype_size(hole_of(o, name)->as) == hole_of(o, name)->bytes, "%s", name);
-    return st_out_rows(o, name, 0, t, e);
-}
-
 bool st_out_end(StOut *o, Err *e) {
     bool ok = true;
-    for (int i = 0; i < o->n; i++) CHECK(o->hole[i].done, "%s was never written", o->hole[i].name);
+    for (int i = 0; i < o->n; i++)
+        CHECK(o->hole[i].put == o->hole[i].bytes, "%s: %zu bytes of %zu came", o->hole[i].name, o->hole[i].put,
+              o->hole[i].bytes);
     for (int i = 0; ok && i < o->nfile; i++) {
         Sink *s = &o->file[i];
         ok = fsync(s->fd) == 0 || errno == EINVAL || err_world(e, "cannot sync %s: %s", s->path, strerror(errno));

@@ -40,8 +40,41 @@ void st_encode(Tensor t, Dtype as, size_t a, size_t b, unsigned char *out) {
     }
 }
 
+/* A stored row of parts, as they lie in memory, from column a to b-1. */
+static void gather(const StItem *s, size_t row, size_t a, size_t b, unsigned char *out) {
+    const StPlace *p = &s->place;
+    size_t size = dtype_size(s->t.dtype), parts = (size_t)p->parts, block = (size_t)p->block;
+    size_t width = s->t.rank < 2 ? 1 : (size_t)s->t.n[p->turned ? 0 : 1];
+    for (size_t c = a; c < b; c++, out += size) {
+        size_t k = p->turned ? c : row, col = p->turned ? row : c;
+        const char *from = s->part[k / block % parts];
+        size_t r = k / (parts * block) * block + k % block;
+        memcpy(out, from + (r * width + col) * size, p->turned ? size : (b - c) * size);
+        if (!p->turned) return; /* a row of one part lies in one piece */
+    }
+}
+/* Row by row through a small buffer. */
+static bool put_parts(FileOut *o, const StItem *s, Err *e) {
+    static const size_t step = 1 << 12;
+    size_t rows = (size_t)s->t.n[0], w = s->t.rank < 2 ? 1 : (size_t)s->t.n[1];
+    unsigned char *row = xcalloc(step, 8), *buf = xcalloc(step, 8);
+    bool ok = true;
+    for (int k = 0; k < s->place.parts; k++) CHECK(s->part[k], "%s: part %d was not given", s->name, k);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t a = 0; ok && a < w; a += step) {
+            size_t n = zmin(step, w - a);
+            gather(s, r, a, a + n, row);
+            st_encode(TENSOR(row, s->t.dtype, (int)n), s->as, 0, n, buf);
+            ok = file_put(o, buf, n * dtype_size(s->as), e);
+        }
+    free(row);
+    free(buf);
+    return ok;
+}
+
 static bool put_data(FileOut *o, const StItem *s, Err *e) {
     static const size_t step = 1 << 16;
+    if (s->place.parts > 1 || s->place.turned) return put_parts(o, s, e);
     const size_t n = tensor_count(s->t);
     const uint32_t one = 1;
     /* The common case goes to the file as it lies in memory. */
@@ -57,16 +90,34 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
     return ok;
 }
 
-void st_add(StList *l, const char *name, Tensor t, Dtype as) {
+void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
     CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64), "%s", name);
-    l->item = xrealloc(l->item, (size_t)l->n + 1, sizeof *l->item);
-    l->item[l->n++] = (StItem){xstrdup(name), t, as};
+    CHECK(p.parts >= 1 && p.parts <= PARTS_MAX && p.part < p.parts && p.block > 0 && (p.parts == 1 || t.rank <= 2),
+          "%s", name);
+    Tensor all = t;
+    StItem *s = NULL;
+    for (int i = l->n - 1; p.parts > 1 && !s && i >= 0; i--)
+        if (!strcmp(l->item[i].name, name)) s = &l->item[i];
+    p.turned &= t.rank == 2;
+    all.n[0] *= p.parts;
+    if (p.turned) all.n[1] = all.n[0], all.n[0] = t.n[1];
+    if (!s) {
+        l->item = xrealloc(l->item, (size_t)l->n + 1, sizeof *l->item);
+        s = &l->item[l->n++];
+        *s = (StItem){.name = xstrdup(name), .t = all, .as = as, .place = p};
+    }
+    CHECK(!s->part[p.part] && !memcmp(s->t.n, all.n, sizeof all.n), "%s: part %d", name, p.part);
+    s->part[p.part] = t.p;
 }
+void st_add(StList *l, const char *name, Tensor t, Dtype as) { st_add_part(l, name, t, ST_WHOLE, as); }
 
 static void list_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     StList *l = f->ctx;
-    char *name = xformat("%s%s", l->prefix ? l->prefix : "", path);
-    st_add(l, name, *t, flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
+    char own[192];
+    StPlace p = ST_WHOLE;
+    if (l->names) p = l->names->find(l->names, path, *t, own);
+    char *name = xformat("%s%s", l->prefix ? l->prefix : "", l->names ? own : path);
+    st_add_part(l, name, *t, p, flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
     free(name);
 }
 Fields st_lister(StList *l) { return (Fields){.see = list_field, .ctx = l}; }

@@ -43,6 +43,12 @@ struct Ops {
     void (*rmsnorm)(Run *, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps);
     /* With t = dy w: dx += rstd t - rstd^3 x (t.x)/d; dw += sum over rows of dy x rstd. */
     void (*rmsnorm_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd);
+    /* The same with the row's mean taken out and a bias: u = x - mean(x), rstd = (mean(u^2) + eps)^-1/2,
+     * y = u rstd w + b. Source: arXiv:1607.06450. */
+    void (*layernorm)(Run *, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps);
+    /* With t = dy w, n = u rstd (u is made again): dx += rstd (t - mean(t) - n mean(t n)); dw += sum over rows of dy n;
+     * db += sum over rows of dy. */
+    void (*layernorm_backward)(Run *, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd);
 
     /* In place: every head of every row of x (rows.n, heads, D) turns rope->n numbers from rope->at by sign * pos * f.
      * Row m of x is row rows.idx[m] of the batch. sign -1 is the transpose, which the backward needs. */
@@ -128,6 +134,11 @@ struct Ops {
     /* y = silu(gate) up, silu(a) = a/(1+exp(-a)). All of one shape. Source: arXiv:2002.05202. */
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);
     void (*swiglu_backward)(Run *, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);
+
+    /* y = x P(x): P(x) = (1 + erf(x/sqrt 2))/2, the normal distribution's, or, `tanh`, its approximation
+     * (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))/2. dx += dy (P(x) + x P'(x)). Source: arXiv:1606.08415. */
+    void (*gelu)(Run *, Tensor y, Tensor x, bool tanh);
+    void (*gelu_backward)(Run *, Tensor dx, Tensor dy, Tensor x, bool tanh);
 
     void (*add)(Run *, Tensor y, Tensor x);                       /* y += x; its own backward */
     void (*axpby)(Run *, Tensor y, double a, Tensor x, double b); /* y = a x + b y; x may be y */

@@ -102,7 +102,7 @@ Test(hf, defaults_of_llama) {
 static const struct {
     const char *key, *value, *part;
 } bad[] = {
-    {"model_type", "\"mistral\"", "expected llama, deepseek_v3 or kvsmith, found mistral"},
+    {"model_type", "\"mixtral\"", "gpt_neox, deepseek_v3 or kvsmith, found mixtral"},
     {"model_type", NULL, "found nothing"},
     {"model_type", "7", "found a whole number"},
     {"model_type", "\"kvsmith\"", "\"kvsmith\": expected an object"},

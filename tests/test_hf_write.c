@@ -65,38 +65,37 @@ static const char base[] =
     ","
     "\"pattern\":[\"full\"],\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":48}]}";
 static const struct {
-    const char *key, *value;
-    bool llama;
+    const char *key, *value, *type; /* the model type that it is written as */
 } shapes[] = {
-    {"layers", "4", true},
-    {"tied", "false", true},
-    {"init_std", "0", true},
-    {"kinds/full/kv_heads", "0", true},
-    {"kinds/full/head_dim", "0", true},
-    {"kinds/full/head_dim", "10", true},
-    {"kinds/full/window", "16", false},
-    {"kinds/full/qk_norm", "true", false},
-    {"kinds/full/qkv_bias", "true", false},
-    {"kinds/full/o_bias", "true", false},
-    {"kinds/full/rope", "{\"type\":\"none\"}", false},
-    {"kinds/full/rope/interleaved", "true", false},
-    {"kinds/full/rope/inclusive", "true", false},
-    {"embed_scale", "2", false},
-    {"kinds/full/rope", "{\"type\":\"linear\",\"factor\":2}", true},
-    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2}", true},
-    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2,\"length\":256}", false},
-    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":4,\"original_max_positions\":32}", true},
-    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":2,\"original_max_positions\":32}", false},
+    {"layers", "4", "llama"},
+    {"tied", "false", "llama"},
+    {"init_std", "0", "llama"},
+    {"kinds/full/kv_heads", "0", "llama"},
+    {"kinds/full/head_dim", "0", "llama"},
+    {"kinds/full/head_dim", "10", "llama"},
+    {"kinds/full/window", "16", "mistral"},
+    {"kinds/full/qk_norm", "true", "qwen3"},
+    {"kinds/full/qkv_bias", "true", "qwen2"},
+    {"kinds/full/o_bias", "true", "kvsmith"},
+    {"kinds/full/rope", "{\"type\":\"none\"}", "kvsmith"},
+    {"kinds/full/rope/interleaved", "true", "kvsmith"},
+    {"kinds/full/rope/inclusive", "true", "kvsmith"},
+    {"embed_scale", "2", "kvsmith"},
+    {"kinds/full/rope", "{\"type\":\"linear\",\"factor\":2}", "llama"},
+    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2}", "llama"},
+    {"kinds/full/rope", "{\"type\":\"dynamic\",\"factor\":2,\"length\":256}", "kvsmith"},
+    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":4,\"original_max_positions\":32}", "llama"},
+    {"kinds/full/rope", "{\"type\":\"yarn\",\"factor\":2,\"original_max_positions\":32}", "kvsmith"},
     {"kinds/full/rope",
      "{\"type\":\"longrope\",\"short_factor\":[1,1,2,2],\"long_factor\":[1,1,2,2],\"original_max_positions\":32}",
-     true},
+     "llama"},
     {"kinds/full/rope",
      "{\"type\":\"longrope\",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,2,2],\"original_max_positions\":32}",
-     false},
+     "kvsmith"},
     {"kinds/local", "{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":8,\"window\":8}",
-     true}, /* declared, not used */
-    {"kv_from", "{\"3\":1}", false},
-    {"ffn", "[{\"kind\":\"swiglu\",\"hidden\":48},{\"kind\":\"swiglu\",\"hidden\":32}]", false},
+     "llama"}, /* declared, not used */
+    {"kv_from", "{\"3\":1}", "kvsmith"},
+    {"ffn", "[{\"kind\":\"swiglu\",\"hidden\":48},{\"kind\":\"swiglu\",\"hidden\":32}]", "kvsmith"},
 };
 
 /* Every shape of model keeps its settings through config.json, as llama where it is one. */
@@ -111,17 +110,17 @@ Test(hf_write, settings_there_and_back) {
         dir_edit(j, shapes[i].key, shapes[i].value);
         char *text = json_dumps(j, 0);
         cr_assert(model_cfg_from_json(&c, text, strlen(text), "test", &e), "%s", e.msg);
-        cr_expect_eq(hf_is_llama(&c, &why), shapes[i].llama, "%s %s: %s", shapes[i].key, shapes[i].value,
-                     why ? why : "is llama");
+        cr_expect_eq(hf_is_llama(&c, &why), !strcmp(shapes[i].type, "llama"), "%s %s: %s", shapes[i].key,
+                     shapes[i].value, why ? why : "is llama");
         cr_assert(hf_config_write(path, &c, &(HfIds){.bos = 5, .neos = 1, .eos = {6}}, F32, &e), "%s", e.msg);
         json_t *file = json_load_file(path, 0, NULL);
-        cr_expect_str_eq(json_string_value(json_object_get(file, "model_type")), shapes[i].llama ? "llama" : "kvsmith");
+        cr_expect_str_eq(json_string_value(json_object_get(file, "model_type")), shapes[i].type);
         cr_expect_eq(json_integer_value(json_object_get(file, "bos_token_id")), 5);
         ModelCfg d;
         cr_assert(hf_config_read(check_dir(), &d, &e), "%s", e.msg);
         char *a = model_cfg_json(&c), *b = model_cfg_json(&d);
-        /* llama resolves defaults and keeps no name of a kind: compare what the layers become. */
-        if (!shapes[i].llama) {
+        /* A family resolves defaults and keeps no name of a kind: compare what the layers become. */
+        if (!strcmp(shapes[i].type, "kvsmith")) {
             cr_expect_str_eq(a, b);
         } else {
             Model m = {0}, n = {0};
@@ -129,7 +128,8 @@ Test(hf_write, settings_there_and_back) {
             cr_expect(c.tied == d.tied && c.norm_eps == d.norm_eps && c.vocab == d.vocab && m.L == n.L);
             const GqaCfg *x = m.layer[1].cfg, *y = n.layer[1].cfg;
             cr_expect(x->heads == y->heads && x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
-                      x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias);
+                      x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias && x->qk_norm == y->qk_norm &&
+                      x->window == y->window);
             CHECK_BYTES(shapes[i].value, &y->table, &x->table, sizeof x->table);
             model_unmap(&m);
             model_unmap(&n);

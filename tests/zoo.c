@@ -16,6 +16,9 @@
 #define KIND(mixer, settings)                                                                                    \
     "{" SHAPE ",\"norm_eps\":0.1,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"" mixer "\"," settings \
     "}},\"pattern\":[\"a\"]}"
+#define BLOCK(model, gqa, ffn)                                                               \
+    "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"layers\":2," model \
+    ",\"kinds\":{\"a\":{\"mixer\":\"gqa\"," gqa "}},\"pattern\":[\"a\"],\"ffn\":[{" ffn "}]}"
 #define DMC(settings)                                                                                              \
     "{" SHAPE                                                                                                      \
     ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"dmc\",\"offset\":0.3,\"temperature\":0.5," settings \
@@ -109,6 +112,23 @@ const Animal zoo[] = {
          "\"top_groups\":2,\"bias_balance\":true")},
     {"mixture of all", MOE("\"experts\":3,\"top_k\":3,\"hidden\":6,\"router\":\"sigmoid\"")},
     {"mixture of one", MOE("\"experts\":1,\"top_k\":1,\"hidden\":8,\"router\":\"sigmoid\",\"norm_topk\":false")},
+    {"layer norm, learned positions, gelu",
+     BLOCK("\"norm\":\"layer\",\"positions\":\"learned\",\"tied\":true",
+           "\"heads\":3,\"qkv_bias\":true,\"o_bias\":true", "\"kind\":\"gelu\",\"hidden\":10")},
+    {"parallel, part of a head turns",
+     BLOCK("\"norm\":\"layer\",\"parallel\":true,\"tied\":false",
+           "\"heads\":2,\"head_dim\":6,\"rope_dims\":4,\"qkv_bias\":true,\"o_bias\":true",
+           "\"kind\":\"gelu\",\"hidden\":10,\"act\":\"erf\"")},
+    {"parallel mixture, window",
+     BLOCK("\"parallel\":true,\"positions\":\"learned\",\"tied\":true,\"embed_scale\":2",
+           "\"heads\":4,\"kv_heads\":2,\"head_dim\":5,\"rope_dims\":2,\"window\":3,\"qk_norm\":true",
+           "\"kind\":\"moe\",\"experts\":4,\"top_k\":2,\"hidden\":5")},
+    {"parallel, publisher and reader",
+     "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"norm\":\"layer\",\"parallel\":true,"
+     "\"layers\":3,\"tied\":true,\"kinds\":{\"g\":{\"mixer\":\"retention\",\"heads\":3},"
+     "\"p\":{\"mixer\":\"gqa\",\"heads\":0,\"kv_heads\":2,\"head_dim\":4},\"r\":{\"mixer\":\"gqa\",\"heads\":4,"
+     "\"kv_heads\":2,\"head_dim\":4}},\"pattern\":[\"g\",\"p\",\"r\"],\"kv_from\":{\"2\":1},"
+     "\"ffn\":[{\"kind\":\"gelu\",\"hidden\":10,\"bias\":false},{\"kind\":\"swiglu\",\"hidden\":8}]}"},
     {"kda", KDA("\"heads\":2,\"head_dim\":6")},
     {"kda, standard gate, more value heads",
      KDA("\"heads\":2,\"v_heads\":4,\"head_dim\":8,\"v_dim\":3,\"gate\":\"standard\",\"gate_rank\":2,\"out_rank\":3")},

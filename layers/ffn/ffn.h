@@ -15,6 +15,15 @@ typedef struct {
 } SwigluSaved;
 extern const Ffn swiglu_ffn;
 
+/* gelu: y = Wdown gelu(Wup x + b_up) + b_down, the biases by a setting. Source: arXiv:1606.08415. */
+enum { GELU_TANH, GELU_ERF };
+typedef struct {
+    LayerCfg base;
+    int hidden, act;
+    bool bias;
+} GeluCfg;
+extern const Ffn gelu_ffn;
+
 /* moe: a mixture of `experts` swiglus, of which a router chooses top_k for every token, and of `shared` more that every
  * token meets. With logits l = Wrouter x, e over experts:
  *

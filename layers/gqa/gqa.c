@@ -14,6 +14,8 @@ static const Key keys[] = {
      "first positions of a document that stay visible beyond the window", 0, 0},
     {"rope", KEY_TABLE, offsetof(GqaCfg, rope), "", 0, 0, "rotary position embedding; `rope: none` for none", 0,
      rope_keys},
+    {"rope_dims", KEY_INT, offsetof(GqaCfg, rope_dims), "0", 0, 1024,
+     "rotated numbers, the first of every head; 0: all of them", 0, 0},
     {"qk_norm", KEY_BOOL, offsetof(GqaCfg, qk_norm), "false", 0, 0,
      "RMSNorm of every query and key head before the rotation", 0, 0},
     {"qkv_bias", KEY_BOOL, offsetof(GqaCfg, qkv_bias), "false", 0, 0, "biases of the q, k and v projections", 0, 0},
@@ -48,9 +50,15 @@ bool gqa_check(void *cfg, Err *e) {
     if (c->heads == 0 && !c->base.owner)
         return err_input(e, "heads: 0 publishes K/V, but kv_from says that this layer reads another's");
     bool turns = c->rope.type != ROPE_NONE;
-    if (turns && c->head_dim % 2)
+    if (turns && !c->rope_dims && c->head_dim % 2)
         return err_input(e, "head_dim: rope turns pairs, expected an even number, got %d", c->head_dim);
-    return rope_make(&c->table, &c->rope, turns ? c->head_dim : 0, c->base.max_positions, e);
+    if (c->rope_dims && (!turns || c->rope_dims % 2 || c->rope_dims > c->head_dim))
+        return err_input(e,
+                         turns ? "rope_dims: expected an even number up to head_dim (%d), got %d"
+                               : "rope_dims: without a rotation there are none; head_dim %d, got %d",
+                         c->head_dim, c->rope_dims);
+    int dims = c->rope_dims ? c->rope_dims : c->head_dim;
+    return rope_make(&c->table, &c->rope, turns ? dims : 0, c->base.max_positions, e);
 }
 
 void gqa_weights(const void *cfg, void *w_, Fields *f) {

@@ -2,7 +2,8 @@
  *
  *   q = Wq x + bq; k = Wk x + bk; v = Wv x + bv          (H,D) (G,D) (G,D) per token
  *   q, k <- RMSNorm over D of every head                  qk_norm (as Qwen3: before the rotation)
- *   q, k <- rotated by position                           rope; type none: NoPE
+ *   q, k <- rotated by position                           rope; type none: NoPE; rope_dims: the first numbers of a
+ *                                                         head alone (GPT-NeoX)
  *   query head h attends to lane h / (H/G) causally, in its document, within `window` positions or the first `sinks`
  *   y = Wo [o_1 .. o_H] + bo
  * MHA is kv_heads = heads, MQA kv_heads = 1. A layer whose kv_from names another has no Wk, Wv and reads that layer's
@@ -14,7 +15,7 @@
 
 typedef struct {
     LayerCfg base;
-    int heads, kv_heads, head_dim, window, sinks;
+    int heads, kv_heads, head_dim, window, sinks, rope_dims;
     RopeCfg rope;
     bool qk_norm, qkv_bias, o_bias;
     Rope table; /* derived */

@@ -1,4 +1,4 @@
-/* elementwise.c: SwiGLU, sums, row selection, dropout. */
+/* elementwise.c: SwiGLU, GELU, sums, row selection, dropout. */
 #include "vec.h"
 
 static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
@@ -19,6 +19,48 @@ static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor 
         real s = 1 / (1 + exp_real(-a[i])), silu = a[i] * s;
         da[i] += g[i] * b[i] * (s + silu * (1 - s));
         db[i] += g[i] * silu;
+    }
+}
+
+#ifdef KV_DOUBLE
+    #define erf_real erf
+#else
+    #define erf_real erff
+#endif
+/* (1 + tanh u)/2 = 1/(1 + e^-2u); 2u = x (a + b x^2). */
+#define GELU_A ((real)1.5957691216057308)  /* 2 sqrt(2/pi) */
+#define GELU_B ((real)0.07135481282052306) /* 0.044715 of it */
+static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(y);
+    real *o = R(y);
+    const real *a = R(x);
+    if (tanh) {
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+        for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i] * (GELU_A + GELU_B * a[i] * a[i])));
+    } else {
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+        for (size_t i = 0; i < n; i++) o[i] = a[i] * ((1 + erf_real(a[i] * (real)M_SQRT1_2)) / 2);
+    }
+}
+static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(dx);
+    real *d = R(dx);
+    const real *a = R(x), *g = R(dy);
+    if (tanh) {
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+        for (size_t i = 0; i < n; i++) {
+            real square = a[i] * a[i], s = 1 / (1 + exp_real(-a[i] * (GELU_A + GELU_B * square)));
+            d[i] += g[i] * (s + s * (1 - s) * a[i] * (GELU_A + 3 * GELU_B * square));
+        }
+    } else {
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+        for (size_t i = 0; i < n; i++) {
+            real p = (1 + erf_real(a[i] * (real)M_SQRT1_2)) / 2,
+                 slope = exp_real(-a[i] * a[i] / 2) * (real)0.3989422804014327;
+            d[i] += g[i] * (p + a[i] * slope);
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Load a model directory that kvsmith wrote in transformers and compare its logits with those of `kvsmith logits`.
 
-Usage: check_export.py KVSMITH DIR [GOLDEN]. Needs torch, transformers, safetensors. Prints the largest difference; exit
-status 1 when it exceeds 1e-4. With GOLDEN the input and the logits of transformers are written to that file, as
-golden.safetensors in the directories of llama/ has them.
+Usage: check_export.py KVSMITH DIR... [--golden FILE]. Needs torch, transformers, safetensors. Prints a line for each
+directory with the largest difference, "ok transformers-NAME" or "not ok ...", NAME being that of the folder (of the run
+where it is RUN/last); exit status 1 when one exceeds 1e-4. With --golden the input and the logits of transformers for the
+last directory are written to that file, as golden.safetensors in the directories of llama/ has them.
 """
 import pathlib
 import subprocess
@@ -17,14 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 BOUND, BATCH, TOKENS = 1e-4, 2, 56
 
 
-def main():
-    kvsmith, where = sys.argv[1], pathlib.Path(sys.argv[2])
-    torch.set_num_threads(1)
+def check(kvsmith, where, golden):
+    """What is wrong with one directory, or None, and a remark."""
     config = AutoConfig.from_pretrained(where)
     model, report = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, output_loading_info=True)
     left = {k: v for k, v in report.items() if v}
     if left:
-        sys.exit(f"check_export: transformers loaded {where} with remarks: {left}")
+        return f"transformers loaded it with remarks: {left}", ""
     tokens = min(TOKENS, config.max_position_embeddings)
     ids = torch.randint(0, config.vocab_size, (BATCH, tokens), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
@@ -35,13 +35,34 @@ def main():
         subprocess.run([kvsmith, "logits", where, "--tokens", text, "--out", out], check=True, stdout=subprocess.DEVNULL)
         got = load_file(out)["logits"]
     if got.shape != want.shape or got.dtype != torch.float32:
-        sys.exit(f"check_export: kvsmith wrote {tuple(got.shape)} {got.dtype}, expected {tuple(want.shape)} float32")
+        return f"kvsmith wrote {tuple(got.shape)} {got.dtype}, expected {tuple(want.shape)} float32", ""
+    if golden:
+        save_file({"input_ids": ids, "logits": want.contiguous()}, golden)
     worst = (got - want).abs().max().item()
-    print(f"{type(model).__name__}: worst difference {worst:.3g} of logits up to {want.abs().max().item():.3g}")
-    if len(sys.argv) > 3:
-        save_file({"input_ids": ids, "logits": want.contiguous()}, sys.argv[3])
+    remark = f"{type(model).__name__}: worst difference {worst:.3g} of logits up to {want.abs().max().item():.3g}"
     if not worst <= BOUND:  # also when it is not a number
-        sys.exit(f"check_export: {worst:.3g} is more than {BOUND}")
+        return f"{remark}, more than {BOUND}", ""
+    return None, remark
+
+
+def main():
+    args = sys.argv[1:]
+    golden = None
+    if "--golden" in args:
+        at = args.index("--golden")
+        golden = args[at + 1]
+        del args[at:at + 2]
+    torch.set_num_threads(1)
+    failed = False
+    for k, where in enumerate(map(pathlib.Path, args[1:])):
+        name = where.parent.name if where.name == "last" else where.name
+        try:
+            wrong, remark = check(args[0], where, golden if k == len(args) - 2 else None)
+        except Exception as e:  # one directory that cannot be loaded does not hide the others
+            wrong, remark = f"{type(e).__name__}: {e}".splitlines()[0], ""
+        print(f"not ok transformers-{name}: {wrong}" if wrong else f"ok transformers-{name} # {remark}", flush=True)
+        failed |= bool(wrong)
+    sys.exit(failed)
 
 
 main()
