@@ -23,15 +23,23 @@ static bool buffer_or_head(const char *name) {
     return buffer(name) || !strcmp(name, "lm_head.weight") || !strcmp(name, "embed_out.weight");
 }
 
-/* The type that DIR/config.json names; NULL where it is our own. */
-static bool dir_type(const char *dir, const HfType **type, Err *e) {
+/* What is called how in the files of DIR. A matter of the directory alone, so that a model of another kind with the
+ * same tensors is read from it too. */
+static bool dir_places(const char *dir, const St *st, HfPlaces *p, Err *e) {
     char *path = xformat("%s/config.json", dir);
     json_t *j = json_read(path, e);
     const char *name = json_string_value(json_object_get(j, "model_type"));
-    *type = name ? hf_type(name) : NULL;
-    free(path);
+    const HfType *type = name ? hf_type(name) : NULL;
+    ModelCfg own;
+    bool ok = j != NULL;
+    *p = (HfPlaces){.type = type};
+    if (ok && type && type->names && (ok = hf_config_read(dir, &own, e))) {
+        hf_places(p, type, &own, st);
+        model_cfg_free(&own);
+    }
     json_decref(j);
-    return j != NULL;
+    free(path);
+    return ok;
 }
 
 /* The files of a directory, open, and what is called how in them. */
@@ -48,11 +56,12 @@ static const char *table_name(const HfPlaces *p, const ModelCfg *c, const char *
     return name;
 }
 static bool open_for(Source *s, const char *dir, const ModelCfg *cfg, Err *e) {
-    const HfType *type;
     char head[192], embed[192];
-    if (!dir_type(dir, &type, e) || !st_open_dir(&s->st, dir, e)) return false;
-    if (type && !type->is(cfg, NULL)) type = NULL; /* the model is not the one of that file; its fields will tell */
-    hf_places(&s->places, type, cfg, &s->st);
+    if (!st_open_dir(&s->st, dir, e)) return false;
+    if (!dir_places(dir, &s->st, &s->places, e)) {
+        st_close(&s->st);
+        return false;
+    }
     const char *h = table_name(&s->places, cfg, "lm_head.weight", head);
     if (cfg->tied || st_find(&s->st, h) ||
         !st_find(&s->st, table_name(&s->places, cfg, "model.embed_tokens.weight", embed))) {
@@ -146,11 +155,9 @@ int hf_notes(const char *dir, FILE *f) {
     int n = 0;
     if (!hf_config_read(dir, &cfg, NULL)) return 0;
     if (st_open_dir(&st, dir, NULL)) {
-        const HfType *type = NULL;
         HfPlaces p;
         char a[192], b[192];
-        dir_type(dir, &type, NULL);
-        hf_places(&p, type, &cfg, &st);
+        dir_places(dir, &st, &p, NULL);
         for (; n < st.nwarn; n++) fprintf(f, "%s\n", st.warn[n]);
         const StEntry *head = st_find(&st, table_name(&p, &cfg, "lm_head.weight", a)),
                       *embed = st_find(&st, table_name(&p, &cfg, "model.embed_tokens.weight", b));

@@ -67,6 +67,15 @@ static const struct {
     {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2}}}", "model.ffn: required"},
     {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2}}, ffn: {hidden: 3}}",
      "model.ffn.kind: required"},
+    {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2, rope_dims: 5}}, ffn: {kind: gelu, hidden: 8}}",
+     "rope_dims: expected an even number up to head_dim (16), got 5"},
+    {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2, rope_dims: 18}}, ffn: {kind: gelu, hidden: 8}}",
+     "rope_dims: expected an even number up to head_dim (16), got 18"},
+    {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2, rope: none, rope_dims: 4}}, ffn: {kind: gelu, "
+     "hidden: 8}}",
+     "rope_dims: without a rotation there are none"},
+    {"model: {d_model: 32, layers: 2, norm: group, kinds: {a: {mixer: gqa, heads: 2}}, ffn: {kind: gelu, hidden: 8}}",
+     "model.norm"},
     {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2}}, ffn: [{kind: swiglu}]}",
      "model.ffn.0.hidden: required"},
     /* wrong type */

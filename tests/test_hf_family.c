@@ -96,6 +96,45 @@ Test(hf_family, there_and_back) {
     }
 }
 
+/* A model of another kind takes the tensors of a directory by the names of that directory. */
+Test(hf_family, another_model_of_the_same_tensors) {
+    static const char *const from[] = {"gpt2", "gpt_neox"};
+    for (int i = 0; i < 2; i++) {
+        char *dir = xformat(FAMILIES "%s", from[i]);
+        ModelCfg c;
+        Model m;
+        Err e = {0};
+        Dir o;
+        dir_open(&o, dir);
+        char *text = dir_settings(dir);
+        json_t *j = json_loads(text, 0, NULL);
+        dir_edit(j, "kinds/full/window", "5");
+        dir_edit(j, "pattern", "[\"full\"]");
+        char *changed = json_dumps(j, 0);
+        cr_assert(model_cfg_from_json(&c, changed, strlen(changed), "changed", &e), "%s", e.msg);
+        cr_assert(hf_check(dir, &c, &e), "%s", e.msg);
+        cr_assert(model_open(&m, o.dev, &c, (ModelOpts){0}, &e) && hf_load(dir, &m, &e), "%s", e.msg);
+        StList a = {.as = F32}, b = {.as = F32};
+        Fields f = st_lister(&a), g = st_lister(&b);
+        model_fields(&o.model, &o.model.w, &f), model_fields(&m, &m.w, &g);
+        for (int k = 0; k < a.n; k++)
+            CHECK_BYTES(a.item[k].name, b.item[k].t.p, a.item[k].t.p, tensor_bytes(a.item[k].t));
+        st_list_free(&a), st_list_free(&b);
+        model_close(&m), model_cfg_free(&c);
+        dir_edit(j, "kinds/full/window", "0");
+        dir_edit(j, "kinds/full/qk_norm", "true"); /* a tensor that the type has no name for */
+        free(changed);
+        changed = json_dumps(j, 0);
+        cr_assert(model_cfg_from_json(&c, changed, strlen(changed), "changed", &e), "%s", e.msg);
+        cr_assert(!hf_check(dir, &c, &e));
+        dir_refused("qk_norm", NULL, &e, "q_norm.weight\" is missing");
+        model_cfg_free(&c);
+        json_decref(j);
+        free(text), free(changed), free(dir);
+        dir_close(&o);
+    }
+}
+
 /* ---- tensors -------------------------------------------------------------------------------------------------------
  */
 

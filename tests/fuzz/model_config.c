@@ -1,6 +1,6 @@
 /* model_config.c: any bytes as the config.json of a model. What is accepted keeps its meaning when written again. */
 #include "fuzz.h"
-#include "../../model/hf.h"
+#include "../../model/hf_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     static int fd = -1;
@@ -20,8 +20,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
         CHECK(model_cfg_from_json(&again, text, strlen(text), "again", &why), "%s: %s", why.msg, text);
         char *second = model_cfg_json(&again);
         CHECK(!strcmp(text, second), "%s became %s", text, second);
-        hf_is_llama(&c, NULL);
-        hf_is_deepseek(&c, NULL);
+        for (int i = 0; hf_types[i]; i++) {
+            if (!hf_types[i]->is(&c, NULL)) continue;
+            json_t *j = json_object();
+            hf_types[i]->json(j, &c);
+            json_decref(j);
+        }
         free(text);
         free(second);
         model_cfg_free(&c);
