@@ -328,7 +328,7 @@ static bool layer(Job *j, int l, Err *e) {
         for (int i = 0; i < s.r; i++) { /* rows of W in order: per head its keys, then its values */
             int g = i / (s.Dn + s.D), k = i % (s.Dn + s.D);
             bool key = k < s.Dn;
-            size_t at = (size_t)(g * s.D + (key ? k : k - s.Dn));
+            size_t at = (size_t)(g * s.D + (key ? source_row(&s, c, k) : k - s.Dn));
             for (size_t x = 0; s.rank && x < d; x++) R(wa)[(size_t)i * d + x] = (real)down[(size_t)i * d1 + x];
             if (s.rank && present(ba)) R(ba)[i] = (real)down[(size_t)i * d1 + d];
             for (size_t x = 0; s.whole && x < d; x++) R(wa)[(size_t)i * d + x] = x == (size_t)i;
@@ -356,7 +356,7 @@ static bool layer(Job *j, int l, Err *e) {
             real *y = R(b) + (size_t)(h * rows + i) * (size_t)s.r;
             if (s.whole) {
                 copy_row(b, (size_t)(h * rows + i), i < s.Dn ? w.wk : w.wv,
-                         (size_t)(h / each * s.D + (i < s.Dn ? i : i - s.Dn)));
+                         (size_t)(h / each * s.D + (i < s.Dn ? source_row(&s, c, i) : i - s.Dn)));
                 continue;
             }
             for (int k = 0; k < s.r; k++) y[k] = s.rank ? (real)up[from * (size_t)s.r + (size_t)k] : (size_t)k == from;

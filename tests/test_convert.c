@@ -270,6 +270,9 @@ static const struct {
     {"latent shared", SHARED, "mla", ""},
     {"latent publisher", YOCO, "mla", ""},
     {"latent no rotation", GQA("\"heads\":4,\"kv_heads\":1,\"rope\":\"none\",\"qkv_bias\":true"), "mla", ""},
+    {"latent part of the rotation", GQA("\"heads\":4,\"kv_heads\":2,\"head_dim\":6,\"rope_dims\":4,\"qkv_bias\":true"),
+     "mla", ""},
+    {"layout of a part", GQA("\"heads\":4,\"head_dim\":6,\"rope_dims\":4"), "same", "rope_layout=interleaved"},
     {"latent no rotation wide", GQA("\"heads\":4,\"kv_heads\":4,\"rope\":\"none\""), "mla", ""},
     {"window of all", GQA(FULL), "swa", "window=32"},
 };
@@ -315,15 +318,16 @@ static char *wordy_dir(const char *name, const char *json, void (*change)(Model 
 /* Every layer's heads are turned and put into another order, with readers of shared rows, interleaved pairs, no
  * rotation, a norm of queries and keys. */
 Test(convert, bases_of_all_kinds) {
-    static const char *const json[] = {GQA("\"heads\":8,\"kv_heads\":4,\"head_dim\":4,\"qkv_bias\":true"),
+    static const char *const json[] = {GQA("\"heads\":4,\"head_dim\":8,\"rope_dims\":4"),
+                                       GQA("\"heads\":8,\"kv_heads\":4,\"head_dim\":4,\"qkv_bias\":true"),
                                        GQA("\"heads\":4,\"head_dim\":4,\"rope\":{\"interleaved\":true,\"theta\":9}"),
                                        GQA("\"heads\":4,\"head_dim\":4,\"rope\":\"none\""),
                                        GQA("\"heads\":4,\"head_dim\":6,\"qk_norm\":true"),
                                        SHARED,
                                        YOCO};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         char *name = xformat("bases%d", i), *src = wordy_dir(name, json[i], NULL), *to = xformat("bases%d to", i),
-             *dst = check_path(to), *words = xformat("align_groups=%d", i < 4 ? 2 : 1);
+             *dst = check_path(to), *words = xformat("align_groups=%d", i < 5 ? 2 : 1);
         Done d = run(src, dst, "same", words, CASE "/calib.txt");
         cr_assert(d.ok && d.r.exact, "%s: %s", json[i], d.e.msg);
         cr_expect(d.r.check.logit_diff > 0, "%s: nothing was turned", json[i]);
@@ -400,6 +404,33 @@ Test(convert, shards_there_and_back) {
     char *index = xformat("%s/model.safetensors.index.json", many);
     cr_expect(check_exists(index));
     free(index), free(one), free(many), free(again);
+}
+
+/* Every model type that is read: copied bit for bit, joined and transposed tensors too; kept a model of its type; what
+ * can be made of it exactly is. */
+Test(convert, model_types) {
+    static const struct {
+        const char *name, *to, *words;
+    } types[] = {{"gpt2", "swa", "window=64"},
+                 {"gpt_neox", "same", "rope_layout=interleaved"},
+                 {"gpt_neox-serial", "mla", ""},
+                 {"mistral", "mla", ""},
+                 {"qwen2", "gqa", "kv_heads=2"},
+                 {"qwen2-window", "mla", ""},
+                 {"qwen3", "same", "rope_layout=interleaved fold_norms=true tied=false"},
+                 {"qwen3-mixed", "same", "pad_vocab=64"}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        char *src = xformat("tests/golden/families/%s", types[i].name), *name = xformat("%s to", types[i].name),
+             *a = check_path(types[i].name), *b = check_path(name);
+        Done d = run(src, a, "same", "", NULL);
+        cr_assert(d.ok && d.r.exact && d.r.check.logit_diff == 0, "%s: %s", src, d.e.msg);
+        same_tensors(types[i].name, src, a);
+        char *one = dir_settings(src), *two = dir_settings(a);
+        cr_expect_str_eq(one, two, "%s", src);
+        d = run(src, b, types[i].to, types[i].words, NULL);
+        cr_expect(d.ok && d.r.exact && d.r.check.logit_max > 1, "%s: %s", src, d.e.msg);
+        free(one), free(two), free(src), free(name), free(a), free(b);
+    }
 }
 
 /* What is rounded is called approximate; what only moves is exact in any dtype. */
@@ -536,6 +567,10 @@ static const struct {
     {GQA(FULL ",\"qk_norm\":true"), "kda", "", "qk_norm"},
     {GQA(FULL), "kda", "", "biases of its projections, which kda cannot hold"},
     {GQA("\"heads\":4,\"window\":5"), "dmc", "", "has a window of 5"},
+    {GQA("\"heads\":4,\"head_dim\":6,\"rope_dims\":4"), "dmc", "", "only 4 numbers are rotated, which dmc cannot hold"},
+    {"{" BASE ",\"layers\":1,\"norm\":\"layer\",\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":4}},"
+     "\"pattern\":[\"a\"]}",
+     "same", "fold_norms=true", "this model's norms are LayerNorms"},
     {SHARED, "kda", "", "shares keys and values with others (kv_from)"},
     {SHARED, "cla", "", "shares keys and values with others (kv_from)"},
     {GQA(FULL), "swa", "", "window: required, but not given"},
