@@ -122,6 +122,10 @@ int cmd_convert(int argc, char **argv) {
         err_input(&e, "convert: expected SRC DST --to LAYOUT; see kvsmith convert --help");
         return cli_fail(&e);
     }
+    if (cli.bf16) {
+        err_input(&e, "--dtype: conversions compute in f32; the setting dtype= of --to same is how tensors are stored");
+        return cli_fail(&e);
+    }
     a.o.word = a.word;
     a.o.context = (int)a.context, a.o.calib_tokens = (int)a.calib, a.o.check_tokens = (int)a.check;
     /* looked for between tensors, so that an interrupted conversion leaves no folder */

@@ -30,12 +30,12 @@ verdict reports
 cp -r $src "$tmp/mine"
 printf '{"eos_token_id": [1, 2],\n  "temperature": 0.25}' >"$tmp/mine/generation_config.json"
 echo '{}' >"$tmp/mine/special_tokens_map.json"
-echo rubbish >"$tmp/mine/notes.txt"
+echo rubbish >"$tmp/mine/notes.md"
 convert "$tmp/mine" "$tmp/here/mine" --to mqa || wrong "exit $?: $(cat "$tmp/err")"
 for f in generation_config.json special_tokens_map.json tokenizer.json; do
     cmp -s "$tmp/mine/$f" "$tmp/here/mine/$f" || wrong "$f is another"
 done
-[ -e "$tmp/here/mine/notes.txt" ] && wrong "notes.txt came along"
+[ -e "$tmp/here/mine/notes.md" ] && wrong "notes.md came along"
 verdict files-that-travel
 
 refuse() { # TEXT ARGUMENT...
@@ -49,6 +49,7 @@ refuse() { # TEXT ARGUMENT...
 rm -rf "$tmp/here" && mkdir "$tmp/here"
 refuse 'expected SRC DST --to LAYOUT' $src
 refuse 'expected SRC DST --to LAYOUT' $src "$tmp/here/x"
+refuse 'conversions compute in f32' $src "$tmp/here/x" --to mqa --dtype bf16
 refuse "unexpected word 'more'" $src "$tmp/here/x" more --to mqa
 refuse 'exists; give a new name' $src "$tmp/here" --to mqa
 refuse 'kv_heads: expected a divisor or a multiple' $src "$tmp/here/x" --to gqa kv_heads=3
