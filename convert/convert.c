@@ -385,6 +385,17 @@ static bool check(Job *j, const char *dir, Flow *a, Err *e) {
     return true;
 }
 
+/* The id that pads, which no model computes with and which other programs look for. */
+static bool keep_pad(const char *src, const char *config, Err *e) {
+    char *from = xformat("%s/config.json", src);
+    json_t *a = json_read(from, e), *b = a ? json_read(config, e) : NULL, *pad = json_object_get(a, "pad_token_id");
+    bool ok = b && (!json_is_integer(pad) || (!json_object_set(b, "pad_token_id", pad) && json_write(config, b, e)));
+    json_decref(a);
+    json_decref(b);
+    free(from);
+    return ok;
+}
+
 static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) {
     StOut out;
     HfIds ids;
@@ -399,7 +410,7 @@ static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) 
     char *config = xformat("%s/config.json", tmp);
     bool ok = st_out_end(&out, e) &&
               hf_config_write(config, &j->to, &ids, stored_as(j, "model.embed_tokens.weight", 0), e) &&
-              folder_copy(j->src, tmp, e);
+              keep_pad(j->src, config, e) && folder_copy(j->src, tmp, e);
     free(config);
     return ok;
 }

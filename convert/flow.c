@@ -208,7 +208,7 @@ static void see_rows(const Windows *win, int w, Word *word, int first, Tensor la
             double a = R(la)[(size_t)t * (size_t)na + (size_t)i], d = fabs(a - b);
             see_a(&word[t], a, b, first + i);
             if (first + i == next) word[t].ta = a;
-            if (!(d <= out->logit_diff)) out->logit_diff = d; /* NaN stays */
+            if (d > out->logit_diff || isnan(d)) out->logit_diff = d; /* NaN stays: nothing is more than it */
             if (fabs(a) > out->logit_max) out->logit_max = fabs(a);
         }
 }

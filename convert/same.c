@@ -184,6 +184,9 @@ static bool plan(Job *j, json_t *model, Err *e) {
     if (c->pad_vocab) {
         long V = ((long)j->from.vocab + c->pad_vocab - 1) / c->pad_vocab * c->pad_vocab;
         json_object_set_new(model, "vocab", json_integer(V));
+        snprintf(j->report->note, sizeof j->report->note,
+                 "ids %d to %ld are new; probabilities fall by at most %.3g %% of themselves", j->from.vocab, V - 1,
+                 100.0 * (double)(V - j->from.vocab) / (double)V);
     }
     j->fold = c->fold_norms && !json_is_true(json_object_get(model, "tied"));
     j->moves &= !j->fold;

@@ -2,6 +2,8 @@
 #include "../data/tokenizer.h"
 #include "flow.h"
 
+enum { BYTES = 32 }; /* of a token, at most: longer ones are few */
+
 /* Spoken to a model whose user gave no text: plain prose with names, numbers and repetition in it. */
 static const char prose[] =
     "The harbour lay quiet when Marta came down to the boats. It was early in April, and the light on the water was "
@@ -20,7 +22,8 @@ static const char prose[] =
     "back to his nets. Marta said nothing. She took the rope when it was thrown to her, made it fast to the ring in "
     "the wall, and counted the boats again: ten, eleven.\n";
 
-static bool encode(const char *dir, const char *text, Ids *ids, int vocab, bool *none, Err *e) {
+/* `most`: bytes of the text that are looked at, so that a text of any length will do. */
+static bool encode(const char *dir, const char *text, size_t most, Ids *ids, int vocab, bool *none, Err *e) {
     Tokenizer tk;
     Err why = {0};
     char *path = xformat("%s/tokenizer.json", dir);
@@ -36,7 +39,7 @@ static bool encode(const char *dir, const char *text, Ids *ids, int vocab, bool 
         return false;
     }
     if (tk.eot >= 0) ids_push(ids, tk.eot);
-    ok = tokenizer_encode(&tk, f.n ? (const char *)f.p : "", f.n, 0, ids, e);
+    ok = tokenizer_encode(&tk, f.n ? (const char *)f.p : "", zmin(f.n, most), 0, ids, e);
     for (size_t i = 0; ok && i < ids->n; i++)
         if (ids->id[i] >= vocab)
             ok = err_input(e, "%s/tokenizer.json: id %d, but the model's vocabulary is %d", dir, ids->id[i], vocab);
@@ -50,7 +53,7 @@ bool windows_read(Windows *w, const char *dir, const ModelCfg *cfg, const char *
     Ids ids = {0};
     bool none;
     *w = (Windows){.T = imin(context, cfg->max_positions), .text = text ? "calibration" : "built-in"};
-    if (!encode(dir, text, &ids, cfg->vocab, &none, e)) {
+    if (!encode(dir, text, ((size_t)calib + (size_t)check + (size_t)context) * BYTES, &ids, cfg->vocab, &none, e)) {
         ids_free(&ids);
         return false;
     }
