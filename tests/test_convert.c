@@ -659,6 +659,19 @@ Test(convert, places) {
     free(src), free(dst), free(deep), free(link), free(other), free(config), free(out);
 }
 
+/* A rule that is exact but whose result differs (as NaN differs from all) fails as the world's fault and keeps nothing.
+ */
+static void spoil(Model *m) { R(m->w.norm)[0] = (real)NAN; }
+Test(convert, exact_or_nothing) {
+    char *src = wordy_dir("spoiled", GQA(FULL), spoil), *above = check_path("above"), *dst = xformat("%s/dst", above);
+    cr_assert_eq(mkdir(above, 0700), 0);
+    Done d = run(src, dst, "same", "rope_layout=interleaved", NULL);
+    cr_expect(!d.ok && d.e.status == EXIT_WORLD, "%d %s", d.e.status, d.e.msg);
+    cr_expect(strstr(d.e.msg, "exact by algebra, but logits differ by nan"), "%s", d.e.msg);
+    cr_expect_eq(check_entries(above), 0);
+    free(src), free(above), free(dst);
+}
+
 /* A number that the dtype cannot hold is named, and nothing is kept. */
 Test(convert, too_large_for_the_dtype) {
     const Animal a = {"large", UNTIED(FULL)};

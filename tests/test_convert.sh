@@ -31,10 +31,12 @@ cp -r $src "$tmp/mine"
 printf '{"eos_token_id": [1, 2],\n  "temperature": 0.25}' >"$tmp/mine/generation_config.json"
 echo '{}' >"$tmp/mine/special_tokens_map.json"
 echo rubbish >"$tmp/mine/notes.md"
+sed -i 's/"bos_token_id": 256/"bos_token_id": 256, "pad_token_id": 7/' "$tmp/mine/config.json"
 convert "$tmp/mine" "$tmp/here/mine" --to mqa || wrong "exit $?: $(cat "$tmp/err")"
 for f in generation_config.json special_tokens_map.json tokenizer.json; do
     cmp -s "$tmp/mine/$f" "$tmp/here/mine/$f" || wrong "$f is another"
 done
+grep -q '"pad_token_id": 7' "$tmp/here/mine/config.json" || wrong "no pad_token_id in $(cat "$tmp/here/mine/config.json")"
 [ -e "$tmp/here/mine/notes.md" ] && wrong "notes.md came along"
 verdict files-that-travel
 
