@@ -10,6 +10,8 @@ typedef struct Act {
 } Act;
 
 void model_unmap(Model *);
+void weights_new(const Model *, Weights *); /* structs without numbers */
+void weights_free(const Model *, Weights *);
 
 /* The norm that the model is made with; b is absent where it has none. */
 static inline void model_norm(const Model *m, Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b) {

@@ -417,9 +417,18 @@ bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
 }
 
 bool st_read_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
-    CHECK(t.p && (t.dtype == F32 || t.dtype == F64), "%s", s->name);
+    CHECK(t.p && t.dtype != F16, "%s", s->name);
     if (!st_fits_part(st, s, t, p, e)) return false;
     bool whole = p.parts == 1 && !(p.turned && t.rank == 2);
+    if (t.dtype == BF16) {
+        CHECK(whole, "%s", s->name);
+        if (strcmp(s->dtype, "BF16"))
+            return err_input(e, "%s: tensor \"%s\": expected dtype BF16, found %s", st->file[s->file].path, s->name,
+                             s->dtype);
+        for (size_t i = 0; i < tensor_count(t); i++)
+            ((uint16_t *)t.p)[i] = (uint16_t)(s->p[2 * i] | s->p[2 * i + 1] << 8);
+        return true;
+    }
     size_t n = tensor_count(t), rows = whole ? 1 : (size_t)t.n[0], w = rows ? n / rows : 0, block = (size_t)p.block;
     for (size_t r = 0; r < rows; r++) {
         size_t k = whole ? 0 : (r / block * (size_t)p.parts + (size_t)p.part) * block + r % block;

@@ -54,8 +54,9 @@ struct StNames {
 };
 /* The entry has the shape of `t`, which needs no memory, and a dtype that st_read takes. */
 bool st_fits(const St *, const StEntry *, Tensor t, Err *);
-/* The entry's numbers into `t` (F32 or F64 with memory). Refuses another shape, a dtype that is not F64, F32, F16 or
- * BF16, and a finite number that `t` cannot hold. F64 into F32 rounds to nearest; all else is exact. */
+/* The entry's numbers into `t` (F32 or F64 with memory, or BF16, which takes an entry of BF16 only). Refuses another
+ * shape, a dtype that is not F64, F32, F16 or BF16, and a finite number that `t` cannot hold. F64 into F32 rounds to
+ * nearest; all else is exact. */
 bool st_read(const St *, const StEntry *, Tensor t, Err *);
 /* The same of a tensor that has a place in the entry. */
 bool st_fits_part(const St *, const StEntry *, Tensor t, StPlace, Err *);
@@ -91,6 +92,7 @@ typedef struct {
     const char *prefix;
     const StNames *names;
     Dtype as;
+    bool own; /* instead of `as`: as it lies in memory */
 } StList;
 /* Collect: every field as `as`, those with FIELD_F32 not narrower than F32; names get the prefix (NULL: ""). */
 Fields st_lister(StList *);
@@ -98,7 +100,8 @@ void st_add(StList *, const char *name, Tensor t, Dtype as);
 void st_add_part(StList *, const char *name, Tensor t, StPlace, Dtype as); /* all parts before it is written */
 void st_list_free(StList *);
 /* Write the list as the reference does: wide dtypes first, then by name; compact JSON padded to 8 bytes. Tensors are
- * F32 or F64 in memory and are rounded to nearest even. `meta`: key, value, ..., NULL; {"format":"pt"} is always there.
+ * F32 or F64 in memory and are rounded to nearest even; one that is BF16 in memory is stored as that. `meta`: key,
+ * value, ..., NULL; {"format":"pt"} is always there.
  */
 bool st_write(const char *path, const StList *, const char *const *meta, Err *);
 /* The list as a model directory: model.safetensors, or, where the tensors take more than `limit` bytes (0: any number),

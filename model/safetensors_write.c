@@ -22,7 +22,14 @@ static uint16_t to_f16(double v) {
     return unit == -24 ? sign | (uint16_t)m : (uint16_t)(sign | ((unit + 25) << 10)) + (uint16_t)(m - 1024);
 }
 
-static double number(Tensor t, size_t i) { return t.dtype == F64 ? ((double *)t.p)[i] : ((float *)t.p)[i]; }
+static double number(Tensor t, size_t i) {
+    if (t.dtype == BF16) {
+        uint32_t u = (uint32_t)((uint16_t *)t.p)[i] << 16;
+        float f;
+        return memcpy(&f, &u, 4), f;
+    }
+    return t.dtype == F64 ? ((double *)t.p)[i] : ((float *)t.p)[i];
+}
 
 void st_encode(Tensor t, Dtype as, size_t a, size_t b, unsigned char *out) {
     for (size_t i = a; i < b; i++) {
@@ -91,7 +98,7 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
 }
 
 void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
-    CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64), "%s", name);
+    CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64 || (t.dtype == BF16 && as == BF16)), "%s", name);
     CHECK(p.parts >= 1 && p.parts <= PARTS_MAX && p.part < p.parts && p.block > 0 && (p.parts == 1 || t.rank <= 2),
           "%s", name);
     Tensor all = t;
@@ -117,7 +124,7 @@ static void list_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     StPlace p = ST_WHOLE;
     if (l->names) p = l->names->find(l->names, path, *t, own);
     char *name = xformat("%s%s", l->prefix ? l->prefix : "", l->names ? own : path);
-    st_add_part(l, name, *t, p, flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
+    st_add_part(l, name, *t, p, l->own ? t->dtype : flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
     free(name);
 }
 Fields st_lister(StList *l) { return (Fields){.see = list_field, .ctx = l}; }

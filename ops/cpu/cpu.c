@@ -10,6 +10,7 @@
 #include "merge.c"
 #include "elementwise.c"
 #include "loss.c"
+#include "update.c"
 #include "groups.c"
 #include "recur.c"
 #include "conv.c"
@@ -83,5 +84,6 @@ const Ops TABLE(OPS_ISA) = {
     .dropout = dropout,
     .linear_xent = linear_xent,
     .adamw = adamw,
+    .momentum = momentum,
     .sumsq = sumsq,
 };
