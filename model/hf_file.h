@@ -53,8 +53,8 @@ const HfType *hf_type_of(const ModelCfg *);
 typedef struct {
     const char *architecture, *type;
     int heads, kv_heads, head_dim;
-    bool bias, mlp_bias; /* bias: attention_bias; mlp_bias: the key is written */
-    bool no_bias_key;
+    int bias;      /* attention_bias; -1: the type has no such key */
+    bool mlp_bias; /* it has that key, which must be false */
     const RopeCfg *rope;
 } HfFamily;
 void hf_family_json(json_t *, const ModelCfg *, HfFamily);

@@ -281,7 +281,7 @@ void hf_family_json(json_t *j, const ModelCfg *c, HfFamily y) {
     json_object_set_new(j, "rms_norm_eps", json_real(c->norm_eps));
     json_object_set_new(j, "rope_theta", json_real(y.rope->theta));
     json_object_set_new(j, "rope_scaling", hf_rope_json(y.rope, c->max_positions));
-    if (!y.no_bias_key) json_object_set_new(j, "attention_bias", json_boolean(y.bias));
+    if (y.bias >= 0) json_object_set_new(j, "attention_bias", json_boolean(y.bias));
     json_object_set_new(j, "attention_dropout", json_real(0));
     if (y.mlp_bias) json_object_set_new(j, "mlp_bias", json_false());
     json_object_set_new(j, "tie_word_embeddings", json_boolean(c->tied));
@@ -297,9 +297,8 @@ static void type_json(json_t *j, const ModelCfg *c, const char *type, const char
                               .heads = a->g.heads,
                               .kv_heads = a->g.kv_heads,
                               .head_dim = a->g.head_dim,
-                              .bias = a->g.qkv_bias,
+                              .bias = llama || qwen3 ? a->g.qkv_bias : -1,
                               .mlp_bias = llama,
-                              .no_bias_key = !llama && !qwen3,
                               .rope = &a->g.rope});
 }
 static void llama_json(json_t *j, const ModelCfg *c) {

@@ -288,6 +288,17 @@ Test(hf_write, full_disk) {
                      check_entries(dir)); /* whole files or none, no temporary one */
         free(dir);
     }
+    /* Shards: those that are whole stay, and without their index nobody takes them for a model. */
+    char *dir = check_path("shards");
+    cr_assert_eq(mkdir(dir, 0700), 0);
+    some = (struct rlimit){20000, all.rlim_max}; /* the last shard is larger */
+    setrlimit(RLIMIT_FSIZE, &some);
+    e = (Err){0};
+    bool ok = hf_save_sharded(dir, &o.model, NULL, F32, 30000, &e);
+    setrlimit(RLIMIT_FSIZE, &all);
+    cr_assert(!ok && e.status == EXIT_WORLD && strstr(e.msg, dir), "%s", e.msg);
+    cr_expect(!file_exists(dir, "model.safetensors.index.json") && !file_exists(dir, "model.safetensors"));
+    free(dir);
     char *gone = check_path("gone/dir");
     cr_assert(!hf_save(gone, &o.model, NULL, F32, &e));
     dir_refused("no directory", NULL, &e, "gone/dir");

@@ -16,8 +16,8 @@
 #define KIND(mixer, settings)                                                                                    \
     "{" SHAPE ",\"norm_eps\":0.1,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"" mixer "\"," settings \
     "}},\"pattern\":[\"a\"]}"
-#define BLOCK(model, gqa, ffn)                                                               \
-    "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"layers\":2," model \
+#define BLOCK(model, gqa, ffn)                                                                \
+    "{\"d_model\":12,\"vocab\":11,\"max_positions\":160,\"init_std\":0.4,\"layers\":2," model \
     ",\"kinds\":{\"a\":{\"mixer\":\"gqa\"," gqa "}},\"pattern\":[\"a\"],\"ffn\":[{" ffn "}]}"
 #define DMC(settings)                                                                                              \
     "{" SHAPE                                                                                                      \
