@@ -5,7 +5,8 @@
 
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
-    cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv), cmd_data(int argc, char **argv);
+    cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv), cmd_data(int argc, char **argv),
+    cmd_convert(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -14,6 +15,7 @@ typedef struct {
 } Command;
 static const Command commands[] = {
     {"train", cmd_train, "Train a model as a configuration says; resume"},
+    {"convert", cmd_convert, "Give a checkpoint another layout of its cache; compare both"},
     {"generate", cmd_generate, "Continue prompts with a model"},
     {"eval", cmd_eval, "Measure a model on a text (perplexity) or on a synthetic task (accuracy)"},
     {"logits", cmd_logits, "Write a model's logits of given tokens to a safetensors file"},

@@ -2,7 +2,7 @@
 #include "mixer.h"
 
 extern const Mixer gqa_mixer, dmc_mixer, mla_mixer, kda_mixer, gdn_mixer, deltanet_mixer, gla_mixer, retention_mixer,
-    gated_retention_mixer, linear_mixer, mamba2_mixer;
+    gated_retention_mixer, linear_mixer, mamba2_mixer, none_mixer;
 extern const Ffn swiglu_ffn, gelu_ffn, moe_ffn;
 
 const Mixer *const mixers[] = {
@@ -17,6 +17,7 @@ const Mixer *const mixers[] = {
     &gated_retention_mixer,
     &linear_mixer,
     &mamba2_mixer, /* Mamba-2: layers/mamba2 */
+    &none_mixer,   /* no attention: layers/none */
     NULL,
 };
 const Ffn *const ffns[] = {

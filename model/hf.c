@@ -119,6 +119,36 @@ bool hf_load(const char *dir, Model *m, Err *e) {
     return ok;
 }
 
+void hf_files_plan(HfFiles *f, const ModelCfg *cfg) {
+    *f = (HfFiles){.places = xcalloc(1, sizeof *f->places)};
+    hf_places(f->places, hf_type_of(cfg), cfg, NULL);
+    f->names = names_of(f->places);
+}
+bool hf_files_open(HfFiles *f, const char *dir, const ModelCfg *cfg, Err *e) {
+    Source s;
+    if (!open_for(&s, dir, cfg, e)) return false;
+    st_load_end(&s.load, NULL);
+    *f = (HfFiles){.st = s.st, .places = xcalloc(1, sizeof *f->places)};
+    hf_places(f->places, s.places.type, cfg, &f->st); /* its names point to itself */
+    f->names = names_of(f->places);
+    return true;
+}
+void hf_files_close(HfFiles *f) {
+    if (f->st.path) st_close(&f->st);
+    free(f->places);
+    *f = (HfFiles){0};
+}
+StPlace hf_files_name(const HfFiles *f, const char *path, Tensor t, char name[192]) {
+    if (f->names) return f->names->find(f->names, path, t, name);
+    snprintf(name, 192, "%s", path);
+    return ST_WHOLE;
+}
+const StEntry *hf_files_find(const HfFiles *f, const char *path, Tensor t, StPlace *place) {
+    char name[192];
+    *place = hf_files_name(f, path, t, name);
+    return st_find(&f->st, name);
+}
+
 int hf_notes(const char *dir, FILE *f) {
     ModelCfg cfg;
     St st;

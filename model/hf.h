@@ -10,6 +10,7 @@
  * v4 spelling understood). */
 #pragma once
 #include "model.h"
+#include "safetensors.h"
 
 enum { HF_EOS_MAX = 16 };
 typedef struct {
@@ -48,3 +49,18 @@ bool hf_save_sharded(const char *dir, const Model *, const HfIds *, Dtype as, si
  * licences: what ends in .json, .txt, .model, .jinja, .bpe, .tiktoken or is called LICENSE, NOTICE, USE_POLICY; no
  * README, index or record of a training, no folder. Each file is whole or absent. */
 bool hf_copy(const char *from, const char *to, Err *);
+
+/* The files of a model directory, open, and where the fields of a model lie in them; or, without files, how they are to
+ * lie in those that we write. */
+typedef struct {
+    St st;
+    const StNames *names; /* NULL: the fields' own */
+    struct HfPlaces *places;
+} HfFiles;
+bool hf_files_open(HfFiles *, const char *dir, const ModelCfg *, Err *);
+void hf_files_plan(HfFiles *, const ModelCfg *); /* no files */
+void hf_files_close(HfFiles *);
+/* Name of the field `path`, of t's shape, in the files, and its place in the tensor of that name. */
+StPlace hf_files_name(const HfFiles *, const char *path, Tensor t, char name[192]);
+/* The entry; NULL: not there. */
+const StEntry *hf_files_find(const HfFiles *, const char *path, Tensor t, StPlace *);

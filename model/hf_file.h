@@ -79,7 +79,7 @@ bool hf_attention(const ModelCfg *, HfAttention *, const char **why);
 const char *hf_rope_differs(const RopeCfg *, int max_positions);
 
 /* Where the fields of a model lie in a directory of this type. `st`: the open files, or NULL to write. */
-typedef struct {
+typedef struct HfPlaces {
     StNames names;
     const HfType *type;
     const char *layer, *top; /* "transformer.h.", "transformer." */

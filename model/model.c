@@ -3,31 +3,42 @@
 
 enum { STREAM_INIT = 1 };
 
-void model_fields(const Model *m, Weights *w, Fields *f) {
-    const ModelCfg *c = &m->cfg;
-    f->scope[0] = 0;
-    bool biases = c->norm == NORM_LAYER;
-    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
-    if (c->positions == POSITIONS_LEARNED)
-        field(f, &w->positions, "model.embed_positions.weight", FIELD_TABLE, c->max_positions, c->d_model);
-    for (int l = 0; l < m->L; l++) {
-        const Layer *y = &m->layer[l];
-        LayerWeights *lw = &w->layer[l];
+void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
+    const Layer *y = &m->layer[l];
+    const int d = m->cfg.d_model;
+    const bool biases = m->cfg.norm == NORM_LAYER;
+    LayerWeights *lw = &w->layer[l];
+    snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
+    field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
+    if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
+    snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
+    y->kind->mixer->weights(y->cfg, lw->mix, f);
+    if (!y->publisher) {
         snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-        field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-        if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
-        snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
-        y->kind->mixer->weights(y->cfg, lw->mix, f);
-        if (y->publisher) continue;
-        snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-        if (biases) field(f, &lw->bias2, "post_attention_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
+        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
+        if (biases) field(f, &lw->bias2, "post_attention_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
         snprintf(f->scope, sizeof f->scope, "model.layers.%d.mlp.", l);
         y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
     }
     f->scope[0] = 0;
+}
+void model_positions_field(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    if (c->positions == POSITIONS_LEARNED)
+        field(f, &w->positions, "model.embed_positions.weight", FIELD_TABLE, c->max_positions, c->d_model);
+}
+void model_norm_fields(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
     field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-    if (biases) field(f, &w->norm_bias, "model.norm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
+    if (c->norm == NORM_LAYER) field(f, &w->norm_bias, "model.norm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
+}
+void model_fields(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    f->scope[0] = 0;
+    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
+    model_positions_field(m, w, f);
+    for (int l = 0; l < m->L; l++) model_layer_fields(m, l, w, f);
+    model_norm_fields(m, w, f);
     if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
 }
 
@@ -81,14 +92,27 @@ static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) p[i] = (real)(std * rng_normal(key, i));
 }
+static Init init_of(const Model *m, uint64_t seed) {
+    return (Init){rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
+}
+static void init_own(const Model *m, int l, Weights *w, uint64_t key) {
+    const Layer *y = &m->layer[l];
+    if (y->kind->mixer->init) y->kind->mixer->init(y->cfg, w->layer[l].mix, rng_mix(key, (uint64_t)l));
+}
 void model_init(Model *m, uint64_t seed) {
-    Init in = {rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
+    Init in = init_of(m, seed);
     Fields f = {.see = see_init, .ctx = &in};
     model_fields(m, &m->w, &f);
-    for (int l = 0; l < m->L; l++) {
-        const Layer *y = &m->layer[l];
-        if (y->kind->mixer->init) y->kind->mixer->init(y->cfg, m->w.layer[l].mix, rng_mix(in.key, (uint64_t)l));
-    }
+    for (int l = 0; l < m->L; l++) init_own(m, l, &m->w, in.key);
+}
+static void see_init_there(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    if (t->p) see_init(f, t, path, flags);
+}
+void model_layer_init(const Model *m, int l, Weights *w, uint64_t seed) {
+    Init in = init_of(m, seed);
+    Fields f = {.see = see_init_there, .ctx = &in};
+    model_layer_fields(m, l, w, &f);
+    init_own(m, l, w, in.key);
 }
 void model_stage_end(Model *m) {
     const Weights *w[] = {&m->w, &m->m, &m->v};
@@ -422,4 +446,37 @@ void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real 
 }
 void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
     model_score(m, b, tok, tgt, nll, NULL);
+}
+
+/* ---- piece by piece -----------------------------------------------------------------------------------------------
+ */
+
+bool model_pieces(Model *m, Err *e) {
+    CHECK(m->opts.dry && m->opts.max_rows, "not opened dry with rows");
+    return arena_open(&m->keep, "a block's activations", m->keep.peak, m->opts.poison, e) &&
+           arena_open(&m->scratch, "scratch", m->scratch.peak, m->opts.poison, e);
+}
+void model_block_embed(Model *m, const Batch *b, const int *tok, Tensor x) {
+    Run r = run_pass(m, b, 0);
+    embed_rows(m, &r, x, tok);
+}
+void model_block(Model *m, const Batch *b, int l, Tensor x, Tensor y, BlockSee *see, void *ctx) {
+    Run r = run_pass(m, b, 0);
+    Mark keep = arena_mark(&m->keep);
+    Fields place = arena_placer(&m->keep);
+    act_fields(m, l, b->N, &place);
+    layer_forward(m, &r, l, x, y);
+    if (see) see(ctx, m->act[l].xn1, m->layer[l].publisher ? x : m->act[l].mid, layer_kv(m, l));
+    arena_release(&m->keep, keep);
+}
+void model_block_norm(Model *m, const Batch *b, Tensor x, Tensor xf) {
+    Run r = run_pass(m, b, 0);
+    Mark mark = arena_mark(&m->keep);
+    Tensor rstd = arena_tensor(&m->keep, "rstd", REAL, 1, &b->N);
+    model_norm(m, &r, xf, rstd, x, m->w.norm, m->w.norm_bias);
+    arena_release(&m->keep, mark);
+}
+void model_block_logits(Model *m, const Batch *b, Tensor xf, Tensor table, Tensor logits) {
+    Run r = run_pass(m, b, 0);
+    r.ops->linear(&r, logits, xf, table, ABSENT);
 }

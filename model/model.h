@@ -77,9 +77,15 @@ bool model_open(Model *, Device *, const ModelCfg *, ModelOpts, Err *);
 void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */
 bool model_map(Model *, const ModelCfg *, Err *);
-void model_init(Model *, uint64_t seed);               /* N(0, init_std), gains 1, biases 0, a mixer's own */
+void model_init(Model *, uint64_t seed); /* N(0, init_std), gains 1, biases 0, a mixer's own */
+/* The same for the tensors of one layer that have memory in `w`. */
+void model_layer_init(const Model *, int l, Weights *, uint64_t seed);
 void model_stage_end(Model *);                         /* Mixer.stage_end on weights and moments */
 void model_fields(const Model *, Weights *, Fields *); /* Hugging Face names */
+/* Parts of them: a layer's; the learned positions', if there are any; those of the norm before the head. */
+void model_layer_fields(const Model *, int l, Weights *, Fields *);
+void model_positions_field(const Model *, Weights *, Fields *);
+void model_norm_fields(const Model *, Weights *, Fields *);
 /* The same for moments, first or second, with their dtype; those that there are not become ABSENT and are not seen. */
 void model_moments(const Model *, Weights *, bool second, Fields *);
 size_t model_params(const Model *);
@@ -103,3 +109,16 @@ void model_commit(Model *, Cache *, const Batch *, const int *accept);
  */
 bool model_extend_reserve(Model *, Cache *, int max_rows, int max_want, int max_seqs, Err *);
 bool model_cache_open(const Model *, Cache *, int nseq, int max_tokens, int max_rows, int page_rows, bool dry, Err *);
+
+/* ---- a model whose weights are in memory a piece at a time ----------------------------------------------------------
+ * Opened dry with opts.max_rows; the caller places the fields of the layer that it runs (and w.norm), and m->kv of
+ * layers whose K/V others read. Passes without gradient, dropout and history, as model_loss. */
+bool model_pieces(Model *, Err *); /* maps activations of one block and scratch */
+/* x (N,d) = rows tok of w.embed, which may hold some rows alone; with w.positions, where the model has them. */
+void model_block_embed(Model *, const Batch *, const int *tok, Tensor x);
+/* y = block l of x. `see` (may be NULL) is shown what its mixer was given (N,d), the stream behind the mixer (N,d) and
+ * the rows of K/V that it read. */
+typedef void BlockSee(void *ctx, Tensor in, Tensor mid, const Kv *);
+void model_block(Model *, const Batch *, int l, Tensor x, Tensor y, BlockSee *see, void *ctx);
+void model_block_norm(Model *, const Batch *, Tensor x, Tensor xf);                      /* the norm before the head */
+void model_block_logits(Model *, const Batch *, Tensor xf, Tensor table, Tensor logits); /* (N,R), table (R,d) */

@@ -420,7 +420,7 @@ bool st_read_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
     CHECK(t.p && t.dtype != F16, "%s", s->name);
     if (!st_fits_part(st, s, t, p, e)) return false;
     bool whole = p.parts == 1 && !(p.turned && t.rank == 2);
-    if (t.dtype == BF16) { /* moments: as they are, in one piece */
+    if (t.dtype == BF16) {
         CHECK(whole, "%s", s->name);
         if (strcmp(s->dtype, "BF16"))
             return err_input(e, "%s: tensor \"%s\": expected dtype BF16, found %s", st->file[s->file].path, s->name,

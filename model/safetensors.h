@@ -111,3 +111,25 @@ bool st_write(const char *path, const StList *, const char *const *meta, Err *);
  * model.safetensors, which readers would take instead. */
 enum { SHARDS_MAX = 2048 };
 bool st_write_dir(const char *dir, const StList *, size_t limit, Err *);
+
+/* ---- a directory of tensors that come one at a time, in any order --------------------------------------------------
+ * Headers, which need names, shapes and dtypes alone, are written first; every tensor then goes to its place. The
+ * caller removes the directory when anything fails. */
+typedef struct {
+    char *dir;
+    int n, nfile, *shard;
+    struct StHole *hole; /* (n) ascending names */
+    struct StSink *file;
+} StOut;
+/* An item of a list for st_out_begin: a shape without memory. */
+void st_plan(StList *, const char *name, Tensor shape, Dtype as);
+/* Create the files of st_write_dir's layout in DIR, which exists and holds no model. `meta` as st_write. */
+bool st_out_begin(StOut *, const char *dir, const StList *, size_t limit, const char *const *meta, Err *);
+/* Rows row..row+n-1 of a tensor that has a place in the one of that name, rounded to nearest even; each row once.
+ * EXIT_INPUT: a finite number that the dtype cannot hold. */
+bool st_out_part(StOut *, const char *name, size_t row, Tensor, StPlace, Err *);
+/* A whole tensor from `bytes` bytes as they are to stand in the file. */
+bool st_out_raw(StOut *, const char *name, const void *p, size_t bytes, Err *);
+/* Sync and close. Every tensor must have come (CHECK). Frees. */
+bool st_out_end(StOut *, Err *);
+void st_out_drop(StOut *); /* give up: close and free */

@@ -1,5 +1,5 @@
 /* safetensors_write.c: the writer: header as the reference writes it, data streamed through a small buffer. */
-#include "safetensors.h"
+#include "safetensors_file.h"
 
 static uint16_t to_bf16(double v) {
     uint32_t u;
@@ -31,8 +31,7 @@ static double number(Tensor t, size_t i) {
     return t.dtype == F64 ? ((double *)t.p)[i] : ((float *)t.p)[i];
 }
 
-/* Numbers a..b-1 of `t` as `as`, little-endian. F64 as BF16 rounds twice, by way of F32. */
-static void encode(Tensor t, Dtype as, size_t a, size_t b, unsigned char *out) {
+void st_encode(Tensor t, Dtype as, size_t a, size_t b, unsigned char *out) {
     for (size_t i = a; i < b; i++) {
         double v = number(t, i);
         float f = (float)v;
@@ -72,7 +71,7 @@ static bool put_parts(FileOut *o, const StItem *s, Err *e) {
         for (size_t a = 0; ok && a < w; a += step) {
             size_t n = zmin(step, w - a);
             gather(s, r, a, a + n, row);
-            encode(TENSOR(row, s->t.dtype, (int)n), s->as, 0, n, buf);
+            st_encode(TENSOR(row, s->t.dtype, (int)n), s->as, 0, n, buf);
             ok = file_put(o, buf, n * dtype_size(s->as), e);
         }
     free(row);
@@ -91,7 +90,7 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
     bool ok = true;
     for (size_t i = 0; ok && i < n; i += step) {
         size_t end = zmin(i + step, n);
-        encode(s->t, s->as, i, end, buf);
+        st_encode(s->t, s->as, i, end, buf);
         ok = file_put(o, buf, (end - i) * dtype_size(s->as), e);
     }
     free(buf);
@@ -156,8 +155,7 @@ static char *quoted(const char *s) {
     return q;
 }
 
-/* The header's JSON, padded; `n` items in file order. */
-static char *header(const StItem *s, int n, const char *const *meta, size_t *len) {
+char *st_header(const StItem *s, int n, const char *const *meta, size_t *len) {
     char *text = NULL;
     size_t at = 0;
     FILE *f = open_memstream(&text, len);
@@ -190,15 +188,20 @@ static char *header(const StItem *s, int n, const char *const *meta, size_t *len
     return text;
 }
 
-bool st_write(const char *path, const StList *l, const char *const *meta, Err *e) {
-    size_t len = 0;
-    FileOut o;
+StItem *st_file_order(const StList *l) {
     StItem *s = xcalloc((size_t)l->n, sizeof *s);
     if (l->n) memcpy(s, l->item, (size_t)l->n * sizeof *s);
     qsort(s, (size_t)l->n, sizeof *s, by_name);
     for (int i = 1; i < l->n; i++) CHECK(strcmp(s[i].name, s[i - 1].name), "two tensors are named %s", s[i].name);
     qsort(s, (size_t)l->n, sizeof *s, by_rank);
-    char *head = header(s, l->n, meta, &len);
+    return s;
+}
+
+bool st_write(const char *path, const StList *l, const char *const *meta, Err *e) {
+    size_t len = 0;
+    FileOut o;
+    StItem *s = st_file_order(l);
+    char *head = st_header(s, l->n, meta, &len);
     bool ok = head || err_world(e, "cannot write %s: out of memory", path);
     ok = ok && (len <= JSON_BYTES_MAX || err_input(e, "%s: %d tensors need a header of %zu bytes, the format allows %d",
                                                    path, l->n, len, JSON_BYTES_MAX));
@@ -217,15 +220,13 @@ bool st_write(const char *path, const StList *l, const char *const *meta, Err *e
 /* ---- shards --------------------------------------------------------------------------------------------------------
  */
 
-static size_t item_bytes(const StItem *s) { return tensor_count(s->t) * dtype_size(s->as); }
+size_t st_item_bytes(const StItem *s) { return tensor_count(s->t) * dtype_size(s->as); }
 
-/* shard[i]: the number, from 0, of item i's. A tensor beyond the limit is numbered at once, the shard that is being
- * filled when it is full: so does the reference. Returns how many there are. */
-static int shard_items(const StList *l, size_t limit, int *shard) {
+int st_shards(const StList *l, size_t limit, int *shard) {
     int n = 0, open = 0; /* items of the shard that is being filled */
     size_t used = 0;
     for (int i = 0; i <= l->n; i++) {
-        size_t bytes = i < l->n ? item_bytes(&l->item[i]) : SIZE_MAX;
+        size_t bytes = i < l->n ? st_item_bytes(&l->item[i]) : SIZE_MAX;
         if (i < l->n && bytes > limit) {
             shard[i] = n++;
             continue;
@@ -240,24 +241,24 @@ static int shard_items(const StList *l, size_t limit, int *shard) {
     return n;
 }
 
-static char *shard_name(const char *dir, int k, int n) {
+char *st_shard_name(const char *dir, int k, int n) {
     return xformat("%s%smodel-%05d-of-%05d.safetensors", dir, *dir ? "/" : "", k + 1, n);
 }
 
-static bool index_write(const char *dir, const StList *l, const int *shard, int n, Err *e) {
+bool st_index_write(const char *dir, const StList *l, const int *shard, int n, Err *e) {
     char *path = xformat("%s/model.safetensors.index.json", dir);
     StItem *s = xcalloc((size_t)l->n, sizeof *s);
     size_t bytes = 0, numbers = 0;
     for (int i = 0; i < l->n; i++) {
         s[i] = l->item[i];
         s[i].t.n[0] = shard[i]; /* the shape is not needed any more */
-        bytes += item_bytes(&l->item[i]), numbers += tensor_count(l->item[i].t);
+        bytes += st_item_bytes(&l->item[i]), numbers += tensor_count(l->item[i].t);
     }
     qsort(s, (size_t)l->n, sizeof *s, by_name);
     json_t *map = json_object(), *j = json_pack("{s{sI sI} so}", "metadata", "total_parameters", (json_int_t)numbers,
                                                 "total_size", (json_int_t)bytes, "weight_map", map);
     for (int i = 0; i < l->n; i++) {
-        char *name = shard_name("", s[i].t.n[0], n);
+        char *name = st_shard_name("", s[i].t.n[0], n);
         json_object_set_new(map, s[i].name, json_string(name));
         free(name);
     }
@@ -271,7 +272,7 @@ static bool index_write(const char *dir, const StList *l, const int *shard, int 
 static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e) {
     if (file_exists(dir, "model.safetensors"))
         return err_input(e, "%s: holds a model.safetensors, which would be read instead of shards; remove it", dir);
-    int *shard = xcalloc((size_t)l->n, sizeof *shard), n = shard_items(l, limit, shard);
+    int *shard = xcalloc((size_t)l->n, sizeof *shard), n = st_shards(l, limit, shard);
     StItem *item = xcalloc((size_t)l->n, sizeof *item);
     bool ok = n <= SHARDS_MAX || err_input(e, "%s: shards of at most %zu bytes would be %d, at most %d are made", dir,
                                            limit, n, SHARDS_MAX);
@@ -279,11 +280,11 @@ static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e)
         StList some = {.item = item};
         for (int i = 0; i < l->n; i++)
             if (shard[i] == k) item[some.n++] = l->item[i];
-        char *path = shard_name(dir, k, n);
+        char *path = st_shard_name(dir, k, n);
         ok = st_write(path, &some, NULL, e);
         free(path);
     }
-    ok = ok && index_write(dir, l, shard, n, e);
+    ok = ok && st_index_write(dir, l, shard, n, e);
     free(item);
     free(shard);
     return ok;
@@ -291,7 +292,7 @@ static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e)
 
 bool st_write_dir(const char *dir, const StList *l, size_t limit, Err *e) {
     size_t bytes = 0;
-    for (int i = 0; i < l->n; i++) bytes += item_bytes(&l->item[i]);
+    for (int i = 0; i < l->n; i++) bytes += st_item_bytes(&l->item[i]);
     if (limit && bytes > limit) return shards_write(dir, l, limit, e);
     char *path = xformat("%s/model.safetensors", dir);
     bool ok = st_write(path, l, NULL, e);

@@ -16,7 +16,7 @@ allowed() {
     layers) echo ops layers ;;
     model) echo ops layers data model ;;
     infer) echo ops layers model data infer ;;
-    convert) echo ops layers model data infer convert ;;
+    convert) echo ops layers model data convert ;;
     train) echo ops layers model data optim infer train ;;
     esac
 }

@@ -149,6 +149,9 @@ const Animal zoo[] = {
     {"gated retention",
      KIND("gated_retention", "\"heads\":3,\"v_dim\":5,\"gate_divisor\":1,\"rope\":{\"type\":\"default\",\"theta\":100,"
                              "\"interleaved\":true,\"inclusive\":true}")},
+    {"none between attention",
+     "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":3},\"n\":{\"mixer\":"
+     "\"none\"}},\"pattern\":[\"a\",\"n\",\"a\"]}"},
     {"linear attention", KIND("linear", "\"heads\":3,\"v_dim\":5")},
     {"mamba2", KIND("mamba2", "\"head_dim\":4,\"state_size\":5,\"groups\":2")},
     {"mamba2, no convolution, biases",

@@ -1,7 +1,7 @@
 /* world.c: a library to preload that makes the world slow or full, so that tests can strike while a checkpoint is being
  * written. Its settings come by environment:
  *   WORLD_SLOW_US=n         every fsync and rename takes n microseconds longer
- *   WORLD_FULL_STEP=name    from the mkdir of a path that ends in this name on, calls that need space are counted,
+ *   WORLD_FULL_STEP=name    from the mkdir of a path with this in its name on, calls that need space are counted,
  *   WORLD_FULL_CALL=k       and the k-th (from 1) and all after it fail with ENOSPC
  *   WORLD_FULL_COUNT=n      of these only the first n
  *   WORLD_FULL_THREAD=1     only calls by threads other than the first are counted
@@ -53,12 +53,14 @@ static int full(void) {
 
 int mkdir(const char *path, mode_t mode) {
     const char *step = getenv("WORLD_FULL_STEP");
-    size_t n = strlen(path), m = step ? strlen(step) : 0;
-    if (m && n >= m && !strcmp(path + n - m, step)) counting = 1;
+    if (step && *step && strstr(path, step)) counting = 1;
     return full() ? -1 : NEXT(int (*)(const char *, mode_t), "mkdir")(path, mode);
 }
 ssize_t write(int fd, const void *p, size_t n) {
     return full() ? -1 : NEXT(ssize_t(*)(int, const void *, size_t), "write")(fd, p, n);
+}
+ssize_t pwrite(int fd, const void *p, size_t n, off_t at) {
+    return full() ? -1 : NEXT(ssize_t(*)(int, const void *, size_t, off_t), "pwrite")(fd, p, n, at);
 }
 int fsync(int fd) {
     slow();
@@ -71,6 +73,10 @@ int rename(const char *a, const char *b) {
 int renameat(int x, const char *a, int y, const char *b) {
     slow();
     return full() ? -1 : NEXT(int (*)(int, const char *, int, const char *), "renameat")(x, a, y, b);
+}
+int renameat2(int x, const char *a, int y, const char *b, unsigned how) {
+    slow();
+    return full() ? -1 : NEXT(int (*)(int, const char *, int, const char *, unsigned), "renameat2")(x, a, y, b, how);
 }
 int symlinkat(const char *a, int y, const char *b) {
     return full() ? -1 : NEXT(int (*)(const char *, int, const char *), "symlinkat")(a, y, b);

@@ -1,0 +1,142 @@
+/* kvsmith convert: a checkpoint in one layout into another. */
+#include <errno.h>
+#include <signal.h>
+#include "../model/cli.h"
+#include "convert.h"
+#include <jansson.h>
+
+int cmd_convert(int argc, char **argv);
+
+enum { OPT_TO = 0x100, OPT_CALIB, OPT_CONTEXT, OPT_CALIB_TOKENS, OPT_CHECK_TOKENS, OPT_RULES };
+static const struct argp_option options[] = {
+    {"to", OPT_TO, "LAYOUT", 0, "The target's layout (required); settings follow as KEY=VALUE", 0},
+    {"calib", OPT_CALIB, "FILE", 0, "A text: what some methods look at, and what source and result are compared on", 0},
+    {"context", OPT_CONTEXT, "N", 0, "Tokens of a window of the text (default 512, at most the model's positions)", 0},
+    {"calib-tokens", OPT_CALIB_TOKENS, "N", 0, "Tokens of the text to look at (default 16384)", 0},
+    {"check-tokens", OPT_CHECK_TOKENS, "N", 0,
+     "Tokens to compare source and result on: of the text, else of a built-in one, else random ids; 0: do not compare "
+     "(default 1024)",
+     0},
+    {"rules", OPT_RULES, 0, 0, "Print the table of layouts as Markdown, and nothing else", 0},
+    {0}};
+
+typedef struct {
+    ConvertOpts o;
+    int64_t context, calib, check;
+    bool rules;
+    char *word[CONVERT_WORDS];
+} Args;
+
+static bool take(void *ctx, int key, const char *arg, Err *e) {
+    Args *a = ctx;
+    switch (key) {
+    case CLI_ARG:
+        if (!strchr(arg, '=') && !a->o.src)
+            a->o.src = arg;
+        else if (!strchr(arg, '=') && !a->o.dst)
+            a->o.dst = arg;
+        else if (!strchr(arg, '='))
+            return err_input(e, "convert: unexpected word '%.100s'; expected KEY=VALUE", arg);
+        else if (a->o.nword == CONVERT_WORDS)
+            return err_input(e, "convert: more than %d key=value words", CONVERT_WORDS);
+        else
+            a->word[a->o.nword++] = (char *)arg;
+        return true;
+    case OPT_TO: a->o.to = arg; return true;
+    case OPT_CALIB: a->o.calib = arg; return true;
+    case OPT_CONTEXT: return cli_int(arg, "--context", 2, 1 << 20, &a->context, e);
+    case OPT_CALIB_TOKENS: return cli_int(arg, "--calib-tokens", 2, 1 << 28, &a->calib, e);
+    case OPT_CHECK_TOKENS: return cli_int(arg, "--check-tokens", 0, 1 << 28, &a->check, e);
+    case OPT_RULES: a->rules = true; return true;
+    }
+    CHECK(false, "option %d", key);
+    return false;
+}
+
+static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+static json_t *size_json(ConvertSize s) {
+    return json_pack("{s:I, s:I, s:I, s:I}", "params", (json_int_t)s.params, "bytes", (json_int_t)s.bytes,
+                     "cache_bytes_per_token", (json_int_t)s.cache_token, "state_bytes", (json_int_t)s.cache_state);
+}
+static bool print_json(const ConvertOpts *o, const ConvertReport *r, Err *e) {
+    const ConvertCheck *c = &r->check;
+    json_t *check = c->text ? json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:f}", "text", c->text, "tokens",
+                                        c->tokens, "max_logit_diff", number(c->logit_diff), "max_logit",
+                                        number(c->logit_max), "kl", number(c->kl), "ppl_before", number(c->ppl_before),
+                                        "ppl_after", number(c->ppl_after), "top1", c->top1)
+                            : json_null();
+    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:s, s:o, s:o, s:o, s:I, s:f}", "src", o->src, "dst", o->dst,
+                          "to", o->to, "rule", r->rule, "exact", r->exact, "rounded", r->rounded, "note", r->note,
+                          "before", size_json(r->before), "after", size_json(r->after), "check", check, "memory_bytes",
+                          (json_int_t)r->memory, "seconds", r->seconds);
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    if (!text) return err_world(e, "the result cannot be written as JSON");
+    bool ok = puts(text) >= 0 && fflush(stdout) == 0;
+    free(text);
+    return ok || err_world(e, "standard output: %s", strerror(errno));
+}
+
+static void print(const ConvertOpts *o, const ConvertReport *r) {
+    const ConvertCheck *c = &r->check;
+    printf("%s: %s (%s%s%s)\n", o->dst, r->rule, r->exact ? "exact" : "approximate",
+           *r->rounded ? ": exact but for rounding to " : "", r->rounded);
+    if (*r->note) printf("  %s\n", r->note);
+    printf("  parameters      %15zu -> %15zu\n  tensor bytes    %15zu -> %15zu\n", r->before.params, r->after.params,
+           r->before.bytes, r->after.bytes);
+    printf("  cache per token %15zu -> %15zu bytes\n", r->before.cache_token, r->after.cache_token);
+    if (r->before.cache_state || r->after.cache_state)
+        printf("  state           %15zu -> %15zu bytes\n", r->before.cache_state, r->after.cache_state);
+    if (c->text) {
+        printf("  %d tokens (%s): KL %.3g, top-1 agreement %.2f %%, largest logit difference %.3g of %.3g\n", c->tokens,
+               c->text, c->kl, 100 * c->top1, c->logit_diff, c->logit_max);
+        printf("  perplexity      %15.4g -> %15.4g\n", c->ppl_before, c->ppl_after);
+    }
+    printf("  %.1f s, %.0f MiB of memory beside the files\n", r->seconds, (double)r->memory / (1 << 20));
+}
+
+int cmd_convert(int argc, char **argv) {
+    static const CliSpec spec = {.args = "SRC DST --to LAYOUT [KEY=VALUE...]",
+                                 .doc = "Makes DST, a model directory, of SRC (a model directory or a run folder) with "
+                                        "another layout of the cache, "
+                                        "and says what that changed. DST is written whole or not at all. kvsmith "
+                                        "convert --rules lists the layouts.",
+                                 .options = options,
+                                 .take = take,
+                                 .min_args = 0,
+                                 .max_args = -1};
+    Args a = {.context = CONVERT_CONTEXT, .calib = CONVERT_CALIB_TOKENS, .check = CONVERT_CHECK_TOKENS};
+    Cli cli;
+    Err e = {0};
+    int status;
+    ConvertReport r;
+    Device *dev;
+    sigset_t both;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    if (a.rules) {
+        convert_document(stdout);
+        return 0;
+    }
+    if (!a.o.src || !a.o.dst || !a.o.to) {
+        err_input(&e, "convert: expected SRC DST --to LAYOUT; see kvsmith convert --help");
+        return cli_fail(&e);
+    }
+    if (cli.bf16) {
+        err_input(&e, "--dtype: conversions compute in f32; the setting dtype= of --to same is how tensors are stored");
+        return cli_fail(&e);
+    }
+    a.o.word = a.word;
+    a.o.context = (int)a.context, a.o.calib_tokens = (int)a.calib, a.o.check_tokens = (int)a.check;
+    /* looked for between tensors, so that an interrupted conversion leaves no folder */
+    sigemptyset(&both);
+    sigaddset(&both, SIGINT);
+    sigaddset(&both, SIGTERM);
+    sigprocmask(SIG_BLOCK, &both, NULL);
+    if (!device_open(&dev, "cpu", imax(cli.threads, 0), &e)) return cli_fail(&e);
+    bool ok = convert_run(&a.o, dev, &r, &e);
+    device_close(dev);
+    ok = ok && (!cli.json || print_json(&a.o, &r, &e));
+    if (ok && !cli.json && !cli.quiet) print(&a.o, &r);
+    return ok ? 0 : cli_fail(&e);
+}

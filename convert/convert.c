@@ -1,0 +1,499 @@
+/* convert.c: the driver: everything is checked, then layer after layer goes over, then the result is compared. */
+#include "job.h"
+#include <errno.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "../model/cli.h"
+#include "folder.h"
+
+typedef struct Piece {
+    char *name;
+    bool out;
+    Tensor t;
+} Piece;
+
+/* ---- what a target asks for ----------------------------------------------------------------------------------------
+ */
+
+const GqaCfg *job_gqa(const Model *m, int l) {
+    return m->layer[l].kind->mixer == mixer_find("gqa") ? m->layer[l].cfg : NULL;
+}
+
+json_t *job_kind(json_t *model, const char *mixer, json_t *after) {
+    const char *name;
+    json_t *kind, *kinds = json_object_get(model, "kinds");
+    bool passed = !after;
+    json_object_foreach(kinds, name, kind) {
+        if (passed && !strcmp(json_string_value(json_object_get(kind, "mixer")), mixer)) return kind;
+        passed |= kind == after;
+    }
+    return NULL;
+}
+
+static const StEntry *source_entry(const Job *j, const char *path, Tensor t, StPlace *place) {
+    return hf_files_find(&j->files, path, t, place);
+}
+
+typedef struct {
+    const char *name;
+    Tensor t;
+    unsigned flags;
+} Finding;
+static void find_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Finding *x = f->ctx;
+    if (!strcmp(path, x->name)) x->t = *t, x->flags = flags;
+}
+/* The declaration of a tensor of layer l; ABSENT: none has the name. */
+static Tensor declared(const Model *m, int l, const char *name) {
+    char *full = xformat("model.layers.%d.%s", l, name);
+    Finding x = {full, ABSENT, 0};
+    Weights w = m->w;
+    model_layer_fields(m, l, &w, &(Fields){.see = find_field, .ctx = &x});
+    free(full);
+    x.t.p = NULL;
+    return x.t;
+}
+bool job_has(const Job *j, int l, const char *name) { return present(declared(&j->b, l, name)); }
+
+static Tensor piece(Job *j, bool out, int l, const char *name, Tensor shape) {
+    char *full = xformat("model.layers.%d.%s", l, name);
+    for (int i = 0; i < j->npiece; i++)
+        if (j->piece[i].out == out && !strcmp(j->piece[i].name, full)) {
+            free(full);
+            return j->piece[i].t;
+        }
+    Tensor t = arena_tensor(&j->layer, name, REAL, shape.rank, shape.n);
+    j->piece = xrealloc(j->piece, (size_t)j->npiece + 1, sizeof *j->piece);
+    j->piece[j->npiece++] = (Piece){full, out, t};
+    if (!out && !j->failed) {
+        StPlace place;
+        const StEntry *s = source_entry(j, full, t, &place);
+        j->failed = !st_read_part(&j->files.st, s, t, place, j->err);
+    }
+    return t;
+}
+Tensor job_in(Job *j, int l, const char *name) {
+    Tensor t = declared(&j->a, l, name);
+    return present(t) ? piece(j, false, l, name, t) : ABSENT;
+}
+Tensor job_out(Job *j, int l, const char *name) {
+    Tensor t = declared(&j->b, l, name);
+    return present(t) ? piece(j, true, l, name, t) : ABSENT;
+}
+Tensor job_edit(Job *j, int l, const char *name) {
+    int before = j->npiece;
+    Tensor out = job_out(j, l, name);
+    if (j->npiece == before || !present(out)) return out;
+    Tensor in = job_in(j, l, name);
+    CHECK(tensor_bytes(in) == tensor_bytes(out), "%s has another shape", name);
+    if (!j->failed) memcpy(out.p, in.p, tensor_bytes(out));
+    return out;
+}
+static void layer_drop(Job *j) {
+    for (int i = 0; i < j->npiece; i++) free(j->piece[i].name);
+    free(j->piece);
+    j->piece = NULL;
+    j->npiece = 0;
+}
+static void layer_done(Job *j) {
+    layer_drop(j);
+    arena_release(&j->layer, (Mark){0});
+}
+
+/* ---- before anything is written ------------------------------------------------------------------------------------
+ */
+
+static const Target *target_find(const char *name, Err *e) {
+    const char *names[32];
+    int n = 0;
+    for (; targets[n]; n++) {
+        names[n] = targets[n]->name;
+        if (!strcmp(name, names[n])) return targets[n];
+    }
+    char list[200] = "";
+    for (int i = 0; i < n; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", names[i]);
+    const char *near = NULL;
+    for (int i = 0, best = 3; i < n; i++) {
+        int d = name_distance(name, names[i]);
+        if (d < best) best = d, near = names[i];
+    }
+    err_input(e,
+              near ? "--to: unknown layout '%.40s'; did you mean %s?"
+                   : "--to: unknown layout '%.40s'; expected one of %s",
+              name, near ? near : list);
+    return NULL;
+}
+
+static bool words_read(Job *j, Err *e) {
+    Node *map = tree_json("{}", 2, "command line", e);
+    bool ok = map != NULL;
+    for (int i = 0; ok && i < j->o->nword; i++) ok = tree_override(map, j->o->word[i], e);
+    ok = ok && schema_read(j->target->keys, map, "", NULL, j->cfg, e);
+    tree_free(map);
+    return ok;
+}
+
+/* The target's settings from the source's, by way of the text that both are written in. */
+static bool plan(Job *j, Err *e) {
+    char *text = model_cfg_json(&j->from);
+    json_t *model = json_parse(text, strlen(text), "the model's settings", NULL, e);
+    free(text);
+    CHECK(model, "%s", e ? e->msg : "");
+    bool ok = j->target->plan(j, model, e);
+    text = ok ? json_dumps(model, JSON_COMPACT) : NULL;
+    ok = ok && model_cfg_from_json(&j->to, text, strlen(text), "the converted model", e);
+    free(text);
+    json_decref(model);
+    if (!ok || !model_open(&j->b, j->dev, &j->to, (ModelOpts){.dry = true}, e)) return false;
+    hf_files_plan(&j->out, &j->to);
+    return true;
+}
+
+/* Dtype of a target's tensor: the source's of the same name, else of what stands beside it. */
+static Dtype stored_as(const Job *j, const char *name, unsigned flags) {
+    static const Dtype floats[] = {F64, F32, BF16, F16};
+    int layer = -1, used = 0;
+    StPlace place;
+    const Tensor any = TENSOR(NULL, REAL, 1, 1);
+    bool there = !(j->from.tied && !strcmp(name, "lm_head.weight")); /* a copy in a tied model counts nothing */
+    if (sscanf(name, "model.layers.%d.%n", &layer, &used) == 1) there = present(declared(&j->a, layer, name + used));
+    const StEntry *s = there ? source_entry(j, name, any, &place) : NULL;
+    if (!s && layer >= 0) {
+        char *norm = xformat("model.layers.%d.input_layernorm.weight", layer);
+        s = source_entry(j, norm, any, &place);
+        free(norm);
+    }
+    if (!s) s = source_entry(j, "model.embed_tokens.weight", any, &place);
+    Dtype as = j->as >= 0 ? (Dtype)j->as : F32;
+    for (int i = 0; i < 4; i++)
+        if (j->as < 0 && s && !strcmp(s->dtype, dtype_name(floats[i]))) as = floats[i];
+    return flags & FIELD_F32 && dtype_size(as) < 4 ? F32 : as;
+}
+
+typedef struct {
+    Job *j;
+    StList list;
+    size_t bytes, params;
+    int narrow; /* a dtype narrower than the arithmetic's that tensors are stored as; -1: none */
+} Laying;
+static void lay_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Laying *y = f->ctx;
+    Dtype as = stored_as(y->j, path, flags);
+    char name[192];
+    StPlace p = hf_files_name(&y->j->out, path, *t, name);
+    Tensor all = *t;
+    all.n[0] *= p.parts;
+    if (p.turned && all.rank == 2) all = TENSOR(NULL, REAL, all.n[1], all.n[0]);
+    if (p.part == 0) st_plan(&y->list, name, all, as);
+    y->params += tensor_count(*t);
+    y->bytes += tensor_count(*t) * dtype_size(as);
+    if (dtype_size(as) < 4) y->narrow = (int)as;
+}
+
+static ConvertSize size_of(const Model *m, size_t params, size_t bytes) {
+    CacheCost c;
+    cost_cache(m, 0, &c);
+    return (ConvertSize){params, bytes, c.bytes_per_token, c.state_bytes};
+}
+
+/* ---- tensors -------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    Job *j;
+    StOut *out;
+    Err *e;
+    bool failed;
+} Writing;
+
+static bool pending(Err *e) {
+    sigset_t s;
+    if (sigpending(&s) || (!sigismember(&s, SIGINT) && !sigismember(&s, SIGTERM))) return false;
+    err_world(e, "interrupted; nothing was written");
+    if (e) e->status = EXIT_SIGNAL;
+    return true;
+}
+
+/* Rows of a tensor that is there from its first row on, by its name among the model's fields. */
+static bool put(Writing *w, const char *path, size_t row, Tensor whole, Tensor t) {
+    char name[192];
+    StPlace p = hf_files_name(&w->j->out, path, whole, name);
+    return st_out_part(w->out, name, row, t, p, w->e);
+}
+
+/* A tensor of the source as it is, or rounded, in pieces: the head of a large model is larger than a layer. */
+static bool copy_tensor(Writing *w, const char *path, const char *from, Tensor shape, Dtype as) {
+    Job *j = w->j;
+    char name[192];
+    StPlace p, q = hf_files_name(&j->out, path, shape, name);
+    const StEntry *s = source_entry(j, from, shape, &p);
+    CHECK(s, "%s: no such tensor in the source", from);
+    if (!st_fits_part(&j->files.st, s, shape, p, w->e)) return false;
+    bool whole = p.parts == 1 && !(p.turned && shape.rank > 1), rows = whole && shape.rank > 1;
+    if (whole && q.parts == 1 && !(q.turned && shape.rank > 1) && !strcmp(s->dtype, dtype_name(as)))
+        return st_out_raw(w->out, name, s->p, s->bytes, w->e);
+    size_t n = (size_t)shape.n[0], width = tensor_count(shape) / n;
+    size_t step = rows ? zmax(1, ((size_t)1 << 22) / zmax(1, width)) : n;
+    uint64_t part[RANK_MAX];
+    bool ok = true;
+    for (size_t r = 0; ok && r < n; r += step) {
+        Mark mark = arena_mark(&j->layer);
+        StEntry some = *s;
+        Tensor t = shape;
+        t.n[0] = (int)zmin(step, n - r);
+        for (int i = 0; rows && i < t.rank; i++) part[i] = (uint64_t)t.n[i];
+        if (rows) some.shape = part, some.p += r * (s->bytes / n), some.bytes = (size_t)t.n[0] * (s->bytes / n);
+        t = arena_tensor(&j->layer, path, REAL, t.rank, t.n);
+        ok = st_read_part(&j->files.st, &some, t, p, w->e) && put(w, path, r, shape, t);
+        arena_release(&j->layer, mark);
+    }
+    return ok;
+}
+
+static void write_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Writing *w = f->ctx;
+    Job *j = w->j;
+    if (w->failed || pending(w->e)) {
+        w->failed = true;
+        return;
+    }
+    for (int i = 0; i < j->npiece; i++)
+        if (j->piece[i].out && !strcmp(j->piece[i].name, path)) {
+            w->failed = !put(w, path, 0, *t, j->piece[i].t);
+            return;
+        }
+    w->failed = !copy_tensor(w, path, path, *t, stored_as(j, path, flags));
+}
+
+/* Embedding, last norm and head. Ids beyond the source's get the mean row: the mass that n of them take of a row's
+ * probability is then at most n in V + n (Jensen's inequality), whatever the row. */
+static bool write_table(Writing *w, const char *name, Tensor shape) {
+    Job *j = w->j;
+    bool head = !strcmp(name, "lm_head.weight");
+    const char *from = head && j->from.tied ? "model.embed_tokens.weight" : name;
+    Dtype as = stored_as(j, name, FIELD_TABLE);
+    int V = j->from.vocab, d = shape.n[1];
+    if (shape.n[0] == V && !(head && j->fold)) return copy_tensor(w, name, from, shape, as);
+    StPlace place, at;
+    const StEntry *s = source_entry(j, from, shape, &place), *norm = source_entry(j, "model.norm.weight", ABSENT, &at);
+    Mark mark = arena_mark(&j->layer);
+    Tensor row = arena_tensor(&j->layer, "row", REAL, 2, (int[]){1, d}),
+           gain = arena_tensor(&j->layer, "gain", REAL, 1, &d);
+    double *sum = arena_take(&j->layer, (size_t)d * sizeof *sum, "mean row");
+    memset(sum, 0, (size_t)d * sizeof *sum);
+    bool ok = st_read(&j->files.st, norm, gain, w->e);
+    for (int r = 0; ok && r < shape.n[0]; r++) {
+        uint64_t one[2] = {1, (uint64_t)d};
+        StEntry some = *s;
+        some.shape = one;
+        if (r < V) some.p += (size_t)r * (s->bytes / (size_t)V), ok = st_read(&j->files.st, &some, row, w->e);
+        for (int i = 0; ok && i < d; i++)
+            if (r >= V)
+                R(row)[i] = (real)(sum[i] / V);
+            else if (head && j->fold)
+                sum[i] += R(row)[i] *= R(gain)[i];
+            else
+                sum[i] += R(row)[i];
+        ok = ok && put(w, name, (size_t)r, shape, row) && !pending(w->e);
+    }
+    arena_release(&j->layer, mark);
+    return ok;
+}
+
+/* The norm before the head, whose gain may have gone into it; learned positions. */
+static void write_top(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Writing *w = f->ctx;
+    Job *j = w->j;
+    if (w->failed) return;
+    if (!j->fold || strcmp(path, "model.norm.weight")) {
+        w->failed = !copy_tensor(w, path, path, *t, stored_as(j, path, flags));
+        return;
+    }
+    Mark mark = arena_mark(&j->layer);
+    Tensor ones = arena_tensor(&j->layer, "ones", REAL, 1, t->n);
+    for (int i = 0; i < t->n[0]; i++) R(ones)[i] = 1;
+    w->failed = !put(w, path, 0, *t, ones);
+    arena_release(&j->layer, mark);
+}
+
+static void see_window(void *ctx, const FlowView *v) {
+    Job *j = ctx;
+    if (v->window < j->win.calib) j->target->see(j, v);
+}
+
+static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
+    Writing w = {j, out, e, false};
+    Weights shapes = j->b.w;
+    Fields f = {.see = write_field, .ctx = &w};
+    j->err = e;
+    for (int l = 0; l < j->b.L; l++) {
+        if (flow && !flow_layer(flow, l, j->calibrates ? see_window : NULL, j, e)) return false;
+        if (!(j->target->layer ? j->target->layer(j, l, e) : true) || j->failed) return false;
+        model_layer_fields(&j->b, l, &shapes, &f);
+        layer_done(j);
+        if (w.failed) return false;
+    }
+    Fields top = {.see = write_top, .ctx = &w};
+    model_positions_field(&j->b, &shapes, &top);
+    model_norm_fields(&j->b, &shapes, &top);
+    return !w.failed && write_table(&w, "model.embed_tokens.weight", shapes.embed) &&
+           (j->to.tied || write_table(&w, "lm_head.weight", shapes.head)) && !pending(e);
+}
+
+/* ---- the result ----------------------------------------------------------------------------------------------------
+ */
+
+static bool check(Job *j, const char *dir, Flow *a, Err *e) {
+    ConvertCheck *c = &j->report->check;
+    ModelCfg cfg;
+    HfFiles files;
+    Flow b;
+    FlowScore s;
+    if (!hf_config_read(dir, &cfg, e)) return false;
+    bool ok = hf_check(dir, &cfg, e) && hf_files_open(&files, dir, &cfg, e);
+    if (!ok) {
+        model_cfg_free(&cfg);
+        return false;
+    }
+    ok = flow_open(&b, j->dev, &files, &cfg, &j->win, j->win.check, j->win.n, e);
+    if (ok) {
+        for (int l = 0; ok && l < b.m.L; l++) ok = !pending(e) && flow_layer(&b, l, NULL, NULL, e);
+        ok = ok && flow_compare(a, &b, &s, e);
+        j->report->memory = zmax(j->report->memory, a->memory + b.memory);
+        flow_close(&b);
+    }
+    hf_files_close(&files);
+    model_cfg_free(&cfg);
+    if (!ok) return false;
+    *c = (ConvertCheck){.text = j->win.text,
+                        .tokens = s.tokens,
+                        .logit_diff = s.logit_diff,
+                        .logit_max = s.logit_max,
+                        .kl = s.kl,
+                        .ppl_before = exp(s.nll_a),
+                        .ppl_after = exp(s.nll_b),
+                        .top1 = s.top1};
+    double bound = CONVERT_EXACT * fmax(1, s.logit_max);
+    if (j->report->exact && !(s.logit_diff <= bound))
+        return err_world(
+            e,
+            "the conversion is exact by algebra, but logits differ by %.3g (up to %.3g of them; at most %.3g); "
+            "nothing was kept",
+            s.logit_diff, s.logit_max, bound);
+    return true;
+}
+
+/* The id that pads, which no model computes with and which other programs look for. */
+static bool keep_pad(const char *src, const char *config, Err *e) {
+    char *from = xformat("%s/config.json", src);
+    json_t *a = json_read(from, e), *b = a ? json_read(config, e) : NULL, *pad = json_object_get(a, "pad_token_id");
+    bool ok = b && (!json_is_integer(pad) || (!json_object_set(b, "pad_token_id", pad) && json_write(config, b, e)));
+    json_decref(a);
+    json_decref(b);
+    free(from);
+    return ok;
+}
+
+static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) {
+    StOut out;
+    HfIds ids;
+    char said[320];
+    snprintf(said, sizeof said, "%s", j->report->rule);
+    const char *meta[] = {"kvsmith_convert", said, NULL};
+    if (!hf_ids_read(j->src, &ids, e) || !st_out_begin(&out, tmp, &lay->list, j->shard, meta, e)) return false;
+    if (!write_layers(j, &out, flow, e)) {
+        st_out_drop(&out);
+        return false;
+    }
+    char *config = xformat("%s/config.json", tmp);
+    bool ok = st_out_end(&out, e) &&
+              hf_config_write(config, &j->to, &ids, stored_as(j, "model.embed_tokens.weight", 0), e) &&
+              keep_pad(j->src, config, e) && folder_copy(j->src, tmp, e);
+    free(config);
+    return ok;
+}
+
+static bool go(Job *j, Err *e) {
+    const ConvertOpts *o = j->o;
+    ConvertReport *r = j->report;
+    Laying lay = {.j = j, .narrow = -1};
+    Fields f = {.see = lay_field, .ctx = &lay};
+    Weights w = j->b.w;
+    Flow flow = {0};
+    char tmp[4200];
+    model_fields(&j->b, &w, &f);
+    size_t bytes = 0;
+    for (int i = 0; i < j->files.st.n; i++) bytes += j->files.st.entry[i].bytes;
+    r->before = size_of(&j->a, model_params(&j->a), bytes);
+    r->after = size_of(&j->b, lay.params, lay.bytes);
+    bool narrower = j->as >= 0 && lay.narrow >= 0; /* rounding that was asked for may change even what only moves */
+    r->exact = j->exact && !(lay.narrow >= 0 && (!j->moves || narrower));
+    if (j->exact && !r->exact) snprintf(r->rounded, sizeof r->rounded, "%s", dtype_name((Dtype)lay.narrow));
+    bool looks = j->calibrates || o->check_tokens;
+    bool ok =
+        !looks || flow_open(&flow, j->dev, &j->files, &j->from, &j->win, j->calibrates ? 0 : j->win.check, j->win.n, e);
+    if (ok && (ok = folder_begin(o->dst, tmp, e))) {
+        ok = write_all(j, tmp, looks ? &flow : NULL, &lay, e);
+        r->memory = zmax(r->memory, flow.memory + j->layer.size + j->work.size);
+        ok = ok && (!o->check_tokens || check(j, tmp, &flow, e)) && !pending(e);
+        ok = folder_end(tmp, o->dst, ok, e);
+    }
+    if (looks) flow_close(&flow);
+    st_list_free(&lay.list);
+    return ok;
+}
+
+/* Room for the tensors of the widest layer in both models, and for a piece of a table. */
+static bool room(Job *j, Err *e) {
+    size_t most = 0, work = 0;
+    for (int l = 0; l < j->b.L; l++) {
+        Arena size = {.name = "layer"};
+        Fields f = arena_placer(&size);
+        Weights a = j->a.w, b = j->b.w;
+        if (l < j->a.L) model_layer_fields(&j->a, l, &a, &f);
+        model_layer_fields(&j->b, l, &b, &f);
+        /* what several layers of the source come together in: see Target.layer */
+        most = zmax(most, size.peak * (size_t)imax(1, j->together));
+        if (j->target->memory) work = zmax(work, j->target->memory(j, l));
+    }
+    most += ((size_t)1 << 22) * sizeof(real) + 4 * (size_t)j->from.d_model * sizeof(double) + 65536;
+    return arena_open(&j->layer, "tensors of a layer", most, false, e) &&
+           arena_open(&j->work, "calibration", work, false, e);
+}
+
+bool convert_run(const ConvertOpts *o, Device *dev, ConvertReport *r, Err *e) {
+    Job j = {.o = o, .dev = dev, .as = -1, .report = r, .err = e};
+    double start = now_seconds();
+    *r = (ConvertReport){0};
+    j.layer.name = "tensors of a layer", j.work.name = "calibration";
+    if (!(j.target = target_find(o->to, e)) || !folder_free(o->dst, e)) return false;
+    j.cfg = xcalloc(1, zmax(1, j.target->cfg_size));
+    bool ok = words_read(&j, e) && model_dir_resolve(o->src, j.src, e) && hf_config_read(j.src, &j.from, e);
+    if (!ok) {
+        free(j.cfg);
+        return false;
+    }
+    bool opened = false;
+    ok = hf_check(j.src, &j.from, e) && (opened = hf_files_open(&j.files, j.src, &j.from, e)) &&
+         model_open(&j.a, dev, &j.from, (ModelOpts){.dry = true}, e) &&
+         ((!o->calib && !o->check_tokens) ||
+          windows_read(&j.win, j.src, &j.from, o->calib, o->context, o->calib ? o->calib_tokens : 0,
+                       imax(1, o->check_tokens), e)) &&
+         plan(&j, e) && room(&j, e) && go(&j, e);
+    if (j.target->done) j.target->done(&j);
+    layer_drop(&j);
+    windows_free(&j.win);
+    arena_close(&j.layer);
+    arena_close(&j.work);
+    if (j.a.dev) model_close(&j.a);
+    if (j.b.dev) model_close(&j.b);
+    if (opened) hf_files_close(&j.files);
+    hf_files_close(&j.out);
+    model_cfg_free(&j.from);
+    model_cfg_free(&j.to);
+    free(j.cfg);
+    r->seconds = now_seconds() - start;
+    return ok;
+}

@@ -1,0 +1,50 @@
+/* flow.h: a model run over windows of text, a layer at a time, its weights read from the mapped files as they are
+ * needed. For calibration and for comparing two models that do not fit into memory. */
+#pragma once
+#include "../model/hf.h"
+
+/* n windows of T ids each; the first `calib` of them calibrate, those from `check` on are compared. */
+typedef struct {
+    int n, T, calib, check;
+    int *id;          /* (n,T) */
+    const char *text; /* see ConvertCheck */
+} Windows;
+/* From a text (NULL: a built-in one) by the tokenizer of DIR; without a tokenizer and a text: random ids. The last
+ * quarter of the windows, one at least and at most `check` tokens, is for comparing; the only window is for both. */
+bool windows_read(Windows *, const char *dir, const ModelCfg *, const char *text, int context, int calib, int check,
+                  Err *);
+void windows_free(Windows *);
+
+/* What a block did with one window: x (T,d) its input, in: normed, for the mixer; mid: the stream behind the mixer; the
+ * rows of keys and values that the mixer read. */
+typedef struct {
+    int l, window;
+    Tensor x, in, mid;
+    const Kv *kv;
+} FlowView;
+typedef void FlowSee(void *ctx, const FlowView *);
+typedef struct {
+    const HfFiles *files;
+    const Windows *w;
+    int from, to; /* windows that it runs */
+    Model m;
+    ModelCfg cfg; /* owned by the caller's Model */
+    Arena rows, weights, shared;
+    Tensor x, y; /* (n T, d) the stream; (T,d) */
+    Kv *kv;      /* (L, n) of layers whose rows others read */
+    Batch batch; /* of one window */
+    int *ints;
+    size_t memory; /* mapped at most so far */
+} Flow;
+/* Embeds the windows from..to-1. */
+bool flow_open(Flow *, Device *, const HfFiles *, const ModelCfg *, const Windows *, int from, int to, Err *);
+/* Layer l over every window; layers go in order, from 0. `see` may be NULL. */
+bool flow_layer(Flow *, int l, FlowSee *, void *ctx, Err *);
+void flow_close(Flow *);
+
+/* The two models' words on the windows that both ran to the end; see ConvertCheck. Uses up their streams. */
+typedef struct {
+    int tokens;
+    double logit_diff, logit_max, kl, nll_a, nll_b, top1; /* means but for the first two */
+} FlowScore;
+bool flow_compare(Flow *a, Flow *b, FlowScore *, Err *);

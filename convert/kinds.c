@@ -1,0 +1,51 @@
+/* kinds.c: see kinds.h. */
+#include "kinds.h"
+
+const GqaCfg *kind_gqa(const Job *j, const char *name) {
+    for (int l = 0; l < j->a.L; l++)
+        if (!strcmp(j->a.layer[l].kind->name, name)) return job_gqa(&j->a, l);
+    return NULL;
+}
+
+void kind_split(json_t *model, const char *name, const char *suffix, const bool *convert, json_t *settings) {
+    json_t *kinds = json_object_get(model, "kinds"), *pattern = json_object_get(model, "pattern"), *v;
+    char *next = xformat("%.40s_%s", name, suffix);
+    size_t l, left = 0, taken = 0;
+    json_array_foreach(pattern, l, v) {
+        if (strcmp(json_string_value(v), name)) continue;
+        taken += convert[l], left += !convert[l];
+    }
+    if (taken) json_object_set(kinds, next, settings);
+    for (l = 0; l < json_array_size(pattern); l++)
+        if (convert[l] && !strcmp(json_string_value(json_array_get(pattern, l)), name))
+            json_array_set_new(pattern, l, json_string(next));
+    if (taken && !left) json_object_del(kinds, name);
+    json_decref(settings);
+    free(next);
+}
+
+bool layers_chosen(const Job *j, const Ints *keep, int every, bool convert[LAYERS_MAX], Err *e) {
+    int n = 0;
+    for (int i = 0; i < keep->n; i++)
+        if (keep->v[i] >= j->a.L) return err_input(e, "keep: expected layers 0 to %d, got %d", j->a.L - 1, keep->v[i]);
+    for (int l = 0; l < j->a.L; l++) {
+        convert[l] = job_gqa(&j->a, l) && !(every && l % every == every - 1);
+        for (int i = 0; i < keep->n; i++) convert[l] &= keep->v[i] != l;
+        n += convert[l];
+    }
+    return n || err_input(e, "--to %s: no layer of mixer gqa is left to convert (layer 0 is %s)", j->target->name,
+                          j->a.layer[0].kind->mixer->name);
+}
+
+bool gqa_plain(const Job *j, int l, bool norm, bool shared, bool window, Err *e) {
+    const GqaCfg *c = job_gqa(&j->a, l);
+    const char *to = j->target->name;
+    if (norm && c->qk_norm)
+        return err_input(e, "--to %s: layer %d norms its queries and keys (qk_norm), which %s cannot hold", to, l, to);
+    if (shared && (j->a.layer[l].shared || !j->a.layer[l].owner))
+        return err_input(e, "--to %s: layer %d shares keys and values with others (kv_from), which %s cannot hold", to,
+                         l, to);
+    if (window && c->window)
+        return err_input(e, "--to %s: layer %d has a window of %d, which %s cannot hold", to, l, c->window, to);
+    return true;
+}

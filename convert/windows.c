@@ -1,0 +1,83 @@
+/* windows.c: the text that a conversion looks at, as windows of ids. */
+#include "../data/tokenizer.h"
+#include "flow.h"
+
+enum { BYTES = 32 }; /* of a token, at most: longer ones are few */
+
+/* Spoken to a model whose user gave no text: plain prose with names, numbers and repetition in it. */
+static const char prose[] =
+    "The harbour lay quiet when Marta came down to the boats. It was early in April, and the light on the water was "
+    "grey, then silver, then gone behind a cloud. She had counted eleven boats the evening before; now there were "
+    "nine. \"Somebody went out at night,\" said the old man who mended nets on the wall. \"Two boats, and neither "
+    "carried a lamp.\" Marta looked at the sea for a long time. The wind came from the west, as it had for three "
+    "days, and the ropes knocked against the masts, and a dog that nobody owned slept under the table where fish "
+    "were sold on Saturdays.\n\n"
+    "Her brother had taken one of the boats. She knew it before she found his coat gone from the door. He had said, "
+    "more than once, that a man who can read the tide needs no lamp; but he was seventeen, and he had read the tide "
+    "for only two summers. The second boat belonged to the schoolmaster, who taught sums and the names of rivers to "
+    "thirty children in one room, and who was afraid of water.\n\n"
+    "By noon the cloud had passed. The first boat came round the point with its sail down, and the second came "
+    "behind it on a rope. \"He cannot row,\" her brother called across the water, \"but he can count. He counted the "
+    "waves all night, and every seventh was the largest, so we turned on the sixth.\" The old man laughed and went "
+    "back to his nets. Marta said nothing. She took the rope when it was thrown to her, made it fast to the ring in "
+    "the wall, and counted the boats again: ten, eleven.\n";
+
+/* `most`: bytes of the text that are looked at, so that a text of any length will do. */
+static bool encode(const char *dir, const char *text, size_t most, Ids *ids, int vocab, bool *none, Err *e) {
+    Tokenizer tk;
+    Err why = {0};
+    char *path = xformat("%s/tokenizer.json", dir);
+    bool ok = file_exists(dir, "tokenizer.json") && tokenizer_load(&tk, path, &why);
+    free(path);
+    *none = !ok;
+    if (!ok)
+        return !text || err_input(e, "--calib: %.230s",
+                                  why.status ? why.msg : "the source has no tokenizer.json to make ids of a text");
+    FileMap f = {(const unsigned char *)prose, sizeof prose - 1};
+    if (text && !file_map(&f, text, e)) {
+        tokenizer_close(&tk);
+        return false;
+    }
+    if (tk.eot >= 0) ids_push(ids, tk.eot);
+    ok = tokenizer_encode(&tk, f.n ? (const char *)f.p : "", zmin(f.n, most), 0, ids, e);
+    for (size_t i = 0; ok && i < ids->n; i++)
+        if (ids->id[i] >= vocab)
+            ok = err_input(e, "%s/tokenizer.json: id %d, but the model's vocabulary is %d", dir, ids->id[i], vocab);
+    if (text) file_unmap(&f);
+    tokenizer_close(&tk);
+    return ok;
+}
+
+bool windows_read(Windows *w, const char *dir, const ModelCfg *cfg, const char *text, int context, int calib, int check,
+                  Err *e) {
+    Ids ids = {0};
+    bool none;
+    *w = (Windows){.T = imin(context, cfg->max_positions), .text = text ? "calibration" : "built-in"};
+    if (!encode(dir, text, ((size_t)calib + (size_t)check + (size_t)context) * BYTES, &ids, cfg->vocab, &none, e)) {
+        ids_free(&ids);
+        return false;
+    }
+    if (none) {
+        w->text = "random ids";
+        w->T = imin(w->T, 64);
+        for (int i = 0; i < w->T; i++) ids_push(&ids, (int)(rng_mix(0xCA11B, (uint64_t)i) % (uint64_t)cfg->vocab));
+    }
+    if (ids.n < 2) {
+        ids_free(&ids);
+        return err_input(e, "%s: a text of %zu tokens, at least 2 are needed", text ? text : dir, ids.n);
+    }
+    w->T = (int)zmin((size_t)w->T, ids.n);
+    size_t n = zmin(ids.n / (size_t)w->T, (size_t)imax(1, (calib + check) / w->T));
+    int want = imax(1, imin((int)((n + 3) / 4), check / w->T));
+    w->n = (int)n;
+    w->check = n > 1 ? w->n - want : 0;
+    w->calib = n > 1 ? w->check : 1;
+    w->id = xcalloc(n * (size_t)w->T, sizeof *w->id);
+    memcpy(w->id, ids.id, n * (size_t)w->T * sizeof *w->id);
+    ids_free(&ids);
+    return true;
+}
+void windows_free(Windows *w) {
+    free(w->id);
+    *w = (Windows){0};
+}

@@ -1,0 +1,129 @@
+#!/bin/bash
+# kvsmith convert as its users meet it: what it prints, what is left when the disk is full or it is interrupted, how much
+# memory it takes, and that transformers reads what it writes (PYTHON, default python3, with torch and transformers).
+. tests/cases.sh
+${CC:-gcc} -shared -fPIC -O1 -o "$tmp/world.so" tests/shim/world.c -ldl || exit 1
+python=${PYTHON:-python3}
+src=tests/golden/convert
+convert() { "$prog" convert "$@" --context 32 >"$tmp/out" 2>"$tmp/err"; }
+only() { # what stands in $tmp/here
+    [ "$(ls -A "$tmp/here" | tr '\n' ' ')" = "$1" ] || wrong "left behind: $(ls -A "$tmp/here" | tr '\n' ' '), expected $1"
+}
+mkdir "$tmp/here"
+
+convert $src "$tmp/here/two" --to gqa kv_heads=2 method=aligned --calib $src/calib.txt --json || wrong "exit $?: $(cat "$tmp/err")"
+[ "$(wc -l <"$tmp/out")" -eq 1 ] || wrong "not one line: $(cat "$tmp/out")"
+for field in '"rule":"gqa kv_heads=2 method=aligned"' '"exact":false' '"cache_bytes_per_token":384' '"cache_bytes_per_token":192' \
+    '"text":"calibration"' '"kl":' '"ppl_before":' '"ppl_after":' '"top1":' '"max_logit_diff":' '"memory_bytes":'; do
+    grep -qF "$field" "$tmp/out" || wrong "no $field in $(cat "$tmp/out")"
+done
+cmp -s $src/tokenizer.json "$tmp/here/two/tokenizer.json" || wrong "tokenizer.json is another"
+grep -q '"num_key_value_heads": 2' "$tmp/here/two/config.json" || wrong "config.json: $(cat "$tmp/here/two/config.json")"
+"$prog" generate "$tmp/here/two" --prompt "A key" --max-new 4 -q >"$tmp/text" 2>&1 || wrong "generate: $(cat "$tmp/text")"
+convert $src "$tmp/here/four" --to same rope_layout=interleaved || wrong "exit $?: $(cat "$tmp/err")"
+grep -q '(exact)' "$tmp/out" && grep -q 'cache per token' "$tmp/out" && grep -q 'perplexity' "$tmp/out" || wrong "$(cat "$tmp/out")"
+convert "$tmp/here/four" "$tmp/here/quiet" --to same rope_layout=half -q || wrong "exit $?"
+[ -s "$tmp/out" ] && wrong "-q prints $(cat "$tmp/out")"
+verdict reports
+
+# Generation settings go over byte for byte, files that are nobody's do not.
+cp -r $src "$tmp/mine"
+printf '{"eos_token_id": [1, 2],\n  "temperature": 0.25}' >"$tmp/mine/generation_config.json"
+echo '{}' >"$tmp/mine/special_tokens_map.json"
+echo rubbish >"$tmp/mine/notes.md"
+sed -i 's/"bos_token_id": 256/"bos_token_id": 256, "pad_token_id": 7/' "$tmp/mine/config.json"
+convert "$tmp/mine" "$tmp/here/mine" --to mqa || wrong "exit $?: $(cat "$tmp/err")"
+for f in generation_config.json special_tokens_map.json tokenizer.json; do
+    cmp -s "$tmp/mine/$f" "$tmp/here/mine/$f" || wrong "$f is another"
+done
+grep -q '"pad_token_id": 7' "$tmp/here/mine/config.json" || wrong "no pad_token_id in $(cat "$tmp/here/mine/config.json")"
+[ -e "$tmp/here/mine/notes.md" ] && wrong "notes.md came along"
+verdict files-that-travel
+
+refuse() { # TEXT ARGUMENT...
+    text=$1
+    shift
+    convert "$@"
+    rc=$?
+    [ $rc -eq 2 ] && [ ! -s "$tmp/out" ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] || wrong "$*: exit $rc, $(cat "$tmp/err")"
+    grep -qF -- "$text" "$tmp/err" || wrong "$*: no '$text' in $(cat "$tmp/err")"
+}
+rm -rf "$tmp/here" && mkdir "$tmp/here"
+refuse 'expected SRC DST --to LAYOUT' $src
+refuse 'expected SRC DST --to LAYOUT' $src "$tmp/here/x"
+refuse 'conversions compute in f32' $src "$tmp/here/x" --to mqa --dtype bf16
+refuse "unexpected word 'more'" $src "$tmp/here/x" more --to mqa
+refuse 'exists; give a new name' $src "$tmp/here" --to mqa
+refuse 'kv_heads: expected a divisor or a multiple' $src "$tmp/here/x" --to gqa kv_heads=3
+refuse 'give it a text by --calib' $src "$tmp/here/x" --to mqa method=aligned
+refuse 'cannot open' $src "$tmp/here/x" --to mqa --calib "$tmp/none"
+refuse 'unknown key; did you mean method?' $src "$tmp/here/x" --to mqa metod=mean
+refuse '--check-tokens: expected a whole number' $src "$tmp/here/x" --to mqa --check-tokens -1
+refuse 'no config.json in it' "$tmp/here" "$tmp/here/x" --to mqa
+cp -r $src "$tmp/bloom" && sed -i 's/"llama"/"bloom"/' "$tmp/bloom/config.json"
+refuse 'found bloom' "$tmp/bloom" "$tmp/here/x" --to mqa
+cp -r $src "$tmp/short" && truncate -s -4 "$tmp/short/model.safetensors"
+refuse '(MetadataIncompleteBuffer)' "$tmp/short" "$tmp/here/x" --to mqa
+only ''
+verdict refused
+
+# A disk that is full at any call leaves nothing.
+full() { # SETTINGS
+    LD_PRELOAD=$tmp/world.so WORLD_FULL_STEP=.tmp WORLD_FULL_LOG=$tmp/calls "$prog" convert $src "$tmp/here/counted" $1 --check-tokens 32 -q \
+        >"$tmp/out" 2>"$tmp/err" || wrong "counting: $(cat "$tmp/err")"
+    calls=$(cat "$tmp/calls")
+    rm -rf "$tmp/here/counted"
+    [ "$calls" -gt 20 ] || wrong "$calls calls"
+    for k in $(seq 1 "$2" $((calls - 1))) $((calls - 1)); do
+        LD_PRELOAD=$tmp/world.so WORLD_FULL_STEP=.tmp WORLD_FULL_CALL=$k "$prog" convert $src "$tmp/here/x" $1 --check-tokens 32 -q >"$tmp/out" 2>"$tmp/err"
+        rc=$?
+        [ $rc -eq 1 ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] && [ ! -s "$tmp/out" ] || wrong "call $k of $calls: exit $rc, $(cat "$tmp/err")"
+        only ''
+    done
+}
+full '--to mqa' 3
+full '--to same shard=20KB dtype=bf16' 7
+verdict disk-full
+
+LD_PRELOAD=$tmp/world.so WORLD_SLOW_US=400000 "$prog" convert $src "$tmp/here/x" --to mqa >"$tmp/out" 2>"$tmp/err" &
+pid=$!
+for _ in $(seq 200); do
+    ls -A "$tmp/here" | grep -q . && break
+    sleep 0.01
+done
+kill -TERM $pid
+wait $pid
+rc=$?
+[ $rc -eq 130 ] || wrong "exit $rc: $(cat "$tmp/err")"
+only ''
+verdict interrupted
+
+# Anonymous memory is that of a layer, not of the model: 66 million numbers would be 265 MB.
+tests/synthetic_llama.sh "$tmp/large" 512 12 8 8 2048 16000
+"$prog" convert "$tmp/large" "$tmp/small" --to gqa kv_heads=2 --check-tokens 64 --json >"$tmp/out" 2>"$tmp/err" &
+pid=$! most=0
+while kill -0 $pid 2>/dev/null; do
+    now=$(awk '/^RssAnon/ { print $2 }' /proc/$pid/status 2>/dev/null)
+    [ "${now:-0}" -gt $most ] && most=$now
+done
+wait $pid || wrong "exit $?: $(cat "$tmp/err")"
+said=$(grep -o '"memory_bytes":[0-9]*' "$tmp/out" | cut -d: -f2)
+[ "$most" -gt 0 ] && [ "$most" -lt 153600 ] || wrong "$most KiB of anonymous memory"
+[ "$most" -lt $((said / 1024 + 40960)) ] || wrong "$most KiB of anonymous memory, reported $said bytes"
+rm -r "$tmp/small"
+verdict memory
+
+"$prog" convert --rules >"$tmp/rules" || wrong "exit $?"
+grep -Fxvf convert/README.md "$tmp/rules" >"$tmp/missing" && wrong "convert/README.md lacks: $(head -n 2 "$tmp/missing")"
+verdict table-of-rules
+
+if ! "$python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
+    echo "skip transformers: no Python with torch, transformers and safetensors here"
+    exit 0
+fi
+for what in "gqa kv_heads=2 method=aligned --calib $src/calib.txt" "mqa method=mean" "same shard=20KB" "same fold_norms=true"; do
+    convert $src "$tmp/here/x" --to $what || wrong "$what: $(cat "$tmp/err")"
+    "$python" tests/golden/check_export.py "$prog" "$tmp/here/x" >"$tmp/log" 2>&1 || wrong "$what: $(tail -n 1 "$tmp/log")"
+    rm -r "$tmp/here/x"
+done
+verdict transformers
