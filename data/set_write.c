@@ -8,7 +8,7 @@ struct SetWriter {
     SetWriteCfg cfg;
     char *prefix;
     SetWritten sum;
-    FileOut file[SHARDS_MAX]; /* (nfile) */
+    FileOut file[SET_SHARDS_MAX]; /* (nfile) */
     int nfile;
     int64_t here, document; /* tokens of the last file, of the document */
     unsigned char *buf;
@@ -30,8 +30,8 @@ static bool put(SetWriter *w, const void *p, size_t n, Err *e) {
 
 static bool next_file(SetWriter *w, Err *e) {
     unsigned char head[LLMC_HEADER] = {0};
-    if (w->nfile == SHARDS_MAX)
-        return err_input(e, "more than %d shards of %lld tokens; give a larger --shard-tokens", SHARDS_MAX,
+    if (w->nfile == SET_SHARDS_MAX)
+        return err_input(e, "more than %d shards of %lld tokens; give a larger --shard-tokens", SET_SHARDS_MAX,
                          (long long)w->cfg.shard);
     char *path = w->cfg.shard ? xformat("%s_%06d.bin", w->prefix, w->nfile) : xformat("%s.bin", w->prefix);
     bool ok = file_begin(&w->file[w->nfile], path, e);

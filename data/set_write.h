@@ -6,7 +6,7 @@
 #pragma once
 #include "indexed.h"
 
-enum { SHARDS_MAX = 512, SHARD_TOKENS_MAX = INT32_MAX };
+enum { SET_SHARDS_MAX = 512, SHARD_TOKENS_MAX = INT32_MAX };
 typedef struct {
     SetKind kind; /* SET_MEGATRON or SET_LLMC */
     int vocab;
@@ -19,7 +19,7 @@ typedef struct {
 } SetWritten;
 
 /* All files have temporary names until set_write_commit; a failure of any call removes them. EXIT_INPUT: a folder that
- * is not there, more than 2^31 - 1 tokens in one file of llm.c or one document of Megatron, more than SHARDS_MAX
+ * is not there, more than 2^31 - 1 tokens in one file of llm.c or one document of Megatron, more than SET_SHARDS_MAX
  * shards, nothing written at all. EXIT_WORLD: disk full and the like. */
 typedef struct SetWriter SetWriter;
 SetWriter *set_write_open(const SetWriteCfg *, const char *prefix, Err *);

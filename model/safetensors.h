@@ -40,7 +40,7 @@ const StEntry *st_find(const St *, const char *name); /* NULL: not there */
 /* How a tensor t (rows, width) or (rows) lies in a stored one: `parts` tensors of its shape take turns, `block` rows at
  * a time, and t is number `part` of them; turned: what is stored is the transpose of that (matrices alone). So a stored
  * row k (column, turned) is row k / (parts block) block + k % block of part k / block % parts. */
-enum { PARTS_MAX = 3 };
+enum { JOINED_MAX = 3 };
 typedef struct {
     int parts, part, block;
     bool turned;
@@ -82,9 +82,9 @@ bool st_load_end(StLoad *, bool (*rest)(const char *name));
 typedef struct {
     char *name;
     Tensor t;
-    Dtype as;                    /* stored as */
-    StPlace place;               /* of its parts, each (rows, width) and of t's dtype; t has the stored shape */
-    const void *part[PARTS_MAX]; /* part[0] = t.p where it is stored whole */
+    Dtype as;                     /* stored as */
+    StPlace place;                /* of its parts, each (rows, width) and of t's dtype; t has the stored shape */
+    const void *part[JOINED_MAX]; /* part[0] = t.p where it is stored whole */
 } StItem;
 typedef struct {
     int n;

@@ -99,7 +99,7 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
 
 void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
     CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64 || (t.dtype == BF16 && as == BF16)), "%s", name);
-    CHECK(p.parts >= 1 && p.parts <= PARTS_MAX && p.part < p.parts && p.block > 0 && (p.parts == 1 || t.rank <= 2),
+    CHECK(p.parts >= 1 && p.parts <= JOINED_MAX && p.part < p.parts && p.block > 0 && (p.parts == 1 || t.rank <= 2),
           "%s", name);
     Tensor all = t;
     StItem *s = NULL;

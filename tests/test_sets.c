@@ -365,8 +365,8 @@ Test(sets, nothing_stays_of_what_fails) {
     refused(set_write_commit(w, &sum, &e), &e, EXIT_INPUT, "there is nothing to write");
     set_write_close(w);
     w = set_write_open(&(SetWriteCfg){SET_LLMC, 100, 1}, prefix, &e);
-    int zeros[SHARDS_MAX + 1] = {0};
-    refused(set_write_ids(w, zeros, SHARDS_MAX + 1, &e), &e, EXIT_INPUT, "more than 512 shards");
+    int zeros[SET_SHARDS_MAX + 1] = {0};
+    refused(set_write_ids(w, zeros, SET_SHARDS_MAX + 1, &e), &e, EXIT_INPUT, "more than 512 shards");
     set_write_close(w);
     cr_assert_eq(check_entries(check_dir()), 0);
     refused(set_write_open(&(SetWriteCfg){SET_LLMC, 100, 0}, deep, &e) != NULL, &e, EXIT_INPUT, "No such file");
