@@ -232,7 +232,7 @@ __global__ void early_group(const float *a, float *out) { /* waits for one group
     out[t] = s[t] + s[n + t];
     cp_async_wait<0>();
 }
-__global__ void early_others(const float *a, float *out) { /* own copies have arrived, those of others not yet */
+__global__ void race_copies(const float *a, float *out) { /* own copies have arrived, those of others not yet */
     SMEM_DYN(float, s);
     int t = (int)threadIdx.x, n = (int)blockDim.x;
     cp_async<4>(&s[t], &a[t]);
@@ -290,7 +290,7 @@ extern "C" void kernel_wrong(const char *name, cudaStream_t q, float *a, float *
         LAUNCH(kernel, dim3(blocks), dim3(threads), S(smem), q, __VA_ARGS__); \
         return;                                                               \
     }
-    CASE(race_shared, 2, 64, 64, a, out)
+    CASE(race_shared, 1, 64, 64, a, out)
     CASE(race_reuse, 1, 64, 64, a, out)
     CASE(race_warp, 1, 64, 64, a, out)
     CASE(race_named, 1, 128, 128, a, out)
@@ -309,7 +309,7 @@ extern "C" void kernel_wrong(const char *name, cudaStream_t q, float *a, float *
     CASE(misaligned, 1, 32, 0, a, out)
     CASE(early, 1, 32, 32, a, out)
     CASE(early_group, 1, 32, 64, a, out)
-    CASE(early_others, 1, 64, 64, a, out)
+    CASE(race_copies, 1, 64, 64, a, out)
     CASE(early_exit, 1, 32, 32, a)
 #undef CASE
 }
