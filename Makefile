@@ -16,10 +16,13 @@ endif
 
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings and is compiled once per instruction set.
-SRC    := $(filter-out ops/cpu/%,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+# ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/open.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
-STYLED  = $(wildcard *.[ch] $(DIRS:=/*.[ch]) $(DIRS:=/*/*.[ch]) tests/*.[ch] tests/*/*.[ch])
+STYLED  = $(wildcard *.[ch] $(DIRS:=/*.[ch]) $(DIRS:=/*/*.[ch]) tests/*.[ch] tests/*/*.[ch] $(CU) \
+          tests/simt/*.cpp tests/simt/*.cu tests/simt/include/*.h)
 
 WERROR ?= -Werror
 WARN   := -Wall -Wextra -Wno-format-zero-length $(WERROR)
@@ -75,6 +78,39 @@ $(BUILD)/f64/ops/cpu/cpu.%.o: ops/cpu/cpu.c Makefile
 	$(compile)
 -include $(shell [ -d $(BUILD) ] && find $(BUILD)/f32 $(BUILD)/f64 -name '*.d' 2>/dev/null)
 
+# ---- CUDA ----------------------------------------------------------------------------------------------------------
+# build/simt: the backend's sources, unchanged, as C++ over tests/simt, which runs them on the CPU. -fsanitize=thread is
+# there for its calls on every access, which the emulation answers itself: the sanitizer's library is not linked.
+CXX      = g++
+NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
+EMU     := $(wildcard tests/simt/*.cpp)
+CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
+SIMT_C  := ops/cuda/table.c ops/cuda/open.c
+SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
+           $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_%,$(EMU)))
+SIMT_T  := $(BUILD)/simt/tests/simt/test_simt.o $(BUILD)/simt/tests/simt/kernels.cu.o \
+           $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/*.c) $(HELP))
+$(BUILD)/simt/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo "  EMU $@"
+	$(Q)$(CXX) -x c++ $(CXXBASE) -O1 -fsanitize=thread -fno-exceptions -c -o $@ $<
+$(BUILD)/simt/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	@echo "  CXX $@"
+	$(Q)$(CXX) $(CXXBASE) -O2 -c -o $@ $<
+$(BUILD)/simt/kvsmith: $(BUILD)/f32/kvsmith.o $(SIMT) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS)
+$(BUILD)/simt/tests-f32: $(SIMT_T) $(SIMT) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
+simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32
+-include $(shell [ -d $(BUILD)/simt ] && find $(BUILD)/simt -name '*.d' 2>/dev/null)
+# The same sources by clang++, which reads C++ differently in places: compiled, not linked.
+simt-clang:
+	$(MAKE) CXX=clang++ BUILD=$(BUILD)/clang $(CU:%=$(BUILD)/clang/simt/%.o) $(BUILD)/clang/simt/tests/simt/kernels.cu.o
+
+.PHONY: simt simt-clang
 .PHONY: double asan test demo bench fuzz format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:

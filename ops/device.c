@@ -1,10 +1,12 @@
-/* device.c: opens the CPU backend and chooses its table by what the processor can do. */
+/* device.c: opens a backend; of the CPU chooses the table by what the processor can do. */
 #include "device.h"
 #include <omp.h>
 #include <sched.h>
 
 bool device_open(Device **out, const char *name, int threads, Err *e) {
-    if (strcmp(name, "cpu") != 0) return err_input(e, "device %s: unknown; this build has: cpu", name);
+    bool cuda = !strcmp(name, "cuda");
+    if (!cuda && strcmp(name, "cpu") != 0)
+        return err_input(e, "device %s: unknown; this build has: cpu%s", name, cuda_ops() ? ", cuda" : "");
     cpu_set_t set;
     int have = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : omp_get_num_procs();
     if (threads < 0 || threads > 1024) return err_input(e, "threads %d: expected 0 (all) to 1024", threads);
@@ -23,7 +25,7 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     if (avx2) d->ops = &ops_cpu_avx2, d->isa = "avx2";
     if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512";
 #endif
-    if (!gemm_open(&d->gemm, e)) {
+    if (!(cuda ? cuda_device_open(d, e) : gemm_open(&d->gemm, e))) {
         free(d);
         return false;
     }
@@ -33,6 +35,7 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
 
 void device_close(Device *d) {
     if (!d) return;
+    if (d->cuda) cuda_device_close(d);
     gemm_close(d->gemm);
     free(d);
 }
@@ -40,4 +43,20 @@ void device_close(Device *d) {
 const Ops *device_ops(const Device *d) { return d->ops; }
 int device_threads(const Device *d) { return d->threads; }
 const char *device_isa(const Device *d) { return d->isa; }
+void device_sync(Device *d) {
+    if (d->cuda) cuda_device_sync(d);
+}
+const Memory *device_memory(Device *d, bool host_too) { return d->cuda ? cuda_device_memory(d, host_too) : NULL; }
+void device_write(Device *d, void *to, const void *from, size_t n) {
+    if (d->cuda)
+        cuda_device_write(d, to, from, n);
+    else
+        memcpy(to, from, n);
+}
+void device_read(Device *d, void *to, const void *from, size_t n) {
+    if (d->cuda)
+        cuda_device_read(d, to, from, n);
+    else
+        memcpy(to, from, n);
+}
 Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch}; }

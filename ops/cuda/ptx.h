@@ -29,6 +29,14 @@
 #define DEVICE    static __device__ __forceinline__
 #define FULL_WARP 0xFFFFFFFFu
 
+/* A region tells the emulation what it has handed out, and that all of a range is nobody's again. */
+static inline void note_take(cudaStream_t s, void *p, size_t bytes, const char *name) {
+    PTX_FORM(simt_note_take(s, p, bytes, name), (void)s, (void)p, (void)bytes, (void)name);
+}
+static inline void note_close(cudaStream_t s, void *p, size_t bytes) {
+    PTX_FORM(simt_note_close(s, p, bytes), (void)s, (void)p, (void)bytes);
+}
+
 /* ---- accesses of 8 and 16 bytes, aligned to as many ---- */
 template <class V> DEVICE V load_vec(const void *p) {
 #ifdef __CUDACC__

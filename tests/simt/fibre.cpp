@@ -250,7 +250,6 @@ void run_kernel(const Launch *l) {
     core.warps = (core.threads + WARP - 1) / WARP;
     core.abandoned = false;
     size_t blocks = (size_t)l->grid.x * l->grid.y * l->grid.z;
-    heap_open(true);
     order_launch();
     shadow_launch();
     estimate_launch(l);
@@ -263,7 +262,6 @@ void run_kernel(const Launch *l) {
         run_block();
         estimate_block_end();
     }
-    heap_open(false);
     report_end_of_launch();
     core.launch = nullptr;
 }

@@ -106,7 +106,7 @@ void *heap_take(size_t bytes, bool host_too) {
     unsigned char *p = memory + *at;
     bool was = opened;
     heap_open(true);
-    memset(p, 0xFF, bytes); /* NaN */
+    memset(p, 0xFF, std::min(bytes, (size_t)1 << 20)); /* NaN; of more, pages would be made only for that */
     heap_open(was);
     memset(state + *at, host_too ? BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST : BYTE_OPEN, bytes);
     blocks[(uintptr_t)p] = {bytes, host_too ? "an allocation of managed memory" : "an allocation"};
@@ -135,8 +135,12 @@ bool heap_give(void *p) {
 void heap_note_take(void *p, size_t bytes, const char *name) {
     uintptr_t a = (uintptr_t)p;
     if (!in_heap(a)) return;
-    bool managed = a - (uintptr_t)memory >= DEVICE;
-    memset(heap_state(a), managed ? BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST : BYTE_OPEN, bytes);
+    if (a - (uintptr_t)memory >= DEVICE) { /* the host may have written it already */
+        memset(heap_state(a), BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST, bytes);
+    } else {
+        memset(heap_state(a), BYTE_OPEN, bytes);
+        memset(p, 0xFF, bytes);
+    }
     pieces[a] = {bytes, name};
 }
 void heap_note_close(void *p, size_t bytes) {

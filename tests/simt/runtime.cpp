@@ -64,12 +64,17 @@ static bool step() { /* one task of one stream; false: none can run */
     if (t.run) t.run();
     return true;
 }
+/* Runs what is queued until `done`. Device memory is open to the host's hands, which do the work, only meanwhile. */
 static void until(const std::function<bool()> &done) {
-    while (!done())
+    if (done()) return;
+    heap_open(true);
+    do {
         if (!step()) {
             report(SIMT_HOST, nullptr, 0, "streams wait for each other for ever");
-            return;
+            break;
         }
+    } while (!done());
+    heap_open(false);
 }
 static void drain() {
     until([] {
@@ -94,7 +99,9 @@ static void push(cudaStream_t s, Task t) {
     if (!s) {
         if (forbidden("work in stream 0")) return;
         drain();
+        heap_open(true);
         if (t.run) t.run();
+        heap_open(false);
     } else if (s->capture) {
         s->capture->nodes.push_back({t, s->last});
         s->last = {(int)s->capture->nodes.size() - 1};
@@ -202,7 +209,6 @@ void simt_library_touches(const void *p, size_t n, bool write) {
 }
 static void move(void *to, const void *from, size_t n) {
     bool inside = in_heap((uintptr_t)from) && in_heap((uintptr_t)to);
-    heap_open(true);
     simt_library_touches(to, n, true);
     if (inside) { /* what nobody has written stays so */
         unsigned char *a = heap_state((uintptr_t)to);
@@ -217,7 +223,6 @@ static void move(void *to, const void *from, size_t n) {
     } else
         simt_library_touches(from, n, false);
     memmove(to, from, n);
-    heap_open(false);
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind, cudaStream_t s) {
     if (!n) return cudaSuccess;
@@ -239,10 +244,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind k) {
 cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) {
     if (!n) return cudaSuccess;
     push(s, {[p, v, n] {
-                 heap_open(true);
                  simt_library_touches(p, n, true);
                  memset(p, v, n);
-                 heap_open(false);
              },
              nullptr});
     return cudaSuccess;
@@ -251,12 +254,7 @@ cudaError_t cudaMemset(void *p, int v, size_t n) { return cudaMemsetAsync(p, v, 
 
 void simt_enqueue(cudaStream_t s, void (*run)(void *), void *arg, void (*drop)(void *)) {
     std::shared_ptr<void> a(arg, drop);
-    push(s, {[a, run] {
-                 heap_open(true);
-                 run(a.get());
-                 heap_open(false);
-             },
-             nullptr});
+    push(s, {[a, run] { run(a.get()); }, nullptr});
 }
 
 void simt_note_take(cudaStream_t s, void *p, size_t n, const char *name) {
