@@ -3,6 +3,8 @@
 #   make demo       train and generate, 5 minutes  make bench   GEMM and memory peaks, tokens/s
 #   make double     the sources with real = double make asan    program and tests under ASan + UBSan
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
+#   make simt       build/simt/: the CUDA backend on an emulated device     make simt-test    its tests
+#   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
 FUZZ_SECONDS ?= 20
@@ -105,12 +107,28 @@ $(BUILD)/simt/tests-f32: $(SIMT_T) $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
 simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32
+simt-test: simt
+	@tests/run.sh $(BUILD) simt
 -include $(shell [ -d $(BUILD)/simt ] && find $(BUILD)/simt -name '*.d' 2>/dev/null)
 # The same sources by clang++, which reads C++ differently in places: compiled, not linked.
 simt-clang:
 	$(MAKE) CXX=clang++ BUILD=$(BUILD)/clang $(CU:%=$(BUILD)/clang/simt/%.o) $(BUILD)/clang/simt/tests/simt/kernels.cu.o
+# By nvcc. The last architecture's PTX goes along, for devices to come.
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
+ARCHS   := 80 90
+GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$a,code=sm_$a) -gencode arch=compute_90,code=compute_90
+$(BUILD)/cuda/%.cu.o: %.cu $(wildcard ops/cuda/*.h) Makefile
+	@mkdir -p $(@D)
+	@echo "  NVCC $@"
+	$(Q)$(NVCC) -std=c++17 -O3 $(GENCODE) -Xcompiler -Wall,-Wextra -I. -c -o $@ $<
+$(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublasLt -ldnnl $(LIBS)
+cuda: $(BUILD)/cuda/kvsmith
+cuda-check:
+	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu
 
-.PHONY: simt simt-clang
+.PHONY: simt simt-test simt-clang cuda cuda-check
 .PHONY: double asan test demo bench fuzz format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:

@@ -95,8 +95,13 @@ static LtEntry *entry(CudaLt *t, CudaGemm s) {
     prepare(t, &t->entry[t->n], s);
     return &t->entry[t->n++];
 }
+__global__ void clear(size_t n, int N, int ldc, float *C) { EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0; }
 extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const float *A, const float *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
+    if (s.K == 0) { /* sums of nothing, which the library refuses */
+        LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
+        return;
+    }
     LtEntry *e = entry(c->lt, s);
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
