@@ -28,7 +28,7 @@ bool engine_print(json_t *j, Err *e) {
 
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
     const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
-    return device_open(dev, name, imax(cli->threads, 0), e);
+    return model_device(dev, name, imax(cli->threads, 0), e);
 }
 
 bool engine_text(const Engine *en, Err *e) {

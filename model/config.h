@@ -92,7 +92,7 @@ struct Config {
 };
 
 /* The order of the choices in config.c. */
-enum { DEVICE_AUTO, DEVICE_CPU };
+enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum { DTYPE_AUTO, DTYPE_F32 };
 enum { TOKENIZER_BYTE };
 enum { OPTIM_ADAMW, OPTIM_MUON };

@@ -1,6 +1,6 @@
 #include "config_keys.h"
 
-static const char *const devices[] = {"auto", "cpu", NULL}, *const dtypes[] = {"auto", "f32", NULL},
+static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", NULL},
                          *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", "muon", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 

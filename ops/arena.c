@@ -11,7 +11,8 @@ bool arena_open_at(Arena *a, const Memory *home, const char *name, size_t size, 
     *a = (Arena){.name = name, .home = home, .size = size, .poison = poison};
     size_t room = size ? size : 1;
     /* Mapped, not malloc'ed: zero pages cost nothing until they are touched, and closing gives them back at once. */
-    void *p = home ? home->take(home, room) : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *p =
+        home ? home->take(home, room) : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (home ? !p : p == MAP_FAILED)
         return err_world(e, "out of %smemory: %zu bytes for %s; a smaller batch or model needs less",
                          home ? "device " : "", size, name);

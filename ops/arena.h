@@ -13,9 +13,9 @@ typedef struct Memory Memory;
 struct Memory {
     void *(*take)(const Memory *, size_t bytes); /* NULL: the device has no such memory */
     void (*give)(const Memory *, void *p);
-    void (*poison)(const Memory *, void *p, size_t bytes);                   /* NaN */
-    void (*note)(const Memory *, void *p, size_t bytes, const char *name);   /* handed out */
-    void (*unnote)(const Memory *, void *p, size_t bytes);                   /* and all of this taken back */
+    void (*poison)(const Memory *, void *p, size_t bytes);                 /* NaN */
+    void (*note)(const Memory *, void *p, size_t bytes, const char *name); /* handed out */
+    void (*unnote)(const Memory *, void *p, size_t bytes);                 /* and all of this taken back */
     void *ctx;
 };
 

@@ -18,8 +18,8 @@ extern const Ops ops_cpu_baseline;
 extern const Ops ops_cpu_avx2, ops_cpu_avx512;
 #endif
 
-/* The CUDA backend (cuda/open.c, cuda/table.c), or what says that there is none (cuda/none.c): which of the two is decided
- * where the program is linked. */
+/* The CUDA backend (cuda/open.c, cuda/table.c), or what says that there is none (cuda/none.c): which of the two is
+ * decided where the program is linked. */
 const Ops *cuda_ops(void); /* NULL: not in this program */
 bool cuda_device_open(Device *, Err *);
 void cuda_device_close(Device *);

@@ -20,11 +20,12 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive
 for kind in f32 f64 simt; do
     case " $parts " in *" $kind "*) ;; *) continue ;; esac
     runner=$build/tests-$kind
-    [ $kind != simt ] || runner=$build/simt/tests-f32
+    program=$KVSMITH
+    [ $kind != simt ] || runner=$build/simt/tests-f32 program=$build/simt/kvsmith
     [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; continue; }
     echo "== $runner"
     start=$SECONDS
-    "$(realpath "$runner")" -j"$jobs" --timeout 300 --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
+    KVSMITH=$program "$(realpath "$runner")" -j"$jobs" --timeout 300 --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
     rc=$?
     grep -v '^\[====\]' "$tmp/$kind.log" | head -n 400
     # Criterion does not escape messages, so the report is read by line, not as JSON: tests are indented by 8 or more.

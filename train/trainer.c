@@ -98,7 +98,8 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dry = dry,
                    .measure = measure_step,
                    .measure_ctx = &cfg->optim};
-    if (!feed_vocab(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e)) return false;
+    const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
+    if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e)) return false;
     if (!feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
         !buffers_open(t, e) || !samples_open(t, e)) {
         trainer_close(t);

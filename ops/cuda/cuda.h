@@ -1,9 +1,9 @@
-/* cuda.h: what the op table of the CUDA backend (table.c, C) asks of the device (.cu, C++17): one stream, memory, and the
- * kernels by plain pointers into device memory. Private to ops/cuda and ops/device.c.
+/* cuda.h: what the op table of the CUDA backend (table.c, C) asks of the device (.cu, C++17): one stream, memory, and
+ * the kernels by plain pointers into device memory. Private to ops/cuda and ops/device.c.
  *
- * Everything is done in the stream's order and none of it waits, but cuda_download and cuda_sync. Formulas and shapes are
- * those of ops/ops.h; sizes are in numbers. A device that fails ends the program with one line and status 1: it is found
- * out at the next call that waits, and nothing that was computed since can be relied on. */
+ * Everything is done in the stream's order and none of it waits, but cuda_download and cuda_sync. Formulas and shapes
+ * are those of ops/ops.h; sizes are in numbers. A device that fails ends the program with one line and status 1: it is
+ * found out at the next call that waits, and nothing that was computed since can be relied on. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@ const char *cuda_name(const Cuda *); /* the device's own */
 void *cuda_take(Cuda *, size_t bytes, bool managed); /* managed: the host may use it, too, between cuda_sync and work */
 void cuda_give(Cuda *, void *);
 void cuda_fill(Cuda *, void *p, int byte, size_t bytes);
-void cuda_poison(Cuda *, void *p, size_t bytes); /* NaN, for what is nobody's */
+void cuda_poison(Cuda *, void *p, size_t bytes);                      /* NaN, for what is nobody's */
 void cuda_copy(Cuda *, void *to, const void *from, size_t bytes);     /* inside the device */
 void cuda_upload(Cuda *, void *to, const void *from, size_t bytes);   /* `from` may change once this returns */
 void cuda_download(Cuda *, void *to, const void *from, size_t bytes); /* waits */
@@ -100,8 +100,8 @@ void cuda_quotient_backward(Cuda *, size_t M, int V, float *dx, const float *dy,
 /* x (N,H,P) */
 void cuda_step(Cuda *, int N, int H, int P, float *y, const float *x, const float *z, const float *bias);
 /* df (N,H): what dz gained, whose column sums are the gradient of the bias. */
-void cuda_step_backward(Cuda *, int N, int H, int P, float *dx, float *dz, float *df, const float *dy,
-                        const float *x, const float *z, const float *bias);
+void cuda_step_backward(Cuda *, int N, int H, int P, float *dx, float *dz, float *df, const float *dy, const float *x,
+                        const float *z, const float *bias);
 void cuda_skip(Cuda *, int N, int H, int P, float *y, const float *x, const float *w);
 void cuda_skip_backward(Cuda *, int N, int H, int P, float *dx, float *dw, const float *dy, const float *x,
                         const float *w);

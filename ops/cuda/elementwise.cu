@@ -57,9 +57,7 @@ extern "C" void cuda_axpby(Cuda *c, size_t n, float *y, float a, const float *x,
     LAUNCH_EACH(c, axpby, n, y, a, x, b);
 }
 
-__global__ void repeat(size_t n, size_t width, float *y, const double *row) {
-    EACH(i, n) y[i] = (float)row[i % width];
-}
+__global__ void repeat(size_t n, size_t width, float *y, const double *row) { EACH(i, n) y[i] = (float)row[i % width]; }
 extern "C" void cuda_repeat(Cuda *c, size_t n, size_t width, float *y, const double *row) {
     LAUNCH_EACH(c, repeat, n, width, y, row);
 }
@@ -105,7 +103,7 @@ __global__ void dropout(size_t n, int d, float *x, CudaDrop p, const int *idx, c
         if (k + 1 < (size_t)d) x[at + 1] = bits >> 32 < p.below ? 0 : x[at + 1] * p.keep;
     }
 }
-extern "C" void cuda_dropout(Cuda *c, int N, int d, float *x, CudaDrop p, const int *idx, const int *of,
-                             const int *off, const uint64_t *id) {
+extern "C" void cuda_dropout(Cuda *c, int N, int d, float *x, CudaDrop p, const int *idx, const int *of, const int *off,
+                             const uint64_t *id) {
     LAUNCH_EACH(c, dropout, (size_t)N * (((size_t)d + 1) / 2), d, x, p, idx, of, off, id);
 }

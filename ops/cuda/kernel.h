@@ -17,7 +17,7 @@ void cuda_must(cudaError_t, const char *what);
 
 enum { BLOCK = 256, WARPS = BLOCK / 32 };
 /* Threads go through n things in steps of the whole grid: one launch serves every n. */
-#define EACH(i, n)                                                                                                  \
+#define EACH(i, n)                                                                                                   \
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, n_ = (n), step_ = (size_t)gridDim.x * blockDim.x; \
          i < n_; i += step_)
 static inline dim3 grid_for(const Cuda *c, size_t n) {
@@ -36,7 +36,8 @@ DEVICE float warp_max(float v) {
     for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, d));
     return v;
 }
-/* Sum over a block of WARPS warps, known to all of its threads; `part` (WARPS) is free again behind the next barrier. */
+/* Sum over a block of WARPS warps, known to all of its threads; `part` (WARPS) is free again behind the next barrier.
+ */
 template <class T> DEVICE T block_sum(T v, T *part) {
     v = warp_sum(v);
     __syncthreads();

@@ -1,8 +1,9 @@
-/* ledger.c: the ops that the CUDA backend does not have yet, each with its reason, and those whose kernels are right but
- * known to be slow. The tests hold the table to it: an entry is NULL if and only if it is listed as missing. */
+/* ledger.c: the ops that the CUDA backend does not have yet, each with its reason, and those whose kernels are right
+ * but known to be slow. The tests hold the table to it: an entry is NULL if and only if it is listed as missing. */
 #include "ledger.h"
 
-#define MISSING(op, why) {#op, offsetof(Ops, op), why}
+#define MISSING(op, why) \
+    { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
     MISSING(attend, "our mma.sync flash attention is to be the general path and is not written"),
     MISSING(attend_backward, "as attend"),
@@ -19,7 +20,8 @@ static const CudaLedger missing[] = {
     MISSING(gated_norm_backward, "as gated_norm"),
     {NULL, 0, NULL},
 };
-#define SLOW(op, why) {#op, offsetof(Ops, op), why}
+#define SLOW(op, why) \
+    { #op, offsetof(Ops, op), why }
 static const CudaLedger slow[] = {
     SLOW(embed_backward, "one thread to a column walks through all rows"),
     SLOW(rmsnorm_backward, "the gains' gradient has one block to 32 columns, however many rows there are"),

@@ -95,10 +95,12 @@ static LtEntry *entry(CudaLt *t, CudaGemm s) {
     prepare(t, &t->entry[t->n], s);
     return &t->entry[t->n++];
 }
-__global__ void clear(size_t n, int N, int ldc, float *C) { EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0; }
+__global__ void clear(size_t n, int N, int ldc, float *C) {
+    EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0;
+}
 extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const float *A, const float *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
-    if (s.K == 0) { /* sums of nothing, which the library refuses */
+    if (s.K == 0) {                                                 /* sums of nothing, which the library refuses */
         LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
         return;
     }
@@ -143,8 +145,7 @@ __global__ void dots(size_t n, int O, int I, float *y, const float *x, const flo
 }
 extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x, const float *w, const float *bias) {
     size_t n = (size_t)N * (size_t)O;
-    if (n)
-        LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
+    if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
 }
 
 __global__ void embed(size_t n, int d, float *y, const float *table, const int *tok, float scale) {

@@ -5,7 +5,8 @@
 const Ops *cuda_ops(void) { return NULL; }
 bool cuda_device_open(Device *d, Err *e) {
     (void)d;
-    return err_input(e, "device cuda: this program was built without CUDA; take --device cpu, or build with `make cuda`");
+    return err_input(e,
+                     "device cuda: this program was built without CUDA; take --device cpu, or build with `make cuda`");
 }
 void cuda_device_close(Device *d) { (void)d; }
 void cuda_device_sync(Device *d) { (void)d; }

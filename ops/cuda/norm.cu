@@ -38,18 +38,16 @@ __global__ void rmsnorm_backward_columns(int N, int d, float *dw, const float *d
     for (int v = 1; v < WARPS; v++) s += part[v * 32 + lane];
     dw[k] += s;
 }
-extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, float *y, float *rstd, const float *x, const float *w,
-                             double eps) {
-    if (N > 0)
-        LAUNCH(rmsnorm, dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, y, rstd, x, w, eps);
+extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, float *y, float *rstd, const float *x, const float *w, double eps) {
+    if (N > 0) LAUNCH(rmsnorm, dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, y, rstd, x, w, eps);
 }
 extern "C" void cuda_rmsnorm_backward(Cuda *c, int N, int d, float *dx, float *dw, const float *dy, const float *x,
                                       const float *w, const float *rstd) {
     if (N <= 0) return;
     LAUNCH(rmsnorm_backward_rows, dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, dx, dy, x, w,
            rstd);
-    LAUNCH(rmsnorm_backward_columns, dim3((unsigned)(d + 31) / 32), dim3(BLOCK), BLOCK * sizeof(float), c->stream, N,
-           d, dw, dy, x, rstd);
+    LAUNCH(rmsnorm_backward_columns, dim3((unsigned)(d + 31) / 32), dim3(BLOCK), BLOCK * sizeof(float), c->stream, N, d,
+           dw, dy, x, rstd);
 }
 
 __global__ void l2norm(int d, float *y, const float *x, double eps) {

@@ -1,6 +1,6 @@
-/* table.c: the op table of the CUDA backend, f32: shapes are checked and scratch taken here, as on the CPU; cuda.h computes.
- * Tensors and `real *` arguments lie on the device; ids, places, targets and Batch lie with the host, and are copied to
- * scratch by the op that reads them. */
+/* table.c: the op table of the CUDA backend, f32: shapes are checked and scratch taken here, as on the CPU; cuda.h
+ * computes. Tensors and `real *` arguments lie on the device; ids, places, targets and Batch lie with the host, and are
+ * copied to scratch by the op that reads them. */
 #include <math.h>
 #include "../device.h"
 #include "cuda.h"
@@ -159,8 +159,7 @@ static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
 static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
                                  Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(dy) / (size_t)M) : 0;
-    if (!measuring(r))
-        cuda_swiglu_rows_backward(C(r), M, d, R(dgate), R(dup), R(ds), R(dy), R(gate), R(up), R(s));
+    if (!measuring(r)) cuda_swiglu_rows_backward(C(r), M, d, R(dgate), R(dup), R(ds), R(dy), R(gate), R(up), R(s));
 }
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
@@ -269,8 +268,7 @@ static void quotient(Run *r, Tensor y, Tensor x, double eps) {
     if (!measuring(r)) cuda_quotient(C(r), groups_of(y, x), last(y), R(y), R(x), (float)eps);
 }
 static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
-    if (!measuring(r))
-        cuda_quotient_backward(C(r), groups_of(y, x), last(y), R(dx), R(dy), R(y), R(x), (float)eps);
+    if (!measuring(r)) cuda_quotient_backward(C(r), groups_of(y, x), last(y), R(dx), R(dy), R(y), R(x), (float)eps);
 }
 static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
     int N = x.n[0], H = x.n[1], P = x.n[2];

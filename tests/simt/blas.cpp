@@ -118,8 +118,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const
                               cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta,
                               const void *C, cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
                               const cublasLtMatmulAlgo_t *algo, void *space, size_t space_bytes, cudaStream_t s) {
-    if (!h || !fits(op, a, b, c) || d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || !A || !B || !C || !D ||
-        (algo && algo->data[0] != OUR_ALGO))
+    if (!h || !fits(op, a, b, c) || d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || !A || !B || !C ||
+        !D || (algo && algo->data[0] != OUR_ALGO))
         return CUBLAS_STATUS_INVALID_VALUE;
     Product *p = new Product{*op,
                              *a,

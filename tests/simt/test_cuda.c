@@ -1,5 +1,5 @@
-/* test_cuda.c: the CUDA backend as a device: opening, memory, and a chain of ops trained beside the CPU's. What single ops
- * compute is tested by the suites of ops, which this runner has, too. */
+/* test_cuda.c: the CUDA backend as a device: opening, memory, and a chain of ops trained beside the CPU's. What single
+ * ops compute is tested by the suites of ops, which this runner has, too. */
 #include "../check.h"
 #include "../../ops/device.h"
 #include "../../ops/cuda/ledger.h"
@@ -19,6 +19,21 @@ Test(cuda, says_what_it_is) {
     cr_assert(!device_open(&d, "gpu", 1, &e) && e.status == EXIT_INPUT && strstr(e.msg, "this build has: cpu, cuda"));
     e = (Err){0};
     cr_assert(!device_open(&d, "cuda", -1, &e) && e.status == EXIT_INPUT && strstr(e.msg, "threads"));
+}
+
+/* The emulated device is there for who asks for it by name; nobody gets it by default. */
+Test(cuda, the_program_has_it_by_name_alone) {
+    const char *const names[] = {"auto", "cpu"};
+    for (int i = 0; i < 2; i++) {
+        Ran r = RUN("bench", "ops", "-s", "0.05", "--json", "--device", names[i]);
+        cr_assert(r.status == 0 && strstr(r.out, "\"isa\"") && !strstr(r.out, "emulated"), "%d: %s%s", r.status, r.out,
+                  r.err);
+        free(r.out), free(r.err);
+    }
+    const char *says = "device cuda (emulated device): models do not run on it yet, single ops do; take --device cpu";
+    CHECK_REFUSED(RUN("info", "configs/tiny-gqa.yaml", "--device", "cuda"), EXIT_INPUT, says);
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--device", "cuda", "--plan"), EXIT_INPUT, says);
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "run.device=cuda", "--plan"), EXIT_INPUT, says);
 }
 
 /* Reasons are given, once each, and for ops that exist. */
@@ -70,13 +85,15 @@ Test(cuda, an_op_does_not_read_the_host, .init = cr_redirect_stderr, .signal = S
     Err e = {0};
     Arena scratch;
     float y[8] = {0}, x[8] = {0};
-    cr_assert(device_open(&d, "cuda", 1, &e) && arena_open_at(&scratch, device_memory(d, false), "scratch", 4096, true, &e));
+    cr_assert(device_open(&d, "cuda", 1, &e) &&
+              arena_open_at(&scratch, device_memory(d, false), "scratch", 4096, true, &e));
     Run r = run_make(d, &scratch);
     r.ops->add(&r, TENSOR(y, F32, 8), TENSOR(x, F32, 8));
     device_sync(d);
 }
 
-/* ---- a small model of what is there: embedding, norm, SwiGLU block with a residual, head; trained on both devices ----
+/* ---- a small model of what is there: embedding, norm, SwiGLU block with a residual, head; trained on both devices
+ * ----
  */
 enum { N = 24, D = 32, F = 48, V = 40, STEPS = 50 };
 typedef struct { /* fields by name: weights, then what is saved and the gradients */
