@@ -17,7 +17,7 @@ MAKEFLAGS += -j2
 endif
 
 DIRS   := ops layers model optim data train infer convert
-# ops/cpu/cpu.c includes its siblings and is compiled once per instruction set.
+# ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
 SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/open.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
@@ -42,8 +42,9 @@ endif
 Q      := $(if $(V),,@)
 
 CPU32  := $(if $(wildcard ops/cpu/cpu.c),$(ISAS:%=$(BUILD)/f32/ops/cpu/cpu.%.o))
+BF16   := $(if $(wildcard ops/cpu/gemm_bf16.c),$(patsubst %,$(BUILD)/f32/ops/cpu/gemm_bf16.%.o,$(ISAS) $(if $(filter avx512,$(ISAS)),avx512bf16)))
 CPU64  := $(if $(wildcard ops/cpu/cpu.c),$(BUILD)/f64/ops/cpu/cpu.baseline.o)
-OBJ32  := $(SRC:%.c=$(BUILD)/f32/%.o) $(CPU32)
+OBJ32  := $(SRC:%.c=$(BUILD)/f32/%.o) $(CPU32) $(BF16)
 OBJ64  := $(SRC:%.c=$(BUILD)/f64/%.o) $(CPU64)
 
 $(BUILD)/kvsmith: $(BUILD)/f32/kvsmith.o $(BUILD)/f32/lib.a
@@ -67,14 +68,17 @@ define compile
 $(Q)$(CC) $(BASE) $(CFLAGS) -DKVSMITH_PATH='"$(BUILD)/kvsmith"' -c -o $@ $<
 endef
 $(BUILD)/f64/%.o: BASE += -DKV_DOUBLE
-$(BUILD)/%/cpu.baseline.o: BASE += -DOPS_ISA=baseline
-$(BUILD)/%/cpu.avx2.o: BASE += -DOPS_ISA=avx2 -mavx2 -mfma -mbmi2
-$(BUILD)/%/cpu.avx512.o: BASE += -DOPS_ISA=avx512 -march=x86-64-v4 -mprefer-vector-width=512
+$(BUILD)/%.baseline.o: BASE += -DOPS_ISA=baseline
+$(BUILD)/%.avx2.o: BASE += -DOPS_ISA=avx2 -mavx2 -mfma -mbmi2
+$(BUILD)/%.avx512.o: BASE += -DOPS_ISA=avx512 -march=x86-64-v4 -mprefer-vector-width=512
+$(BUILD)/%.avx512bf16.o: BASE += -DOPS_ISA=avx512bf16 -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512
 $(BUILD)/f32/%.o: %.c Makefile
 	$(compile)
 $(BUILD)/f64/%.o: %.c Makefile
 	$(compile)
 $(BUILD)/f32/ops/cpu/cpu.%.o: ops/cpu/cpu.c Makefile
+	$(compile)
+$(BUILD)/f32/ops/cpu/gemm_bf16.%.o: ops/cpu/gemm_bf16.c Makefile
 	$(compile)
 $(BUILD)/f64/ops/cpu/cpu.%.o: ops/cpu/cpu.c Makefile
 	$(compile)

@@ -155,7 +155,8 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
         return false;
     }
     int threads = device_threads(b.dev);
-    json_t *out = json_pack("{s:s, s:i, s:s}", "isa", device_isa(b.dev), "threads", threads, "dtype", dtype_name(REAL));
+    json_t *out = json_pack("{s:s, s:i, s:s}", "isa", device_isa(b.dev), "threads", threads, "dtype",
+                            cli->bf16 ? "BF16" : dtype_name(REAL));
     /* training is measured against the products' peak, so that belongs to it */
     if (a->what & (BENCH_OPS | BENCH_TRAIN)) ok = bench_ops(&b, out, e);
     if (ok && a->what & BENCH_TRAIN) ok = bench_train(&b, out, e);

@@ -116,6 +116,7 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
     Cli own = *cli;
     Device *dev;
     own.threads = c->threads;
+    own.bf16 = c->dtype == BF16;
     if (!engine_device(&dev, &own, e)) return false;
     json_t *rows = json_array();
     double total = 0;

@@ -54,6 +54,7 @@ typedef struct {
     size_t text_tokens; /* to train on */
     char text_hash[24]; /* of them */
     int threads;        /* that runs and measurements use */
+    Dtype dtype;        /* of the operands of products, in all rows */
 } Compare;
 extern const Key compare_keys[], compare_row_keys[];
 

@@ -376,6 +376,7 @@ static bool rows_read(Compare *c, const Config *base, const Cli *cli, Err *e) {
     own.threads = base->run.threads;
     if (!engine_device(&dev, &own, e)) return false;
     c->threads = device_threads(dev);
+    c->dtype = base->train.dtype == DTYPE_BF16 ? BF16 : REAL;
     c->row = xcalloc((size_t)rows->n, sizeof *c->row);
     bool ok = true;
     for (int i = 0; ok && i < rows->n; i++) {
@@ -437,5 +438,6 @@ void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_
     cfg->optim.lr = lr;
     cfg->optim.min_lr = lr * r->decay;
     cfg->train.max_seconds = c->budget.max_seconds;
+    if (cfg->train.dtype == DTYPE_AUTO) cfg->train.dtype = DTYPE_F32; /* rows are compared: none by the hour's noise */
     free(folder);
 }

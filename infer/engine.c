@@ -28,7 +28,10 @@ bool engine_print(json_t *j, Err *e) {
 
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
     const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
-    return model_device(dev, name, imax(cli->threads, 0), e);
+    if (!model_device(dev, name, imax(cli->threads, 0), e)) return false;
+    if (!cli->bf16 || device_bf16(*dev, true, e)) return true;
+    device_close(*dev);
+    return false;
 }
 
 bool engine_text(const Engine *en, Err *e) {

@@ -10,7 +10,7 @@ enum { KEY_DEVICE = 0x20000, KEY_DTYPE, KEY_THREADS, KEY_JSON, KEY_VERSION, OPTI
 
 static const struct argp_option common[] = {
     {"device", KEY_DEVICE, "NAME", 0, "Where to compute: auto, cpu, cuda (default auto)", 0},
-    {"dtype", KEY_DTYPE, "NAME", 0, "Number type of the arithmetic: f32", 0},
+    {"dtype", KEY_DTYPE, "NAME", 0, "Operands of matrix products: f32 (default) or bf16", 0},
     {"threads", KEY_THREADS, "N", 0, "Processor threads; 0: as many as there are processors", 0},
     {"json", KEY_JSON, 0, 0, "Print one JSON object on stdout and nothing else there", 0},
     {"quiet", 'q', 0, 0, "Print results only", 0},
@@ -69,7 +69,9 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
         cli->device = arg;
         return true;
     case KEY_DTYPE:
-        if (strcmp(arg, "f32")) return err_input(e, "--dtype: expected f32, got '%.*s'", WORD_MAX, arg);
+        if (strcmp(arg, "f32") && strcmp(arg, "bf16"))
+            return err_input(e, "--dtype: expected f32 or bf16, got '%.*s'", WORD_MAX, arg);
+        cli->bf16 = !strcmp(arg, "bf16");
         return true;
     case KEY_THREADS:
         if (!cli_int(arg, "--threads", 0, 1024, &v, e)) return false;
@@ -135,7 +137,7 @@ static void help(const CliSpec *spec, char *cmd) {
 }
 
 bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, int *status) {
-    *cli = (Cli){.threads = -1, .dtype = F32};
+    *cli = (Cli){.threads = -1};
     Table t = {.brief = ":"};
     for (int i = 0; own_option(spec, i); i++) table_add(&t, own_option(spec, i));
     for (int i = 0; common[i].name; i++) table_add(&t, &common[i]);

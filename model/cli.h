@@ -13,7 +13,7 @@
 typedef struct {
     const char *device; /* "auto", "cpu" or "cuda"; NULL: not given */
     int threads;        /* 0: as many as there are processors; -1: not given */
-    Dtype dtype;        /* F32, the only one today */
+    bool bf16;          /* operands of matrix products, see device_bf16 */
     bool json, quiet;
 } Cli;
 

@@ -93,7 +93,7 @@ struct Config {
 
 /* The order of the choices in config.c. */
 enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
-enum { DTYPE_AUTO, DTYPE_F32 };
+enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
 enum { TOKENIZER_BYTE };
 enum { OPTIM_ADAMW, OPTIM_MUON };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
@@ -110,8 +110,8 @@ bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
  * train.stop_at_acc, train.*_every, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps,
  * optim.decay_steps) may differ; the message names the first other key that does. So in the stage that the run is in;
- * stages before it must be of as many steps as they were, those after it may be others. A vocab of 0 agrees with any.
- */
+ * stages before it must be of as many steps as they were, those after it may be others. A vocab of 0 and
+ * a dtype of auto agree with any. */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
  * message names the first other key that does. */
@@ -123,6 +123,8 @@ int config_stages(const Config *);         /* >= 1 */
 Stage config_stage(const Config *, int k); /* a view; without stages k = 0 is the run itself, its cfg the argument */
 /* The stage of the last of `step` steps: at a border the one that ends there. */
 int config_stage_at(const Config *, int64_t step);
+/* Wherever train.dtype is auto it becomes this. */
+void config_dtype(Config *, int dtype);
 /* Samples and tokens that the first `step` steps read. */
 void config_position(const Config *, int64_t step, int64_t *samples, int64_t *tokens);
 

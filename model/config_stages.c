@@ -173,6 +173,11 @@ void stages_write(Writer *w, const Config *c) {
 
 int config_stages(const Config *c) { return c->nstages ? c->nstages : 1; }
 
+void config_dtype(Config *c, int dtype) {
+    if (c->train.dtype == DTYPE_AUTO) c->train.dtype = dtype;
+    for (int k = 0; k < c->nstages; k++)
+        if (c->stage[k].cfg->train.dtype == DTYPE_AUTO) c->stage[k].cfg->train.dtype = dtype;
+}
 Stage config_stage(const Config *c, int k) {
     CHECK(k >= 0 && k < config_stages(c), "stage %d of %d", k, config_stages(c));
     if (c->nstages) return c->stage[k];

@@ -67,15 +67,6 @@ char *xformat(const char *fmt, ...) {
     return or_exit(n < 0 ? NULL : s);
 }
 
-/* splitmix64's output function: Steele, Lea, Flood 2014; constants by D. Stafford (variant 13). */
-static uint64_t finalise(uint64_t x) {
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-uint64_t rng_mix(uint64_t key, uint64_t word) {
-    return finalise(finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u);
-}
 uint64_t rng_name(uint64_t key, const char *name) {
     for (; *name; name++) key = rng_mix(key, (unsigned char)*name);
     return rng_mix(key, 256);

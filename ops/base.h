@@ -50,7 +50,15 @@ static inline size_t zmax(size_t a, size_t b) { return a > b ? a : b; }
 /* ---- random numbers: a pure function of what is asked for, so that nothing needs to be saved -----------------------
  * rng_mix folds one more word into a key (splitmix64's finaliser); a stream is a key, a draw is a key plus a counter.
  */
-uint64_t rng_mix(uint64_t key, uint64_t word);
+static inline uint64_t
+rng_finalise(uint64_t x) { /* splitmix64's output: Steele, Lea, Flood 2014; Stafford's variant 13 */
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+static inline uint64_t rng_mix(uint64_t key, uint64_t word) { /* inline: dropout draws millions, in vectors */
+    return rng_finalise(rng_finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u);
+}
 uint64_t rng_name(uint64_t key, const char *name);  /* a key for a named thing (a tensor, a stream) */
 double rng_uniform(uint64_t key, uint64_t counter); /* in (0,1), 53 bits */
 double rng_normal(uint64_t key, uint64_t counter);  /* N(0,1), Box-Muller */

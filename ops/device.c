@@ -16,14 +16,18 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     omp_set_num_threads(d->threads);
     d->ops = &ops_cpu_baseline;
     d->isa = "baseline";
+#ifndef KV_DOUBLE
+    d->gemm_bf16 = gemm_bf16_baseline;
+#endif
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                   __builtin_cpu_supports("avx512cd");
-    if (avx2) d->ops = &ops_cpu_avx2, d->isa = "avx2";
-    if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512";
+    if (avx2) d->ops = &ops_cpu_avx2, d->isa = "avx2", d->gemm_bf16 = gemm_bf16_avx2;
+    if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512", d->gemm_bf16 = gemm_bf16_avx512;
+    if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) d->gemm_bf16 = gemm_bf16_avx512bf16;
 #endif
     if (!(cuda ? cuda_device_open(d, e) : gemm_open(&d->gemm, e))) {
         free(d);
@@ -60,3 +64,39 @@ void device_read(Device *d, void *to, const void *from, size_t n) {
         memcpy(to, from, n);
 }
 Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch}; }
+
+bool device_bf16(Device *d, bool on, Err *e) {
+    if (d->cuda) return !on || err_input(e, "dtype bf16: device cuda computes in f32");
+    if (on && !d->gemm_bf16) return err_input(e, "dtype bf16: this build computes in double");
+    gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, GEMM_BF16_LEAST);
+    return true;
+}
+
+double device_bf16_gain(Device *d) {
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+    enum { M = 512, N = 512, K = 512, TIMES = 5 };
+    if (d->cuda || d->gemm_bf16 != gemm_bf16_avx512bf16) return 0;
+    GemmShape s = {M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .weights = N * K};
+    real *x = xcalloc(M * K + N * K + M * N, sizeof *x), *y = x + M * K, *z = y + N * K;
+    double best[2] = {1e9, 1e9};
+    for (int on = 0; on < 2; on++) {
+        Arena pad = {0};
+        Err e = {0};
+        gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, GEMM_BF16_LEAST);
+        gemm(d->gemm, &pad, s, z, x, y);
+        CHECK(arena_open(&pad, "probe", pad.peak, false, &e), "%s", e.msg);
+        for (int i = 0; i < TIMES; i++) {
+            double from = now_seconds();
+            gemm(d->gemm, &pad, s, z, x, y);
+            best[on] = fmin(best[on], now_seconds() - from);
+        }
+        arena_close(&pad);
+    }
+    gemm_use(d->gemm, NULL, 0, 0);
+    free(x);
+    return best[0] / best[1];
+#else
+    (void)d;
+    return 0;
+#endif
+}

@@ -1,15 +1,16 @@
 /* device.h: what a backend keeps between calls. Private to ops/. */
 #pragma once
-#include "gemm.h"
+#include "gemm_bf16.h"
 #include "ops.h"
 
 struct Device {
     const Ops *ops;
     const char *isa;
     int threads;
-    Gemm *gemm;        /* of the CPU */
-    struct Cuda *cuda; /* NULL: the CPU */
-    Memory home[2];    /* of the device alone; shared with the host */
+    Gemm *gemm;          /* of the CPU */
+    GemmBf16 *gemm_bf16; /* of this processor; NULL in the double build */
+    struct Cuda *cuda;   /* NULL: the CPU */
+    Memory home[2];      /* of the device alone; shared with the host */
 };
 
 /* One table per instruction set, from the same sources (cpu/cpu.c). */

@@ -34,6 +34,10 @@ bool gemm_open(Gemm **g, Err *e) {
     return true;
 }
 void gemm_close(Gemm *g) { free(g); }
+void gemm_use(Gemm *g, GemmBf16 *bf16, int threads, int64_t least) {
+    (void)g, (void)threads, (void)least;
+    CHECK(!bf16, "a product in bf16 of doubles");
+}
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
     (void)g;
     if (scratch->base) plain(s, C, A, B);
@@ -51,7 +55,9 @@ typedef struct {
 struct Gemm {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    int n;
+    GemmBf16 *bf16; /* NULL: the library */
+    int64_t least;
+    int threads, n;
     Entry entry[SLOTS];
 };
 
@@ -84,6 +90,10 @@ void gemm_close(Gemm *g) {
     dnnl_stream_destroy(g->stream);
     dnnl_engine_destroy(g->engine);
     free(g);
+}
+
+void gemm_use(Gemm *g, GemmBf16 *bf16, int threads, int64_t least) {
+    g->bf16 = bf16, g->threads = threads, g->least = least;
 }
 
 /* The library declares dimension arrays of 12 entries and reads two of them. */
@@ -156,6 +166,10 @@ static Entry *find(Gemm *g, GemmShape s) {
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
+    if (g->bf16 && s.weights >= g->least) {
+        g->bf16(g->threads, scratch, s, C, A, B);
+        return;
+    }
     /* oneDNN 3.7 takes a column whose numbers do not lie side by side for one whose numbers do. */
     if ((s.N == 1 && s.ldc != 1) || (s.M == 1 && s.ta && s.lda != 1)) {
         if (scratch->base) plain(s, C, A, B);

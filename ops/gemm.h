@@ -1,4 +1,5 @@
-/* gemm.h: matrix product by the library (oneDNN; a plain loop in the double build, which is its oracle). */
+/* gemm.h: matrix product by the library (oneDNN; a plain loop in the double build, which is its oracle), or by our own
+ * kernel with operands in bf16. */
 #pragma once
 #include "arena.h"
 
@@ -9,6 +10,7 @@ typedef struct {
     int lda, ldb, ldc;
     bool ta, tb;     /* A is stored (K,M), B is stored (N,K) */
     bool accumulate; /* C += A B instead of C = A B */
+    int64_t weights; /* numbers of the weight matrix that takes part */
 } GemmShape;
 
 bool gemm_open(Gemm **, Err *);
@@ -16,3 +18,12 @@ void gemm_close(Gemm *);
 /* C (M,N) = or += A (M,K) B (K,N), row-major with leading dimensions in numbers. Takes the library's scratchpad from
  * `scratch` and gives it back; while scratch measures, only that happens. */
 void gemm(Gemm *, Arena *scratch, GemmShape, real *C, const real *A, const real *B);
+
+/* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes
+ * 2 (M + N) K bytes, rounded up, from scratch. The sums' order is given by the shape alone: threads change nothing. */
+typedef void GemmBf16(int threads, Arena *scratch, GemmShape, float *C, const float *A, const float *B);
+/* From now on gemm() computes products with `least` weights and more by this; NULL: by the library. The rule looks at
+ * the weights alone, so that the rounding is a layer's own: neither batch nor context change it. */
+void gemm_use(Gemm *, GemmBf16 *, int threads, int64_t least);
+/* Smaller matrices gain nothing. */
+enum { GEMM_BF16_LEAST = 64 * 32 };

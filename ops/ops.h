@@ -185,5 +185,12 @@ const Memory *device_memory(Device *, bool host_too);
 void device_sync(Device *); /* wait until everything that was asked for is done */
 void device_write(Device *, void *to, const void *from, size_t bytes); /* `to` on the device; `from` is free at once */
 void device_read(Device *, void *to, const void *from, size_t bytes);  /* `from` on the device; waits */
+/* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
+ * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
+ * again, as a device is opened. EXIT_INPUT in the double build. */
+bool device_bf16(Device *, bool on, Err *);
+/* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
+ * instruction for it. */
+double device_bf16_gain(Device *);
 /* A Run on this device with nothing but ops, dev and scratch set. */
 Run run_make(Device *, Arena *scratch);

@@ -52,6 +52,22 @@ cmp -s "$tmp/seed/last/model.safetensors" "$tmp/two1/last/model.safetensors" && 
 verdict same-seed-two-threads
 rm -rf "$tmp/again" "$tmp"/two? "$tmp/seed"
 
+# ---- products in bf16: near f32's losses and not the same; a resumed run keeps what it was begun with
+some="train.steps=40 optim.schedule_steps=40 run.dir=$tmp"
+train $some/bf16 train.dtype=bf16 || wrong "exit $?"
+train $some/part train.dtype=bf16 train.steps=24 || wrong "exit $?"
+train $some/part train.dtype=auto --resume auto || wrong "exit $?"
+same_end "$tmp/part" "$tmp/bf16"
+grep -q 'dtype: bf16' "$tmp/part/last/trainer/config.yaml" || wrong "the checkpoint does not name its dtype"
+train $some/f32 train.dtype=f32 || wrong "exit $?"
+if train $some/bf16 train.steps=41 train.dtype=f32 --resume auto 2>"$tmp/err"; then wrong "went on in f32"; fi
+one_line "$tmp/err" 'train.dtype: f32, but the run was begun with bf16'
+paste <(grep -o '"loss":[^,]*' "$tmp/bf16/metrics.jsonl") <(grep -o '"loss":[^,]*' "$tmp/f32/metrics.jsonl") | tr -s ':\t' ' ' |
+    awk '{ d = ($2 - $4) / $4; if (!(d * d < 0.0004)) print "loss " $2 " in bf16, " $4 " in f32"; if (d) other = 1 }
+        END { if (NR < 20 || !other) print NR " losses, bf16 was not at work" }' >>"$bad"
+verdict bf16
+rm -rf "$tmp/bf16" "$tmp/part" "$tmp/f32"
+
 # ---- kill -9 at 20 moments
 run=$tmp/killed
 RANDOM=20250117

@@ -97,12 +97,13 @@ static bool name_check(const char *dir, const TrainState *s, Err *e) {
     return true;
 }
 
-static bool settings_check(const char *dir, const Config *now, int64_t step, Err *e) {
+static bool settings_check(const char *dir, Config *now, int64_t step, Err *e) {
     Config *saved = xcalloc(1, sizeof *saved);
     char *path = xformat("%s/trainer/config.yaml", dir);
     bool ok = config_read(saved, path, 0, NULL, e);
     if (ok) {
         ok = config_resumable(saved, now, step, e);
+        if (ok) config_dtype(now, config_stage(saved, config_stage_at(saved, step)).cfg->train.dtype);
         config_free(saved);
     }
     free(path);
@@ -110,7 +111,7 @@ static bool settings_check(const char *dir, const Config *now, int64_t step, Err
     return ok;
 }
 
-bool checkpoint_peek(const char *dir, const Config *cfg, TrainState *s, Err *e) {
+bool checkpoint_peek(const char *dir, Config *cfg, TrainState *s, Err *e) {
     char *trainer = xformat("%s/trainer", dir), *path = xformat("%s/state.json", trainer);
     *s = (TrainState){0};
     bool ok = file_exists(trainer, "state.json") ||

@@ -15,8 +15,8 @@ enum { CHECKPOINT_FORMAT = 1 };
  * failure earlier checkpoints are intact and nothing unfinished stays. Refuses weights that are not finite. */
 bool checkpoint_save(Trainer *, Err *);
 /* Settings of `dir` agree with the run's in all that may not differ, and its state: cheap, before anything is
- * allocated. */
-bool checkpoint_peek(const char *dir, const Config *, TrainState *, Err *);
+ * allocated. A dtype of auto becomes the one that the run was begun with. */
+bool checkpoint_peek(const char *dir, Config *, TrainState *, Err *);
 /* Weights and moments into an open trainer, state into t->state. Every file is checked. */
 bool checkpoint_load(Trainer *, const char *dir, Err *);
 /* Weights and moments alone, of a directory that this process wrote. */

@@ -53,9 +53,11 @@ static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
     static const char *const devices[] = {"auto", "cpu", "cuda"};
     for (int i = 0; i < 3 && cli->device; i++)
         if (!strcmp(cli->device, devices[i])) cfg->run.device = i;
+    if (cli->bf16) cfg->train.dtype = DTYPE_BF16;
     for (int k = 0; k < cfg->nstages; k++) {
         cfg->stage[k].cfg->run.threads = cfg->run.threads;
         cfg->stage[k].cfg->run.device = cfg->run.device;
+        if (cli->bf16) cfg->stage[k].cfg->train.dtype = DTYPE_BF16;
     }
     if (config_trainable(cfg, e)) return true;
     config_free(cfg);
@@ -158,7 +160,7 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
                             json_string("tok_s flops_per_token / peak_flops, each stage with its own; flops_per_token "
                                         "= 3 (2 N + attention), N = "
                                         "numbers of matrices, attention causal and windows counted exactly; peak_flops "
-                                        "= best of a 1024^3 GEMM in f32 by the same library at the start of this run"));
+                                        "= best of a 1024^3 GEMM of the run's dtype at the start of this run"));
         json_object_set_new(j, "memory", regions_json(&peaks));
         json_object_set_new(j, "memory_mapped", json_integer((json_int_t)sizes.total));
         json_object_set_new(j, "peak_anonymous_bytes", json_integer((json_int_t)t->peak_anon));
@@ -192,9 +194,10 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     ok = begin(t, start_dir, here, e);
     if (ok) {
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, cfg->train.max_seconds);
-        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s)", t->dir.path,
+        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s, %s)", t->dir.path,
                      model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
-                     (long long)cfg->train.steps, device_threads(t->dev), device_isa(t->dev));
+                     (long long)cfg->train.steps, device_threads(t->dev), device_isa(t->dev),
+                     t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32");
         double begun = now_seconds();
         ok = train_loop(t, &last, &why, e);
         if (ok) report(t, cli, &last, why, now_seconds() - begun);

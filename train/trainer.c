@@ -71,6 +71,16 @@ static void measure_step(Model *m, Run *r, const void *optim) {
     params_free(&p);
 }
 
+/* `auto` becomes what it stands for here, in all of the run, whose settings a checkpoint keeps. */
+static bool dtype_choose(Trainer *t, Err *e) {
+    int *own = &t->cfg->train.dtype;
+    if (*own == DTYPE_AUTO) {
+        *own = device_bf16_gain(t->dev) > 1 ? DTYPE_BF16 : DTYPE_F32;
+        config_dtype(t->run, *own);
+    }
+    return *own == DTYPE_F32 || device_bf16(t->dev, true, e);
+}
+
 bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) { return trainer_open_stage(t, cfg, 0, dry, e); }
 
 bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
@@ -100,8 +110,8 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e)) return false;
-    if (!feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
-        !buffers_open(t, e) || !samples_open(t, e)) {
+    if (!dtype_choose(t, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) ||
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e)) {
         trainer_close(t);
         return false;
     }

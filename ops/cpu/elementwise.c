@@ -94,6 +94,7 @@ static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int
 }
 
 static void dropout(Run *r, Tensor x, DropSite site, double p) {
+    enum { DRAWS = 32 };
     if (p <= 0 || measuring(r)) return;
     int N = x.n[0];
     size_t d = tensor_count(x) / (size_t)imax(1, N);
@@ -103,10 +104,13 @@ static void dropout(Run *r, Tensor x, DropSite site, double p) {
     for (int m = 0; m < N; m++) {
         uint64_t row = noise_row(r, key, r->out.idx[m]);
         real *xm = R(x) + (size_t)m * d;
-        for (size_t k = 0; k < d; k += 2) { /* one draw serves two columns */
-            uint64_t bits = rng_mix(row, k);
-            xm[k] = (bits & 0xFFFFFFFF) < below ? 0 : xm[k] * keep;
-            if (k + 1 < d) xm[k + 1] = bits >> 32 < below ? 0 : xm[k + 1] * keep;
+        for (size_t k = 0; k < d; k += 2 * DRAWS) { /* one draw serves two columns */
+            uint64_t bits[DRAWS];
+            size_t n = zmin(2 * DRAWS, d - k);
+#pragma omp simd
+            for (size_t i = 0; i < DRAWS; i++) bits[i] = rng_mix(row, k + 2 * i);
+            for (size_t i = 0; i < n; i++)
+                xm[k + i] = (i % 2 ? bits[i / 2] >> 32 : bits[i / 2] & 0xFFFFFFFF) < below ? 0 : xm[k + i] * keep;
         }
     }
 }

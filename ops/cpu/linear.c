@@ -43,7 +43,8 @@ static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
         if (!measuring(r)) linear_few(r->dev, R(y), R(x), R(w), N, O, I);
     } else
 #endif
-        gemm(r->dev->gemm, r->scratch, (GemmShape){N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true}, R(y), R(x),
+        gemm(r->dev->gemm, r->scratch,
+             (GemmShape){N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .weights = (int64_t)O * I}, R(y), R(x),
              R(w));
     if (measuring(r) || !present(bias)) return;
     const real *b = R(bias);
@@ -59,11 +60,14 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
     int N = dy.n[0];
     CHECK(x.n[0] == N, "x %d rows, dy %d", x.n[0], N);
     if (present(dx))
-        gemm(r->dev->gemm, r->scratch, (GemmShape){N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true}, R(dx),
+        gemm(r->dev->gemm, r->scratch,
+             (GemmShape){N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true, .weights = (int64_t)O * I}, R(dx),
              R(dy), R(w));
     if (present(dw))
         gemm(r->dev->gemm, r->scratch,
-             (GemmShape){O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true}, R(dw), R(dy), R(x));
+             (GemmShape){O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true,
+                         .weights = (int64_t)O * I},
+             R(dw), R(dy), R(x));
     if (measuring(r) || !present(dbias)) return;
     for (int i = 0; i < N; i++) {
         const real *g = R(dy) + (size_t)i * (size_t)O;
