@@ -94,7 +94,7 @@ CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
 SIMT_C  := ops/cuda/table.c ops/cuda/open.c
 SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
            $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_%,$(EMU)))
-SIMT_T  := $(BUILD)/simt/tests/simt/test_simt.o $(BUILD)/simt/tests/simt/kernels.cu.o \
+SIMT_T  := $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter tests/simt/test_%,$(EMU))) $(BUILD)/simt/tests/simt/kernels.cu.o \
            $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/*.c) $(HELP))
 $(BUILD)/simt/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
