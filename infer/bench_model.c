@@ -37,7 +37,7 @@ static void step_once(void *ctx) {
     for (int i = 0; i < s->owned.n; i++) {
         Tensor *t = s->owned.t[i];
         s->run.ops->adamw(&s->run, t[0], t[1], t[2], t[3], 1e-5, 0.9, 0.95, 1e-8, t->rank > 1 ? 0.1 : 0,
-                          sum > 1 ? 1 / sqrt(sum) : 1, s->t);
+                          sum > 1 ? 1 / sqrt(sum) : 1, s->t, (Rounding){0});
     }
 }
 

@@ -10,3 +10,5 @@ typedef struct Act {
 } Act;
 
 void model_unmap(Model *);
+void weights_new(const Model *, Weights *); /* structs without numbers */
+void weights_free(const Model *, Weights *);

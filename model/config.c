@@ -224,6 +224,20 @@ static bool task_section(Config *c, const Node *root, Err *e) {
     return true;
 }
 
+static int64_t length_steps(Length s, const Config *c) {
+    if (s.n == 0) return 0;
+    double per = (double)c->train.batch * c->data.seq_len, steps = (double)c->train.steps;
+    double n = s.unit == LENGTH_PERCENT  ? floor(s.n * steps / 100 + 0.5)
+               : s.unit == LENGTH_TOKENS ? ceil(s.n / per)
+                                         : s.n;
+    return (int64_t)fmax(1, n);
+}
+ScheduleSteps config_schedule(const Config *c) {
+    const OptimCfg *o = &c->optim;
+    int64_t own = length_steps(o->schedule_steps, c);
+    return (ScheduleSteps){length_steps(o->warmup, c), own ? own : c->train.steps, length_steps(o->decay_steps, c)};
+}
+
 static bool agree(const Config *c, const Node *root, Err *e) {
     const TrainCfg *t = &c->train;
     const OptimCfg *o = &c->optim;
@@ -242,22 +256,26 @@ static bool agree(const Config *c, const Node *root, Err *e) {
         return node_refuse(node_at(root, "train", "steps"), "train.steps", e,
                            "steps x batch x seq_len is %.3g tokens; at most 4e18 can be counted",
                            (double)t->steps * t->batch * rows);
-    bool falls = o->schedule != SCHEDULE_CONSTANT, own = falls && o->schedule_steps, wsd = o->schedule == SCHEDULE_WSD;
-    int64_t end = own ? o->schedule_steps : t->steps;
-    if (o->warmup > end)
+    bool falls = o->schedule != SCHEDULE_CONSTANT, own = falls && o->schedule_steps.n > 0;
+    ScheduleSteps len = config_schedule(c);
+    int64_t end = own ? len.steps : t->steps;
+    const char *which = own ? "optim.schedule_steps" : "train.steps";
+    if (len.warmup > end)
         return node_refuse(node_at(root, "optim", "warmup"), "optim.warmup", e, "%lld is more than %s, %lld",
-                           (long long)o->warmup, own ? "optim.schedule_steps" : "train.steps", (long long)end);
-    if (wsd && !o->decay_steps)
+                           (long long)len.warmup, which, (long long)end);
+    if (o->schedule == SCHEDULE_WSD && !len.decay)
         return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
                            "schedule wsd needs the length of its decay, at least 1 step");
-    if (wsd && o->decay_steps > end - o->warmup)
+    if (o->schedule == SCHEDULE_WSD && len.decay > end - len.warmup)
         return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
                            "%lld steps of decay after %lld of optim.warmup are more than %s, %lld",
-                           (long long)o->decay_steps, (long long)o->warmup,
-                           own ? "optim.schedule_steps" : "train.steps", (long long)end);
+                           (long long)len.decay, (long long)len.warmup, which, (long long)end);
     if (falls && o->min_lr > o->lr)
         return node_refuse(node_at(root, "optim", "min_lr"), "optim.min_lr", e, "%g is more than optim.lr, %g",
                            o->min_lr, o->lr);
+    if (t->skip_z > 0 && t->skip_z < 1)
+        return node_refuse(node_at(root, "train", "skip_z"), "train.skip_z", e,
+                           "expected 0 (none) or at least 1 deviation, got %g", t->skip_z);
     if (t->recompute > c->model.layers)
         return node_refuse(node_at(root, "train", "recompute"), "train.recompute", e,
                            "%d is more than model.layers, %d", t->recompute, c->model.layers);

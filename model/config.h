@@ -58,18 +58,20 @@ typedef struct {
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
     int64_t eval_every, save_every, sample_every, log_every, eval_tokens;
     int keep_last;
-    bool keep_best;
+    bool keep_best, async_save, tensorboard;
+    double skip_z; /* 0: off; see train/skip.h */
+    int skip_window, skip_most;
     char sample_prompt[KEY_TEXT_MAX];
     int sample_tokens;
     CompressionCfg compression;
 } TrainCfg;
 typedef struct {
-    int kind;
+    int kind, state_dtype;
     double muon_momentum, muon_scale;
     int muon_steps;
     bool muon_nesterov;
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, balance_rate;
-    int64_t warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps */
+    Length warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps; see config_schedule */
     int schedule;
 } OptimCfg;
 typedef struct Config Config;
@@ -96,6 +98,7 @@ enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
 enum { TOKENIZER_BYTE };
 enum { OPTIM_ADAMW, OPTIM_MUON };
+enum { STATE_F32, STATE_BF16 };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
 /* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */
@@ -108,10 +111,10 @@ bool config_tree(Config *, Node *root, int noverride, char *const override[], Er
 /* What only training needs: run.dir and one of data.train and data.task are given. */
 bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
- * train.stop_at_acc, train.*_every, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps,
- * optim.decay_steps) may differ; the message names the first other key that does. So in the stage that the run is in;
- * stages before it must be of as many steps as they were, those after it may be others. A vocab of 0 and
- * a dtype of auto agree with any. */
+ * train.stop_at_acc, train.*_every, train.async_save, train.tensorboard, train.skip_*, data.val and the schedule's
+ * lengths (optim.warmup, optim.schedule_steps, optim.decay_steps) may differ; the message names the first other key
+ * that does. So in the stage that the run is in; stages before it must be of as many steps as they were, those after it
+ * may be others. A vocab of 0 and a dtype of auto agree with any. */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
  * message names the first other key that does. */
@@ -127,6 +130,13 @@ int config_stage_at(const Config *, int64_t step);
 void config_dtype(Config *, int dtype);
 /* Samples and tokens that the first `step` steps read. */
 void config_position(const Config *, int64_t step, int64_t *samples, int64_t *tokens);
+
+/* The schedule's lengths in steps of the run or stage that c describes. Percentages are of train.steps, to the nearest
+ * step; tokens are divided by those of a step and rounded up; what is not 0 is at least 1 step. */
+typedef struct {
+    int64_t warmup, steps, decay;
+} ScheduleSteps;
+ScheduleSteps config_schedule(const Config *c);
 
 /* The resolved settings as YAML that config_read accepts. malloc'ed text. */
 char *config_text(const Config *);

@@ -2,6 +2,7 @@
 
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", "muon", NULL},
+                         *const states[] = {"f32", "bf16", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
@@ -82,6 +83,14 @@ const Key train_keys[] = {
     {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation on text; 0: all", 0, 0},
     {"keep_last", KEY_INT, AT(keep_last), "2", 1, 1000000, "newest checkpoints to keep", 0, 0},
     {"keep_best", KEY_BOOL, AT(keep_best), "true", 0, 0, "also keep the one of the lowest validation loss", 0, 0},
+    {"async_save", KEY_BOOL, AT(async_save), "false", 0, 0,
+     "write checkpoints while training goes on, from a copy of the numbers", 0, 0},
+    {"tensorboard", KEY_BOOL, AT(tensorboard), "false", 0, 0, "also write the records as TensorBoard events, RUN/tb", 0,
+     0},
+    {"skip_z", KEY_FLOAT, AT(skip_z), "0", 0, 1e6,
+     "leave out a step whose loss or gradient norm is more than so many deviations above the mean; 0: none", 0, 0},
+    {"skip_window", KEY_INT, AT(skip_window), "128", 2, 1024, "accepted steps that mean and deviation are of", 0, 0},
+    {"skip_most", KEY_INT, AT(skip_most), "10", 1, 1000000, "steps left out in a row that end the run", 0, 0},
     {"sample_prompt", KEY_TEXT, AT(sample_prompt), "", 0, 0, "how samples begin", 0, 0},
     {"sample_tokens", KEY_INT, AT(sample_tokens), "200", 1, 1 << 20, "tokens of a sample", 0, 0},
     {"compression", KEY_TABLE, AT(compression), "", 0, 0,
@@ -92,6 +101,8 @@ const Key train_keys[] = {
 const Key optim_keys[] = {
     {"kind", KEY_CHOICE, AT(kind), "adamw", 0, 0,
      "optimizer; muon: Muon for the matrices of hidden layers, AdamW for everything else", optimizers, 0},
+    {"state_dtype", KEY_CHOICE, AT(state_dtype), "f32", 0, 0,
+     "number type of the optimizer's moments; bf16: half the bytes, rounded up or down by chance", states, 0},
     {"muon_momentum", KEY_FLOAT, AT(muon_momentum), "0.95", 0, 0.9999999, "Muon's momentum", 0, 0},
     {"muon_nesterov", KEY_BOOL, AT(muon_nesterov), "true", 0, 0, "look ahead by one gradient", 0, 0},
     {"muon_steps", KEY_INT, AT(muon_steps), "5", 1, 20, "steps of its orthogonalising iteration", 0, 0},
@@ -107,10 +118,11 @@ const Key optim_keys[] = {
     {"eps", KEY_FLOAT, AT(eps), "1e-8", 1e-20, 1, "added to the root of the latter", 0, 0},
     {"balance_rate", KEY_FLOAT, AT(balance_rate), "1e-3", 0, 1,
      "step of the balancing biases of moe routers (bias_balance), up or down; 0: they stay", 0, 0},
-    {"warmup", KEY_LONG, AT(warmup), "100", 0, 1e12, "steps of linear growth of the learning rate", 0, 0},
-    {"schedule_steps", KEY_LONG, AT(schedule_steps), "0", 0, 1e12,
-     "steps after which cosine, linear and wsd end; 0: those of the run or stage", 0, 0},
-    {"decay_steps", KEY_LONG, AT(decay_steps), "0", 0, 1e12, "steps of wsd's decay, the last of schedule_steps", 0, 0},
+    {"warmup", KEY_LENGTH, AT(warmup), "100", 0, 1e12, "linear growth of the learning rate; N%: of the run or stage", 0,
+     0},
+    {"schedule_steps", KEY_LENGTH, AT(schedule_steps), "0", 0, 1e12,
+     "after which cosine, linear and wsd end; 0: with the run or stage", 0, 0},
+    {"decay_steps", KEY_LENGTH, AT(decay_steps), "0", 0, 1e12, "wsd's decay, the last of schedule_steps", 0, 0},
     {"schedule", KEY_CHOICE, AT(schedule), "cosine", 0, 0, "learning rate after warmup", schedules, 0},
     {0}};
 #undef AT

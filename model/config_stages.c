@@ -46,8 +46,15 @@ bool stages_list(Config *c, Node *root, Err *e) {
 /* Keys that are the run's: where it writes, what it starts from, what its noise is a function of, what its ids and the
  * optimizer's moments mean. */
 static bool may_set(const Node *x, const char *path, Err *e) {
-    static const char *const fixed[] = {"run",         "stages",     "init_from", "train.max_seconds", "data.tokenizer",
-                                        "model.vocab", "optim.kind", NULL};
+    static const char *const fixed[] = {"run",
+                                        "stages",
+                                        "init_from",
+                                        "train.max_seconds",
+                                        "data.tokenizer",
+                                        "model.vocab",
+                                        "optim.kind",
+                                        "optim.state_dtype",
+                                        NULL};
     char at[256];
     for (int i = 0; fixed[i]; i++) {
         size_t n = strlen(fixed[i]);
@@ -75,7 +82,7 @@ static void write_node(Writer *w, const Node *x) {
     } else {
         const char *s = node_null(x) ? "" : x->text;
         bool plain =
-            *s && !x->quoted && !s[strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+-")];
+            *s && !x->quoted && !s[strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+-%")];
         plain ? write_raw(w, s) : write_text(w, s);
     }
 }

@@ -25,6 +25,26 @@ void model_fields(const Model *m, Weights *w, Fields *f) {
     if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
 }
 
+typedef struct {
+    const ModelOpts *opts;
+    bool second;
+    Fields *to;
+} Moments;
+static void see_moment(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    const Moments *x = f->ctx;
+    if (x->second && x->opts->second && !x->opts->second(*t, flags)) {
+        *t = ABSENT;
+        return;
+    }
+    if (x->opts->narrow_moments && !(flags & FIELD_F32)) t->dtype = BF16;
+    x->to->see(x->to, t, path, flags);
+}
+void model_moments(const Model *m, Weights *w, bool second, Fields *to) {
+    Moments x = {&m->opts, second, to};
+    Fields f = {.see = see_moment, .ctx = &x};
+    model_fields(m, w, &f);
+}
+
 static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)path, (void)flags;
     *(size_t *)f->ctx += tensor_count(*t);
@@ -79,27 +99,33 @@ void model_zero_grad(Model *m) {
 /* ---- regions ------------------------------------------------------------------------------------------------------
  */
 
-static void weights_new(const Model *m, Weights *w) {
+void weights_new(const Model *m, Weights *w) {
     *w = (Weights){.layer = xcalloc((size_t)m->L, sizeof *w->layer)};
     for (int l = 0; l < m->L; l++) {
         w->layer[l].mix = xcalloc(1, m->layer[l].kind->mixer->w_size);
         w->layer[l].ffn = xcalloc(1, m->layer[l].ffn->ffn->w_size);
     }
 }
-static void weights_free(const Model *m, Weights *w) {
+void weights_free(const Model *m, Weights *w) {
     for (int l = 0; w->layer && l < m->L; l++) {
         free(w->layer[l].mix);
         free(w->layer[l].ffn);
     }
     free(w->layer);
 }
-static bool region(Model *m, Arena *a, const char *name, Weights *w, Err *e) {
-    Fields f = arena_placer(a);
+enum { VALUES = -1, FIRST, SECOND }; /* weights or gradients; moments */
+static void visit(const Model *m, Weights *w, int kind, Fields f) {
+    if (kind == VALUES)
+        model_fields(m, w, &f);
+    else
+        model_moments(m, w, kind == SECOND, &f);
+}
+static bool region(Model *m, Arena *a, const char *name, Weights *w, int kind, Err *e) {
     a->name = name;
-    model_fields(m, w, &f);
+    visit(m, w, kind, arena_placer(a));
     if (m->opts.dry) return true;
     if (!arena_open(a, name, a->peak, m->opts.poison, e)) return false;
-    model_fields(m, w, &f);
+    visit(m, w, kind, arena_placer(a));
     return true;
 }
 static Tensor logits_head(const Model *m, const Weights *w) { return m->cfg.tied ? w->embed : w->head; }
@@ -142,19 +168,18 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
         m->act[l].ffn = xcalloc(1, m->layer[l].ffn->ffn->s_size);
     }
     weights_new(m, &m->w);
-    if (!region(m, &m->aw, "weights", &m->w, e)) goto fail;
+    if (!region(m, &m->aw, "weights", &m->w, VALUES, e)) goto fail;
     if (opts.train) {
         weights_new(m, &m->g);
         weights_new(m, &m->m);
         weights_new(m, &m->v);
-        if (!region(m, &m->ag, "gradients", &m->g, e) || !region(m, &m->am, "first moments", &m->m, e) ||
-            !region(m, &m->av, "second moments", &m->v, e))
+        if (!region(m, &m->ag, "gradients", &m->g, VALUES, e) || !region(m, &m->am, "first moments", &m->m, FIRST, e) ||
+            !region(m, &m->av, "second moments", &m->v, SECOND, e))
             goto fail;
-        Fields zero = fields_zero();
         if (!opts.dry) {
-            model_fields(m, &m->g, &zero);
-            model_fields(m, &m->m, &zero);
-            model_fields(m, &m->v, &zero);
+            visit(m, &m->g, VALUES, fields_zero());
+            visit(m, &m->m, FIRST, fields_zero());
+            visit(m, &m->v, SECOND, fields_zero());
         }
     }
     m->keep.name = "saved activations", m->scratch.name = "scratch";

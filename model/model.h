@@ -39,6 +39,9 @@ typedef struct {
     int recompute; /* first layers recomputed; -1 all */
     bool poison;
     bool dry; /* measure only */
+    /* Moments as BF16, but those of FIELD_F32 tensors; and which weights have second moments (NULL: all). */
+    bool narrow_moments;
+    bool (*second)(Tensor weight, unsigned flags);
     /* What else will take scratch while nothing else does, such as the optimizer: called with a Run that measures,
      * after weights, gradients and moments have their shapes. NULL: nothing. */
     void (*measure)(Model *, Run *, const void *ctx);
@@ -75,6 +78,8 @@ bool model_map(Model *, const ModelCfg *, Err *);
 void model_init(Model *, uint64_t seed);               /* N(0, init_std), gains 1, biases 0, a mixer's own */
 void model_stage_end(Model *);                         /* Mixer.stage_end on weights and moments */
 void model_fields(const Model *, Weights *, Fields *); /* Hugging Face names */
+/* The same for moments, first or second, with their dtype; those that there are not become ABSENT and are not seen. */
+void model_moments(const Model *, Weights *, bool second, Fields *);
 size_t model_params(const Model *);
 
 /* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0). Adds to the gradients with g (N) = derivative

@@ -411,8 +411,16 @@ bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
 }
 
 bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) {
-    CHECK(t.p && (t.dtype == F32 || t.dtype == F64), "%s", s->name);
+    CHECK(t.p && t.dtype != F16, "%s", s->name);
     if (!st_fits(st, s, t, e)) return false;
+    if (t.dtype == BF16) {
+        if (strcmp(s->dtype, "BF16"))
+            return err_input(e, "%s: tensor \"%s\": expected dtype BF16, found %s", st->file[s->file].path, s->name,
+                             s->dtype);
+        for (size_t i = 0; i < tensor_count(t); i++)
+            ((uint16_t *)t.p)[i] = (uint16_t)(s->p[2 * i] | s->p[2 * i + 1] << 8);
+        return true;
+    }
     size_t n = tensor_count(t), at = convert(s->p, floats[float_of(s)], t, n);
     return at == n || err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", st->file[s->file].path, s->name,
                                 at, dtype_name(t.dtype));

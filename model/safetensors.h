@@ -39,8 +39,9 @@ void st_close(St *);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
 /* The entry has the shape of `t`, which needs no memory, and a dtype that st_read takes. */
 bool st_fits(const St *, const StEntry *, Tensor t, Err *);
-/* The entry's numbers into `t` (F32 or F64 with memory). Refuses another shape, a dtype that is not F64, F32, F16 or
- * BF16, and a finite number that `t` cannot hold. F64 into F32 rounds to nearest; all else is exact. */
+/* The entry's numbers into `t` (F32 or F64 with memory, or BF16, which takes an entry of BF16 only). Refuses another
+ * shape, a dtype that is not F64, F32, F16 or BF16, and a finite number that `t` cannot hold. F64 into F32 rounds to
+ * nearest; all else is exact. */
 bool st_read(const St *, const StEntry *, Tensor t, Err *);
 
 /* Fill fields from a file: f = st_loader(&l) visits them (name: prefix + path), then st_loaded tells. */
@@ -67,12 +68,14 @@ typedef struct {
     StItem *item;
     const char *prefix;
     Dtype as;
+    bool own; /* instead of `as`: as it lies in memory */
 } StList;
 /* Collect: every field as `as`, those with FIELD_F32 not narrower than F32; names get the prefix (NULL: ""). */
 Fields st_lister(StList *);
 void st_add(StList *, const char *name, Tensor t, Dtype as);
 void st_list_free(StList *);
 /* Write the list as the reference does: wide dtypes first, then by name; compact JSON padded to 8 bytes. Tensors are
- * F32 or F64 in memory and are rounded to nearest even. `meta`: key, value, ..., NULL; {"format":"pt"} is always there.
+ * F32 or F64 in memory and are rounded to nearest even; one that is BF16 in memory is stored as that. `meta`: key,
+ * value, ..., NULL; {"format":"pt"} is always there.
  */
 bool st_write(const char *path, const StList *, const char *const *meta, Err *);

@@ -22,7 +22,14 @@ static uint16_t to_f16(double v) {
     return unit == -24 ? sign | (uint16_t)m : (uint16_t)(sign | ((unit + 25) << 10)) + (uint16_t)(m - 1024);
 }
 
-static double number(Tensor t, size_t i) { return t.dtype == F64 ? ((double *)t.p)[i] : ((float *)t.p)[i]; }
+static double number(Tensor t, size_t i) {
+    if (t.dtype == BF16) {
+        uint32_t u = (uint32_t)((uint16_t *)t.p)[i] << 16;
+        float f;
+        return memcpy(&f, &u, 4), f;
+    }
+    return t.dtype == F64 ? ((double *)t.p)[i] : ((float *)t.p)[i];
+}
 
 /* Numbers a..b-1 of `t` as `as`, little-endian. F64 as BF16 rounds twice, by way of F32. */
 static void encode(Tensor t, Dtype as, size_t a, size_t b, unsigned char *out) {
@@ -59,7 +66,7 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
 }
 
 void st_add(StList *l, const char *name, Tensor t, Dtype as) {
-    CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64), "%s", name);
+    CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64 || (t.dtype == BF16 && as == BF16)), "%s", name);
     l->item = xrealloc(l->item, (size_t)l->n + 1, sizeof *l->item);
     l->item[l->n++] = (StItem){xstrdup(name), t, as};
 }
@@ -67,7 +74,7 @@ void st_add(StList *l, const char *name, Tensor t, Dtype as) {
 static void list_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     StList *l = f->ctx;
     char *name = xformat("%s%s", l->prefix ? l->prefix : "", path);
-    st_add(l, name, *t, flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
+    st_add(l, name, *t, l->own ? t->dtype : flags & FIELD_F32 && dtype_size(l->as) < 4 ? F32 : l->as);
     free(name);
 }
 Fields st_lister(StList *l) { return (Fields){.see = list_field, .ctx = l}; }

@@ -164,6 +164,41 @@ static bool read_list(const Key *k, const Node *x, const char *path, void *out, 
     return true;
 }
 
+/* A number, then nothing, % or [kMG]tok. */
+static bool read_length(const Key *k, const Node *x, const char *path, Length *out, Err *e) {
+    static const struct {
+        const char *end;
+        LengthUnit unit;
+        double factor, max;
+    } units[] = {{"ktok", LENGTH_TOKENS, 1e3, 1e15}, {"Mtok", LENGTH_TOKENS, 1e6, 1e15},
+                 {"Gtok", LENGTH_TOKENS, 1e9, 1e15}, {"tok", LENGTH_TOKENS, 1, 1e15},
+                 {"%", LENGTH_PERCENT, 1, 1e4},      {"", LENGTH_STEPS, 1, 0}};
+    char text[40] = "", got[64];
+    bool whole = false, ok = x->type == NODE_SCALAR && strlen(x->text) < sizeof text;
+    size_t i = 0, n = 0;
+    if (ok) snprintf(text, sizeof text, "%s", x->text), n = strlen(text);
+    while (n < strlen(units[i].end) || strcmp(text + n - strlen(units[i].end), units[i].end)) i++;
+    text[n - strlen(units[i].end)] = 0;
+    ok = ok && number_form(text, &whole) && *text != '-';
+    double v = ok ? strtod(text, NULL) * units[i].factor : 0;
+    if (units[i].unit == LENGTH_STEPS) ok = ok && whole && !x->quoted && v <= k->max;
+    if (units[i].unit != LENGTH_STEPS) ok = ok && v <= units[i].max;
+    if (units[i].unit == LENGTH_TOKENS) ok = ok && v == rint(v);
+    if (!ok)
+        return node_refuse(x, path, e, "expected steps, a percentage or tokens (200, 10%%, 2Mtok), got %s",
+                           found(x, got));
+    *out = (Length){v, units[i].unit};
+    return true;
+}
+static void length_text(const Length *s, char buf[48]) {
+    char number[40];
+    number_text(number, s->n);
+    if (s->unit == LENGTH_PERCENT)
+        snprintf(buf, 48, "%s%%", number);
+    else
+        snprintf(buf, 48, "%.0f%s", s->n, s->unit == LENGTH_TOKENS ? "tok" : "");
+}
+
 bool schema_value(const Key *k, const Node *x, const char *path, void *out, Err *e) {
     char got[64];
     double f;
@@ -189,6 +224,7 @@ bool schema_value(const Key *k, const Node *x, const char *path, void *out, Err 
     case KEY_CHOICE: return read_choice(k, x, path, out, e);
     case KEY_NUMBERS:
     case KEY_INTS: return read_list(k, x, path, out, e);
+    case KEY_LENGTH: return read_length(k, x, path, out, e);
     case KEY_TABLE:
         if (x->type == NODE_SCALAR && !node_null(x)) { /* a lone scalar stands for the first key */
             Node kid = *x, *kids[] = {&kid};
@@ -356,6 +392,7 @@ void write_int(Writer *w, int64_t v) { fprintf(value(w), "%lld", (long long)v); 
 void schema_write(Writer *w, const Key *keys, const void *cfg) {
     for (const Key *k = keys; k->name; k++) {
         const void *p = (const char *)cfg + k->at;
+        char length[48];
         if (k->type == KEY_OTHER) continue;
         write_name(w, k->name);
         switch (k->type) {
@@ -381,6 +418,10 @@ void schema_write(Writer *w, const Key *keys, const void *cfg) {
             for (int i = 0; i < ((const Ints *)p)->n; i++) write_item(w), write_int(w, ((const Ints *)p)->v[i]);
             write_list_end(w);
             break;
+        case KEY_LENGTH:
+            length_text(p, length);
+            w->json && ((const Length *)p)->unit ? write_text(w, length) : write_raw(w, length);
+            break;
         case KEY_OTHER: break;
         }
     }
@@ -399,9 +440,11 @@ static void type_text(const Key *k, char buf[256]) {
                                         [KEY_TABLE] = "map",
                                         [KEY_NUMBERS] = "list of numbers",
                                         [KEY_INTS] = "list of whole numbers",
+                                        [KEY_LENGTH] = "steps, N%, or N, Nk, NM, NG followed by tok",
                                         [KEY_OTHER] = "map or list"};
     char range[96];
-    snprintf(buf, 256, "%s%s", names[k->type], k->type == KEY_OTHER ? "" : range_text(k, range));
+    snprintf(buf, 256, "%s%s", names[k->type],
+             k->type == KEY_OTHER || k->type == KEY_LENGTH ? "" : range_text(k, range));
     if (k->type == KEY_CHOICE)
         for (int i = 0; k->choices[i]; i++) {
             size_t n = strlen(buf);

@@ -74,24 +74,22 @@ bool device_bf16(Device *d, bool on, Err *e) {
 
 double device_bf16_gain(Device *d) {
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
-    enum { M = 512, N = 512, K = 512, TIMES = 5 };
+    enum { M = 512, N = 512, K = 512, TIMES = 9 };
     if (d->cuda || d->gemm_bf16 != gemm_bf16_avx512bf16) return 0;
     GemmShape s = {M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .weights = N * K};
     real *x = xcalloc(M * K + N * K + M * N, sizeof *x), *y = x + M * K, *z = y + N * K;
     double best[2] = {1e9, 1e9};
-    for (int on = 0; on < 2; on++) {
-        Arena pad = {0};
-        Err e = {0};
-        gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, GEMM_BF16_LEAST);
-        gemm(d->gemm, &pad, s, z, x, y);
-        CHECK(arena_open(&pad, "probe", pad.peak, false, &e), "%s", e.msg);
-        for (int i = 0; i < TIMES; i++) {
+    Arena pad = {0};
+    Err e = {0};
+    for (int i = -1; i < TIMES; i++) /* in turn, so that a machine that is busy for a while is so for both */
+        for (int on = 0; on < 2; on++) {
+            gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, 0);
             double from = now_seconds();
             gemm(d->gemm, &pad, s, z, x, y);
-            best[on] = fmin(best[on], now_seconds() - from);
+            if (i >= 0) best[on] = fmin(best[on], now_seconds() - from);
+            if (i < 0 && on) CHECK(arena_open(&pad, "probe", pad.peak, false, &e), "%s", e.msg);
         }
-        arena_close(&pad);
-    }
+    arena_close(&pad);
     gemm_use(d->gemm, NULL, 0, 0);
     free(x);
     return best[0] / best[1];

@@ -17,6 +17,7 @@ typedef enum {
     KEY_TABLE,   /* nested struct described by `sub`; a lone scalar stands for its first key: `rope: none` */
     KEY_NUMBERS, /* Numbers: a list of numbers */
     KEY_INTS,    /* Ints: a list of whole numbers */
+    KEY_LENGTH,  /* Length: a length of training */
     KEY_OTHER    /* read and written by its owner's own code; stands in the table for its name and meaning */
 } KeyType;
 enum { KEY_TEXT_MAX = 1024, KEY_LIST_MAX = 256 };
@@ -27,6 +28,14 @@ typedef struct {
 typedef struct {
     int n, v[KEY_LIST_MAX];
 } Ints;
+
+/* A length of training: `200` steps; `10%` of the steps of the run or stage; `2e6tok`, `500ktok`, `2Mtok`, `1.5Gtok`
+ * tokens read. */
+typedef enum { LENGTH_STEPS, LENGTH_PERCENT, LENGTH_TOKENS } LengthUnit;
+typedef struct {
+    double n; /* steps and tokens are whole; 0 is 0 in any unit */
+    LengthUnit unit;
+} Length;
 
 typedef struct Key {
     const char *name;

@@ -16,6 +16,14 @@ typedef struct {
 /* Where noise enters: part of its key. */
 typedef enum { DROP_EMBED, DROP_MIXER, DROP_FFN, NOISE_DECISION } DropSite;
 
+/* Numbers stored as BF16 are rounded up or down by chance, so that the mean of what is stored is the number: with
+ * x between the neighbours a < b, b is taken with the chance (x - a) / (b - a). The chance is drawn
+ * from rng_mix(key, place), its lowest 16 bits (of a second moment: the next 16), where place is that in the whole
+ * tensor: `at` + that in the argument. Source: arXiv:1502.02551. */
+typedef struct {
+    uint64_t key, at;
+} Rounding;
+
 struct Ops {
     const char *name; /* "cpu" */
 
@@ -165,9 +173,12 @@ struct Ops {
                         const real *g);
 
     /* One AdamW step t >= 1 on one tensor, decoupled decay (arXiv:1711.05101), with g scaled by gscale first:
-     *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w). */
+     *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w).
+     * m and v may both be BF16: w takes its step by the numbers before they are rounded. */
     void (*adamw)(Run *, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
-                  double decay, double gscale, int64_t t);
+                  double decay, double gscale, int64_t t, Rounding);
+    /* m = mu m + gscale g; u = mu m + gscale g (nesterov) or m. m may be BF16: u is of the number before rounding. */
+    void (*momentum)(Run *, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding);
     double (*sumsq)(Run *, Tensor x); /* sum of squares in f64; synchronises */
 };
 

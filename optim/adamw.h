@@ -6,6 +6,7 @@
 typedef struct {
     double beta1, beta2, eps;
     double decay;   /* of matrices (param_decays); other tensors have none */
+    uint64_t seed;  /* of the rounding of moments that are BF16 */
     double balance; /* step of FIELD_BALANCE tensors: w -= balance sign(g); no schedule, no memory of earlier steps */
 } AdamwCfg;
 

@@ -1,9 +1,10 @@
 /* muon.c: see muon.h. */
 #include "muon.h"
 
-bool muon_takes(const Param *p) {
-    return p->t[PARAM_WEIGHT].rank == 2 && !(p->flags & (FIELD_TABLE | FIELD_NODECAY | FIELD_BALANCE));
+bool muon_takes(Tensor w, unsigned flags) {
+    return w.rank == 2 && !(flags & (FIELD_TABLE | FIELD_NODECAY | FIELD_BALANCE));
 }
+bool muon_leaves(Tensor w, unsigned flags) { return !muon_takes(w, flags); }
 
 /* y (C,C) = x^T x of x (R,C), or (R,R) = x x^T: the smaller of the two. */
 static void square(Run *r, Tensor y, Tensor x, bool tall) {
@@ -14,7 +15,7 @@ static void square(Run *r, Tensor y, Tensor x, bool tall) {
         r->ops->linear(r, y, x, x, ABSENT);
 }
 
-void muon_step(Run *r, const Param *p, const MuonCfg *c, double lr, double gscale) {
+void muon_step(Run *r, const Param *p, const MuonCfg *c, double lr, double gscale, int64_t t) {
     static const double A = 3.4445, B = -4.7750, C = 2.0315;
     Tensor w = p->t[PARAM_WEIGHT], m = p->t[PARAM_M];
     int rows = w.n[0], cols = w.n[1], n = imin(rows, cols);
@@ -22,9 +23,7 @@ void muon_step(Run *r, const Param *p, const MuonCfg *c, double lr, double gscal
     Mark mark = arena_mark(r->scratch);
     Tensor x = SCRATCH(r, "muon x", rows, cols), next = SCRATCH(r, "muon next", rows, cols),
            s = SCRATCH(r, "muon square", n, n), q = SCRATCH(r, "muon fourth", n, n);
-    r->ops->axpby(r, m, gscale, p->t[PARAM_GRAD], c->momentum);
-    r->ops->copy(r, x, m);
-    if (c->nesterov) r->ops->axpby(r, x, gscale, p->t[PARAM_GRAD], c->momentum);
+    r->ops->momentum(r, x, m, p->t[PARAM_GRAD], c->momentum, gscale, c->nesterov, param_rounding(p, c->seed, t));
     double norm = sqrt(r->ops->sumsq(r, x));
     r->ops->axpby(r, x, 0, x, 1 / (norm + 1e-7));
     for (int k = 0; k < c->steps; k++) {

@@ -14,9 +14,11 @@ typedef struct {
     double momentum, decay, scale; /* scale: the 0.2 above */
     bool nesterov;
     int steps;
+    uint64_t seed; /* of the rounding of momentum that is BF16 */
 } MuonCfg;
 
-/* A matrix of a hidden layer: two dimensions, neither embedding nor head. */
-bool muon_takes(const Param *);
-/* One step on a matrix that muon_takes; g is read times gscale and not changed; m is the momentum. */
-void muon_step(Run *, const Param *, const MuonCfg *, double lr, double gscale);
+/* A matrix of a hidden layer: two dimensions, neither embedding nor head. It has no second moments. */
+bool muon_takes(Tensor weight, unsigned flags);
+bool muon_leaves(Tensor weight, unsigned flags); /* the reverse */
+/* The t-th step, on a matrix that muon_takes; g is read times gscale and not changed; m is the momentum. */
+void muon_step(Run *, const Param *, const MuonCfg *, double lr, double gscale, int64_t t);

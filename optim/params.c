@@ -10,6 +10,7 @@ static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
         snprintf(s->p[s->n].name, sizeof s->p->name, "%s", path);
         s->n++;
     }
+    while (s->role == PARAM_V && s->at < s->n && strcmp(s->p[s->at].name, path)) s->at++;
     CHECK(s->at < s->n, "%s: one field more than there are weights", path);
     Param *p = &s->p[s->at++];
     CHECK(!strcmp(p->name, path), "%s where the weights have %s", path, p->name);
@@ -28,10 +29,17 @@ bool param_decays(const Param *p) {
     return p->t[PARAM_WEIGHT].rank >= 2 && !(p->flags & (FIELD_NODECAY | FIELD_BALANCE));
 }
 
-void params_check(const Params *s) {
+void params_check(const Params *s, bool (*second)(Tensor weight, unsigned flags)) {
     for (int i = 0; i < s->n; i++)
-        for (int role = 0; role < PARAM_ROLES; role++)
-            CHECK(present(s->p[i].t[role]), "%s: role %d was not visited", s->p[i].name, role);
+        for (int role = 0; role < PARAM_ROLES; role++) {
+            const Param *p = &s->p[i];
+            bool wanted = role != PARAM_V || !second || second(p->t[PARAM_WEIGHT], p->flags);
+            CHECK(present(p->t[role]) == wanted, "%s: role %d was %svisited", p->name, role, wanted ? "not " : "");
+        }
+}
+
+Rounding param_rounding(const Param *p, uint64_t seed, int64_t t) {
+    return (Rounding){.key = rng_name(rng_mix(rng_name(seed, "rounding of moments"), (uint64_t)t), p->name)};
 }
 
 void params_free(Params *s) {

@@ -4,9 +4,10 @@
  * visitor of its role pairs them by order and checks that names and shapes agree:
  *     Params p = {0};
  *     for (int role = 0; role < PARAM_ROLES; role++) { Fields f = params_visitor(&p, role); model_fields(m, ..., &f); }
- * No memory of numbers is owned; p stays valid while the four regions stand. */
+ * Moments may be narrower than weights (BF16). No memory of numbers is owned; p stays valid while the four regions
+ * stand. */
 #pragma once
-#include "../ops/tensor.h"
+#include "../ops/ops.h"
 
 typedef enum { PARAM_WEIGHT, PARAM_GRAD, PARAM_M, PARAM_V, PARAM_ROLES } ParamRole;
 typedef struct {
@@ -20,10 +21,14 @@ typedef struct {
     int role, at; /* of the visit under way */
 } Params;
 
-/* Weights come first; a later role that meets another name, shape or number of tensors is our own mistake (CHECK). */
+/* The key of a tensor's stochastic rounding in the t-th step: of seed, step and name, so that resuming, threads and
+ * sharding change nothing. */
+Rounding param_rounding(const Param *, uint64_t seed, int64_t t);
+/* Weights come first; a later role that meets another name, shape or number of tensors is our own mistake (CHECK).
+ * Second moments may leave tensors out. */
 Fields params_visitor(Params *, ParamRole);
 /* Weight decay is for matrices: rank >= 2 and neither FIELD_NODECAY nor FIELD_BALANCE. */
 bool param_decays(const Param *);
-/* All roles were visited in full. */
-void params_check(const Params *);
+/* All roles were visited in full; second moments only where `second` wants them (NULL: everywhere). */
+void params_check(const Params *, bool (*second)(Tensor weight, unsigned flags));
 void params_free(Params *);

@@ -67,6 +67,9 @@ static const struct {
     {"dropout", 2},
     {"linear_xent", 40},
     {"adamw", 8},
+    {"adamw_bf16", 8},
+    {"momentum", 4},
+    {"momentum_bf16", 4},
     {"sumsq", 8},
 };
 double rig_limit(const char *op) {

@@ -37,7 +37,7 @@ static const struct {
     {MODEL "tokens: [{name: ramp}]",
      "run.yaml:2: tokens: unknown key; known: run, model, init_from, stages, data, train, optim"},
     {MODEL "teacher: {path: x}", "teacher: unknown key"},
-    {MODEL "optim: {state_dtype: f32}", "optim.state_dtype: unknown key"},
+    {MODEL "optim: {moment_dtype: f32}", "optim.moment_dtype: unknown key"},
     {"model:\n  d_model: 32\n  layers: 2\n  ffn: {kind: swiglu, hidden: 8}\n  kinds:\n    local: {mixer: gqa, heads: "
      "2,\n"
      "      widow: 3}\n",
@@ -204,6 +204,41 @@ static const struct {
     {"model.max_positions=128", "data.seq_len: 256 is more than model.max_positions, 128"},
     {"optim.warmup=2001", "optim.warmup: 2001 is more than train.steps, 2000"},
     {"optim={warmup: 20, schedule_steps: 10}", "20 is more than optim.schedule_steps, 10"},
+    {"optim.warmup=-1", "optim.warmup: expected steps, a percentage or tokens (200, 10%, 2Mtok), got -1"},
+    {"optim.warmup=1.5", "got 1.5"},
+    {"optim.warmup=1e3", "got 1e3"},
+    {"optim.warmup='100'", "got \"100\""},
+    {"optim.warmup=1000000000001", "got 1000000000001"},
+    {"optim.warmup='%'", "got \"%\""},
+    {"optim.warmup=10 %", "got 10 %"},
+    {"optim.warmup=10%%", "got 10%%"},
+    {"optim.warmup=-10%", "got -10%"},
+    {"optim.warmup=10001%", "got 10001%"},
+    {"optim.warmup=nan%", "got nan%"},
+    {"optim.warmup=tok", "got tok"},
+    {"optim.warmup=2mtok", "got 2mtok"},
+    {"optim.warmup=2M", "got 2M"},
+    {"optim.warmup=2 Mtok", "got 2 Mtok"},
+    {"optim.warmup=0.5tok", "got 0.5tok"},
+    {"optim.warmup=1.0000001Mtok", "got 1.0000001Mtok"},
+    {"optim.warmup=1000001Gtok", "got 1000001Gtok"},
+    {"optim.warmup=1e999tok", "got 1e999tok"},
+    {"optim.warmup=1000000000000000000000000000000000000000tok", "got 1000000000000000000000000000000000000000"},
+    {"optim.warmup=", "got null"},
+    {"optim.warmup=[1]", "got a list"},
+    {"optim.warmup=100.1%", "optim.warmup: 2002 is more than train.steps, 2000"},
+    {"optim={warmup: 0, schedule: wsd, decay_steps: 0%}", "schedule wsd needs the length of its decay"},
+    {"optim={warmup: 0, schedule: wsd, schedule_steps: 50%, decay_steps: 51%}",
+     "1020 steps of decay after 0 of optim.warmup are more than optim.schedule_steps, 1000"},
+    {"optim={warmup: 65537tok, schedule_steps: 65536tok}", "5 is more than optim.schedule_steps, 4"},
+    {"train.skip_z=0.5", "train.skip_z: expected 0 (none) or at least 1 deviation, got 0.5"},
+    {"train.skip_z=-1", "train.skip_z: expected a number from 0"},
+    {"train.skip_window=1", "train.skip_window: expected a whole number from 2 to 1024, got 1"},
+    {"train.skip_window=1025", "got 1025"},
+    {"train.skip_most=0", "train.skip_most: expected a whole number from 1"},
+    {"train.async_save=1", "train.async_save: expected true or false, got 1"},
+    {"train.tensorboard=yes", "train.tensorboard: expected true or false, got yes"},
+    {"optim.state_dtype=f16", "optim.state_dtype: expected one of f32, bf16, got f16"},
     {"optim.min_lr=0.01", "optim.min_lr: 0.01 is more than optim.lr, 0.001"},
     {"train.recompute=3", "train.recompute: 3 is more than model.layers, 2"},
     {"train={steps: 1000000000000, batch: 1048576, micro_batch: 8}", "train.steps: steps x batch x seq_len"},
@@ -327,10 +362,48 @@ Test(config, defaults) {
     cr_assert(c->train.steps == 2000 && c->train.max_seconds == 0 && c->train.batch == 64 && c->train.micro_batch == 8);
     cr_assert(c->train.dtype == DTYPE_AUTO && c->train.dropout == 0 && c->train.recompute == 0);
     cr_assert(c->train.eval_every == 200 && c->train.save_every == 500 && c->train.keep_best);
-    cr_assert(c->optim.kind == OPTIM_ADAMW && c->optim.lr == 1e-3 && c->optim.min_lr == 1e-4 && c->optim.warmup == 100);
-    cr_assert(c->optim.schedule == SCHEDULE_COSINE && c->optim.schedule_steps == 0 && c->optim.weight_decay == 0.1);
+    cr_assert(c->optim.kind == OPTIM_ADAMW && c->optim.lr == 1e-3 && c->optim.min_lr == 1e-4 &&
+              c->optim.warmup.n == 100);
+    cr_assert(c->optim.schedule == SCHEDULE_COSINE && c->optim.schedule_steps.n == 0 && c->optim.weight_decay == 0.1);
     cr_assert(c->optim.clip == 1 && c->optim.beta1 == 0.9 && c->optim.beta2 == 0.95 && c->optim.eps == 1e-8);
     config_free(&one);
+}
+
+/* Lengths of the schedule in each unit; written and read again they are the same. A step is 64 x 256 tokens. */
+Test(config, lengths_of_the_schedule) {
+    static const struct {
+        char *over;
+        int64_t warmup, steps, decay;
+        const char *written;
+    } cases[] = {
+        {"optim={warmup: 3}", 3, 2000, 0, "warmup: 3\n"},
+        {"optim={warmup: 10%}", 200, 2000, 0, "warmup: 10%\n"},
+        {"optim={warmup: '0.5%'}", 10, 2000, 0, "warmup: 0.5%\n"},
+        {"optim={warmup: 0.0001%}", 1, 2000, 0, "warmup: 0.0001%\n"},
+        {"optim={warmup: 1%, schedule: wsd, decay_steps: 33.33%}", 20, 2000, 667, "decay_steps: 33.33%\n"},
+        {"optim={warmup: 0%}", 0, 2000, 0, "warmup: 0%\n"},
+        {"optim={warmup: 16384tok}", 1, 2000, 0, "warmup: 16384tok\n"},
+        {"optim={warmup: 16385tok}", 2, 2000, 0, "warmup: 16385tok\n"},
+        {"optim={warmup: 1tok}", 1, 2000, 0, "warmup: 1tok\n"},
+        {"optim={warmup: 1.6384Mtok}", 100, 2000, 0, "warmup: 1638400tok\n"},
+        {"optim={warmup: 32ktok, schedule_steps: 0.01Gtok}", 2, 611, 0, "schedule_steps: 10000000tok\n"},
+        {"optim={warmup: 2e6tok, schedule_steps: 150%}", 123, 3000, 0, "schedule_steps: 150%\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Err e = {0};
+        cr_assert(config_parse(&one, small, strlen(small), "run.yaml", 1, &cases[i].over, &e), "%s", e.msg);
+        char *text = config_text(&one);
+        cr_assert(strstr(text, cases[i].written), "%s: wrote %s", cases[i].over, text);
+        cr_assert(config_parse(&two, text, strlen(text), "again", 0, NULL, &e), "%s", e.msg);
+        for (int again = 0; again < 2; again++) {
+            ScheduleSteps s = config_schedule(again ? &two : &one);
+            cr_assert(s.warmup == cases[i].warmup && s.steps == cases[i].steps && s.decay == cases[i].decay,
+                      "%s: %lld, %lld, %lld", cases[i].over, (long long)s.warmup, (long long)s.steps,
+                      (long long)s.decay);
+        }
+        free(text);
+        config_free(&one), config_free(&two);
+    }
 }
 
 Test(config, overrides) {
@@ -481,6 +554,12 @@ static const struct {
     {"optim.warmup=3", NULL},
     {"optim.schedule_steps=300", NULL},
     {"optim.decay_steps=3", NULL},
+    {"optim.warmup=3%", NULL},
+    {"train.async_save=true", NULL},
+    {"train.tensorboard=true", NULL},
+    {"train.skip_z=3", NULL},
+    {"train.skip_window=3", NULL},
+    {"train.skip_most=3", NULL},
     {"model.vocab=0", NULL},
     {"model.vocab=258", "model.vocab: 258, but the run was begun with 257"},
     {"model.layers=4", "model.layers: 4, but the run was begun with 3"},
@@ -500,6 +579,7 @@ static const struct {
     {"optim.lr=1", "optim.lr: 1"},
     {"optim.schedule=constant", "optim.schedule: constant"},
     {"train.compression.target=2", "train.compression.target: 2, but the run was begun with 1"},
+    {"optim.state_dtype=bf16", "optim.state_dtype: bf16, but the run was begun with f32"},
     {"init_from=x", "init_from: x, but the run was begun with null"},
 };
 ParameterizedTestParameters(config, resumable) {

@@ -18,16 +18,16 @@
 #define LLVMFuzzerTestOneInput fuzz_tokenizer
 #include "fuzz/tokenizer.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_events
+#include "fuzz/events.c"
+#undef LLVMFuzzerTestOneInput
 
 enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
     const char *name;
     int (*run)(const uint8_t *, size_t);
-} target[] = {{"safetensors", fuzz_safetensors},
-              {"shard_index", fuzz_shard_index},
-              {"model_config", fuzz_model_config},
-              {"run_config", fuzz_run_config},
-              {"tokenizer", fuzz_tokenizer}};
+} target[] = {{"safetensors", fuzz_safetensors}, {"shard_index", fuzz_shard_index}, {"model_config", fuzz_model_config},
+              {"run_config", fuzz_run_config},   {"tokenizer", fuzz_tokenizer},     {"events", fuzz_events}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

@@ -117,13 +117,13 @@ Test(moe, balancing_is_no_gradient) {
         field(&f, &bias, "bias", FIELD_BALANCE, 1, 5); /* rank 2, and still not decayed */
         field(&f, &plain, "plain", 0, 2);
     }
-    params_check(&s);
+    params_check(&s, NULL);
     cr_assert(!param_decays(&s.p[0]));
     cr_assert(device_open(&dev, "cpu", 1, &e) && arena_open(&scratch, "scratch", 1 << 16, true, &e), "%s", e.msg);
     Run run = run_make(dev, &scratch);
     Clip clip = clip_norm(&run, &s, 1);
     cr_assert(fabs(clip.norm - 5) < 1e-12, "norm %g", clip.norm);
-    AdamwCfg a = {0.9, 0.95, 1e-8, 0.5, 0.25};
+    AdamwCfg a = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.5, .balance = 0.25};
     for (int t = 1; t <= 2; t++) optimizer_step(&run, &s, &(OptimizerCfg){.adamw = a}, 1e-3, clip.scale, t);
     const real want[] = {(real)0.5, (real)2.5, 3, (real)-4.5, (real)5.5};
     CHECK_BYTES("bias", w[0], want, sizeof want);

@@ -82,16 +82,16 @@ Test(muon, steps_of_every_shape) {
         char what[64];
         Arena dry = {.name = "scratch"}, scratch = {0};
         Param p = {.t = {TENSOR(w, REAL, R_, C), TENSOR(g, REAL, R_, C), TENSOR(m, REAL, R_, C), ABSENT}};
-        cr_assert(muon_takes(&p));
+        cr_assert(muon_takes(p.t[0], p.flags) && !muon_leaves(p.t[0], p.flags));
         Run run = run_make(dev, &dry);
-        muon_step(&run, &p, &c, 0.02, 0.7); /* measures */
+        muon_step(&run, &p, &c, 0.02, 0.7, 1); /* measures */
         cr_assert(arena_open(&scratch, "scratch", dry.peak, true, &e), "%s", e.msg);
         run = run_make(dev, &scratch);
         ref.rows = R_, ref.cols = C;
         random_fill(w, ref.w, n, 1), random_fill(m, ref.m, n, 3);
         for (int step = 0; step < 3; step++) {
             random_fill(g, ref.g, n, (uint64_t)(10 + step));
-            muon_step(&run, &p, &c, 0.02, 0.7);
+            muon_step(&run, &p, &c, 0.02, 0.7, 1);
             reference(&ref, &c, 0.02, 0.7);
         }
         real want[MOST];
@@ -110,11 +110,11 @@ Test(muon, steps_of_every_shape) {
 
 Test(muon, leaves_tables_and_vectors_alone) {
     Param p = {.flags = FIELD_TABLE, .t = {TENSOR(NULL, REAL, 4, 4)}};
-    cr_assert(!muon_takes(&p));
+    cr_assert(!muon_takes(p.t[0], p.flags) && muon_leaves(p.t[0], p.flags));
     p = (Param){.t = {TENSOR(NULL, REAL, 4)}};
-    cr_assert(!muon_takes(&p));
+    cr_assert(!muon_takes(p.t[0], p.flags) && muon_leaves(p.t[0], p.flags));
     p = (Param){.t = {TENSOR(NULL, REAL, 4, 1, 3)}};
-    cr_assert(!muon_takes(&p));
+    cr_assert(!muon_takes(p.t[0], p.flags) && muon_leaves(p.t[0], p.flags));
     p = (Param){.flags = FIELD_NODECAY, .t = {TENSOR(NULL, REAL, 4, 3)}};
-    cr_assert(!muon_takes(&p));
+    cr_assert(!muon_takes(p.t[0], p.flags) && muon_leaves(p.t[0], p.flags));
 }

@@ -494,6 +494,7 @@ static const struct {
     ENTRY(dropout),
     ENTRY(linear_xent),
     ENTRY(adamw),
+    ENTRY(momentum),
     ENTRY(sumsq),
 };
 Test(ops, the_table_is_complete) {

@@ -1,4 +1,4 @@
-/* The head with cross-entropy, AdamW, sums of squares, and the matrix product itself: see rig.h. */
+/* The head with cross-entropy, sums of squares, and the matrix product itself: see rig.h. */
 #include "rig.h"
 #include "../ops/gemm.h"
 #include <criterion/redirect.h>
@@ -139,36 +139,8 @@ Test(ops, linear_xent_refuses_a_target_outside, .signal = SIGABRT, .init = cr_re
     OP(&g, linear_xent, nll, NULL, ABSENT, ABSENT, x, w, (int[]){3}, NULL);
 }
 
-/* ---- AdamW, norms -------------------------------------------------------------------------------------------------
+/* ---- norms ---------------------------------------------------------------------------------------------------------
  */
-void case_adamw(Rig *g, int N, int d) {
-    for (int k = 0; k < 4; k++) {
-        Mark mark = arena_mark(&g->mem);
-        const double lr = 3e-3, b1 = 0.9, b2 = 0.95, eps = k & 1 ? 1e-8 : 1e-3, decay = k & 2 ? 0.1 : 0,
-                     gscale = k == 3 ? 0.37 : 1;
-        int64_t t = (int64_t[]){1, 2, 1000, 100000}[k];
-        Tensor w = RANDOM(g, "w", N, d), G = RANDOM(g, "g", N, d), m = RANDOM(g, "m", N, d), v = RANDOM(g, "v", N, d);
-        for (int i = 0; i < N * d; i++) R(v)[i] *= R(v)[i];
-        Ref *rw = refs_of(w), *rm = refs((size_t)(N * d)), *rv = refs((size_t)(N * d));
-        wide c1 = 1 - powl(b1, t), c2 = 1 - powl(b2, t);
-        for (int i = 0; i < N * d; i++) {
-            wide gi = (wide)R(G)[i] * gscale;
-            ref_add(&rm[i], b1 * (wide)R(m)[i]), ref_add(&rm[i], (1 - (wide)b1) * gi);
-            ref_add(&rv[i], b2 * (wide)R(v)[i]), ref_add(&rv[i], (1 - (wide)b2) * gi * gi);
-            wide scale = lr / c1 / (sqrtl(rv[i].want / c2) + eps);
-            for (int j = 0; j < 2; j++) ref_add(&rw[i], -scale * (j ? (1 - (wide)b1) * gi : b1 * (wide)R(m)[i]));
-            ref_add(&rw[i], -lr * decay * (wide)R(w)[i]);
-        }
-        OP(g, adamw, w, G, m, v, lr, b1, b2, eps, decay, gscale, t);
-        CHECK_REF(g, "adamw", "w", w, rw);
-        CHECK_REF(g, "adamw", "m", m, rm);
-        CHECK_REF(g, "adamw", "v", v, rv);
-        free(rw), free(rm), free(rv);
-        arena_release(&g->mem, mark);
-    }
-}
-OP_TEST(adamw, EXACT)
-
 void case_sumsq(Rig *g, int N, int d) {
     Tensor x = N == 150 && d > 100 ? RANDOM(g, "long", 3, 100001) : RANDOM(g, "x", N, d);
     wide want = 0;

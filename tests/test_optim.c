@@ -131,7 +131,7 @@ static Params collect(Part part[PARAM_ROLES]) {
     Params s = {0};
     for (int role = 0; role < PARAM_ROLES; role++)
         part_fields(&part[role], 0, NPARAM, params_visitor(&s, (ParamRole)role));
-    params_check(&s);
+    params_check(&s, NULL);
     return s;
 }
 
@@ -159,7 +159,7 @@ Test(optim, a_missing_role_is_caught, .signal = SIGABRT) {
     Params s = {0};
     parts_open(part, 1, SIZES);
     part_fields(&part[0], 0, NPARAM, params_visitor(&s, PARAM_WEIGHT));
-    params_check(&s);
+    params_check(&s, NULL);
 }
 Test(optim, another_name_is_caught, .signal = SIGABRT) {
     Part part[PARAM_ROLES] = {0};
@@ -238,10 +238,10 @@ static void adamw_number(double x[PARAM_ROLES], const AdamwCfg *c, bool decays, 
 }
 
 Test(optim, adamw_is_its_formula) {
-    const AdamwCfg cfgs[] = {{0.9, 0.95, 1e-8, 0.1, 0},
-                             {0.9, 0.999, 1e-6, 0, 0},
-                             {0, 0, 1e-3, 0.5, 0},
-                             {0.5, 0.99, 1e-8, 2, 0}};
+    const AdamwCfg cfgs[] = {{0.9, 0.95, 1e-8, 0.1, 0, 0},
+                             {0.9, 0.999, 1e-6, 0, 0, 0},
+                             {0, 0, 1e-3, 0.5, 0, 0},
+                             {0.5, 0.99, 1e-8, 2, 0, 0}};
     const int64_t ts[] = {1, 2, 10, 1000, 1000000};
     double worst = 0;
     Bench b;
@@ -284,7 +284,7 @@ Test(optim, a_step_does_not_depend_on_threads) {
         parts_open(part[k], 4, SIZES);
         Params s = collect(part[k]);
         for (int64_t t = 1; t <= 3; t++)
-            optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, 0}}, 1e-2,
+            optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, 0, 0}}, 1e-2,
                            clip_norm(&b.run, &s, 0.1).scale, t);
         params_free(&s);
         bench_close(&b);
@@ -323,7 +323,7 @@ Test(optim, adamw_is_torchs) {
         double lr = strtod(next, &next), norm = strtod(next, &next);
         Clip c = clip_norm(&b.run, &s, 1.25);
         cr_assert(fabs(c.norm - norm) <= ROUNDING * norm, "step %d: norm %.17g, torch %.17g", step, c.norm, norm);
-        optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, 0}}, lr, c.scale, step + 1);
+        optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, 0, 0}}, lr, c.scale, step + 1);
         for (int at = 0; at < NUMBERS; at++) {
             double want = strtod(next, &next), error = fabs((double)w[at] - want);
             if (!(error <= worst)) worst = error;

@@ -120,18 +120,15 @@ Test(schema, numbers_read_back) {
 /* Every member of a struct of settings has a key: each key's place begins where another's ends, but for alignment. What
  * the keys do not describe (lists read by hand) is named by skip_from..skip_to. */
 static void covers(const char *what, const Key *keys, size_t size, size_t skip_from, size_t skip_to) {
-    static const size_t sizes[] = {[KEY_INT] = sizeof(int),
-                                   [KEY_LONG] = sizeof(int64_t),
-                                   [KEY_FLOAT] = sizeof(double),
-                                   [KEY_BOOL] = 1,
-                                   [KEY_TEXT] = KEY_TEXT_MAX,
-                                   [KEY_CHOICE] = sizeof(int),
-                                   [KEY_NUMBERS] = sizeof(Numbers),
-                                   [KEY_INTS] = sizeof(Ints),
-                                   [KEY_TABLE] = sizeof(CompressionCfg)}; /* the only table in these */
+    static const size_t sizes[] = {
+        [KEY_INT] = sizeof(int),         [KEY_LONG] = sizeof(int64_t),
+        [KEY_FLOAT] = sizeof(double),    [KEY_BOOL] = 1,
+        [KEY_TEXT] = KEY_TEXT_MAX,       [KEY_CHOICE] = sizeof(int),
+        [KEY_NUMBERS] = sizeof(Numbers), [KEY_INTS] = sizeof(Ints),
+        [KEY_LENGTH] = sizeof(Length),   [KEY_TABLE] = sizeof(CompressionCfg)}; /* the only table in these */
     static const size_t aligns[] = {
-        [KEY_INT] = 4,    [KEY_LONG] = 8,    [KEY_FLOAT] = 8, [KEY_BOOL] = 1, [KEY_TEXT] = 1,
-        [KEY_CHOICE] = 4, [KEY_NUMBERS] = 8, [KEY_INTS] = 4,  [KEY_TABLE] = 8};
+        [KEY_INT] = 4,    [KEY_LONG] = 8,    [KEY_FLOAT] = 8, [KEY_BOOL] = 1,  [KEY_TEXT] = 1,
+        [KEY_CHOICE] = 4, [KEY_NUMBERS] = 8, [KEY_INTS] = 4,  [KEY_TABLE] = 8, [KEY_LENGTH] = 8};
     size_t last = skip_to;
     for (const Key *k = keys; k->name; k++) {
         cr_assert(k->meaning && *k->meaning && k->min <= k->max, "%s: %s", what, k->name);

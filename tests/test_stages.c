@@ -69,6 +69,8 @@ static const struct {
     {" [{name: a, steps: 3, set: {train.steps: 3}}]", NULL, "train.steps: is the stage's own `steps`"},
     {" [{name: a, steps: 3, set: {train: {steps: 3}}}]", NULL, "train.steps: is the stage's own `steps`"},
     {" [{name: a, steps: 3, set: {train.max_seconds: 3}}]", NULL, "train.max_seconds: belongs to the run as a whole"},
+    {" [{name: a, steps: 3, set: {optim.state_dtype: bf16}}]", NULL,
+     "optim.state_dtype: belongs to the run as a whole"},
     {" [{name: a, steps: 3, set: {run.seed: 3}}]", NULL, "run.seed: belongs to the run as a whole"},
     {" [{name: a, steps: 3, set: {run: {dir: x}}}]", NULL, "run: belongs to the run as a whole"},
     {" [{name: a, steps: 3, set: {data: {tokenizer: byte}}}]", NULL, "data.tokenizer: belongs to the run as a whole"},
@@ -116,8 +118,8 @@ Test(stages, are_the_run_with_something_set) {
     cr_assert(!strcmp(a.name, "first") && a.first == 0 && a.steps == 5 && a.cfg->train.steps == 5);
     cr_assert(!strcmp(b.name, "two_2") && b.first == 5 && b.steps == 3 && b.cfg->train.steps == 3);
     cr_assert(!strcmp(c.name, "no") && c.first == 8 && c.steps == 4 && c.cfg->train.steps == 4);
-    cr_assert(a.cfg->optim.lr == 0.02 && a.cfg->optim.warmup == 2 && a.cfg->data.seq_len == 16 && !a.cfg->nstages);
-    cr_assert(b.cfg->optim.lr == 3e-5 && b.cfg->optim.warmup == 0 && b.cfg->optim.schedule == SCHEDULE_LINEAR);
+    cr_assert(a.cfg->optim.lr == 0.02 && a.cfg->optim.warmup.n == 2 && a.cfg->data.seq_len == 16 && !a.cfg->nstages);
+    cr_assert(b.cfg->optim.lr == 3e-5 && b.cfg->optim.warmup.n == 0 && b.cfg->optim.schedule == SCHEDULE_LINEAR);
     cr_assert(b.cfg->data.ntrain == 3 && !strcmp(b.cfg->data.train[1].path, "b, c") && b.cfg->data.seq_len == 8);
     cr_assert(b.cfg->model.max_positions == 16 && !strcmp(b.cfg->train.sample_prompt, "a, b}#c"));
     char *json = model_cfg_json(&b.cfg->model);

@@ -9,8 +9,17 @@
 /* ---- state.json -----------------------------------------------------------------------------------------------------
  */
 
-static bool state_write(const char *path, const Trainer *t, Err *e) {
-    const TrainState *s = &t->state;
+static json_t *numbers(const double *v, int n) {
+    json_t *a = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(a, json_real(v[i]));
+    return a;
+}
+static json_t *skips_json(const Skips *s) {
+    return json_pack("{s:I, s:i, s:o, s:o}", "skipped", (json_int_t)s->skipped, "row", s->row, "loss",
+                     numbers(s->loss, s->n), "grad_norm", numbers(s->norm, s->n));
+}
+
+static bool state_write(const char *path, const Trainer *t, const TrainState *s, Err *e) {
     json_t *best =
         s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
     int64_t samples, tokens;
@@ -22,6 +31,7 @@ static bool state_write(const char *path, const Trainer *t, Err *e) {
                           "tokens", (json_int_t)s->tokens, "seed", (json_int_t)t->run->run.seed, "text_tokens",
                           (json_int_t)t->text.train.n, "text_hash", hash, "best", best);
     if (j && t->cfg->data.task.kind) json_object_set_new(j, "val_acc", s->has_acc ? json_real(s->acc) : json_null());
+    if (j && (s->skip.n || s->skip.skipped)) json_object_set_new(j, "skip", skips_json(&s->skip));
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
     json_decref(j);
     return ok;
@@ -56,6 +66,31 @@ static bool acc_read(const json_t *j, const char *path, TrainState *s, Err *e) {
            err_input(e, "%s: \"val_acc\": expected null or a number from 0 to 1", path);
 }
 
+static bool numbers_read(const json_t *a, double *v, int *n) {
+    if (!json_is_array(a) || json_array_size(a) > SKIP_WINDOW_MAX) return false;
+    *n = (int)json_array_size(a);
+    for (int i = 0; i < *n; i++) {
+        const json_t *x = json_array_get(a, (size_t)i);
+        v[i] = json_number_value(x);
+        if (!json_is_number(x) || !isfinite(v[i])) return false;
+    }
+    return true;
+}
+static bool skips_read(const json_t *j, const char *path, TrainState *s, Err *e) {
+    const json_t *o = json_object_get(j, "skip");
+    Skips *k = &s->skip;
+    int64_t row;
+    int n;
+    if (!o) return true;
+    if (!whole(o, "skipped", path, s->step, &k->skipped, e)) return false;
+    if (!whole(o, "row", path, k->skipped < 1000000 ? k->skipped : 1000000, &row, e)) return false;
+    k->row = (int)row;
+    return (numbers_read(json_object_get(o, "loss"), k->loss, &k->n) &&
+            numbers_read(json_object_get(o, "grad_norm"), k->norm, &n) && n == k->n) ||
+           err_input(e, "%s: \"skip\": expected \"loss\" and \"grad_norm\", two lists of as many numbers, at most %d",
+                     path, SKIP_WINDOW_MAX);
+}
+
 static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e) {
     int64_t format = 0, max = STAGES_MAX * (int64_t)1e12;
     if (!whole(j, "format", path, INT32_MAX, &format, e)) return false;
@@ -69,7 +104,7 @@ static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e)
     s->text_hash = hash ? strtoull(hash, &end, 16) : 0;
     if (!hash || strlen(hash) != 16 || *end)
         return err_input(e, "%s: \"text_hash\": expected 16 hexadecimal digits", path);
-    return best_read(j, path, s, e) && acc_read(j, path, s, e);
+    return best_read(j, path, s, e) && acc_read(j, path, s, e) && skips_read(j, path, s, e);
 }
 
 /* What the settings say of so many steps. */
@@ -133,12 +168,11 @@ static bool nothing_else(const char *name) {
     return false;
 }
 
-static bool moments_load(const St *st, const char *prefix, const Model *m, const Weights *w, Err *e) {
+static bool moments_load(const St *st, const char *prefix, Model *m, bool second, Err *e) {
     StLoad l;
     st_load_begin(&l, st, prefix, e);
     Fields f = st_loader(&l);
-    Weights to = *w;
-    model_fields(m, &to, &f);
+    model_moments(m, second ? &m->v : &m->m, second, &f);
     return st_load_end(&l, nothing_else);
 }
 
@@ -172,6 +206,7 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
     if (config_stage_at(t->run, t->state.step) != t->stage)
         return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
+    if (t->cfg->train.skip_z == 0) skip_forget(&t->state.skip);
     return text_check(dir, t, e) && config_check(dir, e) && checkpoint_load_numbers(t, dir, e);
 }
 
@@ -180,8 +215,7 @@ bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
     St st;
     bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
     if (ok) {
-        ok = moments_load(&st, "exp_avg.", &t->model, &t->model.m, e) &&
-             moments_load(&st, "exp_avg_sq.", &t->model, &t->model.v, e);
+        ok = moments_load(&st, "exp_avg.", &t->model, false, e) && moments_load(&st, "exp_avg_sq.", &t->model, true, e);
         st_close(&st);
     }
     free(path);
@@ -233,13 +267,13 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
  */
 
 static bool moments_write(const char *path, const Model *m, Err *e) {
-    StList list = {.prefix = "exp_avg.", .as = REAL};
+    StList list = {.prefix = "exp_avg.", .own = true};
     Fields f = st_lister(&list);
     Weights w = m->m;
-    model_fields(m, &w, &f);
+    model_moments(m, &w, false, &f);
     list.prefix = "exp_avg_sq.";
     w = m->v;
-    model_fields(m, &w, &f);
+    model_moments(m, &w, true, &f);
     bool ok = st_write(path, &list, NULL, e);
     st_list_free(&list);
     return ok;
@@ -260,34 +294,39 @@ static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
            text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e);
 }
 
-static bool files_write(const Trainer *t, const char *dir, Err *e) {
+static bool files_write(const Trainer *t, const Model *m, const TrainState *s, const char *dir, Err *e) {
     HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);
     bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
-    ok = ok && hf_save(dir, &t->model, ids, REAL, e) && text_files_write(t, dir, e) &&
-         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, &t->model, e) &&
-         state_write(state, t, e);
+    ok = ok && hf_save(dir, m, ids, REAL, e) && text_files_write(t, dir, e) &&
+         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, m, e) &&
+         state_write(state, t, s, e);
     free(trainer);
     free(moments);
     free(state);
     return ok;
 }
 
-bool checkpoint_save(Trainer *t, Err *e) {
+Keep checkpoint_keep(const Trainer *t) {
     const TrainCfg *c = &t->cfg->train;
-    Keep keep = {c->keep_last, c->keep_best, t->state.has_best ? t->state.best_step : -1};
-    if (!trainer_finite(t, e) || !journal_sync(&t->metrics, e) || !journal_sync(&t->sample_file, e)) return false;
-    char *dir = run_dir_begin(&t->dir, t->state.step, e);
-    if (!dir) return false;
-    bool ok = files_write(t, dir, e);
-    free(dir);
-    if (!ok) {
-        run_dir_abandon(&t->dir, t->state.step);
+    return (Keep){c->keep_last, c->keep_best, t->state.has_best ? t->state.best_step : -1};
+}
+
+bool checkpoint_write(Trainer *t, const Model *m, const TrainState *s, Keep keep, Err *e) {
+    if (!journal_sync(&t->metrics, e) || !journal_sync(&t->sample_file, e) || !journal_sync(&t->events, e))
         return false;
-    }
-    if (!run_dir_publish(&t->dir, t->state.step, keep, e)) return false;
+    char *dir = run_dir_begin(&t->dir, s->step, e);
+    if (!dir) return false;
+    bool ok = files_write(t, m, s, dir, e);
+    free(dir);
+    if (!ok) run_dir_abandon(&t->dir, s->step);
+    return ok && run_dir_publish(&t->dir, s->step, keep, e);
+}
+
+bool checkpoint_save(Trainer *t, Err *e) {
+    if (!trainer_finite(t, e) || !checkpoint_write(t, &t->model, &t->state, checkpoint_keep(t), e)) return false;
     t->saved = t->state.step;
     return true;
 }

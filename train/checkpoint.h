@@ -2,10 +2,10 @@
  *
  *   config.json model.safetensors tokenizer.json generation_config.json    the model, as any reader of the family takes
  * it; a task instead of a text stands in config.json, and there is no tokenizer.json
- *   trainer/optimizer.safetensors  "exp_avg.<name>" and "exp_avg_sq.<name>": AdamW's moments of the weight <name>
- *   trainer/state.json             TrainState, CHECKPOINT_FORMAT
- *   trainer/config.yaml            the resolved settings of the run, with all its stages; config.json is of the model
- *                                  as the stage of that step has it */
+ *   trainer/optimizer.safetensors  "exp_avg.<name>" and "exp_avg_sq.<name>": the optimizer's moments of the weight
+ * <name>, in the dtype of optim.state_dtype; Muon's matrices have the first alone trainer/state.json TrainState,
+ * CHECKPOINT_FORMAT trainer/config.yaml            the resolved settings of the run, with all its stages; config.json
+ * is of the model as the stage of that step has it */
 #pragma once
 #include "trainer.h"
 
@@ -14,6 +14,10 @@ enum { CHECKPOINT_FORMAT = 1 };
 /* Write RUN/step-<state.step>: journals to disk, then the directory, then the links; then older ones are dropped. On
  * failure earlier checkpoints are intact and nothing unfinished stays. Refuses weights that are not finite. */
 bool checkpoint_save(Trainer *, Err *);
+/* The same of numbers and state that were put aside, which are finite; the run goes on meanwhile, in another thread. Of
+ * t only what a step does not change is read: settings, text, tokenizer, folder, and the journals' files. */
+bool checkpoint_write(Trainer *t, const Model *numbers, const TrainState *, Keep, Err *);
+Keep checkpoint_keep(const Trainer *); /* by settings and state */
 /* Settings of `dir` agree with the run's in all that may not differ, and its state: cheap, before anything is
  * allocated. A dtype of auto becomes the one that the run was begun with. */
 bool checkpoint_peek(const char *dir, Config *, TrainState *, Err *);

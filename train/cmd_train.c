@@ -2,9 +2,12 @@
 #include "../ops/file.h"
 #include "../model/hf.h"
 #include "checkpoint.h"
+#include "events.h"
 #include "plan.h"
+#include "saver.h"
 #include "stages.h"
 #include "train.h"
+#include <time.h>
 
 int cmd_train(int argc, char **argv);
 
@@ -89,9 +92,11 @@ static bool find_start(RunDir *d, const char *resume, char **dir, bool *here, Er
 /* Weights as they begin, and the folder and its journals as they were at that step. */
 static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     const Config *c = t->cfg;
-    bool samples_wanted = false;
-    for (int k = 0; k < config_stages(t->run); k++)
+    bool samples_wanted = false, events_wanted = false;
+    for (int k = 0; k < config_stages(t->run); k++) {
         samples_wanted |= config_stage(t->run, k).cfg->train.sample_every > 0;
+        events_wanted |= config_stage(t->run, k).cfg->train.tensorboard;
+    }
     if (dir) {
         if (!checkpoint_load(t, dir, e)) return false;
     } else {
@@ -103,14 +108,16 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
     if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
         t->state.has_best = false;
-    Keep keep = {c->train.keep_last, c->train.keep_best, t->state.has_best ? t->state.best_step : -1};
+    Keep keep = checkpoint_keep(t);
     int64_t cut = dir ? t->state.step : -1;
     char *text = config_text(t->run), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
          *samples = run_dir_file(&t->dir, "samples.txt");
     bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) &&
               run_dir_write(&t->dir, "config.yaml", text, e) &&
               journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
-              journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e);
+              journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e) &&
+              events_open(&t->events, t->dir.path, cut, events_wanted, (double)time(NULL), e);
+    saver_start(t);
     free(text);
     free(metrics);
     free(samples);
@@ -151,6 +158,7 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
         }
         number(j, "best_val_loss", t->state.has_best, t->state.best_loss);
         json_object_set_new(j, "best_step", t->state.has_best ? json_integer(t->state.best_step) : json_null());
+        json_object_set_new(j, "skipped", json_integer((json_int_t)t->state.skip.skipped));
         number(j, "seconds", true, seconds);
         number(j, "tok_s", true, tok_s);
         number(j, "mfu", t->peak_flops > 0, flops / fmax(seconds, 1e-9) / t->peak_flops);
@@ -207,6 +215,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     free(start_dir);
     journal_close(&t->metrics);
     journal_close(&t->sample_file);
+    journal_close(&t->events);
     run_dir_close(&t->dir);
     trainer_close(t);
     return ok;

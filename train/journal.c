@@ -42,10 +42,14 @@ bool journal_open(Journal *j, const char *path, const char *mark, int64_t step, 
         fclose(old);
         if (!read) return err_world(e, "cannot read %s: %s", path, strerror(EIO));
     }
-    j->f = fopen(path, "ae");
+    free(j->path);
+    return journal_append(j, path, (size_t)end, e);
+}
+
+bool journal_append(Journal *j, const char *path, size_t keep, Err *e) {
+    *j = (Journal){.path = xstrdup(path), .f = fopen(path, "ae")};
     if (!j->f) return err_errno(e, "cannot open", path);
-    if (ftruncate(fileno(j->f), end)) return failed(j, e);
-    return true;
+    return !ftruncate(fileno(j->f), (off_t)keep) || failed(j, e);
 }
 
 bool journal_put(Journal *j, const char *text, size_t n, Err *e) {
@@ -73,14 +77,20 @@ static const char *cr_text(char out[64], bool reports, double cr) {
 }
 
 bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
-    char mfu[32] = "null", cr_loss[48] = "", stage[64], cr[64], line[512];
+    char mfu[32] = "null", cr_loss[48] = "", stage[64], cr[64], skip[128] = "", line[640];
     if (r->mfu >= 0) snprintf(mfu, sizeof mfu, "%.4g", r->mfu);
     if (r->reports) snprintf(cr_loss, sizeof cr_loss, ",\"cr_loss\":%.10g", r->cr_loss);
+    if (r->skipped) {
+        char a[32] = "null", b[32] = "null";
+        if (isfinite(r->loss_z)) snprintf(a, sizeof a, "%.10g", r->loss_z);
+        if (isfinite(r->norm_z)) snprintf(b, sizeof b, "%.10g", r->norm_z);
+        snprintf(skip, sizeof skip, ",\"skipped\":true,\"loss_z\":%s,\"norm_z\":%s", a, b);
+    }
     int n = snprintf(line, sizeof line,
-                     METRICS_MARK "%lld%s,\"loss\":%.10g%s%s,\"lr\":%.10g,\"grad_norm\":%.10g,\"tokens\":%lld,"
+                     METRICS_MARK "%lld%s,\"loss\":%.10g%s%s,\"lr\":%.10g,\"grad_norm\":%.10g%s,\"tokens\":%lld,"
                                   "\"tok_s\":%.6g,\"mfu\":%s}\n",
                      (long long)r->step, stage_text(stage, r->stage), r->loss, cr_text(cr, r->reports, r->cr), cr_loss,
-                     r->lr, r->grad_norm, (long long)r->tokens, r->tok_s, mfu);
+                     r->lr, r->grad_norm, skip, (long long)r->tokens, r->tok_s, mfu);
     return journal_put(j, line, (size_t)n, e);
 }
 

@@ -14,6 +14,8 @@ typedef struct {
  * from the beginning. A file that is not there is made if `wanted`; one that is there is cut in any case. */
 bool journal_open(Journal *, const char *path, const char *mark, int64_t step, bool wanted, Err *);
 /* Append; whole records at a time, handed to the system at once. */
+/* The same, keeping the first `keep` bytes. */
+bool journal_append(Journal *, const char *path, size_t keep, Err *);
 bool journal_put(Journal *, const char *text, size_t n, Err *);
 bool journal_sync(Journal *, Err *); /* to disk: before a checkpoint whose step the records reach */
 void journal_close(Journal *);
@@ -27,6 +29,9 @@ typedef struct {
     const char *stage;  /* NULL: not shown */
     bool reports;       /* some mixer reported its compression: */
     double cr, cr_loss; /* see compression.h; what is minimised is loss + cr_loss. Infinite prints null. */
+    bool skipped;       /* the step was left out, see skip.h: */
+    double loss_z, norm_z;
+    int64_t nskipped; /* so far; not printed */
 } TrainRecord;
 typedef struct {
     int64_t step, tokens; /* tokens: targets that the loss is the mean of */

@@ -39,13 +39,14 @@ static int columns(FILE *out) {
 void progress_step(Progress *p, const Shown *s, bool log) {
     double now = now_seconds();
     if (p->quiet || (p->live ? now - p->shown < 0.1 && s->step < p->total : !log)) return;
-    char line[320], val[32] = "", cr[32] = "", eta[32];
+    char line[360], val[32] = "", cr[32] = "", skipped[48] = "", eta[32];
     duration(eta, progress_eta(p, s->step));
     if (s->has_val) snprintf(val, sizeof val, "  val %.4f", s->val_loss);
     if (s->reports) snprintf(cr, sizeof cr, "  cr %.2f", s->cr);
-    snprintf(line, sizeof line, "step %lld/%lld%s%s  loss %.4f%s%s  lr %.2e  norm %.2f  %.0f tok/s  ETA %s",
+    if (s->skipped) snprintf(skipped, sizeof skipped, "  skipped %lld", (long long)s->skipped);
+    snprintf(line, sizeof line, "step %lld/%lld%s%s  loss %.4f%s%s  lr %.2e  norm %.2f%s  %.0f tok/s  ETA %s",
              (long long)s->step, (long long)p->total, s->stage ? " " : "", s->stage ? s->stage : "", s->loss, val, cr,
-             s->lr, s->grad_norm, s->tok_s, eta);
+             s->lr, s->grad_norm, skipped, s->tok_s, eta);
     if (p->live)
         fprintf(p->out, "\r%.*s\x1b[K", columns(p->out), line);
     else
@@ -65,6 +66,17 @@ void progress_say(Progress *p, const char *fmt, ...) {
     va_end(v);
     fputc('\n', p->out);
     fflush(p->out);
+}
+
+void progress_warn(Progress *p, const char *fmt, ...) {
+    char line[400];
+    va_list v;
+    va_start(v, fmt);
+    vsnprintf(line, sizeof line, fmt, v);
+    va_end(v);
+    if (p->open) fputs("\r\x1b[K", p->out), fflush(p->out);
+    p->open = false;
+    fprintf(stderr, "kvsmith: %s\n", line);
 }
 
 void progress_close(Progress *p) {

@@ -18,6 +18,7 @@ typedef struct {
     const char *stage; /* NULL: none */
     bool reports;      /* of compression: */
     double cr;
+    int64_t skipped; /* steps left out so far; 0 is not shown */
 } Shown;
 
 void progress_open(Progress *, const Cli *, int64_t first, int64_t total, double max_seconds);
@@ -25,6 +26,8 @@ void progress_open(Progress *, const Cli *, int64_t first, int64_t total, double
 void progress_step(Progress *, const Shown *, bool log);
 /* A line that stays. */
 void progress_say(Progress *, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* A line on stderr, whatever is quiet: something went wrong that does not end the run. */
+void progress_warn(Progress *, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Seconds left by the mean of this process's steps so far, evaluations and checkpoints included. */
 double progress_eta(const Progress *, int64_t step);
 void progress_close(Progress *);

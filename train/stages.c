@@ -1,6 +1,7 @@
 #include "stages.h"
 #include "../ops/file.h"
 #include "checkpoint.h"
+#include "saver.h"
 
 /* ---- before the first -----------------------------------------------------------------------------------------------
  */
@@ -80,7 +81,8 @@ bool stages_next(Trainer *t, Err *e) {
     trainer_close(t);
     bool ok = trainer_open_stage(t, was.run, was.stage + 1, false, e);
     memcpy(t->most, was.most, sizeof t->most);
-    t->dir = was.dir, t->metrics = was.metrics, t->sample_file = was.sample_file, t->progress = was.progress;
+    t->dir = was.dir, t->metrics = was.metrics, t->sample_file = was.sample_file, t->events = was.events,
+    t->progress = was.progress;
     t->saved = was.saved, t->peak_anon = was.peak_anon;
     t->val = was.val, t->val_step = was.val_step;
     t->tokens0 = was.tokens0, t->start = was.start;
@@ -89,7 +91,9 @@ bool stages_next(Trainer *t, Err *e) {
     t->state = was.state;
     /* Losses under other settings are no measure of what is best under these. */
     t->state.has_best = false;
+    skip_forget(&t->state.skip);
     ok = ok && checkpoint_load_numbers(t, dir, e);
+    saver_start(t);
     free(dir);
     return ok;
 }

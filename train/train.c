@@ -1,7 +1,9 @@
 #include "train.h"
-#include "checkpoint.h"
+#include "events.h"
+#include "saver.h"
 #include "stages.h"
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The one variable outside of any struct: a handler has no argument to find its own. */
@@ -29,11 +31,11 @@ const char *stop_name(Stop s) {
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-static bool save(Trainer *t, Err *e) {
-    if (t->saved == t->state.step) return true;
-    if (!checkpoint_save(t, e)) return false;
-    trainer_watch_memory(t);
-    return true;
+/* Seconds since 1970. */
+static double wall(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 /* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
@@ -41,6 +43,7 @@ static bool validate(Trainer *t, Err *e) {
     ValRecord v;
     char acc[96] = "";
     if (!trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
+    if (t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
     trainer_watch_memory(t);
     bool best = !t->state.has_best || v.loss < t->state.best_loss;
     t->val = v;
@@ -56,7 +59,7 @@ static bool validate(Trainer *t, Err *e) {
         snprintf(acc, sizeof acc, ", %.2f %% right, all of it in %.2f %% of the samples", 100 * v.acc, 100 * v.acc_all);
     progress_say(&t->progress, "step %lld  validation loss %.4f over %lld %s%s%s", (long long)t->state.step, v.loss,
                  (long long)v.tokens, v.task ? "answers" : "tokens", acc, best ? " (best)" : "");
-    return !best || !t->cfg->train.keep_best || save(t, e);
+    return !best || !t->cfg->train.keep_best || saver_save(t, e);
 }
 
 static bool validates(const Trainer *t) {
@@ -72,15 +75,20 @@ static bool learned(const Trainer *t) {
 static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     int64_t step = t->state.step;
-    bool log = due(c->log_every, step) || step == 1;
+    bool log = due(c->log_every, step) || step == 1, record = log || r->skipped;
     r->step = step;
     r->stage = t->name;
     r->tokens = t->state.tokens;
     r->tok_s = (double)t->work_tokens / fmax(t->work_s, 1e-9);
     r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
-    if (log && !journal_train(&t->metrics, r, e)) return false;
-    Shown shown = {step,        r->loss,          r->lr,   r->grad_norm, r->tok_s,
-                   t->val.loss, t->val_step >= 0, t->name, r->reports,   r->cr};
+    if (record && !journal_train(&t->metrics, r, e)) return false;
+    if (record && c->tensorboard && !events_train(&t->events, r, wall(), e)) return false;
+    if (r->skipped)
+        progress_say(&t->progress,
+                     "step %lld  left out: loss %.4f, %.1f deviations above the mean, gradient norm %.2f, %.1f",
+                     (long long)step, r->loss, r->loss_z, r->grad_norm, r->norm_z);
+    Shown shown = {step,    r->loss,    r->lr, r->grad_norm, r->tok_s, t->val.loss, t->val_step >= 0,
+                   t->name, r->reports, r->cr, r->nskipped};
     progress_step(&t->progress, &shown, log || last);
     if (log) {
         trainer_watch_memory(t);
@@ -92,7 +100,7 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
         trainer_watch_memory(t);
     }
     if (validates(t) && (last || due(c->eval_every, step)) && !validate(t, e)) return false;
-    return !(last || due(c->save_every, step)) || save(t, e);
+    return !(last || due(c->save_every, step)) || saver_save(t, e);
 }
 
 /* The stage that t is in; *why is STOP_STEPS when it is done. */
@@ -110,11 +118,11 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (signals_seen) {
             /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
             *why = STOP_SIGNAL;
-            return t->state.step == 0 || save(t, e);
+            return t->state.step == 0 || saver_finish(t, e);
         }
         double begin = now_seconds();
         int64_t before = t->state.tokens;
-        if (!trainer_step(t, r, e)) return false;
+        if (!saver_poll(t, e) || !trainer_step(t, r, e)) return false;
         t->work_s += now_seconds() - begin;
         t->work_tokens += t->state.tokens - before;
         bool last = t->state.step == end;
@@ -124,7 +132,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!after_step(t, r, last || *why == STOP_TIME, e)) return false;
         if (*why == STOP_TIME) break;
     }
-    return save(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
+    return saver_finish(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
 }
 
 static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
@@ -139,6 +147,8 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
 
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
     if (loop(t, last, why, e)) return true;
+    Err late = {0};
+    saver_wait(t, &late); /* of an earlier step: it may still become the newest checkpoint */
     if (e->status != EXIT_WORLD) return false;
     char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     Err first = *e;

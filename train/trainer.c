@@ -1,4 +1,5 @@
 #include "feed.h"
+#include "saver.h"
 #include "../infer/bench.h"
 #include "../infer/generate.h"
 #include "../model/cost.h"
@@ -44,18 +45,22 @@ static bool samples_open(Trainer *t, Err *e) {
 }
 
 static void params_collect(Params *p, Model *m) {
-    Weights *w[PARAM_ROLES] = {&m->w, &m->g, &m->m, &m->v};
-    for (int role = 0; role < PARAM_ROLES; role++) {
-        Fields f = params_visitor(p, role);
-        model_fields(m, w[role], &f);
-    }
-    params_check(p);
+    Fields w = params_visitor(p, PARAM_WEIGHT);
+    model_fields(m, &m->w, &w);
+    Fields g = params_visitor(p, PARAM_GRAD);
+    model_fields(m, &m->g, &g);
+    Fields first = params_visitor(p, PARAM_M);
+    model_moments(m, &m->m, false, &first);
+    Fields second = params_visitor(p, PARAM_V);
+    model_moments(m, &m->v, true, &second);
+    params_check(p, m->opts.second);
 }
 
-static OptimizerCfg optimizer_cfg(const OptimCfg *o) {
+static OptimizerCfg optimizer_cfg(const OptimCfg *o, uint64_t seed) {
     return (OptimizerCfg){.muon = o->kind == OPTIM_MUON,
-                          .adamw = {o->beta1, o->beta2, o->eps, o->weight_decay, o->balance_rate},
-                          .with = {.momentum = o->muon_momentum,
+                          .adamw = {o->beta1, o->beta2, o->eps, o->weight_decay, seed, o->balance_rate},
+                          .with = {.seed = seed,
+                                   .momentum = o->muon_momentum,
                                    .decay = o->weight_decay,
                                    .scale = o->muon_scale,
                                    .nesterov = o->muon_nesterov,
@@ -63,7 +68,7 @@ static OptimizerCfg optimizer_cfg(const OptimCfg *o) {
 }
 /* The scratch of clipping and of the optimizer. */
 static void measure_step(Model *m, Run *r, const void *optim) {
-    OptimizerCfg c = optimizer_cfg(optim);
+    OptimizerCfg c = optimizer_cfg(optim, 0);
     Params p = {0};
     params_collect(&p, m);
     clip_norm(r, &p, 0);
@@ -106,12 +111,15 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dropout = c->dropout,
                    .recompute = c->recompute,
                    .dry = dry,
+                   .narrow_moments = cfg->optim.state_dtype == STATE_BF16,
+                   .second = cfg->optim.kind == OPTIM_MUON ? muon_leaves : NULL,
                    .measure = measure_step,
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e)) return false;
     if (!dtype_choose(t, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) ||
-        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e)) {
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e) ||
+        !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
@@ -130,6 +138,7 @@ bool trainer_reads(Trainer *t, Err *e) {
 }
 
 void trainer_close(Trainer *t) {
+    saver_close(t);
     session_close(&t->session);
     params_free(&t->params);
     if (t->model.dev) model_close(&t->model);
@@ -181,6 +190,8 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
         add(r, "tokens", peaks ? t->text.mem.peak : t->text.mem.size);
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
+    const Arena *copy = saver_region(t);
+    if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size);
 }
 
 /* The number after `name` in a file of "name: number kB" lines, in bytes; a bare number for name "". 0: not there. */
@@ -222,6 +233,27 @@ static double nll_sum(const Trainer *t) {
     return sum;
 }
 
+/* Whether the step is left out; false when it would be one too many. */
+static bool skips(Trainer *t, TrainRecord *r, Err *e) {
+    const TrainCfg *c = &t->cfg->train;
+    Skips *s = &t->state.skip;
+    r->skipped = false;
+    r->loss_z = r->norm_z = 0;
+    if (c->skip_z > 0) {
+        skip_scores(s, c->skip_window, r->loss, r->grad_norm, &r->loss_z, &r->norm_z);
+        r->skipped = r->loss_z > c->skip_z || r->norm_z > c->skip_z;
+        if (!r->skipped) skip_accepted(s, c->skip_window, r->loss, r->grad_norm);
+    }
+    if (r->skipped && s->row + 1 >= c->skip_most)
+        return err_world(e,
+                         "train.skip_most: step %lld would be left out as number %d in a row: loss %g, %.1f deviations "
+                         "above the mean, gradient norm %g, %.1f",
+                         (long long)t->state.step + 1, s->row + 1, r->loss, r->loss_z, r->grad_norm, r->norm_z);
+    if (r->skipped) skip_left_out(s);
+    r->nskipped = s->skipped;
+    return true;
+}
+
 bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     const OptimCfg *o = &t->cfg->optim;
@@ -249,13 +281,17 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     r->grad_norm = clip.norm;
     r->reports = compression_achieved(&t->compression, &r->cr);
     r->cr_loss = t->compression.loss;
-    ScheduleCfg s = {o->lr, o->min_lr, o->warmup, o->schedule_steps ? o->schedule_steps : c->steps, o->decay_steps};
+    ScheduleSteps len = config_schedule(t->cfg);
+    ScheduleCfg s = {o->lr, o->min_lr, len.warmup, len.steps, len.decay};
     r->lr = schedules[o->schedule].lr(&s, done);
     if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
         return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
                          (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
-    OptimizerCfg how = optimizer_cfg(o);
-    optimizer_step(&run, &t->params, &how, r->lr, clip.scale, t->state.step + 1);
+    if (!skips(t, r, e)) return false;
+    if (!r->skipped) {
+        OptimizerCfg how = optimizer_cfg(o, t->model.seed);
+        optimizer_step(&run, &t->params, &how, r->lr, clip.scale, t->state.step + 1 - t->state.skip.skipped);
+    }
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
     return true;

@@ -9,6 +9,7 @@
 #include "journal.h"
 #include "progress.h"
 #include "run_dir.h"
+#include "skip.h"
 
 /* What of a run is neither settings nor numbers of the model; state.json of a checkpoint. */
 typedef struct {
@@ -19,6 +20,7 @@ typedef struct {
     double best_loss;
     int64_t best_step;
     double acc; /* of the last validation on a task */
+    Skips skip;
 } TrainState;
 
 enum { REGIONS_MAX = 12 };
@@ -31,6 +33,8 @@ typedef struct {
     } region[REGIONS_MAX];
     size_t total;
 } Regions;
+
+typedef struct Saver Saver; /* saver.h */
 
 typedef struct {
     Config *run;      /* all of the run, stages included */
@@ -55,9 +59,10 @@ typedef struct {
     Compression compression; /* of the last step or validation */
     TrainState state;
     int64_t saved; /* step of the newest checkpoint, -1: none */
+    Saver *saver;  /* NULL: the loop saves by itself */
 
     RunDir dir;
-    Journal metrics, sample_file;
+    Journal metrics, sample_file, events;
     Progress progress;
     double flops_per_token, peak_flops; /* peak_flops 0: not measured */
     size_t peak_anon;                   /* highest RssAnon seen, bytes */
@@ -88,7 +93,8 @@ bool trainer_fits(const Trainer *, Err *);
 
 /* One optimizer step: gradients of all micro-batches, clipping, AdamW. Fills loss (mean nll of the batch's targets in
  * nats; rows without a target count nowhere), lr, grad_norm and compression of r; schedule and progress are the
- * stage's. EXIT_WORLD when loss or norm is not finite: weights are then as they were. */
+ * stage's. A step that train.skip_z leaves out counts, but changes neither weights nor moments. EXIT_WORLD when loss or
+ * norm is not finite, or too many steps in a row would be left out: weights are then as they were. */
 bool trainer_step(Trainer *, TrainRecord *r, Err *);
 /* Mean nll over the validation's targets in f64, and on a task the parts of them and of the samples that are right. */
 bool trainer_validate(Trainer *, ValRecord *, Err *);

@@ -112,10 +112,11 @@ static void turn_k(Run *r, const DmcCfg *c, Tensor k, Pick rows, int sign) {
         turn(r, c, k, rows, 1, left(r, c), sign);
 }
 
+/* Of weights and of moments, which may be narrower, or absent. */
 static void clear_row(Tensor w, Tensor b, int row) {
-    int d = w.n[1];
-    memset(R(w) + (size_t)row * (size_t)d, 0, (size_t)d * sizeof(real));
-    if (present(b)) R(b)[row] = 0;
+    size_t wide = present(w) ? (size_t)w.n[1] * dtype_size(w.dtype) : 0, one = dtype_size(b.dtype);
+    if (wide) memset((char *)w.p + (size_t)row * wide, 0, wide);
+    if (present(b)) memset((char *)b.p + (size_t)row * one, 0, one);
 }
 static void stage_end(const void *cfg, void *w_) {
     const DmcCfg *c = cfg;

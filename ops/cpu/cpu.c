@@ -10,6 +10,7 @@
 #include "merge.c"
 #include "elementwise.c"
 #include "loss.c"
+#include "update.c"
 #include "groups.c"
 #include "recur.c"
 #include "conv.c"
@@ -79,5 +80,6 @@ const Ops TABLE(OPS_ISA) = {
     .dropout = dropout,
     .linear_xent = linear_xent,
     .adamw = adamw,
+    .momentum = momentum,
     .sumsq = sumsq,
 };

@@ -72,8 +72,7 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
                     real *ym = R(y) + (size_t)m0 * (size_t)O;
                     const real *xm = R(x) + (size_t)m0 * (size_t)I;
                     if (rows <= GROUP_FEW)
-                        for (int o = o0; o < o0 + outs; o++)
-                            few_dots(ym + o, (size_t)O, xm, we + (size_t)o * (size_t)I, rows, I);
+                        few_rows(ym, xm, we, rows, o0, outs, O, I);
                     else
                         group_forward(ym, xm, we, imin(PANEL, rows - p * PANEL), o0, outs, O, I,
                                       R(mem) + (size_t)omp_get_thread_num() * (DEPTH + OUTS) * PANEL);

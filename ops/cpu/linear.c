@@ -1,38 +1,61 @@
 /* linear.c: y = x w^T and its backward; embedding. */
 #include "vec.h"
 
-/* The N products of rows of x with one row of weights, which is read once and meets all of them while it is in
- * registers; outputs lie ldy apart. */
-static void few_dots(real *y, size_t ldy, const real *x, const real *w, int N, int I) {
-    int m = 0;
-    for (; m + 4 <= N; m += 4) {
-        const real *a = x + (size_t)m * (size_t)I, *b = a + I, *c = b + I, *d = c + I;
-        real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-        for (int i = 0; i < I; i++) {
-            s0 += a[i] * w[i];
-            s1 += b[i] * w[i];
-            s2 += c[i] * w[i];
-            s3 += d[i] * w[i];
+/* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. */
+enum { FEW = 32, TILE = 4 /* rows of x, and of w, in registers at once */ };
+
+/* y[r][o] = x_r . w_o for `rows` rows of x and `cols` of w; each sum has one order, whatever stands beside it. */
+INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
+    Vec s[TILE][TILE];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int o = 0; o < cols; o++) s[r][o] = (Vec){0};
+    int i = 0;
+    for (; i + VL <= I; i += VL) {
+        Vec b[TILE];
+#pragma GCC unroll 4
+        for (int o = 0; o < cols; o++) b[o] = *(const Vec *)(w + (size_t)o * (size_t)I + i);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            Vec a = *(const Vec *)(x + (size_t)r * (size_t)I + i);
+#pragma GCC unroll 4
+            for (int o = 0; o < cols; o++) s[r][o] += a * b[o];
         }
-        y[(size_t)m * ldy] = s0;
-        y[(size_t)(m + 1) * ldy] = s1;
-        y[(size_t)(m + 2) * ldy] = s2;
-        y[(size_t)(m + 3) * ldy] = s3;
     }
-    for (; m < N; m++) y[(size_t)m * ldy] = dot(x + (size_t)m * (size_t)I, w, I);
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < cols; o++) {
+            real sum = 0;
+            for (int k = i; k < I; k++)
+                sum += x[(size_t)r * (size_t)I + (size_t)k] * w[(size_t)o * (size_t)I + (size_t)k];
+            for (int v = 0; v < VL; v++) sum += s[r][o][v];
+            y[(size_t)r * ldy + (size_t)o] = sum;
+        }
+}
+INLINE void dots_rows(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
+    switch (rows) {
+    case 1: dots(1, cols, y, ldy, x, w, I); break;
+    case 2: dots(2, cols, y, ldy, x, w, I); break;
+    case 3: dots(3, cols, y, ldy, x, w, I); break;
+    default: dots(TILE, cols, y, ldy, x, w, I);
+    }
 }
 
-#ifndef KV_DOUBLE
-enum {
-    FEW = 8
-}; /* rows up to which w is read once, row by row, at memory speed, instead of being packed by the library */
-
-static void linear_few(const Device *dev, real *y, const real *x, const real *w, int N, int O, int I) {
-    #pragma omp parallel for schedule(static) num_threads(dev->threads) if ((long)N * O * I > 4 * ALONE)
-    for (int o = 0; o < O; o++) few_dots(y + o, (size_t)O, x, w + (size_t)o * (size_t)I, N, I);
+/* Columns o0..o0+n-1 of y (N,O); rows of w are in the first cache when the second four of x come. */
+static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
+    for (int o = o0; o < o0 + n; o += TILE) {
+        const real *wo = w + (size_t)o * (size_t)I;
+        for (int m = 0; m < N; m += TILE) {
+            real *to = y + (size_t)m * (size_t)O + o;
+            const real *xm = x + (size_t)m * (size_t)I;
+            if (o + TILE <= o0 + n)
+                dots_rows(imin(TILE, N - m), TILE, to, (size_t)O, xm, wo, I);
+            else
+                for (int k = 0; k < o0 + n - o; k++)
+                    dots_rows(imin(TILE, N - m), 1, to + k, (size_t)O, xm, wo + (size_t)k * (size_t)I, I);
+        }
+    }
 }
-#endif
 
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     int N = y.n[0], O = w.n[0], I = w.n[1];
@@ -40,7 +63,9 @@ static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     CHECK(x.n[0] == N && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], N, O, I);
 #ifndef KV_DOUBLE
     if (N <= FEW) {
-        if (!measuring(r)) linear_few(r->dev, R(y), R(x), R(w), N, O, I);
+        if (measuring(r)) return;
+    #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * I > 4 * ALONE)
+        for (int o = 0; o < O; o += 16) few_rows(R(y), R(x), R(w), N, o, imin(16, O - o), O, I);
     } else
 #endif
         gemm(r->dev->gemm, r->scratch,

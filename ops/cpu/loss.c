@@ -1,4 +1,4 @@
-/* loss.c: the linear head with cross-entropy, in chunks of rows; AdamW; sums of squares. */
+/* loss.c: the linear head with cross-entropy, in chunks of rows; sums of squares. */
 #include "vec.h"
 
 enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 32 }; /* logits that exist at once */
@@ -61,24 +61,6 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
         }
     }
     arena_release(r->scratch, mark);
-}
-
-static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
-                  double decay, double gscale, int64_t t) {
-    if (measuring(r)) return;
-    size_t n = tensor_count(w);
-    real *W = R(w), *M = R(m), *U = R(v);
-    const real *G = R(g);
-    real c1 = (real)b1, c2 = (real)b2, d1 = (real)(1 - b1), d2 = (real)(1 - b2), s = (real)gscale;
-    real step = (real)(lr / (1 - pow(b1, (double)t))), root = (real)(1 / sqrt(1 - pow(b2, (double)t))), e = (real)eps;
-    real shrink = (real)(1 - lr * decay);
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
-    for (size_t i = 0; i < n; i++) {
-        real gi = G[i] * s, mi = c1 * M[i] + d1 * gi, vi = c2 * U[i] + d2 * gi * gi;
-        M[i] = mi;
-        U[i] = vi;
-        W[i] = W[i] * shrink - step * mi / (sqrt_real(vi) * root + e);
-    }
 }
 
 /* Partial sums of fixed pieces, added in order: the same whatever the number of threads. */

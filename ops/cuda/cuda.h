@@ -109,12 +109,19 @@ void cuda_skip_backward(Cuda *, int N, int H, int P, float *dx, float *dw, const
 /* loss.cu */
 /* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */
 void cuda_xent(Cuda *, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g);
+enum { CUDA_SUMSQ_PIECE = 65536 };
+void cuda_sumsq(Cuda *, size_t n, const float *x, double *part, double *sum); /* part: one for each piece */
+
+/* update.cu: moments are float, or bf16 where `narrow`. */
 typedef struct {
     float b1, b2, one_b1, one_b2, gscale, step, root, eps, shrink;
 } CudaAdam;
-void cuda_adamw(Cuda *, size_t n, float *w, const float *g, float *m, float *v, CudaAdam);
-enum { CUDA_SUMSQ_PIECE = 65536 };
-void cuda_sumsq(Cuda *, size_t n, const float *x, double *part, double *sum); /* part: one for each piece */
+typedef struct {
+    uint64_t key, at;
+} CudaRounding;
+void cuda_adamw(Cuda *, size_t n, float *w, const float *g, void *m, void *v, bool narrow, CudaAdam, CudaRounding);
+void cuda_momentum(Cuda *, size_t n, float *u, void *m, const float *g, bool narrow, float mu, float scale,
+                   bool nesterov, CudaRounding);
 
 #ifdef __cplusplus
 }

@@ -82,15 +82,6 @@ extern "C" void cuda_sigmoid_backward(Cuda *c, size_t n, float *dx, const float 
     LAUNCH_EACH(c, sigmoid_backward, n, dx, dy, y, top);
 }
 
-/* rng_mix of ops/base.h, word for word: the noise of a backend is that of the others. */
-DEVICE uint64_t finalise(uint64_t x) {
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-DEVICE uint64_t mix(uint64_t key, uint64_t word) {
-    return finalise(finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u);
-}
 /* A thread to two columns: one draw serves both. */
 __global__ void dropout(size_t n, int d, float *x, CudaDrop p, const int *idx, const int *of, const int *off,
                         const uint64_t *id) {

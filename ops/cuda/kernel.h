@@ -25,8 +25,10 @@ static inline dim3 grid_for(const Cuda *c, size_t n) {
     return dim3((unsigned)(blocks < most ? blocks : most));
 }
 /* One launch of n things; nothing is launched for none. */
-#define LAUNCH_EACH(c, kernel, n, ...) \
-    if ((n) > 0) LAUNCH(kernel, grid_for(c, (size_t)(n)), dim3(BLOCK), 0, (c)->stream, n, __VA_ARGS__)
+#define LAUNCH_EACH(c, kernel, n, ...)                                                                      \
+    do {                                                                                                    \
+        if ((n) > 0) LAUNCH(kernel, grid_for(c, (size_t)(n)), dim3(BLOCK), 0, (c)->stream, n, __VA_ARGS__); \
+    } while (0)
 
 template <class T> DEVICE T warp_sum(T v) {
     for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(FULL_WARP, v, d);
@@ -57,3 +59,13 @@ DEVICE float block_max(float v, float *part) {
     return v;
 }
 DEVICE float sigmoid1(float x) { return 1 / (1 + expf(-x)); }
+
+/* rng_mix of ops/base.h, word for word: the noise of a backend is that of the others. */
+DEVICE uint64_t finalise(uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+DEVICE uint64_t mix(uint64_t key, uint64_t word) {
+    return finalise(finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u);
+}

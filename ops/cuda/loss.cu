@@ -1,4 +1,4 @@
-/* loss.cu: cross-entropy of rows of logits, AdamW, sums of squares. */
+/* loss.cu: cross-entropy of rows of logits, sums of squares. */
 #include "kernel.h"
 
 /* A block to a row; reads it three times, since a row of 128k logits is more than shared memory holds. */
@@ -31,18 +31,6 @@ __global__ void xent(int V, float *logits, float *nll, int *hit, const int *tgt,
 extern "C" void cuda_xent(Cuda *c, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g) {
     if (n > 0)
         LAUNCH(xent, dim3((unsigned)n), dim3(BLOCK), WARPS * sizeof(float), c->stream, V, logits, nll, hit, tgt, g);
-}
-
-__global__ void adamw(size_t n, float *w, const float *g, float *m, float *v, CudaAdam p) {
-    EACH(i, n) {
-        float gi = g[i] * p.gscale, mi = p.b1 * m[i] + p.one_b1 * gi, vi = p.b2 * v[i] + p.one_b2 * gi * gi;
-        m[i] = mi;
-        v[i] = vi;
-        w[i] = w[i] * p.shrink - p.step * mi / (sqrtf(vi) * p.root + p.eps);
-    }
-}
-extern "C" void cuda_adamw(Cuda *c, size_t n, float *w, const float *g, float *m, float *v, CudaAdam p) {
-    LAUNCH_EACH(c, adamw, n, w, g, m, v, p);
 }
 
 /* Sums of fixed pieces, added in order: the same whatever the device. */

@@ -69,13 +69,17 @@ DEVICE float to_float(bf16 h) {
     return f;
 #endif
 }
-DEVICE bf16 to_bf16(float f) {
+DEVICE uint32_t float_bits(float f) {
 #ifdef __CUDACC__
-    unsigned u = __float_as_uint(f);
+    return __float_as_uint(f);
 #else
     uint32_t u;
     memcpy(&u, &f, sizeof u);
+    return u;
 #endif
+}
+DEVICE bf16 to_bf16(float f) {
+    uint32_t u = float_bits(f);
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) return {(uint16_t)0x7FFF}; /* NaN, as cvt.rn.bf16.f32 gives it */
     return {(uint16_t)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16)};
 }

@@ -319,7 +319,8 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
     arena_release(r->scratch, mark);
 }
 static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
-                  double decay, double gscale, int64_t t) {
+                  double decay, double gscale, int64_t t, Rounding round) {
+    CHECK(m.dtype == v.dtype, "%s and %s", dtype_name(m.dtype), dtype_name(v.dtype));
     if (measuring(r)) return;
     CudaAdam p = {.b1 = (float)b1,
                   .b2 = (float)b2,
@@ -330,7 +331,18 @@ static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, dou
                   .root = (float)(1 / sqrt(1 - pow(b2, (double)t))),
                   .eps = (float)eps,
                   .shrink = (float)(1 - lr * decay)};
-    cuda_adamw(C(r), tensor_count(w), R(w), R(g), R(m), R(v), p);
+    bool narrow = m.dtype == BF16;
+    cuda_adamw(C(r), tensor_count(w), R(w), R(g), narrow ? m.p : R(m), narrow ? v.p : R(v), narrow, p,
+               (CudaRounding){round.key, round.at});
+}
+static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding round) {
+    size_t n = tensor_count(u);
+    CHECK(tensor_count(m) == n && tensor_count(g) == n, "%zu, %zu and %zu numbers", n, tensor_count(m),
+          tensor_count(g));
+    bool narrow = m.dtype == BF16;
+    if (!measuring(r))
+        cuda_momentum(C(r), n, R(u), narrow ? m.p : R(m), R(g), narrow, (float)mu, (float)gscale, nesterov,
+                      (CudaRounding){round.key, round.at});
 }
 static double sumsq(Run *r, Tensor x) {
     size_t n = tensor_count(x), pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
@@ -390,6 +402,7 @@ static const Ops ops_cuda = {
     .dropout = dropout,
     .linear_xent = linear_xent,
     .adamw = adamw,
+    .momentum = momentum,
     .sumsq = sumsq,
 };
 const Ops *cuda_ops(void) { return &ops_cuda; }

@@ -3,6 +3,8 @@
  *   WORLD_SLOW_US=n         every fsync and rename takes n microseconds longer
  *   WORLD_FULL_STEP=name    from the mkdir of a path that ends in this name on, calls that need space are counted,
  *   WORLD_FULL_CALL=k       and the k-th (from 1) and all after it fail with ENOSPC
+ *   WORLD_FULL_COUNT=n      of these only the first n
+ *   WORLD_FULL_THREAD=1     only calls by threads other than the first are counted
  *   WORLD_FULL_LOG=file     holds the number of calls counted so far */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,7 +30,7 @@ static void slow(void) {
 
 /* Does this call find the disk full? */
 static int full(void) {
-    if (!counting) return 0;
+    if (!counting || (number("WORLD_FULL_THREAD") && gettid() == getpid())) return 0;
     calls++;
     const char *log = getenv("WORLD_FULL_LOG");
     if (log) {
@@ -41,7 +43,8 @@ static int full(void) {
         close(fd);
     }
     int at = number("WORLD_FULL_CALL");
-    if (!at || calls < at) return 0;
+    int n = number("WORLD_FULL_COUNT");
+    if (!at || calls < at || (n && calls >= at + n)) return 0;
     errno = ENOSPC;
     return 1;
 }

@@ -2,6 +2,7 @@
  * the seed draws them, so that what only happened to be in order on one device is not on this one. */
 #include "core.h"
 #include "include/cuda_runtime.h"
+#include <algorithm>
 #include <cstdlib>
 #include <ctime>
 #include <deque>
@@ -38,7 +39,7 @@ struct SimtEvent {
     SimtGraph *capture; /* recorded while this was captured, behind these nodes */
     std::vector<int> nodes;
 };
-static std::set<SimtStream *> streams;
+static std::vector<SimtStream *> streams; /* in the order of their making, so that a seed means one order */
 static std::map<const void *, int> smem_limit;
 static std::map<uintptr_t, size_t> pinned_size;
 static cudaError_t last_error;
@@ -268,7 +269,7 @@ void simt_note_close(cudaStream_t s, void *p, size_t n) {
 
 /* ---- streams and events ---- */
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
-    streams.insert(*s = new SimtStream());
+    streams.push_back(*s = new SimtStream());
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
@@ -280,9 +281,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    if (!streams.count(s)) return fail(cudaErrorInvalidResourceHandle);
+    auto it = std::find(streams.begin(), streams.end(), s);
+    if (it == streams.end()) return fail(cudaErrorInvalidResourceHandle);
     cudaStreamSynchronize(s);
-    streams.erase(s);
+    streams.erase(it);
     delete s;
     return cudaSuccess;
 }

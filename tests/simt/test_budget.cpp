@@ -29,7 +29,9 @@ static const Budget budgets[] = {
     {"l2norm_backward", 20, 4, 1.01},
     {"gather", 32, 4, 1.0}, /* a place is found by halving, from few bytes that all threads share */
     {"spread", 8, 4, 1.0},
-    {"adamw", 16, 12, 1.0},
+    {"adamw<float>", 16, 12, 1.0},
+    {"adamw<bf16>", 12, 8, 1.0},
+    {"momentum<float>", 8, 8, 1.0},
     {"sumsq_pieces", 4, 0.1, 1.01},
     {"xent", 12.8, 4.1, 1.02},
     {"embed", 8, 4, 1.0},
@@ -69,7 +71,9 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_l2norm_backward(c, N, D, x, y, z, 1e-5);
     cuda_gather(c, N, D, y, x, at, N, at);
     cuda_spread(c, N, D, y, x, at);
-    cuda_adamw(c, n, a, b, x, y, CudaAdam{0.9f, 0.9f, 0.1f, 0.1f, 1, 0.1f, 1, 1e-8f, 1});
+    for (int narrow = 0; narrow < 2; narrow++)
+        cuda_adamw(c, n, a, b, x, y, narrow, CudaAdam{0.9f, 0.9f, 0.1f, 0.1f, 1, 0.1f, 1, 1e-8f, 1}, CudaRounding{});
+    cuda_momentum(c, n, a, x, b, false, 0.9f, 1, true, CudaRounding{});
     cuda_sumsq(c, n, x, part, part + 4);
     cuda_xent(c, N * D / V, V, z, s, nullptr, at, a);
     cuda_embed(c, N, D, y, x, at, 1);

@@ -188,7 +188,7 @@ static double train_step(Side *s, Run *r, const int *tok, const int *tgt, int t)
     for (size_t i = 0; i < sizeof *w / sizeof *W; i++) norm += o->sumsq(r, G[i]);
     double clip = norm > 1 ? 1 / sqrt(norm) : 1;
     for (size_t i = 0; i < sizeof *w / sizeof *W; i++)
-        o->adamw(r, W[i], G[i], M[i], U[i], 3e-3, 0.9, 0.95, 1e-8, 0.1, clip, t);
+        o->adamw(r, W[i], G[i], M[i], U[i], 3e-3, 0.9, 0.95, 1e-8, 0.1, clip, t, (Rounding){0});
     float nll[N];
     double sum = 0;
     if (measuring(r)) return 0;

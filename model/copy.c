@@ -1,0 +1,53 @@
+/* copy.c: see copy.h. The fields are placed in the order of the model's own regions, which therefore lie in the copy
+ * one after the other, guards and all. */
+#include "copy.h"
+#include "act.h"
+
+static void place(ModelCopy *c) {
+    Fields f = arena_placer(&c->mem);
+    model_fields(&c->view, &c->view.w, &f);
+    f = arena_placer(&c->mem);
+    model_moments(&c->view, &c->view.m, false, &f);
+    f = arena_placer(&c->mem);
+    model_moments(&c->view, &c->view.v, true, &f);
+}
+
+bool model_copy_open(ModelCopy *c, const Model *m, bool dry, Err *e) {
+    *c = (ModelCopy){.view = *m, .mem = {.name = "checkpoint copy"}};
+    weights_new(m, &c->view.w);
+    weights_new(m, &c->view.m);
+    weights_new(m, &c->view.v);
+    c->view.g = (Weights){0};
+    place(c);
+    if (dry) return true;
+    size_t size = c->mem.peak;
+    CHECK(size == m->aw.used + m->am.used + m->av.used, "%zu bytes, the regions have %zu, %zu and %zu", size,
+          m->aw.used, m->am.used, m->av.used);
+    if (!arena_open(&c->mem, "checkpoint copy", size, false, e)) {
+        model_copy_close(c);
+        return false;
+    }
+    place(c);
+    return true;
+}
+
+void model_copy_take(ModelCopy *c, const Model *m) {
+    enum { PIECE = 1 << 22 };
+    const Arena *from[] = {&m->aw, &m->am, &m->av};
+    char *to = c->mem.base;
+    for (int k = 0; k < 3; k++) {
+        size_t n = from[k]->used, pieces = (n + PIECE - 1) / PIECE;
+#pragma omp parallel for schedule(static) num_threads(device_threads(m->dev)) if (pieces > 1)
+        for (size_t i = 0; i < pieces; i++)
+            memcpy(to + i * PIECE, from[k]->base + i * PIECE, zmin(PIECE, n - i * PIECE));
+        to += n;
+    }
+}
+
+void model_copy_close(ModelCopy *c) {
+    arena_close(&c->mem);
+    weights_free(&c->view, &c->view.w);
+    weights_free(&c->view, &c->view.m);
+    weights_free(&c->view, &c->view.v);
+    *c = (ModelCopy){0};
+}

@@ -1,0 +1,15 @@
+/* copy.h: the numbers of a model that trains, weights and moments, put aside at one moment. */
+#pragma once
+#include "model.h"
+
+/* `view` is the model with numbers of its own for weights and moments; it shares the layers, has no gradients and no
+ * scratch, and serves what reads fields: hf_save, the writers of moments. */
+typedef struct {
+    Model view;
+    Arena mem; /* exactly the bytes of the three regions */
+} ModelCopy;
+
+/* Map the region (or measure it: dry, or a dry model). m must outlive the copy. */
+bool model_copy_open(ModelCopy *, const Model *m, bool dry, Err *);
+void model_copy_take(ModelCopy *, const Model *m); /* the numbers as they are now */
+void model_copy_close(ModelCopy *);
