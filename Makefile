@@ -5,6 +5,7 @@
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
 #   make simt       build/simt/: the CUDA backend on an emulated device     make simt-test    its tests
 #   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
+#   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
 FUZZ_SECONDS ?= 20
@@ -34,7 +35,7 @@ BASE   += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-f
 else
 BASE   += -O3
 endif
-LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lm
+LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
 ISAS   += avx2 avx512
@@ -133,7 +134,7 @@ cuda-check:
 	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu
 
 .PHONY: simt simt-test simt-clang cuda cuda-check
-.PHONY: double asan test demo bench fuzz format format-check docs clean
+.PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:
 	$(MAKE) SAN=1 BUILD=$(BUILD)/asan $(BUILD)/asan/kvsmith $(BUILD)/asan/tests-f32
@@ -145,6 +146,8 @@ bench: $(BUILD)/kvsmith
 	$(BUILD)/kvsmith bench
 fuzz:
 	@tests/fuzz.sh $(BUILD) $(FUZZ_SECONDS)
+big-text: $(BUILD)/kvsmith
+	@BUILD=$(BUILD) tests/big_text.sh
 format:
 	clang-format -i $(STYLED)
 format-check:

@@ -74,59 +74,118 @@ static Rows rows_own(Loader *l) {
                   (int *)b->first, (int *)l->tok, (int *)l->tgt, (uint64_t *)b->id};
 }
 
+static bool outside(const Tokens *t, size_t at, int64_t id, int vocab, Err *e) {
+    return err_input(
+        e,
+        "%s: token %zu is id %lld, expected 0 to %d; the set was made with another tokenizer than the model "
+        "is for",
+        t->name ? t->name : "tokens", t->from + at, (long long)id, vocab - 1);
+}
+
 /* Append one sequence: n inputs from t[at], and the n tokens after each. */
-static void add(Loader *l, Tokens t, int eot, size_t at, int n, uint64_t id) {
+static bool add(Loader *l, const Mix *m, int part, int eot, size_t at, int n, uint64_t id, Err *e) {
+    const Tokens *t = &m->part[part];
+    const int64_t most = m->vocab ? m->vocab : INT32_MAX;
     Batch *b = &l->batch;
     Rows r = rows_own(l);
-    CHECK(n >= 1 && at + (size_t)n < t.n, "tokens %zu..%zu of %zu", at, at + (size_t)n, t.n);
+    CHECK(n >= 1 && at + (size_t)n < t->n, "tokens %zu..%zu of %zu", at, at + (size_t)n, t->n);
     int begin = b->N, first = begin;
+    size_t doc = tokens_next_doc(t, at + 1);
+    int64_t tok = token_at(t, at), before = -1;
+    if (tok < 0 || tok >= most) return outside(t, at, tok, (int)most, e);
     for (int i = 0; i < n; i++) {
-        int row = begin + i, tok = t.id[at + (size_t)i];
+        int row = begin + i;
+        size_t here = at + (size_t)i;
+        int64_t next = token_at(t, here + 1);
+        if (next < 0 || next >= most) return outside(t, here + 1, next, (int)most, e);
+        if (here == doc) {
+            if (before != eot) first = row;
+            doc = tokens_next_doc(t, here + 1);
+        }
         if (tok == eot) first = row;
-        r.tok[row] = tok;
-        r.tgt[row] = t.id[at + (size_t)i + 1];
+        r.tok[row] = (int)tok;
+        r.tgt[row] = (int)next;
         r.of[row] = b->B;
         r.first[row] = first;
         r.pos[row] = row - first;
+        before = tok, tok = next;
     }
     r.seq[b->B] = b->B;
     r.id[b->B] = id;
     b->N += n;
     r.off[++b->B] = b->N;
+    return true;
 }
 
-uint64_t loader_windows(Tokens t, int seq_len) { return t.n ? (t.n - 1) / (size_t)seq_len : 0; }
+static uint64_t windows(const Tokens *t, int seq_len) { return t->n ? (t->n - 1) / (size_t)seq_len : 0; }
+uint64_t loader_windows(const Mix *m, int seq_len) {
+    uint64_t W = 0;
+    for (int i = 0; i < m->n; i++) W += windows(&m->part[i], seq_len);
+    return W;
+}
 
-void loader_train(Loader *l, Tokens t, int eot, uint64_t seed, uint64_t sample, int b) {
-    uint64_t W = loader_windows(t, l->seq_len);
-    CHECK(W > 0, "%zu tokens, seq_len %d", t.n, l->seq_len);
+/* The window that sample s reads, and its part. */
+static uint64_t pick(const Mix *m, int seq_len, uint64_t seed, uint64_t s, int *part) {
+    uint64_t order = rng_name(seed, "data.order"), W;
+    *part = 0;
+    if (m->blend) {
+        blend_at(m->blend, s, part, &s);
+        W = windows(&m->part[*part], seq_len);
+        CHECK(W > 0, "part %d has no window", *part);
+        return rng_permute(rng_mix(rng_mix(order, s / W), (uint64_t)*part + 1), s % W, W);
+    }
+    W = loader_windows(m, seq_len);
+    CHECK(W > 0, "%d parts without a window of %d", m->n, seq_len);
+    uint64_t w = rng_permute(rng_mix(order, s / W), s % W, W);
+    for (uint64_t own; w >= (own = windows(&m->part[*part], seq_len)); ++*part) w -= own;
+    return w;
+}
+
+bool loader_train(Loader *l, const Mix *m, int eot, uint64_t seed, uint64_t sample, int b, Err *e) {
     start(l, b);
     for (int i = 0; i < b; i++) {
-        uint64_t s = sample + (uint64_t)i, key = rng_mix(rng_name(seed, "data.order"), s / W);
-        add(l, t, eot, rng_permute(key, s % W, W) * (size_t)l->seq_len, l->seq_len, s);
+        int part;
+        uint64_t s = sample + (uint64_t)i, w = pick(m, l->seq_len, seed, s, &part);
+        if (!add(l, m, part, eot, w * (size_t)l->seq_len, l->seq_len, s, e)) return false;
     }
+    return true;
 }
 
-static size_t predictions(Tokens t, int64_t eval_tokens) {
-    size_t n = t.n ? t.n - 1 : 0;
-    return eval_tokens > 0 ? zmin(n, (size_t)eval_tokens) : n;
+/* Predictions of part i, of all parts' at most eval_tokens: what is behind share i less what is behind share i - 1. */
+static size_t predictions(const Mix *m, int64_t eval_tokens, int part) {
+    size_t all = 0, behind = 0, n = 0;
+    for (int i = 0; i < m->n; i++) all += m->part[i].n ? m->part[i].n - 1 : 0;
+    size_t most = eval_tokens > 0 ? zmin(all, (size_t)eval_tokens) : all, before = 0;
+    for (int i = 0; i <= part; i++) {
+        before = n;
+        behind += m->part[i].n ? m->part[i].n - 1 : 0;
+        n = all ? (size_t)((__uint128_t)most * behind / all) : 0;
+    }
+    return n - before;
 }
-
-uint64_t loader_val_windows(Tokens t, int seq_len, int64_t eval_tokens) {
-    size_t n = predictions(t, eval_tokens);
+static uint64_t val_windows(const Mix *m, int seq_len, int64_t eval_tokens, int part) {
+    size_t n = predictions(m, eval_tokens, part);
     return n / (size_t)seq_len + (n % (size_t)seq_len > 0);
 }
+uint64_t loader_val_windows(const Mix *m, int seq_len, int64_t eval_tokens) {
+    uint64_t W = 0;
+    for (int i = 0; i < m->n; i++) W += val_windows(m, seq_len, eval_tokens, i);
+    return W;
+}
 
-void loader_val(Loader *l, Tokens t, int eot, int64_t eval_tokens, uint64_t window, int b) {
-    size_t n = predictions(t, eval_tokens), len = (size_t)l->seq_len;
-    uint64_t W = loader_val_windows(t, l->seq_len, eval_tokens);
+bool loader_val(Loader *l, const Mix *m, int eot, int64_t eval_tokens, uint64_t window, int b, Err *e) {
+    uint64_t W = loader_val_windows(m, l->seq_len, eval_tokens);
     start(l, b);
     CHECK(window < W && (uint64_t)b <= W - window, "windows %llu + %d of %llu", (unsigned long long)window, b,
           (unsigned long long)W);
     for (int i = 0; i < b; i++) {
-        size_t at = (window + (uint64_t)i) * len;
-        add(l, t, eot, at, (int)zmin(len, n - at), window + (uint64_t)i);
+        int part = 0;
+        uint64_t w = window + (uint64_t)i;
+        for (uint64_t own; w >= (own = val_windows(m, l->seq_len, eval_tokens, part)); part++) w -= own;
+        size_t at = w * (size_t)l->seq_len, n = predictions(m, eval_tokens, part);
+        if (!add(l, m, part, eot, at, (int)zmin((size_t)l->seq_len, n - at), window + (uint64_t)i, e)) return false;
     }
+    return true;
 }
 
 void loader_task(Loader *l, TaskStream stream, uint64_t seed, uint64_t sample, int b) {
@@ -155,4 +214,70 @@ int64_t loader_task_targets(Loader *l, TaskStream stream, uint64_t seed, uint64_
         for (int k = 0; k < l->seq_len; k++) n += r.tgt[k] >= 0;
     }
     return n;
+}
+
+/* ---- conversations --------------------------------------------------------------------------------------------------
+ */
+
+/* The window that sample s reads. */
+static int sft_window(const Sft *t, uint64_t seed, uint64_t s) {
+    uint64_t W = (uint64_t)t->train.pack.n, key = rng_mix(rng_name(seed, "data.order"), s / W);
+    return (int)rng_permute(key, s % W, W);
+}
+
+/* Append one window. */
+static void add_window(Loader *l, const Sft *t, const SftPart *p, int window, uint64_t id) {
+    Batch *b = &l->batch;
+    Rows r = rows_own(l);
+    for (int k = p->pack.first[window]; k < p->pack.first[window + 1]; k++) {
+        int n, first = b->N;
+        const int *ids = sft_piece(t, p, p->pack.piece[k], &n);
+        for (int i = 0; i + 1 < n; i++) {
+            int row = b->N++, next = ids[i + 1];
+            r.tok[row] = ids[i] & ~CHAT_LEARN;
+            r.tgt[row] = next & CHAT_LEARN ? next & ~CHAT_LEARN : -1;
+            r.of[row] = b->B;
+            r.first[row] = first;
+            r.pos[row] = i;
+        }
+    }
+    CHECK(b->N - b->off[b->B] <= l->seq_len, "window %d of %d rows", window, b->N - b->off[b->B]);
+    r.seq[b->B] = b->B;
+    r.id[b->B] = id;
+    r.off[++b->B] = b->N;
+}
+
+void loader_sft(Loader *l, const Sft *t, uint64_t seed, uint64_t sample, int b) {
+    start(l, b);
+    for (uint64_t s = sample; s < sample + (uint64_t)b; s++) add_window(l, t, &t->train, sft_window(t, seed, s), s);
+}
+
+int64_t loader_sft_targets(const Sft *t, uint64_t seed, uint64_t sample, int b) {
+    const Pack *p = &t->train.pack;
+    int64_t sum = 0;
+    for (uint64_t s = sample; s < sample + (uint64_t)b; s++)
+        for (int w = sft_window(t, seed, s), k = p->first[w], n; k < p->first[w + 1]; k++) {
+            const int *ids = sft_piece(t, &t->train, p->piece[k], &n);
+            for (int i = 1; i < n; i++) sum += (ids[i] & CHAT_LEARN) != 0;
+        }
+    return sum;
+}
+
+uint64_t loader_sft_val_windows(const Sft *t, int64_t eval_tokens) {
+    const Pack *p = &t->val.pack;
+    int64_t rows = 0;
+    int w = 0;
+    for (; w < p->n && (eval_tokens <= 0 || rows < eval_tokens); w++)
+        for (int k = p->first[w], n; k < p->first[w + 1]; k++) {
+            sft_piece(t, &t->val, p->piece[k], &n);
+            rows += n - 1;
+        }
+    return (uint64_t)w;
+}
+
+void loader_sft_val(Loader *l, const Sft *t, uint64_t window, int b) {
+    start(l, b);
+    CHECK(window + (uint64_t)b <= (uint64_t)t->val.pack.n, "windows %llu + %d of %d", (unsigned long long)window, b,
+          t->val.pack.n);
+    for (int i = 0; i < b; i++) add_window(l, t, &t->val, (int)window + i, window + (uint64_t)i);
 }

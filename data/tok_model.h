@@ -15,6 +15,7 @@ typedef enum { CUT_PATTERN, CUT_PREFIX_SPACE, CUT_METASPACE } CutKind;
 typedef enum { PREPEND_NEVER, PREPEND_FIRST, PREPEND_ALWAYS } Prepend;
 typedef struct {
     CutKind kind;
+    bool known; /* the pattern is one of those in pretoken.h */
     Cutter *cutter;
     Prepend prepend; /* metaspace: blanks become U+2581, and one stands before the text */
     bool split;      /* metaspace: pieces begin at U+2581 */

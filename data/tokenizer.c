@@ -88,14 +88,16 @@ static bool stands_alone(const char *s, size_t n, size_t from, size_t to) {
     return before && (to >= n || !word_char(char_at(s, n, to, &k)));
 }
 
-/* The first added token at or behind `at`, the longest of those that begin there; -1: none. */
-static int added_next(const TokModel *m, int normalized, const char *s, size_t n, size_t at, size_t *from, size_t *to) {
+/* The first added token at or behind `at` that `how` asks for, the longest of those that begin there; -1: none. */
+static int added_next(const TokModel *m, int normalized, unsigned how, const char *s, size_t n, size_t at, size_t *from,
+                      size_t *to) {
     const int *first = m->first[normalized], *order = m->order[normalized];
-    if (!first[256]) return -1;
+    if (!first[256] || !(how & (ENCODE_SPECIAL | ENCODE_ADDED))) return -1;
     for (size_t i = at; i < n; i++) {
         int c = (unsigned char)s[i], best = -1;
         for (int k = first[c]; k < first[c + 1]; k++) {
             const Added *a = &m->added[order[k]];
+            if (a->special && !(how & ENCODE_SPECIAL)) continue;
             if (a->n <= n - i && (best < 0 || a->n > m->added[best].n) && !memcmp(s + i, a->text, a->n))
                 best = order[k];
         }
@@ -195,10 +197,11 @@ static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Id
 static void stretch(Encoder *e, const char *s, size_t n, bool start, unsigned how, Ids *out) {
     const TokModel *m = e->t->model;
     if (!n) return;
-    if (m->nfc || m->prepend || m->blanks) {
+    bool prepend = m->prepend && !(how & ENCODE_JOINED);
+    if (m->nfc || prepend || m->blanks) {
         Buf *t = &e->normal;
         t->n = 0;
-        if (m->prepend) buf_put(t, BLANK, BLANK_BYTES);
+        if (prepend) buf_put(t, BLANK, BLANK_BYTES);
         if (m->nfc)
             buf_nfc(t, s, n);
         else if (m->blanks)
@@ -208,7 +211,7 @@ static void stretch(Encoder *e, const char *s, size_t n, bool start, unsigned ho
         s = t->at, n = t->n;
     }
     size_t at = 0, from, to;
-    for (int k; how & ENCODE_SPECIAL && (k = added_next(m, 1, s, n, at, &from, &to)) >= 0; at = to) {
+    for (int k; (k = added_next(m, 1, how, s, n, at, &from, &to)) >= 0; at = to) {
         pieces(e, 0, s + at, from - at, start && at == 0, out);
         ids_push(out, m->added[k].id);
     }
@@ -226,11 +229,11 @@ bool encoder_run(Encoder *e, const void *text, size_t n, unsigned how, Ids *out,
     }
     for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->before.n; i++) ids_push(out, m->before.id[i]);
     size_t at = 0, from, to;
-    for (int k; how & ENCODE_SPECIAL && (k = added_next(m, 0, s, n, at, &from, &to)) >= 0; at = to) {
-        stretch(e, s + at, from - at, at == 0, how, out);
+    for (int k; (k = added_next(m, 0, how, s, n, at, &from, &to)) >= 0; at = to) {
+        stretch(e, s + at, from - at, at == 0 && !(how & ENCODE_LATER), at ? how & ~ENCODE_JOINED : how, out);
         ids_push(out, m->added[k].id);
     }
-    stretch(e, s + at, n - at, at == 0, how, out);
+    stretch(e, s + at, n - at, at == 0 && !(how & ENCODE_LATER), at ? how & ~ENCODE_JOINED : how, out);
     for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->after.n; i++) ids_push(out, m->after.id[i]);
     return !e->failed || err_input(err, "the pattern in the tokenizer's file does not come to an end on this text");
 }

@@ -27,9 +27,13 @@ Tokenizer tokenizer_byte(void);
 void tokenizer_close(Tokenizer *);
 
 enum {
-    ENCODE_SPECIAL = 1, /* added tokens in the text are found; without it their characters are text like any other, so
-                           that no text can end a document */
-    ENCODE_TEMPLATE = 2 /* with what the file's template puts around a text, such as a beginning-of-text id */
+    ENCODE_SPECIAL = 1,  /* added tokens in the text are found; without it their characters are text like any other, so
+                            that no text can end a document */
+    ENCODE_TEMPLATE = 2, /* with what the file's template puts around a text, such as a beginning-of-text id */
+    /* of a text that is put together from several: */
+    ENCODE_ADDED = 4,  /* added tokens that are not special are found, as ENCODE_SPECIAL finds all of them */
+    ENCODE_LATER = 8,  /* other text, or a special token, stands before it */
+    ENCODE_JOINED = 16 /* text stands right before it, which has got the blank that some files put before a text */
 };
 /* Append the ids of n bytes of text to out. EXIT_INPUT: a text of 2^30 bytes or more, or one on which the file's
  * pattern does not come to an end; out then holds part of the ids. */
@@ -55,5 +59,9 @@ char *tokenizer_config_json(const Tokenizer *);
 bool tokenizer_load(Tokenizer *, const char *path, Err *);
 /* The same from n bytes of JSON; `where` begins the message. */
 bool tokenizer_parse(Tokenizer *, const char *json, size_t n, const char *where, Err *);
+/* A tokenizer as settings name it: "byte" or "", a tokenizer.json, a directory that holds one or GPT-2's pair. eot: the
+ * added token, or the number of the id, that shall separate documents; "" or NULL: what the tokenizer says, -1 when it
+ * does not. */
+bool tokenizer_open(Tokenizer *, const char *name, const char *eot, Err *);
 /* GPT-2's own files, DIR/encoder.json and DIR/vocab.bpe. */
 bool tokenizer_load_gpt2(Tokenizer *, const char *dir, Err *);

@@ -76,8 +76,9 @@ static bool add_cut(Reader *r, Cut c) {
 }
 static bool add_pattern(Reader *r, const char *pattern) {
     Cutter *c = cutter_open(pattern, r->where, r->e);
+    bool known = !strcmp(pattern, PATTERN_GPT2) || !strcmp(pattern, PATTERN_LLAMA3) || !strcmp(pattern, PATTERN_QWEN2);
     if (!c) return false;
-    if (add_cut(r, (Cut){.kind = CUT_PATTERN, .cutter = c})) return true;
+    if (add_cut(r, (Cut){.kind = CUT_PATTERN, .known = known, .cutter = c})) return true;
     cutter_close(c);
     return false;
 }

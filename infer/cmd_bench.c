@@ -4,6 +4,7 @@
  * decoding step reads. Percentages are of these, never of a data sheet. */
 #include <errno.h>
 #include "bench_model.h"
+#include "../model/data_cfg.h"
 #include "engine.h"
 
 int cmd_bench(int argc, char **argv);
@@ -150,8 +151,10 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     bool ok = a->config ? config_read(&cfg, a->config, 0, NULL, e)
                         : config_parse(&cfg, standard, sizeof standard - 1, "standard", 0, NULL, e);
     if (!ok) return false;
-    if (!cfg.model.vocab) cfg.model.vocab = tokenizer_byte().vocab;
-    if (!engine_device(&b.dev, cli, e)) {
+    Tokenizer tk = {0};
+    if (!cfg.model.vocab && data_tokenizer(&cfg.data, &tk, e)) cfg.model.vocab = tk.vocab;
+    tokenizer_close(&tk);
+    if (!cfg.model.vocab || !engine_device(&b.dev, cli, e)) {
         config_free(&cfg);
         return false;
     }

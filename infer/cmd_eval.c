@@ -1,6 +1,7 @@
 /* kvsmith eval: how well a model knows a text, or answers the questions of a task. */
 #include <errno.h>
 #include "../data/text.h"
+#include "choices.h"
 #include "eval_task.h"
 #include "session.h"
 
@@ -9,23 +10,35 @@ int cmd_eval(int argc, char **argv);
 enum { WORDS_MAX = 64 };
 typedef struct {
     const char *model, *task, *data, *separator;
-    int64_t context, stride, batch, chunk;
-    bool decode;
+    int64_t context, stride, batch, chunk, limit;
+    bool decode, items;
     int nword;
     char *word[WORDS_MAX];
 } Args;
-enum { OPT_DATA = 0x100, OPT_SEPARATOR, OPT_CONTEXT, OPT_STRIDE, OPT_BATCH, OPT_CHUNK, OPT_DECODE };
+enum {
+    OPT_DATA = 0x100,
+    OPT_SEPARATOR,
+    OPT_CONTEXT,
+    OPT_STRIDE,
+    OPT_BATCH,
+    OPT_CHUNK,
+    OPT_DECODE,
+    OPT_LIMIT,
+    OPT_ITEMS
+};
 static const struct argp_option options[] = {
-    {"data", OPT_DATA, "FILE", 0, "ppl: the text (required)", 0},
+    {"data", OPT_DATA, "FILE", 0, "ppl: the text, or a set of ids; choices: one JSON object a line (required)", 0},
     {"separator", OPT_SEPARATOR, "TEXT", 0,
      "ppl: what stands between two documents of the text (default: it is one document)", 0},
-    {"context", OPT_CONTEXT, "N", 0, "ppl: tokens of a window (default: the model's positions)", 0},
+    {"context", OPT_CONTEXT, "N", 0, "ppl, choices: tokens of a window (default: the model's positions)", 0},
     {"stride", OPT_STRIDE, "N", 0,
      "ppl: from window to window; only tokens that no window scored before count (default: the context)", 0},
-    {"batch", OPT_BATCH, "N", 0, "Windows or samples at the same time (default 8)", 0},
+    {"batch", OPT_BATCH, "N", 0, "Windows, samples or contexts at the same time (default 8)", 0},
     {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the cache (default 256)", 0},
     {"decode", OPT_DECODE, 0, 0,
      "A task: feed the cache piece by piece, a question at the end of each, instead of all rows in one pass", 0},
+    {"limit", OPT_LIMIT, "N", 0, "choices: only the first N items", 0},
+    {"per-item", OPT_ITEMS, 0, 0, "choices: the JSON also has every item's log-likelihoods", 0},
     {0}};
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
@@ -44,6 +57,8 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
             a->word[a->nword++] = (char *)arg;
         return true;
     case OPT_DECODE: a->decode = true; return true;
+    case OPT_ITEMS: a->items = true; return true;
+    case OPT_LIMIT: return cli_int(arg, "--limit", 1, INT64_MAX, &a->limit, e);
     case OPT_DATA: a->data = arg; return true;
     case OPT_SEPARATOR: a->separator = arg; return true;
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
@@ -61,8 +76,8 @@ typedef struct {
     int n, skip;
 } Window;
 /* Window k of `context` inputs at a distance of `stride`. False: there is none. */
-static bool window_at(Tokens t, size_t k, int context, int stride, Window *w) {
-    size_t inputs = t.n - 1, at = k * (size_t)stride, before = k ? (k - 1) * (size_t)stride + (size_t)context : 0;
+static bool window_at(const Tokens *t, size_t k, int context, int stride, Window *w) {
+    size_t inputs = t->n - 1, at = k * (size_t)stride, before = k ? (k - 1) * (size_t)stride + (size_t)context : 0;
     if (k && before >= inputs) return false;
     *w = (Window){.at = at, .n = (int)zmin((size_t)context, inputs - at), .skip = k ? (int)(before - at) : 0};
     return true;
@@ -83,7 +98,7 @@ static void score_row(Score *s, const Tokenizer *tk, const real *logits, int V, 
 
 typedef struct {
     Session s;
-    Tokens stream;
+    const Tokens *stream;
     const Tokenizer *tk;
     int context, stride, chunk, *ids; /* ids: (nseq, context) inputs */
     Window *win;
@@ -112,7 +127,7 @@ static bool feed_range(Work *w, int n, bool scored, Score *sum, Err *e) {
             size_t first = w->win[w->feed[b].seq].at +
                            (size_t)(w->feed[b].tok - (w->ids + (size_t)w->feed[b].seq * (size_t)w->context));
             for (int i = 0; i < w->feed[b].n; i++, row += V)
-                score_row(sum, w->tk, row, V, w->stream.id[first + (size_t)i + 1]);
+                score_row(sum, w->tk, row, V, (int)token_at(w->stream, first + (size_t)i + 1));
         }
     }
 }
@@ -123,7 +138,7 @@ static bool ppl(Work *w, int nseq, Score *sum, Err *e) {
         for (; n < nseq && window_at(w->stream, k, w->context, w->stride, &w->win[n]); n++, k++) {
             session_reset(&w->s, n);
             for (int i = 0; i < w->win[n].n; i++)
-                w->ids[(size_t)n * (size_t)w->context + (size_t)i] = w->stream.id[w->win[n].at + (size_t)i];
+                w->ids[(size_t)n * (size_t)w->context + (size_t)i] = (int)token_at(w->stream, w->win[n].at + (size_t)i);
         }
         if (!n) return isfinite(sum->nll) || err_world(e, "the model's loss is %g: its numbers are damaged", sum->nll);
         if (!feed_range(w, n, false, NULL, e) || !feed_range(w, n, true, sum, e)) return false;
@@ -143,6 +158,17 @@ static bool report(const Score *s, int context, int stride, const Cli *cli, Err 
     return true;
 }
 
+/* A set of ids was made elsewhere. */
+static bool ids_fit(const Tokens *t, int V, Err *e) {
+    for (size_t i = 0; i < t->n; i++) {
+        int64_t id = token_at(t, i);
+        if (id < 0 || id >= V)
+            return err_input(e, "%s: token %zu is id %lld, expected 0 to %d, the model's vocabulary", t->name, i,
+                             (long long)id, V - 1);
+    }
+    return true;
+}
+
 static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
     int context = a->context ? (int)a->context : en->cfg.max_positions, V = en->cfg.vocab;
     int stride = a->stride ? (int)a->stride : context;
@@ -151,18 +177,28 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
             e, "eval ppl: --stride %d is more than the context of %d: the tokens between would never be scored", stride,
             context);
     Stream text;
-    StreamSpec spec = {.ntrain = 1, .train = &a->data, .separator = a->separator, .seq_len = 1};
+    StreamSpec spec = {.ntrain = 1,
+                       .train = &a->data,
+                       .separator = a->separator,
+                       .seq_len = 1,
+                       .threads = device_threads(en->dev),
+                       .vocab = V};
     if (!stream_open(&text, &spec, &en->tokenizer, e)) return false;
-    context = (int)zmin((size_t)context, text.train.n - 1);
+    const Tokens *stream = &text.part[0];
+    if (!ids_fit(stream, V, e)) {
+        stream_close(&text);
+        return false;
+    }
+    context = (int)zmin((size_t)context, stream->n - 1);
     stride = imin(stride, context);
-    size_t windows = (text.train.n - 1 + (size_t)stride - 1) / (size_t)stride;
+    size_t windows = (stream->n - 1 + (size_t)stride - 1) / (size_t)stride;
     int nseq = (int)zmin((size_t)a->batch, windows);
     /* the logits of a pass are the one big thing: 64 MiB of them at most, unless one row of each window is more */
     int chunk = (int)zmin((size_t)a->chunk, zmax((size_t)nseq, (64u << 20) / sizeof(real) / (size_t)V));
     chunk = imax(chunk, nseq);
     SessionOpts o = {
         .nseq = nseq, .max_tokens = context, .chunk = chunk, .document = en->tokenizer.eot, .want_all = true};
-    Work w = {.stream = text.train, .tk = &en->tokenizer, .context = context, .stride = stride, .chunk = chunk};
+    Work w = {.stream = stream, .tk = &en->tokenizer, .context = context, .stride = stride, .chunk = chunk};
     Score sum = {0};
     bool ok = session_open(&w.s, &en->model, o, e);
     if (ok) {
@@ -170,7 +206,10 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
         w.win = xcalloc((size_t)nseq, sizeof *w.win);
         w.feed = xcalloc((size_t)nseq, sizeof *w.feed);
         w.logits = xcalloc((size_t)chunk * (size_t)V, sizeof *w.logits);
-        ok = ppl(&w, nseq, &sum, e) && report(&sum, context, stride, cli, e);
+        ok = ppl(&w, nseq, &sum, e);
+        /* of text that was read here: as many as there are, whatever a token decodes to */
+        if (text.bytes) sum.bytes = text.bytes;
+        ok = ok && report(&sum, context, stride, cli, e);
         free(w.ids), free(w.win), free(w.feed), free(w.logits);
         session_close(&w.s);
     }
@@ -182,11 +221,22 @@ static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
     Engine en;
     if (a->nword) return err_input(e, "eval ppl: unexpected word '%.100s'", a->word[0]);
     if (a->decode) return err_input(e, "eval ppl: --decode is of tasks; a text always goes through the cache");
+    if (a->limit || a->items) return err_input(e, "eval ppl: --limit and --per-item are of choices");
     if (!a->data) return err_input(e, "eval ppl: expected --data FILE; see kvsmith eval --help");
     if (!engine_open(&en, a->model, cli, e)) return false;
+    set_catch_sigbus();
     bool ok = engine_text(&en, e) && eval_open(a, &en, cli, e);
     engine_close(&en);
     return ok;
+}
+
+static bool choices_eval(const Args *a, const Cli *cli, Err *e) {
+    const char *alien = a->separator ? "--separator" : a->stride ? "--stride" : a->decode ? "--decode" : NULL;
+    if (a->nword) return err_input(e, "eval choices: unexpected word '%.100s'", a->word[0]);
+    if (alien) return err_input(e, "eval choices: %s is not of choices", alien);
+    if (!a->data) return err_input(e, "eval choices: expected --data FILE.jsonl; see kvsmith eval --help");
+    Choices c = {a->model, a->data, a->context, a->limit, (int)a->batch, (int)a->chunk, a->items};
+    return eval_choices(&c, cli, e);
 }
 
 static bool task_eval(Args *a, const Cli *cli, Err *e) {
@@ -194,25 +244,30 @@ static bool task_eval(Args *a, const Cli *cli, Err *e) {
                         : a->separator ? "--separator"
                         : a->context   ? "--context"
                         : a->stride    ? "--stride"
+                        : a->limit     ? "--limit"
+                        : a->items     ? "--per-item"
                                        : NULL;
     if (a->task && !task_find(a->task)) {
-        char names[160] = "ppl";
+        char names[160] = "ppl, choices";
         for (int i = 0; tasks[i]; i++)
             snprintf(names + strlen(names), sizeof names - strlen(names), ", %s", tasks[i]->name);
         return err_input(e, "eval: expected one of %s, got '%.80s'", names, a->task);
     }
-    if (alien && !a->task) return err_input(e, "eval: %s is of ppl; expected MODEL ppl", alien);
-    if (alien) return err_input(e, "eval %s: %s is of ppl, not of a task", a->task, alien);
+    if (alien && !a->task) return err_input(e, "eval: %s is not of a task; expected MODEL ppl or MODEL choices", alien);
+    if (alien) return err_input(e, "eval %s: %s is not of a task", a->task, alien);
     EvalTask t = {a->model, a->task, (int)a->batch, (int)a->chunk, a->decode, a->nword, a->word};
     return eval_task(&t, cli, e);
 }
 
 int cmd_eval(int argc, char **argv) {
     static const CliSpec spec = {
-        .args = "MODEL [ppl|TASK] [KEY=VALUE...]",
+        .args = "MODEL [ppl|choices|TASK] [KEY=VALUE...]",
         .doc = "ppl: perplexity of a text. The text is cut into windows; each predicts the token behind each of its "
                "tokens. nll is the mean in nats per token, ppl its exponential; bits_per_byte counts the bytes of the "
-               "predicted tokens, end-of-text as none. Documents do not see each other. TASK is one of mqar, "
+               "predicted tokens, end-of-text as none. Documents do not see each other. choices: which "
+               "continuation of a context is the likeliest, by lm-evaluation-harness's rules. A line of the file is "
+               "{\"ctx\": TEXT, \"cont\": [TEXT, ...], \"gold\": N}; acc compares the sums of log-likelihoods, "
+               "acc_norm the sums per character. TASK is one of mqar, "
                "palindrome, stack, copy, induction, needle, or left out: the one that the model was trained on. "
                "accuracy is the part of the answers that greedy decoding would say, sample_accuracy the part of the "
                "samples where it would say all. Keys: samples (1000), seed, T (tokens of a sample) and the task's, see "
@@ -227,6 +282,9 @@ int cmd_eval(int argc, char **argv) {
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
-    bool ppl = a.task && !strcmp(a.task, "ppl");
-    return (ppl ? ppl_eval(&a, &cli, &e) : task_eval(&a, &cli, &e)) ? 0 : cli_fail(&e);
+    const char *task = a.task ? a.task : "";
+    bool ok = !strcmp(task, "ppl")       ? ppl_eval(&a, &cli, &e)
+              : !strcmp(task, "choices") ? choices_eval(&a, &cli, &e)
+                                         : task_eval(&a, &cli, &e);
+    return ok ? 0 : cli_fail(&e);
 }

@@ -91,10 +91,17 @@ static bool prompts_add(Prompts *p, const Engine *en, const char *text, size_t n
                         Err *e) {
     const Tokenizer *t = &en->tokenizer;
     Ids ids = {0};
-    /* what the tokenizer's own template puts before a text, else end-of-text, as in training */
-    if (t->bos < 0 && t->eot >= 0) ids_push(&ids, t->eot);
     Err why = {0};
-    if (!tokenizer_encode(t, text, n, ENCODE_SPECIAL | ENCODE_TEMPLATE, &ids, &why)) {
+    bool ok = tokenizer_encode(t, text, n, ENCODE_SPECIAL, &ids, &why),
+         eot = en->one_end || (t->bos < 0 && t->eot >= 0);
+    /* what the tokenizer's own template puts before a text, else end-of-text, as in training; but a prompt of a chat
+     * brings its special tokens along, and in training nothing stood before those */
+    if (ok && !(ids.n && tokenizer_special(t, ids.id[0]))) {
+        ids.n = 0;
+        if (eot) ids_push(&ids, t->eot);
+        ok = tokenizer_encode(t, text, n, ENCODE_SPECIAL | (en->one_end ? 0u : ENCODE_TEMPLATE), &ids, &why);
+    }
+    if (!ok) {
         ids_free(&ids);
         return err_input(e, "%.100s: %.180s", where, why.msg);
     }

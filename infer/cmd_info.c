@@ -1,6 +1,7 @@
 /* kvsmith info: what a model is and what it costs. */
 #include <sys/stat.h>
 #include "../model/cost.h"
+#include "../model/data_cfg.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
 #include "../ops/file.h"
@@ -181,7 +182,16 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
         return false;
     }
     const TaskCfg *task = c->data.task.kind ? &c->data.task : NULL;
-    if (!c->model.vocab) c->model.vocab = task ? task->vocab : tokenizer_byte().vocab;
+    if (!c->model.vocab) {
+        Tokenizer tk = {.vocab = task ? task->vocab : 0};
+        if (!task && !data_tokenizer(&c->data, &tk, e)) {
+            config_free(c);
+            free(c);
+            return false;
+        }
+        c->model.vocab = tk.vocab;
+        tokenizer_close(&tk);
+    }
     int rows = c->train.micro_batch * c->data.seq_len;
     ModelOpts o = {.train = true,
                    .max_rows = rows,
@@ -194,7 +204,12 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
         ok = model_open(&m, dev, &c->model, o, e);
         if (ok) {
             StepMemory step = cost_regions(&m);
-            Subject s = {.m = &m, .tokenizer = task ? "none" : "byte", .step = &step, .rows = rows};
+            Subject s = {.m = &m,
+                         .tokenizer = task                                ? "none"
+                                      : strcmp(c->data.tokenizer, "byte") ? "bpe"
+                                                                          : "byte",
+                         .step = &step,
+                         .rows = rows};
             ok = report(&s, a, cli, e);
             model_close(&m);
         }

@@ -1,5 +1,5 @@
 /* compare_config.c: settings of a comparison, and of every run that it is made of. */
-#include "../data/text.h"
+#include "../model/data_cfg.h"
 #include "../model/cost.h"
 #include "../model/schema.h"
 #include "compare.h"
@@ -326,23 +326,26 @@ static bool base_read(Compare *c, Config *base, const Cli *cli, Err *e) {
     }
     if (!config_tree(base, tree_copy(c->base), 0, NULL, e)) return false;
     if (cli->threads >= 0) base->run.threads = cli->threads;
-    Tokenizer tk = tokenizer_byte();
-    if (!base->model.vocab) base->model.vocab = tk.vocab;
-    const char *train[PATHS_MAX];
-    for (int i = 0; i < base->data.ntrain; i++) train[i] = base->data.train[i].path;
     if (!base->data.ntrain) return node_refuse(c->base, "data.train", e, "required, but not given: the text");
+    if (base->data.sft.template)
+        return node_refuse(c->base, "data.sft", e, "a comparison measures bits per byte of a text; give none");
     if (base->train.eval_every == 0)
         return node_refuse(c->base, "train.eval_every", e,
                            "0 means no validation, and that is what rows are compared by");
     Stream text;
-    StreamSpec spec = {base->data.ntrain, train, base->data.val, base->data.val_fraction, base->data.separator,
-                       base->data.seq_len};
-    if (!stream_open(&text, &spec, &tk, e)) return false;
-    c->text_tokens = text.train.n;
-    size_t val = text.val.n;
+    DataSpec spec;
+    Tokenizer tk;
+    if (!data_tokenizer(&base->data, &tk, e)) return false;
+    if (!base->model.vocab) base->model.vocab = tk.vocab;
+    data_spec(&base->data, &spec);
+    bool ok = stream_open(&text, &spec.spec, &tk, e);
+    tokenizer_close(&tk);
+    if (!ok) return false;
+    c->text_tokens = text.tokens;
+    int val = text.val.n;
     snprintf(c->text_hash, sizeof c->text_hash, "%016llx", (unsigned long long)text.hash);
     stream_close(&text);
-    if (val > 1) return true;
+    if (val) return true;
     return node_refuse(c->base, "data.val", e, "there is no text to validate on; give data.val or data.val_fraction");
 }
 

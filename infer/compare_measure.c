@@ -1,5 +1,5 @@
 /* compare_measure.c: what the best run of every row takes in memory and time, all rows in one go. */
-#include "../data/text.h"
+#include "../model/data_cfg.h"
 #include "../ops/file.h"
 #include "bench_model.h"
 #include "compare.h"
@@ -15,20 +15,30 @@ typedef struct {
 } Subject;
 
 /* Tokens of the validation text without ends of documents: caches that depend on what is read read the same. */
+enum { READING_MAX = 1 << 26 };
 typedef struct {
     int n, *id;
 } Reading;
 static bool reading_open(const Compare *c, Reading *out, Err *e) {
     const DataCfg *d = &c->row[0].cfg.data;
-    const char *train[PATHS_MAX];
-    for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
-    StreamSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->separator, d->seq_len};
-    Tokenizer tk = tokenizer_byte();
+    DataSpec spec;
+    Tokenizer tk;
     Stream text;
-    if (!stream_open(&text, &spec, &tk, e)) return false;
-    *out = (Reading){.id = xcalloc(text.val.n, sizeof(int))};
-    for (size_t i = 0; i < text.val.n; i++)
-        if (text.val.id[i] != tk.eot) out->id[out->n++] = text.val.id[i];
+    if (!data_tokenizer(d, &tk, e)) return false;
+    data_spec(d, &spec);
+    bool ok = stream_open(&text, &spec.spec, &tk, e);
+    int eot = tk.eot, vocab = c->row[0].cfg.model.vocab;
+    tokenizer_close(&tk);
+    if (!ok) return false;
+    *out = (Reading){.n = 0};
+    size_t n = 0;
+    for (int k = 0; k < text.val.n; k++) n += text.val.part[k].n;
+    out->id = xcalloc(zmin(n, READING_MAX), sizeof(int));
+    for (int k = 0; k < text.val.n; k++)
+        for (size_t i = 0; i < text.val.part[k].n && out->n < READING_MAX; i++) {
+            int64_t id = token_at(&text.val.part[k], i);
+            if (id != eot && id >= 0 && id < vocab) out->id[out->n++] = (int)id;
+        }
     stream_close(&text);
     if (out->n) return true;
     free(out->id);

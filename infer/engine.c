@@ -71,7 +71,9 @@ bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
         return false;
     }
     for (int i = 0; i < ids.neos; i++) en->eos[en->neos++] = ids.eos[i];
-    if (!en->neos && en->text) en->eos[en->neos++] = en->tokenizer.eot;
+    if (!en->neos && en->text && en->tokenizer.eot >= 0) en->eos[en->neos++] = en->tokenizer.eot;
+    en->one_end = en->text && ids.neos == 1 && ids.bos == ids.eos[0] && ids.bos < en->tokenizer.vocab;
+    if (en->one_end) en->tokenizer.eot = ids.bos;
     return true;
 }
 

@@ -13,6 +13,7 @@ typedef struct {
     Model model;
     Tokenizer tokenizer;
     bool text;    /* there is a tokenizer that this program has */
+    bool one_end; /* the token that ends a text also begins one, as in training here; no template then */
     Err no_text;  /* else: why not */
     TaskCfg task; /* that the model was trained on; kind NULL: none */
     int neos,

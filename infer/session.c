@@ -50,6 +50,13 @@ void session_reset(Session *s, int seq) {
     s->next[seq] = 0;
 }
 
+void session_fork(Session *s, int from, int to) {
+    CHECK(from >= 0 && from < s->opts.nseq && to >= 0 && to < s->opts.nseq, "sequences %d, %d of %d", from, to,
+          s->opts.nseq);
+    kv_fork(&s->cache, from, to);
+    s->next[to] = s->next[from];
+}
+
 int session_length(const Session *s, int seq) { return s->next[seq]; }
 size_t session_bytes(const Session *s, int seq) { return kv_bytes(&s->cache, seq); }
 

@@ -42,5 +42,6 @@ void session_close(Session *);
  * before anything changes. */
 bool session_extend(Session *, int B, const Feed *, Want, Tensor logits, Err *);
 void session_reset(Session *, int seq);         /* forget everything: fresh again */
+void session_fork(Session *, int from, int to); /* `to`, another one, becomes a copy of `from`; its rows are shared */
 int session_length(const Session *, int seq);   /* tokens of the current document so far */
 size_t session_bytes(const Session *, int seq); /* resident rows and states of the cache */

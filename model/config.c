@@ -196,6 +196,9 @@ static bool train_paths(DataCfg *d, const Node *x, Err *e) {
         snprintf(at, sizeof at, list ? "data.train.%d" : "data.train", i);
         if (!schema_value(&one, y, at, &d->train[i], e)) return false;
         if (!*d->train[i].path) return node_refuse(y, at, e, "expected the path of a text file, got nothing");
+        if ((d->train[i].weight > 0) != (d->train[0].weight > 0))
+            return node_refuse(y, at, e, "%s a weight, but the first has %s; give all of them one or none",
+                               d->train[i].weight > 0 ? "has" : "has not", d->train[0].weight > 0 ? "one" : "none");
     }
     d->ntrain = n;
     return true;
@@ -207,6 +210,21 @@ static const Node *node_at(const Node *root, const char *section, const char *na
     return x ? x : s ? s : root;
 }
 
+/* Conversations are documents by themselves. */
+static bool sft_section(Config *c, const Node *root, Err *e) {
+    const DataCfg *d = &c->data;
+    if (!d->sft.template) return true;
+    const Node *x = node_at(root, "data", "sft");
+    if (d->task.kind)
+        return node_refuse(x, "data.sft", e, "a task makes its own samples, but data.sft is given; remove one");
+    if (d->ntrain && d->train[0].weight > 0)
+        return node_refuse(x, "data.sft", e,
+                           "files of conversations have no weights; repeat a file to see it more often");
+    if (*d->separator)
+        return node_refuse(x, "data.sft", e, "a line is a conversation, but data.separator is given; remove it");
+    return true;
+}
+
 /* Only one of text and task, and nothing of the text's settings beside a task. */
 static bool task_section(Config *c, const Node *root, Err *e) {
     const Node *data = tree_get(root, "data"), *x = data ? tree_get(data, "task") : NULL;
@@ -216,7 +234,12 @@ static bool task_section(Config *c, const Node *root, Err *e) {
                node_refuse(node_at(root, "train", "stop_at_acc"), "train.stop_at_acc", e,
                            "a text has no answers to be right about: give 0, or data.task");
     if (!task_cfg_read(&d->task, x, "data.task", d->seq_len, e)) return false;
-    const char *also = d->ntrain ? "data.train" : *d->val ? "data.val" : *d->separator ? "data.separator" : NULL;
+    const char *also = d->ntrain                      ? "data.train"
+                       : *d->val                      ? "data.val"
+                       : *d->separator                ? "data.separator"
+                       : *d->eot                      ? "data.eot"
+                       : strcmp(d->tokenizer, "byte") ? "data.tokenizer"
+                                                      : NULL;
     if (also) return node_refuse(x, "data.task", e, "a task makes its own samples, but %s is given; remove one", also);
     if (c->train.sample_every)
         return node_refuse(x, "data.task", e, "samples of text need a text, but train.sample_every is %lld; give 0",
@@ -297,7 +320,7 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
     ok = ok && schema_read(config_keys, root, "", NULL, c, e);
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
-    ok = ok && task_section(c, root, e);
+    ok = ok && task_section(c, root, e) && sft_section(c, root, e);
     if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
     ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e) &&
          agree(c, root, e) && stages_build(c, root, e);

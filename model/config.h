@@ -1,10 +1,11 @@
 /* config.h: the settings of a run, as the schema tables in config.c describe them. */
 #pragma once
+#include "../data/sft.h"
 #include "../data/task.h"
 #include "../layers/mixer.h"
 #include "tree.h"
 
-enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 64, STAGES_MAX = 64, STAGE_NAME_MAX = 32 };
+enum { LAYERS_MAX = 256, KINDS_MAX = 32, PATHS_MAX = 256, STAGES_MAX = 64, STAGE_NAME_MAX = 32 };
 typedef struct {
     char name[64];
     const Mixer *mixer;
@@ -29,6 +30,7 @@ typedef struct {
 
 typedef struct {
     char path[KEY_TEXT_MAX];
+    double weight; /* 0: none is given */
 } Path;
 typedef struct {
     char dir[KEY_TEXT_MAX];
@@ -37,13 +39,16 @@ typedef struct {
 } RunCfg;
 typedef struct {
     int ntrain;
-    Path train[PATHS_MAX];  /* text files */
+    Path train[PATHS_MAX];  /* text files and sets of ids; all have a weight, or none */
     TaskCfg task;           /* kind NULL: text; else T is seq_len, and no file is read */
     char val[KEY_TEXT_MAX]; /* "" = the last val_fraction of train */
     double val_fraction;
-    int tokenizer, seq_len;
+    char tokenizer[KEY_TEXT_MAX],
+        eot[KEY_TEXT_MAX]; /* "byte" or a path; the token between documents, "" = the tokenizer's */
+    int seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
     int64_t val_samples;          /* of the task */
+    SftCfg sft;                   /* template CHAT_NONE: the files are plain text */
 } DataCfg;
 /* The loss on what mixers report of their caches, see train/compression.h. */
 typedef struct {
@@ -91,12 +96,12 @@ struct Config {
     OptimCfg optim;
     int nstages; /* 0: the run is one stage */
     Stage *stage;
+    bool quiet; /* no setting: whoever opens the data tells nothing of long work */
 };
 
 /* The order of the choices in config.c. */
 enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
-enum { TOKENIZER_BYTE };
 enum { OPTIM_ADAMW, OPTIM_MUON };
 enum { STATE_F32, STATE_BF16 };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };

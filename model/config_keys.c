@@ -1,8 +1,7 @@
 #include "config_keys.h"
 
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
-                         *const tokenizers[] = {"byte", NULL}, *const optimizers[] = {"adamw", "muon", NULL},
-                         *const states[] = {"f32", "bf16", NULL},
+                         *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
@@ -34,22 +33,47 @@ const Key model_keys[] = {
     {"ffn", KEY_OTHER, 0, NULL, 0, 0, "{kind: NAME, its settings}, or a list of them, repeated like pattern", 0, 0},
     {0}};
 #undef AT
+#define AT(member) offsetof(SftCfg, member)
+static const Key sft_keys[] = {{"template", KEY_CHOICE, AT(template), "none", 0, 0,
+                                "what stands around the messages; none: the files are plain text", chat_templates, 0},
+                               {"learn", KEY_CHOICE, AT(learn), "answers", 0, 0,
+                                "what has a loss; answers: the assistant's texts and the marker behind each",
+                                sft_learns, 0},
+                               {"too_long", KEY_CHOICE, AT(too_long), "cut", 0, 0,
+                                "a conversation of more than seq_len + 1 tokens loses those behind, or is dropped",
+                                sft_too_longs, 0},
+                               {0}};
+#undef AT
 #define AT(member) offsetof(DataCfg, member)
-const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0, "a text file, from the working directory",
+const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0,
+                          "a text file, a Megatron set (.bin with its .idx) or an "
+                          "llm.c .bin, from the working directory",
                           0, 0},
+                         {"weight", KEY_FLOAT, offsetof(Path, weight), "0", 0, 1e6,
+                          "its part of the samples, as a ratio to the other weights; 0: none has one", 0, 0},
                          {0}};
 const Key data_keys[] = {
     {"train", KEY_OTHER, 0, "", 0, 0,
-     "a text file, or a list of them; each a path or {path: ...}; training needs it "
-     "or a task",
+     "a text file, a Megatron set (.bin with .idx) or an llm.c .bin, or a list of them; each a path or {path: PATH, "
+     "weight: W}; training needs it or a task",
      0, 0},
     {"task", KEY_OTHER, 0, "", 0, 0, "instead of text, {name: TASK, its settings}, or TASK alone: see below", 0, 0},
-    {"val", KEY_TEXT, AT(val), "", 0, 0, "a text file for validation; null: the end of the training text", 0, 0},
+    {"val", KEY_TEXT, AT(val), "", 0, 0, "a text file or a set for validation; null: the end of what is trained on", 0,
+     0},
     {"val_fraction", KEY_FLOAT, AT(val_fraction), "0.1", 0, 0.5, "part of the training text kept back when val is null",
      0, 0},
-    {"tokenizer", KEY_CHOICE, AT(tokenizer), "byte", 0, 0, "byte: 256 bytes and <|endoftext|>", tokenizers, 0},
+    {"tokenizer", KEY_TEXT, AT(tokenizer), "byte", 0, 0,
+     "byte: 256 bytes and <|endoftext|>; else a tokenizer.json, or a directory with one or with GPT-2's encoder.json "
+     "and "
+     "vocab.bpe",
+     0, 0},
+    {"eot", KEY_TEXT, AT(eot), "", 0, 0,
+     "the token that stands between documents, by its name or id; null: the tokenizer's own end-of-text", 0, 0},
     {"seq_len", KEY_INT, AT(seq_len), "256", 1, 1 << 20, "tokens of a training sample", 0, 0},
     {"val_samples", KEY_LONG, AT(val_samples), "256", 1, 1e9, "samples of a validation on a task", 0, 0},
+    {"sft", KEY_TABLE, AT(sft), "", 0, 0,
+     "the files are conversations, a JSON object a line: {messages: [{role, content}]} or {instruction, input, output}",
+     0, sft_keys},
     {"separator", KEY_TEXT, AT(separator), "", 0, 0, "text between two documents of a file; null: a file is one", 0, 0},
     {0}};
 #undef AT

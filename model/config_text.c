@@ -71,6 +71,17 @@ static void write_section(Writer *w, const char *name, const Key *keys, const vo
     write_map_end(w);
 }
 
+static void write_path(Writer *w, const Path *p) {
+    write_item(w);
+    if (p->weight == 0) {
+        write_text(w, p->path);
+        return;
+    }
+    write_map(w, true);
+    schema_write(w, path_keys, p);
+    write_map_end(w);
+}
+
 char *config_text(const Config *c) {
     char *text = NULL;
     size_t n;
@@ -88,7 +99,7 @@ char *config_text(const Config *c) {
     write_name(&w, "train");
     if (c->data.ntrain) {
         write_list(&w);
-        for (int i = 0; i < c->data.ntrain; i++) write_item(&w), write_text(&w, c->data.train[i].path);
+        for (int i = 0; i < c->data.ntrain; i++) write_path(&w, &c->data.train[i]);
         write_list_end(&w);
     } else {
         write_text(&w, "");

@@ -22,7 +22,7 @@ for f in tests/fuzz/*.c; do
     [ -e "$f" ] || { echo "fuzz: tests/fuzz is empty" >&2; exit 1; }
     name=$(basename "$f" .c)
     clang -std=gnu11 -g -O1 -D_GNU_SOURCE -I. $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "$f" \
-        "$build/f32/lib.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lm -o "$build/$name" || { bad=1; continue; }
+        "$build/f32/lib.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm -o "$build/$name" || { bad=1; continue; }
     seeds=$build/$name.seeds
     rm -rf "$seeds" && mkdir -p "$seeds"
     [ -d "tests/fuzz/$name" ] && cp "tests/fuzz/$name"/* "$seeds"

@@ -209,6 +209,7 @@ refused "nosuch.yaml" nosuch.yaml
 refused "unknown key" configs/tiny-gqa.yaml
 refused "did you mean rows?" $ci dir="$tmp/no/such" rovs=3
 refused "nosuch.txt" $ci dir="$tmp/no/such" base.data.train=nosuch.txt
+refused "data.sft" $ci dir="$tmp/no/such" base.data.train=configs/chat.jsonl base.data.sft=chatml
 refused "no width of model.ffn gives 9000000000 parameters" $ci dir="$tmp/no/such" match.params=9000000000
 refused "eval_every" $ci dir="$tmp/no/such" base.train.eval_every=0
 refused "to validate" $ci dir="$tmp/no/such" base.data.val_fraction=0

@@ -44,7 +44,10 @@ static const struct {
      "run.yaml:7: model.kinds.local.widow: unknown key; did you mean window?"},
     {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2, rope: {tetha: 3}}}}",
      "model.kinds.a.rope.tetha: unknown key; did you mean theta?"},
-    {MODEL "data: {train: [{path: x, weight: 2}]}", "data.train.0.weight: unknown key; known: path"},
+    {MODEL "data: {train: [{path: x, wait: 2}]}", "data.train.0.wait: unknown key; known: path, weight"},
+    {MODEL "data: {train: [{path: x, weight: 2}, y]}", "data.train.1: has not a weight, but the first has one"},
+    {MODEL "data: {train: [x, {path: y, weight: 2}]}", "data.train.1: has a weight, but the first has none"},
+    {MODEL "data: {train: [{path: x, weight: -1}]}", "data.train.0.weight: expected a number from 0 to 1000000"},
     {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqqa, heads: 2}}}", "unknown name 'gqqa'; did you mean gqa?"},
     {"model: {d_model: 32, layers: 2, kinds: {a: {heads: 2}}}", "model.kinds.a.mixer: required"},
     {"model: {d_model: 32, layers: 2, kinds: {a b: {mixer: gqa, heads: 2}}}", "the name of a kind"},
@@ -358,7 +361,7 @@ Test(config, defaults) {
     cr_assert(c->model.kind[0].mixer == mixer_find("gqa") && c->model.ffn[0].ffn == ffn_find("swiglu"));
     cr_assert(c->model.pattern[1] == 0 && c->model.kv_from[0] == 0 && c->model.kv_from[1] == 1);
     cr_assert(!*c->init_from && c->data.ntrain == 0 && !*c->data.val && c->data.val_fraction == 0.1);
-    cr_assert(c->data.tokenizer == TOKENIZER_BYTE && c->data.seq_len == 256 && !*c->data.separator);
+    cr_assert(!strcmp(c->data.tokenizer, "byte") && c->data.seq_len == 256 && !*c->data.separator);
     cr_assert(c->train.steps == 2000 && c->train.max_seconds == 0 && c->train.batch == 64 && c->train.micro_batch == 8);
     cr_assert(c->train.dtype == DTYPE_AUTO && c->train.dropout == 0 && c->train.recompute == 0);
     cr_assert(c->train.eval_every == 200 && c->train.save_every == 500 && c->train.keep_best);

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "../data/loader.h"
+#include "../data/text.h"
 
 /* ---- helpers ----------------------------------------------------------------------------------------------------- */
 
@@ -27,30 +28,32 @@ static char *text_file(const char *name, const char *text) {
     return path;
 }
 
-static Stream open_ok(StreamSpec spec) {
-    Stream s;
+/* What a test looks at: the only part of each. Owns the stream, whose views point into it. */
+typedef struct {
+    Stream *own;
+    Tokens train, val;
+    size_t documents, bytes;
+} Opened;
+static Opened open_ok(StreamSpec spec) {
+    Stream *s = xcalloc(1, sizeof *s);
     Err e = {0};
     Tokenizer t = tokenizer_byte();
-    cr_assert(stream_open(&s, &spec, &t, &e), "%s", e.msg);
-    return s;
+    cr_assert(stream_open(s, &spec, &t, &e), "%s", e.msg);
+    cr_assert(s->train.n == 1 && s->val.n <= 1);
+    return (Opened){s, s->part[0], s->tail[0], s->documents, s->bytes};
 }
-/* A text cannot be read with a tokenizer of merges yet: said, not tried. */
-Test(data, streams_are_of_bytes) {
-    Tokenizer t;
-    Stream s;
-    Err e = {0};
-    const char *path = "tests/golden/README.md";
-    cr_assert(tokenizer_load(&t, "tests/golden/bpe/gpt2.json", &e), "%s", e.msg);
-    refused(stream_open(&s, &(StreamSpec){.ntrain = 1, .train = &path, .seq_len = 4}, &t, &e), &e, EXIT_INPUT,
-            "read by bytes alone");
-    tokenizer_close(&t);
+static void opened_close(Opened *o) {
+    stream_close(o->own);
+    free(o->own);
 }
+#define MIX(t) (&(Mix){.n = 1, .part = &(t)})
+static int id_at(Tokens t, size_t i) { return (int)token_at(&t, i); }
 static void open_fails(StreamSpec spec, int status, const char *part) {
     Stream s;
     Err e = {0};
     Tokenizer t = tokenizer_byte();
     refused(stream_open(&s, &spec, &t, &e), &e, status, part);
-    cr_assert(!s.mem.base && !s.train.id && !s.val.id, "something is left open");
+    cr_assert(!s.mem.base && !s.set && !s.train.n && !s.val.n, "something is left open");
 }
 
 /* Tokens against a picture of them: '^' is end-of-text, any other character itself. */
@@ -58,7 +61,7 @@ static void expect_tokens(const char *what, Tokens got, const char *want) {
     cr_assert_eq(got.n, strlen(want), "%s: %zu tokens, expected %zu", what, got.n, strlen(want));
     for (size_t i = 0; i < got.n; i++) {
         int w = want[i] == '^' ? 256 : (unsigned char)want[i];
-        cr_assert_eq(got.id[i], w, "%s: token %zu is %d, expected %d", what, i, got.id[i], w);
+        cr_assert_eq(id_at(got, i), w, "%s: token %zu is %d, expected %d", what, i, id_at(got, i), w);
     }
 }
 
@@ -254,12 +257,12 @@ Test(data, documents) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char what[32];
         snprintf(what, sizeof what, "case %zu", i);
-        Stream s = open_ok(
+        Opened s = open_ok(
             (StreamSpec){.ntrain = cases[i].n, .train = cases[i].path, .separator = cases[i].sep, .seq_len = 1});
         expect_tokens(what, s.train, cases[i].want);
         cr_assert(s.val.n == 0 && s.documents == cases[i].documents && s.bytes == cases[i].bytes,
                   "%s: %zu documents of %zu bytes", what, s.documents, s.bytes);
-        stream_close(&s);
+        opened_close(&s);
     }
 }
 
@@ -270,11 +273,11 @@ Test(data, bytes_are_text) { /* NUL, invalid UTF-8, the spelling of end-of-text;
     memcpy(text + 4090, "<|endoftext|>", 13);
     const char *path = check_path("raw");
     check_write(path, text, N);
-    Stream s = open_ok((StreamSpec){.ntrain = 1, .train = &path, .seq_len = 1});
-    cr_assert(s.train.n == N + 2 && s.train.id[0] == 256 && s.train.id[N + 1] == 256);
+    Opened s = open_ok((StreamSpec){.ntrain = 1, .train = &path, .seq_len = 1});
+    cr_assert(s.train.n == N + 2 && id_at(s.train, 0) == 256 && id_at(s.train, N + 1) == 256);
     for (size_t i = 0; i < N; i++)
-        cr_assert_eq(s.train.id[i + 1], text[i], "byte %zu: %d, expected %d", i, s.train.id[i + 1], text[i]);
-    stream_close(&s);
+        cr_assert_eq(id_at(s.train, i + 1), text[i], "byte %zu: %d, expected %d", i, id_at(s.train, i + 1), text[i]);
+    opened_close(&s);
 }
 
 Test(data, validation_is_the_tail) {
@@ -290,13 +293,13 @@ Test(data, validation_is_the_tail) {
         for (size_t j = 0; j < cut[i].n; j++) text[j] = (char)('a' + j % 26);
         const char *path = check_path("whole");
         check_write(path, text, cut[i].n);
-        Stream s = open_ok((StreamSpec){.ntrain = 1, .train = &path, .val_fraction = cut[i].f, .seq_len = 1});
+        Opened s = open_ok((StreamSpec){.ntrain = 1, .train = &path, .val_fraction = cut[i].f, .seq_len = 1});
         size_t k = cut[i].keep;
         cr_assert_eq(s.train.n, 1 + k, "n %zu: %zu tokens to train on, expected EOT and %zu", cut[i].n, s.train.n, k);
         cr_assert_eq(s.val.n, cut[i].n - k + 1, "n %zu: %zu tokens to validate on", cut[i].n, s.val.n);
-        cr_assert(s.train.id[0] == 256 && s.train.id[k] == text[k - 1] && s.val.id[0] == text[k]);
-        cr_assert(s.val.id[s.val.n - 1] == 256 && s.val.id[s.val.n - 2] == text[cut[i].n - 1]);
-        stream_close(&s);
+        cr_assert(id_at(s.train, 0) == 256 && id_at(s.train, k) == text[k - 1] && id_at(s.val, 0) == text[k]);
+        cr_assert(id_at(s.val, s.val.n - 1) == 256 && id_at(s.val, s.val.n - 2) == text[cut[i].n - 1]);
+        opened_close(&s);
         free(text);
     }
     /* With documents the fraction is of text, and an end-of-text at the cut begins validation's first document. */
@@ -309,22 +312,22 @@ Test(data, validation_is_the_tail) {
                 {0.6, "^abcd", "^efgh^ij^"},
                 {0.7, "^abc", "d^efgh^ij^"}};
     for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
-        Stream s = open_ok(
+        Opened s = open_ok(
             (StreamSpec){.ntrain = 1, .train = &docs, .val_fraction = part[i].f, .separator = "|", .seq_len = 2});
         expect_tokens("train", s.train, part[i].train);
         expect_tokens("val", s.val, part[i].val);
-        stream_close(&s);
+        opened_close(&s);
     }
 }
 
 Test(data, validation_file) {
     const char *a = text_file("a", "abc"), *v = text_file("v", "x|yz");
-    Stream s =
+    Opened s =
         open_ok((StreamSpec){.ntrain = 1, .train = &a, .val = v, .val_fraction = 0.5, .separator = "|", .seq_len = 4});
     expect_tokens("train", s.train, "^abc^");
     expect_tokens("val", s.val, "^x^yz^");
     cr_assert(s.documents == 3 && s.bytes == 6);
-    stream_close(&s);
+    opened_close(&s);
 }
 
 Test(data, streams_refused) {
@@ -350,9 +353,9 @@ Test(data, streams_refused) {
                "4 tokens to train on (4 to validate on)");
     open_fails((StreamSpec){.ntrain = 1, .train = &a, .val_fraction = 1e-18, .seq_len = 1}, EXIT_INPUT,
                "leaves 1 to validate on");
-    Stream s = open_ok((StreamSpec){.ntrain = 1, .train = &a, .seq_len = 7}); /* just enough */
-    cr_assert_eq(loader_windows(s.train, 7), 1);
-    stream_close(&s);
+    Opened s = open_ok((StreamSpec){.ntrain = 1, .train = &a, .seq_len = 7}); /* just enough */
+    cr_assert_eq(loader_windows(MIX(s.train), 7), 1);
+    opened_close(&s);
 }
 
 #ifndef __SANITIZE_ADDRESS__ /* the sanitizer needs terabytes of address space itself */
@@ -368,31 +371,33 @@ Test(data, no_memory_for_a_file) {
 Test(data, region_is_known_before) {
     const char *a = text_file("a", "one|two||three"), *v = text_file("v", "four"), *none = check_path("none");
     const char *both[] = {a, a};
+    Tokenizer byte = tokenizer_byte();
     StreamSpec spec = {.ntrain = 2, .train = both, .val = v, .separator = "|", .seq_len = 1};
     for (int own = 0; own < 2; own++) {
         Err e = {0};
         size_t bytes = 0;
         spec.val = own ? v : "";
-        cr_assert(stream_bytes(&spec, &bytes, &e), "%s", e.msg);
-        Stream s = open_ok(spec);
-        cr_assert(s.mem.peak == bytes && s.mem.size == bytes, "%zu bytes, %zu were foretold", s.mem.peak, bytes);
+        cr_assert(stream_bytes(&spec, &byte, &bytes, &e), "%s", e.msg);
+        Opened s = open_ok(spec);
+        cr_assert(s.own->mem.peak == bytes && s.own->mem.size == bytes, "%zu bytes, %zu were foretold", s.own->mem.peak,
+                  bytes);
         /* At most two bytes per byte of file and per end-of-text, and what an arena adds to a take. */
         size_t most = 2 * (14 + 14 + 3) + 128 + (own ? 2 * (4 + 2) + 128 : 0);
         cr_assert(bytes <= most, "%zu bytes, expected at most %zu", bytes, most);
-        stream_close(&s);
+        opened_close(&s);
     }
     size_t bytes;
     Err e = {0};
     spec.separator = "\\q";
-    refused(stream_bytes(&spec, &bytes, &e), &e, EXIT_INPUT, "backslash");
+    refused(stream_bytes(&spec, &byte, &bytes, &e), &e, EXIT_INPUT, "backslash");
     spec.separator = "|";
     spec.val = none;
-    refused(stream_bytes(&spec, &bytes, &e), &e, EXIT_INPUT, "none: No such file");
+    refused(stream_bytes(&spec, &byte, &bytes, &e), &e, EXIT_INPUT, "none: No such file");
 }
 
 Test(data, shipped_corpus) {
     const char *path = "data/kjv.txt";
-    Stream s =
+    Opened s =
         open_ok((StreamSpec){.ntrain = 1, .train = &path, .val_fraction = 0.1, .separator = "\\f\\n", .seq_len = 256});
     cr_assert_eq(s.documents, 20);
     cr_assert_eq(s.bytes, 2400567 - 19 * 2);
@@ -407,7 +412,7 @@ Test(data, shipped_corpus) {
     cr_assert_eq(other_bytes, 0);
     cr_assert(!strpbrk(text, "0123456789[]{}"), "a reference is left in the text");
     free(text);
-    stream_close(&s);
+    opened_close(&s);
 }
 
 /* ---- batches ----------------------------------------------------------------------------------------------------- */
@@ -416,7 +421,7 @@ Test(data, shipped_corpus) {
 static Tokens some_tokens(size_t n, uint64_t seed) {
     uint16_t *id = xcalloc(n, sizeof *id);
     for (size_t i = 0; i < n; i++) id[i] = rng_uniform(seed, i) < 0.08 || i + 1 == n || !i ? 256 : (uint16_t)(i % 251);
-    return (Tokens){id, n};
+    return (Tokens){.id = id, .n = n};
 }
 
 /* A batch against its definition: sequence k holds `want` windows; documents by looking back from every row. */
@@ -431,9 +436,9 @@ static void expect_batch(const Loader *l, Tokens t, int b, const size_t *at, con
         int begin = row;
         for (size_t i = 0; i < len[k]; i++, row++) {
             int back = row;
-            while (back > begin && t.id[at[k] + (size_t)(back - begin)] != 256) back--;
-            cr_assert_eq(l->tok[row], t.id[at[k] + i], "row %d", row);
-            cr_assert_eq(l->tgt[row], t.id[at[k] + i + 1], "row %d", row);
+            while (back > begin && id_at(t, at[k] + (size_t)(back - begin)) != 256) back--;
+            cr_assert_eq(l->tok[row], id_at(t, at[k] + i), "row %d", row);
+            cr_assert_eq(l->tgt[row], id_at(t, at[k] + i + 1), "row %d", row);
             cr_assert_eq(B->of[row], k, "row %d", row);
             cr_assert_eq(B->first[row], back, "row %d: first %d, expected %d", row, B->first[row], back);
             cr_assert_eq(B->pos[row], row - back, "row %d: pos %d, expected %d", row, B->pos[row], row - back);
@@ -452,6 +457,15 @@ static Loader loader_ok(int max_samples, int seq_len) {
     return l;
 }
 
+static void train_ok(Loader *l, Tokens t, int eot, uint64_t seed, uint64_t sample, int b) {
+    Err e = {0};
+    cr_assert(loader_train(l, MIX(t), eot, seed, sample, b, &e), "%s", e.msg);
+}
+static void val_ok(Loader *l, Tokens t, int eot, int64_t eval_tokens, uint64_t window, int b) {
+    Err e = {0};
+    cr_assert(loader_val(l, MIX(t), eot, eval_tokens, window, b, &e), "%s", e.msg);
+}
+
 /* The window that a filled row 0 came from: tokens hold their place. */
 Test(data, an_epoch_is_a_permutation) {
     const int T = 4;
@@ -461,12 +475,12 @@ Test(data, an_epoch_is_a_permutation) {
         size_t n = (size_t)W * (size_t)T + 1 + w % 4; /* up to 3 tokens too few for one window more */
         uint16_t *id = xcalloc(n, sizeof *id);
         for (size_t i = 0; i < n; i++) id[i] = (uint16_t)i;
-        Tokens t = {id, n};
-        cr_assert_eq(loader_windows(t, T), W);
+        Tokens t = {.id = id, .n = n};
+        cr_assert_eq(loader_windows(MIX(t), T), W);
         Loader l = loader_ok(1, T);
         uint64_t *order = xcalloc((size_t)W * 4, sizeof *order), same_epoch = 0, same_seed = 0, in_order = 0;
         for (uint64_t s = 0; s < 4 * W; s++) { /* epochs 0, 1, 2 of seed 1; epoch 0 of seed 2 */
-            loader_train(&l, t, -1, s < 3 * W ? 1 : 2, s < 3 * W ? s : s - 3 * W, 1);
+            train_ok(&l, t, -1, s < 3 * W ? 1 : 2, s < 3 * W ? s : s - 3 * W, 1);
             cr_assert_eq(l.tok[0] % T, 0);
             order[s] = (uint64_t)(l.tok[0] / T);
         }
@@ -498,10 +512,10 @@ Test(data, an_epoch_is_a_permutation) {
 Test(data, samples_do_not_depend_on_batches) {
     enum { T = 7, ALL = 24 };
     Tokens t = some_tokens(200, 5);
-    uint64_t W = loader_windows(t, T);
+    uint64_t W = loader_windows(MIX(t), T);
     int tok[ALL][T], tgt[ALL][T], pos[ALL][T];
     Loader l = loader_ok(ALL, T);
-    loader_train(&l, t, 256, 9, 20, ALL); /* spans the end of epoch 0: W is 28 */
+    train_ok(&l, t, 256, 9, 20, ALL); /* spans the end of epoch 0: W is 28 */
     cr_assert_eq(W, 28);
     memcpy(tok, l.tok, sizeof tok);
     memcpy(tgt, l.tgt, sizeof tgt);
@@ -510,7 +524,7 @@ Test(data, samples_do_not_depend_on_batches) {
     for (size_t k = 0; k < sizeof by / sizeof *by; k++)
         for (int s = ALL - by[k]; s >= 0; s -= by[k]) { /* backwards: no state either */
             size_t bytes = (size_t)by[k] * T * sizeof(int);
-            loader_train(&l, t, 256, 9, 20 + (uint64_t)s, by[k]);
+            train_ok(&l, t, 256, 9, 20 + (uint64_t)s, by[k]);
             CHECK_BYTES("tok", l.tok, tok[s], bytes);
             CHECK_BYTES("tgt", l.tgt, tgt[s], bytes);
             CHECK_BYTES("pos", l.batch.pos, pos[s], bytes);
@@ -528,14 +542,14 @@ Test(data, rows_of_training) {
         for (uint64_t s = 0; s < 100; s += B) {
             size_t at[B], len[B];
             uint64_t id[B];
-            loader_train(&l, t, 256, seed, s, B);
+            train_ok(&l, t, 256, seed, s, B);
             for (int k = 0; k < B; k++) {
                 /* Find the window by its content: it must be one of the disjoint ones. */
                 size_t w = 0, W = (t.n - 1) / T;
                 for (; w < W; w++) {
                     bool same = true;
                     for (int i = 0; i <= T && same; i++)
-                        same = t.id[w * T + (size_t)i] == (i < T ? l.tok[k * T + i] : l.tgt[k * T + T - 1]);
+                        same = id_at(t, w * T + (size_t)i) == (i < T ? l.tok[k * T + i] : l.tgt[k * T + T - 1]);
                     if (same) break;
                 }
                 cr_assert(w < W, "sample %d is no window", k);
@@ -558,7 +572,7 @@ Test(data, rows_of_validation) {
         for (size_t c = 0; c < sizeof limits / sizeof *limits; c++) {
             Tokens t = some_tokens(ns[a], a);
             size_t want = limits[c] && (size_t)limits[c] < ns[a] - 1 ? (size_t)limits[c] : ns[a] - 1, seen = 0;
-            uint64_t W = loader_val_windows(t, T, limits[c]);
+            uint64_t W = loader_val_windows(MIX(t), T, limits[c]);
             Loader l = loader_ok(B, T);
             for (uint64_t w = 0; w < W; w += B) {
                 size_t at[B], len[B];
@@ -570,7 +584,7 @@ Test(data, rows_of_validation) {
                     id[k] = w + (uint64_t)k;
                     seen += len[k];
                 }
-                loader_val(&l, t, 256, limits[c], w, b);
+                val_ok(&l, t, 256, limits[c], w, b);
                 expect_batch(&l, t, b, at, len, id);
             }
             cr_assert_eq(seen, want, "%zu predictions of %zu", seen, want);

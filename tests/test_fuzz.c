@@ -18,6 +18,21 @@
 #define LLVMFuzzerTestOneInput fuzz_tokenizer
 #include "fuzz/tokenizer.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_chat
+#include "fuzz/chat.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_choices
+#include "fuzz/choices.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_megatron
+#include "fuzz/megatron.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_llmc
+#include "fuzz/llmc.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_source
+#include "fuzz/source.c"
+#undef LLVMFuzzerTestOneInput
 #define LLVMFuzzerTestOneInput fuzz_events
 #include "fuzz/events.c"
 #undef LLVMFuzzerTestOneInput
@@ -26,8 +41,17 @@ enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
     const char *name;
     int (*run)(const uint8_t *, size_t);
-} target[] = {{"safetensors", fuzz_safetensors}, {"shard_index", fuzz_shard_index}, {"model_config", fuzz_model_config},
-              {"run_config", fuzz_run_config},   {"tokenizer", fuzz_tokenizer},     {"events", fuzz_events}};
+} target[] = {{"safetensors", fuzz_safetensors},
+              {"shard_index", fuzz_shard_index},
+              {"model_config", fuzz_model_config},
+              {"run_config", fuzz_run_config},
+              {"tokenizer", fuzz_tokenizer},
+              {"megatron", fuzz_megatron},
+              {"llmc", fuzz_llmc},
+              {"source", fuzz_source},
+              {"events", fuzz_events},
+              {"chat", fuzz_chat},
+              {"choices", fuzz_choices}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

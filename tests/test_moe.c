@@ -553,7 +553,10 @@ static double balanced(double rate, double first[1]) {
         fields_of(&b, G, fields_zero());
         both_ways(&b);
         if (step == 1) *first = overload(&b);
-        optimizer_step(&b.run, &s, &(OptimizerCfg){.adamw = {0.9, 0.95, 1e-8, 0.1, rate}}, 0, 1, step);
+        optimizer_step(&b.run, &s,
+                       &(OptimizerCfg){
+                           .adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .balance = rate}},
+                       0, 1, step);
     }
     double last = overload(&b);
     params_free(&s);

@@ -117,30 +117,34 @@ Test(schema, numbers_read_back) {
     config_free(&one);
 }
 
+/* The tables in tables. */
+static size_t table_size(const Key *k) { return strcmp(k->name, "sft") ? sizeof(CompressionCfg) : sizeof(SftCfg); }
+static size_t table_align(const Key *k) { return strcmp(k->name, "sft") ? 8 : 4; }
+
 /* Every member of a struct of settings has a key: each key's place begins where another's ends, but for alignment. What
  * the keys do not describe (lists read by hand) is named by skip_from..skip_to. */
 static void covers(const char *what, const Key *keys, size_t size, size_t skip_from, size_t skip_to) {
-    static const size_t sizes[] = {
-        [KEY_INT] = sizeof(int),         [KEY_LONG] = sizeof(int64_t),
-        [KEY_FLOAT] = sizeof(double),    [KEY_BOOL] = 1,
-        [KEY_TEXT] = KEY_TEXT_MAX,       [KEY_CHOICE] = sizeof(int),
-        [KEY_NUMBERS] = sizeof(Numbers), [KEY_INTS] = sizeof(Ints),
-        [KEY_LENGTH] = sizeof(Length),   [KEY_TABLE] = sizeof(CompressionCfg)}; /* the only table in these */
+    static const size_t sizes[] = {[KEY_INT] = sizeof(int),         [KEY_LONG] = sizeof(int64_t),
+                                   [KEY_FLOAT] = sizeof(double),    [KEY_BOOL] = 1,
+                                   [KEY_TEXT] = KEY_TEXT_MAX,       [KEY_CHOICE] = sizeof(int),
+                                   [KEY_NUMBERS] = sizeof(Numbers), [KEY_INTS] = sizeof(Ints),
+                                   [KEY_LENGTH] = sizeof(Length)};
     static const size_t aligns[] = {
-        [KEY_INT] = 4,    [KEY_LONG] = 8,    [KEY_FLOAT] = 8, [KEY_BOOL] = 1,  [KEY_TEXT] = 1,
-        [KEY_CHOICE] = 4, [KEY_NUMBERS] = 8, [KEY_INTS] = 4,  [KEY_TABLE] = 8, [KEY_LENGTH] = 8};
+        [KEY_INT] = 4,    [KEY_LONG] = 8,    [KEY_FLOAT] = 8, [KEY_BOOL] = 1,   [KEY_TEXT] = 1,
+        [KEY_CHOICE] = 4, [KEY_NUMBERS] = 8, [KEY_INTS] = 4,  [KEY_LENGTH] = 8, [KEY_TABLE] = 8};
+#define SIZE(k) ((k)->type == KEY_TABLE ? table_size(k) : sizes[(k)->type])
     size_t last = skip_to;
     for (const Key *k = keys; k->name; k++) {
         cr_assert(k->meaning && *k->meaning && k->min <= k->max, "%s: %s", what, k->name);
         for (const Key *o = keys; o != k; o++) cr_assert(strcmp(o->name, k->name), "%s: two keys %s", what, k->name);
         if (k->type == KEY_OTHER) continue;
-        size_t before = skip_to <= k->at ? skip_to : 0, a = aligns[k->type];
+        size_t before = skip_to <= k->at ? skip_to : 0, a = k->type == KEY_TABLE ? table_align(k) : aligns[k->type];
         for (const Key *o = keys; o->name; o++)
-            if (o != k && o->type != KEY_OTHER && o->at <= k->at) before = zmax(before, o->at + sizes[o->type]);
+            if (o != k && o->type != KEY_OTHER && o->at <= k->at) before = zmax(before, o->at + SIZE(o));
         cr_assert(k->at == (before + a - 1) / a * a, "%s: %s begins at byte %zu, what is before it ends at %zu", what,
                   k->name, k->at, before);
-        cr_assert(k->at + sizes[k->type] <= skip_from || k->at >= skip_to, "%s: %s", what, k->name);
-        last = zmax(last, k->at + sizes[k->type]);
+        cr_assert(k->at + SIZE(k) <= skip_from || k->at >= skip_to, "%s: %s", what, k->name);
+        last = zmax(last, k->at + SIZE(k));
     }
     cr_assert(last == size || (size % 8 == 0 && size - last < 8), "%s: keys end at byte %zu of %zu", what, last, size);
 }
@@ -152,6 +156,8 @@ Test(schema, every_member_has_a_key) {
     const Key *k = train_keys;
     while (strcmp(k->name, "compression")) k++;
     covers("train.compression", k->sub, sizeof(CompressionCfg), 0, 0);
+    for (k = data_keys; strcmp(k->name, "sft");) k++;
+    covers("data.sft", k->sub, sizeof(SftCfg), 0, 0);
     covers("optim", optim_keys, sizeof(OptimCfg), 0, 0);
     covers("rope", rope_keys, sizeof(RopeCfg), 0, 0);
 }

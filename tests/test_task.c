@@ -541,6 +541,8 @@ static const struct {
     {"data.train=x.txt", "a task makes its own samples, but data.train is given"},
     {"data.val=x.txt", "but data.val is given"},
     {"data.separator=x", "but data.separator is given"},
+    {"data.eot=x", "but data.eot is given"},
+    {"data.tokenizer=x.json", "but data.tokenizer is given"},
     {"train.sample_every=5", "train.sample_every is 5"},
     {"data.val_samples=0", "data.val_samples: expected a whole number from 1"},
     {"data.seq_len=15", "4 x pairs = 16 tokens, a sample has 15"},

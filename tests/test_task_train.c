@@ -49,7 +49,7 @@ Test(task_train, loss_is_the_mean_over_answers) {
     Config a, b;
     Trainer *u = open_trainer(&b, 0, NULL);
     Loader *l = &u->loader;
-    feed_train(u, 0, 6);
+    cr_assert(feed_train(u, 0, 6, NULL));
     double sum = 0, squares = 0;
     int count = 0, least = 1000, most = 0;
     for (int s = 0; s < 6; s++) {
@@ -96,7 +96,7 @@ Test(task_train, validation_counts_what_is_right) {
     cr_assert(session_open(&s, &t->model, (SessionOpts){.nseq = 1, .max_tokens = T, .chunk = 8, .document = -1}, &e));
     for (uint64_t i = 0; i < 21; i++) {
         bool all = true;
-        feed_val(t, i, 1);
+        cr_assert(feed_val(t, i, 1, NULL));
         session_reset(&s, 0);
         for (int k = 0; k < T; k++) {
             int best = 0;
@@ -128,17 +128,17 @@ Test(task_train, seeds) {
     Config a, b;
     Trainer *t = open_trainer(&a, 0, NULL), *u = open_trainer(&b, 1, (const char *[]){"run.seed=4"});
     size_t bytes = 6 * 32 * sizeof(int);
-    feed_train(t, 0, 6), feed_train(u, 0, 6);
+    cr_assert(feed_train(t, 0, 6, NULL) && feed_train(u, 0, 6, NULL));
     cr_assert(memcmp(t->loader.tok, u->loader.tok, bytes), "another seed, the same samples");
-    feed_val(u, 0, 6);
+    cr_assert(feed_val(u, 0, 6, NULL));
     cr_assert(memcmp(t->loader.tok, u->loader.tok, bytes), "validation is on samples of the training");
-    feed_val(t, 0, 6);
+    cr_assert(feed_val(t, 0, 6, NULL));
     CHECK_BYTES("validation", t->loader.tok, u->loader.tok, bytes);
     int tok[32], tgt[32], work[64];
     cr_assert_leq(task_work(&a.data.task), sizeof work);
     task_sample(&a.data.task, TASK_VAL, 0, 5, tok, tgt, work);
     CHECK_BYTES("validation's last sample", t->loader.tok + 5 * 32, tok, sizeof tok);
-    feed_train(t, 7, 2);
+    cr_assert(feed_train(t, 7, 2, NULL));
     task_sample(&a.data.task, TASK_TRAIN, 3, 8, tok, tgt, work);
     CHECK_BYTES("training's second sample", t->loader.tok + 32, tok, sizeof tok);
     close_trainer(t, &a);
@@ -290,9 +290,9 @@ Test(task_train, eval_forms_agree) {
     CHECK_REFUSED(RUN("eval", run, "sampels=3"), 2, "did you mean samples?");
     CHECK_REFUSED(RUN("eval", run, "samples=0"), 2, "samples: expected a whole number from 1");
     CHECK_REFUSED(RUN("eval", run, "name=copy"), 2, "name: unknown key");
-    CHECK_REFUSED(RUN("eval", run, "polindrome"), 2, "expected one of ppl, mqar");
+    CHECK_REFUSED(RUN("eval", run, "polindrome"), 2, "expected one of ppl, choices, mqar");
     CHECK_REFUSED(RUN("eval", run, "copy", "stack"), 2, "expected KEY=VALUE");
-    CHECK_REFUSED(RUN("eval", run, "copy", "--data", "x"), 2, "--data is of ppl");
+    CHECK_REFUSED(RUN("eval", run, "copy", "--data", "x"), 2, "--data is not of a task");
     CHECK_REFUSED(RUN("eval", run, "copy", "T=1000000", "vocab=20", "--batch", "4000"), 2, "smaller --batch");
     CHECK_REFUSED(RUN("eval", run, "ppl", "--data", "README.md", "--decode"), 2, "--decode is of tasks");
     CHECK_REFUSED(RUN("eval", run, "ppl", "--data", "README.md", "x=1"), 2, "unexpected word 'x=1'");

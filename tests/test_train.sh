@@ -20,6 +20,7 @@ ok() {
     [ $s -eq 0 ] || wrong "train $*: exit $s: $(cat "$tmp/err")"
 }
 memory() { grep -o '"memory":{[^}]*}' "$1" | head -n 1; } # the first: of stages, that of the largest
+numbers() { memory "$1" | grep -o '"[a-z_]*":[0-9][0-9]*' | tr -d '"' | tr ':' ' '; }
 field() { grep -o "\"$2\":[^,}]*" "$1" | head -n 1 | cut -d: -f2; }
 clockless() { sed 's/,"tok_s":.*$/}/' "$1"; }
 tiny="configs/tiny-gqa.yaml --threads 1"
@@ -33,8 +34,11 @@ plan() { # the plan of a run, then the run under its limit: $1 threads, the rest
     cp "$tmp/out" "$tmp/planned"
     total=$(grep -o '"total":[0-9]*' "$tmp/planned" | head -n 1 | cut -d: -f2)
     ok "$@" --threads "$threads" run.dir="$tmp/plan" --json -q
-    [ "$(memory "$tmp/planned")" = "$(memory "$tmp/out")" ] ||
-        wrong "$*: planned $(memory "$tmp/planned"), peaks $(memory "$tmp/out")"
+    if grep -q 'sft:' "$1"; then # no window need be full: each peak is at most what is planned, and not far from it
+        paste <(numbers "$tmp/planned") <(numbers "$tmp/out") | awk '$1 != $3 || $4 > $2 || $4 < 0.97 * $2 { bad = 1 } END { exit bad || NR < 9 }'
+    else
+        [ "$(memory "$tmp/planned")" = "$(memory "$tmp/out")" ]
+    fi || wrong "$*: planned $(memory "$tmp/planned"), peaks $(memory "$tmp/out")"
     [ "$(field "$tmp/out" memory_mapped)" = "$total" ] || wrong "$*: mapped $(field "$tmp/out" memory_mapped), planned $total"
     peak=$(field "$tmp/out" peak_anonymous_bytes)
     limit=$((total + total / 50 + 64 * 1024 * 1024))

@@ -1,4 +1,5 @@
 #include "checkpoint.h"
+#include "feed.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
@@ -29,7 +30,7 @@ static bool state_write(const char *path, const Trainer *t, const TrainState *s,
     json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "format", CHECKPOINT_FORMAT, "program",
                           "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples", (json_int_t)samples,
                           "tokens", (json_int_t)s->tokens, "seed", (json_int_t)t->run->run.seed, "text_tokens",
-                          (json_int_t)t->text.train.n, "text_hash", hash, "best", best);
+                          (json_int_t)t->text.tokens, "text_hash", hash, "best", best);
     if (j && t->cfg->data.task.kind) json_object_set_new(j, "val_acc", s->has_acc ? json_real(s->acc) : json_null());
     if (j && (s->skip.n || s->skip.skipped)) json_object_set_new(j, "skip", skips_json(&s->skip));
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
@@ -186,42 +187,6 @@ static bool config_check(const char *dir, Err *e) {
     return ok;
 }
 
-/* The order of the samples is a function of the text's length, so that another text would be another run. */
-static bool text_check(const char *dir, const Trainer *t, Err *e) {
-    const TrainState *s = &t->state;
-    if (s->text_hash == t->text.hash && s->text_tokens == (int64_t)t->text.train.n) return true;
-    if (t->cfg->data.task.kind)
-        return err_input(e,
-                         "data.task: checkpoint %.150s was trained on samples that this version does not make; begin a "
-                         "new run with init_from",
-                         dir);
-    return err_input(
-        e,
-        "data.train: checkpoint %.150s was trained on another text: %lld tokens, now %zu; give that text, or "
-        "begin a new run with init_from",
-        dir, (long long)s->text_tokens, t->text.train.n);
-}
-
-bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
-    if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
-    if (config_stage_at(t->run, t->state.step) != t->stage)
-        return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
-    if (t->cfg->train.skip_z == 0) skip_forget(&t->state.skip);
-    return text_check(dir, t, e) && config_check(dir, e) && checkpoint_load_numbers(t, dir, e);
-}
-
-bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
-    char *path = xformat("%s/trainer/optimizer.safetensors", dir);
-    St st;
-    bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
-    if (ok) {
-        ok = moments_load(&st, "exp_avg.", &t->model, false, e) && moments_load(&st, "exp_avg_sq.", &t->model, true, e);
-        st_close(&st);
-    }
-    free(path);
-    return ok;
-}
-
 /* tok NULL: ids are those of a task. */
 static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
     ModelCfg from = {0};
@@ -245,15 +210,56 @@ static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, E
     return ok;
 }
 
+/* The order of the samples is a function of the text's length, so that another text would be another run. */
+static bool text_check(const char *dir, const Trainer *t, Err *e) {
+    const TrainState *s = &t->state;
+    if (s->text_hash == t->text.hash && s->text_tokens == (int64_t)t->text.tokens) return true;
+    if (t->cfg->data.task.kind)
+        return err_input(e,
+                         "data.task: checkpoint %.150s was trained on samples that this version does not make; begin a "
+                         "new run with init_from",
+                         dir);
+    return err_input(
+        e,
+        "data.train: checkpoint %.150s was trained on another text: %lld tokens, now %zu; give that text, or "
+        "begin a new run with init_from",
+        dir, (long long)s->text_tokens, t->text.tokens);
+}
+
+bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
+    if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
+    if (config_stage_at(t->run, t->state.step) != t->stage)
+        return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
+    if (t->cfg->train.skip_z == 0) skip_forget(&t->state.skip);
+    return text_check(dir, t, e) && config_check(dir, e) &&
+           (t->cfg->data.task.kind || ids_fit(dir, &t->cfg->model, &t->tok, e)) && checkpoint_load_numbers(t, dir, e);
+}
+
+bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
+    char *path = xformat("%s/trainer/optimizer.safetensors", dir);
+    St st;
+    bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
+    if (ok) {
+        ok = moments_load(&st, "exp_avg.", &t->model, false, e) && moments_load(&st, "exp_avg_sq.", &t->model, true, e);
+        st_close(&st);
+    }
+    free(path);
+    return ok;
+}
+
 bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
     const Config *first = config_stage(c, 0).cfg;
     const ModelCfg *m = &first->model;
-    Tokenizer byte = tokenizer_byte(), *tok = first->data.task.kind ? NULL : &byte;
+    Tokenizer tok = {0};
+    bool text = !first->data.task.kind;
     char dir[4096];
     Err why = {0};
-    if (!*init_from ||
-        (model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, tok, &why) && hf_check(dir, m, &why)))
-        return true;
+    if (!*init_from) return true;
+    if (text && !data_tokenizer(&first->data, &tok, e)) return false;
+    bool ok =
+        model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, text ? &tok : NULL, &why) && hf_check(dir, m, &why);
+    tokenizer_close(&tok);
+    if (ok) return true;
     if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
     return err_input(e, "init_from: %.280s", why.msg);
 }
@@ -291,11 +297,15 @@ static bool text_write(const char *dir, const char *name, char *text, Err *e) {
 static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
     if (t->cfg->data.task.kind) return task_cfg_save(&t->cfg->data.task, dir, e);
     return text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
-           text_write(dir, "tokenizer_config.json", tokenizer_config_json(&t->tok), e);
+           text_write(dir, "tokenizer_config.json", chat_template_config(&t->chat, tokenizer_config_json(&t->tok)),
+                      e) &&
+           chat_template_write(&t->chat, dir, e);
 }
 
 static bool files_write(const Trainer *t, const Model *m, const TrainState *s, const char *dir, Err *e) {
-    HfIds text = {.bos = t->tok.eot, .neos = 1, .eos = {t->tok.eot}}, none = {.bos = -1};
+    HfIds text = {.bos = t->tok.eot}, none = {.bos = -1};
+    if (t->cfg->data.sft.template && t->tok.bos >= 0) text.bos = t->tok.bos; /* begins a conversation, see chat.h */
+    text.neos = feed_ends(t, text.eos);
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);

@@ -3,10 +3,12 @@
 #include "../model/hf.h"
 #include "checkpoint.h"
 #include "events.h"
+#include "feed.h"
 #include "plan.h"
 #include "saver.h"
 #include "stages.h"
 #include "train.h"
+#include <sys/stat.h>
 #include <time.h>
 
 int cmd_train(int argc, char **argv);
@@ -87,6 +89,22 @@ static bool find_start(RunDir *d, const char *resume, char **dir, bool *here, Er
     free(parent);
     free(own);
     return true;
+}
+
+/* A template for chats comes from where the tokenizer comes from; a checkpoint has its copy. */
+static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
+    char dir[4096];
+    if (t->cfg->data.task.kind) return true;
+    if (checkpoint) return chat_template_read(&t->chat, checkpoint, e);
+    const char *tok = t->cfg->data.tokenizer, *slash = strrchr(tok, '/');
+    if (!*t->cfg->init_from) { /* a directory, or a file in one */
+        struct stat st;
+        if (!stat(tok, &st) && S_ISDIR(st.st_mode)) return chat_template_read(&t->chat, tok, e);
+        if (!slash || slash - tok >= (ptrdiff_t)sizeof dir) return true;
+        snprintf(dir, sizeof dir, "%.*s", (int)(slash - tok), tok);
+        return chat_template_read(&t->chat, dir, e);
+    }
+    return model_dir_resolve(t->cfg->init_from, dir, e) && chat_template_read(&t->chat, dir, e);
 }
 
 /* Weights as they begin, and the folder and its journals as they were at that step. */
@@ -199,13 +217,14 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     t->dir = d;
     Stop why = STOP_STEPS;
     TrainRecord last = {0};
-    ok = begin(t, start_dir, here, e);
+    ok = find_template(t, start_dir, e) && begin(t, start_dir, here, e);
     if (ok) {
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, cfg->train.max_seconds);
         progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s, %s)", t->dir.path,
                      model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
                      (long long)cfg->train.steps, device_threads(t->dev), device_isa(t->dev),
                      t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32");
+        feed_say(t);
         double begun = now_seconds();
         ok = train_loop(t, &last, &why, e);
         if (ok) report(t, cli, &last, why, now_seconds() - begun);
@@ -217,6 +236,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     journal_close(&t->sample_file);
     journal_close(&t->events);
     run_dir_close(&t->dir);
+    chat_template_free(&t->chat);
     trainer_close(t);
     return ok;
 }
@@ -230,6 +250,7 @@ int cmd_train(int argc, char **argv) {
     Config *cfg = xcalloc(1, sizeof *cfg);
     Trainer *t = xcalloc(1, sizeof *t);
     bool ok = settings(cfg, &a, &cli, &e);
+    cfg->quiet = cli.quiet;
     if (ok) {
         train_catch_signals();
         ok = a.plan ? plan_print(t, cfg, cli.json, stdout, &e) : run(t, cfg, &a, &cli, &status, &e);

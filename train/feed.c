@@ -1,4 +1,5 @@
 #include "feed.h"
+#include "../infer/tell.h"
 
 static const TaskCfg *task_of(const Trainer *t) { return t->cfg->data.task.kind ? &t->cfg->data.task : NULL; }
 
@@ -13,16 +14,36 @@ bool feed_vocab(Trainer *t, Err *e) {
                      task ? "task" : "tokenizer");
 }
 
+bool feed_tokenizer(Trainer *t, Err *e) {
+    return task_of(t) ? (t->tok = tokenizer_byte(), true) : data_tokenizer(&t->cfg->data, &t->tok, e);
+}
+
 bool feed_open_text(Trainer *t, Err *e) {
     const DataCfg *d = &t->cfg->data;
-    const char *train[PATHS_MAX];
     if (task_of(t)) {
         t->text.hash = task_hash(&d->task);
         return true;
     }
-    for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
-    StreamSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->separator, d->seq_len};
-    return stream_bytes(&spec, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &spec, &t->tok, e));
+    if (feed_is_sft(t)) return feed_open_sft(t, e);
+    DataSpec s;
+    Tell told = tell_begin("tokenising");
+    data_spec(d, &s);
+    s.spec.threads = t->dev ? device_threads(t->dev) : 1;
+    s.spec.vocab = t->cfg->model.vocab;
+    if (!t->run->quiet) s.spec.progress = tell, s.spec.progress_ctx = &told;
+    return stream_bytes(&s.spec, &t->tok, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &s.spec, &t->tok, e));
+}
+
+bool feed_unchanged(Trainer *t, Err *e) {
+    const char *replaced;
+    if (!stream_unchanged(&t->text, &replaced, e)) return false;
+    if (replaced && !t->told_replaced)
+        progress_say(&t->progress,
+                     "%s names another file by now; the run goes on with the one that it opened, and could not be "
+                     "resumed with the new one",
+                     replaced);
+    t->told_replaced = t->told_replaced || replaced;
+    return true;
 }
 
 size_t feed_loader_bytes(const Trainer *t) {
@@ -35,26 +56,28 @@ bool feed_open_loader(Trainer *t, Err *e) {
                       : loader_open(&t->loader, b, t->cfg->data.seq_len, false, e);
 }
 
-void feed_train(Trainer *t, uint64_t sample, int b) {
+bool feed_train(Trainer *t, uint64_t sample, int b, Err *e) {
     uint64_t seed = (uint64_t)t->cfg->run.seed;
-    if (task_of(t))
-        loader_task(&t->loader, TASK_TRAIN, seed, sample, b);
-    else
-        loader_train(&t->loader, t->text.train, t->tok.eot, seed, sample, b);
+    if (task_of(t)) return loader_task(&t->loader, TASK_TRAIN, seed, sample, b), true;
+    if (feed_is_sft(t)) return loader_sft(&t->loader, &t->sft, seed, sample, b), true;
+    return loader_train(&t->loader, &t->text.train, t->tok.eot, seed, sample, b, e);
 }
 
 int64_t feed_targets(Trainer *t, uint64_t sample, int b) {
-    if (!task_of(t)) return (int64_t)b * t->cfg->data.seq_len; /* every row of a text has one */
-    return loader_task_targets(&t->loader, TASK_TRAIN, (uint64_t)t->cfg->run.seed, sample, b);
+    uint64_t seed = (uint64_t)t->cfg->run.seed;
+    if (task_of(t)) return loader_task_targets(&t->loader, TASK_TRAIN, seed, sample, b);
+    if (feed_is_sft(t)) return loader_sft_targets(&t->sft, seed, sample, b);
+    return (int64_t)b * t->cfg->data.seq_len; /* every row of a text has one */
 }
 
+bool feed_validates(const Trainer *t) { return t->cfg->data.task.kind || t->sft.val.n || t->text.val.n; }
 uint64_t feed_val_count(const Trainer *t) {
     if (task_of(t)) return (uint64_t)t->cfg->data.val_samples;
-    return loader_val_windows(t->text.val, t->cfg->data.seq_len, t->cfg->train.eval_tokens);
+    if (feed_is_sft(t)) return loader_sft_val_windows(&t->sft, t->cfg->train.eval_tokens);
+    return loader_val_windows(&t->text.val, t->cfg->data.seq_len, t->cfg->train.eval_tokens);
 }
-void feed_val(Trainer *t, uint64_t at, int b) {
-    if (task_of(t))
-        loader_task(&t->loader, TASK_VAL, 0, at, b);
-    else
-        loader_val(&t->loader, t->text.val, t->tok.eot, t->cfg->train.eval_tokens, at, b);
+bool feed_val(Trainer *t, uint64_t at, int b, Err *e) {
+    if (task_of(t)) return loader_task(&t->loader, TASK_VAL, 0, at, b), true;
+    if (feed_is_sft(t)) return loader_sft_val(&t->loader, &t->sft, at, b), true;
+    return loader_val(&t->loader, &t->text.val, t->tok.eot, t->cfg->train.eval_tokens, at, b, e);
 }

@@ -1,18 +1,33 @@
-/* feed.h: where a trainer's batches come from: windows of a text, or samples of a task. */
+/* feed.h: where a trainer's batches come from: windows of a text or of conversations, or samples of a task. */
 #pragma once
 #include "trainer.h"
 
-/* Text, loader and the model's vocabulary of t->cfg; dry: only measured. */
+/* Tokenizer, text, loader and the model's vocabulary of t->cfg; dry: only measured. */
+bool feed_tokenizer(Trainer *, Err *);
 bool feed_vocab(Trainer *, Err *);
 bool feed_open_text(Trainer *, Err *);
 bool feed_open_loader(Trainer *, Err *);
+/* Conversations: whether, and the same for them. */
+bool feed_is_sft(const Trainer *);
+bool feed_open_sft(Trainer *, Err *);
+void feed_close_text(Trainer *);
+/* The ids of a sample's prompt with what begins a text before them; of conversations special tokens in it are found,
+ * and nothing stands before one of those. Ends: ids that end the sample, at most 2; returns how many. */
+bool feed_prompt(const Trainer *, const char *text, Ids *, Err *);
+int feed_ends(const Trainer *, int end[2]);
+/* What became of the conversations, as a line of progress. */
+void feed_say(Trainer *);
+bool feed_validates(const Trainer *); /* there is something to validate on */
 size_t feed_loader_bytes(const Trainer *);
 
 /* Samples sample .. sample + b - 1 of the run into t->loader. */
-void feed_train(Trainer *, uint64_t sample, int b);
+bool feed_train(Trainer *, uint64_t sample, int b, Err *);
 /* Rows with a target among those; the loader's batch is lost. */
 int64_t feed_targets(Trainer *, uint64_t sample, int b);
 /* Validation: how many windows or samples, and some of them. A task's do not depend on the run's seed, so that runs
  * with other seeds are measured by the same questions. */
 uint64_t feed_val_count(const Trainer *);
-void feed_val(Trainer *, uint64_t at, int b);
+bool feed_val(Trainer *, uint64_t at, int b, Err *);
+/* What is mapped is still what the run began with: see stream_unchanged. A path that names another file by now is told
+ * of, once. */
+bool feed_unchanged(Trainer *, Err *);

@@ -1,5 +1,6 @@
 #include "train.h"
 #include "events.h"
+#include "feed.h"
 #include "saver.h"
 #include "stages.h"
 #include <signal.h>
@@ -22,6 +23,7 @@ void train_catch_signals(void) {
     signal(SIGXFSZ, SIG_IGN);
     /* Nor is a reader of the progress lines that went away (`| head`). */
     signal(SIGPIPE, SIG_IGN);
+    set_catch_sigbus();
 }
 
 const char *stop_name(Stop s) {
@@ -30,6 +32,10 @@ const char *stop_name(Stop s) {
 }
 
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+/* A checkpoint says what data it was trained on: they must still be those. */
+static bool save(Trainer *t, Err *e) { return feed_unchanged(t, e) && saver_save(t, e); }
+static bool finish(Trainer *t, Err *e) { return feed_unchanged(t, e) && saver_finish(t, e); }
 
 /* Seconds since 1970. */
 static double wall(void) {
@@ -42,7 +48,7 @@ static double wall(void) {
 static bool validate(Trainer *t, Err *e) {
     ValRecord v;
     char acc[96] = "";
-    if (!trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
+    if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
     if (t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
     trainer_watch_memory(t);
     bool best = !t->state.has_best || v.loss < t->state.best_loss;
@@ -59,12 +65,10 @@ static bool validate(Trainer *t, Err *e) {
         snprintf(acc, sizeof acc, ", %.2f %% right, all of it in %.2f %% of the samples", 100 * v.acc, 100 * v.acc_all);
     progress_say(&t->progress, "step %lld  validation loss %.4f over %lld %s%s%s", (long long)t->state.step, v.loss,
                  (long long)v.tokens, v.task ? "answers" : "tokens", acc, best ? " (best)" : "");
-    return !best || !t->cfg->train.keep_best || saver_save(t, e);
+    return !best || !t->cfg->train.keep_best || save(t, e);
 }
 
-static bool validates(const Trainer *t) {
-    return t->cfg->train.eval_every > 0 && (t->cfg->data.task.kind || t->text.val.n > 1);
-}
+static bool validates(const Trainer *t) { return t->cfg->train.eval_every > 0 && feed_validates(t); }
 /* The last validation answered enough. A run that stopped so stops again when it is resumed with the same settings. */
 static bool learned(const Trainer *t) {
     double enough = t->cfg->train.stop_at_acc;
@@ -100,7 +104,7 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
         trainer_watch_memory(t);
     }
     if (validates(t) && (last || due(c->eval_every, step)) && !validate(t, e)) return false;
-    return !(last || due(c->save_every, step)) || saver_save(t, e);
+    return !(last || due(c->save_every, step)) || save(t, e);
 }
 
 /* The stage that t is in; *why is STOP_STEPS when it is done. */
@@ -118,7 +122,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (signals_seen) {
             /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
             *why = STOP_SIGNAL;
-            return t->state.step == 0 || saver_finish(t, e);
+            return t->state.step == 0 || finish(t, e);
         }
         double begin = now_seconds();
         int64_t before = t->state.tokens;
@@ -132,7 +136,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!after_step(t, r, last || *why == STOP_TIME, e)) return false;
         if (*why == STOP_TIME) break;
     }
-    return saver_finish(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
+    return finish(t, e); /* nothing was left to do from a checkpoint elsewhere: this folder still has none */
 }
 
 static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
@@ -142,6 +146,7 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         if (!stages_next(t, e)) return false;
         progress_say(&t->progress, "stage %s: steps %lld to %lld", t->name, (long long)t->first + 1,
                      (long long)(t->first + t->cfg->train.steps));
+        feed_say(t);
     }
 }
 

@@ -26,11 +26,16 @@ static bool buffers_open(Trainer *t, Err *e) {
 /* Samples run through a session of one sequence that stands during the whole run, so that no step allocates. */
 static bool samples_open(Trainer *t, Err *e) {
     const TrainCfg *c = &t->cfg->train;
-    int prompt = (int)strlen(c->sample_prompt) + 1, room = t->cfg->model.max_positions;
     t->samples = c->sample_every > 0;
     if (!t->samples) return true;
+    Ids ids = {0};
+    bool fits = tokenizer_encode(&t->tok, c->sample_prompt, strlen(c->sample_prompt), 0, &ids, e);
+    int prompt = (int)ids.n + 1, room = t->cfg->model.max_positions;
+    ids_free(&ids);
+    if (!fits) return false;
     if (prompt >= room)
-        return err_input(e, "train.sample_prompt: %d bytes leave no room in model.max_positions, %d", prompt - 1, room);
+        return err_input(e, "train.sample_prompt: %d tokens leave no room in model.max_positions, %d", prompt - 1,
+                         room);
     SessionOpts o = {.nseq = 1,
                      .max_tokens = imin(room, prompt + c->sample_tokens),
                      .chunk = imin(prompt, CHUNK_ROWS),
@@ -101,8 +106,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dry = dry,
                    .saved = -1,
                    .val_step = -1,
-                   .start = now_seconds(),
-                   .tok = tokenizer_byte()};
+                   .start = now_seconds()};
     config_position(run, s.first, &t->first_sample, &tokens);
     t->dir.fd = t->dir.lock = -1;
     ModelOpts o = {.train = true,
@@ -116,10 +120,10 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure = measure_step,
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
-    if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e)) return false;
-    if (!dtype_choose(t, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) ||
-        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e) ||
-        !saver_open(t, e)) {
+    if (!feed_tokenizer(t, e)) return false;
+    if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
+        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
+        !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
@@ -133,7 +137,7 @@ bool trainer_reads(Trainer *t, Err *e) {
     t->dry = false;
     bool ok = feed_open_text(t, e);
     t->dry = true;
-    stream_close(&t->text);
+    feed_close_text(t);
     return ok;
 }
 
@@ -144,7 +148,7 @@ void trainer_close(Trainer *t) {
     if (t->model.dev) model_close(&t->model);
     loader_close(&t->loader);
     arena_close(&t->rows);
-    stream_close(&t->text);
+    feed_close_text(t);
     tokenizer_close(&t->tok);
     if (t->dev) device_close(t->dev);
     t->dev = NULL;
@@ -187,7 +191,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     if (t->dry)
         add(r, "tokens", t->text_bytes);
     else
-        add(r, "tokens", peaks ? t->text.mem.peak : t->text.mem.size);
+        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size));
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
     const Arena *copy = saver_region(t);
@@ -270,7 +274,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     model_zero_grad(&t->model);
     for (int at = 0; at < c->batch; at += c->micro_batch) {
         Loader *l = &t->loader;
-        feed_train(t, sample + (uint64_t)at, c->micro_batch);
+        if (!feed_train(t, sample + (uint64_t)at, c->micro_batch, e)) return false;
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
         model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
         sum += nll_sum(t);
@@ -307,7 +311,7 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     t->model.stat_ctx = &t->compression;
     while (at < samples) {
         int b = (int)zmin((size_t)t->cfg->train.micro_batch, (size_t)(samples - at));
-        feed_val(t, at, b);
+        if (!feed_val(t, at, b, e)) return false;
         model_score(&t->model, &l->batch, l->tok, l->tgt, t->nll, t->hit);
         sum += nll_sum(t);
         for (int s = 0; s < b; s++) {
@@ -344,17 +348,16 @@ bool trainer_finite(Trainer *t, Err *e) {
 
 bool trainer_sample(Trainer *t, Err *e) {
     const char *prompt = t->cfg->train.sample_prompt;
-    int n = (int)strlen(prompt), eot = t->tok.eot;
+    int n = (int)strlen(prompt), end[2];
     Ids ids = {0};
-    ids_push(&ids, eot);
-    if (!tokenizer_encode(&t->tok, prompt, (size_t)n, 0, &ids, e)) {
+    if (!feed_prompt(t, prompt, &ids, e)) {
         ids_free(&ids);
         return false;
     }
     Sampler s = sampler_default();
     s.temperature = 0.8;
     s.seed = rng_mix(rng_name((uint64_t)t->cfg->run.seed, "samples"), (uint64_t)t->state.step);
-    GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = 1, .eos = &eot};
+    GenOpts o = {.sampler = s, .max_new = t->cfg->train.sample_tokens, .neos = feed_ends(t, end), .eos = end};
     Generation g = {.prompt = ids.id, .nprompt = (int)ids.n};
     bool ok = generate(&t->session, &t->tok, &o, 1, &g, e);
     if (ok) {

@@ -3,8 +3,10 @@
 #include "../data/loader.h"
 #include "../infer/session.h"
 #include "../model/config.h"
+#include "../model/data_cfg.h"
 #include "../model/model.h"
 #include "../optim/params.h"
+#include "chat_template.h"
 #include "compression.h"
 #include "journal.h"
 #include "progress.h"
@@ -45,7 +47,9 @@ typedef struct {
     bool dry;                    /* only measured */
     Device *dev;
     Tokenizer tok;
-    Stream text; /* of a task: nothing but the hash */
+    ChatTemplate chat; /* that came with the tokenizer; not closed with the trainer */
+    Stream text;       /* of a task or conversations: nothing but their number and hash */
+    Sft sft;
     Loader loader;
     Model model;
     Params params;
@@ -74,6 +78,7 @@ typedef struct {
     double flops;                       /* of this process in stages that are over: */
     int64_t flops_from;                 /* up to as many tokens */
     double start;
+    bool told_replaced; /* that a path of the data names another file by now */
 } Trainer;
 
 /* Device, text, model, optimizer state and buffers of cfg, the model not initialised. dry: nothing is allocated but

@@ -1,0 +1,251 @@
+/* chat.c: the named templates, and conversations encoded by them. */
+#include "chat.h"
+#include "jsonl.h"
+#include "white.h"
+
+enum { SYSTEM, USER, ASSISTANT, ROLES };
+static const char *const role_names[ROLES] = {"system", "user", "assistant"};
+
+/* A message is head, text, stop, tail; of the assistant's, text and stop are learned. */
+typedef struct {
+    const char *head, *stop, *tail;
+} Around;
+typedef struct {
+    const char *begin; /* a marker before all; else the tokenizer's beginning-of-text; NULL: nothing */
+    Around role[ROLES];
+    bool strip;            /* no white space around a text */
+    bool ends;             /* end-of-text takes the place of the last answer's stop: it ends the document, too */
+    const char *input;     /* between an instruction and its input */
+    const char *system[2]; /* where no system message begins the conversation: without and with an input */
+} Template;
+
+#define ALPACA     "Below is an instruction that describes a task"
+#define ALPACA_END " Write a response that appropriately completes the request.\n\n"
+const char *const chat_templates[] = {"none", "chatml", "llama3", "alpaca", "plain", NULL};
+static const Template templates[] = {
+    [CHAT_CHATML] = {.role = {{"<|im_start|>system\n", "<|im_end|>", "\n"},
+                              {"<|im_start|>user\n", "<|im_end|>", "\n"},
+                              {"<|im_start|>assistant\n", "<|im_end|>", "\n"}},
+                     .input = "\n"},
+    [CHAT_LLAMA3] = {.begin = "<|begin_of_text|>",
+                     .role = {{"<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>", ""},
+                              {"<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>", ""},
+                              {"<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", ""}},
+                     .strip = true,
+                     .input = "\n"},
+    [CHAT_ALPACA] = {.role = {{"", "", "\n\n"}, {"### Instruction:\n", "", "\n\n"}, {"### Response:\n", "\n\n", ""}},
+                     .ends = true,
+                     .input = "\n\n### Input:\n",
+                     .system = {ALPACA "." ALPACA_END,
+                                ALPACA ", paired with an input that provides further context." ALPACA_END}},
+    [CHAT_PLAIN] = {.role = {{"", "", "\n\n"}, {"User:\n", "", "\n\n"}, {"Assistant:\n", "\n\n", ""}},
+                    .ends = true,
+                    .input = "\n"},
+};
+
+void chat_open(Chat *c, const Tokenizer *t, int template, bool all) {
+    CHECK(template > CHAT_NONE && template <= CHAT_PLAIN, "template %d", template);
+    *c = (Chat){.t = t, .enc = encoder_open(t), .template = template, .all = all};
+}
+void chat_close(Chat *c) {
+    encoder_close(c->enc);
+    buf_free(&c->text);
+    buf_free(&c->join);
+    *c = (Chat){0};
+}
+
+int chat_stop(const Tokenizer *t, int template) {
+    const char *stop = template == CHAT_NONE ? "" : templates[template].role[ASSISTANT].stop;
+    return *stop == '<' ? tokenizer_find(t, stop) : -1;
+}
+
+/* ---- encoding -------------------------------------------------------------------------------------------------------
+ */
+
+/* The text that is collected in c->text, not encoded yet. */
+typedef struct {
+    Chat *c;
+    Ids *out;
+    bool learn;
+    unsigned how; /* ENCODE_LATER, ENCODE_JOINED: what stands before it */
+    bool ok;
+    Err *e;
+} Run;
+
+static void put_id(Run *r, int id, bool learn) { ids_push(r->out, learn ? id | CHAT_LEARN : id); }
+
+/* What is collected becomes ids; what follows is another text of the same stretch. */
+static void flush(Run *r) {
+    Buf *b = &r->c->text;
+    if (!b->n || !r->ok) return;
+    size_t from = r->out->n;
+    r->ok = encoder_run(r->c->enc, b->at, b->n, ENCODE_ADDED | r->how, r->out, r->e);
+    for (size_t i = from; r->learn && i < r->out->n; i++) r->out->id[i] |= CHAT_LEARN;
+    r->how = ENCODE_LATER | ENCODE_JOINED;
+    b->n = 0;
+}
+static void put_text(Run *r, const char *s, size_t n, bool learn) {
+    if (learn != r->learn) flush(r);
+    r->learn = learn;
+    buf_put(&r->c->text, s, n);
+}
+static void put_marker(Run *r, const char *s, size_t n, bool learn) {
+    char name[64];
+    CHECK(n < sizeof name, "%.*s", (int)n, s);
+    memcpy(name, s, n);
+    name[n] = 0;
+    int id = tokenizer_find(r->c->t, name);
+    flush(r);
+    if (id >= 0) {
+        put_id(r, id, learn);
+        r->how = ENCODE_LATER;
+        return;
+    }
+    if (!r->c->plain) r->c->plain = s, r->c->nplain = (int)n;
+    put_text(r, s, n, learn);
+    flush(r); /* its ids are the same whatever stands beside it */
+}
+/* A template's text with its markers. */
+static void put(Run *r, const char *s, bool learn) {
+    for (const char *from, *to; *s; s = to) {
+        from = strstr(s, "<|");
+        to = from ? strstr(from, "|>") + 2 : s + strlen(s);
+        if (!from) from = to;
+        put_text(r, s, (size_t)(from - s), learn);
+        if (from < to) put_marker(r, from, (size_t)(to - from), learn);
+    }
+}
+
+typedef struct {
+    int role;
+    bool learn; /* of an assistant */
+    const char *text;
+    size_t n;
+} Turn;
+
+static void put_turn(Run *r, const Template *t, Turn m, bool last) {
+    bool all = r->c->all, learn = all || (m.role == ASSISTANT && m.learn);
+    const Around *a = &t->role[m.role];
+    if (t->strip) {
+        size_t skip = white_begin(m.text, m.n);
+        m.text += skip;
+        m.n = white_end(m.text, m.n - skip);
+    }
+    put(r, a->head, all);
+    if (m.role == ASSISTANT) flush(r);
+    put_text(r, m.text, m.n, learn);
+    if (last && m.role == ASSISTANT && t->ends && r->c->t->eot >= 0) {
+        flush(r);
+        put_id(r, r->c->t->eot, learn);
+        return;
+    }
+    put(r, a->stop, learn);
+    put(r, a->tail, all);
+}
+
+/* With the begin of a text before the ids from `start` on, unless they bring one along. */
+static void begin(const Tokenizer *t, Ids *out, size_t start) {
+    int id = t->bos >= 0 ? t->bos : t->eot;
+    if (id < 0 || (out->n > start && tokenizer_special(t, out->id[start] & ~CHAT_LEARN))) return;
+    ids_push(out, id);
+    memmove(out->id + start + 1, out->id + start, (out->n - start - 1) * sizeof *out->id);
+    out->id[start] = id;
+}
+
+static bool encode(Chat *c, const Turn *m, size_t n, int input, const char *where, Ids *out, Err *e) {
+    const Template *t = &templates[c->template];
+    Err why = {0};
+    Run r = {.c = c, .out = out, .ok = true, .e = &why};
+    size_t start = out->n;
+    c->text.n = 0;
+    if (t->begin) {
+        int id = tokenizer_find(c->t, t->begin);
+        if (id < 0) id = c->t->bos;
+        if (id >= 0) put_id(&r, id, false), r.how = ENCODE_LATER;
+    }
+    if (t->system[0] && m->role != SYSTEM) put(&r, t->system[input], c->all);
+    for (size_t i = 0; i < n; i++) put_turn(&r, t, m[i], i == n - 1);
+    flush(&r);
+    if (!r.ok) return err_input(e, "%s: %.100s", where, why.msg);
+    begin(c->t, out, start);
+    out->id[start] &= ~CHAT_LEARN;
+    return true;
+}
+
+/* ---- reading --------------------------------------------------------------------------------------------------------
+ */
+
+static bool text_of(const json_t *j, const char *key, const char *where, Turn *t, Err *e) {
+    const json_t *x = json_object_get(j, key);
+    if (!json_is_string(x)) return err_input(e, "%s: \"%s\": expected a text, found %s", where, key, json_kind(x));
+    t->text = json_string_value(x);
+    t->n = json_string_length(x);
+    return true;
+}
+static bool absent(const json_t *x) { return !x || json_is_null(x) || (json_is_array(x) && !json_array_size(x)); }
+
+static bool turn_read(const json_t *j, size_t i, const char *where, Turn *t, Err *e) {
+    char at[256];
+    snprintf(at, sizeof at, "%s: messages.%zu", where, i);
+    if (!json_is_object(j)) return err_input(e, "%s: expected an object, found %s", at, json_kind(j));
+    const json_t *role = json_object_get(j, "role"), *weight = json_object_get(j, "weight");
+    const char *name = json_string_value(role);
+    *t = (Turn){.role = ROLES, .learn = true};
+    for (int k = 0; name && k < ROLES; k++)
+        if (!strcmp(name, role_names[k])) t->role = k;
+    if (t->role == ROLES)
+        return err_input(e, "%s: \"role\": expected system, user or assistant, found %s%.40s", at,
+                         name ? "" : json_kind(role), name ? name : "");
+    if (!absent(json_object_get(j, "tool_calls")))
+        return err_input(e, "%s: \"tool_calls\": no named template has them; write them into \"content\"", at);
+    if (weight && !json_is_null(weight)) {
+        if (!json_is_number(weight) || (json_number_value(weight) != 0 && json_number_value(weight) != 1))
+            return err_input(e, "%s: \"weight\": expected 0 or 1", at);
+        t->learn = json_number_value(weight) == 1;
+    }
+    return text_of(j, "content", at, t, e);
+}
+
+static bool messages(Chat *c, const json_t *list, const char *where, Ids *out, Err *e) {
+    size_t n = json_array_size(list), learned = 0;
+    if (!json_is_array(list) || !n)
+        return err_input(e, "%s: \"messages\": expected a list of at least one, found %s", where,
+                         json_is_array(list) ? "an empty one" : json_kind(list));
+    Turn *turn = xcalloc(n, sizeof *turn);
+    bool ok = true;
+    for (size_t i = 0; ok && i < n; i++) {
+        ok = turn_read(json_array_get(list, i), i, where, &turn[i], e);
+        learned += turn[i].role == ASSISTANT && turn[i].learn;
+    }
+    if (ok && !learned && !c->all)
+        ok = err_input(e, "%s: \"messages\": expected one of the assistant to learn, found none", where);
+    ok = ok && encode(c, turn, n, 0, where, out, e);
+    free(turn);
+    return ok;
+}
+
+static bool instruction(Chat *c, const json_t *j, const char *where, Ids *out, Err *e) {
+    Turn turn[2] = {{.role = USER}, {.role = ASSISTANT, .learn = true}}, input = {.n = 0};
+    if (!text_of(j, "instruction", where, &turn[0], e) || !text_of(j, "output", where, &turn[1], e)) return false;
+    if (!absent(json_object_get(j, "input")) && !text_of(j, "input", where, &input, e)) return false;
+    if (input.n) {
+        const char *between = templates[c->template].input;
+        c->join.n = 0;
+        buf_put(&c->join, turn[0].text, turn[0].n);
+        buf_put(&c->join, between, strlen(between));
+        buf_put(&c->join, input.text, input.n);
+        turn[0].text = c->join.at, turn[0].n = c->join.n;
+    }
+    return encode(c, turn, 2, input.n > 0, where, out, e);
+}
+
+bool chat_encode(Chat *c, const json_t *j, const char *where, Ids *out, Err *e) {
+    const json_t *list = json_object_get(j, "messages");
+    if (!absent(json_object_get(j, "tools")))
+        return err_input(e, "%s: \"tools\": no named template has them; write them into a system message", where);
+    if (list) return messages(c, list, where, out, e);
+    if (json_object_get(j, "instruction")) return instruction(c, j, where, out, e);
+    return err_input(e,
+                     "%s: expected {\"messages\": [...]} or {\"instruction\": TEXT, \"output\": TEXT}, found neither",
+                     where);
+}

@@ -1,0 +1,196 @@
+/* source.c: see source.h. */
+#include "source.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+/* ---- bytes ----------------------------------------------------------------------------------------------------------
+ */
+
+enum { CHUNK = 1 << 20 };
+typedef enum { PLAIN, GZIP, ZSTD } Packing;
+typedef struct {
+    const SourceCfg *cfg;
+    const char *path;
+    int fd;
+    Packing packing;
+    unsigned char *in, *out; /* (CHUNK) as on disk; unpacked */
+    size_t nin, at;          /* of `in`, those already unpacked */
+    bool over, inside;       /* no more on disk; a compressed part has begun and not ended */
+    z_stream z;
+    ZSTD_DStream *zstd;
+} In;
+
+static bool refill(In *f, Err *e) {
+    ssize_t n;
+    do n = read(f->fd, f->in, CHUNK);
+    while (n < 0 && errno == EINTR);
+    if (n < 0) return err_errno(e, "cannot read", f->path);
+    f->nin = (size_t)n, f->at = 0;
+    f->over = n == 0;
+    return !n || !f->cfg->read || f->cfg->read(f->cfg->ctx, (size_t)n, e);
+}
+
+static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
+    struct stat st;
+    *f = (In){.cfg = cfg, .path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    if (f->fd < 0) return err_errno(e, "cannot open", path);
+    if (fstat(f->fd, &st)) return err_errno(e, "cannot read", path);
+    if (!S_ISREG(st.st_mode))
+        return err_input(e, "%s: expected a file, found a %s", path,
+                         S_ISDIR(st.st_mode) ? "directory" : "device or pipe");
+    f->in = xcalloc(CHUNK, 1);
+    f->out = xcalloc(CHUNK, 1);
+    if (!refill(f, e)) return false;
+    if (!f->nin) return err_input(e, "%s: is empty, expected text", path);
+    if (f->nin > 2 && f->in[0] == 0x1f && f->in[1] == 0x8b) f->packing = GZIP;
+    if (f->nin > 4 && !memcmp(f->in, "\x28\xb5\x2f\xfd", 4)) f->packing = ZSTD;
+    if (f->packing == GZIP) CHECK(inflateInit2(&f->z, 15 + 16) == Z_OK, "zlib cannot begin");
+    if (f->packing == ZSTD) {
+        f->zstd = ZSTD_createDStream();
+        CHECK(f->zstd && !ZSTD_isError(ZSTD_initDStream(f->zstd)), "zstd cannot begin");
+    }
+    return true;
+}
+static void in_close(In *f) {
+    if (f->packing == GZIP) inflateEnd(&f->z);
+    ZSTD_freeDStream(f->zstd);
+    if (f->fd >= 0) close(f->fd);
+    free(f->in);
+    free(f->out);
+}
+
+static bool gzip_step(In *f, size_t *made, Err *e) {
+    f->z.next_in = f->in + f->at, f->z.avail_in = (uInt)(f->nin - f->at);
+    f->z.next_out = f->out, f->z.avail_out = CHUNK;
+    int r = inflate(&f->z, Z_NO_FLUSH);
+    f->at = f->nin - f->z.avail_in;
+    *made = CHUNK - f->z.avail_out;
+    f->inside = r != Z_STREAM_END;
+    if (r == Z_STREAM_END) return inflateReset(&f->z) == Z_OK || err_world(e, "%s: zlib cannot go on", f->path);
+    return r == Z_OK || r == Z_BUF_ERROR ||
+           err_input(e, "%s: not sound gzip: %s", f->path, f->z.msg ? f->z.msg : "damaged");
+}
+static bool zstd_step(In *f, size_t *made, Err *e) {
+    ZSTD_inBuffer in = {f->in, f->nin, f->at};
+    ZSTD_outBuffer out = {f->out, CHUNK, 0};
+    size_t r = ZSTD_decompressStream(f->zstd, &out, &in);
+    f->at = in.pos;
+    *made = out.pos;
+    f->inside = r != 0;
+    return !ZSTD_isError(r) || err_input(e, "%s: not sound zstd: %s", f->path, ZSTD_getErrorName(r));
+}
+
+/* The next bytes; *n 0: there are no more. */
+static bool in_next(In *f, const char **s, size_t *n, Err *e) {
+    *n = 0;
+    while (!*n) {
+        if (f->at == f->nin && !f->over && !refill(f, e)) return false;
+        bool last = f->over && f->at == f->nin;
+        if (f->packing == PLAIN) {
+            *s = (char *)f->in, *n = f->nin - f->at;
+            f->at = f->nin;
+        } else if (!last || f->inside) {
+            *s = (char *)f->out;
+            if (!(f->packing == GZIP ? gzip_step(f, n, e) : zstd_step(f, n, e))) return false;
+            if (last && !*n && f->inside) return err_input(e, "%s: its compressed text is cut short", f->path);
+        }
+        if (last) return true;
+    }
+    return true;
+}
+
+/* ---- documents ------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    char *at;
+    size_t n, cap;
+} Held;
+static void hold(Held *h, const char *s, size_t n) {
+    if (h->n + n > h->cap) h->at = xrealloc(h->at, h->cap = zmax(2 * h->cap, h->n + n + 4096), 1);
+    if (n) memcpy(h->at + h->n, s, n);
+    h->n += n;
+}
+static void drop(Held *h, size_t n) {
+    if (!n) return;
+    h->n -= n;
+    memmove(h->at, h->at + n, h->n);
+}
+
+/* Bytes that could begin a separator wait until it is known whether they do. */
+static bool raw(In *f, Held *h, Err *e) {
+    const SourceCfg *c = f->cfg;
+    const char *s;
+    size_t n;
+    for (;;) {
+        if (!in_next(f, &s, &n, e)) return false;
+        if (!n) break;
+        hold(h, s, n);
+        size_t done = 0;
+        for (const char *cut; c->nsep && (cut = memmem(h->at + done, h->n - done, c->sep, c->nsep));) {
+            if (!c->sink(c->ctx, h->at + done, (size_t)(cut - h->at) - done, true, e)) return false;
+            done = (size_t)(cut - h->at) + c->nsep;
+        }
+        size_t wait = c->nsep ? zmin(c->nsep - 1, h->n - done) : 0, go = h->n - done - wait;
+        if (go && !c->sink(c->ctx, h->at + done, go, false, e)) return false;
+        drop(h, done + go);
+    }
+    return c->sink(c->ctx, h->at, h->n, true, e);
+}
+
+static bool line_text(const In *f, const char *s, size_t n, size_t number, Err *e) {
+    const SourceCfg *c = f->cfg;
+    size_t blank = 0;
+    while (blank < n && strchr(" \t\r", s[blank]) && s[blank]) blank++;
+    if (blank == n) return true;
+    char *where = xformat("%.200s line %zu", f->path, number);
+    json_t *j = json_parse(s, n, where, NULL, e);
+    const json_t *text = json_object_get(j, c->jsonl_key);
+    bool ok = j != NULL;
+    if (ok && !json_is_string(text))
+        ok = err_input(e, "%s: expected text at the key \"%.40s\", found %s; --jsonl-key names another", where,
+                       c->jsonl_key, text ? "something else" : "no such key");
+    ok = ok && c->sink(c->ctx, json_string_value(text), json_string_length(text), true, e);
+    json_decref(j);
+    free(where);
+    return ok;
+}
+static bool jsonl(In *f, Held *h, Err *e) {
+    const char *s;
+    size_t n, number = 0;
+    for (;;) {
+        if (!in_next(f, &s, &n, e)) return false;
+        if (!n) break;
+        size_t from = h->n, done = 0; /* no line ends before `from` */
+        hold(h, s, n);
+        for (const char *end; (end = memchr(h->at + from, '\n', h->n - from)); from = done) {
+            if (!line_text(f, h->at + done, (size_t)(end - h->at) - done, ++number, e)) return false;
+            done = (size_t)(end - h->at) + 1;
+        }
+        drop(h, done);
+        if (h->n > SOURCE_LINE_MAX)
+            return err_input(e, "%s line %zu: longer than %d bytes", f->path, number + 1, SOURCE_LINE_MAX);
+    }
+    return line_text(f, h->at, h->n, number + 1, e);
+}
+
+bool source_read(const SourceCfg *c, const char *path, Err *e) {
+    In f;
+    Held h = {0};
+    hold(&h, "", 0);
+    bool ok = in_open(&f, c, path, e) && (c->jsonl_key ? jsonl(&f, &h, e) : raw(&f, &h, e));
+    in_close(&f);
+    free(h.at);
+    return ok;
+}
+
+bool source_size(const char *path, size_t *size, Err *e) {
+    struct stat st;
+    if (stat(path, &st)) return err_errno(e, "cannot open", path);
+    *size = S_ISREG(st.st_mode) ? (size_t)st.st_size : 0;
+    return true;
+}

@@ -1,0 +1,30 @@
+/* cmd_data.h: what the parts of `kvsmith data` share. */
+#pragma once
+#include "../data/tokenizer.h"
+#include "../model/cli.h"
+#include "tell.h"
+
+enum { INPUTS_MAX = 65536 };
+/* Files that a command reads one after the other, with a sign of progress and an end by signal. */
+typedef struct {
+    int n;
+    const char **path;
+    const char *separator, *key; /* separator as given; key NULL: JSONL by the file's name, "text" */
+    size_t bytes, of;            /* on disk: read so far, all */
+    bool quiet;
+    Tell tell;
+} Inputs;
+typedef bool InputSink(void *ctx, const char *s, size_t n, bool end, Err *);
+
+bool inputs_add(Inputs *, const char *path, Err *);
+/* Every document of every file, in order; `end` as in source.h. A name with .jsonl (.jsonl.gz, .jsonl.zst) is JSONL. A
+ * signal to stop: EXIT_SIGNAL in e->status, which data_fail turns into the exit status. */
+bool inputs_read(Inputs *, InputSink *, void *ctx, Err *);
+void inputs_free(Inputs *);
+/* SIGINT and SIGTERM wait until inputs_read looks for them, so that what is half-written goes first. */
+void inputs_hold_signals(void);
+void inputs_let_signals(void); /* they end the process with EXIT_SIGNAL again */
+int data_fail(const Err *);
+int data_threads(const Cli *);
+
+int data_tokenize(int argc, char **argv), data_train_bpe(int argc, char **argv), data_inspect(int argc, char **argv);

@@ -1,0 +1,13 @@
+/* tell.h: that long work over bytes goes on: a line on standard error, renewed on a terminal, every ten seconds
+ * elsewhere; nothing before the first second. */
+#pragma once
+#include "../ops/base.h"
+
+typedef struct {
+    const char *what; /* "tokenising" */
+    double start, shown;
+    bool live, open;
+} Tell;
+Tell tell_begin(const char *what);
+void tell(void *tell, size_t bytes, size_t of);
+void tell_end(Tell *);

@@ -1,0 +1,29 @@
+/* data_cfg.c: see data_cfg.h. */
+#include "data_cfg.h"
+
+void data_spec(const DataCfg *d, DataSpec *s) {
+    bool weights = d->ntrain && d->train[0].weight > 0;
+    *s = (DataSpec){.spec = {.ntrain = d->ntrain,
+                             .train = s->path,
+                             .weight = weights ? s->weight : NULL,
+                             .val = d->val,
+                             .val_fraction = d->val_fraction,
+                             .separator = d->separator,
+                             .seq_len = d->seq_len}};
+    for (int i = 0; i < d->ntrain; i++) s->path[i] = d->train[i].path, s->weight[i] = d->train[i].weight;
+}
+
+bool data_tokenizer(const DataCfg *d, Tokenizer *t, Err *e) {
+    Err why = {0};
+    if (!tokenizer_open(t, d->tokenizer, d->eot, &why)) {
+        if (why.status == EXIT_WORLD || !strncmp(why.msg, "data.", 5)) {
+            *e = why;
+            return false;
+        }
+        return err_input(e, "data.tokenizer: %.280s", why.msg);
+    }
+    if (t->eot >= 0) return true;
+    tokenizer_close(t);
+    return err_input(e, "data.eot: the tokenizer %.150s names no end-of-text token; give the name of one or its id",
+                     d->tokenizer);
+}
