@@ -38,6 +38,10 @@ void gemm_use(Gemm *g, GemmBf16 *bf16, int threads, int64_t least) {
     (void)g, (void)threads, (void)least;
     CHECK(!bf16, "a product in bf16 of doubles");
 }
+bool gemm_rounds(const Gemm *g, int64_t weights) {
+    (void)g, (void)weights;
+    return false;
+}
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
     (void)g;
     if (scratch->base) plain(s, C, A, B);
@@ -95,6 +99,8 @@ void gemm_close(Gemm *g) {
 void gemm_use(Gemm *g, GemmBf16 *bf16, int threads, int64_t least) {
     g->bf16 = bf16, g->threads = threads, g->least = least;
 }
+
+bool gemm_rounds(const Gemm *g, int64_t weights) { return g->bf16 && weights >= g->least; }
 
 /* The library declares dimension arrays of 12 entries and reads two of them. */
 typedef dnnl_dim_t Dims[DNNL_MAX_NDIMS];
@@ -166,7 +172,7 @@ static Entry *find(Gemm *g, GemmShape s) {
 void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
-    if (g->bf16 && s.weights >= g->least) {
+    if (gemm_rounds(g, s.weights)) {
         g->bf16(g->threads, scratch, s, C, A, B);
         return;
     }

@@ -25,5 +25,7 @@ typedef void GemmBf16(int threads, Arena *scratch, GemmShape, float *C, const fl
 /* From now on gemm() computes products with `least` weights and more by this; NULL: by the library. The rule looks at
  * the weights alone, so that the rounding is a layer's own: neither batch nor context change it. */
 void gemm_use(Gemm *, GemmBf16 *, int threads, int64_t least);
+/* Whether it would so compute a product with so many weights: others that stand in for it round, too. */
+bool gemm_rounds(const Gemm *, int64_t weights);
 /* Smaller matrices gain nothing. */
 enum { GEMM_BF16_LEAST = 64 * 32 };

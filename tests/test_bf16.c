@@ -171,6 +171,27 @@ Test(bf16, ties_denormals_and_what_is_no_number) {
             }
 }
 
+/* Few rows are multiplied by another kernel: with operands rounded the same, or a row would depend on its neighbours.
+ */
+Test(bf16, few_rows_are_as_those_among_many) {
+    enum { MANY = 50, O = 53, I = 77 };
+    Table tables[TABLES_MAX];
+    for (int n = rig_tables(tables), k = 0; k < n; k++) {
+        Rig g;
+        Err e = {0};
+        rig_open(&g, tables[k], 2, 1 << 20);
+        cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
+        Tensor x = RANDOM(&g, "x", MANY, I), w = RANDOM(&g, "w", O, I), y = EMPTY(&g, "y", MANY, O);
+        OP(&g, linear, y, x, w, ABSENT);
+        for (int rows = 1; rows <= 33; rows += rows < 9 ? 1 : 8) {
+            Tensor few = TENSOR(R(x), REAL, rows, I), got = EMPTY(&g, "few", rows, O);
+            OP(&g, linear, got, few, w, ABSENT);
+            CHECK_CLOSE("few rows", R(got), R(y), (size_t)(rows * O), 2e-5);
+        }
+        rig_close(&g);
+    }
+}
+
 /* ---- models -------------------------------------------------------------------------------------------------------
  */
 

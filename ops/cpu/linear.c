@@ -4,8 +4,27 @@
 /* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. */
 enum { FEW = 32, TILE = 4 /* rows of x, and of w, in registers at once */ };
 
-/* y[r][o] = x_r . w_o for `rows` rows of x and `cols` of w; each sum has one order, whatever stands beside it. */
-INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
+#ifndef KV_DOUBLE
+typedef uint32_t Bits __attribute__((vector_size(VBYTES), aligned(sizeof(uint32_t)), may_alias));
+#endif
+/* To bf16 and back, to the nearest, ties to even; NaN stays NaN. */
+INLINE Vec rounded(Vec x) {
+#ifdef KV_DOUBLE
+    return x;
+#else
+    Bits u = (Bits)x, near = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000;
+    Bits nan = (Bits)((u & 0x7FFFFFFF) > 0x7F800000);
+    return (Vec)((near & ~nan) | (u & nan));
+#endif
+}
+INLINE real rounded_one(real x) {
+    Vec v = {x};
+    return rounded(v)[0];
+}
+
+/* y[r][o] = x_r . w_o for `rows` rows of x and `cols` of w; each sum has one order, whatever stands beside it. round:
+ * w is rounded to bf16 as it is read. */
+INLINE void dots(int rows, int cols, bool round, real *y, size_t ldy, const real *x, const real *w, int I) {
     Vec s[TILE][TILE];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
@@ -15,7 +34,10 @@ INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const r
     for (; i + VL <= I; i += VL) {
         Vec b[TILE];
 #pragma GCC unroll 4
-        for (int o = 0; o < cols; o++) b[o] = *(const Vec *)(w + (size_t)o * (size_t)I + i);
+        for (int o = 0; o < cols; o++) {
+            b[o] = *(const Vec *)(w + (size_t)o * (size_t)I + i);
+            if (round) b[o] = rounded(b[o]);
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             Vec a = *(const Vec *)(x + (size_t)r * (size_t)I + i);
@@ -26,36 +48,61 @@ INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const r
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < cols; o++) {
             real sum = 0;
-            for (int k = i; k < I; k++)
-                sum += x[(size_t)r * (size_t)I + (size_t)k] * w[(size_t)o * (size_t)I + (size_t)k];
+            for (int k = i; k < I; k++) {
+                real b = w[(size_t)o * (size_t)I + (size_t)k];
+                sum += x[(size_t)r * (size_t)I + (size_t)k] * (round ? rounded_one(b) : b);
+            }
             for (int v = 0; v < VL; v++) sum += s[r][o][v];
             y[(size_t)r * ldy + (size_t)o] = sum;
         }
 }
-INLINE void dots_rows(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
+INLINE void dots_rows(int rows, int cols, bool round, real *y, size_t ldy, const real *x, const real *w, int I) {
     switch (rows) {
-    case 1: dots(1, cols, y, ldy, x, w, I); break;
-    case 2: dots(2, cols, y, ldy, x, w, I); break;
-    case 3: dots(3, cols, y, ldy, x, w, I); break;
-    default: dots(TILE, cols, y, ldy, x, w, I);
+    case 1: dots(1, cols, round, y, ldy, x, w, I); break;
+    case 2: dots(2, cols, round, y, ldy, x, w, I); break;
+    case 3: dots(3, cols, round, y, ldy, x, w, I); break;
+    default: dots(TILE, cols, round, y, ldy, x, w, I);
     }
 }
 
 /* Columns o0..o0+n-1 of y (N,O); rows of w are in the first cache when the second four of x come. */
-static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
+INLINE void few_columns(bool round, real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
     for (int o = o0; o < o0 + n; o += TILE) {
         const real *wo = w + (size_t)o * (size_t)I;
         for (int m = 0; m < N; m += TILE) {
             real *to = y + (size_t)m * (size_t)O + o;
             const real *xm = x + (size_t)m * (size_t)I;
             if (o + TILE <= o0 + n)
-                dots_rows(imin(TILE, N - m), TILE, to, (size_t)O, xm, wo, I);
+                dots_rows(imin(TILE, N - m), TILE, round, to, (size_t)O, xm, wo, I);
             else
                 for (int k = 0; k < o0 + n - o; k++)
-                    dots_rows(imin(TILE, N - m), 1, to + k, (size_t)O, xm, wo + (size_t)k * (size_t)I, I);
+                    dots_rows(imin(TILE, N - m), 1, round, to + k, (size_t)O, xm, wo + (size_t)k * (size_t)I, I);
         }
     }
 }
+static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
+    few_columns(false, y, x, w, N, o0, n, O, I);
+}
+
+#ifndef KV_DOUBLE
+static void linear_few(Run *r, real *y, const real *x, const real *w, int N, int O, int I) {
+    enum { OUTS = 16 };
+    bool round = gemm_rounds(r->dev->gemm, (int64_t)O * I);
+    Mark mark = arena_mark(r->scratch);
+    Tensor xr = round ? SCRATCH(r, "rounded rows", N, I) : ABSENT;
+    if (!measuring(r)) {
+        for (int i = 0; round && i < N * I; i++) R(xr)[i] = rounded_one(x[i]);
+        if (round) x = R(xr);
+    #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * I > 4 * ALONE)
+        for (int o = 0; o < O; o += OUTS)
+            if (round)
+                few_columns(true, y, x, w, N, o, imin(OUTS, O - o), O, I);
+            else
+                few_rows(y, x, w, N, o, imin(OUTS, O - o), O, I);
+    }
+    arena_release(r->scratch, mark);
+}
+#endif
 
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     int N = y.n[0], O = w.n[0], I = w.n[1];
@@ -63,9 +110,7 @@ static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     CHECK(x.n[0] == N && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], N, O, I);
 #ifndef KV_DOUBLE
     if (N <= FEW) {
-        if (measuring(r)) return;
-    #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * I > 4 * ALONE)
-        for (int o = 0; o < O; o += 16) few_rows(R(y), R(x), R(w), N, o, imin(16, O - o), O, I);
+        linear_few(r, R(y), R(x), R(w), N, O, I);
     } else
 #endif
         gemm(r->dev->gemm, r->scratch,
