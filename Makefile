@@ -3,6 +3,8 @@
 #   make demo       train and generate, 5 minutes  make bench   GEMM and memory peaks, tokens/s
 #   make double     the sources with real = double make asan    program and tests under ASan + UBSan
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
+#   make simt       build/simt/: the CUDA backend on an emulated device     make simt-test    its tests
+#   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
 #   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
@@ -17,10 +19,13 @@ endif
 
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
-SRC    := $(filter-out ops/cpu/%,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+# ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/open.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
-STYLED  = $(wildcard *.[ch] $(DIRS:=/*.[ch]) $(DIRS:=/*/*.[ch]) tests/*.[ch] tests/*/*.[ch])
+STYLED  = $(wildcard *.[ch] $(DIRS:=/*.[ch]) $(DIRS:=/*/*.[ch]) tests/*.[ch] tests/*/*.[ch] $(CU) \
+          tests/simt/*.cpp tests/simt/*.cu tests/simt/include/*.h)
 
 WERROR ?= -Werror
 WARN   := -Wall -Wextra -Wno-format-zero-length $(WERROR)
@@ -80,6 +85,55 @@ $(BUILD)/f64/ops/cpu/cpu.%.o: ops/cpu/cpu.c Makefile
 	$(compile)
 -include $(shell [ -d $(BUILD) ] && find $(BUILD)/f32 $(BUILD)/f64 -name '*.d' 2>/dev/null)
 
+# ---- CUDA ----------------------------------------------------------------------------------------------------------
+# build/simt: the backend's sources, unchanged, as C++ over tests/simt, which runs them on the CPU. -fsanitize=thread is
+# there for its calls on every access, which the emulation answers itself: the sanitizer's library is not linked.
+CXX      = g++
+NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
+EMU     := $(wildcard tests/simt/*.cpp)
+CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
+SIMT_C  := ops/cuda/table.c ops/cuda/open.c
+SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
+           $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_%,$(EMU)))
+SIMT_T  := $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter tests/simt/test_%,$(EMU))) $(BUILD)/simt/tests/simt/kernels.cu.o \
+           $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/*.c) $(HELP))
+$(BUILD)/simt/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo "  EMU $@"
+	$(Q)$(CXX) -x c++ $(CXXBASE) -O1 -fsanitize=thread -fno-exceptions -c -o $@ $<
+$(BUILD)/simt/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	@echo "  CXX $@"
+	$(Q)$(CXX) $(CXXBASE) -O2 -c -o $@ $<
+$(BUILD)/simt/kvsmith: $(BUILD)/f32/kvsmith.o $(SIMT) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS)
+$(BUILD)/simt/tests-f32: $(SIMT_T) $(SIMT) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
+simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32
+simt-test: simt
+	@tests/run.sh $(BUILD) simt
+-include $(shell [ -d $(BUILD)/simt ] && find $(BUILD)/simt -name '*.d' 2>/dev/null)
+# The same sources by clang++, which reads C++ differently in places: compiled, not linked.
+simt-clang:
+	$(MAKE) CXX=clang++ BUILD=$(BUILD)/clang $(CU:%=$(BUILD)/clang/simt/%.o) $(BUILD)/clang/simt/tests/simt/kernels.cu.o
+# By nvcc. The last architecture's PTX goes along, for devices to come.
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
+ARCHS   := 80 90
+GENCODE := $(foreach a,$(ARCHS),-gencode arch=compute_$a,code=sm_$a) -gencode arch=compute_90,code=compute_90
+$(BUILD)/cuda/%.cu.o: %.cu $(wildcard ops/cuda/*.h) Makefile
+	@mkdir -p $(@D)
+	@echo "  NVCC $@"
+	$(Q)$(NVCC) -std=c++17 -O3 $(GENCODE) -Xcompiler -Wall,-Wextra -I. -c -o $@ $<
+$(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublasLt -ldnnl $(LIBS)
+cuda: $(BUILD)/cuda/kvsmith
+cuda-check:
+	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu
+
+.PHONY: simt simt-test simt-clang cuda cuda-check
 .PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:

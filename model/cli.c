@@ -9,7 +9,7 @@
 enum { KEY_DEVICE = 0x20000, KEY_DTYPE, KEY_THREADS, KEY_JSON, KEY_VERSION, OPTIONS_MAX = 64, WORD_MAX = 120 };
 
 static const struct argp_option common[] = {
-    {"device", KEY_DEVICE, "NAME", 0, "Where to compute: auto, cpu (default auto)", 0},
+    {"device", KEY_DEVICE, "NAME", 0, "Where to compute: auto, cpu, cuda (default auto)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0, "Operands of matrix products: f32 (default) or bf16", 0},
     {"threads", KEY_THREADS, "N", 0, "Processor threads; 0: as many as there are processors", 0},
     {"json", KEY_JSON, 0, 0, "Print one JSON object on stdout and nothing else there", 0},
@@ -64,8 +64,8 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
     int64_t v;
     switch (key) {
     case KEY_DEVICE:
-        if (strcmp(arg, "auto") && strcmp(arg, "cpu"))
-            return err_input(e, "--device: expected auto or cpu, got '%.*s'", WORD_MAX, arg);
+        if (strcmp(arg, "auto") && strcmp(arg, "cpu") && strcmp(arg, "cuda"))
+            return err_input(e, "--device: expected auto, cpu or cuda, got '%.*s'", WORD_MAX, arg);
         cli->device = arg;
         return true;
     case KEY_DTYPE:

@@ -11,7 +11,7 @@
 
 /* The options that every command takes. Zero-initialise; `device` is then set by cli_parse. */
 typedef struct {
-    const char *device; /* "auto" or "cpu"; NULL: not given */
+    const char *device; /* "auto", "cpu" or "cuda"; NULL: not given */
     int threads;        /* 0: as many as there are processors; -1: not given */
     bool bf16;          /* operands of matrix products, see device_bf16 */
     bool json, quiet;

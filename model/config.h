@@ -103,7 +103,7 @@ struct Config {
 /* The order of the choices in config_keys.c. */
 enum { NORM_RMS, NORM_LAYER };
 enum { POSITIONS_NONE, POSITIONS_LEARNED };
-enum { DEVICE_AUTO, DEVICE_CPU };
+enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
 enum { OPTIM_ADAMW, OPTIM_MUON };
 enum { STATE_F32, STATE_BF16 };

@@ -1,6 +1,6 @@
 #include "config_keys.h"
 
-static const char *const devices[] = {"auto", "cpu", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
+static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
                          *const norms[] = {"rms", "layer", NULL}, *const positions[] = {"none", "learned", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};

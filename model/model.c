@@ -173,6 +173,16 @@ static void measure_passes(Model *m) {
     free(all);
 }
 
+bool model_device(Device **dev, const char *name, int threads, Err *e) {
+    if (!device_open(dev, name, threads, e)) return false;
+    if (!device_memory(*dev, false)) return true;
+    err_input(e, "device %.20s (%.60s): models do not run on it yet, single ops do; take --device cpu", name,
+              device_isa(*dev));
+    device_close(*dev);
+    *dev = NULL;
+    return false;
+}
+
 bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err *e) {
     *m = (Model){.dev = dev, .opts = opts};
     if (!model_map(m, cfg, e)) goto fail;

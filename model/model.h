@@ -32,6 +32,8 @@ typedef struct {
 typedef void StatLoss(void *ctx, Tensor stat, Tensor dstat);
 
 typedef struct Model Model;
+/* device_open for whole models: refuses (EXIT_INPUT) a device that has single ops only. */
+bool model_device(Device **, const char *name, int threads, Err *);
 /* Options that are not part of the model's shape. */
 typedef struct {
     bool train;   /* gradients, optimizer state and saved activations are wanted */

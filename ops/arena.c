@@ -5,22 +5,32 @@
 enum { TAKES = 1024, ALIGN = 64, GUARD = 64, GUARD_BYTE = 0xA5 };
 
 bool arena_open(Arena *a, const char *name, size_t size, bool poison, Err *e) {
-    *a = (Arena){.name = name, .size = size, .poison = poison};
+    return arena_open_at(a, NULL, name, size, poison, e);
+}
+bool arena_open_at(Arena *a, const Memory *home, const char *name, size_t size, bool poison, Err *e) {
+    *a = (Arena){.name = name, .home = home, .size = size, .poison = poison};
     size_t room = size ? size : 1;
     /* Mapped, not malloc'ed: zero pages cost nothing until they are touched, and closing gives them back at once. */
-    void *p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return err_world(e, "out of memory: %zu bytes for %s; a smaller batch or model needs less", size, name);
+    void *p =
+        home ? home->take(home, room) : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (home ? !p : p == MAP_FAILED)
+        return err_world(e, "out of %smemory: %zu bytes for %s; a smaller batch or model needs less",
+                         home ? "device " : "", size, name);
     a->base = p;
     a->take = xcalloc((size_t)(a->most = TAKES), sizeof *a->take);
-    if (poison) memset(a->base, 0xFF, size);
+    if (poison && home) home->poison(home, a->base, size);
+    if (poison && !home) memset(a->base, 0xFF, size);
+    if (home) home->unnote(home, a->base, size);
     return true;
 }
 
 void arena_close(Arena *a) {
     if (a->base) {
         arena_guards(a);
-        munmap(a->base, a->size ? a->size : 1);
+        if (a->home)
+            a->home->give(a->home, a->base);
+        else
+            munmap(a->base, a->size ? a->size : 1);
     }
     free(a->take);
     *a = (Arena){.name = a->name};
@@ -40,7 +50,10 @@ void *arena_take(Arena *a, size_t bytes, const char *name) {
     Take *t = &a->take[a->ntake++];
     t->end = end;
     snprintf(t->name, sizeof t->name, "%s", name);
-    memset(a->base + end, GUARD_BYTE, a->used - end);
+    if (a->home)
+        a->home->note(a->home, a->base + at, bytes, name);
+    else
+        memset(a->base + end, GUARD_BYTE, a->used - end);
     return a->base + at;
 }
 
@@ -53,7 +66,7 @@ Tensor arena_tensor(Arena *a, const char *name, Dtype dtype, int rank, const int
 Mark arena_mark(const Arena *a) { return (Mark){a->used, a->ntake}; }
 
 static void guards_from(const Arena *a, int from) {
-    for (int i = from; i < a->ntake; i++) {
+    for (int i = from; i < a->ntake && !a->home; i++) {
         const unsigned char *g = (const unsigned char *)a->base + a->take[i].end;
         for (int j = 0; j < GUARD; j++)
             CHECK(g[j] == GUARD_BYTE, "region %s: something wrote past the end of %s", a->name, a->take[i].name);
@@ -65,7 +78,10 @@ void arena_release(Arena *a, Mark m) {
     CHECK(m.used <= a->used && m.ntake <= a->ntake, "region %s: release above the top", a->name);
     if (a->base) {
         guards_from(a, m.ntake);
-        if (a->poison) memset(a->base + m.used, 0xFF, a->used - m.used);
+        size_t n = a->used - m.used;
+        if (a->poison && a->home) a->home->poison(a->home, a->base + m.used, n);
+        if (a->poison && !a->home) memset(a->base + m.used, 0xFF, n);
+        if (a->home) a->home->unnote(a->home, a->base + m.used, n);
     }
     a->used = m.used;
     a->ntake = m.ntake;

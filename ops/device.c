@@ -1,10 +1,12 @@
-/* device.c: opens the CPU backend and chooses its table by what the processor can do. */
+/* device.c: opens a backend; of the CPU chooses the table by what the processor can do. */
 #include "device.h"
 #include <omp.h>
 #include <sched.h>
 
 bool device_open(Device **out, const char *name, int threads, Err *e) {
-    if (strcmp(name, "cpu") != 0) return err_input(e, "device %s: unknown; this build has: cpu", name);
+    bool cuda = !strcmp(name, "cuda");
+    if (!cuda && strcmp(name, "cpu") != 0)
+        return err_input(e, "device %s: unknown; this build has: cpu%s", name, cuda_ops() ? ", cuda" : "");
     cpu_set_t set;
     int have = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : omp_get_num_procs();
     if (threads < 0 || threads > 1024) return err_input(e, "threads %d: expected 0 (all) to 1024", threads);
@@ -27,7 +29,7 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512", d->gemm_bf16 = gemm_bf16_avx512;
     if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) d->gemm_bf16 = gemm_bf16_avx512bf16;
 #endif
-    if (!gemm_open(&d->gemm, e)) {
+    if (!(cuda ? cuda_device_open(d, e) : gemm_open(&d->gemm, e))) {
         free(d);
         return false;
     }
@@ -37,6 +39,7 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
 
 void device_close(Device *d) {
     if (!d) return;
+    if (d->cuda) cuda_device_close(d);
     gemm_close(d->gemm);
     free(d);
 }
@@ -44,9 +47,26 @@ void device_close(Device *d) {
 const Ops *device_ops(const Device *d) { return d->ops; }
 int device_threads(const Device *d) { return d->threads; }
 const char *device_isa(const Device *d) { return d->isa; }
+void device_sync(Device *d) {
+    if (d->cuda) cuda_device_sync(d);
+}
+const Memory *device_memory(Device *d, bool host_too) { return d->cuda ? cuda_device_memory(d, host_too) : NULL; }
+void device_write(Device *d, void *to, const void *from, size_t n) {
+    if (d->cuda)
+        cuda_device_write(d, to, from, n);
+    else
+        memcpy(to, from, n);
+}
+void device_read(Device *d, void *to, const void *from, size_t n) {
+    if (d->cuda)
+        cuda_device_read(d, to, from, n);
+    else
+        memcpy(to, from, n);
+}
 Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch}; }
 
 bool device_bf16(Device *d, bool on, Err *e) {
+    if (d->cuda) return !on || err_input(e, "dtype bf16: device cuda computes in f32");
     if (on && !d->gemm_bf16) return err_input(e, "dtype bf16: this build computes in double");
     gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, GEMM_BF16_LEAST);
     return true;
@@ -55,7 +75,7 @@ bool device_bf16(Device *d, bool on, Err *e) {
 double device_bf16_gain(Device *d) {
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     enum { M = 512, N = 512, K = 512, TIMES = 9 };
-    if (d->gemm_bf16 != gemm_bf16_avx512bf16) return 0;
+    if (d->cuda || d->gemm_bf16 != gemm_bf16_avx512bf16) return 0;
     GemmShape s = {M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .weights = N * K};
     real *x = xcalloc(M * K + N * K + M * N, sizeof *x), *y = x + M * K, *z = y + N * K;
     double best[2] = {1e9, 1e9};

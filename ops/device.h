@@ -1,4 +1,4 @@
-/* device.h: what the CPU backend keeps between calls. Private to ops/. */
+/* device.h: what a backend keeps between calls. Private to ops/. */
 #pragma once
 #include "gemm_bf16.h"
 #include "ops.h"
@@ -7,8 +7,10 @@ struct Device {
     const Ops *ops;
     const char *isa;
     int threads;
-    Gemm *gemm;
+    Gemm *gemm;          /* of the CPU */
     GemmBf16 *gemm_bf16; /* of this processor; NULL in the double build */
+    struct Cuda *cuda;   /* NULL: the CPU */
+    Memory home[2];      /* of the device alone; shared with the host */
 };
 
 /* One table per instruction set, from the same sources (cpu/cpu.c). */
@@ -16,3 +18,13 @@ extern const Ops ops_cpu_baseline;
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
 extern const Ops ops_cpu_avx2, ops_cpu_avx512;
 #endif
+
+/* The CUDA backend (cuda/open.c, cuda/table.c), or what says that there is none (cuda/none.c): which of the two is
+ * decided where the program is linked. */
+const Ops *cuda_ops(void); /* NULL: not in this program */
+bool cuda_device_open(Device *, Err *);
+void cuda_device_close(Device *);
+void cuda_device_sync(Device *);
+const Memory *cuda_device_memory(Device *, bool host_too);
+void cuda_device_write(Device *, void *to, const void *from, size_t);
+void cuda_device_read(Device *, void *to, const void *from, size_t);

@@ -193,12 +193,20 @@ struct Ops {
     double (*sumsq)(Run *, Tensor x); /* sum of squares in f64; synchronises */
 };
 
-/* Open a backend by name: "cpu". threads 0: as many as there are processors this process may run on. */
+/* Open a backend by name: "cpu", or "cuda" in a program that was built with it (ops/cuda/ledger.h: which ops it lacks).
+ * threads 0: as many as there are processors this process may run on. */
 bool device_open(Device **, const char *name, int threads, Err *);
 void device_close(Device *);
 const Ops *device_ops(const Device *);
 int device_threads(const Device *);
-const char *device_isa(const Device *); /* instruction set the kernels were chosen for: "avx512", "avx2", "baseline" */
+/* What the kernels were chosen for: the instruction set "avx512", "avx2", "baseline"; of "cuda" the device's name. */
+const char *device_isa(const Device *);
+/* Where the tensors of its ops lie, for arena_open_at; NULL: with the host, as `const int *` arguments always do.
+ * host_too: memory that the host may use as well, between device_sync and the next op. */
+const Memory *device_memory(Device *, bool host_too);
+void device_sync(Device *); /* wait until everything that was asked for is done */
+void device_write(Device *, void *to, const void *from, size_t bytes); /* `to` on the device; `from` is free at once */
+void device_read(Device *, void *to, const void *from, size_t bytes);  /* `from` on the device; waits */
 /* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
  * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
  * again, as a device is opened. EXIT_INPUT in the double build. */

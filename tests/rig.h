@@ -13,7 +13,8 @@ typedef struct {
     const char *name;
     const Ops *ops;
 } Table;
-int rig_tables(Table out[TABLES_MAX]); /* those that this processor can run */
+int rig_tables(Table out[TABLES_MAX]); /* those that this processor can run; of a CUDA build its own */
+bool rig_missing(const char *op);      /* the CUDA backend, being tested, lacks it and says so (ops/cuda/ledger.h) */
 
 /* ---- a place to call an op from -----------------------------------------------------------------------------------
  */

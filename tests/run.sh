@@ -2,7 +2,7 @@
 # Run every test against the build in $1 (default build) and add them up: the Criterion runners (f32, and double as the
 # oracle of gradients), then tests/test_*.sh. A shell test prints one line per case: `ok NAME`, `not ok NAME: why` or
 # `skip NAME: reason`. A skip must stand in tests/skips.txt as `NAME  reason`; another one counts as a failure.
-# With a second argument only those parts run: f32 f64 sh; FILTER='data/*' in the environment is handed to Criterion.
+# With a second argument only those parts run: f32 f64 sh, or simt (the CUDA backend, which `make simt` builds); FILTER='data/*' in the environment is handed to Criterion.
 # The last line is `N passed, N failed, N skipped`.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -17,13 +17,15 @@ jobs=$(env -u OMP_NUM_THREADS nproc) # it would count threads, not processors
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive
 : >"$tmp/results" # one line per test: PASSED|FAILED|SKIPPED name
 
-for kind in f32 f64; do
+for kind in f32 f64 simt; do
     case " $parts " in *" $kind "*) ;; *) continue ;; esac
     runner=$build/tests-$kind
+    program=$KVSMITH
+    [ $kind != simt ] || runner=$build/simt/tests-f32 program=$build/simt/kvsmith
     [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; continue; }
     echo "== $runner"
     start=$SECONDS
-    "$(realpath "$runner")" -j"$jobs" --timeout 300 --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
+    KVSMITH=$program "$(realpath "$runner")" -j"$jobs" --timeout 300 --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
     rc=$?
     grep -v '^\[====\]' "$tmp/$kind.log" | head -n 400
     # Criterion does not escape messages, so the report is read by line, not as JSON: tests are indented by 8 or more.

@@ -94,7 +94,7 @@ static const struct {
     {MODEL "train: {keep_best: 1}", "expected true or false, got 1"},
     {MODEL "run: {dir: {a: b}}", "run.dir: expected text, got a map"},
     {MODEL "run: {dir: \"a\\x07b\"}", "run.dir: text holds the control character 7"},
-    {MODEL "run: {device: gpu}", "run.device: expected one of auto, cpu, got gpu"},
+    {MODEL "run: {device: gpu}", "run.device: expected one of auto, cpu, cuda, got gpu"},
     {MODEL "data: {train: {file: x}}", "data.train.file: unknown key"},
     {MODEL "data: {train: []}", "data.train: 0 files"},
     {MODEL "data: {train: ['']}", "data.train.0: expected the path"},

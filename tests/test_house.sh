@@ -1,7 +1,7 @@
 #!/bin/bash
 # The rules of the house that no compiler checks, and what every command of the program owes its user.
 . tests/cases.sh
-source=$(ls -- *.[ch] */*.[ch] */*/*.[ch] 2>/dev/null | grep -v "^$build/")
+source=$(ls -- *.[ch] */*.[ch] */*/*.[ch] */*/*.cu */*/*.cpp 2>/dev/null | grep -v "^$build/")
 product=$(echo "$source" | grep -v '^tests/')
 if [ -d .git ] && command -v git >/dev/null 2>&1 && git -c safe.directory='*' ls-files -co --exclude-standard >"$tmp/all" 2>/dev/null && [ -s "$tmp/all" ]; then :; else
     find . -type f -not -path './.git/*' -not -path "./$build/*" -not -path './build/*' -not -path './runs/*' | sed 's|^\./||' >"$tmp/all"

@@ -187,6 +187,7 @@ static void lanes(Rig *g, int draw, int noticed[FAULTS]) {
 }
 void case_attend_lanes(Rig *g, int draw, int d) { lanes(g, draw, (int[FAULTS]){d}); }
 Test(ops, attend_lanes) {
+    if (rig_missing("attend_lanes")) return;
     int noticed[FAULTS] = {0};
     for (int draw = 0; draw < DRAWS; draw++) {
         Rig g;

@@ -55,9 +55,13 @@ static const CliSpec spec = {
 static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
     if (!config_read(cfg, a->config, a->noverride, a->override, e)) return false;
     if (cli->threads >= 0) cfg->run.threads = cli->threads;
+    static const char *const devices[] = {"auto", "cpu", "cuda"};
+    for (int i = 0; i < 3 && cli->device; i++)
+        if (!strcmp(cli->device, devices[i])) cfg->run.device = i;
     if (cli->bf16) cfg->train.dtype = DTYPE_BF16;
     for (int k = 0; k < cfg->nstages; k++) {
         cfg->stage[k].cfg->run.threads = cfg->run.threads;
+        cfg->stage[k].cfg->run.device = cfg->run.device;
         if (cli->bf16) cfg->stage[k].cfg->train.dtype = DTYPE_BF16;
     }
     if (config_trainable(cfg, e)) return true;

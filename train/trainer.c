@@ -119,8 +119,9 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .second = cfg->optim.kind == OPTIM_MUON ? muon_leaves : NULL,
                    .measure = measure_step,
                    .measure_ctx = &cfg->optim};
+    const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_tokenizer(t, e)) return false;
-    if (!feed_vocab(t, e) || !device_open(&t->dev, "cpu", cfg->run.threads, e) || !dtype_choose(t, e) ||
+    if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
         !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);

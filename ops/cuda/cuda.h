@@ -1,0 +1,128 @@
+/* cuda.h: what the op table of the CUDA backend (table.c, C) asks of the device (.cu, C++17): one stream, memory, and
+ * the kernels by plain pointers into device memory. Private to ops/cuda and ops/device.c.
+ *
+ * Everything is done in the stream's order and none of it waits, but cuda_download and cuda_sync. Formulas and shapes
+ * are those of ops/ops.h; sizes are in numbers. A device that fails ends the program with one line and status 1: it is
+ * found out at the next call that waits, and nothing that was computed since can be relied on. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Cuda Cuda;
+
+/* NULL and why (a line) when there is no device, no driver for it, or no memory. */
+Cuda *cuda_start(char why[200]);
+void cuda_stop(Cuda *);
+const char *cuda_name(const Cuda *); /* the device's own */
+
+void *cuda_take(Cuda *, size_t bytes, bool managed); /* managed: the host may use it, too, between cuda_sync and work */
+void cuda_give(Cuda *, void *);
+void cuda_fill(Cuda *, void *p, int byte, size_t bytes);
+void cuda_poison(Cuda *, void *p, size_t bytes);                      /* NaN, for what is nobody's */
+void cuda_copy(Cuda *, void *to, const void *from, size_t bytes);     /* inside the device */
+void cuda_upload(Cuda *, void *to, const void *from, size_t bytes);   /* `from` may change once this returns */
+void cuda_download(Cuda *, void *to, const void *from, size_t bytes); /* waits */
+void cuda_sync(Cuda *);                                               /* waits for everything */
+void cuda_note(Cuda *, void *p, size_t bytes, const char *name);      /* for the emulation: see Memory in ops/arena.h */
+void cuda_unnote(Cuda *, void *p, size_t bytes);
+
+/* linear.cu: C (M,N) = or += A (M,K) B (K,N), row-major. ta: A is stored (K,M); tb: B is stored (N,K). By cuBLASLt, in
+ * f32 throughout (no TF32). */
+typedef struct {
+    int M, N, K, lda, ldb, ldc;
+    bool ta, tb, accumulate;
+} CudaGemm;
+void cuda_gemm(Cuda *, CudaGemm, float *C, const float *A, const float *B);
+void cuda_bias(Cuda *, int N, int O, float *y, const float *bias);
+void cuda_column_sums(Cuda *, int N, int O, float *out, const float *x); /* out (O) += */
+void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);
+void cuda_embed(Cuda *, int N, int d, float *y, const float *table, const int *tok, float scale);
+void cuda_embed_backward(Cuda *, int N, int d, float *dtable, const float *dy, const int *tok, float scale);
+
+/* norm.cu: N rows of d */
+void cuda_rmsnorm(Cuda *, int N, int d, float *y, float *rstd, const float *x, const float *w, double eps);
+void cuda_rmsnorm_backward(Cuda *, int N, int d, float *dx, float *dw, const float *dy, const float *x, const float *w,
+                           const float *rstd);
+void cuda_l2norm(Cuda *, int N, int d, float *y, const float *x, double eps);
+void cuda_l2norm_backward(Cuda *, int N, int d, float *dx, const float *dy, const float *x, double eps);
+
+/* rotate.cu: f (n/2) in radians per position; row m is at pos[idx[m]]. */
+typedef struct {
+    int N, heads, D, at, n, interleaved, sign;
+    double factor, f[256];
+} CudaRope;
+void cuda_rope(Cuda *, const CudaRope *, float *x, const int *pos, const int *idx);
+
+/* elementwise.cu */
+void cuda_swiglu(Cuda *, size_t n, float *y, const float *gate, const float *up);
+void cuda_swiglu_backward(Cuda *, size_t n, float *dgate, float *dup, const float *dy, const float *gate,
+                          const float *up);
+void cuda_swiglu_rows(Cuda *, int M, int d, float *y, const float *gate, const float *up, const float *s);
+void cuda_swiglu_rows_backward(Cuda *, int M, int d, float *dgate, float *dup, float *ds, const float *dy,
+                               const float *gate, const float *up, const float *s);
+void cuda_axpby(Cuda *, size_t n, float *y, float a, const float *x, float b);
+void cuda_repeat(Cuda *, size_t n, size_t width, float *y, const double *row); /* row on the device */
+typedef struct {
+    uint64_t key;   /* of step, layer and site */
+    uint64_t below; /* dropped where 32 random bits are below this */
+    float keep;
+} CudaDrop;
+void cuda_dropout(Cuda *, int N, int d, float *x, CudaDrop, const int *idx, const int *of, const int *off,
+                  const uint64_t *id);
+void cuda_elu1(Cuda *, size_t n, float *y, const float *x);
+void cuda_elu1_backward(Cuda *, size_t n, float *dx, const float *dy, const float *y);
+void cuda_sigmoid(Cuda *, size_t n, float *y, const float *x, float top);
+void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const float *y, float top);
+
+/* rows.cu: rows and columns moved about */
+/* y row m = x row (place of to[m] in the ascending from (nfrom)). */
+void cuda_gather(Cuda *, int n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to);
+void cuda_spread(Cuda *, int n, size_t width, float *y, const float *x, const int *row);
+void cuda_collect(Cuda *, int n, size_t width, float *y, const float *x, const int *place, int k);
+typedef struct {
+    int rows, k; /* of y; rows of y to one of x */
+    int wy, to, wx, from, n;
+} CudaColumns;
+void cuda_columns(Cuda *, CudaColumns, float *y, const float *x);
+void cuda_columns_backward(Cuda *, CudaColumns, float *dx, const float *dy);
+
+/* lines.cu: M groups of V and V+1 */
+void cuda_widen(Cuda *, size_t M, int V, float *y, const float *x);
+void cuda_widen_backward(Cuda *, size_t M, int V, float *dx, const float *dy);
+void cuda_quotient(Cuda *, size_t M, int V, float *y, const float *x, float eps);
+void cuda_quotient_backward(Cuda *, size_t M, int V, float *dx, const float *dy, const float *y, const float *x,
+                            float eps);
+/* x (N,H,P) */
+void cuda_step(Cuda *, int N, int H, int P, float *y, const float *x, const float *z, const float *bias);
+/* df (N,H): what dz gained, whose column sums are the gradient of the bias. */
+void cuda_step_backward(Cuda *, int N, int H, int P, float *dx, float *dz, float *df, const float *dy, const float *x,
+                        const float *z, const float *bias);
+void cuda_skip(Cuda *, int N, int H, int P, float *y, const float *x, const float *w);
+void cuda_skip_backward(Cuda *, int N, int H, int P, float *dx, float *dw, const float *dy, const float *x,
+                        const float *w);
+
+/* loss.cu */
+/* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */
+void cuda_xent(Cuda *, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g);
+enum { CUDA_SUMSQ_PIECE = 65536 };
+void cuda_sumsq(Cuda *, size_t n, const float *x, double *part, double *sum); /* part: one for each piece */
+
+/* update.cu: moments are float, or bf16 where `narrow`. */
+typedef struct {
+    float b1, b2, one_b1, one_b2, gscale, step, root, eps, shrink;
+} CudaAdam;
+typedef struct {
+    uint64_t key, at;
+} CudaRounding;
+void cuda_adamw(Cuda *, size_t n, float *w, const float *g, void *m, void *v, bool narrow, CudaAdam, CudaRounding);
+void cuda_momentum(Cuda *, size_t n, float *u, void *m, const float *g, bool narrow, float mu, float scale,
+                   bool nesterov, CudaRounding);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,81 @@
+/* device.cu: the device's handle: opening, memory, waiting. */
+#include "kernel.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void cuda_must(cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return;
+    fprintf(stderr, "kvsmith: device cuda: %s: %s\n", what, cudaGetErrorString(e));
+    exit(1);
+}
+
+extern "C" Cuda *cuda_start(char why[200]) {
+    int n = 0;
+    cudaDeviceProp p;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e == cudaSuccess && n > 0) e = cudaSetDevice(0);
+    if (e == cudaSuccess && n > 0) e = cudaGetDeviceProperties(&p, 0);
+    if (e != cudaSuccess || n <= 0) {
+        snprintf(why, 200, "%s", e != cudaSuccess ? cudaGetErrorString(e) : "no device");
+        return nullptr;
+    }
+    if (p.major < 8) {
+        snprintf(why, 200, "%.100s is of compute capability %d.%d; expected 8.0 or later", p.name, p.major, p.minor);
+        return nullptr;
+    }
+    Cuda *c = new Cuda();
+    snprintf(c->name, sizeof c->name, "%.63s", p.name);
+    c->processors = p.multiProcessorCount;
+    e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess && lt_open(c, why)) return c;
+    if (e != cudaSuccess)
+        snprintf(why, 200, "no stream: %s", cudaGetErrorString(e));
+    else
+        cudaStreamDestroy(c->stream);
+    delete c;
+    return nullptr;
+}
+extern "C" void cuda_stop(Cuda *c) {
+    if (!c) return;
+    cuda_sync(c);
+    lt_close(c);
+    cudaStreamDestroy(c->stream);
+    delete c;
+}
+extern "C" const char *cuda_name(const Cuda *c) { return c->name; }
+
+extern "C" void *cuda_take(Cuda *, size_t bytes, bool managed) {
+    char *p = nullptr;
+    cudaError_t e = managed ? cudaMallocManaged(&p, bytes) : cudaMalloc(&p, bytes);
+    if (e == cudaSuccess) return p;
+    cudaGetLastError(); /* running out of memory is answered by the caller and is no state of the device */
+    return nullptr;
+}
+extern "C" void cuda_give(Cuda *c, void *p) {
+    cuda_sync(c);
+    cuda_must(cudaFree(p), "giving memory back");
+}
+extern "C" void cuda_fill(Cuda *c, void *p, int byte, size_t n) {
+    cuda_must(cudaMemsetAsync(p, byte, n, c->stream), "filling memory");
+}
+extern "C" void cuda_poison(Cuda *c, void *p, size_t n) {
+    /* The emulation refuses writes to what is nobody's, and poisons what is handed out by itself. */
+    PTX_FORM((void)c; (void)p; (void)n, cuda_fill(c, p, 0xFF, n));
+}
+extern "C" void cuda_copy(Cuda *c, void *to, const void *from, size_t n) {
+    if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, c->stream), "copying");
+}
+extern "C" void cuda_upload(Cuda *c, void *to, const void *from, size_t n) {
+    if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, c->stream), "copying to the device");
+}
+extern "C" void cuda_download(Cuda *c, void *to, const void *from, size_t n) {
+    if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToHost, c->stream), "copying from the device");
+    cuda_sync(c);
+}
+extern "C" void cuda_sync(Cuda *c) {
+    cuda_must(cudaStreamSynchronize(c->stream), "waiting for the device");
+    cuda_must(cudaGetLastError(), "launching a kernel");
+}
+extern "C" void cuda_note(Cuda *c, void *p, size_t n, const char *name) { note_take(c->stream, p, n, name); }
+extern "C" void cuda_unnote(Cuda *c, void *p, size_t n) { note_close(c->stream, p, n); }

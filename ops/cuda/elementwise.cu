@@ -1,0 +1,100 @@
+/* elementwise.cu: functions of one number at a time, SwiGLU, dropout. All read and write whole sectors, each once; they
+ * take as long as their bytes do. */
+#include "kernel.h"
+
+__global__ void swiglu(size_t n, float *y, const float *gate, const float *up) {
+    EACH(i, n) y[i] = gate[i] * sigmoid1(gate[i]) * up[i];
+}
+__global__ void swiglu_backward(size_t n, float *dgate, float *dup, const float *dy, const float *gate,
+                                const float *up) {
+    EACH(i, n) {
+        float a = gate[i], s = sigmoid1(a), silu = a * s, g = dy[i];
+        dgate[i] += g * up[i] * (s + silu * (1 - s));
+        dup[i] += g * silu;
+    }
+}
+extern "C" void cuda_swiglu(Cuda *c, size_t n, float *y, const float *gate, const float *up) {
+    LAUNCH_EACH(c, swiglu, n, y, gate, up);
+}
+extern "C" void cuda_swiglu_backward(Cuda *c, size_t n, float *dgate, float *dup, const float *dy, const float *gate,
+                                     const float *up) {
+    LAUNCH_EACH(c, swiglu_backward, n, dgate, dup, dy, gate, up);
+}
+
+__global__ void swiglu_rows(size_t n, int d, float *y, const float *gate, const float *up, const float *s) {
+    EACH(i, n) y[i] = s[i / (size_t)d] * gate[i] * sigmoid1(gate[i]) * up[i];
+}
+/* A block to a row. */
+__global__ void swiglu_rows_backward(int d, float *dgate, float *dup, float *ds, const float *dy, const float *gate,
+                                     const float *up, const float *s) {
+    SMEM_DYN(float, part);
+    size_t row = (size_t)blockIdx.x * (size_t)d;
+    float factor = s[blockIdx.x], sum = 0;
+    for (int k = (int)threadIdx.x; k < d; k += BLOCK) {
+        size_t i = row + (size_t)k;
+        float a = gate[i], f = sigmoid1(a), silu = a * f, g = dy[i];
+        sum += g * silu * up[i];
+        dgate[i] += factor * g * up[i] * (f + silu * (1 - f));
+        dup[i] += factor * g * silu;
+    }
+    sum = block_sum(sum, part);
+    if (threadIdx.x == 0) ds[blockIdx.x] += sum;
+}
+extern "C" void cuda_swiglu_rows(Cuda *c, int M, int d, float *y, const float *gate, const float *up, const float *s) {
+    LAUNCH_EACH(c, swiglu_rows, (size_t)M * (size_t)d, d, y, gate, up, s);
+}
+extern "C" void cuda_swiglu_rows_backward(Cuda *c, int M, int d, float *dgate, float *dup, float *ds, const float *dy,
+                                          const float *gate, const float *up, const float *s) {
+    if (M > 0)
+        LAUNCH(swiglu_rows_backward, dim3((unsigned)M), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, dgate, dup,
+               ds, dy, gate, up, s);
+}
+
+__global__ void axpby(size_t n, float *y, float a, const float *x, float b) { /* x may be y */
+    EACH(i, n) y[i] = a * x[i] + b * y[i];
+}
+extern "C" void cuda_axpby(Cuda *c, size_t n, float *y, float a, const float *x, float b) {
+    LAUNCH_EACH(c, axpby, n, y, a, x, b);
+}
+
+__global__ void repeat(size_t n, size_t width, float *y, const double *row) { EACH(i, n) y[i] = (float)row[i % width]; }
+extern "C" void cuda_repeat(Cuda *c, size_t n, size_t width, float *y, const double *row) {
+    LAUNCH_EACH(c, repeat, n, width, y, row);
+}
+
+__global__ void elu1(size_t n, float *y, const float *x) { EACH(i, n) y[i] = x[i] > 0 ? x[i] + 1 : expf(x[i]); }
+__global__ void elu1_backward(size_t n, float *dx, const float *dy, const float *y) {
+    EACH(i, n) dx[i] += dy[i] * (y[i] < 1 ? y[i] : 1);
+}
+extern "C" void cuda_elu1(Cuda *c, size_t n, float *y, const float *x) { LAUNCH_EACH(c, elu1, n, y, x); }
+extern "C" void cuda_elu1_backward(Cuda *c, size_t n, float *dx, const float *dy, const float *y) {
+    LAUNCH_EACH(c, elu1_backward, n, dx, dy, y);
+}
+
+__global__ void sigmoid(size_t n, float *y, const float *x, float top) { EACH(i, n) y[i] = top * sigmoid1(x[i]); }
+__global__ void sigmoid_backward(size_t n, float *dx, const float *dy, const float *y, float top) {
+    EACH(i, n) dx[i] += dy[i] * y[i] * (1 - y[i] / top);
+}
+extern "C" void cuda_sigmoid(Cuda *c, size_t n, float *y, const float *x, float top) {
+    LAUNCH_EACH(c, sigmoid, n, y, x, top);
+}
+extern "C" void cuda_sigmoid_backward(Cuda *c, size_t n, float *dx, const float *dy, const float *y, float top) {
+    LAUNCH_EACH(c, sigmoid_backward, n, dx, dy, y, top);
+}
+
+/* A thread to two columns: one draw serves both. */
+__global__ void dropout(size_t n, int d, float *x, CudaDrop p, const int *idx, const int *of, const int *off,
+                        const uint64_t *id) {
+    size_t pairs = ((size_t)d + 1) / 2;
+    EACH(i, n) {
+        int row = idx[i / pairs], sample = of[row];
+        size_t k = i % pairs * 2, at = i / pairs * (size_t)d + k;
+        uint64_t bits = mix(mix(mix(p.key, id[sample]), (uint64_t)(row - off[sample])), k);
+        x[at] = (bits & 0xFFFFFFFFu) < p.below ? 0 : x[at] * p.keep;
+        if (k + 1 < (size_t)d) x[at + 1] = bits >> 32 < p.below ? 0 : x[at + 1] * p.keep;
+    }
+}
+extern "C" void cuda_dropout(Cuda *c, int N, int d, float *x, CudaDrop p, const int *idx, const int *of, const int *off,
+                             const uint64_t *id) {
+    LAUNCH_EACH(c, dropout, (size_t)N * (((size_t)d + 1) / 2), d, x, p, idx, of, off, id);
+}

@@ -1,0 +1,71 @@
+/* kernel.h: what the kernels share: the device's handle, sizes of launches, sums over a warp and a block. */
+#pragma once
+#include "cuda.h"
+#include "ptx.h"
+
+struct CudaLt; /* linear.cu: cuBLASLt and its cached descriptors */
+struct Cuda {
+    cudaStream_t stream;
+    CudaLt *lt;
+    char name[64];
+    int processors;
+};
+bool lt_open(Cuda *, char why[200]);
+void lt_close(Cuda *);
+/* A call of the runtime must succeed: otherwise one line and the end, status 1. */
+void cuda_must(cudaError_t, const char *what);
+
+enum { BLOCK = 256, WARPS = BLOCK / 32 };
+/* Threads go through n things in steps of the whole grid: one launch serves every n. */
+#define EACH(i, n)                                                                                                   \
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, n_ = (n), step_ = (size_t)gridDim.x * blockDim.x; \
+         i < n_; i += step_)
+static inline dim3 grid_for(const Cuda *c, size_t n) {
+    size_t blocks = (n + BLOCK - 1) / BLOCK, most = (size_t)c->processors * 16;
+    return dim3((unsigned)(blocks < most ? blocks : most));
+}
+/* One launch of n things; nothing is launched for none. */
+#define LAUNCH_EACH(c, kernel, n, ...)                                                                      \
+    do {                                                                                                    \
+        if ((n) > 0) LAUNCH(kernel, grid_for(c, (size_t)(n)), dim3(BLOCK), 0, (c)->stream, n, __VA_ARGS__); \
+    } while (0)
+
+template <class T> DEVICE T warp_sum(T v) {
+    for (int d = 16; d; d >>= 1) v += __shfl_xor_sync(FULL_WARP, v, d);
+    return v;
+}
+DEVICE float warp_max(float v) {
+    for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, d));
+    return v;
+}
+/* Sum over a block of WARPS warps, known to all of its threads; `part` (WARPS) is free again behind the next barrier.
+ */
+template <class T> DEVICE T block_sum(T v, T *part) {
+    v = warp_sum(v);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[0];
+    for (int w = 1; w < WARPS; w++) v += part[w];
+    return v;
+}
+DEVICE float block_max(float v, float *part) {
+    v = warp_max(v);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[0];
+    for (int w = 1; w < WARPS; w++) v = fmaxf(v, part[w]);
+    return v;
+}
+DEVICE float sigmoid1(float x) { return 1 / (1 + expf(-x)); }
+
+/* rng_mix of ops/base.h, word for word: the noise of a backend is that of the others. */
+DEVICE uint64_t finalise(uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+DEVICE uint64_t mix(uint64_t key, uint64_t word) {
+    return finalise(finalise(key + 0x9E3779B97F4A7C15u) + word + 0x9E3779B97F4A7C15u);
+}

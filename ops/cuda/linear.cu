@@ -1,0 +1,166 @@
+/* linear.cu: matrix products by cuBLASLt with descriptors kept per shape; biases, single dots, embedding. */
+#include "kernel.h"
+#include <cublasLt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHAPES = 512 };
+struct LtEntry {
+    CudaGemm shape;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+};
+struct CudaLt {
+    cublasLtHandle_t handle;
+    cublasLtMatmulPreference_t preference;
+    void *space;
+    int n;
+    LtEntry entry[SHAPES];
+};
+static const size_t SPACE = (size_t)32 << 20; /* what the library recommends for Hopper */
+
+static void must(cublasStatus_t s, const char *what) {
+    if (s == CUBLAS_STATUS_SUCCESS) return;
+    fprintf(stderr, "kvsmith: device cuda: cuBLASLt: %s: status %d\n", what, (int)s);
+    exit(1);
+}
+bool lt_open(Cuda *c, char why[200]) {
+    CudaLt *t = new CudaLt();
+    if (cublasLtCreate(&t->handle) != CUBLAS_STATUS_SUCCESS)
+        snprintf(why, 200, "cuBLASLt does not start");
+    else if (!(t->space = cuda_take(c, SPACE, false))) {
+        snprintf(why, 200, "out of device memory: 32 MiB for matrix products");
+        cublasLtDestroy(t->handle);
+    } else {
+        must(cublasLtMatmulPreferenceCreate(&t->preference), "preference");
+        must(cublasLtMatmulPreferenceSetAttribute(t->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &SPACE,
+                                                  sizeof SPACE),
+             "workspace");
+        c->lt = t;
+        return true;
+    }
+    delete t;
+    return false;
+}
+static void forget(LtEntry *e) {
+    cublasLtMatrixLayoutDestroy(e->a);
+    cublasLtMatrixLayoutDestroy(e->b);
+    cublasLtMatrixLayoutDestroy(e->c);
+    cublasLtMatmulDescDestroy(e->op);
+}
+void lt_close(Cuda *c) {
+    CudaLt *t = c->lt;
+    for (int i = 0; i < t->n; i++) forget(&t->entry[i]);
+    cublasLtMatmulPreferenceDestroy(t->preference);
+    cublasLtDestroy(t->handle);
+    cuda_give(c, t->space);
+    delete t;
+}
+
+static bool same(const CudaGemm *a, const CudaGemm *b) {
+    return a->M == b->M && a->N == b->N && a->K == b->K && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc &&
+           a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate;
+}
+/* The library counts columns first: it is asked for C^T = B^T A^T, whose operands are ours as they lie in memory. */
+static void prepare(CudaLt *t, LtEntry *e, CudaGemm s) {
+    cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtMatmulHeuristicResult_t found;
+    int n = 0;
+    e->shape = s;
+    must(cublasLtMatmulDescCreate(&e->op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
+    must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
+    must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
+    must(cublasLtMatrixLayoutCreate(&e->b, CUDA_R_32F, (uint64_t)(s.tb ? s.K : s.N), (uint64_t)(s.tb ? s.N : s.K),
+                                    s.ldb),
+         "layout");
+    must(cublasLtMatrixLayoutCreate(&e->a, CUDA_R_32F, (uint64_t)(s.ta ? s.M : s.K), (uint64_t)(s.ta ? s.K : s.M),
+                                    s.lda),
+         "layout");
+    must(cublasLtMatrixLayoutCreate(&e->c, CUDA_R_32F, (uint64_t)s.N, (uint64_t)s.M, s.ldc), "layout");
+    must(cublasLtMatmulAlgoGetHeuristic(t->handle, e->op, e->b, e->a, e->c, e->c, t->preference, 1, &found, &n),
+         "choice of algorithm");
+    if (n == 0) must(CUBLAS_STATUS_NOT_SUPPORTED, "choice of algorithm");
+    e->algo = found.algo;
+}
+static LtEntry *entry(CudaLt *t, CudaGemm s) {
+    for (int i = 0; i < t->n; i++)
+        if (same(&t->entry[i].shape, &s)) return &t->entry[i];
+    if (t->n == SHAPES) { /* a server that meets every row count: forget the older half */
+        for (int i = 0; i < SHAPES / 2; i++) forget(&t->entry[i]);
+        memmove(t->entry, t->entry + SHAPES / 2, SHAPES / 2 * sizeof *t->entry);
+        t->n = SHAPES / 2;
+    }
+    prepare(t, &t->entry[t->n], s);
+    return &t->entry[t->n++];
+}
+__global__ void clear(size_t n, int N, int ldc, float *C) {
+    EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0;
+}
+extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const float *A, const float *B) {
+    if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
+    if (s.K == 0) {                                                 /* sums of nothing, which the library refuses */
+        LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
+        return;
+    }
+    LtEntry *e = entry(c->lt, s);
+    const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
+    must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
+                        SPACE, c->stream),
+         "matrix product");
+}
+
+__global__ void bias_add(size_t n, int O, float *y, const float *bias) { EACH(i, n) y[i] += bias[i % (size_t)O]; }
+extern "C" void cuda_bias(Cuda *c, int N, int O, float *y, const float *bias) {
+    LAUNCH_EACH(c, bias_add, (size_t)N * (size_t)O, O, y, bias);
+}
+/* A block to 32 columns, as in norm.cu. */
+__global__ void column_sums(int N, int O, float *out, const float *x) {
+    SMEM_DYN(float, part);
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, k = (int)blockIdx.x * 32 + lane;
+    float s = 0;
+    for (int i = warp; i < N && k < O; i += WARPS) s += x[(size_t)i * (size_t)O + (size_t)k];
+    part[threadIdx.x] = s;
+    __syncthreads();
+    if (warp || k >= O) return;
+    for (int v = 1; v < WARPS; v++) s += part[v * 32 + lane];
+    out[k] += s;
+}
+extern "C" void cuda_column_sums(Cuda *c, int N, int O, float *out, const float *x) {
+    if (N > 0 && O > 0)
+        LAUNCH(column_sums, dim3((unsigned)(O + 31) / 32), dim3(BLOCK), BLOCK * sizeof(float), c->stream, N, O, out, x);
+}
+
+/* A warp to a number: lanes and then their tree, an order that no other row has a part in. */
+__global__ void dots(size_t n, int O, int I, float *y, const float *x, const float *w, const float *bias) {
+    size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    int lane = (int)threadIdx.x % 32;
+    if (i >= n) return;
+    const float *a = x + i / (size_t)O * (size_t)I, *b = w + i % (size_t)O * (size_t)I;
+    float s = 0;
+    for (int k = lane; k < I; k += 32) s += a[k] * b[k];
+    s = warp_sum(s);
+    if (lane == 0) y[i] = bias ? s + bias[i % (size_t)O] : s;
+}
+extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x, const float *w, const float *bias) {
+    size_t n = (size_t)N * (size_t)O;
+    if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
+}
+
+__global__ void embed(size_t n, int d, float *y, const float *table, const int *tok, float scale) {
+    EACH(i, n) y[i] = scale * table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d];
+}
+/* A thread to a column, through all rows: each sum has one owner and one order. */
+__global__ void embed_backward(size_t d, int N, float *dtable, const float *dy, const int *tok, float scale) {
+    EACH(k, d) {
+        for (int i = 0; i < N; i++) dtable[(size_t)tok[i] * d + k] += scale * dy[(size_t)i * d + k];
+    }
+}
+extern "C" void cuda_embed(Cuda *c, int N, int d, float *y, const float *table, const int *tok, float scale) {
+    LAUNCH_EACH(c, embed, (size_t)N * (size_t)d, d, y, table, tok, scale);
+}
+extern "C" void cuda_embed_backward(Cuda *c, int N, int d, float *dtable, const float *dy, const int *tok,
+                                    float scale) {
+    if (N > 0) LAUNCH_EACH(c, embed_backward, (size_t)d, N, dtable, dy, tok, scale);
+}

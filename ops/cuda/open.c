@@ -1,0 +1,35 @@
+/* open.c: the CUDA backend as a Device: opening it, its memory as regions, copies to and from the host. */
+#include "../device.h"
+#include "cuda.h"
+
+static void *take(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, false); }
+static void *take_managed(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, true); }
+static void give(const Memory *m, void *p) { cuda_give(((Device *)m->ctx)->cuda, p); }
+static void poison(const Memory *m, void *p, size_t n) {
+    if (n) cuda_poison(((Device *)m->ctx)->cuda, p, n);
+}
+/* At once: what the host writes next must not be overtaken by the poison. */
+static void poison_managed(const Memory *m, void *p, size_t n) {
+    cuda_sync(((Device *)m->ctx)->cuda);
+    memset(p, 0xFF, n);
+}
+static void note(const Memory *m, void *p, size_t n, const char *name) {
+    cuda_note(((Device *)m->ctx)->cuda, p, n, name);
+}
+static void unnote(const Memory *m, void *p, size_t n) { cuda_unnote(((Device *)m->ctx)->cuda, p, n); }
+
+bool cuda_device_open(Device *d, Err *e) {
+    char why[200] = "";
+    d->cuda = cuda_start(why);
+    if (!d->cuda) return err_world(e, "device cuda: %s", why);
+    d->ops = cuda_ops();
+    d->isa = cuda_name(d->cuda);
+    d->home[0] = (Memory){take, give, poison, note, unnote, d};
+    d->home[1] = (Memory){take_managed, give, poison_managed, note, unnote, d};
+    return true;
+}
+void cuda_device_close(Device *d) { cuda_stop(d->cuda); }
+void cuda_device_sync(Device *d) { cuda_sync(d->cuda); }
+const Memory *cuda_device_memory(Device *d, bool host_too) { return &d->home[host_too]; }
+void cuda_device_write(Device *d, void *to, const void *from, size_t n) { cuda_upload(d->cuda, to, from, n); }
+void cuda_device_read(Device *d, void *to, const void *from, size_t n) { cuda_download(d->cuda, to, from, n); }

@@ -1,0 +1,58 @@
+/* rows.cu: rows and columns moved about. */
+#include "kernel.h"
+
+/* The place of v in a (ascending), which holds it. */
+DEVICE int find(const int *a, int n, int v) {
+    int lo = 0;
+    for (int len = n; len > 1;) {
+        int half = len / 2;
+        if (a[lo + half] <= v) lo += half;
+        len -= half;
+    }
+    return lo;
+}
+__global__ void gather(size_t n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to) {
+    EACH(i, n) y[i] = x[(size_t)find(from, nfrom, to[i / width]) * width + i % width];
+}
+__global__ void spread(size_t n, size_t width, float *y, const float *x, const int *row) {
+    EACH(i, n) y[i] = x[(size_t)row[i / width] * width + i % width];
+}
+__global__ void collect(size_t n, size_t width, float *y, const float *x, const int *place, int k) {
+    EACH(i, n) {
+        float s = y[i];
+        for (int j = 0; j < k; j++) s += x[(size_t)place[i / width * (size_t)k + (size_t)j] * width + i % width];
+        y[i] = s;
+    }
+}
+__global__ void columns(size_t n, CudaColumns p, float *y, const float *x) {
+    EACH(i, n) {
+        size_t row = i / (size_t)p.n, c = i % (size_t)p.n;
+        y[row * (size_t)p.wy + (size_t)p.to + c] = x[row / (size_t)p.k * (size_t)p.wx + (size_t)p.from + c];
+    }
+}
+/* A thread to a number of dx: it adds what the k rows of dy bring, in order. */
+__global__ void columns_backward(size_t n, CudaColumns p, float *dx, const float *dy) {
+    EACH(i, n) {
+        size_t row = i / (size_t)p.n, c = i % (size_t)p.n, at = row * (size_t)p.wx + (size_t)p.from + c;
+        float s = dx[at];
+        for (size_t j = row * (size_t)p.k; j < (row + 1) * (size_t)p.k; j++)
+            s += dy[j * (size_t)p.wy + (size_t)p.to + c];
+        dx[at] = s;
+    }
+}
+extern "C" void cuda_gather(Cuda *c, int n, size_t width, float *y, const float *x, const int *from, int nfrom,
+                            const int *to) {
+    LAUNCH_EACH(c, gather, (size_t)n * width, width, y, x, from, nfrom, to);
+}
+extern "C" void cuda_spread(Cuda *c, int n, size_t width, float *y, const float *x, const int *row) {
+    LAUNCH_EACH(c, spread, (size_t)n * width, width, y, x, row);
+}
+extern "C" void cuda_collect(Cuda *c, int n, size_t width, float *y, const float *x, const int *place, int k) {
+    LAUNCH_EACH(c, collect, (size_t)n * width, width, y, x, place, k);
+}
+extern "C" void cuda_columns(Cuda *c, CudaColumns p, float *y, const float *x) {
+    LAUNCH_EACH(c, columns, (size_t)p.rows * (size_t)p.n, p, y, x);
+}
+extern "C" void cuda_columns_backward(Cuda *c, CudaColumns p, float *dx, const float *dy) {
+    LAUNCH_EACH(c, columns_backward, (size_t)(p.rows / p.k) * (size_t)p.n, p, dx, dy);
+}

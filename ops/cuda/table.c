@@ -1,0 +1,408 @@
+/* table.c: the op table of the CUDA backend, f32: shapes are checked and scratch taken here, as on the CPU; cuda.h
+ * computes. Tensors and `real *` arguments lie on the device; ids, places, targets and Batch lie with the host, and are
+ * copied to scratch by the op that reads them. */
+#include <math.h>
+#include "../device.h"
+#include "cuda.h"
+#include "ledger.h"
+
+static Cuda *C(Run *r) { return r->dev->cuda; }
+static int last(Tensor t) { return t.n[t.rank - 1]; }
+/* n numbers of the host, in scratch; NULL while measuring. */
+static void *upload(Run *r, const void *from, int n, size_t size, const char *name) {
+    void *p = arena_take(r->scratch, (size_t)n * size, name);
+    if (!measuring(r)) cuda_upload(C(r), p, from, (size_t)n * size);
+    return p;
+}
+static int *upload_ints(Run *r, const int *from, int n, const char *name) {
+    return upload(r, from, n, sizeof(int), name);
+}
+
+/* ---- linear ---- */
+static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
+    int O = w.n[0], I = w.n[1];
+    x = tensor_rows(x, I), y = tensor_rows(y, O);
+    int N = y.n[0];
+    CHECK(x.n[0] == N && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], N, O, I);
+    if (measuring(r)) return;
+    cuda_gemm(C(r), (CudaGemm){N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true}, R(y), R(x), R(w));
+    if (present(bias)) cuda_bias(C(r), N, O, R(y), R(bias));
+}
+static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
+    int O = w.n[0], I = w.n[1];
+    dy = tensor_rows(dy, O), x = tensor_rows(x, I);
+    int N = dy.n[0];
+    CHECK(x.n[0] == N, "x %d rows, dy %d", x.n[0], N);
+    if (measuring(r)) return;
+    if (present(dx))
+        cuda_gemm(C(r), (CudaGemm){N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true}, R(dx), R(dy), R(w));
+    if (present(dw))
+        cuda_gemm(C(r), (CudaGemm){O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true}, R(dw), R(dy),
+                  R(x));
+    if (present(dbias)) cuda_column_sums(C(r), N, O, R(dbias), R(dy));
+}
+static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
+    int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
+    CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
+          w.n[0], I, H, y.n[1]);
+    CHECK(x.n[2] >= (turned ? O : I) && y.n[2] >= (turned ? I : O), "x %d, y %d, W (%d,%d)", x.n[2], y.n[2], O, I);
+    if (measuring(r)) return;
+    CudaGemm g = {M, turned ? I : O, turned ? O : I, .lda = H * x.n[2], .ldb = I, .ldc = H * y.n[2], .tb = !turned};
+    for (int h = 0; h < H; h++)
+        cuda_gemm(C(r), g, R(y) + (size_t)h * (size_t)y.n[2], R(x) + (size_t)h * (size_t)x.n[2],
+                  R(w) + ((size_t)h * (size_t)each + (size_t)row) * (size_t)I);
+}
+static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
+    int O = w.n[0], I = w.n[1];
+    x = tensor_rows(x, I), y = tensor_rows(y, O);
+    CHECK(x.n[0] == y.n[0] && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], y.n[0], O, I);
+    if (measuring(r)) return;
+    cuda_dots(C(r), y.n[0], O, I, R(y), R(x), R(w), present(bias) ? R(bias) : NULL);
+}
+static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
+    if (measuring(r)) return;
+    for (int e = 0; e < g.n; e++) {
+        int O = w[e].n[0], I = w[e].n[1], n = g.off[e + 1] - g.off[e];
+        size_t at = (size_t)g.off[e];
+        cuda_gemm(C(r), (CudaGemm){n, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true}, R(y) + at * (size_t)O,
+                  R(x) + at * (size_t)I, R(w[e]));
+    }
+}
+static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+    if (measuring(r)) return;
+    for (int e = 0; e < g.n; e++) {
+        int O = w[e].n[0], I = w[e].n[1], n = g.off[e + 1] - g.off[e];
+        size_t at = (size_t)g.off[e];
+        const real *dye = R(dy) + at * (size_t)O;
+        if (present(dx))
+            cuda_gemm(C(r), (CudaGemm){n, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true},
+                      R(dx) + at * (size_t)I, dye, R(w[e]));
+        if (dw)
+            cuda_gemm(C(r), (CudaGemm){O, I, n, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true}, R(dw[e]),
+                      dye, R(x) + at * (size_t)I);
+    }
+}
+
+/* ---- embedding ---- */
+static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) {
+    int N = y.n[0], d = table.n[1];
+    Mark mark = arena_mark(r->scratch);
+    int *ids = upload_ints(r, tok, N, "token ids");
+    if (!measuring(r)) {
+        for (int i = 0; i < N; i++)
+            CHECK(tok[i] >= 0 && tok[i] < table.n[0], "token %d of vocabulary %d", tok[i], table.n[0]);
+        cuda_embed(C(r), N, d, R(y), R(table), ids, (float)scale);
+    }
+    arena_release(r->scratch, mark);
+}
+static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, double scale) {
+    Mark mark = arena_mark(r->scratch);
+    int *ids = upload_ints(r, tok, dy.n[0], "token ids");
+    if (!measuring(r)) cuda_embed_backward(C(r), dy.n[0], dtable.n[1], R(dtable), R(dy), ids, (float)scale);
+    arena_release(r->scratch, mark);
+}
+
+/* ---- norms, rotation ---- */
+static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
+    int d = w.n[0];
+    x = tensor_rows(x, d), y = tensor_rows(y, d);
+    int N = x.n[0];
+    CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N, "%d rows", N);
+    if (!measuring(r)) cuda_rmsnorm(C(r), N, d, R(y), R(rstd), R(x), R(w), eps);
+}
+static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+    int d = w.n[0];
+    x = tensor_rows(x, d);
+    if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(dy), R(x), R(w), R(rstd));
+}
+static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
+    int d = last(x);
+    if (!measuring(r)) cuda_l2norm(C(r), (int)(tensor_count(x) / (size_t)d), d, R(y), R(x), eps);
+}
+static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
+    int d = last(x);
+    if (!measuring(r)) cuda_l2norm_backward(C(r), (int)(tensor_count(x) / (size_t)d), d, R(dx), R(dy), R(x), eps);
+}
+static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
+    if (p->n == 0 || rows.n == 0) return;
+    CHECK(x.rank == 3 && x.n[0] == rows.n && p->at >= 0 && p->at + p->n <= x.n[2], "rows %d of %d, %d..%d of %d",
+          x.n[0], rows.n, p->at, p->at + p->n, x.n[2]);
+    Mark mark = arena_mark(r->scratch);
+    int *pos = upload_ints(r, r->batch->pos, r->batch->N, "positions");
+    int *idx = upload_ints(r, rows.idx, rows.n, "rows");
+    if (!measuring(r)) {
+        CudaRope c = {.N = rows.n,
+                      .heads = x.n[1],
+                      .D = x.n[2],
+                      .at = p->at,
+                      .n = p->n,
+                      .interleaved = p->interleaved,
+                      .sign = sign,
+                      .factor = p->factor};
+        memcpy(c.f, p->f, sizeof c.f);
+        cuda_rope(C(r), &c, R(x), pos, idx);
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* ---- one number at a time ---- */
+static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
+    if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), R(y), R(gate), R(up));
+}
+static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
+    if (!measuring(r)) cuda_swiglu_backward(C(r), tensor_count(dy), R(dgate), R(dup), R(dy), R(gate), R(up));
+}
+static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
+    int M = (int)tensor_count(s), d = M ? (int)(tensor_count(y) / (size_t)M) : 0;
+    if (!measuring(r)) cuda_swiglu_rows(C(r), M, d, R(y), R(gate), R(up), R(s));
+}
+static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
+                                 Tensor s) {
+    int M = (int)tensor_count(s), d = M ? (int)(tensor_count(dy) / (size_t)M) : 0;
+    if (!measuring(r)) cuda_swiglu_rows_backward(C(r), M, d, R(dgate), R(dup), R(ds), R(dy), R(gate), R(up), R(s));
+}
+static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
+    size_t n = tensor_count(y);
+    CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
+    if (!measuring(r)) cuda_axpby(C(r), n, R(y), (float)a, R(x), (float)b);
+}
+static void add(Run *r, Tensor y, Tensor x) { axpby(r, y, 1, x, 1); }
+static void copy(Run *r, Tensor y, Tensor x) {
+    CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
+    if (!measuring(r)) cuda_copy(C(r), y.p, x.p, tensor_bytes(y));
+}
+static void zero(Run *r, Tensor y) {
+    if (!measuring(r) && tensor_bytes(y)) cuda_fill(C(r), y.p, 0, tensor_bytes(y));
+}
+static void repeat(Run *r, Tensor y, const double *row) {
+    int N = y.n[0], w = N ? (int)(tensor_count(y) / (size_t)N) : 0;
+    Mark mark = arena_mark(r->scratch);
+    double *d = upload(r, row, w, sizeof *d, "row");
+    if (!measuring(r)) cuda_repeat(C(r), tensor_count(y), (size_t)w, R(y), d);
+    arena_release(r->scratch, mark);
+}
+static void elu1(Run *r, Tensor y, Tensor x) {
+    if (!measuring(r)) cuda_elu1(C(r), tensor_count(x), R(y), R(x));
+}
+static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
+    if (!measuring(r)) cuda_elu1_backward(C(r), tensor_count(y), R(dx), R(dy), R(y));
+}
+static void sigmoid(Run *r, Tensor y, Tensor x, double top) {
+    if (!measuring(r)) cuda_sigmoid(C(r), tensor_count(x), R(y), R(x), (float)top);
+}
+static void sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top) {
+    if (!measuring(r)) cuda_sigmoid_backward(C(r), tensor_count(y), R(dx), R(dy), R(y), (float)top);
+}
+static void dropout(Run *r, Tensor x, DropSite site, double p) {
+    if (p <= 0) return;
+    int N = x.n[0], d = (int)(tensor_count(x) / (size_t)imax(1, N));
+    const Batch *b = r->batch;
+    Mark mark = arena_mark(r->scratch);
+    int *idx = upload_ints(r, r->out.idx, N, "rows"), *of = upload_ints(r, b->of, b->N, "sequences of rows");
+    int *off = upload_ints(r, b->off, b->B + 1, "first rows");
+    uint64_t *id = upload(r, b->id, b->B, sizeof *id, "samples");
+    if (!measuring(r))
+        cuda_dropout(C(r), N, d, R(x),
+                     (CudaDrop){noise_key(r, site), (uint64_t)(p * 4294967296.0), (float)(1 / (1 - p))}, idx, of, off,
+                     id);
+    arena_release(r->scratch, mark);
+}
+
+/* ---- rows and columns ---- */
+static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
+    Mark mark = arena_mark(r->scratch);
+    int *f = upload_ints(r, from.idx, from.n, "rows that are there"), *t = upload_ints(r, to.idx, to.n, "rows wanted");
+    if (!measuring(r)) {
+        for (int m = 0, i = 0; m < to.n; m++, i++) {
+            while (i < from.n && from.idx[i] != to.idx[m]) i++;
+            CHECK(i < from.n, "row %d is not among the %d given", to.idx[m], from.n);
+        }
+        if (to.n) cuda_gather(C(r), to.n, tensor_count(y) / (size_t)to.n, R(y), R(x), f, from.n, t);
+    }
+    arena_release(r->scratch, mark);
+}
+static void spread(Run *r, Tensor y, Tensor x, const int *row) {
+    int n = y.n[0];
+    Mark mark = arena_mark(r->scratch);
+    int *at = upload_ints(r, row, n, "rows");
+    if (!measuring(r) && n) cuda_spread(C(r), n, tensor_count(y) / (size_t)n, R(y), R(x), at);
+    arena_release(r->scratch, mark);
+}
+static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
+    int n = y.n[0];
+    Mark mark = arena_mark(r->scratch);
+    int *at = upload_ints(r, place, n * k, "places");
+    if (!measuring(r) && n) cuda_collect(C(r), n, tensor_count(y) / (size_t)n, R(y), R(x), at, k);
+    arena_release(r->scratch, mark);
+}
+/* Rows of x among rows of y. */
+static bool columns_of(CudaColumns *c, Tensor y, int to, Tensor x, int from, int n) {
+    int rows = (int)(tensor_count(y) / (size_t)last(y)), each = (int)(tensor_count(x) / (size_t)last(x));
+    CHECK(to >= 0 && from >= 0 && n >= 0 && to + n <= last(y) && from + n <= last(x), "%d columns", n);
+    CHECK(each == 0 ? rows == 0 : rows % each == 0, "%d rows of %d", rows, each);
+    *c = (CudaColumns){rows, each ? rows / each : 1, last(y), to, last(x), from, n};
+    return rows > 0 && n > 0;
+}
+static void columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
+    CudaColumns c;
+    if (!measuring(r) && columns_of(&c, y, to, x, from, n)) cuda_columns(C(r), c, R(y), R(x));
+}
+static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
+    CudaColumns c;
+    if (!measuring(r) && columns_of(&c, dy, to, dx, from, n)) cuda_columns_backward(C(r), c, R(dx), R(dy));
+}
+
+/* ---- linear attention, Mamba-2 ---- */
+static size_t groups_of(Tensor narrow, Tensor wide) {
+    size_t V = (size_t)last(narrow), M = tensor_count(narrow) / V;
+    CHECK(tensor_count(wide) == M * (V + 1), "%zu groups of %zu", M, V);
+    return M;
+}
+static void widen(Run *r, Tensor y, Tensor x) {
+    if (!measuring(r)) cuda_widen(C(r), groups_of(x, y), last(x), R(y), R(x));
+}
+static void widen_backward(Run *r, Tensor dx, Tensor dy) {
+    if (!measuring(r)) cuda_widen_backward(C(r), groups_of(dx, dy), last(dx), R(dx), R(dy));
+}
+static void quotient(Run *r, Tensor y, Tensor x, double eps) {
+    if (!measuring(r)) cuda_quotient(C(r), groups_of(y, x), last(y), R(y), R(x), (float)eps);
+}
+static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
+    if (!measuring(r)) cuda_quotient_backward(C(r), groups_of(y, x), last(y), R(dx), R(dy), R(y), R(x), (float)eps);
+}
+static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
+    int N = x.n[0], H = x.n[1], P = x.n[2];
+    CHECK(tensor_count(z) == (size_t)N * (size_t)H && tensor_count(bias) == (size_t)H, "%d rows, %d heads", N, H);
+    if (!measuring(r)) cuda_step(C(r), N, H, P, R(y), R(x), R(z), R(bias));
+}
+static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
+    int N = x.n[0], H = x.n[1], P = x.n[2];
+    Mark mark = arena_mark(r->scratch);
+    Tensor df = SCRATCH(r, "gradient of the step", N, H);
+    if (!measuring(r)) {
+        cuda_step_backward(C(r), N, H, P, R(dx), R(dz), R(df), R(dy), R(x), R(z), R(bias));
+        cuda_column_sums(C(r), N, H, R(dbias), R(df));
+    }
+    arena_release(r->scratch, mark);
+}
+static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
+    CHECK(tensor_count(y) == tensor_count(x) && tensor_count(w) == (size_t)x.n[1], "%d heads", x.n[1]);
+    if (!measuring(r)) cuda_skip(C(r), x.n[0], x.n[1], x.n[2], R(y), R(x), R(w));
+}
+static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
+    if (!measuring(r)) cuda_skip_backward(C(r), x.n[0], x.n[1], x.n[2], R(dx), R(dw), R(dy), R(x), R(w));
+}
+
+/* ---- loss, optimizer ---- */
+enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 32 }; /* logits that exist at once */
+
+static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
+                        const real *g) {
+    int N = x.n[0], V = w.n[0], d = w.n[1];
+    CHECK(x.n[1] == d && present(dx) == present(dw), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
+    int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
+    Mark mark = arena_mark(r->scratch);
+    Tensor chunk = SCRATCH(r, "logits", rows, V);
+    int *targets = upload_ints(r, tgt, N, "targets"), *hits = NULL;
+    if (hit) hits = arena_take(r->scratch, (size_t)N * sizeof *hits, "hits");
+    for (int from = 0; from < N && !measuring(r); from += rows) {
+        int n = imin(rows, N - from);
+        size_t at = (size_t)from * (size_t)d;
+        Tensor l = TENSOR(chunk.p, REAL, n, V), xs = TENSOR(R(x) + at, REAL, n, d);
+        for (int i = from; i < from + n; i++) CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
+        linear(r, l, xs, w, ABSENT);
+        cuda_xent(C(r), n, V, R(l), R(nll) + from, hits ? hits + from : NULL, targets + from,
+                  present(dx) ? g + from : NULL);
+        if (present(dx)) linear_backward(r, TENSOR(R(dx) + at, REAL, n, d), dw, ABSENT, l, xs, w);
+    }
+    if (hit && !measuring(r)) cuda_download(C(r), hit, hits, (size_t)N * sizeof *hits);
+    arena_release(r->scratch, mark);
+}
+static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
+                  double decay, double gscale, int64_t t, Rounding round) {
+    CHECK(m.dtype == v.dtype, "%s and %s", dtype_name(m.dtype), dtype_name(v.dtype));
+    if (measuring(r)) return;
+    CudaAdam p = {.b1 = (float)b1,
+                  .b2 = (float)b2,
+                  .one_b1 = (float)(1 - b1),
+                  .one_b2 = (float)(1 - b2),
+                  .gscale = (float)gscale,
+                  .step = (float)(lr / (1 - pow(b1, (double)t))),
+                  .root = (float)(1 / sqrt(1 - pow(b2, (double)t))),
+                  .eps = (float)eps,
+                  .shrink = (float)(1 - lr * decay)};
+    bool narrow = m.dtype == BF16;
+    cuda_adamw(C(r), tensor_count(w), R(w), R(g), narrow ? m.p : R(m), narrow ? v.p : R(v), narrow, p,
+               (CudaRounding){round.key, round.at});
+}
+static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding round) {
+    size_t n = tensor_count(u);
+    CHECK(tensor_count(m) == n && tensor_count(g) == n, "%zu, %zu and %zu numbers", n, tensor_count(m),
+          tensor_count(g));
+    bool narrow = m.dtype == BF16;
+    if (!measuring(r))
+        cuda_momentum(C(r), n, R(u), narrow ? m.p : R(m), R(g), narrow, (float)mu, (float)gscale, nesterov,
+                      (CudaRounding){round.key, round.at});
+}
+static double sumsq(Run *r, Tensor x) {
+    size_t n = tensor_count(x), pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
+    double sum = 0;
+    if (!n) return 0;
+    Mark mark = arena_mark(r->scratch);
+    double *part = arena_take(r->scratch, (pieces + 1) * sizeof *part, "sumsq");
+    if (!measuring(r)) {
+        cuda_sumsq(C(r), n, R(x), part, part + pieces);
+        cuda_download(C(r), &sum, part + pieces, sizeof sum);
+    }
+    arena_release(r->scratch, mark);
+    return sum;
+}
+
+static const Ops ops_cuda = {
+    .name = "cuda",
+    .linear = linear,
+    .linear_backward = linear_backward,
+    .linear_heads = linear_heads,
+    .linear_steady = linear_steady,
+    .embed = embed,
+    .embed_backward = embed_backward,
+    .rmsnorm = rmsnorm,
+    .rmsnorm_backward = rmsnorm_backward,
+    .rope = rope,
+    .l2norm = l2norm,
+    .l2norm_backward = l2norm_backward,
+    .sigmoid = sigmoid,
+    .sigmoid_backward = sigmoid_backward,
+    .repeat = repeat,
+    .elu1 = elu1,
+    .elu1_backward = elu1_backward,
+    .widen = widen,
+    .widen_backward = widen_backward,
+    .quotient = quotient,
+    .quotient_backward = quotient_backward,
+    .step = step,
+    .step_backward = step_backward,
+    .skip = skip,
+    .skip_backward = skip_backward,
+    .swiglu = swiglu,
+    .swiglu_backward = swiglu_backward,
+    .add = add,
+    .axpby = axpby,
+    .copy = copy,
+    .linear_groups = linear_groups,
+    .linear_groups_backward = linear_groups_backward,
+    .spread = spread,
+    .collect = collect,
+    .swiglu_rows = swiglu_rows,
+    .swiglu_rows_backward = swiglu_rows_backward,
+    .zero = zero,
+    .gather = gather,
+    .columns = columns,
+    .columns_backward = columns_backward,
+    .dropout = dropout,
+    .linear_xent = linear_xent,
+    .adamw = adamw,
+    .momentum = momentum,
+    .sumsq = sumsq,
+};
+const Ops *cuda_ops(void) { return &ops_cuda; }

@@ -1,0 +1,138 @@
+/* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, sums in f32 over
+ * ascending k. Checks what the library would refuse, and that operands are inside allocations and written. Two products
+ * at once may not share a workspace: each scribbles over its own before it ends. */
+#include "include/cublasLt.h"
+
+struct SimtLt {
+    int open;
+};
+struct SimtLtOp {
+    cublasOperation_t a, b;
+};
+struct SimtLtLayout {
+    int64_t rows, cols, ld;
+};
+struct SimtLtPreference {
+    size_t workspace;
+};
+static const uint64_t OUR_ALGO = 0x73696D74;
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
+    *h = new SimtLt{1};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
+    delete h;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t) {
+    *d = new SimtLtOp{CUBLAS_OP_N, CUBLAS_OP_N};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+    delete d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *v,
+                                              size_t n) {
+    if (n != sizeof(cublasOperation_t)) return CUBLAS_STATUS_INVALID_VALUE;
+    (a == CUBLASLT_MATMUL_DESC_TRANSA ? d->a : d->b) = *(const cublasOperation_t *)v;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t, uint64_t rows, uint64_t cols,
+                                          int64_t ld) {
+    *l = new SimtLtLayout{(int64_t)rows, (int64_t)cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
+    delete l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
+    *p = new SimtLtPreference{0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    delete p;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t,
+                                                    const void *v, size_t n) {
+    if (n != sizeof(size_t)) return CUBLAS_STATUS_INVALID_VALUE;
+    p->workspace = *(const size_t *)v;
+    return CUBLAS_STATUS_SUCCESS;
+}
+/* op(A) (m,k), op(B) (k,n), C (m,n) */
+static bool fits(const SimtLtOp *op, const SimtLtLayout *a, const SimtLtLayout *b, const SimtLtLayout *c) {
+    int64_t m = op->a == CUBLAS_OP_T ? a->cols : a->rows, k = op->a == CUBLAS_OP_T ? a->rows : a->cols;
+    int64_t kb = op->b == CUBLAS_OP_T ? b->cols : b->rows, n = op->b == CUBLAS_OP_T ? b->rows : b->cols;
+    return m == c->rows && n == c->cols && k == kb && m > 0 && n > 0 && k > 0 && a->ld >= a->rows && b->ld >= b->rows &&
+           c->ld >= c->rows;
+}
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int most,
+                                              cublasLtMatmulHeuristicResult_t *r, int *found) {
+    if (!fits(op, a, b, c) || most < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    *r = {};
+    r->algo.data[0] = OUR_ALGO;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+struct Product {
+    SimtLtOp op;
+    SimtLtLayout a, b, c;
+    float alpha, beta;
+    const float *A, *B, *C;
+    float *D;
+    void *space;
+    size_t space_bytes;
+};
+static void touch(const float *p, const SimtLtLayout *l, bool write) {
+    for (int64_t j = 0; j < l->cols; j++) simt_library_touches(p + j * l->ld, (size_t)l->rows * sizeof *p, write);
+}
+static void multiply(void *arg) {
+    const Product *p = (const Product *)arg;
+    int64_t k = p->op.a == CUBLAS_OP_T ? p->a.rows : p->a.cols;
+    int64_t ai = p->op.a == CUBLAS_OP_T ? p->a.ld : 1, ak = p->op.a == CUBLAS_OP_T ? 1 : p->a.ld;
+    int64_t bj = p->op.b == CUBLAS_OP_T ? 1 : p->b.ld, bk = p->op.b == CUBLAS_OP_T ? p->b.ld : 1;
+    touch(p->A, &p->a, false);
+    touch(p->B, &p->b, false);
+    if (p->beta != 0) touch(p->C, &p->c, false);
+    touch(p->D, &p->c, true);
+    for (int64_t j = 0; j < p->c.cols; j++)
+        for (int64_t i = 0; i < p->c.rows; i++) {
+            float s = 0;
+            for (int64_t l = 0; l < k; l++) s += p->A[i * ai + l * ak] * p->B[j * bj + l * bk];
+            float *d = &p->D[j * p->c.ld + i];
+            *d = p->beta != 0 ? p->alpha * s + p->beta * p->C[j * p->c.ld + i] : p->alpha * s;
+        }
+    if (p->space) {
+        size_t n = p->space_bytes < 4096 ? p->space_bytes : 4096;
+        simt_library_touches(p->space, n, true);
+        memset(p->space, 0xFF, n);
+    }
+}
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const void *alpha, const void *A,
+                              cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *space, size_t space_bytes, cudaStream_t s) {
+    if (!h || !fits(op, a, b, c) || d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || !A || !B || !C ||
+        !D || (algo && algo->data[0] != OUR_ALGO))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    Product *p = new Product{*op,
+                             *a,
+                             *b,
+                             *c,
+                             *(const float *)alpha,
+                             *(const float *)beta,
+                             (const float *)A,
+                             (const float *)B,
+                             (const float *)C,
+                             (float *)D,
+                             space,
+                             space_bytes};
+    simt_enqueue(s, multiply, p, [](void *x) { delete (Product *)x; });
+    return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,434 @@
+/* runtime.cpp: streams, events, graphs, memory. Nothing runs before somebody waits for it; then streams take turns as
+ * the seed draws them, so that what only happened to be in order on one device is not on this one. */
+#include "core.h"
+#include "include/cuda_runtime.h"
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+
+/* ---- work ---- */
+struct Mark { /* one recording of an event */
+    bool done;
+    double at;
+};
+struct Task {
+    std::function<void()> run;
+    std::shared_ptr<Mark> waits; /* not before this is done */
+};
+struct Node {
+    Task task;
+    std::vector<int> after;
+};
+struct SimtGraph {
+    std::vector<Node> nodes;
+    int users; /* graph and executable share it */
+};
+struct SimtStream {
+    std::deque<Task> queue;
+    SimtGraph *capture; /* records instead of running */
+    std::vector<int> last;
+    bool origin;
+};
+struct SimtEvent {
+    std::shared_ptr<Mark> mark;
+    SimtGraph *capture; /* recorded while this was captured, behind these nodes */
+    std::vector<int> nodes;
+};
+static std::vector<SimtStream *> streams; /* in the order of their making, so that a seed means one order */
+static std::map<const void *, int> smem_limit;
+static std::map<uintptr_t, size_t> pinned_size;
+static cudaError_t last_error;
+
+static cudaError_t fail(cudaError_t e) { return last_error = e; }
+static double seconds() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool ready(const SimtStream *s) {
+    return !s->queue.empty() && (!s->queue.front().waits || s->queue.front().waits->done);
+}
+static bool step() { /* one task of one stream; false: none can run */
+    std::vector<SimtStream *> can;
+    for (SimtStream *s : streams)
+        if (ready(s)) can.push_back(s);
+    if (can.empty()) return false;
+    SimtStream *s = core.seed == 0 ? can.front() : core.seed == 1 ? can.back() : can[draw() % can.size()];
+    Task t = s->queue.front();
+    s->queue.pop_front();
+    if (t.run) t.run();
+    return true;
+}
+/* Runs what is queued until `done`. Device memory is open to the host's hands, which do the work, only meanwhile. */
+static void until(const std::function<bool()> &done) {
+    if (done()) return;
+    heap_open(true);
+    do {
+        if (!step()) {
+            report(SIMT_HOST, nullptr, 0, "streams wait for each other for ever");
+            break;
+        }
+    } while (!done());
+    heap_open(false);
+}
+static void drain() {
+    until([] {
+        for (SimtStream *s : streams)
+            if (!s->queue.empty()) return false;
+        return true;
+    });
+}
+static bool capturing() {
+    for (SimtStream *s : streams)
+        if (s->capture) return true;
+    return false;
+}
+/* What waits for the device may not be asked for while a graph is recorded. */
+static bool forbidden(const char *what) {
+    if (!capturing()) return false;
+    report(SIMT_HOST, nullptr, 0, "%s while a stream is captured", what);
+    fail(cudaErrorStreamCaptureUnsupported);
+    return true;
+}
+static void push(cudaStream_t s, Task t) {
+    if (!s) {
+        if (forbidden("work in stream 0")) return;
+        drain();
+        heap_open(true);
+        if (t.run) t.run();
+        heap_open(false);
+    } else if (s->capture) {
+        s->capture->nodes.push_back({t, s->last});
+        s->last = {(int)s->capture->nodes.size() - 1};
+    } else
+        s->queue.push_back(t);
+}
+
+/* ---- kernels ---- */
+static const char *refused(const Launch *l, char why[160]) {
+    unsigned long n = (unsigned long)l->block.x * l->block.y * l->block.z;
+    int limit = SMEM_PLAIN;
+    auto it = smem_limit.find(l->call.kernel);
+    if (it != smem_limit.end()) limit = it->second;
+    if (n < 1 || n > THREADS_MAX || l->block.z > 64)
+        snprintf(why, 160, "blocks of (%u,%u,%u) threads: expected 1 to 1024, z to 64", l->block.x, l->block.y,
+                 l->block.z);
+    else if (!l->grid.x || !l->grid.y || !l->grid.z || l->grid.x > 0x7FFFFFFF || l->grid.y > 65535 || l->grid.z > 65535)
+        snprintf(why, 160, "a grid of (%u,%u,%u) blocks: expected 1 to 2^31-1, 65535, 65535", l->grid.x, l->grid.y,
+                 l->grid.z);
+    else if (l->smem > (size_t)limit)
+        snprintf(why, 160, "%zu bytes of shared memory, allowed are %d (48 KB; to 227 KB by cudaFuncSetAttribute)",
+                 l->smem, limit);
+    else
+        return nullptr;
+    return why;
+}
+void simt_launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t s, SimtCall call) {
+    std::shared_ptr<Launch> l(new Launch{name, grid, block, smem, call}, [](Launch *x) {
+        x->call.drop(x->call.args);
+        delete x;
+    });
+    char why[160];
+    if (refused(l.get(), why)) {
+        report(SIMT_LAUNCH, nullptr, 0, "kernel %s: %s", name, why);
+        fail(cudaErrorInvalidConfiguration);
+        return;
+    }
+    push(s, {[l] { run_kernel(l.get()); }, nullptr});
+}
+cudaError_t simt_func_attribute(const void *kernel, cudaFuncAttribute, int v) {
+    if (v < 0 || v > SMEM_MAX) return fail(cudaErrorInvalidValue);
+    smem_limit[kernel] = v;
+    return cudaSuccess;
+}
+
+/* ---- memory ---- */
+cudaError_t simt_malloc(void **p, size_t n) {
+    if (forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
+    *p = n ? heap_take(n, false) : nullptr;
+    return *p || !n ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+cudaError_t simt_malloc_managed(void **p, size_t n) {
+    *p = n ? heap_take(n, true) : nullptr;
+    return *p ? cudaSuccess : fail(n ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
+}
+cudaError_t cudaFree(void *p) {
+    if (!p) return cudaSuccess;
+    if (forbidden("cudaFree")) return cudaErrorStreamCaptureUnsupported;
+    drain();
+    return heap_give(p) ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+cudaError_t simt_malloc_host(void **p, size_t n) {
+    if (!(*p = malloc(n ? n : 1))) return fail(cudaErrorMemoryAllocation);
+    memset(*p, 0xFF, n);
+    pinned_size[(uintptr_t)*p] = n;
+    return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void *p) {
+    if (p && !pinned_size.erase((uintptr_t)p)) return fail(cudaErrorInvalidValue);
+    free(p);
+    return cudaSuccess;
+}
+static bool is_pinned(const void *p) {
+    auto it = pinned_size.upper_bound((uintptr_t)p);
+    if (it == pinned_size.begin()) return false;
+    it--;
+    return (uintptr_t)p < it->first + it->second;
+}
+cudaError_t cudaMemGetInfo(size_t *room, size_t *total) {
+    *room = heap_room();
+    *total = (size_t)80 << 30;
+    return cudaSuccess;
+}
+
+/* Bounds and what was written, of copies and of libraries; races are the kernels' business. */
+void simt_library_touches(const void *p, size_t n, bool write) {
+    uintptr_t a = (uintptr_t)p;
+    char name[64];
+    size_t offset, size;
+    if (!in_heap(a)) return;
+    unsigned char *s = heap_state(a);
+    for (size_t i = 0; i < n; i++) {
+        if (!(s[i] & BYTE_OPEN) || (!write && !(s[i] & BYTE_WRITTEN))) {
+            bool outside = !(s[i] & BYTE_OPEN);
+            if (!heap_find(a + i, name, sizeof name, &offset, &size))
+                snprintf(name, sizeof name, "nothing"), offset = size = 0;
+            report(outside ? SIMT_OUTSIDE : SIMT_UNWRITTEN, nullptr, offset,
+                   "a copy or library call %s byte %zu of %s (%zu bytes)%s", write ? "writes" : "reads", offset, name,
+                   size, outside ? ": outside" : ", which nobody has written");
+            return;
+        }
+    }
+    if (write)
+        for (size_t i = 0; i < n; i++) s[i] |= BYTE_WRITTEN;
+}
+static void move(void *to, const void *from, size_t n) {
+    bool inside = in_heap((uintptr_t)from) && in_heap((uintptr_t)to);
+    simt_library_touches(to, n, true);
+    if (inside) { /* what nobody has written stays so */
+        unsigned char *a = heap_state((uintptr_t)to);
+        const unsigned char *b = heap_state((uintptr_t)from);
+        for (size_t i = 0; i < n; i++)
+            if (!(b[i] & BYTE_WRITTEN)) a[i] &= (unsigned char)~BYTE_WRITTEN;
+        for (size_t i = 0; i < n; i++)
+            if (!(b[i] & BYTE_OPEN)) {
+                simt_library_touches(from, n, false);
+                break;
+            }
+    } else
+        simt_library_touches(from, n, false);
+    memmove(to, from, n);
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind, cudaStream_t s) {
+    if (!n) return cudaSuccess;
+    if (!in_heap((uintptr_t)from) && !is_pinned(from)) {
+        /* Pageable memory is read before the call returns. A graph would read it again, when it may be gone. */
+        if (s && s->capture) report(SIMT_HOST, nullptr, 0, "a captured copy from memory that is not pinned");
+        auto bytes = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + n);
+        push(s, {[to, bytes] { move(to, bytes->data(), bytes->size()); }, nullptr});
+        return cudaSuccess;
+    }
+    push(s, {[to, from, n] { move(to, from, n); }, nullptr});
+    if (!in_heap((uintptr_t)to) && !is_pinned(to) && s && !s->capture) cudaStreamSynchronize(s);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind k) {
+    if (forbidden("cudaMemcpy")) return cudaErrorStreamCaptureUnsupported;
+    return cudaMemcpyAsync(to, from, n, k, nullptr);
+}
+cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) {
+    if (!n) return cudaSuccess;
+    push(s, {[p, v, n] {
+                 simt_library_touches(p, n, true);
+                 memset(p, v, n);
+             },
+             nullptr});
+    return cudaSuccess;
+}
+cudaError_t cudaMemset(void *p, int v, size_t n) { return cudaMemsetAsync(p, v, n, nullptr); }
+
+void simt_enqueue(cudaStream_t s, void (*run)(void *), void *arg, void (*drop)(void *)) {
+    std::shared_ptr<void> a(arg, drop);
+    push(s, {[a, run] { run(a.get()); }, nullptr});
+}
+
+void simt_note_take(cudaStream_t s, void *p, size_t n, const char *name) {
+    if (!in_heap((uintptr_t)p)) return;
+    std::string copy = name;
+    push(s, {[p, n, copy] { heap_note_take(p, n, copy.c_str()); }, nullptr});
+}
+void simt_note_close(cudaStream_t s, void *p, size_t n) {
+    if (in_heap((uintptr_t)p)) push(s, {[p, n] { heap_note_close(p, n); }, nullptr});
+}
+
+/* ---- streams and events ---- */
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
+    streams.push_back(*s = new SimtStream());
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    if (forbidden("cudaStreamSynchronize")) return cudaErrorStreamCaptureUnsupported;
+    if (!s)
+        drain();
+    else
+        until([s] { return s->queue.empty(); });
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    auto it = std::find(streams.begin(), streams.end(), s);
+    if (it == streams.end()) return fail(cudaErrorInvalidResourceHandle);
+    cudaStreamSynchronize(s);
+    streams.erase(it);
+    delete s;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaStreamSynchronize(nullptr); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
+    *e = new SimtEvent();
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    delete e;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    e->capture = s ? s->capture : nullptr;
+    if (e->capture) {
+        e->nodes = s->last;
+        return cudaSuccess;
+    }
+    std::shared_ptr<Mark> m = e->mark = std::make_shared<Mark>();
+    push(s, {[m] { m->done = true, m->at = seconds(); }, nullptr});
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+    if (e->capture) { /* the waiting stream joins the capture */
+        if (s->capture && s->capture != e->capture) return fail(cudaErrorStreamCaptureUnsupported);
+        s->capture = e->capture;
+        s->last.insert(s->last.end(), e->nodes.begin(), e->nodes.end());
+    } else if (e->mark) /* an event that was never recorded is no obstacle */
+        push(s, {nullptr, e->mark});
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t e) { return !e->mark || e->mark->done ? cudaSuccess : cudaErrorNotReady; }
+cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    if (forbidden("cudaEventSynchronize")) return cudaErrorStreamCaptureUnsupported;
+    until([e] { return !e->mark || e->mark->done; });
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    if (!from->mark || !to->mark) return fail(cudaErrorInvalidResourceHandle);
+    if (!from->mark->done || !to->mark->done) return fail(cudaErrorNotReady);
+    *ms = (float)((to->mark->at - from->mark->at) * 1e3);
+    return cudaSuccess;
+}
+
+/* ---- graphs ---- */
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
+    if (!s || s->capture) return fail(cudaErrorStreamCaptureUnsupported);
+    s->capture = new SimtGraph();
+    s->capture->users = 1;
+    s->origin = true;
+    s->last.clear();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g) {
+    if (!s || !s->capture || !s->origin) return fail(cudaErrorStreamCaptureUnsupported);
+    *g = s->capture;
+    /* Streams that joined must have been waited for: each of their last nodes has a successor, or is ours. */
+    std::set<int> followed(s->last.begin(), s->last.end());
+    for (Node &n : (*g)->nodes) followed.insert(n.after.begin(), n.after.end());
+    bool loose = false;
+    for (SimtStream *o : streams)
+        if (o->capture == *g) {
+            for (int n : o->last) loose |= o != s && !followed.count(n);
+            o->capture = nullptr;
+            o->last.clear();
+        }
+    s->origin = false;
+    if (!loose) return cudaSuccess;
+    report(SIMT_HOST, nullptr, 0, "a captured stream ends without the stream that began the capture waiting for it");
+    return fail(cudaErrorStreamCaptureUnjoined);
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long) {
+    g->users++;
+    *x = g;
+    return cudaSuccess;
+}
+/* Nodes in any order that keeps their dependencies. */
+static void replay(SimtGraph *g) {
+    std::vector<bool> done(g->nodes.size());
+    for (size_t left = g->nodes.size(); left;) {
+        std::vector<size_t> can;
+        for (size_t i = 0; i < g->nodes.size(); i++) {
+            bool ok = !done[i];
+            for (int a : g->nodes[i].after) ok &= done[(size_t)a];
+            if (ok) can.push_back(i);
+        }
+        size_t i = core.seed == 0 ? can.front() : core.seed == 1 ? can.back() : can[draw() % can.size()];
+        if (g->nodes[i].task.run) g->nodes[i].task.run();
+        done[i] = true;
+        left--;
+    }
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t g) {
+    if (--g->users == 0) delete g;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s) {
+    x->users++;
+    std::shared_ptr<SimtGraph> g(x, [](SimtGraph *p) { cudaGraphDestroy(p); });
+    push(s, {[g] { replay(g.get()); }, nullptr});
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x) { return cudaGraphDestroy(x); }
+
+/* ---- the device ---- */
+const char *cudaGetErrorString(cudaError_t e) {
+    static const char *const text[] = {"no error",
+                                       "invalid argument",
+                                       "out of memory",
+                                       "invalid configuration argument",
+                                       "invalid resource handle",
+                                       "device not ready",
+                                       "no CUDA-capable device is detected",
+                                       "operation not permitted when stream is capturing",
+                                       "capturing stream has unjoined work"};
+    return text[e];
+}
+cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t cudaGetLastError() {
+    cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+cudaError_t cudaGetDeviceCount(int *n) {
+    *n = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int d) { return d == 0 ? cudaSuccess : fail(cudaErrorInvalidValue); }
+cudaError_t cudaDriverGetVersion(int *v) {
+    *v = 13000;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *v) { return cudaDriverGetVersion(v); }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) { /* the numbers of an H100 SXM */
+    if (d) return fail(cudaErrorInvalidValue);
+    *p = {};
+    snprintf(p->name, sizeof p->name, "emulated device");
+    p->totalGlobalMem = (size_t)80 << 30;
+    p->sharedMemPerBlock = SMEM_PLAIN;
+    p->sharedMemPerBlockOptin = SMEM_MAX;
+    p->major = 9;
+    p->multiProcessorCount = 132;
+    p->maxThreadsPerBlock = THREADS_MAX;
+    p->warpSize = WARP;
+    return cudaSuccess;
+}
