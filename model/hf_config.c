@@ -210,6 +210,7 @@ static const char *const common[] = {"architectures",
                                      "max_sequence_length",
                                      "unsloth_version",
                                      "unsloth_fixed",
+                                     "kvsmith_task", /* task_cfg.h */
                                      NULL};
 
 static bool listed(const char *const *list, const char *key) {

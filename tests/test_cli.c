@@ -108,7 +108,7 @@ Test(cli, generate_tells_the_same_in_every_form) {
     check_write(batch, prompts, sizeof prompts - 1);
     json_t *all = object(RUN("generate", dir, "--batch-file", batch, "--batch", "2", "--json", FORM)),
            *list = json_object_get(all, "results");
-    cr_assert(json_array_size(list) == 3, "%zu results", json_array_size(list));
+    cr_assert(json_array_size(list) == 4, "%zu results", json_array_size(list));
     cr_assert(json_equal(json_object_get(json_array_get(list, 0), "tokens"), tokens) &&
               !strcmp(str(json_array_get(list, 0), "text"), str(j, "text")));
     cr_assert(NUM(json_array_get(list, 1), "prompt_tokens") == 4 && NUM(json_array_get(list, 2), "prompt_tokens") == 1);
@@ -220,7 +220,7 @@ Test(cli, bench_measures) {
     static const char *const numbers[] = {"batch",      "tok_s",         "prefill_tok_s",
                                           "bytes_read", "read_gb_per_s", "percent_of_bandwidth",
                                           NULL};
-    cr_assert(json_array_size(list) == 3);
+    cr_assert(json_array_size(list) == 4);
     json_array_foreach(list, i, x) {
         has_numbers(x, numbers);
         cr_assert(NUM(x, "tok_s") > 0 && NUM(x, "read_gb_per_s") > 0);

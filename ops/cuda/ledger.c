@@ -5,6 +5,10 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
+    MISSING(layernorm, "its kernels are not written"),
+    MISSING(layernorm_backward, "as layernorm"),
+    MISSING(gelu, "its kernels are not written"),
+    MISSING(gelu_backward, "as gelu"),
     MISSING(attend, "our mma.sync flash attention is to be the general path and is not written"),
     MISSING(attend_backward, "as attend"),
     MISSING(attend_lanes, "the cache lives in the host's memory; comes with the paged cache on the device"),
