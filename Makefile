@@ -35,7 +35,7 @@ BASE   += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-f
 else
 BASE   += -O3
 endif
-LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -llapacke -lblas -lm
+LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
 ISAS   += avx2 avx512

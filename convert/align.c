@@ -1,13 +1,15 @@
 /* align.c: see align.h. */
 #include "align.h"
-#include <lapacke.h>
+#include "lapack.h"
 
 bool procrustes(double *R, double *nuclear, const double *c, int n, Err *e) {
     size_t nn = (size_t)n * (size_t)n;
+    Lapack lapack;
+    if (!lapack_open(&lapack, e)) return false;
     double *a = xcalloc(3 * nn + 2 * (size_t)n, sizeof *a), *u = a + nn, *vt = u + nn, *s = vt + nn, *work = s + n;
     memcpy(a, c, nn * sizeof *a);
     /* LAPACK's columns are our rows: it sees c^T = V S U^T */
-    int info = LAPACKE_dgesvd(LAPACK_COL_MAJOR, 'A', 'A', n, n, a, n, s, u, n, vt, n, work);
+    int info = lapack.dgesvd(BY_COLUMNS, 'A', 'A', n, n, a, n, s, u, n, vt, n, work);
     double sum = 0;
     for (int i = 0; i < n; i++) sum += s[i];
     bool ok = info == 0 && isfinite(sum);

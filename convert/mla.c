@@ -13,8 +13,8 @@
  * Sources: arXiv:2502.14837 (partial rotation, joint decomposition), arXiv:2502.07864 (joint latent), section 2 of
  * both. */
 #include "../layers/mla/mla.h"
-#include <lapacke.h>
 #include "kinds.h"
+#include "lapack.h"
 
 typedef struct {
     int rank, rope;
@@ -187,9 +187,11 @@ static bool lapack_failed(Err *e, const char *what, int info) {
 /* The lower Cholesky factor of s (n,n) with a little of its mean diagonal added, in place; A = its transpose. */
 static bool factor(double *s, int n, Err *e) {
     double mean = 0;
+    Lapack lapack;
+    if (!lapack_open(&lapack, e)) return false;
     for (int i = 0; i < n; i++) mean += s[i * n + i] / n;
     for (int i = 0; i < n; i++) s[i * n + i] += 1e-6 * mean + 1e-30;
-    int info = LAPACKE_dpotrf(LAPACK_ROW_MAJOR, 'L', n, s, n);
+    int info = lapack.dpotrf(BY_ROWS, 'L', n, s, n);
     return info == 0 || lapack_failed(e, "the Cholesky factor", info);
 }
 
@@ -237,7 +239,9 @@ static bool weigh(const Split *s, const GqaCfg *c, const Source *w, const double
 static bool apply(double *x, const double *L, int n, size_t width, bool inverse, Err *e) {
     if (!n) return true;
     if (inverse) {
-        int info = LAPACKE_dtrtrs(LAPACK_ROW_MAJOR, 'L', 'T', 'N', n, (int)width, L, n, x, (int)width);
+        Lapack lapack;
+        if (!lapack_open(&lapack, e)) return false;
+        int info = lapack.dtrtrs(BY_ROWS, 'L', 'T', 'N', n, (int)width, L, n, x, (int)width);
         return info == 0 || lapack_failed(e, "the inverse of the weights", info);
     }
     for (int i = 0; i < n; i++) /* row i needs rows >= i alone: in place */
@@ -275,7 +279,9 @@ static bool decompose(Job *j, const Split *s, const GqaCfg *c, const Source *w, 
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < n; k++) M[i * n + k] = dot(WC + i * d1, W + k * d1, d1);
-    int info = LAPACKE_dsyevd(LAPACK_ROW_MAJOR, 'V', 'L', (int)n, M, (int)n, val);
+    Lapack lapack;
+    if (!lapack_open(&lapack, e)) return false;
+    int info = lapack.dsyevd(BY_ROWS, 'V', 'L', (int)n, M, (int)n, val);
     if (info) return lapack_failed(e, "the eigenvectors", info);
     *down = arena_take(&j->work, (size_t)s->r * d1 * sizeof *W, "down");
     *up = arena_take(&j->work, n * (size_t)s->r * sizeof *W, "up");

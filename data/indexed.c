@@ -1,5 +1,6 @@
 /* indexed.c: see indexed.h. */
 #include "indexed.h"
+#include "source.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -151,7 +152,7 @@ bool set_kind(const char *path, SetKind *kind, Err *e) {
     if (ends(path, ".idx") || (bin && index) || (index && !regular(path))) return true;
     FileMap m;
     if (!file_map(&m, path, e)) return false;
-    bool ok = true, zip = m.n > 4 && ((m.p[0] == 0x1f && m.p[1] == 0x8b) || !memcmp(m.p, "\x28\xb5\x2f\xfd", 4));
+    bool ok = true, zip = (m.n > 4 && m.p[0] == 0x1f && m.p[1] == 0x8b) || zstd_begins(m.p, m.n);
     *kind = SET_TEXT;
     if (llmc_magic(m.p, m.n))
         *kind = SET_LLMC;

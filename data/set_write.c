@@ -173,6 +173,16 @@ bool set_write_commit(SetWriter *w, SetWritten *sum, Err *e) {
     }
     w->sum.shards = w->nfile;
     *sum = w->sum;
+    /* An older set's index beside new ids would tell other documents, or that an llm.c file is a Megatron set. */
+    if (!w->cfg.shard) {
+        char *old = xformat("%s.idx", w->prefix);
+        bool gone = !unlink(old) || errno == ENOENT || err_world(e, "cannot replace %s: %s", old, strerror(errno));
+        free(old);
+        if (!gone) {
+            if (megatron) file_drop(&idx);
+            return false;
+        }
+    }
     /* The index last: without it the ids are not a set yet. */
     for (int i = 0; i < w->nfile; i++)
         if (!file_commit(&w->file[i], e)) {

@@ -34,6 +34,10 @@ static bool refill(In *f, Err *e) {
     return !n || !f->cfg->read || f->cfg->read(f->cfg->ctx, (size_t)n, e);
 }
 
+bool zstd_begins(const unsigned char *p, size_t n) {
+    return n > 4 && (!memcmp(p, "\x28\xb5\x2f\xfd", 4) || (p[0] >> 4 == 5 && !memcmp(p + 1, "\x2a\x4d\x18", 3)));
+}
+
 static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
     struct stat st;
     *f = (In){.cfg = cfg, .path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
@@ -47,7 +51,7 @@ static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
     if (!refill(f, e)) return false;
     if (!f->nin) return err_input(e, "%s: is empty, expected text", path);
     if (f->nin > 2 && f->in[0] == 0x1f && f->in[1] == 0x8b) f->packing = GZIP;
-    if (f->nin > 4 && !memcmp(f->in, "\x28\xb5\x2f\xfd", 4)) f->packing = ZSTD;
+    if (zstd_begins(f->in, f->nin)) f->packing = ZSTD;
     if (f->packing == GZIP) CHECK(inflateInit2(&f->z, 15 + 16) == Z_OK, "zlib cannot begin");
     if (f->packing == ZSTD) {
         f->zstd = ZSTD_createDStream();
@@ -96,6 +100,8 @@ static bool in_next(In *f, const char **s, size_t *n, Err *e) {
         } else if (!last || f->inside) {
             *s = (char *)f->out;
             if (!(f->packing == GZIP ? gzip_step(f, n, e) : zstd_step(f, n, e))) return false;
+            /* a chunk on disk may hold gigabytes */
+            if (f->cfg->read && !f->cfg->read(f->cfg->ctx, 0, e)) return false;
             if (last && !*n && f->inside) return err_input(e, "%s: its compressed text is cut short", f->path);
         }
         if (last) return true;

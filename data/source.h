@@ -14,7 +14,8 @@ typedef struct {
     size_t nsep;
     const char *jsonl_key; /* NULL: raw text */
     SourceSink *sink;
-    bool (*read)(void *ctx, size_t bytes, Err *); /* so many more bytes of the file as it lies on disk; may be NULL */
+    bool (*read)(void *ctx, size_t bytes, Err *); /* so many more bytes of the file as it lies on disk, 0 at each MiB
+                                                     unpacked; may be NULL */
     void *ctx;
 } SourceCfg;
 
@@ -22,5 +23,7 @@ typedef struct {
  * long, no JSON object, or without text at the key; and what sink and read say. EXIT_WORLD: a read error. Memory: some
  * MiB, and for JSONL a few times the longest line; a zstd file adds its window, at most 128 MiB. */
 bool source_read(const SourceCfg *, const char *path, Err *);
+/* A zstd frame, or one to be skipped, with which pzstd's files begin. */
+bool zstd_begins(const unsigned char *, size_t n);
 /* Bytes of a regular file, for progress. */
 bool source_size(const char *path, size_t *size, Err *);

@@ -215,7 +215,9 @@ static Tokens part_of(const Stream *s, const Plan *p, int i) {
 /* How many tokens of a part training keeps. */
 static size_t keep(const Tokens *t, const Grow *g, int eot, double val_fraction) {
     if (!g->id) return (size_t)((double)t->n * (1 - val_fraction));
-    size_t text = t->n - g->documents - 1, most = (size_t)((double)text * (1 - val_fraction)), cut = 0;
+    size_t text = 0, cut = 0; /* counted: data.eot may be an id that text has, too */
+    for (size_t i = 0; i < t->n; i++) text += token_at(t, i) != eot;
+    size_t most = (size_t)((double)text * (1 - val_fraction));
     for (size_t seen = 0; seen < most; cut++) seen += token_at(t, cut) != eot;
     return cut;
 }

@@ -20,9 +20,9 @@ static bool names_read(ChoiceRule *c, const Engine *en, Err *e) {
     if (!file_exists(en->dir, "tokenizer_config.json")) return true;
     char *path = xformat("%s/tokenizer_config.json", en->dir);
     bool ok = file_map(&m, path, e);
+    if (ok && !(ok = json_bounded(m.p, m.n, path, e))) file_unmap(&m);
     if (ok) {
-        json_t *j =
-            m.n <= JSON_BYTES_MAX ? json_loadb(m.n ? (const char *)m.p : "", m.n, JSON_DECODE_INT_AS_REAL, &why) : NULL;
+        json_t *j = json_loadb(m.n ? (const char *)m.p : "", m.n, JSON_DECODE_INT_AS_REAL, &why);
         c->prefix = named_token(j, "bos_token", c->t);
         if (c->prefix < 0) c->prefix = named_token(j, "eos_token", c->t);
         ok = json_is_object(j) || err_input(e, "%.200s: expected a JSON object of the tokenizer's settings", path);

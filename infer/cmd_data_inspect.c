@@ -145,7 +145,8 @@ static bool inspect_one(const char *path, const Args *a, const Tokenizer *t, jso
     if (!set_open(&s.set, path, kind, e)) return false;
     bool ok = scan(&s, t, e);
     if (ok && list)
-        json_array_append_new(list, seen_json(&s, t, a->first));
+        ok = !json_array_append_new(list, seen_json(&s, t, a->first)) ||
+             err_world(e, "%s: the result cannot be written as JSON", path);
     else if (ok)
         seen_print(&s, t, a->first);
     set_close(&s.set);

@@ -202,15 +202,18 @@ static bool count(void *ctx, const char *s, size_t n, bool end, Err *e) {
     Count *c = ctx;
     buf_put(&c->text, s, n);
     c->bytes += n;
-    if (end && c->text.n && c->text.at[c->text.n - 1] != '\n') buf_put(&c->text, "\n", 1);
+    const char *last = c->text.n ? memrchr(c->text.at, '\n', c->text.n) : NULL;
+    size_t lines = last ? (size_t)(last - c->text.at) + 1 : 0;
+    if (end && lines < c->text.n) { /* a document's last line, which has no end: a text for itself */
+        bpe_train_count(c->trainer, c->text.at + lines, c->text.n - lines);
+        c->text.n = lines;
+    }
     if (c->text.n < COUNT_ROUND) return true;
-    const char *last = memrchr(c->text.at, '\n', c->text.n);
     if (!last && c->text.n > COUNT_LINE_MAX)
         return err_input(e, "a line of more than %d bytes; at most that much is counted at once", COUNT_LINE_MAX);
-    size_t k = last ? (size_t)(last - c->text.at) + 1 : 0;
-    bpe_train_count(c->trainer, c->text.at, k);
-    c->text.n -= k;
-    if (k) memmove(c->text.at, c->text.at + k, c->text.n);
+    bpe_train_count(c->trainer, c->text.at, lines);
+    c->text.n -= lines;
+    if (lines) memmove(c->text.at, c->text.at + lines, c->text.n);
     return true;
 }
 

@@ -68,20 +68,18 @@ static size_t count_values(const char *p, size_t n) {
     return c;
 }
 
+bool json_bounded(const void *p, size_t n, const char *where, Err *e) {
+    if (n > JSON_BYTES_MAX) return err_input(e, "%s: JSON of %zu bytes, at most %d are read", where, n, JSON_BYTES_MAX);
+    return (n ? count_values(p, n) : 0) <= JSON_VALUES_MAX ||
+           err_input(e, "%s: JSON of more than %d values", where, JSON_VALUES_MAX);
+}
+
 json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_code *why, Err *e) {
     json_error_t je;
     enum json_error_code none;
     if (!why) why = &none;
     *why = json_error_unknown;
-    if (n > JSON_BYTES_MAX) {
-        err_input(e, "%s: JSON of %zu bytes, at most %d are read", where, n, JSON_BYTES_MAX);
-        return NULL;
-    }
-    size_t c = n ? count_values(p, n) : 0;
-    if (c > JSON_VALUES_MAX) {
-        err_input(e, "%s: JSON of more than %d values", where, JSON_VALUES_MAX);
-        return NULL;
-    }
+    if (!json_bounded(p, n, where, e)) return NULL;
     json_t *j = json_loadb(n ? p : "", n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
     if (!j) {
         *why = json_error_code(&je);

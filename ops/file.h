@@ -23,6 +23,8 @@ bool file_exists(const char *dir, const char *name);
  * bytes and JSON_VALUES_MAX values. `where` begins the message. NULL on failure; `why` (may be NULL) then tells the
  * reason. */
 json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_code *why, Err *);
+/* Those two bounds alone, for who calls the parser himself. */
+bool json_bounded(const void *p, size_t n, const char *where, Err *);
 json_t *json_read(const char *path, Err *); /* the same from a file */
 /* Make the folder `path` and those above it where they are missing; `made` (may be NULL): how many at its end,
  * also when it fails. `what`

@@ -55,7 +55,7 @@ is "validations" "$(grep -c '"val_loss"' "$m")" 5
 is "validations of the second stage" "$(grep -c '"stage":"long","val_loss"' "$m")" 2
 [ -d "$tmp/a/step-000015" ] || wrong "the first stage's end was not saved: $(ls "$tmp/a" | tr '\n' ' ')"
 grep -q '"model_type": "llama"' "$tmp/a/step-000015/config.json" || wrong "the first stage has no window"
-grep -q '"window": 48' "$tmp/a/step-000020/config.json" || wrong "the second stage has a window"
+grep -q '"sliding_window": 48' "$tmp/a/step-000020/config.json" || wrong "the second stage has no window of 48"
 grep -q '"samples": 160' "$tmp/a/last/trainer/state.json" || wrong "samples: $(cat "$tmp/a/last/trainer/state.json")"
 ok $tiny run.dir="$tmp/again"
 cmp "$tmp/a/last/model.safetensors" "$tmp/again/last/model.safetensors" >>"$bad"

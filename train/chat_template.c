@@ -24,7 +24,7 @@ static bool read_config(ChatTemplate *c, const char *path, Err *e) {
     FileMap m;
     json_error_t why;
     if (!file_map(&m, path, e)) return false;
-    bool ok = small(&m, path, e);
+    bool ok = small(&m, path, e) && json_bounded(m.p, m.n, path, e);
     if (ok) {
         json_t *j = json_loadb(m.n ? (const char *)m.p : "", m.n, JSON_DECODE_INT_AS_REAL, &why);
         ok = json_is_object(j) || err_input(e, "%.200s: expected a JSON object of the tokenizer's settings", path);

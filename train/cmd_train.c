@@ -99,9 +99,10 @@ static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
     const char *tok = t->cfg->data.tokenizer, *slash = strrchr(tok, '/');
     if (!*t->cfg->init_from) { /* a directory, or a file in one */
         struct stat st;
+        if (!*tok || !strcmp(tok, "byte")) return true;
         if (!stat(tok, &st) && S_ISDIR(st.st_mode)) return chat_template_read(&t->chat, tok, e);
-        if (!slash || slash - tok >= (ptrdiff_t)sizeof dir) return true;
-        snprintf(dir, sizeof dir, "%.*s", (int)(slash - tok), tok);
+        if (slash && slash - tok >= (ptrdiff_t)sizeof dir) return true;
+        snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - tok) : 1, slash ? tok : ".");
         return chat_template_read(&t->chat, dir, e);
     }
     return model_dir_resolve(t->cfg->init_from, dir, e) && chat_template_read(&t->chat, dir, e);

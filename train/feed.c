@@ -31,7 +31,10 @@ bool feed_open_text(Trainer *t, Err *e) {
     s.spec.threads = t->dev ? device_threads(t->dev) : 1;
     s.spec.vocab = t->cfg->model.vocab;
     if (!t->run->quiet) s.spec.progress = tell, s.spec.progress_ctx = &told;
-    return stream_bytes(&s.spec, &t->tok, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &s.spec, &t->tok, e));
+    bool ok =
+        stream_bytes(&s.spec, &t->tok, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &s.spec, &t->tok, e));
+    tell_end(&told);
+    return ok;
 }
 
 bool feed_unchanged(Trainer *t, Err *e) {
