@@ -1,6 +1,7 @@
 /* kvsmith convert: a checkpoint in one layout into another. */
 #include <errno.h>
 #include <signal.h>
+#include "../data/indexed.h"
 #include "../model/cli.h"
 #include "convert.h"
 #include <jansson.h>
@@ -130,9 +131,14 @@ int cmd_convert(int argc, char **argv) {
     a.o.context = (int)a.context, a.o.calib_tokens = (int)a.calib, a.o.check_tokens = (int)a.check;
     /* looked for between tensors, so that an interrupted conversion leaves no folder */
     sigemptyset(&both);
-    sigaddset(&both, SIGINT);
-    sigaddset(&both, SIGTERM);
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) { /* one that is ignored (nohup) would count when blocked */
+        struct sigaction now;
+        if (!sigaction(ends[i], NULL, &now) && now.sa_handler != SIG_IGN) sigaddset(&both, ends[i]);
+    }
     sigprocmask(SIG_BLOCK, &both, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error like a full disk */
+    set_catch_sigbus();
     if (!device_open(&dev, "cpu", imax(cli.threads, 0), &e)) return cli_fail(&e);
     bool ok = convert_run(&a.o, dev, &r, &e);
     device_close(dev);

@@ -210,7 +210,8 @@ typedef struct {
 
 static bool pending(Err *e) {
     sigset_t s;
-    if (sigpending(&s) || (!sigismember(&s, SIGINT) && !sigismember(&s, SIGTERM))) return false;
+    if (sigpending(&s) || (!sigismember(&s, SIGINT) && !sigismember(&s, SIGTERM) && !sigismember(&s, SIGHUP)))
+        return false;
     err_world(e, "interrupted; nothing was written");
     if (e) e->status = EXIT_SIGNAL;
     return true;

@@ -2,6 +2,7 @@
  * of them by repetition, which is exact. */
 #include "../layers/gqa/gqa.h"
 #include "heads.h"
+#include "kinds.h"
 
 enum { MEAN, FIRST, RANDOM, ALIGNED };
 static const char *const methods[] = {"mean", "first", "random", "aligned", NULL}, *const partitions[] = {"similar",
@@ -69,6 +70,8 @@ static bool plan(Job *j, json_t *model, Err *e) {
     j->calibrates = fewer && c->method == ALIGNED;
     if (j->calibrates && !j->o->calib)
         return err_input(e, "method=aligned looks at activations: give it a text by --calib FILE");
+    for (int l = 0; j->calibrates && l < j->a.L; l++)
+        if (!gqa_follows(j, l, true, "method=aligned", e)) return false;
     snprintf(j->report->rule, sizeof j->report->rule, "%s kv_heads=%d%s%s", j->target->name, G,
              fewer  ? " method="
              : more ? ": repeated"

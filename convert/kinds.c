@@ -7,9 +7,17 @@ const GqaCfg *kind_gqa(const Job *j, const char *name) {
     return NULL;
 }
 
+char *kind_name(const json_t *model, const char *name, const char *suffix) {
+    char *s = xformat("%.40s_%s", name, suffix);
+    for (int i = 2; json_object_get(json_object_get(model, "kinds"), s); i++) {
+        free(s);
+        s = xformat("%.40s_%s%d", name, suffix, i);
+    }
+    return s;
+}
 void kind_split(json_t *model, const char *name, const char *suffix, const bool *convert, json_t *settings) {
     json_t *kinds = json_object_get(model, "kinds"), *pattern = json_object_get(model, "pattern"), *v;
-    char *next = xformat("%.40s_%s", name, suffix);
+    char *next = kind_name(model, name, suffix);
     size_t l, left = 0, taken = 0;
     json_array_foreach(pattern, l, v) {
         if (strcmp(json_string_value(v), name)) continue;
@@ -48,4 +56,14 @@ bool gqa_plain(const Job *j, int l, bool norm, bool shared, bool window, Err *e)
     if (window && c->window)
         return err_input(e, "--to %s: layer %d has a window of %d, which %s cannot hold", to, l, c->window, to);
     return true;
+}
+
+bool gqa_follows(const Job *j, int l, bool turned, const char *what, Err *e) {
+    const GqaCfg *g = job_gqa(&j->a, l), *o = g ? job_gqa(&j->a, j->a.layer[l].kv_from) : NULL;
+    if (!g) return true;
+    const Rope *q = &g->table, *k = &o->table;
+    bool same = q->n == k->n && (!q->n || q->interleaved == k->interleaved);
+    if (turned ? o->qk_norm || (!g->qk_norm && (same || !q->n)) : same) return true;
+    return err_input(e, "%s: layer %d rotates or norms its queries otherwise than layer %d the keys that it reads",
+                     what, l, j->a.layer[l].kv_from);
 }

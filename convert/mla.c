@@ -49,8 +49,10 @@ static bool rank_plan(Job *j, const Cfg *c, int l, Err *e) {
     if (!j->o->calib) return err_input(e, "rank looks at activations: give it a text by --calib FILE");
     if (!gqa_plain(j, l, true, true, false, e)) return false;
     Split s = split_of(c, g);
+    if (c->rope && !g->table.n) return err_input(e, "rope: layer %d has no rotation to keep; leave it out", l);
     if (g->table.n && g->table.n < s.D && s.Dr != g->table.n)
-        return err_input(e, "rope: of this model's heads %d numbers are rotated, expected %d", g->table.n, g->table.n);
+        return err_input(e, "rope: of this model's heads %d numbers are rotated, expected %d, got %d", g->table.n,
+                         g->table.n, c->rope);
     if (s.Dr && s.Dr != g->table.n && (s.D % s.Dr || s.Dr % 2))
         return err_input(e, "rope: expected an even divisor of head_dim (%d), got %d", s.D, c->rope);
     if (s.Dr != g->table.n && s.Dr && g->rope.type != ROPE_DEFAULT && g->rope.type != ROPE_LINEAR &&
@@ -76,6 +78,13 @@ static bool plan(Job *j, json_t *model, Err *e) {
         const GqaCfg *g = job_gqa(&j->a, l);
         if (!g) continue;
         if (!gqa_plain(j, l, true, false, false, e) || (c->rank && !rank_plan(j, c, l, e))) return false;
+        Split s = split_of(c, g);
+        if (s.r > s.d)
+            return err_input(e,
+                             c->rank ? "rank: expected at most d_model (%d), got %d (layer %d)"
+                                     : "--to mla: the exact form needs a latent of at most d_model (%d) numbers, with "
+                                       "biases of k and v it would have %d (layer %d); give rank",
+                             s.d, s.r, l);
         if (g->rope.type == ROPE_YARN && g->rope.mscale_all_dim > 0)
             return err_input(e, "--to mla: layer %d has rope.mscale_all_dim, which mla also scales its scores by", l);
     }

@@ -2,6 +2,7 @@
  * folded and heads brought into a common basis, which change numbers but not the function; layers without attention. */
 #include "../layers/mla/mla.h"
 #include "heads.h"
+#include "kinds.h"
 
 enum { KEEP };
 enum { LAYOUT_HALF = 1, LAYOUT_INTERLEAVED };
@@ -56,6 +57,8 @@ static bool rope_plan(Job *j, json_t *model, Err *e) {
     bool want = ((Cfg *)j->cfg)->rope_layout == LAYOUT_INTERLEAVED;
     const char *name;
     json_t *kind;
+    for (int l = 0; l < j->a.L; l++)
+        if (!gqa_follows(j, l, false, "rope_layout", e)) return false;
     json_object_foreach(json_object_get(model, "kinds"), name, kind) {
         const char *mixer = json_string_value(json_object_get(kind, "mixer"));
         json_t *rope = json_object_get(kind, "rope");
@@ -110,36 +113,45 @@ static void see_cosine(void *ctx, const FlowView *v) {
     }
 }
 
+/* It has attention, and no other layer reads its rows or writes them for it. */
+static bool droppable(const Job *j, int l) {
+    const Layer *y = &j->a.layer[l];
+    return y->owner && !y->shared && strcmp(y->kind->mixer->name, "none") != 0;
+}
 static bool drop_plan(Job *j, json_t *model, Err *e) {
     Cfg *c = j->cfg;
     Flow f;
     int L = j->a.L, can = 0;
     if (!j->o->calib) return err_input(e, "drop_attention looks at activations: give it a text by --calib FILE");
-    for (int l = 0; l < L; l++) can += j->a.layer[l].owner && !j->a.layer[l].shared;
+    for (int l = 0; l < L; l++) can += droppable(j, l);
     if (c->drop_attention > can)
         return err_input(e,
-                         "drop_attention: expected at most %d, the layers whose keys and values no other reads, got %d",
+                         "drop_attention: expected at most %d, the layers with attention whose keys and values no "
+                         "other reads, got %d",
                          can, c->drop_attention);
     c->cosine = xcalloc((size_t)L, sizeof *c->cosine);
     if (!flow_open(&f, j->dev, &j->files, &j->from, &j->win, 0, j->win.calib, e)) return false;
     bool ok = true;
     for (int l = 0; ok && l < L; l++) ok = flow_layer(&f, l, see_cosine, j, e);
     flow_close(&f);
+    for (int l = 0; ok && l < L; l++)
+        if (!isfinite(c->cosine[l]))
+            ok = err_input(e, "drop_attention: what layer %d makes of the text is not finite; are all weights?", l);
     if (!ok) return false;
     json_t *pattern = json_object_get(model, "pattern");
-    json_object_set_new(json_object_get(model, "kinds"), "dropped", json_pack("{s:s}", "mixer", "none"));
+    char *gone = kind_name(model, "dropped", "attention");
+    json_object_set_new(json_object_get(model, "kinds"), gone, json_pack("{s:s}", "mixer", "none"));
     char said[200] = "layers without attention:";
     for (int n = 0; n < c->drop_attention; n++) {
         int best = -1;
         for (int l = 0; l < L; l++)
-            if (j->a.layer[l].owner && !j->a.layer[l].shared && c->cosine[l] > -INFINITY &&
-                (best < 0 || c->cosine[l] > c->cosine[best]))
-                best = l;
-        json_array_set_new(pattern, (size_t)best, json_string("dropped"));
+            if (droppable(j, l) && c->cosine[l] > -INFINITY && (best < 0 || c->cosine[l] > c->cosine[best])) best = l;
+        json_array_set_new(pattern, (size_t)best, json_string(gone));
         snprintf(said + strlen(said), sizeof said - strlen(said), " %d (cosine %.4f)", best,
                  c->cosine[best] / (j->win.calib * j->win.T));
         c->cosine[best] = -INFINITY;
     }
+    free(gone);
     /* a kind that no layer is left of may go */
     const char *name;
     json_t *kind, *kinds = json_object_get(model, "kinds");
@@ -161,6 +173,7 @@ static bool align_plan(Job *j, Err *e) {
         const GqaCfg *g = job_gqa(&j->a, l);
         if (!g) continue;
         layers++;
+        if (!gqa_follows(j, l, true, "align_groups", e)) return false;
         if (g->kv_heads % c->align_groups)
             return err_input(e,
                              "align_groups: expected a divisor of the source's %d key/value heads (layer %d), got %d",

@@ -49,6 +49,35 @@ refuse() { # TEXT ARGUMENT...
     grep -qF -- "$text" "$tmp/err" || wrong "$*: no '$text' in $(cat "$tmp/err")"
 }
 rm -rf "$tmp/here" && mkdir "$tmp/here"
+# A second conversion of the same kind keeps what the first one made.
+convert $src "$tmp/here/w1" --to swa window=16 'keep=[0]' && convert "$tmp/here/w1" "$tmp/here/w2" --to swa window=4 'keep=[1]' ||
+    wrong "exit $?: $(cat "$tmp/err")"
+"$prog" info "$tmp/here/w2" --context 32 --json >"$tmp/info" || wrong "info: exit $?"
+grep -q '"rows": *3[,}].*"rows": *15[,}]' "$tmp/info" || wrong "windows of 4 and 16 keep 3 and 15 rows: $(grep -o '"rows": *[0-9]*' "$tmp/info" | tr '\n' ' ')"
+# A layer without attention is not dropped again, and the last one stays.
+convert $src "$tmp/here/d1" --to same drop_attention=1 --calib $src/calib.txt || wrong "exit $?: $(cat "$tmp/err")"
+convert "$tmp/here/d1" "$tmp/here/d2" --to same drop_attention=1 --calib $src/calib.txt
+rc=$?
+[ $rc -eq 2 ] || grep -q 'layers without attention: [01] (cosine 1.0000)' "$tmp/out" && wrong "dropped again: exit $rc, $(cat "$tmp/out")"
+# Keys that are read by a layer that norms its queries cannot be turned into another basis.
+cat >"$tmp/shared.yaml" <<'YAML'
+run: {dir: shared}
+model: {d_model: 32, layers: 2, kinds: {own: {mixer: gqa, heads: 4, kv_heads: 4}, reads: {mixer: gqa, heads: 4, kv_heads: 4, qk_norm: true}},
+        pattern: [own, reads], kv_from: {1: 0}, ffn: {kind: swiglu, hidden: 32}}
+data: {train: data/kjv.txt, seq_len: 32}
+train: {steps: 1, batch: 1, micro_batch: 1, eval_every: 0, dtype: f32}
+optim: {warmup: 0}
+YAML
+"$prog" train "$tmp/shared.yaml" run.dir="$tmp/shared" -q || wrong "train: exit $?"
+refuse 'otherwise than layer 0' "$tmp/shared" "$tmp/here/x" --to same align_groups=2 --calib $src/calib.txt
+refuse 'otherwise than layer 0' "$tmp/shared" "$tmp/here/x" --to gqa kv_heads=2 method=aligned --calib $src/calib.txt
+rm -rf "$tmp/here" && mkdir "$tmp/here"
+# A limit on the size of files is an error like a full disk.
+(ulimit -f 20 && convert $src "$tmp/here/x" --to mqa)
+rc=$?
+[ $rc -eq 1 ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] || wrong "a file-size limit: exit $rc, $(cat "$tmp/err")"
+only ''
+verdict again-and-shared
 refuse 'expected SRC DST --to LAYOUT' $src
 refuse 'expected SRC DST --to LAYOUT' $src "$tmp/here/x"
 refuse 'conversions compute in f32' $src "$tmp/here/x" --to mqa --dtype bf16

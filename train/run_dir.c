@@ -348,8 +348,12 @@ bool run_dir_publish(RunDir *d, int64_t step, Keep keep, Err *e) {
     snprintf(name, sizeof name, "step-%06lld", (long long)step);
     snprintf(tmp, sizeof tmp, "%s%s", TMP, name);
     bool ok = tree_sync(d->fd, tmp, e);
-    if (ok && renameat(d->fd, tmp, d->fd, name))
-        ok = err_world(e, "cannot rename %s/%s to %s: %s", d->path, tmp, name, strerror(errno));
+    int why = ok && renameat(d->fd, tmp, d->fd, name) ? errno : 0;
+    if ((why == ENOTEMPTY || why == EEXIST) && run_dir_has_step(d, step)) {
+        run_dir_abandon(d, step); /* an earlier try got so far: the same step, the same bytes */
+        why = 0;
+    }
+    if (why) ok = err_world(e, "cannot rename %s/%s to %s: %s", d->path, tmp, name, strerror(why));
     if (!ok) run_dir_abandon(d, step);
     return ok && sync_folder(d, e) && settle(d, keep, e);
 }

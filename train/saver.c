@@ -72,7 +72,7 @@ static bool outcome(Trainer *t, Err *e) {
     if (++s->failures > 1)
         return err_world(e, "checkpoint of step %lld, the second that failed: %.200s", (long long)s->state.step,
                          s->err.msg);
-    progress_warn(&t->progress, "checkpoint of step %lld: %s; training goes on, the next save tries again",
+    progress_warn(&t->progress, "checkpoint of step %lld: %.200s; training goes on, the next save tries again",
                   (long long)s->state.step, s->err.msg);
     return true;
 }
