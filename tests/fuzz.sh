@@ -17,12 +17,10 @@ fi
 flags="-fopenmp=libgomp -w"
 make --no-print-directory CC=clang BUILD="$build" SAN=1 CFLAGS="-fsanitize=fuzzer-no-link $flags" "$build/f32/lib.a" \
     >"$build/log" 2>&1 || { tail -n 20 "$build/log"; exit 1; }
-bad=0
-for f in tests/fuzz/*.c; do
-    [ -e "$f" ] || { echo "fuzz: tests/fuzz is empty" >&2; exit 1; }
-    name=$(basename "$f" .c)
-    clang -std=gnu11 -g -O1 -D_GNU_SOURCE -I. $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "$f" \
-        "$build/f32/lib.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm -o "$build/$name" || { bad=1; continue; }
+one() { # a target's file
+    name=$(basename "$1" .c)
+    clang -std=gnu11 -g -O1 -D_GNU_SOURCE -I. $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "$1" \
+        "$build/f32/lib.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm -o "$build/$name" || return 1
     seeds=$build/$name.seeds
     rm -rf "$seeds" && mkdir -p "$seeds"
     [ -d "tests/fuzz/$name" ] && cp "tests/fuzz/$name"/* "$seeds"
@@ -32,7 +30,21 @@ for f in tests/fuzz/*.c; do
     else
         grep -vE '^#[0-9]+\s+(NEW|REDUCE|pulse)' "$build/$name.log" | tail -n 30
         echo "not ok $name: see $build/$name.log"
-        bad=1
+        return 1
     fi
+}
+bad=0 running=0
+for f in tests/fuzz/*.c; do # as many side by side as there are processors
+    [ -e "$f" ] || { echo "fuzz: tests/fuzz is empty" >&2; exit 1; }
+    if [ $running -ge "$(nproc)" ]; then
+        wait -n || bad=1
+        running=$((running - 1))
+    fi
+    one "$f" &
+    running=$((running + 1))
+done
+while [ $running -gt 0 ]; do
+    wait -n || bad=1
+    running=$((running - 1))
 done
 exit $bad
