@@ -3,8 +3,9 @@
  *
  * One checkpoint is under way at most: the next one waits for it. Both ways write the same bytes by the same code, so
  * that what holds for a killed process holds for both. A save by the thread that fails is told at once on stderr,
- * leaves no trace (unless only its links or the pruning of older ones failed), and the next save point tries again (at the end of a stage and after a signal: at once); a second
- * failure in a row ends the run. A save by the loop that fails ends it at once. */
+ * leaves no trace (unless only its links or the pruning of older ones failed), and the next save point tries again (at
+ * the end of a stage and after a signal: at once); a second failure in a row ends the run. A save by the loop that
+ * fails ends it at once. */
 #pragma once
 #include "trainer.h"
 
