@@ -1,7 +1,7 @@
 /* loss.c: the linear head with cross-entropy, in chunks of rows; sums of squares. */
 #include "vec.h"
 
-enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 32 }; /* logits that exist at once */
+enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 512 }; /* logits that exist at once: w is packed for each chunk */
 
 /* Whether no id has a larger logit than the target, and none before it as large a one. */
 static int first_largest(const real *l, int V, int target) {
