@@ -116,7 +116,7 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
     Cli own = *cli;
     Device *dev;
     own.threads = c->threads;
-    own.bf16 = c->dtype == BF16;
+    own.bf16 = c->dtype == BF16; /* as trained */
     if (!engine_device(&dev, &own, e)) return false;
     json_t *rows = json_array();
     double total = 0;
@@ -226,7 +226,9 @@ static bool finish(const Compare *c, RowResult *all, bool again, const Cli *cli,
     for (int i = 0; i < c->nrows; i++) loss[i] = all[i].loss;
     compare_rank(c->nrows, loss, rank);
     for (int i = 0; i < c->nrows; i++) all[i].rank = rank[i];
-    json_t *speed = compare_measure(c, all, again, cli, e);
+    Cli own = *cli;
+    own.bf16 = c->dtype == BF16; /* as trained */
+    json_t *speed = compare_measure(c, all, again, &own, e);
     if (!speed) return false;
     json_t *j = compare_json(c, all, speed);
     char *path = xformat("%s/results.json", c->dir);
@@ -305,6 +307,10 @@ int cmd_compare(int argc, char **argv) {
     }
     if (!a.config) {
         err_input(&e, "compare: expected CONFIG.yaml [KEY=VALUE...]; see kvsmith compare --help");
+        return cli_fail(&e);
+    }
+    if (cli.bf16) {
+        err_input(&e, "--dtype: rows are trained and measured with train.dtype of the base; set base.train.dtype=bf16");
         return cli_fail(&e);
     }
     return work(&a, &cli, &status, &e) ? status : cli_fail(&e);

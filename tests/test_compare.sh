@@ -98,6 +98,7 @@ lr=lr-$(cells mqa 5)
 rm -r "$tmp/all/mqa/$lr-seed-2" "$tmp/all/mqa/$lr-seed-2.json" # one run is lost
 ok $ci dir="$tmp/all" --plan --json
 [ "$(field "$tmp/out" runs_left)" = 1 ] || wrong "--plan counts $(field "$tmp/out" runs_left) runs, expected 1"
+refused "base.train.dtype=bf16" $ci dir="$tmp/all" --dtype bf16
 refused "did you mean mqa?" $ci dir="$tmp/all" --only mqua
 ok $ci dir="$tmp/all" --only gqa,mha
 [ "$(begun "$tmp/out")" -eq 0 ] || wrong "--only gqa,mha began $(begun "$tmp/out") runs"

@@ -45,13 +45,10 @@ ok data inspect "$tmp/same.bin" -q
 ok train configs/tiny-gqa.yaml run.dir="$tmp/eot" data.train="$tmp/text" data.eot=32 data.val_fraction=0.01 train.steps=2 \
     optim.warmup=0 train.sample_every=0 -q
 # zstd whose first frame is one to pass over, as parallel packers write it
-{ printf '\x50\x2a\x4d\x18\x04\0\0\0abcd'; printf '\x28\xb5\x2f\xfd\x04\x00\x29\x00\x00hello\x61\x35\x10\x1d' ; } >"$tmp/p.zst"
-if ! run data tokenize "$tmp/p.zst" --tokenizer byte --out "$tmp/pz" --json; then
-    grep -q 'zst' "$tmp/err" || wrong "a skippable frame: $(cat "$tmp/err")"
-else
-    [ "$(field "$tmp/out" bytes)" = 5 ] || wrong "a skippable frame was taken for text: $(cat "$tmp/out")"
-fi
-refused 2 'zst\|compressed' train configs/tiny-gqa.yaml run.dir="$tmp/zst" data.train="$tmp/p.zst"
+printf '\x50\x2a\x4d\x18\x04\0\0\0abcd\x28\xb5\x2f\xfd\x20\x05\x29\0\0hello' >"$tmp/p.zst"
+ok data tokenize "$tmp/p.zst" --tokenizer byte --out "$tmp/pz" --json
+[ "$(field "$tmp/out" bytes)" = 5 ] || wrong "a skippable frame was taken for text: $(cat "$tmp/out")"
+refused 2 'compressed' train configs/tiny-gqa.yaml run.dir="$tmp/zst" data.train="$tmp/p.zst"
 verdict surroundings
 
 # ---- tokenize: the same ids whatever the packing, the file's form and the threads

@@ -59,6 +59,8 @@ train $some/part train.dtype=bf16 train.steps=24 || wrong "exit $?"
 train $some/part train.dtype=auto --resume auto || wrong "exit $?"
 same_end "$tmp/part" "$tmp/bf16"
 grep -q 'dtype: bf16' "$tmp/part/last/trainer/config.yaml" || wrong "the checkpoint does not name its dtype"
+train $some/chosen train.dtype=auto train.steps=6 || wrong "exit $?"
+grep -Eq 'dtype: (f32|bf16)$' <(grep -w dtype "$tmp/chosen/last/trainer/config.yaml") || wrong "auto was not resolved in the checkpoint"
 train $some/f32 train.dtype=f32 || wrong "exit $?"
 if train $some/bf16 train.steps=41 train.dtype=f32 --resume auto 2>"$tmp/err"; then wrong "went on in f32"; fi
 one_line "$tmp/err" 'train.dtype: f32, but the run was begun with bf16'

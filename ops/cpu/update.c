@@ -15,7 +15,7 @@ INLINE uint16_t to_bf16(real v, uint64_t bits) {
         float f;
         uint32_t u;
     } x = {(float)v};
-    uint32_t up = x.u + (uint32_t)(bits & 0xFFFF), kept = (up & 0x7F800000) == 0x7F800000 ? x.u : up;
+    uint32_t up = x.u + (uint32_t)(bits & 0xFFFF), kept = (up & 0x7F800000) == 0x7F800000 || x.f != x.f ? x.u : up;
     return (uint16_t)(kept >> 16 | (x.f != x.f ? 64 : 0));
 }
 
