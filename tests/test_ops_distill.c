@@ -118,6 +118,45 @@ Test(ops, linear_distill_in_chunks) {
         rig_close(&g);
     }
 }
+/* Against torch's kl_div and autograd: tests/golden/make_distill.py says what a line holds. */
+Test(ops, linear_distill_is_what_torch_computes) {
+    enum { N = 5, D = 4, E = 3, V = 7 };
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_missing("linear_distill") ? 0 : rig_tables(tables); k < n; k++) {
+        char *golden = check_read("tests/golden/distill.txt", NULL), *next = golden;
+        for (int line = 0; line < 6; line++) {
+            Rig g;
+            rig_open(&g, tables[k], 1, (size_t)1 << 20);
+            Tensor x = EMPTY(&g, "x", N, D), w = EMPTY(&g, "w", V, D), y = EMPTY(&g, "y", N, E),
+                   u = EMPTY(&g, "u", V, E), G = EMPTY(&g, "g", N);
+            Tensor out[] = {EMPTY(&g, "nll", N), EMPTY(&g, "kl", N), EMPTY(&g, "rkl", N), EMPTY(&g, "dx", N, D),
+                            EMPTY(&g, "dw", V, D)};
+            const struct {
+                Tensor t;
+                double a, b;
+            } wave[] = {{x, 1.3, 0.2}, {w, 0.9, 1.0}, {y, 1.7, 0.5}, {u, 1.1, 0.3}};
+            for (int j = 0; j < 4; j++)
+                for (size_t i = 0; i < tensor_count(wave[j].t); i++)
+                    R(wave[j].t)[i] = (real)(2 * sin(wave[j].a * (double)i + wave[j].b));
+            for (int i = 0; i < N; i++) R(G)[i] = (real)(0.2 + 0.1 * i);
+            memset(out[3].p, 0, tensor_bytes(out[3])), memset(out[4].p, 0, tensor_bytes(out[4]));
+            double c[4];
+            for (int i = 0; i < 4; i++) c[i] = strtod(next, &next);
+            OP(&g, linear_distill, out[0], out[1], out[2], out[3], out[4], x, w, y, u, ((int[]){3, 0, -1, 6, 1}), R(G),
+               ((Distill){c[0], c[1], c[2], c[3]}));
+            const double tol = REAL == F64 ? 1e-13 : 2e-5;
+            for (int j = 0; j < 5; j++)
+                for (size_t i = 0; i < tensor_count(out[j]); i++) {
+                    double want = strtod(next, &next), got = (double)R(out[j])[i];
+                    cr_assert(fabs(got - want) <= tol * (1 + fabs(want)),
+                              "%s line %d, result %d, number %zu: %.17g, torch %.17g", g.table, line, j, i, got, want);
+                }
+            rig_close(&g);
+        }
+        cr_assert(!strcmp(next, "\n"), "golden file: more than is expected");
+        free(golden);
+    }
+}
 /* A model beside itself: both divergences and their gradients are 0 to the bit. */
 Test(ops, linear_distill_of_itself) {
     enum { N = 40, V = 301, D = 24 };
