@@ -247,6 +247,31 @@ static bool task_section(Config *c, const Node *root, Err *e) {
     return true;
 }
 
+static bool groups_read(OptimCfg *o, const Node *x, Err *e) {
+    if (!x || node_null(x)) return true;
+    if (x->type != NODE_LIST || x->n > GROUPS_MAX)
+        return node_refuse(x, "optim.groups", e,
+                           "expected a list of at most %d maps {match: GLOB, lr_scale: X, weight_decay: X}",
+                           GROUPS_MAX);
+    for (int i = 0; i < x->n; i++) {
+        const Node *y = x->kid[i];
+        OptimGroup *g = &o->group[o->ngroups++];
+        char at[64];
+        snprintf(at, sizeof at, "optim.groups.%d", i);
+        if (y->type != NODE_MAP)
+            return node_refuse(y, at, e, "expected a map {match: GLOB, ...}, got %s", node_type(y));
+        Node *full = tree_copy(y);
+        char decay[64];
+        snprintf(decay, sizeof decay, "weight_decay=%.17g", o->weight_decay);
+        bool ok = (tree_get(y, "weight_decay") || tree_override(full, decay, e)) &&
+                  schema_read(group_keys, full, at, NULL, g, e);
+        tree_free(full);
+        if (!ok) return false;
+        if (!*g->match) return node_refuse(y, at, e, "match: expected a glob of tensors' names, got nothing");
+    }
+    return true;
+}
+
 static int64_t length_steps(Length s, const Config *c) {
     if (s.n == 0) return 0;
     double per = (double)c->train.batch * c->data.seq_len, steps = (double)c->train.steps;
@@ -320,6 +345,8 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
     ok = ok && schema_read(config_keys, root, "", NULL, c, e);
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
+    const Node *optim = tree_get(root, "optim");
+    ok = ok && groups_read(&c->optim, optim ? tree_get(optim, "groups") : NULL, e);
     ok = ok && task_section(c, root, e) && sft_section(c, root, e);
     if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
     ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e) &&

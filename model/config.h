@@ -80,11 +80,20 @@ typedef struct {
     bool keep_best, async_save, tensorboard;
     double skip_z; /* 0: off; see train/skip.h */
     int skip_window, skip_most;
+    Texts freeze, train_only; /* globs of tensors' names; see train/freeze.h */
     char sample_prompt[KEY_TEXT_MAX];
     int sample_tokens;
     CompressionCfg compression;
 } TrainCfg;
+/* Tensors with rates of their own; the first that matches counts. */
+enum { GROUPS_MAX = 32 };
 typedef struct {
+    char match[KEY_TEXT_MAX];
+    double lr_scale, weight_decay;
+} OptimGroup;
+typedef struct {
+    int ngroups;
+    OptimGroup group[GROUPS_MAX];
     int kind, state_dtype;
     double muon_momentum, muon_scale;
     int muon_steps;

@@ -121,6 +121,10 @@ const Key train_keys[] = {
      "leave out a step whose loss or gradient norm is more than so many deviations above the mean; 0: none", 0, 0},
     {"skip_window", KEY_INT, AT(skip_window), "128", 2, 1024, "accepted steps that mean and deviation are of", 0, 0},
     {"skip_most", KEY_INT, AT(skip_most), "10", 1, 1000000, "steps left out in a row that end the run", 0, 0},
+    {"freeze", KEY_TEXTS, AT(freeze), "[]", 0, 0,
+     "globs of tensors' names (\"*.mlp.*\") that are not trained: no step, no decay, no moments", 0, 0},
+    {"train_only", KEY_TEXTS, AT(train_only), "[]", 0, 0, "globs of those that are, all others are not; none: all", 0,
+     0},
     {"sample_prompt", KEY_TEXT, AT(sample_prompt), "", 0, 0, "how samples begin", 0, 0},
     {"sample_tokens", KEY_INT, AT(sample_tokens), "200", 1, 1 << 20, "tokens of a sample", 0, 0},
     {"compression", KEY_TABLE, AT(compression), "", 0, 0,
@@ -153,6 +157,8 @@ const Key optim_keys[] = {
     {"schedule_steps", KEY_LENGTH, AT(schedule_steps), "0", 0, 1e12,
      "after which cosine, linear and wsd end; 0: with the run or stage", 0, 0},
     {"decay_steps", KEY_LENGTH, AT(decay_steps), "0", 0, 1e12, "wsd's decay, the last of schedule_steps", 0, 0},
+    {"groups", KEY_OTHER, 0, "", 0, 0,
+     "list of tensors with rates of their own, the first that matches counts: see below", 0, 0},
     {"schedule", KEY_CHOICE, AT(schedule), "cosine", 0, 0, "learning rate after warmup", schedules, 0},
     {0}};
 #undef AT
@@ -175,6 +181,13 @@ const Key teacher_keys[] = {{"path", KEY_TEXT, AT(path), "", 0, 0,
                             {"temperature", KEY_FLOAT, AT(temperature), "1.0", 0.01, 1000,
                              "that both models' logits are divided by in kl and rkl", 0, 0},
                             {0}};
+#undef AT
+#define AT(member) offsetof(OptimGroup, member)
+const Key group_keys[] = {{"match", KEY_TEXT, AT(match), NULL, 0, 0, "glob of tensors' names", 0, 0},
+                          {"lr_scale", KEY_FLOAT, AT(lr_scale), "1", 0, 1e4, "factor of the learning rate", 0, 0},
+                          {"weight_decay", KEY_FLOAT, AT(weight_decay), "optim.weight_decay", 0, 100, "of its matrices",
+                           0, 0},
+                          {0}};
 #undef AT
 #define AT(member) offsetof(Stage, member)
 const Key stage_keys[] = {{"name", KEY_TEXT, AT(name), NULL, 0, 0, "for records and messages: letters, digits, - and _",

@@ -82,6 +82,22 @@ static void write_path(Writer *w, const Path *p) {
     write_map_end(w);
 }
 
+static void write_optim(Writer *w, const OptimCfg *o) {
+    write_name(w, "optim");
+    write_map(w, false);
+    schema_write(w, optim_keys, o);
+    write_name(w, "groups");
+    write_list(w);
+    for (int i = 0; i < o->ngroups; i++) {
+        write_item(w);
+        write_map(w, true);
+        schema_write(w, group_keys, &o->group[i]);
+        write_map_end(w);
+    }
+    write_list_end(w);
+    write_map_end(w);
+}
+
 char *config_text(const Config *c) {
     char *text = NULL;
     size_t n;
@@ -116,7 +132,7 @@ char *config_text(const Config *c) {
     schema_write(&w, data_keys, &c->data);
     write_map_end(&w);
     write_section(&w, "train", train_keys, &c->train);
-    write_section(&w, "optim", optim_keys, &c->optim);
+    write_optim(&w, &c->optim);
     stages_write(&w, c);
     fputc('\n', w.f);
     close_text(&w, &text);
@@ -264,4 +280,5 @@ void config_document(FILE *f, bool markdown) {
     }
     section(f, markdown, "train", "", train_keys, "train.");
     section(f, markdown, "optim", "", optim_keys, "optim.");
+    section(f, markdown, "optim.groups", "a list", group_keys, "optim.groups.N.");
 }

@@ -49,7 +49,8 @@ typedef struct {
 } Moments;
 static void see_moment(Fields *f, Tensor *t, const char *path, unsigned flags) {
     const Moments *x = f->ctx;
-    if (x->second && x->opts->second && !x->opts->second(*t, flags)) {
+    const ModelOpts *o = x->opts;
+    if ((o->trained && !o->trained(o->trained_ctx, path)) || (x->second && o->second && !o->second(*t, flags))) {
         *t = ABSENT;
         return;
     }

@@ -62,6 +62,9 @@ typedef struct {
     /* Moments as BF16, but those of FIELD_F32 tensors; and which weights have second moments (NULL: all). */
     bool narrow_moments;
     bool (*second)(Tensor weight, unsigned flags);
+    /* Which weights have moments at all, by name; NULL: all. */
+    bool (*trained)(const void *ctx, const char *path);
+    const void *trained_ctx;
     /* What else will take scratch while nothing else does, such as the optimizer: called with a Run that measures,
      * after weights, gradients and moments have their shapes. NULL: nothing. */
     void (*measure)(Model *, Run *, const void *ctx);

@@ -164,6 +164,26 @@ static bool read_list(const Key *k, const Node *x, const char *path, void *out, 
     return true;
 }
 
+static bool read_texts(const Node *x, const char *path, Texts *out, Err *e) {
+    char at[256], index[16], text[KEY_TEXT_MAX];
+    bool list = x->type == NODE_LIST;
+    int n = list ? x->n : node_null(x) ? 0 : 1;
+    if (x->type == NODE_MAP) return node_refuse(x, path, e, "expected a list of texts, got a map");
+    if (n > KEY_TEXTS_MAX) return node_refuse(x, path, e, "%d texts; at most %d are allowed", n, KEY_TEXTS_MAX);
+    out->n = 0;
+    for (int i = 0; i < n; i++) {
+        const Node *y = list ? x->kid[i] : x;
+        snprintf(index, sizeof index, "%d", i);
+        schema_join(at, path, index);
+        if (!read_text(y, list ? at : path, text, e)) return false;
+        if (!*text || strlen(text) >= KEY_SHORT_MAX)
+            return node_refuse(y, list ? at : path, e, "expected text of 1 to %d bytes, got %zu", KEY_SHORT_MAX - 1,
+                               strlen(text));
+        strcpy(out->v[out->n++], text);
+    }
+    return true;
+}
+
 /* A number, then nothing, % or [kMG]tok. */
 static bool read_length(const Key *k, const Node *x, const char *path, Length *out, Err *e) {
     static const struct {
@@ -224,6 +244,7 @@ bool schema_value(const Key *k, const Node *x, const char *path, void *out, Err 
     case KEY_CHOICE: return read_choice(k, x, path, out, e);
     case KEY_NUMBERS:
     case KEY_INTS: return read_list(k, x, path, out, e);
+    case KEY_TEXTS: return read_texts(x, path, out, e);
     case KEY_LENGTH: return read_length(k, x, path, out, e);
     case KEY_TABLE:
         if (x->type == NODE_SCALAR && !node_null(x)) { /* a lone scalar stands for the first key */
@@ -418,6 +439,11 @@ void schema_write(Writer *w, const Key *keys, const void *cfg) {
             for (int i = 0; i < ((const Ints *)p)->n; i++) write_item(w), write_int(w, ((const Ints *)p)->v[i]);
             write_list_end(w);
             break;
+        case KEY_TEXTS:
+            write_list(w);
+            for (int i = 0; i < ((const Texts *)p)->n; i++) write_item(w), write_text(w, ((const Texts *)p)->v[i]);
+            write_list_end(w);
+            break;
         case KEY_LENGTH:
             length_text(p, length);
             w->json && ((const Length *)p)->unit ? write_text(w, length) : write_raw(w, length);
@@ -440,6 +466,7 @@ static void type_text(const Key *k, char buf[256]) {
                                         [KEY_TABLE] = "map",
                                         [KEY_NUMBERS] = "list of numbers",
                                         [KEY_INTS] = "list of whole numbers",
+                                        [KEY_TEXTS] = "list of texts",
                                         [KEY_LENGTH] = "steps, N%, or N, Nk, NM, NG followed by tok",
                                         [KEY_OTHER] = "map or list"};
     char range[96];

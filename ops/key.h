@@ -17,6 +17,7 @@ typedef enum {
     KEY_TABLE,   /* nested struct described by `sub`; a lone scalar stands for its first key: `rope: none` */
     KEY_NUMBERS, /* Numbers: a list of numbers */
     KEY_INTS,    /* Ints: a list of whole numbers */
+    KEY_TEXTS,   /* Texts: a list of texts; a lone one stands for a list of it */
     KEY_LENGTH,  /* Length: a length of training */
     KEY_OTHER    /* read and written by its owner's own code; stands in the table for its name and meaning */
 } KeyType;
@@ -28,6 +29,11 @@ typedef struct {
 typedef struct {
     int n, v[KEY_LIST_MAX];
 } Ints;
+enum { KEY_TEXTS_MAX = 64, KEY_SHORT_MAX = 192 };
+typedef struct {
+    int n;
+    char v[KEY_TEXTS_MAX][KEY_SHORT_MAX]; /* none is empty */
+} Texts;
 
 /* A length of training: `200` steps; `10%` of the steps of the run or stage; `2e6tok`, `500ktok`, `2Mtok`, `1.5Gtok`
  * tokens read. */

@@ -6,7 +6,7 @@ static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
     char a[64], b[64];
     if (s->role == PARAM_WEIGHT) {
         if (s->n == s->cap) s->p = xrealloc(s->p, (size_t)(s->cap = s->cap ? 2 * s->cap : 64), sizeof *s->p);
-        s->p[s->n] = (Param){.flags = flags};
+        s->p[s->n] = (Param){.flags = flags, .lr_scale = 1};
         snprintf(s->p[s->n].name, sizeof s->p->name, "%s", path);
         s->n++;
     }

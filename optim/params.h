@@ -12,7 +12,10 @@
 typedef enum { PARAM_WEIGHT, PARAM_GRAD, PARAM_M, PARAM_V, PARAM_ROLES } ParamRole;
 typedef struct {
     char name[192];
-    unsigned flags;        /* FIELD_* */
+    unsigned flags;  /* FIELD_* */
+    double lr_scale; /* factor of the learning rate; 1 unless set */
+    bool own_decay;  /* `decay` is its weight decay, where it decays at all, not the optimizer's */
+    double decay;
     Tensor t[PARAM_ROLES]; /* one shape; ABSENT where a role was not visited */
 } Param;
 typedef struct {

@@ -3,9 +3,13 @@
 
 void optimizer_step(Run *r, const Params *s, const OptimizerCfg *c, double lr, double gscale, int64_t t) {
     for (int i = 0; i < s->n; i++) {
-        if (c->muon && muon_takes(s->p[i].t[PARAM_WEIGHT], s->p[i].flags))
-            muon_step(r, &s->p[i], &c->with, lr, gscale, t);
+        const Param *p = &s->p[i];
+        AdamwCfg adamw = c->adamw;
+        MuonCfg muon = c->with;
+        if (p->own_decay) adamw.decay = muon.decay = p->decay;
+        if (c->muon && muon_takes(p->t[PARAM_WEIGHT], p->flags))
+            muon_step(r, p, &muon, lr * p->lr_scale, gscale, t);
         else
-            adamw_step(r, &s->p[i], &c->adamw, lr, gscale, t);
+            adamw_step(r, p, &adamw, lr * p->lr_scale, gscale, t);
     }
 }

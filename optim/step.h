@@ -10,6 +10,6 @@ typedef struct {
     MuonCfg with;
 } OptimizerCfg;
 
-/* The t-th step, t >= 1, at learning rate lr; gradients are read times gscale and not changed. While measuring, the
- * roles of the parameters need shapes alone. */
+/* The t-th step, t >= 1, at learning rate lr times each parameter's lr_scale; gradients are read times gscale and not
+ * changed. While measuring, the roles of the parameters need shapes alone. */
 void optimizer_step(Run *, const Params *, const OptimizerCfg *, double lr, double gscale, int64_t t);

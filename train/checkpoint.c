@@ -1,5 +1,6 @@
 #include "checkpoint.h"
 #include "feed.h"
+#include "freeze.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
@@ -178,12 +179,23 @@ static bool nothing_else(const char *name) {
     return false;
 }
 
-static bool moments_load(const St *st, const char *prefix, Model *m, bool second, Err *e) {
+/* Tensors that `was` trained; the others' moments stay 0. */
+typedef struct {
+    const Config *was;
+    Fields *to;
+} Known;
+static void see_known(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    const Known *k = f->ctx;
+    if (!k->was || freeze_trained(k->was, path)) k->to->see(k->to, t, path, flags);
+}
+static bool moments_load(const St *st, const char *prefix, Model *m, bool second, const Config *was, Err *e) {
     StLoad l;
     st_load_begin(&l, st, prefix, e);
-    Fields f = st_loader(&l);
+    Fields to = st_loader(&l);
+    Known known = {was, &to};
+    Fields f = {.see = see_known, .ctx = &known};
     model_moments(m, second ? &m->v : &m->m, second, &f);
-    return st_load_end(&l, nothing_else);
+    return st_load_end(&l, was ? NULL : nothing_else);
 }
 
 /* The model's own file of settings is not needed where trainer/config.yaml is, but a checkpoint without it is damaged.
@@ -241,15 +253,16 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     if (t->cfg->train.skip_z == 0) skip_forget(&t->state.skip);
     return text_check(dir, t, e) && teacher_same(t, t->state.teacher_hash, dir, e) && config_check(dir, e) &&
            (t->cfg->data.task.kind || checkpoint_ids_fit(dir, &t->cfg->model, &t->tok, e)) &&
-           checkpoint_load_numbers(t, dir, e);
+           checkpoint_load_numbers(t, dir, NULL, e);
 }
 
-bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
+bool checkpoint_load_numbers(Trainer *t, const char *dir, const Config *was, Err *e) {
     char *path = xformat("%s/trainer/optimizer.safetensors", dir);
     St st;
     bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
     if (ok) {
-        ok = moments_load(&st, "exp_avg.", &t->model, false, e) && moments_load(&st, "exp_avg_sq.", &t->model, true, e);
+        ok = moments_load(&st, "exp_avg.", &t->model, false, was, e) &&
+             moments_load(&st, "exp_avg_sq.", &t->model, true, was, e);
         st_close(&st);
     }
     free(path);

@@ -23,8 +23,9 @@ Keep checkpoint_keep(const Trainer *); /* by settings and state */
 bool checkpoint_peek(const char *dir, Config *, TrainState *, Err *);
 /* Weights and moments into an open trainer, state into t->state. Every file is checked. */
 bool checkpoint_load(Trainer *, const char *dir, Err *);
-/* Weights and moments alone, of a directory that this process wrote. */
-bool checkpoint_load_numbers(Trainer *, const char *dir, Err *);
+/* Weights and moments alone, of a directory that this process wrote. was: the settings that it was written with, where
+ * they may have trained other tensors: moments of tensors that are trained from now on are 0. NULL: the trainer's. */
+bool checkpoint_load_numbers(Trainer *, const char *dir, const Config *was, Err *);
 /* The ids of the model directory mean what those of `to` and of the tokenizer mean; tok NULL: ids are a task's. */
 bool checkpoint_ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *);
 /* init_from, a model directory or a run folder (its best, else last): tensors are taken by name, each must be there

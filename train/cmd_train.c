@@ -186,7 +186,8 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
         json_object_set_new(j, "mfu_formula",
                             json_string("tok_s flops_per_token / peak_flops, each stage with its own; flops_per_token "
                                         "= 3 (2 N + attention), N = "
-                                        "numbers of matrices, attention causal and windows counted exactly; peak_flops "
+                                        "numbers of matrices, attention causal and windows counted exactly, and 2 N + "
+                                        "attention of a teacher; peak_flops "
                                         "= best of a 1024^3 GEMM of the run's dtype at the start of this run"));
         json_object_set_new(j, "memory", regions_json(&peaks));
         json_object_set_new(j, "memory_mapped", json_integer((json_int_t)sizes.total));

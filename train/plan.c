@@ -1,5 +1,6 @@
 #include "plan.h"
 #include "../model/cost.h"
+#include "freeze.h"
 #include "../ops/file.h"
 
 json_t *regions_json(const Regions *r) {
@@ -26,9 +27,10 @@ static json_t *stage_json(const Trainer *t, const Regions *r) {
     const Config *c = t->cfg;
     Cost cost = cost_model(&t->model, c->data.seq_len);
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
-    return json_pack("{s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "flops_per_token",
-                     cost.itemised, "tokens_per_step", (json_int_t)per_step, "steps", (json_int_t)c->train.steps,
-                     "tokens", (json_int_t)(per_step * c->train.steps), "memory", regions_json(r));
+    return json_pack("{s:I, s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "trained_params",
+                     (json_int_t)freeze_count(&t->model), "flops_per_token", t->flops_per_token, "tokens_per_step",
+                     (json_int_t)per_step, "steps", (json_int_t)c->train.steps, "tokens",
+                     (json_int_t)(per_step * c->train.steps), "memory", regions_json(r));
 }
 
 static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
@@ -37,6 +39,8 @@ static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
     char a[32], b[32];
     fprintf(f, "parameters        %s\n", grouped(cost.params, a));
+    if (freeze_count(&t->model) != cost.params)
+        fprintf(f, "trained           %s\n", grouped(freeze_count(&t->model), a));
     fprintf(f, "tokens per step   %s = %d samples of %d, %d at once\n", grouped((size_t)per_step, a), c->train.batch,
             c->data.seq_len, c->train.micro_batch);
     fprintf(f, "tokens            %s in %s steps\n", grouped((size_t)(per_step * c->train.steps), a),
@@ -45,6 +49,9 @@ static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
             "FLOPs per token   %s forward and backward: 3 (2 N + attention), N = %s numbers of matrices;\n"
             "                  attention at seq_len tokens, causal and windows counted exactly\n",
             grouped((size_t)cost.itemised, a), grouped(cost.matmul, b));
+    if (t->teacher.on)
+        fprintf(f, "teacher           %s FLOPs per token more, forward: 2 N + attention of its own\n",
+                grouped((size_t)t->teacher.flops, a));
     fprintf(f, "memory, bytes\n");
     for (int i = 0; i < r->n; i++) fprintf(f, "  %-18s %20s\n", r->region[i].name, grouped(r->region[i].bytes, a));
     fprintf(f, "  %-18s %20s  (%.1f MiB)\n", "total", grouped(r->total, a), (double)r->total / (1 << 20));

@@ -1,4 +1,5 @@
 #include "feed.h"
+#include "freeze.h"
 #include "saver.h"
 #include "../infer/bench.h"
 #include "../infer/generate.h"
@@ -50,10 +51,12 @@ static bool samples_open(Trainer *t, Err *e) {
 }
 
 static void params_collect(Params *p, Model *m) {
-    Fields w = params_visitor(p, PARAM_WEIGHT);
-    model_fields(m, &m->w, &w);
-    Fields g = params_visitor(p, PARAM_GRAD);
-    model_fields(m, &m->g, &g);
+    Fields to = params_visitor(p, PARAM_WEIGHT);
+    Trained trained = {m, &to};
+    Fields filter = freeze_filter(&trained);
+    model_fields(m, &m->w, &filter);
+    to = params_visitor(p, PARAM_GRAD);
+    model_fields(m, &m->g, &filter);
     Fields first = params_visitor(p, PARAM_M);
     model_moments(m, &m->m, false, &first);
     Fields second = params_visitor(p, PARAM_V);
@@ -117,20 +120,22 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dry = dry,
                    .narrow_moments = cfg->optim.state_dtype == STATE_BF16,
                    .second = cfg->optim.kind == OPTIM_MUON ? muon_leaves : NULL,
+                   .trained = freeze_trained,
+                   .trained_ctx = cfg,
                    .measure = measure_step,
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
-        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e) ||
-        !saver_open(t, e)) {
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) || !buffers_open(t, e) ||
+        !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
-    if (!dry) params_collect(&t->params, &t->model);
+    if (!dry) params_collect(&t->params, &t->model), freeze_rates(&t->params, &cfg->optim);
     return true;
 }
 

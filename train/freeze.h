@@ -1,0 +1,23 @@
+/* freeze.h: which tensors a run trains, and at which rates: train.train_only, train.freeze, optim.groups.
+ *
+ * Patterns are globs over the tensors' names (fnmatch: * also crosses dots), as in the files of a checkpoint. A frozen
+ * tensor has no moments, is not stepped, does not decay and counts nowhere in the gradient's norm; its gradient is
+ * computed all the same, in a region of the full size. */
+#pragma once
+#include "../model/model.h"
+#include "../optim/params.h"
+
+/* Of train.train_only, where there are any, and none of train.freeze; ctx: Config. For ModelOpts.trained. */
+bool freeze_trained(const void *config, const char *path);
+/* Every pattern matches a tensor of the model, those of groups one that is trained; some tensor is trained. EXIT_INPUT.
+ */
+bool freeze_check(const Model *, const Config *, Err *);
+/* Visitor that shows another one the tensors that are trained. */
+typedef struct {
+    const Model *m;
+    Fields *to;
+} Trained;
+Fields freeze_filter(Trained *);
+/* The rates of the first group that matches. */
+void freeze_rates(Params *, const OptimCfg *);
+size_t freeze_count(const Model *); /* numbers of the tensors that are trained */
