@@ -324,6 +324,10 @@ static bool agree(const Config *c, const Node *root, Err *e) {
     if (t->skip_z > 0 && t->skip_z < 1)
         return node_refuse(node_at(root, "train", "skip_z"), "train.skip_z", e,
                            "expected 0 (none) or at least 1 deviation, got %g", t->skip_z);
+    if (c->lora.rank && (t->freeze.n || t->train_only.n))
+        return node_refuse(node_at(root, "train", t->freeze.n ? "freeze" : "train_only"),
+                           t->freeze.n ? "train.freeze" : "train.train_only", e,
+                           "with lora.rank %d nothing but the adapters is trained; remove one", c->lora.rank);
     if (t->recompute > c->model.layers)
         return node_refuse(node_at(root, "train", "recompute"), "train.recompute", e,
                            "%d is more than model.layers, %d", t->recompute, c->model.layers);
@@ -374,8 +378,8 @@ void config_free(Config *c) {
     *c = (Config){0};
 }
 
-/* Of all stages: what is said of a teacher is used by one. */
-static bool teachers_agree(const Config *c, Err *e) {
+/* Of all stages: what is said of a teacher, or of adapters, is used. */
+static bool uptraining_agrees(const Config *c, Err *e) {
     bool any = false;
     for (int k = 0; k < config_stages(c); k++) {
         const TeacherCfg *t = &config_stage(c, k).cfg->teacher;
@@ -390,6 +394,10 @@ static bool teachers_agree(const Config *c, Err *e) {
     TeacherCfg none = {0};
     Node map = {.type = NODE_MAP};
     CHECK(schema_read(teacher_keys, &map, "teacher", NULL, &none, e), "defaults");
+    LoraCfg whole = {0};
+    CHECK(schema_read(lora_keys, &map, "lora", NULL, &whole, e), "defaults");
+    if (!c->lora.rank && memcmp(&c->lora, &whole, sizeof whole))
+        return err_input(e, "lora.rank: required where other settings of adapters are given; got 0, which is none");
     for (int k = 0; !any && k < config_stages(c); k++)
         if (memcmp(&config_stage(c, k).cfg->teacher, &none, sizeof none))
             return err_input(e, "teacher.path: required where other settings of the teacher are given; got nothing");
@@ -400,5 +408,5 @@ bool config_trainable(const Config *c, Err *e) {
     if (!*c->run.dir) return err_input(e, "run.dir: training needs the folder of the run; add run.dir=DIR");
     if (!c->data.ntrain && !c->data.task.kind)
         return err_input(e, "data.train: training needs a text file or a task; add data.train=FILE or data.task=NAME");
-    return teachers_agree(c, e);
+    return uptraining_agrees(c, e);
 }

@@ -85,6 +85,12 @@ typedef struct {
     int sample_tokens;
     CompressionCfg compression;
 } TrainCfg;
+/* Adapters of low rank, see train/lora.h; rank 0: none. */
+typedef struct {
+    int rank;
+    double alpha;
+    Texts targets;
+} LoraCfg;
 /* Tensors with rates of their own; the first that matches counts. */
 enum { GROUPS_MAX = 32 };
 typedef struct {
@@ -115,6 +121,7 @@ struct Config {
     ModelCfg model;
     char init_from[KEY_TEXT_MAX];
     TeacherCfg teacher;
+    LoraCfg lora;
     DataCfg data;
     TrainCfg train;
     OptimCfg optim;

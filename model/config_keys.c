@@ -182,6 +182,14 @@ const Key teacher_keys[] = {{"path", KEY_TEXT, AT(path), "", 0, 0,
                              "that both models' logits are divided by in kl and rkl", 0, 0},
                             {0}};
 #undef AT
+#define AT(member) offsetof(LoraCfg, member)
+const Key lora_keys[] = {{"rank", KEY_INT, AT(rank), "0", 0, 65536,
+                          "of the adapters B A; 0: no adapters, all of the model is trained", 0, 0},
+                         {"alpha", KEY_FLOAT, AT(alpha), "16", 1e-6, 1e6, "alpha / rank is the factor on B A", 0, 0},
+                         {"targets", KEY_TEXTS, AT(targets), "[\"*_proj.weight\"]", 0, 0,
+                          "globs of the matrices that have adapters", 0, 0},
+                         {0}};
+#undef AT
 #define AT(member) offsetof(OptimGroup, member)
 const Key group_keys[] = {{"match", KEY_TEXT, AT(match), NULL, 0, 0, "glob of tensors' names", 0, 0},
                           {"lr_scale", KEY_FLOAT, AT(lr_scale), "1", 0, 1e4, "factor of the learning rate", 0, 0},
@@ -203,6 +211,8 @@ const Key config_keys[] = {{"run", KEY_TABLE, AT(run), "", 0, 0, "the run", 0, r
                            {"init_from", KEY_TEXT, AT(init_from), "", 0, 0,
                             "model directory or run folder whose weights to start from; null: random", 0, 0},
                            {"teacher", KEY_TABLE, AT(teacher), "", 0, 0, "a model to learn from", 0, teacher_keys},
+                           {"lora", KEY_TABLE, AT(lora), "", 0, 0,
+                            "low-rank adapters on frozen weights; what is saved is their sum", 0, lora_keys},
                            {"stages", KEY_OTHER, 0, "", 0, 0, "list of parts of the run, in order", 0, 0},
                            {"data", KEY_TABLE, AT(data), "", 0, 0, "the text, or the task", 0, data_keys},
                            {"train", KEY_TABLE, AT(train), "", 0, 0, "the loop", 0, train_keys},

@@ -111,6 +111,7 @@ char *config_text(const Config *c) {
     write_name(&w, "init_from");
     write_text(&w, c->init_from);
     write_section(&w, "teacher", teacher_keys, &c->teacher);
+    write_section(&w, "lora", lora_keys, &c->lora);
     write_name(&w, "data");
     write_map(&w, false);
     write_name(&w, "train");
@@ -272,6 +273,7 @@ void config_document(FILE *f, bool markdown) {
         if (k->type == KEY_TEXT) init[0] = *k;
     section(f, markdown, "init_from", "", init, "");
     section(f, markdown, "teacher", "", teacher_keys, "teacher.");
+    section(f, markdown, "lora", "", lora_keys, "lora.");
     section(f, markdown, "stages", "a list; the run goes through them in order", stage_keys, "stages.N.");
     section(f, markdown, "data", "", data_keys, "data.");
     for (int i = 0; tasks[i]; i++) {

@@ -67,8 +67,8 @@ typedef struct {
     const void *trained_ctx;
     /* What else will take scratch while nothing else does, such as the optimizer: called with a Run that measures,
      * after weights, gradients and moments have their shapes. NULL: nothing. */
-    void (*measure)(Model *, Run *, const void *ctx);
-    const void *measure_ctx;
+    void (*measure)(Model *, Run *, void *ctx);
+    void *measure_ctx;
 } ModelOpts;
 
 struct Model {

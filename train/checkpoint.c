@@ -188,13 +188,15 @@ static void see_known(Fields *f, Tensor *t, const char *path, unsigned flags) {
     const Known *k = f->ctx;
     if (!k->was || freeze_trained(k->was, path)) k->to->see(k->to, t, path, flags);
 }
-static bool moments_load(const St *st, const char *prefix, Model *m, bool second, const Config *was, Err *e) {
+static bool moments_load(const St *st, const char *prefix, Trainer *t, bool second, const Config *was, Err *e) {
+    Model *m = &t->model;
     StLoad l;
     st_load_begin(&l, st, prefix, e);
     Fields to = st_loader(&l);
     Known known = {was, &to};
     Fields f = {.see = see_known, .ctx = &known};
     model_moments(m, second ? &m->v : &m->m, second, &f);
+    lora_fields(&t->lora, second ? PARAM_V : PARAM_M, &to);
     return st_load_end(&l, was ? NULL : nothing_else);
 }
 
@@ -256,13 +258,35 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
            checkpoint_load_numbers(t, dir, NULL, e);
 }
 
+static bool is_base(const char *name) { return !strncmp(name, "base.", 5); }
+static bool lora_load(Trainer *t, const char *dir, Err *e) {
+    St st;
+    StLoad l;
+    if (!t->lora.n) return true;
+    char *path = xformat("%s/trainer/lora.safetensors", dir);
+    bool ok = st_open(&st, path, e);
+    free(path);
+    if (!ok) return false;
+    st_load_begin(&l, &st, "base.", e);
+    Fields f = st_loader(&l);
+    lora_bases(&t->lora, &f);
+    ok = st_load_end(&l, nothing_else);
+    if (ok) {
+        st_load_begin(&l, &st, NULL, e);
+        f = st_loader(&l);
+        lora_fields(&t->lora, PARAM_WEIGHT, &f);
+        ok = st_load_end(&l, is_base);
+    }
+    st_close(&st);
+    return ok;
+}
+
 bool checkpoint_load_numbers(Trainer *t, const char *dir, const Config *was, Err *e) {
     char *path = xformat("%s/trainer/optimizer.safetensors", dir);
     St st;
-    bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
+    bool ok = hf_load(dir, &t->model, e) && lora_load(t, dir, e) && st_open(&st, path, e);
     if (ok) {
-        ok = moments_load(&st, "exp_avg.", &t->model, false, was, e) &&
-             moments_load(&st, "exp_avg_sq.", &t->model, true, was, e);
+        ok = moments_load(&st, "exp_avg.", t, false, was, e) && moments_load(&st, "exp_avg_sq.", t, true, was, e);
         st_close(&st);
     }
     free(path);
@@ -294,14 +318,28 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
 /* ---- saving ---------------------------------------------------------------------------------------------------------
  */
 
-static bool moments_write(const char *path, const Model *m, Err *e) {
+static bool lora_write(const char *path, Lora *l, Err *e) {
+    if (!l->n) return true;
+    StList list = {.own = true};
+    Fields f = st_lister(&list);
+    lora_fields(l, PARAM_WEIGHT, &f);
+    list.prefix = "base.";
+    lora_bases(l, &f);
+    bool ok = st_write(path, &list, NULL, e);
+    st_list_free(&list);
+    return ok;
+}
+
+static bool moments_write(const char *path, const Model *m, Lora *l, Err *e) {
     StList list = {.prefix = "exp_avg.", .own = true};
     Fields f = st_lister(&list);
     Weights w = m->m;
     model_moments(m, &w, false, &f);
+    lora_fields(l, PARAM_M, &f);
     list.prefix = "exp_avg_sq.";
     w = m->v;
     model_moments(m, &w, true, &f);
+    lora_fields(l, PARAM_V, &f);
     bool ok = st_write(path, &list, NULL, e);
     st_list_free(&list);
     return ok;
@@ -324,19 +362,20 @@ static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
            chat_template_write(&t->chat, dir, e);
 }
 
-static bool files_write(const Trainer *t, const Model *m, const TrainState *s, const char *dir, Err *e) {
+static bool files_write(const Trainer *t, const Model *m, Lora *l, const TrainState *s, const char *dir, Err *e) {
     HfIds text = {.bos = t->tok.eot}, none = {.bos = -1};
     if (t->cfg->data.sft.template && t->tok.bos >= 0) text.bos = t->tok.bos; /* begins a conversation, see chat.h */
     text.neos = feed_ends(t, text.eos);
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
-         *state = xformat("%s/state.json", trainer);
+         *lora = xformat("%s/lora.safetensors", trainer), *state = xformat("%s/state.json", trainer);
     bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
     ok = ok && hf_save(dir, m, ids, REAL, e) && text_files_write(t, dir, e) &&
-         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, m, e) &&
-         state_write(state, t, s, e);
+         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, m, l, e) &&
+         lora_write(lora, l, e) && state_write(state, t, s, e);
     free(trainer);
     free(moments);
+    free(lora);
     free(state);
     return ok;
 }
@@ -346,19 +385,20 @@ Keep checkpoint_keep(const Trainer *t) {
     return (Keep){c->keep_last, c->keep_best, t->state.has_best ? t->state.best_step : -1};
 }
 
-bool checkpoint_write(Trainer *t, const Model *m, const TrainState *s, Keep keep, Err *e) {
+bool checkpoint_write(Trainer *t, const Model *m, Lora *l, const TrainState *s, Keep keep, Err *e) {
     if (!journal_sync(&t->metrics, e) || !journal_sync(&t->sample_file, e) || !journal_sync(&t->events, e))
         return false;
     char *dir = run_dir_begin(&t->dir, s->step, e);
     if (!dir) return false;
-    bool ok = files_write(t, m, s, dir, e);
+    bool ok = files_write(t, m, l, s, dir, e);
     free(dir);
     if (!ok) run_dir_abandon(&t->dir, s->step);
     return ok && run_dir_publish(&t->dir, s->step, keep, e);
 }
 
 bool checkpoint_save(Trainer *t, Err *e) {
-    if (!trainer_finite(t, e) || !checkpoint_write(t, &t->model, &t->state, checkpoint_keep(t), e)) return false;
+    if (!trainer_finite(t, e) || !checkpoint_write(t, &t->model, &t->lora, &t->state, checkpoint_keep(t), e))
+        return false;
     t->saved = t->state.step;
     return true;
 }

@@ -3,9 +3,11 @@
  *   config.json model.safetensors tokenizer.json generation_config.json    the model, as any reader of the family takes
  * it; a task instead of a text stands in config.json, and there is no tokenizer.json
  *   trainer/optimizer.safetensors  "exp_avg.<name>" and "exp_avg_sq.<name>": the optimizer's moments of the weight
- * <name>, in the dtype of optim.state_dtype; Muon's matrices have the first alone trainer/state.json TrainState,
- * CHECKPOINT_FORMAT trainer/config.yaml            the resolved settings of the run, with all its stages; config.json
- * is of the model as the stage of that step has it */
+ * <name>, in the dtype of optim.state_dtype; Muon's matrices have the first alone trainer/lora.safetensors       of a
+ * run with adapters: NAME.lora_A.weight and NAME.lora_B.weight, and "base.<name>", the matrices without them; their
+ * moments stand with the others, the model's file holds the sums trainer/state.json TrainState, CHECKPOINT_FORMAT
+ * trainer/config.yaml            the resolved settings of the run, with all its stages; config.json is of the model as
+ * the stage of that step has it */
 #pragma once
 #include "trainer.h"
 
@@ -16,7 +18,7 @@ enum { CHECKPOINT_FORMAT = 1 };
 bool checkpoint_save(Trainer *, Err *);
 /* The same of numbers and state that were put aside, which are finite; the run goes on meanwhile, in another thread. Of
  * t only what a step does not change is read: settings, text, tokenizer, folder, and the journals' files. */
-bool checkpoint_write(Trainer *t, const Model *numbers, const TrainState *, Keep, Err *);
+bool checkpoint_write(Trainer *t, const Model *numbers, Lora *adapters, const TrainState *, Keep, Err *);
 Keep checkpoint_keep(const Trainer *); /* by settings and state */
 /* Settings of `dir` agree with the run's in all that may not differ, and its state: cheap, before anything is
  * allocated. A dtype of auto becomes the one that the run was begun with. */

@@ -121,6 +121,7 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     } else {
         model_init(&t->model, (uint64_t)c->run.seed);
         if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
+        lora_begin(&t->lora, (uint64_t)c->run.seed);
     }
     t->tokens0 = t->flops_from = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;

@@ -9,6 +9,7 @@ static bool matches(const Texts *globs, const char *path) {
 
 bool freeze_trained(const void *config, const char *path) {
     const TrainCfg *c = &((const Config *)config)->train;
+    if (((const Config *)config)->lora.rank) return false;
     return (!c->train_only.n || matches(&c->train_only, path)) && !matches(&c->freeze, path);
 }
 
@@ -56,6 +57,7 @@ static bool all_match(const Model *m, const char *key, const Texts *globs, Err *
 }
 
 bool freeze_check(const Model *m, const Config *c, Err *e) {
+    if (c->lora.rank) return true; /* lora_check */
     if (!all_match(m, "train.train_only", &c->train.train_only, e) ||
         !all_match(m, "train.freeze", &c->train.freeze, e))
         return false;

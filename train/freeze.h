@@ -7,7 +7,8 @@
 #include "../model/model.h"
 #include "../optim/params.h"
 
-/* Of train.train_only, where there are any, and none of train.freeze; ctx: Config. For ModelOpts.trained. */
+/* Of train.train_only, where there are any, and none of train.freeze; nothing beside adapters (lora). ctx: Config. For
+ * ModelOpts.trained. */
 bool freeze_trained(const void *config, const char *path);
 /* Every pattern matches a tensor of the model, those of groups one that is trained; some tensor is trained. EXIT_INPUT.
  */

@@ -23,12 +23,18 @@ static const char *grouped(size_t v, char buf[32]) {
     return buf;
 }
 
+static size_t trained(const Trainer *t) {
+    size_t n = t->lora.n ? 0 : freeze_count(&t->model);
+    for (int i = 0; i < t->lora.n; i++) n += tensor_count(t->lora.part[i].a[0]) + tensor_count(t->lora.part[i].b[0]);
+    return n;
+}
+
 static json_t *stage_json(const Trainer *t, const Regions *r) {
     const Config *c = t->cfg;
     Cost cost = cost_model(&t->model, c->data.seq_len);
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
     return json_pack("{s:I, s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "trained_params",
-                     (json_int_t)freeze_count(&t->model), "flops_per_token", t->flops_per_token, "tokens_per_step",
+                     (json_int_t)trained(t), "flops_per_token", t->flops_per_token, "tokens_per_step",
                      (json_int_t)per_step, "steps", (json_int_t)c->train.steps, "tokens",
                      (json_int_t)(per_step * c->train.steps), "memory", regions_json(r));
 }
@@ -39,8 +45,7 @@ static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
     char a[32], b[32];
     fprintf(f, "parameters        %s\n", grouped(cost.params, a));
-    if (freeze_count(&t->model) != cost.params)
-        fprintf(f, "trained           %s\n", grouped(freeze_count(&t->model), a));
+    if (trained(t) != cost.params) fprintf(f, "trained           %s\n", grouped(trained(t), a));
     fprintf(f, "tokens per step   %s = %d samples of %d, %d at once\n", grouped((size_t)per_step, a), c->train.batch,
             c->data.seq_len, c->train.micro_batch);
     fprintf(f, "tokens            %s in %s steps\n", grouped((size_t)(per_step * c->train.steps), a),

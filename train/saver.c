@@ -8,6 +8,7 @@
 struct Saver {
     Trainer *t;
     ModelCopy copy;
+    Lora lora;
     TrainState state; /* of the copy */
     Keep keep;
     pthread_t thread;
@@ -24,7 +25,10 @@ bool saver_open(Trainer *t, Err *e) {
     Saver *s = t->saver = xcalloc(1, sizeof *s);
     s->t = t;
     s->lost = -1;
-    if (model_copy_open(&s->copy, &t->model, t->dry, e)) return true;
+    if (model_copy_open(&s->copy, &t->model, t->dry, e)) {
+        if (lora_copy_open(&s->lora, &t->lora, t->dry, e)) return true;
+        model_copy_close(&s->copy);
+    }
     free(s);
     t->saver = NULL;
     return false;
@@ -40,6 +44,7 @@ void saver_close(Trainer *t) {
     if (!s) return;
     if (s->busy) join(s);
     model_copy_close(&s->copy);
+    lora_close(&s->lora);
     free(s);
     t->saver = NULL;
 }
@@ -49,10 +54,11 @@ void saver_start(Trainer *t) {
 }
 
 const Arena *saver_region(const Trainer *t) { return t->saver ? &t->saver->copy.mem : NULL; }
+const Arena *saver_adapters(const Trainer *t) { return t->saver && t->lora.n ? &t->saver->lora.state : NULL; }
 
 static void *work(void *p) {
     Saver *s = p;
-    s->ok = checkpoint_write(s->t, &s->copy.view, &s->state, s->keep, &s->err);
+    s->ok = checkpoint_write(s->t, &s->copy.view, &s->lora, &s->state, s->keep, &s->err);
     atomic_store(&s->done, true);
     return NULL;
 }
@@ -102,6 +108,7 @@ static bool begin(Trainer *t, Err *e) {
     s->err = (Err){0};
     atomic_store(&s->done, false);
     model_copy_take(&s->copy, &t->model);
+    lora_copy_take(&s->lora, &t->lora);
     /* Signals are the loop's. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -15,7 +15,8 @@ bool saver_open(Trainer *, Err *);
 void saver_close(Trainer *);
 /* What is on disk now, as the run begins or goes on: t->state and its best. */
 void saver_start(Trainer *);
-const Arena *saver_region(const Trainer *); /* NULL: no such thread */
+const Arena *saver_region(const Trainer *);   /* NULL: no such thread */
+const Arena *saver_adapters(const Trainer *); /* the same of adapters; NULL: none */
 
 /* A save point: the state is saved, or on its way. EXIT_WORLD when it failed, weights that are not finite included. */
 bool saver_save(Trainer *, Err *);

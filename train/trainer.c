@@ -50,7 +50,12 @@ static bool samples_open(Trainer *t, Err *e) {
     return ok;
 }
 
-static void params_collect(Params *p, Model *m) {
+static void params_collect(Params *p, Model *m, Lora *l) {
+    for (int role = 0; l->n && role < PARAM_ROLES; role++) {
+        Fields f = params_visitor(p, (ParamRole)role);
+        lora_fields(l, (ParamRole)role, &f);
+    }
+    if (l->n) return params_check(p, m->opts.second);
     Fields to = params_visitor(p, PARAM_WEIGHT);
     Trained trained = {m, &to};
     Fields filter = freeze_filter(&trained);
@@ -74,11 +79,15 @@ static OptimizerCfg optimizer_cfg(const OptimCfg *o, uint64_t seed) {
                                    .nesterov = o->muon_nesterov,
                                    .steps = o->muon_steps}};
 }
-/* The scratch of clipping and of the optimizer. */
-static void measure_step(Model *m, Run *r, const void *optim) {
-    OptimizerCfg c = optimizer_cfg(optim, 0);
+/* The scratch of clipping and of the optimizer; of adapters, which are declared here, their sizes, too. */
+static void measure_step(Model *m, Run *r, void *trainer) {
+    Trainer *t = trainer;
+    OptimizerCfg c = optimizer_cfg(&t->cfg->optim, 0);
     Params p = {0};
-    params_collect(&p, m);
+    lora_declare(&t->lora, m, &t->cfg->lora);
+    params_collect(&p, m, &t->lora);
+    lora_gradients(r, &t->lora);
+    lora_apply(r, &t->lora);
     clip_norm(r, &p, 0);
     optimizer_step(r, &p, &c, 0, 1, 1);
     params_free(&p);
@@ -123,19 +132,20 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .trained = freeze_trained,
                    .trained_ctx = cfg,
                    .measure = measure_step,
-                   .measure_ctx = &cfg->optim};
+                   .measure_ctx = t};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
-        !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) || !buffers_open(t, e) ||
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
+        !lora_check(&t->lora, &t->model, cfg, e) || (!dry && !lora_open(&t->lora, e)) || !buffers_open(t, e) ||
         !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
-    if (!dry) params_collect(&t->params, &t->model), freeze_rates(&t->params, &cfg->optim);
+    if (!dry) params_collect(&t->params, &t->model, &t->lora), freeze_rates(&t->params, &cfg->optim);
     return true;
 }
 
@@ -152,6 +162,7 @@ void trainer_close(Trainer *t) {
     session_close(&t->session);
     params_free(&t->params);
     if (t->model.dev) model_close(&t->model);
+    lora_close(&t->lora);
     teacher_close(&t->teacher);
     loader_close(&t->loader);
     arena_close(&t->rows);
@@ -195,10 +206,15 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
                {"teacher_weights", &teacher->aw},
                {"teacher_activations", &teacher->keep},
                {"teacher_scratch", &teacher->scratch},
-               {"teacher_rows", &t->teacher.rows}};
-    const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 4);
+               {"teacher_rows", &t->teacher.rows},
+               {"adapters", &t->lora.state},
+               {"adapter_gradients", &t->lora.grads}};
     *r = (Regions){0};
-    for (size_t i = 0; i < n; i++) add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        const Arena *a = own[i].a;
+        bool there = i < 7 || (i < 11 ? t->teacher.on : t->lora.n > 0);
+        if (there) add(r, own[i].name, a->base && !peaks ? a->size : a->peak);
+    }
     if (t->dry)
         add(r, "batch", feed_loader_bytes(t));
     else
@@ -211,6 +227,8 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
     const Arena *copy = saver_region(t);
     if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size);
+    copy = saver_adapters(t);
+    if (copy) add(r, "adapter_copy", t->dry || peaks ? copy->peak : copy->size);
 }
 
 /* The number after `name` in a file of "name: number kB" lines, in bytes; a bare number for name "". 0: not there. */
@@ -299,6 +317,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         sum += nll_sum(t);
     }
     Run run = run_make(t->dev, &t->model.scratch);
+    lora_gradients(&run, &t->lora);
     Clip clip = clip_norm(&run, &t->params, o->clip);
     r->loss = sum / (double)count;
     if (t->teacher.on) r->loss = teacher_loss(&t->teacher, &r->parts, r->loss, count);
@@ -315,6 +334,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     if (!r->skipped) {
         OptimizerCfg how = optimizer_cfg(o, t->model.seed);
         optimizer_step(&run, &t->params, &how, r->lr, clip.scale, t->state.step + 1 - t->state.skip.skipped);
+        lora_apply(&run, &t->lora);
     }
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
@@ -363,6 +383,10 @@ bool trainer_finite(Trainer *t, Err *e) {
             return err_world(e, "training diverged: %s is not finite after step %lld", p->name,
                              (long long)t->state.step);
     }
+    for (int i = 0; i < t->lora.n; i++)
+        if (!isfinite(run.ops->sumsq(&run, t->lora.part[i].w)))
+            return err_world(e, "training diverged: %s is not finite after step %lld", t->lora.part[i].name,
+                             (long long)t->state.step);
     return true;
 }
 

@@ -11,6 +11,7 @@
 #include "journal.h"
 #include "progress.h"
 #include "run_dir.h"
+#include "lora.h"
 #include "skip.h"
 #include "teacher.h"
 
@@ -55,8 +56,9 @@ typedef struct Trainer {
     Loader loader;
     Teacher teacher;
     Model model;
-    Params params;
-    Arena rows; /* of a micro-batch: */
+    Lora lora;
+    Params params; /* what is trained: the model's tensors, or adapters */
+    Arena rows;    /* of a micro-batch: */
     real *g, *nll;
     int *hit; /* of a task; else NULL */
     bool samples;
