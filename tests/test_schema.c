@@ -118,7 +118,10 @@ Test(schema, numbers_read_back) {
 }
 
 /* The tables in tables. */
-static size_t table_size(const Key *k) { return strcmp(k->name, "sft") ? sizeof(CompressionCfg) : sizeof(SftCfg); }
+static size_t table_size(const Key *k) {
+    if (!strcmp(k->name, "losses")) return sizeof(TeacherLosses);
+    return strcmp(k->name, "sft") ? sizeof(CompressionCfg) : sizeof(SftCfg);
+}
 static size_t table_align(const Key *k) { return strcmp(k->name, "sft") ? 8 : 4; }
 
 /* Every member of a struct of settings has a key: each key's place begins where another's ends, but for alignment. What
@@ -128,10 +131,10 @@ static void covers(const char *what, const Key *keys, size_t size, size_t skip_f
                                    [KEY_FLOAT] = sizeof(double),    [KEY_BOOL] = 1,
                                    [KEY_TEXT] = KEY_TEXT_MAX,       [KEY_CHOICE] = sizeof(int),
                                    [KEY_NUMBERS] = sizeof(Numbers), [KEY_INTS] = sizeof(Ints),
-                                   [KEY_LENGTH] = sizeof(Length)};
+                                   [KEY_LENGTH] = sizeof(Length),   [KEY_TEXTS] = sizeof(Texts)};
     static const size_t aligns[] = {
-        [KEY_INT] = 4,    [KEY_LONG] = 8,    [KEY_FLOAT] = 8, [KEY_BOOL] = 1,   [KEY_TEXT] = 1,
-        [KEY_CHOICE] = 4, [KEY_NUMBERS] = 8, [KEY_INTS] = 4,  [KEY_LENGTH] = 8, [KEY_TABLE] = 8};
+        [KEY_INT] = 4,     [KEY_LONG] = 8, [KEY_FLOAT] = 8,  [KEY_BOOL] = 1,  [KEY_TEXT] = 1, [KEY_CHOICE] = 4,
+        [KEY_NUMBERS] = 8, [KEY_INTS] = 4, [KEY_LENGTH] = 8, [KEY_TABLE] = 8, [KEY_TEXTS] = 4};
 #define SIZE(k) ((k)->type == KEY_TABLE ? table_size(k) : sizes[(k)->type])
     size_t last = skip_to;
     for (const Key *k = keys; k->name; k++) {
@@ -158,7 +161,12 @@ Test(schema, every_member_has_a_key) {
     covers("train.compression", k->sub, sizeof(CompressionCfg), 0, 0);
     for (k = data_keys; strcmp(k->name, "sft");) k++;
     covers("data.sft", k->sub, sizeof(SftCfg), 0, 0);
-    covers("optim", optim_keys, sizeof(OptimCfg), 0, 0);
+    covers("optim", optim_keys, sizeof(OptimCfg), 0, offsetof(OptimCfg, kind));
+    covers("optim.groups", group_keys, sizeof(OptimGroup), 0, 0);
+    covers("teacher", teacher_keys, sizeof(TeacherCfg), 0, 0);
+    for (k = teacher_keys; strcmp(k->name, "losses");) k++;
+    covers("teacher.losses", k->sub, sizeof(TeacherLosses), 0, 0);
+    covers("lora", lora_keys, sizeof(LoraCfg), 0, 0);
     covers("rope", rope_keys, sizeof(RopeCfg), 0, 0);
 }
 
@@ -169,9 +177,12 @@ Test(schema, documents_every_key) {
         FILE *f = open_memstream(&text, &n);
         config_document(f, markdown);
         fclose(f);
-        static const Key *const tables[] = {run_keys, data_keys, train_keys, optim_keys, model_keys, rope_keys};
-        static const char *const prefix[] = {"run.", "data.", "train.", "optim.", "model.", "model.kinds.NAME.rope."};
-        for (int t = 0; t < 6; t++)
+        static const Key *const tables[] = {run_keys,  data_keys,    train_keys, optim_keys, model_keys,
+                                            rope_keys, teacher_keys, lora_keys,  group_keys};
+        static const char *const prefix[] = {"run.",     "data.",  "train.",
+                                             "optim.",   "model.", "model.kinds.NAME.rope.",
+                                             "teacher.", "lora.",  "optim.groups.N."};
+        for (int t = 0; t < 9; t++)
             for (const Key *k = tables[t]; k->name; k++) {
                 snprintf(name, sizeof name, markdown ? "| `%s%s` |" : "  %s%s ", prefix[t], k->name);
                 cr_assert(strstr(text, name), "no '%s' in\n%s", name, text);
