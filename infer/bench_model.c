@@ -25,13 +25,21 @@ typedef struct {
     Owned owned;
     Run run;
     int64_t t;
+    Model teacher; /* dev NULL: none */
+    Teach teach;
+    real *kl, *rkl;
 } Step;
 
 static void step_once(void *ctx) {
     Step *s = ctx;
     s->m.step = (uint64_t)s->t++;
     model_zero_grad(&s->m);
-    model_train(&s->m, &s->batch, s->tok, s->tgt, s->g, s->nll);
+    if (s->teacher.dev) {
+        model_states(&s->teacher, &s->batch, s->tok, s->teach.xf, NULL, NULL);
+        model_teach(&s->m, &s->batch, s->tok, s->tgt, s->g, s->nll, &s->teach);
+    } else {
+        model_train(&s->m, &s->batch, s->tok, s->tgt, s->g, s->nll);
+    }
     double sum = 0;
     for (int i = 0; i < s->owned.n; i++) sum += s->run.ops->sumsq(&s->run, s->owned.t[i][1]);
     for (int i = 0; i < s->owned.n; i++) {
@@ -63,18 +71,39 @@ static void step_free(Step *s) {
     free(s->tok), free(s->tgt), free(s->pos), free(s->first), free(s->of), free(s->off), free(s->id), free(s->g),
         free(s->nll);
     free(s->owned.t);
-    model_close(&s->m);
+    free(s->teach.xf.p), free(s->kl), free(s->rkl);
+    if (s->m.dev) model_close(&s->m);
+    if (s->teacher.dev) model_close(&s->teacher);
 }
 
-bool bench_step(Device *dev, const Config *c, double seconds, Timing *t, Cost *cost, Err *e) {
+static bool teacher_make(Step *s, Device *dev, const Config *c, Err *e) {
+    int B = c->train.micro_batch, N = B * c->data.seq_len, d = c->model.d_model;
+    ModelOpts o = {.max_rows = N, .max_samples = B, .states = true};
+    if (!model_open(&s->teacher, dev, &c->model, o, e)) return false;
+    model_init(&s->teacher, 2);
+    s->kl = xcalloc((size_t)N, sizeof(real)), s->rkl = xcalloc((size_t)N, sizeof(real));
+    s->teach = (Teach){.logits = {1, 1, 0, 1},
+                       .xf = TENSOR(xcalloc((size_t)N * (size_t)d, sizeof(real)), REAL, N, d),
+                       .head = c->model.tied ? s->teacher.w.embed : s->teacher.w.head,
+                       .kl = s->kl,
+                       .rkl = s->rkl};
+    return true;
+}
+
+static bool bench(Device *dev, const Config *c, bool taught, double seconds, Timing *t, Cost *cost, Err *e) {
     int B = c->train.micro_batch, T = c->data.seq_len;
     Step s = {0};
+    if (taught && !teacher_make(&s, dev, c, e)) return false;
     ModelOpts o = {.train = true,
                    .max_rows = B * T,
                    .max_samples = B,
                    .dropout = c->train.dropout,
-                   .recompute = c->train.recompute};
-    if (!model_open(&s.m, dev, &c->model, o, e)) return false;
+                   .recompute = c->train.recompute,
+                   .teach = taught ? &s.teach : NULL};
+    if (!model_open(&s.m, dev, &c->model, o, e)) {
+        step_free(&s);
+        return false;
+    }
     model_init(&s.m, 1);
     step_data(&s, B, T, c->model.vocab);
     Weights *role[] = {&s.m.w, &s.m.g, &s.m.m, &s.m.v};
@@ -88,6 +117,13 @@ bool bench_step(Device *dev, const Config *c, double seconds, Timing *t, Cost *c
     *cost = cost_model(&s.m, T);
     step_free(&s);
     return true;
+}
+bool bench_step(Device *dev, const Config *c, double seconds, Timing *t, Cost *cost, Err *e) {
+    return bench(dev, c, false, seconds, t, cost, e);
+}
+bool bench_distill(Device *dev, const Config *c, double seconds, Timing *t, Err *e) {
+    Cost cost;
+    return bench(dev, c, true, seconds, t, &cost, e);
 }
 
 /* ---- decoding ------------------------------------------------------------------------------------------------------

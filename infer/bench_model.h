@@ -7,6 +7,8 @@
 /* Training steps on made-up tokens: gradients of one micro-batch of cfg, the norm for clipping, an AdamW step. vocab is
  * resolved. `cost` is of documents of data.seq_len tokens. False: EXIT_WORLD, no memory. */
 bool bench_step(Device *, const Config *, double seconds, Timing *, Cost *, Err *);
+/* The same step with a teacher of the model's own shape and other weights: lm and kl (Ops.linear_distill). */
+bool bench_distill(Device *, const Config *, double seconds, Timing *, Err *);
 
 /* B sequences of a prompt and `room` tokens behind it, through a session. The caller fills tok (B, prompt + room). */
 typedef struct {

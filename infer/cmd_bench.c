@@ -65,9 +65,10 @@ static bool bench_ops(Bench *b, json_t *out, Err *e) {
 
 static bool bench_train(Bench *b, json_t *out, Err *e) {
     int B = b->cfg->train.micro_batch, T = b->cfg->data.seq_len;
-    Timing t;
+    Timing t, taught;
     Cost c;
-    if (!bench_step(b->dev, b->cfg, b->seconds, &t, &c, e)) return false;
+    if (!bench_step(b->dev, b->cfg, b->seconds, &t, &c, e) || !bench_distill(b->dev, b->cfg, b->seconds, &taught, e))
+        return false;
     double tok_s = B * T / t.median;
     json_object_set_new(out, "train",
                         json_pack("{s:I, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "params", (json_int_t)c.params,
@@ -75,6 +76,10 @@ static bool bench_train(Bench *b, json_t *out, Err *e) {
                                   "flops_per_token", c.itemised, "formula",
                                   "6 N_matmul + 3 x attention, causal, windows exact", "percent_of_peak",
                                   100 * tok_s * c.itemised / (b->peak * 1e9)));
+    json_object_set_new(out, "distill",
+                        json_pack("{s:s, s:f, s:i, s:f, s:f}", "teacher", "of the same shape, lm and kl", "step_s",
+                                  taught.median, "runs", taught.runs, "tok_s", B * T / taught.median, "of_plain_step",
+                                  taught.median / t.median));
     return true;
 }
 
@@ -160,6 +165,9 @@ static void report_text(json_t *j, int threads) {
     if ((x = json_object_get(j, "train")))
         printf("train   %.0f tokens/s, %d rows a step, %.1f%% of the GEMM peak of %.1f GFLOP/s\n", NUMBER(x, "tok_s"),
                WHOLE(x, "rows"), NUMBER(x, "percent_of_peak"), NUMBER(j, "gemm_peak_gflops"));
+    if ((x = json_object_get(j, "distill")))
+        printf("distill %.0f tokens/s from a teacher of the same shape, %.2f of a plain step's time\n",
+               NUMBER(x, "tok_s"), NUMBER(x, "of_plain_step"));
     json_array_foreach(json_object_get(j, "decode"), i, x) printf(
         "decode  %.1f tokens/s, batch %d, %.1f%% of a read of the same bytes at %.1f GB/s; prefill %.0f tokens/s\n",
         NUMBER(x, "tok_s"), WHOLE(x, "batch"), NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "read_gb_per_s"),
@@ -204,8 +212,9 @@ int cmd_bench(int argc, char **argv) {
                                                  {0}};
     static const CliSpec spec = {
         .args = "[ops|train|decode|recur] [CONFIG.yaml]",
-        .doc = "Medians of repeated runs: matrix products and memory reads (ops), training steps (train), decoding "
-               "(decode), or all three; of the model that CONFIG describes, with random weights. The recurrences of "
+        .doc = "Medians of repeated runs: matrix products and memory reads (ops), training steps, plain and from a "
+               "teacher (train), decoding (decode), or all three; of the model that CONFIG describes, with random "
+               "weights. The recurrences of "
                "linear attention alone (recur) have shapes of their own.",
         .options = options,
         .take = take,

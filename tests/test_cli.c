@@ -228,6 +228,17 @@ Test(cli, bench_measures) {
     json_decref(j);
 }
 
+Test(cli, bench_trains_from_a_teacher) {
+    char *yaml = check_path("c.yaml");
+    static const char text[] =
+        "model: {d_model: 16, layers: 1, kinds: {a: {mixer: gqa, heads: 2}}, ffn: {kind: swiglu, hidden: 16}}\n"
+        "data: {seq_len: 16}\ntrain: {micro_batch: 2}\n";
+    check_write(yaml, text, sizeof text - 1);
+    json_t *j = object(RUN("bench", "train", yaml, "--seconds", "0.01", "--json")), *x = json_object_get(j, "distill");
+    cr_assert(x && NUM(x, "tok_s") > 0 && NUM(x, "of_plain_step") > 0 && NUM(json_object_get(j, "train"), "tok_s") > 0);
+    json_decref(j);
+}
+
 Test(cli, bench_recurrences) {
     static const char *const rules[] = {"kda", "gdn", "deltanet", "gla", "retention", "linear", "kda", "kda"};
     json_t *j = object(RUN("bench", "recur", "--seconds", "0.01", "--json")), *list = json_object_get(j, "recur"), *x;
