@@ -58,6 +58,7 @@ static const struct {
     {"linear_groups", 6},
     {"linear_groups_backward", 6},
     {"spread", 0},
+    {"move", 0},
     {"collect", 2},
     {"swiglu_rows", 4},
     {"swiglu_rows_backward", 16},

@@ -6,6 +6,7 @@
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 #include "../optim/step.h"
+#include "../ops/host.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
@@ -121,7 +122,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_tokenizer(t, e)) return false;
-    if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
+    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
         !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
@@ -156,8 +157,9 @@ void trainer_close(Trainer *t) {
 
 bool trainer_measure_peak(Trainer *t, Err *e) {
     Gemm g;
-    /* The double build multiplies by a plain loop, which is no peak of anything. */
-    if (t->dry || REAL != F32) return true;
+    /* The double build multiplies by a plain loop, which is no peak of anything; and a device computes while the clock
+     * of bench_gemm, which does not wait for it, has stopped. */
+    if (t->dry || REAL != F32 || device_apart(t->dev)) return true;
     if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, e)) return false;
     t->peak_flops = 2.0 * g.N * g.O * g.I / g.time.best;
     return true;
