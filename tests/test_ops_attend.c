@@ -172,7 +172,7 @@ static void attend_with(Rig *g, const Pass *p, Tensor q, const Kv *kv, Tensor o0
     rig_pass(g, p);
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor o = EMPTY(g, "o", p->out.n, H, p->s.vdim), lse = EMPTY(g, "lse", p->out.n, H);
             rig_use(g, tables[k], threads);
@@ -221,7 +221,7 @@ static void draws(void (*f)(Rig *, int draw, int noticed[FAULTS]), Fault last) {
     int noticed[FAULTS] = {0};
     for (int draw = 0; draw < DRAWS; draw++) {
         Rig g;
-        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+        rig_open(&g, rig_first(), 1, (size_t)24 << 20);
         f(&g, draw, noticed);
         rig_close(&g);
     }
@@ -239,7 +239,7 @@ Test(ops, attend_with_extreme_scores) {
         Dice dice = {rng_mix(0xE87, (uint64_t)draw), 0};
         Pass *p = pass_draw(&dice, draw, true);
         Rig g;
-        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+        rig_open(&g, rig_first(), 1, (size_t)24 << 20);
         Kv kv = pass_kv(&g, p, true);
         Tensor q = RANDOM(&g, "q", p->out.n, p->look.heads, p->s.kdim);
         p->look.scale = (real)(1e4 / sqrt(p->s.kdim));
@@ -260,7 +260,7 @@ Test(ops, attend_lets_nan_through) {
             Dice dice = {rng_mix(0x9A9, (uint64_t)draw), 0};
             Pass *p = pass_draw(&dice, draw, true);
             Rig g;
-            rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+            rig_open(&g, rig_first(), 1, (size_t)24 << 20);
             int H = p->look.heads, G = H / p->s.lanes, Dv = p->s.vdim, N = p->b.N;
             Kv kv = pass_kv(&g, p, false);
             Tensor q = RANDOM(&g, "q", N, H, p->s.kdim), o = EMPTY(&g, "o", N, H, Dv), lse = EMPTY(&g, "lse", N, H);
@@ -359,7 +359,7 @@ static void backward(Rig *g, int draw, int noticed[FAULTS]) {
     rig_pass(g, p);
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor dq = tensor_copy(g, t.dq);
             Kv dkv = {.s = p->s, .k = tensor_copy(g, t.dk), .v = tensor_copy(g, t.dv), .bias = tensor_copy(g, t.dbias)};
