@@ -1,9 +1,10 @@
-/* attend.cu: softmax attention over the rows of a pass: a block to 64 entries and up to 128 columns of the values, which
- * goes through the keys 64 at a time with a running softmax. */
+/* attend.cu: softmax attention over the rows of a pass: a block to 64 entries and up to 128 columns of the values,
+ * which goes through the keys 64 at a time with a running softmax. */
 #include "attend.h"
 
 template <int G>
-__global__ void __launch_bounds__(BLOCK) attend(CudaAttend a, float *o, float *lse, const float *before, const float *q) {
+__global__ void __launch_bounds__(BLOCK)
+    attend(CudaAttend a, float *o, float *lse, const float *before, const float *q) {
     SMEM_DYN(AttendTile, m);
     int slices = (int)gridDim.y / a.lanes, lane = (int)blockIdx.y / slices, c0 = (int)blockIdx.y % slices * 64 * G,
         s = (int)blockIdx.z, group = a.heads / a.lanes;

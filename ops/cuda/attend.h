@@ -17,9 +17,7 @@ struct AttendTile {
 struct Span {
     int low, high, sink0, sink1;
 };
-DEVICE bool span_meets(Span p, int j0, int j1) {
-    return (j1 > p.low && j0 < p.high) || (j1 > p.sink0 && j0 < p.sink1);
-}
+DEVICE bool span_meets(Span p, int j0, int j1) { return (j1 > p.low && j0 < p.high) || (j1 > p.sink0 && j0 < p.sink1); }
 /* First place of a (ascending) whose number is v or more. */
 DEVICE int place_of(const int *a, int n, int v) {
     int lo = 0;
@@ -94,12 +92,9 @@ DEVICE float score(const AttendTile *m, const CudaAttend &a, Entry e, int key, i
 }
 
 /* The running softmax of the entries ty + 16 i: o = sum exp(s - m) v, l = sum exp(s - m). */
-template <int G> struct Softmax {
-    float m[4], l[4], o[4][4 * G];
-};
+template <int G> struct Softmax { float m[4], l[4], o[4][4 * G]; };
 /* Merges n keys, whose scores are s (-inf: hidden), into it. Begins with a barrier. */
-template <int G>
-DEVICE void absorb(Softmax<G> &x, AttendTile *mem, float s[4][4], Rows v, int c0, int Dv) {
+template <int G> DEVICE void absorb(Softmax<G> &x, AttendTile *mem, float s[4][4], Rows v, int c0, int Dv) {
     int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
     UNROLL for (int i = 0; i < 4; i++) {
         float top = x.m[i], sum = 0;
@@ -119,7 +114,8 @@ DEVICE void absorb(Softmax<G> &x, AttendTile *mem, float s[4][4], Rows v, int c0
 }
 /* `before`: the lse of the partial that is merged with, in o; NULL: none. */
 template <int G>
-DEVICE void softmax_load(Softmax<G> &x, const AttendTile *m, int n, const float *o, const float *before, int c0, int Dv) {
+DEVICE void softmax_load(Softmax<G> &x, const AttendTile *m, int n, const float *o, const float *before, int c0,
+                         int Dv) {
     int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
     UNROLL for (int i = 0; i < 4; i++) {
         int e = ty + 16 * i;

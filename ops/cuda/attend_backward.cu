@@ -1,5 +1,6 @@
 /* attend_backward.cu: the gradients of attention in three passes without atomics: delta = dout . o, then dq by entries
- * and dk, dv by keys, both of which make the probabilities again from lse. Every number has one writer and one order. */
+ * and dk, dv by keys, both of which make the probabilities again from lse. Every number has one writer and one order.
+ */
 #include "attend.h"
 
 /* A warp to an entry. */
@@ -16,8 +17,8 @@ __global__ void attend_delta(size_t n, int D, float *delta, const float *dout, c
 DEVICE float chance(float s, float lse) { return s == -INFINITY ? 0 : expf(s - lse); }
 
 template <int G>
-__global__ void __launch_bounds__(BLOCK)
-    attend_backward_q(CudaAttend a, float *dq, const float *dout, const float *q, const float *lse, const float *delta) {
+__global__ void __launch_bounds__(BLOCK) attend_backward_q(CudaAttend a, float *dq, const float *dout, const float *q,
+                                                           const float *lse, const float *delta) {
     SMEM_DYN(AttendTile, m);
     int slices = (int)gridDim.y / a.lanes, lane = (int)blockIdx.y / slices, c0 = (int)blockIdx.y % slices * 64 * G,
         s = (int)blockIdx.z, group = a.heads / a.lanes, first = a.off[s], end = a.off[s + 1];
@@ -71,9 +72,7 @@ __global__ void __launch_bounds__(BLOCK)
     keys = keys < TILE ? keys : TILE;
     int t = (int)threadIdx.x, ty = t / 16, tx = t % 16;
     float ak[4][4 * G], av[4][4 * G], ab[4] = {0, 0, 0, 0};
-    UNROLL for (int i = 0; i < 4; i++) {
-        UNROLL for (int c = 0; c < 4 * G; c++) ak[i][c] = av[i][c] = 0;
-    }
+    UNROLL for (int i = 0; i < 4; i++) { UNROLL for (int c = 0; c < 4 * G; c++) ak[i][c] = av[i][c] = 0; }
     keys_load(m, a, lane, j0, keys);
     for (int e0 = (j0 - first) * group / TILE * TILE; e0 < entries; e0 += TILE) { /* those before the keys see none */
         int n = entries - e0 < TILE ? entries - e0 : TILE;
@@ -118,7 +117,8 @@ extern "C" void cuda_attend_backward(Cuda *c, const CudaAttend *a, float *dq, fl
                                      const float *lse) {
     size_t n = (size_t)a->N * (size_t)a->heads;
     if (n == 0) return;
-    LAUNCH(attend_delta, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, a->Dv, delta, dout, o);
+    LAUNCH(attend_delta, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, a->Dv, delta, dout,
+           o);
     int D = a->Dk > a->Dv ? a->Dk : a->Dv;
     dim3 by_q((unsigned)a->blocks, (unsigned)(a->lanes * column_slices(a->Dk)), (unsigned)a->B);
     dim3 by_k((unsigned)((a->longest + TILE - 1) / TILE), (unsigned)(a->lanes * column_slices(D)), (unsigned)a->B);

@@ -8,7 +8,7 @@
 #include "kernel.h"
 
 enum { TILE = 64, PART = 32, LD_PART = PART + 4, LD_TILE = TILE + 4, PART_NUMBERS = 2 * TILE * LD_PART };
-static_assert(BLOCK == 256 && PART_NUMBERS >= PART * 2 * TILE, "the layout above");
+static_assert(BLOCK == 256 && PART == 32 && PART_NUMBERS >= PART * 2 * TILE, "the layout above");
 
 /* Row r < n begins at p + at[r] * ld; `at` lies in shared memory. */
 struct Rows {
@@ -35,15 +35,15 @@ DEVICE float half_warp_max(float v) {
 DEVICE void tile_dots(float s[4][4], float *part, Rows a, Rows b, int D) {
     int t = (int)threadIdx.x, ty = t / 16, tx = t % 16;
     float *pb = part + TILE * LD_PART;
-    UNROLL for (int i = 0; i < 4; i++) {
-        UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0;
-    }
+    UNROLL for (int i = 0; i < 4; i++) { UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0; }
     for (int c = 0; c < D; c += PART) {
         __syncthreads();
-        for (int i = t; i < TILE * PART; i += BLOCK) {
-            int r = i / PART, k = i % PART;
-            part[r * LD_PART + k] = row_number(a, r, c + k, D);
-            pb[r * LD_PART + k] = row_number(b, r, c + k, D);
+        ROLLED for (int r = t / PART; r < TILE; r += 2 * WARPS) { /* four loads at once */
+            int k = t % PART, r2 = r + WARPS;
+            float x = row_number(a, r, c + k, D), y = row_number(b, r, c + k, D), x2 = row_number(a, r2, c + k, D),
+                  y2 = row_number(b, r2, c + k, D);
+            part[r * LD_PART + k] = x, part[r2 * LD_PART + k] = x2;
+            pb[r * LD_PART + k] = y, pb[r2 * LD_PART + k] = y2;
         }
         __syncthreads();
         for (int k = 0; k < PART && c + k < D; k += 4) {
@@ -70,7 +70,11 @@ template <int G> DEVICE void tile_apply(float acc[4][4 * G], const float *P, flo
     int t = (int)threadIdx.x, ty = t / 16, tx = t % 16;
     for (int r0 = 0; r0 < b.n; r0 += PART) {
         __syncthreads();
-        for (int i = t; i < PART * W; i += BLOCK) part[i] = row_number(b, r0 + i / W, c0 + i % W, D);
+        ROLLED for (int i = t; i < PART * W; i += 4 * BLOCK) {
+            float x[4];
+            UNROLL for (int k = 0; k < 4; k++) x[k] = row_number(b, r0 + (i + k * BLOCK) / W, c0 + i % W, D);
+            UNROLL for (int k = 0; k < 4; k++) part[i + k * BLOCK] = x[k];
+        }
         __syncthreads();
         for (int r = 0; r < PART && r0 + r < b.n; r += 4) {
             float4 p[4];
