@@ -58,6 +58,27 @@ typedef struct {
 } CudaRope;
 void cuda_rope(Cuda *, const CudaRope *, float *x, const int *pos, const int *idx);
 
+/* attend.cu, attend_backward.cu: the rows of a pass as ops/run.h says, with its arrays on the device. */
+enum { CUDA_ENTRIES = 64 }; /* query heads of rows that a block takes */
+typedef struct {
+    int B, N, n;                        /* sequences, rows, wanted rows */
+    int blocks;                         /* of CUDA_ENTRIES for the sequence with most wanted rows */
+    int longest;                        /* rows of the longest sequence */
+    const int *off, *pos, *first, *idx; /* idx NULL: every row is wanted */
+    int lanes, heads, Dk, Dv, ldv;      /* values are ldv apart */
+    int window, sinks, delay;
+    float scale;
+    const float *k, *v, *bias; /* bias: or NULL */
+} CudaAttend;
+/* before: lse of the partial that is merged with, not the memory of lse where cuda_attend_slices is more than 1; or
+ * NULL.
+ */
+void cuda_attend(Cuda *, const CudaAttend *, float *o, float *lse, const float *before, const float *q);
+int cuda_attend_slices(int Dv); /* blocks that share a row of the values */
+/* delta (N,heads): scratch. */
+void cuda_attend_backward(Cuda *, const CudaAttend *, float *dq, float *dk, float *dv, float *dbias, float *delta,
+                          const float *dout, const float *q, const float *o, const float *lse);
+
 /* elementwise.cu */
 void cuda_swiglu(Cuda *, size_t n, float *y, const float *gate, const float *up);
 void cuda_swiglu_backward(Cuda *, size_t n, float *dgate, float *dup, const float *dy, const float *gate,

@@ -9,8 +9,6 @@ static const CudaLedger missing[] = {
     MISSING(layernorm_backward, "as layernorm"),
     MISSING(gelu, "its kernels are not written"),
     MISSING(gelu_backward, "as gelu"),
-    MISSING(attend, "our mma.sync flash attention is to be the general path and is not written"),
-    MISSING(attend_backward, "as attend"),
     MISSING(attend_lanes, "the cache lives in the host's memory; comes with the paged cache on the device"),
     MISSING(merge, "DMC's scan along lanes is not written"),
     MISSING(merge_backward, "as merge"),
@@ -33,6 +31,8 @@ static const CudaLedger slow[] = {
     SLOW(linear_heads, "one product per head; a batched one would launch once"),
     SLOW(linear_groups, "one product per group"),
     SLOW(linear_xent, "ids and targets are copied to the device in every call; hits are waited for"),
+    SLOW(attend, "f32 on the plain units, not on the matrix units; the batch is copied to the device in every call"),
+    SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(sumsq, "waits for the result"),
     {NULL, 0, NULL},
 };

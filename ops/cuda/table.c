@@ -145,6 +145,63 @@ static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
     arena_release(r->scratch, mark);
 }
 
+/* ---- attention ---- */
+/* All but the tensors; batch and rows are uploaded to scratch. */
+static CudaAttend attend_pass(Run *r, const Kv *kv, Look look, Tensor q, Tensor o) {
+    const Batch *b = r->batch;
+    int group = look.heads / imax(1, kv->s.lanes);
+    CHECK(look.heads == group * kv->s.lanes && q.n[1] == look.heads && q.n[2] == kv->s.kdim && o.n[2] == kv->s.vdim,
+          "%d heads on %d lanes, q %d, o %d", look.heads, kv->s.lanes, q.n[2], o.n[2]);
+    CudaAttend a = {.B = b->B,
+                    .N = b->N,
+                    .n = r->out.n,
+                    .lanes = kv->s.lanes,
+                    .heads = look.heads,
+                    .Dk = kv->s.kdim,
+                    .Dv = kv->s.vdim,
+                    .ldv = kv->s.alias ? kv->s.kdim : kv->s.vdim,
+                    .window = look.window,
+                    .sinks = look.sinks,
+                    .delay = kv->s.delay,
+                    .scale = (float)look.scale};
+    a.off = upload_ints(r, b->off, b->B + 1, "first rows"), a.pos = upload_ints(r, b->pos, b->N, "positions");
+    a.first = upload_ints(r, b->first, b->N, "documents"), a.idx = upload_ints(r, r->out.idx, r->out.n, "rows");
+    if (measuring(r)) return a;
+    a.k = R(kv->k), a.v = kv->s.alias ? R(kv->k) : R(kv->v), a.bias = present(kv->bias) ? R(kv->bias) : NULL;
+    for (int s = 0, m = 0, from = 0; s < b->B; s++, from = m) {
+        while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
+        a.blocks = imax(a.blocks, ((m - from) * group + CUDA_ENTRIES - 1) / CUDA_ENTRIES);
+        a.longest = imax(a.longest, b->off[s + 1] - b->off[s]);
+    }
+    return a;
+}
+static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
+    if (r->out.n == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    CudaAttend a = attend_pass(r, kv, look, q, o);
+    bool shared = merge && cuda_attend_slices(a.Dv) > 1;
+    Tensor before = shared ? SCRATCH(r, "lse before", r->out.n, look.heads) : lse;
+    if (!measuring(r)) {
+        if (shared) cuda_copy(C(r), before.p, lse.p, tensor_bytes(lse));
+        cuda_attend(C(r), &a, R(o), R(lse), merge ? R(before) : NULL, R(q));
+    }
+    arena_release(r->scratch, mark);
+}
+static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
+                            Tensor lse) {
+    CHECK(r->out.n == r->batch->N, "%d of %d rows", r->out.n, r->batch->N);
+    CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
+    Mark mark = arena_mark(r->scratch);
+    CudaAttend a = attend_pass(r, kv, look, q, o);
+    Tensor delta = SCRATCH(r, "delta", r->batch->N, look.heads);
+    if (!measuring(r)) {
+        a.idx = NULL;
+        cuda_attend_backward(C(r), &a, R(dq), R(dkv->k), R(dkv->v), a.bias ? R(dkv->bias) : NULL, R(delta), R(dout),
+                             R(q), R(o), R(lse));
+    }
+    arena_release(r->scratch, mark);
+}
+
 /* ---- one number at a time ---- */
 static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
     if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), R(y), R(gate), R(up));
@@ -380,6 +437,8 @@ static const Ops ops_cuda = {
     .rmsnorm = rmsnorm,
     .rmsnorm_backward = rmsnorm_backward,
     .rope = rope,
+    .attend = attend,
+    .attend_backward = attend_backward,
     .l2norm = l2norm,
     .l2norm_backward = l2norm_backward,
     .sigmoid = sigmoid,
