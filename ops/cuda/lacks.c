@@ -11,8 +11,6 @@ LACKS(layernorm, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps
 LACKS(layernorm_backward, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd)
 LACKS(gelu, Tensor y, Tensor x, bool tanh)
 LACKS(gelu_backward, Tensor dx, Tensor dy, Tensor x, bool tanh)
-LACKS(attend, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge)
-LACKS(attend_backward, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o, Tensor lse)
 LACKS(attend_lanes, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look, bool merge)
 LACKS(merge, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at)
 LACKS(merge_backward, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a, Tensor w,
@@ -33,8 +31,6 @@ void cuda_lacks(Ops *o) {
     SAY(layernorm_backward);
     SAY(gelu);
     SAY(gelu_backward);
-    SAY(attend);
-    SAY(attend_backward);
     SAY(attend_lanes);
     SAY(merge);
     SAY(merge_backward);
