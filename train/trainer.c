@@ -168,11 +168,12 @@ bool trainer_measure_peak(Trainer *t, Err *e) {
 /* ---- memory ---------------------------------------------------------------------------------------------------------
  */
 
-static void add(Regions *r, const char *name, size_t bytes) {
+static void add(Regions *r, const char *name, size_t bytes, bool apart) {
     CHECK(r->n < REGIONS_MAX, "%s", name);
     r->region[r->n].name = name;
     r->region[r->n++].bytes = bytes;
     r->total += bytes;
+    r->host += apart ? 0 : bytes;
 }
 
 void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
@@ -183,21 +184,22 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     } own[] = {{"weights", &m->aw},        {"gradients", &m->ag},           {"first_moments", &m->am},
                {"second_moments", &m->av}, {"saved_activations", &m->keep}, {"scratch", &m->scratch},
                {"losses", &t->rows}};
+    const bool apart = device_apart(t->dev);
     *r = (Regions){0};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak);
+        add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak, apart && own[i].a != &t->rows);
     if (t->dry)
-        add(r, "batch", feed_loader_bytes(t));
+        add(r, "batch", feed_loader_bytes(t), false);
     else
-        add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size);
+        add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size, false);
     if (t->dry)
-        add(r, "tokens", t->text_bytes);
+        add(r, "tokens", t->text_bytes, false);
     else
-        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size));
+        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size), false);
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
-    if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
+    if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size, apart);
     const Arena *copy = saver_region(t);
-    if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size);
+    if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size, false);
 }
 
 /* The number after `name` in a file of "name: number kB" lines, in bytes; a bare number for name "". 0: not there. */
@@ -221,12 +223,12 @@ bool trainer_fits(const Trainer *t, Err *e) {
            group = system_bytes("/sys/fs/cgroup/memory.max", "");
     if (group) room = zmin(room, group); /* not less what is in use: most of that are pages of files */
     trainer_regions(t, false, &r);
-    if (!room || r.total <= room) return true;
+    if (!room || r.host <= room) return true;
     return err_world(
         e,
         "the run needs %zu bytes of memory, %zu are free; a smaller train.micro_batch, data.seq_len or model "
         "needs less, see --plan",
-        r.total, room);
+        r.host, room);
 }
 
 /* ---- the parts of the loop ------------------------------------------------------------------------------------------
