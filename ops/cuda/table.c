@@ -1,22 +1,8 @@
 /* table.c: the op table of the CUDA backend, f32: shapes are checked and scratch taken here, as on the CPU; cuda.h
  * computes. Tensors and `real *` arguments lie on the device; ids, places, targets and Batch lie with the host, and are
  * copied to scratch by the op that reads them. */
+#include "table.h"
 #include <math.h>
-#include "../device.h"
-#include "cuda.h"
-#include "ledger.h"
-
-static Cuda *C(Run *r) { return r->dev->cuda; }
-static int last(Tensor t) { return t.n[t.rank - 1]; }
-/* n numbers of the host, in scratch; NULL while measuring. */
-static void *upload(Run *r, const void *from, int n, size_t size, const char *name) {
-    void *p = arena_take(r->scratch, (size_t)n * size, name);
-    if (!measuring(r)) cuda_upload(C(r), p, from, (size_t)n * size);
-    return p;
-}
-static int *upload_ints(Run *r, const int *from, int n, const char *name) {
-    return upload(r, from, n, sizeof(int), name);
-}
 
 /* ---- linear ---- */
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
@@ -115,6 +101,22 @@ static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
     x = tensor_rows(x, d);
     if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(dy), R(x), R(w), R(rstd));
 }
+static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
+    int d = w.n[0];
+    x = tensor_rows(x, d), y = tensor_rows(y, d);
+    int N = x.n[0];
+    CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N && b.n[0] == d, "%d rows", N);
+    if (!measuring(r)) cuda_layernorm(C(r), N, d, R(y), R(rstd), R(x), R(w), R(b), eps);
+}
+static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+    int d = w.n[0];
+    x = tensor_rows(x, d);
+    Mark mark = arena_mark(r->scratch);
+    Tensor means = SCRATCH(r, "means", x.n[0]);
+    if (!measuring(r))
+        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(means), R(dy), R(x), R(w), R(rstd));
+    arena_release(r->scratch, mark);
+}
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
     int d = last(x);
     if (!measuring(r)) cuda_l2norm(C(r), (int)(tensor_count(x) / (size_t)d), d, R(y), R(x), eps);
@@ -145,63 +147,6 @@ static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
     arena_release(r->scratch, mark);
 }
 
-/* ---- attention ---- */
-/* All but the tensors; batch and rows are uploaded to scratch. */
-static CudaAttend attend_pass(Run *r, const Kv *kv, Look look, Tensor q, Tensor o) {
-    const Batch *b = r->batch;
-    int group = look.heads / imax(1, kv->s.lanes);
-    CHECK(look.heads == group * kv->s.lanes && q.n[1] == look.heads && q.n[2] == kv->s.kdim && o.n[2] == kv->s.vdim,
-          "%d heads on %d lanes, q %d, o %d", look.heads, kv->s.lanes, q.n[2], o.n[2]);
-    CudaAttend a = {.B = b->B,
-                    .N = b->N,
-                    .n = r->out.n,
-                    .lanes = kv->s.lanes,
-                    .heads = look.heads,
-                    .Dk = kv->s.kdim,
-                    .Dv = kv->s.vdim,
-                    .ldv = kv->s.alias ? kv->s.kdim : kv->s.vdim,
-                    .window = look.window,
-                    .sinks = look.sinks,
-                    .delay = kv->s.delay,
-                    .scale = (float)look.scale};
-    a.off = upload_ints(r, b->off, b->B + 1, "first rows"), a.pos = upload_ints(r, b->pos, b->N, "positions");
-    a.first = upload_ints(r, b->first, b->N, "documents"), a.idx = upload_ints(r, r->out.idx, r->out.n, "rows");
-    if (measuring(r)) return a;
-    a.k = R(kv->k), a.v = kv->s.alias ? R(kv->k) : R(kv->v), a.bias = present(kv->bias) ? R(kv->bias) : NULL;
-    for (int s = 0, m = 0, from = 0; s < b->B; s++, from = m) {
-        while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
-        a.blocks = imax(a.blocks, ((m - from) * group + CUDA_ENTRIES - 1) / CUDA_ENTRIES);
-        a.longest = imax(a.longest, b->off[s + 1] - b->off[s]);
-    }
-    return a;
-}
-static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
-    if (r->out.n == 0) return;
-    Mark mark = arena_mark(r->scratch);
-    CudaAttend a = attend_pass(r, kv, look, q, o);
-    bool shared = merge && cuda_attend_slices(a.Dv) > 1;
-    Tensor before = shared ? SCRATCH(r, "lse before", r->out.n, look.heads) : lse;
-    if (!measuring(r)) {
-        if (shared) cuda_copy(C(r), before.p, lse.p, tensor_bytes(lse));
-        cuda_attend(C(r), &a, R(o), R(lse), merge ? R(before) : NULL, R(q));
-    }
-    arena_release(r->scratch, mark);
-}
-static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
-                            Tensor lse) {
-    CHECK(r->out.n == r->batch->N, "%d of %d rows", r->out.n, r->batch->N);
-    CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
-    Mark mark = arena_mark(r->scratch);
-    CudaAttend a = attend_pass(r, kv, look, q, o);
-    Tensor delta = SCRATCH(r, "delta", r->batch->N, look.heads);
-    if (!measuring(r)) {
-        a.idx = NULL;
-        cuda_attend_backward(C(r), &a, R(dq), R(dkv->k), R(dkv->v), a.bias ? R(dkv->bias) : NULL, R(delta), R(dout),
-                             R(q), R(o), R(lse));
-    }
-    arena_release(r->scratch, mark);
-}
-
 /* ---- one number at a time ---- */
 static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
     if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), R(y), R(gate), R(up));
@@ -217,6 +162,12 @@ static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Te
                                  Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(dy) / (size_t)M) : 0;
     if (!measuring(r)) cuda_swiglu_rows_backward(C(r), M, d, R(dgate), R(dup), R(ds), R(dy), R(gate), R(up), R(s));
+}
+static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
+    if (!measuring(r)) cuda_gelu(C(r), tensor_count(y), R(y), R(x), tanh);
+}
+static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
+    if (!measuring(r)) cuda_gelu_backward(C(r), tensor_count(dx), R(dx), R(dy), R(x), tanh);
 }
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
@@ -436,9 +387,17 @@ static const Ops ops_cuda = {
     .embed_backward = embed_backward,
     .rmsnorm = rmsnorm,
     .rmsnorm_backward = rmsnorm_backward,
+    .layernorm = layernorm,
+    .layernorm_backward = layernorm_backward,
     .rope = rope,
-    .attend = attend,
-    .attend_backward = attend_backward,
+    .attend = cuda_op_attend,
+    .attend_backward = cuda_op_attend_backward,
+    .short_conv = cuda_op_short_conv,
+    .short_conv_backward = cuda_op_short_conv_backward,
+    .decay = cuda_op_decay,
+    .decay_backward = cuda_op_decay_backward,
+    .gated_norm = cuda_op_gated_norm,
+    .gated_norm_backward = cuda_op_gated_norm_backward,
     .l2norm = l2norm,
     .l2norm_backward = l2norm_backward,
     .sigmoid = sigmoid,
@@ -456,6 +415,8 @@ static const Ops ops_cuda = {
     .skip_backward = skip_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
+    .gelu = gelu,
+    .gelu_backward = gelu_backward,
     .add = add,
     .axpby = axpby,
     .copy = copy,
