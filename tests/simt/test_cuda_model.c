@@ -194,3 +194,131 @@ Test(cuda_model, dropout_and_recomputation_are_the_cpus, .timeout = 120) {
                       0,
                   "%s: %s", names[i], msg);
 }
+
+/* Mistakes of a backend that the comparison must see, each in the field that it shows in first. */
+static void turns_forward_alone(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
+    (void)sign;
+    cuda_ops()->rope(r, x, p, rows, 1);
+}
+static void forgets_the_table(Run *r, Tensor dtable, Tensor dy, const int *tok, double scale) {
+    (void)r, (void)dtable, (void)dy, (void)tok, (void)scale;
+}
+static void ten_thousandth_more(Run *r, Tensor y, Tensor gate, Tensor up) {
+    cuda_ops()->swiglu(r, y, gate, up);
+    cuda_ops()->axpby(r, y, 0, y, 1.0001);
+}
+static void drops_elsewhere(Run *r, Tensor x, DropSite site, double p) {
+    cuda_ops()->dropout(r, x, site == DROP_FFN ? DROP_MIXER : site, p);
+}
+static void gradient_overwritten(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+    cuda_ops()->zero(r, dw);
+    cuda_ops()->rmsnorm_backward(r, dx, dw, dy, x, w, rstd);
+}
+static void plant_rope(Ops *o) { o->rope = turns_forward_alone; }
+static void plant_table(Ops *o) { o->embed_backward = forgets_the_table; }
+static void plant_swiglu(Ops *o) { o->swiglu = ten_thousandth_more; }
+static void plant_dropout(Ops *o) { o->dropout = drops_elsewhere; }
+static void plant_norm(Ops *o) { o->rmsnorm_backward = gradient_overwritten; }
+Test(cuda_model, mistakes_show, .timeout = 120) {
+    static const struct {
+        Plant *plant;
+        const char *field;
+    } planted[] = {{plant_rope, "model.embed_tokens.weight"},
+                   {plant_table, "model.embed_tokens.weight"},
+                   {plant_swiglu, "nll"},
+                   {plant_dropout, "nll"},
+                   {plant_norm, "input_layernorm.weight"}};
+    const Animal *a = &zoo[zoo_find("gqa")];
+    char msg[512];
+    ModelOpts o = {.dropout = 0.1};
+    cr_assert(step_same(msg, a, o, NULL) == 1, "%s", msg);
+    for (size_t i = 0; i < sizeof planted / sizeof *planted; i++) {
+        cr_assert(step_same(msg, a, o, planted[i].plant) == 0, "mistake %zu was not seen", i);
+        cr_assert(strstr(msg, planted[i].field), "mistake %zu shows in: %s", i, msg);
+    }
+}
+
+/* ---- passes over a history ------------------------------------------------------------------------------------------
+ */
+
+static Pick pick(int n, int *idx) {
+    for (int i = 0; i < n; i++) idx[i] = i;
+    return (Pick){n, idx};
+}
+typedef struct {
+    Side s;
+    Cache cache;
+} Decoder;
+enum { PAGE_ROWS = 3, COPY = ZOO_SEQS };
+static bool decoder_open(Decoder *d, const char *device, const Animal *a, Err *e) {
+    cr_assert(side_open(&d->s, device, a, (ModelOpts){0}, e), "%s", e->msg);
+    cr_assert(model_cache_open(&d->s.m, &d->cache, ZOO_SEQS + 1, ZOO_ROWS, ZOO_ROWS, PAGE_ROWS, false, e), "%s",
+              e->msg);
+    if (model_extend_reserve(&d->s.m, &d->cache, ZOO_ROWS, ZOO_ROWS, ZOO_SEQS, e)) return true;
+    kv_close(&d->cache);
+    side_close(&d->s);
+    return false;
+}
+static void decoder_close(Decoder *d) {
+    kv_close(&d->cache);
+    side_close(&d->s);
+}
+/* Prefill, a chunk, rows one by one, a document that ends inside of a pass, nobody asked, a verification that is
+ * accepted in part, and a fork that goes on beside its original: all logits into `out`, in order. Returns how many. */
+static int decode_all(Decoder *d, real *out) {
+    static const int from[][ZOO_SEQS] = {{0, 0, 0}, {4, 0, 2}, {4, 3, 2}, {5, 3, 4}, {6, 4, 4}, {6, 6, 5}};
+    static const int n[][ZOO_SEQS] = {{4, 0, 2}, {0, 3, 0}, {1, 0, 2}, {1, 1, 0}, {0, 2, 1}, {1, 2, 1}};
+    Err e = {0};
+    Pass whole, p;
+    int idx[ZOO_ROWS], V = d->s.cfg.vocab, rows = 0;
+    zoo_whole(&whole, V);
+    for (size_t k = 0; k < sizeof n / sizeof *n; k++) {
+        zoo_part(&p, &whole, from[k], n[k], NULL);
+        Pick want = pick(k == 1 ? 0 : p.b.N, idx);
+        Tensor logits = TENSOR(out + rows * V, REAL, want.n, V);
+        if (k == 4) { /* one row of the two of sequence 1, none of sequence 2; then the rest again */
+            const int accept[] = {0, 1, 0}, again[] = {0, 5, 4}, left[] = {0, 1, 1};
+            cr_assert(model_verify(&d->s.m, &d->cache, &p.b, p.tok, want, logits, &e), "%s", e.msg);
+            rows += want.n;
+            model_commit(&d->s.m, &d->cache, &p.b, accept);
+            kv_fork(&d->cache, 1, COPY);
+            zoo_part(&p, &whole, again, left, NULL);
+            want = pick(p.b.N, idx);
+            logits = TENSOR(out + rows * V, REAL, want.n, V);
+        }
+        cr_assert(model_extend(&d->s.m, &d->cache, &p.b, p.tok, want, logits, &e), "%s", e.msg);
+        rows += want.n;
+    }
+    /* The copy saw less than its original: it takes rows 5 to 7 of sequence 1 now. */
+    zoo_part(&p, &whole, (const int[]){0, 5, 0}, (const int[]){0, 3, 0}, NULL);
+    p.seq[1] = COPY;
+    cr_assert(model_extend(&d->s.m, &d->cache, &p.b, p.tok, pick(p.b.N, idx), TENSOR(out + rows * V, REAL, p.b.N, V),
+                           &e),
+              "%s", e.msg);
+    rows += p.b.N;
+    for (int s = 0; s <= COPY; s++) kv_drop(&d->cache, s);
+    for (int l = 0; l < d->s.m.L; l++)
+        if (d->s.m.layer[l].owner) cr_assert_eq(kv_pages(kv_slot(&d->cache, l)), 0);
+    return rows * V;
+}
+Test(cuda_model, decodes_what_the_cpu_does, .timeout = 300) {
+    int ran = 0;
+    for (int i = 0; i < zoo_count(); i++) {
+        static real want[64 * 16], got[64 * 16];
+        Decoder cpu, cuda;
+        Err e = {0};
+        char msg[512];
+        if (!decoder_open(&cuda, "cuda", &zoo[i], &e)) {
+            refused_in_order(&zoo[i], &e);
+            continue;
+        }
+        cr_assert(decoder_open(&cpu, "cpu", &zoo[i], &e), "%s", e.msg);
+        int n = decode_all(&cpu, want), m = decode_all(&cuda, got);
+        cr_assert(n == m && n > 150);
+        cr_assert(check_rms(msg, "logits", CHECK_VIEW(got), CHECK_VIEW(want), (size_t)n, step_tol), "%s: %s",
+                  zoo[i].name, msg);
+        decoder_close(&cpu), decoder_close(&cuda);
+        ran++;
+    }
+    fprintf(stderr, "%d of %d models decode on the device\n", ran, zoo_count());
+}
