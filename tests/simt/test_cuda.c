@@ -32,10 +32,6 @@ Test(cuda, the_program_has_it_by_name_alone) {
                   r.err);
         free(r.out), free(r.err);
     }
-    const char *says = "device cuda (emulated device): models do not run on it yet, single ops do; take --device cpu";
-    CHECK_REFUSED(RUN("info", "configs/tiny-gqa.yaml", "--device", "cuda"), EXIT_INPUT, says);
-    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--device", "cuda", "--plan"), EXIT_INPUT, says);
-    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "run.device=cuda", "--plan"), EXIT_INPUT, says);
 }
 
 /* Reasons are given, once each, and for ops that exist. */
