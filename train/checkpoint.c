@@ -195,6 +195,7 @@ static bool moments_load(const St *st, const char *prefix, Trainer *t, bool seco
     Fields to = st_loader(&l);
     Known known = {was, &to};
     Fields f = {.see = see_known, .ctx = &known};
+    l.dev = m->dev;
     model_moments(m, second ? &m->v : &m->m, second, &f);
     lora_fields(&t->lora, second ? PARAM_V : PARAM_M, &to);
     return st_load_end(&l, was ? NULL : nothing_else);
@@ -331,7 +332,7 @@ static bool lora_write(const char *path, Lora *l, Err *e) {
 }
 
 static bool moments_write(const char *path, const Model *m, Lora *l, Err *e) {
-    StList list = {.prefix = "exp_avg.", .own = true};
+    StList list = {.prefix = "exp_avg.", .own = true, .dev = m->dev};
     Fields f = st_lister(&list);
     Weights w = m->m;
     model_moments(m, &w, false, &f);

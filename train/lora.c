@@ -1,4 +1,5 @@
 #include "lora.h"
+#include "../ops/host.h"
 #include <fnmatch.h>
 
 /* ---- declaring ------------------------------------------------------------------------------------------------------
@@ -121,6 +122,9 @@ static void see_search(Fields *f, Tensor *t, const char *path, unsigned flags) {
 bool lora_check(const Lora *l, const Model *m, const Config *c, Err *e) {
     const LoraCfg *o = &c->lora;
     if (!o->rank) return true;
+    if (device_apart(m->dev))
+        return err_input(e, "lora.rank: adapters do not run on %s yet; give run.device cpu, or rank 0",
+                         device_isa(m->dev));
     for (int i = 0; i < o->targets.n; i++) {
         Visit v = {.glob = o->targets.v[i]};
         Fields f = {.see = see_search, .ctx = &v};
