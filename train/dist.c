@@ -153,18 +153,18 @@ static void place_own(Dist *d) {
 static bool ends_stages(const Dist *d, int unit) {
     return unit > 0 && unit <= d->m->L && d->m->layer[unit - 1].kind->mixer->stage_end;
 }
+static void see_take(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)flags;
+    arena_take(f->ctx, tensor_bytes(*t), path);
+}
 static void measure_units(Dist *d) {
-    bool staged = d->stage >= 2 || d->micros > 1;
-    Weights w = d->m->g;
-    if (staged && d->m->cfg.tied) {
-        Fields f = arena_placer(&d->units);
-        model_unit_fields(d->m, 0, &w, &f);
-    }
-    for (int u = d->nunit - 1; u >= 0; u--) {
-        if (staged ? !u && d->m->cfg.tied : !(d->stage && ends_stages(d, u))) continue;
+    bool staged = d->stage >= 2 || d->micros > 1, early = staged && d->m->cfg.tied;
+    Fields f = {.see = see_take, .ctx = &d->units};
+    if (early) model_unit_fields(d->m, 0, &d->m->g, &f);
+    for (int u = d->nunit - 1; u >= early; u--) {
+        if (!staged && !(d->stage && ends_stages(d, u))) continue;
         Mark mark = arena_mark(&d->units);
-        Fields f = arena_placer(&d->units);
-        model_unit_fields(d->m, u, &w, &f);
+        model_unit_fields(d->m, u, &d->m->g, &f);
         arena_release(&d->units, mark);
     }
     arena_release(&d->units, (Mark){0});
