@@ -34,7 +34,7 @@ static bool every_kind(Comm *c, void *ctx, Err *e) {
     return ok;
 }
 
-Test(comm, sums_are_in_the_order_of_ranks) {
+Test(comm_threads, sums_are_in_the_order_of_ranks) {
     for (int W = 2; W <= MOST; W++) {
         Seen *s = xcalloc(1, sizeof *s);
         Err e[MOST];
@@ -68,7 +68,7 @@ Test(comm, sums_are_in_the_order_of_ranks) {
     }
 }
 
-Test(comm, rounding_to_bf16) {
+Test(comm_threads, rounding_to_bf16) {
     cr_assert_eq(bf16_round(1.0f), 0x3F80);
     cr_assert_eq(bf16_round(1.00390625f), 0x3F80); /* half way: to even */
     cr_assert_eq(bf16_round(1.01171875f), 0x3F82);
@@ -87,7 +87,7 @@ static bool ten(Comm *c, void *ctx, Err *e) {
     return true;
 }
 
-Test(comm, a_rank_that_is_late_is_waited_for) {
+Test(comm_threads, a_rank_that_is_late_is_waited_for) {
     Err e[3];
     CommFault late = {FAULT_DELAY, 1, 4, 0.15, 0};
     double begun = now_seconds();
@@ -95,7 +95,7 @@ Test(comm, a_rank_that_is_late_is_waited_for) {
     cr_assert_geq(now_seconds() - begun, 0.15);
 }
 
-Test(comm, a_rank_that_is_gone_is_named_by_all_within_the_deadline) {
+Test(comm_threads, a_rank_that_is_gone_is_named_by_all_within_the_deadline) {
     for (CommFaultKind kind = FAULT_DIE; kind <= FAULT_HANG; kind++) {
         Err e[4];
         CommFault gone = {kind, 2, 5, 0, 0};
@@ -112,7 +112,7 @@ Test(comm, a_rank_that_is_gone_is_named_by_all_within_the_deadline) {
     }
 }
 
-Test(comm, a_rank_that_tells_is_not_waited_for) {
+Test(comm_threads, a_rank_that_tells_is_not_waited_for) {
     Err e[4];
     CommFault gone = {FAULT_DIE, 2, 5, 0, 0};
     double begun = now_seconds();
@@ -129,7 +129,7 @@ static bool two_names(Comm *c, void *ctx, Err *e) {
     mine.buf = x;
     return comm_do(c, mine, e);
 }
-Test(comm, calls_that_differ_are_named) {
+Test(comm_threads, calls_that_differ_are_named) {
     static const CommCall base = {COMM_REDUCE, "layer 3", NULL, 2, F32, 0};
     const struct {
         CommCall other;
@@ -158,7 +158,7 @@ static bool shares(Comm *c, void *ctx, Err *e) {
     x[c->rank][0] = 1;
     return comm_do(c, (CommCall){COMM_REDUCE, "x", x[c->rank], 2, F64, 0}, e);
 }
-Test(comm, a_flipped_bit_is_on_one_rank_alone) {
+Test(comm_threads, a_flipped_bit_is_on_one_rank_alone) {
     Err e[3];
     double x[3][2] = {{0}};
     CommFault flip = {FAULT_CORRUPT, 1, 1, 0, 52};
