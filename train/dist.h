@@ -27,7 +27,20 @@
 
 /* What a micro-batch leaves beside its gradient; sums over them are taken in their order, on whatever rank they were.
  */
-enum { PART_NLL, PART_MERGED, PART_DECIDED, PART_STAT_LOSS, PART_TOKENS, PART_RIGHT, PART_WHOLE, PARTS };
+enum {
+    PART_NLL,
+    PART_MERGED,
+    PART_DECIDED,
+    PART_STAT_LOSS,
+    PART_KL,
+    PART_RKL,
+    PART_ATTENTION,
+    PART_HIDDEN,
+    PART_TOKENS,
+    PART_RIGHT,
+    PART_WHOLE,
+    PARTS
+};
 
 typedef struct {
     int first, n;             /* of Dist.all */
