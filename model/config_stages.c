@@ -47,8 +47,8 @@ bool stages_list(Config *c, Node *root, Err *e) {
  * optimizer's moments mean. */
 static bool may_set(const Node *x, const char *path, Err *e) {
     static const char *const fixed[] = {
-        "run",         "stages",     "init_from",         "lora", "train.max_seconds", "data.tokenizer", "data.eot",
-        "model.vocab", "optim.kind", "optim.state_dtype", NULL};
+        "run",      "dist",        "stages",     "init_from",         "lora", "train.max_seconds", "data.tokenizer",
+        "data.eot", "model.vocab", "optim.kind", "optim.state_dtype", NULL};
     char at[256];
     for (int i = 0; fixed[i]; i++) {
         size_t n = strlen(fixed[i]);

@@ -10,7 +10,7 @@ static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
         snprintf(s->p[s->n].name, sizeof s->p->name, "%s", path);
         s->n++;
     }
-    while (s->role == PARAM_V && s->at < s->n && strcmp(s->p[s->at].name, path)) s->at++;
+    while (s->role >= PARAM_M && s->at < s->n && strcmp(s->p[s->at].name, path)) s->at++;
     CHECK(s->at < s->n, "%s: one field more than there are weights", path);
     Param *p = &s->p[s->at++];
     CHECK(!strcmp(p->name, path), "%s where the weights have %s", path, p->name);
@@ -33,13 +33,27 @@ void params_check(const Params *s, bool (*second)(Tensor weight, unsigned flags)
     for (int i = 0; i < s->n; i++)
         for (int role = 0; role < PARAM_ROLES; role++) {
             const Param *p = &s->p[i];
-            bool wanted = role != PARAM_V || !second || second(p->t[PARAM_WEIGHT], p->flags);
+            bool wanted = role < PARAM_M || (!p->frozen && (role != PARAM_V || !second || second(p->t[0], p->flags)));
             CHECK(present(p->t[role]) == wanted, "%s: role %d was %svisited", p->name, role, wanted ? "not " : "");
         }
 }
 
 Rounding param_rounding(const Param *p, uint64_t seed, int64_t t) {
-    return (Rounding){.key = rng_name(rng_mix(rng_name(seed, "rounding of moments"), (uint64_t)t), p->name)};
+    return (Rounding){.key = rng_name(rng_mix(rng_name(seed, "rounding of moments"), (uint64_t)t), p->name),
+                      .at = p->at};
+}
+
+Param param_range(const Param *p, size_t from, size_t n) {
+    Param q = *p;
+    CHECK(from + n <= tensor_count(p->t[0]) && n <= INT32_MAX, "%s: %zu numbers from %zu", p->name, n, from);
+    q.at = p->at + from;
+    q.flags |= FIELD_TABLE | (param_decays(p) ? 0 : FIELD_NODECAY);
+    for (int role = 0; role < PARAM_ROLES; role++) {
+        const Tensor *t = &p->t[role];
+        char *at = t->p && role <= PARAM_GRAD ? (char *)t->p + from * dtype_size(t->dtype) : NULL;
+        if (present(*t)) q.t[role] = TENSOR(at, t->dtype, 1, (int)n);
+    }
+    return q;
 }
 
 void params_free(Params *s) {

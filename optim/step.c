@@ -4,6 +4,7 @@
 void optimizer_step(Run *r, const Params *s, const OptimizerCfg *c, double lr, double gscale, int64_t t) {
     for (int i = 0; i < s->n; i++) {
         const Param *p = &s->p[i];
+        if (p->frozen) continue;
         AdamwCfg adamw = c->adamw;
         MuonCfg muon = c->with;
         if (p->own_decay) adamw.decay = muon.decay = p->decay;

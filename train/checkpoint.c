@@ -189,15 +189,17 @@ static void see_known(Fields *f, Tensor *t, const char *path, unsigned flags) {
     if (!k->was || freeze_trained(k->was, path)) k->to->see(k->to, t, path, flags);
 }
 static bool moments_load(const St *st, const char *prefix, Trainer *t, bool second, const Config *was, Err *e) {
-    Model *m = &t->model;
     StLoad l;
+    Model *m = &t->model;
     st_load_begin(&l, st, prefix, e);
-    Fields to = st_loader(&l);
+    Fields all = st_loader(&l);
+    l.dev = m->dev;
+    DistLoad part = {&t->dist, &all, second ? PARAM_V : PARAM_M};
+    Fields to = t->dist.stage ? dist_loader(&part) : all;
     Known known = {was, &to};
     Fields f = {.see = see_known, .ctx = &known};
-    l.dev = m->dev;
     model_moments(m, second ? &m->v : &m->m, second, &f);
-    lora_fields(&t->lora, second ? PARAM_V : PARAM_M, &to);
+    lora_fields(&t->lora, second ? PARAM_V : PARAM_M, &all);
     return st_load_end(&l, was ? NULL : nothing_else);
 }
 

@@ -17,11 +17,9 @@ static bool trained(const Model *m, const char *path) {
     return !m->opts.trained || m->opts.trained(m->opts.trained_ctx, path);
 }
 
-static void see_trained(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    Trained *x = f->ctx;
-    if (trained(x->m, path)) x->to->see(x->to, t, path, flags);
+void freeze_mark(Params *p, const Model *m) {
+    for (int i = 0; i < p->n; i++) p->p[i].frozen = !trained(m, p->p[i].name);
 }
-Fields freeze_filter(Trained *x) { return (Fields){.see = see_trained, .ctx = x}; }
 
 /* ---- checks ---------------------------------------------------------------------------------------------------------
  */

@@ -13,12 +13,8 @@ bool freeze_trained(const void *config, const char *path);
 /* Every pattern matches a tensor of the model, those of groups one that is trained; some tensor is trained. EXIT_INPUT.
  */
 bool freeze_check(const Model *, const Config *, Err *);
-/* Visitor that shows another one the tensors that are trained. */
-typedef struct {
-    const Model *m;
-    Fields *to;
-} Trained;
-Fields freeze_filter(Trained *);
+/* Param.frozen of the model's tensors. */
+void freeze_mark(Params *, const Model *);
 /* The rates of the first group that matches. */
 void freeze_rates(Params *, const OptimCfg *);
 size_t freeze_count(const Model *); /* numbers of the tensors that are trained */

@@ -119,9 +119,10 @@ static void see_search(Fields *f, Tensor *t, const char *path, unsigned flags) {
     v->found += t->rank == 2 && !fnmatch(v->glob, path, 0);
 }
 
-bool lora_check(const Lora *l, const Model *m, const Config *c, Err *e) {
+bool lora_check(const Lora *l, const Model *m, const Config *c, int ranks, Err *e) {
     const LoraCfg *o = &c->lora;
     if (!o->rank) return true;
+    if (ranks > 1) return err_input(e, "lora.rank: adapters are trained by one rank, not by %d; give rank 0", ranks);
     if (device_apart(m->dev))
         return err_input(e, "lora.rank: adapters do not run on %s yet; give run.device cpu, or rank 0",
                          device_isa(m->dev));

@@ -25,9 +25,9 @@ typedef struct {
 
 /* The parts of a model whose weights and gradients are declared, and the bytes of both regions. Without rank: none. */
 void lora_declare(Lora *, Model *, const LoraCfg *);
-/* EXIT_INPUT: a device with memory of its own, a pattern without a matrix, a rank larger than one, a mixer that changes
- * its weights by itself; a group of optim.groups without an adapter. */
-bool lora_check(const Lora *, const Model *, const Config *, Err *);
+/* EXIT_INPUT: several ranks, a device with memory of its own, a pattern without a matrix, a rank larger than one, a
+ * mixer that changes its weights by itself; a group of optim.groups without an adapter. */
+bool lora_check(const Lora *, const Model *, const Config *, int ranks, Err *);
 bool lora_open(Lora *, Err *); /* maps the regions */
 void lora_close(Lora *);
 /* Adapters of one role, in order; moments as ModelOpts want them. */
