@@ -133,6 +133,7 @@ static bool may_differ(const char *path) {
                                         "optim.warmup",
                                         "optim.schedule_steps",
                                         "optim.decay_steps",
+                                        "train.eval_first",
                                         "train.async_save",
                                         "train.tensorboard",
                                         "train.skip_z",
