@@ -1,6 +1,7 @@
 /* kvsmith convert: a checkpoint in one layout into another. */
 #include <errno.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include "../data/indexed.h"
 #include "../model/cli.h"
 #include "../model/data_cfg.h"
@@ -20,8 +21,7 @@ static const struct argp_option options[] = {
      "(default 1024)",
      0},
     {"plan", OPT_PLAN, 0, 0,
-     "Print what the result would be: parameters, cache, settings; SRC may be a configuration (.yaml), DST is left out",
-     0},
+     "Print what the result would be: parameters, cache, settings; SRC may be a configuration, DST is left out", 0},
     {"rules", OPT_RULES, 0, 0, "Print the table of layouts as Markdown, and nothing else", 0},
     {0}};
 
@@ -97,9 +97,9 @@ static bool print_json(const ConvertOpts *o, const ConvertReport *r, Err *e) {
                                         "ppl_after", number(c->ppl_after), "top1", c->top1)
                             : json_null();
     json_t *j = json_pack("{s:o, s:o, s:s, s:s, s:b, s:s, s:s, s:o, s:o, s:o, s:I, s:f}", "src", name_json(o->src),
-                          "dst", name_json(o->dst), "to", o->to, "rule", r->rule, "exact", r->exact, "rounded", r->rounded, "note", r->note,
-                          "before", size_json(r->before), "after", size_json(r->after), "check", check, "memory_bytes",
-                          (json_int_t)r->memory, "seconds", r->seconds);
+                          "dst", name_json(o->dst), "to", o->to, "rule", r->rule, "exact", r->exact, "rounded",
+                          r->rounded, "note", r->note, "before", size_json(r->before), "after", size_json(r->after),
+                          "check", check, "memory_bytes", (json_int_t)r->memory, "seconds", r->seconds);
     return put(j, e);
 }
 
@@ -125,9 +125,9 @@ static void print(const ConvertOpts *o, const ConvertReport *r) {
  */
 
 static bool source_settings(const char *src, ModelCfg *m, Err *e) {
-    size_t n = strlen(src);
+    struct stat st;
     char dir[4096];
-    if (n < 6 || strcmp(src + n - 5, ".yaml")) return model_dir_resolve(src, dir, e) && hf_config_read(dir, m, e);
+    if (stat(src, &st) || S_ISDIR(st.st_mode)) return model_dir_resolve(src, dir, e) && hf_config_read(dir, m, e);
     Config *c = xcalloc(1, sizeof *c);
     Tokenizer tk = {0};
     bool ok = config_read(c, src, 0, NULL, e);
@@ -167,10 +167,11 @@ static bool print_plan(const ConvertOpts *o, Device *dev, const Cli *cli, Err *e
             json_object_del(json_object_get(j, "after"), "bytes");
             ok = put(j, e);
         } else {
-            printf("%s (%s)\n  parameters      %15zu -> %15zu\n  cache per token %15zu -> %15zu bytes\n  state           "
-                   "%15zu -> %15zu bytes\n  model: %s\n",
-                   r.rule, r.exact ? "exact" : "approximate", r.before.params, r.after.params, r.before.cache_token,
-                   r.after.cache_token, r.before.cache_state, r.after.cache_state, text);
+            printf(
+                "%s (%s)\n  parameters      %15zu -> %15zu\n  cache per token %15zu -> %15zu bytes\n  state           "
+                "%15zu -> %15zu bytes\n  model: %s\n",
+                r.rule, r.exact ? "exact" : "approximate", r.before.params, r.after.params, r.before.cache_token,
+                r.after.cache_token, r.before.cache_state, r.after.cache_state, text);
         }
         free(text);
     }
