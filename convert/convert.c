@@ -329,8 +329,10 @@ static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
     Weights shapes = j->b.w;
     Fields f = {.see = write_field, .ctx = &w};
     j->err = e;
-    for (int l = 0; l < j->b.L; l++) {
-        if (flow && !flow_layer(flow, l, j->calibrates ? see_window : NULL, j, e)) return false;
+    for (int l = 0, seen = 0; l < j->b.L; l++) {
+        const int until = j->target->until ? j->target->until(j, l) : l;
+        for (; flow && seen <= until; seen++)
+            if (!flow_layer(flow, seen, j->calibrates ? see_window : NULL, j, e)) return false;
         if (!(j->target->layer ? j->target->layer(j, l, e) : true) || j->failed) return false;
         model_layer_fields(&j->b, l, &shapes, &f);
         layer_done(j);

@@ -179,7 +179,8 @@ bool compare_train(const Compare *c, const CompareRow *row, const Config *settin
     if (p->out && !p->live)
         fprintf(p->out, "[%d/%d] %s: %s step %lld of %lld\n", p->at, p->total, name,
                 r->state == RUN_BEGUN ? "goes on at or before" : "begins at",
-                (long long)(r->state == RUN_BEGUN ? r->step : r->start / (cfg.train.batch * cfg.data.seq_len)), (long long)r->steps),
+                (long long)(r->state == RUN_BEGUN ? r->step : r->start / (cfg.train.batch * cfg.data.seq_len)),
+                (long long)r->steps),
             fflush(p->out);
     bool ok = settings_write(&cfg, &path, e);
     if (ok) { /* its own newest checkpoint, or the one that it branches off from */
