@@ -3,12 +3,15 @@
  * The owner o of a group makes the rows that the layers m of it read, from its own input x_o, while theirs were made of
  * x_m. mean and first leave that out. lstsq takes of every member what of its rows x_o tells, over calibration tokens,
  *     V_m = argmin E |V x_o - W_m x_m|^2 + r |V - W_m|^2 = W_m + W_m (E[x_m x_o^T] - E[x_o x_o^T]) (E[x_o x_o^T] +
- * r)^-1 for keys before their rotation and for values, [x; 1] in place of x where there are biases; the W with the
- * least sum of squares over the members is the mean of the V_m. r = ridge times the mean diagonal of E[x_o x_o^T]:
- * large, it is `mean`. V_o is W_o. aligned turns the heads of the V_m into a common basis first, which costs nothing
- * (align.h): the queries of m and its output projection are turned along, head g of every member with head g of the
- * others; the mean is then brought to the members' norm. Sources: own work; that heads want a common basis is
- * arXiv:2412.20677, mean over the readers github.com/whyNLP/LCKV, convert_pretrained.py. */
+ * r)^-1 for keys before their rotation and for values, [x; 1] in place of x where there are biases; r = ridge times the
+ * mean diagonal of E[x_o x_o^T]. V_o is W_o. The W of a head with the least sum over members of E |A_m^1/2 (W x_o - W_m
+ * x_m)|^2 is (sum A_m)^-1 sum A_m V_m. A_m weighs errors by what they do to the output of layer m, as mla.c does: of
+ * values by W_o^T W_o of the queries that read them; of keys by the queries' energy, the mean of a rotated pair's two
+ * numbers (the rotation spreads it so over all distances), times the mean energy that the head's values add to the
+ * output. aligned turns the heads of the V_m into a common basis first, which costs nothing (align.h): the queries of m
+ * and its output projection are turned along, head g of every member with head g of the others. Sources: own work; that
+ * heads want a common basis is arXiv:2412.20677, mean over the readers github.com/whyNLP/LCKV, convert_pretrained.py.
+ */
 #include "heads.h"
 #include "kinds.h"
 #include "lapack.h"
@@ -18,26 +21,28 @@ static const char *const methods[] = {"mean", "first", "lstsq", "aligned", NULL}
 typedef struct {
     int n, window, method;
     double ridge;
-    int owner;    /* whose group the sums are of; -1: none's yet */
-    double *sums; /* (members,N,N) of x_m x_o^T, the owner first */
-    real *x;      /* (windows,T,d) x_o */
-    Gauge *gauge; /* (L) of readers and owners that are turned */
+    int owner;       /* whose group the sums are of; -1: none's yet */
+    double *sums;    /* (members,N,N) of x_m x_o^T, the owner first */
+    real *x;         /* (windows,T,d) x_o */
+    double *own;     /* (N,N) of x_m x_m^T */
+    double *wk, *wv; /* (members,G,D), (members,G,D,D): weights of errors of keys and values */
+    Gauge *gauge;    /* (L) of readers and owners that are turned */
     int L;
 } Share;
-#define METHOD                                                                                                       \
-    {"method",                                                                                                       \
-     KEY_CHOICE,                                                                                                     \
-     offsetof(Share, method),                                                                                        \
-     "mean",                                                                                                         \
-     0,                                                                                                              \
-     0,                                                                                                              \
-     "keys and values of a group: the mean of its layers' weights, those of its first, lstsq: what reproduces its "  \
-     "layers' best from its first's input, or aligned: the same of heads turned into a common basis, at their norm", \
-     methods,                                                                                                        \
-     0},                                                                                                             \
-    {                                                                                                                \
-        "ridge", KEY_FLOAT, offsetof(Share, ridge), "1e-3", 0, 1e9,                                                  \
-            "lstsq, aligned: how much the layers' own weights count beside the text", 0, 0                           \
+#define METHOD                                                                                                      \
+    {"method",                                                                                                      \
+     KEY_CHOICE,                                                                                                    \
+     offsetof(Share, method),                                                                                       \
+     "mean",                                                                                                        \
+     0,                                                                                                             \
+     0,                                                                                                             \
+     "keys and values of a group: the mean of its layers' weights, those of its first, lstsq: what reproduces its " \
+     "layers' best from its first's input, or aligned: the same of heads turned into a common basis",               \
+     methods,                                                                                                       \
+     0},                                                                                                            \
+    {                                                                                                               \
+        "ridge", KEY_FLOAT, offsetof(Share, ridge), "1e-3", 0, 1e9,                                                 \
+            "lstsq, aligned: how much the layers' own weights count beside the text", 0, 0                          \
     }
 static const Key cla_keys[] = {{"n", KEY_INT, offsetof(Share, n), "2", 2, LAYERS_MAX,
                                 "layers that share one layer's keys and values", 0, 0},
@@ -119,40 +124,12 @@ static size_t share_memory(const Job *j, int l) {
     const GqaCfg *g = job_gqa(&j->a, l);
     const size_t N = inputs(g), rows = 2 * (size_t)g->kv_heads * (size_t)g->head_dim, D = (size_t)g->head_dim,
                  m = (size_t)n;
-    return (m * N * N + N * N + m * rows * N + rows * N + 2 * m * m * D * D) * sizeof(double) +
+    return ((m + 2) * N * N + (m + 1) * rows * N + m * rows * (D + 1) + 2 * m * m * D * D + 4 * (D + rows) * N) *
+               sizeof(double) +
            (size_t)j->win.calib * (size_t)j->win.T * (size_t)g->base.d_model * sizeof(real) + 65536;
 }
 
-static void share_see(Job *j, const FlowView *v) {
-    Share *c = j->cfg;
-    const int o = owner_of(j, v->l), n = group_end(j, o) - o, T = v->in.n[0];
-    if (n < 2) return;
-    const size_t N = inputs(job_gqa(&j->a, o)), d = (size_t)v->in.n[1], window = (size_t)T * d;
-    if (c->owner != o) {
-        const size_t bytes = (size_t)n * N * N * sizeof(double);
-        arena_release(&j->work, (Mark){0});
-        c->owner = o;
-        c->sums = arena_take(&j->work, bytes, "products of inputs");
-        c->x = arena_take(&j->work, (size_t)j->win.calib * window * sizeof(real), "inputs of the owner");
-        memset(c->sums, 0, bytes);
-    }
-    real *of = c->x + (size_t)v->window * window;
-    const real *in = R(v->in);
-    double *sum = c->sums + (size_t)(v->l - o) * N * N;
-    if (v->l == o) memcpy(of, in, window * sizeof *of);
-#pragma omp parallel for schedule(static)
-    for (size_t a = 0; a < N; a++)
-        for (int t = 0; t < T; t++) {
-            const double x = a < d ? in[(size_t)t * d + a] : 1;
-            const real *y = of + (size_t)t * d;
-            double *to = sum + a * N;
-#pragma omp simd
-            for (size_t b = 0; b < d; b++) to[b] += x * y[b];
-            if (N > d) to[d] += x;
-        }
-}
-
-/* y (n,N) += w (n,N) c (N,N) */
+/* y (n,N) += scale w (n,N) c (N,N) */
 static void add_times(double *y, const double *w, const double *c, size_t n, size_t N, double scale) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++)
@@ -161,6 +138,101 @@ static void add_times(double *y, const double *w, const double *c, size_t n, siz
 #pragma omp simd
             for (size_t m = 0; m < N; m++) y[i * N + m] += a * c[k * N + m];
         }
+}
+static double dot(const double *a, const double *b, size_t n) {
+    double s = 0;
+    for (size_t i = 0; i < n; i++) s += a[i] * b[i];
+    return s;
+}
+/* Row `row` of a projection and its bias. */
+static void row_of(Tensor w, Tensor b, size_t row, size_t N, double *out) {
+    const size_t d = (size_t)w.n[1];
+    for (size_t i = 0; i < d; i++) out[i] = R(w)[row * d + i];
+    if (N > d) out[d] = R(b)[row];
+}
+
+/* What an error of a key or a value of layer l costs, by its queries and output projection and by its own inputs. */
+static void weigh(Job *j, int l, double *wk, double *wv) {
+    const Share *c = j->cfg;
+    const GqaCfg *g = job_gqa(&j->a, l);
+    const Rope *turn = &g->table;
+    const size_t N = inputs(g), D = (size_t)g->head_dim, G = (size_t)g->kv_heads, each = (size_t)g->heads / G;
+    const Tensor wq = job_in(j, l, "self_attn.q_proj.weight"), bq = job_in(j, l, "self_attn.q_proj.bias"),
+                 v = job_in(j, l, "self_attn.v_proj.weight"), bv = job_in(j, l, "self_attn.v_proj.bias"),
+                 wo = job_in(j, l, "self_attn.o_proj.weight");
+    double *row = xcalloc(2 * D * N, sizeof *row), *of = row + D * N;
+    for (size_t h = 0; !j->failed && h < G; h++) {
+        double *A = wv + h * D * D, *e = wk + h * D, energy = 0;
+        memset(A, 0, D * D * sizeof *A);
+        memset(e, 0, D * sizeof *e);
+        for (size_t q = h * each; q < (h + 1) * each; q++)
+            for (int r = 0; r < wo.n[0]; r++) {
+                const real *o = R(wo) + (size_t)r * (size_t)wo.n[1] + q * D;
+                for (size_t a = 0; a < D; a++)
+                    for (size_t b = 0; b < D; b++) A[a * D + b] += (double)o[a] * o[b];
+            }
+        memset(of, 0, D * N * sizeof *of);
+        for (size_t i = 0; i < D; i++) row_of(v, bv, h * D + i, N, row + i * N);
+        add_times(of, row, c->own, D, N, 1);
+        for (size_t a = 0; a < D; a++)
+            for (size_t b = 0; b < D; b++) energy += A[a * D + b] * dot(of + a * N, row + b * N, N);
+        for (size_t q = h * each; q < (h + 1) * each; q++) {
+            memset(of, 0, D * N * sizeof *of);
+            for (size_t i = 0; i < D; i++) row_of(wq, bq, q * D + i, N, row + i * N);
+            add_times(of, row, c->own, D, N, 1);
+            for (size_t i = 0; i < D; i++) e[i] += dot(of + i * N, row + i * N, N) * energy;
+        }
+        /* over all distances a rotation spends a pair's energy on both of its numbers alike */
+        for (int i = 0; i < turn->n / 2; i++) {
+            double *x = e + turn->at + (turn->interleaved ? 2 * i : i), *y = x + (turn->interleaved ? 1 : turn->n / 2);
+            *x = *y = (*x + *y) / 2;
+        }
+        double most = 0, trace = 0; /* what costs nothing counts a little, so that something is best */
+        for (size_t i = 0; i < D; i++) most = fmax(most, e[i]), trace += A[i * D + i];
+        for (size_t i = 0; i < D; i++) e[i] += 1e-9 * most + 1e-300, A[i * D + i] += 1e-9 * trace + 1e-300;
+    }
+    free(row);
+}
+
+/* sum (N,N) += over tokens [x; 1] [y; 1]^T */
+static void add_outer(double *sum, const real *x, const real *y, int T, size_t d, size_t N) {
+#pragma omp parallel for schedule(static)
+    for (size_t a = 0; a < N; a++)
+        for (int t = 0; t < T; t++) {
+            const double p = a < d ? x[(size_t)t * d + a] : 1;
+            const real *q = y + (size_t)t * d;
+            double *to = sum + a * N;
+#pragma omp simd
+            for (size_t b = 0; b < d; b++) to[b] += p * q[b];
+            if (N > d) to[d] += p;
+        }
+}
+
+static void share_see(Job *j, const FlowView *v) {
+    Share *c = j->cfg;
+    const int o = owner_of(j, v->l), n = group_end(j, o) - o, T = v->in.n[0];
+    if (n < 2) return;
+    const GqaCfg *g = job_gqa(&j->a, o);
+    const size_t N = inputs(g), d = (size_t)v->in.n[1], window = (size_t)T * d, G = (size_t)g->kv_heads,
+                 D = (size_t)g->head_dim, m = (size_t)(v->l - o);
+    if (c->owner != o) {
+        const size_t bytes = (size_t)n * N * N * sizeof(double);
+        arena_release(&j->work, (Mark){0});
+        c->owner = o;
+        c->sums = arena_take(&j->work, bytes, "products of inputs");
+        c->x = arena_take(&j->work, (size_t)j->win.calib * window * sizeof(real), "inputs of the owner");
+        c->own = arena_take(&j->work, N * N * sizeof(double), "products of own inputs");
+        c->wk = arena_take(&j->work, (size_t)n * G * D * sizeof(double), "weights of keys");
+        c->wv = arena_take(&j->work, (size_t)n * G * D * D * sizeof(double), "weights of values");
+        memset(c->sums, 0, bytes);
+    }
+    real *of = c->x + (size_t)v->window * window;
+    const real *in = R(v->in);
+    if (v->l == o) memcpy(of, in, window * sizeof *of);
+    if (v->window == 0) memset(c->own, 0, N * N * sizeof(double));
+    add_outer(c->sums + m * N * N, in, of, T, d, N);
+    add_outer(c->own, in, in, T, d, N);
+    if (v->window == j->win.calib - 1) weigh(j, v->l, c->wk + m * G * D, c->wv + m * G * D * D);
 }
 
 static bool lapack_failed(Err *e, int info) {
@@ -220,76 +292,133 @@ static bool predict(Job *j, int o, int n, double *V, size_t rows, size_t N, Err 
     return true;
 }
 
-/* Gauges of all members, their V turned, and what brings the mean to their norm put in. */
-static bool turn(Job *j, int o, int n, double *V, size_t rows, size_t N, Err *e) {
+/* The D rows of a head, (D,N). */
+static void turn_rows(double *w, const double *P, size_t D, size_t N, double *tmp) {
+    memset(tmp, 0, D * N * sizeof *tmp);
+    for (size_t i = 0; i < D; i++)
+        for (size_t k = 0; k < D; k++)
+            for (size_t x = 0; x < N; x++) tmp[i * N + x] += P[i * D + k] * w[k * N + x];
+    memcpy(w, tmp, D * N * sizeof *tmp);
+}
+/* A <- P A P^T */
+static void turn_weights(double *A, const double *P, size_t D, double *tmp) {
+    memset(tmp, 0, D * D * sizeof *tmp);
+    for (size_t i = 0; i < D; i++)
+        for (size_t k = 0; k < D; k++)
+            for (size_t x = 0; x < D; x++) tmp[i * D + x] += P[i * D + k] * A[k * D + x];
+    for (size_t i = 0; i < D; i++)
+        for (size_t x = 0; x < D; x++) A[i * D + x] = dot(tmp + i * D, P + x * D, D);
+}
+
+/* Sizes of a group, and where rows of head h of member m begin in V. */
+typedef struct {
+    int o, n;
+    size_t N, rows, D, G;
+} Group;
+static double *head_rows(double *V, const Group *s, int m, int h, int value) {
+    return V + ((size_t)m * s->rows + (value ? s->rows / 2 : 0) + (size_t)h * s->D) * s->N;
+}
+static double *head_weight(const Share *c, const Group *s, int m, int h, int value) {
+    const size_t at = (size_t)m * s->G + (size_t)h;
+    return value ? c->wv + at * s->D * s->D : c->wk + at * s->D;
+}
+static double weight_mean(const Share *c, const Group *s, int m, int h, int value) {
+    const double *w = head_weight(c, s, m, h, value);
+    double sum = 0;
+    for (size_t i = 0; i < s->D; i++) sum += w[value ? i * s->D + i : i];
+    return sum;
+}
+
+/* Gauges of all members by what their rows weigh; V and the weights are turned. */
+static bool turn(Job *j, const Group *s, double *V, Err *e) {
     Share *c = j->cfg;
-    const GqaCfg *g = job_gqa(&j->a, o);
-    const size_t D = (size_t)g->head_dim, DD = D * D, wide = (size_t)n * D;
+    const GqaCfg *g = job_gqa(&j->a, s->o);
+    const size_t D = s->D, N = s->N, DD = D * D, wide = (size_t)s->n * D;
     double *gram[2] = {arena_take(&j->work, wide * wide * sizeof(double), "products of keys"),
-                       arena_take(&j->work, wide * wide * sizeof(double), "products of values")};
-    double *y = xcalloc(D * N, sizeof *y);
-    bool ok = true;
+                       arena_take(&j->work, wide * wide * sizeof(double), "products of values")},
+           *y = arena_take(&j->work, (D * N + DD) * sizeof *y, "rows of a head");
     if (!c->gauge) c->gauge = xcalloc((size_t)j->a.L, sizeof *c->gauge);
     c->L = j->a.L;
-    for (int m = 0; m < n; m++) {
-        Gauge *x = &c->gauge[o + m];
+    for (int m = 0; m < s->n; m++) {
+        Gauge *x = &c->gauge[s->o + m];
         *x = (Gauge){.heads = g->kv_heads, .groups = g->kv_heads, .D = g->head_dim};
-        x->order = xcalloc((size_t)g->kv_heads, sizeof *x->order);
-        x->k = xcalloc((size_t)g->kv_heads * DD, sizeof *x->k);
-        x->v = xcalloc((size_t)g->kv_heads * DD, sizeof *x->v);
+        x->order = xcalloc(s->G, sizeof *x->order);
+        x->k = xcalloc(s->G * DD, sizeof *x->k);
+        x->v = xcalloc(s->G * DD, sizeof *x->v);
     }
-    for (int h = 0; ok && h < g->kv_heads; h++) {
-        const size_t at[2] = {(size_t)h * D * N, (rows / 2 + (size_t)h * D) * N};
+    for (int h = 0; h < g->kv_heads; h++) {
         Gauge heads;
-        for (int value = 0; value < 2; value++)
-            for (int a = 0; a < n; a++) {
+        for (int value = 0; value < 2; value++) {
+            double most = 0;
+            for (int m = 0; m < s->n; m++) most = fmax(most, weight_mean(c, s, m, h, value));
+            for (int a = 0; a < s->n; a++) {
                 memset(y, 0, D * N * sizeof *y);
-                add_times(y, V + (size_t)a * rows * N + at[value], c->sums, D, N, 1);
+                add_times(y, head_rows(V, s, a, h, value), c->sums, D, N, weight_mean(c, s, a, h, value) / most);
                 for (size_t i = 0; i < D; i++)
                     for (size_t b = 0; b < wide; b++) {
-                        const double *w = V + b / D * rows * N + at[value] + b % D * N;
-                        double s = 0;
-                        for (size_t k = 0; k < N; k++) s += y[i * N + k] * w[k];
-                        gram[value][((size_t)a * D + i) * wide + b] = s;
+                        const int m = (int)(b / D);
+                        gram[value][((size_t)a * D + i) * wide + b] =
+                            dot(y + i * N, head_rows(V, s, m, h, value) + b % D * N, N) *
+                            weight_mean(c, s, m, h, value) / most;
                     }
             }
-        if (!(ok = gauge_make(&heads, n, 1, g->head_dim, gram[0], gram[1], &g->table, false, false, e))) break;
-        for (int m = 0; m < n; m++) {
-            Gauge *x = &c->gauge[o + m];
+        }
+        if (!gauge_make(&heads, s->n, 1, g->head_dim, gram[0], gram[1], &g->table, false, false, e)) return false;
+        for (int m = 0; m < s->n; m++) {
+            Gauge *x = &c->gauge[s->o + m];
+            const double *P = heads.k + (size_t)m * DD, *Q = heads.v + (size_t)m * DD;
             x->order[h] = h;
-            memcpy(x->k + (size_t)h * DD, heads.k + (size_t)m * DD, DD * sizeof *x->k);
-            memcpy(x->v + (size_t)h * DD, heads.v + (size_t)m * DD, DD * sizeof *x->v);
-            for (int value = 0; value < 2; value++) {
-                double *w = V + (size_t)m * rows * N + at[value];
-                const double *P = (value ? heads.v : heads.k) + (size_t)m * DD,
-                             keep = value ? heads.keep_v[0] : heads.keep_k[0];
-                memset(y, 0, D * N * sizeof *y);
-                for (size_t i = 0; i < D; i++)
-                    for (size_t k = 0; k < D; k++)
-                        for (size_t x2 = 0; x2 < N; x2++) y[i * N + x2] += keep * P[i * D + k] * w[k * N + x2];
-                memcpy(w, y, D * N * sizeof *y);
-            }
+            memcpy(x->k + (size_t)h * DD, P, DD * sizeof *P);
+            memcpy(x->v + (size_t)h * DD, Q, DD * sizeof *Q);
+            turn_rows(head_rows(V, s, m, h, 0), P, D, N, y);
+            turn_rows(head_rows(V, s, m, h, 1), Q, D, N, y);
+            turn_weights(head_weight(c, s, m, h, 1), Q, D, y); /* those of keys are alike in what P mixes or nearly */
         }
         gauge_free(&heads);
     }
-    free(y);
-    return ok;
+    return true;
+}
+
+/* The owner's rows of head h: (sum A_m)^-1 sum A_m V_m; into member 0's place. */
+static bool pool(Job *j, const Group *s, double *V, int h, int value, double *tmp, Err *e) {
+    const Share *c = j->cfg;
+    const size_t D = s->D, N = s->N;
+    double *sum = tmp, *A = sum + D * N;
+    Lapack lapack;
+    memset(sum, 0, (D * N + D * D) * sizeof *sum);
+    for (int m = 0; m < s->n; m++) {
+        const double *w = head_weight(c, s, m, h, value), *rows = head_rows(V, s, m, h, value);
+        for (size_t i = 0; i < D; i++)
+            for (size_t k = 0; k < D; k++) {
+                const double a = value ? w[i * D + k] : i == k ? w[i] : 0;
+                if (a == 0) continue;
+                A[i * D + k] += a;
+                for (size_t x = 0; x < N; x++) sum[i * N + x] += a * rows[k * N + x];
+            }
+    }
+    if (!lapack_open(&lapack, e)) return false;
+    int info = lapack.dpotrf(BY_ROWS, 'L', (int)D, A, (int)D);
+    if (!info) info = lapack.dtrtrs(BY_ROWS, 'L', 'N', 'N', (int)D, (int)N, A, (int)D, sum, (int)N);
+    if (!info) info = lapack.dtrtrs(BY_ROWS, 'L', 'T', 'N', (int)D, (int)N, A, (int)D, sum, (int)N);
+    if (info) return lapack_failed(e, info);
+    memcpy(head_rows(V, s, 0, h, value), sum, D * N * sizeof *sum);
+    return true;
 }
 
 static bool fit_group(Job *j, int o, int n, Err *e) {
     const Share *c = j->cfg;
     const GqaCfg *g = job_gqa(&j->a, o);
-    const size_t N = inputs(g), rows = 2 * (size_t)g->kv_heads * (size_t)g->head_dim;
+    const Group s = {
+        o, n, inputs(g), 2 * (size_t)g->kv_heads * (size_t)g->head_dim, (size_t)g->head_dim, (size_t)g->kv_heads};
     CHECK(c->owner == o, "layer %d was not looked at", o);
-    double *V = arena_take(&j->work, (size_t)n * rows * N * sizeof *V, "rows of the members");
-    if (!predict(j, o, n, V, rows, N, e)) return false;
-    if (c->method == SHARE_ALIGNED && !turn(j, o, n, V, rows, N, e)) return false;
-    for (size_t i = 0; i < rows * N; i++) {
-        double sum = 0;
-        for (int m = 0; m < n; m++) sum += V[(size_t)m * rows * N + i];
-        V[i] = sum / n;
-    }
-    rows_write(j, o, V, rows, N);
+    double *V = arena_take(&j->work, (size_t)n * s.rows * s.N * sizeof *V, "rows of the members"),
+           *tmp = arena_take(&j->work, (s.D * s.N + s.D * s.D) * sizeof *tmp, "rows of a head");
+    if (!predict(j, o, n, V, s.rows, s.N, e)) return false;
+    if (c->method == SHARE_ALIGNED && !turn(j, &s, V, e)) return false;
+    for (int h = 0; h < g->kv_heads; h++)
+        for (int value = 0; value < 2; value++)
+            if (!pool(j, &s, V, h, value, tmp, e)) return false;
+    rows_write(j, o, V, s.rows, s.N);
     return !j->failed;
 }
 
