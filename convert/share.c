@@ -25,6 +25,7 @@ typedef struct {
     double *sums;    /* (members,N,N) of x_m x_o^T, the owner first */
     real *x;         /* (windows,T,d) x_o */
     double *own;     /* (N,N) of x_m x_m^T */
+    double stream;   /* sum of |x|^2 of the stream behind the member's mixer */
     double *wk, *wv; /* (members,G,D), (members,G,D,D): weights of errors of keys and values */
     Gauge *gauge;    /* (L) of readers and owners that are turned */
     int L;
@@ -124,7 +125,8 @@ static size_t share_memory(const Job *j, int l) {
     const GqaCfg *g = job_gqa(&j->a, l);
     const size_t N = inputs(g), rows = 2 * (size_t)g->kv_heads * (size_t)g->head_dim, D = (size_t)g->head_dim,
                  m = (size_t)n;
-    return ((m + 2) * N * N + (m + 1) * rows * N + m * rows * (D + 1) + 2 * m * m * D * D + 4 * (D + rows) * N) *
+    return ((m + 2) * N * N + (m + 1) * rows * N + m * rows * (D + 1) + 6 * m * m * D * D + 2 * m * D +
+            (4 * m * D + 4 * (D + rows)) * N) *
                sizeof(double) +
            (size_t)j->win.calib * (size_t)j->win.T * (size_t)g->base.d_model * sizeof(real) + 65536;
 }
@@ -188,6 +190,8 @@ static void weigh(Job *j, int l, double *wk, double *wv) {
             *x = *y = (*x + *y) / 2;
         }
         double most = 0, trace = 0; /* what costs nothing counts a little, so that something is best */
+        for (size_t i = 0; i < D; i++) e[i] /= c->stream;
+        for (size_t i = 0; i < D * D; i++) A[i] /= c->stream;
         for (size_t i = 0; i < D; i++) most = fmax(most, e[i]), trace += A[i * D + i];
         for (size_t i = 0; i < D; i++) e[i] += 1e-9 * most + 1e-300, A[i * D + i] += 1e-9 * trace + 1e-300;
     }
@@ -229,7 +233,8 @@ static void share_see(Job *j, const FlowView *v) {
     real *of = c->x + (size_t)v->window * window;
     const real *in = R(v->in);
     if (v->l == o) memcpy(of, in, window * sizeof *of);
-    if (v->window == 0) memset(c->own, 0, N * N * sizeof(double));
+    if (v->window == 0) memset(c->own, 0, N * N * sizeof(double)), c->stream = 0;
+    for (size_t i = 0; i < window; i++) c->stream += (double)R(v->mid)[i] * R(v->mid)[i];
     add_outer(c->sums + m * N * N, in, of, T, d, N);
     add_outer(c->own, in, in, T, d, N);
     if (v->window == j->win.calib - 1) weigh(j, v->l, c->wk + m * G * D, c->wv + m * G * D * D);
@@ -292,24 +297,6 @@ static bool predict(Job *j, int o, int n, double *V, size_t rows, size_t N, Err 
     return true;
 }
 
-/* The D rows of a head, (D,N). */
-static void turn_rows(double *w, const double *P, size_t D, size_t N, double *tmp) {
-    memset(tmp, 0, D * N * sizeof *tmp);
-    for (size_t i = 0; i < D; i++)
-        for (size_t k = 0; k < D; k++)
-            for (size_t x = 0; x < N; x++) tmp[i * N + x] += P[i * D + k] * w[k * N + x];
-    memcpy(w, tmp, D * N * sizeof *tmp);
-}
-/* A <- P A P^T */
-static void turn_weights(double *A, const double *P, size_t D, double *tmp) {
-    memset(tmp, 0, D * D * sizeof *tmp);
-    for (size_t i = 0; i < D; i++)
-        for (size_t k = 0; k < D; k++)
-            for (size_t x = 0; x < D; x++) tmp[i * D + x] += P[i * D + k] * A[k * D + x];
-    for (size_t i = 0; i < D; i++)
-        for (size_t x = 0; x < D; x++) A[i * D + x] = dot(tmp + i * D, P + x * D, D);
-}
-
 /* Sizes of a group, and where rows of head h of member m begin in V. */
 typedef struct {
     int o, n;
@@ -322,21 +309,141 @@ static double *head_weight(const Share *c, const Group *s, int m, int h, int val
     const size_t at = (size_t)m * s->G + (size_t)h;
     return value ? c->wv + at * s->D * s->D : c->wk + at * s->D;
 }
-static double weight_mean(const Share *c, const Group *s, int m, int h, int value) {
-    const double *w = head_weight(c, s, m, h, value);
+
+/* ---- with queries and output projections that follow ---------------------------------------------------------------
+ */
+
+/* Rank r of what n blocks of r rows have in common: S (n r, N) ~ U W' with W' = U^T S, U (n r, r) the leading
+ * eigenvectors of S C S^T. */
+static bool common(const double *S, const double *C, int n, int r, size_t N, double *U, double *W, double *tmp,
+                   Err *e) {
+    const size_t rows = (size_t)n * (size_t)r;
+    double *SC = tmp, *M = SC + rows * N, *value = M + rows * rows;
+    Lapack lapack;
+    if (!lapack_open(&lapack, e)) return false;
+    memset(SC, 0, rows * N * sizeof *SC);
+    add_times(SC, S, C, rows, N, 1);
+    for (size_t a = 0; a < rows; a++)
+        for (size_t b = 0; b < rows; b++) M[a * rows + b] = dot(SC + a * N, S + b * N, N);
+    int info = lapack.dsyevd(BY_ROWS, 'V', 'L', (int)rows, M, (int)rows, value);
+    if (info) return lapack_failed(e, info);
+    memset(W, 0, (size_t)r * N * sizeof *W);
+    for (int k = 0; k < r; k++) { /* eigenvalues ascend; the largest entry of a vector is positive */
+        const size_t col = rows - 1 - (size_t)k;
+        double most = 0;
+        for (size_t i = 0; i < rows; i++)
+            if (fabs(M[i * rows + col]) > fabs(most) * (1 + 1e-9)) most = M[i * rows + col];
+        for (size_t i = 0; i < rows; i++) {
+            const double u = most < 0 ? -M[i * rows + col] : M[i * rows + col];
+            U[i * (size_t)r + (size_t)k] = u;
+            for (size_t x = 0; x < N; x++) W[(size_t)k * N + x] += u * S[i * N + x];
+        }
+    }
+    return true;
+}
+
+/* E |W x|^2 up to a constant. */
+static double energy(const double *W, const double *C, size_t rows, size_t N, double *tmp) {
     double sum = 0;
-    for (size_t i = 0; i < s->D; i++) sum += w[value ? i * s->D + i : i];
+    memset(tmp, 0, rows * N * sizeof *tmp);
+    add_times(tmp, W, C, rows, N, 1);
+    for (size_t i = 0; i < rows; i++) sum += dot(tmp + i * N, W + i * N, N);
     return sum;
 }
 
-/* Gauges of all members by what their rows weigh; V and the weights are turned. */
-static bool turn(Job *j, const Group *s, double *V, Err *e) {
+/* The rows `row[r]` of head h that nothing rotates: W' into member 0's place, A_m^T into the gauges. */
+static bool share_free(Job *j, const Group *s, double *V, int h, int value, const int *row, int r, double *tmp,
+                       Err *e) {
+    const Share *c = j->cfg;
+    const size_t D = s->D, N = s->N, R = (size_t)r, all = (size_t)s->n * R;
+    double *S = tmp, *U = S + all * N, *W = U + all * R, *L = W + R * N, *rest = L + (size_t)s->n * R * R;
+    Lapack lapack;
+    if (!lapack_open(&lapack, e)) return false;
+    for (int m = 0; m < s->n; m++) { /* S_m = L^T V_m, L L^T the weight */
+        const double *w = head_weight(c, s, m, h, value), *rows = head_rows(V, s, m, h, value);
+        double *l = L + (size_t)m * R * R, *to = S + (size_t)m * R * N;
+        for (int a = 0; a < r; a++)
+            for (int b = 0; b < r; b++)
+                l[(size_t)a * R + (size_t)b] = value ? w[(size_t)row[a] * D + (size_t)row[b]] : a == b ? w[row[a]] : 0;
+        int info = lapack.dpotrf(BY_ROWS, 'L', r, l, r);
+        if (info) return lapack_failed(e, info);
+        memset(to, 0, R * N * sizeof *to);
+        for (int a = 0; a < r; a++)
+            for (int b = a; b < r; b++)
+                for (size_t x = 0; x < N; x++)
+                    to[(size_t)a * N + x] += l[(size_t)b * R + (size_t)a] * rows[(size_t)row[b] * N + x];
+    }
+    if (!common(S, c->sums, s->n, r, N, U, W, rest, e)) return false;
+    double *to = head_rows(V, s, 0, h, value), before = 0;
+    for (int a = 0; a < r; a++) before += energy(to + (size_t)row[a] * N, c->sums, 1, N, rest);
+    const double now = energy(W, c->sums, R, N, rest), scale = before > 0 && now > 0 ? sqrt(before / now) : 1;
+    for (int m = 0; m < s->n; m++) { /* A_m = L^-T U_m */
+        double *u = U + (size_t)m * R * R,
+               *A = (value ? c->gauge[s->o + m].v : c->gauge[s->o + m].k) + (size_t)h * D * D;
+        int info = lapack.dtrtrs(BY_ROWS, 'L', 'T', 'N', r, r, L + (size_t)m * R * R, r, u, r);
+        if (info) return lapack_failed(e, info);
+        for (int a = 0; a < r; a++)
+            for (int b = 0; b < r; b++) A[(size_t)row[b] * D + (size_t)row[a]] = u[(size_t)a * R + (size_t)b] / scale;
+    }
+    for (int a = 0; a < r; a++)
+        for (size_t x = 0; x < N; x++) to[(size_t)row[a] * N + x] = scale * W[(size_t)a * N + x];
+    return true;
+}
+
+/* Numbers x and y of the keys of head h, which a rotation turns together: the same with complex numbers of rank 1. As
+ * real numbers: blocks of two rows [Re z; Im z], whose eigenvectors come in pairs of which the first will do. */
+static bool share_pair(Job *j, const Group *s, double *V, int h, int x, int y, double *tmp, Err *e) {
+    const Share *c = j->cfg;
+    const size_t D = s->D, N = s->N, n = (size_t)s->n;
+    double *SC = tmp, *M = SC + 2 * n * N, *value = M + 4 * n * n, *W = value + 2 * n;
+    Lapack lapack;
+    if (!lapack_open(&lapack, e)) return false;
+    memset(SC, 0, 2 * n * N * sizeof *SC);
+    for (int m = 0; m < s->n; m++) {
+        const double *rows = head_rows(V, s, m, h, 0), w = sqrt(head_weight(c, s, m, h, 0)[x]);
+        add_times(SC + (size_t)m * N, rows + (size_t)x * N, c->sums, 1, N, w);
+        add_times(SC + (n + (size_t)m) * N, rows + (size_t)y * N, c->sums, 1, N, w);
+    }
+    for (size_t a = 0; a < n; a++)
+        for (size_t b = 0; b < n; b++) {
+            const double *rows = head_rows(V, s, (int)b, h, 0), w = sqrt(head_weight(c, s, (int)b, h, 0)[x]);
+            const double *p = rows + (size_t)x * N, *q = rows + (size_t)y * N, *sx = SC + a * N, *sy = SC + (n + a) * N;
+            const double re = w * (dot(sx, p, N) + dot(sy, q, N)), im = w * (dot(sy, p, N) - dot(sx, q, N));
+            M[a * 2 * n + b] = M[(n + a) * 2 * n + n + b] = re;
+            M[a * 2 * n + n + b] = -im, M[(n + a) * 2 * n + b] = im;
+        }
+    int info = lapack.dsyevd(BY_ROWS, 'V', 'L', (int)(2 * n), M, (int)(2 * n), value);
+    if (info) return lapack_failed(e, info);
+    const size_t last = 2 * n - 1;
+    double ore = M[last], oim = M[n * 2 * n + last], size = hypot(ore, oim); /* the owner's phase is 0 */
+    if (!(size > 1e-12)) ore = size = 1, oim = 0;
+    double *to = head_rows(V, s, 0, h, 0),
+           before = energy(to + (size_t)x * N, c->sums, 1, N, SC) + energy(to + (size_t)y * N, c->sums, 1, N, SC);
+    memset(W, 0, 2 * N * sizeof *W);
+    for (size_t m = 0; m < n; m++) { /* W' = sum conj(u_m) z_m */
+        const double re = M[m * 2 * n + last], im = M[(n + m) * 2 * n + last], a = (re * ore + im * oim) / size,
+                     b = (im * ore - re * oim) / size, w = sqrt(head_weight(c, s, (int)m, h, 0)[x]);
+        const double *rows = head_rows(V, s, (int)m, h, 0), *p = rows + (size_t)x * N, *q = rows + (size_t)y * N;
+        double *A = c->gauge[(size_t)s->o + m].k + (size_t)h * D * D;
+        for (size_t i = 0; i < N; i++) W[i] += w * (a * p[i] + b * q[i]), W[N + i] += w * (a * q[i] - b * p[i]);
+        A[(size_t)x * D + (size_t)x] = A[(size_t)y * D + (size_t)y] = a / w;
+        A[(size_t)x * D + (size_t)y] = b / w, A[(size_t)y * D + (size_t)x] = -b / w;
+    }
+    const double now = energy(W, c->sums, 2, N, SC), scale = before > 0 && now > 0 ? sqrt(before / now) : 1;
+    for (size_t i = 0; i < N; i++) to[(size_t)x * N + i] = scale * W[i], to[(size_t)y * N + i] = scale * W[N + i];
+    for (size_t m = 0; m < n; m++) {
+        double *A = c->gauge[(size_t)s->o + m].k + (size_t)h * D * D;
+        for (int a = 0; a < 4; a++) A[(size_t)(a & 1 ? x : y) * D + (size_t)(a & 2 ? x : y)] /= scale;
+    }
+    return true;
+}
+
+static bool share_turned(Job *j, const Group *s, double *V, Err *e) {
     Share *c = j->cfg;
     const GqaCfg *g = job_gqa(&j->a, s->o);
-    const size_t D = s->D, N = s->N, DD = D * D, wide = (size_t)s->n * D;
-    double *gram[2] = {arena_take(&j->work, wide * wide * sizeof(double), "products of keys"),
-                       arena_take(&j->work, wide * wide * sizeof(double), "products of values")},
-           *y = arena_take(&j->work, (D * N + DD) * sizeof *y, "rows of a head");
+    const Rope *t = &g->table;
+    const size_t DD = s->D * s->D, wide = (size_t)s->n * s->D;
+    double *tmp = arena_take(&j->work, (4 * wide * s->N + 6 * wide * wide + 2 * wide) * sizeof *tmp, "a head");
     if (!c->gauge) c->gauge = xcalloc((size_t)j->a.L, sizeof *c->gauge);
     c->L = j->a.L;
     for (int m = 0; m < s->n; m++) {
@@ -345,38 +452,23 @@ static bool turn(Job *j, const Group *s, double *V, Err *e) {
         x->order = xcalloc(s->G, sizeof *x->order);
         x->k = xcalloc(s->G * DD, sizeof *x->k);
         x->v = xcalloc(s->G * DD, sizeof *x->v);
+        for (int h = 0; h < g->kv_heads; h++) x->order[h] = h;
     }
-    for (int h = 0; h < g->kv_heads; h++) {
-        Gauge heads;
-        for (int value = 0; value < 2; value++) {
-            double most = 0;
-            for (int m = 0; m < s->n; m++) most = fmax(most, weight_mean(c, s, m, h, value));
-            for (int a = 0; a < s->n; a++) {
-                memset(y, 0, D * N * sizeof *y);
-                add_times(y, head_rows(V, s, a, h, value), c->sums, D, N, weight_mean(c, s, a, h, value) / most);
-                for (size_t i = 0; i < D; i++)
-                    for (size_t b = 0; b < wide; b++) {
-                        const int m = (int)(b / D);
-                        gram[value][((size_t)a * D + i) * wide + b] =
-                            dot(y + i * N, head_rows(V, s, m, h, value) + b % D * N, N) *
-                            weight_mean(c, s, m, h, value) / most;
-                    }
-            }
-        }
-        if (!gauge_make(&heads, s->n, 1, g->head_dim, gram[0], gram[1], &g->table, false, false, e)) return false;
-        for (int m = 0; m < s->n; m++) {
-            Gauge *x = &c->gauge[s->o + m];
-            const double *P = heads.k + (size_t)m * DD, *Q = heads.v + (size_t)m * DD;
-            x->order[h] = h;
-            memcpy(x->k + (size_t)h * DD, P, DD * sizeof *P);
-            memcpy(x->v + (size_t)h * DD, Q, DD * sizeof *Q);
-            turn_rows(head_rows(V, s, m, h, 0), P, D, N, y);
-            turn_rows(head_rows(V, s, m, h, 1), Q, D, N, y);
-            turn_weights(head_weight(c, s, m, h, 1), Q, D, y); /* those of keys are alike in what P mixes or nearly */
-        }
-        gauge_free(&heads);
+    int *row = xcalloc(2 * s->D, sizeof *row), *every = row + s->D, r = 0;
+    for (int i = 0; i < g->head_dim; i++) {
+        every[i] = i;
+        if (i < t->at || i >= t->at + t->n) row[r++] = i;
     }
-    return true;
+    bool ok = true;
+    for (int h = 0; ok && h < g->kv_heads; h++) {
+        ok = share_free(j, s, V, h, 1, every, g->head_dim, tmp, e) && (!r || share_free(j, s, V, h, 0, row, r, tmp, e));
+        for (int i = 0; ok && i < t->n / 2; i++) {
+            int x = t->at + (t->interleaved ? 2 * i : i);
+            ok = share_pair(j, s, V, h, x, x + (t->interleaved ? 1 : t->n / 2), tmp, e);
+        }
+    }
+    free(row);
+    return ok;
 }
 
 /* The owner's rows of head h: (sum A_m)^-1 sum A_m V_m; into member 0's place. */
@@ -414,8 +506,8 @@ static bool fit_group(Job *j, int o, int n, Err *e) {
     double *V = arena_take(&j->work, (size_t)n * s.rows * s.N * sizeof *V, "rows of the members"),
            *tmp = arena_take(&j->work, (s.D * s.N + s.D * s.D) * sizeof *tmp, "rows of a head");
     if (!predict(j, o, n, V, s.rows, s.N, e)) return false;
-    if (c->method == SHARE_ALIGNED && !turn(j, &s, V, e)) return false;
-    for (int h = 0; h < g->kv_heads; h++)
+    if (c->method == SHARE_ALIGNED && !share_turned(j, &s, V, e)) return false;
+    for (int h = 0; c->method == SHARE_LSTSQ && h < g->kv_heads; h++)
         for (int value = 0; value < 2; value++)
             if (!pool(j, &s, V, h, value, tmp, e)) return false;
     rows_write(j, o, V, s.rows, s.N);
