@@ -162,8 +162,9 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
                    WHOLE("runs_left"), NUM("run_seconds"),
                    json_is_true(json_object_get(x, "cut")) ? " cut by budget.max_seconds" : "");
         }
-        printf("%lld parameters within %g %%; %d runs left, about %.0f s (validations and starts not counted)\n",
-               (long long)c->match.params, 100 * c->match.tolerance, runs, total);
+        printf(
+            "%lld parameters within %g %%; %d runs left, about %.0f s (validations, teachers and starts not counted)\n",
+            (long long)c->match.params, 100 * c->match.tolerance, runs, total);
     }
     json_decref(j);
     return ok;
@@ -173,11 +174,11 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
  */
 
 /* One run if it is not over. */
-static bool run_one(const Compare *c, int i, double lr, int64_t seed, int mark, const char *from, Progressing *p,
+static bool run_one(const Compare *c, int i, double lr, int64_t seed, int mark, const Origin *o, Progressing *p,
                     bool *diverged, int *status, Err *e) {
     Config *cfg = xcalloc(1, sizeof *cfg);
     RunRecord r;
-    compare_run_config(c, &c->row[i], lr, seed, mark, from, cfg);
+    compare_run_config(c, &c->row[i], lr, seed, mark, o, cfg);
     bool ok = compare_look(c, &c->row[i], cfg, mark, &r, e);
     if (ok && r.state < RUN_FINISHED) ok = compare_train(c, &c->row[i], cfg, mark, p, &r, status, e);
     *diverged = ok && r.state == RUN_DIVERGED;
@@ -188,11 +189,15 @@ static bool run_one(const Compare *c, int i, double lr, int64_t seed, int mark, 
 /* All runs of a row; *status 130: interrupted. */
 static bool row_run(const Compare *c, int i, RowResult *all, Progressing *p, int *status, Err *e) {
     const Numbers *lrs = &c->row[i].lrs;
-    char *from;
-    if (!compare_source(c, i, all, &from)) {
-        if (all[c->row[i].source].tuned && !runs_left(c, c->row[i].source, all)) return true; /* it diverged */
-        return err_input(e, "row %s starts from %s, which has no finished run; train that first, or name it in --only",
-                         c->row[i].name, c->row[i].from);
+    Origin o;
+    if (!compare_source(c, i, all, &o)) {
+        const int needs[] = {c->row[i].source, c->row[i].learns};
+        for (int k = 0; k < 2; k++) {
+            if (needs[k] < 0 || all[needs[k]].best >= 0) continue;
+            if (all[needs[k]].tuned && !runs_left(c, needs[k], all)) return true; /* it diverged */
+            return err_input(e, "row %s %s %s, which has no finished run; train that first, or name it in --only",
+                             c->row[i].name, k ? "learns from" : "starts from", c->row[needs[k]].name);
+        }
     }
     bool ok = true, diverged = false;
     if (c->row[i].convert) {
@@ -201,14 +206,14 @@ static bool row_run(const Compare *c, int i, RowResult *all, Progressing *p, int
         free(src);
     }
     for (int k = 0; ok && !*status && lrs->n > 1 && k < lrs->n; k++)
-        ok = run_one(c, i, lrs->v[k], c->tune_seed, 0, from, p, &diverged, status, e);
+        ok = run_one(c, i, lrs->v[k], c->tune_seed, 0, &o, p, &diverged, status, e);
     ok = ok && !*status && compare_result(c, i, all, &all[i], e);
     for (int k = 0; ok && !*status && all[i].lr > 0 && k < c->seeds.n; k++) {
         diverged = false;
         for (int m = 0; ok && !*status && !diverged && m < compare_runs(&c->row[i]); m++)
-            ok = run_one(c, i, all[i].lr, c->seeds.v[k], m, from, p, &diverged, status, e);
+            ok = run_one(c, i, all[i].lr, c->seeds.v[k], m, &o, p, &diverged, status, e);
     }
-    free(from);
+    origin_free(&o);
     if (*status) return true;
     return ok && compare_result(c, i, all, &all[i], e);
 }

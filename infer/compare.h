@@ -32,7 +32,7 @@ enum {
 /* ---- settings ------------------------------------------------------------------------------------------------------
  */
 typedef struct {
-    char name[KEY_TEXT_MAX], from[KEY_TEXT_MAX];
+    char name[KEY_TEXT_MAX], from[KEY_TEXT_MAX], teacher[KEY_TEXT_MAX];
     int64_t tokens; /* 0: budget.tokens */
     Numbers lrs;    /* resolved: the comparison's where the row gives none */
     const Node *set;
@@ -43,6 +43,7 @@ typedef struct {
     char to[32], calib[KEY_TEXT_MAX], calib_tokens[24];  /* of it */
     int nword;
     char *word[WORDS_MAX]; /* key=value, owned */
+    int learns;            /* the row that `teacher` names, -1: none */
     int source;            /* the row that `from` names, -1: none */
     Config cfg;            /* of any of its runs, but for run.dir, run.seed, init_from and the learning rate */
     double decay;          /* optim.min_lr / optim.lr of its settings */
@@ -126,8 +127,13 @@ typedef struct {
 bool compare_metrics(const char *folder, RunRecord *, Err *);
 /* malloc'ed DIR/ROW/lr-..-seed-..; of a row with marks that of a mark, -1: the last */
 char *compare_folder(const Compare *, const CompareRow *, double lr, int64_t seed, int mark);
-/* Settings of one run. `from`: the model directory to start from, or NULL. The copy shares the row's model. */
-void compare_run_config(const Compare *, const CompareRow *, double lr, int64_t seed, int mark, const char *from,
+/* The model directories that a row's runs start from and learn from, NULL: none. malloc'ed */
+typedef struct {
+    char *from, *teacher;
+} Origin;
+void origin_free(Origin *);
+/* Settings of one run. The copy shares the row's model. */
+void compare_run_config(const Compare *, const CompareRow *, double lr, int64_t seed, int mark, const Origin *,
                         Config *);
 /* The record of a run as it is on disk. EXIT_INPUT: it was begun with other settings or another text. */
 bool compare_look(const Compare *, const CompareRow *, const Config *, int mark, RunRecord *, Err *);
@@ -171,9 +177,9 @@ bool compare_result(const Compare *, int row, const RowResult *all, RowResult *,
 /* The folder of the best run of a row; NULL: it has none. malloc'ed. */
 char *compare_best(const Compare *, int row, const RowResult *);
 
-/* The model directory that row `row` starts from: *from is NULL when it starts from nothing. False: there is none
- * yet; that of a conversion may be to be made. */
-bool compare_source(const Compare *, int row, const RowResult *all, char **from);
+/* What row `row` starts and learns from. False: a row that is named has no finished run yet; a conversion of it may be
+ * still to be made. */
+bool compare_source(const Compare *, int row, const RowResult *all, Origin *);
 /* Cache bytes and speeds of every row that has a finished run, all in one go, in interleaved repetitions; the JSON of
  * DIR/speed.json. Kept from the last time when nothing of it would differ, unless `again`. NULL: failed. */
 json_t *compare_measure(const Compare *, const RowResult *, bool again, const Cli *, Err *);

@@ -58,6 +58,8 @@ const Key compare_row_keys[] = {
      "then decaying; with `from` alone",
      0, 0},
     {"decay", KEY_FLOAT, AT(mark_decay), "20", 0.1, 100, "percentage of a mark's steps in which the rate decays", 0, 0},
+    {"teacher", KEY_TEXT, AT(teacher), "", 0, 0,
+     "an earlier row whose best run is teacher.path of this row's runs; the losses stand in set", 0, 0},
     {"tokens", KEY_LONG, AT(tokens), "0", 0, 1e15, "tokens to train on; 0: budget.tokens", 0, 0},
     {"lrs", KEY_NUMBERS, AT(lrs), "", 1e-9, 100, "learning rates that this row tries; none: those of all", 0, 0},
     {0}};
@@ -256,7 +258,7 @@ static bool steps_fit(const Compare *c, const Config *base, CompareRow *r, const
 static bool marks_fit(const CompareRow *r, Node *tree, const Node *at, const char *path, Err *e) {
     static const char *const own[] = {"optim.schedule", "optim.decay_steps", "train.eval_first", NULL};
     bool stages = tree_get(tree, "stages");
-    for (int i = 0; own[i]; i++)
+    for (int i = stages ? 2 : 0; own[i]; i++) /* stages have schedules of their own */
         if (r->set && tree_get(r->set, own[i]))
             return node_refuse(tree_get(r->set, own[i]), path, e, "set: %s is that of the marks; leave it out", own[i]);
     if (stages && r->marks.n > 1)
@@ -288,6 +290,10 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     if (*r->from && r->source < 0)
         return node_refuse(tree_get(x, "from"), path, e, "from: expected the name of an earlier row, got %.80s",
                            r->from);
+    r->learns = row_find(c, i, r->teacher);
+    if (*r->teacher && r->learns < 0)
+        return node_refuse(tree_get(x, "teacher"), path, e, "teacher: expected the name of an earlier row, got %.80s",
+                           r->teacher);
     snprintf(where, sizeof where, "rows.%.40s", r->name);
     if (!r->lrs.n) r->lrs = c->lrs;
     if (!lrs_fit(&r->lrs, x, path, e)) return false;
@@ -502,12 +508,13 @@ static void mark_config(const CompareRow *r, int mark, Config *cfg) {
     cfg->train.keep_last = imax(2, cfg->train.keep_last);
 }
 
-void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_t seed, int mark, const char *from,
+void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_t seed, int mark, const Origin *o,
                         Config *cfg) {
     *cfg = r->cfg;
     char *folder = compare_folder(c, r, lr, seed, mark);
     snprintf(cfg->run.dir, sizeof cfg->run.dir, "%s", folder);
-    snprintf(cfg->init_from, sizeof cfg->init_from, "%s", from ? from : "");
+    snprintf(cfg->init_from, sizeof cfg->init_from, "%s", o->from ? o->from : "");
+    if (o->teacher) snprintf(cfg->teacher.path, sizeof cfg->teacher.path, "%s", o->teacher);
     cfg->run.seed = seed;
     cfg->optim.lr = lr;
     cfg->optim.min_lr = lr * r->decay;

@@ -27,14 +27,29 @@ void compare_rank(int n, const Spread *s, Rank *rank) {
     }
 }
 
-bool compare_source(const Compare *c, int row, const RowResult *all, char **from) {
-    int source = c->row[row].source;
-    *from = NULL;
-    if (source < 0) return true;
-    char *best = compare_best(c, source, &all[source]);
-    if (best) *from = c->row[row].convert ? compare_converted(c, &c->row[row]) : xformat("%s/last", best);
+void origin_free(Origin *o) {
+    free(o->from);
+    free(o->teacher);
+    *o = (Origin){0};
+}
+
+static char *best_model(const Compare *c, int row, const RowResult *all) {
+    char *best = compare_best(c, row, &all[row]), *model = best ? xformat("%s/last", best) : NULL;
     free(best);
-    return *from;
+    return model;
+}
+
+bool compare_source(const Compare *c, int row, const RowResult *all, Origin *o) {
+    const CompareRow *r = &c->row[row];
+    *o = (Origin){0};
+    if (r->source >= 0 && (o->from = best_model(c, r->source, all)) && r->convert) {
+        free(o->from);
+        o->from = compare_converted(c, r);
+    }
+    if (r->learns >= 0) o->teacher = best_model(c, r->learns, all);
+    if ((r->source < 0 || o->from) && (r->learns < 0 || o->teacher)) return true;
+    origin_free(o);
+    return false;
 }
 
 char *compare_best(const Compare *c, int row, const RowResult *r) {
@@ -42,10 +57,10 @@ char *compare_best(const Compare *c, int row, const RowResult *r) {
     return compare_folder(c, &c->row[row], r->lr, c->seeds.v[r->best], -1);
 }
 
-static bool look(const Compare *c, const CompareRow *row, double lr, int64_t seed, int mark, const char *from,
+static bool look(const Compare *c, const CompareRow *row, double lr, int64_t seed, int mark, const Origin *o,
                  RunRecord *r, Err *e) {
     Config *cfg = xcalloc(1, sizeof *cfg);
-    compare_run_config(c, row, lr, seed, mark, from, cfg);
+    compare_run_config(c, row, lr, seed, mark, o, cfg);
     bool ok = compare_look(c, row, cfg, mark, r, e);
     free(cfg);
     return ok;
@@ -53,14 +68,14 @@ static bool look(const Compare *c, const CompareRow *row, double lr, int64_t see
 
 bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r, Err *e) {
     const CompareRow *row = &c->row[i];
-    char *from;
+    Origin o;
     *r = (RowResult){.best = -1, .loss = compare_spread(0, NULL)};
     for (int k = 0; k < LRS_MAX; k++) r->tune[k].val_loss = NAN;
-    if (!compare_source(c, i, all, &from)) return true; /* nothing can have begun */
+    if (!compare_source(c, i, all, &o)) return true; /* nothing can have begun */
     bool ok = true, over = true;
     double least = INFINITY, loss[SEEDS_MAX];
     for (int k = 0; ok && row->lrs.n > 1 && k < row->lrs.n; k++) {
-        ok = look(c, row, row->lrs.v[k], c->tune_seed, 0, from, &r->tune[k], e);
+        ok = look(c, row, row->lrs.v[k], c->tune_seed, 0, &o, &r->tune[k], e);
         over = over && r->tune[k].state >= RUN_FINISHED;
         if (r->tune[k].state == RUN_FINISHED && r->tune[k].val_loss < least)
             least = r->tune[k].val_loss, r->lr = row->lrs.v[k];
@@ -72,7 +87,7 @@ bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r,
     for (int k = 0; ok && r->lr > 0 && k < c->seeds.n; k++) {
         r->run[k].val_loss = NAN;
         for (int m = 0; ok && m < compare_runs(row) && r->run[k].state != RUN_DIVERGED; m++) {
-            ok = look(c, row, r->lr, c->seeds.v[k], m, from, &r->mark[m][k], e);
+            ok = look(c, row, r->lr, c->seeds.v[k], m, &o, &r->mark[m][k], e);
             /* one that diverged speaks for the marks behind it, which have nothing to go on from */
             if (m + 1 == compare_runs(row) || r->mark[m][k].state == RUN_DIVERGED) r->run[k] = r->mark[m][k];
         }
@@ -81,7 +96,7 @@ bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r,
         if (r->best < 0 || r->run[k].val_loss < r->run[r->best].val_loss) r->best = k;
     }
     r->loss = compare_spread(n, loss);
-    free(from);
+    origin_free(&o);
     return ok;
 }
 
@@ -151,6 +166,7 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
                   engine_number(r->loss.sd));
     json_object_set_new(j, "rank", r->rank ? json_string(ranks[r->rank]) : json_null());
     runs_sum(c, row, r, j);
+    if (row->learns >= 0) json_object_set_new(j, "teacher", json_string(row->teacher));
     compare_marks_json(c, i, r, j);
     json_object_set_new(j, "tokens_before", json_real(tokens_before(c, all, i)));
     json_t *at = json_array(), *x;
