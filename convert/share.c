@@ -1,17 +1,27 @@
 /* share.c: one layer's keys and values for several: cla, yoco.
  *
  * The owner o of a group makes the rows that the layers m of it read, from its own input x_o, while theirs were made of
- * x_m. mean and first leave that out. lstsq takes of every member what of its rows x_o tells, over calibration tokens,
+ * x_m. mean and first leave that out. lstsq and aligned take of every member what of its rows x_o tells,
+ *
  *     V_m = argmin E |V x_o - W_m x_m|^2 + r |V - W_m|^2 = W_m + W_m (E[x_m x_o^T] - E[x_o x_o^T]) (E[x_o x_o^T] +
- * r)^-1 for keys before their rotation and for values, [x; 1] in place of x where there are biases; r = ridge times the
- * mean diagonal of E[x_o x_o^T]. V_o is W_o. The W of a head with the least sum over members of E |A_m^1/2 (W x_o - W_m
- * x_m)|^2 is (sum A_m)^-1 sum A_m V_m. A_m weighs errors by what they do to the output of layer m, as mla.c does: of
- * values by W_o^T W_o of the queries that read them; of keys by the queries' energy, the mean of a rotated pair's two
- * numbers (the rotation spreads it so over all distances), times the mean energy that the head's values add to the
- * output. aligned turns the heads of the V_m into a common basis first, which costs nothing (align.h): the queries of m
- * and its output projection are turned along, head g of every member with head g of the others. Sources: own work; that
- * heads want a common basis is arXiv:2412.20677, mean over the readers github.com/whyNLP/LCKV, convert_pretrained.py.
- */
+ * r)^-1
+ *
+ * over calibration tokens, for keys before their rotation and for values; [x; 1] in place of x where there are biases;
+ * r = ridge times the mean diagonal of E[x_o x_o^T]; V_o = W_o. Then, head by head,
+ *
+ *     lstsq      argmin over W         of sum_m E |V_m x_o - W x_o|^2_m      = (sum A_m)^-1 sum A_m V_m
+ *     aligned    argmin over W and B_m of sum_m E |V_m x_o - B_m W x_o|^2_m
+ *
+ * B_m goes into the queries of m (q <- B_m^T q) and into its output projection (W_o <- W_o B_m), at no cost: any matrix
+ * for values and for keys that nothing rotates, a complex number for a rotated pair. The stack of A_m^1/2 V_m at rank
+ * head_dim (at complex rank 1) is that minimum: W from the leading eigenvectors of the stack's second moment.
+ * |y|^2_m = y^T A_m y is what an error does to the stream behind the mixer of m, as mla.c weighs it: of values
+ * W_o^T W_o of the queries that read them; of keys, the queries' energy, of a rotated pair the mean of its two numbers
+ * (over all distances the rotation spreads it so), times the energy that the head's values add to the output; both over
+ * that stream's mean square, since a norm follows.
+ *
+ * Sources: own work; fitting in the space of activations, and that heads want a common basis, is arXiv:2412.20677; the
+ * mean over the readers github.com/whyNLP/LCKV, convert_pretrained.py. */
 #include "heads.h"
 #include "kinds.h"
 #include "lapack.h"
@@ -27,24 +37,21 @@ typedef struct {
     double *own;     /* (N,N) of x_m x_m^T */
     double stream;   /* sum of |x|^2 of the stream behind the member's mixer */
     double *wk, *wv; /* (members,G,D), (members,G,D,D): weights of errors of keys and values */
-    Gauge *gauge;    /* (L) of readers and owners that are turned */
+    Gauge *gauge;    /* (L) B_m^T of the members, where heads_follow looks for turns */
     int L;
 } Share;
-#define METHOD                                                                                                      \
-    {"method",                                                                                                      \
-     KEY_CHOICE,                                                                                                    \
-     offsetof(Share, method),                                                                                       \
-     "mean",                                                                                                        \
-     0,                                                                                                             \
-     0,                                                                                                             \
-     "keys and values of a group: the mean of its layers' weights, those of its first, lstsq: what reproduces its " \
-     "layers' best from its first's input, or aligned: the same of heads turned into a common basis",               \
-     methods,                                                                                                       \
-     0},                                                                                                            \
-    {                                                                                                               \
-        "ridge", KEY_FLOAT, offsetof(Share, ridge), "1e-3", 0, 1e9,                                                 \
-            "lstsq, aligned: how much the layers' own weights count beside the text", 0, 0                          \
-    }
+#define METHOD                                                                                                         \
+    {                                                                                                                  \
+        "method", KEY_CHOICE, offsetof(Share, method), "mean", 0, 0,                                                   \
+            "keys and values of a group: the mean of its layers' weights, those of its first, lstsq: what reproduces " \
+            "its "                                                                                                     \
+            "layers' best from its first's input, or aligned: the same where queries and output "
+"projections of its layers follow", methods, 0
+}
+, {
+    "ridge", KEY_FLOAT, offsetof(Share, ridge), "1e-3", 0, 1e9,
+        "lstsq, aligned: how much the layers' own weights count beside the text", 0, 0
+}
 static const Key cla_keys[] = {{"n", KEY_INT, offsetof(Share, n), "2", 2, LAYERS_MAX,
                                 "layers that share one layer's keys and values", 0, 0},
                                METHOD,
@@ -189,11 +196,8 @@ static void weigh(Job *j, int l, double *wk, double *wv) {
             double *x = e + turn->at + (turn->interleaved ? 2 * i : i), *y = x + (turn->interleaved ? 1 : turn->n / 2);
             *x = *y = (*x + *y) / 2;
         }
-        double most = 0, trace = 0; /* what costs nothing counts a little, so that something is best */
-        for (size_t i = 0; i < D; i++) e[i] /= c->stream;
+        for (size_t i = 0; i < D; i++) e[i] /= c->stream; /* a norm follows: what counts is the part of the stream */
         for (size_t i = 0; i < D * D; i++) A[i] /= c->stream;
-        for (size_t i = 0; i < D; i++) most = fmax(most, e[i]), trace += A[i * D + i];
-        for (size_t i = 0; i < D; i++) e[i] += 1e-9 * most + 1e-300, A[i * D + i] += 1e-9 * trace + 1e-300;
     }
     free(row);
 }
@@ -438,6 +442,20 @@ static bool share_pair(Job *j, const Group *s, double *V, int h, int x, int y, d
     return true;
 }
 
+/* A member whose errors cost nothing counts a little, so that its rows are something and not everything. */
+static void weigh_least(const Share *c, const Group *s) {
+    for (int h = 0; h < (int)s->G; h++)
+        for (int value = 0; value < 2; value++) {
+            double most = 0;
+            for (int m = 0; m < s->n; m++)
+                for (size_t i = 0; i < s->D; i++)
+                    most = fmax(most, head_weight(c, s, m, h, value)[value ? i * s->D + i : i]);
+            for (int m = 0; m < s->n; m++)
+                for (size_t i = 0; i < s->D; i++)
+                    head_weight(c, s, m, h, value)[value ? i * s->D + i : i] += most > 0 ? 1e-9 * most : 1;
+        }
+}
+
 static bool share_turned(Job *j, const Group *s, double *V, Err *e) {
     Share *c = j->cfg;
     const GqaCfg *g = job_gqa(&j->a, s->o);
@@ -506,6 +524,7 @@ static bool fit_group(Job *j, int o, int n, Err *e) {
     double *V = arena_take(&j->work, (size_t)n * s.rows * s.N * sizeof *V, "rows of the members"),
            *tmp = arena_take(&j->work, (s.D * s.N + s.D * s.D) * sizeof *tmp, "rows of a head");
     if (!predict(j, o, n, V, s.rows, s.N, e)) return false;
+    weigh_least(c, &s);
     if (c->method == SHARE_ALIGNED && !share_turned(j, &s, V, e)) return false;
     for (int h = 0; c->method == SHARE_LSTSQ && h < g->kv_heads; h++)
         for (int value = 0; value < 2; value++)
