@@ -182,6 +182,7 @@ static bool moments_load(const St *st, const char *prefix, Model *m, bool second
     StLoad l;
     st_load_begin(&l, st, prefix, e);
     Fields f = st_loader(&l);
+    l.dev = m->dev;
     model_moments(m, second ? &m->v : &m->m, second, &f);
     return st_load_end(&l, nothing_else);
 }
@@ -282,7 +283,7 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
  */
 
 static bool moments_write(const char *path, const Model *m, Err *e) {
-    StList list = {.prefix = "exp_avg.", .own = true};
+    StList list = {.prefix = "exp_avg.", .own = true, .dev = m->dev};
     Fields f = st_lister(&list);
     Weights w = m->m;
     model_moments(m, &w, false, &f);
