@@ -3,8 +3,8 @@
  * The owner o of a group makes the rows that the layers m of it read, from its own input x_o, while theirs were made of
  * x_m. mean and first leave that out. lstsq and aligned take of every member what of its rows x_o tells,
  *
- *     V_m = argmin E |V x_o - W_m x_m|^2 + r |V - W_m|^2 = W_m + W_m (E[x_m x_o^T] - E[x_o x_o^T]) (E[x_o x_o^T] +
- * r)^-1
+ *     V_m = argmin E |V x_o - W_m x_m|^2 + r |V - W_m|^2
+ *         = W_m + W_m (E[x_m x_o^T] - E[x_o x_o^T]) (E[x_o x_o^T] + r)^-1
  *
  * over calibration tokens, for keys before their rotation and for values; [x; 1] in place of x where there are biases;
  * r = ridge times the mean diagonal of E[x_o x_o^T]; V_o = W_o. Then, head by head,
@@ -40,25 +40,23 @@ typedef struct {
     Gauge *gauge;    /* (L) B_m^T of the members, where heads_follow looks for turns */
     int L;
 } Share;
-#define METHOD                                                                                                         \
-    {                                                                                                                  \
-        "method", KEY_CHOICE, offsetof(Share, method), "mean", 0, 0,                                                   \
-            "keys and values of a group: the mean of its layers' weights, those of its first, lstsq: what reproduces " \
-            "its "                                                                                                     \
-            "layers' best from its first's input, or aligned: the same where queries and output "
-"projections of its layers follow", methods, 0
-}
-, {
-    "ridge", KEY_FLOAT, offsetof(Share, ridge), "1e-3", 0, 1e9,
-        "lstsq, aligned: how much the layers' own weights count beside the text", 0, 0
-}
+#define METHOD_SAYS                                                                                           \
+    "keys and values of a group: the mean of its layers' weights, those of its first, lstsq: what gives its " \
+    "layers' best from its first's input, or aligned: the same where queries and output projections follow"
+#define METHOD_KEY \
+    { "method", KEY_CHOICE, offsetof(Share, method), "mean", 0, 0, METHOD_SAYS, methods, 0 }
+#define RIDGE_SAYS "lstsq, aligned: how much the layers' own weights count beside the text"
+#define RIDGE_KEY \
+    { "ridge", KEY_FLOAT, offsetof(Share, ridge), "1e-3", 0, 1e9, RIDGE_SAYS, 0, 0 }
 static const Key cla_keys[] = {{"n", KEY_INT, offsetof(Share, n), "2", 2, LAYERS_MAX,
                                 "layers that share one layer's keys and values", 0, 0},
-                               METHOD,
+                               METHOD_KEY,
+                               RIDGE_KEY,
                                {0}};
 static const Key yoco_keys[] = {{"window", KEY_INT, offsetof(Share, window), NULL, 1, 1 << 30,
                                  "positions that the lower half of the layers looks back", 0, 0},
-                                METHOD,
+                                METHOD_KEY,
+                                RIDGE_KEY,
                                 {0}};
 
 /* The layer whose rows layer l will read. */
