@@ -81,7 +81,17 @@ for f in $(cd "$tmp/all" && ls -d */*/last/model.safetensors gqa/converted/model
 done
 verdict resumed
 
+ok $ci --threads 1 dir="$tmp/ci" -q # every layout and a teacher
+[ "$(sed -n '/^Losses after/,$p' "$tmp/ci/table.md" | grep -c '^| [a-z].*%) |')" -eq $(($(grep -c 'convert:' $ci))) ] || wrong "$(cat "$tmp/ci/table.md")"
+grep -q '^  path: .*/ci/mha/lr-1e-2-seed-1/last' "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/config.yaml" || wrong "gqa3-aligned-kd learns from $(grep -A2 teacher "$tmp/ci/gqa3-aligned-kd/"*5/config.yaml)"
+cmp -s "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/last/model.safetensors" "$tmp/ci/gqa3-aligned/lr-3e-3-seed-1-mark-5/last/model.safetensors" && wrong "a teacher changes nothing"
+compare configs/uptrain-table.yaml --only gqa3-maen # read and checked as a whole
+s=$?
+[ $s -eq 2 ] && grep -q 'did you mean gqa3-mean' "$tmp/err" || wrong "uptrain-table: exit $s, $(cat "$tmp/err")"
+verdict configurations
+
 mha='{name: mha}'
+refused 'expected the name of an earlier row' "[$mha, {name: x, from: mha, teacher: nobody}]"
 refused 'give from' "[$mha, {name: x, marks: [5]}]"
 refused 'give from' "[$mha, {name: x, convert: {to: mqa}}]"
 refused 'give one' "[$mha, {name: x, from: mha, marks: [5], tokens: 2560}]"
