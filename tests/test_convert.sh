@@ -105,7 +105,7 @@ grep -q '^mla: the exact form.*(exact)$' "$tmp/out" && grep -q '"mixer": "mla"' 
 refuse 'without DST' $src "$tmp/here/x" --to mqa --plan
 refuse 'leave --plan out' $src --to same dtype=bf16 --plan
 refuse 'kv_heads: expected a divisor' $src --to gqa kv_heads=3 --plan
-refuse 'no such' "$tmp/none.yaml" --to mqa --plan
+refuse 'No such file' "$tmp/none.yaml" --to mqa --plan
 only ''
 verdict plan
 
