@@ -58,7 +58,8 @@ typedef struct Dist {
     bool bf16;  /* gradients travel so */
     int micros; /* micro-batches of this rank in a step */
     Model *m;
-    const Params *all;
+    Params all;            /* the model's tensors, as its units have them */
+    const Params *trained; /* the trainer's own list: what one rank, or stage 0, clips and steps */
     int nunit;
     DistUnit *unit;
     DistPlace *place;           /* (all->n) */
@@ -80,9 +81,11 @@ typedef struct Dist {
 } Dist;
 
 /* Of a model opened for it: what dist_without says must not be in its regions. micros: of all ranks, a multiple of
- * their number. Measures where the model is dry. `all` and the model must outlive it; gradients and moments start at
+ * their number. Measures where the model is dry. `trained`, which may be filled later, and the
+ * model must outlive it; gradients and moments start at
  * zero. comm NULL or of one rank: stage counts as 0. */
-bool dist_open(Dist *, Model *, const Params *all, const OptimizerCfg *, Comm *, const DistCfg *, int micros, Err *);
+bool dist_open(Dist *, Model *, const Params *trained, const OptimizerCfg *, Comm *, const DistCfg *, int micros,
+               Err *);
 void dist_close(Dist *);
 unsigned dist_without(const Comm *, const DistCfg *); /* ModelOpts.without */
 /* The step's batch is a whole number of micro-batches for every rank: EXIT_INPUT otherwise. */
