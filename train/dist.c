@@ -1,5 +1,6 @@
 /* dist.c: the layout between ranks and the memory for it. */
 #include "dist_in.h"
+#include "../ops/host.h"
 
 enum { ALIGNED = 256 };
 
@@ -194,6 +195,8 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
                int micros, Err *e) {
     int W = dist_world(comm);
     bool dry = m->opts.dry;
+    if (W > 1 && device_apart(m->dev))
+        return err_input(e, "run.device: several ranks exchange what lies in the host's memory; take --device cpu");
     *d = (Dist){.comm = W > 1 ? comm : NULL,
                 .world = W,
                 .rank = dist_rank(comm),
@@ -228,7 +231,8 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
     if (dry) return true;
     Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        if (!arena_open(a[i], a[i]->name, a[i]->peak, m->opts.poison, e)) {
+        if (!arena_open_at(a[i], a[i] == &d->units ? device_memory(m->dev, false) : NULL, a[i]->name, a[i]->peak,
+                           m->opts.poison, e)) {
             dist_close(d);
             return false;
         }
