@@ -241,6 +241,29 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
     return true;
 }
 
+static const Param *named(const Params *s, const char *name) {
+    for (int i = 0; i < s->n; i++)
+        if (!strcmp(s->p[i].name, name)) return &s->p[i];
+    return NULL;
+}
+bool dist_adopt(Dist *d, Err *e) {
+    for (int i = 0; d->world > 1 && i < d->trained->n; i++)
+        if (!named(&d->all, d->trained->p[i].name))
+            return err_input(e, "%s is no tensor of the model, and several ranks train those alone; take one rank",
+                             d->trained->p[i].name);
+    for (int k = 0; d->stage && k < d->own.n; k++) {
+        Param *own = &d->own.p[k], q;
+        const Param *p = named(d->trained, own->name);
+        CHECK(p, "%s has moments and is not trained", own->name);
+        q = *p;
+        q.flags = own->flags;
+        q.at = own->at;
+        memcpy(q.t, own->t, sizeof q.t);
+        *own = q;
+    }
+    return true;
+}
+
 void dist_close(Dist *d) {
     Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) arena_close(a[i]);

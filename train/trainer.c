@@ -147,7 +147,9 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     t->model.seed = (uint64_t)cfg->run.seed;
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
     if (!dry) params_collect(&t->params, &t->model);
-    return true;
+    if (dry || dist_adopt(&t->dist, e)) return true;
+    trainer_close(t);
+    return false;
 }
 
 bool trainer_reads(Trainer *t, Err *e) {
