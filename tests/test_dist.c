@@ -479,7 +479,7 @@ Test(dist, plan_of_many_ranks) {
     static const char stages[] =
         "run: {dir: x}\nmodel: {d_model: 32, layers: 1, kinds: {a: {mixer: gqa, heads: 2}}, ffn: "
         "{kind: swiglu, hidden: 64}}\ndata: {train: data/kjv.txt, seq_len: 16}\nstages:\n"
-        "  - {name: a, steps: 3, set: {dist.stage: 1}}\n";
+        "  - {name: a, steps: 300, set: {dist.stage: 1}}\n";
     char *yaml = check_path("stages.yaml");
     check_write(yaml, stages, sizeof stages - 1);
     CHECK_REFUSED(RUN("train", yaml, "--plan"), 2, "dist.stage: belongs to the run as a whole");
