@@ -170,7 +170,7 @@ static void see_take(Fields *f, Tensor *t, const char *path, unsigned flags) {
     arena_take(f->ctx, tensor_bytes(*t), path);
 }
 static void measure_units(Dist *d) {
-    bool staged = d->stage >= 2 || d->micros > 1, early = staged && d->m->cfg.tied;
+    bool staged = d->stage >= 2 || (d->micros > 1 && !d->in_place), early = staged && d->m->cfg.tied;
     Fields f = {.see = see_take, .ctx = &d->units};
     if (early) model_unit_fields(d->m, 0, &d->m->g, &f);
     for (int u = d->nunit - 1; u >= early; u--) {
@@ -194,15 +194,14 @@ static void place_wire(Dist *d) {
 bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *optim, Comm *comm, const DistCfg *cfg,
                int micros, Err *e) {
     int W = dist_world(comm);
-    bool dry = m->opts.dry;
-    if (W > 1 && device_apart(m->dev))
-        return err_input(e, "run.device: several ranks exchange what lies in the host's memory; take --device cpu");
+    bool dry = m->opts.dry, apart = device_apart(m->dev);
     *d = (Dist){.comm = W > 1 ? comm : NULL,
                 .world = W,
                 .rank = dist_rank(comm),
                 .stage = W > 1 ? cfg->stage : 0,
                 .bf16 = cfg->reduce == REDUCE_BF16,
                 .micros = micros / W,
+                .in_place = apart,
                 .m = m,
                 .trained = trained,
                 .busy = -1,
@@ -211,6 +210,9 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
                 .second.name = "second moments",
                 .units.name = "gradients of a unit",
                 .wire.name = "exchange"};
+    if (apart && W > 1)
+        return err_input(e, "run.device: %s trains as one rank; several ranks compute on processors",
+                         device_isa(m->dev));
     CHECK(micros % W == 0 && m->opts.without == dist_without(comm, cfg), "%d micro-batches, %d ranks", micros, W);
     collect(d);
     d->nunit = model_units(m);
@@ -231,8 +233,7 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
     if (dry) return true;
     Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        if (!arena_open_at(a[i], a[i] == &d->units ? device_memory(m->dev, false) : NULL, a[i]->name, a[i]->peak,
-                           m->opts.poison, e)) {
+        if (!arena_open(a[i], a[i]->name, a[i]->peak, m->opts.poison, e)) {
             dist_close(d);
             return false;
         }
