@@ -97,7 +97,7 @@ typedef struct {
 typedef struct {
     int stage, reduce;
     int64_t check_every;
-    double flops, link;
+    double flops, link, latency;
 } DistCfg;
 typedef struct Config Config;
 /* One stage of a run, see `stages` below. */

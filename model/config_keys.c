@@ -171,6 +171,7 @@ const Key dist_keys[] = {
      "of --plan: FLOPs per second that a rank reaches in training; 0: no times are estimated", 0, 0},
     {"link", KEY_FLOAT, AT(link), "0", 0, 1e18,
      "of --plan: bytes per second that a rank sends while others do; 0: no times are estimated", 0, 0},
+    {"latency", KEY_FLOAT, AT(latency), "5e-6", 0, 1, "of --plan: seconds that a message takes beside its bytes", 0, 0},
     {0}};
 #undef AT
 #define AT(member) offsetof(TeacherLosses, member)
