@@ -6,7 +6,7 @@
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
     cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv), cmd_data(int argc, char **argv),
-    cmd_convert(int argc, char **argv);
+    cmd_convert(int argc, char **argv), cmd_launch(int argc, char **argv), cmd_bench_comm(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -15,6 +15,7 @@ typedef struct {
 } Command;
 static const Command commands[] = {
     {"train", cmd_train, "Train a model as a configuration says; resume"},
+    {"launch", cmd_launch, "Start the ranks of a run on this machine; watch over them"},
     {"convert", cmd_convert, "Give a checkpoint another layout of its cache; compare both"},
     {"generate", cmd_generate, "Continue prompts with a model"},
     {"eval", cmd_eval, "Measure a model on a text (perplexity) or on a synthetic task (accuracy)"},
@@ -53,7 +54,10 @@ static int dispatch(int argc, char **argv) {
     }
     for (int i = 0; i < NCOMMANDS; i++) {
         names[i] = commands[i].name;
-        if (!strcmp(name, names[i])) return commands[i].run(argc - 1, argv + 1);
+        if (strcmp(name, names[i])) continue;
+        /* The rest of bench knows nothing of ranks, which belong to training. */
+        if (!strcmp(name, "bench") && argc > 2 && !strcmp(argv[2], "comm")) return cmd_bench_comm(argc - 1, argv + 1);
+        return commands[i].run(argc - 1, argv + 1);
     }
     const char *near = cli_nearest(name, NCOMMANDS, names);
     if (near)
