@@ -153,14 +153,15 @@ static bool mpi_wait(Comm *c, Err *e) {
     (void)c, (void)e;
     return true;
 }
-static void mpi_stop(Comm *c) {
-    Mpi *m = c->ctx;
-    fflush(NULL);
-    m->mpi->abort(EXIT_WORLD);
-}
+static void mpi_stop(Comm *c) { ((Mpi *)c->ctx)->failed = true; }
 static void mpi_close(Comm *c) {
     Mpi *m = c->ctx;
-    if (!m->failed) m->mpi->close();
+    if (!m->failed) {
+        m->mpi->close();
+    } else { /* ends this process, too, so it is the last that is done: why has been printed */
+        fflush(NULL);
+        m->mpi->abort(EXIT_WORLD);
+    }
     free(m->send);
     free(m->recv);
     free(m->bytes);

@@ -3,7 +3,8 @@
  * MPI itself is behind a small shared object (comm_mpi_so.c, built where MPI's development files are), opened when it
  * is asked for: a program that never does needs no MPI. All calls are non-blocking and polled, so that a rank that
  * hangs is noticed after Comm.deadline seconds; those that notice tell each other, and who was not heard of is named.
- * comm_stop ends all ranks of the job (MPI_Abort). Sums are taken in the order of ranks: each rank is sent all ranks'
+ * After comm_stop or a failure comm_close ends this process and all ranks of the job (MPI_Abort, status 1): print
+ * first. Sums are taken in the order of ranks: each rank is sent all ranks'
  * pieces of its part, adds them up itself and sends the sum, which costs what a ring costs in bytes. */
 #pragma once
 #include "comm.h"
