@@ -3,6 +3,7 @@
 #include "../train/comm_pieces.h"
 #include "../train/comm_shm.h"
 #include "../train/store.h"
+#include "../train/dist.h"
 #include "../train/ranks.h"
 #include "check.h"
 #include <arpa/inet.h>
@@ -305,14 +306,14 @@ Test(comm, a_rank_that_never_comes_is_named) {
 static int differs(int rank, int world, int fd, double deadline) {
     Comm *c;
     Err e = {0};
-    bool ok = comm_shm_open(fd, rank, world, deadline, &c, &e) && ranks_agree(c, "version", 5, &e) &&
-              ranks_agree(c, "configuration", rank == 2 ? 8 : 9, &e);
+    bool ok = comm_shm_open(fd, rank, world, deadline, &c, &e) && dist_same(c, "a version", 5, &e) &&
+              dist_same(c, "settings", rank == 2 ? 8 : 9, &e);
     return ok ? 0 : note(rank, &e);
 }
 Test(comm, what_differs_is_named) {
     all_ranks(differs, 4, 60, (const int[]){2, 2, 2, 2});
     for (int r = 0; r < 4; r++)
-        cr_assert(strstr(board->msg[r], "rank 2 has another configuration"), "%s", board->msg[r]);
+        cr_assert(strstr(board->msg[r], "rank 2 of 4 has other settings than rank 0"), "%s", board->msg[r]);
 }
 
 Test(comm, a_descriptor_that_is_none) {

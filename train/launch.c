@@ -117,17 +117,17 @@ static void relay(Child *c, int rank) {
     close(c->pipe);
     c->pipe = -1;
 }
-/* Rank 0 has said for itself why it ended; where all were given the same wrong thing, once is enough. */
+static bool ended_with(const Child *c, int status) { return WIFEXITED(c->status) && WEXITSTATUS(c->status) == status; }
+/* Where what was given is wrong, that alone is said, and once: rank 0, if it is among those that found it, has said it
+ * by itself. */
 static void last_words(Watch *w) {
     int W = w->l->ranks;
+    bool input = false;
+    for (int r = 0; r < W; r++) input |= ended_with(&w->child[r], EXIT_INPUT);
     for (int r = 1; r < W; r++) {
         Child *c = &w->child[r];
-        bool told = false;
+        bool told = input && (ended_with(c, EXIT_WORLD) || ended_with(&w->child[0], EXIT_INPUT));
         for (int q = 1; q < r && c->held; q++) told |= w->child[q].held && !strcmp(w->child[q].held, c->held);
-        int zero = w->child[0].status;
-        if (c->held && WIFEXITED(zero) && WEXITSTATUS(zero) == EXIT_INPUT && WIFEXITED(c->status) &&
-            WEXITSTATUS(c->status) == EXIT_INPUT)
-            told = true;
         if (c->held && !told) fprintf(stderr, "[rank %d] %s\n", r, c->held);
     }
 }

@@ -55,6 +55,3 @@ const char *comm_by_name(CommBy); /* "shm" */
  * `config` is a number that must be equal on all ranks where they meet by the store (store.h). */
 enum { COMM_DEADLINE = 300 };
 bool ranks_open(const Ranks *, CommBy, double deadline, uint64_t config, Comm **out, Err *);
-/* All ranks have the same `what` ("configuration"): EXIT_INPUT on each of them, naming the first rank that differs from
- * rank 0. Collective. */
-bool ranks_agree(Comm *, const char *what, uint64_t value, Err *);

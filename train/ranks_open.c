@@ -42,16 +42,3 @@ bool ranks_open(const Ranks *r, CommBy by, double deadline, uint64_t config, Com
                          ranks_from_name(r->from));
     return comm_mpi_open(r->rank, r->world, r->local, r->locals, deadline, out, e);
 }
-
-bool ranks_agree(Comm *c, const char *what, uint64_t value, Err *e) {
-    if (!c || c->world == 1) return true;
-    uint64_t *all = xcalloc((size_t)c->world, sizeof *all);
-    all[c->rank] = value;
-    bool ok = comm_do(c, (CommCall){COMM_GATHER, what, all, 1, F64, 0}, e); /* bits, whatever they mean */
-    for (int r = 1; ok && r < c->world; r++)
-        if (all[r] != all[0])
-            ok = err_input(e, "rank %d has another %s than rank 0 (%016llx, %016llx): all ranks need the same", r, what,
-                           (unsigned long long)all[r], (unsigned long long)all[0]);
-    free(all);
-    return ok;
-}
