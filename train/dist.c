@@ -24,6 +24,18 @@ bool dist_divides(const Comm *c, int batch, int micro_batch, Err *e) {
 /* ---- layout ---------------------------------------------------------------------------------------------------------
  */
 
+static void collect(Dist *d) {
+    Model *m = d->m;
+    Fields w = params_visitor(&d->all, PARAM_WEIGHT);
+    model_fields(m, &m->w, &w);
+    Fields g = params_visitor(&d->all, PARAM_GRAD);
+    model_fields(m, &m->g, &g);
+    Fields first = params_visitor(&d->all, PARAM_M);
+    model_moments(m, &m->m, false, &first);
+    Fields second = params_visitor(&d->all, PARAM_V);
+    model_moments(m, &m->v, true, &second);
+}
+
 static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {
@@ -33,14 +45,13 @@ static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {
 
 /* Matrices with an owner, by size: each goes to the rank that has least. */
 static void own_matrices(Dist *d, const OptimizerCfg *cfg) {
-    int n = d->all->n, *order = xcalloc((size_t)n, sizeof *order), m = 0;
+    int n = d->all.n, *order = xcalloc((size_t)n, sizeof *order), m = 0;
     size_t *load = xcalloc((size_t)d->world, sizeof *load);
     for (int i = 0; i < n; i++) {
-        const Param *p = &d->all->p[i];
+        const Param *p = &d->all.p[i];
         if (!cfg->muon || d->place[i].owner == DIST_NONE || !muon_takes(p->t[PARAM_WEIGHT], p->flags)) continue;
         int k = m++;
-        for (; k > 0 && tensor_count(p->t[0]) > tensor_count(d->all->p[order[k - 1]].t[0]); k--)
-            order[k] = order[k - 1];
+        for (; k > 0 && tensor_count(p->t[0]) > tensor_count(d->all.p[order[k - 1]].t[0]); k--) order[k] = order[k - 1];
         order[k] = i;
     }
     for (int k = 0; k < m; k++) {
@@ -48,7 +59,7 @@ static void own_matrices(Dist *d, const OptimizerCfg *cfg) {
         for (int r = 1; r < d->world; r++)
             if (load[r] < load[least]) least = r;
         d->place[order[k]].owner = least;
-        load[least] += tensor_count(d->all->p[order[k]].t[0]);
+        load[least] += tensor_count(d->all.p[order[k]].t[0]);
     }
     free(order);
     free(load);
@@ -57,7 +68,7 @@ static void own_matrices(Dist *d, const OptimizerCfg *cfg) {
 static void layout(Dist *d, const OptimizerCfg *cfg) {
     int at = 0;
     size_t align = d->stage ? ALIGNED : 1;
-    for (int i = 0; i < d->all->n; i++) d->place[i].owner = present(d->all->p[i].t[PARAM_M]) ? DIST_CUT : DIST_NONE;
+    for (int i = 0; i < d->all.n; i++) d->place[i].owner = present(d->all.p[i].t[PARAM_M]) ? DIST_CUT : DIST_NONE;
     if (d->stage) own_matrices(d, cfg);
     for (int k = 0; k < d->nunit; k++) {
         DistUnit *u = &d->unit[k];
@@ -69,16 +80,16 @@ static void layout(Dist *d, const OptimizerCfg *cfg) {
         for (int i = u->first; i < at; i++)
             if (d->place[i].owner == DIST_CUT) {
                 d->place[i].at = u->flat;
-                u->flat += up(tensor_count(d->all->p[i].t[0]), align);
+                u->flat += up(tensor_count(d->all.p[i].t[0]), align);
             }
         u->part = d->stage ? up((u->flat + (size_t)d->world - 1) / (size_t)d->world, ALIGNED) : u->flat;
         for (int i = u->first; i < at; i++)
             if (d->place[i].owner >= 0) {
                 d->place[i].at = u->part * (size_t)d->world + u->whole;
-                u->whole += tensor_count(d->all->p[i].t[0]);
+                u->whole += tensor_count(d->all.p[i].t[0]);
             }
     }
-    CHECK(at == d->all->n, "%d fields in units, %d in all", at, d->all->n);
+    CHECK(at == d->all.n, "%d fields in units, %d in all", at, d->all.n);
 }
 
 /* What rank r steps of a unit. */
@@ -86,7 +97,7 @@ typedef void See(void *ctx, int i, size_t from, size_t n);
 static void ranges(const Dist *d, int r, int unit, See *see, void *ctx) {
     const DistUnit *u = &d->unit[unit];
     for (int i = u->first; i < u->first + u->n; i++) {
-        size_t n = tensor_count(d->all->p[i].t[0]), at = d->place[i].at, from = at, to = at + n;
+        size_t n = tensor_count(d->all.p[i].t[0]), at = d->place[i].at, from = at, to = at + n;
         if (d->place[i].owner == DIST_NONE || (d->place[i].owner >= 0 && d->place[i].owner != r)) continue;
         if (d->stage && d->place[i].owner == DIST_CUT) {
             from = zmax(from, u->part * (size_t)r);
@@ -99,7 +110,7 @@ static void ranges(const Dist *d, int r, int unit, See *see, void *ctx) {
 static void keep_range(void *ctx, int i, size_t from, size_t n) {
     enum { MOST = 1 << 30 };
     Dist *d = ctx;
-    const Param *p = &d->all->p[i];
+    const Param *p = &d->all.p[i];
     bool all = n == tensor_count(p->t[0]);
     for (size_t k = 0; k < n; k += all ? n : MOST) {
         if (d->own.n == d->own.cap) {
@@ -121,7 +132,7 @@ typedef struct {
 } Place;
 static void place_range(void *ctx, int i, size_t from, size_t n) {
     const Place *x = ctx;
-    const Param *p = &x->d->all->p[i];
+    const Param *p = &x->d->all.p[i];
     Arena *to[PARAM_ROLES] = {NULL, x->d->stage >= 2 ? x->grads : NULL, x->first, x->second};
     (void)from;
     for (int role = PARAM_GRAD; role < PARAM_ROLES; role++)
@@ -179,7 +190,7 @@ static void place_wire(Dist *d) {
     d->part = arena_take(&d->wire, W * (size_t)d->micros * PARTS * sizeof *d->part, "losses");
 }
 
-bool dist_open(Dist *d, Model *m, const Params *all, const OptimizerCfg *optim, Comm *comm, const DistCfg *cfg,
+bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *optim, Comm *comm, const DistCfg *cfg,
                int micros, Err *e) {
     int W = dist_world(comm);
     bool dry = m->opts.dry;
@@ -190,7 +201,7 @@ bool dist_open(Dist *d, Model *m, const Params *all, const OptimizerCfg *optim, 
                 .bf16 = cfg->reduce == REDUCE_BF16,
                 .micros = micros / W,
                 .m = m,
-                .all = all,
+                .trained = trained,
                 .busy = -1,
                 .grads.name = "gradients",
                 .first.name = "first moments",
@@ -198,9 +209,10 @@ bool dist_open(Dist *d, Model *m, const Params *all, const OptimizerCfg *optim, 
                 .units.name = "gradients of a unit",
                 .wire.name = "exchange"};
     CHECK(micros % W == 0 && m->opts.without == dist_without(comm, cfg), "%d micro-batches, %d ranks", micros, W);
+    collect(d);
     d->nunit = model_units(m);
     d->unit = xcalloc((size_t)d->nunit, sizeof *d->unit);
-    d->place = xcalloc((size_t)all->n, sizeof *d->place);
+    d->place = xcalloc((size_t)d->all.n, sizeof *d->place);
     d->cursor = xcalloc((size_t)W, sizeof *d->cursor);
     layout(d, optim);
     for (int k = 0; k < d->nunit; k++) {
@@ -230,6 +242,7 @@ void dist_close(Dist *d) {
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) arena_close(a[i]);
     if (d->m) d->m->units = NULL;
     params_free(&d->own);
+    params_free(&d->all);
     free(d->of);
     free(d->unit);
     free(d->place);

@@ -27,7 +27,20 @@
 
 /* What a micro-batch leaves beside its gradient; sums over them are taken in their order, on whatever rank they were.
  */
-enum { PART_NLL, PART_MERGED, PART_DECIDED, PART_STAT_LOSS, PART_TOKENS, PART_RIGHT, PART_WHOLE, PARTS };
+enum {
+    PART_NLL,
+    PART_MERGED,
+    PART_DECIDED,
+    PART_STAT_LOSS,
+    PART_KL,
+    PART_RKL,
+    PART_ATTENTION,
+    PART_HIDDEN,
+    PART_TOKENS,
+    PART_RIGHT,
+    PART_WHOLE,
+    PARTS
+};
 
 typedef struct {
     int first, n;             /* of Dist.all */
@@ -45,7 +58,8 @@ typedef struct Dist {
     bool bf16;  /* gradients travel so */
     int micros; /* micro-batches of this rank in a step */
     Model *m;
-    const Params *all;
+    Params all;            /* the model's tensors, as its units have them */
+    const Params *trained; /* the trainer's own list: what one rank, or stage 0, clips and steps */
     int nunit;
     DistUnit *unit;
     DistPlace *place;           /* (all->n) */
@@ -67,9 +81,11 @@ typedef struct Dist {
 } Dist;
 
 /* Of a model opened for it: what dist_without says must not be in its regions. micros: of all ranks, a multiple of
- * their number. Measures where the model is dry. `all` and the model must outlive it; gradients and moments start at
+ * their number. Measures where the model is dry. `trained`, which may be filled later, and the
+ * model must outlive it; gradients and moments start at
  * zero. comm NULL or of one rank: stage counts as 0. */
-bool dist_open(Dist *, Model *, const Params *all, const OptimizerCfg *, Comm *, const DistCfg *, int micros, Err *);
+bool dist_open(Dist *, Model *, const Params *trained, const OptimizerCfg *, Comm *, const DistCfg *, int micros,
+               Err *);
 void dist_close(Dist *);
 unsigned dist_without(const Comm *, const DistCfg *); /* ModelOpts.without */
 /* The step's batch is a whole number of micro-batches for every rank: EXIT_INPUT otherwise. */

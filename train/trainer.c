@@ -98,9 +98,8 @@ static bool dtype_choose(Trainer *t, Err *e) {
     return *own == DTYPE_F32 || device_bf16(t->dev, true, e);
 }
 
-static bool ranks_open(Trainer *t, Err *e) {
+static bool sharding_open(Trainer *t, Err *e) {
     OptimizerCfg c = optimizer_cfg(&t->cfg->optim, 0);
-    params_collect(&t->params, &t->model);
     return dist_open(&t->dist, &t->model, &t->params, &c, t->comm, &t->run->dist,
                      t->cfg->train.batch / t->cfg->train.micro_batch, e);
 }
@@ -138,13 +137,15 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
-        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
-        !ranks_open(t, e) || !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
+        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !sharding_open(t, e) || !buffers_open(t, e) ||
+        !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
-    t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised;
+    t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
+    if (!dry) params_collect(&t->params, &t->model);
     return true;
 }
 
@@ -162,6 +163,7 @@ void trainer_close(Trainer *t) {
     dist_close(&t->dist);
     params_free(&t->params);
     if (t->model.dev) model_close(&t->model);
+    teacher_close(&t->teacher);
     loader_close(&t->loader);
     arena_close(&t->rows);
     feed_close_text(t);
@@ -190,7 +192,7 @@ static void add(Regions *r, const char *name, size_t bytes) {
 }
 
 void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
-    const Model *m = &t->model;
+    const Model *m = &t->model, *teacher = &t->teacher.model;
     const Dist *d = &t->dist;
     /* Of two, one is empty. Not every run has the last ones. */
     const struct {
@@ -205,9 +207,14 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
                {"scratch", &m->scratch, NULL, false},
                {"losses", &t->rows, NULL, false},
                {"exchange", &d->wire, NULL, false},
-               {"unit_gradients", &d->units, NULL, true}};
+               {"unit_gradients", &d->units, NULL, true},
+               {"teacher_weights", &teacher->aw, NULL, false},
+               {"teacher_activations", &teacher->keep, NULL, false},
+               {"teacher_scratch", &teacher->scratch, NULL, false},
+               {"teacher_rows", &t->teacher.rows, NULL, false}};
+    const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 4);
     *r = (Regions){0};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+    for (size_t i = 0; i < n; i++) {
         size_t bytes = 0;
         for (int k = 0; k < 2; k++) {
             const Arena *a = k ? own[i].b : own[i].a;
@@ -263,16 +270,24 @@ bool trainer_fits(const Trainer *t, Err *e) {
 
 /* What the micro-batch leaves: its sum of nll, in f64 and in order of its rows, and what was counted of decisions since
  * the last one. */
-static void part_take(Trainer *t, double part[PARTS]) {
+static void part_take(Trainer *t, const TrainLosses *l, double part[PARTS]) {
     Compression *c = &t->compression;
     memset(part, 0, PARTS * sizeof *part);
     for (int i = 0; i < t->loader.batch.N; i++) part[PART_NLL] += t->nll[i];
     part[PART_MERGED] = c->sum;
     part[PART_DECIDED] = c->count;
     part[PART_STAT_LOSS] = c->loss;
+    part[PART_KL] = l->kl;
+    part[PART_RKL] = l->rkl;
+    part[PART_ATTENTION] = l->attention;
+    part[PART_HIDDEN] = l->hidden;
     c->sum = c->count = c->loss = 0;
 }
-static void parts_give(Trainer *t, const double sum[PARTS]) {
+static void parts_give(Trainer *t, const double sum[PARTS], TrainLosses *l) {
+    l->kl = sum[PART_KL];
+    l->rkl = sum[PART_RKL];
+    l->attention = sum[PART_ATTENTION];
+    l->hidden = sum[PART_HIDDEN];
     t->compression.sum = sum[PART_MERGED];
     t->compression.count = sum[PART_DECIDED];
     t->compression.loss = sum[PART_STAT_LOSS];
@@ -308,6 +323,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     CHECK(count > 0, "no targets from sample %llu on", (unsigned long long)sample);
     Dist *d = &t->dist;
     double sum[PARTS] = {0};
+    r->parts = (TrainLosses){0};
     t->model.step = (uint64_t)t->state.step;
     t->model.progress = (double)done / (double)c->steps;
     compression_begin(&t->compression, &c->compression, t->model.progress, c->batch);
@@ -320,16 +336,21 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         if (!feed_train(t, sample + at, c->micro_batch, e)) return false;
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
         dist_micro(d, k);
-        model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
-        part_take(t, dist_part(d, k));
+        TrainLosses losses = {0};
+        if (t->teacher.on)
+            teacher_step(t, &losses);
+        else
+            model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
+        part_take(t, &losses, dist_part(d, k));
     }
     Run run = run_make(t->dev, &t->model.scratch);
     Clip clip;
     if (!dist_gradients(d, e) || !dist_sums(d, "losses", d->micros * d->world, sum, e) ||
         !dist_clip(d, &run, o->clip, &clip, e))
         return false;
-    parts_give(t, sum);
+    parts_give(t, sum, &r->parts);
     r->loss = sum[PART_NLL] / (double)count;
+    if (t->teacher.on) r->loss = teacher_loss(&t->teacher, &r->parts, r->loss, count);
     r->grad_norm = clip.norm;
     r->reports = compression_achieved(&t->compression, &r->cr);
     r->cr_loss = t->compression.loss;
@@ -357,6 +378,7 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     const size_t each = (size_t)t->cfg->train.micro_batch, samples = (size_t)feed_val_count(t),
                  batches = (samples + each - 1) / each, W = (size_t)d->world, round = W * (size_t)d->micros;
     double sum[PARTS] = {0};
+    TrainLosses none = {0};
     *v = (ValRecord){.step = t->state.step, .stage = t->name, .task = t->hit != NULL};
     compression_begin(&t->compression, NULL, 1, 1);
     t->model.stat_loss = compression_stat;
@@ -370,7 +392,7 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
             if (!feed_val(t, at, b, e)) return false;
             model_score(&t->model, &l->batch, l->tok, l->tgt, t->nll, t->hit);
             double *part = dist_part(d, (int)k);
-            part_take(t, part);
+            part_take(t, &none, part);
             for (int s = 0; s < b; s++) {
                 int asked = 0, hits = 0;
                 for (int i = l->batch.off[s]; i < l->batch.off[s + 1]; i++) {
@@ -384,7 +406,7 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
         }
         if (!dist_sums(d, "validation", (int)n, sum, e)) return false;
     }
-    parts_give(t, sum);
+    parts_give(t, sum, &none);
     v->tokens = (int64_t)sum[PART_TOKENS];
     v->loss = sum[PART_NLL] / sum[PART_TOKENS];
     v->reports = compression_achieved(&t->compression, &v->cr);

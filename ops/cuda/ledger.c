@@ -20,6 +20,8 @@ static const CudaLedger missing[] = {
     MISSING(short_conv_backward, "as short_conv"),
     MISSING(decay, "comes with recur"),
     MISSING(decay_backward, "as decay"),
+    MISSING(linear_distill, "its row kernel is not written"),
+    MISSING(align, "as linear_distill"),
     MISSING(gated_norm, "comes with recur"),
     MISSING(gated_norm_backward, "as gated_norm"),
     {NULL, 0, NULL},
