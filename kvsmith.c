@@ -1,5 +1,6 @@
 /* kvsmith.c: the table of commands. */
 #include <errno.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include "model/cli.h"
 
@@ -78,6 +79,7 @@ static void wait_politely(char **argv) {
 
 int main(int argc, char **argv) {
     wait_politely(argv);
+    prctl(PR_SET_NAME, "kvsmith"); /* started as /proc/self/exe, tools would show "exe" */
     int status = dispatch(argc, argv);
     /* What was printed may still fail to arrive: a full disk behind stdout must not look like success. */
     if ((fflush(stdout) || ferror(stdout)) && !status) {

@@ -13,7 +13,7 @@ orphans() {
 }
 ranks_of() { pgrep -P "$1" | tr '\n' ' '; }
 wait_for_ranks() { # launcher's id, number: the ids
-    for _ in $(seq 200); do
+    for _ in $(seq 1000); do
         ids=($(ranks_of "$1"))
         [ ${#ids[@]} -ge "$2" ] && break
         sleep 0.02
@@ -63,7 +63,7 @@ trials=30 # half and half; two at a time
 trial() { # number
     local t=$1 kind=KILL victim=$2 delay=$3 out=$tmp/trial$1 start rc ids
     [ $((t % 2)) -eq 1 ] && kind=STOP
-    "$prog" launch -n 3 --deadline 1 -- bench comm --seconds 30 --bytes 2000000 >"$out.out" 2>"$out.err" &
+    "$prog" launch -n 3 --deadline 4 -- bench comm --seconds 30 --bytes 2000000 >"$out.out" 2>"$out.err" &
     local pid=$!
     wait_for_ranks $pid 3
     sleep "0.$delay"
@@ -73,7 +73,7 @@ trial() { # number
     rc=$?
     local ms=$((($(date +%s%N) - start) / 1000000))
     [ $rc -eq 1 ] || echo "trial $t ($kind of rank $victim after 0.$delay s): exit $rc: $(cat "$out.err")" >>"$out.bad"
-    [ $ms -lt 15000 ] || echo "trial $t: $ms ms" >>"$out.bad"
+    [ $ms -lt 30000 ] || echo "trial $t: $ms ms" >>"$out.bad"
     # The launcher's last line names it. The two others name it, and their collective or, early on, the start.
     tail -n 1 "$out.err" | grep -q "^kvsmith: rank $victim .*\(killed by signal 9\|was stopped\)" || echo "trial $t ($kind): $(cat "$out.err")" >>"$out.bad"
     [ "$(grep -cE "kvsmith: rank [0-2] on [^ ]+: [a-z-]+ '.*\(call [0-9]+\): rank $victim" "$out.err")" -eq 2 ] ||
@@ -82,7 +82,7 @@ trial() { # number
 }
 for t in $(seq $trials); do
     trial "$t" $((RANDOM % 3)) "$(printf '%03d' $((RANDOM % 600)))" &
-    [ $((t % 3)) -eq 0 ] && wait
+    [ $((t % 6)) -eq 0 ] && wait
 done
 wait
 cat "$tmp"/trial*.bad >>"$bad" 2>/dev/null
@@ -104,7 +104,7 @@ done
 verdict no-orphans
 
 # ---- restarts
-"$prog" launch -n 2 --deadline 1 --max-restarts 2 -- bench comm --seconds 0.2 --bytes 100000000 >"$tmp/out" 2>"$tmp/err" &
+"$prog" launch -n 2 --deadline 4 --max-restarts 2 -- bench comm --seconds 0.2 --bytes 100000000 >"$tmp/out" 2>"$tmp/err" &
 pid=$!
 for i in 1 2; do
     sleep 0.3
@@ -167,7 +167,7 @@ else
     "${mpi[@]}" -np 2 "$prog" bench comm --comm shm --seconds 0.01 --bytes 4096 >"$tmp/out" 2>"$tmp/err" </dev/null || wrong "shm: exit $?: $(cat "$tmp/err")"
     grep -q '^2 ranks by shm' "$tmp/out" || wrong "$(cat "$tmp/out" "$tmp/err")"
     # A stopped rank is named at the deadline, and all are ended.
-    "${mpi[@]}" -np 3 "$prog" bench comm --seconds 30 --deadline 1 >"$tmp/out" 2>"$tmp/err" </dev/null &
+    "${mpi[@]}" -np 3 "$prog" bench comm --seconds 30 --deadline 4 >"$tmp/out" 2>"$tmp/err" </dev/null &
     pid=$!
     for _ in $(seq 200); do
         [ "$(pgrep -P $pid -x kvsmith | wc -l)" -eq 3 ] && [ -s "$tmp/out" ] && break
@@ -179,7 +179,7 @@ else
     wait $pid
     rc=$?
     [ $rc -eq 1 ] || wrong "stopped: exit $rc"
-    grep -qE "kvsmith: rank [02] on [^ ]+: .*rank 1 did not come within 1 s" "$tmp/err" || wrong "stopped: $(cat "$tmp/err")"
+    grep -qE "kvsmith: rank [02] on [^ ]+: .*rank 1 did not come within 4 s" "$tmp/err" || wrong "stopped: $(cat "$tmp/err")"
     [ -z "$(orphans)" ] || wrong "left: $(orphans)"
     # A program that was built without it says how to have it.
     mkdir "$tmp/bin" && cp "$prog" "$tmp/bin/kvsmith"
