@@ -8,6 +8,7 @@
 #include "check.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -509,4 +510,66 @@ Test(store, a_second_rank_0_is_refused) {
     cr_assert_eq(ended(b), EXIT_INPUT);
     cr_assert(strstr(board->msg[0], "running here already"), "%s", board->msg[0]);
     cr_assert_eq(ended(a), EXIT_WORLD);
+}
+
+/* ---- two hosts, for which two network namespaces stand --------------------------------------------------------------
+ */
+enum { HOSTS = 2 };
+static int in_namespace(pid_t pid, const char *command) {
+    char *line = xformat("nsenter -t %d -n %s >/dev/null 2>&1", (int)pid, command);
+    int rc = system(line);
+    free(line);
+    return rc;
+}
+/* A process in a network namespace of its own; it goes on with `role` when a byte comes through the pipe. */
+static pid_t host_start(int rank, double deadline, const int go[2], const int ready[2]) {
+    pid_t pid = fork();
+    if (pid) return pid;
+    char c = (char)unshare(CLONE_NEWNET);
+    if (write(ready[1], &c, 1) != 1 || c || read(go[0], &c, 1) != 1) _exit(77);
+    pid_t two =
+        meet((Meet){{.job = 5, .config = 6, .rank = rank, .world = 2}, {.host = "10.77.0.1", .port = 29500}, deadline});
+    _exit(ended(two));
+}
+static bool hosts_start(pid_t pid[HOSTS], int go[2], double deadline) {
+    int ready[2];
+    bool ok = true;
+    board = board_make();
+    cr_assert(!pipe(go) && !pipe(ready));
+    for (int r = 0; r < HOSTS; r++) {
+        char c = 1;
+        pid[r] = host_start(r, deadline, go, ready);
+        if (read(ready[0], &c, 1) != 1 || c) ok = false;
+    }
+    char *link = xformat("link add kv0 type veth peer name kv1 netns %d", (int)pid[1]), *up = xformat("ip %s", link);
+    ok = ok && !in_namespace(pid[0], up) && !in_namespace(pid[0], "ip addr add 10.77.0.1/24 dev kv0") &&
+         !in_namespace(pid[1], "ip addr add 10.77.0.2/24 dev kv1") && !in_namespace(pid[0], "ip link set kv0 up") &&
+         !in_namespace(pid[1], "ip link set kv1 up");
+    free(link);
+    free(up);
+    for (int r = 0; r < HOSTS && !ok; r++) {
+        kill(pid[r], SIGKILL);
+        ended(pid[r]);
+    }
+    return ok;
+}
+Test(store, two_hosts) {
+    pid_t pid[HOSTS];
+    int go[2];
+    if (!hosts_start(pid, go, 30)) cr_skip_test();
+    cr_assert_eq(write(go[1], "gg", 2), 2);
+    for (int r = 0; r < HOSTS; r++) cr_assert(!ended(pid[r]), "rank %d: %s", r, board->msg[r]);
+}
+/* The link goes down before they have met: both say so at their deadline. */
+Test(store, two_hosts_whose_link_is_down) {
+    pid_t pid[HOSTS];
+    int go[2];
+    if (!hosts_start(pid, go, 2)) cr_skip_test();
+    cr_assert(!in_namespace(pid[0], "ip link set kv0 down"));
+    double begun = now_seconds();
+    cr_assert_eq(write(go[1], "gg", 2), 2);
+    for (int r = 0; r < HOSTS; r++) cr_assert_eq(ended(pid[r]), EXIT_WORLD);
+    cr_assert(now_seconds() - begun < 15, "%g s", now_seconds() - begun);
+    cr_assert(strstr(board->msg[0], "rank 1 did not come within 2 s"), "%s", board->msg[0]);
+    cr_assert(strstr(board->msg[1], "rank 0 was not found at 10.77.0.1"), "%s", board->msg[1]);
 }
