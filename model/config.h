@@ -97,8 +97,8 @@ typedef struct {
 typedef struct {
     int stage, reduce;
     int64_t check_every;
-    double flops, link, deadline;
-    int ranks, comm; /* RanksFrom and CommBy of train/ranks.h */
+    double flops, link, latency, deadline;
+    int launcher, comm; /* RanksFrom and CommBy of train/ranks.h */
 } DistCfg;
 typedef struct Config Config;
 /* One stage of a run, see `stages` below. */

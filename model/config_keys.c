@@ -166,7 +166,7 @@ const Key dist_keys[] = {
      reduces, 0},
     {"check_every", KEY_LONG, AT(check_every), "100", 0, 1e12,
      "steps between comparisons of the ranks' weights by checksum; 0: none", 0, 0},
-    {"ranks", KEY_CHOICE, AT(ranks), "auto", 0, 0,
+    {"launcher", KEY_CHOICE, AT(launcher), "auto", 0, 0,
      "who started the ranks; auto: whose variables are in the environment, which must not contradict each other",
      starters, 0},
     {"comm", KEY_CHOICE, AT(comm), "auto", 0, 0,
@@ -177,6 +177,7 @@ const Key dist_keys[] = {
      "of --plan: FLOPs per second that a rank reaches in training; 0: no times are estimated", 0, 0},
     {"link", KEY_FLOAT, AT(link), "0", 0, 1e18,
      "of --plan: bytes per second that a rank sends while others do; 0: no times are estimated", 0, 0},
+    {"latency", KEY_FLOAT, AT(latency), "5e-6", 0, 1, "of --plan: seconds that a message takes beside its bytes", 0, 0},
     {0}};
 #undef AT
 #define AT(member) offsetof(TeacherLosses, member)

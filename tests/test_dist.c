@@ -178,7 +178,9 @@ Test(dist, memory_is_as_planned_and_shrinks) {
                         cr_assert_leq(all[r].peaks.region[i].bytes, all[r].mapped.region[i].bytes);
                         cr_assert_eq(plan.region[i].bytes, region(&all[0].mapped, name), "%s of rank %d", name, r);
                     }
-                    cr_assert_eq(dist_bytes(&t->dist) > 0, true);
+                    DistTraffic sent = dist_traffic(&t->dist);
+                    cr_assert_eq(2 * (sent.gradients + sent.weights), all[r].sent, "%zu and %zu planned, %zu sent",
+                                 sent.gradients, sent.weights, all[r].sent);
                     trainer_close(t);
                     config_free(&cfg);
                     free(t);

@@ -53,7 +53,7 @@ for v in "RANK=1" "RANK=1 WORLD_SIZE=2" "RANK=5 WORLD_SIZE=2 LOCAL_RANK=0" "PMI_
 done
 # What is wrong with what all were given is said once.
 refused "--bytes: expected" launch -n 3 -- bench comm --bytes x
-refused "dist.ranks" launch -n 2 -- bench comm --ranks slurm
+refused "dist.launcher" launch -n 2 -- bench comm --launcher slurm
 refused "shm" launch -n 2 -- bench comm --comm carrier-pigeon
 verdict refusals
 

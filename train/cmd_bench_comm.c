@@ -11,7 +11,7 @@ int cmd_bench_comm(int argc, char **argv);
 enum {
     KEY_BYTES = 1000,
     KEY_SECONDS,
-    KEY_RANKS,
+    KEY_LAUNCHER,
     KEY_COMM,
     KEY_DEADLINE,
     RUNS_MAX = 1000,
@@ -51,8 +51,8 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
         return true;
     case KEY_SECONDS: return cli_real(arg, "--seconds", 0.001, 600, &a->seconds, e);
     case KEY_DEADLINE: return cli_real(arg, "--deadline", 0.1, 1e6, &a->deadline, e);
-    case KEY_RANKS:
-        if (!one_of(arg, "--ranks", NRANKS_FROM, from_name, &i, e)) return false;
+    case KEY_LAUNCHER:
+        if (!one_of(arg, "--launcher", NRANKS_FROM, from_name, &i, e)) return false;
         a->from = (RanksFrom)i;
         return true;
     case KEY_COMM:
@@ -65,7 +65,7 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
 static const struct argp_option options[] = {
     {"bytes", KEY_BYTES, "N", 0, "Largest buffer, in bytes (default 64 MiB)", 0},
     {"seconds", KEY_SECONDS, "S", 0, "About how long each measurement takes (default 0.3)", 0},
-    {"ranks", KEY_RANKS, "NAME", 0,
+    {"launcher", KEY_LAUNCHER, "NAME", 0,
      "Who started the ranks: auto, launch, torchrun, slurm, openmpi, mpich (default auto)", 0},
     {"comm", KEY_COMM, "NAME", 0, "Transport: auto, shm, mpi (default auto)", 0},
     {"deadline", KEY_DEADLINE, "S", 0, "Seconds that a rank waits for another (default: the launcher's, else 300)", 0},

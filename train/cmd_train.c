@@ -15,10 +15,12 @@
 
 int cmd_train(int argc, char **argv);
 
-enum { KEY_RESUME = 1000, KEY_PLAN, OVERRIDES_MAX = 256 };
+enum { KEY_RESUME = 1000, KEY_PLAN, KEY_RANKS, OVERRIDES_MAX = 256, RANKS_MOST = 1 << 16 };
 typedef struct {
     const char *config, *resume; /* resume NULL: a new run; "auto"; or a checkpoint's directory */
     bool plan;
+    int64_t ranks; /* 0: not given */
+    Comm planned;
     int noverride;
     char *override[OVERRIDES_MAX];
 } Args;
@@ -29,6 +31,8 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
         a->resume = arg;
     else if (key == KEY_PLAN)
         a->plan = true;
+    else if (key == KEY_RANKS)
+        return cli_int(arg, "--ranks", 1, RANKS_MOST, &a->ranks, e);
     else if (!a->config)
         a->config = arg;
     else if (a->noverride == OVERRIDES_MAX)
@@ -42,6 +46,8 @@ static const struct argp_option options[] = {
     {"resume", KEY_RESUME, "auto|DIR", 0,
      "Go on from the newest checkpoint in run.dir (from the start when there is none), or from the checkpoint DIR", 0},
     {"plan", KEY_PLAN, 0, 0, "Print parameters, FLOPs and the exact memory of the run, then exit; nothing is made", 0},
+    {"ranks", KEY_RANKS, "W", 0,
+     "With --plan: of W ranks: a rank's memory, what it sends, and times where dist.flops and dist.link are given", 0},
     {0}};
 static const CliSpec spec = {
     .args = "CONFIG.yaml [KEY=VALUE...]",
@@ -54,7 +60,8 @@ static const CliSpec spec = {
     .max_args = -1};
 
 /* The settings as they will be used: command-line options count as keys. */
-static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
+static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
+    if (a->ranks && !a->plan) return err_input(e, "--ranks: belongs to --plan; a launcher starts the ranks of a run");
     if (!config_read(cfg, a->config, a->noverride, a->override, e)) return false;
     if (cli->threads >= 0) cfg->run.threads = cli->threads;
     static const char *const devices[] = {"auto", "cpu", "cuda"};
@@ -66,6 +73,8 @@ static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
         cfg->stage[k].cfg->run.device = cfg->run.device;
         if (cli->bf16) cfg->stage[k].cfg->train.dtype = DTYPE_BF16;
     }
+    a->planned.world = (int)a->ranks;
+    if (a->ranks > 1) cfg->comm = &a->planned;
     if (config_trainable(cfg, e)) return true;
     config_free(cfg);
     return false;
@@ -292,7 +301,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
 /* The ranks of the run, which must all run the same; *out NULL: it is alone. */
 static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
     DistCfg *d = &cfg->dist;
-    if (!ranks_find(r, (RanksFrom)d->ranks, environ, e)) return false;
+    if (!ranks_find(r, (RanksFrom)d->launcher, environ, e)) return false;
     if (r->rank) cli->json = false, cli->quiet = true;
     if (plan || r->world == 1) return true;
     char *text = config_text(cfg), say[256];

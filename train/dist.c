@@ -250,16 +250,29 @@ void dist_close(Dist *d) {
     *d = (Dist){0};
 }
 
-size_t dist_bytes(const Dist *d) {
-    size_t sum = 0;
+static void count(DistTraffic *t, const Dist *d, bool weights, CommKind kind, size_t n, Dtype dtype, int64_t times) {
+    CommCall c = {.kind = kind, .count = n, .dtype = dtype};
+    if (!n) return;
+    size_t bytes = comm_bytes(&c, d->world) * (size_t)times;
+    int64_t hops = (int64_t)(d->world - 1) * (kind == COMM_REDUCE ? 2 : 1) * times;
+    *(weights ? &t->weights : &t->gradients) += bytes;
+    *(weights ? &t->weight_hops : &t->gradient_hops) += hops;
+    t->calls += times;
+}
+DistTraffic dist_traffic(const Dist *d) {
+    DistTraffic t = {0};
     Dtype wire = d->bf16 ? BF16 : REAL;
-    for (int k = 0; k < d->nunit && d->world > 1; k++) {
+    int64_t times = d->stage >= 2 ? d->micros : 1;
+    if (d->world == 1) return t;
+    for (int k = 0; k < d->nunit; k++) {
         const DistUnit *u = &d->unit[k];
-        CommCall parts = {.kind = d->stage ? COMM_REDUCE_SCATTER : COMM_REDUCE, .count = u->part, .dtype = wire},
-                 whole = {.kind = COMM_REDUCE, .count = u->whole, .dtype = wire},
-                 back = {.kind = COMM_GATHER, .count = u->part, .dtype = REAL};
-        sum += (comm_bytes(&parts, d->world) + comm_bytes(&whole, d->world)) * (d->stage >= 2 ? (size_t)d->micros : 1);
-        if (d->stage) sum += comm_bytes(&back, d->world) + u->whole * dtype_size(REAL);
+        count(&t, d, false, d->stage ? COMM_REDUCE_SCATTER : COMM_REDUCE, u->part, wire, times);
+        count(&t, d, false, COMM_REDUCE, u->whole, wire, times);
+        if (d->stage) count(&t, d, true, COMM_GATHER, u->part, REAL, 1);
+        for (int i = u->first; i < u->first + u->n; i++)
+            if (d->place[i].owner >= 0) count(&t, d, true, COMM_BROADCAST, tensor_count(d->all.p[i].t[0]), REAL, 1);
     }
-    return sum;
+    count(&t, d, false, COMM_GATHER, (size_t)d->micros * PARTS, F64, 1);
+    count(&t, d, false, COMM_GATHER, d->norms, F64, 1);
+    return t;
 }

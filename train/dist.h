@@ -92,8 +92,14 @@ unsigned dist_without(const Comm *, const DistCfg *); /* ModelOpts.without */
 bool dist_divides(const Comm *, int batch, int micro_batch, Err *);
 static inline int dist_world(const Comm *c) { return c ? c->world : 1; }
 static inline int dist_rank(const Comm *c) { return c ? c->rank : 0; }
-/* Bytes that a rank sends for the gradients and weights of one step, as comm_bytes counts. */
-size_t dist_bytes(const Dist *);
+/* What a rank sends in one step, by the theory of rings (comm_bytes), and how many messages of them follow on each
+ * other (W - 1 a round): for gradients, with the norm and the losses, and for weights. Comparisons by checksum and the
+ * flags of the loop are left out. */
+typedef struct {
+    size_t gradients, weights; /* bytes */
+    int64_t gradient_hops, weight_hops, calls;
+} DistTraffic;
+DistTraffic dist_traffic(const Dist *);
 
 /* ---- a step ---- */
 void dist_begin(Dist *);              /* gradients of the step are zero */

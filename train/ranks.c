@@ -80,7 +80,7 @@ static int tasks_on(const char *s, int node) {
 
 static bool refuse_partial(const Source *s, char *const *env, const char *lacks, Err *e) {
     const char *has = var(env, s->rank) ? s->rank : var(env, s->world) ? s->world : s->local;
-    return err_input(e, "environment: %s is set (%.*s), %s is not: start by %s, or say who counts: dist.ranks=alone",
+    return err_input(e, "environment: %s is set (%.*s), %s is not: start by %s, or say who counts: dist.launcher=alone",
                      has, SHOWN, var(env, has), lacks, s->name);
 }
 
@@ -94,7 +94,7 @@ static bool source_read(Ranks *r, RanksFrom from, bool wanted, char *const *env,
     *there = any;
     if (!any && !wanted) return true;
     if (!any)
-        return err_input(e, "dist.ranks %s: expected %s and %s in the environment, got neither", s->name, s->rank,
+        return err_input(e, "dist.launcher %s: expected %s and %s in the environment, got neither", s->name, s->rank,
                          s->world);
     const char *need[] = {s->rank, s->world, s->local};
     for (int i = 0; i < 3; i++)
@@ -139,9 +139,9 @@ static bool source_read(Ranks *r, RanksFrom from, bool wanted, char *const *env,
 
 static bool agrees(const char *an, int a, const char *bn, int b, const char *of, Err *e) {
     if (a == b) return true;
-    return err_input(e,
-                     "environment: %s=%d and %s=%d contradict each other: unset one, or say who counts: dist.ranks=%s",
-                     an, a, bn, b, of);
+    return err_input(
+        e, "environment: %s=%d and %s=%d contradict each other: unset one, or say who counts: dist.launcher=%s", an, a,
+        bn, b, of);
 }
 
 bool ranks_find(Ranks *r, RanksFrom want, char *const *env, Err *e) {
@@ -168,7 +168,7 @@ bool ranks_find(Ranks *r, RanksFrom want, char *const *env, Err *e) {
     const char *tasks = var(env, "SLURM_NTASKS");
     if (!found && var(env, "SLURM_PROCID") && tasks && strcmp(tasks, "1"))
         return err_input(
-            e, "environment: SLURM_NTASKS=%.*s in a batch script: start the ranks by srun, or say dist.ranks=alone",
+            e, "environment: SLURM_NTASKS=%.*s in a batch script: start the ranks by srun, or say dist.launcher=alone",
             SHOWN, tasks);
     return true;
 }
