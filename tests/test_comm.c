@@ -65,13 +65,13 @@ static double draw(int rank, size_t i) {
     double x = rng_normal(7, i * 64 + (size_t)rank);
     return x * pow(10, (double)((i + (size_t)rank * 3) % 8));
 }
-static void fill(void *p, Dtype dt, size_t i, int rank) {
+static void fill(void *p, Dtype dt, size_t at, size_t i, int rank) {
     float f = (float)draw(rank, i);
     uint32_t u;
     memcpy(&u, &f, 4);
-    if (dt == F64) ((double *)p)[i] = draw(rank, i);
-    if (dt == F32) ((float *)p)[i] = f;
-    if (dt == BF16) ((uint16_t *)p)[i] = (uint16_t)(u >> 16);
+    if (dt == F64) ((double *)p)[at] = draw(rank, i);
+    if (dt == F32) ((float *)p)[at] = f;
+    if (dt == BF16) ((uint16_t *)p)[at] = (uint16_t)(u >> 16);
 }
 /* ((x0 + x1) + x2) + ... by a loop of its own; bf16 through the rounding of the hardware's double. */
 static uint64_t expected(Dtype dt, size_t i, int world) {
@@ -115,17 +115,14 @@ static bool one_call(Comm *c, CommKind kind, Dtype dt, size_t count, Err *e) {
     char *buf = xcalloc(n * size + 64, 1);
     int root = c->world - 1;
     memset(buf + n * size, 0x5a, 64);
-    for (size_t i = 0; i < n; i++) fill(buf, dt, i, c->rank);
+    for (size_t i = 0; i < n; i++) fill(buf, dt, i, i, c->rank);
     bool ok = comm_do(c, (CommCall){kind, "a call", buf, count, dt, root}, e);
     for (size_t i = 0; ok && i < n; i++) {
         uint64_t want = expected(dt, i, c->world), got = number_at(buf, dt, i);
         if (kind == COMM_REDUCE_SCATTER && i / count != (size_t)c->rank) continue;
         if (kind == COMM_GATHER || kind == COMM_BROADCAST) {
-            char one[8] = {0};
-            char *wide = xcalloc(n, size);
-            fill(wide, dt, i, kind == COMM_GATHER ? (int)(i / count) : root);
-            memcpy(one, wide + i * size, size);
-            free(wide);
+            _Alignas(8) char one[8] = {0};
+            fill(one, dt, 0, i, kind == COMM_GATHER ? (int)(i / count) : root);
             want = 0;
             memcpy(&want, one, size);
         }
