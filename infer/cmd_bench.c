@@ -6,6 +6,7 @@
 #include "bench_model.h"
 #include "bench_recur.h"
 #include "../model/data_cfg.h"
+#include "../ops/host.h"
 #include "engine.h"
 
 int cmd_bench(int argc, char **argv);
@@ -179,7 +180,13 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     Tokenizer tk = {0};
     if (!cfg.model.vocab && data_tokenizer(&cfg.data, &tk, e)) cfg.model.vocab = tk.vocab;
     tokenizer_close(&tk);
-    if (!cfg.model.vocab || !engine_device(&b.dev, cli, e)) {
+    ok = cfg.model.vocab && engine_device(&b.dev, cli, e);
+    if (ok && device_apart(b.dev)) { /* whose work goes on when the clock of bench.h has stopped */
+        ok = err_input(e, "bench: measures the processor alone; device %s is not timed yet, take --device cpu",
+                       device_ops(b.dev)->name);
+        device_close(b.dev);
+    }
+    if (!ok) {
         config_free(&cfg);
         return false;
     }

@@ -30,7 +30,7 @@ bool engine_print(json_t *j, Err *e) {
 
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
     const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
-    if (!model_device(dev, name, imax(cli->threads, 0), e)) return false;
+    if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
     if (!cli->bf16 || device_bf16(*dev, true, e)) return true;
     device_close(*dev);
     return false;

@@ -55,8 +55,6 @@ typedef struct {
 } Teach;
 
 typedef struct Model Model;
-/* device_open for whole models: refuses (EXIT_INPUT) a device that has single ops only. */
-bool model_device(Device **, const char *name, int threads, Err *);
 enum { MODEL_GRADS = 1, MODEL_MOMENTS = 2 };
 /* Options that are not part of the model's shape. */
 typedef struct {
@@ -88,6 +86,7 @@ struct Model {
     Device *dev;
     Weights w, g, m, v;                  /* weights, gradients, AdamW's two moments */
     Arena aw, ag, am, av, keep, scratch; /* keep: what lives from forward to backward */
+    Arena host;                          /* Run.host where the others are a device's; else unused */
     struct Act *act;                     /* per layer; see model.c */
     Kv *kv, *dkv;                        /* per layer: the K/V of the pass that other layers read, and its gradient */
     int *idx;                            /* 0,1,2...: the pick of all rows */
@@ -103,7 +102,8 @@ struct Model {
 };
 
 /* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is
- * copied shallowly and must outlive the model. */
+ * copied shallowly and must outlive the model. Regions lie where the device computes; what the functions below take and
+ * give as plain pointers and as logits lies with the host. EXIT_INPUT: the device lacks an op of one of the layers. */
 bool model_open(Model *, Device *, const ModelCfg *, ModelOpts, Err *);
 void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */

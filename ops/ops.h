@@ -162,6 +162,9 @@ struct Ops {
     void (*linear_groups)(Run *, Tensor y, Tensor x, Groups, const Tensor *w);
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
     void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
+    /* n pieces of w numbers: those of y from number to[i] on become those of x from number from[i] on. Pieces of y do
+     * not overlap; the rest of y stays. */
+    void (*move)(Run *, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w);
     /* y row i += sum over j < k, in order, of x row place[i k + j]. */
     void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);
     /* SwiGLU with a factor s (M) for each row: y = s silu(gate) up. Backward: ds += sum over the row of dy silu(gate)
@@ -228,6 +231,8 @@ const Memory *device_memory(Device *, bool host_too);
 void device_sync(Device *); /* wait until everything that was asked for is done */
 void device_write(Device *, void *to, const void *from, size_t bytes); /* `to` on the device; `from` is free at once */
 void device_read(Device *, void *to, const void *from, size_t bytes);  /* `from` on the device; waits */
+void device_copy(Device *, void *to, const void *from, size_t bytes);  /* both on the device, apart from each other */
+void device_zero(Device *, void *p, size_t bytes);
 /* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
  * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
  * again, as a device is opened. EXIT_INPUT in the double build. */
@@ -235,5 +240,5 @@ bool device_bf16(Device *, bool on, Err *);
 /* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
  * instruction for it. */
 double device_bf16_gain(Device *);
-/* A Run on this device with nothing but ops, dev and scratch set. */
+/* A Run on this device with nothing but ops, dev, scratch and host (the same) set. */
 Run run_make(Device *, Arena *scratch);

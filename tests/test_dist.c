@@ -1,5 +1,6 @@
 /* Several ranks train what one does: the same bits where every rank has one micro-batch a step. */
 #include "dist.h"
+#include <jansson.h>
 
 static const int worlds[] = {2, 3, 4, 8};
 static const struct {
@@ -444,4 +445,43 @@ Test(dist, ranks_with_other_settings_are_named) {
         cr_assert_eq(e[r].status, EXIT_INPUT);
         cr_assert(strstr(e[r].msg, "rank 2 of 3 has other settings than rank 0"), "%s", e[r].msg);
     }
+}
+
+/* ---- the plan, by the command ---------------------------------------------------------------------------------------
+ */
+
+Test(dist, plan_of_many_ranks) {
+    Ran r = RUN("train", "configs/tiny-muon.yaml", "--plan", "--ranks", "1024", "--json", "train.batch=1024",
+                "train.micro_batch=1", "dist.stage=1", "dist.flops=1e10", "dist.link=1e9", "dist.latency=0");
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    json_t *j = json_loads(r.out, 0, NULL), *d = json_object_get(j, "dist"), *t = json_object_get(d, "estimate");
+    double flops = json_number_value(json_object_get(j, "flops_per_token")),
+           bytes = json_number_value(json_object_get(d, "sent_weights")),
+           compute = json_number_value(json_object_get(t, "compute_s")),
+           gradients = json_number_value(json_object_get(t, "gradients_s")),
+           weights = json_number_value(json_object_get(t, "weights_s")),
+           step = json_number_value(json_object_get(t, "step_s"));
+    cr_assert_eq(json_integer_value(json_object_get(d, "ranks")), 1024);
+    cr_assert_float_eq(compute, 64 * flops / 1e10, 1e-9 * compute);
+    cr_assert_float_eq(weights, bytes / 1e9, 1e-9 * weights);
+    cr_assert_float_eq(step, compute + weights + fmax(0, gradients - compute * 2 / 3), 1e-9 * step);
+    json_decref(j);
+    Ran text = RUN("train", "configs/tiny-gqa.yaml", "--plan", "--ranks", "2", "dist.stage=2");
+    cr_assert(text.status == 0 && strstr(text.out, "ranks             2, 1 micro-batches each; stage 2"), "%s",
+              text.out);
+    cr_assert(!strstr(text.out, "estimate"), "%s", text.out);
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--ranks", "2"), 2, "--ranks: belongs to --plan");
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--plan", "--ranks", "0"), 2,
+                  "--ranks: expected a whole number");
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--plan", "--ranks", "3"), 2,
+                  "train.batch: 2 micro-batches of 2 cannot be dealt evenly to 3 ranks; take train.batch=6");
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--plan", "dist.stage=3"), 2, "dist.stage");
+    static const char stages[] =
+        "run: {dir: x}\nmodel: {d_model: 32, layers: 1, kinds: {a: {mixer: gqa, heads: 2}}, ffn: "
+        "{kind: swiglu, hidden: 64}}\ndata: {train: data/kjv.txt, seq_len: 16}\nstages:\n"
+        "  - {name: a, steps: 300, set: {dist.stage: 1}}\n";
+    char *yaml = check_path("stages.yaml");
+    check_write(yaml, stages, sizeof stages - 1);
+    CHECK_REFUSED(RUN("train", yaml, "--plan"), 2, "dist.stage: belongs to the run as a whole");
+    free(yaml);
 }

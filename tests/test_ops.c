@@ -485,6 +485,7 @@ static const struct {
     ENTRY(linear_groups),
     ENTRY(linear_groups_backward),
     ENTRY(spread),
+    ENTRY(move),
     ENTRY(collect),
     ENTRY(swiglu_rows),
     ENTRY(swiglu_rows_backward),

@@ -183,6 +183,7 @@ static bool moments_load(const St *st, const char *prefix, Trainer *t, bool seco
     Model *m = &t->model;
     st_load_begin(&l, st, prefix, e);
     Fields all = st_loader(&l);
+    l.dev = m->dev;
     DistLoad part = {&t->dist, &all, second ? PARAM_V : PARAM_M};
     Fields f = t->dist.stage ? dist_loader(&part) : all;
     model_moments(m, second ? &m->v : &m->m, second, &f);
@@ -285,7 +286,7 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
  */
 
 static bool moments_write(const char *path, const Model *m, Err *e) {
-    StList list = {.prefix = "exp_avg.", .own = true};
+    StList list = {.prefix = "exp_avg.", .own = true, .dev = m->dev};
     Fields f = st_lister(&list);
     Weights w = m->m;
     model_moments(m, &w, false, &f);

@@ -1,5 +1,6 @@
 /* dist.c: the layout between ranks and the memory for it. */
 #include "dist_in.h"
+#include "../ops/host.h"
 
 enum { ALIGNED = 256 };
 
@@ -194,6 +195,8 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
                int micros, Err *e) {
     int W = dist_world(comm);
     bool dry = m->opts.dry;
+    if (W > 1 && device_apart(m->dev))
+        return err_input(e, "run.device: several ranks exchange what lies in the host's memory; take --device cpu");
     *d = (Dist){.comm = W > 1 ? comm : NULL,
                 .world = W,
                 .rank = dist_rank(comm),
@@ -228,12 +231,36 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
     if (dry) return true;
     Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        if (!arena_open(a[i], a[i]->name, a[i]->peak, m->opts.poison, e)) {
+        if (!arena_open_at(a[i], a[i] == &d->units ? device_memory(m->dev, false) : NULL, a[i]->name, a[i]->peak,
+                           m->opts.poison, e)) {
             dist_close(d);
             return false;
         }
     place_own(d);
     place_wire(d);
+    return true;
+}
+
+static const Param *named(const Params *s, const char *name) {
+    for (int i = 0; i < s->n; i++)
+        if (!strcmp(s->p[i].name, name)) return &s->p[i];
+    return NULL;
+}
+bool dist_adopt(Dist *d, Err *e) {
+    for (int i = 0; d->world > 1 && i < d->trained->n; i++)
+        if (!named(&d->all, d->trained->p[i].name))
+            return err_input(e, "%s is no tensor of the model, and several ranks train those alone; take one rank",
+                             d->trained->p[i].name);
+    for (int k = 0; d->stage && k < d->own.n; k++) {
+        Param *own = &d->own.p[k], q;
+        const Param *p = named(d->trained, own->name);
+        CHECK(p, "%s has moments and is not trained", own->name);
+        q = *p;
+        q.flags = own->flags;
+        q.at = own->at;
+        memcpy(q.t, own->t, sizeof q.t);
+        *own = q;
+    }
     return true;
 }
 

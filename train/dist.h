@@ -86,6 +86,9 @@ typedef struct Dist {
  * zero. comm NULL or of one rank: stage counts as 0. */
 bool dist_open(Dist *, Model *, const Params *trained, const OptimizerCfg *, Comm *, const DistCfg *, int micros,
                Err *);
+/* `trained` is filled: what it says of a tensor beside its numbers (rates) holds for ranges of it. Several ranks:
+ * EXIT_INPUT where it has something else than tensors of the model, whose gradients no rank sends. */
+bool dist_adopt(Dist *, Err *);
 void dist_close(Dist *);
 unsigned dist_without(const Comm *, const DistCfg *); /* ModelOpts.without */
 /* The step's batch is a whole number of micro-batches for every rank: EXIT_INPUT otherwise. */

@@ -1,6 +1,7 @@
 /* dist_step.c: gradients, their norm, and the step, between ranks. */
 #include "bf16.h"
 #include "dist_in.h"
+#include "../ops/host.h"
 
 void dist_copy(const Dist *d, real *to, const real *from, size_t n) {
     enum { MOST = 1 << 30 };
@@ -110,7 +111,7 @@ static void begin(void *ctx, int unit) {
     Dist *d = ctx;
     if (!staged(d)) return;
     d->mark[unit == 0] = arena_mark(&d->units);
-    Fields place = arena_placer(&d->units), zero = fields_zero();
+    Fields place = arena_placer(&d->units), zero = fields_zero_at(d->m->dev);
     model_unit_fields(d->m, unit, &d->m->g, &place);
     model_unit_fields(d->m, unit, &d->m->g, &zero);
 }

@@ -6,6 +6,7 @@
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 #include "../optim/step.h"
+#include "../ops/host.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
@@ -136,7 +137,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
-    if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
+    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
         !model_open(&t->model, t->dev, &cfg->model, o, e) || !sharding_open(t, e) || !buffers_open(t, e) ||
         !samples_open(t, e) || !saver_open(t, e)) {
@@ -146,7 +147,9 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     t->model.seed = (uint64_t)cfg->run.seed;
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
     if (!dry) params_collect(&t->params, &t->model);
-    return true;
+    if (dry || dist_adopt(&t->dist, e)) return true;
+    trainer_close(t);
+    return false;
 }
 
 bool trainer_reads(Trainer *t, Err *e) {
@@ -174,8 +177,9 @@ void trainer_close(Trainer *t) {
 
 bool trainer_measure_peak(Trainer *t, Err *e) {
     Gemm g;
-    /* The double build multiplies by a plain loop, which is no peak of anything. */
-    if (t->dry || REAL != F32 || !trainer_writes(t)) return true;
+    /* The double build multiplies by a plain loop, which is no peak of anything; and a device computes while the clock
+     * of bench_gemm, which does not wait for it, has stopped. */
+    if (t->dry || REAL != F32 || device_apart(t->dev) || !trainer_writes(t)) return true;
     if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, e)) return false;
     t->peak_flops = 2.0 * g.N * g.O * g.I / g.time.best;
     return true;
@@ -184,11 +188,12 @@ bool trainer_measure_peak(Trainer *t, Err *e) {
 /* ---- memory ---------------------------------------------------------------------------------------------------------
  */
 
-static void add(Regions *r, const char *name, size_t bytes) {
+static void add(Regions *r, const char *name, size_t bytes, bool apart) {
     CHECK(r->n < REGIONS_MAX, "%s", name);
     r->region[r->n].name = name;
     r->region[r->n++].bytes = bytes;
     r->total += bytes;
+    r->host += apart ? 0 : bytes;
 }
 
 void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
@@ -213,6 +218,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
                {"teacher_scratch", &teacher->scratch, NULL, false},
                {"teacher_rows", &t->teacher.rows, NULL, false}};
     const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 4);
+    const bool apart = device_apart(t->dev);
     *r = (Regions){0};
     for (size_t i = 0; i < n; i++) {
         size_t bytes = 0;
@@ -220,20 +226,20 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
             const Arena *a = k ? own[i].b : own[i].a;
             if (a) bytes += a->base && !peaks ? a->size : a->peak;
         }
-        if (bytes || !own[i].some) add(r, own[i].name, bytes);
+        if (bytes || !own[i].some) add(r, own[i].name, bytes, apart && own[i].a != &t->rows && own[i].a != &d->wire);
     }
     if (t->dry)
-        add(r, "batch", feed_loader_bytes(t));
+        add(r, "batch", feed_loader_bytes(t), false);
     else
-        add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size);
+        add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size, false);
     if (t->dry)
-        add(r, "tokens", t->text_bytes);
+        add(r, "tokens", t->text_bytes, false);
     else
-        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size));
+        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size), false);
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
-    if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
+    if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size, apart);
     const Arena *copy = saver_region(t);
-    if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size);
+    if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size, false);
 }
 
 /* The number after `name` in a file of "name: number kB" lines, in bytes; a bare number for name "". 0: not there. */
@@ -257,12 +263,12 @@ bool trainer_fits(const Trainer *t, Err *e) {
            group = system_bytes("/sys/fs/cgroup/memory.max", "");
     if (group) room = zmin(room, group); /* not less what is in use: most of that are pages of files */
     trainer_regions(t, false, &r);
-    if (!room || r.total <= room) return true;
+    if (!room || r.host <= room) return true;
     return err_world(
         e,
         "the run needs %zu bytes of memory, %zu are free; a smaller train.micro_batch, data.seq_len or model "
         "needs less, see --plan",
-        r.total, room);
+        r.host, room);
 }
 
 /* ---- the parts of the loop ------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ typedef struct {
         const char *name;
         size_t bytes;
     } region[REGIONS_MAX];
-    size_t total;
+    size_t total, host; /* host: of the total, what lies in this machine's memory and not in a device's */
 } Regions;
 
 typedef struct Saver Saver; /* saver.h */

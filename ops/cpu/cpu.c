@@ -72,6 +72,7 @@ const Ops TABLE(OPS_ISA) = {
     .linear_groups = linear_groups,
     .linear_groups_backward = linear_groups_backward,
     .spread = spread,
+    .move = move,
     .collect = collect,
     .swiglu_rows = swiglu_rows,
     .swiglu_rows_backward = swiglu_rows_backward,
