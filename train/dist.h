@@ -55,8 +55,9 @@ typedef struct {
 typedef struct Dist {
     Comm *comm; /* NULL: alone */
     int world, rank, stage;
-    bool bf16;  /* gradients travel so */
-    int micros; /* micro-batches of this rank in a step */
+    bool bf16;     /* gradients travel so */
+    int micros;    /* micro-batches of this rank in a step */
+    bool in_place; /* their gradients add up where they lie, as a device's backward makes them: one rank alone */
     Model *m;
     Params all;            /* the model's tensors, as its units have them */
     const Params *trained; /* the trainer's own list: what one rank, or stage 0, clips and steps */

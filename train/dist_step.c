@@ -25,7 +25,7 @@ typedef struct {
 } Walk;
 
 /* Resident sums are added to, or written by the first micro-batch itself. */
-static bool staged(const Dist *d) { return d->stage >= 2 || d->micro > 0; }
+static bool staged(const Dist *d) { return !d->in_place && (d->stage >= 2 || d->micro > 0); }
 static bool last(const Dist *d) { return d->micro + 1 == d->micros; }
 
 static void see_pack(Fields *f, Tensor *t, const char *path, unsigned flags) {
@@ -133,7 +133,7 @@ static void done(void *ctx, int unit) {
 }
 void dist_hook(Dist *d) {
     d->hooks = (GradUnits){begin, done, d};
-    if (d->world > 1 || d->micros > 1) d->m->units = &d->hooks;
+    if (d->world > 1 || (d->micros > 1 && !d->in_place)) d->m->units = &d->hooks;
 }
 
 void dist_begin(Dist *d) {
