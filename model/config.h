@@ -97,7 +97,8 @@ typedef struct {
 typedef struct {
     int stage, reduce;
     int64_t check_every;
-    double flops, link, latency;
+    double flops, link, latency, deadline;
+    int launcher, comm; /* RanksFrom and CommBy of train/ranks.h */
 } DistCfg;
 typedef struct Config Config;
 /* One stage of a run, see `stages` below. */
