@@ -181,6 +181,18 @@ void cuda_short_conv(Cuda *, const CudaConv *, float *y, const float *x, const f
 void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *da, const float *dy,
                               const float *x, const float *w, const float *bias);
 
+/* merge.cu: x (N,lanes,D); a, w, z (N,lanes); past (.,lanes,rows,C) or NULL; of, pos, first, off, seq: those of Batch,
+ * on the device. */
+typedef struct {
+    int N, B, lanes, D, window, rows, C, at;
+    const float *x, *a, *w, *past;
+    const int *of, *pos, *first, *off, *seq;
+} CudaMerge;
+void cuda_merge(Cuda *, const CudaMerge *, float *y, float *z);
+/* Scratch: big (N,lanes,D) and small (N,lanes,3), or with a window both (N,lanes,window). */
+void cuda_merge_backward(Cuda *, const CudaMerge *, float *dx, float *da, float *dw, float *big, float *small,
+                         const float *dy, const float *y, const float *z);
+
 /* recur.cu: the recurrence of ops/recur.h; off, first, seq: those of Batch, on the device. K <= CUDA_RECUR_WIDTH. */
 enum { CUDA_RECUR_CHUNK = 64, CUDA_RECUR_WIDTH = 256 };
 typedef struct {

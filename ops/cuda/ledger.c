@@ -5,8 +5,6 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
-    MISSING(merge, "DMC's scan along lanes is not written"),
-    MISSING(merge_backward, "as merge"),
     {NULL, 0, NULL},
 };
 #define SLOW(op, why) \
@@ -17,6 +15,8 @@ static const CudaLedger slow[] = {
     SLOW(layernorm_backward, "as rmsnorm_backward"),
     SLOW(recur, "row after row; the three-kernel form by chunks is not written"),
     SLOW(recur_backward, "as recur; states of rows go through device memory, one block walks a head of a sequence"),
+    SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
+    SLOW(merge_backward, "as merge"),
     SLOW(short_conv, "every tap looks for its row; the batch is copied to the device in every call"),
     SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
     SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),

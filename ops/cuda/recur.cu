@@ -35,7 +35,7 @@ DEVICE void recur_load(typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p, 
                        const float *dout) {
     constexpr int KS = 8 * KP, COLUMNS = 32 * CT;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < n * KS; i += BLOCK) {
+    ROLLED for (int i = (int)threadIdx.x; i < n * KS; i += BLOCK) {
         int r = i / KS, k = i % KS;
         bool in = k < p.K;
         size_t row = ((size_t)(t + r) * (size_t)p.H + (size_t)at.hq) * (size_t)p.K + (size_t)k,
@@ -44,7 +44,7 @@ DEVICE void recur_load(typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p, 
         m->k[r][k] = in ? p.k[row] : 0;
         m->a[r][k] = !p.g || !in ? 1 : expf(p.per_channel ? p.g[g * (size_t)p.K + (size_t)k] : p.g[g]);
     }
-    for (int i = (int)threadIdx.x; i < n * COLUMNS; i += BLOCK) {
+    ROLLED for (int i = (int)threadIdx.x; i < n * COLUMNS; i += BLOCK) {
         int r = i / COLUMNS, c = i % COLUMNS, col = (int)blockIdx.x * COLUMNS + c;
         size_t row = head_row(p, t + r, at.h) * (size_t)p.V + (size_t)col;
         m->v[r][c] = col < p.V ? p.v[row] : 0;
@@ -137,25 +137,28 @@ template <int KP, int CT> DEVICE void note(const float S[KP][CT], float *notes, 
             S[i][j];
     }
 }
+template <int CT> DEVICE float noted(const float *notes, int at, int j) {
+    return notes[((size_t)at * CT + (size_t)j) * BLOCK + threadIdx.x];
+}
 template <int KP, int CT> DEVICE void recall(float S[KP][CT], const float *notes, int number) {
     UNROLL for (int i = 0; i < KP; i++) {
         UNROLL for (int j = 0; j < CT; j++) S[i][j] =
             notes[((size_t)(number * KP + i) * CT + (size_t)j) * BLOCK + threadIdx.x];
     }
 }
-/* Row t, number r of what is loaded, with S the state before it: dS, by the state behind it, becomes that by S. */
+/* Row t, number r of what is loaded, with the state before it noted, which is read twice: registers hold dS alone. dS,
+ * by the state behind the row, becomes that by the one before it. */
 template <int KP, int CT>
-DEVICE void recur_row_back(float dS[KP][CT], float S[KP][CT], typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p,
-                           const CudaRecurGrad &d, const RecurPlace &at, int t, int r) {
+DEVICE void recur_row_back(float dS[KP][CT], const float *notes, int number, typename RecurForm<KP, CT>::Rows *m,
+                           const CudaRecur &p, const CudaRecurGrad &d, const RecurPlace &at, int t, int r) {
     int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
     float u[CT], du[CT], dv[CT], g[CT], db = 0;
     UNROLL for (int j = 0; j < CT; j++) u[j] = du[j] = 0, g[j] = m->g[r][thread / 8 + 32 * j];
     UNROLL for (int i = 0; i < KP; i++) {
         float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], q = p.scale * m->q[r][at.part + 8 * i];
         UNROLL for (int j = 0; j < CT; j++) {
-            S[i][j] *= a; /* D from here on */
             dS[i][j] += q * g[j];
-            u[j] += k * S[i][j];
+            u[j] += k * a * noted<CT>(notes, number * KP + i, j);
             du[j] += k * dS[i][j];
         }
     }
@@ -172,13 +175,14 @@ DEVICE void recur_row_back(float dS[KP][CT], float S[KP][CT], typename RecurForm
     UNROLL for (int i = 0; i < KP; i++) {
         float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], sum[3] = {0, 0, 0};
         UNROLL for (int j = 0; j < CT; j++) {
-            sum[0] += (S[i][j] + k * u[j]) * g[j];
+            float D = a * noted<CT>(notes, number * KP + i, j);
+            sum[0] += (D + k * u[j]) * g[j];
             sum[1] += dS[i][j] * u[j];
             if (p.beta) {
-                sum[1] -= S[i][j] * dv[j];
+                sum[1] -= D * dv[j];
                 dS[i][j] -= k * dv[j];
             }
-            sum[2] += dS[i][j] * S[i][j];
+            sum[2] += dS[i][j] * D;
             dS[i][j] *= a;
         }
         UNROLL for (int x = 0; x < 3; x++) { /* the warp's four columns */
@@ -207,7 +211,7 @@ DEVICE void recur_row_back(float dS[KP][CT], float S[KP][CT], typename RecurForm
     __syncthreads();
 }
 template <int KP, int CT>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 1)
     recur_backward(CudaRecur p, CudaRecurGrad d, const float *dout, float *keep, float *notes) {
     using Form = RecurForm<KP, CT>;
     constexpr int SEG = Form::SEG, CHUNK = CUDA_RECUR_CHUNK;
@@ -240,10 +244,8 @@ __global__ void __launch_bounds__(BLOCK)
                     note<KP, CT>(S, notes, CHUNK / SEG + r);
                     if (r < n - 1) recur_row<KP, CT>(S, m, p, at, r);
                 }
-                for (int r = n - 1; r >= 0; r--) {
-                    recall<KP, CT>(S, notes, CHUNK / SEG + r);
-                    recur_row_back<KP, CT>(dS, S, m, p, d, at, t + r, r);
-                }
+                for (int r = n - 1; r >= 0; r--)
+                    recur_row_back<KP, CT>(dS, notes, CHUNK / SEG + r, m, p, d, at, t + r, r);
             }
         }
         if (continues && d.dstart) state_store<KP, CT>(dS, p, at, d.dstart + blob, true);

@@ -1,5 +1,5 @@
-/* sequence.c: the ops of the CUDA backend that go along sequences: attention, convolution, gates and norms of a
- * recurrence. As in table.c. */
+/* sequence.c: the ops of the CUDA backend that go along sequences: attention, recurrences and what stands around them,
+ * running means. As in table.c. */
 #include "table.h"
 
 /* ---- attention ---- */
@@ -252,3 +252,37 @@ void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double
     arena_release(r->scratch, mark);
 }
 _Static_assert((int)CUDA_RECUR_CHUNK == (int)RECUR_CHUNK, "numbers of the kept states");
+
+/* ---- running means ---- */
+static CudaMerge merge_pass(Run *r, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at) {
+    const Batch *b = r->batch;
+    CHECK(x.n[0] == b->N, "%d rows of %d", x.n[0], b->N);
+    CudaMerge p = {.N = b->N, .B = b->B, .lanes = x.n[1], .D = x.n[2], .window = window, .at = at};
+    if (present(past)) p.rows = past.n[2], p.C = past.n[3];
+    p.of = upload_ints(r, b->of, b->N, "sequences of rows"), p.pos = upload_ints(r, b->pos, b->N, "positions");
+    p.first = upload_ints(r, b->first, b->N, "documents"), p.off = upload_ints(r, b->off, b->B + 1, "first rows");
+    if (present(past)) p.seq = upload_ints(r, b->seq, b->B, "sequences");
+    if (measuring(r)) return p;
+    if (!window) history_there(b, p.rows > 0);
+    p.x = R(x), p.a = R(a), p.w = R(w), p.past = p.rows ? R(past) : NULL;
+    return p;
+}
+void cuda_op_merge(Run *r, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at) {
+    CHECK(tensor_count(y) == tensor_count(x), "%d rows", x.n[0]);
+    Mark mark = arena_mark(r->scratch);
+    CudaMerge p = merge_pass(r, x, a, w, window, past, at);
+    if (!measuring(r)) cuda_merge(C(r), &p, R(y), R(z));
+    arena_release(r->scratch, mark);
+}
+void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
+                            Tensor w, int window) {
+    Mark mark = arena_mark(r->scratch);
+    CudaMerge p = merge_pass(r, x, a, w, window, ABSENT, 0);
+    Tensor big = SCRATCH(r, "merge products", p.N, p.lanes, window ? window : p.D),
+           small = SCRATCH(r, "merge sums", p.N, p.lanes, window ? window : 3);
+    if (!measuring(r)) {
+        CHECK(!r->batch->history, "means are trained on whole documents");
+        cuda_merge_backward(C(r), &p, R(dx), R(da), R(dw), R(big), R(small), R(dy), R(y), R(z));
+    }
+    arena_release(r->scratch, mark);
+}

@@ -34,3 +34,6 @@ void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor
 void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at);
 void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
                             const RecurEnds *ends);
+void cuda_op_merge(Run *r, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at);
+void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
+                            Tensor w, int window);
