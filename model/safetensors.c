@@ -446,6 +446,12 @@ bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) { return st_read_
 /* ---- fields --------------------------------------------------------------------------------------------------------
  */
 
+static bool read_at(const StLoad *l, const StEntry *s, Tensor t, StPlace p) {
+    Tensor view = view_open(l->dev, t, false);
+    bool ok = st_read_part(l->st, s, view, p, l->err);
+    view_close(l->dev, t, view, ok);
+    return ok;
+}
 static void take_field(StLoad *l, Tensor t, const char *path, unsigned flags, bool read) {
     char own[192];
     StPlace p = ST_WHOLE;
@@ -455,7 +461,7 @@ static void take_field(StLoad *l, Tensor t, const char *path, unsigned flags, bo
     const StEntry *s = st_find(l->st, name);
     if (s) {
         l->used[s - l->st->entry] = true;
-        l->failed = !(read ? st_read_part(l->st, s, t, p, l->err) : st_fits_part(l->st, s, t, p, l->err));
+        l->failed = !(read ? read_at(l, s, t, p) : st_fits_part(l->st, s, t, p, l->err));
     } else if (!(flags & FIELD_OPTIONAL)) {
         l->failed = !err_input(l->err, "%s: tensor \"%s\" is missing", l->st->path, name);
     }

@@ -123,6 +123,8 @@ void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const f
 /* rows.cu: rows and columns moved about */
 /* y row m = x row (place of to[m] in the ascending from (nfrom)). */
 void cuda_gather(Cuda *, int n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to);
+/* n pieces: y from number to[i] on is x from number from[i] on. */
+void cuda_move(Cuda *, int n, size_t width, float *y, const size_t *to, const float *x, const size_t *from);
 void cuda_spread(Cuda *, int n, size_t width, float *y, const float *x, const int *row);
 void cuda_collect(Cuda *, int n, size_t width, float *y, const float *x, const int *place, int k);
 typedef struct {

@@ -236,6 +236,17 @@ static void spread(Run *r, Tensor y, Tensor x, const int *row) {
     if (!measuring(r) && n) cuda_spread(C(r), n, tensor_count(y) / (size_t)n, R(y), R(x), at);
     arena_release(r->scratch, mark);
 }
+static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w) {
+    Mark mark = arena_mark(r->scratch);
+    size_t *t = upload(r, to, n, sizeof *t, "places to move to"),
+           *f = upload(r, from, n, sizeof *f, "places to move from"), width = (size_t)w;
+    if (!measuring(r) && n && w) {
+        for (int i = 0; i < n; i++)
+            CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
+        cuda_move(C(r), n, width, R(y), t, R(x), f);
+    }
+    arena_release(r->scratch, mark);
+}
 static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
     int n = y.n[0];
     Mark mark = arena_mark(r->scratch);
@@ -417,6 +428,7 @@ static const Ops ops_cuda = {
     .linear_groups = linear_groups,
     .linear_groups_backward = linear_groups_backward,
     .spread = spread,
+    .move = move,
     .collect = collect,
     .swiglu_rows = swiglu_rows,
     .swiglu_rows_backward = swiglu_rows_backward,
