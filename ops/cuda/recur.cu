@@ -82,14 +82,14 @@ DEVICE void recur_row(float S[KP][CT], const typename RecurForm<KP, CT>::Rows *m
     UNROLL for (int j = 0; j < CT; j++) u[j] = out[j] = 0;
     UNROLL for (int i = 0; i < KP; i++) {
         float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], q = m->q[r][at.part + 8 * i];
-        if (o) qk += q * k;
+        qk += o ? q * k : 0;
         UNROLL for (int j = 0; j < CT; j++) {
             S[i][j] *= a;
             u[j] += k * S[i][j];
             if (o) out[j] += q * S[i][j];
         }
     }
-    if (o) qk = sum8(qk);
+    qk = o ? sum8(qk) : 0;
     UNROLL for (int j = 0; j < CT; j++) {
         float v = m->v[r][(int)threadIdx.x / 8 + 32 * j];
         u[j] = p.beta ? m->beta[r] * (v - sum8(u[j])) : v;
