@@ -20,7 +20,7 @@ endif
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
-SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
@@ -62,6 +62,18 @@ $(BUILD)/f64/lib.a: $(OBJ64)
 %/lib.a:
 	@rm -f $@
 	$(Q)ar rcs $@ $^
+
+# What knows MPI: only where its development files are, and opened only by ranks that ask for it.
+MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
+MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null)
+ifneq ($(MPI_LIBS),)
+MPI_SO := $(BUILD)/kvsmith-mpi.so
+$(BUILD)/kvsmith $(BUILD)/tests-f32: | $(MPI_SO)
+endif
+$(BUILD)/kvsmith-mpi.so: train/comm_mpi_so.c train/comm_mpi_so.h Makefile
+	@mkdir -p $(@D)
+	@echo "  SO $@"
+	$(Q)$(CC) -std=gnu11 -g -O2 $(WARN) -fPIC -shared $(MPI_CFLAGS) $(CFLAGS) -o $@ $< $(LDFLAGS) $(MPI_LIBS)
 
 define compile
 @mkdir -p $(@D)

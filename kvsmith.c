@@ -1,12 +1,13 @@
 /* kvsmith.c: the table of commands. */
 #include <errno.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 #include "model/cli.h"
 
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
     cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv), cmd_data(int argc, char **argv),
-    cmd_convert(int argc, char **argv);
+    cmd_convert(int argc, char **argv), cmd_launch(int argc, char **argv), cmd_bench_comm(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -15,6 +16,7 @@ typedef struct {
 } Command;
 static const Command commands[] = {
     {"train", cmd_train, "Train a model as a configuration says; resume"},
+    {"launch", cmd_launch, "Start the ranks of a run on this machine; watch over them"},
     {"convert", cmd_convert, "Give a checkpoint another layout of its cache; compare both"},
     {"generate", cmd_generate, "Continue prompts with a model"},
     {"eval", cmd_eval, "Measure a model on a text (perplexity) or on a synthetic task (accuracy)"},
@@ -53,7 +55,10 @@ static int dispatch(int argc, char **argv) {
     }
     for (int i = 0; i < NCOMMANDS; i++) {
         names[i] = commands[i].name;
-        if (!strcmp(name, names[i])) return commands[i].run(argc - 1, argv + 1);
+        if (strcmp(name, names[i])) continue;
+        /* The rest of bench knows nothing of ranks, which belong to training. */
+        if (!strcmp(name, "bench") && argc > 2 && !strcmp(argv[2], "comm")) return cmd_bench_comm(argc - 1, argv + 1);
+        return commands[i].run(argc - 1, argv + 1);
     }
     const char *near = cli_nearest(name, NCOMMANDS, names);
     if (near)
@@ -74,6 +79,7 @@ static void wait_politely(char **argv) {
 
 int main(int argc, char **argv) {
     wait_politely(argv);
+    prctl(PR_SET_NAME, "kvsmith"); /* started as /proc/self/exe, tools would show "exe" */
     int status = dispatch(argc, argv);
     /* What was printed may still fail to arrive: a full disk behind stdout must not look like success. */
     if ((fflush(stdout) || ferror(stdout)) && !status) {

@@ -2,8 +2,9 @@
 
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
-                         *const reduces[] = {"f32", "bf16", NULL}, *const norms[] = {"rms", "layer", NULL},
-                         *const positions[] = {"none", "learned", NULL},
+                         *const reduces[] = {"f32", "bf16", NULL}, *const transports[] = {"auto", "shm", "mpi", NULL},
+                         *const starters[] = {"auto", "alone", "launch", "torchrun", "slurm", "openmpi", "mpich", NULL},
+                         *const norms[] = {"rms", "layer", NULL}, *const positions[] = {"none", "learned", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
@@ -108,6 +109,8 @@ const Key train_keys[] = {
     {"recompute", KEY_INT, AT(recompute), "0", -1, LAYERS_MAX,
      "first layers whose activations are computed again in the backward pass; -1: all", 0, 0},
     {"eval_every", KEY_LONG, AT(eval_every), "200", 0, 1e12, "steps between validations; 0: none", 0, 0},
+    {"eval_first", KEY_BOOL, AT(eval_first), "false", 0, 0,
+     "also validate before the first step, as the weights that a run starts from are", 0, 0},
     {"save_every", KEY_LONG, AT(save_every), "500", 0, 1e12, "steps between checkpoints; 0: at the end alone", 0, 0},
     {"sample_every", KEY_LONG, AT(sample_every), "0", 0, 1e12, "steps between samples of text; 0: none", 0, 0},
     {"log_every", KEY_LONG, AT(log_every), "10", 1, 1e12, "steps between training records", 0, 0},
@@ -171,10 +174,18 @@ const Key dist_keys[] = {
      reduces, 0},
     {"check_every", KEY_LONG, AT(check_every), "100", 0, 1e12,
      "steps between comparisons of the ranks' weights by checksum; 0: none", 0, 0},
+    {"launcher", KEY_CHOICE, AT(launcher), "auto", 0, 0,
+     "who started the ranks; auto: whose variables are in the environment, which must not contradict each other",
+     starters, 0},
+    {"comm", KEY_CHOICE, AT(comm), "auto", 0, 0,
+     "how ranks talk; auto: mpi under mpirun and over several hosts, else shared memory", transports, 0},
+    {"deadline", KEY_FLOAT, AT(deadline), "0", 0, 1e6,
+     "seconds that a rank waits for another; 0: what `launch` was given, else 300", 0, 0},
     {"flops", KEY_FLOAT, AT(flops), "0", 0, 1e18,
      "of --plan: FLOPs per second that a rank reaches in training; 0: no times are estimated", 0, 0},
     {"link", KEY_FLOAT, AT(link), "0", 0, 1e18,
      "of --plan: bytes per second that a rank sends while others do; 0: no times are estimated", 0, 0},
+    {"latency", KEY_FLOAT, AT(latency), "5e-6", 0, 1, "of --plan: seconds that a message takes beside its bytes", 0, 0},
     {0}};
 #undef AT
 #define AT(member) offsetof(TeacherLosses, member)

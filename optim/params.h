@@ -30,7 +30,7 @@ typedef struct {
  * sharding change nothing. */
 Rounding param_rounding(const Param *, uint64_t seed, int64_t t);
 /* Weights come first; a later role that meets another name, shape or number of tensors is our own mistake (CHECK).
- * Second moments may leave tensors out. */
+ * Moments may leave tensors out. */
 Fields params_visitor(Params *, ParamRole);
 /* Numbers from..from+n-1 of p, weight and gradient, as a parameter of their own that elementwise steps may be taken on:
  * decay and rounding are as in the whole. Moments that p has get their dtype and n numbers, without memory. n < 2^31.

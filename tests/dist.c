@@ -79,7 +79,7 @@ static bool save(Trainer *t, const char *dir, Err *e) {
         saver_start(t);
     }
     ok = ok && saver_finish(t, e);
-    run_dir_close(&t->dir);
+    if (trainer_writes(t)) run_dir_close(&t->dir);
     return ok;
 }
 

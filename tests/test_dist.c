@@ -1,5 +1,6 @@
 /* Several ranks train what one does: the same bits where every rank has one micro-batch a step. */
 #include "dist.h"
+#include <jansson.h>
 
 static const int worlds[] = {2, 3, 4, 8};
 static const struct {
@@ -68,4 +69,419 @@ ParameterizedTest(int *which, dist, every_mixer) {
         for (int stage = 0; stage < 3; stage++)
             if (all || (w == (*which + stage) % 4 && stage != *which % 3))
                 compare(*which, worlds[w], stage, all ? DIST_STEPS : 6, NULL, NULL);
+}
+
+/* ---- more micro-batches than ranks ----------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    size_t n;
+    real *g;
+} Gradient;
+/* What this rank has of the sums, as all ranks' numbers in one row: ranges have their places. */
+static bool keep_gradient(Trainer *t, int step, void *ctx, Err *e) {
+    Gradient *all = ctx;
+    const Dist *d = &t->dist;
+    (void)e;
+    if (step) return true;
+    for (int k = 0; k < d->own.n; k++) {
+        const Param *p = &d->own.p[k];
+        size_t at = p->at;
+        for (int i = 0; i < d->of[k]; i++) at += tensor_count(d->all.p[i].t[PARAM_WEIGHT]);
+        memcpy(all->g + at, p->t[PARAM_GRAD].p, tensor_bytes(p->t[PARAM_GRAD]));
+    }
+    return true;
+}
+
+Test(dist, several_micro_batches_a_rank_are_as_good) {
+    enum { N = 1 << 16 };
+    for (int stage = 0; stage < 3; stage++) {
+        char zero[32], what[64];
+        snprintf(zero, sizeof zero, "dist.stage=%d", stage);
+        Gradient a = {0, xcalloc(N, sizeof(real))}, b = {0, xcalloc(N, sizeof(real))};
+        DistJob j = {.config = "configs/tiny-gqa.yaml",
+                     .steps = DIST_STEPS,
+                     .over = {"train.batch=12", "train.micro_batch=1", zero},
+                     .each = keep_gradient,
+                     .ctx = &a};
+        DistRun one[1], all[4];
+        dist_train(&j, 1, one);
+        cr_assert_lt(one->n, (size_t)N);
+        j.ctx = &b;
+        dist_train(&j, 4, all);
+        snprintf(what, sizeof what, "gradients of 12 micro-batches on 4 ranks, stage %d", stage);
+        CHECK_RMS(what, b.g, a.g, one->n, 1e-6);
+        for (int i = 0; i < DIST_STEPS; i++) CHECK_CLOSE("loss", &all[0].loss[i], &one->loss[i], 1, 1e-4);
+        cr_assert(REAL == F64 || memcmp(all[0].w, one->w, one->n * sizeof(real)), "no order was another");
+        for (int r = 1; r < 4; r++) dist_same_run("ranks among themselves", &j, &all[r], &all[0]);
+        dist_free(1, one), dist_free(4, all);
+        free(a.g), free(b.g);
+    }
+}
+
+Test(dist, gradients_may_travel_as_bf16) {
+    for (int stage = 0; stage < 3; stage++) {
+        char zero[32];
+        snprintf(zero, sizeof zero, "dist.stage=%d", stage);
+        DistJob j = {.config = "configs/tiny-muon.yaml",
+                     .steps = DIST_STEPS,
+                     .over = {"train.batch=6", "train.micro_batch=1", zero, NULL}};
+        DistRun a[3], b[3];
+        dist_train(&j, 3, a);
+        j.over[3] = "dist.reduce=bf16";
+        dist_train(&j, 3, b);
+        for (int i = 0; i < DIST_STEPS; i++) CHECK_CLOSE("loss", &b[0].loss[i], &a[0].loss[i], 1, 0.03);
+        cr_assert(b[0].loss[0] == a[0].loss[0] && b[0].norm[0] != a[0].norm[0], "nothing was rounded");
+        CHECK_CLOSE("norm of the first step", &b[0].norm[0], &a[0].norm[0], 1, 0.005 * a[0].norm[0]);
+        for (int r = 1; r < 3; r++) dist_same_run("bf16", &j, &b[r], &b[0]);
+        dist_free(3, a), dist_free(3, b);
+    }
+}
+
+/* ---- memory and bytes -----------------------------------------------------------------------------------------------
+ */
+
+static size_t region(const Regions *r, const char *name) {
+    for (int i = 0; i < r->n; i++)
+        if (!strcmp(r->region[i].name, name)) return r->region[i].bytes;
+    return 0;
+}
+
+Test(dist, memory_is_as_planned_and_shrinks) {
+    static const char *const kind[] = {"configs/tiny-gqa.yaml", "configs/tiny-muon.yaml"};
+    size_t moments[2][3][2], grads[2][3][2];
+    for (int c = 0; c < 2; c++)
+        for (int stage = 0; stage < 3; stage++)
+            for (int w = 0; w < 2; w++) {
+                int W = w ? 8 : 3;
+                char zero[32];
+                snprintf(zero, sizeof zero, "dist.stage=%d", stage);
+                DistJob j = {.config = kind[c], .steps = 2, .over = {"train.batch=48", "train.micro_batch=1", zero}};
+                DistRun all[DIST_RANKS];
+                dist_train(&j, W, all);
+                for (int r = 0; r < W; r++) {
+                    Config cfg;
+                    dist_config(&cfg, &j);
+                    Comm planned = {.rank = r, .world = W};
+                    cfg.comm = &planned;
+                    Trainer *t = xcalloc(1, sizeof *t);
+                    Err e = {0};
+                    Regions plan;
+                    cr_assert(trainer_open(t, &cfg, true, &e), "%s", e.msg);
+                    trainer_regions(t, false, &plan);
+                    cr_assert_eq(plan.n, all[r].mapped.n);
+                    for (int i = 0; i < plan.n; i++) {
+                        const char *name = plan.region[i].name;
+                        if (!strcmp(name, "tokens")) continue; /* a text's bytes are an upper bound */
+                        cr_assert_eq(plan.region[i].bytes, all[r].mapped.region[i].bytes,
+                                     "%s: %s, planned %zu, mapped %zu", kind[c], name, plan.region[i].bytes,
+                                     all[r].mapped.region[i].bytes);
+                        cr_assert_leq(all[r].peaks.region[i].bytes, all[r].mapped.region[i].bytes);
+                        cr_assert_eq(plan.region[i].bytes, region(&all[0].mapped, name), "%s of rank %d", name, r);
+                    }
+                    DistTraffic sent = dist_traffic(&t->dist);
+                    cr_assert_eq(2 * (sent.gradients + sent.weights), all[r].sent, "%zu and %zu planned, %zu sent",
+                                 sent.gradients, sent.weights, all[r].sent);
+                    trainer_close(t);
+                    config_free(&cfg);
+                    free(t);
+                }
+                moments[c][stage][w] = region(&all[0].mapped, "first_moments");
+                grads[c][stage][w] = region(&all[0].mapped, "gradients");
+                size_t units = region(&all[0].mapped, "unit_gradients");
+                cr_assert(units > 0 && units < region(&all[0].mapped, "weights"), "%zu", units);
+                dist_free(W, all);
+            }
+    for (int c = 0; c < 2; c++) {
+        cr_assert_eq(grads[c][1][0], grads[c][0][0]);
+        for (int w = 0; w < 2; w++) { /* 1/W, and guards and padding of small tensors */
+            double W = w ? 8 : 3;
+            cr_assert((double)moments[c][1][w] < 1.5 * (double)moments[c][0][w] / W, "%zu", moments[c][1][w]);
+            cr_assert_eq(moments[c][2][w], moments[c][1][w]);
+            cr_assert((double)grads[c][2][w] < 1.5 * (double)grads[c][0][w] / W, "%zu", grads[c][2][w]);
+        }
+    }
+}
+
+/* By hand: tiny-gqa has an embedding of 257 x 48, two layers and a last norm. */
+static size_t padded(size_t n, size_t W) {
+    size_t part = (n + W - 1) / W;
+    return (part + 255) / 256 * 256 * W;
+}
+Test(dist, bytes_sent_are_the_rings) {
+    const size_t d = 48, embed = 257 * d, in_layer[] = {d, 64 * d, 32 * d, 32 * d, d * 64, d, 96 * d, 96 * d, d * 96};
+    size_t layer = 0, layer_padded = 0;
+    for (size_t i = 0; i < sizeof in_layer / sizeof *in_layer; i++) {
+        layer += in_layer[i];
+        layer_padded += (in_layer[i] + 255) / 256 * 256;
+    }
+    const size_t unit[] = {embed, layer, layer, d};
+    const size_t unit_padded[] = {(embed + 255) / 256 * 256, layer_padded, layer_padded, 256};
+    for (int stage = 0; stage < 3; stage++)
+        for (size_t W = 2; W <= 4; W++) {
+            char batch[32], zero[32];
+            snprintf(zero, sizeof zero, "dist.stage=%d", stage);
+            snprintf(batch, sizeof batch, "train.batch=%zu", 3 * W); /* three micro-batches a rank */
+            DistJob j = {.config = "configs/tiny-gqa.yaml",
+                         .steps = 2,
+                         .over = {batch, "train.micro_batch=1", zero, "dist.check_every=0"}};
+            DistRun all[DIST_RANKS];
+            dist_train(&j, (int)W, all);
+            size_t want = 0;
+            for (int u = 0; u < 4; u++) {
+                size_t n = stage ? padded(unit_padded[u], W) : unit[u], once = (W - 1) * n * sizeof(real) / W;
+                want += !stage ? 2 * (W - 1) * n * sizeof(real) / W : stage == 1 ? 2 * once : 4 * once;
+            }
+            want += (W - 1) * 3 * PARTS * 8; /* losses of micro-batches */
+            size_t tells = all[0].sent / 2 - want, most = stage ? (W - 1) * 8 * 64 : 0;
+            cr_assert(all[0].sent % 2 == 0 && tells <= most, "stage %d, %zu ranks: %zu bytes a step, expected %zu",
+                      stage, W, all[0].sent / 2, want); /* beside them branches of the norm: less than 64 of a rank */
+            dist_free((int)W, all);
+        }
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------------------------------
+ */
+
+static char *checkpoint(const char *run, int step) { return xformat("%s/step-%06d", run, step); }
+static void same_file(const char *a, const char *b, const char *name) {
+    size_t n, m;
+    char *x = xformat("%s/%s", a, name), *y = xformat("%s/%s", b, name), *p = check_read(x, &n), *q = check_read(y, &m);
+    cr_assert_eq(n, m, "%s: %zu bytes, expected %zu", x, n, m);
+    CHECK_BYTES(name, p, q, n);
+    free(x), free(y), free(p), free(q);
+}
+
+/* Saved by so many ranks at a stage, gone on with by others. */
+ParameterizedTestParameters(dist, saved_here_resumed_there) {
+    static int which[] = {0, 1, 2, 3, 4, 5};
+    return cr_make_param_array(int, which, 6);
+}
+ParameterizedTest(int *which, dist, saved_here_resumed_there) {
+    static const struct {
+        int W, stage, to, to_stage;
+        const char *config, *narrow;
+    } cases[] = {{4, 1, 3, 1, "gqa", "f32"},  {2, 2, 8, 2, "muon", "bf16"}, {3, 1, 3, 2, "mamba2", "f32"},
+                 {4, 2, 1, 0, "muon", "f32"}, {1, 0, 4, 2, "gqa", "bf16"},  {2, 0, 4, 1, "moe", "f32"}};
+    enum { BEFORE = 6, AFTER = 20 };
+    char config[64], here[32], there[32], narrow[40];
+    int k = *which, W = cases[k].W, to = cases[k].to;
+    snprintf(config, sizeof config, "configs/tiny-%s.yaml", cases[k].config);
+    snprintf(here, sizeof here, "dist.stage=%d", cases[k].stage);
+    snprintf(there, sizeof there, "dist.stage=%d", cases[k].to_stage);
+    snprintf(narrow, sizeof narrow, "optim.state_dtype=%s", cases[k].narrow);
+    char *run = check_path("run"), *back = check_path("back"), *again = check_path("again"),
+         *saved = checkpoint(run, BEFORE), *resaved = checkpoint(back, BEFORE);
+    DistJob j = {.config = config,
+                 .steps = BEFORE,
+                 .over = {"train.batch=24", "train.micro_batch=1", "train.dropout=0.1", "train.steps=60", narrow, here,
+                          k % 2 ? "train.async_save=true" : NULL},
+                 .to = run};
+    DistRun first[DIST_RANKS], on[DIST_RANKS], other[DIST_RANKS];
+    dist_train(&j, W, first);
+    /* Read and written by the others, not a bit changes: weights, moments, and where the run stands. */
+    j.over[5] = there, j.from = saved, j.to = back, j.steps = 0;
+    dist_train(&j, to, on);
+    CHECK_BYTES("weights after the load", on[to - 1].w, first[0].w, first[0].n * sizeof(real));
+    same_file(resaved, saved, "model.safetensors");
+    same_file(resaved, saved, "trainer/optimizer.safetensors");
+    same_file(resaved, saved, "trainer/state.json");
+    dist_free(to, on);
+    /* The next steps, here and there. */
+    j.over[5] = here, j.to = NULL, j.steps = AFTER;
+    dist_train(&j, W, on);
+    j.over[5] = there;
+    dist_train(&j, to, other);
+    for (int i = 0; i < AFTER; i++) CHECK_CLOSE("loss after the change", &other[0].loss[i], &on[0].loss[i], 1, 1e-5);
+    cr_assert_lt(fabs(on[0].loss[0] - on[0].loss[1]), 1);
+    dist_free(W, first), dist_free(W, on), dist_free(to, other);
+    free(run), free(back), free(again), free(saved), free(resaved);
+}
+
+/* The same files, whoever writes. */
+Test(dist, a_checkpoint_does_not_know_its_ranks) {
+    char *alone = check_path("alone"), *want = checkpoint(alone, 5);
+    DistJob j = {.config = "configs/tiny-muon.yaml",
+                 .steps = 5,
+                 .over = {"train.batch=4", "train.micro_batch=1", "optim.state_dtype=bf16", NULL},
+                 .to = alone};
+    DistRun one[1], all[4];
+    dist_train(&j, 1, one);
+    dist_free(1, one);
+    for (int k = 0; k < 4; k++) {
+        static const char *const stage[] = {"dist.stage=0", "dist.stage=1", "dist.stage=2", "dist.stage=2"};
+        char name[16];
+        snprintf(name, sizeof name, "run-%d", k);
+        char *run = check_path(name), *got = checkpoint(run, 5);
+        j.over[3] = stage[k], j.over[4] = k == 3 ? "train.async_save=true" : NULL, j.to = run;
+        dist_train(&j, 4, all);
+        dist_free(4, all);
+        same_file(got, want, "model.safetensors");
+        same_file(got, want, "trainer/optimizer.safetensors");
+        same_file(got, want, "trainer/state.json");
+        free(run), free(got);
+    }
+    free(alone), free(want);
+}
+
+/* ---- what goes wrong ------------------------------------------------------------------------------------------------
+ */
+
+static const DistJob eight_steps = {.config = "configs/tiny-gqa.yaml",
+                                    .steps = 8,
+                                    .over = {"train.batch=4", "train.micro_batch=1", "dist.stage=1",
+                                             "dist.check_every=1"}};
+
+/* The call that takes the weights of layer 1 to all ranks, somewhere in the middle. */
+Test(dist, a_flipped_bit_in_one_rank_is_found) {
+    DistRun all[4], clean[1];
+    Err e[4];
+    int found = 0;
+    dist_train(&eight_steps, 1, clean);
+    for (uint64_t call = 20; call < 60; call++) {
+        CommFault flip = {FAULT_CORRUPT, 2, call, 0, 8 * 4097 + 20};
+        bool ok = dist_try(&eight_steps, 4, &flip, 1, all, e);
+        if (!ok)
+            for (int r = 0; r < 4; r++) cr_assert_eq(e[r].status, EXIT_WORLD, "call %d: rank %d", (int)call, r);
+        if (!ok && strstr(e[0].msg, "the weights of rank 2 are not those of the other 3")) {
+            found++;
+            for (int r = 0; r < 4; r++)
+                cr_assert(strstr(e[r].msg, "after step") && strstr(e[r].msg, "weights of rank 2 are not"), "%s",
+                          e[r].msg);
+        }
+        dist_free(4, all);
+        if (found == 2) break;
+    }
+    dist_free(1, clean);
+    cr_assert_eq(found, 2, "no flipped bit was found by the checksums");
+}
+
+Test(dist, a_rank_that_dies_ends_the_others) {
+    for (int stage = 0; stage < 3; stage++)
+        for (int tries = 0; tries < 4; tries++) {
+            char zero[32];
+            snprintf(zero, sizeof zero, "dist.stage=%d", stage);
+            DistJob j = eight_steps;
+            j.over[2] = zero;
+            DistRun all[4];
+            Err e[4];
+            CommFault die = {FAULT_DIE, tries, 3 + rng_mix((uint64_t)stage, (uint64_t)tries) % 40, 0, 0};
+            double begun = now_seconds();
+            cr_assert_not(dist_try(&j, 4, &die, 1, all, e));
+            cr_assert_lt(now_seconds() - begun, 30);
+            for (int r = 0; r < 4; r++) {
+                char who[64];
+                snprintf(who, sizeof who, "rank %d stopped with an error", tries);
+                cr_assert_eq(e[r].status, EXIT_WORLD);
+                if (r != tries) cr_assert(strstr(e[r].msg, who), "%s", e[r].msg);
+            }
+            dist_free(4, all);
+        }
+}
+
+Test(dist, late_ranks_change_nothing) {
+    DistRun a[4], b[4];
+    Err e[4];
+    CommFault late[3] = {{FAULT_DELAY, 0, 9, 0.05, 0}, {FAULT_DELAY, 3, 14, 0.05, 0}, {FAULT_DELAY, 1, 31, 0.05, 0}};
+    dist_train(&eight_steps, 4, a);
+    cr_assert(dist_try(&eight_steps, 4, late, 3, b, e), "%s", e[0].msg);
+    for (int r = 0; r < 4; r++) dist_same_run("with delays", &eight_steps, &b[r], &a[r]);
+    dist_free(4, a), dist_free(4, b);
+}
+
+/* A weight that is not a number on one rank. */
+static bool poison(Trainer *t, int step, void *ctx, Err *e) {
+    (void)ctx, (void)e;
+    if (step == 2 && t->dist.rank == 1) R(t->params.p[0].t[PARAM_WEIGHT])[7] = (real)NAN;
+    return true;
+}
+static bool fails(Trainer *t, int step, void *ctx, Err *e) {
+    (void)ctx;
+    return step != 2 || t->dist.rank != 1 || err_world(e, "cannot read text.txt: Input/output error");
+}
+Test(dist, a_failed_step_ends_all) {
+    DistRun all[4];
+    Err e[4];
+    DistJob j = eight_steps;
+    j.over[3] = "dist.check_every=0";
+    j.each = poison;
+    cr_assert_not(dist_try(&j, 4, NULL, 0, all, e));
+    for (int r = 0; r < 4; r++) cr_assert(strstr(e[r].msg, "training diverged at step 4"), "%s", e[r].msg);
+    dist_free(4, all);
+    j.each = fails;
+    cr_assert_not(dist_try(&j, 4, NULL, 0, all, e));
+    for (int r = 0; r < 4; r++)
+        cr_assert(strstr(e[r].msg, r == 1 ? "cannot read text.txt" : "rank 1 stopped with an error"), "%s", e[r].msg);
+    dist_free(4, all);
+}
+
+Test(dist, batches_that_cannot_be_dealt_are_refused) {
+    static const struct {
+        const char *batch, *micro, *part;
+        int W;
+    } cases[] = {{"train.batch=8", "train.micro_batch=2",
+                  "train.batch: 4 micro-batches of 2 cannot be dealt evenly to 3 ranks; take train.batch=12", 3},
+                 {"train.batch=8", "train.micro_batch=4",
+                  "train.micro_batch: 2 micro-batches of 4 cannot be dealt evenly to 4 ranks; take a divisor of 2", 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DistJob j = {.config = "configs/tiny-gqa.yaml", .steps = 1, .over = {cases[i].batch, cases[i].micro}};
+        DistRun all[4];
+        Err e[4];
+        cr_assert_not(dist_try(&j, cases[i].W, NULL, 0, all, e));
+        for (int r = 0; r < cases[i].W; r++) {
+            cr_assert_eq(e[r].status, EXIT_INPUT);
+            cr_assert(strstr(e[r].msg, cases[i].part), "%s", e[r].msg);
+        }
+        dist_free(cases[i].W, all);
+    }
+}
+
+static bool differ(Comm *c, void *ctx, Err *e) { return dist_same(c, "settings", ((uint64_t *)ctx)[c->rank], e); }
+Test(dist, ranks_with_other_settings_are_named) {
+    Err e[3];
+    cr_assert(comm_threads_run(3, 20, NULL, 0, differ, (uint64_t[]){~0ull, ~0ull, ~0ull}, e));
+    cr_assert_not(comm_threads_run(3, 20, NULL, 0, differ, (uint64_t[]){1, 1, 1ull << 33 | 1}, e));
+    for (int r = 0; r < 3; r++) {
+        cr_assert_eq(e[r].status, EXIT_INPUT);
+        cr_assert(strstr(e[r].msg, "rank 2 of 3 has other settings than rank 0"), "%s", e[r].msg);
+    }
+}
+
+/* ---- the plan, by the command ---------------------------------------------------------------------------------------
+ */
+
+Test(dist, plan_of_many_ranks) {
+    Ran r = RUN("train", "configs/tiny-muon.yaml", "--plan", "--ranks", "1024", "--json", "train.batch=1024",
+                "train.micro_batch=1", "dist.stage=1", "dist.flops=1e10", "dist.link=1e9", "dist.latency=0");
+    cr_assert_eq(r.status, 0, "%s", r.err);
+    json_t *j = json_loads(r.out, 0, NULL), *d = json_object_get(j, "dist"), *t = json_object_get(d, "estimate");
+    double flops = json_number_value(json_object_get(j, "flops_per_token")),
+           bytes = json_number_value(json_object_get(d, "sent_weights")),
+           compute = json_number_value(json_object_get(t, "compute_s")),
+           gradients = json_number_value(json_object_get(t, "gradients_s")),
+           weights = json_number_value(json_object_get(t, "weights_s")),
+           step = json_number_value(json_object_get(t, "step_s"));
+    cr_assert_eq(json_integer_value(json_object_get(d, "ranks")), 1024);
+    cr_assert_float_eq(compute, 64 * flops / 1e10, 1e-9 * compute);
+    cr_assert_float_eq(weights, bytes / 1e9, 1e-9 * weights);
+    cr_assert_float_eq(step, compute + weights + fmax(0, gradients - compute * 2 / 3), 1e-9 * step);
+    json_decref(j);
+    Ran text = RUN("train", "configs/tiny-gqa.yaml", "--plan", "--ranks", "2", "dist.stage=2");
+    cr_assert(text.status == 0 && strstr(text.out, "ranks             2, 1 micro-batches each; stage 2"), "%s",
+              text.out);
+    cr_assert(!strstr(text.out, "estimate"), "%s", text.out);
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--ranks", "2"), 2, "--ranks: belongs to --plan");
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--plan", "--ranks", "0"), 2,
+                  "--ranks: expected a whole number");
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--plan", "--ranks", "3"), 2,
+                  "train.batch: 2 micro-batches of 2 cannot be dealt evenly to 3 ranks; take train.batch=6");
+    CHECK_REFUSED(RUN("train", "configs/tiny-gqa.yaml", "--plan", "dist.stage=3"), 2, "dist.stage");
+    static const char stages[] =
+        "run: {dir: x}\nmodel: {d_model: 32, layers: 1, kinds: {a: {mixer: gqa, heads: 2}}, ffn: "
+        "{kind: swiglu, hidden: 64}}\ndata: {train: data/kjv.txt, seq_len: 16}\nstages:\n"
+        "  - {name: a, steps: 300, set: {dist.stage: 1}}\n";
+    char *yaml = check_path("stages.yaml");
+    check_write(yaml, stages, sizeof stages - 1);
+    CHECK_REFUSED(RUN("train", yaml, "--plan"), 2, "dist.stage: belongs to the run as a whole");
+    free(yaml);
 }

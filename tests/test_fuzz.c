@@ -36,6 +36,9 @@
 #define LLVMFuzzerTestOneInput fuzz_events
 #include "fuzz/events.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_store
+#include "fuzz/store.c"
+#undef LLVMFuzzerTestOneInput
 
 enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
@@ -51,7 +54,8 @@ static const struct {
               {"source", fuzz_source},
               {"events", fuzz_events},
               {"chat", fuzz_chat},
-              {"choices", fuzz_choices}};
+              {"choices", fuzz_choices},
+              {"store", fuzz_store}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

@@ -5,18 +5,22 @@
 #include "events.h"
 #include "feed.h"
 #include "plan.h"
+#include "ranks.h"
 #include "saver.h"
 #include "stages.h"
 #include "train.h"
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 int cmd_train(int argc, char **argv);
 
-enum { KEY_RESUME = 1000, KEY_PLAN, OVERRIDES_MAX = 256 };
+enum { KEY_RESUME = 1000, KEY_PLAN, KEY_RANKS, OVERRIDES_MAX = 256, RANKS_MOST = 1 << 16 };
 typedef struct {
     const char *config, *resume; /* resume NULL: a new run; "auto"; or a checkpoint's directory */
     bool plan;
+    int64_t ranks; /* 0: not given */
+    Comm planned;
     int noverride;
     char *override[OVERRIDES_MAX];
 } Args;
@@ -27,6 +31,8 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
         a->resume = arg;
     else if (key == KEY_PLAN)
         a->plan = true;
+    else if (key == KEY_RANKS)
+        return cli_int(arg, "--ranks", 1, RANKS_MOST, &a->ranks, e);
     else if (!a->config)
         a->config = arg;
     else if (a->noverride == OVERRIDES_MAX)
@@ -40,6 +46,8 @@ static const struct argp_option options[] = {
     {"resume", KEY_RESUME, "auto|DIR", 0,
      "Go on from the newest checkpoint in run.dir (from the start when there is none), or from the checkpoint DIR", 0},
     {"plan", KEY_PLAN, 0, 0, "Print parameters, FLOPs and the exact memory of the run, then exit; nothing is made", 0},
+    {"ranks", KEY_RANKS, "W", 0,
+     "With --plan: of W ranks: a rank's memory, what it sends, and times where dist.flops and dist.link are given", 0},
     {0}};
 static const CliSpec spec = {
     .args = "CONFIG.yaml [KEY=VALUE...]",
@@ -52,7 +60,8 @@ static const CliSpec spec = {
     .max_args = -1};
 
 /* The settings as they will be used: command-line options count as keys. */
-static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
+static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
+    if (a->ranks && !a->plan) return err_input(e, "--ranks: belongs to --plan; a launcher starts the ranks of a run");
     if (!config_read(cfg, a->config, a->noverride, a->override, e)) return false;
     if (cli->threads >= 0) cfg->run.threads = cli->threads;
     static const char *const devices[] = {"auto", "cpu", "cuda"};
@@ -64,6 +73,8 @@ static bool settings(Config *cfg, const Args *a, const Cli *cli, Err *e) {
         cfg->stage[k].cfg->run.device = cfg->run.device;
         if (cli->bf16) cfg->stage[k].cfg->train.dtype = DTYPE_BF16;
     }
+    a->planned.world = (int)a->ranks;
+    if (a->ranks > 1) cfg->comm = &a->planned;
     if (config_trainable(cfg, e)) return true;
     config_free(cfg);
     return false;
@@ -108,6 +119,14 @@ static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
     return model_dir_resolve(t->cfg->init_from, dir, e) && chat_template_read(&t->chat, dir, e);
 }
 
+/* What is best so far is as rank 0 has it, who knows the folder; the others wait here until that is ready. */
+static bool best_told(Trainer *t, Err *e) {
+    int64_t has = t->state.has_best;
+    if (!dist_tell(t->comm, "the run folder", &has, sizeof has, e)) return false;
+    t->state.has_best = has;
+    return true;
+}
+
 /* Weights as they begin, and the folder and its journals as they were at that step. */
 static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     const Config *c = t->cfg;
@@ -123,8 +142,10 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
         if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
         lora_begin(&t->lora, (uint64_t)c->run.seed);
     }
+    if (!dist_same(t->comm, "data", t->text.hash, e)) return false;
     t->tokens0 = t->flops_from = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;
+    if (!trainer_writes(t)) return best_told(t, e);
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
     if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
         t->state.has_best = false;
@@ -141,7 +162,7 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     free(text);
     free(metrics);
     free(samples);
-    return ok;
+    return ok && best_told(t, e);
 }
 
 static void number(json_t *j, const char *key, bool known, double v) {
@@ -200,24 +221,59 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
     free(saved);
 }
 
+/* The folder is rank 0's; the others know its name, and from rank 0 where the run begins. */
+typedef struct {
+    RunDir dir;
+    char *start; /* malloc'ed checkpoint directory; NULL: the beginning */
+    bool here;
+} Place;
+static bool place_open(Place *p, const Config *cfg, const char *resume, Err *e) {
+    struct {
+        char start[4096];
+        int64_t here;
+    } told = {0};
+    Comm *c = cfg->comm;
+    *p = (Place){.dir = {.path = NULL, .fd = -1, .lock = -1}, .here = true};
+    if (dist_rank(c)) {
+        p->dir.path = xstrdup(cfg->run.dir);
+    } else {
+        if (!run_dir_open(&p->dir, cfg->run.dir, resume != NULL, e)) return false;
+        if (!find_start(&p->dir, resume, &p->start, &p->here, e)) return false;
+        if (p->start && strlen(p->start) >= sizeof told.start)
+            return err_input(e, "checkpoint: a path of %zu characters", strlen(p->start));
+        if (p->start) strcpy(told.start, p->start);
+        told.here = p->here;
+    }
+    if (dist_world(c) == 1) return true;
+    if (!dist_tell(c, "where the run begins", &told, sizeof told, e)) return false;
+    if (!dist_rank(c)) return true;
+    if (*told.start) p->start = xstrdup(told.start);
+    p->here = told.here;
+    return true;
+}
+static void place_close(Place *p) {
+    free(p->start);
+    if (p->dir.fd >= 0)
+        run_dir_close(&p->dir);
+    else
+        free(p->dir.path);
+}
+
 static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *status, Err *e) {
-    RunDir d;
-    char *start_dir = NULL;
-    bool here = true;
+    Place at;
     TrainState peek = {0};
-    if (!run_dir_open(&d, cfg->run.dir, a->resume != NULL, e)) return false;
+    bool ok = place_open(&at, cfg, a->resume, e), here = at.here;
+    const char *start_dir = at.start;
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
-    bool ok =
-        find_start(&d, a->resume, &start_dir, &here, e) && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e));
-    int first = config_stage_at(cfg, peek.step);
+    ok = ok && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e));
+    int first = ok ? config_stage_at(cfg, peek.step) : 0;
     ok = ok && stages_check(t, cfg, first, e) && (start_dir || checkpoint_fits(cfg->init_from, cfg, e)) &&
          trainer_open_stage(t, cfg, first, false, e);
     if (!ok) {
-        free(start_dir);
-        run_dir_close(&d);
+        place_close(&at);
         return false;
     }
-    t->dir = d;
+    t->dir = at.dir;
     Stop why = STOP_STEPS;
     TrainRecord last = {0};
     ok = find_template(t, start_dir, e) && begin(t, start_dir, here, e);
@@ -230,36 +286,70 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
         feed_say(t);
         double begun = now_seconds();
         ok = train_loop(t, &last, &why, e);
-        if (ok) report(t, cli, &last, why, now_seconds() - begun);
+        if (ok && trainer_writes(t)) report(t, cli, &last, why, now_seconds() - begun);
         progress_close(&t->progress);
         *status = why == STOP_SIGNAL ? EXIT_SIGNAL : 0;
     }
-    free(start_dir);
     journal_close(&t->metrics);
     journal_close(&t->sample_file);
     journal_close(&t->events);
-    run_dir_close(&t->dir);
+    at.dir = t->dir;
+    place_close(&at);
     chat_template_free(&t->chat);
     trainer_close(t);
     return ok;
+}
+
+/* The ranks of the run, which must all run the same; *out NULL: it is alone. */
+static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
+    DistCfg *d = &cfg->dist;
+    if (!ranks_find(r, (RanksFrom)d->launcher, environ, e)) return false;
+    if (r->rank) cli->json = false, cli->quiet = true;
+    if (plan || r->world == 1) return true;
+    char *text = config_text(cfg), say[256];
+    uint64_t settings = rng_name(0, text);
+    free(text);
+    if (!ranks_open(r, (CommBy)d->comm, d->deadline, settings, &cfg->comm, e)) return false;
+    if (!dist_same(cfg->comm, "a version of the program", rng_name(0, KVSMITH_VERSION), e) ||
+        !dist_same(cfg->comm, "settings", settings, e))
+        return false;
+    cfg->run.threads = ranks_threads(r, cfg->run.threads);
+    for (int k = 0; k < cfg->nstages; k++) cfg->stage[k].cfg->run.threads = cfg->run.threads;
+    if (!cli->quiet) {
+        fprintf(cli->json ? stderr : stdout, "%s, by %s\n", ranks_say(r, say), cfg->comm->ops->name);
+        fflush(cli->json ? stderr : stdout);
+    }
+    return true;
 }
 
 int cmd_train(int argc, char **argv) {
     Args a = {0};
     Cli cli = {0};
     Err e = {0};
+    Ranks r = {0};
     int status = 0;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     Config *cfg = xcalloc(1, sizeof *cfg);
     Trainer *t = xcalloc(1, sizeof *t);
+    Comm *comm = NULL;
     bool ok = settings(cfg, &a, &cli, &e);
-    cfg->quiet = cli.quiet;
     if (ok) {
         train_catch_signals();
-        ok = a.plan ? plan_print(t, cfg, cli.json, stdout, &e) : run(t, cfg, &a, &cli, &status, &e);
+        ok = ranks_begin(cfg, &cli, a.plan, &r, &e);
+        comm = cfg->comm;
+        cfg->quiet = cli.quiet;
+        if (ok && a.plan)
+            ok = r.rank || plan_print(t, cfg, cli.json, stdout, &e);
+        else if (ok)
+            ok = run(t, cfg, &a, &cli, &status, &e);
         config_free(cfg);
     }
     free(t);
     free(cfg);
-    return ok ? status : cli_fail(&e);
+    if (!ok) {
+        status = cli_fail(&e);
+        comm_stop(comm);
+    }
+    comm_close(comm);
+    return status;
 }

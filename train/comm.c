@@ -36,6 +36,8 @@ void comm_stop(Comm *c) {
     if (c && c->ops && c->ops->stop) c->ops->stop(c);
 }
 void comm_close(Comm *c) {
-    if (c && c->ops && c->ops->close) c->ops->close(c);
-    if (c) c->ops = NULL;
+    const CommOps *ops = c ? c->ops : NULL;
+    if (!ops) return;
+    c->ops = NULL; /* before: most transports free c */
+    if (ops->close) ops->close(c);
 }

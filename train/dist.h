@@ -59,7 +59,8 @@ typedef struct Dist {
     int micros;    /* micro-batches of this rank in a step */
     bool in_place; /* their gradients add up where they lie, as a device's backward makes them: one rank alone */
     Model *m;
-    const Params *all;
+    Params all;            /* the model's tensors, as its units have them */
+    const Params *trained; /* the trainer's own list: what one rank, or stage 0, clips and steps */
     int nunit;
     DistUnit *unit;
     DistPlace *place;           /* (all->n) */
@@ -81,17 +82,28 @@ typedef struct Dist {
 } Dist;
 
 /* Of a model opened for it: what dist_without says must not be in its regions. micros: of all ranks, a multiple of
- * their number. Measures where the model is dry. `all` and the model must outlive it; gradients and moments start at
+ * their number. Measures where the model is dry. `trained`, which may be filled later, and the
+ * model must outlive it; gradients and moments start at
  * zero. comm NULL or of one rank: stage counts as 0. */
-bool dist_open(Dist *, Model *, const Params *all, const OptimizerCfg *, Comm *, const DistCfg *, int micros, Err *);
+bool dist_open(Dist *, Model *, const Params *trained, const OptimizerCfg *, Comm *, const DistCfg *, int micros,
+               Err *);
+/* `trained` is filled: what it says of a tensor beside its numbers (rates) holds for ranges of it. Several ranks:
+ * EXIT_INPUT where it has something else than tensors of the model, whose gradients no rank sends. */
+bool dist_adopt(Dist *, Err *);
 void dist_close(Dist *);
 unsigned dist_without(const Comm *, const DistCfg *); /* ModelOpts.without */
 /* The step's batch is a whole number of micro-batches for every rank: EXIT_INPUT otherwise. */
 bool dist_divides(const Comm *, int batch, int micro_batch, Err *);
 static inline int dist_world(const Comm *c) { return c ? c->world : 1; }
 static inline int dist_rank(const Comm *c) { return c ? c->rank : 0; }
-/* Bytes that a rank sends for the gradients and weights of one step, as comm_bytes counts. */
-size_t dist_bytes(const Dist *);
+/* What a rank sends in one step, by the theory of rings (comm_bytes), and how many messages of them follow on each
+ * other (W - 1 a round): for gradients, with the norm and the losses, and for weights. Comparisons by checksum and the
+ * flags of the loop are left out. */
+typedef struct {
+    size_t gradients, weights; /* bytes */
+    int64_t gradient_hops, weight_hops, calls;
+} DistTraffic;
+DistTraffic dist_traffic(const Dist *);
 
 /* ---- a step ---- */
 void dist_begin(Dist *);              /* gradients of the step are zero */

@@ -64,9 +64,9 @@ static uint64_t bits(uint64_t h, Tensor t) {
 bool dist_check(Dist *d, int64_t step, Err *e) {
     if (d->world == 1) return true;
     uint64_t h = 0, *all = xcalloc((size_t)d->world, sizeof *all);
-    for (int i = 0; i < d->all->n; i++)
+    for (int i = 0; i < d->all.n; i++)
         for (int role = 0; role < PARAM_ROLES; role++) {
-            Tensor t = d->all->p[i].t[role];
+            Tensor t = d->all.p[i].t[role];
             if (role != PARAM_GRAD && present(t) && t.p) h = bits(h, t);
         }
     bool ok = gather_bits(d->comm, "checksums", h, all, e);

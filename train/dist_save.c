@@ -52,8 +52,8 @@ static void own_of(Dist *d, int i, int role, Tensor all, bool to_own) {
 }
 static int number_of(const Dist *d, const char *name) {
     int i = 0;
-    while (i < d->all->n && strcmp(d->all->p[i].name, name)) i++;
-    CHECK(i < d->all->n, "%s", name);
+    while (i < d->all.n && strcmp(d->all.p[i].name, name)) i++;
+    CHECK(i < d->all.n, "%s", name);
     return i;
 }
 

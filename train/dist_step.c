@@ -1,6 +1,7 @@
 /* dist_step.c: gradients, their norm, and the step, between ranks. */
 #include "bf16.h"
 #include "dist_in.h"
+#include "../ops/host.h"
 
 void dist_copy(const Dist *d, real *to, const real *from, size_t n) {
     enum { MOST = 1 << 30 };
@@ -43,7 +44,7 @@ static void see_pack(Fields *f, Tensor *t, const char *path, unsigned flags) {
 }
 static void see_add(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Walk *x = f->ctx;
-    const Param *p = &x->d->all->p[x->i++];
+    const Param *p = &x->d->all.p[x->i++];
     Run r = run_make(x->d->m->dev, &x->d->m->scratch);
     (void)path, (void)flags;
     if (present(*t)) r.ops->add(&r, p->t[PARAM_GRAD], *t);
@@ -51,7 +52,7 @@ static void see_add(Fields *f, Tensor *t, const char *path, unsigned flags) {
 static void see_home(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Walk *x = f->ctx;
     (void)path, (void)flags;
-    t->p = x->d->all->p[x->i++].t[PARAM_GRAD].p;
+    t->p = x->d->all.p[x->i++].t[PARAM_GRAD].p;
 }
 static void visit(Dist *d, int unit, void (*see)(Fields *, Tensor *, const char *, unsigned)) {
     Walk x = {d, d->unit[unit].first};
@@ -110,7 +111,7 @@ static void begin(void *ctx, int unit) {
     Dist *d = ctx;
     if (!staged(d)) return;
     d->mark[unit == 0] = arena_mark(&d->units);
-    Fields place = arena_placer(&d->units), zero = fields_zero();
+    Fields place = arena_placer(&d->units), zero = fields_zero_at(d->m->dev);
     model_unit_fields(d->m, unit, &d->m->g, &place);
     model_unit_fields(d->m, unit, &d->m->g, &zero);
 }
@@ -195,7 +196,7 @@ static double sweep(Sweep *s) {
     for (int k = 0; k < d->nunit; k++) {
         const DistUnit *u = &d->unit[k];
         for (int i = u->first; i < u->first + u->n; i++) {
-            const Param *p = &d->all->p[i];
+            const Param *p = &d->all.p[i];
             size_t n = tensor_count(p->t[PARAM_WEIGHT]);
             double one = 0;
             if (d->place[i].owner == DIST_NONE || p->flags & FIELD_BALANCE) continue;
@@ -236,7 +237,7 @@ size_t dist_count_branches(Dist *d) {
 
 bool dist_clip(Dist *d, Run *r, double max_norm, Clip *clip, Err *e) {
     if (!d->stage) {
-        *clip = clip_norm(r, d->all, max_norm);
+        *clip = clip_norm(r, d->trained, max_norm);
         return true;
     }
     Sweep make = {d, r, make_branch}, known = {d, r, known_branch};
@@ -257,7 +258,7 @@ static bool spread(Dist *d, Err *e) {
     if (!comm_wait(d->comm, e)) return false;
     for (int i = u->first; i < u->first + u->n; i++)
         if (d->place[i].owner != DIST_NONE) {
-            Tensor w = d->all->p[i].t[PARAM_WEIGHT];
+            Tensor w = d->all.p[i].t[PARAM_WEIGHT];
             dist_copy(d, R(w), d->buf + d->place[i].at, tensor_count(w));
         }
     return true;
@@ -265,7 +266,7 @@ static bool spread(Dist *d, Err *e) {
 
 bool dist_step(Dist *d, Run *r, const OptimizerCfg *cfg, double lr, double gscale, int64_t t, Err *e) {
     if (!d->stage) {
-        optimizer_step(r, d->all, cfg, lr, gscale, t);
+        optimizer_step(r, d->trained, cfg, lr, gscale, t);
         return true;
     }
     for (int k = 0; k < d->nunit; k++) {
@@ -290,9 +291,9 @@ bool dist_gather(Dist *d, int unit, const char *name, Err *e) {
     if (u->part && !comm_start(d->comm, parts, e)) return false;
     for (int i = u->first; i < u->first + u->n; i++) {
         CommCall one = {.kind = COMM_BROADCAST,
-                        .name = d->all->p[i].name,
+                        .name = d->all.p[i].name,
                         .buf = d->buf + d->place[i].at,
-                        .count = tensor_count(d->all->p[i].t[0]),
+                        .count = tensor_count(d->all.p[i].t[0]),
                         .dtype = REAL,
                         .root = d->place[i].owner};
         if (d->place[i].owner >= 0 && !comm_start(d->comm, one, e)) return false;

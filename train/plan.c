@@ -29,6 +29,59 @@ static size_t trained(const Trainer *t) {
     return n;
 }
 
+/* By the theory of rings. The gradients of the last micro-batch travel beside its backward pass, which is two thirds of
+ * it; at stage 2 those of every one do. Weights travel when the step is made, alone. */
+typedef struct {
+    double compute, gradients, weights, step; /* seconds */
+    double tok_s, efficiency;                 /* of all ranks; of what they compute without any exchange */
+} Times;
+static Times times_of(const Trainer *t, const DistTraffic *x) {
+    const DistCfg *c = &t->run->dist;
+    int W = t->dist.world;
+    double tokens = (double)t->cfg->train.batch * t->cfg->data.seq_len;
+    Times y = {.compute = tokens / W * t->flops_per_token / c->flops,
+               .gradients = (double)x->gradients / c->link + (double)x->gradient_hops * c->latency,
+               .weights = (double)x->weights / c->link + (double)x->weight_hops * c->latency};
+    double hides = y.compute * 2 / 3 / (t->dist.stage >= 2 ? 1 : t->dist.micros);
+    y.step = y.compute + y.weights + fmax(0, y.gradients - hides);
+    y.tok_s = tokens / y.step;
+    y.efficiency = y.compute / y.step;
+    return y;
+}
+static bool timed(const Trainer *t) { return t->run->dist.flops > 0 && t->run->dist.link > 0; }
+
+static json_t *ranks_json(const Trainer *t) {
+    DistTraffic x = dist_traffic(&t->dist);
+    json_t *j = json_pack("{s:i, s:i, s:I, s:I, s:I}", "ranks", t->dist.world, "stage", t->dist.stage, "sent_gradients",
+                          (json_int_t)x.gradients, "sent_weights", (json_int_t)x.weights, "calls", (json_int_t)x.calls);
+    if (!timed(t)) return j;
+    Times y = times_of(t, &x);
+    json_object_set_new(j, "estimate",
+                        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "compute_s", y.compute, "gradients_s", y.gradients,
+                                  "weights_s", y.weights, "step_s", y.step, "tok_s", y.tok_s, "efficiency",
+                                  y.efficiency));
+    return j;
+}
+
+static void ranks_text(const Trainer *t, FILE *f) {
+    static const char *const keeps[] = {"each keeps everything", "each keeps its part of the moments",
+                                        "each keeps its part of moments and gradients"};
+    DistTraffic x = dist_traffic(&t->dist);
+    char a[32], b[32];
+    fprintf(f, "ranks             %d, %d micro-batches each; stage %d: %s\n", t->dist.world, t->dist.micros,
+            t->dist.stage, keeps[t->dist.stage]);
+    fprintf(f, "a rank sends      %s bytes of gradients and %s of weights a step, in %lld calls\n",
+            grouped(x.gradients, a), grouped(x.weights, b), (long long)x.calls);
+    if (!timed(t)) return;
+    Times y = times_of(t, &x);
+    fprintf(f,
+            "estimate          %.4g s a step (computing %.4g, gradients %.4g beside it, weights %.4g), %.4g tok/s, "
+            "%.1f %% of computing alone\n"
+            "                  at dist.flops %.3g, dist.link %.3g and dist.latency %.3g, by the theory of rings\n",
+            y.step, y.compute, y.gradients, y.weights, y.tok_s, 100 * y.efficiency, t->run->dist.flops,
+            t->run->dist.link, t->run->dist.latency);
+}
+
 static json_t *stage_json(const Trainer *t, const Regions *r) {
     const Config *c = t->cfg;
     Cost cost = cost_model(&t->model, c->data.seq_len);
@@ -57,7 +110,8 @@ static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
     if (t->teacher.on)
         fprintf(f, "teacher           %s FLOPs per token more, forward: 2 N + attention of its own\n",
                 grouped((size_t)t->teacher.flops, a));
-    fprintf(f, "memory, bytes\n");
+    if (t->dist.world > 1) ranks_text(t, f);
+    fprintf(f, t->dist.world > 1 ? "memory of rank 0, which has most, bytes\n" : "memory, bytes\n");
     for (int i = 0; i < r->n; i++) fprintf(f, "  %-18s %20s\n", r->region[i].name, grouped(r->region[i].bytes, a));
     fprintf(f, "  %-18s %20s  (%.1f MiB)\n", "total", grouped(r->total, a), (double)r->total / (1 << 20));
 }
@@ -73,6 +127,7 @@ bool plan_print(Trainer *t, Config *run, bool json, FILE *f, Err *e) {
         if (r.total > most.total) most = r;
         json_t *j = stage_json(t, &r);
         if (t->name) json_object_set_new(j, "name", json_string(t->name));
+        if (t->dist.world > 1) json_object_set_new(j, "dist", ranks_json(t));
         json_array_append_new(stages, j);
         if (t->name && !json) fprintf(f, "%sstage %s\n", k ? "\n" : "", t->name);
         if (!json) stage_text(t, &r, f);

@@ -92,7 +92,7 @@ bool stages_next(Trainer *t, Err *e) {
     /* Losses under other settings are no measure of what is best under these. */
     t->state.has_best = false;
     skip_forget(&t->state.skip);
-    ok = ok && checkpoint_load_numbers(t, dir, was.cfg, e);
+    ok = ok && dist_same(t->comm, "data", t->text.hash, e) && checkpoint_load_numbers(t, dir, was.cfg, e);
     saver_start(t);
     free(dir);
     return ok;

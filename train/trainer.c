@@ -116,7 +116,7 @@ static bool dtype_choose(Trainer *t, Err *e) {
     return *own == DTYPE_F32 || device_bf16(t->dev, true, e);
 }
 
-static bool ranks_open(Trainer *t, Err *e) {
+static bool sharding_open(Trainer *t, Err *e) {
     OptimizerCfg c = optimizer_cfg(&t->cfg->optim, 0);
     params_collect(&t->params, &t->model);
     freeze_rates(&t->params, &t->cfg->optim);
@@ -164,13 +164,15 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
         !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
         !lora_check(&t->lora, &t->model, cfg, dist_world(t->comm), e) || (!dry && !lora_open(&t->lora, e)) ||
-        !ranks_open(t, e) || !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
+        !sharding_open(t, e) || !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
-    return true;
+    if (dry || dist_adopt(&t->dist, e)) return true;
+    trainer_close(t);
+    return false;
 }
 
 bool trainer_reads(Trainer *t, Err *e) {
@@ -251,7 +253,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
             const Arena *a = k ? own[i].b : own[i].a;
             if (a) bytes += a->base && !peaks ? a->size : a->peak;
         }
-        if (bytes || !own[i].some) add(r, own[i].name, bytes, apart && own[i].a != &t->rows);
+        if (bytes || !own[i].some) add(r, own[i].name, bytes, apart && own[i].a != &t->rows && own[i].a != &d->wire);
     }
     if (t->dry)
         add(r, "batch", feed_loader_bytes(t), false);

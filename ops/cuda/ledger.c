@@ -5,13 +5,6 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
-    MISSING(attend_lanes, "the cache lives in the host's memory; comes with the paged cache on the device"),
-    MISSING(merge, "DMC's scan along lanes is not written"),
-    MISSING(merge_backward, "as merge"),
-    MISSING(recur, "the delta family's three-kernel form is not written"),
-    MISSING(recur_backward, "as recur"),
-    MISSING(linear_distill, "its row kernel is not written"),
-    MISSING(align, "as linear_distill"),
     {NULL, 0, NULL},
 };
 #define SLOW(op, why) \
@@ -20,6 +13,10 @@ static const CudaLedger slow[] = {
     SLOW(embed_backward, "one thread to a column walks through all rows"),
     SLOW(rmsnorm_backward, "the gains' gradient has one block to 32 columns, however many rows there are"),
     SLOW(layernorm_backward, "as rmsnorm_backward"),
+    SLOW(recur, "row after row; the three-kernel form by chunks is not written"),
+    SLOW(recur_backward, "as recur; states of rows go through device memory, one block walks a head of a sequence"),
+    SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
+    SLOW(merge_backward, "as merge"),
     SLOW(short_conv, "every tap looks for its row; the batch is copied to the device in every call"),
     SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
     SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),
@@ -30,6 +27,8 @@ static const CudaLedger slow[] = {
     SLOW(linear_xent, "ids and targets are copied to the device in every call; hits are waited for"),
     SLOW(attend, "f32 on the plain units, not on the matrix units; the batch is copied to the device in every call"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
+    SLOW(attend_lanes, "as attend; one block goes through all of a history, however long"),
+    SLOW(linear_distill, "as linear_xent"),
     SLOW(sumsq, "waits for the result"),
     {NULL, 0, NULL},
 };

@@ -1,30 +1,30 @@
-/* sequence.c: the ops of the CUDA backend that go along sequences: attention, convolution, gates and norms of a
- * recurrence. As in table.c. */
+/* sequence.c: the ops of the CUDA backend that go along sequences: attention, recurrences and what stands around them,
+ * running means. As in table.c. */
 #include "table.h"
+#include "../host.h"
 
 /* ---- attention ---- */
 /* All but the tensors; batch and rows are uploaded to scratch. */
-static CudaAttend attend_pass(Run *r, const Kv *kv, Look look, Tensor q, Tensor o) {
+static CudaAttend attend_pass(Run *r, const KvShape *kv, Look look, Tensor q, Tensor o) {
     const Batch *b = r->batch;
-    int group = look.heads / imax(1, kv->s.lanes);
-    CHECK(look.heads == group * kv->s.lanes && q.n[1] == look.heads && q.n[2] == kv->s.kdim && o.n[2] == kv->s.vdim,
-          "%d heads on %d lanes, q %d, o %d", look.heads, kv->s.lanes, q.n[2], o.n[2]);
+    int group = look.heads / imax(1, kv->lanes);
+    CHECK(look.heads == group * kv->lanes && q.n[1] == look.heads && q.n[2] == kv->kdim && o.n[2] == kv->vdim,
+          "%d heads on %d lanes, q %d, o %d", look.heads, kv->lanes, q.n[2], o.n[2]);
     CudaAttend a = {.B = b->B,
                     .N = b->N,
                     .n = r->out.n,
-                    .lanes = kv->s.lanes,
+                    .lanes = kv->lanes,
                     .heads = look.heads,
-                    .Dk = kv->s.kdim,
-                    .Dv = kv->s.vdim,
-                    .ldv = kv->s.alias ? kv->s.kdim : kv->s.vdim,
+                    .Dk = kv->kdim,
+                    .Dv = kv->vdim,
+                    .ldv = kv->alias ? kv->kdim : kv->vdim,
                     .window = look.window,
                     .sinks = look.sinks,
-                    .delay = kv->s.delay,
+                    .delay = kv->delay,
                     .scale = (float)look.scale};
     a.off = upload_ints(r, b->off, b->B + 1, "first rows"), a.pos = upload_ints(r, b->pos, b->N, "positions");
     a.first = upload_ints(r, b->first, b->N, "documents"), a.idx = upload_ints(r, r->out.idx, r->out.n, "rows");
     if (measuring(r)) return a;
-    a.k = R(kv->k), a.v = kv->s.alias ? R(kv->k) : R(kv->v), a.bias = present(kv->bias) ? R(kv->bias) : NULL;
     for (int s = 0, m = 0, from = 0; s < b->B; s++, from = m) {
         while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
         a.blocks = imax(a.blocks, ((m - from) * group + CUDA_ENTRIES - 1) / CUDA_ENTRIES);
@@ -32,15 +32,52 @@ static CudaAttend attend_pass(Run *r, const Kv *kv, Look look, Tensor q, Tensor 
     }
     return a;
 }
+static void attend_keys(CudaAttend *a, const Kv *kv) {
+    a->k = R(kv->k), a->v = kv->s.alias ? R(kv->k) : R(kv->v), a->bias = maybe(kv->bias);
+}
+/* lse as it is before the op; where blocks share a row of the values, a copy, since one of them writes it. */
+static real *lse_before(Run *r, Tensor lse, int Dv, bool merge) {
+    if (!merge || cuda_attend_slices(Dv) == 1) return merge && !measuring(r) ? R(lse) : NULL;
+    Tensor copy = scratch_tensor(r, "lse before", REAL, lse.rank, lse.n);
+    if (!measuring(r)) cuda_copy(C(r), copy.p, lse.p, tensor_bytes(lse));
+    return copy.p;
+}
 void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    CudaAttend a = attend_pass(r, kv, look, q, o);
-    bool shared = merge && cuda_attend_slices(a.Dv) > 1;
-    Tensor before = shared ? SCRATCH(r, "lse before", r->out.n, look.heads) : lse;
+    CudaAttend a = attend_pass(r, &kv->s, look, q, o);
+    real *before = lse_before(r, lse, a.Dv, merge);
     if (!measuring(r)) {
-        if (shared) cuda_copy(C(r), before.p, lse.p, tensor_bytes(lse));
-        cuda_attend(C(r), &a, R(o), R(lse), merge ? R(before) : NULL, R(q));
+        attend_keys(&a, kv);
+        cuda_attend(C(r), &a, R(o), R(lse), before, R(q));
+    }
+    arena_release(r->scratch, mark);
+}
+/* All of Lanes lies where the device can read it: the rows in its memory, the rest in that or in what it shares with
+ * the host. */
+void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look,
+                          bool merge) {
+    if (r->out.n == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    CudaAttend a = attend_pass(r, &t->s, look, q, o);
+    real *before = lse_before(r, lse, a.Dv, merge);
+    int *seq = upload_ints(r, r->batch->seq, r->batch->B, "sequences");
+    if (!measuring(r)) {
+        CudaLanes l = {.P = t->P,
+                       .maxpages = t->maxpages,
+                       .sinks = t->s.sinks,
+                       .alias = t->s.alias,
+                       .seq = seq,
+                       .s0 = t->s0,
+                       .lo = t->lo,
+                       .hi = t->hi,
+                       .table = t->table,
+                       .pos = t->pos,
+                       .gone = t->gone,
+                       .tail = t->tail};
+        if (t->s.retire) l.retires = R(pass->gone);
+        a.k = R(t->data);
+        cuda_attend_lanes(C(r), &a, &l, R(o), R(lse), before, R(q));
     }
     arena_release(r->scratch, mark);
 }
@@ -49,9 +86,10 @@ void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, 
     CHECK(r->out.n == r->batch->N, "%d of %d rows", r->out.n, r->batch->N);
     CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
     Mark mark = arena_mark(r->scratch);
-    CudaAttend a = attend_pass(r, kv, look, q, o);
+    CudaAttend a = attend_pass(r, &kv->s, look, q, o);
     Tensor delta = SCRATCH(r, "delta", r->batch->N, look.heads);
     if (!measuring(r)) {
+        attend_keys(&a, kv);
         a.idx = NULL;
         cuda_attend_backward(C(r), &a, R(dq), R(dkv->k), R(dkv->v), a.bias ? R(dkv->bias) : NULL, R(delta), R(dout),
                              R(q), R(o), R(lse));
@@ -139,5 +177,114 @@ void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor
     Tensor factor = SCRATCH(r, "norm factors", (int)M);
     if (!measuring(r))
         cuda_gated_norm_backward(C(r), M, maybe(dx), maybe(dz), maybe(dw), R(factor), R(dy), R(x), R(z), maybe(w), g);
+    arena_release(r->scratch, mark);
+}
+
+/* ---- the recurrence ---- */
+static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, int at) {
+    const Batch *b = r->batch;
+    int N = b->N, H = x->q.n[1], K = x->q.n[2], HV = x->v.n[1];
+    CHECK(r->in.n == N && x->q.n[0] == N && x->v.n[0] == N && HV % H == 0 && x->k.n[1] == H && x->k.n[2] == K,
+          "%d rows, q (%d,%d,%d), v (%d,%d,%d)", N, x->q.n[0], H, K, x->v.n[0], HV, x->v.n[2]);
+    CHECK(!present(x->g) || (x->g.n[1] == HV && (x->g.n[2] == 1 || x->g.n[2] == K)), "g (%d,%d,%d)", x->g.n[0],
+          x->g.n[1], x->g.n[2]);
+    if (K > CUDA_RECUR_WIDTH) device_lacks(r, "recurrences of keys wider than 256");
+    CHECK(measuring(r) || K <= CUDA_RECUR_WIDTH, "a recurrence of %d numbers, at most %d", K, CUDA_RECUR_WIDTH);
+    CudaRecur p = {.B = b->B,
+                   .N = N,
+                   .H = H,
+                   .HV = HV,
+                   .K = K,
+                   .V = x->v.n[2],
+                   .at = at,
+                   .per_channel = present(x->g) && x->g.n[2] == K,
+                   .scale = (float)scale,
+                   .blob = present(state) ? (size_t)state.n[1] : 0};
+    p.off = upload_ints(r, b->off, b->B + 1, "first rows"), p.first = upload_ints(r, b->first, N, "documents");
+    p.seq = upload_ints(r, b->seq, b->B, "sequences");
+    if (!measuring(r)) p.q = R(x->q), p.k = R(x->k), p.v = R(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
+    return p;
+}
+static void history_there(const Batch *b, bool there) {
+    for (int s = 0; s < b->B && !there; s++)
+        CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0, "row %d continues a history that is not there",
+              b->off[s]);
+}
+void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
+    Mark mark = arena_mark(r->scratch);
+    CudaRecur p = recur_pass(r, &x, scale, state, at);
+    if (!measuring(r)) {
+        history_there(r->batch, present(state));
+        cuda_recur(C(r), &p, R(o), maybe(keep), maybe(state), !(r->mode & RUN_HOLD));
+    }
+    arena_release(r->scratch, mark);
+}
+/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width) of
+ * zeros, and from there to y. */
+static Tensor sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width) {
+    if (own || !present(y)) return y;
+    Tensor t = SCRATCH(r, name, slices, p->N, p->HV, width);
+    if (!measuring(r) && tensor_bytes(t)) cuda_fill(C(r), t.p, 0, tensor_bytes(t));
+    return t;
+}
+void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
+                            const RecurEnds *ends) {
+    Mark mark = arena_mark(r->scratch);
+    CudaRecur p = recur_pass(r, &x, scale, ABSENT, 0);
+    int slices = cuda_recur_slices(p.K, p.V), group = p.HV / p.H;
+    bool one = slices == 1, whole = present(x.g) && x.g.n[2] == p.K;
+    Tensor dq = sums(r, "d q of value heads", d->q, one && group == 1, &p, slices, p.K),
+           dk = sums(r, "d k of value heads", d->k, one && group == 1, &p, slices, p.K),
+           dg = sums(r, "d g of channels", d->g, one && whole, &p, slices, p.K),
+           db = sums(r, "d beta of columns", d->beta, one, &p, slices, 1);
+    size_t notes = cuda_recur_notes(p.K, p.V) * (size_t)p.HV * (size_t)p.B;
+    float *mem = arena_take(r->scratch, notes * sizeof *mem, "states of rows");
+    if (!measuring(r)) {
+        history_there(r->batch, ends && present(ends->start));
+        CudaRecurGrad g = {.q = maybe(dq), .k = maybe(dk), .g = maybe(dg), .beta = maybe(db), .v = maybe(d->v)};
+        if (ends) g.start = maybe(ends->start), g.dend = maybe(ends->dend), g.dstart = maybe(ends->dstart);
+        cuda_recur_backward(C(r), &p, &g, R(dout), maybe(keep), mem);
+        size_t rows = (size_t)p.N * (size_t)p.H, heads = (size_t)p.N * (size_t)p.HV;
+        if (present(dq) && dq.p != d->q.p) cuda_recur_fold(C(r), rows, p.K, R(d->q), R(dq), slices, group);
+        if (present(dk) && dk.p != d->k.p) cuda_recur_fold(C(r), rows, p.K, R(d->k), R(dk), slices, group);
+        if (present(dg) && dg.p != d->g.p)
+            cuda_recur_fold(C(r), heads, whole ? p.K : 1, R(d->g), R(dg), slices, whole ? 1 : p.K);
+        if (present(db) && db.p != d->beta.p) cuda_recur_fold(C(r), heads, 1, R(d->beta), R(db), slices, 1);
+    }
+    arena_release(r->scratch, mark);
+}
+_Static_assert((int)CUDA_RECUR_CHUNK == (int)RECUR_CHUNK, "numbers of the kept states");
+
+/* ---- running means ---- */
+static CudaMerge merge_pass(Run *r, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at) {
+    const Batch *b = r->batch;
+    CHECK(x.n[0] == b->N, "%d rows of %d", x.n[0], b->N);
+    CudaMerge p = {.N = b->N, .B = b->B, .lanes = x.n[1], .D = x.n[2], .window = window, .at = at};
+    if (present(past)) p.rows = past.n[2], p.C = past.n[3];
+    p.of = upload_ints(r, b->of, b->N, "sequences of rows"), p.pos = upload_ints(r, b->pos, b->N, "positions");
+    p.first = upload_ints(r, b->first, b->N, "documents"), p.off = upload_ints(r, b->off, b->B + 1, "first rows");
+    if (present(past)) p.seq = upload_ints(r, b->seq, b->B, "sequences");
+    if (measuring(r)) return p;
+    if (!window) history_there(b, p.rows > 0);
+    p.x = R(x), p.a = R(a), p.w = R(w), p.past = p.rows ? R(past) : NULL;
+    return p;
+}
+void cuda_op_merge(Run *r, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at) {
+    CHECK(tensor_count(y) == tensor_count(x), "%d rows", x.n[0]);
+    Mark mark = arena_mark(r->scratch);
+    CudaMerge p = merge_pass(r, x, a, w, window, past, at);
+    if (!measuring(r)) cuda_merge(C(r), &p, R(y), R(z));
+    arena_release(r->scratch, mark);
+}
+void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
+                            Tensor w, int window) {
+    Mark mark = arena_mark(r->scratch);
+    CudaMerge p = merge_pass(r, x, a, w, window, ABSENT, 0);
+    Tensor big = SCRATCH(r, "merge products", p.N, p.lanes, window ? window : p.D),
+           small = SCRATCH(r, "merge sums", p.N, p.lanes, window ? window : 3);
+    if (!measuring(r)) {
+        CHECK(!r->batch->history, "means are trained on whole documents");
+        cuda_merge_backward(C(r), &p, R(dx), R(da), R(dw), R(big), R(small), R(dy), R(y), R(z));
+    }
     arena_release(r->scratch, mark);
 }

@@ -1,0 +1,117 @@
+#!/bin/bash
+# Training as several ranks: the bytes of one rank, whoever started them; killed, stopped and interrupted runs lose nothing
+# but time; ranks that were given different things are refused.
+. tests/cases.sh
+export OMP_NUM_THREADS=1
+clockless() { sed 's/,"tok_s":.*$/}/' "$1"; }
+same_end() { # run folders
+    local f
+    for f in last/model.safetensors last/trainer/optimizer.safetensors last/config.json last/trainer/state.json; do
+        cmp "$1/$f" "$2/$f" >>"$bad" 2>&1
+    done
+    cmp <(clockless "$1/metrics.jsonl") <(clockless "$2/metrics.jsonl") >>"$bad" 2>&1
+    ls -A "$1" | grep -q '^\.tmp-' && wrong "$1 holds: $(ls -A "$1" | tr '\n' ' ')"
+}
+args="train configs/tiny-gqa.yaml --threads 1 -q train.batch=4 train.micro_batch=2 train.dtype=f32 train.dropout=0.1 train.steps=60
+    train.eval_every=20 train.eval_tokens=256 train.save_every=5 train.log_every=1 train.keep_last=2 dist.check_every=7"
+"$prog" $args run.dir="$tmp/ref" || wrong "reference: exit $?"
+"$prog" launch -n 2 -- $args run.dir="$tmp/two" >"$tmp/out" 2>"$tmp/err" || wrong "exit $?: $(cat "$tmp/err")"
+[ -s "$tmp/out" ] && wrong "-q, and stdout has: $(cat "$tmp/out")"
+same_end "$tmp/two" "$tmp/ref"
+"$prog" launch -n 2 -- $args run.dir="$tmp/zero" dist.stage=2 || wrong "stage 2: exit $?"
+same_end "$tmp/zero" "$tmp/ref"
+verdict two-ranks-are-one
+
+# ---- a random rank is killed or stopped at a random moment; the run begins again by itself
+RANDOM=3
+trial() { # number, rank, milliseconds
+    local t=$1 kind=KILL ids
+    [ $((t % 2)) -eq 1 ] && kind=STOP
+    "$prog" launch -n 2 --deadline 3 --max-restarts 2 -- $args run.dir="$tmp/trial$t" >"$tmp/trial$t.out" 2>"$tmp/trial$t.err" &
+    local pid=$!
+    for _ in $(seq 500); do # the first record: it trains
+        [ -s "$tmp/trial$t/metrics.jsonl" ] && break
+        sleep 0.02
+    done
+    sleep "0.$3"
+    ids=($(pgrep -P $pid))
+    [ ${#ids[@]} -eq 2 ] && kill -$kind "${ids[$2]}" # else it is done already
+    wait $pid || echo "trial $t, $kind of rank $2 after 0.$3 s: exit $?: $(cat "$tmp/trial$t.err")" >>"$bad"
+    grep -q 'restart 1 of 2' "$tmp/trial$t.err" && echo "$t" >>"$tmp/restarted"
+}
+for t in 1 2 3 4 5 6; do
+    trial $t $((RANDOM % 2)) "$(printf '%03d' $((RANDOM % 500)))" &
+    [ $((t % 3)) -eq 0 ] && wait
+done
+wait
+for t in 1 2 3 4 5 6; do same_end "$tmp/trial$t" "$tmp/ref"; done
+[ "$(wc -l <"$tmp/restarted")" -ge 3 ] || wrong "only $(wc -l <"$tmp/restarted") of 6 runs were hit while they trained"
+verdict goes-on-after-failures
+
+# ---- a signal to the launcher
+long="$args train.steps=100000 optim.schedule_steps=60"
+"$prog" launch -n 2 -- $long run.dir="$tmp/term" 2>"$tmp/err" &
+pid=$!
+for _ in $(seq 500); do
+    [ -e "$tmp/term/last" ] && break
+    sleep 0.02
+done
+kill -INT $pid
+wait $pid
+rc=$?
+[ $rc -eq 130 ] && [ ! -s "$tmp/err" ] || wrong "exit $rc: $(cat "$tmp/err")"
+[ "$(readlink "$tmp/term/last")" = "$(ls "$tmp/term" | grep '^step-' | tail -n 1)" ] || wrong "last is $(readlink "$tmp/term/last") of $(ls "$tmp/term")"
+verdict interrupted
+
+# ---- one line, whoever says it
+for words in "$args run.dir=$tmp/ref" "$args run.dir=$tmp/new train.stepz=3" "$args run.dir=$tmp/new train.batch=2"; do
+    "$prog" launch -n 3 --max-restarts 5 -- $words >"$tmp/out" 2>"$tmp/err"
+    rc=$?
+    [ $rc -eq 2 ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] && [ ! -s "$tmp/out" ] || wrong "$words: exit $rc: $(cat "$tmp/err")"
+done
+[ -e "$tmp/new" ] && wrong "a refused run left its folder"
+"$prog" launch -n 2 -- $args run.dir="$tmp/new" --plan --json >"$tmp/out" 2>"$tmp/err" || wrong "plan: exit $?: $(cat "$tmp/err")"
+[ "$(wc -l <"$tmp/out")" -eq 1 ] || wrong "plan: $(wc -l <"$tmp/out") lines"
+verdict refusals
+
+# ---- ranks that are not given the same, as another launcher may start them: each in a folder of its own
+mkdir "$tmp/r0" "$tmp/r1" # the same names, and as it comes other text behind them
+head -c 20000 data/kjv.txt >"$tmp/r0/text.txt"
+tac "$tmp/r0/text.txt" >"$tmp/r1/text.txt"
+config=$(realpath configs/tiny-gqa.yaml)
+pair() { # what rank 0 is given more, what rank 1 is given more
+    for r in 0 1; do
+        local more=$1
+        [ $r -eq 1 ] && more=$2
+        (cd "$tmp/r$r" && env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID="pair$$" timeout 60 "$prog" train \
+            "$config" --threads 1 -q data.train=text.txt data.tokenizer=byte run.dir="$tmp/pair" dist.deadline=2 $more >out 2>err
+            echo $? >rc) &
+    done
+    wait
+    rc0=$(cat "$tmp/r0/rc") rc1=$(cat "$tmp/r1/rc")
+}
+pair "" ""
+[ "$rc0 $rc1" = "2 2" ] && grep -q 'rank 1 of 2 has other data than rank 0' "$tmp/r0/err" && grep -q 'rank 1 of 2 has other data' "$tmp/r1/err" ||
+    wrong "data: exit $rc0, $rc1: $(cat "$tmp/r0/err" "$tmp/r1/err")"
+cp "$tmp/r0/text.txt" "$tmp/r1/text.txt"
+pair "" "optim.lr=0.01"
+[ "$rc0 $rc1" = "1 2" ] && grep -q 'rank 1: configuration .* differs' "$tmp/r1/err" && grep -q 'another configuration was refused' "$tmp/r0/err" ||
+    wrong "settings: exit $rc0, $rc1: $(cat "$tmp/r0/err" "$tmp/r1/err")"
+[ -e "$tmp/pair" ] && wrong "a refused run left its folder"
+pair "train.steps=6" "train.steps=6"
+[ "$rc0 $rc1" = "0 0" ] && [ -e "$tmp/pair/last/model.safetensors" ] || wrong "the same: exit $rc0, $rc1: $(cat "$tmp/r0/err" "$tmp/r1/err")"
+verdict given-different-things
+
+# ---- MPI
+if [ ! -e "$build/kvsmith-mpi.so" ] || ! command -v mpirun >/dev/null 2>&1; then
+    echo "skip mpi: no Open MPI here"
+else
+    mpi=(mpirun --allow-run-as-root --oversubscribe --mca btl self,vader)
+    "${mpi[@]}" -np 2 "$prog" $args run.dir="$tmp/mpi" >"$tmp/out" 2>"$tmp/err" </dev/null || wrong "exit $?: $(cat "$tmp/err")"
+    same_end "$tmp/mpi" "$tmp/ref"
+    "${mpi[@]}" -np 1 "$prog" $args run.dir="$tmp/no" : -np 1 "$prog" $args run.dir="$tmp/no" optim.lr=0.5 >"$tmp/out" 2>"$tmp/err" </dev/null
+    rc=$?
+    [ $rc -ne 0 ] && grep -q 'rank 1 of 2 has other settings than rank 0' "$tmp/err" || wrong "settings: exit $rc: $(cat "$tmp/err")"
+    [ -e "$tmp/no" ] && wrong "a refused run left its folder"
+    verdict mpi
+fi

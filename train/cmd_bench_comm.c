@@ -1,0 +1,231 @@
+/* kvsmith bench comm: the collectives between the ranks that it is started as, against a copy of memory in the same
+ * run. Every collective's result is checked before it is timed. */
+#include "../model/cli.h"
+#include "dist.h"
+#include "ranks.h"
+#include <jansson.h>
+#include <unistd.h>
+
+int cmd_bench_comm(int argc, char **argv);
+
+enum {
+    KEY_BYTES = 1000,
+    KEY_SECONDS,
+    KEY_LAUNCHER,
+    KEY_COMM,
+    KEY_DEADLINE,
+    RUNS_MAX = 1000,
+    RUNS_LEAST = 3,
+    COPY_LEAST = 32 << 20
+};
+typedef struct {
+    size_t bytes;
+    double seconds, deadline;
+    RanksFrom from;
+    CommBy by;
+} Args;
+
+static bool one_of(const char *arg, const char *option, int n, const char *(*name)(int), int *out, Err *e) {
+    char list[160] = "";
+    for (int i = 0; i < n; i++) {
+        if (!strcmp(arg, name(i))) {
+            *out = i;
+            return true;
+        }
+        size_t at = strlen(list);
+        snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", name(i));
+    }
+    return err_input(e, "%s: expected one of %s, got '%.60s'", option, list, arg);
+}
+static const char *from_name(int i) { return ranks_from_name((RanksFrom)i); }
+static const char *by_name(int i) { return comm_by_name((CommBy)i); }
+
+static bool take(void *ctx, int key, const char *arg, Err *e) {
+    Args *a = ctx;
+    int64_t v = 0;
+    int i = 0;
+    switch (key) {
+    case KEY_BYTES:
+        if (!cli_int(arg, "--bytes", 4096, (int64_t)1 << 34, &v, e)) return false;
+        a->bytes = (size_t)v;
+        return true;
+    case KEY_SECONDS: return cli_real(arg, "--seconds", 0.001, 600, &a->seconds, e);
+    case KEY_DEADLINE: return cli_real(arg, "--deadline", 0.1, 1e6, &a->deadline, e);
+    case KEY_LAUNCHER:
+        if (!one_of(arg, "--launcher", NRANKS_FROM, from_name, &i, e)) return false;
+        a->from = (RanksFrom)i;
+        return true;
+    case KEY_COMM:
+        if (!one_of(arg, "--comm", NCOMM_BY, by_name, &i, e)) return false;
+        a->by = (CommBy)i;
+        return true;
+    }
+    return strcmp(arg, "comm") ? err_input(e, "bench comm: unexpected word '%.60s'", arg) : true;
+}
+static const struct argp_option options[] = {
+    {"bytes", KEY_BYTES, "N", 0, "Largest buffer, in bytes (default 64 MiB)", 0},
+    {"seconds", KEY_SECONDS, "S", 0, "About how long each measurement takes (default 0.3)", 0},
+    {"launcher", KEY_LAUNCHER, "NAME", 0,
+     "Who started the ranks: auto, launch, torchrun, slurm, openmpi, mpich (default auto)", 0},
+    {"comm", KEY_COMM, "NAME", 0, "Transport: auto, shm, mpi (default auto)", 0},
+    {"deadline", KEY_DEADLINE, "S", 0, "Seconds that a rank waits for another (default: the launcher's, else 300)", 0},
+    {0}};
+static const CliSpec spec = {
+    .args = "comm",
+    .doc =
+        "Measures the collectives between ranks: kvsmith launch -n N -- bench comm, or by mpirun, srun, torchrun. A "
+        "rate "
+        "is the bytes that a rank sends by the theory of rings (2 (N-1)/N of the buffer for a sum) by the median time; "
+        "the percentage is of a copy of memory by all ranks at once in the same run, counting what is read.",
+    .options = options,
+    .take = take,
+    .min_args = 0,
+    .max_args = 1};
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct {
+    Comm *c;
+    double seconds, copy; /* copy: bytes/s of a rank */
+    float *buf, *other;
+    json_t *out;
+    bool print;
+} Bench;
+
+/* The value at i that rank r begins with: small whole numbers, so that sums are exact. */
+static float value(int r, size_t i) { return (float)((i * 7 + (size_t)r * 13) % 1000); }
+
+static bool right(Bench *b, CommCall call, Err *e) {
+    Comm *c = b->c;
+    size_t parts = call.kind == COMM_GATHER || call.kind == COMM_REDUCE_SCATTER ? (size_t)c->world : 1;
+    size_t n = call.count * parts;
+    for (size_t i = 0; i < n; i++) b->buf[i] = value(c->rank, i);
+    if (!comm_do(c, call, e)) return false;
+    bool sums = call.kind == COMM_REDUCE || call.kind == COMM_REDUCE_SCATTER;
+    size_t from = call.kind == COMM_REDUCE_SCATTER ? (size_t)c->rank * call.count : 0;
+    size_t to = call.kind == COMM_REDUCE_SCATTER ? from + call.count : n;
+    for (size_t i = from; i < to; i++) {
+        float want = 0;
+        for (int r = 0; sums && r < c->world; r++) want += value(r, i);
+        if (!sums) want = value(call.kind == COMM_GATHER ? (int)(i / call.count) : call.root, i);
+        if (b->buf[i] != want)
+            return err_world(e, "rank %d: %s of %zu numbers: number %zu is %g, expected %g", c->rank,
+                             comm_kind_name(call.kind), call.count, i, (double)b->buf[i], (double)want);
+    }
+    return true;
+}
+
+/* Rank 0 says how often. */
+static bool runs_for(Bench *b, double once, int *runs, Err *e) {
+    double n = fmin(RUNS_MAX, fmax(RUNS_LEAST, b->seconds / fmax(once, 1e-9)));
+    if (!comm_do(b->c, (CommCall){COMM_BROADCAST, "number of runs", &n, 1, F64, 0}, e)) return false;
+    *runs = (int)n;
+    return true;
+}
+static bool measure(Bench *b, CommCall call, size_t bytes, Err *e) {
+    double t[RUNS_MAX];
+    int runs = 1;
+    if (!right(b, call, e)) return false;
+    memset(b->buf, 0, bytes);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < runs; i++) {
+            double begun = now_seconds();
+            if (!comm_do(b->c, call, e)) return false;
+            t[i] = now_seconds() - begun;
+        }
+        if (!pass && !runs_for(b, t[0], &runs, e)) return false;
+    }
+    qsort(t, (size_t)runs, sizeof *t, by_size);
+    double median = t[runs / 2], rate = (double)comm_bytes(&call, b->c->world) / median;
+    if (b->print)
+        printf("%-15s %12zu %12.1f %9.3f %7.1f %%  (%d runs)\n", comm_kind_name(call.kind), bytes, median * 1e6,
+               rate / 1e9, 100 * rate / b->copy, runs);
+    json_array_append_new(b->out, json_pack("{s:s, s:I, s:f, s:i, s:f, s:f}", "collective", comm_kind_name(call.kind),
+                                            "bytes", (json_int_t)bytes, "seconds", median, "runs", runs, "bytes_per_s",
+                                            rate, "percent_of_copy", 100 * rate / b->copy));
+    return true;
+}
+
+static bool measure_copy(Bench *b, size_t bytes, Err *e) {
+    double t[RUNS_MAX];
+    int runs = 1;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < runs; i++) {
+            if (!comm_barrier(b->c, "copies", e)) return false;
+            double begun = now_seconds();
+            memcpy(b->other, b->buf, bytes);
+            t[i] = now_seconds() - begun;
+        }
+        if (!pass && !runs_for(b, t[0], &runs, e)) return false;
+    }
+    qsort(t, (size_t)runs, sizeof *t, by_size);
+    b->copy = (double)bytes / t[runs / 2];
+    return true;
+}
+
+static bool measure_all(Bench *b, size_t most, Err *e) {
+    static const CommKind kinds[] = {COMM_REDUCE, COMM_REDUCE_SCATTER, COMM_GATHER, COMM_BROADCAST};
+    size_t W = (size_t)b->c->world;
+    if (!measure_copy(b, zmax(most, COPY_LEAST), e)) return false;
+    if (b->print)
+        printf("%d ranks by %s, %d on this host; a copy of memory by all ranks at once: %.3f GB/s each\n"
+               "%-15s %12s %12s %9s %9s\n",
+               b->c->world, b->c->ops->name, b->c->locals, b->copy / 1e9, "collective", "bytes", "us", "GB/s",
+               "of a copy");
+    for (size_t bytes = 4096; bytes <= most; bytes = bytes < most && bytes * 16 > most ? most : bytes * 16)
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+            bool parts = kinds[i] == COMM_REDUCE_SCATTER || kinds[i] == COMM_GATHER;
+            size_t n = bytes / sizeof(float) / (parts ? W : 1);
+            CommCall call = {kinds[i], "bench", b->buf, n, F32, (int)W - 1};
+            if (n && !measure(b, call, n * (parts ? W : 1) * sizeof(float), e)) return false;
+        }
+    return measure(b, (CommCall){.kind = COMM_BARRIER, .name = "bench", .dtype = F32}, 0, e);
+}
+
+static bool bench(const Args *a, const Cli *cli, const Ranks *r, Comm *c, Err *e) {
+    Bench b = {.c = c, .seconds = a->seconds, .out = json_array(), .print = c->rank == 0 && !cli->json};
+    char say[256];
+    size_t room = zmax(a->bytes, COPY_LEAST); /* out of the caches */
+    b.buf = malloc(room);
+    b.other = malloc(room);
+    bool ok = (b.buf && b.other) || err_world(e, "bench comm: no memory for two buffers of %zu bytes", room);
+    if (ok) memset(b.buf, 0, room), memset(b.other, 0, room);
+    if (ok && b.print && !cli->quiet) printf("%s\n", ranks_say(r, say));
+    ok = ok && dist_same(c, "a version of the program", rng_name(0, KVSMITH_VERSION), e) &&
+         measure_all(&b, a->bytes, e) && comm_barrier(c, "end", e);
+    if (ok && cli->json && !c->rank) {
+        json_t *j = json_pack("{s:s, s:i, s:i, s:s, s:f, s:o}", "comm", c->ops->name, "ranks", c->world, "local_ranks",
+                              c->locals, "started_by", ranks_from_name(r->from), "copy_bytes_per_s", b.copy, "results",
+                              json_incref(b.out));
+        json_dumpf(j, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(j);
+    }
+    json_decref(b.out);
+    free(b.buf);
+    free(b.other);
+    return ok;
+}
+
+int cmd_bench_comm(int argc, char **argv) {
+    Args a = {.bytes = (size_t)64 << 20, .seconds = 0.3};
+    Cli cli;
+    Err e = {0};
+    Ranks r;
+    Comm *c = NULL;
+    int status = 0;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    bool ok = ranks_find(&r, a.from, environ, &e);
+    if (ok && r.world == 1)
+        ok = err_input(&e, "bench comm: one rank has nobody to talk to: kvsmith launch -n 2 -- bench comm");
+    ok = ok && ranks_open(&r, a.by, a.deadline, rng_name(0, KVSMITH_VERSION), &c, &e) && bench(&a, &cli, &r, c, &e);
+    if (!ok) {
+        status = cli_fail(&e);
+        comm_stop(c);
+    }
+    comm_close(c);
+    return status;
+}

@@ -1,0 +1,96 @@
+/* kvsmith launch: N ranks of a command on this machine, started again when one fails. */
+#include "../model/cli.h"
+#include "launch.h"
+#include "ranks.h"
+#include <sched.h>
+
+int cmd_launch(int argc, char **argv);
+
+enum { KEY_RESTARTS = 1000, KEY_DEADLINE, WORDS_MAX = 512, RANKS_MOST = 1024 };
+typedef struct {
+    int ranks, restarts;
+    double deadline;
+    int nword;
+    char *word[WORDS_MAX + 4]; /* the program's name, the words, --resume auto, NULL */
+} Args;
+
+static bool take(void *ctx, int key, const char *arg, Err *e) {
+    Args *a = ctx;
+    int64_t v = 0;
+    switch (key) {
+    case 'n':
+        if (!cli_int(arg, "--ranks", 1, RANKS_MOST, &v, e)) return false;
+        a->ranks = (int)v;
+        return true;
+    case KEY_RESTARTS:
+        if (!cli_int(arg, "--max-restarts", 0, 1000000, &v, e)) return false;
+        a->restarts = (int)v;
+        return true;
+    case KEY_DEADLINE: return cli_real(arg, "--deadline", 0.1, 1e6, &a->deadline, e);
+    }
+    if (a->nword == WORDS_MAX) return err_input(e, "launch: more than %d words", WORDS_MAX);
+    a->word[++a->nword] = (char *)arg;
+    return true;
+}
+
+static const struct argp_option options[] = {
+    {"ranks", 'n', "N", 0, "Processes to start (default: one for each processor that this one may use)", 0},
+    {"max-restarts", KEY_RESTARTS, "K", 0, "After a failure start again, up to K times (default 0)", 0},
+    {"deadline", KEY_DEADLINE, "S", 0, "Seconds that a rank waits for another before it gives up (default 300)", 0},
+    {0}};
+static const CliSpec spec = {
+    .args = "-- train|bench comm ...",
+    .doc = "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given. "
+           "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
+           "--max-restarts the run then begins again with --resume auto. SIGINT and SIGTERM reach every rank once. The "
+           "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
+           "interrupted.",
+    .options = options,
+    .take = take,
+    .min_args = 1,
+    .max_args = -1};
+
+/* What begins again goes on from what the run folder holds by now, whatever it began from. */
+static void resume(Args *a) {
+    int n = 0;
+    if (strcmp(a->word[1], "train")) return;
+    for (int i = 1; i <= a->nword; i++) {
+        if (!strcmp(a->word[i], "--resume"))
+            i++;
+        else if (strncmp(a->word[i], "--resume=", 9))
+            a->word[++n] = a->word[i];
+    }
+    a->word[++n] = "--resume";
+    a->word[++n] = "auto";
+    a->word[n + 1] = NULL;
+    a->nword = n;
+}
+
+int cmd_launch(int argc, char **argv) {
+    Args a = {.deadline = COMM_DEADLINE, .word = {"kvsmith"}};
+    Cli cli;
+    Err e = {0};
+    int status = 0;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    bool bench = !strcmp(a.word[1], "bench") && a.nword > 1 && !strcmp(a.word[2], "comm");
+    if (strcmp(a.word[1], "train") && !bench) {
+        err_input(&e, "launch: expected train ... or bench comm ... behind --, got '%.60s'", a.word[1]);
+        return cli_fail(&e);
+    }
+    if (cli.threads >= 0 || cli.device || cli.json || cli.bf16 || cli.quiet) {
+        err_input(&e, "launch: options of the ranks stand behind the command: launch -n 2 -- train CONFIG --threads 1");
+        return cli_fail(&e);
+    }
+    cpu_set_t set;
+    if (!a.ranks) a.ranks = sched_getaffinity(0, sizeof set, &set) ? 1 : imin(RANKS_MOST, CPU_COUNT(&set));
+    Launch l = {.ranks = a.ranks, .deadline = a.deadline, .words = a.word + 1};
+    for (l.restart = 0;; l.restart++) {
+        if (!launch_run(&l, &e)) return cli_fail(&e);
+        if (l.status != EXIT_WORLD) return l.status;
+        if (l.restart >= a.restarts || l.interrupted) break;
+        fprintf(stderr, "kvsmith: %s; restart %d of %d\n", l.why, l.restart + 1, a.restarts);
+        resume(&a);
+    }
+    err_world(&e, "%s%s", l.why, a.restarts ? "; no restart is left" : "");
+    return cli_fail(&e);
+}

@@ -1,0 +1,248 @@
+#include "launch.h"
+#include "comm_shm.h"
+#include "ranks.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LINE_MAX_BYTES = 2000, GRACE_S = 5 };
+
+typedef struct {
+    pid_t pid; /* 0: has ended */
+    int pipe;  /* what it writes; -1: rank 0, or closed */
+    int status;
+    size_t n;
+    char line[LINE_MAX_BYTES];
+    char *held; /* its last error line */
+} Child;
+
+typedef struct {
+    Launch *l;
+    Child *child;
+    int live, first; /* first: the rank that is told of, -1 */
+    bool first_stopped;
+    double since; /* of the first failure, 0 */
+    int signals;
+} Watch;
+
+/* ---- starting -------------------------------------------------------------------------------------------------------
+ */
+static char **environment(const Launch *l, int rank, int fd) {
+    size_t n = 0, k = 0;
+    while (environ[n]) n++;
+    char **env = xcalloc(n + 8, sizeof *env);
+    for (size_t i = 0; i < n; i++)
+        if (!ranks_variable(environ[i])) env[k++] = xstrdup(environ[i]);
+    env[k++] = xformat("KVSMITH_RANK=%d", rank);
+    env[k++] = xformat("KVSMITH_WORLD=%d", l->ranks);
+    env[k++] = xformat("KVSMITH_RESTART=%d", l->restart);
+    env[k++] = xformat("KVSMITH_JOB=%d", (int)getpid());
+    env[k++] = xformat("KVSMITH_FD=%d", fd);
+    env[k++] = xformat("KVSMITH_DEADLINE_MS=%.0f", l->deadline * 1e3);
+    return env;
+}
+
+static _Noreturn void child(const Launch *l, int rank, int fd, int out, char **env, pid_t parent) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setpgid(0, 0);
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent) _exit(EXIT_WORLD);
+    if (rank) {
+        int null = open("/dev/null", O_RDONLY);
+        if (null < 0 || dup2(null, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0) _exit(EXIT_WORLD);
+        if (null > 2) close(null);
+    }
+    if (fcntl(fd, F_SETFD, 0)) _exit(EXIT_WORLD);
+    char **argv = l->words; /* words[-1] is the program's name */
+    execve("/proc/self/exe", argv - 1, env);
+    dprintf(2, "kvsmith: cannot start rank %d: %s\n", rank, strerror(errno));
+    _exit(EXIT_WORLD);
+}
+
+static bool start(Watch *w, int rank, int fd, Err *e) {
+    Child *c = &w->child[rank];
+    int ends[2] = {-1, -1};
+    if (rank && pipe2(ends, O_CLOEXEC)) return err_world(e, "launch: a pipe for rank %d: %s", rank, strerror(errno));
+    char **env = environment(w->l, rank, fd);
+    pid_t me = getpid();
+    c->pid = fork();
+    if (!c->pid) child(w->l, rank, fd, ends[1], env, me);
+    int error = errno;
+    for (char **v = env; *v; v++) free(*v);
+    free(env);
+    if (ends[1] >= 0) close(ends[1]);
+    c->pipe = ends[0];
+    if (c->pid < 0) {
+        c->pid = 0;
+        return err_world(e, "launch: cannot start rank %d of %d: %s", rank, w->l->ranks, strerror(error));
+    }
+    if (c->pipe >= 0) fcntl(c->pipe, F_SETFL, O_NONBLOCK);
+    w->live++;
+    return true;
+}
+
+/* ---- what they write ------------------------------------------------------------------------------------------------
+ */
+static void line(Child *c, int rank) {
+    c->line[c->n] = 0;
+    if (!strncmp(c->line, "kvsmith: ", 9)) {
+        free(c->held);
+        c->held = xstrdup(c->line);
+    } else if (c->n) {
+        fprintf(stderr, "[rank %d] %s\n", rank, c->line);
+    }
+    c->n = 0;
+}
+static void relay(Child *c, int rank) {
+    char buf[4096];
+    ssize_t n;
+    while (c->pipe >= 0 && (n = read(c->pipe, buf, sizeof buf)) != 0) {
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return;
+        if (n < 0) break;
+        for (ssize_t i = 0; i < n; i++)
+            if (buf[i] == '\n' || c->n == LINE_MAX_BYTES - 1)
+                line(c, rank);
+            else
+                c->line[c->n++] = buf[i];
+    }
+    if (c->pipe < 0) return;
+    line(c, rank);
+    close(c->pipe);
+    c->pipe = -1;
+}
+static bool ended_with(const Child *c, int status) { return WIFEXITED(c->status) && WEXITSTATUS(c->status) == status; }
+/* Where what was given is wrong, that alone is said, and once: rank 0, if it is among those that found it, has said it
+ * by itself. */
+static void last_words(Watch *w) {
+    int W = w->l->ranks;
+    bool input = false;
+    for (int r = 0; r < W; r++) input |= ended_with(&w->child[r], EXIT_INPUT);
+    for (int r = 1; r < W; r++) {
+        Child *c = &w->child[r];
+        bool told = input && (ended_with(c, EXIT_WORLD) || ended_with(&w->child[0], EXIT_INPUT));
+        for (int q = 1; q < r && c->held; q++) told |= w->child[q].held && !strcmp(w->child[q].held, c->held);
+        if (c->held && !told) fprintf(stderr, "[rank %d] %s\n", r, c->held);
+    }
+}
+
+/* ---- how they end ---------------------------------------------------------------------------------------------------
+ */
+static void signal_all(Watch *w, int number) {
+    for (int r = 0; r < w->l->ranks; r++)
+        if (w->child[r].pid > 0) kill(w->child[r].pid, number);
+}
+static bool failed(int status) {
+    return !WIFEXITED(status) || (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != EXIT_SIGNAL);
+}
+/* A rank that was killed tells more than one that noticed. */
+static void tell(Watch *w, int r, bool stopped) {
+    Child *c = &w->child[r];
+    int s = c->status;
+    bool killed = stopped || WIFSIGNALED(s);
+    if (w->first >= 0 && (w->first_stopped || !killed || WIFSIGNALED(w->child[w->first].status))) return;
+    w->first = r;
+    w->first_stopped = stopped;
+    if (stopped)
+        snprintf(w->l->why, sizeof w->l->why, "rank %d (process %d) was stopped, and has been ended", r, (int)c->pid);
+    else if (killed)
+        snprintf(w->l->why, sizeof w->l->why, "rank %d was killed by signal %d (%s)", r, WTERMSIG(s),
+                 strsignal(WTERMSIG(s)));
+    else
+        snprintf(w->l->why, sizeof w->l->why, "rank %d ended with status %d", r, WEXITSTATUS(s));
+}
+static void reap(Watch *w) {
+    for (int r = 0; r < w->l->ranks; r++) {
+        Child *c = &w->child[r];
+        if (!c->pid || waitpid(c->pid, &c->status, WNOHANG) != c->pid) continue;
+        c->pid = 0;
+        w->live--;
+        if (!failed(c->status)) continue;
+        if (!w->since) w->since = now_seconds();
+        tell(w, r, false);
+    }
+}
+/* After a failure a stopped rank will not find out by itself. */
+static void end_stopped(Watch *w) {
+    for (int r = 0; r < w->l->ranks; r++) {
+        Child *c = &w->child[r];
+        if (!c->pid || comm_shm_process(c->pid) != 'T') continue;
+        tell(w, r, true);
+        kill(c->pid, SIGKILL);
+    }
+}
+
+static void watch(Watch *w, int signals) {
+    int W = w->l->ranks;
+    struct pollfd *fd = xcalloc((size_t)W + 1, sizeof *fd);
+    while (w->live) {
+        fd[0] = (struct pollfd){.fd = signals, .events = POLLIN};
+        for (int r = 0; r < W; r++) fd[r + 1] = (struct pollfd){.fd = w->child[r].pipe, .events = POLLIN};
+        poll(fd, (nfds_t)W + 1, w->since ? 100 : 1000);
+        struct signalfd_siginfo info;
+        while (read(signals, &info, sizeof info) == sizeof info) {
+            int number = (int)info.ssi_signo;
+            if (number == SIGCHLD) continue;
+            w->l->interrupted = true;
+            signal_all(w, ++w->signals > 2 ? SIGKILL : number == SIGHUP ? SIGTERM : number);
+        }
+        for (int r = 0; r < W; r++) relay(&w->child[r], r);
+        reap(w);
+        if (!w->since) continue;
+        end_stopped(w);
+        if (now_seconds() - w->since > w->l->deadline + GRACE_S) signal_all(w, SIGKILL);
+    }
+    for (int r = 0; r < W; r++) relay(&w->child[r], r);
+    free(fd);
+}
+
+static int verdict(const Watch *w) {
+    int status = 0;
+    for (int r = 0; r < w->l->ranks; r++) {
+        int s = w->child[r].status;
+        int one = WIFEXITED(s) ? WEXITSTATUS(s) : EXIT_WORLD;
+        if (one != 0 && one != EXIT_INPUT && one != EXIT_SIGNAL) one = EXIT_WORLD;
+        static const int order[] = {0, EXIT_SIGNAL, EXIT_WORLD, EXIT_INPUT};
+        int a = 0, b = 0;
+        while (order[a] != status) a++;
+        while (order[b] != one) b++;
+        if (b > a) status = one;
+    }
+    return status;
+}
+
+bool launch_run(Launch *l, Err *e) {
+    Watch w = {.l = l, .child = xcalloc((size_t)l->ranks, sizeof *w.child), .first = -1};
+    sigset_t ours, before;
+    int fd = -1;
+    for (int r = 0; r < l->ranks; r++) w.child[r].pipe = -1;
+    *l->why = 0;
+    sigemptyset(&ours);
+    sigaddset(&ours, SIGCHLD);
+    sigaddset(&ours, SIGINT);
+    sigaddset(&ours, SIGTERM);
+    sigaddset(&ours, SIGHUP);
+    sigprocmask(SIG_BLOCK, &ours, &before);
+    int signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+    bool ok = signals >= 0 || err_world(e, "launch: signals: %s", strerror(errno));
+    ok = ok && comm_shm_make(l->ranks, &fd, e);
+    for (int r = 0; ok && r < l->ranks; r++) ok = start(&w, r, fd, e);
+    if (!ok) signal_all(&w, SIGKILL);
+    if (fd >= 0) close(fd);
+    if (signals >= 0) {
+        watch(&w, signals);
+        close(signals);
+    }
+    if (ok) last_words(&w);
+    l->status = verdict(&w);
+    for (int r = 0; r < l->ranks; r++) free(w.child[r].held);
+    free(w.child);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return ok;
+}

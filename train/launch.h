@@ -1,0 +1,23 @@
+/* launch.h: one start of N processes of this program on this machine, as ranks of one run.
+ *
+ * Each gets KVSMITH_RANK, _WORLD, _RESTART, _JOB, _FD (memory to share) and _DEADLINE_MS, and no other launcher's
+ * variables. Rank 0 has this process's stdout and stderr; what others write goes to stderr line by line behind their
+ * rank, and error lines that say the same are written once. SIGINT, SIGTERM and SIGHUP (as SIGTERM) are handed to every
+ * rank, which are process groups of their own so that a terminal does not do the same. After the first rank that fails
+ * the others have the deadline to find that out; a stopped one is ended at once then, whoever is left afterwards, too.
+ * When this process dies they are killed by the system. */
+#pragma once
+#include "../ops/base.h"
+
+typedef struct {
+    int ranks, restart;
+    double deadline;
+    char **words; /* of the command, NULL-ended */
+    /* Results: */
+    int status;       /* 0; 2 if any rank says so; 1; 130 */
+    bool interrupted; /* a signal was handed on */
+    char why[200];    /* "rank 2 (process 4711) was killed by signal 9 (Killed)" */
+} Launch;
+
+/* Start them and wait until all have ended. False: they could not be started. */
+bool launch_run(Launch *, Err *);

@@ -1,0 +1,192 @@
+#include "ranks.h"
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <unistd.h>
+
+/* What a launcher calls things; NULL: it does not tell. */
+typedef struct {
+    const char *name, *rank, *world, *local, *locals, *node, *job, *restart;
+} Source;
+static const Source sources[NRANKS_FROM] = {
+    [RANKS_AUTO] = {"auto", 0, 0, 0, 0, 0, 0, 0},
+    [RANKS_ALONE] = {"alone", 0, 0, 0, 0, 0, 0, 0},
+    [RANKS_LAUNCH] = {"launch", "KVSMITH_RANK", "KVSMITH_WORLD", "KVSMITH_RANK", "KVSMITH_WORLD", 0, "KVSMITH_JOB",
+                      "KVSMITH_RESTART"},
+    [RANKS_TORCHRUN] = {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+                        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+    [RANKS_SLURM] = {"slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", 0, "SLURM_NODEID", "SLURM_JOB_ID",
+                     "SLURM_RESTART_COUNT"},
+    [RANKS_OPENMPI] = {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                       "OMPI_COMM_WORLD_LOCAL_SIZE", 0, "PMIX_NAMESPACE", 0},
+    [RANKS_MPICH] = {"mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", 0, 0, 0},
+};
+enum { WORLD_MAX = 1 << 20, SHOWN = 40 };
+
+const char *ranks_from_name(RanksFrom f) { return sources[f].name; }
+
+static const char *var(char *const *env, const char *name) {
+    size_t n = name ? strlen(name) : 0;
+    for (; n && *env; env++)
+        if (!strncmp(*env, name, n) && (*env)[n] == '=') return *env + n + 1;
+    return NULL;
+}
+
+bool ranks_variable(const char *text) {
+    for (RanksFrom f = RANKS_LAUNCH; f < NRANKS_FROM; f++) {
+        const Source *s = &sources[f];
+        const char *const names[] = {s->rank, s->world, s->local, s->locals, s->node, s->restart};
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            size_t n = names[i] ? strlen(names[i]) : 0;
+            if (n && !strncmp(text, names[i], n) && text[n] == '=') return true;
+        }
+    }
+    return !strncmp(text, "KVSMITH_", 8) || !strncmp(text, "SLURM_STEP_", 11);
+}
+
+/* *out stays as it is when the variable is not there. */
+static bool number(char *const *env, const char *name, int least, int most, int *out, Err *e) {
+    const char *s = var(env, name);
+    if (!s) return true;
+    char *end;
+    errno = 0;
+    long v = strtol(s, &end, 10);
+    if (*s < '0' || *s > '9' || *end || errno || v < least || v > most)
+        return err_input(e, "environment: %s: expected a whole number from %d to %d, got '%.*s'", name, least, most,
+                         SHOWN, s);
+    *out = (int)v;
+    return true;
+}
+
+/* Tasks of node `node` in "2(x3),1": two on each of three, one on the fourth. 0: it does not say. */
+static int tasks_on(const char *s, int node) {
+    while (s && *s) {
+        char *end;
+        long n = strtol(s, &end, 10), times = 1;
+        if (end == s || n < 1 || n > WORLD_MAX) return 0;
+        if (!strncmp(end, "(x", 2)) {
+            s = end + 2;
+            times = strtol(s, &end, 10);
+            if (end == s || *end != ')' || times < 1) return 0;
+            end++;
+        }
+        if (node < times) return (int)n;
+        node -= (int)times;
+        if (*end && *end != ',') return 0;
+        s = *end ? end + 1 : end;
+    }
+    return 0;
+}
+
+static bool refuse_partial(const Source *s, char *const *env, const char *lacks, Err *e) {
+    const char *has = var(env, s->rank) ? s->rank : var(env, s->world) ? s->world : s->local;
+    return err_input(e, "environment: %s is set (%.*s), %s is not: start by %s, or say who counts: dist.launcher=alone",
+                     has, SHOWN, var(env, has), lacks, s->name);
+}
+
+/* Read one launcher's variables; *there false: it did not start this process. */
+static bool source_read(Ranks *r, RanksFrom from, bool wanted, char *const *env, bool *there, Err *e) {
+    const Source *s = &sources[from];
+    *r = (Ranks){.from = from, .rank = -1, .world = -1, .local = -1, .node = -1, .fd = -1};
+    bool slurm = from == RANKS_SLURM, any = var(env, s->rank) || var(env, s->world) || var(env, s->local);
+    /* An allocation's shell knows the number of tasks, and a batch script's a rank: neither is one of the ranks. */
+    if (slurm && !wanted) any = var(env, s->rank) && var(env, "SLURM_STEP_NODELIST");
+    *there = any;
+    if (!any && !wanted) return true;
+    if (!any)
+        return err_input(e, "dist.launcher %s: expected %s and %s in the environment, got neither", s->name, s->rank,
+                         s->world);
+    const char *need[] = {s->rank, s->world, s->local};
+    for (int i = 0; i < 3; i++)
+        if (!var(env, need[i])) return refuse_partial(s, env, need[i], e);
+    if (!number(env, s->world, 1, WORLD_MAX, &r->world, e) || !number(env, s->rank, 0, WORLD_MAX, &r->rank, e) ||
+        !number(env, s->local, 0, WORLD_MAX, &r->local, e) || !number(env, s->locals, 1, WORLD_MAX, &r->locals, e) ||
+        !number(env, s->node, 0, WORLD_MAX, &r->node, e) || !number(env, s->restart, 0, INT_MAX, &r->restart, e))
+        return false;
+    if (slurm) {
+        const char *step = var(env, "SLURM_STEP_ID");
+        r->locals = tasks_on(var(env, "SLURM_STEP_TASKS_PER_NODE"), imax(r->node, 0));
+        snprintf(r->job, sizeof r->job, "%.80s.%.40s", var(env, s->job) ? var(env, s->job) : "", step ? step : "");
+    } else if (var(env, s->job)) {
+        snprintf(r->job, sizeof r->job, "%.150s", var(env, s->job));
+    }
+    if (from == RANKS_LAUNCH) {
+        int seconds = 0;
+        if (!number(env, "KVSMITH_FD", 0, INT_MAX, &r->fd, e) ||
+            !number(env, "KVSMITH_DEADLINE_MS", 1, INT_MAX, &seconds, e))
+            return false;
+        r->deadline = seconds / 1e3;
+        if (r->fd < 0) return refuse_partial(s, env, "KVSMITH_FD", e);
+    }
+    if (from == RANKS_TORCHRUN) {
+        if (var(env, "MASTER_ADDR")) snprintf(r->master, sizeof r->master, "%.255s", var(env, "MASTER_ADDR"));
+        if (!number(env, "MASTER_PORT", 1, 65535, &r->port, e)) return false;
+    }
+    if (r->rank >= r->world)
+        return err_input(e, "environment: %s %d: expected less than %s, which is %d", s->rank, r->rank, s->world,
+                         r->world);
+    if (r->local > r->rank)
+        return err_input(e, "environment: %s %d: expected at most %s, which is %d", s->local, r->local, s->rank,
+                         r->rank);
+    if (r->locals && (r->locals > r->world || r->local >= r->locals)) {
+        bool many = r->locals > r->world;
+        return err_input(e, "environment: %s of %d ranks (%s): expected %s %d",
+                         s->locals ? s->locals : "tasks of a node", r->locals, s->name, many ? "at most" : "more than",
+                         many ? r->world : r->local);
+    }
+    return true;
+}
+
+static bool agrees(const char *an, int a, const char *bn, int b, const char *of, Err *e) {
+    if (a == b) return true;
+    return err_input(
+        e, "environment: %s=%d and %s=%d contradict each other: unset one, or say who counts: dist.launcher=%s", an, a,
+        bn, b, of);
+}
+
+bool ranks_find(Ranks *r, RanksFrom want, char *const *env, Err *e) {
+    Ranks other;
+    bool found = false, there;
+    *r = (Ranks){.from = RANKS_ALONE, .world = 1, .locals = 1, .node = -1, .fd = -1};
+    if (want == RANKS_ALONE) return true;
+    for (RanksFrom f = RANKS_LAUNCH; f < NRANKS_FROM; f++) {
+        if (want != RANKS_AUTO && want != f) continue;
+        if (!source_read(&other, f, want == f, env, &there, e)) return false;
+        if (!there) continue;
+        if (!found) {
+            *r = other;
+            found = true;
+            continue;
+        }
+        const Source *a = &sources[r->from], *b = &sources[f];
+        if (!agrees(a->rank, r->rank, b->rank, other.rank, a->name, e) ||
+            !agrees(a->world, r->world, b->world, other.world, a->name, e) ||
+            !agrees(a->local, r->local, b->local, other.local, a->name, e))
+            return false;
+        if (!r->locals) r->locals = other.locals;
+    }
+    const char *tasks = var(env, "SLURM_NTASKS");
+    if (!found && var(env, "SLURM_PROCID") && tasks && strcmp(tasks, "1"))
+        return err_input(
+            e, "environment: SLURM_NTASKS=%.*s in a batch script: start the ranks by srun, or say dist.launcher=alone",
+            SHOWN, tasks);
+    return true;
+}
+
+const char *ranks_say(const Ranks *r, char out[256]) {
+    const Source *s = &sources[r->from];
+    if (r->from == RANKS_ALONE) return strcpy(out, "one rank");
+    int n = snprintf(out, 256, "rank %d of %d (%s, %s of %s)", r->rank, r->world, s->rank, s->world, s->name);
+    if (r->locals) snprintf(out + n, 256 - (size_t)n, ", %d on this host", r->locals);
+    return out;
+}
+
+int ranks_threads(const Ranks *r, int asked) {
+    cpu_set_t set;
+    int may = 1, all = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (asked || r->world == 1 || r->locals < 2) return asked;
+    if (!sched_getaffinity(0, sizeof set, &set)) may = imax(1, CPU_COUNT(&set));
+    /* What `launch` may use is what each of its ranks may use; another launcher that left them all did not bind. */
+    if (r->from != RANKS_LAUNCH && may < all) return may;
+    return imax(1, may / r->locals);
+}

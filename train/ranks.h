@@ -1,0 +1,57 @@
+/* ranks.h: which rank of how many this process is, from what its launcher left in the environment; and the Comm that
+ * goes with it.
+ *
+ * In this order, the first that is there is used, every other must agree with it:
+ *
+ *   launch     KVSMITH_RANK, KVSMITH_WORLD             `kvsmith launch`, see cmd_launch.c
+ *   torchrun   RANK, WORLD_SIZE, LOCAL_RANK            LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_*
+ *   slurm      SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID   of a step (srun): SLURM_STEP_NODELIST is there, too
+ *   openmpi    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK    _LOCAL_SIZE
+ *   mpich      PMI_RANK, PMI_SIZE, MPI_LOCALRANKID         MPI_LOCALNRANKS
+ *
+ * Sources: torch.distributed.run's documentation, srun(1) "OUTPUT ENVIRONMENT VARIABLES", mpirun(1) of Open MPI 4.1,
+ * MPICH's Hydra. A batch script of Slurm has SLURM_PROCID without being a rank: no step's list of nodes tells. */
+#pragma once
+#include "comm.h"
+
+typedef enum {
+    RANKS_AUTO,
+    RANKS_ALONE,
+    RANKS_LAUNCH,
+    RANKS_TORCHRUN,
+    RANKS_SLURM,
+    RANKS_OPENMPI,
+    RANKS_MPICH,
+    NRANKS_FROM
+} RanksFrom;
+const char *ranks_from_name(RanksFrom); /* "torchrun" */
+
+typedef struct {
+    RanksFrom from;
+    int rank, world;   /* 0 of 1 when alone */
+    int local, locals; /* on this host; locals 0: the launcher did not tell */
+    int node, restart; /* -1: not told; 0 */
+    char job[160];     /* name of this start of the job; "" when nothing tells */
+    char master[256];  /* MASTER_ADDR, "" when not given */
+    int port;          /* MASTER_PORT, 0 when not given */
+    int fd;            /* launch: the memory that the ranks share; else -1 */
+    double deadline;   /* seconds, 0: not told */
+} Ranks;
+
+/* From `env` ("NAME=value" strings, NULL-ended); want other than RANKS_AUTO: only that source. EXIT_INPUT: two sources
+ * that contradict each other, a set that lacks a variable, a value that is none. */
+bool ranks_find(Ranks *, RanksFrom want, char *const *env, Err *);
+/* "NAME=value" is one of the variables above. */
+bool ranks_variable(const char *text);
+/* "rank 0 of 4 (RANK, WORLD_SIZE of torchrun), 4 on this host" into out; returns it. */
+const char *ranks_say(const Ranks *, char out[256]);
+/* Threads for this rank where none are asked for: the processors that it may use, divided by the ranks of this host
+ * unless its launcher has bound it to some of them. */
+int ranks_threads(const Ranks *, int asked);
+
+typedef enum { COMM_AUTO, COMM_SHM, COMM_MPI, NCOMM_BY } CommBy;
+const char *comm_by_name(CommBy); /* "shm" */
+/* The Comm of these ranks; *out NULL when there is one. deadline 0: what the launcher said, else COMM_DEADLINE seconds.
+ * `config` is a number that must be equal on all ranks where they meet by the store (store.h). */
+enum { COMM_DEADLINE = 300 };
+bool ranks_open(const Ranks *, CommBy, double deadline, uint64_t config, Comm **out, Err *);
