@@ -82,6 +82,21 @@ static Forward lanes_ref(const Reader *a, Fault f) {
     seen_free(&x);
     return r;
 }
+/* The rows and tables in memory that the device can read, too: the cache that the schedules fill is the host's. */
+static void *within_reach(Rig *g, const void *from, size_t bytes) {
+    if (!from) return NULL;
+    return memcpy(arena_take(&g->mem, bytes, "cache"), from, bytes);
+}
+static Lanes lanes_within_reach(Rig *g, const Lanes *from) {
+    Lanes t = *from;
+    size_t ints = (size_t)(t.nseq * t.s.lanes) * sizeof(int), places = (size_t)t.npages * (size_t)t.P;
+    t.s0 = within_reach(g, t.s0, ints), t.lo = within_reach(g, t.lo, ints), t.hi = within_reach(g, t.hi, ints);
+    t.table = within_reach(g, t.table, ints * (size_t)t.maxpages);
+    t.pos = within_reach(g, t.pos, places * sizeof(int)), t.gone = within_reach(g, t.gone, places * sizeof *t.gone);
+    t.tail = within_reach(g, t.tail, ints);
+    t.data.p = within_reach(g, t.data.p, tensor_bytes(t.data));
+    return t;
+}
 static void read_with(Rig *g, Reader *a, bool faults) {
     const Slot *slot = kv_slot(&a->m->c, a->slot);
     int Dv = a->m->shape[a->slot].vdim, H = a->look.heads;
@@ -97,7 +112,11 @@ static void read_with(Rig *g, Reader *a, bool faults) {
             Tensor o = EMPTY(g, "o", a->out.n, H, Dv), lse = EMPTY(g, "lse", a->out.n, H);
             rig_use(g, tables[k], threads);
             if (merge) memcpy(o.p, a->o0.p, tensor_bytes(o)), memcpy(lse.p, a->lse0.p, tensor_bytes(lse));
-            CALL(g, (kv_attend(&g->run, slot, &a->m->kv[a->slot], o, lse, a->q, a->look, merge), 0));
+            Lanes near = cuda_ops() ? lanes_within_reach(g, kv_lanes(slot)) : *kv_lanes(slot);
+            if (cuda_ops())
+                OP(g, attend_lanes, o, lse, a->q, &near, &a->m->kv[a->slot], a->look, merge);
+            else
+                CALL(g, (kv_attend(&g->run, slot, &a->m->kv[a->slot], o, lse, a->q, a->look, merge), 0));
             CHECK_REF(g, "attend_lanes", merge ? "merged o" : "o", o, want.o);
             CHECK_REF(g, "attend_lanes", merge ? "merged lse" : "lse", lse, want.lse);
             if (threads == 1) alone = g->hash;

@@ -131,6 +131,7 @@ DEVICE void softmax_load(Softmax<G> &x, const AttendTile *m, int n, const float 
 template <int G>
 DEVICE void softmax_store(const Softmax<G> &x, const AttendTile *m, int n, float *o, float *lse, int c0, int Dv) {
     int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
+    __syncthreads(); /* where no key was met, what is written here was read behind no barrier */
     UNROLL for (int i = 0; i < 4; i++) {
         int e = ty + 16 * i;
         if (e >= n) continue;

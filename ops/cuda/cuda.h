@@ -84,6 +84,19 @@ int cuda_attend_slices(int Dv); /* blocks that share a row of the values */
 void cuda_attend_backward(Cuda *, const CudaAttend *, float *dq, float *dk, float *dv, float *dbias, float *delta,
                           const float *dout, const float *q, const float *o, const float *lse);
 
+/* lanes.cu: the cached history as ops/run.h says (Lanes), all of it where the device can read it; k of CudaAttend is
+ * Lanes.data. */
+typedef struct {
+    int P, maxpages, sinks;
+    bool alias;
+    const int *seq, *s0, *lo, *hi, *table, *pos;
+    const bool *gone; /* NULL: rows do not retire; otherwise */
+    const int *tail;
+    const float *retires; /* and Kv.gone of the pass */
+} CudaLanes;
+void cuda_attend_lanes(Cuda *, const CudaAttend *, const CudaLanes *, float *o, float *lse, const float *before,
+                       const float *q);
+
 /* elementwise.cu */
 void cuda_swiglu(Cuda *, size_t n, float *y, const float *gate, const float *up);
 void cuda_swiglu_backward(Cuda *, size_t n, float *dgate, float *dup, const float *dy, const float *gate,

@@ -5,7 +5,6 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
-    MISSING(attend_lanes, "the cache lives in the host's memory; comes with the paged cache on the device"),
     MISSING(merge, "DMC's scan along lanes is not written"),
     MISSING(merge_backward, "as merge"),
     MISSING(recur, "the delta family's three-kernel form is not written"),
@@ -28,6 +27,7 @@ static const CudaLedger slow[] = {
     SLOW(linear_xent, "ids and targets are copied to the device in every call; hits are waited for"),
     SLOW(attend, "f32 on the plain units, not on the matrix units; the batch is copied to the device in every call"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
+    SLOW(attend_lanes, "as attend; one block goes through all of a history, however long"),
     SLOW(sumsq, "waits for the result"),
     {NULL, 0, NULL},
 };

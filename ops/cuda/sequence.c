@@ -4,27 +4,26 @@
 
 /* ---- attention ---- */
 /* All but the tensors; batch and rows are uploaded to scratch. */
-static CudaAttend attend_pass(Run *r, const Kv *kv, Look look, Tensor q, Tensor o) {
+static CudaAttend attend_pass(Run *r, const KvShape *kv, Look look, Tensor q, Tensor o) {
     const Batch *b = r->batch;
-    int group = look.heads / imax(1, kv->s.lanes);
-    CHECK(look.heads == group * kv->s.lanes && q.n[1] == look.heads && q.n[2] == kv->s.kdim && o.n[2] == kv->s.vdim,
-          "%d heads on %d lanes, q %d, o %d", look.heads, kv->s.lanes, q.n[2], o.n[2]);
+    int group = look.heads / imax(1, kv->lanes);
+    CHECK(look.heads == group * kv->lanes && q.n[1] == look.heads && q.n[2] == kv->kdim && o.n[2] == kv->vdim,
+          "%d heads on %d lanes, q %d, o %d", look.heads, kv->lanes, q.n[2], o.n[2]);
     CudaAttend a = {.B = b->B,
                     .N = b->N,
                     .n = r->out.n,
-                    .lanes = kv->s.lanes,
+                    .lanes = kv->lanes,
                     .heads = look.heads,
-                    .Dk = kv->s.kdim,
-                    .Dv = kv->s.vdim,
-                    .ldv = kv->s.alias ? kv->s.kdim : kv->s.vdim,
+                    .Dk = kv->kdim,
+                    .Dv = kv->vdim,
+                    .ldv = kv->alias ? kv->kdim : kv->vdim,
                     .window = look.window,
                     .sinks = look.sinks,
-                    .delay = kv->s.delay,
+                    .delay = kv->delay,
                     .scale = (float)look.scale};
     a.off = upload_ints(r, b->off, b->B + 1, "first rows"), a.pos = upload_ints(r, b->pos, b->N, "positions");
     a.first = upload_ints(r, b->first, b->N, "documents"), a.idx = upload_ints(r, r->out.idx, r->out.n, "rows");
     if (measuring(r)) return a;
-    a.k = R(kv->k), a.v = kv->s.alias ? R(kv->k) : R(kv->v), a.bias = present(kv->bias) ? R(kv->bias) : NULL;
     for (int s = 0, m = 0, from = 0; s < b->B; s++, from = m) {
         while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
         a.blocks = imax(a.blocks, ((m - from) * group + CUDA_ENTRIES - 1) / CUDA_ENTRIES);
@@ -32,15 +31,52 @@ static CudaAttend attend_pass(Run *r, const Kv *kv, Look look, Tensor q, Tensor 
     }
     return a;
 }
+static void attend_keys(CudaAttend *a, const Kv *kv) {
+    a->k = R(kv->k), a->v = kv->s.alias ? R(kv->k) : R(kv->v), a->bias = maybe(kv->bias);
+}
+/* lse as it is before the op; where blocks share a row of the values, a copy, since one of them writes it. */
+static real *lse_before(Run *r, Tensor lse, int Dv, bool merge) {
+    if (!merge || cuda_attend_slices(Dv) == 1) return merge && !measuring(r) ? R(lse) : NULL;
+    Tensor copy = scratch_tensor(r, "lse before", REAL, lse.rank, lse.n);
+    if (!measuring(r)) cuda_copy(C(r), copy.p, lse.p, tensor_bytes(lse));
+    return copy.p;
+}
 void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    CudaAttend a = attend_pass(r, kv, look, q, o);
-    bool shared = merge && cuda_attend_slices(a.Dv) > 1;
-    Tensor before = shared ? SCRATCH(r, "lse before", r->out.n, look.heads) : lse;
+    CudaAttend a = attend_pass(r, &kv->s, look, q, o);
+    real *before = lse_before(r, lse, a.Dv, merge);
     if (!measuring(r)) {
-        if (shared) cuda_copy(C(r), before.p, lse.p, tensor_bytes(lse));
-        cuda_attend(C(r), &a, R(o), R(lse), merge ? R(before) : NULL, R(q));
+        attend_keys(&a, kv);
+        cuda_attend(C(r), &a, R(o), R(lse), before, R(q));
+    }
+    arena_release(r->scratch, mark);
+}
+/* All of Lanes lies where the device can read it: the rows in its memory, the rest in that or in what it shares with
+ * the host. */
+void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look,
+                          bool merge) {
+    if (r->out.n == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    CudaAttend a = attend_pass(r, &t->s, look, q, o);
+    real *before = lse_before(r, lse, a.Dv, merge);
+    int *seq = upload_ints(r, r->batch->seq, r->batch->B, "sequences");
+    if (!measuring(r)) {
+        CudaLanes l = {.P = t->P,
+                       .maxpages = t->maxpages,
+                       .sinks = t->s.sinks,
+                       .alias = t->s.alias,
+                       .seq = seq,
+                       .s0 = t->s0,
+                       .lo = t->lo,
+                       .hi = t->hi,
+                       .table = t->table,
+                       .pos = t->pos,
+                       .gone = t->gone,
+                       .tail = t->tail};
+        if (t->s.retire) l.retires = R(pass->gone);
+        a.k = R(t->data);
+        cuda_attend_lanes(C(r), &a, &l, R(o), R(lse), before, R(q));
     }
     arena_release(r->scratch, mark);
 }
@@ -49,9 +85,10 @@ void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, 
     CHECK(r->out.n == r->batch->N, "%d of %d rows", r->out.n, r->batch->N);
     CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
     Mark mark = arena_mark(r->scratch);
-    CudaAttend a = attend_pass(r, kv, look, q, o);
+    CudaAttend a = attend_pass(r, &kv->s, look, q, o);
     Tensor delta = SCRATCH(r, "delta", r->batch->N, look.heads);
     if (!measuring(r)) {
+        attend_keys(&a, kv);
         a.idx = NULL;
         cuda_attend_backward(C(r), &a, R(dq), R(dkv->k), R(dkv->v), a.bias ? R(dkv->bias) : NULL, R(delta), R(dout),
                              R(q), R(o), R(lse));

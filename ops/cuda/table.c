@@ -392,6 +392,7 @@ static const Ops ops_cuda = {
     .rope = rope,
     .attend = cuda_op_attend,
     .attend_backward = cuda_op_attend_backward,
+    .attend_lanes = cuda_op_attend_lanes,
     .short_conv = cuda_op_short_conv,
     .short_conv_backward = cuda_op_short_conv_backward,
     .decay = cuda_op_decay,
