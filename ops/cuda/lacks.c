@@ -7,7 +7,6 @@
 #define LACKS(op, ...) \
     static void op(Run *r, __VA_ARGS__) { device_lacks(r, #op); }
 
-LACKS(attend_lanes, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look, bool merge)
 LACKS(merge, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at)
 LACKS(merge_backward, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a, Tensor w,
       int window)
@@ -17,7 +16,6 @@ LACKS(recur_backward, const Recur *d, Tensor dout, Recur x, double scale, Tensor
 void cuda_lacks(Ops *o) {
 #define SAY(op) \
     if (!o->op) o->op = op
-    SAY(attend_lanes);
     SAY(merge);
     SAY(merge_backward);
     SAY(recur);
