@@ -4,13 +4,14 @@
  * decoding step reads. Percentages are of these, never of a data sheet. */
 #include <errno.h>
 #include "bench_model.h"
+#include "bench_recur.h"
 #include "../model/data_cfg.h"
 #include "../ops/host.h"
 #include "engine.h"
 
 int cmd_bench(int argc, char **argv);
 
-enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_ALL = 7 };
+enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_RECUR = 8, BENCH_ALL = 7 };
 typedef struct {
     const char *word[2];
     int nword;
@@ -127,6 +128,26 @@ static bool bench_decode(Bench *b, json_t *out, Err *e) {
     return ok;
 }
 
+/* The recurrences of all rules, and the delta rule with a decay per channel at more shapes. */
+static bool bench_recurrences(Bench *b, json_t *out, Err *e) {
+    static const RecurShape shape[] = {{4, 1024, 4, 64}, {1, 4096, 4, 64}, {1, 4096, 8, 128}};
+    json_t *list = json_array();
+    bool ok = true;
+    for (int s = 0; ok && s < 3; s++)
+        for (int rule = 0; ok && rule < (s ? RULE_KDA + 1 : RULES); rule++) {
+            RecurShape n = shape[s];
+            Timing forward, both;
+            ok = bench_recur(b->dev, (RecurRule)rule, n, b->seconds, &forward, &both, e);
+            if (ok)
+                json_array_append_new(list,
+                                      json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:i}", "rule", recur_rules[rule],
+                                                "batch", n.B, "rows", n.T, "heads", n.H, "dim", n.D, "forward_s",
+                                                forward.median, "forward_backward_s", both.median, "runs", both.runs));
+        }
+    json_object_set_new(out, "recur", list);
+    return ok;
+}
+
 static void report_text(json_t *j, int threads) {
     json_t *x;
     size_t i;
@@ -144,6 +165,10 @@ static void report_text(json_t *j, int threads) {
         "decode  %.1f tokens/s, batch %d, %.1f%% of a read of the same bytes at %.1f GB/s; prefill %.0f tokens/s\n",
         NUMBER(x, "tok_s"), WHOLE(x, "batch"), NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "read_gb_per_s"),
         NUMBER(x, "prefill_tok_s"));
+    json_array_foreach(json_object_get(j, "recur"), i, x)
+        printf("recur   %-9s %d x %d rows, %d heads of %d: forward %.2f ms, with backward %.2f ms\n",
+               json_string_value(json_object_get(x, "rule")), WHOLE(x, "batch"), WHOLE(x, "rows"), WHOLE(x, "heads"),
+               WHOLE(x, "dim"), 1e3 * NUMBER(x, "forward_s"), 1e3 * NUMBER(x, "forward_backward_s"));
 }
 
 static bool bench_run(const Args *a, const Cli *cli, Err *e) {
@@ -172,6 +197,7 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     if (a->what & (BENCH_OPS | BENCH_TRAIN)) ok = bench_ops(&b, out, e);
     if (ok && a->what & BENCH_TRAIN) ok = bench_train(&b, out, e);
     if (ok && a->what & BENCH_DECODE) ok = bench_decode(&b, out, e);
+    if (ok && a->what & BENCH_RECUR) ok = bench_recurrences(&b, out, e);
     device_close(b.dev);
     config_free(&cfg);
     if (ok && cli->json) return engine_print(out, e);
@@ -184,13 +210,14 @@ int cmd_bench(int argc, char **argv) {
     static const struct argp_option options[] = {{"seconds", 's', "X", 0, "Time of one measurement (default 1)", 0},
                                                  {0}};
     static const CliSpec spec = {
-        .args = "[ops|train|decode] [CONFIG.yaml]",
+        .args = "[ops|train|decode|recur] [CONFIG.yaml]",
         .doc = "Medians of repeated runs: matrix products and memory reads (ops), training steps (train), decoding "
-               "(decode), or all three; of the model that CONFIG describes, with random weights.",
+               "(decode), or all three; of the model that CONFIG describes, with random weights. The recurrences of "
+               "linear attention alone (recur) have shapes of their own.",
         .options = options,
         .take = take,
         .max_args = 2};
-    static const char *const names[] = {"ops", "train", "decode"};
+    static const char *const names[] = {"ops", "train", "decode", "recur"};
     Args a = {.seconds = 1};
     Cli cli;
     Err e = {0};
@@ -199,14 +226,14 @@ int cmd_bench(int argc, char **argv) {
     engine_signals();
     for (int i = 0; i < a.nword; i++) {
         int part = 0;
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < 4; k++)
             if (!strcmp(a.word[i], names[k])) part = 1 << k;
         if (part && !a.what && i == 0)
             a.what = part;
         else if (!part && !a.config)
             a.config = a.word[i];
         else {
-            err_input(&e, "bench: expected [ops|train|decode] [CONFIG.yaml], got '%.100s'", a.word[i]);
+            err_input(&e, "bench: expected [ops|train|decode|recur] [CONFIG.yaml], got '%.100s'", a.word[i]);
             return cli_fail(&e);
         }
     }

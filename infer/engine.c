@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <unistd.h>
+#include "../data/indexed.h"
 #include "../ops/file.h"
 #include "../model/hf.h"
 
@@ -13,6 +14,7 @@ void engine_signals(void) {
     struct sigaction a = {.sa_handler = quit};
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
+    set_catch_sigbus();
 }
 
 json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }

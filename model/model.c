@@ -203,8 +203,11 @@ static void measure_passes(Model *m) {
     if (!N) return;
     int *all = xcalloc((size_t)N, sizeof *all);
     Batch b = {.B = B, .N = N, .off = all, .seq = all, .of = all, .pos = all, .first = all};
-    if (m->opts.train) model_train(m, &b, all, all, NULL, NULL);
-    model_loss(m, &b, all, all, NULL);
+    if (m->opts.train) model_teach(m, &b, all, all, NULL, NULL, m->opts.teach);
+    if (m->opts.states)
+        model_states(m, &b, all, TENSOR(NULL, REAL, N, m->cfg.d_model), NULL, NULL);
+    else
+        model_loss(m, &b, all, all, NULL);
     Run r = model_run(m);
     if (m->opts.measure) m->opts.measure(m, &r, m->opts.measure_ctx);
     free(all);
@@ -337,8 +340,48 @@ static Tensor branch(Model *m, Run *r, Tensor dx, DropSite site) {
     return g;
 }
 
+/* What the losses on layers need in the backward pass; all NULL and 0 without a teacher. */
+typedef struct {
+    const Teach *teach;
+    const int *tgt;
+    const real *g;
+    double mix, out; /* weights of a layer */
+} Lesson;
+
+static bool mix_taught(const Model *m, const Teach *t, int l) {
+    return t && t->mix && !m->layer[l].publisher && present(t->mix[l]);
+}
+static int mixes_taught(const Model *m, const Teach *t) {
+    int n = 0;
+    for (int l = 0; l < m->L; l++) n += mix_taught(m, t, l);
+    return n;
+}
+/* What align added up over `layers` layers becomes their mean. */
+static void rows_mean(Run *r, real *sums, int N, int layers) {
+    Tensor y = TENSOR(sums, REAL, N);
+    r->ops->axpby(r, y, 0, y, 1.0 / layers);
+}
+/* y = what the mixer added to x to make mid. */
+static void mixer_output(Run *r, Tensor y, Tensor mid, Tensor x) {
+    r->ops->copy(r, y, mid);
+    r->ops->axpby(r, y, -1, x, 1);
+}
+/* The gradient of the mixer's branch: that of the stream and of the loss on what the mixer adds. */
+static Tensor branch_taught(Model *m, Run *r, const Lesson *s, int l, Tensor x, Tensor dmid) {
+    int N = x.n[0], d = x.n[1];
+    Tensor db = SCRATCH(r, "d branch", N, d);
+    r->ops->copy(r, db, dmid);
+    Mark mark = arena_mark(r->scratch);
+    Tensor y = SCRATCH(r, "mixer's output", N, d);
+    mixer_output(r, y, m->act[l].mid, x);
+    r->ops->align(r, TENSOR(s->teach->mixs, REAL, N), db, y, s->teach->mix[l], s->tgt, s->g, s->mix);
+    arena_release(r->scratch, mark);
+    if (m->opts.dropout > 0) r->ops->dropout(r, db, DROP_MIXER, m->opts.dropout);
+    return db;
+}
+
 /* dx: in, the gradient of the block's output; out, that of its input. */
-static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv) {
+static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv, const Lesson *s) {
     const Layer *L = &m->layer[l];
     const LayerWeights *w = &m->w.layer[l];
     LayerWeights *g = &m->g.layer[l];
@@ -359,7 +402,9 @@ static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv
         arena_release(r->scratch, inner);
     }
     r->ops->zero(r, dxn);
-    Tensor dy = L->publisher ? ABSENT : branch(m, r, dmid, DROP_MIXER);
+    Tensor dy = L->publisher                 ? ABSENT
+                : mix_taught(m, s->teach, l) ? branch_taught(m, r, s, l, x, dmid)
+                                             : branch(m, r, dmid, DROP_MIXER);
     L->kind->mixer->backward(r, L->cfg, w->mix, g->mix, a->xn1, layer_kv(m, l), dkv, a->mix, dy, dxn);
     model_norm_backward(m, r, dx, g->norm1, g->bias1, dxn, x, w->norm1, a->rstd1);
     arena_release(r->scratch, mark);
@@ -404,8 +449,11 @@ static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fi
     }
 }
 
-static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N) {
+static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N, Lesson s) {
     Fields zero = fields_zero_at(m->dev);
+    const int mixes = mixes_taught(m, s.teach);
+    s.mix = mixes ? s.teach->attention / mixes : 0;
+    s.out = s.teach ? s.teach->hidden / m->L : 0;
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].shared && !measuring(r)) kv_fields(&m->layer[l].rows, N, &m->dkv[l], &zero);
     for (int l = m->L - 1; l >= 0; l--) {
@@ -425,9 +473,37 @@ static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N)
             kv_fields(&L->rows, N, &own, &place);
             if (!measuring(r)) kv_fields(&L->rows, N, &own, &zero);
         }
-        layer_backward(m, r, l, x[l], dx, dkv);
+        if (s.teach && s.teach->out)
+            r->ops->align(r, TENSOR(s.teach->outs, REAL, N), dx, x[l + 1], s.teach->out[l], s.tgt, s.g, s.out);
+        layer_backward(m, r, l, x[l], dx, dkv, &s);
         arena_release(r->scratch, mark);
     }
+    if (mixes) rows_mean(r, s.teach->mixs, N, mixes);
+    if (s.teach && s.teach->out) rows_mean(r, s.teach->outs, N, m->L);
+}
+
+/* y = weight g, in scratch; g itself for 1. */
+static const real *weighted(Run *r, const real *g, double weight, int N) {
+    if (weight == 1) return g;
+    Tensor y = SCRATCH(r, "weighted g", N);
+    r->ops->zero(r, y);
+    r->ops->axpby(r, y, weight, TENSOR((void *)g, REAL, N), 1);
+    return measuring(r) ? NULL : R(y);
+}
+/* The losses of the logits; dx receives their gradient by the rows before the head. */
+static void head_losses(Model *m, Run *r, Tensor rows, Tensor dxf, Tensor xf, const int *tgt, const real *g,
+                        const Teach *t) {
+    int N = xf.n[0];
+    Tensor w = logits_head(m, &m->w), dw = logits_head(m, &m->g);
+    Mark mark = arena_mark(r->scratch);
+    if (t && present(t->xf))
+        r->ops->linear_distill(r, rows, TENSOR(t->kl, REAL, N), TENSOR(t->rkl, REAL, N), dxf, dw, xf, w, t->xf, t->head,
+                               tgt, g, t->logits);
+    else if (t && t->logits.lm == 0)
+        r->ops->linear_xent(r, rows, NULL, ABSENT, ABSENT, xf, w, tgt, NULL);
+    else
+        r->ops->linear_xent(r, rows, NULL, dxf, dw, xf, w, tgt, t ? weighted(r, g, t->logits.lm, N) : g);
+    arena_release(r->scratch, mark);
 }
 
 /* The host's numbers where the ops find them: as they are, or copied to `keep`. */
@@ -459,6 +535,9 @@ static void stats_seen(Model *m, Run *r, Tensor stat, Tensor dstat) {
 }
 
 void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const real *g, real *nll) {
+    model_teach(m, b, tok, tgt, g, nll, NULL);
+}
+void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const real *g, real *nll, const Teach *t) {
     int N = b->N, d = m->cfg.d_model;
     Run run = run_pass(m, b, RUN_TRAIN), *r = &run;
     Mark keep = arena_mark(&m->keep), scratch = arena_mark(&m->scratch);
@@ -486,9 +565,11 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
-    r->ops->linear_xent(r, loss, NULL, dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
+    head_losses(m, r, loss, dxf, xf, tgt, g, t);
+    if (t && t->mix) r->ops->zero(r, TENSOR(t->mixs, REAL, N));
+    if (t && t->out) r->ops->zero(r, TENSOR(t->outs, REAL, N));
     model_norm_backward(m, r, dx, m->g.norm, m->g.norm_bias, dxf, x[m->L], m->w.norm, rstd);
-    backward_layers(m, r, x, dx, N);
+    backward_layers(m, r, x, dx, N, (Lesson){.teach = t, .tgt = tgt, .g = g});
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
     r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
@@ -498,12 +579,20 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
     arena_release(&m->keep, keep);
 }
 
-void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit) {
+/* What a pass without gradient leaves: the losses of its rows, or its states. */
+typedef struct {
+    Tensor xf, *mix, *out;
+} States;
+static void leave_layer(Model *m, Run *r, const States *s, int l, Tensor x, Tensor y) {
+    if (s->mix && !m->layer[l].publisher) mixer_output(r, s->mix[l], m->act[l].mid, x);
+    if (s->out) r->ops->copy(r, s->out[l], y);
+}
+static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit, const States *s) {
     int N = b->N, d = m->cfg.d_model;
     Run run = run_pass(m, b, 0), *r = &run;
     Mark keep = arena_mark(&m->keep);
     Fields place = arena_placer(&m->keep);
-    Tensor x = {0}, y = {0}, rstd = {0}, loss = losses(m, nll, N);
+    Tensor x = {0}, y = {0}, rstd = {0}, loss = s ? ABSENT : losses(m, nll, N);
     field(&place, &x, "x", 0, N, d);
     field(&place, &y, "y", 0, N, d);
     field(&place, &rstd, "rstd", FIELD_F32, N);
@@ -516,15 +605,23 @@ void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real 
         Mark mark = arena_mark(&m->keep);
         act_fields(m, l, N, &place);
         layer_forward(m, r, l, x, y);
+        if (s) leave_layer(m, r, s, l, x, y);
         arena_release(&m->keep, mark);
         Tensor swap = x;
         x = y, y = swap;
     }
     stats_seen(m, r, r->stat, ABSENT);
-    model_norm(m, r, y, rstd, x, m->w.norm, m->w.norm_bias);
-    r->ops->linear_xent(r, loss, hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
-    losses_read(m, nll, loss, measuring(r));
+    if (!s || present(s->xf)) model_norm(m, r, s ? s->xf : y, rstd, x, m->w.norm, m->w.norm_bias);
+    if (!s) r->ops->linear_xent(r, loss, hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
+    if (!s) losses_read(m, nll, loss, measuring(r));
     arena_release(&m->keep, keep);
+}
+void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit) {
+    score_pass(m, b, tok, tgt, nll, hit, NULL);
+}
+void model_states(Model *m, const Batch *b, const int *tok, Tensor xf, Tensor *mix, Tensor *out) {
+    States s = {xf, mix, out};
+    score_pass(m, b, tok, NULL, NULL, NULL, &s);
 }
 void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
     model_score(m, b, tok, tgt, nll, NULL);

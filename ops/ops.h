@@ -24,6 +24,11 @@ typedef struct {
     uint64_t key, at;
 } Rounding;
 
+/* Weights of the losses of linear_distill, and the temperature T > 0 of the latter two. */
+typedef struct {
+    double lm, kl, rkl, temperature;
+} Distill;
+
 struct Ops {
     const char *name; /* "cpu" */
 
@@ -185,6 +190,19 @@ struct Ops {
      * With dx and dw (both or neither): given g (N), the loss' derivative by nll_i, adds the gradients. */
     void (*linear_xent)(Run *, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
                         const real *g);
+
+    /* The same with a teacher beside: y (N,e) are its rows before its head u (V,e). Two chunks of logits exist at once.
+     * With z = x_i w^T, p = softmax(z / T) and q = softmax(y_i u^T / T), where tgt[i] >= 0, all 0 elsewhere:
+     *   nll_i as above;  kl_i = T^2 sum_v q log(q / p);  rkl_i = T^2 sum_v p log(p / q).
+     * dx and dw (both or neither) receive the gradients of sum_i g_i (lm nll_i + kl kl_i + rkl rkl_i), none goes to the
+     * teacher: dz = g (lm (softmax(z) - onehot) + kl T (p - q) + rkl T p (log(p / q) - sum_v p log(p / q))).
+     * Source: arXiv:1503.02531 (T^2 keeps the gradient's size); the reverse form as in arXiv:2306.08543. */
+    void (*linear_distill)(Run *, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w, Tensor y,
+                           Tensor u, const int *tgt, const real *g, Distill);
+    /* Distance of the rows of y from those of a (N,d), relative to a's mean size in the row's sequence s:
+     *   err_i += |y_i - a_i|^2 / m_s,  m_s = mean over rows j of s with tgt[j] >= 0 of |a_j|^2 (1 where that is 0);
+     * rows with tgt[i] < 0 are untouched. dy (optional) += 2 c g_i (y_i - a_i) / m_s: of sum_i c g_i err_i. err (N). */
+    void (*align)(Run *, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c);
 
     /* One AdamW step t >= 1 on one tensor, decoupled decay (arXiv:1711.05101), with g scaled by gscale first:
      *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w).

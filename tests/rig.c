@@ -71,6 +71,8 @@ static const struct {
     {"columns_backward", 4},
     {"dropout", 2},
     {"linear_xent", 40},
+    {"linear_distill", 40},
+    {"align", 8},
     {"adamw", 8},
     {"adamw_bf16", 8},
     {"momentum", 4},

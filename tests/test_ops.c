@@ -498,6 +498,8 @@ static const struct {
     ENTRY(columns_backward),
     ENTRY(dropout),
     ENTRY(linear_xent),
+    ENTRY(linear_distill),
+    ENTRY(align),
     ENTRY(adamw),
     ENTRY(momentum),
     ENTRY(sumsq),

@@ -123,13 +123,14 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
-        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
-        !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
+        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e) ||
+        !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
-    t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised;
+    t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
     if (!dry) params_collect(&t->params, &t->model);
     return true;
 }
@@ -147,6 +148,7 @@ void trainer_close(Trainer *t) {
     session_close(&t->session);
     params_free(&t->params);
     if (t->model.dev) model_close(&t->model);
+    teacher_close(&t->teacher);
     loader_close(&t->loader);
     arena_close(&t->rows);
     feed_close_text(t);
@@ -177,16 +179,25 @@ static void add(Regions *r, const char *name, size_t bytes, bool apart) {
 }
 
 void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
-    const Model *m = &t->model;
+    const Model *m = &t->model, *teacher = &t->teacher.model;
     const struct {
         const char *name;
         const Arena *a;
-    } own[] = {{"weights", &m->aw},        {"gradients", &m->ag},           {"first_moments", &m->am},
-               {"second_moments", &m->av}, {"saved_activations", &m->keep}, {"scratch", &m->scratch},
-               {"losses", &t->rows}};
+    } own[] = {{"weights", &m->aw},
+               {"gradients", &m->ag},
+               {"first_moments", &m->am},
+               {"second_moments", &m->av},
+               {"saved_activations", &m->keep},
+               {"scratch", &m->scratch},
+               {"losses", &t->rows},
+               {"teacher_weights", &teacher->aw},
+               {"teacher_activations", &teacher->keep},
+               {"teacher_scratch", &teacher->scratch},
+               {"teacher_rows", &t->teacher.rows}};
+    const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 4);
     const bool apart = device_apart(t->dev);
     *r = (Regions){0};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+    for (size_t i = 0; i < n; i++)
         add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak, apart && own[i].a != &t->rows);
     if (t->dry)
         add(r, "batch", feed_loader_bytes(t), false);
@@ -270,6 +281,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     int64_t count = feed_targets(t, sample, c->batch);
     CHECK(count > 0, "no targets from sample %llu on", (unsigned long long)sample);
     double sum = 0;
+    r->parts = (TrainLosses){0};
     t->model.step = (uint64_t)t->state.step;
     t->model.progress = (double)done / (double)c->steps;
     compression_begin(&t->compression, &c->compression, t->model.progress, c->batch);
@@ -280,12 +292,16 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         Loader *l = &t->loader;
         if (!feed_train(t, sample + (uint64_t)at, c->micro_batch, e)) return false;
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
-        model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
+        if (t->teacher.on)
+            teacher_step(t, &r->parts);
+        else
+            model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
         sum += nll_sum(t);
     }
     Run run = run_make(t->dev, &t->model.scratch);
     Clip clip = clip_norm(&run, &t->params, o->clip);
     r->loss = sum / (double)count;
+    if (t->teacher.on) r->loss = teacher_loss(&t->teacher, &r->parts, r->loss, count);
     r->grad_norm = clip.norm;
     r->reports = compression_achieved(&t->compression, &r->cr);
     r->cr_loss = t->compression.loss;

@@ -10,6 +10,7 @@
 #include "merge.c"
 #include "elementwise.c"
 #include "loss.c"
+#include "distill.c"
 #include "update.c"
 #include "groups.c"
 #include "recur.c"
@@ -84,6 +85,8 @@ const Ops TABLE(OPS_ISA) = {
     .columns_backward = columns_backward,
     .dropout = dropout,
     .linear_xent = linear_xent,
+    .linear_distill = linear_distill,
+    .align = align,
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,

@@ -12,6 +12,9 @@ LACKS(merge_backward, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tens
       int window)
 LACKS(recur, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at)
 LACKS(recur_backward, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep, const RecurEnds *ends)
+LACKS(linear_distill, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w, Tensor y, Tensor u,
+      const int *tgt, const real *g, Distill weights)
+LACKS(align, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c)
 
 void cuda_lacks(Ops *o) {
 #define SAY(op) \
@@ -20,4 +23,6 @@ void cuda_lacks(Ops *o) {
     SAY(merge_backward);
     SAY(recur);
     SAY(recur_backward);
+    SAY(linear_distill);
+    SAY(align);
 }

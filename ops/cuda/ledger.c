@@ -9,6 +9,8 @@ static const CudaLedger missing[] = {
     MISSING(merge_backward, "as merge"),
     MISSING(recur, "the delta family's three-kernel form is not written"),
     MISSING(recur_backward, "as recur"),
+    MISSING(linear_distill, "its row kernel is not written"),
+    MISSING(align, "as linear_distill"),
     {NULL, 0, NULL},
 };
 #define SLOW(op, why) \
