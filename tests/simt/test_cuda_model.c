@@ -162,7 +162,7 @@ static int step_same(char msg[512], const Animal *a, ModelOpts o, Plant *plant) 
     for (int k = 0; k < 2; k++) {
         side[k]->m.seed = 11, side[k]->m.step = 3;
         model_zero_grad(&side[k]->m);
-        for (int twice = 0; twice < 2; twice++) /* gradients add up */
+        for (int times = 0; times < (o.dropout > 0 ? 2 : 1); times++) /* gradients add up */
             model_train(&side[k]->m, &p.b, p.tok, p.tgt, g, nll[k]);
         model_score(&side[k]->m, &p.b, p.tok, p.tgt, score[k], hit[k]);
     }

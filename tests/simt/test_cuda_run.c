@@ -193,6 +193,8 @@ Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
     char *dir = check_path("run");
     cr_assert(!check_exists(dir), "a run that did not begin left its folder");
     CHECK_REFUSED(RUN("bench", "--device", "cuda"), EXIT_INPUT, "device cuda");
+    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q", "teacher.path=none", "teacher.losses.kl=1"), EXIT_INPUT,
+                  "teacher.path: device cuda does not have the losses against a teacher yet; take --device cpu");
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD,
                   "device cuda: no CUDA-capable device is detected");
