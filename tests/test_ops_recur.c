@@ -25,6 +25,20 @@ void case_recur(Rig *g, int N, int d) {
     g->batch = alone;
 }
 OP_TEST(recur, EXACT)
+/* Wider than a block of a device takes at once, and as wide as it keeps in registers. */
+Test(ops, recur_with_wide_heads) {
+    static const int shapes[][5] = {{64, 40, 1, 1, 64}, {100, 133, 1, 2, 1}, {128, 128, 1, 1, 128}, {200, 70, 1, 1, 0}};
+    if (rig_missing("recur")) return;
+    for (int i = 0; i < 4; i++) {
+        const int *k = shapes[i];
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)64 << 20);
+        Scene *c = recur_case(2, (int[]){3, 70}, (int[]){2, 80}, 2, k[2], k[3], k[0], k[1], k[4], i != 1, true);
+        recur_hold(&g, c);
+        recur_case_free(c);
+        rig_close(&g);
+    }
+}
 
 /* ---- short convolution --------------------------------------------------------------------------------------------
  */

@@ -106,6 +106,9 @@ bool teacher_open(Trainer *t, ModelOpts *student, Err *e) {
     Err why = {0};
     *s = (Teacher){0};
     if (!teacher_wanted(&t->cfg->teacher)) return true;
+    if (device_apart(t->dev))
+        return err_input(e, "teacher.path: learning from a teacher does not run on %s yet; give run.device cpu",
+                         device_isa(t->dev));
     s->on = true;
     if (open(t, s, &why)) {
         student->teach = &s->teach;

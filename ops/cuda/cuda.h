@@ -183,6 +183,42 @@ void cuda_short_conv(Cuda *, const CudaConv *, float *y, const float *x, const f
 void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *da, const float *dy,
                               const float *x, const float *w, const float *bias);
 
+/* merge.cu: x (N,lanes,D); a, w, z (N,lanes); past (.,lanes,rows,C) or NULL; of, pos, first, off, seq: those of Batch,
+ * on the device. */
+typedef struct {
+    int N, B, lanes, D, window, rows, C, at;
+    const float *x, *a, *w, *past;
+    const int *of, *pos, *first, *off, *seq;
+} CudaMerge;
+void cuda_merge(Cuda *, const CudaMerge *, float *y, float *z);
+/* Scratch: big (N,lanes,D) and small (N,lanes,3), or with a window both (N,lanes,window). */
+void cuda_merge_backward(Cuda *, const CudaMerge *, float *dx, float *da, float *dw, float *big, float *small,
+                         const float *dy, const float *y, const float *z);
+
+/* recur.cu: the recurrence of ops/recur.h; off, first, seq: those of Batch, on the device. K <= CUDA_RECUR_WIDTH. */
+enum { CUDA_RECUR_CHUNK = 64, CUDA_RECUR_WIDTH = 256 };
+typedef struct {
+    int B, N, H, HV, K, V, at;
+    bool per_channel; /* g has K numbers for a head */
+    float scale;
+    size_t blob;
+    const float *q, *k, *v, *g, *beta; /* g, beta: or NULL */
+    const int *off, *first, *seq;
+} CudaRecur;
+void cuda_recur(Cuda *, const CudaRecur *, float *o, float *keep, float *state, bool write);
+/* Added to, each or NULL. q, k and g (slices,N,HV,K), beta (slices,N,HV): sums over the columns of one slice. */
+typedef struct {
+    float *q, *k, *g, *beta, *v;
+    const float *start, *dend; /* RecurEnds */
+    float *dstart;
+} CudaRecurGrad;
+int cuda_recur_slices(int K, int V);
+size_t cuda_recur_notes(int K, int V); /* numbers of scratch for a value head of a sequence */
+void cuda_recur_backward(Cuda *, const CudaRecur *, const CudaRecurGrad *, const float *dout, float *keep,
+                         float *notes);
+/* y (rows,width) += x (slices,rows,group,width) summed over slices and groups. */
+void cuda_recur_fold(Cuda *, size_t rows, int width, float *y, const float *x, int slices, int group);
+
 /* loss.cu */
 /* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */
 void cuda_xent(Cuda *, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g);

@@ -7,11 +7,6 @@
 #define LACKS(op, ...) \
     static void op(Run *r, __VA_ARGS__) { device_lacks(r, #op); }
 
-LACKS(merge, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at)
-LACKS(merge_backward, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a, Tensor w,
-      int window)
-LACKS(recur, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at)
-LACKS(recur_backward, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep, const RecurEnds *ends)
 LACKS(linear_distill, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w, Tensor y, Tensor u,
       const int *tgt, const real *g, Distill weights)
 LACKS(align, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c)
@@ -19,10 +14,6 @@ LACKS(align, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const re
 void cuda_lacks(Ops *o) {
 #define SAY(op) \
     if (!o->op) o->op = op
-    SAY(merge);
-    SAY(merge_backward);
-    SAY(recur);
-    SAY(recur_backward);
     SAY(linear_distill);
     SAY(align);
 }

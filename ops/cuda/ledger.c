@@ -5,10 +5,6 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
-    MISSING(merge, "DMC's scan along lanes is not written"),
-    MISSING(merge_backward, "as merge"),
-    MISSING(recur, "the delta family's three-kernel form is not written"),
-    MISSING(recur_backward, "as recur"),
     MISSING(linear_distill, "its row kernel is not written"),
     MISSING(align, "as linear_distill"),
     {NULL, 0, NULL},
@@ -19,6 +15,10 @@ static const CudaLedger slow[] = {
     SLOW(embed_backward, "one thread to a column walks through all rows"),
     SLOW(rmsnorm_backward, "the gains' gradient has one block to 32 columns, however many rows there are"),
     SLOW(layernorm_backward, "as rmsnorm_backward"),
+    SLOW(recur, "row after row; the three-kernel form by chunks is not written"),
+    SLOW(recur_backward, "as recur; states of rows go through device memory, one block walks a head of a sequence"),
+    SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
+    SLOW(merge_backward, "as merge"),
     SLOW(short_conv, "every tap looks for its row; the batch is copied to the device in every call"),
     SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
     SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),

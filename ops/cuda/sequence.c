@@ -1,5 +1,5 @@
-/* sequence.c: the ops of the CUDA backend that go along sequences: attention, convolution, gates and norms of a
- * recurrence. As in table.c. */
+/* sequence.c: the ops of the CUDA backend that go along sequences: attention, recurrences and what stands around them,
+ * running means. As in table.c. */
 #include "table.h"
 
 /* ---- attention ---- */
@@ -176,5 +176,113 @@ void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor
     Tensor factor = SCRATCH(r, "norm factors", (int)M);
     if (!measuring(r))
         cuda_gated_norm_backward(C(r), M, maybe(dx), maybe(dz), maybe(dw), R(factor), R(dy), R(x), R(z), maybe(w), g);
+    arena_release(r->scratch, mark);
+}
+
+/* ---- the recurrence ---- */
+static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, int at) {
+    const Batch *b = r->batch;
+    int N = b->N, H = x->q.n[1], K = x->q.n[2], HV = x->v.n[1];
+    CHECK(r->in.n == N && x->q.n[0] == N && x->v.n[0] == N && HV % H == 0 && x->k.n[1] == H && x->k.n[2] == K,
+          "%d rows, q (%d,%d,%d), v (%d,%d,%d)", N, x->q.n[0], H, K, x->v.n[0], HV, x->v.n[2]);
+    CHECK(!present(x->g) || (x->g.n[1] == HV && (x->g.n[2] == 1 || x->g.n[2] == K)), "g (%d,%d,%d)", x->g.n[0],
+          x->g.n[1], x->g.n[2]);
+    CHECK(K <= CUDA_RECUR_WIDTH, "a recurrence of %d numbers, at most %d on this device", K, CUDA_RECUR_WIDTH);
+    CudaRecur p = {.B = b->B,
+                   .N = N,
+                   .H = H,
+                   .HV = HV,
+                   .K = K,
+                   .V = x->v.n[2],
+                   .at = at,
+                   .per_channel = present(x->g) && x->g.n[2] == K,
+                   .scale = (float)scale,
+                   .blob = present(state) ? (size_t)state.n[1] : 0};
+    p.off = upload_ints(r, b->off, b->B + 1, "first rows"), p.first = upload_ints(r, b->first, N, "documents");
+    p.seq = upload_ints(r, b->seq, b->B, "sequences");
+    if (!measuring(r)) p.q = R(x->q), p.k = R(x->k), p.v = R(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
+    return p;
+}
+static void history_there(const Batch *b, bool there) {
+    for (int s = 0; s < b->B && !there; s++)
+        CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0, "row %d continues a history that is not there",
+              b->off[s]);
+}
+void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
+    Mark mark = arena_mark(r->scratch);
+    CudaRecur p = recur_pass(r, &x, scale, state, at);
+    if (!measuring(r)) {
+        history_there(r->batch, present(state));
+        cuda_recur(C(r), &p, R(o), maybe(keep), maybe(state), !(r->mode & RUN_HOLD));
+    }
+    arena_release(r->scratch, mark);
+}
+/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width) of
+ * zeros, and from there to y. */
+static Tensor sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width) {
+    if (own || !present(y)) return y;
+    Tensor t = SCRATCH(r, name, slices, p->N, p->HV, width);
+    if (!measuring(r) && tensor_bytes(t)) cuda_fill(C(r), t.p, 0, tensor_bytes(t));
+    return t;
+}
+void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
+                            const RecurEnds *ends) {
+    Mark mark = arena_mark(r->scratch);
+    CudaRecur p = recur_pass(r, &x, scale, ABSENT, 0);
+    int slices = cuda_recur_slices(p.K, p.V), group = p.HV / p.H;
+    bool one = slices == 1, whole = present(x.g) && x.g.n[2] == p.K;
+    Tensor dq = sums(r, "d q of value heads", d->q, one && group == 1, &p, slices, p.K),
+           dk = sums(r, "d k of value heads", d->k, one && group == 1, &p, slices, p.K),
+           dg = sums(r, "d g of channels", d->g, one && whole, &p, slices, p.K),
+           db = sums(r, "d beta of columns", d->beta, one, &p, slices, 1);
+    size_t notes = cuda_recur_notes(p.K, p.V) * (size_t)p.HV * (size_t)p.B;
+    float *mem = arena_take(r->scratch, notes * sizeof *mem, "states of rows");
+    if (!measuring(r)) {
+        history_there(r->batch, ends && present(ends->start));
+        CudaRecurGrad g = {.q = maybe(dq), .k = maybe(dk), .g = maybe(dg), .beta = maybe(db), .v = maybe(d->v)};
+        if (ends) g.start = maybe(ends->start), g.dend = maybe(ends->dend), g.dstart = maybe(ends->dstart);
+        cuda_recur_backward(C(r), &p, &g, R(dout), maybe(keep), mem);
+        size_t rows = (size_t)p.N * (size_t)p.H, heads = (size_t)p.N * (size_t)p.HV;
+        if (present(dq) && dq.p != d->q.p) cuda_recur_fold(C(r), rows, p.K, R(d->q), R(dq), slices, group);
+        if (present(dk) && dk.p != d->k.p) cuda_recur_fold(C(r), rows, p.K, R(d->k), R(dk), slices, group);
+        if (present(dg) && dg.p != d->g.p)
+            cuda_recur_fold(C(r), heads, whole ? p.K : 1, R(d->g), R(dg), slices, whole ? 1 : p.K);
+        if (present(db) && db.p != d->beta.p) cuda_recur_fold(C(r), heads, 1, R(d->beta), R(db), slices, 1);
+    }
+    arena_release(r->scratch, mark);
+}
+_Static_assert((int)CUDA_RECUR_CHUNK == (int)RECUR_CHUNK, "numbers of the kept states");
+
+/* ---- running means ---- */
+static CudaMerge merge_pass(Run *r, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at) {
+    const Batch *b = r->batch;
+    CHECK(x.n[0] == b->N, "%d rows of %d", x.n[0], b->N);
+    CudaMerge p = {.N = b->N, .B = b->B, .lanes = x.n[1], .D = x.n[2], .window = window, .at = at};
+    if (present(past)) p.rows = past.n[2], p.C = past.n[3];
+    p.of = upload_ints(r, b->of, b->N, "sequences of rows"), p.pos = upload_ints(r, b->pos, b->N, "positions");
+    p.first = upload_ints(r, b->first, b->N, "documents"), p.off = upload_ints(r, b->off, b->B + 1, "first rows");
+    if (present(past)) p.seq = upload_ints(r, b->seq, b->B, "sequences");
+    if (measuring(r)) return p;
+    if (!window) history_there(b, p.rows > 0);
+    p.x = R(x), p.a = R(a), p.w = R(w), p.past = p.rows ? R(past) : NULL;
+    return p;
+}
+void cuda_op_merge(Run *r, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at) {
+    CHECK(tensor_count(y) == tensor_count(x), "%d rows", x.n[0]);
+    Mark mark = arena_mark(r->scratch);
+    CudaMerge p = merge_pass(r, x, a, w, window, past, at);
+    if (!measuring(r)) cuda_merge(C(r), &p, R(y), R(z));
+    arena_release(r->scratch, mark);
+}
+void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
+                            Tensor w, int window) {
+    Mark mark = arena_mark(r->scratch);
+    CudaMerge p = merge_pass(r, x, a, w, window, ABSENT, 0);
+    Tensor big = SCRATCH(r, "merge products", p.N, p.lanes, window ? window : p.D),
+           small = SCRATCH(r, "merge sums", p.N, p.lanes, window ? window : 3);
+    if (!measuring(r)) {
+        CHECK(!r->batch->history, "means are trained on whole documents");
+        cuda_merge_backward(C(r), &p, R(dx), R(da), R(dw), R(big), R(small), R(dy), R(y), R(z));
+    }
     arena_release(r->scratch, mark);
 }

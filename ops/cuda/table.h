@@ -31,3 +31,9 @@ void cuda_op_decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor d
 void cuda_op_gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n);
 void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                  GatedNorm n);
+void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at);
+void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
+                            const RecurEnds *ends);
+void cuda_op_merge(Run *r, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at);
+void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
+                            Tensor w, int window);
