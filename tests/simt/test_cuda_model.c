@@ -139,6 +139,13 @@ static void refused_in_order(const Animal *a, const Err *e) {
 
 typedef void Plant(Ops *); /* a mistake in the device's table */
 static const double step_tol = 1e-5;
+/* Recurrences add their terms in another order than the CPU's chunks do, and gradients of a few numbers are what is
+ * left of many: up to 2e-5 was met. */
+static double grad_tol(const Model *m) {
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].rows.state) return 6e-5;
+    return step_tol;
+}
 
 /* One micro-batch of three packed sequences forward and backward on both devices. 1: the same, 0: `msg` names the
  * first field that differs, -1: refused. */
@@ -167,7 +174,7 @@ static int step_same(char msg[512], const Animal *a, ModelOpts o, Plant *plant) 
         model_score(&side[k]->m, &p.b, p.tok, p.tgt, score[k], hit[k]);
     }
     bool ok = check_rms(msg, "nll", CHECK_VIEW(nll[1]), CHECK_VIEW(nll[0]), (size_t)N, step_tol) &&
-              weights_same(msg, &cuda, &cuda.m.g, &cpu, &cpu.m.g, step_tol) &&
+              weights_same(msg, &cuda, &cuda.m.g, &cpu, &cpu.m.g, grad_tol(&cpu.m)) &&
               check_rms(msg, "nll of a pass without gradient", CHECK_VIEW(score[1]), CHECK_VIEW(score[0]), (size_t)N,
                         step_tol) &&
               check_bytes(msg, "hits", hit[1], hit[0], (size_t)N * sizeof **hit) &&
@@ -184,7 +191,7 @@ Test(cuda_model, a_step_is_the_cpus_field_by_field, .timeout = 300) {
         ran += same > 0;
     }
     fprintf(stderr, "%d of %d models run on the device\n", ran, zoo_count());
-    cr_assert(ran >= 20, "%d", ran);
+    cr_assert(ran >= 54, "%d", ran);
 }
 Test(cuda_model, dropout_and_recomputation_are_the_cpus, .timeout = 120) {
     char msg[512];
@@ -321,5 +328,5 @@ Test(cuda_model, decodes_what_the_cpu_does, .timeout = 300) {
         ran++;
     }
     fprintf(stderr, "%d of %d models decode on the device\n", ran, zoo_count());
-    cr_assert(ran >= 37, "%d", ran);
+    cr_assert(ran >= 54, "%d", ran);
 }
