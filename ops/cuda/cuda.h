@@ -225,6 +225,16 @@ void cuda_xent(Cuda *, int n, int V, float *logits, float *nll, int *hit, const 
 enum { CUDA_SUMSQ_PIECE = 65536 };
 void cuda_sumsq(Cuda *, size_t n, const float *x, double *part, double *sum); /* part: one for each piece */
 
+/* distill.cu: n rows of V logits and of the teacher's: losses, and with g in place of the logits their gradient. */
+typedef struct {
+    float lm, kl, rkl, temperature;
+} CudaDistill;
+void cuda_distill(Cuda *, int n, int V, float *logits, const float *teacher, float *nll, float *kl, float *rkl,
+                  const int *tgt, const float *g, CudaDistill);
+/* inv (B): scratch. dy and g may be NULL. */
+void cuda_align(Cuda *, int N, int B, int d, float *err, float *dy, float *inv, const float *y, const float *a,
+                const int *tgt, const int *off, const float *g, float factor);
+
 /* update.cu: moments are float, or bf16 where `narrow`. */
 typedef struct {
     float b1, b2, one_b1, one_b2, gscale, step, root, eps, shrink;

@@ -5,8 +5,6 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
-    MISSING(linear_distill, "its row kernel is not written"),
-    MISSING(align, "as linear_distill"),
     {NULL, 0, NULL},
 };
 #define SLOW(op, why) \
@@ -30,6 +28,7 @@ static const CudaLedger slow[] = {
     SLOW(attend, "f32 on the plain units, not on the matrix units; the batch is copied to the device in every call"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(attend_lanes, "as attend; one block goes through all of a history, however long"),
+    SLOW(linear_distill, "as linear_xent"),
     SLOW(sumsq, "waits for the result"),
     {NULL, 0, NULL},
 };

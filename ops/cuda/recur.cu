@@ -73,22 +73,27 @@ DEVICE void state_store(const float S[KP][CT], const CudaRecur &p, const RecurPl
         }
     }
 }
-/* S takes in row r of what is loaded. */
+/* S takes in row r of what is loaded. o, if wanted: S^T q as D^T q + (q.k) u, whose first row is exact in its
+ * direction, which is all that a norm behind it looks at. */
 template <int KP, int CT>
 DEVICE void recur_row(float S[KP][CT], const typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p,
-                      const RecurPlace &at, int r) {
-    float u[CT];
-    UNROLL for (int j = 0; j < CT; j++) u[j] = 0;
+                      const RecurPlace &at, int r, float *o) {
+    float u[CT], out[CT], qk = 0;
+    UNROLL for (int j = 0; j < CT; j++) u[j] = out[j] = 0;
     UNROLL for (int i = 0; i < KP; i++) {
-        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i];
+        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], q = m->q[r][at.part + 8 * i];
+        if (o) qk += q * k;
         UNROLL for (int j = 0; j < CT; j++) {
             S[i][j] *= a;
             u[j] += k * S[i][j];
+            if (o) out[j] += q * S[i][j];
         }
     }
+    if (o) qk = sum8(qk);
     UNROLL for (int j = 0; j < CT; j++) {
         float v = m->v[r][(int)threadIdx.x / 8 + 32 * j];
         u[j] = p.beta ? m->beta[r] * (v - sum8(u[j])) : v;
+        if (o) o[j] = sum8(out[j]) + qk * u[j];
     }
     UNROLL for (int i = 0; i < KP; i++) {
         float k = m->k[r][at.part + 8 * i];
@@ -119,10 +124,8 @@ __global__ void __launch_bounds__(BLOCK) recur(CudaRecur p, float *o, float *kee
             if (i == begin || i == document) state_load<KP, 1>(S, p, at, first == i ? nullptr : blob);
             if (keep && i > document && (i - document) % CUDA_RECUR_CHUNK == 0)
                 state_store<KP, 1>(S, p, at, kept(p, keep, i, at.h), false);
-            recur_row<KP, 1>(S, m, p, at, r);
-            float out = 0;
-            UNROLL for (int d = 0; d < KP; d++) out += m->q[r][at.part + 8 * d] * S[d][0];
-            out = sum8(out);
+            float out;
+            recur_row<KP, 1>(S, m, p, at, r, &out);
             if (at.part == 0 && at.col < p.V) o[head_row(p, i, at.h) * (size_t)p.V + (size_t)at.col] = p.scale * out;
         }
     }
@@ -234,7 +237,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
                 note<KP, CT>(S, notes, g);
                 if (g == segments - 1) break;
                 recur_load<KP, CT>(m, p, at, c + g * SEG, SEG, nullptr);
-                for (int r = 0; r < SEG; r++) recur_row<KP, CT>(S, m, p, at, r);
+                for (int r = 0; r < SEG; r++) recur_row<KP, CT>(S, m, p, at, r, nullptr);
             }
             for (int g = segments - 1; g >= 0; g--) {
                 int t = c + g * SEG, n = c + rows - t < SEG ? c + rows - t : SEG;
@@ -242,7 +245,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
                 recall<KP, CT>(S, notes, g);
                 for (int r = 0; r < n; r++) {
                     note<KP, CT>(S, notes, CHUNK / SEG + r);
-                    if (r < n - 1) recur_row<KP, CT>(S, m, p, at, r);
+                    if (r < n - 1) recur_row<KP, CT>(S, m, p, at, r, nullptr);
                 }
                 for (int r = n - 1; r >= 0; r--)
                     recur_row_back<KP, CT>(dS, notes, CHUNK / SEG + r, m, p, d, at, t + r, r);

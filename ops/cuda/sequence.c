@@ -1,6 +1,7 @@
 /* sequence.c: the ops of the CUDA backend that go along sequences: attention, recurrences and what stands around them,
  * running means. As in table.c. */
 #include "table.h"
+#include "../host.h"
 
 /* ---- attention ---- */
 /* All but the tensors; batch and rows are uploaded to scratch. */
@@ -187,7 +188,8 @@ static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, 
           "%d rows, q (%d,%d,%d), v (%d,%d,%d)", N, x->q.n[0], H, K, x->v.n[0], HV, x->v.n[2]);
     CHECK(!present(x->g) || (x->g.n[1] == HV && (x->g.n[2] == 1 || x->g.n[2] == K)), "g (%d,%d,%d)", x->g.n[0],
           x->g.n[1], x->g.n[2]);
-    CHECK(K <= CUDA_RECUR_WIDTH, "a recurrence of %d numbers, at most %d on this device", K, CUDA_RECUR_WIDTH);
+    if (K > CUDA_RECUR_WIDTH) device_lacks(r, "recurrences of keys wider than 256");
+    CHECK(measuring(r) || K <= CUDA_RECUR_WIDTH, "a recurrence of %d numbers, at most %d", K, CUDA_RECUR_WIDTH);
     CudaRecur p = {.B = b->B,
                    .N = N,
                    .H = H,

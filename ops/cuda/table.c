@@ -337,6 +337,40 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
     if (hit && !measuring(r)) cuda_download(C(r), hit, hits, (size_t)N * sizeof *hits);
     arena_release(r->scratch, mark);
 }
+static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w,
+                           Tensor y, Tensor u, const int *tgt, const real *g, Distill d) {
+    int N = x.n[0], V = w.n[0], I = w.n[1], e = u.n[1];
+    CHECK(x.n[1] == I && y.n[0] == N && y.n[1] == e && u.n[0] == V && present(dx) == present(dw),
+          "x (%d,%d), w (%d,%d), y (%d,%d), u (%d,%d)", N, x.n[1], V, I, y.n[0], y.n[1], u.n[0], e);
+    int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
+    CudaDistill c = {(float)d.lm, (float)d.kl, (float)d.rkl, (float)d.temperature};
+    Mark mark = arena_mark(r->scratch);
+    Tensor own = SCRATCH(r, "logits", rows, V), other = SCRATCH(r, "teacher's logits", rows, V);
+    int *targets = upload_ints(r, tgt, N, "targets");
+    for (int from = 0; from < N && !measuring(r); from += rows) {
+        int n = imin(rows, N - from);
+        size_t at = (size_t)from * (size_t)I;
+        Tensor z = TENSOR(own.p, REAL, n, V), zu = TENSOR(other.p, REAL, n, V), xs = TENSOR(R(x) + at, REAL, n, I);
+        for (int i = from; i < from + n; i++) CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
+        linear(r, z, xs, w, ABSENT);
+        linear(r, zu, TENSOR(R(y) + (size_t)from * (size_t)e, REAL, n, e), u, ABSENT);
+        cuda_distill(C(r), n, V, R(z), R(zu), R(nll) + from, R(kl) + from, R(rkl) + from, targets + from,
+                     present(dx) ? g + from : NULL, c);
+        if (present(dx)) linear_backward(r, TENSOR(R(dx) + at, REAL, n, I), dw, ABSENT, z, xs, w);
+    }
+    arena_release(r->scratch, mark);
+}
+static void align(Run *r, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c) {
+    const Batch *b = r->batch;
+    int N = y.n[0], d = y.n[1];
+    CHECK(N == b->N && a.n[0] == N && a.n[1] == d && err.n[0] == N && (!present(dy) || dy.n[1] == d),
+          "y (%d,%d), a (%d,%d), %d rows", N, d, a.n[0], a.n[1], b->N);
+    Mark mark = arena_mark(r->scratch);
+    Tensor inv = SCRATCH(r, "sizes of sequences", imax(1, b->B));
+    int *targets = upload_ints(r, tgt, N, "targets"), *off = upload_ints(r, b->off, b->B + 1, "first rows");
+    if (!measuring(r)) cuda_align(C(r), N, b->B, d, R(err), maybe(dy), R(inv), R(y), R(a), targets, off, g, (float)c);
+    arena_release(r->scratch, mark);
+}
 static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
                   double decay, double gscale, int64_t t, Rounding round) {
     CHECK(m.dtype == v.dtype, "%s and %s", dtype_name(m.dtype), dtype_name(v.dtype));
@@ -438,6 +472,8 @@ static const Ops ops_cuda = {
     .columns_backward = columns_backward,
     .dropout = dropout,
     .linear_xent = linear_xent,
+    .linear_distill = linear_distill,
+    .align = align,
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
