@@ -84,9 +84,6 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     const TeacherCfg *c = &t->cfg->teacher;
     const int b = t->cfg->train.micro_batch, N = b * t->cfg->data.seq_len;
     ModelOpts o = {.max_rows = N, .max_samples = b, .dry = t->dry, .states = true};
-    if (device_apart(t->dev))
-        return err_input(e, "device %s does not have the losses against a teacher yet; take --device cpu",
-                         device_ops(t->dev)->name);
     if (!model_dir_resolve(c->path, s->dir, e) || !hf_config_read(s->dir, &s->cfg, e) || !fits(t, s, e) ||
         !model_open(&s->model, t->dev, &s->cfg, o, e))
         return false;
