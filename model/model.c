@@ -623,7 +623,7 @@ static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt,
     Run run = run_pass(m, b, 0), *r = &run;
     Mark keep = arena_mark(&m->keep);
     Fields place = arena_placer(&m->keep);
-    Tensor x = {0}, y = {0}, rstd = {0}, loss = losses(m, nll, N);
+    Tensor x = {0}, y = {0}, rstd = {0}, loss = s ? ABSENT : losses(m, nll, N);
     field(&place, &x, "x", 0, N, d);
     field(&place, &y, "y", 0, N, d);
     field(&place, &rstd, "rstd", FIELD_F32, N);
