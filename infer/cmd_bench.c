@@ -182,6 +182,7 @@ int cmd_bench(int argc, char **argv) {
                "(decode), or all three; of the model that CONFIG describes, with random weights.",
         .options = options,
         .take = take,
+        .cache = true,
         .max_args = 2};
     static const char *const names[] = {"ops", "train", "decode"};
     Args a = {.seconds = 1};

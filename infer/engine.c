@@ -83,8 +83,14 @@ bool engine_load(Engine *en, ModelOpts opts, Err *e) {
     return ok;
 }
 
+ModelOpts engine_narrow(const Cli *cli, ModelOpts o) {
+    o.narrow_weights = cli->bf16 && !o.train;
+    o.narrow_cache = cli->cache == CACHE_BF16 || (cli->cache == CACHE_AS_DTYPE && cli->bf16);
+    return o;
+}
+
 bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
-    return engine_read(en, path, cli, e) && engine_load(en, (ModelOpts){0}, e);
+    return engine_read(en, path, cli, e) && engine_load(en, engine_narrow(cli, (ModelOpts){0}), e);
 }
 
 void engine_close(Engine *en) {

@@ -3,11 +3,18 @@
 
 enum { STREAM_INIT = 1 };
 
+/* How weights lie in memory is the model's matter, whoever visits them. */
+static bool narrowed(const Model *m, Fields *f) {
+    const bool was = f->narrow;
+    f->narrow = m->opts.narrow_weights;
+    return was;
+}
 void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
     const Layer *y = &m->layer[l];
     const int d = m->cfg.d_model;
     const bool biases = m->cfg.norm == NORM_LAYER;
     LayerWeights *lw = &w->layer[l];
+    const bool was = narrowed(m, f);
     snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
     field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
     if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
@@ -21,11 +28,14 @@ void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
         y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
     }
     f->scope[0] = 0;
+    f->narrow = was;
 }
 void model_positions_field(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
+    const bool was = narrowed(m, f);
     if (c->positions == POSITIONS_LEARNED)
         field(f, &w->positions, "model.embed_positions.weight", FIELD_TABLE, c->max_positions, c->d_model);
+    f->narrow = was;
 }
 void model_norm_fields(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
@@ -34,12 +44,14 @@ void model_norm_fields(const Model *m, Weights *w, Fields *f) {
 }
 void model_fields(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
+    const bool was = narrowed(m, f);
     f->scope[0] = 0;
     field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
     model_positions_field(m, w, f);
     for (int l = 0; l < m->L; l++) model_layer_fields(m, l, w, f);
     model_norm_fields(m, w, f);
     if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
+    f->narrow = was;
 }
 
 typedef struct {
@@ -83,8 +95,14 @@ static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
     size_t n = tensor_count(*t);
     uint64_t key = rng_name(in->key, path);
     double std = flags & FIELD_RESIDUAL ? in->std * in->residual : in->std;
-    real *p = R(*t), flat = flags & FIELD_ONES ? 1 : 0;
     if (flags & FIELD_OWN) return;
+    if (t->dtype == BF16) {
+        uint16_t *h = t->p;
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < n; i++) h[i] = bf16_from((float)(std * rng_normal(key, i)));
+        return;
+    }
+    real *p = R(*t), flat = flags & FIELD_ONES ? 1 : 0;
     if (flags & (FIELD_ONES | FIELD_ZEROS)) {
         for (size_t i = 0; i < n; i++) p[i] = flat;
         return;
@@ -185,7 +203,9 @@ bool model_device(Device **dev, const char *name, int threads, Err *e) {
 
 bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err *e) {
     *m = (Model){.dev = dev, .opts = opts};
+    CHECK(!opts.train || opts.dry || !(opts.narrow_weights || opts.narrow_cache), "training keeps what it rounds");
     if (!model_map(m, cfg, e)) goto fail;
+    for (int l = 0; l < m->L; l++) m->layer[l].rows.narrow = opts.narrow_cache && m->layer[l].rows.lanes;
     m->act = xcalloc((size_t)m->L, sizeof *m->act);
     m->kv = xcalloc((size_t)m->L, sizeof *m->kv);
     m->dkv = xcalloc((size_t)m->L, sizeof *m->dkv);

@@ -43,6 +43,9 @@ typedef struct {
     int recompute; /* first layers recomputed; -1 all */
     bool poison;
     bool dry; /* measure only */
+    /* For inference: matrices (Fields.narrow) stay BF16 in memory, which wants a device with device_bf16; the cache
+     * keeps its rows as BF16. */
+    bool narrow_weights, narrow_cache;
     /* Moments as BF16, but those of FIELD_F32 tensors; and which weights have second moments (NULL: all). */
     bool narrow_moments;
     bool (*second)(Tensor weight, unsigned flags);

@@ -87,6 +87,21 @@ static void copy(Run *r, Tensor y, Tensor x) {
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
     memcpy(y.p, x.p, tensor_bytes(y));
 }
+static void narrow(Run *r, Tensor x) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(x);
+    real *o = R(x);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) {
+        union {
+            float f;
+            uint32_t u;
+        } b = {(float)o[i]};
+        uint32_t near = (b.u + 0x7FFF + (b.u >> 16 & 1)) & 0xFFFF0000, nan = b.u & 0x7FFFFFFF;
+        b.u = nan > 0x7F800000 ? (b.u | 0x400000) & 0xFFFF0000 : near;
+        o[i] = (real)b.f;
+    }
+}
 static void zero(Run *r, Tensor y) {
     if (measuring(r) || !present(y)) return;
     memset(y.p, 0, tensor_bytes(y));
