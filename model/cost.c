@@ -46,6 +46,23 @@ Cost cost_model(const Model *m, int context) {
     return c;
 }
 
+double cost_prefill(const Model *m, int context) {
+    CHECK(context >= 1, "context %d", context);
+    double sum = 0;
+    for (int l = 0; l < m->last_writer; l++) {
+        const Layer *y = &m->layer[l];
+        Count n = {0};
+        Fields f = {.see = count_field, .ctx = &n};
+        Weights w = m->w;
+        model_layer_fields(m, l, &w, &f);
+        sum += 2.0 * (double)(n.matrices - (!y->publisher && y->ffn->ffn->idle ? y->ffn->ffn->idle(y->fcfg) : 0));
+        int parts = imin(context, 4096);
+        for (int i = 0; i < parts; i++)
+            sum += y->kind->mixer->flops(y->cfg, (context * (i + 0.5)) / parts + 0.5) / parts;
+    }
+    return sum;
+}
+
 void cost_cache(const Model *m, int context, CacheCost *c) {
     CHECK(context >= 0, "context %d", context);
     size_t number = m->opts.narrow_cache ? sizeof(uint16_t) : sizeof(real);

@@ -12,6 +12,7 @@ static const CudaLedger missing[] = {
     MISSING(attend, "our mma.sync flash attention is to be the general path and is not written"),
     MISSING(attend_backward, "as attend"),
     MISSING(attend_lanes, "the cache lives in the host's memory; comes with the paged cache on the device"),
+    MISSING(narrow, "comes with a cache in bf16 on the device"),
     MISSING(merge, "DMC's scan along lanes is not written"),
     MISSING(merge_backward, "as merge"),
     MISSING(recur, "the delta family's three-kernel form is not written"),
