@@ -6,7 +6,7 @@
  * k runs down its columns, panels of (K/2, 8). One call of the kernel makes 8 x 48 numbers of C in registers.
  *
  * Few rows of C are bound by the reading of B: each panel is packed, a block of k at a time, by the thread that
- * multiplies it, and never leaves the second cache; for one row it is turned in registers.
+ * multiplies it, and never leaves its caches.
  *
  * Order of the sums is fixed by K alone, so that neither threads nor the number of rows change anything. */
 #include "../gemm_bf16.h"
@@ -296,6 +296,61 @@ static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float
     for (int r = 0; r < mr; r++)
         if (r < rows) store(vecs, C + (size_t)r * ldc, c[r], last, first);
 }
+/* rows <= mr rows of sums go on by W pairs of k, in the order of the kernel. */
+static inline __attribute__((always_inline)) void go_on(int mr, int vecs, float *sums, const Pair *a, Lie l,
+                                                        const Pair *b, int some) {
+    __m512 c[MR][NV];
+    #pragma GCC unroll 8
+    for (int r = 0; r < mr; r++)
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) c[r][v] = _mm512_loadu_ps(sums + (r * NV + v) * W);
+    for (int k = 0; k < some; k++) {
+        __m512bh y[NV];
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) y[v] = (__m512bh)_mm512_loadu_si512(b + (k * vecs + v) * W);
+    #pragma GCC unroll 8
+        for (int r = 0; r < mr; r++) {
+            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[(size_t)r * l.row + (size_t)k * l.step]);
+    #pragma GCC unroll 3
+            for (int v = 0; v < vecs; v++) c[r][v] = _mm512_dpbf16_ps(c[r][v], x, y[v]);
+        }
+    }
+    #pragma GCC unroll 8
+    for (int r = 0; r < mr; r++)
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) _mm512_storeu_ps(sums + (r * NV + v) * W, c[r][v]);
+}
+/* All rows of C: W pairs of k at a time are turned and used up at once, so that the memory is at work on what comes
+ * next while the sums are made. */
+static inline __attribute__((always_inline)) void all_rows(int vecs, float *C, const Pair *a, Lie l, GemmShape s,
+                                                           const void *B, int row, int k0, int some, bool first,
+                                                           size_t ahead) {
+    float sums[GEMM_BF16_FEW * NV * W] __attribute__((aligned(64)));
+    Pair b[W * NV * W] __attribute__((aligned(64)));
+    memset(sums, 0, (size_t)((s.M + MR - 1) / MR * MR) * NV * W * sizeof *sums);
+    for (int k = 0; k < some; k += W) {
+        for (int v = 0; v < vecs; v++)
+            pack_block(b + v * W, (size_t)vecs * W, s, B, row + v * W, imin(W, s.N - row - v * W), k0 + k, W, ahead);
+        for (int i = 0; i < s.M; i += MR) {
+            const Pair *ai = a + (size_t)(i / MR) * l.block + (size_t)k * l.step;
+            float *to = sums + i * NV * W;
+            int n = imin(W, some - k);
+            switch (imin(MR, s.M - i)) {
+            case 1: go_on(1, vecs, to, ai, l, b, n); break;
+            case 2: go_on(2, vecs, to, ai, l, b, n); break;
+            case 3:
+            case 4: go_on(4, vecs, to, ai, l, b, n); break;
+            default: go_on(MR, vecs, to, ai, l, b, n);
+            }
+        }
+    }
+    for (int i = 0; i < s.M; i++) {
+        __m512 c[NV];
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) c[v] = _mm512_load_ps(sums + (i * NV + v) * W);
+        store(vecs, C + (size_t)i * (size_t)s.ldc, c, imin(W, s.N - row - (vecs - 1) * W), first);
+    }
+}
 /* One row of C: B, `vecs` vectors of rows from `row` on, goes from memory through registers into the sums, in the order
  * of the kernel. */
 static inline __attribute__((always_inline)) void one_row(int vecs, float *C, const Pair *a, GemmShape s, const void *B,
@@ -384,26 +439,12 @@ static void task(const Work *w, int i0, int i1, int p0, int p1) {
 /* ---- few rows -----------------------------------------------------------------------------------------------------
  */
 
-#define ROWS_CASE(mr)                                                                    \
-    switch (vecs) {                                                                      \
-    case 1: kernel(mr, 1, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first); break; \
-    case 2: kernel(mr, 2, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first); break; \
-    default: kernel(mr, 3, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first);       \
-    }
-static void some_rows(const Work *w, float *C, const Pair *a, const Pair *b, int vecs, int some, int rows, int last,
-                      bool first) {
-    const GemmShape s = w->s;
-    if (rows == 1) {
-        ROWS_CASE(1)
-    } else if (rows == 2) {
-        ROWS_CASE(2)
-    } else if (rows <= 4) {
-        ROWS_CASE(4)
-    } else {
-        ROWS_CASE(MR)
-    }
-}
-static size_t few_pairs(GemmShape s) { return (size_t)imin(KP, (s.K + 1) / 2) * NV * W; }
+#ifdef __AVX512BF16__
+enum { FEW_MEM = 0 };
+#else
+enum { FEW_MEM = 1 };
+#endif
+static size_t few_pairs(GemmShape s) { return FEW_MEM * (size_t)imin(KP, (s.K + 1) / 2) * NV * W; }
 /* All rows of panel p; mem: few_pairs. */
 static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
     const GemmShape s = w->s;
@@ -416,21 +457,24 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
         /* the same place in what comes next: the next block of these rows, or the first of the rows behind them */
         size_t ahead = k + KP < pairs ? KP * sizeof(Pair) : 2 * ((size_t)vecs * W * (size_t)s.ldb - 2 * (size_t)k);
 #ifdef __AVX512BF16__
-        if (s.M == 1) {
-            float *C = w->C + (size_t)v0 * W;
-            switch (vecs) {
-            case 1: one_row(1, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
-            case 2: one_row(2, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
-            default: one_row(3, C, w->A + k, s, B, v0 * W, k, some, first, ahead);
-            }
-            continue;
+        float *C = w->C + (size_t)v0 * W;
+        (void)mem, (void)last;
+        switch (s.M == 1 ? -vecs : vecs) {
+        case -1: one_row(1, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
+        case -2: one_row(2, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
+        case -3: one_row(3, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
+        case 1: all_rows(1, C, w->A + k, w->a, s, B, v0 * W, k, some, first, ahead); break;
+        case 2: all_rows(2, C, w->A + k, w->a, s, B, v0 * W, k, some, first, ahead); break;
+        default: all_rows(3, C, w->A + k, w->a, s, B, v0 * W, k, some, first, ahead);
+        }
+#else
+        pack_b_rows(mem, s, B, p, k, k + some, ahead);
+        for (int i = 0; i < s.M; i += MR) {
+            float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
+            const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
+            kernel(MR, vecs, C, (size_t)s.ldc, a, w->a, mem, some, imin(MR, s.M - i), last, first);
         }
 #endif
-        pack_b_rows(mem, s, B, p, k, k + some, ahead);
-        for (int i = 0; i < s.M; i += MR)
-            some_rows(w, w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W,
-                      w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step, mem, vecs, some, imin(MR, s.M - i),
-                      last, first);
     }
 }
 
