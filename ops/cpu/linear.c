@@ -108,10 +108,13 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
                          .weights = (int64_t)O * I},
              R(dw), R(dy), R(x));
     if (measuring(r) || !present(dbias)) return;
-    for (int i = 0; i < N; i++) {
-        const real *g = R(dy) + (size_t)i * (size_t)O;
-        for (int o = 0; o < O; o++) R(dbias)[o] += g[o];
-    }
+        /* Threads share the columns, so that each sum has one owner and one order. */
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
+    for (int c = 0; c < O; c += 64)
+        for (int i = 0; i < N; i++) {
+            const real *g = R(dy) + (size_t)i * (size_t)O;
+            for (int o = c; o < imin(O, c + 64); o++) R(dbias)[o] += g[o];
+        }
 }
 
 /* A block of rows of one head; the heads' rows lie ldx and ldy apart. wt: room for W_h turned, or NULL. */
@@ -160,6 +163,7 @@ static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, b
 static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) {
     if (measuring(r)) return;
     int d = table.n[1];
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)y.n[0] * d > ALONE)
     for (int i = 0; i < y.n[0]; i++) {
         CHECK(tok[i] >= 0 && tok[i] < table.n[0], "token %d of vocabulary %d", tok[i], table.n[0]);
         real *row = R(y) + (size_t)i * (size_t)d;
