@@ -152,6 +152,17 @@ static bool index_body(SetWriter *w, Out *o, Err *e) {
     return file_put(o->o, o->buf, o->n, e);
 }
 
+/* A pattern that names all shards would also read those that an older, longer set of this name has left. */
+static bool drop_older_shards(const SetWriter *w, int from, Err *e) {
+    for (int i = from; i < SET_SHARDS_MAX; i++) {
+        char *old = xformat("%s_%06d.bin", w->prefix, i);
+        bool there = !unlink(old), gone = there || errno == ENOENT || err_errno(e, "cannot replace", old);
+        free(old);
+        if (!there) return gone;
+    }
+    return true;
+}
+
 bool set_write_commit(SetWriter *w, SetWritten *sum, Err *e) {
     FileOut idx = {.fd = -1};
     if (!w->sum.tokens) return err_input(e, "no text in the input: there is nothing to write");
@@ -190,5 +201,6 @@ bool set_write_commit(SetWriter *w, SetWritten *sum, Err *e) {
             return false;
         }
     w->nfile = 0;
+    if (w->cfg.shard && !drop_older_shards(w, sum->shards, e)) return false;
     return !megatron || file_commit(&idx, e);
 }

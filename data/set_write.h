@@ -2,7 +2,8 @@
  *
  * Megatron: PREFIX.bin and PREFIX.idx, one sequence for each document, uint16 where the vocabulary is below 65,500,
  * else int32, as Megatron's own writer chooses. llm.c: PREFIX.bin, or with shards PREFIX_000000.bin, PREFIX_000001.bin,
- * ... of `shard` tokens each, the last one shorter; uint16 (20240520) for up to 65,536 ids, else uint32 (20240801). */
+ * ... of `shard` tokens each, the last one shorter, and no more files of that name; uint16 (20240520) for up to 65,536
+ * ids, else uint32 (20240801). */
 #pragma once
 #include "indexed.h"
 

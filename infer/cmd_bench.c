@@ -5,12 +5,14 @@
 #include <errno.h>
 #include "bench_model.h"
 #include "bench_ops.h"
+#include "bench_recur.h"
 #include "../model/data_cfg.h"
+#include "../ops/host.h"
 #include "engine.h"
 
 int cmd_bench(int argc, char **argv);
 
-enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_PREFILL = 8, BENCH_ALL = 15 };
+enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_PREFILL = 8, BENCH_RECUR = 16, BENCH_ALL = 15 };
 enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK };
 typedef struct {
     const char *word[2];
@@ -183,6 +185,25 @@ static bool bench_prefill(Bench *b, json_t *out, Err *e) {
     model_close(&m);
     return ok;
 }
+/* The recurrences of all rules, and the delta rule with a decay per channel at more shapes. */
+static bool bench_recurrences(Bench *b, json_t *out, Err *e) {
+    static const RecurShape shape[] = {{4, 1024, 4, 64}, {1, 4096, 4, 64}, {1, 4096, 8, 128}};
+    json_t *list = json_array();
+    bool ok = true;
+    for (int s = 0; ok && s < 3; s++)
+        for (int rule = 0; ok && rule < (s ? RULE_KDA + 1 : RULES); rule++) {
+            RecurShape n = shape[s];
+            Timing forward, both;
+            ok = bench_recur(b->dev, (RecurRule)rule, n, b->seconds, &forward, &both, e);
+            if (ok)
+                json_array_append_new(list,
+                                      json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:i}", "rule", recur_rules[rule],
+                                                "batch", n.B, "rows", n.T, "heads", n.H, "dim", n.D, "forward_s",
+                                                forward.median, "forward_backward_s", both.median, "runs", both.runs));
+        }
+    json_object_set_new(out, "recur", list);
+    return ok;
+}
 
 static void report_text(json_t *j, int threads) {
     json_t *x;
@@ -208,6 +229,10 @@ static void report_text(json_t *j, int threads) {
         printf("prefill %.0f tokens/s, batch %d of %d tokens, %.1f%% of the GEMM peak of %.1f GFLOP/s\n",
                NUMBER(x, "tok_s"), WHOLE(x, "batch"), WHOLE(x, "prompt"), NUMBER(x, "percent_of_peak"),
                NUMBER(j, "gemm_peak_gflops"));
+    json_array_foreach(json_object_get(j, "recur"), i, x)
+        printf("recur   %-9s %d x %d rows, %d heads of %d: forward %.2f ms, with backward %.2f ms\n",
+               json_string_value(json_object_get(x, "rule")), WHOLE(x, "batch"), WHOLE(x, "rows"), WHOLE(x, "heads"),
+               WHOLE(x, "dim"), 1e3 * NUMBER(x, "forward_s"), 1e3 * NUMBER(x, "forward_backward_s"));
 }
 
 static bool bench_run(const Args *a, const Cli *cli, Err *e) {
@@ -219,7 +244,13 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     Tokenizer tk = {0};
     if (!cfg.model.vocab && data_tokenizer(&cfg.data, &tk, e)) cfg.model.vocab = tk.vocab;
     tokenizer_close(&tk);
-    if (!cfg.model.vocab || !engine_device(&b.dev, cli, e)) {
+    ok = cfg.model.vocab && engine_device(&b.dev, cli, e);
+    if (ok && device_apart(b.dev)) { /* whose work goes on when the clock of bench.h has stopped */
+        ok = err_input(e, "bench: measures the processor alone; device %s is not timed yet, take --device cpu",
+                       device_ops(b.dev)->name);
+        device_close(b.dev);
+    }
+    if (!ok) {
         config_free(&cfg);
         return false;
     }
@@ -232,6 +263,7 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     if (ok && a->what & BENCH_TRAIN) ok = bench_train(&b, out, e);
     if (ok && a->what & BENCH_DECODE) ok = bench_decode(&b, out, e);
     if (ok && a->what & BENCH_PREFILL) ok = bench_prefill(&b, out, e);
+    if (ok && a->what & BENCH_RECUR) ok = bench_recurrences(&b, out, e);
     device_close(b.dev);
     config_free(&cfg);
     if (ok && cli->json) return engine_print(out, e);
@@ -249,15 +281,15 @@ int cmd_bench(int argc, char **argv) {
         {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 256)", 0},
         {0}};
     static const CliSpec spec = {
-        .args = "[ops|train|decode|prefill] [CONFIG.yaml]",
+        .args = "[ops|train|decode|prefill|recur] [CONFIG.yaml]",
         .doc = "Medians of repeated runs: matrix products, memory reads and what is bound by them (ops), training "
-               "steps (train), decoding (decode), prompts (prefill), or all; of the model that CONFIG describes, with "
-               "random weights.",
+               "steps (train), decoding (decode), prompts (prefill), or all four; of the model that CONFIG describes, "
+               "with random weights. The recurrences of linear attention alone (recur) have shapes of their own.",
         .options = options,
         .take = take,
         .cache = true,
         .max_args = 2};
-    static const char *const names[] = {"ops", "train", "decode", "prefill"};
+    static const char *const names[] = {"ops", "train", "decode", "prefill", "recur"};
     Args a = {.seconds = 1};
     Cli cli;
     Err e = {0};
@@ -273,7 +305,7 @@ int cmd_bench(int argc, char **argv) {
         else if (!part && !a.config)
             a.config = a.word[i];
         else {
-            err_input(&e, "bench: expected [ops|train|decode|prefill] [CONFIG.yaml], got '%.100s'", a.word[i]);
+            err_input(&e, "bench: expected [ops|train|decode|prefill|recur] [CONFIG.yaml], got '%.100s'", a.word[i]);
             return cli_fail(&e);
         }
     }

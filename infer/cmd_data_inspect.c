@@ -43,11 +43,13 @@ static void see_document(Seen *s, int64_t n) {
         s->empty++;
 }
 
-/* Ids, and documents where they are told apart: by the index, else by end-of-text before each. */
+/* Ids, and documents where they are told apart: by the index, else by end-of-text, which stands before each or, where
+ * the last id is one and the first is not, behind each. */
 static bool scan(Seen *s, const Tokenizer *t, Err *e) {
     const Tokens *all = &s->set.all;
     int eot = t ? t->eot : -1;
     int64_t begin = 0;
+    bool behind = all->n && token_at(all, all->n - 1) == eot && token_at(all, 0) != eot;
     s->low = INT64_MAX, s->high = INT64_MIN;
     for (size_t i = 0; i < all->n; i++) {
         int64_t id = token_at(all, i);
@@ -58,13 +60,14 @@ static bool scan(Seen *s, const Tokenizer *t, Err *e) {
                              t ? t->vocab - 1 : INT32_MAX);
         if (eot < 0 || id != eot) continue;
         s->eots++;
-        if (!all->docs && (int64_t)i > begin) see_document(s, (int64_t)i - begin);
-        begin = (int64_t)i;
+        int64_t border = (int64_t)i + behind;
+        if (!all->docs && border > begin) see_document(s, border - begin);
+        begin = border;
     }
     if (all->docs)
         for (size_t d = 0; d < all->docs->ndoc; d++)
             see_document(s, (int64_t)(docs_start(all->docs, d + 1) - docs_start(all->docs, d)));
-    else if (eot >= 0)
+    else if (eot >= 0 && !behind)
         see_document(s, (int64_t)all->n - begin);
     if (!all->docs && eot < 0) s->documents = -1;
     return true;
@@ -187,7 +190,6 @@ int data_inspect(int argc, char **argv) {
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
-    set_catch_sigbus();
     bool ok = inspect(&a, &cli, &e);
     inputs_free(&a.in);
     return ok ? 0 : data_fail(&e);

@@ -224,7 +224,6 @@ static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
     if (a->limit || a->items) return err_input(e, "eval ppl: --limit and --per-item are of choices");
     if (!a->data) return err_input(e, "eval ppl: expected --data FILE; see kvsmith eval --help");
     if (!engine_open(&en, a->model, cli, e)) return false;
-    set_catch_sigbus();
     bool ok = engine_text(&en, e) && eval_open(a, &en, cli, e);
     engine_close(&en);
     return ok;

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <unistd.h>
+#include "../data/indexed.h"
 #include "../ops/file.h"
 #include "../model/hf.h"
 
@@ -13,6 +14,7 @@ void engine_signals(void) {
     struct sigaction a = {.sa_handler = quit};
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGTERM, &a, NULL);
+    set_catch_sigbus();
 }
 
 json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
@@ -28,8 +30,11 @@ bool engine_print(json_t *j, Err *e) {
 
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
     const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
-    if (!model_device(dev, name, imax(cli->threads, 0), e)) return false;
-    if (!cli->bf16 || device_bf16(*dev, true, e)) return true;
+    if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
+    if (cli->cache == CACHE_BF16 && device_apart(*dev))
+        err_input(e, "--cache-dtype bf16: device %.20s keeps rows in f32; leave it out, or --device cpu", name);
+    else if (!cli->bf16 || device_bf16(*dev, true, e))
+        return true;
     device_close(*dev);
     return false;
 }

@@ -35,7 +35,8 @@ bool engine_device(Device **, const Cli *, Err *);
 /* False (EXIT_INPUT) when text cannot be made into tokens: no tokenizer.json, or one of a kind that is not here. */
 bool engine_text(const Engine *, Err *);
 
-/* SIGINT and SIGTERM end the process with status 130 at once: for commands that have nothing to save. */
+/* SIGINT and SIGTERM end the process with status 130 at once: for commands that have nothing to save; and one line for
+ * a mapped file that is cut meanwhile. */
 void engine_signals(void);
 /* Print a JSON object in one line on stdout and drop the reference. NULL or a failed write: EXIT_WORLD. */
 bool engine_print(json_t *, Err *);

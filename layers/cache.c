@@ -3,9 +3,11 @@
  * Where rows retire, those that no later query sees leave their lane when the pass ends, and the newest rows move into
  * their places: a lane is as long as what it shows, and no row moves but into a place that fell free. */
 #include "cache.h"
+#include "../ops/host.h"
 
 enum { PAGE_ROWS = 64, TOKENS_MAX = 1 << 28 };
 struct Slot {
+    Device *dev; /* NULL: rows and states lie with the host */
     Lanes t;
     int *s0_next, *lo_next, *hi_next, *tail_next; /* (nseq*lanes) take effect in kv_end */
     bool *retires;                                /* (nseq*lanes) the pass retires the tail */
@@ -33,11 +35,11 @@ static bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, 
     return !__builtin_mul_overflow(lanes_of(s), lane, &t->npages);
 }
 static int *take_ints(Arena *a, size_t n, const char *name) { return arena_take(a, n * sizeof(int), name); }
-static void slot_place(Slot *s, Arena *a) {
+static void slot_place(Slot *s, Arena *rows, Arena *a) {
     Lanes *t = &s->t;
     int n = lanes_of(s), width = row_width(&t->s);
     if (n) {
-        t->data = arena_tensor(a, "cache rows", t->s.narrow ? BF16 : REAL, 2, (int[]){t->npages, t->P * width});
+        t->data = arena_tensor(rows, "cache rows", t->s.narrow ? BF16 : REAL, 2, (int[]){t->npages, t->P * width});
         t->pos = take_ints(a, (size_t)t->npages * (size_t)t->P, "cache positions");
         t->table = take_ints(a, (size_t)n * (size_t)t->maxpages, "cache table");
         t->s0 = take_ints(a, (size_t)n, "cache s0");
@@ -56,8 +58,9 @@ static void slot_place(Slot *s, Arena *a) {
         s->retires = arena_take(a, (size_t)n * sizeof *s->retires, "cache retires");
     }
     if (n && t->s.carry_rows)
-        s->carry = arena_tensor(a, "cache carry", REAL, 4, (int[]){t->nseq, t->s.lanes, t->s.carry_rows, t->s.carry});
-    if (t->s.state) s->state = arena_tensor(a, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
+        s->carry =
+            arena_tensor(rows, "cache carry", REAL, 4, (int[]){t->nseq, t->s.lanes, t->s.carry_rows, t->s.carry});
+    if (t->s.state) s->state = arena_tensor(rows, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
 }
 static void slot_clear(Slot *s) {
     Lanes *t = &s->t;
@@ -72,25 +75,39 @@ static void slot_clear(Slot *s) {
 
 bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
              bool poison, bool dry, Err *e) {
-    *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot)};
+    return kv_open_at(c, NULL, slots, nslots, nseq, max_tokens, max_rows, page_rows, poison, dry, e);
+}
+bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows,
+                int page_rows, bool poison, bool dry, Err *e) {
+    if (!device_apart(dev)) dev = NULL;
+    *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
+    Arena *tables = dev ? &c->tables : &c->mem;
     for (int i = 0; i < nslots; i++) {
         if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS)) {
             kv_close(c);
             return err_world(e, "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
                              nseq, max_tokens);
         }
-        slot_place(&c->slot[i], &c->mem);
+        CHECK(!dev || !slots[i].narrow, "rows in bf16 on a device");
+        c->slot[i].dev = dev;
+        slot_place(&c->slot[i], &c->mem, tables);
     }
     if (dry) return true;
-    if (!arena_open(&c->mem, "cache", c->mem.peak, poison, e)) return false;
+    if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) return false;
+    if (dev && !arena_open_at(&c->tables, device_memory(dev, true), "tables of the cache", c->tables.peak, poison, e)) {
+        kv_close(c);
+        return false;
+    }
+    if (dev) device_sync(dev);
     for (int i = 0; i < nslots; i++) {
-        slot_place(&c->slot[i], &c->mem);
+        slot_place(&c->slot[i], &c->mem, tables);
         slot_clear(&c->slot[i]);
     }
     return true;
 }
 void kv_close(Cache *c) {
     arena_close(&c->mem);
+    arena_close(&c->tables);
     free(c->slot);
     *c = (Cache){0};
 }
@@ -107,6 +124,12 @@ static char *page_data(const Slot *s, int page, size_t i) {
     return (char *)s->t.data.p + ((size_t)page * (size_t)s->t.P * (size_t)row_width(&s->t.s) + i) * row_number(&s->t.s);
 }
 
+static void copy_bytes(const Slot *s, void *to, const void *from, size_t n) {
+    if (s->dev)
+        device_copy(s->dev, to, from, n);
+    else
+        memcpy(to, from, n);
+}
 /* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run dry.
  */
 static void own_page(Slot *s, int lane, int row) {
@@ -116,13 +139,15 @@ static void own_page(Slot *s, int lane, int row) {
     *e = s->unused[--s->nunused];
     s->ref[*e] = 1;
     if (old < 0) return;
-    memcpy(page_data(s, *e, 0), page_data(s, old, 0), (size_t)P * (size_t)row_width(&s->t.s) * row_number(&s->t.s));
+    copy_bytes(s, page_data(s, *e, 0), page_data(s, old, 0),
+               (size_t)P * (size_t)row_width(&s->t.s) * row_number(&s->t.s));
     memcpy(s->t.pos + (size_t)*e * (size_t)P, s->t.pos + (size_t)old * (size_t)P, (size_t)P * sizeof(int));
     if (s->t.gone) memcpy(s->t.gone + (size_t)*e * (size_t)P, s->t.gone + (size_t)old * (size_t)P, (size_t)P);
     s->ref[old]--;
 }
 
 bool kv_begin(Cache *c, const Batch *b, Err *e) {
+    if (c->dev) device_sync(c->dev);
     for (int q = 0; q < b->B; q++) {
         int far = -1; /* of all rows, not the last: a document that ends in this pass may be accepted in part */
         CHECK(b->seq[q] >= 0 && b->seq[q] < c->nseq, "sequence %d of %d", b->seq[q], c->nseq);
@@ -200,10 +225,39 @@ static void carry_on(Slot *s, int seq, int h, const Kv *pass, int from, int end)
                C * sizeof(real));
 }
 
-void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
+/* Rows of a pass that a device stores by one op for all, not as they are met. */
+typedef struct {
+    size_t *key, *value; /* their places in Lanes.data */
+    size_t *row;         /* and in the pass: row * lanes + lane */
+    int n;
+} Stored;
+static Stored stored_begin(Run *r, const Slot *s) {
+    int n = r->batch->N * s->t.s.lanes;
+    size_t bytes = (size_t)n * sizeof(size_t);
+    return (Stored){arena_take(r->host, bytes, "keys' places"), arena_take(r->host, bytes, "values' places"),
+                    arena_take(r->host, bytes, "rows to store"), measuring(r) ? n : 0};
+}
+/* As `put`, but for the numbers. */
+static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int pos) {
+    size_t at = place(s, lane, row), P = (size_t)s->t.P, page = at / P * P * (size_t)row_width(&s->t.s);
+    d->key[d->n] = page + at % P * (size_t)s->t.s.kdim;
+    d->value[d->n] = page + P * (size_t)s->t.s.kdim + at % P * (size_t)s->t.s.vdim;
+    d->row[d->n++] = from;
+    s->t.pos[at] = pos;
+    return at;
+}
+static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
+    size_t Dk = (size_t)s->t.s.kdim, Dv = (size_t)s->t.s.vdim;
+    for (int i = 0; i < d->n && !measuring(r); i++) d->row[i] *= Dk;
+    r->ops->move(r, s->t.data, d->key, pass->k, d->row, d->n, s->t.s.kdim);
+    if (s->t.s.alias) return;
+    for (int i = 0; i < d->n && !measuring(r); i++) d->row[i] = d->row[i] / Dk * Dv;
+    r->ops->move(r, s->t.data, d->value, pass->v, d->row, d->n, s->t.s.vdim);
+}
+
+static void append(Run *r, Slot *s, const Kv *pass, const int *accept, Stored *device) {
     const Batch *b = r->batch;
     int K = s->t.s.lanes, Dk = s->t.s.kdim, Dv = s->t.s.vdim, delay = s->t.s.delay;
-    if (measuring(r)) return;
     for (int q = 0; q < b->B; q++) {
         int from = b->off[q], end = accept ? from + accept[q] : b->off[q + 1];
         if (from == end) continue;
@@ -220,13 +274,27 @@ void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
                 size_t row = (size_t)j * (size_t)K + (size_t)h;
                 bool gone = retires(pass, h, j + 1, end);
                 if (gone && b->pos[end - 1] + 1 - b->pos[j] > delay) continue; /* no later query sees it */
-                size_t at = put(s, lane, w++, R(pass->k) + row * (size_t)Dk,
-                                s->t.s.alias ? NULL : R(pass->v) + row * (size_t)Dv, b->pos[j]);
+                size_t at = device ? stored_put(device, s, lane, w++, row, b->pos[j])
+                                   : put(s, lane, w++, R(pass->k) + row * (size_t)Dk,
+                                         s->t.s.alias ? NULL : R(pass->v) + row * (size_t)Dv, b->pos[j]);
                 if (s->t.s.retire) s->t.gone[at] = gone, s->tail_next[lane] = w - 1;
             }
             s->hi_next[lane] = w;
         }
     }
+}
+
+void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
+    if (!s->dev) {
+        if (!measuring(r)) append(r, s, pass, accept, NULL);
+        return;
+    }
+    Mark mark = arena_mark(r->host);
+    Stored device = stored_begin(r, s);
+    CHECK(measuring(r) || (!s->t.s.retire && !s->t.s.carry_rows), "rows that the host moves about");
+    if (!measuring(r)) append(r, s, pass, accept, &device);
+    if (s->t.s.lanes) stored_end(r, s, pass, &device);
+    arena_release(r->host, mark);
 }
 
 /* Whether entry e of a lane's table holds rows of from..to-1. */
@@ -314,9 +382,9 @@ void kv_fork(Cache *c, int from, int to) {
             }
         }
         size_t n = (size_t)t->s.state;
-        if (n) memcpy(R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n * sizeof(real));
+        if (n) copy_bytes(s, R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n * sizeof(real));
         n = carried(&t->s);
-        if (n) memcpy(R(s->carry) + (size_t)to * n, R(s->carry) + (size_t)from * n, n * sizeof(real));
+        if (n) copy_bytes(s, R(s->carry) + (size_t)to * n, R(s->carry) + (size_t)from * n, n * sizeof(real));
     }
 }
 

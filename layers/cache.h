@@ -11,7 +11,9 @@
 typedef struct {
     int nslots, nseq;
     Slot *slot;
-    Arena mem; /* all rows, tables and states */
+    Arena mem;    /* all rows, tables and states; of a device rows and states alone, and */
+    Arena tables; /* what the host reads and writes, which the device reads */
+    Device *dev;  /* NULL: the host's memory */
 } Cache;
 
 /* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the
@@ -19,11 +21,14 @@ typedef struct {
  * size. */
 bool kv_open(Cache *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
              bool poison, bool dry, Err *);
+/* The same in the memory of a device that has one of its own; there, rows do not retire. */
+bool kv_open_at(Cache *, Device *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows,
+                int page_rows, bool poison, bool dry, Err *);
 void kv_close(Cache *);
 Slot *kv_slot(const Cache *, int i);
 
 /* Pages for every row of the batch, copies of shared pages that it would change. The only call that can fail
- * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. */
+ * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. Waits for a device. */
 bool kv_begin(Cache *, const Batch *, Err *);
 /* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
  * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored. */

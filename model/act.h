@@ -13,6 +13,16 @@ void model_unmap(Model *);
 void weights_new(const Model *, Weights *); /* structs without numbers */
 void weights_free(const Model *, Weights *);
 
+/* A Run over the model's scratch. */
+static inline Run model_run(Model *m) {
+    Run r = run_make(m->dev, &m->scratch);
+    if (device_memory(m->dev, false)) r.host = &m->host;
+    return r;
+}
+/* What a pass that was just measured asks of the device and does not get: EXIT_INPUT, by the names of op and layer. */
+bool model_able(Model *, Err *);
+bool model_scratch_open(Model *, size_t bytes, size_t host, Err *);
+
 /* The norm that the model is made with; b is absent where it has none. */
 static inline void model_norm(const Model *m, Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b) {
     if (m->cfg.norm == NORM_LAYER)

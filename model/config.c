@@ -347,9 +347,31 @@ void config_free(Config *c) {
     *c = (Config){0};
 }
 
+/* Of all stages: what is said of a teacher is used by one. */
+static bool teachers_agree(const Config *c, Err *e) {
+    bool any = false;
+    for (int k = 0; k < config_stages(c); k++) {
+        const TeacherCfg *t = &config_stage(c, k).cfg->teacher;
+        const TeacherLosses *l = &t->losses;
+        any |= *t->path != 0;
+        if (!*t->path || teacher_wanted(t)) continue;
+        if (l->lm == 0) return err_input(e, "teacher.losses: all are 0; nothing is left to minimise");
+        if (l->lm != 1)
+            return err_input(e, "teacher.losses.lm: %g is the only loss; give 1 (the learning rate scales it), or kl",
+                             l->lm);
+    }
+    TeacherCfg none = {0};
+    Node map = {.type = NODE_MAP};
+    CHECK(schema_read(teacher_keys, &map, "teacher", NULL, &none, e), "defaults");
+    for (int k = 0; !any && k < config_stages(c); k++)
+        if (memcmp(&config_stage(c, k).cfg->teacher, &none, sizeof none))
+            return err_input(e, "teacher.path: required where other settings of the teacher are given; got nothing");
+    return true;
+}
+
 bool config_trainable(const Config *c, Err *e) {
     if (!*c->run.dir) return err_input(e, "run.dir: training needs the folder of the run; add run.dir=DIR");
     if (!c->data.ntrain && !c->data.task.kind)
         return err_input(e, "data.train: training needs a text file or a task; add data.train=FILE or data.task=NAME");
-    return true;
+    return teachers_agree(c, e);
 }

@@ -56,6 +56,19 @@ typedef struct {
     double target, weight; /* target 1: none */
     bool ramp;
 } CompressionCfg;
+/* Losses against another model; path "": none. */
+typedef struct {
+    double lm, kl, rkl, attention, hidden;
+} TeacherLosses;
+typedef struct {
+    char path[KEY_TEXT_MAX];
+    TeacherLosses losses; /* weights */
+    double temperature;
+} TeacherCfg;
+static inline bool teacher_wanted(const TeacherCfg *t) {
+    const TeacherLosses *l = &t->losses;
+    return *t->path && (l->kl > 0 || l->rkl > 0 || l->attention > 0 || l->hidden > 0);
+}
 typedef struct {
     int64_t steps;
     double max_seconds, stop_at_acc; /* stop_at_acc 0: off */
@@ -92,6 +105,7 @@ struct Config {
     RunCfg run;
     ModelCfg model;
     char init_from[KEY_TEXT_MAX];
+    TeacherCfg teacher;
     DataCfg data;
     TrainCfg train;
     OptimCfg optim;
@@ -116,13 +130,15 @@ bool config_parse(Config *, const char *text, size_t n, const char *where, int n
                   Err *);
 /* The same from a tree, which is taken. NULL: the error that the reader of the tree left stands. */
 bool config_tree(Config *, Node *root, int noverride, char *const override[], Err *);
-/* What only training needs: run.dir and one of data.train and data.task are given. */
+/* What only training needs: run.dir and one of data.train and data.task are given; what is said of a teacher is used.
+ */
 bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
  * train.stop_at_acc, train.*_every, train.async_save, train.tensorboard, train.skip_*, data.val and the schedule's
  * lengths (optim.warmup, optim.schedule_steps, optim.decay_steps) may differ; the message names the first other key
- * that does. So in the stage that the run is in; stages before it must be of as many steps as they were, those after it
- * may be others. A vocab of 0 and a dtype of auto agree with any. */
+ * that does. teacher.path may differ, too: a checkpoint knows the teacher's numbers. So in the stage that the run is
+ * in; stages before it must be of as many steps as they were, those after it may be others. A vocab of 0 and a dtype of
+ * auto agree with any. */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
  * message names the first other key that does. */

@@ -156,6 +156,26 @@ const Key optim_keys[] = {
     {"schedule", KEY_CHOICE, AT(schedule), "cosine", 0, 0, "learning rate after warmup", schedules, 0},
     {0}};
 #undef AT
+#define AT(member) offsetof(TeacherLosses, member)
+static const Key losses_keys[] = {
+    {"lm", KEY_FLOAT, AT(lm), "1.0", 0, 1e6, "cross-entropy of the targets, as without a teacher", 0, 0},
+    {"kl", KEY_FLOAT, AT(kl), "1.0", 0, 1e6,
+     "forward divergence KL(teacher || model) of the logits, times temperature^2", 0, 0},
+    {"rkl", KEY_FLOAT, AT(rkl), "0", 0, 1e6, "reverse divergence KL(model || teacher), times temperature^2", 0, 0},
+    {"attention", KEY_FLOAT, AT(attention), "0", 0, 1e6,
+     "squared error of what each layer's mixer adds to the stream, relative to the teacher's; mean over layers", 0, 0},
+    {"hidden", KEY_FLOAT, AT(hidden), "0", 0, 1e6, "the same of the stream behind each layer", 0, 0},
+    {0}};
+#undef AT
+#define AT(member) offsetof(TeacherCfg, member)
+const Key teacher_keys[] = {{"path", KEY_TEXT, AT(path), "", 0, 0,
+                             "model directory or run folder, of any layout, with the same token ids; null: none", 0, 0},
+                            {"losses", KEY_TABLE, AT(losses), "", 0, 0,
+                             "weights; what is minimised is the weighted sum, mean over targets", 0, losses_keys},
+                            {"temperature", KEY_FLOAT, AT(temperature), "1.0", 0.01, 1000,
+                             "that both models' logits are divided by in kl and rkl", 0, 0},
+                            {0}};
+#undef AT
 #define AT(member) offsetof(Stage, member)
 const Key stage_keys[] = {{"name", KEY_TEXT, AT(name), NULL, 0, 0, "for records and messages: letters, digits, - and _",
                            0, 0},
@@ -169,6 +189,7 @@ const Key config_keys[] = {{"run", KEY_TABLE, AT(run), "", 0, 0, "the run", 0, r
                            {"model", KEY_OTHER, AT(model), NULL, 0, 0, "the shape of the model", 0, 0},
                            {"init_from", KEY_TEXT, AT(init_from), "", 0, 0,
                             "model directory or run folder whose weights to start from; null: random", 0, 0},
+                           {"teacher", KEY_TABLE, AT(teacher), "", 0, 0, "a model to learn from", 0, teacher_keys},
                            {"stages", KEY_OTHER, 0, "", 0, 0, "list of parts of the run, in order", 0, 0},
                            {"data", KEY_TABLE, AT(data), "", 0, 0, "the text, or the task", 0, data_keys},
                            {"train", KEY_TABLE, AT(train), "", 0, 0, "the loop", 0, train_keys},

@@ -94,6 +94,7 @@ char *config_text(const Config *c) {
     write_map_end(&w);
     write_name(&w, "init_from");
     write_text(&w, c->init_from);
+    write_section(&w, "teacher", teacher_keys, &c->teacher);
     write_name(&w, "data");
     write_map(&w, false);
     write_name(&w, "train");
@@ -126,19 +127,13 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {"train.steps",
-                                        "train.max_seconds",
-                                        "train.stop_at_acc",
-                                        "data.val",
-                                        "optim.warmup",
-                                        "optim.schedule_steps",
-                                        "optim.decay_steps",
-                                        "train.async_save",
-                                        "train.tensorboard",
-                                        "train.skip_z",
-                                        "train.skip_window",
-                                        "train.skip_most",
-                                        NULL};
+    static const char *const names[] = {"train.steps",          "train.max_seconds",
+                                        "train.stop_at_acc",    "data.val",
+                                        "teacher.path",         "optim.warmup",
+                                        "optim.schedule_steps", "optim.decay_steps",
+                                        "train.async_save",     "train.tensorboard",
+                                        "train.skip_z",         "train.skip_window",
+                                        "train.skip_most",      NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
@@ -260,6 +255,7 @@ void config_document(FILE *f, bool markdown) {
     for (const Key *k = config_keys; k->name; k++)
         if (k->type == KEY_TEXT) init[0] = *k;
     section(f, markdown, "init_from", "", init, "");
+    section(f, markdown, "teacher", "", teacher_keys, "teacher.");
     section(f, markdown, "stages", "a list; the run goes through them in order", stage_keys, "stages.N.");
     section(f, markdown, "data", "", data_keys, "data.");
     for (int i = 0; tasks[i]; i++) {

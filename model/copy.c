@@ -2,6 +2,7 @@
  * one after the other, guards and all. */
 #include "copy.h"
 #include "act.h"
+#include "../ops/host.h"
 
 static void place(ModelCopy *c) {
     Fields f = arena_placer(&c->mem);
@@ -18,6 +19,7 @@ bool model_copy_open(ModelCopy *c, const Model *m, bool dry, Err *e) {
     weights_new(m, &c->view.m);
     weights_new(m, &c->view.v);
     c->view.g = (Weights){0};
+    c->view.dev = NULL; /* its numbers lie with the host */
     place(c);
     if (dry) return true;
     size_t size = c->mem.peak;
@@ -31,8 +33,43 @@ bool model_copy_open(ModelCopy *c, const Model *m, bool dry, Err *e) {
     return true;
 }
 
+/* From a device tensor by tensor: what lies between them is nobody's. */
+typedef struct {
+    Tensor *t;
+    int n;
+    Device *dev;
+} List;
+static void see_list(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    List *l = f->ctx;
+    (void)path, (void)flags;
+    l->t = xrealloc(l->t, (size_t)l->n + 1, sizeof *l->t);
+    l->t[l->n++] = *t;
+}
+static void see_read(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    List *l = f->ctx;
+    (void)path, (void)flags;
+    device_read(l->dev, t->p, l->t[l->n++].p, tensor_bytes(*t));
+}
+static void walk(const Model *m, Weights *w, Weights *first, Weights *second, Fields f) {
+    model_fields(m, w, &f);
+    model_moments(m, first, false, &f);
+    model_moments(m, second, true, &f);
+}
+static void read_fields(ModelCopy *c, const Model *m) {
+    List l = {.dev = m->dev};
+    Weights w = m->w, first = m->m, second = m->v; /* declaring sets shapes again */
+    walk(m, &w, &first, &second, (Fields){.see = see_list, .ctx = &l});
+    l.n = 0;
+    walk(m, &c->view.w, &c->view.m, &c->view.v, (Fields){.see = see_read, .ctx = &l});
+    free(l.t);
+}
+
 void model_copy_take(ModelCopy *c, const Model *m) {
     enum { PIECE = 1 << 22 };
+    if (device_apart(m->dev)) {
+        read_fields(c, m);
+        return;
+    }
     const Arena *from[] = {&m->aw, &m->am, &m->av};
     char *to = c->mem.base;
     for (int k = 0; k < 3; k++) {

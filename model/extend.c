@@ -1,12 +1,13 @@
 /* extend.c: a pass over history: prefill, a chunk of it, verification and decoding are all this. */
 #include "act.h"
+#include "../ops/host.h"
 
 bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int max_rows, int page_rows, bool dry,
                       Err *e) {
     KvShape *slots = xcalloc((size_t)m->L, sizeof *slots);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) slots[l] = m->layer[l].rows;
-    bool ok = kv_open(c, slots, m->L, nseq, max_tokens, max_rows, page_rows, m->opts.poison, dry, e);
+    bool ok = kv_open_at(c, m->dev, slots, m->L, nseq, max_tokens, max_rows, page_rows, m->opts.poison, dry, e);
     free(slots);
     return ok;
 }
@@ -65,14 +66,17 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     model_norm(m, r, xf, rstd, x, m->w.norm, m->w.norm_bias);
     CHECK(want.n == 0 || (logits.n[0] == want.n && logits.n[1] == m->cfg.vocab), "logits (%d,%d)", logits.n[0],
           logits.n[1]);
-    if (want.n) r->ops->linear(r, logits, xf, m->cfg.tied ? m->w.embed : m->w.head, ABSENT);
+    bool apart = want.n && device_apart(m->dev);
+    Tensor out = apart ? SCRATCH(r, "logits", want.n, m->cfg.vocab) : logits;
+    if (want.n) r->ops->linear(r, out, xf, m->cfg.tied ? m->w.embed : m->w.head, ABSENT);
+    if (apart && !measuring(r)) device_read(m->dev, logits.p, out.p, tensor_bytes(out)); /* waits: the host samples */
     arena_release(r->scratch, mark);
 }
 
-/* The accepted rows of a batch as a batch; its arrays live in scratch. */
+/* The accepted rows of a batch as a batch; its arrays live in the host's scratch. */
 static Batch accepted(Run *r, const int *accept, int *row) {
     const Batch *b = r->batch;
-    int *mem = arena_take(r->scratch, ((size_t)b->B + 1 + 3 * (size_t)b->N) * sizeof *mem, "accepted rows");
+    int *mem = arena_take(r->host, ((size_t)b->B + 1 + 3 * (size_t)b->N) * sizeof *mem, "accepted rows");
     int *off = mem, *of = off + b->B + 1, *pos = of + b->N, *first = pos + b->N;
     Batch a = {.B = b->B, .N = b->N, .off = off, .seq = b->seq, .of = of, .pos = pos, .first = first, .id = b->id};
     a.history = true;
@@ -93,8 +97,8 @@ static Batch accepted(Run *r, const int *accept, int *row) {
 
 /* States take in the rows of m->inputs that were accepted: extend once more, for them alone. */
 static void replay(Model *m, const Cache *c, Run r, const int *accept) {
-    Mark mark = arena_mark(r.scratch);
-    int *row = arena_take(r.scratch, (size_t)r.batch->N * sizeof *row, "accepted"), d = m->cfg.d_model;
+    RunMark mark = run_mark(&r);
+    int *row = arena_take(r.host, (size_t)r.batch->N * sizeof *row, "accepted"), d = m->cfg.d_model;
     Batch a = accepted(&r, accept, row);
     Pick all = {r.batch->N, m->idx}, some = {a.N, row};
     r.batch = &a;
@@ -112,7 +116,7 @@ static void replay(Model *m, const Cache *c, Run r, const int *accept) {
         m->layer[l].kind->mixer->extend(&r, m->layer[l].cfg, m->w.layer[l].mix, x, &rows, kv_slot(c, l), y);
         arena_release(r.scratch, inner);
     }
-    arena_release(r.scratch, mark);
+    run_release(&r, mark);
 }
 
 static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, unsigned mode, Tensor logits, Err *e) {
@@ -127,7 +131,7 @@ static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want,
                              "token %d: position %d is beyond the %d that the model has learned; shorten the context",
                              i, b->pos[i], m->cfg.max_positions);
     if (!kv_begin(c, b, e)) return false;
-    Run r = run_make(m->dev, &m->scratch);
+    Run r = model_run(m);
     r.batch = b;
     r.mode = mode;
     r.progress = 1;
@@ -140,20 +144,21 @@ bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want,
 }
 static void commit(Model *m, Cache *c, Run r, const int *accept) {
     const Batch *b = r.batch;
+    device_sync(m->dev); /* the host changes what the pass's kernels read of the cache's tables */
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_append(&r, kv_slot(c, l), &m->kv[l], accept);
     kv_end(c, b, accept);
     arena_release(&m->scratch, m->held);
 }
 void model_commit(Model *m, Cache *c, const Batch *b, const int *accept) {
-    Run r = run_make(m->dev, &m->scratch);
+    Run r = model_run(m);
     r.batch = b;
     replay(m, c, r, accept);
     commit(m, c, r, accept);
 }
 bool model_extend(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
     if (!begin(m, c, b, tok, want, 0, logits, e)) return false;
-    Run r = run_make(m->dev, &m->scratch);
+    Run r = model_run(m);
     r.batch = b;
     commit(m, c, r, NULL);
     return true;
@@ -168,19 +173,25 @@ bool model_extend_reserve(Model *m, Cache *c, int max_rows, int max_want, int ma
     }
     int *zeros = xcalloc((size_t)N + 1, sizeof *zeros);
     Batch b = {.B = B, .N = N, .off = zeros, .seq = zeros, .of = zeros, .pos = zeros, .first = zeros, .history = true};
-    Arena dry = {.name = "scratch"};
+    Arena dry = {.name = "scratch"}, host = {.name = "scratch of the host"};
     Run r = run_make(m->dev, &dry);
+    if (device_apart(m->dev)) r.host = &host;
     r.batch = &b;
     r.mode = RUN_HOLD;
     pass(m, &r, c, zeros, (Pick){imin(max_want, N), m->idx}, TENSOR(NULL, REAL, imin(max_want, N), m->cfg.vocab));
     replay(m, c, r, NULL);
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].owner) kv_append(&r, kv_slot(c, l), &m->kv[l], NULL);
     free(zeros);
+    if (!model_able(m, e)) return false;
     if (m->opts.dry) {
         m->scratch.peak = zmax(m->scratch.peak, dry.peak);
         return true;
     }
-    if (dry.peak <= m->scratch.size && m->scratch.base) return true;
+    if (dry.peak <= m->scratch.size && host.peak <= m->host.size && m->scratch.base) return true;
     CHECK(m->scratch.used == 0, "a pass is under way");
+    dry.peak = zmax(dry.peak, m->scratch.size), host.peak = zmax(host.peak, m->host.size);
     arena_close(&m->scratch);
-    return arena_open(&m->scratch, "scratch", dry.peak, m->opts.poison, e);
+    arena_close(&m->host);
+    return model_scratch_open(m, dry.peak, host.peak, e);
 }

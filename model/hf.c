@@ -114,6 +114,7 @@ bool hf_load(const char *dir, Model *m, Err *e) {
     Source s;
     if (!open_for(&s, dir, &m->cfg, e)) return false;
     Fields f = st_loader(&s.load);
+    s.load.dev = m->dev;
     model_fields(m, &m->w, &f);
     bool ok = st_load_end(&s.load, m->cfg.tied ? buffer_or_head : buffer);
     st_close(&s.st);
@@ -243,7 +244,7 @@ bool hf_save_sharded(const char *dir, const Model *m, const HfIds *ids, Dtype as
     char *config = xformat("%s/config.json", dir), *gen = xformat("%s/generation_config.json", dir);
     HfPlaces places;
     hf_places(&places, hf_type_of(&m->cfg), &m->cfg, NULL);
-    StList l = {.as = as, .names = names_of(&places)};
+    StList l = {.as = as, .names = names_of(&places), .dev = m->dev};
     Fields f = st_lister(&l);
     Weights w = m->w; /* declaring sets shapes again; the pointers are those of the model */
     model_fields(m, &w, &f);

@@ -1,5 +1,6 @@
 /* model.c: regions, forward and backward of a training pass. The pass over a history is extend.c. */
 #include "act.h"
+#include "../ops/host.h"
 
 enum { STREAM_INIT = 1 };
 
@@ -87,6 +88,7 @@ size_t model_params(const Model *m) {
 }
 
 typedef struct {
+    Device *dev;
     uint64_t key;
     double std, residual;
 } Init;
@@ -96,26 +98,58 @@ static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
     uint64_t key = rng_name(in->key, path);
     double std = flags & FIELD_RESIDUAL ? in->std * in->residual : in->std;
     if (flags & FIELD_OWN) return;
+    Tensor view = view_open(in->dev, *t, false);
     if (t->dtype == BF16) {
-        uint16_t *h = t->p;
+        uint16_t *h = view.p;
 #pragma omp parallel for schedule(static)
         for (size_t i = 0; i < n; i++) h[i] = bf16_from((float)(std * rng_normal(key, i)));
+        view_close(in->dev, *t, view, true);
         return;
     }
-    real *p = R(*t), flat = flags & FIELD_ONES ? 1 : 0;
+    real *p = R(view), flat = flags & FIELD_ONES ? 1 : 0;
     if (flags & (FIELD_ONES | FIELD_ZEROS)) {
         for (size_t i = 0; i < n; i++) p[i] = flat;
-        return;
-    }
+    } else {
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) p[i] = (real)(std * rng_normal(key, i));
+        for (size_t i = 0; i < n; i++) p[i] = (real)(std * rng_normal(key, i));
+    }
+    view_close(in->dev, *t, view, true);
 }
 static Init init_of(const Model *m, uint64_t seed) {
-    return (Init){rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
+    return (Init){m->dev, rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
+}
+/* A mixer's own initial values are made by the host: its tensors are views meanwhile. */
+typedef struct {
+    Device *dev;
+    Tensor *at;
+    int n;
+} Own;
+static void see_own(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Own *o = f->ctx;
+    (void)path;
+    if (!(flags & FIELD_OWN)) return;
+    o->at = xrealloc(o->at, (size_t)o->n + 1, sizeof *o->at);
+    o->at[o->n++] = *t;
+    *t = view_open(o->dev, *t, false);
+}
+static void see_own_done(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Own *o = f->ctx;
+    (void)path;
+    if (!(flags & FIELD_OWN)) return;
+    view_close(o->dev, o->at[o->n], *t, true);
+    *t = o->at[o->n++];
 }
 static void init_own(const Model *m, int l, Weights *w, uint64_t key) {
     const Layer *y = &m->layer[l];
-    if (y->kind->mixer->init) y->kind->mixer->init(y->cfg, w->layer[l].mix, rng_mix(key, (uint64_t)l));
+    void *mix = w->layer[l].mix;
+    Own own = {.dev = m->dev};
+    Fields f = {.see = see_own, .ctx = &own}, done = {.see = see_own_done, .ctx = &own};
+    if (!y->kind->mixer->init) return;
+    y->kind->mixer->weights(y->cfg, mix, &f);
+    y->kind->mixer->init(y->cfg, mix, rng_mix(key, (uint64_t)l));
+    own.n = 0;
+    y->kind->mixer->weights(y->cfg, mix, &done);
+    free(own.at);
 }
 void model_init(Model *m, uint64_t seed) {
     Init in = init_of(m, seed);
@@ -140,7 +174,7 @@ void model_stage_end(Model *m) {
                 m->layer[l].kind->mixer->stage_end(m->layer[l].cfg, w[i]->layer[l].mix);
 }
 void model_zero_grad(Model *m) {
-    Fields f = fields_zero();
+    Fields f = fields_zero_at(m->dev);
     model_fields(m, &m->g, &f);
 }
 
@@ -172,9 +206,13 @@ static bool region(Model *m, Arena *a, const char *name, Weights *w, int kind, E
     a->name = name;
     visit(m, w, kind, arena_placer(a));
     if (m->opts.dry) return true;
-    if (!arena_open(a, name, a->peak, m->opts.poison, e)) return false;
+    if (!arena_open_at(a, device_memory(m->dev, false), name, a->peak, m->opts.poison, e)) return false;
     visit(m, w, kind, arena_placer(a));
     return true;
+}
+bool model_scratch_open(Model *m, size_t bytes, size_t host, Err *e) {
+    if (!arena_open_at(&m->scratch, device_memory(m->dev, false), "scratch", bytes, m->opts.poison, e)) return false;
+    return !device_apart(m->dev) || arena_open(&m->host, "scratch of the host", host, m->opts.poison, e);
 }
 static Tensor logits_head(const Model *m, const Weights *w) { return m->cfg.tied ? w->embed : w->head; }
 
@@ -184,21 +222,27 @@ static void measure_passes(Model *m) {
     if (!N) return;
     int *all = xcalloc((size_t)N, sizeof *all);
     Batch b = {.B = B, .N = N, .off = all, .seq = all, .of = all, .pos = all, .first = all};
-    if (m->opts.train) model_train(m, &b, all, all, NULL, NULL);
-    model_loss(m, &b, all, all, NULL);
-    Run r = run_make(m->dev, &m->scratch);
+    if (m->opts.train) model_teach(m, &b, all, all, NULL, NULL, m->opts.teach);
+    if (m->opts.states)
+        model_states(m, &b, all, TENSOR(NULL, REAL, N, m->cfg.d_model), NULL, NULL);
+    else
+        model_loss(m, &b, all, all, NULL);
+    Run r = model_run(m);
     if (m->opts.measure) m->opts.measure(m, &r, m->opts.measure_ctx);
     free(all);
 }
 
-bool model_device(Device **dev, const char *name, int threads, Err *e) {
-    if (!device_open(dev, name, threads, e)) return false;
-    if (!device_memory(*dev, false)) return true;
-    err_input(e, "device %.20s (%.60s): models do not run on it yet, single ops do; take --device cpu", name,
-              device_isa(*dev));
-    device_close(*dev);
-    *dev = NULL;
-    return false;
+bool model_able(Model *m, Err *e) {
+    int l;
+    const char *what = device_lack(m->dev, &l);
+    if (!what) return true;
+    const Layer *y = l >= 0 && l < m->L ? &m->layer[l] : NULL;
+    const char *on = device_ops(m->dev)->name;
+    if (!y) return err_input(e, "device %s does not have %s yet, which this model needs; take --device cpu", on, what);
+    return err_input(e,
+                     "device %s does not have %s yet, which layer %d needs (model.kinds.%s: mixer %s, ffn %s); take "
+                     "--device cpu",
+                     on, what, l, y->kind->name, y->kind->mixer->name, y->ffn->ffn->name);
 }
 
 bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err *e) {
@@ -227,16 +271,17 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
             !region(m, &m->av, "second moments", &m->v, SECOND, e))
             goto fail;
         if (!opts.dry) {
-            visit(m, &m->g, VALUES, fields_zero());
-            visit(m, &m->m, FIRST, fields_zero());
-            visit(m, &m->v, SECOND, fields_zero());
+            visit(m, &m->g, VALUES, fields_zero_at(dev));
+            visit(m, &m->m, FIRST, fields_zero_at(dev));
+            visit(m, &m->v, SECOND, fields_zero_at(dev));
         }
     }
-    m->keep.name = "saved activations", m->scratch.name = "scratch";
+    m->keep.name = "saved activations", m->scratch.name = "scratch", m->host.name = "scratch of the host";
     measure_passes(m);
+    if (!model_able(m, e)) goto fail;
     if (opts.dry) return true;
-    if (!arena_open(&m->keep, "saved activations", m->keep.peak, opts.poison, e) ||
-        !arena_open(&m->scratch, "scratch", m->scratch.peak, opts.poison, e))
+    if (!arena_open_at(&m->keep, device_memory(dev, false), "saved activations", m->keep.peak, opts.poison, e) ||
+        !model_scratch_open(m, m->scratch.peak, m->host.peak, e))
         goto fail;
     return true;
 fail:
@@ -245,7 +290,7 @@ fail:
 }
 
 void model_close(Model *m) {
-    Arena *regions[] = {&m->aw, &m->ag, &m->am, &m->av, &m->keep, &m->scratch};
+    Arena *regions[] = {&m->aw, &m->ag, &m->am, &m->av, &m->keep, &m->scratch, &m->host};
     Weights *weights[] = {&m->w, &m->g, &m->m, &m->v};
     for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) arena_close(regions[i]);
     for (size_t i = 0; m->layer && i < sizeof weights / sizeof *weights; i++) weights_free(m, weights[i]);
@@ -316,8 +361,48 @@ static Tensor branch(Model *m, Run *r, Tensor dx, DropSite site) {
     return g;
 }
 
+/* What the losses on layers need in the backward pass; all NULL and 0 without a teacher. */
+typedef struct {
+    const Teach *teach;
+    const int *tgt;
+    const real *g;
+    double mix, out; /* weights of a layer */
+} Lesson;
+
+static bool mix_taught(const Model *m, const Teach *t, int l) {
+    return t && t->mix && !m->layer[l].publisher && present(t->mix[l]);
+}
+static int mixes_taught(const Model *m, const Teach *t) {
+    int n = 0;
+    for (int l = 0; l < m->L; l++) n += mix_taught(m, t, l);
+    return n;
+}
+/* What align added up over `layers` layers becomes their mean. */
+static void rows_mean(Run *r, real *sums, int N, int layers) {
+    Tensor y = TENSOR(sums, REAL, N);
+    r->ops->axpby(r, y, 0, y, 1.0 / layers);
+}
+/* y = what the mixer added to x to make mid. */
+static void mixer_output(Run *r, Tensor y, Tensor mid, Tensor x) {
+    r->ops->copy(r, y, mid);
+    r->ops->axpby(r, y, -1, x, 1);
+}
+/* The gradient of the mixer's branch: that of the stream and of the loss on what the mixer adds. */
+static Tensor branch_taught(Model *m, Run *r, const Lesson *s, int l, Tensor x, Tensor dmid) {
+    int N = x.n[0], d = x.n[1];
+    Tensor db = SCRATCH(r, "d branch", N, d);
+    r->ops->copy(r, db, dmid);
+    Mark mark = arena_mark(r->scratch);
+    Tensor y = SCRATCH(r, "mixer's output", N, d);
+    mixer_output(r, y, m->act[l].mid, x);
+    r->ops->align(r, TENSOR(s->teach->mixs, REAL, N), db, y, s->teach->mix[l], s->tgt, s->g, s->mix);
+    arena_release(r->scratch, mark);
+    if (m->opts.dropout > 0) r->ops->dropout(r, db, DROP_MIXER, m->opts.dropout);
+    return db;
+}
+
 /* dx: in, the gradient of the block's output; out, that of its input. */
-static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv) {
+static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv, const Lesson *s) {
     const Layer *L = &m->layer[l];
     const LayerWeights *w = &m->w.layer[l];
     LayerWeights *g = &m->g.layer[l];
@@ -338,7 +423,9 @@ static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv
         arena_release(r->scratch, inner);
     }
     r->ops->zero(r, dxn);
-    Tensor dy = L->publisher ? ABSENT : branch(m, r, dmid, DROP_MIXER);
+    Tensor dy = L->publisher                 ? ABSENT
+                : mix_taught(m, s->teach, l) ? branch_taught(m, r, s, l, x, dmid)
+                                             : branch(m, r, dmid, DROP_MIXER);
     L->kind->mixer->backward(r, L->cfg, w->mix, g->mix, a->xn1, layer_kv(m, l), dkv, a->mix, dy, dxn);
     model_norm_backward(m, r, dx, g->norm1, g->bias1, dxn, x, w->norm1, a->rstd1);
     arena_release(r->scratch, mark);
@@ -348,7 +435,7 @@ static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv
  */
 
 static Run run_pass(Model *m, const Batch *b, unsigned mode) {
-    Run r = run_make(m->dev, &m->scratch);
+    Run r = model_run(m);
     CHECK(b->N <= m->opts.max_rows, "%d rows, opened for %d", b->N, m->opts.max_rows);
     r.batch = b;
     r.in = r.out = (Pick){b->N, m->idx};
@@ -383,8 +470,11 @@ static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fi
     }
 }
 
-static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N) {
-    Fields zero = fields_zero();
+static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N, Lesson s) {
+    Fields zero = fields_zero_at(m->dev);
+    const int mixes = mixes_taught(m, s.teach);
+    s.mix = mixes ? s.teach->attention / mixes : 0;
+    s.out = s.teach ? s.teach->hidden / m->L : 0;
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].shared && !measuring(r)) kv_fields(&m->layer[l].rows, N, &m->dkv[l], &zero);
     for (int l = m->L - 1; l >= 0; l--) {
@@ -404,19 +494,79 @@ static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N)
             kv_fields(&L->rows, N, &own, &place);
             if (!measuring(r)) kv_fields(&L->rows, N, &own, &zero);
         }
-        layer_backward(m, r, l, x[l], dx, dkv);
+        if (s.teach && s.teach->out)
+            r->ops->align(r, TENSOR(s.teach->outs, REAL, N), dx, x[l + 1], s.teach->out[l], s.tgt, s.g, s.out);
+        layer_backward(m, r, l, x[l], dx, dkv, &s);
         arena_release(r->scratch, mark);
     }
+    if (mixes) rows_mean(r, s.teach->mixs, N, mixes);
+    if (s.teach && s.teach->out) rows_mean(r, s.teach->outs, N, m->L);
+}
+
+/* y = weight g, in scratch; g itself for 1. */
+static const real *weighted(Run *r, const real *g, double weight, int N) {
+    if (weight == 1) return g;
+    Tensor y = SCRATCH(r, "weighted g", N);
+    r->ops->zero(r, y);
+    r->ops->axpby(r, y, weight, TENSOR((void *)g, REAL, N), 1);
+    return measuring(r) ? NULL : R(y);
+}
+/* The losses of the logits; dx receives their gradient by the rows before the head. */
+static void head_losses(Model *m, Run *r, Tensor rows, Tensor dxf, Tensor xf, const int *tgt, const real *g,
+                        const Teach *t) {
+    int N = xf.n[0];
+    Tensor w = logits_head(m, &m->w), dw = logits_head(m, &m->g);
+    Mark mark = arena_mark(r->scratch);
+    if (t && present(t->xf))
+        r->ops->linear_distill(r, rows, TENSOR(t->kl, REAL, N), TENSOR(t->rkl, REAL, N), dxf, dw, xf, w, t->xf, t->head,
+                               tgt, g, t->logits);
+    else if (t && t->logits.lm == 0)
+        r->ops->linear_xent(r, rows, NULL, ABSENT, ABSENT, xf, w, tgt, NULL);
+    else
+        r->ops->linear_xent(r, rows, NULL, dxf, dw, xf, w, tgt, t ? weighted(r, g, t->logits.lm, N) : g);
+    arena_release(r->scratch, mark);
+}
+
+/* The host's numbers where the ops find them: as they are, or copied to `keep`. */
+static const real *given(Model *m, const real *g, int N, bool measured) {
+    if (!device_apart(m->dev)) return g;
+    Tensor t = arena_tensor(&m->keep, "d nll", REAL, 1, &N);
+    if (!measured) device_write(m->dev, t.p, g, tensor_bytes(t));
+    return R(t);
+}
+static Tensor losses(Model *m, real *nll, int N) {
+    return device_apart(m->dev) ? arena_tensor(&m->keep, "nll", REAL, 1, &N) : TENSOR(nll, REAL, N);
+}
+/* The one thing of a pass that is waited for. */
+static void losses_read(Model *m, real *nll, Tensor t, bool measured) {
+    if (device_apart(m->dev) && !measured) device_read(m->dev, nll, t.p, tensor_bytes(t));
+}
+/* On a device sums are waited for, and so are only asked for where a mixer reports some. */
+static void stats_seen(Model *m, Run *r, Tensor stat, Tensor dstat) {
+    bool reports = !device_apart(m->dev);
+    for (int l = 0; l < m->L; l++) {
+        const Layer *y = &m->layer[l];
+        reports |= y->kind->mixer->reports && y->kind->mixer->reports(y->cfg);
+    }
+    if (!m->stat_loss || measuring(r) || !reports) return;
+    Tensor s = view_open(m->dev, stat, true), d = present(dstat) ? view_open(m->dev, dstat, true) : ABSENT;
+    m->stat_loss(m->stat_ctx, s, d);
+    view_close(m->dev, stat, s, false);
+    if (present(dstat)) view_close(m->dev, dstat, d, true);
 }
 
 void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const real *g, real *nll) {
+    model_teach(m, b, tok, tgt, g, nll, NULL);
+}
+void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const real *g, real *nll, const Teach *t) {
     int N = b->N, d = m->cfg.d_model;
     Run run = run_pass(m, b, RUN_TRAIN), *r = &run;
     Mark keep = arena_mark(&m->keep), scratch = arena_mark(&m->scratch);
     Fields place = arena_placer(&m->keep);
     Tensor x[LAYERS_MAX + 1] = {0}, xf = {0}, rstd = {0};
     keep_fields(m, N, x, &xf, &rstd, &place);
-    Tensor stat, dstat;
+    Tensor stat, dstat, loss = losses(m, nll, N);
+    g = given(m, g, N, measuring(r));
     stat_fields(b->B, &stat, &dstat, &place);
     r->ops->zero(r, stat);
     r->ops->zero(r, dstat);
@@ -429,30 +579,41 @@ void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const
         layer_forward(m, r, l, x[l], x[l + 1]);
         arena_release(r->scratch, mark);
     }
-    if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, stat, dstat);
+    stats_seen(m, r, stat, dstat);
     r->stat = ABSENT; /* a replayed forward counts nothing */
     r->dstat = dstat;
     model_norm(m, r, xf, rstd, x[m->L], m->w.norm, m->w.norm_bias);
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
-    r->ops->linear_xent(r, TENSOR(nll, REAL, N), NULL, dxf, logits_head(m, &m->g), xf, logits_head(m, &m->w), tgt, g);
+    head_losses(m, r, loss, dxf, xf, tgt, g, t);
+    if (t && t->mix) r->ops->zero(r, TENSOR(t->mixs, REAL, N));
+    if (t && t->out) r->ops->zero(r, TENSOR(t->outs, REAL, N));
     model_norm_backward(m, r, dx, m->g.norm, m->g.norm_bias, dxf, x[m->L], m->w.norm, rstd);
-    backward_layers(m, r, x, dx, N);
+    backward_layers(m, r, x, dx, N, (Lesson){.teach = t, .tgt = tgt, .g = g});
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
     r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
     if (present(m->g.positions)) r->ops->embed_backward(r, m->g.positions, dx, b->pos, 1);
+    losses_read(m, nll, loss, measuring(r));
     arena_release(r->scratch, scratch);
     arena_release(&m->keep, keep);
 }
 
-void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit) {
+/* What a pass without gradient leaves: the losses of its rows, or its states. */
+typedef struct {
+    Tensor xf, *mix, *out;
+} States;
+static void leave_layer(Model *m, Run *r, const States *s, int l, Tensor x, Tensor y) {
+    if (s->mix && !m->layer[l].publisher) mixer_output(r, s->mix[l], m->act[l].mid, x);
+    if (s->out) r->ops->copy(r, s->out[l], y);
+}
+static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit, const States *s) {
     int N = b->N, d = m->cfg.d_model;
     Run run = run_pass(m, b, 0), *r = &run;
     Mark keep = arena_mark(&m->keep);
     Fields place = arena_placer(&m->keep);
-    Tensor x = {0}, y = {0}, rstd = {0};
+    Tensor x = {0}, y = {0}, rstd = {0}, loss = losses(m, nll, N);
     field(&place, &x, "x", 0, N, d);
     field(&place, &y, "y", 0, N, d);
     field(&place, &rstd, "rstd", FIELD_F32, N);
@@ -465,14 +626,23 @@ void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real 
         Mark mark = arena_mark(&m->keep);
         act_fields(m, l, N, &place);
         layer_forward(m, r, l, x, y);
+        if (s) leave_layer(m, r, s, l, x, y);
         arena_release(&m->keep, mark);
         Tensor swap = x;
         x = y, y = swap;
     }
-    if (m->stat_loss && !measuring(r)) m->stat_loss(m->stat_ctx, r->stat, ABSENT);
-    model_norm(m, r, y, rstd, x, m->w.norm, m->w.norm_bias);
-    r->ops->linear_xent(r, TENSOR(nll, REAL, N), hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
+    stats_seen(m, r, r->stat, ABSENT);
+    if (!s || present(s->xf)) model_norm(m, r, s ? s->xf : y, rstd, x, m->w.norm, m->w.norm_bias);
+    if (!s) r->ops->linear_xent(r, loss, hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
+    if (!s) losses_read(m, nll, loss, measuring(r));
     arena_release(&m->keep, keep);
+}
+void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit) {
+    score_pass(m, b, tok, tgt, nll, hit, NULL);
+}
+void model_states(Model *m, const Batch *b, const int *tok, Tensor xf, Tensor *mix, Tensor *out) {
+    States s = {xf, mix, out};
+    score_pass(m, b, tok, NULL, NULL, NULL, &s);
 }
 void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll) {
     model_score(m, b, tok, tgt, nll, NULL);
@@ -482,7 +652,7 @@ void model_loss(Model *m, const Batch *b, const int *tok, const int *tgt, real *
  */
 
 bool model_pieces(Model *m, Err *e) {
-    CHECK(m->opts.dry && m->opts.max_rows, "not opened dry with rows");
+    CHECK(m->opts.dry && m->opts.max_rows && !device_apart(m->dev), "not opened dry with rows, on the CPU");
     return arena_open(&m->keep, "a block's activations", m->keep.peak, m->opts.poison, e) &&
            arena_open(&m->scratch, "scratch", m->scratch.peak, m->opts.poison, e);
 }

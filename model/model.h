@@ -31,9 +31,21 @@ typedef struct {
  * derivative of the loss, dstat (B,STATS), zero before. After a pass without gradient dstat is absent. */
 typedef void StatLoss(void *ctx, Tensor stat, Tensor dstat);
 
+/* What a teacher made of a batch (model_states), and the losses of a student against it. In a pass that is measured
+ * nothing has memory. Of the student's row i with a target, over its layers l in which both have a mixer's output
+ * (attention) or over all (hidden):
+ *   lm nll_i + kl KL_i + rkl RKL_i  (Ops.linear_distill)
+ *   + attention mean_l err_i(what the mixer of l adds to the stream) + hidden mean_l err_i(the stream behind l)
+ * with err of Ops.align, relative to the teacher's mean square in the sample: 0 equal, 1 as far off as 0 would be. */
+typedef struct {
+    Distill logits;
+    double attention, hidden;
+    Tensor xf, head;              /* (N,e), (V,e) rows before the teacher's head, and that; absent: kl = rkl = 0 */
+    Tensor *mix, *out;            /* (N,d) per layer, absent in one without output; NULL: attention, hidden = 0 */
+    real *kl, *rkl, *mixs, *outs; /* (N) receive every row's losses, without their weights; NULL where 0 */
+} Teach;
+
 typedef struct Model Model;
-/* device_open for whole models: refuses (EXIT_INPUT) a device that has single ops only. */
-bool model_device(Device **, const char *name, int threads, Err *);
 /* Options that are not part of the model's shape. */
 typedef struct {
     bool train;   /* gradients, optimizer state and saved activations are wanted */
@@ -42,7 +54,9 @@ typedef struct {
     double dropout;
     int recompute; /* first layers recomputed; -1 all */
     bool poison;
-    bool dry; /* measure only */
+    bool dry;           /* measure only */
+    bool states;        /* not train: passes are model_states alone, not model_loss */
+    const Teach *teach; /* train: passes are model_teach with this; read while opening alone */
     /* For inference: matrices (Fields.narrow) stay BF16 in memory, which wants a device with device_bf16; the cache
      * keeps its rows as BF16. */
     bool narrow_weights, narrow_cache;
@@ -63,6 +77,7 @@ struct Model {
     Device *dev;
     Weights w, g, m, v;                  /* weights, gradients, AdamW's two moments */
     Arena aw, ag, am, av, keep, scratch; /* keep: what lives from forward to backward */
+    Arena host;                          /* Run.host where the others are a device's; else unused */
     struct Act *act;                     /* per layer; see model.c */
     Kv *kv, *dkv;                        /* per layer: the K/V of the pass that other layers read, and its gradient */
     int *idx;                            /* 0,1,2...: the pick of all rows */
@@ -77,7 +92,8 @@ struct Model {
 };
 
 /* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is
- * copied shallowly and must outlive the model. */
+ * copied shallowly and must outlive the model. Regions lie where the device computes; what the functions below take and
+ * give as plain pointers and as logits lies with the host. EXIT_INPUT: the device lacks an op of one of the layers. */
 bool model_open(Model *, Device *, const ModelCfg *, ModelOpts, Err *);
 void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */
@@ -102,6 +118,11 @@ void model_loss(Model *, const Batch *, const int *tok, const int *tgt, real *nl
 /* The same, and hit (N, may be NULL): 1 where the target is what greedy decoding would say, else 0. */
 void model_score(Model *, const Batch *, const int *tok, const int *tgt, real *nll, int *hit);
 void model_zero_grad(Model *);
+/* A teacher's pass, without gradient or noise: leaves what Teach's xf, mix and out hold, each where it is wanted (not
+ * absent, not NULL). */
+void model_states(Model *, const Batch *, const int *tok, Tensor xf, Tensor *mix, Tensor *out);
+/* model_train with the losses of Teach: adds the gradient of sum_i g_i (all of them). nll (N) without its weight. */
+void model_teach(Model *, const Batch *, const int *tok, const int *tgt, const real *g, real *nll, const Teach *);
 
 /* A pass over history for a session: n new tokens for each of B sequences. `want`: rows whose logits (want.n, V) are
  * needed. Layers above the last writer run for those rows alone. kv_begin's failure is returned. */

@@ -470,6 +470,12 @@ bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) { return st_read_
 /* ---- fields --------------------------------------------------------------------------------------------------------
  */
 
+static bool read_at(const StLoad *l, const StEntry *s, Tensor t, StPlace p) {
+    Tensor view = view_open(l->dev, t, false);
+    bool ok = (l->round && t.dtype == BF16 ? st_read_round : st_read_part)(l->st, s, view, p, l->err);
+    view_close(l->dev, t, view, ok);
+    return ok;
+}
 static void take_field(StLoad *l, Tensor t, const char *path, unsigned flags, bool read) {
     char own[192];
     StPlace p = ST_WHOLE;
@@ -479,11 +485,7 @@ static void take_field(StLoad *l, Tensor t, const char *path, unsigned flags, bo
     const StEntry *s = st_find(l->st, name);
     if (s) {
         l->used[s - l->st->entry] = true;
-        bool (*take)(const St *, const StEntry *, Tensor, StPlace, Err *) = !read ? st_fits_part
-                                                                            : l->round && t.dtype == BF16
-                                                                                ? st_read_round
-                                                                                : st_read_part;
-        l->failed = !take(l->st, s, t, p, l->err);
+        l->failed = !(read ? read_at(l, s, t, p) : st_fits_part(l->st, s, t, p, l->err));
     } else if (!(flags & FIELD_OPTIONAL)) {
         l->failed = !err_input(l->err, "%s: tensor \"%s\" is missing", l->st->path, name);
     }

@@ -6,7 +6,7 @@
  * that the reference implementation gives to the error: "(InvalidOffset)".
  * Source of the format: the README and reader of github.com/huggingface/safetensors. */
 #pragma once
-#include "../ops/tensor.h"
+#include "../ops/host.h"
 #include "../ops/file.h"
 
 typedef struct {
@@ -71,6 +71,7 @@ typedef struct {
     const char *prefix;   /* before every field's name; NULL: "" */
     const StNames *names; /* NULL: the fields' own */
     bool round;           /* fields that are BF16 take numbers of any dtype, to the nearest, ties to even */
+    Device *dev;          /* where the fields lie; NULL: with the host */
     Err *err;
     bool failed;
     bool *used; /* (st->n) entries that a field took */
@@ -95,7 +96,8 @@ typedef struct {
     const char *prefix;
     const StNames *names;
     Dtype as;
-    bool own; /* instead of `as`: as it lies in memory */
+    bool own;    /* instead of `as`: as it lies in memory */
+    Device *dev; /* where the tensors lie; NULL: with the host */
 } StList;
 /* Collect: every field as `as`, those with FIELD_F32 not narrower than F32; names get the prefix (NULL: ""). */
 Fields st_lister(StList *);

@@ -97,6 +97,23 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
     return ok;
 }
 
+/* The same from a device: one item at a time lies with the host. */
+static bool put_item(FileOut *o, const StItem *s, Device *dev, Err *e) {
+    StItem view = *s;
+    Tensor part = ABSENT, copy[JOINED_MAX];
+    if (!device_apart(dev)) return put_data(o, s, e);
+    for (int k = 0; k < s->place.parts; k++) {
+        CHECK(s->part[k], "%s: part %d was not given", s->name, k);
+        part = TENSOR((void *)s->part[k], s->t.dtype, (int)(tensor_count(s->t) / (size_t)s->place.parts));
+        copy[k] = view_open(dev, part, true);
+        view.part[k] = copy[k].p;
+    }
+    view.t.p = copy[0].p;
+    bool ok = put_data(o, &view, e);
+    for (int k = 0; k < s->place.parts; k++) view_close(dev, part, copy[k], false);
+    return ok;
+}
+
 void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
     CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64 || (t.dtype == BF16 && as == BF16)), "%s", name);
     CHECK(p.parts >= 1 && p.parts <= JOINED_MAX && p.part < p.parts && p.block > 0 && (p.parts == 1 || t.rank <= 2),
@@ -209,7 +226,7 @@ bool st_write(const char *path, const StList *l, const char *const *meta, Err *e
         unsigned char size[8];
         for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)len >> 8 * i);
         ok = file_begin(&o, path, e) && file_put(&o, size, 8, e) && file_put(&o, head, len, e);
-        for (int i = 0; ok && i < l->n; i++) ok = put_data(&o, &s[i], e);
+        for (int i = 0; ok && i < l->n; i++) ok = put_item(&o, &s[i], l->dev, e);
         ok = ok && file_commit(&o, e);
     }
     free(head);
@@ -277,7 +294,7 @@ static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e)
     bool ok = n <= SHARDS_MAX || err_input(e, "%s: shards of at most %zu bytes would be %d, at most %d are made", dir,
                                            limit, n, SHARDS_MAX);
     for (int k = 0; ok && k < n; k++) {
-        StList some = {.item = item};
+        StList some = {.item = item, .dev = l->dev};
         for (int i = 0; i < l->n; i++)
             if (shard[i] == k) item[some.n++] = l->item[i];
         char *path = st_shard_name(dir, k, n);

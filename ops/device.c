@@ -63,7 +63,19 @@ void device_read(Device *d, void *to, const void *from, size_t n) {
     else
         memcpy(to, from, n);
 }
-Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch}; }
+void device_copy(Device *d, void *to, const void *from, size_t n) {
+    if (d->cuda)
+        cuda_device_copy(d, to, from, n);
+    else
+        memcpy(to, from, n);
+}
+void device_zero(Device *d, void *p, size_t n) {
+    if (d->cuda)
+        cuda_device_zero(d, p, n);
+    else
+        memset(p, 0, n);
+}
+Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch, .host = scratch}; }
 
 bool device_bf16(Device *d, bool on, Err *e) {
     if (d->cuda) return !on || err_input(e, "dtype bf16: device cuda computes in f32");

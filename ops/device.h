@@ -11,6 +11,9 @@ struct Device {
     GemmBf16 *gemm_bf16; /* of this processor; NULL in the double build */
     struct Cuda *cuda;   /* NULL: the CPU */
     Memory home[2];      /* of the device alone; shared with the host */
+    Ops own;             /* the CUDA backend's table, with a word for each op that it lacks */
+    const char *lacks;   /* host.h */
+    int lacks_layer;
 };
 
 /* One table per instruction set, from the same sources (cpu/cpu.c). */
@@ -28,3 +31,5 @@ void cuda_device_sync(Device *);
 const Memory *cuda_device_memory(Device *, bool host_too);
 void cuda_device_write(Device *, void *to, const void *from, size_t);
 void cuda_device_read(Device *, void *to, const void *from, size_t);
+void cuda_device_copy(Device *, void *to, const void *from, size_t);
+void cuda_device_zero(Device *, void *p, size_t);

@@ -24,6 +24,11 @@ typedef struct {
     uint64_t key, at;
 } Rounding;
 
+/* Weights of the losses of linear_distill, and the temperature T > 0 of the latter two. */
+typedef struct {
+    double lm, kl, rkl, temperature;
+} Distill;
+
 struct Ops {
     const char *name; /* "cpu" */
 
@@ -159,6 +164,9 @@ struct Ops {
     void (*linear_groups)(Run *, Tensor y, Tensor x, Groups, const Tensor *w);
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
     void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
+    /* n pieces of w numbers: those of y from number to[i] on become those of x from number from[i] on. Pieces of y do
+     * not overlap; the rest of y stays. */
+    void (*move)(Run *, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w);
     /* y row i += sum over j < k, in order, of x row place[i k + j]. */
     void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);
     /* SwiGLU with a factor s (M) for each row: y = s silu(gate) up. Backward: ds += sum over the row of dy silu(gate)
@@ -187,6 +195,19 @@ struct Ops {
     void (*linear_xent)(Run *, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
                         const real *g);
 
+    /* The same with a teacher beside: y (N,e) are its rows before its head u (V,e). Two chunks of logits exist at once.
+     * With z = x_i w^T, p = softmax(z / T) and q = softmax(y_i u^T / T), where tgt[i] >= 0, all 0 elsewhere:
+     *   nll_i as above;  kl_i = T^2 sum_v q log(q / p);  rkl_i = T^2 sum_v p log(p / q).
+     * dx and dw (both or neither) receive the gradients of sum_i g_i (lm nll_i + kl kl_i + rkl rkl_i), none goes to the
+     * teacher: dz = g (lm (softmax(z) - onehot) + kl T (p - q) + rkl T p (log(p / q) - sum_v p log(p / q))).
+     * Source: arXiv:1503.02531 (T^2 keeps the gradient's size); the reverse form as in arXiv:2306.08543. */
+    void (*linear_distill)(Run *, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w, Tensor y,
+                           Tensor u, const int *tgt, const real *g, Distill);
+    /* Distance of the rows of y from those of a (N,d), relative to a's mean size in the row's sequence s:
+     *   err_i += |y_i - a_i|^2 / m_s,  m_s = mean over rows j of s with tgt[j] >= 0 of |a_j|^2 (1 where that is 0);
+     * rows with tgt[i] < 0 are untouched. dy (optional) += 2 c g_i (y_i - a_i) / m_s: of sum_i c g_i err_i. err (N). */
+    void (*align)(Run *, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c);
+
     /* One AdamW step t >= 1 on one tensor, decoupled decay (arXiv:1711.05101), with g scaled by gscale first:
      *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w).
      * m and v may both be BF16: w takes its step by the numbers before they are rounded. */
@@ -211,6 +232,8 @@ const Memory *device_memory(Device *, bool host_too);
 void device_sync(Device *); /* wait until everything that was asked for is done */
 void device_write(Device *, void *to, const void *from, size_t bytes); /* `to` on the device; `from` is free at once */
 void device_read(Device *, void *to, const void *from, size_t bytes);  /* `from` on the device; waits */
+void device_copy(Device *, void *to, const void *from, size_t bytes);  /* both on the device, apart from each other */
+void device_zero(Device *, void *p, size_t bytes);
 /* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
  * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
  * again, as a device is opened. EXIT_INPUT in the double build. */
@@ -218,5 +241,5 @@ bool device_bf16(Device *, bool on, Err *);
 /* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
  * instruction for it. */
 double device_bf16_gain(Device *);
-/* A Run on this device with nothing but ops, dev and scratch set. */
+/* A Run on this device with nothing but ops, dev, scratch and host (the same) set. */
 Run run_make(Device *, Arena *scratch);

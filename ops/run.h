@@ -95,6 +95,7 @@ typedef struct {
     const Ops *ops;
     Device *dev;    /* the backend's own: cached primitives, threads, streams */
     Arena *scratch; /* a stack; base NULL: the pass is only measured, ops take scratch and compute nothing */
+    Arena *host;    /* the same for what the host itself reads and writes: `scratch`, but where that is a device's */
     const Batch *batch;
     Pick in, out; /* x of a layer has in.n rows, y has out.n; they differ in one layer of an extend only */
     unsigned mode;

@@ -24,7 +24,7 @@ static const struct {
     {"gelu", 8},
     {"gelu_backward", 16},
     {"rope", 4},
-    {"attend", 12},
+    {"attend", 20}, /* with keys of 576 numbers; 12 are enough for 64 */
     {"attend_backward", 16},
     {"attend_lanes", 12},
     {"repeat", 0},
@@ -58,6 +58,7 @@ static const struct {
     {"linear_groups", 6},
     {"linear_groups_backward", 6},
     {"spread", 0},
+    {"move", 0},
     {"collect", 2},
     {"swiglu_rows", 4},
     {"swiglu_rows_backward", 16},
@@ -71,6 +72,8 @@ static const struct {
     {"columns_backward", 4},
     {"dropout", 2},
     {"linear_xent", 40},
+    {"linear_distill", 40},
+    {"align", 8},
     {"adamw", 8},
     {"adamw_bf16", 8},
     {"momentum", 4},
@@ -104,6 +107,12 @@ int rig_tables(Table out[TABLES_MAX]) {
     return n;
 }
 
+Table rig_first(void) {
+    Table t[TABLES_MAX];
+    rig_tables(t);
+    return t[0];
+}
+int rig_threads(void) { return cuda_ops() ? 1 : 3; }
 bool rig_missing(const char *op) {
     if (!cuda_ops()) return false;
     for (const CudaLedger *l = cuda_missing(); l->op; l++)
@@ -274,9 +283,9 @@ void rig_sweep(const char *op, Case *f, unsigned flags) {
             bool large = size >= 80;
             int N = large ? 150 : rows[size / 8], d = large ? 300 + 41 * (size - 80) : widths[size % 8];
             uint64_t alone = 0;
-            bool device = cuda_ops() != NULL; /* emulation is slow, and has no threads to number */
+            bool device = cuda_ops() != NULL;
             if ((k > 0 || device) && !large && (size / 8 + size + k) % 3) continue;
-            for (int threads = 1; threads <= (large && !device ? 3 : 1); threads++) {
+            for (int threads = 1; threads <= (large ? rig_threads() : 1); threads++) {
                 Rig g;
                 rig_open(&g, tables[k], threads, (size_t)(large ? 8 : 2) << 20);
                 int *of = xcalloc((size_t)N + 1, sizeof *of), *at = xcalloc((size_t)N + 1, sizeof *at);

@@ -238,6 +238,18 @@ Test(cli, bench_measures) {
     }
 }
 
+Test(cli, bench_recurrences) {
+    static const char *const rules[] = {"kda", "gdn", "deltanet", "gla", "retention", "linear", "kda", "kda"};
+    json_t *j = object(RUN("bench", "recur", "--seconds", "0.01", "--json")), *list = json_object_get(j, "recur"), *x;
+    size_t i;
+    cr_assert(json_array_size(list) == sizeof rules / sizeof *rules);
+    json_array_foreach(list, i, x) {
+        cr_assert_str_eq(json_string_value(json_object_get(x, "rule")), rules[i]);
+        cr_assert(NUM(x, "forward_s") > 0 && NUM(x, "forward_backward_s") > NUM(x, "forward_s"), "%s", rules[i]);
+    }
+    json_decref(j);
+}
+
 Test(cli, refusals) {
     Speaker s;
     char *dir = model_dir(&s, "m", 0), *text = check_path("text"), *bad = check_path("bad"), *out = check_path("out"),

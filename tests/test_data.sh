@@ -73,6 +73,13 @@ ok data inspect "$tmp/m1" "$tmp/l.bin" --tokenizer "$tok" --json
 [ "$(grep -o "\"documents\":$docs,\"lengths\"" "$tmp/out" | wc -l)" = 2 ] || wrong "documents: $(cat "$tmp/out")"
 [ "$(grep -o "\"end_of_text\":$docs," "$tmp/out" | wc -l)" = 2 ] || wrong "ends of text: $(cat "$tmp/out")"
 grep -q 'In the beginning God created' "$tmp/out" || wrong "text: $(cat "$tmp/out")"
+ok data tokenize "$tmp/text" --separator "$sep" --tokenizer "$tok" --out "$tmp/after" --format llmc --eot after -q
+ok data inspect "$tmp/after.bin" --tokenizer "$tok" --json
+grep -q "\"documents\":$docs,\"lengths\"" "$tmp/out" || wrong "documents with end-of-text behind: $(cat "$tmp/out")"
+for n in 4 2; do # a set that replaces a longer one leaves none of its files
+    ok data tokenize "$tmp/text" --tokenizer "$tok" --out "$tmp/s" --format llmc --shard-tokens $((tokens / n + 1)) -q
+    [ "$(ls "$tmp" | grep -c '^s_.*bin$')" = $n ] || wrong "$n shards: $(ls "$tmp" | grep '^s_' | tr '\n' ' ')"
+done
 [ -z "$(ls -A "$tmp" | grep -E 'tmp[0-9]|lengths')" ] || wrong "left over: $(ls -A "$tmp" | tr '\n' ' ')"
 verdict tokenize-is-the-same-every-way
 

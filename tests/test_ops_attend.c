@@ -172,7 +172,7 @@ static void attend_with(Rig *g, const Pass *p, Tensor q, const Kv *kv, Tensor o0
     rig_pass(g, p);
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor o = EMPTY(g, "o", p->out.n, H, p->s.vdim), lse = EMPTY(g, "lse", p->out.n, H);
             rig_use(g, tables[k], threads);
@@ -203,10 +203,22 @@ static void attend_with(Rig *g, const Pass *p, Tensor q, const Kv *kv, Tensor o0
     }
     free(want.o), free(want.lse);
 }
-static void forward(Rig *g, int draw, int noticed[FAULTS]) {
+typedef struct {
+    int kdim, vdim;
+    bool alias;
+} Widths;
+static void widen(Pass *p, const Widths *w) {
+    if (!w) return;
+    p->s.kdim = w->kdim, p->s.vdim = w->vdim, p->s.alias = w->alias;
+    p->look.scale = (real)(1.1 / sqrt(w->kdim));
+}
+static void forward_of(Rig *g, int draw, const Widths *w, int noticed[FAULTS]) {
     Dice dice = {rng_mix(0xA77E, (uint64_t)draw), 0};
     Pass *p = pass_draw(&dice, draw, false);
+    widen(p, w);
     Kv kv = pass_kv(g, p, true);
+    for (int i = 0; p->s.alias && i < p->b.N * p->s.lanes; i++) /* for the reference; an op reads the keys */
+        memcpy(R(kv.v) + i * p->s.vdim, R(kv.k) + i * p->s.kdim, (size_t)p->s.vdim * sizeof(real));
     Tensor q = RANDOM(g, "q", p->out.n, p->look.heads, p->s.kdim);
     Tensor o = EMPTY(g, "o before", p->out.n, p->look.heads, p->s.vdim),
            lse = EMPTY(g, "lse before", p->out.n, p->look.heads);
@@ -215,13 +227,14 @@ static void forward(Rig *g, int draw, int noticed[FAULTS]) {
     attend_with(g, p, q, &kv, o, lse, NULL);
     pass_free(p);
 }
+static void forward(Rig *g, int draw, int noticed[FAULTS]) { forward_of(g, draw, NULL, noticed); }
 void case_attend(Rig *g, int draw, int d) { forward(g, draw, (int[FAULTS]){d}); }
 /* All draws; the mistakes up to `last` must have been tried. */
 static void draws(void (*f)(Rig *, int draw, int noticed[FAULTS]), Fault last) {
     int noticed[FAULTS] = {0};
     for (int draw = 0; draw < DRAWS; draw++) {
         Rig g;
-        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+        rig_open(&g, rig_first(), 1, (size_t)24 << 20);
         f(&g, draw, noticed);
         rig_close(&g);
     }
@@ -232,6 +245,20 @@ Test(ops, attend) {
     if (!rig_missing("attend")) draws(forward, BIAS_OF_THE_NEXT);
 }
 
+/* Heads of all widths that models have, and wider than a block of a device takes at once. */
+static const Widths wide_heads[] = {{16, 16, false},   {80, 80, false},   {128, 128, false}, {192, 128, false},
+                                    {129, 257, false}, {256, 256, false}, {576, 512, true},  {40, 24, true}};
+enum { WIDE = sizeof wide_heads / sizeof *wide_heads };
+Test(ops, attend_with_wide_heads) {
+    if (rig_missing("attend")) return;
+    for (int k = 0; k < 2 * WIDE; k++) {
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)64 << 20);
+        forward_of(&g, 3 + k, &wide_heads[k / 2], (int[FAULTS]){0});
+        rig_close(&g);
+    }
+}
+
 /* Scores of +-1e4: the largest must win without an overflow, and equal ones share. */
 Test(ops, attend_with_extreme_scores) {
     if (rig_missing("attend")) return;
@@ -239,7 +266,7 @@ Test(ops, attend_with_extreme_scores) {
         Dice dice = {rng_mix(0xE87, (uint64_t)draw), 0};
         Pass *p = pass_draw(&dice, draw, true);
         Rig g;
-        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+        rig_open(&g, rig_first(), 1, (size_t)24 << 20);
         Kv kv = pass_kv(&g, p, true);
         Tensor q = RANDOM(&g, "q", p->out.n, p->look.heads, p->s.kdim);
         p->look.scale = (real)(1e4 / sqrt(p->s.kdim));
@@ -260,7 +287,7 @@ Test(ops, attend_lets_nan_through) {
             Dice dice = {rng_mix(0x9A9, (uint64_t)draw), 0};
             Pass *p = pass_draw(&dice, draw, true);
             Rig g;
-            rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)24 << 20);
+            rig_open(&g, rig_first(), 1, (size_t)24 << 20);
             int H = p->look.heads, G = H / p->s.lanes, Dv = p->s.vdim, N = p->b.N;
             Kv kv = pass_kv(&g, p, false);
             Tensor q = RANDOM(&g, "q", N, H, p->s.kdim), o = EMPTY(&g, "o", N, H, Dv), lse = EMPTY(&g, "lse", N, H);
@@ -338,9 +365,10 @@ static Grad backward_ref(const Pass *p, const Tape *t, Fault f) {
     return r;
 }
 static void grad_free(Grad r) { free(r.dq), free(r.dk), free(r.dv), free(r.dbias); }
-static void backward(Rig *g, int draw, int noticed[FAULTS]) {
+static void backward_of(Rig *g, int draw, const Widths *w, int noticed[FAULTS]) {
     Dice dice = {rng_mix(0xBAC, (uint64_t)draw), 0};
     Pass *p = pass_draw(&dice, draw, true);
+    widen(p, w);
     int N = p->b.N, H = p->look.heads, Dk = p->s.kdim, Dv = p->s.vdim, K = p->s.lanes;
     Tape t = {.kv = pass_kv(g, p, false),
               .q = RANDOM(g, "q", N, H, Dk),
@@ -359,7 +387,7 @@ static void backward(Rig *g, int draw, int noticed[FAULTS]) {
     rig_pass(g, p);
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor dq = tensor_copy(g, t.dq);
             Kv dkv = {.s = p->s, .k = tensor_copy(g, t.dk), .v = tensor_copy(g, t.dv), .bias = tensor_copy(g, t.dbias)};
@@ -388,7 +416,18 @@ static void backward(Rig *g, int draw, int noticed[FAULTS]) {
     grad_free(want), free(seen.o), free(seen.lse);
     pass_free(p);
 }
+static void backward(Rig *g, int draw, int noticed[FAULTS]) { backward_of(g, draw, NULL, noticed); }
 void case_attend_backward(Rig *g, int draw, int d) { backward(g, draw, (int[FAULTS]){d}); }
 Test(ops, attend_backward) {
     if (!rig_missing("attend_backward")) draws(backward, NO_DELTA);
+}
+Test(ops, attend_backward_with_wide_heads, .timeout = 200) {
+    if (rig_missing("attend_backward")) return;
+    for (int k = 0; k < WIDE; k++) {
+        if (wide_heads[k].alias) continue; /* not trained on */
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)64 << 20);
+        backward_of(&g, 3 + 3 * k + 1, &wide_heads[k], (int[FAULTS]){0});
+        rig_close(&g);
+    }
 }

@@ -135,6 +135,21 @@ void case_spread(Rig *g, int N, int d) {
     free(row), free(want);
 }
 OP_TEST(spread, EXACT)
+void case_move(Rig *g, int N, int d) {
+    Dice dice = {rng_mix(42, (uint64_t)N), 0};
+    size_t *to = xcalloc((size_t)N + 1, sizeof *to), *from = xcalloc((size_t)N + 1, sizeof *from);
+    Tensor x = RANDOM(g, "x", N, d + 1), y = RANDOM(g, "y", 2 * N, d + 3);
+    Ref *want = refs_of(y);
+    for (int i = 0; i < N; i++) { /* at odd places, in descending order, repeats among what is read */
+        to[i] = (size_t)(N - 1 - i) * 2 * (size_t)(d + 3) + (size_t)roll(&dice, d + 4);
+        from[i] = (size_t)roll(&dice, N * (d + 1) - d + 1);
+        for (int k = 0; k < d; k++) want[to[i] + (size_t)k] = (Ref){R(x)[from[i] + (size_t)k], 0, 1};
+    }
+    OP(g, move, y, to, x, from, N, d);
+    CHECK_REF(g, "move", "y", y, want);
+    free(to), free(from), free(want);
+}
+OP_TEST(move, EXACT)
 void case_collect(Rig *g, int N, int d) {
     for (int K = 1; K < 4; K++) {
         Mark mark = arena_mark(&g->mem);

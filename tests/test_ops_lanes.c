@@ -92,7 +92,7 @@ static void read_with(Rig *g, Reader *a, bool faults) {
     g->run.out = a->out;
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor o = EMPTY(g, "o", a->out.n, H, Dv), lse = EMPTY(g, "lse", a->out.n, H);
             rig_use(g, tables[k], threads);
@@ -175,7 +175,7 @@ static void lanes(Rig *g, int draw, int noticed[FAULTS]) {
             reader_draw(&a, &m, g, &dice, i, idx);
             read_with(g, &a, (draw + pass) % 3 == 0);
         }
-        rig_use(g, (Table){"baseline", &ops_cpu_baseline}, 1);
+        rig_use(g, rig_first(), 1);
         plain_append(&m, g);
         plain_end(&m);
         plain_check(&m, "after a pass");
@@ -191,7 +191,7 @@ Test(ops, attend_lanes) {
     int noticed[FAULTS] = {0};
     for (int draw = 0; draw < DRAWS; draw++) {
         Rig g;
-        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)8 << 20);
+        rig_open(&g, rig_first(), 1, (size_t)8 << 20);
         lanes(&g, draw, noticed);
         rig_close(&g);
     }

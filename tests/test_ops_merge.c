@@ -114,7 +114,7 @@ static void forward(Rig *g, int draw, int noticed[FAULTS]) {
     Forward want = forward_ref(&p, RIGHT);
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor y = EMPTY(g, "y", p.b.N, p.lanes, p.D), z = EMPTY(g, "z", p.b.N, p.lanes);
             rig_use(g, tables[k], threads);
@@ -147,7 +147,7 @@ static void draws(void (*f)(Rig *, int, int *), int least, Fault last) {
     int noticed[FAULTS] = {0};
     for (int draw = 0; draw < DRAWS; draw++) {
         Rig g;
-        rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)4 << 20);
+        rig_open(&g, rig_first(), 1, (size_t)4 << 20);
         f(&g, draw, noticed);
         rig_close(&g);
     }
@@ -215,7 +215,7 @@ static void backward(Rig *g, int draw, int noticed[FAULTS]) {
     Grad want = backward_ref(&p, dx0, da0, dw0, dy, y, z, RIGHT);
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
         uint64_t alone = 0;
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= rig_threads(); threads++) {
             Mark mark = arena_mark(&g->mem);
             Tensor dx = tensor_copy(g, dx0), da = tensor_copy(g, da0), dw = tensor_copy(g, dw0);
             rig_use(g, tables[k], threads);

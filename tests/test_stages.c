@@ -15,7 +15,7 @@
     "run: {dir: r, seed: 3, threads: 1}\n"                                                                  \
     "model: {d_model: 16, layers: 2, kinds: {a: {mixer: gqa, heads: 2}}, ffn: {kind: swiglu, hidden: 8}}\n" \
     "data: {train: x.txt, seq_len: 16}\n"                                                                   \
-    "train: {batch: 4, micro_batch: 2}\n"                                                                   \
+    "train: {batch: 4, micro_batch: 2, dtype: f32}\n"                                                       \
     "optim: {lr: 0.02, warmup: 2}\n"
 static Config one, two;
 

@@ -6,16 +6,17 @@
 #include "../train/feed.h"
 #include "check.h"
 
-static const char yaml[] = "run: {dir: '%s', seed: 3, threads: 1}\n"
-                           "model:\n"
-                           "  d_model: 16\n"
-                           "  layers: 2\n"
-                           "  init_std: 0.2\n"
-                           "  kinds: {full: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
-                           "  ffn: {kind: swiglu, hidden: 24}\n"
-                           "data: {task: {name: stack, stacks: 3, vocab: 12}, seq_len: 32, val_samples: 21}\n"
-                           "train: {steps: 8, batch: 6, micro_batch: 6, eval_every: 4, save_every: 4, log_every: 1}\n"
-                           "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5}\n";
+static const char yaml[] =
+    "run: {dir: '%s', seed: 3, threads: 1}\n"
+    "model:\n"
+    "  d_model: 16\n"
+    "  layers: 2\n"
+    "  init_std: 0.2\n"
+    "  kinds: {full: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
+    "  ffn: {kind: swiglu, hidden: 24}\n"
+    "data: {task: {name: stack, stacks: 3, vocab: 12}, seq_len: 32, val_samples: 21}\n"
+    "train: {steps: 8, dtype: f32, batch: 6, micro_batch: 6, eval_every: 4, save_every: 4, log_every: 1}\n"
+    "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5}\n";
 
 static Trainer *open_trainer(Config *cfg, int n, const char *const over[]) {
     Trainer *t = xcalloc(1, sizeof *t);

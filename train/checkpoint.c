@@ -15,6 +15,18 @@ static json_t *numbers(const double *v, int n) {
     for (int i = 0; i < n; i++) json_array_append_new(a, json_real(v[i]));
     return a;
 }
+static json_t *hash_json(uint64_t v) {
+    char hash[20];
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)v);
+    return json_string(hash);
+}
+static bool hash_read(const json_t *j, const char *key, const char *path, uint64_t *v, Err *e) {
+    const char *hash = json_string_value(json_object_get(j, key));
+    char *end = NULL;
+    *v = hash ? strtoull(hash, &end, 16) : 0;
+    return (hash && strlen(hash) == 16 && !*end) ||
+           err_input(e, "%s: \"%s\": expected 16 hexadecimal digits", path, key);
+}
 static json_t *skips_json(const Skips *s) {
     return json_pack("{s:I, s:i, s:o, s:o}", "skipped", (json_int_t)s->skipped, "row", s->row, "loss",
                      numbers(s->loss, s->n), "grad_norm", numbers(s->norm, s->n));
@@ -24,14 +36,13 @@ static bool state_write(const char *path, const Trainer *t, const TrainState *s,
     json_t *best =
         s->has_best ? json_pack("{s:f, s:I}", "val_loss", s->best_loss, "step", (json_int_t)s->best_step) : json_null();
     int64_t samples, tokens;
-    char hash[20];
     config_position(t->run, s->step, &samples, &tokens);
-    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)t->text.hash);
-    json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:o}", "format", CHECKPOINT_FORMAT, "program",
+    json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "format", CHECKPOINT_FORMAT, "program",
                           "kvsmith " KVSMITH_VERSION, "step", (json_int_t)s->step, "samples", (json_int_t)samples,
                           "tokens", (json_int_t)s->tokens, "seed", (json_int_t)t->run->run.seed, "text_tokens",
-                          (json_int_t)t->text.tokens, "text_hash", hash, "best", best);
+                          (json_int_t)t->text.tokens, "text_hash", hash_json(t->text.hash), "best", best);
     if (j && t->cfg->data.task.kind) json_object_set_new(j, "val_acc", s->has_acc ? json_real(s->acc) : json_null());
+    if (j && t->teacher.on) json_object_set_new(j, "teacher_hash", hash_json(t->teacher.hash));
     if (j && (s->skip.n || s->skip.skipped)) json_object_set_new(j, "skip", skips_json(&s->skip));
     bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
     json_decref(j);
@@ -99,12 +110,10 @@ static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e)
         return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path,
                          (long long)format, CHECKPOINT_FORMAT);
     if (!whole(j, "step", path, max, &s->step, e) || !whole(j, "tokens", path, INT64_MAX, &s->tokens, e)) return false;
-    const char *hash = json_string_value(json_object_get(j, "text_hash"));
-    char *end = NULL;
-    if (!whole(j, "text_tokens", path, INT64_MAX, &s->text_tokens, e)) return false;
-    s->text_hash = hash ? strtoull(hash, &end, 16) : 0;
-    if (!hash || strlen(hash) != 16 || *end)
-        return err_input(e, "%s: \"text_hash\": expected 16 hexadecimal digits", path);
+    if (!whole(j, "text_tokens", path, INT64_MAX, &s->text_tokens, e) ||
+        !hash_read(j, "text_hash", path, &s->text_hash, e))
+        return false;
+    if (json_object_get(j, "teacher_hash") && !hash_read(j, "teacher_hash", path, &s->teacher_hash, e)) return false;
     return best_read(j, path, s, e) && acc_read(j, path, s, e) && skips_read(j, path, s, e);
 }
 
@@ -173,6 +182,7 @@ static bool moments_load(const St *st, const char *prefix, Model *m, bool second
     StLoad l;
     st_load_begin(&l, st, prefix, e);
     Fields f = st_loader(&l);
+    l.dev = m->dev;
     model_moments(m, second ? &m->v : &m->m, second, &f);
     return st_load_end(&l, nothing_else);
 }
@@ -187,8 +197,7 @@ static bool config_check(const char *dir, Err *e) {
     return ok;
 }
 
-/* tok NULL: ids are those of a task. */
-static bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
+bool checkpoint_ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
     ModelCfg from = {0};
     Tokenizer its;
     char *path = xformat("%s/tokenizer.json", dir);
@@ -231,8 +240,9 @@ bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
     if (config_stage_at(t->run, t->state.step) != t->stage)
         return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
     if (t->cfg->train.skip_z == 0) skip_forget(&t->state.skip);
-    return text_check(dir, t, e) && config_check(dir, e) &&
-           (t->cfg->data.task.kind || ids_fit(dir, &t->cfg->model, &t->tok, e)) && checkpoint_load_numbers(t, dir, e);
+    return text_check(dir, t, e) && teacher_same(t, t->state.teacher_hash, dir, e) && config_check(dir, e) &&
+           (t->cfg->data.task.kind || checkpoint_ids_fit(dir, &t->cfg->model, &t->tok, e)) &&
+           checkpoint_load_numbers(t, dir, e);
 }
 
 bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
@@ -256,8 +266,8 @@ bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
     Err why = {0};
     if (!*init_from) return true;
     if (text && !data_tokenizer(&first->data, &tok, e)) return false;
-    bool ok =
-        model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, text ? &tok : NULL, &why) && hf_check(dir, m, &why);
+    bool ok = model_dir_resolve(init_from, dir, &why) && checkpoint_ids_fit(dir, m, text ? &tok : NULL, &why) &&
+              hf_check(dir, m, &why);
     tokenizer_close(&tok);
     if (ok) return true;
     if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
@@ -273,7 +283,7 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
  */
 
 static bool moments_write(const char *path, const Model *m, Err *e) {
-    StList list = {.prefix = "exp_avg.", .own = true};
+    StList list = {.prefix = "exp_avg.", .own = true, .dev = m->dev};
     Fields f = st_lister(&list);
     Weights w = m->m;
     model_moments(m, &w, false, &f);

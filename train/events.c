@@ -18,7 +18,7 @@ uint32_t events_sum(const void *p, size_t n) {
 /* ---- writing --------------------------------------------------------------------------------------------------------
  */
 
-/* Events are small: a version, or at most 8 values with short names. */
+/* Events are small: a version, or at most 13 values with short names. */
 typedef struct {
     size_t n;
     unsigned char b[1024];
@@ -87,6 +87,11 @@ static bool put_event(Journal *j, double now, int64_t step, const Bytes *summary
 bool events_train(Journal *j, const TrainRecord *r, double now, Err *e) {
     Bytes s = {0};
     value(&s, "loss", r->loss);
+    if (r->parts.teacher) value(&s, "lm", r->parts.lm);
+    if (r->parts.has_kl) value(&s, "kl", r->parts.kl);
+    if (r->parts.has_rkl) value(&s, "rkl", r->parts.rkl);
+    if (r->parts.has_attention) value(&s, "attention", r->parts.attention);
+    if (r->parts.has_hidden) value(&s, "hidden", r->parts.hidden);
     value(&s, "lr", r->lr);
     value(&s, "grad_norm", r->grad_norm);
     value(&s, "tok_s", r->tok_s);

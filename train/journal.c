@@ -76,8 +76,22 @@ static const char *cr_text(char out[64], bool reports, double cr) {
     return out;
 }
 
+static void part(char out[256], const char *name, bool has, double v) {
+    size_t n = strlen(out);
+    if (has) snprintf(out + n, 256 - n, ",\"%s\":%.10g", name, v);
+}
+static const char *parts_text(char out[256], const TrainLosses *l) {
+    *out = 0;
+    part(out, "lm", l->teacher, l->lm);
+    part(out, "kl", l->has_kl, l->kl);
+    part(out, "rkl", l->has_rkl, l->rkl);
+    part(out, "attention", l->has_attention, l->attention);
+    part(out, "hidden", l->has_hidden, l->hidden);
+    return out;
+}
+
 bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
-    char mfu[32] = "null", cr_loss[48] = "", stage[64], cr[64], skip[128] = "", line[640];
+    char mfu[32] = "null", cr_loss[48] = "", stage[64], cr[64], skip[128] = "", parts[256], line[900];
     if (r->mfu >= 0) snprintf(mfu, sizeof mfu, "%.4g", r->mfu);
     if (r->reports) snprintf(cr_loss, sizeof cr_loss, ",\"cr_loss\":%.10g", r->cr_loss);
     if (r->skipped) {
@@ -87,10 +101,11 @@ bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
         snprintf(skip, sizeof skip, ",\"skipped\":true,\"loss_z\":%s,\"norm_z\":%s", a, b);
     }
     int n = snprintf(line, sizeof line,
-                     METRICS_MARK "%lld%s,\"loss\":%.10g%s%s,\"lr\":%.10g,\"grad_norm\":%.10g%s,\"tokens\":%lld,"
+                     METRICS_MARK "%lld%s,\"loss\":%.10g%s%s%s,\"lr\":%.10g,\"grad_norm\":%.10g%s,\"tokens\":%lld,"
                                   "\"tok_s\":%.6g,\"mfu\":%s}\n",
-                     (long long)r->step, stage_text(stage, r->stage), r->loss, cr_text(cr, r->reports, r->cr), cr_loss,
-                     r->lr, r->grad_norm, skip, (long long)r->tokens, r->tok_s, mfu);
+                     (long long)r->step, stage_text(stage, r->stage), r->loss, parts_text(parts, &r->parts),
+                     cr_text(cr, r->reports, r->cr), cr_loss, r->lr, r->grad_norm, skip, (long long)r->tokens, r->tok_s,
+                     mfu);
     return journal_put(j, line, (size_t)n, e);
 }
 

@@ -23,9 +23,16 @@ void journal_close(Journal *);
 /* One line of metrics.jsonl, mark METRICS_MARK. Numbers are printed to 10 digits; the clock's are last, so that
  * `sed 's/,"tok_s":.*$/}/'` leaves what a repeated run repeats. mfu < 0 prints null. */
 #define METRICS_MARK "{\"step\":"
+/* The parts of the loss of a step with a teacher, means over targets without their weights; the names of
+ * teacher.losses. What has no weight is not computed, and not printed. */
+typedef struct {
+    bool teacher, has_kl, has_rkl, has_attention, has_hidden;
+    double lm, kl, rkl, attention, hidden;
+} TrainLosses;
 typedef struct {
     int64_t step, tokens; /* tokens: read since step 0, whether they have a target or not */
     double loss, lr, grad_norm, tok_s, mfu;
+    TrainLosses parts;  /* with a teacher `loss` is their weighted sum, and they are printed behind it */
     const char *stage;  /* NULL: not shown */
     bool reports;       /* some mixer reported its compression: */
     double cr, cr_loss; /* see compression.h; what is minimised is loss + cr_loss. Infinite prints null. */

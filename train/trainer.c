@@ -6,6 +6,7 @@
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 #include "../optim/step.h"
+#include "../ops/host.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
@@ -121,14 +122,15 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!feed_tokenizer(t, e)) return false;
-    if (!feed_vocab(t, e) || !model_device(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
-        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !model_open(&t->model, t->dev, &cfg->model, o, e) ||
-        !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
+    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
+        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e) ||
+        !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
-    t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised;
+    t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
     if (!dry) params_collect(&t->params, &t->model);
     return true;
 }
@@ -146,6 +148,7 @@ void trainer_close(Trainer *t) {
     session_close(&t->session);
     params_free(&t->params);
     if (t->model.dev) model_close(&t->model);
+    teacher_close(&t->teacher);
     loader_close(&t->loader);
     arena_close(&t->rows);
     feed_close_text(t);
@@ -156,8 +159,9 @@ void trainer_close(Trainer *t) {
 
 bool trainer_measure_peak(Trainer *t, Err *e) {
     Gemm g;
-    /* The double build multiplies by a plain loop, which is no peak of anything. */
-    if (t->dry || REAL != F32) return true;
+    /* The double build multiplies by a plain loop, which is no peak of anything; and a device computes while the clock
+     * of bench_gemm, which does not wait for it, has stopped. */
+    if (t->dry || REAL != F32 || device_apart(t->dev)) return true;
     if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, e)) return false;
     t->peak_flops = 2.0 * g.N * g.O * g.I / g.time.best;
     return true;
@@ -166,36 +170,47 @@ bool trainer_measure_peak(Trainer *t, Err *e) {
 /* ---- memory ---------------------------------------------------------------------------------------------------------
  */
 
-static void add(Regions *r, const char *name, size_t bytes) {
+static void add(Regions *r, const char *name, size_t bytes, bool apart) {
     CHECK(r->n < REGIONS_MAX, "%s", name);
     r->region[r->n].name = name;
     r->region[r->n++].bytes = bytes;
     r->total += bytes;
+    r->host += apart ? 0 : bytes;
 }
 
 void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
-    const Model *m = &t->model;
+    const Model *m = &t->model, *teacher = &t->teacher.model;
     const struct {
         const char *name;
         const Arena *a;
-    } own[] = {{"weights", &m->aw},        {"gradients", &m->ag},           {"first_moments", &m->am},
-               {"second_moments", &m->av}, {"saved_activations", &m->keep}, {"scratch", &m->scratch},
-               {"losses", &t->rows}};
+    } own[] = {{"weights", &m->aw},
+               {"gradients", &m->ag},
+               {"first_moments", &m->am},
+               {"second_moments", &m->av},
+               {"saved_activations", &m->keep},
+               {"scratch", &m->scratch},
+               {"losses", &t->rows},
+               {"teacher_weights", &teacher->aw},
+               {"teacher_activations", &teacher->keep},
+               {"teacher_scratch", &teacher->scratch},
+               {"teacher_rows", &t->teacher.rows}};
+    const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 4);
+    const bool apart = device_apart(t->dev);
     *r = (Regions){0};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak);
+    for (size_t i = 0; i < n; i++)
+        add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak, apart && own[i].a != &t->rows);
     if (t->dry)
-        add(r, "batch", feed_loader_bytes(t));
+        add(r, "batch", feed_loader_bytes(t), false);
     else
-        add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size);
+        add(r, "batch", peaks ? t->loader.mem.peak : t->loader.mem.size, false);
     if (t->dry)
-        add(r, "tokens", t->text_bytes);
+        add(r, "tokens", t->text_bytes, false);
     else
-        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size));
+        add(r, "tokens", t->sft.bytes + (peaks ? t->text.mem.peak : t->text.mem.size), false);
     const Arena *cache = t->dry ? &t->cache_size : &t->session.cache.mem;
-    if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size);
+    if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size, apart);
     const Arena *copy = saver_region(t);
-    if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size);
+    if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size, false);
 }
 
 /* The number after `name` in a file of "name: number kB" lines, in bytes; a bare number for name "". 0: not there. */
@@ -219,12 +234,12 @@ bool trainer_fits(const Trainer *t, Err *e) {
            group = system_bytes("/sys/fs/cgroup/memory.max", "");
     if (group) room = zmin(room, group); /* not less what is in use: most of that are pages of files */
     trainer_regions(t, false, &r);
-    if (!room || r.total <= room) return true;
+    if (!room || r.host <= room) return true;
     return err_world(
         e,
         "the run needs %zu bytes of memory, %zu are free; a smaller train.micro_batch, data.seq_len or model "
         "needs less, see --plan",
-        r.total, room);
+        r.host, room);
 }
 
 /* ---- the parts of the loop ------------------------------------------------------------------------------------------
@@ -266,6 +281,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     int64_t count = feed_targets(t, sample, c->batch);
     CHECK(count > 0, "no targets from sample %llu on", (unsigned long long)sample);
     double sum = 0;
+    r->parts = (TrainLosses){0};
     t->model.step = (uint64_t)t->state.step;
     t->model.progress = (double)done / (double)c->steps;
     compression_begin(&t->compression, &c->compression, t->model.progress, c->batch);
@@ -276,12 +292,16 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         Loader *l = &t->loader;
         if (!feed_train(t, sample + (uint64_t)at, c->micro_batch, e)) return false;
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
-        model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
+        if (t->teacher.on)
+            teacher_step(t, &r->parts);
+        else
+            model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
         sum += nll_sum(t);
     }
     Run run = run_make(t->dev, &t->model.scratch);
     Clip clip = clip_norm(&run, &t->params, o->clip);
     r->loss = sum / (double)count;
+    if (t->teacher.on) r->loss = teacher_loss(&t->teacher, &r->parts, r->loss, count);
     r->grad_norm = clip.norm;
     r->reports = compression_achieved(&t->compression, &r->cr);
     r->cr_loss = t->compression.loss;

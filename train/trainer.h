@@ -12,12 +12,14 @@
 #include "progress.h"
 #include "run_dir.h"
 #include "skip.h"
+#include "teacher.h"
 
 /* What of a run is neither settings nor numbers of the model; state.json of a checkpoint. */
 typedef struct {
-    int64_t step, tokens; /* optimizer steps done, tokens read (of a text each is a target, of a task some are) */
-    int64_t text_tokens;  /* ids of the training text, and Stream.hash of them: another text cannot be gone on with */
-    uint64_t text_hash;   /* of a task: no ids, and task_hash */
+    int64_t step, tokens;  /* optimizer steps done, tokens read (of a text each is a target, of a task some are) */
+    int64_t text_tokens;   /* ids of the training text, and Stream.hash of them: another text cannot be gone on with */
+    uint64_t text_hash;    /* of a task: no ids, and task_hash */
+    uint64_t teacher_hash; /* as it was loaded; 0: without a teacher */
     bool has_best, has_acc;
     double best_loss;
     int64_t best_step;
@@ -25,7 +27,7 @@ typedef struct {
     Skips skip;
 } TrainState;
 
-enum { REGIONS_MAX = 12 };
+enum { REGIONS_MAX = 20 };
 /* Memory by lifetime, in bytes, guards included. */
 typedef struct {
     int n;
@@ -33,12 +35,12 @@ typedef struct {
         const char *name;
         size_t bytes;
     } region[REGIONS_MAX];
-    size_t total;
+    size_t total, host; /* host: of the total, what lies in this machine's memory and not in a device's */
 } Regions;
 
 typedef struct Saver Saver; /* saver.h */
 
-typedef struct {
+typedef struct Trainer {
     Config *run;      /* all of the run, stages included */
     Config *cfg;      /* of the stage: vocab, threads and device as they are used; without stages `run` itself */
     int stage;        /* from 0 */
@@ -51,6 +53,7 @@ typedef struct {
     Stream text;       /* of a task or conversations: nothing but their number and hash */
     Sft sft;
     Loader loader;
+    Teacher teacher;
     Model model;
     Params params;
     Arena rows; /* of a micro-batch: */
@@ -97,9 +100,10 @@ void trainer_regions(const Trainer *, bool peaks, Regions *);
 bool trainer_fits(const Trainer *, Err *);
 
 /* One optimizer step: gradients of all micro-batches, clipping, AdamW. Fills loss (mean nll of the batch's targets in
- * nats; rows without a target count nowhere), lr, grad_norm and compression of r; schedule and progress are the
- * stage's. A step that train.skip_z leaves out counts, but changes neither weights nor moments. EXIT_WORLD when loss or
- * norm is not finite, or too many steps in a row would be left out: weights are then as they were. */
+ * nats, or with a teacher the weighted sum of `parts`; rows without a target count nowhere), lr, grad_norm and
+ * compression of r; schedule and progress are the stage's. A step that train.skip_z leaves out counts, but changes
+ * neither weights nor moments. EXIT_WORLD when loss or norm is not finite, or too many steps in a row would be left
+ * out: weights are then as they were. */
 bool trainer_step(Trainer *, TrainRecord *r, Err *);
 /* Mean nll over the validation's targets in f64, and on a task the parts of them and of the samples that are right. */
 bool trainer_validate(Trainer *, ValRecord *, Err *);

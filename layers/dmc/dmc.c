@@ -1,5 +1,6 @@
 /* dmc.c: see dmc.h. */
 #include "dmc.h"
+#include "../../ops/host.h"
 #include "../parts.h"
 
 #define EPS  (1.0 / 128) /* of the importance: bf16's, as the released code has it */
@@ -215,6 +216,7 @@ static void carry(const Run *r, const DmcCfg *c, Kv *kv, const S *s, Tensor z) {
 /* forward and extend are this, without and with a history. */
 static void run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
     CHECK(r->in.n == r->batch->N, "%d rows of %d", r->in.n, r->batch->N);
+    host_step(r, "decisions to merge or evict rows");
     Mark mark = arena_mark(r->scratch);
     Tensor k = merges(c) ? s->k : kv->k, v = merges(c) ? s->v : kv->v;
     r->ops->linear(r, k, x, w->wk, w->bk);

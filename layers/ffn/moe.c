@@ -5,6 +5,7 @@
  * multiplies the expert's hidden numbers, of which there are fewer than outputs; so the derivative by the weight needs
  * no output of an expert again. The choice is made again in backward, from the saved scores, instead of being kept. */
 #include "ffn.h"
+#include "../../ops/host.h"
 
 static const char *const routers[] = {"softmax", "sigmoid", NULL};
 #define AT(member) offsetof(MoeCfg, member)
@@ -104,7 +105,7 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     } else {
         r->ops->zero(r, y);
     }
-    Mark mark = arena_mark(r->scratch);
+    RunMark mark = run_mark(r);
     route_scores(r, c, s->p, x, w->router);
     Route t = route_choose(r, c, s->p, w->bias);
     Groups g = {c->experts, t.off};
@@ -115,7 +116,7 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     r->ops->swiglu_rows(r, act, s->gate, s->up, t.weight);
     r->ops->linear_groups(r, rows, act, g, w->down); /* their input is not needed any more */
     r->ops->collect(r, y, rows, t.place, c->top_k);
-    arena_release(r->scratch, mark);
+    run_release(r, mark);
 }
 
 /* Of the experts: adds to dx and dw; dweight (M) is overwritten. */
@@ -153,15 +154,19 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
         SwigluCfg dense = shared_cfg(c);
         swiglu_ffn.backward(r, &dense, &w->shared, &dw->shared, x, &s->shared, dy, dx);
     }
-    Mark mark = arena_mark(r->scratch);
+    RunMark mark = run_mark(r);
     Route t = route_choose(r, c, s->p, w->bias);
     Tensor dweight = SCRATCH(r, "d weights", N * c->top_k), dlogits = SCRATCH(r, "d logits", N, c->experts);
     experts_backward(r, c, w, dw, &t, x, s, dy, dx, dweight);
     route_backward(r, c, &t, dlogits, dweight, s->p);
     r->ops->linear_backward(r, dx, dw->router, ABSENT, dlogits, x, w->router);
-    for (int e = 0; c->bias_balance && !measuring(r) && e < c->experts; e++)
-        R(dw->bias)[e] += (real)c->experts * (real)(t.off[e + 1] - t.off[e]) - (real)N * (real)c->top_k;
-    arena_release(r->scratch, mark);
+    if (c->bias_balance) {
+        Tensor load = host_view(r, dw->bias, true);
+        for (int e = 0; !measuring(r) && e < c->experts; e++)
+            R(load)[e] += (real)c->experts * (real)(t.off[e + 1] - t.off[e]) - (real)N * (real)c->top_k;
+        host_write(r, dw->bias, load);
+    }
+    run_release(r, mark);
 }
 
 static size_t idle(const void *cfg) {

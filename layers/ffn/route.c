@@ -1,5 +1,6 @@
 /* route.c: the router of a mixture of experts: scores, choice, and the order of the pairs it makes. */
 #include "ffn.h"
+#include "../../ops/host.h"
 
 #ifdef KV_DOUBLE
     #define EXP exp
@@ -8,10 +9,9 @@
 #endif
 static const real TINY = (real)1e-20; /* keeps a sum of nothing from dividing */
 
-void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w) {
+/* From logits to scores, in place. */
+static void scores(Run *r, const MoeCfg *c, Tensor p) {
     int N = p.n[0], E = c->experts;
-    r->ops->linear_steady(r, p, x, w, ABSENT); /* the choice hangs on it: the same for a row alone as among others */
-    if (measuring(r)) return;
 #pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)N * E > 10000)
     for (int i = 0; i < N; i++) {
         real *l = R(p) + (size_t)i * (size_t)E, top = l[0], sum = 0;
@@ -23,6 +23,14 @@ void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w) {
         for (int e = 0; e < E; e++) sum += l[e] = EXP(l[e] - top);
         for (int e = 0; e < E; e++) l[e] /= sum;
     }
+}
+void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w) {
+    r->ops->linear_steady(r, p, x, w, ABSENT); /* the choice hangs on it: the same for a row alone as among others */
+    RunMark mark = run_mark(r);
+    Tensor view = host_view(r, p, true);
+    if (!measuring(r)) scores(r, c, view);
+    host_write(r, p, view);
+    run_release(r, mark);
 }
 
 /* The k highest of the n scores that may be taken, as flags; of equals the first. A NaN beats nothing, so that a later
@@ -79,12 +87,26 @@ static void sort_pairs(const MoeCfg *c, const Route *t, int N) {
     t->off[0] = 0;
 }
 
-static int *ints(Run *r, size_t n, const char *name) { return arena_take(r->scratch, n * sizeof(int), name); }
+static int *ints(Run *r, size_t n, const char *name) { return arena_take(r->host, n * sizeof(int), name); }
 
 static real chosen_sum(const real *p, const int *chosen, int K) {
     real sum = 0;
     for (int j = 0; j < K; j++) sum += p[chosen[j]];
     return sum + TINY;
+}
+
+static void route(Run *r, const MoeCfg *c, const Route *t, Tensor p, Tensor bias, Tensor weight) {
+    int N = p.n[0], E = c->experts, K = c->top_k;
+#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)N * E * K > 10000)
+    for (int i = 0; i < N; i++)
+        choose(c, R(p) + (size_t)i * (size_t)E, present(bias) ? R(bias) : NULL, t->expert + (size_t)i * (size_t)K);
+    sort_pairs(c, t, N);
+    for (int i = 0; i < N; i++) {
+        const real *pi = R(p) + (size_t)i * (size_t)E;
+        const int *chosen = t->expert + (size_t)i * (size_t)K, *place = t->place + (size_t)i * (size_t)K;
+        real by = (real)c->scale / (c->norm_topk ? chosen_sum(pi, chosen, K) : 1);
+        for (int j = 0; j < K; j++) R(weight)[place[j]] = pi[chosen[j]] * by;
+    }
 }
 
 Route route_choose(Run *r, const MoeCfg *c, Tensor p, Tensor bias) {
@@ -95,23 +117,17 @@ Route route_choose(Run *r, const MoeCfg *c, Tensor p, Tensor bias) {
                .row = ints(r, M, "rows of places"),
                .off = ints(r, (size_t)E + 1, "first places"),
                .weight = SCRATCH(r, "weights of experts", N * K)};
-    if (measuring(r)) return t;
-#pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)N * E * K > 10000)
-    for (int i = 0; i < N; i++)
-        choose(c, R(p) + (size_t)i * (size_t)E, present(bias) ? R(bias) : NULL, t.expert + (size_t)i * (size_t)K);
-    sort_pairs(c, &t, N);
-    for (int i = 0; i < N; i++) {
-        const real *pi = R(p) + (size_t)i * (size_t)E;
-        const int *chosen = t.expert + (size_t)i * (size_t)K, *place = t.place + (size_t)i * (size_t)K;
-        real by = (real)c->scale / (c->norm_topk ? chosen_sum(pi, chosen, K) : 1);
-        for (int j = 0; j < K; j++) R(t.weight)[place[j]] = pi[chosen[j]] * by;
-    }
+    Mark mark = arena_mark(r->host);
+    Tensor all = host_view(r, p, true), own = present(bias) ? host_view(r, bias, true) : bias,
+           weight = host_view(r, t.weight, false);
+    if (!measuring(r)) route(r, c, &t, all, own, weight);
+    host_write(r, t.weight, weight);
+    arena_release(r->host, mark);
     return t;
 }
 
-void route_backward(Run *r, const MoeCfg *c, const Route *t, Tensor dlogits, Tensor dweight, Tensor p) {
+static void backward(Run *r, const MoeCfg *c, const Route *t, Tensor dlogits, Tensor dweight, Tensor p) {
     int N = p.n[0], E = c->experts, K = c->top_k;
-    if (measuring(r)) return;
 #pragma omp parallel for schedule(static) num_threads(device_threads(r->dev)) if ((long)N * E > 10000)
     for (int i = 0; i < N; i++) {
         const real *pi = R(p) + (size_t)i * (size_t)E;
@@ -128,4 +144,11 @@ void route_backward(Run *r, const MoeCfg *c, const Route *t, Tensor dlogits, Ten
         for (int e = 0; e < E; e++)
             d[e] = c->router == ROUTER_SIGMOID ? d[e] * pi[e] * (1 - pi[e]) : pi[e] * (d[e] - all);
     }
+}
+void route_backward(Run *r, const MoeCfg *c, const Route *t, Tensor dlogits, Tensor dweight, Tensor p) {
+    RunMark mark = run_mark(r);
+    Tensor d = host_view(r, dlogits, false), dw = host_view(r, dweight, true), all = host_view(r, p, true);
+    if (!measuring(r)) backward(r, c, t, d, dw, all);
+    host_write(r, dlogits, d);
+    run_release(r, mark);
 }

@@ -10,6 +10,7 @@
 #include "merge.c"
 #include "elementwise.c"
 #include "loss.c"
+#include "distill.c"
 #include "update.c"
 #include "groups.c"
 #include "recur.c"
@@ -71,6 +72,7 @@ const Ops TABLE(OPS_ISA) = {
     .linear_groups = linear_groups,
     .linear_groups_backward = linear_groups_backward,
     .spread = spread,
+    .move = move,
     .collect = collect,
     .swiglu_rows = swiglu_rows,
     .swiglu_rows_backward = swiglu_rows_backward,
@@ -84,6 +86,8 @@ const Ops TABLE(OPS_ISA) = {
     .columns_backward = columns_backward,
     .dropout = dropout,
     .linear_xent = linear_xent,
+    .linear_distill = linear_distill,
+    .align = align,
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,

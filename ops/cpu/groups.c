@@ -146,6 +146,14 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
     arena_release(r->scratch, mark);
 }
 
+static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w) {
+    size_t width = (size_t)w;
+    if (measuring(r)) return;
+    for (int i = 0; i < n; i++) {
+        CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
+        memcpy(R(y) + to[i], R(x) + from[i], width * sizeof(real));
+    }
+}
 static void spread(Run *r, Tensor y, Tensor x, const int *row) {
     if (measuring(r)) return;
     int M = y.n[0], d = y.n[1];

@@ -48,6 +48,11 @@ void cuda_embed_backward(Cuda *, int N, int d, float *dtable, const float *dy, c
 void cuda_rmsnorm(Cuda *, int N, int d, float *y, float *rstd, const float *x, const float *w, double eps);
 void cuda_rmsnorm_backward(Cuda *, int N, int d, float *dx, float *dw, const float *dy, const float *x, const float *w,
                            const float *rstd);
+void cuda_layernorm(Cuda *, int N, int d, float *y, float *rstd, const float *x, const float *w, const float *b,
+                    double eps);
+/* means (N): scratch. */
+void cuda_layernorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *db, float *means, const float *dy,
+                             const float *x, const float *w, const float *rstd);
 void cuda_l2norm(Cuda *, int N, int d, float *y, const float *x, double eps);
 void cuda_l2norm_backward(Cuda *, int N, int d, float *dx, const float *dy, const float *x, double eps);
 
@@ -58,6 +63,27 @@ typedef struct {
 } CudaRope;
 void cuda_rope(Cuda *, const CudaRope *, float *x, const int *pos, const int *idx);
 
+/* attend.cu, attend_backward.cu: the rows of a pass as ops/run.h says, with its arrays on the device. */
+enum { CUDA_ENTRIES = 64 }; /* query heads of rows that a block takes */
+typedef struct {
+    int B, N, n;                        /* sequences, rows, wanted rows */
+    int blocks;                         /* of CUDA_ENTRIES for the sequence with most wanted rows */
+    int longest;                        /* rows of the longest sequence */
+    const int *off, *pos, *first, *idx; /* idx NULL: every row is wanted */
+    int lanes, heads, Dk, Dv, ldv;      /* values are ldv apart */
+    int window, sinks, delay;
+    float scale;
+    const float *k, *v, *bias; /* bias: or NULL */
+} CudaAttend;
+/* before: lse of the partial that is merged with, not the memory of lse where cuda_attend_slices is more than 1; or
+ * NULL.
+ */
+void cuda_attend(Cuda *, const CudaAttend *, float *o, float *lse, const float *before, const float *q);
+int cuda_attend_slices(int Dv); /* blocks that share a row of the values */
+/* delta (N,heads): scratch. */
+void cuda_attend_backward(Cuda *, const CudaAttend *, float *dq, float *dk, float *dv, float *dbias, float *delta,
+                          const float *dout, const float *q, const float *o, const float *lse);
+
 /* elementwise.cu */
 void cuda_swiglu(Cuda *, size_t n, float *y, const float *gate, const float *up);
 void cuda_swiglu_backward(Cuda *, size_t n, float *dgate, float *dup, const float *dy, const float *gate,
@@ -65,6 +91,8 @@ void cuda_swiglu_backward(Cuda *, size_t n, float *dgate, float *dup, const floa
 void cuda_swiglu_rows(Cuda *, int M, int d, float *y, const float *gate, const float *up, const float *s);
 void cuda_swiglu_rows_backward(Cuda *, int M, int d, float *dgate, float *dup, float *ds, const float *dy,
                                const float *gate, const float *up, const float *s);
+void cuda_gelu(Cuda *, size_t n, float *y, const float *x, bool approx);
+void cuda_gelu_backward(Cuda *, size_t n, float *dx, const float *dy, const float *x, bool approx);
 void cuda_axpby(Cuda *, size_t n, float *y, float a, const float *x, float b);
 void cuda_repeat(Cuda *, size_t n, size_t width, float *y, const double *row); /* row on the device */
 typedef struct {
@@ -82,6 +110,8 @@ void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const f
 /* rows.cu: rows and columns moved about */
 /* y row m = x row (place of to[m] in the ascending from (nfrom)). */
 void cuda_gather(Cuda *, int n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to);
+/* n pieces: y from number to[i] on is x from number from[i] on. */
+void cuda_move(Cuda *, int n, size_t width, float *y, const size_t *to, const float *x, const size_t *from);
 void cuda_spread(Cuda *, int n, size_t width, float *y, const float *x, const int *row);
 void cuda_collect(Cuda *, int n, size_t width, float *y, const float *x, const int *place, int k);
 typedef struct {
@@ -105,6 +135,40 @@ void cuda_step_backward(Cuda *, int N, int H, int P, float *dx, float *dz, float
 void cuda_skip(Cuda *, int N, int H, int P, float *y, const float *x, const float *w);
 void cuda_skip_backward(Cuda *, int N, int H, int P, float *dx, float *dw, const float *dy, const float *x,
                         const float *w);
+
+/* gates.cu: gates of ops/recur.h; A, bias, w and gradients may be NULL. */
+typedef enum { CUDA_GATE_SOFTPLUS, CUDA_GATE_BOUND, CUDA_GATE_LOGSIGMOID } CudaGateKind;
+typedef struct {
+    CudaGateKind kind;
+    float param;
+} CudaGate;
+void cuda_decay(Cuda *, int N, int H, int D, float *g, const float *z, const float *A, const float *bias, CudaGate);
+void cuda_decay_backward(Cuda *, int N, int H, int D, float *dz, float *dA, float *dbias, const float *dg,
+                         const float *z, const float *A, const float *bias, CudaGate);
+/* M groups of `width` numbers, w of period * width. */
+typedef struct {
+    int width, period;
+    bool silu, before;
+    double eps;
+} CudaGatedNorm;
+void cuda_gated_norm(Cuda *, size_t M, float *y, const float *x, const float *z, const float *w, CudaGatedNorm);
+/* factor (M): scratch. */
+void cuda_gated_norm_backward(Cuda *, size_t M, float *dx, float *dz, float *dw, float *factor, const float *dy,
+                              const float *x, const float *z, const float *w, CudaGatedNorm);
+
+/* conv.cu: x (N,C), w (C,W); a blob of the state has `blob` numbers, the tail lies from `at` on. of, first, off, seq:
+ * those of Batch, on the device. */
+typedef struct {
+    int N, B, C, W, at;
+    bool silu;
+    size_t blob;
+    const int *of, *first, *off, *seq;
+} CudaConv;
+void cuda_short_conv(Cuda *, const CudaConv *, float *y, const float *x, const float *w, const float *bias,
+                     float *state, bool store);
+/* da (N,C): scratch. */
+void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *da, const float *dy,
+                              const float *x, const float *w, const float *bias);
 
 /* loss.cu */
 /* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */

@@ -50,6 +50,41 @@ extern "C" void cuda_swiglu_rows_backward(Cuda *c, int M, int d, float *dgate, f
                ds, dy, gate, up, s);
 }
 
+/* By the exact form, or by its tanh as the sigmoid of twice the argument. */
+static constexpr float GELU_A = 1.5957691216057308f,
+                       GELU_B = (float)(0.044715 * 1.5957691216057308); /* 2 sqrt(2/pi), that times 0.044715 */
+template <bool approx> __global__ void gelu(size_t n, float *y, const float *x) {
+    EACH(i, n) {
+        float a = x[i];
+        y[i] = approx ? a / (1 + expf(-a * (GELU_A + GELU_B * a * a))) : a * ((1 + erff(a * 0.7071067811865476f)) / 2);
+    }
+}
+template <bool approx> __global__ void gelu_backward(size_t n, float *dx, const float *dy, const float *x) {
+    EACH(i, n) {
+        float a = x[i], square = a * a, p, slope; /* P(x) and P'(x) */
+        if (approx) {
+            p = sigmoid1(a * (GELU_A + GELU_B * square));
+            slope = p * (1 - p) * (GELU_A + 3 * GELU_B * square);
+        } else {
+            p = (1 + erff(a * 0.7071067811865476f)) / 2;
+            slope = expf(-square / 2) * 0.3989422804014327f;
+        }
+        dx[i] += dy[i] * (p + a * slope);
+    }
+}
+extern "C" void cuda_gelu(Cuda *c, size_t n, float *y, const float *x, bool approx) {
+    if (approx)
+        LAUNCH_EACH(c, (gelu<true>), n, y, x);
+    else
+        LAUNCH_EACH(c, (gelu<false>), n, y, x);
+}
+extern "C" void cuda_gelu_backward(Cuda *c, size_t n, float *dx, const float *dy, const float *x, bool approx) {
+    if (approx)
+        LAUNCH_EACH(c, (gelu_backward<true>), n, dx, dy, x);
+    else
+        LAUNCH_EACH(c, (gelu_backward<false>), n, dx, dy, x);
+}
+
 __global__ void axpby(size_t n, float *y, float a, const float *x, float b) { /* x may be y */
     EACH(i, n) y[i] = a * x[i] + b * y[i];
 }

@@ -5,24 +5,14 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
-    MISSING(layernorm, "its kernels are not written"),
-    MISSING(layernorm_backward, "as layernorm"),
-    MISSING(gelu, "its kernels are not written"),
-    MISSING(gelu_backward, "as gelu"),
-    MISSING(attend, "our mma.sync flash attention is to be the general path and is not written"),
-    MISSING(attend_backward, "as attend"),
     MISSING(attend_lanes, "the cache lives in the host's memory; comes with the paged cache on the device"),
     MISSING(narrow, "comes with a cache in bf16 on the device"),
     MISSING(merge, "DMC's scan along lanes is not written"),
     MISSING(merge_backward, "as merge"),
     MISSING(recur, "the delta family's three-kernel form is not written"),
     MISSING(recur_backward, "as recur"),
-    MISSING(short_conv, "reads documents' borders and states of the host; comes with recur"),
-    MISSING(short_conv_backward, "as short_conv"),
-    MISSING(decay, "comes with recur"),
-    MISSING(decay_backward, "as decay"),
-    MISSING(gated_norm, "comes with recur"),
-    MISSING(gated_norm_backward, "as gated_norm"),
+    MISSING(linear_distill, "its row kernel is not written"),
+    MISSING(align, "as linear_distill"),
     {NULL, 0, NULL},
 };
 #define SLOW(op, why) \
@@ -30,10 +20,17 @@ static const CudaLedger missing[] = {
 static const CudaLedger slow[] = {
     SLOW(embed_backward, "one thread to a column walks through all rows"),
     SLOW(rmsnorm_backward, "the gains' gradient has one block to 32 columns, however many rows there are"),
+    SLOW(layernorm_backward, "as rmsnorm_backward"),
+    SLOW(short_conv, "every tap looks for its row; the batch is copied to the device in every call"),
+    SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
+    SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),
+    SLOW(gated_norm_backward, "the gains' gradient has one block to 32 columns"),
     SLOW(linear_backward, "so has the bias's"),
     SLOW(linear_heads, "one product per head; a batched one would launch once"),
     SLOW(linear_groups, "one product per group"),
     SLOW(linear_xent, "ids and targets are copied to the device in every call; hits are waited for"),
+    SLOW(attend, "f32 on the plain units, not on the matrix units; the batch is copied to the device in every call"),
+    SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(sumsq, "waits for the result"),
     {NULL, 0, NULL},
 };

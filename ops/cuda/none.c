@@ -16,3 +16,5 @@ const Memory *cuda_device_memory(Device *d, bool host_too) {
 }
 void cuda_device_write(Device *d, void *to, const void *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
 void cuda_device_read(Device *d, void *to, const void *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
+void cuda_device_copy(Device *d, void *to, const void *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
+void cuda_device_zero(Device *d, void *p, size_t n) { (void)d, (void)p, (void)n; }

@@ -1,6 +1,7 @@
 /* open.c: the CUDA backend as a Device: opening it, its memory as regions, copies to and from the host. */
 #include "../device.h"
 #include "cuda.h"
+#include "lacks.h"
 
 static void *take(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, false); }
 static void *take_managed(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, true); }
@@ -22,7 +23,9 @@ bool cuda_device_open(Device *d, Err *e) {
     char why[200] = "";
     d->cuda = cuda_start(why);
     if (!d->cuda) return err_world(e, "device cuda: %s", why);
-    d->ops = cuda_ops();
+    d->own = *cuda_ops();
+    cuda_lacks(&d->own);
+    d->ops = &d->own;
     d->isa = cuda_name(d->cuda);
     d->home[0] = (Memory){take, give, poison, note, unnote, d};
     d->home[1] = (Memory){take_managed, give, poison_managed, note, unnote, d};
@@ -33,3 +36,7 @@ void cuda_device_sync(Device *d) { cuda_sync(d->cuda); }
 const Memory *cuda_device_memory(Device *d, bool host_too) { return &d->home[host_too]; }
 void cuda_device_write(Device *d, void *to, const void *from, size_t n) { cuda_upload(d->cuda, to, from, n); }
 void cuda_device_read(Device *d, void *to, const void *from, size_t n) { cuda_download(d->cuda, to, from, n); }
+void cuda_device_copy(Device *d, void *to, const void *from, size_t n) { cuda_copy(d->cuda, to, from, n); }
+void cuda_device_zero(Device *d, void *p, size_t n) {
+    if (n) cuda_fill(d->cuda, p, 0, n);
+}

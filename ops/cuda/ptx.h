@@ -4,6 +4,8 @@
  *
  *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   the only way to start a kernel; (sum<64>) in parentheses
  *   SMEM_DYN(type, name)                                       shared memory, 128-byte aligned; no static __shared__
+ *   UNROLL, ROLLED                                             before a loop whose arrays must stay in registers; whose
+ *                                                              turns must not be open at once, which costs registers
  *
  * Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"), lane l, g = l/4, t = l%4; two bf16 to a register, the lower
  * column in the lower half:
@@ -16,6 +18,8 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
+    #define UNROLL                                         _Pragma("unroll")
+    #define ROLLED                                         _Pragma("unroll 1")
     #define LAUNCH(kernel, grid, block, smem, stream, ...) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
     #define SMEM_DYN(type, name)                                      \
         extern __shared__ __align__(128) unsigned char smem_bytes_[]; \
@@ -23,6 +27,8 @@
     #define PTX_AT
     #define PTX_FORM(emulated, ...) __VA_ARGS__
 #else
+    #define UNROLL
+    #define ROLLED
     #define PTX_AT                  , const char *file = __builtin_FILE(), int line = __builtin_LINE()
     #define PTX_FORM(emulated, ...) emulated
 #endif

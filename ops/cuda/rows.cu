@@ -17,6 +17,9 @@ __global__ void gather(size_t n, size_t width, float *y, const float *x, const i
 __global__ void spread(size_t n, size_t width, float *y, const float *x, const int *row) {
     EACH(i, n) y[i] = x[(size_t)row[i / width] * width + i % width];
 }
+__global__ void move(size_t n, size_t width, float *y, const size_t *to, const float *x, const size_t *from) {
+    EACH(i, n) y[to[i / width] + i % width] = x[from[i / width] + i % width];
+}
 __global__ void collect(size_t n, size_t width, float *y, const float *x, const int *place, int k) {
     EACH(i, n) {
         float s = y[i];
@@ -43,6 +46,10 @@ __global__ void columns_backward(size_t n, CudaColumns p, float *dx, const float
 extern "C" void cuda_gather(Cuda *c, int n, size_t width, float *y, const float *x, const int *from, int nfrom,
                             const int *to) {
     LAUNCH_EACH(c, gather, (size_t)n * width, width, y, x, from, nfrom, to);
+}
+extern "C" void cuda_move(Cuda *c, int n, size_t width, float *y, const size_t *to, const float *x,
+                          const size_t *from) {
+    LAUNCH_EACH(c, move, (size_t)n * width, width, y, to, x, from);
 }
 extern "C" void cuda_spread(Cuda *c, int n, size_t width, float *y, const float *x, const int *row) {
     LAUNCH_EACH(c, spread, (size_t)n * width, width, y, x, row);

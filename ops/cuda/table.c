@@ -1,22 +1,8 @@
 /* table.c: the op table of the CUDA backend, f32: shapes are checked and scratch taken here, as on the CPU; cuda.h
  * computes. Tensors and `real *` arguments lie on the device; ids, places, targets and Batch lie with the host, and are
  * copied to scratch by the op that reads them. */
+#include "table.h"
 #include <math.h>
-#include "../device.h"
-#include "cuda.h"
-#include "ledger.h"
-
-static Cuda *C(Run *r) { return r->dev->cuda; }
-static int last(Tensor t) { return t.n[t.rank - 1]; }
-/* n numbers of the host, in scratch; NULL while measuring. */
-static void *upload(Run *r, const void *from, int n, size_t size, const char *name) {
-    void *p = arena_take(r->scratch, (size_t)n * size, name);
-    if (!measuring(r)) cuda_upload(C(r), p, from, (size_t)n * size);
-    return p;
-}
-static int *upload_ints(Run *r, const int *from, int n, const char *name) {
-    return upload(r, from, n, sizeof(int), name);
-}
 
 /* ---- linear ---- */
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
@@ -115,6 +101,22 @@ static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
     x = tensor_rows(x, d);
     if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(dy), R(x), R(w), R(rstd));
 }
+static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
+    int d = w.n[0];
+    x = tensor_rows(x, d), y = tensor_rows(y, d);
+    int N = x.n[0];
+    CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N && b.n[0] == d, "%d rows", N);
+    if (!measuring(r)) cuda_layernorm(C(r), N, d, R(y), R(rstd), R(x), R(w), R(b), eps);
+}
+static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+    int d = w.n[0];
+    x = tensor_rows(x, d);
+    Mark mark = arena_mark(r->scratch);
+    Tensor means = SCRATCH(r, "means", x.n[0]);
+    if (!measuring(r))
+        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(means), R(dy), R(x), R(w), R(rstd));
+    arena_release(r->scratch, mark);
+}
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
     int d = last(x);
     if (!measuring(r)) cuda_l2norm(C(r), (int)(tensor_count(x) / (size_t)d), d, R(y), R(x), eps);
@@ -160,6 +162,12 @@ static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Te
                                  Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(dy) / (size_t)M) : 0;
     if (!measuring(r)) cuda_swiglu_rows_backward(C(r), M, d, R(dgate), R(dup), R(ds), R(dy), R(gate), R(up), R(s));
+}
+static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
+    if (!measuring(r)) cuda_gelu(C(r), tensor_count(y), R(y), R(x), tanh);
+}
+static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
+    if (!measuring(r)) cuda_gelu_backward(C(r), tensor_count(dx), R(dx), R(dy), R(x), tanh);
 }
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
@@ -226,6 +234,17 @@ static void spread(Run *r, Tensor y, Tensor x, const int *row) {
     Mark mark = arena_mark(r->scratch);
     int *at = upload_ints(r, row, n, "rows");
     if (!measuring(r) && n) cuda_spread(C(r), n, tensor_count(y) / (size_t)n, R(y), R(x), at);
+    arena_release(r->scratch, mark);
+}
+static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w) {
+    Mark mark = arena_mark(r->scratch);
+    size_t *t = upload(r, to, n, sizeof *t, "places to move to"),
+           *f = upload(r, from, n, sizeof *f, "places to move from"), width = (size_t)w;
+    if (!measuring(r) && n && w) {
+        for (int i = 0; i < n; i++)
+            CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
+        cuda_move(C(r), n, width, R(y), t, R(x), f);
+    }
     arena_release(r->scratch, mark);
 }
 static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
@@ -368,7 +387,17 @@ static const Ops ops_cuda = {
     .embed_backward = embed_backward,
     .rmsnorm = rmsnorm,
     .rmsnorm_backward = rmsnorm_backward,
+    .layernorm = layernorm,
+    .layernorm_backward = layernorm_backward,
     .rope = rope,
+    .attend = cuda_op_attend,
+    .attend_backward = cuda_op_attend_backward,
+    .short_conv = cuda_op_short_conv,
+    .short_conv_backward = cuda_op_short_conv_backward,
+    .decay = cuda_op_decay,
+    .decay_backward = cuda_op_decay_backward,
+    .gated_norm = cuda_op_gated_norm,
+    .gated_norm_backward = cuda_op_gated_norm_backward,
     .l2norm = l2norm,
     .l2norm_backward = l2norm_backward,
     .sigmoid = sigmoid,
@@ -386,12 +415,15 @@ static const Ops ops_cuda = {
     .skip_backward = skip_backward,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
+    .gelu = gelu,
+    .gelu_backward = gelu_backward,
     .add = add,
     .axpby = axpby,
     .copy = copy,
     .linear_groups = linear_groups,
     .linear_groups_backward = linear_groups_backward,
     .spread = spread,
+    .move = move,
     .collect = collect,
     .swiglu_rows = swiglu_rows,
     .swiglu_rows_backward = swiglu_rows_backward,

@@ -1,0 +1,78 @@
+#include "bench_recur.h"
+
+const char *const recur_rules[RULES] = {"kda", "gdn", "deltanet", "gla", "retention", "linear"};
+
+typedef struct {
+    Run run;
+    Recur in, grad;
+    Tensor o, dout, keep;
+    double scale;
+} Work;
+
+static void forward_once(void *ctx) {
+    Work *w = ctx;
+    w->run.ops->recur(&w->run, w->o, w->keep, w->in, w->scale, ABSENT, 0);
+}
+static void both_once(void *ctx) {
+    Work *w = ctx;
+    forward_once(ctx);
+    w->run.ops->recur_backward(&w->run, &w->grad, w->dout, w->in, w->scale, w->keep, NULL);
+}
+
+/* Memory of one side, values or gradients, in `a`. */
+static Recur sides(Arena *a, RecurRule rule, RecurShape s) {
+    const int N = s.B * s.T;
+    Recur r = {.q = arena_tensor(a, "q", REAL, 3, (int[]){N, s.H, s.D}),
+               .k = arena_tensor(a, "k", REAL, 3, (int[]){N, s.H, s.D}),
+               .v = arena_tensor(a, "v", REAL, 3, (int[]){N, s.H, s.D})};
+    bool channels = rule == RULE_KDA || rule == RULE_GLA;
+    if (channels || rule == RULE_GDN || rule == RULE_RETENTION)
+        r.g = arena_tensor(a, "g", REAL, 3, (int[]){N, s.H, channels ? s.D : 1});
+    if (rule <= RULE_DELTANET) r.beta = arena_tensor(a, "beta", REAL, 2, (int[]){N, s.H});
+    return r;
+}
+static void place(Work *w, Arena *a, RecurRule rule, RecurShape s) {
+    w->in = sides(a, rule, s);
+    w->grad = sides(a, rule, s);
+    w->o = arena_tensor(a, "o", REAL, 3, (int[]){s.B * s.T, s.H, s.D});
+    w->dout = arena_tensor(a, "dout", REAL, 3, (int[]){s.B * s.T, s.H, s.D});
+    w->keep = arena_tensor(a, "keep", REAL, 4, (int[]){recur_keep(s.B * s.T), s.H, s.D, s.D});
+}
+static void fill(Tensor t, uint64_t key, double low, double high) {
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)(low + (high - low) * rng_uniform(key, i));
+}
+
+bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timing *forward, Timing *both, Err *e) {
+    Arena data = {0}, scratch = {0};
+    const int N = s.B * s.T;
+    int *rows = xcalloc((size_t)(3 * N + 2 * s.B + 1), sizeof *rows), *pos = rows, *first = rows + N,
+        *of = rows + 2 * N, *off = rows + 3 * N, *seq = off + s.B + 1;
+    uint64_t *id = xcalloc((size_t)s.B, sizeof *id);
+    for (int i = 0; i < N; i++) pos[i] = i % s.T, first[i] = i / s.T * s.T, of[i] = i / s.T;
+    for (int b = 0; b <= s.B; b++) off[b] = b * s.T;
+    for (int b = 0; b < s.B; b++) seq[b] = b, id[b] = (uint64_t)b;
+    Batch batch = {.B = s.B, .N = N, .off = off, .seq = seq, .of = of, .pos = pos, .first = first, .id = id};
+    Work w = {.run = run_make(dev, &scratch), .scale = 1 / sqrt(s.D)};
+    w.run.batch = &batch;
+    int *idx = xcalloc((size_t)N, sizeof *idx);
+    for (int i = 0; i < N; i++) idx[i] = i;
+    w.run.in = w.run.out = (Pick){N, idx};
+    place(&w, &data, rule, s);
+    both_once(&w); /* measures its scratch */
+    bool ok = arena_open(&data, "bench", data.peak, false, e) &&
+              arena_open(&scratch, "bench scratch", scratch.peak, false, e);
+    if (ok) {
+        place(&w, &data, rule, s);
+        double unit = 1 / sqrt(s.D / 3.0); /* keys and queries of length about 1, as the mixers' norm makes them */
+        fill(w.in.q, 1, -unit, unit), fill(w.in.k, 2, -unit, unit), fill(w.in.v, 3, -1, 1);
+        if (present(w.in.g)) fill(w.in.g, 4, -0.1, 0);
+        if (present(w.in.beta)) fill(w.in.beta, 5, 0, 1);
+        fill(w.dout, 6, -1, 1);
+        *forward = bench_time(forward_once, &w, seconds);
+        *both = bench_time(both_once, &w, seconds);
+    }
+    arena_close(&scratch);
+    arena_close(&data);
+    free(rows), free(id), free(idx);
+    return ok;
+}

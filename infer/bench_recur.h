@@ -1,0 +1,12 @@
+/* bench_recur.h: the speed of the recurrences alone (ops/recur.h), for `bench recur`. */
+#pragma once
+#include "bench.h"
+
+typedef enum { RULE_KDA, RULE_GDN, RULE_DELTANET, RULE_GLA, RULE_RETENTION, RULE_LINEAR, RULES } RecurRule;
+extern const char *const recur_rules[RULES]; /* "kda" */
+typedef struct {
+    int B, T, H, D; /* sequences of T rows, H heads of D x D numbers */
+} RecurShape;
+/* Times of Ops.recur, and of it with its backward by q, k, v, g and beta, on made-up rows without history. False:
+ * EXIT_WORLD, no memory. */
+bool bench_recur(Device *, RecurRule, RecurShape, double seconds, Timing *forward, Timing *both, Err *);

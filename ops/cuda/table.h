@@ -1,0 +1,31 @@
+/* table.h: what the parts of the op table (table.c, sequence.c) share, and the ops of sequence.c. */
+#pragma once
+#include "../device.h"
+#include "cuda.h"
+#include "ledger.h"
+
+static inline Cuda *C(Run *r) { return r->dev->cuda; }
+static inline int last(Tensor t) { return t.n[t.rank - 1]; }
+/* n numbers of the host, in scratch; NULL while measuring. */
+static inline void *upload(Run *r, const void *from, int n, size_t size, const char *name) {
+    void *p = arena_take(r->scratch, (size_t)n * size, name);
+    if (!measuring(r)) cuda_upload(C(r), p, from, (size_t)n * size);
+    return p;
+}
+static inline int *upload_ints(Run *r, const int *from, int n, const char *name) {
+    return upload(r, from, n, sizeof(int), name);
+}
+static inline real *maybe(Tensor t) { return present(t) ? R(t) : NULL; }
+
+void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge);
+void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
+                             Tensor lse);
+void cuda_op_short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool silu, Tensor state, int at);
+void cuda_op_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
+                                 bool silu);
+void cuda_op_decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k);
+void cuda_op_decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
+                            Gate k);
+void cuda_op_gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n);
+void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
+                                 GatedNorm n);

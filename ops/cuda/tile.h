@@ -1,0 +1,96 @@
+/* tile.h: products of tiles of 64 rows in f32, which attention is made of.
+ *
+ * A block of 256 threads stands as 16 x 16, thread = 16 ty + tx. Of a product of 64 rows it owns rows ty + 16 i, i < 4;
+ * of 64 columns tx + 16 j, j < 4, of a wide result columns 64 g + 4 tx + c, c < 4, g < G. So a row belongs to half a
+ * warp, whose sums and maxima are four shuffles, and reads of shared memory go 16 bytes at a time without bank
+ * conflicts. Rows may lie anywhere; what is behind the last row or column counts as zero. */
+#pragma once
+#include "kernel.h"
+
+enum { TILE = 64, PART = 32, LD_PART = PART + 4, LD_TILE = TILE + 4, PART_NUMBERS = 2 * TILE * LD_PART };
+static_assert(BLOCK == 256 && PART == 32 && PART_NUMBERS >= PART * 2 * TILE, "the layout above");
+
+/* Row r < n begins at p + at[r] * ld; `at` lies in shared memory. */
+struct Rows {
+    const float *p;
+    const size_t *at;
+    size_t ld;
+    int n;
+};
+DEVICE float row_number(const Rows &x, int r, int c, int D) {
+    return r < x.n && c < D ? x.p[x.at[r] * x.ld + (size_t)c] : 0;
+}
+DEVICE float nth(float4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+DEVICE float half_warp_sum(float v) {
+    for (int d = 8; d; d >>= 1) v += __shfl_xor_sync(FULL_WARP, v, d);
+    return v;
+}
+DEVICE float half_warp_max(float v) {
+    for (int d = 8; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, d));
+    return v;
+}
+
+/* s[i][j] = row ty + 16 i of a . row tx + 16 j of b, over D numbers, by way of part (PART_NUMBERS). Begins with a
+ * barrier. */
+DEVICE void tile_dots(float s[4][4], float *part, Rows a, Rows b, int D) {
+    int t = (int)threadIdx.x, ty = t / 16, tx = t % 16;
+    float *pb = part + TILE * LD_PART;
+    UNROLL for (int i = 0; i < 4; i++) { UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0; }
+    for (int c = 0; c < D; c += PART) {
+        __syncthreads();
+        ROLLED for (int r = t / PART; r < TILE; r += 2 * WARPS) { /* four loads at once */
+            int k = t % PART, r2 = r + WARPS;
+            float x = row_number(a, r, c + k, D), y = row_number(b, r, c + k, D), x2 = row_number(a, r2, c + k, D),
+                  y2 = row_number(b, r2, c + k, D);
+            part[r * LD_PART + k] = x, part[r2 * LD_PART + k] = x2;
+            pb[r * LD_PART + k] = y, pb[r2 * LD_PART + k] = y2;
+        }
+        __syncthreads();
+        for (int k = 0; k < PART && c + k < D; k += 4) {
+            float4 x[4], y[4];
+            UNROLL for (int i = 0; i < 4; i++) {
+                x[i] = load_vec<float4>(part + (ty + 16 * i) * LD_PART + k);
+                y[i] = load_vec<float4>(pb + (tx + 16 * i) * LD_PART + k);
+            }
+            UNROLL for (int i = 0; i < 4; i++) {
+                UNROLL for (int j = 0; j < 4; j++) {
+                    s[i][j] += x[i].x * y[j].x;
+                    s[i][j] += x[i].y * y[j].y;
+                    s[i][j] += x[i].z * y[j].z;
+                    s[i][j] += x[i].w * y[j].w;
+                }
+            }
+        }
+    }
+}
+/* Row ty + 16 i, columns c0 + 64 g + 4 tx + c: acc[i][4 g + c] += sum over r of P[row][r] (row r of b). P (TILE,
+ * LD_TILE) is zero behind b.n. Begins with a barrier, behind which P may have been written. */
+template <int G> DEVICE void tile_apply(float acc[4][4 * G], const float *P, float *part, Rows b, int c0, int D) {
+    constexpr int W = 64 * G;
+    int t = (int)threadIdx.x, ty = t / 16, tx = t % 16;
+    for (int r0 = 0; r0 < b.n; r0 += PART) {
+        __syncthreads();
+        ROLLED for (int i = t; i < PART * W; i += 4 * BLOCK) {
+            float x[4];
+            UNROLL for (int k = 0; k < 4; k++) x[k] = row_number(b, r0 + (i + k * BLOCK) / W, c0 + i % W, D);
+            UNROLL for (int k = 0; k < 4; k++) part[i + k * BLOCK] = x[k];
+        }
+        __syncthreads();
+        for (int r = 0; r < PART && r0 + r < b.n; r += 4) {
+            float4 p[4];
+            UNROLL for (int i = 0; i < 4; i++) p[i] = load_vec<float4>(P + (ty + 16 * i) * LD_TILE + r0 + r);
+            UNROLL for (int k = 0; k < 4; k++) {
+                UNROLL for (int g = 0; g < G; g++) {
+                    float4 v = load_vec<float4>(part + (r + k) * W + 64 * g + 4 * tx);
+                    UNROLL for (int i = 0; i < 4; i++) {
+                        float f = nth(p[i], k);
+                        acc[i][4 * g] += f * v.x;
+                        acc[i][4 * g + 1] += f * v.y;
+                        acc[i][4 * g + 2] += f * v.z;
+                        acc[i][4 * g + 3] += f * v.w;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+/* host.c: copies between the host and a device, by tensor. */
+#include "host.h"
+#include "device.h"
+
+Tensor view_open(Device *d, Tensor t, bool read) {
+    if (!device_apart(d)) return t;
+    size_t n = tensor_bytes(t);
+    Tensor view = t;
+    view.p = xcalloc(n ? n : 1, 1);
+    if (read && n) device_read(d, view.p, t.p, n);
+    return view;
+}
+void view_close(Device *d, Tensor t, Tensor view, bool write) {
+    if (!device_apart(d)) return;
+    if (write) device_write(d, t.p, view.p, tensor_bytes(t));
+    free(view.p);
+}
+
+Tensor host_view(Run *r, Tensor t, bool read) {
+    if (!device_apart(r->dev)) return t;
+    Tensor view = t;
+    view.p = arena_take(r->host, tensor_bytes(t), "view of the host");
+    if (read && !measuring(r)) device_read(r->dev, view.p, t.p, tensor_bytes(t));
+    return view;
+}
+void host_write(Run *r, Tensor t, Tensor view) {
+    if (device_apart(r->dev) && !measuring(r)) device_write(r->dev, t.p, view.p, tensor_bytes(t));
+}
+
+static void see_zero(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)path, (void)flags;
+    device_zero(f->ctx, t->p, tensor_bytes(*t));
+}
+Fields fields_zero_at(Device *d) { return device_apart(d) ? (Fields){.see = see_zero, .ctx = d} : fields_zero(); }
+
+void device_lacks(Run *r, const char *what) {
+    CHECK(measuring(r), "layer %d runs %s, which device %s does not have", r->layer, what, r->ops->name);
+    if (r->dev->lacks) return;
+    r->dev->lacks = what;
+    r->dev->lacks_layer = r->layer;
+}
+const char *device_lack(Device *d, int *layer) {
+    const char *what = d->lacks;
+    *layer = d->lacks_layer;
+    d->lacks = NULL;
+    return what;
+}
