@@ -143,7 +143,9 @@ static void init_own(const Model *m, int l, Weights *w, uint64_t key) {
     const Layer *y = &m->layer[l];
     void *mix = w->layer[l].mix;
     Own own = {.dev = m->dev};
-    Fields f = {.see = see_own, .ctx = &own}, done = {.see = see_own_done, .ctx = &own};
+    const bool narrow = m->opts.narrow_weights;
+    Fields f = {.see = see_own, .ctx = &own, .narrow = narrow};
+    Fields done = {.see = see_own_done, .ctx = &own, .narrow = narrow};
     if (!y->kind->mixer->init) return;
     y->kind->mixer->weights(y->cfg, mix, &f);
     y->kind->mixer->init(y->cfg, mix, rng_mix(key, (uint64_t)l));
