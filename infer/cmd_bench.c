@@ -298,7 +298,7 @@ int cmd_bench(int argc, char **argv) {
     engine_signals();
     for (int i = 0; i < a.nword; i++) {
         int part = 0;
-        for (int k = 0; k < 4; k++)
+        for (int k = 0; k < 5; k++)
             if (!strcmp(a.word[i], names[k])) part = 1 << k;
         if (part && !a.what && i == 0)
             a.what = part;
