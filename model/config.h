@@ -93,6 +93,12 @@ typedef struct {
     Length warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps; see config_schedule */
     int schedule;
 } OptimCfg;
+/* Several ranks, see train/dist.h. */
+typedef struct {
+    int stage, reduce;
+    int64_t check_every;
+    double flops, link;
+} DistCfg;
 typedef struct Config Config;
 /* One stage of a run, see `stages` below. */
 typedef struct {
@@ -109,9 +115,11 @@ struct Config {
     DataCfg data;
     TrainCfg train;
     OptimCfg optim;
+    DistCfg dist;
     int nstages; /* 0: the run is one stage */
     Stage *stage;
-    bool quiet; /* no setting: whoever opens the data tells nothing of long work */
+    bool quiet;        /* no setting: whoever opens the data tells nothing of long work */
+    struct Comm *comm; /* no setting: the ranks of the run (train/comm.h); NULL: it is alone */
 };
 
 /* The order of the choices in config_keys.c. */
@@ -121,6 +129,7 @@ enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
 enum { OPTIM_ADAMW, OPTIM_MUON };
 enum { STATE_F32, STATE_BF16 };
+enum { REDUCE_F32, REDUCE_BF16 };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
 /* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */

@@ -2,7 +2,8 @@
 
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
-                         *const norms[] = {"rms", "layer", NULL}, *const positions[] = {"none", "learned", NULL},
+                         *const reduces[] = {"f32", "bf16", NULL}, *const norms[] = {"rms", "layer", NULL},
+                         *const positions[] = {"none", "learned", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
@@ -156,6 +157,20 @@ const Key optim_keys[] = {
     {"schedule", KEY_CHOICE, AT(schedule), "cosine", 0, 0, "learning rate after warmup", schedules, 0},
     {0}};
 #undef AT
+#define AT(member) offsetof(DistCfg, member)
+const Key dist_keys[] = {
+    {"stage", KEY_INT, AT(stage), "0", 0, 2,
+     "what each rank keeps 1/ranks of; 0: nothing, 1: the optimizer's moments, 2: gradients, too (ZeRO)", 0, 0},
+    {"reduce", KEY_CHOICE, AT(reduce), "f32", 0, 0, "number type of the gradients that ranks send to each other",
+     reduces, 0},
+    {"check_every", KEY_LONG, AT(check_every), "100", 0, 1e12,
+     "steps between comparisons of the ranks' weights by checksum; 0: none", 0, 0},
+    {"flops", KEY_FLOAT, AT(flops), "0", 0, 1e18,
+     "of --plan: FLOPs per second that a rank reaches in training; 0: no times are estimated", 0, 0},
+    {"link", KEY_FLOAT, AT(link), "0", 0, 1e18,
+     "of --plan: bytes per second that a rank sends while others do; 0: no times are estimated", 0, 0},
+    {0}};
+#undef AT
 #define AT(member) offsetof(TeacherLosses, member)
 static const Key losses_keys[] = {
     {"lm", KEY_FLOAT, AT(lm), "1.0", 0, 1e6, "cross-entropy of the targets, as without a teacher", 0, 0},
@@ -194,5 +209,6 @@ const Key config_keys[] = {{"run", KEY_TABLE, AT(run), "", 0, 0, "the run", 0, r
                            {"data", KEY_TABLE, AT(data), "", 0, 0, "the text, or the task", 0, data_keys},
                            {"train", KEY_TABLE, AT(train), "", 0, 0, "the loop", 0, train_keys},
                            {"optim", KEY_TABLE, AT(optim), "", 0, 0, "the optimizer", 0, optim_keys},
+                           {"dist", KEY_TABLE, AT(dist), "", 0, 0, "several ranks", 0, dist_keys},
                            {0}};
 #undef AT

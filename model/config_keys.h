@@ -7,7 +7,7 @@
 enum { VOCAB_MAX = 1 << 24, POSITIONS_MAX = 1 << 24 };
 enum { ROWS_MAX = 1 << 24 }; /* of a micro-batch: an int counts them, and rows x widths must stay far from 2^63 */
 extern const Key run_keys[], model_keys[], path_keys[], data_keys[], train_keys[], optim_keys[], stage_keys[],
-    teacher_keys[], config_keys[];
+    teacher_keys[], dist_keys[], config_keys[];
 
 /* `stages`: names and lengths, and train.steps, which is theirs; then, when all else of c is read, their settings. */
 bool stages_list(Config *, Node *root, Err *);

@@ -117,6 +117,7 @@ char *config_text(const Config *c) {
     write_map_end(&w);
     write_section(&w, "train", train_keys, &c->train);
     write_section(&w, "optim", optim_keys, &c->optim);
+    write_section(&w, "dist", dist_keys, &c->dist);
     stages_write(&w, c);
     fputc('\n', w.f);
     close_text(&w, &text);
@@ -137,7 +138,8 @@ static bool may_differ(const char *path) {
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
-    return !strncmp(path, "run.", 4) || (!strncmp(path, "train.", 6) && n > 6 && !strcmp(path + n - 6, "_every"));
+    return !strncmp(path, "run.", 4) || !strncmp(path, "dist.", 5) ||
+           (!strncmp(path, "train.", 6) && n > 6 && !strcmp(path + n - 6, "_every"));
 }
 
 /* Where a run lies and how long it may take: nothing that it ends with by its own choice. */
@@ -145,7 +147,7 @@ static bool same_anyway(const char *path) {
     static const char *const names[] = {"run.dir", "run.device", "run.threads", "train.max_seconds", NULL};
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
-    return false;
+    return !strncmp(path, "dist.", 5);
 }
 
 static const char *shown(const Node *x) {
@@ -264,4 +266,5 @@ void config_document(FILE *f, bool markdown) {
     }
     section(f, markdown, "train", "", train_keys, "train.");
     section(f, markdown, "optim", "", optim_keys, "optim.");
+    section(f, markdown, "dist", "Of runs of several ranks.", dist_keys, "dist.");
 }

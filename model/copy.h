@@ -11,5 +11,6 @@ typedef struct {
 
 /* Map the region (or measure it: dry, or a dry model). m must outlive the copy. */
 bool model_copy_open(ModelCopy *, const Model *m, bool dry, Err *);
-void model_copy_take(ModelCopy *, const Model *m); /* the numbers as they are now */
+/* The numbers as they are now; of a model without moments (ModelOpts.without) the weights alone. */
+void model_copy_take(ModelCopy *, const Model *m);
 void model_copy_close(ModelCopy *);

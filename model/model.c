@@ -43,16 +43,24 @@ void model_norm_fields(const Model *m, Weights *w, Fields *f) {
     field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
     if (c->norm == NORM_LAYER) field(f, &w->norm_bias, "model.norm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
 }
-void model_fields(const Model *m, Weights *w, Fields *f) {
+int model_units(const Model *m) { return m->L + 2; }
+void model_unit_fields(const Model *m, int unit, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
     const bool was = narrowed(m, f);
     f->scope[0] = 0;
-    field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
-    model_positions_field(m, w, f);
-    for (int l = 0; l < m->L; l++) model_layer_fields(m, l, w, f);
-    model_norm_fields(m, w, f);
-    if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
+    if (unit > 0 && unit <= m->L) {
+        model_layer_fields(m, unit - 1, w, f);
+    } else if (unit == 0) {
+        field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
+        model_positions_field(m, w, f);
+    } else {
+        model_norm_fields(m, w, f);
+        if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
+    }
     f->narrow = was;
+}
+void model_fields(const Model *m, Weights *w, Fields *f) {
+    for (int u = 0; u < model_units(m); u++) model_unit_fields(m, u, w, f);
 }
 
 typedef struct {
@@ -168,12 +176,15 @@ void model_layer_init(const Model *m, int l, Weights *w, uint64_t seed) {
     model_layer_fields(m, l, w, &f);
     init_own(m, l, w, in.key);
 }
+void model_layer_stage_end(const Model *m, int l, Weights *w) {
+    const Kind *k = m->layer[l].kind;
+    if (k->mixer->stage_end) k->mixer->stage_end(m->layer[l].cfg, w->layer[l].mix);
+}
 void model_stage_end(Model *m) {
-    const Weights *w[] = {&m->w, &m->m, &m->v};
+    bool moments = m->opts.train && !(m->opts.without & MODEL_MOMENTS);
+    Weights *w[] = {&m->w, &m->m, &m->v};
     for (int l = 0; l < m->L; l++)
-        for (int i = 0; i < (m->opts.train ? 3 : 1); i++)
-            if (m->layer[l].kind->mixer->stage_end)
-                m->layer[l].kind->mixer->stage_end(m->layer[l].cfg, w[i]->layer[l].mix);
+        for (int i = 0; i < (moments ? 3 : 1); i++) model_layer_stage_end(m, l, w[i]);
 }
 void model_zero_grad(Model *m) {
     Fields f = fields_zero_at(m->dev);
@@ -204,8 +215,15 @@ static void visit(const Model *m, Weights *w, int kind, Fields f) {
     else
         model_moments(m, w, kind == SECOND, &f);
 }
+static void see_shape(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)f, (void)t, (void)path, (void)flags;
+}
 static bool region(Model *m, Arena *a, const char *name, Weights *w, int kind, Err *e) {
     a->name = name;
+    if (m->opts.without & (kind != VALUES ? MODEL_MOMENTS : w == &m->g ? MODEL_GRADS : 0)) {
+        visit(m, w, kind, (Fields){.see = see_shape});
+        return m->opts.dry || arena_open(a, name, 0, false, e);
+    }
     visit(m, w, kind, arena_placer(a));
     if (m->opts.dry) return true;
     if (!arena_open_at(a, device_memory(m->dev, false), name, a->peak, m->opts.poison, e)) return false;
@@ -272,8 +290,8 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
         if (!region(m, &m->ag, "gradients", &m->g, VALUES, e) || !region(m, &m->am, "first moments", &m->m, FIRST, e) ||
             !region(m, &m->av, "second moments", &m->v, SECOND, e))
             goto fail;
-        if (!opts.dry) {
-            visit(m, &m->g, VALUES, fields_zero_at(dev));
+        if (!opts.dry && !(opts.without & MODEL_GRADS)) visit(m, &m->g, VALUES, fields_zero_at(dev));
+        if (!opts.dry && !(opts.without & MODEL_MOMENTS)) {
             visit(m, &m->m, FIRST, fields_zero_at(dev));
             visit(m, &m->v, SECOND, fields_zero_at(dev));
         }
@@ -472,6 +490,12 @@ static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fi
     }
 }
 
+static void unit_begin(Model *m, const Run *r, int unit) {
+    if (m->units && !measuring(r)) m->units->begin(m->units->ctx, unit);
+}
+static void unit_done(Model *m, const Run *r, int unit) {
+    if (m->units && !measuring(r)) m->units->done(m->units->ctx, unit);
+}
 static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N, Lesson s) {
     Fields zero = fields_zero_at(m->dev);
     const int mixes = mixes_taught(m, s.teach);
@@ -498,7 +522,9 @@ static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N,
         }
         if (s.teach && s.teach->out)
             r->ops->align(r, TENSOR(s.teach->outs, REAL, N), dx, x[l + 1], s.teach->out[l], s.tgt, s.g, s.out);
+        unit_begin(m, r, l + 1);
         layer_backward(m, r, l, x[l], dx, dkv, &s);
+        unit_done(m, r, l + 1);
         arena_release(r->scratch, mark);
     }
     if (mixes) rows_mean(r, s.teach->mixs, N, mixes);
@@ -588,15 +614,20 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
+    if (m->cfg.tied) unit_begin(m, r, 0);
+    unit_begin(m, r, m->L + 1);
     head_losses(m, r, loss, dxf, xf, tgt, g, t);
     if (t && t->mix) r->ops->zero(r, TENSOR(t->mixs, REAL, N));
     if (t && t->out) r->ops->zero(r, TENSOR(t->outs, REAL, N));
     model_norm_backward(m, r, dx, m->g.norm, m->g.norm_bias, dxf, x[m->L], m->w.norm, rstd);
+    unit_done(m, r, m->L + 1);
     backward_layers(m, r, x, dx, N, (Lesson){.teach = t, .tgt = tgt, .g = g});
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
+    if (!m->cfg.tied) unit_begin(m, r, 0);
     r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
     if (present(m->g.positions)) r->ops->embed_backward(r, m->g.positions, dx, b->pos, 1);
+    unit_done(m, r, 0);
     losses_read(m, nll, loss, measuring(r));
     arena_release(r->scratch, scratch);
     arena_release(&m->keep, keep);

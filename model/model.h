@@ -31,6 +31,15 @@ typedef struct {
  * derivative of the loss, dstat (B,STATS), zero before. After a pass without gradient dstat is absent. */
 typedef void StatLoss(void *ctx, Tensor stat, Tensor dstat);
 
+/* Parts of a model whose gradients become complete one after the other in a backward pass: unit 0 is the embedding with
+ * the positions, unit 1 + l is layer l, unit L + 1 the norm before the head, with the head where it is not tied. They
+ * begin and end in the order L + 1, L, .., 1, 0; a tied embedding begins before all, being the head, and ends last. */
+typedef struct {
+    void (*begin)(void *ctx, int unit); /* the pass is about to add to m->g's fields of the unit */
+    void (*done)(void *ctx, int unit);  /* it has added all */
+    void *ctx;
+} GradUnits;
+
 /* What a teacher made of a batch (model_states), and the losses of a student against it. In a pass that is measured
  * nothing has memory. Of the student's row i with a target, over its layers l in which both have a mixer's output
  * (attention) or over all (hidden):
@@ -46,6 +55,7 @@ typedef struct {
 } Teach;
 
 typedef struct Model Model;
+enum { MODEL_GRADS = 1, MODEL_MOMENTS = 2 };
 /* Options that are not part of the model's shape. */
 typedef struct {
     bool train;   /* gradients, optimizer state and saved activations are wanted */
@@ -63,6 +73,8 @@ typedef struct {
     /* Moments as BF16, but those of FIELD_F32 tensors; and which weights have second moments (NULL: all). */
     bool narrow_moments;
     bool (*second)(Tensor weight, unsigned flags);
+    unsigned
+        without; /* MODEL_GRADS, MODEL_MOMENTS: these have shapes alone; whoever asks for that has them elsewhere */
     /* What else will take scratch while nothing else does, such as the optimizer: called with a Run that measures,
      * after weights, gradients and moments have their shapes. NULL: nothing. */
     void (*measure)(Model *, Run *, const void *ctx);
@@ -89,6 +101,7 @@ struct Model {
     unsigned mode;                       /* added to the mode of training passes: RUN_SMOOTH in gradient checks */
     StatLoss *stat_loss;                 /* NULL: nobody asks */
     void *stat_ctx;
+    const GradUnits *units; /* NULL: nobody asks */
 };
 
 /* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is
@@ -101,10 +114,13 @@ bool model_map(Model *, const ModelCfg *, Err *);
 void model_init(Model *, uint64_t seed); /* N(0, init_std), gains 1, biases 0, a mixer's own */
 /* The same for the tensors of one layer that have memory in `w`. */
 void model_layer_init(const Model *, int l, Weights *, uint64_t seed);
-void model_stage_end(Model *);                         /* Mixer.stage_end on weights and moments */
-void model_fields(const Model *, Weights *, Fields *); /* Hugging Face names */
+void model_stage_end(Model *); /* Mixer.stage_end on weights and the moments that it has */
+void model_layer_stage_end(const Model *, int l, Weights *); /* of one layer's weights or moments */
+void model_fields(const Model *, Weights *, Fields *);       /* Hugging Face names */
 /* Parts of them: a layer's; the learned positions', if there are any; those of the norm before the head. */
 void model_layer_fields(const Model *, int l, Weights *, Fields *);
+int model_units(const Model *); /* L + 2 */
+void model_unit_fields(const Model *, int unit, Weights *, Fields *);
 void model_positions_field(const Model *, Weights *, Fields *);
 void model_norm_fields(const Model *, Weights *, Fields *);
 /* The same for moments, first or second, with their dtype; those that there are not become ABSENT and are not seen. */

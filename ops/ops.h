@@ -215,7 +215,10 @@ struct Ops {
                   double decay, double gscale, int64_t t, Rounding);
     /* m = mu m + gscale g; u = mu m + gscale g (nesterov) or m. m may be BF16: u is of the number before rounding. */
     void (*momentum)(Run *, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding);
-    double (*sumsq)(Run *, Tensor x); /* sum of squares in f64; synchronises */
+    /* Sum of squares in f64; synchronises. Blocks of 65,536 numbers are added in order; within a block by a tree over
+     * runs of 256, so that ranks that share a block can each sum a branch (the CPU side; the others have their own
+     * order). */
+    double (*sumsq)(Run *, Tensor x);
 };
 
 /* Open a backend by name: "cpu", or "cuda" in a program that was built with it (ops/cuda/ledger.h: which ops it lacks).

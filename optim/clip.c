@@ -5,7 +5,10 @@ Clip clip_norm(Run *r, const Params *s, double max_norm) {
     double sum = 0;
     for (int i = 0; i < s->n; i++)
         if (!(s->p[i].flags & FIELD_BALANCE)) sum += r->ops->sumsq(r, s->p[i].t[PARAM_GRAD]);
-    double norm = sqrt(sum);
+    return clip_scale(sqrt(sum), max_norm);
+}
+
+Clip clip_scale(double norm, double max_norm) {
     /* An infinite norm would give scale 0 and hide itself as a step of nothing. */
     if (!isfinite(norm)) return (Clip){norm, NAN};
     return (Clip){norm, max_norm > 0 && norm > max_norm ? max_norm / norm : 1};

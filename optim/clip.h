@@ -14,3 +14,4 @@ typedef struct {
 
 /* max_norm 0: the norm alone, scale 1. Gradients are not changed. */
 Clip clip_norm(Run *, const Params *, double max_norm);
+Clip clip_scale(double norm, double max_norm); /* of a norm that is known */

@@ -39,7 +39,21 @@ void params_check(const Params *s, bool (*second)(Tensor weight, unsigned flags)
 }
 
 Rounding param_rounding(const Param *p, uint64_t seed, int64_t t) {
-    return (Rounding){.key = rng_name(rng_mix(rng_name(seed, "rounding of moments"), (uint64_t)t), p->name)};
+    return (Rounding){.key = rng_name(rng_mix(rng_name(seed, "rounding of moments"), (uint64_t)t), p->name),
+                      .at = p->at};
+}
+
+Param param_range(const Param *p, size_t from, size_t n) {
+    Param q = *p;
+    CHECK(from + n <= tensor_count(p->t[0]) && n <= INT32_MAX, "%s: %zu numbers from %zu", p->name, n, from);
+    q.at = p->at + from;
+    q.flags |= FIELD_TABLE | (param_decays(p) ? 0 : FIELD_NODECAY);
+    for (int role = 0; role < PARAM_ROLES; role++) {
+        const Tensor *t = &p->t[role];
+        char *at = t->p && role <= PARAM_GRAD ? (char *)t->p + from * dtype_size(t->dtype) : NULL;
+        if (present(*t)) q.t[role] = TENSOR(at, t->dtype, 1, (int)n);
+    }
+    return q;
 }
 
 void params_free(Params *s) {

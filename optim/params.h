@@ -14,6 +14,7 @@ typedef struct {
     char name[192];
     unsigned flags;        /* FIELD_* */
     Tensor t[PARAM_ROLES]; /* one shape; ABSENT where a role was not visited */
+    size_t at;             /* of a range: its first number's place in the tensor; else 0 */
 } Param;
 typedef struct {
     int n, cap;
@@ -27,6 +28,10 @@ Rounding param_rounding(const Param *, uint64_t seed, int64_t t);
 /* Weights come first; a later role that meets another name, shape or number of tensors is our own mistake (CHECK).
  * Second moments may leave tensors out. */
 Fields params_visitor(Params *, ParamRole);
+/* Numbers from..from+n-1 of p, weight and gradient, as a parameter of their own that elementwise steps may be taken on:
+ * decay and rounding are as in the whole. Moments that p has get their dtype and n numbers, without memory. n < 2^31.
+ */
+Param param_range(const Param *p, size_t from, size_t n);
 /* Weight decay is for matrices: rank >= 2 and neither FIELD_NODECAY nor FIELD_BALANCE. */
 bool param_decays(const Param *);
 /* All roles were visited in full; second moments only where `second` wants them (NULL: everywhere). */

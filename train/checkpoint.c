@@ -178,11 +178,14 @@ static bool nothing_else(const char *name) {
     return false;
 }
 
-static bool moments_load(const St *st, const char *prefix, Model *m, bool second, Err *e) {
+static bool moments_load(const St *st, const char *prefix, Trainer *t, bool second, Err *e) {
     StLoad l;
+    Model *m = &t->model;
     st_load_begin(&l, st, prefix, e);
-    Fields f = st_loader(&l);
+    Fields all = st_loader(&l);
     l.dev = m->dev;
+    DistLoad part = {&t->dist, &all, second ? PARAM_V : PARAM_M};
+    Fields f = t->dist.stage ? dist_loader(&part) : all;
     model_moments(m, second ? &m->v : &m->m, second, &f);
     return st_load_end(&l, nothing_else);
 }
@@ -250,7 +253,7 @@ bool checkpoint_load_numbers(Trainer *t, const char *dir, Err *e) {
     St st;
     bool ok = hf_load(dir, &t->model, e) && st_open(&st, path, e);
     if (ok) {
-        ok = moments_load(&st, "exp_avg.", &t->model, false, e) && moments_load(&st, "exp_avg_sq.", &t->model, true, e);
+        ok = moments_load(&st, "exp_avg.", t, false, e) && moments_load(&st, "exp_avg_sq.", t, true, e);
         st_close(&st);
     }
     free(path);

@@ -8,6 +8,7 @@
 struct Saver {
     Trainer *t;
     ModelCopy copy;
+    Params numbers;   /* of the copy */
     TrainState state; /* of the copy */
     Keep keep;
     pthread_t thread;
@@ -20,14 +21,23 @@ struct Saver {
 };
 
 bool saver_open(Trainer *t, Err *e) {
-    if (!t->cfg->train.async_save) return true;
+    if (!trainer_writes(t) || (!t->cfg->train.async_save && !t->dist.stage)) return true;
     Saver *s = t->saver = xcalloc(1, sizeof *s);
     s->t = t;
     s->lost = -1;
-    if (model_copy_open(&s->copy, &t->model, t->dry, e)) return true;
-    free(s);
-    t->saver = NULL;
-    return false;
+    if (!model_copy_open(&s->copy, &t->model, t->dry, e)) {
+        free(s);
+        t->saver = NULL;
+        return false;
+    }
+    Model *m = &s->copy.view;
+    Fields w = params_visitor(&s->numbers, PARAM_WEIGHT);
+    model_fields(m, &m->w, &w);
+    Fields first = params_visitor(&s->numbers, PARAM_M);
+    model_moments(m, &m->m, false, &first);
+    Fields second = params_visitor(&s->numbers, PARAM_V);
+    model_moments(m, &m->v, true, &second);
+    return true;
 }
 
 static void join(Saver *s) {
@@ -40,6 +50,7 @@ void saver_close(Trainer *t) {
     if (!s) return;
     if (s->busy) join(s);
     model_copy_close(&s->copy);
+    params_free(&s->numbers);
     free(s);
     t->saver = NULL;
 }
@@ -88,6 +99,30 @@ bool saver_wait(Trainer *t, Err *e) {
     return outcome(t, e);
 }
 
+/* What rank 0 tells the others at a save point, and what is best as it has it. */
+enum { COLLECT, OVER };
+typedef struct {
+    int64_t what, has_best, best_step;
+    double best_loss;
+} Order;
+static bool tell(Trainer *t, int what, Err *e) {
+    TrainState *s = &t->state;
+    Order o = {what, s->has_best, s->best_step, s->best_loss};
+    return dist_tell(t->comm, "saving", &o, sizeof o, e);
+}
+/* The others, until it is over. */
+static bool serve(Trainer *t, Err *e) {
+    Order o = {.what = COLLECT};
+    while (o.what == COLLECT) {
+        if (!dist_tell(t->comm, "saving", &o, sizeof o, e)) return false;
+        if (o.what == COLLECT && !dist_collect(&t->dist, NULL, e)) return false;
+    }
+    t->state.has_best = o.has_best;
+    t->state.best_step = o.best_step;
+    t->state.best_loss = o.best_loss;
+    return true;
+}
+
 static bool begin(Trainer *t, Err *e) {
     Saver *s = t->saver;
     sigset_t all, before;
@@ -102,6 +137,12 @@ static bool begin(Trainer *t, Err *e) {
     s->err = (Err){0};
     atomic_store(&s->done, false);
     model_copy_take(&s->copy, &t->model);
+    if (t->dist.stage && (!tell(t, COLLECT, e) || !dist_collect(&t->dist, &s->numbers, e))) return false;
+    if (!t->cfg->train.async_save) {
+        work(s);
+        if (!s->ok) *e = s->err;
+        return s->ok && outcome(t, e);
+    }
     /* Signals are the loop's. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -113,7 +154,7 @@ static bool begin(Trainer *t, Err *e) {
     return outcome(t, e);
 }
 
-bool saver_save(Trainer *t, Err *e) {
+static bool save(Trainer *t, Err *e) {
     Saver *s = t->saver;
     if (t->saved == t->state.step || (s && s->busy && s->state.step == t->state.step)) return true;
     if (!s) {
@@ -124,9 +165,18 @@ bool saver_save(Trainer *t, Err *e) {
     return saver_wait(t, e) && trainer_finite(t, e) && begin(t, e);
 }
 
-bool saver_finish(Trainer *t, Err *e) {
+static bool finish(Trainer *t, Err *e) {
     for (int tries = 0; tries < 2 && t->saved != t->state.step; tries++)
-        if (!saver_save(t, e) || !saver_wait(t, e)) return false;
+        if (!save(t, e) || !saver_wait(t, e)) return false;
     CHECK(t->saved == t->state.step, "step %lld, saved %lld", (long long)t->state.step, (long long)t->saved);
+    return true;
+}
+
+bool saver_save(Trainer *t, Err *e) { return trainer_writes(t) ? save(t, e) && tell(t, OVER, e) : serve(t, e); }
+
+bool saver_finish(Trainer *t, Err *e) {
+    if (trainer_writes(t)) return finish(t, e) && tell(t, OVER, e);
+    if (!serve(t, e)) return false;
+    t->saved = t->state.step;
     return true;
 }

@@ -48,8 +48,9 @@ static double wall(void) {
 static bool validate(Trainer *t, Err *e) {
     ValRecord v;
     char acc[96] = "";
-    if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
-    if (t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
+    if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e)) return false;
+    if (trainer_writes(t) && !journal_val(&t->metrics, &v, e)) return false;
+    if (trainer_writes(t) && t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
     trainer_watch_memory(t);
     bool best = !t->state.has_best || v.loss < t->state.best_loss;
     t->val = v;
@@ -79,7 +80,7 @@ static bool learned(const Trainer *t) {
 static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     const TrainCfg *c = &t->cfg->train;
     int64_t step = t->state.step;
-    bool log = due(c->log_every, step) || step == 1, record = log || r->skipped;
+    bool log = due(c->log_every, step) || step == 1, record = (log || r->skipped) && trainer_writes(t);
     r->step = step;
     r->stage = t->name;
     r->tokens = t->state.tokens;
@@ -99,12 +100,21 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
         t->work_s = 0;
         t->work_tokens = 0;
     }
-    if (due(c->sample_every, step)) {
+    if (due(c->sample_every, step) && trainer_writes(t)) {
         if (!trainer_sample(t, e)) return false;
         trainer_watch_memory(t);
     }
     if (validates(t) && (last || due(c->eval_every, step)) && !validate(t, e)) return false;
     return !(last || due(c->save_every, step)) || save(t, e);
+}
+
+/* What every rank must do or none: a signal to any of them counts, and the first one's clock. */
+static bool agree(Trainer *t, bool *signal, bool *late, Err *e) {
+    bool flag[2] = {signals_seen != 0, *late && trainer_writes(t)};
+    if (t->dist.world > 1 && !dist_any(&t->dist, "whether to stop", flag, 2, e)) return false;
+    *signal = flag[0];
+    *late = flag[1];
+    return true;
 }
 
 /* The stage that t is in; *why is STOP_STEPS when it is done. */
@@ -113,13 +123,15 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
     int64_t end = t->first + c->steps;
     double most = t->run->train.max_seconds;
     *why = STOP_STEPS;
+    bool signal, late = false;
     if (t->state.step == t->first) t->state.has_acc = false; /* it is of the stage before */
+    if (!agree(t, &signal, &late, e)) return false;
     while (t->state.step < end) {
         if (learned(t)) {
             *why = STOP_ACCURACY;
             break;
         }
-        if (signals_seen) {
+        if (t->dist.world > 1 ? signal : signals_seen) {
             /* No validation: the run goes on later, and then validates where an uninterrupted one does. */
             *why = STOP_SIGNAL;
             return t->state.step == 0 || finish(t, e);
@@ -131,8 +143,13 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         t->work_tokens += t->state.tokens - before;
         bool last = t->state.step == end;
         /* What follows, and what is saved, is of the weights as the stage leaves them. */
-        if (last) model_stage_end(&t->model);
-        if (t->state.step < t->run->train.steps && most > 0 && now_seconds() - t->start >= most) *why = STOP_TIME;
+        if (last) {
+            model_stage_end(&t->model);
+            dist_stage_end(&t->dist);
+        }
+        late = t->state.step < t->run->train.steps && most > 0 && now_seconds() - t->start >= most;
+        if (!agree(t, &signal, &late, e)) return false;
+        if (late) *why = STOP_TIME;
         if (!after_step(t, r, last || *why == STOP_TIME, e)) return false;
         if (*why == STOP_TIME) break;
     }
@@ -153,8 +170,9 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
     if (loop(t, last, why, e)) return true;
     Err late = {0};
+    comm_stop(t->comm);
     saver_wait(t, &late); /* of an earlier step: it may still become the newest checkpoint */
-    if (e->status != EXIT_WORLD) return false;
+    if (e->status != EXIT_WORLD || !trainer_writes(t)) return false;
     char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     Err first = *e;
     *e = (Err){0};

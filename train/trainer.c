@@ -37,6 +37,10 @@ static bool samples_open(Trainer *t, Err *e) {
     if (prompt >= room)
         return err_input(e, "train.sample_prompt: %d tokens leave no room in model.max_positions, %d", prompt - 1,
                          room);
+    if (!trainer_writes(t)) {
+        t->samples = false;
+        return true;
+    }
     SessionOpts o = {.nseq = 1,
                      .max_tokens = imin(room, prompt + c->sample_tokens),
                      .chunk = imin(prompt, CHUNK_ROWS),
@@ -86,10 +90,20 @@ static void measure_step(Model *m, Run *r, const void *optim) {
 static bool dtype_choose(Trainer *t, Err *e) {
     int *own = &t->cfg->train.dtype;
     if (*own == DTYPE_AUTO) {
-        *own = device_bf16_gain(t->dev) > 1 ? DTYPE_BF16 : DTYPE_F32;
+        int choice[2] = {device_bf16_gain(t->dev) > 1 ? DTYPE_BF16 : DTYPE_F32, 0};
+        /* Processors may differ between ranks: the first one's counts. */
+        if (t->comm && t->comm->ops && !dist_tell(t->comm, "train.dtype", choice, sizeof choice, e)) return false;
+        *own = choice[0];
         config_dtype(t->run, *own);
     }
     return *own == DTYPE_F32 || device_bf16(t->dev, true, e);
+}
+
+static bool ranks_open(Trainer *t, Err *e) {
+    OptimizerCfg c = optimizer_cfg(&t->cfg->optim, 0);
+    params_collect(&t->params, &t->model);
+    return dist_open(&t->dist, &t->model, &t->params, &c, t->comm, &t->run->dist,
+                     t->cfg->train.batch / t->cfg->train.micro_batch, e);
 }
 
 bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) { return trainer_open_stage(t, cfg, 0, dry, e); }
@@ -101,6 +115,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     int64_t tokens;
     *t = (Trainer){.run = run,
                    .cfg = cfg,
+                   .comm = run->comm,
                    .stage = k,
                    .name = run->nstages ? run->stage[k].name : NULL,
                    .first = s.first,
@@ -118,20 +133,20 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .dry = dry,
                    .narrow_moments = cfg->optim.state_dtype == STATE_BF16,
                    .second = cfg->optim.kind == OPTIM_MUON ? muon_leaves : NULL,
+                   .without = dist_without(t->comm, &run->dist),
                    .measure = measure_step,
                    .measure_ctx = &cfg->optim};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
-    if (!feed_tokenizer(t, e)) return false;
+    if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
-        !model_open(&t->model, t->dev, &cfg->model, o, e) || !buffers_open(t, e) || !samples_open(t, e) ||
-        !saver_open(t, e)) {
+        !model_open(&t->model, t->dev, &cfg->model, o, e) || !ranks_open(t, e) || !buffers_open(t, e) ||
+        !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
-    if (!dry) params_collect(&t->params, &t->model);
     return true;
 }
 
@@ -146,6 +161,7 @@ bool trainer_reads(Trainer *t, Err *e) {
 void trainer_close(Trainer *t) {
     saver_close(t);
     session_close(&t->session);
+    dist_close(&t->dist);
     params_free(&t->params);
     if (t->model.dev) model_close(&t->model);
     teacher_close(&t->teacher);
@@ -161,7 +177,7 @@ bool trainer_measure_peak(Trainer *t, Err *e) {
     Gemm g;
     /* The double build multiplies by a plain loop, which is no peak of anything; and a device computes while the clock
      * of bench_gemm, which does not wait for it, has stopped. */
-    if (t->dry || REAL != F32 || device_apart(t->dev)) return true;
+    if (t->dry || REAL != F32 || device_apart(t->dev) || !trainer_writes(t)) return true;
     if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, e)) return false;
     t->peak_flops = 2.0 * g.N * g.O * g.I / g.time.best;
     return true;
@@ -180,25 +196,36 @@ static void add(Regions *r, const char *name, size_t bytes, bool apart) {
 
 void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     const Model *m = &t->model, *teacher = &t->teacher.model;
+    const Dist *d = &t->dist;
+    /* Of two, one is empty. Not every run has the last ones. */
     const struct {
         const char *name;
-        const Arena *a;
-    } own[] = {{"weights", &m->aw},
-               {"gradients", &m->ag},
-               {"first_moments", &m->am},
-               {"second_moments", &m->av},
-               {"saved_activations", &m->keep},
-               {"scratch", &m->scratch},
-               {"losses", &t->rows},
-               {"teacher_weights", &teacher->aw},
-               {"teacher_activations", &teacher->keep},
-               {"teacher_scratch", &teacher->scratch},
-               {"teacher_rows", &t->teacher.rows}};
+        const Arena *a, *b;
+        bool some;
+    } own[] = {{"weights", &m->aw, NULL, false},
+               {"gradients", &m->ag, &d->grads, false},
+               {"first_moments", &m->am, &d->first, false},
+               {"second_moments", &m->av, &d->second, false},
+               {"saved_activations", &m->keep, NULL, false},
+               {"scratch", &m->scratch, NULL, false},
+               {"losses", &t->rows, NULL, false},
+               {"exchange", &d->wire, NULL, false},
+               {"unit_gradients", &d->units, NULL, true},
+               {"teacher_weights", &teacher->aw, NULL, false},
+               {"teacher_activations", &teacher->keep, NULL, false},
+               {"teacher_scratch", &teacher->scratch, NULL, false},
+               {"teacher_rows", &t->teacher.rows, NULL, false}};
     const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 4);
     const bool apart = device_apart(t->dev);
     *r = (Regions){0};
-    for (size_t i = 0; i < n; i++)
-        add(r, own[i].name, own[i].a->base && !peaks ? own[i].a->size : own[i].a->peak, apart && own[i].a != &t->rows);
+    for (size_t i = 0; i < n; i++) {
+        size_t bytes = 0;
+        for (int k = 0; k < 2; k++) {
+            const Arena *a = k ? own[i].b : own[i].a;
+            if (a) bytes += a->base && !peaks ? a->size : a->peak;
+        }
+        if (bytes || !own[i].some) add(r, own[i].name, bytes, apart && own[i].a != &t->rows);
+    }
     if (t->dry)
         add(r, "batch", feed_loader_bytes(t), false);
     else
@@ -245,11 +272,29 @@ bool trainer_fits(const Trainer *t, Err *e) {
 /* ---- the parts of the loop ------------------------------------------------------------------------------------------
  */
 
-/* Sum of nll over the rows of the batch, in f64 and in order. */
-static double nll_sum(const Trainer *t) {
-    double sum = 0;
-    for (int i = 0; i < t->loader.batch.N; i++) sum += t->nll[i];
-    return sum;
+/* What the micro-batch leaves: its sum of nll, in f64 and in order of its rows, and what was counted of decisions since
+ * the last one. */
+static void part_take(Trainer *t, const TrainLosses *l, double part[PARTS]) {
+    Compression *c = &t->compression;
+    memset(part, 0, PARTS * sizeof *part);
+    for (int i = 0; i < t->loader.batch.N; i++) part[PART_NLL] += t->nll[i];
+    part[PART_MERGED] = c->sum;
+    part[PART_DECIDED] = c->count;
+    part[PART_STAT_LOSS] = c->loss;
+    part[PART_KL] = l->kl;
+    part[PART_RKL] = l->rkl;
+    part[PART_ATTENTION] = l->attention;
+    part[PART_HIDDEN] = l->hidden;
+    c->sum = c->count = c->loss = 0;
+}
+static void parts_give(Trainer *t, const double sum[PARTS], TrainLosses *l) {
+    l->kl = sum[PART_KL];
+    l->rkl = sum[PART_RKL];
+    l->attention = sum[PART_ATTENTION];
+    l->hidden = sum[PART_HIDDEN];
+    t->compression.sum = sum[PART_MERGED];
+    t->compression.count = sum[PART_DECIDED];
+    t->compression.loss = sum[PART_STAT_LOSS];
 }
 
 /* Whether the step is left out; false when it would be one too many. */
@@ -280,27 +325,35 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     uint64_t sample = (uint64_t)(t->first_sample + done * c->batch);
     int64_t count = feed_targets(t, sample, c->batch);
     CHECK(count > 0, "no targets from sample %llu on", (unsigned long long)sample);
-    double sum = 0;
+    Dist *d = &t->dist;
+    double sum[PARTS] = {0};
     r->parts = (TrainLosses){0};
     t->model.step = (uint64_t)t->state.step;
     t->model.progress = (double)done / (double)c->steps;
     compression_begin(&t->compression, &c->compression, t->model.progress, c->batch);
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;
-    model_zero_grad(&t->model);
-    for (int at = 0; at < c->batch; at += c->micro_batch) {
+    dist_begin(d);
+    for (int k = 0; k < d->micros; k++) {
         Loader *l = &t->loader;
-        if (!feed_train(t, sample + (uint64_t)at, c->micro_batch, e)) return false;
+        uint64_t at = (uint64_t)(k * d->world + d->rank) * (uint64_t)c->micro_batch;
+        if (!feed_train(t, sample + at, c->micro_batch, e)) return false;
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
+        dist_micro(d, k);
+        TrainLosses losses = {0};
         if (t->teacher.on)
-            teacher_step(t, &r->parts);
+            teacher_step(t, &losses);
         else
             model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
-        sum += nll_sum(t);
+        part_take(t, &losses, dist_part(d, k));
     }
     Run run = run_make(t->dev, &t->model.scratch);
-    Clip clip = clip_norm(&run, &t->params, o->clip);
-    r->loss = sum / (double)count;
+    Clip clip;
+    if (!dist_gradients(d, e) || !dist_sums(d, "losses", d->micros * d->world, sum, e) ||
+        !dist_clip(d, &run, o->clip, &clip, e))
+        return false;
+    parts_give(t, sum, &r->parts);
+    r->loss = sum[PART_NLL] / (double)count;
     if (t->teacher.on) r->loss = teacher_loss(&t->teacher, &r->parts, r->loss, count);
     r->grad_norm = clip.norm;
     r->reports = compression_achieved(&t->compression, &r->cr);
@@ -314,42 +367,55 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     if (!skips(t, r, e)) return false;
     if (!r->skipped) {
         OptimizerCfg how = optimizer_cfg(o, t->model.seed);
-        optimizer_step(&run, &t->params, &how, r->lr, clip.scale, t->state.step + 1 - t->state.skip.skipped);
+        int64_t number = t->state.step + 1 - t->state.skip.skipped;
+        if (!dist_step(d, &run, &how, r->lr, clip.scale, number, e)) return false;
     }
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
-    return true;
+    int64_t every = t->run->dist.check_every;
+    return !every || t->state.step % every || dist_check(d, t->state.step, e);
 }
 
 bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     Loader *l = &t->loader;
-    uint64_t samples = feed_val_count(t), at = 0;
-    double sum = 0, right = 0, whole = 0;
+    Dist *d = &t->dist;
+    const size_t each = (size_t)t->cfg->train.micro_batch, samples = (size_t)feed_val_count(t),
+                 batches = (samples + each - 1) / each, W = (size_t)d->world, round = W * (size_t)d->micros;
+    double sum[PARTS] = {0};
+    TrainLosses none = {0};
     *v = (ValRecord){.step = t->state.step, .stage = t->name, .task = t->hit != NULL};
     compression_begin(&t->compression, NULL, 1, 1);
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;
-    while (at < samples) {
-        int b = (int)zmin((size_t)t->cfg->train.micro_batch, (size_t)(samples - at));
-        if (!feed_val(t, at, b, e)) return false;
-        model_score(&t->model, &l->batch, l->tok, l->tgt, t->nll, t->hit);
-        sum += nll_sum(t);
-        for (int s = 0; s < b; s++) {
-            int asked = 0, hits = 0;
-            for (int i = l->batch.off[s]; i < l->batch.off[s + 1]; i++) {
-                asked += l->tgt[i] >= 0;
-                hits += t->hit && t->hit[i];
+    for (size_t from = 0; from < batches; from += round) {
+        size_t n = zmin(round, batches - from);
+        for (size_t k = 0; k < (size_t)d->micros; k++) {
+            size_t at = (from + k * W + (size_t)d->rank) * each;
+            if (k * W + (size_t)d->rank >= n) break;
+            int b = (int)zmin(each, samples - at);
+            if (!feed_val(t, at, b, e)) return false;
+            model_score(&t->model, &l->batch, l->tok, l->tgt, t->nll, t->hit);
+            double *part = dist_part(d, (int)k);
+            part_take(t, &none, part);
+            for (int s = 0; s < b; s++) {
+                int asked = 0, hits = 0;
+                for (int i = l->batch.off[s]; i < l->batch.off[s + 1]; i++) {
+                    asked += l->tgt[i] >= 0;
+                    hits += t->hit && t->hit[i];
+                }
+                part[PART_TOKENS] += asked;
+                part[PART_RIGHT] += hits;
+                part[PART_WHOLE] += hits == asked;
             }
-            v->tokens += asked;
-            right += hits;
-            whole += hits == asked;
         }
-        at += (uint64_t)b;
+        if (!dist_sums(d, "validation", (int)n, sum, e)) return false;
     }
-    v->loss = sum / (double)v->tokens;
+    parts_give(t, sum, &none);
+    v->tokens = (int64_t)sum[PART_TOKENS];
+    v->loss = sum[PART_NLL] / sum[PART_TOKENS];
     v->reports = compression_achieved(&t->compression, &v->cr);
-    v->acc = right / (double)v->tokens;
-    v->acc_all = whole / (double)samples;
+    v->acc = sum[PART_RIGHT] / sum[PART_TOKENS];
+    v->acc_all = sum[PART_WHOLE] / (double)samples;
     if (!isfinite(v->loss))
         return err_world(e, "training diverged: validation loss %g after step %lld", v->loss, (long long)t->state.step);
     return true;

@@ -8,6 +8,7 @@
 #include "../optim/params.h"
 #include "chat_template.h"
 #include "compression.h"
+#include "dist.h"
 #include "journal.h"
 #include "progress.h"
 #include "run_dir.h"
@@ -27,7 +28,7 @@ typedef struct {
     Skips skip;
 } TrainState;
 
-enum { REGIONS_MAX = 20 };
+enum { REGIONS_MAX = 24 };
 /* Memory by lifetime, in bytes, guards included. */
 typedef struct {
     int n;
@@ -56,6 +57,8 @@ typedef struct Trainer {
     Teacher teacher;
     Model model;
     Params params;
+    Comm *comm; /* of the run (Config.comm); NULL: alone */
+    Dist dist;
     Arena rows; /* of a micro-batch: */
     real *g, *nll;
     int *hit; /* of a task; else NULL */
@@ -99,11 +102,14 @@ void trainer_regions(const Trainer *, bool peaks, Regions *);
  * not. The system itself promises memory that it does not have, and kills who believes it. */
 bool trainer_fits(const Trainer *, Err *);
 
-/* One optimizer step: gradients of all micro-batches, clipping, AdamW. Fills loss (mean nll of the batch's targets in
- * nats, or with a teacher the weighted sum of `parts`; rows without a target count nowhere), lr, grad_norm and
- * compression of r; schedule and progress are the stage's. A step that train.skip_z leaves out counts, but changes
- * neither weights nor moments. EXIT_WORLD when loss or norm is not finite, or too many steps in a row would be left
- * out: weights are then as they were. */
+/* Whether this rank writes: the run folder, journals, checkpoints, samples and progress are rank 0's. */
+static inline bool trainer_writes(const Trainer *t) { return dist_rank(t->comm) == 0; }
+
+/* One optimizer step: gradients of all micro-batches, clipping, AdamW. All ranks take it together, see dist.h. Fills
+ * loss (mean nll of the batch's targets in nats, or with a teacher the weighted sum of `parts`; rows without a target
+ * count nowhere), lr, grad_norm and compression of r; schedule and progress are the stage's. A step that train.skip_z
+ * leaves out counts, but changes neither weights nor moments. EXIT_WORLD when loss or norm is not finite, or too many
+ * steps in a row would be left out: weights are then as they were. */
 bool trainer_step(Trainer *, TrainRecord *r, Err *);
 /* Mean nll over the validation's targets in f64, and on a task the parts of them and of the samples that are right. */
 bool trainer_validate(Trainer *, ValRecord *, Err *);

@@ -63,7 +63,21 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
     arena_release(r->scratch, mark);
 }
 
-/* Partial sums of fixed pieces, added in order: the same whatever the number of threads. */
+enum { SUMSQ_LEAF = 256 };
+/* A tree of fixed shape over leaves of 256: what is left of the middle, the largest leaf times a power of two below n,
+ * and the rest. So an aligned part of a piece, whose length is such a power, is a branch of it. */
+static double sumsq_tree(const real *x, size_t n) {
+    if (n <= SUMSQ_LEAF) {
+        double s = 0;
+#pragma omp simd reduction(+ : s)
+        for (size_t i = 0; i < n; i++) s += (double)x[i] * (double)x[i];
+        return s;
+    }
+    size_t half = SUMSQ_LEAF;
+    while (2 * half < n) half *= 2;
+    return sumsq_tree(x, half) + sumsq_tree(x + half, n - half);
+}
+/* Pieces of 65,536 added in order: the same whatever the number of threads. */
 static double sumsq(Run *r, Tensor x) {
     enum { PIECE = 65536 };
     size_t n = tensor_count(x), pieces = (n + PIECE - 1) / PIECE;
@@ -74,13 +88,7 @@ static double sumsq(Run *r, Tensor x) {
     if (!measuring(r)) {
         const real *X = R(x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
-        for (size_t p = 0; p < pieces; p++) {
-            double s = 0;
-            size_t end = zmin(n, (p + 1) * PIECE);
-#pragma omp simd reduction(+ : s)
-            for (size_t i = p * PIECE; i < end; i++) s += (double)X[i] * (double)X[i];
-            part[p] = s;
-        }
+        for (size_t p = 0; p < pieces; p++) { part[p] = sumsq_tree(X + p * PIECE, zmin(PIECE, n - p * PIECE)); }
         for (size_t p = 0; p < pieces; p++) sum += part[p];
     }
     arena_release(r->scratch, mark);

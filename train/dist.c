@@ -1,0 +1,257 @@
+/* dist.c: the layout between ranks and the memory for it. */
+#include "dist_in.h"
+#include "../ops/host.h"
+
+enum { ALIGNED = 256 };
+
+unsigned dist_without(const Comm *c, const DistCfg *cfg) {
+    if (dist_world(c) == 1) return 0;
+    return (cfg->stage >= 1 ? MODEL_MOMENTS : 0) | (cfg->stage >= 2 ? MODEL_GRADS : 0);
+}
+
+bool dist_divides(const Comm *c, int batch, int micro_batch, Err *e) {
+    int W = dist_world(c), micros = batch / micro_batch;
+    if (micros % W == 0) return true;
+    int64_t each = (int64_t)micro_batch * W, more = (batch + each - 1) / each * each;
+    if (batch % W == 0)
+        return err_input(e,
+                         "train.micro_batch: %d micro-batches of %d cannot be dealt evenly to %d ranks; take a divisor "
+                         "of %d, or train.batch=%lld",
+                         micros, micro_batch, W, batch / W, (long long)more);
+    return err_input(e, "train.batch: %d micro-batches of %d cannot be dealt evenly to %d ranks; take train.batch=%lld",
+                     micros, micro_batch, W, (long long)more);
+}
+
+/* ---- layout ---------------------------------------------------------------------------------------------------------
+ */
+
+static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+static void see_count(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)t, (void)path, (void)flags;
+    ++*(int *)f->ctx;
+}
+
+/* Matrices with an owner, by size: each goes to the rank that has least. */
+static void own_matrices(Dist *d, const OptimizerCfg *cfg) {
+    int n = d->all->n, *order = xcalloc((size_t)n, sizeof *order), m = 0;
+    size_t *load = xcalloc((size_t)d->world, sizeof *load);
+    for (int i = 0; i < n; i++) {
+        const Param *p = &d->all->p[i];
+        if (!cfg->muon || d->place[i].owner == DIST_NONE || !muon_takes(p->t[PARAM_WEIGHT], p->flags)) continue;
+        int k = m++;
+        for (; k > 0 && tensor_count(p->t[0]) > tensor_count(d->all->p[order[k - 1]].t[0]); k--)
+            order[k] = order[k - 1];
+        order[k] = i;
+    }
+    for (int k = 0; k < m; k++) {
+        int least = 0;
+        for (int r = 1; r < d->world; r++)
+            if (load[r] < load[least]) least = r;
+        d->place[order[k]].owner = least;
+        load[least] += tensor_count(d->all->p[order[k]].t[0]);
+    }
+    free(order);
+    free(load);
+}
+
+static void layout(Dist *d, const OptimizerCfg *cfg) {
+    int at = 0;
+    size_t align = d->stage ? ALIGNED : 1;
+    for (int i = 0; i < d->all->n; i++) d->place[i].owner = present(d->all->p[i].t[PARAM_M]) ? DIST_CUT : DIST_NONE;
+    if (d->stage) own_matrices(d, cfg);
+    for (int k = 0; k < d->nunit; k++) {
+        DistUnit *u = &d->unit[k];
+        Weights w = d->m->w;
+        Fields count = {.see = see_count, .ctx = &u->n};
+        model_unit_fields(d->m, k, &w, &count);
+        u->first = at;
+        at += u->n;
+        for (int i = u->first; i < at; i++)
+            if (d->place[i].owner == DIST_CUT) {
+                d->place[i].at = u->flat;
+                u->flat += up(tensor_count(d->all->p[i].t[0]), align);
+            }
+        u->part = d->stage ? up((u->flat + (size_t)d->world - 1) / (size_t)d->world, ALIGNED) : u->flat;
+        for (int i = u->first; i < at; i++)
+            if (d->place[i].owner >= 0) {
+                d->place[i].at = u->part * (size_t)d->world + u->whole;
+                u->whole += tensor_count(d->all->p[i].t[0]);
+            }
+    }
+    CHECK(at == d->all->n, "%d fields in units, %d in all", at, d->all->n);
+}
+
+/* What rank r steps of a unit. */
+typedef void See(void *ctx, int i, size_t from, size_t n);
+static void ranges(const Dist *d, int r, int unit, See *see, void *ctx) {
+    const DistUnit *u = &d->unit[unit];
+    for (int i = u->first; i < u->first + u->n; i++) {
+        size_t n = tensor_count(d->all->p[i].t[0]), at = d->place[i].at, from = at, to = at + n;
+        if (d->place[i].owner == DIST_NONE || (d->place[i].owner >= 0 && d->place[i].owner != r)) continue;
+        if (d->stage && d->place[i].owner == DIST_CUT) {
+            from = zmax(from, u->part * (size_t)r);
+            to = zmin(to, u->part * ((size_t)r + 1));
+        }
+        if (from < to) see(ctx, i, from - at, to - from);
+    }
+}
+
+static void keep_range(void *ctx, int i, size_t from, size_t n) {
+    enum { MOST = 1 << 30 };
+    Dist *d = ctx;
+    const Param *p = &d->all->p[i];
+    bool all = n == tensor_count(p->t[0]);
+    for (size_t k = 0; k < n; k += all ? n : MOST) {
+        if (d->own.n == d->own.cap) {
+            d->own.cap = d->own.cap ? 2 * d->own.cap : 64;
+            d->own.p = xrealloc(d->own.p, (size_t)d->own.cap, sizeof *d->own.p);
+            d->of = xrealloc(d->of, (size_t)d->own.cap, sizeof *d->of);
+        }
+        d->of[d->own.n] = i;
+        d->own.p[d->own.n++] = all ? *p : param_range(p, from + k, zmin(MOST, n - k));
+    }
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    const Dist *d;
+    Arena *grads, *first, *second;
+} Place;
+static void place_range(void *ctx, int i, size_t from, size_t n) {
+    const Place *x = ctx;
+    const Param *p = &x->d->all->p[i];
+    Arena *to[PARAM_ROLES] = {NULL, x->d->stage >= 2 ? x->grads : NULL, x->first, x->second};
+    (void)from;
+    for (int role = PARAM_GRAD; role < PARAM_ROLES; role++)
+        if (to[role] && present(p->t[role])) arena_take(to[role], n * dtype_size(p->t[role].dtype), p->name);
+}
+/* Every rank maps what the one with most needs, so that all have the same. */
+static void measure_own(Dist *d) {
+    for (int r = 0; d->stage && r < d->world; r++) {
+        Arena a[3] = {{0}};
+        Place x = {d, &a[0], &a[1], &a[2]};
+        for (int k = 0; k < d->nunit; k++) ranges(d, r, k, place_range, &x);
+        d->grads.peak = zmax(d->grads.peak, a[0].peak);
+        d->first.peak = zmax(d->first.peak, a[1].peak);
+        d->second.peak = zmax(d->second.peak, a[2].peak);
+    }
+}
+static void place_own(Dist *d) {
+    Arena *to[PARAM_ROLES] = {NULL, d->stage >= 2 ? &d->grads : NULL, &d->first, &d->second};
+    for (int k = 0; d->stage && k < d->own.n; k++)
+        for (int role = PARAM_GRAD; role < PARAM_ROLES; role++) {
+            Tensor *t = &d->own.p[k].t[role];
+            if (!to[role] || !present(*t)) continue;
+            t->p = arena_take(to[role], tensor_bytes(*t), d->own.p[k].name);
+            memset(t->p, 0, tensor_bytes(*t));
+        }
+}
+
+/* The gradients that are not yet complete: of one unit, and of a tied embedding beside it. */
+static bool ends_stages(const Dist *d, int unit) {
+    return unit > 0 && unit <= d->m->L && d->m->layer[unit - 1].kind->mixer->stage_end;
+}
+static void see_take(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)flags;
+    arena_take(f->ctx, tensor_bytes(*t), path);
+}
+static void measure_units(Dist *d) {
+    bool staged = d->stage >= 2 || (d->micros > 1 && !d->in_place), early = staged && d->m->cfg.tied;
+    Fields f = {.see = see_take, .ctx = &d->units};
+    if (early) model_unit_fields(d->m, 0, &d->m->g, &f);
+    for (int u = d->nunit - 1; u >= early; u--) {
+        if (!staged && !(d->stage && ends_stages(d, u))) continue;
+        Mark mark = arena_mark(&d->units);
+        model_unit_fields(d->m, u, &d->m->g, &f);
+        arena_release(&d->units, mark);
+    }
+    arena_release(&d->units, (Mark){0});
+}
+
+static void place_wire(Dist *d) {
+    size_t most = 0, W = (size_t)d->world;
+    for (int k = 0; k < d->nunit && W > 1; k++)
+        most = zmax(most, d->unit[k].part * (d->stage ? W : 1) + d->unit[k].whole);
+    if (W > 1) d->buf = arena_take(&d->wire, most * sizeof *d->buf, "exchange");
+    if (d->stage) d->norm = arena_take(&d->wire, W * d->norms * sizeof *d->norm, "norms");
+    d->part = arena_take(&d->wire, W * (size_t)d->micros * PARTS * sizeof *d->part, "losses");
+}
+
+bool dist_open(Dist *d, Model *m, const Params *all, const OptimizerCfg *optim, Comm *comm, const DistCfg *cfg,
+               int micros, Err *e) {
+    int W = dist_world(comm);
+    bool dry = m->opts.dry, apart = device_apart(m->dev);
+    *d = (Dist){.comm = W > 1 ? comm : NULL,
+                .world = W,
+                .rank = dist_rank(comm),
+                .stage = W > 1 ? cfg->stage : 0,
+                .bf16 = cfg->reduce == REDUCE_BF16,
+                .micros = micros / W,
+                .in_place = apart,
+                .m = m,
+                .all = all,
+                .busy = -1,
+                .grads.name = "gradients",
+                .first.name = "first moments",
+                .second.name = "second moments",
+                .units.name = "gradients of a unit",
+                .wire.name = "exchange"};
+    if (apart && W > 1)
+        return err_input(e, "run.device: %s trains as one rank; several ranks compute on processors",
+                         device_isa(m->dev));
+    CHECK(micros % W == 0 && m->opts.without == dist_without(comm, cfg), "%d micro-batches, %d ranks", micros, W);
+    d->nunit = model_units(m);
+    d->unit = xcalloc((size_t)d->nunit, sizeof *d->unit);
+    d->place = xcalloc((size_t)all->n, sizeof *d->place);
+    d->cursor = xcalloc((size_t)W, sizeof *d->cursor);
+    layout(d, optim);
+    for (int k = 0; k < d->nunit; k++) {
+        d->unit[k].own = d->own.n;
+        ranges(d, d->rank, k, keep_range, d);
+        d->unit[k].nown = d->own.n - d->unit[k].own;
+    }
+    if (d->stage) d->norms = dist_count_branches(d);
+    measure_own(d);
+    measure_units(d);
+    place_wire(d);
+    dist_hook(d);
+    if (dry) return true;
+    Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        if (!arena_open(a[i], a[i]->name, a[i]->peak, m->opts.poison, e)) {
+            dist_close(d);
+            return false;
+        }
+    place_own(d);
+    place_wire(d);
+    return true;
+}
+
+void dist_close(Dist *d) {
+    Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++) arena_close(a[i]);
+    if (d->m) d->m->units = NULL;
+    params_free(&d->own);
+    free(d->of);
+    free(d->unit);
+    free(d->place);
+    free(d->cursor);
+    *d = (Dist){0};
+}
+
+size_t dist_bytes(const Dist *d) {
+    size_t sum = 0;
+    Dtype wire = d->bf16 ? BF16 : REAL;
+    for (int k = 0; k < d->nunit && d->world > 1; k++) {
+        const DistUnit *u = &d->unit[k];
+        CommCall parts = {.kind = d->stage ? COMM_REDUCE_SCATTER : COMM_REDUCE, .count = u->part, .dtype = wire},
+                 whole = {.kind = COMM_REDUCE, .count = u->whole, .dtype = wire},
+                 back = {.kind = COMM_GATHER, .count = u->part, .dtype = REAL};
+        sum += (comm_bytes(&parts, d->world) + comm_bytes(&whole, d->world)) * (d->stage >= 2 ? (size_t)d->micros : 1);
+        if (d->stage) sum += comm_bytes(&back, d->world) + u->whole * dtype_size(REAL);
+    }
+    return sum;
+}

@@ -1,0 +1,132 @@
+/* dist.h: data parallel training: which rank computes, sums, keeps and steps what.
+ *
+ * Of the micro-batches of a step rank r of W takes r, r + W, ...; their gradients are summed over the ranks unit by
+ * unit (GradUnits) while the backward pass goes on with the next unit, and every rank has the same weights after every
+ * step.
+ *
+ *   stage 0  every rank sums all gradients (a reduce of each unit) and steps all weights
+ *   stage 1  every rank keeps the moments of 1/W of each unit and steps its weights: reduce-scatter, step, gather
+ *            (ZeRO-1, arXiv:1910.02054, 5.1)
+ *   stage 2  also the gradients of that part alone: those of a whole unit exist while its backward and its
+ *            reduce-scatter run, which happens for every micro-batch (ZeRO-2, 5.2)
+ *
+ * A micro-batch's gradient of a unit is complete before it is added to the sum of the step, so that one rank with W
+ * micro-batches and W ranks with one each add the same numbers in the same order. With more of them on a rank the order
+ * is another (on a rank first, then over ranks; stage 2: over ranks first).
+ *
+ * Layout of a unit between ranks (stages 1 and 2): its tensors one after the other, each padded to 256 numbers, cut
+ * into W parts of equal length, padded to 256: any number of parameters, any W. Matrices that Muon steps are not cut:
+ * each has one owner, the next one by size going to the rank that owns least so far; they are reduced whole behind the
+ * parts, and sent by their owner. The norm of the gradient is the sum over tensors of sums over blocks of 65,536 of
+ * each (Ops.sumsq), of which ranks compute branches: the same bits whatever W and stage. */
+#pragma once
+#include "../model/model.h"
+#include "../optim/clip.h"
+#include "../optim/step.h"
+#include "comm.h"
+
+/* What a micro-batch leaves beside its gradient; sums over them are taken in their order, on whatever rank they were.
+ */
+enum {
+    PART_NLL,
+    PART_MERGED,
+    PART_DECIDED,
+    PART_STAT_LOSS,
+    PART_KL,
+    PART_RKL,
+    PART_ATTENTION,
+    PART_HIDDEN,
+    PART_TOKENS,
+    PART_RIGHT,
+    PART_WHOLE,
+    PARTS
+};
+
+typedef struct {
+    int first, n;             /* of Dist.all */
+    size_t part, flat, whole; /* numbers: of one rank's part, of all parts without the padding behind, of matrices
+                                 with an owner */
+    int own, nown;            /* of Dist.own */
+} DistUnit;
+typedef struct {
+    size_t at; /* first number in the unit's exchange */
+    int owner; /* rank; -1: cut into parts; -2: nothing is to be done (no moments: the tensor is frozen) */
+} DistPlace;
+typedef struct Dist {
+    Comm *comm; /* NULL: alone */
+    int world, rank, stage;
+    bool bf16;     /* gradients travel so */
+    int micros;    /* micro-batches of this rank in a step */
+    bool in_place; /* their gradients add up where they lie, as a device's backward makes them: one rank alone */
+    Model *m;
+    const Params *all;
+    int nunit;
+    DistUnit *unit;
+    DistPlace *place;           /* (all->n) */
+    Params own;                 /* what this rank steps: tensors, or ranges of them; in the order of `all` */
+    int *of;                    /* (own.n) number in `all` */
+    Arena grads, first, second; /* of own, where they are not the model's */
+    Arena units;                /* gradients of a unit before they are complete */
+    Arena wire;                 /* what travels: */
+    real *buf;                  /* a unit */
+    double *norm;               /* (world, norms) branches of blocks, */
+    size_t norms, *cursor;      /* the most of a rank; (world) */
+    double *part;               /* (world, micros, PARTS) */
+    GradUnits hooks;
+    Mark mark[2];
+    int micro;          /* of the step */
+    int busy, micro_of; /* the unit whose exchange is under way, -1; its micro-batch */
+    char name[3][64];
+    Err err; /* of an exchange inside of a pass */
+} Dist;
+
+/* Of a model opened for it: what dist_without says must not be in its regions. micros: of all ranks, a multiple of
+ * their number. Measures where the model is dry. `all` and the model must outlive it; gradients and moments start at
+ * zero. comm NULL or of one rank: stage counts as 0. */
+bool dist_open(Dist *, Model *, const Params *all, const OptimizerCfg *, Comm *, const DistCfg *, int micros, Err *);
+void dist_close(Dist *);
+unsigned dist_without(const Comm *, const DistCfg *); /* ModelOpts.without */
+/* The step's batch is a whole number of micro-batches for every rank: EXIT_INPUT otherwise. */
+bool dist_divides(const Comm *, int batch, int micro_batch, Err *);
+static inline int dist_world(const Comm *c) { return c ? c->world : 1; }
+static inline int dist_rank(const Comm *c) { return c ? c->rank : 0; }
+/* Bytes that a rank sends for the gradients and weights of one step, as comm_bytes counts. */
+size_t dist_bytes(const Dist *);
+
+/* ---- a step ---- */
+void dist_begin(Dist *);              /* gradients of the step are zero */
+void dist_micro(Dist *, int micro);   /* before model_train of this rank's micro-th micro-batch */
+bool dist_gradients(Dist *, Err *);   /* behind the last: the sums are complete */
+double *dist_part(Dist *, int micro); /* (PARTS) of this rank's micro-batch, to be filled */
+/* All parts are known to all; sum (PARTS), in the order of micro-batches, of which there are n in all (n <= what fits:
+ * world x micros). */
+bool dist_sums(Dist *, const char *name, int n, double sum[PARTS], Err *);
+bool dist_clip(Dist *, Run *, double max_norm, Clip *, Err *);
+/* optimizer_step on this rank's own, and everybody's weights to everybody. */
+bool dist_step(Dist *, Run *, const OptimizerCfg *, double lr, double gscale, int64_t t, Err *);
+/* Mixer.stage_end on moments that are not in the model's regions. */
+void dist_stage_end(Dist *);
+
+/* ---- what ranks agree on ---- */
+/* flag[i]: whether it is set on any rank. */
+bool dist_any(Dist *, const char *name, bool *flag, int n, Err *);
+/* Weights (and at stage 0 moments) are the same bits on every rank: EXIT_WORLD names those that differ from the most.
+ */
+bool dist_check(Dist *, int64_t step, Err *);
+/* EXIT_INPUT: a rank runs with another `what` ("settings", "data") than rank 0. */
+bool dist_same(Comm *, const char *what, uint64_t hash, Err *);
+/* Rank 0's bytes to all. */
+bool dist_tell(Comm *, const char *name, void *p, size_t bytes, Err *);
+
+/* ---- moments between ranks and files ---- */
+/* All ranks: the moments become known to rank 0, in `to` (moments of the same names and dtypes, with memory; NULL on
+ * the others), a unit at a time. Nothing to do at stage 0. */
+bool dist_collect(Dist *, const Params *to, Err *);
+/* A visitor of model_moments that gives `inner` memory for each tensor in turn, and keeps what it reads there as far as
+ * it is this rank's. */
+typedef struct {
+    Dist *d;
+    Fields *inner;
+    int role;
+} DistLoad;
+Fields dist_loader(DistLoad *);

@@ -1,0 +1,89 @@
+/* dist_agree.c: what ranks tell each other beside numbers of the model. */
+#include "dist_in.h"
+
+bool dist_any(Dist *d, const char *name, bool *flag, int n, Err *e) {
+    double x[8];
+    CHECK(n >= 0 && n <= 8, "%d flags", n);
+    for (int i = 0; i < n; i++) x[i] = flag[i];
+    CommCall c = {.kind = COMM_REDUCE, .name = name, .buf = x, .count = (size_t)n, .dtype = F64};
+    if (!comm_do(d->comm, c, e)) return false;
+    for (int i = 0; i < n; i++) flag[i] = x[i] > 0;
+    return true;
+}
+
+bool dist_tell(Comm *c, const char *name, void *p, size_t bytes, Err *e) {
+    CHECK(bytes % 2 == 0, "%zu bytes", bytes); /* bytes of any kind, as numbers of the smallest type there is */
+    return comm_do(c, (CommCall){.kind = COMM_BROADCAST, .name = name, .buf = p, .count = bytes / 2, .dtype = BF16}, e);
+}
+
+/* 64 bits as two doubles, so that no transport meets a NaN. all: (world). */
+static bool gather_bits(Comm *c, const char *name, uint64_t mine, uint64_t *all, Err *e) {
+    double *x = xcalloc((size_t)c->world * 2, sizeof *x);
+    x[2 * c->rank] = (double)(mine >> 32);
+    x[2 * c->rank + 1] = (double)(mine & UINT32_MAX);
+    bool ok = comm_do(c, (CommCall){.kind = COMM_GATHER, .name = name, .buf = x, .count = 2, .dtype = F64}, e);
+    for (int r = 0; ok && r < c->world; r++) all[r] = (uint64_t)x[2 * r] << 32 | (uint64_t)x[2 * r + 1];
+    free(x);
+    return ok;
+}
+
+/* "2, 5" of the ranks that differ from `right`; at most a few. */
+static int differing(const uint64_t *all, int world, uint64_t right, char text[64]) {
+    int n = 0, at = 0;
+    for (int r = 0; r < world; r++)
+        if (all[r] != right && ++n && at < 48)
+            at += snprintf(text + at, 64 - (size_t)at, at > 40 ? ", ..." : "%s%d", at ? ", " : "", r);
+    return n;
+}
+
+bool dist_same(Comm *c, const char *what, uint64_t hash, Err *e) {
+    if (dist_world(c) == 1) return true;
+    uint64_t *all = xcalloc((size_t)c->world, sizeof *all);
+    char who[64] = "";
+    bool ok = gather_bits(c, what, hash, all, e);
+    if (ok && differing(all, c->world, all[0], who))
+        ok = err_input(e, "rank %d on %s: rank %s of %d has other %s than rank 0; give all ranks the same", c->rank,
+                       c->host, who, c->world, what);
+    free(all);
+    return ok;
+}
+
+static uint64_t bits(uint64_t h, Tensor t) {
+    const unsigned char *p = t.p;
+    size_t n = tensor_bytes(t), i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t w;
+        memcpy(&w, p + i, 8);
+        h = (h ^ w) * 0x9E3779B97F4A7C15u;
+        h ^= h >> 29;
+    }
+    for (; i < n; i++) h = rng_mix(h, p[i]);
+    return rng_mix(h, n);
+}
+
+bool dist_check(Dist *d, int64_t step, Err *e) {
+    if (d->world == 1) return true;
+    uint64_t h = 0, *all = xcalloc((size_t)d->world, sizeof *all);
+    for (int i = 0; i < d->all->n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++) {
+            Tensor t = d->all->p[i].t[role];
+            if (role != PARAM_GRAD && present(t) && t.p) h = bits(h, t);
+        }
+    bool ok = gather_bits(d->comm, "checksums", h, all, e);
+    int most = 0;
+    uint64_t right = h;
+    for (int r = 0; ok && r < d->world; r++) {
+        int n = 0;
+        for (int k = 0; k < d->world; k++) n += all[k] == all[r];
+        if (n > most) most = n, right = all[r];
+    }
+    char who[64] = "";
+    if (ok && differing(all, d->world, right, who))
+        ok =
+            err_world(e,
+                      "rank %d on %s: after step %lld the weights of rank %s are not those of the other %d; its memory "
+                      "or its link is damaged",
+                      d->rank, d->comm->host, (long long)step, who, most);
+    free(all);
+    return ok;
+}
