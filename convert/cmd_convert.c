@@ -1,14 +1,16 @@
 /* kvsmith convert: a checkpoint in one layout into another. */
 #include <errno.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include "../data/indexed.h"
 #include "../model/cli.h"
+#include "../model/data_cfg.h"
 #include "convert.h"
 #include <jansson.h>
 
 int cmd_convert(int argc, char **argv);
 
-enum { OPT_TO = 0x100, OPT_CALIB, OPT_CONTEXT, OPT_CALIB_TOKENS, OPT_CHECK_TOKENS, OPT_RULES };
+enum { OPT_TO = 0x100, OPT_CALIB, OPT_CONTEXT, OPT_CALIB_TOKENS, OPT_CHECK_TOKENS, OPT_RULES, OPT_PLAN };
 static const struct argp_option options[] = {
     {"to", OPT_TO, "LAYOUT", 0, "The target's layout (required); settings follow as KEY=VALUE", 0},
     {"calib", OPT_CALIB, "FILE", 0, "A text: what some methods look at, and what source and result are compared on", 0},
@@ -18,13 +20,15 @@ static const struct argp_option options[] = {
      "Tokens to compare source and result on: of the text, else of a built-in one, else random ids; 0: do not compare "
      "(default 1024)",
      0},
+    {"plan", OPT_PLAN, 0, 0,
+     "Print what the result would be: parameters, cache, settings; SRC may be a configuration, DST is left out", 0},
     {"rules", OPT_RULES, 0, 0, "Print the table of layouts as Markdown, and nothing else", 0},
     {0}};
 
 typedef struct {
     ConvertOpts o;
     int64_t context, calib, check;
-    bool rules;
+    bool rules, plan;
     char *word[CONVERT_WORDS];
 } Args;
 
@@ -48,13 +52,38 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
     case OPT_CONTEXT: return cli_int(arg, "--context", 2, 1 << 20, &a->context, e);
     case OPT_CALIB_TOKENS: return cli_int(arg, "--calib-tokens", 2, 1 << 28, &a->calib, e);
     case OPT_CHECK_TOKENS: return cli_int(arg, "--check-tokens", 0, 1 << 28, &a->check, e);
+    case OPT_PLAN: a->plan = true; return true;
     case OPT_RULES: a->rules = true; return true;
     }
     CHECK(false, "option %d", key);
     return false;
 }
 
+/* A file's name may be any bytes, JSON's text is UTF-8 alone. */
+static json_t *name_json(const char *name) {
+    json_t *j = json_string(name);
+    if (j) return j;
+    char *text = xcalloc(3 * strlen(name) + 1, 1), *to = text;
+    for (; *name; name++)
+        if (*name & 0x80)
+            memcpy(to, "\xEF\xBF\xBD", 3), to += 3; /* U+FFFD */
+        else
+            *to++ = *name;
+    j = json_string(text);
+    free(text);
+    return j;
+}
+
 static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
+static bool put(json_t *j, Err *e) {
+    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+    json_decref(j);
+    if (!text) return err_world(e, "the result cannot be written as JSON");
+    bool ok = puts(text) >= 0 && fflush(stdout) == 0;
+    free(text);
+    return ok || err_world(e, "standard output: %s", strerror(errno));
+}
 
 static json_t *size_json(ConvertSize s) {
     return json_pack("{s:I, s:I, s:I, s:I}", "params", (json_int_t)s.params, "bytes", (json_int_t)s.bytes,
@@ -67,16 +96,11 @@ static bool print_json(const ConvertOpts *o, const ConvertReport *r, Err *e) {
                                         number(c->logit_max), "kl", number(c->kl), "ppl_before", number(c->ppl_before),
                                         "ppl_after", number(c->ppl_after), "top1", c->top1)
                             : json_null();
-    json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:s, s:o, s:o, s:o, s:I, s:f}", "src", o->src, "dst", o->dst,
-                          "to", o->to, "rule", r->rule, "exact", r->exact, "rounded", r->rounded, "note", r->note,
-                          "before", size_json(r->before), "after", size_json(r->after), "check", check, "memory_bytes",
-                          (json_int_t)r->memory, "seconds", r->seconds);
-    char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
-    json_decref(j);
-    if (!text) return err_world(e, "the result cannot be written as JSON");
-    bool ok = puts(text) >= 0 && fflush(stdout) == 0;
-    free(text);
-    return ok || err_world(e, "standard output: %s", strerror(errno));
+    json_t *j = json_pack("{s:o, s:o, s:s, s:s, s:b, s:s, s:s, s:o, s:o, s:o, s:I, s:f}", "src", name_json(o->src),
+                          "dst", name_json(o->dst), "to", o->to, "rule", r->rule, "exact", r->exact, "rounded",
+                          r->rounded, "note", r->note, "before", size_json(r->before), "after", size_json(r->after),
+                          "check", check, "memory_bytes", (json_int_t)r->memory, "seconds", r->seconds);
+    return put(j, e);
 }
 
 static void print(const ConvertOpts *o, const ConvertReport *r) {
@@ -95,6 +119,64 @@ static void print(const ConvertOpts *o, const ConvertReport *r) {
         printf("  perplexity      %15.4g -> %15.4g\n", c->ppl_before, c->ppl_after);
     }
     printf("  %.1f s, %.0f MiB of memory beside the files\n", r->seconds, (double)r->memory / (1 << 20));
+}
+
+/* ---- --plan -------------------------------------------------------------------------------------------------------
+ */
+
+static bool source_settings(const char *src, ModelCfg *m, Err *e) {
+    struct stat st;
+    char dir[4096];
+    if (stat(src, &st) || S_ISDIR(st.st_mode)) return model_dir_resolve(src, dir, e) && hf_config_read(dir, m, e);
+    Config *c = xcalloc(1, sizeof *c);
+    Tokenizer tk = {0};
+    bool ok = config_read(c, src, 0, NULL, e);
+    if (ok) {
+        if (!c->model.vocab) {
+            ok = c->data.task.kind || data_tokenizer(&c->data, &tk, e);
+            c->model.vocab = c->data.task.kind ? c->data.task.vocab : tk.vocab;
+            tokenizer_close(&tk);
+        }
+        *m = c->model;
+        c->model = (ModelCfg){0};
+        config_free(c);
+        if (!ok) model_cfg_free(m);
+    }
+    free(c);
+    return ok;
+}
+
+static bool print_plan(const ConvertOpts *o, Device *dev, const Cli *cli, Err *e) {
+    ModelCfg *from = xcalloc(2, sizeof *from), *to = from + 1;
+    ConvertReport r;
+    bool ok = source_settings(o->src, from, e);
+    if (!ok) {
+        free(from);
+        return false;
+    }
+    ok = convert_plan(o, from, dev, &r, to, e);
+    model_cfg_free(from);
+    if (ok) {
+        char *text = model_cfg_json(to);
+        model_cfg_free(to);
+        if (cli->json) {
+            json_t *j = json_pack("{s:s, s:s, s:b, s:s, s:o, s:o, s:o}", "to", o->to, "rule", r.rule, "exact", r.exact,
+                                  "note", r.note, "before", size_json(r.before), "after", size_json(r.after), "model",
+                                  json_loads(text, 0, NULL));
+            json_object_del(json_object_get(j, "before"), "bytes"); /* which the files alone would tell */
+            json_object_del(json_object_get(j, "after"), "bytes");
+            ok = put(j, e);
+        } else {
+            printf(
+                "%s (%s)\n  parameters      %15zu -> %15zu\n  cache per token %15zu -> %15zu bytes\n  state           "
+                "%15zu -> %15zu bytes\n  model: %s\n",
+                r.rule, r.exact ? "exact" : "approximate", r.before.params, r.after.params, r.before.cache_token,
+                r.after.cache_token, r.before.cache_state, r.after.cache_state, text);
+        }
+        free(text);
+    }
+    free(from);
+    return ok;
 }
 
 int cmd_convert(int argc, char **argv) {
@@ -119,7 +201,11 @@ int cmd_convert(int argc, char **argv) {
         convert_document(stdout);
         return 0;
     }
-    if (!a.o.src || !a.o.dst || !a.o.to) {
+    if (a.plan && (!a.o.src || a.o.dst || !a.o.to)) {
+        err_input(&e, "convert: expected SRC --to LAYOUT --plan, without DST; see kvsmith convert --help");
+        return cli_fail(&e);
+    }
+    if (!a.plan && (!a.o.src || !a.o.dst || !a.o.to)) {
         err_input(&e, "convert: expected SRC DST --to LAYOUT; see kvsmith convert --help");
         return cli_fail(&e);
     }
@@ -140,8 +226,9 @@ int cmd_convert(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error like a full disk */
     set_catch_sigbus();
     if (!device_open(&dev, "cpu", imax(cli.threads, 0), &e)) return cli_fail(&e);
-    bool ok = convert_run(&a.o, dev, &r, &e);
+    bool ok = a.plan ? print_plan(&a.o, dev, &cli, &e) : convert_run(&a.o, dev, &r, &e);
     device_close(dev);
+    if (a.plan) return ok ? 0 : cli_fail(&e);
     ok = ok && (!cli.json || print_json(&a.o, &r, &e));
     if (ok && !cli.json && !cli.quiet) print(&a.o, &r);
     return ok ? 0 : cli_fail(&e);

@@ -329,8 +329,10 @@ static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
     Weights shapes = j->b.w;
     Fields f = {.see = write_field, .ctx = &w};
     j->err = e;
-    for (int l = 0; l < j->b.L; l++) {
-        if (flow && !flow_layer(flow, l, j->calibrates ? see_window : NULL, j, e)) return false;
+    for (int l = 0, seen = 0; l < j->b.L; l++) {
+        const int until = j->target->until ? j->target->until(j, l) : l;
+        for (; flow && seen <= until; seen++)
+            if (!flow_layer(flow, seen, j->calibrates ? see_window : NULL, j, e)) return false;
         if (!(j->target->layer ? j->target->layer(j, l, e) : true) || j->failed) return false;
         model_layer_fields(&j->b, l, &shapes, &f);
         layer_done(j);
@@ -462,6 +464,35 @@ static bool room(Job *j, Err *e) {
     most += ((size_t)1 << 22) * sizeof(real) + 4 * (size_t)j->from.d_model * sizeof(double) + 65536;
     return arena_open(&j->layer, "tensors of a layer", most, false, e) &&
            arena_open(&j->work, "calibration", work, false, e);
+}
+
+bool convert_plan(const ConvertOpts *o, const ModelCfg *from, Device *dev, ConvertReport *r, ModelCfg *to, Err *e) {
+    Job j = {.o = o, .dev = dev, .as = -1, .report = r, .err = e};
+    *r = (ConvertReport){0};
+    if (!(j.target = target_find(o->to, e))) return false;
+    if (!strcmp(j.target->name, "same"))
+        return err_input(e, "--plan: --to same reads the tensors of a model directory; leave --plan out");
+    j.cfg = xcalloc(1, zmax(1, j.target->cfg_size));
+    char *text = model_cfg_json(from);
+    bool ok = words_read(&j, e) && model_cfg_from_json(&j.from, text, strlen(text), "the model's settings", e) &&
+              model_open(&j.a, dev, &j.from, (ModelOpts){.dry = true}, e) && plan(&j, e);
+    if (ok) {
+        r->exact = j.exact;
+        r->before = size_of(&j.a, model_params(&j.a), 0);
+        r->after = size_of(&j.b, model_params(&j.b), 0);
+    }
+    if (j.target->done) j.target->done(&j);
+    if (j.a.dev) model_close(&j.a);
+    if (j.b.dev) model_close(&j.b);
+    hf_files_close(&j.out);
+    model_cfg_free(&j.from);
+    if (ok)
+        *to = j.to;
+    else
+        model_cfg_free(&j.to);
+    free(j.cfg);
+    free(text);
+    return ok;
 }
 
 bool convert_run(const ConvertOpts *o, Device *dev, ConvertReport *r, Err *e) {

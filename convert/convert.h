@@ -52,6 +52,10 @@ typedef struct {
     double seconds;
 } ConvertReport;
 
+/* What the conversion of a model of settings `from` would be, without its files: o->src and o->dst are not looked at.
+ * r: rule, exact, note, and of the sizes params and cache; *to: the settings of the result, the caller's to free. The
+ * layout `same`, which reads tensors, is refused. */
+bool convert_plan(const ConvertOpts *, const ModelCfg *from, Device *, ConvertReport *, ModelCfg *to, Err *);
 /* EXIT_INPUT: nothing was written because of what was given; EXIT_WORLD: the disk, memory, or an exact rule that did
  * not hold; EXIT_SIGNAL: a signal that is blocked is pending. DST is absent in every case. */
 bool convert_run(const ConvertOpts *, Device *, ConvertReport *, Err *);

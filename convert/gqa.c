@@ -3,6 +3,7 @@
 #include "../layers/gqa/gqa.h"
 #include "heads.h"
 #include "kinds.h"
+#include "stock.h"
 
 enum { MEAN, FIRST, RANDOM, ALIGNED };
 static const char *const methods[] = {"mean", "first", "random", "aligned", NULL}, *const partitions[] = {"similar",
@@ -11,6 +12,7 @@ static const char *const methods[] = {"mean", "first", "random", "aligned", NULL
 typedef struct {
     int kv_heads, method, groups;
     int64_t seed;
+    bool stock;
     Grams grams;
 } Cfg;
 
@@ -38,9 +40,10 @@ typedef struct {
         {"seed", KEY_LONG, offsetof(Cfg, seed), "0", 0, 9e15, "random: of the new weights", 0, 0}, {             \
         0                                                                                                        \
     }
-static const Key gqa_keys[] = {{"kv_heads", KEY_INT, offsetof(Cfg, kv_heads), NULL, 1, 1024,
+static const Key gqa_keys[] = {{"kv_heads", KEY_INT, offsetof(Cfg, kv_heads), "0", 0, 1024,
                                 "key/value heads of every gqa layer: a divisor of the source's (pooled) or a multiple "
-                                "(repeated)",
+                                "(repeated); of latents: that many, 0: one for each query head; 0 else: other mixers "
+                                "alone become gqa",
                                 0, 0},
                                METHOD_KEYS};
 static const Key mqa_keys[] = {METHOD_KEYS};
@@ -50,6 +53,10 @@ static bool plan(Job *j, json_t *model, Err *e) {
     int layers = 0, G = c->kv_heads ? c->kv_heads : 1;
     bool fewer = false, more = false;
     c->grams.layer = -1;
+    if (!strcmp(j->target->name, "gqa") && stock_wanted(j, c->kv_heads)) {
+        c->stock = true;
+        return stock_plan(j, model, c->kv_heads, e);
+    }
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
         if (!g) continue;
@@ -95,6 +102,7 @@ static bool layer(Job *j, int l, Err *e) {
     Cfg *c = j->cfg;
     const GqaCfg *a = job_gqa(&j->a, l), *b = job_gqa(&j->b, l);
     const Gauge *x = NULL;
+    if (c->stock) return stock_layer(j, l, e);
     if (!a || a->kv_heads == b->kv_heads) return true;
     const int K = a->kv_heads, G = b->kv_heads, D = a->head_dim, g = imax(1, K / G);
     if (j->calibrates) {
@@ -129,9 +137,12 @@ static bool layer(Job *j, int l, Err *e) {
 static void done(Job *j) { grams_free(&((Cfg *)j->cfg)->grams); }
 
 const Target gqa_target = {.name = "gqa",
-                           .exact = "repeated heads: exact; pooled: approximate",
-                           .needs = "method=aligned: --calib",
-                           .about = "kv_heads key/value heads in every gqa layer",
+                           .exact = "repeated heads: exact; pooled: approximate; of latents: exact; of merged rows: "
+                                    "approximate (exact: phase zero without rotation)",
+                           .needs = "method=aligned: --calib; latents: no norm on them, keys as long as values; layers "
+                                    "that own their keys and values",
+                           .about = "kv_heads key/value heads in every gqa layer; mla, dmc and windows over all "
+                                    "positions back to gqa",
                            .keys = gqa_keys,
                            .cfg_size = sizeof(Cfg),
                            .plan = plan,

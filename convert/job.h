@@ -18,6 +18,8 @@ typedef struct Target {
     bool (*layer)(Job *, int l, Err *);
     /* Shown every window of layer l that calibrates, when j->calibrates. */
     void (*see)(Job *, const FlowView *);
+    /* The last layer whose windows are shown before `layer` is asked for l; NULL: l. */
+    int (*until)(const Job *, int l);
     size_t (*memory)(const Job *, int l); /* bytes that `see` and `layer` take from j->work; NULL: none */
     void (*done)(Job *);                  /* frees what cfg owns; NULL: nothing */
 } Target;

@@ -85,7 +85,7 @@ static bool folder_lock(const Compare *c, int *fd, Err *e) {
 
 static int runs_of(const Compare *c, const CompareRow *row) {
     bool tuned = row->lrs.n > 1;
-    int n = c->seeds.n + (tuned ? row->lrs.n : 0);
+    int n = c->seeds.n * compare_runs(row) + (tuned ? row->lrs.n : 0);
     for (int k = 0; tuned && k < c->seeds.n; k++) n -= c->seeds.v[k] == c->tune_seed;
     return n;
 }
@@ -97,8 +97,13 @@ static int runs_left(const Compare *c, int i, const RowResult *all) {
     int left = runs_of(c, row);
     if (r->tuned && !(r->lr > 0)) return 0; /* every learning rate diverged */
     for (int k = 0; row->lrs.n > 1 && k < row->lrs.n; k++) left -= r->tune[k].state >= RUN_FINISHED;
-    for (int k = 0; r->lr > 0 && k < c->seeds.n; k++)
-        left -= r->run[k].state >= RUN_FINISHED && !(row->lrs.n > 1 && c->seeds.v[k] == c->tune_seed);
+    for (int k = 0; r->lr > 0 && k < c->seeds.n; k++) {
+        bool counted = row->lrs.n > 1 && c->seeds.v[k] == c->tune_seed;
+        for (int m = 0, over = 0; m < compare_runs(row) && !counted; m++) {
+            over |= r->mark[m][k].state == RUN_DIVERGED;
+            left -= over || r->mark[m][k].state == RUN_FINISHED;
+        }
+    }
     return left;
 }
 
@@ -108,7 +113,9 @@ static bool run_seconds(const Compare *c, int i, Device *dev, double *seconds, E
     Timing t;
     Cost cost;
     if (!bench_step(dev, cfg, 0.2, &t, &cost, e)) return false;
-    *seconds = t.median * (double)c->row[i].steps * cfg->train.batch / cfg->train.micro_batch;
+    double steps = (double)c->row[i].steps;
+    for (int m = 0; m + 1 < c->row[i].marks.n; m++) steps += (double)(c->row[i].mark_steps[m] - c->row[i].mark_hold[m]);
+    *seconds = t.median * steps / compare_runs(&c->row[i]) * cfg->train.batch / cfg->train.micro_batch;
     return true;
 }
 
@@ -156,8 +163,9 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
                    WHOLE("runs_left"), NUM("run_seconds"),
                    json_is_true(json_object_get(x, "cut")) ? " cut by budget.max_seconds" : "");
         }
-        printf("%lld parameters within %g %%; %d runs left, about %.0f s (validations and starts not counted)\n",
-               (long long)c->match.params, 100 * c->match.tolerance, runs, total);
+        printf(
+            "%lld parameters within %g %%; %d runs left, about %.0f s (validations, teachers and starts not counted)\n",
+            (long long)c->match.params, 100 * c->match.tolerance, runs, total);
     }
     json_decref(j);
     return ok;
@@ -167,13 +175,14 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
  */
 
 /* One run if it is not over. */
-static bool run_one(const Compare *c, int i, double lr, int64_t seed, const char *from, Progressing *p, int *status,
-                    Err *e) {
+static bool run_one(const Compare *c, int i, double lr, int64_t seed, int mark, const Origin *o, Progressing *p,
+                    bool *diverged, int *status, Err *e) {
     Config *cfg = xcalloc(1, sizeof *cfg);
     RunRecord r;
-    compare_run_config(c, &c->row[i], lr, seed, from, cfg);
-    bool ok = compare_look(c, &c->row[i], cfg, &r, e);
-    if (ok && r.state < RUN_FINISHED) ok = compare_train(c, &c->row[i], cfg, p, &r, status, e);
+    compare_run_config(c, &c->row[i], lr, seed, mark, o, cfg);
+    bool ok = compare_look(c, &c->row[i], cfg, mark, &r, e);
+    if (ok && r.state < RUN_FINISHED) ok = compare_train(c, &c->row[i], cfg, mark, p, &r, status, e);
+    *diverged = ok && r.state == RUN_DIVERGED;
     free(cfg);
     return ok;
 }
@@ -181,19 +190,31 @@ static bool run_one(const Compare *c, int i, double lr, int64_t seed, const char
 /* All runs of a row; *status 130: interrupted. */
 static bool row_run(const Compare *c, int i, RowResult *all, Progressing *p, int *status, Err *e) {
     const Numbers *lrs = &c->row[i].lrs;
-    char *from;
-    if (!compare_source(c, i, all, &from)) {
-        if (all[c->row[i].source].tuned && !runs_left(c, c->row[i].source, all)) return true; /* it diverged */
-        return err_input(e, "row %s starts from %s, which has no finished run; train that first, or name it in --only",
-                         c->row[i].name, c->row[i].from);
+    Origin o;
+    if (!compare_source(c, i, all, &o)) {
+        const int needs[] = {c->row[i].source, c->row[i].learns};
+        for (int k = 0; k < 2; k++) {
+            if (needs[k] < 0 || all[needs[k]].best >= 0) continue;
+            if (all[needs[k]].tuned && !runs_left(c, needs[k], all)) return true; /* it diverged */
+            return err_input(e, "row %s %s %s, which has no finished run; train that first, or name it in --only",
+                             c->row[i].name, k ? "learns from" : "starts from", c->row[needs[k]].name);
+        }
     }
-    bool ok = true;
+    bool ok = true, diverged = false;
+    if (c->row[i].convert) {
+        char *src = compare_best(c, c->row[i].source, &all[c->row[i].source]);
+        ok = compare_convert(c, &c->row[i], src, status, e);
+        free(src);
+    }
     for (int k = 0; ok && !*status && lrs->n > 1 && k < lrs->n; k++)
-        ok = run_one(c, i, lrs->v[k], c->tune_seed, from, p, status, e);
+        ok = run_one(c, i, lrs->v[k], c->tune_seed, 0, &o, p, &diverged, status, e);
     ok = ok && !*status && compare_result(c, i, all, &all[i], e);
-    for (int k = 0; ok && !*status && all[i].lr > 0 && k < c->seeds.n; k++)
-        ok = run_one(c, i, all[i].lr, c->seeds.v[k], from, p, status, e);
-    free(from);
+    for (int k = 0; ok && !*status && all[i].lr > 0 && k < c->seeds.n; k++) {
+        diverged = false;
+        for (int m = 0; ok && !*status && !diverged && m < compare_runs(&c->row[i]); m++)
+            ok = run_one(c, i, all[i].lr, c->seeds.v[k], m, &o, p, &diverged, status, e);
+    }
+    origin_free(&o);
     if (*status) return true;
     return ok && compare_result(c, i, all, &all[i], e);
 }

@@ -49,6 +49,17 @@ const Key compare_row_keys[] = {
     {"name", KEY_TEXT, AT(name), NULL, 0, 0, "letters, digits, - and _", 0, 0},
     {"set", KEY_OTHER, 0, "", 0, 0, "map of keys of the base (model.kinds.mix.kv_heads) to the row's own values", 0, 0},
     {"from", KEY_TEXT, AT(from), "", 0, 0, "an earlier row whose best run is where this row's runs start", 0, 0},
+    {"convert", KEY_OTHER, 0, "", 0, 0,
+     "map: the best run of `from` is converted before: {to: gqa, kv_heads: 2, ...}, what kvsmith convert takes; also "
+     "calib (a text; the first of data.train) and calib_tokens",
+     0, 0},
+    {"marks", KEY_NUMBERS, AT(marks), "", 1e-6, 1000,
+     "percentages of the steps of the row that the chain of `from` begins with: one run for each, the rate constant, "
+     "then decaying; with `from` alone",
+     0, 0},
+    {"decay", KEY_FLOAT, AT(mark_decay), "20", 0.1, 100, "percentage of a mark's steps in which the rate decays", 0, 0},
+    {"teacher", KEY_TEXT, AT(teacher), "", 0, 0,
+     "an earlier row whose best run is teacher.path of this row's runs; the losses stand in set", 0, 0},
     {"tokens", KEY_LONG, AT(tokens), "0", 0, 1e15, "tokens to train on; 0: budget.tokens", 0, 0},
     {"lrs", KEY_NUMBERS, AT(lrs), "", 1e-9, 100, "learning rates that this row tries; none: those of all", 0, 0},
     {0}};
@@ -243,6 +254,29 @@ static bool steps_fit(const Compare *c, const Config *base, CompareRow *r, const
                        tokens, per_step);
 }
 
+/* The schedule of a row with marks; its stages, if any, have their own. */
+static bool marks_fit(const CompareRow *r, Node *tree, const Node *at, const char *path, Err *e) {
+    static const char *const own[] = {"optim.schedule", "optim.decay_steps", "train.eval_first", NULL};
+    bool stages = tree_get(tree, "stages");
+    for (int i = stages ? 2 : 0; own[i]; i++) /* stages have schedules of their own */
+        if (r->set && tree_get(r->set, own[i]))
+            return node_refuse(tree_get(r->set, own[i]), path, e, "set: %s is that of the marks; leave it out", own[i]);
+    if (stages && r->marks.n > 1)
+        return node_refuse(at, path, e, "stages go with one mark, whose steps they share; got %d marks", r->marks.n);
+    Node *wsd = scalar(at, "%.0f", 0), *yes = scalar(at, "%.0f", 0);
+    free(wsd->text), free(yes->text);
+    wsd->text = xstrdup("wsd"), yes->text = xstrdup("true");
+    bool ok = tree_put(tree, "train.eval_first", yes, at, e);
+    if (stages) {
+        tree_free(wsd);
+        return ok;
+    }
+    ok = tree_put(tree, "optim.schedule", wsd, at, e) && ok;
+    int last = r->marks.n - 1;
+    return ok && tree_put(tree, "optim.decay_steps",
+                          scalar(at, "%.0f", (double)(r->mark_steps[last] - r->mark_hold[last])), at, e);
+}
+
 static bool row_read(Compare *c, int i, const Node *x, const Config *base, Device *dev, Err *e) {
     CompareRow *r = &c->row[i];
     char path[64], where[160];
@@ -256,21 +290,31 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     if (*r->from && r->source < 0)
         return node_refuse(tree_get(x, "from"), path, e, "from: expected the name of an earlier row, got %.80s",
                            r->from);
+    r->learns = row_find(c, i, r->teacher);
+    if (*r->teacher && r->learns < 0)
+        return node_refuse(tree_get(x, "teacher"), path, e, "teacher: expected the name of an earlier row, got %.80s",
+                           r->teacher);
     snprintf(where, sizeof where, "rows.%.40s", r->name);
     if (!r->lrs.n) r->lrs = c->lrs;
     if (!lrs_fit(&r->lrs, x, path, e)) return false;
     r->set = tree_get(x, "set");
     if (r->set && r->set->type != NODE_MAP && !node_null(r->set))
         return node_refuse(r->set, path, e, "set: expected a map of keys and values, got %s", node_type(r->set));
-    if (!steps_fit(c, base, r, x, path, e)) return false;
+    if (!compare_convert_read(c, r, x, path, e)) return false;
+    if (!(r->marks.n ? compare_marks_read(c, r, x, path, e) : steps_fit(c, base, r, x, path, e))) return false;
     Node *tree = tree_copy(c->base);
     bool ok = true;
+    if (r->convert) {
+        Node *model = compare_convert_plan(r, &c->row[r->source].cfg, path, e);
+        ok = model && tree_put(tree, "model", model, x, e);
+    }
     for (int k = 0; ok && r->set && k < r->set->n; k++) {
         const Node *v = r->set->kid[k];
         ok = may_replace(v, v->key, e) && tree_put(tree, v->key, tree_copy(v), v, e);
     }
     ok = ok && tree_put(tree, "train.steps", scalar(x, "%.0f", (double)r->steps), x, e) &&
-         tree_put(tree, "optim.schedule_steps", scalar(x, "%.0f", 0), x, e) && stages_fit(tree, r->steps, e);
+         tree_put(tree, "optim.schedule_steps", scalar(x, "%.0f", 0), x, e) &&
+         (!r->marks.n || marks_fit(r, tree, x, path, e)) && stages_fit(tree, r->steps, e);
     if (!ok) {
         tree_free(tree);
         return false;
@@ -285,6 +329,11 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
         r->hidden = h ? (size_t)*h : 0;
         c->match.params = (int64_t)r->params;
         return true;
+    }
+    if (r->convert) { /* of as many parameters as the conversion leaves */
+        const int *h = width(&r->cfg.model.ffn[0]);
+        r->hidden = h ? (size_t)*h : 0;
+        return count(&r->cfg, dev, &r->params, where, e);
     }
     if (r->source >= 0) return match_source(c, r, dev, where, e);
     return compare_match(&r->cfg, dev, c->match.params, c->match.tolerance, c->match.multiple, &r->params, &r->hidden,
@@ -405,7 +454,10 @@ bool compare_read(Compare *c, const char *path, int noverride, char *const overr
 }
 
 void compare_free(Compare *c) {
-    for (int i = 0; i < c->nrows; i++) config_free(&c->row[i].cfg);
+    for (int i = 0; i < c->nrows; i++) {
+        config_free(&c->row[i].cfg);
+        for (int k = 0; k < c->row[i].nword; k++) free(c->row[i].word[k]);
+    }
     free(c->row);
     tree_free(c->root);
     tree_free(c->base);
@@ -427,20 +479,47 @@ const char *compare_lr_name(double lr, char buf[32]) {
     return buf;
 }
 
-char *compare_folder(const Compare *c, const CompareRow *r, double lr, int64_t seed) {
-    char name[32];
-    return xformat("%s/%s/lr-%s-seed-%lld", c->dir, r->name, compare_lr_name(lr, name), (long long)seed);
+char *compare_folder(const Compare *c, const CompareRow *r, double lr, int64_t seed, int mark) {
+    char name[32], at[32] = "";
+    if (r->marks.n) snprintf(at, sizeof at, "-mark-%g", r->marks.v[mark < 0 ? r->marks.n - 1 : mark]);
+    return xformat("%s/%s/lr-%s-seed-%lld%s", c->dir, r->name, compare_lr_name(lr, name), (long long)seed, at);
 }
 
-void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_t seed, const char *from, Config *cfg) {
+int compare_runs(const CompareRow *r) { return imax(1, r->marks.n); }
+
+char *compare_mark_start(const Compare *c, const CompareRow *r, double lr, int64_t seed, int mark) {
+    if (!r->marks.n || mark < 1 || !r->mark_hold[mark - 1]) return NULL;
+    char *before = compare_folder(c, r, lr, seed, mark - 1),
+         *start = xformat("%s/step-%06lld", before, (long long)r->mark_hold[mark - 1]);
+    free(before);
+    return start;
+}
+
+/* A mark's own length and decay; what the next mark goes on from is saved where the decay begins, and kept. */
+static void mark_config(const CompareRow *r, int mark, Config *cfg) {
+    int64_t hold = r->mark_hold[mark];
+    bool next = mark + 1 < r->marks.n && hold > 0;
+    cfg->train.max_seconds = 0;
+    cfg->train.eval_first = mark == 0;
+    if (cfg->nstages) return;
+    cfg->train.steps = r->mark_steps[mark];
+    cfg->optim.decay_steps = (Length){(double)(r->mark_steps[mark] - hold), LENGTH_STEPS};
+    if (next) cfg->train.save_every = hold;
+    cfg->train.keep_last = imax(2, cfg->train.keep_last);
+}
+
+void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_t seed, int mark, const Origin *o,
+                        Config *cfg) {
     *cfg = r->cfg;
-    char *folder = compare_folder(c, r, lr, seed);
+    char *folder = compare_folder(c, r, lr, seed, mark);
     snprintf(cfg->run.dir, sizeof cfg->run.dir, "%s", folder);
-    snprintf(cfg->init_from, sizeof cfg->init_from, "%s%s", from ? from : "", from ? "/last" : "");
+    snprintf(cfg->init_from, sizeof cfg->init_from, "%s", o->from ? o->from : "");
+    if (o->teacher) snprintf(cfg->teacher.path, sizeof cfg->teacher.path, "%s", o->teacher);
     cfg->run.seed = seed;
     cfg->optim.lr = lr;
     cfg->optim.min_lr = lr * r->decay;
     cfg->train.max_seconds = c->budget.max_seconds;
+    if (r->marks.n) mark_config(r, mark, cfg);
     if (cfg->train.dtype == DTYPE_AUTO) cfg->train.dtype = DTYPE_F32; /* rows are compared: none by the hour's noise */
     free(folder);
 }

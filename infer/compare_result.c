@@ -27,36 +27,55 @@ void compare_rank(int n, const Spread *s, Rank *rank) {
     }
 }
 
-bool compare_source(const Compare *c, int row, const RowResult *all, char **from) {
-    int source = c->row[row].source;
-    *from = source < 0 ? NULL : compare_best(c, source, &all[source]);
-    return source < 0 || *from;
+void origin_free(Origin *o) {
+    free(o->from);
+    free(o->teacher);
+    *o = (Origin){0};
+}
+
+static char *best_model(const Compare *c, int row, const RowResult *all) {
+    char *best = compare_best(c, row, &all[row]), *model = best ? xformat("%s/last", best) : NULL;
+    free(best);
+    return model;
+}
+
+bool compare_source(const Compare *c, int row, const RowResult *all, Origin *o) {
+    const CompareRow *r = &c->row[row];
+    *o = (Origin){0};
+    if (r->source >= 0 && (o->from = best_model(c, r->source, all)) && r->convert) {
+        free(o->from);
+        o->from = compare_converted(c, r);
+    }
+    if (r->learns >= 0) o->teacher = best_model(c, r->learns, all);
+    if ((r->source < 0 || o->from) && (r->learns < 0 || o->teacher)) return true;
+    origin_free(o);
+    return false;
 }
 
 char *compare_best(const Compare *c, int row, const RowResult *r) {
     if (r->best < 0) return NULL;
-    return compare_folder(c, &c->row[row], r->lr, c->seeds.v[r->best]);
+    return compare_folder(c, &c->row[row], r->lr, c->seeds.v[r->best], -1);
 }
 
-static bool look(const Compare *c, const CompareRow *row, double lr, int64_t seed, const char *from, RunRecord *r,
-                 Err *e) {
+static bool look(const Compare *c, const CompareRow *row, double lr, int64_t seed, int mark, const Origin *o,
+                 RunRecord *r, Err *e) {
     Config *cfg = xcalloc(1, sizeof *cfg);
-    compare_run_config(c, row, lr, seed, from, cfg);
-    bool ok = compare_look(c, row, cfg, r, e);
+    compare_run_config(c, row, lr, seed, mark, o, cfg);
+    bool ok = compare_look(c, row, cfg, mark, r, e);
     free(cfg);
     return ok;
 }
 
 bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r, Err *e) {
     const CompareRow *row = &c->row[i];
-    char *from;
+    Origin o;
     *r = (RowResult){.best = -1, .loss = compare_spread(0, NULL)};
     for (int k = 0; k < LRS_MAX; k++) r->tune[k].val_loss = NAN;
-    if (!compare_source(c, i, all, &from)) return true; /* nothing can have begun */
+    if (!compare_source(c, i, all, &o)) return true; /* nothing can have begun */
     bool ok = true, over = true;
     double least = INFINITY, loss[SEEDS_MAX];
     for (int k = 0; ok && row->lrs.n > 1 && k < row->lrs.n; k++) {
-        ok = look(c, row, row->lrs.v[k], c->tune_seed, from, &r->tune[k], e);
+        ok = look(c, row, row->lrs.v[k], c->tune_seed, 0, &o, &r->tune[k], e);
         over = over && r->tune[k].state >= RUN_FINISHED;
         if (r->tune[k].state == RUN_FINISHED && r->tune[k].val_loss < least)
             least = r->tune[k].val_loss, r->lr = row->lrs.v[k];
@@ -66,13 +85,18 @@ bool compare_result(const Compare *c, int i, const RowResult *all, RowResult *r,
     if (!over) r->lr = 0;
     int n = 0;
     for (int k = 0; ok && r->lr > 0 && k < c->seeds.n; k++) {
-        ok = look(c, row, r->lr, c->seeds.v[k], from, &r->run[k], e);
+        r->run[k].val_loss = NAN;
+        for (int m = 0; ok && m < compare_runs(row) && r->run[k].state != RUN_DIVERGED; m++) {
+            ok = look(c, row, r->lr, c->seeds.v[k], m, &o, &r->mark[m][k], e);
+            /* one that diverged speaks for the marks behind it, which have nothing to go on from */
+            if (m + 1 == compare_runs(row) || r->mark[m][k].state == RUN_DIVERGED) r->run[k] = r->mark[m][k];
+        }
         if (r->run[k].state != RUN_FINISHED) continue;
         loss[n++] = r->run[k].val_loss;
         if (r->best < 0 || r->run[k].val_loss < r->run[r->best].val_loss) r->best = k;
     }
     r->loss = compare_spread(n, loss);
-    free(from);
+    origin_free(&o);
     return ok;
 }
 
@@ -142,6 +166,8 @@ static json_t *row_json(const Compare *c, const RowResult *all, int i, const jso
                   engine_number(r->loss.sd));
     json_object_set_new(j, "rank", r->rank ? json_string(ranks[r->rank]) : json_null());
     runs_sum(c, row, r, j);
+    if (row->learns >= 0) json_object_set_new(j, "teacher", json_string(row->teacher));
+    compare_marks_json(c, i, r, j);
     json_object_set_new(j, "tokens_before", json_real(tokens_before(c, all, i)));
     json_t *at = json_array(), *x;
     for (int k = 0; k < c->measure.contexts.n; k++) json_array_append_new(at, json_integer((json_int_t)row->at[k]));

@@ -1,14 +1,10 @@
 /* compare_run.c: one run of a comparison: what is known of it from its folder, and training it in a child process. */
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "../ops/file.h"
 #include "compare.h"
+#include "compare_child.h"
 #include "engine.h"
 
 /* ---- what is known -------------------------------------------------------------------------------------------------
@@ -24,22 +20,23 @@ bool compare_metrics(const char *folder, RunRecord *r, Err *e) {
     char *path = xformat("%s/metrics.jsonl", folder), *line = NULL;
     FILE *f = fopen(path, "re");
     size_t cap = 0;
-    double step, tokens, rate, loss, count, before = 0, seconds = 0;
+    double step, tokens, rate, loss, count, before = (double)r->start, seconds = 0;
     r->step = r->val_tokens = 0;
-    r->val_loss = NAN, r->tok_s = r->seconds = 0;
+    r->val_loss = r->first_loss = NAN, r->tok_s = r->seconds = 0;
     bool ok = f || errno == ENOENT || errno == ENOTDIR || err_errno(e, "cannot read", path);
     for (ssize_t n; f && (n = getline(&line, &cap, f)) > 0 && line[n - 1] == '\n';) {
         if (!member(line, "{\"step\":", &step)) continue;
         r->step = (int64_t)fmax((double)r->step, step);
         if (member(line, "\"val_loss\":", &loss) && member(line, "\"val_tokens\":", &count)) {
-            r->val_loss = loss, r->val_tokens = (int64_t)count;
+            if (!(step > 0)) r->first_loss = loss;
+            if (step > 0) r->val_loss = loss, r->val_tokens = (int64_t)count;
         } else if (member(line, "\"tokens\":", &tokens) && member(line, "\"tok_s\":", &rate) && rate > 0) {
             /* a record's rate is that of the steps since the record before */
             seconds += (tokens - before) / rate;
             before = tokens;
         }
     }
-    if (seconds > 0) r->tok_s = before / seconds, r->seconds = seconds;
+    if (seconds > 0) r->tok_s = (before - (double)r->start) / seconds, r->seconds = seconds;
     if (f) fclose(f);
     free(line);
     free(path);
@@ -86,6 +83,8 @@ static bool record_read(const Compare *c, const Config *cfg, RunRecord *r, Err *
             r->cut = json_is_true(json_object_get(j, "cut"));
             const json_t *loss = json_object_get(j, "val_loss");
             r->val_loss = json_is_number(loss) ? json_number_value(loss) : NAN;
+            const json_t *first = json_object_get(j, "first_loss");
+            r->first_loss = json_is_number(first) ? json_number_value(first) : NAN;
             r->tok_s = json_number_value(json_object_get(j, "tok_s"));
             r->seconds = json_number_value(json_object_get(j, "seconds"));
             snprintf(r->why, sizeof r->why, "%s", why ? why : "");
@@ -104,6 +103,7 @@ static bool record_write(const Compare *c, const Config *cfg, const RunRecord *r
                           r->cut, "val_loss", engine_number(r->val_loss), "val_tokens", (json_int_t)r->val_tokens,
                           "tok_s", engine_number(r->tok_s), "seconds", engine_number(r->seconds), "threads", r->threads,
                           "version", KVSMITH_VERSION, "text_hash", c->text_hash);
+    if (isfinite(r->first_loss)) json_object_set_new(j, "first_loss", json_real(r->first_loss));
     if (!done) json_object_set_new(j, "why", json_string(r->why));
     char *path = beside(cfg, "json");
     bool ok = json_write(path, j, e);
@@ -112,8 +112,14 @@ static bool record_write(const Compare *c, const Config *cfg, const RunRecord *r
     return ok;
 }
 
-bool compare_look(const Compare *c, const CompareRow *row, const Config *cfg, RunRecord *r, Err *e) {
-    *r = (RunRecord){.lr = cfg->optim.lr, .seed = cfg->run.seed, .steps = row->steps, .val_loss = NAN};
+bool compare_look(const Compare *c, const CompareRow *row, const Config *cfg, int mark, RunRecord *r, Err *e) {
+    int64_t before = mark > 0 ? row->mark_hold[mark - 1] : 0;
+    *r = (RunRecord){.lr = cfg->optim.lr,
+                     .seed = cfg->run.seed,
+                     .steps = row->marks.n ? row->mark_steps[mark] : row->steps,
+                     .start = before * cfg->train.batch * cfg->data.seq_len,
+                     .val_loss = NAN,
+                     .first_loss = NAN};
     if (!file_exists(cfg->run.dir, "config.yaml")) return true;
     if (!same_settings(cfg, e)) return false;
     char *record = beside(cfg, "json");
@@ -126,105 +132,21 @@ bool compare_look(const Compare *c, const CompareRow *row, const Config *cfg, Ru
     return true;
 }
 
-/* ---- signals -------------------------------------------------------------------------------------------------------
- */
-
-/* The one variable outside of any struct: a handler has no argument to find its own. */
-static volatile sig_atomic_t signals_seen;
-
-static void on_signal(int number) {
-    (void)number;
-    if (++signals_seen > 2) _exit(EXIT_SIGNAL);
-}
-void compare_signals(void) {
-    struct sigaction a = {.sa_handler = on_signal};
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
-    signal(SIGPIPE, SIG_IGN); /* a reader of the progress lines that goes away does not end the work */
-}
-bool compare_interrupted(void) { return signals_seen > 0; }
-
 /* ---- the child -----------------------------------------------------------------------------------------------------
  */
 
 typedef struct {
-    pid_t pid;
-    int out, err; /* its stdout, a pipe; its stderr, a file in memory */
-} Child;
-
-/* The same program trains, so that a run has a process's memory for itself and is killed or interrupted as any. It is
- * alone in its process group, since Ctrl-C shall reach it once, through us; and it is told when we die. */
-static bool child_start(Child *k, const char *settings, Err *e) {
-    int to[2];
-    k->err = memfd_create("stderr", MFD_CLOEXEC);
-    if (k->err < 0) return err_world(e, "cannot start a run: %s", strerror(errno));
-    if (pipe2(to, O_CLOEXEC)) {
-        close(k->err);
-        return err_world(e, "cannot start a run: %s", strerror(errno));
-    }
-    fflush(NULL);
-    pid_t parent = getpid();
-    k->pid = fork();
-    if (k->pid == 0) {
-        setpgid(0, 0);
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        if (getppid() != parent) _exit(EXIT_SIGNAL);
-        signal(SIGPIPE, SIG_DFL);
-        int null = open("/dev/null", O_RDONLY);
-        dup2(null, 0), dup2(to[1], 1), dup2(k->err, 2);
-        execl("/proc/self/exe", "kvsmith", "train", settings, "--resume", "auto", (char *)NULL);
-        dprintf(2, "kvsmith: cannot start the program again: %s\n", strerror(errno));
-        _exit(EXIT_WORLD);
-    }
-    int why = errno;
-    close(to[1]);
-    k->out = to[0];
-    if (k->pid > 0) return true;
-    close(k->out);
-    close(k->err);
-    return err_world(e, "cannot start a run: %s", strerror(why));
-}
-
-/* Follow what it prints until it ends; hand our signals on. Returns waitpid's status. */
-static int child_follow(Child *k, const char *name, const Progressing *p) {
-    char buf[4096], line[512] = "";
-    int handed = 0, status;
-    size_t n = 0;
-    double shown = 0;
-    for (;;) {
-        struct pollfd q = {.fd = k->out, .events = POLLIN};
-        for (; handed < signals_seen && handed < 2; handed++) kill(k->pid, SIGTERM);
-        int ready = poll(&q, 1, 100);
-        if (ready <= 0) continue;
-        ssize_t got = read(k->out, buf, sizeof buf);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) break;
-        for (ssize_t i = 0; i < got; i++) {
-            if (buf[i] != '\n') {
-                if (n < sizeof line - 1) line[n++] = buf[i];
-                continue;
-            }
-            line[n] = 0, n = 0;
-            if (!p->live || strncmp(line, "step ", 5) || now_seconds() - shown < 0.1) continue;
-            fprintf(p->out, "\r[%d/%d] %s  %.90s\x1b[K", p->at, p->total, name, line);
-            fflush(p->out);
-            shown = now_seconds();
-        }
-    }
-    close(k->out);
-    while (waitpid(k->pid, &status, 0) < 0 && errno == EINTR)
-        for (; handed < signals_seen && handed < 2; handed++) kill(k->pid, SIGTERM);
-    if (shown > 0) fputs("\r\x1b[K", p->out);
-    return status;
-}
-
-/* Its one line on stderr without the program's name. */
-static void child_said(Child *k, char msg[301]) {
-    ssize_t n = pread(k->err, msg, 300, 0);
-    msg[n > 0 ? n : 0] = 0;
-    msg[strcspn(msg, "\n")] = 0;
-    if (!strncmp(msg, "kvsmith: ", 9)) memmove(msg, msg + 9, strlen(msg + 9) + 1);
-    close(k->err);
+    const char *name;
+    const Progressing *p;
+    double shown;
+} Showing;
+/* A step of a run as the live line. */
+static void show(void *ctx, const char *line) {
+    Showing *s = ctx;
+    if (!s->p->live || strncmp(line, "step ", 5) || now_seconds() - s->shown < 0.1) return;
+    fprintf(s->p->out, "\r[%d/%d] %s  %.90s\x1b[K", s->p->at, s->p->total, s->name, line);
+    fflush(s->p->out);
+    s->shown = now_seconds();
 }
 
 /* Time left; a run that was killed a moment before its end still has a second for it. */
@@ -242,22 +164,37 @@ static bool settings_write(const Config *cfg, char **path, Err *e) {
     return ok;
 }
 
-bool compare_train(const Compare *c, const CompareRow *row, const Config *settings, Progressing *p, RunRecord *r,
-                   int *status, Err *e) {
+bool compare_train(const Compare *c, const CompareRow *row, const Config *settings, int mark, Progressing *p,
+                   RunRecord *r, int *status, Err *e) {
     Child k = {0};
-    char *path, msg[301], name[128], lr[32];
+    char *path, msg[301], name[128], lr[32], at[32] = "";
     Config cfg = *settings;
-    cfg.train.max_seconds = seconds_left(c, r);
-    snprintf(name, sizeof name, "%.40s lr %s seed %lld", row->name, compare_lr_name(r->lr, lr), (long long)r->seed);
+    if (row->marks.n)
+        snprintf(at, sizeof at, " mark %g %%", row->marks.v[mark]);
+    else
+        cfg.train.max_seconds = seconds_left(c, r);
+    snprintf(name, sizeof name, "%.40s lr %s seed %lld%s", row->name, compare_lr_name(r->lr, lr), (long long)r->seed,
+             at);
     p->at++;
     if (p->out && !p->live)
         fprintf(p->out, "[%d/%d] %s: %s step %lld of %lld\n", p->at, p->total, name,
-                r->state == RUN_BEGUN ? "goes on at or before" : "begins at", (long long)r->step, (long long)r->steps),
+                r->state == RUN_BEGUN ? "goes on at or before" : "begins at",
+                (long long)(r->state == RUN_BEGUN ? r->step : r->start / (cfg.train.batch * cfg.data.seq_len)),
+                (long long)r->steps),
             fflush(p->out);
-    bool ok = settings_write(&cfg, &path, e) && child_start(&k, path, e);
+    bool ok = settings_write(&cfg, &path, e);
+    if (ok) { /* its own newest checkpoint, or the one that it branches off from */
+        char *start = compare_mark_start(c, row, r->lr, r->seed, mark);
+        bool own = !start || file_exists(cfg.run.dir, "last/config.json");
+        char *argv[] = {"kvsmith", "train", path, "--resume", own ? "auto" : start, NULL};
+        ok = child_start(&k, argv, e);
+        free(start);
+    }
     free(path);
     if (!ok) return false;
-    int end = child_follow(&k, name, p);
+    Showing s = {name, p, 0};
+    int end = child_follow(&k, show, &s);
+    if (s.shown > 0) fputs("\r\x1b[K", p->out);
     child_said(&k, msg);
     *status = 0;
     if (WIFSIGNALED(end))

@@ -158,4 +158,5 @@ void compare_table(FILE *f, const json_t *r) {
             "decoded. Training: means of the runs' own clocks, validation and saving left out.\n",
             grouped(number(m, "context"), a), number(m, "repeats"), grouped(number(m, "prompt"), b),
             grouped(number(m, "decode"), (char[32]){0}));
+    compare_marks_table(f, r);
 }

@@ -77,7 +77,7 @@ typedef struct {
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
     int64_t eval_every, save_every, sample_every, log_every, eval_tokens;
     int keep_last;
-    bool keep_best, async_save, tensorboard;
+    bool keep_best, async_save, tensorboard, eval_first;
     double skip_z; /* 0: off; see train/skip.h */
     int skip_window, skip_most;
     char sample_prompt[KEY_TEXT_MAX];
@@ -143,11 +143,11 @@ bool config_tree(Config *, Node *root, int noverride, char *const override[], Er
  */
 bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
- * train.stop_at_acc, train.*_every, train.async_save, train.tensorboard, train.skip_*, data.val and the schedule's
- * lengths (optim.warmup, optim.schedule_steps, optim.decay_steps) may differ; the message names the first other key
- * that does. teacher.path may differ, too: a checkpoint knows the teacher's numbers. So in the stage that the run is
- * in; stages before it must be of as many steps as they were, those after it may be others. A vocab of 0 and a dtype of
- * auto agree with any. */
+ * train.stop_at_acc, train.*_every, train.eval_first, train.async_save, train.tensorboard, train.skip_*, data.val and
+ * the schedule's lengths (optim.warmup, optim.schedule_steps, optim.decay_steps) may differ; the message names the
+ * first other key that does. teacher.path may differ, too: a checkpoint knows the teacher's numbers. So in the stage
+ * that the run is in; stages before it must be of as many steps as they were, those after it may be others. A vocab of
+ * 0 and a dtype of auto agree with any. */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads and train.max_seconds. The
  * message names the first other key that does. */

@@ -108,6 +108,8 @@ const Key train_keys[] = {
     {"recompute", KEY_INT, AT(recompute), "0", -1, LAYERS_MAX,
      "first layers whose activations are computed again in the backward pass; -1: all", 0, 0},
     {"eval_every", KEY_LONG, AT(eval_every), "200", 0, 1e12, "steps between validations; 0: none", 0, 0},
+    {"eval_first", KEY_BOOL, AT(eval_first), "false", 0, 0,
+     "also validate before the first step, as the weights that a run starts from are", 0, 0},
     {"save_every", KEY_LONG, AT(save_every), "500", 0, 1e12, "steps between checkpoints; 0: at the end alone", 0, 0},
     {"sample_every", KEY_LONG, AT(sample_every), "0", 0, 1e12, "steps between samples of text; 0: none", 0, 0},
     {"log_every", KEY_LONG, AT(log_every), "10", 1, 1e12, "steps between training records", 0, 0},

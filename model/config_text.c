@@ -128,13 +128,10 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {"train.steps",          "train.max_seconds",
-                                        "train.stop_at_acc",    "data.val",
-                                        "teacher.path",         "optim.warmup",
-                                        "optim.schedule_steps", "optim.decay_steps",
-                                        "train.async_save",     "train.tensorboard",
-                                        "train.skip_z",         "train.skip_window",
-                                        "train.skip_most",      NULL};
+    static const char *const names[] = {
+        "train.steps",  "train.max_seconds",    "train.stop_at_acc", "data.val",         "teacher.path",
+        "optim.warmup", "optim.schedule_steps", "optim.decay_steps", "train.async_save", "train.tensorboard",
+        "train.skip_z", "train.skip_window",    "train.skip_most",   "train.eval_first", NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;

@@ -126,10 +126,11 @@ Test(compare, settings_of_a_run) {
     cr_assert_eq(c.row[0].steps, 2000 / 64);
     cr_assert_eq(c.row[1].steps, 1000 / 64);
     cr_assert_eq(c.row[1].source, 0);
-    compare_run_config(&c, &c.row[1], 5e-2, 7, "some/where", &cfg);
+    compare_run_config(&c, &c.row[1], 5e-2, 7, 0, &(Origin){"some/where", "some/teacher"}, &cfg);
     cr_assert(cfg.optim.lr == 5e-2 && fabs(cfg.optim.min_lr - 1e-2) < 1e-15, "min_lr %g", cfg.optim.min_lr);
     cr_assert(cfg.run.seed == 7 && cfg.train.steps == 15);
-    cr_assert_str_eq(cfg.init_from, "some/where/last");
+    cr_assert_str_eq(cfg.init_from, "some/where");
+    cr_assert_str_eq(cfg.teacher.path, "some/teacher");
     char *dir = check_path("dir/short/lr-5e-2-seed-7");
     cr_assert_str_eq(cfg.run.dir, dir);
     compare_free(&c);
@@ -147,7 +148,7 @@ Test(compare, settings_of_a_run) {
               "%lld %lld %lld", (long long)staged->stage[0].steps, (long long)staged->stage[1].steps,
               (long long)staged->stage[2].steps);
     cr_assert(c.row[0].lrs.n == 1 && c.row[0].lrs.v[0] == 3e-2);
-    compare_run_config(&c, &c.row[0], 3e-2, 1, NULL, &cfg);
+    compare_run_config(&c, &c.row[0], 3e-2, 1, 0, &(Origin){0}, &cfg);
     char *text = config_text(&cfg);
     static Config again;
     cr_assert(config_parse(&again, text, strlen(text), "text", 0, NULL, &e), "%s\n%s", e.msg, text);

@@ -97,6 +97,25 @@ refuse '(MetadataIncompleteBuffer)' "$tmp/short" "$tmp/here/x" --to mqa
 only ''
 verdict refused
 
+# What a conversion would be, of a model and of a configuration; nothing is written.
+"$prog" convert $src --to gqa kv_heads=2 --plan --json >"$tmp/out" 2>"$tmp/err" || wrong "--plan: $(cat "$tmp/err")"
+grep -q '^{"to":"gqa","rule":"gqa kv_heads=2 method=mean","exact":false,.*"model":{.*"kv_heads":2' "$tmp/out" || wrong "--plan: $(cat "$tmp/out")"
+"$prog" convert configs/tiny-mha.yaml --to mla --plan >"$tmp/out" 2>"$tmp/err" || wrong "--plan: $(cat "$tmp/err")"
+grep -q '^mla: the exact form.*(exact)$' "$tmp/out" && grep -q '"mixer": "mla"' "$tmp/out" || wrong "--plan: $(cat "$tmp/out")"
+refuse 'without DST' $src "$tmp/here/x" --to mqa --plan
+refuse 'leave --plan out' $src --to same dtype=bf16 --plan
+refuse 'kv_heads: expected a divisor' $src --to gqa kv_heads=3 --plan
+refuse 'No such file' "$tmp/none.yaml" --to mqa --plan
+only ''
+verdict plan
+
+# A name that is no UTF-8 does not keep the result from being told.
+odd=$tmp/here/$(printf 'caf\351')
+"$prog" convert $src "$odd" --to mqa --check-tokens 32 --json >"$tmp/out" 2>"$tmp/err" || wrong "exit $?: $(cat "$tmp/err")"
+grep -q '"dst":"[^"]*caf.*"to":"mqa"' "$tmp/out" && [ -e "$odd/config.json" ] || wrong "$(cat "$tmp/out")"
+rm -rf "$odd"
+verdict any-name
+
 # A disk that is full at any call leaves nothing.
 full() { # SETTINGS
     LD_PRELOAD=$tmp/world.so WORLD_FULL_STEP=.tmp WORLD_FULL_LOG=$tmp/calls "$prog" convert $src "$tmp/here/counted" $1 --check-tokens 32 -q \

@@ -69,6 +69,16 @@ static bool validate(Trainer *t, Err *e) {
     return !best || !t->cfg->train.keep_best || save(t, e);
 }
 
+/* What the weights that the run starts from are worth: a record alone, as no checkpoint of step 0 can be the best. */
+static bool validate_first(Trainer *t, Err *e) {
+    ValRecord v;
+    if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
+    if (t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
+    progress_say(&t->progress, "before step 1  validation loss %.4f over %lld %s", v.loss, (long long)v.tokens,
+                 v.task ? "answers" : "tokens");
+    return true;
+}
+
 static bool validates(const Trainer *t) { return t->cfg->train.eval_every > 0 && feed_validates(t); }
 /* The last validation answered enough. A run that stopped so stops again when it is resumed with the same settings. */
 static bool learned(const Trainer *t) {
@@ -157,6 +167,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
 }
 
 static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
+    if (t->cfg->train.eval_first && t->state.step == 0 && validates(t) && !validate_first(t, e)) return false;
     for (;;) {
         if (!stage(t, r, why, e)) return false;
         if (*why != STOP_STEPS || t->stage + 1 == config_stages(t->run)) return true;

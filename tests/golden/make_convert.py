@@ -59,9 +59,9 @@ def norm(x, g):
 
 
 def forward(w, ids, G):
-    """Logits of one window, and the normed input of every layer's attention."""
+    """Logits of one window, the normed input of every layer's attention, and the stream behind it."""
     w = {k: v.astype(np.float64) for k, v in w.items()}
-    x, T, seen = w["model.embed_tokens.weight"][ids], len(ids), []
+    x, T, seen, behind = w["model.embed_tokens.weight"][ids], len(ids), [], []
     turns = [pairs(t * theta ** (-2 * np.arange(D // 2) / D)) for t in range(T)]
     for l in range(L):
         p, a = f"model.layers.{l}.", f"model.layers.{l}.self_attn."
@@ -77,10 +77,11 @@ def forward(w, ids, G):
             e = np.exp(s - s.max(1, keepdims=True))
             out[:, h] = e / e.sum(1, keepdims=True) @ v[:, h * G // H]
         x = x + out.reshape(T, H * D) @ w[a + "o_proj.weight"].T + w[a + "o_proj.bias"]
+        behind.append(x)
         n = norm(x, w[p + "post_attention_layernorm.weight"])
         g = n @ w[p + "mlp.gate_proj.weight"].T
         x = x + (g / (1 + np.exp(-g)) * (n @ w[p + "mlp.up_proj.weight"].T)) @ w[p + "mlp.down_proj.weight"].T
-    return norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T, seen
+    return norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T, seen, behind
 
 
 def orthogonal(m, x):
@@ -194,6 +195,65 @@ def latent(w, xs, G, rank, rope):
     return out
 
 
+def shared(w, xs, mids, ridge=1e-3):
+    """Keys and values of layer 0 for both layers, by convert/share.c's formulas with a row per token in place of sums:
+    the weighted least squares, and what is left of every layer's own keys and values at the best common rank."""
+    full, A, energy, V, out = [], [], [], [], {}
+    X = [np.concatenate([x, np.ones((len(x), 1))], 1) for x in xs]
+    r = ridge * (X[0] ** 2).sum() / X[0].shape[1]
+    for l in range(L):
+        a = f"model.layers.{l}.self_attn."
+        full.append({n: np.concatenate([w[a + f"{n}_proj.weight"], w[a + f"{n}_proj.bias"][:, None]], 1).astype(np.float64).reshape(H, D, -1) for n in "qkv"})
+        Wo = w[a + "o_proj.weight"].astype(np.float64).reshape(d, H, D)
+        stream = (mids[l] ** 2).sum()
+        A.append([Wo[:, h].T @ Wo[:, h] / stream for h in range(H)])
+        e = []
+        for h in range(H):
+            values = ((X[l] @ full[l]["v"][h].T @ Wo[:, h].T) ** 2).sum()
+            q = ((X[l] @ full[l]["q"][h].T) ** 2).sum(0) * values / stream
+            e.append((q[:D // 2] + q[D // 2:]) / 2)  # of a pair
+        energy.append(e)
+        more = np.concatenate([X[0], np.sqrt(r) * np.eye(d + 1)])
+        V.append({n: np.stack([np.linalg.lstsq(more, np.concatenate([X[l] @ full[l][n][h].T, np.sqrt(r) * full[l][n][h].T]), rcond=None)[0].T for h in range(H)]) for n in "kv"})
+    best = {n: [] for n in "kv"}
+    left = {(n, l): [] for n in "kv" for l in range(L)}
+    for h in range(H):
+        for n in "kv":
+            roots = [sqrt_of(A[l][h]) if n == "v" else np.diag(np.sqrt(np.tile(energy[l][h], 2))) for l in range(L)]
+            # min sum_l |root_l (W - V_l) x|^2 as one system in the numbers of W
+            lhs = np.concatenate([np.kron(X[0], roots[l]) for l in range(L)])
+            rhs = np.concatenate([(roots[l] @ V[l][n][h] @ X[0].T).T.ravel() for l in range(L)])
+            best[n].append(np.linalg.lstsq(lhs, rhs, rcond=None)[0].reshape(d + 1, D).T)
+            if n == "v":
+                S = np.concatenate([roots[l] @ V[l][n][h] for l in range(L)])
+                u = np.linalg.svd(S @ X[0].T, full_matrices=False)[0][:, :D]
+                T = u @ (u.T @ S)
+                for l in range(L):
+                    left[n, l].append(np.linalg.solve(roots[l], T[l * D:(l + 1) * D]))
+                continue
+            rows = [np.zeros((D, d + 1)) for _ in range(L)]
+            for i in range(D // 2):
+                S = np.stack([np.sqrt(energy[l][h][i]) * (V[l][n][h][i] + 1j * V[l][n][h][i + D // 2]) for l in range(L)])
+                u = np.linalg.svd(S @ X[0].T, full_matrices=False)[0][:, :1]
+                T = u @ (u.conj().T @ S)
+                for l in range(L):
+                    rows[l][i] = T[l].real / np.sqrt(energy[l][h][i])
+                    rows[l][i + D // 2] = T[l].imag / np.sqrt(energy[l][h][i])
+            for l in range(L):
+                left[n, l].append(rows[l])
+    for n in "kv":
+        rows = np.concatenate(best[n])
+        out[f"model.layers.0.self_attn.{n}_proj.weight"], out[f"model.layers.0.self_attn.{n}_proj.bias"] = rows[:, :d], rows[:, d]
+        for l in range(L):
+            out[f"left.{l}.{n}"] = np.concatenate(left[n, l])
+    return out
+
+
+def sqrt_of(s):
+    val, vec = np.linalg.eigh(s)
+    return vec * np.sqrt(val) @ vec.T
+
+
 def save(where, w, G, text=True):
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
@@ -228,6 +288,8 @@ def main():
                 golden.update({f"{name}{G}.{k}": v for k, v in part.items()})
     for rank, rope in ((10, 2), (14, 6)):
         golden.update({f"mla{rank}.{k}": v for k, v in latent(w, xs, H, rank, rope).items()})
+    mids = [np.concatenate([r[2][l] for r in runs]) for l in range(L)]
+    golden.update({f"shared.{k}": v for k, v in shared(w, xs, mids).items()})
     safetensors.numpy.save_file({k: np.ascontiguousarray(v, dtype=np.float32) for k, v in golden.items()}, out / "golden.safetensors")
     versions = dict(numpy=np.__version__, safetensors=safetensors.__version__, torch=torch.__version__,
                     transformers=transformers.__version__, forward_gap=float(gap))
