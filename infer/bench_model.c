@@ -129,11 +129,11 @@ bool bench_distill(Device *dev, const Config *c, double seconds, Timing *t, Err 
 /* ---- decoding ------------------------------------------------------------------------------------------------------
  */
 
-bool decode_open(Decode *d, Model *m, int B, int prompt, int room, Err *e) {
+bool decode_open(Decode *d, Model *m, int B, int prompt, int room, int chunk, Err *e) {
     CHECK(B >= 1 && prompt >= 1 && room >= 0, "batch %d, prompt %d, room %d", B, prompt, room);
     int V = m->cfg.vocab;
     *d = (Decode){.B = B, .prompt = prompt, .room = room};
-    SessionOpts o = {.nseq = B, .max_tokens = prompt + room, .document = -1};
+    SessionOpts o = {.nseq = B, .max_tokens = prompt + room, .chunk = chunk, .document = -1};
     if (!session_open(&d->s, m, o, e)) return false;
     d->tok = xcalloc((size_t)B * (size_t)(prompt + room), sizeof *d->tok);
     d->feed = xcalloc((size_t)B, sizeof *d->feed);

@@ -17,8 +17,9 @@ typedef struct {
     Feed *feed;
     Tensor logits;
 } Decode;
-/* False: EXIT_WORLD, no memory; nothing is left open. The model stays the caller's. */
-bool decode_open(Decode *, Model *, int B, int prompt, int room, Err *);
+/* chunk: rows of one pass, 0: the session's own. False: EXIT_WORLD, no memory; nothing is left open. The model stays
+ * the caller's. */
+bool decode_open(Decode *, Model *, int B, int prompt, int room, int chunk, Err *);
 void decode_close(Decode *);
 /* Forget everything, feed every sequence its prompt and take the last logits: seconds of all. */
 bool decode_prefill(Decode *, double *seconds, Err *);

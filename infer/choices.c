@@ -211,7 +211,7 @@ bool eval_choices(const Choices *c, const Cli *cli, Err *e) {
     bool ok = engine_text(&en, e) && rule_make(&rule, &en, context, e) && read_items(&set, &rule, c->data, c->limit, e);
     if (!ok)
         engine_close(&en);
-    else if ((ok = engine_load(&en, (ModelOpts){0}, e))) {
+    else if ((ok = engine_load(&en, engine_narrow(cli, (ModelOpts){0}), e))) {
         ok = measure(&en, &set, c, e) && report(&set, c, context, cli, e);
         engine_close(&en);
     }

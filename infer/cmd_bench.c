@@ -4,6 +4,7 @@
  * decoding step reads. Percentages are of these, never of a data sheet. */
 #include <errno.h>
 #include "bench_model.h"
+#include "bench_ops.h"
 #include "bench_recur.h"
 #include "../model/data_cfg.h"
 #include "../ops/host.h"
@@ -11,17 +12,22 @@
 
 int cmd_bench(int argc, char **argv);
 
-enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_RECUR = 8, BENCH_ALL = 7 };
+enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_PREFILL = 8, BENCH_RECUR = 16, BENCH_ALL = 15 };
+enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK };
 typedef struct {
     const char *word[2];
     int nword;
     double seconds;
     int what;
     const char *config;
+    int64_t batch, prompt, chunk; /* 0: not given */
 } Args;
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
+    if (key == OPT_BATCH) return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
+    if (key == OPT_PROMPT) return cli_int(arg, "--prompt", 1, 1 << 20, &a->prompt, e);
+    if (key == OPT_CHUNK) return cli_int(arg, "--chunk", 1, 1 << 16, &a->chunk, e);
     if (key == 's') return cli_real(arg, "--seconds", 0.01, 60, &a->seconds, e);
     CHECK(key == CLI_ARG && a->nword < 2, "option %d", key);
     a->word[a->nword++] = arg;
@@ -39,9 +45,11 @@ typedef struct {
     Device *dev;
     Config *cfg;
     double seconds, peak; /* peak: GFLOP/s */
+    const Args *args;
+    ModelOpts how; /* of models that are not trained */
 } Bench;
 
-static bool bench_ops(Bench *b, json_t *out, Err *e) {
+static bool bench_gemms(Bench *b, json_t *out, Err *e) {
     static const int shape[][3] = {
         {1024, 1024, 1024}, {2048, 1024, 1024}, {1024, 2048, 2048}, {2048, 2048, 1024}, {2048, 2048, 2048}};
     json_t *list = json_array();
@@ -55,12 +63,24 @@ static bool bench_ops(Bench *b, json_t *out, Err *e) {
         json_array_append_new(list, json_pack("{s:i, s:i, s:i, s:f, s:i}", "n", g.N, "o", g.O, "i", g.I, "gflops",
                                               g.gflops, "runs", g.time.runs));
     }
-    double read;
-    size_t bytes = (size_t)1 << 29;
     json_object_set_new(out, "gemm", list);
     json_object_set_new(out, "gemm_peak_gflops", json_real(b->peak));
+    return true;
+}
+static bool bench_ops(Bench *b, json_t *out, Err *e) {
+    double read;
+    size_t bytes = (size_t)1 << 29;
+    OpTime t[OP_TIMES_MAX];
+    int n;
     if (!bench_read(b->dev, bytes, b->seconds, &read, e)) return false;
     json_object_set_new(out, "read", json_pack("{s:I, s:f}", "bytes", (json_int_t)bytes, "gb_per_s", read / 1e9));
+    if (!bench_elementwise(b->dev, 0.2 * b->seconds, read, t, &n, e)) return false;
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:i, s:f}", "op", t[i].name, "bytes", t[i].bytes,
+                                              "seconds", t[i].time.median, "runs", t[i].time.runs,
+                                              "percent_of_bandwidth", t[i].percent));
+    json_object_set_new(out, "elementwise", list);
     return true;
 }
 
@@ -100,15 +120,15 @@ static void decode_once(void *ctx) {
 }
 
 static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
-    int before = imax(1, b->cfg->data.seq_len / 2), V = m->cfg.vocab;
+    int before = b->args->prompt ? (int)b->args->prompt : imax(1, b->cfg->data.seq_len / 2), V = m->cfg.vocab;
     Once o = {.ok = true, .e = e};
     double prefill, read = 0;
-    if (!decode_open(&o.d, m, B, before, BENCH_RUNS_MAX + 1, e)) return false;
+    if (!decode_open(&o.d, m, B, before, BENCH_RUNS_MAX + 1, (int)b->args->chunk, e)) return false;
     for (int i = 0; i < B * (before + o.d.room); i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
     bool ok = decode_prefill(&o.d, &prefill, e);
     if (ok) {
         Timing t = bench_time(decode_once, &o, b->seconds);
-        size_t bytes = cost_model(m, 1).matmul * sizeof(real);
+        size_t bytes = cost_model(m, 1).matmul * (m->opts.narrow_weights ? sizeof(uint16_t) : sizeof(real));
         for (int i = 0; i < B; i++)
             bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */
         ok = o.ok && bench_read(b->dev, bytes, b->seconds, &read, e);
@@ -125,17 +145,54 @@ static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
 
 static bool bench_decode(Bench *b, json_t *out, Err *e) {
     Model m;
-    if (!model_open(&m, b->dev, &b->cfg->model, (ModelOpts){0}, e)) return false;
+    if (!model_open(&m, b->dev, &b->cfg->model, b->how, e)) return false;
     model_init(&m, 1);
     json_t *list = json_array();
     bool ok = true;
     static const int batch[] = {1, 8, 16, 64};
-    for (int i = 0; ok && i < 4; i++) ok = decode_at(b, &m, batch[i], list, e);
+    for (int i = 0; ok && !b->args->batch && i < 4; i++) ok = decode_at(b, &m, batch[i], list, e);
+    if (b->args->batch) ok = decode_at(b, &m, (int)b->args->batch, list, e);
     json_object_set_new(out, "decode", list);
     model_close(&m);
     return ok;
 }
 
+/* ---- prefill: prompts of B sequences through a fresh cache --------------------------------------------------------
+ */
+static void prefill_once(void *ctx) {
+    Once *o = ctx;
+    double s;
+    o->ok = o->ok && decode_prefill(&o->d, &s, o->e);
+}
+static bool prefill_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
+    int n = b->args->prompt ? (int)b->args->prompt : b->cfg->data.seq_len;
+    Once o = {.ok = true, .e = e};
+    if (!decode_open(&o.d, m, B, n, 0, (int)b->args->chunk, e)) return false;
+    for (int i = 0; i < B * n; i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * m->cfg.vocab);
+    Timing t = bench_time(prefill_once, &o, b->seconds);
+    double flops = cost_prefill(m, n), tok_s = B * n / t.median;
+    if (o.ok)
+        json_array_append_new(list, json_pack("{s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "batch", B, "prompt", n,
+                                              "chunk", o.d.s.opts.chunk, "pass_s", t.median, "runs", t.runs, "tok_s",
+                                              tok_s, "flops_per_token", flops, "formula",
+                                              "2 N_matmul + attention, causal, of the layers below the last",
+                                              "percent_of_peak", 100 * tok_s * flops / (b->peak * 1e9)));
+    decode_close(&o.d);
+    return o.ok;
+}
+static bool bench_prefill(Bench *b, json_t *out, Err *e) {
+    Model m;
+    if (!model_open(&m, b->dev, &b->cfg->model, b->how, e)) return false;
+    model_init(&m, 1);
+    json_t *list = json_array();
+    static const int batch[] = {1, 8};
+    bool ok = true;
+    for (int i = 0; ok && !b->args->batch && i < 2; i++) ok = prefill_at(b, &m, batch[i], list, e);
+    if (b->args->batch) ok = prefill_at(b, &m, (int)b->args->batch, list, e);
+    json_object_set_new(out, "prefill", list);
+    model_close(&m);
+    return ok;
+}
 /* The recurrences of all rules, and the delta rule with a decay per channel at more shapes. */
 static bool bench_recurrences(Bench *b, json_t *out, Err *e) {
     static const RecurShape shape[] = {{4, 1024, 4, 64}, {1, 4096, 4, 64}, {1, 4096, 8, 128}};
@@ -166,6 +223,9 @@ static void report_text(json_t *j, int threads) {
         printf("gemm    %5d x %5d x %5d  %9.1f GFLOP/s\n", WHOLE(x, "n"), WHOLE(x, "o"), WHOLE(x, "i"),
                NUMBER(x, "gflops"));
     if ((x = json_object_get(j, "read"))) printf("read    %.1f GB/s\n", NUMBER(x, "gb_per_s"));
+    json_array_foreach(json_object_get(j, "elementwise"), i, x)
+        printf("op      %-22s %8.3f ms  %6.1f%% of a read\n", json_string_value(json_object_get(x, "op")),
+               1e3 * NUMBER(x, "seconds"), NUMBER(x, "percent_of_bandwidth"));
     if ((x = json_object_get(j, "train")))
         printf("train   %.0f tokens/s, %d rows a step, %.1f%% of the GEMM peak of %.1f GFLOP/s\n", NUMBER(x, "tok_s"),
                WHOLE(x, "rows"), NUMBER(x, "percent_of_peak"), NUMBER(j, "gemm_peak_gflops"));
@@ -176,6 +236,10 @@ static void report_text(json_t *j, int threads) {
         "decode  %.1f tokens/s, batch %d, %.1f%% of a read of the same bytes at %.1f GB/s; prefill %.0f tokens/s\n",
         NUMBER(x, "tok_s"), WHOLE(x, "batch"), NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "read_gb_per_s"),
         NUMBER(x, "prefill_tok_s"));
+    json_array_foreach(json_object_get(j, "prefill"), i, x)
+        printf("prefill %.0f tokens/s, batch %d of %d tokens, %.1f%% of the GEMM peak of %.1f GFLOP/s\n",
+               NUMBER(x, "tok_s"), WHOLE(x, "batch"), WHOLE(x, "prompt"), NUMBER(x, "percent_of_peak"),
+               NUMBER(j, "gemm_peak_gflops"));
     json_array_foreach(json_object_get(j, "recur"), i, x)
         printf("recur   %-9s %d x %d rows, %d heads of %d: forward %.2f ms, with backward %.2f ms\n",
                json_string_value(json_object_get(x, "rule")), WHOLE(x, "batch"), WHOLE(x, "rows"), WHOLE(x, "heads"),
@@ -184,7 +248,7 @@ static void report_text(json_t *j, int threads) {
 
 static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     Config cfg;
-    Bench b = {.cfg = &cfg, .seconds = a->seconds};
+    Bench b = {.cfg = &cfg, .seconds = a->seconds, .args = a, .how = engine_narrow(cli, (ModelOpts){0})};
     bool ok = a->config ? config_read(&cfg, a->config, 0, NULL, e)
                         : config_parse(&cfg, standard, sizeof standard - 1, "standard", 0, NULL, e);
     if (!ok) return false;
@@ -205,9 +269,11 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     json_t *out = json_pack("{s:s, s:i, s:s}", "isa", device_isa(b.dev), "threads", threads, "dtype",
                             cli->bf16 ? "BF16" : dtype_name(REAL));
     /* training is measured against the products' peak, so that belongs to it */
-    if (a->what & (BENCH_OPS | BENCH_TRAIN)) ok = bench_ops(&b, out, e);
+    if (a->what & (BENCH_OPS | BENCH_TRAIN | BENCH_PREFILL)) ok = bench_gemms(&b, out, e);
+    if (ok && a->what & BENCH_OPS) ok = bench_ops(&b, out, e);
     if (ok && a->what & BENCH_TRAIN) ok = bench_train(&b, out, e);
     if (ok && a->what & BENCH_DECODE) ok = bench_decode(&b, out, e);
+    if (ok && a->what & BENCH_PREFILL) ok = bench_prefill(&b, out, e);
     if (ok && a->what & BENCH_RECUR) ok = bench_recurrences(&b, out, e);
     device_close(b.dev);
     config_free(&cfg);
@@ -218,18 +284,24 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
 }
 
 int cmd_bench(int argc, char **argv) {
-    static const struct argp_option options[] = {{"seconds", 's', "X", 0, "Time of one measurement (default 1)", 0},
-                                                 {0}};
+    static const struct argp_option options[] = {
+        {"seconds", 's', "X", 0, "Time of one measurement (default 1)", 0},
+        {"batch", OPT_BATCH, "N", 0, "Sequences of decode and prefill (default 1, 8, 16, 64; 1, 8)", 0},
+        {"prompt", OPT_PROMPT, "N", 0,
+         "Tokens of a sequence before decoding (default half of data.seq_len) or of a prompt (all of it)", 0},
+        {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 256)", 0},
+        {0}};
     static const CliSpec spec = {
-        .args = "[ops|train|decode|recur] [CONFIG.yaml]",
-        .doc = "Medians of repeated runs: matrix products and memory reads (ops), training steps, plain and from a "
-               "teacher (train), decoding (decode), or all three; of the model that CONFIG describes, with random "
-               "weights. The recurrences of "
-               "linear attention alone (recur) have shapes of their own.",
+        .args = "[ops|train|decode|prefill|recur] [CONFIG.yaml]",
+        .doc = "Medians of repeated runs: matrix products, memory reads and what is bound by them (ops), training "
+               "steps, plain and from a teacher (train), decoding (decode), prompts (prefill), or all four; of the "
+               "model that CONFIG describes, with random weights. The recurrences of linear attention alone (recur) "
+               "have shapes of their own.",
         .options = options,
         .take = take,
+        .cache = true,
         .max_args = 2};
-    static const char *const names[] = {"ops", "train", "decode", "recur"};
+    static const char *const names[] = {"ops", "train", "decode", "prefill", "recur"};
     Args a = {.seconds = 1};
     Cli cli;
     Err e = {0};
@@ -238,14 +310,14 @@ int cmd_bench(int argc, char **argv) {
     engine_signals();
     for (int i = 0; i < a.nword; i++) {
         int part = 0;
-        for (int k = 0; k < 4; k++)
+        for (int k = 0; k < 5; k++)
             if (!strcmp(a.word[i], names[k])) part = 1 << k;
         if (part && !a.what && i == 0)
             a.what = part;
         else if (!part && !a.config)
             a.config = a.word[i];
         else {
-            err_input(&e, "bench: expected [ops|train|decode|recur] [CONFIG.yaml], got '%.100s'", a.word[i]);
+            err_input(&e, "bench: expected [ops|train|decode|prefill|recur] [CONFIG.yaml], got '%.100s'", a.word[i]);
             return cli_fail(&e);
         }
     }

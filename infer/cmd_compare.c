@@ -124,6 +124,7 @@ static bool plan(const Compare *c, const RowResult *all, const bool *wanted, con
     Device *dev;
     own.threads = c->threads;
     own.bf16 = c->dtype == BF16; /* as trained */
+    own.cache = CACHE_F32;
     if (!engine_device(&dev, &own, e)) return false;
     json_t *rows = json_array();
     double total = 0;
@@ -249,6 +250,7 @@ static bool finish(const Compare *c, RowResult *all, bool again, const Cli *cli,
     for (int i = 0; i < c->nrows; i++) all[i].rank = rank[i];
     Cli own = *cli;
     own.bf16 = c->dtype == BF16; /* as trained */
+    own.cache = CACHE_F32;
     json_t *speed = compare_measure(c, all, again, &own, e);
     if (!speed) return false;
     json_t *j = compare_json(c, all, speed);

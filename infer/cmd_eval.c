@@ -274,6 +274,7 @@ int cmd_eval(int argc, char **argv) {
         .options = options,
         .take = take,
         .min_args = 1,
+        .cache = true,
         .max_args = -1};
     Args a = {.batch = 8, .chunk = CHUNK_ROWS};
     Cli cli;

@@ -287,6 +287,7 @@ int cmd_generate(int argc, char **argv) {
         .options = options,
         .take = take,
         .min_args = 1,
+        .cache = true,
         .max_args = 1};
     Args a = {.max_new = 128, .batch = 8, .chunk = CHUNK_ROWS, .seed = 1, .sampler = sampler_default()};
     Cli cli;

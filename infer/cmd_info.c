@@ -33,6 +33,7 @@ typedef struct {
     const char *tokenizer;  /* "byte", "bpe" or "none" */
     const StepMemory *step; /* NULL: not a training configuration */
     int rows;               /* of its micro-batch */
+    size_t weights;         /* resident bytes of a model's */
 } Subject;
 
 static double all(size_t bytes, const Args *a) { return (double)bytes * (double)a->batch; }
@@ -69,6 +70,8 @@ static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, 
                   cfg->layers, "d_model", cfg->d_model, "vocab", cfg->vocab, "max_positions", cfg->max_positions,
                   "tied", cfg->tied, "tokenizer", s->tokenizer, "context", c->context, "batch", (json_int_t)a->batch,
                   "flops_per_token", k->itemised, "flops", flops, "cache", cache);
+    if (j && s->dir) json_object_set_new(j, "weights_bytes", json_integer((json_int_t)s->weights));
+    if (j) json_object_set_new(cache, "dtype", json_string(s->m->opts.narrow_cache ? "BF16" : dtype_name(REAL)));
     if (j && s->step)
         json_object_set_new(j, "step_memory",
                             json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rows", s->rows, "weights",
@@ -95,6 +98,9 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
     printf("shape       %d layers, d_model %d, vocabulary %d%s, %d positions, tokenizer %s\n", cfg->layers,
            cfg->d_model, cfg->vocab, cfg->tied ? " (tied)" : "", cfg->max_positions, s->tokenizer);
     printf("parameters  %zu (embedding %zu, matrices that multiply a token %zu)\n", k->params, k->embedding, k->matmul);
+    if (s->dir)
+        printf("in memory   %s%s\n", human((double)s->weights, "B", b[0]),
+               s->m->opts.narrow_weights ? ", matrices as bf16" : "");
     if (k->active < k->params) printf("            %zu of them active: a token does not meet the rest\n", k->active);
     printf("FLOPs/token, forward + backward, document of %d tokens:\n", k->context);
     printf("            %s  every term, causal, windows exact (forward: %s)\n", human(k->itemised, "FLOP", b[0]),
@@ -166,6 +172,7 @@ static bool info_dir(const Args *a, const Cli *cli, Err *e) {
         return false;
     }
     Subject s = {.m = &en.model, .dir = en.dir, .tokenizer = !en.text ? "none" : en.tokenizer.model ? "bpe" : "byte"};
+    s.weights = cost_regions(&en.model).weights;
     bool ok = report(&s, a, cli, e);
     if (ok && !cli->json && !cli->quiet) hf_notes(en.dir, stdout);
     engine_close(&en);
@@ -201,7 +208,7 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
                    .dry = true};
     ok = engine_device(&dev, cli, e);
     if (ok) {
-        ok = model_open(&m, dev, &c->model, o, e);
+        ok = model_open(&m, dev, &c->model, engine_narrow(cli, o), e);
         if (ok) {
             StepMemory step = cost_regions(&m);
             Subject s = {.m = &m,
@@ -233,6 +240,7 @@ int cmd_info(int argc, char **argv) {
         .options = options,
         .take = take,
         .min_args = 1,
+        .cache = true,
         .max_args = 1};
     Args a = {.batch = 1};
     Cli cli;

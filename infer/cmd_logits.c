@@ -131,7 +131,8 @@ int cmd_logits(int argc, char **argv) {
                                  .options = options,
                                  .take = take,
                                  .min_args = 1,
-                                 .max_args = 1};
+                                 .max_args = 1,
+                                 .cache = true};
     Args a = {.chunk = CHUNK_ROWS};
     Cli cli;
     Err e = {0};

@@ -31,7 +31,10 @@ bool engine_print(json_t *j, Err *e) {
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
     const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
     if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
-    if (!cli->bf16 || device_bf16(*dev, true, e)) return true;
+    if (cli->cache == CACHE_BF16 && device_apart(*dev))
+        err_input(e, "--cache-dtype bf16: device %.20s keeps rows in f32; leave it out, or --device cpu", name);
+    else if (!cli->bf16 || device_bf16(*dev, true, e))
+        return true;
     device_close(*dev);
     return false;
 }
@@ -85,8 +88,14 @@ bool engine_load(Engine *en, ModelOpts opts, Err *e) {
     return ok;
 }
 
+ModelOpts engine_narrow(const Cli *cli, ModelOpts o) {
+    o.narrow_weights = cli->bf16 && !o.train;
+    o.narrow_cache = cli->cache == CACHE_BF16 || (cli->cache == CACHE_AS_DTYPE && cli->bf16);
+    return o;
+}
+
 bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
-    return engine_read(en, path, cli, e) && engine_load(en, (ModelOpts){0}, e);
+    return engine_read(en, path, cli, e) && engine_load(en, engine_narrow(cli, (ModelOpts){0}), e);
 }
 
 void engine_close(Engine *en) {

@@ -27,6 +27,8 @@ bool engine_open(Engine *, const char *path, const Cli *, Err *);
  * its weights; then those. A failure of the second closes the engine. */
 bool engine_read(Engine *, const char *path, const Cli *, Err *);
 bool engine_load(Engine *, ModelOpts, Err *);
+/* How --dtype and --cache-dtype have weights and cache in memory. */
+ModelOpts engine_narrow(const Cli *, ModelOpts);
 void engine_close(Engine *);
 /* The device that --device and --threads name. */
 bool engine_device(Device **, const Cli *, Err *);

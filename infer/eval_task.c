@@ -168,7 +168,7 @@ bool eval_task(const EvalTask *a, const Cli *cli, Err *e) {
     int b = (int)(want.samples < a->batch ? want.samples : a->batch);
     ModelOpts o = {0};
     if (!a->decode) o = (ModelOpts){.max_rows = b * c.T, .max_samples = b};
-    if (!engine_load(&en, o, e)) return false;
+    if (!engine_load(&en, engine_narrow(cli, o), e)) return false;
     bool ok = loader_open_task(&l, &c, b, false, e);
     if (ok) {
         if (a->decode)

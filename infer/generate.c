@@ -1,4 +1,5 @@
 #include "generate.h"
+#include <omp.h>
 
 const char *finish_name(Finish f) {
     static const char *const names[] = {"length", "eos", "stop", "context"};
@@ -19,7 +20,9 @@ typedef struct {
     Generation *g;
     Place *place;
     Feed *feed;
-    Candidate *cand;
+    Candidate *cand;     /* (threads,V) */
+    int threads, *token; /* (places) drawn for each feed */
+    Err *why;            /* (places) */
     real *logits;
 } Work;
 
@@ -41,13 +44,27 @@ static bool finish(Work *w, int at, Finish why, Err *e) {
     return ok;
 }
 
-/* The next token of the prompt at place `at` from its logits. */
-static bool take(Work *w, int at, const real *logits, Err *e) {
+/* The next token of each of n feeds; the sequences share the threads. */
+static bool draw(Work *w, int n, Err *e) {
+    size_t V = (size_t)w->s->model->cfg.vocab;
+    int bad = -1;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(w->threads) if (n > 1)
+    for (int i = 0; i < n; i++) {
+        const Place *p = &w->place[w->feed[i].seq];
+        w->why[i] = (Err){0};
+        sampler_pick(&w->o->sampler, w->logits + (size_t)i * V, (int)V, p->seen, (uint64_t)p->which,
+                     (uint64_t)w->g[p->which].n, w->cand + (size_t)omp_get_thread_num() * V, &w->token[i], &w->why[i]);
+    }
+    for (int i = n - 1; i >= 0; i--)
+        if (w->why[i].status) bad = i;
+    if (bad >= 0 && e) *e = w->why[bad];
+    return bad < 0;
+}
+
+/* The prompt at place `at` has a new token. */
+static bool take(Work *w, int at, int t, Err *e) {
     Place *p = &w->place[at];
     Generation *g = &w->g[p->which];
-    int V = w->s->model->cfg.vocab, t;
-    if (!sampler_pick(&w->o->sampler, logits, V, p->seen, (uint64_t)p->which, (uint64_t)g->n, w->cand, &t, e))
-        return false;
     if ((g->n & (g->n - 1)) == 0)
         g->tok = xrealloc(g->tok, 2 * (size_t)imax(g->n, 1), sizeof(int)); /* full at powers of 2 */
     g->tok[g->n++] = p->last = t;
@@ -72,11 +89,12 @@ static bool advance(Work *w, int n, bool prefill, Err *e) {
     int V = w->s->model->cfg.vocab;
     double start = now_seconds();
     bool ok = session_extend(w->s, n, w->feed, WANT_LAST, TENSOR(w->logits, REAL, n, V), e);
+    ok = ok && (!w->o->max_new || draw(w, n, e));
     int *which = xcalloc((size_t)n, sizeof *which);
     for (int i = 0; ok && i < n; i++) {
         int at = w->feed[i].seq;
         which[i] = w->place[at].which;
-        ok = w->o->max_new ? take(w, at, w->logits + (size_t)i * (size_t)V, e) : finish(w, at, FINISH_LENGTH, e);
+        ok = w->o->max_new ? take(w, at, w->token[i], e) : finish(w, at, FINISH_LENGTH, e);
     }
     double took = now_seconds() - start;
     for (int i = 0; ok && i < n; i++) *(prefill ? &w->g[which[i]].prefill_s : &w->g[which[i]].decode_s) += took;
@@ -117,7 +135,10 @@ bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generati
     Work w = {.s = s, .tk = tk, .o = o, .g = g};
     w.place = xcalloc(places, sizeof *w.place);
     w.feed = xcalloc(places, sizeof *w.feed);
-    w.cand = xcalloc(V, sizeof *w.cand);
+    w.threads = imin((int)places, device_threads(s->model->dev));
+    w.cand = xcalloc((size_t)w.threads * V, sizeof *w.cand);
+    w.token = xcalloc(places, sizeof *w.token);
+    w.why = xcalloc(places, sizeof *w.why);
     w.logits = xcalloc(places * V, sizeof *w.logits);
     for (size_t i = 0; i < places; i++) w.place[i] = (Place){.which = -1, .seen = xcalloc(V, 1)};
     bool ok = run(&w, n, e);
@@ -128,6 +149,8 @@ bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generati
     free(w.place);
     free(w.feed);
     free(w.cand);
+    free(w.token);
+    free(w.why);
     free(w.logits);
     return ok;
 }

@@ -56,15 +56,15 @@ bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned
                      Err *e) {
     /* c[].p holds logits first, weights exp(logit - max) next, probabilities last */
     int best = 0;
+    double top = -INFINITY;
     for (int v = 0; v < V; v++) {
         double l = logits[v];
         if (isnan(l) || l == INFINITY)
             return err_world(e, "logit of token %d is %g: the model's numbers are damaged", v, l);
         if (seen && seen[v]) l = l > 0 ? l / s->repetition_penalty : l * s->repetition_penalty;
-        c[v] = (Candidate){v, l};
-        if (l > c[best].p) best = v;
+        if (s->temperature != 0) c[v] = (Candidate){v, l};
+        if (l > top) best = v, top = l;
     }
-    double top = c[best].p;
     if (top == -INFINITY) return err_world(e, "all %d logits are -inf: the model's numbers are damaged", V);
     if (s->temperature == 0) {
         c[0] = (Candidate){best, 1};

@@ -39,7 +39,7 @@ static void slot_place(Slot *s, Arena *rows, Arena *a) {
     Lanes *t = &s->t;
     int n = lanes_of(s), width = row_width(&t->s);
     if (n) {
-        t->data = arena_tensor(rows, "cache rows", REAL, 2, (int[]){t->npages, t->P * width});
+        t->data = arena_tensor(rows, "cache rows", t->s.narrow ? BF16 : REAL, 2, (int[]){t->npages, t->P * width});
         t->pos = take_ints(a, (size_t)t->npages * (size_t)t->P, "cache positions");
         t->table = take_ints(a, (size_t)n * (size_t)t->maxpages, "cache table");
         t->s0 = take_ints(a, (size_t)n, "cache s0");
@@ -88,6 +88,7 @@ bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nse
             return err_world(e, "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
                              nseq, max_tokens);
         }
+        CHECK(!dev || !slots[i].narrow, "rows in bf16 on a device");
         c->slot[i].dev = dev;
         slot_place(&c->slot[i], &c->mem, tables);
     }
@@ -118,15 +119,16 @@ Slot *kv_slot(const Cache *c, int i) {
 static int *entry(const Slot *s, int lane, int row) {
     return &s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(row / s->t.P % s->t.maxpages)];
 }
-static real *page_data(const Slot *s, int page) {
-    return R(s->t.data) + (size_t)page * (size_t)s->t.P * (size_t)row_width(&s->t.s);
+/* Place of number i of a page. */
+static char *page_data(const Slot *s, int page, size_t i) {
+    return (char *)s->t.data.p + ((size_t)page * (size_t)s->t.P * (size_t)row_width(&s->t.s) + i) * row_number(&s->t.s);
 }
 
-static void copy_numbers(const Slot *s, real *to, const real *from, size_t n) {
+static void copy_bytes(const Slot *s, void *to, const void *from, size_t n) {
     if (s->dev)
-        device_copy(s->dev, to, from, n * sizeof *to);
+        device_copy(s->dev, to, from, n);
     else
-        memcpy(to, from, n * sizeof *to);
+        memcpy(to, from, n);
 }
 /* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run dry.
  */
@@ -137,7 +139,8 @@ static void own_page(Slot *s, int lane, int row) {
     *e = s->unused[--s->nunused];
     s->ref[*e] = 1;
     if (old < 0) return;
-    copy_numbers(s, page_data(s, *e), page_data(s, old), (size_t)P * (size_t)row_width(&s->t.s));
+    copy_bytes(s, page_data(s, *e, 0), page_data(s, old, 0),
+               (size_t)P * (size_t)row_width(&s->t.s) * row_number(&s->t.s));
     memcpy(s->t.pos + (size_t)*e * (size_t)P, s->t.pos + (size_t)old * (size_t)P, (size_t)P * sizeof(int));
     if (s->t.gone) memcpy(s->t.gone + (size_t)*e * (size_t)P, s->t.gone + (size_t)old * (size_t)P, (size_t)P);
     s->ref[old]--;
@@ -175,21 +178,36 @@ void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tens
 static size_t place(const Slot *s, int lane, int row) {
     return (size_t)*entry(s, lane, row) * (size_t)s->t.P + (size_t)(row % s->t.P);
 }
-static real *key_of(const Slot *s, size_t place) {
+static char *key_of(const Slot *s, size_t place) {
     size_t P = (size_t)s->t.P;
-    return page_data(s, (int)(place / P)) + place % P * (size_t)s->t.s.kdim;
+    return page_data(s, (int)(place / P), place % P * (size_t)s->t.s.kdim);
 }
-static real *value_of(const Slot *s, size_t place) {
+static char *value_of(const Slot *s, size_t place) {
     size_t P = (size_t)s->t.P;
-    return page_data(s, (int)(place / P)) + P * (size_t)s->t.s.kdim + place % P * (size_t)s->t.s.vdim;
+    return page_data(s, (int)(place / P), P * (size_t)s->t.s.kdim + place % P * (size_t)s->t.s.vdim);
+}
+/* n numbers as the slot stores them. */
+static void store(const Slot *s, char *to, const real *x, int n) {
+    if (!s->t.s.narrow) {
+        memcpy(to, x, (size_t)n * sizeof *x);
+        return;
+    }
+    uint16_t *narrow = (uint16_t *)to;
+    for (int i = 0; i < n; i++) narrow[i] = bf16_from((float)x[i]);
 }
 /* Row `row` of a lane becomes the key and value given (value NULL: part of the key). */
 static size_t put(Slot *s, int lane, int row, const real *key, const real *value, int pos) {
     size_t at = place(s, lane, row);
-    memcpy(key_of(s, at), key, (size_t)s->t.s.kdim * sizeof(real));
-    if (value) memcpy(value_of(s, at), value, (size_t)s->t.s.vdim * sizeof(real));
+    store(s, key_of(s, at), key, s->t.s.kdim);
+    if (value) store(s, value_of(s, at), value, s->t.s.vdim);
     s->t.pos[at] = pos;
     return at;
+}
+/* A row that is stored moves from one place to another. */
+static void move(Slot *s, size_t to, size_t from) {
+    memcpy(key_of(s, to), key_of(s, from), (size_t)s->t.s.kdim * row_number(&s->t.s));
+    if (!s->t.s.alias) memcpy(value_of(s, to), value_of(s, from), (size_t)s->t.s.vdim * row_number(&s->t.s));
+    s->t.pos[to] = s->t.pos[from];
 }
 
 /* Whether row j of the pass, of which those before `end` are accepted, retires its predecessor. */
@@ -317,7 +335,8 @@ static int expire(Slot *s, int lane, int lo, int hi, int next) {
         }
         if (--hi == row) break;
         own_page(s, lane, row);
-        at = put(s, lane, row, key_of(s, last), t->s.alias ? NULL : value_of(s, last), t->pos[last]);
+        at = place(s, lane, row);
+        move(s, at, last);
         t->gone[at] = t->gone[last];
         if (s->tail_next[lane] == hi) s->tail_next[lane] = row;
     }
@@ -363,9 +382,9 @@ void kv_fork(Cache *c, int from, int to) {
             }
         }
         size_t n = (size_t)t->s.state;
-        if (n) copy_numbers(s, R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n);
+        if (n) copy_bytes(s, R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n * sizeof(real));
         n = carried(&t->s);
-        if (n) copy_numbers(s, R(s->carry) + (size_t)to * n, R(s->carry) + (size_t)from * n, n);
+        if (n) copy_bytes(s, R(s->carry) + (size_t)to * n, R(s->carry) + (size_t)from * n, n * sizeof(real));
     }
 }
 
@@ -381,8 +400,9 @@ size_t kv_bytes(const Cache *c, int seq) {
     size_t n = 0;
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
-        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * (size_t)row_width(&s->t.s);
-        n += (size_t)s->t.s.state + carried(&s->t.s);
+        size_t row = (size_t)row_width(&s->t.s) * row_number(&s->t.s);
+        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * row;
+        n += ((size_t)s->t.s.state + carried(&s->t.s)) * sizeof(real);
     }
-    return n * sizeof(real);
+    return n;
 }

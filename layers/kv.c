@@ -9,6 +9,11 @@ void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     if (!s->alias) field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
     if (s->retire) field(f, &kv->bias, "bias", FIELD_F32, N, s->lanes);
 }
+void kv_settle(Run *r, Kv *kv) {
+    if (!kv->s.narrow) return;
+    r->ops->narrow(r, kv->k);
+    if (!kv->s.alias) r->ops->narrow(r, kv->v);
+}
 void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv_fields(s, N, kv, f);
     if (s->retire) field(f, &kv->gone, "gone", 0, N, s->lanes);

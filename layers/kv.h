@@ -9,6 +9,9 @@ typedef struct Slot Slot;
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *);
 /* The same and what only a cache asks for: gone, carry. */
 void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *);
+/* What the owner of the rows does when k and v are written and before anyone attends to them: where the cache is narrow
+ * they become what it will hold, so that a row looks the same to its own pass and to later ones. */
+void kv_settle(Run *, Kv *);
 /* Attention of q over the history that the slot held before this pass, whose own rows are `pass`: see
  * Ops.attend_lanes. */
 void kv_attend(Run *, const Slot *, const Kv *pass, Tensor o, Tensor lse, Tensor q, Look, bool merge);

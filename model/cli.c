@@ -6,17 +6,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KEY_DEVICE = 0x20000, KEY_DTYPE, KEY_THREADS, KEY_JSON, KEY_VERSION, OPTIONS_MAX = 64, WORD_MAX = 120 };
+enum {
+    KEY_DEVICE = 0x20000,
+    KEY_DTYPE,
+    KEY_THREADS,
+    KEY_JSON,
+    KEY_VERSION,
+    KEY_CACHE,
+    OPTIONS_MAX = 64,
+    WORD_MAX = 120
+};
 
 static const struct argp_option common[] = {
     {"device", KEY_DEVICE, "NAME", 0, "Where to compute: auto, cpu, cuda (default auto)", 0},
-    {"dtype", KEY_DTYPE, "NAME", 0, "Operands of matrix products: f32 (default) or bf16", 0},
+    {"dtype", KEY_DTYPE, "NAME", 0,
+     "Operands of matrix products: f32 (default) or bf16, as which a model that is not trained also keeps its matrices",
+     0},
     {"threads", KEY_THREADS, "N", 0, "Processor threads; 0: as many as there are processors", 0},
     {"json", KEY_JSON, 0, 0, "Print one JSON object on stdout and nothing else there", 0},
     {"quiet", 'q', 0, 0, "Print results only", 0},
     {"help", 'h', 0, 0, "Print this text", 0},
     {"version", KEY_VERSION, 0, 0, "Print the version", 0},
     {0}};
+static const struct argp_option cache_option = {
+    "cache-dtype", KEY_CACHE, "NAME", 0, "Rows of the cache: f32 or bf16 (default: that of --dtype)", 0};
 
 int cli_fail(const Err *e) {
     char line[sizeof e->msg + 16];
@@ -73,6 +86,11 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
             return err_input(e, "--dtype: expected f32 or bf16, got '%.*s'", WORD_MAX, arg);
         cli->bf16 = !strcmp(arg, "bf16");
         return true;
+    case KEY_CACHE:
+        if (strcmp(arg, "f32") && strcmp(arg, "bf16"))
+            return err_input(e, "--cache-dtype: expected f32 or bf16, got '%.*s'", WORD_MAX, arg);
+        cli->cache = strcmp(arg, "f32") ? CACHE_BF16 : CACHE_F32;
+        return true;
     case KEY_THREADS:
         if (!cli_int(arg, "--threads", 0, 1024, &v, e)) return false;
         cli->threads = (int)v;
@@ -128,8 +146,10 @@ static bool mistake(Err *e, const Table *t, const char *cmd, int got, char **arg
 }
 
 static void help(const CliSpec *spec, char *cmd) {
-    struct argp shared = {.options = common};
-    struct argp_child child[] = {{&shared, 0, "Common options:", 0}, {0}};
+    struct argp shared = {.options = common}, cache = {.options = (struct argp_option[]){cache_option, {0}}};
+    struct argp_child child[] = {{spec->cache ? &cache : &shared, 0, spec->cache ? NULL : "Common options:", 0},
+                                 {spec->cache ? &shared : NULL, 0, "Common options:", 0},
+                                 {0}};
     struct argp a = {.options = spec->options, .args_doc = spec->args, .doc = spec->doc, .children = child};
     char *name = xformat("kvsmith %s", cmd);
     argp_help(&a, stdout, ARGP_HELP_USAGE | ARGP_HELP_DOC | ARGP_HELP_LONG, name);
@@ -141,11 +161,12 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     Table t = {.brief = ":"};
     for (int i = 0; own_option(spec, i); i++) table_add(&t, own_option(spec, i));
     for (int i = 0; common[i].name; i++) table_add(&t, &common[i]);
+    if (spec->cache) table_add(&t, &cache_option);
     const char *cmd = argv[0];
     Err e = {0};
     optind = 0, opterr = 0, *status = 0;
     for (int key; (key = getopt_long(argc, argv, t.brief, t.opt, NULL)) != -1;) {
-        bool ours = false;
+        bool ours = key == KEY_CACHE;
         for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
         if (key == '?' || key == ':') {
             mistake(&e, &t, cmd, key, argv);

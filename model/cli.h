@@ -13,9 +13,12 @@
 typedef struct {
     const char *device; /* "auto", "cpu" or "cuda"; NULL: not given */
     int threads;        /* 0: as many as there are processors; -1: not given */
-    bool bf16;          /* operands of matrix products, see device_bf16 */
+    bool bf16;          /* operands of matrix products, see device_bf16; in inference weights in memory, too */
+    int cache;          /* CACHE_*: how a cache keeps its rows */
     bool json, quiet;
 } Cli;
+
+enum { CACHE_AS_DTYPE, CACHE_F32, CACHE_BF16 };
 
 /* Takes one option (its key) or, with key CLI_ARG, one word that is no option; words come in order, after all options.
  * False with `e` filled: a mistake of the user's. */
@@ -27,6 +30,7 @@ typedef struct {
     const struct argp_option *options; /* ended by {0}; its own only; NULL: none */
     CliTake *take;                     /* NULL: takes neither options nor words */
     int min_args, max_args;            /* number of words; max_args -1: any */
+    bool cache;                        /* it has a cache: --cache-dtype */
 } CliSpec;
 
 /* Parse. True: go on. False: return *status: 0 after --help or --version (printed on stdout), 2 after a mistake, of

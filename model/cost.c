@@ -46,9 +46,26 @@ Cost cost_model(const Model *m, int context) {
     return c;
 }
 
+double cost_prefill(const Model *m, int context) {
+    CHECK(context >= 1, "context %d", context);
+    double sum = 0;
+    for (int l = 0; l < m->last_writer; l++) {
+        const Layer *y = &m->layer[l];
+        Count n = {0};
+        Fields f = {.see = count_field, .ctx = &n};
+        Weights w = m->w;
+        model_layer_fields(m, l, &w, &f);
+        sum += 2.0 * (double)(n.matrices - (!y->publisher && y->ffn->ffn->idle ? y->ffn->ffn->idle(y->fcfg) : 0));
+        int parts = imin(context, 4096);
+        for (int i = 0; i < parts; i++)
+            sum += y->kind->mixer->flops(y->cfg, (context * (i + 0.5)) / parts + 0.5) / parts;
+    }
+    return sum;
+}
+
 void cost_cache(const Model *m, int context, CacheCost *c) {
     CHECK(context >= 0, "context %d", context);
-    size_t number = dtype_size(REAL);
+    size_t number = m->opts.narrow_cache ? sizeof(uint16_t) : sizeof(real);
     *c = (CacheCost){.L = m->L, .context = context};
     for (int l = 0; l < m->L; l++) {
         if (!m->layer[l].owner) continue;
@@ -57,8 +74,8 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
         /* the next query sees itself and window-1 older rows: those and the sinks are kept */
         size_t kept = s->window ? zmin((size_t)context, (size_t)s->window - 1 + (size_t)s->sinks) : (size_t)context;
         y->rows = s->lanes ? (int)kept : 0;
-        y->token_bytes = (size_t)s->lanes * (size_t)row_width(s) * number;
-        y->state_bytes = ((size_t)s->state + carried(s)) * number;
+        y->token_bytes = (size_t)s->lanes * (size_t)row_width(s) * row_number(s);
+        y->state_bytes = ((size_t)s->state + carried(s)) * sizeof(real);
         y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
         c->bytes_per_token += y->token_bytes;
         c->grows_per_token += s->window ? 0 : y->token_bytes;

@@ -21,6 +21,9 @@ typedef struct {
 } Cost;
 /* The model may be opened dry. context >= 1. */
 Cost cost_model(const Model *, int context);
+/* FLOPs of one token of a prompt of C tokens whose logits nobody wants, mean over the prompt: the layers below the last
+ * one that writes to the cache, as above; what that one does for its keys and values does not count. */
+double cost_prefill(const Model *, int context);
 
 typedef struct {
     int rows;           /* rows kept in one lane after `context` tokens: all, or at most window - 1 + sinks; where rows

@@ -67,6 +67,7 @@ static bool open_for(Source *s, const char *dir, const ModelCfg *cfg, Err *e) {
         !st_find(&s->st, table_name(&s->places, cfg, "model.embed_tokens.weight", embed))) {
         st_load_begin(&s->load, &s->st, NULL, e);
         s->load.names = names_of(&s->places);
+        s->load.round = true;
         return true;
     }
     err_input(e,

@@ -4,53 +4,6 @@
 
 enum { STREAM_INIT = 1 };
 
-void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
-    const Layer *y = &m->layer[l];
-    const int d = m->cfg.d_model;
-    const bool biases = m->cfg.norm == NORM_LAYER;
-    LayerWeights *lw = &w->layer[l];
-    snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-    field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
-    if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
-    snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
-    y->kind->mixer->weights(y->cfg, lw->mix, f);
-    if (!y->publisher) {
-        snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
-        if (biases) field(f, &lw->bias2, "post_attention_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
-        snprintf(f->scope, sizeof f->scope, "model.layers.%d.mlp.", l);
-        y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
-    }
-    f->scope[0] = 0;
-}
-void model_positions_field(const Model *m, Weights *w, Fields *f) {
-    const ModelCfg *c = &m->cfg;
-    if (c->positions == POSITIONS_LEARNED)
-        field(f, &w->positions, "model.embed_positions.weight", FIELD_TABLE, c->max_positions, c->d_model);
-}
-void model_norm_fields(const Model *m, Weights *w, Fields *f) {
-    const ModelCfg *c = &m->cfg;
-    field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
-    if (c->norm == NORM_LAYER) field(f, &w->norm_bias, "model.norm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
-}
-int model_units(const Model *m) { return m->L + 2; }
-void model_unit_fields(const Model *m, int unit, Weights *w, Fields *f) {
-    const ModelCfg *c = &m->cfg;
-    f->scope[0] = 0;
-    if (unit > 0 && unit <= m->L) {
-        model_layer_fields(m, unit - 1, w, f);
-    } else if (unit == 0) {
-        field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
-        model_positions_field(m, w, f);
-    } else {
-        model_norm_fields(m, w, f);
-        if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
-    }
-}
-void model_fields(const Model *m, Weights *w, Fields *f) {
-    for (int u = 0; u < model_units(m); u++) model_unit_fields(m, u, w, f);
-}
-
 typedef struct {
     const ModelOpts *opts;
     bool second;
@@ -96,6 +49,13 @@ static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
     double std = flags & FIELD_RESIDUAL ? in->std * in->residual : in->std;
     if (flags & FIELD_OWN) return;
     Tensor view = view_open(in->dev, *t, false);
+    if (t->dtype == BF16) {
+        uint16_t *h = view.p;
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < n; i++) h[i] = bf16_from((float)(std * rng_normal(key, i)));
+        view_close(in->dev, *t, view, true);
+        return;
+    }
     real *p = R(view), flat = flags & FIELD_ONES ? 1 : 0;
     if (flags & (FIELD_ONES | FIELD_ZEROS)) {
         for (size_t i = 0; i < n; i++) p[i] = flat;
@@ -133,7 +93,9 @@ static void init_own(const Model *m, int l, Weights *w, uint64_t key) {
     const Layer *y = &m->layer[l];
     void *mix = w->layer[l].mix;
     Own own = {.dev = m->dev};
-    Fields f = {.see = see_own, .ctx = &own}, done = {.see = see_own_done, .ctx = &own};
+    const bool narrow = m->opts.narrow_weights;
+    Fields f = {.see = see_own, .ctx = &own, .narrow = narrow};
+    Fields done = {.see = see_own_done, .ctx = &own, .narrow = narrow};
     if (!y->kind->mixer->init) return;
     y->kind->mixer->weights(y->cfg, mix, &f);
     y->kind->mixer->init(y->cfg, mix, rng_mix(key, (uint64_t)l));
@@ -247,7 +209,9 @@ bool model_able(Model *m, Err *e) {
 
 bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err *e) {
     *m = (Model){.dev = dev, .opts = opts};
+    CHECK(!opts.train || opts.dry || !(opts.narrow_weights || opts.narrow_cache), "training keeps what it rounds");
     if (!model_map(m, cfg, e)) goto fail;
+    for (int l = 0; l < m->L; l++) m->layer[l].rows.narrow = opts.narrow_cache && m->layer[l].rows.lanes;
     m->act = xcalloc((size_t)m->L, sizeof *m->act);
     m->kv = xcalloc((size_t)m->L, sizeof *m->kv);
     m->dkv = xcalloc((size_t)m->L, sizeof *m->dkv);
@@ -624,7 +588,7 @@ static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt,
     Run run = run_pass(m, b, 0), *r = &run;
     Mark keep = arena_mark(&m->keep);
     Fields place = arena_placer(&m->keep);
-    Tensor x = {0}, y = {0}, rstd = {0}, loss = losses(m, nll, N);
+    Tensor x = {0}, y = {0}, rstd = {0}, loss = s ? ABSENT : losses(m, nll, N);
     field(&place, &x, "x", 0, N, d);
     field(&place, &y, "y", 0, N, d);
     field(&place, &rstd, "rstd", FIELD_F32, N);

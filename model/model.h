@@ -67,6 +67,9 @@ typedef struct {
     bool dry;           /* measure only */
     bool states;        /* not train: passes are model_states alone, not model_loss */
     const Teach *teach; /* train: passes are model_teach with this; read while opening alone */
+    /* For inference: matrices (Fields.narrow) stay BF16 in memory, which wants a device with device_bf16; the cache
+     * keeps its rows as BF16. */
+    bool narrow_weights, narrow_cache;
     /* Moments as BF16, but those of FIELD_F32 tensors; and which weights have second moments (NULL: all). */
     bool narrow_moments;
     bool (*second)(Tensor weight, unsigned flags);

@@ -441,6 +441,30 @@ bool st_read_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
     }
     return true;
 }
+bool st_read_round(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
+    CHECK(t.p && t.dtype == BF16 && t.rank == 2, "%s", s->name);
+    bool bf16 = !strcmp(s->dtype, "BF16"), whole = p.parts == 1 && !p.turned;
+    if (bf16 && whole) return st_read_part(st, s, t, p, e);
+    if (!st_fits_part(st, s, t, p, e)) return false;
+    size_t rows = (size_t)t.n[0], w = (size_t)t.n[1], block = (size_t)p.block;
+    float *row = xcalloc(w, sizeof *row);
+    uint16_t *out = t.p;
+    bool ok = true;
+    for (size_t r = 0; r < rows && ok; r++) {
+        size_t k = (r / block * (size_t)p.parts + (size_t)p.part) * block + r % block;
+        size_t from = p.turned ? k : k * w, step = p.turned ? rows * (size_t)p.parts : 1;
+        size_t at = convert(s->p, floats[float_of(s)], from, step, TENSOR(row, F32, (int)w), 0, w);
+        for (size_t i = 0; i < at; i++) {
+            uint16_t h = out[r * w + i] = bf16_from(row[i]);
+            if (isfinite(row[i]) && (h & 0x7FFF) == 0x7F80) at = i; /* and out of the loop */
+        }
+        if (at < w)
+            ok = err_input(e, "%s: tensor \"%s\": number %zu is too large for BF16", st->file[s->file].path, s->name,
+                           from + at * step);
+    }
+    free(row);
+    return ok;
+}
 bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) { return st_read_part(st, s, t, ST_WHOLE, e); }
 
 /* ---- fields --------------------------------------------------------------------------------------------------------
@@ -448,7 +472,7 @@ bool st_read(const St *st, const StEntry *s, Tensor t, Err *e) { return st_read_
 
 static bool read_at(const StLoad *l, const StEntry *s, Tensor t, StPlace p) {
     Tensor view = view_open(l->dev, t, false);
-    bool ok = st_read_part(l->st, s, view, p, l->err);
+    bool ok = (l->round && t.dtype == BF16 ? st_read_round : st_read_part)(l->st, s, view, p, l->err);
     view_close(l->dev, t, view, ok);
     return ok;
 }

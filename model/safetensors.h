@@ -61,6 +61,8 @@ bool st_read(const St *, const StEntry *, Tensor t, Err *);
 /* The same of a tensor that has a place in the entry. */
 bool st_fits_part(const St *, const StEntry *, Tensor t, StPlace, Err *);
 bool st_read_part(const St *, const StEntry *, Tensor t, StPlace, Err *);
+/* Into a BF16 `t` from any dtype, rounded to nearest, ties to even; BF16 numbers as they are. */
+bool st_read_round(const St *, const StEntry *, Tensor t, StPlace, Err *);
 
 /* Fill fields from a file: f = st_loader(&l) visits them (name: prefix + path), then st_load_end tells. st_checker
  * looks at shapes and dtypes alone: the fields need no memory. */
@@ -68,6 +70,7 @@ typedef struct {
     const St *st;
     const char *prefix;   /* before every field's name; NULL: "" */
     const StNames *names; /* NULL: the fields' own */
+    bool round;           /* fields that are BF16 take numbers of any dtype, to the nearest, ties to even */
     Device *dev;          /* where the fields lie; NULL: with the host */
     Err *err;
     bool failed;

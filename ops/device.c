@@ -80,7 +80,7 @@ Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, 
 bool device_bf16(Device *d, bool on, Err *e) {
     if (d->cuda) return !on || err_input(e, "dtype bf16: device cuda computes in f32");
     if (on && !d->gemm_bf16) return err_input(e, "dtype bf16: this build computes in double");
-    gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, GEMM_BF16_LEAST);
+    gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, NARROW_LEAST);
     return true;
 }
 

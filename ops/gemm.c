@@ -42,8 +42,9 @@ bool gemm_rounds(const Gemm *g, int64_t weights) {
     (void)g, (void)weights;
     return false;
 }
-void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
+void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const void *B) {
     (void)g;
+    CHECK(!s.narrow, "a product in bf16 of doubles");
     if (scratch->base) plain(s, C, A, B);
 }
 #else
@@ -169,10 +170,11 @@ static Entry *find(Gemm *g, GemmShape s) {
     return &g->entry[g->n++];
 }
 
-void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const real *B) {
+void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const void *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
-    if (gemm_rounds(g, s.weights)) {
+    CHECK(!s.narrow || g->bf16, "weights in bf16 on a device that multiplies in f32");
+    if (s.narrow || gemm_rounds(g, s.weights)) {
         g->bf16(g->threads, scratch, s, C, A, B);
         return;
     }

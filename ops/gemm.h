@@ -10,6 +10,7 @@ typedef struct {
     int lda, ldb, ldc;
     bool ta, tb;     /* A is stored (K,M), B is stored (N,K) */
     bool accumulate; /* C += A B instead of C = A B */
+    bool narrow;     /* B is BF16 in memory, stored (N,K): the product is our own, by gemm_use */
     int64_t weights; /* numbers of the weight matrix that takes part */
 } GemmShape;
 
@@ -17,15 +18,15 @@ bool gemm_open(Gemm **, Err *);
 void gemm_close(Gemm *);
 /* C (M,N) = or += A (M,K) B (K,N), row-major with leading dimensions in numbers. Takes the library's scratchpad from
  * `scratch` and gives it back; while scratch measures, only that happens. */
-void gemm(Gemm *, Arena *scratch, GemmShape, real *C, const real *A, const real *B);
+void gemm(Gemm *, Arena *scratch, GemmShape, real *C, const real *A, const void *B);
 
 /* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes
- * 2 (M + N) K bytes, rounded up, from scratch. The sums' order is given by the shape alone: threads change nothing. */
-typedef void GemmBf16(int threads, Arena *scratch, GemmShape, float *C, const float *A, const float *B);
+ * 2 (M + N) K bytes, rounded up, from scratch; with M <= GEMM_BF16_FEW, tb and not ta 2 M K and a fixed number for each
+ * thread. Every number of C is summed in an order that K alone gives: neither threads nor other rows change a bit. */
+typedef void GemmBf16(int threads, Arena *scratch, GemmShape, float *C, const float *A, const void *B);
+enum { GEMM_BF16_FEW = 64 };
 /* From now on gemm() computes products with `least` weights and more by this; NULL: by the library. The rule looks at
  * the weights alone, so that the rounding is a layer's own: neither batch nor context change it. */
 void gemm_use(Gemm *, GemmBf16 *, int threads, int64_t least);
 /* Whether it would so compute a product with so many weights: others that stand in for it round, too. */
 bool gemm_rounds(const Gemm *, int64_t weights);
-/* Smaller matrices gain nothing. */
-enum { GEMM_BF16_LEAST = 64 * 32 };

@@ -33,7 +33,9 @@ struct Ops {
     const char *name; /* "cpu" */
 
     /* y (N,O) = x (N,I) w^T + bias; w (O,I), bias (O) optional. May differ in the last bits between N's and between
-     * thread counts (the GEMM library's choice of kernel). */
+     * thread counts (the GEMM library's choice of kernel). w may be BF16, as may be that of linear_heads, linear_groups
+     * and linear_xent without gradient and the table of embed. In linear, _groups and _xent rows of x are then rounded
+     * to bf16, too, sums are f32, and neither N nor the threads change a bit; this takes device_bf16. */
     void (*linear)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
     /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
@@ -173,6 +175,8 @@ struct Ops {
     void (*swiglu_rows_backward)(Run *, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
                                  Tensor s);
 
+    /* In place: every number to the nearest bf16, ties to even; NaN stays NaN. What a cache in bf16 would hold. */
+    void (*narrow)(Run *, Tensor x);
     void (*zero)(Run *, Tensor y);
     /* y row m = x row m', for the rows `to` among the rows `from` of the batch (both ascending, to inside from). */
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);

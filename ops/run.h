@@ -26,6 +26,7 @@ typedef struct {
 typedef struct {
     int lanes, kdim, vdim; /* rows per token: `lanes` of kdim + vdim numbers; lanes 0: none */
     bool alias;            /* the value of a row is the first vdim numbers of its key (MLA's latent): stored once */
+    bool narrow;           /* the cache holds the rows as BF16; states and what is carried are not touched by it */
     int window, sinks; /* retention: rows of age >= window are given back, but for positions < sinks; window 0: all */
     int state;         /* numbers per sequence that are read and written in place (a recurrence's state) */
     bool retire; /* a row may retire its predecessor in the lane, which then stays visible for `delay` positions more */
@@ -45,6 +46,8 @@ typedef struct {
 static inline size_t carried(const KvShape *s) { return (size_t)s->lanes * (size_t)s->carry_rows * (size_t)s->carry; }
 /* Numbers that one row stores. */
 static inline int row_width(const KvShape *s) { return s->kdim + (s->alias ? 0 : s->vdim); }
+/* Bytes of a number of it in the cache. */
+static inline size_t row_number(const KvShape *s) { return s->narrow ? sizeof(uint16_t) : sizeof(real); }
 /* The values of lane 0 of the pass's rows; those of the next lane lie *step numbers on, of the next row *ld. */
 static inline real *kv_values(const Kv *kv, size_t *step, size_t *ld) {
     *step = (size_t)(kv->s.alias ? kv->s.kdim : kv->s.vdim);
@@ -72,7 +75,7 @@ typedef struct {
     int *pos;          /* (npages, P) position of each row in its document */
     bool *gone;        /* (npages, P) retired; NULL unless s.retire */
     int *tail;         /* (nseq*lanes) number of the newest row; NULL unless s.retire */
-    Tensor data;       /* (npages, P*row_width) */
+    Tensor data;       /* (npages, P*row_width) of `real`s, or BF16 if s.narrow */
 } Lanes;
 
 enum {

@@ -34,9 +34,29 @@ Tensor tensor_rows(Tensor t, int w) {
     return TENSOR(t.p, t.dtype, (int)(c / (size_t)w), w);
 }
 
+Tensor tensor_part(Tensor t, int row, int n) {
+    if (!present(t)) return t;
+    CHECK(row >= 0 && n >= 0 && row + n <= t.n[0], "rows %d..%d of %d", row, row + n, t.n[0]);
+    if (t.p && t.n[0]) t.p = (char *)t.p + (size_t)row * (tensor_bytes(t) / (size_t)t.n[0]);
+    t.n[0] = n;
+    return t;
+}
+
+void tensor_read(Tensor t, size_t at, size_t n, real *to) {
+    CHECK(at + n <= tensor_count(t), "numbers %zu..%zu of %zu", at, at + n, tensor_count(t));
+    if (t.dtype != BF16) {
+        memcpy(to, R(t) + at, n * sizeof *to);
+        return;
+    }
+    const uint16_t *p = (const uint16_t *)t.p + at;
+    for (size_t i = 0; i < n; i++) to[i] = (real)bf16_to(p[i]);
+}
+
 void field_declare(Fields *f, Tensor *t, const char *name, unsigned flags, int rank, const int n[]) {
     char path[192];
     *t = tensor_make(t->p, REAL, rank, n);
+    if (f->narrow && rank == 2 && !(flags & (FIELD_F32 | FIELD_STEADY)) && tensor_count(*t) >= NARROW_LEAST)
+        t->dtype = BF16;
     snprintf(path, sizeof path, "%s%s", f->scope, name);
     f->see(f, t, path, flags);
 }

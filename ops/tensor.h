@@ -40,6 +40,23 @@ static const Tensor ABSENT = {0};
 static inline bool present(Tensor t) { return t.rank > 0; }
 /* The same memory as rows of width `w`: (count/w, w). */
 Tensor tensor_rows(Tensor t, int w);
+/* The same memory from row `row` of the first size on, `n` rows; absent of absent. */
+Tensor tensor_part(Tensor t, int row, int n);
+/* To the nearest bf16, ties to even; NaN stays NaN. And back, exactly. */
+static inline uint16_t bf16_from(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((u & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
+}
+static inline float bf16_to(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+/* Numbers at..at+n-1 of a tensor of `real`s or of BF16 as `real`s. */
+void tensor_read(Tensor t, size_t at, size_t n, real *to);
 /* The numbers of a tensor that holds `real`s. */
 static inline real *R(Tensor t) {
     CHECK(t.dtype == REAL, "dtype %s", dtype_name(t.dtype));
@@ -57,6 +74,7 @@ enum {
     FIELD_OPTIONAL = 32, /* may be missing from a file */
     FIELD_OWN = 64,      /* Mixer.init gives the initial value */
     FIELD_TABLE = 256,   /* rows are looked up by token, or are the head's: no matrix that maps one space to another */
+    FIELD_STEADY = 512,  /* hard decisions hang on it: `real` in memory, whatever Fields.narrow says */
     FIELD_BALANCE = 128  /* a correction that no gradient reaches: its "gradient" says which way is too much, and the
                             optimizer takes a step of fixed size against the sign */
 };
@@ -65,8 +83,12 @@ struct Fields {
     void (*see)(Fields *, Tensor *, const char *path, unsigned flags);
     void *ctx;
     char scope[96]; /* prefix of the names below: "model.layers.3." */
+    bool narrow;    /* matrices of NARROW_LEAST numbers and more are BF16, but those of FIELD_F32 and FIELD_STEADY */
 };
-/* Declare: sets *t's dtype (REAL) and shape, then lets the visitor see it under scope + name. */
+/* Smaller matrices gain nothing by bf16: neither in memory nor in a product. */
+enum { NARROW_LEAST = 64 * 32 };
+/* Declare: sets *t's dtype (REAL, or BF16 by Fields.narrow) and shape, then lets the visitor see it under scope + name.
+ */
 void field_declare(Fields *, Tensor *t, const char *name, unsigned flags, int rank, const int n[]);
 #define field(f, t, name, flags, ...) \
     field_declare(f, t, name, flags, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})

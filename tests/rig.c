@@ -66,6 +66,7 @@ static const struct {
     {"axpby", 3},
     {"copy", 0},
     {"zero", 0},
+    {"narrow", 0},
     {"gather", 0},
     {"columns", 0},
     {"columns_backward", 4},

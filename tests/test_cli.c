@@ -226,6 +226,16 @@ Test(cli, bench_measures) {
         cr_assert(NUM(x, "tok_s") > 0 && NUM(x, "read_gb_per_s") > 0);
     }
     json_decref(j);
+    static const char *const prompts[] = {"batch",           "prompt",          "chunk", "tok_s",
+                                          "flops_per_token", "percent_of_peak", NULL};
+    for (int k = 0; k < (REAL == F32 ? 2 : 1); k++) { /* f32 and bf16 */
+        j = object(RUN("bench", "prefill", yaml, "--seconds", "0.01", "--batch", "3", "--prompt", "20", "--chunk", "16",
+                       "--json", "--dtype", k ? "bf16" : "f32"));
+        x = json_array_get(json_object_get(j, "prefill"), 0);
+        has_numbers(x, prompts);
+        cr_assert(NUM(x, "batch") == 3 && NUM(x, "prompt") == 20 && NUM(x, "chunk") == 16 && NUM(x, "tok_s") > 0);
+        json_decref(j);
+    }
 }
 
 Test(cli, bench_trains_from_a_teacher) {

@@ -333,6 +333,31 @@ void case_zero(Rig *g, int N, int d) {
     free(want);
 }
 OP_TEST(zero, EXACT)
+/* By the definition: the nearest of the numbers of 8 bits, the even one of equals. */
+void case_narrow(Rig *g, int N, int d) {
+    Tensor x = RANDOM(g, "x", N, d);
+    size_t n = tensor_count(x);
+    Ref *want = refs(n);
+    for (size_t i = 0; i < n; i++) {
+        if (i % 7 == 0) R(x)[i] = (real)(1 + (double)(2 * (i % 64) + 1) * 0x1p-8); /* halfway between two */
+        int e;
+        wide m = frexpl((wide)(float)R(x)[i], &e) * 256, down = floorl(m), rest = m - down;
+        ref_add(&want[i], ldexpl(down + (rest > 0.5L || (rest == 0.5L && fmodl(down, 2) != 0)), e - 8));
+    }
+    if (n > 2) {
+        real last = R(x)[n - 1];
+        R(x)[n - 1] = NAN, R(x)[n - 2] = -INFINITY;
+        Tensor y = tensor_copy(g, x);
+        OP(g, narrow, y);
+        cr_assert(isnan((double)R(y)[n - 1]) && R(y)[n - 2] == -INFINITY);
+        R(x)[n - 1] = R(x)[n - 2] = last;
+        want[n - 2] = want[n - 1];
+    }
+    OP(g, narrow, x);
+    CHECK_REF(g, "narrow", "x", x, want);
+    free(want);
+}
+OP_TEST(narrow, EXACT)
 void case_gather(Rig *g, int N, int d) {
     for (int k = 0; k < 5; k++) { /* all, none, the last, some of all, some of some */
         Mark mark = arena_mark(&g->mem);
@@ -493,6 +518,7 @@ static const struct {
     ENTRY(axpby),
     ENTRY(copy),
     ENTRY(zero),
+    ENTRY(narrow),
     ENTRY(gather),
     ENTRY(columns),
     ENTRY(columns_backward),

@@ -144,13 +144,15 @@ static void lane_weights(const DmcCfg *c, const GqaW *w, Tensor rows, Tensor bia
     memset(R(bias), 0, tensor_bytes(bias));
     for (int g = 0; g < G; g++) {
         int at = (evict ? g * group : g) * D + lane;
-        const real *row = R(evict ? w->wq : w->wk) + (size_t)at * (size_t)d;
-        memcpy(R(rows) + (size_t)g * (size_t)d, row, (size_t)d * sizeof(real));
+        tensor_read(evict ? w->wq : w->wk, (size_t)at * (size_t)d, (size_t)d, R(rows) + (size_t)g * (size_t)d);
         if (c->g.qkv_bias) R(bias)[g] = R(evict ? w->bq : w->bk)[at];
         for (int i = 0; i < group && !evict; i++) {
             at = (g * group + i) * D + lane;
-            real *mean = R(rows) + (size_t)(G + g) * (size_t)d;
-            for (int k = 0; k < d; k++) mean[k] += R(w->wq)[(size_t)at * (size_t)d + (size_t)k] / (real)group;
+            real *mean = R(rows) + (size_t)(G + g) * (size_t)d, one;
+            for (int k = 0; k < d; k++) {
+                tensor_read(w->wq, (size_t)at * (size_t)d + (size_t)k, 1, &one);
+                mean[k] += one / (real)group;
+            }
             if (c->g.qkv_bias) R(bias)[G + g] += R(w->bq)[at] / (real)group;
         }
     }
@@ -228,6 +230,7 @@ static void run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, 
         carry(r, c, kv, s, z);
     }
     turn_k(r, c, kv->k, r->in, 1);
+    kv_settle(r, kv); /* what is carried stays as it was */
     r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
     turn_q(r, c, s->q, r->out, 1);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_look(&c->g), false);

@@ -68,7 +68,7 @@ static void weights(const void *cfg, void *w_, Fields *f) {
     const MoeCfg *c = cfg;
     W *w = w_;
     int d = c->base.d_model;
-    field(f, &w->router, "gate.weight", 0, c->experts, d);
+    field(f, &w->router, "gate.weight", FIELD_STEADY, c->experts, d);
     if (c->bias_balance)
         field(f, &w->bias, "gate.e_score_correction_bias", FIELD_ZEROS | FIELD_NODECAY | FIELD_F32 | FIELD_BALANCE,
               c->experts);

@@ -121,6 +121,7 @@ static void run(Run *r, const GqaCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, 
     if (c->base.owner) {
         heads(r, c, r->in, kv->k, s->k_raw, s->k_rstd, x, w->wk, w->bk, w->nk);
         r->ops->linear(r, kv->v, x, w->wv, w->bv);
+        kv_settle(r, kv);
     }
     if (!c->heads) return;
     heads(r, c, r->out, s->q, s->q_raw, s->q_rstd, wanted_rows(r, x), w->wq, w->bq, w->nq);

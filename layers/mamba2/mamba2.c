@@ -48,14 +48,6 @@ static Part part_of(const Mamba2Cfg *c) {
                   .C = 2 * d + bc,
                   .dt = 2 * d + 2 * bc};
 }
-/* n rows of a weight, from row `from` on. */
-static Tensor slice(Tensor w, int from, int n) {
-    if (!present(w)) return ABSENT;
-    size_t row = tensor_count(w) / (size_t)w.n[0];
-    w.n[0] = n;
-    if (w.p) w.p = R(w) + (size_t)from * row;
-    return w;
-}
 static Tensor shaped(Tensor x, int heads, int width) { return TENSOR(x.p, REAL, x.n[0], heads, width); }
 
 /* Numbers of a row, of any number of rows. */
@@ -133,8 +125,8 @@ static GatedNorm norm_of(const Mamba2Cfg *c) {
 /* silu(conv(x)) of the channels from..from+C-1 of the convolution. */
 static Tensor convolved(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, int from, Tensor state) {
     Tensor y = SCRATCH(r, "convolved", x.n[0], x.n[1]);
-    r->ops->short_conv(r, y, x, slice(w->conv, from, x.n[1]), slice(w->conv_bias, from, x.n[1]), true, state,
-                       state_size(c) + (c->conv - 1) * from);
+    r->ops->short_conv(r, y, x, tensor_part(w->conv, from, x.n[1]), tensor_part(w->conv_bias, from, x.n[1]), true,
+                       state, state_size(c) + (c->conv - 1) * from);
     return y;
 }
 static T derive(Run *r, const Mamba2Cfg *c, const W *w, const S *s, Tensor state) {
@@ -153,7 +145,7 @@ static T derive(Run *r, const Mamba2Cfg *c, const W *w, const S *s, Tensor state
 /* One part of the input projection. */
 static void project(Run *r, const W *w, Tensor y, Tensor x, int from) {
     int n = width_of(y);
-    r->ops->linear(r, y, x, slice(w->in, from, n), slice(w->in_bias, from, n));
+    r->ops->linear(r, y, x, tensor_part(w->in, from, n), tensor_part(w->in_bias, from, n));
 }
 static void run(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
     Mark mark = arena_mark(r->scratch);
@@ -187,15 +179,17 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
 
 static void project_backward(Run *r, const W *w, W *dw, Tensor g, Tensor x, Tensor dx, int from) {
     int n = width_of(g);
-    r->ops->linear_backward(r, dx, slice(dw->in, from, n), slice(dw->in_bias, from, n), g, x, slice(w->in, from, n));
+    r->ops->linear_backward(r, dx, tensor_part(dw->in, from, n), tensor_part(dw->in_bias, from, n), g, x,
+                            tensor_part(w->in, from, n));
 }
 /* From the gradient g behind a convolution whose channels begin at `at` and come from the rows `from` of `in`. */
 static void conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, Tensor x, Tensor dx, int at, int from) {
     Mark mark = arena_mark(r->scratch);
     Tensor d = zeros_like(r, "d projection", raw);
     int n = raw.n[1];
-    r->ops->short_conv_backward(r, d, slice(dw->conv, at, n), slice(dw->conv_bias, at, n), tensor_rows(g, n), raw,
-                                slice(w->conv, at, n), slice(w->conv_bias, at, n), true);
+    r->ops->short_conv_backward(r, d, tensor_part(dw->conv, at, n), tensor_part(dw->conv_bias, at, n),
+                                tensor_rows(g, n), raw, tensor_part(w->conv, at, n), tensor_part(w->conv_bias, at, n),
+                                true);
     project_backward(r, w, dw, d, x, dx, from);
     arena_release(r->scratch, mark);
 }

@@ -144,13 +144,6 @@ static Look look_of(const MlaCfg *c) {
 /* ---- pieces shared by all passes ----------------------------------------------------------------------------------
  */
 
-/* Rows from..from+n-1 of a matrix, or numbers of a vector; absent of absent. */
-static Tensor part(Tensor t, int from, int n) {
-    if (!present(t)) return t;
-    if (t.p) t.p = R(t) + (size_t)from * (tensor_count(t) / (size_t)t.n[0]);
-    t.n[0] = n;
-    return t;
-}
 static Tensor zeros(Run *r, const char *name, int a, int b, int c) {
     Tensor t = c ? SCRATCH(r, name, a, b, c) : SCRATCH(r, name, a, b);
     r->ops->zero(r, t);
@@ -167,15 +160,16 @@ static void latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s)
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
     Tensor latent = SCRATCH(r, "latent", N, rank), u = c->latent_norm ? s->u : latent;
-    r->ops->linear(r, u, x, part(w->wa, 0, rank), part(w->ba, 0, rank));
+    r->ops->linear(r, u, x, tensor_part(w->wa, 0, rank), tensor_part(w->ba, 0, rank));
     if (c->latent_norm) r->ops->rmsnorm(r, latent, s->rstd, u, w->nkv, latent_eps);
     r->ops->columns(r, kv->k, 0, latent, 0, rank);
     if (ropes) {
         Tensor k = SCRATCH(r, "rope keys", N, c->rope_heads, c->rope_dim);
-        r->ops->linear(r, k, x, part(w->wa, rank, ropes), part(w->ba, rank, ropes));
+        r->ops->linear(r, k, x, tensor_part(w->wa, rank, ropes), tensor_part(w->ba, rank, ropes));
         r->ops->rope(r, k, &c->k_turn, r->in, 1);
         r->ops->columns(r, kv->k, rank, tensor_rows(k, ropes), 0, ropes);
     }
+    kv_settle(r, kv);
     arena_release(r->scratch, mark);
 }
 /* dk (N, r + G Dr), the gradient of the rows, is read and not changed. */
@@ -189,12 +183,13 @@ static void latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor 
         r->ops->rmsnorm_backward(r, du, dw->nkv, g, s->u, w->nkv, s->rstd);
         g = du;
     }
-    r->ops->linear_backward(r, dx, part(dw->wa, 0, rank), part(dw->ba, 0, rank), g, x, part(w->wa, 0, rank));
+    r->ops->linear_backward(r, dx, tensor_part(dw->wa, 0, rank), tensor_part(dw->ba, 0, rank), g, x,
+                            tensor_part(w->wa, 0, rank));
     if (ropes) {
         Tensor k = rope_keys_of(r, c, N, dk);
         r->ops->rope(r, k, &c->k_turn, r->in, -1);
-        r->ops->linear_backward(r, dx, part(dw->wa, rank, ropes), part(dw->ba, rank, ropes), k, x,
-                                part(w->wa, rank, ropes));
+        r->ops->linear_backward(r, dx, tensor_part(dw->wa, rank, ropes), tensor_part(dw->ba, rank, ropes), k, x,
+                                tensor_part(w->wa, rank, ropes));
     }
     arena_release(r->scratch, mark);
 }

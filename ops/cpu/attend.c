@@ -84,6 +84,12 @@ static const real *bias_of(real mem[KB], const Kv *kv, int h, int j, int n) {
     return mem;
 }
 
+/* The scores of n keys, ld apart, which are read once, where they lie. */
+static void scores(Block *b, const real *keys, size_t ld, int n) {
+    for (int j = 0; j < n; j++)
+        for (int i = 0; i < b->n; i++) b->s[i * KB + j] = dot(b->q + i * b->Dk, keys + (size_t)j * ld, b->Dk);
+}
+
 /* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart. */
 static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, const real *bias, int j0, int n) {
     for (int i = 0; i < b->n; i++) {
@@ -121,17 +127,25 @@ static void pack(real *t, const real *rows, size_t ld, int n, int D) {
     }
 }
 static int panels_of(const Batch *b, int s) { return b->off[s] / KB + s; } /* number of the first panel of a sequence */
-/* All rows of x (N,lanes,D) as panels: panel p of lane h at ((p * lanes) + h) * D * KB. */
-static void pack_all(const Run *r, real *t, Tensor x) {
+/* Whether the scores of a sequence's wanted rows are taken one by one, from keys where they lie: as many as decoding or
+ * a short verification has, packing would cost more than the products. */
+static bool few_scores(const Batch *b, int s, int entries) {
+    return entries <= FEW_ENTRIES && b->off[s + 1] - b->off[s] <= FEW_ENTRIES;
+}
+/* All rows of x (N,lanes,D) as panels: panel p of lane h at ((p * lanes) + h) * D * KB; start (NULL: all are wanted):
+ * but those of sequences with few scores. */
+static void pack_all(const Run *r, real *t, Tensor x, const int *start, int group) {
     const Batch *b = r->batch;
     int lanes = x.n[1], D = x.n[2];
     size_t ld = (size_t)lanes * (size_t)D;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)b->N * (long)ld > ALONE)
     for (int s = 0; s < b->B; s++)
-        for (int h = 0; h < lanes; h++)
+        for (int h = 0; h < lanes; h++) {
+            if (start && few_scores(b, s, (start[s + 1] - start[s]) * group)) continue;
             for (int j = b->off[s], p = panels_of(b, s); j < b->off[s + 1]; j += KB, p++)
                 pack(t + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)D * KB,
                      R(x) + (size_t)j * ld + (size_t)h * (size_t)D, ld, imin(KB, b->off[s + 1] - j), D);
+        }
 }
 static Tensor panels(Run *r, const char *name, Tensor x) {
     return SCRATCH(r, name, r->batch->N / KB + r->batch->B, x.n[1], x.n[2], KB);
@@ -181,8 +195,8 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
     Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)block_numbers(Dk, Dv));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
     if (!measuring(r)) {
-        pack_all(r, R(kt), kv->k);
         wanted(r, start);
+        pack_all(r, R(kt), kv->k, start, group);
         for (int s = 0; s < b->B; s++) blocks = imax(blocks, ((start[s + 1] - start[s]) * group + QB - 1) / QB);
         size_t stepv, ldv;
         const real *values = kv_values(kv, &stepv, &ldv);
@@ -203,9 +217,14 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
                         int m = imin(KB, b->off[s + 1] - j);
                         if (!span_meets(span, j, j + m)) continue;
                         real bias[KB];
-                        memset(k.s, 0, (size_t)n * KB * sizeof(real));
-                        tile_mm(k.s, KB, k.q, (size_t)Dk, 1,
-                                R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
+                        if (few_scores(b, s, (start[s + 1] - start[s]) * group)) {
+                            scores(&k, R(kv->k) + ((size_t)j * (size_t)lanes + (size_t)h) * (size_t)Dk,
+                                   (size_t)lanes * (size_t)Dk, m);
+                        } else {
+                            memset(k.s, 0, (size_t)n * KB * sizeof(real));
+                            tile_mm(k.s, KB, k.q, (size_t)Dk, 1,
+                                    R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
+                        }
                         absorb(&k, values + (size_t)j * ldv + (size_t)h * stepv, ldv, b->pos + j,
                                bias_of(bias, kv, h, j, m), j, m);
                     }
@@ -230,20 +249,25 @@ static const real *retired(real mem[KB], const bool *gone, int tail, int n) {
     return any ? mem : NULL;
 }
 
-/* The rows from..to-1 of a lane, a page at a time; this pass retired row `tail` (-1: none). */
-static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail) {
+/* The rows from..to-1 of a lane, a page at a time; this pass retired row `tail` (-1: none). wide: room for a page's
+ * rows where they are narrow. */
+static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail, real *wide) {
     int Dk = k->Dk, P = t->P;
     size_t ldv = (size_t)(t->s.alias ? Dk : k->Dv);
     for (int row = from, n; row < to; row += n) {
         int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / P % t->maxpages)], at = row % P;
         n = imin(P - at, to - row);
-        const real *keys = R(t->data) + (size_t)page * (size_t)P * (size_t)row_width(&t->s),
-                   *vals = t->s.alias ? keys : keys + (size_t)P * (size_t)Dk;
-        keys += (size_t)at * (size_t)Dk;
-        vals += (size_t)at * ldv;
+        size_t key = (size_t)page * (size_t)P * (size_t)row_width(&t->s) + (size_t)at * (size_t)Dk,
+               value = t->s.alias ? key : key + (size_t)(P - at) * (size_t)Dk + (size_t)at * ldv;
+        const real *keys = wide, *vals = t->s.alias ? wide : wide + KB * Dk;
+        if (t->s.narrow) {
+            widened(wide, (const uint16_t *)t->data.p + key, (size_t)n * (size_t)Dk);
+            if (!t->s.alias) widened(wide + KB * Dk, (const uint16_t *)t->data.p + value, (size_t)n * ldv);
+        } else {
+            keys = R(t->data) + key, vals = R(t->data) + value;
+        }
         if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
-            for (int j = 0; j < n; j++)
-                for (int i = 0; i < k->n; i++) k->s[i * KB + j] = dot(k->q + i * Dk, keys + (size_t)j * (size_t)Dk, Dk);
+            scores(k, keys, (size_t)Dk, n);
         } else {
             pack(k->kt, keys, (size_t)Dk, n, Dk);
             memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
@@ -262,7 +286,8 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
     CHECK(t->P <= KB, "pages of %d rows, at most %d", t->P, KB);
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)block_numbers(Dk, Dv));
+    size_t block = block_numbers(Dk, Dv);
+    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block + (t->s.narrow ? KB * (Dk + Dv) : 0)));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
     if (!measuring(r)) {
         wanted(r, start);
@@ -274,7 +299,8 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                     int e0 = c * QB, n = imin(QB, (start[s + 1] - start[s]) * group - e0), lane = b->seq[s] * lanes + h;
                     if (n <= 0) continue;
                     Block k;
-                    block_place(&k, R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1], Dk, Dv, look);
+                    real *own = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
+                    block_place(&k, own, Dk, Dv, look);
                     k.loose = t->s.retire, k.delay = t->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
                     bool retires = t->s.retire && R(pass->gone)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;
@@ -294,8 +320,8 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                         if (lo < hi && look.window && !look.sinks && !k.loose)
                             skip = imax(0, oldest - look.window + 1 -
                                                t->pos[(size_t)page * (size_t)t->P + (size_t)(lo % t->P)]);
-                        attend_rows(&k, t, lane, t->s0[lane], sinks, tail);
-                        attend_rows(&k, t, lane, lo + skip, hi, tail);
+                        attend_rows(&k, t, lane, t->s0[lane], sinks, tail, own + block);
+                        attend_rows(&k, t, lane, lo + skip, hi, tail, own + block);
                     }
                     block_store(&k, e0, start[s], h, group, o, lse);
                 }
@@ -384,8 +410,8 @@ static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, c
     Tensor vt = panels(r, "attend values", TENSOR(NULL, REAL, b->N, lanes, Dv));
     Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block_numbers(Dk, Dv) + extra));
     if (!measuring(r)) {
-        pack_all(r, R(kt), kv->k);
-        pack_all(r, R(vt), kv->v);
+        pack_all(r, R(kt), kv->k, NULL, 0);
+        pack_all(r, R(vt), kv->v, NULL, 0);
 #pragma omp parallel for collapse(2) schedule(dynamic) \
     num_threads(r->dev->threads) if ((long)b->N * look.heads * Dk * 16 > ALONE)
         for (int s = 0; s < b->B; s++)

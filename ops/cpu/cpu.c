@@ -79,6 +79,7 @@ const Ops TABLE(OPS_ISA) = {
     .add = add,
     .axpby = axpby,
     .copy = copy,
+    .narrow = narrow,
     .zero = zero,
     .gather = gather,
     .columns = columns,

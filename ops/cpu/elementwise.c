@@ -82,18 +82,44 @@ static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) Y[i] = s * X[i] + t * Y[i];
 }
+enum { PIECE = 1 << 16 }; /* bytes that a thread copies or clears at once */
 static void copy(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
-    memcpy(y.p, x.p, tensor_bytes(y));
+    size_t n = tensor_bytes(y);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > 4 * ALONE)
+    for (size_t i = 0; i < n; i += PIECE) memcpy((char *)y.p + i, (const char *)x.p + i, zmin(PIECE, n - i));
+}
+static void narrow(Run *r, Tensor x) {
+    if (measuring(r)) return;
+    size_t n = tensor_count(x);
+    real *o = R(x);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) {
+        union {
+            float f;
+            uint32_t u;
+        } b = {(float)o[i]};
+        uint32_t near = (b.u + 0x7FFF + (b.u >> 16 & 1)) & 0xFFFF0000, nan = b.u & 0x7FFFFFFF;
+        b.u = nan > 0x7F800000 ? (b.u | 0x400000) & 0xFFFF0000 : near;
+        o[i] = (real)b.f;
+    }
 }
 static void zero(Run *r, Tensor y) {
     if (measuring(r) || !present(y)) return;
-    memset(y.p, 0, tensor_bytes(y));
+    size_t n = tensor_bytes(y);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > 4 * ALONE)
+    for (size_t i = 0; i < n; i += PIECE) memset((char *)y.p + i, 0, zmin(PIECE, n - i));
 }
 
 static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
     if (measuring(r)) return;
+    if (from.n == to.n) { /* to lies inside from: all rows */
+        for (int i = 0; i < to.n; i++)
+            CHECK(from.idx[i] == to.idx[i], "row %d is not among the %d given", to.idx[i], from.n);
+        copy(r, y, x);
+        return;
+    }
     size_t w = to.n ? tensor_count(y) / (size_t)to.n : 0;
     for (int m = 0, i = 0; m < to.n; m++, i++) {
         while (i < from.n && from.idx[i] != to.idx[m]) i++;

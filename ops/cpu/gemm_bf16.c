@@ -5,7 +5,10 @@
  * that follow each other along k. A panel of B is (K/2, width) pairs, width 16, 32 or 48; A is rows of pairs, or, where
  * k runs down its columns, panels of (K/2, 8). One call of the kernel makes 8 x 48 numbers of C in registers.
  *
- * Order of the sums is fixed by the shape alone, so threads change nothing. */
+ * Few rows of C are bound by the reading of B: each panel is packed, a block of k at a time, by the thread that
+ * multiplies it, and never leaves its caches.
+ *
+ * Order of the sums is fixed by K alone, so that neither threads nor the number of rows change anything. */
 #include "../gemm_bf16.h"
 #include <omp.h>
 
@@ -18,7 +21,7 @@ enum {
     TASKS_PER_THREAD = 6
 };
 
-#ifdef __AVX512BF16__
+#ifdef __x86_64__
     #include <immintrin.h>
 #endif
 
@@ -60,10 +63,57 @@ static inline void pack_columns(Pair *to, const float *even, const float *odd, i
 #endif
 }
 /* 16 rows of 16 pairs turned: to[k * ld + row] = row's pair k. */
+#ifdef __AVX512F__
+static inline __attribute__((always_inline)) void turn_registers(__m512i r[W]) {
+    __m512i t[W];
+    #pragma GCC unroll 4
+    for (int i = 0; i < W; i += 4) { /* 4 x 4 inside each quarter */
+        __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]), b = _mm512_unpackhi_epi32(r[i], r[i + 1]),
+                c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]), d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+        t[i] = _mm512_unpacklo_epi64(a, c), t[i + 1] = _mm512_unpackhi_epi64(a, c);
+        t[i + 2] = _mm512_unpacklo_epi64(b, d), t[i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+    #pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) { /* then the quarters: t[4 g + i] holds column 4 q + i of rows 4 g.. in quarter q */
+        __m512i a = _mm512_shuffle_i32x4(t[i], t[4 + i], 0x44), b = _mm512_shuffle_i32x4(t[i], t[4 + i], 0xEE),
+                c = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0x44),
+                d = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0xEE);
+        r[i] = _mm512_shuffle_i32x4(a, c, 0x88), r[4 + i] = _mm512_shuffle_i32x4(a, c, 0xDD);
+        r[8 + i] = _mm512_shuffle_i32x4(b, d, 0x88), r[12 + i] = _mm512_shuffle_i32x4(b, d, 0xDD);
+    }
+}
+static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
+    __m512i r[W];
+    for (int i = 0; i < W; i++) r[i] = _mm512_loadu_si512(rows[i]);
+    turn_registers(r);
+    for (int k = 0; k < W; k++) _mm512_storeu_si512(to + (size_t)k * ld, r[k]);
+}
+#elif defined(__AVX2__)
+static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
+    for (int i = 0; i < W; i += 8)
+        for (int k = 0; k < W; k += 8) {
+            __m256 r[8], t[8];
+            for (int j = 0; j < 8; j++) r[j] = _mm256_loadu_ps((const float *)(rows[i + j] + k));
+            for (int j = 0; j < 8; j += 4) {
+                __m256 a = _mm256_unpacklo_ps(r[j], r[j + 1]), b = _mm256_unpackhi_ps(r[j], r[j + 1]),
+                       c = _mm256_unpacklo_ps(r[j + 2], r[j + 3]), d = _mm256_unpackhi_ps(r[j + 2], r[j + 3]);
+                t[j] = _mm256_shuffle_ps(a, c, 0x44), t[j + 1] = _mm256_shuffle_ps(a, c, 0xEE);
+                t[j + 2] = _mm256_shuffle_ps(b, d, 0x44), t[j + 3] = _mm256_shuffle_ps(b, d, 0xEE);
+            }
+            for (int j = 0; j < 4; j++) {
+                _mm256_storeu_ps((float *)(to + (size_t)(k + j) * ld + i),
+                                 _mm256_permute2f128_ps(t[j], t[4 + j], 0x20));
+                _mm256_storeu_ps((float *)(to + (size_t)(k + 4 + j) * ld + i),
+                                 _mm256_permute2f128_ps(t[j], t[4 + j], 0x31));
+            }
+        }
+}
+#else
 static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
     for (int k = 0; k < W; k++)
         for (int i = 0; i < W; i++) to[(size_t)k * ld + (size_t)i] = rows[i][k];
 }
+#endif
 
 /* ---- B ------------------------------------------------------------------------------------------------------------
  */
@@ -101,26 +151,79 @@ static void pack_b_columns(Pair *to, GemmShape s, const float *B, int k0, int k1
         }
     }
 }
-/* One panel of B, k along its rows. */
-static void pack_b_rows(Pair *to, GemmShape s, const float *B, int p) {
-    int first, vecs, pairs = (s.K + 1) / 2;
-    panel(s.N, p, &first, &vecs);
-    for (int v = first; v < first + vecs; v++) {
-        size_t ld;
-        Pair *at = place_b(to, s, p, v, &ld), rows[W][W];
-        int n = imin(W, s.N - v * W);
-        memset(rows, 0, sizeof rows);
-        for (int k = 0; k < pairs; k += W) {
-            int some = imin(W, pairs - k);
-            for (int i = 0; i < n; i++)
-                pack_row(rows[i], B + (size_t)(v * W + i) * (size_t)s.ldb + 2 * k, some, 2 * (k + some) > s.K);
-            if (some == W)
-                turn(at + (size_t)k * ld, ld, rows);
-            else
-                for (int j = 0; j < some; j++)
-                    for (int i = 0; i < W; i++) at[(size_t)(k + j) * ld + (size_t)i] = rows[i][j];
+/* B's rows row.. (n <= W of them, the rest counts as 0), pairs k..k+W-1, beyond K 0; k along the rows. Of narrow rows
+ * what lies `ahead` bytes on is asked for as well; 0: nothing. */
+#ifdef __AVX512BF16__
+static inline __attribute__((always_inline)) void load_rows(__m512i r[W], GemmShape s, const void *B, int row, int n,
+                                                            int k, size_t ahead) {
+    int left = s.K - 2 * k;
+    __mmask32 in = left >= 2 * W ? 0xFFFFFFFF : (__mmask32)((1u << left) - 1);
+    size_t at = (size_t)row * (size_t)s.ldb + 2 * (size_t)k;
+    if (s.narrow && n == W && left >= 2 * W) {
+        const uint16_t *x = (const uint16_t *)B + at;
+    #pragma GCC unroll 16
+        for (int i = 0; i < W; i++, x += s.ldb) {
+            r[i] = _mm512_loadu_si512(x);
+            if (ahead) _mm_prefetch((const char *)x + ahead, _MM_HINT_T1);
+        }
+        return;
+    }
+    #pragma GCC unroll 16
+    for (int i = 0; i < W; i++, at += (size_t)s.ldb) {
+        if (i >= n) {
+            r[i] = _mm512_setzero_si512();
+        } else if (s.narrow) {
+            r[i] = _mm512_maskz_loadu_epi16(in, (const uint16_t *)B + at);
+        } else {
+            const float *x = (const float *)B + at;
+            r[i] = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps((__mmask16)(in >> W), x + W),
+                                                _mm512_maskz_loadu_ps((__mmask16)in, x));
         }
     }
+}
+static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row, int n, int k, int some,
+                              size_t ahead) {
+    __m512i r[W];
+    load_rows(r, s, B, row, n, k, ahead);
+    turn_registers(r);
+    #pragma GCC unroll 16
+    for (int j = 0; j < W; j++)
+        if (j < some) _mm512_storeu_si512(to + (size_t)j * ld, r[j]);
+}
+#else
+static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row, int n, int k, int some,
+                              size_t ahead) {
+    Pair rows[W][W];
+    if (n < W || some < W) memset(rows, 0, sizeof rows);
+    for (int i = 0; i < n; i++) {
+        size_t at = (size_t)(row + i) * (size_t)s.ldb + 2 * (size_t)k;
+        if (!s.narrow) {
+            pack_row(rows[i], (const float *)B + at, some, 2 * (k + some) > s.K);
+            continue;
+        }
+        const uint16_t *x = (const uint16_t *)B + at;
+        if (ahead) __builtin_prefetch((const char *)x + ahead, 0, 2);
+        /* low half first, whatever the machine's order of bytes */
+        int whole = imin(some, (s.K - 2 * k) / 2);
+        for (int j = 0; j < whole; j++) rows[i][j] = x[2 * j] | (Pair)x[2 * j + 1] << 16;
+        if (whole < some) rows[i][whole] = x[2 * whole];
+    }
+    if (some == W)
+        turn(to, ld, rows);
+    else
+        for (int j = 0; j < some; j++)
+            for (int i = 0; i < W; i++) to[(size_t)j * ld + (size_t)i] = rows[i][j];
+}
+#endif
+/* Pairs k0..k1-1 (k0 a multiple of W) of one panel of B, k along its rows; pair k0 goes to `to`. */
+static void pack_b_rows(Pair *to, GemmShape s, const void *B, int p, int k0, int k1, size_t ahead) {
+    int first, vecs;
+    panel(s.N, p, &first, &vecs);
+    size_t ld = (size_t)vecs * W;
+    for (int v = 0; v < vecs; v++)
+        for (int k = k0; k < k1; k += W)
+            pack_block(to + (size_t)(k - k0) * ld + (size_t)v * W, ld, s, B, (first + v) * W,
+                       imin(W, s.N - (first + v) * W), k, imin(W, k1 - k), ahead);
 }
 
 /* ---- A ------------------------------------------------------------------------------------------------------------
@@ -159,13 +262,22 @@ static void pack_a_row(Pair *to, GemmShape s, const float *A, int row) {
 /* ---- the kernel ---------------------------------------------------------------------------------------------------
  */
 
-/* rows <= MR rows of C, columns of `vecs` vectors of which the last has `last` numbers; first: C = instead of C +=. */
+/* rows <= mr rows of C, columns of `vecs` vectors of which the last has `last` numbers; first: C = instead of C +=. */
 #ifdef __AVX512BF16__
-static inline __attribute__((always_inline)) void kernel(int vecs, float *C, size_t ldc, const Pair *a, Lie l,
+static inline __attribute__((always_inline)) void store(int vecs, float *C, const __m512 c[NV], int last, bool first) {
+    #pragma GCC unroll 3
+    for (int v = 0; v < vecs; v++) {
+        float *to = C + (size_t)v * W;
+        __mmask16 in = v == vecs - 1 ? (__mmask16)((1u << last) - 1) : (__mmask16)0xFFFF;
+        __m512 sum = first ? c[v] : _mm512_add_ps(c[v], _mm512_maskz_loadu_ps(in, to));
+        _mm512_mask_storeu_ps(to, in, sum);
+    }
+}
+static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float *C, size_t ldc, const Pair *a, Lie l,
                                                          const Pair *b, int pairs, int rows, int last, bool first) {
     __m512 c[MR][NV];
     #pragma GCC unroll 8
-    for (int r = 0; r < MR; r++)
+    for (int r = 0; r < mr; r++)
     #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) c[r][v] = _mm512_setzero_ps();
     for (int k = 0; k < pairs; k++) {
@@ -174,23 +286,90 @@ static inline __attribute__((always_inline)) void kernel(int vecs, float *C, siz
         for (int v = 0; v < vecs; v++)
             y[v] = (__m512bh)_mm512_loadu_si512(b + ((size_t)k * (size_t)vecs + (size_t)v) * W);
     #pragma GCC unroll 8
-        for (int r = 0; r < MR; r++) {
+        for (int r = 0; r < mr; r++) {
             __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[(size_t)r * l.row + (size_t)k * l.step]);
     #pragma GCC unroll 3
             for (int v = 0; v < vecs; v++) c[r][v] = _mm512_dpbf16_ps(c[r][v], x, y[v]);
         }
     }
     #pragma GCC unroll 8
-    for (int r = 0; r < MR; r++) {
-        if (r >= rows) break;
+    for (int r = 0; r < mr; r++)
+        if (r < rows) store(vecs, C + (size_t)r * ldc, c[r], last, first);
+}
+/* rows <= mr rows of sums go on by W pairs of k, in the order of the kernel. */
+static inline __attribute__((always_inline)) void go_on(int mr, int vecs, float *sums, const Pair *a, Lie l,
+                                                        const Pair *b, int some) {
+    __m512 c[MR][NV];
+    #pragma GCC unroll 8
+    for (int r = 0; r < mr; r++)
     #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) {
-            float *to = C + (size_t)r * ldc + (size_t)v * W;
-            __mmask16 in = v == vecs - 1 ? (__mmask16)((1u << last) - 1) : (__mmask16)0xFFFF;
-            __m512 sum = first ? c[r][v] : _mm512_add_ps(c[r][v], _mm512_maskz_loadu_ps(in, to));
-            _mm512_mask_storeu_ps(to, in, sum);
+        for (int v = 0; v < vecs; v++) c[r][v] = _mm512_loadu_ps(sums + (r * NV + v) * W);
+    for (int k = 0; k < some; k++) {
+        __m512bh y[NV];
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) y[v] = (__m512bh)_mm512_loadu_si512(b + (k * vecs + v) * W);
+    #pragma GCC unroll 8
+        for (int r = 0; r < mr; r++) {
+            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[(size_t)r * l.row + (size_t)k * l.step]);
+    #pragma GCC unroll 3
+            for (int v = 0; v < vecs; v++) c[r][v] = _mm512_dpbf16_ps(c[r][v], x, y[v]);
         }
     }
+    #pragma GCC unroll 8
+    for (int r = 0; r < mr; r++)
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) _mm512_storeu_ps(sums + (r * NV + v) * W, c[r][v]);
+}
+/* All rows of C: W pairs of k at a time are turned and used up at once, so that the memory is at work on what comes
+ * next while the sums are made. */
+static inline __attribute__((always_inline)) void all_rows(int vecs, float *C, const Pair *a, Lie l, GemmShape s,
+                                                           const void *B, int row, int k0, int some, bool first,
+                                                           size_t ahead) {
+    float sums[GEMM_BF16_FEW * NV * W] __attribute__((aligned(64)));
+    Pair b[W * NV * W] __attribute__((aligned(64)));
+    memset(sums, 0, (size_t)((s.M + MR - 1) / MR * MR) * NV * W * sizeof *sums);
+    for (int k = 0; k < some; k += W) {
+        for (int v = 0; v < vecs; v++)
+            pack_block(b + v * W, (size_t)vecs * W, s, B, row + v * W, imin(W, s.N - row - v * W), k0 + k, W, ahead);
+        for (int i = 0; i < s.M; i += MR) {
+            const Pair *ai = a + (size_t)(i / MR) * l.block + (size_t)k * l.step;
+            float *to = sums + i * NV * W;
+            int n = imin(W, some - k);
+            switch (imin(MR, s.M - i)) {
+            case 1: go_on(1, vecs, to, ai, l, b, n); break;
+            case 2: go_on(2, vecs, to, ai, l, b, n); break;
+            case 3:
+            case 4: go_on(4, vecs, to, ai, l, b, n); break;
+            default: go_on(MR, vecs, to, ai, l, b, n);
+            }
+        }
+    }
+    for (int i = 0; i < s.M; i++) {
+        __m512 c[NV];
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) c[v] = _mm512_load_ps(sums + (i * NV + v) * W);
+        store(vecs, C + (size_t)i * (size_t)s.ldc, c, imin(W, s.N - row - (vecs - 1) * W), first);
+    }
+}
+/* One row of C: B, `vecs` vectors of rows from `row` on, goes from memory through registers into the sums, in the order
+ * of the kernel. */
+static inline __attribute__((always_inline)) void one_row(int vecs, float *C, const Pair *a, GemmShape s, const void *B,
+                                                          int row, int k0, int some, bool first, size_t ahead) {
+    __m512 c[NV];
+    #pragma GCC unroll 3
+    for (int v = 0; v < vecs; v++) c[v] = _mm512_setzero_ps();
+    for (int k = 0; k < some; k += W)
+    #pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) {
+            __m512i r[W];
+            load_rows(r, s, B, row + v * W, imin(W, s.N - row - v * W), k0 + k, ahead);
+            turn_registers(r);
+    #pragma GCC unroll 16
+            for (int j = 0; j < W; j++)
+                if (k + j < some)
+                    c[v] = _mm512_dpbf16_ps(c[v], (__m512bh)_mm512_set1_epi32((int)a[k + j]), (__m512bh)r[j]);
+        }
+    store(vecs, C, c, imin(W, s.N - row - (vecs - 1) * W), first);
 }
 #else
 static inline float low(Pair p) {
@@ -207,10 +386,10 @@ static inline float high(Pair p) {
     } b = {p & 0xFFFF0000};
     return b.f;
 }
-static inline __attribute__((always_inline)) void kernel(int vecs, float *C, size_t ldc, const Pair *a, Lie l,
+static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float *C, size_t ldc, const Pair *a, Lie l,
                                                          const Pair *b, int pairs, int rows, int last, bool first) {
     int width = vecs * W, end = width - W + last;
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < imin(rows, mr); r++) {
         float c[NV * W] = {0};
         for (int k = 0; k < pairs; k++) {
             Pair x = a[(size_t)r * l.row + (size_t)k * l.step];
@@ -248,30 +427,94 @@ static void task(const Work *w, int i0, int i1, int p0, int p1) {
                 float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
                 int rows = imin(MR, s.M - i);
                 switch (vecs) {
-                case 1: kernel(1, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first); break;
-                case 2: kernel(2, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first); break;
-                default: kernel(3, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first);
+                case 1: kernel(MR, 1, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first); break;
+                case 2: kernel(MR, 2, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first); break;
+                default: kernel(MR, 3, C, (size_t)s.ldc, a, w->a, b, some, rows, last, first);
                 }
             }
         }
     }
 }
 
-void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, GemmShape s, float *C, const float *A, const float *B) {
+/* ---- few rows -----------------------------------------------------------------------------------------------------
+ */
+
+#ifdef __AVX512BF16__
+enum { FEW_MEM = 0 };
+#else
+enum { FEW_MEM = 1 };
+#endif
+static size_t few_pairs(GemmShape s) { return FEW_MEM * (size_t)imin(KP, (s.K + 1) / 2) * NV * W; }
+/* All rows of panel p; mem: few_pairs. */
+static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
+    const GemmShape s = w->s;
+    int pairs = (s.K + 1) / 2, v0, vecs;
+    panel(s.N, p, &v0, &vecs);
+    int last = imin(W, s.N - (v0 + vecs - 1) * W);
+    for (int k = 0; k < pairs; k += KP) {
+        int some = imin(KP, pairs - k);
+        bool first = k == 0 && !s.accumulate;
+        /* the same place in what comes next: the next block of these rows, or the first of the rows behind them */
+        size_t ahead = k + KP < pairs ? KP * sizeof(Pair) : 2 * ((size_t)vecs * W * (size_t)s.ldb - 2 * (size_t)k);
+#ifdef __AVX512BF16__
+        float *C = w->C + (size_t)v0 * W;
+        (void)mem, (void)last;
+        switch (s.M == 1 ? -vecs : vecs) {
+        case -1: one_row(1, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
+        case -2: one_row(2, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
+        case -3: one_row(3, C, w->A + k, s, B, v0 * W, k, some, first, ahead); break;
+        case 1: all_rows(1, C, w->A + k, w->a, s, B, v0 * W, k, some, first, ahead); break;
+        case 2: all_rows(2, C, w->A + k, w->a, s, B, v0 * W, k, some, first, ahead); break;
+        default: all_rows(3, C, w->A + k, w->a, s, B, v0 * W, k, some, first, ahead);
+        }
+#else
+        pack_b_rows(mem, s, B, p, k, k + some, ahead);
+        for (int i = 0; i < s.M; i += MR) {
+            float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
+            const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
+            kernel(MR, vecs, C, (size_t)s.ldc, a, w->a, mem, some, imin(MR, s.M - i), last, first);
+        }
+#endif
+    }
+}
+
+void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, GemmShape s, float *C, const float *A, const void *B) {
     int np = panels(s.N), vecs = (s.N + W - 1) / W, blocks = (s.M + MR - 1) / MR, pairs = (s.K + 1) / 2;
+    bool alike = s.tb && !s.ta, few = alike && s.M <= GEMM_BF16_FEW;
+    CHECK(s.tb || !s.narrow, "B in bf16 must be stored (N,K)");
     Lie a = lie(s);
     Mark mark = arena_mark(scratch);
+    /* a pass of few rows must find room where one of many was measured */
+    size_t own = few_pairs(s), each = (size_t)threads * own, whole = (size_t)vecs * W * (size_t)pairs;
     Pair *pa = arena_take(scratch, (size_t)blocks * a.block * sizeof(Pair), "A in bf16"),
-         *pb = arena_take(scratch, (size_t)vecs * W * (size_t)pairs * sizeof(Pair), "B in bf16");
+         *pb = arena_take(scratch,
+                          (few     ? each
+                           : alike ? zmax(each, whole)
+                                   : whole) *
+                              sizeof(Pair),
+                          "B in bf16");
     if (scratch->base) {
         Work w = {s, a, pa, pb, C};
         int ni = (s.M + ROWS - 1) / ROWS, nj = imax(1, imin(np, (TASKS_PER_THREAD * threads + ni - 1) / ni));
         if (threads == 1) nj = 1;
+        for (int i = 0; few && i < blocks * MR; i++)
+            pack_a_row(pa + (size_t)(i / MR) * a.block + (size_t)(i % MR) * a.row, s, A, i);
+        if (few) {
+            int run = imax(1, imin(8, np / (TASKS_PER_THREAD * threads)));
+#pragma omp parallel for schedule(dynamic, run) num_threads(threads) if ((double)s.M * s.N * s.K > 1.5e5)
+            for (int p = 0; p < np; p++) few_panel(&w, B, p, pb + (size_t)omp_get_thread_num() * own);
+            arena_release(scratch, mark);
+            return;
+        }
 #pragma omp parallel num_threads(threads) if ((double)s.M * s.N * s.K > 1e6)
         {
             if (s.tb) {
 #pragma omp for schedule(dynamic, 1) nowait
-                for (int p = 0; p < np; p++) pack_b_rows(pb, s, B, p);
+                for (int p = 0; p < np; p++) {
+                    int first, n;
+                    panel(s.N, p, &first, &n);
+                    pack_b_rows(pb + (size_t)first * W * (size_t)pairs, s, B, p, 0, pairs, 0);
+                }
             } else {
 #pragma omp for schedule(dynamic, 1) nowait
                 for (int k = 0; k < pairs; k += W) pack_b_columns(pb, s, B, k, imin(pairs, k + W));

@@ -4,27 +4,19 @@
 /* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. */
 enum { FEW = 32, TILE = 4 /* rows of x, and of w, in registers at once */ };
 
-#ifndef KV_DOUBLE
-typedef uint32_t Bits __attribute__((vector_size(VBYTES), aligned(sizeof(uint32_t)), may_alias));
-#endif
-/* To bf16 and back, to the nearest, ties to even; NaN stays NaN. */
-INLINE Vec rounded(Vec x) {
-#ifdef KV_DOUBLE
-    return x;
-#else
-    Bits u = (Bits)x, near = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000;
-    Bits nan = (Bits)((u & 0x7FFFFFFF) > 0x7F800000);
-    return (Vec)((near & ~nan) | (u & nan));
-#endif
-}
-INLINE real rounded_one(real x) {
-    Vec v = {x};
-    return rounded(v)[0];
+/* Sum of a vector's numbers, halves first. */
+INLINE real total(Vec v) {
+    real t[VL];
+    *(Vec *)t = v;
+#pragma GCC unroll 4
+    for (int w = VL / 2; w; w /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < w; i++) t[i] += t[i + w];
+    return t[0];
 }
 
-/* y[r][o] = x_r . w_o for `rows` rows of x and `cols` of w; each sum has one order, whatever stands beside it. round:
- * w is rounded to bf16 as it is read. */
-INLINE void dots(int rows, int cols, bool round, real *y, size_t ldy, const real *x, const real *w, int I) {
+/* y[r][o] = x_r . w_o for `rows` rows of x and `cols` of w; each sum has one order, whatever stands beside it. */
+INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
     Vec s[TILE][TILE];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
@@ -34,10 +26,7 @@ INLINE void dots(int rows, int cols, bool round, real *y, size_t ldy, const real
     for (; i + VL <= I; i += VL) {
         Vec b[TILE];
 #pragma GCC unroll 4
-        for (int o = 0; o < cols; o++) {
-            b[o] = *(const Vec *)(w + (size_t)o * (size_t)I + i);
-            if (round) b[o] = rounded(b[o]);
-        }
+        for (int o = 0; o < cols; o++) b[o] = *(const Vec *)(w + (size_t)o * (size_t)I + i);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             Vec a = *(const Vec *)(x + (size_t)r * (size_t)I + i);
@@ -45,79 +34,59 @@ INLINE void dots(int rows, int cols, bool round, real *y, size_t ldy, const real
             for (int o = 0; o < cols; o++) s[r][o] += a * b[o];
         }
     }
+#pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
         for (int o = 0; o < cols; o++) {
-            real sum = 0;
-            for (int k = i; k < I; k++) {
-                real b = w[(size_t)o * (size_t)I + (size_t)k];
-                sum += x[(size_t)r * (size_t)I + (size_t)k] * (round ? rounded_one(b) : b);
-            }
-            for (int v = 0; v < VL; v++) sum += s[r][o][v];
+            real sum = total(s[r][o]);
+            for (int k = i; k < I; k++)
+                sum += x[(size_t)r * (size_t)I + (size_t)k] * w[(size_t)o * (size_t)I + (size_t)k];
             y[(size_t)r * ldy + (size_t)o] = sum;
         }
 }
-INLINE void dots_rows(int rows, int cols, bool round, real *y, size_t ldy, const real *x, const real *w, int I) {
+INLINE void dots_rows(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
     switch (rows) {
-    case 1: dots(1, cols, round, y, ldy, x, w, I); break;
-    case 2: dots(2, cols, round, y, ldy, x, w, I); break;
-    case 3: dots(3, cols, round, y, ldy, x, w, I); break;
-    default: dots(TILE, cols, round, y, ldy, x, w, I);
+    case 1: dots(1, cols, y, ldy, x, w, I); break;
+    case 2: dots(2, cols, y, ldy, x, w, I); break;
+    case 3: dots(3, cols, y, ldy, x, w, I); break;
+    default: dots(TILE, cols, y, ldy, x, w, I);
     }
 }
 
 /* Columns o0..o0+n-1 of y (N,O); rows of w are in the first cache when the second four of x come. */
-INLINE void few_columns(bool round, real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
+static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
     for (int o = o0; o < o0 + n; o += TILE) {
         const real *wo = w + (size_t)o * (size_t)I;
         for (int m = 0; m < N; m += TILE) {
             real *to = y + (size_t)m * (size_t)O + o;
             const real *xm = x + (size_t)m * (size_t)I;
             if (o + TILE <= o0 + n)
-                dots_rows(imin(TILE, N - m), TILE, round, to, (size_t)O, xm, wo, I);
+                dots_rows(imin(TILE, N - m), TILE, to, (size_t)O, xm, wo, I);
             else
                 for (int k = 0; k < o0 + n - o; k++)
-                    dots_rows(imin(TILE, N - m), 1, round, to + k, (size_t)O, xm, wo + (size_t)k * (size_t)I, I);
+                    dots_rows(imin(TILE, N - m), 1, to + k, (size_t)O, xm, wo + (size_t)k * (size_t)I, I);
         }
     }
 }
-static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
-    few_columns(false, y, x, w, N, o0, n, O, I);
-}
-
-#ifndef KV_DOUBLE
-static void linear_few(Run *r, real *y, const real *x, const real *w, int N, int O, int I) {
-    enum { OUTS = 16 };
-    bool round = gemm_rounds(r->dev->gemm, (int64_t)O * I);
-    Mark mark = arena_mark(r->scratch);
-    Tensor xr = round ? SCRATCH(r, "rounded rows", N, I) : ABSENT;
-    if (!measuring(r)) {
-        for (int i = 0; round && i < N * I; i++) R(xr)[i] = rounded_one(x[i]);
-        if (round) x = R(xr);
-    #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * I > 4 * ALONE)
-        for (int o = 0; o < O; o += OUTS)
-            if (round)
-                few_columns(true, y, x, w, N, o, imin(OUTS, O - o), O, I);
-            else
-                few_rows(y, x, w, N, o, imin(OUTS, O - o), O, I);
-    }
-    arena_release(r->scratch, mark);
-}
-#endif
 
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     int N = y.n[0], O = w.n[0], I = w.n[1];
     x = tensor_rows(x, I), y = tensor_rows(y, O), N = y.n[0];
     CHECK(x.n[0] == N && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], N, O, I);
-#ifndef KV_DOUBLE
-    if (N <= FEW) {
-        linear_few(r, R(y), R(x), R(w), N, O, I);
-    } else
-#endif
-        gemm(r->dev->gemm, r->scratch,
-             (GemmShape){N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .weights = (int64_t)O * I}, R(y), R(x),
-             R(w));
+    bool narrow = w.dtype == BF16, rounds = narrow || gemm_rounds(r->dev->gemm, (int64_t)O * I);
+    if (!rounds && N <= FEW && REAL == F32) { /* of double the plain loop is the oracle */
+        enum { OUTS = 16 };
+        const real *W = R(w), *X = R(x);
+        real *Y = R(y);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * I > 4 * ALONE)
+        for (int o = 0; o < (measuring(r) ? 0 : O); o += OUTS) few_rows(Y, X, W, N, o, imin(OUTS, O - o), O, I);
+    } else {
+        GemmShape s = {N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow, .weights = (int64_t)O * I};
+        gemm(r->dev->gemm, r->scratch, s, R(y), R(x), narrow ? w.p : R(w));
+    }
     if (measuring(r) || !present(bias)) return;
     const real *b = R(bias);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
     for (int i = 0; i < N; i++) {
         real *yi = R(y) + (size_t)i * (size_t)O;
         for (int o = 0; o < O; o++) yi[o] += b[o];
@@ -139,10 +108,13 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
                          .weights = (int64_t)O * I},
              R(dw), R(dy), R(x));
     if (measuring(r) || !present(dbias)) return;
-    for (int i = 0; i < N; i++) {
-        const real *g = R(dy) + (size_t)i * (size_t)O;
-        for (int o = 0; o < O; o++) R(dbias)[o] += g[o];
-    }
+        /* Threads share the columns, so that each sum has one owner and one order. */
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
+    for (int c = 0; c < O; c += 64)
+        for (int i = 0; i < N; i++) {
+            const real *g = R(dy) + (size_t)i * (size_t)O;
+            for (int o = c; o < imin(O, c + 64); o++) R(dbias)[o] += g[o];
+        }
 }
 
 /* A block of rows of one head; the heads' rows lie ldx and ldy apart. wt: room for W_h turned, or NULL. */
@@ -170,16 +142,20 @@ static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, b
     Mark mark = arena_mark(r->scratch);
     bool pack = !turned && M > FEW_ROWS;
     Tensor wt = pack ? SCRATCH(r, "heads' weights turned", r->dev->threads, I, O) : ABSENT;
+    bool narrow = w.dtype == BF16;
+    Tensor wide = narrow ? SCRATCH(r, "heads' weights widened", r->dev->threads, O, I) : ABSENT;
     if (!measuring(r)) {
         size_t ldx = (size_t)H * (size_t)x.n[2], ldy = (size_t)H * (size_t)y.n[2];
 #pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)M * H * O * I > ALONE)
         for (int h = 0; h < H; h++)
-            for (int m = 0; m < M; m += ROWS)
+            for (int m = 0; m < M; m += ROWS) {
+                size_t own = (size_t)omp_get_thread_num() * (size_t)I * (size_t)O,
+                       at = ((size_t)h * (size_t)each + (size_t)row) * (size_t)I;
+                if (narrow) widened(R(wide) + own, (const uint16_t *)w.p + at, (size_t)O * (size_t)I);
                 head_rows(R(y) + (size_t)m * ldy + (size_t)h * (size_t)y.n[2], ldy,
-                          R(x) + (size_t)m * ldx + (size_t)h * (size_t)x.n[2], ldx,
-                          R(w) + ((size_t)h * (size_t)each + (size_t)row) * (size_t)I,
-                          pack ? R(wt) + (size_t)omp_get_thread_num() * (size_t)I * (size_t)O : NULL, imin(ROWS, M - m),
-                          O, I, turned);
+                          R(x) + (size_t)m * ldx + (size_t)h * (size_t)x.n[2], ldx, narrow ? R(wide) + own : R(w) + at,
+                          pack ? R(wt) + own : NULL, imin(ROWS, M - m), O, I, turned);
+            }
     }
     arena_release(r->scratch, mark);
 }
@@ -187,10 +163,12 @@ static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, b
 static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) {
     if (measuring(r)) return;
     int d = table.n[1];
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)y.n[0] * d > ALONE)
     for (int i = 0; i < y.n[0]; i++) {
         CHECK(tok[i] >= 0 && tok[i] < table.n[0], "token %d of vocabulary %d", tok[i], table.n[0]);
-        const real *row = R(table) + (size_t)tok[i] * (size_t)d;
-        for (int k = 0; k < d; k++) R(y)[(size_t)i * (size_t)d + (size_t)k] = (real)scale * row[k];
+        real *row = R(y) + (size_t)i * (size_t)d;
+        tensor_read(table, (size_t)tok[i] * (size_t)d, (size_t)d, row);
+        for (int k = 0; k < d; k++) row[k] *= (real)scale;
     }
 }
 /* Threads share the columns, so that each sum has one owner and one order. */

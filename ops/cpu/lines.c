@@ -5,6 +5,7 @@
 static void repeat(Run *r, Tensor y, const double *row) {
     if (measuring(r)) return;
     size_t N = (size_t)y.n[0], w = N ? tensor_count(y) / N : 0;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (N * w > ALONE)
     for (size_t i = 0; i < N; i++)
         for (size_t c = 0; c < w; c++) R(y)[i * w + c] = (real)row[c];
 }
@@ -31,6 +32,7 @@ static void widen(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
     size_t V = (size_t)x.n[x.rank - 1], M = tensor_count(x) / V;
     CHECK(tensor_count(y) == M * (V + 1), "%zu groups of %zu", M, V);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * V > ALONE)
     for (size_t i = 0; i < M; i++) {
         memcpy(R(y) + i * (V + 1), R(x) + i * V, V * sizeof(real));
         R(y)[i * (V + 1) + V] = 1;
@@ -40,6 +42,7 @@ static void widen_backward(Run *r, Tensor dx, Tensor dy) {
     if (measuring(r)) return;
     size_t V = (size_t)dx.n[dx.rank - 1], M = tensor_count(dx) / V;
     CHECK(tensor_count(dy) == M * (V + 1), "%zu groups of %zu", M, V);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * V > ALONE)
     for (size_t i = 0; i < M; i++)
         for (size_t c = 0; c < V; c++) R(dx)[i * V + c] += R(dy)[i * (V + 1) + c];
 }
@@ -47,6 +50,7 @@ static void quotient(Run *r, Tensor y, Tensor x, double eps) {
     if (measuring(r)) return;
     size_t V = (size_t)y.n[y.rank - 1], M = tensor_count(y) / V;
     CHECK(tensor_count(x) == M * (V + 1), "%zu groups of %zu", M, V);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * V > ALONE)
     for (size_t i = 0; i < M; i++) {
         const real *a = R(x) + i * (V + 1);
         real f = 1 / (a[V] + (real)eps);
@@ -57,6 +61,7 @@ static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, 
     if (measuring(r)) return;
     size_t V = (size_t)y.n[y.rank - 1], M = tensor_count(y) / V;
     CHECK(tensor_count(x) == M * (V + 1) && tensor_count(dx) == tensor_count(x), "%zu groups of %zu", M, V);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * V > ALONE)
     for (size_t i = 0; i < M; i++) {
         real *o = R(dx) + i * (V + 1), f = 1 / (R(x)[i * (V + 1) + V] + (real)eps);
         const real *g = R(dy) + i * V;

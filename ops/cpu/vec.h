@@ -115,6 +115,18 @@ static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, 
         }
 }
 
+/* n numbers of bf16 as `real`s. */
+INLINE void widened(real *to, const uint16_t *x, size_t n) {
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        union {
+            uint32_t u;
+            float f;
+        } b = {(uint32_t)x[i] << 16};
+        to[i] = (real)b.f;
+    }
+}
+
 INLINE real dot(const real *a, const real *b, int n) {
     real s = 0;
 #pragma omp simd reduction(+ : s)

@@ -409,9 +409,11 @@ cudaError_t cudaGetLastError() {
     last_error = cudaSuccess;
     return e;
 }
+/* As the runtime takes it: an empty list of devices hides them all. */
 cudaError_t cudaGetDeviceCount(int *n) {
-    *n = 1;
-    return cudaSuccess;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    *n = !visible || *visible;
+    return *n ? cudaSuccess : fail(cudaErrorNoDevice);
 }
 cudaError_t cudaSetDevice(int d) { return d == 0 ? cudaSuccess : fail(cudaErrorInvalidValue); }
 cudaError_t cudaDriverGetVersion(int *v) {

@@ -139,12 +139,11 @@ static void refused_in_order(const Animal *a, const Err *e) {
 
 typedef void Plant(Ops *); /* a mistake in the device's table */
 static const double step_tol = 1e-5;
-/* Of a field of a training step. A norm behind a recurrence magnifies the rounding of small sums: where the two devices
- * differ most in gated retention (a gradient of 0.5) the CPU misses the double build by 2e-5, this backend by 1e-5. */
-static double tol_of(const Animal *a) {
-    static const char *const of[] = {"kda", "delta", "retention", "gla"};
-    for (int i = 0; i < 4; i++)
-        if (strstr(a->name, of[i])) return 3e-5;
+/* Of a field of a training step. Recurrences magnify the rounding of small sums: where the two devices differ most in
+ * gated retention (a gradient of 0.5) the CPU misses the double build by 2e-5, this backend by 1e-5. */
+static double tol_of(const Model *m) {
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].rows.state) return 3e-5;
     return step_tol;
 }
 
@@ -170,11 +169,11 @@ static int step_same(char msg[512], const Animal *a, ModelOpts o, Plant *plant) 
     for (int k = 0; k < 2; k++) {
         side[k]->m.seed = 11, side[k]->m.step = 3;
         model_zero_grad(&side[k]->m);
-        for (int twice = 0; twice < 2; twice++) /* gradients add up */
+        for (int times = 0; times < (o.dropout > 0 ? 2 : 1); times++) /* gradients add up */
             model_train(&side[k]->m, &p.b, p.tok, p.tgt, g, nll[k]);
         model_score(&side[k]->m, &p.b, p.tok, p.tgt, score[k], hit[k]);
     }
-    double tol = tol_of(a);
+    double tol = tol_of(&cpu.m);
     bool ok =
         check_rms(msg, "nll", CHECK_VIEW(nll[1]), CHECK_VIEW(nll[0]), (size_t)N, tol) &&
         weights_same(msg, &cuda, &cuda.m.g, &cpu, &cpu.m.g, tol) &&
@@ -193,7 +192,7 @@ Test(cuda_model, a_step_is_the_cpus_field_by_field, .timeout = 300) {
         ran += same > 0;
     }
     fprintf(stderr, "%d of %d models run on the device\n", ran, zoo_count());
-    cr_assert(ran >= 20, "%d", ran);
+    cr_assert(ran >= 54, "%d", ran);
 }
 Test(cuda_model, dropout_and_recomputation_are_the_cpus, .timeout = 120) {
     char msg[512];
@@ -330,4 +329,5 @@ Test(cuda_model, decodes_what_the_cpu_does, .timeout = 300) {
         ran++;
     }
     fprintf(stderr, "%d of %d models decode on the device\n", ran, zoo_count());
+    cr_assert(ran >= 54, "%d", ran);
 }

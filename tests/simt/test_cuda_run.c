@@ -194,6 +194,13 @@ Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
     char *dir = check_path("run");
     cr_assert(!check_exists(dir), "a run that did not begin left its folder");
     CHECK_REFUSED(RUN("bench", "--device", "cuda"), EXIT_INPUT, "device cuda");
+    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q", "teacher.path=none", "teacher.losses.kl=1"), EXIT_INPUT,
+                  "teacher.path: learning from a teacher does not run on emulated device yet");
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD,
+                  "device cuda: no CUDA-capable device is detected");
+    CHECK_REFUSED(RUN("generate", "no-such-model", "--device", "cuda", "--prompt", "x"), EXIT_INPUT, "no-such-model");
+    unsetenv("CUDA_VISIBLE_DEVICES");
     Ran r = RUN("train", cfg, "--device", "cuda", "--plan");
     cr_assert(r.status == 0 && strstr(r.out, "weights"), "%d %s%s", r.status, r.out, r.err);
     free(r.out), free(r.err), free(cfg), free(dir);

@@ -1,0 +1,151 @@
+/* bench_ops.c: what reads and writes memory more than it computes, one row for each op. */
+#include "bench_ops.h"
+
+enum { ROWS = 16384, HEADS = 12, D = 64, WIDTH = HEADS * D, T = 1024, ARRAYS = 6 };
+
+typedef struct {
+    Run run;
+    Tensor a[ARRAYS]; /* (ROWS,WIDTH) */
+    Tensor v[3];      /* (WIDTH) */
+    Tensor s;         /* (ROWS) */
+    Rope rope;
+    int *idx;
+} Place;
+static Tensor heads(Tensor t) { return TENSOR(t.p, REAL, ROWS, HEADS, D); }
+
+#define OPS(p, op, ...) (p)->run.ops->op(&(p)->run, __VA_ARGS__)
+#define A(i)            p->a[i]
+#define DO(name, ...) \
+    static void name(Place *p) { OPS(p, __VA_ARGS__); }
+DO(do_add, add, A(0), A(1))
+DO(do_axpby, axpby, A(0), 0.5, A(1), 0.5)
+DO(do_copy, copy, A(0), A(1))
+DO(do_zero, zero, A(0))
+DO(do_narrow, narrow, A(0))
+DO(do_swiglu, swiglu, A(0), A(1), A(2))
+DO(do_swiglu_backward, swiglu_backward, A(0), A(1), A(2), A(3), A(4))
+DO(do_gelu, gelu, A(0), A(1), true)
+DO(do_gelu_backward, gelu_backward, A(0), A(1), A(2), true)
+DO(do_gelu_erf, gelu, A(0), A(1), false)
+DO(do_gelu_erf_backward, gelu_backward, A(0), A(1), A(2), false)
+DO(do_sigmoid, sigmoid, A(0), A(1), 1)
+DO(do_sigmoid_backward, sigmoid_backward, A(0), A(1), A(2), 1)
+DO(do_elu1, elu1, A(0), A(1))
+DO(do_elu1_backward, elu1_backward, A(0), A(1), A(2))
+DO(do_rmsnorm, rmsnorm, A(0), p->s, A(1), p->v[0], 1e-5)
+DO(do_rmsnorm_backward, rmsnorm_backward, A(0), p->v[1], A(1), A(2), p->v[0], p->s)
+DO(do_layernorm, layernorm, A(0), p->s, A(1), p->v[0], p->v[1], 1e-5)
+DO(do_layernorm_backward, layernorm_backward, A(0), p->v[1], p->v[2], A(1), A(2), p->v[0], p->s)
+DO(do_l2norm, l2norm, heads(A(0)), heads(A(1)), 1e-6)
+DO(do_l2norm_backward, l2norm_backward, heads(A(0)), heads(A(1)), heads(A(2)), 1e-6)
+DO(do_rope, rope, heads(A(0)), &p->rope, p->run.in, 1)
+DO(do_dropout, dropout, A(0), DROP_FFN, 0.1)
+DO(do_gather, gather, A(0), A(1), p->run.in, p->run.in)
+DO(do_columns, columns, A(0), 0, A(1), 0, WIDTH)
+DO(do_columns_backward, columns_backward, A(0), 0, A(1), 0, WIDTH)
+DO(do_spread, spread, A(0), A(1), p->idx)
+DO(do_embed, embed, A(0), A(1), p->idx, 1)
+DO(do_step, step, heads(A(0)), heads(A(1)), TENSOR(p->a[2].p, REAL, ROWS, HEADS), TENSOR(p->v[0].p, REAL, HEADS))
+DO(do_skip, skip, heads(A(0)), heads(A(1)), TENSOR(p->v[0].p, REAL, HEADS))
+DO(do_swiglu_rows, swiglu_rows, A(0), A(1), A(2), p->s)
+DO(do_adamw, adamw, A(0), A(1), A(2), A(3), 1e-9, 0.9, 0.95, 1e-8, 0, 1, 1000, (Rounding){0})
+DO(do_momentum, momentum, A(0), A(1), A(2), 0.95, 1, true, (Rounding){0})
+DO(do_sumsq, sumsq, A(0))
+
+static const struct {
+    const char *name;
+    void (*run)(Place *);
+    int read, written, updated; /* arrays; small ones do not count */
+} rows[] = {
+    {"add", do_add, 1, 0, 1},
+    {"axpby", do_axpby, 1, 0, 1},
+    {"copy", do_copy, 1, 1, 0},
+    {"zero", do_zero, 0, 1, 0},
+    {"narrow", do_narrow, 0, 0, 1},
+    {"swiglu", do_swiglu, 2, 1, 0},
+    {"swiglu_backward", do_swiglu_backward, 3, 0, 2},
+    {"gelu, tanh", do_gelu, 1, 1, 0},
+    {"gelu_backward, tanh", do_gelu_backward, 2, 0, 1},
+    {"gelu", do_gelu_erf, 1, 1, 0},
+    {"gelu_backward", do_gelu_erf_backward, 2, 0, 1},
+    {"sigmoid", do_sigmoid, 1, 1, 0},
+    {"sigmoid_backward", do_sigmoid_backward, 2, 0, 1},
+    {"elu1", do_elu1, 1, 1, 0},
+    {"elu1_backward", do_elu1_backward, 2, 0, 1},
+    {"rmsnorm", do_rmsnorm, 1, 1, 0},
+    {"rmsnorm_backward", do_rmsnorm_backward, 2, 0, 1},
+    {"layernorm", do_layernorm, 1, 1, 0},
+    {"layernorm_backward", do_layernorm_backward, 2, 0, 1},
+    {"l2norm", do_l2norm, 1, 1, 0},
+    {"l2norm_backward", do_l2norm_backward, 2, 0, 1},
+    {"rope", do_rope, 0, 0, 1},
+    {"dropout", do_dropout, 0, 0, 1},
+    {"gather", do_gather, 1, 1, 0},
+    {"columns", do_columns, 1, 1, 0},
+    {"columns_backward", do_columns_backward, 1, 0, 1},
+    {"spread", do_spread, 1, 1, 0},
+    {"embed", do_embed, 1, 1, 0},
+    {"step", do_step, 1, 1, 0},
+    {"skip", do_skip, 1, 0, 1},
+    {"swiglu_rows", do_swiglu_rows, 2, 1, 0},
+    {"adamw", do_adamw, 1, 0, 3},
+    {"momentum", do_momentum, 1, 1, 1},
+    {"sumsq", do_sumsq, 1, 0, 0},
+};
+enum { OPS_TIMED = sizeof rows / sizeof *rows };
+
+static void arrays(Place *p, Arena *a) {
+    for (int i = 0; i < ARRAYS; i++) p->a[i] = arena_tensor(a, "array", REAL, 2, (int[]){ROWS, WIDTH});
+    for (int i = 0; i < 3; i++) p->v[i] = arena_tensor(a, "vector", REAL, 1, (int[]){WIDTH});
+    p->s = arena_tensor(a, "rows", REAL, 1, (int[]){ROWS});
+}
+static void fill(Tensor t, uint64_t key) {
+    real *x = R(t);
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < tensor_count(t); i++) x[i] = (real)(rng_uniform(key, i) + 0.1);
+}
+
+typedef struct {
+    Place *p;
+    void (*run)(Place *);
+} Once;
+static void once(void *ctx) {
+    Once *o = ctx;
+    o->run(o->p);
+}
+
+bool bench_elementwise(Device *dev, double seconds, double bytes_per_s, OpTime *out, int *n, Err *e) {
+    Arena mem = {.name = "bench ops"}, scratch = {.name = "bench scratch"};
+    Place p = {.run = run_make(dev, &scratch)};
+    RopeCfg cfg = {.type = ROPE_DEFAULT, .theta = 10000};
+    int *ints = xcalloc(5 * ROWS + 1, sizeof *ints), B = ROWS / T;
+    int *off = ints + ROWS, *of = off + ROWS + 1, *pos = of + ROWS, *first = pos + ROWS;
+    uint64_t *id = xcalloc(ROWS / T, sizeof *id);
+    bool ok = rope_make(&p.rope, &cfg, D, T, e);
+    p.idx = ints;
+    for (int i = 0; i < ROWS; i++) p.idx[i] = i, of[i] = i / T, pos[i] = i % T, first[i] = i / T * T;
+    for (int b = 0; b <= B; b++) off[b] = b * T;
+    Batch batch = {.B = B, .N = ROWS, .off = off, .seq = off, .of = of, .pos = pos, .first = first, .id = id};
+    p.run.batch = &batch;
+    p.run.in = p.run.out = (Pick){ROWS, p.idx};
+    arrays(&p, &mem);
+    for (int i = 0; i < OPS_TIMED; i++) rows[i].run(&p);
+    ok = ok && arena_open(&mem, "bench ops", mem.peak, false, e) &&
+         arena_open(&scratch, "bench scratch", scratch.peak, false, e);
+    if (ok) arrays(&p, &mem);
+    *n = 0;
+    for (int i = 0; ok && i < OPS_TIMED; i++) {
+        for (int k = 0; k < ARRAYS; k++) fill(p.a[k], (uint64_t)k); /* what a row made would grow beyond all bounds */
+        for (int k = 0; k < 3; k++) fill(p.v[k], (uint64_t)(10 + k));
+        fill(p.s, 20);
+        Once o = {&p, rows[i].run};
+        Timing t = bench_time(once, &o, seconds);
+        double bytes = (double)tensor_bytes(p.a[0]) * (rows[i].read + 2 * rows[i].written + 2 * rows[i].updated);
+        out[(*n)++] = (OpTime){rows[i].name, t, bytes, 100 * bytes / t.median / bytes_per_s};
+    }
+    arena_close(&mem);
+    arena_close(&scratch);
+    free(ints);
+    free(id);
+    return ok;
+}

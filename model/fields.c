@@ -1,0 +1,61 @@
+/* fields.c: the declarations of a whole model's weights, by the names that Hugging Face has for them. */
+#include "act.h"
+
+/* How weights lie in memory is the model's matter, whoever visits them. */
+static bool narrowed(const Model *m, Fields *f) {
+    const bool was = f->narrow;
+    f->narrow = m->opts.narrow_weights;
+    return was;
+}
+void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
+    const Layer *y = &m->layer[l];
+    const int d = m->cfg.d_model;
+    const bool biases = m->cfg.norm == NORM_LAYER;
+    LayerWeights *lw = &w->layer[l];
+    const bool was = narrowed(m, f);
+    snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
+    field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
+    if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
+    snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
+    y->kind->mixer->weights(y->cfg, lw->mix, f);
+    if (!y->publisher) {
+        snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
+        field(f, &lw->norm2, "post_attention_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
+        if (biases) field(f, &lw->bias2, "post_attention_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
+        snprintf(f->scope, sizeof f->scope, "model.layers.%d.mlp.", l);
+        y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
+    }
+    f->scope[0] = 0;
+    f->narrow = was;
+}
+void model_positions_field(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    const bool was = narrowed(m, f);
+    if (c->positions == POSITIONS_LEARNED)
+        field(f, &w->positions, "model.embed_positions.weight", FIELD_TABLE, c->max_positions, c->d_model);
+    f->narrow = was;
+}
+void model_norm_fields(const Model *m, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    field(f, &w->norm, "model.norm.weight", FIELD_ONES | FIELD_NODECAY, c->d_model);
+    if (c->norm == NORM_LAYER) field(f, &w->norm_bias, "model.norm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
+}
+int model_units(const Model *m) { return m->L + 2; }
+void model_unit_fields(const Model *m, int unit, Weights *w, Fields *f) {
+    const ModelCfg *c = &m->cfg;
+    const bool was = narrowed(m, f);
+    f->scope[0] = 0;
+    if (unit > 0 && unit <= m->L) {
+        model_layer_fields(m, unit - 1, w, f);
+    } else if (unit == 0) {
+        field(f, &w->embed, "model.embed_tokens.weight", FIELD_TABLE, c->vocab, c->d_model);
+        model_positions_field(m, w, f);
+    } else {
+        model_norm_fields(m, w, f);
+        if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
+    }
+    f->narrow = was;
+}
+void model_fields(const Model *m, Weights *w, Fields *f) {
+    for (int u = 0; u < model_units(m); u++) model_unit_fields(m, u, w, f);
+}
