@@ -2,7 +2,7 @@
 # Rows of a comparison that start from a conversion and are measured at marks: what a mark's run is, what is done once, what
 # is refused.
 . tests/cases.sh
-ci=configs/uptrain-ci.yaml
+ci=configs/compare-uptrain-ci.yaml
 compare() { "$prog" compare "$@" >"$tmp/out" 2>"$tmp/err"; }
 ok() {
     compare "$@"
@@ -85,9 +85,9 @@ ok $ci --threads 1 dir="$tmp/ci" -q # every layout and a teacher
 [ "$(sed -n '/^Losses after/,$p' "$tmp/ci/table.md" | grep -c '^| [a-z].*%) |')" -eq $(($(grep -c 'convert:' $ci))) ] || wrong "$(cat "$tmp/ci/table.md")"
 grep -q '^  path: .*/ci/mha/lr-1e-2-seed-1/last' "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/config.yaml" || wrong "gqa3-aligned-kd learns from $(grep -A2 teacher "$tmp/ci/gqa3-aligned-kd/"*5/config.yaml)"
 cmp -s "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/last/model.safetensors" "$tmp/ci/gqa3-aligned/lr-3e-3-seed-1-mark-5/last/model.safetensors" && wrong "a teacher changes nothing"
-compare configs/uptrain-table.yaml --only gqa3-maen # read and checked as a whole
+compare configs/compare-uptrain.yaml --only gqa3-maen # read and checked as a whole
 s=$?
-[ $s -eq 2 ] && grep -q 'did you mean gqa3-mean' "$tmp/err" || wrong "uptrain-table: exit $s, $(cat "$tmp/err")"
+[ $s -eq 2 ] && grep -q 'did you mean gqa3-mean' "$tmp/err" || wrong "compare-uptrain: exit $s, $(cat "$tmp/err")"
 verdict configurations
 
 mha='{name: mha}'
