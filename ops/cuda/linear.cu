@@ -8,6 +8,7 @@
 enum { SHAPES = 512 };
 struct LtEntry {
     CudaGemm shape;
+    uint32_t align; /* bytes that its operands are aligned to */
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -64,11 +65,17 @@ static bool same(const CudaGemm *a, const CudaGemm *b) {
            a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate;
 }
 /* The library counts columns first: it is asked for C^T = B^T A^T, whose operands are ours as they lie in memory. */
-static void prepare(CudaLt *t, LtEntry *e, CudaGemm s) {
+static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
     cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
-    e->shape = s;
+    static const cublasLtMatmulPreferenceAttributes_t operand[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                                                                   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                                   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                                                                   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (cublasLtMatmulPreferenceAttributes_t a : operand)
+        must(cublasLtMatmulPreferenceSetAttribute(t->preference, a, &align, sizeof align), "alignment");
+    e->shape = s, e->align = align;
     must(cublasLtMatmulDescCreate(&e->op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
@@ -84,16 +91,21 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s) {
     if (n == 0) must(CUBLAS_STATUS_NOT_SUPPORTED, "choice of algorithm");
     e->algo = found.algo;
 }
-static LtEntry *entry(CudaLt *t, CudaGemm s) {
+static LtEntry *entry(CudaLt *t, CudaGemm s, uint32_t align) {
     for (int i = 0; i < t->n; i++)
-        if (same(&t->entry[i].shape, &s)) return &t->entry[i];
+        if (t->entry[i].align == align && same(&t->entry[i].shape, &s)) return &t->entry[i];
     if (t->n == SHAPES) { /* a server that meets every row count: forget the older half */
         for (int i = 0; i < SHAPES / 2; i++) forget(&t->entry[i]);
         memmove(t->entry, t->entry + SHAPES / 2, SHAPES / 2 * sizeof *t->entry);
         t->n = SHAPES / 2;
     }
-    prepare(t, &t->entry[t->n], s);
+    prepare(t, &t->entry[t->n], s, align);
     return &t->entry[t->n++];
+}
+/* Bytes that all operands are aligned to: a head, an expert or a chunk of rows may begin at any number, where the
+ * library expects 256 bytes unless it is told. More than 16 no algorithm asks for. */
+static uint32_t alignment(const float *C, const float *A, const float *B) {
+    return ((uintptr_t)C | (uintptr_t)A | (uintptr_t)B) % 16 ? (uint32_t)sizeof(float) : 16;
 }
 __global__ void clear(size_t n, int N, int ldc, float *C) {
     EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0;
@@ -104,7 +116,7 @@ extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const float *A, const f
         LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
         return;
     }
-    LtEntry *e = entry(c->lt, s);
+    LtEntry *e = entry(c->lt, s, alignment(C, A, B));
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
                         SPACE, c->stream),

@@ -1,6 +1,7 @@
 /* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, sums in f32 over
  * ascending k. Checks what the library would refuse, and that operands are inside allocations and written. Two products
- * at once may not share a workspace: each scribbles over its own before it ends. */
+ * at once may not share a workspace: each scribbles over its own before it ends. Operands must be aligned as the choice
+ * of the algorithm was told, 256 bytes where nothing was said. */
 #include "include/cublasLt.h"
 
 struct SimtLt {
@@ -14,6 +15,7 @@ struct SimtLtLayout {
 };
 struct SimtLtPreference {
     size_t workspace;
+    uint32_t align[4]; /* of A, B, C, D */
 };
 static const uint64_t OUR_ALGO = 0x73696D74;
 
@@ -49,15 +51,20 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
-    *p = new SimtLtPreference{0};
+    *p = new SimtLtPreference{0, {256, 256, 256, 256}};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
     delete p;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t,
-                                                    const void *v, size_t n) {
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t a, const void *v, size_t n) {
+    if (a >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) {
+        if (n != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+        p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES] = *(const uint32_t *)v;
+        return CUBLAS_STATUS_SUCCESS;
+    }
     if (n != sizeof(size_t)) return CUBLAS_STATUS_INVALID_VALUE;
     p->workspace = *(const size_t *)v;
     return CUBLAS_STATUS_SUCCESS;
@@ -71,13 +78,22 @@ static bool fits(const SimtLtOp *op, const SimtLtLayout *a, const SimtLtLayout *
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int most,
+                                              cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int most,
                                               cublasLtMatmulHeuristicResult_t *r, int *found) {
     if (!fits(op, a, b, c) || most < 1) return CUBLAS_STATUS_INVALID_VALUE;
     *r = {};
     r->algo.data[0] = OUR_ALGO;
+    for (int i = 0; i < 4; i++) r->algo.data[1 + i] = p->align[i]; /* it may use all that it was promised */
     *found = 1;
     return CUBLAS_STATUS_SUCCESS;
+}
+
+/* A promise about the operands that is not kept is a product that fails, or an access that the device refuses. */
+static bool kept(const cublasLtMatmulAlgo_t *algo, const void *A, const void *B, const void *C, const void *D) {
+    const void *operand[] = {A, B, C, D};
+    for (int i = 0; algo && i < 4; i++)
+        if ((uintptr_t)operand[i] % algo->data[1 + i]) return false;
+    return true;
 }
 
 struct Product {
@@ -119,7 +135,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const
                               const void *C, cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
                               const cublasLtMatmulAlgo_t *algo, void *space, size_t space_bytes, cudaStream_t s) {
     if (!h || !fits(op, a, b, c) || d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || !A || !B || !C ||
-        !D || (algo && algo->data[0] != OUR_ALGO))
+        !D || (algo && algo->data[0] != OUR_ALGO) || !kept(algo, A, B, C, D))
         return CUBLAS_STATUS_INVALID_VALUE;
     Product *p = new Product{*op,
                              *a,
