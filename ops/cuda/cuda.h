@@ -20,7 +20,8 @@ Cuda *cuda_start(char why[200]);
 void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
 
-void *cuda_take(Cuda *, size_t bytes, bool managed); /* managed: the host may use it, too, between cuda_sync and work */
+/* managed: the host may use it, too, where no kernel under way does */
+void *cuda_take(Cuda *, size_t bytes, bool managed);
 void cuda_give(Cuda *, void *);
 void cuda_fill(Cuda *, void *p, int byte, size_t bytes);
 void cuda_poison(Cuda *, void *p, size_t bytes);                      /* NaN, for what is nobody's */

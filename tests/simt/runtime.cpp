@@ -432,5 +432,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) { /* the numbers o
     p->multiProcessorCount = 132;
     p->maxThreadsPerBlock = THREADS_MAX;
     p->warpSize = WARP;
+    p->concurrentManagedAccess = !getenv("SIMT_MANAGED_ALONE"); /* as under some virtual machines */
     return cudaSuccess;
 }

@@ -201,6 +201,10 @@ Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
                   "device cuda: no CUDA-capable device is detected");
     CHECK_REFUSED(RUN("generate", "no-such-model", "--device", "cuda", "--prompt", "x"), EXIT_INPUT, "no-such-model");
     unsetenv("CUDA_VISIBLE_DEVICES");
+    setenv("SIMT_MANAGED_ALONE", "1", 1);
+    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD,
+                  "device cuda: emulated device does not share managed memory with the host");
+    unsetenv("SIMT_MANAGED_ALONE");
     Ran r = RUN("train", cfg, "--device", "cuda", "--plan");
     cr_assert(r.status == 0 && strstr(r.out, "weights"), "%d %s%s", r.status, r.out, r.err);
     free(r.out), free(r.err), free(cfg), free(dir);
