@@ -18,7 +18,7 @@ enum {
 };
 
 static const struct argp_option common[] = {
-    {"device", KEY_DEVICE, "NAME", 0, "Where to compute: auto, cpu, cuda (default auto)", 0},
+    {"device", KEY_DEVICE, "NAME", 0, "Where to compute: cpu, cuda, or auto, which is cpu (default auto)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
      "Operands of matrix products: f32 (default) or bf16, as which a model that is not trained also keeps its matrices",
      0},
