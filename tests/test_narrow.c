@@ -25,7 +25,8 @@ static const Animal herd[] = {
     {"dmc", "{" WIDE ",\"tied\":true" SWIGLU OF("dmc", "\"heads\":4,\"kv_heads\":2,\"head_dim\":16,\"offset\":0.3,"
                                                        "\"temperature\":0.5") "}"},
 };
-enum { HERD = sizeof herd / sizeof *herd, T = 40, B = 5 };
+enum { HERD = sizeof herd / sizeof *herd, T = 40, B = 11 /* more than an op takes for few */ };
+static int prompt_of(int q) { return 1 + 3 * (q % 5); }
 
 typedef struct {
     ModelCfg cfg;
@@ -230,7 +231,7 @@ Test(narrow, company_and_threads_change_no_bit) {
             open_session(&s, &b, B, 64);
             for (int q = 0; q < B; q++) {
                 tokens(tok[q], T, V, (uint64_t)(20 + q));
-                for (int at = 0, len = 1 + 3 * q; at + len <= T; at += len, len = 1) { /* a prompt, then steps */
+                for (int at = 0, len = prompt_of(q); at + len <= T; at += len, len = 1) { /* a prompt, then steps */
                     real one[128];
                     extend(&s, 1, &(Feed){q, len, tok[q] + at}, WANT_LAST, TENSOR(one, REAL, 1, V));
                     real *to = alone + (size_t)(at + len - 1) * n + (size_t)(q * V);
@@ -242,7 +243,7 @@ Test(narrow, company_and_threads_change_no_bit) {
             int at[B] = {0}; /* all together; their steps begin with their prompts, one by one */
             for (int step = 0; step < 20; step++) {
                 Feed f[B];
-                for (int q = 0; q < B; q++) f[q] = (Feed){q, step ? 1 : 1 + 3 * q, tok[q] + at[q]}, at[q] += f[q].n;
+                for (int q = 0; q < B; q++) f[q] = (Feed){q, step ? 1 : prompt_of(q), tok[q] + at[q]}, at[q] += f[q].n;
                 if (step)
                     extend(&s, B, f, WANT_LAST, TENSOR(got, REAL, B, V));
                 else

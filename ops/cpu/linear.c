@@ -15,8 +15,9 @@ INLINE real total(Vec v) {
     return t[0];
 }
 
-/* y[r][o] = x_r . w_o for `rows` rows of x and `cols` of w; each sum has one order, whatever stands beside it. */
-INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
+/* y[r][o] = x_r . w_o for `rows` rows of x, ldx apart, and `cols` of w; each sum has one order, whatever stands beside
+ * it. */
+INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, size_t ldx, const real *w, int I) {
     Vec s[TILE][TILE];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
@@ -29,7 +30,7 @@ INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const r
         for (int o = 0; o < cols; o++) b[o] = *(const Vec *)(w + (size_t)o * (size_t)I + i);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            Vec a = *(const Vec *)(x + (size_t)r * (size_t)I + i);
+            Vec a = *(const Vec *)(x + (size_t)r * ldx + i);
 #pragma GCC unroll 4
             for (int o = 0; o < cols; o++) s[r][o] += a * b[o];
         }
@@ -39,34 +40,36 @@ INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, const r
 #pragma GCC unroll 4
         for (int o = 0; o < cols; o++) {
             real sum = total(s[r][o]);
-            for (int k = i; k < I; k++)
-                sum += x[(size_t)r * (size_t)I + (size_t)k] * w[(size_t)o * (size_t)I + (size_t)k];
+            for (int k = i; k < I; k++) sum += x[(size_t)r * ldx + (size_t)k] * w[(size_t)o * (size_t)I + (size_t)k];
             y[(size_t)r * ldy + (size_t)o] = sum;
         }
 }
-INLINE void dots_rows(int rows, int cols, real *y, size_t ldy, const real *x, const real *w, int I) {
+INLINE void dots_rows(int rows, int cols, real *y, size_t ldy, const real *x, size_t ldx, const real *w, int I) {
     switch (rows) {
-    case 1: dots(1, cols, y, ldy, x, w, I); break;
-    case 2: dots(2, cols, y, ldy, x, w, I); break;
-    case 3: dots(3, cols, y, ldy, x, w, I); break;
-    default: dots(TILE, cols, y, ldy, x, w, I);
+    case 1: dots(1, cols, y, ldy, x, ldx, w, I); break;
+    case 2: dots(2, cols, y, ldy, x, ldx, w, I); break;
+    case 3: dots(3, cols, y, ldy, x, ldx, w, I); break;
+    default: dots(TILE, cols, y, ldy, x, ldx, w, I);
     }
 }
 
-/* Columns o0..o0+n-1 of y (N,O); rows of w are in the first cache when the second four of x come. */
-static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
+/* Columns o0..o0+n-1 of N rows of y; rows of w are in the first cache when the second four of x come. */
+static void rows_dots(real *y, size_t ldy, const real *x, size_t ldx, const real *w, int N, int o0, int n, int I) {
     for (int o = o0; o < o0 + n; o += TILE) {
         const real *wo = w + (size_t)o * (size_t)I;
         for (int m = 0; m < N; m += TILE) {
-            real *to = y + (size_t)m * (size_t)O + o;
-            const real *xm = x + (size_t)m * (size_t)I;
+            real *to = y + (size_t)m * ldy + o;
+            const real *xm = x + (size_t)m * ldx;
             if (o + TILE <= o0 + n)
-                dots_rows(imin(TILE, N - m), TILE, to, (size_t)O, xm, wo, I);
+                dots_rows(imin(TILE, N - m), TILE, to, ldy, xm, ldx, wo, I);
             else
                 for (int k = 0; k < o0 + n - o; k++)
-                    dots_rows(imin(TILE, N - m), 1, to + k, (size_t)O, xm, wo + (size_t)k * (size_t)I, I);
+                    dots_rows(imin(TILE, N - m), 1, to + k, ldy, xm, ldx, wo + (size_t)k * (size_t)I, I);
         }
     }
+}
+static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
+    rows_dots(y, (size_t)O, x, (size_t)I, w, N, o0, n, I);
 }
 
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
@@ -122,9 +125,7 @@ static void head_rows(real *y, size_t ldy, const real *x, size_t ldx, const real
                       bool turned) {
     int width = turned ? I : O;
     if (!turned && !wt) { /* decoding: W_h is read once, where it lies */
-        for (int o = 0; o < O; o++)
-            for (int m = 0; m < n; m++)
-                y[(size_t)m * ldy + (size_t)o] = dot(x + (size_t)m * ldx, w + (size_t)o * (size_t)I, I);
+        rows_dots(y, ldy, x, ldx, w, n, 0, O, I);
         return;
     }
     for (int m = 0; m < n; m++) memset(y + (size_t)m * ldy, 0, (size_t)width * sizeof(real));
@@ -140,9 +141,9 @@ static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, b
     CHECK(x.n[2] >= (turned ? O : I) && y.n[2] >= (turned ? I : O), "x %d, y %d, W (%d,%d)", x.n[2], y.n[2], O, I);
     if (M == 0) return;
     Mark mark = arena_mark(r->scratch);
-    bool pack = !turned && M > FEW_ROWS;
+    /* Weights in bf16 give a row the same bits whatever stands beside it, as they do in `linear`. */
+    bool narrow = w.dtype == BF16, pack = !turned && !narrow && M > FEW_ROWS;
     Tensor wt = pack ? SCRATCH(r, "heads' weights turned", r->dev->threads, I, O) : ABSENT;
-    bool narrow = w.dtype == BF16;
     Tensor wide = narrow ? SCRATCH(r, "heads' weights widened", r->dev->threads, O, I) : ABSENT;
     if (!measuring(r)) {
         size_t ldx = (size_t)H * (size_t)x.n[2], ldy = (size_t)H * (size_t)y.n[2];
