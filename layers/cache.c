@@ -93,7 +93,10 @@ bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nse
         slot_place(&c->slot[i], &c->mem, tables);
     }
     if (dry) return true;
-    if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) return false;
+    if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) {
+        kv_close(c);
+        return false;
+    }
     if (dev && !arena_open_at(&c->tables, device_memory(dev, true), "tables of the cache", c->tables.peak, poison, e)) {
         kv_close(c);
         return false;

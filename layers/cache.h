@@ -18,7 +18,7 @@ typedef struct {
 
 /* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the
  * default 64. slots[i].lanes == 0 and state == 0: the slot is empty. While `dry` nothing is mapped and mem.peak is the
- * size. */
+ * size. False: nothing is left open. */
 bool kv_open(Cache *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
              bool poison, bool dry, Err *);
 /* The same in the memory of a device that has one of its own; there, rows do not retire. */
