@@ -26,7 +26,6 @@ static const Animal herd[] = {
                                                        "\"temperature\":0.5") "}"},
 };
 enum { HERD = sizeof herd / sizeof *herd, T = 40, B = 11 /* more than an op takes for few */ };
-static int prompt_of(int q) { return 1 + 3 * (q % 5); }
 
 typedef struct {
     ModelCfg cfg;
@@ -216,6 +215,7 @@ Test(narrow, logits_beside_f32) {
     }
 }
 
+static int prompt_of(int q) { return 1 + 3 * (q % 5); }
 /* Each sequence fed alone, then all in one call: the same bits, and by any number of threads. */
 Test(narrow, company_and_threads_change_no_bit) {
     for (int k = 0; k < HERD; k++) {
