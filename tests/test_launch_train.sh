@@ -13,7 +13,7 @@ same_end() { # run folders
     ls -A "$1" | grep -q '^\.tmp-' && wrong "$1 holds: $(ls -A "$1" | tr '\n' ' ')"
 }
 args="train configs/tiny-gqa.yaml --threads 1 -q train.batch=4 train.micro_batch=2 train.dtype=f32 train.dropout=0.1 train.steps=60
-    train.eval_every=20 train.eval_tokens=256 train.save_every=5 train.log_every=1 train.keep_last=2 dist.check_every=7"
+    train.eval_every=20 train.eval_first=true train.eval_tokens=256 train.save_every=5 train.log_every=1 train.keep_last=2 dist.check_every=7"
 "$prog" $args run.dir="$tmp/ref" || wrong "reference: exit $?"
 "$prog" launch -n 2 -- $args run.dir="$tmp/two" >"$tmp/out" 2>"$tmp/err" || wrong "exit $?: $(cat "$tmp/err")"
 [ -s "$tmp/out" ] && wrong "-q, and stdout has: $(cat "$tmp/out")"
