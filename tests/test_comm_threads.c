@@ -109,7 +109,24 @@ Test(comm_threads, a_rank_that_is_gone_is_named_by_all_within_the_deadline) {
             snprintf(who, sizeof who, "rank %d on thread-%d: reduce \"even\" (call 5): rank 2 is missing", r, r);
             if (r != 2) cr_assert(strstr(e[r].msg, who), "%s", e[r].msg);
         }
+        if (kind == FAULT_HANG) cr_assert(strstr(e[2].msg, "the others gave this rank up"), "%s", e[2].msg);
     }
+}
+
+/* Whoever comes after that touches no buffer: the others' may be gone. */
+static bool lends(Comm *c, void *ctx, Err *e) {
+    double(*x)[2] = ctx;
+    x[c->rank][0] = 1;
+    bool ok = comm_do(c, (CommCall){COMM_REDUCE, "x", x[c->rank], 2, F64, 0}, e);
+    if (!ok && c->rank != 1) x[c->rank][0] = 7; /* what it is used for next */
+    return ok;
+}
+Test(comm_threads, who_was_given_up_touches_nothing) {
+    Err e[3];
+    double x[3][2] = {{0}};
+    CommFault hang = {FAULT_HANG, 1, 1, 0, 0};
+    cr_assert_not(comm_threads_run(3, 0.2, &hang, 1, lends, x, e));
+    cr_assert(x[0][0] == 7 && x[1][0] == 1 && x[2][0] == 7, "%g %g %g", x[0][0], x[1][0], x[2][0]);
 }
 
 Test(comm_threads, a_rank_that_tells_is_not_waited_for) {
