@@ -142,7 +142,7 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
         if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
         lora_begin(&t->lora, (uint64_t)c->run.seed);
     }
-    if (!dist_same(t->comm, "data", t->text.hash, e)) return false;
+    if (!dist_same(t->comm, "data", t->text.hash, e) || !dist_start(&t->dist, e)) return false;
     t->tokens0 = t->flops_from = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;
     if (!trainer_writes(t)) return best_told(t, e);
@@ -267,8 +267,9 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
     ok = ok && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e));
     int first = ok ? config_stage_at(cfg, peek.step) : 0;
+    /* No rank takes memory while another looks how much is free. */
     ok = ok && stages_check(t, cfg, first, e) && (start_dir || checkpoint_fits(cfg->init_from, cfg, e)) &&
-         trainer_open_stage(t, cfg, first, false, e);
+         comm_barrier(cfg->comm, "memory", e) && trainer_open_stage(t, cfg, first, false, e);
     if (!ok) {
         place_close(&at);
         return false;
