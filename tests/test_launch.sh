@@ -62,7 +62,7 @@ verdict refusals
 
 # ---- SIGKILL and SIGSTOP of a random rank at a random moment: the others say who, in time, and nothing is left.
 RANDOM=20
-trials=30 # half and half; two at a time
+trials=${LAUNCH_TRIALS:-12} # half and half; six at a time
 trial() { # number
     local t=$1 kind=KILL victim=$2 delay=$3 out=$tmp/trial$1 start rc ids
     [ $((t % 2)) -eq 1 ] && kind=STOP

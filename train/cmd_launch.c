@@ -50,20 +50,15 @@ static const CliSpec spec = {
     .min_args = 1,
     .max_args = -1};
 
-/* What begins again goes on from what the run folder holds by now, whatever it began from. */
+/* What begins again goes on from what the run folder holds by now, and where that is nothing from where it began:
+ * `train` sees by KVSMITH_RESTART that a given checkpoint is for the second case alone. */
 static void resume(Args *a) {
-    int n = 0;
     if (strcmp(a->word[1], "train")) return;
-    for (int i = 1; i <= a->nword; i++) {
-        if (!strcmp(a->word[i], "--resume"))
-            i++;
-        else if (strncmp(a->word[i], "--resume=", 9))
-            a->word[++n] = a->word[i];
-    }
-    a->word[++n] = "--resume";
-    a->word[++n] = "auto";
-    a->word[n + 1] = NULL;
-    a->nword = n;
+    for (int i = 1; i <= a->nword; i++)
+        if (!strcmp(a->word[i], "--resume") || !strncmp(a->word[i], "--resume=", 9)) return;
+    a->word[++a->nword] = "--resume";
+    a->word[++a->nword] = "auto";
+    a->word[a->nword + 1] = NULL;
 }
 
 int cmd_launch(int argc, char **argv) {
