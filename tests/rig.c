@@ -24,8 +24,8 @@ static const struct {
     {"gelu", 8},
     {"gelu_backward", 16},
     {"rope", 4},
-    {"attend", 20}, /* with keys of 576 numbers; 12 are enough for 64 */
-    {"attend_backward", 16},
+    {"attend", 20},          /* with keys of 576 numbers; 12 are enough for 64 */
+    {"attend_backward", 28}, /* so, too: 16 */
     {"attend_lanes", 12},
     {"repeat", 0},
     {"elu1", 4},
