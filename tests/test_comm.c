@@ -297,8 +297,7 @@ static int late_one(int rank, int world, int fd, double deadline) {
 }
 Test(comm, a_rank_that_never_comes_is_named) {
     all_ranks(late_one, 3, 2, (const int[]){1, 1, 0});
-    for (int r = 0; r < 2; r++)
-        cr_assert(strstr(board->msg[r], "rank 2 did not come within 2 s"), "%s", board->msg[r]);
+    for (int r = 0; r < 2; r++) cr_assert(strstr(board->msg[r], "rank 2 did not come within 2 s"), "%s", board->msg[r]);
 }
 
 static int differs(int rank, int world, int fd, double deadline) {

@@ -40,11 +40,12 @@ static const struct argp_option options[] = {
     {0}};
 static const CliSpec spec = {
     .args = "-- train|bench comm ...",
-    .doc = "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given. "
-           "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
-           "--max-restarts the run then begins again with --resume auto. SIGINT and SIGTERM reach every rank once. The "
-           "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
-           "interrupted.",
+    .doc =
+        "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given. "
+        "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
+        "--max-restarts the run then goes on from its newest checkpoint. SIGINT and SIGTERM reach every rank once. The "
+        "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
+        "interrupted.",
     .options = options,
     .take = take,
     .min_args = 1,
