@@ -119,6 +119,100 @@ Test(dist, several_micro_batches_a_rank_are_as_good) {
     }
 }
 
+/* ---- what is frozen, and who teaches --------------------------------------------------------------------------------
+ */
+
+static char *make_teacher(const char *name, const char *seed) {
+    char *dir = check_path(name), *path = xformat("teacher.path=%s", dir);
+    DistJob j = {.config = "configs/tiny-gqa.yaml",
+                 .steps = 1,
+                 .over = {"train.batch=2", "train.micro_batch=1", seed},
+                 .to = dir};
+    DistRun one[1];
+    dist_train(&j, 1, one);
+    dist_free(1, one);
+    free(dir);
+    return path;
+}
+
+Test(dist, frozen_tensors_and_a_teacher) {
+    static const char *const freeze[] = {"train.freeze=['*.mlp.*']", "train.freeze=['*embed*', '*norm*']",
+                                         "train.train_only=['*layers.0.self_attn*']"};
+    char *teacher = make_teacher("run", NULL);
+    for (int i = 0; i < 6; i++) {
+        DistJob j = {.config = i % 2 ? "configs/tiny-muon.yaml" : "configs/tiny-gqa.yaml",
+                     .steps = 4,
+                     .over = {"train.batch=3", "train.micro_batch=1", freeze[i % 3], "dist.check_every=1",
+                              i < 4 ? teacher : NULL, "teacher.losses={lm: 0.5, kl: 1, hidden: 2}"}};
+        DistRun one[1], all[3];
+        char what[64], zero[32];
+        snprintf(zero, sizeof zero, "dist.stage=%d", i % 3);
+        dist_train(&j, 1, one);
+        j.over[i < 4 ? 6 : 4] = zero;
+        dist_train(&j, 3, all);
+        snprintf(what, sizeof what, "%s, %s, stage %d%s", j.config, freeze[i % 3], i % 3, i < 4 ? ", taught" : "");
+        for (int r = 0; r < 3; r++) dist_same_run(what, &j, &all[r], one);
+        dist_free(1, one), dist_free(3, all);
+    }
+    free(teacher);
+}
+
+/* A rank whose own files differ: the path is the same, what lies there is another. */
+static bool begins(Comm *c, void *ctx, Err *e) {
+    char *const *teacher = ctx;
+    DistJob j = {.config = "configs/tiny-gqa.yaml",
+                 .steps = 1,
+                 .over = {"train.batch=2", "train.micro_batch=1", teacher[c->rank], "teacher.losses={lm: 1, kl: 1}"}};
+    Config *cfg = xcalloc(1, sizeof *cfg);
+    Trainer *t = xcalloc(1, sizeof *t);
+    dist_config(cfg, &j);
+    cfg->comm = c;
+    bool ok = trainer_open_stage(t, cfg, 0, false, e);
+    if (ok) {
+        model_init(&t->model, 3);
+        ok = dist_start(&t->dist, e);
+        if (ok && c->rank) R(t->params.p[2].t[PARAM_WEIGHT])[5] += (real)1e-3;
+        if (ok && dist_start(&t->dist, e)) ok = err_world(e, "not seen");
+        trainer_close(t);
+    }
+    config_free(cfg);
+    free(cfg), free(t);
+    return ok;
+}
+Test(dist, ranks_that_begin_with_different_weights) {
+    char *a = make_teacher("run", NULL), *b = make_teacher("other", "run.seed=5");
+    Err e[2] = {{0}};
+    cr_assert(comm_threads_run(2, 60, NULL, 0, begins, (char *[]){a, a}, e), "%s %s", e[0].msg, e[1].msg);
+    for (int r = 0; r < 2; r++)
+        cr_assert(e[r].status == EXIT_INPUT &&
+                      strstr(e[r].msg, "rank 1 of 2 has other weights to begin with than rank 0"),
+                  "%s", e[r].msg);
+    cr_assert_not(comm_threads_run(2, 60, NULL, 0, begins, (char *[]){a, b}, e));
+    for (int r = 0; r < 2; r++)
+        cr_assert(e[r].status == EXIT_INPUT && strstr(e[r].msg, "rank 1 of 2 has other weights of a teacher"), "%s",
+                  e[r].msg);
+    free(a), free(b);
+}
+
+Test(dist, memory_is_that_of_all_ranks_of_a_host) {
+    DistJob j = {.config = "configs/tiny-gqa.yaml", .over = {"train.batch=2", "train.micro_batch=1"}};
+    static const CommOps ops = {.name = "none"};
+    Comm c = {.ops = &ops, .world = 2, .locals = 2};
+    Config *cfg = xcalloc(1, sizeof *cfg);
+    Trainer *t = xcalloc(1, sizeof *t);
+    Err e = {0};
+    dist_config(cfg, &j);
+    cfg->comm = &c;
+    cr_assert(trainer_open_stage(t, cfg, 0, true, &e), "%s", e.msg);
+    cr_assert(trainer_fits(t, &e), "%s", e.msg);
+    c.locals = 1 << 28;
+    cr_assert(!trainer_fits(t, &e) && e.status == EXIT_WORLD && strstr(e.msg, "for all ranks of this host"), "%s",
+              e.msg);
+    trainer_close(t);
+    config_free(cfg);
+    free(cfg), free(t);
+}
+
 Test(dist, gradients_may_travel_as_bf16) {
     for (int stage = 0; stage < 3; stage++) {
         char zero[32];

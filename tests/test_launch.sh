@@ -29,6 +29,9 @@ grep -q '^rank 0 of 2 (KVSMITH_RANK' "$tmp/out" && [ "$(grep -c '^rank ' "$tmp/o
 # This launcher's ranks are what count, wherever it stands itself.
 RANK=7 WORLD_SIZE=9 LOCAL_RANK=1 SLURM_PROCID=3 SLURM_NTASKS=4 launch -n 2 -- bench comm --seconds 0.01 --bytes 4096 >/dev/null 2>"$tmp/err" ||
     wrong "inside others: exit $?: $(cat "$tmp/err")"
+# Whoever starts it may leave SIGCHLD ignored.
+timeout 60 env --ignore-signal=CHLD "$prog" launch -n 2 -- bench comm --seconds 0.01 --bytes 4096 >/dev/null 2>"$tmp/err" ||
+    wrong "SIGCHLD ignored: exit $?: $(cat "$tmp/err")"
 verdict launch
 
 refused() { # part, then the words
@@ -59,7 +62,7 @@ verdict refusals
 
 # ---- SIGKILL and SIGSTOP of a random rank at a random moment: the others say who, in time, and nothing is left.
 RANDOM=20
-trials=30 # half and half; two at a time
+trials=${LAUNCH_TRIALS:-12} # half and half; six at a time
 trial() { # number
     local t=$1 kind=KILL victim=$2 delay=$3 out=$tmp/trial$1 start rc ids
     [ $((t % 2)) -eq 1 ] && kind=STOP

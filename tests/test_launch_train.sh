@@ -13,7 +13,7 @@ same_end() { # run folders
     ls -A "$1" | grep -q '^\.tmp-' && wrong "$1 holds: $(ls -A "$1" | tr '\n' ' ')"
 }
 args="train configs/tiny-gqa.yaml --threads 1 -q train.batch=4 train.micro_batch=2 train.dtype=f32 train.dropout=0.1 train.steps=60
-    train.eval_every=20 train.eval_tokens=256 train.save_every=5 train.log_every=1 train.keep_last=2 dist.check_every=7"
+    train.eval_every=20 train.eval_first=true train.eval_tokens=256 train.save_every=5 train.log_every=1 train.keep_last=2 dist.check_every=7"
 "$prog" $args run.dir="$tmp/ref" || wrong "reference: exit $?"
 "$prog" launch -n 2 -- $args run.dir="$tmp/two" >"$tmp/out" 2>"$tmp/err" || wrong "exit $?: $(cat "$tmp/err")"
 [ -s "$tmp/out" ] && wrong "-q, and stdout has: $(cat "$tmp/out")"
@@ -40,13 +40,23 @@ trial() { # number, rank, milliseconds
     grep -q 'restart 1 of 2' "$tmp/trial$t.err" && echo "$t" >>"$tmp/restarted"
 }
 for t in 1 2 3 4 5 6; do
-    trial $t $((RANDOM % 2)) "$(printf '%03d' $((RANDOM % 500)))" &
+    trial $t $((RANDOM % 2)) "$(printf '%03d' $((RANDOM % 150)))" &
     [ $((t % 3)) -eq 0 ] && wait
 done
 wait
 for t in 1 2 3 4 5 6; do same_end "$tmp/trial$t" "$tmp/ref"; done
 [ "$(wc -l <"$tmp/restarted")" -ge 3 ] || wrong "only $(wc -l <"$tmp/restarted") of 6 runs were hit while they trained"
 verdict goes-on-after-failures
+
+# A restart before the first checkpoint begins where the run did, not at step 1; a later one goes on from its own folder.
+cp -r "$tmp/ref/step-000055" "$tmp/origin"
+again() { KVSMITH_RANK=0 KVSMITH_WORLD=1 KVSMITH_FD=0 KVSMITH_RESTART=1 "$prog" $args --resume "$tmp/origin" run.dir="$tmp/again" >"$tmp/out" 2>&1 || wrong "exit $?: $(cat "$tmp/out")"; }
+again
+head -n 1 "$tmp/again/metrics.jsonl" | grep -q '^{"step":56,' || wrong "a restart began at $(head -n 1 "$tmp/again/metrics.jsonl")"
+cmp "$tmp/again/last/model.safetensors" "$tmp/ref/last/model.safetensors" >>"$bad" 2>&1
+rm -r "$tmp/origin"/*
+again # from step 60, its own: nothing is left to do
+verdict restarts-where-it-began
 
 # ---- a signal to the launcher
 long="$args train.steps=100000 optim.schedule_steps=60"

@@ -194,6 +194,27 @@ Test(ranks, batch_script_of_slurm) {
     refused(&env, RANKS_AUTO, "srun");
 }
 
+/* srun --mpi=pmi2 leaves PMI's rank and size without MPICH's rank on the host. */
+Test(ranks, pmi_of_another_launcher) {
+    Env env = {0};
+    Ranks r;
+    set_from(&env, RANKS_SLURM, 5, 8, 1);
+    set(&env, "PMI_RANK", "5");
+    set(&env, "PMI_SIZE", "8");
+    FIND_OK(&r, RANKS_AUTO, &env);
+    cr_assert(r.from == RANKS_SLURM && r.rank == 5 && r.world == 8 && r.local == 1);
+    drop(&env, "PMI_RANK");
+    FIND_OK(&r, RANKS_AUTO, &env);
+    set(&env, "PMI_RANK", "6");
+    refused(&env, RANKS_AUTO, "SLURM_PROCID=5 and PMI_RANK=6");
+    set_from(&env, RANKS_SLURM, 5, 8, 1);
+    set(&env, "PMI_RANK", "x");
+    refused(&env, RANKS_AUTO, "PMI_RANK: expected a whole number");
+    set(&env, "PMI_RANK", "5");
+    set(&env, "PMI_SIZE", "8");
+    refused(&env, RANKS_AUTO, "MPI_LOCALRANKID");
+}
+
 Test(ranks, nonsense) {
     static const struct {
         const char *name, *value;

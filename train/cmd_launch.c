@@ -40,30 +40,26 @@ static const struct argp_option options[] = {
     {0}};
 static const CliSpec spec = {
     .args = "-- train|bench comm ...",
-    .doc = "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given. "
-           "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
-           "--max-restarts the run then begins again with --resume auto. SIGINT and SIGTERM reach every rank once. The "
-           "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
-           "interrupted.",
+    .doc =
+        "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given. "
+        "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
+        "--max-restarts the run then goes on from its newest checkpoint. SIGINT and SIGTERM reach every rank once. The "
+        "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
+        "interrupted.",
     .options = options,
     .take = take,
     .min_args = 1,
     .max_args = -1};
 
-/* What begins again goes on from what the run folder holds by now, whatever it began from. */
+/* What begins again goes on from what the run folder holds by now, and where that is nothing from where it began:
+ * `train` sees by KVSMITH_RESTART that a given checkpoint is for the second case alone. */
 static void resume(Args *a) {
-    int n = 0;
     if (strcmp(a->word[1], "train")) return;
-    for (int i = 1; i <= a->nword; i++) {
-        if (!strcmp(a->word[i], "--resume"))
-            i++;
-        else if (strncmp(a->word[i], "--resume=", 9))
-            a->word[++n] = a->word[i];
-    }
-    a->word[++n] = "--resume";
-    a->word[++n] = "auto";
-    a->word[n + 1] = NULL;
-    a->nword = n;
+    for (int i = 1; i <= a->nword; i++)
+        if (!strcmp(a->word[i], "--resume") || !strncmp(a->word[i], "--resume=", 9)) return;
+    a->word[++a->nword] = "--resume";
+    a->word[++a->nword] = "auto";
+    a->word[a->nword + 1] = NULL;
 }
 
 int cmd_launch(int argc, char **argv) {

@@ -18,8 +18,8 @@ int cmd_train(int argc, char **argv);
 enum { KEY_RESUME = 1000, KEY_PLAN, KEY_RANKS, OVERRIDES_MAX = 256, RANKS_MOST = 1 << 16 };
 typedef struct {
     const char *config, *resume; /* resume NULL: a new run; "auto"; or a checkpoint's directory */
-    bool plan;
-    int64_t ranks; /* 0: not given */
+    bool plan, again;            /* again: `launch` starts it another time */
+    int64_t ranks;               /* 0: not given */
     Comm planned;
     int noverride;
     char *override[OVERRIDES_MAX];
@@ -80,16 +80,17 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     return false;
 }
 
-/* Where the run begins: a malloc'ed checkpoint directory, or NULL for the beginning. */
-static bool find_start(RunDir *d, const char *resume, char **dir, bool *here, Err *e) {
+/* Where the run begins: a malloc'ed checkpoint directory, or NULL for the beginning. again: a launcher has started it
+ * another time, and what the folder holds comes before the checkpoint that it began from. */
+static bool find_start(RunDir *d, const char *resume, bool again, char **dir, bool *here, Err *e) {
     int64_t newest;
     *dir = NULL;
     *here = true;
     if (!resume) return true;
-    if (!strcmp(resume, "auto")) {
+    if (again || !strcmp(resume, "auto")) {
         if (!run_dir_newest(d, &newest, e)) return false;
         if (newest >= 0) *dir = run_dir_step(d, newest);
-        return true;
+        if (newest >= 0 || !strcmp(resume, "auto")) return true;
     }
     *dir = realpath(resume, NULL);
     if (!*dir) return err_errno(e, "checkpoint", resume);
@@ -142,7 +143,7 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
         if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
         lora_begin(&t->lora, (uint64_t)c->run.seed);
     }
-    if (!dist_same(t->comm, "data", t->text.hash, e)) return false;
+    if (!dist_same(t->comm, "data", t->text.hash, e) || !dist_start(&t->dist, e)) return false;
     t->tokens0 = t->flops_from = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;
     if (!trainer_writes(t)) return best_told(t, e);
@@ -227,7 +228,7 @@ typedef struct {
     char *start; /* malloc'ed checkpoint directory; NULL: the beginning */
     bool here;
 } Place;
-static bool place_open(Place *p, const Config *cfg, const char *resume, Err *e) {
+static bool place_open(Place *p, const Config *cfg, const char *resume, bool again, Err *e) {
     struct {
         char start[4096];
         int64_t here;
@@ -238,7 +239,7 @@ static bool place_open(Place *p, const Config *cfg, const char *resume, Err *e) 
         p->dir.path = xstrdup(cfg->run.dir);
     } else {
         if (!run_dir_open(&p->dir, cfg->run.dir, resume != NULL, e)) return false;
-        if (!find_start(&p->dir, resume, &p->start, &p->here, e)) return false;
+        if (!find_start(&p->dir, resume, again, &p->start, &p->here, e)) return false;
         if (p->start && strlen(p->start) >= sizeof told.start)
             return err_input(e, "checkpoint: a path of %zu characters", strlen(p->start));
         if (p->start) strcpy(told.start, p->start);
@@ -262,13 +263,14 @@ static void place_close(Place *p) {
 static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *status, Err *e) {
     Place at;
     TrainState peek = {0};
-    bool ok = place_open(&at, cfg, a->resume, e), here = at.here;
+    bool ok = place_open(&at, cfg, a->resume, a->again, e), here = at.here;
     const char *start_dir = at.start;
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
     ok = ok && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e));
     int first = ok ? config_stage_at(cfg, peek.step) : 0;
+    /* No rank takes memory while another looks how much is free. */
     ok = ok && stages_check(t, cfg, first, e) && (start_dir || checkpoint_fits(cfg->init_from, cfg, e)) &&
-         trainer_open_stage(t, cfg, first, false, e);
+         comm_barrier(cfg->comm, "memory", e) && trainer_open_stage(t, cfg, first, false, e);
     if (!ok) {
         place_close(&at);
         return false;
@@ -337,6 +339,7 @@ int cmd_train(int argc, char **argv) {
         train_catch_signals();
         ok = ranks_begin(cfg, &cli, a.plan, &r, &e);
         comm = cfg->comm;
+        a.again = r.from == RANKS_LAUNCH && r.restart > 0;
         cfg->quiet = cli.quiet;
         if (ok && a.plan)
             ok = r.rank || plan_print(t, cfg, cli.json, stdout, &e);

@@ -43,12 +43,13 @@ static bool late(Mpi *m, Err *e) {
     Comm *c = &m->comm;
     int W = c->world;
     char *said = xcalloc((size_t)W, SAID), *heard = xcalloc((size_t)W, 1), where[160];
-    Said mine = {.calls = c->calls, .log = c->log, .kind = (int)m->call->kind};
-    snprintf(mine.name, sizeof mine.name, "%s", m->call->name);
+    Said *mine = xcalloc(1, sizeof *mine);
+    *mine = (Said){.calls = c->calls, .log = c->log, .kind = (int)m->call->kind};
+    snprintf(mine->name, sizeof mine->name, "%s", m->call->name);
     double until = now_seconds() + fmax(0.5, fmin(3, c->deadline));
     int missing = -1, other = -1, nmissing = W;
     heard[c->rank] = 1;
-    while (nmissing && now_seconds() < until && !m->mpi->roll_call(&mine, sizeof mine, said, heard)) {
+    while (nmissing && now_seconds() < until && !m->mpi->roll_call(mine, sizeof *mine, said, heard)) {
         nmissing = 0;
         for (int q = 0; q < W; q++) nmissing += !heard[q];
         usleep(1000);
@@ -58,7 +59,7 @@ static bool late(Mpi *m, Err *e) {
         memcpy(&s, said + q * SAID, sizeof s);
         if (!heard[q])
             missing = q;
-        else if (q != c->rank && (s.calls != mine.calls || s.log != mine.log))
+        else if (q != c->rank && (s.calls != mine->calls || s.log != mine->log))
             other = q;
     }
     m->failed = true;
@@ -75,7 +76,7 @@ static bool late(Mpi *m, Err *e) {
     } else {
         err_world(e, "%s: no end within %g s, though every rank answers", where, c->deadline);
     }
-    /* `said` and `mine` may still be written and read by what is under way: the process ends soon. */
+    /* `said` and `mine` may still be written and read by what is under way: the process ends soon, they stay. */
     return false;
 }
 

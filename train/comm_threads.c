@@ -47,6 +47,9 @@ static bool missing(Comm *c, const Call *k, Err *e) {
         if (!s->here[r]) at += snprintf(who + at, sizeof who - (size_t)at, "%s%d", at ? ", " : "", r);
     s->broken = true;
     pthread_cond_broadcast(&s->moved);
+    if (!*who)
+        return err_world(e, "rank %d on %s: %s \"%s\" (call %llu): the others gave this rank up", c->rank, c->host,
+                         comm_kind_name(k->c.kind), k->name, (unsigned long long)k->number);
     return err_world(e, "rank %d on %s: %s \"%s\" (call %llu): rank %s is missing after %g s", c->rank, c->host,
                      comm_kind_name(k->c.kind), k->name, (unsigned long long)k->number, who, c->deadline);
 }
@@ -58,7 +61,8 @@ static bool meet(Comm *c, const Call *k, Err *e) {
     uint64_t round = s->round;
     bool ok = true;
     s->here[c->rank] = true;
-    if (++s->arrived == s->world) {
+    /* Ranks that gave up have counted themselves as arrived, and their buffers may be gone. */
+    if (++s->arrived == s->world && !s->broken && s->stopped < 0) {
         s->arrived = 0;
         s->round++;
         memset(s->here, 0, sizeof s->here);

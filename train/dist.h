@@ -125,6 +125,8 @@ bool dist_any(Dist *, const char *name, bool *flag, int n, Err *);
 /* Weights (and at stage 0 moments) are the same bits on every rank: EXIT_WORLD names those that differ from the most.
  */
 bool dist_check(Dist *, int64_t step, Err *);
+/* The same of what they begin with, whose files may differ: EXIT_INPUT. */
+bool dist_start(Dist *, Err *);
 /* EXIT_INPUT: a rank runs with another `what` ("settings", "data") than rank 0. */
 bool dist_same(Comm *, const char *what, uint64_t hash, Err *);
 /* Rank 0's bytes to all. */

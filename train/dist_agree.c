@@ -61,14 +61,23 @@ static uint64_t bits(uint64_t h, Tensor t) {
     return rng_mix(h, n);
 }
 
-bool dist_check(Dist *d, int64_t step, Err *e) {
-    if (d->world == 1) return true;
-    uint64_t h = 0, *all = xcalloc((size_t)d->world, sizeof *all);
+static uint64_t checksum(const Dist *d) {
+    uint64_t h = 0;
     for (int i = 0; i < d->all.n; i++)
         for (int role = 0; role < PARAM_ROLES; role++) {
             Tensor t = d->all.p[i].t[role];
             if (role != PARAM_GRAD && present(t) && t.p) h = bits(h, t);
         }
+    return h;
+}
+
+bool dist_start(Dist *d, Err *e) {
+    return d->world == 1 || dist_same(d->comm, "weights to begin with", checksum(d), e);
+}
+
+bool dist_check(Dist *d, int64_t step, Err *e) {
+    if (d->world == 1) return true;
+    uint64_t h = checksum(d), *all = xcalloc((size_t)d->world, sizeof *all);
     bool ok = gather_bits(d->comm, "checksums", h, all, e);
     int most = 0;
     uint64_t right = h;

@@ -106,11 +106,10 @@ static void relay(Child *c, int rank) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return;
         if (n < 0) break;
-        for (ssize_t i = 0; i < n; i++)
-            if (buf[i] == '\n' || c->n == LINE_MAX_BYTES - 1)
-                line(c, rank);
-            else
-                c->line[c->n++] = buf[i];
+        for (ssize_t i = 0; i < n; i++) {
+            if (buf[i] == '\n' || c->n == LINE_MAX_BYTES - 1) line(c, rank);
+            if (buf[i] != '\n') c->line[c->n++] = buf[i];
+        }
     }
     if (c->pipe < 0) return;
     line(c, rank);
@@ -229,6 +228,8 @@ bool launch_run(Launch *l, Err *e) {
     sigaddset(&ours, SIGTERM);
     sigaddset(&ours, SIGHUP);
     sigprocmask(SIG_BLOCK, &ours, &before);
+    /* Whoever started this may have left it ignored: then nobody could learn how a rank ended. */
+    signal(SIGCHLD, SIG_DFL);
     int signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
     bool ok = signals >= 0 || err_world(e, "launch: signals: %s", strerror(errno));
     ok = ok && comm_shm_make(l->ranks, &fd, e);
@@ -241,7 +242,10 @@ bool launch_run(Launch *l, Err *e) {
     }
     if (ok) last_words(&w);
     l->status = verdict(&w);
-    for (int r = 0; r < l->ranks; r++) free(w.child[r].held);
+    for (int r = 0; r < l->ranks; r++) {
+        if (w.child[r].pipe >= 0) close(w.child[r].pipe); /* a process that is none of ours has its other end */
+        free(w.child[r].held);
+    }
     free(w.child);
     sigprocmask(SIG_SETMASK, &before, NULL);
     return ok;

@@ -137,11 +137,19 @@ static bool source_read(Ranks *r, RanksFrom from, bool wanted, char *const *env,
     return true;
 }
 
-static bool agrees(const char *an, int a, const char *bn, int b, const char *of, Err *e) {
+static bool agrees(const Source *as, const char *an, int a, const Source *bs, const char *bn, int b, Err *e) {
     if (a == b) return true;
     return err_input(
-        e, "environment: %s=%d and %s=%d contradict each other: unset one, or say who counts: dist.launcher=%s", an, a,
-        bn, b, of);
+        e, "environment: %s=%d and %s=%d contradict each other: unset one, or say who counts: dist.launcher=%s or %s",
+        an, a, bn, b, as->name, bs->name);
+}
+
+/* PMI is not MPICH's alone: other launchers (srun --mpi=pmi2) leave its rank and size, without a rank on the host. */
+static bool pmi_agrees(const Ranks *r, char *const *env, Err *e) {
+    const Source *a = &sources[r->from], *b = &sources[RANKS_MPICH];
+    int rank = r->rank, world = r->world;
+    return number(env, b->rank, 0, WORLD_MAX, &rank, e) && number(env, b->world, 1, WORLD_MAX, &world, e) &&
+           agrees(a, a->rank, r->rank, b, b->rank, rank, e) && agrees(a, a->world, r->world, b, b->world, world, e);
 }
 
 bool ranks_find(Ranks *r, RanksFrom want, char *const *env, Err *e) {
@@ -151,6 +159,10 @@ bool ranks_find(Ranks *r, RanksFrom want, char *const *env, Err *e) {
     if (want == RANKS_ALONE) return true;
     for (RanksFrom f = RANKS_LAUNCH; f < NRANKS_FROM; f++) {
         if (want != RANKS_AUTO && want != f) continue;
+        if (found && f == RANKS_MPICH && !var(env, sources[f].local)) {
+            if (!pmi_agrees(r, env, e)) return false;
+            continue;
+        }
         if (!source_read(&other, f, want == f, env, &there, e)) return false;
         if (!there) continue;
         if (!found) {
@@ -159,9 +171,9 @@ bool ranks_find(Ranks *r, RanksFrom want, char *const *env, Err *e) {
             continue;
         }
         const Source *a = &sources[r->from], *b = &sources[f];
-        if (!agrees(a->rank, r->rank, b->rank, other.rank, a->name, e) ||
-            !agrees(a->world, r->world, b->world, other.world, a->name, e) ||
-            !agrees(a->local, r->local, b->local, other.local, a->name, e))
+        if (!agrees(a, a->rank, r->rank, b, b->rank, other.rank, e) ||
+            !agrees(a, a->world, r->world, b, b->world, other.world, e) ||
+            !agrees(a, a->local, r->local, b, b->local, other.local, e))
             return false;
         if (!r->locals) r->locals = other.locals;
     }

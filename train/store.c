@@ -265,9 +265,10 @@ static void serve(Host *h, Guest *g) {
 static void welcome(Host *h, int listener, bool local) {
     for (int s; (s = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) {
         Guest *at = h->guest;
-        for (int i = 0; i < PENDING; i++) { /* a free place, or that of who has been silent longest */
-            Guest *g = &h->guest[i];
-            if (at->fd >= 0 && (g->fd < 0 || g->since < at->since)) at = g;
+        for (int i = 0; i < PENDING; i++) { /* a free place, or that of who has been silent longest; */
+            Guest *g = &h->guest[i];        /* who has got what it came for, and only has to say so, comes last */
+            bool sooner = !g->rank != !at->rank ? !g->rank : g->since < at->since;
+            if (at->fd >= 0 && (g->fd < 0 || sooner)) at = g;
         }
         if (local && !same_user(s)) {
             close(s);

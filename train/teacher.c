@@ -95,7 +95,7 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     rows_take(s, c, N);
     if (!hf_load(s->dir, &s->model, e)) return false;
     s->hash = hash_of(s);
-    return true;
+    return dist_same(t->comm, "weights of a teacher", s->hash, e);
 }
 
 bool teacher_open(Trainer *t, ModelOpts *student, Err *e) {

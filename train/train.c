@@ -72,8 +72,9 @@ static bool validate(Trainer *t, Err *e) {
 /* What the weights that the run starts from are worth: a record alone, as no checkpoint of step 0 can be the best. */
 static bool validate_first(Trainer *t, Err *e) {
     ValRecord v;
-    if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e) || !journal_val(&t->metrics, &v, e)) return false;
-    if (t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
+    if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e)) return false;
+    if (trainer_writes(t) && !journal_val(&t->metrics, &v, e)) return false;
+    if (trainer_writes(t) && t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
     progress_say(&t->progress, "before step 1  validation loss %.4f over %lld %s", v.loss, (long long)v.tokens,
                  v.task ? "answers" : "tokens");
     return true;

@@ -292,12 +292,16 @@ bool trainer_fits(const Trainer *t, Err *e) {
            group = system_bytes("/sys/fs/cgroup/memory.max", "");
     if (group) room = zmin(room, group); /* not less what is in use: most of that are pages of files */
     trainer_regions(t, false, &r);
-    if (!room || r.host <= room) return true;
+    /* Other ranks of this host have the same, but for the copy that rank 0 writes from. */
+    size_t others = t->comm && t->comm->ops ? (size_t)imax(1, t->comm->locals) - 1 : 0, copy = 0;
+    if (saver_region(t)) copy = saver_region(t)->peak;
+    size_t need = r.host + others * (r.host - copy);
+    if (!room || need <= room) return true;
     return err_world(
         e,
-        "the run needs %zu bytes of memory, %zu are free; a smaller train.micro_batch, data.seq_len or model "
+        "the run needs %zu bytes of memory%s, %zu are free; a smaller train.micro_batch, data.seq_len or model "
         "needs less, see --plan",
-        r.host, room);
+        need, others ? " for all ranks of this host" : "", room);
 }
 
 /* ---- the parts of the loop ------------------------------------------------------------------------------------------

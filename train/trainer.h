@@ -100,8 +100,9 @@ void trainer_close(Trainer *);
 /* What is mapped; when dry, what would be. peaks: of it, the highest use so far, which a whole run makes equal. */
 void trainer_regions(const Trainer *, bool peaks, Regions *);
 
-/* A dry trainer's regions fit into what this machine, or the group of processes it runs in, has free: EXIT_WORLD if
- * not. The system itself promises memory that it does not have, and kills who believes it. */
+/* A dry trainer's regions, and those of the other ranks of this host, fit into what this machine, or the group of
+ * processes it runs in, has free: EXIT_WORLD if not. The system itself promises memory that it does not have, and kills
+ * who believes it. */
 bool trainer_fits(const Trainer *, Err *);
 
 /* Whether this rank writes: the run folder, journals, checkpoints, samples and progress are rank 0's. */
