@@ -277,6 +277,27 @@ static bool marks_fit(const CompareRow *r, Node *tree, const Node *at, const cha
                           scalar(at, "%.0f", (double)(r->mark_steps[last] - r->mark_hold[last])), at, e);
 }
 
+/* Every mark's schedule holds; and a run that goes on from the one before is a run of its own, so that nothing in it
+ * may be measured in parts of its length. */
+static bool marks_hold(const CompareRow *r, const Node *at, const char *path, Err *e) {
+    const Config *cfg = &r->cfg;
+    const char *what = NULL;
+    if (cfg->nstages) return true;
+    if (cfg->optim.warmup.unit == LENGTH_PERCENT && cfg->optim.warmup.n > 0) what = "optim.warmup in percent";
+    if (cfg->train.compression.ramp && cfg->train.compression.target > 1) what = "train.compression.ramp";
+    for (int k = 0; k < cfg->model.nkinds; k++)
+        if (!strcmp(cfg->model.kind[k].mixer->name, "dmc")) what = "a mixer dmc";
+    if (what && r->marks.n > 1)
+        return node_refuse(at, path, e,
+                           "marks: %s depends on the length of a run, and marks go on from each other; give one", what);
+    int64_t warmup = config_schedule(cfg).warmup;
+    return warmup <= r->mark_hold[0] ||
+           node_refuse(
+               at, path, e,
+               "optim.warmup: %lld steps are more than the %lld that %g %% has before its decay; set it for the row",
+               (long long)warmup, (long long)r->mark_hold[0], r->marks.v[0]);
+}
+
 static bool row_read(Compare *c, int i, const Node *x, const Config *base, Device *dev, Err *e) {
     CompareRow *r = &c->row[i];
     char path[64], where[160];
@@ -320,6 +341,7 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
         return false;
     }
     if (!config_tree(&r->cfg, tree, 0, NULL, e)) return false;
+    if (r->marks.n && !marks_hold(r, tree_get(x, "marks"), path, e)) return false;
     r->decay = r->cfg.optim.lr > 0 ? r->cfg.optim.min_lr / r->cfg.optim.lr : 0;
     r->cfg.model.vocab = base->model.vocab;
     r->cfg.run.threads = base->run.threads;
@@ -497,6 +519,7 @@ char *compare_mark_start(const Compare *c, const CompareRow *r, double lr, int64
 
 /* A mark's own length and decay; what the next mark goes on from is saved where the decay begins, and kept. */
 static void mark_config(const CompareRow *r, int mark, Config *cfg) {
+    enum { KEEP_ALL = 1000000 };
     int64_t hold = r->mark_hold[mark];
     bool next = mark + 1 < r->marks.n && hold > 0;
     cfg->train.max_seconds = 0;
@@ -504,8 +527,11 @@ static void mark_config(const CompareRow *r, int mark, Config *cfg) {
     if (cfg->nstages) return;
     cfg->train.steps = r->mark_steps[mark];
     cfg->optim.decay_steps = (Length){(double)(r->mark_steps[mark] - hold), LENGTH_STEPS};
-    if (next) cfg->train.save_every = hold;
-    cfg->train.keep_last = imax(2, cfg->train.keep_last);
+    if (!next) return;
+    /* Saves while the rate decays - of an interruption, of a long decay - must not push that one out. */
+    cfg->train.save_every = hold;
+    cfg->train.keep_last = KEEP_ALL;
+    cfg->train.keep_best = false;
 }
 
 void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_t seed, int mark, const Origin *o,

@@ -207,7 +207,7 @@ bool model_dir_resolve(const char *path, char out[4096], Err *e) {
     if (strlen(path) > 2048) return err_input(e, "model path: longer than 2048 bytes");
     if (stat(path, &st)) return err_errno(e, "model", path);
     if (!S_ISDIR(st.st_mode))
-        return err_input(e, "model %s: expected a directory with config.json or a run folder, got a file", path);
+        return err_input(e, "model %.180s: expected a directory with config.json or a run folder, got a file", path);
     snprintf(out, 4096, "%s", path);
     if (has_config(path)) return true;
     static const char *const links[] = {"best", "last"};
@@ -222,5 +222,5 @@ bool model_dir_resolve(const char *path, char out[4096], Err *e) {
         free(link);
         if (has_config(out)) return true;
     }
-    return err_input(e, "model %s: no config.json in it, nor in its best or last checkpoint", path);
+    return err_input(e, "model %.180s: no config.json in it, nor in its best or last checkpoint", path);
 }

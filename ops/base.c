@@ -32,8 +32,11 @@ bool err_world(Err *e, const char *fmt, ...) {
 bool err_errno(Err *e, const char *what, const char *path) {
     int n = errno;
     bool users = n == ENOENT || n == ENOTDIR || n == EISDIR || n == EACCES || n == ELOOP || n == ENAMETOOLONG;
-    return users ? err_input(e, "%s %s: %s", what, path, strerror(n))
-                 : err_world(e, "%s %s: %s", what, path, strerror(n));
+    enum { END = 180 }; /* of a long path the end, so that the reason still fits */
+    size_t len = strlen(path);
+    const char *cut = len > END ? "..." : "", *end = len > END ? path + len - END : path;
+    return users ? err_input(e, "%s %s%s: %s", what, cut, end, strerror(n))
+                 : err_world(e, "%s %s%s: %s", what, cut, end, strerror(n));
 }
 
 void check_failed(const char *file, int line, const char *cond, const char *fmt, ...) {

@@ -17,6 +17,7 @@ typedef struct {
     double lr_scale; /* factor of the learning rate; 1 unless set */
     bool own_decay;  /* `decay` is its weight decay, where it decays at all, not the optimizer's */
     double decay;
+    int64_t since; /* steps of the run before it was trained, 0 unless set: what the optimizer counts begins there */
     Tensor t[PARAM_ROLES]; /* one shape; ABSENT where a role was not visited */
     size_t at;             /* of a range: its first number's place in the tensor; else 0 */
 } Param;

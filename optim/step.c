@@ -8,9 +8,10 @@ void optimizer_step(Run *r, const Params *s, const OptimizerCfg *c, double lr, d
         AdamwCfg adamw = c->adamw;
         MuonCfg muon = c->with;
         if (p->own_decay) adamw.decay = muon.decay = p->decay;
+        const int64_t own = p->since ? t + c->skipped - p->since : t;
         if (c->muon && muon_takes(p->t[PARAM_WEIGHT], p->flags))
-            muon_step(r, p, &muon, lr * p->lr_scale, gscale, t);
+            muon_step(r, p, &muon, lr * p->lr_scale, gscale, own);
         else
-            adamw_step(r, p, &adamw, lr * p->lr_scale, gscale, t);
+            adamw_step(r, p, &adamw, lr * p->lr_scale, gscale, own);
     }
 }

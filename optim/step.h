@@ -8,8 +8,10 @@ typedef struct {
     bool muon; /* matrices that muon_takes are stepped by it */
     AdamwCfg adamw;
     MuonCfg with;
+    int64_t skipped; /* steps of the run that were left out: Param.since counts them, t does not */
 } OptimizerCfg;
 
 /* The t-th step, t >= 1, at learning rate lr times each parameter's lr_scale; gradients are read times gscale and not
- * changed. While measuring, the roles of the parameters need shapes alone. */
+ * changed. A parameter that is trained since a later step is in its t + skipped - since th. While measuring, the roles
+ * of the parameters need shapes alone. */
 void optimizer_step(Run *, const Params *, const OptimizerCfg *, double lr, double gscale, int64_t t);

@@ -10,14 +10,15 @@ ok() {
     [ $s -eq 0 ] || wrong "compare $*: exit $s: $(cat "$tmp/err")"
 }
 refused() { # PART ROWS: exit 2, an empty stdout, one line with PART on stderr, nothing made
-    local part=$1 s
-    compare $ci "rows=$2" dir="$tmp/no/such"
+    local part=$1 rows=$2 s
+    shift 2
+    compare $ci "rows=$rows" dir="$tmp/no/such" "$@"
     s=$?
-    [ $s -eq 2 ] || wrong "$2: exit $s, expected 2: $(cat "$tmp/err")"
-    [ -s "$tmp/out" ] && wrong "$2: printed $(head -c 80 "$tmp/out")"
-    [ "$(wc -l <"$tmp/err")" -eq 1 ] && [ "$(wc -m <"$tmp/err")" -le 301 ] || wrong "$2: not one line: $(cat "$tmp/err")"
-    grep -qF -e "$part" "$tmp/err" || wrong "$2: expected '$part' in: $(cat "$tmp/err")"
-    [ -e "$tmp/no" ] && wrong "$2: made $(find "$tmp/no")"
+    [ $s -eq 2 ] || wrong "$rows: exit $s, expected 2: $(cat "$tmp/err")"
+    [ -s "$tmp/out" ] && wrong "$rows: printed $(head -c 80 "$tmp/out")"
+    [ "$(wc -l <"$tmp/err")" -eq 1 ] && [ "$(wc -m <"$tmp/err")" -le 301 ] || wrong "$rows: not one line: $(cat "$tmp/err")"
+    grep -qF -e "$part" "$tmp/err" || wrong "$rows: expected '$part' in: $(cat "$tmp/err")"
+    [ -e "$tmp/no" ] && wrong "$rows: made $(find "$tmp/no")"
 }
 field() { grep -o "\"$2\": *[^,}]*" "$1" | head -n 1 | sed 's/^[^:]*: *//'; }
 begun() { grep -c ': begins at\|: goes on at' "$tmp/out"; }
@@ -81,6 +82,14 @@ for f in $(cd "$tmp/all" && ls -d */*/last/model.safetensors gqa/converted/model
 done
 verdict resumed
 
+# the checkpoint that the next mark begins with outlives all that are saved behind it: of the best, of a long decay
+own='decay: 60, lrs: [3e-3], set: {optim.warmup: 0}'
+ok $few base.train.eval_every=1 base.train.keep_best=true "rows=[{name: mha}, {name: on, from: mha, marks: [10, 20], $own}, {name: alone, from: mha, marks: [20], $own}]" dir="$tmp/long"
+on=$tmp/long/on/lr-3e-3-seed-1-mark
+[ -e "$on-10/step-000002" ] && [ -e "$on-10/step-000004" ] && [ ! -e "$on-20/step-000002" ] || wrong "mark 10 has $(ls "$on-10"), mark 20 $(ls "$on-20")"
+cmp "$on-20/last/model.safetensors" "$tmp/long/alone/lr-3e-3-seed-1-mark-20/last/model.safetensors" >>"$bad" 2>&1
+verdict long-decay
+
 ok $ci --threads 1 dir="$tmp/ci" -q # every layout and a teacher
 [ "$(sed -n '/^Losses after/,$p' "$tmp/ci/table.md" | grep -c '^| [a-z].*%) |')" -eq $(($(grep -c 'convert:' $ci))) ] || wrong "$(cat "$tmp/ci/table.md")"
 grep -q '^  path: .*/ci/mha/lr-1e-2-seed-1/last' "$tmp/ci/gqa3-aligned-kd/lr-3e-3-seed-1-mark-5/config.yaml" || wrong "gqa3-aligned-kd learns from $(grep -A2 teacher "$tmp/ci/gqa3-aligned-kd/"*5/config.yaml)"
@@ -100,6 +109,9 @@ refused 'expected to ascend' "[$mha, {name: x, from: mha, marks: [5, 5.01]}]"
 refused 'at most 8 numbers' "[$mha, {name: x, from: mha, marks: [1, 2, 3, 4, 5, 6, 7, 8, 9]}]"
 refused 'is that of the marks' "[$mha, {name: x, from: mha, marks: [5], set: {optim.schedule: cosine}}]"
 refused 'stages go with one mark' "[$mha, {name: x, from: mha, marks: [5, 10], set: {stages: [{name: a, steps: 1}]}}]"
+refused 'optim.warmup: 5 steps are more than the 1 that 1 %' "[$mha, {name: x, from: mha, marks: [1, 20]}]"
+refused 'optim.warmup in percent depends' "[$mha, {name: x, from: mha, marks: [5, 10], set: {optim.warmup: 10%}}]"
+refused 'a mixer dmc depends' "[$mha, {name: x, from: mha, convert: {to: dmc}, marks: [5, 10], set: {optim.warmup: 0}}]"
 refused 'to: required' "[$mha, {name: x, from: mha, convert: {kv_heads: 3}}]"
 refused 'expected a map' "[$mha, {name: x, from: mha, convert: mqa}]"
 refused 'expected a value, got a map' "[$mha, {name: x, from: mha, convert: {to: mqa, method: {a: 1}}}]"

@@ -572,6 +572,8 @@ static const struct {
     {"train.skip_z=3", NULL},
     {"train.skip_window=3", NULL},
     {"train.skip_most=3", NULL},
+    {"train.keep_last=3", NULL},
+    {"train.keep_best=false", NULL},
     {"model.vocab=0", NULL},
     {"model.vocab=258", "model.vocab: 258, but the run was begun with 257"},
     {"model.layers=4", "model.layers: 4, but the run was begun with 3"},

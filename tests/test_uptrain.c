@@ -231,6 +231,44 @@ Test(uptrain, frozen_tensors_stay) {
     close_trainer(u, &b);
 }
 
+/* AdamW's first step is lr sign(g), whatever the step of the run: of what was frozen until then, too. */
+Test(uptrain, thawed_tensors_begin_at_their_first_step) {
+    static const char *const over[] = {
+        "stages=[{name: a, steps: 3, set: {train.train_only: '*.mlp.*'}}, {name: b, steps: 1}, {name: c, steps: 4}]",
+        "optim={lr: 0.02, warmup: 0, schedule: constant, clip: 0, weight_decay: 0, beta2: 0.999}"};
+    static const struct {
+        int stage;
+        int64_t step, since, skipped;
+    } cases[] = {{1, 3, 3, 0}, {1, 3, 3, 2}, {2, 4, 3, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config cfg;
+        Err e = {0};
+        TrainRecord r;
+        Trainer *t = xcalloc(1, sizeof *t);
+        settings(&cfg, 2, over);
+        cr_assert(trainer_open_stage(t, &cfg, cases[i].stage, false, &e), "%s", e.msg);
+        model_init(&t->model, 3);
+        t->state.step = cases[i].step;
+        t->state.skip.skipped = cases[i].skipped;
+        const Param *q = param(t, "model.layers.0.self_attn.q_proj.weight");
+        cr_assert(q->since == cases[i].since && param(t, "model.layers.0.mlp.up_proj.weight")->since == 0);
+        size_t n = tensor_count(q->t[0]);
+        real *before = xcalloc(n, sizeof *before);
+        memcpy(before, q->t[0].p, n * sizeof *before);
+        step(t, &r);
+        /* m = 0.1 g, v = 0.001 g^2, corrected for as many steps */
+        double steps = (double)(cases[i].step + 1 - cases[i].since), worst = 0,
+               size = 0.02 * 0.1 / (1 - pow(0.9, steps)) / sqrt(0.001 / (1 - pow(0.999, steps)));
+        for (size_t k = 0; k < n; k++) {
+            double g = (double)R(q->t[PARAM_GRAD])[k], moved = (double)(before[k] - R(q->t[0])[k]);
+            if (fabs(g) > 1e-4) worst = fmax(worst, fabs(moved - copysign(size, g)) / size);
+        }
+        cr_assert(worst < 1e-3, "case %zu: %g off a step of %g", i, worst, size);
+        free(before);
+        close_trainer(t, &cfg);
+    }
+}
+
 Test(uptrain, groups_have_their_rates) {
     Config a, b;
     Trainer *t = OPEN(

@@ -128,6 +128,7 @@ ok configs/tiny-gqa.yaml $one run.dir="$tmp/wide" train.steps=1 optim.warmup=0
 ok configs/tiny-mha.yaml $one run.dir="$tmp/deep" train.steps=1 optim.warmup=0 model.layers=3
 ok configs/tiny-mha.yaml $one run.dir="$tmp/vocab" train.steps=1 optim.warmup=0 model.vocab=300
 refused "teacher.path: .*nosuch" $stock teacher.path="$tmp/nosuch"
+refused "teacher.path: .*x: File name too long" $stock teacher.path="$(printf 'x%.0s' $(seq 400))"
 refused "teacher.path: .*vocabulary of 300" $stock teacher.path="$tmp/vocab"
 refused "teacher.path: .*vocabulary of 32" $stock teacher.path="$tmp/mqar"
 cp -r "$tmp/mha/last/" "$tmp/other"

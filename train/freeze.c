@@ -80,3 +80,11 @@ void freeze_rates(Params *p, const OptimCfg *o) {
                 break;
             }
 }
+
+void freeze_since(Params *p, const Config *run, int k) {
+    for (int i = 0; i < p->n; i++) {
+        p->p[i].since = 0;
+        for (int s = k; s >= 0 && freeze_trained(config_stage(run, s).cfg, p->p[i].name); s--)
+            p->p[i].since = config_stage(run, s).first;
+    }
+}

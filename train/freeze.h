@@ -17,4 +17,7 @@ bool freeze_check(const Model *, const Config *, Err *);
 void freeze_mark(Params *, const Model *);
 /* The rates of the first group that matches. */
 void freeze_rates(Params *, const OptimCfg *);
+/* Param.since in stage k of the run: where the stages begin that have trained a tensor up to here. Its moments begin
+ * there, and so must the count that corrects their bias. */
+void freeze_since(Params *, const Config *run, int k);
 size_t freeze_count(const Model *); /* numbers of the tensors that are trained */

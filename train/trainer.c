@@ -120,6 +120,7 @@ static bool sharding_open(Trainer *t, Err *e) {
     OptimizerCfg c = optimizer_cfg(&t->cfg->optim, 0);
     params_collect(&t->params, &t->model);
     freeze_rates(&t->params, &t->cfg->optim);
+    freeze_since(&t->params, t->run, t->stage);
     adapters_collect(&t->adapters, &t->model, &t->lora);
     freeze_rates(&t->adapters, &t->cfg->optim);
     return dist_open(&t->dist, &t->model, &t->params, &c, t->comm, &t->run->dist,
@@ -406,7 +407,8 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     if (!skips(t, r, e)) return false;
     if (!r->skipped) {
         OptimizerCfg how = optimizer_cfg(o, t->model.seed);
-        int64_t number = t->state.step + 1 - t->state.skip.skipped;
+        how.skipped = t->state.skip.skipped;
+        int64_t number = t->state.step + 1 - how.skipped;
         if (t->lora.n) {
             optimizer_step(&run, &t->adapters, &how, r->lr, clip.scale, number);
             lora_apply(&run, &t->lora);
