@@ -17,3 +17,14 @@ verdict() {
     : >"$bad"
 }
 wrong() { echo "$*" >>"$bad"; }
+# Ids of the processes named $1 ('' is any) whose parent is $2 ('' is any): a bare Debian has no pgrep.
+processes() {
+    local stat line name rest
+    for stat in /proc/[0-9]*/stat; do
+        { read -r line <"$stat"; } 2>/dev/null || continue # it has ended meanwhile
+        name=${line#*(} rest=${line##*) }
+        rest=(${rest})
+        [ -n "$1" ] && [ "${name%)*}" != "$1" ] && continue
+        [ -z "$2" ] || [ "${rest[1]}" = "$2" ] && echo "${line%% *}"
+    done
+}

@@ -7,11 +7,11 @@ launch() { "$prog" launch "$@"; } # in the foreground only: `&` would start a sh
 # No process of ours may outlive a launcher; each has this variable.
 export LAUNCH_TEST=$$.$RANDOM
 orphans() {
-    for p in $(pgrep -x kvsmith); do
+    for p in $(processes kvsmith ''); do
         tr '\0' '\n' 2>/dev/null <"/proc/$p/environ" | grep -qx "LAUNCH_TEST=$LAUNCH_TEST" && echo "$p"
     done 2>/dev/null
 }
-ranks_of() { pgrep -P "$1" | tr '\n' ' '; }
+ranks_of() { processes '' "$1" | tr '\n' ' '; }
 wait_for_ranks() { # launcher's id, number: the ids
     for _ in $(seq 1000); do
         ids=($(ranks_of "$1"))
@@ -173,10 +173,10 @@ else
     "${mpi[@]}" -np 3 "$prog" bench comm --seconds 30 --deadline 4 >"$tmp/out" 2>"$tmp/err" </dev/null &
     pid=$!
     for _ in $(seq 200); do
-        [ "$(pgrep -P $pid -x kvsmith | wc -l)" -eq 3 ] && [ -s "$tmp/out" ] && break
+        [ "$(processes kvsmith $pid | wc -l)" -eq 3 ] && [ -s "$tmp/out" ] && break
         sleep 0.05
     done
-    for p in $(pgrep -P $pid -x kvsmith); do
+    for p in $(processes kvsmith $pid); do
         tr '\0' '\n' <"/proc/$p/environ" | grep -qx OMPI_COMM_WORLD_RANK=1 && kill -STOP "$p"
     done
     wait $pid
