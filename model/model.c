@@ -120,7 +120,7 @@ void model_layer_init(const Model *m, int l, Weights *w, uint64_t seed) {
 }
 void model_layer_stage_end(const Model *m, int l, Weights *w) {
     const Kind *k = m->layer[l].kind;
-    if (k->mixer->stage_end) k->mixer->stage_end(m->layer[l].cfg, w->layer[l].mix);
+    if (k->mixer->stage_end) k->mixer->stage_end(m->dev, m->layer[l].cfg, w->layer[l].mix);
 }
 void model_stage_end(Model *m) {
     bool moments = m->opts.train && !(m->opts.without & MODEL_MOMENTS);

@@ -196,6 +196,25 @@ void cuda_merge(Cuda *, const CudaMerge *, float *y, float *z);
 void cuda_merge_backward(Cuda *, const CudaMerge *, float *dx, float *da, float *dw, float *big, float *small,
                          const float *dy, const float *y, const float *z);
 
+/* decide.cu: u (N,wide), alpha, bias, gone (N,G); of, first, off, id: those of Batch, on the device. A sequence's sums
+ * of decisions stand `stats` numbers apart, in dstat its derivatives. */
+typedef struct {
+    int N, B, G, wide, stats, group;
+    bool train, noise, smooth;
+    double gain, offset, temperature, eps;
+    uint64_t key;
+    const int *of, *first, *off;
+    const uint64_t *id;
+} CudaDecide;
+/* omega, gone, stat: or NULL. */
+void cuda_decide(Cuda *, const CudaDecide *, float *alpha, float *omega, float *bias, float *gone, float *stat,
+                 const float *u);
+void cuda_decide_backward(Cuda *, const CudaDecide *, float *du, float *dm, const float *dalpha, const float *domega,
+                          const float *dbias, const float *alpha, const float *omega, const float *dstat);
+/* w: float, or bf16 where `narrow`. */
+void cuda_mean_rows(Cuda *, int n, int d, float *y, const void *w, bool narrow, int each, int at, int k);
+void cuda_scale_column(Cuda *, size_t rows, int width, int column, float *x, float m);
+
 /* recur.cu: the recurrence of ops/recur.h; off, first, seq: those of Batch, on the device. K <= CUDA_RECUR_WIDTH. */
 enum { CUDA_RECUR_CHUNK = 64, CUDA_RECUR_WIDTH = 256 };
 typedef struct {

@@ -288,3 +288,48 @@ void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, 
     }
     arena_release(r->scratch, mark);
 }
+
+/* ---- decisions ---- */
+static CudaDecide decide_pass(Run *r, Tensor alpha, int wide, Decide d) {
+    const Batch *b = r->batch;
+    CHECK(alpha.n[0] == b->N, "%d rows of %d", alpha.n[0], b->N);
+    CudaDecide p = {.N = b->N,
+                    .B = b->B,
+                    .G = alpha.n[1],
+                    .wide = wide,
+                    .stats = 2 * STATS,
+                    .group = d.group,
+                    .train = r->mode & RUN_TRAIN,
+                    .noise = r->mode & RUN_TRAIN && !(r->mode & RUN_STILL),
+                    .smooth = r->mode & RUN_SMOOTH,
+                    .gain = d.gain,
+                    .offset = d.offset,
+                    .temperature = d.temperature,
+                    .eps = d.eps,
+                    .key = noise_key(r, NOISE_DECISION)};
+    p.of = upload_ints(r, b->of, b->N, "sequences of rows"), p.first = upload_ints(r, b->first, b->N, "documents");
+    p.off = upload_ints(r, b->off, b->B + 1, "first rows");
+    if (p.noise) p.id = upload(r, b->id, b->B, sizeof *b->id, "samples");
+    return p;
+}
+_Static_assert((int)STAT_MERGED == 0, "sums of decisions come first");
+void cuda_op_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor gone, Tensor u, Decide d) {
+    CHECK(u.n[0] == alpha.n[0] && u.n[1] == (present(omega) ? 2 : 1) * alpha.n[1] &&
+              tensor_count(bias) == tensor_count(alpha),
+          "alpha (%d,%d), u (%d,%d)", alpha.n[0], alpha.n[1], u.n[0], u.n[1]);
+    Mark mark = arena_mark(r->scratch);
+    CudaDecide p = decide_pass(r, alpha, u.n[1], d);
+    if (!measuring(r)) cuda_decide(C(r), &p, R(alpha), maybe(omega), R(bias), maybe(gone), maybe(r->stat), R(u));
+    arena_release(r->scratch, mark);
+}
+void cuda_op_decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor domega, Tensor dbias, Tensor alpha,
+                             Tensor omega, Decide d) {
+    CHECK(tensor_count(du) == tensor_count(alpha) && present(dm) == present(domega), "%d rows", alpha.n[0]);
+    Mark mark = arena_mark(r->scratch);
+    CudaDecide p = decide_pass(r, alpha, 0, d);
+    p.stats = STATS;
+    if (!measuring(r))
+        cuda_decide_backward(C(r), &p, R(du), maybe(dm), maybe(dalpha), maybe(domega), R(dbias), R(alpha), maybe(omega),
+                             maybe(r->dstat));
+    arena_release(r->scratch, mark);
+}

@@ -271,6 +271,19 @@ static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int
     if (!measuring(r) && columns_of(&c, dy, to, dx, from, n)) cuda_columns_backward(C(r), c, R(dx), R(dy));
 }
 
+static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
+    int n = y.n[0], d = y.rank > 1 ? y.n[1] : 1;
+    CHECK((w.rank > 1 ? w.n[1] : 1) == d && at >= 0 && k > 0 && ((long)n * k - 1) * each + at < w.n[0],
+          "y (%d,%d), w (%d), rows %d k + %d of %d", n, d, w.n[0], each, at, k);
+    bool narrow = w.dtype == BF16;
+    if (!measuring(r)) cuda_mean_rows(C(r), n, d, R(y), narrow ? w.p : R(w), narrow, each, at, k);
+}
+static void scale_column(Run *r, Tensor x, int c, double m) {
+    int w = last(x);
+    CHECK(c >= 0 && c < w, "column %d of %d", c, w);
+    if (!measuring(r)) cuda_scale_column(C(r), tensor_count(x) / (size_t)w, w, c, R(x), (float)m);
+}
+
 /* ---- linear attention, Mamba-2 ---- */
 static size_t groups_of(Tensor narrow, Tensor wide) {
     size_t V = (size_t)last(narrow), M = tensor_count(narrow) / V;
@@ -429,6 +442,10 @@ static const Ops ops_cuda = {
     .attend_lanes = cuda_op_attend_lanes,
     .merge = cuda_op_merge,
     .merge_backward = cuda_op_merge_backward,
+    .decide = cuda_op_decide,
+    .decide_backward = cuda_op_decide_backward,
+    .mean_rows = mean_rows,
+    .scale_column = scale_column,
     .recur = cuda_op_recur,
     .recur_backward = cuda_op_recur_backward,
     .short_conv = cuda_op_short_conv,

@@ -17,6 +17,9 @@ static inline int *upload_ints(Run *r, const int *from, int n, const char *name)
 }
 static inline real *maybe(Tensor t) { return present(t) ? R(t) : NULL; }
 
+void cuda_op_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor gone, Tensor u, Decide d);
+void cuda_op_decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor domega, Tensor dbias, Tensor alpha,
+                             Tensor omega, Decide d);
 void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge);
 void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
                              Tensor lse);

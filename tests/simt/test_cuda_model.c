@@ -129,7 +129,7 @@ Test(cuda_model, gradients_and_moments_begin_at_zero) {
 
 /* A model that the device does not run yet is refused by one line that names what is missing. */
 static void refused_in_order(const Animal *a, const Err *e) {
-    bool known = strstr(e->msg, "decisions to merge or evict rows") != NULL;
+    bool known = false;
     char what[96];
     for (const CudaLedger *l = cuda_missing(); l->op; l++) {
         snprintf(what, sizeof what, "does not have %s yet, ", l->op);

@@ -183,9 +183,11 @@ Test(cuda_run, text_logits_and_perplexity_are_the_cpus, .timeout = 300) {
  */
 Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
     char *cfg = config_file();
-    CHECK_REFUSED(RUN("train", "configs/tiny-dmc.yaml", "--device", "cuda", "--plan"), EXIT_INPUT,
-                  "device cuda does not have decisions to merge or evict rows yet, which layer 0 needs (model.kinds.");
-    CHECK_REFUSED(RUN("train", "configs/tiny-dms.yaml", "run.device=cuda", "-q"), EXIT_INPUT, "mixer dmc, ffn swiglu");
+    CHECK_REFUSED(
+        RUN("train", cfg, "--device", "cuda", "--plan", "model.kinds.full.mixer=kda", "model.kinds.full.kv_heads=4",
+            "model.kinds.full.head_dim=300"),
+        EXIT_INPUT,
+        "device cuda does not have recurrences of keys wider than 256 yet, which layer 0 needs (model.kinds.");
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "train.dtype=bf16", "--plan"), EXIT_INPUT,
                   "device cuda computes in f32");
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q", "model.layers=1", "model.ffn.hidden=1000000",
