@@ -31,9 +31,6 @@ Fields fields_zero_at(Device *);
 /* What a pass asks for and the device does not have, an op of the ledger or a step that the host takes with tensors in
  * its own memory. Said while the pass is measured: whoever opens the model then asks device_lack (NULL: nothing) and
  * refuses it, in place of failing when it runs. The first is kept, with the layer it was asked for in; asking clears
- * it. host_step says the same, and nothing where the host can take the step. */
+ * it. */
 void device_lacks(Run *, const char *what);
 const char *device_lack(Device *, int *layer);
-static inline void host_step(Run *r, const char *what) {
-    if (device_apart(r->dev)) device_lacks(r, what);
-}

@@ -146,6 +146,88 @@ Test(cuda_run, either_device_goes_on_from_the_others_checkpoint, .timeout = 300)
     free(cfg), free(ref), free(ref_dir), free(want[0]), free(want[1]);
 }
 
+/* Every number of a name in a run's records, in order. Returns how many. */
+static int recorded(const char *dir, const char *name, double to[64]) {
+    char *p = xformat("%s/metrics.jsonl", dir), *all = check_read(p, NULL), *key = xformat("\"%s\":", name), *at = all;
+    int n = 0;
+    while ((at = strstr(at, key)) && n < 64) to[n++] = strtod(at += strlen(key), NULL);
+    free(all), free(p), free(key);
+    return n;
+}
+static void same_checkpoint(const char *a, const char *b) {
+    static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors"};
+    for (int f = 0; f < 2; f++) {
+        char *x = xformat("%s/%s", a, files[f]), *y = xformat("%s/%s", b, files[f]);
+        same_file(x, y, 1e-4);
+        free(x), free(y);
+    }
+}
+/* A retrofit in three stages on both devices, and once more from the CPU's checkpoint in the second stage and from the
+ * device's: what hard decisions kept, losses, weights, moments; then text over a cache whose rows leave. */
+static void stages_are_the_cpus(const char *kind) {
+    static const char *const devices[] = {"cpu", "cuda"};
+    char *cfg = check_path("stages.yaml"), *dir[4];
+    double cr[4][64], loss[4][64];
+    int n[4], losses[4];
+    char *body = xformat(
+        "run: {dir: none, seed: 3, threads: 1}\n"
+        "model:\n"
+        "  d_model: 16\n"
+        "  layers: 2\n"
+        "  max_positions: 64\n"
+        "  kinds: {full: {mixer: dmc, heads: 4, kv_heads: 2, head_dim: 8, phase: zero, %s}}\n"
+        "  ffn: {kind: swiglu, hidden: 24}\n"
+        "data: {train: '%s', val_fraction: 0.1, seq_len: 16}\n"
+        "train: {dtype: f32, batch: 2, micro_batch: 2, eval_every: 0, save_every: 3, log_every: 1, keep_last: 9}\n"
+        "optim: {lr: 0.02, warmup: 0, schedule: constant}\n"
+        "stages:\n"
+        "  - {name: zero, steps: 2}\n"
+        "  - name: retrofit\n"
+        "    steps: 3\n"
+        "    set: {model.kinds.full.phase: soft, train.compression: {target: 2, ramp: true}}\n"
+        "  - {name: fix, steps: 2, set: {model.kinds.full.phase: soft, train.compression: {target: 2}}}\n",
+        kind, text_file());
+    check_write(cfg, body, strlen(body));
+    for (int k = 0; k < 4; k++) {
+        char *name = xformat("stages%d", k), *other = k < 2 ? NULL : xformat("%s/step-000003", dir[k == 2]);
+        dir[k] = check_path(name);
+        char *over = xformat("run.dir=%s", dir[k]);
+        if (k < 2)
+            free(good(RUN("train", cfg, "-q", "--device", devices[k], over)));
+        else
+            free(good(RUN("train", cfg, "-q", "--device", devices[k == 3], over, "--resume", other)));
+        n[k] = recorded(dir[k], "cr", cr[k]), losses[k] = recorded(dir[k], "loss", loss[k]);
+        free(name), free(over), free(other);
+    }
+    cr_assert(losses[0] == 7 && n[0] >= 5 && cr[0][n[0] - 1] > 1, "%d losses, %d ratios", losses[0], n[0]);
+    for (int k = 1; k < 4; k++) {
+        int less = k == 1 ? 0 : 3, few = imin(n[k], n[0]);
+        cr_assert(losses[k] == losses[0] - less && few >= 4, "%d losses, %d ratios", losses[k], n[k]);
+        CHECK_BYTES("hard decisions", cr[k] + n[k] - few, cr[0] + n[0] - few, (size_t)few * sizeof(double));
+        CHECK_RELATIVE("loss", loss[k], loss[0] + less, (size_t)losses[k], 1e-5);
+        char *want = xformat("%s/last", dir[0]), *got = xformat("%s/last", dir[k]);
+        same_checkpoint(got, want);
+        free(want), free(got);
+    }
+    Ran said[2];
+    char *model = xformat("%s/last", dir[0]);
+    for (int k = 0; k < 2; k++)
+        said[k] = RUN("generate", model, "--device", devices[k], "--prompt", "the cache keeps ", "--temperature", "0",
+                      "--max-new", "30", "--threads", "1");
+    for (int k = 0; k < 2; k++) cr_assert(said[k].status == 0, "%s", said[k].err);
+    cr_assert(!strcmp(said[0].out, said[1].out), "%s\nand\n%s", said[0].out, said[1].out);
+    char *kept[2] = {strstr(said[0].err, "cache "), strstr(said[1].err, "cache ")};
+    cr_assert(kept[0] && kept[1] && !strcmp(kept[0], kept[1]), "%s and %s", said[0].err, said[1].err);
+    cr_assert(strtod(kept[0] + 6, NULL) < 0.95 * 46 * 4 * 64, "no row left: %s", kept[0]);
+    for (int k = 0; k < 2; k++) free(said[k].out), free(said[k].err);
+    for (int k = 0; k < 4; k++) free(dir[k]);
+    free(cfg), free(body), free(model);
+}
+Test(cuda_run, dmc_in_three_stages, .timeout = 300) { stages_are_the_cpus("offset: 0, window: 4"); }
+Test(cuda_run, dms_in_three_stages, .timeout = 300) {
+    stages_are_the_cpus("action: evict, delay: 3, gain: 10, offset: 1");
+}
+
 /* The whole way: trained on the device with samples, then text, logits and perplexity, on both. */
 Test(cuda_run, text_logits_and_perplexity_are_the_cpus, .timeout = 300) {
     char *cfg = config_file(), *dir = check_path("run"), *best = xformat("%s/last", dir);
