@@ -28,9 +28,8 @@ static inline void run_release(Run *r, RunMark m) {
 /* Visitor that writes zeros to fields that lie on the device (NULL: with the host); see fields_zero. */
 Fields fields_zero_at(Device *);
 
-/* What a pass asks for and the device does not have, an op of the ledger or a step that the host takes with tensors in
- * its own memory. Said while the pass is measured: whoever opens the model then asks device_lack (NULL: nothing) and
- * refuses it, in place of failing when it runs. The first is kept, with the layer it was asked for in; asking clears
- * it. */
+/* What a pass asks for and the device does not have: an op of the ledger, or one of a size that it has not. Said while
+ * the pass is measured: whoever opens the model then asks device_lack (NULL: nothing) and refuses it, in place of
+ * failing when it runs. The first is kept, with the layer it was asked for in; asking clears it. */
 void device_lacks(Run *, const char *what);
 const char *device_lack(Device *, int *layer);
