@@ -94,7 +94,14 @@ typedef struct {
     const bool *gone; /* NULL: rows do not retire; otherwise */
     const int *tail;
     const float *retires; /* and Kv.gone of the pass */
+    int pieces, slots;    /* of the longest history that is split, 1: none is; rows that partials have room for */
+    float *part, *lses;   /* scratch (pieces,slots,heads,Dv), (pieces,slots,heads) */
 } CudaLanes;
+/* The history of a sequence with at most CUDA_SPLIT_ROWS wanted rows is gone through by as many blocks as it has
+ * pieces, a number that depends on its length alone: what a sequence gets does not depend on those beside it. */
+enum { CUDA_SPLIT_ROWS = 4, CUDA_PIECES = 32 };
+int cuda_lane_pieces(int rows);      /* of a lane that shows so many */
+int cuda_lane_pieces_most(int rows); /* of one that shows so many or fewer */
 void cuda_attend_lanes(Cuda *, const CudaAttend *, const CudaLanes *, float *o, float *lse, const float *before,
                        const float *q);
 

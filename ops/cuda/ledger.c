@@ -28,7 +28,7 @@ static const CudaLedger slow[] = {
     SLOW(linear_xent, "ids and targets are copied to the device in every call; hits are waited for"),
     SLOW(attend, "f32 on the plain units, not on the matrix units; the batch is copied to the device in every call"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
-    SLOW(attend_lanes, "as attend; one block goes through all of a history, however long"),
+    SLOW(attend_lanes, "as attend; keys are not read ahead; prefixes that sequences share are read for each"),
     SLOW(linear_distill, "as linear_xent"),
     SLOW(sumsq, "waits for the result"),
     {NULL, 0, NULL},

@@ -53,6 +53,20 @@ void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look l
     }
     arena_release(r->scratch, mark);
 }
+/* Pieces of the longest history that is split. */
+static int lanes_pieces(const Run *r, const Lanes *t) {
+    const Batch *b = r->batch;
+    int most = 1, m = 0;
+    for (int s = 0, from = 0; s < b->B; s++, from = m) {
+        while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
+        for (int h = 0; h < t->s.lanes && m > from && m - from <= CUDA_SPLIT_ROWS; h++) {
+            int lane = b->seq[s] * t->s.lanes + h;
+            int sinks = imax(0, imin(t->s0[lane] + t->s.sinks, t->lo[lane]) - t->s0[lane]);
+            most = imax(most, cuda_lane_pieces(sinks + t->hi[lane] - t->lo[lane]));
+        }
+    }
+    return most;
+}
 /* All of Lanes lies where the device can read it: the rows in its memory, the rest in that or in what it shares with
  * the host. */
 void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look,
@@ -62,8 +76,18 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
     CudaAttend a = attend_pass(r, &t->s, look, q, o);
     real *before = lse_before(r, lse, a.Dv, merge);
     int *seq = upload_ints(r, r->batch->seq, r->batch->B, "sequences");
+    int room = cuda_lane_pieces_most(t->maxpages * t->P), slots = imin(r->out.n, CUDA_SPLIT_ROWS * r->batch->B);
+    Tensor part = ABSENT, lses = ABSENT;
+    if (room > 1) {
+        part = SCRATCH(r, "partials of pieces", room, slots, look.heads, a.Dv);
+        lses = SCRATCH(r, "lse of pieces", room, slots, look.heads);
+    }
     if (!measuring(r)) {
-        CudaLanes l = {.P = t->P,
+        CudaLanes l = {.pieces = room > 1 ? lanes_pieces(r, t) : 1,
+                       .slots = slots,
+                       .part = maybe(part),
+                       .lses = maybe(lses),
+                       .P = t->P,
                        .maxpages = t->maxpages,
                        .sinks = t->s.sinks,
                        .alias = t->s.alias,
