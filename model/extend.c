@@ -59,6 +59,11 @@ static void gone_together(Model *m, Run *r, int N) {
  * state in m->inputs, in scratch that the caller gives back. */
 static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Tensor logits) {
     int N = r->batch->N, d = m->cfg.d_model;
+    const size_t one = sizeof(int), rows = (size_t)N * one;
+    run_give(r, 3,
+             (const Given[]){{m->idx, rows},
+                             {tok, rows},
+                             {want.idx == m->idx ? NULL : want.idx, (size_t)want.n * one}});
     Fields place = arena_placer(r->scratch);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_pass_fields(&m->layer[l].rows, N, &m->kv[l], &place);
@@ -119,6 +124,7 @@ static void replay(Model *m, const Cache *c, Run r, const int *accept) {
     Pick all = {r.batch->N, m->idx}, some = {a.N, row};
     r.batch = &a;
     r.mode &= ~(unsigned)RUN_HOLD;
+    run_give(&r, 1, &(Given){m->idx, (size_t)a.N * sizeof *m->idx});
     for (int l = 0; a.N && l < m->L; l++) {
         if (!has_state(m, l)) continue;
         Mark inner = arena_mark(r.scratch);

@@ -15,6 +15,16 @@ void view_close(Device *, Tensor t, Tensor view, bool write);
 /* The same in a pass, the copy in r->host; while measuring only that is taken. host_view waits for a device. */
 Tensor host_view(Run *, Tensor t, bool read);
 void host_write(Run *, Tensor t, Tensor view);
+/* Copies the batch, and what else of the host's ints or ids the ops of a pass will be given, to scratch, by one copy.
+ * Until that scratch is released, or other numbers stand at these addresses, ops take them from there, where by
+ * themselves each would copy what it reads. Nothing on the CPU. The caller gives the scratch back and then makes no op
+ * with this Run. */
+typedef struct {
+    const void *p; /* NULL: nothing */
+    size_t bytes;
+} Given;
+void run_give(Run *, int n, const Given *more);
+
 /* Both stacks of a Run. */
 typedef struct {
     Mark scratch, host;

@@ -243,6 +243,8 @@ struct Ops {
      * runs of 256, so that ranks that share a block can each sum a branch (the CPU side; the others have their own
      * order). */
     double (*sumsq)(Run *, Tensor x);
+    /* The sum of n tensors' sums of squares, with one synchronisation for all. */
+    double (*sumsqs)(Run *, int n, const Tensor *x);
 };
 
 /* Open a backend by name: "cpu", or "cuda" in a program that was built with it (ops/cuda/ledger.h: which ops it lacks).

@@ -83,6 +83,7 @@ static const struct {
     {"momentum", 4},
     {"momentum_bf16", 4},
     {"sumsq", 8},
+    {"sumsqs", 8},
 };
 double rig_limit(const char *op) {
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)

@@ -533,6 +533,7 @@ static const struct {
     ENTRY(adamw),
     ENTRY(momentum),
     ENTRY(sumsq),
+    ENTRY(sumsqs),
 };
 Test(ops, the_table_is_complete) {
     enum { N = sizeof covered / sizeof *covered };

@@ -96,4 +96,5 @@ const Ops TABLE(OPS_ISA) = {
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
+    .sumsqs = sumsqs,
 };

@@ -250,7 +250,12 @@ void cuda_recur_fold(Cuda *, size_t rows, int width, float *y, const float *x, i
 /* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */
 void cuda_xent(Cuda *, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g);
 enum { CUDA_SUMSQ_PIECE = 65536 };
-void cuda_sumsq(Cuda *, size_t n, const float *x, double *part, double *sum); /* part: one for each piece */
+typedef struct {
+    const float *x;
+    size_t n, first; /* numbers; number of its first piece */
+} CudaPieces;
+/* n tensors of `pieces` in all, some may have none; the table lies on the device. part: one for each piece. */
+void cuda_sumsq(Cuda *, int n, const CudaPieces *, size_t pieces, double *part, double *sum);
 
 /* distill.cu: n rows of V logits and of the teacher's: losses, and with g in place of the logits their gradient. */
 typedef struct {

@@ -34,9 +34,19 @@ extern "C" void cuda_xent(Cuda *c, int n, int V, float *logits, float *nll, int 
 }
 
 /* Sums of fixed pieces, added in order: the same whatever the device. */
-__global__ void sumsq_pieces(size_t n, const float *x, double *out) {
+__global__ void sumsq_pieces(int n, const CudaPieces *all, double *out) {
     SMEM_DYN(double, part);
-    size_t from = (size_t)blockIdx.x * CUDA_SUMSQ_PIECE, to = from + CUDA_SUMSQ_PIECE < n ? from + CUDA_SUMSQ_PIECE : n;
+    int lo = 0; /* the last tensor that begins at this piece or before it: one that has it, since others have none */
+    for (int hi = n; hi - lo > 1;) {
+        int mid = (lo + hi) / 2;
+        if (all[mid].first <= blockIdx.x)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    const float *x = all[lo].x;
+    size_t from = (blockIdx.x - all[lo].first) * CUDA_SUMSQ_PIECE, to = from + CUDA_SUMSQ_PIECE;
+    to = to < all[lo].n ? to : all[lo].n;
     double s = 0;
     for (size_t i = from + threadIdx.x; i < to; i += BLOCK) s += (double)x[i] * (double)x[i];
     s = block_sum(s, part);
@@ -49,8 +59,7 @@ __global__ void sumsq_total(size_t n, const double *in, double *sum) {
     s = block_sum(s, part);
     if (threadIdx.x == 0) *sum = s;
 }
-extern "C" void cuda_sumsq(Cuda *c, size_t n, const float *x, double *part, double *sum) {
-    size_t pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-    LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), WARPS * sizeof(double), c->stream, n, x, part);
+extern "C" void cuda_sumsq(Cuda *c, int n, const CudaPieces *all, size_t pieces, double *part, double *sum) {
+    LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), WARPS * sizeof(double), c->stream, n, all, part);
     LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), WARPS * sizeof(double), c->stream, pieces, part, sum);
 }

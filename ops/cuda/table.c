@@ -410,19 +410,33 @@ static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gsc
         cuda_momentum(C(r), n, R(u), narrow ? m.p : R(m), R(g), narrow, (float)mu, (float)gscale, nesterov,
                       (CudaRounding){round.key, round.at});
 }
-static double sumsq(Run *r, Tensor x) {
-    size_t n = tensor_count(x), pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
+/* Tensors by their pieces, each tensor's first one behind the last of the one before. */
+static double sumsqs(Run *r, int n, const Tensor *x) {
+    enum { AT_ONCE = 128 };
+    size_t pieces = 0;
     double sum = 0;
-    if (!n) return 0;
+    for (int i = 0; i < n; i++) pieces += (tensor_count(x[i]) + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
+    if (!pieces) return 0;
     Mark mark = arena_mark(r->scratch);
+    CudaPieces *all = arena_take(r->scratch, (size_t)n * sizeof *all, "tensors"), some[AT_ONCE];
     double *part = arena_take(r->scratch, (pieces + 1) * sizeof *part, "sumsq");
     if (!measuring(r)) {
-        cuda_sumsq(C(r), n, R(x), part, part + pieces);
+        size_t first = 0;
+        for (int i = 0, k = 0; i < n; i++) {
+            size_t count = tensor_count(x[i]);
+            some[k++] = (CudaPieces){count ? R(x[i]) : NULL, count, first};
+            first += (count + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
+            if (k < AT_ONCE && i + 1 < n) continue;
+            cuda_upload(C(r), all + i + 1 - k, some, (size_t)k * sizeof *some);
+            k = 0;
+        }
+        cuda_sumsq(C(r), n, all, pieces, part, part + pieces);
         cuda_download(C(r), &sum, part + pieces, sizeof sum);
     }
     arena_release(r->scratch, mark);
     return sum;
 }
+static double sumsq(Run *r, Tensor x) { return sumsqs(r, 1, &x); }
 
 static const Ops ops_cuda = {
     .name = "cuda",
@@ -494,5 +508,6 @@ static const Ops ops_cuda = {
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
+    .sumsqs = sumsqs,
 };
 const Ops *cuda_ops(void) { return &ops_cuda; }

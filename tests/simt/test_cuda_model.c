@@ -255,6 +255,41 @@ Test(cuda_model, dropout_and_recomputation_are_the_cpus, .timeout = 120) {
                   "%s: %s", names[i], msg);
 }
 
+/* What ops read of the host they find where the pass has brought it: two copies, of that and of the losses'
+ * derivatives, for all layers; passes over a history store their rows by two more for each slot. */
+unsigned long simt_uploads(void);
+Test(cuda_model, a_pass_brings_the_hosts_numbers_at_once, .timeout = 60) {
+    Err e = {0};
+    const Animal *a = &zoo[zoo_find("none between attention")];
+    Side s;
+    ModelOpts o = {.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .dropout = 0.1};
+    Cache cache;
+    Pass p;
+    real g[ZOO_ROWS], nll[ZOO_ROWS], logits[ZOO_ROWS * 16];
+    cr_assert(side_open(&s, "cuda", a, o, &e), "%s", e.msg);
+    zoo_whole(&p, s.cfg.vocab);
+    for (int i = 0; i < p.b.N; i++) g[i] = (real)0.1;
+    model_zero_grad(&s.m);
+    unsigned long before = simt_uploads();
+    model_train(&s.m, &p.b, p.tok, p.tgt, g, nll);
+    cr_assert_eq(simt_uploads() - before, 2);
+    model_score(&s.m, &p.b, p.tok, p.tgt, nll, NULL);
+    cr_assert_eq(simt_uploads() - before, 3);
+    cr_assert(model_cache_open(&s.m, &cache, ZOO_SEQS, ZOO_ROWS, ZOO_ROWS, 3, false, &e) &&
+                  model_extend_reserve(&s.m, &cache, ZOO_ROWS, ZOO_ROWS, ZOO_SEQS, &e),
+              "%s", e.msg);
+    int slots = 0;
+    for (int l = 0; l < s.m.L; l++) slots += s.m.layer[l].owner && s.m.layer[l].rows.lanes;
+    before = simt_uploads();
+    cr_assert(
+        slots > 0 && s.cfg.vocab <= 16 &&
+        model_extend(&s.m, &cache, &p.b, p.tok, (Pick){p.b.N, s.m.idx}, TENSOR(logits, REAL, p.b.N, s.cfg.vocab), &e));
+    cr_assert_eq(simt_uploads() - before, 1 + 4 * (unsigned long)slots, "%lu copies, %d slots", simt_uploads() - before,
+                 slots);
+    kv_close(&cache);
+    side_close(&s);
+}
+
 /* Mistakes of a backend that the comparison must see, each in the field that it shows in first. */
 static void turns_forward_alone(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
     (void)sign;
