@@ -197,7 +197,8 @@ static void moves_done(Cache *c, const Slot *s) {
     if (!m || !m->n) return;
     Run r = run_make(c->dev, &c->moving);
     Mark mark = arena_mark(r.scratch);
-    Tensor dense = SCRATCH(&r, "moved rows", MOVES, imax(s->t.s.kdim, s->t.s.vdim));
+    const int n[] = {MOVES, imax(s->t.s.kdim, s->t.s.vdim)};
+    Tensor dense = scratch_tensor(&r, "moved rows", s->t.data.dtype, 2, n);
     move_part(&r, s, m, dense, key_number, s->t.s.kdim);
     if (!s->t.s.alias) move_part(&r, s, m, dense, value_number, s->t.s.vdim);
     m->n = 0;

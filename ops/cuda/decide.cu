@@ -75,13 +75,13 @@ extern "C" void cuda_decide_backward(Cuda *c, const CudaDecide *p, float *du, fl
                 dstat);
 }
 
-DEVICE float number(float v) { return v; }
-DEVICE float number(bf16 v) { return to_float(v); }
+DEVICE float as_float(float v) { return v; }
+DEVICE float as_float(bf16 v) { return to_float(v); }
 template <class T> __global__ void mean_rows(size_t n, size_t d, float *y, const T *w, size_t each, size_t at, int k) {
     EACH(i, n) {
         float s = 0;
         for (int j = 0; j < k; j++)
-            s += number(w[((i / d * (size_t)k + (size_t)j) * each + at) * d + i % d]) / (float)k;
+            s += as_float(w[((i / d * (size_t)k + (size_t)j) * each + at) * d + i % d]) / (float)k;
         y[i] = s;
     }
 }
