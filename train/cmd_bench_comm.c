@@ -121,7 +121,7 @@ static bool right(Bench *b, CommCall call, Err *e) {
 /* Rank 0 says how often. */
 static bool runs_for(Bench *b, double once, int *runs, Err *e) {
     double n = fmin(RUNS_MAX, fmax(RUNS_LEAST, b->seconds / fmax(once, 1e-9)));
-    if (!comm_do(b->c, (CommCall){COMM_BROADCAST, "number of runs", &n, 1, F64, 0}, e)) return false;
+    if (!comm_do(b->c, (CommCall){COMM_BROADCAST, "number of runs", &n, 1, F64, 0, NULL}, e)) return false;
     *runs = (int)n;
     return true;
 }
@@ -179,7 +179,7 @@ static bool measure_all(Bench *b, size_t most, Err *e) {
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
             bool parts = kinds[i] == COMM_REDUCE_SCATTER || kinds[i] == COMM_GATHER;
             size_t n = bytes / sizeof(float) / (parts ? W : 1);
-            CommCall call = {kinds[i], "bench", b->buf, n, F32, (int)W - 1};
+            CommCall call = {kinds[i], "bench", b->buf, n, F32, (int)W - 1, NULL};
             if (n && !measure(b, call, n * (parts ? W : 1) * sizeof(float), e)) return false;
         }
     return measure(b, (CommCall){.kind = COMM_BARRIER, .name = "bench", .dtype = F32}, 0, e);
@@ -221,7 +221,10 @@ int cmd_bench_comm(int argc, char **argv) {
     bool ok = ranks_find(&r, a.from, environ, &e);
     if (ok && r.world == 1)
         ok = err_input(&e, "bench comm: one rank has nobody to talk to: kvsmith launch -n 2 -- bench comm");
-    ok = ok && ranks_open(&r, a.by, a.deadline, rng_name(0, KVSMITH_VERSION), &c, &e) && bench(&a, &cli, &r, c, &e);
+    ok = ok &&
+         ranks_open(&r, &(RanksHow){.by = a.by, .deadline = a.deadline, .config = rng_name(0, KVSMITH_VERSION)}, &c,
+                    &e) &&
+         bench(&a, &cli, &r, c, &e);
     if (!ok) {
         status = cli_fail(&e);
         comm_stop(c);
