@@ -188,7 +188,7 @@ Test(comm, pieces_cover) {
         for (int k = COMM_REDUCE; k <= COMM_BROADCAST; k++)
             for (size_t i = 0; i < 7; i++) {
                 enum { ROOM = 4096 };
-                CommCall call = {(CommKind)k, "x", NULL, counts[i], BF16, world / 2};
+                CommCall call = {(CommKind)k, "x", NULL, counts[i], BF16, world / 2, NULL};
                 bool parts = k == COMM_REDUCE_SCATTER || k == COMM_GATHER;
                 size_t n = counts[i] * (parts ? (size_t)world : 1);
                 unsigned char *seen = xcalloc(n + 1, 1);

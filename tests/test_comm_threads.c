@@ -147,16 +147,16 @@ static bool two_names(Comm *c, void *ctx, Err *e) {
     return comm_do(c, mine, e);
 }
 Test(comm_threads, calls_that_differ_are_named) {
-    static const CommCall base = {COMM_REDUCE, "layer 3", NULL, 2, F32, 0};
+    static const CommCall base = {COMM_REDUCE, "layer 3", NULL, 2, F32, 0, NULL};
     const struct {
         CommCall other;
         const char *part;
     } cases[] = {
-        {{COMM_REDUCE, "layer 4", NULL, 2, F32, 0}, "rank 1 reduce \"layer 4\""},
-        {{COMM_BROADCAST, "layer 3", NULL, 2, F32, 0}, "rank 1 broadcast \"layer 3\""},
-        {{COMM_REDUCE, "layer 3", NULL, 1, F32, 0}, "(call 1, 1 F32"},
-        {{COMM_REDUCE, "layer 3", NULL, 2, BF16, 0}, "2 BF16"},
-        {{COMM_REDUCE, "layer 3", NULL, 2, F32, 1}, "root 1)"},
+        {{COMM_REDUCE, "layer 4", NULL, 2, F32, 0, NULL}, "rank 1 reduce \"layer 4\""},
+        {{COMM_BROADCAST, "layer 3", NULL, 2, F32, 0, NULL}, "rank 1 broadcast \"layer 3\""},
+        {{COMM_REDUCE, "layer 3", NULL, 1, F32, 0, NULL}, "(call 1, 1 F32"},
+        {{COMM_REDUCE, "layer 3", NULL, 2, BF16, 0, NULL}, "2 BF16"},
+        {{COMM_REDUCE, "layer 3", NULL, 2, F32, 1, NULL}, "root 1)"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Err e[3];
