@@ -123,12 +123,13 @@ static bool host(Meet *m, double until, double deadline, const void *bytes, size
     const StoreKey *k = m->key;
     int W = k->world, left = W - 1;
     uint64_t *numbers = xcalloc((size_t)W, sizeof *numbers);
-    bool *has = xcalloc((size_t)W, 1), news = true, ok = true;
+    bool *has = xcalloc((size_t)W, 1), news = true, wrote = false, ok = true;
     char odd[100] = "";
     while (ok && left && now_seconds() < until) {
         if (news) {
             file_make(m->file, k, m->number, 0, numbers, bytes, n);
             ok = note_write(m, store_file_size(0, W, n), e);
+            wrote |= ok;
             news = false;
         }
         for (int r = 1; ok && r < W; r++) {
@@ -155,7 +156,7 @@ static bool host(Meet *m, double until, double deadline, const void *bytes, size
                        left > 1 ? " and others" : "", m->path, deadline, odd);
     }
     for (int r = 0; r < W; r++)
-        if (!r || has[r]) {
+        if (r ? has[r] : wrote) {
             char *path = name_of(m, r);
             unlink(path);
             free(path);

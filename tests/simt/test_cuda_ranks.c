@@ -160,6 +160,34 @@ Test(cuda_ranks, ranks_meet_by_a_file, .timeout = 120) {
     free(at), free(store), free(first);
 }
 
+/* Ranks as torchrun starts them on two hosts, the second with the device `local`; status of rank 0, both outputs. */
+static Ran two_hosts(const char *local, const char *address) {
+    char *cfg = config_file(), *dir = check_path("hosts");
+    const char *program = getenv("KVSMITH");
+    char *line =
+        xformat("k='%s train %s run.dir=%s run.device=cuda train.steps=1 dist.deadline=20'; export WORLD_SIZE=2 %s "
+                "MASTER_PORT=%d; RANK=1 LOCAL_RANK=%s $k & RANK=0 LOCAL_RANK=0 $k; s=$?; wait; exit $s",
+                program ? program : "build/simt/kvsmith", cfg, dir, address, 20000 + (int)(getpid() % 20000), local);
+    Ran r = check_run_argv((const char *const[]){"sh", "-c", line, NULL});
+    free(cfg), free(dir), free(line);
+    return r;
+}
+Test(cuda_ranks, hosts_meet_by_an_address, .timeout = 120) {
+    Ran r = two_hosts("1", "MASTER_ADDR=127.0.0.1");
+    cr_assert(r.status == 0 && strstr(r.out, "rank 0 of 2 (RANK, WORLD_SIZE of torchrun), by nccl ("), "%s%s", r.out,
+              r.err);
+    free(r.out), free(r.err);
+    r = two_hosts("1", "x=y");
+    cr_assert(r.status == EXIT_INPUT &&
+                  strstr(r.err, "need a place to meet: set MASTER_ADDR and MASTER_PORT, or dist.store"),
+              "%s", r.err);
+    free(r.out), free(r.err);
+    r = two_hosts("0", "MASTER_ADDR=127.0.0.1");
+    cr_assert(r.status == EXIT_WORLD && strstr(r.err, "(call 0): NCCL: invalid usage: two ranks have one device"), "%s",
+              r.err);
+    free(r.out), free(r.err);
+}
+
 /* ---- failures -------------------------------------------------------------------------------------------------------
  */
 static void broken(const char *fault, const char *says, const char *rank1) {
