@@ -1,7 +1,8 @@
 /* test_cuda_ranks.c: ranks with an emulated device each, over the emulated NCCL: what they compute, what is saved, and
  * what ends them. */
 #include "../check.h"
-#include "../../ops/file.h"
+#include "../../ops/host.h"
+#include "../../train/comm_nccl.h"
 #include <jansson.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -271,6 +272,48 @@ Test(cuda_ranks, what_cannot_be_is_said, .timeout = 120) {
                   EXIT_WORLD, "NCCL: libnccl-emulated.so is not beside the program, where the loader looks");
     cr_assert(!check_exists(dir));
     free(alone), free(cfg), free(own), free(cp), free(dir);
+}
+
+/* In this process, a rank alone: what travels is nobody's until the wait, what was computed before goes along, and two
+ * calls may be under way. */
+Test(cuda_ranks, what_travels_is_not_there_before_the_wait, .timeout = 60) {
+    enum { N = 300, TIMES = 40 };
+    Comm *c = NULL;
+    Device *dev = NULL;
+    Err e = {0};
+    CommNcclOpen o = {.world = 1, .locals = 1, .deadline = 20};
+    cr_assert(comm_nccl_open(&o, &c, &e) && device_open(&dev, "cuda:0", 1, &e), "%s", e.msg);
+    const Memory *m = device_memory(dev, false);
+    float *x[3], host[N], back[N];
+    for (int k = 0; k < 3; k++) cr_assert((x[k] = m->take(m, sizeof host)));
+    int early = 0;
+    for (int t = 0; t < TIMES; t++) {
+        for (int k = 0; k < 3; k++) {
+            for (int i = 0; i < N; i++) host[i] = (float)(t * 1000 + k * 300 + i);
+            device_write(dev, x[k], host, sizeof host);
+            CommCall call = {.kind = k % 2 ? COMM_GATHER : COMM_REDUCE,
+                             .name = "numbers",
+                             .buf = x[k],
+                             .count = N,
+                             .dtype = F32,
+                             .at = dev};
+            cr_assert(comm_start(c, call, &e), "%s", e.msg);
+        }
+        device_read(dev, back, x[2], sizeof back);
+        early += !(back[N - 1] == host[N - 1]);
+        cr_assert(comm_wait(c, &e), "%s", e.msg);
+        for (int k = 0; k < 3; k++) {
+            device_read(dev, back, x[k], sizeof back);
+            for (int i = 0; i < N; i++)
+                cr_assert(back[i] == (float)(t * 1000 + k * 300 + i), "time %d: number %d of %d is %g", t, i, k,
+                          (double)back[i]);
+        }
+    }
+    cr_assert(early > TIMES / 20, "of %d early reads %d saw it", TIMES, early);
+    cr_assert_eq(c->calls, 3 * TIMES);
+    for (int k = 0; k < 3; k++) m->give(m, x[k]);
+    device_close(dev);
+    comm_close(c);
 }
 
 /* Every collective on the devices' memory, several sizes, results checked by the program. */
