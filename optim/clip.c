@@ -9,7 +9,7 @@ Clip clip_norm(Run *r, const Params *s, double max_norm) {
     for (int i = 0; i < s->n; i++) {
         if (!s->p[i].frozen && !(s->p[i].flags & FIELD_BALANCE)) g[n++] = s->p[i].t[PARAM_GRAD];
         if (n < AT_ONCE && i + 1 < s->n) continue;
-        sum += r->ops->sumsqs(r, n, g);
+        sum = r->ops->sumsqs(r, sum, n, g);
         n = 0;
     }
     return clip_scale(sqrt(sum), max_norm);

@@ -53,7 +53,7 @@ static const struct {
     {"linear_steady", 6},
     {"merge", 12},
     {"merge_backward", 24},
-    {"decide", 4},
+    {"decide", 24}, /* as many as the decision is large */
     {"decide_backward", 4},
     {"mean_rows", 4},
     {"scale_column", 2},

@@ -411,12 +411,12 @@ static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gsc
                       (CudaRounding){round.key, round.at});
 }
 /* Tensors by their pieces, each tensor's first one behind the last of the one before. */
-static double sumsqs(Run *r, int n, const Tensor *x) {
+static double sumsqs(Run *r, double start, int n, const Tensor *x) {
     enum { AT_ONCE = 128 };
     size_t pieces = 0;
-    double sum = 0;
+    double sum = start;
     for (int i = 0; i < n; i++) pieces += (tensor_count(x[i]) + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-    if (!pieces) return 0;
+    if (!pieces) return start;
     Mark mark = arena_mark(r->scratch);
     CudaPieces *all = arena_take(r->scratch, (size_t)n * sizeof *all, "tensors"), some[AT_ONCE];
     double *part = arena_take(r->scratch, (pieces + 1) * sizeof *part, "sumsq");
@@ -430,13 +430,13 @@ static double sumsqs(Run *r, int n, const Tensor *x) {
             cuda_upload(C(r), all + i + 1 - k, some, (size_t)k * sizeof *some);
             k = 0;
         }
-        cuda_sumsq(C(r), n, all, pieces, part, part + pieces);
+        cuda_sumsq(C(r), start, n, all, pieces, part, part + pieces);
         cuda_download(C(r), &sum, part + pieces, sizeof sum);
     }
     arena_release(r->scratch, mark);
     return sum;
 }
-static double sumsq(Run *r, Tensor x) { return sumsqs(r, 1, &x); }
+static double sumsq(Run *r, Tensor x) { return sumsqs(r, 0, 1, &x); }
 
 static const Ops ops_cuda = {
     .name = "cuda",

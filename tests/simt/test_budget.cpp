@@ -42,7 +42,7 @@ static float *numbers() { /* N x D zeros */
 }
 Test(budget, kernels_ask_for_no_more) {
     char why[200];
-    device = cuda_start(why);
+    device = cuda_start(0, why);
     cr_assert(device, "%s", why);
     Cuda *c = device;
     const size_t n = (size_t)N * D;
@@ -72,7 +72,7 @@ Test(budget, kernels_ask_for_no_more) {
     const CudaPieces piece = {x, n, 0};
     CudaPieces *pieces = (CudaPieces *)cuda_take(c, sizeof piece, false);
     cuda_upload(c, pieces, &piece, sizeof piece);
-    cuda_sumsq(c, 1, pieces, 1, part, part + 4);
+    cuda_sumsq(c, 0, 1, pieces, 1, part, part + 4);
     cuda_xent(c, N * D / V, V, z, s, nullptr, at, a);
     cuda_embed(c, N, D, y, x, at, 1);
     cuda_bias(c, N, D, y, a);

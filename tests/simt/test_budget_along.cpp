@@ -90,6 +90,8 @@ const Budget budgets_along[] = {
     {"unmerge_window_products", 25.3, 11, 5.09, N *LANES *WINDOW},
     {"unmerge_window_weights", 13.1, 0.687, 5.74, N *LANES *WINDOW},
     {"unmerge_window_x", 239, 4, 1.01, M},
+    {"halve", 4, 2, 1},
+    {"unhalve", 2, 4, 1},
     {"widen", 4, 4.19, 1.13},
     {"widen_backward", 8, 4, 1.1},
     {},
@@ -231,6 +233,8 @@ static void rows(const Rows &r) {
     cuda_columns(device, c, y, x);
     cuda_columns_backward(device, c, x, y);
     cuda_dropout(device, N, H * D, x, CudaDrop{1, 1u << 30, 1.3f}, r.idx, r.of, r.off, r.id);
+    cuda_halve(device, M, (uint16_t *)g, x);
+    cuda_unhalve(device, M, x, (uint16_t *)g, false);
     cuda_repeat(device, M, H * D, y, put(std::vector<double>(H * D, 0.5)));
     for (int approx = 0; approx < 2; approx++) {
         cuda_gelu(device, M, y, x, approx);
@@ -250,7 +254,7 @@ static void rows(const Rows &r) {
 }
 Test(budget, kernels_along_sequences_ask_for_no_more, .timeout = 60) {
     char why[200];
-    device = cuda_start(why);
+    device = cuda_start(0, why);
     cr_assert(device, "%s", why);
     Rows r = rows_make();
     attention(r), lanes(), convolution(r), recurrence(r), gates(), means(r), losses(), rows(r);
