@@ -19,7 +19,7 @@ static inline void budgets_hold(const Budget *all, double numbers) {
         const SimtEstimate *e = simt_estimate(w->kernel);
         cr_assert(e, "%s was not launched", w->kernel);
         double count = w->n > 0 ? w->n : numbers, waves = w->waves;
-        cr_expect(e->read / count <= w->read && e->read / count >= 0.8 * w->read,
+        cr_expect(e->read / count <= w->read && e->read / count >= 0.8 * w->read - 0.1,
                   "%s reads %g bytes a number, budget %g", w->kernel, e->read / count, w->read);
         cr_expect(e->written / count <= w->written && e->written / count >= 0.8 * w->written - 0.1,
                   "%s writes %g bytes a number, budget %g", w->kernel, e->written / count, w->written);

@@ -26,7 +26,7 @@ const Budget budgets[] = {
     {"adamw<bf16>", 12, 8, 1.0},
     {"momentum<float>", 8, 8, 1.0},
     {"sumsq_pieces", 4.1, 0.1, 1.01},
-    {"sumsq_total", 0.00013, 0.00013, 1.01},
+    {"sumsq_total", 0.0004, 0.00013, 1.01},
     {"xent", 12.8, 4.1, 1.02},
     {"embed", 8, 4, 1.0},
     {"bias_add", 8, 4, 1.0},
