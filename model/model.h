@@ -99,6 +99,7 @@ struct Model {
     int extend_rows;                     /* rows of a pass over history that scratch was reserved for */
     Mark held;                           /* between model_verify and model_commit: */
     Tensor *inputs;                      /* (N,d) per layer with a state: what its mixer was given */
+    Tensor gone;                         /* of a device: all layers' Kv.gone in one piece; absent: no row retires */
     uint64_t seed, step;                 /* key of all noise */
     double progress;                     /* of the training stage, see Run */
     unsigned mode;                       /* added to the mode of training passes: RUN_SMOOTH in gradient checks */

@@ -503,6 +503,10 @@ static const struct {
     ENTRY(gated_norm_backward),
     ENTRY(merge),
     ENTRY(merge_backward),
+    ENTRY(decide),
+    ENTRY(decide_backward),
+    ENTRY(mean_rows),
+    ENTRY(scale_column),
     ENTRY(swiglu),
     ENTRY(swiglu_backward),
     ENTRY(gelu),
@@ -529,6 +533,7 @@ static const struct {
     ENTRY(adamw),
     ENTRY(momentum),
     ENTRY(sumsq),
+    ENTRY(sumsqs),
 };
 Test(ops, the_table_is_complete) {
     enum { N = sizeof covered / sizeof *covered };

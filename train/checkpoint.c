@@ -271,11 +271,13 @@ static bool lora_load(Trainer *t, const char *dir, Err *e) {
     free(path);
     if (!ok) return false;
     st_load_begin(&l, &st, "base.", e);
+    l.dev = t->lora.dev;
     Fields f = st_loader(&l);
     lora_bases(&t->lora, &f);
     ok = st_load_end(&l, nothing_else);
     if (ok) {
         st_load_begin(&l, &st, NULL, e);
+        l.dev = t->lora.dev;
         f = st_loader(&l);
         lora_fields(&t->lora, PARAM_WEIGHT, &f);
         ok = st_load_end(&l, is_base);
@@ -323,7 +325,7 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
 
 static bool lora_write(const char *path, Lora *l, Err *e) {
     if (!l->n) return true;
-    StList list = {.own = true};
+    StList list = {.own = true, .dev = l->dev};
     Fields f = st_lister(&list);
     lora_fields(l, PARAM_WEIGHT, &f);
     list.prefix = "base.";

@@ -8,6 +8,7 @@
 #include "rotate.c"
 #include "attend.c"
 #include "merge.c"
+#include "decide.c"
 #include "elementwise.c"
 #include "loss.c"
 #include "distill.c"
@@ -65,6 +66,10 @@ const Ops TABLE(OPS_ISA) = {
     .skip_backward = skip_backward,
     .merge = merge,
     .merge_backward = merge_backward,
+    .decide = decide,
+    .decide_backward = decide_backward,
+    .mean_rows = mean_rows,
+    .scale_column = scale_column,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .gelu = gelu,
@@ -91,4 +96,5 @@ const Ops TABLE(OPS_ISA) = {
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
+    .sumsqs = sumsqs,
 };
