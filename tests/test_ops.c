@@ -97,7 +97,7 @@ typedef struct {
 } Several;
 static Several several(Rig *g, int N, int d) {
     Several t = {.x = RANDOM(g, "x", N, d), .dx = RANDOM(g, "dx", N, d)};
-    const int O[MANY] = {d + 5, 2 * d, 1};
+    const int O[MANY] = {d / 2 + 5, d, 1};
     static const char *names[MANY] = {"one", "two", "three"};
     for (int j = 0; j < MANY; j++) {
         t.p[j] = (Projection){EMPTY(g, names[j], N, O[j]), RANDOM(g, names[j], O[j], d),
