@@ -35,6 +35,11 @@ typedef struct {
     double gain, offset, temperature, eps;
     int group;
 } Decide;
+/* One of several matrices that share an input, or the gradients of one: y = x w^T + bias. */
+typedef struct {
+    Tensor y, w, bias; /* (N,O) (O,I) (O), bias optional */
+} Projection;
+enum { LINEAR_MANY = 8 };
 
 struct Ops {
     const char *name; /* "cpu" */
@@ -46,6 +51,11 @@ struct Ops {
     void (*linear)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
     /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
+    /* n <= LINEAR_MANY matrices of one input: the numbers are those of n calls of linear, of linear_backward in the
+     * same order; what it saves is rounding x and waiting for each other n times. d[j]: the gradient of p[j].y, and
+     * where those of its w and bias are added, each optional, as is dx; of p[j] only w is looked at. */
+    void (*linear_many)(Run *, int n, const Projection *p, Tensor x);
+    void (*linear_many_backward)(Run *, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p);
 
     /* Every head has a matrix of its own: w (H*R,I) is seen as (H,R,I), W_h = rows row..row+O-1 of head h.
      *   y[m,h,o] = sum_i W_h[o,i] x[m,h,i];   turned: y[m,h,i] = sum_o W_h[o,i] x[m,h,o].

@@ -174,8 +174,9 @@ static void run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, 
     CHECK(r->in.n == r->batch->N, "%d rows of %d", r->in.n, r->batch->N);
     Mark mark = arena_mark(r->scratch);
     Tensor k = merges(c) ? s->k : kv->k, v = merges(c) ? s->v : kv->v;
-    r->ops->linear(r, k, x, w->wk, w->bk);
-    r->ops->linear(r, v, x, w->wv, w->bv);
+    bool all = r->in.n == r->out.n; /* else queries have fewer rows */
+    Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {s->q, w->wq, w->bq}};
+    r->ops->linear_many(r, 2 + all, p, x);
     if (soft(c)) decisions(r, c, w, x, kv, s);
     if (merges(c)) {
         Tensor past = history && carry_rows(c) ? kv_carry(history) : ABSENT,
@@ -186,7 +187,7 @@ static void run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, 
     }
     turn_k(r, c, kv->k, r->in, 1);
     kv_settle(r, kv); /* what is carried stays as it was */
-    r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
+    if (!all) r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
     turn_q(r, c, s->q, r->out, 1);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_look(&c->g), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_look(&c->g), history != NULL);
@@ -249,9 +250,9 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
         r->ops->merge_backward(r, dv, da, domega, dkv->v, s->v, kv->v, z, s->alpha, s->omega, c->window);
     }
     if (soft(c)) decisions_backward(r, c, s, da, domega, dkv, dk, dq);
-    r->ops->linear_backward(r, dx, dw->wq, dw->bq, dq, x, w->wq);
-    r->ops->linear_backward(r, dx, dw->wk, dw->bk, dk, x, w->wk);
-    r->ops->linear_backward(r, dx, dw->wv, dw->bv, dv, x, w->wv);
+    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
+               d[] = {{dq, dw->wq, dw->bq}, {dk, dw->wk, dw->bk}, {dv, dw->wv, dw->bv}};
+    r->ops->linear_many_backward(r, dx, 3, d, x, p);
     arena_release(r->scratch, mark);
 }
 

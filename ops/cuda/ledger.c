@@ -24,6 +24,8 @@ static const CudaLedger slow[] = {
     SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),
     SLOW(gated_norm_backward, "the gains' gradient has one block to 32 columns"),
     SLOW(linear_backward, "so has the bias's"),
+    SLOW(linear_many, "one product per matrix"),
+    SLOW(linear_many_backward, "as linear_many"),
     SLOW(linear_heads, "one product per head; a batched one would launch once"),
     SLOW(linear_groups, "one product per group"),
     SLOW(linear_xent, "hits of a validation are waited for"),

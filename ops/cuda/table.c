@@ -27,6 +27,12 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
                   R(x));
     if (present(dbias)) cuda_column_sums(C(r), N, O, R(dbias), R(dy));
 }
+static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
+    for (int j = 0; j < n; j++) linear(r, p[j].y, x, p[j].w, p[j].bias);
+}
+static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+    for (int j = 0; j < n; j++) linear_backward(r, dx, d[j].w, d[j].bias, d[j].y, x, p[j].w);
+}
 static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
     int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
     CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
@@ -442,6 +448,8 @@ static const Ops ops_cuda = {
     .name = "cuda",
     .linear = linear,
     .linear_backward = linear_backward,
+    .linear_many = linear_many,
+    .linear_many_backward = linear_many_backward,
     .linear_heads = linear_heads,
     .linear_steady = linear_steady,
     .embed = embed,
