@@ -425,7 +425,7 @@ static const struct {
     {"rm trainer/state.json", "state.json"},
     {": > trainer/state.json", "state.json"},
     {"printf '[1]' > trainer/state.json", "state.json"},
-    {"sed -i 's/\"format\": 1/\"format\": 2/' trainer/state.json", "format 2, expected 1"},
+    {"sed -i 's/\"format\": 2/\"format\": 3/' trainer/state.json", "format 3, expected 1 to 2"},
     {"sed -i 's/\"step\": 2,/\"step\": -2,/' trainer/state.json", "\"step\""},
     {"sed -i 's/\"step\": 2,/\"step\": 1e3,/' trainer/state.json", "\"step\""},
     {"sed -i 's/\"step\": 2,/\"step\": 99999999999999999999,/' trainer/state.json", "state.json"},

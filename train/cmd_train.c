@@ -146,7 +146,11 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     if (!dist_same(t->comm, "data", t->text.hash, e) || !dist_start(&t->dist, e)) return false;
     t->tokens0 = t->flops_from = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;
-    if (!trainer_writes(t)) return best_told(t, e);
+    if (!trainer_writes(t)) {
+        bool told = best_told(t, e);
+        saver_start(t);
+        return told;
+    }
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
     if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
         t->state.has_best = false;
@@ -315,8 +319,8 @@ static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
     if (!dist_same(cfg->comm, "a version of the program", rng_name(0, KVSMITH_VERSION), e) ||
         !dist_same(cfg->comm, "settings", settings, e))
         return false;
-    cfg->run.threads = ranks_threads(r, cfg->run.threads);
-    for (int k = 0; k < cfg->nstages; k++) cfg->stage[k].cfg->run.threads = cfg->run.threads;
+    cfg->threads = ranks_threads(r, cfg->run.threads);
+    for (int k = 0; k < cfg->nstages; k++) cfg->stage[k].cfg->threads = cfg->threads;
     if (!cli->quiet) {
         fprintf(cli->json ? stderr : stdout, "%s, by %s\n", ranks_say(r, say), cfg->comm->ops->name);
         fflush(cli->json ? stderr : stdout);
@@ -350,7 +354,7 @@ int cmd_train(int argc, char **argv) {
     free(t);
     free(cfg);
     if (!ok) {
-        status = cli_fail(&e);
+        status = comm && comm->agreed && comm->rank ? e.status : cli_fail(&e);
         comm_stop(comm);
     }
     comm_close(comm);

@@ -57,14 +57,7 @@ static bool samples_open(Trainer *t, Err *e) {
 
 /* All of the model's tensors; those that are not trained have no moments. */
 static void params_collect(Params *p, Model *m) {
-    Fields w = params_visitor(p, PARAM_WEIGHT);
-    model_fields(m, &m->w, &w);
-    Fields g = params_visitor(p, PARAM_GRAD);
-    model_fields(m, &m->g, &g);
-    Fields first = params_visitor(p, PARAM_M);
-    model_moments(m, &m->m, false, &first);
-    Fields second = params_visitor(p, PARAM_V);
-    model_moments(m, &m->v, true, &second);
+    dist_params(p, m);
     freeze_mark(p, m);
     params_check(p, m->opts.second);
 }
@@ -161,8 +154,8 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure_ctx = t};
     const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
-    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
-        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
+    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->threads ? cfg->threads : cfg->run.threads, e) ||
+        !dtype_choose(t, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
         !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
         !lora_check(&t->lora, &t->model, cfg, dist_world(t->comm), e) || (!dry && !lora_open(&t->lora, e)) ||
         !sharding_open(t, e) || !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
@@ -268,6 +261,8 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size, apart);
     const Arena *copy = saver_region(t);
     if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size, false);
+    copy = saver_moments(t);
+    if (copy) add(r, "moments_copy", t->dry || peaks ? copy->peak : copy->size, false);
     copy = saver_adapters(t);
     if (copy) add(r, "adapter_copy", t->dry || peaks ? copy->peak : copy->size, false);
 }
@@ -419,7 +414,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
     int64_t every = t->run->dist.check_every;
-    return !every || t->state.step % every || dist_check(d, t->state.step, e);
+    return !every || t->state.step % every || (dist_weights(d, e) && dist_check(d, t->state.step, e));
 }
 
 bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
@@ -430,6 +425,7 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     double sum[PARTS] = {0};
     TrainLosses none = {0};
     *v = (ValRecord){.step = t->state.step, .stage = t->name, .task = t->hit != NULL};
+    if (!dist_weights(d, e)) return false;
     compression_begin(&t->compression, NULL, 1, 1);
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;

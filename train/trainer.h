@@ -27,6 +27,7 @@ typedef struct {
     int64_t best_step;
     double acc; /* of the last validation on a task */
     Skips skip;
+    int format; /* of the files that it was read from */
 } TrainState;
 
 enum { REGIONS_MAX = 24 };
