@@ -352,9 +352,9 @@ typedef struct {
     char key[192];
     size_t from, n;
     const StEntry *s;
-} Piece1;
+} Stretch;
 static int by_key(const void *a, const void *b) {
-    const Piece1 *x = a, *y = b;
+    const Stretch *x = a, *y = b;
     int c = strcmp(x->key, y->key);
     return c ? c : x->from < y->from ? -1 : 1;
 }
@@ -366,7 +366,7 @@ static char *moments(const char *dir, int files, size_t *n) {
     St st;
     Err e = {0};
     cr_assert(st_open_files(&st, dir, file, files, &e), "%s", e.msg);
-    Piece1 *p = xcalloc((size_t)st.n, sizeof *p);
+    Stretch *p = xcalloc((size_t)st.n, sizeof *p);
     for (int i = 0; i < st.n; i++) {
         size_t to = 0;
         p[i].s = &st.entry[i];
@@ -527,6 +527,76 @@ Test(dist, late_ranks_change_nothing) {
     cr_assert(dist_try(&eight_steps, 4, late, 3, b, e), "%s", e[0].msg);
     for (int r = 0; r < 4; r++) dist_same_run("with delays", &eight_steps, &b[r], &a[r]);
     dist_free(4, a), dist_free(4, b);
+}
+
+/* ---- weights beside the next forward --------------------------------------------------------------------------------
+ */
+
+/* Hooks around a Dist's own: what has come when a unit is asked for, and what is under way when it is computed. */
+typedef struct {
+    const UnitHooks *inner;
+    UnitHooks hooks;
+    int asked, waited; /* units, and those of them that were waited for */
+} Asked;
+static void asked_need(void *ctx, int unit) {
+    Asked *w = ctx;
+    Dist *d = w->inner->ctx;
+    int before = d->known;
+    cr_assert(before >= d->nunit || before == unit, "unit %d is asked for, %d were waited for", unit, before);
+    w->inner->need(d, unit);
+    w->asked++;
+    w->waited += d->known - before;
+    cr_assert(before == d->nunit || d->known == unit + 1, "unit %d: %d have come, no more was asked for", unit,
+              d->known);
+}
+static void asked_begin(void *ctx, int unit) {
+    const Asked *w = ctx;
+    const Dist *d = w->inner->ctx;
+    cr_assert_eq(d->known, d->nunit, "backward, and weights are under way");
+    w->inner->begin(w->inner->ctx, unit);
+}
+static void asked_done(void *ctx, int unit) {
+    const Asked *w = ctx;
+    w->inner->done(w->inner->ctx, unit);
+}
+static bool watched(Trainer *t, int step, void *ctx, Err *e) {
+    Asked *w = (Asked *)ctx + t->dist.rank;
+    Dist *d = &t->dist;
+    (void)e;
+    cr_assert_eq(d->known, d->stage ? 0 : d->nunit, "step %d: the step waited for weights of %d units", step, d->known);
+    if (!step) {
+        w->inner = t->model.units;
+        w->hooks = (UnitHooks){asked_need, asked_begin, asked_done, w};
+        t->model.units = &w->hooks;
+        return true;
+    }
+    int micros = d->micros * step;
+    cr_assert_eq(w->asked, micros * d->nunit, "%d units were asked for", w->asked);
+    cr_assert_eq(w->waited, d->stage ? step * d->nunit : 0, "%d were waited for", w->waited);
+    return true;
+}
+Test(dist, weights_are_waited_for_where_they_are_read) {
+    for (int k = 0; k < 4; k++) {
+        static const char *const batch[] = {"train.batch=4", "train.batch=4", "train.batch=8", "train.batch=4"};
+        static const char *const stage[] = {"dist.stage=0", "dist.stage=1", "dist.stage=2", "dist.stage=2"};
+        DistJob j = {.config = k == 3 ? "configs/tiny-yoco.yaml" : "configs/tiny-muon.yaml",
+                     .steps = 5,
+                     .over = {batch[k], "train.micro_batch=1", stage[k], "dist.check_every=0", "train.recompute=-1"}};
+        Asked w[4] = {{0}};
+        DistRun a[4], b[4];
+        Err e[4];
+        dist_train(&j, 4, a);
+        j.each = watched, j.ctx = w;
+        /* Ranks that come late with weights of a unit, each with another: nobody computes with old ones. */
+        CommFault late[16];
+        for (int i = 0; i < 16; i++) late[i] = (CommFault){FAULT_DELAY, i % 4, 9 + 5 * (uint64_t)i, 0.01, 0};
+        cr_assert(dist_try(&j, 4, late, 16, b, e), "%s", e[0].msg);
+        for (int r = 0; r < 4; r++) {
+            dist_same_run("weights beside the forward", &j, &b[r], &a[r]);
+            cr_assert(b[r].log == a[0].log && b[r].calls == a[0].calls, "another log of collectives");
+        }
+        dist_free(4, a), dist_free(4, b);
+    }
 }
 
 /* A weight that is not a number on one rank. */

@@ -36,6 +36,12 @@
 #define LLVMFuzzerTestOneInput fuzz_events
 #include "fuzz/events.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_manifest
+#include "fuzz/manifest.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_moments
+#include "fuzz/moments.c"
+#undef LLVMFuzzerTestOneInput
 #define LLVMFuzzerTestOneInput fuzz_store
 #include "fuzz/store.c"
 #undef LLVMFuzzerTestOneInput
@@ -55,6 +61,8 @@ static const struct {
               {"events", fuzz_events},
               {"chat", fuzz_chat},
               {"choices", fuzz_choices},
+              {"manifest", fuzz_manifest},
+              {"moments", fuzz_moments},
               {"store", fuzz_store}};
 enum { NTARGET = sizeof target / sizeof *target };
 

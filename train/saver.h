@@ -27,7 +27,8 @@ saver_region(const Trainer *); /* rank 0's, of weights, and of moments that are 
 const Arena *saver_moments(const Trainer *);  /* of moments that are spread; NULL: no copy */
 const Arena *saver_adapters(const Trainer *); /* of adapters; NULL: none */
 
-/* A save point: the state is saved, or on its way. EXIT_WORLD when it failed, weights that are not finite included. */
+/* A save point: the state is saved, or on its way. EXIT_WORLD when it failed, EXIT_DIVERGED when weights are not
+ * finite. */
 bool saver_save(Trainer *, Err *);
 /* Learn of a save that is over, without waiting. */
 bool saver_poll(Trainer *, Err *);

@@ -187,14 +187,14 @@ bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
     if (loop(t, last, why, e)) return true;
     comm_stop(t->comm);
     saver_end(t); /* of an earlier step: it may still become the newest checkpoint */
-    if (e->status != EXIT_WORLD || !trainer_writes(t)) return false;
+    if (e->status == EXIT_INPUT || !trainer_writes(t)) return false;
     char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     Err first = *e;
-    *e = (Err){0};
     if (good)
         err_world(e, "%.180s; the last checkpoint is intact: %s", first.msg, good);
     else
         err_world(e, "%.220s; there is no checkpoint yet", first.msg);
+    e->status = first.status;
     free(good);
     return false;
 }

@@ -340,10 +340,11 @@ static bool skips(Trainer *t, TrainRecord *r, Err *e) {
         if (!r->skipped) skip_accepted(s, c->skip_window, r->loss, r->grad_norm);
     }
     if (r->skipped && s->row + 1 >= c->skip_most)
-        return err_world(e,
-                         "train.skip_most: step %lld would be left out as number %d in a row: loss %g, %.1f deviations "
-                         "above the mean, gradient norm %g, %.1f",
-                         (long long)t->state.step + 1, s->row + 1, r->loss, r->loss_z, r->grad_norm, r->norm_z);
+        return err_diverged(
+            e,
+            "train.skip_most: step %lld would be left out as number %d in a row: loss %g, %.1f deviations "
+            "above the mean, gradient norm %g, %.1f",
+            (long long)t->state.step + 1, s->row + 1, r->loss, r->loss_z, r->grad_norm, r->norm_z);
     if (r->skipped) skip_left_out(s);
     r->nskipped = s->skipped;
     return true;
@@ -397,8 +398,8 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     ScheduleCfg s = {o->lr, o->min_lr, len.warmup, len.steps, len.decay};
     r->lr = schedules[o->schedule].lr(&s, done);
     if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
-        return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
-                         (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
+        return err_diverged(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
+                            (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
     if (!skips(t, r, e)) return false;
     if (!r->skipped) {
         OptimizerCfg how = optimizer_cfg(o, t->model.seed);
@@ -459,7 +460,8 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     v->acc = sum[PART_RIGHT] / sum[PART_TOKENS];
     v->acc_all = sum[PART_WHOLE] / (double)samples;
     if (!isfinite(v->loss))
-        return err_world(e, "training diverged: validation loss %g after step %lld", v->loss, (long long)t->state.step);
+        return err_diverged(e, "training diverged: validation loss %g after step %lld", v->loss,
+                            (long long)t->state.step);
     return true;
 }
 
@@ -468,8 +470,8 @@ bool trainer_finite(Trainer *t, Err *e) {
     for (int i = 0; i < t->params.n; i++) {
         const Param *p = &t->params.p[i];
         if (!isfinite(run.ops->sumsq(&run, p->t[PARAM_WEIGHT])))
-            return err_world(e, "training diverged: %s is not finite after step %lld", p->name,
-                             (long long)t->state.step);
+            return err_diverged(e, "training diverged: %s is not finite after step %lld", p->name,
+                                (long long)t->state.step);
     }
     return true;
 }

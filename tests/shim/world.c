@@ -68,7 +68,9 @@ int open(const char *path, int how, ...) {
     mode_t mode = how & O_CREAT ? va_arg(ap, mode_t) : 0;
     va_end(ap);
     if (rank && own && !strcmp(rank, own) && meant(path)) counting = 1;
-    return (rank && counting && how & O_CREAT && full()) ? -1 : NEXT(int (*)(const char *, int, ...), "open")(path, how, mode);
+    return (rank && counting && how & O_CREAT && full())
+               ? -1
+               : NEXT(int (*)(const char *, int, ...), "open")(path, how, mode);
 }
 ssize_t write(int fd, const void *p, size_t n) {
     return full() ? -1 : NEXT(ssize_t(*)(int, const void *, size_t), "write")(fd, p, n);
