@@ -56,12 +56,20 @@ verdict goes-on-after-failures
 
 # A restart before the first checkpoint begins where the run did, not at step 1; a later one goes on from its own folder.
 cp -r "$tmp/ref/step-000055" "$tmp/origin"
-again() { KVSMITH_RANK=0 KVSMITH_WORLD=1 KVSMITH_FD=0 KVSMITH_RESTART=1 "$prog" $args --resume "$tmp/origin" run.dir="$tmp/again" >"$tmp/out" 2>&1 || wrong "exit $?: $(cat "$tmp/out")"; }
-again
+again() { # checkpoint, run folder; what else the environment holds
+    KVSMITH_RANK=0 KVSMITH_WORLD=1 KVSMITH_FD=0 KVSMITH_RESTART=1 KVSMITH_JOB=77 env ${3:-X=} "$prog" $args --resume "$1" run.dir="$2" >"$tmp/out" 2>&1
+}
+again "$tmp/origin" "$tmp/again" || wrong "exit $?: $(cat "$tmp/out")"
 head -n 1 "$tmp/again/metrics.jsonl" | grep -q '^{"step":56,' || wrong "a restart began at $(head -n 1 "$tmp/again/metrics.jsonl")"
 cmp "$tmp/again/last/model.safetensors" "$tmp/ref/last/model.safetensors" >>"$bad" 2>&1
+[ -e "$tmp/again/.job" ] && wrong "a finished run keeps its mark"
+# The folder is the launcher's own once its run has begun there; what it held before is not gone on from.
+printf 77 >"$tmp/again/.job"
 rm -r "$tmp/origin"/*
-again # from step 60, its own: nothing is left to do
+again "$tmp/origin" "$tmp/again" || wrong "exit $?: $(cat "$tmp/out")" # from step 60, its own: nothing is left to do
+cp -r "$tmp/ref" "$tmp/own"
+again "$tmp/own/step-000055" "$tmp/own" || wrong "exit $?: $(cat "$tmp/out")"
+[ -e "$tmp/own/old-step-000060" ] || wrong "went on from step 60 of the run before: $(ls "$tmp/own")"
 verdict restarts-where-it-began
 
 # ---- a signal to the launcher
