@@ -251,7 +251,10 @@ Test(dist, memory_is_as_planned_and_shrinks) {
                 int W = w ? 8 : 3;
                 char zero[32];
                 snprintf(zero, sizeof zero, "dist.stage=%d", stage);
-                DistJob j = {.config = kind[c], .steps = 2, .over = {"train.batch=48", "train.micro_batch=1", zero}};
+                const char *aside = stage == 2 && !w ? "train.async_save=true" : NULL;
+                DistJob j = {.config = kind[c],
+                             .steps = 2,
+                             .over = {"train.batch=48", "train.micro_batch=1", zero, aside}};
                 DistRun all[DIST_RANKS];
                 dist_train(&j, W, all);
                 for (int r = 0; r < W; r++) {
@@ -274,6 +277,10 @@ Test(dist, memory_is_as_planned_and_shrinks) {
                         cr_assert_leq(all[r].peaks.region[i].bytes, all[r].mapped.region[i].bytes);
                         cr_assert_eq(plan.region[i].bytes, region(&all[0].mapped, name), "%s of rank %d", name, r);
                     }
+                    /* A save puts aside what this rank has, and rank 0 the weights. */
+                    cr_assert_eq(region(&plan, "moments_copy"),
+                                 aside ? region(&plan, "first_moments") + region(&plan, "second_moments") : 0);
+                    cr_assert_eq(region(&plan, "checkpoint_copy"), aside && !r ? region(&plan, "weights") : 0);
                     DistTraffic sent = dist_traffic(&t->dist);
                     cr_assert_eq(2 * (sent.gradients + sent.weights), all[r].sent, "%zu and %zu planned, %zu sent",
                                  sent.gradients, sent.weights, all[r].sent);

@@ -35,7 +35,7 @@ bool dist_all(Comm *c, const char *name, bool *ok, Err *why, Err *e) {
         uint64_t status;
         char host[64], msg[304];
     } * all;
-    int W = dist_world(c), first = 0, n = 0;
+    int W = dist_world(c), first = -1;
     if (W == 1) return true;
     all = xcalloc((size_t)W, sizeof *all);
     struct Word *mine = &all[c->rank];
@@ -46,14 +46,12 @@ bool dist_all(Comm *c, const char *name, bool *ok, Err *why, Err *e) {
     CommCall call = {.kind = COMM_GATHER, .name = name, .buf = all, .count = bytes / 2, .dtype = BF16};
     bool heard = comm_do(c, call, e);
     for (int r = W - 1; heard && r >= 0; r--)
-        if (all[r].status) first = r, n++;
-    if (heard && n) {
+        if (all[r].status) first = r;
+    if (heard && first >= 0) {
         const struct Word *w = &all[first];
-        bool same = n == W;
-        for (int r = 0; r < W; r++) same = same && !strcmp(all[r].msg, w->msg);
         *ok = false;
         *why = (Err){0};
-        if (same)
+        if (!first) /* who says it needs no name */
             err_world(why, "%s", w->msg);
         else
             err_world(why, "rank %d on %s: %s", first, w->host, w->msg);
