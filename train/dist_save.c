@@ -11,9 +11,10 @@ static void place(DistAside *a, const Dist *d) {
         }
 }
 bool dist_aside_open(DistAside *a, const Dist *d, bool dry, Err *e) {
-    *a = (DistAside){.mem = {.name = "copy of moments", .peak = d->first.peak + d->second.peak}};
+    size_t bytes = zmax(d->first.size, d->first.peak) + zmax(d->second.size, d->second.peak);
+    *a = (DistAside){.mem = {.name = "copy of moments", .peak = bytes}};
     if (dry) return true;
-    if (!arena_open(&a->mem, a->mem.name, a->mem.peak, false, e)) return false;
+    if (!arena_open(&a->mem, a->mem.name, bytes, false, e)) return false;
     a->own = (Params){.n = d->own.n, .cap = d->own.n, .p = xcalloc((size_t)d->own.n, sizeof *a->own.p)};
     if (d->own.n) memcpy(a->own.p, d->own.p, (size_t)d->own.n * sizeof *a->own.p);
     place(a, d);
