@@ -45,6 +45,9 @@
 #define LLVMFuzzerTestOneInput fuzz_store
 #include "fuzz/store.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_store_file
+#include "fuzz/store_file.c"
+#undef LLVMFuzzerTestOneInput
 
 enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
@@ -63,7 +66,8 @@ static const struct {
               {"choices", fuzz_choices},
               {"manifest", fuzz_manifest},
               {"moments", fuzz_moments},
-              {"store", fuzz_store}};
+              {"store", fuzz_store},
+              {"store_file", fuzz_store_file}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

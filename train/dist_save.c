@@ -1,6 +1,7 @@
 /* dist_save.c: moments that no rank has whole: put aside, and in the hands of mixers at the end of a stage. */
 #include "dist_in.h"
 #include "../ops/host.h"
+#include "../ops/side.h"
 
 /* The numbers take what their own regions do, whose sizes are those of the rank with most. */
 static void place(DistAside *a, const Dist *d) {
@@ -45,9 +46,9 @@ static void own_of(Dist *d, int i, int role, Tensor all, bool to_own) {
         char *there = (char *)all.p + d->own.p[k].at * dtype_size(t.dtype);
         CHECK(t.dtype == all.dtype, "%s: %s and %s", d->own.p[k].name, dtype_name(t.dtype), dtype_name(all.dtype));
         if (to_own)
-            memcpy(t.p, there, tensor_bytes(t));
+            device_copy(d->m->dev, t.p, there, tensor_bytes(t));
         else
-            memcpy(there, t.p, tensor_bytes(t));
+            device_copy(d->m->dev, there, t.p, tensor_bytes(t));
     }
 }
 static int number_of(const Dist *d, const char *name) {
@@ -73,7 +74,7 @@ static void see_moment(Fields *f, Tensor *t, const char *path, unsigned flags) {
     if (i < x->unit->first || i >= x->unit->first + x->unit->n) return;
     if (!x->back) {
         t->p = arena_take(&x->d->units, tensor_bytes(*t), path);
-        memset(t->p, 0, tensor_bytes(*t));
+        device_zero(x->d->m->dev, t->p, tensor_bytes(*t));
     }
     own_of(x->d, i, x->role, *t, x->back);
     if (x->back) t->p = NULL;
