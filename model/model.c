@@ -432,6 +432,9 @@ static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fi
     }
 }
 
+static void unit_need(Model *m, const Run *r, int unit) {
+    if (m->units && !measuring(r)) m->units->need(m->units->ctx, unit);
+}
 static void unit_begin(Model *m, const Run *r, int unit) {
     if (m->units && !measuring(r)) m->units->begin(m->units->ctx, unit);
 }
@@ -548,17 +551,20 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     r->ops->zero(r, stat);
     r->ops->zero(r, dstat);
     r->stat = stat;
+    unit_need(m, r, 0);
     embed_rows(m, r, x[0], tok);
     for (int l = 0; l < m->L; l++) {
         Mark mark = arena_mark(r->scratch);
         Fields again = arena_placer(r->scratch);
         if (m->layer[l].recompute) act_fields(m, l, N, &again);
+        unit_need(m, r, l + 1);
         layer_forward(m, r, l, x[l], x[l + 1]);
         arena_release(r->scratch, mark);
     }
     stats_seen(m, r, stat, dstat);
     r->stat = ABSENT; /* a replayed forward counts nothing */
     r->dstat = dstat;
+    unit_need(m, r, m->L + 1);
     model_norm(m, r, xf, rstd, x[m->L], m->w.norm, m->w.norm_bias);
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
