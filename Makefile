@@ -20,7 +20,7 @@ endif
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
-SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/lt_so.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
@@ -138,9 +138,22 @@ $(BUILD)/cuda/%.cu.o: %.cu $(wildcard ops/cuda/*.h) Makefile
 	@mkdir -p $(@D)
 	@echo "  NVCC $@"
 	$(Q)$(NVCC) -std=c++17 -O3 $(GENCODE) -Xcompiler -Wall,-Wextra -I. -c -o $@ $<
-$(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/f32/lib.a
+# The runtime is linked into the program; cuBLASLt is opened when the device is (lt_so.c), so that what is built here starts
+# where neither toolkit nor driver is, and says so.
+$(BUILD)/cuda/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  CC $@"
+	$(Q)$(CC) $(BASE) $(CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
+CUDA_O  := $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/cuda/ops/cuda/lt_so.o
+CUDA_L   = -Wl,-rpath,'$$ORIGIN/../lib:$(CUDA_HOME)/lib64' $(CUDA_HOME)/lib64/libcudart_static.a -ldnnl $(LIBS) -ldl -lrt -lpthread
+$(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CUDA_O) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublasLt -ldnnl $(LIBS)
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L)
+# The suites of simt-test that ask something of a device, for a device.
+CUDA_T  := $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/*.c) $(HELP))
+$(BUILD)/cuda/tests-f32: $(CUDA_T) $(CUDA_O) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L) -lcriterion
 cuda: $(BUILD)/cuda/kvsmith
 cuda-check:
 	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu

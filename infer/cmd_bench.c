@@ -13,14 +13,14 @@
 int cmd_bench(int argc, char **argv);
 
 enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_PREFILL = 8, BENCH_RECUR = 16, BENCH_ALL = 15 };
-enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK };
+enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK, OPT_ROWS };
 typedef struct {
     const char *word[2];
     int nword;
     double seconds;
     int what;
     const char *config;
-    int64_t batch, prompt, chunk; /* 0: not given */
+    int64_t batch, prompt, chunk, rows; /* 0: not given */
 } Args;
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
@@ -28,6 +28,7 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
     if (key == OPT_BATCH) return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
     if (key == OPT_PROMPT) return cli_int(arg, "--prompt", 1, 1 << 20, &a->prompt, e);
     if (key == OPT_CHUNK) return cli_int(arg, "--chunk", 1, 1 << 16, &a->chunk, e);
+    if (key == OPT_ROWS) return cli_int(arg, "--rows", 8, 1 << 20, &a->rows, e);
     if (key == 's') return cli_real(arg, "--seconds", 0.01, 60, &a->seconds, e);
     CHECK(key == CLI_ARG && a->nword < 2, "option %d", key);
     a->word[a->nword++] = arg;
@@ -49,13 +50,18 @@ typedef struct {
     ModelOpts how; /* of models that are not trained */
 } Bench;
 
+/* --rows makes all sides smaller: what an emulated device can be asked for. */
 static bool bench_gemms(Bench *b, json_t *out, Err *e) {
-    static const int shape[][3] = {
+    static const int cpu[][3] = {
         {1024, 1024, 1024}, {2048, 1024, 1024}, {1024, 2048, 2048}, {2048, 2048, 1024}, {2048, 2048, 2048}};
+    static const int cuda[][3] = {
+        {2048, 2048, 1024}, {2048, 4096, 1024}, {4096, 4096, 1024}, {4096, 4096, 4096}, {8192, 8192, 8192}};
+    const int(*shape)[3] = device_apart(b->dev) ? cuda : cpu, most = b->args->rows ? (int)b->args->rows : 1 << 20;
     json_t *list = json_array();
-    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
+    for (size_t i = 0; i < 5; i++) {
         Gemm g;
-        if (!bench_gemm(b->dev, shape[i][0], shape[i][1], shape[i][2], b->seconds, &g, e)) {
+        if (!bench_gemm(b->dev, imin(most, shape[i][0]), imin(most, shape[i][1]), imin(most, shape[i][2]), b->seconds,
+                        &g, e)) {
             json_decref(list);
             return false;
         }
@@ -67,20 +73,34 @@ static bool bench_gemms(Bench *b, json_t *out, Err *e) {
     json_object_set_new(out, "gemm_peak_gflops", json_real(b->peak));
     return true;
 }
+static json_t *op_times(const OpTime *t, int n, double peak) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) {
+        json_t *j = json_pack("{s:s, s:f, s:f, s:i, s:f}", "op", t[i].name, "bytes", t[i].bytes, "seconds",
+                              t[i].time.median, "runs", t[i].time.runs, "percent_of_bandwidth", t[i].percent);
+        if (t[i].flops > 0) {
+            json_object_set_new(j, "flops", json_real(t[i].flops));
+            json_object_set_new(j, "percent_of_peak", json_real(1e-7 * t[i].flops / t[i].time.median / peak));
+        }
+        json_array_append_new(list, j);
+    }
+    return list;
+}
 static bool bench_ops(Bench *b, json_t *out, Err *e) {
     double read;
-    size_t bytes = (size_t)1 << 29;
+    const int rows = b->args->rows ? (int)b->args->rows : BENCH_ROWS;
+    size_t bytes = b->args->rows ? imin(BENCH_ROWS, rows) * ((size_t)1 << 15) : (size_t)1 << 29;
     OpTime t[OP_TIMES_MAX];
     int n;
     if (!bench_read(b->dev, bytes, b->seconds, &read, e)) return false;
     json_object_set_new(out, "read", json_pack("{s:I, s:f}", "bytes", (json_int_t)bytes, "gb_per_s", read / 1e9));
-    if (!bench_elementwise(b->dev, 0.2 * b->seconds, read, t, &n, e)) return false;
-    json_t *list = json_array();
-    for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:i, s:f}", "op", t[i].name, "bytes", t[i].bytes,
-                                              "seconds", t[i].time.median, "runs", t[i].time.runs,
-                                              "percent_of_bandwidth", t[i].percent));
-    json_object_set_new(out, "elementwise", list);
+    if (!bench_elementwise(b->dev, rows, 0.2 * b->seconds, read, t, &n, e)) return false;
+    json_object_set_new(out, "elementwise", op_times(t, n, b->peak));
+    /* the CPU's are known from its training steps, and take long */
+    if (device_apart(b->dev)) {
+        if (!bench_heavy(b->dev, rows, 0.2 * b->seconds, read, t, &n, e)) return false;
+        json_object_set_new(out, "heavy", op_times(t, n, b->peak));
+    }
     return true;
 }
 
@@ -127,7 +147,7 @@ static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     for (int i = 0; i < B * (before + o.d.room); i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
     bool ok = decode_prefill(&o.d, &prefill, e);
     if (ok) {
-        Timing t = bench_time(decode_once, &o, b->seconds);
+        Timing t = bench_whole(b->dev, decode_once, &o, b->seconds);
         size_t bytes = cost_model(m, 1).matmul * (m->opts.narrow_weights ? sizeof(uint16_t) : sizeof(real));
         for (int i = 0; i < B; i++)
             bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */
@@ -169,7 +189,7 @@ static bool prefill_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     Once o = {.ok = true, .e = e};
     if (!decode_open(&o.d, m, B, n, 0, (int)b->args->chunk, e)) return false;
     for (int i = 0; i < B * n; i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * m->cfg.vocab);
-    Timing t = bench_time(prefill_once, &o, b->seconds);
+    Timing t = bench_whole(b->dev, prefill_once, &o, b->seconds);
     double flops = cost_prefill(m, n), tok_s = B * n / t.median;
     if (o.ok)
         json_array_append_new(list, json_pack("{s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "batch", B, "prompt", n,
@@ -226,6 +246,10 @@ static void report_text(json_t *j, int threads) {
     json_array_foreach(json_object_get(j, "elementwise"), i, x)
         printf("op      %-22s %8.3f ms  %6.1f%% of a read\n", json_string_value(json_object_get(x, "op")),
                1e3 * NUMBER(x, "seconds"), NUMBER(x, "percent_of_bandwidth"));
+    json_array_foreach(json_object_get(j, "heavy"), i, x)
+        printf("op      %-28s %8.3f ms  %6.1f%% of a read  %6.1f%% of the GEMM peak\n",
+               json_string_value(json_object_get(x, "op")), 1e3 * NUMBER(x, "seconds"),
+               NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "percent_of_peak"));
     if ((x = json_object_get(j, "train")))
         printf("train   %.0f tokens/s, %d rows a step, %.1f%% of the GEMM peak of %.1f GFLOP/s\n", NUMBER(x, "tok_s"),
                WHOLE(x, "rows"), NUMBER(x, "percent_of_peak"), NUMBER(j, "gemm_peak_gflops"));
@@ -256,18 +280,13 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     if (!cfg.model.vocab && data_tokenizer(&cfg.data, &tk, e)) cfg.model.vocab = tk.vocab;
     tokenizer_close(&tk);
     ok = cfg.model.vocab && engine_device(&b.dev, cli, e);
-    if (ok && device_apart(b.dev)) { /* whose work goes on when the clock of bench.h has stopped */
-        ok = err_input(e, "bench: measures the processor alone; device %s is not timed yet, take --device cpu",
-                       device_ops(b.dev)->name);
-        device_close(b.dev);
-    }
     if (!ok) {
         config_free(&cfg);
         return false;
     }
     int threads = device_threads(b.dev);
-    json_t *out = json_pack("{s:s, s:i, s:s}", "isa", device_isa(b.dev), "threads", threads, "dtype",
-                            cli->bf16 ? "BF16" : dtype_name(REAL));
+    json_t *out = json_pack("{s:s, s:s, s:i, s:s}", "device", device_ops(b.dev)->name, "isa", device_isa(b.dev),
+                            "threads", threads, "dtype", cli->bf16 ? "BF16" : dtype_name(REAL));
     /* training is measured against the products' peak, so that belongs to it */
     if (a->what & (BENCH_OPS | BENCH_TRAIN | BENCH_PREFILL)) ok = bench_gemms(&b, out, e);
     if (ok && a->what & BENCH_OPS) ok = bench_ops(&b, out, e);
@@ -290,6 +309,7 @@ int cmd_bench(int argc, char **argv) {
         {"prompt", OPT_PROMPT, "N", 0,
          "Tokens of a sequence before decoding (default half of data.seq_len) or of a prompt (all of it)", 0},
         {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 256)", 0},
+        {"rows", OPT_ROWS, "N", 0, "Rows of the arrays of ops (default 16384), and the longest side of a product", 0},
         {0}};
     static const CliSpec spec = {
         .args = "[ops|train|decode|prefill|recur] [CONFIG.yaml]",

@@ -75,6 +75,21 @@ void device_zero(Device *d, void *p, size_t n) {
     else
         memset(p, 0, n);
 }
+double device_seconds(Device *d, void (*work)(void *), void *ctx) {
+    device_sync(d);
+    if (d->cuda) return cuda_device_seconds(d, work, ctx);
+    double from = now_seconds();
+    work(ctx);
+    return now_seconds() - from;
+}
+void device_facts(Device *d, DeviceSee *see, void *ctx) {
+    if (d->cuda) {
+        cuda_device_facts(d, see, ctx);
+        return;
+    }
+    see(ctx, "isa", -1, d->isa);
+    see(ctx, "threads", d->threads, NULL);
+}
 Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch, .host = scratch}; }
 
 bool device_bf16(Device *d, bool on, Err *e) {

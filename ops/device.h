@@ -33,3 +33,5 @@ void cuda_device_write(Device *, void *to, const void *from, size_t);
 void cuda_device_read(Device *, void *to, const void *from, size_t);
 void cuda_device_copy(Device *, void *to, const void *from, size_t);
 void cuda_device_zero(Device *, void *p, size_t);
+void cuda_device_facts(Device *, DeviceSee *, void *ctx);
+double cuda_device_seconds(Device *, void (*work)(void *), void *ctx);

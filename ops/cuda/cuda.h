@@ -20,6 +20,14 @@ Cuda *cuda_start(char why[200]);
 void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
 
+/* What the device, its driver and cuBLASLt say of themselves: numbers, or a text where it is not NULL. The names are
+ * those of cuDNN's description of a device (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION; "maxGridSize.0" is the first of
+ * an array), with a few more. -1: the driver does not tell. */
+typedef void CudaSee(void *ctx, const char *name, long long number, const char *text);
+void cuda_facts(Cuda *, CudaSee *, void *ctx);
+/* Seconds that the device needs for what `work` asks of it, by events of its stream; waits. */
+double cuda_seconds(Cuda *, void (*work)(void *), void *ctx);
+
 /* managed: the host may use it, too, where no kernel under way does */
 void *cuda_take(Cuda *, size_t bytes, bool managed);
 void cuda_give(Cuda *, void *);

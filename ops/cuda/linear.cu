@@ -1,5 +1,6 @@
 /* linear.cu: matrix products by cuBLASLt with descriptors kept per shape; biases, single dots, embedding. */
 #include "kernel.h"
+#include "lt_so.h"
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,8 @@ static void must(cublasStatus_t s, const char *what) {
     exit(1);
 }
 bool lt_open(Cuda *c, char why[200]) {
+    const char *where;
+    if (!lt_found(&where, why)) return false;
     CudaLt *t = new CudaLt();
     if (cublasLtCreate(&t->handle) != CUBLAS_STATUS_SUCCESS)
         snprintf(why, 200, "cuBLASLt does not start");

@@ -40,3 +40,5 @@ void cuda_device_copy(Device *d, void *to, const void *from, size_t n) { cuda_co
 void cuda_device_zero(Device *d, void *p, size_t n) {
     if (n) cuda_fill(d->cuda, p, 0, n);
 }
+void cuda_device_facts(Device *d, DeviceSee *see, void *ctx) { cuda_facts(d->cuda, see, ctx); }
+double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) { return cuda_seconds(d->cuda, work, ctx); }

@@ -3,6 +3,9 @@
  * at once may not share a workspace: each scribbles over its own before it ends. Operands must be aligned as the choice
  * of the algorithm was told, 256 bytes where nothing was said. */
 #include "include/cublasLt.h"
+#include "../../ops/cuda/lt_so.h"
+#include <stdio.h>
+#include <stdlib.h>
 
 struct SimtLt {
     int open;
@@ -19,6 +22,16 @@ struct SimtLtPreference {
 };
 static const uint64_t OUR_ALGO = 0x73696D74;
 
+bool lt_found(const char **where, char why[200]) {
+    *where = "tests/simt/blas.cpp";
+    if (!getenv("SIMT_NO_CUBLASLT")) return true;
+    snprintf(why, 200, "libcublasLt.so.13 is not found; name its folder in LD_LIBRARY_PATH");
+    return false;
+}
+size_t cublasLtGetVersion() { /* another version's algorithms are not this one's */
+    const char *said = getenv("SIMT_CUBLASLT");
+    return said ? (size_t)atol(said) : 130000;
+}
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
     *h = new SimtLt{1};
     return CUBLAS_STATUS_SUCCESS;
