@@ -5,6 +5,7 @@
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
 #   make simt       build/simt/: the CUDA backend on an emulated device     make simt-test    its tests
 #   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
+#   make gpu-bundle build/gpu-check/, for a machine with a device   make gpu-check   runs it; ON=simt: on the emulation
 #   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
@@ -119,10 +120,10 @@ $(BUILD)/simt/%.o: %.cpp Makefile
 	$(Q)$(CXX) $(CXXBASE) -O2 -c -o $@ $<
 $(BUILD)/simt/kvsmith: $(BUILD)/f32/kvsmith.o $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS)
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CARRIED) -ldnnl $(LIBS)
 $(BUILD)/simt/tests-f32: $(SIMT_T) $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CARRIED) -ldnnl $(LIBS) -lcriterion
 simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32
 simt-test: simt
 	@tests/run.sh $(BUILD) simt
@@ -145,7 +146,8 @@ $(BUILD)/cuda/%.o: %.c Makefile
 	@echo "  CC $@"
 	$(Q)$(CC) $(BASE) $(CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
 CUDA_O  := $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/cuda/ops/cuda/lt_so.o
-CUDA_L   = -Wl,-rpath,'$$ORIGIN/../lib:$(CUDA_HOME)/lib64' $(CUDA_HOME)/lib64/libcudart_static.a -ldnnl $(LIBS) -ldl -lrt -lpthread
+CARRIED  = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib'
+CUDA_L   = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib:$(CUDA_HOME)/lib64' $(CUDA_HOME)/lib64/libcudart_static.a -ldnnl $(LIBS) -ldl -lrt -lpthread
 $(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CUDA_O) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L)
@@ -155,10 +157,22 @@ $(BUILD)/cuda/tests-f32: $(CUDA_T) $(CUDA_O) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L) -lcriterion
 cuda: $(BUILD)/cuda/kvsmith
+# gpu-check: what only a device can tell (docs/gpu.md). gpu-bundle puts all that it needs into one folder, gpu-check runs it;
+# with ON=simt both on the emulation, as a rehearsal.
+GPU_DIR  = $(BUILD)/gpu-check$(if $(filter simt,$(ON)),-simt)
+GPU_KIND = $(if $(filter simt,$(ON)),simt,cuda)
+$(BUILD)/gpu/run: $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/gpu/*.c)) $(BUILD)/f32/lib.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib' -ljansson -lm -ldl
+gpu-bundle: $(BUILD)/$(GPU_KIND)/kvsmith $(BUILD)/$(GPU_KIND)/tests-f32 $(BUILD)/gpu/run
+	@tests/gpu/bundle.sh $(GPU_DIR) $^
+gpu-check: gpu-bundle
+	$(GPU_DIR)/run --out $(GPU_DIR)-out $(if $(filter simt,$(ON)),--quick) $(GPU_ARGS)
 cuda-check:
 	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu
 
-.PHONY: simt simt-test simt-clang cuda cuda-check
+.PHONY: simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
 .PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:
