@@ -8,11 +8,20 @@
 #include "bench_recur.h"
 #include "../model/data_cfg.h"
 #include "../ops/host.h"
+#include "../ops/tuning.h"
 #include "engine.h"
 
 int cmd_bench(int argc, char **argv);
 
-enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_PREFILL = 8, BENCH_RECUR = 16, BENCH_ALL = 15 };
+enum {
+    BENCH_OPS = 1,
+    BENCH_TRAIN = 2,
+    BENCH_DECODE = 4,
+    BENCH_PREFILL = 8,
+    BENCH_RECUR = 16,
+    BENCH_TUNE = 32,
+    BENCH_ALL = 15
+};
 enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK, OPT_ROWS };
 typedef struct {
     const char *word[2];
@@ -233,6 +242,35 @@ static bool bench_recurrences(Bench *b, json_t *out, Err *e) {
     return ok;
 }
 
+/* Every product of a training step, a prompt and decoding, with the algorithms that the device's library has for it. */
+static bool bench_tune(Bench *b, const char *path, json_t *out, Err *e) {
+    Timing t;
+    Cost c;
+    Tuning found;
+    json_t *list = json_array(), *none = json_object();
+    const double little = 1e-3;
+    double seconds = b->seconds;
+    bool ok = bench_step(b->dev, b->cfg, little, &t, &c, e);
+    b->seconds = little;
+    ok = ok && bench_decode(b, none, e) && device_tune(b->dev, seconds, path, &found, e);
+    b->seconds = seconds;
+    json_decref(none);
+    for (int i = 0; ok && i < found.n; i++) {
+        const TunedProduct *p = &found.product[i];
+        json_array_append_new(list, json_pack("{s:[i,i,i], s:i, s:i, s:f, s:f, s:f}", "product", p->shape[0],
+                                              p->shape[1], p->shape[2], "flags", (int)p->flags, "align", (int)p->align,
+                                              "first_s", p->first, "best_s", p->best, "gflops",
+                                              2e-9 * p->shape[0] * (double)p->shape[1] * p->shape[2] / p->best));
+    }
+    if (ok) {
+        json_object_set_new(out, "file", json_string(path));
+        json_object_set_new(out, "library", json_integer(found.library));
+        tuning_free(&found);
+    }
+    json_object_set_new(out, "tuned", list);
+    return ok;
+}
+
 static void report_text(json_t *j, int threads) {
     json_t *x;
     size_t i;
@@ -264,6 +302,12 @@ static void report_text(json_t *j, int threads) {
         printf("prefill %.0f tokens/s, batch %d of %d tokens, %.1f%% of the GEMM peak of %.1f GFLOP/s\n",
                NUMBER(x, "tok_s"), WHOLE(x, "batch"), WHOLE(x, "prompt"), NUMBER(x, "percent_of_peak"),
                NUMBER(j, "gemm_peak_gflops"));
+    json_array_foreach(json_object_get(j, "tuned"), i, x) {
+        json_t *s = json_object_get(x, "product");
+        printf("tuned   %6d x %6d x %6d  %10.2f us, the library's own choice %10.2f us\n",
+               (int)json_integer_value(json_array_get(s, 0)), (int)json_integer_value(json_array_get(s, 1)),
+               (int)json_integer_value(json_array_get(s, 2)), 1e6 * NUMBER(x, "best_s"), 1e6 * NUMBER(x, "first_s"));
+    }
     json_array_foreach(json_object_get(j, "recur"), i, x)
         printf("recur   %-9s %d x %d rows, %d heads of %d: forward %.2f ms, with backward %.2f ms\n",
                json_string_value(json_object_get(x, "rule")), WHOLE(x, "batch"), WHOLE(x, "rows"), WHOLE(x, "heads"),
@@ -279,7 +323,17 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     Tokenizer tk = {0};
     if (!cfg.model.vocab && data_tokenizer(&cfg.data, &tk, e)) cfg.model.vocab = tk.vocab;
     tokenizer_close(&tk);
-    ok = cfg.model.vocab && engine_device(&b.dev, cli, e);
+    Cli own = *cli;
+    if (a->what == BENCH_TUNE) own.tuning = NULL; /* it is written */
+    if (a->what == BENCH_TUNE && !cli->tuning) {
+        config_free(&cfg);
+        return err_input(e, "bench tune: expected --tuning FILE, which it writes");
+    }
+    ok = cfg.model.vocab && engine_device(&b.dev, &own, e);
+    if (ok && a->what == BENCH_TUNE && !device_apart(b.dev)) {
+        ok = err_input(e, "bench tune: is for device cuda; take --device cuda");
+        device_close(b.dev);
+    }
     if (!ok) {
         config_free(&cfg);
         return false;
@@ -293,6 +347,7 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     if (ok && a->what & BENCH_TRAIN) ok = bench_train(&b, out, e);
     if (ok && a->what & BENCH_DECODE) ok = bench_decode(&b, out, e);
     if (ok && a->what & BENCH_PREFILL) ok = bench_prefill(&b, out, e);
+    if (ok && a->what & BENCH_TUNE) ok = bench_tune(&b, cli->tuning, out, e);
     if (ok && a->what & BENCH_RECUR) ok = bench_recurrences(&b, out, e);
     device_close(b.dev);
     config_free(&cfg);
@@ -312,16 +367,18 @@ int cmd_bench(int argc, char **argv) {
         {"rows", OPT_ROWS, "N", 0, "Rows of the arrays of ops (default 16384), and the longest side of a product", 0},
         {0}};
     static const CliSpec spec = {
-        .args = "[ops|train|decode|prefill|recur] [CONFIG.yaml]",
+        .args = "[ops|train|decode|prefill|recur|tune] [CONFIG.yaml]",
         .doc = "Medians of repeated runs: matrix products, memory reads and what is bound by them (ops), training "
                "steps, plain and from a teacher (train), decoding (decode), prompts (prefill), or all four; of the "
                "model that CONFIG describes, with random weights. The recurrences of linear attention alone (recur) "
-               "have shapes of their own.",
+               "have shapes of their own. tune tries a device's algorithms for every matrix product of the model and "
+               "writes the best to --tuning FILE, which the other commands then read.",
         .options = options,
         .take = take,
         .cache = true,
+        .tuning = true,
         .max_args = 2};
-    static const char *const names[] = {"ops", "train", "decode", "prefill", "recur"};
+    static const char *const names[] = {"ops", "train", "decode", "prefill", "recur", "tune"};
     Args a = {.seconds = 1};
     Cli cli;
     Err e = {0};
@@ -330,14 +387,15 @@ int cmd_bench(int argc, char **argv) {
     engine_signals();
     for (int i = 0; i < a.nword; i++) {
         int part = 0;
-        for (int k = 0; k < 5; k++)
+        for (int k = 0; k < 6; k++)
             if (!strcmp(a.word[i], names[k])) part = 1 << k;
         if (part && !a.what && i == 0)
             a.what = part;
         else if (!part && !a.config)
             a.config = a.word[i];
         else {
-            err_input(&e, "bench: expected [ops|train|decode|prefill|recur] [CONFIG.yaml], got '%.100s'", a.word[i]);
+            err_input(&e, "bench: expected [ops|train|decode|prefill|recur|tune] [CONFIG.yaml], got '%.100s'",
+                      a.word[i]);
             return cli_fail(&e);
         }
     }

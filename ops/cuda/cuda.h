@@ -14,6 +14,8 @@ extern "C" {
 #endif
 
 typedef struct Cuda Cuda;
+struct Tuning; /* ops/tuning.h */
+struct TunedProduct;
 
 /* NULL and why (a line) when there is no device, no driver for it, or no memory. */
 Cuda *cuda_start(char why[200]);
@@ -47,6 +49,14 @@ typedef struct {
     bool ta, tb, accumulate;
 } CudaGemm;
 void cuda_gemm(Cuda *, CudaGemm, float *C, const float *A, const float *B);
+/* Tries the algorithms that the library offers for every product that was asked for since the device was opened, each
+ * for `seconds`, keeps the fastest and tells: at most `most`, returns how many. A product whose operands find no memory
+ * is left out. */
+int cuda_tune(Cuda *, double seconds, struct TunedProduct *out, int most);
+void cuda_tuning(Cuda *,
+                 const struct Tuning *); /* for products that are asked for from now on; it stays the caller's */
+long long cuda_library(const Cuda *);    /* cuBLASLt's version */
+int cuda_processors(const Cuda *);
 void cuda_bias(Cuda *, int N, int O, float *y, const float *bias);
 void cuda_column_sums(Cuda *, int N, int O, float *out, const float *x); /* out (O) += */
 void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);

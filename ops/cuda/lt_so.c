@@ -16,16 +16,17 @@
 /* Behind the loader's own places: where the toolkit is installed. */
 static const char *const places[] = {LIBRARY, "/usr/local/cuda/lib64/" LIBRARY};
 
-#define CALLS(X)                                                                                                \
-    X(GetVersion)                                                                                               \
-    X(Create)                                                                                                   \
-    X(Destroy)                                                                                                  \
-    X(MatmulDescCreate)                                                                                         \
-    X(MatmulDescDestroy)                                                                                        \
-    X(MatmulDescSetAttribute)                                                                                   \
-    X(MatrixLayoutCreate)                                                                                       \
-    X(MatrixLayoutDestroy) X(MatmulPreferenceCreate) X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute) \
-        X(MatmulAlgoGetHeuristic) X(MatmulAlgoCheck) X(Matmul)
+#define CALLS(X)              \
+    X(GetVersion)             \
+    X(Create)                 \
+    X(Destroy)                \
+    X(MatmulDescCreate)       \
+    X(MatmulDescDestroy)      \
+    X(MatmulDescSetAttribute) \
+    X(MatrixLayoutCreate)     \
+    X(MatrixLayoutDestroy)    \
+    X(MatmulPreferenceCreate) \
+    X(MatmulPreferenceDestroy) X(MatmulPreferenceSetAttribute) X(MatmulAlgoGetHeuristic) X(MatmulAlgoCheck) X(Matmul)
 
 /* Written once, before the first call goes through; constant afterwards. */
 static struct {

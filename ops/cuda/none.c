@@ -23,3 +23,11 @@ double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) {
     (void)d, (void)work, (void)ctx;
     return 0;
 }
+bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
+    (void)d, (void)read, (void)path;
+    return false;
+}
+int cuda_device_tune(Device *d, double seconds, Tuning *out) {
+    (void)d, (void)seconds, (void)out;
+    return 0;
+}

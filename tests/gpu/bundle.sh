@@ -1,6 +1,7 @@
 #!/bin/bash
 # bundle.sh DIR PROGRAM TESTS RUN [ORACLE]: everything that gpu-check needs on a machine where nothing is installed, CUDA's
-# own libraries and glibc excepted, in DIR and, packed, in DIR.tar.gz. Says how large it is and which glibc it needs; fails beyond 60 MB.
+# own libraries and glibc excepted, in DIR and, packed, in DIR.tar.gz, which is what travels. Says how large they are and
+# which glibc is needed; fails where the packed one has 60 MB.
 set -eu
 dir=$1 program=$2 tests=$3 run=$4 oracle=${5-}
 rm -rf "$dir" "$dir.tar.gz"
@@ -8,7 +9,7 @@ mkdir -p "$dir/bin" "$dir/lib" "$dir/data" "$dir/tests/golden"
 cp "$program" "$dir/bin/kvsmith"
 cp "$tests" "$dir/bin/tests"
 cp "$run" "$dir/run"
-strip -g "$dir/bin/kvsmith" "$dir/bin/tests" "$dir/run"
+strip "$dir/bin/kvsmith" "$dir/bin/tests" "$dir/run"
 cp -r configs "$dir/configs"
 cp data/kjv.txt "$dir/data/"
 cp tests/golden/distill.txt "$dir/tests/golden/"
@@ -30,5 +31,5 @@ needs=$(for f in "$dir"/bin/* "$dir"/run "$dir"/lib/*; do objdump -T "$f" 2>/dev
 echo "$needs" >"$dir/needs-glibc.txt"
 tar -C "$(dirname "$dir")" -czf "$dir.tar.gz" "$(basename "$dir")"
 size=$(du -sm "$dir" | cut -f1) packed=$(du -sm "$dir.tar.gz" | cut -f1)
-echo "$dir: $size MB ($packed MB packed), $(ls "$dir/lib" | wc -l) libraries, needs ${needs/_/ } or later, x86-64"
-[ "$size" -lt 60 ]
+echo "$dir.tar.gz: $packed MB ($size MB unpacked), $(ls "$dir/lib" | wc -l) libraries, needs ${needs/_/ } or later, x86-64"
+[ "$packed" -lt 60 ]

@@ -92,8 +92,12 @@ void part_bench(Check *c) {
                  "1");
     } else {
         MEASURED(c, "train 124m", 120, p, "bench", "train", config, "--device", "cuda", "--json", "-s", "8");
+        MEASURED(c, "train 124m, bf16", 120, p, "bench", "train", config, "--device", "cuda", "--json", "-s", "8",
+                 "--dtype", "bf16");
         peer(c, "PyTorch, train 124m", "train");
         MEASURED(c, "decode 124m", 150, p, "bench", "decode", config, "--device", "cuda", "--json", "-s", "2");
+        MEASURED(c, "decode 124m, bf16", 150, p, "bench", "decode", config, "--device", "cuda", "--json", "-s", "2",
+                 "--dtype", "bf16");
         MEASURED(c, "prefill 124m", 100, p, "bench", "prefill", config, "--device", "cuda", "--json", "-s", "2");
         MEASURED(c, "train, standard", 60, p, "bench", "train", "--device", "cuda", "--json", "-s", "3");
         MEASURED(c, "decode, standard", 100, p, "bench", "decode", "--device", "cuda", "--json", "-s", "2");

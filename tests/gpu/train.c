@@ -4,7 +4,7 @@
 #include <unistd.h>
 #include "check.h"
 
-enum { STEPS_MAX = 64 };
+enum { STEPS_MAX = 512 };
 typedef struct {
     int n;
     double loss[STEPS_MAX], norm[STEPS_MAX], val;
@@ -39,28 +39,38 @@ static void forget(const Check *c, const char *dir) {
     Child r = CHILD(c, 60, "rm", "-rf", dir);
     child_free(&r);
 }
+/* Stages say themselves how many steps they have. */
+static bool has_stages(const Check *c, const char *config) {
+    char *path = xformat("%s/%s", c->root, config), *line = NULL;
+    FILE *f = fopen(path, "r");
+    size_t cap = 0;
+    bool found = false;
+    while (f && getline(&line, &cap, f) > 0) found |= !strncmp(line, "stages:", 7);
+    if (f) fclose(f);
+    free(line), free(path);
+    return found;
+}
 /* A run of `steps` steps of a schedule for `of`. */
 static Child train(const Check *c, const char *config, const char *device, const char *dir, int steps, int of,
                    bool resume) {
     char *at = xformat("run.dir=%s", dir), *n = xformat("train.steps=%d", steps),
          *s = xformat("optim.schedule_steps=%d", of);
-    const char *argv[24] = {c->program,
+    const char *argv[32] = {c->program,
                             "train",
                             config,
                             "-q",
                             "--device",
                             device,
                             at,
-                            n,
-                            s,
                             "train.dtype=f32",
                             "train.log_every=1",
                             "train.save_every=1000"};
-    int k = 12;
+    int k = 10;
+    if (!has_stages(c, config)) argv[k++] = n, argv[k++] = s;
     if (c->quick) {
-        static const char *const small[] = {"train.batch=1", "train.micro_batch=1", "data.seq_len=8",
-                                            "train.eval_every=0", "model.layers=2"};
-        for (int i = 0; i < 5; i++) argv[k++] = small[i];
+        static const char *const small[] = {"train.batch=1",      "train.micro_batch=1", "data.seq_len=8",
+                                            "train.eval_every=0", "model.layers=2",      "optim.warmup=1"};
+        for (int i = 0; i < 6; i++) argv[k++] = small[i];
     }
     if (resume) argv[k++] = "--resume", argv[k++] = "auto";
     Child r = child_run(c, case_seconds(c, 150), argv);
