@@ -124,7 +124,7 @@ $(BUILD)/simt/kvsmith: $(BUILD)/f32/kvsmith.o $(SIMT) $(BUILD)/f32/lib.a
 $(BUILD)/simt/tests-f32: $(SIMT_T) $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CARRIED) -ldnnl $(LIBS) -lcriterion
-simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32
+simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32 $(BUILD)/gpu/run $(BUILD)/gpu/oracle.bin
 simt-test: simt
 	@tests/run.sh $(BUILD) simt
 -include $(shell [ -d $(BUILD)/simt ] && find $(BUILD)/simt -name '*.d' 2>/dev/null)
@@ -152,7 +152,7 @@ $(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CUDA_O) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L)
 # The suites of simt-test that ask something of a device, for a device.
-CUDA_T  := $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/*.c) $(HELP))
+CUDA_T  := $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/test_cuda*.c) $(HELP))
 $(BUILD)/cuda/tests-f32: $(CUDA_T) $(CUDA_O) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L) -lcriterion
@@ -165,7 +165,14 @@ $(BUILD)/gpu/run: $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/gpu/*.c)) $(B
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib' -ljansson -lm -ldl
-gpu-bundle: $(BUILD)/$(GPU_KIND)/kvsmith $(BUILD)/$(GPU_KIND)/tests-f32 $(BUILD)/gpu/run
+# Gradients of the small models by the double build, which the device's are compared with.
+$(BUILD)/gpu/oracle: $(patsubst %.c,$(BUILD)/f64/%.o,tests/oracle/write.c tests/zoo.c tests/check.c) $(BUILD)/f64/lib.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ $(LIBS) -lcriterion
+$(BUILD)/gpu/oracle.bin: $(BUILD)/gpu/oracle
+	$< $@
+gpu-bundle: $(BUILD)/$(GPU_KIND)/kvsmith $(BUILD)/$(GPU_KIND)/tests-f32 $(BUILD)/gpu/run $(BUILD)/gpu/oracle.bin
 	@tests/gpu/bundle.sh $(GPU_DIR) $^
 gpu-check: gpu-bundle
 	$(GPU_DIR)/run --out $(GPU_DIR)-out $(if $(filter simt,$(ON)),--quick) $(GPU_ARGS)

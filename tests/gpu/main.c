@@ -85,7 +85,9 @@ bool case_begin(Check *c, const char *name) {
     c->name = name, c->began = now_seconds();
     return true;
 }
-double case_seconds(const Check *c, double most) { return fmax(1, fmin(most, end_of(c) + 20 - now_seconds())); }
+double case_seconds(const Check *c, double most) {
+    return fmax(1, fmin(most, end_of(c) + (c->quick ? 2 : 20) - now_seconds()));
+}
 void case_end(Check *c, CaseState s, json_t *data, const char *fmt, ...) {
     char why[500];
     va_list ap;
@@ -145,7 +147,7 @@ static bool run_part(Check *c, int i) {
 static int usage(const char *what) {
     fprintf(stderr,
             "gpu-check: %s; run [PART...] [--out DIR] [--seconds S] [--total S] [--again] [--quick]"
-            " [--program FILE] [--tests FILE] [--python FILE]; parts:",
+            " [--program FILE] [--tests FILE] [--root DIR] [--python FILE]; parts:",
             what);
     for (int i = 0; i < PARTS; i++) fprintf(stderr, " %s", parts[i].name);
     fputc('\n', stderr);
@@ -158,7 +160,8 @@ static char *absolute(const char *path) {
 int main(int argc, char **argv) {
     static const struct option options[] = {{"out", 1, 0, 'o'},   {"seconds", 1, 0, 's'}, {"total", 1, 0, 't'},
                                             {"again", 0, 0, 'a'}, {"quick", 0, 0, 'q'},   {"program", 1, 0, 'p'},
-                                            {"tests", 1, 0, 'T'}, {"python", 1, 0, 'y'},  {0, 0, 0, 0}};
+                                            {"tests", 1, 0, 'T'}, {"python", 1, 0, 'y'},  {"root", 1, 0, 'r'},
+                                            {0, 0, 0, 0}};
     char self[PATH_MAX] = "";
     Check c = {.out = "gpu-check-out", .python = "python3", .part_seconds = 480};
     bool again = false, chosen[PARTS] = {false}, repeat[PARTS], some = false;
@@ -173,6 +176,7 @@ int main(int argc, char **argv) {
         case 'p': c.program = optarg; break;
         case 'T': c.tests = optarg; break;
         case 'y': c.python = optarg; break;
+        case 'r': c.root = optarg; break;
         default: return usage("an option that is unknown or lacks its value");
         }
     if (!(c.part_seconds > 0) || !(total > 0)) return usage("--seconds and --total: expected seconds");
@@ -184,7 +188,7 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < PARTS; i++) chosen[i] |= !some, repeat[i] = chosen[i] && again;
     if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) return usage("/proc/self/exe cannot be read");
-    c.root = dirname(self);
+    c.root = c.root ? absolute(c.root) : dirname(self);
     c.program = c.program ? absolute(c.program) : xformat("%s/bin/kvsmith", c.root);
     c.tests = c.tests ? absolute(c.tests) : xformat("%s/bin/tests", c.root);
     if (mkdir(c.out, 0777) && errno != EEXIST) {

@@ -240,18 +240,9 @@ Test(cuda_run, says_what_the_device_is) {
     cr_assert(strstr(out, "isa ") && strstr(out, "threads "), "%s", out);
     free(out);
 }
+/* Ops are in the rehearsal of gpu-check (test_gpu_check.c). */
 Test(cuda_run, bench_times_the_device, .timeout = 120) {
-    char *out = good(RUN("bench", "ops", "--device", "cuda", "--rows", "8", "-s", "0.01", "--json"));
-    json_t *j = json_loads(out, 0, NULL), *x;
-    size_t i;
-    cr_assert(j && json_array_size(json_object_get(j, "elementwise")) > 30 &&
-                  json_array_size(json_object_get(j, "heavy")) == 10,
-              "%s", out);
-    json_array_foreach(json_object_get(j, "heavy"), i, x)
-        cr_assert(json_number_value(json_object_get(x, "seconds")) > 0 &&
-                      json_number_value(json_object_get(x, "flops")) > 0,
-                  "%s", out);
-    json_decref(j), free(out);
+    char *out;
     char *cfg = config_file();
     out = good(RUN("bench", "train", cfg, "--device", "cuda", "--rows", "8", "-s", "0.01", "--json"));
     cr_assert(strstr(out, "\"tok_s\""), "%s", out);
@@ -259,4 +250,61 @@ Test(cuda_run, bench_times_the_device, .timeout = 120) {
     out = good(RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "2", "-s", "0.01", "--json"));
     cr_assert(strstr(out, "\"percent_of_bandwidth\""), "%s", out);
     free(out), free(cfg);
+}
+/* Products are tried, the choice is kept in a file; a file that says nothing of this device is ignored with a line. */
+Test(cuda_run, choices_of_products_are_measured_and_kept, .timeout = 200) {
+    char *cfg = config_file(), *file = check_path("tuning.txt"), *with = xformat("--tuning=%s", file), *key;
+    size_t n;
+    char *out = good(RUN("bench", "tune", cfg, "--device", "cuda", "--batch", "1", "-s", "0.001", with, "--json"));
+    json_t *j = json_loads(out, 0, NULL), *list = json_object_get(j, "tuned"), *x;
+    size_t i, faster = 0;
+    cr_assert(j && json_array_size(list) > 5, "%s", out);
+    json_array_foreach(list, i, x) {
+        double best = json_number_value(json_object_get(x, "best_s"));
+        cr_assert(best > 0 && best <= json_number_value(json_object_get(x, "first_s")), "%s", out);
+        faster += best < 0.8 * json_number_value(json_object_get(x, "first_s"));
+    }
+    json_decref(j), free(out);
+    char *text = check_read(file, &n);
+    cr_assert(!strncmp(text, "kvsmith tuning 1\ndevice ", 24), "%s", text);
+    /* the emulated library's first choice is its slowest one for small products */
+    cr_assert(faster > 0 || !strstr(text, "device emulated device\n"), "nothing is faster: %s", text);
+    static const char quiet[] = "";
+    Ran r = RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with);
+    cr_assert(r.status == 0 && !strcmp(r.err, quiet), "%d %s", r.status, r.err);
+    free(r.out), free(r.err);
+    key = xformat("run.tuning=%s", file);
+    r = RUN("train", cfg, "-q", "--device", "cuda", "train.steps=2", "optim.schedule_steps=50", key);
+    cr_assert(r.status == 0 && !strstr(r.err, "ignored"), "%d %s", r.status, r.err);
+    free(r.out), free(r.err);
+    const struct {
+        const char *text, *said;
+    } bad[] = {{"kvsmith tuning 1\ndevice another\nprocessors 7\nlibrary 1\nend 0\n",
+                "measured on another with 7 processors"},
+               {"kvsmith tuning 2\n", "line 1: expected 'kvsmith tuning 1'"},
+               {"", "line 1: expected"},
+               {NULL, "the file is cut short"}};
+    for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
+        check_write(file, bad[k].text ? bad[k].text : text, bad[k].text ? strlen(bad[k].text) : n - 8);
+        r = RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with);
+        cr_assert(r.status == 0 && strstr(r.err, bad[k].said) && strstr(r.err, "; ignored\n") &&
+                      strchr(r.err, '\n')[1] == 0,
+                  "%zu: %d %s", k, r.status, r.err);
+        free(r.out), free(r.err);
+    }
+    CHECK_REFUSED(RUN("bench", "decode", cfg, "--device", "cpu", with), EXIT_INPUT, "is for device cuda");
+    CHECK_REFUSED(RUN("bench", "tune", cfg, with), EXIT_INPUT, "bench tune: is for device cuda");
+    CHECK_REFUSED(RUN("bench", "tune", cfg, "--device", "cuda"), EXIT_INPUT, "expected --tuning FILE");
+    CHECK_REFUSED(RUN("bench", "decode", cfg, "--device", "cuda", "--tuning", "/nowhere/t"), EXIT_INPUT, "/nowhere/t");
+    free(text), free(key), free(with), free(file), free(cfg);
+}
+Test(emulated, choices_of_another_library_are_ignored, .timeout = 100) {
+    char *cfg = config_file(), *file = check_path("tuning.txt"), *with = xformat("--tuning=%s", file);
+    const char *text = "kvsmith tuning 1\ndevice emulated device\nprocessors 132\nlibrary 130000\nend 0\n";
+    check_write(file, text, strlen(text));
+    setenv("SIMT_CUBLASLT", "130100", 1);
+    Ran r = RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with);
+    cr_assert(r.status == 0 && strstr(r.err, "measured with cuBLASLt 130000, this is 130100; ignored"), "%s", r.err);
+    unsetenv("SIMT_CUBLASLT");
+    free(r.out), free(r.err), free(with), free(file), free(cfg);
 }
