@@ -16,9 +16,9 @@ typedef struct {
         size_t at, n;
     } field[ORACLE_FIELDS];
     Device *dev;
-} Numbers;
+} Oracle;
 
-static inline void numbers_add(Numbers *k, const char *path, Tensor t) {
+static inline void numbers_add(Oracle *k, const char *path, Tensor t) {
     size_t n = tensor_count(t);
     CHECK(k->fields < ORACLE_FIELDS, "too many fields");
     k->v = xrealloc(k->v, k->n + n, sizeof *k->v);
@@ -29,18 +29,18 @@ static inline void numbers_add(Numbers *k, const char *path, Tensor t) {
 }
 static inline void see_numbers(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)flags;
-    Numbers *k = f->ctx;
+    Oracle *k = f->ctx;
     Tensor view = view_open(k->dev, *t, true);
     numbers_add(k, path, view);
     view_close(k->dev, *t, view, false);
 }
 /* One micro-batch of three packed sequences, forward and backward. False: the device does not run this model. */
-static inline bool oracle_step(Numbers *k, const Animal *a, const char *device, Err *e) {
+static inline bool oracle_step(Oracle *k, const Animal *a, const char *device, Err *e) {
     ModelCfg cfg;
     Model m;
     Pass p;
     real g[ZOO_ROWS], nll[ZOO_ROWS];
-    *k = (Numbers){.n = 0};
+    *k = (Oracle){.n = 0};
     CHECK(model_cfg_from_json(&cfg, a->json, strlen(a->json), a->name, e), "%s: %s", a->name, e->msg);
     CHECK(device_open(&k->dev, device, 1, e), "%s", e->msg);
     if (!model_open(&m, k->dev, &cfg,

@@ -6,7 +6,7 @@ int main(int argc, char **argv) {
     FILE *f = argc == 2 ? fopen(argv[1], "wb") : NULL;
     if (!f) return fprintf(stderr, "write FILE\n"), 2;
     for (int i = 0; i < zoo_count(); i++) {
-        Numbers k;
+        Oracle k;
         Err e = {0};
         char name[ORACLE_NAME] = "";
         if (!oracle_step(&k, &zoo[i], "cpu", &e)) return fprintf(stderr, "%s: %s\n", zoo[i].name, e.msg), 1;

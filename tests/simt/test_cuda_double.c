@@ -25,7 +25,7 @@ Test(cuda_double, gradients_are_the_double_builds, .timeout = 300) {
     for (int i = 0; i < zoo_count(); i++) {
         char name[ORACLE_NAME], msg[512];
         int64_t n;
-        Numbers k;
+        Oracle k;
         Err e = {0};
         cr_assert(fread(name, 1, sizeof name, f) == sizeof name && fread(&n, sizeof n, 1, f) == 1 && n > 0 &&
                       n < 1 << 20 && !strcmp(name, zoo[i].name),

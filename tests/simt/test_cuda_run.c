@@ -255,7 +255,7 @@ Test(cuda_run, bench_times_the_device, .timeout = 120) {
 Test(cuda_run, choices_of_products_are_measured_and_kept, .timeout = 200) {
     char *cfg = config_file(), *file = check_path("tuning.txt"), *with = xformat("--tuning=%s", file), *key;
     size_t n;
-    char *out = good(RUN("bench", "tune", cfg, "--device", "cuda", "--batch", "1", "-s", "0.001", with, "--json"));
+    char *out = good(RUN("bench", "tune", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with, "--json"));
     json_t *j = json_loads(out, 0, NULL), *list = json_object_get(j, "tuned"), *x;
     size_t i, faster = 0;
     cr_assert(j && json_array_size(list) > 5, "%s", out);
