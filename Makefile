@@ -176,7 +176,8 @@ gpu-bundle: $(BUILD)/$(GPU_KIND)/kvsmith $(BUILD)/$(GPU_KIND)/tests-f32 $(BUILD)
 	@tests/gpu/bundle.sh $(GPU_DIR) $^
 gpu-check: gpu-bundle
 	$(GPU_DIR)/run --out $(GPU_DIR)-out $(if $(filter simt,$(ON)),--quick) $(GPU_ARGS)
-cuda-check:
+# lt_so.c is compiled along: it has to know every function of cuBLASLt that the kernels' side calls.
+cuda-check: $(BUILD)/cuda/ops/cuda/lt_so.o
 	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu
 
 .PHONY: simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
