@@ -118,7 +118,7 @@ static char *sanitizer(void) {
 }
 void part_sanitizer(Check *c) {
     static const char *const tools[] = {"memcheck", "racecheck", "initcheck", "synccheck"};
-    static const char *const models[] = {"gqa", "mla", "kda", "mamba2", "moe", "gated_retention", "yoco", "dmc"};
+    static const char *const models[] = {"gqa", "mla", "kda", "mamba2", "moe", "gated_retention", "yoco", "dms"};
     char *tool = sanitizer();
     int nmodels = c->quick ? 1 : (int)(sizeof models / sizeof *models);
     for (int t = 0; t < 4; t++)
@@ -136,8 +136,8 @@ void part_sanitizer(Check *c) {
             child_free(&gone);
             Child r = CHILD(c, case_seconds(c, 100), tool, "--tool", tools[t], "--error-exitcode", "97",
                             "--print-limit", "10", c->program, "train", config, "-q", "--device", "cuda", dir,
-                            "train.steps=1", "train.batch=1", "train.micro_batch=1", "data.seq_len=32",
-                            "train.eval_every=1", "train.eval_tokens=64", "train.sample_every=1",
+                            "train.steps=1", "optim.warmup=1", "train.batch=1", "train.micro_batch=1",
+                            "data.seq_len=32", "train.eval_every=1", "train.eval_tokens=64", "train.sample_every=1",
                             "train.sample_prompt=the", "train.sample_tokens=4");
             bool refused = r.status == 2 && strstr(r.err, "does not have");
             bool tool_fails = strstr(r.out, "not supported") || strstr(r.err, "not supported");
