@@ -42,6 +42,9 @@
 #define LLVMFuzzerTestOneInput fuzz_tuning
 #include "fuzz/tuning.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_store_file
+#include "fuzz/store_file.c"
+#undef LLVMFuzzerTestOneInput
 
 enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
@@ -59,7 +62,8 @@ static const struct {
               {"chat", fuzz_chat},
               {"choices", fuzz_choices},
               {"store", fuzz_store},
-              {"tuning", fuzz_tuning}};
+              {"tuning", fuzz_tuning},
+              {"store_file", fuzz_store_file}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

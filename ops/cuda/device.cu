@@ -26,13 +26,17 @@ static bool driver_serves(char why[200]) {
         return true;
     return false;
 }
-extern "C" Cuda *cuda_start(char why[200]) {
+extern "C" Cuda *cuda_start(int number, char why[200]) {
     int n = 0;
     cudaDeviceProp p;
     if (!driver_serves(why)) return nullptr;
     cudaError_t e = cudaGetDeviceCount(&n);
-    if (e == cudaSuccess && n > 0) e = cudaSetDevice(0);
-    if (e == cudaSuccess && n > 0) e = cudaGetDeviceProperties(&p, 0);
+    if (e == cudaSuccess && n > 0 && number >= n) {
+        snprintf(why, 200, "there is no device %d: expected 0 to %d", number, n - 1);
+        return nullptr;
+    }
+    if (e == cudaSuccess && n > 0) e = cudaSetDevice(number);
+    if (e == cudaSuccess && n > 0) e = cudaGetDeviceProperties(&p, number);
     if (e != cudaSuccess || n <= 0) {
         snprintf(why, 200, "%s", e != cudaSuccess ? cudaGetErrorString(e) : "no device");
         return nullptr;
@@ -68,8 +72,9 @@ extern "C" const char *cuda_name(const Cuda *c) { return c->name; }
 
 /* ---- what the device says of itself ---- */
 static long long ask(cudaDeviceAttr a) {
-    int v = -1;
-    if (cudaDeviceGetAttribute(&v, a, 0) != cudaSuccess) cudaGetLastError();
+    int v = -1, number = 0;
+    if (cudaGetDevice(&number) != cudaSuccess || cudaDeviceGetAttribute(&v, a, number) != cudaSuccess)
+        cudaGetLastError();
     return v;
 }
 extern "C" void cuda_facts(Cuda *c, CudaSee *see, void *ctx) {
@@ -112,7 +117,9 @@ extern "C" void cuda_facts(Cuda *c, CudaSee *see, void *ctx) {
                        {"l2CacheSize", cudaDevAttrL2CacheSize},
                        {"concurrentManagedAccess", cudaDevAttrConcurrentManagedAccess},
                        {"eccEnabled", cudaDevAttrEccEnabled}};
-    see(ctx, "cudaDeviceId", 0, nullptr);
+    int number = 0;
+    cuda_must(cudaGetDevice(&number), "asking for its number");
+    see(ctx, "cudaDeviceId", number, nullptr);
     see(ctx, "deviceVer", 100 * ask(cudaDevAttrComputeCapabilityMajor) + 10 * ask(cudaDevAttrComputeCapabilityMinor),
         nullptr);
     see(ctx, "driverVer", driver, nullptr);

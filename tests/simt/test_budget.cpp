@@ -47,7 +47,7 @@ static float *numbers() { /* N x D zeros */
 }
 Test(budget, kernels_ask_for_no_more) {
     char why[200];
-    device = cuda_start(why);
+    device = cuda_start(0, why);
     cr_assert(device, "%s", why);
     Cuda *c = device;
     const size_t n = (size_t)N * D;
