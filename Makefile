@@ -5,6 +5,7 @@
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
 #   make simt       build/simt/: the CUDA backend on an emulated device     make simt-test    its tests
 #   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
+#   make gpu-bundle build/gpu-check/, for a machine with a device   make gpu-check   runs it; ON=simt: on the emulation
 #   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
@@ -20,7 +21,7 @@ endif
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
-SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/lt_so.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
@@ -125,11 +126,11 @@ $(BUILD)/simt/libnccl-emulated.so: tests/simt/nccl.cpp tests/simt/include/cuda_r
 $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32: | $(BUILD)/simt/libnccl-emulated.so
 $(BUILD)/simt/kvsmith: $(BUILD)/f32/kvsmith.o $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp -rdynamic $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS)
+	$(Q)$(CXX) -fopenmp -rdynamic $(LDFLAGS) -o $@ $^ $(CARRIED) -ldnnl $(LIBS)
 $(BUILD)/simt/tests-f32: $(SIMT_T) $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp -rdynamic $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
-simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32
+	$(Q)$(CXX) -fopenmp -rdynamic $(LDFLAGS) -o $@ $^ $(CARRIED) -ldnnl $(LIBS) -lcriterion
+simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32 $(BUILD)/gpu/run $(BUILD)/gpu/oracle.bin
 simt-test: simt
 	@tests/run.sh $(BUILD) simt
 -include $(shell [ -d $(BUILD)/simt ] && find $(BUILD)/simt -name '*.d' 2>/dev/null)
@@ -144,16 +145,50 @@ $(BUILD)/cuda/%.cu.o: %.cu $(wildcard ops/cuda/*.h) Makefile
 	@mkdir -p $(@D)
 	@echo "  NVCC $@"
 	$(Q)$(NVCC) -std=c++17 -O3 $(GENCODE) -Xcompiler -Wall,-Wextra -I. -c -o $@ $<
-$(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/f32/lib.a
+# The runtime is linked into the program; cuBLASLt is opened when the device is (lt_so.c), so that what is built here starts
+# where neither toolkit nor driver is, and says so.
+$(BUILD)/cuda/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  CC $@"
+	$(Q)$(CC) $(BASE) $(CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
+CUDA_O  := $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/cuda/ops/cuda/lt_so.o
+CARRIED  = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib'
+CUDA_L   = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib:$(CUDA_HOME)/lib64' $(CUDA_HOME)/lib64/libcudart_static.a -ldnnl $(LIBS) -ldl -lrt -lpthread
+$(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CUDA_O) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublasLt -ldnnl $(LIBS)
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L)
+# The suites of simt-test that ask something of a device, for a device.
+CUDA_T  := $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/test_cuda*.c) $(HELP))
+$(BUILD)/cuda/tests-f32: $(CUDA_T) $(CUDA_O) $(BUILD)/f32/lib.a
+	@echo "  LD $@"
+	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_L) -lcriterion
 cuda: $(BUILD)/cuda/kvsmith
 # Our part of NCCL's interface beside the header of one that is installed.
 NCCL_CU := $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h),tests/simt/nccl_header.cu)
-cuda-check:
+# gpu-check: what only a device can tell (docs/gpu.md). gpu-bundle puts all that it needs into one folder, gpu-check runs it;
+# with ON=simt both on the emulation, as a rehearsal.
+GPU_DIR  = $(BUILD)/gpu-check$(if $(filter simt,$(ON)),-simt)
+GPU_KIND = $(if $(filter simt,$(ON)),simt,cuda)
+$(BUILD)/gpu/run: $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/gpu/*.c)) $(BUILD)/f32/lib.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib' -ljansson -lm -ldl
+# Gradients of the small models by the double build, which the device's are compared with.
+$(BUILD)/gpu/oracle: $(patsubst %.c,$(BUILD)/f64/%.o,tests/oracle/write.c tests/zoo.c tests/check.c) $(BUILD)/f64/lib.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ $(LIBS) -lcriterion
+$(BUILD)/gpu/oracle.bin: $(BUILD)/gpu/oracle
+	$< $@
+gpu-bundle: $(BUILD)/$(GPU_KIND)/kvsmith $(BUILD)/$(GPU_KIND)/tests-f32 $(BUILD)/gpu/run $(BUILD)/gpu/oracle.bin
+	@tests/gpu/bundle.sh $(GPU_DIR) $^
+gpu-check: gpu-bundle
+	$(GPU_DIR)/run --out $(GPU_DIR)-out $(if $(filter simt,$(ON)),--quick) $(GPU_ARGS)
+# lt_so.c is compiled along: it has to know every function of cuBLASLt that the kernels' side calls.
+cuda-check: $(BUILD)/cuda/ops/cuda/lt_so.o
 	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu $(NCCL_CU)
 
-.PHONY: simt simt-test simt-clang cuda cuda-check
+.PHONY: simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
 .PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:

@@ -7,7 +7,8 @@
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
     cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv), cmd_data(int argc, char **argv),
-    cmd_convert(int argc, char **argv), cmd_launch(int argc, char **argv), cmd_bench_comm(int argc, char **argv);
+    cmd_convert(int argc, char **argv), cmd_launch(int argc, char **argv), cmd_bench_comm(int argc, char **argv),
+    cmd_device(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -25,6 +26,7 @@ static const Command commands[] = {
     {"bench", cmd_bench, "Measure this machine's limits and the program's speed"},
     {"compare", cmd_compare, "Train architectures alike and tell what each costs in quality, memory and speed"},
     {"data", cmd_data, "Make tokens of text, learn a tokenizer, look into sets of tokens"},
+    {"device", cmd_device, "What a device says of itself"},
     {"config", cmd_config, "Print every key of a run's configuration: type, range, default, meaning"},
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };

@@ -8,15 +8,23 @@ typedef struct {
     int runs;
 } Timing;
 enum { BENCH_RUNS_MIN = 3, BENCH_RUNS_MAX = 1000 };
-/* Once unmeasured, then until `seconds` have passed, at least 3 and at most 1,000 times. */
-Timing bench_time(void (*work)(void *), void *ctx, double seconds);
+/* Once unmeasured, then until `seconds` have passed, at least 3 and at most 1,000 times, by device_seconds. What takes
+ * a device less than a millisecond is asked of it several times in one measurement, so that the first launch's way to
+ * it is no part of the time. */
+Timing bench_time(Device *, void (*work)(void *), void *ctx, double seconds);
+/* The same, each time alone and from asking to having: what the host and the device do together. */
+Timing bench_whole(Device *, void (*work)(void *), void *ctx, double seconds);
 
 typedef struct {
     int N, O, I;
     Timing time;
     double gflops; /* 2 N O I / median */
 } Gemm;
-/* y (N,O) = x (N,I) w^T by Ops.linear. False: EXIT_WORLD, no memory. */
+/* y (N,O) = x (N,I) w^T by Ops.linear, of drawn numbers. False: EXIT_WORLD, no memory. */
 bool bench_gemm(Device *, int N, int O, int I, double seconds, Gemm *, Err *);
-/* Bytes per second of a read of `bytes` (rounded up to 1 MiB) by all threads of the device. */
+/* Bytes per second: of the CPU of a read of `bytes` (rounded up to 1 MiB) by all threads; of a device apart of a copy
+ * inside of it, which reads half of `bytes` and writes as many. */
 bool bench_read(Device *, size_t bytes, double seconds, double *bytes_per_s, Err *);
+
+/* Uniform numbers between low and high, drawn by key, wherever the tensor lies. */
+void bench_fill(Device *, Tensor, uint64_t key, double low, double high);

@@ -113,7 +113,7 @@ static bool bench(Device *dev, const Config *c, bool taught, double seconds, Tim
         model_fields(&s.m, role[r], &f);
     }
     s.run = run_make(dev, &s.m.scratch);
-    *t = bench_time(step_once, &s, seconds);
+    *t = bench_whole(dev, step_once, &s, seconds);
     *cost = cost_model(&s.m, T);
     step_free(&s);
     return true;

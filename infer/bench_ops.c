@@ -1,7 +1,8 @@
 /* bench_ops.c: what reads and writes memory more than it computes, one row for each op. */
 #include "bench_ops.h"
+#include "../ops/host.h"
 
-enum { ROWS = 16384, HEADS = 12, D = 64, WIDTH = HEADS * D, T = 1024, ARRAYS = 6 };
+enum { HEADS = 12, D = 64, WIDTH = HEADS * D, T = 1024, ARRAYS = 6 };
 
 typedef struct {
     Run run;
@@ -9,9 +10,9 @@ typedef struct {
     Tensor v[3];      /* (WIDTH) */
     Tensor s;         /* (ROWS) */
     Rope rope;
-    int *idx;
+    int *idx, rows;
 } Place;
-static Tensor heads(Tensor t) { return TENSOR(t.p, REAL, ROWS, HEADS, D); }
+#define heads(t) TENSOR((t).p, REAL, p->rows, HEADS, D)
 
 #define OPS(p, op, ...) (p)->run.ops->op(&(p)->run, __VA_ARGS__)
 #define A(i)            p->a[i]
@@ -45,64 +46,67 @@ DO(do_columns, columns, A(0), 0, A(1), 0, WIDTH)
 DO(do_columns_backward, columns_backward, A(0), 0, A(1), 0, WIDTH)
 DO(do_spread, spread, A(0), A(1), p->idx)
 DO(do_embed, embed, A(0), A(1), p->idx, 1)
-DO(do_step, step, heads(A(0)), heads(A(1)), TENSOR(p->a[2].p, REAL, ROWS, HEADS), TENSOR(p->v[0].p, REAL, HEADS))
+DO(do_step, step, heads(A(0)), heads(A(1)), TENSOR(p->a[2].p, REAL, p->rows, HEADS), TENSOR(p->v[0].p, REAL, HEADS))
 DO(do_skip, skip, heads(A(0)), heads(A(1)), TENSOR(p->v[0].p, REAL, HEADS))
 DO(do_swiglu_rows, swiglu_rows, A(0), A(1), A(2), p->s)
 DO(do_adamw, adamw, A(0), A(1), A(2), A(3), 1e-9, 0.9, 0.95, 1e-8, 0, 1, 1000, (Rounding){0})
 DO(do_momentum, momentum, A(0), A(1), A(2), 0.95, 1, true, (Rounding){0})
 DO(do_sumsq, sumsq, A(0))
 
+#define AT(op) offsetof(Ops, op)
 static const struct {
     const char *name;
     void (*run)(Place *);
+    size_t at;                  /* in Ops */
     int read, written, updated; /* arrays; small ones do not count */
 } rows[] = {
-    {"add", do_add, 1, 0, 1},
-    {"axpby", do_axpby, 1, 0, 1},
-    {"copy", do_copy, 1, 1, 0},
-    {"zero", do_zero, 0, 1, 0},
-    {"narrow", do_narrow, 0, 0, 1},
-    {"swiglu", do_swiglu, 2, 1, 0},
-    {"swiglu_backward", do_swiglu_backward, 3, 0, 2},
-    {"gelu, tanh", do_gelu, 1, 1, 0},
-    {"gelu_backward, tanh", do_gelu_backward, 2, 0, 1},
-    {"gelu", do_gelu_erf, 1, 1, 0},
-    {"gelu_backward", do_gelu_erf_backward, 2, 0, 1},
-    {"sigmoid", do_sigmoid, 1, 1, 0},
-    {"sigmoid_backward", do_sigmoid_backward, 2, 0, 1},
-    {"elu1", do_elu1, 1, 1, 0},
-    {"elu1_backward", do_elu1_backward, 2, 0, 1},
-    {"rmsnorm", do_rmsnorm, 1, 1, 0},
-    {"rmsnorm_backward", do_rmsnorm_backward, 2, 0, 1},
-    {"layernorm", do_layernorm, 1, 1, 0},
-    {"layernorm_backward", do_layernorm_backward, 2, 0, 1},
-    {"l2norm", do_l2norm, 1, 1, 0},
-    {"l2norm_backward", do_l2norm_backward, 2, 0, 1},
-    {"rope", do_rope, 0, 0, 1},
-    {"dropout", do_dropout, 0, 0, 1},
-    {"gather", do_gather, 1, 1, 0},
-    {"columns", do_columns, 1, 1, 0},
-    {"columns_backward", do_columns_backward, 1, 0, 1},
-    {"spread", do_spread, 1, 1, 0},
-    {"embed", do_embed, 1, 1, 0},
-    {"step", do_step, 1, 1, 0},
-    {"skip", do_skip, 1, 0, 1},
-    {"swiglu_rows", do_swiglu_rows, 2, 1, 0},
-    {"adamw", do_adamw, 1, 0, 3},
-    {"momentum", do_momentum, 1, 1, 1},
-    {"sumsq", do_sumsq, 1, 0, 0},
+    {"add", do_add, AT(add), 1, 0, 1},
+    {"axpby", do_axpby, AT(axpby), 1, 0, 1},
+    {"copy", do_copy, AT(copy), 1, 1, 0},
+    {"zero", do_zero, AT(zero), 0, 1, 0},
+    {"narrow", do_narrow, AT(narrow), 0, 0, 1},
+    {"swiglu", do_swiglu, AT(swiglu), 2, 1, 0},
+    {"swiglu_backward", do_swiglu_backward, AT(swiglu_backward), 3, 0, 2},
+    {"gelu, tanh", do_gelu, AT(gelu), 1, 1, 0},
+    {"gelu_backward, tanh", do_gelu_backward, AT(gelu_backward), 2, 0, 1},
+    {"gelu", do_gelu_erf, AT(gelu), 1, 1, 0},
+    {"gelu_backward", do_gelu_erf_backward, AT(gelu_backward), 2, 0, 1},
+    {"sigmoid", do_sigmoid, AT(sigmoid), 1, 1, 0},
+    {"sigmoid_backward", do_sigmoid_backward, AT(sigmoid_backward), 2, 0, 1},
+    {"elu1", do_elu1, AT(elu1), 1, 1, 0},
+    {"elu1_backward", do_elu1_backward, AT(elu1_backward), 2, 0, 1},
+    {"rmsnorm", do_rmsnorm, AT(rmsnorm), 1, 1, 0},
+    {"rmsnorm_backward", do_rmsnorm_backward, AT(rmsnorm_backward), 2, 0, 1},
+    {"layernorm", do_layernorm, AT(layernorm), 1, 1, 0},
+    {"layernorm_backward", do_layernorm_backward, AT(layernorm_backward), 2, 0, 1},
+    {"l2norm", do_l2norm, AT(l2norm), 1, 1, 0},
+    {"l2norm_backward", do_l2norm_backward, AT(l2norm_backward), 2, 0, 1},
+    {"rope", do_rope, AT(rope), 0, 0, 1},
+    {"dropout", do_dropout, AT(dropout), 0, 0, 1},
+    {"gather", do_gather, AT(gather), 1, 1, 0},
+    {"columns", do_columns, AT(columns), 1, 1, 0},
+    {"columns_backward", do_columns_backward, AT(columns_backward), 1, 0, 1},
+    {"spread", do_spread, AT(spread), 1, 1, 0},
+    {"embed", do_embed, AT(embed), 1, 1, 0},
+    {"step", do_step, AT(step), 1, 1, 0},
+    {"skip", do_skip, AT(skip), 1, 0, 1},
+    {"swiglu_rows", do_swiglu_rows, AT(swiglu_rows), 2, 1, 0},
+    {"adamw", do_adamw, AT(adamw), 1, 0, 3},
+    {"momentum", do_momentum, AT(momentum), 1, 1, 1},
+    {"sumsq", do_sumsq, AT(sumsq), 1, 0, 0},
 };
 enum { OPS_TIMED = sizeof rows / sizeof *rows };
 
 static void arrays(Place *p, Arena *a) {
-    for (int i = 0; i < ARRAYS; i++) p->a[i] = arena_tensor(a, "array", REAL, 2, (int[]){ROWS, WIDTH});
+    for (int i = 0; i < ARRAYS; i++) p->a[i] = arena_tensor(a, "array", REAL, 2, (int[]){p->rows, WIDTH});
     for (int i = 0; i < 3; i++) p->v[i] = arena_tensor(a, "vector", REAL, 1, (int[]){WIDTH});
-    p->s = arena_tensor(a, "rows", REAL, 1, (int[]){ROWS});
+    p->s = arena_tensor(a, "rows", REAL, 1, (int[]){p->rows});
 }
-static void fill(Tensor t, uint64_t key) {
-    real *x = R(t);
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < tensor_count(t); i++) x[i] = (real)(rng_uniform(key, i) + 0.1);
+/* What a table has not is NULL, or says so when it is measured. */
+static bool op_there(const Device *dev, size_t at) {
+    void (*op)(void);
+    memcpy(&op, (const char *)device_ops(dev) + at, sizeof op);
+    return op != NULL;
 }
 
 typedef struct {
@@ -114,34 +118,44 @@ static void once(void *ctx) {
     o->run(o->p);
 }
 
-bool bench_elementwise(Device *dev, double seconds, double bytes_per_s, OpTime *out, int *n, Err *e) {
+bool bench_elementwise(Device *dev, int N, double seconds, double bytes_per_s, OpTime *out, int *n, Err *e) {
     Arena mem = {.name = "bench ops"}, scratch = {.name = "bench scratch"};
-    Place p = {.run = run_make(dev, &scratch)};
+    Place p = {.run = run_make(dev, &scratch), .rows = N};
     RopeCfg cfg = {.type = ROPE_DEFAULT, .theta = 10000};
-    int *ints = xcalloc(5 * ROWS + 1, sizeof *ints), B = ROWS / T;
-    int *off = ints + ROWS, *of = off + ROWS + 1, *pos = of + ROWS, *first = pos + ROWS;
-    uint64_t *id = xcalloc(ROWS / T, sizeof *id);
-    bool ok = rope_make(&p.rope, &cfg, D, T, e);
+    const int per = imin(N, T), B = (N + per - 1) / per; /* sequences of `per` rows; the last one may be shorter */
+    int *ints = xcalloc(5 * (size_t)N + 2, sizeof *ints);
+    int *off = ints + N, *of = off + N + 1, *pos = of + N, *first = pos + N;
+    uint64_t *id = xcalloc((size_t)B, sizeof *id);
+    bool ok = rope_make(&p.rope, &cfg, D, T, e), has[OPS_TIMED], apart = device_apart(dev);
     p.idx = ints;
-    for (int i = 0; i < ROWS; i++) p.idx[i] = i, of[i] = i / T, pos[i] = i % T, first[i] = i / T * T;
-    for (int b = 0; b <= B; b++) off[b] = b * T;
-    Batch batch = {.B = B, .N = ROWS, .off = off, .seq = off, .of = of, .pos = pos, .first = first, .id = id};
+    for (int i = 0; i < N; i++) p.idx[i] = i, of[i] = i / per, pos[i] = i % per, first[i] = i / per * per;
+    for (int b = 0; b <= B; b++) off[b] = imin(b * per, N);
+    Batch batch = {.B = B, .N = N, .off = off, .seq = off, .of = of, .pos = pos, .first = first, .id = id};
     p.run.batch = &batch;
-    p.run.in = p.run.out = (Pick){ROWS, p.idx};
+    p.run.in = p.run.out = (Pick){N, p.idx};
     arrays(&p, &mem);
-    for (int i = 0; i < OPS_TIMED; i++) rows[i].run(&p);
-    ok = ok && arena_open(&mem, "bench ops", mem.peak, false, e) &&
-         arena_open(&scratch, "bench scratch", scratch.peak, false, e);
+    for (int i = 0; i < OPS_TIMED; i++) {
+        int layer;
+        has[i] = op_there(dev, rows[i].at);
+        if (has[i]) rows[i].run(&p);
+        has[i] = has[i] && !device_lack(dev, &layer);
+    }
+    const Memory *home = device_memory(dev, false);
+    ok = ok && arena_open_at(&mem, home, "bench ops", mem.peak, false, e) &&
+         arena_open_at(&scratch, home, "bench scratch", scratch.peak, false, e);
     if (ok) arrays(&p, &mem);
     *n = 0;
     for (int i = 0; ok && i < OPS_TIMED; i++) {
-        for (int k = 0; k < ARRAYS; k++) fill(p.a[k], (uint64_t)k); /* what a row made would grow beyond all bounds */
-        for (int k = 0; k < 3; k++) fill(p.v[k], (uint64_t)(10 + k));
-        fill(p.s, 20);
+        if (!has[i]) continue;
+        for (int k = 0; k < ARRAYS; k++)
+            bench_fill(dev, p.a[k], (uint64_t)k, 0.1, 1.1); /* what a row made would grow beyond all bounds */
+        for (int k = 0; k < 3; k++) bench_fill(dev, p.v[k], (uint64_t)(10 + k), 0.1, 1.1);
+        bench_fill(dev, p.s, 20, 0.1, 1.1);
         Once o = {&p, rows[i].run};
-        Timing t = bench_time(once, &o, seconds);
-        double bytes = (double)tensor_bytes(p.a[0]) * (rows[i].read + 2 * rows[i].written + 2 * rows[i].updated);
-        out[(*n)++] = (OpTime){rows[i].name, t, bytes, 100 * bytes / t.median / bytes_per_s};
+        Timing t = bench_time(dev, once, &o, seconds);
+        int arrays = rows[i].read + (apart ? 1 : 2) * rows[i].written + 2 * rows[i].updated;
+        double bytes = (double)tensor_bytes(p.a[0]) * arrays;
+        out[(*n)++] = (OpTime){rows[i].name, t, bytes, 100 * bytes / t.median / bytes_per_s, 0};
     }
     arena_close(&mem);
     arena_close(&scratch);

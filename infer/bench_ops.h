@@ -5,10 +5,16 @@
 typedef struct {
     const char *name;
     Timing time;
-    double bytes;   /* moved: an array that is read counts once, one that is written or updated twice, since a line is
-                       fetched before it is written */
+    double bytes;   /* moved, each array once: one that is read or written; twice where it is updated and, on the CPU,
+                       where it is written, since a line is fetched before */
     double percent; /* of a read at bytes_per_s */
+    double flops;   /* 0: not counted */
 } OpTime;
-enum { OP_TIMES_MAX = 64 };
-/* Arrays of 12.6 million numbers, which no cache holds. out: room for OP_TIMES_MAX. False: EXIT_WORLD, no memory. */
-bool bench_elementwise(Device *, double seconds, double bytes_per_s, OpTime *out, int *n, Err *);
+enum { OP_TIMES_MAX = 64, BENCH_ROWS = 16384 };
+/* Arrays of rows * 768 numbers; BENCH_ROWS of them no cache holds. Ops that the device lacks are left out. out: room
+ * for OP_TIMES_MAX. False: EXIT_WORLD, no memory. */
+bool bench_elementwise(Device *, int rows, double seconds, double bytes_per_s, OpTime *out, int *n, Err *);
+/* The same of ops that compute more than they move, at the shapes of a training step of 124 million parameters:
+ * width 768, 12 heads of 64, feed-forward 3072, a vocabulary of 50,304 (that many only with BENCH_ROWS), sequences of
+ * 1,024 rows. FLOPs are those of the causal half of attention, and of the recurrences by rows. */
+bool bench_heavy(Device *, int rows, double seconds, double bytes_per_s, OpTime *out, int *n, Err *);

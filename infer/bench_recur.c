@@ -38,10 +38,6 @@ static void place(Work *w, Arena *a, RecurRule rule, RecurShape s) {
     w->dout = arena_tensor(a, "dout", REAL, 3, (int[]){s.B * s.T, s.H, s.D});
     w->keep = arena_tensor(a, "keep", REAL, 4, (int[]){recur_keep(s.B * s.T), s.H, s.D, s.D});
 }
-static void fill(Tensor t, uint64_t key, double low, double high) {
-    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)(low + (high - low) * rng_uniform(key, i));
-}
-
 bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timing *forward, Timing *both, Err *e) {
     Arena data = {0}, scratch = {0};
     const int N = s.B * s.T;
@@ -59,17 +55,19 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
     w.run.in = w.run.out = (Pick){N, idx};
     place(&w, &data, rule, s);
     both_once(&w); /* measures its scratch */
-    bool ok = arena_open(&data, "bench", data.peak, false, e) &&
-              arena_open(&scratch, "bench scratch", scratch.peak, false, e);
+    const Memory *home = device_memory(dev, false);
+    bool ok = arena_open_at(&data, home, "bench", data.peak, false, e) &&
+              arena_open_at(&scratch, home, "bench scratch", scratch.peak, false, e);
     if (ok) {
         place(&w, &data, rule, s);
         double unit = 1 / sqrt(s.D / 3.0); /* keys and queries of length about 1, as the mixers' norm makes them */
-        fill(w.in.q, 1, -unit, unit), fill(w.in.k, 2, -unit, unit), fill(w.in.v, 3, -1, 1);
-        if (present(w.in.g)) fill(w.in.g, 4, -0.1, 0);
-        if (present(w.in.beta)) fill(w.in.beta, 5, 0, 1);
-        fill(w.dout, 6, -1, 1);
-        *forward = bench_time(forward_once, &w, seconds);
-        *both = bench_time(both_once, &w, seconds);
+        bench_fill(dev, w.in.q, 1, -unit, unit), bench_fill(dev, w.in.k, 2, -unit, unit),
+            bench_fill(dev, w.in.v, 3, -1, 1);
+        if (present(w.in.g)) bench_fill(dev, w.in.g, 4, -0.1, 0);
+        if (present(w.in.beta)) bench_fill(dev, w.in.beta, 5, 0, 1);
+        bench_fill(dev, w.dout, 6, -1, 1);
+        *forward = bench_time(dev, forward_once, &w, seconds);
+        *both = bench_time(dev, both_once, &w, seconds);
     }
     arena_close(&scratch);
     arena_close(&data);

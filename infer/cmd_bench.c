@@ -8,19 +8,28 @@
 #include "bench_recur.h"
 #include "../model/data_cfg.h"
 #include "../ops/host.h"
+#include "../ops/tuning.h"
 #include "engine.h"
 
 int cmd_bench(int argc, char **argv);
 
-enum { BENCH_OPS = 1, BENCH_TRAIN = 2, BENCH_DECODE = 4, BENCH_PREFILL = 8, BENCH_RECUR = 16, BENCH_ALL = 15 };
-enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK };
+enum {
+    BENCH_OPS = 1,
+    BENCH_TRAIN = 2,
+    BENCH_DECODE = 4,
+    BENCH_PREFILL = 8,
+    BENCH_RECUR = 16,
+    BENCH_TUNE = 32,
+    BENCH_ALL = 15
+};
+enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK, OPT_ROWS };
 typedef struct {
     const char *word[2];
     int nword;
     double seconds;
     int what;
     const char *config;
-    int64_t batch, prompt, chunk; /* 0: not given */
+    int64_t batch, prompt, chunk, rows; /* 0: not given */
 } Args;
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
@@ -28,6 +37,7 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
     if (key == OPT_BATCH) return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
     if (key == OPT_PROMPT) return cli_int(arg, "--prompt", 1, 1 << 20, &a->prompt, e);
     if (key == OPT_CHUNK) return cli_int(arg, "--chunk", 1, 1 << 16, &a->chunk, e);
+    if (key == OPT_ROWS) return cli_int(arg, "--rows", 8, 1 << 20, &a->rows, e);
     if (key == 's') return cli_real(arg, "--seconds", 0.01, 60, &a->seconds, e);
     CHECK(key == CLI_ARG && a->nword < 2, "option %d", key);
     a->word[a->nword++] = arg;
@@ -49,13 +59,18 @@ typedef struct {
     ModelOpts how; /* of models that are not trained */
 } Bench;
 
+/* --rows makes all sides smaller: what an emulated device can be asked for. */
 static bool bench_gemms(Bench *b, json_t *out, Err *e) {
-    static const int shape[][3] = {
+    static const int cpu[][3] = {
         {1024, 1024, 1024}, {2048, 1024, 1024}, {1024, 2048, 2048}, {2048, 2048, 1024}, {2048, 2048, 2048}};
+    static const int cuda[][3] = {
+        {2048, 2048, 1024}, {2048, 4096, 1024}, {4096, 4096, 1024}, {4096, 4096, 4096}, {8192, 8192, 8192}};
+    const int(*shape)[3] = device_apart(b->dev) ? cuda : cpu, most = b->args->rows ? (int)b->args->rows : 1 << 20;
     json_t *list = json_array();
-    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
+    for (size_t i = 0; i < 5; i++) {
         Gemm g;
-        if (!bench_gemm(b->dev, shape[i][0], shape[i][1], shape[i][2], b->seconds, &g, e)) {
+        if (!bench_gemm(b->dev, imin(most, shape[i][0]), imin(most, shape[i][1]), imin(most, shape[i][2]), b->seconds,
+                        &g, e)) {
             json_decref(list);
             return false;
         }
@@ -67,20 +82,34 @@ static bool bench_gemms(Bench *b, json_t *out, Err *e) {
     json_object_set_new(out, "gemm_peak_gflops", json_real(b->peak));
     return true;
 }
+static json_t *op_times(const OpTime *t, int n, double peak) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) {
+        json_t *j = json_pack("{s:s, s:f, s:f, s:i, s:f}", "op", t[i].name, "bytes", t[i].bytes, "seconds",
+                              t[i].time.median, "runs", t[i].time.runs, "percent_of_bandwidth", t[i].percent);
+        if (t[i].flops > 0) {
+            json_object_set_new(j, "flops", json_real(t[i].flops));
+            json_object_set_new(j, "percent_of_peak", json_real(1e-7 * t[i].flops / t[i].time.median / peak));
+        }
+        json_array_append_new(list, j);
+    }
+    return list;
+}
 static bool bench_ops(Bench *b, json_t *out, Err *e) {
     double read;
-    size_t bytes = (size_t)1 << 29;
+    const int rows = b->args->rows ? (int)b->args->rows : BENCH_ROWS;
+    size_t bytes = b->args->rows ? imin(BENCH_ROWS, rows) * ((size_t)1 << 15) : (size_t)1 << 29;
     OpTime t[OP_TIMES_MAX];
     int n;
     if (!bench_read(b->dev, bytes, b->seconds, &read, e)) return false;
     json_object_set_new(out, "read", json_pack("{s:I, s:f}", "bytes", (json_int_t)bytes, "gb_per_s", read / 1e9));
-    if (!bench_elementwise(b->dev, 0.2 * b->seconds, read, t, &n, e)) return false;
-    json_t *list = json_array();
-    for (int i = 0; i < n; i++)
-        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:i, s:f}", "op", t[i].name, "bytes", t[i].bytes,
-                                              "seconds", t[i].time.median, "runs", t[i].time.runs,
-                                              "percent_of_bandwidth", t[i].percent));
-    json_object_set_new(out, "elementwise", list);
+    if (!bench_elementwise(b->dev, rows, 0.2 * b->seconds, read, t, &n, e)) return false;
+    json_object_set_new(out, "elementwise", op_times(t, n, b->peak));
+    /* the CPU's are known from its training steps, and take long */
+    if (device_apart(b->dev)) {
+        if (!bench_heavy(b->dev, rows, 0.2 * b->seconds, read, t, &n, e)) return false;
+        json_object_set_new(out, "heavy", op_times(t, n, b->peak));
+    }
     return true;
 }
 
@@ -127,7 +156,7 @@ static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     for (int i = 0; i < B * (before + o.d.room); i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
     bool ok = decode_prefill(&o.d, &prefill, e);
     if (ok) {
-        Timing t = bench_time(decode_once, &o, b->seconds);
+        Timing t = bench_whole(b->dev, decode_once, &o, b->seconds);
         size_t bytes = cost_model(m, 1).matmul * (m->opts.narrow_weights ? sizeof(uint16_t) : sizeof(real));
         for (int i = 0; i < B; i++)
             bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */
@@ -169,7 +198,7 @@ static bool prefill_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     Once o = {.ok = true, .e = e};
     if (!decode_open(&o.d, m, B, n, 0, (int)b->args->chunk, e)) return false;
     for (int i = 0; i < B * n; i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * m->cfg.vocab);
-    Timing t = bench_time(prefill_once, &o, b->seconds);
+    Timing t = bench_whole(b->dev, prefill_once, &o, b->seconds);
     double flops = cost_prefill(m, n), tok_s = B * n / t.median;
     if (o.ok)
         json_array_append_new(list, json_pack("{s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "batch", B, "prompt", n,
@@ -213,6 +242,35 @@ static bool bench_recurrences(Bench *b, json_t *out, Err *e) {
     return ok;
 }
 
+/* Every product of a training step, a prompt and decoding, with the algorithms that the device's library has for it. */
+static bool bench_tune(Bench *b, const char *path, json_t *out, Err *e) {
+    Timing t;
+    Cost c;
+    Tuning found;
+    json_t *list = json_array(), *none = json_object();
+    const double little = 1e-3;
+    double seconds = b->seconds;
+    bool ok = bench_step(b->dev, b->cfg, little, &t, &c, e);
+    b->seconds = little;
+    ok = ok && bench_decode(b, none, e) && device_tune(b->dev, seconds, path, &found, e);
+    b->seconds = seconds;
+    json_decref(none);
+    for (int i = 0; ok && i < found.n; i++) {
+        const TunedProduct *p = &found.product[i];
+        json_array_append_new(list, json_pack("{s:[i,i,i], s:i, s:i, s:f, s:f, s:f}", "product", p->shape[0],
+                                              p->shape[1], p->shape[2], "flags", (int)p->flags, "align", (int)p->align,
+                                              "first_s", p->first, "best_s", p->best, "gflops",
+                                              2e-9 * p->shape[0] * (double)p->shape[1] * p->shape[2] / p->best));
+    }
+    if (ok) {
+        json_object_set_new(out, "file", json_string(path));
+        json_object_set_new(out, "library", json_integer(found.library));
+        tuning_free(&found);
+    }
+    json_object_set_new(out, "tuned", list);
+    return ok;
+}
+
 static void report_text(json_t *j, int threads) {
     json_t *x;
     size_t i;
@@ -226,6 +284,10 @@ static void report_text(json_t *j, int threads) {
     json_array_foreach(json_object_get(j, "elementwise"), i, x)
         printf("op      %-22s %8.3f ms  %6.1f%% of a read\n", json_string_value(json_object_get(x, "op")),
                1e3 * NUMBER(x, "seconds"), NUMBER(x, "percent_of_bandwidth"));
+    json_array_foreach(json_object_get(j, "heavy"), i, x)
+        printf("op      %-28s %8.3f ms  %6.1f%% of a read  %6.1f%% of the GEMM peak\n",
+               json_string_value(json_object_get(x, "op")), 1e3 * NUMBER(x, "seconds"),
+               NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "percent_of_peak"));
     if ((x = json_object_get(j, "train")))
         printf("train   %.0f tokens/s, %d rows a step, %.1f%% of the GEMM peak of %.1f GFLOP/s\n", NUMBER(x, "tok_s"),
                WHOLE(x, "rows"), NUMBER(x, "percent_of_peak"), NUMBER(j, "gemm_peak_gflops"));
@@ -240,6 +302,12 @@ static void report_text(json_t *j, int threads) {
         printf("prefill %.0f tokens/s, batch %d of %d tokens, %.1f%% of the GEMM peak of %.1f GFLOP/s\n",
                NUMBER(x, "tok_s"), WHOLE(x, "batch"), WHOLE(x, "prompt"), NUMBER(x, "percent_of_peak"),
                NUMBER(j, "gemm_peak_gflops"));
+    json_array_foreach(json_object_get(j, "tuned"), i, x) {
+        json_t *s = json_object_get(x, "product");
+        printf("tuned   %6d x %6d x %6d  %10.2f us, the library's own choice %10.2f us\n",
+               (int)json_integer_value(json_array_get(s, 0)), (int)json_integer_value(json_array_get(s, 1)),
+               (int)json_integer_value(json_array_get(s, 2)), 1e6 * NUMBER(x, "best_s"), 1e6 * NUMBER(x, "first_s"));
+    }
     json_array_foreach(json_object_get(j, "recur"), i, x)
         printf("recur   %-9s %d x %d rows, %d heads of %d: forward %.2f ms, with backward %.2f ms\n",
                json_string_value(json_object_get(x, "rule")), WHOLE(x, "batch"), WHOLE(x, "rows"), WHOLE(x, "heads"),
@@ -255,10 +323,15 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     Tokenizer tk = {0};
     if (!cfg.model.vocab && data_tokenizer(&cfg.data, &tk, e)) cfg.model.vocab = tk.vocab;
     tokenizer_close(&tk);
-    ok = cfg.model.vocab && engine_device(&b.dev, cli, e);
-    if (ok && device_apart(b.dev)) { /* whose work goes on when the clock of bench.h has stopped */
-        ok = err_input(e, "bench: measures the processor alone; device %s is not timed yet, take --device cpu",
-                       device_ops(b.dev)->name);
+    Cli own = *cli;
+    if (a->what == BENCH_TUNE) own.tuning = NULL; /* it is written */
+    if (a->what == BENCH_TUNE && !cli->tuning) {
+        config_free(&cfg);
+        return err_input(e, "bench tune: expected --tuning FILE, which it writes");
+    }
+    ok = cfg.model.vocab && engine_device(&b.dev, &own, e);
+    if (ok && a->what == BENCH_TUNE && !device_apart(b.dev)) {
+        ok = err_input(e, "bench tune: is for device cuda; take --device cuda");
         device_close(b.dev);
     }
     if (!ok) {
@@ -266,14 +339,15 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
         return false;
     }
     int threads = device_threads(b.dev);
-    json_t *out = json_pack("{s:s, s:i, s:s}", "isa", device_isa(b.dev), "threads", threads, "dtype",
-                            cli->bf16 ? "BF16" : dtype_name(REAL));
+    json_t *out = json_pack("{s:s, s:s, s:i, s:s}", "device", device_ops(b.dev)->name, "isa", device_isa(b.dev),
+                            "threads", threads, "dtype", cli->bf16 ? "BF16" : dtype_name(REAL));
     /* training is measured against the products' peak, so that belongs to it */
     if (a->what & (BENCH_OPS | BENCH_TRAIN | BENCH_PREFILL)) ok = bench_gemms(&b, out, e);
     if (ok && a->what & BENCH_OPS) ok = bench_ops(&b, out, e);
     if (ok && a->what & BENCH_TRAIN) ok = bench_train(&b, out, e);
     if (ok && a->what & BENCH_DECODE) ok = bench_decode(&b, out, e);
     if (ok && a->what & BENCH_PREFILL) ok = bench_prefill(&b, out, e);
+    if (ok && a->what & BENCH_TUNE) ok = bench_tune(&b, cli->tuning, out, e);
     if (ok && a->what & BENCH_RECUR) ok = bench_recurrences(&b, out, e);
     device_close(b.dev);
     config_free(&cfg);
@@ -290,18 +364,21 @@ int cmd_bench(int argc, char **argv) {
         {"prompt", OPT_PROMPT, "N", 0,
          "Tokens of a sequence before decoding (default half of data.seq_len) or of a prompt (all of it)", 0},
         {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 256)", 0},
+        {"rows", OPT_ROWS, "N", 0, "Rows of the arrays of ops (default 16384), and the longest side of a product", 0},
         {0}};
     static const CliSpec spec = {
-        .args = "[ops|train|decode|prefill|recur] [CONFIG.yaml]",
+        .args = "[ops|train|decode|prefill|recur|tune] [CONFIG.yaml]",
         .doc = "Medians of repeated runs: matrix products, memory reads and what is bound by them (ops), training "
                "steps, plain and from a teacher (train), decoding (decode), prompts (prefill), or all four; of the "
                "model that CONFIG describes, with random weights. The recurrences of linear attention alone (recur) "
-               "have shapes of their own.",
+               "have shapes of their own. tune tries a device's algorithms for every matrix product of the model and "
+               "writes the best to --tuning FILE, which the other commands then read.",
         .options = options,
         .take = take,
         .cache = true,
+        .tuning = true,
         .max_args = 2};
-    static const char *const names[] = {"ops", "train", "decode", "prefill", "recur"};
+    static const char *const names[] = {"ops", "train", "decode", "prefill", "recur", "tune"};
     Args a = {.seconds = 1};
     Cli cli;
     Err e = {0};
@@ -310,14 +387,15 @@ int cmd_bench(int argc, char **argv) {
     engine_signals();
     for (int i = 0; i < a.nword; i++) {
         int part = 0;
-        for (int k = 0; k < 5; k++)
+        for (int k = 0; k < 6; k++)
             if (!strcmp(a.word[i], names[k])) part = 1 << k;
         if (part && !a.what && i == 0)
             a.what = part;
         else if (!part && !a.config)
             a.config = a.word[i];
         else {
-            err_input(&e, "bench: expected [ops|train|decode|prefill|recur] [CONFIG.yaml], got '%.100s'", a.word[i]);
+            err_input(&e, "bench: expected [ops|train|decode|prefill|recur|tune] [CONFIG.yaml], got '%.100s'",
+                      a.word[i]);
             return cli_fail(&e);
         }
     }

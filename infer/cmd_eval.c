@@ -275,6 +275,7 @@ int cmd_eval(int argc, char **argv) {
         .take = take,
         .min_args = 1,
         .cache = true,
+        .tuning = true,
         .max_args = -1};
     Args a = {.batch = 8, .chunk = CHUNK_ROWS};
     Cli cli;

@@ -251,6 +251,7 @@ int cmd_info(int argc, char **argv) {
         .take = take,
         .min_args = 1,
         .cache = true,
+        .tuning = true,
         .max_args = 1};
     Args a = {.batch = 1};
     Cli cli;

@@ -132,7 +132,8 @@ int cmd_logits(int argc, char **argv) {
                                  .take = take,
                                  .min_args = 1,
                                  .max_args = 1,
-                                 .cache = true};
+                                 .cache = true,
+                                 .tuning = true};
     Args a = {.chunk = CHUNK_ROWS};
     Cli cli;
     Err e = {0};

@@ -33,7 +33,7 @@ bool engine_device(Device **dev, const Cli *cli, Err *e) {
     if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
     if (cli->cache == CACHE_BF16 && device_apart(*dev))
         err_input(e, "--cache-dtype bf16: device %.20s keeps rows in f32; leave it out, or --device cpu", name);
-    else if (!cli->bf16 || device_bf16(*dev, true, e))
+    else if ((!cli->bf16 || device_bf16(*dev, true, e)) && (!cli->tuning || device_tuning(*dev, cli->tuning, e)))
         return true;
     device_close(*dev);
     return false;

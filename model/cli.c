@@ -13,6 +13,7 @@ enum {
     KEY_JSON,
     KEY_VERSION,
     KEY_CACHE,
+    KEY_TUNING,
     OPTIONS_MAX = 64,
     WORD_MAX = 120
 };
@@ -30,6 +31,9 @@ static const struct argp_option common[] = {
     {0}};
 static const struct argp_option cache_option = {
     "cache-dtype", KEY_CACHE, "NAME", 0, "Rows of the cache: f32 or bf16 (default: that of --dtype)", 0};
+
+static const struct argp_option tuning_option = {
+    "tuning", KEY_TUNING, "FILE", 0, "Measured choices for a device's products, as bench tune writes them", 0};
 
 int cli_fail(const Err *e) {
     char line[sizeof e->msg + 16];
@@ -95,6 +99,7 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
         if (!cli_int(arg, "--threads", 0, 1024, &v, e)) return false;
         cli->threads = (int)v;
         return true;
+    case KEY_TUNING: cli->tuning = arg; return true;
     case KEY_JSON: cli->json = true; return true;
     case 'q': cli->quiet = true; return true;
     }
@@ -146,9 +151,12 @@ static bool mistake(Err *e, const Table *t, const char *cmd, int got, char **arg
 }
 
 static void help(const CliSpec *spec, char *cmd) {
-    struct argp shared = {.options = common}, cache = {.options = (struct argp_option[]){cache_option, {0}}};
-    struct argp_child child[] = {{spec->cache ? &cache : &shared, 0, spec->cache ? NULL : "Common options:", 0},
-                                 {spec->cache ? &shared : NULL, 0, "Common options:", 0},
+    struct argp shared = {.options = common},
+                own = {.options = spec->cache ? (struct argp_option[]){cache_option, tuning_option, {0}}
+                                              : (struct argp_option[]){tuning_option, {0}}};
+    const bool some = spec->cache || spec->tuning;
+    struct argp_child child[] = {{some ? &own : &shared, 0, some ? NULL : "Common options:", 0},
+                                 {some ? &shared : NULL, 0, "Common options:", 0},
                                  {0}};
     struct argp a = {.options = spec->options, .args_doc = spec->args, .doc = spec->doc, .children = child};
     char *name = xformat("kvsmith %s", cmd);
@@ -162,11 +170,12 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     for (int i = 0; own_option(spec, i); i++) table_add(&t, own_option(spec, i));
     for (int i = 0; common[i].name; i++) table_add(&t, &common[i]);
     if (spec->cache) table_add(&t, &cache_option);
+    if (spec->tuning) table_add(&t, &tuning_option);
     const char *cmd = argv[0];
     Err e = {0};
     optind = 0, opterr = 0, *status = 0;
     for (int key; (key = getopt_long(argc, argv, t.brief, t.opt, NULL)) != -1;) {
-        bool ours = key == KEY_CACHE;
+        bool ours = key == KEY_CACHE || key == KEY_TUNING;
         for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
         if (key == '?' || key == ':') {
             mistake(&e, &t, cmd, key, argv);

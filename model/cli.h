@@ -15,6 +15,7 @@ typedef struct {
     int threads;        /* 0: as many as there are processors; -1: not given */
     bool bf16;          /* operands of matrix products, see device_bf16; in inference weights in memory, too */
     int cache;          /* CACHE_*: how a cache keeps its rows */
+    const char *tuning; /* file of choices for a device's products; NULL: none */
     bool json, quiet;
 } Cli;
 
@@ -31,6 +32,7 @@ typedef struct {
     CliTake *take;                     /* NULL: takes neither options nor words */
     int min_args, max_args;            /* number of words; max_args -1: any */
     bool cache;                        /* it has a cache: --cache-dtype */
+    bool tuning;                       /* it computes on a device: --tuning */
 } CliSpec;
 
 /* Parse. True: go on. False: return *status: 0 after --help or --version (printed on stdout), 2 after a mistake, of

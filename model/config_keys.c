@@ -9,15 +9,16 @@ static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtype
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
-const Key run_keys[] = {{"dir", KEY_TEXT, AT(dir), "", 0, 0,
-                         "folder of the run: settings, checkpoints, metrics; training needs it", 0, 0},
-                        {"seed", KEY_LONG, AT(seed), "1", 0, 9e15,
-                         "key of the initial weights, the order of the data and all noise", 0, 0},
-                        {"device", KEY_CHOICE, AT(device), "auto", 0, 0,
-                         "where to compute; auto: cpu, since cuda is taken by name alone", devices, 0},
-                        {"threads", KEY_INT, AT(threads), "0", 0, 1024,
-                         "CPU threads; 0: one for each processor this process may use", 0, 0},
-                        {0}};
+const Key run_keys[] = {
+    {"dir", KEY_TEXT, AT(dir), "", 0, 0, "folder of the run: settings, checkpoints, metrics; training needs it", 0, 0},
+    {"seed", KEY_LONG, AT(seed), "1", 0, 9e15, "key of the initial weights, the order of the data and all noise", 0, 0},
+    {"device", KEY_CHOICE, AT(device), "auto", 0, 0, "where to compute; auto: cpu, since cuda is taken by name alone",
+     devices, 0},
+    {"threads", KEY_INT, AT(threads), "0", 0, 1024, "CPU threads; 0: one for each processor this process may use", 0,
+     0},
+    {"tuning", KEY_TEXT, AT(tuning), "", 0, 0,
+     "file of measured choices for the products of device cuda (kvsmith bench tune); empty: none", 0, 0},
+    {0}};
 #undef AT
 #define AT(member) offsetof(ModelCfg, member)
 const Key model_keys[] = {

@@ -1,5 +1,6 @@
 /* device.c: opens a backend; of the CPU chooses the table by what the processor can do. */
 #include "device.h"
+#include "file.h"
 #include <omp.h>
 #include <sched.h>
 
@@ -50,6 +51,7 @@ void device_close(Device *d) {
     if (!d) return;
     if (d->cuda) cuda_device_close(d);
     gemm_close(d->gemm);
+    tuning_free(&d->tuning);
     free(d);
 }
 
@@ -83,6 +85,49 @@ void device_zero(Device *d, void *p, size_t n) {
         cuda_device_zero(d, p, n);
     else
         memset(p, 0, n);
+}
+double device_seconds(Device *d, void (*work)(void *), void *ctx) {
+    device_sync(d);
+    if (d->cuda) return cuda_device_seconds(d, work, ctx);
+    double from = now_seconds();
+    work(ctx);
+    return now_seconds() - from;
+}
+bool device_tuning(Device *d, const char *path, Err *e) {
+    FileMap f;
+    Tuning t;
+    Err why = {0};
+    if (!d->cuda) return err_input(e, "tuning %.150s: is for device cuda; leave it out, or take --device cuda", path);
+    if (!file_map(&f, path, e)) return false;
+    bool ok = tuning_parse(&t, f.p, f.n, path, &why);
+    file_unmap(&f);
+    tuning_free(&d->tuning);
+    if (ok)
+        cuda_device_tuning(d, &t, path);
+    else
+        fprintf(stderr, "kvsmith: %s; ignored\n", why.msg);
+    return true;
+}
+bool device_tune(Device *d, double seconds, const char *path, Tuning *out, Err *e) {
+    *out = (Tuning){.n = 0};
+    if (!d->cuda) return err_input(e, "tuning: is for device cuda; take --device cuda");
+    if (!cuda_device_tune(d, seconds, out)) {
+        tuning_free(out);
+        return err_world(e, "tuning: no product could be measured");
+    }
+    char *text = path ? tuning_text(out) : NULL;
+    bool ok = !path || file_write(path, text, strlen(text), e);
+    free(text);
+    if (!ok) tuning_free(out);
+    return ok;
+}
+void device_facts(Device *d, DeviceSee *see, void *ctx) {
+    if (d->cuda) {
+        cuda_device_facts(d, see, ctx);
+        return;
+    }
+    see(ctx, "isa", -1, d->isa);
+    see(ctx, "threads", d->threads, NULL);
 }
 Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch, .host = scratch}; }
 

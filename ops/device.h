@@ -2,6 +2,7 @@
 #pragma once
 #include "gemm_bf16.h"
 #include "ops.h"
+#include "tuning.h"
 
 struct Device {
     const Ops *ops;
@@ -12,6 +13,7 @@ struct Device {
     struct Cuda *cuda;   /* NULL: the CPU */
     Memory home[2];      /* of the device alone; shared with the host */
     Ops own;             /* the CUDA backend's table, with a word for each op that it lacks */
+    Tuning tuning;       /* n 0: none */
     const char *lacks;   /* host.h */
     int lacks_layer;
 };
@@ -33,3 +35,7 @@ void cuda_device_write(Device *, void *to, const void *from, size_t);
 void cuda_device_read(Device *, void *to, const void *from, size_t);
 void cuda_device_copy(Device *, void *to, const void *from, size_t);
 void cuda_device_zero(Device *, void *p, size_t);
+void cuda_device_facts(Device *, DeviceSee *, void *ctx);
+bool cuda_device_tuning(Device *, Tuning *read, const char *path); /* takes what is read, or says why not, on stderr */
+int cuda_device_tune(Device *, double seconds, Tuning *out);
+double cuda_device_seconds(Device *, void (*work)(void *), void *ctx);

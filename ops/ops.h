@@ -272,6 +272,22 @@ void device_write(Device *, void *to, const void *from, size_t bytes); /* `to` o
 void device_read(Device *, void *to, const void *from, size_t bytes);  /* `from` on the device; waits */
 void device_copy(Device *, void *to, const void *from, size_t bytes);  /* both on the device, apart from each other */
 void device_zero(Device *, void *p, size_t bytes);
+/* Seconds that `work` takes: of the CPU by its clock, of "cuda" by the device's own, from the first kernel to the last.
+ * Waits before and after. */
+double device_seconds(Device *, void (*work)(void *), void *ctx);
+struct Tuning; /* tuning.h */
+/* Take the choices of a file (tuning.h), which changes no result but its last bits. A file of another device or
+ * library, or a damaged one, is said on stderr in one line and ignored. False (EXIT_INPUT): no such file, or the device
+ * is the CPU. */
+bool device_tuning(Device *, const char *path, Err *);
+/* Measure the algorithms for every product that was asked for since the device was opened, `seconds` for each, keep the
+ * fastest, and write them to `path` (NULL: nowhere). The caller frees `out`. False: EXIT_INPUT for the CPU, EXIT_WORLD
+ * when nothing could be measured or written. */
+bool device_tune(Device *, double seconds, const char *path, struct Tuning *out, Err *);
+/* What a device says of itself, one call for each fact: a number, or a text where it is not NULL. Of the CPU its
+ * instruction set and threads; of "cuda" what ops/cuda/cuda.h lists. */
+typedef void DeviceSee(void *ctx, const char *name, long long number, const char *text);
+void device_facts(Device *, DeviceSee *, void *ctx);
 /* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
  * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
  * again, as a device is opened. EXIT_INPUT in the double build. */

@@ -9,6 +9,19 @@
 static double at(CheckView a, size_t i) {
     return a.dtype == F64 ? ((const double *)a.p)[i] : (double)((const float *)a.p)[i];
 }
+void check_log(const char *what, double error, double bound, size_t where, size_t n) {
+    const char *path = getenv("CHECK_LOG");
+    FILE *f = path ? fopen(path, "a") : NULL;
+    if (!f) return;
+    char line[400]; /* in one write: tests run side by side */
+    const char *test = criterion_current_test ? criterion_current_test->name : "";
+    const char *suite = criterion_current_test ? criterion_current_test->category : "";
+    int len = snprintf(line, sizeof line, "%.60s/%.80s\t%.120s\t%.6g\t%.6g\t%zu\t%zu\n", suite, test, what, error,
+                       bound, where, n);
+    setvbuf(f, NULL, _IONBF, 0);
+    fwrite(line, 1, (size_t)imin(len, (int)sizeof line - 1), f);
+    fclose(f);
+}
 static bool verdict(bool ok, const char *msg) {
     const char *v = getenv("CHECK_VERBOSE");
     if (ok && v && *v == '1') fprintf(stderr, "%s\n", msg);
@@ -34,6 +47,7 @@ static bool judge(char msg[512], const char *what, Worst w, CheckView got, Check
     cr_assert(n > 0, "%s: nothing to compare", what);
     snprintf(msg, 512, "%s: worst error %.3g at %s of %zu: got %.9g, want %.9g; bound %.3g", what, w.err, index, n,
              at(got, w.at), at(want, w.at), bound);
+    check_log(what, w.err, bound, w.at, n);
     return verdict(w.err <= bound, msg);
 }
 
@@ -77,6 +91,7 @@ bool check_rms(char msg[512], const char *what, CheckView got, CheckView want, s
     double rms = sqrt(d2 / w2);
     snprintf(msg, 512, "%s: relative RMS error %.3g, bound %.3g; worst at %zu of %zu: got %.9g, want %.9g", what, rms,
              tol, w.at, n, at(got, w.at), at(want, w.at));
+    check_log(what, rms, tol, w.at, n);
     return verdict(rms <= tol, msg);
 }
 bool check_bytes(char msg[512], const char *what, const void *got, const void *want, size_t n) {

@@ -2,7 +2,8 @@
  * program.
  *
  * Comparisons fail on NaN (they ask !(error <= bound)), count equal infinities as equal, and print the worst entry with
- * both values. With CHECK_VERBOSE=1 in the environment they print it when they hold, too. */
+ * both values. With CHECK_VERBOSE=1 in the environment they print it when they hold, too. With CHECK_LOG=FILE each adds
+ * a line to it: test, what was compared, error, bound, place of the worst entry, number of entries, between tabs. */
 #pragma once
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
@@ -25,6 +26,7 @@ bool check_rms(char msg[512], const char *what, CheckView got, CheckView want, s
 /* Tensors of one shape, F32 or F64: as check_relative; the index is printed as (i,j,k). */
 bool check_tensor(char msg[512], const char *what, Tensor got, Tensor want, double tol);
 
+void check_log(const char *what, double error, double bound, size_t where, size_t n);
 #define CHECK_WITH_(call)            \
     do {                             \
         char msg_[512];              \

@@ -20,6 +20,7 @@ typedef struct {
 int rig_tables(Table out[TABLES_MAX]); /* those that this processor can run; of a CUDA build its own */
 Table rig_first(void);                 /* the first of them */
 int rig_threads(void);                 /* numbers of threads to try, from 1: an emulated device is slow and has none */
+bool rig_emulated(Device *);           /* the device is tests/simt's, which watches and can be told to fail */
 bool rig_missing(const char *op);      /* the CUDA backend, being tested, lacks it and says so (ops/cuda/ledger.h) */
 
 /* ---- a place to call an op from -----------------------------------------------------------------------------------

@@ -45,6 +45,9 @@
 #define LLVMFuzzerTestOneInput fuzz_store
 #include "fuzz/store.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_tuning
+#include "fuzz/tuning.c"
+#undef LLVMFuzzerTestOneInput
 #define LLVMFuzzerTestOneInput fuzz_store_file
 #include "fuzz/store_file.c"
 #undef LLVMFuzzerTestOneInput
@@ -67,6 +70,7 @@ static const struct {
               {"manifest", fuzz_manifest},
               {"moments", fuzz_moments},
               {"store", fuzz_store},
+              {"tuning", fuzz_tuning},
               {"store_file", fuzz_store_file}};
 enum { NTARGET = sizeof target / sizeof *target };
 

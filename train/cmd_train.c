@@ -57,6 +57,7 @@ static const CliSpec spec = {
         "and best, metrics.jsonl and samples.txt. SIGINT or SIGTERM saves and exits 130; --resume auto goes on.",
     .options = options,
     .take = take,
+    .tuning = true,
     .min_args = 1,
     .max_args = -1};
 
@@ -65,6 +66,9 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     if (a->ranks && !a->plan) return err_input(e, "--ranks: belongs to --plan; a launcher starts the ranks of a run");
     if (!config_read(cfg, a->config, a->noverride, a->override, e)) return false;
     if (cli->threads >= 0) cfg->run.threads = cli->threads;
+    if (cli->tuning && strlen(cli->tuning) >= sizeof cfg->run.tuning)
+        return err_input(e, "--tuning %.100s...: longer than %d bytes", cli->tuning, KEY_TEXT_MAX - 1);
+    if (cli->tuning) strcpy(cfg->run.tuning, cli->tuning);
     static const char *const devices[] = {"auto", "cpu", "cuda"};
     for (int i = 0; i < 3 && cli->device; i++)
         if (!strcmp(cli->device, devices[i])) cfg->run.device = i;
@@ -72,6 +76,7 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     for (int k = 0; k < cfg->nstages; k++) {
         cfg->stage[k].cfg->run.threads = cfg->run.threads;
         cfg->stage[k].cfg->run.device = cfg->run.device;
+        strcpy(cfg->stage[k].cfg->run.tuning, cfg->run.tuning);
         if (cli->bf16) cfg->stage[k].cfg->train.dtype = DTYPE_BF16;
     }
     a->planned.world = (int)a->ranks;

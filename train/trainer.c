@@ -156,7 +156,8 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     if (cfg->run.device == DEVICE_CUDA) snprintf(device, sizeof device, "cuda:%d", t->comm ? t->comm->local : 0);
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->threads ? cfg->threads : cfg->run.threads, e) ||
-        !dtype_choose(t, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
+        (*cfg->run.tuning && !device_tuning(t->dev, cfg->run.tuning, e)) || !dtype_choose(t, e) ||
+        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
         !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
         !lora_check(&t->lora, &t->model, cfg, dist_world(t->comm), e) || (!dry && !lora_open(&t->lora, e)) ||
         !sharding_open(t, e) || !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {

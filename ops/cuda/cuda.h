@@ -14,11 +14,21 @@ extern "C" {
 #endif
 
 typedef struct Cuda Cuda;
+struct Tuning; /* ops/tuning.h */
+struct TunedProduct;
 
 /* The device of that number. NULL and why (a line) when there is none, no driver for it, or no memory. */
 Cuda *cuda_start(int number, char why[200]);
 void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
+
+/* What the device, its driver and cuBLASLt say of themselves: numbers, or a text where it is not NULL. The names are
+ * those of cuDNN's description of a device (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION; "maxGridSize.0" is the first of
+ * an array), with a few more. -1: the driver does not tell. */
+typedef void CudaSee(void *ctx, const char *name, long long number, const char *text);
+void cuda_facts(Cuda *, CudaSee *, void *ctx);
+/* Seconds that the device needs for what `work` asks of it, by events of its stream; waits. */
+double cuda_seconds(Cuda *, void (*work)(void *), void *ctx);
 
 /* managed: the host may use it, too, where no kernel under way does */
 void *cuda_take(Cuda *, size_t bytes, bool managed);
@@ -58,6 +68,14 @@ typedef struct {
     bool ta, tb, accumulate;
 } CudaGemm;
 void cuda_gemm(Cuda *, CudaGemm, float *C, const float *A, const float *B);
+/* Tries the algorithms that the library offers for every product that was asked for since the device was opened, each
+ * for `seconds`, keeps the fastest and tells: at most `most`, returns how many. A product whose operands find no memory
+ * is left out. */
+int cuda_tune(Cuda *, double seconds, struct TunedProduct *out, int most);
+void cuda_tuning(Cuda *,
+                 const struct Tuning *); /* for products that are asked for from now on; it stays the caller's */
+long long cuda_library(const Cuda *);    /* cuBLASLt's version */
+int cuda_processors(const Cuda *);
 void cuda_bias(Cuda *, int N, int O, float *y, const float *bias);
 void cuda_column_sums(Cuda *, int N, int O, float *out, const float *x); /* out (O) += */
 void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);

@@ -1,5 +1,7 @@
 /* device.cu: the device's handle: opening, memory, waiting. */
 #include "kernel.h"
+#include "lt_so.h"
+#include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +12,24 @@ void cuda_must(cudaError_t e, const char *what) {
     exit(1);
 }
 
+/* Versions are 1000 major + 10 minor. The runtime is part of the program; the driver is the machine's. */
+static bool driver_serves(char why[200]) {
+    int has = 0, needs = 0;
+    if (cudaDriverGetVersion(&has) != cudaSuccess) has = 0;
+    if (cudaRuntimeGetVersion(&needs) != cudaSuccess) needs = 0;
+    if (has == 0)
+        snprintf(why, 200, "no NVIDIA driver is installed (libcuda.so.1 is not found)");
+    else if (has / 1000 < needs / 1000)
+        snprintf(why, 200, "the driver serves CUDA %d.%d; expected %d.%d or later: install a newer driver", has / 1000,
+                 has % 1000 / 10, needs / 1000, needs % 1000 / 10);
+    else
+        return true;
+    return false;
+}
 extern "C" Cuda *cuda_start(int number, char why[200]) {
     int n = 0;
     cudaDeviceProp p;
+    if (!driver_serves(why)) return nullptr;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e == cudaSuccess && n > 0 && number >= n) {
         snprintf(why, 200, "there is no device %d: expected 0 to %d", number, n - 1);
@@ -52,6 +69,82 @@ extern "C" void cuda_stop(Cuda *c) {
     delete c;
 }
 extern "C" const char *cuda_name(const Cuda *c) { return c->name; }
+
+/* ---- what the device says of itself ---- */
+static long long ask(cudaDeviceAttr a) {
+    int v = -1, number = 0;
+    if (cudaGetDevice(&number) != cudaSuccess || cudaDeviceGetAttribute(&v, a, number) != cudaSuccess)
+        cudaGetLastError();
+    return v;
+}
+extern "C" void cuda_facts(Cuda *c, CudaSee *see, void *ctx) {
+    int driver = 0, runtime = 0;
+    size_t free = 0, total = 0;
+    const char *where = "";
+    char why[200];
+    cuda_must(cudaDriverGetVersion(&driver), "asking the driver");
+    cuda_must(cudaRuntimeGetVersion(&runtime), "asking the runtime");
+    cuda_must(cudaMemGetInfo(&free, &total), "asking for memory");
+    lt_found(&where, why);
+    see(ctx, "deviceName", -1, c->name);
+    see(ctx, "cublasLtFile", -1, where);
+    struct {
+        const char *name;
+        cudaDeviceAttr of;
+    } const facts[] = {{"maxGridSize.0", cudaDevAttrMaxGridDimX},
+                       {"maxGridSize.1", cudaDevAttrMaxGridDimY},
+                       {"maxGridSize.2", cudaDevAttrMaxGridDimZ},
+                       {"maxBlockSize.0", cudaDevAttrMaxBlockDimX},
+                       {"maxBlockSize.1", cudaDevAttrMaxBlockDimY},
+                       {"maxBlockSize.2", cudaDevAttrMaxBlockDimZ},
+                       {"regsPerBlock", cudaDevAttrMaxRegistersPerBlock},
+                       {"multiProcessorCount", cudaDevAttrMultiProcessorCount},
+                       {"warpSize", cudaDevAttrWarpSize},
+                       {"maxSharedMemoryPerBlock", cudaDevAttrMaxSharedMemoryPerBlock},
+                       {"maxSharedMemoryPerBlockOptin", cudaDevAttrMaxSharedMemoryPerBlockOptin},
+                       {"maxSharedMemoryPerSM", cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+                       {"reservedSharedMemoryPerBlock", cudaDevAttrReservedSharedMemoryPerBlock},
+                       {"maxRegistersPerSM", cudaDevAttrMaxRegistersPerMultiprocessor},
+                       {"maxCtasPerSM", cudaDevAttrMaxBlocksPerMultiprocessor},
+                       {"maxThreadsPerBlock", cudaDevAttrMaxThreadsPerBlock},
+                       {"maxThreadsPerSM", cudaDevAttrMaxThreadsPerMultiProcessor},
+                       {"pciDeviceId", cudaDevAttrPciDeviceId},
+                       {"isTccDriver", cudaDevAttrTccDriver},
+                       {"supportCoopLaunch", cudaDevAttrCooperativeLaunch},
+                       {"smClockRateKHz", cudaDevAttrClockRate},
+                       {"memClockRateKHz", cudaDevAttrMemoryClockRate},
+                       {"memBusWidth", cudaDevAttrGlobalMemoryBusWidth},
+                       {"l2CacheSize", cudaDevAttrL2CacheSize},
+                       {"concurrentManagedAccess", cudaDevAttrConcurrentManagedAccess},
+                       {"eccEnabled", cudaDevAttrEccEnabled}};
+    int number = 0;
+    cuda_must(cudaGetDevice(&number), "asking for its number");
+    see(ctx, "cudaDeviceId", number, nullptr);
+    see(ctx, "deviceVer", 100 * ask(cudaDevAttrComputeCapabilityMajor) + 10 * ask(cudaDevAttrComputeCapabilityMinor),
+        nullptr);
+    see(ctx, "driverVer", driver, nullptr);
+    see(ctx, "runtimeVer", runtime, nullptr);
+    see(ctx, "cublasLtVer", (long long)cublasLtGetVersion(), nullptr);
+    for (auto &f : facts) see(ctx, f.name, ask(f.of), nullptr);
+    see(ctx, "totalGlobalMem", (long long)total, nullptr);
+    see(ctx, "freeGlobalMem", (long long)free, nullptr);
+}
+
+/* ---- the device's clock ---- */
+extern "C" double cuda_seconds(Cuda *c, void (*work)(void *), void *ctx) {
+    cudaEvent_t from, to;
+    float ms = 0;
+    cuda_must(cudaEventCreate(&from), "an event");
+    cuda_must(cudaEventCreate(&to), "an event");
+    cuda_must(cudaEventRecord(from, c->stream), "an event");
+    work(ctx);
+    cuda_must(cudaEventRecord(to, c->stream), "an event");
+    cuda_sync(c);
+    cuda_must(cudaEventElapsedTime(&ms, from, to), "reading the device's clock");
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
+    return (double)ms * 1e-3;
+}
 
 extern "C" void *cuda_take(Cuda *, size_t bytes, bool managed) {
     char *p = nullptr;

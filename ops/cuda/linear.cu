@@ -1,5 +1,7 @@
 /* linear.cu: matrix products by cuBLASLt with descriptors kept per shape; biases, single dots, embedding. */
 #include "kernel.h"
+#include "lt_so.h"
+#include "../tuning.h"
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +21,7 @@ struct CudaLt {
     void *space;
     int n;
     LtEntry entry[SHAPES];
+    const Tuning *tuning; /* NULL: none was read */
 };
 static const size_t SPACE = (size_t)32 << 20; /* what the library recommends for Hopper */
 
@@ -28,6 +31,8 @@ static void must(cublasStatus_t s, const char *what) {
     exit(1);
 }
 bool lt_open(Cuda *c, char why[200]) {
+    const char *where;
+    if (!lt_found(&where, why)) return false;
     CudaLt *t = new CudaLt();
     if (cublasLtCreate(&t->handle) != CUBLAS_STATUS_SUCCESS)
         snprintf(why, 200, "cuBLASLt does not start");
@@ -64,17 +69,127 @@ static bool same(const CudaGemm *a, const CudaGemm *b) {
     return a->M == b->M && a->N == b->N && a->K == b->K && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc &&
            a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate;
 }
-/* The library counts columns first: it is asked for C^T = B^T A^T, whose operands are ours as they lie in memory. */
-static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
-    cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtMatmulHeuristicResult_t found;
-    int n = 0;
+/* Bytes that the operands of the choices to come are aligned to. */
+static void promise(CudaLt *t, uint32_t align) {
     static const cublasLtMatmulPreferenceAttributes_t operand[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (cublasLtMatmulPreferenceAttributes_t a : operand)
         must(cublasLtMatmulPreferenceSetAttribute(t->preference, a, &align, sizeof align), "alignment");
+}
+
+/* ---- measured choices: ops/tuning.h ---- */
+static TunedProduct key_of(const LtEntry *e) {
+    const CudaGemm *s = &e->shape;
+    TunedProduct p = {};
+    const int shape[] = {s->M, s->N, s->K, s->lda, s->ldb, s->ldc};
+    memcpy(p.shape, shape, sizeof shape);
+    p.flags = (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2;
+    p.align = e->align;
+    return p;
+}
+/* The algorithm that was measured to be the fastest, if the library still has it for this product. */
+static void recall(CudaLt *t, LtEntry *e) {
+    TunedProduct key = key_of(e);
+    static_assert(sizeof e->algo == sizeof key.word, "the words of an algorithm");
+    for (int i = 0; t->tuning && i < t->tuning->n; i++) {
+        const TunedProduct *p = &t->tuning->product[i];
+        cublasLtMatmulAlgo_t algo;
+        cublasLtMatmulHeuristicResult_t r;
+        if (memcmp(p->shape, key.shape, sizeof key.shape) || p->flags != key.flags || p->align != key.align) continue;
+        memcpy(&algo, p->word, sizeof algo);
+        if (cublasLtMatmulAlgoCheck(t->handle, e->op, e->b, e->a, e->c, e->c, &algo, &r) == CUBLAS_STATUS_SUCCESS &&
+            r.workspaceSize <= SPACE)
+            e->algo = algo;
+    }
+}
+struct Trial {
+    Cuda *c;
+    LtEntry *e;
+    const cublasLtMatmulAlgo_t *algo;
+    void *A, *B, *C;
+    int times;
+    cublasStatus_t status;
+};
+static void try_out(void *ctx) {
+    Trial *t = static_cast<Trial *>(ctx);
+    const float one = 1, beta = t->e->shape.accumulate ? 1.0f : 0.0f;
+    for (int i = 0; i < t->times && t->status == CUBLAS_STATUS_SUCCESS; i++)
+        t->status = cublasLtMatmul(t->c->lt->handle, t->e->op, &one, t->B, t->e->b, t->A, t->e->a, &beta, t->C, t->e->c,
+                                   t->C, t->e->c, t->algo, t->c->lt->space, SPACE, t->c->stream);
+}
+__global__ void numbers(size_t n, float *x, uint64_t key) {
+    EACH(i, n) x[i] = (float)(mix(key, i) >> 40) * 0x1p-24f - 0.5f;
+}
+/* Median-like: the least of `seconds`' worth of measurements of about a millisecond each; negative: it does not run. */
+static double time_of(Trial *t, double seconds) {
+    double best = -1, spent = 0;
+    t->times = 1, t->status = CUBLAS_STATUS_SUCCESS;
+    double first = cuda_seconds(t->c, try_out, t); /* loads its kernel */
+    if (t->status != CUBLAS_STATUS_SUCCESS) return -1;
+    first = cuda_seconds(t->c, try_out, t);
+    t->times = first < 1e-3 ? (int)(1e-3 / (first > 1e-5 ? first : 1e-5)) + 1 : 1;
+    for (int i = 0; i < 3 || (spent < seconds && i < 100); i++) {
+        double s = cuda_seconds(t->c, try_out, t);
+        spent += s;
+        if (best < 0 || s / t->times < best) best = s / t->times;
+    }
+    return best;
+}
+enum { CANDIDATES = 16 };
+static bool tune_one(Cuda *c, LtEntry *e, double seconds, TunedProduct *out) {
+    CudaLt *t = c->lt;
+    const CudaGemm *s = &e->shape;
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    int n = 0;
+    size_t size[] = {(size_t)s->lda * (size_t)(s->ta ? s->K : s->M), (size_t)s->ldb * (size_t)(s->tb ? s->N : s->K),
+                     (size_t)s->ldc * (size_t)s->M};
+    void *x[3] = {cuda_take(c, size[0] * 4 + 256, false), cuda_take(c, size[1] * 4 + 256, false),
+                  cuda_take(c, size[2] * 4 + 256, false)};
+    bool ok = x[0] && x[1] && x[2];
+    for (int i = 0; i < 3 && ok; i++) {
+        /* no better aligned than the product's own operands were */
+        float *p = static_cast<float *>(x[i]) + (e->align < 16 ? 1 : 0);
+        LAUNCH_EACH(c, numbers, size[i], p, (uint64_t)i);
+    }
+    promise(t, e->align);
+    ok = ok && cublasLtMatmulAlgoGetHeuristic(t->handle, e->op, e->b, e->a, e->c, e->c, t->preference, CANDIDATES,
+                                              found, &n) == CUBLAS_STATUS_SUCCESS;
+    *out = key_of(e);
+    out->first = out->best = -1;
+    for (int i = 0; i < n && ok; i++) {
+        Trial trial = {c, e, &found[i].algo, nullptr, nullptr, nullptr, 1, CUBLAS_STATUS_SUCCESS};
+        void **to[] = {&trial.A, &trial.B, &trial.C};
+        for (int k = 0; k < 3; k++) *to[k] = static_cast<float *>(x[k]) + (e->align < 16 ? 1 : 0);
+        if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > SPACE) continue;
+        double s1 = time_of(&trial, seconds);
+        if (s1 < 0) continue;
+        if (out->first < 0) out->first = s1;
+        if (out->best >= 0 && s1 >= out->best) continue;
+        out->best = s1;
+        e->algo = found[i].algo;
+        memcpy(out->word, &found[i].algo, sizeof out->word);
+    }
+    for (void *p : x)
+        if (p) cuda_give(c, p);
+    return out->best >= 0;
+}
+extern "C" int cuda_tune(Cuda *c, double seconds, struct TunedProduct *out, int most) {
+    int n = 0;
+    for (int i = 0; i < c->lt->n && n < most; i++) n += tune_one(c, &c->lt->entry[i], seconds, &out[n]);
+    return n;
+}
+extern "C" void cuda_tuning(Cuda *c, const struct Tuning *t) { c->lt->tuning = t; }
+extern "C" long long cuda_library(const Cuda *) { return (long long)cublasLtGetVersion(); }
+extern "C" int cuda_processors(const Cuda *c) { return c->processors; }
+
+/* The library counts columns first: it is asked for C^T = B^T A^T, whose operands are ours as they lie in memory. */
+static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
+    cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtMatmulHeuristicResult_t found;
+    int n = 0;
+    promise(t, align);
     e->shape = s, e->align = align;
     must(cublasLtMatmulDescCreate(&e->op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
@@ -90,6 +205,7 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
          "choice of algorithm");
     if (n == 0) must(CUBLAS_STATUS_NOT_SUPPORTED, "choice of algorithm");
     e->algo = found.algo;
+    recall(t, e);
 }
 static LtEntry *entry(CudaLt *t, CudaGemm s, uint32_t align) {
     for (int i = 0; i < t->n; i++)

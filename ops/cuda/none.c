@@ -19,7 +19,19 @@ void cuda_device_write(Device *d, void *to, const void *from, size_t n) { (void)
 void cuda_device_read(Device *d, void *to, const void *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
 void cuda_device_copy(Device *d, void *to, const void *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
 void cuda_device_zero(Device *d, void *p, size_t n) { (void)d, (void)p, (void)n; }
-
+void cuda_device_facts(Device *d, DeviceSee *see, void *ctx) { (void)d, (void)see, (void)ctx; }
+double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) {
+    (void)d, (void)work, (void)ctx;
+    return 0;
+}
+bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
+    (void)d, (void)read, (void)path;
+    return false;
+}
+int cuda_device_tune(Device *d, double seconds, Tuning *out) {
+    (void)d, (void)seconds, (void)out;
+    return 0;
+}
 bool side_open(int number, int need, Side **out, Err *e) {
     (void)number, (void)need, (void)out;
     return err_input(

@@ -40,3 +40,30 @@ void cuda_device_copy(Device *d, void *to, const void *from, size_t n) { cuda_co
 void cuda_device_zero(Device *d, void *p, size_t n) {
     if (n) cuda_fill(d->cuda, p, 0, n);
 }
+void cuda_device_facts(Device *d, DeviceSee *see, void *ctx) { cuda_facts(d->cuda, see, ctx); }
+double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) { return cuda_seconds(d->cuda, work, ctx); }
+bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
+    long long library = cuda_library(d->cuda);
+    int n = cuda_processors(d->cuda);
+    const char *name = cuda_name(d->cuda);
+    if (strcmp(read->device, name) || read->processors != n)
+        fprintf(stderr, "kvsmith: %.150s: measured on %.63s with %d processors, this is %.63s with %d; ignored\n", path,
+                read->device, read->processors, name, n);
+    else if (read->library != library)
+        fprintf(stderr, "kvsmith: %.150s: measured with cuBLASLt %lld, this is %lld; ignored\n", path, read->library,
+                library);
+    else {
+        d->tuning = *read;
+        cuda_tuning(d->cuda, &d->tuning);
+        return true;
+    }
+    tuning_free(read);
+    return false;
+}
+int cuda_device_tune(Device *d, double seconds, Tuning *out) {
+    snprintf(out->device, sizeof out->device, "%.63s", cuda_name(d->cuda));
+    out->processors = cuda_processors(d->cuda);
+    out->library = cuda_library(d->cuda);
+    out->product = xcalloc(TUNING_MAX, sizeof *out->product);
+    return out->n = cuda_tune(d->cuda, seconds, out->product, TUNING_MAX);
+}

@@ -466,11 +466,23 @@ cudaError_t cudaGetDevice(int *d) {
     *d = device;
     return cudaSuccess;
 }
-cudaError_t cudaDriverGetVersion(int *v) {
+cudaError_t cudaRuntimeGetVersion(int *v) {
     *v = 13000;
     return cudaSuccess;
 }
-cudaError_t cudaRuntimeGetVersion(int *v) { return cudaDriverGetVersion(v); }
+cudaError_t cudaDriverGetVersion(int *v) { /* 0: none is installed */
+    const char *said = getenv("SIMT_DRIVER");
+    return said ? (*v = atoi(said), cudaSuccess) : cudaRuntimeGetVersion(v);
+}
+cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d) { /* in the order of cudaDeviceAttr */
+    static const int h100[] = {2147483647, 65535,   65535, 1024,     1024, 64,          65536, 132, WARP, SMEM_PLAIN,
+                               SMEM_MAX,   233472,  1024,  65536,    32,   THREADS_MAX, 2048,  0,   0,    1,
+                               1980000,    2619000, 5120,  52428800, 1,    1,           9,     0};
+    if (d < 0 || d >= DEVICES || a < 0 || (size_t)a >= sizeof h100 / sizeof *h100) return fail(cudaErrorInvalidValue);
+    *v = h100[a];
+    if (a == cudaDevAttrConcurrentManagedAccess) *v = !getenv("SIMT_MANAGED_ALONE");
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) { /* the numbers of an H100 SXM */
     int n = 0;
     if (cudaGetDeviceCount(&n) != cudaSuccess || d < 0 || d >= n) return fail(cudaErrorInvalidValue);

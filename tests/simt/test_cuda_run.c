@@ -305,21 +305,120 @@ Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "train.dtype=bf16", "--plan"), EXIT_INPUT,
                   "device cuda computes in f32");
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q", "model.layers=1", "model.ffn.hidden=1000000",
-                      "model.d_model=400", "model.kinds.full.heads=2"),
+                      "model.d_model=8192", "model.kinds.full.heads=2"),
                   EXIT_WORLD, "out of device memory: ");
     char *dir = check_path("run");
     cr_assert(!check_exists(dir), "a run that did not begin left its folder");
-    CHECK_REFUSED(RUN("bench", "--device", "cuda"), EXIT_INPUT, "device cuda");
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD,
                   "device cuda: no CUDA-capable device is detected");
     CHECK_REFUSED(RUN("generate", "no-such-model", "--device", "cuda", "--prompt", "x"), EXIT_INPUT, "no-such-model");
     unsetenv("CUDA_VISIBLE_DEVICES");
-    setenv("SIMT_MANAGED_ALONE", "1", 1);
-    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD,
-                  "device cuda: emulated device does not share managed memory with the host");
-    unsetenv("SIMT_MANAGED_ALONE");
     Ran r = RUN("train", cfg, "--device", "cuda", "--plan");
     cr_assert(r.status == 0 && strstr(r.out, "weights"), "%d %s%s", r.status, r.out, r.err);
     free(r.out), free(r.err), free(cfg), free(dir);
+}
+/* A machine without a driver, with one that is too old, without cuBLASLt, without shared memory. */
+Test(emulated, what_the_machine_lacks_is_said, .timeout = 60) {
+    char *cfg = config_file(), *dir = check_path("run");
+    static const struct {
+        const char *name, *value, *said;
+    } lack[] = {{"SIMT_DRIVER", "0", "device cuda: no NVIDIA driver is installed (libcuda.so.1 is not found)"},
+                {"SIMT_DRIVER", "12080", "device cuda: the driver serves CUDA 12.8; expected 13.0 or later"},
+                {"SIMT_NO_CUBLASLT", "1", "device cuda: libcublasLt.so.13 is not found; name its folder in"},
+                {"SIMT_MANAGED_ALONE", "1",
+                 "device cuda: emulated device does not share managed memory with the host"}};
+    for (size_t i = 0; i < sizeof lack / sizeof *lack; i++) {
+        setenv(lack[i].name, lack[i].value, 1);
+        CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD, lack[i].said);
+        CHECK_REFUSED(RUN("device", "--device", "cuda"), EXIT_WORLD, lack[i].said);
+        CHECK_REFUSED(RUN("bench", "ops", "--device", "cuda"), EXIT_WORLD, lack[i].said);
+        unsetenv(lack[i].name);
+        cr_assert(!check_exists(dir), "a run that did not begin left its folder");
+    }
+    free(cfg), free(dir);
+}
+Test(cuda_run, says_what_the_device_is) {
+    char *out = good(RUN("device", "--device", "cuda", "--json"));
+    json_t *j = json_loads(out, 0, NULL);
+    cr_assert(j, "%s", out);
+    static const char *const numbers[] = {"deviceVer",     "driverVer",           "runtimeVer",
+                                          "cublasLtVer",   "multiProcessorCount", "totalGlobalMem",
+                                          "freeGlobalMem", "l2CacheSize",         "warpSize"};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        cr_assert(json_integer_value(json_object_get(j, numbers[i])) > 0, "%s in %s", numbers[i], out);
+    cr_assert(json_array_size(json_object_get(j, "maxGridSize")) == 3, "%s", out);
+    cr_assert(json_string_value(json_object_get(j, "deviceName")) != NULL, "%s", out);
+    json_decref(j), free(out);
+    out = good(RUN("device"));
+    cr_assert(strstr(out, "isa ") && strstr(out, "threads "), "%s", out);
+    free(out);
+}
+/* Ops are in the rehearsal of gpu-check (test_gpu_check.c). */
+Test(cuda_run, bench_times_the_device, .timeout = 120) {
+    char *out;
+    char *cfg = config_file();
+    out = good(RUN("bench", "train", cfg, "--device", "cuda", "--rows", "8", "-s", "0.01", "--json"));
+    cr_assert(strstr(out, "\"tok_s\""), "%s", out);
+    free(out);
+    out = good(RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "2", "-s", "0.01", "--json"));
+    cr_assert(strstr(out, "\"percent_of_bandwidth\""), "%s", out);
+    free(out), free(cfg);
+}
+/* Products are tried, the choice is kept in a file; a file that says nothing of this device is ignored with a line. */
+Test(cuda_run, choices_of_products_are_measured_and_kept, .timeout = 200) {
+    char *cfg = config_file(), *file = check_path("tuning.txt"), *with = xformat("--tuning=%s", file), *key;
+    size_t n;
+    char *out = good(RUN("bench", "tune", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with, "--json"));
+    json_t *j = json_loads(out, 0, NULL), *list = json_object_get(j, "tuned"), *x;
+    size_t i, faster = 0;
+    cr_assert(j && json_array_size(list) > 5, "%s", out);
+    json_array_foreach(list, i, x) {
+        double best = json_number_value(json_object_get(x, "best_s"));
+        cr_assert(best > 0 && best <= json_number_value(json_object_get(x, "first_s")), "%s", out);
+        faster += best < 0.8 * json_number_value(json_object_get(x, "first_s"));
+    }
+    json_decref(j), free(out);
+    char *text = check_read(file, &n);
+    cr_assert(!strncmp(text, "kvsmith tuning 1\ndevice ", 24), "%s", text);
+    /* the emulated library's first choice is its slowest one for small products */
+    cr_assert(faster > 0 || !strstr(text, "device emulated device\n"), "nothing is faster: %s", text);
+    static const char quiet[] = "";
+    Ran r = RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with);
+    cr_assert(r.status == 0 && !strcmp(r.err, quiet), "%d %s", r.status, r.err);
+    free(r.out), free(r.err);
+    key = xformat("run.tuning=%s", file);
+    r = RUN("train", cfg, "-q", "--device", "cuda", "train.steps=2", "optim.schedule_steps=50", key);
+    cr_assert(r.status == 0 && !strstr(r.err, "ignored"), "%d %s", r.status, r.err);
+    free(r.out), free(r.err);
+    const struct {
+        const char *text, *said;
+    } bad[] = {{"kvsmith tuning 1\ndevice another\nprocessors 7\nlibrary 1\nend 0\n",
+                "measured on another with 7 processors"},
+               {"kvsmith tuning 2\n", "line 1: expected 'kvsmith tuning 1'"},
+               {"", "line 1: expected"},
+               {NULL, "the file is cut short"}};
+    for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
+        check_write(file, bad[k].text ? bad[k].text : text, bad[k].text ? strlen(bad[k].text) : n - 8);
+        r = RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with);
+        cr_assert(r.status == 0 && strstr(r.err, bad[k].said) && strstr(r.err, "; ignored\n") &&
+                      strchr(r.err, '\n')[1] == 0,
+                  "%zu: %d %s", k, r.status, r.err);
+        free(r.out), free(r.err);
+    }
+    CHECK_REFUSED(RUN("bench", "decode", cfg, "--device", "cpu", with), EXIT_INPUT, "is for device cuda");
+    CHECK_REFUSED(RUN("bench", "tune", cfg, with), EXIT_INPUT, "bench tune: is for device cuda");
+    CHECK_REFUSED(RUN("bench", "tune", cfg, "--device", "cuda"), EXIT_INPUT, "expected --tuning FILE");
+    CHECK_REFUSED(RUN("bench", "decode", cfg, "--device", "cuda", "--tuning", "/nowhere/t"), EXIT_INPUT, "/nowhere/t");
+    free(text), free(key), free(with), free(file), free(cfg);
+}
+Test(emulated, choices_of_another_library_are_ignored, .timeout = 100) {
+    char *cfg = config_file(), *file = check_path("tuning.txt"), *with = xformat("--tuning=%s", file);
+    const char *text = "kvsmith tuning 1\ndevice emulated device\nprocessors 132\nlibrary 130000\nend 0\n";
+    check_write(file, text, strlen(text));
+    setenv("SIMT_CUBLASLT", "130100", 1);
+    Ran r = RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with);
+    cr_assert(r.status == 0 && strstr(r.err, "measured with cuBLASLt 130000, this is 130100; ignored"), "%s", r.err);
+    unsetenv("SIMT_CUBLASLT");
+    free(r.out), free(r.err), free(with), free(file), free(cfg);
 }

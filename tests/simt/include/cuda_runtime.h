@@ -27,6 +27,36 @@ typedef enum {
     cudaStreamCaptureModeRelaxed
 } cudaStreamCaptureMode;
 typedef enum { cudaFuncAttributeMaxDynamicSharedMemorySize } cudaFuncAttribute;
+typedef enum {
+    cudaDevAttrMaxGridDimX,
+    cudaDevAttrMaxGridDimY,
+    cudaDevAttrMaxGridDimZ,
+    cudaDevAttrMaxBlockDimX,
+    cudaDevAttrMaxBlockDimY,
+    cudaDevAttrMaxBlockDimZ,
+    cudaDevAttrMaxRegistersPerBlock,
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrWarpSize,
+    cudaDevAttrMaxSharedMemoryPerBlock,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+    cudaDevAttrReservedSharedMemoryPerBlock,
+    cudaDevAttrMaxRegistersPerMultiprocessor,
+    cudaDevAttrMaxBlocksPerMultiprocessor,
+    cudaDevAttrMaxThreadsPerBlock,
+    cudaDevAttrMaxThreadsPerMultiProcessor,
+    cudaDevAttrPciDeviceId,
+    cudaDevAttrTccDriver,
+    cudaDevAttrCooperativeLaunch,
+    cudaDevAttrClockRate,
+    cudaDevAttrMemoryClockRate,
+    cudaDevAttrGlobalMemoryBusWidth,
+    cudaDevAttrL2CacheSize,
+    cudaDevAttrConcurrentManagedAccess,
+    cudaDevAttrEccEnabled,
+    cudaDevAttrComputeCapabilityMajor,
+    cudaDevAttrComputeCapabilityMinor
+} cudaDeviceAttr;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaMemAttachGlobal = 1 };
 
 typedef struct SimtEvent *cudaEvent_t;
@@ -45,6 +75,7 @@ cudaError_t cudaGetDeviceCount(int *);
 cudaError_t cudaSetDevice(int);
 cudaError_t cudaGetDevice(int *);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *, int);
+cudaError_t cudaDeviceGetAttribute(int *, cudaDeviceAttr, int);
 cudaError_t cudaDriverGetVersion(int *);
 cudaError_t cudaRuntimeGetVersion(int *);
 cudaError_t cudaDeviceSynchronize();

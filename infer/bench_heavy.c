@@ -1,0 +1,169 @@
+/* bench_heavy.c: ops that compute more than they move, at the shapes of a training step: see bench_ops.h. */
+#include "bench_ops.h"
+#include "../ops/host.h"
+
+enum { HEADS = 12, D = 64, WIDTH = HEADS * D, WIDE = 4 * WIDTH, T = 1024, VOCAB = 50304, TAPS = 4 };
+
+typedef struct {
+    Run run;
+    int N, V, T;
+    Tensor x, y, dx, dy, q, lse; /* (N,WIDTH), lse (N,HEADS) */
+    Tensor wide;                 /* (N,WIDE) */
+    Tensor w, dw;                /* (WIDE,WIDTH) */
+    Tensor table, dtable;        /* (V,WIDTH) */
+    Tensor taps, dtaps;          /* (WIDTH,TAPS) */
+    Tensor nll, g;               /* (N) */
+    Tensor decay, ddecay, beta, dbeta, keep;
+    Kv kv, dkv;
+    int *tok;
+} Place;
+
+#define OPS(p, op, ...) (p)->run.ops->op(&(p)->run, __VA_ARGS__)
+#define DO(name, op, ...) \
+    static void do_##name(Place *p) { OPS(p, op, __VA_ARGS__); }
+#define LOOK  ((Look){.heads = HEADS, .scale = (real)0.125})
+#define BY(t) TENSOR((t).p, REAL, p->N, HEADS, D)
+#define RULE  ((Recur){.q = BY(p->q), .k = BY(p->kv.k), .v = BY(p->kv.v), .g = BY(p->decay), .beta = p->beta})
+DO(linear, linear, p->wide, p->x, p->w, ABSENT)
+DO(linear_backward, linear_backward, p->dx, p->dw, ABSENT, p->wide, p->x, p->w)
+DO(attend, attend, BY(p->y), p->lse, BY(p->q), &p->kv, LOOK, false)
+DO(attend_backward, attend_backward, BY(p->dx), &p->dkv, BY(p->dy), BY(p->q), &p->kv, LOOK, BY(p->y), p->lse)
+DO(linear_xent, linear_xent, p->nll, NULL, p->dx, p->dtable, p->x, p->table, p->tok, p->g.p)
+DO(embed_backward, embed_backward, p->dtable, p->dy, p->tok, 1)
+DO(short_conv, short_conv, p->y, p->x, p->taps, ABSENT, true, ABSENT, 0)
+DO(short_conv_backward, short_conv_backward, p->dx, p->dtaps, ABSENT, p->dy, p->x, p->taps, ABSENT, true)
+DO(recur, recur, BY(p->y), p->keep, RULE, 0.125, ABSENT, 0)
+static void do_recur_backward(Place *p) {
+    Recur d = {.q = BY(p->dx), .k = p->dkv.k, .v = p->dkv.v, .g = BY(p->ddecay), .beta = p->dbeta};
+    OPS(p, recur_backward, &d, BY(p->dy), RULE, 0.125, p->keep, NULL);
+}
+
+/* Rows times numbers of a weight; pairs of a causal half; both in multiply-adds. */
+static double matrix(const Place *p, int rows, int columns) { return 2.0 * p->N * rows * columns; }
+static double pairs(const Place *p) { return 0.5 * p->N * (p->T + 1.0) * HEADS; }
+enum { LINEAR, LINEAR2, ATTEND, ATTEND2, XENT, EMBED, CONV, CONV2, RECUR, RECUR2, OPS_TIMED };
+static double flops(const Place *p, int i) {
+    switch (i) {
+    case LINEAR: return matrix(p, WIDE, WIDTH);
+    case LINEAR2: return 2 * matrix(p, WIDE, WIDTH);
+    case ATTEND: return pairs(p) * 4 * D;
+    case ATTEND2: return pairs(p) * 10 * D; /* scores again, dP, dV, dQ, dK */
+    case XENT: return 3 * matrix(p, p->V, WIDTH);
+    case EMBED: return (double)p->N * WIDTH;
+    case CONV: return 2.0 * p->N * WIDTH * TAPS;
+    case CONV2: return 4.0 * p->N * WIDTH * TAPS;
+    case RECUR: return (double)p->N * HEADS * D * D * 7; /* decay, S^T k, rank one, S q */
+    default: return (double)p->N * HEADS * D * D * 21;
+    }
+}
+/* Each array once; of the loss the logits stay where they are made, in a floor's eyes. */
+static double bytes(const Place *p, int i) {
+    double row = (double)p->N * WIDTH, w = (double)WIDE * WIDTH, n = 0, table = (double)p->V * WIDTH;
+    switch (i) {
+    case LINEAR: n = row + 4 * row + w; break;
+    case LINEAR2: n = 4 * row + row + w + 2 * (row + w); break;
+    case ATTEND: n = 4 * row; break;
+    case ATTEND2: n = 5 * row + 6 * row; break;
+    case XENT: n = row + table + 2 * row + 2 * table; break;
+    case EMBED: n = row + 2 * row; break;
+    case CONV: n = 2 * row; break;
+    case CONV2: n = 2 * row + 2 * row; break;
+    case RECUR: n = 5 * row; break;
+    default: n = 5 * row + 8 * row;
+    }
+    return n * sizeof(real);
+}
+static const struct {
+    const char *name;
+    void (*run)(Place *);
+} rows[OPS_TIMED] = {
+    [LINEAR] = {"linear 768 to 3072", do_linear},
+    [LINEAR2] = {"linear_backward 768 to 3072", do_linear_backward},
+    [ATTEND] = {"attend", do_attend},
+    [ATTEND2] = {"attend_backward", do_attend_backward},
+    [XENT] = {"linear_xent with gradient", do_linear_xent},
+    [EMBED] = {"embed_backward", do_embed_backward},
+    [CONV] = {"short_conv", do_short_conv},
+    [CONV2] = {"short_conv_backward", do_short_conv_backward},
+    [RECUR] = {"recur, kda", do_recur},
+    [RECUR2] = {"recur_backward, kda", do_recur_backward},
+};
+
+static void place(Place *p, Arena *a) {
+    const int N = p->N;
+#define TAKE(name, ...) \
+    arena_tensor(a, name, REAL, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
+    Tensor *row[] = {&p->x, &p->y, &p->dx, &p->dy, &p->q, &p->decay, &p->ddecay};
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) *row[i] = TAKE("rows", N, WIDTH);
+    p->lse = TAKE("lse", N, HEADS), p->beta = TAKE("beta", N, HEADS), p->dbeta = TAKE("dbeta", N, HEADS);
+    p->wide = TAKE("wide", N, WIDE), p->w = TAKE("w", WIDE, WIDTH), p->dw = TAKE("dw", WIDE, WIDTH);
+    p->table = TAKE("table", p->V, WIDTH), p->dtable = TAKE("dtable", p->V, WIDTH);
+    p->taps = TAKE("taps", WIDTH, TAPS), p->dtaps = TAKE("dtaps", WIDTH, TAPS);
+    p->nll = TAKE("nll", N), p->g = TAKE("g", N), p->keep = TAKE("keep", recur_keep(N), HEADS, D, D);
+    KvShape s = {.lanes = HEADS, .kdim = D, .vdim = D};
+    p->kv = (Kv){.s = s, .k = TAKE("k", N, HEADS, D), .v = TAKE("v", N, HEADS, D)};
+    p->dkv = (Kv){.s = s, .k = TAKE("dk", N, HEADS, D), .v = TAKE("dv", N, HEADS, D)};
+#undef TAKE
+}
+static void fill(Place *p, Device *dev) {
+    const double unit = 0.2; /* keys and queries of a length near 1, as mixers' norms make them */
+    Tensor *small[] = {&p->x, &p->y, &p->dy, &p->q, &p->kv.k, &p->kv.v, &p->wide, &p->w, &p->table, &p->taps};
+    Tensor *sums[] = {&p->dx, &p->dw, &p->dtable, &p->dtaps, &p->ddecay, &p->dbeta, &p->dkv.k, &p->dkv.v};
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) bench_fill(dev, *small[i], 1 + i, -unit, unit);
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++) device_zero(dev, sums[i]->p, tensor_bytes(*sums[i]));
+    bench_fill(dev, p->decay, 30, -0.1, 0);
+    bench_fill(dev, p->beta, 31, 0, 1);
+    bench_fill(dev, p->g, 32, 1e-5, 1e-4);
+}
+
+typedef struct {
+    Place *p;
+    void (*run)(Place *);
+} Once;
+static void once(void *ctx) {
+    Once *o = ctx;
+    o->run(o->p);
+}
+
+bool bench_heavy(Device *dev, int N, double seconds, double bytes_per_s, OpTime *out, int *n, Err *e) {
+    Arena mem = {.name = "bench ops"}, scratch = {.name = "bench scratch"};
+    Place p = {.run = run_make(dev, &scratch), .N = N, .V = N < BENCH_ROWS ? 4 * N : VOCAB, .T = imin(N, T)};
+    const int B = (N + p.T - 1) / p.T;
+    int *ints = xcalloc(6 * (size_t)N + 2, sizeof *ints), layer;
+    int *off = ints + N, *of = off + N + 1, *pos = of + N, *first = pos + N;
+    uint64_t *id = xcalloc((size_t)B, sizeof *id);
+    bool has[OPS_TIMED];
+    p.tok = first + N;
+    for (int i = 0; i < N; i++) {
+        ints[i] = i, of[i] = i / p.T, pos[i] = i % p.T, first[i] = i / p.T * p.T;
+        p.tok[i] = (int)(rng_uniform(9, (uint64_t)i) * p.V);
+    }
+    for (int b = 0; b <= B; b++) off[b] = imin(b * p.T, N);
+    Batch batch = {.B = B, .N = N, .off = off, .seq = off, .of = of, .pos = pos, .first = first, .id = id};
+    p.run.batch = &batch;
+    p.run.in = p.run.out = (Pick){N, ints};
+    place(&p, &mem);
+    for (int i = 0; i < OPS_TIMED; i++) {
+        rows[i].run(&p); /* measures its scratch */
+        has[i] = !device_lack(dev, &layer);
+    }
+    const Memory *home = device_memory(dev, false);
+    bool ok = arena_open_at(&mem, home, "bench ops", mem.peak, false, e) &&
+              arena_open_at(&scratch, home, "bench scratch", scratch.peak, false, e);
+    if (ok) place(&p, &mem);
+    *n = 0;
+    if (ok) fill(&p, dev);
+    for (int i = 0; ok && i < OPS_TIMED; i++) {
+        if (!has[i]) continue;
+        if (i == ATTEND2 || i == RECUR2) rows[i - 1].run(&p); /* whose o and lse, whose states it reads */
+        Once o = {&p, rows[i].run};
+        Timing t = bench_time(dev, once, &o, seconds);
+        double b = bytes(&p, i);
+        out[(*n)++] = (OpTime){rows[i].name, t, b, 100 * b / t.median / bytes_per_s, flops(&p, i)};
+    }
+    arena_close(&mem);
+    arena_close(&scratch);
+    free(ints);
+    free(id);
+    return ok;
+}

@@ -1,0 +1,196 @@
+/* train.c: whole runs of the program on the device beside the CPU's: losses step by step, a run that is resumed, text.
+ */
+#include <dirent.h>
+#include <unistd.h>
+#include "check.h"
+
+enum { STEPS_MAX = 512 };
+typedef struct {
+    int n;
+    double loss[STEPS_MAX], norm[STEPS_MAX], val;
+} Curve;
+
+static json_t *curve_json(const Curve *k) {
+    json_t *a = json_array();
+    for (int i = 0; i < k->n; i++) json_array_append_new(a, isfinite(k->loss[i]) ? json_real(k->loss[i]) : json_null());
+    return a;
+}
+static bool curve_read(Curve *k, const char *dir) {
+    char *path = xformat("%s/metrics.jsonl", dir), *line = NULL;
+    FILE *f = fopen(path, "r");
+    size_t cap = 0;
+    *k = (Curve){.val = NAN};
+    free(path);
+    if (!f) return false;
+    while (getline(&line, &cap, f) > 0) {
+        json_t *j = json_loads(line, 0, NULL), *x = json_object_get(j, "loss");
+        if (x && k->n < STEPS_MAX) {
+            k->norm[k->n] = json_number_value(json_object_get(j, "grad_norm"));
+            k->loss[k->n++] = json_is_number(x) ? json_number_value(x) : NAN;
+        }
+        if ((x = json_object_get(j, "val_loss"))) k->val = json_number_value(x);
+        json_decref(j);
+    }
+    free(line);
+    fclose(f);
+    return k->n > 0;
+}
+static void forget(const Check *c, const char *dir) {
+    Child r = CHILD(c, 60, "rm", "-rf", dir);
+    child_free(&r);
+}
+/* Stages say themselves how many steps they have. */
+static bool has_stages(const Check *c, const char *config) {
+    char *path = xformat("%s/%s", c->root, config), *line = NULL;
+    FILE *f = fopen(path, "r");
+    size_t cap = 0;
+    bool found = false;
+    while (f && getline(&line, &cap, f) > 0) found |= !strncmp(line, "stages:", 7);
+    if (f) fclose(f);
+    free(line), free(path);
+    return found;
+}
+/* A run of `steps` steps of a schedule for `of`. */
+static Child train(const Check *c, const char *config, const char *device, const char *dir, int steps, int of,
+                   bool resume) {
+    char *at = xformat("run.dir=%s", dir), *n = xformat("train.steps=%d", steps),
+         *s = xformat("optim.schedule_steps=%d", of);
+    const char *argv[32] = {c->program,
+                            "train",
+                            config,
+                            "-q",
+                            "--device",
+                            device,
+                            at,
+                            "train.dtype=f32",
+                            "train.log_every=1",
+                            "train.save_every=1000"};
+    int k = 10;
+    if (!has_stages(c, config)) argv[k++] = n, argv[k++] = s;
+    if (c->quick) {
+        static const char *const small[] = {"train.batch=1",      "train.micro_batch=1", "data.seq_len=8",
+                                            "train.eval_every=0", "model.layers=2",      "optim.warmup=1"};
+        for (int i = 0; i < 6; i++) argv[k++] = small[i];
+    }
+    if (resume) argv[k++] = "--resume", argv[k++] = "auto";
+    Child r = child_run(c, case_seconds(c, 150), argv);
+    free(at), free(n), free(s);
+    return r;
+}
+static double apart(const Curve *a, const Curve *b, int from, int *at) {
+    double worst = 0;
+    for (int i = from; i < b->n; i++) {
+        double d = fabs(a->loss[i - from] - b->loss[i]) / fabs(b->loss[i]);
+        if (!(d <= worst)) worst = isnan(d) ? 1e300 : d, *at = i;
+    }
+    return worst;
+}
+/* Of two runs that round in another order; a wrong kernel is far from it after a few steps. */
+static const double curve_tol = 1e-3;
+
+static void text(Check *c, const char *name, const char *model, int tokens) {
+    char *label = xformat("%s: text", name), most[16], *said[2] = {NULL, NULL};
+    static const char *const devices[] = {"cpu", "cuda"};
+    snprintf(most, sizeof most, "%d", tokens);
+    if (!case_begin(c, label)) {
+        free(label);
+        return;
+    }
+    bool ok = true;
+    for (int k = 0; k < 2 && ok; k++) {
+        Child r = CHILD(c, case_seconds(c, 100), c->program, "generate", model, "--device", devices[k], "--prompt",
+                        c->quick ? "In" : "In the beginning God created the heaven and the", "--temperature", "0",
+                        "--ignore-eos", "--max-new", most, "--json");
+        if (r.status == 2 && strstr(r.err, "has no text")) {
+            case_end(c, CASE_SKIPPED, NULL, "%s", child_line(&r));
+            ok = false;
+        } else if ((ok = program_ran(c, devices[k], &r))) {
+            json_t *j = child_json(&r);
+            said[k] = json_dumps(json_object_get(j, "tokens"), JSON_COMPACT | JSON_ENCODE_ANY);
+            if (!said[k]) said[k] = xformat("nothing (%.60s)", r.out);
+            json_decref(j);
+        }
+        child_free(&r);
+    }
+    if (ok) {
+        size_t same = 0;
+        while (said[0][same] && said[0][same] == said[1][same]) same++;
+        bool equal = !strcmp(said[0], said[1]) && said[0][0] == '[';
+        case_end(c, equal ? CASE_OK : CASE_FAILED, json_pack("{s:s, s:s}", "cpu", said[0], "cuda", said[1]), "%s",
+                 equal ? "" : "the tokens differ");
+    }
+    free(said[0]), free(said[1]), free(label);
+}
+
+static void one(Check *c, const char *name, bool resumes) {
+    int steps = c->quick ? 2 : 20, half = steps / 2;
+    char *config = xformat("configs/%s.yaml", name), *label = xformat("%s: losses", name);
+    char *dir[3] = {xformat("%s/runs/%s-cpu", c->out, name), xformat("%s/runs/%s-cuda", c->out, name),
+                    xformat("%s/runs/%s-resumed", c->out, name)};
+    Curve cpu, cuda, again;
+    if (case_begin(c, label)) {
+        forget(c, dir[0]), forget(c, dir[1]);
+        Child b = train(c, config, "cuda", dir[1], steps, steps, false); /* first: it may be refused */
+        if (program_ran(c, "cuda", &b)) {
+            Child a = train(c, config, "cpu", dir[0], steps, steps, false);
+            if (program_ran(c, "cpu", &a)) {
+                int at = 0;
+                bool read = curve_read(&cpu, dir[0]);
+                read = curve_read(&cuda, dir[1]) && read && cpu.n == cuda.n;
+                double worst = read ? apart(&cuda, &cpu, 0, &at) : 1e300;
+                json_t *data =
+                    json_pack("{s:o, s:o, s:f, s:i, s:f, s:f, s:f}", "cpu", curve_json(&cpu), "cuda", curve_json(&cuda),
+                              "worst", worst, "at", at, "bound", curve_tol, "cpu_s", a.seconds, "cuda_s", b.seconds);
+                case_end(c, worst <= curve_tol ? CASE_OK : CASE_FAILED, data,
+                         "%d steps, losses apart by at most %.2g (relative, step %d)", cpu.n, worst, at + 1);
+            }
+            child_free(&a);
+        }
+        child_free(&b);
+    }
+    free(label);
+    char *last = xformat("%s/last", dir[1]);
+    if (access(last, F_OK) == 0) {
+        label = xformat("%s: resumed", name);
+        if (resumes && case_begin(c, label)) {
+            forget(c, dir[2]);
+            Child a = train(c, config, "cuda", dir[2], half, steps, false);
+            Child b = train(c, config, "cuda", dir[2], steps, steps, true);
+            if (program_ran(c, "first half", &a) && program_ran(c, "second half", &b)) {
+                int at = 0;
+                bool read = curve_read(&again, dir[2]);
+                read = curve_read(&cuda, dir[1]) && read && again.n == cuda.n;
+                double worst = read ? apart(&again, &cuda, 0, &at) : 1e300;
+                case_end(c, worst <= 1e-6 ? CASE_OK : CASE_FAILED,
+                         json_pack("{s:f, s:b, s:o}", "worst", worst, "bit for bit", worst == 0, "resumed",
+                                   curve_json(&again)),
+                         "resumed at %d of %d: apart by %.2g", half, steps, worst);
+            }
+            child_free(&a), child_free(&b);
+        }
+        free(label);
+        text(c, name, last, c->quick ? 4 : 48);
+    }
+    free(last), free(config), free(dir[0]), free(dir[1]), free(dir[2]);
+}
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+void part_train(Check *c) {
+    static const char *const resumed[] = {"tiny-gqa", "tiny-mla", "tiny-kda", "tiny-mamba2", "tiny-moe", "tiny-muon"};
+    char *folder = xformat("%s/configs", c->root), *names[100];
+    int n = 0;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        size_t len = strlen(e->d_name);
+        if (n < 100 && !strncmp(e->d_name, "tiny-", 5) && len > 5 && !strcmp(e->d_name + len - 5, ".yaml"))
+            names[n++] = xformat("%.*s", (int)len - 5, e->d_name);
+    }
+    if (d) closedir(d);
+    qsort(names, (size_t)n, sizeof *names, by_name);
+    for (int i = 0; i < n; i++) {
+        bool resumes = false;
+        for (size_t k = 0; k < sizeof resumed / sizeof *resumed; k++) resumes |= !strcmp(names[i], resumed[k]);
+        if (!c->quick || !strcmp(names[i], "tiny-gqa") || !strcmp(names[i], "tiny-dmc")) one(c, names[i], resumes);
+        free(names[i]);
+    }
+    free(folder);
+}
