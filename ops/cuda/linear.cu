@@ -62,11 +62,12 @@ void lt_close(Cuda *c) {
 
 static bool same(const CudaGemm *a, const CudaGemm *b) {
     return a->M == b->M && a->N == b->N && a->K == b->K && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc &&
-           a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate;
+           a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate && a->narrow == b->narrow;
 }
 /* The library counts columns first: it is asked for C^T = B^T A^T, whose operands are ours as they lie in memory. */
 static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
     cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cudaDataType_t of = s.narrow ? CUDA_R_16BF : CUDA_R_32F;
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
     static const cublasLtMatmulPreferenceAttributes_t operand[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -79,11 +80,9 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
     must(cublasLtMatmulDescCreate(&e->op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
-    must(cublasLtMatrixLayoutCreate(&e->b, CUDA_R_32F, (uint64_t)(s.tb ? s.K : s.N), (uint64_t)(s.tb ? s.N : s.K),
-                                    s.ldb),
+    must(cublasLtMatrixLayoutCreate(&e->b, of, (uint64_t)(s.tb ? s.K : s.N), (uint64_t)(s.tb ? s.N : s.K), s.ldb),
          "layout");
-    must(cublasLtMatrixLayoutCreate(&e->a, CUDA_R_32F, (uint64_t)(s.ta ? s.M : s.K), (uint64_t)(s.ta ? s.K : s.M),
-                                    s.lda),
+    must(cublasLtMatrixLayoutCreate(&e->a, of, (uint64_t)(s.ta ? s.M : s.K), (uint64_t)(s.ta ? s.K : s.M), s.lda),
          "layout");
     must(cublasLtMatrixLayoutCreate(&e->c, CUDA_R_32F, (uint64_t)s.N, (uint64_t)s.M, s.ldc), "layout");
     must(cublasLtMatmulAlgoGetHeuristic(t->handle, e->op, e->b, e->a, e->c, e->c, t->preference, 1, &found, &n),
@@ -104,19 +103,21 @@ static LtEntry *entry(CudaLt *t, CudaGemm s, uint32_t align) {
 }
 /* Bytes that all operands are aligned to: a head, an expert or a chunk of rows may begin at any number, where the
  * library expects 256 bytes unless it is told. More than 16 no algorithm asks for. */
-static uint32_t alignment(const float *C, const float *A, const float *B) {
-    return ((uintptr_t)C | (uintptr_t)A | (uintptr_t)B) % 16 ? (uint32_t)sizeof(float) : 16;
+static uint32_t alignment(bool narrow, const float *C, const void *A, const void *B) {
+    bool operands = ((uintptr_t)A | (uintptr_t)B) % 16 == 0;
+    if (operands && (uintptr_t)C % 16 == 0) return 16;
+    return operands || !narrow ? (uint32_t)sizeof(float) : (uint32_t)sizeof(bf16);
 }
 __global__ void clear(size_t n, int N, int ldc, float *C) {
     EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0;
 }
-extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const float *A, const float *B) {
+extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const void *A, const void *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     if (s.K == 0) {                                                 /* sums of nothing, which the library refuses */
         LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
         return;
     }
-    LtEntry *e = entry(c->lt, s, alignment(C, A, B));
+    LtEntry *e = entry(c->lt, s, alignment(s.narrow, C, A, B));
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
                         SPACE, c->stream),
@@ -160,8 +161,10 @@ extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x
     if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
 }
 
-__global__ void embed(size_t n, int d, float *y, const float *table, const int *tok, float scale) {
-    EACH(i, n) y[i] = scale * table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d];
+DEVICE float number(float x) { return x; }
+DEVICE float number(bf16 x) { return to_float(x); }
+template <class T> __global__ void embed(size_t n, int d, float *y, const T *table, const int *tok, float scale) {
+    EACH(i, n) y[i] = scale * number(table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d]);
 }
 /* A thread to a column, through all rows: each sum has one owner and one order. */
 __global__ void embed_backward(size_t d, int N, float *dtable, const float *dy, const int *tok, float scale) {
@@ -169,8 +172,12 @@ __global__ void embed_backward(size_t d, int N, float *dtable, const float *dy, 
         for (int i = 0; i < N; i++) dtable[(size_t)tok[i] * d + k] += scale * dy[(size_t)i * d + k];
     }
 }
-extern "C" void cuda_embed(Cuda *c, int N, int d, float *y, const float *table, const int *tok, float scale) {
-    LAUNCH_EACH(c, embed, (size_t)N * (size_t)d, d, y, table, tok, scale);
+extern "C" void cuda_embed(Cuda *c, int N, int d, float *y, const void *table, bool narrow, const int *tok,
+                           float scale) {
+    if (narrow)
+        LAUNCH_EACH(c, (embed<bf16>), (size_t)N * (size_t)d, d, y, (const bf16 *)table, tok, scale);
+    else
+        LAUNCH_EACH(c, (embed<float>), (size_t)N * (size_t)d, d, y, (const float *)table, tok, scale);
 }
 extern "C" void cuda_embed_backward(Cuda *c, int N, int d, float *dtable, const float *dy, const int *tok,
                                     float scale) {

@@ -34,7 +34,7 @@ static const Budget budgets[] = {
     {"momentum<float>", 8, 8, 1.0},
     {"sumsq_pieces", 4, 0.1, 1.01},
     {"xent", 12.8, 4.1, 1.02},
-    {"embed", 8, 4, 1.0},
+    {"embed<float>", 8, 4, 1.0},
     {"bias_add", 8, 4, 1.0},
     {"column_sums", 4.1, 0.1, 1.01},
 };
@@ -76,7 +76,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_momentum(c, n, a, x, b, false, 0.9f, 1, true, CudaRounding{});
     cuda_sumsq(c, n, x, part, part + 4);
     cuda_xent(c, N * D / V, V, z, s, nullptr, at, a);
-    cuda_embed(c, N, D, y, x, at, 1);
+    cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
     cuda_column_sums(c, N, D, b, x);
     cuda_sync(c);
