@@ -41,6 +41,7 @@ typedef struct {
     void *y;
 } CudaPack;
 void cuda_pack(Cuda *, int n, const CudaPack *);
+void cuda_narrow(Cuda *, size_t n, float *x);                /* in place, to the nearest bf16 */
 void cuda_unpack(Cuda *, size_t n, float *y, const void *x); /* bf16 to f32 */
 
 /* linear.cu: C (M,N) = or += A (M,K) B (K,N), row-major. ta: A is stored (K,M); tb: B is stored (N,K). By cuBLASLt, in
@@ -106,11 +107,12 @@ size_t cuda_flash_backward_bytes(const CudaAttend *);
 void cuda_flash_backward(Cuda *, const CudaAttend *, void *mem, float *dq, float *dk, float *dv, float *dbias,
                          const float *dout, const float *q, const float *o, const float *lse);
 
-/* lanes.cu: the cached history as ops/run.h says (Lanes), all of it where the device can read it; k of CudaAttend is
- * Lanes.data. */
+/* lanes.cu: the cached history as ops/run.h says (Lanes), all of it where the device can read it; k, v of CudaAttend
+ * are not used. */
 typedef struct {
     int P, maxpages, sinks;
-    bool alias;
+    bool alias, narrow;
+    const void *data; /* f32, or bf16 where `narrow` */
     const int *seq, *s0, *lo, *hi, *table, *pos;
     const bool *gone; /* NULL: rows do not retire; otherwise */
     const int *tail;
@@ -145,8 +147,9 @@ void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const f
 /* rows.cu: rows and columns moved about */
 /* y row m = x row (place of to[m] in the ascending from (nfrom)). */
 void cuda_gather(Cuda *, int n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to);
-/* n pieces: y from number to[i] on is x from number from[i] on. */
-void cuda_move(Cuda *, int n, size_t width, float *y, const size_t *to, const float *x, const size_t *from);
+/* n pieces: y from number to[i] on is x from number from[i] on; either may be bf16. */
+void cuda_move(Cuda *, int n, size_t width, void *y, bool narrow_y, const size_t *to, const void *x, bool narrow_x,
+               const size_t *from);
 void cuda_spread(Cuda *, int n, size_t width, float *y, const float *x, const int *row);
 void cuda_collect(Cuda *, int n, size_t width, float *y, const float *x, const int *place, int k);
 typedef struct {

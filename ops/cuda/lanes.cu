@@ -42,10 +42,11 @@ DEVICE void lane_load(AttendTile *m, const CudaAttend &a, const CudaLanes &c, co
     m->kpos[t] = t < n ? c.pos[page * P + place] : 0;
     m->bias[t] = t < n && c.gone && (c.gone[page * P + place] || row + t == tail) ? -INFINITY : 0;
 }
-template <int G>
+template <int G, class T>
 __global__ void __launch_bounds__(BLOCK)
     attend_lanes(CudaAttend a, CudaLanes c, float *o, float *lse, const float *before, const float *q) {
     SMEM_DYN(AttendTile, m);
+    const T *data = (const T *)c.data;
     int slices = (int)gridDim.y / a.lanes, h = (int)blockIdx.y / slices, c0 = (int)blockIdx.y % slices * 64 * G,
         s = (int)blockIdx.z, group = a.heads / a.lanes;
     int m0 = place_of(a.idx, a.n, a.off[s]), m1 = place_of(a.idx, a.n, a.off[s + 1]);
@@ -75,22 +76,27 @@ __global__ void __launch_bounds__(BLOCK)
         float t[4][4];
         __syncthreads();
         lane_load(m, a, c, table, row, keys, tail);
-        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, {a.k, m->k, 1, keys}, a.Dk);
+        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, RowsOf<T>{data, m->k, 1, keys}, a.Dk);
         UNROLL for (int i = 0; i < 4; i++) {
             UNROLL for (int k = 0; k < 4; k++) t[i][k] = score(m, a, e[i], tx + 16 * k, keys, t[i][k]);
         }
-        absorb<G>(x, m, t, {a.k, m->v, 1, keys}, c0, a.Dv);
+        absorb<G>(x, m, t, RowsOf<T>{data, m->v, 1, keys}, c0, a.Dv);
         row += keys;
         if (row == sinks && row < begin) row = begin;
     }
     softmax_store<G>(x, m, n, o, lse, c0, a.Dv);
 }
+template <class T>
+static void lanes_of(Cuda *c, const CudaAttend *a, const CudaLanes *l, float *o, float *lse, const float *before,
+                     const float *q) {
+    dim3 grid((unsigned)a->blocks, (unsigned)(a->lanes * column_slices(a->Dv)), (unsigned)a->B);
+    if (column_groups(a->Dv) == 1)
+        LAUNCH((attend_lanes<1, T>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
+    else
+        LAUNCH((attend_lanes<2, T>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
+}
 extern "C" void cuda_attend_lanes(Cuda *c, const CudaAttend *a, const CudaLanes *l, float *o, float *lse,
                                   const float *before, const float *q) {
     if (a->blocks <= 0) return;
-    dim3 grid((unsigned)a->blocks, (unsigned)(a->lanes * column_slices(a->Dv)), (unsigned)a->B);
-    if (column_groups(a->Dv) == 1)
-        LAUNCH((attend_lanes<1>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
-    else
-        LAUNCH((attend_lanes<2>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
+    (l->narrow ? lanes_of<bf16> : lanes_of<float>)(c, a, l, o, lse, before, q);
 }

@@ -161,8 +161,6 @@ extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x
     if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
 }
 
-DEVICE float number(float x) { return x; }
-DEVICE float number(bf16 x) { return to_float(x); }
 template <class T> __global__ void embed(size_t n, int d, float *y, const T *table, const int *tok, float scale) {
     EACH(i, n) y[i] = scale * number(table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d]);
 }

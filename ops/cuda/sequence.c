@@ -79,6 +79,8 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
                        .maxpages = t->maxpages,
                        .sinks = t->s.sinks,
                        .alias = t->s.alias,
+                       .narrow = t->s.narrow,
+                       .data = t->s.narrow ? t->data.p : R(t->data),
                        .seq = seq,
                        .s0 = t->s0,
                        .lo = t->lo,
@@ -88,7 +90,6 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
                        .gone = t->gone,
                        .tail = t->tail};
         if (t->s.retire) l.retires = R(pass->gone);
-        a.k = R(t->data);
         cuda_attend_lanes(C(r), &a, &l, R(o), R(lse), before, R(q));
     }
     arena_release(r->scratch, mark);

@@ -251,6 +251,9 @@ static void copy(Run *r, Tensor y, Tensor x) {
 static void zero(Run *r, Tensor y) {
     if (!measuring(r) && tensor_bytes(y)) cuda_fill(C(r), y.p, 0, tensor_bytes(y));
 }
+static void narrow(Run *r, Tensor x) {
+    if (!measuring(r)) cuda_narrow(C(r), tensor_count(x), R(x));
+}
 static void repeat(Run *r, Tensor y, const double *row) {
     int N = y.n[0], w = N ? (int)(tensor_count(y) / (size_t)N) : 0;
     Mark mark = arena_mark(r->scratch);
@@ -312,7 +315,8 @@ static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *fro
     if (!measuring(r) && n && w) {
         for (int i = 0; i < n; i++)
             CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
-        cuda_move(C(r), n, width, R(y), t, R(x), f);
+        cuda_move(C(r), n, width, y.dtype == BF16 ? y.p : R(y), y.dtype == BF16, t, x.dtype == BF16 ? x.p : R(x),
+                  x.dtype == BF16, f);
     }
     arena_release(r->scratch, mark);
 }
@@ -539,6 +543,7 @@ static const Ops ops_cuda = {
     .collect = collect,
     .swiglu_rows = swiglu_rows,
     .swiglu_rows_backward = swiglu_rows_backward,
+    .narrow = narrow,
     .zero = zero,
     .gather = gather,
     .columns = columns,
