@@ -2,7 +2,7 @@
 #include "arena.h"
 #include <sys/mman.h>
 
-enum { TAKES = 1024, ALIGN = 64, GUARD = 64, GUARD_BYTE = 0xA5 };
+enum { TAKES = 1024, ALIGN = 64, GUARD = 64, GUARD_BYTE = 0xA5, POISON_AHEAD = 1 << 16 };
 
 bool arena_open(Arena *a, const char *name, size_t size, bool poison, Err *e) {
     return arena_open_at(a, NULL, name, size, poison, e);
@@ -19,7 +19,6 @@ bool arena_open_at(Arena *a, const Memory *home, const char *name, size_t size, 
     a->base = p;
     a->take = xcalloc((size_t)(a->most = TAKES), sizeof *a->take);
     if (poison && home) home->poison(home, a->base, size);
-    if (poison && !home) memset(a->base, 0xFF, size);
     if (home) home->unnote(home, a->base, size);
     return true;
 }
@@ -47,6 +46,12 @@ void *arena_take(Arena *a, size_t bytes, const char *name) {
     if (!a->base) return NULL;
     CHECK(a->used <= a->size, "region %s is full at %s: %zu of %zu bytes", a->name, name, a->used, a->size);
     if (a->ntake == a->most) a->take = xrealloc(a->take, (size_t)(a->most = imax(TAKES, 2 * a->most)), sizeof *a->take);
+    /* Page by page, as it is taken: a region may be far larger than what is ever used of it. */
+    if (a->poison && !a->home && a->used + POISON_AHEAD > a->poisoned && a->poisoned < a->size) {
+        size_t to = a->size - a->used > 2 * POISON_AHEAD ? a->used + 2 * POISON_AHEAD : a->size;
+        memset(a->base + a->poisoned, 0xFF, to - a->poisoned);
+        a->poisoned = to;
+    }
     Take *t = &a->take[a->ntake++];
     t->end = end;
     snprintf(t->name, sizeof t->name, "%s", name);

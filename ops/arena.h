@@ -30,6 +30,7 @@ typedef struct {
     size_t size, used, peak;
     char peak_at[48]; /* the take that made the peak */
     bool poison;
+    size_t poisoned; /* bytes from the base on that are, or were and are somebody's: well ahead of `used` */
     int ntake, most;
     Take *take; /* `most` entries; grows, so that scratch, whose marks and releases come and go, soon grows no more */
 } Arena;

@@ -158,8 +158,8 @@ static void close_to(const char *what, const char *table, Tensor got, const wide
         if (!(fabsl(d) <= w)) w = fabsl(d), at = i;
     }
     double err = (double)(e == 0 ? 0 : sqrtl(e / (all + 1e-60L)));
-    cr_assert(err <= tol, "%s, %s: error %.3g (bound %g), worst at %zu: got %.9g, want %.9Lg", table, what, err, tol,
-              at, (double)R(got)[at], want[at]);
+    cr_assert(err <= tol, "%s, %s: error %.3g (bound %g), worst at %zu: got %.9g, want %.9g", table, what, err, tol, at,
+              (double)R(got)[at], (double)want[at]);
     if (err > *worst) *worst = err;
 }
 

@@ -218,8 +218,8 @@ bool rig_close_to(char msg[512], const char *op, const char *what, Tensor got, c
     if (tensor_count(got) == 0) return true; /* a pass of no rows */
     double worst = worst_of(got, want, &at), limit = rig_limit(op);
     char shape[64];
-    snprintf(msg, 512, "%s: %s %s: worst error %.3g units at %zu: got %.17g, want %.17Lg; bound %g", op, what,
-             tensor_shape(got, shape), worst, at, (double)R(got)[at], want[at].want, limit);
+    snprintf(msg, 512, "%s: %s %s: worst error %.3g units at %zu: got %.17g, want %.17g; bound %g", op, what,
+             tensor_shape(got, shape), worst, at, (double)R(got)[at], (double)want[at].want, limit);
     const char *v = getenv("CHECK_VERBOSE");
     if (v && *v == '1') fprintf(stderr, "%s\n", msg);
     return worst <= limit;

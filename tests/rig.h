@@ -4,7 +4,11 @@
 #include "check.h"
 #include "../ops/device.h"
 
-typedef long double wide; /* the references' arithmetic, wider than either `real` */
+#ifdef KV_DOUBLE
+typedef long double wide; /* the references' arithmetic, wider than `real` by 11 bits or by 29 */
+#else
+typedef double wide;
+#endif
 
 /* ---- op tables ----------------------------------------------------------------------------------------------------
  */

@@ -10,7 +10,7 @@ build=${1:-build}
 parts=${2:-f32 f64 sh}
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
-trap 'exit 130' INT TERM
+trap 'kill $(cat "$tmp/scripts" 2>/dev/null) 2>/dev/null; exit 130' INT TERM
 export CHECK_TMP=$tmp BUILD=$build KVSMITH=${KVSMITH:-$build/kvsmith}
 jobs=$(env -u OMP_NUM_THREADS nproc) # it would count threads, not processors
 # Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away.
@@ -45,23 +45,36 @@ for kind in f32 f64 simt; do
     echo "   $(grep -c '^PASSED' "$tmp/$kind.results") passed in $((SECONDS - start)) s"
 done
 
+script() { # runs one, leaves NAME.log, and its status and seconds in NAME.rc
+    local name start=$SECONDS
+    name=$(basename "$1" .sh)
+    timeout 900 "./$1" >"$tmp/$name.log" 2>&1 </dev/null &
+    echo $! >>"$tmp/scripts"
+    wait $!
+    echo "$? $((SECONDS - start))" >"$tmp/$name.rc"
+}
 case " $parts " in *" sh "*)
+    # Side by side like the runners' tests, one thread each; the largest, which take longest, first.
+    for t in $(ls -S tests/test_*.sh); do
+        [ -x "$t" ] || continue
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+        script "$t" &
+    done
+    wait
     for t in tests/test_*.sh; do
         [ -x "$t" ] || continue
-        echo "== $t"
-        start=$SECONDS
-        timeout 900 "./$t" >"$tmp/sh.log" 2>&1 </dev/null
-        rc=$?
-        grep -v '^ok ' "$tmp/sh.log" | head -n 100
         name=$(basename "$t" .sh)
+        read -r rc seconds <"$tmp/$name.rc"
+        echo "== $t"
+        grep -v '^ok ' "$tmp/$name.log" | head -n 100
         awk -v f="$name" '/^ok /{ print "PASSED", f "/" $2 } /^not ok /{ sub(/:$/, "", $3); print "FAILED", f "/" $3 }
-            /^skip /{ sub(/:$/, "", $2); print "SKIPPED", f "/" $2 }' "$tmp/sh.log" >"$tmp/sh.results"
-        if [ $rc -ne 0 ] && ! grep -q '^FAILED' "$tmp/sh.results"; then
+            /^skip /{ sub(/:$/, "", $2); print "SKIPPED", f "/" $2 }' "$tmp/$name.log" >"$tmp/sh.results"
+        if [ "$rc" -ne 0 ] && ! grep -q '^FAILED' "$tmp/sh.results"; then
             echo "FAILED $name (exit $rc)" >>"$tmp/sh.results"
         fi
         [ -s "$tmp/sh.results" ] || echo "FAILED $name (no case reported)" >>"$tmp/sh.results"
         cat "$tmp/sh.results" >>"$tmp/results"
-        echo "   $(grep -c '^PASSED' "$tmp/sh.results") passed in $((SECONDS - start)) s"
+        echo "   $(grep -c '^PASSED' "$tmp/sh.results") passed in $seconds s"
     done ;;
 esac
 

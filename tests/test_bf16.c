@@ -80,20 +80,27 @@ static void product_run(Product *t, GemmBf16 *run, int threads) {
 static double product_error(const Product *t, double (*round)(float), int *at_i, int *at_j) {
     const GemmShape s = t->s;
     double worst = 0;
+    size_t K = (size_t)s.K;
+    double *A = xcalloc((size_t)s.M * K, sizeof *A), *B = xcalloc((size_t)s.N * K, sizeof *B); /* (M,K), (N,K) */
+    for (size_t k = 0; k < K; k++) {
+        for (size_t i = 0; i < (size_t)s.M; i++)
+            A[i * K + k] = round(t->p[0][s.ta ? k * (size_t)s.lda + i : i * (size_t)s.lda + k]);
+        for (size_t j = 0; j < (size_t)s.N; j++)
+            B[j * K + k] = round(t->p[1][s.tb ? j * (size_t)s.ldb + k : k * (size_t)s.ldb + j]);
+    }
     for (int i = 0; i < s.M; i++)
         for (int j = 0; j < s.N; j++) {
             float got = t->p[2][(size_t)i * (size_t)s.ldc + (size_t)j],
                   old = t->old[(size_t)i * (size_t)s.ldc + (size_t)j];
             wide sum = s.accumulate ? old : 0, square = sum * sum;
-            for (int k = 0; k < s.K; k++) {
-                float a = t->p[0][s.ta ? (size_t)k * (size_t)s.lda + (size_t)i : (size_t)i * (size_t)s.lda + (size_t)k],
-                      b = t->p[1][s.tb ? (size_t)j * (size_t)s.ldb + (size_t)k : (size_t)k * (size_t)s.ldb + (size_t)j];
-                wide term = (wide)round(a) * (wide)round(b);
+            for (size_t k = 0; k < K; k++) {
+                wide term = (wide)A[(size_t)i * K + k] * (wide)B[(size_t)j * K + k];
                 sum += term, square += term * term;
             }
             double e = fabs((double)(got - sum)) / ((double)sqrtl(square) * sqrt(s.K + 1.0) * 0x1p-24);
             if (!(e <= worst)) worst = e, *at_i = i, *at_j = j;
         }
+    free(A), free(B);
     return worst;
 }
 

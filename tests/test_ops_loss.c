@@ -143,12 +143,13 @@ Test(ops, linear_xent_refuses_a_target_outside, .signal = SIGABRT, .init = cr_re
  */
 void case_sumsq(Rig *g, int N, int d) {
     Tensor x = N == 150 && d > 100 ? RANDOM(g, "long", 3, 100001) : RANDOM(g, "x", N, d);
-    wide want = 0;
+    long double want = 0; /* wider than the op's double, in both builds */
     double got = 0;
-    for (size_t i = 0; i < tensor_count(x); i++) want += (wide)R(x)[i] * R(x)[i];
+    for (size_t i = 0; i < tensor_count(x); i++) want += (long double)R(x)[i] * R(x)[i];
     CALL(g, got = g->run.ops->sumsq(&g->run, x));
     /* summed in double whatever the type */
-    cr_assert(fabsl(got - want) <= rig_limit("sumsq") * 0x1p-53 * sqrtl((wide)imax(1, (int)tensor_count(x))) * want,
+    cr_assert(fabsl(got - want) <=
+                  rig_limit("sumsq") * 0x1p-53 * sqrtl((long double)imax(1, (int)tensor_count(x))) * want,
               "%s sumsq of %zu: got %.17g, want %.17Lg", g->table, tensor_count(x), got, want);
     rig_result(g, TENSOR(&got, F64, 1));
 }
