@@ -238,11 +238,12 @@ void device_read(Device *, void *to, const void *from, size_t bytes);  /* `from`
 void device_copy(Device *, void *to, const void *from, size_t bytes);  /* both on the device, apart from each other */
 void device_zero(Device *, void *p, size_t bytes);
 /* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
- * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
- * again, as a device is opened. EXIT_INPUT in the double build. */
+ * the numbers in memory included, stays f32, but that on CUDA attend and attend_backward round theirs, too, of up to
+ * 256 numbers a head, and that N may change a bit there (the library's choice of kernel). Passes that were measured
+ * before have too little scratch. false: f32 again, as a device is opened. EXIT_INPUT in the double build. */
 bool device_bf16(Device *, bool on, Err *);
 /* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
- * instruction for it. */
+ * instruction for it, and on CUDA, where it is not measured. */
 double device_bf16_gain(Device *);
 /* A Run on this device with nothing but ops, dev, scratch and host (the same) set. */
 Run run_make(Device *, Arena *scratch);

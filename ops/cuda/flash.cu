@@ -2,10 +2,12 @@
  * in f32. A block has 64 entries of a lane, a warp 16, and goes through the keys with a running softmax; the next tile
  * of keys and values is copied while this one is computed.
  *
- * Estimated for T rows of a document, h heads of D = 128, of one lane each: 2 h T^2 D flops (causal, both products);
- * every tile of 64 keys is read once by each block of 64 entries that sees it, 8 D bytes to 4 * 64 D flops a row, from
- * the second-level cache; packing reads 12 and writes 6 bytes for each number of a row of q, k and v. Source:
- * arXiv:2307.08691. */
+ * Estimated, not measured, for T rows of a document and h heads of D = 128 numbers, each with a lane of its own: 2 h
+ * T^2 D flops (causal, both products). A block of 64 entries reads every row of keys and values that it sees once, from
+ * the second-level cache: 64 flops a byte; its four warps each read it again from shared memory: 16 flops a byte, which
+ * is the floor where shared memory gives 128 bytes a clock. Packing moves 6 bytes for each number of q, k and v.
+ * Source: arXiv:2307.08691.
+ */
 #include "flash.h"
 
 template <int DK, int DV, int BK> struct ForwardTile {

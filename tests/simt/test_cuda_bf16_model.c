@@ -201,6 +201,46 @@ Test(cuda_bf16_model, a_run_has_the_cpus_losses, .timeout = 300) {
     cr_assert(far > 1e-6, "bf16 is f32");
 }
 
+/* The program: a run in bf16, its text and its perplexity with matrices and cached rows in bf16. */
+static char *good(Ran r) {
+    cr_assert(r.status == 0, "%d: %s", r.status, r.err);
+    free(r.err);
+    return r.out;
+}
+Test(cuda_bf16_model, the_program_trains_and_decodes, .timeout = 300) {
+    char *cfg = check_path("run.yaml"), *dir = check_path("run"), *text = check_path("text.txt"), body[2000];
+    for (size_t i = 0; i < sizeof body; i++) body[i] = "the cache keeps the keys\nand the values stay\n"[i % 45];
+    check_write(text, body, sizeof body);
+    char *all = xformat("run: {dir: '%s', seed: 3, threads: 1}\n"
+                        "model: {d_model: 48, layers: 2, max_positions: 64,\n"
+                        "  kinds: {full: {mixer: gqa, heads: 4, kv_heads: 2, head_dim: 16}},\n"
+                        "  ffn: {kind: swiglu, hidden: 64}}\n"
+                        "data: {train: '%s', val_fraction: 0.2, seq_len: 24}\n"
+                        "train: {dtype: bf16, steps: 4, batch: 2, micro_batch: 2, eval_tokens: 48}\n"
+                        "optim: {warmup: 2}\n",
+                        dir, text);
+    check_write(cfg, all, strlen(all));
+    free(good(RUN("train", cfg, "-q", "--device", "cuda")));
+    char *last = xformat("%s/last", dir), *some = check_path("some.txt");
+    check_write(some, body, 57);
+    double nll[2];
+    static const char *const devices[] = {"cpu", "cuda"};
+    for (int k = 0; k < 2; k++) {
+        char *out = good(RUN("eval", last, "ppl", "--data", some, "--context", "20", "--device", devices[k], "--json",
+                             "--dtype", "bf16")),
+             *at = strstr(out, "\"nll\":");
+        cr_assert(at, "%s", out);
+        nll[k] = strtod(at + 6, NULL);
+        free(out);
+    }
+    cr_assert(nll[0] > 0.1);
+    CHECK_RELATIVE("nll", &nll[1], &nll[0], 1, nll_rms);
+    char *said = good(RUN("generate", last, "--device", "cuda", "--dtype", "bf16", "--prompt", "the cache ", "--seed",
+                          "1", "--ignore-eos", "--max-new", "6", "--json"));
+    cr_assert(strstr(said, "\"new_tokens\": 6") || strstr(said, "\"new_tokens\":6"), "%s", said);
+    free(cfg), free(dir), free(text), free(all), free(last), free(some), free(said);
+}
+
 /* ---- decoding -------------------------------------------------------------------------------------------------------
  */
 /* Some rows of each sequence at once, the rest one by one. Returns how many logits; 0: refused. */

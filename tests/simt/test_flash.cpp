@@ -1,5 +1,5 @@
-/* test_flash.cpp: attention on the matrix units in other orders of threads, warps and blocks: the same bits, and nothing
- * for the detectors to report. What it computes is tested by test_cuda_bf16.c. */
+/* test_flash.cpp: attention on the matrix units in other orders of threads, warps and blocks: the same bits, and
+ * nothing for the detectors to report. What it computes is tested by test_cuda_bf16.c. */
 #include <criterion/criterion.h>
 #include "../../ops/cuda/cuda.h"
 #include "include/cuda_runtime.h"
