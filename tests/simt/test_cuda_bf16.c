@@ -315,6 +315,41 @@ Test(cuda_bf16, attention_of_rounded_rows, .timeout = 300) {
         cr_assert(tried[f] >= 3, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
 }
 
+/* Scores of thousands: the largest wins, nothing overflows. A NaN of a query stays in its row, one of a key reaches
+ * those that see it. */
+Test(cuda_bf16, attention_of_extremes, .timeout = 120) {
+    enum { W = 40 };
+    Pass *p = pass_draw(0, W, W, true); /* no window, no bias */
+    int H = p->look.heads, N = p->b.N, bad = N / 3;
+    Rig g;
+    narrow_open(&g, (size_t)16 << 20);
+    g.run.batch = &p->b, g.run.in = g.run.out = (Pick){N, p->all};
+    Kv kv = pass_kv(&g, p);
+    Tensor q = RANDOM(&g, "q", N, H, W), o = EMPTY(&g, "o", N, H, W), lse = EMPTY(&g, "lse", N, H);
+    double *want = xcalloc((size_t)(N * H * W), sizeof *want), *wl = xcalloc((size_t)(N * H), sizeof *wl);
+    real scale = p->look.scale;
+    p->look.scale = 500;
+    OP(&g, attend, o, lse, q, &kv, p->look, false);
+    forward_ref(want, wl, p, q, &kv, ABSENT, ABSENT, RIGHT);
+    double e = error_of(o, ABSENT, want, W);
+    cr_assert(e <= 1, "scores of thousands: %.3g of the bound", e);
+    p->look.scale = scale;
+    for (int key = 0; key < 2; key++) {
+        real *at = (real *)row_of(key ? kv.k : q, bad, 0), old = at[3];
+        at[3] = NAN;
+        OP(&g, attend, o, lse, q, &kv, p->look, false);
+        for (int i = 0; i < N; i++)
+            for (int h = 0; h < H; h++) {
+                bool hit = key ? visible(p, i, bad, RIGHT) && lane_of(p, h, RIGHT) == 0 : i == bad && h == 0;
+                cr_assert(hit == !!isnan(R(lse)[i * H + h]) && hit == !!isnan(row_of(o, i, h)[0]),
+                          "NaN of a %s at row %d, head %d", key ? "key" : "query", i, h);
+            }
+        at[3] = old;
+    }
+    free(want), free(wl), free(p);
+    narrow_close(&g);
+}
+
 typedef struct {
     double *q, *k, *v, *bias;
 } Grads;
