@@ -36,6 +36,8 @@ static const Budget budgets[] = {
     {"xent", 12.8, 4.1, 1.02},
     {"embed<float>", 8, 4, 1.0},
     {"bias_add", 8, 4, 1.0},
+    {"narrow", 4, 4, 1.0},
+    {"unpack", 2, 4, 1.0},
     {"column_sums", 4.1, 0.1, 1.01},
 };
 
@@ -78,6 +80,8 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_xent(c, N * D / V, V, z, s, nullptr, at, a);
     cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
+    cuda_narrow(c, n, y);
+    cuda_unpack(c, n, y, x);
     cuda_column_sums(c, N, D, b, x);
     cuda_sync(c);
     for (const Budget &w : budgets) {
