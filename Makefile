@@ -20,7 +20,7 @@ endif
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
-SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
@@ -104,9 +104,9 @@ CXX      = g++
 NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 EMU     := $(wildcard tests/simt/*.cpp)
 CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
-SIMT_C  := ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c
+SIMT_C  := ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/side.c
 SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
-           $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_%,$(EMU)))
+           $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_% tests/simt/nccl.cpp,$(EMU)))
 SIMT_T  := $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter tests/simt/test_%,$(EMU))) $(BUILD)/simt/tests/simt/kernels.cu.o \
            $(patsubst %.c,$(BUILD)/f32/%.o,$(wildcard tests/test_ops*.c tests/simt/*.c) $(HELP))
 $(BUILD)/simt/%.cu.o: %.cu Makefile
@@ -117,12 +117,18 @@ $(BUILD)/simt/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	@echo "  CXX $@"
 	$(Q)$(CXX) $(CXXBASE) -O2 -c -o $@ $<
+# Opened by ranks on emulated devices as NCCL; the emulation that it needs is the program's.
+$(BUILD)/simt/libnccl-emulated.so: tests/simt/nccl.cpp tests/simt/include/cuda_runtime.h tests/simt/simt.h Makefile
+	@mkdir -p $(@D)
+	@echo "  SO $@"
+	$(Q)$(CXX) $(filter-out -MMD -MP,$(CXXBASE)) -O2 -fPIC -shared -o $@ $<
+$(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32: | $(BUILD)/simt/libnccl-emulated.so
 $(BUILD)/simt/kvsmith: $(BUILD)/f32/kvsmith.o $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS)
+	$(Q)$(CXX) -fopenmp -rdynamic $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS)
 $(BUILD)/simt/tests-f32: $(SIMT_T) $(SIMT) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
-	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
+	$(Q)$(CXX) -fopenmp -rdynamic $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
 simt: $(BUILD)/simt/kvsmith $(BUILD)/simt/tests-f32
 simt-test: simt
 	@tests/run.sh $(BUILD) simt
@@ -142,8 +148,10 @@ $(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C
 	@echo "  LD $@"
 	$(Q)$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublasLt -ldnnl $(LIBS)
 cuda: $(BUILD)/cuda/kvsmith
+# Our part of NCCL's interface beside the header of one that is installed.
+NCCL_CU := $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h),tests/simt/nccl_header.cu)
 cuda-check:
-	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu
+	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu $(NCCL_CU)
 
 .PHONY: simt simt-test simt-clang cuda cuda-check
 .PHONY: double asan test demo bench fuzz big-text format format-check docs clean

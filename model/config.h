@@ -114,6 +114,7 @@ typedef struct {
     int64_t check_every;
     double flops, link, latency, deadline;
     int launcher, comm; /* RanksFrom and CommBy of train/ranks.h */
+    char store[KEY_TEXT_MAX];
 } DistCfg;
 typedef struct Config Config;
 /* One stage of a run, see `stages` below. */

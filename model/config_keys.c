@@ -2,7 +2,8 @@
 
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
-                         *const reduces[] = {"f32", "bf16", NULL}, *const transports[] = {"auto", "shm", "mpi", NULL},
+                         *const reduces[] = {"f32", "bf16", NULL},
+                         *const transports[] = {"auto", "shm", "mpi", "nccl", NULL},
                          *const starters[] = {"auto", "alone", "launch", "torchrun", "slurm", "openmpi", "mpich", NULL},
                          *const norms[] = {"rms", "layer", NULL}, *const positions[] = {"none", "learned", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
@@ -180,7 +181,13 @@ const Key dist_keys[] = {
      "who started the ranks; auto: whose variables are in the environment, which must not contradict each other",
      starters, 0},
     {"comm", KEY_CHOICE, AT(comm), "auto", 0, 0,
-     "how ranks talk; auto: mpi under mpirun and over several hosts, else shared memory", transports, 0},
+     "how ranks talk; auto: nccl between devices; on processors mpi under mpirun and over several hosts, else shared "
+     "memory; nccl given for a single rank sends all through the library",
+     transports, 0},
+    {"store", KEY_TEXT, AT(store), "", 0, 0,
+     "file that all ranks see, by which those of nccl meet; null: by MPI, on one host by a socket, else by MASTER_ADDR "
+     "and MASTER_PORT",
+     0, 0},
     {"deadline", KEY_FLOAT, AT(deadline), "0", 0, 1e6,
      "seconds that a rank waits for another; 0: what `launch` was given, else 300", 0, 0},
     {"flops", KEY_FLOAT, AT(flops), "0", 0, 1e18,

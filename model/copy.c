@@ -48,7 +48,8 @@ static void see_list(Fields *f, Tensor *t, const char *path, unsigned flags) {
 static void see_read(Fields *f, Tensor *t, const char *path, unsigned flags) {
     List *l = f->ctx;
     (void)path, (void)flags;
-    device_read(l->dev, t->p, l->t[l->n++].p, tensor_bytes(*t));
+    const void *from = l->t[l->n++].p;
+    if (from) device_read(l->dev, t->p, from, tensor_bytes(*t)); /* else ranks have parts of it: see dist_collect */
 }
 static void walk(const Model *m, Weights *w, Weights *first, Weights *second, Fields f) {
     model_fields(m, w, &f);

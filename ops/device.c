@@ -3,8 +3,17 @@
 #include <omp.h>
 #include <sched.h>
 
+/* "", or ":3" */
+static bool numbered(const char *s, int *n) {
+    if (!*s) return true;
+    if (*s++ != ':' || strspn(s, "0123456789") != strlen(s) || strlen(s) < 1 || strlen(s) > 4) return false;
+    *n = atoi(s);
+    return true;
+}
+
 bool device_open(Device **out, const char *name, int threads, Err *e) {
-    bool cuda = !strcmp(name, "cuda");
+    int number = 0;
+    bool cuda = !strncmp(name, "cuda", 4) && numbered(name + 4, &number);
     if (!cuda && strcmp(name, "cpu") != 0)
         return err_input(e, "device %s: unknown; this build has: cpu%s", name, cuda_ops() ? ", cuda" : "");
     cpu_set_t set;
@@ -29,7 +38,7 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512", d->gemm_bf16 = gemm_bf16_avx512;
     if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) d->gemm_bf16 = gemm_bf16_avx512bf16;
 #endif
-    if (!(cuda ? cuda_device_open(d, e) : gemm_open(&d->gemm, e))) {
+    if (!(cuda ? cuda_device_open(d, number, e) : gemm_open(&d->gemm, e))) {
         free(d);
         return false;
     }

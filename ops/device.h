@@ -27,7 +27,7 @@ extern const Ops ops_cpu_avx2, ops_cpu_avx512;
 /* The CUDA backend (cuda/open.c, cuda/table.c), or what says that there is none (cuda/none.c): which of the two is
  * decided where the program is linked. */
 const Ops *cuda_ops(void); /* NULL: not in this program */
-bool cuda_device_open(Device *, Err *);
+bool cuda_device_open(Device *, int number, Err *);
 void cuda_device_close(Device *);
 void cuda_device_sync(Device *);
 const Memory *cuda_device_memory(Device *, bool host_too);

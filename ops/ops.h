@@ -216,8 +216,7 @@ struct Ops {
     /* m = mu m + gscale g; u = mu m + gscale g (nesterov) or m. m may be BF16: u is of the number before rounding. */
     void (*momentum)(Run *, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding);
     /* Sum of squares in f64; synchronises. Blocks of 65,536 numbers are added in order; within a block by a tree over
-     * runs of 256, so that ranks that share a block can each sum a branch (the CPU side; the others have their own
-     * order). */
+     * runs of 256, so that ranks that share a block can each sum a branch. */
     double (*sumsq)(Run *, Tensor x);
 };
 

@@ -116,7 +116,7 @@ static bool one_call(Comm *c, CommKind kind, Dtype dt, size_t count, Err *e) {
     int root = c->world - 1;
     memset(buf + n * size, 0x5a, 64);
     for (size_t i = 0; i < n; i++) fill(buf, dt, i, i, c->rank);
-    bool ok = comm_do(c, (CommCall){kind, "a call", buf, count, dt, root}, e);
+    bool ok = comm_do(c, (CommCall){kind, "a call", buf, count, dt, root, NULL}, e);
     for (size_t i = 0; ok && i < n; i++) {
         uint64_t want = expected(dt, i, c->world), got = number_at(buf, dt, i);
         if (kind == COMM_REDUCE_SCATTER && i / count != (size_t)c->rank) continue;
@@ -169,7 +169,7 @@ static int large(int rank, int world, int fd, double deadline) {
         float *buf = xcalloc(counts[i], sizeof *buf);
         for (int pass = 0; ok && pass < 2; pass++) { /* twice: what is left in the staging memory must not matter */
             for (size_t k = 0; k < counts[i]; k++) buf[k] = (float)draw(rank, k + (size_t)pass);
-            ok = comm_do(c, (CommCall){COMM_REDUCE, "large", buf, counts[i], F32, 0}, &e);
+            ok = comm_do(c, (CommCall){COMM_REDUCE, "large", buf, counts[i], F32, 0, NULL}, &e);
             for (size_t k = 0; ok && k < counts[i]; k++)
                 if (number_at(buf, F32, k) != expected(F32, k + (size_t)pass, world))
                     ok = err_world(&e, "%zu numbers: number %zu is %g", counts[i], k, (double)buf[k]);
@@ -188,7 +188,7 @@ Test(comm, pieces_cover) {
         for (int k = COMM_REDUCE; k <= COMM_BROADCAST; k++)
             for (size_t i = 0; i < 7; i++) {
                 enum { ROOM = 4096 };
-                CommCall call = {(CommKind)k, "x", NULL, counts[i], BF16, world / 2};
+                CommCall call = {(CommKind)k, "x", NULL, counts[i], BF16, world / 2, NULL};
                 bool parts = k == COMM_REDUCE_SCATTER || k == COMM_GATHER;
                 size_t n = counts[i] * (parts ? (size_t)world : 1);
                 unsigned char *seen = xcalloc(n + 1, 1);
@@ -216,7 +216,7 @@ static int loops(int rank, int world, int fd, double deadline) {
     double last = now_seconds();
     while (ok) {
         last = now_seconds();
-        ok = comm_do(c, (CommCall){COMM_REDUCE, "gradients of layer 3", x, 5000, F32, 0}, &e);
+        ok = comm_do(c, (CommCall){COMM_REDUCE, "gradients of layer 3", x, 5000, F32, 0, NULL}, &e);
     }
     board->seconds[rank] = now_seconds() - last;
     return note(rank, &e);
@@ -275,9 +275,9 @@ static int strays(int rank, int world, int fd, double deadline) {
     if (!comm_shm_open(fd, rank, world, deadline, &c, &e)) return note(rank, &e);
     bool ok = comm_barrier(c, "same", &e);
     if (ok && rank == 2)
-        ok = comm_do(c, (CommCall){COMM_BROADCAST, "weights", x, 17, F32, 0}, &e);
+        ok = comm_do(c, (CommCall){COMM_BROADCAST, "weights", x, 17, F32, 0, NULL}, &e);
     else if (ok)
-        ok = comm_do(c, (CommCall){COMM_REDUCE, "gradients", x, 300000, F32, 0}, &e);
+        ok = comm_do(c, (CommCall){COMM_REDUCE, "gradients", x, 300000, F32, 0, NULL}, &e);
     return ok ? 0 : note(rank, &e);
 }
 Test(comm, another_call_is_named) {

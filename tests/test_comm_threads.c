@@ -22,12 +22,12 @@ static bool every_kind(Comm *c, void *ctx, Err *e) {
     for (size_t i = 0; i < 7; i++) s->one[r][i] = number(r, i);
     for (size_t i = 0; i < 100; i++) s->half[r][i] = bf16_round(number(r, i));
     for (size_t i = 0; i < 5; i++) s->wide[r][i] = (double)number(r, i) / 3;
-    bool ok = comm_start(c, (CommCall){COMM_REDUCE, "sum", s->sum[r], 1000, F32, 0}, e) &&
-              comm_start(c, (CommCall){COMM_REDUCE_SCATTER, "part", s->part[r], 125, F32, 0}, e) && comm_wait(c, e) &&
-              comm_do(c, (CommCall){COMM_GATHER, "all", s->all[r], 3, F32, 0}, e) &&
-              comm_do(c, (CommCall){COMM_BROADCAST, "one", s->one[r], 7, F32, W - 1}, e) &&
-              comm_do(c, (CommCall){COMM_REDUCE, "half", s->half[r], 100, BF16, 0}, e) &&
-              comm_do(c, (CommCall){COMM_REDUCE, "wide", s->wide[r], 5, F64, 0}, e) && comm_barrier(c, "end", e);
+    bool ok = comm_start(c, (CommCall){COMM_REDUCE, "sum", s->sum[r], 1000, F32, 0, NULL}, e) &&
+              comm_start(c, (CommCall){COMM_REDUCE_SCATTER, "part", s->part[r], 125, F32, 0, NULL}, e) &&
+              comm_wait(c, e) && comm_do(c, (CommCall){COMM_GATHER, "all", s->all[r], 3, F32, 0, NULL}, e) &&
+              comm_do(c, (CommCall){COMM_BROADCAST, "one", s->one[r], 7, F32, W - 1, NULL}, e) &&
+              comm_do(c, (CommCall){COMM_REDUCE, "half", s->half[r], 100, BF16, 0, NULL}, e) &&
+              comm_do(c, (CommCall){COMM_REDUCE, "wide", s->wide[r], 5, F64, 0, NULL}, e) && comm_barrier(c, "end", e);
     s->log[r] = c->log;
     s->calls[r] = c->calls;
     s->sent[r] = c->sent;
@@ -80,7 +80,7 @@ static bool ten(Comm *c, void *ctx, Err *e) {
     float x[4] = {1, 2, 3, 4};
     bool tell = *(bool *)ctx;
     for (int i = 0; i < 10; i++)
-        if (!comm_do(c, (CommCall){COMM_REDUCE, i % 2 ? "odd" : "even", x, 4, F32, 0}, e)) {
+        if (!comm_do(c, (CommCall){COMM_REDUCE, i % 2 ? "odd" : "even", x, 4, F32, 0, NULL}, e)) {
             if (tell) comm_stop(c);
             return false;
         }
@@ -117,7 +117,7 @@ Test(comm_threads, a_rank_that_is_gone_is_named_by_all_within_the_deadline) {
 static bool lends(Comm *c, void *ctx, Err *e) {
     double(*x)[2] = ctx;
     x[c->rank][0] = 1;
-    bool ok = comm_do(c, (CommCall){COMM_REDUCE, "x", x[c->rank], 2, F64, 0}, e);
+    bool ok = comm_do(c, (CommCall){COMM_REDUCE, "x", x[c->rank], 2, F64, 0, NULL}, e);
     if (!ok && c->rank != 1) x[c->rank][0] = 7; /* what it is used for next */
     return ok;
 }
@@ -147,16 +147,16 @@ static bool two_names(Comm *c, void *ctx, Err *e) {
     return comm_do(c, mine, e);
 }
 Test(comm_threads, calls_that_differ_are_named) {
-    static const CommCall base = {COMM_REDUCE, "layer 3", NULL, 2, F32, 0};
+    static const CommCall base = {COMM_REDUCE, "layer 3", NULL, 2, F32, 0, NULL};
     const struct {
         CommCall other;
         const char *part;
     } cases[] = {
-        {{COMM_REDUCE, "layer 4", NULL, 2, F32, 0}, "rank 1 reduce \"layer 4\""},
-        {{COMM_BROADCAST, "layer 3", NULL, 2, F32, 0}, "rank 1 broadcast \"layer 3\""},
-        {{COMM_REDUCE, "layer 3", NULL, 1, F32, 0}, "(call 1, 1 F32"},
-        {{COMM_REDUCE, "layer 3", NULL, 2, BF16, 0}, "2 BF16"},
-        {{COMM_REDUCE, "layer 3", NULL, 2, F32, 1}, "root 1)"},
+        {{COMM_REDUCE, "layer 4", NULL, 2, F32, 0, NULL}, "rank 1 reduce \"layer 4\""},
+        {{COMM_BROADCAST, "layer 3", NULL, 2, F32, 0, NULL}, "rank 1 broadcast \"layer 3\""},
+        {{COMM_REDUCE, "layer 3", NULL, 1, F32, 0, NULL}, "(call 1, 1 F32"},
+        {{COMM_REDUCE, "layer 3", NULL, 2, BF16, 0, NULL}, "2 BF16"},
+        {{COMM_REDUCE, "layer 3", NULL, 2, F32, 1, NULL}, "root 1)"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Err e[3];
@@ -173,7 +173,7 @@ Test(comm_threads, calls_that_differ_are_named) {
 static bool shares(Comm *c, void *ctx, Err *e) {
     double(*x)[2] = ctx;
     x[c->rank][0] = 1;
-    return comm_do(c, (CommCall){COMM_REDUCE, "x", x[c->rank], 2, F64, 0}, e);
+    return comm_do(c, (CommCall){COMM_REDUCE, "x", x[c->rank], 2, F64, 0, NULL}, e);
 }
 Test(comm_threads, a_flipped_bit_is_on_one_rank_alone) {
     Err e[3];

@@ -39,6 +39,9 @@
 #define LLVMFuzzerTestOneInput fuzz_store
 #include "fuzz/store.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_store_file
+#include "fuzz/store_file.c"
+#undef LLVMFuzzerTestOneInput
 
 enum { ROUNDS = 5000, SEEDS_MAX = 32, ROOM = 1 << 16 };
 static const struct {
@@ -55,7 +58,8 @@ static const struct {
               {"events", fuzz_events},
               {"chat", fuzz_chat},
               {"choices", fuzz_choices},
-              {"store", fuzz_store}};
+              {"store", fuzz_store},
+              {"store_file", fuzz_store_file}};
 enum { NTARGET = sizeof target / sizeof *target };
 
 /* Things that parsers trip over. */

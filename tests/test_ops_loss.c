@@ -152,6 +152,21 @@ void case_sumsq(Rig *g, int N, int d) {
                   rig_limit("sumsq") * 0x1p-53 * sqrtl((long double)imax(1, (int)tensor_count(x))) * want,
               "%s sumsq of %zu: got %.17g, want %.17Lg", g->table, tensor_count(x), got, want);
     rig_result(g, TENSOR(&got, F64, 1));
+    /* A branch of the tree has the same bits by itself: of blocks in order, and of what is in one. */
+    size_t n = tensor_count(x), block = zmin(n, 65536), half = 256;
+    double part[2] = {0}, first = 0;
+    while (2 * half < block) half *= 2;
+    if (block <= half) return;
+    CALL(g, first = g->run.ops->sumsq(&g->run, TENSOR(R(x), REAL, (int)block)));
+    CALL(g, part[0] = g->run.ops->sumsq(&g->run, TENSOR(R(x), REAL, (int)half)));
+    CALL(g, part[1] = g->run.ops->sumsq(&g->run, TENSOR(R(x) + half, REAL, (int)(block - half))));
+    cr_assert(first == part[0] + part[1], "%s: %zu numbers: %.17g, cut behind %zu %.17g", g->table, block, first, half,
+              part[0] + part[1]);
+    for (size_t at = block; at < n; at += block) {
+        CALL(g, part[0] = g->run.ops->sumsq(&g->run, TENSOR(R(x) + at, REAL, (int)zmin(block, n - at))));
+        first += part[0];
+    }
+    cr_assert(got == first, "%s: %zu numbers: %.17g, block by block %.17g", g->table, n, got, first);
 }
 OP_TEST(sumsq, EXACT)
 Test(ops, sumsq_of_nothing) {

@@ -16,7 +16,8 @@ enum {
     KEY_DEADLINE,
     RUNS_MAX = 1000,
     RUNS_LEAST = 3,
-    COPY_LEAST = 32 << 20
+    COPY_LEAST = 32 << 20,
+    COPY_DEVICE = 1 << 20 /* --bytes says more */
 };
 typedef struct {
     size_t bytes;
@@ -67,7 +68,7 @@ static const struct argp_option options[] = {
     {"seconds", KEY_SECONDS, "S", 0, "About how long each measurement takes (default 0.3)", 0},
     {"launcher", KEY_LAUNCHER, "NAME", 0,
      "Who started the ranks: auto, launch, torchrun, slurm, openmpi, mpich (default auto)", 0},
-    {"comm", KEY_COMM, "NAME", 0, "Transport: auto, shm, mpi (default auto)", 0},
+    {"comm", KEY_COMM, "NAME", 0, "Transport: auto, shm, mpi, nccl (default auto; nccl needs --device cuda)", 0},
     {"deadline", KEY_DEADLINE, "S", 0, "Seconds that a rank waits for another (default: the launcher's, else 300)", 0},
     {0}};
 static const CliSpec spec = {
@@ -76,7 +77,9 @@ static const CliSpec spec = {
         "Measures the collectives between ranks: kvsmith launch -n N -- bench comm, or by mpirun, srun, torchrun. A "
         "rate "
         "is the bytes that a rank sends by the theory of rings (2 (N-1)/N of the buffer for a sum) by the median time; "
-        "the percentage is of a copy of memory by all ranks at once in the same run, counting what is read.",
+        "the percentage is of a copy of memory by all ranks at once in the same run, counting what is read. With "
+        "--device "
+        "cuda the memory is that of each rank's device; one rank alone is measured with --comm nccl.",
     .options = options,
     .take = take,
     .min_args = 0,
@@ -90,7 +93,8 @@ static int by_size(const void *a, const void *b) {
 typedef struct {
     Comm *c;
     double seconds, copy; /* copy: bytes/s of a rank */
-    float *buf, *other;
+    Device *at;           /* whose memory buf and other are; NULL: the host's */
+    float *buf, *other, *host;
     json_t *out;
     bool print;
 } Bench;
@@ -98,12 +102,17 @@ typedef struct {
 /* The value at i that rank r begins with: small whole numbers, so that sums are exact. */
 static float value(int r, size_t i) { return (float)((i * 7 + (size_t)r * 13) % 1000); }
 
+static void give(Bench *b, size_t n) {
+    if (b->at) device_write(b->at, b->buf, b->host, n * sizeof *b->host);
+}
 static bool right(Bench *b, CommCall call, Err *e) {
     Comm *c = b->c;
     size_t parts = call.kind == COMM_GATHER || call.kind == COMM_REDUCE_SCATTER ? (size_t)c->world : 1;
     size_t n = call.count * parts;
-    for (size_t i = 0; i < n; i++) b->buf[i] = value(c->rank, i);
+    for (size_t i = 0; i < n; i++) b->host[i] = value(c->rank, i);
+    give(b, n);
     if (!comm_do(c, call, e)) return false;
+    if (b->at) device_read(b->at, b->host, b->buf, n * sizeof *b->host);
     bool sums = call.kind == COMM_REDUCE || call.kind == COMM_REDUCE_SCATTER;
     size_t from = call.kind == COMM_REDUCE_SCATTER ? (size_t)c->rank * call.count : 0;
     size_t to = call.kind == COMM_REDUCE_SCATTER ? from + call.count : n;
@@ -111,9 +120,9 @@ static bool right(Bench *b, CommCall call, Err *e) {
         float want = 0;
         for (int r = 0; sums && r < c->world; r++) want += value(r, i);
         if (!sums) want = value(call.kind == COMM_GATHER ? (int)(i / call.count) : call.root, i);
-        if (b->buf[i] != want)
+        if (b->host[i] != want)
             return err_world(e, "rank %d: %s of %zu numbers: number %zu is %g, expected %g", c->rank,
-                             comm_kind_name(call.kind), call.count, i, (double)b->buf[i], (double)want);
+                             comm_kind_name(call.kind), call.count, i, (double)b->host[i], (double)want);
     }
     return true;
 }
@@ -121,7 +130,7 @@ static bool right(Bench *b, CommCall call, Err *e) {
 /* Rank 0 says how often. */
 static bool runs_for(Bench *b, double once, int *runs, Err *e) {
     double n = fmin(RUNS_MAX, fmax(RUNS_LEAST, b->seconds / fmax(once, 1e-9)));
-    if (!comm_do(b->c, (CommCall){COMM_BROADCAST, "number of runs", &n, 1, F64, 0}, e)) return false;
+    if (!comm_do(b->c, (CommCall){COMM_BROADCAST, "number of runs", &n, 1, F64, 0, NULL}, e)) return false;
     *runs = (int)n;
     return true;
 }
@@ -129,7 +138,8 @@ static bool measure(Bench *b, CommCall call, size_t bytes, Err *e) {
     double t[RUNS_MAX];
     int runs = 1;
     if (!right(b, call, e)) return false;
-    memset(b->buf, 0, bytes);
+    memset(b->host, 0, bytes);
+    give(b, bytes / sizeof *b->host);
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < runs; i++) {
             double begun = now_seconds();
@@ -156,7 +166,12 @@ static bool measure_copy(Bench *b, size_t bytes, Err *e) {
         for (int i = 0; i < runs; i++) {
             if (!comm_barrier(b->c, "copies", e)) return false;
             double begun = now_seconds();
-            memcpy(b->other, b->buf, bytes);
+            if (b->at) {
+                device_copy(b->at, b->other, b->buf, bytes);
+                device_sync(b->at);
+            } else {
+                memcpy(b->other, b->buf, bytes);
+            }
             t[i] = now_seconds() - begun;
         }
         if (!pass && !runs_for(b, t[0], &runs, e)) return false;
@@ -169,7 +184,7 @@ static bool measure_copy(Bench *b, size_t bytes, Err *e) {
 static bool measure_all(Bench *b, size_t most, Err *e) {
     static const CommKind kinds[] = {COMM_REDUCE, COMM_REDUCE_SCATTER, COMM_GATHER, COMM_BROADCAST};
     size_t W = (size_t)b->c->world;
-    if (!measure_copy(b, zmax(most, COPY_LEAST), e)) return false;
+    if (!measure_copy(b, zmax(most, b->at ? COPY_DEVICE : COPY_LEAST), e)) return false;
     if (b->print)
         printf("%d ranks by %s, %d on this host; a copy of memory by all ranks at once: %.3f GB/s each\n"
                "%-15s %12s %12s %9s %9s\n",
@@ -179,21 +194,47 @@ static bool measure_all(Bench *b, size_t most, Err *e) {
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
             bool parts = kinds[i] == COMM_REDUCE_SCATTER || kinds[i] == COMM_GATHER;
             size_t n = bytes / sizeof(float) / (parts ? W : 1);
-            CommCall call = {kinds[i], "bench", b->buf, n, F32, (int)W - 1};
+            CommCall call = {kinds[i], "bench", b->buf, n, F32, (int)W - 1, b->at};
             if (n && !measure(b, call, n * (parts ? W : 1) * sizeof(float), e)) return false;
         }
     return measure(b, (CommCall){.kind = COMM_BARRIER, .name = "bench", .dtype = F32}, 0, e);
 }
 
+static bool memory_open(Bench *b, size_t room, int local, bool device, Err *e) {
+    char name[16];
+    b->host = malloc(room);
+    if (!device) {
+        b->buf = b->host;
+        b->other = malloc(room);
+    } else {
+        snprintf(name, sizeof name, "cuda:%d", local);
+        if (!device_open(&b->at, name, 1, e)) return false;
+        const Memory *m = device_memory(b->at, false);
+        b->buf = m->take(m, room);
+        b->other = m->take(m, room);
+    }
+    if (!b->host || !b->buf || !b->other)
+        return err_world(e, "bench comm: no memory for two buffers of %zu bytes", room);
+    memset(b->host, 0, room);
+    give(b, room / sizeof *b->host);
+    if (!device) memset(b->other, 0, room);
+    return true;
+}
+static void memory_close(Bench *b) {
+    const Memory *m = b->at ? device_memory(b->at, false) : NULL;
+    free(b->host);
+    if (m && b->buf) m->give(m, b->buf);
+    if (m && b->other) m->give(m, b->other);
+    if (!m) free(b->other);
+    device_close(b->at);
+}
+
 static bool bench(const Args *a, const Cli *cli, const Ranks *r, Comm *c, Err *e) {
     Bench b = {.c = c, .seconds = a->seconds, .out = json_array(), .print = c->rank == 0 && !cli->json};
     char say[256];
-    size_t room = zmax(a->bytes, COPY_LEAST); /* out of the caches */
-    b.buf = malloc(room);
-    b.other = malloc(room);
-    bool ok = (b.buf && b.other) || err_world(e, "bench comm: no memory for two buffers of %zu bytes", room);
-    if (ok) memset(b.buf, 0, room), memset(b.other, 0, room);
-    if (ok && b.print && !cli->quiet) printf("%s\n", ranks_say(r, say));
+    size_t room = zmax(a->bytes, c->device ? COPY_DEVICE : COPY_LEAST); /* out of the caches */
+    bool ok = memory_open(&b, room, c->local, c->device, e);
+    if (ok && b.print && !cli->quiet) printf("%s%s%s\n", ranks_say(r, say), *c->note ? ", " : "", c->note);
     ok = ok && dist_same(c, "a version of the program", rng_name(0, KVSMITH_VERSION), e) &&
          measure_all(&b, a->bytes, e) && comm_barrier(c, "end", e);
     if (ok && cli->json && !c->rank) {
@@ -205,8 +246,7 @@ static bool bench(const Args *a, const Cli *cli, const Ranks *r, Comm *c, Err *e
         json_decref(j);
     }
     json_decref(b.out);
-    free(b.buf);
-    free(b.other);
+    memory_close(&b);
     return ok;
 }
 
@@ -219,9 +259,15 @@ int cmd_bench_comm(int argc, char **argv) {
     int status = 0;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     bool ok = ranks_find(&r, a.from, environ, &e);
-    if (ok && r.world == 1)
+    bool device = cli.device && !strcmp(cli.device, "cuda");
+    if (ok && r.world == 1 && a.by != COMM_NCCL)
         ok = err_input(&e, "bench comm: one rank has nobody to talk to: kvsmith launch -n 2 -- bench comm");
-    ok = ok && ranks_open(&r, a.by, a.deadline, rng_name(0, KVSMITH_VERSION), &c, &e) && bench(&a, &cli, &r, c, &e);
+    ok = ok &&
+         ranks_open(
+             &r,
+             &(RanksHow){.by = a.by, .device = device, .deadline = a.deadline, .config = rng_name(0, KVSMITH_VERSION)},
+             &c, &e) &&
+         bench(&a, &cli, &r, c, &e);
     if (!ok) {
         status = cli_fail(&e);
         comm_stop(c);

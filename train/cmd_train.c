@@ -74,7 +74,9 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
         if (cli->bf16) cfg->stage[k].cfg->train.dtype = DTYPE_BF16;
     }
     a->planned.world = (int)a->ranks;
-    if (a->ranks > 1) cfg->comm = &a->planned;
+    a->planned.device = cfg->run.device == DEVICE_CUDA && (a->ranks > 1 || cfg->dist.comm == COMM_NCCL);
+    a->planned.world = imax(1, a->planned.world);
+    if (a->plan && comm_live(&a->planned)) cfg->comm = &a->planned;
     if (config_trainable(cfg, e)) return true;
     config_free(cfg);
     return false;
@@ -307,18 +309,25 @@ static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
     DistCfg *d = &cfg->dist;
     if (!ranks_find(r, (RanksFrom)d->launcher, environ, e)) return false;
     if (r->rank) cli->json = false, cli->quiet = true;
-    if (plan || r->world == 1) return true;
+    if (plan || (r->world == 1 && d->comm != COMM_NCCL)) return true;
     char *text = config_text(cfg), say[256];
     uint64_t settings = rng_name(0, text);
     free(text);
-    if (!ranks_open(r, (CommBy)d->comm, d->deadline, settings, &cfg->comm, e)) return false;
+    RanksHow how = {.by = (CommBy)d->comm,
+                    .device = cfg->run.device == DEVICE_CUDA,
+                    .deadline = d->deadline,
+                    .config = settings,
+                    .store = d->store};
+    if (!ranks_open(r, &how, &cfg->comm, e)) return false;
     if (!dist_same(cfg->comm, "a version of the program", rng_name(0, KVSMITH_VERSION), e) ||
         !dist_same(cfg->comm, "settings", settings, e))
         return false;
     cfg->run.threads = ranks_threads(r, cfg->run.threads);
     for (int k = 0; k < cfg->nstages; k++) cfg->stage[k].cfg->run.threads = cfg->run.threads;
     if (!cli->quiet) {
-        fprintf(cli->json ? stderr : stdout, "%s, by %s\n", ranks_say(r, say), cfg->comm->ops->name);
+        const Comm *c = cfg->comm;
+        fprintf(cli->json ? stderr : stdout, "%s, by %s%s%s%s\n", ranks_say(r, say), c->ops->name, *c->note ? " (" : "",
+                c->note, *c->note ? ")" : "");
         fflush(cli->json ? stderr : stdout);
     }
     return true;

@@ -17,7 +17,8 @@ size_t comm_bytes(const CommCall *c, int world) {
 }
 
 bool comm_start(Comm *c, CommCall call, Err *e) {
-    if (!c || c->world == 1) return true;
+    if (!comm_live(c)) return true;
+    CHECK(!call.at || c->device, "a device's memory by %s", c->ops->name);
     uint64_t h = rng_name(c->log, call.name);
     h = rng_mix(h, (uint64_t)call.kind);
     h = rng_mix(h, (uint64_t)call.count);
@@ -27,7 +28,7 @@ bool comm_start(Comm *c, CommCall call, Err *e) {
     c->sent += comm_bytes(&call, c->world);
     return c->ops->start(c, &call, e);
 }
-bool comm_wait(Comm *c, Err *e) { return !c || c->world == 1 || c->ops->wait(c, e); }
+bool comm_wait(Comm *c, Err *e) { return !comm_live(c) || c->ops->wait(c, e); }
 bool comm_do(Comm *c, CommCall call, Err *e) { return comm_start(c, call, e) && comm_wait(c, e); }
 bool comm_barrier(Comm *c, const char *name, Err *e) {
     return comm_do(c, (CommCall){.kind = COMM_BARRIER, .name = name, .dtype = F32}, e);

@@ -5,7 +5,7 @@
 enum { ALIGNED = 256 };
 
 unsigned dist_without(const Comm *c, const DistCfg *cfg) {
-    if (dist_world(c) == 1) return 0;
+    if (!comm_live(c)) return 0;
     return (cfg->stage >= 1 ? MODEL_MOMENTS : 0) | (cfg->stage >= 2 ? MODEL_GRADS : 0);
 }
 
@@ -157,7 +157,7 @@ static void place_own(Dist *d) {
             Tensor *t = &d->own.p[k].t[role];
             if (!to[role] || !present(*t)) continue;
             t->p = arena_take(to[role], tensor_bytes(*t), d->own.p[k].name);
-            memset(t->p, 0, tensor_bytes(*t));
+            device_zero(d->m->dev, t->p, tensor_bytes(*t));
         }
 }
 
@@ -184,24 +184,29 @@ static void measure_units(Dist *d) {
 
 static void place_wire(Dist *d) {
     size_t most = 0, W = (size_t)d->world;
-    for (int k = 0; k < d->nunit && W > 1; k++)
+    Arena *host = d->at ? &d->sums : &d->wire;
+    for (int k = 0; k < d->nunit && d->comm; k++)
         most = zmax(most, d->unit[k].part * (d->stage ? W : 1) + d->unit[k].whole);
-    if (W > 1) d->buf = arena_take(&d->wire, most * sizeof *d->buf, "exchange");
-    if (d->stage) d->norm = arena_take(&d->wire, W * d->norms * sizeof *d->norm, "norms");
-    d->part = arena_take(&d->wire, W * (size_t)d->micros * PARTS * sizeof *d->part, "losses");
+    if (d->comm) d->buf = arena_take(&d->wire, most * sizeof *d->buf, "exchange");
+    /* What lies between tensors travels, too. */
+    if (d->at && d->buf) device_zero(d->at, d->buf, most * sizeof *d->buf);
+    if (d->stage) d->norm = arena_take(host, W * d->norms * sizeof *d->norm, "norms");
+    d->part = arena_take(host, W * (size_t)d->micros * PARTS * sizeof *d->part, "losses");
 }
 
 bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *optim, Comm *comm, const DistCfg *cfg,
                int micros, Err *e) {
     int W = dist_world(comm);
     bool dry = m->opts.dry, apart = device_apart(m->dev);
-    *d = (Dist){.comm = W > 1 ? comm : NULL,
+    comm = comm_live(comm) ? comm : NULL;
+    *d = (Dist){.comm = comm,
+                .at = apart ? m->dev : NULL,
                 .world = W,
                 .rank = dist_rank(comm),
-                .stage = W > 1 ? cfg->stage : 0,
+                .stage = comm ? cfg->stage : 0,
                 .bf16 = cfg->reduce == REDUCE_BF16,
                 .micros = micros / W,
-                .in_place = apart,
+                .in_place = apart && !comm,
                 .m = m,
                 .trained = trained,
                 .busy = -1,
@@ -209,10 +214,9 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
                 .first.name = "first moments",
                 .second.name = "second moments",
                 .units.name = "gradients of a unit",
-                .wire.name = "exchange"};
-    if (apart && W > 1)
-        return err_input(e, "run.device: %s trains as one rank; several ranks compute on processors",
-                         device_isa(m->dev));
+                .wire.name = "exchange",
+                .sums.name = "losses and norms"};
+    CHECK(!comm || comm->device == apart, "%s", device_isa(m->dev));
     CHECK(micros % W == 0 && m->opts.without == dist_without(comm, cfg), "%d micro-batches, %d ranks", micros, W);
     collect(d);
     d->nunit = model_units(m);
@@ -231,9 +235,10 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
     place_wire(d);
     dist_hook(d);
     if (dry) return true;
-    Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
+    Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire, &d->sums};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        if (!arena_open(a[i], a[i]->name, a[i]->peak, m->opts.poison, e)) {
+        if (!arena_open_at(a[i], a[i] == &d->sums ? NULL : device_memory(m->dev, false), a[i]->name, a[i]->peak,
+                           m->opts.poison, e)) {
             dist_close(d);
             return false;
         }
@@ -248,7 +253,7 @@ static const Param *named(const Params *s, const char *name) {
     return NULL;
 }
 bool dist_adopt(Dist *d, Err *e) {
-    for (int i = 0; d->world > 1 && i < d->trained->n; i++)
+    for (int i = 0; d->comm && i < d->trained->n; i++)
         if (!named(&d->all, d->trained->p[i].name))
             return err_input(e, "%s is no tensor of the model, and several ranks train those alone; take one rank",
                              d->trained->p[i].name);
@@ -266,7 +271,7 @@ bool dist_adopt(Dist *d, Err *e) {
 }
 
 void dist_close(Dist *d) {
-    Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire};
+    Arena *a[] = {&d->grads, &d->first, &d->second, &d->units, &d->wire, &d->sums};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) arena_close(a[i]);
     if (d->m) d->m->units = NULL;
     params_free(&d->own);
@@ -291,7 +296,7 @@ DistTraffic dist_traffic(const Dist *d) {
     DistTraffic t = {0};
     Dtype wire = d->bf16 ? BF16 : REAL;
     int64_t times = d->stage >= 2 ? d->micros : 1;
-    if (d->world == 1) return t;
+    if (!d->comm) return t;
     for (int k = 0; k < d->nunit; k++) {
         const DistUnit *u = &d->unit[k];
         count(&t, d, false, d->stage ? COMM_REDUCE_SCATTER : COMM_REDUCE, u->part, wire, times);

@@ -53,11 +53,13 @@ typedef struct {
     int owner; /* rank; -1: cut into parts; -2: nothing is to be done (no moments: the tensor is frozen) */
 } DistPlace;
 typedef struct Dist {
-    Comm *comm; /* NULL: alone */
+    Comm *comm;        /* NULL: alone */
+    struct Device *at; /* where buf and all numbers of the model lie; NULL: with the host */
     int world, rank, stage;
-    bool bf16;     /* gradients travel so */
-    int micros;    /* micro-batches of this rank in a step */
-    bool in_place; /* their gradients add up where they lie, as a device's backward makes them: one rank alone */
+    bool bf16;  /* gradients travel so */
+    int micros; /* micro-batches of this rank in a step */
+    bool
+        in_place; /* their gradients add up where they lie, as a device's backward makes them: a rank that sends none */
     Model *m;
     Params all;            /* the model's tensors, as its units have them */
     const Params *trained; /* the trainer's own list: what one rank, or stage 0, clips and steps */
@@ -70,6 +72,7 @@ typedef struct Dist {
     Arena units;                /* gradients of a unit before they are complete */
     Arena wire;                 /* what travels: */
     real *buf;                  /* a unit */
+    Arena sums;                 /* of a device: what of it is the host's: */
     double *norm;               /* (world, norms) branches of blocks, */
     size_t norms, *cursor;      /* the most of a rank; (world) */
     double *part;               /* (world, micros, PARTS) */

@@ -48,16 +48,26 @@ bool dist_same(Comm *c, const char *what, uint64_t hash, Err *e) {
     return ok;
 }
 
-static uint64_t bits(uint64_t h, Tensor t) {
-    const unsigned char *p = t.p;
-    size_t n = tensor_bytes(t), i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint64_t w;
-        memcpy(&w, p + i, 8);
-        h = (h ^ w) * 0x9E3779B97F4A7C15u;
-        h ^= h >> 29;
+/* By pieces, since a device's numbers are read before they are looked at. */
+static uint64_t bits(Device *dev, uint64_t h, Tensor t) {
+    enum { PIECE = 1 << 16 };
+    unsigned char piece[PIECE];
+    size_t n = tensor_bytes(t);
+    for (size_t at = 0; at < n; at += PIECE) {
+        size_t m = zmin(PIECE, n - at), i = 0;
+        const unsigned char *p = (const unsigned char *)t.p + at;
+        if (dev) {
+            device_read(dev, piece, p, m);
+            p = piece;
+        }
+        for (; i + 8 <= m; i += 8) {
+            uint64_t w;
+            memcpy(&w, p + i, 8);
+            h = (h ^ w) * 0x9E3779B97F4A7C15u;
+            h ^= h >> 29;
+        }
+        for (; i < m; i++) h = rng_mix(h, p[i]);
     }
-    for (; i < n; i++) h = rng_mix(h, p[i]);
     return rng_mix(h, n);
 }
 
@@ -66,17 +76,15 @@ static uint64_t checksum(const Dist *d) {
     for (int i = 0; i < d->all.n; i++)
         for (int role = 0; role < PARAM_ROLES; role++) {
             Tensor t = d->all.p[i].t[role];
-            if (role != PARAM_GRAD && present(t) && t.p) h = bits(h, t);
+            if (role != PARAM_GRAD && present(t) && t.p) h = bits(d->at, h, t);
         }
     return h;
 }
 
-bool dist_start(Dist *d, Err *e) {
-    return d->world == 1 || dist_same(d->comm, "weights to begin with", checksum(d), e);
-}
+bool dist_start(Dist *d, Err *e) { return !d->comm || dist_same(d->comm, "weights to begin with", checksum(d), e); }
 
 bool dist_check(Dist *d, int64_t step, Err *e) {
-    if (d->world == 1) return true;
+    if (!d->comm) return true;
     uint64_t h = checksum(d), *all = xcalloc((size_t)d->world, sizeof *all);
     bool ok = gather_bits(d->comm, "checksums", h, all, e);
     int most = 0;

@@ -1,10 +1,19 @@
 /* dist_save.c: moments that no rank has whole, to files and from them. */
 #include "bf16.h"
 #include "dist_in.h"
+#include "../ops/host.h"
+#include "../ops/side.h"
 
 /* Numbers of moments as reals, and back: a BF16 is one exactly. */
-static void widen(real *to, Tensor from, size_t n) {
+static void widen(const Dist *d, real *to, Tensor from, size_t n) {
     const uint16_t *half = from.p;
+    if (d->at) {
+        if (from.dtype == REAL)
+            device_copy(d->at, to, from.p, n * sizeof *to);
+        else
+            device_unhalve(d->at, to, half, n, false);
+        return;
+    }
     if (from.dtype == REAL) memcpy(to, from.p, n * sizeof *to);
     for (size_t i = 0; from.dtype == BF16 && i < n; i++) to[i] = (real)bf16_value(half[i]);
 }
@@ -20,12 +29,17 @@ static bool collect_unit(Dist *d, int unit, int role, const Params *to, Err *e) 
     char title[24], name[64];
     for (int k = u->own; k < u->own + u->nown; k++) {
         Tensor t = d->own.p[k].t[role];
-        if (present(t)) widen(d->buf + dist_at(d, k), t, tensor_count(t));
+        if (present(t)) widen(d, d->buf + dist_at(d, k), t, tensor_count(t));
     }
     snprintf(name, sizeof name, "%s moments of %s", role == PARAM_M ? "first" : "second", dist_title(d, unit, title));
     if (!dist_gather(d, unit, name, e) || !comm_wait(d->comm, e)) return false;
-    for (int i = u->first; to && i < u->first + u->n; i++)
-        if (present(to->p[i].t[role])) narrow(to->p[i].t[role], d->buf + d->place[i].at);
+    for (int i = u->first; to && i < u->first + u->n; i++) {
+        Tensor t = to->p[i].t[role];
+        if (!present(t)) continue;
+        Tensor all = dist_run(d->buf + d->place[i].at, REAL, tensor_count(t)), view = view_open(d->m->dev, all, true);
+        narrow(t, R(view));
+        view_close(d->m->dev, all, view, false);
+    }
     return true;
 }
 
@@ -45,9 +59,9 @@ static void own_of(Dist *d, int i, int role, Tensor all, bool to_own) {
         char *there = (char *)all.p + d->own.p[k].at * dtype_size(t.dtype);
         CHECK(t.dtype == all.dtype, "%s: %s and %s", d->own.p[k].name, dtype_name(t.dtype), dtype_name(all.dtype));
         if (to_own)
-            memcpy(t.p, there, tensor_bytes(t));
+            device_copy(d->m->dev, t.p, there, tensor_bytes(t));
         else
-            memcpy(there, t.p, tensor_bytes(t));
+            device_copy(d->m->dev, there, t.p, tensor_bytes(t));
     }
 }
 static int number_of(const Dist *d, const char *name) {
@@ -82,7 +96,7 @@ static void see_moment(Fields *f, Tensor *t, const char *path, unsigned flags) {
     if (i < x->unit->first || i >= x->unit->first + x->unit->n) return;
     if (!x->back) {
         t->p = arena_take(&x->d->units, tensor_bytes(*t), path);
-        memset(t->p, 0, tensor_bytes(*t));
+        device_zero(x->d->m->dev, t->p, tensor_bytes(*t));
     }
     own_of(x->d, i, x->role, *t, x->back);
     if (x->back) t->p = NULL;

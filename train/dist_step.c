@@ -2,6 +2,7 @@
 #include "bf16.h"
 #include "dist_in.h"
 #include "../ops/host.h"
+#include "../ops/side.h"
 
 void dist_copy(const Dist *d, real *to, const real *from, size_t n) {
     enum { MOST = 1 << 30 };
@@ -40,6 +41,10 @@ static void see_pack(Fields *f, Tensor *t, const char *path, unsigned flags) {
     }
     uint16_t *to = (uint16_t *)d->buf + at->at;
     const real *from = R(*t);
+    if (d->at) {
+        device_halve(d->at, to, from, tensor_count(*t));
+        return;
+    }
     for (size_t k = 0, n = tensor_count(*t); k < n; k++) to[k] = bf16_round((float)from[k]);
 }
 static void see_add(Fields *f, Tensor *t, const char *path, unsigned flags) {
@@ -72,7 +77,8 @@ static bool finish(Dist *d, Err *e) {
         bool more = d->stage >= 2 && d->micro_of > 0;
         if (d->bf16) {
             const uint16_t *from = (const uint16_t *)d->buf + at;
-            for (size_t i = 0; i < n; i++) R(g)[i] = (real)bf16_value(from[i]) + (more ? R(g)[i] : 0);
+            if (d->at) device_unhalve(d->at, R(g), from, n, more);
+            for (size_t i = 0; i < n && !d->at; i++) R(g)[i] = (real)bf16_value(from[i]) + (more ? R(g)[i] : 0);
         } else if (more) {
             sum(d, R(g), d->buf + at, n);
         } else {
@@ -96,12 +102,14 @@ static bool exchange(Dist *d, int unit, Err *e) {
                       .name = d->name[0],
                       .buf = d->buf,
                       .count = u->part,
-                      .dtype = wire};
+                      .dtype = wire,
+                      .at = d->at};
     CommCall whole = {.kind = COMM_REDUCE,
                       .name = d->name[1],
                       .buf = (char *)d->buf + u->part * (size_t)d->world * dtype_size(wire),
                       .count = u->whole,
-                      .dtype = wire};
+                      .dtype = wire,
+                      .at = d->at};
     d->busy = unit;
     d->micro_of = d->micro;
     return (!u->part || comm_start(d->comm, parts, e)) && (!u->whole || comm_start(d->comm, whole, e));
@@ -129,11 +137,11 @@ static void done(void *ctx, int unit) {
         visit(d, unit, see_home);
         arena_release(&d->units, d->mark[unit == 0]);
     }
-    if (ok && d->world > 1 && last(d)) exchange(d, unit, &d->err);
+    if (ok && d->comm && last(d)) exchange(d, unit, &d->err);
 }
 void dist_hook(Dist *d) {
     d->hooks = (GradUnits){begin, done, d};
-    if (d->world > 1 || (d->micros > 1 && !d->in_place)) d->m->units = &d->hooks;
+    if (d->comm || (d->micros > 1 && !d->in_place)) d->m->units = &d->hooks;
 }
 
 void dist_begin(Dist *d) {
@@ -287,7 +295,7 @@ bool dist_step(Dist *d, Run *r, const OptimizerCfg *cfg, double lr, double gscal
 
 bool dist_gather(Dist *d, int unit, const char *name, Err *e) {
     const DistUnit *u = &d->unit[unit];
-    CommCall parts = {.kind = COMM_GATHER, .name = name, .buf = d->buf, .count = u->part, .dtype = REAL};
+    CommCall parts = {.kind = COMM_GATHER, .name = name, .buf = d->buf, .count = u->part, .dtype = REAL, .at = d->at};
     if (u->part && !comm_start(d->comm, parts, e)) return false;
     for (int i = u->first; i < u->first + u->n; i++) {
         CommCall one = {.kind = COMM_BROADCAST,
@@ -295,7 +303,8 @@ bool dist_gather(Dist *d, int unit, const char *name, Err *e) {
                         .buf = d->buf + d->place[i].at,
                         .count = tensor_count(d->all.p[i].t[0]),
                         .dtype = REAL,
-                        .root = d->place[i].owner};
+                        .root = d->place[i].owner,
+                        .at = d->at};
         if (d->place[i].owner >= 0 && !comm_start(d->comm, one, e)) return false;
     }
     return true;

@@ -118,7 +118,7 @@ static bool source_read(Ranks *r, RanksFrom from, bool wanted, char *const *env,
         r->deadline = seconds / 1e3;
         if (r->fd < 0) return refuse_partial(s, env, "KVSMITH_FD", e);
     }
-    if (from == RANKS_TORCHRUN) {
+    if (from == RANKS_TORCHRUN || slurm) { /* batch scripts of Slurm set them by custom */
         if (var(env, "MASTER_ADDR")) snprintf(r->master, sizeof r->master, "%.255s", var(env, "MASTER_ADDR"));
         if (!number(env, "MASTER_PORT", 1, 65535, &r->port, e)) return false;
     }

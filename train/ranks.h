@@ -5,9 +5,9 @@
  *
  *   launch     KVSMITH_RANK, KVSMITH_WORLD             `kvsmith launch`, see cmd_launch.c
  *   torchrun   RANK, WORLD_SIZE, LOCAL_RANK            LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_*
- *   slurm      SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID   of a step (srun): SLURM_STEP_NODELIST is there, too
- *   openmpi    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK    _LOCAL_SIZE
- *   mpich      PMI_RANK, PMI_SIZE, MPI_LOCALRANKID         MPI_LOCALNRANKS
+ *   slurm      SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID   of a step (srun): SLURM_STEP_NODELIST is there, too;
+ * MASTER_ADDR, _PORT openmpi    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK    _LOCAL_SIZE mpich      PMI_RANK, PMI_SIZE,
+ * MPI_LOCALRANKID         MPI_LOCALNRANKS
  *
  * Sources: torch.distributed.run's documentation, srun(1) "OUTPUT ENVIRONMENT VARIABLES", mpirun(1) of Open MPI 4.1,
  * MPICH's Hydra. A batch script of Slurm has SLURM_PROCID without being a rank: no step's list of nodes tells. */
@@ -49,9 +49,16 @@ const char *ranks_say(const Ranks *, char out[256]);
  * unless its launcher has bound it to some of them. */
 int ranks_threads(const Ranks *, int asked);
 
-typedef enum { COMM_AUTO, COMM_SHM, COMM_MPI, NCOMM_BY } CommBy;
+typedef enum { COMM_AUTO, COMM_SHM, COMM_MPI, COMM_NCCL, NCOMM_BY } CommBy;
 const char *comm_by_name(CommBy); /* "shm" */
-/* The Comm of these ranks; *out NULL when there is one. deadline 0: what the launcher said, else COMM_DEADLINE seconds.
- * `config` is a number that must be equal on all ranks where they meet by the store (store.h). */
 enum { COMM_DEADLINE = 300 };
-bool ranks_open(const Ranks *, CommBy, double deadline, uint64_t config, Comm **out, Err *);
+typedef struct {
+    CommBy by;         /* AUTO: nccl between devices; else mpi under mpirun and over several hosts, else shm */
+    bool device;       /* each rank computes on the device of its number on the host */
+    double deadline;   /* 0: what the launcher said, else COMM_DEADLINE seconds */
+    uint64_t config;   /* a number that must be equal on all ranks where they meet by the store (store.h) */
+    const char *store; /* file by which ranks of nccl meet (store_file.h); "" or NULL: by MPI, a socket of this host, or
+                          MASTER_ADDR */
+} RanksHow;
+/* The Comm of these ranks; *out NULL when there is one, unless nccl is asked for. */
+bool ranks_open(const Ranks *, const RanksHow *, Comm **out, Err *);

@@ -159,7 +159,8 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .without = dist_without(t->comm, &run->dist),
                    .measure = measure_step,
                    .measure_ctx = t};
-    const char *device = cfg->run.device == DEVICE_CUDA ? "cuda" : "cpu";
+    char device[16] = "cpu"; /* a rank computes on the device of its number on this host */
+    if (cfg->run.device == DEVICE_CUDA) snprintf(device, sizeof device, "cuda:%d", t->comm ? t->comm->local : 0);
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
@@ -238,6 +239,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
                {"scratch", &m->scratch, NULL, false},
                {"losses", &t->rows, NULL, false},
                {"exchange", &d->wire, NULL, false},
+               {"losses_and_norms", &d->sums, NULL, true},
                {"unit_gradients", &d->units, NULL, true},
                {"adapters", &t->lora.state, NULL, true},
                {"adapter_gradients", &t->lora.grads, NULL, true},
@@ -254,7 +256,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
             const Arena *a = k ? own[i].b : own[i].a;
             if (a) bytes += a->base && !peaks ? a->size : a->peak;
         }
-        if (bytes || !own[i].some) add(r, own[i].name, bytes, apart && own[i].a != &t->rows && own[i].a != &d->wire);
+        if (bytes || !own[i].some) add(r, own[i].name, bytes, apart && own[i].a != &t->rows && own[i].a != &d->sums);
     }
     if (t->dry)
         add(r, "batch", feed_loader_bytes(t), false);

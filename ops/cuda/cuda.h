@@ -15,8 +15,8 @@ extern "C" {
 
 typedef struct Cuda Cuda;
 
-/* NULL and why (a line) when there is no device, no driver for it, or no memory. */
-Cuda *cuda_start(char why[200]);
+/* The device of that number. NULL and why (a line) when there is none, no driver for it, or no memory. */
+Cuda *cuda_start(int number, char why[200]);
 void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
 
@@ -32,6 +32,25 @@ void cuda_sync(Cuda *);                                               /* waits f
 void cuda_note(Cuda *, void *p, size_t bytes, const char *name);      /* for the emulation: see Memory in ops/arena.h */
 void cuda_unnote(Cuda *, void *p, size_t bytes);
 
+/* side.cu: a stream of its own beside the computing one, see ops/side.h; marks are events. What fails returns false, or
+ * -1, and leaves a line in cuda_side_why. */
+typedef struct CudaSide CudaSide;
+CudaSide *cuda_side_start(int number, int *devices, char why[200]); /* the number becomes this thread's device */
+void cuda_side_stop(CudaSide *);
+void *cuda_side_stream(CudaSide *);
+void *cuda_side_take(size_t bytes);
+void cuda_side_give(void *);
+bool cuda_side_follow(CudaSide *, Cuda *);
+bool cuda_side_upload(CudaSide *, void *to, const void *from, size_t bytes);
+bool cuda_side_download(CudaSide *, void *to, const void *from, size_t bytes); /* waits */
+bool cuda_side_mark(CudaSide *, int slot);
+int cuda_side_done(CudaSide *, int slot);
+const char *cuda_side_why(const CudaSide *);
+const char *cuda_side_library(void);
+/* bf16, rounded to the nearest, ties to even; and back. In the computing stream. */
+void cuda_halve(Cuda *, size_t n, uint16_t *to, const float *from);
+void cuda_unhalve(Cuda *, size_t n, float *to, const uint16_t *from, bool add);
+
 /* pack.cu: n <= 3 operands of products in bf16, in one launch: y (lanes, rows group, to) = x (rows, lanes group, D),
  * rows of x being ld apart, rounded to the nearest; zeros behind D. `to` is a multiple of 8, y is aligned to 16 bytes.
  */
@@ -41,8 +60,7 @@ typedef struct {
     void *y;
 } CudaPack;
 void cuda_pack(Cuda *, int n, const CudaPack *);
-void cuda_narrow(Cuda *, size_t n, float *x);                /* in place, to the nearest bf16 */
-void cuda_unpack(Cuda *, size_t n, float *y, const void *x); /* bf16 to f32 */
+void cuda_narrow(Cuda *, size_t n, float *x); /* in place, to the nearest bf16 */
 
 /* linear.cu: C (M,N) = or += A (M,K) B (K,N), row-major. ta: A is stored (K,M); tb: B is stored (N,K). By cuBLASLt, in
  * f32 throughout (no TF32), or `narrow`: A and B are bf16, sums and C f32. */

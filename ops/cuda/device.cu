@@ -10,12 +10,16 @@ void cuda_must(cudaError_t e, const char *what) {
     exit(1);
 }
 
-extern "C" Cuda *cuda_start(char why[200]) {
+extern "C" Cuda *cuda_start(int number, char why[200]) {
     int n = 0;
     cudaDeviceProp p;
     cudaError_t e = cudaGetDeviceCount(&n);
-    if (e == cudaSuccess && n > 0) e = cudaSetDevice(0);
-    if (e == cudaSuccess && n > 0) e = cudaGetDeviceProperties(&p, 0);
+    if (e == cudaSuccess && n > 0 && number >= n) {
+        snprintf(why, 200, "there is no device %d: expected 0 to %d", number, n - 1);
+        return nullptr;
+    }
+    if (e == cudaSuccess && n > 0) e = cudaSetDevice(number);
+    if (e == cudaSuccess && n > 0) e = cudaGetDeviceProperties(&p, number);
     if (e != cudaSuccess || n <= 0) {
         snprintf(why, 200, "%s", e != cudaSuccess ? cudaGetErrorString(e) : "no device");
         return nullptr;

@@ -33,24 +33,51 @@ extern "C" void cuda_xent(Cuda *c, int n, int V, float *logits, float *nll, int 
         LAUNCH(xent, dim3((unsigned)n), dim3(BLOCK), WARPS * sizeof(float), c->stream, V, logits, nll, hit, tgt, g);
 }
 
-/* Sums of fixed pieces, added in order: the same whatever the device. */
+/* Runs of LEAF numbers are summed by a warp each, neighbours are added until one is left, and pieces in their order:
+ * the tree of Ops.sumsq, so that ranks that share a piece can each sum a branch. */
+enum { LEAF = 256, LEAVES = CUDA_SUMSQ_PIECE / LEAF };
+static_assert((int)LEAVES <= (int)BLOCK, "a thread for every pair");
 __global__ void sumsq_pieces(size_t n, const float *x, double *out) {
-    SMEM_DYN(double, part);
-    size_t from = (size_t)blockIdx.x * CUDA_SUMSQ_PIECE, to = from + CUDA_SUMSQ_PIECE < n ? from + CUDA_SUMSQ_PIECE : n;
-    double s = 0;
-    for (size_t i = from + threadIdx.x; i < to; i += BLOCK) s += (double)x[i] * (double)x[i];
-    s = block_sum(s, part);
-    if (threadIdx.x == 0) out[blockIdx.x] = s;
+    SMEM_DYN(double, leaf);
+    const size_t piece = CUDA_SUMSQ_PIECE, from = (size_t)blockIdx.x * piece;
+    int t = threadIdx.x, m = (int)(n - from < piece ? n - from : piece);
+    int left = (m + LEAF - 1) / LEAF;
+    for (int l = t / 32; l < left; l += WARPS) {
+        double s = 0;
+        for (int i = l * LEAF + t % 32; i < (l + 1) * LEAF && i < m; i += 32)
+            s += (double)x[from + i] * (double)x[from + i];
+        s = warp_sum(s);
+        if (t % 32 == 0) leaf[l] = s;
+    }
+    __syncthreads();
+    double s = t < left ? leaf[t] : 0;
+    for (int d = 1; d < 32; d *= 2) {
+        double other = __shfl_xor_sync(FULL_WARP, s, d);
+        if (t % (2 * d) == 0 && t + d < left) s += other;
+    }
+    __syncthreads();
+    if (t % 32 == 0) leaf[t / 32] = s;
+    __syncthreads();
+    if (t) return;
+    for (int d = 1, n32 = (left + 31) / 32; d < WARPS; d *= 2)
+        for (int i = 0; i + d < n32; i += 2 * d) leaf[i] += leaf[i + d];
+    out[blockIdx.x] = leaf[0];
 }
 __global__ void sumsq_total(size_t n, const double *in, double *sum) {
-    SMEM_DYN(double, part);
+    SMEM_DYN(double, some);
+    const size_t most = BLOCK;
     double s = 0;
-    for (size_t i = threadIdx.x; i < n; i += BLOCK) s += in[i];
-    s = block_sum(s, part);
+    for (size_t from = 0; from < n; from += most) {
+        int m = (int)(n - from < most ? n - from : most);
+        if ((int)threadIdx.x < m) some[threadIdx.x] = in[from + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; threadIdx.x == 0 && i < m; i++) s += some[i];
+        __syncthreads();
+    }
     if (threadIdx.x == 0) *sum = s;
 }
 extern "C" void cuda_sumsq(Cuda *c, size_t n, const float *x, double *part, double *sum) {
     size_t pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-    LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), WARPS * sizeof(double), c->stream, n, x, part);
-    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), WARPS * sizeof(double), c->stream, pieces, part, sum);
+    LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), LEAVES * sizeof(double), c->stream, n, x, part);
+    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), BLOCK * sizeof(double), c->stream, pieces, part, sum);
 }

@@ -1,10 +1,11 @@
 /* none.c: what a program without the CUDA backend has in its place. It lies in the library, where a program that brings
  * the backend's own objects (table.c, open.c) has no need to look for these names. */
 #include "../device.h"
+#include "../side.h"
 
 const Ops *cuda_ops(void) { return NULL; }
-bool cuda_device_open(Device *d, Err *e) {
-    (void)d;
+bool cuda_device_open(Device *d, int number, Err *e) {
+    (void)d, (void)number;
     return err_input(e,
                      "device cuda: this program was built without CUDA; take --device cpu, or build with `make cuda`");
 }
@@ -18,3 +19,48 @@ void cuda_device_write(Device *d, void *to, const void *from, size_t n) { (void)
 void cuda_device_read(Device *d, void *to, const void *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
 void cuda_device_copy(Device *d, void *to, const void *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
 void cuda_device_zero(Device *d, void *p, size_t n) { (void)d, (void)p, (void)n; }
+
+bool side_open(int number, int need, Side **out, Err *e) {
+    (void)number, (void)need, (void)out;
+    return err_input(
+        e, "device cuda: this program was built without CUDA; take run.device=cpu, or build with `make cuda`");
+}
+void side_close(Side *s) { (void)s; }
+void *side_stream(Side *s) {
+    (void)s;
+    return NULL;
+}
+void *side_take(Side *s, size_t n) {
+    (void)s, (void)n;
+    return NULL;
+}
+void side_give(Side *s, void *p) { (void)s, (void)p; }
+bool side_follow(Side *s, Device *d) {
+    (void)s, (void)d;
+    return false;
+}
+bool side_upload(Side *s, void *to, const void *from, size_t n) {
+    (void)s, (void)to, (void)from, (void)n;
+    return false;
+}
+bool side_download(Side *s, void *to, const void *from, size_t n) {
+    (void)s, (void)to, (void)from, (void)n;
+    return false;
+}
+bool side_mark(Side *s, int slot) {
+    (void)s, (void)slot;
+    return false;
+}
+int side_done(Side *s, int slot) {
+    (void)s, (void)slot;
+    return -1;
+}
+const char *side_why(const Side *s) {
+    (void)s;
+    return "";
+}
+const char *side_library(void) { return ""; }
+void device_halve(Device *d, uint16_t *to, const real *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
+void device_unhalve(Device *d, real *to, const uint16_t *from, size_t n, bool add) {
+    (void)d, (void)to, (void)from, (void)n, (void)add;
+}

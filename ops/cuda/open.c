@@ -19,9 +19,9 @@ static void note(const Memory *m, void *p, size_t n, const char *name) {
 }
 static void unnote(const Memory *m, void *p, size_t n) { cuda_unnote(((Device *)m->ctx)->cuda, p, n); }
 
-bool cuda_device_open(Device *d, Err *e) {
+bool cuda_device_open(Device *d, int number, Err *e) {
     char why[200] = "";
-    d->cuda = cuda_start(why);
+    d->cuda = cuda_start(number, why);
     if (!d->cuda) return err_world(e, "device cuda: %s", why);
     d->own = *cuda_ops();
     cuda_lacks(&d->own);

@@ -42,8 +42,3 @@ extern "C" void cuda_pack(Cuda *c, int n, const CudaPack *p) {
 
 __global__ void narrow(size_t n, float *x) { EACH(i, n) x[i] = to_float(to_bf16(x[i])); }
 extern "C" void cuda_narrow(Cuda *c, size_t n, float *x) { LAUNCH_EACH(c, narrow, n, x); }
-
-__global__ void unpack(size_t n, float *y, const bf16 *x) { EACH(i, n) y[i] = to_float(x[i]); }
-extern "C" void cuda_unpack(Cuda *c, size_t n, float *y, const void *x) {
-    LAUNCH_EACH(c, unpack, n, y, (const bf16 *)x);
-}

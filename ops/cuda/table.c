@@ -92,7 +92,7 @@ static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, b
     Tensor wide = w.dtype == BF16 ? SCRATCH(r, "heads' weights widened", w.n[0], I) : w;
     if (!measuring(r)) {
         CudaGemm g = {M, turned ? I : O, turned ? O : I, .lda = H * x.n[2], .ldb = I, .ldc = H * y.n[2], .tb = !turned};
-        if (w.dtype == BF16) cuda_unpack(C(r), tensor_count(w), R(wide), w.p);
+        if (w.dtype == BF16) cuda_unhalve(C(r), tensor_count(w), R(wide), w.p, false);
         for (int h = 0; h < H; h++)
             cuda_gemm(C(r), g, R(y) + (size_t)h * (size_t)y.n[2], R(x) + (size_t)h * (size_t)x.n[2],
                       R(wide) + ((size_t)h * (size_t)each + (size_t)row) * (size_t)I);

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <unistd.h>
 
 /* ---- work ---- */
 struct Mark { /* one recording of an event */
@@ -18,7 +19,8 @@ struct Mark { /* one recording of an event */
 };
 struct Task {
     std::function<void()> run;
-    std::shared_ptr<Mark> waits; /* not before this is done */
+    std::shared_ptr<Mark> waits;    /* not before this is done */
+    std::function<bool()> can = {}; /* nor before this says so: what it waits for is outside of the process */
 };
 struct Node {
     Task task;
@@ -52,7 +54,14 @@ static double seconds() {
 }
 
 static bool ready(const SimtStream *s) {
-    return !s->queue.empty() && (!s->queue.front().waits || s->queue.front().waits->done);
+    if (s->queue.empty()) return false;
+    const Task &t = s->queue.front();
+    return (!t.waits || t.waits->done) && (!t.can || t.can());
+}
+static bool outside() { /* something may still come from other processes */
+    for (SimtStream *s : streams)
+        if (!s->queue.empty() && s->queue.front().can) return true;
+    return false;
 }
 static bool step() { /* one task of one stream; false: none can run */
     std::vector<SimtStream *> can;
@@ -71,6 +80,10 @@ static void until(const std::function<bool()> &done) {
     heap_open(true);
     do {
         if (!step()) {
+            if (outside()) {
+                usleep(50);
+                continue;
+            }
             report(SIMT_HOST, nullptr, 0, "streams wait for each other for ever");
             break;
         }
@@ -258,6 +271,18 @@ void simt_enqueue(cudaStream_t s, void (*run)(void *), void *arg, void (*drop)(v
     push(s, {[a, run] { run(a.get()); }, nullptr});
 }
 
+void simt_enqueue_when(cudaStream_t s, bool (*can)(void *), void (*run)(void *), void *arg, void (*drop)(void *)) {
+    std::shared_ptr<void> a(arg, drop);
+    if (s && s->capture) /* a graph's node waits where it stands */
+        push(s, {[a, can, run] {
+                     while (!can(a.get())) usleep(50);
+                     run(a.get());
+                 },
+                 nullptr, nullptr});
+    else
+        push(s, {[a, run] { run(a.get()); }, nullptr, [a, can] { return can(a.get()); }});
+}
+
 void simt_note_take(cudaStream_t s, void *p, size_t n, const char *name) {
     if (!in_heap((uintptr_t)p)) return;
     std::string copy = name;
@@ -317,7 +342,16 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
         push(s, {nullptr, e->mark});
     return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t e) { return !e->mark || e->mark->done ? cudaSuccess : cudaErrorNotReady; }
+/* A device goes on by itself while the host asks; this one does a little whenever it is asked. */
+cudaError_t cudaEventQuery(cudaEvent_t e) {
+    if (!e->mark || e->mark->done) return cudaSuccess;
+    if (!capturing()) {
+        heap_open(true);
+        for (uint64_t n = 1 + draw() % 4; n && step(); n--) {}
+        heap_open(false);
+    }
+    return e->mark->done ? cudaSuccess : cudaErrorNotReady;
+}
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     if (forbidden("cudaEventSynchronize")) return cudaErrorStreamCaptureUnsupported;
     until([e] { return !e->mark || e->mark->done; });
@@ -410,19 +444,33 @@ cudaError_t cudaGetLastError() {
     return e;
 }
 /* As the runtime takes it: an empty list of devices hides them all. */
+enum { DEVICES = 8 };
 cudaError_t cudaGetDeviceCount(int *n) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    *n = !visible || *visible;
+    *n = visible ? *visible != 0 : (int)DEVICES;
+    for (; visible && *visible; visible++) *n += *visible == ',';
     return *n ? cudaSuccess : fail(cudaErrorNoDevice);
 }
-cudaError_t cudaSetDevice(int d) { return d == 0 ? cudaSuccess : fail(cudaErrorInvalidValue); }
+/* Each device is the whole of its process's: there is one memory, and a number that says which one it is. */
+static int device;
+cudaError_t cudaSetDevice(int d) {
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess || d < 0 || d >= n) return fail(cudaErrorInvalidValue);
+    device = d;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int *d) {
+    *d = device;
+    return cudaSuccess;
+}
 cudaError_t cudaDriverGetVersion(int *v) {
     *v = 13000;
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *v) { return cudaDriverGetVersion(v); }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) { /* the numbers of an H100 SXM */
-    if (d) return fail(cudaErrorInvalidValue);
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess || d < 0 || d >= n) return fail(cudaErrorInvalidValue);
     *p = {};
     snprintf(p->name, sizeof p->name, "emulated device");
     p->totalGlobalMem = (size_t)80 << 30;

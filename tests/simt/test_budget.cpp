@@ -37,7 +37,6 @@ static const Budget budgets[] = {
     {"embed<float>", 8, 4, 1.0},
     {"bias_add", 8, 4, 1.0},
     {"narrow", 4, 4, 1.0},
-    {"unpack", 2, 4, 1.0},
     {"column_sums", 4.1, 0.1, 1.01},
 };
 
@@ -49,7 +48,7 @@ static float *numbers() { /* N x D zeros */
 }
 Test(budget, kernels_ask_for_no_more) {
     char why[200];
-    device = cuda_start(why);
+    device = cuda_start(0, why);
     cr_assert(device, "%s", why);
     Cuda *c = device;
     const size_t n = (size_t)N * D;
@@ -81,7 +80,6 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
     cuda_narrow(c, n, y);
-    cuda_unpack(c, n, y, x);
     cuda_column_sums(c, N, D, b, x);
     cuda_sync(c);
     for (const Budget &w : budgets) {

@@ -43,6 +43,7 @@ cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
 cudaError_t cudaGetDeviceCount(int *);
 cudaError_t cudaSetDevice(int);
+cudaError_t cudaGetDevice(int *);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *, int);
 cudaError_t cudaDriverGetVersion(int *);
 cudaError_t cudaRuntimeGetVersion(int *);
@@ -92,4 +93,7 @@ void simt_note_take(cudaStream_t, void *p, size_t bytes, const char *name);
 void simt_note_close(cudaStream_t, void *p, size_t bytes); /* all of this is nobody's again */
 /* Work of a library: runs in the stream's order; may touch what it says. */
 void simt_enqueue(cudaStream_t, void (*run)(void *), void *arg, void (*drop)(void *));
+/* The same, not before `can` says yes, which is asked while the work stands first in its stream: for what waits for
+ * other processes. */
+void simt_enqueue_when(cudaStream_t, bool (*can)(void *), void (*run)(void *), void *arg, void (*drop)(void *));
 void simt_library_touches(const void *p, size_t bytes, bool write); /* inside `run` */

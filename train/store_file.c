@@ -1,0 +1,210 @@
+#include "store_file.h"
+#include "../ops/file.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char magic[8] = "kvsmfile";
+enum { POLL_US = 20000, WORLD_MOST = 1 << 20 };
+
+static void put(uint8_t *p, uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; i++) p[i] = (uint8_t)(v >> 8 * i);
+}
+static uint64_t get(const uint8_t *p, int bytes) {
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++) v |= (uint64_t)p[i] << 8 * i;
+    return v;
+}
+uint64_t store_file_sum(const uint8_t *p, size_t n) {
+    uint64_t h = n;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x9E3779B97F4A7C15u, h ^= h >> 29;
+    return h;
+}
+
+/* ---- a file ---------------------------------------------------------------------------------------------------------
+ */
+
+size_t store_file_size(int rank, int world, size_t n) {
+    return STORE_FILE_HEAD + (rank ? 0 : 8 * ((size_t)world - 1) + n) + 8;
+}
+bool store_file_read(const uint8_t *p, size_t size, StoreNote *x) {
+    if (size < STORE_FILE_HEAD + 8 || memcmp(p, magic, 8) || get(p + 8, 4) != STORE_FILE_VERSION) return false;
+    uint64_t rank = get(p + 12, 4), world = get(p + 16, 4), restart = get(p + 20, 4), n = get(p + 56, 4);
+    if (world < 2 || world > WORLD_MOST || rank >= world || restart > INT32_MAX || n > STORE_BYTES_MAX) return false;
+    if (get(p + 60, 4) || (rank && n) || size != store_file_size((int)rank, (int)world, n)) return false;
+    if (get(p + size - 8, 8) != store_file_sum(p, size - 8)) return false;
+    *x = (StoreNote){.key = {.rank = (int)rank,
+                             .world = (int)world,
+                             .restart = (int)restart,
+                             .job = get(p + 24, 8),
+                             .config = get(p + 32, 8)},
+                     .number = get(p + 40, 8),
+                     .answers = get(p + 48, 8),
+                     .n = n};
+    x->numbers = rank ? NULL : p + STORE_FILE_HEAD;
+    x->bytes = rank ? NULL : x->numbers + 8 * (world - 1);
+    return true;
+}
+static void file_make(uint8_t *p, const StoreKey *k, uint64_t number, uint64_t answers, const uint64_t *numbers,
+                      const void *bytes, size_t n) {
+    size_t size = store_file_size(k->rank, k->world, n);
+    memcpy(p, magic, 8);
+    put(p + 8, STORE_FILE_VERSION, 4);
+    put(p + 12, (uint64_t)k->rank, 4);
+    put(p + 16, (uint64_t)k->world, 4);
+    put(p + 20, (uint64_t)k->restart, 4);
+    put(p + 24, k->job, 8);
+    put(p + 32, k->config, 8);
+    put(p + 40, number, 8);
+    put(p + 48, answers, 8);
+    put(p + 56, n, 4);
+    put(p + 60, 0, 4);
+    uint8_t *at = p + STORE_FILE_HEAD;
+    for (int r = 1; !k->rank && r < k->world; r++, at += 8) put(at, numbers[r], 8);
+    if (n) memcpy(at, bytes, n);
+    put(p + size - 8, store_file_sum(p, size - 8), 8);
+}
+
+/* ---- on the disk ----------------------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    const StoreKey *key;
+    const char *path;
+    uint64_t number; /* this rank's */
+    uint8_t *file;   /* room for the largest, and one byte */
+    size_t room;
+} Meet;
+
+static char *name_of(const Meet *m, int rank) { return rank ? xformat("%s.%d", m->path, rank) : xstrdup(m->path); }
+static bool note_write(const Meet *m, size_t size, Err *e) {
+    char *to = name_of(m, m->key->rank);
+    bool ok = file_write(to, m->file, size, e);
+    free(to);
+    return ok;
+}
+/* What rank `rank` wrote; false: nothing that is whole. */
+static bool file_load(const Meet *m, int rank, StoreNote *x) {
+    char *path = name_of(m, rank);
+    /* A pipe, or worse, is no file of ours and must not hold us up. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    size_t size = 0;
+    bool ok = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode);
+    while (ok && size < m->room) {
+        ssize_t n = read(fd, m->file + size, m->room - size);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        size += (size_t)n;
+    }
+    if (fd >= 0) close(fd);
+    free(path);
+    return ok && store_file_read(m->file, size, x) && x->key.rank == rank;
+}
+static bool same_start(const StoreKey *a, const StoreKey *b) { return a->job == b->job && a->restart == b->restart; }
+/* Of the same job and start: it must be the same run. */
+static bool fits(const StoreKey *mine, const StoreKey *theirs, Err *e) {
+    if (theirs->world != mine->world)
+        return err_input(e, "rank %d: %d ranks were told to this one, %d to rank %d", mine->rank, mine->world,
+                         theirs->world, theirs->rank);
+    if (theirs->config != mine->config)
+        return err_input(e, "rank %d: configuration %016llx differs from rank %d's %016llx: all ranks need the same",
+                         mine->rank, (unsigned long long)mine->config, theirs->rank,
+                         (unsigned long long)theirs->config);
+    return true;
+}
+
+/* ---- rank 0 ---------------------------------------------------------------------------------------------------------
+ */
+
+static bool host(Meet *m, double until, double deadline, const void *bytes, size_t n, Err *e) {
+    const StoreKey *k = m->key;
+    int W = k->world, left = W - 1;
+    uint64_t *numbers = xcalloc((size_t)W, sizeof *numbers);
+    bool *has = xcalloc((size_t)W, 1), news = true, wrote = false, ok = true;
+    char odd[100] = "";
+    while (ok && left && now_seconds() < until) {
+        if (news) {
+            file_make(m->file, k, m->number, 0, numbers, bytes, n);
+            ok = note_write(m, store_file_size(0, W, n), e);
+            wrote |= ok;
+            news = false;
+        }
+        for (int r = 1; ok && r < W; r++) {
+            StoreNote x;
+            if (has[r] || !file_load(m, r, &x)) continue;
+            if (!same_start(&x.key, k)) {
+                snprintf(odd, sizeof odd, "; the note of a rank %d is of another start", r);
+                continue; /* an old one, or the right one is still to come */
+            }
+            if (x.answers == m->number) {
+                has[r] = true;
+                left--;
+            } else if (numbers[r] != x.number) { /* one with other settings reads that in the answer, and ends */
+                numbers[r] = x.number;
+                news = true;
+            }
+        }
+        if (ok && left && !news) usleep(POLL_US);
+    }
+    if (ok && left) {
+        int first = 1;
+        while (has[first]) first++;
+        ok = err_world(e, "rank 0: rank %d%s did not come to %.100s within %g s%s", first,
+                       left > 1 ? " and others" : "", m->path, deadline, odd);
+    }
+    for (int r = 0; r < W; r++)
+        if (r ? has[r] : wrote) {
+            char *path = name_of(m, r);
+            unlink(path);
+            free(path);
+        }
+    free(numbers);
+    free(has);
+    return ok;
+}
+
+/* ---- the others -----------------------------------------------------------------------------------------------------
+ */
+
+static bool guest(Meet *m, double until, double deadline, void *bytes, size_t n, Err *e) {
+    const StoreKey *k = m->key;
+    bool there = false;
+    file_make(m->file, k, m->number, 0, NULL, NULL, 0);
+    if (!note_write(m, store_file_size(k->rank, k->world, 0), e)) return false;
+    while (now_seconds() < until) {
+        StoreNote x;
+        bool whole = file_load(m, 0, &x);
+        there |= whole;
+        bool ours = whole && same_start(&x.key, k) && k->rank < x.key.world &&
+                    get(x.numbers + 8 * (size_t)(k->rank - 1), 8) == m->number;
+        if (ours) {
+            if (!fits(k, &x.key, e) || x.n != n) break;
+            memcpy(bytes, x.bytes, n);
+            file_make(m->file, k, m->number, x.number, NULL, NULL, 0);
+            return note_write(m, store_file_size(k->rank, k->world, 0), e);
+        }
+        usleep(POLL_US);
+    }
+    char *path = name_of(m, k->rank);
+    unlink(path);
+    free(path);
+    if (e->status) return false;
+    return err_world(e, "rank %d: rank 0 did not answer in %.100s within %g s%s", k->rank, m->path, deadline,
+                     there ? "; what stands there is of another start" : "; nothing whole stands there");
+}
+
+bool store_file_share(const StoreKey *k, const char *path, double deadline, void *bytes, size_t n, Err *e) {
+    CHECK(n <= STORE_BYTES_MAX && k->world > 1 && k->rank < k->world, "%zu bytes", n);
+    double until = now_seconds() + deadline;
+    Meet m = {.key = k, .path = path, .room = store_file_size(0, k->world, STORE_BYTES_MAX) + 1};
+    while (!m.number)
+        if (getrandom(&m.number, sizeof m.number, 0) != (ssize_t)sizeof m.number)
+            return err_world(e, "dist.store: no random number: %s", strerror(errno));
+    m.file = xcalloc(m.room, 1);
+    bool ok = k->rank ? guest(&m, until, deadline, bytes, n, e) : host(&m, until, deadline, bytes, n, e);
+    free(m.file);
+    return ok;
+}
