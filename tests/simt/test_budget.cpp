@@ -129,7 +129,7 @@ Test(budget, attention_on_the_matrix_units, .timeout = 120) {
     static const int widths[][2] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
     enum { KERNELS = sizeof flash_budgets / sizeof *flash_budgets };
     char why[200];
-    Cuda *c = device = cuda_start(why);
+    Cuda *c = device = cuda_start(0, why);
     cr_assert(c, "%s", why);
     int off[] = {0, T}, pos[T], first[T];
     for (int i = 0; i < T; i++) pos[i] = i, first[i] = 0;

@@ -41,7 +41,7 @@ static std::vector<float> results(Cuda *c, int Dk, int Dv) {
 Test(flash, the_order_of_threads_changes_no_bit, .timeout = 300) {
     static const int widths[][2] = {{64, 64}, {24, 96}, {128, 128}, {192, 128}, {250, 17}};
     char why[200];
-    Cuda *c = cuda_start(why);
+    Cuda *c = cuda_start(0, why);
     cr_assert(c, "%s", why);
     for (auto &w : widths) {
         simt_seed(0);
