@@ -453,7 +453,6 @@ bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nse
             return err_world(e, "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
                              nseq, max_tokens);
         }
-        CHECK(!dev || !slots[i].narrow, "rows in bf16 on a device");
         c->slot[i].dev = dev;
         slot_place(&c->slot[i], &c->mem, tables);
     }

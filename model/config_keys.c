@@ -106,8 +106,8 @@ const Key train_keys[] = {
     {"batch", KEY_INT, AT(batch), "64", 1, 1 << 20, "samples of a step", 0, 0},
     {"micro_batch", KEY_INT, AT(micro_batch), "8", 1, 1 << 20, "samples computed at once; divides batch", 0, 0},
     {"dtype", KEY_CHOICE, AT(dtype), "auto", 0, 0,
-     "number type of the operands of matrix products; sums, weights and all else are f32. auto: bf16 where this "
-     "processor is faster with it, measured as the run begins",
+     "number type of the operands of matrix products (device cuda: of attention, too); sums, weights and all else are "
+     "f32. auto: bf16 where this processor is faster with it, measured as the run begins; device cuda: f32",
      dtypes, 0},
     {"dropout", KEY_FLOAT, AT(dropout), "0", 0, 0.95, "probability of dropping", 0, 0},
     {"recompute", KEY_INT, AT(recompute), "0", -1, LAYERS_MAX,

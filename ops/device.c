@@ -132,7 +132,10 @@ void device_facts(Device *d, DeviceSee *see, void *ctx) {
 Run run_make(Device *d, Arena *scratch) { return (Run){.ops = d->ops, .dev = d, .scratch = scratch, .host = scratch}; }
 
 bool device_bf16(Device *d, bool on, Err *e) {
-    if (d->cuda) return !on || err_input(e, "dtype bf16: device cuda computes in f32");
+    if (d->cuda) {
+        d->narrow = on, d->least = NARROW_LEAST;
+        return true;
+    }
     if (on && !d->gemm_bf16) return err_input(e, "dtype bf16: this build computes in double");
     gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, NARROW_LEAST);
     return true;

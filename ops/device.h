@@ -11,6 +11,8 @@ struct Device {
     Gemm *gemm;          /* of the CPU */
     GemmBf16 *gemm_bf16; /* of this processor; NULL in the double build */
     struct Cuda *cuda;   /* NULL: the CPU */
+    bool narrow;         /* its products with `least` weights and more are in bf16, as gemm_use has it for the CPU */
+    int64_t least;
     Memory home[2];      /* of the device alone; shared with the host */
     Ops own;             /* the CUDA backend's table, with a word for each op that it lacks */
     Tuning tuning;       /* n 0: none */

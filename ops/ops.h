@@ -199,7 +199,7 @@ struct Ops {
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
     void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
     /* n pieces of w numbers: those of y from number to[i] on become those of x from number from[i] on. Pieces of y do
-     * not overlap; the rest of y stays. */
+     * not overlap; the rest of y stays. On a device y and x may be BF16: numbers go to the nearest. */
     void (*move)(Run *, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w);
     /* y row i += sum over j < k, in order, of x row place[i k + j]. */
     void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);
@@ -289,11 +289,12 @@ bool device_tune(Device *, double seconds, const char *path, struct Tuning *out,
 typedef void DeviceSee(void *ctx, const char *name, long long number, const char *text);
 void device_facts(Device *, DeviceSee *, void *ctx);
 /* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
- * the numbers in memory included, stays f32. Passes that were measured before have too little scratch. false: f32
- * again, as a device is opened. EXIT_INPUT in the double build. */
+ * the numbers in memory included, stays f32, but that on CUDA attend and attend_backward round theirs, too, of up to
+ * 256 numbers a head, and that N may change a bit there (the library's choice of kernel). Passes that were measured
+ * before have too little scratch. false: f32 again, as a device is opened. EXIT_INPUT in the double build. */
 bool device_bf16(Device *, bool on, Err *);
 /* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
- * instruction for it. */
+ * instruction for it, and on CUDA, where it is not measured. */
 double device_bf16_gain(Device *);
 /* A Run on this device with nothing but ops, dev, scratch and host (the same) set. */
 Run run_make(Device *, Arena *scratch);

@@ -24,11 +24,11 @@ __global__ void __launch_bounds__(BLOCK)
         float t[4][4];
         __syncthreads();
         keys_load(m, a, lane, j, keys);
-        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, {a.k, m->k, (size_t)a.Dk, keys}, a.Dk);
+        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, Rows{a.k, m->k, (size_t)a.Dk, keys}, a.Dk);
         UNROLL for (int i = 0; i < 4; i++) {
             UNROLL for (int k = 0; k < 4; k++) t[i][k] = score(m, a, e[i], tx + 16 * k, keys, t[i][k]);
         }
-        absorb<G>(x, m, t, {a.v, m->v, (size_t)a.ldv, keys}, c0, a.Dv);
+        absorb<G>(x, m, t, Rows{a.v, m->v, (size_t)a.ldv, keys}, c0, a.Dv);
     }
     softmax_store<G>(x, m, n, o, lse, c0, a.Dv);
 }

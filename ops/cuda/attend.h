@@ -94,7 +94,8 @@ DEVICE float score(const AttendTile *m, const CudaAttend &a, Entry e, int key, i
 /* The running softmax of the entries ty + 16 i: o = sum exp(s - m) v, l = sum exp(s - m). */
 template <int G> struct Softmax { float m[4], l[4], o[4][4 * G]; };
 /* Merges n keys, whose scores are s (-inf: hidden), into it. Begins with a barrier. */
-template <int G> DEVICE void absorb(Softmax<G> &x, AttendTile *mem, float s[4][4], Rows v, int c0, int Dv) {
+template <int G, class T>
+DEVICE void absorb(Softmax<G> &x, AttendTile *mem, float s[4][4], RowsOf<T> v, int c0, int Dv) {
     int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
     UNROLL for (int i = 0; i < 4; i++) {
         float top = x.m[i], sum = 0;

@@ -41,15 +41,15 @@ __global__ void __launch_bounds__(BLOCK) attend_backward_q(CudaAttend a, float *
         float t[4][4], d[4][4];
         __syncthreads();
         keys_load(m, a, lane, j, keys);
-        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, {a.k, m->k, (size_t)a.Dk, keys}, a.Dk);
-        tile_dots(d, m->part, {dout, m->q, (size_t)a.Dv, n}, {a.v, m->v, (size_t)a.Dv, keys}, a.Dv);
+        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, Rows{a.k, m->k, (size_t)a.Dk, keys}, a.Dk);
+        tile_dots(d, m->part, {dout, m->q, (size_t)a.Dv, n}, Rows{a.v, m->v, (size_t)a.Dv, keys}, a.Dv);
         UNROLL for (int i = 0; i < 4; i++) {
             UNROLL for (int k = 0; k < 4; k++) {
                 float p = chance(score(m, a, e[i], tx + 16 * k, keys, t[i][k]), l[i]);
                 m->p[(ty + 16 * i) * LD_TILE + tx + 16 * k] = p * (d[i][k] - del[i]);
             }
         }
-        tile_apply<G>(acc, m->p, m->part, {a.k, m->k, (size_t)a.Dk, keys}, c0, a.Dk);
+        tile_apply<G>(acc, m->p, m->part, Rows{a.k, m->k, (size_t)a.Dk, keys}, c0, a.Dk);
     }
     UNROLL for (int i = 0; i < 4; i++) {
         UNROLL for (int c = 0; c < 4 * G; c++) {

@@ -61,13 +61,24 @@ const char *cuda_side_library(void);
 void cuda_halve(Cuda *, size_t n, uint16_t *to, const float *from);
 void cuda_unhalve(Cuda *, size_t n, float *to, const uint16_t *from, bool add);
 
+/* pack.cu: n <= 3 operands of products in bf16, in one launch: y (lanes, rows group, to) = x (rows, lanes group, D),
+ * rows of x being ld apart, rounded to the nearest; zeros behind D. `to` is a multiple of 8, y is aligned to 16 bytes.
+ */
+typedef struct {
+    int rows, lanes, group, D, ld, to;
+    const float *x;
+    void *y;
+} CudaPack;
+void cuda_pack(Cuda *, int n, const CudaPack *);
+void cuda_narrow(Cuda *, size_t n, float *x); /* in place, to the nearest bf16 */
+
 /* linear.cu: C (M,N) = or += A (M,K) B (K,N), row-major. ta: A is stored (K,M); tb: B is stored (N,K). By cuBLASLt, in
- * f32 throughout (no TF32). */
+ * f32 throughout (no TF32), or `narrow`: A and B are bf16, sums and C f32. */
 typedef struct {
     int M, N, K, lda, ldb, ldc;
-    bool ta, tb, accumulate;
+    bool ta, tb, accumulate, narrow;
 } CudaGemm;
-void cuda_gemm(Cuda *, CudaGemm, float *C, const float *A, const float *B);
+void cuda_gemm(Cuda *, CudaGemm, float *C, const void *A, const void *B);
 /* Tries the algorithms that the library offers for every product that was asked for since the device was opened, each
  * for `seconds`, keeps the fastest and tells: at most `most`, returns how many. A product whose operands find no memory
  * is left out. */
@@ -79,7 +90,8 @@ int cuda_processors(const Cuda *);
 void cuda_bias(Cuda *, int N, int O, float *y, const float *bias);
 void cuda_column_sums(Cuda *, int N, int O, float *out, const float *x); /* out (O) += */
 void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);
-void cuda_embed(Cuda *, int N, int d, float *y, const float *table, const int *tok, float scale);
+/* table: f32, or bf16 where `narrow` */
+void cuda_embed(Cuda *, int N, int d, float *y, const void *table, bool narrow, const int *tok, float scale);
 void cuda_embed_backward(Cuda *, int N, int d, float *dtable, const float *dy, const int *tok, float scale);
 
 /* norm.cu: N rows of d */
@@ -122,11 +134,21 @@ int cuda_attend_slices(int Dv); /* blocks that share a row of the values */
 void cuda_attend_backward(Cuda *, const CudaAttend *, float *dq, float *dk, float *dv, float *dbias, float *delta,
                           const float *dout, const float *q, const float *o, const float *lse);
 
-/* lanes.cu: the cached history as ops/run.h says (Lanes), all of it where the device can read it; k of CudaAttend is
- * Lanes.data. */
+/* flash.cu, flash_backward.cu: the same with q, k, v, dout and the probabilities rounded to bf16 as operands of
+ * products, which the matrix units add in f32; all else is f32. Widths up to 256; mem: scratch, aligned to 16 bytes. */
+bool cuda_flash_takes(int Dk, int Dv);
+size_t cuda_flash_bytes(const CudaAttend *); /* of mem; n, N, lanes, heads, Dk and Dv are read */
+void cuda_flash(Cuda *, const CudaAttend *, void *mem, float *o, float *lse, const float *before, const float *q);
+size_t cuda_flash_backward_bytes(const CudaAttend *);
+void cuda_flash_backward(Cuda *, const CudaAttend *, void *mem, float *dq, float *dk, float *dv, float *dbias,
+                         const float *dout, const float *q, const float *o, const float *lse);
+
+/* lanes.cu: the cached history as ops/run.h says (Lanes), all of it where the device can read it; k, v of CudaAttend
+ * are not used. */
 typedef struct {
     int P, maxpages, sinks;
-    bool alias;
+    bool alias, narrow;
+    const void *data; /* f32, or bf16 where `narrow` */
     const int *seq, *s0, *lo, *hi, *table, *pos;
     const bool *gone; /* NULL: rows do not retire; otherwise */
     const int *tail;
@@ -168,8 +190,9 @@ void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const f
 /* rows.cu: rows and columns moved about */
 /* y row m = x row (place of to[m] in the ascending from (nfrom)). */
 void cuda_gather(Cuda *, int n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to);
-/* n pieces: y from number to[i] on is x from number from[i] on. */
-void cuda_move(Cuda *, int n, size_t width, float *y, const size_t *to, const float *x, const size_t *from);
+/* n pieces: y from number to[i] on is x from number from[i] on; either may be bf16. */
+void cuda_move(Cuda *, int n, size_t width, void *y, bool narrow_y, const size_t *to, const void *x, bool narrow_x,
+               const size_t *from);
 void cuda_spread(Cuda *, int n, size_t width, float *y, const float *x, const int *row);
 void cuda_collect(Cuda *, int n, size_t width, float *y, const float *x, const int *place, int k);
 typedef struct {

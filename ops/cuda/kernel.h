@@ -58,6 +58,9 @@ DEVICE float block_max(float v, float *part) {
     for (int w = 1; w < WARPS; w++) v = fmaxf(v, part[w]);
     return v;
 }
+/* A number of memory in either type. */
+DEVICE float number(float x) { return x; }
+DEVICE float number(bf16 x) { return to_float(x); }
 DEVICE float sigmoid1(float x) { return 1 / (1 + expf(-x)); }
 
 /* rng_mix of ops/base.h, word for word: the noise of a backend is that of the others. */

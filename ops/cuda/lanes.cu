@@ -69,10 +69,11 @@ DEVICE size_t slot_of(const CudaAttend &a, const CudaLanes &c, int s, int w, int
     return (size_t)(a.n <= c.slots ? w : s * CUDA_SPLIT_ROWS + w - m0);
 }
 /* A block to a tile of entries, a lane's piece and columns of the values. */
-template <int G>
+template <int G, class T>
 __global__ void __launch_bounds__(BLOCK)
     attend_lanes(CudaAttend a, CudaLanes c, float *o, float *lse, const float *before, const float *q) {
     SMEM_DYN(AttendTile, m);
+    const T *data = (const T *)c.data;
     int slices = (int)gridDim.y / a.lanes, h = (int)blockIdx.y / slices, c0 = (int)blockIdx.y % slices * 64 * G,
         s = (int)blockIdx.z, group = a.heads / a.lanes, piece = (int)blockIdx.x % c.pieces;
     int m0 = place_of(a.idx, a.n, a.off[s]), m1 = place_of(a.idx, a.n, a.off[s + 1]);
@@ -109,11 +110,11 @@ __global__ void __launch_bounds__(BLOCK)
         float t[4][4];
         __syncthreads();
         lane_load(m, a, c, table, sinks ? rows.s0 + at : rows.lo + at - rows.sinks, keys, tail);
-        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, {a.k, m->k, 1, keys}, a.Dk);
+        tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, RowsOf<T>{data, m->k, 1, keys}, a.Dk);
         UNROLL for (int i = 0; i < 4; i++) {
             UNROLL for (int k = 0; k < 4; k++) t[i][k] = score(m, a, e[i], tx + 16 * k, keys, t[i][k]);
         }
-        absorb<G>(x, m, t, {a.k, m->v, 1, keys}, c0, a.Dv);
+        absorb<G>(x, m, t, RowsOf<T>{data, m->v, 1, keys}, c0, a.Dv);
         at += keys;
     }
     if (parts > 1) {
@@ -157,14 +158,19 @@ __global__ void lanes_merge(CudaAttend a, CudaLanes c, float *o, float *lse, con
     __syncwarp(); /* lse may be what was read as `before` */
     if (lane == 0) lse[at] = sum == 0 ? -INFINITY : top + (float)log((double)sum);
 }
+template <class T>
+static void lanes_of(Cuda *c, const CudaAttend *a, const CudaLanes *l, float *o, float *lse, const float *before,
+                     const float *q) {
+    dim3 grid((unsigned)(a->blocks * l->pieces), (unsigned)(a->lanes * column_slices(a->Dv)), (unsigned)a->B);
+    if (column_groups(a->Dv) == 1)
+        LAUNCH((attend_lanes<1, T>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
+    else
+        LAUNCH((attend_lanes<2, T>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
+}
 extern "C" void cuda_attend_lanes(Cuda *c, const CudaAttend *a, const CudaLanes *l, float *o, float *lse,
                                   const float *before, const float *q) {
     if (a->blocks <= 0) return;
-    dim3 grid((unsigned)(a->blocks * l->pieces), (unsigned)(a->lanes * column_slices(a->Dv)), (unsigned)a->B);
-    if (column_groups(a->Dv) == 1)
-        LAUNCH((attend_lanes<1>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
-    else
-        LAUNCH((attend_lanes<2>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
+    (l->narrow ? lanes_of<bf16> : lanes_of<float>)(c, a, l, o, lse, before, q);
     if (l->pieces == 1) return;
     LAUNCH(lanes_merge, dim3((unsigned)(CUDA_SPLIT_ROWS * a->heads + WARPS - 1) / WARPS, (unsigned)a->B), dim3(BLOCK),
            0, c->stream, *a, *l, o, lse, before);

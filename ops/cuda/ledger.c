@@ -5,7 +5,6 @@
 #define MISSING(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger missing[] = {
-    MISSING(narrow, "comes with a cache in bf16 on the device"),
     {NULL, 0, NULL},
 };
 #define SLOW(op, why) \
@@ -23,15 +22,18 @@ static const CudaLedger slow[] = {
     SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
     SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),
     SLOW(gated_norm_backward, "the gains' gradient has one block to 32 columns"),
-    SLOW(linear_backward, "so has the bias's"),
+    SLOW(linear, "in bf16 a matrix is rounded again for every product: 6 bytes a weight forward, 6 backward"),
+    SLOW(linear_backward, "as linear; the bias's gradient has one block to 32 columns"),
     SLOW(linear_many, "one product per matrix"),
     SLOW(linear_many_backward, "as linear_many"),
-    SLOW(linear_heads, "one product per head; a batched one would launch once"),
-    SLOW(linear_groups, "one product per group"),
-    SLOW(linear_xent, "hits of a validation are waited for"),
-    SLOW(attend, "f32 on the plain units, not on the matrix units"),
+    SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),
+    SLOW(linear_groups, "one product per group; f32 in training"),
+    SLOW(linear_xent, "hits of a validation are waited for; chunks of a million logits are few rows"),
+    SLOW(attend, "f32, and keys or values wider than 256, on the plain units; in bf16 a warp has 16 rows, so that each "
+                 "tile is read from shared memory by all four, and rows are packed first"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
-    SLOW(attend_lanes, "as attend; keys are not read ahead; prefixes that sequences share are read for each"),
+    SLOW(attend_lanes, "on the plain units, in bf16 too; keys are not read ahead; prefixes that sequences share are "
+                       "read for each"),
     SLOW(linear_distill, "a row of logits is read five times"),
     SLOW(sumsq, "waits for the result: of each of Muon's matrices, and of each tensor before a checkpoint"),
     {NULL, 0, NULL},

@@ -67,7 +67,7 @@ void lt_close(Cuda *c) {
 
 static bool same(const CudaGemm *a, const CudaGemm *b) {
     return a->M == b->M && a->N == b->N && a->K == b->K && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc &&
-           a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate;
+           a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate && a->narrow == b->narrow;
 }
 /* Bytes that the operands of the choices to come are aligned to. */
 static void promise(CudaLt *t, uint32_t align) {
@@ -85,7 +85,8 @@ static TunedProduct key_of(const LtEntry *e) {
     TunedProduct p = {};
     const int shape[] = {s->M, s->N, s->K, s->lda, s->ldb, s->ldc};
     memcpy(p.shape, shape, sizeof shape);
-    p.flags = (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2;
+    p.flags =
+        (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2 | (unsigned)s->narrow << 3;
     p.align = e->align;
     return p;
 }
@@ -119,8 +120,10 @@ static void try_out(void *ctx) {
         t->status = cublasLtMatmul(t->c->lt->handle, t->e->op, &one, t->B, t->e->b, t->A, t->e->a, &beta, t->C, t->e->c,
                                    t->C, t->e->c, t->algo, t->c->lt->space, SPACE, t->c->stream);
 }
-__global__ void numbers(size_t n, float *x, uint64_t key) {
-    EACH(i, n) x[i] = (float)(mix(key, i) >> 40) * 0x1p-24f - 0.5f;
+DEVICE void set_number(float *x, float v) { *x = v; }
+DEVICE void set_number(bf16 *x, float v) { *x = to_bf16(v); }
+template <class T> __global__ void numbers(size_t n, T *x, uint64_t key) {
+    EACH(i, n) set_number(x + i, (float)(mix(key, i) >> 40) * 0x1p-24f - 0.5f);
 }
 /* Median-like: the least of `seconds`' worth of measurements of about a millisecond each; negative: it does not run. */
 static double time_of(Trial *t, double seconds) {
@@ -148,10 +151,15 @@ static bool tune_one(Cuda *c, LtEntry *e, double seconds, TunedProduct *out) {
     void *x[3] = {cuda_take(c, size[0] * 4 + 256, false), cuda_take(c, size[1] * 4 + 256, false),
                   cuda_take(c, size[2] * 4 + 256, false)};
     bool ok = x[0] && x[1] && x[2];
+    void *operand[3] = {};
     for (int i = 0; i < 3 && ok; i++) {
-        /* no better aligned than the product's own operands were */
-        float *p = static_cast<float *>(x[i]) + (e->align < 16 ? 1 : 0);
-        LAUNCH_EACH(c, numbers, size[i], p, (uint64_t)i);
+        /* no better aligned than the product's own operands were; sums are f32 */
+        size_t off = e->align >= 16 ? 0 : i == 2 ? sizeof(float) : e->align;
+        operand[i] = static_cast<char *>(x[i]) + off;
+        if (s->narrow && i < 2)
+            LAUNCH_EACH(c, (numbers<bf16>), size[i], static_cast<bf16 *>(operand[i]), (uint64_t)i);
+        else
+            LAUNCH_EACH(c, (numbers<float>), size[i], static_cast<float *>(operand[i]), (uint64_t)i);
     }
     promise(t, e->align);
     ok = ok && cublasLtMatmulAlgoGetHeuristic(t->handle, e->op, e->b, e->a, e->c, e->c, t->preference, CANDIDATES,
@@ -159,9 +167,7 @@ static bool tune_one(Cuda *c, LtEntry *e, double seconds, TunedProduct *out) {
     *out = key_of(e);
     out->first = out->best = -1;
     for (int i = 0; i < n && ok; i++) {
-        Trial trial = {c, e, &found[i].algo, nullptr, nullptr, nullptr, 1, CUBLAS_STATUS_SUCCESS};
-        void **to[] = {&trial.A, &trial.B, &trial.C};
-        for (int k = 0; k < 3; k++) *to[k] = static_cast<float *>(x[k]) + (e->align < 16 ? 1 : 0);
+        Trial trial = {c, e, &found[i].algo, operand[0], operand[1], operand[2], 1, CUBLAS_STATUS_SUCCESS};
         if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > SPACE) continue;
         double s1 = time_of(&trial, seconds);
         if (s1 < 0) continue;
@@ -187,6 +193,7 @@ extern "C" int cuda_processors(const Cuda *c) { return c->processors; }
 /* The library counts columns first: it is asked for C^T = B^T A^T, whose operands are ours as they lie in memory. */
 static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
     cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cudaDataType_t of = s.narrow ? CUDA_R_16BF : CUDA_R_32F;
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
     promise(t, align);
@@ -194,11 +201,9 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
     must(cublasLtMatmulDescCreate(&e->op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
-    must(cublasLtMatrixLayoutCreate(&e->b, CUDA_R_32F, (uint64_t)(s.tb ? s.K : s.N), (uint64_t)(s.tb ? s.N : s.K),
-                                    s.ldb),
+    must(cublasLtMatrixLayoutCreate(&e->b, of, (uint64_t)(s.tb ? s.K : s.N), (uint64_t)(s.tb ? s.N : s.K), s.ldb),
          "layout");
-    must(cublasLtMatrixLayoutCreate(&e->a, CUDA_R_32F, (uint64_t)(s.ta ? s.M : s.K), (uint64_t)(s.ta ? s.K : s.M),
-                                    s.lda),
+    must(cublasLtMatrixLayoutCreate(&e->a, of, (uint64_t)(s.ta ? s.M : s.K), (uint64_t)(s.ta ? s.K : s.M), s.lda),
          "layout");
     must(cublasLtMatrixLayoutCreate(&e->c, CUDA_R_32F, (uint64_t)s.N, (uint64_t)s.M, s.ldc), "layout");
     must(cublasLtMatmulAlgoGetHeuristic(t->handle, e->op, e->b, e->a, e->c, e->c, t->preference, 1, &found, &n),
@@ -220,19 +225,21 @@ static LtEntry *entry(CudaLt *t, CudaGemm s, uint32_t align) {
 }
 /* Bytes that all operands are aligned to: a head, an expert or a chunk of rows may begin at any number, where the
  * library expects 256 bytes unless it is told. More than 16 no algorithm asks for. */
-static uint32_t alignment(const float *C, const float *A, const float *B) {
-    return ((uintptr_t)C | (uintptr_t)A | (uintptr_t)B) % 16 ? (uint32_t)sizeof(float) : 16;
+static uint32_t alignment(bool narrow, const float *C, const void *A, const void *B) {
+    bool operands = ((uintptr_t)A | (uintptr_t)B) % 16 == 0;
+    if (operands && (uintptr_t)C % 16 == 0) return 16;
+    return operands || !narrow ? (uint32_t)sizeof(float) : (uint32_t)sizeof(bf16);
 }
 __global__ void clear(size_t n, int N, int ldc, float *C) {
     EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0;
 }
-extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const float *A, const float *B) {
+extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const void *A, const void *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     if (s.K == 0) {                                                 /* sums of nothing, which the library refuses */
         LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
         return;
     }
-    LtEntry *e = entry(c->lt, s, alignment(C, A, B));
+    LtEntry *e = entry(c->lt, s, alignment(s.narrow, C, A, B));
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
                         SPACE, c->stream),
@@ -276,8 +283,8 @@ extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x
     if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
 }
 
-__global__ void embed(size_t n, int d, float *y, const float *table, const int *tok, float scale) {
-    EACH(i, n) y[i] = scale * table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d];
+template <class T> __global__ void embed(size_t n, int d, float *y, const T *table, const int *tok, float scale) {
+    EACH(i, n) y[i] = scale * number(table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d]);
 }
 /* A thread to a column, through all rows: each sum has one owner and one order. */
 __global__ void embed_backward(size_t d, int N, float *dtable, const float *dy, const int *tok, float scale) {
@@ -285,8 +292,12 @@ __global__ void embed_backward(size_t d, int N, float *dtable, const float *dy, 
         for (int i = 0; i < N; i++) dtable[(size_t)tok[i] * d + k] += scale * dy[(size_t)i * d + k];
     }
 }
-extern "C" void cuda_embed(Cuda *c, int N, int d, float *y, const float *table, const int *tok, float scale) {
-    LAUNCH_EACH(c, embed, (size_t)N * (size_t)d, d, y, table, tok, scale);
+extern "C" void cuda_embed(Cuda *c, int N, int d, float *y, const void *table, bool narrow, const int *tok,
+                           float scale) {
+    if (narrow)
+        LAUNCH_EACH(c, (embed<bf16>), (size_t)N * (size_t)d, d, y, (const bf16 *)table, tok, scale);
+    else
+        LAUNCH_EACH(c, (embed<float>), (size_t)N * (size_t)d, d, y, (const float *)table, tok, scale);
 }
 extern "C" void cuda_embed_backward(Cuda *c, int N, int d, float *dtable, const float *dy, const int *tok,
                                     float scale) {

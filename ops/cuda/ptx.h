@@ -4,8 +4,9 @@
  *
  *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   the only way to start a kernel; (sum<64>) in parentheses
  *   SMEM_DYN(type, name)                                       shared memory, 128-byte aligned; no static __shared__
- *   UNROLL, ROLLED                                             before a loop whose arrays must stay in registers; whose
- *                                                              turns must not be open at once, which costs registers
+ *   UNROLL, ROLLED, BY_FOUR                                    before a loop whose arrays must stay in registers; whose
+ *                                                              turns must not be open at once, which costs registers;
+ *                                                              four of which may
  *
  * Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"), lane l, g = l/4, t = l%4; two bf16 to a register, the lower
  * column in the lower half:
@@ -20,6 +21,7 @@
 #ifdef __CUDACC__
     #define UNROLL                                         _Pragma("unroll")
     #define ROLLED                                         _Pragma("unroll 1")
+    #define BY_FOUR                                        _Pragma("unroll 4")
     #define LAUNCH(kernel, grid, block, smem, stream, ...) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
     #define SMEM_DYN(type, name)                                      \
         extern __shared__ __align__(128) unsigned char smem_bytes_[]; \
@@ -29,6 +31,7 @@
 #else
     #define UNROLL
     #define ROLLED
+    #define BY_FOUR
     #define PTX_AT                  , const char *file = __builtin_FILE(), int line = __builtin_LINE()
     #define PTX_FORM(emulated, ...) emulated
 #endif
@@ -90,7 +93,13 @@ DEVICE bf16 to_bf16(float f) {
     return {(uint16_t)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16)};
 }
 DEVICE uint32_t pack_bf16(float low, float high) {
+#ifdef __CUDACC__
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
     return (uint32_t)to_bf16(high).bits << 16 | (uint32_t)to_bf16(low).bits;
+#endif
 }
 
 /* ---- asynchronous copies to shared memory, 4, 8 or 16 bytes, of which `valid` are read and the others zero ---- */

@@ -17,8 +17,11 @@ __global__ void gather(size_t n, size_t width, float *y, const float *x, const i
 __global__ void spread(size_t n, size_t width, float *y, const float *x, const int *row) {
     EACH(i, n) y[i] = x[(size_t)row[i / width] * width + i % width];
 }
-__global__ void move(size_t n, size_t width, float *y, const size_t *to, const float *x, const size_t *from) {
-    EACH(i, n) y[to[i / width] + i % width] = x[from[i / width] + i % width];
+DEVICE void put(float *y, float x) { *y = x; }
+DEVICE void put(bf16 *y, float x) { *y = to_bf16(x); }
+template <class Y, class X>
+__global__ void move(size_t n, size_t width, Y *y, const size_t *to, const X *x, const size_t *from) {
+    EACH(i, n) put(&y[to[i / width] + i % width], number(x[from[i / width] + i % width]));
 }
 __global__ void collect(size_t n, size_t width, float *y, const float *x, const int *place, int k) {
     EACH(i, n) {
@@ -47,9 +50,16 @@ extern "C" void cuda_gather(Cuda *c, int n, size_t width, float *y, const float 
                             const int *to) {
     LAUNCH_EACH(c, gather, (size_t)n * width, width, y, x, from, nfrom, to);
 }
-extern "C" void cuda_move(Cuda *c, int n, size_t width, float *y, const size_t *to, const float *x,
-                          const size_t *from) {
-    LAUNCH_EACH(c, move, (size_t)n * width, width, y, to, x, from);
+template <class Y, class X>
+static void move_of(Cuda *c, size_t n, size_t width, void *y, const size_t *to, const void *x, const size_t *from) {
+    LAUNCH_EACH(c, (move<Y, X>), n, width, (Y *)y, to, (const X *)x, from);
+}
+extern "C" void cuda_move(Cuda *c, int n, size_t width, void *y, bool narrow_y, const size_t *to, const void *x,
+                          bool narrow_x, const size_t *from) {
+    auto f = narrow_y   ? narrow_x ? move_of<bf16, bf16> : move_of<bf16, float>
+               : narrow_x ? move_of<float, bf16>
+                        : move_of<float, float>;
+    f(c, (size_t)n * width, width, y, to, x, from);
 }
 extern "C" void cuda_spread(Cuda *c, int n, size_t width, float *y, const float *x, const int *row) {
     LAUNCH_EACH(c, spread, (size_t)n * width, width, y, x, row);

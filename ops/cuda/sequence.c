@@ -42,10 +42,22 @@ static real *lse_before(Run *r, Tensor lse, int Dv, bool merge) {
     if (!measuring(r)) cuda_copy(C(r), copy.p, lse.p, tensor_bytes(lse));
     return copy.p;
 }
+/* Operands rounded to bf16, where products are: rows wider than the kernels of the matrix units stay with those of f32.
+ */
+static bool flashes(Run *r, const KvShape *kv) { return r->dev->narrow && cuda_flash_takes(kv->kdim, kv->vdim); }
 void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &kv->s, look, q, o);
+    if (flashes(r, &kv->s)) {
+        void *mem = arena_take(r->scratch, cuda_flash_bytes(&a), "queries, keys, values in bf16");
+        if (!measuring(r)) {
+            attend_keys(&a, kv);
+            cuda_flash(C(r), &a, mem, R(o), R(lse), merge ? R(lse) : NULL, R(q));
+        }
+        arena_release(r->scratch, mark);
+        return;
+    }
     real *before = lse_before(r, lse, a.Dv, merge);
     if (!measuring(r)) {
         attend_keys(&a, kv);
@@ -91,6 +103,8 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
                        .maxpages = t->maxpages,
                        .sinks = t->s.sinks,
                        .alias = t->s.alias,
+                       .narrow = t->s.narrow,
+                       .data = t->s.narrow ? t->data.p : R(t->data),
                        .seq = seq,
                        .s0 = t->s0,
                        .lo = t->lo,
@@ -100,7 +114,6 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
                        .gone = t->gone,
                        .tail = t->tail};
         if (t->s.retire) l.retires = R(pass->gone);
-        a.k = R(t->data);
         cuda_attend_lanes(C(r), &a, &l, R(o), R(lse), before, R(q));
     }
     arena_release(r->scratch, mark);
@@ -111,6 +124,17 @@ void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, 
     CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &kv->s, look, q, o);
+    if (flashes(r, &kv->s)) {
+        void *mem = arena_take(r->scratch, cuda_flash_backward_bytes(&a), "operands of attention in bf16");
+        if (!measuring(r)) {
+            attend_keys(&a, kv);
+            a.idx = NULL;
+            cuda_flash_backward(C(r), &a, mem, R(dq), R(dkv->k), R(dkv->v), a.bias ? R(dkv->bias) : NULL, R(dout), R(q),
+                                R(o), R(lse));
+        }
+        arena_release(r->scratch, mark);
+        return;
+    }
     Tensor delta = SCRATCH(r, "delta", r->batch->N, look.heads);
     if (!measuring(r)) {
         attend_keys(&a, kv);

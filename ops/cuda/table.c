@@ -4,28 +4,84 @@
 #include "table.h"
 #include <math.h>
 
-/* ---- linear ---- */
+/* ---- linear ----
+ * Which products have their operands rounded is what it is on the CPU (gemm_use): a matter of the weights alone. Packed
+ * rows begin at 16 bytes, as the library's kernels for bf16 like them best. */
+static int packed(int n) { return (n + 7) / 8 * 8; }
+/* rows of n numbers of t, to be packed to scratch. */
+static CudaPack pack_of(Run *r, Tensor t, int rows, int n, const char *name) {
+    CudaPack p = {.rows = rows, .lanes = 1, .group = 1, .D = n, .ld = n, .to = packed(n)};
+    p.y = arena_take(r->scratch, (size_t)rows * (size_t)p.to * sizeof(uint16_t), name);
+    if (!measuring(r)) p.x = R(t);
+    return p;
+}
+/* A weight matrix (O,I) as products take it: f32, or bf16, its own or packed to scratch. */
+typedef struct {
+    int O, I, ld;
+    bool narrow;
+    const void *p;
+} Matrix;
+static Matrix matrix(Run *r, Tensor w) {
+    int O = w.n[0], I = w.n[1];
+    if (w.dtype == BF16) return (Matrix){O, I, I, true, w.p};
+    if (!r->dev->narrow || (int64_t)O * I < r->dev->least) return (Matrix){O, I, I, false, measuring(r) ? NULL : R(w)};
+    CudaPack p = pack_of(r, w, O, I, "weights in bf16");
+    if (!measuring(r)) cuda_pack(C(r), 1, &p);
+    return (Matrix){O, I, p.to, true, p.y};
+}
+/* y (N,O) = x w^T */
+static void product(Run *r, Tensor y, Tensor x, Matrix w) {
+    int N = y.n[0];
+    CudaGemm g = {N, w.O, w.I, .lda = w.I, .ldb = w.ld, .ldc = w.O, .tb = true, .narrow = w.narrow};
+    Mark mark = arena_mark(r->scratch);
+    CudaPack p = w.narrow ? pack_of(r, x, N, w.I, "rows in bf16") : (CudaPack){0};
+    if (!measuring(r) && w.narrow) cuda_pack(C(r), 1, &p), g.lda = p.to;
+    if (!measuring(r)) cuda_gemm(C(r), g, R(y), w.narrow ? p.y : (void *)R(x), w.p);
+    arena_release(r->scratch, mark);
+}
+static void product_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Matrix w) {
+    int N = dy.n[0], n = 1, ldy = w.O, ldx = w.I;
+    Mark mark = arena_mark(r->scratch);
+    CudaPack p[2] = {{0}, {0}};
+    if (w.narrow) {
+        p[0] = pack_of(r, dy, N, w.O, "gradients in bf16"), ldy = p[0].to;
+        if (present(dw)) p[n++] = pack_of(r, x, N, w.I, "rows in bf16"), ldx = p[1].to;
+    }
+    if (!measuring(r)) {
+        if (w.narrow) cuda_pack(C(r), n, p);
+        const void *g = w.narrow ? p[0].y : R(dy);
+        if (present(dx))
+            cuda_gemm(C(r),
+                      (CudaGemm){N, w.I, w.O, .lda = ldy, .ldb = w.ld, .ldc = w.I, .accumulate = true,
+                                 .narrow = w.narrow},
+                      R(dx), g, w.p);
+        if (present(dw))
+            cuda_gemm(C(r),
+                      (CudaGemm){w.O, w.I, N, .lda = ldy, .ldb = ldx, .ldc = w.I, .ta = true, .accumulate = true,
+                                 .narrow = w.narrow},
+                      R(dw), g, w.narrow ? p[1].y : (void *)R(x));
+    }
+    arena_release(r->scratch, mark);
+}
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     int O = w.n[0], I = w.n[1];
     x = tensor_rows(x, I), y = tensor_rows(y, O);
     int N = y.n[0];
     CHECK(x.n[0] == N && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], N, O, I);
-    if (measuring(r)) return;
-    cuda_gemm(C(r), (CudaGemm){N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true}, R(y), R(x), R(w));
-    if (present(bias)) cuda_bias(C(r), N, O, R(y), R(bias));
+    Mark mark = arena_mark(r->scratch);
+    product(r, y, x, matrix(r, w));
+    arena_release(r->scratch, mark);
+    if (!measuring(r) && present(bias)) cuda_bias(C(r), N, O, R(y), R(bias));
 }
 static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     int O = w.n[0], I = w.n[1];
     dy = tensor_rows(dy, O), x = tensor_rows(x, I);
     int N = dy.n[0];
     CHECK(x.n[0] == N, "x %d rows, dy %d", x.n[0], N);
-    if (measuring(r)) return;
-    if (present(dx))
-        cuda_gemm(C(r), (CudaGemm){N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true}, R(dx), R(dy), R(w));
-    if (present(dw))
-        cuda_gemm(C(r), (CudaGemm){O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true}, R(dw), R(dy),
-                  R(x));
-    if (present(dbias)) cuda_column_sums(C(r), N, O, R(dbias), R(dy));
+    Mark mark = arena_mark(r->scratch);
+    if (present(dx) || present(dw)) product_backward(r, dx, dw, dy, x, matrix(r, w));
+    arena_release(r->scratch, mark);
+    if (!measuring(r) && present(dbias)) cuda_column_sums(C(r), N, O, R(dbias), R(dy));
 }
 static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
     for (int j = 0; j < n; j++) linear(r, p[j].y, x, p[j].w, p[j].bias);
@@ -38,11 +94,16 @@ static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, b
     CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
           w.n[0], I, H, y.n[1]);
     CHECK(x.n[2] >= (turned ? O : I) && y.n[2] >= (turned ? I : O), "x %d, y %d, W (%d,%d)", x.n[2], y.n[2], O, I);
-    if (measuring(r)) return;
-    CudaGemm g = {M, turned ? I : O, turned ? O : I, .lda = H * x.n[2], .ldb = I, .ldc = H * y.n[2], .tb = !turned};
-    for (int h = 0; h < H; h++)
-        cuda_gemm(C(r), g, R(y) + (size_t)h * (size_t)y.n[2], R(x) + (size_t)h * (size_t)x.n[2],
-                  R(w) + ((size_t)h * (size_t)each + (size_t)row) * (size_t)I);
+    Mark mark = arena_mark(r->scratch);
+    Tensor wide = w.dtype == BF16 ? SCRATCH(r, "heads' weights widened", w.n[0], I) : w;
+    if (!measuring(r)) {
+        CudaGemm g = {M, turned ? I : O, turned ? O : I, .lda = H * x.n[2], .ldb = I, .ldc = H * y.n[2], .tb = !turned};
+        if (w.dtype == BF16) cuda_unhalve(C(r), tensor_count(w), R(wide), w.p, false);
+        for (int h = 0; h < H; h++)
+            cuda_gemm(C(r), g, R(y) + (size_t)h * (size_t)y.n[2], R(x) + (size_t)h * (size_t)x.n[2],
+                      R(wide) + ((size_t)h * (size_t)each + (size_t)row) * (size_t)I);
+    }
+    arena_release(r->scratch, mark);
 }
 static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     int O = w.n[0], I = w.n[1];
@@ -51,14 +112,22 @@ static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     if (measuring(r)) return;
     cuda_dots(C(r), y.n[0], O, I, R(y), R(x), R(w), present(bias) ? R(bias) : NULL);
 }
+/* Trained on in f32, as on the CPU, whatever is rounded elsewhere. */
 static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
-    if (measuring(r)) return;
-    for (int e = 0; e < g.n; e++) {
-        int O = w[e].n[0], I = w[e].n[1], n = g.off[e + 1] - g.off[e];
+    int O = w[0].n[0], I = w[0].n[1];
+    bool narrow = w[0].dtype == BF16;
+    Mark mark = arena_mark(r->scratch);
+    CudaPack p = narrow ? pack_of(r, x, x.n[0], I, "rows in bf16") : (CudaPack){0};
+    if (!measuring(r) && narrow) cuda_pack(C(r), 1, &p);
+    for (int e = 0; e < g.n && !measuring(r); e++) {
+        int n = g.off[e + 1] - g.off[e];
         size_t at = (size_t)g.off[e];
-        cuda_gemm(C(r), (CudaGemm){n, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true}, R(y) + at * (size_t)O,
-                  R(x) + at * (size_t)I, R(w[e]));
+        CudaGemm s = {n, O, I, .lda = narrow ? p.to : I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow};
+        cuda_gemm(C(r), s, R(y) + at * (size_t)O,
+                  narrow ? (const void *)((uint16_t *)p.y + at * (size_t)p.to) : R(x) + at * (size_t)I,
+                  narrow ? w[e].p : R(w[e]));
     }
+    arena_release(r->scratch, mark);
 }
 static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     if (measuring(r)) return;
@@ -83,7 +152,7 @@ static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) 
     if (!measuring(r)) {
         for (int i = 0; i < N; i++)
             CHECK(tok[i] >= 0 && tok[i] < table.n[0], "token %d of vocabulary %d", tok[i], table.n[0]);
-        cuda_embed(C(r), N, d, R(y), R(table), ids, (float)scale);
+        cuda_embed(C(r), N, d, R(y), table.dtype == BF16 ? table.p : R(table), table.dtype == BF16, ids, (float)scale);
     }
     arena_release(r->scratch, mark);
 }
@@ -188,6 +257,9 @@ static void copy(Run *r, Tensor y, Tensor x) {
 static void zero(Run *r, Tensor y) {
     if (!measuring(r) && tensor_bytes(y)) cuda_fill(C(r), y.p, 0, tensor_bytes(y));
 }
+static void narrow(Run *r, Tensor x) {
+    if (!measuring(r)) cuda_narrow(C(r), tensor_count(x), R(x));
+}
 static void repeat(Run *r, Tensor y, const double *row) {
     int N = y.n[0], w = N ? (int)(tensor_count(y) / (size_t)N) : 0;
     Mark mark = arena_mark(r->scratch);
@@ -249,7 +321,8 @@ static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *fro
     if (!measuring(r) && n && w) {
         for (int i = 0; i < n; i++)
             CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
-        cuda_move(C(r), n, width, R(y), t, R(x), f);
+        cuda_move(C(r), n, width, y.dtype == BF16 ? y.p : R(y), y.dtype == BF16, t, x.dtype == BF16 ? x.p : R(x),
+                  x.dtype == BF16, f);
     }
     arena_release(r->scratch, mark);
 }
@@ -341,17 +414,19 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
     int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
     Mark mark = arena_mark(r->scratch);
     Tensor chunk = SCRATCH(r, "logits", rows, V);
+    Matrix head = matrix(r, w);
     int *targets = upload_ints(r, tgt, N, "targets"), *hits = NULL;
     if (hit) hits = arena_take(r->scratch, (size_t)N * sizeof *hits, "hits");
-    for (int from = 0; from < N && !measuring(r); from += rows) {
+    for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
-        size_t at = (size_t)from * (size_t)d;
-        Tensor l = TENSOR(chunk.p, REAL, n, V), xs = TENSOR(R(x) + at, REAL, n, d);
-        for (int i = from; i < from + n; i++) CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
-        linear(r, l, xs, w, ABSENT);
-        cuda_xent(C(r), n, V, R(l), R(nll) + from, hits ? hits + from : NULL, targets + from,
-                  present(dx) ? g + from : NULL);
-        if (present(dx)) linear_backward(r, TENSOR(R(dx) + at, REAL, n, d), dw, ABSENT, l, xs, w);
+        Tensor l = tensor_part(chunk, 0, n), xs = tensor_part(x, from, n);
+        for (int i = from; i < from + n && !measuring(r); i++)
+            CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
+        product(r, l, xs, head);
+        if (!measuring(r))
+            cuda_xent(C(r), n, V, R(l), R(nll) + from, hits ? hits + from : NULL, targets + from,
+                      present(dx) ? g + from : NULL);
+        if (present(dx)) product_backward(r, tensor_part(dx, from, n), dw, l, xs, head);
     }
     if (hit && !measuring(r)) cuda_download(C(r), hit, hits, (size_t)N * sizeof *hits);
     arena_release(r->scratch, mark);
@@ -365,17 +440,19 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
     CudaDistill c = {(float)d.lm, (float)d.kl, (float)d.rkl, (float)d.temperature};
     Mark mark = arena_mark(r->scratch);
     Tensor own = SCRATCH(r, "logits", rows, V), other = SCRATCH(r, "teacher's logits", rows, V);
+    Matrix head = matrix(r, w), its = matrix(r, u);
     int *targets = upload_ints(r, tgt, N, "targets");
-    for (int from = 0; from < N && !measuring(r); from += rows) {
+    for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
-        size_t at = (size_t)from * (size_t)I;
-        Tensor z = TENSOR(own.p, REAL, n, V), zu = TENSOR(other.p, REAL, n, V), xs = TENSOR(R(x) + at, REAL, n, I);
-        for (int i = from; i < from + n; i++) CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
-        linear(r, z, xs, w, ABSENT);
-        linear(r, zu, TENSOR(R(y) + (size_t)from * (size_t)e, REAL, n, e), u, ABSENT);
-        cuda_distill(C(r), n, V, R(z), R(zu), R(nll) + from, R(kl) + from, R(rkl) + from, targets + from,
-                     present(dx) ? g + from : NULL, c);
-        if (present(dx)) linear_backward(r, TENSOR(R(dx) + at, REAL, n, I), dw, ABSENT, z, xs, w);
+        Tensor z = tensor_part(own, 0, n), zu = tensor_part(other, 0, n), xs = tensor_part(x, from, n);
+        for (int i = from; i < from + n && !measuring(r); i++)
+            CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
+        product(r, z, xs, head);
+        product(r, zu, tensor_part(y, from, n), its);
+        if (!measuring(r))
+            cuda_distill(C(r), n, V, R(z), R(zu), R(nll) + from, R(kl) + from, R(rkl) + from, targets + from,
+                         present(dx) ? g + from : NULL, c);
+        if (present(dx)) product_backward(r, tensor_part(dx, from, n), dw, z, xs, head);
     }
     arena_release(r->scratch, mark);
 }
@@ -505,6 +582,7 @@ static const Ops ops_cuda = {
     .collect = collect,
     .swiglu_rows = swiglu_rows,
     .swiglu_rows_backward = swiglu_rows_backward,
+    .narrow = narrow,
     .zero = zero,
     .gather = gather,
     .columns = columns,

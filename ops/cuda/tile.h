@@ -10,15 +10,16 @@
 enum { TILE = 64, PART = 32, LD_PART = PART + 4, LD_TILE = TILE + 4, PART_NUMBERS = 2 * TILE * LD_PART };
 static_assert(BLOCK == 256 && PART == 32 && PART_NUMBERS >= PART * 2 * TILE, "the layout above");
 
-/* Row r < n begins at p + at[r] * ld; `at` lies in shared memory. */
-struct Rows {
-    const float *p;
+/* Row r < n of f32 or bf16 begins at p + at[r] * ld; `at` lies in shared memory. */
+template <class T> struct RowsOf {
+    const T *p;
     const size_t *at;
     size_t ld;
     int n;
 };
-DEVICE float row_number(const Rows &x, int r, int c, int D) {
-    return r < x.n && c < D ? x.p[x.at[r] * x.ld + (size_t)c] : 0;
+using Rows = RowsOf<float>;
+template <class T> DEVICE float row_number(const RowsOf<T> &x, int r, int c, int D) {
+    return r < x.n && c < D ? number(x.p[x.at[r] * x.ld + (size_t)c]) : 0;
 }
 DEVICE float nth(float4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 DEVICE float half_warp_sum(float v) {
@@ -32,7 +33,7 @@ DEVICE float half_warp_max(float v) {
 
 /* s[i][j] = row ty + 16 i of a . row tx + 16 j of b, over D numbers, by way of part (PART_NUMBERS). Begins with a
  * barrier. */
-DEVICE void tile_dots(float s[4][4], float *part, Rows a, Rows b, int D) {
+template <class T> DEVICE void tile_dots(float s[4][4], float *part, Rows a, RowsOf<T> b, int D) {
     int t = (int)threadIdx.x, ty = t / 16, tx = t % 16;
     float *pb = part + TILE * LD_PART;
     UNROLL for (int i = 0; i < 4; i++) { UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0; }
@@ -65,7 +66,8 @@ DEVICE void tile_dots(float s[4][4], float *part, Rows a, Rows b, int D) {
 }
 /* Row ty + 16 i, columns c0 + 64 g + 4 tx + c: acc[i][4 g + c] += sum over r of P[row][r] (row r of b). P (TILE,
  * LD_TILE) is zero behind b.n. Begins with a barrier, behind which P may have been written. */
-template <int G> DEVICE void tile_apply(float acc[4][4 * G], const float *P, float *part, Rows b, int c0, int D) {
+template <int G, class T>
+DEVICE void tile_apply(float acc[4][4 * G], const float *P, float *part, RowsOf<T> b, int c0, int D) {
     constexpr int W = 64 * G;
     int t = (int)threadIdx.x, ty = t / 16, tx = t % 16;
     for (int r0 = 0; r0 < b.n; r0 += PART) {

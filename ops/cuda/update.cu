@@ -1,8 +1,6 @@
 /* update.cu: the optimizer's steps, with moments in f32 or, rounded by chance as ops/ops.h says, in bf16. */
 #include "kernel.h"
 
-DEVICE float number(float v) { return v; }
-DEVICE float number(bf16 v) { return to_float(v); }
 DEVICE void keep(float *p, float v, uint64_t) { *p = v; }
 /* The low 16 bits of a float say how far it is from the bf16 below: adding as many random ones carries with that
  * chance. Nothing finite becomes infinite by it, and a NaN stays one. */

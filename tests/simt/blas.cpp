@@ -1,7 +1,7 @@
-/* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, sums in f32 over
- * ascending k. Checks what the library would refuse, and that operands are inside allocations and written. Two products
- * at once may not share a workspace: each scribbles over its own before it ends. Operands must be aligned as the choice
- * of the algorithm was told, 256 bytes where nothing was said. */
+/* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, A and B both f32
+ * or both bf16, sums, C and D in f32, over ascending k. Checks what the library would refuse, and that operands are
+ * inside allocations and written. Two products at once may not share a workspace: each scribbles over its own before it
+ * ends. Operands must be aligned as the choice of the algorithm was told, 256 bytes where nothing was said. */
 #include "include/cublasLt.h"
 #include "../../ops/cuda/lt_so.h"
 #include <stdio.h>
@@ -15,6 +15,8 @@ struct SimtLtOp {
 };
 struct SimtLtLayout {
     int64_t rows, cols, ld;
+    cudaDataType_t type;
+    size_t each() const { return type == CUDA_R_16BF ? 2 : 4; }
 };
 struct SimtLtPreference {
     size_t workspace;
@@ -58,9 +60,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     (a == CUBLASLT_MATMUL_DESC_TRANSA ? d->a : d->b) = *(const cublasOperation_t *)v;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t, uint64_t rows, uint64_t cols,
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType_t type, uint64_t rows, uint64_t cols,
                                           int64_t ld) {
-    *l = new SimtLtLayout{(int64_t)rows, (int64_t)cols, ld};
+    *l = new SimtLtLayout{(int64_t)rows, (int64_t)cols, ld, type};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
@@ -91,7 +93,7 @@ static bool fits(const SimtLtOp *op, const SimtLtLayout *a, const SimtLtLayout *
     int64_t m = op->a == CUBLAS_OP_T ? a->cols : a->rows, k = op->a == CUBLAS_OP_T ? a->rows : a->cols;
     int64_t kb = op->b == CUBLAS_OP_T ? b->cols : b->rows, n = op->b == CUBLAS_OP_T ? b->rows : b->cols;
     return m == c->rows && n == c->cols && k == kb && m > 0 && n > 0 && k > 0 && a->ld >= a->rows && b->ld >= b->rows &&
-           c->ld >= c->rows;
+           c->ld >= c->rows && a->type == b->type && c->type == CUDA_R_32F;
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
@@ -132,14 +134,24 @@ struct Product {
     SimtLtOp op;
     SimtLtLayout a, b, c;
     float alpha, beta;
-    const float *A, *B, *C;
+    const void *A, *B;
+    const float *C;
     float *D;
     void *space;
     size_t space_bytes;
     int turns;
 };
-static void touch(const float *p, const SimtLtLayout *l, bool write) {
-    for (int64_t j = 0; j < l->cols; j++) simt_library_touches(p + j * l->ld, (size_t)l->rows * sizeof *p, write);
+static void touch(const void *p, const SimtLtLayout *l, bool write) {
+    for (int64_t j = 0; j < l->cols; j++)
+        simt_library_touches((const char *)p + (size_t)(j * l->ld) * l->each(), (size_t)l->rows * l->each(), write);
+}
+/* Number i of an operand. */
+static float number(const void *p, const SimtLtLayout *l, int64_t i) {
+    if (l->type == CUDA_R_32F) return ((const float *)p)[i];
+    uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
 }
 static void multiply(void *arg) {
     const Product *p = (const Product *)arg;
@@ -160,7 +172,8 @@ static void multiply(void *arg) {
     for (int64_t j = 0; j < p->c.cols; j++)
         for (int64_t i = 0; i < p->c.rows; i++) {
             float s = 0;
-            for (int64_t l = 0; l < k; l++) s += p->A[i * ai + l * ak] * p->B[j * bj + l * bk];
+            for (int64_t l = 0; l < k; l++)
+                s += number(p->A, &p->a, i * ai + l * ak) * number(p->B, &p->b, j * bj + l * bk);
             float *d = &p->D[j * p->c.ld + i];
             *d = p->beta != 0 ? p->alpha * s + p->beta * p->C[j * p->c.ld + i] : p->alpha * s;
         }
@@ -174,8 +187,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const
                               cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta,
                               const void *C, cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
                               const cublasLtMatmulAlgo_t *algo, void *space, size_t space_bytes, cudaStream_t s) {
-    if (!h || !fits(op, a, b, c) || d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || !A || !B || !C ||
-        !D || (algo && (algo->data[0] != OUR_ALGO || algo->data[5] >= ALGORITHMS)) || !kept(algo, A, B, C, D))
+    if (!h || !fits(op, a, b, c) || d->rows != c->rows || d->cols != c->cols || d->ld != c->ld || d->type != c->type ||
+        !A || !B || !C || !D || (algo && (algo->data[0] != OUR_ALGO || algo->data[5] >= ALGORITHMS)) ||
+        !kept(algo, A, B, C, D))
         return CUBLAS_STATUS_INVALID_VALUE;
     Product *p = new Product{*op,
                              *a,
@@ -183,8 +197,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const
                              *c,
                              *(const float *)alpha,
                              *(const float *)beta,
-                             (const float *)A,
-                             (const float *)B,
+                             A,
+                             B,
                              (const float *)C,
                              (float *)D,
                              space,

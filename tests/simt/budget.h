@@ -12,6 +12,7 @@ struct Budget {
     double waves = 1.05;          /* of the least */
 };
 extern const Budget budgets[], budgets_along[];
+extern const char *const budgets_flash[]; /* names of those with a table of their own */
 
 /* Every line against what was launched so far; one that asks for far less is not up to date. */
 static inline void budgets_hold(const Budget *all, double numbers) {

@@ -28,8 +28,9 @@ const Budget budgets[] = {
     {"sumsq_pieces", 4.1, 0.1, 1.01},
     {"sumsq_total", 0.0004, 0.00013, 1.01},
     {"xent", 12.8, 4.1, 1.02},
-    {"embed", 8, 4, 1.0},
+    {"embed<float>", 8, 4, 1.0},
     {"bias_add", 8, 4, 1.0},
+    {"narrow", 4, 4, 1.0},
     {"column_sums", 4.1, 0.1, 1.01},
     {},
 };
@@ -74,10 +75,87 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_upload(c, pieces, &piece, sizeof piece);
     cuda_sumsq(c, 0, 1, pieces, 1, part, part + 4);
     cuda_xent(c, N * D / V, V, z, s, nullptr, at, a);
-    cuda_embed(c, N, D, y, x, at, 1);
+    cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
+    cuda_narrow(c, n, y);
     cuda_column_sums(c, N, D, b, x);
     cuda_sync(c);
     budgets_hold(budgets, (double)n);
+    cuda_stop(c);
+}
+
+/* Attention on the matrix units, by width. T rows of one document, two heads on one lane. Bytes are for each number of
+ * q; products beside those of T x T scores, which a causal mask halves but for the tiles that it cuts; banks without
+ * one conflict. */
+enum { T = 192, HEADS = 2 };
+struct Use {
+    double read, written, sectors, least_sectors, waves, least_waves;
+    long mma;
+};
+static Use use_of(const char *kernel) {
+    const SimtEstimate *e = simt_estimate(kernel);
+    if (!e) return {};
+    return {e->read, e->written, e->sectors, e->least_sectors, e->waves, e->least_waves, e->mma};
+}
+static Use less(Use a, Use b) {
+    return {a.read - b.read,   a.written - b.written,         a.sectors - b.sectors, a.least_sectors - b.least_sectors,
+            a.waves - b.waves, a.least_waves - b.least_waves, a.mma - b.mma};
+}
+/* Kernels with a table of their own, below. */
+const char *const budgets_flash[] = {"pack", "flash", "flash_delta", "flash_backward_q", "flash_backward_kv", nullptr};
+struct FlashBudget {
+    const char *kernel;
+    double read, written, sectors;
+    int by_k, by_v, slices; /* products as wide as a key and a value; of each block of columns: one of either */
+};
+static const FlashBudget flash_budgets[] = {{"pack", 16.1, 8.1, 1.0, 0, 0, 0}, /* forward and backward */
+                                            {"flash<DK, DV, BK>", 13, 4.2, 1.02, 1, 1, 0},
+                                            {"flash_delta", 8.2, 2.3, 1.0, 0, 0, 0},
+                                            {"flash_backward_q<DK, DV, BK>", 20, 4.1, 1.01, 2, 1, 0},
+                                            {"flash_backward_kv<DK, DV, BE, S>", 25, 4.1, 1.01, 1, 1, 1}};
+Test(budget, attention_on_the_matrix_units, .timeout = 120) {
+    static const int widths[][2] = {{32, 32}, {64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+    enum { KERNELS = sizeof flash_budgets / sizeof *flash_budgets };
+    char why[200];
+    Cuda *c = device = cuda_start(0, why);
+    cr_assert(c, "%s", why);
+    int off[] = {0, T}, pos[T], first[T];
+    for (int i = 0; i < T; i++) pos[i] = i, first[i] = 0;
+    int *at = (int *)cuda_take(c, sizeof off + 2 * sizeof pos, false);
+    cuda_upload(c, at, off, sizeof off), cuda_upload(c, at + 2, pos, sizeof pos);
+    cuda_upload(c, at + 2 + T, first, sizeof first);
+    for (auto &w : widths) {
+        CudaAttend a = {};
+        a.B = 1, a.N = a.n = a.longest = T, a.blocks = T * HEADS / CUDA_ENTRIES, a.off = at, a.pos = at + 2;
+        a.first = at + 2 + T, a.lanes = 1, a.heads = HEADS, a.Dk = w[0], a.Dv = a.ldv = w[1], a.scale = 0.1f;
+        size_t q = (size_t)T * HEADS * (size_t)w[0], o = (size_t)T * HEADS * (size_t)w[1],
+               all = 4 * q + 4 * o + 2 * T * HEADS;
+        float *p = (float *)cuda_take(c, all * sizeof *p, false), *dq = p + q, *k = dq + q, *v = k + q, *dk = v + o,
+              *dv = dk + q, *out = dv + o, *g = out + o, *lse = g + o;
+        cuda_fill(c, p, 0, all * sizeof *p);
+        a.k = k, a.v = v;
+        void *mem = cuda_take(c, cuda_flash_backward_bytes(&a), false);
+        Use before[KERNELS];
+        for (int i = 0; i < KERNELS; i++) before[i] = use_of(flash_budgets[i].kernel);
+        cuda_flash(c, &a, mem, out, lse, nullptr, p);
+        cuda_flash_backward(c, &a, mem, dq, dk, dv, nullptr, g, p, out, lse);
+        cuda_sync(c);
+        for (int i = 0; i < KERNELS; i++) {
+            const FlashBudget &b = flash_budgets[i];
+            Use u = less(use_of(b.kernel), before[i]);
+            double numbers = (double)q, blocks = b.slices ? w[0] > 128 ? 2 : 1 : 0,
+                   whole =
+                       T * HEADS / 16.0 * T / 8.0 * ((b.by_k + blocks) * w[0] / 16.0 + (b.by_v + blocks) * w[1] / 16.0);
+            cr_expect(u.read > 0 && u.read <= b.read * numbers && u.written <= b.written * numbers,
+                      "%s, %d and %d: reads %g bytes a number, writes %g", b.kernel, w[0], w[1], u.read / numbers,
+                      u.written / numbers);
+            cr_expect(u.sectors <= b.sectors * u.least_sectors && u.waves <= u.least_waves,
+                      "%s, %d and %d: %g times the least sectors, conflict factor %g", b.kernel, w[0], w[1],
+                      u.sectors / u.least_sectors, u.waves / u.least_waves);
+            cr_expect((double)u.mma <= 0.67 * whole, "%s, %d and %d: %ld products, %g of all", b.kernel, w[0], w[1],
+                      u.mma, (double)u.mma / whole);
+        }
+        cuda_give(c, p), cuda_give(c, mem);
+    }
     cuda_stop(c);
 }

@@ -34,7 +34,7 @@ const Budget budgets_along[] = {
     {"attend_backward_kv<1>", 29.6, 4, 1.79},
     {"attend_backward_q<1>", 27.7, 4, 1.88},
     {"attend_delta", 8, 0.0644, 1},
-    {"attend_lanes<1>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
+    {"attend_lanes<1, T>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
     {"clear", 0, 4, 1, N *V / 4},
     {"collect", 10, 2, 1},
     {"columns", 4, 4, 1},
@@ -64,7 +64,7 @@ const Budget budgets_along[] = {
     {"mean_rows<float>", 4, 2, 1, LANES *V * 2},
     {"merge_all", 20.8, 4.19, 1.01, M},
     {"merge_window", 328, 4.19, 1.01, M},
-    {"move", 20, 4, 1},
+    {"move<Y, X>", 20, 4, 1},
     {"quotient", 8, 4, 1.13},
     {"quotient_backward", 18.7, 4.19, 1.11},
     {"recur<KP>", 50.6, 4, 1.04, N *H *K},
@@ -147,7 +147,7 @@ static void lanes() {
     l.table = counted(B * LANES * PAGES), l.pos = put(std::vector<int>(B * LANES * ROOM, 3));
     l.pieces = cuda_lane_pieces(ROOM), l.slots = B;
     l.part = numbers((size_t)l.pieces * B * H * D), l.lses = numbers((size_t)l.pieces * B * H);
-    a.k = numbers((size_t)B * LANES * ROOM * 2 * D);
+    l.data = numbers((size_t)B * LANES * ROOM * 2 * D);
     cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
 }
 static void convolution(const Rows &r) {
@@ -227,7 +227,7 @@ static void rows(const Rows &r) {
     std::vector<size_t> at;
     for (int i = 0; i < N; i++) at.push_back((size_t)i * H * D);
     size_t *places = put(at);
-    cuda_move(device, N, H * D, y, places, x, places);
+    cuda_move(device, N, H * D, y, false, places, x, false, places);
     cuda_collect(device, N / 2, H * D, y, x, counted(N), 2);
     const CudaColumns c = {N, 1, H * D, 0, H * D, 0, H * D};
     cuda_columns(device, c, y, x);
@@ -270,6 +270,7 @@ Test(budget, no_kernel_is_without_one) {
     for (const Budget *const table : {budgets, budgets_along})
         for (const Budget *b = table; b->kernel; b++)
             budgeted.insert(std::string(b->kernel).substr(0, strcspn(b->kernel, "<")));
+    for (const char *const *k = budgets_flash; *k; k++) budgeted.insert(*k);
     DIR *dir = opendir("ops/cuda");
     cr_assert(dir, "run from the repository's root");
     while (dirent *f = readdir(dir)) {

@@ -1,4 +1,5 @@
-/* cublasLt.h: the calls of cuBLASLt that ops/cuda uses, for the emulation: f32, column-major, one algorithm. */
+/* cublasLt.h: the calls of cuBLASLt that ops/cuda uses, for the emulation: operands in f32 or
+ * bf16, the result in f32, column-major, one algorithm. */
 #pragma once
 #include "cuda_runtime.h"
 
@@ -10,7 +11,7 @@ typedef enum {
 } cublasStatus_t;
 typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
-typedef enum { CUDA_R_32F = 0 } cudaDataType_t;
+typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef enum { CUBLASLT_MATMUL_DESC_TRANSA = 3, CUBLASLT_MATMUL_DESC_TRANSB = 4 } cublasLtMatmulDescAttributes_t;
 typedef enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,

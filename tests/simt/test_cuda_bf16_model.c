@@ -1,0 +1,288 @@
+/* test_cuda_bf16_model.c: whole models with products in bf16 on the CUDA backend beside the CPU's: a training step
+ * field by field, decoding, a run. The CPU keeps attention in f32, the device rounds its operands: bounds are those of
+ * docs/numerics.md for bf16, and planted mistakes must miss them tenfold. */
+#include "../zoo.h"
+#include "../../ops/device.h"
+#include "../../ops/host.h"
+#include "../../train/checkpoint.h"
+
+static const double nll_rms = 2e-2, logits_rms = 2e-2, gradient_rms = 4e-2, field_rms = 8e-2;
+typedef struct {
+    ModelCfg cfg;
+    Device *dev;
+    Model m;
+} Side;
+/* Every product is rounded, however small: those of the zoo all are. False: the device does not run it yet. */
+static bool side_open(Side *s, const char *device, const Animal *a, bool narrow, ModelOpts o) {
+    Err e = {0};
+    *s = (Side){0};
+    cr_assert(model_cfg_from_json(&s->cfg, a->json, strlen(a->json), a->name, &e), "%s: %s", a->name, e.msg);
+    cr_assert(device_open(&s->dev, device, 1, &e) && device_bf16(s->dev, narrow, &e), "%s", e.msg);
+    s->dev->least = 0;
+    if (narrow && !s->dev->cuda) gemm_use(s->dev->gemm, s->dev->gemm_bf16, 1, 0);
+    o.poison = true;
+    if (!model_open(&s->m, s->dev, &s->cfg, o, &e)) {
+        cr_assert(s->dev->cuda && strstr(e.msg, "take --device cpu"), "%s: %s", a->name, e.msg);
+        model_cfg_free(&s->cfg);
+        device_close(s->dev);
+        return false;
+    }
+    model_init(&s->m, 7);
+    s->m.progress = 0.3, s->m.seed = 11, s->m.step = 3;
+    return true;
+}
+static void side_close(Side *s) { zoo_close(&s->cfg, &s->m, s->dev); }
+
+/* ---- fields ---------------------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    Device *dev;
+    int n, at;
+    Tensor *t; /* the CPU's, in the order of the declaration */
+    double all, error, worst;
+    size_t numbers;
+    char path[96];
+} Compare;
+static double squares(const real *x, size_t n) {
+    double s = 0;
+    for (size_t i = 0; i < n; i++) s += (double)x[i] * (double)x[i];
+    return s;
+}
+static void see_want(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Compare *c = f->ctx;
+    (void)path, (void)flags;
+    c->t = xrealloc(c->t, (size_t)c->n + 1, sizeof *c->t);
+    c->t[c->n++] = *t;
+    c->all += squares(R(*t), tensor_count(*t)), c->numbers += tensor_count(*t);
+}
+static void see_got(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Compare *c = f->ctx;
+    (void)flags;
+    Tensor want = c->t[c->at++], got = view_open(c->dev, *t, true);
+    size_t n = tensor_count(got);
+    double e = 0, own = squares(R(want), n) / (double)n, mean = c->all / (double)c->numbers;
+    for (size_t i = 0; i < n; i++) {
+        double d = (double)R(got)[i] - (double)R(want)[i];
+        e += d * d;
+    }
+    c->error += e;
+    /* What is hardly any gradient beside the others is a difference of rounded numbers. */
+    e = sqrt(e / (double)n / fmax(own, 0.01 * mean));
+    if (!(e <= c->worst)) c->worst = e, snprintf(c->path, sizeof c->path, "%.95s", path);
+    view_close(c->dev, *t, got, false);
+}
+typedef struct {
+    double nll, gradient, field; /* of all gradients together; of the field that is worst, and which */
+    char path[96];
+} Apart;
+static void gradients_apart(Apart *r, Side *cuda, Side *cpu) {
+    Compare c = {.dev = cuda->dev};
+    Fields f = {.see = see_want, .ctx = &c}, g = {.see = see_got, .ctx = &c};
+    model_fields(&cpu->m, &cpu->m.g, &f);
+    model_fields(&cuda->m, &cuda->m.g, &g);
+    cr_assert(c.at == c.n && c.n > 3, "%d fields", c.n);
+    free(c.t);
+    r->gradient = sqrt(c.error / c.all), r->field = c.worst;
+    memcpy(r->path, c.path, sizeof r->path);
+}
+static double apart(const real *got, const real *want, size_t n) {
+    double e = 0, s = squares(want, n);
+    for (size_t i = 0; i < n; i++) e += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+    return sqrt(e / s);
+}
+/* One micro-batch of packed sequences forward and backward; `narrow` of the device and of the CPU. */
+static bool step_apart(Apart *r, const Animal *a, bool cuda_narrow, bool cpu_narrow, void (*plant)(Ops *)) {
+    Side cuda, cpu;
+    ModelOpts o = {.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS};
+    if (!side_open(&cuda, "cuda", a, cuda_narrow, o)) return false;
+    side_open(&cpu, "cpu", a, cpu_narrow, o);
+    if (plant) plant(&cuda.dev->own);
+    Side *side[] = {&cpu, &cuda};
+    real g[ZOO_ROWS], nll[2][ZOO_ROWS];
+    Pass p;
+    zoo_whole(&p, cpu.cfg.vocab);
+    for (int i = 0; i < p.b.N; i++) g[i] = p.tgt[i] < 0 ? 0 : (real)(1.0 / p.b.N);
+    for (int k = 0; k < 2; k++) {
+        model_zero_grad(&side[k]->m);
+        model_train(&side[k]->m, &p.b, p.tok, p.tgt, g, nll[k]);
+    }
+    r->nll = apart(nll[1], nll[0], (size_t)p.b.N);
+    gradients_apart(r, &cuda, &cpu);
+    side_close(&cpu), side_close(&cuda);
+    return true;
+}
+Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
+    Apart most = {0}, r;
+    int ran = 0;
+    for (int i = 0; i < zoo_count(); i += 2) {
+        if (!step_apart(&r, &zoo[i], true, true, NULL)) continue;
+        cr_assert(r.nll <= nll_rms && r.gradient <= gradient_rms && r.field <= field_rms,
+                  "%s: losses %.3g apart, gradients %.3g, %s %.3g", zoo[i].name, r.nll, r.gradient, r.path, r.field);
+        most.nll = fmax(most.nll, r.nll), most.gradient = fmax(most.gradient, r.gradient);
+        most.field = fmax(most.field, r.field), ran++;
+    }
+    fprintf(stderr, "%d models in bf16: losses at most %.2g apart, gradients %.2g, a field %.2g\n", ran, most.nll,
+            most.gradient, most.field);
+    cr_assert(ran >= 25);
+}
+/* Without attention the devices round the same numbers and nothing else. */
+Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
+    static const char *const names[] = {"retention", "mamba2, no convolution, biases", "linear attention"};
+    for (int i = 0; i < 3; i++) {
+        const Animal *a = &zoo[zoo_find(names[i])];
+        Apart both, f32;
+        cr_assert(step_apart(&both, a, true, true, NULL) && step_apart(&f32, a, false, true, NULL));
+        cr_assert(both.nll <= 1e-5 && both.gradient <= 1e-5, "%s: losses %.3g apart, gradients %.3g", names[i],
+                  both.nll, both.gradient);
+        cr_assert(f32.nll > 1e-4 && f32.gradient > 1e-4, "%s: f32 is %.3g from bf16", names[i], f32.gradient);
+    }
+}
+static void no_queries(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
+                       Tensor lse) {
+    Tensor none = scratch_tensor(r, "nobody's", REAL, dq.rank, dq.n);
+    if (!measuring(r)) r->ops->zero(r, none);
+    cuda_ops()->attend_backward(r, none, dkv, dout, q, kv, look, o, lse);
+}
+static void half_more(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
+    cuda_ops()->linear(r, y, x, w, bias);
+    if (!measuring(r)) cuda_ops()->axpby(r, y, 0, y, 1.5);
+}
+static void plant_backward(Ops *o) { o->attend_backward = no_queries; }
+static void plant_forward(Ops *o) { o->linear = half_more; }
+Test(cuda_bf16_model, mistakes_miss_the_bounds_tenfold, .timeout = 120) {
+    const Animal *a = &zoo[zoo_find("mha")];
+    Apart right, forward, backward;
+    cr_assert(step_apart(&right, a, true, true, NULL) && step_apart(&forward, a, true, true, plant_forward) &&
+              step_apart(&backward, a, true, true, plant_backward));
+    fprintf(stderr, "planted: losses %.2g apart, gradients %.2g, %s %.2g\n", forward.nll, forward.gradient,
+            backward.path, backward.field);
+    cr_assert(right.nll <= nll_rms && right.field <= field_rms);
+    cr_assert(forward.nll > 10 * nll_rms && forward.gradient > 10 * gradient_rms && backward.field > 10 * field_rms);
+    cr_assert(strstr(backward.path, "q_proj"), "%s", backward.path);
+}
+
+/* ---- a run ----------------------------------------------------------------------------------------------------------
+ */
+/* Losses of a few steps with matrices of which some are rounded, some too small for it. */
+enum { STEPS = 12 };
+static void losses(const char *device, const char *dtype, double loss[STEPS]) {
+    static const char yaml[] =
+        "run: {dir: '%s', seed: 3, threads: 1, device: %s}\n"
+        "model: {d_model: 48, layers: 2, kinds: {full: {mixer: gqa, heads: 4, kv_heads: 2, head_dim: 16}},\n"
+        "  ffn: {kind: swiglu, hidden: 64}}\n"
+        "data: {train: '%s', val_fraction: 0.1, seq_len: 24}\n"
+        "train: {dtype: %s, steps: 12, batch: 2, micro_batch: 2}\n"
+        "optim: {lr: 0.01, warmup: 2}\n";
+    char body[3000], *text = check_path("text.txt"), *dir = check_path("run");
+    for (size_t i = 0; i < sizeof body; i++) body[i] = "the cache keeps the keys\nand the values stay\n"[i % 45];
+    check_write(text, body, sizeof body);
+    char *all = xformat(yaml, dir, device, text, dtype);
+    Trainer *t = xcalloc(1, sizeof *t);
+    Config cfg;
+    TrainRecord r;
+    Err e = {0};
+    cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 0, NULL, &e) && trainer_open(t, &cfg, false, &e), "%s",
+              e.msg);
+    model_init(&t->model, 3);
+    for (int k = 0; k < STEPS; k++) {
+        cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
+        loss[k] = r.loss;
+    }
+    trainer_close(t);
+    config_free(&cfg);
+    free(t), free(all), free(text), free(dir);
+}
+Test(cuda_bf16_model, a_run_has_the_cpus_losses, .timeout = 300) {
+    double want[STEPS], got[STEPS], f32[STEPS], far = 0;
+    losses("cpu", "bf16", want), losses("cuda", "bf16", got), losses("cuda", "f32", f32);
+    CHECK_RELATIVE("loss", got, want, STEPS, nll_rms);
+    cr_assert(want[STEPS - 1] < 0.8 * want[0], "the loss does not fall: %g to %g", want[0], want[STEPS - 1]);
+    for (int k = 0; k < STEPS; k++) far = fmax(far, fabs(f32[k] - got[k]));
+    cr_assert(far > 1e-6, "bf16 is f32");
+}
+
+/* The program: a run in bf16, its text and its perplexity with matrices and cached rows in bf16. */
+static char *good(Ran r) {
+    cr_assert(r.status == 0, "%d: %s", r.status, r.err);
+    free(r.err);
+    return r.out;
+}
+Test(cuda_bf16_model, the_program_trains_and_decodes, .timeout = 300) {
+    char *cfg = check_path("run.yaml"), *dir = check_path("run"), *text = check_path("text.txt"), body[2000];
+    for (size_t i = 0; i < sizeof body; i++) body[i] = "the cache keeps the keys\nand the values stay\n"[i % 45];
+    check_write(text, body, sizeof body);
+    char *all = xformat("run: {dir: '%s', seed: 3, threads: 1}\n"
+                        "model: {d_model: 48, layers: 2, max_positions: 64,\n"
+                        "  kinds: {full: {mixer: gqa, heads: 4, kv_heads: 2, head_dim: 16}},\n"
+                        "  ffn: {kind: swiglu, hidden: 64}}\n"
+                        "data: {train: '%s', val_fraction: 0.2, seq_len: 24}\n"
+                        "train: {dtype: bf16, steps: 4, batch: 2, micro_batch: 2, eval_tokens: 48}\n"
+                        "optim: {warmup: 2}\n",
+                        dir, text);
+    check_write(cfg, all, strlen(all));
+    free(good(RUN("train", cfg, "-q", "--device", "cuda")));
+    char *last = xformat("%s/last", dir), *some = check_path("some.txt");
+    check_write(some, body, 57);
+    double nll[2];
+    static const char *const devices[] = {"cpu", "cuda"};
+    for (int k = 0; k < 2; k++) {
+        char *out = good(RUN("eval", last, "ppl", "--data", some, "--context", "20", "--device", devices[k], "--json",
+                             "--dtype", "bf16")),
+             *at = strstr(out, "\"nll\":");
+        cr_assert(at, "%s", out);
+        nll[k] = strtod(at + 6, NULL);
+        free(out);
+    }
+    cr_assert(nll[0] > 0.1);
+    CHECK_RELATIVE("nll", &nll[1], &nll[0], 1, nll_rms);
+    char *said = good(RUN("generate", last, "--device", "cuda", "--dtype", "bf16", "--prompt", "the cache ", "--seed",
+                          "1", "--ignore-eos", "--max-new", "6", "--json"));
+    cr_assert(strstr(said, "\"new_tokens\": 6") || strstr(said, "\"new_tokens\":6"), "%s", said);
+    free(cfg), free(dir), free(text), free(all), free(last), free(some), free(said);
+}
+
+/* ---- decoding -------------------------------------------------------------------------------------------------------
+ */
+/* Some rows of each sequence at once, the rest one by one. Returns how many logits; 0: refused. */
+static int decode(Side *s, real *out) {
+    Cache c;
+    Err e = {0};
+    Pass whole, p;
+    int idx[ZOO_ROWS], rows = 0, from[ZOO_SEQS] = {0}, n[ZOO_SEQS] = {4, 3, 2}, V = s->cfg.vocab;
+    if (!model_cache_open(&s->m, &c, ZOO_SEQS, ZOO_ROWS, ZOO_ROWS, 3, false, &e) ||
+        !model_extend_reserve(&s->m, &c, ZOO_ROWS, ZOO_ROWS, ZOO_SEQS, &e)) {
+        cr_assert(s->dev->cuda && strstr(e.msg, "take --device cpu"), "%s", e.msg);
+        kv_close(&c);
+        return 0;
+    }
+    zoo_whole(&whole, V);
+    for (int step = 0; step < 5; step++) {
+        zoo_part(&p, &whole, from, n, NULL);
+        for (int i = 0; i < p.b.N; i++) idx[i] = i;
+        cr_assert(model_extend(&s->m, &c, &p.b, p.tok, (Pick){p.b.N, idx}, TENSOR(out + rows * V, REAL, p.b.N, V), &e),
+                  "%s", e.msg);
+        rows += p.b.N;
+        for (int q = 0; q < ZOO_SEQS; q++) from[q] += n[q], n[q] = from[q] < whole.off[q + 1] - whole.off[q] ? 1 : 0;
+    }
+    kv_close(&c);
+    return rows * V;
+}
+Test(cuda_bf16_model, decodes_as_the_cpu_within_bf16, .timeout = 300) {
+    double worst = 0;
+    int ran = 0;
+    for (int i = 1; i < zoo_count(); i += 2) {
+        static real want[64 * 16], got[64 * 16];
+        ModelOpts o = {.narrow_weights = true, .narrow_cache = i % 4 == 1}; /* rows of the cache in bf16 or f32 */
+        Side cuda, cpu;
+        if (!side_open(&cuda, "cuda", &zoo[i], true, o)) continue;
+        side_open(&cpu, "cpu", &zoo[i], true, o);
+        int n = decode(&cpu, want), m = decode(&cuda, got);
+        cr_assert((n == m && n > 100) || m == 0);
+        double e = m ? apart(got, want, (size_t)n) : 0;
+        cr_assert(e <= logits_rms, "%s: logits %.3g apart", zoo[i].name, e);
+        worst = fmax(worst, e), ran += m > 0;
+        side_close(&cuda), side_close(&cpu);
+    }
+    fprintf(stderr, "%d models decode in bf16: logits at most %.2g apart\n", ran, worst);
+    cr_assert(ran >= 25);
+}
