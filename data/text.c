@@ -128,8 +128,8 @@ static bool take_ids(void *ctx, const Ids *ids, bool begin, bool end, size_t byt
     Grow *g = f->g;
     (void)end;
     if (ids->n + begin + 1 > g->room - g->n) /* one is kept for the last EOT */
-        return err_input(e, "text %s: makes more ids than %zu for each byte, which is the most that there is room for",
-                         g->name, pool_most_ids(f->p->t));
+        return err_input(e, "makes more ids than %zu for each byte, which is the most that there is room for",
+                         pool_most_ids(f->p->t));
     if (begin) {
         put(g, f->p->type, g->n++, f->p->t->eot);
         g->documents++;
@@ -150,20 +150,26 @@ static bool add_document(Pool *pool, const Plan *p, size_t *done, const char *s,
     return true;
 }
 
+/* Of a pool's error, which knows no file. */
+static bool in_file(const Source *f, const Err *why, Err *e) {
+    return err_input(e, "text %.150s: %s", f->path, why->msg);
+}
+
 /* The file had `size` bytes when room was made for it. */
 static bool add_file(Pool *pool, const Plan *p, const Source *f, Grow *g, size_t *done, Err *e) {
     FileMap text;
+    Err why = {0};
     if (!text_map(&text, f->path, e)) return false;
     size_t before = g->documents;
     bool ok = text.n == f->size ||
               err_input(e, "text %s: changed while it was read: %zu bytes, then %zu", f->path, f->size, text.n);
     for (const char *s = (const char *)text.p, *end = s + text.n; ok && s < end;) {
         const char *cut = p->nsep ? memmem(s, (size_t)(end - s), p->sep, p->nsep) : NULL;
-        ok = add_document(pool, p, done, s, (size_t)((cut ? cut : end) - s), e);
+        ok = add_document(pool, p, done, s, (size_t)((cut ? cut : end) - s), &why) || in_file(f, &why, e);
         *done += cut ? p->nsep : 0;
         s = cut ? cut + p->nsep : end;
     }
-    ok = ok && pool_flush(pool, e);
+    ok = ok && (pool_flush(pool, &why) || in_file(f, &why, e));
     file_unmap(&text);
     if (ok && g->documents == before) ok = err_input(e, "text %s: holds only separators, expected text", f->path);
     return ok;

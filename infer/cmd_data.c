@@ -83,7 +83,8 @@ bool inputs_read(Inputs *in, InputSink *sink, void *ctx, Err *e) {
         Through t = {in, sink, ctx};
         const char *key = in->key ? in->key : jsonl_name(in->path[i]) ? "text" : NULL;
         SourceCfg c = {.sep = sep, .nsep = nsep, .jsonl_key = key, .sink = pass, .read = through_read, .ctx = &t};
-        ok = source_read(&c, in->path[i], e);
+        in->now = in->path[i];
+        ok = source_read(&c, in->now, e);
     }
     tell_end(&in->tell);
     free(sep);

@@ -8,7 +8,7 @@ enum { INPUTS_MAX = 65536 };
 /* Files that a command reads one after the other, with a sign of progress and an end by signal. */
 typedef struct {
     int n;
-    const char **path;
+    const char **path, *now;     /* now: the one that is read */
     const char *separator, *key; /* separator as given; key NULL: JSONL by the file's name, "text" */
     size_t bytes, of;            /* on disk: read so far, all */
     bool quiet;

@@ -101,7 +101,11 @@ static bool on_ids(void *ctx, const Ids *ids, bool begin, bool end, size_t bytes
 }
 static bool on_text(void *ctx, const char *s, size_t n, bool end, Err *e) {
     Work *w = ctx;
-    return pool_text(w->pool, s, n, end, e);
+    Err why = {0};
+    if (pool_text(w->pool, s, n, end, &why)) return true;
+    if (why.status == EXIT_INPUT) return err_input(e, "%.150s: %s", w->a->in.now, why.msg);
+    *e = why;
+    return false;
 }
 
 static bool tokenize_run(Work *w, Args *a, const Cli *cli, Err *e) {

@@ -1,4 +1,6 @@
 /* kvsmith info: what a model is and what it costs. */
+#include <dirent.h>
+#include <fnmatch.h>
 #include <sys/stat.h>
 #include "../model/cost.h"
 #include "../model/data_cfg.h"
@@ -153,14 +155,22 @@ static bool json_check(const char *dir, const char *name, Err *e) {
 
 /* What a run keeps beside its model, where it is there: a damaged file shows now and not when the run is resumed. */
 static bool rest_check(const char *dir, Err *e) {
-    static const char moments[] = "trainer/optimizer.safetensors";
-    if (!json_check(dir, "tokenizer_config.json", e) || !json_check(dir, "trainer/state.json", e)) return false;
-    if (!file_exists(dir, moments)) return true;
-    char *path = xformat("%s/%s", dir, moments);
-    St st;
-    bool ok = st_open(&st, path, e);
-    if (ok) st_close(&st);
-    free(path);
+    static const char *const json[] = {"tokenizer_config.json", "trainer/state.json", "trainer/manifest.json"};
+    for (int i = 0; i < 3; i++)
+        if (!json_check(dir, json[i], e)) return false;
+    char *trainer = xformat("%s/trainer", dir);
+    DIR *d = opendir(trainer);
+    bool ok = true;
+    for (struct dirent *n; ok && d && (n = readdir(d));) {
+        St st;
+        if (fnmatch("optimizer*.safetensors", n->d_name, 0)) continue;
+        char *path = xformat("%s/%s", trainer, n->d_name);
+        ok = st_open(&st, path, e);
+        if (ok) st_close(&st);
+        free(path);
+    }
+    if (d) closedir(d);
+    free(trainer);
     return ok;
 }
 

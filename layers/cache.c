@@ -69,51 +69,13 @@ static void slot_clear(Slot *s) {
         for (int p = 0; p < t->maxpages; p++) t->table[(size_t)i * (size_t)t->maxpages + (size_t)p] = -1;
         if (t->s.retire) t->tail[i] = s->tail_next[i] = 0, s->retires[i] = false;
     }
+    /* Rows are carried on without a look at how many there are: an op reads them, which has to be of what is written.
+     */
+    if (s->dev && present(s->carry)) device_zero(s->dev, s->carry.p, tensor_bytes(s->carry));
     s->nunused = 0;
     for (int p = t->npages - 1; p >= 0; p--) s->ref[p] = 0, s->unused[s->nunused++] = p;
 }
 
-bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
-             bool poison, bool dry, Err *e) {
-    return kv_open_at(c, NULL, slots, nslots, nseq, max_tokens, max_rows, page_rows, poison, dry, e);
-}
-bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows,
-                int page_rows, bool poison, bool dry, Err *e) {
-    if (!device_apart(dev)) dev = NULL;
-    *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
-    Arena *tables = dev ? &c->tables : &c->mem;
-    for (int i = 0; i < nslots; i++) {
-        if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS)) {
-            kv_close(c);
-            return err_world(e, "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
-                             nseq, max_tokens);
-        }
-        CHECK(!dev || !slots[i].narrow, "rows in bf16 on a device");
-        c->slot[i].dev = dev;
-        slot_place(&c->slot[i], &c->mem, tables);
-    }
-    if (dry) return true;
-    if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) {
-        kv_close(c);
-        return false;
-    }
-    if (dev && !arena_open_at(&c->tables, device_memory(dev, true), "tables of the cache", c->tables.peak, poison, e)) {
-        kv_close(c);
-        return false;
-    }
-    if (dev) device_sync(dev);
-    for (int i = 0; i < nslots; i++) {
-        slot_place(&c->slot[i], &c->mem, tables);
-        slot_clear(&c->slot[i]);
-    }
-    return true;
-}
-void kv_close(Cache *c) {
-    arena_close(&c->mem);
-    arena_close(&c->tables);
-    free(c->slot);
-    *c = (Cache){0};
-}
 Slot *kv_slot(const Cache *c, int i) {
     CHECK(i >= 0 && i < c->nslots, "slot %d of %d", i, c->nslots);
     return &c->slot[i];
@@ -206,56 +168,132 @@ static size_t put(Slot *s, int lane, int row, const real *key, const real *value
     s->t.pos[at] = pos;
     return at;
 }
+/* Numbers of Lanes.data before the key and the value of a place. */
+static size_t key_number(const Slot *s, size_t place) {
+    size_t P = (size_t)s->t.P, page = place / P * P * (size_t)row_width(&s->t.s);
+    return page + place % P * (size_t)s->t.s.kdim;
+}
+static size_t value_number(const Slot *s, size_t place) {
+    size_t P = (size_t)s->t.P, page = place / P * P * (size_t)row_width(&s->t.s);
+    return page + P * (size_t)s->t.s.kdim + place % P * (size_t)s->t.s.vdim;
+}
+
+/* Rows that move from place to place on a device, where they are moved together: all are read, by way of scratch,
+ * before one is written. The places that they leave and come to belong to their own lanes meanwhile. */
+enum { MOVES = 512 };
+struct Moves {
+    size_t to[MOVES], from[MOVES], number[MOVES], dense[MOVES];
+    int n;
+};
+static void move_part(Run *r, const Slot *s, struct Moves *m, Tensor dense, size_t (*number_of)(const Slot *, size_t),
+                      int w) {
+    for (int i = 0; i < m->n; i++) m->dense[i] = (size_t)i * (size_t)w, m->number[i] = number_of(s, m->from[i]);
+    r->ops->move(r, dense, m->dense, s->t.data, m->number, m->n, w);
+    for (int i = 0; i < m->n; i++) m->number[i] = number_of(s, m->to[i]);
+    r->ops->move(r, s->t.data, m->number, dense, m->dense, m->n, w);
+}
+static void moves_done(Cache *c, const Slot *s) {
+    struct Moves *m = c->moves;
+    if (!m || !m->n) return;
+    Run r = run_make(c->dev, &c->moving);
+    Mark mark = arena_mark(r.scratch);
+    const int n[] = {MOVES, imax(s->t.s.kdim, s->t.s.vdim)};
+    Tensor dense = scratch_tensor(&r, "moved rows", s->t.data.dtype, 2, n);
+    move_part(&r, s, m, dense, key_number, s->t.s.kdim);
+    if (!s->t.s.alias) move_part(&r, s, m, dense, value_number, s->t.s.vdim);
+    m->n = 0;
+    arena_release(r.scratch, mark);
+}
 /* A row that is stored moves from one place to another. */
-static void move(Slot *s, size_t to, size_t from) {
-    memcpy(key_of(s, to), key_of(s, from), (size_t)s->t.s.kdim * row_number(&s->t.s));
-    if (!s->t.s.alias) memcpy(value_of(s, to), value_of(s, from), (size_t)s->t.s.vdim * row_number(&s->t.s));
+static void move(Cache *c, Slot *s, size_t to, size_t from) {
+    struct Moves *m = c->moves;
     s->t.pos[to] = s->t.pos[from];
+    if (!s->dev) {
+        memcpy(key_of(s, to), key_of(s, from), (size_t)s->t.s.kdim * row_number(&s->t.s));
+        if (!s->t.s.alias) memcpy(value_of(s, to), value_of(s, from), (size_t)s->t.s.vdim * row_number(&s->t.s));
+        return;
+    }
+    if (m->n && m->to[m->n - 1] == to) { /* what had come there has to go at once */
+        m->from[m->n - 1] = from;
+        return;
+    }
+    if (m->n == MOVES) moves_done(c, s);
+    m->to[m->n] = to, m->from[m->n++] = from;
+}
+/* Of the device's scratch that moves_done takes. */
+static bool moves_open(Cache *c, Err *e) {
+    c->moves = xcalloc(1, sizeof *c->moves);
+    for (int i = 0; i < c->nslots; i++) {
+        c->moves->n = c->slot[i].t.s.retire ? MOVES : 0;
+        moves_done(c, &c->slot[i]);
+    }
+    c->moves->n = 0;
+    return arena_open_at(&c->moving, device_memory(c->dev, false), "moves of the cache", c->moving.peak, false, e);
 }
 
 /* Whether row j of the pass, of which those before `end` are accepted, retires its predecessor. */
 static bool retires(const Kv *pass, int h, int j, int end) {
     return pass->s.retire && j < end && R(pass->gone)[(size_t)j * (size_t)pass->s.lanes + (size_t)h] != 0;
 }
-/* The newest carry_rows rows of what was carried and the pass's rows from..end-1. */
-static void carry_on(Slot *s, int seq, int h, const Kv *pass, int from, int end) {
-    size_t C = (size_t)s->t.s.carry, K = (size_t)s->t.s.lanes;
-    int rows = s->t.s.carry_rows, n = imin(end - from, rows);
-    real *own = R(s->carry) + ((size_t)seq * K + (size_t)h) * (size_t)rows * C;
-    memmove(own, own + (size_t)n * C, (size_t)(rows - n) * C * sizeof(real));
-    for (int i = 0; i < n; i++)
-        memcpy(own + (size_t)(rows - n + i) * C, R(pass->carry) + ((size_t)(end - n + i) * K + (size_t)h) * C,
-               C * sizeof(real));
-}
-
-/* Rows of a pass that a device stores by one op for all, not as they are met. */
+/* Numbers that a device moves by one op for all, not as they are met. */
 typedef struct {
-    size_t *key, *value; /* their places in Lanes.data */
-    size_t *row;         /* and in the pass: row * lanes + lane */
+    size_t *to, *from;
     int n;
+} Pieces;
+static Pieces pieces(Run *r, int most) {
+    size_t bytes = (size_t)most * sizeof(size_t);
+    return (Pieces){arena_take(r->host, bytes, "places"), arena_take(r->host, bytes, "rows to store"),
+                    measuring(r) ? most : 0};
+}
+static void piece(Pieces *p, size_t to, size_t from) { p->to[p->n] = to, p->from[p->n++] = from; }
+/* Rows of a pass in a slot, and what is carried on: by way of `old`, the rows that stay, and the pass's. */
+typedef struct {
+    Pieces key, value, old, stay, carry;
+    Tensor kept;
 } Stored;
 static Stored stored_begin(Run *r, const Slot *s) {
-    int n = r->batch->N * s->t.s.lanes;
-    size_t bytes = (size_t)n * sizeof(size_t);
-    return (Stored){arena_take(r->host, bytes, "keys' places"), arena_take(r->host, bytes, "values' places"),
-                    arena_take(r->host, bytes, "rows to store"), measuring(r) ? n : 0};
+    const KvShape *k = &s->t.s;
+    int n = r->batch->N * k->lanes, kept = r->batch->B * k->lanes * k->carry_rows;
+    Stored d = {pieces(r, n), pieces(r, n), pieces(r, kept), pieces(r, kept), pieces(r, kept), ABSENT};
+    if (kept) d.kept = SCRATCH(r, "rows carried on", kept, k->carry);
+    return d;
 }
 /* As `put`, but for the numbers. */
 static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int pos) {
-    size_t at = place(s, lane, row), P = (size_t)s->t.P, page = at / P * P * (size_t)row_width(&s->t.s);
-    d->key[d->n] = page + at % P * (size_t)s->t.s.kdim;
-    d->value[d->n] = page + P * (size_t)s->t.s.kdim + at % P * (size_t)s->t.s.vdim;
-    d->row[d->n++] = from;
+    size_t at = place(s, lane, row);
+    piece(&d->key, key_number(s, at), from * (size_t)s->t.s.kdim);
+    piece(&d->value, value_number(s, at), from * (size_t)s->t.s.vdim);
     s->t.pos[at] = pos;
     return at;
 }
 static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
-    size_t Dk = (size_t)s->t.s.kdim, Dv = (size_t)s->t.s.vdim;
-    for (int i = 0; i < d->n && !measuring(r); i++) d->row[i] *= Dk;
-    r->ops->move(r, s->t.data, d->key, pass->k, d->row, d->n, s->t.s.kdim);
-    if (s->t.s.alias) return;
-    for (int i = 0; i < d->n && !measuring(r); i++) d->row[i] = d->row[i] / Dk * Dv;
-    r->ops->move(r, s->t.data, d->value, pass->v, d->row, d->n, s->t.s.vdim);
+    const KvShape *k = &s->t.s;
+    r->ops->move(r, s->t.data, d->key.to, pass->k, d->key.from, d->key.n, k->kdim);
+    if (!k->alias) r->ops->move(r, s->t.data, d->value.to, pass->v, d->value.from, d->value.n, k->vdim);
+    if (!present(d->kept)) return;
+    r->ops->move(r, d->kept, d->old.to, s->carry, d->old.from, d->old.n, k->carry);
+    r->ops->move(r, s->carry, d->stay.to, d->kept, d->stay.from, d->stay.n, k->carry);
+    r->ops->move(r, s->carry, d->carry.to, pass->carry, d->carry.from, d->carry.n, k->carry);
+}
+/* The newest carry_rows rows of what was carried and the pass's rows from..end-1. */
+static void carry_on(Slot *s, int seq, int h, const Kv *pass, int from, int end, Stored *device) {
+    size_t C = (size_t)s->t.s.carry, K = (size_t)s->t.s.lanes;
+    int rows = s->t.s.carry_rows, n = imin(end - from, rows);
+    size_t at = ((size_t)seq * K + (size_t)h) * (size_t)rows, newest = ((size_t)(end - n) * K + (size_t)h);
+    if (device) {
+        for (int i = 0; i < rows - n; i++) {
+            size_t by = (size_t)device->old.n * C;
+            piece(&device->old, by, (at + (size_t)(n + i)) * C);
+            piece(&device->stay, (at + (size_t)i) * C, by);
+        }
+        for (int i = 0; i < n; i++)
+            piece(&device->carry, (at + (size_t)(rows - n + i)) * C, (newest + (size_t)i * K) * C);
+        return;
+    }
+    real *own = R(s->carry) + at * C;
+    memmove(own, own + (size_t)n * C, (size_t)(rows - n) * C * sizeof(real));
+    for (int i = 0; i < n; i++)
+        memcpy(own + (size_t)(rows - n + i) * C, R(pass->carry) + (newest + (size_t)i * K) * C, C * sizeof(real));
 }
 
 static void append(Run *r, Slot *s, const Kv *pass, const int *accept, Stored *device) {
@@ -270,7 +308,7 @@ static void append(Run *r, Slot *s, const Kv *pass, const int *accept, Stored *d
         for (int h = 0; h < K; h++) {
             int lane = b->seq[q] * K + h, w = s->t.hi[lane];
             if (s->t.s.retire) s->retires[lane] = !fresh && retires(pass, h, from, end);
-            if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, pass, from, end);
+            if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, pass, from, end, device);
             s->s0_next[lane] = fresh ? w : s->t.s0[lane];
             s->lo_next[lane] = fresh ? w : s->t.lo[lane];
             for (int j = from; j < end; j++) {
@@ -292,12 +330,11 @@ void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
         if (!measuring(r)) append(r, s, pass, accept, NULL);
         return;
     }
-    Mark mark = arena_mark(r->host);
+    RunMark mark = run_mark(r);
     Stored device = stored_begin(r, s);
-    CHECK(measuring(r) || (!s->t.s.retire && !s->t.s.carry_rows), "rows that the host moves about");
     if (!measuring(r)) append(r, s, pass, accept, &device);
     if (s->t.s.lanes) stored_end(r, s, pass, &device);
-    arena_release(r->host, mark);
+    run_release(r, mark);
 }
 
 /* Whether entry e of a lane's table holds rows of from..to-1. */
@@ -323,7 +360,7 @@ static void settle(Slot *s, int lane, int s0, int lo, int hi) {
 
 /* Rows of lo..hi-1 that a query at position `next` and later ones do not see leave; the last rows move into their
  * places. Returns the new hi. Without a delay only the tail of before the pass can be such a row. */
-static int expire(Slot *s, int lane, int lo, int hi, int next) {
+static int expire(Cache *c, Slot *s, int lane, int lo, int hi, int next) {
     Lanes *t = &s->t;
     bool tail = s->retires[lane];
     if (tail) {
@@ -331,7 +368,7 @@ static int expire(Slot *s, int lane, int lo, int hi, int next) {
         t->gone[place(s, lane, t->tail[lane])] = true;
     }
     for (int row = t->s.delay ? lo : tail ? t->tail[lane] : hi; row < hi;) {
-        size_t at = place(s, lane, row), last = place(s, lane, hi - 1);
+        size_t at = place(s, lane, row);
         if (!t->gone[at] || next - t->pos[at] <= t->s.delay) {
             row++;
             continue;
@@ -339,26 +376,36 @@ static int expire(Slot *s, int lane, int lo, int hi, int next) {
         if (--hi == row) break;
         own_page(s, lane, row);
         at = place(s, lane, row);
-        move(s, at, last);
+        size_t last = place(s, lane, hi);
+        move(c, s, at, last);
         t->gone[at] = t->gone[last];
         if (s->tail_next[lane] == hi) s->tail_next[lane] = row;
     }
     return hi;
 }
 
-void kv_end(Cache *c, const Batch *b, const int *accept) {
-    for (int i = 0; i < c->nslots; i++)
-        for (int q = 0; q < b->B; q++)
-            for (int h = 0; h < c->slot[i].t.s.lanes && b->off[q] < b->off[q + 1]; h++) {
-                Slot *s = &c->slot[i];
-                int lane = b->seq[q] * s->t.s.lanes + h, lo = s->lo_next[lane], hi = s->hi_next[lane];
-                int end = accept ? b->off[q] + accept[q] : b->off[q + 1];
-                bool stored = end > b->off[q];
-                if (s->t.s.retire && stored) hi = expire(s, lane, lo, hi, b->pos[end - 1] + 1);
-                /* the next query is one position on: of a window it sees the newest window-1 rows */
-                if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
-                settle(s, lane, s->s0_next[lane], lo, hi);
+static void end(Cache *c, Slot *s, const Batch *b, const int *accept) {
+    int lanes = s->t.s.lanes;
+    /* Pages are given back when all rows have moved: until then what is read stays what it was. */
+    for (int settles = 0; settles < 2; settles++) {
+        for (int i = 0; i < b->B * lanes; i++) {
+            int q = i / lanes, lane = b->seq[q] * lanes + i % lanes, lo = s->lo_next[lane], hi = s->hi_next[lane];
+            if (b->off[q] == b->off[q + 1]) continue;
+            int to = accept ? b->off[q] + accept[q] : b->off[q + 1];
+            bool stored = to > b->off[q];
+            if (!settles) {
+                if (s->t.s.retire && stored) s->hi_next[lane] = expire(c, s, lane, lo, hi, b->pos[to - 1] + 1);
+                continue;
             }
+            /* the next query is one position on: of a window it sees the newest window-1 rows */
+            if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
+            settle(s, lane, s->s0_next[lane], lo, hi);
+        }
+        moves_done(c, s);
+    }
+}
+void kv_end(Cache *c, const Batch *b, const int *accept) {
+    for (int i = 0; i < c->nslots; i++) end(c, &c->slot[i], b, accept);
 }
 
 void kv_drop(Cache *c, int seq) {
@@ -391,6 +438,55 @@ void kv_fork(Cache *c, int from, int to) {
     }
 }
 
+bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
+             bool poison, bool dry, Err *e) {
+    return kv_open_at(c, NULL, slots, nslots, nseq, max_tokens, max_rows, page_rows, poison, dry, e);
+}
+bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows,
+                int page_rows, bool poison, bool dry, Err *e) {
+    if (!device_apart(dev)) dev = NULL;
+    *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
+    Arena *tables = dev ? &c->tables : &c->mem;
+    for (int i = 0; i < nslots; i++) {
+        if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS)) {
+            kv_close(c);
+            return err_world(e, "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
+                             nseq, max_tokens);
+        }
+        CHECK(!dev || !slots[i].narrow, "rows in bf16 on a device");
+        c->slot[i].dev = dev;
+        slot_place(&c->slot[i], &c->mem, tables);
+    }
+    if (dry) return true;
+    if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) {
+        kv_close(c);
+        return false;
+    }
+    if (dev && !arena_open_at(&c->tables, device_memory(dev, true), "tables of the cache", c->tables.peak, poison, e)) {
+        kv_close(c);
+        return false;
+    }
+    bool moves = false;
+    for (int i = 0; i < nslots; i++) moves |= slots[i].retire;
+    if (dev && moves && !moves_open(c, e)) {
+        kv_close(c);
+        return false;
+    }
+    if (dev) device_sync(dev);
+    for (int i = 0; i < nslots; i++) {
+        slot_place(&c->slot[i], &c->mem, tables);
+        slot_clear(&c->slot[i]);
+    }
+    return true;
+}
+void kv_close(Cache *c) {
+    arena_close(&c->mem);
+    arena_close(&c->tables);
+    arena_close(&c->moving);
+    free(c->moves);
+    free(c->slot);
+    *c = (Cache){0};
+}
 Tensor kv_state(const Slot *s) { return s->state; }
 Tensor kv_carry(const Slot *s) { return s->carry; }
 const Lanes *kv_lanes(const Slot *s) { return &s->t; }

@@ -13,7 +13,9 @@ typedef struct {
     Slot *slot;
     Arena mem;    /* all rows, tables and states; of a device rows and states alone, and */
     Arena tables; /* what the host reads and writes, which the device reads */
-    Device *dev;  /* NULL: the host's memory */
+    Arena moving; /* scratch of a device for rows that move into the places of retired ones */
+    struct Moves *moves;
+    Device *dev; /* NULL: the host's memory */
 } Cache;
 
 /* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the
@@ -21,7 +23,7 @@ typedef struct {
  * size. False: nothing is left open. */
 bool kv_open(Cache *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
              bool poison, bool dry, Err *);
-/* The same in the memory of a device that has one of its own; there, rows do not retire. */
+/* The same in the memory of a device that has one of its own. */
 bool kv_open_at(Cache *, Device *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows,
                 int page_rows, bool poison, bool dry, Err *);
 void kv_close(Cache *);
@@ -31,7 +33,8 @@ Slot *kv_slot(const Cache *, int i);
  * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. Waits for a device. */
 bool kv_begin(Cache *, const Batch *, Err *);
 /* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
- * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored. */
+ * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored.
+ * The host reads pass->gone: of a device's pass it is a view. */
 void kv_append(Run *, Slot *, const Kv *pass, const int *accept);
 void kv_end(Cache *, const Batch *, const int *accept); /* lengths visible; rows past retention or retired given back */
 void kv_fork(Cache *, int from, int to);                /* `to` becomes a copy of `from`; pages are shared */

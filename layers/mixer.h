@@ -41,8 +41,8 @@ typedef struct Mixer {
     void (*init)(const void *cfg, void *w, uint64_t key); /* fills the fields declared FIELD_OWN, by the key alone */
     bool (*reports)(const void *cfg);                     /* adds STAT_MERGED to every sequence of a training pass */
     /* A training stage with these settings ended: called on the weights and on each of the optimizer's moments, whose
-     * tensors may be BF16, or absent. */
-    void (*stage_end)(const void *cfg, void *w);
+     * tensors lie on the device and may be BF16, or absent. */
+    void (*stage_end)(Device *, const void *cfg, void *w);
 } Mixer;
 extern const Mixer *const mixers[]; /* NULL-ended */
 const Mixer *mixer_find(const char *name);

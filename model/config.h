@@ -138,6 +138,7 @@ struct Config {
     int nstages; /* 0: the run is one stage */
     Stage *stage;
     bool quiet;        /* no setting: whoever opens the data tells nothing of long work */
+    int threads;       /* no setting: this rank's share of the processors; 0: as run.threads says */
     struct Comm *comm; /* no setting: the ranks of the run (train/comm.h); NULL: it is alone */
 };
 

@@ -7,6 +7,7 @@
 static void place(ModelCopy *c) {
     Fields f = arena_placer(&c->mem);
     model_fields(&c->view, &c->view.w, &f);
+    if (c->view.opts.without & MODEL_MOMENTS) return;
     f = arena_placer(&c->mem);
     model_moments(&c->view, &c->view.m, false, &f);
     f = arena_placer(&c->mem);
@@ -23,8 +24,8 @@ bool model_copy_open(ModelCopy *c, const Model *m, bool dry, Err *e) {
     place(c);
     if (dry) return true;
     size_t size = c->mem.peak;
-    CHECK(m->opts.without || size == m->aw.used + m->am.used + m->av.used,
-          "%zu bytes, the regions have %zu, %zu and %zu", size, m->aw.used, m->am.used, m->av.used);
+    CHECK(size == m->aw.used + m->am.used + m->av.used, "%zu bytes, the regions have %zu, %zu and %zu", size,
+          m->aw.used, m->am.used, m->av.used);
     if (!arena_open(&c->mem, "checkpoint copy", size, false, e)) {
         model_copy_close(c);
         return false;
@@ -53,6 +54,7 @@ static void see_read(Fields *f, Tensor *t, const char *path, unsigned flags) {
 }
 static void walk(const Model *m, Weights *w, Weights *first, Weights *second, Fields f) {
     model_fields(m, w, &f);
+    if (m->opts.without & MODEL_MOMENTS) return;
     model_moments(m, first, false, &f);
     model_moments(m, second, true, &f);
 }

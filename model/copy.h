@@ -2,7 +2,8 @@
 #pragma once
 #include "model.h"
 
-/* `view` is the model with numbers of its own for weights and moments; it shares the layers, has no gradients and no
+/* `view` is the model with numbers of its own for weights and moments (of a model that has none,
+ * ModelOpts.without, for weights alone); it shares the layers, has no gradients and no
  * scratch, and serves what reads fields: hf_save, the writers of moments. */
 typedef struct {
     Model view;
@@ -11,6 +12,6 @@ typedef struct {
 
 /* Map the region (or measure it: dry, or a dry model). m must outlive the copy. */
 bool model_copy_open(ModelCopy *, const Model *m, bool dry, Err *);
-/* The numbers as they are now; of a model without moments (ModelOpts.without) the weights alone. */
+/* The numbers as they are now. */
 void model_copy_take(ModelCopy *, const Model *m);
 void model_copy_close(ModelCopy *);

@@ -40,13 +40,34 @@ static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tens
 
 static bool has_state(const Model *m, int l) { return m->layer[l].owner && m->layer[l].rows.state; }
 
+/* On a device, what the layers decide about rows lies in one piece, which the host reads by one copy. */
+static void gone_together(Model *m, Run *r, int N) {
+    int lanes = 0;
+    m->gone = ABSENT;
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].owner && m->layer[l].rows.retire) lanes += m->layer[l].rows.lanes;
+    if (!lanes || !device_apart(m->dev)) return;
+    m->gone = SCRATCH(r, "rows that retire", lanes, N);
+    for (int l = 0, at = 0; l < m->L; l++) {
+        if (!m->layer[l].owner || !m->layer[l].rows.retire) continue;
+        m->kv[l].gone.p = tensor_part(m->gone, at, m->layer[l].rows.lanes).p;
+        at += m->layer[l].rows.lanes;
+    }
+}
+
 /* Everything up to the logits; the rows of the pass stay in m->kv and, under RUN_HOLD, the inputs of mixers with a
  * state in m->inputs, in scratch that the caller gives back. */
 static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Tensor logits) {
     int N = r->batch->N, d = m->cfg.d_model;
+    const size_t one = sizeof(int), rows = (size_t)N * one;
+    run_give(r, 3,
+             (const Given[]){{m->idx, rows},
+                             {tok, rows},
+                             {want.idx == m->idx ? NULL : want.idx, (size_t)want.n * one}});
     Fields place = arena_placer(r->scratch);
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_pass_fields(&m->layer[l].rows, N, &m->kv[l], &place);
+    gone_together(m, r, N);
     for (int l = 0; l < m->L; l++) {
         m->inputs[l] = ABSENT;
         if (r->mode & RUN_HOLD && has_state(m, l)) m->inputs[l] = SCRATCH(r, "held input", N, d);
@@ -103,6 +124,7 @@ static void replay(Model *m, const Cache *c, Run r, const int *accept) {
     Pick all = {r.batch->N, m->idx}, some = {a.N, row};
     r.batch = &a;
     r.mode &= ~(unsigned)RUN_HOLD;
+    run_give(&r, 1, &(Given){m->idx, (size_t)a.N * sizeof *m->idx});
     for (int l = 0; a.N && l < m->L; l++) {
         if (!has_state(m, l)) continue;
         Mark inner = arena_mark(r.scratch);
@@ -142,11 +164,24 @@ static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want,
 bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
     return begin(m, c, b, tok, want, RUN_HOLD, logits, e);
 }
+static void append(Model *m, const Cache *c, Run r, const int *accept) {
+    RunMark mark = run_mark(&r);
+    Tensor gone = present(m->gone) ? host_view(&r, m->gone, true) : ABSENT; /* waits */
+    if (!present(gone) && !measuring(&r)) device_sync(m->dev);
+    for (int l = 0, at = 0; l < m->L; l++) {
+        if (!m->layer[l].owner) continue;
+        Kv rows = m->kv[l];
+        if (present(gone) && rows.s.retire) {
+            rows.gone.p = tensor_part(gone, at, rows.s.lanes).p;
+            at += rows.s.lanes;
+        }
+        kv_append(&r, kv_slot(c, l), &rows, accept);
+    }
+    run_release(&r, mark);
+}
 static void commit(Model *m, Cache *c, Run r, const int *accept) {
     const Batch *b = r.batch;
-    device_sync(m->dev); /* the host changes what the pass's kernels read of the cache's tables */
-    for (int l = 0; l < m->L; l++)
-        if (m->layer[l].owner) kv_append(&r, kv_slot(c, l), &m->kv[l], accept);
+    append(m, c, r, accept); /* the host changes what the pass's kernels read of the cache's tables: they have ended */
     kv_end(c, b, accept);
     arena_release(&m->scratch, m->held);
 }
@@ -180,8 +215,7 @@ bool model_extend_reserve(Model *m, Cache *c, int max_rows, int max_want, int ma
     r.mode = RUN_HOLD;
     pass(m, &r, c, zeros, (Pick){imin(max_want, N), m->idx}, TENSOR(NULL, REAL, imin(max_want, N), m->cfg.vocab));
     replay(m, c, r, NULL);
-    for (int l = 0; l < m->L; l++)
-        if (m->layer[l].owner) kv_append(&r, kv_slot(c, l), &m->kv[l], NULL);
+    append(m, c, r, NULL);
     free(zeros);
     if (!model_able(m, e)) return false;
     if (m->opts.dry) {

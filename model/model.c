@@ -120,7 +120,7 @@ void model_layer_init(const Model *m, int l, Weights *w, uint64_t seed) {
 }
 void model_layer_stage_end(const Model *m, int l, Weights *w) {
     const Kind *k = m->layer[l].kind;
-    if (k->mixer->stage_end) k->mixer->stage_end(m->layer[l].cfg, w->layer[l].mix);
+    if (k->mixer->stage_end) k->mixer->stage_end(m->dev, m->layer[l].cfg, w->layer[l].mix);
 }
 void model_stage_end(Model *m) {
     bool moments = m->opts.train && !(m->opts.without & MODEL_MOMENTS);
@@ -432,6 +432,9 @@ static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fi
     }
 }
 
+static void unit_need(Model *m, const Run *r, int unit) {
+    if (m->units && !measuring(r)) m->units->need(m->units->ctx, unit);
+}
 static void unit_begin(Model *m, const Run *r, int unit) {
     if (m->units && !measuring(r)) m->units->begin(m->units->ctx, unit);
 }
@@ -525,6 +528,12 @@ static void stats_seen(Model *m, Run *r, Tensor stat, Tensor dstat) {
     if (present(dstat)) view_close(m->dev, dstat, d, true);
 }
 
+/* The batch, its rows, ids and targets. */
+static void give(const Model *m, Run *r, const int *tok, const int *tgt) {
+    size_t n = (size_t)r->batch->N * sizeof(int);
+    run_give(r, 3, (const Given[]){{m->idx, n}, {tok, n}, {tgt, n}});
+}
+
 void model_train(Model *m, const Batch *b, const int *tok, const int *tgt, const real *g, real *nll) {
     model_teach(m, b, tok, tgt, g, nll, NULL);
 }
@@ -535,23 +544,27 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     Fields place = arena_placer(&m->keep);
     Tensor x[LAYERS_MAX + 1] = {0}, xf = {0}, rstd = {0};
     keep_fields(m, N, x, &xf, &rstd, &place);
+    give(m, r, tok, tgt);
     Tensor stat, dstat, loss = losses(m, nll, N);
     g = given(m, g, N, measuring(r));
     stat_fields(b->B, &stat, &dstat, &place);
     r->ops->zero(r, stat);
     r->ops->zero(r, dstat);
     r->stat = stat;
+    unit_need(m, r, 0);
     embed_rows(m, r, x[0], tok);
     for (int l = 0; l < m->L; l++) {
         Mark mark = arena_mark(r->scratch);
         Fields again = arena_placer(r->scratch);
         if (m->layer[l].recompute) act_fields(m, l, N, &again);
+        unit_need(m, r, l + 1);
         layer_forward(m, r, l, x[l], x[l + 1]);
         arena_release(r->scratch, mark);
     }
     stats_seen(m, r, stat, dstat);
     r->stat = ABSENT; /* a replayed forward counts nothing */
     r->dstat = dstat;
+    unit_need(m, r, m->L + 1);
     model_norm(m, r, xf, rstd, x[m->L], m->w.norm, m->w.norm_bias);
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
     r->ops->zero(r, dx);
@@ -586,8 +599,9 @@ static void leave_layer(Model *m, Run *r, const States *s, int l, Tensor x, Tens
 static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit, const States *s) {
     int N = b->N, d = m->cfg.d_model;
     Run run = run_pass(m, b, 0), *r = &run;
-    Mark keep = arena_mark(&m->keep);
+    Mark keep = arena_mark(&m->keep), scratch = arena_mark(&m->scratch);
     Fields place = arena_placer(&m->keep);
+    give(m, r, tok, tgt);
     Tensor x = {0}, y = {0}, rstd = {0}, loss = s ? ABSENT : losses(m, nll, N);
     field(&place, &x, "x", 0, N, d);
     field(&place, &y, "y", 0, N, d);
@@ -610,6 +624,7 @@ static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt,
     if (!s || present(s->xf)) model_norm(m, r, s ? s->xf : y, rstd, x, m->w.norm, m->w.norm_bias);
     if (!s) r->ops->linear_xent(r, loss, hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
     if (!s) losses_read(m, nll, loss, measuring(r));
+    arena_release(&m->scratch, scratch);
     arena_release(&m->keep, keep);
 }
 void model_score(Model *m, const Batch *b, const int *tok, const int *tgt, real *nll, int *hit) {

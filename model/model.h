@@ -31,14 +31,16 @@ typedef struct {
  * derivative of the loss, dstat (B,STATS), zero before. After a pass without gradient dstat is absent. */
 typedef void StatLoss(void *ctx, Tensor stat, Tensor dstat);
 
-/* Parts of a model whose gradients become complete one after the other in a backward pass: unit 0 is the embedding with
- * the positions, unit 1 + l is layer l, unit L + 1 the norm before the head, with the head where it is not tied. They
- * begin and end in the order L + 1, L, .., 1, 0; a tied embedding begins before all, being the head, and ends last. */
+/* Parts of a model that a training pass comes to one after the other: unit 0 is the embedding with the positions, unit
+ * 1 + l is layer l, unit L + 1 the norm before the head, with the head where it is not tied. Forward asks for the
+ * weights of 0, 1, .., L + 1. In backward gradients become complete: units begin and end in the order L + 1, L, .., 1,
+ * 0; a tied embedding begins before all, being the head, and ends last. */
 typedef struct {
+    void (*need)(void *ctx, int unit);  /* the pass is about to read m->w's fields of the unit for the first time */
     void (*begin)(void *ctx, int unit); /* the pass is about to add to m->g's fields of the unit */
     void (*done)(void *ctx, int unit);  /* it has added all */
     void *ctx;
-} GradUnits;
+} UnitHooks;
 
 /* What a teacher made of a batch (model_states), and the losses of a student against it. In a pass that is measured
  * nothing has memory. Of the student's row i with a target, over its layers l in which both have a mixer's output
@@ -99,12 +101,13 @@ struct Model {
     int extend_rows;                     /* rows of a pass over history that scratch was reserved for */
     Mark held;                           /* between model_verify and model_commit: */
     Tensor *inputs;                      /* (N,d) per layer with a state: what its mixer was given */
+    Tensor gone;                         /* of a device: all layers' Kv.gone in one piece; absent: no row retires */
     uint64_t seed, step;                 /* key of all noise */
     double progress;                     /* of the training stage, see Run */
     unsigned mode;                       /* added to the mode of training passes: RUN_SMOOTH in gradient checks */
     StatLoss *stat_loss;                 /* NULL: nobody asks */
     void *stat_ctx;
-    const GradUnits *units; /* NULL: nobody asks */
+    const UnitHooks *units; /* NULL: nobody asks */
 };
 
 /* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is

@@ -206,6 +206,17 @@ bool st_open(St *st, const char *path, Err *e) {
     return ok;
 }
 
+bool st_open_files(St *st, const char *path, char *const *file, int n, Err *e) {
+    *st = (St){.path = xstrdup(path)};
+    for (int i = 0; i < n; i++)
+        if (!add_file(st, file[i], e)) {
+            st_close(st);
+            return false;
+        }
+    sort_entries(st);
+    return true;
+}
+
 static void entry_free(StEntry *t) {
     free(t->name);
     free(t->shape);

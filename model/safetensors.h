@@ -35,6 +35,8 @@ typedef struct {
  */
 bool st_open(St *, const char *path, Err *);
 bool st_open_dir(St *, const char *dir, Err *);
+/* Several files as one; a name that is in two of them is there twice. `path` is where messages say they are from. */
+bool st_open_files(St *, const char *path, char *const *file, int n, Err *);
 void st_close(St *);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
 /* How a tensor t (rows, width) or (rows) lies in a stored one: `parts` tensors of its shape take turns, `block` rows at

@@ -29,6 +29,14 @@ bool err_world(Err *e, const char *fmt, ...) {
     return false;
 }
 
+bool err_diverged(Err *e, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    fill(e, EXIT_DIVERGED, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
 bool err_errno(Err *e, const char *what, const char *path) {
     int n = errno;
     bool users = n == ENOENT || n == ENOTDIR || n == EISDIR || n == EACCES || n == ELOOP || n == ENAMETOOLONG;

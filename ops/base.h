@@ -12,11 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXIT_WORLD = 1, EXIT_INPUT = 2, EXIT_SIGNAL = 130 };
+enum { EXIT_WORLD = 1, EXIT_INPUT = 2, EXIT_DIVERGED = 3, EXIT_SIGNAL = 130 };
 
 /* One line of at most 300 characters, and the exit status that goes with it. Zero-initialise before use. */
 typedef struct {
-    int status; /* 0: no error; EXIT_INPUT: what the user gave cannot be used; EXIT_WORLD: the world failed */
+    /* 0: no error; EXIT_INPUT: what the user gave cannot be used; EXIT_WORLD: the world failed; EXIT_DIVERGED: training
+     * made numbers that are none, and would again */
+    int status;
     char msg[301];
 } Err;
 
@@ -24,6 +26,7 @@ typedef struct {
  * message from a file are replaced by '?', a longer message is cut with "...". `e` may be NULL. */
 bool err_input(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 bool err_world(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+bool err_diverged(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* The same from errno of the last call: "<what> <path>: <strerror>". ENOENT, ENOTDIR, EISDIR and EACCES are the user's
  * (EXIT_INPUT), everything else is the world's. */
 bool err_errno(Err *e, const char *what, const char *path);

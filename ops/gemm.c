@@ -1,5 +1,5 @@
 /* gemm.c: oneDNN's matmul with cached primitives (versions 2 and 3 of its C interface), scratchpads from us. */
-#include "gemm.h"
+#include "gemm_bf16.h"
 
 /* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are.
  */
@@ -46,6 +46,9 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const vo
     (void)g;
     CHECK(!s.narrow, "a product in bf16 of doubles");
     if (scratch->base) plain(s, C, A, B);
+}
+void gemm_many(Gemm *g, Arena *scratch, int n, const GemmJob *jobs) {
+    for (int j = 0; j < n; j++) gemm(g, scratch, jobs[j].s, jobs[j].C, jobs[j].A, jobs[j].B);
 }
 #else
     #include <oneapi/dnnl/dnnl.h>
@@ -175,7 +178,7 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const vo
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
     CHECK(!s.narrow || g->bf16, "weights in bf16 on a device that multiplies in f32");
     if (s.narrow || gemm_rounds(g, s.weights)) {
-        g->bf16(g->threads, scratch, s, C, A, B);
+        gemm_bf16_one(g->bf16, g->threads, scratch, s, C, A, B);
         return;
     }
     /* oneDNN 3.7 takes a column whose numbers do not lie side by side for one whose numbers do. */
@@ -206,5 +209,19 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const vo
     }
     if (!fits) arena_close(&spill);
     arena_release(scratch, mark);
+}
+
+/* What the library multiplies stands between: it is done in its turn, since C may be that of its neighbours. */
+void gemm_many(Gemm *g, Arena *scratch, int n, const GemmJob *jobs) {
+    CHECK(n >= 0 && n <= GEMM_JOBS, "%d products", n);
+    if (n == 0) return;
+    for (int from = 0, j = 0; j <= n; j++) {
+        const GemmShape *s = &jobs[imin(j, n - 1)].s;
+        bool joins = j < n && s->M > 0 && s->N > 0 && s->K > 0 && g->bf16 && (s->narrow || gemm_rounds(g, s->weights));
+        if (joins) continue;
+        if (j > from) g->bf16(g->threads, scratch, j - from, jobs + from);
+        if (j < n) gemm(g, scratch, *s, jobs[j].C, jobs[j].A, jobs[j].B);
+        from = j + 1;
+    }
 }
 #endif

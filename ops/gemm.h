@@ -20,10 +20,24 @@ void gemm_close(Gemm *);
  * `scratch` and gives it back; while scratch measures, only that happens. */
 void gemm(Gemm *, Arena *scratch, GemmShape, real *C, const real *A, const void *B);
 
-/* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes
- * 2 (M + N) K bytes, rounded up, from scratch; with M <= GEMM_BF16_FEW, tb and not ta 2 M K and a fixed number for each
- * thread. Every number of C is summed in an order that K alone gives: neither threads nor other rows change a bit. */
-typedef void GemmBf16(int threads, Arena *scratch, GemmShape, float *C, const float *A, const void *B);
+/* Several products in one call. Products of one `a` have the same A, so that it is packed once; so B and `b`. Products
+ * of one `c` stand behind each other and add to one C in that order; other Cs do not overlap. The numbers are those of
+ * one gemm() after the other. */
+typedef struct {
+    GemmShape s;
+    real *C;
+    const real *A;
+    const void *B;
+    int a, b, c;
+} GemmJob;
+enum { GEMM_JOBS = 8 };
+void gemm_many(Gemm *, Arena *scratch, int n, const GemmJob *);
+
+/* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes, for
+ * every A and every B, 2 M K or 2 N K bytes, rounded up, from scratch; with M <= GEMM_BF16_FEW, tb and not ta 2 M K and
+ * a fixed number for each thread. Every number of C is summed in an order that K alone gives: neither threads nor other
+ * rows nor other products of the call change a bit. Either all products have so few rows or none. */
+typedef void GemmBf16(int threads, Arena *scratch, int n, const GemmJob *);
 enum { GEMM_BF16_FEW = 64 };
 /* From now on gemm() computes products with `least` weights and more by this; NULL: by the library. The rule looks at
  * the weights alone, so that the rounding is a layer's own: neither batch nor context change it. */

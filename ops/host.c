@@ -27,6 +27,35 @@ void host_write(Run *r, Tensor t, Tensor view) {
     if (device_apart(r->dev) && !measuring(r)) device_write(r->dev, t.p, view.p, tensor_bytes(t));
 }
 
+static size_t aligned(size_t n) { return (n + 15) & ~(size_t)15; }
+void run_give(Run *r, int n, const Given *more) {
+    const Batch *b = r->batch;
+    if (!device_apart(r->dev)) return;
+    const size_t N = (size_t)b->N, B = (size_t)b->B, one = sizeof(int);
+    Given all[GIVEN_MOST] = {{b->off, (B + 1) * one}, {b->seq, B * one},   {b->of, N * one},
+                             {b->pos, N * one},       {b->first, N * one}, {b->id, B * sizeof *b->id}};
+    int count = 6;
+    CHECK(count + n <= GIVEN_MOST, "%d more", n);
+    for (int i = 0; i < n; i++) all[count++] = more[i];
+    size_t total = 0, at = 0;
+    for (int i = 0; i < count; i++) total += aligned(all[i].bytes);
+    char *there = arena_take(r->scratch, total, "what the pass is given");
+    Mark mark = arena_mark(r->host);
+    char *here = arena_take(r->host, total, "what the pass is given");
+    r->given.n = 0;
+    for (int i = 0; i < count && !measuring(r); i++) {
+        if (!all[i].p || !all[i].bytes) continue;
+        memset(here + at, 0, aligned(all[i].bytes));
+        memcpy(here + at, all[i].p, all[i].bytes);
+        r->given.at[r->given.n].host = all[i].p;
+        r->given.at[r->given.n].there = there + at;
+        r->given.at[r->given.n++].bytes = all[i].bytes;
+        at += aligned(all[i].bytes);
+    }
+    if (at) device_write(r->dev, there, here, at);
+    arena_release(r->host, mark);
+}
+
 static void see_zero(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)path, (void)flags;
     device_zero(f->ctx, t->p, tensor_bytes(*t));

@@ -15,6 +15,16 @@ void view_close(Device *, Tensor t, Tensor view, bool write);
 /* The same in a pass, the copy in r->host; while measuring only that is taken. host_view waits for a device. */
 Tensor host_view(Run *, Tensor t, bool read);
 void host_write(Run *, Tensor t, Tensor view);
+/* Copies the batch, and what else of the host's ints or ids the ops of a pass will be given, to scratch, by one copy.
+ * Until that scratch is released, or other numbers stand at these addresses, ops take them from there, where by
+ * themselves each would copy what it reads. Nothing on the CPU. The caller gives the scratch back and then makes no op
+ * with this Run. */
+typedef struct {
+    const void *p; /* NULL: nothing */
+    size_t bytes;
+} Given;
+void run_give(Run *, int n, const Given *more);
+
 /* Both stacks of a Run. */
 typedef struct {
     Mark scratch, host;
@@ -28,12 +38,8 @@ static inline void run_release(Run *r, RunMark m) {
 /* Visitor that writes zeros to fields that lie on the device (NULL: with the host); see fields_zero. */
 Fields fields_zero_at(Device *);
 
-/* What a pass asks for and the device does not have, an op of the ledger or a step that the host takes with tensors in
- * its own memory. Said while the pass is measured: whoever opens the model then asks device_lack (NULL: nothing) and
- * refuses it, in place of failing when it runs. The first is kept, with the layer it was asked for in; asking clears
- * it. host_step says the same, and nothing where the host can take the step. */
+/* What a pass asks for and the device does not have: an op of the ledger, or one of a size that it has not. Said while
+ * the pass is measured: whoever opens the model then asks device_lack (NULL: nothing) and refuses it, in place of
+ * failing when it runs. The first is kept, with the layer it was asked for in; asking clears it. */
 void device_lacks(Run *, const char *what);
 const char *device_lack(Device *, int *layer);
-static inline void host_step(Run *r, const char *what) {
-    if (device_apart(r->dev)) device_lacks(r, what);
-}

@@ -29,6 +29,18 @@ typedef struct {
     double lm, kl, rkl, temperature;
 } Distill;
 
+/* How hidden numbers decide about rows (layers/dmc/dmc.h): the decision's settings, what importances have added to
+ * them, and query heads to a lane. */
+typedef struct {
+    double gain, offset, temperature, eps;
+    int group;
+} Decide;
+/* One of several matrices that share an input, or the gradients of one: y = x w^T + bias. */
+typedef struct {
+    Tensor y, w, bias; /* (N,O) (O,I) (O), bias optional */
+} Projection;
+enum { LINEAR_MANY = 8 };
+
 struct Ops {
     const char *name; /* "cpu" */
 
@@ -39,6 +51,11 @@ struct Ops {
     void (*linear)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
     /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
+    /* n <= LINEAR_MANY matrices of one input: the numbers are those of n calls of linear, of linear_backward in the
+     * same order; what it saves is rounding x and waiting for each other n times. d[j]: the gradient of p[j].y, and
+     * where those of its w and bias are added, each optional, as is dx; of p[j] only w is looked at. */
+    void (*linear_many)(Run *, int n, const Projection *p, Tensor x);
+    void (*linear_many_backward)(Run *, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p);
 
     /* Every head has a matrix of its own: w (H*R,I) is seen as (H,R,I), W_h = rows row..row+O-1 of head h.
      *   y[m,h,o] = sum_i W_h[o,i] x[m,h,i];   turned: y[m,h,i] = sum_o W_h[o,i] x[m,h,o].
@@ -94,6 +111,23 @@ struct Ops {
      * da_m += sum_t sum_j<m w_j e_tj (p_tj without a_m), j and t in one window. No past. */
     void (*merge_backward)(Run *, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
                            Tensor w, int window);
+    /* Every row i decides in each lane h about its predecessor, by u (N,G) or (N,2G), G lanes:
+     *   l = (gain u[i,h] - offset + log(p/(1-p))) / temperature, p uniform by NOISE_DECISION, draw h, in training
+     * without RUN_STILL, else 1/2;  alpha (N,G) = sigmoid(l) in training, else [l > 0];  gone = [l > 0]; both 0 where i
+     * begins a document;  bias (N,G) of the predecessor in the pass: -softplus(l) in training, else 0 or -inf; 0 of
+     * rows that none decides about;  omega (N,G), with u (N,2G) alone: sigmoid(u[i,G+h] + offset) + eps. r->stat, where
+     * present: STAT_MERGED += gone (RUN_SMOOTH: alpha) and 1 for every decision. gone may be absent. */
+    void (*decide)(Run *, Tensor alpha, Tensor omega, Tensor bias, Tensor gone, Tensor u, Decide);
+    /* du[i,h] += gain/temperature ((dalpha + r->dstat) a (1-a) - a dbias[i-1]), 0 where i begins a document;
+     * dm += domega o (1-o) / group, o = omega - eps: by each query's number of the mean. du, dm, dalpha, domega
+     * (N,G); dm, dalpha, domega, omega absent when nothing is merged. */
+    void (*decide_backward)(Run *, Tensor du, Tensor dm, Tensor dalpha, Tensor domega, Tensor dbias, Tensor alpha,
+                            Tensor omega, Decide);
+    /* Row g of y (n,d) = mean over i < k, in order, of rows (g k + i) each + at of w (.,d), which may be BF16; what
+     * has one size only is a column. */
+    void (*mean_rows)(Run *, Tensor y, Tensor w, int each, int at, int k);
+    /* In place: column c of every row of x, seen by its last size, times m. */
+    void (*scale_column)(Run *, Tensor x, int c, double m);
 
     /* o (N,HV,V) by the recurrence of recur.h over all rows of the batch (in = N). state (nseq,n) or absent: blob
      * Batch.seq of sequence s holds its S (HV,K,V) from number `at` on; it is read where first = -1 and written at the
@@ -218,6 +252,8 @@ struct Ops {
     /* Sum of squares in f64; synchronises. Blocks of 65,536 numbers are added in order; within a block by a tree over
      * runs of 256, so that ranks that share a block can each sum a branch. */
     double (*sumsq)(Run *, Tensor x);
+    /* start + sumsq of each of n tensors, added in order, with one synchronisation for all. */
+    double (*sumsqs)(Run *, double start, int n, const Tensor *x);
 };
 
 /* Open a backend by name: "cpu", or "cuda" in a program that was built with it (ops/cuda/ledger.h: which ops it lacks).

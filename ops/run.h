@@ -89,6 +89,17 @@ enum {
  * function of all layers together and is made in train/. */
 enum { STAT_MERGED /* hard decisions to merge or evict a row, over lanes and rows */, STATS };
 
+/* What a device's ops read of the host's memory in one pass, and where it lies on the device: run_give, host.h. */
+enum { GIVEN_MOST = 12 };
+typedef struct {
+    int n;
+    struct {
+        const void *host;
+        void *there;
+        size_t bytes;
+    } at[GIVEN_MOST];
+} GivenAll;
+
 typedef struct Ops Ops;
 typedef struct Device Device;
 typedef struct {
@@ -104,6 +115,7 @@ typedef struct {
     double progress; /* of the training stage: steps done / steps, 0 to 1; 1 outside of training */
     Tensor stat;     /* (B,STATS,2) sum, count: forward adds; absent in a replayed forward and outside of training */
     Tensor dstat;    /* (B,STATS) derivative of the loss by the sums: backward reads; absent: none */
+    GivenAll given;
 } Run;
 /* Key of the noise of row i of the batch at a site (DropSite, ops.h): a function of seed, step, layer, sample and row
  * in the sample, so that recomputation, resumption, micro-batches and ranks all see the same. The draws of a row:

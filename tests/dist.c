@@ -65,6 +65,9 @@ static bool steps(Trainer *t, const DistJob *j, DistRun *r, Err *e) {
         r->sent += t->comm ? t->comm->sent - before : 0;
         if (j->each && !j->each(t, i, j->ctx, e)) return false;
     }
+    size_t before = t->comm ? t->comm->sent : 0;
+    if (!dist_weights(&t->dist, e)) return false;
+    r->sent += t->comm ? t->comm->sent - before : 0;
     ValRecord v;
     if (!trainer_validate(t, &v, e)) return false;
     r->val = v.loss;
@@ -76,10 +79,15 @@ static bool save(Trainer *t, const char *dir, Err *e) {
     bool ok = true;
     if (trainer_writes(t)) {
         ok = run_dir_open(&t->dir, dir, false, e) && run_dir_write(&t->dir, "config.yaml", "", e);
-        saver_start(t);
+    } else {
+        t->dir.path = xstrdup(dir);
     }
+    saver_start(t);
     ok = ok && saver_finish(t, e);
-    if (trainer_writes(t)) run_dir_close(&t->dir);
+    if (trainer_writes(t))
+        run_dir_close(&t->dir);
+    else
+        free(t->dir.path);
     return ok;
 }
 

@@ -53,6 +53,10 @@ static const struct {
     {"linear_steady", 6},
     {"merge", 12},
     {"merge_backward", 24},
+    {"decide", 24}, /* as many as the decision is large */
+    {"decide_backward", 4},
+    {"mean_rows", 4},
+    {"scale_column", 2},
     {"swiglu", 4},
     {"swiglu_backward", 16},
     {"linear_groups", 6},
@@ -79,6 +83,7 @@ static const struct {
     {"momentum", 4},
     {"momentum_bf16", 4},
     {"sumsq", 8},
+    {"sumsqs", 8},
 };
 double rig_limit(const char *op) {
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)

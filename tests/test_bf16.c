@@ -70,9 +70,9 @@ static void product_run(Product *t, GemmBf16 *run, int threads) {
     Arena mem = {.name = "product"};
     Err e = {0};
     memcpy(t->p[2], t->old, (size_t)t->s.M * (size_t)t->s.ldc * sizeof(float));
-    run(threads, &mem, t->s, t->p[2], t->p[0], t->p[1]);
+    gemm_bf16_one(run, threads, &mem, t->s, t->p[2], t->p[0], t->p[1]);
     cr_assert(arena_open(&mem, "product", mem.peak, true, &e), "%s", e.msg);
-    run(threads, &mem, t->s, t->p[2], t->p[0], t->p[1]);
+    gemm_bf16_one(run, threads, &mem, t->s, t->p[2], t->p[0], t->p[1]);
     cr_assert(mem.used == 0);
     arena_close(&mem);
 }
@@ -154,6 +154,57 @@ Test(bf16, threads_change_nothing) {
             product_free(&t);
         }
 }
+/* Several products of one call, sharing A (y = x w^T), C (dx += dy w) or B (dw += dy^T x), few rows and many: the bits
+ * of one call for each. */
+enum { PARTS = 3 };
+static void many_run(GemmBf16 *run, int threads, int n, const GemmJob *jobs) {
+    Arena mem = {.name = "products"};
+    Err e = {0};
+    run(threads, &mem, n, jobs);
+    cr_assert(arena_open(&mem, "products", mem.peak, true, &e), "%s", e.msg);
+    run(threads, &mem, n, jobs);
+    cr_assert(mem.used == 0);
+    arena_close(&mem);
+}
+static float *normals(size_t n, uint64_t key) {
+    float *x = xcalloc(n, sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = (float)rng_normal(key, i);
+    return x;
+}
+Test(bf16, several_products_are_those_alone) {
+    static const int width[PARTS] = {130, 50, 17};
+    enum { I = 70, ROOM = 300 * 200 };
+    Form f[4];
+    for (int n = forms(f), k = 0; k < n; k++)
+        for (int how = 0; how < 3; how++)
+            for (int N = 5; N <= 300; N += 295) {
+                float *x = normals(ROOM, 1), *dy[PARTS], *w[PARTS], *one[PARTS], *all[PARTS];
+                GemmJob jobs[PARTS], alone[PARTS];
+                for (int j = 0; j < PARTS; j++) {
+                    int O = width[j];
+                    dy[j] = normals(ROOM, (uint64_t)(10 + j)), w[j] = normals(ROOM, (uint64_t)(20 + j));
+                    one[j] = normals(ROOM, (uint64_t)(30 + j)), all[j] = normals(ROOM, (uint64_t)(30 + j));
+                    if (how == 0)
+                        jobs[j] = (GemmJob){{N, O, I, I, I, O, .tb = true}, all[j], x, w[j], 0, j, j};
+                    else if (how == 1)
+                        jobs[j] = (GemmJob){{N, I, O, O, I, I, .accumulate = true}, all[0], dy[j], w[j], j, j, 0};
+                    else
+                        jobs[j] =
+                            (GemmJob){{O, I, N, O, I, I, .ta = true, .accumulate = true}, all[j], dy[j], x, j, 0, j};
+                    alone[j] = jobs[j], alone[j].C = how == 1 ? one[0] : one[j];
+                }
+                for (int j = 0; j < PARTS; j++) many_run(f[k].run, 1, 1, alone + j);
+                float *fresh[PARTS];
+                for (int j = 0; j < PARTS; j++) fresh[j] = normals(ROOM, (uint64_t)(30 + j));
+                for (int threads = 1; threads <= 3; threads++) {
+                    for (int j = 0; j < PARTS; j++) memcpy(all[j], fresh[j], ROOM * sizeof(float));
+                    many_run(f[k].run, threads, PARTS, jobs);
+                    for (int j = 0; j < PARTS; j++) CHECK_BYTES(f[k].name, all[j], one[j], ROOM * sizeof(float));
+                }
+                for (int j = 0; j < PARTS; j++) free(dy[j]), free(w[j]), free(one[j]), free(all[j]), free(fresh[j]);
+                free(x);
+            }
+}
 Test(bf16, ties_denormals_and_what_is_no_number) {
     /* 1 + 2^-8 lies between 1 and 1 + 2^-7 and goes to the even 1; 1 + 3 2^-8 goes to 1 + 2^-6 */
     static const float in[] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -1 - 0x1p-8f, 1 + 0x1.8p-8f,
@@ -169,9 +220,9 @@ Test(bf16, ties_denormals_and_what_is_no_number) {
                 for (int i = 0; i < 32; i++) b[i] = 1;
                 a[11] = in[x];
                 GemmShape s = {1, 1, 32, .lda = 32, .ldb = tb ? 32 : 1, .ldc = 1, .tb = tb};
-                f[k].run(1, &mem, s, &c, a, b);
+                gemm_bf16_one(f[k].run, 1, &mem, s, &c, a, b);
                 cr_assert(arena_open(&mem, "one", mem.peak, true, &e), "%s", e.msg);
-                f[k].run(1, &mem, s, &c, a, b);
+                gemm_bf16_one(f[k].run, 1, &mem, s, &c, a, b);
                 arena_close(&mem);
                 cr_assert(c == out[x] || (isnan(c) && isnan(out[x])), "%s: %a became %a, expected %a", f[k].name,
                           (double)in[x], (double)c, (double)out[x]);

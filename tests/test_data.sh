@@ -96,6 +96,9 @@ head -c 20000 "$tmp/text.gz" >"$tmp/cut.gz"
 refused 2 "cut.gz: its compressed text is cut short" data tokenize "$tmp/cut.gz" --tokenizer byte --out "$tmp/x"
 refused 2 "unknown option --tokeniser; did you mean --tokenizer" data tokenize "$tmp/text" --tokeniser byte --out "$tmp/x"
 refused 2 "expected tokenize, train-bpe or inspect first, got 'tokenise'" data tokenise
+head -c 9000000 /dev/zero | tr '\0' a >"$tmp/wall"
+refused 2 "wall: a stretch of 9000000 bytes in which" data tokenize "$tmp/wall" --tokenizer "$tok" --out "$tmp/x"
+rm "$tmp/wall"
 refused 2 "taken for text" data inspect "$tmp/text"
 refused 2 "is id .*, expected 0 to 256" data inspect "$tmp/m1" --tokenizer byte
 head -c 1500 "$tmp/l.bin" >"$tmp/short.bin"

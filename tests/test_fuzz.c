@@ -36,6 +36,12 @@
 #define LLVMFuzzerTestOneInput fuzz_events
 #include "fuzz/events.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_manifest
+#include "fuzz/manifest.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_moments
+#include "fuzz/moments.c"
+#undef LLVMFuzzerTestOneInput
 #define LLVMFuzzerTestOneInput fuzz_store
 #include "fuzz/store.c"
 #undef LLVMFuzzerTestOneInput
@@ -61,6 +67,8 @@ static const struct {
               {"events", fuzz_events},
               {"chat", fuzz_chat},
               {"choices", fuzz_choices},
+              {"manifest", fuzz_manifest},
+              {"moments", fuzz_moments},
               {"store", fuzz_store},
               {"tuning", fuzz_tuning},
               {"store_file", fuzz_store_file}};

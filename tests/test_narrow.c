@@ -287,11 +287,11 @@ static void product(GemmBf16 *run, int threads, GemmShape s, float *C, const flo
     Err e = {0};
     GemmShape many = s;
     many.M = 200; /* room measured for many rows must do for few */
-    run(threads, &mem, s, C, A, b);
-    run(threads, &most, many, C, A, b);
+    gemm_bf16_one(run, threads, &mem, s, C, A, b);
+    gemm_bf16_one(run, threads, &most, many, C, A, b);
     cr_assert(mem.peak <= most.peak, "%zu bytes for %d rows, %zu for 200", mem.peak, s.M, most.peak);
     cr_assert(arena_open(&mem, "product", mem.peak, true, &e), "%s", e.msg);
-    run(threads, &mem, s, C, A, b);
+    gemm_bf16_one(run, threads, &mem, s, C, A, b);
     cr_assert(mem.used == 0);
     arena_close(&mem);
 }

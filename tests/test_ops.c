@@ -89,6 +89,57 @@ void case_linear_backward(Rig *g, int N, int d) {
 }
 OP_TEST(linear_backward, 0)
 
+/* Several matrices of one input: to the bit what one call for each gives. Their widths are unlike, the last small. */
+enum { MANY = 3 };
+typedef struct {
+    Tensor x, dx;
+    Projection p[MANY], d[MANY];
+} Several;
+static Several several(Rig *g, int N, int d) {
+    Several t = {.x = RANDOM(g, "x", N, d), .dx = RANDOM(g, "dx", N, d)};
+    const int O[MANY] = {d / 2 + 5, d, 1};
+    static const char *names[MANY] = {"one", "two", "three"};
+    for (int j = 0; j < MANY; j++) {
+        t.p[j] = (Projection){EMPTY(g, names[j], N, O[j]), RANDOM(g, names[j], O[j], d),
+                              j == 1 ? ABSENT : RANDOM(g, names[j], O[j])};
+        t.d[j] = (Projection){RANDOM(g, names[j], N, O[j]), j == 2 ? ABSENT : RANDOM(g, names[j], O[j], d),
+                              j == 0 ? RANDOM(g, names[j], O[j]) : ABSENT};
+    }
+    return t;
+}
+static void same(Rig *g, const char *what, Tensor got, Tensor want) {
+    if (!present(got)) return;
+    rig_result(g, got);
+    CHECK_BYTES(what, got.p, want.p, tensor_bytes(got));
+}
+void case_linear_many(Rig *g, int N, int d) {
+    Several t = several(g, N, d);
+    OP(g, linear_many, MANY, t.p, t.x);
+    for (int j = 0; j < MANY; j++) {
+        Tensor y = EMPTY(g, "alone", N, t.p[j].w.n[0]);
+        Ref *want = linear_ref(t.x, t.p[j].w, t.p[j].bias, 0);
+        CHECK_REF(g, "linear", "one of many", t.p[j].y, want);
+        OP(g, linear, y, t.x, t.p[j].w, t.p[j].bias);
+        same(g, "y", t.p[j].y, y);
+        free(want);
+    }
+}
+OP_TEST(linear_many, 0)
+void case_linear_many_backward(Rig *g, int N, int d) {
+    Several t = several(g, N, d);
+    Tensor dx = tensor_copy(g, t.dx);
+    Projection alone[MANY];
+    for (int j = 0; j < MANY; j++) {
+        alone[j] = (Projection){t.d[j].y, present(t.d[j].w) ? tensor_copy(g, t.d[j].w) : ABSENT,
+                                present(t.d[j].bias) ? tensor_copy(g, t.d[j].bias) : ABSENT};
+        OP(g, linear_backward, dx, alone[j].w, alone[j].bias, alone[j].y, t.x, t.p[j].w);
+    }
+    OP(g, linear_many_backward, t.dx, MANY, t.d, t.x, t.p);
+    same(g, "dx", t.dx, dx);
+    for (int j = 0; j < MANY; j++) same(g, "dw", t.d[j].w, alone[j].w), same(g, "dbias", t.d[j].bias, alone[j].bias);
+}
+OP_TEST(linear_many_backward, 0)
+
 /* ---- embedding ----------------------------------------------------------------------------------------------------
  */
 static int *tokens(int N, int V) {
@@ -466,6 +517,8 @@ static const struct {
 } covered[] = {
     ENTRY(linear),
     ENTRY(linear_backward),
+    ENTRY(linear_many),
+    ENTRY(linear_many_backward),
     ENTRY(linear_heads),
     ENTRY(linear_steady),
     ENTRY(embed),
@@ -503,6 +556,10 @@ static const struct {
     ENTRY(gated_norm_backward),
     ENTRY(merge),
     ENTRY(merge_backward),
+    ENTRY(decide),
+    ENTRY(decide_backward),
+    ENTRY(mean_rows),
+    ENTRY(scale_column),
     ENTRY(swiglu),
     ENTRY(swiglu_backward),
     ENTRY(gelu),
@@ -529,6 +586,7 @@ static const struct {
     ENTRY(adamw),
     ENTRY(momentum),
     ENTRY(sumsq),
+    ENTRY(sumsqs),
 };
 Test(ops, the_table_is_complete) {
     enum { N = sizeof covered / sizeof *covered };

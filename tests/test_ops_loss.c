@@ -169,6 +169,24 @@ void case_sumsq(Rig *g, int N, int d) {
     cr_assert(got == first, "%s: %zu numbers: %.17g, block by block %.17g", g->table, n, got, first);
 }
 OP_TEST(sumsq, EXACT)
+void case_sumsqs(Rig *g, int N, int d) {
+    Tensor x[300];
+    const int n =
+        N % 2 ? 300 : N % 9; /* more than fit into one copy of a table, some of them empty; and few, or none */
+    wide want = 0;
+    double got = 0;
+    size_t count = 0;
+    for (int i = 0; i < n; i++) {
+        x[i] = i % 7 == 3 ? ABSENT : RANDOM(g, "x", 1 + i % 3, i == 5 && d > 100 ? 66000 : 1 + d % 16);
+        for (size_t k = 0; k < tensor_count(x[i]); k++) want += (wide)R(x[i])[k] * R(x[i])[k];
+        count += tensor_count(x[i]);
+    }
+    CALL(g, got = g->run.ops->sumsqs(&g->run, 0, n, x));
+    cr_assert(fabsl(got - want) <= rig_limit("sumsqs") * 0x1p-53 * sqrtl((wide)imax(1, (int)count)) * want,
+              "%s sumsqs of %zu: got %.17g, want %.17Lg", g->table, count, got, want);
+    rig_result(g, TENSOR(&got, F64, 1));
+}
+OP_TEST(sumsqs, EXACT)
 Test(ops, sumsq_of_nothing) {
     Rig g;
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 0);

@@ -161,7 +161,7 @@ Test(train, diverged_step_leaves_weights) {
     void *before = xcalloc(1, n);
     memcpy(before, t->model.w.embed.p, n);
     cr_assert_not(trainer_step(t, &r, &e));
-    cr_assert_eq(e.status, EXIT_WORLD);
+    cr_assert_eq(e.status, EXIT_DIVERGED);
     cr_assert(strstr(e.msg, "diverged at step 1"), "%s", e.msg);
     CHECK_BYTES("embedding", t->model.w.embed.p, before, n);
     cr_assert_eq(t->state.step, 0);
@@ -393,7 +393,7 @@ Test(train, weights_that_are_not_finite_are_not_saved) {
     TrainRecord r;
     cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
     R(t->params.p[1].t[PARAM_WEIGHT])[0] = NAN;
-    cr_assert(!checkpoint_save(t, &e) && e.status == EXIT_WORLD && strstr(e.msg, t->params.p[1].name), "%s", e.msg);
+    cr_assert(!checkpoint_save(t, &e) && e.status == EXIT_DIVERGED && strstr(e.msg, t->params.p[1].name), "%s", e.msg);
     cr_assert(run_dir_has_step(&t->dir, 2) && !run_dir_has_step(&t->dir, 3));
     close_run(t, &cfg, dir);
 }
@@ -425,7 +425,7 @@ static const struct {
     {"rm trainer/state.json", "state.json"},
     {": > trainer/state.json", "state.json"},
     {"printf '[1]' > trainer/state.json", "state.json"},
-    {"sed -i 's/\"format\": 1/\"format\": 2/' trainer/state.json", "format 2, expected 1"},
+    {"sed -i 's/\"format\": 2/\"format\": 3/' trainer/state.json", "format 3, expected 1 to 2"},
     {"sed -i 's/\"step\": 2,/\"step\": -2,/' trainer/state.json", "\"step\""},
     {"sed -i 's/\"step\": 2,/\"step\": 1e3,/' trainer/state.json", "\"step\""},
     {"sed -i 's/\"step\": 2,/\"step\": 99999999999999999999,/' trainer/state.json", "state.json"},

@@ -1,6 +1,7 @@
 #include "checkpoint.h"
 #include "feed.h"
 #include "freeze.h"
+#include "shards.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
@@ -107,9 +108,10 @@ static bool skips_read(const json_t *j, const char *path, TrainState *s, Err *e)
 static bool state_read(const json_t *j, const char *path, TrainState *s, Err *e) {
     int64_t format = 0, max = STAGES_MAX * (int64_t)1e12;
     if (!whole(j, "format", path, INT32_MAX, &format, e)) return false;
-    if (format != CHECKPOINT_FORMAT)
-        return err_input(e, "%s: format %lld, expected %d; written by another version of kvsmith", path,
+    if (format < 1 || format > CHECKPOINT_FORMAT)
+        return err_input(e, "%s: format %lld, expected 1 to %d; written by another version of kvsmith", path,
                          (long long)format, CHECKPOINT_FORMAT);
+    s->format = (int)format;
     if (!whole(j, "step", path, max, &s->step, e) || !whole(j, "tokens", path, INT64_MAX, &s->tokens, e)) return false;
     if (!whole(j, "text_tokens", path, INT64_MAX, &s->text_tokens, e) ||
         !hash_read(j, "text_hash", path, &s->text_hash, e))
@@ -179,28 +181,47 @@ static bool nothing_else(const char *name) {
     return false;
 }
 
-/* Tensors that `was` trained; the others' moments stay 0. */
+/* The visitor of moments: each into its place, or of a tensor that ranks share into this rank's ranges of it. */
 typedef struct {
-    const Config *was;
-    Fields *to;
-} Known;
-static void see_known(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    const Known *k = f->ctx;
-    if (!k->was || freeze_trained(k->was, path)) k->to->see(k->to, t, path, flags);
+    Trainer *t;
+    Moments *from;
+    const char *prefix;
+    ParamRole role;
+    const Config *was; /* tensors that it did not train keep moments of 0; NULL: all were */
+    Err *err;
+    bool failed;
+} MomentsLoad;
+static bool load_part(const MomentsLoad *x, Tensor t, const char *path, size_t from) {
+    Tensor view = view_open(x->t->model.dev, t, false);
+    bool ok = moments_read(x->from, x->prefix, path, from, view, x->err);
+    view_close(x->t->model.dev, t, view, ok);
+    return ok;
 }
-static bool moments_load(const St *st, const char *prefix, Trainer *t, bool second, const Config *was, Err *e) {
-    StLoad l;
-    Model *m = &t->model;
-    st_load_begin(&l, st, prefix, e);
-    Fields all = st_loader(&l);
-    l.dev = m->dev;
-    DistLoad part = {&t->dist, &all, second ? PARAM_V : PARAM_M};
-    Fields to = t->dist.stage ? dist_loader(&part) : all;
-    Known known = {was, &to};
-    Fields f = {.see = see_known, .ctx = &known};
-    model_moments(m, second ? &m->v : &m->m, second, &f);
-    lora_fields(&t->lora, second ? PARAM_V : PARAM_M, &all);
-    return st_load_end(&l, was ? NULL : nothing_else);
+static void see_moments(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    MomentsLoad *x = f->ctx;
+    const Dist *d = &x->t->dist;
+    (void)flags;
+    if (x->failed || (x->was && !freeze_trained(x->was, path))) return;
+    bool ok = moments_fit(x->from, x->prefix, path, *t, x->err);
+    if (ok && !d->stage) ok = load_part(x, *t, path, 0);
+    for (int k = 0; ok && d->stage && k < d->own.n; k++) {
+        const Param *p = &d->own.p[k];
+        if (!strcmp(p->name, path)) ok = load_part(x, p->t[x->role], path, p->at);
+    }
+    x->failed = !ok;
+}
+static bool moments_load(Trainer *t, Moments *from, bool second, const Config *was, Err *e) {
+    MomentsLoad x = {.t = t,
+                     .from = from,
+                     .prefix = second ? "exp_avg_sq." : "exp_avg.",
+                     .role = second ? PARAM_V : PARAM_M,
+                     .was = was,
+                     .err = e};
+    Fields f = {.see = see_moments, .ctx = &x};
+    model_moments(&t->model, second ? &t->model.v : &t->model.m, second, &f);
+    x.was = NULL;
+    lora_fields(&t->lora, x.role, &f);
+    return !x.failed;
 }
 
 /* The model's own file of settings is not needed where trainer/config.yaml is, but a checkpoint without it is damaged.
@@ -251,14 +272,33 @@ static bool text_check(const char *dir, const Trainer *t, Err *e) {
         dir, (long long)s->text_tokens, t->text.tokens);
 }
 
-bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
+static bool numbers_load(Trainer *, const char *dir, int format, const Config *was, Err *);
+
+/* Files are read as a whole once, for their checksums, by one rank each. */
+static bool files_check(const Trainer *t, const char *dir, Err *e) {
+    Manifest m;
+    if (t->state.format < 2) return true;
+    char *path = xformat("%s/trainer/manifest.json", dir);
+    bool ok = manifest_read(path, &m, e);
+    if (ok && m.step != t->state.step)
+        ok = err_input(e, "%s: of step %lld, trainer/state.json is of step %lld; the checkpoint is mixed with another",
+                       path, (long long)m.step, (long long)t->state.step);
+    ok = ok && manifest_check(&m, dir, dist_rank(t->comm), dist_world(t->comm), e);
+    manifest_free(&m);
+    free(path);
+    return ok;
+}
+static bool load(Trainer *t, const char *dir, Err *e) {
     if (!checkpoint_peek(dir, t->run, &t->state, e)) return false;
     if (config_stage_at(t->run, t->state.step) != t->stage)
         return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
     if (t->cfg->train.skip_z == 0) skip_forget(&t->state.skip);
     return text_check(dir, t, e) && teacher_same(t, t->state.teacher_hash, dir, e) && config_check(dir, e) &&
            (t->cfg->data.task.kind || checkpoint_ids_fit(dir, &t->cfg->model, &t->tok, e)) &&
-           checkpoint_load_numbers(t, dir, NULL, e);
+           numbers_load(t, dir, t->state.format, NULL, e) && files_check(t, dir, e);
+}
+bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
+    return dist_agreed(t->comm, "the checkpoint", load(t, dir, e), e);
 }
 
 static bool is_base(const char *name) { return !strncmp(name, "base.", 5); }
@@ -271,11 +311,13 @@ static bool lora_load(Trainer *t, const char *dir, Err *e) {
     free(path);
     if (!ok) return false;
     st_load_begin(&l, &st, "base.", e);
+    l.dev = t->lora.dev;
     Fields f = st_loader(&l);
     lora_bases(&t->lora, &f);
     ok = st_load_end(&l, nothing_else);
     if (ok) {
         st_load_begin(&l, &st, NULL, e);
+        l.dev = t->lora.dev;
         f = st_loader(&l);
         lora_fields(&t->lora, PARAM_WEIGHT, &f);
         ok = st_load_end(&l, is_base);
@@ -284,16 +326,47 @@ static bool lora_load(Trainer *t, const char *dir, Err *e) {
     return ok;
 }
 
-bool checkpoint_load_numbers(Trainer *t, const char *dir, const Config *was, Err *e) {
-    char *path = xformat("%s/trainer/optimizer.safetensors", dir);
-    St st;
-    bool ok = hf_load(dir, &t->model, e) && lora_load(t, dir, e) && st_open(&st, path, e);
+/* The files that hold the moments, as the list has them. */
+static bool moments_files(const char *dir, int format, char ***file, int *n, Err *e) {
+    Manifest m = {0};
+    char *path = xformat("%s/trainer/manifest.json", dir);
+    *n = 0;
+    if (format < 2)
+        manifest_add(&m, "trainer/optimizer.safetensors", (FileSum){0});
+    else if (!manifest_read(path, &m, e)) {
+        free(path);
+        return false;
+    }
+    *file = xcalloc((size_t)m.n, sizeof **file);
+    for (int i = 0; i < m.n; i++)
+        if (!strncmp(m.file[i].name, "trainer/optimizer", 17)) (*file)[(*n)++] = xformat("%s/%s", dir, m.file[i].name);
+    bool ok = *n || err_input(e, "%s: no trainer/optimizer*.safetensors is listed", path);
+    if (!ok) free(*file);
+    manifest_free(&m);
+    free(path);
+    return ok;
+}
+
+static bool numbers_load(Trainer *t, const char *dir, int format, const Config *was, Err *e) {
+    char **file, *path = xformat("%s/trainer", dir);
+    int n;
+    Moments m;
+    bool ok = hf_load(dir, &t->model, e) && lora_load(t, dir, e) && moments_files(dir, format, &file, &n, e);
     if (ok) {
-        ok = moments_load(&st, "exp_avg.", t, false, was, e) && moments_load(&st, "exp_avg_sq.", t, true, was, e);
-        st_close(&st);
+        ok = moments_open(&m, n == 1 ? file[0] : path, file, n, e);
+        if (ok) {
+            ok = moments_load(t, &m, false, was, e) && moments_load(t, &m, true, was, e) &&
+                 (was || moments_all_used(&m, e));
+            moments_close(&m);
+        }
+        for (int i = 0; i < n; i++) free(file[i]);
+        free(file);
     }
     free(path);
     return ok;
+}
+bool checkpoint_load_numbers(Trainer *t, const char *dir, const Config *was, Err *e) {
+    return numbers_load(t, dir, CHECKPOINT_FORMAT, was, e);
 }
 
 bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
@@ -323,7 +396,7 @@ bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
 
 static bool lora_write(const char *path, Lora *l, Err *e) {
     if (!l->n) return true;
-    StList list = {.own = true};
+    StList list = {.own = true, .dev = l->dev};
     Fields f = st_lister(&list);
     lora_fields(l, PARAM_WEIGHT, &f);
     list.prefix = "base.";
@@ -333,16 +406,30 @@ static bool lora_write(const char *path, Lora *l, Err *e) {
     return ok;
 }
 
-static bool moments_write(const char *path, const Model *m, Lora *l, Err *e) {
+/* own: what this rank steps, where each has its part; NULL: all of the model's. */
+static bool moments_write(const char *path, const Trainer *t, const Model *m, Lora *l, const Params *own, Err *e) {
     StList list = {.prefix = "exp_avg.", .own = true, .dev = m->dev};
     Fields f = st_lister(&list);
     Weights w = m->m;
-    model_moments(m, &w, false, &f);
-    lora_fields(l, PARAM_M, &f);
-    list.prefix = "exp_avg_sq.";
-    w = m->v;
-    model_moments(m, &w, true, &f);
-    lora_fields(l, PARAM_V, &f);
+    for (int role = PARAM_M; own && role <= PARAM_V; role++)
+        for (int k = 0; k < own->n; k++) {
+            const Param *p = &own->p[k], *all = &t->dist.all.p[t->dist.of[k]];
+            Tensor x = p->t[role];
+            if (!present(x)) continue;
+            char *name = shard_entry(role == PARAM_M ? "exp_avg." : "exp_avg_sq.", p->name, p->at, tensor_count(x),
+                                     tensor_count(all->t[PARAM_WEIGHT]));
+            if (strchr(name, '[')) x = TENSOR(x.p, x.dtype, (int)tensor_count(x));
+            st_add(&list, name, x, x.dtype);
+            free(name);
+        }
+    if (!own) {
+        model_moments(m, &w, false, &f);
+        lora_fields(l, PARAM_M, &f);
+        list.prefix = "exp_avg_sq.";
+        w = m->v;
+        model_moments(m, &w, true, &f);
+        lora_fields(l, PARAM_V, &f);
+    }
     bool ok = st_write(path, &list, NULL, e);
     st_list_free(&list);
     return ok;
@@ -365,19 +452,17 @@ static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
            chat_template_write(&t->chat, dir, e);
 }
 
-static bool files_write(const Trainer *t, const Model *m, Lora *l, const TrainState *s, const char *dir, Err *e) {
+static bool model_write(const Trainer *t, const Model *m, Lora *l, const TrainState *s, const char *dir, Err *e) {
     HfIds text = {.bos = t->tok.eot}, none = {.bos = -1};
     if (t->cfg->data.sft.template && t->tok.bos >= 0) text.bos = t->tok.bos; /* begins a conversation, see chat.h */
     text.neos = feed_ends(t, text.eos);
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
-    char *trainer = xformat("%s/trainer", dir), *moments = xformat("%s/optimizer.safetensors", trainer),
-         *lora = xformat("%s/lora.safetensors", trainer), *state = xformat("%s/state.json", trainer);
-    bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
-    ok = ok && hf_save(dir, m, ids, REAL, e) && text_files_write(t, dir, e) &&
-         text_write(trainer, "config.yaml", config_text(t->run), e) && moments_write(moments, m, l, e) &&
-         lora_write(lora, l, e) && state_write(state, t, s, e);
+    char *trainer = xformat("%s/trainer", dir), *lora = xformat("%s/lora.safetensors", trainer),
+         *state = xformat("%s/state.json", trainer);
+    bool ok = hf_save(dir, m, ids, REAL, e) && text_files_write(t, dir, e) &&
+              text_write(trainer, "config.yaml", config_text(t->run), e) && lora_write(lora, l, e) &&
+              state_write(state, t, s, e);
     free(trainer);
-    free(moments);
     free(lora);
     free(state);
     return ok;
@@ -388,20 +473,74 @@ Keep checkpoint_keep(const Trainer *t) {
     return (Keep){c->keep_last, c->keep_best, t->state.has_best ? t->state.best_step : -1};
 }
 
-bool checkpoint_write(Trainer *t, const Model *m, Lora *l, const TrainState *s, Keep keep, Err *e) {
+static bool sum(const char *dir, const char *name, FileSum *s, Err *e) {
+    char *path = xformat("%s/%s", dir, name);
+    bool ok = file_sum(path, s, e);
+    free(path);
+    return ok;
+}
+
+bool checkpoint_begin(Trainer *t, int64_t step, Err *e) {
     if (!journal_sync(&t->metrics, e) || !journal_sync(&t->sample_file, e) || !journal_sync(&t->events, e))
         return false;
-    char *dir = run_dir_begin(&t->dir, s->step, e);
+    char *dir = run_dir_begin(&t->dir, step, e);
     if (!dir) return false;
-    bool ok = files_write(t, m, l, s, dir, e);
+    char *trainer = xformat("%s/trainer", dir);
+    bool ok = !mkdir(trainer, 0777) || err_world(e, "cannot make %s: %s", trainer, strerror(errno));
+    if (!ok) run_dir_abandon(&t->dir, step);
+    free(trainer);
     free(dir);
-    if (!ok) run_dir_abandon(&t->dir, s->step);
-    return ok && run_dir_publish(&t->dir, s->step, keep, e);
+    return ok;
+}
+
+bool checkpoint_files(Trainer *t, const CheckpointOf *of, CheckpointSums *sums, Err *e) {
+    char *dir = run_dir_unfinished(&t->dir, of->state->step),
+         *name = shard_name(of->own ? t->dist.rank : 0, of->own ? t->dist.world : 1),
+         *path = xformat("%s/%s", dir, name);
+    bool ok = moments_write(path, t, of->model, of->lora, of->own, e) && file_sum(path, &sums->moments, e);
+    if (trainer_writes(t))
+        ok = ok && model_write(t, of->model, of->lora, of->state, dir, e) &&
+             sum(dir, "model.safetensors", &sums->model, e) &&
+             (!of->lora->n || sum(dir, "trainer/lora.safetensors", &sums->lora, e));
+    free(dir);
+    free(name);
+    free(path);
+    return ok;
+}
+
+bool checkpoint_commit(Trainer *t, const CheckpointOf *of, const CheckpointSums *sums, const FileSum *moments,
+                       Keep keep, Err *e) {
+    int64_t step = of->state->step;
+    Manifest m = {.step = step};
+    int n = of->own ? t->dist.world : 1;
+    manifest_add(&m, "model.safetensors", sums->model);
+    if (of->lora->n) manifest_add(&m, "trainer/lora.safetensors", sums->lora);
+    for (int k = 0; k < n; k++) {
+        char *name = shard_name(k, n);
+        manifest_add(&m, name, moments[k]);
+        free(name);
+    }
+    char *dir = run_dir_unfinished(&t->dir, step), *path = xformat("%s/trainer/manifest.json", dir);
+    bool ok = manifest_write(path, &m, e);
+    if (!ok) run_dir_abandon(&t->dir, step);
+    manifest_free(&m);
+    free(dir);
+    free(path);
+    return ok && run_dir_publish(&t->dir, step, keep, e);
+}
+
+bool checkpoint_write(Trainer *t, const CheckpointOf *of, Keep keep, Err *e) {
+    CheckpointSums sums;
+    if (!checkpoint_begin(t, of->state->step, e)) return false;
+    if (checkpoint_files(t, of, &sums, e)) return checkpoint_commit(t, of, &sums, &sums.moments, keep, e);
+    run_dir_abandon(&t->dir, of->state->step);
+    return false;
 }
 
 bool checkpoint_save(Trainer *t, Err *e) {
-    if (!trainer_finite(t, e) || !checkpoint_write(t, &t->model, &t->lora, &t->state, checkpoint_keep(t), e))
-        return false;
+    CheckpointOf now = {&t->model, &t->lora, NULL, &t->state};
+    CHECK(!t->dist.stage, "moments are spread");
+    if (!trainer_finite(t, e) || !checkpoint_write(t, &now, checkpoint_keep(t), e)) return false;
     t->saved = t->state.step;
     return true;
 }

@@ -19,6 +19,7 @@ enum { KEY_RESUME = 1000, KEY_PLAN, KEY_RANKS, OVERRIDES_MAX = 256, RANKS_MOST =
 typedef struct {
     const char *config, *resume; /* resume NULL: a new run; "auto"; or a checkpoint's directory */
     bool plan, again;            /* again: `launch` starts it another time */
+    const char *job;             /* of `launch` */
     int64_t ranks;               /* 0: not given */
     Comm planned;
     int noverride;
@@ -87,14 +88,31 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     return false;
 }
 
-/* Where the run begins: a malloc'ed checkpoint directory, or NULL for the beginning. again: a launcher has started it
- * another time, and what the folder holds comes before the checkpoint that it began from. */
-static bool find_start(RunDir *d, const char *resume, bool again, char **dir, bool *here, Err *e) {
+/* Which start of `launch` has made the folder its own: what it holds is then not of a run before. */
+static const char MARK[] = ".job";
+static bool marked(const RunDir *d, const char *job) {
+    char text[256] = "", *path = run_dir_file(d, MARK);
+    FILE *f = fopen(path, "re");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    bool same = f && n == strlen(job) && !memcmp(text, job, n);
+    if (f) fclose(f);
+    free(path);
+    return same;
+}
+static void unmark(const RunDir *d) {
+    if (d->fd >= 0) unlinkat(d->fd, MARK, 0);
+}
+
+/* Where the run begins: a malloc'ed checkpoint directory, or NULL for the beginning. A launcher that starts it another
+ * time goes on from what the folder holds, unless the checkpoint that it is to begin from was never reached: what the
+ * folder holds is then of another run. */
+static bool find_start(RunDir *d, const Args *a, char **dir, bool *here, Err *e) {
     int64_t newest;
+    const char *resume = a->resume;
     *dir = NULL;
     *here = true;
     if (!resume) return true;
-    if (again || !strcmp(resume, "auto")) {
+    if (!strcmp(resume, "auto") || (a->again && marked(d, a->job))) {
         if (!run_dir_newest(d, &newest, e)) return false;
         if (newest >= 0) *dir = run_dir_step(d, newest);
         if (newest >= 0 || !strcmp(resume, "auto")) return true;
@@ -136,7 +154,7 @@ static bool best_told(Trainer *t, Err *e) {
 }
 
 /* Weights as they begin, and the folder and its journals as they were at that step. */
-static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
+static bool begin(Trainer *t, const Args *a, const char *dir, bool here, Err *e) {
     const Config *c = t->cfg;
     bool samples_wanted = false, events_wanted = false;
     for (int k = 0; k < config_stages(t->run); k++) {
@@ -153,7 +171,11 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     if (!dist_same(t->comm, "data", t->text.hash, e) || !dist_start(&t->dist, e)) return false;
     t->tokens0 = t->flops_from = t->state.tokens;
     t->saved = dir && here ? t->state.step : -1;
-    if (!trainer_writes(t)) return best_told(t, e);
+    if (!trainer_writes(t)) {
+        bool told = best_told(t, e);
+        saver_start(t);
+        return told;
+    }
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
     if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
         t->state.has_best = false;
@@ -161,8 +183,9 @@ static bool begin(Trainer *t, const char *dir, bool here, Err *e) {
     int64_t cut = dir ? t->state.step : -1;
     char *text = config_text(t->run), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
          *samples = run_dir_file(&t->dir, "samples.txt");
+    bool given = a->job && a->resume && strcmp(a->resume, "auto");
     bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) &&
-              run_dir_write(&t->dir, "config.yaml", text, e) &&
+              (!given || run_dir_write(&t->dir, MARK, a->job, e)) && run_dir_write(&t->dir, "config.yaml", text, e) &&
               journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
               journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e) &&
               events_open(&t->events, t->dir.path, cut, events_wanted, (double)time(NULL), e);
@@ -235,7 +258,7 @@ typedef struct {
     char *start; /* malloc'ed checkpoint directory; NULL: the beginning */
     bool here;
 } Place;
-static bool place_open(Place *p, const Config *cfg, const char *resume, bool again, Err *e) {
+static bool place_open(Place *p, const Config *cfg, const Args *a, Err *e) {
     struct {
         char start[4096];
         int64_t here;
@@ -245,8 +268,8 @@ static bool place_open(Place *p, const Config *cfg, const char *resume, bool aga
     if (dist_rank(c)) {
         p->dir.path = xstrdup(cfg->run.dir);
     } else {
-        if (!run_dir_open(&p->dir, cfg->run.dir, resume != NULL, e)) return false;
-        if (!find_start(&p->dir, resume, again, &p->start, &p->here, e)) return false;
+        if (!run_dir_open(&p->dir, cfg->run.dir, a->resume != NULL, e)) return false;
+        if (!find_start(&p->dir, a, &p->start, &p->here, e)) return false;
         if (p->start && strlen(p->start) >= sizeof told.start)
             return err_input(e, "checkpoint: a path of %zu characters", strlen(p->start));
         if (p->start) strcpy(told.start, p->start);
@@ -270,7 +293,7 @@ static void place_close(Place *p) {
 static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *status, Err *e) {
     Place at;
     TrainState peek = {0};
-    bool ok = place_open(&at, cfg, a->resume, a->again, e), here = at.here;
+    bool ok = place_open(&at, cfg, a, e), here = at.here;
     const char *start_dir = at.start;
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
     ok = ok && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e));
@@ -285,7 +308,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     t->dir = at.dir;
     Stop why = STOP_STEPS;
     TrainRecord last = {0};
-    ok = find_template(t, start_dir, e) && begin(t, start_dir, here, e);
+    ok = find_template(t, start_dir, e) && begin(t, a, start_dir, here, e);
     if (ok) {
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, cfg->train.max_seconds);
         progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s, %s)", t->dir.path,
@@ -298,6 +321,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
         if (ok && trainer_writes(t)) report(t, cli, &last, why, now_seconds() - begun);
         progress_close(&t->progress);
         *status = why == STOP_SIGNAL ? EXIT_SIGNAL : 0;
+        if (ok) unmark(&t->dir);
     }
     journal_close(&t->metrics);
     journal_close(&t->sample_file);
@@ -327,8 +351,8 @@ static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
     if (!dist_same(cfg->comm, "a version of the program", rng_name(0, KVSMITH_VERSION), e) ||
         !dist_same(cfg->comm, "settings", settings, e))
         return false;
-    cfg->run.threads = ranks_threads(r, cfg->run.threads);
-    for (int k = 0; k < cfg->nstages; k++) cfg->stage[k].cfg->run.threads = cfg->run.threads;
+    cfg->threads = ranks_threads(r, cfg->run.threads);
+    for (int k = 0; k < cfg->nstages; k++) cfg->stage[k].cfg->threads = cfg->threads;
     if (!cli->quiet) {
         const Comm *c = cfg->comm;
         fprintf(cli->json ? stderr : stdout, "%s, by %s%s%s%s\n", ranks_say(r, say), c->ops->name, *c->note ? " (" : "",
@@ -354,6 +378,7 @@ int cmd_train(int argc, char **argv) {
         ok = ranks_begin(cfg, &cli, a.plan, &r, &e);
         comm = cfg->comm;
         a.again = r.from == RANKS_LAUNCH && r.restart > 0;
+        a.job = r.from == RANKS_LAUNCH ? r.job : NULL;
         cfg->quiet = cli.quiet;
         if (ok && a.plan)
             ok = r.rank || plan_print(t, cfg, cli.json, stdout, &e);
@@ -364,7 +389,7 @@ int cmd_train(int argc, char **argv) {
     free(t);
     free(cfg);
     if (!ok) {
-        status = cli_fail(&e);
+        status = comm && comm->agreed && comm->rank ? e.status : cli_fail(&e);
         comm_stop(comm);
     }
     comm_close(comm);

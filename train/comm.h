@@ -47,6 +47,7 @@ struct Comm {
     uint64_t calls;           /* begun so far */
     uint64_t log; /* hash of kind, name, count, dtype and root of all of them, in order: equal on every rank */
     size_t sent;  /* bytes that this rank gave to others by the theory of rings: see comm_bytes */
+    bool agreed;  /* the run ends by a failure that every rank tells in the same words (dist_all): rank 0 says it */
     void *ctx;    /* the transport's */
 };
 

@@ -25,15 +25,14 @@ bool dist_divides(const Comm *c, int batch, int micro_batch, Err *e) {
 /* ---- layout ---------------------------------------------------------------------------------------------------------
  */
 
-static void collect(Dist *d) {
-    Model *m = d->m;
-    Fields w = params_visitor(&d->all, PARAM_WEIGHT);
+void dist_params(Params *p, Model *m) {
+    Fields w = params_visitor(p, PARAM_WEIGHT);
     model_fields(m, &m->w, &w);
-    Fields g = params_visitor(&d->all, PARAM_GRAD);
+    Fields g = params_visitor(p, PARAM_GRAD);
     model_fields(m, &m->g, &g);
-    Fields first = params_visitor(&d->all, PARAM_M);
+    Fields first = params_visitor(p, PARAM_M);
     model_moments(m, &m->m, false, &first);
-    Fields second = params_visitor(&d->all, PARAM_V);
+    Fields second = params_visitor(p, PARAM_V);
     model_moments(m, &m->v, true, &second);
 }
 
@@ -218,8 +217,8 @@ bool dist_open(Dist *d, Model *m, const Params *trained, const OptimizerCfg *opt
                 .sums.name = "losses and norms"};
     CHECK(!comm || comm->device == apart, "%s", device_isa(m->dev));
     CHECK(micros % W == 0 && m->opts.without == dist_without(comm, cfg), "%d micro-batches, %d ranks", micros, W);
-    collect(d);
-    d->nunit = model_units(m);
+    dist_params(&d->all, m);
+    d->nunit = d->known = model_units(m);
     d->unit = xcalloc((size_t)d->nunit, sizeof *d->unit);
     d->place = xcalloc((size_t)d->all.n, sizeof *d->place);
     d->cursor = xcalloc((size_t)W, sizeof *d->cursor);

@@ -1,13 +1,13 @@
 /* dist.h: data parallel training: which rank computes, sums, keeps and steps what.
  *
  * Of the micro-batches of a step rank r of W takes r, r + W, ...; their gradients are summed over the ranks unit by
- * unit (GradUnits) while the backward pass goes on with the next unit, and every rank has the same weights after every
+ * unit (UnitHooks) while the backward pass goes on with the next unit, and every rank has the same weights after every
  * step.
  *
  *   stage 0  every rank sums all gradients (a reduce of each unit) and steps all weights
  *   stage 1  every rank keeps the moments of 1/W of each unit and steps its weights: reduce-scatter, step, gather
- *            (ZeRO-1, arXiv:1910.02054, 5.1)
- *   stage 2  also the gradients of that part alone: those of a whole unit exist while its backward and its
+ *            (ZeRO-1, arXiv:1910.02054, 5.1); the gather of a unit runs beside the next step's forward of the one
+ * before stage 2  also the gradients of that part alone: those of a whole unit exist while its backward and its
  *            reduce-scatter run, which happens for every micro-batch (ZeRO-2, 5.2)
  *
  * A micro-batch's gradient of a unit is complete before it is added to the sum of the step, so that one rank with W
@@ -76,10 +76,11 @@ typedef struct Dist {
     double *norm;               /* (world, norms) branches of blocks, */
     size_t norms, *cursor;      /* the most of a rank; (world) */
     double *part;               /* (world, micros, PARTS) */
-    GradUnits hooks;
+    UnitHooks hooks;
     Mark mark[2];
     int micro;          /* of the step */
-    int busy, micro_of; /* the unit whose exchange is under way, -1; its micro-batch */
+    int busy, micro_of; /* the unit whose gradients are under way, -1; their micro-batch */
+    int known;          /* units whose weights every rank has; below nunit those of that one are under way */
     char name[3][64];
     Err err; /* of an exchange inside of a pass */
 } Dist;
@@ -94,6 +95,7 @@ bool dist_open(Dist *, Model *, const Params *trained, const OptimizerCfg *, Com
  * EXIT_INPUT where it has something else than tensors of the model, whose gradients no rank sends. */
 bool dist_adopt(Dist *, Err *);
 void dist_close(Dist *);
+void dist_params(Params *, Model *);                  /* all of the model's tensors, in the order of its units */
 unsigned dist_without(const Comm *, const DistCfg *); /* ModelOpts.without */
 /* The step's batch is a whole number of micro-batches for every rank: EXIT_INPUT otherwise. */
 bool dist_divides(const Comm *, int batch, int micro_batch, Err *);
@@ -117,8 +119,12 @@ double *dist_part(Dist *, int micro); /* (PARTS) of this rank's micro-batch, to 
  * world x micros). */
 bool dist_sums(Dist *, const char *name, int n, double sum[PARTS], Err *);
 bool dist_clip(Dist *, Run *, double max_norm, Clip *, Err *);
-/* optimizer_step on this rank's own, and everybody's weights to everybody. */
+/* optimizer_step on this rank's own. At stages 1 and 2 everybody's weights then travel to everybody, a unit at a time,
+ * beside the forward pass of the next step, which waits for those of a unit before it reads them. */
 bool dist_step(Dist *, Run *, const OptimizerCfg *, double lr, double gscale, int64_t t, Err *);
+/* The weights of the last step are here: whoever reads them otherwise than by the next step's pass asks before. All
+ * ranks. */
+bool dist_weights(Dist *, Err *);
 /* Mixer.stage_end on moments that are not in the model's regions. */
 void dist_stage_end(Dist *);
 
@@ -134,16 +140,20 @@ bool dist_start(Dist *, Err *);
 bool dist_same(Comm *, const char *what, uint64_t hash, Err *);
 /* Rank 0's bytes to all. */
 bool dist_tell(Comm *, const char *name, void *p, size_t bytes, Err *);
+/* n words of every rank: all (world, n). */
+bool dist_words(Comm *, const char *name, const uint64_t *mine, int n, uint64_t *all, Err *);
+/* Whether all ranks are well: *ok becomes that of all of them, and why the line of the first that is not, with its
+ * name. False: they could not be asked. Alone: nothing is to be done. */
+bool dist_all(Comm *, const char *name, bool *ok, Err *why, Err *e);
+/* The same where the run ends otherwise: false on every rank with the same line, which is rank 0's to say. */
+bool dist_agreed(Comm *, const char *name, bool ok, Err *e);
 
-/* ---- moments between ranks and files ---- */
-/* All ranks: the moments become known to rank 0, in `to` (moments of the same names and dtypes, with memory; NULL on
- * the others), a unit at a time. Nothing to do at stage 0. */
-bool dist_collect(Dist *, const Params *to, Err *);
-/* A visitor of model_moments that gives `inner` memory for each tensor in turn, and keeps what it reads there as far as
- * it is this rank's. */
+/* ---- moments put aside ----------------------------------------------------------------------------------------------
+ * What this rank steps, at stages 1 and 2, as it is at one moment. */
 typedef struct {
-    Dist *d;
-    Fields *inner;
-    int role;
-} DistLoad;
-Fields dist_loader(DistLoad *);
+    Arena mem;
+    Params own; /* as Dist.own, with these moments */
+} DistAside;
+bool dist_aside_open(DistAside *, const Dist *, bool dry, Err *);
+void dist_aside_take(DistAside *, const Dist *);
+void dist_aside_close(DistAside *);

@@ -16,14 +16,59 @@ bool dist_tell(Comm *c, const char *name, void *p, size_t bytes, Err *e) {
     return comm_do(c, (CommCall){.kind = COMM_BROADCAST, .name = name, .buf = p, .count = bytes / 2, .dtype = BF16}, e);
 }
 
-/* 64 bits as two doubles, so that no transport meets a NaN. all: (world). */
-static bool gather_bits(Comm *c, const char *name, uint64_t mine, uint64_t *all, Err *e) {
-    double *x = xcalloc((size_t)c->world * 2, sizeof *x);
-    x[2 * c->rank] = (double)(mine >> 32);
-    x[2 * c->rank + 1] = (double)(mine & UINT32_MAX);
-    bool ok = comm_do(c, (CommCall){.kind = COMM_GATHER, .name = name, .buf = x, .count = 2, .dtype = F64}, e);
-    for (int r = 0; ok && r < c->world; r++) all[r] = (uint64_t)x[2 * r] << 32 | (uint64_t)x[2 * r + 1];
+/* 64 bits as two doubles, so that no transport meets a NaN. */
+bool dist_words(Comm *c, const char *name, const uint64_t *mine, int n, uint64_t *all, Err *e) {
+    size_t W = (size_t)dist_world(c), k = (size_t)n, at = (size_t)dist_rank(c) * k;
+    double *x = xcalloc(W * k * 2, sizeof *x);
+    for (size_t i = 0; i < k; i++) {
+        x[2 * (at + i)] = (double)(mine[i] >> 32);
+        x[2 * (at + i) + 1] = (double)(mine[i] & UINT32_MAX);
+    }
+    bool ok = comm_do(c, (CommCall){.kind = COMM_GATHER, .name = name, .buf = x, .count = 2 * k, .dtype = F64}, e);
+    for (size_t i = 0; ok && i < W * k; i++) all[i] = (uint64_t)x[2 * i] << 32 | (uint64_t)x[2 * i + 1];
     free(x);
+    return ok;
+}
+
+bool dist_all(Comm *c, const char *name, bool *ok, Err *why, Err *e) {
+    struct Word {
+        uint64_t status;
+        char host[64], msg[304];
+    } * all;
+    int W = dist_world(c), first = -1;
+    if (W == 1) return true;
+    all = xcalloc((size_t)W, sizeof *all);
+    struct Word *mine = &all[c->rank];
+    mine->status = *ok ? 0 : (uint64_t)why->status;
+    snprintf(mine->host, sizeof mine->host, "%s", c->host);
+    if (!*ok) snprintf(mine->msg, sizeof mine->msg, "%s", why->msg);
+    size_t bytes = sizeof *all; /* as numbers of the smallest type there is */
+    CommCall call = {.kind = COMM_GATHER, .name = name, .buf = all, .count = bytes / 2, .dtype = BF16};
+    bool heard = comm_do(c, call, e);
+    for (int r = W - 1; heard && r >= 0; r--)
+        if (all[r].status) first = r;
+    if (heard && first >= 0) {
+        const struct Word *w = &all[first];
+        *ok = false;
+        *why = (Err){0};
+        if (!first) /* who says it needs no name */
+            err_world(why, "%s", w->msg);
+        else
+            err_world(why, "rank %d on %s: %s", first, w->host, w->msg);
+        why->status = (int)w->status;
+    }
+    free(all);
+    return heard;
+}
+
+bool dist_agreed(Comm *c, const char *name, bool ok, Err *e) {
+    Err asked = {0};
+    if (dist_world(c) == 1) return ok;
+    if (!dist_all(c, name, &ok, e, &asked)) {
+        if (ok) *e = asked;
+        return false;
+    }
+    if (!ok) c->agreed = true;
     return ok;
 }
 
@@ -40,7 +85,7 @@ bool dist_same(Comm *c, const char *what, uint64_t hash, Err *e) {
     if (dist_world(c) == 1) return true;
     uint64_t *all = xcalloc((size_t)c->world, sizeof *all);
     char who[64] = "";
-    bool ok = gather_bits(c, what, hash, all, e);
+    bool ok = dist_words(c, what, &hash, 1, all, e);
     if (ok && differing(all, c->world, all[0], who))
         ok = err_input(e, "rank %d on %s: rank %s of %d has other %s than rank 0; give all ranks the same", c->rank,
                        c->host, who, c->world, what);
@@ -86,7 +131,7 @@ bool dist_start(Dist *d, Err *e) { return !d->comm || dist_same(d->comm, "weight
 bool dist_check(Dist *d, int64_t step, Err *e) {
     if (!d->comm) return true;
     uint64_t h = checksum(d), *all = xcalloc((size_t)d->world, sizeof *all);
-    bool ok = gather_bits(d->comm, "checksums", h, all, e);
+    bool ok = dist_words(d->comm, "checksums", &h, 1, all, e);
     int most = 0;
     uint64_t right = h;
     for (int r = 0; ok && r < d->world; r++) {

@@ -21,5 +21,3 @@ static inline Tensor dist_run(void *p, Dtype dtype, size_t n) {
 void dist_copy(const Dist *, real *to, const real *from, size_t n);
 void dist_hook(Dist *);             /* the hooks of passes, where the model needs any */
 size_t dist_count_branches(Dist *); /* the most that one rank has of the norm's sums */
-/* A unit's parts and matrices from their ranks to all, in d->buf: begun. */
-bool dist_gather(Dist *, int unit, const char *name, Err *);

@@ -1,54 +1,41 @@
-/* dist_save.c: moments that no rank has whole, to files and from them. */
-#include "bf16.h"
+/* dist_save.c: moments that no rank has whole: put aside, and in the hands of mixers at the end of a stage. */
 #include "dist_in.h"
 #include "../ops/host.h"
 #include "../ops/side.h"
 
-/* Numbers of moments as reals, and back: a BF16 is one exactly. */
-static void widen(const Dist *d, real *to, Tensor from, size_t n) {
-    const uint16_t *half = from.p;
-    if (d->at) {
-        if (from.dtype == REAL)
-            device_copy(d->at, to, from.p, n * sizeof *to);
-        else
-            device_unhalve(d->at, to, half, n, false);
-        return;
-    }
-    if (from.dtype == REAL) memcpy(to, from.p, n * sizeof *to);
-    for (size_t i = 0; from.dtype == BF16 && i < n; i++) to[i] = (real)bf16_value(half[i]);
+/* The numbers take what their own regions do, whose sizes are those of the rank with most. */
+static void place(DistAside *a, const Dist *d) {
+    for (int k = 0; k < d->own.n; k++)
+        for (int role = PARAM_M; role <= PARAM_V; role++) {
+            Tensor *t = &a->own.p[k].t[role];
+            if (present(*t)) t->p = arena_take(&a->mem, tensor_bytes(*t), d->own.p[k].name);
+        }
 }
-static void narrow(Tensor to, const real *from) {
-    uint16_t *half = to.p;
-    size_t n = tensor_count(to);
-    if (to.dtype == REAL) memcpy(to.p, from, n * sizeof *from);
-    for (size_t i = 0; to.dtype == BF16 && i < n; i++) half[i] = bf16_round((float)from[i]);
-}
-
-static bool collect_unit(Dist *d, int unit, int role, const Params *to, Err *e) {
-    const DistUnit *u = &d->unit[unit];
-    char title[24], name[64];
-    for (int k = u->own; k < u->own + u->nown; k++) {
-        Tensor t = d->own.p[k].t[role];
-        if (present(t)) widen(d, d->buf + dist_at(d, k), t, tensor_count(t));
-    }
-    snprintf(name, sizeof name, "%s moments of %s", role == PARAM_M ? "first" : "second", dist_title(d, unit, title));
-    if (!dist_gather(d, unit, name, e) || !comm_wait(d->comm, e)) return false;
-    for (int i = u->first; to && i < u->first + u->n; i++) {
-        Tensor t = to->p[i].t[role];
-        if (!present(t)) continue;
-        Tensor all = dist_run(d->buf + d->place[i].at, REAL, tensor_count(t)), view = view_open(d->m->dev, all, true);
-        narrow(t, R(view));
-        view_close(d->m->dev, all, view, false);
-    }
+bool dist_aside_open(DistAside *a, const Dist *d, bool dry, Err *e) {
+    size_t bytes = zmax(d->first.size, d->first.peak) + zmax(d->second.size, d->second.peak);
+    *a = (DistAside){.mem = {.name = "copy of moments", .peak = bytes}};
+    if (dry) return true;
+    if (!arena_open(&a->mem, a->mem.name, bytes, false, e)) return false;
+    a->own = (Params){.n = d->own.n, .cap = d->own.n, .p = xcalloc((size_t)d->own.n, sizeof *a->own.p)};
+    if (d->own.n) memcpy(a->own.p, d->own.p, (size_t)d->own.n * sizeof *a->own.p);
+    place(a, d);
     return true;
 }
-
-bool dist_collect(Dist *d, const Params *to, Err *e) {
-    if (!d->stage) return true;
-    for (int role = PARAM_M; role <= PARAM_V; role++)
-        for (int u = 0; u < d->nunit; u++)
-            if (!collect_unit(d, u, role, to, e)) return false;
-    return true;
+void dist_aside_take(DistAside *a, const Dist *d) {
+    for (int k = 0; k < d->own.n; k++)
+        for (int role = PARAM_M; role <= PARAM_V; role++) {
+            Tensor to = a->own.p[k].t[role], from = d->own.p[k].t[role];
+            if (!present(from)) continue;
+            if (device_apart(d->m->dev))
+                device_read(d->m->dev, to.p, from.p, tensor_bytes(from));
+            else
+                memcpy(to.p, from.p, tensor_bytes(from));
+        }
+}
+void dist_aside_close(DistAside *a) {
+    params_free(&a->own);
+    arena_close(&a->mem);
+    *a = (DistAside){0};
 }
 
 /* What own ranges have of tensor i, from `all` numbers of it or to them. */
@@ -70,15 +57,6 @@ static int number_of(const Dist *d, const char *name) {
     CHECK(i < d->all.n, "%s", name);
     return i;
 }
-
-static void see_load(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    DistLoad *x = f->ctx;
-    Tensor whole = *t;
-    whole.p = x->d->buf;
-    x->inner->see(x->inner, &whole, path, flags);
-    own_of(x->d, number_of(x->d, path), x->role, whole, true);
-}
-Fields dist_loader(DistLoad *x) { return (Fields){.see = see_load, .ctx = x}; }
 
 /* ---- the end of a stage ---------------------------------------------------------------------------------------------
  */

@@ -139,11 +139,6 @@ static void done(void *ctx, int unit) {
     }
     if (ok && d->comm && last(d)) exchange(d, unit, &d->err);
 }
-void dist_hook(Dist *d) {
-    d->hooks = (GradUnits){begin, done, d};
-    if (d->comm || (d->micros > 1 && !d->in_place)) d->m->units = &d->hooks;
-}
-
 void dist_begin(Dist *d) {
     d->err = (Err){0};
     if (d->stage < 2) model_zero_grad(d->m);
@@ -259,43 +254,16 @@ bool dist_clip(Dist *d, Run *r, double max_norm, Clip *clip, Err *e) {
 /* ---- the step -------------------------------------------------------------------------------------------------------
  */
 
-static bool spread(Dist *d, Err *e) {
-    if (d->busy < 0) return true;
-    const DistUnit *u = &d->unit[d->busy];
-    d->busy = -1;
-    if (!comm_wait(d->comm, e)) return false;
-    for (int i = u->first; i < u->first + u->n; i++)
-        if (d->place[i].owner != DIST_NONE) {
-            Tensor w = d->all.p[i].t[PARAM_WEIGHT];
-            dist_copy(d, R(w), d->buf + d->place[i].at, tensor_count(w));
-        }
-    return true;
-}
-
-bool dist_step(Dist *d, Run *r, const OptimizerCfg *cfg, double lr, double gscale, int64_t t, Err *e) {
-    if (!d->stage) {
-        optimizer_step(r, d->trained, cfg, lr, gscale, t);
-        return true;
-    }
-    for (int k = 0; k < d->nunit; k++) {
-        const DistUnit *u = &d->unit[k];
-        const Params own = {.n = u->nown, .p = d->own.p + u->own};
-        char title[24];
-        optimizer_step(r, &own, cfg, lr, gscale, t);
-        if (!spread(d, e)) return false;
-        for (int i = u->own; i < u->own + u->nown; i++)
-            dist_copy(d, d->buf + dist_at(d, i), R(d->own.p[i].t[PARAM_WEIGHT]), tensor_count(d->own.p[i].t[0]));
-        dist_title(d, k, title);
-        snprintf(d->name[2], sizeof d->name[2], "weights of %s", title);
-        if (!dist_gather(d, k, d->name[2], e)) return false;
-        d->busy = k;
-    }
-    return spread(d, e);
-}
-
-bool dist_gather(Dist *d, int unit, const char *name, Err *e) {
-    const DistUnit *u = &d->unit[unit];
-    CommCall parts = {.kind = COMM_GATHER, .name = name, .buf = d->buf, .count = u->part, .dtype = REAL, .at = d->at};
+/* What this rank stepped of the next unit begins its way to all. One is under way at most. */
+static bool send(Dist *d, Err *e) {
+    const DistUnit *u = &d->unit[d->known];
+    char title[24];
+    for (int i = u->own; i < u->own + u->nown; i++)
+        dist_copy(d, d->buf + dist_at(d, i), R(d->own.p[i].t[PARAM_WEIGHT]), tensor_count(d->own.p[i].t[0]));
+    dist_title(d, d->known, title);
+    snprintf(d->name[2], sizeof d->name[2], "weights of %s", title);
+    CommCall parts = {
+        .kind = COMM_GATHER, .name = d->name[2], .buf = d->buf, .count = u->part, .dtype = REAL, .at = d->at};
     if (u->part && !comm_start(d->comm, parts, e)) return false;
     for (int i = u->first; i < u->first + u->n; i++) {
         CommCall one = {.kind = COMM_BROADCAST,
@@ -308,4 +276,49 @@ bool dist_gather(Dist *d, int unit, const char *name, Err *e) {
         if (d->place[i].owner >= 0 && !comm_start(d->comm, one, e)) return false;
     }
     return true;
+}
+/* It is here, and the one behind it leaves. */
+static bool receive(Dist *d, Err *e) {
+    const DistUnit *u = &d->unit[d->known];
+    if (!comm_wait(d->comm, e)) return false;
+    for (int i = u->first; i < u->first + u->n; i++)
+        if (d->place[i].owner != DIST_NONE) {
+            Tensor w = d->all.p[i].t[PARAM_WEIGHT];
+            dist_copy(d, R(w), d->buf + d->place[i].at, tensor_count(w));
+        }
+    return ++d->known == d->nunit || send(d, e);
+}
+
+/* A forward pass waits for the weights that it is about to read: those of the next unit travel beside it. */
+static void need(void *ctx, int unit) {
+    Dist *d = ctx;
+    bool ok = !d->err.status;
+    while (ok && d->known <= unit) ok = receive(d, &d->err);
+}
+bool dist_weights(Dist *d, Err *e) {
+    while (d->known < d->nunit)
+        if (!receive(d, e)) return false;
+    return true;
+}
+
+bool dist_step(Dist *d, Run *r, const OptimizerCfg *cfg, double lr, double gscale, int64_t t, Err *e) {
+    if (!d->stage) {
+        optimizer_step(r, d->trained, cfg, lr, gscale, t);
+        return true;
+    }
+    CHECK(d->known == d->nunit && d->busy < 0, "unit %d is under way", d->known);
+    for (int k = 0; k < d->nunit; k++) {
+        const DistUnit *u = &d->unit[k];
+        const Params own = {.n = u->nown, .p = d->own.p + u->own};
+        optimizer_step(r, &own, cfg, lr, gscale, t);
+        if (k) continue;
+        d->known = 0;
+        if (!send(d, e)) return false;
+    }
+    return true;
+}
+
+void dist_hook(Dist *d) {
+    d->hooks = (UnitHooks){need, begin, done, d};
+    if (d->comm || (d->micros > 1 && !d->in_place)) d->m->units = &d->hooks;
 }

@@ -126,6 +126,7 @@ static void last_words(Watch *w) {
     for (int r = 1; r < W; r++) {
         Child *c = &w->child[r];
         bool told = input && (ended_with(c, EXIT_WORLD) || ended_with(&w->child[0], EXIT_INPUT));
+        told |= ended_with(c, EXIT_DIVERGED) && ended_with(&w->child[0], EXIT_DIVERGED);
         for (int q = 1; q < r && c->held; q++) told |= w->child[q].held && !strcmp(w->child[q].held, c->held);
         if (c->held && !told) fprintf(stderr, "[rank %d] %s\n", r, c->held);
     }
@@ -206,8 +207,8 @@ static int verdict(const Watch *w) {
     for (int r = 0; r < w->l->ranks; r++) {
         int s = w->child[r].status;
         int one = WIFEXITED(s) ? WEXITSTATUS(s) : EXIT_WORLD;
-        if (one != 0 && one != EXIT_INPUT && one != EXIT_SIGNAL) one = EXIT_WORLD;
-        static const int order[] = {0, EXIT_SIGNAL, EXIT_WORLD, EXIT_INPUT};
+        if (one != 0 && one != EXIT_INPUT && one != EXIT_SIGNAL && one != EXIT_DIVERGED) one = EXIT_WORLD;
+        static const int order[] = {0, EXIT_SIGNAL, EXIT_WORLD, EXIT_DIVERGED, EXIT_INPUT};
         int a = 0, b = 0;
         while (order[a] != status) a++;
         while (order[b] != one) b++;

@@ -80,7 +80,10 @@ static void place_grads(Lora *l) {
 
 void lora_declare(Lora *l, Model *m, const LoraCfg *c) {
     Visit v = {.l = l, .c = c};
-    *l = (Lora){.opts = &m->opts, .state = {.name = "adapters"}, .grads = {.name = "adapters' gradients"}};
+    *l = (Lora){.opts = &m->opts,
+                .dev = m->dev,
+                .state = {.name = "adapters"},
+                .grads = {.name = "adapters' gradients"}};
     if (!c->rank) return;
     l->scale = c->alpha / c->rank;
     Fields f = {.see = see_weight, .ctx = &v};
@@ -95,8 +98,9 @@ void lora_declare(Lora *l, Model *m, const LoraCfg *c) {
 
 bool lora_open(Lora *l, Err *e) {
     if (!l->n) return true;
-    if (!arena_open(&l->state, "adapters", l->state.peak, false, e) ||
-        !arena_open(&l->grads, "adapters' gradients", l->grads.peak, false, e))
+    const Memory *home = device_memory(l->dev, false);
+    if (!arena_open_at(&l->state, home, "adapters", l->state.peak, false, e) ||
+        !arena_open_at(&l->grads, home, "adapters' gradients", l->grads.peak, false, e))
         return false;
     place(l);
     place_grads(l);
@@ -123,9 +127,6 @@ bool lora_check(const Lora *l, const Model *m, const Config *c, int ranks, Err *
     const LoraCfg *o = &c->lora;
     if (!o->rank) return true;
     if (ranks > 1) return err_input(e, "lora.rank: adapters are trained by one rank, not by %d; give rank 0", ranks);
-    if (device_apart(m->dev))
-        return err_input(e, "lora.rank: adapters do not run on %s yet; give run.device cpu, or rank 0",
-                         device_isa(m->dev));
     for (int i = 0; i < o->targets.n; i++) {
         Visit v = {.glob = o->targets.v[i]};
         Fields f = {.see = see_search, .ctx = &v};
@@ -174,12 +175,14 @@ void lora_begin(Lora *l, uint64_t seed) {
         uint64_t key = rng_name(rng_mix(seed, rng_name(0, "adapters")), p->name);
         size_t n = tensor_count(p->a[0]);
         double bound = 1 / sqrt(p->w.n[1]);
-        memcpy(p->base.p, p->w.p, tensor_bytes(p->w));
-        for (size_t k = 0; k < n; k++) R(p->a[0])[k] = (real)(bound * (2 * rng_uniform(key, k) - 1));
-        memset(p->b[0].p, 0, tensor_bytes(p->b[0]));
+        device_copy(l->dev, p->base.p, p->w.p, tensor_bytes(p->w));
+        Tensor a = view_open(l->dev, p->a[0], false);
+        for (size_t k = 0; k < n; k++) R(a)[k] = (real)(bound * (2 * rng_uniform(key, k) - 1));
+        view_close(l->dev, p->a[0], a, true);
+        device_zero(l->dev, p->b[0].p, tensor_bytes(p->b[0]));
         for (int role = PARAM_M; role <= PARAM_V; role++) {
-            if (present(p->a[role])) memset(p->a[role].p, 0, tensor_bytes(p->a[role]));
-            if (present(p->b[role])) memset(p->b[role].p, 0, tensor_bytes(p->b[role]));
+            if (present(p->a[role])) device_zero(l->dev, p->a[role].p, tensor_bytes(p->a[role]));
+            if (present(p->b[role])) device_zero(l->dev, p->b[role].p, tensor_bytes(p->b[role]));
         }
     }
 }
@@ -215,6 +218,7 @@ void lora_apply(Run *r, Lora *l) {
 bool lora_copy_open(Lora *c, const Lora *l, bool dry, Err *e) {
     *c = *l;
     c->state = (Arena){.name = "adapters' copy"}, c->grads = (Arena){0};
+    c->dev = NULL;
     c->part = xcalloc((size_t)l->n + 1, sizeof *c->part);
     if (l->n) memcpy(c->part, l->part, (size_t)l->n * sizeof *c->part);
     if (!l->n) return true;
@@ -228,6 +232,18 @@ bool lora_copy_open(Lora *c, const Lora *l, bool dry, Err *e) {
     return true;
 }
 
+static void read_tensor(Device *dev, Tensor to, Tensor from) {
+    if (present(from)) device_read(dev, to.p, from.p, tensor_bytes(from));
+}
 void lora_copy_take(Lora *c, const Lora *l) {
-    if (l->n) memcpy(c->state.base, l->state.base, l->state.used);
+    static const ParamRole kept[] = {PARAM_WEIGHT, PARAM_M, PARAM_V};
+    if (l->n && !device_apart(l->dev)) memcpy(c->state.base, l->state.base, l->state.used);
+    for (int i = 0; i < l->n && device_apart(l->dev); i++) {
+        const LoraPart *to = &c->part[i], *from = &l->part[i];
+        read_tensor(l->dev, to->base, from->base);
+        for (int k = 0; k < 3; k++) {
+            read_tensor(l->dev, to->a[kept[k]], from->a[kept[k]]);
+            read_tensor(l->dev, to->b[kept[k]], from->b[kept[k]]);
+        }
+    }
 }

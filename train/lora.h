@@ -20,12 +20,13 @@ typedef struct {
     LoraPart *part;
     double scale;
     const ModelOpts *opts; /* of the model: which moments there are */
+    Device *dev;           /* the model's, where the numbers lie; NULL: with the host */
     Arena state, grads;    /* bases, adapters, moments; gradients of adapters */
 } Lora;
 
 /* The parts of a model whose weights and gradients are declared, and the bytes of both regions. Without rank: none. */
 void lora_declare(Lora *, Model *, const LoraCfg *);
-/* EXIT_INPUT: several ranks, a device with memory of its own, a pattern without a matrix, a rank larger than one, a
+/* EXIT_INPUT: several ranks, a pattern without a matrix, a rank larger than one, a
  * mixer that changes its weights by itself; a group of optim.groups without an adapter. */
 bool lora_check(const Lora *, const Model *, const Config *, int ranks, Err *);
 bool lora_open(Lora *, Err *); /* maps the regions */

@@ -30,7 +30,7 @@ static size_t trained(const Trainer *t) {
 }
 
 /* By the theory of rings. The gradients of the last micro-batch travel beside its backward pass, which is two thirds of
- * it; at stage 2 those of every one do. Weights travel when the step is made, alone. */
+ * it; at stage 2 those of every one do. Weights travel beside the forward pass of the first one of the next step. */
 typedef struct {
     double compute, gradients, weights, step; /* seconds */
     double tok_s, efficiency;                 /* of all ranks; of what they compute without any exchange */
@@ -43,7 +43,7 @@ static Times times_of(const Trainer *t, const DistTraffic *x) {
                .gradients = (double)x->gradients / c->link + (double)x->gradient_hops * c->latency,
                .weights = (double)x->weights / c->link + (double)x->weight_hops * c->latency};
     double hides = y.compute * 2 / 3 / (t->dist.stage >= 2 ? 1 : t->dist.micros);
-    y.step = y.compute + y.weights + fmax(0, y.gradients - hides);
+    y.step = y.compute + fmax(0, y.weights - y.compute / 3 / t->dist.micros) + fmax(0, y.gradients - hides);
     y.tok_s = tokens / y.step;
     y.efficiency = y.compute / y.step;
     return y;
@@ -75,7 +75,7 @@ static void ranks_text(const Trainer *t, FILE *f) {
     if (!timed(t)) return;
     Times y = times_of(t, &x);
     fprintf(f,
-            "estimate          %.4g s a step (computing %.4g, gradients %.4g beside it, weights %.4g), %.4g tok/s, "
+            "estimate          %.4g s a step (computing %.4g, beside it gradients %.4g, weights %.4g), %.4g tok/s, "
             "%.1f %% of computing alone\n"
             "                  at dist.flops %.3g, dist.link %.3g and dist.latency %.3g, by the theory of rings\n",
             y.step, y.compute, y.gradients, y.weights, y.tok_s, 100 * y.efficiency, t->run->dist.flops,

@@ -10,6 +10,9 @@
 static const char TMP[] = ".tmp-";
 
 char *run_dir_file(const RunDir *d, const char *name) { return xformat("%s/%s", d->path, name); }
+char *run_dir_unfinished(const RunDir *d, int64_t step) {
+    return xformat("%s/%sstep-%06lld", d->path, TMP, (long long)step);
+}
 char *run_dir_step(const RunDir *d, int64_t step) { return xformat("%s/step-%06lld", d->path, (long long)step); }
 
 /* step-000500 -> 500; -1 for any other name. The digits must be those that run_dir_step prints. */
@@ -329,7 +332,7 @@ bool run_dir_rewind(RunDir *d, int64_t step, bool from_here, Keep keep, Err *e) 
 
 char *run_dir_begin(RunDir *d, int64_t step, Err *e) {
     run_dir_abandon(d, step);
-    char *p = xformat("%s/%sstep-%06lld", d->path, TMP, (long long)step);
+    char *p = run_dir_unfinished(d, step);
     d->used = true;
     if (!mkdir(p, 0777)) return p;
     err_world(e, "cannot make %s: %s", p, strerror(errno));

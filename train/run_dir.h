@@ -44,7 +44,8 @@ char *run_dir_begin(RunDir *, int64_t step, Err *);
  * rename a failure removes the directory and leaves earlier checkpoints as they were; after it the new checkpoint is
  * whole and stays, and links may still name the one before. */
 bool run_dir_publish(RunDir *, int64_t step, Keep, Err *);
-void run_dir_abandon(RunDir *, int64_t step); /* remove what begin made */
+void run_dir_abandon(RunDir *, int64_t step);           /* remove what begin made */
+char *run_dir_unfinished(const RunDir *, int64_t step); /* its path, malloc'ed */
 bool run_dir_has_step(const RunDir *, int64_t step);
 
 /* Write a file of RUN through a temporary name, fsync, rename, fsync the folder. */

@@ -7,27 +7,34 @@
  * the end of a stage and after a signal: at once); a second failure in a row ends the run. A save by the loop that
  * fails ends it at once.
  *
- * Of several ranks rank 0 writes, and all call these functions: the others hand over their moments where those are
- * spread over the ranks (dist.stage), a unit at a time, into a copy that rank 0 then has in any case. The files are the
- * same whatever ranks and stage. The others meet rank 0 again at the next collective and wait no longer than its
- * deadline, which the writing must not exceed unless train.async_save. */
+ * Of several ranks all call these functions. At stage 0 rank 0 writes alone. Where moments are spread over the ranks
+ * (dist.stage 1 and 2) each writes its own, from where they are or from its copy; rank 0 writes the rest, and when all
+ * have said that theirs is on disk the list that makes it a checkpoint. A rank that cannot write makes it fail on all,
+ * with its line: nobody has more than its part of the moments at any time. Ranks meet at the save point and, with
+ * train.async_save, behind each step until the checkpoint is there; they wait no longer than the deadline, which the
+ * writing must not exceed unless train.async_save. */
 #pragma once
 #include "trainer.h"
 
-/* Of an open trainer that needs a copy: its region; dry: measured. */
+/* Of an open trainer: what it needs besides, copies being regions; dry: measured. */
 bool saver_open(Trainer *, Err *);
 /* A save under way is waited for, its outcome dropped. */
 void saver_close(Trainer *);
 /* What is on disk now, as the run begins or goes on: t->state and its best. */
 void saver_start(Trainer *);
-const Arena *saver_region(const Trainer *);   /* NULL: no copy */
-const Arena *saver_adapters(const Trainer *); /* the same of adapters; NULL: none */
+const Arena *
+saver_region(const Trainer *); /* rank 0's, of weights, and of moments that are not spread; NULL: no copy */
+const Arena *saver_moments(const Trainer *);  /* of moments that are spread; NULL: no copy */
+const Arena *saver_adapters(const Trainer *); /* of adapters; NULL: none */
 
-/* A save point: the state is saved, or on its way. EXIT_WORLD when it failed, weights that are not finite included. */
+/* A save point: the state is saved, or on its way. EXIT_WORLD when it failed, EXIT_DIVERGED when weights are not
+ * finite. */
 bool saver_save(Trainer *, Err *);
 /* Learn of a save that is over, without waiting. */
 bool saver_poll(Trainer *, Err *);
 /* Wait for what is under way. */
 bool saver_wait(Trainer *, Err *);
+/* The same when ranks can no longer be asked: what is not yet a checkpoint is given up. */
+void saver_end(Trainer *);
 /* The state is saved when it returns true. */
 bool saver_finish(Trainer *, Err *);

@@ -1,6 +1,7 @@
 #include "teacher.h"
 #include "../model/cost.h"
 #include "../model/hf.h"
+#include "../ops/host.h"
 #include "checkpoint.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
@@ -50,11 +51,16 @@ static void rows_take(Teacher *s, const TeacherCfg *c, int N) {
     h->head = s->cfg.tied ? s->model.w.embed : s->model.w.head;
 }
 
+typedef struct {
+    Device *dev;
+    uint64_t sum;
+} Hash;
 /* Of pieces of fixed size, put together in order: threads change nothing. */
 static void see_hash(Fields *f, Tensor *t, const char *path, unsigned flags) {
     enum { PIECE = 1 << 16 };
-    uint64_t *h = f->ctx;
-    const real *x = R(*t);
+    Hash *h = f->ctx;
+    Tensor view = view_open(h->dev, *t, true);
+    const real *x = R(view);
     size_t n = tensor_count(*t), pieces = (n + PIECE - 1) / PIECE;
     uint64_t *part = xcalloc(pieces + 1, sizeof *part);
     (void)flags;
@@ -67,17 +73,18 @@ static void see_hash(Fields *f, Tensor *t, const char *path, unsigned flags) {
             part[p] = (part[p] ^ bits) * 0x100000001b3u;
         }
     }
-    *h = rng_name(*h, path);
-    for (size_t p = 0; p < pieces; p++) *h = rng_mix(*h, part[p]);
+    h->sum = rng_name(h->sum, path);
+    for (size_t p = 0; p < pieces; p++) h->sum = rng_mix(h->sum, part[p]);
     free(part);
+    view_close(h->dev, *t, view, false);
 }
 static uint64_t hash_of(Teacher *s) {
     char *json = model_cfg_json(&s->cfg);
-    uint64_t h = rng_name(1, json);
+    Hash h = {s->model.dev, rng_name(1, json)};
     Fields f = {.see = see_hash, .ctx = &h};
     model_fields(&s->model, &s->model.w, &f);
     free(json);
-    return h ? h : 1;
+    return h.sum ? h.sum : 1;
 }
 
 static bool open(Trainer *t, Teacher *s, Err *e) {
@@ -91,7 +98,8 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     rows_take(s, c, N);
     s->flops = cost_model(&s->model, t->cfg->data.seq_len).itemised / 3;
     if (t->dry) return true;
-    if (!arena_open(&s->rows, "teacher's rows", s->rows.peak, false, e)) return false;
+    if (!arena_open_at(&s->rows, device_memory(t->dev, false), "teacher's rows", s->rows.peak, false, e)) return false;
+    if (device_apart(t->dev)) s->read = xcalloc((size_t)N, sizeof *s->read);
     rows_take(s, c, N);
     if (!hf_load(s->dir, &s->model, e)) return false;
     s->hash = hash_of(s);
@@ -103,9 +111,6 @@ bool teacher_open(Trainer *t, ModelOpts *student, Err *e) {
     Err why = {0};
     *s = (Teacher){0};
     if (!teacher_wanted(&t->cfg->teacher)) return true;
-    if (device_apart(t->dev))
-        return err_input(e, "teacher.path: learning from a teacher does not run on %s yet; give run.device cpu",
-                         device_isa(t->dev));
     s->on = true;
     if (open(t, s, &why)) {
         student->teach = &s->teach;
@@ -119,6 +124,7 @@ bool teacher_open(Trainer *t, ModelOpts *student, Err *e) {
 void teacher_close(Teacher *s) {
     if (s->model.dev) model_close(&s->model);
     arena_close(&s->rows);
+    free(s->read);
     model_cfg_free(&s->cfg);
     *s = (Teacher){0};
 }
@@ -136,7 +142,11 @@ bool teacher_same(const Trainer *t, uint64_t saved, const char *dir, Err *e) {
 /* ---- a step ---------------------------------------------------------------------------------------------------------
  */
 
-static void add(double *sum, const real *rows, int n) {
+static void add(Teacher *s, double *sum, const real *rows, int n) {
+    if (s->read && rows) {
+        device_read(s->model.dev, s->read, rows, (size_t)n * sizeof *rows);
+        rows = s->read;
+    }
     for (int i = 0; rows && i < n; i++) *sum += (double)rows[i];
 }
 
@@ -155,10 +165,10 @@ void teacher_step(Trainer *t, TrainLosses *sums) {
     if (now.out) now.out = out;
     model_states(&s->model, &l->batch, l->tok, now.xf, now.mix, now.out);
     model_teach(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll, &now);
-    add(&sums->kl, now.kl, N);
-    add(&sums->rkl, now.rkl, N);
-    add(&sums->attention, now.mixs, N);
-    add(&sums->hidden, now.outs, N);
+    add(s, &sums->kl, now.kl, N);
+    add(s, &sums->rkl, now.rkl, N);
+    add(s, &sums->attention, now.mixs, N);
+    add(s, &sums->hidden, now.outs, N);
 }
 
 double teacher_loss(const Teacher *s, TrainLosses *l, double lm, int64_t targets) {

@@ -16,6 +16,7 @@ typedef struct {
     Arena rows; /* of a micro-batch: what `teach` points at */
     Teach teach;
     Tensor mix[LAYERS_MAX], out[LAYERS_MAX];
+    real *read;    /* (N) of the host, where the rows lie on a device */
     uint64_t hash; /* of its settings' shape and all its numbers, never 0; 0 when dry */
     double flops;  /* forward, per token */
 } Teacher;

@@ -34,8 +34,10 @@ const char *stop_name(Stop s) {
 static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
 /* A checkpoint says what data it was trained on: they must still be those. */
-static bool save(Trainer *t, Err *e) { return feed_unchanged(t, e) && saver_save(t, e); }
-static bool finish(Trainer *t, Err *e) { return feed_unchanged(t, e) && saver_finish(t, e); }
+static bool save(Trainer *t, Err *e) { return feed_unchanged(t, e) && dist_weights(&t->dist, e) && saver_save(t, e); }
+static bool finish(Trainer *t, Err *e) {
+    return feed_unchanged(t, e) && dist_weights(&t->dist, e) && saver_finish(t, e);
+}
 
 /* Seconds since 1970. */
 static double wall(void) {
@@ -111,8 +113,9 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
         t->work_s = 0;
         t->work_tokens = 0;
     }
-    if (due(c->sample_every, step) && trainer_writes(t)) {
-        if (!trainer_sample(t, e)) return false;
+    if (due(c->sample_every, step)) {
+        if (!dist_weights(&t->dist, e)) return false;
+        if (trainer_writes(t) && !trainer_sample(t, e)) return false;
         trainer_watch_memory(t);
     }
     if (validates(t) && (last || due(c->eval_every, step)) && !validate(t, e)) return false;
@@ -155,6 +158,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         bool last = t->state.step == end;
         /* What follows, and what is saved, is of the weights as the stage leaves them. */
         if (last) {
+            if (!dist_weights(&t->dist, e)) return false;
             model_stage_end(&t->model);
             dist_stage_end(&t->dist);
         }
@@ -181,17 +185,16 @@ static bool loop(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
 
 bool train_loop(Trainer *t, TrainRecord *last, Stop *why, Err *e) {
     if (loop(t, last, why, e)) return true;
-    Err late = {0};
     comm_stop(t->comm);
-    saver_wait(t, &late); /* of an earlier step: it may still become the newest checkpoint */
-    if (e->status != EXIT_WORLD || !trainer_writes(t)) return false;
+    saver_end(t); /* of an earlier step: it may still become the newest checkpoint */
+    if (e->status == EXIT_INPUT || !trainer_writes(t)) return false;
     char *good = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     Err first = *e;
-    *e = (Err){0};
     if (good)
         err_world(e, "%.180s; the last checkpoint is intact: %s", first.msg, good);
     else
         err_world(e, "%.220s; there is no checkpoint yet", first.msg);
+    e->status = first.status;
     free(good);
     return false;
 }

@@ -57,14 +57,7 @@ static bool samples_open(Trainer *t, Err *e) {
 
 /* All of the model's tensors; those that are not trained have no moments. */
 static void params_collect(Params *p, Model *m) {
-    Fields w = params_visitor(p, PARAM_WEIGHT);
-    model_fields(m, &m->w, &w);
-    Fields g = params_visitor(p, PARAM_GRAD);
-    model_fields(m, &m->g, &g);
-    Fields first = params_visitor(p, PARAM_M);
-    model_moments(m, &m->m, false, &first);
-    Fields second = params_visitor(p, PARAM_V);
-    model_moments(m, &m->v, true, &second);
+    dist_params(p, m);
     freeze_mark(p, m);
     params_check(p, m->opts.second);
 }
@@ -162,7 +155,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     char device[16] = "cpu"; /* a rank computes on the device of its number on this host */
     if (cfg->run.device == DEVICE_CUDA) snprintf(device, sizeof device, "cuda:%d", t->comm ? t->comm->local : 0);
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
-    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->run.threads, e) ||
+    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->threads ? cfg->threads : cfg->run.threads, e) ||
         (*cfg->run.tuning && !device_tuning(t->dev, cfg->run.tuning, e)) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
         !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
@@ -271,6 +264,8 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     if (t->samples) add(r, "sample_cache", t->dry || peaks ? cache->peak : cache->size, apart);
     const Arena *copy = saver_region(t);
     if (copy) add(r, "checkpoint_copy", t->dry || peaks ? copy->peak : copy->size, false);
+    copy = saver_moments(t);
+    if (copy) add(r, "moments_copy", t->dry || peaks ? copy->peak : copy->size, false);
     copy = saver_adapters(t);
     if (copy) add(r, "adapter_copy", t->dry || peaks ? copy->peak : copy->size, false);
 }
@@ -348,10 +343,11 @@ static bool skips(Trainer *t, TrainRecord *r, Err *e) {
         if (!r->skipped) skip_accepted(s, c->skip_window, r->loss, r->grad_norm);
     }
     if (r->skipped && s->row + 1 >= c->skip_most)
-        return err_world(e,
-                         "train.skip_most: step %lld would be left out as number %d in a row: loss %g, %.1f deviations "
-                         "above the mean, gradient norm %g, %.1f",
-                         (long long)t->state.step + 1, s->row + 1, r->loss, r->loss_z, r->grad_norm, r->norm_z);
+        return err_diverged(
+            e,
+            "train.skip_most: step %lld would be left out as number %d in a row: loss %g, %.1f deviations "
+            "above the mean, gradient norm %g, %.1f",
+            (long long)t->state.step + 1, s->row + 1, r->loss, r->loss_z, r->grad_norm, r->norm_z);
     if (r->skipped) skip_left_out(s);
     r->nskipped = s->skipped;
     return true;
@@ -405,8 +401,8 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     ScheduleCfg s = {o->lr, o->min_lr, len.warmup, len.steps, len.decay};
     r->lr = schedules[o->schedule].lr(&s, done);
     if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
-        return err_world(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
-                         (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
+        return err_diverged(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
+                            (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
     if (!skips(t, r, e)) return false;
     if (!r->skipped) {
         OptimizerCfg how = optimizer_cfg(o, t->model.seed);
@@ -422,7 +418,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
     int64_t every = t->run->dist.check_every;
-    return !every || t->state.step % every || dist_check(d, t->state.step, e);
+    return !every || t->state.step % every || (dist_weights(d, e) && dist_check(d, t->state.step, e));
 }
 
 bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
@@ -433,6 +429,7 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     double sum[PARTS] = {0};
     TrainLosses none = {0};
     *v = (ValRecord){.step = t->state.step, .stage = t->name, .task = t->hit != NULL};
+    if (!dist_weights(d, e)) return false;
     compression_begin(&t->compression, NULL, 1, 1);
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;
@@ -466,7 +463,8 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     v->acc = sum[PART_RIGHT] / sum[PART_TOKENS];
     v->acc_all = sum[PART_WHOLE] / (double)samples;
     if (!isfinite(v->loss))
-        return err_world(e, "training diverged: validation loss %g after step %lld", v->loss, (long long)t->state.step);
+        return err_diverged(e, "training diverged: validation loss %g after step %lld", v->loss,
+                            (long long)t->state.step);
     return true;
 }
 
@@ -475,8 +473,8 @@ bool trainer_finite(Trainer *t, Err *e) {
     for (int i = 0; i < t->params.n; i++) {
         const Param *p = &t->params.p[i];
         if (!isfinite(run.ops->sumsq(&run, p->t[PARAM_WEIGHT])))
-            return err_world(e, "training diverged: %s is not finite after step %lld", p->name,
-                             (long long)t->state.step);
+            return err_diverged(e, "training diverged: %s is not finite after step %lld", p->name,
+                                (long long)t->state.step);
     }
     return true;
 }

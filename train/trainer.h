@@ -27,6 +27,7 @@ typedef struct {
     int64_t best_step;
     double acc; /* of the last validation on a task */
     Skips skip;
+    int format; /* of the files that it was read from */
 } TrainState;
 
 enum { REGIONS_MAX = 24 };
@@ -111,14 +112,14 @@ static inline bool trainer_writes(const Trainer *t) { return dist_rank(t->comm) 
 /* One optimizer step: gradients of all micro-batches, clipping, AdamW. All ranks take it together, see dist.h. Fills
  * loss (mean nll of the batch's targets in nats, or with a teacher the weighted sum of `parts`; rows without a target
  * count nowhere), lr, grad_norm and compression of r; schedule and progress are the stage's. A step that train.skip_z
- * leaves out counts, but changes neither weights nor moments. EXIT_WORLD when loss or norm is not finite, or too many
- * steps in a row would be left out: weights are then as they were. */
+ * leaves out counts, but changes neither weights nor moments. EXIT_DIVERGED when loss or norm is not finite, or too
+ * many steps in a row would be left out: weights are then as they were. */
 bool trainer_step(Trainer *, TrainRecord *r, Err *);
 /* Mean nll over the validation's targets in f64, and on a task the parts of them and of the samples that are right. */
 bool trainer_validate(Trainer *, ValRecord *, Err *);
 /* A text from the model as it is, into samples.txt. */
 bool trainer_sample(Trainer *, Err *);
-/* EXIT_WORLD when a weight is not finite. */
+/* EXIT_DIVERGED when a weight is not finite. */
 bool trainer_finite(Trainer *, Err *);
 
 /* Highest anonymous resident memory so far, by looking now. */

@@ -89,9 +89,7 @@ static void rows(const void *cfg, KvShape *s) {
 
 /* The lane of heads 0, step, 2 step .. of every row of x (n, heads, D) times m. */
 static void scale_lane(Run *r, const DmcCfg *c, Tensor x, int step, real m) {
-    if (measuring(r)) return;
-    int n = x.n[0] * x.n[1], D = x.n[2];
-    for (int i = 0; i < n; i += step) R(x)[(size_t)i * (size_t)D + (size_t)lane_of(c)] *= m;
+    r->ops->scale_column(r, tensor_rows(x, step * x.n[2]), lane_of(c), (double)m);
 }
 /* Rotation (sign -1: its transpose) with the lane times m before and after. */
 static void turn(Run *r, const DmcCfg *c, Tensor x, Pick rows, int step, real m, int sign) {
@@ -114,100 +112,58 @@ static void turn_k(Run *r, const DmcCfg *c, Tensor k, Pick rows, int sign) {
 }
 
 /* Of weights and of moments, which may be narrower, or absent. */
-static void clear_row(Tensor w, Tensor b, int row) {
+static void clear_row(Device *dev, Tensor w, Tensor b, int row) {
     size_t wide = present(w) ? (size_t)w.n[1] * dtype_size(w.dtype) : 0, one = dtype_size(b.dtype);
-    if (wide) memset((char *)w.p + (size_t)row * wide, 0, wide);
-    if (present(b)) memset((char *)b.p + (size_t)row * one, 0, one);
+    if (wide) device_zero(dev, (char *)w.p + (size_t)row * wide, wide);
+    if (present(b)) device_zero(dev, (char *)b.p + (size_t)row * one, one);
 }
-static void stage_end(const void *cfg, void *w_) {
+static void stage_end(Device *dev, const void *cfg, void *w_) {
     const DmcCfg *c = cfg;
     GqaW *w = w_;
     int D = c->g.head_dim, step = c->action == DMC_EVICT ? group_of(c) : 1;
     if (soft(c)) return;
-    for (int h = 0; h < c->g.heads; h += step) clear_row(w->wq, w->bq, h * D + lane_of(c));
-    for (int h = 0; h < c->g.kv_heads && c->action == DMC_MERGE; h++) clear_row(w->wk, w->bk, h * D + lane_of(c));
+    for (int h = 0; h < c->g.heads; h += step) clear_row(dev, w->wq, w->bq, h * D + lane_of(c));
+    for (int h = 0; h < c->g.kv_heads && c->action == DMC_MERGE; h++) clear_row(dev, w->wk, w->bk, h * D + lane_of(c));
 }
 
 /* ---- decisions ----------------------------------------------------------------------------------------------------
  */
 
-static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
-static double softplus(double x) { return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)); }
-static size_t cell(const Tensor t, int row, int h) { return (size_t)row * (size_t)t.n[1] + (size_t)h; }
+static Decide decide_of(const DmcCfg *c) { return (Decide){c->gain, c->offset, c->temperature, EPS, group_of(c)}; }
 
 /* The rows of Wq or Wk that make u (0..G-1) and the mean query lane (G..2G-1), and their biases. They are multiplied by
  * an op of fixed rounding, not with the rest of the projections: prefill and decoding must decide alike. */
-static void lane_weights(const DmcCfg *c, const GqaW *w, Tensor rows, Tensor bias) {
-    int G = c->g.kv_heads, D = c->g.head_dim, d = c->g.base.d_model, group = group_of(c), lane = lane_of(c);
+static void lane_weights(Run *r, const DmcCfg *c, const GqaW *w, Tensor rows, Tensor bias) {
+    int G = c->g.kv_heads, D = c->g.head_dim, group = group_of(c), lane = lane_of(c);
     bool evict = c->action == DMC_EVICT;
-    memset(R(rows), 0, tensor_bytes(rows));
-    memset(R(bias), 0, tensor_bytes(bias));
-    for (int g = 0; g < G; g++) {
-        int at = (evict ? g * group : g) * D + lane;
-        tensor_read(evict ? w->wq : w->wk, (size_t)at * (size_t)d, (size_t)d, R(rows) + (size_t)g * (size_t)d);
-        if (c->g.qkv_bias) R(bias)[g] = R(evict ? w->bq : w->bk)[at];
-        for (int i = 0; i < group && !evict; i++) {
-            at = (g * group + i) * D + lane;
-            real *mean = R(rows) + (size_t)(G + g) * (size_t)d, one;
-            for (int k = 0; k < d; k++) {
-                tensor_read(w->wq, (size_t)at * (size_t)d + (size_t)k, 1, &one);
-                mean[k] += one / (real)group;
-            }
-            if (c->g.qkv_bias) R(bias)[G + g] += R(w->bq)[at] / (real)group;
-        }
-    }
-}
-
-/* Row i of lane h decides with u about its predecessor. */
-static void decide(const Run *r, const DmcCfg *c, uint64_t key, int i, int h, double u, Kv *kv, S *s) {
-    const Batch *b = r->batch;
-    bool train = r->mode & RUN_TRAIN, begins = b->first[i] == i;
-    double p = train && !(r->mode & RUN_STILL) ? rng_uniform(noise_row(r, key, i), (uint64_t)h) : 0.5;
-    double l = (c->gain * u - c->offset + log(p / (1 - p))) / c->temperature;
-    bool hard = l > 0 && !begins;
-    real alpha = begins ? 0 : train ? (real)sigmoid(l) : hard;
-    R(s->alpha)[cell(s->alpha, i, h)] = alpha;
-    R(kv->bias)[cell(kv->bias, i, h)] = 0;
-    if (i > b->off[b->of[i]] && !begins)
-        R(kv->bias)[cell(kv->bias, i - 1, h)] = train ? (real)-softplus(l) : hard ? -INFINITY : 0;
-    if (present(kv->gone)) R(kv->gone)[cell(kv->gone, i, h)] = hard;
-    if (!present(r->stat)) return;
-    real *stat = R(r->stat) + ((size_t)b->of[i] * STATS + STAT_MERGED) * 2;
-    stat[0] += r->mode & RUN_SMOOTH ? alpha : hard;
-    stat[1] += 1;
+    Tensor from = evict ? w->wq : w->wk, b = evict ? w->bq : w->bk;
+    if (!c->g.qkv_bias) r->ops->zero(r, bias);
+    r->ops->mean_rows(r, tensor_part(rows, 0, G), from, evict ? group * D : D, lane, 1);
+    if (c->g.qkv_bias) r->ops->mean_rows(r, tensor_part(bias, 0, G), b, evict ? group * D : D, lane, 1);
+    if (rows.n[0] == G) return;
+    r->ops->mean_rows(r, tensor_part(rows, G, G), w->wq, D, lane, group);
+    if (c->g.qkv_bias) r->ops->mean_rows(r, tensor_part(bias, G, G), w->bq, D, lane, group);
 }
 static void decisions(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s) {
-    int N = r->batch->N, G = c->g.kv_heads, O = merges(c) ? 2 * G : G;
+    int O = (merges(c) ? 2 : 1) * c->g.kv_heads;
     Mark mark = arena_mark(r->scratch);
-    Tensor rows = SCRATCH(r, "lane weights", 2 * G, c->g.base.d_model), bias = SCRATCH(r, "lane biases", 2 * G),
-           u = SCRATCH(r, "lanes", N, O);
-    if (!measuring(r)) lane_weights(c, w, rows, bias);
-    r->ops->linear_steady(r, u, x, TENSOR(rows.p, REAL, O, rows.n[1]), TENSOR(bias.p, REAL, O));
-    if (!measuring(r)) {
-        uint64_t key = noise_key(r, NOISE_DECISION);
-        for (int i = 0; i < N; i++)
-            for (int h = 0; h < G; h++) {
-                decide(r, c, key, i, h, R(u)[cell(u, i, h)], kv, s);
-                if (merges(c))
-                    R(s->omega)[cell(s->omega, i, h)] = (real)(sigmoid(R(u)[cell(u, i, G + h)] + c->offset) + EPS);
-            }
-    }
+    Tensor rows = SCRATCH(r, "lane weights", O, c->g.base.d_model), bias = SCRATCH(r, "lane biases", O),
+           u = SCRATCH(r, "lanes", r->batch->N, O);
+    lane_weights(r, c, w, rows, bias);
+    r->ops->linear_steady(r, u, x, rows, bias);
+    r->ops->decide(r, s->alpha, s->omega, kv->bias, kv->gone, u, decide_of(c));
     arena_release(r->scratch, mark);
 }
 
 /* What the next pass may need of each row. Z (N,G). */
-static void carry(const Run *r, const DmcCfg *c, Kv *kv, const S *s, Tensor z) {
-    int D = c->g.head_dim, G = c->g.kv_heads, C = kv->s.carry;
-    if (measuring(r) || !present(kv->carry)) return;
-    for (int i = 0; i < r->batch->N; i++)
-        for (int h = 0; h < G; h++) {
-            size_t at = cell(z, i, h);
-            real *to = R(kv->carry) + at * (size_t)C;
-            memcpy(to, R(c->window ? s->k : kv->k) + at * (size_t)D, (size_t)D * sizeof(real));
-            memcpy(to + D, R(c->window ? s->v : kv->v) + at * (size_t)D, (size_t)D * sizeof(real));
-            to[2 * D] = c->window ? R(s->omega)[at] : R(z)[at];
-            to[2 * D + 1] = c->window ? R(s->alpha)[at] : 0;
-        }
+static void carry(Run *r, const DmcCfg *c, Kv *kv, const S *s, Tensor z) {
+    int D = c->g.head_dim;
+    if (!present(kv->carry)) return;
+    if (!c->window) r->ops->zero(r, kv->carry); /* the last number */
+    r->ops->columns(r, kv->carry, 0, c->window ? s->k : kv->k, 0, D);
+    r->ops->columns(r, kv->carry, D, c->window ? s->v : kv->v, 0, D);
+    r->ops->columns(r, kv->carry, 2 * D, tensor_rows(c->window ? s->omega : z, 1), 0, 1);
+    if (c->window) r->ops->columns(r, kv->carry, 2 * D + 1, tensor_rows(s->alpha, 1), 0, 1);
 }
 
 /* ---- computations -------------------------------------------------------------------------------------------------
@@ -216,11 +172,11 @@ static void carry(const Run *r, const DmcCfg *c, Kv *kv, const S *s, Tensor z) {
 /* forward and extend are this, without and with a history. */
 static void run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
     CHECK(r->in.n == r->batch->N, "%d rows of %d", r->in.n, r->batch->N);
-    host_step(r, "decisions to merge or evict rows");
     Mark mark = arena_mark(r->scratch);
     Tensor k = merges(c) ? s->k : kv->k, v = merges(c) ? s->v : kv->v;
-    r->ops->linear(r, k, x, w->wk, w->bk);
-    r->ops->linear(r, v, x, w->wv, w->bv);
+    bool all = r->in.n == r->out.n; /* else queries have fewer rows */
+    Projection p[] = {{k, w->wk, w->bk}, {v, w->wv, w->bv}, {s->q, w->wq, w->bq}};
+    r->ops->linear_many(r, 2 + all, p, x);
     if (soft(c)) decisions(r, c, w, x, kv, s);
     if (merges(c)) {
         Tensor past = history && carry_rows(c) ? kv_carry(history) : ABSENT,
@@ -231,7 +187,7 @@ static void run(Run *r, const DmcCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, 
     }
     turn_k(r, c, kv->k, r->in, 1);
     kv_settle(r, kv); /* what is carried stays as it was */
-    r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
+    if (!all) r->ops->linear(r, s->q, wanted_rows(r, x), w->wq, w->bq);
     turn_q(r, c, s->q, r->out, 1);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_look(&c->g), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_look(&c->g), history != NULL);
@@ -254,24 +210,17 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
  * gradients by alpha and omega, absent when evicting. dk, dq hold nothing in those places. */
 static void decisions_backward(Run *r, const DmcCfg *c, const S *s, Tensor da, Tensor domega, const Kv *dkv, Tensor dk,
                                Tensor dq) {
-    const Batch *b = r->batch;
-    int G = c->g.kv_heads, group = group_of(c), D = c->g.head_dim, lane = lane_of(c);
-    if (measuring(r)) return;
-    for (int i = 0; i < b->N; i++)
-        for (int h = 0; h < G; h++) {
-            size_t at = cell(s->alpha, i, h);
-            double a = R(s->alpha)[at], dl = 0;
-            double asked = present(r->dstat) ? R(r->dstat)[b->of[i] * STATS + STAT_MERGED] : 0;
-            if (b->first[i] != i)
-                dl =
-                    ((present(da) ? R(da)[at] : 0) + asked) * a * (1 - a) - a * R(dkv->bias)[cell(dkv->bias, i - 1, h)];
-            Tensor d = c->action == DMC_EVICT ? dq : dk;
-            size_t decides = c->action == DMC_EVICT ? cell(dq, i, h * group) : at;
-            R(d)[decides * (size_t)D + (size_t)lane] += (real)(dl * c->gain / c->temperature);
-            if (!present(domega)) continue;
-            double o = R(s->omega)[at] - EPS, each = R(domega)[at] * o * (1 - o) / group;
-            for (int g = 0; g < group; g++) R(dq)[cell(dq, i, h * group + g) * (size_t)D + (size_t)lane] += (real)each;
-        }
+    int N = r->batch->N, G = c->g.kv_heads, group = group_of(c), D = c->g.head_dim, lane = lane_of(c);
+    Mark mark = arena_mark(r->scratch);
+    Tensor du = SCRATCH(r, "d lanes", N, G), dm = present(domega) ? SCRATCH(r, "d mean lanes", N, G) : ABSENT;
+    r->ops->zero(r, du);
+    if (present(dm)) r->ops->zero(r, dm);
+    r->ops->decide_backward(r, du, dm, da, domega, dkv->bias, s->alpha, s->omega, decide_of(c));
+    Tensor groups = tensor_rows(dq, group * D);
+    r->ops->columns_backward(r, c->action == DMC_EVICT ? groups : tensor_rows(dk, D), lane, tensor_rows(du, 1), 0, 1);
+    for (int g = 0; g < group && present(dm); g++)
+        r->ops->columns_backward(r, groups, g * D + lane, tensor_rows(dm, 1), 0, 1);
+    arena_release(r->scratch, mark);
 }
 
 static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
@@ -301,9 +250,9 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
         r->ops->merge_backward(r, dv, da, domega, dkv->v, s->v, kv->v, z, s->alpha, s->omega, c->window);
     }
     if (soft(c)) decisions_backward(r, c, s, da, domega, dkv, dk, dq);
-    r->ops->linear_backward(r, dx, dw->wq, dw->bq, dq, x, w->wq);
-    r->ops->linear_backward(r, dx, dw->wk, dw->bk, dk, x, w->wk);
-    r->ops->linear_backward(r, dx, dw->wv, dw->bv, dv, x, w->wv);
+    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
+               d[] = {{dq, dw->wq, dw->bq}, {dk, dw->wk, dw->bk}, {dv, dw->wv, dw->bv}};
+    r->ops->linear_many_backward(r, dx, 3, d, x, p);
     arena_release(r->scratch, mark);
 }
 

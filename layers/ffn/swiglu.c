@@ -32,8 +32,7 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     S *s = s_;
     Mark mark = arena_mark(r->scratch);
     Tensor act = SCRATCH(r, "act", x.n[0], c->hidden);
-    r->ops->linear(r, s->gate, x, w->gate, ABSENT);
-    r->ops->linear(r, s->up, x, w->up, ABSENT);
+    r->ops->linear_many(r, 2, (Projection[]){{s->gate, w->gate, ABSENT}, {s->up, w->up, ABSENT}}, x);
     r->ops->swiglu(r, act, s->gate, s->up);
     r->ops->linear(r, y, act, w->down, ABSENT);
     arena_release(r->scratch, mark);
@@ -54,8 +53,8 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     r->ops->zero(r, dup);
     r->ops->linear_backward(r, dact, dw->down, ABSENT, dy, act, w->down);
     r->ops->swiglu_backward(r, dgate, dup, dact, s->gate, s->up);
-    r->ops->linear_backward(r, dx, dw->gate, ABSENT, dgate, x, w->gate);
-    r->ops->linear_backward(r, dx, dw->up, ABSENT, dup, x, w->up);
+    r->ops->linear_many_backward(r, dx, 2, (Projection[]){{dgate, dw->gate, ABSENT}, {dup, dw->up, ABSENT}}, x,
+                                 (Projection[]){{.w = w->gate}, {.w = w->up}});
     arena_release(r->scratch, mark);
 }
 

@@ -107,24 +107,31 @@ Look gqa_look(const GqaCfg *c) {
     return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(1 / sqrt(c->head_dim))};
 }
 
-/* Heads of x projected, normed when `norm` is there, rotated; `raw` and `rstd` receive what the norm's backward needs.
- */
-static void heads(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Tensor rstd, Tensor x, Tensor w, Tensor b,
-                  Tensor norm) {
-    r->ops->linear(r, present(norm) ? raw : out, x, w, b);
+/* Projected heads normed when `norm` is there, rotated; `rstd` receives what the norm's backward needs. */
+static void turn(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Tensor rstd, Tensor norm) {
     if (present(norm)) r->ops->rmsnorm(r, out, rstd, raw, norm, c->base.norm_eps);
     r->ops->rope(r, out, &c->table, rows, 1);
 }
 
 /* forward and extend are this, without and with a history. */
 static void run(Run *r, const GqaCfg *c, const GqaW *w, Tensor x, Kv *kv, S *s, const Slot *history, Tensor y) {
+    Projection p[3];
+    int n = 0;
+    bool all = r->in.n == r->out.n; /* else queries have fewer rows than keys */
+    Projection q = {present(w->nq) ? s->q_raw : s->q, w->wq, w->bq};
+    if (c->heads && all) p[n++] = q;
     if (c->base.owner) {
-        heads(r, c, r->in, kv->k, s->k_raw, s->k_rstd, x, w->wk, w->bk, w->nk);
-        r->ops->linear(r, kv->v, x, w->wv, w->bv);
+        p[n++] = (Projection){present(w->nk) ? s->k_raw : kv->k, w->wk, w->bk};
+        p[n++] = (Projection){kv->v, w->wv, w->bv};
+    }
+    if (n) r->ops->linear_many(r, n, p, x);
+    if (c->base.owner) {
+        turn(r, c, r->in, kv->k, s->k_raw, s->k_rstd, w->nk);
         kv_settle(r, kv);
     }
     if (!c->heads) return;
-    heads(r, c, r->out, s->q, s->q_raw, s->q_rstd, wanted_rows(r, x), w->wq, w->bq, w->nq);
+    if (!all) r->ops->linear(r, q.y, wanted_rows(r, x), q.w, q.bias);
+    turn(r, c, r->out, s->q, s->q_raw, s->q_rstd, w->nq);
     if (history) kv_attend(r, history, kv, s->o, s->lse, s->q, gqa_look(c), false);
     r->ops->attend(r, s->o, s->lse, s->q, kv, gqa_look(c), history != NULL);
     r->ops->linear(r, y, s->o, w->wo, w->bo);
@@ -141,17 +148,13 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
     arena_release(r->scratch, mark);
 }
 
-/* From the gradient g of the heads as attended to those of the projection and its input; g is consumed. */
-static void heads_backward(Run *r, const GqaCfg *c, Tensor dx, Tensor dw, Tensor db, Tensor dnorm, Tensor g, Tensor raw,
-                           Tensor rstd, Tensor x, Tensor w, Tensor norm) {
+/* From the gradient g of the heads as attended to that of the projection; g is consumed. */
+static Tensor turn_back(Run *r, const GqaCfg *c, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor norm) {
     r->ops->rope(r, g, &c->table, r->in, -1);
-    if (present(norm)) {
-        Tensor graw = SCRATCH(r, "d heads", g.n[0], g.n[1], g.n[2]);
-        r->ops->zero(r, graw);
-        r->ops->rmsnorm_backward(r, graw, dnorm, g, raw, norm, rstd);
-        g = graw;
-    }
-    r->ops->linear_backward(r, dx, dw, db, g, x, w);
+    if (!present(norm)) return g;
+    Tensor graw = zeros_like(r, "d heads", g);
+    r->ops->rmsnorm_backward(r, graw, dnorm, g, raw, norm, rstd);
+    return graw;
 }
 
 static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
@@ -161,6 +164,8 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     GqaW *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
+    Projection d[3], p[3];
+    int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads, D = c->head_dim;
         Tensor dout = SCRATCH(r, "d o", N, H, D), dq = SCRATCH(r, "d q", N, H, D);
@@ -168,12 +173,16 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
         r->ops->zero(r, dq);
         r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
         r->ops->attend_backward(r, dq, dkv, dout, s->q, kv, gqa_look(c), s->o, s->lse);
-        heads_backward(r, c, dx, dw->wq, dw->bq, dw->nq, dq, s->q_raw, s->q_rstd, x, w->wq, w->nq);
+        d[n] = (Projection){turn_back(r, c, dw->nq, dq, s->q_raw, s->q_rstd, w->nq), dw->wq, dw->bq};
+        p[n++].w = w->wq;
     }
     if (c->base.owner) { /* comes last of all readers: dkv holds the sum of their shares */
-        heads_backward(r, c, dx, dw->wk, dw->bk, dw->nk, dkv->k, s->k_raw, s->k_rstd, x, w->wk, w->nk);
-        r->ops->linear_backward(r, dx, dw->wv, dw->bv, dkv->v, x, w->wv);
+        d[n] = (Projection){turn_back(r, c, dw->nk, dkv->k, s->k_raw, s->k_rstd, w->nk), dw->wk, dw->bk};
+        p[n++].w = w->wk;
+        d[n] = (Projection){dkv->v, dw->wv, dw->bv};
+        p[n++].w = w->wv;
     }
+    if (n) r->ops->linear_many_backward(r, dx, n, d, x, p);
     arena_release(r->scratch, mark);
 }
 

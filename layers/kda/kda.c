@@ -161,18 +161,17 @@ static T derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
 /* forward and extend are this, without and with a state that lives on. */
 static void run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
     Mark mark = arena_mark(r->scratch);
-    r->ops->linear(r, s->q, x, w->wq, ABSENT);
-    r->ops->linear(r, s->k, x, w->wk, ABSENT);
-    r->ops->linear(r, s->v, x, w->wv, ABSENT);
-    r->ops->linear(r, s->fa, x, w->fa, ABSENT);
+    bool all = r->in.n == r->out.n, low = present(w->ga); /* else the gate has fewer rows */
+    Projection p[] = {{s->q, w->wq, ABSENT}, {s->k, w->wk, ABSENT},
+                      {s->v, w->wv, ABSENT}, {s->fa, w->fa, ABSENT},
+                      {s->b, w->wb, ABSENT}, {low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias}};
+    r->ops->linear_many(r, 5 + all, p, x);
     r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
-    r->ops->linear(r, s->b, x, w->wb, ABSENT);
     T t = derive(r, c, w, s, state);
     r->ops->recur(r, s->o, s->states, t.x, scale_of(c), state, 0);
-    Tensor wanted = wanted_rows(r, x), o = wanted_rows(r, s->o),
-           n = SCRATCH(r, "normed", r->out.n, c->v_heads * c->v_dim);
-    if (present(w->ga)) r->ops->linear(r, s->ga, wanted, w->ga, ABSENT);
-    r->ops->linear(r, s->gate, present(w->ga) ? s->ga : wanted, w->gb, w->bias);
+    Tensor o = wanted_rows(r, s->o), n = SCRATCH(r, "normed", r->out.n, c->v_heads * c->v_dim);
+    if (!all) r->ops->linear(r, p[5].y, wanted_rows(r, x), p[5].w, p[5].bias);
+    if (low) r->ops->linear(r, s->gate, s->ga, w->gb, w->bias);
     r->ops->gated_norm(r, n, o, s->gate, w->norm, norm_of(c));
     r->ops->linear(r, y, n, w->wo, ABSENT);
     arena_release(r->scratch, mark);
@@ -191,32 +190,25 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
     arena_release(r->scratch, mark);
 }
 
-/* From the gradient of silu(conv(w x)) to those of the convolution, the projection and x. */
-static void conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dconv, Tensor g, Tensor raw, Tensor x, Tensor w,
-                          Tensor conv) {
+/* d (zeros) += the gradient of the projection, from that of silu(conv(.)) of it, normed where `turned` is there. */
+static void conv_backward(Run *r, Tensor d, Tensor dconv, Tensor g, Tensor raw, Tensor turned, Tensor conv) {
     Mark mark = arena_mark(r->scratch);
-    Tensor d = zeros_like(r, "d projection", raw);
+    if (present(turned)) {
+        Tensor whole = zeros_like(r, "d conv", turned);
+        r->ops->l2norm_backward(r, whole, g, turned, L2_EPS);
+        g = whole;
+    }
     r->ops->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
-    r->ops->linear_backward(r, dx, dw, ABSENT, d, x, w);
     arena_release(r->scratch, mark);
 }
-static void unit_backward(Run *r, Tensor dx, Tensor dw, Tensor dconv, Tensor g, Tensor raw, Tensor turned, Tensor x,
-                          Tensor w, Tensor conv) {
+/* dfa, db (zeros) += the gradients of the gates' projections. */
+static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, const Recur *d,
+                           Tensor dfa, Tensor db) {
     Mark mark = arena_mark(r->scratch);
-    Tensor d = zeros_like(r, "d conv", turned);
-    r->ops->l2norm_backward(r, d, g, turned, L2_EPS);
-    conv_backward(r, dx, dw, dconv, d, raw, x, w, conv);
-    arena_release(r->scratch, mark);
-}
-static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, Tensor x, const S *s, const T *t, const Recur *d,
-                           Tensor dx) {
-    Mark mark = arena_mark(r->scratch);
-    Tensor dz = zeros_like(r, "d z", s->z), dfa = zeros_like(r, "d f_a", s->fa), db = zeros_like(r, "d b", s->b);
+    Tensor dz = zeros_like(r, "d z", s->z);
     r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, gate_of(c));
     r->ops->linear_backward(r, dfa, dw->fb, ABSENT, dz, s->fa, w->fb);
-    r->ops->linear_backward(r, dx, dw->fa, ABSENT, dfa, x, w->fa);
     r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
-    r->ops->linear_backward(r, dx, dw->wb, ABSENT, db, x, w->wb);
     arena_release(r->scratch, mark);
 }
 /* From dy to the gradient of o. */
@@ -250,10 +242,17 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     Recur d = {zeros_like(r, "d q", t.x.q), zeros_like(r, "d k", t.x.k), zeros_like(r, "d v", t.x.v),
                zeros_like(r, "d g", t.x.g), zeros_like(r, "d beta", t.x.beta)};
     r->ops->recur_backward(r, &d, dout, t.x, scale_of(c), s->states, NULL);
-    gates_backward(r, c, w, dw, x, s, &t, &d, dx);
-    unit_backward(r, dx, dw->wq, dw->cq, d.q, s->q, t.q, x, w->wq, w->cq);
-    unit_backward(r, dx, dw->wk, dw->ck, d.k, s->k, t.k, x, w->wk, w->ck);
-    conv_backward(r, dx, dw->wv, dw->cv, d.v, s->v, x, w->wv, w->cv);
+    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}, {.w = w->fa}, {.w = w->wb}},
+               g[] = {{zeros_like(r, "d projected q", s->q), dw->wq, ABSENT},
+                      {zeros_like(r, "d projected k", s->k), dw->wk, ABSENT},
+                      {zeros_like(r, "d projected v", s->v), dw->wv, ABSENT},
+                      {zeros_like(r, "d f_a", s->fa), dw->fa, ABSENT},
+                      {zeros_like(r, "d b", s->b), dw->wb, ABSENT}};
+    gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y);
+    conv_backward(r, g[0].y, dw->cq, d.q, s->q, t.q, w->cq);
+    conv_backward(r, g[1].y, dw->ck, d.k, s->k, t.k, w->ck);
+    conv_backward(r, g[2].y, dw->cv, d.v, s->v, ABSENT, w->cv);
+    r->ops->linear_many_backward(r, dx, 5, g, x, p);
     arena_release(r->scratch, mark);
 }
 

@@ -176,22 +176,22 @@ static void readout(Run *r, const LineCfg *c, const LineW *w, const LineS *s, Te
  */
 static void project(Run *r, const LineCfg *c, const LineW *w, Tensor x, LineS *s) {
     const Ops *op = r->ops;
-    op->linear(r, s->q, x, w->wq, ABSENT);
-    op->linear(r, s->k, x, w->wk, ABSENT);
-    op->linear(r, s->v, x, w->wv, ABSENT);
+    Mark mark = arena_mark(r->scratch);
+    Projection p[6] = {{s->q, w->wq, ABSENT}, {s->k, w->wk, ABSENT}, {s->v, w->wv, ABSENT}};
+    int n = 3;
+    Tensor b = c->kind->delta ? SCRATCH(r, "beta", s->beta.n[0], s->beta.n[1]) : ABSENT;
+    if (present(s->a))
+        p[n++] = present(s->a0) ? (Projection){s->a0, w->wa0, ABSENT} : (Projection){s->a, w->wa, ABSENT};
+    if (c->kind->delta) p[n++] = (Projection){b, w->wb, ABSENT};
+    if (gated(c) && r->in.n == r->out.n) p[n++] = (Projection){s->gate, w->wg, ABSENT};
+    op->linear_many(r, n, p, x);
     if (c->kind->map == MAP_ROTATE) {
         op->rope(r, shaped(s->q, c->heads, c->head_dim), &c->table, r->in, 1);
         op->rope(r, shaped(s->k, c->heads, c->head_dim), &c->table, r->in, 1);
     }
-    if (present(s->a0)) op->linear(r, s->a0, x, w->wa0, ABSENT);
-    if (present(s->a)) op->linear(r, s->a, present(s->a0) ? s->a0 : x, w->wa, ABSENT);
-    if (c->kind->delta) {
-        Mark mark = arena_mark(r->scratch);
-        Tensor b = SCRATCH(r, "beta", s->beta.n[0], s->beta.n[1]);
-        op->linear(r, b, x, w->wb, ABSENT);
-        op->sigmoid(r, s->beta, b, c->beta_max);
-        arena_release(r->scratch, mark);
-    }
+    if (present(s->a0)) op->linear(r, s->a, s->a0, w->wa, ABSENT);
+    if (c->kind->delta) op->sigmoid(r, s->beta, b, c->beta_max);
+    arena_release(r->scratch, mark);
 }
 /* forward and extend are this, without and with a state. */
 static void run(Run *r, const LineCfg *c, const LineW *w, Tensor x, LineS *s, Tensor state, Tensor y) {
@@ -199,7 +199,7 @@ static void run(Run *r, const LineCfg *c, const LineW *w, Tensor x, LineS *s, Te
     project(r, c, w, x, s);
     Fed f = feed(r, c, w, s, state);
     r->ops->recur(r, s->o, s->keep, f.x, scale_of(c), state, 0);
-    if (gated(c)) r->ops->linear(r, s->gate, wanted_rows(r, x), w->wg, ABSENT);
+    if (gated(c) && r->in.n != r->out.n) r->ops->linear(r, s->gate, wanted_rows(r, x), w->wg, ABSENT);
     Tensor out = SCRATCH(r, "read", r->out.n, values_of(c));
     readout(r, c, w, s, wanted_rows(r, s->o), s->rstd, out);
     r->ops->linear(r, y, out, w->wo, ABSENT);
@@ -221,11 +221,11 @@ void line_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const
 
 /* ---- backward -----------------------------------------------------------------------------------------------------
  */
-/* From the gradient g of what entered the recurrence back through a projection; cx: behind the convolution. */
-static void channel_backward(Run *r, const LineCfg *c, Tensor dx, Tensor dw, Tensor dconv, Tensor g, Tensor raw,
-                             Tensor cx, Tensor fx, Tensor x, Tensor w, Tensor conv, LineMap map) {
+/* From the gradient g of what entered the recurrence to that of the projection, in scratch or g; cx: behind the
+ * convolution. */
+static Tensor channel_backward(Run *r, const LineCfg *c, Tensor dconv, Tensor g, Tensor raw, Tensor cx, Tensor fx,
+                               Tensor conv, LineMap map) {
     const Ops *op = r->ops;
-    Mark mark = arena_mark(r->scratch);
     if (map == MAP_ROTATE) op->rope(r, g, &c->table, r->in, -1);
     if (map == MAP_UNIT || map == MAP_ELU) {
         Tensor d = zeros_like(r, "d convolved", g);
@@ -236,13 +236,10 @@ static void channel_backward(Run *r, const LineCfg *c, Tensor dx, Tensor dw, Ten
         g = d;
     }
     g = tensor_rows(g, raw.n[1]);
-    if (c->kind->delta) {
-        Tensor d = zeros_like(r, "d projected", raw);
-        op->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
-        g = d;
-    }
-    op->linear_backward(r, dx, dw, ABSENT, g, x, w);
-    arena_release(r->scratch, mark);
+    if (!c->kind->delta) return g;
+    Tensor d = zeros_like(r, "d projected", raw);
+    op->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
+    return d;
 }
 static void decay_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, Tensor x, const LineS *s, Tensor dg,
                            Tensor dx) {
@@ -308,9 +305,11 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
         op->widen_backward(r, dv, d.v);
         d.v = dv;
     }
-    channel_backward(r, c, dx, dw->wq, dw->cq, d.q, s->q, f.cq, f.x.q, x, w->wq, w->cq, c->kind->map);
-    channel_backward(r, c, dx, dw->wk, dw->ck, d.k, s->k, f.ck, f.x.k, x, w->wk, w->ck, c->kind->map);
-    channel_backward(r, c, dx, dw->wv, dw->cv, d.v, s->v, f.cv, f.x.v, x, w->wv, w->cv, MAP_NONE);
+    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
+               g[] = {{channel_backward(r, c, dw->cq, d.q, s->q, f.cq, f.x.q, w->cq, c->kind->map), dw->wq, ABSENT},
+                      {channel_backward(r, c, dw->ck, d.k, s->k, f.ck, f.x.k, w->ck, c->kind->map), dw->wk, ABSENT},
+                      {channel_backward(r, c, dw->cv, d.v, s->v, f.cv, f.x.v, w->cv, MAP_NONE), dw->wv, ABSENT}};
+    op->linear_many_backward(r, dx, 3, g, x, p);
     arena_release(r->scratch, mark);
 }
 

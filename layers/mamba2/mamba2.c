@@ -143,21 +143,21 @@ static T derive(Run *r, const Mamba2Cfg *c, const W *w, const S *s, Tensor state
 }
 
 /* One part of the input projection. */
-static void project(Run *r, const W *w, Tensor y, Tensor x, int from) {
+static Projection part(const W *w, Tensor y, int from) {
     int n = width_of(y);
-    r->ops->linear(r, y, x, tensor_part(w->in, from, n), tensor_part(w->in_bias, from, n));
+    return (Projection){y, tensor_part(w->in, from, n), tensor_part(w->in_bias, from, n)};
 }
 static void run(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
     Mark mark = arena_mark(r->scratch);
     Part p = part_of(c);
-    project(r, w, s->x, x, p.x);
-    project(r, w, s->B, x, p.B);
-    project(r, w, s->C, x, p.C);
-    project(r, w, s->dt, x, p.dt);
+    bool all = r->in.n == r->out.n; /* else the gate has fewer rows */
+    Projection parts[] = {part(w, s->x, p.x), part(w, s->B, p.B), part(w, s->C, p.C), part(w, s->dt, p.dt),
+                          part(w, s->z, 0)};
+    r->ops->linear_many(r, 4 + all, parts, x);
     T t = derive(r, c, w, s, state);
     r->ops->recur(r, s->o, s->states, t.r, 1, state, 0);
     r->ops->skip(r, s->o, t.x, w->D);
-    project(r, w, s->z, wanted_rows(r, x), 0);
+    if (!all) r->ops->linear(r, s->z, wanted_rows(r, x), parts[4].w, parts[4].bias);
     Tensor n = SCRATCH(r, "normed", r->out.n, p.d);
     r->ops->gated_norm(r, n, wanted_rows(r, s->o), s->z, w->norm, norm_of(c));
     r->ops->linear(r, y, n, w->out, w->out_bias);

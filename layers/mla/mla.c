@@ -160,12 +160,13 @@ static void latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s)
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
     Tensor latent = SCRATCH(r, "latent", N, rank), u = c->latent_norm ? s->u : latent;
-    r->ops->linear(r, u, x, tensor_part(w->wa, 0, rank), tensor_part(w->ba, 0, rank));
+    Tensor k = ropes ? SCRATCH(r, "rope keys", N, c->rope_heads, c->rope_dim) : ABSENT;
+    Projection p[] = {{u, tensor_part(w->wa, 0, rank), tensor_part(w->ba, 0, rank)},
+                      {k, tensor_part(w->wa, rank, ropes), tensor_part(w->ba, rank, ropes)}};
+    r->ops->linear_many(r, 1 + (ropes > 0), p, x);
     if (c->latent_norm) r->ops->rmsnorm(r, latent, s->rstd, u, w->nkv, latent_eps);
     r->ops->columns(r, kv->k, 0, latent, 0, rank);
     if (ropes) {
-        Tensor k = SCRATCH(r, "rope keys", N, c->rope_heads, c->rope_dim);
-        r->ops->linear(r, k, x, tensor_part(w->wa, rank, ropes), tensor_part(w->ba, rank, ropes));
         r->ops->rope(r, k, &c->k_turn, r->in, 1);
         r->ops->columns(r, kv->k, rank, tensor_rows(k, ropes), 0, ropes);
     }
@@ -183,14 +184,12 @@ static void latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor 
         r->ops->rmsnorm_backward(r, du, dw->nkv, g, s->u, w->nkv, s->rstd);
         g = du;
     }
-    r->ops->linear_backward(r, dx, tensor_part(dw->wa, 0, rank), tensor_part(dw->ba, 0, rank), g, x,
-                            tensor_part(w->wa, 0, rank));
-    if (ropes) {
-        Tensor k = rope_keys_of(r, c, N, dk);
-        r->ops->rope(r, k, &c->k_turn, r->in, -1);
-        r->ops->linear_backward(r, dx, tensor_part(dw->wa, rank, ropes), tensor_part(dw->ba, rank, ropes), k, x,
-                                tensor_part(w->wa, rank, ropes));
-    }
+    Tensor k = ropes ? rope_keys_of(r, c, N, dk) : ABSENT;
+    if (ropes) r->ops->rope(r, k, &c->k_turn, r->in, -1);
+    Projection p[] = {{.w = tensor_part(w->wa, 0, rank)}, {.w = tensor_part(w->wa, rank, ropes)}},
+               d[] = {{g, tensor_part(dw->wa, 0, rank), tensor_part(dw->ba, 0, rank)},
+                      {k, tensor_part(dw->wa, rank, ropes), tensor_part(dw->ba, rank, ropes)}};
+    r->ops->linear_many_backward(r, dx, 1 + (ropes > 0), d, x, p);
     arena_release(r->scratch, mark);
 }
 

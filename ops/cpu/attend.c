@@ -90,8 +90,8 @@ static void scores(Block *b, const real *keys, size_t ld, int n) {
         for (int i = 0; i < b->n; i++) b->s[i * KB + j] = dot(b->q + i * b->Dk, keys + (size_t)j * ld, b->Dk);
 }
 
-/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart. */
-static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, const real *bias, int j0, int n) {
+/* Scores, complete but for the bias, become exp(s - m); m, l and what o holds so far go along. */
+static void soften(Block *b, const int *kpos, const real *bias, int j0, int n) {
     for (int i = 0; i < b->n; i++) {
         real *s = b->s + i * KB, top = b->m[i];
         if (bias) add_bias(b, i, s, bias, kpos, n);
@@ -116,6 +116,10 @@ static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, const r
         if (fade != 1)
             for (int k = 0; k < b->Dv; k++) b->o[i * b->Dv + k] *= fade;
     }
+}
+/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart. */
+static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, const real *bias, int j0, int n) {
+    soften(b, kpos, bias, j0, n);
     tile_mm(b->o, (size_t)b->Dv, b->s, KB, 1, v, ldv, b->n, n, b->Dv);
 }
 
@@ -249,6 +253,78 @@ static const real *retired(real mem[KB], const bool *gone, int tail, int n) {
     return any ? mem : NULL;
 }
 
+/* Rows of bf16 that few entries meet go from memory through registers into the sums: written out as `real`s first, they
+ * would cost more than the products. The double form, which only checks gradients, has none. */
+enum { DIRECT = 4 };
+static bool direct(const Block *k, const Lanes *t) {
+    return REAL == F32 && t->s.narrow && k->n <= DIRECT && k->Dk % VL == 0 && k->Dv % VL == 0;
+}
+#ifdef KV_DOUBLE
+static void direct_scores(Block *b, const uint16_t *keys, int n) { (void)b, (void)keys, (void)n; }
+static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n) { (void)b, (void)v, (void)ldv, (void)n; }
+#else
+typedef uint16_t Half __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
+typedef uint32_t Word __attribute__((vector_size(VBYTES)));
+INLINE Vec wide_vec(const uint16_t *x) { return (Vec)(__builtin_convertvector(*(const Half *)x, Word) << 16); }
+
+INLINE void scores_of(int entries, Block *b, const uint16_t *keys, int n) {
+    for (int j = 0; j < n; j++, keys += b->Dk) {
+        Vec sum[DIRECT];
+    #pragma GCC unroll 4
+        for (int i = 0; i < entries; i++) sum[i] = (Vec){0};
+        for (int k = 0; k < b->Dk; k += VL) {
+            Vec x = wide_vec(keys + k);
+    #pragma GCC unroll 4
+            for (int i = 0; i < entries; i++) sum[i] += *(const Vec *)(b->q + i * b->Dk + k) * x;
+        }
+    #pragma GCC unroll 4
+        for (int i = 0; i < entries; i++) b->s[i * KB + j] = total(sum[i]);
+    }
+}
+static void direct_scores(Block *b, const uint16_t *keys, int n) {
+    switch (b->n) {
+    case 1: scores_of(1, b, keys, n); break;
+    case 2: scores_of(2, b, keys, n); break;
+    case 3: scores_of(3, b, keys, n); break;
+    default: scores_of(DIRECT, b, keys, n);
+    }
+}
+/* Columns c.. of o += s v: in the order of tile_mm. */
+INLINE void values_of(int entries, int vecs, Block *b, const uint16_t *v, size_t ldv, int n, int c) {
+    Vec sum[DIRECT][TILE_VECS];
+    #pragma GCC unroll 4
+    for (int i = 0; i < entries; i++)
+    #pragma GCC unroll 4
+        for (int w = 0; w < vecs; w++) sum[i][w] = *(const Vec *)(b->o + i * b->Dv + c + w * VL);
+    for (int j = 0; j < n; j++) {
+        Vec x[TILE_VECS];
+    #pragma GCC unroll 4
+        for (int w = 0; w < vecs; w++) x[w] = wide_vec(v + (size_t)j * ldv + c + w * VL);
+    #pragma GCC unroll 4
+        for (int i = 0; i < entries; i++)
+    #pragma GCC unroll 4
+            for (int w = 0; w < vecs; w++) sum[i][w] += b->s[i * KB + j] * x[w];
+    }
+    #pragma GCC unroll 4
+    for (int i = 0; i < entries; i++)
+    #pragma GCC unroll 4
+        for (int w = 0; w < vecs; w++) *(Vec *)(b->o + i * b->Dv + c + w * VL) = sum[i][w];
+}
+INLINE void all_values(int entries, Block *b, const uint16_t *v, size_t ldv, int n) {
+    int c = 0;
+    for (; c + TILE_VECS * VL <= b->Dv; c += TILE_VECS * VL) values_of(entries, TILE_VECS, b, v, ldv, n, c);
+    for (; c < b->Dv; c += VL) values_of(entries, 1, b, v, ldv, n, c);
+}
+static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n) {
+    switch (b->n) {
+    case 1: all_values(1, b, v, ldv, n); break;
+    case 2: all_values(2, b, v, ldv, n); break;
+    case 3: all_values(3, b, v, ldv, n); break;
+    default: all_values(DIRECT, b, v, ldv, n);
+    }
+}
+#endif
+
 /* The rows from..to-1 of a lane, a page at a time; this pass retired row `tail` (-1: none). wide: room for a page's
  * rows where they are narrow. */
 static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail, real *wide) {
@@ -260,6 +336,15 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
         size_t key = (size_t)page * (size_t)P * (size_t)row_width(&t->s) + (size_t)at * (size_t)Dk,
                value = t->s.alias ? key : key + (size_t)(P - at) * (size_t)Dk + (size_t)at * ldv;
         const real *keys = wide, *vals = t->s.alias ? wide : wide + KB * Dk;
+        real bias_mem[KB];
+        size_t first = (size_t)page * (size_t)P + (size_t)at;
+        const real *bias = retired(bias_mem, t->gone ? t->gone + first : NULL, tail - row, n);
+        if (direct(k, t)) {
+            direct_scores(k, (const uint16_t *)t->data.p + key, n);
+            soften(k, t->pos + first, bias, row, n);
+            direct_values(k, (const uint16_t *)t->data.p + value, ldv, n);
+            continue;
+        }
         if (t->s.narrow) {
             widened(wide, (const uint16_t *)t->data.p + key, (size_t)n * (size_t)Dk);
             if (!t->s.alias) widened(wide + KB * Dk, (const uint16_t *)t->data.p + value, (size_t)n * ldv);
@@ -273,9 +358,7 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
             memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
             tile_mm(k->s, KB, k->q, (size_t)Dk, 1, k->kt, KB, k->n, Dk, KB);
         }
-        real bias[KB];
-        size_t first = (size_t)page * (size_t)P + (size_t)at;
-        absorb(k, vals, ldv, t->pos + first, retired(bias, t->gone ? t->gone + first : NULL, tail - row, n), row, n);
+        absorb(k, vals, ldv, t->pos + first, bias, row, n);
     }
 }
 

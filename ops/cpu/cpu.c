@@ -8,6 +8,7 @@
 #include "rotate.c"
 #include "attend.c"
 #include "merge.c"
+#include "decide.c"
 #include "elementwise.c"
 #include "loss.c"
 #include "distill.c"
@@ -28,6 +29,8 @@ const Ops TABLE(OPS_ISA) = {
     .name = "cpu",
     .linear = linear,
     .linear_backward = linear_backward,
+    .linear_many = linear_many,
+    .linear_many_backward = linear_many_backward,
     .linear_heads = linear_heads,
     .linear_steady = linear_steady,
     .embed = embed,
@@ -65,6 +68,10 @@ const Ops TABLE(OPS_ISA) = {
     .skip_backward = skip_backward,
     .merge = merge,
     .merge_backward = merge_backward,
+    .decide = decide,
+    .decide_backward = decide_backward,
+    .mean_rows = mean_rows,
+    .scale_column = scale_column,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
     .gelu = gelu,
@@ -91,4 +98,5 @@ const Ops TABLE(OPS_ISA) = {
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
+    .sumsqs = sumsqs,
 };

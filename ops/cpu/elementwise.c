@@ -22,11 +22,51 @@ static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor 
     }
 }
 
+/* *P = the normal distribution up to x, *bell = e^(-x^2/2), both to 6 ulp (P of x < -13.2, which is below 1e-38, is 0);
+ * NaN stays NaN. The float form has neither branch nor call: with t = |x|, P(-t) e^(t^2/2), a smooth function of v =
+ * 1/(1 + 0.26 t), is v times a polynomial in v, fitted for the smallest relative error, 2.1e-8, over t in 0..13.3. The
+ * square of t comes in two parts, since its rounding alone would cost e^-87 some 40 ulp. */
+INLINE void normal(real x, real *P, real *bell) {
 #ifdef KV_DOUBLE
-    #define erf_real erf
+    *P = erfc(-x * M_SQRT1_2) / 2, *bell = exp(-x * x / 2);
 #else
-    #define erf_real erff
+    const float most = 13.19f;
+    float size = x < 0 ? -x : x, t = size > most ? most : size;
+    union {
+        float f;
+        uint32_t u;
+    } high = {t}, two = {0};
+    high.u &= 0xFFFFF000; /* 12 digits: its square is exact */
+    float y = -0.5f * (high.f * high.f), low = -0.5f * ((t - high.f) * (t + high.f));
+    union {
+        float f;
+        int32_t i;
+    } n = {(y + low) * 1.44269504088896341f + 12582912.0f}; /* as in exp_real */
+    float k = n.f - 12582912.0f;
+    y = y - k * 0.693359375f + (k * 2.12194440e-4f + low);
+    float e = 1.9875691500e-4f;
+    e = e * y + 1.3981999507e-3f;
+    e = e * y + 8.3334519073e-3f;
+    e = e * y + 4.1665795894e-2f;
+    e = e * y + 1.6666665459e-1f;
+    e = e * y + 5.0000001201e-1f;
+    e = e * y * y + y + 1.0f;
+    two.u = (uint32_t)(n.i - 0x4B400000 + 127) << 23;
+    e = size > most ? 0.0f : e * two.f;
+    float v = 1.0f / (1.0f + 0.26f * t), q = 0.03089621988f;
+    q = q * v + -0.1547408218f;
+    q = q * v + 0.255467817f;
+    q = q * v + -0.1555372155f;
+    q = q * v + 0.1641533202f;
+    q = q * v + 0.049642131f;
+    q = q * v + 0.1033914267f;
+    q = q * v + 0.1029649209f;
+    q = q * v + 0.1037621915f;
+    q = q * v * e;
+    *P = x < 0 ? q : 1.0f - q;
+    *bell = e;
 #endif
+}
 /* (1 + tanh u)/2 = 1/(1 + e^-2u); 2u = x (a + b x^2). */
 #define GELU_A ((real)1.5957691216057307117597842397375)              /* 2 sqrt(2/pi) */
 #define GELU_B ((real)(0.044715 * 1.5957691216057307117597842397375)) /* 0.044715 of it */
@@ -39,8 +79,12 @@ static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
         for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i] * (GELU_A + GELU_B * a[i] * a[i])));
     } else {
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
-        for (size_t i = 0; i < n; i++) o[i] = a[i] * ((1 + erf_real(a[i] * (real)M_SQRT1_2)) / 2);
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+        for (size_t i = 0; i < n; i++) {
+            real v = a[i] < -40 ? -40 : a[i], p, bell; /* -infinity times 0 is 0 here */
+            normal(v, &p, &bell);
+            o[i] = v * p;
+        }
     }
 }
 static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
@@ -57,9 +101,10 @@ static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
     } else {
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
         for (size_t i = 0; i < n; i++) {
-            real p = (1 + erf_real(a[i] * (real)M_SQRT1_2)) / 2,
-                 slope = exp_real(-a[i] * a[i] / 2) * (real)0.3989422804014327;
-            d[i] += g[i] * (p + a[i] * slope);
+            real v = a[i] < -40 ? -40 : a[i], p, bell;
+            v = v > 40 ? 40 : v;
+            normal(v, &p, &bell);
+            d[i] += g[i] * (p + v * bell * (real)0.3989422804014327);
         }
     }
 }

@@ -407,8 +407,10 @@ static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float
 typedef struct {
     GemmShape s;
     Lie a;
-    const Pair *A, *B;
+    Pair *A, *B;
     float *C;
+    bool packs_a, packs_b; /* else another product does */
+    int more, ni, nj;      /* products behind this one that add to the same C; tasks of rows and of panels */
 } Work;
 /* Rows i0..i1-1 (i0 a multiple of MR) of panels p0..p1-1. */
 static void task(const Work *w, int i0, int i1, int p0, int p1) {
@@ -478,60 +480,117 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
     }
 }
 
-void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, GemmShape s, float *C, const float *A, const void *B) {
-    int np = panels(s.N), vecs = (s.N + W - 1) / W, blocks = (s.M + MR - 1) / MR, pairs = (s.K + 1) / 2;
-    bool alike = s.tb && !s.ta, few = alike && s.M <= GEMM_BF16_FEW;
-    CHECK(s.tb || !s.narrow, "B in bf16 must be stored (N,K)");
-    Lie a = lie(s);
-    Mark mark = arena_mark(scratch);
-    /* a pass of few rows must find room where one of many was measured */
-    size_t own = few_pairs(s), each = (size_t)threads * own, whole = (size_t)vecs * W * (size_t)pairs;
-    Pair *pa = arena_take(scratch, (size_t)blocks * a.block * sizeof(Pair), "A in bf16"),
-         *pb = arena_take(scratch,
-                          (few     ? each
-                           : alike ? zmax(each, whole)
-                                   : whole) *
-                              sizeof(Pair),
-                          "B in bf16");
-    if (scratch->base) {
-        Work w = {s, a, pa, pb, C};
-        int ni = (s.M + ROWS - 1) / ROWS, nj = imax(1, imin(np, (TASKS_PER_THREAD * threads + ni - 1) / ni));
-        if (threads == 1) nj = 1;
-        for (int i = 0; few && i < blocks * MR; i++)
-            pack_a_row(pa + (size_t)(i / MR) * a.block + (size_t)(i % MR) * a.row, s, A, i);
-        if (few) {
-            int run = imax(1, imin(8, np / (TASKS_PER_THREAD * threads)));
-#pragma omp parallel for schedule(dynamic, run) num_threads(threads) if ((double)s.M * s.N * s.K > 1.5e5)
-            for (int p = 0; p < np; p++) few_panel(&w, B, p, pb + (size_t)omp_get_thread_num() * own);
-            arena_release(scratch, mark);
-            return;
+/* ---- all products of a call ---------------------------------------------------------------------------------------
+ */
+
+/* Which product shares what with which; how many tasks there are. Takes the packed operands' memory; of few rows
+ * `panel` is a panel for each thread instead of every B. */
+static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work *w, bool few, Pair **panel_mem) {
+    size_t own = 0;
+    int rows = 0, tasks = 0;
+    for (int j = 0; j < n; j++) own = zmax(own, few_pairs(jobs[j].s));
+    *panel_mem = few ? arena_take(scratch, (size_t)threads * own * sizeof(Pair), "B in bf16") : NULL;
+    for (int j = 0; j < n; j++) {
+        const GemmShape s = jobs[j].s;
+        int like_a = 0, like_b = 0, first = j;
+        while (jobs[like_a].a != jobs[j].a) like_a++;
+        while (jobs[like_b].b != jobs[j].b) like_b++;
+        while (first > 0 && jobs[first - 1].c == jobs[j].c) first--;
+        const GemmShape sa = jobs[like_a].s, sb = jobs[like_b].s, sc = jobs[first].s;
+        CHECK(sa.M == s.M && sa.K == s.K && sa.ta == s.ta && sb.N == s.N && sb.K == s.K && sb.tb == s.tb &&
+                  sb.narrow == s.narrow && sc.M == s.M && sc.N == s.N && (first == j || (s.accumulate && !few)) &&
+                  (s.tb || !s.narrow) && few == (s.tb && !s.ta && s.M <= GEMM_BF16_FEW),
+              "product %d, (%d,%d,%d), and those that it shares with", j, s.M, s.N, s.K);
+        w[j] = (Work){.s = s, .a = lie(s), .C = jobs[j].C, .packs_a = like_a == j, .packs_b = like_b == j};
+        size_t blocks = ((size_t)s.M + MR - 1) / MR, whole = ((size_t)s.N + W - 1) / W * W * (((size_t)s.K + 1) / 2);
+        w[j].A = w[j].packs_a ? arena_take(scratch, blocks * w[j].a.block * sizeof(Pair), "A in bf16") : w[like_a].A;
+        /* a pass of few rows must find room where one of many was measured */
+        if (s.tb) whole = zmax(whole, (size_t)threads * few_pairs(s));
+        if (!few) w[j].B = w[j].packs_b ? arena_take(scratch, whole * sizeof(Pair), "B in bf16") : w[like_b].B;
+        if (first == j)
+            rows += (s.M + ROWS - 1) / ROWS;
+        else
+            w[first].more++;
+    }
+    for (int j = 0; j < n; j += 1 + w[j].more) {
+        int np = panels(w[j].s.N);
+        w[j].ni = (w[j].s.M + ROWS - 1) / ROWS;
+        w[j].nj = threads == 1 ? 1 : imax(1, imin(np, (TASKS_PER_THREAD * threads + rows - 1) / rows));
+        tasks += w[j].ni * w[j].nj;
+    }
+    return tasks;
+}
+static void pack_a_rows(const Work *w, const float *A, int i) {
+    pack_a_row(w->A + (size_t)(i / MR) * w->a.block + (size_t)(i % MR) * w->a.row, w->s, A, i);
+}
+/* By all threads together: product w's share of packing. */
+static void pack(const Work *w, const GemmJob *job) {
+    const GemmShape s = w->s;
+    int pairs = (s.K + 1) / 2;
+    if (w->packs_b && s.tb) {
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int p = 0; p < panels(s.N); p++) {
+            int first, n;
+            panel(s.N, p, &first, &n);
+            pack_b_rows(w->B + (size_t)first * W * (size_t)pairs, s, job->B, p, 0, pairs, 0);
         }
-#pragma omp parallel num_threads(threads) if ((double)s.M * s.N * s.K > 1e6)
+    } else if (w->packs_b) {
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int k = 0; k < pairs; k += W) pack_b_columns(w->B, s, job->B, k, imin(pairs, k + W));
+    }
+    if (w->packs_a && s.ta) {
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int k = 0; k < pairs; k += W) pack_a_columns(w->A, w->a, s, job->A, k, imin(pairs, k + W));
+    } else if (w->packs_a) {
+#pragma omp for schedule(dynamic, MR) nowait
+        for (int i = 0; i < (s.M + MR - 1) / MR * MR; i++) pack_a_rows(w, job->A, i);
+    }
+}
+/* Panels of all products, one list: a thread that is done takes what is next, whosever it is. */
+static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pair *mem, size_t own, double size) {
+    int all = 0;
+    for (int j = 0; j < n; j++) {
+        all += panels(w[j].s.N);
+        for (int i = 0; w[j].packs_a && i < (w[j].s.M + MR - 1) / MR * MR; i++) pack_a_rows(&w[j], jobs[j].A, i);
+    }
+    int run = imax(1, imin(8, all / (TASKS_PER_THREAD * threads)));
+#pragma omp parallel for schedule(dynamic, run) num_threads(threads) if (size > 1.5e5)
+    for (int i = 0; i < all; i++) {
+        int j = 0, p = i;
+        for (; p >= panels(w[j].s.N); j++) p -= panels(w[j].s.N);
+        few_panel(&w[j], jobs[j].B, p, mem + (size_t)omp_get_thread_num() * own);
+    }
+}
+
+void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, int n, const GemmJob *jobs) {
+    CHECK(n > 0 && n <= GEMM_JOBS, "%d products", n);
+    Work w[GEMM_JOBS];
+    Pair *panel_mem;
+    Mark mark = arena_mark(scratch);
+    bool few = jobs->s.tb && !jobs->s.ta && jobs->s.M <= GEMM_BF16_FEW;
+    int tasks = prepare(threads, scratch, n, jobs, w, few, &panel_mem);
+    double size = 0;
+    size_t own = 0;
+    for (int j = 0; j < n; j++) {
+        size += (double)w[j].s.M * w[j].s.N * w[j].s.K;
+        own = zmax(own, few_pairs(w[j].s));
+    }
+    if (scratch->base && few) {
+        few_rows(threads, n, jobs, w, panel_mem, own, size);
+    } else if (scratch->base) {
+#pragma omp parallel num_threads(threads) if (size > 1e6)
         {
-            if (s.tb) {
-#pragma omp for schedule(dynamic, 1) nowait
-                for (int p = 0; p < np; p++) {
-                    int first, n;
-                    panel(s.N, p, &first, &n);
-                    pack_b_rows(pb + (size_t)first * W * (size_t)pairs, s, B, p, 0, pairs, 0);
-                }
-            } else {
-#pragma omp for schedule(dynamic, 1) nowait
-                for (int k = 0; k < pairs; k += W) pack_b_columns(pb, s, B, k, imin(pairs, k + W));
-            }
-            if (s.ta) {
+            for (int j = 0; j < n; j++) pack(&w[j], &jobs[j]);
+#pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
-                for (int k = 0; k < pairs; k += W) pack_a_columns(pa, a, s, A, k, imin(pairs, k + W));
-            } else {
-#pragma omp for schedule(dynamic, MR)
-                for (int i = 0; i < blocks * MR; i++)
-                    pack_a_row(pa + (size_t)(i / MR) * a.block + (size_t)(i % MR) * a.row, s, A, i);
+            for (int t = 0; t < tasks; t++) {
+                int j = 0, left = t;
+                for (; left >= w[j].ni * w[j].nj; j += 1 + w[j].more) left -= w[j].ni * w[j].nj;
+                int i = left / w[j].nj * ROWS, part = left % w[j].nj, np = panels(w[j].s.N);
+                for (int k = j; k <= j + w[j].more; k++)
+                    task(&w[k], i, imin(w[k].s.M, i + ROWS), (int)((long)np * part / w[j].nj),
+                         (int)((long)np * (part + 1) / w[j].nj));
             }
-#pragma omp for collapse(2) schedule(dynamic, 1)
-            for (int i = 0; i < ni; i++)
-                for (int j = 0; j < nj; j++)
-                    task(&w, i * ROWS, imin(s.M, (i + 1) * ROWS), (int)((long)np * j / nj),
-                         (int)((long)np * (j + 1) / nj));
         }
     }
     arena_release(scratch, mark);

@@ -72,52 +72,85 @@ static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n
     rows_dots(y, (size_t)O, x, (size_t)I, w, N, o0, n, I);
 }
 
-static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
-    int N = y.n[0], O = w.n[0], I = w.n[1];
-    x = tensor_rows(x, I), y = tensor_rows(y, O), N = y.n[0];
-    CHECK(x.n[0] == N && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], N, O, I);
-    bool narrow = w.dtype == BF16, rounds = narrow || gemm_rounds(r->dev->gemm, (int64_t)O * I);
-    if (!rounds && N <= FEW && REAL == F32) { /* of double the plain loop is the oracle */
-        enum { OUTS = 16 };
-        const real *W = R(w), *X = R(x);
-        real *Y = R(y);
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * I > 4 * ALONE)
-        for (int o = 0; o < (measuring(r) ? 0 : O); o += OUTS) few_rows(Y, X, W, N, o, imin(OUTS, O - o), O, I);
-    } else {
+/* One call of the product kernel, and one of the few rows' loop, for all matrices. */
+_Static_assert((int)LINEAR_MANY == (int)GEMM_JOBS, "a product for each matrix");
+static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
+    enum { OUTS = 16 };
+    GemmJob jobs[GEMM_JOBS];
+    CHECK(n > 0 && n <= GEMM_JOBS, "%d matrices", n);
+    int I = p->w.n[1], few[GEMM_JOBS], nfew = 0, njobs = 0, chunks = 0;
+    x = tensor_rows(x, I);
+    int N = x.n[0];
+    long size = 0;
+    for (int j = 0; j < n; j++) {
+        int O = p[j].w.n[0];
+        bool narrow = p[j].w.dtype == BF16, rounds = narrow || gemm_rounds(r->dev->gemm, (int64_t)O * I);
+        CHECK(p[j].w.n[1] == I && tensor_rows(p[j].y, O).n[0] == N && (!present(p[j].bias) || p[j].bias.n[0] == O),
+              "x (%d,%d), y %d rows, w (%d,%d)", N, I, tensor_rows(p[j].y, O).n[0], O, p[j].w.n[1]);
+        if (!rounds && N <= FEW && REAL == F32) { /* of double the plain loop is the oracle */
+            few[nfew++] = j, chunks += (O + OUTS - 1) / OUTS, size += (long)N * O * I;
+            continue;
+        }
         GemmShape s = {N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow, .weights = (int64_t)O * I};
-        gemm(r->dev->gemm, r->scratch, s, R(y), R(x), narrow ? w.p : R(w));
+        jobs[njobs++] = (GemmJob){s, R(p[j].y), R(x), narrow ? p[j].w.p : R(p[j].w), 0, j, j};
     }
-    if (measuring(r) || !present(bias)) return;
-    const real *b = R(bias);
+    if (!measuring(r) && nfew) {
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (size > 4 * ALONE)
+        for (int i = 0; i < chunks; i++) {
+            int k = 0, o = i;
+            for (; o >= (p[few[k]].w.n[0] + OUTS - 1) / OUTS; k++) o -= (p[few[k]].w.n[0] + OUTS - 1) / OUTS;
+            Tensor w = p[few[k]].w;
+            few_rows(R(p[few[k]].y), R(x), R(w), N, o * OUTS, imin(OUTS, w.n[0] - o * OUTS), w.n[0], I);
+        }
+    }
+    gemm_many(r->dev->gemm, r->scratch, njobs, jobs);
+    for (int j = 0; j < n; j++) {
+        if (measuring(r) || !present(p[j].bias)) continue;
+        int O = p[j].w.n[0];
+        const real *b = R(p[j].bias);
+        real *y = R(p[j].y);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
-    for (int i = 0; i < N; i++) {
-        real *yi = R(y) + (size_t)i * (size_t)O;
-        for (int o = 0; o < O; o++) yi[o] += b[o];
+        for (int i = 0; i < N; i++)
+            for (int o = 0; o < O; o++) y[(size_t)i * (size_t)O + (size_t)o] += b[o];
     }
 }
+static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
+    linear_many(r, 1, &(Projection){y, w, bias}, x);
+}
 
-static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
-    int O = w.n[0], I = w.n[1];
-    dy = tensor_rows(dy, O), x = tensor_rows(x, I);
-    int N = dy.n[0];
-    CHECK(x.n[0] == N, "x %d rows, dy %d", x.n[0], N);
-    if (present(dx))
-        gemm(r->dev->gemm, r->scratch,
-             (GemmShape){N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true, .weights = (int64_t)O * I}, R(dx),
-             R(dy), R(w));
-    if (present(dw))
-        gemm(r->dev->gemm, r->scratch,
-             (GemmShape){O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true,
-                         .weights = (int64_t)O * I},
-             R(dw), R(dy), R(x));
-    if (measuring(r) || !present(dbias)) return;
+static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+    GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
+    CHECK(n > 0 && n <= GEMM_JOBS, "%d matrices", n);
+    int I = p->w.n[1], nin = 0, nweights = 0;
+    x = tensor_rows(x, I);
+    int N = x.n[0];
+    for (int j = 0; j < n; j++) {
+        int O = p[j].w.n[0];
+        Tensor dy = tensor_rows(d[j].y, O);
+        CHECK(p[j].w.n[1] == I && dy.n[0] == N, "x (%d,%d), dy %d rows, w (%d,%d)", N, I, dy.n[0], O, p[j].w.n[1]);
+        int64_t numbers = (int64_t)O * I;
+        GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true, .weights = numbers},
+                  t = {O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
+        if (present(dx)) in[nin++] = (GemmJob){s, R(dx), R(dy), R(p[j].w), j, j, 0};
+        if (present(d[j].w)) weights[nweights++] = (GemmJob){t, R(d[j].w), R(dy), R(x), j, 0, j};
+    }
+    gemm_many(r->dev->gemm, r->scratch, nin, in);
+    gemm_many(r->dev->gemm, r->scratch, nweights, weights);
+    for (int j = 0; j < n; j++) {
+        if (measuring(r) || !present(d[j].bias)) continue;
+        int O = p[j].w.n[0];
+        const real *dy = R(d[j].y);
+        real *sum = R(d[j].bias);
         /* Threads share the columns, so that each sum has one owner and one order. */
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
-    for (int c = 0; c < O; c += 64)
-        for (int i = 0; i < N; i++) {
-            const real *g = R(dy) + (size_t)i * (size_t)O;
-            for (int o = c; o < imin(O, c + 64); o++) R(dbias)[o] += g[o];
-        }
+        for (int c = 0; c < O; c += 64)
+            for (int i = 0; i < N; i++)
+#pragma omp simd
+                for (int o = c; o < imin(O, c + 64); o++) sum[o] += dy[(size_t)i * (size_t)O + (size_t)o];
+    }
+}
+static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
+    linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){.w = w});
 }
 
 /* A block of rows of one head; the heads' rows lie ldx and ldy apart. wt: room for W_h turned, or NULL. */

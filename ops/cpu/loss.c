@@ -94,3 +94,7 @@ static double sumsq(Run *r, Tensor x) {
     arena_release(r->scratch, mark);
     return sum;
 }
+static double sumsqs(Run *r, double sum, int n, const Tensor *x) {
+    for (int i = 0; i < n; i++) sum += sumsq(r, x[i]);
+    return sum;
+}

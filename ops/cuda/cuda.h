@@ -131,7 +131,14 @@ typedef struct {
     const bool *gone; /* NULL: rows do not retire; otherwise */
     const int *tail;
     const float *retires; /* and Kv.gone of the pass */
+    int pieces, slots;    /* of the longest history that is split, 1: none is; rows that partials have room for */
+    float *part, *lses;   /* scratch (pieces,slots,heads,Dv), (pieces,slots,heads) */
 } CudaLanes;
+/* The history of a sequence with at most CUDA_SPLIT_ROWS wanted rows is gone through by as many blocks as it has
+ * pieces, a number that depends on its length alone: what a sequence gets does not depend on those beside it. */
+enum { CUDA_SPLIT_ROWS = 4, CUDA_PIECES = 32 };
+int cuda_lane_pieces(int rows);      /* of a lane that shows so many */
+int cuda_lane_pieces_most(int rows); /* of one that shows so many or fewer */
 void cuda_attend_lanes(Cuda *, const CudaAttend *, const CudaLanes *, float *o, float *lse, const float *before,
                        const float *q);
 
@@ -233,6 +240,25 @@ void cuda_merge(Cuda *, const CudaMerge *, float *y, float *z);
 void cuda_merge_backward(Cuda *, const CudaMerge *, float *dx, float *da, float *dw, float *big, float *small,
                          const float *dy, const float *y, const float *z);
 
+/* decide.cu: u (N,wide), alpha, bias, gone (N,G); of, first, off, id: those of Batch, on the device. A sequence's sums
+ * of decisions stand `stats` numbers apart, in dstat its derivatives. */
+typedef struct {
+    int N, B, G, wide, stats, group;
+    bool train, noise, smooth;
+    double gain, offset, temperature, eps;
+    uint64_t key;
+    const int *of, *first, *off;
+    const uint64_t *id;
+} CudaDecide;
+/* omega, gone, stat: or NULL. */
+void cuda_decide(Cuda *, const CudaDecide *, float *alpha, float *omega, float *bias, float *gone, float *stat,
+                 const float *u);
+void cuda_decide_backward(Cuda *, const CudaDecide *, float *du, float *dm, const float *dalpha, const float *domega,
+                          const float *dbias, const float *alpha, const float *omega, const float *dstat);
+/* w: float, or bf16 where `narrow`. */
+void cuda_mean_rows(Cuda *, int n, int d, float *y, const void *w, bool narrow, int each, int at, int k);
+void cuda_scale_column(Cuda *, size_t rows, int width, int column, float *x, float m);
+
 /* recur.cu: the recurrence of ops/recur.h; off, first, seq: those of Batch, on the device. K <= CUDA_RECUR_WIDTH. */
 enum { CUDA_RECUR_CHUNK = 64, CUDA_RECUR_WIDTH = 256 };
 typedef struct {
@@ -261,7 +287,12 @@ void cuda_recur_fold(Cuda *, size_t rows, int width, float *y, const float *x, i
 /* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */
 void cuda_xent(Cuda *, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g);
 enum { CUDA_SUMSQ_PIECE = 65536 };
-void cuda_sumsq(Cuda *, size_t n, const float *x, double *part, double *sum); /* part: one for each piece */
+typedef struct {
+    const float *x;
+    size_t n, first; /* numbers; number of its first piece */
+} CudaPieces;
+/* n tensors of `pieces` in all, some may have none; the table lies on the device. part: one for each piece. */
+void cuda_sumsq(Cuda *, double start, int n, const CudaPieces *, size_t pieces, double *part, double *sum);
 
 /* distill.cu: n rows of V logits and of the teacher's: losses, and with g in place of the logits their gradient. */
 typedef struct {

@@ -55,8 +55,8 @@ static constexpr float GELU_A = 1.5957691216057308f,
                        GELU_B = (float)(0.044715 * 1.5957691216057308); /* 2 sqrt(2/pi), that times 0.044715 */
 template <bool approx> __global__ void gelu(size_t n, float *y, const float *x) {
     EACH(i, n) {
-        float a = x[i];
-        y[i] = approx ? a / (1 + expf(-a * (GELU_A + GELU_B * a * a))) : a * ((1 + erff(a * 0.7071067811865476f)) / 2);
+        float a = x[i], most = a < -40 ? -40 : a; /* -infinity times 0 is 0 in the exact form */
+        y[i] = approx ? a / (1 + expf(-a * (GELU_A + GELU_B * a * a))) : most * (erfcf(-a * 0.7071067811865476f) / 2);
     }
 }
 template <bool approx> __global__ void gelu_backward(size_t n, float *dx, const float *dy, const float *x) {
@@ -66,7 +66,8 @@ template <bool approx> __global__ void gelu_backward(size_t n, float *dx, const 
             p = sigmoid1(a * (GELU_A + GELU_B * square));
             slope = p * (1 - p) * (GELU_A + 3 * GELU_B * square);
         } else {
-            p = (1 + erff(a * 0.7071067811865476f)) / 2;
+            p = erfcf(-a * 0.7071067811865476f) / 2;
+            a = a < -40 ? -40 : a > 40 ? 40 : a;
             slope = expf(-square / 2) * 0.3989422804014327f;
         }
         dx[i] += dy[i] * (p + a * slope);

@@ -42,55 +42,130 @@ DEVICE void lane_load(AttendTile *m, const CudaAttend &a, const CudaLanes &c, co
     m->kpos[t] = t < n ? c.pos[page * P + place] : 0;
     m->bias[t] = t < n && c.gone && (c.gone[page * P + place] || row + t == tail) ? -INFINITY : 0;
 }
+/* Rows that a lane shows: `sinks` from s0 on, then those from lo on. */
+struct Shown {
+    int s0, sinks, lo, n;
+};
+DEVICE Shown shown(const CudaLanes &c, int lane) {
+    Shown p = {c.s0[lane], 0, c.lo[lane], 0};
+    int to = p.s0 + c.sinks < p.lo ? p.s0 + c.sinks : p.lo;
+    p.sinks = to > p.s0 ? to - p.s0 : 0;
+    p.n = p.sinks + c.hi[lane] - p.lo;
+    return p;
+}
+/* Whole tiles, so many that there are at most CUDA_PIECES pieces. */
+__host__ __device__ static inline int piece_rows(int n) {
+    int tiles = (n + TILE * CUDA_PIECES - 1) / (TILE * CUDA_PIECES);
+    return TILE * (tiles < 2 ? 2 : tiles);
+}
+__host__ __device__ static inline int pieces_of(int n) { return (n + piece_rows(n) - 1) / piece_rows(n); }
+extern "C" int cuda_lane_pieces(int rows) { return rows > 0 ? pieces_of(rows) : 1; }
+extern "C" int cuda_lane_pieces_most(int rows) { /* fewer rows may have more pieces, which are shorter */
+    int n = (rows + 2 * TILE - 1) / (2 * TILE);
+    return n < 1 ? 1 : n < CUDA_PIECES ? n : CUDA_PIECES;
+}
+/* Where partials of wanted row w of sequence s, whose first is m0, stand. */
+DEVICE size_t slot_of(const CudaAttend &a, const CudaLanes &c, int s, int w, int m0) {
+    return (size_t)(a.n <= c.slots ? w : s * CUDA_SPLIT_ROWS + w - m0);
+}
+/* A block to a tile of entries, a lane's piece and columns of the values. */
 template <int G>
 __global__ void __launch_bounds__(BLOCK)
     attend_lanes(CudaAttend a, CudaLanes c, float *o, float *lse, const float *before, const float *q) {
     SMEM_DYN(AttendTile, m);
     int slices = (int)gridDim.y / a.lanes, h = (int)blockIdx.y / slices, c0 = (int)blockIdx.y % slices * 64 * G,
-        s = (int)blockIdx.z, group = a.heads / a.lanes;
+        s = (int)blockIdx.z, group = a.heads / a.lanes, piece = (int)blockIdx.x % c.pieces;
     int m0 = place_of(a.idx, a.n, a.off[s]), m1 = place_of(a.idx, a.n, a.off[s + 1]);
-    int e0 = (int)blockIdx.x * TILE, n = (m1 - m0) * group - e0;
-    if (n <= 0) return;
+    int e0 = (int)blockIdx.x / c.pieces * TILE, n = (m1 - m0) * group - e0;
+    int lane = c.seq[s] * a.lanes + h;
+    Shown rows = shown(c, lane);
+    int parts = c.pieces > 1 && m1 - m0 <= CUDA_SPLIT_ROWS && rows.n > 0 ? pieces_of(rows.n) : 1;
+    if (n <= 0 || piece >= parts) return;
     n = n < TILE ? n : TILE;
     int oldest = lookers_load(m, a, h, m0, e0, n);
-    if (oldest == INT32_MAX && before) return;
+    if (oldest == INT32_MAX && before && parts == 1) return;
     int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
     Entry e[4];
     UNROLL for (int i = 0; i < 4; i++) e[i] = entry_of(m, ty + 16 * i);
     Softmax<G> x;
-    softmax_load<G>(x, m, n, o, before, c0, a.Dv);
-    int lane = c.seq[s] * a.lanes + h, lo = c.lo[lane], hi = c.hi[lane], sinks = c.s0[lane] + c.sinks, tail = -1;
+    softmax_load<G>(x, m, n, o, parts > 1 ? nullptr : before, c0, a.Dv);
+    int tail = -1, seen = 0; /* rows from lo on that nobody sees any more */
     const int *table = c.table + (size_t)lane * (size_t)c.maxpages;
     if (c.gone && c.retires[(size_t)a.off[s] * (size_t)a.lanes + (size_t)h] != 0) tail = c.tail[lane];
-    sinks = sinks < lo ? sinks : lo;
-    int begin = lo;
-    if (lo < hi && a.window && !a.sinks && !c.gone) { /* positions are consecutive: those that nobody sees any more */
-        int skip =
-            oldest - a.window + 1 - c.pos[(size_t)table[lo / c.P % c.maxpages] * (size_t)c.P + (size_t)(lo % c.P)];
-        begin = lo + (skip > 0 ? skip : 0);
+    if (rows.n > rows.sinks && a.window && !a.sinks && !c.gone && oldest != INT32_MAX) { /* positions are consecutive */
+        size_t page = (size_t)table[rows.lo / c.P % c.maxpages];
+        int skip = oldest - a.window + 1 - c.pos[page * (size_t)c.P + (size_t)(rows.lo % c.P)];
+        seen = skip > 0 ? skip : 0;
     }
-    if (oldest == INT32_MAX) sinks = hi = 0;
-    for (int row = c.s0[lane] < sinks ? c.s0[lane] : begin; row < hi;) {
-        int end = row < sinks ? sinks : hi, keys = end - row < TILE ? end - row : TILE;
+    int each = parts > 1 ? piece_rows(rows.n) : rows.n, at = piece * each, to = at + each < rows.n ? at + each : rows.n;
+    if (oldest == INT32_MAX) to = at;
+    while (at < to) {
+        bool sinks = at < rows.sinks;
+        if (!sinks && at < rows.sinks + seen) {
+            at = rows.sinks + seen;
+            continue;
+        }
+        int end = sinks && rows.sinks < to ? rows.sinks : to, keys = end - at < TILE ? end - at : TILE;
         float t[4][4];
         __syncthreads();
-        lane_load(m, a, c, table, row, keys, tail);
+        lane_load(m, a, c, table, sinks ? rows.s0 + at : rows.lo + at - rows.sinks, keys, tail);
         tile_dots(t, m->part, {q, m->q, (size_t)a.Dk, n}, {a.k, m->k, 1, keys}, a.Dk);
         UNROLL for (int i = 0; i < 4; i++) {
             UNROLL for (int k = 0; k < 4; k++) t[i][k] = score(m, a, e[i], tx + 16 * k, keys, t[i][k]);
         }
         absorb<G>(x, m, t, {a.k, m->v, 1, keys}, c0, a.Dv);
-        row += keys;
-        if (row == sinks && row < begin) row = begin;
+        at += keys;
+    }
+    if (parts > 1) {
+        __syncthreads();
+        int k = (int)threadIdx.x;
+        if (k < n) {
+            size_t slot = slot_of(a, c, s, m0 + (e0 + k) / group, m0);
+            m->q[k] =
+                ((size_t)piece * (size_t)c.slots + slot) * (size_t)a.heads + (size_t)(h * group + (e0 + k) % group);
+        }
+        o = c.part, lse = c.lses;
     }
     softmax_store<G>(x, m, n, o, lse, c0, a.Dv);
+}
+/* A warp to a query head of a row whose history was split: its pieces, and what was there before, in their order. */
+__global__ void lanes_merge(CudaAttend a, CudaLanes c, float *o, float *lse, const float *before) {
+    int s = (int)blockIdx.y, m0 = place_of(a.idx, a.n, a.off[s]), m1 = place_of(a.idx, a.n, a.off[s + 1]);
+    int i = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, head = i % a.heads,
+        w = m0 + i / a.heads;
+    if (m1 - m0 > CUDA_SPLIT_ROWS || w >= m1) return;
+    Shown rows = shown(c, c.seq[s] * a.lanes + head / (a.heads / a.lanes));
+    int parts = rows.n > 0 ? pieces_of(rows.n) : 1;
+    if (parts == 1) return;
+    size_t at = (size_t)w * (size_t)a.heads + (size_t)head, Dv = (size_t)a.Dv, step = (size_t)c.slots * (size_t)a.heads,
+           from = slot_of(a, c, s, w, m0) * (size_t)a.heads + (size_t)head;
+    float own = before ? before[at] : -INFINITY, part = lane < parts ? c.lses[(size_t)lane * step + from] : -INFINITY,
+          pieces = warp_max(part), top = fmaxf(own, pieces);
+    if (pieces == -INFINITY && before) return; /* nothing was seen */
+    own = own == -INFINITY ? 0 : expf(own - top), part = part == -INFINITY ? 0 : expf(part - top);
+    float sum = own + warp_sum(part), inv = sum == 0 ? 0 : 1 / sum;
+    own *= inv, part *= inv;
+    for (size_t k0 = 0; k0 < Dv; k0 += 32) {
+        size_t k = k0 + (size_t)lane;
+        float y = own != 0 && k < Dv ? own * o[at * Dv + k] : 0;
+        for (int p = 0; p < parts; p++) {
+            float f = __shfl_sync(FULL_WARP, part, p);
+            if (k < Dv) y += f * c.part[((size_t)p * step + from) * Dv + k];
+        }
+        if (k < Dv) o[at * Dv + k] = y;
+    }
+    __syncwarp(); /* lse may be what was read as `before` */
+    if (lane == 0) lse[at] = sum == 0 ? -INFINITY : top + (float)log((double)sum);
 }
 extern "C" void cuda_attend_lanes(Cuda *c, const CudaAttend *a, const CudaLanes *l, float *o, float *lse,
                                   const float *before, const float *q) {
     if (a->blocks <= 0) return;
-    dim3 grid((unsigned)a->blocks, (unsigned)(a->lanes * column_slices(a->Dv)), (unsigned)a->B);
+    dim3 grid((unsigned)(a->blocks * l->pieces), (unsigned)(a->lanes * column_slices(a->Dv)), (unsigned)a->B);
     if (column_groups(a->Dv) == 1)
         LAUNCH((attend_lanes<1>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
     else
         LAUNCH((attend_lanes<2>), grid, dim3(BLOCK), sizeof(AttendTile), c->stream, *a, *l, o, lse, before, q);
+    if (l->pieces == 1) return;
+    LAUNCH(lanes_merge, dim3((unsigned)(CUDA_SPLIT_ROWS * a->heads + WARPS - 1) / WARPS, (unsigned)a->B), dim3(BLOCK),
+           0, c->stream, *a, *l, o, lse, before);
 }

@@ -33,13 +33,22 @@ extern "C" void cuda_xent(Cuda *c, int n, int V, float *logits, float *nll, int 
         LAUNCH(xent, dim3((unsigned)n), dim3(BLOCK), WARPS * sizeof(float), c->stream, V, logits, nll, hit, tgt, g);
 }
 
-/* Runs of LEAF numbers are summed by a warp each, neighbours are added until one is left, and pieces in their order:
- * the tree of Ops.sumsq, so that ranks that share a piece can each sum a branch. */
+/* Runs of LEAF numbers are summed by a warp each, neighbours are added until one is left, then pieces in their order
+ * and tensors in theirs: the tree of Ops.sumsq, so that ranks that share a piece can each sum a branch. */
 enum { LEAF = 256, LEAVES = CUDA_SUMSQ_PIECE / LEAF };
 static_assert((int)LEAVES <= (int)BLOCK, "a thread for every pair");
-__global__ void sumsq_pieces(size_t n, const float *x, double *out) {
+__global__ void sumsq_pieces(int tensors, const CudaPieces *all, double *out) {
     SMEM_DYN(double, leaf);
-    const size_t piece = CUDA_SUMSQ_PIECE, from = (size_t)blockIdx.x * piece;
+    int lo = 0; /* the last tensor that begins at this piece or before it: one that has it, since others have none */
+    for (int hi = tensors; hi - lo > 1;) {
+        int mid = (lo + hi) / 2;
+        if (all[mid].first <= blockIdx.x)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    const float *x = all[lo].x;
+    const size_t piece = CUDA_SUMSQ_PIECE, n = all[lo].n, from = (blockIdx.x - all[lo].first) * piece;
     int t = threadIdx.x, m = (int)(n - from < piece ? n - from : piece);
     int left = (m + LEAF - 1) / LEAF;
     for (int l = t / 32; l < left; l += WARPS) {
@@ -63,21 +72,28 @@ __global__ void sumsq_pieces(size_t n, const float *x, double *out) {
         for (int i = 0; i + d < n32; i += 2 * d) leaf[i] += leaf[i + d];
     out[blockIdx.x] = leaf[0];
 }
-__global__ void sumsq_total(size_t n, const double *in, double *sum) {
+__global__ void sumsq_total(int tensors, const CudaPieces *all, size_t n, double start, const double *in, double *sum) {
     SMEM_DYN(double, some);
     const size_t most = BLOCK;
-    double s = 0;
+    double one = 0;
+    int next = 0; /* tensor that begins at the next piece or later */
     for (size_t from = 0; from < n; from += most) {
         int m = (int)(n - from < most ? n - from : most);
         if ((int)threadIdx.x < m) some[threadIdx.x] = in[from + threadIdx.x];
         __syncthreads();
-        for (int i = 0; threadIdx.x == 0 && i < m; i++) s += some[i];
+        for (int i = 0; threadIdx.x == 0 && i < m; i++) {
+            if (next < tensors && all[next].first <= from + (size_t)i) {
+                start += one, one = 0;
+                while (next < tensors && all[next].first <= from + (size_t)i) next++;
+            }
+            one += some[i];
+        }
         __syncthreads();
     }
-    if (threadIdx.x == 0) *sum = s;
+    if (threadIdx.x == 0) *sum = start + one;
 }
-extern "C" void cuda_sumsq(Cuda *c, size_t n, const float *x, double *part, double *sum) {
-    size_t pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-    LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), LEAVES * sizeof(double), c->stream, n, x, part);
-    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), BLOCK * sizeof(double), c->stream, pieces, part, sum);
+extern "C" void cuda_sumsq(Cuda *c, double start, int n, const CudaPieces *all, size_t pieces, double *part,
+                           double *sum) {
+    LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), LEAVES * sizeof(double), c->stream, n, all, part);
+    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), BLOCK * sizeof(double), c->stream, n, all, pieces, start, part, sum);
 }

@@ -53,6 +53,20 @@ void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look l
     }
     arena_release(r->scratch, mark);
 }
+/* Pieces of the longest history that is split. */
+static int lanes_pieces(const Run *r, const Lanes *t) {
+    const Batch *b = r->batch;
+    int most = 1, m = 0;
+    for (int s = 0, from = 0; s < b->B; s++, from = m) {
+        while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
+        for (int h = 0; h < t->s.lanes && m > from && m - from <= CUDA_SPLIT_ROWS; h++) {
+            int lane = b->seq[s] * t->s.lanes + h;
+            int sinks = imax(0, imin(t->s0[lane] + t->s.sinks, t->lo[lane]) - t->s0[lane]);
+            most = imax(most, cuda_lane_pieces(sinks + t->hi[lane] - t->lo[lane]));
+        }
+    }
+    return most;
+}
 /* All of Lanes lies where the device can read it: the rows in its memory, the rest in that or in what it shares with
  * the host. */
 void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look,
@@ -62,8 +76,18 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
     CudaAttend a = attend_pass(r, &t->s, look, q, o);
     real *before = lse_before(r, lse, a.Dv, merge);
     int *seq = upload_ints(r, r->batch->seq, r->batch->B, "sequences");
+    int room = cuda_lane_pieces_most(t->maxpages * t->P), slots = imin(r->out.n, CUDA_SPLIT_ROWS * r->batch->B);
+    Tensor part = ABSENT, lses = ABSENT;
+    if (room > 1) {
+        part = SCRATCH(r, "partials of pieces", room, slots, look.heads, a.Dv);
+        lses = SCRATCH(r, "lse of pieces", room, slots, look.heads);
+    }
     if (!measuring(r)) {
-        CudaLanes l = {.P = t->P,
+        CudaLanes l = {.pieces = room > 1 ? lanes_pieces(r, t) : 1,
+                       .slots = slots,
+                       .part = maybe(part),
+                       .lses = maybe(lses),
+                       .P = t->P,
                        .maxpages = t->maxpages,
                        .sinks = t->s.sinks,
                        .alias = t->s.alias,
@@ -286,5 +310,50 @@ void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, 
         CHECK(!r->batch->history, "means are trained on whole documents");
         cuda_merge_backward(C(r), &p, R(dx), R(da), R(dw), R(big), R(small), R(dy), R(y), R(z));
     }
+    arena_release(r->scratch, mark);
+}
+
+/* ---- decisions ---- */
+static CudaDecide decide_pass(Run *r, Tensor alpha, int wide, Decide d) {
+    const Batch *b = r->batch;
+    CHECK(alpha.n[0] == b->N, "%d rows of %d", alpha.n[0], b->N);
+    CudaDecide p = {.N = b->N,
+                    .B = b->B,
+                    .G = alpha.n[1],
+                    .wide = wide,
+                    .stats = 2 * STATS,
+                    .group = d.group,
+                    .train = r->mode & RUN_TRAIN,
+                    .noise = r->mode & RUN_TRAIN && !(r->mode & RUN_STILL),
+                    .smooth = r->mode & RUN_SMOOTH,
+                    .gain = d.gain,
+                    .offset = d.offset,
+                    .temperature = d.temperature,
+                    .eps = d.eps,
+                    .key = noise_key(r, NOISE_DECISION)};
+    p.of = upload_ints(r, b->of, b->N, "sequences of rows"), p.first = upload_ints(r, b->first, b->N, "documents");
+    p.off = upload_ints(r, b->off, b->B + 1, "first rows");
+    if (p.noise) p.id = upload(r, b->id, b->B, sizeof *b->id, "samples");
+    return p;
+}
+_Static_assert((int)STAT_MERGED == 0, "sums of decisions come first");
+void cuda_op_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor gone, Tensor u, Decide d) {
+    CHECK(u.n[0] == alpha.n[0] && u.n[1] == (present(omega) ? 2 : 1) * alpha.n[1] &&
+              tensor_count(bias) == tensor_count(alpha),
+          "alpha (%d,%d), u (%d,%d)", alpha.n[0], alpha.n[1], u.n[0], u.n[1]);
+    Mark mark = arena_mark(r->scratch);
+    CudaDecide p = decide_pass(r, alpha, u.n[1], d);
+    if (!measuring(r)) cuda_decide(C(r), &p, R(alpha), maybe(omega), R(bias), maybe(gone), maybe(r->stat), R(u));
+    arena_release(r->scratch, mark);
+}
+void cuda_op_decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor domega, Tensor dbias, Tensor alpha,
+                             Tensor omega, Decide d) {
+    CHECK(tensor_count(du) == tensor_count(alpha) && present(dm) == present(domega), "%d rows", alpha.n[0]);
+    Mark mark = arena_mark(r->scratch);
+    CudaDecide p = decide_pass(r, alpha, 0, d);
+    p.stats = STATS;
+    if (!measuring(r))
+        cuda_decide_backward(C(r), &p, R(du), maybe(dm), maybe(dalpha), maybe(domega), R(dbias), R(alpha), maybe(omega),
+                             maybe(r->dstat));
     arena_release(r->scratch, mark);
 }

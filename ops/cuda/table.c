@@ -27,6 +27,12 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
                   R(x));
     if (present(dbias)) cuda_column_sums(C(r), N, O, R(dbias), R(dy));
 }
+static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
+    for (int j = 0; j < n; j++) linear(r, p[j].y, x, p[j].w, p[j].bias);
+}
+static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+    for (int j = 0; j < n; j++) linear_backward(r, dx, d[j].w, d[j].bias, d[j].y, x, p[j].w);
+}
 static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
     int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
     CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
@@ -271,6 +277,19 @@ static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int
     if (!measuring(r) && columns_of(&c, dy, to, dx, from, n)) cuda_columns_backward(C(r), c, R(dx), R(dy));
 }
 
+static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
+    int n = y.n[0], d = y.rank > 1 ? y.n[1] : 1;
+    CHECK((w.rank > 1 ? w.n[1] : 1) == d && at >= 0 && k > 0 && ((long)n * k - 1) * each + at < w.n[0],
+          "y (%d,%d), w (%d), rows %d k + %d of %d", n, d, w.n[0], each, at, k);
+    bool narrow = w.dtype == BF16;
+    if (!measuring(r)) cuda_mean_rows(C(r), n, d, R(y), narrow ? w.p : R(w), narrow, each, at, k);
+}
+static void scale_column(Run *r, Tensor x, int c, double m) {
+    int w = last(x);
+    CHECK(c >= 0 && c < w, "column %d of %d", c, w);
+    if (!measuring(r)) cuda_scale_column(C(r), tensor_count(x) / (size_t)w, w, c, R(x), (float)m);
+}
+
 /* ---- linear attention, Mamba-2 ---- */
 static size_t groups_of(Tensor narrow, Tensor wide) {
     size_t V = (size_t)last(narrow), M = tensor_count(narrow) / V;
@@ -397,24 +416,40 @@ static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gsc
         cuda_momentum(C(r), n, R(u), narrow ? m.p : R(m), R(g), narrow, (float)mu, (float)gscale, nesterov,
                       (CudaRounding){round.key, round.at});
 }
-static double sumsq(Run *r, Tensor x) {
-    size_t n = tensor_count(x), pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-    double sum = 0;
-    if (!n) return 0;
+/* Tensors by their pieces, each tensor's first one behind the last of the one before. */
+static double sumsqs(Run *r, double start, int n, const Tensor *x) {
+    enum { AT_ONCE = 128 };
+    size_t pieces = 0;
+    double sum = start;
+    for (int i = 0; i < n; i++) pieces += (tensor_count(x[i]) + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
+    if (!pieces) return start;
     Mark mark = arena_mark(r->scratch);
+    CudaPieces *all = arena_take(r->scratch, (size_t)n * sizeof *all, "tensors"), some[AT_ONCE];
     double *part = arena_take(r->scratch, (pieces + 1) * sizeof *part, "sumsq");
     if (!measuring(r)) {
-        cuda_sumsq(C(r), n, R(x), part, part + pieces);
+        size_t first = 0;
+        for (int i = 0, k = 0; i < n; i++) {
+            size_t count = tensor_count(x[i]);
+            some[k++] = (CudaPieces){count ? R(x[i]) : NULL, count, first};
+            first += (count + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
+            if (k < AT_ONCE && i + 1 < n) continue;
+            cuda_upload(C(r), all + i + 1 - k, some, (size_t)k * sizeof *some);
+            k = 0;
+        }
+        cuda_sumsq(C(r), start, n, all, pieces, part, part + pieces);
         cuda_download(C(r), &sum, part + pieces, sizeof sum);
     }
     arena_release(r->scratch, mark);
     return sum;
 }
+static double sumsq(Run *r, Tensor x) { return sumsqs(r, 0, 1, &x); }
 
 static const Ops ops_cuda = {
     .name = "cuda",
     .linear = linear,
     .linear_backward = linear_backward,
+    .linear_many = linear_many,
+    .linear_many_backward = linear_many_backward,
     .linear_heads = linear_heads,
     .linear_steady = linear_steady,
     .embed = embed,
@@ -429,6 +464,10 @@ static const Ops ops_cuda = {
     .attend_lanes = cuda_op_attend_lanes,
     .merge = cuda_op_merge,
     .merge_backward = cuda_op_merge_backward,
+    .decide = cuda_op_decide,
+    .decide_backward = cuda_op_decide_backward,
+    .mean_rows = mean_rows,
+    .scale_column = scale_column,
     .recur = cuda_op_recur,
     .recur_backward = cuda_op_recur_backward,
     .short_conv = cuda_op_short_conv,
@@ -477,5 +516,6 @@ static const Ops ops_cuda = {
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
+    .sumsqs = sumsqs,
 };
 const Ops *cuda_ops(void) { return &ops_cuda; }

@@ -4,12 +4,14 @@
  *   WORLD_FULL_STEP=name    from the mkdir of a path with this in its name on, calls that need space are counted,
  *   WORLD_FULL_CALL=k       and the k-th (from 1) and all after it fail with ENOSPC
  *   WORLD_FULL_COUNT=n      of these only the first n
+ *   WORLD_FULL_RANK=r       only in the process of this rank (KVSMITH_RANK), from its first open of such a path on
  *   WORLD_FULL_THREAD=1     only calls by threads other than the first are counted
  *   WORLD_FULL_LOG=file     holds the number of calls counted so far */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,9 +37,9 @@ static int full(void) {
     const char *log = getenv("WORLD_FULL_LOG");
     if (log) {
         char line[16];
-        int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666), n = snprintf(line, sizeof line, "%d\n", calls);
         int saved = counting;
         counting = 0;
+        int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666), n = snprintf(line, sizeof line, "%d\n", calls);
         if (write(fd, line, (size_t)n) < 0) perror("world");
         counting = saved;
         close(fd);
@@ -51,10 +53,24 @@ static int full(void) {
 
 #define NEXT(type, name) ((type)dlsym(RTLD_NEXT, name))
 
-int mkdir(const char *path, mode_t mode) {
+static int meant(const char *path) {
     const char *step = getenv("WORLD_FULL_STEP");
-    if (step && *step && strstr(path, step)) counting = 1;
+    return step && *step && strstr(path, step);
+}
+int mkdir(const char *path, mode_t mode) {
+    if (meant(path) && !getenv("WORLD_FULL_RANK")) counting = 1;
     return full() ? -1 : NEXT(int (*)(const char *, mode_t), "mkdir")(path, mode);
+}
+int open(const char *path, int how, ...) {
+    const char *rank = getenv("WORLD_FULL_RANK"), *own = getenv("KVSMITH_RANK");
+    va_list ap;
+    va_start(ap, how);
+    mode_t mode = how & O_CREAT ? va_arg(ap, mode_t) : 0;
+    va_end(ap);
+    if (rank && own && !strcmp(rank, own) && meant(path)) counting = 1;
+    return (rank && counting && how & O_CREAT && full())
+               ? -1
+               : NEXT(int (*)(const char *, int, ...), "open")(path, how, mode);
 }
 ssize_t write(int fd, const void *p, size_t n) {
     return full() ? -1 : NEXT(ssize_t(*)(int, const void *, size_t), "write")(fd, p, n);

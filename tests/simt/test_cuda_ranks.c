@@ -3,6 +3,7 @@
 #include "../check.h"
 #include "../../ops/host.h"
 #include "../../train/comm_nccl.h"
+#include "../../train/shards.h"
 #include <jansson.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -64,16 +65,51 @@ static char *file_of(const char *name, const char *file) {
     free(dir);
     return p;
 }
-static void same_bytes(const char *a, const char *b) {
-    static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors"};
-    for (int k = 0; k < 2; k++) {
-        char *pa = file_of(a, files[k]), *pb = file_of(b, files[k]);
-        size_t na, nb;
-        char *x = check_read(pa, &na), *y = check_read(pb, &nb);
-        cr_assert(na == nb, "%s: %zu bytes, %s: %zu", pa, na, pb, nb);
-        CHECK_BYTES(pa, x, y, na);
-        free(x), free(y), free(pa), free(pb);
+/* Moments in files of as many ranks as there are. */
+static void moments_of(Moments *m, const char *name) {
+    char *file[8], *path = NULL;
+    int n = 1;
+    Err e = {0};
+    for (; n <= 8; n++, free(path)) {
+        char *shard = shard_name(0, n);
+        path = file_of(name, shard);
+        free(shard);
+        if (check_exists(path)) break;
     }
+    cr_assert_leq(n, 8, "%s has no moments", name);
+    free(path);
+    for (int k = 0; k < n; k++) {
+        char *shard = shard_name(k, n);
+        file[k] = file_of(name, shard);
+        free(shard);
+    }
+    cr_assert(moments_open(m, name, file, n, &e), "%s", e.msg);
+    for (int k = 0; k < n; k++) free(file[k]);
+}
+/* b's are whole. */
+static void same_bytes(const char *a, const char *b) {
+    char *pa = file_of(a, "model.safetensors"), *pb = file_of(b, "model.safetensors");
+    size_t na, nb;
+    char *x = check_read(pa, &na), *y = check_read(pb, &nb);
+    cr_assert(na == nb, "%s: %zu bytes, %s: %zu", pa, na, pb, nb);
+    CHECK_BYTES(pa, x, y, na);
+    free(x), free(y), free(pa), free(pb);
+    Moments ma, mb;
+    Err e = {0};
+    moments_of(&ma, a), moments_of(&mb, b);
+    for (int i = 0; i < mb.st.n; i++) {
+        const StEntry *s = &mb.st.entry[i];
+        bool half = !strcmp(s->dtype, "BF16");
+        int dim[RANK_MAX] = {0};
+        for (int k = 0; k < s->rank; k++) dim[k] = (int)s->shape[k];
+        void *got = xcalloc(s->bytes, 1);
+        Tensor t = tensor_make(got, half ? BF16 : F32, s->rank, dim);
+        cr_assert(moments_fit(&ma, "", s->name, t, &e) && moments_read(&ma, "", s->name, 0, t, &e), "%s", e.msg);
+        CHECK_BYTES(s->name, got, s->p, s->bytes);
+        free(got);
+    }
+    cr_assert(moments_all_used(&ma, &e), "%s", e.msg);
+    moments_close(&ma), moments_close(&mb);
 }
 static void near(const char *a, const char *b, double tol) {
     char *pa = file_of(a, "model.safetensors"), *pb = file_of(b, "model.safetensors");

@@ -34,7 +34,7 @@ static const char yaml[] =
  */
 enum { STEPS = 50 };
 typedef struct {
-    double loss[STEPS], norm[STEPS], val;
+    double loss[STEPS], norm[STEPS], val, part[STEPS][4]; /* of a teacher */
 } Curve;
 static Trainer *trainer(Config *cfg, const char *device, int n, const char *const over[]) {
     Trainer *t = xcalloc(1, sizeof *t);
@@ -62,6 +62,8 @@ static void curve(Curve *c, const char *device, int steps, int n, const char *co
     for (int k = 0; k < steps; k++) {
         cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
         c->loss[k] = r.loss, c->norm[k] = r.grad_norm;
+        const double part[] = {r.parts.kl, r.parts.rkl, r.parts.attention, r.parts.hidden};
+        memcpy(c->part[k], part, sizeof part);
     }
     cr_assert(trainer_validate(t, &v, &e) && trainer_finite(t, &e), "%s", e.msg);
     c->val = v.loss;
@@ -74,6 +76,8 @@ static void same_curve(int steps, int n, const char *const over[], double tol) {
     CHECK_RELATIVE("loss", cuda.loss, cpu.loss, (size_t)steps, tol);
     CHECK_RELATIVE("gradient norm", cuda.norm, cpu.norm, (size_t)steps, 10 * tol);
     CHECK_RELATIVE("validation loss", &cuda.val, &cpu.val, 1, tol);
+    for (int i = 0; cpu.part[0][0] != 0 && i < 4; i++)
+        for (int k = 0; k < steps; k++) CHECK_RELATIVE("part", &cuda.part[k][i], &cpu.part[k][i], 1, tol);
     if (steps == STEPS)
         cr_assert(cpu.loss[STEPS - 1] < 0.5 * cpu.loss[0], "the loss does not fall: %g to %g", cpu.loss[0],
                   cpu.loss[STEPS - 1]);
@@ -126,24 +130,136 @@ static double last_loss(const char *dir) {
 }
 
 /* Four steps on one device; two on the other and two on this one, saved by the loop and by a thread. */
-Test(cuda_run, either_device_goes_on_from_the_others_checkpoint, .timeout = 300) {
+static void goes_on(const char *with, const char *from, const char *third) {
     static const char *const devices[] = {"cpu", "cuda"};
     char *cfg = config_file(), *ref = check_path("ref"), *ref_dir = xformat("run.dir=%s", ref);
-    free(good(RUN("train", cfg, "-q", "--device", "cpu", "train.steps=4", ref_dir)));
-    char *want[] = {xformat("%s/last/model.safetensors", ref), xformat("%s/last/trainer/optimizer.safetensors", ref)};
+    free(good(RUN("train", cfg, "-q", "--device", "cpu", "train.steps=4", ref_dir, with, from)));
+    const int files = *third ? 3 : 2;
+    char *want[] = {xformat("%s/last/model.safetensors", ref), xformat("%s/last/trainer/optimizer.safetensors", ref),
+                    xformat("%s/last/%s", ref, third)};
     for (int k = 0; k < 2; k++) {
         char *dir = check_path(devices[k]), *over = xformat("run.dir=%s", dir);
         const char *async = k ? "train.async_save=true" : "train.async_save=false";
-        free(good(RUN("train", cfg, "-q", "--device", devices[k], "train.steps=2", async, over)));
-        free(good(RUN("train", cfg, "-q", "--device", devices[!k], "train.steps=4", async, over, "--resume", "auto")));
-        char *got[] = {xformat("%s/last/model.safetensors", dir),
-                       xformat("%s/last/trainer/optimizer.safetensors", dir)};
-        for (int f = 0; f < 2; f++) same_file(got[f], want[f], 1e-4), free(got[f]);
+        free(good(RUN("train", cfg, "-q", "--device", devices[k], "train.steps=2", async, over, with, from)));
+        free(good(RUN("train", cfg, "-q", "--device", devices[!k], "train.steps=4", async, over, with, from, "--resume",
+                      "auto")));
+        char *got[] = {xformat("%s/last/model.safetensors", dir), xformat("%s/last/trainer/optimizer.safetensors", dir),
+                       xformat("%s/last/%s", dir, third)};
+        for (int f = 0; f < files; f++) same_file(got[f], want[f], 1e-4);
+        for (int f = 0; f < 3; f++) free(got[f]);
         double a = last_loss(dir), b = last_loss(ref);
         CHECK_RELATIVE("loss of step 4", &a, &b, 1, 1e-4);
         free(dir), free(over);
     }
-    free(cfg), free(ref), free(ref_dir), free(want[0]), free(want[1]);
+    free(cfg), free(ref), free(ref_dir);
+    for (int f = 0; f < 3; f++) free(want[f]);
+}
+Test(cuda_run, either_device_goes_on_from_the_others_checkpoint, .timeout = 300) {
+    goes_on("train.steps=4", "train.log_every=1", "");
+}
+/* A model of three steps to begin with or to learn from. */
+static char *master(void) {
+    char *cfg = config_file(), *dir = check_path("master"), *over = xformat("run.dir=%s", dir);
+    free(good(RUN("train", cfg, "-q", "--device", "cpu", "train.steps=3", over, "run.seed=9")));
+    char *last = xformat("%s/last", dir);
+    free(cfg), free(dir), free(over);
+    return last;
+}
+Test(cuda_run, adapters_go_on_from_the_others_checkpoint, .timeout = 300) {
+    char *dir = master(), *from = xformat("init_from=%s", dir);
+    goes_on("lora={rank: 2, alpha: 6}", from, "trainer/lora.safetensors");
+    free(dir), free(from);
+}
+/* All losses at once; the student is of another kind, its teacher's weights lie on the device as well. */
+Test(cuda_run, a_teachers_losses_are_the_cpus, .timeout = 300) {
+    char *dir = master(), *path = xformat("teacher.path=%s", dir);
+    const char *const over[] = {path, "teacher.losses={lm: 0.5, kl: 1, rkl: 0.3, attention: 0.4, hidden: 0.2}",
+                                "teacher.temperature=2", "model.kinds.full.kv_heads=1", "train.recompute=1"};
+    same_curve(5, 5, over, 1e-4);
+    goes_on(path, over[1], "");
+    free(dir), free(path);
+}
+
+/* Every number of a name in a run's records, in order. Returns how many. */
+static int recorded(const char *dir, const char *name, double to[64]) {
+    char *p = xformat("%s/metrics.jsonl", dir), *all = check_read(p, NULL), *key = xformat("\"%s\":", name), *at = all;
+    int n = 0;
+    while ((at = strstr(at, key)) && n < 64) to[n++] = strtod(at += strlen(key), NULL);
+    free(all), free(p), free(key);
+    return n;
+}
+static void same_checkpoint(const char *a, const char *b) {
+    static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors"};
+    for (int f = 0; f < 2; f++) {
+        char *x = xformat("%s/%s", a, files[f]), *y = xformat("%s/%s", b, files[f]);
+        same_file(x, y, 1e-4);
+        free(x), free(y);
+    }
+}
+/* A retrofit in three stages on both devices, and once more from the CPU's checkpoint in the second stage and from the
+ * device's: what hard decisions kept, losses, weights, moments; then text over a cache whose rows leave. */
+static void stages_are_the_cpus(const char *kind) {
+    static const char *const devices[] = {"cpu", "cuda"};
+    char *cfg = check_path("stages.yaml"), *dir[4];
+    double cr[4][64], loss[4][64];
+    int n[4], losses[4];
+    char *body = xformat(
+        "run: {dir: none, seed: 3, threads: 1}\n"
+        "model:\n"
+        "  d_model: 16\n"
+        "  layers: 2\n"
+        "  max_positions: 64\n"
+        "  kinds: {full: {mixer: dmc, heads: 4, kv_heads: 2, head_dim: 8, phase: zero, %s}}\n"
+        "  ffn: {kind: swiglu, hidden: 24}\n"
+        "data: {train: '%s', val_fraction: 0.1, seq_len: 16}\n"
+        "train: {dtype: f32, batch: 2, micro_batch: 2, eval_every: 0, save_every: 3, log_every: 1, keep_last: 9}\n"
+        "optim: {lr: 0.02, warmup: 0, schedule: constant}\n"
+        "stages:\n"
+        "  - {name: zero, steps: 2}\n"
+        "  - name: retrofit\n"
+        "    steps: 3\n"
+        "    set: {model.kinds.full.phase: soft, train.compression: {target: 2, ramp: true}}\n"
+        "  - {name: fix, steps: 2, set: {model.kinds.full.phase: soft, train.compression: {target: 2}}}\n",
+        kind, text_file());
+    check_write(cfg, body, strlen(body));
+    for (int k = 0; k < 4; k++) {
+        char *name = xformat("stages%d", k), *other = k < 2 ? NULL : xformat("%s/step-000003", dir[k == 2]);
+        dir[k] = check_path(name);
+        char *over = xformat("run.dir=%s", dir[k]);
+        if (k < 2)
+            free(good(RUN("train", cfg, "-q", "--device", devices[k], over)));
+        else
+            free(good(RUN("train", cfg, "-q", "--device", devices[k == 3], over, "--resume", other)));
+        n[k] = recorded(dir[k], "cr", cr[k]), losses[k] = recorded(dir[k], "loss", loss[k]);
+        free(name), free(over), free(other);
+    }
+    cr_assert(losses[0] == 7 && n[0] >= 5 && cr[0][n[0] - 1] > 1, "%d losses, %d ratios", losses[0], n[0]);
+    for (int k = 1; k < 4; k++) {
+        int less = k == 1 ? 0 : 3, few = imin(n[k], n[0]);
+        cr_assert(losses[k] == losses[0] - less && few >= 4, "%d losses, %d ratios", losses[k], n[k]);
+        CHECK_BYTES("hard decisions", cr[k] + n[k] - few, cr[0] + n[0] - few, (size_t)few * sizeof(double));
+        CHECK_RELATIVE("loss", loss[k], loss[0] + less, (size_t)losses[k], 1e-5);
+        char *want = xformat("%s/last", dir[0]), *got = xformat("%s/last", dir[k]);
+        same_checkpoint(got, want);
+        free(want), free(got);
+    }
+    Ran said[2];
+    char *model = xformat("%s/last", dir[0]);
+    for (int k = 0; k < 2; k++)
+        said[k] = RUN("generate", model, "--device", devices[k], "--prompt", "the cache keeps ", "--temperature", "0",
+                      "--max-new", "30", "--threads", "1");
+    for (int k = 0; k < 2; k++) cr_assert(said[k].status == 0, "%s", said[k].err);
+    cr_assert(!strcmp(said[0].out, said[1].out), "%s\nand\n%s", said[0].out, said[1].out);
+    char *kept[2] = {strstr(said[0].err, "cache "), strstr(said[1].err, "cache ")};
+    cr_assert(kept[0] && kept[1] && !strcmp(kept[0], kept[1]), "%s and %s", said[0].err, said[1].err);
+    cr_assert(strtod(kept[0] + 6, NULL) < 0.95 * 46 * 4 * 64, "no row left: %s", kept[0]);
+    for (int k = 0; k < 2; k++) free(said[k].out), free(said[k].err);
+    for (int k = 0; k < 4; k++) free(dir[k]);
+    free(cfg), free(body), free(model);
+}
+Test(cuda_run, dmc_in_three_stages, .timeout = 300) { stages_are_the_cpus("offset: 0, window: 4"); }
+Test(cuda_run, dms_in_three_stages, .timeout = 300) {
+    stages_are_the_cpus("action: evict, delay: 3, gain: 10, offset: 1");
 }
 
 /* The whole way: trained on the device with samples, then text, logits and perplexity, on both. */
@@ -183,9 +299,9 @@ Test(cuda_run, text_logits_and_perplexity_are_the_cpus, .timeout = 300) {
  */
 Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
     char *cfg = config_file();
-    CHECK_REFUSED(RUN("train", "configs/tiny-dmc.yaml", "--device", "cuda", "--plan"), EXIT_INPUT,
-                  "device cuda does not have decisions to merge or evict rows yet, which layer 0 needs (model.kinds.");
-    CHECK_REFUSED(RUN("train", "configs/tiny-dms.yaml", "run.device=cuda", "-q"), EXIT_INPUT, "mixer dmc, ffn swiglu");
+    CHECK_REFUSED(
+        RUN("train", "configs/tiny-kda.yaml", "--device", "cuda", "--plan", "model.kinds.kda.head_dim=300"), EXIT_INPUT,
+        "device cuda does not have recurrences of keys wider than 256 yet, which layer 0 needs (model.kinds.");
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "train.dtype=bf16", "--plan"), EXIT_INPUT,
                   "device cuda computes in f32");
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q", "model.layers=1", "model.ffn.hidden=1000000",
@@ -193,8 +309,6 @@ Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
                   EXIT_WORLD, "out of device memory: ");
     char *dir = check_path("run");
     cr_assert(!check_exists(dir), "a run that did not begin left its folder");
-    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q", "teacher.path=none", "teacher.losses.kl=1"), EXIT_INPUT,
-                  "teacher.path: learning from a teacher does not run on ");
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD,
                   "device cuda: no CUDA-capable device is detected");

@@ -1,0 +1,83 @@
+/* decide.c: hard and soft decisions about rows of the cache, in f64 from the number that decides on, and the rows of
+ * weights and the columns of heads that they are taken from. */
+#include "vec.h"
+
+static double logistic(double x) { return 1 / (1 + exp(-x)); }
+static double softplus(double x) { return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)); }
+static size_t lane_cell(Tensor t, int row, int h) { return (size_t)row * (size_t)t.n[1] + (size_t)h; }
+
+static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor gone, Tensor u, Decide d) {
+    const Batch *b = r->batch;
+    int G = alpha.n[1], N = b->N;
+    CHECK(alpha.n[0] == N && u.n[0] == N && u.n[1] == (present(omega) ? 2 : 1) * G &&
+              tensor_count(bias) == (size_t)N * (size_t)G,
+          "%d rows, alpha (%d,%d), u (%d,%d)", N, alpha.n[0], G, u.n[0], u.n[1]);
+    if (measuring(r)) return;
+    bool train = r->mode & RUN_TRAIN;
+    uint64_t key = noise_key(r, NOISE_DECISION);
+    for (int i = 0; i < N; i++)
+        for (int h = 0; h < G; h++) {
+            bool begins = b->first[i] == i;
+            size_t at = lane_cell(alpha, i, h);
+            double p = train && !(r->mode & RUN_STILL) ? rng_uniform(noise_row(r, key, i), (uint64_t)h) : 0.5;
+            double l = (d.gain * R(u)[lane_cell(u, i, h)] - d.offset + log(p / (1 - p))) / d.temperature;
+            bool hard = l > 0 && !begins;
+            real soft = begins ? 0 : train ? (real)logistic(l) : hard;
+            R(alpha)[at] = soft;
+            R(bias)[at] = 0;
+            if (i > b->off[b->of[i]] && !begins)
+                R(bias)[at - (size_t)G] = train ? (real)-softplus(l) : hard ? -INFINITY : 0;
+            if (present(gone)) R(gone)[at] = hard;
+            if (present(omega)) R(omega)[at] = (real)(logistic(R(u)[lane_cell(u, i, G + h)] + d.offset) + d.eps);
+            if (!present(r->stat)) continue;
+            real *stat = R(r->stat) + ((size_t)b->of[i] * STATS + STAT_MERGED) * 2;
+            stat[0] += r->mode & RUN_SMOOTH ? soft : hard;
+            stat[1] += 1;
+        }
+}
+static void decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor domega, Tensor dbias, Tensor alpha,
+                            Tensor omega, Decide d) {
+    const Batch *b = r->batch;
+    int G = alpha.n[1];
+    CHECK(alpha.n[0] == b->N && tensor_count(du) == tensor_count(alpha) && present(dm) == present(domega),
+          "%d rows of %d", alpha.n[0], b->N);
+    if (measuring(r)) return;
+    for (int i = 0; i < b->N; i++)
+        for (int h = 0; h < G; h++) {
+            size_t at = lane_cell(alpha, i, h);
+            double a = R(alpha)[at], dl = 0;
+            double asked = present(r->dstat) ? R(r->dstat)[b->of[i] * STATS + STAT_MERGED] : 0;
+            if (b->first[i] != i)
+                dl = ((present(dalpha) ? R(dalpha)[at] : 0) + asked) * a * (1 - a) - a * R(dbias)[at - (size_t)G];
+            R(du)[at] += (real)(dl * d.gain / d.temperature);
+            if (!present(dm)) continue;
+            double o = R(omega)[at] - d.eps;
+            R(dm)[at] += (real)(R(domega)[at] * o * (1 - o) / d.group);
+        }
+}
+
+static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
+    enum { PIECE = 256 };
+    int n = y.n[0], d = y.rank > 1 ? y.n[1] : 1;
+    CHECK((w.rank > 1 ? w.n[1] : 1) == d && at >= 0 && k > 0 && ((long)n * k - 1) * each + at < w.n[0],
+          "y (%d,%d), w (%d), rows %d k + %d of %d", n, d, w.n[0], each, at, k);
+    if (measuring(r)) return;
+    for (int g = 0; g < n; g++)
+        for (int c = 0; c < d; c += PIECE) {
+            int m = imin(PIECE, d - c);
+            real *to = R(y) + (size_t)g * (size_t)d + c, row[PIECE];
+            memset(to, 0, (size_t)m * sizeof *to);
+            for (int i = 0; i < k; i++) {
+                size_t from = ((size_t)g * (size_t)k + (size_t)i) * (size_t)each + (size_t)at;
+                tensor_read(w, from * (size_t)d + (size_t)c, (size_t)m, row);
+                for (int j = 0; j < m; j++) to[j] += row[j] / (real)k;
+            }
+        }
+}
+static void scale_column(Run *r, Tensor x, int c, double m) {
+    size_t w = (size_t)x.n[x.rank - 1], n = tensor_count(x) / w;
+    CHECK(c >= 0 && (size_t)c < w, "column %d of %zu", c, w);
+    if (measuring(r)) return;
+    real f = (real)m;
+    for (size_t i = 0; i < n; i++) R(x)[i * w + (size_t)c] *= f;
+}

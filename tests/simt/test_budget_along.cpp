@@ -1,0 +1,295 @@
+/* test_budget_along.cpp: budgets, as test_budget.cpp, of what goes along sequences or looks at rows from elsewhere; and
+ * that no kernel of ops/cuda is without one. */
+#include "budget.h"
+#include <dirent.h>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+/* Two sequences of T rows; H query heads on LANES lanes of D numbers; heads of a recurrence K by K. */
+enum {
+    B = 2,
+    T = 64,
+    N = B * T,
+    H = 4,
+    LANES = 2,
+    D = 64,
+    K = 32,
+    W = 4,
+    V = 4096,
+    ROOM = 1024,
+    WINDOW = 12,
+    R = 16,
+    C = 256,
+    M = N * LANES * D
+};
+/* What stands behind the last budget is what bytes are counted by. A history of the cache is read once for all query
+ * heads of its lane; a state's notes are why the backward of the recurrence writes as much. */
+const Budget budgets_along[] = {
+    {"align_rows", 12.9, 4.13, 1.01, N *V / 4},
+    {"align_sizes", 5.19, 0.1, 1.01, N *V / 4},
+    {"attend<1>", 17, 4.19, 1.73},
+    {"attend_backward_kv<1>", 29.6, 4, 1.79},
+    {"attend_backward_q<1>", 27.7, 4, 1.88},
+    {"attend_delta", 8, 0.0644, 1},
+    {"attend_lanes<1>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
+    {"clear", 0, 4, 1, N *V / 4},
+    {"collect", 10, 2, 1},
+    {"columns", 4, 4, 1},
+    {"columns_backward", 8, 4, 1},
+    {"decay", 12, 4, 1},
+    {"decay_backward_bias", 8.79, 0.1, 1.01},
+    {"decay_backward_rate", 12.5, 0.1, 1.01},
+    {"decay_backward_z", 20, 4, 1},
+    {"decide", 61.5, 16, 1.37, N *LANES},
+    {"decide_backward", 41, 8, 1.05, N *LANES},
+    {"decide_count", 41, 0.0644, 1.31, N *LANES},
+    {"distill_rows", 33.8, 4.13, 1.01, R *V},
+    {"dots", 8192, 4, 1, N * 8},
+    {"dropout", 13.4, 4, 1.97},
+    {"embed_backward", 12, 4, 1, N *V / 4},
+    {"gated_norm", 16, 4, 1},
+    {"gated_norm_backward", 44, 8.31, 1},
+    {"gated_norm_backward_gain", 16.6, 0.1, 1.01},
+    {"gelu<false>", 4, 4, 1},
+    {"gelu<true>", 4, 4, 1},
+    {"gelu_backward<false>", 12, 4, 1},
+    {"gelu_backward<true>", 12, 4, 1},
+    {"lanes_merge", 10.9, 0.524, 1.1, 8 * B *H *D},
+    {"layernorm", 20, 4.14, 1},
+    {"layernorm_backward_columns", 16.6, 0.0644, 1.01},
+    {"layernorm_backward_rows", 36, 4.14, 1},
+    {"mean_rows<float>", 4, 2, 1, LANES *V * 2},
+    {"merge_all", 20.8, 4.19, 1.01, M},
+    {"merge_window", 328, 4.19, 1.01, M},
+    {"move", 20, 4, 1},
+    {"quotient", 8, 4, 1.13},
+    {"quotient_backward", 18.7, 4.19, 1.11},
+    {"recur<KP>", 50.6, 4, 1.04, N *H *K},
+    {"recur_backward<KP, CT>", 1175, 610, 1.01, N *H *K},
+    {"recur_fold", 5, 1, 1},
+    {"repeat", 8, 4, 1},
+    {"rotate", 5, 4, 1},
+    {"scale_column", 4, 4, 8.17, N *H},
+    {"short_conv", 49.1, 4, 2.36},
+    {"short_conv_backward_sums", 53.2, 4, 2.22},
+    {"short_conv_backward_taps", 53.4, 0.161, 1.05},
+    {"short_conv_backward_x", 64.8, 4, 2.07},
+    {"short_conv_store", 20, 4, 1, B *(W - 1) * C},
+    {"skip", 12, 4, 1},
+    {"skip_backward_w", 8.25, 0.1, 1.01},
+    {"skip_backward_x", 12, 4, 1},
+    {"step", 12, 4, 1},
+    {"step_backward", 16.6, 4.25, 1.01},
+    {"unmerge_dots", 22, 0.194, 1, M},
+    {"unmerge_sums", 29, 8, 1.01, M},
+    {"unmerge_weights", 41.1, 8.18, 2.13, N *LANES},
+    {"unmerge_window_dots", 102, 0.707, 1.01, M},
+    {"unmerge_window_products", 25.3, 11, 5.09, N *LANES *WINDOW},
+    {"unmerge_window_weights", 13.1, 0.687, 5.74, N *LANES *WINDOW},
+    {"unmerge_window_x", 239, 4, 1.01, M},
+    {"halve", 4, 2, 1},
+    {"unhalve", 2, 4, 1},
+    {"widen", 4, 4.19, 1.13},
+    {"widen_backward", 8, 4, 1.1},
+    {},
+};
+
+static Cuda *device;
+template <class X> static X *put(const std::vector<X> &v) {
+    X *p = (X *)cuda_take(device, v.size() * sizeof(X), false);
+    cuda_upload(device, p, v.data(), v.size() * sizeof(X));
+    return p;
+}
+static float *numbers(size_t n, float of = 0.5f) { return put(std::vector<float>(n, of)); }
+static int *counted(int n, int step = 1) {
+    std::vector<int> v((size_t)n);
+    for (int i = 0; i < n; i++) v[(size_t)i] = i * step;
+    return put(v);
+}
+struct Rows { /* of a batch, on the device */
+    int *off, *seq, *of, *pos, *first, *idx;
+    uint64_t *id;
+};
+static Rows rows_make() {
+    std::vector<int> of, pos, first;
+    for (int i = 0; i < N; i++) of.push_back(i / T), pos.push_back(i % T), first.push_back(i / T * T);
+    return {counted(B + 1, T), counted(B), put(of), put(pos), put(first), counted(N), put(std::vector<uint64_t>(B, 7))};
+}
+
+static void attention(const Rows &r) {
+    CudaAttend a = {};
+    a.B = B, a.N = a.n = N, a.blocks = T * (H / LANES) / CUDA_ENTRIES, a.longest = T;
+    a.off = r.off, a.pos = r.pos, a.first = r.first;
+    a.lanes = LANES, a.heads = H, a.Dk = a.Dv = a.ldv = D, a.scale = 0.1f;
+    a.k = numbers(N * LANES * D), a.v = numbers(N * LANES * D);
+    float *q = numbers(N * H * D), *o = numbers(N * H * D), *lse = numbers(N * H), *dout = numbers(N * H * D),
+          *dq = numbers(N * H * D), *dk = numbers(N * LANES * D), *dv = numbers(N * LANES * D), *delta = numbers(N * H);
+    a.idx = r.idx;
+    cuda_attend(device, &a, o, lse, nullptr, q);
+    a.idx = nullptr;
+    cuda_attend_backward(device, &a, dq, dk, dv, nullptr, delta, dout, q, o, lse);
+}
+/* A row each of two sequences over ROOM rows in pages of 64. */
+static void lanes() {
+    enum { P = 64, PAGES = ROOM / P };
+    CudaAttend a = {};
+    a.B = B, a.N = a.n = B, a.blocks = 1, a.longest = 1;
+    a.off = counted(B + 1), a.pos = put(std::vector<int>(B, ROOM)), a.first = put(std::vector<int>(B, -1));
+    a.idx = counted(B);
+    a.lanes = LANES, a.heads = H, a.Dk = a.Dv = a.ldv = D, a.scale = 0.1f;
+    CudaLanes l = {};
+    l.P = P, l.maxpages = PAGES;
+    l.seq = counted(B), l.s0 = l.lo = put(std::vector<int>(B * LANES, 0)),
+    l.hi = put(std::vector<int>(B * LANES, ROOM));
+    l.table = counted(B * LANES * PAGES), l.pos = put(std::vector<int>(B * LANES * ROOM, 3));
+    l.pieces = cuda_lane_pieces(ROOM), l.slots = B;
+    l.part = numbers((size_t)l.pieces * B * H * D), l.lses = numbers((size_t)l.pieces * B * H);
+    a.k = numbers((size_t)B * LANES * ROOM * 2 * D);
+    cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
+}
+static void convolution(const Rows &r) {
+    CudaConv p = {};
+    p.N = N, p.B = B, p.C = C, p.W = W, p.silu = true, p.blob = (W - 1) * C;
+    p.of = r.of, p.first = r.first, p.off = r.off, p.seq = r.seq;
+    float *x = numbers(N * C), *y = numbers(N * C), *w = numbers(C * W), *bias = numbers(C);
+    cuda_short_conv(device, &p, y, x, w, bias, numbers(B * (W - 1) * C), true);
+    cuda_short_conv_backward(device, &p, numbers(N * C), numbers(C * W), numbers(C), numbers(N * C), y, x, w, bias);
+}
+static void recurrence(const Rows &r) {
+    enum { HV = 4, M = N * HV * K };
+    CudaRecur p = {};
+    p.B = B, p.N = N, p.H = HV, p.HV = HV, p.K = K, p.V = K, p.per_channel = true, p.scale = 1, p.blob = HV * K * K;
+    p.q = numbers(M, 0.1f), p.k = numbers(M, 0.1f), p.v = numbers(M), p.g = numbers(M, -0.1f), p.beta = numbers(N * HV);
+    p.off = r.off, p.first = r.first, p.seq = r.seq;
+    float *keep = numbers((size_t)(N / CUDA_RECUR_CHUNK + B) * HV * K * K), *dout = numbers(M);
+    cuda_recur(device, &p, numbers(M), keep, nullptr, false);
+    CudaRecurGrad d = {};
+    d.q = numbers(M), d.k = numbers(M), d.v = numbers(M), d.g = numbers(M), d.beta = numbers(N * HV);
+    cuda_recur_backward(device, &p, &d, dout, keep, numbers(cuda_recur_notes(K, K) * HV * B));
+    cuda_recur_fold(device, N * 2, K, numbers(N * 2 * K), numbers(2 * M), 2, 2);
+}
+static void gates() {
+    enum { M = N * H * D };
+    const CudaGate gate = {CUDA_GATE_SOFTPLUS, 0};
+    float *z = numbers(M), *A = numbers(H), *bias = numbers(H * D), *g = numbers(M), *dg = numbers(M);
+    cuda_decay(device, N, H, D, g, z, A, bias, gate);
+    cuda_decay_backward(device, N, H, D, numbers(M), numbers(H), numbers(H * D), dg, z, A, bias, gate);
+    const CudaGatedNorm n = {D, H, true, false, 1e-5};
+    float *w = numbers(H * D), *x = numbers(M);
+    cuda_gated_norm(device, N * H, g, x, z, w, n);
+    cuda_gated_norm_backward(device, N * H, numbers(M), numbers(M), numbers(H * D), numbers(N * H), dg, x, z, w, n);
+}
+static void means(const Rows &r) {
+    CudaMerge p = {};
+    p.N = N, p.B = B, p.lanes = LANES, p.D = D;
+    p.x = numbers(M), p.a = numbers(N * LANES), p.w = numbers(N * LANES);
+    p.of = r.of, p.pos = r.pos, p.first = r.first, p.off = r.off, p.seq = r.seq;
+    for (int window = 0; window < 2; window++) {
+        p.window = window * WINDOW;
+        float *y = numbers(M), *z = numbers(N * LANES);
+        cuda_merge(device, &p, y, z);
+        cuda_merge_backward(device, &p, numbers(M), numbers(N * LANES), numbers(N * LANES), numbers(M),
+                            numbers(N * LANES * WINDOW), numbers(M), y, z);
+    }
+    CudaDecide d = {};
+    d.N = N, d.B = B, d.G = LANES, d.wide = 2 * LANES, d.stats = 2, d.group = H / LANES, d.train = d.noise = true;
+    d.gain = 1, d.offset = 5, d.temperature = 0.1, d.eps = 0.01;
+    d.of = r.of, d.first = r.first, d.off = r.off, d.id = r.id;
+    float *alpha = numbers(N * LANES), *omega = numbers(N * LANES), *bias = numbers(N * LANES),
+          *u = numbers(2 * N * LANES);
+    cuda_decide(device, &d, alpha, omega, bias, numbers(N * LANES), numbers(2 * B), u);
+    cuda_decide_backward(device, &d, numbers(N * LANES), numbers(N * LANES), alpha, alpha, bias, alpha, omega,
+                         numbers(2 * B));
+    cuda_mean_rows(device, LANES, V, numbers(LANES * V), numbers(LANES * 2 * 8 * V), false, 8, 7, 2);
+    cuda_scale_column(device, N * H, D, D - 1, numbers(N * H * D), 0);
+}
+static void losses() {
+    const CudaDistill c = {1, 1, 1, 2};
+    cuda_distill(device, R, V, numbers(R * V), numbers(R * V), numbers(R), numbers(R), numbers(R), counted(R),
+                 numbers(R), c);
+    cuda_align(device, N, B, V / 4, numbers(N), numbers(N * V / 4), numbers(B), numbers(N * V / 4), numbers(N * V / 4),
+               counted(N), counted(B + 1, T), numbers(N), 1);
+    cuda_embed_backward(device, N, V / 4, numbers(N * V / 4), numbers(N * V / 4), counted(N), 1);
+    cuda_dots(device, N, 8, V / 4, numbers(N * 8), numbers(N * V / 4), numbers(8 * V / 4), nullptr);
+    CudaGemm nothing = {};
+    nothing.M = N, nothing.N = nothing.ldc = V / 4;
+    cuda_gemm(device, nothing, numbers(N * V / 4), numbers(1), numbers(1));
+}
+static void rows(const Rows &r) {
+    enum { M = N * H * D };
+    float *x = numbers(M), *y = numbers(M), *z = numbers(N * H), *w = numbers(H), *g = numbers(M);
+    CudaRope rope = {};
+    rope.N = N, rope.heads = H, rope.D = rope.n = D, rope.sign = 1, rope.factor = 1;
+    cuda_rope(device, &rope, x, r.pos, r.idx);
+    std::vector<size_t> at;
+    for (int i = 0; i < N; i++) at.push_back((size_t)i * H * D);
+    size_t *places = put(at);
+    cuda_move(device, N, H * D, y, places, x, places);
+    cuda_collect(device, N / 2, H * D, y, x, counted(N), 2);
+    const CudaColumns c = {N, 1, H * D, 0, H * D, 0, H * D};
+    cuda_columns(device, c, y, x);
+    cuda_columns_backward(device, c, x, y);
+    cuda_dropout(device, N, H * D, x, CudaDrop{1, 1u << 30, 1.3f}, r.idx, r.of, r.off, r.id);
+    cuda_halve(device, M, (uint16_t *)g, x);
+    cuda_unhalve(device, M, x, (uint16_t *)g, false);
+    cuda_repeat(device, M, H * D, y, put(std::vector<double>(H * D, 0.5)));
+    for (int approx = 0; approx < 2; approx++) {
+        cuda_gelu(device, M, y, x, approx);
+        cuda_gelu_backward(device, M, x, y, g, approx);
+    }
+    float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *means = numbers(N), *rstd = numbers(N);
+    cuda_widen(device, N * H, D, wide, x);
+    cuda_widen_backward(device, N * H, D, x, wide);
+    cuda_quotient(device, N * H, D, y, wide, 1e-5f);
+    cuda_quotient_backward(device, N * H, D, wide, x, y, numbers(N * H * (D + 1)), 1e-5f);
+    cuda_step(device, N, H, D, y, x, z, w);
+    cuda_step_backward(device, N, H, D, x, z, numbers(N * H), y, g, numbers(N * H), w);
+    cuda_skip(device, N, H, D, y, x, w);
+    cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w);
+    cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5);
+    cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), means, y, g, b, rstd);
+}
+Test(budget, kernels_along_sequences_ask_for_no_more, .timeout = 60) {
+    char why[200];
+    device = cuda_start(0, why);
+    cr_assert(device, "%s", why);
+    Rows r = rows_make();
+    attention(r), lanes(), convolution(r), recurrence(r), gates(), means(r), losses(), rows(r);
+    cuda_sync(device);
+    if (getenv("CHECK_VERBOSE")) simt_print_estimates(stderr);
+    budgets_hold(budgets_along, N * H * D);
+    cuda_stop(device);
+}
+
+/* Names behind __global__, as the sources have them, beside those of the two tables. */
+Test(budget, no_kernel_is_without_one) {
+    std::set<std::string> budgeted, there;
+    for (const Budget *const table : {budgets, budgets_along})
+        for (const Budget *b = table; b->kernel; b++)
+            budgeted.insert(std::string(b->kernel).substr(0, strcspn(b->kernel, "<")));
+    DIR *dir = opendir("ops/cuda");
+    cr_assert(dir, "run from the repository's root");
+    while (dirent *f = readdir(dir)) {
+        std::string file = f->d_name, text;
+        if (file.size() < 3 || file.substr(file.size() - 3) != ".cu") continue;
+        std::ifstream in("ops/cuda/" + file);
+        std::stringstream all;
+        all << in.rdbuf();
+        text = all.str();
+        for (size_t at = 0; (at = text.find("__global__", at)) != std::string::npos; at++) {
+            size_t end = text.find('(', at),
+                   begin; /* the parenthesis behind the name, or of the launch bounds before it */
+            if (text.compare(end - std::string("__launch_bounds__").size(), 17, "__launch_bounds__") == 0)
+                end = text.find('(', text.find(')', end));
+            begin = text.find_last_of(" \n*", end) + 1;
+            there.insert(text.substr(begin, end - begin));
+        }
+    }
+    closedir(dir);
+    cr_assert(there.size() > 60, "%zu kernels found", there.size());
+    for (const std::string &k : there) cr_expect(budgeted.count(k), "%s has no budget", k.c_str());
+    for (const std::string &k : budgeted) cr_expect(there.count(k), "a budget for %s, which is no kernel", k.c_str());
+}
