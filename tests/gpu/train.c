@@ -189,7 +189,7 @@ void part_train(Check *c) {
     for (int i = 0; i < n; i++) {
         bool resumes = false;
         for (size_t k = 0; k < sizeof resumed / sizeof *resumed; k++) resumes |= !strcmp(names[i], resumed[k]);
-        if (!c->quick || !strcmp(names[i], "tiny-gqa") || !strcmp(names[i], "tiny-dmc")) one(c, names[i], resumes);
+        if (!c->quick || !strcmp(names[i], "tiny-gqa")) one(c, names[i], resumes);
         free(names[i]);
     }
     free(folder);
