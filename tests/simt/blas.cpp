@@ -167,7 +167,8 @@ static void multiply(void *arg) {
         volatile float s = 0;
         for (int64_t j = 0; j < p->c.cols; j++)
             for (int64_t i = 0; i < p->c.rows; i++)
-                for (int64_t l = 0; l < k; l++) s = s + p->A[i * ai + l * ak] * p->B[j * bj + l * bk];
+                for (int64_t l = 0; l < k; l++)
+                    s = s + number(p->A, &p->a, i * ai + l * ak) * number(p->B, &p->b, j * bj + l * bk);
     }
     for (int64_t j = 0; j < p->c.cols; j++)
         for (int64_t i = 0; i < p->c.rows; i++) {
