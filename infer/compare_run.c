@@ -204,7 +204,7 @@ bool compare_train(const Compare *c, const CompareRow *row, const Config *settin
         *status = EXIT_SIGNAL;
         return true;
     }
-    bool diverged = WEXITSTATUS(end) == EXIT_DIVERGED && !strncmp(msg, "training diverged", 17);
+    bool diverged = WEXITSTATUS(end) == EXIT_WORLD && !strncmp(msg, "training diverged", 17);
     if (WEXITSTATUS(end) == EXIT_INPUT) return err_input(e, "%s", msg);
     if (WEXITSTATUS(end) && !diverged) return err_world(e, "%s", *msg ? msg : "a run failed without a message");
     if (!compare_metrics(cfg.run.dir, r, e)) return false;

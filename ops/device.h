@@ -13,10 +13,10 @@ struct Device {
     struct Cuda *cuda;   /* NULL: the CPU */
     bool narrow;         /* its products with `least` weights and more are in bf16, as gemm_use has it for the CPU */
     int64_t least;
-    Memory home[2];      /* of the device alone; shared with the host */
-    Ops own;             /* the CUDA backend's table, with a word for each op that it lacks */
-    Tuning tuning;       /* n 0: none */
-    const char *lacks;   /* host.h */
+    Memory home[2];    /* of the device alone; shared with the host */
+    Ops own;           /* the CUDA backend's table, with a word for each op that it lacks */
+    Tuning tuning;     /* n 0: none */
+    const char *lacks; /* host.h */
     int lacks_layer;
 };
 

@@ -4,8 +4,9 @@
  *   device NAME                       as the device calls itself
  *   processors N
  *   library N                         version of cuBLASLt, whose algorithms the words below are
- *   product M N K LDA LDB LDC FLAGS ALIGN W0 .. W7 FIRST BEST      8 words in hexadecimal, 2 times in seconds; any
- * number end N                             of products
+ *   product M N K LDA LDB LDC FLAGS ALIGN W0 .. W7 FIRST BEST
+ *                                     8 words in hexadecimal, 2 times in seconds; any number of these
+ *   end N                             of products
  *
  * FLAGS: 1 A is transposed, 2 B is, 4 C is added to, 8 operands are bf16. ALIGN: bytes that all operands are aligned
  * to. FIRST: the time of the library's first choice, BEST: that of the one kept. Of another device, number of

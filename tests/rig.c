@@ -51,6 +51,8 @@ static const struct {
     {"gated_norm", 12},
     {"gated_norm_backward", 16},
     {"linear_steady", 6},
+    {"linear_many", 0}, /* the bytes of separate calls */
+    {"linear_many_backward", 0},
     {"merge", 12},
     {"merge_backward", 24},
     {"decide", 24}, /* as many as the decision is large */

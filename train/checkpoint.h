@@ -1,14 +1,17 @@
 /* checkpoint.h: a whole run at one step, in a directory that is also a Hugging Face model.
  *
- *   config.json model.safetensors tokenizer.json generation_config.json    the model, as any reader of the family takes
- *                                   it; a task instead of a text stands in config.json, and there is no tokenizer.json
+ *   config.json model.safetensors tokenizer.json generation_config.json
+ *                                   the model, as any reader of the family takes it; a task instead of a text stands
+ *                                   in config.json, and there is no tokenizer.json
  *   trainer/optimizer*.safetensors  the optimizer's moments, in the dtype of optim.state_dtype; Muon's matrices have
- * the first alone. One file, or at dist.stage 1 and 2 one of each rank: see shards.h trainer/lora.safetensors        of
- * a run with adapters: NAME.lora_A.weight and NAME.lora_B.weight, and "base.<name>", the matrices without them; their
- * moments stand with the others, the model's file holds the sums trainer/state.json              TrainState,
- * CHECKPOINT_FORMAT trainer/config.yaml             the resolved settings of the run, with all its stages; config.json
- * is of the model as the stage of that step has it trainer/manifest.json           sizes and checksums of the files of
- * numbers; comes last
+ *                                   the first alone. One file, or at dist.stage 1 and 2 one of each rank: see shards.h
+ *   trainer/lora.safetensors        of a run with adapters: NAME.lora_A.weight and NAME.lora_B.weight, and
+ *                                   "base.<name>", the matrices without them; their moments stand with the others,
+ *                                   the model's file holds the sums
+ *   trainer/state.json              TrainState, CHECKPOINT_FORMAT
+ *   trainer/config.yaml             the resolved settings of the run, with all its stages; config.json is of the model
+ *                                   as the stage of that step has it
+ *   trainer/manifest.json           sizes and checksums of the files of numbers; comes last
  *
  * Format 1 had neither manifest.json nor shards; it is read. */
 #pragma once

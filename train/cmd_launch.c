@@ -44,8 +44,8 @@ static const CliSpec spec = {
         "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given. "
         "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
         "--max-restarts the run then goes on from its newest checkpoint. SIGINT and SIGTERM reach every rank once. The "
-        "exit status is that of the ranks: 2 if one of them says so, else 3 if training diverged, which is not tried "
-        "again, else 1 if one failed, else 130 if they were interrupted.",
+        "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
+        "interrupted. Training that diverged is not tried again.",
     .options = options,
     .take = take,
     .min_args = 1,
@@ -82,7 +82,8 @@ int cmd_launch(int argc, char **argv) {
     Launch l = {.ranks = a.ranks, .deadline = a.deadline, .words = a.word + 1};
     for (l.restart = 0;; l.restart++) {
         if (!launch_run(&l, &e)) return cli_fail(&e);
-        if (l.status != EXIT_WORLD) return l.status; /* what diverged would diverge again */
+        if (l.status == EXIT_DIVERGED) return EXIT_WORLD; /* a rank has said it, and it would again */
+        if (l.status != EXIT_WORLD) return l.status;
         if (l.restart >= a.restarts || l.interrupted) break;
         fprintf(stderr, "kvsmith: %s; restart %d of %d\n", l.why, l.restart + 1, a.restarts);
         resume(&a);

@@ -390,6 +390,7 @@ int cmd_train(int argc, char **argv) {
     free(cfg);
     if (!ok) {
         status = comm && comm->agreed && comm->rank ? e.status : cli_fail(&e);
+        if (status == EXIT_DIVERGED && r.from != RANKS_LAUNCH) status = EXIT_WORLD; /* for the launcher alone */
         comm_stop(comm);
     }
     comm_close(comm);

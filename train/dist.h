@@ -7,7 +7,8 @@
  *   stage 0  every rank sums all gradients (a reduce of each unit) and steps all weights
  *   stage 1  every rank keeps the moments of 1/W of each unit and steps its weights: reduce-scatter, step, gather
  *            (ZeRO-1, arXiv:1910.02054, 5.1); the gather of a unit runs beside the next step's forward of the one
- * before stage 2  also the gradients of that part alone: those of a whole unit exist while its backward and its
+ *            before
+ *   stage 2  also the gradients of that part alone: those of a whole unit exist while its backward and its
  *            reduce-scatter run, which happens for every micro-batch (ZeRO-2, 5.2)
  *
  * A micro-batch's gradient of a unit is complete before it is added to the sum of the step, so that one rank with W

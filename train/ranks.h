@@ -6,8 +6,9 @@
  *   launch     KVSMITH_RANK, KVSMITH_WORLD             `kvsmith launch`, see cmd_launch.c
  *   torchrun   RANK, WORLD_SIZE, LOCAL_RANK            LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_*
  *   slurm      SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID   of a step (srun): SLURM_STEP_NODELIST is there, too;
- * MASTER_ADDR, _PORT openmpi    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK    _LOCAL_SIZE mpich      PMI_RANK, PMI_SIZE,
- * MPI_LOCALRANKID         MPI_LOCALNRANKS
+ *                                                    MASTER_ADDR, MASTER_PORT
+ *   openmpi    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK    _LOCAL_SIZE
+ *   mpich      PMI_RANK, PMI_SIZE, MPI_LOCALRANKID         MPI_LOCALNRANKS
  *
  * Sources: torch.distributed.run's documentation, srun(1) "OUTPUT ENVIRONMENT VARIABLES", mpirun(1) of Open MPI 4.1,
  * MPICH's Hydra. A batch script of Slurm has SLURM_PROCID without being a rank: no step's list of nodes tells. */

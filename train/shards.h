@@ -2,8 +2,7 @@
  *
  *   trainer/optimizer.safetensors                 of one rank, or of several that all have all moments
  *   trainer/optimizer-00002-of-00004.safetensors  of rank 1 of 4, what that rank steps
- *   trainer/manifest.json                         {"step": 500, "files": {"model.safetensors": {"bytes": 1, "xxh64":
- * ""}}}
+ *   trainer/manifest.json          {"step": 500, "files": {"model.safetensors": {"bytes": 1, "xxh64": "..."}}}
  *
  * A tensor's name tells where its numbers belong, so that what one number of ranks wrote any other can read:
  * "exp_avg.NAME" is all of tensor NAME, in its shape; "exp_avg.NAME[1024:2048]" numbers 1024 to 2047 of it in row-major

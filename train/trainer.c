@@ -91,7 +91,10 @@ static void measure_step(Model *m, Run *r, void *trainer) {
         params_collect(&p, m);
     lora_gradients(r, &t->lora);
     lora_apply(r, &t->lora);
-    clip_norm(r, &p, 0);
+    /* With the moments spread over ranks sums are of parts of a tensor, and before a checkpoint of all of it. */
+    bool parts = comm_live(t->comm) && t->run->dist.stage;
+    for (int i = 0; parts && i < p.n; i++) r->ops->sumsq(r, p.p[i].t[PARAM_WEIGHT]);
+    if (!parts) clip_norm(r, &p, 0);
     optimizer_step(r, &p, &c, 0, 1, 1);
     params_free(&p);
 }

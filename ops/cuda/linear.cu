@@ -85,8 +85,7 @@ static TunedProduct key_of(const LtEntry *e) {
     TunedProduct p = {};
     const int shape[] = {s->M, s->N, s->K, s->lda, s->ldb, s->ldc};
     memcpy(p.shape, shape, sizeof shape);
-    p.flags =
-        (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2 | (unsigned)s->narrow << 3;
+    p.flags = (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2 | (unsigned)s->narrow << 3;
     p.align = e->align;
     return p;
 }

@@ -51,8 +51,8 @@ json_t *child_json(const Child *);
 bool program_ran(Check *, const char *what, const Child *);
 
 /* ---- parts ---- */
-void part_props(Check *), part_self_test(Check *), part_train(Check *), part_sanitizer(Check *), part_ops(Check *),
-    part_tune(Check *), part_bench(Check *);
+void part_props(Check *), part_self_test(Check *), part_train(Check *), part_sanitizer(Check *), part_nccl(Check *),
+    part_ops(Check *), part_tune(Check *), part_bench(Check *);
 /* Looks for CUDA's libraries and fills c->libraries. */
 typedef struct {
     const char *name, *file, *use;

@@ -50,9 +50,9 @@ static bool has_stages(const Check *c, const char *config) {
     free(line), free(path);
     return found;
 }
-/* A run of `steps` steps of a schedule for `of`. */
+/* A run of `steps` steps of a schedule for `of`; more: NULL, or two settings. */
 static Child train(const Check *c, const char *config, const char *device, const char *dir, int steps, int of,
-                   bool resume) {
+                   bool resume, const char *const more[2]) {
     char *at = xformat("run.dir=%s", dir), *n = xformat("train.steps=%d", steps),
          *s = xformat("optim.schedule_steps=%d", of);
     const char *argv[32] = {c->program,
@@ -73,6 +73,7 @@ static Child train(const Check *c, const char *config, const char *device, const
         for (int i = 0; i < 6; i++) argv[k++] = small[i];
     }
     if (resume) argv[k++] = "--resume", argv[k++] = "auto";
+    for (int i = 0; more && i < 2; i++) argv[k++] = more[i];
     Child r = child_run(c, case_seconds(c, 150), argv);
     free(at), free(n), free(s);
     return r;
@@ -130,9 +131,9 @@ static void one(Check *c, const char *name, bool resumes) {
     Curve cpu, cuda, again;
     if (case_begin(c, label)) {
         forget(c, dir[0]), forget(c, dir[1]);
-        Child b = train(c, config, "cuda", dir[1], steps, steps, false); /* first: it may be refused */
+        Child b = train(c, config, "cuda", dir[1], steps, steps, false, NULL); /* first: it may be refused */
         if (program_ran(c, "cuda", &b)) {
-            Child a = train(c, config, "cpu", dir[0], steps, steps, false);
+            Child a = train(c, config, "cpu", dir[0], steps, steps, false, NULL);
             if (program_ran(c, "cpu", &a)) {
                 int at = 0;
                 bool read = curve_read(&cpu, dir[0]);
@@ -154,8 +155,8 @@ static void one(Check *c, const char *name, bool resumes) {
         label = xformat("%s: resumed", name);
         if (resumes && case_begin(c, label)) {
             forget(c, dir[2]);
-            Child a = train(c, config, "cuda", dir[2], half, steps, false);
-            Child b = train(c, config, "cuda", dir[2], steps, steps, true);
+            Child a = train(c, config, "cuda", dir[2], half, steps, false, NULL);
+            Child b = train(c, config, "cuda", dir[2], steps, steps, true, NULL);
             if (program_ran(c, "first half", &a) && program_ran(c, "second half", &b)) {
                 int at = 0;
                 bool read = curve_read(&again, dir[2]);
@@ -193,4 +194,50 @@ void part_train(Check *c) {
         free(names[i]);
     }
     free(folder);
+}
+
+/* ---- one rank through NCCL ------------------------------------------------------------------------------------------
+ */
+
+/* The case ends here unless the program ran: skipped where there is no NCCL. */
+static bool nccl_ran(Check *c, const char *what, const Child *r) {
+    const char *why = r->status == 1 ? strstr(r->err, "NCCL: ") : NULL;
+    if (!why || !strstr(why, "install NCCL")) return program_ran(c, what, r);
+    case_end(c, CASE_SKIPPED, NULL, "%s", child_line(r));
+    return false;
+}
+void part_nccl(Check *c) {
+    const char *size = c->quick ? "4096" : "16777216", *seconds = c->quick ? "0.001" : "0.5", *name = "tiny-gqa";
+    if (case_begin(c, "collectives")) {
+        Child r = CHILD(c, case_seconds(c, 100), c->program, "bench", "comm", "--device", "cuda", "--comm", "nccl",
+                        "--bytes", size, "--seconds", seconds, "--json");
+        if (nccl_ran(c, "bench comm", &r)) case_end(c, CASE_OK, child_json(&r), "%s", "");
+        child_free(&r);
+    }
+    char *config = xformat("configs/%s.yaml", name), *plain = xformat("%s/runs/nccl-without", c->out);
+    int steps = c->quick ? 2 : 20;
+    for (int stage = 0; stage < 3; stage++) {
+        char *label = xformat("%s: stage %d", name, stage), *dir = xformat("%s/runs/nccl-%d", c->out, stage),
+             *setting = xformat("dist.stage=%d", stage);
+        if ((stage == 0 || !c->quick) && case_begin(c, label)) {
+            forget(c, plain), forget(c, dir);
+            Child a = train(c, config, "cuda", plain, steps, steps, false, NULL);
+            Child b =
+                train(c, config, "cuda", dir, steps, steps, false, (const char *const[2]){"dist.comm=nccl", setting});
+            if (program_ran(c, "without", &a) && nccl_ran(c, "through NCCL", &b)) {
+                Curve one, two;
+                int at = 0;
+                bool read = curve_read(&one, plain);
+                read = curve_read(&two, dir) && read && one.n == two.n;
+                double worst = read ? apart(&two, &one, 0, &at) : 1e300;
+                case_end(c, worst <= 1e-5 ? CASE_OK : CASE_FAILED,
+                         json_pack("{s:o, s:o, s:f, s:f, s:f}", "without", curve_json(&one), "through",
+                                   curve_json(&two), "worst", worst, "without_s", a.seconds, "through_s", b.seconds),
+                         "losses apart by at most %.2g (relative, step %d)", worst, at + 1);
+            }
+            child_free(&a), child_free(&b);
+        }
+        free(label), free(dir), free(setting);
+    }
+    free(config), free(plain);
 }

@@ -147,8 +147,11 @@ static void half_more(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     cuda_ops()->linear(r, y, x, w, bias);
     if (!measuring(r)) cuda_ops()->axpby(r, y, 0, y, 1.5);
 }
+static void half_more_of_many(Run *r, int n, const Projection *p, Tensor x) {
+    for (int i = 0; i < n; i++) half_more(r, p[i].y, x, p[i].w, p[i].bias);
+}
 static void plant_backward(Ops *o) { o->attend_backward = no_queries; }
-static void plant_forward(Ops *o) { o->linear = half_more; }
+static void plant_forward(Ops *o) { o->linear = half_more, o->linear_many = half_more_of_many; }
 Test(cuda_bf16_model, mistakes_miss_the_bounds_tenfold, .timeout = 120) {
     const Animal *a = &zoo[zoo_find("mha")];
     Apart right, forward, backward;

@@ -172,7 +172,8 @@ Test(cuda_ranks, saved_on_two_resumed_on_one_and_back, .timeout = 300) {
     near("cpu", "all", 1e-4);
 }
 
-/* What a rank maps is what --plan says of it. */
+/* What a rank maps is what --plan says of it. Of the scratch a pass may use less than was measured: ids that it has been
+ * given once are not copied again by an op. */
 Test(cuda_ranks, memory_is_as_planned, .timeout = 120) {
     char *plan =
              good(train("plan", 0, "", "run.device=cuda", "dist.stage=2", "--plan", "--ranks", "2", "--json", NULL)),
@@ -181,8 +182,12 @@ Test(cuda_ranks, memory_is_as_planned, .timeout = 120) {
     const char *key;
     json_t *want, *planned = json_object_get(p, "memory"), *had = json_object_get(r, "memory");
     cr_assert(json_object_size(planned) > 8 && json_object_size(planned) == json_object_size(had), "%s\n%s", plan, run);
-    json_object_foreach(planned, key, want)
-        cr_assert(json_equal(want, json_object_get(had, key)), "%s: planned %s\n%s", key, plan, run);
+    json_object_foreach(planned, key, want) {
+        double used = json_number_value(json_object_get(had, key)), most = json_number_value(want);
+        bool less = !strcmp(key, "scratch") || !strcmp(key, "total");
+        cr_assert(less ? used <= most && used > 0.9 * most : used == most, "%s: planned %s\n%s", key, plan, run);
+    }
+    cr_assert(json_equal(json_object_get(planned, "total"), json_object_get(r, "memory_mapped")), "%s\n%s", plan, run);
     cr_assert(json_object_get(planned, "losses_and_norms"));
     json_decref(p), json_decref(r), free(plan), free(run);
 }

@@ -48,6 +48,8 @@ static Journal journal(const char *out, const char *part) {
     return k;
 }
 
+static const char *const parts[] = {"props", "self-test", "train", "nccl", "sanitizer", "ops", "tune", "bench"};
+enum { PARTS = sizeof parts / sizeof *parts };
 Test(gpu_check, every_part_is_rehearsed, .timeout = 280) {
     char *program = beside("kvsmith"), *out = check_path("out"), *tool = check_path("compute-sanitizer");
     /* In place of the tool: what it would watch is run, so that its arguments hold. */
@@ -59,8 +61,7 @@ Test(gpu_check, every_part_is_rehearsed, .timeout = 280) {
     setenv("PATH", path, 1);
     Ran r = gpu_check(program, out, "all", "--python", "no-python-here");
     cr_assert(r.status == 0, "%d %s%s", r.status, r.out, r.err);
-    static const char *const parts[] = {"props", "self-test", "train", "sanitizer", "ops", "tune", "bench"};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    for (size_t i = 0; i < PARTS; i++) {
         Journal k = journal(out, parts[i]);
         cr_assert(k.failed == 0 && k.sums == 1 && k.left == 0 && k.ok > 0, "%s: %d %d %d", parts[i], k.ok, k.failed,
                   k.skipped);
@@ -71,7 +72,7 @@ Test(gpu_check, every_part_is_rehearsed, .timeout = 280) {
     Journal before = journal(out, "train");
     r = gpu_check(program, out, "train", NULL, NULL);
     Journal after = journal(out, "train");
-    cr_assert(r.status == 0 && after.lines == before.lines - 7 + 1 && after.ok == before.ok, "%d: %d, %d", r.status,
+    cr_assert(r.status == 0 && after.lines == before.lines - PARTS + 1 && after.ok == before.ok, "%d: %d, %d", r.status,
               before.lines, after.lines);
     json_decref(before.last), json_decref(after.last);
     free(r.out), free(r.err), free(program), free(out), free(tool), free(path);
@@ -113,8 +114,8 @@ Test(gpu_check, says_that_there_is_no_device, .timeout = 60) {
     int lines = 0;
     for (char *p = r.out; (p = strstr(p, "no device: status 1: kvsmith: device cuda: no NVIDIA driver")); p++) lines++;
     Journal k = journal(out, "self-test");
-    cr_assert(r.status == 1 && lines == 7 && k.lines == 7 && k.left == 1 && k.ok + k.failed == 0, "%d %s", r.status,
-              r.out);
+    cr_assert(r.status == 1 && lines == PARTS && k.lines == PARTS && k.left == 1 && k.ok + k.failed == 0, "%d %s",
+              r.status, r.out);
     free(r.out), free(r.err), free(out), free(program);
 }
 /* A program that hangs in one command and dies in another: each is a line of its own, the rest goes on. */
