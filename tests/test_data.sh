@@ -119,7 +119,7 @@ rm "$tmp/long"
 verdict data-refusals-leave-nothing
 
 # ---- training with it: samples, checkpoint, ppl, generate
-base="configs/tiny-window.yaml --threads 1 -q data.tokenizer=$tok optim.schedule_steps=30 train.steps=30 train.eval_every=10
+base="configs/tiny-window.yaml --threads 1 -q train.dtype=f32 data.tokenizer=$tok optim.schedule_steps=30 train.steps=30 train.eval_every=10
     train.eval_tokens=512 train.save_every=10 train.log_every=1"
 ok train $base data.train="$tmp/text" data.separator="$sep" train.steps=4 run.dir="$tmp/raw" train.sample_every=2 train.sample_tokens=5 \
     train.sample_prompt=And

@@ -27,7 +27,7 @@ unfinished() { ls -A "$1" 2>/dev/null | grep -q '^\.tmp-'; }
 steps_of() { ls "$1" 2>/dev/null | grep '^step-'; }
 
 # A file that the system wrote in a moment, with all that a run can have: dropout, accumulation, samples, validation.
-args="configs/tiny-window.yaml --threads 1 -q train.batch=2 train.micro_batch=1 train.dropout=0.1 train.steps=400
+args="configs/tiny-window.yaml --threads 1 -q train.dtype=f32 train.batch=2 train.micro_batch=1 train.dropout=0.1 train.steps=400
     train.eval_every=8 train.eval_tokens=256 train.save_every=6 train.log_every=2 train.sample_every=10
     train.sample_prompt=And train.sample_tokens=8 train.keep_last=2 optim.warmup=5"
 train() { "$prog" train $args "$@"; }

@@ -83,7 +83,7 @@ verdict best-of-the-stage
 
 # ---- what it does not: weights, moments, steps of the optimizer, order of the text, noise
 sed 's/{steps: 20, /{/' configs/tiny-window.yaml >"$tmp/window.yaml" # stages bring their own
-plain="$tmp/window.yaml --threads 1 -q train.batch=2 train.micro_batch=1 train.dropout=0.1 train.eval_every=8
+plain="$tmp/window.yaml --threads 1 -q train.dtype=f32 train.batch=2 train.micro_batch=1 train.dropout=0.1 train.eval_every=8
     train.eval_tokens=256 train.save_every=7 train.log_every=1 train.sample_every=10 train.sample_prompt=And
     train.sample_tokens=8 optim.warmup=0 optim.schedule=constant"
 ok $plain run.dir="$tmp/whole" train.steps=24

@@ -23,7 +23,7 @@ memory() { grep -o '"memory":{[^}]*}' "$1" | head -n 1; } # the first: of stages
 numbers() { memory "$1" | grep -o '"[a-z_]*":[0-9][0-9]*' | tr -d '"' | tr ':' ' '; }
 field() { grep -o "\"$2\":[^,}]*" "$1" | head -n 1 | cut -d: -f2; }
 clockless() { sed 's/,"tok_s":.*$/}/' "$1"; }
-tiny="configs/tiny-gqa.yaml --threads 1"
+tiny="configs/tiny-gqa.yaml --threads 1 train.dtype=f32"
 
 # ---- memory
 plan() { # the plan of a run, then the run under its limit: $1 threads, the rest arguments
