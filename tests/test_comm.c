@@ -261,10 +261,11 @@ static int leaves(int rank, int world, int fd, double deadline) {
 }
 Test(comm, a_rank_that_stops_is_named) {
     all_ranks(leaves, 3, 60, (const int[]){EXIT_WORLD, 7, EXIT_WORLD});
-    for (int r = 0; r < 3; r += 2)
-        cr_assert(strstr(board->msg[r], "barrier 'step 5'") && strstr(board->msg[r], "rank 1 (process") &&
-                      strstr(board->msg[r], "stopped with an error"),
+    for (int r = 0; r < 3; r += 2) { /* a slow one may not yet know that all are there */
+        bool where = strstr(board->msg[r], "barrier 'step 5'") || strstr(board->msg[r], "start 'shared memory'");
+        cr_assert(where && strstr(board->msg[r], "rank 1 (process") && strstr(board->msg[r], "stopped with an error"),
                   "%s", board->msg[r]);
+    }
 }
 
 static int strays(int rank, int world, int fd, double deadline) {

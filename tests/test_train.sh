@@ -29,6 +29,7 @@ tiny="configs/tiny-gqa.yaml --threads 1 train.dtype=f32"
 plan() { # the plan of a run, then the run under its limit: $1 threads, the rest arguments
     local total peak limit threads=$1
     shift
+    set -- "$@" train.dtype=f32 # auto is measured, perhaps otherwise the next time
     ok "$@" --threads "$threads" run.dir="$tmp/plan" --plan --json
     [ -e "$tmp/plan" ] && wrong "$1: --plan made the run folder"
     cp "$tmp/out" "$tmp/planned"
