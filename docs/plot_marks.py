@@ -31,6 +31,8 @@ def main(source, target):
             methods.append(method)
     values = [y for r in rows for x, y in points(r) if y is not None and x > 0]
     low, high = min(values), max(values)
+    if reference:  # what is far away would hide what is near; its lines leave the panel at the top
+        high = min(high, 1.25 * max(y for x, y in points(reference) if x > 0))
     low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
     percents = sorted({x for r in rows for x, _ in points(r) if x > 0})
     out = []
@@ -40,6 +42,7 @@ def main(source, target):
         def at(x, y):  # marks at equal distances: each is about twice the one before
             return x0 + (percents.index(x) + 0.5) * W / len(percents), TOP + (high - y) / (high - low) * H
 
+        out.append(f'<clipPath id="p{p}"><rect x="{x0}" y="{TOP}" width="{W}" height="{H}"/></clipPath>')
         out.append(f'<rect x="{x0}" y="{TOP}" width="{W}" height="{H}" fill="none" stroke="#888"/>')
         out.append(f'<text x="{x0 + W / 2}" y="{TOP - 8}" text-anchor="middle" font-weight="bold">{name}</text>')
         for x in percents:
@@ -56,8 +59,8 @@ def main(source, target):
             dash = "2 3" if r is reference else "6 3" if taught else "none"
             line = [at(x, y) for x, y in points(r) if x > 0 and y is not None]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
-            out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8" stroke-dasharray="{dash}"/>')
-            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{color}"/>' for x, y in line]
+            out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8" stroke-dasharray="{dash}" clip-path="url(#p{p})"/>')
+            out += [f'<circle clip-path="url(#p{p})" cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{color}"/>' for x, y in line]
     x = LEFT
     for k, label in enumerate(methods + ["with the original as teacher", reference["name"] if reference else ""]):
         if not label:
