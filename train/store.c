@@ -12,32 +12,25 @@ enum { PENDING = 64, HEAR_S = 5 };
 
 /* ---- messages -------------------------------------------------------------------------------------------------------
  */
-static void put(uint8_t *p, uint64_t v, int bytes) {
-    for (int i = 0; i < bytes; i++) p[i] = (uint8_t)(v >> 8 * i);
-}
-static uint64_t get(const uint8_t *p, int bytes) {
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++) v |= (uint64_t)p[i] << 8 * i;
-    return v;
-}
 void store_hello_write(const StoreKey *k, uint8_t out[STORE_HELLO]) {
     memcpy(out, magic, 8);
-    put(out + 8, STORE_VERSION, 4);
-    put(out + 12, (uint64_t)k->rank, 4);
-    put(out + 16, (uint64_t)k->world, 4);
-    put(out + 20, (uint64_t)k->restart, 4);
-    put(out + 24, k->job, 8);
-    put(out + 32, k->config, 8);
+    store_put(out + 8, STORE_VERSION, 4);
+    store_put(out + 12, (uint64_t)k->rank, 4);
+    store_put(out + 16, (uint64_t)k->world, 4);
+    store_put(out + 20, (uint64_t)k->restart, 4);
+    store_put(out + 24, k->job, 8);
+    store_put(out + 32, k->config, 8);
 }
 bool store_hello_read(const StoreKey *mine, const uint8_t *p, size_t n, StoreKey *k, StoreWhat *what) {
     if (n != STORE_HELLO || memcmp(p, magic, 8)) return false;
-    uint64_t version = get(p + 8, 4), rank = get(p + 12, 4), world = get(p + 16, 4), restart = get(p + 20, 4);
+    uint64_t version = store_get(p + 8, 4), rank = store_get(p + 12, 4), world = store_get(p + 16, 4),
+             restart = store_get(p + 20, 4);
     if (rank > INT32_MAX || world > INT32_MAX || restart > INT32_MAX) return false;
     *k = (StoreKey){.rank = (int)rank,
                     .world = (int)world,
                     .restart = (int)restart,
-                    .job = get(p + 24, 8),
-                    .config = get(p + 32, 8)};
+                    .job = store_get(p + 24, 8),
+                    .config = store_get(p + 32, 8)};
     *what = version != STORE_VERSION          ? STORE_OTHER_VERSION
             : k->job != mine->job             ? STORE_JOB
             : k->restart != mine->restart     ? STORE_RESTART
@@ -49,20 +42,21 @@ bool store_hello_read(const StoreKey *mine, const uint8_t *p, size_t n, StoreKey
 }
 void store_answer_write(StoreWhat what, uint64_t value, size_t n, uint8_t out[STORE_ANSWER]) {
     memcpy(out, magic, 8);
-    put(out + 8, STORE_VERSION, 4);
-    put(out + 12, what, 4);
-    put(out + 16, value, 8);
-    put(out + 24, n, 4);
-    put(out + 28, 0, 4);
+    store_put(out + 8, STORE_VERSION, 4);
+    store_put(out + 12, what, 4);
+    store_put(out + 16, value, 8);
+    store_put(out + 24, n, 4);
+    store_put(out + 28, 0, 4);
 }
 bool store_answer_read(const uint8_t *p, size_t n, StoreWhat *what, uint64_t *value, size_t *bytes) {
-    if (n != STORE_ANSWER || memcmp(p, magic, 8) || get(p + 12, 4) > STORE_RANK || get(p + 24, 4) > STORE_BYTES_MAX)
+    if (n != STORE_ANSWER || memcmp(p, magic, 8) || store_get(p + 12, 4) > STORE_RANK ||
+        store_get(p + 24, 4) > STORE_BYTES_MAX)
         return false;
     /* A rank 0 of another version says so in the one thing that all versions share, its version. */
-    *what = get(p + 8, 4) == STORE_VERSION ? (StoreWhat)get(p + 12, 4) : STORE_OTHER_VERSION;
-    *value = *what == STORE_OTHER_VERSION ? get(p + 8, 4) : get(p + 16, 8);
-    *bytes = get(p + 24, 4);
-    return *what != STORE_OK || get(p + 28, 4) == 0;
+    *what = store_get(p + 8, 4) == STORE_VERSION ? (StoreWhat)store_get(p + 12, 4) : STORE_OTHER_VERSION;
+    *value = *what == STORE_OTHER_VERSION ? store_get(p + 8, 4) : store_get(p + 16, 8);
+    *bytes = store_get(p + 24, 4);
+    return *what != STORE_OK || store_get(p + 28, 4) == 0;
 }
 
 /* ---- sockets --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,16 @@
 #pragma once
 #include "../ops/base.h"
 
+/* Little-endian numbers of a message. */
+static inline void store_put(uint8_t *p, uint64_t v, int bytes) {
+    for (int i = 0; i < bytes; i++) p[i] = (uint8_t)(v >> 8 * i);
+}
+static inline uint64_t store_get(const uint8_t *p, int bytes) {
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++) v |= (uint64_t)p[i] << 8 * i;
+    return v;
+}
+
 enum { STORE_VERSION = 1, STORE_HELLO = 40, STORE_ANSWER = 32, STORE_BYTES_MAX = 4096, STORE_PORTS = 8 };
 typedef enum {
     STORE_OK,

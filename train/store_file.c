@@ -9,14 +9,6 @@
 static const char magic[8] = "kvsmfile";
 enum { POLL_US = 20000, WORLD_MOST = 1 << 20 };
 
-static void put(uint8_t *p, uint64_t v, int bytes) {
-    for (int i = 0; i < bytes; i++) p[i] = (uint8_t)(v >> 8 * i);
-}
-static uint64_t get(const uint8_t *p, int bytes) {
-    uint64_t v = 0;
-    for (int i = 0; i < bytes; i++) v |= (uint64_t)p[i] << 8 * i;
-    return v;
-}
 uint64_t store_file_sum(const uint8_t *p, size_t n) {
     uint64_t h = n;
     for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x9E3779B97F4A7C15u, h ^= h >> 29;
@@ -30,18 +22,19 @@ size_t store_file_size(int rank, int world, size_t n) {
     return STORE_FILE_HEAD + (rank ? 0 : 8 * ((size_t)world - 1) + n) + 8;
 }
 bool store_file_read(const uint8_t *p, size_t size, StoreNote *x) {
-    if (size < STORE_FILE_HEAD + 8 || memcmp(p, magic, 8) || get(p + 8, 4) != STORE_FILE_VERSION) return false;
-    uint64_t rank = get(p + 12, 4), world = get(p + 16, 4), restart = get(p + 20, 4), n = get(p + 56, 4);
+    if (size < STORE_FILE_HEAD + 8 || memcmp(p, magic, 8) || store_get(p + 8, 4) != STORE_FILE_VERSION) return false;
+    uint64_t rank = store_get(p + 12, 4), world = store_get(p + 16, 4), restart = store_get(p + 20, 4),
+             n = store_get(p + 56, 4);
     if (world < 2 || world > WORLD_MOST || rank >= world || restart > INT32_MAX || n > STORE_BYTES_MAX) return false;
-    if (get(p + 60, 4) || (rank && n) || size != store_file_size((int)rank, (int)world, n)) return false;
-    if (get(p + size - 8, 8) != store_file_sum(p, size - 8)) return false;
+    if (store_get(p + 60, 4) || (rank && n) || size != store_file_size((int)rank, (int)world, n)) return false;
+    if (store_get(p + size - 8, 8) != store_file_sum(p, size - 8)) return false;
     *x = (StoreNote){.key = {.rank = (int)rank,
                              .world = (int)world,
                              .restart = (int)restart,
-                             .job = get(p + 24, 8),
-                             .config = get(p + 32, 8)},
-                     .number = get(p + 40, 8),
-                     .answers = get(p + 48, 8),
+                             .job = store_get(p + 24, 8),
+                             .config = store_get(p + 32, 8)},
+                     .number = store_get(p + 40, 8),
+                     .answers = store_get(p + 48, 8),
                      .n = n};
     x->numbers = rank ? NULL : p + STORE_FILE_HEAD;
     x->bytes = rank ? NULL : x->numbers + 8 * (world - 1);
@@ -51,20 +44,20 @@ static void file_make(uint8_t *p, const StoreKey *k, uint64_t number, uint64_t a
                       const void *bytes, size_t n) {
     size_t size = store_file_size(k->rank, k->world, n);
     memcpy(p, magic, 8);
-    put(p + 8, STORE_FILE_VERSION, 4);
-    put(p + 12, (uint64_t)k->rank, 4);
-    put(p + 16, (uint64_t)k->world, 4);
-    put(p + 20, (uint64_t)k->restart, 4);
-    put(p + 24, k->job, 8);
-    put(p + 32, k->config, 8);
-    put(p + 40, number, 8);
-    put(p + 48, answers, 8);
-    put(p + 56, n, 4);
-    put(p + 60, 0, 4);
+    store_put(p + 8, STORE_FILE_VERSION, 4);
+    store_put(p + 12, (uint64_t)k->rank, 4);
+    store_put(p + 16, (uint64_t)k->world, 4);
+    store_put(p + 20, (uint64_t)k->restart, 4);
+    store_put(p + 24, k->job, 8);
+    store_put(p + 32, k->config, 8);
+    store_put(p + 40, number, 8);
+    store_put(p + 48, answers, 8);
+    store_put(p + 56, n, 4);
+    store_put(p + 60, 0, 4);
     uint8_t *at = p + STORE_FILE_HEAD;
-    for (int r = 1; !k->rank && r < k->world; r++, at += 8) put(at, numbers[r], 8);
+    for (int r = 1; !k->rank && r < k->world; r++, at += 8) store_put(at, numbers[r], 8);
     if (n) memcpy(at, bytes, n);
-    put(p + size - 8, store_file_sum(p, size - 8), 8);
+    store_put(p + size - 8, store_file_sum(p, size - 8), 8);
 }
 
 /* ---- on the disk ----------------------------------------------------------------------------------------------------
@@ -179,7 +172,7 @@ static bool guest(Meet *m, double until, double deadline, void *bytes, size_t n,
         bool whole = file_load(m, 0, &x);
         there |= whole;
         bool ours = whole && same_start(&x.key, k) && k->rank < x.key.world &&
-                    get(x.numbers + 8 * (size_t)(k->rank - 1), 8) == m->number;
+                    store_get(x.numbers + 8 * (size_t)(k->rank - 1), 8) == m->number;
         if (ours) {
             if (!fits(k, &x.key, e) || x.n != n) break;
             memcpy(bytes, x.bytes, n);
