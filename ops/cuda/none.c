@@ -24,6 +24,12 @@ double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) {
     (void)d, (void)work, (void)ctx;
     return 0;
 }
+struct CudaGraph *cuda_device_graph_new(void) { return NULL; }
+void cuda_device_graph_free(Device *d, struct CudaGraph *g) { (void)d, (void)g; }
+bool cuda_device_graph_run(Device *d, struct CudaGraph *g, void (*work)(void *), void *ctx) {
+    (void)d, (void)g, (void)work, (void)ctx;
+    return false;
+}
 bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
     (void)d, (void)read, (void)path;
     return false;

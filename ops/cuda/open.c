@@ -42,6 +42,15 @@ void cuda_device_zero(Device *d, void *p, size_t n) {
 }
 void cuda_device_facts(Device *d, DeviceSee *see, void *ctx) { cuda_facts(d->cuda, see, ctx); }
 double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) { return cuda_seconds(d->cuda, work, ctx); }
+CudaGraph *cuda_device_graph_new(void) { return cuda_graph_new(); }
+void cuda_device_graph_free(Device *d, CudaGraph *g) { cuda_graph_free(d->cuda, g); }
+bool cuda_device_graph_run(Device *d, CudaGraph *g, void (*work)(void *), void *ctx) {
+    bool replayed = cuda_graph_replayed(g) > 0;
+    cuda_graph_begin(d->cuda, g);
+    work(ctx);
+    cuda_graph_end(d->cuda);
+    return replayed;
+}
 bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
     long long library = cuda_library(d->cuda);
     int n = cuda_processors(d->cuda);

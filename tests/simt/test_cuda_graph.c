@@ -1,0 +1,97 @@
+/* test_cuda_graph.c: a run whose passes are recorded and replayed beside one whose kernels are launched one by one: the
+ * same bits of losses, norms, weights and moments, for every configuration. */
+#include "../check.h"
+#include "../../ops/host.h"
+#include "../../train/trainer.h"
+
+typedef struct {
+    double loss[8], norm[8], cr[8];
+    size_t n;
+    char *bytes; /* weights and moments */
+    long replayed;
+} Trained;
+static void keep(Trained *to, Device *dev, Tensor t) {
+    if (!present(t)) return;
+    size_t n = tensor_bytes(t);
+    Tensor view = view_open(dev, t, true);
+    to->bytes = xrealloc(to->bytes, to->n + n, 1);
+    memcpy(to->bytes + to->n, view.p, n);
+    to->n += n;
+    view_close(dev, t, view, false);
+}
+static Trained train(const char *file, int stage, int steps, const char *graph, int n, const char *const over[]) {
+    Trained out = {0};
+    Config cfg;
+    Err e = {0};
+    TrainRecord r;
+    size_t bytes;
+    Trainer *t = xcalloc(1, sizeof *t);
+    char *text = check_read(file, &bytes), *key = xformat("run.graph=%s", graph);
+    const char *with[16] = {"run.device=cuda",     "run.threads=1",       "train.dtype=f32", "data.seq_len=16", "train.batch=2",
+                            "train.micro_batch=1", "train.eval_every=0",  key};
+    for (int i = 0; i < n; i++) with[8 + i] = over[i];
+    cr_assert(config_parse(&cfg, text, bytes, "yaml", 8 + n, (char *const *)with, &e), "%s: %s", file, e.msg);
+    cr_assert(trainer_open_stage(t, &cfg, stage, false, &e), "%s: %s", file, e.msg);
+    model_init(&t->model, 3);
+    if (t->lora.n) lora_begin(&t->lora, 3);
+    t->state.step = t->first;
+    for (int k = 0; k < steps; k++) {
+        cr_assert(trainer_step(t, &r, &e), "%s: %s", file, e.msg);
+        out.loss[k] = r.loss, out.norm[k] = r.grad_norm, out.cr[k] = r.reports ? r.cr : 0;
+    }
+    for (int i = 0; i < t->params.n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++) keep(&out, t->dev, t->params.p[i].t[role]);
+    for (int i = 0; i < t->adapters.n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++) keep(&out, t->dev, t->adapters.p[i].t[role]);
+    out.replayed = graphs_replayed(t->graphs);
+    trainer_close(t);
+    config_free(&cfg);
+    free(t), free(text), free(key);
+    return out;
+}
+/* most: whether forward and backward are replayed, too. */
+static void same_stage(const char *file, int stage, int steps, bool most, int n, const char *const over[]) {
+    Trained plain = train(file, stage, steps, "off", n, over), graph = train(file, stage, steps, "auto", n, over);
+    CHECK_BYTES(file, graph.loss, plain.loss, sizeof plain.loss);
+    CHECK_BYTES(file, graph.norm, plain.norm, sizeof plain.norm);
+    CHECK_BYTES(file, graph.cr, plain.cr, sizeof plain.cr);
+    cr_assert(graph.n == plain.n && plain.n > 1000);
+    CHECK_BYTES(file, graph.bytes, plain.bytes, plain.n);
+    /* Of each kind of work the first two are not. */
+    long want = 3 * (steps - 2) + (most ? 2 * steps - 2 : 0);
+    cr_assert(plain.replayed == 0 && graph.replayed == want, "%s: %ld replayed of %ld", file, graph.replayed, want);
+    free(plain.bytes), free(graph.bytes);
+}
+static void same(const char *name, int n, const char *const over[]) {
+    char *file = xformat("configs/tiny-%s.yaml", name);
+    same_stage(file, 0, 4, strcmp(name, "moe") != 0, n, over);
+    free(file);
+}
+#define SAME(title, ...)                                                                      \
+    Test(cuda_graph, title, .timeout = 300) {                                                 \
+        static const char *const names[] = {__VA_ARGS__};                                     \
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) same(names[i], 0, NULL); \
+    }
+SAME(attention, "gqa", "mha", "window", "share")
+SAME(latent_and_shared_rows, "mla", "yoco", "qknorm")
+SAME(other_blocks, "gpt2", "neox", "blend")
+SAME(delta_rules, "kda", "gdn", "deltanet")
+SAME(recurrences, "gla", "retention", "gated_retention")
+SAME(lines_and_steps, "linear", "mamba2")
+SAME(tasks, "mqar")
+/* The host decides about rows in the middle of a pass, by its numbers: those passes are done as they come. */
+SAME(experts, "moe")
+/* Noise, factors that fall from step to step, a sum that the host asks for in the middle of the pass. */
+Test(cuda_graph, decisions, .timeout = 300) {
+    for (int stage = 0; stage < 2; stage++) same_stage("configs/tiny-dmc.yaml", stage, 4, true, 0, NULL);
+    same_stage("configs/tiny-dms.yaml", 1, 4, true, 0, NULL);
+}
+Test(cuda_graph, muon_dropout_bf16_moments_recomputation, .timeout = 300) {
+    static const char *const over[] = {"optim.state_dtype=bf16", "train.dropout=0.1", "train.recompute=1",
+                                       "optim.clip=0.1"};
+    same("muon", 4, over);
+}
+Test(cuda_graph, products_in_bf16, .timeout = 300) {
+    static const char *const over[] = {"train.dtype=bf16", "model.d_model=64"};
+    same("gqa", 2, over);
+}
