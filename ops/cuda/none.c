@@ -1,6 +1,7 @@
 /* none.c: what a program without the CUDA backend has in its place. It lies in the library, where a program that brings
  * the backend's own objects (table.c, open.c) has no need to look for these names. */
 #include "../device.h"
+#include "../sample.h"
 #include "../side.h"
 
 const Ops *cuda_ops(void) { return NULL; }
@@ -81,4 +82,12 @@ const char *side_library(void) { return ""; }
 void device_halve(Device *d, uint16_t *to, const real *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
 void device_unhalve(Device *d, real *to, const uint16_t *from, size_t n, bool add) {
     (void)d, (void)to, (void)from, (void)n, (void)add;
+}
+size_t device_sample_bytes(int n, int V) {
+    (void)n, (void)V;
+    return 0;
+}
+void device_sample(Device *d, int n, int V, const SampleRow *rows, const real *logits, unsigned char *seen, void *mem,
+                   Sampled *out) {
+    (void)d, (void)n, (void)V, (void)rows, (void)logits, (void)seen, (void)mem, (void)out;
 }

@@ -2,6 +2,7 @@
 #include "../device.h"
 #include "cuda.h"
 #include "lacks.h"
+#include "sample.h"
 
 static void *take(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, false); }
 static void *take_managed(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, true); }
@@ -75,4 +76,21 @@ int cuda_device_tune(Device *d, double seconds, Tuning *out) {
     out->library = cuda_library(d->cuda);
     out->product = xcalloc(TUNING_MAX, sizeof *out->product);
     return out->n = cuda_tune(d->cuda, seconds, out->product, TUNING_MAX);
+}
+
+static size_t aligned(size_t n) { return (n + 15) & ~(size_t)15; }
+size_t device_sample_bytes(int n, int V) {
+    size_t N = (size_t)n, all = N * (size_t)V;
+    return aligned(N * sizeof(SampleRow)) + aligned(N * sizeof(Sampled)) + aligned(all * sizeof(double)) +
+           all * sizeof(int);
+}
+_Static_assert(sizeof(SampleRow) == 56 && sizeof(Sampled) == 12, "as sample.cu has them");
+void device_sample(Device *d, int n, int V, const SampleRow *rows, const real *logits, unsigned char *seen, void *mem,
+                   Sampled *out) {
+    size_t N = (size_t)n, all = N * (size_t)V;
+    char *at = mem, *drawn = at + aligned(N * sizeof *rows), *p = drawn + aligned(N * sizeof *out),
+         *id = p + aligned(all * sizeof(double));
+    cuda_upload(d->cuda, at, rows, N * sizeof *rows);
+    cuda_sample(d->cuda, n, V, (SampleRow *)at, logits, seen, (double *)p, (int *)id, (Sampled *)drawn);
+    cuda_download(d->cuda, out, drawn, N * sizeof *out);
 }
