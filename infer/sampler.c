@@ -65,8 +65,7 @@ bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned
     double top = -INFINITY;
     for (int v = 0; v < V; v++) {
         double l = logits[v];
-        if (isnan(l) || l == INFINITY)
-            return no_number(v, l, e);
+        if (isnan(l) || l == INFINITY) return no_number(v, l, e);
         if (seen && seen[v]) l = l > 0 ? l / s->repetition_penalty : l * s->repetition_penalty;
         if (s->temperature != 0) c[v] = (Candidate){v, l};
         if (l > top) best = v, top = l;

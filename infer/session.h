@@ -27,7 +27,7 @@ typedef struct {
     int *next; /* (nseq) position that the next token would have in its document: 0 = fresh */
     int *rows; /* the arrays of a pass, in one block; see session.c */
     uint64_t *id;
-    Arena draw; /* of a device, for session_draw: */
+    Arena draw;          /* of a device, for session_draw: */
     void *drawing;       /* scratch */
     unsigned char *seen; /* (nseq,V) tokens that penalties are for */
 } Session;

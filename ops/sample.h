@@ -11,7 +11,7 @@ typedef struct {
     int slot;  /* row of `seen` */
 } SampleRow;
 typedef struct {
-    int token;   /* -1: the logit of token `at` is `value`, which is no number; -2: all are -inf */
+    int token; /* -1: the logit of token `at` is `value`, which is no number; -2: all are -inf */
     int at;
     float value;
 } Sampled;

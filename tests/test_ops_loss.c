@@ -175,7 +175,7 @@ void case_normalise(Rig *g, int N, int d) {
     wide norm = 0;
     for (size_t i = 0; i < tensor_count(x); i++) norm += (wide)R(x)[i] * R(x)[i];
     norm = sqrtl((long double)norm) + (wide)0.25;
-    for (size_t i = 0; i < tensor_count(x); i++) want[i].want /= norm, want[i].size /= norm;
+    for (size_t i = 0; i < tensor_count(x); i++) want[i].want /= norm, want[i].square /= norm * norm;
     OP(g, normalise, x, 0.25);
     CHECK_REF(g, "normalise", "x", x, want);
     free(want);

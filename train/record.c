@@ -32,7 +32,8 @@ void record_say(Trainer *t) {
         progress_say(&t->progress,
                      "steps are replayed as CUDA graphs, forward and backward passes are not: what layer %d%s (ffn %s) "
                      "asks of the device differs from pass to pass",
-                     l >= 0 ? l : varying(m), l >= 0 ? "" : " of the teacher", m->layer[l >= 0 ? l : varying(m)].ffn->ffn->name);
+                     l >= 0 ? l : varying(m), l >= 0 ? "" : " of the teacher",
+                     m->layer[l >= 0 ? l : varying(m)].ffn->ffn->name);
     else
         progress_say(&t->progress, "steps are replayed as CUDA graphs");
 }

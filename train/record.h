@@ -8,7 +8,7 @@ void record_open(Trainer *);
 void record_close(Trainer *); /* before everything else */
 void record_say(Trainer *);   /* once, in the progress: that it is so, or why not */
 
-void record_begin(Trainer *);                             /* dist_begin */
-void record_micro(Trainer *, TrainLosses *);              /* forward and backward of the loader's batch */
-bool record_clip(Trainer *, Run *, Clip *, Err *);        /* the gradient's norm */
+void record_begin(Trainer *);                      /* dist_begin */
+void record_micro(Trainer *, TrainLosses *);       /* forward and backward of the loader's batch */
+bool record_clip(Trainer *, Run *, Clip *, Err *); /* the gradient's norm */
 bool record_update(Trainer *, Run *, const OptimizerCfg *, double lr, double gscale, int64_t number, Err *);

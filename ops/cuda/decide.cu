@@ -95,8 +95,7 @@ extern "C" void cuda_mean_rows(Cuda *c, int n, int d, float *y, const void *w, b
     else
         LAUNCH_EACH(c, (mean_rows<float>), count, (size_t)d, y, (const float *)w, (size_t)each, (size_t)at, k);
 }
-__global__ void scale_column(size_t n, size_t width, size_t column, float *x, float m,
-                             const float *at) {
+__global__ void scale_column(size_t n, size_t width, size_t column, float *x, float m, const float *at) {
     if (at) m = *at;
     EACH(i, n) x[i * width + column] *= m;
 }

@@ -25,7 +25,9 @@ double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) {
     (void)d, (void)work, (void)ctx;
     return 0;
 }
-struct CudaGraph *cuda_device_graph_new(void) { return NULL; }
+struct CudaGraph *cuda_device_graph_new(void) {
+    return NULL;
+}
 void cuda_device_graph_free(Device *d, struct CudaGraph *g) { (void)d, (void)g; }
 bool cuda_device_graph_run(Device *d, struct CudaGraph *g, void (*work)(void *), void *ctx) {
     (void)d, (void)g, (void)work, (void)ctx;

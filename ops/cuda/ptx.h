@@ -20,12 +20,12 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
-    #define UNROLL                                         _Pragma("unroll")
-    #define ROLLED                                         _Pragma("unroll 1")
-    #define BY_FOUR                                        _Pragma("unroll 4")
-    #define LAUNCH(kernel, grid, block, smem, stream, ...)                                \
-        do {                                                                              \
-            if (stream) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__);               \
+    #define UNROLL  _Pragma("unroll")
+    #define ROLLED  _Pragma("unroll 1")
+    #define BY_FOUR _Pragma("unroll 4")
+    #define LAUNCH(kernel, grid, block, smem, stream, ...)                  \
+        do {                                                                \
+            if (stream) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__); \
         } while (0)
     #define SMEM_DYN(type, name)                                      \
         extern __shared__ __align__(128) unsigned char smem_bytes_[]; \

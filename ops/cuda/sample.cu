@@ -285,7 +285,8 @@ __global__ void sample(int V, const SampleRow *rows, const float *logits, unsign
         double sum = mass_from(s, in.key + 1, part), equal = mass_from(s, in.key, part) - sum;
         sum += in.ties == ALL ? equal : weight_of(in.key) * in.ties;
         double u = ((double)(mix(r.key, r.draw) >> 11) + 0.5) * 0x1p-53;
-        int at = some || mass ? first_beyond_by_rank(s, in, u * sum, part, found) : first_beyond(s, u * sum, part, found);
+        int at =
+            some || mass ? first_beyond_by_rank(s, in, u * sum, part, found) : first_beyond(s, u * sum, part, found);
         token = id[at];
     }
     if (t == 0) {

@@ -90,6 +90,8 @@ void part_self_test(Check *c) {
     suite(c, "models", "cuda_model/*", 300);
     suite(c, "double", "cuda_double/*", 300);
     suite(c, "runs", "cuda_run/*", 300);
+    suite(c, "graphs", "cuda_graph/*", 200);
+    suite(c, "drawing", "cuda_sample/*", 100);
 }
 
 /* ---- compute-sanitizer ---------------------------------------------------------------------------------------------

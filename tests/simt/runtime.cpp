@@ -192,10 +192,10 @@ static void retrace(const Launch *l) {
     if (was && same(was, l)) return;
     report(SIMT_HOST, nullptr, 0, "kernel %s is not launched as it was captured (%s): a replay would do something else",
            l->name,
-           !was                                      ? "it was not"
-           : was->call.kernel != l->call.kernel      ? was->name
+           !was                                           ? "it was not"
+           : was->call.kernel != l->call.kernel           ? was->name
            : memcmp(&was->grid, &l->grid, sizeof l->grid) ? "another grid"
-                                                     : "another argument");
+                                                          : "another argument");
 }
 void simt_retrace(cudaGraphExec_t x) {
     const Launch *left = again.graph ? next_launch() : nullptr;
@@ -343,11 +343,12 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind k) {
 }
 cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) {
     if (!n) return cudaSuccess;
-    push(s, {[p, v, n] {
-                 simt_library_touches(p, n, true);
-                 memset(p, v, n);
-             },
-             nullptr},
+    push(s,
+         {[p, v, n] {
+              simt_library_touches(p, n, true);
+              memset(p, v, n);
+          },
+          nullptr},
          node_of("filling of memory", p, nullptr));
     return cudaSuccess;
 }

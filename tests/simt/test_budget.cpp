@@ -34,9 +34,17 @@ const Budget budgets[] = {
     {"bias_add", 8, 4, 1.0},
     {"narrow", 4, 4, 1.0},
     {"column_sums", 4.1, 0.1, 1.01},
+    {"sample", 38, 12.1, 1.05}, /* without top-k and top-p, whose borders are found by up to 64 more reads each */
     {},
 };
 
+struct SampleRow { /* ops/sample.h, which is C */
+    uint64_t key, draw;
+    double temperature, penalty, top_p, min_p;
+    int top_k, slot;
+};
+extern "C" void cuda_sample(Cuda *, int n, int V, const SampleRow *, const float *logits, unsigned char *seen,
+                            double *p, int *id, void *out);
 static Cuda *device;
 static float *numbers() { /* N x D zeros */
     float *p = (float *)cuda_take(device, (size_t)N * D * sizeof(float), false);
@@ -53,7 +61,7 @@ Test(budget, kernels_ask_for_no_more) {
     int ids[N], *at = (int *)cuda_take(c, sizeof ids, false);
     for (int i = 0; i < N; i++) ids[i] = i;
     cuda_upload(c, at, ids, sizeof ids);
-    double *part = (double *)cuda_take(c, 64, false);
+    double *part = (double *)cuda_take(c, 256, false);
     cuda_swiglu(c, n, y, a, b);
     cuda_swiglu_backward(c, n, x, y, z, a, b);
     cuda_swiglu_rows(c, N, D, y, a, b, s);
@@ -79,6 +87,12 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_sumsq(c, 0, 1, pieces, 1, part, part + 4);
     cuda_normalise(c, n, y, part + 4, 1e-7);
     cuda_xent(c, N * D / V, V, z, s, nullptr, at, a);
+    SampleRow row[N * D / V];
+    for (SampleRow &r : row) r = {1, 2, 1, 1, 1, 0, 0, 0};
+    SampleRow *rows = (SampleRow *)cuda_take(c, sizeof row, false);
+    cuda_upload(c, rows, row, sizeof row);
+    double *weights = (double *)cuda_take(c, n * sizeof(double), false);
+    cuda_sample(c, N * D / V, V, rows, z, nullptr, weights, (int *)y, part);
     cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
     cuda_narrow(c, n, y);

@@ -88,7 +88,9 @@ static const char *retraced(int what) {
     return text;
 }
 Test(graph, another_launch_than_captured_is_found) {
-    static const char *const said[] = {"", "kernel swiglu is not launched as it was captured (another", "kernel swiglu is",
+    static const char *const said[] = {"",
+                                       "kernel swiglu is not launched as it was captured (another",
+                                       "kernel swiglu is",
                                        "kernel sigmoid is not launched as it was captured (another argument)",
                                        "kernel elu1, which was captured, is not launched again",
                                        "kernel elu1 is not launched as it was captured (it was not)"};
@@ -116,7 +118,16 @@ static void open_place(Place *p) {
     cudaMemset(p->a, 0, N * sizeof(float));
     cudaMemset(p->out, 0, N * sizeof(float));
 }
-enum Planted { GIVEN_BACK, GIVEN_BACK_AND_TAKEN, PINNED_GIVEN_BACK, COPY_GIVEN_BACK, PLAIN_MEMORY, STREAM_0, WAITS, TAKES };
+enum Planted {
+    GIVEN_BACK,
+    GIVEN_BACK_AND_TAKEN,
+    PINNED_GIVEN_BACK,
+    COPY_GIVEN_BACK,
+    PLAIN_MEMORY,
+    STREAM_0,
+    WAITS,
+    TAKES
+};
 static const char *found(Planted what) {
     static char text[320];
     Place p;
