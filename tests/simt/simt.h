@@ -140,7 +140,8 @@ struct SimtCall { /* a kernel with its arguments */
 };
 void simt_launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t, SimtCall);
 void *simt_smem(size_t align);
-/* Bytes between members are nobody's: zero, so that arguments can be compared. clang cannot, and compares none. */
+/* Bytes between members are nobody's: zero, so that arguments can be compared. clang cannot, and compares none; gcc 12
+ * takes other bytes for them behind an array of structs, which is why what a kernel gets is not touched. */
 #if defined __has_builtin
     #if __has_builtin(__builtin_clear_padding)
 template <class T> void simt_clear(T *x) { __builtin_clear_padding(x); } /* of an argument */
@@ -167,8 +168,8 @@ void simt_launch_args(const char *name, dim3 grid, dim3 block, size_t smem, cuda
     char *args = (char *)calloc(1, sizeof(Args) + bytes), *said = args + sizeof(Args);
     new (args) Args{kernel, std::tuple<P...>(a...)};
     auto say = [&](auto &x) {
-        simt_clear(&x);
         memcpy(said, &x, sizeof x);
+        simt_clear((typename std::remove_reference<decltype(x)>::type *)said);
         said += (sizeof x + 7) & ~(size_t)7;
     };
     std::apply([&](auto &...each) { (say(each), ...); }, ((Args *)args)->p);

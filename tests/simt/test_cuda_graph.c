@@ -84,7 +84,7 @@ SAME(experts, "moe")
 /* Noise, factors that fall from step to step, a sum that the host asks for in the middle of the pass. */
 Test(cuda_graph, decisions, .timeout = 300) {
     for (int stage = 0; stage < 2; stage++) same_stage("configs/tiny-dmc.yaml", stage, 4, true, 0, NULL);
-    same_stage("configs/tiny-dms.yaml", 1, 4, true, 0, NULL);
+    same("dms", 0, NULL);
 }
 Test(cuda_graph, muon_dropout_bf16_moments_recomputation, .timeout = 300) {
     static const char *const over[] = {"optim.state_dtype=bf16", "train.dropout=0.1", "train.recompute=1",
