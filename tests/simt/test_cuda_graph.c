@@ -27,7 +27,7 @@ static Trained train(const char *file, int stage, int steps, const char *graph, 
     size_t bytes;
     Trainer *t = xcalloc(1, sizeof *t);
     char *text = check_read(file, &bytes), *key = xformat("run.graph=%s", graph);
-    const char *with[16] = {"run.device=cuda", "run.threads=1",       "train.dtype=f32",    "data.seq_len=16",
+    const char *with[16] = {"run.device=cuda", "run.threads=1",       "train.dtype=f32",    "data.seq_len=8",
                             "train.batch=2",   "train.micro_batch=1", "train.eval_every=0", key};
     for (int i = 0; i < n; i++) with[8 + i] = over[i];
     cr_assert(config_parse(&cfg, text, bytes, "yaml", 8 + n, (char *const *)with, &e), "%s: %s", file, e.msg);
