@@ -11,8 +11,6 @@ static const CudaLedger missing[] = {
     { #op, offsetof(Ops, op), why }
 static const CudaLedger slow[] = {
     SLOW(embed_backward, "one thread to a column walks through all rows"),
-    SLOW(rmsnorm_backward, "the gains' gradient has one block to 32 columns, however many rows there are"),
-    SLOW(layernorm_backward, "as rmsnorm_backward"),
     SLOW(recur, "row after row; the three-kernel form by chunks is not written"),
     SLOW(recur_backward, "as recur; states of rows go through device memory, one block walks a head of a sequence"),
     SLOW(mean_rows, "makes what a stage of training or a model keeps the same in every pass"),
@@ -20,10 +18,8 @@ static const CudaLedger slow[] = {
     SLOW(merge_backward, "as merge"),
     SLOW(short_conv, "every tap looks for its row"),
     SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
-    SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),
-    SLOW(gated_norm_backward, "the gains' gradient has one block to 32 columns"),
     SLOW(linear, "in bf16 a matrix is rounded again for every product: 6 bytes a weight forward, 6 backward"),
-    SLOW(linear_backward, "as linear; the bias's gradient has one block to 32 columns"),
+    SLOW(linear_backward, "as linear"),
     SLOW(linear_many, "one product per matrix"),
     SLOW(linear_many_backward, "as linear_many"),
     SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),

@@ -249,23 +249,6 @@ __global__ void bias_add(size_t n, int O, float *y, const float *bias) { EACH(i,
 extern "C" void cuda_bias(Cuda *c, int N, int O, float *y, const float *bias) {
     LAUNCH_EACH(c, bias_add, (size_t)N * (size_t)O, O, y, bias);
 }
-/* A block to 32 columns, as in norm.cu. */
-__global__ void column_sums(int N, int O, float *out, const float *x) {
-    SMEM_DYN(float, part);
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, k = (int)blockIdx.x * 32 + lane;
-    float s = 0;
-    for (int i = warp; i < N && k < O; i += WARPS) s += x[(size_t)i * (size_t)O + (size_t)k];
-    part[threadIdx.x] = s;
-    __syncthreads();
-    if (warp || k >= O) return;
-    for (int v = 1; v < WARPS; v++) s += part[v * 32 + lane];
-    out[k] += s;
-}
-extern "C" void cuda_column_sums(Cuda *c, int N, int O, float *out, const float *x) {
-    if (N > 0 && O > 0)
-        LAUNCH(column_sums, dim3((unsigned)(O + 31) / 32), dim3(BLOCK), BLOCK * sizeof(float), c->stream, N, O, out, x);
-}
-
 /* A warp to a number: lanes and then their tree, an order that no other row has a part in. */
 __global__ void dots(size_t n, int O, int I, float *y, const float *x, const float *w, const float *bias) {
     size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32;

@@ -201,9 +201,14 @@ void cuda_op_decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
 void cuda_op_decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                             Gate k) {
     CudaGate gate = gate_of(z, A, bias, k);
+    int width = z.n[1] * z.n[2];
+    Mark mark = arena_mark(r->scratch);
+    size_t sums = (size_t)cuda_slices((size_t)z.n[0], cuda_tiles(width)) * (size_t)width;
+    void *parts = arena_take(r->scratch, sums * (sizeof(double) + sizeof(float)), "sums of slices");
     if (!measuring(r))
-        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], maybe(dz), maybe(dA), maybe(dbias), R(dg), R(z), maybe(A),
-                            maybe(bias), gate);
+        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], maybe(dz), maybe(dA), maybe(dbias), parts, R(dg), R(z),
+                            maybe(A), maybe(bias), gate);
+    arena_release(r->scratch, mark);
 }
 static CudaGatedNorm norm_of(Tensor x, Tensor w, GatedNorm n, size_t *groups) {
     size_t width = (size_t)n.width, M = *groups = tensor_count(x) / width, gains = tensor_count(w);
@@ -222,9 +227,10 @@ void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor
     size_t M;
     CudaGatedNorm g = norm_of(x, w, n, &M);
     Mark mark = arena_mark(r->scratch);
-    Tensor factor = SCRATCH(r, "norm factors", (int)M);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices(M / (size_t)g.period, g.period * cuda_row_tiles(g.width)),
+                           g.period * g.width);
     if (!measuring(r))
-        cuda_gated_norm_backward(C(r), M, maybe(dx), maybe(dz), maybe(dw), R(factor), R(dy), R(x), R(z), maybe(w), g);
+        cuda_gated_norm_backward(C(r), M, maybe(dx), maybe(dz), maybe(dw), R(parts), R(dy), R(x), R(z), maybe(w), g);
     arena_release(r->scratch, mark);
 }
 

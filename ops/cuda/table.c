@@ -73,6 +73,13 @@ static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     arena_release(r->scratch, mark);
     if (!measuring(r) && present(bias)) cuda_bias(C(r), N, O, R(y), R(bias));
 }
+/* out (O) += the sums over the N rows of x. */
+static void column_sums(Run *r, int N, int O, Tensor out, Tensor x) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)N, cuda_tiles(O)), O);
+    if (!measuring(r)) cuda_column_sums(C(r), N, O, R(out), R(parts), R(x));
+    arena_release(r->scratch, mark);
+}
 static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     int O = w.n[0], I = w.n[1];
     dy = tensor_rows(dy, O), x = tensor_rows(x, I);
@@ -81,7 +88,7 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
     Mark mark = arena_mark(r->scratch);
     if (present(dx) || present(dw)) product_backward(r, dx, dw, dy, x, matrix(r, w));
     arena_release(r->scratch, mark);
-    if (!measuring(r) && present(dbias)) cuda_column_sums(C(r), N, O, R(dbias), R(dy));
+    if (present(dbias)) column_sums(r, N, O, dbias, dy);
 }
 static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
     for (int j = 0; j < n; j++) linear(r, p[j].y, x, p[j].w, p[j].bias);
@@ -174,7 +181,10 @@ static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double ep
 static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0];
     x = tensor_rows(x, d);
-    if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(dy), R(x), R(w), R(rstd));
+    Mark mark = arena_mark(r->scratch);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)x.n[0], cuda_row_tiles(d)), d);
+    if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(parts), R(dy), R(x), R(w), R(rstd));
+    arena_release(r->scratch, mark);
 }
 static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
     int d = w.n[0];
@@ -187,9 +197,9 @@ static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor d
     int d = w.n[0];
     x = tensor_rows(x, d);
     Mark mark = arena_mark(r->scratch);
-    Tensor means = SCRATCH(r, "means", x.n[0]);
+    Tensor parts = SCRATCH(r, "sums of slices", 2, cuda_slices((size_t)x.n[0], cuda_row_tiles(d)), d);
     if (!measuring(r))
-        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(means), R(dy), R(x), R(w), R(rstd));
+        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(parts), R(dy), R(x), R(w), R(rstd));
     arena_release(r->scratch, mark);
 }
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
@@ -390,10 +400,8 @@ static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy,
     int N = x.n[0], H = x.n[1], P = x.n[2];
     Mark mark = arena_mark(r->scratch);
     Tensor df = SCRATCH(r, "gradient of the step", N, H);
-    if (!measuring(r)) {
-        cuda_step_backward(C(r), N, H, P, R(dx), R(dz), R(df), R(dy), R(x), R(z), R(bias));
-        cuda_column_sums(C(r), N, H, R(dbias), R(df));
-    }
+    if (!measuring(r)) cuda_step_backward(C(r), N, H, P, R(dx), R(dz), R(df), R(dy), R(x), R(z), R(bias));
+    column_sums(r, N, H, dbias, df);
     arena_release(r->scratch, mark);
 }
 static void skip(Run *r, Tensor y, Tensor x, Tensor w) {

@@ -16,8 +16,9 @@ const Budget budgets[] = {
     {"sigmoid", 4, 4, 1.0},
     {"sigmoid_backward", 12, 4, 1.0},
     {"rmsnorm", 12, 4.1, 1.01},
-    {"rmsnorm_backward_rows", 29, 4, 1.01},
-    {"rmsnorm_backward_columns", 12.1, 0.1, 1.01},
+    {"norm_backward<TEAM, E, false>", 13.3, 4.3, 1.01},
+    {"norm_backward_wide<false>", 26, 5.5, 1.01},
+    {"fold_columns", 3, 0.9, 1.02},
     {"l2norm", 8, 4, 1.01},
     {"l2norm_backward", 20, 4, 1.01},
     {"gather", 32, 4, 1.0}, /* a place is found by halving, from few bytes that all threads share */
@@ -31,7 +32,8 @@ const Budget budgets[] = {
     {"embed<float>", 8, 4, 1.0},
     {"bias_add", 8, 4, 1.0},
     {"narrow", 4, 4, 1.0},
-    {"column_sums", 4.1, 0.1, 1.01},
+    {"column_sums_quads", 4.1, 0.3, 1.01},
+    {"column_sums", 4.1, 0.3, 1.3},
     {},
 };
 
@@ -48,6 +50,7 @@ Test(budget, kernels_ask_for_no_more) {
     Cuda *c = device;
     const size_t n = (size_t)N * D;
     float *a = numbers(), *b = numbers(), *x = numbers(), *y = numbers(), *z = numbers(), *s = numbers();
+    float *parts = numbers();
     int ids[N], *at = (int *)cuda_take(c, sizeof ids, false);
     for (int i = 0; i < N; i++) ids[i] = i;
     cuda_upload(c, at, ids, sizeof ids);
@@ -62,7 +65,8 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_sigmoid(c, n, y, x, 1);
     cuda_sigmoid_backward(c, n, x, z, y, 1);
     cuda_rmsnorm(c, N, D, y, s, x, a, 1e-5);
-    cuda_rmsnorm_backward(c, N, D, x, b, y, z, a, s);
+    cuda_rmsnorm_backward(c, N, D, x, b, parts, y, z, a, s);
+    cuda_rmsnorm_backward(c, 7, 9 * D, x, b, parts, y, z, a, s);
     cuda_l2norm(c, N, D, y, x, 1e-5);
     cuda_l2norm_backward(c, N, D, x, y, z, 1e-5);
     cuda_gather(c, N, D, y, x, at, N, at);
@@ -78,7 +82,8 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
     cuda_narrow(c, n, y);
-    cuda_column_sums(c, N, D, b, x);
+    cuda_column_sums(c, N, D, b, parts, x);
+    cuda_column_sums(c, N, D - 1, b, parts, x);
     cuda_sync(c);
     budgets_hold(budgets, (double)n);
     cuda_stop(c);

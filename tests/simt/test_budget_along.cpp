@@ -40,9 +40,8 @@ const Budget budgets_along[] = {
     {"columns", 4, 4, 1},
     {"columns_backward", 8, 4, 1},
     {"decay", 12, 4, 1},
-    {"decay_backward_bias", 8.79, 0.1, 1.01},
-    {"decay_backward_rate", 12.5, 0.1, 1.01},
-    {"decay_backward_z", 20, 4, 1},
+    {"decay_backward", 16, 5, 1.01},
+    {"decay_backward_rate", 0.6, 0.1, 1.01},
     {"decide", 61.5, 16, 1.37, N *LANES},
     {"decide_backward", 41, 8, 1.05, N *LANES},
     {"decide_count", 41, 0.0644, 1.31, N *LANES},
@@ -51,16 +50,15 @@ const Budget budgets_along[] = {
     {"dropout", 13.4, 4, 1.97},
     {"embed_backward", 12, 4, 1, N *V / 4},
     {"gated_norm", 16, 4, 1},
-    {"gated_norm_backward", 44, 8.31, 1},
-    {"gated_norm_backward_gain", 16.6, 0.1, 1.01},
+    {"gated_norm_backward<TEAM, E>", 22, 8.31, 1},
+    {"gated_norm_backward_wide", 37.2, 11.3, 1.01},
     {"gelu<false>", 4, 4, 1},
     {"gelu<true>", 4, 4, 1},
     {"gelu_backward<false>", 12, 4, 1},
     {"gelu_backward<true>", 12, 4, 1},
     {"lanes_merge", 10.9, 0.524, 1.1, 8 * B *H *D},
     {"layernorm", 20, 4.14, 1},
-    {"layernorm_backward_columns", 16.6, 0.0644, 1.01},
-    {"layernorm_backward_rows", 36, 4.14, 1},
+    {"norm_backward<TEAM, E, true>", 16.6, 4.6, 1.01},
     {"mean_rows<float>", 4, 2, 1, LANES *V * 2},
     {"merge_all", 20.8, 4.19, 1.01, M},
     {"merge_window", 328, 4.19, 1.01, M},
@@ -176,11 +174,14 @@ static void gates() {
     const CudaGate gate = {CUDA_GATE_SOFTPLUS, 0};
     float *z = numbers(M), *A = numbers(H), *bias = numbers(H * D), *g = numbers(M), *dg = numbers(M);
     cuda_decay(device, N, H, D, g, z, A, bias, gate);
-    cuda_decay_backward(device, N, H, D, numbers(M), numbers(H), numbers(H * D), dg, z, A, bias, gate);
+    cuda_decay_backward(device, N, H, D, numbers(M), numbers(H), numbers(H * D), numbers(3 * M), dg, z, A, bias, gate);
     const CudaGatedNorm n = {D, H, true, false, 1e-5};
     float *w = numbers(H * D), *x = numbers(M);
     cuda_gated_norm(device, N * H, g, x, z, w, n);
-    cuda_gated_norm_backward(device, N * H, numbers(M), numbers(M), numbers(H * D), numbers(N * H), dg, x, z, w, n);
+    cuda_gated_norm_backward(device, N * H, numbers(M), numbers(M), numbers(H * D), numbers(M), dg, x, z, w, n);
+    const CudaGatedNorm wide = {9 * V / 4, 1, true, true, 1e-5};
+    cuda_gated_norm_backward(device, 3, g, dg, numbers(9 * V / 4), numbers(9 * V / 4), z, x, z, numbers(9 * V / 4),
+                             wide);
 }
 static void means(const Rows &r) {
     CudaMerge p = {};
@@ -240,7 +241,7 @@ static void rows(const Rows &r) {
         cuda_gelu(device, M, y, x, approx);
         cuda_gelu_backward(device, M, x, y, g, approx);
     }
-    float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *means = numbers(N), *rstd = numbers(N);
+    float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *rstd = numbers(N);
     cuda_widen(device, N * H, D, wide, x);
     cuda_widen_backward(device, N * H, D, x, wide);
     cuda_quotient(device, N * H, D, y, wide, 1e-5f);
@@ -250,7 +251,8 @@ static void rows(const Rows &r) {
     cuda_skip(device, N, H, D, y, x, w);
     cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w);
     cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5);
-    cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), means, y, g, b, rstd);
+    cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), numbers((size_t)2 * N * H * D), y, g,
+                            b, rstd);
 }
 Test(budget, kernels_along_sequences_ask_for_no_more, .timeout = 60) {
     char why[200];
