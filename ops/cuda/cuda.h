@@ -89,9 +89,18 @@ long long cuda_library(const Cuda *);    /* cuBLASLt's version */
 int cuda_processors(const Cuda *);
 void cuda_bias(Cuda *, int N, int O, float *y, const float *bias);
 void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);
-/* table: f32, or bf16 where `narrow` */
+/* embed.cu; table: f32, or bf16 where `narrow` */
 void cuda_embed(Cuda *, int N, int d, float *y, const void *table, bool narrow, const int *tok, float scale);
-void cuda_embed_backward(Cuda *, int N, int d, float *dtable, const float *dy, const int *tok, float scale);
+/* Scratch: ids and rows N each, counts CUDA_EMBED_BINS * CUDA_EMBED_TILES; parts: two rows of d for each run of
+ * CUDA_EMBED_RUN rows that is begun. */
+enum { CUDA_EMBED_BINS = 512, CUDA_EMBED_TILES = 256, CUDA_EMBED_RUN = 32 };
+typedef struct {
+    int *ids[2], *rows[2], *counts;
+    float *parts;
+} CudaEmbed;
+/* tok in 0..V-1. */
+void cuda_embed_backward(Cuda *, int N, int d, int V, float *dtable, CudaEmbed, const float *dy, const int *tok,
+                         float scale);
 
 /* sums.cu: sums over rows are made in two steps: of slices of the rows, whose sums are scratch (`parts`), and over
  * those. A slice has 16 rows or more; there are enough of them for `tiles` blocks each to fill a large device. */
@@ -249,7 +258,8 @@ void cuda_gated_norm(Cuda *, size_t M, float *y, const float *x, const float *z,
 void cuda_gated_norm_backward(Cuda *, size_t M, float *dx, float *dz, float *dw, float *parts, const float *dy,
                               const float *x, const float *z, const float *w, CudaGatedNorm);
 
-/* conv.cu: x (N,C), w (C,W); a blob of the state has `blob` numbers, the tail lies from `at` on. of, first, off, seq:
+enum { CUDA_CONV_WIDTH = 16 };
+/* conv.cu: x (N,C), w (C,W), W <= CUDA_CONV_WIDTH; a blob of the state has `blob` numbers, the tail lies from `at` on. of, first, off, seq:
  * those of Batch, on the device. */
 typedef struct {
     int N, B, C, W, at;
@@ -259,9 +269,10 @@ typedef struct {
 } CudaConv;
 void cuda_short_conv(Cuda *, const CudaConv *, float *y, const float *x, const float *w, const float *bias,
                      float *state, bool store);
-/* da (N,C): scratch. */
-void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *da, const float *dy,
-                              const float *x, const float *w, const float *bias);
+static inline int cuda_conv_tiles(int C) { return (C + 255) / 256; }
+/* parts (cuda_slices(N, cuda_conv_tiles(C)), W + 1, C). */
+void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *parts,
+                              const float *dy, const float *x, const float *w, const float *bias);
 
 /* merge.cu: x (N,lanes,D); a, w, z (N,lanes); past (.,lanes,rows,C) or NULL; of, pos, first, off, seq: those of Batch,
  * on the device. */

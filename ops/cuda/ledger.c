@@ -10,14 +10,11 @@ static const CudaLedger missing[] = {
 #define SLOW(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger slow[] = {
-    SLOW(embed_backward, "one thread to a column walks through all rows"),
     SLOW(recur, "row after row; the three-kernel form by chunks is not written"),
     SLOW(recur_backward, "as recur; states of rows go through device memory, one block walks a head of a sequence"),
     SLOW(mean_rows, "makes what a stage of training or a model keeps the same in every pass"),
     SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
     SLOW(merge_backward, "as merge"),
-    SLOW(short_conv, "every tap looks for its row"),
-    SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
     SLOW(linear, "in bf16 a matrix is rounded again for every product: 6 bytes a weight forward, 6 backward"),
     SLOW(linear_backward, "as linear"),
     SLOW(linear_many, "one product per matrix"),

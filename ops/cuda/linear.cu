@@ -1,4 +1,4 @@
-/* linear.cu: matrix products by cuBLASLt with descriptors kept per shape; biases, single dots, embedding. */
+/* linear.cu: matrix products by cuBLASLt with descriptors kept per shape; biases, single dots. */
 #include "kernel.h"
 #include "lt_so.h"
 #include "../tuning.h"
@@ -263,25 +263,4 @@ __global__ void dots(size_t n, int O, int I, float *y, const float *x, const flo
 extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x, const float *w, const float *bias) {
     size_t n = (size_t)N * (size_t)O;
     if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
-}
-
-template <class T> __global__ void embed(size_t n, int d, float *y, const T *table, const int *tok, float scale) {
-    EACH(i, n) y[i] = scale * number(table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d]);
-}
-/* A thread to a column, through all rows: each sum has one owner and one order. */
-__global__ void embed_backward(size_t d, int N, float *dtable, const float *dy, const int *tok, float scale) {
-    EACH(k, d) {
-        for (int i = 0; i < N; i++) dtable[(size_t)tok[i] * d + k] += scale * dy[(size_t)i * d + k];
-    }
-}
-extern "C" void cuda_embed(Cuda *c, int N, int d, float *y, const void *table, bool narrow, const int *tok,
-                           float scale) {
-    if (narrow)
-        LAUNCH_EACH(c, (embed<bf16>), (size_t)N * (size_t)d, d, y, (const bf16 *)table, tok, scale);
-    else
-        LAUNCH_EACH(c, (embed<float>), (size_t)N * (size_t)d, d, y, (const float *)table, tok, scale);
-}
-extern "C" void cuda_embed_backward(Cuda *c, int N, int d, float *dtable, const float *dy, const int *tok,
-                                    float scale) {
-    if (N > 0) LAUNCH_EACH(c, embed_backward, (size_t)d, N, dtable, dy, tok, scale);
 }

@@ -158,8 +158,9 @@ static CudaConv conv_pass(Run *r, Tensor x, Tensor w, bool silu, Tensor state, i
     p.of = upload_ints(r, b->of, b->N, "sequences of rows"), p.first = upload_ints(r, b->first, b->N, "documents");
     p.off = upload_ints(r, b->off, b->B + 1, "first rows");
     if (present(state)) p.seq = upload_ints(r, b->seq, b->B, "sequences");
+    if (p.W > CUDA_CONV_WIDTH) device_lacks(r, "convolutions of more than 16 tokens");
     if (measuring(r)) return p;
-    CHECK(p.N == b->N, "%d of %d rows", p.N, b->N);
+    CHECK(p.N == b->N && p.W <= CUDA_CONV_WIDTH, "%d of %d rows, %d taps", p.N, b->N, p.W);
     for (int s = 0; s < b->B && !present(state); s++)
         CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0 || p.W == 1,
               "row %d continues a history that is not there", b->off[s]);
@@ -177,10 +178,10 @@ void cuda_op_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Ten
                                  bool silu) {
     Mark mark = arena_mark(r->scratch);
     CudaConv p = conv_pass(r, x, w, silu, ABSENT, 0);
-    Tensor da = SCRATCH(r, "d sums", x.n[0], x.n[1]);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)p.N, cuda_conv_tiles(p.C)), p.W + 1, p.C);
     if (!measuring(r)) {
         CHECK(!r->batch->history, "a convolution is trained on whole documents");
-        cuda_short_conv_backward(C(r), &p, maybe(dx), maybe(dw), maybe(dbias), R(da), R(dy), R(x), maybe(w),
+        cuda_short_conv_backward(C(r), &p, maybe(dx), maybe(dw), maybe(dbias), R(parts), R(dy), R(x), maybe(w),
                                  maybe(bias));
     }
     arena_release(r->scratch, mark);

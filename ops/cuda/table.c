@@ -164,9 +164,21 @@ static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) 
     arena_release(r->scratch, mark);
 }
 static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, double scale) {
+    int N = dy.n[0], d = dtable.n[1], V = dtable.n[0], runs = (N + CUDA_EMBED_RUN - 1) / CUDA_EMBED_RUN;
+    size_t list = (size_t)N * sizeof(int);
     Mark mark = arena_mark(r->scratch);
-    int *ids = upload_ints(r, tok, dy.n[0], "token ids");
-    if (!measuring(r)) cuda_embed_backward(C(r), dy.n[0], dtable.n[1], R(dtable), R(dy), ids, (float)scale);
+    int *ids = upload_ints(r, tok, N, "token ids");
+    CudaEmbed m;
+    for (int i = 0; i < 2; i++) {
+        m.ids[i] = arena_take(r->scratch, list, "sorted ids");
+        m.rows[i] = arena_take(r->scratch, list, "rows by id");
+    }
+    m.counts = arena_take(r->scratch, (size_t)CUDA_EMBED_BINS * CUDA_EMBED_TILES * sizeof(int), "counts of ids");
+    Tensor parts = SCRATCH(r, "sums of runs", runs, 2, d);
+    if (!measuring(r)) {
+        m.parts = R(parts);
+        cuda_embed_backward(C(r), N, d, V, R(dtable), m, R(dy), ids, (float)scale);
+    }
     arena_release(r->scratch, mark);
 }
 

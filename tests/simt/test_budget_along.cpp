@@ -48,7 +48,11 @@ const Budget budgets_along[] = {
     {"distill_rows", 33.8, 4.13, 1.01, R *V},
     {"dots", 8192, 4, 1, N * 8},
     {"dropout", 13.4, 4, 1.97},
-    {"embed_backward", 12, 4, 1, N *V / 4},
+    {"embed_backward", 8.3, 4, 1, N *V / 4},
+    {"embed_backward_runs", 1, 0.3, 1.1, N *V / 4},
+    {"sort_count", 1, 2, 8, 512},
+    {"sort_scan", 8, 4, 1.01, 512},
+    {"sort_place", 8, 4, 8, 512},
     {"gated_norm", 16, 4, 1},
     {"gated_norm_backward<TEAM, E>", 22, 8.31, 1},
     {"gated_norm_backward_wide", 37.2, 11.3, 1.01},
@@ -71,10 +75,9 @@ const Budget budgets_along[] = {
     {"repeat", 8, 4, 1},
     {"rotate", 5, 4, 1},
     {"scale_column", 4, 4, 8.17, N *H},
-    {"short_conv", 49.1, 4, 2.36},
-    {"short_conv_backward_sums", 53.2, 4, 2.22},
-    {"short_conv_backward_taps", 53.4, 0.161, 1.05},
-    {"short_conv_backward_x", 64.8, 4, 2.07},
+    {"short_conv<4>", 9, 4, 1.01},
+    {"short_conv_backward<4>", 17, 5.5, 1.01},
+    {"short_conv_backward_fold", 1.3, 0.3, 2},
     {"short_conv_store", 20, 4, 1, B *(W - 1) * C},
     {"skip", 12, 4, 1},
     {"skip_backward_w", 8.25, 0.1, 1.01},
@@ -154,7 +157,8 @@ static void convolution(const Rows &r) {
     p.of = r.of, p.first = r.first, p.off = r.off, p.seq = r.seq;
     float *x = numbers(N * C), *y = numbers(N * C), *w = numbers(C * W), *bias = numbers(C);
     cuda_short_conv(device, &p, y, x, w, bias, numbers(B * (W - 1) * C), true);
-    cuda_short_conv_backward(device, &p, numbers(N * C), numbers(C * W), numbers(C), numbers(N * C), y, x, w, bias);
+    cuda_short_conv_backward(device, &p, numbers(N * C), numbers(C * W), numbers(C), numbers((size_t)N * (W + 1) * C),
+                             y, x, w, bias);
 }
 static void recurrence(const Rows &r) {
     enum { HV = 4, M = N * HV * K };
@@ -213,7 +217,12 @@ static void losses() {
                  numbers(R), c);
     cuda_align(device, N, B, V / 4, numbers(N), numbers(N * V / 4), numbers(B), numbers(N * V / 4), numbers(N * V / 4),
                counted(N), counted(B + 1, T), numbers(N), 1);
-    cuda_embed_backward(device, N, V / 4, numbers(N * V / 4), numbers(N * V / 4), counted(N), 1);
+    const CudaEmbed e = {{counted(N), counted(N)},
+                         {counted(N), counted(N)},
+                         counted(CUDA_EMBED_BINS * CUDA_EMBED_TILES),
+                         numbers(N / CUDA_EMBED_RUN * 2 * V / 4)};
+    cuda_embed_backward(device, N, V / 4, N, numbers(N * V / 4), e, numbers(N * V / 4), counted(N), 1);
+    cuda_embed_backward(device, N, V / 4, N, numbers(N * V / 4), e, numbers(N * V / 4), put(std::vector<int>(N, 7)), 1);
     cuda_dots(device, N, 8, V / 4, numbers(N * 8), numbers(N * V / 4), numbers(8 * V / 4), nullptr);
     CudaGemm nothing = {};
     nothing.M = N, nothing.N = nothing.ldc = V / 4;
