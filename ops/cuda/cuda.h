@@ -350,14 +350,15 @@ void cuda_distill(Cuda *, int n, int V, float *logits, const float *teacher, flo
 void cuda_align(Cuda *, int N, int B, int d, float *err, float *dy, float *inv, const float *y, const float *a,
                 const int *tgt, const int *off, const float *g, float factor);
 
-/* update.cu: moments are float, or bf16 where `narrow`. */
+/* update.cu: moments are float, or bf16 where `narrow`; half: w rounded to bf16, or NULL. */
 typedef struct {
     float b1, b2, one_b1, one_b2, gscale, step, root, eps, shrink;
 } CudaAdam;
 typedef struct {
     uint64_t key, at;
 } CudaRounding;
-void cuda_adamw(Cuda *, size_t n, float *w, const float *g, void *m, void *v, bool narrow, CudaAdam, CudaRounding);
+void cuda_adamw(Cuda *, size_t n, float *w, uint16_t *half, const float *g, void *m, void *v, bool narrow, CudaAdam,
+                CudaRounding);
 void cuda_momentum(Cuda *, size_t n, float *u, void *m, const float *g, bool narrow, float mu, float scale,
                    bool nesterov, CudaRounding);
 

@@ -15,8 +15,6 @@ static const CudaLedger slow[] = {
     SLOW(mean_rows, "makes what a stage of training or a model keeps the same in every pass"),
     SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
     SLOW(merge_backward, "as merge"),
-    SLOW(linear, "in bf16 a matrix is rounded again for every product: 6 bytes a weight forward, 6 backward"),
-    SLOW(linear_backward, "as linear"),
     SLOW(linear_many, "one product per matrix"),
     SLOW(linear_many_backward, "as linear_many"),
     SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),
@@ -27,7 +25,6 @@ static const CudaLedger slow[] = {
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(attend_lanes, "on the plain units, in bf16 too; keys are not read ahead; prefixes that sequences share are "
                        "read for each"),
-    SLOW(linear_distill, "a row of logits is read five times"),
     SLOW(sumsq, "waits for the result: of each of Muon's matrices, and of each tensor before a checkpoint"),
     {NULL, 0, NULL},
 };

@@ -25,6 +25,7 @@ static Matrix matrix(Run *r, Tensor w) {
     int O = w.n[0], I = w.n[1];
     if (w.dtype == BF16) return (Matrix){O, I, I, true, w.p};
     if (!r->dev->narrow || (int64_t)O * I < r->dev->least) return (Matrix){O, I, I, false, measuring(r) ? NULL : R(w)};
+    if (w.halved && I % 8 == 0) return (Matrix){O, I, I, true, measuring(r) ? NULL : half_of(r->dev, w)};
     CudaPack p = pack_of(r, w, O, I, "weights in bf16");
     if (!measuring(r)) cuda_pack(C(r), 1, &p);
     return (Matrix){O, I, p.to, true, p.y};
@@ -36,6 +37,7 @@ static void product(Run *r, Tensor y, Tensor x, Matrix w) {
     Mark mark = arena_mark(r->scratch);
     CudaPack p = w.narrow ? pack_of(r, x, N, w.I, "rows in bf16") : (CudaPack){0};
     if (!measuring(r) && w.narrow) cuda_pack(C(r), 1, &p), g.lda = p.to;
+    if (!measuring(r)) writes(r, y);
     if (!measuring(r)) cuda_gemm(C(r), g, R(y), w.narrow ? p.y : (void *)R(x), w.p);
     arena_release(r->scratch, mark);
 }
@@ -50,6 +52,7 @@ static void product_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
     if (!measuring(r)) {
         if (w.narrow) cuda_pack(C(r), n, p);
         const void *g = w.narrow ? p[0].y : R(dy);
+        writes(r, dx), writes(r, dw);
         if (present(dx))
             cuda_gemm(C(r),
                       (CudaGemm){N, w.I, w.O, .lda = ldy, .ldb = w.ld, .ldc = w.I, .accumulate = true,
@@ -269,18 +272,26 @@ static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
     CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
-    if (!measuring(r)) cuda_axpby(C(r), n, R(y), (float)a, R(x), (float)b);
+    if (measuring(r)) return;
+    writes(r, y);
+    cuda_axpby(C(r), n, R(y), (float)a, R(x), (float)b);
 }
 static void add(Run *r, Tensor y, Tensor x) { axpby(r, y, 1, x, 1); }
 static void copy(Run *r, Tensor y, Tensor x) {
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
-    if (!measuring(r)) cuda_copy(C(r), y.p, x.p, tensor_bytes(y));
+    if (measuring(r)) return;
+    writes(r, y);
+    cuda_copy(C(r), y.p, x.p, tensor_bytes(y));
 }
 static void zero(Run *r, Tensor y) {
-    if (!measuring(r) && tensor_bytes(y)) cuda_fill(C(r), y.p, 0, tensor_bytes(y));
+    if (measuring(r) || !tensor_bytes(y)) return;
+    writes(r, y);
+    cuda_fill(C(r), y.p, 0, tensor_bytes(y));
 }
 static void narrow(Run *r, Tensor x) {
-    if (!measuring(r)) cuda_narrow(C(r), tensor_count(x), R(x));
+    if (measuring(r)) return;
+    writes(r, x);
+    cuda_narrow(C(r), tensor_count(x), R(x));
 }
 static void repeat(Run *r, Tensor y, const double *row) {
     int N = y.n[0], w = N ? (int)(tensor_count(y) / (size_t)N) : 0;
@@ -343,6 +354,7 @@ static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *fro
     if (!measuring(r) && n && w) {
         for (int i = 0; i < n; i++)
             CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
+        writes(r, y);
         cuda_move(C(r), n, width, y.dtype == BF16 ? y.p : R(y), y.dtype == BF16, t, x.dtype == BF16 ? x.p : R(x),
                   x.dtype == BF16, f);
     }
@@ -382,7 +394,9 @@ static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
 static void scale_column(Run *r, Tensor x, int c, double m) {
     int w = last(x);
     CHECK(c >= 0 && c < w, "column %d of %d", c, w);
-    if (!measuring(r)) cuda_scale_column(C(r), tensor_count(x) / (size_t)w, w, c, R(x), (float)m);
+    if (measuring(r)) return;
+    writes(r, x);
+    cuda_scale_column(C(r), tensor_count(x) / (size_t)w, w, c, R(x), (float)m);
 }
 
 /* ---- linear attention, Mamba-2 ---- */
@@ -501,8 +515,8 @@ static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, dou
                   .eps = (float)eps,
                   .shrink = (float)(1 - lr * decay)};
     bool narrow = m.dtype == BF16;
-    cuda_adamw(C(r), tensor_count(w), R(w), R(g), narrow ? m.p : R(m), narrow ? v.p : R(v), narrow, p,
-               (CudaRounding){round.key, round.at});
+    cuda_adamw(C(r), tensor_count(w), R(w), half_written(r->dev, w.p, tensor_count(w)), R(g), narrow ? m.p : R(m),
+               narrow ? v.p : R(v), narrow, p, (CudaRounding){round.key, round.at});
 }
 static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding round) {
     size_t n = tensor_count(u);

@@ -45,7 +45,7 @@ const Budget budgets_along[] = {
     {"decide", 61.5, 16, 1.37, N *LANES},
     {"decide_backward", 41, 8, 1.05, N *LANES},
     {"decide_count", 41, 0.0644, 1.31, N *LANES},
-    {"distill_rows", 33.8, 4.13, 1.01, R *V},
+    {"distill_rows", 17.5, 4.13, 1.01, R *V},
     {"dots", 8192, 4, 1, N * 8},
     {"dropout", 13.4, 4, 1.97},
     {"embed_backward", 8.3, 4, 1, N *V / 4},
