@@ -43,7 +43,12 @@ static void side_open(Side *s, const Animal *a, bool muon, bool without) {
     ModelOpts o = {.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true};
     *s = (Side){.muon = muon, .without = without};
     o.measure = measure, o.measure_ctx = s, o.second = muon ? muon_leaves : NULL;
-    cr_assert(model_cfg_from_json(&s->cfg, a->json, strlen(a->json), a->name, &e), "%s: %s", a->name, e.msg);
+    /* Rows of a multiple of eight numbers, which those of the zoo are not. */
+    char *json = xformat("%s", a->json), *width = strstr(json, "\"d_model\":12");
+    cr_assert(width, "%s", a->name);
+    memcpy(width, "\"d_model\":24", 12);
+    cr_assert(model_cfg_from_json(&s->cfg, json, strlen(json), a->name, &e), "%s: %s", a->name, e.msg);
+    free(json);
     cr_assert(device_open(&s->dev, "cuda", 1, &e) && device_bf16(s->dev, true, &e), "%s", e.msg);
     s->dev->least = 0;
     cr_assert(model_open(&s->m, s->dev, &s->cfg, o, &e), "%s: %s", a->name, e.msg);
@@ -191,7 +196,7 @@ Test(cuda_half, whoever_writes_a_weight_is_noticed) {
         if (k == 6) ops->zero(&d.run, row);
         if (k == 7) ops->narrow(&d.run, d.w);
         if (k == 8)
-            ops->linear_backward(&d.run, d.w, ABSENT, ABSENT, TENSOR(d.other.p, REAL, O, O), d.x,
+            ops->linear_backward(&d.run, d.w, ABSENT, ABSENT, TENSOR(d.other.p, REAL, O, O), d.m,
                                  TENSOR(d.other.p, REAL, O, I));
         if (k == 9)
             ops->linear(&d.run, TENSOR(d.w.p, REAL, N, I), TENSOR(d.x.p, REAL, N, 16), TENSOR(d.other.p, REAL, I, 16),
