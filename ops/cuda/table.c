@@ -6,7 +6,8 @@
 
 /* ---- linear ----
  * Which products have their operands rounded is what it is on the CPU (gemm_use): a matter of the weights alone. Packed
- * rows begin at 16 bytes, as the library's kernels for bf16 like them best. */
+ * rows begin at 16 bytes, as the library's kernels for bf16 like them best. Weights of a model have a copy in bf16 that
+ * lies so (half.h). */
 static int packed(int n) { return (n + 7) / 8 * 8; }
 /* rows of n numbers of t, to be packed to scratch. */
 static CudaPack pack_of(Run *r, Tensor t, int rows, int n, const char *name) {
