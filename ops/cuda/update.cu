@@ -17,7 +17,7 @@ struct AdamNow {
     CudaRounding r;
 };
 template <class T>
-__global__ void adamw(size_t n, float *w, const float *g, T *m, T *v, AdamNow now, const AdamNow *at) {
+__global__ void adamw(size_t n, float *w, uint16_t *half, const float *g, T *m, T *v, AdamNow now, const AdamNow *at) {
     if (at) now = *at;
     CudaAdam p = now.p;
     CudaRounding r = now.r;
@@ -27,17 +27,19 @@ __global__ void adamw(size_t n, float *w, const float *g, T *m, T *v, AdamNow no
         uint64_t bits = chance(m, r, i);
         keep(&m[i], mi, bits);
         keep(&v[i], vi, bits >> 16);
-        w[i] = w[i] * p.shrink - p.step * mi / (sqrtf(vi) * p.root + p.eps);
+        float wi = w[i] * p.shrink - p.step * mi / (sqrtf(vi) * p.root + p.eps);
+        w[i] = wi;
+        if (half) half[i] = to_bf16(wi).bits;
     }
 }
-extern "C" void cuda_adamw(Cuda *c, size_t n, float *w, const float *g, void *m, void *v, bool narrow, CudaAdam p,
-                           CudaRounding r) {
+extern "C" void cuda_adamw(Cuda *c, size_t n, float *w, uint16_t *half, const float *g, void *m, void *v, bool narrow,
+                           CudaAdam p, CudaRounding r) {
     AdamNow now = {p, r};
     const AdamNow *at = value_of(c, &now);
     if (narrow)
-        LAUNCH_EACH(c, (adamw<bf16>), n, w, g, (bf16 *)m, (bf16 *)v, now, at);
+        LAUNCH_EACH(c, (adamw<bf16>), n, w, half, g, (bf16 *)m, (bf16 *)v, now, at);
     else
-        LAUNCH_EACH(c, (adamw<float>), n, w, g, (float *)m, (float *)v, now, at);
+        LAUNCH_EACH(c, (adamw<float>), n, w, half, g, (float *)m, (float *)v, now, at);
 }
 
 struct MomentumNow {
