@@ -73,7 +73,7 @@ static inline bool teacher_wanted(const TeacherCfg *t) {
 typedef struct {
     int64_t steps;
     double max_seconds, stop_at_acc; /* stop_at_acc 0: off */
-    int batch, micro_batch, dtype;
+    int batch, micro_batch, dtype, attention;
     double dropout;
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
     int64_t eval_every, save_every, sample_every, log_every, eval_tokens;
