@@ -157,10 +157,11 @@ static Planned *plan_of(Fused *x, Run *r, SdpaKind kind, const KvShape *kv, Look
     SdpaShape s;
     if (!x || !shape_of(r, kv, look, &s)) return NULL;
     if (measuring(r)) {
-        Sdpa *plain = planned(x, kind, s);
-        s.documents = true;
-        if (plain) planned(x, kind, s);
-        s.documents = false;
+        for (int k = 1; k >= 0;
+             k--) { /* a backward pass reads o as the forward pass of the same plan left it, in bf16 */
+            s.documents = k;
+            if (planned(x, SDPA_FORWARD, s) && kind != SDPA_FORWARD) planned(x, kind, s);
+        }
     } else if (!even(r->batch, s.T, &s.documents))
         return NULL;
     Planned *p = find(x, kind, s);

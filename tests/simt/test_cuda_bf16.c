@@ -466,7 +466,8 @@ static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], int
     double *all = xcalloc(5 * most, sizeof *all);
     Grads want = {all, all + most, all + 2 * most, all + 3 * most};
     forward_ref(want.q, all + 4 * most, p, q, &kv, ABSENT, ABSENT, RIGHT);
-    for (size_t i = 0; i < tensor_count(o); i++) R(o)[i] = (real)want.q[i];
+    for (size_t i = 0; i < tensor_count(o); i++) /* cuDNN's o, which it reads again, is bf16 */
+        R(o)[i] = by == ATTENTION_OWN ? (real)want.q[i] : (real)nearest((real)want.q[i]);
     for (size_t i = 0; i < tensor_count(lse); i++) R(lse)[i] = (real)all[4 * most + i];
     for (int times = 0; times < 2; times++) {
         for (int k = 0; k < 4; k++) got[times][k] = tensor_copy(&g, before[k]);
