@@ -6,7 +6,7 @@
 
 /* Shapes of one model: of layers that look alike one plan. A backward pass that keeps its order may take so much
  * workspace; beyond it our own is not slower for want of memory. */
-enum { PLANS = 64, WHY = 300 };
+enum { WHY = 300 };
 static const size_t most_workspace = (size_t)1 << 30;
 
 typedef struct {
@@ -18,9 +18,9 @@ typedef struct {
 struct Fused {
     SdpaTarget target;
     Cuda *cuda;
-    bool unordered, full;
+    bool unordered;
     int n;
-    Planned plan[PLANS];
+    Planned *plan; /* (n) */
 };
 
 Fused *fused_open(Cuda *c, bool unordered) {
@@ -46,6 +46,7 @@ void fused_close(Fused *x) {
     if (!x) return;
     for (int i = 0; i < x->n; i++) sdpa_close(x->plan[i].plan);
     x->target.f->Destroy(x->target.handle);
+    free(x->plan);
     free(x);
 }
 void fused_count(const Fused *x, int *plans, int *ran) {
@@ -68,7 +69,8 @@ static Planned *find(Fused *x, SdpaKind kind, SdpaShape s) {
 static Sdpa *planned(Fused *x, SdpaKind kind, SdpaShape s) {
     char why[WHY] = "";
     Planned *p = find(x, kind, s);
-    if (p || x->n == PLANS) return p ? p->plan : NULL;
+    if (p) return p->plan;
+    x->plan = xrealloc(x->plan, (size_t)x->n + 1, sizeof *x->plan);
     p = &x->plan[x->n++];
     *p = (Planned){.kind = kind, .shape = s, .plan = sdpa_open(&x->target, kind, s, why)};
     if (p->plan && kind == SDPA_BACKWARD) {
@@ -157,15 +159,16 @@ static Planned *plan_of(Fused *x, Run *r, SdpaKind kind, const KvShape *kv, Look
     SdpaShape s;
     if (!x || !shape_of(r, kv, look, &s)) return NULL;
     if (measuring(r)) {
-        for (int k = 1; k >= 0;
-             k--) { /* a backward pass reads o as the forward pass of the same plan left it, in bf16 */
+        for (int k = 0; k < 2; k++) {
             s.documents = k;
-            if (planned(x, SDPA_FORWARD, s) && kind != SDPA_FORWARD) planned(x, kind, s);
+            if (!planned(x, SDPA_FORWARD, s) || !planned(x, kind, s)) break;
         }
+        s.documents = false;
     } else if (!even(r->batch, s.T, &s.documents))
         return NULL;
-    Planned *p = find(x, kind, s);
-    return p && p->plan ? p : NULL;
+    /* A backward pass reads o as the forward pass of such a plan left it, in bf16. */
+    Planned *p = find(x, kind, s), *before = find(x, SDPA_FORWARD, s);
+    return p && p->plan && before && before->plan ? p : NULL;
 }
 static void forward(Run *r, Planned *p, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look) {
     Mark mark = arena_mark(r->scratch);

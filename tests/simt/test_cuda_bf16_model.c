@@ -241,10 +241,11 @@ static void refused_run(const char *device, const char *dtype, const char *why) 
     char *cfg = check_path("run.yaml"), *dir = check_path("run"), *text = check_path("text.txt"), body[400];
     for (size_t i = 0; i < sizeof body; i++) body[i] = (char)('a' + i % 23);
     check_write(text, body, sizeof body);
-    char *all = xformat("run: {dir: '%s'}\nmodel: {d_model: 16, layers: 1, kinds: {full: {mixer: gqa, heads: 2}},\n"
-                        "  ffn: {kind: swiglu, hidden: 16}}\ndata: {train: '%s', seq_len: 8}\n"
-                        "train: {dtype: %s, attention: cudnn, steps: 1, batch: 1, micro_batch: 1}\n",
-                        dir, text, dtype);
+    char *all =
+        xformat("run: {dir: '%s'}\nmodel: {d_model: 16, layers: 1, kinds: {full: {mixer: gqa, heads: 2}},\n"
+                "  ffn: {kind: swiglu, hidden: 16}}\ndata: {train: '%s', seq_len: 8}\n"
+                "train: {dtype: %s, attention: cudnn, steps: 1, batch: 1, micro_batch: 1}\noptim: {warmup: 1}\n",
+                dir, text, dtype);
     check_write(cfg, all, strlen(all));
     Ran r = RUN("train", cfg, "-q", "--device", device);
     cr_assert(r.status == 2 && strstr(r.err, why) && access(dir, F_OK) != 0, "%d: %s", r.status, r.err);
