@@ -4,9 +4,8 @@
 #include "sdpa.h"
 #include "table.h"
 
-/* Shapes of one model: of layers that look alike one plan. A backward pass that keeps its order may take so much
- * workspace; beyond it our own is not slower for want of memory. */
 enum { WHY = 300 };
+/* Beyond this a backward pass that keeps its order, whose workspace grows with the square of T, is left to our own. */
 static const size_t most_workspace = (size_t)1 << 30;
 
 typedef struct {
@@ -89,18 +88,18 @@ static Sdpa *planned(Fused *x, SdpaKind kind, SdpaShape s) {
     return p->plan;
 }
 /* False: cuDNN has no graph for it whatever the size. */
-static bool shape_of(const Run *r, const KvShape *kv, Look look, SdpaShape *s) {
+static bool shape_of(const Run *r, const Kv *kv, Look look, SdpaShape *s) {
     const Batch *b = r->batch;
-    if (!(r->mode & RUN_TRAIN) || !r->dev->narrow || kv->alias || kv->retire || look.sinks || r->out.n != b->N ||
-        b->B < 1 || b->N < 1 || b->N % b->B)
+    if (!(r->mode & RUN_TRAIN) || !r->dev->narrow || kv->s.alias || kv->s.retire || present(kv->bias) || look.sinks ||
+        r->out.n != b->N || b->B < 1 || b->N < 1 || b->N % b->B)
         return false;
     int T = b->N / b->B;
     *s = (SdpaShape){.B = b->B,
                      .T = T,
                      .heads = look.heads,
-                     .lanes = kv->lanes,
-                     .Dk = kv->kdim,
-                     .Dv = kv->vdim,
+                     .lanes = kv->s.lanes,
+                     .Dk = kv->s.kdim,
+                     .Dv = kv->s.vdim,
                      .window = look.window < T ? look.window : 0};
     return true;
 }
@@ -155,7 +154,7 @@ static void run(Run *r, Planned *p, const SdpaTensors *t, Look look, void *work)
     p->ran = true;
 }
 /* The plan to run, with the one of batches with documents built beside it while measuring. */
-static Planned *plan_of(Fused *x, Run *r, SdpaKind kind, const KvShape *kv, Look look) {
+static Planned *plan_of(Fused *x, Run *r, SdpaKind kind, const Kv *kv, Look look) {
     SdpaShape s;
     if (!x || !shape_of(r, kv, look, &s)) return NULL;
     if (measuring(r)) {
@@ -193,7 +192,7 @@ static bool both(Fused *x, Run *r, Planned **p, int k) {
     return *p && (*p)->plan;
 }
 bool fused_attend(Fused *x, Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look) {
-    Planned *p = plan_of(x, r, SDPA_FORWARD, &kv->s, look);
+    Planned *p = plan_of(x, r, SDPA_FORWARD, kv, look);
     if (!p) return false;
     int k = 0;
     do forward(r, p, o, lse, q, kv, look);
@@ -233,7 +232,7 @@ static void backward(Run *r, Planned *p, Tensor dq, Kv *dkv, Tensor dout, Tensor
 }
 bool fused_attend_backward(Fused *x, Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look,
                            Tensor o, Tensor lse) {
-    Planned *p = plan_of(x, r, x && x->unordered ? SDPA_BACKWARD_UNORDERED : SDPA_BACKWARD, &kv->s, look);
+    Planned *p = plan_of(x, r, x && x->unordered ? SDPA_BACKWARD_UNORDERED : SDPA_BACKWARD, kv, look);
     if (!p) return false;
     int k = 0;
     do backward(r, p, dq, dkv, dout, q, kv, look, o, lse);

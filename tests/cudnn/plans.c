@@ -58,7 +58,7 @@ static bool see_config(Device *d, const char *path) {
     all.config = name ? name + 1 : path;
     for (int k = 0; k < config_stages(&c); k++) {
         Stage s = config_stage(&c, k);
-        ModelCfg model = c.model;
+        ModelCfg model = s.cfg->model;
         Model m;
         if (!model.vocab) model.vocab = 256; /* the file's own: no matter here */
         ModelOpts o = {.train = true,
@@ -108,7 +108,8 @@ static void refuse(Check *c, const char *line) {
     printf("not ok: refused: %s\n     the list has: %s\n", line, *want ? want : "nothing more");
     c->failures++;
 }
-static void plan(Check *c, const SdpaTarget *t, const Seen *x, SdpaKind kind, bool documents) {
+/* False: refused. */
+static bool plan(Check *c, const SdpaTarget *t, const Seen *x, SdpaKind kind, bool documents) {
     char why[300] = "", line[LINE], name[200];
     SdpaShape s = x->s;
     s.documents = documents;
@@ -120,7 +121,7 @@ static void plan(Check *c, const SdpaTarget *t, const Seen *x, SdpaKind kind, bo
         snprintf(line, sizeof line, "%s: %s%s: %s", name, kinds[kind], documents ? " with documents" : "",
                  strncmp(why, "cuDNN", 5) || !reason ? why : reason + 2);
         refuse(c, line);
-        return;
+        return false;
     }
     bool much = sdpa_bytes(p) > bound(kind, &s);
     printf("%s: %s%s: %.2f MiB, engine %d, %.1f s%s\n", name, kinds[kind], documents ? " with documents" : "",
@@ -129,6 +130,7 @@ static void plan(Check *c, const SdpaTarget *t, const Seen *x, SdpaKind kind, bo
     c->failures += much, c->plans++;
     sdpa_close(p);
     fflush(stdout);
+    return true;
 }
 int main(int argc, char **argv) {
     const char *where;
@@ -176,8 +178,10 @@ int main(int argc, char **argv) {
             refuse(&c, line);
             continue;
         }
-        for (SdpaKind k = SDPA_FORWARD; k <= SDPA_BACKWARD_UNORDERED; k++) plan(&c, &t, &all.seen[i], k, false);
-        for (SdpaKind k = SDPA_FORWARD; k <= SDPA_BACKWARD; k++) plan(&c, &t, &all.seen[i], k, true);
+        bool served = plan(&c, &t, &all.seen[i], SDPA_FORWARD, false);
+        for (SdpaKind k = SDPA_BACKWARD; served && k <= SDPA_BACKWARD_UNORDERED; k++)
+            plan(&c, &t, &all.seen[i], k, false);
+        for (SdpaKind k = SDPA_FORWARD; served && k <= SDPA_BACKWARD; k++) plan(&c, &t, &all.seen[i], k, true);
     }
     char rest[LINE];
     while (fgets(rest, sizeof rest, c.refused))
