@@ -523,6 +523,7 @@ Test(cuda_bf16, attention_by_cudnn, .timeout = 300) {
         const int *w = fused_widths[draw * 2 % FUSED_WIDTHS];
         forward_of(pass_even(draw, w[0], w[1]), ATTENTION_CUDNN, draw, w, tried, &seen);
     }
+    check_log("attention by cuDNN, of its bounds", seen, 1, 0, FUSED_DRAWS);
     fprintf(stderr, "attention by cuDNN: at most %.2f of its bounds\n", seen);
     for (Fault f = RIGHT + 1; f < NO_DELTA; f++)
         cr_assert(!can_show(f) || tried[f] >= 2, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
@@ -535,6 +536,7 @@ Test(cuda_bf16, gradients_by_cudnn, .timeout = 300) {
         backward_with(pass_even(draw, w[0], w[1]), draw % 2 ? ATTENTION_CUDNN : ATTENTION_CUDNN_UNORDERED, draw, w,
                       tried, &seen);
     }
+    check_log("gradients by cuDNN, of their bounds", seen, 1, 0, FUSED_DRAWS);
     fprintf(stderr, "gradients by cuDNN: at most %.2f of their bounds\n", seen);
     for (Fault f = RIGHT + 1; f < FAULTS; f++)
         cr_assert(!can_show(f) || tried[f] >= 2, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);

@@ -254,6 +254,10 @@ static void refused_run(const char *device, const char *dtype, const char *why) 
 Test(cuda_bf16_model, cudnn_where_it_cannot_be, .timeout = 120) {
     refused_run("cpu", "bf16", "attention cudnn: is for device cuda; leave it out, or take device cuda");
     refused_run("cuda", "f32", "attention cudnn: computes in bf16; expected dtype bf16, got f32");
+    Ran r = RUN("bench", "ops", "--attention", "all", "--rows", "8");
+    cr_assert(r.status == 2 && strstr(r.err, "--attention: expected own, cudnn or cudnn_unordered, got 'all'"), "%s",
+              r.err);
+    free(r.out), free(r.err);
 }
 
 /* The program: a run in bf16, its text and its perplexity with matrices and cached rows in bf16. */
