@@ -87,6 +87,8 @@ void part_self_test(Check *c) {
     suite_run(c, "ops b to k", "ops/@([b-k])*", 200);
     suite_run(c, "ops l to r", "ops/@([l-r])*", 200);
     suite_run(c, "ops s to z", "ops/@([s-z])*", 200);
+    suite_run(c, "sums over rows", "ops_reduce/*", 200);
+    suite_run(c, "copies in bf16", "cuda_half/*", 200);
     suite_run(c, "models", "cuda_model/*", 300);
     suite_run(c, "double", "cuda_double/*", 300);
     suite_run(c, "runs", "cuda_run/*", 300);
