@@ -41,8 +41,11 @@ void record_say(Trainer *t) {
 /* Everything that sizes and arguments of a pass's launches depend on, beside what stays while the trainer is open. */
 static uint64_t key_of(const Batch *b) {
     uint64_t key = rng_mix(rng_mix(KEY_MICRO, (uint64_t)b->B), (uint64_t)b->N);
+    bool documents = false; /* that begin inside of a sequence: attention may have a kernel for those */
+    for (int s = 0; s < b->B; s++)
+        for (int i = b->off[s]; i < b->off[s + 1]; i++) documents |= b->first[i] != b->off[s];
     for (int s = 0; s <= b->B; s++) key = rng_mix(key, (uint64_t)b->off[s]);
-    return key;
+    return rng_mix(key, documents);
 }
 
 typedef struct {

@@ -70,6 +70,8 @@ extern "C" void cuda_stop(Cuda *c) {
     delete c;
 }
 extern "C" const char *cuda_name(const Cuda *c) { return c->name; }
+extern "C" void *cuda_stream(Cuda *c) { return c->own; }
+extern "C" bool cuda_asks(const Cuda *c) { return c->stream != nullptr; }
 
 /* ---- what the device says of itself ---- */
 static long long ask(cudaDeviceAttr a) {
