@@ -11,7 +11,7 @@ typedef struct {
     const char *model, *prompt, *prompt_file, *batch_file;
     int64_t max_new, context, batch, chunk, seed, top_k;
     Sampler sampler;
-    bool ignore_eos;
+    bool ignore_eos, plain;
     int nstop;
     const char *stop[STOPS_MAX];
 } Args;
@@ -30,7 +30,8 @@ enum {
     OPT_SEED,
     OPT_CONTEXT,
     OPT_BATCH,
-    OPT_CHUNK
+    OPT_CHUNK,
+    OPT_GRAPH
 };
 static const struct argp_option options[] = {
     {"prompt", 'p', "TEXT", 0, "The text to continue (default: nothing, a new document)", 0},
@@ -49,6 +50,10 @@ static const struct argp_option options[] = {
     {"context", OPT_CONTEXT, "N", 0, "Tokens of prompt and output at most (default: the model's positions)", 0},
     {"batch", OPT_BATCH, "N", 0, "Prompts that run at the same time (default 8)", 0},
     {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the prompts (default 256)", 0},
+    {"graph", OPT_GRAPH, "NAME", 0,
+     "auto: device cuda records a step of decoding and replays it; off: it launches every kernel by itself (default "
+     "auto)",
+     0},
     {0}};
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
@@ -70,6 +75,11 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
     case OPT_BATCH: return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
     case OPT_CHUNK: return cli_int(arg, "--chunk", 1, 1 << 20, &a->chunk, e);
+    case OPT_GRAPH:
+        if (strcmp(arg, "auto") && strcmp(arg, "off"))
+            return err_input(e, "--graph: expected auto or off, got '%.40s'", arg);
+        a->plain = !strcmp(arg, "off");
+        return true;
     case OPT_STOP:
         if (!*arg) return err_input(e, "--stop: expected a text, got an empty one");
         if (a->nstop == STOPS_MAX) return err_input(e, "--stop: more than %d of them", STOPS_MAX);
@@ -257,6 +267,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
         SessionOpts so = {.nseq = imin((int)a->batch, p.n),
                           .chunk = (int)a->chunk,
                           .document = en.tokenizer.eot,
+                          .plain = a->plain,
                           .max_tokens = (int)(a->max_new < context - longest ? longest + a->max_new : context)};
         bool streamed = !cli->json && !cli->quiet && !a->batch_file;
         GenOpts o = {.sampler = a->sampler,

@@ -23,7 +23,9 @@ typedef struct {
     Candidate *cand;     /* (threads,V) */
     int threads, *token; /* (places) drawn for each feed */
     Err *why;            /* (places) */
-    real *logits;
+    real *logits;        /* NULL where the device draws: */
+    SampleRow *rows;     /* (places) */
+    Sampled *drawn;      /* (places) */
 } Work;
 
 static bool show(Work *w, Place *p, bool end, Err *e) {
@@ -61,6 +63,18 @@ static bool draw(Work *w, int n, Err *e) {
     return bad < 0;
 }
 
+/* The session's call and the draws in one. */
+static bool draw_there(Work *w, int n, Err *e) {
+    for (int i = 0; i < n; i++) {
+        int which = w->place[w->feed[i].seq].which;
+        w->rows[i] = sampler_row(&w->o->sampler, (uint64_t)which, (uint64_t)w->g[which].n);
+    }
+    if (!session_draw(w->s, n, w->feed, w->rows, w->drawn, e)) return false;
+    for (int i = 0; i < n; i++)
+        if (!sampler_drawn(&w->drawn[i], w->s->model->cfg.vocab, &w->token[i], e)) return false;
+    return true;
+}
+
 /* The prompt at place `at` has a new token. */
 static bool take(Work *w, int at, int t, Err *e) {
     Place *p = &w->place[at];
@@ -88,8 +102,12 @@ static bool take(Work *w, int at, int t, Err *e) {
 static bool advance(Work *w, int n, bool prefill, Err *e) {
     int V = w->s->model->cfg.vocab;
     double start = now_seconds();
-    bool ok = session_extend(w->s, n, w->feed, WANT_LAST, TENSOR(w->logits, REAL, n, V), e);
-    ok = ok && (!w->o->max_new || draw(w, n, e));
+    bool ok;
+    if (w->rows)
+        ok = draw_there(w, n, e);
+    else
+        ok = session_extend(w->s, n, w->feed, WANT_LAST, TENSOR(w->logits, REAL, n, V), e) &&
+             (!w->o->max_new || draw(w, n, e));
     int *which = xcalloc((size_t)n, sizeof *which);
     for (int i = 0; ok && i < n; i++) {
         int at = w->feed[i].seq;
@@ -115,6 +133,7 @@ static bool run(Work *w, int n, Err *e) {
             for (int i = 0; i < g->nprompt; i++)
                 if (g->prompt[i] >= 0 && g->prompt[i] < V) p->seen[g->prompt[i]] = 1;
             session_reset(w->s, at);
+            if (w->rows) session_seen(w->s, at, p->seen);
             w->feed[nfeed++] = (Feed){at, g->nprompt, g->prompt};
         }
         bool prefill = nfeed > 0;
@@ -133,19 +152,29 @@ bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generati
         g[k].text = (Text){.nstop = o->nstop, .stop = o->stop};
     }
     Work w = {.s = s, .tk = tk, .o = o, .g = g};
+    bool ok = false;
     w.place = xcalloc(places, sizeof *w.place);
     w.feed = xcalloc(places, sizeof *w.feed);
     w.threads = imin((int)places, device_threads(s->model->dev));
-    w.cand = xcalloc((size_t)w.threads * V, sizeof *w.cand);
     w.token = xcalloc(places, sizeof *w.token);
-    w.why = xcalloc(places, sizeof *w.why);
-    w.logits = xcalloc(places * V, sizeof *w.logits);
+    if (o->max_new && session_draws(s)) {
+        if (!session_draw_open(s, e)) goto done;
+        w.rows = xcalloc(places, sizeof *w.rows);
+        w.drawn = xcalloc(places, sizeof *w.drawn);
+    } else {
+        w.cand = xcalloc((size_t)w.threads * V, sizeof *w.cand);
+        w.why = xcalloc(places, sizeof *w.why);
+        w.logits = xcalloc(places * V, sizeof *w.logits);
+    }
     for (size_t i = 0; i < places; i++) w.place[i] = (Place){.which = -1, .seen = xcalloc(V, 1)};
-    bool ok = run(&w, n, e);
+    ok = run(&w, n, e);
     for (size_t i = 0; i < places; i++) {
         session_reset(s, (int)i);
         free(w.place[i].seen);
     }
+done:
+    free(w.rows);
+    free(w.drawn);
     free(w.place);
     free(w.feed);
     free(w.cand);

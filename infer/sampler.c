@@ -52,6 +52,12 @@ static double mass(const Candidate *c, int n) {
     return sum;
 }
 
+static bool no_number(int v, double l, Err *e) {
+    return err_world(e, "logit of token %d is %g: the model's numbers are damaged", v, l);
+}
+static bool no_token(int V, Err *e) {
+    return err_world(e, "all %d logits are -inf: the model's numbers are damaged", V);
+}
 bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned char *seen, Candidate *c, int *n,
                      Err *e) {
     /* c[].p holds logits first, weights exp(logit - max) next, probabilities last */
@@ -59,13 +65,12 @@ bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned
     double top = -INFINITY;
     for (int v = 0; v < V; v++) {
         double l = logits[v];
-        if (isnan(l) || l == INFINITY)
-            return err_world(e, "logit of token %d is %g: the model's numbers are damaged", v, l);
+        if (isnan(l) || l == INFINITY) return no_number(v, l, e);
         if (seen && seen[v]) l = l > 0 ? l / s->repetition_penalty : l * s->repetition_penalty;
         if (s->temperature != 0) c[v] = (Candidate){v, l};
         if (l > top) best = v, top = l;
     }
-    if (top == -INFINITY) return err_world(e, "all %d logits are -inf: the model's numbers are damaged", V);
+    if (top == -INFINITY) return no_token(V, e);
     if (s->temperature == 0) {
         c[0] = (Candidate){best, 1};
         *n = 1;
@@ -100,13 +105,29 @@ bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned
     return true;
 }
 
+static uint64_t key_of(const Sampler *s, uint64_t seq) { return rng_mix(rng_name(s->seed, "sampler"), seq); }
+SampleRow sampler_row(const Sampler *s, uint64_t seq, uint64_t draw) {
+    return (SampleRow){.key = key_of(s, seq),
+                       .draw = draw,
+                       .temperature = s->temperature,
+                       .penalty = s->repetition_penalty,
+                       .top_p = s->top_p,
+                       .min_p = s->min_p,
+                       .top_k = s->top_k};
+}
+bool sampler_drawn(const Sampled *d, int V, int *token, Err *e) {
+    if (d->token == -1) return no_number(d->at, (double)d->value, e);
+    if (d->token < 0) return no_token(V, e);
+    *token = d->token;
+    return true;
+}
 bool sampler_pick(const Sampler *s, const real *logits, int V, const unsigned char *seen, uint64_t seq, uint64_t draw,
                   Candidate *c, int *token, Err *e) {
     int n;
     if (!sampler_support(s, logits, V, seen, c, &n, e)) return false;
     int i = 0;
     if (n > 1) {
-        double u = rng_uniform(rng_mix(rng_name(s->seed, "sampler"), seq), draw), sum = 0;
+        double u = rng_uniform(key_of(s, seq), draw), sum = 0;
         for (i = 0; i < n - 1; i++)
             if (u < (sum += c[i].p)) break;
     }

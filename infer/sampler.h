@@ -11,6 +11,7 @@
  * Probabilities are f64 whatever the logits are. Equal logits rank by id, the lower first. A draw is a pure function of
  * (seed, sequence, number of the draw): it does not depend on what else runs in the batch. */
 #pragma once
+#include "../ops/sample.h"
 #include "../ops/tensor.h"
 
 typedef struct {
@@ -36,3 +37,6 @@ bool sampler_support(const Sampler *, const real *logits, int V, const unsigned 
 /* The token of draw number `draw` of sequence `seq`. c: room for V candidates. */
 bool sampler_pick(const Sampler *, const real *logits, int V, const unsigned char *seen, uint64_t seq, uint64_t draw,
                   Candidate *c, int *token, Err *);
+/* The same, for a device that draws (ops/sample.h), and what its answer means. */
+SampleRow sampler_row(const Sampler *, uint64_t seq, uint64_t draw);
+bool sampler_drawn(const Sampled *, int V, int *token, Err *);

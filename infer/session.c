@@ -1,4 +1,6 @@
 #include "session.h"
+#include "../ops/graph.h"
+#include "../ops/host.h"
 
 /* One pass: rows of at most `chunk` tokens, cut from the feeds in their order. The arrays of the Batch live in one
  * block of Session.rows: tok, pos, first, of, want (chunk each), off (nseq+1), seq (nseq). */
@@ -29,6 +31,7 @@ bool session_open(Session *s, Model *m, SessionOpts o, Err *e) {
         kv_close(&s->cache);
         return false;
     }
+    if (!o.plain && device_apart(m->dev)) s->cache.graphs = graphs_open(m->dev);
     s->next = xcalloc((size_t)o.nseq, sizeof(int));
     s->rows = xcalloc(5 * (size_t)o.chunk + 2 * (size_t)o.nseq + 1, sizeof(int));
     s->id = xcalloc((size_t)o.nseq, sizeof(uint64_t));
@@ -37,6 +40,8 @@ bool session_open(Session *s, Model *m, SessionOpts o, Err *e) {
 
 void session_close(Session *s) {
     if (!s->model) return;
+    graphs_close(s->cache.graphs);
+    arena_close(&s->draw);
     kv_close(&s->cache);
     free(s->next);
     free(s->rows);
@@ -103,7 +108,19 @@ static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, 
     return n;
 }
 
-bool session_extend(Session *s, int B, const Feed *f, Want want, Tensor logits, Err *e) {
+/* Draws of the rows that a call wants. */
+typedef struct {
+    Session *s;
+    SampleRow *rows;
+    Sampled *out;
+} Draws;
+static void see_draw(void *ctx, Tensor logits) {
+    Draws *d = ctx;
+    device_sample(d->s->model->dev, logits.n[0], logits.n[1], d->rows, R(logits), d->s->seen, d->s->drawing, d->out);
+}
+
+static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, const Draws *draws, Err *e) {
+    const bool some = draws || present(logits);
     CHECK(want == WANT_LAST || s->opts.want_all, "opened for last rows only");
     if (!feeds_fit(s, B, f, e)) return false;
     int V = s->model->cfg.vocab, done = 0; /* done: rows of logits written */
@@ -118,7 +135,7 @@ bool session_extend(Session *s, int B, const Feed *f, Want want, Tensor logits, 
             at += n;
             room -= n;
             bool last = at == f[b].n;
-            for (int i = row; i < p.N && present(logits); i++)
+            for (int i = row; i < p.N && some; i++)
                 if (want == WANT_ALL || (last && i == p.N - 1)) p.want[p.nwant++] = i;
             if (last) {
                 b++;
@@ -128,8 +145,11 @@ bool session_extend(Session *s, int B, const Feed *f, Want want, Tensor logits, 
         for (int i = 0; i < p.B; i++) s->id[i] = (uint64_t)p.seq[i];
         Batch batch = {p.B, p.N, p.off, p.seq, p.of, p.pos, p.first, s->id, history};
         Tensor out = ABSENT;
-        if (p.nwant) out = TENSOR(R(logits) + (size_t)done * (size_t)V, REAL, p.nwant, V);
-        if (!model_extend(s->model, &s->cache, &batch, p.tok, (Pick){p.nwant, p.want}, out, e)) {
+        Draws now = {s, draws ? draws->rows + done : NULL, draws ? draws->out + done : NULL};
+        if (p.nwant && !draws) out = TENSOR(R(logits) + (size_t)done * (size_t)V, REAL, p.nwant, V);
+        const Pick rows = {p.nwant, p.want};
+        if (!(draws ? model_extend_seen(s->model, &s->cache, &batch, p.tok, rows, see_draw, &now, 1, e)
+                    : model_extend(s->model, &s->cache, &batch, p.tok, rows, out, e))) {
             /* cannot be undone half-way: the sequences of this call start anew */
             for (int i = 0; i < B; i++) session_reset(s, f[i].seq);
             return false;
@@ -141,4 +161,37 @@ bool session_extend(Session *s, int B, const Feed *f, Want want, Tensor logits, 
         CHECK(done == logits.n[0] && logits.n[1] == V, "logits for %d rows, got (%d,%d)", done, logits.n[0],
               logits.n[1]);
     return true;
+}
+
+bool session_extend(Session *s, int B, const Feed *f, Want want, Tensor logits, Err *e) {
+    return extend(s, B, f, want, logits, NULL, e);
+}
+
+bool session_draws(const Session *s) { return REAL == F32 && device_apart(s->model->dev); }
+static void draw_place(Session *s) {
+    size_t V = (size_t)s->model->cfg.vocab;
+    int rows = imin(s->opts.nseq, s->opts.chunk);
+    s->seen = arena_take(&s->draw, (size_t)s->opts.nseq * V, "tokens seen");
+    s->drawing = arena_take(&s->draw, device_sample_bytes(rows, (int)V), "weights of tokens");
+}
+bool session_draw_open(Session *s, Err *e) {
+    Device *d = s->model->dev;
+    CHECK(session_draws(s), "no device draws");
+    if (s->draw.base) return true;
+    s->draw.name = "tokens to draw from";
+    draw_place(s);
+    if (!arena_open_at(&s->draw, device_memory(d, false), s->draw.name, s->draw.peak, false, e)) return false;
+    draw_place(s);
+    device_zero(d, s->seen, (size_t)s->opts.nseq * (size_t)s->model->cfg.vocab);
+    return true;
+}
+void session_seen(Session *s, int seq, const unsigned char *seen) {
+    size_t V = (size_t)s->model->cfg.vocab;
+    device_write(s->model->dev, s->seen + (size_t)seq * V, seen, V);
+}
+bool session_draw(Session *s, int B, const Feed *f, SampleRow *rows, Sampled *out, Err *e) {
+    const Draws d = {s, rows, out};
+    CHECK(s->draw.base, "not opened for drawing");
+    for (int b = 0; b < B; b++) rows[b].slot = f[b].seq;
+    return extend(s, B, f, WANT_LAST, ABSENT, &d, e);
 }

@@ -7,6 +7,7 @@
  * each document in training): it sees nothing before it and has position 0, as in training. */
 #pragma once
 #include "../model/model.h"
+#include "../ops/sample.h"
 
 enum { CHUNK_ROWS = 256 };
 typedef struct {
@@ -16,6 +17,7 @@ typedef struct {
     int page_rows;  /* 0: the cache's default */
     int document;   /* id of the token that starts a document; -1: none, only a fresh sequence does */
     bool want_all;  /* logits of every row may be asked for, not only those of last rows */
+    bool plain;     /* a device launches every kernel by itself: nothing is recorded and replayed */
 } SessionOpts;
 
 typedef struct {
@@ -25,6 +27,9 @@ typedef struct {
     int *next; /* (nseq) position that the next token would have in its document: 0 = fresh */
     int *rows; /* the arrays of a pass, in one block; see session.c */
     uint64_t *id;
+    Arena draw;          /* of a device, for session_draw: */
+    void *drawing;       /* scratch */
+    unsigned char *seen; /* (nseq,V) tokens that penalties are for */
 } Session;
 
 /* New tokens of one sequence. A call names a sequence at most once. */
@@ -41,6 +46,14 @@ void session_close(Session *);
  * ABSENT: none. False (EXIT_INPUT): a document would grow past max_tokens or a token is outside the vocabulary, found
  * before anything changes. */
 bool session_extend(Session *, int B, const Feed *, Want, Tensor logits, Err *);
+/* The same for last rows, with a token drawn from each where the logits lie, so that no more than tokens comes to the
+ * host (ops/sample.h; slots are filled in here: a sequence's own). Of a device alone (session_draws), after
+ * session_draw_open, which takes the memory for it (EXIT_WORLD: there is none). session_seen: what penalties of a
+ * sequence are for from now on; tokens that are drawn are added. */
+bool session_draws(const Session *);
+bool session_draw_open(Session *, Err *);
+void session_seen(Session *, int seq, const unsigned char *seen);
+bool session_draw(Session *, int B, const Feed *, SampleRow *rows, Sampled *, Err *);
 void session_reset(Session *, int seq);         /* forget everything: fresh again */
 void session_fork(Session *, int from, int to); /* `to`, another one, becomes a copy of `from`; its rows are shared */
 int session_length(const Session *, int seq);   /* tokens of the current document so far */

@@ -16,6 +16,8 @@ typedef struct {
     Arena moving; /* scratch of a device for rows that move into the places of retired ones */
     struct Moves *moves;
     Device *dev; /* NULL: the host's memory */
+    struct Graphs
+        *graphs; /* what of a decoding step over it the device replays (ops/graph.h), its owner's; NULL: nothing */
 } Cache;
 
 /* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the

@@ -59,6 +59,9 @@ typedef struct Ffn {
     void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy, Tensor dx);
     /* Optional: numbers of its matrices that a token does not meet (experts that were not chosen). */
     size_t (*idle)(const void *cfg);
+    /* The numbers of a pass decide what it asks of the device (rows of each expert's products): passes of one shape
+     * differ, and none is a recording of another. */
+    bool varies;
 } Ffn;
 extern const Ffn *const ffns[]; /* NULL-ended */
 const Ffn *ffn_find(const char *name);

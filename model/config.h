@@ -38,7 +38,9 @@ typedef struct {
     int64_t seed;
     int device, threads;
     char tuning[KEY_TEXT_MAX];
+    int graph; /* GRAPH_AUTO, GRAPH_OFF */
 } RunCfg;
+enum { GRAPH_AUTO, GRAPH_OFF };
 typedef struct {
     int ntrain;
     Path train[PATHS_MAX];  /* text files and sets of ids; all have a weight, or none */
@@ -169,8 +171,8 @@ bool config_trainable(const Config *, Err *);
  * checkpoint knows the teacher's numbers. So in the stage that the run is in; stages before it must be of as many steps
  * as they were, those after it may be others. A vocab of 0 and a dtype of auto agree with any. */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
-/* The two are the same run: they differ in nothing but run.dir, run.device, run.threads, run.tuning, train.max_seconds
- * and train.keep_*. The message names the first other key that does. */
+/* The two are the same run: they differ in nothing but run.dir, run.device, run.threads, run.tuning, run.graph,
+ * train.max_seconds and train.keep_*. The message names the first other key that does. */
 bool config_same_run(const Config *saved, const Config *now, Err *);
 
 /* Stages: a run goes through them in order, each with the settings of the run but for what its `set` says. Steps are

@@ -1,5 +1,6 @@
 #include "config_keys.h"
 
+static const char *const graphs[] = {"auto", "off", NULL};
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
                          *const reduces[] = {"f32", "bf16", NULL},
@@ -19,6 +20,10 @@ const Key run_keys[] = {
      0},
     {"tuning", KEY_TEXT, AT(tuning), "", 0, 0,
      "file of measured choices for the products of device cuda (kvsmith bench tune); empty: none", 0, 0},
+    {"graph", KEY_CHOICE, AT(graph), "auto", 0, 0,
+     "auto: device cuda records the passes of a step and replays them, where a model's passes are alike; off: every "
+     "kernel is launched by itself. Results are the same",
+     graphs, 0},
     {0}};
 #undef AT
 #define AT(member) offsetof(ModelCfg, member)

@@ -1,5 +1,6 @@
 /* extend.c: a pass over history: prefill, a chunk of it, verification and decoding are all this. */
 #include "act.h"
+#include "../ops/graph.h"
 #include "../ops/host.h"
 
 bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int max_rows, int page_rows, bool dry,
@@ -57,7 +58,14 @@ static void gone_together(Model *m, Run *r, int N) {
 
 /* Everything up to the logits; the rows of the pass stay in m->kv and, under RUN_HOLD, the inputs of mixers with a
  * state in m->inputs, in scratch that the caller gives back. */
-static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Tensor logits) {
+/* Where logits go: to the host's `to`, or shown where they are. */
+typedef struct {
+    Tensor to;
+    LogitsSee *see;
+    void *ctx;
+    uint64_t key;
+} Logits;
+static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Logits logits) {
     int N = r->batch->N, d = m->cfg.d_model;
     const size_t one = sizeof(int), rows = (size_t)N * one;
     run_give(r, 3,
@@ -85,12 +93,16 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Te
     }
     Tensor xf = SCRATCH(r, "xf", want.n, d), rstd = SCRATCH(r, "rstd", want.n);
     model_norm(m, r, xf, rstd, x, m->w.norm, m->w.norm_bias);
-    CHECK(want.n == 0 || (logits.n[0] == want.n && logits.n[1] == m->cfg.vocab), "logits (%d,%d)", logits.n[0],
-          logits.n[1]);
-    bool apart = want.n && device_apart(m->dev);
-    Tensor out = apart ? SCRATCH(r, "logits", want.n, m->cfg.vocab) : logits;
+    const Tensor to = logits.to;
+    CHECK(want.n == 0 || logits.see || (to.n[0] == want.n && to.n[1] == m->cfg.vocab), "logits (%d,%d)", to.n[0],
+          to.n[1]);
+    bool apart = want.n && (logits.see || device_apart(m->dev));
+    Tensor out = apart ? SCRATCH(r, "logits", want.n, m->cfg.vocab) : to;
     if (want.n) r->ops->linear(r, out, xf, m->cfg.tied ? m->w.embed : m->w.head, ABSENT);
-    if (apart && !measuring(r)) device_read(m->dev, logits.p, out.p, tensor_bytes(out)); /* waits: the host samples */
+    if (want.n && logits.see)
+        logits.see(logits.ctx, out);
+    else if (apart && !measuring(r))
+        device_read(m->dev, to.p, out.p, tensor_bytes(out)); /* waits: the host samples */
     arena_release(r->scratch, mark);
 }
 
@@ -141,7 +153,8 @@ static void replay(Model *m, const Cache *c, Run r, const int *accept) {
     run_release(&r, mark);
 }
 
-static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, unsigned mode, Tensor logits, Err *e) {
+/* What may be refused; then a Run of the pass. */
+static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, unsigned mode, Run *r, Err *e) {
     CHECK(b->N <= m->extend_rows && want.n <= b->N, "%d rows, %d wanted; reserved for %d", b->N, want.n,
           m->extend_rows);
     for (int i = 0; i < b->N; i++)
@@ -153,16 +166,18 @@ static bool begin(Model *m, Cache *c, const Batch *b, const int *tok, Pick want,
                              "token %d: position %d is beyond the %d that the model has learned; shorten the context",
                              i, b->pos[i], m->cfg.max_positions);
     if (!kv_begin(c, b, e)) return false;
-    Run r = model_run(m);
-    r.batch = b;
-    r.mode = mode;
-    r.progress = 1;
+    *r = model_run(m);
+    r->batch = b;
+    r->mode = mode;
+    r->progress = 1;
     m->held = arena_mark(&m->scratch);
-    pass(m, &r, c, tok, want, logits);
     return true;
 }
 bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
-    return begin(m, c, b, tok, want, RUN_HOLD, logits, e);
+    Run r;
+    if (!begin(m, c, b, tok, want, RUN_HOLD, &r, e)) return false;
+    pass(m, &r, c, tok, want, (Logits){.to = logits});
+    return true;
 }
 static void append(Model *m, const Cache *c, Run r, const int *accept) {
     RunMark mark = run_mark(&r);
@@ -179,9 +194,7 @@ static void append(Model *m, const Cache *c, Run r, const int *accept) {
     }
     run_release(&r, mark);
 }
-static void commit(Model *m, Cache *c, Run r, const int *accept) {
-    const Batch *b = r.batch;
-    append(m, c, r, accept); /* the host changes what the pass's kernels read of the cache's tables: they have ended */
+static void settle(Model *m, Cache *c, const Batch *b, const int *accept) {
     kv_end(c, b, accept);
     arena_release(&m->scratch, m->held);
 }
@@ -189,14 +202,48 @@ void model_commit(Model *m, Cache *c, const Batch *b, const int *accept) {
     Run r = model_run(m);
     r.batch = b;
     replay(m, c, r, accept);
-    commit(m, c, r, accept);
+    append(m, c, r, accept); /* the host changes what the pass's kernels read of the cache's tables: they have ended */
+    settle(m, c, b, accept);
+}
+
+typedef struct {
+    Model *m;
+    Cache *c;
+    Run r;
+    const int *tok;
+    Pick want;
+    Logits logits;
+} Extend;
+static void extend_work(void *ctx) {
+    Extend *x = ctx;
+    Run r = x->r, end = model_run(x->m);
+    pass(x->m, &r, x->c, x->tok, x->want, x->logits);
+    end.batch = r.batch;
+    append(x->m, x->c, end, NULL);
+}
+/* Steps of decoding are alike: a row of each sequence, all wanted. What they launch hangs on the numbers of those, on
+ * whether any has a history, and on nothing that grows: lengths and tables lie where kernels read them. Pages are
+ * found before, and rows that retire leave behind it. */
+static bool alike(const Model *m, const Batch *b, Pick want) {
+    bool one = b->N == b->B && want.n == b->N;
+    for (int l = 0; l < m->L; l++) one &= !m->layer[l].ffn->ffn->varies;
+    return one;
+}
+static bool extend(Extend *x, const Batch *b, Err *e) {
+    if (!begin(x->m, x->c, b, x->tok, x->want, 0, &x->r, e)) return false;
+    uint64_t key = rng_mix(rng_mix(x->logits.key, (uint64_t)b->B), (uint64_t)b->history);
+    graphs_run(alike(x->m, b, x->want) ? x->c->graphs : NULL, key, extend_work, x);
+    settle(x->m, x->c, b, NULL);
+    return true;
 }
 bool model_extend(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, Tensor logits, Err *e) {
-    if (!begin(m, c, b, tok, want, 0, logits, e)) return false;
-    Run r = model_run(m);
-    r.batch = b;
-    commit(m, c, r, NULL);
-    return true;
+    Extend x = {.m = m, .c = c, .tok = tok, .want = want, .logits = {.to = logits}};
+    return extend(&x, b, e);
+}
+bool model_extend_seen(Model *m, Cache *c, const Batch *b, const int *tok, Pick want, LogitsSee *see, void *ctx,
+                       uint64_t key, Err *e) {
+    Extend x = {.m = m, .c = c, .tok = tok, .want = want, .logits = {.see = see, .ctx = ctx, .key = key}};
+    return extend(&x, b, e);
 }
 
 bool model_extend_reserve(Model *m, Cache *c, int max_rows, int max_want, int max_seqs, Err *e) {
@@ -213,7 +260,8 @@ bool model_extend_reserve(Model *m, Cache *c, int max_rows, int max_want, int ma
     if (device_apart(m->dev)) r.host = &host;
     r.batch = &b;
     r.mode = RUN_HOLD;
-    pass(m, &r, c, zeros, (Pick){imin(max_want, N), m->idx}, TENSOR(NULL, REAL, imin(max_want, N), m->cfg.vocab));
+    pass(m, &r, c, zeros, (Pick){imin(max_want, N), m->idx},
+         (Logits){.to = TENSOR(NULL, REAL, imin(max_want, N), m->cfg.vocab)});
     replay(m, c, r, NULL);
     append(m, c, r, NULL);
     free(zeros);

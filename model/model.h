@@ -150,6 +150,11 @@ void model_teach(Model *, const Batch *, const int *tok, const int *tgt, const r
 /* A pass over history for a session: n new tokens for each of B sequences. `want`: rows whose logits (want.n, V) are
  * needed. Layers above the last writer run for those rows alone. kv_begin's failure is returned. */
 bool model_extend(Model *, Cache *, const Batch *, const int *tok, Pick want, Tensor logits, Err *);
+/* The same; the logits are not brought to the host, but shown where they lie, while the pass goes on. `key`: of what
+ * `see` does, whose launches are the same for the same key (ops/graph.h). */
+typedef void LogitsSee(void *ctx, Tensor logits);
+bool model_extend_seen(Model *, Cache *, const Batch *, const int *tok, Pick want, LogitsSee *see, void *ctx,
+                       uint64_t key, Err *);
 /* The same, but nothing becomes history yet (speculative verification): model_commit then appends the first accept[b]
  * rows of every sequence. Nothing else may run on the model in between. */
 bool model_verify(Model *, Cache *, const Batch *, const int *tok, Pick want, Tensor logits, Err *);

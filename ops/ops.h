@@ -252,6 +252,8 @@ struct Ops {
     /* Sum of squares in f64; synchronises. Blocks of 65,536 numbers are added in order; within a block by a tree over
      * runs of 256, so that ranks that share a block can each sum a branch. */
     double (*sumsq)(Run *, Tensor x);
+    /* x /= |x| + eps, |x| the root of sumsq(x). Nobody waits for it. */
+    void (*normalise)(Run *, Tensor x, double eps);
     /* start + sumsq of each of n tensors, added in order, with one synchronisation for all. */
     double (*sumsqs)(Run *, double start, int n, const Tensor *x);
 };

@@ -24,8 +24,7 @@ void muon_step(Run *r, const Param *p, const MuonCfg *c, double lr, double gscal
     Tensor x = SCRATCH(r, "muon x", rows, cols), next = SCRATCH(r, "muon next", rows, cols),
            s = SCRATCH(r, "muon square", n, n), q = SCRATCH(r, "muon fourth", n, n);
     r->ops->momentum(r, x, m, p->t[PARAM_GRAD], c->momentum, gscale, c->nesterov, param_rounding(p, c->seed, t));
-    double norm = sqrt(r->ops->sumsq(r, x));
-    r->ops->axpby(r, x, 0, x, 1 / (norm + 1e-7));
+    r->ops->normalise(r, x, 1e-7);
     for (int k = 0; k < c->steps; k++) {
         square(r, s, x, tall);
         r->ops->linear(r, q, s, s, ABSENT); /* s is symmetric */

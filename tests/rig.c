@@ -85,6 +85,7 @@ static const struct {
     {"momentum", 4},
     {"momentum_bf16", 4},
     {"sumsq", 8},
+    {"normalise", 4},
     {"sumsqs", 8},
 };
 double rig_limit(const char *op) {

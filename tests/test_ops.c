@@ -586,6 +586,7 @@ static const struct {
     ENTRY(adamw),
     ENTRY(momentum),
     ENTRY(sumsq),
+    ENTRY(normalise),
     ENTRY(sumsqs),
 };
 Test(ops, the_table_is_complete) {

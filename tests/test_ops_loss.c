@@ -169,6 +169,18 @@ void case_sumsq(Rig *g, int N, int d) {
     cr_assert(got == first, "%s: %zu numbers: %.17g, block by block %.17g", g->table, n, got, first);
 }
 OP_TEST(sumsq, EXACT)
+void case_normalise(Rig *g, int N, int d) {
+    Tensor x = N == 150 && d > 100 ? RANDOM(g, "long", 3, 100001) : RANDOM(g, "x", N, d);
+    Ref *want = refs_of(x);
+    wide norm = 0;
+    for (size_t i = 0; i < tensor_count(x); i++) norm += (wide)R(x)[i] * R(x)[i];
+    norm = sqrtl((long double)norm) + (wide)0.25;
+    for (size_t i = 0; i < tensor_count(x); i++) want[i].want /= norm, want[i].square /= norm * norm;
+    OP(g, normalise, x, 0.25);
+    CHECK_REF(g, "normalise", "x", x, want);
+    free(want);
+}
+OP_TEST(normalise, EXACT)
 void case_sumsqs(Rig *g, int N, int d) {
     Tensor x[300];
     const int n =

@@ -1,4 +1,5 @@
 /* kvsmith train: from a configuration to a trained model in a run folder. */
+#include "record.h"
 #include "../ops/file.h"
 #include "../model/hf.h"
 #include "checkpoint.h"
@@ -315,6 +316,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
                      model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
                      (long long)cfg->train.steps, device_threads(t->dev), device_isa(t->dev),
                      t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32");
+        record_say(t);
         feed_say(t);
         double begun = now_seconds();
         ok = train_loop(t, &last, &why, e);

@@ -1,5 +1,6 @@
 #include "feed.h"
 #include "freeze.h"
+#include "record.h"
 #include "saver.h"
 #include "../infer/bench.h"
 #include "../infer/generate.h"
@@ -170,6 +171,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
         return false;
     }
     t->model.seed = (uint64_t)cfg->run.seed;
+    if (!dry) record_open(t);
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
     if (dry || dist_adopt(&t->dist, e)) return true;
     trainer_close(t);
@@ -185,6 +187,7 @@ bool trainer_reads(Trainer *t, Err *e) {
 }
 
 void trainer_close(Trainer *t) {
+    record_close(t);
     saver_close(t);
     session_close(&t->session);
     dist_close(&t->dist);
@@ -376,7 +379,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;
     half_refresh(t->dev); /* what else than a step changed weights, such as a checkpoint */
-    dist_begin(d);
+    record_begin(t);
     for (int k = 0; k < d->micros; k++) {
         Loader *l = &t->loader;
         uint64_t at = (uint64_t)(k * d->world + d->rank) * (uint64_t)c->micro_batch;
@@ -384,21 +387,14 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
         dist_micro(d, k);
         TrainLosses losses = {0};
-        if (t->teacher.on)
-            teacher_step(t, &losses);
-        else
-            model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
+        record_micro(t, &losses);
         part_take(t, &losses, dist_part(d, k));
     }
     Run run = run_make(t->dev, &t->model.scratch);
     Clip clip;
     if (!dist_gradients(d, e) || !dist_sums(d, "losses", d->micros * d->world, sum, e) ||
-        (!t->lora.n && !dist_clip(d, &run, o->clip, &clip, e)))
+        !record_clip(t, &run, &clip, e))
         return false;
-    if (t->lora.n) {
-        lora_gradients(&run, &t->lora);
-        clip = clip_norm(&run, &t->adapters, o->clip);
-    }
     parts_give(t, sum, &r->parts);
     r->loss = sum[PART_NLL] / (double)count;
     if (t->teacher.on) r->loss = teacher_loss(&t->teacher, &r->parts, r->loss, count);
@@ -416,12 +412,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         OptimizerCfg how = optimizer_cfg(o, t->model.seed);
         how.skipped = t->state.skip.skipped;
         int64_t number = t->state.step + 1 - how.skipped;
-        if (t->lora.n) {
-            optimizer_step(&run, &t->adapters, &how, r->lr, clip.scale, number);
-            lora_apply(&run, &t->lora);
-        } else if (!dist_step(d, &run, &how, r->lr, clip.scale, number, e)) {
-            return false;
-        }
+        if (!record_update(t, &run, &how, r->lr, clip.scale, number, e)) return false;
     }
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;

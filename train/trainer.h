@@ -5,6 +5,7 @@
 #include "../model/config.h"
 #include "../model/data_cfg.h"
 #include "../model/model.h"
+#include "../ops/graph.h"
 #include "../optim/params.h"
 #include "chat_template.h"
 #include "compression.h"
@@ -62,7 +63,8 @@ typedef struct Trainer {
     Params params, adapters; /* the tensors of the model; of a run with adapters those, which alone are stepped */
     Comm *comm;              /* of the run (Config.comm); NULL: alone */
     Dist dist;
-    Arena rows; /* of a micro-batch: */
+    Graphs *graphs; /* what the device replays; NULL: nothing */
+    Arena rows;     /* of a micro-batch: */
     real *g, *nll;
     int *hit; /* of a task; else NULL */
     bool samples;

@@ -187,4 +187,5 @@ const Ffn moe_ffn = {
     .forward = forward,
     .backward = backward,
     .idle = idle,
+    .varies = true,
 };

@@ -98,5 +98,6 @@ const Ops TABLE(OPS_ISA) = {
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
+    .normalise = normalise,
     .sumsqs = sumsqs,
 };

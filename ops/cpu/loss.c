@@ -94,6 +94,10 @@ static double sumsq(Run *r, Tensor x) {
     arena_release(r->scratch, mark);
     return sum;
 }
+static void normalise(Run *r, Tensor x, double eps) {
+    double norm = sqrt(sumsq(r, x));
+    axpby(r, x, 0, x, 1 / (norm + eps));
+}
 static double sumsqs(Run *r, double sum, int n, const Tensor *x) {
     for (int i = 0; i < n; i++) sum += sumsq(r, x[i]);
     return sum;

@@ -22,6 +22,7 @@ Cuda *cuda_start(int number, char why[200]);
 void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
 void *cuda_stream(Cuda *);           /* of the computing stream, for libraries */
+bool cuda_asks(const Cuda *);        /* false while a recording is gone through again: no library is called */
 
 /* What the device, its driver and cuBLASLt say of themselves: numbers, or a text where it is not NULL. The names are
  * those of cuDNN's description of a device (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION; "maxGridSize.0" is the first of
@@ -42,6 +43,26 @@ void cuda_download(Cuda *, void *to, const void *from, size_t bytes); /* waits *
 void cuda_sync(Cuda *);                                               /* waits for everything */
 void cuda_note(Cuda *, void *p, size_t bytes, const char *name);      /* for the emulation: see Memory in ops/arena.h */
 void cuda_unnote(Cuda *, void *p, size_t bytes);
+
+/* graph.cu: work that is asked for again and again, recorded once and then handed to the device as one, by CUDA graphs.
+ *
+ * Between begin and end the caller makes the same calls as ever. The first time they are done as they come; the second
+ * time they are captured; from then on they are gone through without asking the device for anything, and what was
+ * captured is replayed. What the host gives (cuda_upload, cuda_value) is gathered meanwhile in a piece of pinned
+ * memory, which goes to the device by one copy before the replay: there is where the captured work finds it. A wait in
+ * between (cuda_download, cuda_sync) cuts the recording: what was asked for up to there is replayed, waited for, and
+ * another graph goes on behind it.
+ *
+ * So everything that may be another the next time has to be an upload or a value; sizes of launches, pointers and
+ * arguments have to be the same, or the caller begins another CudaGraph. The emulation compares them. */
+typedef struct CudaGraph CudaGraph;
+CudaGraph *cuda_graph_new(void);
+void cuda_graph_free(Cuda *, CudaGraph *);
+void cuda_graph_begin(Cuda *, CudaGraph *);
+void cuda_graph_end(Cuda *);
+int cuda_graph_replayed(const CudaGraph *); /* pieces of the recording; 0: it was not replayed yet */
+/* Where a kernel finds a copy of what may be another the next time; NULL: it is taken as it is given, by value. */
+const void *cuda_value(Cuda *, const void *value, size_t bytes);
 
 /* side.cu: a stream of its own beside the computing one, see ops/side.h; marks are events. What fails returns false, or
  * -1, and leaves a line in cuda_side_why. */
@@ -196,6 +217,7 @@ void cuda_swiglu_rows_backward(Cuda *, int M, int d, float *dgate, float *dup, f
                                const float *gate, const float *up, const float *s);
 void cuda_gelu(Cuda *, size_t n, float *y, const float *x, bool approx);
 void cuda_gelu_backward(Cuda *, size_t n, float *dx, const float *dy, const float *x, bool approx);
+void cuda_add(Cuda *, size_t n, float *y, const float *x);
 void cuda_axpby(Cuda *, size_t n, float *y, float a, const float *x, float b);
 void cuda_repeat(Cuda *, size_t n, size_t width, float *y, const double *row); /* row on the device */
 typedef struct {
@@ -296,6 +318,7 @@ typedef struct {
     bool train, noise, smooth;
     double gain, offset, temperature, eps;
     uint64_t key;
+    const uint64_t *at; /* cuda_decide: the key, where a recording has it */
     const int *of, *first, *off;
     const uint64_t *id;
 } CudaDecide;
@@ -342,6 +365,8 @@ typedef struct {
 } CudaPieces;
 /* n tensors of `pieces` in all, some may have none; the table lies on the device. part: one for each piece. */
 void cuda_sumsq(Cuda *, double start, int n, const CudaPieces *, size_t pieces, double *part, double *sum);
+
+void cuda_normalise(Cuda *, size_t n, float *x, const double *sum, double eps); /* x /= sqrt(*sum) + eps */
 
 /* distill.cu: n rows of V logits and of the teacher's: losses, and with g in place of the logits their gradient. */
 typedef struct {

@@ -9,7 +9,7 @@ DEVICE double logit_of(const CudaDecide &p, const float *u, int i, int h) {
     double noise = 0.5;
     if (p.noise) {
         int s = p.of[i];
-        uint64_t row = mix(mix(p.key, p.id[s]), (uint64_t)(i - p.off[s]));
+        uint64_t row = mix(mix(p.at ? *p.at : p.key, p.id[s]), (uint64_t)(i - p.off[s]));
         noise = ((double)(mix(row, (uint64_t)h) >> 11) + 0.5) * 0x1p-53;
     }
     return (p.gain * (double)u[(size_t)i * (size_t)p.wide + (size_t)h] - p.offset + log(noise / (1 - noise))) /
@@ -46,11 +46,13 @@ __global__ void decide_count(CudaDecide p, float *stat, const float *alpha, cons
     float *own = stat + (size_t)blockIdx.x * (size_t)p.stats;
     own[0] += sum, own[1] += (float)(end - begin);
 }
-extern "C" void cuda_decide(Cuda *c, const CudaDecide *p, float *alpha, float *omega, float *bias, float *gone,
+extern "C" void cuda_decide(Cuda *c, const CudaDecide *d, float *alpha, float *omega, float *bias, float *gone,
                             float *stat, const float *u) {
-    LAUNCH_EACH(c, decide, (size_t)p->N * (size_t)p->G, *p, alpha, omega, bias, gone, u);
-    if (stat && p->N > 0)
-        LAUNCH(decide_count, dim3((unsigned)p->B), dim3(BLOCK), WARPS * sizeof(float), c->stream, *p, stat, alpha, u);
+    CudaDecide p = *d;
+    p.at = value_of(c, &p.key);
+    LAUNCH_EACH(c, decide, (size_t)p.N * (size_t)p.G, p, alpha, omega, bias, gone, u);
+    if (stat && p.N > 0)
+        LAUNCH(decide_count, dim3((unsigned)p.B), dim3(BLOCK), WARPS * sizeof(float), c->stream, p, stat, alpha, u);
 }
 __global__ void decide_backward(size_t n, CudaDecide p, float *du, float *dm, const float *dalpha, const float *domega,
                                 const float *dbias, const float *alpha, const float *omega, const float *dstat) {
@@ -71,8 +73,9 @@ __global__ void decide_backward(size_t n, CudaDecide p, float *du, float *dm, co
 extern "C" void cuda_decide_backward(Cuda *c, const CudaDecide *p, float *du, float *dm, const float *dalpha,
                                      const float *domega, const float *dbias, const float *alpha, const float *omega,
                                      const float *dstat) {
-    LAUNCH_EACH(c, decide_backward, (size_t)p->N * (size_t)p->G, *p, du, dm, dalpha, domega, dbias, alpha, omega,
-                dstat);
+    CudaDecide q = *p;
+    q.key = 0; /* no noise is drawn here */
+    LAUNCH_EACH(c, decide_backward, (size_t)p->N * (size_t)p->G, q, du, dm, dalpha, domega, dbias, alpha, omega, dstat);
 }
 
 DEVICE float as_float(float v) { return v; }
@@ -92,9 +95,11 @@ extern "C" void cuda_mean_rows(Cuda *c, int n, int d, float *y, const void *w, b
     else
         LAUNCH_EACH(c, (mean_rows<float>), count, (size_t)d, y, (const float *)w, (size_t)each, (size_t)at, k);
 }
-__global__ void scale_column(size_t n, size_t width, size_t column, float *x, float m) {
+__global__ void scale_column(size_t n, size_t width, size_t column, float *x, float m, const float *at) {
+    if (at) m = *at;
     EACH(i, n) x[i * width + column] *= m;
 }
 extern "C" void cuda_scale_column(Cuda *c, size_t rows, int width, int column, float *x, float m) {
-    LAUNCH_EACH(c, scale_column, rows, (size_t)width, (size_t)column, x, m);
+    const float *at = value_of(c, &m);
+    LAUNCH_EACH(c, scale_column, rows, (size_t)width, (size_t)column, x, m, at);
 }

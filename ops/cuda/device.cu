@@ -53,6 +53,7 @@ extern "C" Cuda *cuda_start(int number, char why[200]) {
     snprintf(c->name, sizeof c->name, "%.63s", p.name);
     c->processors = p.multiProcessorCount;
     e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    c->own = c->stream;
     if (e == cudaSuccess && lt_open(c, why)) return c;
     if (e != cudaSuccess)
         snprintf(why, 200, "no stream: %s", cudaGetErrorString(e));
@@ -69,7 +70,8 @@ extern "C" void cuda_stop(Cuda *c) {
     delete c;
 }
 extern "C" const char *cuda_name(const Cuda *c) { return c->name; }
-extern "C" void *cuda_stream(Cuda *c) { return c->stream; }
+extern "C" void *cuda_stream(Cuda *c) { return c->own; }
+extern "C" bool cuda_asks(const Cuda *c) { return c->stream != nullptr; }
 
 /* ---- what the device says of itself ---- */
 static long long ask(cudaDeviceAttr a) {
@@ -159,25 +161,35 @@ extern "C" void cuda_give(Cuda *c, void *p) {
     cuda_must(cudaFree(p), "giving memory back");
 }
 extern "C" void cuda_fill(Cuda *c, void *p, int byte, size_t n) {
-    cuda_must(cudaMemsetAsync(p, byte, n, c->stream), "filling memory");
+    if (c->stream) cuda_must(cudaMemsetAsync(p, byte, n, c->stream), "filling memory");
 }
 extern "C" void cuda_poison(Cuda *c, void *p, size_t n) {
     /* The emulation refuses writes to what is nobody's, and poisons what is handed out by itself. */
     PTX_FORM((void)c; (void)p; (void)n, cuda_fill(c, p, 0xFF, n));
 }
 extern "C" void cuda_copy(Cuda *c, void *to, const void *from, size_t n) {
-    if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, c->stream), "copying");
+    if (n && c->stream) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, c->stream), "copying");
 }
 extern "C" void cuda_upload(Cuda *c, void *to, const void *from, size_t n) {
-    if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, c->stream), "copying to the device");
+    if (n && !graph_upload(c, to, from, n))
+        cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, c->stream), "copying to the device");
 }
 extern "C" void cuda_download(Cuda *c, void *to, const void *from, size_t n) {
-    if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToHost, c->stream), "copying from the device");
-    cuda_sync(c);
+    graph_pause(c);
+    if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToHost, c->own), "copying from the device");
+    cuda_must(cudaStreamSynchronize(c->own), "waiting for the device");
+    cuda_must(cudaGetLastError(), "launching a kernel");
+    graph_resume(c);
 }
 extern "C" void cuda_sync(Cuda *c) {
-    cuda_must(cudaStreamSynchronize(c->stream), "waiting for the device");
+    graph_pause(c);
+    cuda_must(cudaStreamSynchronize(c->own), "waiting for the device");
     cuda_must(cudaGetLastError(), "launching a kernel");
+    graph_resume(c);
 }
-extern "C" void cuda_note(Cuda *c, void *p, size_t n, const char *name) { note_take(c->stream, p, n, name); }
-extern "C" void cuda_unnote(Cuda *c, void *p, size_t n) { note_close(c->stream, p, n); }
+extern "C" void cuda_note(Cuda *c, void *p, size_t n, const char *name) {
+    if (c->stream) note_take(c->stream, p, n, name);
+}
+extern "C" void cuda_unnote(Cuda *c, void *p, size_t n) {
+    if (c->stream) note_close(c->stream, p, n);
+}

@@ -86,11 +86,19 @@ extern "C" void cuda_gelu_backward(Cuda *c, size_t n, float *dx, const float *dy
         LAUNCH_EACH(c, (gelu_backward<false>), n, dx, dy, x);
 }
 
-__global__ void axpby(size_t n, float *y, float a, const float *x, float b) { /* x may be y */
+__global__ void add(size_t n, float *y, const float *x) { EACH(i, n) y[i] = x[i] + y[i]; }
+extern "C" void cuda_add(Cuda *c, size_t n, float *y, const float *x) { LAUNCH_EACH(c, add, n, y, x); }
+struct Factors {
+    float a, b;
+};
+__global__ void axpby(size_t n, float *y, const float *x, Factors now, const Factors *at) { /* x may be y */
+    float a = at ? at->a : now.a, b = at ? at->b : now.b;
     EACH(i, n) y[i] = a * x[i] + b * y[i];
 }
 extern "C" void cuda_axpby(Cuda *c, size_t n, float *y, float a, const float *x, float b) {
-    LAUNCH_EACH(c, axpby, n, y, a, x, b);
+    Factors now = {a, b};
+    const Factors *at = value_of(c, &now);
+    LAUNCH_EACH(c, axpby, n, y, x, now, at);
 }
 
 __global__ void repeat(size_t n, size_t width, float *y, const double *row) { EACH(i, n) y[i] = (float)row[i % width]; }
@@ -120,7 +128,8 @@ extern "C" void cuda_sigmoid_backward(Cuda *c, size_t n, float *dx, const float 
 
 /* A thread to two columns: one draw serves both. */
 __global__ void dropout(size_t n, int d, float *x, CudaDrop p, const int *idx, const int *of, const int *off,
-                        const uint64_t *id) {
+                        const uint64_t *id, const uint64_t *key) {
+    if (key) p.key = *key;
     size_t pairs = ((size_t)d + 1) / 2;
     EACH(i, n) {
         int row = idx[i / pairs], sample = of[row];
@@ -132,5 +141,6 @@ __global__ void dropout(size_t n, int d, float *x, CudaDrop p, const int *idx, c
 }
 extern "C" void cuda_dropout(Cuda *c, int N, int d, float *x, CudaDrop p, const int *idx, const int *of, const int *off,
                              const uint64_t *id) {
-    LAUNCH_EACH(c, dropout, (size_t)N * (((size_t)d + 1) / 2), d, x, p, idx, of, off, id);
+    const uint64_t *key = value_of(c, &p.key);
+    LAUNCH_EACH(c, dropout, (size_t)N * (((size_t)d + 1) / 2), d, x, p, idx, of, off, id, key);
 }

@@ -147,7 +147,7 @@ static void run(Run *r, Planned *p, const SdpaTensors *t, Look look, void *work)
     char why[WHY];
     size_t at, zeros = sdpa_zero(p->plan, &at);
     if (zeros) cuda_fill(C(r), (char *)work + at, 0, zeros);
-    if (!sdpa_run(p->plan, t, (float)look.scale, work, why)) {
+    if (cuda_asks(C(r)) && !sdpa_run(p->plan, t, (float)look.scale, work, why)) {
         fprintf(stderr, "kvsmith: device cuda: attention: %s\n", why);
         exit(EXIT_WORLD);
     }

@@ -5,11 +5,17 @@
 
 struct CudaLt; /* linear.cu: cuBLASLt and its cached descriptors */
 struct Cuda {
-    cudaStream_t stream;
+    cudaStream_t stream; /* where work goes; NULL while a recording is gone through again: nothing is asked for */
+    cudaStream_t own;    /* the stream itself */
+    CudaGraph *graph;    /* under way; NULL: none */
     CudaLt *lt;
     char name[64];
     int processors;
 };
+/* graph.cu: what work that is recorded does in place of asking the stream. */
+bool graph_upload(Cuda *, void *to, const void *from, size_t bytes); /* false: it is for the caller to do */
+void graph_pause(Cuda *);                                            /* all that was asked for goes to the device */
+void graph_resume(Cuda *);
 bool lt_open(Cuda *, char why[200]);
 void lt_close(Cuda *);
 /* A call of the runtime must succeed: otherwise one line and the end, status 1. */
@@ -57,6 +63,12 @@ DEVICE float block_max(float v, float *part) {
     v = part[0];
     for (int w = 1; w < WARPS; w++) v = fmaxf(v, part[w]);
     return v;
+}
+/* cuda_value, with nothing left of what it took: an argument that is not read is the same in every run. */
+template <class T> static const T *value_of(Cuda *c, T *now) {
+    const T *at = static_cast<const T *>(cuda_value(c, now, sizeof *now));
+    if (at) *now = T();
+    return at;
 }
 /* A number of memory in either type. */
 DEVICE float number(float x) { return x; }

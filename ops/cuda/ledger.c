@@ -20,7 +20,8 @@ static const CudaLedger slow[] = {
     SLOW(linear_many, "one product per matrix"),
     SLOW(linear_many_backward, "as linear_many"),
     SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),
-    SLOW(linear_groups, "one product per group; f32 in training"),
+    SLOW(linear_groups,
+         "one product per group, whose rows the host counts: such passes are not recorded; f32 in training"),
     SLOW(linear_xent, "hits of a validation are waited for; chunks of a million logits are few rows"),
     SLOW(skip_backward, "the factors' gradient has one block to a head"),
     SLOW(attend, "f32, and keys or values wider than 256, on the plain units; in bf16 a warp has 16 rows, so that each "
@@ -29,7 +30,9 @@ static const CudaLedger slow[] = {
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(attend_lanes, "on the plain units, in bf16 too; keys are not read ahead; prefixes that sequences share are "
                        "read for each"),
-    SLOW(sumsq, "waits for the result: of each of Muon's matrices, and of each tensor before a checkpoint"),
+    SLOW(sumsq, "waits for the result, of each tensor before a checkpoint"),
+    SLOW(sumsqs, "waits for the gradient's norm, which decides whether a step is taken, once a step"),
+    SLOW(normalise, "a matrix at a time"),
     {NULL, 0, NULL},
 };
 const CudaLedger *cuda_missing(void) { return missing; }

@@ -238,6 +238,7 @@ extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const void *A, const vo
         LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
         return;
     }
+    if (!c->stream) return;
     LtEntry *e = entry(c->lt, s, alignment(s.narrow, C, A, B));
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,

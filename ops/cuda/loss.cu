@@ -72,7 +72,9 @@ __global__ void sumsq_pieces(int tensors, const CudaPieces *all, double *out) {
         for (int i = 0; i + d < n32; i += 2 * d) leaf[i] += leaf[i + d];
     out[blockIdx.x] = leaf[0];
 }
-__global__ void sumsq_total(int tensors, const CudaPieces *all, size_t n, double start, const double *in, double *sum) {
+__global__ void sumsq_total(int tensors, const CudaPieces *all, size_t n, double start, const double *at,
+                            const double *in, double *sum) {
+    if (at) start = *at;
     SMEM_DYN(double, some);
     const size_t most = BLOCK;
     double one = 0;
@@ -95,5 +97,13 @@ __global__ void sumsq_total(int tensors, const CudaPieces *all, size_t n, double
 extern "C" void cuda_sumsq(Cuda *c, double start, int n, const CudaPieces *all, size_t pieces, double *part,
                            double *sum) {
     LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), LEAVES * sizeof(double), c->stream, n, all, part);
-    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), BLOCK * sizeof(double), c->stream, n, all, pieces, start, part, sum);
+    const double *at = value_of(c, &start);
+    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), BLOCK * sizeof(double), c->stream, n, all, pieces, start, at, part, sum);
+}
+__global__ void normalise(size_t n, float *x, const double *sum, double eps) {
+    const float factor = (float)(1 / (sqrt(*sum) + eps));
+    EACH(i, n) x[i] = 0 * x[i] + factor * x[i]; /* as axpby has it: what is not finite stays so */
+}
+extern "C" void cuda_normalise(Cuda *c, size_t n, float *x, const double *sum, double eps) {
+    LAUNCH_EACH(c, normalise, n, x, sum, eps);
 }

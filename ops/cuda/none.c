@@ -1,6 +1,7 @@
 /* none.c: what a program without the CUDA backend has in its place. It lies in the library, where a program that brings
  * the backend's own objects (table.c, open.c) has no need to look for these names. */
 #include "../device.h"
+#include "../sample.h"
 #include "../side.h"
 
 const Ops *cuda_ops(void) { return NULL; }
@@ -23,6 +24,14 @@ void cuda_device_facts(Device *d, DeviceSee *see, void *ctx) { (void)d, (void)se
 double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) {
     (void)d, (void)work, (void)ctx;
     return 0;
+}
+struct CudaGraph *cuda_device_graph_new(void) {
+    return NULL;
+}
+void cuda_device_graph_free(Device *d, struct CudaGraph *g) { (void)d, (void)g; }
+bool cuda_device_graph_run(Device *d, struct CudaGraph *g, void (*work)(void *), void *ctx) {
+    (void)d, (void)g, (void)work, (void)ctx;
+    return false;
 }
 bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
     (void)d, (void)read, (void)path;
@@ -76,4 +85,12 @@ const char *side_library(void) { return ""; }
 void device_halve(Device *d, uint16_t *to, const real *from, size_t n) { (void)d, (void)to, (void)from, (void)n; }
 void device_unhalve(Device *d, real *to, const uint16_t *from, size_t n, bool add) {
     (void)d, (void)to, (void)from, (void)n, (void)add;
+}
+size_t device_sample_bytes(int n, int V) {
+    (void)n, (void)V;
+    return 0;
+}
+void device_sample(Device *d, int n, int V, const SampleRow *rows, const real *logits, unsigned char *seen, void *mem,
+                   Sampled *out) {
+    (void)d, (void)n, (void)V, (void)rows, (void)logits, (void)seen, (void)mem, (void)out;
 }

@@ -3,6 +3,7 @@
 #include "cuda.h"
 #include "fused.h"
 #include "lacks.h"
+#include "sample.h"
 
 static void *take(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, false); }
 static void *take_managed(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, true); }
@@ -52,6 +53,15 @@ void cuda_device_zero(Device *d, void *p, size_t n) {
 }
 void cuda_device_facts(Device *d, DeviceSee *see, void *ctx) { cuda_facts(d->cuda, see, ctx); }
 double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) { return cuda_seconds(d->cuda, work, ctx); }
+CudaGraph *cuda_device_graph_new(void) { return cuda_graph_new(); }
+void cuda_device_graph_free(Device *d, CudaGraph *g) { cuda_graph_free(d->cuda, g); }
+bool cuda_device_graph_run(Device *d, CudaGraph *g, void (*work)(void *), void *ctx) {
+    bool replayed = cuda_graph_replayed(g) > 0;
+    cuda_graph_begin(d->cuda, g);
+    work(ctx);
+    cuda_graph_end(d->cuda);
+    return replayed;
+}
 bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
     long long library = cuda_library(d->cuda);
     int n = cuda_processors(d->cuda);
@@ -76,4 +86,21 @@ int cuda_device_tune(Device *d, double seconds, Tuning *out) {
     out->library = cuda_library(d->cuda);
     out->product = xcalloc(TUNING_MAX, sizeof *out->product);
     return out->n = cuda_tune(d->cuda, seconds, out->product, TUNING_MAX);
+}
+
+static size_t aligned(size_t n) { return (n + 15) & ~(size_t)15; }
+size_t device_sample_bytes(int n, int V) {
+    size_t N = (size_t)n, all = N * (size_t)V;
+    return aligned(N * sizeof(SampleRow)) + aligned(N * sizeof(Sampled)) + aligned(all * sizeof(double)) +
+           all * sizeof(int);
+}
+_Static_assert(sizeof(SampleRow) == 56 && sizeof(Sampled) == 12, "as sample.cu has them");
+void device_sample(Device *d, int n, int V, const SampleRow *rows, const real *logits, unsigned char *seen, void *mem,
+                   Sampled *out) {
+    size_t N = (size_t)n, all = N * (size_t)V;
+    char *at = mem, *drawn = at + aligned(N * sizeof *rows), *p = drawn + aligned(N * sizeof *out),
+         *id = p + aligned(all * sizeof(double));
+    cuda_upload(d->cuda, at, rows, N * sizeof *rows);
+    cuda_sample(d->cuda, n, V, (SampleRow *)at, logits, seen, (double *)p, (int *)id, (Sampled *)drawn);
+    cuda_download(d->cuda, out, drawn, N * sizeof *out);
 }

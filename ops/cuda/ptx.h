@@ -2,7 +2,8 @@
  * PTX. nvcc sees instructions; g++ and clang++ see the emulation of tests/simt, where every function here is a call
  * that checks what it is given. A kernel file includes this and nothing else of CUDA.
  *
- *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   the only way to start a kernel; (sum<64>) in parentheses
+ *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   the only way to start a kernel; (sum<64>) in parentheses;
+ *                                                              nothing without a stream, see graph.cu
  *   SMEM_DYN(type, name)                                       shared memory, 128-byte aligned; no static __shared__
  *   UNROLL, ROLLED, BY_FOUR                                    before a loop whose arrays must stay in registers; whose
  *                                                              turns must not be open at once, which costs registers;
@@ -19,10 +20,13 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
-    #define UNROLL                                         _Pragma("unroll")
-    #define ROLLED                                         _Pragma("unroll 1")
-    #define BY_FOUR                                        _Pragma("unroll 4")
-    #define LAUNCH(kernel, grid, block, smem, stream, ...) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__)
+    #define UNROLL  _Pragma("unroll")
+    #define ROLLED  _Pragma("unroll 1")
+    #define BY_FOUR _Pragma("unroll 4")
+    #define LAUNCH(kernel, grid, block, smem, stream, ...)                  \
+        do {                                                                \
+            if (stream) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__); \
+        } while (0)
     #define SMEM_DYN(type, name)                                      \
         extern __shared__ __align__(128) unsigned char smem_bytes_[]; \
         type *name = reinterpret_cast<type *>(smem_bytes_)

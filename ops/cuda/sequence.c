@@ -66,19 +66,16 @@ void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look l
     }
     arena_release(r->scratch, mark);
 }
-/* Pieces of the longest history that is split. */
-static int lanes_pieces(const Run *r, const Lanes *t) {
+/* Pieces that a history may be split into: of each its kernel finds them by its length, which lies on the device, so
+ * that a step is launched as the one before, when lengths were others. Blocks of pieces that are not there end at once.
+ */
+static int lanes_pieces(const Run *r, int room) {
     const Batch *b = r->batch;
-    int most = 1, m = 0;
-    for (int s = 0, from = 0; s < b->B; s++, from = m) {
+    for (int s = 0, from = 0, m = 0; s < b->B; s++, from = m) {
         while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
-        for (int h = 0; h < t->s.lanes && m > from && m - from <= CUDA_SPLIT_ROWS; h++) {
-            int lane = b->seq[s] * t->s.lanes + h;
-            int sinks = imax(0, imin(t->s0[lane] + t->s.sinks, t->lo[lane]) - t->s0[lane]);
-            most = imax(most, cuda_lane_pieces(sinks + t->hi[lane] - t->lo[lane]));
-        }
+        if (m > from && m - from <= CUDA_SPLIT_ROWS) return room;
     }
-    return most;
+    return 1;
 }
 /* All of Lanes lies where the device can read it: the rows in its memory, the rest in that or in what it shares with
  * the host. */
@@ -96,7 +93,7 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
         lses = SCRATCH(r, "lse of pieces", room, slots, look.heads);
     }
     if (!measuring(r)) {
-        CudaLanes l = {.pieces = room > 1 ? lanes_pieces(r, t) : 1,
+        CudaLanes l = {.pieces = lanes_pieces(r, room),
                        .slots = slots,
                        .part = maybe(part),
                        .lses = maybe(lses),

@@ -277,7 +277,11 @@ static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     writes(r, y);
     cuda_axpby(C(r), n, R(y), (float)a, R(x), (float)b);
 }
-static void add(Run *r, Tensor y, Tensor x) { axpby(r, y, 1, x, 1); }
+static void add(Run *r, Tensor y, Tensor x) {
+    size_t n = tensor_count(y);
+    CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
+    if (!measuring(r)) cuda_add(C(r), n, R(y), R(x));
+}
 static void copy(Run *r, Tensor y, Tensor x) {
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
     if (measuring(r)) return;
@@ -555,6 +559,17 @@ static double sumsqs(Run *r, double start, int n, const Tensor *x) {
     return sum;
 }
 static double sumsq(Run *r, Tensor x) { return sumsqs(r, 0, 1, &x); }
+static void normalise(Run *r, Tensor x, double eps) {
+    size_t n = tensor_count(x), pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
+    Mark mark = arena_mark(r->scratch);
+    CudaPieces own = {measuring(r) ? NULL : R(x), n, 0}, *all = upload(r, &own, 1, sizeof own, "tensors");
+    double *part = arena_take(r->scratch, (pieces + 1) * sizeof *part, "sumsq");
+    if (!measuring(r) && n) {
+        cuda_sumsq(C(r), 0, 1, all, pieces, part, part + pieces);
+        cuda_normalise(C(r), n, R(x), part + pieces, eps);
+    }
+    arena_release(r->scratch, mark);
+}
 
 static const Ops ops_cuda = {
     .name = "cuda",
@@ -629,6 +644,7 @@ static const Ops ops_cuda = {
     .adamw = adamw,
     .momentum = momentum,
     .sumsq = sumsq,
+    .normalise = normalise,
     .sumsqs = sumsqs,
 };
 const Ops *cuda_ops(void) { return &ops_cuda; }

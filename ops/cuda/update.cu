@@ -11,8 +11,16 @@ DEVICE void keep(bf16 *p, float v, uint64_t bits) {
 DEVICE uint64_t chance(const float *, CudaRounding, size_t) { return 0; }
 DEVICE uint64_t chance(const bf16 *, CudaRounding r, size_t i) { return mix(r.key, r.at + i); }
 
+/* What of a step is another in the next: by value, or where a recording has it (cuda_value). */
+struct AdamNow {
+    CudaAdam p;
+    CudaRounding r;
+};
 template <class T>
-__global__ void adamw(size_t n, float *w, uint16_t *half, const float *g, T *m, T *v, CudaAdam p, CudaRounding r) {
+__global__ void adamw(size_t n, float *w, uint16_t *half, const float *g, T *m, T *v, AdamNow now, const AdamNow *at) {
+    if (at) now = *at;
+    CudaAdam p = now.p;
+    CudaRounding r = now.r;
     EACH(i, n) {
         float gi = g[i] * p.gscale, mi = p.b1 * number(m[i]) + p.one_b1 * gi,
               vi = p.b2 * number(v[i]) + p.one_b2 * gi * gi;
@@ -26,15 +34,24 @@ __global__ void adamw(size_t n, float *w, uint16_t *half, const float *g, T *m, 
 }
 extern "C" void cuda_adamw(Cuda *c, size_t n, float *w, uint16_t *half, const float *g, void *m, void *v, bool narrow,
                            CudaAdam p, CudaRounding r) {
+    AdamNow now = {p, r};
+    const AdamNow *at = value_of(c, &now);
     if (narrow)
-        LAUNCH_EACH(c, (adamw<bf16>), n, w, half, g, (bf16 *)m, (bf16 *)v, p, r);
+        LAUNCH_EACH(c, (adamw<bf16>), n, w, half, g, (bf16 *)m, (bf16 *)v, now, at);
     else
-        LAUNCH_EACH(c, (adamw<float>), n, w, half, g, (float *)m, (float *)v, p, r);
+        LAUNCH_EACH(c, (adamw<float>), n, w, half, g, (float *)m, (float *)v, now, at);
 }
 
+struct MomentumNow {
+    CudaRounding r;
+    float mu, scale;
+};
 template <class T>
-__global__ void momentum(size_t n, float *u, T *m, const float *g, float mu, float scale, int nesterov,
-                         CudaRounding r) {
+__global__ void momentum(size_t n, float *u, T *m, const float *g, int nesterov, MomentumNow now,
+                         const MomentumNow *at) {
+    if (at) now = *at;
+    CudaRounding r = now.r;
+    float mu = now.mu, scale = now.scale;
     EACH(i, n) {
         float gi = g[i], mi = mu * number(m[i]) + scale * gi;
         keep(&m[i], mi, chance(m, r, i));
@@ -43,8 +60,10 @@ __global__ void momentum(size_t n, float *u, T *m, const float *g, float mu, flo
 }
 extern "C" void cuda_momentum(Cuda *c, size_t n, float *u, void *m, const float *g, bool narrow, float mu, float scale,
                               bool nesterov, CudaRounding r) {
+    MomentumNow now = {r, mu, scale};
+    const MomentumNow *at = value_of(c, &now);
     if (narrow)
-        LAUNCH_EACH(c, (momentum<bf16>), n, u, (bf16 *)m, g, mu, scale, (int)nesterov, r);
+        LAUNCH_EACH(c, (momentum<bf16>), n, u, (bf16 *)m, g, (int)nesterov, now, at);
     else
-        LAUNCH_EACH(c, (momentum<float>), n, u, (float *)m, g, mu, scale, (int)nesterov, r);
+        LAUNCH_EACH(c, (momentum<float>), n, u, (float *)m, g, (int)nesterov, now, at);
 }

@@ -92,6 +92,8 @@ void part_self_test(Check *c) {
     suite_run(c, "models", "cuda_model/*", 300);
     suite_run(c, "double", "cuda_double/*", 300);
     suite_run(c, "runs", "cuda_run/*", 300);
+    suite_run(c, "graphs", "cuda_graph/*", 200);
+    suite_run(c, "drawing", "cuda_sample/*", 100);
 }
 
 /* ---- compute-sanitizer ---------------------------------------------------------------------------------------------

@@ -123,6 +123,36 @@ static void text(Check *c, const char *name, const char *model, int tokens) {
     free(said[0]), free(said[1]), free(label);
 }
 
+/* Passes that are replayed beside kernels that are launched one by one: the same losses to the bit. */
+static void graphs(Check *c, const char *name, const char *recorded, int steps) {
+    static const char *const off[] = {"run.graph=off", "run.seed=1"}, *const on[] = {"run.graph=auto", "run.seed=1"};
+    char *label = xformat("%s: graph", name), *config = xformat("configs/%s.yaml", name);
+    char *plain = xformat("%s/runs/%s-plain", c->out, name), *own = xformat("%s/runs/%s-graph", c->out, name);
+    Curve a, b;
+    if (case_begin(c, label)) {
+        forget(c, plain), forget(c, own);
+        bool ok = true;
+        if (!recorded) { /* a run too short to replay anything was compared with the CPU's */
+            Child r = train(c, config, "cuda", own, steps, steps, false, on);
+            ok = program_ran(c, "run.graph=auto", &r);
+            child_free(&r);
+        }
+        Child r = {0};
+        if (ok) r = train(c, config, "cuda", plain, steps, steps, false, off);
+        if (ok && program_ran(c, "run.graph=off", &r)) {
+            int at = 0;
+            bool read = curve_read(&a, recorded ? recorded : own);
+            read = curve_read(&b, plain) && read && a.n == b.n;
+            double worst = read ? apart(&a, &b, 0, &at) : 1e300;
+            case_end(c, worst == 0 ? CASE_OK : CASE_FAILED,
+                     json_pack("{s:f, s:o, s:o}", "worst", worst, "graph", curve_json(&a), "plain", curve_json(&b)),
+                     "%d steps, apart by %.2g (step %d)", b.n, worst, at + 1);
+        }
+        if (ok) child_free(&r);
+    }
+    free(label), free(config), free(plain), free(own);
+}
+
 static void one(Check *c, const char *name, bool resumes) {
     int steps = c->quick ? 2 : 20, half = steps / 2;
     char *config = xformat("configs/%s.yaml", name), *label = xformat("%s: losses", name);
@@ -170,6 +200,7 @@ static void one(Check *c, const char *name, bool resumes) {
             child_free(&a), child_free(&b);
         }
         free(label);
+        graphs(c, name, c->quick ? NULL : dir[1], c->quick ? 4 : steps);
         text(c, name, last, c->quick ? 4 : 48);
     }
     free(last), free(config), free(dir[0]), free(dir[1]), free(dir[2]);

@@ -123,6 +123,7 @@ bool heap_give(void *p);
 void heap_note_take(void *p, size_t bytes, const char *name);
 void heap_note_close(void *p, size_t bytes);
 size_t heap_room();
+uint64_t heap_number(uintptr_t a); /* of the allocation that holds it, which no other has or had; 0: none */
 /* The allocation, or the named piece of one, that holds `a` or ends nearest before it; false: none. */
 bool heap_find(uintptr_t a, char *name, size_t name_size, size_t *offset, size_t *size);
 void heap_open(bool on); /* whether the host may touch device memory without a fault of the processor */

@@ -13,10 +13,12 @@ static const size_t DEVICE = (size_t)3 << 30, MANAGED = (size_t)1 << 30, GAP = 4
 struct Piece {
     size_t size;
     std::string name;
+    uint64_t number;
 };
 static unsigned char *memory, *state;
 static Cell *cells;
 static std::map<uintptr_t, Piece> blocks, pieces;
+static uint64_t allocations;
 static size_t at_device, at_managed = DEVICE, taken;
 static bool opened;
 
@@ -109,7 +111,7 @@ void *heap_take(size_t bytes, bool host_too) {
     memset(p, 0xFF, std::min(bytes, (size_t)1 << 20)); /* NaN; of more, pages would be made only for that */
     heap_open(was);
     memset(state + *at, host_too ? BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST : BYTE_OPEN, bytes);
-    blocks[(uintptr_t)p] = {bytes, host_too ? "an allocation of managed memory" : "an allocation"};
+    blocks[(uintptr_t)p] = {bytes, host_too ? "an allocation of managed memory" : "an allocation", ++allocations};
     *at += room;
     taken += host_too ? 0 : room;
     return p;
@@ -141,7 +143,7 @@ void heap_note_take(void *p, size_t bytes, const char *name) {
         memset(heap_state(a), BYTE_OPEN, bytes);
         memset(p, 0xFF, bytes);
     }
-    pieces[a] = {bytes, name};
+    pieces[a] = {bytes, name, 0};
 }
 void heap_note_close(void *p, size_t bytes) {
     uintptr_t a = (uintptr_t)p;
@@ -159,6 +161,12 @@ static bool find(const std::map<uintptr_t, Piece> &m, uintptr_t a, uintptr_t flo
     *offset = a - it->first;
     *size = it->second.size;
     return true;
+}
+uint64_t heap_number(uintptr_t a) {
+    auto it = blocks.upper_bound(a);
+    if (it == blocks.begin()) return 0;
+    it--;
+    return a < it->first + it->second.size ? it->second.number : 0;
 }
 bool heap_find(uintptr_t a, char *name, size_t name_size, size_t *offset, size_t *size) {
     if (!find(blocks, a, 0, name, name_size, offset, size)) return false;

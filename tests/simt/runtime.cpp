@@ -22,9 +22,17 @@ struct Task {
     std::shared_ptr<Mark> waits;    /* not before this is done */
     std::function<bool()> can = {}; /* nor before this says so: what it waits for is outside of the process */
 };
+/* What a captured piece of work was given: an allocation by its number, or pinned memory by where it begins. */
+struct Held {
+    uintptr_t at;
+    uint64_t number; /* of heap_number; 0: pinned */
+};
 struct Node {
     Task task;
     std::vector<int> after;
+    std::string name;
+    std::vector<Held> held;
+    std::shared_ptr<Launch> launch; /* of a kernel */
 };
 struct SimtGraph {
     std::vector<Node> nodes;
@@ -109,7 +117,27 @@ static bool forbidden(const char *what) {
     fail(cudaErrorStreamCaptureUnsupported);
     return true;
 }
-static void push(cudaStream_t s, Task t) {
+static bool is_pinned(const void *p);
+static uintptr_t pinned_begin(const void *p);
+static void hold(Node *n, uintptr_t a) {
+    uint64_t number = heap_number(a);
+    if (number)
+        n->held.push_back({a, number});
+    else if (is_pinned((const void *)a))
+        n->held.push_back({pinned_begin((const void *)a), 0});
+}
+/* A graph that is replayed uses what it was captured with: whoever gave that back since is found here, before its
+ * memory is somebody else's. */
+static bool still_there(const Node &n) {
+    for (const Held &h : n.held) {
+        if (h.number ? heap_number(h.at) == h.number : pinned_size.count(h.at)) continue;
+        report(SIMT_HOST, nullptr, 0, "a graph is replayed whose %s was captured with memory that has been given back",
+               n.name.c_str());
+        return false;
+    }
+    return true;
+}
+static void push(cudaStream_t s, Task t, const Node &about = Node()) {
     if (!s) {
         if (forbidden("work in stream 0")) return;
         drain();
@@ -117,7 +145,8 @@ static void push(cudaStream_t s, Task t) {
         if (t.run) t.run();
         heap_open(false);
     } else if (s->capture) {
-        s->capture->nodes.push_back({t, s->last});
+        s->capture->nodes.push_back(about);
+        s->capture->nodes.back().task = t, s->capture->nodes.back().after = s->last;
         s->last = {(int)s->capture->nodes.size() - 1};
     } else
         s->queue.push_back(t);
@@ -142,6 +171,37 @@ static const char *refused(const Launch *l, char why[160]) {
         return nullptr;
     return why;
 }
+static struct {
+    SimtGraph *graph; /* NULL: none */
+    size_t next;
+} again;
+static bool same(const Launch *a, const Launch *b) {
+    return a->call.kernel == b->call.kernel && !memcmp(&a->grid, &b->grid, sizeof a->grid) &&
+           !memcmp(&a->block, &b->block, sizeof a->block) && a->smem == b->smem &&
+           a->call.said_bytes == b->call.said_bytes &&
+           (!simt_comparable || !memcmp(a->call.said, b->call.said, a->call.said_bytes));
+}
+static const Launch *next_launch() {
+    while (again.next < again.graph->nodes.size())
+        if (const Launch *l = again.graph->nodes[again.next++].launch.get()) return l;
+    return nullptr;
+}
+static void retrace(const Launch *l) {
+    if (!again.graph) return;
+    const Launch *was = next_launch();
+    if (was && same(was, l)) return;
+    report(SIMT_HOST, nullptr, 0, "kernel %s is not launched as it was captured (%s): a replay would do something else",
+           l->name,
+           !was                                           ? "it was not"
+           : was->call.kernel != l->call.kernel           ? was->name
+           : memcmp(&was->grid, &l->grid, sizeof l->grid) ? "another grid"
+                                                          : "another argument");
+}
+void simt_retrace(cudaGraphExec_t x) {
+    const Launch *left = again.graph ? next_launch() : nullptr;
+    if (left) report(SIMT_HOST, nullptr, 0, "kernel %s, which was captured, is not launched again", left->name);
+    again.graph = x, again.next = 0;
+}
 void simt_launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t s, SimtCall call) {
     std::shared_ptr<Launch> l(new Launch{name, grid, block, smem, call}, [](Launch *x) {
         x->call.drop(x->call.args);
@@ -153,7 +213,21 @@ void simt_launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStrea
         fail(cudaErrorInvalidConfiguration);
         return;
     }
-    push(s, {[l] { run_kernel(l.get()); }, nullptr});
+    Node about = Node();
+    if (!s) { /* nothing runs without a stream: see simt_retrace */
+        retrace(l.get());
+        return;
+    }
+    if (s->capture) {
+        for (size_t i = 0; i + sizeof(uintptr_t) <= call.said_bytes; i += sizeof(uintptr_t)) {
+            uintptr_t a;
+            memcpy(&a, (const char *)call.said + i, sizeof a);
+            if (in_heap(a)) hold(&about, a);
+        }
+        about.name = std::string("kernel ") + name;
+        about.launch = l;
+    }
+    push(s, {[l] { run_kernel(l.get()); }, nullptr}, about);
 }
 cudaError_t simt_func_attribute(const void *kernel, cudaFuncAttribute, int v) {
     if (v < 0 || v > SMEM_MAX) return fail(cudaErrorInvalidValue);
@@ -188,11 +262,20 @@ cudaError_t cudaFreeHost(void *p) {
     free(p);
     return cudaSuccess;
 }
-static bool is_pinned(const void *p) {
+static uintptr_t pinned_begin(const void *p) { /* 0: it is not */
     auto it = pinned_size.upper_bound((uintptr_t)p);
-    if (it == pinned_size.begin()) return false;
+    if (it == pinned_size.begin()) return 0;
     it--;
-    return (uintptr_t)p < it->first + it->second;
+    return (uintptr_t)p < it->first + it->second ? it->first : 0;
+}
+static bool is_pinned(const void *p) { return pinned_begin(p) != 0; }
+/* A copy, or the filling of memory. */
+static Node node_of(const char *name, const void *to, const void *from) {
+    Node n = Node();
+    n.name = name;
+    hold(&n, (uintptr_t)to);
+    if (from) hold(&n, (uintptr_t)from);
+    return n;
 }
 cudaError_t cudaMemGetInfo(size_t *room, size_t *total) {
     *room = heap_room();
@@ -250,7 +333,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind
         push(s, {[to, bytes] { move(to, bytes->data(), bytes->size()); }, nullptr});
         return cudaSuccess;
     }
-    push(s, {[to, from, n] { move(to, from, n); }, nullptr});
+    push(s, {[to, from, n] { move(to, from, n); }, nullptr}, node_of("copy", to, from));
     if (!in_heap((uintptr_t)to) && !is_pinned(to) && s && !s->capture) cudaStreamSynchronize(s);
     return cudaSuccess;
 }
@@ -260,11 +343,13 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind k) {
 }
 cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) {
     if (!n) return cudaSuccess;
-    push(s, {[p, v, n] {
-                 simt_library_touches(p, n, true);
-                 memset(p, v, n);
-             },
-             nullptr});
+    push(s,
+         {[p, v, n] {
+              simt_library_touches(p, n, true);
+              memset(p, v, n);
+          },
+          nullptr},
+         node_of("filling of memory", p, nullptr));
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void *p, int v, size_t n) { return cudaMemsetAsync(p, v, n, nullptr); }
@@ -401,19 +486,28 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned lon
 }
 /* Nodes in any order that keeps their dependencies. */
 static void replay(SimtGraph *g) {
-    std::vector<bool> done(g->nodes.size());
-    for (size_t left = g->nodes.size(); left;) {
-        std::vector<size_t> can;
-        for (size_t i = 0; i < g->nodes.size(); i++) {
-            bool ok = !done[i];
-            for (int a : g->nodes[i].after) ok &= done[(size_t)a];
-            if (ok) can.push_back(i);
-        }
-        size_t i = core.seed == 0 ? can.front() : core.seed == 1 ? can.back() : can[draw() % can.size()];
-        if (g->nodes[i].task.run) g->nodes[i].task.run();
-        done[i] = true;
-        left--;
+    size_t n = g->nodes.size();
+    std::vector<size_t> waits(n), can;
+    std::vector<std::vector<size_t>> behind(n);
+    for (const Node &x : g->nodes)
+        if (!still_there(x)) return;
+    for (size_t i = 0; i < n; i++) {
+        waits[i] = g->nodes[i].after.size();
+        for (int a : g->nodes[i].after) behind[(size_t)a].push_back(i);
+        if (!waits[i]) can.push_back(i);
     }
+    while (!can.empty()) {
+        size_t k = core.seed == 0 ? 0 : core.seed == 1 ? can.size() - 1 : draw() % can.size(), i = can[k];
+        can.erase(can.begin() + (long)k);
+        if (g->nodes[i].task.run) g->nodes[i].task.run();
+        for (size_t b : behind[i])
+            if (--waits[b] == 0) can.insert(std::lower_bound(can.begin(), can.end(), b), b);
+    }
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t g, cudaGraphNode_t *to, size_t *n) {
+    if (to) return fail(cudaErrorInvalidValue);
+    *n = g->nodes.size();
+    return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t g) {
     if (--g->users == 0) delete g;

@@ -9,8 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <tuple>
+#include <type_traits>
 
 #define __global__
 #define __device__
@@ -130,11 +133,26 @@ struct SimtCall { /* a kernel with its arguments */
     void (*run)(const void *args);
     void *args;
     size_t args_bytes;
+    const void *said; /* the arguments one after the other, each on 8 bytes, with nothing between its members */
+    size_t said_bytes;
     void (*drop)(void *args);
     const void *kernel;
 };
 void simt_launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t, SimtCall);
 void *simt_smem(size_t align);
+/* Bytes between members are nobody's: zero, so that arguments can be compared. clang cannot, and compares none; gcc 12
+ * takes other bytes for them behind an array of structs, which is why what a kernel gets is not touched. */
+#if defined __has_builtin
+    #if __has_builtin(__builtin_clear_padding)
+template <class T> void simt_clear(T *x) { __builtin_clear_padding(x); } /* of an argument */
+constexpr bool simt_comparable = true;
+        #define SIMT_COMPARES
+    #endif
+#endif
+#ifndef SIMT_COMPARES
+template <class T> void simt_clear(T *) {}
+constexpr bool simt_comparable = false;
+#endif
 
 template <class... P, class... A>
 void simt_launch_args(const char *name, dim3 grid, dim3 block, size_t smem, cudaStream_t s, void (*kernel)(P...),
@@ -145,10 +163,19 @@ void simt_launch_args(const char *name, dim3 grid, dim3 block, size_t smem, cuda
         std::tuple<P...> p;
     };
     static_assert(sizeof(std::tuple<P...>) <= 4096, "arguments of a kernel are at most 4 KB");
+    static_assert(std::is_trivially_destructible<std::tuple<P...>>::value, "arguments are numbers and pointers");
+    const size_t bytes = (((sizeof(P) + 7) & ~(size_t)7) + ... + 0);
+    char *args = (char *)calloc(1, sizeof(Args) + bytes), *said = args + sizeof(Args);
+    new (args) Args{kernel, std::tuple<P...>(a...)};
+    auto say = [&](auto &x) {
+        memcpy(said, &x, sizeof x);
+        simt_clear((typename std::remove_reference<decltype(x)>::type *)said);
+        said += (sizeof x + 7) & ~(size_t)7;
+    };
+    std::apply([&](auto &...each) { (say(each), ...); }, ((Args *)args)->p);
     simt_launch(name, grid, block, smem, s,
-                {[](const void *x) { std::apply(((const Args *)x)->kernel, ((const Args *)x)->p); },
-                 new Args{kernel, std::tuple<P...>(a...)}, sizeof(Args), [](void *x) { delete (Args *)x; },
-                 (const void *)kernel});
+                {[](const void *x) { std::apply(((const Args *)x)->kernel, ((const Args *)x)->p); }, args, sizeof(Args),
+                 args + sizeof(Args), bytes, free, (const void *)kernel});
 }
 #define LAUNCH(kernel, grid, block, smem, stream, ...) \
     simt_launch_args(#kernel, grid, block, smem, stream, kernel, __VA_ARGS__)

@@ -11,6 +11,7 @@ const Budget budgets[] = {
     {"swiglu_rows", 12, 4, 1.0},
     {"swiglu_rows_backward", 21.1, 8.1, 1.01},
     {"axpby", 8, 4, 1.0},
+    {"add", 8, 4, 1.0},
     {"elu1", 4, 4, 1.0},
     {"elu1_backward", 12, 4, 1.0},
     {"sigmoid", 4, 4, 1.0},
@@ -26,6 +27,7 @@ const Budget budgets[] = {
     {"adamw<float>", 16, 14, 1.0},
     {"adamw<bf16>", 12, 10, 1.0},
     {"momentum<float>", 8, 8, 1.0},
+    {"normalise", 12.1, 4, 1.0}, /* where the sum is said, which all threads share */
     {"sumsq_pieces", 4.1, 0.1, 1.01},
     {"sumsq_total", 0.0004, 0.00013, 1.01},
     {"xent", 12.8, 4.1, 1.02},
@@ -35,9 +37,17 @@ const Budget budgets[] = {
     {"places", 4, 4, 1.0},
     {"column_sums_quads", 4.1, 0.3, 1.01},
     {"column_sums", 4.1, 0.3, 1.3},
+    {"sample", 41, 12.1, 1.05}, /* without top-k and top-p, whose borders are found by up to 64 more reads each */
     {},
 };
 
+struct SampleRow { /* ops/sample.h, which is C */
+    uint64_t key, draw;
+    double temperature, penalty, top_p, min_p;
+    int top_k, slot;
+};
+extern "C" void cuda_sample(Cuda *, int n, int V, const SampleRow *, const float *logits, unsigned char *seen,
+                            double *p, int *id, void *out);
 static Cuda *device;
 static float *numbers() { /* N x D zeros */
     float *p = (float *)cuda_take(device, (size_t)N * D * sizeof(float), false);
@@ -56,12 +66,13 @@ Test(budget, kernels_ask_for_no_more) {
     int ids[N], *at = (int *)cuda_take(c, sizeof ids, false);
     for (int i = 0; i < N; i++) ids[i] = i;
     cuda_upload(c, at, ids, sizeof ids);
-    double *part = (double *)cuda_take(c, 64, false);
+    double *part = (double *)cuda_take(c, 256, false);
     cuda_swiglu(c, n, y, a, b);
     cuda_swiglu_backward(c, n, x, y, z, a, b);
     cuda_swiglu_rows(c, N, D, y, a, b, s);
     cuda_swiglu_rows_backward(c, N, D, x, y, s, z, a, b, s + N);
     cuda_axpby(c, n, y, 2, x, 3);
+    cuda_add(c, n, y, x);
     cuda_elu1(c, n, y, x);
     cuda_elu1_backward(c, n, x, z, y);
     cuda_sigmoid(c, n, y, x, 1);
@@ -81,7 +92,14 @@ Test(budget, kernels_ask_for_no_more) {
     CudaPieces *pieces = (CudaPieces *)cuda_take(c, sizeof piece, false);
     cuda_upload(c, pieces, &piece, sizeof piece);
     cuda_sumsq(c, 0, 1, pieces, 1, part, part + 4);
+    cuda_normalise(c, n, y, part + 4, 1e-7);
     cuda_xent(c, N * D / V, V, z, s, nullptr, at, a);
+    SampleRow row[N * D / V];
+    for (SampleRow &r : row) r = {1, 2, 1, 1, 1, 0, 0, 0};
+    SampleRow *rows = (SampleRow *)cuda_take(c, sizeof row, false);
+    cuda_upload(c, rows, row, sizeof row);
+    double *weights = (double *)cuda_take(c, n * sizeof(double), false);
+    cuda_sample(c, N * D / V, V, rows, z, nullptr, weights, (int *)y, part);
     cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
     cuda_narrow(c, n, y);

@@ -61,6 +61,7 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaMemAttachGloba
 
 typedef struct SimtEvent *cudaEvent_t;
 typedef struct SimtGraph *cudaGraph_t;
+typedef struct SimtGraphNode *cudaGraphNode_t;
 typedef struct SimtGraph *cudaGraphExec_t;
 struct cudaDeviceProp {
     char name[256];
@@ -116,8 +117,14 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode);
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *, cudaGraph_t, unsigned long long = 0);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
+cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t *, size_t *);
 cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
+
+/* From now on launches without a stream are those of the graph gone through again: nothing runs, and one that is not the
+ * next of the captured ones, with the same sizes and arguments, is reported, as are those that are missing when the
+ * next graph, or NULL, takes its place. */
+void simt_retrace(cudaGraphExec_t);
 
 /* Regions that place things by themselves say what they handed out, so that the space between is out of bounds. */
 void simt_note_take(cudaStream_t, void *p, size_t bytes, const char *name);

@@ -1,0 +1,156 @@
+/* test_cuda_graph.c: a run whose passes are recorded and replayed beside one whose kernels are launched one by one: the
+ * same bits of losses, norms, weights and moments, for every configuration. */
+#include "../check.h"
+#include "../../ops/host.h"
+#include "../../train/trainer.h"
+
+typedef struct {
+    double loss[8], norm[8], cr[8];
+    size_t n;
+    char *bytes; /* weights and moments */
+    long replayed;
+} Trained;
+static void keep(Trained *to, Device *dev, Tensor t) {
+    if (!present(t)) return;
+    size_t n = tensor_bytes(t);
+    Tensor view = view_open(dev, t, true);
+    to->bytes = xrealloc(to->bytes, to->n + n, 1);
+    memcpy(to->bytes + to->n, view.p, n);
+    to->n += n;
+    view_close(dev, t, view, false);
+}
+static Trained train(const char *file, int stage, int steps, const char *graph, int n, const char *const over[]) {
+    Trained out = {0};
+    Config cfg;
+    Err e = {0};
+    TrainRecord r;
+    size_t bytes;
+    Trainer *t = xcalloc(1, sizeof *t);
+    char *text = check_read(file, &bytes), *key = xformat("run.graph=%s", graph);
+    const char *with[16] = {"run.device=cuda", "run.threads=1",       "train.dtype=f32",    "data.seq_len=8",
+                            "train.batch=2",   "train.micro_batch=1", "train.eval_every=0", key};
+    for (int i = 0; i < n; i++) with[8 + i] = over[i];
+    cr_assert(config_parse(&cfg, text, bytes, "yaml", 8 + n, (char *const *)with, &e), "%s: %s", file, e.msg);
+    cr_assert(trainer_open_stage(t, &cfg, stage, false, &e), "%s: %s", file, e.msg);
+    model_init(&t->model, 3);
+    if (t->lora.n) lora_begin(&t->lora, 3);
+    t->state.step = t->first;
+    for (int k = 0; k < steps; k++) {
+        cr_assert(trainer_step(t, &r, &e), "%s: %s", file, e.msg);
+        out.loss[k] = r.loss, out.norm[k] = r.grad_norm, out.cr[k] = r.reports ? r.cr : 0;
+    }
+    for (int i = 0; i < t->params.n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++) keep(&out, t->dev, t->params.p[i].t[role]);
+    for (int i = 0; i < t->adapters.n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++) keep(&out, t->dev, t->adapters.p[i].t[role]);
+    out.replayed = graphs_replayed(t->graphs);
+    trainer_close(t);
+    config_free(&cfg);
+    free(t), free(text), free(key);
+    return out;
+}
+/* most: whether forward and backward are replayed, too. */
+static void same_stage(const char *file, int stage, int steps, bool most, int n, const char *const over[]) {
+    Trained plain = train(file, stage, steps, "off", n, over), graph = train(file, stage, steps, "auto", n, over);
+    CHECK_BYTES(file, graph.loss, plain.loss, sizeof plain.loss);
+    CHECK_BYTES(file, graph.norm, plain.norm, sizeof plain.norm);
+    CHECK_BYTES(file, graph.cr, plain.cr, sizeof plain.cr);
+    cr_assert(graph.n == plain.n && plain.n > 1000);
+    CHECK_BYTES(file, graph.bytes, plain.bytes, plain.n);
+    /* Of each kind of work the first two are not. */
+    long want = 3 * (steps - 2) + (most ? 2 * steps - 2 : 0);
+    cr_assert(plain.replayed == 0 && graph.replayed == want, "%s: %ld replayed of %ld", file, graph.replayed, want);
+    free(plain.bytes), free(graph.bytes);
+}
+static void same(const char *name, int n, const char *const over[]) {
+    char *file = xformat("configs/tiny-%s.yaml", name);
+    same_stage(file, 0, 4, strcmp(name, "moe") != 0, n, over);
+    free(file);
+}
+#define SAME(title, ...)                                                                   \
+    Test(cuda_graph, title, .timeout = 300) {                                              \
+        static const char *const names[] = {__VA_ARGS__};                                  \
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) same(names[i], 0, NULL); \
+    }
+SAME(attention, "gqa", "mha", "window", "share")
+SAME(latent_and_shared_rows, "mla", "yoco", "qknorm")
+SAME(other_blocks, "gpt2", "neox", "blend")
+SAME(delta_rules, "kda", "gdn", "deltanet")
+SAME(recurrences, "gla", "retention", "gated_retention")
+SAME(lines_and_steps, "linear", "mamba2")
+Test(cuda_graph, tasks, .timeout = 300) {
+    static const char *const over[] = {"data.seq_len=16"};
+    same("mqar", 1, over);
+}
+/* The host decides about rows in the middle of a pass, by its numbers: those passes are done as they come. */
+SAME(experts, "moe")
+/* Noise, factors that fall from step to step, a sum that the host asks for in the middle of the pass. */
+Test(cuda_graph, decisions, .timeout = 300) {
+    for (int stage = 0; stage < 2; stage++) same_stage("configs/tiny-dmc.yaml", stage, 4, true, 0, NULL);
+    same("dms", 0, NULL);
+}
+Test(cuda_graph, muon_dropout_bf16_moments_recomputation, .timeout = 300) {
+    static const char *const over[] = {"optim.state_dtype=bf16", "train.dropout=0.1", "train.recompute=1",
+                                       "optim.clip=0.1"};
+    same("muon", 4, over);
+}
+Test(cuda_graph, products_in_bf16, .timeout = 300) {
+    static const char *const over[] = {"train.dtype=bf16", "model.d_model=64"};
+    same("gqa", 2, over);
+}
+
+/* A run that is interrupted goes on from its checkpoint as one that never recorded anything. */
+static void run_of(const char *dir, const char *graph, const char *steps, bool resume) {
+    char *at = xformat("run.dir=%s", dir), *how = xformat("run.graph=%s", graph),
+         *many = xformat("train.steps=%s", steps);
+    Ran r = RUN("train", "configs/tiny-gqa.yaml", "--device", "cuda", "--threads", "1", "data.seq_len=16",
+                "train.batch=2", "train.micro_batch=1", "train.eval_every=3", "train.eval_tokens=32",
+                "train.save_every=3", "train.dtype=f32", "train.dropout=0.1", "optim.warmup=2",
+                "optim.schedule_steps=6", at, how, many, resume ? "--resume" : "--threads", resume ? "auto" : "1");
+    cr_assert(r.status == 0, "%d: %s", r.status, r.err);
+    const char *said = !strcmp(graph, "off") ? "kernels are launched one by one: run.graph is off\n"
+                                             : "steps are replayed as CUDA graphs\n";
+    char *all = xformat("%s%s", r.out, r.err);
+    const char *at_said = strstr(all, said);
+    cr_assert(at_said && !strstr(at_said + 1, said), "%s", all);
+    free(all);
+    free(r.out), free(r.err), free(at), free(how), free(many);
+}
+Test(cuda_graph, resumed_in_the_middle, .timeout = 300) {
+    static const char *const files[] = {"model.safetensors", "trainer/optimizer.safetensors"};
+    char *one = check_path("plain"), *two = check_path("graph");
+    run_of(one, "off", "6", false);
+    run_of(two, "auto", "3", false);
+    run_of(two, "auto", "6", true);
+    for (int f = 0; f < 2; f++) {
+        size_t na, nb;
+        char *a = xformat("%s/last/%s", one, files[f]), *b = xformat("%s/last/%s", two, files[f]),
+             *x = check_read(a, &na), *y = check_read(b, &nb);
+        cr_assert(na == nb && na > 1000);
+        CHECK_BYTES(files[f], y, x, na);
+        free(a), free(b), free(x), free(y);
+    }
+    /* Text of it, greedy and drawn: the CPU's, that of kernels launched one by one, and that of replays. */
+    char *model = xformat("%s/last", two), *many = check_path("prompts.jsonl");
+    const char *prompts = "{\"prompt\": \"In the\"}\n{\"prompt\": \"And\"}\n{\"prompt\": \"the LORD\"}\n";
+    check_write(many, prompts, strlen(prompts));
+    static const char *const how[][2] = {{"cpu", "auto"}, {"cuda", "off"}, {"cuda", "auto"}};
+    static const char *const draw[][6] = {{"--temperature", "0", "--top-k", "0", "--repetition-penalty", "1"},
+                                          {"--temperature", "1.2", "--top-k", "30", "--repetition-penalty", "1.1"},
+                                          {"--temperature", "0.9", "--top-p", "0.9", "--min-p", "0.02"},
+                                          {"--temperature", "1", "--min-p", "0.1", "--seed", "7"}};
+    for (size_t d = 0; d < sizeof draw / sizeof *draw; d++) {
+        Ran r[3];
+        for (int k = 0; k < 3; k++) {
+            r[k] = RUN("generate", model, "--device", how[k][0], "--graph", how[k][1], "--batch-file", many, "--batch",
+                       "2", "--max-new", "7", "--threads", "1", "-q", draw[d][0], draw[d][1], draw[d][2], draw[d][3],
+                       draw[d][4], draw[d][5]);
+            cr_assert(r[k].status == 0 && *r[k].out, "%s", r[k].err);
+            cr_assert(!strcmp(r[k].out, r[0].out), "%zu, %s %s: %s\nand\n%s", d, how[k][0], how[k][1], r[k].out,
+                      r[0].out);
+        }
+        for (int k = 0; k < 3; k++) free(r[k].out), free(r[k].err);
+    }
+    CHECK_REFUSED(RUN("generate", model, "--graph", "on"), EXIT_INPUT, "--graph: expected auto or off, got 'on'");
+    free(model), free(many), free(one), free(two);
+}

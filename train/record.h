@@ -1,0 +1,14 @@
+/* record.h: what of a training step a device records and replays (ops/graph.h): the zeros that gradients begin at, a
+ * micro-batch, the norm, the optimizer's step. Between them the host decides: whether there is a step at all. */
+#pragma once
+#include "trainer.h"
+
+/* After everything else of the trainer. What cannot be recorded is done as it comes. */
+void record_open(Trainer *);
+void record_close(Trainer *); /* before everything else */
+void record_say(Trainer *);   /* once, in the progress: that it is so, or why not */
+
+void record_begin(Trainer *);                      /* dist_begin */
+void record_micro(Trainer *, TrainLosses *);       /* forward and backward of the loader's batch */
+bool record_clip(Trainer *, Run *, Clip *, Err *); /* the gradient's norm */
+bool record_update(Trainer *, Run *, const OptimizerCfg *, double lr, double gscale, int64_t number, Err *);
