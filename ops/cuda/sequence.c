@@ -245,12 +245,17 @@ static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, 
                    .K = K,
                    .V = x->v.n[2],
                    .at = at,
+                   .longest = N, /* until rows are there */
                    .per_channel = present(x->g) && x->g.n[2] == K,
+                   .delta = present(x->beta),
                    .scale = (float)scale,
                    .blob = present(state) ? (size_t)state.n[1] : 0};
     p.off = upload_ints(r, b->off, b->B + 1, "first rows"), p.first = upload_ints(r, b->first, N, "documents");
     p.seq = upload_ints(r, b->seq, b->B, "sequences");
-    if (!measuring(r)) p.q = R(x->q), p.k = R(x->k), p.v = R(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
+    if (measuring(r)) return p;
+    p.longest = 0;
+    for (int s = 0; s < b->B; s++) p.longest = imax(p.longest, b->off[s + 1] - b->off[s]);
+    p.q = R(x->q), p.k = R(x->k), p.v = R(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
     return p;
 }
 static void history_there(const Batch *b, bool there) {
@@ -258,10 +263,18 @@ static void history_there(const Batch *b, bool there) {
         CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0, "row %d continues a history that is not there",
               b->off[s]);
 }
+/* By chunks on the matrix units where products are rounded to bf16; f32, wide keys and short rows go row after row. */
+static bool by_chunks(Run *r, const CudaRecur *p) { return r->dev->narrow && cuda_delta_takes(p->K, p->longest); }
 void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
     Mark mark = arena_mark(r->scratch);
     CudaRecur p = recur_pass(r, &x, scale, state, at);
-    if (!measuring(r)) {
+    if (by_chunks(r, &p)) {
+        void *mem = arena_take(r->scratch, cuda_delta_bytes(&p), "chunks of a recurrence");
+        if (!measuring(r)) {
+            history_there(r->batch, present(state));
+            cuda_delta(C(r), &p, mem, R(o), maybe(keep), maybe(state), !(r->mode & RUN_HOLD));
+        }
+    } else if (!measuring(r)) {
         history_there(r->batch, present(state));
         cuda_recur(C(r), &p, R(o), maybe(keep), maybe(state), !(r->mode & RUN_HOLD));
     }
