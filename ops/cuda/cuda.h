@@ -315,6 +315,9 @@ static inline bool cuda_delta_takes(int K, int longest) { return K <= CUDA_DELTA
 size_t cuda_delta_bytes(const CudaRecur *);
 /* keep NULL: states between chunks are not kept. */
 void cuda_delta(Cuda *, const CudaRecur *, void *mem, float *o, float *keep, float *state, bool write);
+size_t cuda_delta_backward_bytes(const CudaRecur *);
+/* Gradients as of recur_backward's one slice; of heads that have no decay of their own, g (N,HV). */
+void cuda_delta_backward(Cuda *, const CudaRecur *, void *mem, const CudaRecurGrad *, const float *dout, float *keep);
 
 /* loss.cu */
 /* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */

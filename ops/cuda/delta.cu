@@ -119,6 +119,15 @@ template <int KW> DEVICE void block_diagonal(PrepareTile<KW> *s, const Delta &x,
         *(uint32_t *)(x.p + (row + (size_t)(i0 + r)) * DELTA_ROWS + (size_t)(i0 + DELTA_SUB + c)) = 0;
     }
 }
+/* A lower triangle of blocks to rows of bf16, zero behind its diagonal blocks. */
+DEVICE void triangle_store(bf16 *to, const float *from, int n) {
+    ROLLED for (int i = (int)threadIdx.x; i < n * DELTA_ROWS / 2; i += FLASH_THREADS) {
+        int r = i / (DELTA_ROWS / 2), c = i % (DELTA_ROWS / 2) * 2;
+        float2 v = {0, 0};
+        if (c / DELTA_SUB <= r / DELTA_SUB) v = load_vec<float2>(from + r * LD_L + c);
+        *(uint32_t *)(to + 2 * (size_t)i) = pack_bf16(v.x, v.y);
+    }
+}
 /* t = (I + L Diag(beta))^-1 by forward substitution: blocks on the diagonal column by column, then block after block. L
  * takes in beta. */
 template <int KW> DEVICE void invert(PrepareTile<KW> *s, int blocks) {
@@ -231,7 +240,12 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_prepare
         for (int e = tid; e < c.n * KW; e += FLASH_THREADS) x.k[row * KW + (size_t)e] = to_bf16(s->in.x[e]);
         __syncthreads();
         if (a.delta) {
+            if (x.l) {
+                triangle_store(x.l + row * DELTA_ROWS, s->l, c.n);
+                __syncthreads();
+            }
             invert<KW>(s, blocks);
+            if (x.t) triangle_store(x.t + row * DELTA_ROWS, s->out.t, c.n);
             apply<KW>(s, x, c, h, row);
         } else {
             for (int e = tid; e < c.n * x.VW; e += FLASH_THREADS) {
@@ -262,30 +276,6 @@ DEVICE void state_fetch(StateTile<KW> *m, int stage, const Delta &x, const Chunk
     if (tid < DELTA_ROWS && x.a.delta)
         m->beta[stage][tid] = tid < c.n ? x.a.beta[(size_t)(c.t + tid) * (size_t)x.a.HV + (size_t)h] : 0;
 }
-/* The thread's numbers of a state (K,V) of memory, and back: a warp has MT tiles of 16 channels, all 32 columns. */
-template <int MT>
-DEVICE void state_get(float S[MT][4][4], const CudaRecur &a, const float *from, int row, int col, bool pairs) {
-    UNROLL for (int k = 0; k < MT; k++) {
-        UNROLL for (int i = 0; i < 2; i++) {
-            int r = row + 16 * k + 8 * i;
-            UNROLL for (int n = 0; n < 4; n++) {
-                float2 v = {0, 0};
-                if (from && r < a.K) v = pair_load(from + (size_t)r * (size_t)a.V, col + 8 * n, a.V, pairs);
-                S[k][n][2 * i] = v.x, S[k][n][2 * i + 1] = v.y;
-            }
-        }
-    }
-}
-template <int MT>
-DEVICE void state_put(const float S[MT][4][4], const CudaRecur &a, float *to, int row, int col, bool pairs) {
-    UNROLL for (int k = 0; k < MT; k++) {
-        UNROLL for (int i = 0; i < 2; i++) {
-            int r = row + 16 * k + 8 * i;
-            UNROLL for (int n = 0; n < 4; n++) if (r < a.K)
-                pair_store(to + (size_t)r * (size_t)a.V, col + 8 * n, a.V, pairs, S[k][n][2 * i], S[k][n][2 * i + 1]);
-        }
-    }
-}
 template <int KW>
 __global__ void __launch_bounds__(FLASH_THREADS) delta_states(Delta x, float *state, bool write, bool pairs) {
     using Tile = StateTile<KW>;
@@ -309,17 +299,8 @@ __global__ void __launch_bounds__(FLASH_THREADS) delta_states(Delta x, float *st
             state_get<MT>(S, a, c.fresh ? nullptr : blob, channel, col, pairs);
         else
             state_put<MT>(S, a, x.keep + kept_at(x, c.t, h), channel, col, pairs);
-        if (c.head && !c.fresh)
-            state_put<MT>(S, a, x.start + ((size_t)s * (size_t)a.HV + (size_t)h) * size, channel, col, pairs);
-        if (a.delta && !c.fresh) {
-            UNROLL for (int k = 0; k < MT; k++) {
-                UNROLL for (int i = 0; i < 2; i++) {
-                    UNROLL for (int n = 0; n < 4; n++) *
-                        (uint32_t *)(m->s + number_at<DELTA_COLUMNS>(channel + 16 * k + 8 * i, 8 * n + t2)) =
-                        pack_bf16(S[k][n][2 * i], S[k][n][2 * i + 1]);
-                }
-            }
-        }
+        if (c.head && !c.fresh) state_put<MT>(S, a, start_of(x, s, h), channel, col, pairs);
+        if (a.delta && !c.fresh) state_round<MT>(m->s, S, channel, t2);
         cp_async_wait<0>();
         __syncthreads();
         if (!done) state_fetch<KW>(m, stage ^ 1, x, next, s, h, col0);
@@ -372,13 +353,13 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_out(Del
     chunks_in(bits, a, begin, end, i0);
     for (int i; (i = chunk_next(bits)) >= 0;) {
         Chunk c = chunk_from(a, begin, end, i0 + i);
-        size_t row = delta_row(x, h, c.t), size = (size_t)a.K * (size_t)a.V;
+        size_t row = delta_row(x, h, c.t);
         __syncthreads();
         tile_fetch<DELTA_ROWS, DELTA_ROWS>(m->p, x.p + row * DELTA_ROWS, c.n);
         rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->u, x.u + row * (size_t)x.VW + (size_t)col0, x.VW, c.n);
         if (!c.fresh) tile_fetch<KW, DELTA_ROWS>(m->q, x.q + row * KW, c.n);
         cp_async_commit();
-        const float *S = c.head ? x.start + ((size_t)s * (size_t)a.HV + (size_t)h) * size : x.keep + kept_at(x, c.t, h);
+        const float *S = c.head ? start_of(x, s, h) : x.keep + kept_at(x, c.t, h);
         if (!c.fresh) rows_round<DELTA_ROWS, KW>(m->s, S + col0, (size_t)a.V, a.K, a.V - col0);
         cp_async_wait<0>();
         __syncthreads();
@@ -397,37 +378,27 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_out(Del
 }
 
 /* ---- the host's side ---- */
-size_t delta_place(Delta *x, const CudaRecur *a, void *mem, bool keep) {
-    size_t rows = (size_t)a->N * (size_t)a->HV, state = (size_t)a->K * (size_t)a->V * (size_t)a->HV, at = 0,
+void delta_place(Delta *x, DeltaRoom *m, const CudaRecur *a, bool keep) {
+    size_t rows = (size_t)a->N * (size_t)a->HV, state = (size_t)a->K * (size_t)a->V * (size_t)a->HV,
            kept = (size_t)delta_kept(*a);
-    auto take = [&](size_t bytes) {
-        void *p = (char *)mem + at;
-        at += (bytes + 255) / 256 * 256;
-        return p;
-    };
+    *x = Delta{};
     x->a = *a;
     x->KW = a->K <= 64 ? 64 : 128, x->VW = (a->V + DELTA_ROWS - 1) / DELTA_ROWS * DELTA_ROWS;
-    size_t k = rows * (size_t)x->KW * sizeof(bf16), v = rows * (size_t)x->VW;
-    x->q = (bf16 *)take(k), x->k = (bf16 *)take(k), x->p = (bf16 *)take(rows * DELTA_ROWS * sizeof(bf16));
-    x->u = (bf16 *)take(v * sizeof(bf16));
-    x->w = (bf16 *)take(a->delta ? k : 0), x->r = (float *)take(a->delta ? v * sizeof(float) : 0);
-    x->decay = (float *)take((kept + (size_t)a->B) * (size_t)a->HV * (size_t)x->KW * sizeof(float));
-    x->start = (float *)take((size_t)a->B * state * sizeof(float));
-    x->keep = (float *)take(keep ? kept * state * sizeof(float) : 0);
-    return at;
+    size_t k = rows * (size_t)x->KW, v = rows * (size_t)x->VW;
+    x->q = m->take<bf16>(k), x->k = m->take<bf16>(k), x->u = m->take<bf16>(v), x->p = m->take<bf16>(rows * DELTA_ROWS);
+    x->decay = m->take<float>((kept + (size_t)a->B) * (size_t)a->HV * (size_t)x->KW);
+    if (a->delta) x->w = m->take<bf16>(k), x->r = m->take<float>(v);
+    if (keep) x->start = m->take<float>((size_t)a->B * state), x->keep = m->take<float>(kept * state);
 }
 extern "C" size_t cuda_delta_bytes(const CudaRecur *a) {
     Delta x;
-    return delta_place(&x, a, nullptr, true);
-}
-static unsigned windows_of(const CudaRecur *a) { return (unsigned)((a->longest + DELTA_ROWS - 1) / DELTA_ROWS); }
-template <class Kernel> static void allow(Kernel *kernel, size_t bytes) {
-    cuda_must(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-              "shared memory of a recurrence");
+    DeltaRoom m = {};
+    delta_place(&x, &m, a, true);
+    return m.at;
 }
 template <int KW> static void prepare_of(Cuda *c, const Delta *x) {
-    allow(delta_prepare<KW>, sizeof(PrepareTile<KW>));
-    LAUNCH((delta_prepare<KW>), dim3(windows_of(&x->a), (unsigned)x->a.HV, (unsigned)x->a.B), dim3(FLASH_THREADS),
+    delta_allow(delta_prepare<KW>, sizeof(PrepareTile<KW>));
+    LAUNCH((delta_prepare<KW>), dim3(delta_windows(&x->a), (unsigned)x->a.HV, (unsigned)x->a.B), dim3(FLASH_THREADS),
            sizeof(PrepareTile<KW>), c->stream, *x);
 }
 void delta_prepare_all(Cuda *c, const Delta *x) {
@@ -438,19 +409,19 @@ void delta_prepare_all(Cuda *c, const Delta *x) {
 }
 template <int KW> static void forward_of(Cuda *c, const Delta *x, float *o, float *state, bool write) {
     const CudaRecur *a = &x->a;
-    unsigned h = (unsigned)a->HV, b = (unsigned)a->B, slices = (unsigned)(x->VW / DELTA_ROWS);
-    bool pairs = a->V % 2 == 0 && pairs_of(x->keep, 2) && pairs_of(x->start, 2) &&
-                 (!state || (pairs_of(state + a->at, 2) && a->blob % 2 == 0));
-    allow(delta_states<KW>, sizeof(StateTile<KW>));
+    unsigned h = (unsigned)a->HV, b = (unsigned)a->B;
+    bool pairs = delta_pairs(x->keep, a->V) && delta_pairs(state ? state + a->at : nullptr, a->V) && a->blob % 2 == 0;
+    delta_allow(delta_states<KW>, sizeof(StateTile<KW>));
     LAUNCH((delta_states<KW>), dim3((unsigned)(x->VW / DELTA_COLUMNS), h, b), dim3(FLASH_THREADS),
            sizeof(StateTile<KW>), c->stream, *x, state, write, pairs);
-    allow(delta_out<KW>, sizeof(OutTile<KW>));
-    LAUNCH((delta_out<KW>), dim3(windows_of(a) * slices, h, b), dim3(FLASH_THREADS), sizeof(OutTile<KW>), c->stream, *x,
-           o, pairs_of(o, a->V));
+    delta_allow(delta_out<KW>, sizeof(OutTile<KW>));
+    LAUNCH((delta_out<KW>), dim3(delta_windows(a) * (unsigned)(x->VW / DELTA_ROWS), h, b), dim3(FLASH_THREADS),
+           sizeof(OutTile<KW>), c->stream, *x, o, pairs_of(o, a->V));
 }
 extern "C" void cuda_delta(Cuda *c, const CudaRecur *a, void *mem, float *o, float *keep, float *state, bool write) {
     Delta x;
-    delta_place(&x, a, mem, !keep);
+    DeltaRoom m = {(char *)mem, 0};
+    delta_place(&x, &m, a, true);
     if (keep) x.keep = keep;
     delta_prepare_all(c, &x);
     if (x.KW == 64)

@@ -24,7 +24,16 @@ struct Delta {
     float *r;     /* (HV,N,VW) R */
     float *decay; /* (keep + B,HV,KW) c_last of chunks with a state behind them: t / 64, or a sequence's last */
     float *keep;  /* as the op's */
-    float *start; /* (B,HV,K,V) of sequences that continue a history: the state before their rows */
+    /* (.,HV,K,V) of sequences that continue a history: the state before their rows; by number of the sequence in the
+     * pass, in the backward by Batch.seq. */
+    float *start;
+    bool by_seq;
+    /* Of the backward; forward NULL. */
+    bf16 *l, *t;    /* (HV,N,64) L and (I + L Diag(beta))^-1 of the rows' chunks */
+    bf16 *o, *v;    /* (HV,N,VW) do; dv */
+    float *du;      /* (HV,N,VW) */
+    float *dp, *dl; /* (HV,N,64), zero behind the diagonal */
+    float *dkeep;   /* as keep: gradients of those states */
 };
 DEVICE size_t delta_row(const Delta &x, int h, int t) { return (size_t)h * (size_t)x.a.N + (size_t)t; }
 static __host__ __device__ inline int delta_kept(const CudaRecur &a) {
@@ -34,6 +43,11 @@ static __host__ __device__ inline int delta_kept(const CudaRecur &a) {
 /* Numbers of the state of head h before the chunk that starts at row t, not its document's first in the pass. */
 DEVICE size_t kept_at(const Delta &x, int t, int h) {
     return ((size_t)(t / DELTA_ROWS - 1) * (size_t)x.a.HV + (size_t)h) * (size_t)x.a.K * (size_t)x.a.V;
+}
+
+/* The state of head h before the rows of sequence s that continue a history. */
+DEVICE float *start_of(const Delta &x, int s, int h) {
+    return x.start + ((size_t)(x.by_seq ? x.a.seq[s] : s) * (size_t)x.a.HV + (size_t)h) * (size_t)x.a.K * (size_t)x.a.V;
 }
 
 /* ---- chunks ---- */
@@ -54,6 +68,11 @@ DEVICE Chunk chunk_from(const CudaRecur &a, int begin, int end, int t) {
     c.last = t + c.n == end;
     c.more = !low && !high && !c.last;
     return c;
+}
+/* The row at which the chunk of row i starts. */
+DEVICE int chunk_start(const CudaRecur &a, int begin, int i) {
+    int first = a.first[i], document = first < 0 ? begin : first;
+    return i - (i - document) % DELTA_ROWS;
 }
 /* Bit i: a chunk starts at row i0 + i of a sequence. Whole warps. */
 DEVICE void chunks_in(uint32_t bits[2], const CudaRecur &a, int begin, int end, int i0) {
@@ -145,7 +164,72 @@ template <int W> DEVICE void rows_store(bf16 *to, int ld, int n, const float y[W
     }
 }
 
-/* delta.cu: the operands of all chunks. */
+/* y (16, 8 N) += rows r0..r0+15 of A, D numbers, times the first 16 `most` rows of B. */
+template <int D, int N> DEVICE void scores_add(float y[N][4], const bf16 *A, int r0, const bf16 *B, int most) {
+    ROLLED for (int k = 0; k < D / 16; k++) {
+        uint32_t a[4], b[4];
+        fragment_a<D>(a, A, r0, k);
+        UNROLL for (int n = 0; n < N; n += 2) {
+            if (n >= 2 * most) continue;
+            fragment_bt<D>(b, B, 8 * n, k);
+            mma_bf16(y[n], a, b, y[n]);
+            mma_bf16(y[n + 1], a, b + 2, y[n + 1]);
+        }
+    }
+}
+/* The thread's numbers of a state (K,V) of memory, and back: a warp has MT tiles of 16 channels and 32 columns. */
+template <int MT>
+DEVICE void state_get(float S[MT][4][4], const CudaRecur &a, const float *from, int row, int col, bool pairs) {
+    UNROLL for (int k = 0; k < MT; k++) {
+        UNROLL for (int i = 0; i < 2; i++) {
+            int r = row + 16 * k + 8 * i;
+            UNROLL for (int n = 0; n < 4; n++) {
+                float2 v = {0, 0};
+                if (from && r < a.K) v = pair_load(from + (size_t)r * (size_t)a.V, col + 8 * n, a.V, pairs);
+                S[k][n][2 * i] = v.x, S[k][n][2 * i + 1] = v.y;
+            }
+        }
+    }
+}
+template <int MT>
+DEVICE void state_put(const float S[MT][4][4], const CudaRecur &a, float *to, int row, int col, bool pairs) {
+    UNROLL for (int k = 0; k < MT; k++) {
+        UNROLL for (int i = 0; i < 2; i++) {
+            int r = row + 16 * k + 8 * i;
+            UNROLL for (int n = 0; n < 4; n++) if (r < a.K)
+                pair_store(to + (size_t)r * (size_t)a.V, col + 8 * n, a.V, pairs, S[k][n][2 * i], S[k][n][2 * i + 1]);
+        }
+    }
+}
+/* As 32 columns of a tile of bf16. */
+template <int MT> DEVICE void state_round(bf16 *tile, const float S[MT][4][4], int row, int col) {
+    UNROLL for (int k = 0; k < MT; k++) {
+        UNROLL for (int i = 0; i < 2; i++) {
+            UNROLL for (int n = 0; n < 4; n++) *
+                (uint32_t *)(tile + number_at<DELTA_COLUMNS>(row + 16 * k + 8 * i, 8 * n + col)) =
+                pack_bf16(S[k][n][2 * i], S[k][n][2 * i + 1]);
+        }
+    }
+}
+
+/* A region cut into pieces; of none, their bytes. */
+struct DeltaRoom {
+    char *base;
+    size_t at;
+    template <class T> T *take(size_t n) {
+        T *p = (T *)(base + at);
+        at += (n * sizeof(T) + 255) / 256 * 256;
+        return p;
+    }
+};
+/* delta.cu: places of the operands; `keep`: of states between chunks and of starts, too. The operands of all chunks. */
+void delta_place(Delta *, DeltaRoom *, const CudaRecur *, bool keep);
 void delta_prepare_all(Cuda *, const Delta *);
-/* Places of the operands in mem; their bytes. */
-size_t delta_place(Delta *, const CudaRecur *, void *mem, bool keep);
+static inline unsigned delta_windows(const CudaRecur *a) {
+    return (unsigned)((a->longest + DELTA_ROWS - 1) / DELTA_ROWS);
+}
+template <class Kernel> static void delta_allow(Kernel *kernel, size_t bytes) {
+    cuda_must(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+              "shared memory of a recurrence");
+}
+static inline bool delta_pairs(const float *p, int V) { return V % 2 == 0 && (!p || pairs_of(p, V)); }

@@ -47,6 +47,12 @@ const Budget budgets_along[] = {
     {"decide_backward", 41, 8, 1.05, N *LANES},
     {"decide_count", 41, 0.0644, 1.31, N *LANES},
     {"distill_rows", 33.8, 4.13, 1.01, R *V},
+    {"delta_keys_backward", 1, 1, 1, N *H *K},
+    {"delta_out<KW>", 1, 1, 1, N *H *K},
+    {"delta_prepare<KW>", 1, 1, 1, N *H *K},
+    {"delta_states<KW>", 1, 1, 1, N *H *K},
+    {"delta_states_backward<KW>", 1, 1, 1, N *H *K},
+    {"delta_values_backward<KW>", 1, 1, 1, N *H *K},
     {"dots", 8192, 4, 1, N * 8},
     {"dropout", 13.4, 4, 1.97},
     {"embed_backward", 12, 4, 1, N *V / 4},
@@ -169,6 +175,10 @@ static void recurrence(const Rows &r) {
     CudaRecurGrad d = {};
     d.q = numbers(M), d.k = numbers(M), d.v = numbers(M), d.g = numbers(M), d.beta = numbers(N * HV);
     cuda_recur_backward(device, &p, &d, dout, keep, numbers(cuda_recur_notes(K, K) * HV * B));
+    /* By chunks: one sequence, whose second chunk has a state before it. */
+    p.B = 1, p.off = counted(2, N), p.first = put(std::vector<int>(N, 0)), p.longest = N, p.delta = true;
+    cuda_delta(device, &p, cuda_take(device, cuda_delta_bytes(&p), false), numbers(M), keep, nullptr, false);
+    cuda_delta_backward(device, &p, cuda_take(device, cuda_delta_backward_bytes(&p), false), &d, dout, keep);
     cuda_recur_fold(device, N * 2, K, numbers(N * 2 * K), numbers(2 * M), 2, 2);
 }
 static void gates() {
