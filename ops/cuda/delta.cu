@@ -119,13 +119,14 @@ template <int KW> DEVICE void block_diagonal(PrepareTile<KW> *s, const Delta &x,
         *(uint32_t *)(x.p + (row + (size_t)(i0 + r)) * DELTA_ROWS + (size_t)(i0 + DELTA_SUB + c)) = 0;
     }
 }
-/* A lower triangle of blocks to rows of bf16, zero behind its diagonal blocks. */
-DEVICE void triangle_store(bf16 *to, const float *from, int n) {
+/* A lower triangle of blocks to rows of bf16, zero behind its diagonal blocks; what rounding left to `rest`. */
+DEVICE void triangle_store(bf16 *to, bf16 *rest, const float *from, int n) {
     ROLLED for (int i = (int)threadIdx.x; i < n * DELTA_ROWS / 2; i += FLASH_THREADS) {
         int r = i / (DELTA_ROWS / 2), c = i % (DELTA_ROWS / 2) * 2;
         float2 v = {0, 0};
         if (c / DELTA_SUB <= r / DELTA_SUB) v = load_vec<float2>(from + r * LD_L + c);
         *(uint32_t *)(to + 2 * (size_t)i) = pack_bf16(v.x, v.y);
+        if (rest) *(uint32_t *)(rest + 2 * (size_t)i) = pack_rest(v.x, v.y);
     }
 }
 /* t = (I + L Diag(beta))^-1 by forward substitution: blocks on the diagonal column by column, then block after block. L
@@ -241,11 +242,11 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_prepare
         __syncthreads();
         if (a.delta) {
             if (x.l) {
-                triangle_store(x.l + row * DELTA_ROWS, s->l, c.n);
+                triangle_store(x.l + row * DELTA_ROWS, nullptr, s->l, c.n);
                 __syncthreads();
             }
             invert<KW>(s, blocks);
-            if (x.t) triangle_store(x.t + row * DELTA_ROWS, s->out.t, c.n);
+            if (x.t) triangle_store(x.t + row * DELTA_ROWS, x.rest + row * DELTA_ROWS, s->out.t, c.n);
             apply<KW>(s, x, c, h, row);
         } else {
             for (int e = tid; e < c.n * x.VW; e += FLASH_THREADS) {

@@ -30,6 +30,7 @@ struct Delta {
     bool by_seq;
     /* Of the backward; forward NULL. */
     bf16 *l, *t;    /* (HV,N,64) L and (I + L Diag(beta))^-1 of the rows' chunks */
+    bf16 *rest;     /* what rounding left of t */
     bf16 *o, *v;    /* (HV,N,VW) do; dv */
     float *du;      /* (HV,N,VW) */
     float *dp, *dl; /* (HV,N,64), zero behind the diagonal */
@@ -118,6 +119,10 @@ template <int D, int R> DEVICE void rows_round(bf16 *tile, const float *from, si
         float low = r < n && c < cols ? x[0] : 0, high = r < n && c + 1 < cols ? x[1] : 0;
         *(uint32_t *)(tile + number_at<D>(r, c)) = pack_bf16(low, high);
     }
+}
+/* What pack_bf16 left of both. */
+DEVICE uint32_t pack_rest(float low, float high) {
+    return pack_bf16(low - to_float(to_bf16(low)), high - to_float(to_bf16(high)));
 }
 /* Columns 8c..8c+15 of the rows r0..r0+15 of a tile as rows of A. */
 template <int D> DEVICE void fragment_turned(uint32_t a[4], const bf16 *tile, int r0, int c) {

@@ -4,7 +4,8 @@
  * and L) and what sums over pairs of rows (dq, dk, dg). With S the state before a chunk and dS' the gradient of the one
  * behind it:
  *   dU = P^T do + (k e_last) dS',  dv = (I + L Diag(beta))^-T (beta dU),  dS = Diag(c_last) dS' + (q c)^T do - W^T (beta dU)
- *   G = dv r^T,  dP = tril(do u^T),  dL_ij = -beta_j G_ij,  dbeta_i = dU_i.r_i - sum over m > i of L_mi G_mi
+ *   G = dv r^T,  dP = tril(do u^T),  dL_ij = -beta_j G_ij,  dbeta_i = G_ii / beta_i, for beta_i = 0
+ *   dU_i.r_i - sum over m > i of L_mi G_mi
  *   rows receive do S^T, -dv S^T, u dS'^T and the pairs' part, whose products take either operand as the sum of two bf16:
  * what a pair gives the later row and takes from the earlier one cancels in dg. Every number has one writer. */
 #include "delta.h"
@@ -116,7 +117,8 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_states_
 /* ---- what sums over columns ---- */
 enum { TILE64 = DELTA_ROWS * DELTA_ROWS };
 template <int KW> struct ValuesBackTile {
-    bf16 w[DELTA_ROWS * KW], s[KW * DELTA_ROWS], t[TILE64], o[TILE64], b[TILE64], r[TILE64], u[TILE64], v[TILE64];
+    bf16 w[DELTA_ROWS * KW], s[KW * DELTA_ROWS], t[TILE64], o[TILE64], b[TILE64], r[TILE64], u[TILE64], v[TILE64],
+        t_rest[TILE64], b_rest[TILE64];
     float beta[DELTA_ROWS], sum[4][DELTA_ROWS];
 };
 /* r, u and beta dU of 64 columns; what each row's dU gives beta. */
@@ -140,6 +142,7 @@ DEVICE void rows_again(ValuesBackTile<KW> *m, const Delta &x, const Chunk &c, si
             *(uint32_t *)(m->r + to) = pack_bf16(R.x, R.y);
             *(uint32_t *)(m->u + to) = u;
             *(uint32_t *)(m->b + to) = pack_bf16(beta * d.x, beta * d.y);
+            *(uint32_t *)(m->b_rest + to) = pack_rest(beta * d.x, beta * d.y);
             if (r < c.n) *(uint32_t *)(x.u + at + 8 * n) = u;
         }
     }
@@ -164,6 +167,7 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
         if (a.delta) {
             if (!c.fresh) tile_fetch<KW, DELTA_ROWS>(m->w, x.w + row * KW, c.n);
             tile_fetch<DELTA_ROWS, DELTA_ROWS>(m->t, x.t + row * DELTA_ROWS, c.n);
+            tile_fetch<DELTA_ROWS, DELTA_ROWS>(m->t_rest, x.rest + row * DELTA_ROWS, c.n);
             if (tid < DELTA_ROWS) m->beta[tid] = tid < c.n ? a.beta[(size_t)(c.t + tid) * (size_t)a.HV + (size_t)h] : 0;
         }
         for (int v0 = 0; v0 < x.VW; v0 += DELTA_ROWS) {
@@ -180,6 +184,9 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
             if (a.delta) {
                 rows_again<KW>(m, x, c, row, v0, db);
                 __syncthreads();
+                /* Alike keys: dU is a sum over rows, dv a difference of two. */
+                product_turned<DELTA_ROWS, DELTA_ROWS, 8>(dv, m->t_rest, 16 * warp, warp, DELTA_BLOCKS, m->b, 0);
+                product_turned<DELTA_ROWS, DELTA_ROWS, 8>(dv, m->t, 16 * warp, warp, DELTA_BLOCKS, m->b_rest, 0);
                 product_turned<DELTA_ROWS, DELTA_ROWS, 8>(dv, m->t, 16 * warp, warp, DELTA_BLOCKS, m->b, 0);
             }
             UNROLL for (int k = 0; k < 2; k++) {
@@ -204,7 +211,7 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
             scores_add<DELTA_ROWS, 8>(P, m->o, 16 * warp, m->u, warp + 1);
         }
         /* dP, dL; a thread's part of the sums of columns of L G */
-        float sum[8][2];
+        float sum[8][2], own[2] = {0, 0};
         UNROLL for (int n = 0; n < 8; n++) {
             sum[n][0] = sum[n][1] = 0;
             UNROLL for (int k = 0; k < 2; k++) {
@@ -216,6 +223,8 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
                 float low = j < r ? G[n][2 * k] : 0, high = j + 1 < r ? G[n][2 * k + 1] : 0;
                 store_vec(x.dl + at, float2{-m->beta[j] * low, -m->beta[j + 1] * high});
                 sum[n][0] += to_float(x.l[at]) * low, sum[n][1] += to_float(x.l[at + 1]) * high;
+                if (j == r) own[k] = G[n][2 * k];
+                if (j + 1 == r) own[k] = G[n][2 * k + 1];
             }
         }
         if (!a.delta || !y.d.beta) continue;
@@ -225,13 +234,14 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
                 if (g == 0) m->sum[warp][8 * n + t2 + k] = sum[n][k];
             }
         }
-        UNROLL for (int k = 0; k < 2; k++) db[k] = quad_sum(db[k]);
+        UNROLL for (int k = 0; k < 2; k++) db[k] = quad_sum(db[k]), own[k] = quad_sum(own[k]);
         __syncthreads();
         UNROLL for (int k = 0; k < 2; k++) {
             int r = 16 * warp + g + 8 * k;
             if (r >= c.n || t2) continue;
             UNROLL for (int w = 0; w < 4; w++) db[k] -= m->sum[w][r];
-            y.d.beta[(size_t)(c.t + r) * (size_t)a.HV + (size_t)h] += db[k];
+            float beta = m->beta[r]; /* dv_i = beta_i dr_i: no difference where it can be helped */
+            y.d.beta[(size_t)(c.t + r) * (size_t)a.HV + (size_t)h] += fabsf(beta) > 1e-20f ? own[k] / beta : db[k];
         }
     }
 }
@@ -260,7 +270,7 @@ DEVICE int sum_at(int r, int c) { return r * DELTA_ROWS + (c ^ (r & 3) << 3); }
 /* Rows of S and dS' (64 channels from k0) rounded; the products of their rows go to end. */
 DEVICE void states_round(KeysBackTile *m, const Delta &x, const float *S, const float *dS, int k0, int v0) {
     int lane = (int)threadIdx.x % 32, c = 2 * lane;
-    BY_FOUR for (int r = (int)threadIdx.x / 32; r < DELTA_ROWS; r += 4) {
+    ROLLED for (int r = (int)threadIdx.x / 32; r < DELTA_ROWS; r += 4) {
         float s[2], d[2];
         UNROLL for (int i = 0; i < 2; i++) {
             size_t at = (size_t)(k0 + r) * (size_t)x.a.V + (size_t)(v0 + c + i);
@@ -541,7 +551,9 @@ static void back_place(Delta *x, DeltaRoom *m, const CudaRecur *a) {
     x->by_seq = true;
     x->o = m->take<bf16>(v), x->du = m->take<float>(v), x->dp = m->take<float>(n);
     x->dkeep = m->take<float>((size_t)delta_kept(*a) * (size_t)a->HV * (size_t)a->K * (size_t)a->V);
-    if (a->delta) x->v = m->take<bf16>(v), x->l = m->take<bf16>(n), x->t = m->take<bf16>(n), x->dl = m->take<float>(n);
+    if (a->delta)
+        x->v = m->take<bf16>(v), x->l = m->take<bf16>(n), x->t = m->take<bf16>(n), x->rest = m->take<bf16>(n),
+        x->dl = m->take<float>(n);
 }
 extern "C" size_t cuda_delta_backward_bytes(const CudaRecur *a) {
     Delta x;
