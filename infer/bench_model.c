@@ -90,31 +90,36 @@ static bool teacher_make(Step *s, Device *dev, const Config *c, Err *e) {
     return true;
 }
 
-static bool bench(Device *dev, const Config *c, bool taught, double seconds, Timing *t, Cost *cost, Err *e) {
+static bool step_open(Step *s, Device *dev, const Config *c, bool taught, Err *e) {
     int B = c->train.micro_batch, T = c->data.seq_len;
-    Step s = {0};
-    if (taught && !teacher_make(&s, dev, c, e)) return false;
+    *s = (Step){0};
+    if (taught && !teacher_make(s, dev, c, e)) return false;
     ModelOpts o = {.train = true,
                    .max_rows = B * T,
                    .max_samples = B,
                    .dropout = c->train.dropout,
                    .recompute = c->train.recompute,
-                   .teach = taught ? &s.teach : NULL};
-    if (!model_open(&s.m, dev, &c->model, o, e)) {
-        step_free(&s);
+                   .teach = taught ? &s->teach : NULL};
+    if (!model_open(&s->m, dev, &c->model, o, e)) {
+        step_free(s);
         return false;
     }
-    model_init(&s.m, 1);
-    step_data(&s, B, T, c->model.vocab);
-    Weights *role[] = {&s.m.w, &s.m.g, &s.m.m, &s.m.v};
+    model_init(&s->m, 1);
+    step_data(s, B, T, c->model.vocab);
+    Weights *role[] = {&s->m.w, &s->m.g, &s->m.m, &s->m.v};
     for (int r = 0; r < ROLES; r++) {
-        Fields f = {.see = owned_see, .ctx = &s.owned};
-        s.owned.role = r, s.owned.at = 0;
-        model_fields(&s.m, role[r], &f);
+        Fields f = {.see = owned_see, .ctx = &s->owned};
+        s->owned.role = r, s->owned.at = 0;
+        model_fields(&s->m, role[r], &f);
     }
-    s.run = run_make(dev, &s.m.scratch);
+    s->run = run_make(dev, &s->m.scratch);
+    return true;
+}
+static bool bench(Device *dev, const Config *c, bool taught, double seconds, Timing *t, Cost *cost, Err *e) {
+    Step s;
+    if (!step_open(&s, dev, c, taught, e)) return false;
     *t = bench_whole(dev, step_once, &s, seconds);
-    *cost = cost_model(&s.m, T);
+    *cost = cost_model(&s.m, c->data.seq_len);
     step_free(&s);
     return true;
 }
@@ -124,6 +129,21 @@ bool bench_step(Device *dev, const Config *c, double seconds, Timing *t, Cost *c
 bool bench_distill(Device *dev, const Config *c, double seconds, Timing *t, Err *e) {
     Cost cost;
     return bench(dev, c, true, seconds, t, &cost, e);
+}
+bool bench_shares(Device *dev, const Config *c, double seconds, Share *out, int *n, Err *e) {
+    Step s;
+    if (!step_open(&s, dev, c, false, e)) return false;
+    Shares *shares = shares_begin(dev);
+    s.run = run_make(dev, &s.m.scratch);
+    step_once(&s);
+    shares_clear(shares);
+    int steps = 0;
+    for (double start = now_seconds(); !steps || now_seconds() - start < seconds; steps++) step_once(&s);
+    *n = shares_read(shares, out);
+    shares_end(shares);
+    for (int i = 0; i < *n; i++) out[i].calls /= steps, out[i].seconds /= steps, out[i].flops /= steps;
+    step_free(&s);
+    return true;
 }
 
 /* ---- decoding ------------------------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 /* bench_model.h: the speed of one model, for `bench` and `compare`: training steps, prefill, decoding. */
 #pragma once
 #include "../model/cost.h"
+#include "../ops/shares.h"
 #include "bench.h"
 #include "session.h"
 
 /* Training steps on made-up tokens: gradients of one micro-batch of cfg, the norm for clipping, an AdamW step. vocab is
  * resolved. `cost` is of documents of data.seq_len tokens. False: EXIT_WORLD, no memory. */
 bool bench_step(Device *, const Config *, double seconds, Timing *, Cost *, Err *);
+/* How such a step divides among its ops, means of as many steps as fit into `seconds`, at least one, op by op in turn
+ * (shares.h): calls, seconds and FLOPs of one step. out: room for SHARES_MAX. */
+bool bench_shares(Device *, const Config *, double seconds, Share *out, int *n, Err *);
 /* The same step with a teacher of the model's own shape and other weights: lm and kl (Ops.linear_distill). */
 bool bench_distill(Device *, const Config *, double seconds, Timing *, Err *);
 

@@ -113,6 +113,19 @@ static bool bench_ops(Bench *b, json_t *out, Err *e) {
     return true;
 }
 
+static json_t *shares(const Share *op, int n, double peak) {
+    json_t *list = json_array();
+    double all = 0;
+    for (int i = 0; i < n; i++) all += op[i].seconds;
+    for (int i = 0; i < n; i++) {
+        json_t *j = json_pack("{s:s, s:I, s:f, s:f}", "op", op[i].op, "calls", (json_int_t)op[i].calls, "seconds",
+                              op[i].seconds, "percent", 100 * op[i].seconds / all);
+        if (op[i].flops > 0)
+            json_object_set_new(j, "percent_of_peak", json_real(1e-7 * op[i].flops / op[i].seconds / peak));
+        json_array_append_new(list, j);
+    }
+    return list;
+}
 static bool bench_train(Bench *b, json_t *out, Err *e) {
     int B = b->cfg->train.micro_batch, T = b->cfg->data.seq_len;
     const bool teaches = !device_apart(b->dev); /* as in training */
@@ -121,6 +134,10 @@ static bool bench_train(Bench *b, json_t *out, Err *e) {
     if (!bench_step(b->dev, b->cfg, b->seconds, &t, &c, e) ||
         (teaches && !bench_distill(b->dev, b->cfg, b->seconds, &taught, e)))
         return false;
+    Share op[SHARES_MAX];
+    int n;
+    if (!bench_shares(b->dev, b->cfg, b->seconds, op, &n, e)) return false;
+    json_object_set_new(out, "shares", shares(op, n, b->peak));
     double tok_s = B * T / t.median;
     json_object_set_new(out, "train",
                         json_pack("{s:I, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "params", (json_int_t)c.params,
@@ -291,6 +308,12 @@ static void report_text(json_t *j, int threads) {
     if ((x = json_object_get(j, "train")))
         printf("train   %.0f tokens/s, %d rows a step, %.1f%% of the GEMM peak of %.1f GFLOP/s\n", NUMBER(x, "tok_s"),
                WHOLE(x, "rows"), NUMBER(x, "percent_of_peak"), NUMBER(j, "gemm_peak_gflops"));
+    json_array_foreach(json_object_get(j, "shares"), i, x) {
+        printf("share   %-22s %5.1f%%  %9.3f ms in %d calls", json_string_value(json_object_get(x, "op")),
+               NUMBER(x, "percent"), 1e3 * NUMBER(x, "seconds"), WHOLE(x, "calls"));
+        if (json_object_get(x, "percent_of_peak")) printf(", %.1f%% of the GEMM peak", NUMBER(x, "percent_of_peak"));
+        putchar('\n');
+    }
     if ((x = json_object_get(j, "distill")))
         printf("distill %.0f tokens/s from a teacher of the same shape, %.2f of a plain step's time\n",
                NUMBER(x, "tok_s"), NUMBER(x, "of_plain_step"));
@@ -369,7 +392,8 @@ int cmd_bench(int argc, char **argv) {
     static const CliSpec spec = {
         .args = "[ops|train|decode|prefill|recur|tune] [CONFIG.yaml]",
         .doc = "Medians of repeated runs: matrix products, memory reads and what is bound by them (ops), training "
-               "steps, plain and from a teacher (train), decoding (decode), prompts (prefill), or all four; of the "
+               "steps, plain and from a teacher, and each op's share of one (train), decoding (decode), prompts "
+               "(prefill), or all four; of the "
                "model that CONFIG describes, with random weights. The recurrences of linear attention alone (recur) "
                "have shapes of their own. tune tries a device's algorithms for every matrix product of the model and "
                "writes the best to --tuning FILE, which the other commands then read.",

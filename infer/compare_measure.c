@@ -12,6 +12,7 @@ typedef struct {
     size_t cache;
     Decode d[BATCHES_MAX];
     double *prefill[BATCHES_MAX], *decode[BATCHES_MAX]; /* (repeats) seconds */
+    double train;                                       /* tokens/s of a training step */
 } Subject;
 
 /* Tokens of the validation text without ends of documents: caches that depend on what is read read the same. */
@@ -103,6 +104,25 @@ static bool once(const Compare *c, Subject *s, int at, Err *e) {
     return true;
 }
 
+/* Steps of training on a device of their own, set as for the runs; what a run itself took depends on its company. */
+static bool steps_time(const Compare *c, Subject *s, int n, const Cli *cli, Err *e) {
+    Cli own = *cli;
+    Device *dev;
+    own.bf16 = c->dtype == BF16;
+    own.cache = CACHE_F32;
+    if (!engine_device(&dev, &own, e)) return false;
+    bool ok = true;
+    for (int i = 0; ok && i < n; i++) {
+        const Config *cfg = &c->row[s[i].row].cfg;
+        Timing t;
+        Cost cost;
+        ok = bench_step(dev, cfg, 0.2 * c->measure.repeats, &t, &cost, e);
+        s[i].train = ok ? cfg->train.micro_batch * cfg->data.seq_len / t.median : 0;
+    }
+    device_close(dev);
+    return ok;
+}
+
 static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -123,8 +143,8 @@ static json_t *subject_json(const Compare *c, Subject *s) {
                                               B * c->measure.decode / decode, "prefill_s_min", p[0], "prefill_s_max",
                                               p[n - 1], "decode_s_min", d[0], "decode_s_max", d[n - 1]));
     }
-    return json_pack("{s:s, s:I, s:o}", "name", c->row[s->row].name, "cache_measured", (json_int_t)s->cache, "speed",
-                     list);
+    return json_pack("{s:s, s:I, s:f, s:o}", "name", c->row[s->row].name, "cache_measured", (json_int_t)s->cache,
+                     "step_tok_s", s->train, "speed", list);
 }
 
 /* Everything that a measurement depends on and that can be named. */
@@ -170,6 +190,7 @@ json_t *compare_measure(const Compare *c, const RowResult *all, bool again, cons
     }
     for (int at = -1; ok && at < c->measure.repeats; at++)
         for (int i = 0; ok && i < n; i++) ok = once(c, &s[i], at, e);
+    ok = ok && steps_time(c, s, n, &own, e);
     if (ok) {
         json_t *rows = json_array();
         for (int i = 0; i < n; i++) json_array_append_new(rows, subject_json(c, &s[i]));

@@ -123,7 +123,7 @@ static void line(FILE *f, const json_t *r, const json_t *row, double best) {
         cell(f, prefill);
         cell(f, decode);
     }
-    cell(f, number(row, "train_tok_s"));
+    cell(f, number(row, "step_tok_s"));
     cell(f, number(row, "tokens"));
     cell(f, number(row, "train_seconds"));
     notes(f, r, row);
@@ -155,7 +155,9 @@ void compare_table(FILE *f, const json_t *r) {
             "runs. Cache: counted in a session after %s tokens of the validation text, states included, beside the "
             "formula, which takes no row for merged or given up. Speeds: medians of %.0f repetitions, rows "
             "interleaved; a prompt of %s tokens, then %s tokens "
-            "decoded. Training: means of the runs' own clocks, validation and saving left out.\n",
+            "decoded. Training tok/s: the median of steps on drawn tokens, measured with the others; training s: means "
+            "of the "
+            "runs' own clocks, validation and saving left out.\n",
             grouped(number(m, "context"), a), number(m, "repeats"), grouped(number(m, "prompt"), b),
             grouped(number(m, "decode"), (char[32]){0}));
     compare_marks_table(f, r);
