@@ -3,8 +3,10 @@
  * chunk; the outputs, for all chunks at once. Notation as in delta.h.
  *
  * Decays, blocks on the diagonal, the triangular inverse and states are f32; operands of the large products are rounded
- * to bf16 and summed in f32. Estimated, not measured, for each row of a head of K = V = 128: 1.3e5 flops, and 7 KB of
- * memory, of which 2.5 KB are the op's own (docs/gpu.md). */
+ * to bf16 and summed in f32, but for the inverse and what it is applied to, which are sums of two bf16. Estimated, not
+ * measured, for each row of a head of K = V = 128: 1.9e5 flops, and 8 KB of memory, of which 2.5 KB are the op's own
+ * (docs/gpu.md has a table).
+ */
 #include "delta.h"
 
 /* ---- chunks without their states ---- */
@@ -18,7 +20,7 @@ template <int KW> struct PrepareTile {
         } in;
         struct { /* while the inverse is made and applied */
             float t[DELTA_ROWS * LD_L];
-            bf16 a[DELTA_ROWS * DELTA_ROWS], k[DELTA_ROWS * KW], v[DELTA_ROWS * DELTA_ROWS];
+            bf16 a[2][DELTA_ROWS * DELTA_ROWS], k[2][DELTA_ROWS * KW], v[2][DELTA_ROWS * DELTA_ROWS]; /* and rests */
         } out;
     };
     float l[DELTA_ROWS * LD_L], beta[DELTA_ROWS];
@@ -58,7 +60,6 @@ template <int KW> DEVICE void block_decay(PrepareTile<KW> *s, const Delta &x, si
         if (r >= m) continue;
         size_t at = (row + (size_t)(i0 + r)) * KW + (size_t)d;
         x.q[at] = to_bf16(q * cum);
-        if (x.a.delta) x.w[at] = to_bf16(k * cum);
     }
     f = 1;
     for (int r = DELTA_SUB - 1; r >= 0; r--) {
@@ -173,34 +174,60 @@ template <int KW> DEVICE void invert(PrepareTile<KW> *s, int blocks) {
     }
     __syncthreads();
 }
-/* The inverse, rounded, times k c and times v. */
+/* k c of all rows, a thread to a channel as in block_decay. */
+template <int KW> DEVICE void keys_decay(PrepareTile<KW> *s, const CudaRecur &a, const Chunk &c, int h) {
+    constexpr int PARTS = FLASH_THREADS / KW;
+    int d = (int)threadIdx.x % KW, part = (int)threadIdx.x / KW;
+    float cum = 1;
+    BY_FOUR for (int i = 0; i < DELTA_ROWS; i++) {
+        float k = 0;
+        if (i < c.n && d < a.K) {
+            size_t row = (size_t)(c.t + i), g = row * (size_t)a.HV + (size_t)h;
+            if (a.g) cum *= expf(a.per_channel ? a.g[g * (size_t)a.K + (size_t)d] : a.g[g]);
+            k = a.k[(row * (size_t)a.H + (size_t)(h / (a.HV / a.H))) * (size_t)a.K + (size_t)d] * cum;
+        }
+        if (i % PARTS != part) continue;
+        bf16 high = to_bf16(k);
+        s->out.k[0][number_at<KW>(i, d)] = high;
+        s->out.k[1][number_at<KW>(i, d)] = to_bf16(k - to_float(high));
+    }
+}
+/* y (16, 8 W) = the inverse times B, both as the sum of two bf16: behind alike keys a row is a difference of sums, and
+ * what it is off by stays in the state. */
+template <int D, int W>
+DEVICE void inverse_times(float y[W][4], const bf16 a[2][DELTA_ROWS * DELTA_ROWS], const bf16 B[2][DELTA_ROWS * D]) {
+    int warp = (int)threadIdx.x / 32;
+    zeros<W>(y);
+    product_tiles<DELTA_ROWS, D, W>(y, a[1], 16 * warp, warp + 1, B[0], 0);
+    product_tiles<DELTA_ROWS, D, W>(y, a[0], 16 * warp, warp + 1, B[1], 0);
+    product_tiles<DELTA_ROWS, D, W>(y, a[0], 16 * warp, warp + 1, B[0], 0);
+}
+/* The inverse times k c and times v. */
 template <int KW> DEVICE void apply(PrepareTile<KW> *s, const Delta &x, const Chunk &c, int h, size_t row) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, blocks = (c.n + DELTA_SUB - 1) / DELTA_SUB;
-    tile_fetch<KW, DELTA_ROWS>(s->out.k, x.w + row * KW, c.n);
-    cp_async_commit();
+    keys_decay<KW>(s, x.a, c, h);
     ROLLED for (int i = (int)threadIdx.x; i < DELTA_ROWS * DELTA_ROWS / 2; i += FLASH_THREADS) {
-        int r = i / (DELTA_ROWS / 2), col = i % (DELTA_ROWS / 2) * 2;
+        int r = i / (DELTA_ROWS / 2), col = i % (DELTA_ROWS / 2) * 2, to = number_at<DELTA_ROWS>(r, col);
         bool in = r < blocks * DELTA_SUB && col / DELTA_SUB <= r / DELTA_SUB;
         float2 v = {0, 0};
         if (in) v = load_vec<float2>(s->out.t + r * LD_L + col);
-        *(uint32_t *)(s->out.a + number_at<DELTA_ROWS>(r, col)) = pack_bf16(v.x, v.y);
+        *(uint32_t *)(s->out.a[0] + to) = pack_bf16(v.x, v.y);
+        *(uint32_t *)(s->out.a[1] + to) = pack_rest(v.x, v.y);
     }
-    cp_async_wait<0>();
     __syncthreads();
     {
         float y[KW / 8][4];
-        zeros<KW / 8>(y);
-        product_tiles<DELTA_ROWS, KW, KW / 8>(y, s->out.a, 16 * warp, warp + 1, s->out.k, 0);
+        inverse_times<KW, KW / 8>(y, s->out.a, s->out.k);
         rows_store<KW / 8>(x.w + row * KW, KW, c.n, y);
     }
     for (int v0 = 0; v0 < x.VW; v0 += DELTA_ROWS) {
         size_t from = ((size_t)c.t * (size_t)x.a.HV + (size_t)h) * (size_t)x.a.V + (size_t)v0;
         __syncthreads();
-        rows_round<DELTA_ROWS, DELTA_ROWS>(s->out.v, x.a.v + from, (size_t)x.a.HV * (size_t)x.a.V, c.n, x.a.V - v0);
+        rows_round<DELTA_ROWS, DELTA_ROWS>(s->out.v[0], x.a.v + from, (size_t)x.a.HV * (size_t)x.a.V, c.n, x.a.V - v0,
+                                           s->out.v[1]);
         __syncthreads();
         float y[DELTA_ROWS / 8][4];
-        zeros<DELTA_ROWS / 8>(y);
-        product_tiles<DELTA_ROWS, DELTA_ROWS, DELTA_ROWS / 8>(y, s->out.a, 16 * warp, warp + 1, s->out.v, 0);
+        inverse_times<DELTA_ROWS, DELTA_ROWS / 8>(y, s->out.a, s->out.v);
         UNROLL for (int i = 0; i < 2; i++) {
             int r = 16 * warp + lane / 4 + 8 * i;
             float *to = x.r + (row + (size_t)r) * (size_t)x.VW + (size_t)(v0 + lane % 4 * 2);
@@ -209,7 +236,7 @@ template <int KW> DEVICE void apply(PrepareTile<KW> *s, const Delta &x, const Ch
         }
     }
 }
-template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_prepare(Delta x) {
+template <int KW> __global__ void __launch_bounds__(FLASH_THREADS, 2) delta_prepare(Delta x) {
     using Tile = PrepareTile<KW>;
     SMEM_DYN(Tile, s);
     static_assert(sizeof(Tile) <= FLASH_SMEM, "shared memory");

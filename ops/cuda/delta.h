@@ -18,7 +18,7 @@ struct Delta {
     CudaRecur a;
     int KW, VW;   /* K and V, filled up */
     bf16 *q, *k;  /* (HV,N,KW) scale q_i c_i; k_i e_{last,i} */
-    bf16 *w;      /* (HV,N,KW) W; k_i c_i until it is known */
+    bf16 *w;      /* (HV,N,KW) W */
     bf16 *u;      /* (HV,N,VW) */
     bf16 *p;      /* (HV,N,64) P, zero behind the diagonal */
     float *r;     /* (HV,N,VW) R */
@@ -111,18 +111,21 @@ template <int D, int R> DEVICE void rows_fetch(bf16 *tile, const bf16 *from, int
 }
 /* Where number c of row r lies in a tile. */
 template <int D> DEVICE int number_at(int r, int c) { return chunk_at<D>(r, c / 8) + c % 8; }
-/* Rows of f32, `ld` numbers apart, of which n rows and `cols` numbers are there, rounded to a tile of R. */
-template <int D, int R> DEVICE void rows_round(bf16 *tile, const float *from, size_t ld, int n, int cols) {
+/* What pack_bf16 left of both. */
+DEVICE uint32_t pack_rest(float low, float high) {
+    return pack_bf16(low - to_float(to_bf16(low)), high - to_float(to_bf16(high)));
+}
+/* Rows of f32, `ld` numbers apart, of which n rows and `cols` numbers are there, rounded to a tile of R; what rounding left to
+ * `rest`. */
+template <int D, int R>
+DEVICE void rows_round(bf16 *tile, const float *from, size_t ld, int n, int cols, bf16 *rest = nullptr) {
     BY_FOUR for (int i = (int)threadIdx.x; i < R * D / 2; i += FLASH_THREADS) {
         int r = i / (D / 2), c = i % (D / 2) * 2;
         const float *x = from + (size_t)r * ld + (size_t)c;
         float low = r < n && c < cols ? x[0] : 0, high = r < n && c + 1 < cols ? x[1] : 0;
         *(uint32_t *)(tile + number_at<D>(r, c)) = pack_bf16(low, high);
+        if (rest) *(uint32_t *)(rest + number_at<D>(r, c)) = pack_rest(low, high);
     }
-}
-/* What pack_bf16 left of both. */
-DEVICE uint32_t pack_rest(float low, float high) {
-    return pack_bf16(low - to_float(to_bf16(low)), high - to_float(to_bf16(high)));
 }
 /* Columns 8c..8c+15 of the rows r0..r0+15 of a tile as rows of A. */
 template <int D> DEVICE void fragment_turned(uint32_t a[4], const bf16 *tile, int r0, int c) {

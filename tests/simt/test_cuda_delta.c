@@ -145,8 +145,8 @@ Test(cuda_delta, hard_inputs, .timeout = 300) {
         const char *name;
         Plant *spoil;
         double times; /* of the bound: what one row adds the next takes back, and roundings stay */
-    } all[] = {{"one key", one_key, 4},
-               {"one key, beta of 2", one_key_reflected, 4},
+    } all[] = {{"one key", one_key, 3},
+               {"one key, beta of 2", one_key_reflected, 8},
                {"beta up to 2", overshooting, 1},
                {"decay of -5", at_the_bound, 1},
                {"decay of -100", strong, 1},
