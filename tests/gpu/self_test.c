@@ -88,6 +88,7 @@ void part_self_test(Check *c) {
     suite(c, "ops l to r", "ops/@([l-r])*", 200);
     suite(c, "ops s to z", "ops/@([s-z])*", 200);
     suite(c, "models", "cuda_model/*", 300);
+    suite(c, "chunks", "cuda_delta/*", 300);
     suite(c, "double", "cuda_double/*", 300);
     suite(c, "runs", "cuda_run/*", 300);
 }
