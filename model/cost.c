@@ -91,8 +91,13 @@ void cost_cache(const Model *m, int context, CacheCost *c) {
 static size_t region(const Arena *a) { return a->base ? a->size : a->peak; }
 
 StepMemory cost_regions(const Model *m) {
-    StepMemory s = {
-        region(&m->aw), region(&m->ag), region(&m->am), region(&m->av), region(&m->keep), region(&m->scratch), 0};
+    StepMemory s = {region(&m->aw) + region(&m->ah),
+                    region(&m->ag),
+                    region(&m->am),
+                    region(&m->av),
+                    region(&m->keep),
+                    region(&m->scratch),
+                    0};
     s.total = s.weights + s.gradients + s.moment1 + s.moment2 + s.saved + s.scratch;
     return s;
 }

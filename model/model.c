@@ -1,5 +1,6 @@
 /* model.c: regions, forward and backward of a training pass. The pass over a history is extend.c. */
 #include "act.h"
+#include "../ops/half.h"
 #include "../ops/host.h"
 
 enum { STREAM_INIT = 1 };
@@ -172,6 +173,24 @@ static bool region(Model *m, Arena *a, const char *name, Weights *w, int kind, E
     visit(m, w, kind, arena_placer(a));
     return true;
 }
+/* Copies in bf16 of what products read: not of tables that rows are only looked up in. */
+static void see_half(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Model *m = f->ctx;
+    if (!half_wanted(m->dev, *t, flags) || (flags & FIELD_TABLE && t != (m->cfg.tied ? &m->w.embed : &m->w.head)))
+        return;
+    Tensor copy = arena_tensor(&m->ah, path, BF16, t->rank, t->n);
+    t->halved = true;
+    if (copy.p) half_keep(m->dev, *t, copy);
+}
+static bool copies(Model *m, Err *e) {
+    Fields see = {.see = see_half, .ctx = m};
+    m->ah.name = "weights in bf16";
+    visit(m, &m->w, VALUES, see);
+    if (m->opts.dry || !m->ah.peak) return true;
+    if (!arena_open_at(&m->ah, device_memory(m->dev, false), m->ah.name, m->ah.peak, m->opts.poison, e)) return false;
+    visit(m, &m->w, VALUES, see);
+    return true;
+}
 bool model_scratch_open(Model *m, size_t bytes, size_t host, Err *e) {
     if (!arena_open_at(&m->scratch, device_memory(m->dev, false), "scratch", bytes, m->opts.poison, e)) return false;
     return !device_apart(m->dev) || arena_open(&m->host, "scratch of the host", host, m->opts.poison, e);
@@ -224,7 +243,7 @@ bool model_open(Model *m, Device *dev, const ModelCfg *cfg, ModelOpts opts, Err 
         m->act[l].ffn = xcalloc(1, m->layer[l].ffn->ffn->s_size);
     }
     weights_new(m, &m->w);
-    if (!region(m, &m->aw, "weights", &m->w, VALUES, e)) goto fail;
+    if (!region(m, &m->aw, "weights", &m->w, VALUES, e) || !copies(m, e)) goto fail;
     if (opts.train) {
         weights_new(m, &m->g);
         weights_new(m, &m->m);
@@ -252,7 +271,8 @@ fail:
 }
 
 void model_close(Model *m) {
-    Arena *regions[] = {&m->aw, &m->ag, &m->am, &m->av, &m->keep, &m->scratch, &m->host};
+    half_drop(m->dev, m->aw.base, m->aw.size);
+    Arena *regions[] = {&m->ah, &m->aw, &m->ag, &m->am, &m->av, &m->keep, &m->scratch, &m->host};
     Weights *weights[] = {&m->w, &m->g, &m->m, &m->v};
     for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) arena_close(regions[i]);
     for (size_t i = 0; m->layer && i < sizeof weights / sizeof *weights; i++) weights_free(m, weights[i]);
@@ -543,6 +563,10 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     Mark keep = arena_mark(&m->keep), scratch = arena_mark(&m->scratch);
     Fields place = arena_placer(&m->keep);
     Tensor x[LAYERS_MAX + 1] = {0}, xf = {0}, rstd = {0};
+    if (!measuring(r)) {
+        CHECK(!m->opts.poison || half_check(m->dev), "a weight has changed, and its copy in bf16 was not told");
+        half_refresh(m->dev); /* all at once: what is recorded of a pass is then the same in every pass */
+    }
     keep_fields(m, N, x, &xf, &rstd, &place);
     give(m, r, tok, tgt);
     Tensor stat, dstat, loss = losses(m, nll, N);

@@ -93,6 +93,7 @@ struct Model {
     Layer *layer;
     Device *dev;
     Weights w, g, m, v;                  /* weights, gradients, AdamW's two moments */
+    Arena ah;                            /* copies of matrices in bf16 (ops/half.h), where the device takes some */
     Arena aw, ag, am, av, keep, scratch; /* keep: what lives from forward to backward */
     Arena host;                          /* Run.host where the others are a device's; else unused */
     struct Act *act;                     /* per layer; see model.c */

@@ -1,6 +1,7 @@
 /* device.c: opens a backend; of the CPU chooses the table by what the processor can do. */
 #include "device.h"
 #include "file.h"
+#include "half.h"
 #include <omp.h>
 #include <sched.h>
 
@@ -52,6 +53,7 @@ void device_close(Device *d) {
     if (d->cuda) cuda_device_close(d);
     gemm_close(d->gemm);
     tuning_free(&d->tuning);
+    free(d->halves.at);
     free(d);
 }
 
@@ -63,6 +65,7 @@ void device_sync(Device *d) {
 }
 const Memory *device_memory(Device *d, bool host_too) { return d->cuda ? cuda_device_memory(d, host_too) : NULL; }
 void device_write(Device *d, void *to, const void *from, size_t n) {
+    half_changed(d, to, n);
     if (d->cuda)
         cuda_device_write(d, to, from, n);
     else
@@ -75,12 +78,14 @@ void device_read(Device *d, void *to, const void *from, size_t n) {
         memcpy(to, from, n);
 }
 void device_copy(Device *d, void *to, const void *from, size_t n) {
+    half_changed(d, to, n);
     if (d->cuda)
         cuda_device_copy(d, to, from, n);
     else
         memcpy(to, from, n);
 }
 void device_zero(Device *d, void *p, size_t n) {
+    half_changed(d, p, n);
     if (d->cuda)
         cuda_device_zero(d, p, n);
     else

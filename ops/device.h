@@ -4,6 +4,14 @@
 #include "ops.h"
 #include "tuning.h"
 
+/* A weight's copy in bf16: half.h. */
+typedef struct {
+    const real *from;
+    size_t n;
+    uint16_t *to;
+    bool fresh;
+} HalfCopy;
+
 struct Device {
     const Ops *ops;
     const char *isa;
@@ -13,9 +21,13 @@ struct Device {
     struct Cuda *cuda;   /* NULL: the CPU */
     bool narrow;         /* its products with `least` weights and more are in bf16, as gemm_use has it for the CPU */
     int64_t least;
-    Memory home[2];    /* of the device alone; shared with the host */
-    Ops own;           /* the CUDA backend's table, with a word for each op that it lacks */
-    Tuning tuning;     /* n 0: none */
+    Memory home[2]; /* of the device alone; shared with the host */
+    Ops own;        /* the CUDA backend's table, with a word for each op that it lacks */
+    Tuning tuning;  /* n 0: none */
+    struct {
+        int n, cap;
+        HalfCopy *at; /* ascending, none inside another */
+    } halves;
     const char *lacks; /* host.h */
     int lacks_layer;
 };

@@ -54,7 +54,9 @@ void tensor_read(Tensor t, size_t at, size_t n, real *to) {
 
 void field_declare(Fields *f, Tensor *t, const char *name, unsigned flags, int rank, const int n[]) {
     char path[192];
+    const bool halved = t->halved;
     *t = tensor_make(t->p, REAL, rank, n);
+    t->halved = halved;
     if (f->narrow && rank == 2 && !(flags & (FIELD_F32 | FIELD_STEADY)) && tensor_count(*t) >= NARROW_LEAST)
         t->dtype = BF16;
     snprintf(path, sizeof path, "%s%s", f->scope, name);

@@ -24,6 +24,7 @@ typedef struct {
     void *p;
     Dtype dtype;
     int rank, n[RANK_MAX];
+    bool halved; /* a weight of which the device keeps a copy in bf16, for products: half.h */
 } Tensor;
 
 size_t dtype_size(Dtype);
@@ -66,16 +67,17 @@ static inline real *R(Tensor t) {
 /* ---- fields: one declaration per owned tensor; everything else is a visitor over the declarations ------------------
  */
 enum {
-    FIELD_ONES = 1,      /* initial value 1 (norm gains) */
-    FIELD_ZEROS = 2,     /* initial value 0 (biases) */
-    FIELD_NODECAY = 4,   /* no weight decay: norms, biases */
-    FIELD_RESIDUAL = 8,  /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
-    FIELD_F32 = 16,      /* never stored narrower than f32 (lse, statistics) */
-    FIELD_OPTIONAL = 32, /* may be missing from a file */
-    FIELD_OWN = 64,      /* Mixer.init gives the initial value */
-    FIELD_TABLE = 256,   /* rows are looked up by token, or are the head's: no matrix that maps one space to another */
-    FIELD_STEADY = 512,  /* hard decisions hang on it: `real` in memory, whatever Fields.narrow says */
-    FIELD_BALANCE = 128  /* a correction that no gradient reaches: its "gradient" says which way is too much, and the
+    FIELD_ONES = 1,       /* initial value 1 (norm gains) */
+    FIELD_ZEROS = 2,      /* initial value 0 (biases) */
+    FIELD_NODECAY = 4,    /* no weight decay: norms, biases */
+    FIELD_RESIDUAL = 8,   /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
+    FIELD_F32 = 16,       /* never stored narrower than f32 (lse, statistics) */
+    FIELD_OPTIONAL = 32,  /* may be missing from a file */
+    FIELD_OWN = 64,       /* Mixer.init gives the initial value */
+    FIELD_TABLE = 256,    /* rows are looked up by token, or are the head's: no matrix that maps one space to another */
+    FIELD_STEADY = 512,   /* hard decisions hang on it: `real` in memory, whatever Fields.narrow says */
+    FIELD_GROUPED = 1024, /* multiplied by linear_groups alone */
+    FIELD_BALANCE = 128   /* a correction that no gradient reaches: its "gradient" says which way is too much, and the
                             optimizer takes a step of fixed size against the sign */
 };
 typedef struct Fields Fields;

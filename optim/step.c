@@ -1,5 +1,6 @@
 /* step.c: see step.h. */
 #include "step.h"
+#include "../ops/half.h"
 
 void optimizer_step(Run *r, const Params *s, const OptimizerCfg *c, double lr, double gscale, int64_t t) {
     for (int i = 0; i < s->n; i++) {
@@ -14,4 +15,5 @@ void optimizer_step(Run *r, const Params *s, const OptimizerCfg *c, double lr, d
         else
             adamw_step(r, p, &adamw, lr * p->lr_scale, gscale, own);
     }
+    if (!measuring(r)) half_refresh(r->dev); /* Muon's: a step leaves no copy stale, recorded or not */
 }

@@ -1,4 +1,5 @@
 #include "lora.h"
+#include "../ops/half.h"
 #include "../ops/host.h"
 #include <fnmatch.h>
 
@@ -210,6 +211,7 @@ void lora_apply(Run *r, Lora *l) {
         r->ops->linear_backward(r, p->w, ABSENT, ABSENT, b, p->base, p->a[0]); /* += s B A */
         arena_release(r->scratch, mark);
     }
+    if (!measuring(r)) half_refresh(r->dev);
 }
 
 /* ---- a copy ---------------------------------------------------------------------------------------------------------

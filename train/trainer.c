@@ -7,6 +7,7 @@
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 #include "../optim/step.h"
+#include "../ops/half.h"
 #include "../ops/host.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
@@ -229,6 +230,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
         const Arena *a, *b;
         bool some;
     } own[] = {{"weights", &m->aw, NULL, false},
+               {"weights_bf16", &m->ah, NULL, true},
                {"gradients", &m->ag, &d->grads, false},
                {"first_moments", &m->am, &d->first, false},
                {"second_moments", &m->av, &d->second, false},
@@ -241,10 +243,11 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
                {"adapters", &t->lora.state, NULL, true},
                {"adapter_gradients", &t->lora.grads, NULL, true},
                {"teacher_weights", &teacher->aw, NULL, false},
+               {"teacher_weights_bf16", &teacher->ah, NULL, true},
                {"teacher_activations", &teacher->keep, NULL, false},
                {"teacher_scratch", &teacher->scratch, NULL, false},
                {"teacher_rows", &t->teacher.rows, NULL, false}};
-    const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 4);
+    const size_t n = sizeof own / sizeof *own - (t->teacher.on ? 0 : 5);
     const bool apart = device_apart(t->dev);
     *r = (Regions){0};
     for (size_t i = 0; i < n; i++) {
@@ -371,6 +374,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     compression_begin(&t->compression, &c->compression, t->model.progress, c->batch);
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;
+    half_refresh(t->dev); /* what else than a step changed weights, such as a checkpoint */
     dist_begin(d);
     for (int k = 0; k < d->micros; k++) {
         Loader *l = &t->loader;

@@ -1,5 +1,6 @@
-/* conv.cu: the short depthwise convolution before a recurrence. */
-#include "kernel.h"
+/* conv.cu: the short depthwise convolution before a recurrence. A thread walks along the rows of a slice with one channel
+ * and keeps the W rows that it sees in registers, so that each is fetched once. */
+#include "sums.h"
 
 /* The input of channel c that lies `back` rows before row t: in the pass, in the tail that the state holds, or 0:
  * before the document. */
@@ -9,19 +10,47 @@ DEVICE float conv_input(const CudaConv &p, const float *x, const float *state, i
     if (first >= 0 || i < begin - (p.W - 1)) return 0;
     return state[(size_t)p.seq[s] * p.blob + (size_t)p.at + (size_t)(i - begin + p.W - 1) * (size_t)p.C + (size_t)c];
 }
-/* y before its activation. */
-DEVICE float conv_at(const CudaConv &p, const float *x, const float *w, const float *bias, const float *state, int t,
-                     int c) {
-    if (!w) return x[(size_t)t * (size_t)p.C + (size_t)c];
-    float s = bias ? bias[c] : 0;
-    for (int j = 0; j < p.W; j++) s += w[c * p.W + j] * conv_input(p, x, state, t, p.W - 1 - j, c);
-    return s;
+/* The taps of channel c, right-aligned in `most` with zeros before them; one tap of 1 where there are none. */
+template <int most> DEVICE void read_taps(float (&tap)[most], const CudaConv &p, const float *w, int c) {
+    UNROLL
+    for (int j = 0; j < most; j++) {
+        int own = j - (most - p.W);
+        tap[j] = own < 0 ? 0 : w ? w[c * p.W + own] : 1;
+    }
 }
-__global__ void short_conv(size_t n, CudaConv p, float *y, const float *x, const float *w, const float *bias,
+/* What row t sees: in[most-1] is its own number; the others move along, or are fetched where the walk begins or a
+ * document or a sequence does. */
+template <int most>
+DEVICE void conv_move(float (&in)[most], const CudaConv &p, const float *x, const float *state, int t, bool begins,
+                      int c) {
+    if (begins) {
+        UNROLL
+        for (int j = 0; j < most - 1; j++) in[j] = most - 1 - j < p.W ? conv_input(p, x, state, t, most - 1 - j, c) : 0;
+    } else {
+        UNROLL
+        for (int j = 0; j < most - 1; j++) in[j] = in[j + 1];
+    }
+    in[most - 1] = x[(size_t)t * (size_t)p.C + (size_t)c];
+}
+template <int most> DEVICE float conv_sum(const float (&in)[most], const float (&tap)[most], float bias) {
+    UNROLL
+    for (int j = 0; j < most; j++) bias += tap[j] * in[j];
+    return bias;
+}
+template <int most>
+__global__ void short_conv(CudaConv p, int each, float *y, const float *x, const float *w, const float *bias,
                            const float *state) {
-    EACH(i, n) {
-        float a = conv_at(p, x, w, bias, state, (int)(i / (size_t)p.C), (int)(i % (size_t)p.C));
-        y[i] = p.silu ? a * sigmoid1(a) : a;
+    int c = (int)(blockIdx.x * BLOCK + threadIdx.x), from = (int)blockIdx.y * each,
+        to = from + each < p.N ? from + each : p.N;
+    if (c >= p.C) return;
+    float tap[most], in[most], b = w && bias ? bias[c] : 0;
+    read_taps<most>(tap, p, w, c);
+    BY_FOUR
+    for (int t = from; t < to; t++) {
+        int first = p.first[t];
+        conv_move<most>(in, p, x, state, t, t == from || first == t || (first < 0 && p.off[p.of[t]] == t), c);
+        float a = conv_sum<most>(in, tap, b);
+        y[(size_t)t * (size_t)p.C + (size_t)c] = p.silu ? a * sigmoid1(a) : a;
     }
 }
 /* A thread to a channel of a sequence. Oldest first: what is still read lies behind what is written. */
@@ -34,64 +63,87 @@ __global__ void short_conv_store(size_t n, CudaConv p, const float *x, float *st
             tail[(size_t)j * (size_t)p.C] = conv_input(p, x, state, end - 1, p.W - 2 - j, c);
     }
 }
-/* da: the gradient of the sums before the activation. */
-__global__ void short_conv_backward_sums(size_t n, CudaConv p, float *da, const float *dy, const float *x,
-                                         const float *w, const float *bias) {
-    EACH(i, n) {
-        float g = dy[i];
-        if (p.silu) {
-            float a = conv_at(p, x, w, bias, nullptr, (int)(i / (size_t)p.C), (int)(i % (size_t)p.C)), s = sigmoid1(a);
-            g *= s * (1 + a * (1 - s));
+/* With a the gradient of a row's sum before the activation: dx of a row is complete when the walk is W-1 rows ahead, which
+ * is why it goes beyond the slice; taps and bias take the slice's own rows. parts (slices, W + 1, C): those of the taps
+ * and then of the bias; or NULL. */
+template <int most>
+__global__ void short_conv_backward(CudaConv p, int each, float *dx, float *parts, const float *dy, const float *x,
+                                    const float *w, const float *bias) {
+    int c = (int)(blockIdx.x * BLOCK + threadIdx.x), from = (int)blockIdx.y * each,
+        to = from + each < p.N ? from + each : p.N;
+    size_t C = (size_t)p.C;
+    if (c >= p.C) return;
+    float tap[most], in[most], taps[most], ahead[most], b = w && bias ? bias[c] : 0, sum = 0;
+    read_taps<most>(tap, p, w, c);
+    UNROLL
+    for (int j = 0; j < most; j++) taps[j] = ahead[j] = 0;
+    for (int t = from; t < to + most - 1; t++) {
+        int first = t < p.N ? p.first[t] : p.N;
+        float a = 0;
+        if (first < to) { /* its document has rows of the slice */
+            conv_move<most>(in, p, x, nullptr, t, t == from || first == t, c);
+            a = dy[(size_t)t * C + (size_t)c];
+            if (p.silu) {
+                float v = conv_sum<most>(in, tap, b), s = sigmoid1(v);
+                a *= s * (1 + v * (1 - s));
+            }
+            if (t < to) {
+                UNROLL
+                for (int j = 0; j < most; j++) taps[j] += a * in[j];
+                sum += a;
+            }
+            UNROLL
+            for (int j = most - 1; j >= 0; j--) /* row t - (most - 1 - j) gains by tap j */
+                if (t - (most - 1 - j) >= first) ahead[j] += a * tap[j];
         }
-        da[i] = g;
+        int done = t - (most - 1);
+        if (dx && done >= from) dx[(size_t)done * C + (size_t)c] += ahead[0];
+        UNROLL
+        for (int j = 0; j < most - 1; j++) ahead[j] = ahead[j + 1];
+        ahead[most - 1] = 0;
     }
+    if (!parts) return;
+    parts += (size_t)blockIdx.y * (size_t)(p.W + 1) * C + (size_t)c;
+    UNROLL
+    for (int j = 0; j < most; j++)
+        if (j >= most - p.W) parts[(size_t)(j - (most - p.W)) * C] = taps[j];
+    parts[(size_t)p.W * C] = sum;
 }
-__global__ void short_conv_backward_x(size_t n, CudaConv p, float *dx, const float *da, const float *w) {
-    EACH(i, n) {
-        int t = (int)(i / (size_t)p.C), c = (int)(i % (size_t)p.C), end = p.off[p.of[t] + 1];
-        float s = dx[i];
-        for (int j = p.W - 1; j >= 0; j--) {
-            int to = t + p.W - 1 - j; /* the row that took in x_t with tap j */
-            if (to >= end || p.first[to] != p.first[t]) break;
-            float a = da[(size_t)to * (size_t)p.C + (size_t)c];
-            s += w ? a * w[c * p.W + j] : a;
-        }
-        dx[i] = s;
-    }
+/* dw (C,W) and dbias (C), each or NULL, += the parts of all slices. */
+__global__ void short_conv_backward_fold(int slices, CudaConv p, float *dw, float *dbias, const float *parts) {
+    SMEM_DYN(float, mem);
+    int k = (int)blockIdx.x * 32 + (int)threadIdx.x, c = k % p.C, j = k / p.C;
+    float s = slices_sum(slices, (p.W + 1) * p.C, parts, mem);
+    if (threadIdx.x >= 32 || j > p.W) return;
+    if (j == p.W && dbias) dbias[c] += s;
+    if (j < p.W && dw) dw[c * p.W + j] += s;
 }
-/* A block to 32 channels of a tap, or, behind the last tap, of the bias; as in norm.cu. */
-__global__ void short_conv_backward_taps(CudaConv p, float *dw, float *dbias, const float *da, const float *x) {
-    SMEM_DYN(float, part);
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, c = (int)blockIdx.x * 32 + lane,
-        j = (int)blockIdx.y;
-    float s = 0;
-    bool tap = j < p.W;
-    if (tap ? !dw : !dbias) return;
-    for (int t = warp; t < p.N && c < p.C; t += WARPS) {
-        float a = da[(size_t)t * (size_t)p.C + (size_t)c];
-        s += tap ? a * conv_input(p, x, nullptr, t, p.W - 1 - j, c) : a;
-    }
-    part[threadIdx.x] = s;
-    __syncthreads();
-    if (warp || c >= p.C) return;
-    for (int v = 1; v < WARPS; v++) s += part[v * 32 + lane];
-    if (tap)
-        dw[c * p.W + j] += s;
-    else
-        dbias[c] += s;
+static dim3 conv_grid(const CudaConv *p, int slices) {
+    return dim3((unsigned)((p->C + BLOCK - 1) / BLOCK), (unsigned)slices);
 }
 extern "C" void cuda_short_conv(Cuda *c, const CudaConv *p, float *y, const float *x, const float *w, const float *bias,
                                 float *state, bool store) {
-    LAUNCH_EACH(c, short_conv, (size_t)p->N * (size_t)p->C, *p, y, x, w, bias, state);
+    if (p->N <= 0 || p->C <= 0) return;
+    int slices = cuda_slices((size_t)p->N, cuda_conv_tiles(p->C)), each = (int)rows_each((size_t)p->N, slices);
+    if (p->W <= 4)
+        LAUNCH((short_conv<4>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, y, x, w, bias, state);
+    else
+        LAUNCH((short_conv<CUDA_CONV_WIDTH>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, y, x, w, bias,
+               state);
     if (state && store && p->W > 1) LAUNCH_EACH(c, short_conv_store, (size_t)p->B * (size_t)p->C, *p, x, state);
 }
-extern "C" void cuda_short_conv_backward(Cuda *c, const CudaConv *p, float *dx, float *dw, float *dbias, float *da,
+extern "C" void cuda_short_conv_backward(Cuda *c, const CudaConv *p, float *dx, float *dw, float *dbias, float *parts,
                                          const float *dy, const float *x, const float *w, const float *bias) {
-    size_t n = (size_t)p->N * (size_t)p->C;
-    if (n == 0) return;
-    LAUNCH_EACH(c, short_conv_backward_sums, n, *p, da, dy, x, w, bias);
-    if (dx) LAUNCH_EACH(c, short_conv_backward_x, n, *p, dx, da, w);
-    if (dw || dbias)
-        LAUNCH(short_conv_backward_taps, dim3((unsigned)(p->C + 31) / 32, (unsigned)p->W + 1), dim3(BLOCK),
-               BLOCK * sizeof(float), c->stream, *p, dw, dbias, da, x);
+    if (p->N <= 0 || p->C <= 0) return;
+    int slices = cuda_slices((size_t)p->N, cuda_conv_tiles(p->C)), each = (int)rows_each((size_t)p->N, slices);
+    if (!dw && !dbias) parts = nullptr;
+    if (p->W <= 4)
+        LAUNCH((short_conv_backward<4>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, dx, parts, dy, x, w,
+               bias);
+    else
+        LAUNCH((short_conv_backward<CUDA_CONV_WIDTH>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, dx,
+               parts, dy, x, w, bias);
+    if (parts)
+        LAUNCH(short_conv_backward_fold, dim3((unsigned)((p->W + 1) * p->C + 31) / 32), dim3(FOLD),
+               FOLD * sizeof(float), c->stream, slices, *p, dw, dbias, parts);
 }

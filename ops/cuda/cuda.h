@@ -88,20 +88,40 @@ void cuda_tuning(Cuda *,
 long long cuda_library(const Cuda *);    /* cuBLASLt's version */
 int cuda_processors(const Cuda *);
 void cuda_bias(Cuda *, int N, int O, float *y, const float *bias);
-void cuda_column_sums(Cuda *, int N, int O, float *out, const float *x); /* out (O) += */
 void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);
-/* table: f32, or bf16 where `narrow` */
+/* embed.cu; table: f32, or bf16 where `narrow` */
 void cuda_embed(Cuda *, int N, int d, float *y, const void *table, bool narrow, const int *tok, float scale);
-void cuda_embed_backward(Cuda *, int N, int d, float *dtable, const float *dy, const int *tok, float scale);
+/* Scratch: ids and rows N each, counts CUDA_EMBED_BINS * CUDA_EMBED_TILES; parts: two rows of d for each run of
+ * CUDA_EMBED_RUN rows that is begun. */
+enum { CUDA_EMBED_BINS = 512, CUDA_EMBED_TILES = 256, CUDA_EMBED_RUN = 32 };
+typedef struct {
+    int *ids[2], *rows[2], *counts;
+    float *parts;
+} CudaEmbed;
+/* tok in 0..V-1. */
+void cuda_embed_backward(Cuda *, int N, int d, int V, float *dtable, CudaEmbed, const float *dy, const int *tok,
+                         float scale);
 
-/* norm.cu: N rows of d */
+/* sums.cu: sums over rows are made in two steps: of slices of the rows, whose sums are scratch (`parts`), and over
+ * those. A slice has 16 rows or more; there are enough of them for `tiles` blocks each to fill a large device. */
+static inline int cuda_slices(size_t rows, int tiles) {
+    size_t most = (rows + 15) / 16, enough = tiles < 1056 ? (size_t)(1056 + tiles - 1) / (size_t)tiles : 1;
+    return (int)(most < enough ? most : enough);
+}
+static inline int cuda_tiles(int columns) { return (columns + 31) / 32; } /* where a block has 32 columns of a slice */
+/* Where it has whole rows: half as many slices of long ones, whose parts weigh more. */
+static inline int cuda_row_tiles(int d) { return d > 1024 ? 2 : 1; }
+/* out (O) += the sums over the rows of x (N,O). parts (cuda_slices(N, cuda_tiles(O)), O). */
+void cuda_column_sums(Cuda *, int N, int O, float *out, float *parts, const float *x);
+void cuda_fold(Cuda *, int slices, int columns, float *out, const float *parts); /* out (columns) += */
+
+/* norm.cu: N rows of d. parts: (cuda_slices(N, cuda_row_tiles(d)), d), of LayerNorm twice. */
 void cuda_rmsnorm(Cuda *, int N, int d, float *y, float *rstd, const float *x, const float *w, double eps);
-void cuda_rmsnorm_backward(Cuda *, int N, int d, float *dx, float *dw, const float *dy, const float *x, const float *w,
-                           const float *rstd);
+void cuda_rmsnorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *parts, const float *dy, const float *x,
+                           const float *w, const float *rstd);
 void cuda_layernorm(Cuda *, int N, int d, float *y, float *rstd, const float *x, const float *w, const float *b,
                     double eps);
-/* means (N): scratch. */
-void cuda_layernorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *db, float *means, const float *dy,
+void cuda_layernorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *db, float *parts, const float *dy,
                              const float *x, const float *w, const float *rstd);
 void cuda_l2norm(Cuda *, int N, int d, float *y, const float *x, double eps);
 void cuda_l2norm_backward(Cuda *, int N, int d, float *dx, const float *dy, const float *x, double eps);
@@ -224,7 +244,8 @@ typedef struct {
     float param;
 } CudaGate;
 void cuda_decay(Cuda *, int N, int H, int D, float *g, const float *z, const float *A, const float *bias, CudaGate);
-void cuda_decay_backward(Cuda *, int N, int H, int D, float *dz, float *dA, float *dbias, const float *dg,
+/* parts: cuda_slices(N, cuda_tiles(H D)) H D numbers, each a double and a float, aligned to 8 bytes. */
+void cuda_decay_backward(Cuda *, int N, int H, int D, float *dz, float *dA, float *dbias, void *parts, const float *dg,
                          const float *z, const float *A, const float *bias, CudaGate);
 /* M groups of `width` numbers, w of period * width. */
 typedef struct {
@@ -233,11 +254,12 @@ typedef struct {
     double eps;
 } CudaGatedNorm;
 void cuda_gated_norm(Cuda *, size_t M, float *y, const float *x, const float *z, const float *w, CudaGatedNorm);
-/* factor (M): scratch. */
-void cuda_gated_norm_backward(Cuda *, size_t M, float *dx, float *dz, float *dw, float *factor, const float *dy,
+/* parts (cuda_slices(M / period, period * cuda_row_tiles(width)), period * width). */
+void cuda_gated_norm_backward(Cuda *, size_t M, float *dx, float *dz, float *dw, float *parts, const float *dy,
                               const float *x, const float *z, const float *w, CudaGatedNorm);
 
-/* conv.cu: x (N,C), w (C,W); a blob of the state has `blob` numbers, the tail lies from `at` on. of, first, off, seq:
+enum { CUDA_CONV_WIDTH = 16 };
+/* conv.cu: x (N,C), w (C,W), W <= CUDA_CONV_WIDTH; a blob of the state has `blob` numbers, the tail lies from `at` on. of, first, off, seq:
  * those of Batch, on the device. */
 typedef struct {
     int N, B, C, W, at;
@@ -247,9 +269,10 @@ typedef struct {
 } CudaConv;
 void cuda_short_conv(Cuda *, const CudaConv *, float *y, const float *x, const float *w, const float *bias,
                      float *state, bool store);
-/* da (N,C): scratch. */
-void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *da, const float *dy,
-                              const float *x, const float *w, const float *bias);
+static inline int cuda_conv_tiles(int C) { return (C + 255) / 256; }
+/* parts (cuda_slices(N, cuda_conv_tiles(C)), W + 1, C). */
+void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *parts,
+                              const float *dy, const float *x, const float *w, const float *bias);
 
 /* merge.cu: x (N,lanes,D); a, w, z (N,lanes); past (.,lanes,rows,C) or NULL; of, pos, first, off, seq: those of Batch,
  * on the device. */
@@ -340,14 +363,15 @@ void cuda_distill(Cuda *, int n, int V, float *logits, const float *teacher, flo
 void cuda_align(Cuda *, int N, int B, int d, float *err, float *dy, float *inv, const float *y, const float *a,
                 const int *tgt, const int *off, const float *g, float factor);
 
-/* update.cu: moments are float, or bf16 where `narrow`. */
+/* update.cu: moments are float, or bf16 where `narrow`; half: w rounded to bf16, or NULL. */
 typedef struct {
     float b1, b2, one_b1, one_b2, gscale, step, root, eps, shrink;
 } CudaAdam;
 typedef struct {
     uint64_t key, at;
 } CudaRounding;
-void cuda_adamw(Cuda *, size_t n, float *w, const float *g, void *m, void *v, bool narrow, CudaAdam, CudaRounding);
+void cuda_adamw(Cuda *, size_t n, float *w, uint16_t *half, const float *g, void *m, void *v, bool narrow, CudaAdam,
+                CudaRounding);
 void cuda_momentum(Cuda *, size_t n, float *u, void *m, const float *g, bool narrow, float mu, float scale,
                    bool nesterov, CudaRounding);
 

@@ -1,12 +1,13 @@
 /* distill.cu: losses against another model: of its logits, row by row, and of rows of its activations. */
 #include "kernel.h"
 
-/* A block to a row of V logits z and the teacher's u: its losses and, with g, their gradient by z in z's place. */
+/* A block to a row of V logits z and the teacher's u: its losses and, with g, their gradient by z in z's place. The row
+ * is read once for the losses, sums being scaled whenever a larger logit is met, and once for the gradient. */
 __global__ void distill_rows(int V, float *logits, const float *teacher, float *nll, float *kl, float *rkl,
                              const int *tgt, const float *g, CudaDistill c) {
     SMEM_DYN(float, part);
-    float *z = logits + (size_t)blockIdx.x * (size_t)V, zt = -INFINITY, ut = -INFINITY, s = 0, sp = 0, sq = 0, f = 0,
-          b = 0;
+    const float least = -3.0e38f;
+    float *z = logits + (size_t)blockIdx.x * (size_t)V, zt = least, ut = least, s = 0, sp = 0, sq = 0, f = 0, b = 0;
     const float *u = teacher + (size_t)blockIdx.x * (size_t)V;
     int target = tgt[blockIdx.x], t = (int)threadIdx.x;
     if (target < 0) {
@@ -14,22 +15,33 @@ __global__ void distill_rows(int V, float *logits, const float *teacher, float *
         if (t == 0) nll[blockIdx.x] = kl[blockIdx.x] = rkl[blockIdx.x] = 0;
         return;
     }
-    float at = z[target], cool = 1 / c.temperature;
-    for (int v = t; v < V; v += BLOCK) zt = fmaxf(zt, z[v]), ut = fmaxf(ut, u[v]);
-    zt = block_max(zt, part), ut = block_max(ut, part);
+    /* What logits differ by is counted from what the target's do, so that a shift of all of them cancels exactly. */
+    float at = z[target], cool = 1 / c.temperature, middle = u[target] - at;
+    BY_FOUR
     for (int v = t; v < V; v += BLOCK) {
-        s += expf(z[v] - zt);
-        sp += expf((z[v] - zt) * cool);
-        sq += expf((u[v] - ut) * cool);
+        float a = z[v], o = u[v], apart = (o - a - middle) * cool;
+        if (a > zt) {
+            float by = expf((zt - a) * cool);
+            s *= expf(zt - a), sp *= by, b *= by, zt = a;
+        }
+        if (o > ut) {
+            float by = expf((ut - o) * cool);
+            sq *= by, f *= by, ut = o;
+        }
+        float p = expf((a - zt) * cool), q = expf((o - ut) * cool);
+        s += expf(a - zt);
+        sp += p, b -= p * apart;
+        sq += q, f += q * apart;
     }
-    s = block_sum(s, part), sp = block_sum(sp, part), sq = block_sum(sq, part);
-    float lp = (float)log((double)sp), lq = (float)log((double)sq);
-    for (int v = t; v < V; v += BLOCK) { /* p - q is log p - log q: exactly 0 for equal logits */
-        float p = (z[v] - zt) * cool - lp, q = (u[v] - ut) * cool - lq;
-        f += expf(q) * (q - p);
-        b += expf(p) * (p - q);
-    }
-    f = block_sum(f, part), b = block_sum(b, part);
+    float zm = block_max(zt, part), um = block_max(ut, part), by = expf((zt - zm) * cool);
+    s = block_sum(s * expf(zt - zm), part), sp = block_sum(sp * by, part), b = block_sum(b * by, part);
+    by = expf((ut - um) * cool);
+    sq = block_sum(sq * by, part), f = block_sum(f * by, part);
+    zt = zm, ut = um;
+    double wide_p = log((double)sp), wide_q = log((double)sq);
+    float lp = (float)wide_p, lq = (float)wide_q,
+          shift = (float)(((double)middle - (double)ut + (double)zt) * (double)cool + wide_p - wide_q);
+    f = f / sq + shift, b = b / sp - shift;
     if (t == 0) {
         float square = c.temperature * c.temperature;
         nll[blockIdx.x] = (float)log((double)s) + zt - at;
@@ -38,7 +50,7 @@ __global__ void distill_rows(int V, float *logits, const float *teacher, float *
     if (!g) return;
     float own = g[blockIdx.x] * c.lm, forth = g[blockIdx.x] * c.temperature * c.kl,
           back = g[blockIdx.x] * c.temperature * c.rkl;
-    for (int v = t; v < V; v += BLOCK) {
+    for (int v = t; v < V; v += BLOCK) { /* p - q is log p - log q: exactly 0 for equal logits */
         float p = (z[v] - zt) * cool - lp, q = (u[v] - ut) * cool - lq, e = expf(p);
         z[v] = expf(z[v] - zt) * (own / s) + forth * (e - expf(q)) + back * e * (p - q - b) - (v == target ? own : 0);
     }

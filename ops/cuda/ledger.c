@@ -10,9 +10,6 @@ static const CudaLedger missing[] = {
 #define SLOW(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger slow[] = {
-    SLOW(embed_backward, "one thread to a column walks through all rows"),
-    SLOW(rmsnorm_backward, "the gains' gradient has one block to 32 columns, however many rows there are"),
-    SLOW(layernorm_backward, "as rmsnorm_backward"),
     SLOW(recur,
          "f32, keys wider than 128 and sequences shorter than a chunk go row after row; by chunks in bf16 operands go "
          "through memory, 3 times the op's own bytes, and few heads of long sequences leave processors idle"),
@@ -22,23 +19,19 @@ static const CudaLedger slow[] = {
     SLOW(mean_rows, "makes what a stage of training or a model keeps the same in every pass"),
     SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
     SLOW(merge_backward, "as merge"),
-    SLOW(short_conv, "every tap looks for its row"),
-    SLOW(short_conv_backward, "one block to 32 channels of a tap, however many rows there are"),
-    SLOW(decay_backward, "the rate's gradient has one block to a head, the bias's one to 32 channels"),
-    SLOW(gated_norm_backward, "the gains' gradient has one block to 32 columns"),
-    SLOW(linear, "in bf16 a matrix is rounded again for every product: 6 bytes a weight forward, 6 backward"),
-    SLOW(linear_backward, "as linear; the bias's gradient has one block to 32 columns"),
+    SLOW(linear, "in bf16 a matrix whose rows are no multiple of eight numbers is rounded again for every product"),
+    SLOW(linear_backward, "as linear"),
     SLOW(linear_many, "one product per matrix"),
     SLOW(linear_many_backward, "as linear_many"),
     SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),
     SLOW(linear_groups, "one product per group; f32 in training"),
     SLOW(linear_xent, "hits of a validation are waited for; chunks of a million logits are few rows"),
+    SLOW(skip_backward, "the factors' gradient has one block to a head"),
     SLOW(attend, "f32, and keys or values wider than 256, on the plain units; in bf16 a warp has 16 rows, so that each "
                  "tile is read from shared memory by all four, and rows are packed first"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(attend_lanes, "on the plain units, in bf16 too; keys are not read ahead; prefixes that sequences share are "
                        "read for each"),
-    SLOW(linear_distill, "a row of logits is read five times"),
     SLOW(sumsq, "waits for the result: of each of Muon's matrices, and of each tensor before a checkpoint"),
     {NULL, 0, NULL},
 };

@@ -1,4 +1,4 @@
-/* linear.cu: matrix products by cuBLASLt with descriptors kept per shape; biases, single dots, embedding. */
+/* linear.cu: matrix products by cuBLASLt with descriptors kept per shape; biases, single dots. */
 #include "kernel.h"
 #include "lt_so.h"
 #include "../tuning.h"
@@ -249,23 +249,6 @@ __global__ void bias_add(size_t n, int O, float *y, const float *bias) { EACH(i,
 extern "C" void cuda_bias(Cuda *c, int N, int O, float *y, const float *bias) {
     LAUNCH_EACH(c, bias_add, (size_t)N * (size_t)O, O, y, bias);
 }
-/* A block to 32 columns, as in norm.cu. */
-__global__ void column_sums(int N, int O, float *out, const float *x) {
-    SMEM_DYN(float, part);
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, k = (int)blockIdx.x * 32 + lane;
-    float s = 0;
-    for (int i = warp; i < N && k < O; i += WARPS) s += x[(size_t)i * (size_t)O + (size_t)k];
-    part[threadIdx.x] = s;
-    __syncthreads();
-    if (warp || k >= O) return;
-    for (int v = 1; v < WARPS; v++) s += part[v * 32 + lane];
-    out[k] += s;
-}
-extern "C" void cuda_column_sums(Cuda *c, int N, int O, float *out, const float *x) {
-    if (N > 0 && O > 0)
-        LAUNCH(column_sums, dim3((unsigned)(O + 31) / 32), dim3(BLOCK), BLOCK * sizeof(float), c->stream, N, O, out, x);
-}
-
 /* A warp to a number: lanes and then their tree, an order that no other row has a part in. */
 __global__ void dots(size_t n, int O, int I, float *y, const float *x, const float *w, const float *bias) {
     size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -280,25 +263,4 @@ __global__ void dots(size_t n, int O, int I, float *y, const float *x, const flo
 extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x, const float *w, const float *bias) {
     size_t n = (size_t)N * (size_t)O;
     if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
-}
-
-template <class T> __global__ void embed(size_t n, int d, float *y, const T *table, const int *tok, float scale) {
-    EACH(i, n) y[i] = scale * number(table[(size_t)tok[i / (size_t)d] * (size_t)d + i % (size_t)d]);
-}
-/* A thread to a column, through all rows: each sum has one owner and one order. */
-__global__ void embed_backward(size_t d, int N, float *dtable, const float *dy, const int *tok, float scale) {
-    EACH(k, d) {
-        for (int i = 0; i < N; i++) dtable[(size_t)tok[i] * d + k] += scale * dy[(size_t)i * d + k];
-    }
-}
-extern "C" void cuda_embed(Cuda *c, int N, int d, float *y, const void *table, bool narrow, const int *tok,
-                           float scale) {
-    if (narrow)
-        LAUNCH_EACH(c, (embed<bf16>), (size_t)N * (size_t)d, d, y, (const bf16 *)table, tok, scale);
-    else
-        LAUNCH_EACH(c, (embed<float>), (size_t)N * (size_t)d, d, y, (const float *)table, tok, scale);
-}
-extern "C" void cuda_embed_backward(Cuda *c, int N, int d, float *dtable, const float *dy, const int *tok,
-                                    float scale) {
-    if (N > 0) LAUNCH_EACH(c, embed_backward, (size_t)d, N, dtable, dy, tok, scale);
 }

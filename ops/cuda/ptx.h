@@ -73,6 +73,8 @@ template <class V> DEVICE void store_vec(void *p, V v) {
 #endif
 }
 
+DEVICE int count_bits(unsigned v) { return PTX_FORM(__builtin_popcount(v), __popc(v)); }
+
 /* ---- bf16: the upper half of a float, rounded to nearest, ties to even ---- */
 struct bf16 {
     uint16_t bits;

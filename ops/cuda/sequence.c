@@ -158,8 +158,9 @@ static CudaConv conv_pass(Run *r, Tensor x, Tensor w, bool silu, Tensor state, i
     p.of = upload_ints(r, b->of, b->N, "sequences of rows"), p.first = upload_ints(r, b->first, b->N, "documents");
     p.off = upload_ints(r, b->off, b->B + 1, "first rows");
     if (present(state)) p.seq = upload_ints(r, b->seq, b->B, "sequences");
+    if (p.W > CUDA_CONV_WIDTH) device_lacks(r, "convolutions of more than 16 tokens");
     if (measuring(r)) return p;
-    CHECK(p.N == b->N, "%d of %d rows", p.N, b->N);
+    CHECK(p.N == b->N && p.W <= CUDA_CONV_WIDTH, "%d of %d rows, %d taps", p.N, b->N, p.W);
     for (int s = 0; s < b->B && !present(state); s++)
         CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0 || p.W == 1,
               "row %d continues a history that is not there", b->off[s]);
@@ -177,10 +178,10 @@ void cuda_op_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Ten
                                  bool silu) {
     Mark mark = arena_mark(r->scratch);
     CudaConv p = conv_pass(r, x, w, silu, ABSENT, 0);
-    Tensor da = SCRATCH(r, "d sums", x.n[0], x.n[1]);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)p.N, cuda_conv_tiles(p.C)), p.W + 1, p.C);
     if (!measuring(r)) {
         CHECK(!r->batch->history, "a convolution is trained on whole documents");
-        cuda_short_conv_backward(C(r), &p, maybe(dx), maybe(dw), maybe(dbias), R(da), R(dy), R(x), maybe(w),
+        cuda_short_conv_backward(C(r), &p, maybe(dx), maybe(dw), maybe(dbias), R(parts), R(dy), R(x), maybe(w),
                                  maybe(bias));
     }
     arena_release(r->scratch, mark);
@@ -201,9 +202,14 @@ void cuda_op_decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
 void cuda_op_decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                             Gate k) {
     CudaGate gate = gate_of(z, A, bias, k);
+    int width = z.n[1] * z.n[2];
+    Mark mark = arena_mark(r->scratch);
+    size_t sums = (size_t)cuda_slices((size_t)z.n[0], cuda_tiles(width)) * (size_t)width;
+    void *parts = arena_take(r->scratch, sums * (sizeof(double) + sizeof(float)), "sums of slices");
     if (!measuring(r))
-        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], maybe(dz), maybe(dA), maybe(dbias), R(dg), R(z), maybe(A),
-                            maybe(bias), gate);
+        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], maybe(dz), maybe(dA), maybe(dbias), parts, R(dg), R(z),
+                            maybe(A), maybe(bias), gate);
+    arena_release(r->scratch, mark);
 }
 static CudaGatedNorm norm_of(Tensor x, Tensor w, GatedNorm n, size_t *groups) {
     size_t width = (size_t)n.width, M = *groups = tensor_count(x) / width, gains = tensor_count(w);
@@ -222,9 +228,10 @@ void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor
     size_t M;
     CudaGatedNorm g = norm_of(x, w, n, &M);
     Mark mark = arena_mark(r->scratch);
-    Tensor factor = SCRATCH(r, "norm factors", (int)M);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices(M / (size_t)g.period, g.period * cuda_row_tiles(g.width)),
+                           g.period * g.width);
     if (!measuring(r))
-        cuda_gated_norm_backward(C(r), M, maybe(dx), maybe(dz), maybe(dw), R(factor), R(dy), R(x), R(z), maybe(w), g);
+        cuda_gated_norm_backward(C(r), M, maybe(dx), maybe(dz), maybe(dw), R(parts), R(dy), R(x), R(z), maybe(w), g);
     arena_release(r->scratch, mark);
 }
 

@@ -6,7 +6,8 @@
 
 /* ---- linear ----
  * Which products have their operands rounded is what it is on the CPU (gemm_use): a matter of the weights alone. Packed
- * rows begin at 16 bytes, as the library's kernels for bf16 like them best. */
+ * rows begin at 16 bytes, as the library's kernels for bf16 like them best. Weights of a model have a copy in bf16 that
+ * lies so (half.h). */
 static int packed(int n) { return (n + 7) / 8 * 8; }
 /* rows of n numbers of t, to be packed to scratch. */
 static CudaPack pack_of(Run *r, Tensor t, int rows, int n, const char *name) {
@@ -25,6 +26,7 @@ static Matrix matrix(Run *r, Tensor w) {
     int O = w.n[0], I = w.n[1];
     if (w.dtype == BF16) return (Matrix){O, I, I, true, w.p};
     if (!r->dev->narrow || (int64_t)O * I < r->dev->least) return (Matrix){O, I, I, false, measuring(r) ? NULL : R(w)};
+    if (w.halved && I % 8 == 0) return (Matrix){O, I, I, true, measuring(r) ? NULL : half_of(r->dev, w)};
     CudaPack p = pack_of(r, w, O, I, "weights in bf16");
     if (!measuring(r)) cuda_pack(C(r), 1, &p);
     return (Matrix){O, I, p.to, true, p.y};
@@ -36,6 +38,7 @@ static void product(Run *r, Tensor y, Tensor x, Matrix w) {
     Mark mark = arena_mark(r->scratch);
     CudaPack p = w.narrow ? pack_of(r, x, N, w.I, "rows in bf16") : (CudaPack){0};
     if (!measuring(r) && w.narrow) cuda_pack(C(r), 1, &p), g.lda = p.to;
+    if (!measuring(r)) writes(r, y);
     if (!measuring(r)) cuda_gemm(C(r), g, R(y), w.narrow ? p.y : (void *)R(x), w.p);
     arena_release(r->scratch, mark);
 }
@@ -50,6 +53,7 @@ static void product_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
     if (!measuring(r)) {
         if (w.narrow) cuda_pack(C(r), n, p);
         const void *g = w.narrow ? p[0].y : R(dy);
+        writes(r, dx), writes(r, dw);
         if (present(dx))
             cuda_gemm(C(r),
                       (CudaGemm){N, w.I, w.O, .lda = ldy, .ldb = w.ld, .ldc = w.I, .accumulate = true,
@@ -73,6 +77,13 @@ static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     arena_release(r->scratch, mark);
     if (!measuring(r) && present(bias)) cuda_bias(C(r), N, O, R(y), R(bias));
 }
+/* out (O) += the sums over the N rows of x. */
+static void column_sums(Run *r, int N, int O, Tensor out, Tensor x) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)N, cuda_tiles(O)), O);
+    if (!measuring(r)) cuda_column_sums(C(r), N, O, R(out), R(parts), R(x));
+    arena_release(r->scratch, mark);
+}
 static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     int O = w.n[0], I = w.n[1];
     dy = tensor_rows(dy, O), x = tensor_rows(x, I);
@@ -81,7 +92,7 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
     Mark mark = arena_mark(r->scratch);
     if (present(dx) || present(dw)) product_backward(r, dx, dw, dy, x, matrix(r, w));
     arena_release(r->scratch, mark);
-    if (!measuring(r) && present(dbias)) cuda_column_sums(C(r), N, O, R(dbias), R(dy));
+    if (present(dbias)) column_sums(r, N, O, dbias, dy);
 }
 static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
     for (int j = 0; j < n; j++) linear(r, p[j].y, x, p[j].w, p[j].bias);
@@ -157,9 +168,21 @@ static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) 
     arena_release(r->scratch, mark);
 }
 static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, double scale) {
+    int N = dy.n[0], d = dtable.n[1], V = dtable.n[0], runs = (N + CUDA_EMBED_RUN - 1) / CUDA_EMBED_RUN;
+    size_t list = (size_t)N * sizeof(int);
     Mark mark = arena_mark(r->scratch);
-    int *ids = upload_ints(r, tok, dy.n[0], "token ids");
-    if (!measuring(r)) cuda_embed_backward(C(r), dy.n[0], dtable.n[1], R(dtable), R(dy), ids, (float)scale);
+    int *ids = upload_ints(r, tok, N, "token ids");
+    CudaEmbed m;
+    for (int i = 0; i < 2; i++) {
+        m.ids[i] = arena_take(r->scratch, list, "sorted ids");
+        m.rows[i] = arena_take(r->scratch, list, "rows by id");
+    }
+    m.counts = arena_take(r->scratch, (size_t)CUDA_EMBED_BINS * CUDA_EMBED_TILES * sizeof(int), "counts of ids");
+    Tensor parts = SCRATCH(r, "sums of runs", runs, 2, d);
+    if (!measuring(r)) {
+        m.parts = R(parts);
+        cuda_embed_backward(C(r), N, d, V, R(dtable), m, R(dy), ids, (float)scale);
+    }
     arena_release(r->scratch, mark);
 }
 
@@ -174,7 +197,10 @@ static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double ep
 static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0];
     x = tensor_rows(x, d);
-    if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(dy), R(x), R(w), R(rstd));
+    Mark mark = arena_mark(r->scratch);
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)x.n[0], cuda_row_tiles(d)), d);
+    if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(parts), R(dy), R(x), R(w), R(rstd));
+    arena_release(r->scratch, mark);
 }
 static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
     int d = w.n[0];
@@ -187,9 +213,9 @@ static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor d
     int d = w.n[0];
     x = tensor_rows(x, d);
     Mark mark = arena_mark(r->scratch);
-    Tensor means = SCRATCH(r, "means", x.n[0]);
+    Tensor parts = SCRATCH(r, "sums of slices", 2, cuda_slices((size_t)x.n[0], cuda_row_tiles(d)), d);
     if (!measuring(r))
-        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(means), R(dy), R(x), R(w), R(rstd));
+        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(parts), R(dy), R(x), R(w), R(rstd));
     arena_release(r->scratch, mark);
 }
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
@@ -247,18 +273,26 @@ static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
     CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
-    if (!measuring(r)) cuda_axpby(C(r), n, R(y), (float)a, R(x), (float)b);
+    if (measuring(r)) return;
+    writes(r, y);
+    cuda_axpby(C(r), n, R(y), (float)a, R(x), (float)b);
 }
 static void add(Run *r, Tensor y, Tensor x) { axpby(r, y, 1, x, 1); }
 static void copy(Run *r, Tensor y, Tensor x) {
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
-    if (!measuring(r)) cuda_copy(C(r), y.p, x.p, tensor_bytes(y));
+    if (measuring(r)) return;
+    writes(r, y);
+    cuda_copy(C(r), y.p, x.p, tensor_bytes(y));
 }
 static void zero(Run *r, Tensor y) {
-    if (!measuring(r) && tensor_bytes(y)) cuda_fill(C(r), y.p, 0, tensor_bytes(y));
+    if (measuring(r) || !tensor_bytes(y)) return;
+    writes(r, y);
+    cuda_fill(C(r), y.p, 0, tensor_bytes(y));
 }
 static void narrow(Run *r, Tensor x) {
-    if (!measuring(r)) cuda_narrow(C(r), tensor_count(x), R(x));
+    if (measuring(r)) return;
+    writes(r, x);
+    cuda_narrow(C(r), tensor_count(x), R(x));
 }
 static void repeat(Run *r, Tensor y, const double *row) {
     int N = y.n[0], w = N ? (int)(tensor_count(y) / (size_t)N) : 0;
@@ -321,6 +355,7 @@ static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *fro
     if (!measuring(r) && n && w) {
         for (int i = 0; i < n; i++)
             CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
+        writes(r, y);
         cuda_move(C(r), n, width, y.dtype == BF16 ? y.p : R(y), y.dtype == BF16, t, x.dtype == BF16 ? x.p : R(x),
                   x.dtype == BF16, f);
     }
@@ -360,7 +395,9 @@ static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
 static void scale_column(Run *r, Tensor x, int c, double m) {
     int w = last(x);
     CHECK(c >= 0 && c < w, "column %d of %d", c, w);
-    if (!measuring(r)) cuda_scale_column(C(r), tensor_count(x) / (size_t)w, w, c, R(x), (float)m);
+    if (measuring(r)) return;
+    writes(r, x);
+    cuda_scale_column(C(r), tensor_count(x) / (size_t)w, w, c, R(x), (float)m);
 }
 
 /* ---- linear attention, Mamba-2 ---- */
@@ -390,10 +427,8 @@ static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy,
     int N = x.n[0], H = x.n[1], P = x.n[2];
     Mark mark = arena_mark(r->scratch);
     Tensor df = SCRATCH(r, "gradient of the step", N, H);
-    if (!measuring(r)) {
-        cuda_step_backward(C(r), N, H, P, R(dx), R(dz), R(df), R(dy), R(x), R(z), R(bias));
-        cuda_column_sums(C(r), N, H, R(dbias), R(df));
-    }
+    if (!measuring(r)) cuda_step_backward(C(r), N, H, P, R(dx), R(dz), R(df), R(dy), R(x), R(z), R(bias));
+    column_sums(r, N, H, dbias, df);
     arena_release(r->scratch, mark);
 }
 static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
@@ -481,8 +516,8 @@ static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, dou
                   .eps = (float)eps,
                   .shrink = (float)(1 - lr * decay)};
     bool narrow = m.dtype == BF16;
-    cuda_adamw(C(r), tensor_count(w), R(w), R(g), narrow ? m.p : R(m), narrow ? v.p : R(v), narrow, p,
-               (CudaRounding){round.key, round.at});
+    cuda_adamw(C(r), tensor_count(w), R(w), half_written(r->dev, w.p, tensor_count(w)), R(g), narrow ? m.p : R(m),
+               narrow ? v.p : R(v), narrow, p, (CudaRounding){round.key, round.at});
 }
 static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding round) {
     size_t n = tensor_count(u);

@@ -1,6 +1,7 @@
 /* table.h: what the parts of the op table (table.c, sequence.c) share, and the ops of sequence.c. */
 #pragma once
 #include "../device.h"
+#include "../half.h"
 #include "cuda.h"
 #include "ledger.h"
 
@@ -17,6 +18,10 @@ static inline void *upload(Run *r, const void *from, int n, size_t size, const c
 }
 static inline int *upload_ints(Run *r, const int *from, int n, const char *name) {
     return upload(r, from, n, sizeof(int), name);
+}
+/* Of what an op writes: it may be weights, whose copies in bf16 are then stale. */
+static inline void writes(Run *r, Tensor t) {
+    if (present(t)) half_changed(r->dev, t.p, tensor_bytes(t));
 }
 static inline real *maybe(Tensor t) { return present(t) ? R(t) : NULL; }
 

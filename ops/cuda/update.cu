@@ -11,22 +11,25 @@ DEVICE void keep(bf16 *p, float v, uint64_t bits) {
 DEVICE uint64_t chance(const float *, CudaRounding, size_t) { return 0; }
 DEVICE uint64_t chance(const bf16 *, CudaRounding r, size_t i) { return mix(r.key, r.at + i); }
 
-template <class T> __global__ void adamw(size_t n, float *w, const float *g, T *m, T *v, CudaAdam p, CudaRounding r) {
+template <class T>
+__global__ void adamw(size_t n, float *w, uint16_t *half, const float *g, T *m, T *v, CudaAdam p, CudaRounding r) {
     EACH(i, n) {
         float gi = g[i] * p.gscale, mi = p.b1 * number(m[i]) + p.one_b1 * gi,
               vi = p.b2 * number(v[i]) + p.one_b2 * gi * gi;
         uint64_t bits = chance(m, r, i);
         keep(&m[i], mi, bits);
         keep(&v[i], vi, bits >> 16);
-        w[i] = w[i] * p.shrink - p.step * mi / (sqrtf(vi) * p.root + p.eps);
+        float wi = w[i] * p.shrink - p.step * mi / (sqrtf(vi) * p.root + p.eps);
+        w[i] = wi;
+        if (half) half[i] = to_bf16(wi).bits;
     }
 }
-extern "C" void cuda_adamw(Cuda *c, size_t n, float *w, const float *g, void *m, void *v, bool narrow, CudaAdam p,
-                           CudaRounding r) {
+extern "C" void cuda_adamw(Cuda *c, size_t n, float *w, uint16_t *half, const float *g, void *m, void *v, bool narrow,
+                           CudaAdam p, CudaRounding r) {
     if (narrow)
-        LAUNCH_EACH(c, (adamw<bf16>), n, w, g, (bf16 *)m, (bf16 *)v, p, r);
+        LAUNCH_EACH(c, (adamw<bf16>), n, w, half, g, (bf16 *)m, (bf16 *)v, p, r);
     else
-        LAUNCH_EACH(c, (adamw<float>), n, w, g, (float *)m, (float *)v, p, r);
+        LAUNCH_EACH(c, (adamw<float>), n, w, half, g, (float *)m, (float *)v, p, r);
 }
 
 template <class T>

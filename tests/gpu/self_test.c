@@ -87,6 +87,8 @@ void part_self_test(Check *c) {
     suite(c, "ops b to k", "ops/@([b-k])*", 200);
     suite(c, "ops l to r", "ops/@([l-r])*", 200);
     suite(c, "ops s to z", "ops/@([s-z])*", 200);
+    suite(c, "sums over rows", "ops_reduce/*", 200);
+    suite(c, "copies in bf16", "cuda_half/*", 200);
     suite(c, "models", "cuda_model/*", 300);
     suite(c, "chunks", "cuda_delta/*", 300);
     suite(c, "double", "cuda_double/*", 300);

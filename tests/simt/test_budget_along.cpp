@@ -26,8 +26,9 @@ enum {
     M = N * LANES * D
 };
 /* What stands behind the last budget is what bytes are counted by. A history of the cache is read once for all query
- * heads of its lane; a state's notes are why the backward of the recurrence writes as much. By chunks keys of
- * 32 are filled up to 64, and each thread asks for what all of a warp share. */
+ * heads of its lane; slices of 16 rows, as short as they get, are why convolutions read more than each row once; a
+ * state's notes are why the backward of the recurrence writes as much. By chunks keys of 32 are
+ * filled up to 64, and each thread asks for what all of a warp share. */
 const Budget budgets_along[] = {
     {"align_rows", 12.9, 4.13, 1.01, N *V / 4},
     {"align_sizes", 5.19, 0.1, 1.01, N *V / 4},
@@ -41,13 +42,12 @@ const Budget budgets_along[] = {
     {"columns", 4, 4, 1},
     {"columns_backward", 8, 4, 1},
     {"decay", 12, 4, 1},
-    {"decay_backward_bias", 8.79, 0.1, 1.01},
-    {"decay_backward_rate", 12.5, 0.1, 1.01},
-    {"decay_backward_z", 20, 4, 1},
+    {"decay_backward", 16, 5, 1.01},
+    {"decay_backward_rate", 0.6, 0.1, 1.01},
     {"decide", 61.5, 16, 1.37, N *LANES},
     {"decide_backward", 41, 8, 1.05, N *LANES},
     {"decide_count", 41, 0.0644, 1.31, N *LANES},
-    {"distill_rows", 33.8, 4.13, 1.01, R *V},
+    {"distill_rows", 17.5, 4.13, 1.01, R *V},
     {"delta_keys_backward", 180, 12, 1.09, N *H *K, 1.06},
     {"delta_out<KW>", 12.8, 4, 1.07, N *H *K},
     {"delta_prepare<KW>", 67.3, 60.3, 1.21, N *H *K, 1.08},
@@ -56,18 +56,21 @@ const Budget budgets_along[] = {
     {"delta_values_backward<KW>", 41.2, 28.2, 1.5, N *H *K},
     {"dots", 8192, 4, 1, N * 8},
     {"dropout", 13.4, 4, 1.97},
-    {"embed_backward", 12, 4, 1, N *V / 4},
+    {"embed_backward", 12.1, 4.13, 1.01, N *V / 4},
+    {"embed_backward_runs", 1.04, 0.04, 1.02, N *V / 4},
+    {"sort_count", 2, 8, 1.01, 512},
+    {"sort_scan", 16, 8, 1.01, 512},
+    {"sort_place", 10, 4, 1.01, 512},
     {"gated_norm", 16, 4, 1},
-    {"gated_norm_backward", 44, 8.31, 1},
-    {"gated_norm_backward_gain", 16.6, 0.1, 1.01},
+    {"gated_norm_backward<TEAM, E>", 22, 8.31, 1},
+    {"gated_norm_backward_wide", 37.2, 11.3, 1.01},
     {"gelu<false>", 4, 4, 1},
     {"gelu<true>", 4, 4, 1},
     {"gelu_backward<false>", 12, 4, 1},
     {"gelu_backward<true>", 12, 4, 1},
     {"lanes_merge", 10.9, 0.524, 1.1, 8 * B *H *D},
     {"layernorm", 20, 4.14, 1},
-    {"layernorm_backward_columns", 16.6, 0.0644, 1.01},
-    {"layernorm_backward_rows", 36, 4.14, 1},
+    {"norm_backward<TEAM, E, true>", 16.6, 4.6, 1.01},
     {"mean_rows<float>", 4, 2, 1, LANES *V * 2},
     {"merge_all", 20.8, 4.19, 1.01, M},
     {"merge_window", 328, 4.19, 1.01, M},
@@ -80,10 +83,9 @@ const Budget budgets_along[] = {
     {"repeat", 8, 4, 1},
     {"rotate", 5, 4, 1},
     {"scale_column", 4, 4, 8.17, N *H},
-    {"short_conv", 49.1, 4, 2.36},
-    {"short_conv_backward_sums", 53.2, 4, 2.22},
-    {"short_conv_backward_taps", 53.4, 0.161, 1.05},
-    {"short_conv_backward_x", 64.8, 4, 2.07},
+    {"short_conv<4>", 9.82, 4, 1.28},
+    {"short_conv_backward<4>", 20.4, 5.5, 1.14},
+    {"short_conv_backward_fold", 1.41, 0.3, 1.61},
     {"short_conv_store", 20, 4, 1, B *(W - 1) * C},
     {"skip", 12, 4, 1},
     {"skip_backward_w", 8.25, 0.1, 1.01},
@@ -163,7 +165,8 @@ static void convolution(const Rows &r) {
     p.of = r.of, p.first = r.first, p.off = r.off, p.seq = r.seq;
     float *x = numbers(N * C), *y = numbers(N * C), *w = numbers(C * W), *bias = numbers(C);
     cuda_short_conv(device, &p, y, x, w, bias, numbers(B * (W - 1) * C), true);
-    cuda_short_conv_backward(device, &p, numbers(N * C), numbers(C * W), numbers(C), numbers(N * C), y, x, w, bias);
+    cuda_short_conv_backward(device, &p, numbers(N * C), numbers(C * W), numbers(C), numbers((size_t)N * (W + 1) * C),
+                             y, x, w, bias);
 }
 static void recurrence(const Rows &r) {
     enum { HV = 4, M = N * HV * K };
@@ -187,11 +190,14 @@ static void gates() {
     const CudaGate gate = {CUDA_GATE_SOFTPLUS, 0};
     float *z = numbers(M), *A = numbers(H), *bias = numbers(H * D), *g = numbers(M), *dg = numbers(M);
     cuda_decay(device, N, H, D, g, z, A, bias, gate);
-    cuda_decay_backward(device, N, H, D, numbers(M), numbers(H), numbers(H * D), dg, z, A, bias, gate);
+    cuda_decay_backward(device, N, H, D, numbers(M), numbers(H), numbers(H * D), numbers(3 * M), dg, z, A, bias, gate);
     const CudaGatedNorm n = {D, H, true, false, 1e-5};
     float *w = numbers(H * D), *x = numbers(M);
     cuda_gated_norm(device, N * H, g, x, z, w, n);
-    cuda_gated_norm_backward(device, N * H, numbers(M), numbers(M), numbers(H * D), numbers(N * H), dg, x, z, w, n);
+    cuda_gated_norm_backward(device, N * H, numbers(M), numbers(M), numbers(H * D), numbers(M), dg, x, z, w, n);
+    const CudaGatedNorm wide = {9 * V / 4, 1, true, true, 1e-5};
+    cuda_gated_norm_backward(device, 3, g, dg, numbers(9 * V / 4), numbers(9 * V / 4), z, x, z, numbers(9 * V / 4),
+                             wide);
 }
 static void means(const Rows &r) {
     CudaMerge p = {};
@@ -223,7 +229,12 @@ static void losses() {
                  numbers(R), c);
     cuda_align(device, N, B, V / 4, numbers(N), numbers(N * V / 4), numbers(B), numbers(N * V / 4), numbers(N * V / 4),
                counted(N), counted(B + 1, T), numbers(N), 1);
-    cuda_embed_backward(device, N, V / 4, numbers(N * V / 4), numbers(N * V / 4), counted(N), 1);
+    const CudaEmbed e = {{counted(N), counted(N)},
+                         {counted(N), counted(N)},
+                         counted(CUDA_EMBED_BINS * CUDA_EMBED_TILES),
+                         numbers(N / CUDA_EMBED_RUN * 2 * V / 4)};
+    cuda_embed_backward(device, N, V / 4, N, numbers(N * V / 4), e, numbers(N * V / 4), counted(N), 1);
+    cuda_embed_backward(device, N, V / 4, N, numbers(N * V / 4), e, numbers(N * V / 4), put(std::vector<int>(N, 7)), 1);
     cuda_dots(device, N, 8, V / 4, numbers(N * 8), numbers(N * V / 4), numbers(8 * V / 4), nullptr);
     CudaGemm nothing = {};
     nothing.M = N, nothing.N = nothing.ldc = V / 4;
@@ -251,7 +262,7 @@ static void rows(const Rows &r) {
         cuda_gelu(device, M, y, x, approx);
         cuda_gelu_backward(device, M, x, y, g, approx);
     }
-    float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *means = numbers(N), *rstd = numbers(N);
+    float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *rstd = numbers(N);
     cuda_widen(device, N * H, D, wide, x);
     cuda_widen_backward(device, N * H, D, x, wide);
     cuda_quotient(device, N * H, D, y, wide, 1e-5f);
@@ -261,7 +272,8 @@ static void rows(const Rows &r) {
     cuda_skip(device, N, H, D, y, x, w);
     cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w);
     cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5);
-    cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), means, y, g, b, rstd);
+    cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), numbers((size_t)2 * N * H * D), y, g,
+                            b, rstd);
 }
 Test(budget, kernels_along_sequences_ask_for_no_more, .timeout = 60) {
     char why[200];

@@ -1,0 +1,99 @@
+/* sums.h: sums over rows that many blocks make together. Each block sums a slice of the rows and leaves its part in
+ * scratch; a second kernel adds the parts in the order of slices. The cut into slices is a function of the shape alone,
+ * so that neither timing nor the device changes a bit. */
+#pragma once
+#include "kernel.h"
+
+enum { FOLD = 1024 }; /* threads of a block that adds parts: 32 columns, a warp to every 32nd slice */
+
+/* Rows of a slice where there are so many of them. */
+static inline size_t rows_each(size_t rows, int slices) { return (rows + (size_t)slices - 1) / (size_t)slices; }
+
+/* Warps of a block each have a sum for the same 32 lanes: that of lane's column, in the order of warps, to warp 0.
+ * `part`: a number for each thread. */
+template <class T> DEVICE T warps_sum(T s, T *part) {
+    int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    __syncthreads();
+    part[threadIdx.x] = s;
+    __syncthreads();
+    if (threadIdx.x < 32)
+        for (int v = 1; v < warps; v++) s += part[v * 32 + lane];
+    return s;
+}
+/* The sum over slices of column blockIdx.x * 32 + lane of parts (slices, columns), known to warp 0; FOLD threads. */
+template <class T> DEVICE T slices_sum(int slices, int columns, const T *parts, T *mem) {
+    int k = (int)blockIdx.x * 32 + (int)threadIdx.x % 32;
+    T s = 0;
+    if (k < columns) {
+        BY_FOUR
+        for (int i = (int)threadIdx.x / 32; i < slices; i += FOLD / 32)
+            s += parts[(size_t)i * (size_t)columns + (size_t)k];
+    }
+    return warps_sum(s, mem);
+}
+
+/* ---- a row in the registers of a team ----
+ * A team is a warp or a block. Each of its threads has E numbers of the row, quads of them TEAM quads apart; behind the
+ * row's end they are 0. `quads`: rows begin at 16 bytes and have a multiple of four numbers; otherwise numbers are
+ * fetched one by one. */
+template <int TEAM> DEVICE int quad_of(int e) { return (e * TEAM + (int)threadIdx.x % TEAM) * 4; }
+template <int TEAM, int E> DEVICE void read_row(float (&v)[E], const float *row, int d, bool quads) {
+    UNROLL
+    for (int e = 0; e < E / 4; e++) {
+        int k = quad_of<TEAM>(e);
+        float4 q = {0, 0, 0, 0};
+        if (quads) {
+            if (k < d) q = load_vec<float4>(row + k);
+        } else {
+            if (k < d) q.x = row[k];
+            if (k + 1 < d) q.y = row[k + 1];
+            if (k + 2 < d) q.z = row[k + 2];
+            if (k + 3 < d) q.w = row[k + 3];
+        }
+        v[4 * e] = q.x, v[4 * e + 1] = q.y, v[4 * e + 2] = q.z, v[4 * e + 3] = q.w;
+    }
+}
+template <int TEAM, int E> DEVICE void write_row(float *row, const float (&v)[E], int d, bool quads) {
+    UNROLL
+    for (int e = 0; e < E / 4; e++) {
+        int k = quad_of<TEAM>(e);
+        if (quads) {
+            if (k < d) store_vec(row + k, float4{v[4 * e], v[4 * e + 1], v[4 * e + 2], v[4 * e + 3]});
+        } else {
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                if (k + j < d) row[k + j] = v[4 * e + j];
+        }
+    }
+}
+/* Sum over a team, known to all of it; part (WARPS). */
+template <int TEAM> DEVICE float team_sum(float v, float *part) {
+    return TEAM == 32 ? warp_sum(v) : block_sum(v, part);
+}
+/* What the teams of a block have summed, in the order of teams, to `to` (d). part: (WARPS, d) where teams are warps. */
+template <int TEAM, int E> DEVICE void write_part(float *to, const float (&sum)[E], int d, bool quads, float *part) {
+    if (TEAM == BLOCK) {
+        write_row<TEAM, E>(to, sum, d, quads);
+        return;
+    }
+    __syncthreads();
+    write_row<TEAM, E>(part + (size_t)(threadIdx.x / TEAM) * (size_t)d, sum, d, d % 4 == 0);
+    __syncthreads();
+    for (int k = (int)threadIdx.x; k < d; k += BLOCK) {
+        float s = part[k];
+        for (int v = 1; v < BLOCK / TEAM; v++) s += part[v * d + k];
+        to[k] = s;
+    }
+}
+static inline bool aligned(const void *p) { return (uintptr_t)p % sizeof(float4) == 0; }
+/* f<TEAM, E>() of the smallest team and share that hold a row of d <= 16 * BLOCK numbers. */
+#define ROW_TEAM(d, f, ...)      \
+    ((d) <= 128    ? f<32, 4>    \
+     : (d) <= 512  ? f<32, 16>   \
+     : (d) <= 1024 ? f<BLOCK, 4> \
+     : (d) <= 2048 ? f<BLOCK, 8> \
+                   : f<BLOCK, 16>)(__VA_ARGS__)
+/* Bytes of shared memory of a block of such teams. */
+static inline size_t team_bytes(int d) {
+    return (d <= 512 ? (size_t)WARPS * (size_t)d : (size_t)WARPS) * sizeof(float);
+}

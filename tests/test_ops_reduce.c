@@ -1,0 +1,57 @@
+/* test_ops_reduce.c: sums over rows at sizes that the sweep of rig.c does not reach: rows that a warp, a block and no
+ * block of a device holds, rows in many slices, ids in many tiles. */
+#include "rig.h"
+
+static void big(Case *f, int N, int d, size_t mb) {
+    Table tables[TABLES_MAX];
+    int n = rig_tables(tables);
+    for (int k = 0; k < n; k++) {
+        Rig g;
+        rig_open(&g, tables[k], 1, mb << 20);
+        int *of = xcalloc((size_t)N + 1, sizeof *of), *at = xcalloc((size_t)N + 1, sizeof *at);
+        for (int m = 0; m < N; m++) at[m] = m;
+        g.batch = (Batch){.B = 1, .N = N, .off = (int[]){0, N}, .of = of, .pos = at, .id = (uint64_t[]){5}};
+        g.run.in = g.run.out = (Pick){N, at};
+        f(&g, N, d);
+        rig_close(&g);
+        free(of), free(at);
+    }
+}
+static const int widths[][2] = {{70, 600}, {35, 1028}, {18, 2052}, {5, 4100}, {20, 4098}, {3, 8200}};
+Test(ops_reduce, rmsnorm_backward) {
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        big(case_rmsnorm_backward, widths[i][0], widths[i][1], 16);
+}
+Test(ops_reduce, layernorm_backward) {
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        big(case_layernorm_backward, widths[i][0], widths[i][1], 16);
+}
+Test(ops_reduce, gated_norm_backward) {
+    big(case_gated_norm_backward, 40, 128, 16), big(case_gated_norm_backward, 12, 516, 16);
+    big(case_gated_norm_backward, 6, 1028, 16), big(case_gated_norm_backward, 6, 2052, 16);
+    big(case_gated_norm_backward, 2, 4100, 16);
+}
+Test(ops_reduce, decay_backward) { big(case_decay_backward, 700, 24, 16); }
+Test(ops_reduce, columns_of_many_rows) { big(case_step_backward, 1500, 6, 16); }
+Test(ops_reduce, convolution_of_many_channels) { big(case_short_conv_backward, 90, 520, 16); }
+
+/* Ids that are alone, in pairs, in runs of hundreds, the first and the last of a vocabulary of 17 bits. */
+static void case_embed_backward_many(Rig *g, int N, int d) {
+    enum { V = 70001 };
+    Tensor dtable = RANDOM(g, "dtable", V, d), dy = RANDOM(g, "dy", N, d);
+    int *tok = xcalloc((size_t)N, sizeof *tok);
+    Dice dice = {rng_mix(78, (uint64_t)N), 0};
+    for (int i = 0; i < N; i++) {
+        int kind = roll(&dice, 8);
+        tok[i] = kind < 3 ? 512 * 77 + 5 : kind == 3 ? V - 1 : kind == 4 ? roll(&dice, 40) * 512 : roll(&dice, V);
+    }
+    Ref *want = refs_of(dtable);
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < d; k++) ref_add(&want[tok[i] * d + k], 2 * R(dy)[i * d + k]);
+    OP(g, embed_backward, dtable, dy, tok, 2);
+    CHECK_REF(g, "embed_backward", "dtable", dtable, want);
+    free(tok), free(want);
+}
+Test(ops_reduce, embed_backward) {
+    big(case_embed_backward_many, 2500, 4, 16), big(case_embed_backward_many, 300, 5, 16);
+}
