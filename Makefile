@@ -5,6 +5,7 @@
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
 #   make simt       build/simt/: the CUDA backend on an emulated device     make simt-test    its tests
 #   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
+#   make cudnn-check plans of cuDNN for the attention of configs/*.yaml, where the library is; needs no device
 #   make gpu-bundle build/gpu-check/, for a machine with a device   make gpu-check   runs it; ON=simt: on the emulation
 #   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
@@ -21,7 +22,7 @@ endif
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
-SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/lt_so.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/lt_so.c ops/cuda/cudnn_so.c ops/cuda/fused.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
@@ -105,7 +106,7 @@ CXX      = g++
 NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 EMU     := $(wildcard tests/simt/*.cpp)
 CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
-SIMT_C  := ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/side.c
+SIMT_C  := ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/fused.c ops/cuda/side.c
 SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
            $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_% tests/simt/nccl.cpp,$(EMU)))
 SIMT_T  := $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter tests/simt/test_%,$(EMU))) $(BUILD)/simt/tests/simt/kernels.cu.o \
@@ -151,7 +152,7 @@ $(BUILD)/cuda/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  CC $@"
 	$(Q)$(CC) $(BASE) $(CFLAGS) -isystem $(CUDA_HOME)/include -c -o $@ $<
-CUDA_O  := $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/cuda/ops/cuda/lt_so.o
+CUDA_O  := $(CU:%=$(BUILD)/cuda/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) $(BUILD)/cuda/ops/cuda/lt_so.o $(BUILD)/f32/ops/cuda/cudnn_so.o
 CARRIED  = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib'
 CUDA_L   = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib:$(CUDA_HOME)/lib64' $(CUDA_HOME)/lib64/libcudart_static.a -ldnnl $(LIBS) -ldl -lrt -lpthread
 $(BUILD)/cuda/kvsmith: $(BUILD)/f32/kvsmith.o $(CUDA_O) $(BUILD)/f32/lib.a
@@ -165,6 +166,7 @@ $(BUILD)/cuda/tests-f32: $(CUDA_T) $(CUDA_O) $(BUILD)/f32/lib.a
 cuda: $(BUILD)/cuda/kvsmith
 # Our part of NCCL's interface beside the header of one that is installed.
 NCCL_CU := $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h),tests/simt/nccl_header.cu)
+CUDNN_CU := $(if $(wildcard $(CUDA_HOME)/include/cudnn.h /usr/include/cudnn.h /usr/local/include/cudnn.h),tests/simt/cudnn_header.cu)
 # gpu-check: what only a device can tell (docs/gpu.md). gpu-bundle puts all that it needs into one folder, gpu-check runs it;
 # with ON=simt both on the emulation, as a rehearsal.
 GPU_DIR  = $(BUILD)/gpu-check$(if $(filter simt,$(ON)),-simt)
@@ -186,9 +188,17 @@ gpu-check: gpu-bundle
 	$(GPU_DIR)/run --out $(GPU_DIR)-out $(if $(filter simt,$(ON)),--quick) $(GPU_ARGS)
 # lt_so.c is compiled along: it has to know every function of cuBLASLt that the kernels' side calls.
 cuda-check: $(BUILD)/cuda/ops/cuda/lt_so.o
-	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu $(NCCL_CU)
+	@tests/simt/spills.sh $(NVCC) $(BUILD)/cuda-check $(ARCHS) -- $(CU) tests/simt/kernels.cu $(NCCL_CU) $(CUDNN_CU)
 
-.PHONY: simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
+# Plans of cuDNN for the attention of every configuration, without a device, where the library is. It wants no header of cuDNN.
+$(BUILD)/cudnn/plans: $(BUILD)/f32/tests/cudnn/plans.o $(BUILD)/f32/ops/cuda/cudnn_so.o $(BUILD)/f32/lib.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -ldl
+cudnn-check: $(BUILD)/cudnn/plans
+	@tests/cudnn/check.sh $< $(BUILD)/cudnn $(filter-out configs/compare%,$(wildcard configs/*.yaml))
+
+.PHONY: cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
 .PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:

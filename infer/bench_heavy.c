@@ -140,7 +140,7 @@ bool bench_heavy(Device *dev, int N, double seconds, double bytes_per_s, OpTime 
     }
     for (int b = 0; b <= B; b++) off[b] = imin(b * p.T, N);
     Batch batch = {.B = B, .N = N, .off = off, .seq = off, .of = of, .pos = pos, .first = first, .id = id};
-    p.run.batch = &batch;
+    p.run.batch = &batch, p.run.mode = RUN_TRAIN;
     p.run.in = p.run.out = (Pick){N, ints};
     place(&p, &mem);
     for (int i = 0; i < OPS_TIMED; i++) {

@@ -22,7 +22,7 @@ enum {
     BENCH_TUNE = 32,
     BENCH_ALL = 15
 };
-enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK, OPT_ROWS };
+enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK, OPT_ROWS, OPT_ATTENTION };
 typedef struct {
     const char *word[2];
     int nword;
@@ -30,6 +30,7 @@ typedef struct {
     int what;
     const char *config;
     int64_t batch, prompt, chunk, rows; /* 0: not given */
+    AttentionBy attention;
 } Args;
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
@@ -38,6 +39,13 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
     if (key == OPT_PROMPT) return cli_int(arg, "--prompt", 1, 1 << 20, &a->prompt, e);
     if (key == OPT_CHUNK) return cli_int(arg, "--chunk", 1, 1 << 16, &a->chunk, e);
     if (key == OPT_ROWS) return cli_int(arg, "--rows", 8, 1 << 20, &a->rows, e);
+    if (key == OPT_ATTENTION) {
+        static const char *const names[] = {
+            [ATTENTION_OWN] = "own", [ATTENTION_CUDNN] = "cudnn", [ATTENTION_CUDNN_UNORDERED] = "cudnn_unordered"};
+        for (a->attention = ATTENTION_CUDNN_UNORDERED; a->attention > ATTENTION_AUTO; a->attention--)
+            if (!strcmp(arg, names[a->attention])) return true;
+        return err_input(e, "--attention: expected own, cudnn or cudnn_unordered, got '%.60s'", arg);
+    }
     if (key == 's') return cli_real(arg, "--seconds", 0.01, 60, &a->seconds, e);
     CHECK(key == CLI_ARG && a->nword < 2, "option %d", key);
     a->word[a->nword++] = arg;
@@ -353,6 +361,10 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
         return err_input(e, "bench tune: expected --tuning FILE, which it writes");
     }
     ok = cfg.model.vocab && engine_device(&b.dev, &own, e);
+    if (ok && !device_attention(b.dev, a->attention, e)) {
+        ok = false;
+        device_close(b.dev);
+    }
     if (ok && a->what == BENCH_TUNE && !device_apart(b.dev)) {
         ok = err_input(e, "bench tune: is for device cuda; take --device cuda");
         device_close(b.dev);
@@ -388,6 +400,8 @@ int cmd_bench(int argc, char **argv) {
          "Tokens of a sequence before decoding (default half of data.seq_len) or of a prompt (all of it)", 0},
         {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 256)", 0},
         {"rows", OPT_ROWS, "N", 0, "Rows of the arrays of ops (default 16384), and the longest side of a product", 0},
+        {"attention", OPT_ATTENTION, "WHOSE", 0,
+         "Of device cuda in bf16, training: own, cudnn, cudnn_unordered (default own)", 0},
         {0}};
     static const CliSpec spec = {
         .args = "[ops|train|decode|prefill|recur|tune] [CONFIG.yaml]",

@@ -73,7 +73,7 @@ static inline bool teacher_wanted(const TeacherCfg *t) {
 typedef struct {
     int64_t steps;
     double max_seconds, stop_at_acc; /* stop_at_acc 0: off */
-    int batch, micro_batch, dtype;
+    int batch, micro_batch, dtype, attention;
     double dropout;
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
     int64_t eval_every, save_every, sample_every, log_every, eval_tokens;
@@ -162,12 +162,12 @@ bool config_tree(Config *, Node *root, int noverride, char *const override[], Er
 /* What only training needs: run.dir and one of data.train and data.task are given; what is said of a teacher is used.
  */
 bool config_trainable(const Config *, Err *);
-/* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.max_seconds,
- * train.stop_at_acc, train.*_every, train.eval_first, train.async_save, train.tensorboard, train.skip_*, train.keep_*,
- * data.val and the schedule's lengths (optim.warmup, optim.schedule_steps, optim.decay_steps) may differ; the message
- * names the first other key that does. teacher.path may differ, too: a checkpoint knows the teacher's numbers. So in
- * the stage that the run is in; stages before it must be of as many steps as they were, those after it may be others. A
- * vocab of 0 and a dtype of auto agree with any. */
+/* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.attention,
+ * train.max_seconds, train.stop_at_acc, train.*_every, train.eval_first, train.async_save, train.tensorboard,
+ * train.skip_*, train.keep_*, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps,
+ * optim.decay_steps) may differ; the message names the first other key that does. teacher.path may differ, too: a
+ * checkpoint knows the teacher's numbers. So in the stage that the run is in; stages before it must be of as many steps
+ * as they were, those after it may be others. A vocab of 0 and a dtype of auto agree with any. */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads, run.tuning, train.max_seconds
  * and train.keep_*. The message names the first other key that does. */

@@ -3,6 +3,7 @@
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
                          *const reduces[] = {"f32", "bf16", NULL},
+                         *const attentions[] = {"auto", "own", "cudnn", "cudnn_unordered", NULL},
                          *const transports[] = {"auto", "shm", "mpi", "nccl", NULL},
                          *const starters[] = {"auto", "alone", "launch", "torchrun", "slurm", "openmpi", "mpich", NULL},
                          *const norms[] = {"rms", "layer", NULL}, *const positions[] = {"none", "learned", NULL},
@@ -109,6 +110,10 @@ const Key train_keys[] = {
      "number type of the operands of matrix products (device cuda: of attention, too); sums, weights and all else are "
      "f32. auto: bf16 where this processor is faster with it, measured as the run begins; device cuda: f32",
      dtypes, 0},
+    {"attention", KEY_CHOICE, AT(attention), "auto", 0, 0,
+     "kernels of attention, device cuda in bf16: our own, or cuDNN's where it is installed and serves the shape (every "
+     "run repeats to the bit; cudnn_unordered: backward passes with sums in any order). auto: own",
+     attentions, 0},
     {"dropout", KEY_FLOAT, AT(dropout), "0", 0, 0.95, "probability of dropping", 0, 0},
     {"recompute", KEY_INT, AT(recompute), "0", -1, LAYERS_MAX,
      "first layers whose activations are computed again in the backward pass; -1: all", 0, 0},

@@ -146,6 +146,14 @@ bool device_bf16(Device *d, bool on, Err *e) {
     return true;
 }
 
+bool device_attention(Device *d, AttentionBy by, Err *e) {
+    bool own = by == ATTENTION_AUTO || by == ATTENTION_OWN;
+    if (!d->cuda && !own) return err_input(e, "attention cudnn: is for device cuda; leave it out, or take device cuda");
+    if (!d->narrow && !own) return err_input(e, "attention cudnn: computes in bf16; expected dtype bf16, got f32");
+    if (d->cuda) cuda_device_attention(d, by);
+    return true;
+}
+
 double device_bf16_gain(Device *d) {
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     enum { M = 512, N = 512, K = 512, TIMES = 9 };

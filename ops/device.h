@@ -21,9 +21,10 @@ struct Device {
     struct Cuda *cuda;   /* NULL: the CPU */
     bool narrow;         /* its products with `least` weights and more are in bf16, as gemm_use has it for the CPU */
     int64_t least;
-    Memory home[2]; /* of the device alone; shared with the host */
-    Ops own;        /* the CUDA backend's table, with a word for each op that it lacks */
-    Tuning tuning;  /* n 0: none */
+    struct Fused *fused; /* attention by cuDNN; NULL: by our own kernels */
+    Memory home[2];      /* of the device alone; shared with the host */
+    Ops own;             /* the CUDA backend's table, with a word for each op that it lacks */
+    Tuning tuning;       /* n 0: none */
     struct {
         int n, cap;
         HalfCopy *at; /* ascending, none inside another */
@@ -52,4 +53,5 @@ void cuda_device_zero(Device *, void *p, size_t);
 void cuda_device_facts(Device *, DeviceSee *, void *ctx);
 bool cuda_device_tuning(Device *, Tuning *read, const char *path); /* takes what is read, or says why not, on stderr */
 int cuda_device_tune(Device *, double seconds, Tuning *out);
+void cuda_device_attention(Device *, AttentionBy);
 double cuda_device_seconds(Device *, void (*work)(void *), void *ctx);

@@ -293,6 +293,12 @@ void device_facts(Device *, DeviceSee *, void *ctx);
  * 256 numbers a head, and that N may change a bit there (the library's choice of kernel). Passes that were measured
  * before have too little scratch. false: f32 again, as a device is opened. EXIT_INPUT in the double build. */
 bool device_bf16(Device *, bool on, Err *);
+/* Whose kernels attention in bf16 takes in training: our own (as a device is opened), or cuDNN's, where it is installed
+ * and has a plan for the pass, which it makes while the pass is measured: afterwards passes have to be measured again.
+ * ATTENTION_CUDNN repeats its results to the bit, as all else does; UNORDERED does not, for less workspace and time.
+ * What is not to be had is said on stderr, and our own kernels do it. EXIT_INPUT: the CPU, or operands in f32. */
+typedef enum { ATTENTION_AUTO, ATTENTION_OWN, ATTENTION_CUDNN, ATTENTION_CUDNN_UNORDERED } AttentionBy;
+bool device_attention(Device *, AttentionBy, Err *);
 /* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
  * instruction for it, and on CUDA, where it is not measured. */
 double device_bf16_gain(Device *);

@@ -110,7 +110,8 @@ static bool dtype_choose(Trainer *t, Err *e) {
         *own = choice[0];
         config_dtype(t->run, *own);
     }
-    return *own == DTYPE_F32 || device_bf16(t->dev, true, e);
+    return (*own == DTYPE_F32 || device_bf16(t->dev, true, e)) &&
+           device_attention(t->dev, (AttentionBy)t->cfg->train.attention, e);
 }
 
 static bool sharding_open(Trainer *t, Err *e) {

@@ -21,6 +21,7 @@ struct TunedProduct;
 Cuda *cuda_start(int number, char why[200]);
 void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
+void *cuda_stream(Cuda *);           /* of the computing stream, for libraries */
 
 /* What the device, its driver and cuBLASLt say of themselves: numbers, or a text where it is not NULL. The names are
  * those of cuDNN's description of a device (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION; "maxGridSize.0" is the first of
@@ -71,6 +72,8 @@ typedef struct {
 } CudaPack;
 void cuda_pack(Cuda *, int n, const CudaPack *);
 void cuda_narrow(Cuda *, size_t n, float *x); /* in place, to the nearest bf16 */
+/* Of n rows in sequences of T each: out_i = first_i less the row at which i's sequence begins. */
+void cuda_places(Cuda *, int n, int T, int *out, const int *first);
 
 /* linear.cu: C (M,N) = or += A (M,K) B (K,N), row-major. ta: A is stored (K,M); tb: B is stored (N,K). By cuBLASLt, in
  * f32 throughout (no TF32), or `narrow`: A and B are bf16, sums and C f32. */

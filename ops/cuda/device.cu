@@ -69,6 +69,7 @@ extern "C" void cuda_stop(Cuda *c) {
     delete c;
 }
 extern "C" const char *cuda_name(const Cuda *c) { return c->name; }
+extern "C" void *cuda_stream(Cuda *c) { return c->stream; }
 
 /* ---- what the device says of itself ---- */
 static long long ask(cudaDeviceAttr a) {

@@ -28,7 +28,8 @@ static const CudaLedger slow[] = {
     SLOW(linear_xent, "hits of a validation are waited for; chunks of a million logits are few rows"),
     SLOW(skip_backward, "the factors' gradient has one block to a head"),
     SLOW(attend, "f32, and keys or values wider than 256, on the plain units; in bf16 a warp has 16 rows, so that each "
-                 "tile is read from shared memory by all four, and rows are packed first"),
+                 "tile is read from shared memory by all four, and rows are packed first; by cuDNN, where a "
+                 "training run asks for it, rows are packed and its results widened"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(attend_lanes, "on the plain units, in bf16 too; keys are not read ahead; prefixes that sequences share are "
                        "read for each"),

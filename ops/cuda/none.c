@@ -32,6 +32,7 @@ int cuda_device_tune(Device *d, double seconds, Tuning *out) {
     (void)d, (void)seconds, (void)out;
     return 0;
 }
+void cuda_device_attention(Device *d, AttentionBy by) { (void)d, (void)by; }
 bool side_open(int number, int need, Side **out, Err *e) {
     (void)number, (void)need, (void)out;
     return err_input(

@@ -1,6 +1,7 @@
 /* open.c: the CUDA backend as a Device: opening it, its memory as regions, copies to and from the host. */
 #include "../device.h"
 #include "cuda.h"
+#include "fused.h"
 #include "lacks.h"
 
 static void *take(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, false); }
@@ -31,7 +32,16 @@ bool cuda_device_open(Device *d, int number, Err *e) {
     d->home[1] = (Memory){take_managed, give, poison_managed, note, unnote, d};
     return true;
 }
-void cuda_device_close(Device *d) { cuda_stop(d->cuda); }
+void cuda_device_close(Device *d) {
+    cuda_sync(d->cuda);
+    fused_close(d->fused);
+    cuda_stop(d->cuda);
+}
+void cuda_device_attention(Device *d, AttentionBy by) {
+    cuda_sync(d->cuda);
+    fused_close(d->fused);
+    d->fused = by >= ATTENTION_CUDNN ? fused_open(d->cuda, by == ATTENTION_CUDNN_UNORDERED) : NULL;
+}
 void cuda_device_sync(Device *d) { cuda_sync(d->cuda); }
 const Memory *cuda_device_memory(Device *d, bool host_too) { return &d->home[host_too]; }
 void cuda_device_write(Device *d, void *to, const void *from, size_t n) { cuda_upload(d->cuda, to, from, n); }

@@ -40,5 +40,12 @@ extern "C" void cuda_pack(Cuda *c, int n, const CudaPack *p) {
     if (most) LAUNCH(pack, grid, dim3(BLOCK), 0, c->stream, x);
 }
 
+__global__ void places(int n, int T, int *out, const int *first) {
+    EACH(i, (size_t)n) out[i] = first[i] - (int)i / T * T;
+}
+extern "C" void cuda_places(Cuda *c, int n, int T, int *out, const int *first) {
+    LAUNCH_EACH(c, places, n, T, out, first);
+}
+
 __global__ void narrow(size_t n, float *x) { EACH(i, n) x[i] = to_float(to_bf16(x[i])); }
 extern "C" void cuda_narrow(Cuda *c, size_t n, float *x) { LAUNCH_EACH(c, narrow, n, x); }

@@ -1,6 +1,7 @@
 /* sequence.c: the ops of the CUDA backend that go along sequences: attention, recurrences and what stands around them,
  * running means. As in table.c. */
 #include "table.h"
+#include "fused.h"
 #include "../host.h"
 
 /* ---- attention ---- */
@@ -46,7 +47,7 @@ static real *lse_before(Run *r, Tensor lse, int Dv, bool merge) {
  */
 static bool flashes(Run *r, const KvShape *kv) { return r->dev->narrow && cuda_flash_takes(kv->kdim, kv->vdim); }
 void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
-    if (r->out.n == 0) return;
+    if (r->out.n == 0 || (!merge && fused_attend(r->dev->fused, r, o, lse, q, kv, look))) return;
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &kv->s, look, q, o);
     if (flashes(r, &kv->s)) {
@@ -122,6 +123,7 @@ void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, 
                              Tensor lse) {
     CHECK(r->out.n == r->batch->N, "%d of %d rows", r->out.n, r->batch->N);
     CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
+    if (fused_attend_backward(r->dev->fused, r, dq, dkv, dout, q, kv, look, o, lse)) return;
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &kv->s, look, q, o);
     if (flashes(r, &kv->s)) {

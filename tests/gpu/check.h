@@ -52,7 +52,9 @@ bool program_ran(Check *, const char *what, const Child *);
 
 /* ---- parts ---- */
 void part_props(Check *), part_self_test(Check *), part_train(Check *), part_sanitizer(Check *), part_nccl(Check *),
-    part_ops(Check *), part_tune(Check *), part_bench(Check *);
+    part_ops(Check *), part_cudnn(Check *), part_tune(Check *), part_bench(Check *);
+/* A case: tests of the runner that the filter names, each of which holds or skips itself. */
+void suite_run(Check *, const char *name, const char *filter, double limit);
 /* Looks for CUDA's libraries and fills c->libraries. */
 typedef struct {
     const char *name, *file, *use;

@@ -16,7 +16,7 @@ static const struct {
 } parts[] = {
     {"props", part_props}, {"self-test", part_self_test}, {"train", part_train},
     {"nccl", part_nccl},   {"sanitizer", part_sanitizer}, {"ops", part_ops},
-    {"tune", part_tune},   {"bench", part_bench},
+    {"cudnn", part_cudnn}, {"tune", part_tune},           {"bench", part_bench},
 };
 enum { PARTS = sizeof parts / sizeof *parts };
 static const char *const states[] = {"ok", "failed", "skipped"};

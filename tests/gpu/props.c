@@ -26,7 +26,7 @@ static char *in_folder(const char *folder, const char *file) {
 void libraries_find(Check *c, Library out[LIBRARIES]) {
     static const Library known[LIBRARIES] = {
         {"cuBLASLt", "libcublasLt.so.13", "matrix products", NULL},
-        {"cuDNN", "libcudnn.so.9", "nothing yet", NULL},
+        {"cuDNN", "libcudnn.so.9", "attention in training, where it is asked for", NULL},
         {"NCCL", "libnccl.so.2", "ranks on several devices", NULL},
     };
     const char *homes[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"},

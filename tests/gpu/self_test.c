@@ -51,7 +51,7 @@ static void count(const char *path, int n[3], json_t *failed) {
     free(line);
     fclose(f);
 }
-static void suite(Check *c, const char *name, const char *filter, double limit) {
+void suite_run(Check *c, const char *name, const char *filter, double limit) {
     if (!case_begin(c, name)) return;
     char *log = xformat("%s/self-test.log", c->out), *report = xformat("%s/self-test.json", c->out);
     char *to = xformat("--json=%s", report), *oracle = xformat("%s/oracle.bin", c->root);
@@ -77,22 +77,22 @@ static void suite(Check *c, const char *name, const char *filter, double limit) 
 }
 void part_self_test(Check *c) {
     if (c->quick) {
-        suite(c, "device", "cuda/@(says_what_it_is|regions_lie_on_the_device)", 60);
-        suite(c, "ops", "ops/@(add|rope|embed|zero)", 60);
+        suite_run(c, "device", "cuda/@(says_what_it_is|regions_lie_on_the_device)", 60);
+        suite_run(c, "ops", "ops/@(add|rope|embed|zero)", 60);
         return;
     }
-    suite(c, "device", "cuda/*", 120);
+    suite_run(c, "device", "cuda/*", 120);
     /* By letters, so that a run that is cut off has less to do again. */
-    suite(c, "ops a", "ops/a*", 200);
-    suite(c, "ops b to k", "ops/@([b-k])*", 200);
-    suite(c, "ops l to r", "ops/@([l-r])*", 200);
-    suite(c, "ops s to z", "ops/@([s-z])*", 200);
-    suite(c, "sums over rows", "ops_reduce/*", 200);
-    suite(c, "copies in bf16", "cuda_half/*", 200);
-    suite(c, "models", "cuda_model/*", 300);
-    suite(c, "chunks", "cuda_delta/*", 300);
-    suite(c, "double", "cuda_double/*", 300);
-    suite(c, "runs", "cuda_run/*", 300);
+    suite_run(c, "ops a", "ops/a*", 200);
+    suite_run(c, "ops b to k", "ops/@([b-k])*", 200);
+    suite_run(c, "ops l to r", "ops/@([l-r])*", 200);
+    suite_run(c, "ops s to z", "ops/@([s-z])*", 200);
+    suite_run(c, "sums over rows", "ops_reduce/*", 200);
+    suite_run(c, "copies in bf16", "cuda_half/*", 200);
+    suite_run(c, "models", "cuda_model/*", 300);
+    suite_run(c, "chunks", "cuda_delta/*", 300);
+    suite_run(c, "double", "cuda_double/*", 300);
+    suite_run(c, "runs", "cuda_run/*", 300);
 }
 
 /* ---- compute-sanitizer ---------------------------------------------------------------------------------------------

@@ -43,6 +43,37 @@ void part_ops(Check *c) {
     MEASURED(c, "ops again", 200, p, "bench", "ops", "--device", "cuda", "--json", "-s", "1"); /* the spread */
 }
 
+/* Attention by cuDNN: errors beside long double, as our own kernels are held to; then the time of both, in turn. */
+void part_cudnn(Check *c) {
+    static const char *const whose[] = {"own", "cudnn", "cudnn_unordered"};
+    Library found[LIBRARIES];
+    const char *why = NULL;
+    libraries_find(c, found);
+    for (int i = 0; i < LIBRARIES; i++) {
+        if (!strcmp(found[i].name, "cuDNN") && !found[i].at) why = "libcudnn.so.9 is not found";
+        free(found[i].at);
+    }
+    if (c->quick) why = NULL; /* the emulation brings its own */
+    suite_run(c, "attention and gradients",
+              c->quick ? "cuda_bf16/attention_by_cudnn" : "cuda_bf16/@(attention_by_cudnn|gradients_by_cudnn)",
+              c->quick ? 100 : 200);
+    for (int i = 0; i < 3; i++) {
+        char name[2][64];
+        const char *p = c->program, *w = whose[i], *s = c->quick ? "0.01" : "1";
+        snprintf(name[0], sizeof name[0], "ops in bf16, attention: %s", w);
+        snprintf(name[1], sizeof name[1], "train 124m in bf16, attention: %s", w);
+        if (c->quick && i != 1) continue;
+        for (int k = 0; why && i && k < 2; k++)
+            if (case_begin(c, name[k])) case_end(c, CASE_SKIPPED, NULL, "%s", why);
+        if (why && i) continue;
+        MEASURED(c, name[0], 150, p, "bench", "ops", "--device", "cuda", "--json", "--dtype", "bf16", "--attention", w,
+                 "-s", s, "--rows", c->quick ? "8" : "16384");
+        if (!c->quick)
+            MEASURED(c, name[1], 120, p, "bench", "train", "configs/124m.yaml", "--device", "cuda", "--json", "--dtype",
+                     "bf16", "--attention", w, "-s", "5");
+    }
+}
+
 static const char *const small[] = {
     "model: {d_model: 16, layers: 1, kinds: {full: {mixer: gqa, heads: 2, head_dim: 8}},\n",
     "        ffn: {kind: swiglu, hidden: 24}, vocab: 32}\ndata: {seq_len: 8}\n", "train: {micro_batch: 1}\n"};

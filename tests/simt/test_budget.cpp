@@ -32,6 +32,7 @@ const Budget budgets[] = {
     {"embed<float>", 8, 4, 1.0},
     {"bias_add", 8, 4, 1.0},
     {"narrow", 4, 4, 1.0},
+    {"places", 4, 4, 1.0},
     {"column_sums_quads", 4.1, 0.3, 1.01},
     {"column_sums", 4.1, 0.3, 1.3},
     {},
@@ -84,6 +85,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a);
     cuda_narrow(c, n, y);
+    cuda_places(c, (int)n, D, (int *)y, (const int *)x);
     cuda_column_sums(c, N, D, b, parts, x);
     cuda_column_sums(c, N, D - 1, b, parts, x);
     cuda_sync(c);

@@ -1,6 +1,7 @@
 /* test_cuda_bf16.c: products and attention with operands in bf16 on the CUDA backend, against double on the same
  * rounded operands. Bounds are those of docs/numerics.md; mistakes planted in the references must miss them tenfold. */
 #include "../rig.h"
+#include "../../ops/cuda/fused.h"
 
 static double same(float x) { return (double)x; }
 static double nearest(float x) { return (double)bf16_to(bf16_from(x)); }
@@ -13,6 +14,32 @@ static void narrow_open(Rig *g, size_t mem) {
     Err e = {0};
     rig_open(g, rig_first(), 1, mem);
     cr_assert(device_bf16(g->dev, true, &e), "%s", e.msg);
+}
+/* With attention by cuDNN; false: it is not there. */
+static bool narrow_open_by(Rig *g, size_t mem, AttentionBy by) {
+    Err e = {0};
+    narrow_open(g, mem);
+    cr_assert(device_attention(g->dev, by, &e), "%s", e.msg);
+    g->run.mode = by == ATTENTION_OWN ? 0 : RUN_TRAIN;
+    return by == ATTENTION_OWN || g->dev->fused;
+}
+/* A pass that is measured for cuDNN is measured for our own kernels, too: whichever runs need not take all. */
+static void attention_done(Rig *g) {
+    if (!g->dev->fused) {
+        rig_done(g);
+        return;
+    }
+    device_sync(g->dev);
+    cr_assert(g->scratch.used == 0 && g->scratch.peak <= g->scratch.size, "%zu bytes of scratch taken, measured %zu",
+              g->scratch.peak, g->scratch.size);
+    arena_close(&g->scratch);
+    arena_guards(&g->mem);
+}
+/* Of the plans that were built as many were run. */
+static int plans_run(const Rig *g) {
+    int plans, ran;
+    fused_count(g->dev->fused, &plans, &ran);
+    return ran;
 }
 static void narrow_close(Rig *g) {
     Err e = {0};
@@ -158,6 +185,28 @@ static Pass *pass_draw(int draw, int Dk, int Dv, bool whole) {
     p->s.delay = p->s.retire ? roll(&d, 3) * 2 : 0;
     return p;
 }
+/* What cuDNN serves: sequences of one length, in every third pass of one document each; no sinks, no bias. */
+static Pass *pass_even(int draw, int Dk, int Dv) {
+    static const int lengths[] = {16, 33, 64, 65, 100}, windows[] = {0, 5, 0, 70, 1},
+                     heads[][2] = {{2, 2}, {4, 2}, {4, 1}, {6, 2}, {3, 1}};
+    Dice d = {rng_mix(0xD44, (uint64_t)draw), 0};
+    Pass *p = xcalloc(1, sizeof *p);
+    int B = 1 + roll(&d, 3), T = lengths[roll(&d, 5)], H = roll(&d, 5);
+    for (int s = 0; s < B; s++) {
+        p->seq[s] = s, p->id[s] = (uint64_t)s, p->off[s + 1] = (s + 1) * T;
+        for (int i = s * T; i < (s + 1) * T; i++) {
+            bool start = i == s * T || (draw % 3 && roll(&d, 12) == 0);
+            p->of[i] = s, p->all[i] = p->picked[i] = i;
+            p->first[i] = start ? i : p->first[i - 1];
+            p->pos[i] = i - p->first[i];
+        }
+    }
+    p->out = (Pick){B * T, p->picked};
+    p->b = (Batch){B, B * T, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
+    p->s = (KvShape){.lanes = heads[H][1], .kdim = Dk, .vdim = Dv};
+    p->look = (Look){.heads = heads[H][0], .window = windows[draw % 5], .scale = (real)(1.3 / sqrt(Dk))};
+    return p;
+}
 typedef enum {
     RIGHT,
     STRICTLY_CAUSAL,
@@ -272,11 +321,10 @@ static const int widths[][2] = {{64, 64},   {128, 128}, {16, 16},   {32, 32}, {2
                                 {192, 128}, {80, 112},  {192, 180}, {17, 3},  {256, 256}, {100, 250}};
 enum { WIDTHS = sizeof widths / sizeof *widths };
 
-static void forward_of(int draw, const int w[2], int *tried, double *seen) {
-    Pass *p = pass_draw(draw, w[0], w[1], false);
+static void forward_of(Pass *p, AttentionBy by, int draw, const int w[2], int *tried, double *seen) {
     int H = p->look.heads, Dv = w[1], n = p->out.n;
     Rig g;
-    narrow_open(&g, (size_t)64 << 20);
+    if (!narrow_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
     g.run.batch = &p->b, g.run.in = (Pick){p->b.N, p->all}, g.run.out = p->out;
     Kv kv = pass_kv(&g, p);
     Tensor q = RANDOM(&g, "q", n, H, w[0]), o0 = RANDOM(&g, "o before", n, H, Dv),
@@ -290,7 +338,7 @@ static void forward_of(int draw, const int w[2], int *tried, double *seen) {
         rig_place(&g);
         if (merge) memcpy(o.p, o0.p, tensor_bytes(o)), memcpy(lse.p, lse0.p, tensor_bytes(lse));
         g.run.ops->attend(&g.run, o, lse, q, &kv, p->look, merge);
-        rig_done(&g);
+        attention_done(&g);
         for (Fault f = RIGHT; f < NO_DELTA; f++) {
             forward_ref(want, wl, p, q, &kv, merge ? o0 : ABSENT, merge ? lse0 : ABSENT, f);
             double e = error_of(o, ABSENT, want, Dv), l = lse_error(lse, wl);
@@ -302,14 +350,38 @@ static void forward_of(int draw, const int w[2], int *tried, double *seen) {
                 tried[f] += e >= 10 || l >= 10;
         }
     }
+    cr_assert(plans_run(&g) == (by != ATTENTION_OWN), "draw %d: %d plans were run", draw, plans_run(&g));
     free(want), free(wl), free(p);
     narrow_close(&g);
 }
 enum { DRAWS = 30 };
+/* The same where cuDNN was asked for and does not serve. */
+static void unserved(Pass *p, int draw, const int w[2]) {
+    Rig g;
+    int H = p->look.heads, n = p->out.n, most = n * H * w[1];
+    cr_assert(narrow_open_by(&g, (size_t)16 << 20, ATTENTION_CUDNN));
+    g.run.batch = &p->b, g.run.in = (Pick){p->b.N, p->all}, g.run.out = p->out;
+    Kv kv = pass_kv(&g, p);
+    Tensor q = RANDOM(&g, "q", n, H, w[0]), o = EMPTY(&g, "o", n, H, w[1]), lse = EMPTY(&g, "lse", n, H);
+    double *want = xcalloc((size_t)(most + n * H), sizeof *want);
+    rig_measure(&g);
+    g.run.ops->attend(&g.run, o, lse, q, &kv, p->look, false);
+    rig_place(&g);
+    g.run.ops->attend(&g.run, o, lse, q, &kv, p->look, false);
+    attention_done(&g);
+    forward_ref(want, want + most, p, q, &kv, ABSENT, ABSENT, RIGHT);
+    double e = error_of(o, ABSENT, want, w[1]);
+    cr_assert(e <= 1 && lse_error(lse, want + most) <= 1 && plans_run(&g) == 0, "pass %d: %.3g of the bound", draw, e);
+    free(want), free(p);
+    narrow_close(&g);
+}
 Test(cuda_bf16, attention_of_rounded_rows, .timeout = 300) {
     int tried[FAULTS] = {0};
     double seen = 0;
-    for (int draw = 0; draw < DRAWS; draw++) forward_of(draw, widths[draw * 7 % WIDTHS], tried, &seen);
+    for (int draw = 0; draw < DRAWS; draw++) {
+        const int *w = widths[draw * 7 % WIDTHS];
+        forward_of(pass_draw(draw, w[0], w[1], false), ATTENTION_OWN, draw, w, tried, &seen);
+    }
     fprintf(stderr, "attention in bf16: at most %.2f of its bounds\n", seen);
     for (Fault f = RIGHT + 1; f < NO_DELTA; f++)
         cr_assert(tried[f] >= 3, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
@@ -379,11 +451,10 @@ static void backward_ref(Grads d, const Pass *p, Tensor q, const Kv *kv, Tensor 
         }
     free(s);
 }
-static void backward_with(int draw, const int w[2], int *tried, double *seen) {
-    Pass *p = pass_draw(draw, w[0], w[1], true);
+static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], int *tried, double *seen) {
     int H = p->look.heads, K = p->s.lanes, Dk = w[0], Dv = w[1], N = p->b.N;
     Rig g;
-    narrow_open(&g, (size_t)64 << 20);
+    if (!narrow_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
     g.run.batch = &p->b, g.run.in = g.run.out = (Pick){N, p->all};
     Kv kv = pass_kv(&g, p);
     Tensor q = RANDOM(&g, "q", N, H, Dk), dout = RANDOM(&g, "dout", N, H, Dv), o = EMPTY(&g, "o", N, H, Dv),
@@ -395,7 +466,8 @@ static void backward_with(int draw, const int w[2], int *tried, double *seen) {
     double *all = xcalloc(5 * most, sizeof *all);
     Grads want = {all, all + most, all + 2 * most, all + 3 * most};
     forward_ref(want.q, all + 4 * most, p, q, &kv, ABSENT, ABSENT, RIGHT);
-    for (size_t i = 0; i < tensor_count(o); i++) R(o)[i] = (real)want.q[i];
+    for (size_t i = 0; i < tensor_count(o); i++) /* cuDNN's o, which it reads again, is bf16 */
+        R(o)[i] = by == ATTENTION_OWN ? (real)want.q[i] : (real)nearest((real)want.q[i]);
     for (size_t i = 0; i < tensor_count(lse); i++) R(lse)[i] = (real)all[4 * most + i];
     for (int times = 0; times < 2; times++) {
         for (int k = 0; k < 4; k++) got[times][k] = tensor_copy(&g, before[k]);
@@ -404,10 +476,11 @@ static void backward_with(int draw, const int w[2], int *tried, double *seen) {
         g.run.ops->attend_backward(&g.run, got[times][0], &dkv, dout, q, &kv, p->look, o, lse);
         rig_place(&g);
         g.run.ops->attend_backward(&g.run, got[times][0], &dkv, dout, q, &kv, p->look, o, lse);
-        rig_done(&g);
+        attention_done(&g);
     }
     for (int k = 0; k < 4; k++) /* whatever the order of threads and blocks */
-        cr_assert(!memcmp(got[0][k].p, got[1][k].p, tensor_bytes(got[0][k])), "gradient %d differs between runs", k);
+        cr_assert(by == ATTENTION_CUDNN_UNORDERED || !memcmp(got[0][k].p, got[1][k].p, tensor_bytes(got[0][k])),
+                  "gradient %d differs between runs", k);
     static const char *const name[] = {"dq", "dk", "dv", "dbias"};
     const double *ref[] = {want.q, want.k, want.v, want.bias};
     const int width[] = {Dk, Dk, Dv, 1};
@@ -422,14 +495,74 @@ static void backward_with(int draw, const int w[2], int *tried, double *seen) {
         if (f == RIGHT) *seen = fmax(*seen, worst);
         tried[f] += worst >= 10;
     }
+    cr_assert(plans_run(&g) == (by != ATTENTION_OWN), "draw %d: %d plans were run", draw, plans_run(&g));
     free(all), free(p);
     narrow_close(&g);
 }
 Test(cuda_bf16, gradients_of_attention, .timeout = 300) {
     int tried[FAULTS] = {0};
     double seen = 0;
-    for (int draw = 0; draw < DRAWS; draw++) backward_with(draw, widths[draw * 7 % WIDTHS], tried, &seen);
+    for (int draw = 0; draw < DRAWS; draw++) {
+        const int *w = widths[draw * 7 % WIDTHS];
+        backward_with(pass_draw(draw, w[0], w[1], true), ATTENTION_OWN, draw, w, tried, &seen);
+    }
     fprintf(stderr, "gradients of attention in bf16: at most %.2f of their bounds\n", seen);
     for (Fault f = RIGHT + 1; f < FAULTS; f++)
         cr_assert(tried[f] >= 3, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
+}
+
+/* ---- by cuDNN -------------------------------------------------------------------------------------------------------
+ * The same references and bounds. What is rounded once more, o and the gradients, is what the bounds leave room for. */
+static const int fused_widths[][2] = {{64, 64}, {16, 16}, {192, 128}, {24, 40}, {128, 128}, {8, 8}, {96, 64}};
+enum { FUSED_WIDTHS = sizeof fused_widths / sizeof *fused_widths, FUSED_DRAWS = 15 };
+static bool can_show(Fault f) { return f != ONE_SINK_LESS && f != NO_BIAS && f != BIASED_EARLY; }
+Test(cuda_bf16, attention_by_cudnn, .timeout = 300) {
+    int tried[FAULTS] = {0};
+    double seen = 0;
+    for (int draw = 0; draw < FUSED_DRAWS; draw++) {
+        const int *w = fused_widths[draw * 2 % FUSED_WIDTHS];
+        forward_of(pass_even(draw, w[0], w[1]), ATTENTION_CUDNN, draw, w, tried, &seen);
+    }
+    check_log("attention by cuDNN, of its bounds", seen, 1, 0, FUSED_DRAWS);
+    fprintf(stderr, "attention by cuDNN: at most %.2f of its bounds\n", seen);
+    for (Fault f = RIGHT + 1; f < NO_DELTA; f++)
+        cr_assert(!can_show(f) || tried[f] >= 2, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
+}
+Test(cuda_bf16, gradients_by_cudnn, .timeout = 300) {
+    int tried[FAULTS] = {0};
+    double seen = 0;
+    for (int draw = 0; draw < FUSED_DRAWS; draw++) {
+        const int *w = fused_widths[draw * 2 % FUSED_WIDTHS];
+        backward_with(pass_even(draw, w[0], w[1]), draw % 2 ? ATTENTION_CUDNN : ATTENTION_CUDNN_UNORDERED, draw, w,
+                      tried, &seen);
+    }
+    check_log("gradients by cuDNN, of their bounds", seen, 1, 0, FUSED_DRAWS);
+    fprintf(stderr, "gradients by cuDNN: at most %.2f of their bounds\n", seen);
+    for (Fault f = RIGHT + 1; f < FAULTS; f++)
+        cr_assert(!can_show(f) || tried[f] >= 2, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
+}
+/* What it does not serve is ours, and right: sinks, biases, uneven sequences, histories, rows that begin anywhere. */
+Test(cuda_bf16, what_cudnn_does_not_serve, .timeout = 300) {
+    static const int odd[2] = {20, 12}, even[2] = {32, 32};
+    for (int draw = 0; draw < 4; draw++) {
+        Rig g;
+        bool there = narrow_open_by(&g, (size_t)1 << 20, ATTENTION_CUDNN);
+        narrow_close(&g);
+        if (!there) cr_skip("cuDNN is not installed");
+        int two = 0;
+        for (bool found = false; draw == 3 && !found; two += !found) {
+            Pass *some = pass_even(two, even[0], even[1]);
+            found = some->b.B == 2;
+            free(some);
+        }
+        Pass *p = draw == 0 ? pass_even(0, odd[0], odd[1]) : pass_even(draw == 3 ? two : draw, even[0], even[1]);
+        if (draw == 1) p->look.sinks = 2, p->look.window = 7;
+        if (draw == 2) p->s.retire = true;
+        if (draw == 3) { /* as many rows as two even sequences, and a plan for those */
+            int last = p->off[1] - 1;
+            cr_assert(p->b.B == 2);
+            p->off[1] = last, p->of[last] = 1, p->first[last] = last, p->pos[last] = 0;
+        }
+        unserved(p, draw, draw ? even : odd);
+    }
 }

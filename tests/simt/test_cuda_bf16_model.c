@@ -1,9 +1,11 @@
 /* test_cuda_bf16_model.c: whole models with products in bf16 on the CUDA backend beside the CPU's: a training step
  * field by field, decoding, a run. The CPU keeps attention in f32, the device rounds its operands: bounds are those of
  * docs/numerics.md for bf16, and planted mistakes must miss them tenfold. */
+#include <unistd.h>
 #include "../zoo.h"
 #include "../../ops/device.h"
 #include "../../ops/host.h"
+#include "../../ops/cuda/fused.h"
 #include "../../train/checkpoint.h"
 
 static const double nll_rms = 2e-2, logits_rms = 2e-2, gradient_rms = 4e-2, field_rms = 8e-2;
@@ -168,18 +170,19 @@ Test(cuda_bf16_model, mistakes_miss_the_bounds_tenfold, .timeout = 120) {
  */
 /* Losses of a few steps with matrices of which some are rounded, some too small for it. */
 enum { STEPS = 12 };
-static void losses(const char *device, const char *dtype, double loss[STEPS]) {
+static int losses_by(const char *device, const char *dtype, const char *attention, double loss[STEPS]) {
     static const char yaml[] =
         "run: {dir: '%s', seed: 3, threads: 1, device: %s}\n"
         "model: {d_model: 48, layers: 2, kinds: {full: {mixer: gqa, heads: 4, kv_heads: 2, head_dim: 16}},\n"
         "  ffn: {kind: swiglu, hidden: 64}}\n"
-        "data: {train: '%s', val_fraction: 0.1, seq_len: 24}\n"
-        "train: {dtype: %s, steps: 12, batch: 2, micro_batch: 2}\n"
+        "data: {train: '%s', val_fraction: 0.1, seq_len: 24, separator: 'stay\\n'}\n"
+        "train: {dtype: %s, attention: %s, steps: 12, batch: 2, micro_batch: 2}\n"
         "optim: {lr: 0.01, warmup: 2}\n";
     char body[3000], *text = check_path("text.txt"), *dir = check_path("run");
     for (size_t i = 0; i < sizeof body; i++) body[i] = "the cache keeps the keys\nand the values stay\n"[i % 45];
     check_write(text, body, sizeof body);
-    char *all = xformat(yaml, dir, device, text, dtype);
+    char *all = xformat(yaml, dir, device, text, dtype, attention);
+    int plans = 0, ran = 0;
     Trainer *t = xcalloc(1, sizeof *t);
     Config cfg;
     TrainRecord r;
@@ -191,9 +194,14 @@ static void losses(const char *device, const char *dtype, double loss[STEPS]) {
         cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
         loss[k] = r.loss;
     }
+    if (t->dev->cuda) fused_count(t->dev->fused, &plans, &ran);
     trainer_close(t);
     config_free(&cfg);
     free(t), free(all), free(text), free(dir);
+    return ran;
+}
+static void losses(const char *device, const char *dtype, double loss[STEPS]) {
+    cr_assert(losses_by(device, dtype, "auto", loss) == 0);
 }
 Test(cuda_bf16_model, a_run_has_the_cpus_losses, .timeout = 300) {
     double want[STEPS], got[STEPS], f32[STEPS], far = 0;
@@ -202,6 +210,54 @@ Test(cuda_bf16_model, a_run_has_the_cpus_losses, .timeout = 300) {
     cr_assert(want[STEPS - 1] < 0.8 * want[0], "the loss does not fall: %g to %g", want[0], want[STEPS - 1]);
     for (int k = 0; k < STEPS; k++) far = fmax(far, fabs(f32[k] - got[k]));
     cr_assert(far > 1e-6, "bf16 is f32");
+}
+
+/* Attention by cuDNN: the CPU's losses, the same twice, with documents that begin inside of samples. */
+Test(cuda_bf16_model, a_run_by_cudnn_has_the_cpus_losses, .timeout = 300) {
+    double want[STEPS], got[STEPS], again[STEPS], own[STEPS], loose[STEPS], far = 0;
+    if (!losses_by("cuda", "bf16", "cudnn", got)) cr_skip("cuDNN is not installed");
+    cr_assert(losses_by("cuda", "bf16", "cudnn", again) >= 2 && !memcmp(got, again, sizeof got));
+    cr_assert(losses_by("cuda", "bf16", "cudnn_unordered", loose) >= 2);
+    losses("cpu", "bf16", want), losses("cuda", "bf16", own);
+    CHECK_RELATIVE("loss", got, want, STEPS, nll_rms);
+    CHECK_RELATIVE("loss of any order", loose, want, STEPS, nll_rms);
+    cr_assert(want[STEPS - 1] < 0.8 * want[0], "the loss does not fall: %g to %g", want[0], want[STEPS - 1]);
+    for (int k = 0; k < STEPS; k++) far = fmax(far, fabs(own[k] - got[k]));
+    cr_assert(far > 0, "cuDNN's losses are our own to the bit");
+}
+/* What cannot be had is said once, and our own kernels do it, to the bit. */
+Test(cuda_bf16_model, without_cudnn_our_own_kernels, .timeout = 300) {
+    double own[STEPS], got[STEPS];
+    losses("cuda", "bf16", own);
+    setenv("SIMT_NO_CUDNN", "1", 1), setenv("CUDNN_HOME", "/nowhere", 1);
+    int ran = losses_by("cuda", "bf16", "cudnn", got);
+    if (ran) cr_skip("a device's cuDNN is found without a name");
+    cr_assert(!memcmp(own, got, sizeof own));
+    unsetenv("SIMT_NO_CUDNN"), setenv("SIMT_CUDNN", "90700", 1);
+    ran = losses_by("cuda", "bf16", "cudnn", got);
+    cr_assert(ran == 0 && !memcmp(own, got, sizeof own));
+}
+static void refused_run(const char *device, const char *dtype, const char *why) {
+    char *cfg = check_path("run.yaml"), *dir = check_path("run"), *text = check_path("text.txt"), body[400];
+    for (size_t i = 0; i < sizeof body; i++) body[i] = (char)('a' + i % 23);
+    check_write(text, body, sizeof body);
+    char *all =
+        xformat("run: {dir: '%s'}\nmodel: {d_model: 16, layers: 1, kinds: {full: {mixer: gqa, heads: 2}},\n"
+                "  ffn: {kind: swiglu, hidden: 16}}\ndata: {train: '%s', seq_len: 8}\n"
+                "train: {dtype: %s, attention: cudnn, steps: 1, batch: 1, micro_batch: 1}\noptim: {warmup: 1}\n",
+                dir, text, dtype);
+    check_write(cfg, all, strlen(all));
+    Ran r = RUN("train", cfg, "-q", "--device", device);
+    cr_assert(r.status == 2 && strstr(r.err, why) && access(dir, F_OK) != 0, "%d: %s", r.status, r.err);
+    free(r.out), free(r.err), free(cfg), free(dir), free(text), free(all);
+}
+Test(cuda_bf16_model, cudnn_where_it_cannot_be, .timeout = 120) {
+    refused_run("cpu", "bf16", "attention cudnn: is for device cuda; leave it out, or take device cuda");
+    refused_run("cuda", "f32", "attention cudnn: computes in bf16; expected dtype bf16, got f32");
+    Ran r = RUN("bench", "ops", "--attention", "all", "--rows", "8");
+    cr_assert(r.status == 2 && strstr(r.err, "--attention: expected own, cudnn or cudnn_unordered, got 'all'"), "%s",
+              r.err);
+    free(r.out), free(r.err);
 }
 
 /* The program: a run in bf16, its text and its perplexity with matrices and cached rows in bf16. */

@@ -48,7 +48,8 @@ static Journal journal(const char *out, const char *part) {
     return k;
 }
 
-static const char *const parts[] = {"props", "self-test", "train", "nccl", "sanitizer", "ops", "tune", "bench"};
+static const char *const parts[] = {"props", "self-test", "train", "nccl", "sanitizer",
+                                    "ops",   "cudnn",     "tune",  "bench"};
 enum { PARTS = sizeof parts / sizeof *parts };
 Test(gpu_check, every_part_is_rehearsed, .timeout = 280) {
     char *program = beside("kvsmith"), *out = check_path("out"), *tool = check_path("compute-sanitizer");

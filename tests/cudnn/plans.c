@@ -1,0 +1,195 @@
+/* plans.c: DEVICE.json REFUSED CONFIG...: what cuDNN makes of the attention of every configuration, without a device: a
+ * plan forward and backward for each shape of a training pass, for the device that the file describes. Prints the
+ * workspaces, and fails where one is beyond its bound, or where what is refused is not what REFUSED says. */
+#include "../../model/model.h"
+#include "../../ops/cuda/sdpa.h"
+#include "../../ops/device.h"
+#include "../../ops/file.h"
+
+enum { SHAPES = 64, LINE = 600 };
+typedef struct {
+    SdpaShape s;
+    int sinks;
+    bool biased;
+    char configs[200];
+} Seen;
+static struct {
+    const Ops *real;
+    const char *config;
+    int n;
+    Seen seen[SHAPES];
+} all; /* of this program, which does one thing */
+
+static void remember(const Run *r, const Kv *kv, Look look) {
+    int B = r->batch->B, T = r->batch->N / B;
+    if (!(r->mode & RUN_TRAIN)) return;
+    Seen x = {.s = {.B = B,
+                    .T = T,
+                    .heads = look.heads,
+                    .lanes = kv->s.lanes,
+                    .Dk = kv->s.kdim,
+                    .Dv = kv->s.vdim,
+                    .window = look.window < T ? look.window : 0},
+              .sinks = look.sinks,
+              .biased = kv->s.retire};
+    int i = 0;
+    while (i < all.n && (memcmp(&all.seen[i].s, &x.s, sizeof x.s) != 0 || all.seen[i].sinks != x.sinks ||
+                         all.seen[i].biased != x.biased))
+        i++;
+    CHECK(i < SHAPES, "more than %d shapes", SHAPES);
+    if (i == all.n) all.seen[all.n++] = x;
+    char *to = all.seen[i].configs;
+    size_t used = strlen(to);
+    if (!strstr(to, all.config)) snprintf(to + used, sizeof all.seen[i].configs - used, " %s", all.config);
+}
+static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
+    remember(r, kv, look);
+    all.real->attend(r, o, lse, q, kv, look, merge);
+}
+/* Every stage of a run: its length of samples may be its own. */
+static bool see_config(Device *d, const char *path) {
+    Config c;
+    Err e = {0};
+    if (!config_read(&c, path, 0, NULL, &e)) {
+        fprintf(stderr, "cudnn-check: %s\n", e.msg);
+        return false;
+    }
+    const char *name = strrchr(path, '/');
+    all.config = name ? name + 1 : path;
+    for (int k = 0; k < config_stages(&c); k++) {
+        Stage s = config_stage(&c, k);
+        ModelCfg model = s.cfg->model;
+        Model m;
+        if (!model.vocab) model.vocab = 256; /* the file's own: no matter here */
+        ModelOpts o = {.train = true,
+                       .dry = true,
+                       .max_rows = s.cfg->train.micro_batch * s.cfg->data.seq_len,
+                       .max_samples = s.cfg->train.micro_batch};
+        if (!model_open(&m, d, &model, o, &e)) {
+            fprintf(stderr, "cudnn-check: %s: %s\n", path, e.msg);
+            return false;
+        }
+        model_close(&m);
+    }
+    config_free(&c);
+    return true;
+}
+
+/* ---- plans ----------------------------------------------------------------------------------------------------------
+ */
+static double mib(size_t bytes) { return (double)bytes / 0x1p20; }
+/* Bytes beyond which something else is done than was thought: delta, f32 dq where its order is any, whole heads of dk
+ * and dv in bf16 where heads share a lane; with an order ds in bf16 in place of dq; rows by 128. */
+static size_t bound(SdpaKind kind, const SdpaShape *s) {
+    size_t T = ((size_t)s->T + 127) / 128 * 128, rows = (size_t)s->B * (size_t)s->heads * T, small = (size_t)1 << 20;
+    if (kind == SDPA_FORWARD) return small;
+    size_t heads = s->heads == s->lanes ? 0 : rows * (size_t)(s->Dk + s->Dv) * 2;
+    return small + rows * 8 + heads + rows * (kind == SDPA_BACKWARD ? 2 * T : 4 * (size_t)s->Dk);
+}
+static const char *const kinds[] = {"forward", "backward", "backward-unordered"};
+typedef struct {
+    FILE *refused; /* as it should be, line by line */
+    int plans, refusals, failures;
+} Check;
+static void describe(char *to, size_t n, const Seen *x) {
+    const SdpaShape *s = &x->s;
+    snprintf(to, n, "%dx%d rows, %d heads on %d, %d and %d numbers, window %d%s%s", s->B, s->T, s->heads, s->lanes,
+             s->Dk, s->Dv, s->window, x->sinks ? ", sinks" : "", x->biased ? ", biased keys" : "");
+}
+/* The next line of the list must be this one. */
+static void refuse(Check *c, const char *line) {
+    char want[LINE] = "";
+    do
+        if (!fgets(want, sizeof want, c->refused)) *want = 0;
+    while (*want == '#');
+    want[strcspn(want, "\n")] = 0;
+    c->refusals++;
+    if (!strcmp(want, line)) return;
+    printf("not ok: refused: %s\n     the list has: %s\n", line, *want ? want : "nothing more");
+    c->failures++;
+}
+/* False: refused. */
+static bool plan(Check *c, const SdpaTarget *t, const Seen *x, SdpaKind kind, bool documents) {
+    char why[300] = "", line[LINE], name[200];
+    SdpaShape s = x->s;
+    s.documents = documents;
+    describe(name, sizeof name, x);
+    double from = now_seconds();
+    Sdpa *p = sdpa_open(t, kind, s, why);
+    if (!p) {
+        const char *reason = strstr(why, ": "); /* behind the version */
+        snprintf(line, sizeof line, "%s: %s%s: %s", name, kinds[kind], documents ? " with documents" : "",
+                 strncmp(why, "cuDNN", 5) || !reason ? why : reason + 2);
+        refuse(c, line);
+        return false;
+    }
+    bool much = sdpa_bytes(p) > bound(kind, &s);
+    printf("%s: %s%s: %.2f MiB, engine %d, %.1f s%s\n", name, kinds[kind], documents ? " with documents" : "",
+           mib(sdpa_bytes(p)), sdpa_engine(p), now_seconds() - from, much ? ": not ok: beyond its bound" : "");
+    if (kind == SDPA_BACKWARD && sdpa_unordered(p)) printf("not ok: its sums have no order\n"), c->failures++;
+    c->failures += much, c->plans++;
+    sdpa_close(p);
+    fflush(stdout);
+    return true;
+}
+int main(int argc, char **argv) {
+    const char *where;
+    char why[200], version[24];
+    Err e = {0};
+    FileMap json;
+    Device *d;
+    Check c = {0};
+    if (argc < 4) {
+        fprintf(stderr, "use: plans DEVICE.json REFUSED CONFIG...\n");
+        return EXIT_INPUT;
+    }
+    const Cudnn *f = cudnn_open(&where, why);
+    if (!f) {
+        printf("skipped: %s\n", why);
+        return 0;
+    }
+    if (!device_open(&d, "cpu", 1, &e) || !file_map(&json, argv[1], &e) || !(c.refused = fopen(argv[2], "r"))) {
+        fprintf(stderr, "cudnn-check: %s\n", e.status ? e.msg : argv[2]);
+        return EXIT_INPUT;
+    }
+    all.real = d->ops;
+    d->own = *d->ops;
+    d->own.attend = attend;
+    d->ops = &d->own;
+    for (int i = 3; i < argc; i++)
+        if (!see_config(d, argv[i])) return EXIT_INPUT;
+    printf("cuDNN %s, %s: %d shapes of attention\n", cudnn_version(f, version), where, all.n);
+    SdpaTarget t = {.f = f};
+    int s = f->BackendCreateDescriptor(DESC_DEVICE, &t.device);
+    if (!s) s = f->BackendSetAttribute(t.device, DEVICE_JSON, AS_CHAR, (int64_t)json.n, json.p);
+    if (!s) s = f->BackendFinalize(t.device);
+    if (s) {
+        char last[300] = "";
+        f->GetLastErrorString(last, sizeof last);
+        printf("not ok: %s: %s (%s)\n", argv[1], f->GetErrorString(s), last);
+        return EXIT_WORLD;
+    }
+    for (int i = 0; i < all.n; i++) {
+        char name[200], line[LINE];
+        describe(name, sizeof name, &all.seen[i]);
+        printf("#%s\n", all.seen[i].configs);
+        if (all.seen[i].sinks || all.seen[i].biased) {
+            snprintf(line, sizeof line, "%s: its graphs have no such mask", name);
+            refuse(&c, line);
+            continue;
+        }
+        bool served = plan(&c, &t, &all.seen[i], SDPA_FORWARD, false);
+        for (SdpaKind k = SDPA_BACKWARD; served && k <= SDPA_BACKWARD_UNORDERED; k++)
+            plan(&c, &t, &all.seen[i], k, false);
+        for (SdpaKind k = SDPA_FORWARD; served && k <= SDPA_BACKWARD; k++) plan(&c, &t, &all.seen[i], k, true);
+    }
+    char rest[LINE];
+    while (fgets(rest, sizeof rest, c.refused))
+        if (*rest != '#' && *rest != '\n') printf("not ok: the list has, too: %s", rest), c.failures++;
+    fclose(c.refused);
+    f->BackendDestroyDescriptor(t.device);
+    file_unmap(&json);
+    device_close(d);
+    printf("%d plans, %d refusals as listed, %d failures\n", c.plans, c.refusals, c.failures);
+    return c.failures || !c.plans ? EXIT_WORLD : 0;
+}
