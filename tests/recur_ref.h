@@ -25,6 +25,15 @@ Result recur_ref(const Scene *, const wide *dout, const wide *dend); /* dout NUL
 void result_free(Result *);
 
 wide *recur_weights(size_t n, int salt); /* N(0,1) */
+enum { RECUR_RESULTS = 8 };
+extern const char *const recur_results[RECUR_RESULTS]; /* o, final state, gradients */
+typedef struct {
+    size_t i;
+    double got, want;
+} Worst;
+/* Runs both ops on the scene and compares every result with the reference on `as`: root mean squares of the errors, by
+ * those wanted (0: the rule has no such result), and the worst number of each. Also holds what recur_hold says last. */
+void recur_apart(Rig *, const Scene *, const Scene *as, double err[RECUR_RESULTS], Worst[RECUR_RESULTS]);
 /* Runs both ops on the scene and holds every result to the reference; the largest error, by root mean squares. Also: a
  * held pass writes nothing, numbers of the state that belong to others stay. */
 double recur_hold(Rig *, const Scene *);

@@ -335,7 +335,9 @@ void cuda_scale_column(Cuda *, size_t rows, int width, int column, float *x, flo
 enum { CUDA_RECUR_CHUNK = 64, CUDA_RECUR_WIDTH = 256 };
 typedef struct {
     int B, N, H, HV, K, V, at;
+    int longest;      /* rows of the longest sequence */
     bool per_channel; /* g has K numbers for a head */
+    bool delta;       /* beta is there */
     float scale;
     size_t blob;
     const float *q, *k, *v, *g, *beta; /* g, beta: or NULL */
@@ -354,6 +356,17 @@ void cuda_recur_backward(Cuda *, const CudaRecur *, const CudaRecurGrad *, const
                          float *notes);
 /* y (rows,width) += x (slices,rows,group,width) summed over slices and groups. */
 void cuda_recur_fold(Cuda *, size_t rows, int width, float *y, const float *x, int slices, int group);
+
+/* delta.cu: the same by chunks of CUDA_RECUR_CHUNK rows on the matrix units, operands of the large products rounded to
+ * bf16. Which passes it takes is the one question below; `longest` is at least the rows of a chunk. */
+enum { CUDA_DELTA_WIDTH = 128 };
+static inline bool cuda_delta_takes(int K, int longest) { return K <= CUDA_DELTA_WIDTH && longest >= CUDA_RECUR_CHUNK; }
+size_t cuda_delta_bytes(const CudaRecur *);
+/* keep NULL: states between chunks are not kept. */
+void cuda_delta(Cuda *, const CudaRecur *, void *mem, float *o, float *keep, float *state, bool write);
+size_t cuda_delta_backward_bytes(const CudaRecur *);
+/* Gradients as of recur_backward's one slice; of heads that have no decay of their own, g (N,HV). */
+void cuda_delta_backward(Cuda *, const CudaRecur *, void *mem, const CudaRecurGrad *, const float *dout, float *keep);
 
 /* loss.cu */
 /* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */

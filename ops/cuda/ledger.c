@@ -10,8 +10,12 @@ static const CudaLedger missing[] = {
 #define SLOW(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaLedger slow[] = {
-    SLOW(recur, "row after row; the three-kernel form by chunks is not written"),
-    SLOW(recur_backward, "as recur; states of rows go through device memory, one block walks a head of a sequence"),
+    SLOW(recur,
+         "f32, keys wider than 128 and sequences shorter than a chunk go row after row; by chunks in bf16 operands go "
+         "through memory, 3 times the op's own bytes, and few heads of long sequences leave processors idle"),
+    SLOW(recur_backward,
+         "as recur; row after row, states of rows go through device memory, one block walks a head of a "
+         "sequence; by chunks all is made again, and a decay per head is taken for one per channel"),
     SLOW(mean_rows, "makes what a stage of training or a model keeps the same in every pass"),
     SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
     SLOW(merge_backward, "as merge"),

@@ -50,6 +50,15 @@ static inline void note_close(cudaStream_t s, void *p, size_t bytes) {
     PTX_FORM(simt_note_close(s, p, bytes), (void)s, (void)p, (void)bytes);
 }
 
+/* Number of the lowest bit that is set; x is not 0. */
+DEVICE int lowest_bit(unsigned x) {
+#ifdef __CUDACC__
+    return __ffs((int)x) - 1;
+#else
+    return __builtin_ctz(x);
+#endif
+}
+
 /* ---- accesses of 8 and 16 bytes, aligned to as many ---- */
 template <class V> DEVICE V load_vec(const void *p) {
 #ifdef __CUDACC__

@@ -251,12 +251,17 @@ static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, 
                    .K = K,
                    .V = x->v.n[2],
                    .at = at,
+                   .longest = N, /* until rows are there */
                    .per_channel = present(x->g) && x->g.n[2] == K,
+                   .delta = present(x->beta),
                    .scale = (float)scale,
                    .blob = present(state) ? (size_t)state.n[1] : 0};
     p.off = upload_ints(r, b->off, b->B + 1, "first rows"), p.first = upload_ints(r, b->first, N, "documents");
     p.seq = upload_ints(r, b->seq, b->B, "sequences");
-    if (!measuring(r)) p.q = R(x->q), p.k = R(x->k), p.v = R(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
+    if (measuring(r)) return p;
+    p.longest = 0;
+    for (int s = 0; s < b->B; s++) p.longest = imax(p.longest, b->off[s + 1] - b->off[s]);
+    p.q = R(x->q), p.k = R(x->k), p.v = R(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
     return p;
 }
 static void history_there(const Batch *b, bool there) {
@@ -264,47 +269,89 @@ static void history_there(const Batch *b, bool there) {
         CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0, "row %d continues a history that is not there",
               b->off[s]);
 }
+/* By chunks on the matrix units where products are rounded to bf16; f32, wide keys and short sequences go row after
+ * row. How long they are the pass itself knows, so scratch is taken for both where there are rows enough. */
+static bool may_go_by_chunks(const Run *r, const CudaRecur *p) {
+    return r->dev->narrow && cuda_delta_takes(p->K, p->N);
+}
+static bool goes_by_chunks(const Run *r, const CudaRecur *p) {
+    return !measuring(r) && may_go_by_chunks(r, p) && cuda_delta_takes(p->K, p->longest);
+}
 void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
     Mark mark = arena_mark(r->scratch);
     CudaRecur p = recur_pass(r, &x, scale, state, at);
-    if (!measuring(r)) {
-        history_there(r->batch, present(state));
-        cuda_recur(C(r), &p, R(o), maybe(keep), maybe(state), !(r->mode & RUN_HOLD));
+    bool write = !(r->mode & RUN_HOLD);
+    void *mem = may_go_by_chunks(r, &p) ? arena_take(r->scratch, cuda_delta_bytes(&p), "chunks of a recurrence") : NULL;
+    if (!measuring(r)) history_there(r->batch, present(state));
+    if (goes_by_chunks(r, &p))
+        cuda_delta(C(r), &p, mem, R(o), maybe(keep), maybe(state), write);
+    else if (!measuring(r))
+        cuda_recur(C(r), &p, R(o), maybe(keep), maybe(state), write);
+    arena_release(r->scratch, mark);
+}
+/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width), of
+ * zeros in a pass that `runs`, and from there to y. */
+static Tensor sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width, bool runs) {
+    if (own || !present(y)) return y;
+    Tensor t = SCRATCH(r, name, slices, p->N, p->HV, width);
+    if (runs && tensor_bytes(t)) cuda_fill(C(r), t.p, 0, tensor_bytes(t));
+    return t;
+}
+static void fold(Run *r, Tensor y, Tensor x, int heads, const CudaRecur *p, int width, int slices, int group) {
+    if (present(y) && y.p != x.p) cuda_recur_fold(C(r), (size_t)p->N * (size_t)heads, width, R(y), R(x), slices, group);
+}
+static CudaRecurGrad recur_grad(const Recur *d, const RecurEnds *ends) {
+    CudaRecurGrad g = {.q = maybe(d->q), .k = maybe(d->k), .g = maybe(d->g), .beta = maybe(d->beta), .v = maybe(d->v)};
+    if (ends) g.start = maybe(ends->start), g.dend = maybe(ends->dend), g.dstart = maybe(ends->dstart);
+    return g;
+}
+/* Both take their scratch and give it back; they compute in a pass that `runs`. */
+static void backward_by_chunks(Run *r, const CudaRecur *p, const Recur *d, Tensor dout, Tensor keep,
+                               const RecurEnds *ends, bool runs) {
+    Mark mark = arena_mark(r->scratch);
+    int group = p->HV / p->H;
+    Recur to = *d;
+    to.q = sums(r, "d q of value heads", d->q, group == 1, p, 1, p->K, runs);
+    to.k = sums(r, "d k of value heads", d->k, group == 1, p, 1, p->K, runs);
+    void *mem = arena_take(r->scratch, cuda_delta_backward_bytes(p), "chunks of a recurrence");
+    if (runs) {
+        CudaRecurGrad g = recur_grad(&to, ends);
+        cuda_delta_backward(C(r), p, mem, &g, R(dout), maybe(keep));
+        fold(r, d->q, to.q, p->H, p, p->K, 1, group);
+        fold(r, d->k, to.k, p->H, p, p->K, 1, group);
     }
     arena_release(r->scratch, mark);
 }
-/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width) of
- * zeros, and from there to y. */
-static Tensor sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width) {
-    if (own || !present(y)) return y;
-    Tensor t = SCRATCH(r, name, slices, p->N, p->HV, width);
-    if (!measuring(r) && tensor_bytes(t)) cuda_fill(C(r), t.p, 0, tensor_bytes(t));
-    return t;
+static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor dout, Tensor keep,
+                             const RecurEnds *ends, bool whole, bool runs) {
+    Mark mark = arena_mark(r->scratch);
+    int slices = cuda_recur_slices(p->K, p->V), group = p->HV / p->H;
+    bool one = slices == 1;
+    Recur to = {.q = sums(r, "d q of value heads", d->q, one && group == 1, p, slices, p->K, runs),
+                .k = sums(r, "d k of value heads", d->k, one && group == 1, p, slices, p->K, runs),
+                .v = d->v,
+                .g = sums(r, "d g of channels", d->g, one && whole, p, slices, p->K, runs),
+                .beta = sums(r, "d beta of columns", d->beta, one, p, slices, 1, runs)};
+    size_t notes = cuda_recur_notes(p->K, p->V) * (size_t)p->HV * (size_t)p->B;
+    float *mem = arena_take(r->scratch, notes * sizeof *mem, "states of rows");
+    if (runs) {
+        CudaRecurGrad g = recur_grad(&to, ends);
+        cuda_recur_backward(C(r), p, &g, R(dout), maybe(keep), mem);
+        fold(r, d->q, to.q, p->H, p, p->K, slices, group);
+        fold(r, d->k, to.k, p->H, p, p->K, slices, group);
+        fold(r, d->g, to.g, p->HV, p, whole ? p->K : 1, slices, whole ? 1 : p->K);
+        fold(r, d->beta, to.beta, p->HV, p, 1, slices, 1);
+    }
+    arena_release(r->scratch, mark);
 }
 void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
                             const RecurEnds *ends) {
     Mark mark = arena_mark(r->scratch);
     CudaRecur p = recur_pass(r, &x, scale, ABSENT, 0);
-    int slices = cuda_recur_slices(p.K, p.V), group = p.HV / p.H;
-    bool one = slices == 1, whole = present(x.g) && x.g.n[2] == p.K;
-    Tensor dq = sums(r, "d q of value heads", d->q, one && group == 1, &p, slices, p.K),
-           dk = sums(r, "d k of value heads", d->k, one && group == 1, &p, slices, p.K),
-           dg = sums(r, "d g of channels", d->g, one && whole, &p, slices, p.K),
-           db = sums(r, "d beta of columns", d->beta, one, &p, slices, 1);
-    size_t notes = cuda_recur_notes(p.K, p.V) * (size_t)p.HV * (size_t)p.B;
-    float *mem = arena_take(r->scratch, notes * sizeof *mem, "states of rows");
-    if (!measuring(r)) {
-        history_there(r->batch, ends && present(ends->start));
-        CudaRecurGrad g = {.q = maybe(dq), .k = maybe(dk), .g = maybe(dg), .beta = maybe(db), .v = maybe(d->v)};
-        if (ends) g.start = maybe(ends->start), g.dend = maybe(ends->dend), g.dstart = maybe(ends->dstart);
-        cuda_recur_backward(C(r), &p, &g, R(dout), maybe(keep), mem);
-        size_t rows = (size_t)p.N * (size_t)p.H, heads = (size_t)p.N * (size_t)p.HV;
-        if (present(dq) && dq.p != d->q.p) cuda_recur_fold(C(r), rows, p.K, R(d->q), R(dq), slices, group);
-        if (present(dk) && dk.p != d->k.p) cuda_recur_fold(C(r), rows, p.K, R(d->k), R(dk), slices, group);
-        if (present(dg) && dg.p != d->g.p)
-            cuda_recur_fold(C(r), heads, whole ? p.K : 1, R(d->g), R(dg), slices, whole ? 1 : p.K);
-        if (present(db) && db.p != d->beta.p) cuda_recur_fold(C(r), heads, 1, R(d->beta), R(db), slices, 1);
-    }
+    bool chunks = goes_by_chunks(r, &p);
+    if (!measuring(r)) history_there(r->batch, ends && present(ends->start));
+    if (may_go_by_chunks(r, &p)) backward_by_chunks(r, &p, d, dout, keep, ends, chunks);
+    backward_by_rows(r, &p, d, dout, keep, ends, present(x.g) && x.g.n[2] == p.K, !measuring(r) && !chunks);
     arena_release(r->scratch, mark);
 }
 _Static_assert((int)CUDA_RECUR_CHUNK == (int)RECUR_CHUNK, "numbers of the kept states");

@@ -90,6 +90,7 @@ void part_self_test(Check *c) {
     suite_run(c, "sums over rows", "ops_reduce/*", 200);
     suite_run(c, "copies in bf16", "cuda_half/*", 200);
     suite_run(c, "models", "cuda_model/*", 300);
+    suite_run(c, "chunks", "cuda_delta/*", 300);
     suite_run(c, "double", "cuda_double/*", 300);
     suite_run(c, "runs", "cuda_run/*", 300);
     suite_run(c, "graphs", "cuda_graph/*", 200);

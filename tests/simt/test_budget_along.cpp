@@ -27,7 +27,8 @@ enum {
 };
 /* What stands behind the last budget is what bytes are counted by. A history of the cache is read once for all query
  * heads of its lane; slices of 16 rows, as short as they get, are why convolutions read more than each row once; a
- * state's notes are why the backward of the recurrence writes as much. */
+ * state's notes are why the backward of the recurrence writes as much. By chunks keys of 32 are
+ * filled up to 64, and each thread asks for what all of a warp share. */
 const Budget budgets_along[] = {
     {"align_rows", 12.9, 4.13, 1.01, N *V / 4},
     {"align_sizes", 5.19, 0.1, 1.01, N *V / 4},
@@ -47,6 +48,12 @@ const Budget budgets_along[] = {
     {"decide_backward", 41, 8, 1.05, N *LANES},
     {"decide_count", 41, 0.0644, 1.31, N *LANES},
     {"distill_rows", 17.5, 4.13, 1.01, R *V},
+    {"delta_keys_backward", 180, 12, 1.09, N *H *K, 1.06},
+    {"delta_out<KW>", 12.8, 4, 1.07, N *H *K},
+    {"delta_prepare<KW>", 67.3, 60.3, 1.21, N *H *K, 1.08},
+    {"delta_states<KW>", 26.5, 5, 1.17, N *H *K},
+    {"delta_states_backward<KW>", 31, 9, 1.03, N *H *K},
+    {"delta_values_backward<KW>", 41.2, 28.2, 1.5, N *H *K},
     {"dots", 8192, 4, 1, N * 8},
     {"dropout", 13.4, 4, 1.97},
     {"embed_backward", 12.1, 4.13, 1.01, N *V / 4},
@@ -172,6 +179,10 @@ static void recurrence(const Rows &r) {
     CudaRecurGrad d = {};
     d.q = numbers(M), d.k = numbers(M), d.v = numbers(M), d.g = numbers(M), d.beta = numbers(N * HV);
     cuda_recur_backward(device, &p, &d, dout, keep, numbers(cuda_recur_notes(K, K) * HV * B));
+    /* By chunks: one sequence, whose second chunk has a state before it. */
+    p.B = 1, p.off = counted(2, N), p.first = put(std::vector<int>(N, 0)), p.longest = N, p.delta = true;
+    cuda_delta(device, &p, cuda_take(device, cuda_delta_bytes(&p), false), numbers(M), keep, nullptr, false);
+    cuda_delta_backward(device, &p, cuda_take(device, cuda_delta_backward_bytes(&p), false), &d, dout, keep);
     cuda_recur_fold(device, N * 2, K, numbers(N * 2 * K), numbers(2 * M), 2, 2);
 }
 static void gates() {
