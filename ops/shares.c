@@ -157,6 +157,7 @@ static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[
     X(dropout, ARGS(Tensor x, DropSite site, double p), ARGS(x, site, p), 0)                                           \
     X(align, ARGS(Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c),                 \
       ARGS(err, dy, y, a, tgt, g, c), 0)                                                                               \
+    X(normalise, ARGS(Tensor x, double eps), ARGS(x, eps), 0)                                                          \
     X(adamw,                                                                                                           \
       ARGS(Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps, double decay,          \
            double gscale, int64_t t, Rounding rounding),                                                               \
