@@ -280,7 +280,9 @@ static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
 static void add(Run *r, Tensor y, Tensor x) {
     size_t n = tensor_count(y);
     CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
-    if (!measuring(r)) cuda_add(C(r), n, R(y), R(x));
+    if (measuring(r)) return;
+    writes(r, y);
+    cuda_add(C(r), n, R(y), R(x));
 }
 static void copy(Run *r, Tensor y, Tensor x) {
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
