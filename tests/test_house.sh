@@ -40,7 +40,7 @@ verdict file-length
 
 # Settings are no variables of the environment; who is which rank of a run is, and where CUDA's libraries lie.
 grep -nEw 'getenv|secure_getenv|setenv|putenv|environ' $product /dev/null |
-    grep -vE '^kvsmith.c:.*GOMP_SPINCOUNT|^train/(launch|cmd_train|cmd_bench_comm)\.c:.*environ\b|^train/comm_nccl.c:.*getenv\("CUDA_HOME"\)' >>"$tmp/bad"
+    grep -vE '^kvsmith.c:.*GOMP_SPINCOUNT|^train/(launch|cmd_train|cmd_bench_comm)\.c:.*environ\b|^(train/comm_nccl|ops/cuda/cudnn_so)\.c:.*getenv\("(CUDA|CUDNN)_HOME"\)' >>"$tmp/bad"
 verdict no-environment
 
 for f in $(echo "$source" | grep '\.h$'); do
