@@ -569,7 +569,7 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     }
     keep_fields(m, N, x, &xf, &rstd, &place);
     give(m, r, tok, tgt);
-    Tensor stat, dstat, loss = losses(m, nll, N);
+    Tensor stat = ABSENT, dstat = ABSENT, loss = losses(m, nll, N);
     g = given(m, g, N, measuring(r));
     stat_fields(b->B, &stat, &dstat, &place);
     r->ops->zero(r, stat);
