@@ -135,10 +135,15 @@ static const real *norm_gain(Tensor w, GatedNorm n, int i) {
 /* One group, with the form of the norm known when it is compiled, so that the loops have no branches. */
 INLINE real norm_factor(const real *x, const real *z, int d, double eps, bool silu, bool before) {
     real s = 0;
-#pragma omp simd reduction(+ : s)
-    for (int c = 0; c < d; c++) {
-        real a = before ? x[c] * gate_of(silu, z[c]) : x[c];
-        s += a * a;
+    for (int from = 0; from < d; from += SUM_RUN) {
+        const int end = imin(d, from + SUM_RUN);
+        real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int c = from; c < end; c++) {
+            real a = before ? x[c] * gate_of(silu, z[c]) : x[c];
+            part += a * a;
+        }
+        s += part;
     }
     return (real)(1 / sqrt((double)s / d + eps));
 }
@@ -159,8 +164,13 @@ INLINE real norm_group_backward(real *dx, real *dz, real *h, const real *dy, con
     for (int c = 0; c < d; c++) h[c] = dy[c];
 #pragma omp simd
     for (int c = 0; c < (gain ? d : 0); c++) h[c] *= gain[c];
-#pragma omp simd reduction(+ : t)
-    for (int c = 0; c < d; c++) t += x[c] * h[c] * gate_of(silu, z[c]);
+    for (int from = 0; from < d; from += SUM_RUN) {
+        const int end = imin(d, from + SUM_RUN);
+        real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int c = from; c < end; c++) part += x[c] * h[c] * gate_of(silu, z[c]);
+        t += part;
+    }
     t *= f * f * f / (real)d;
 #pragma omp simd
     for (int c = 0; c < (dx ? d : 0); c++) {

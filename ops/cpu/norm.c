@@ -71,8 +71,13 @@ static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
 /* Sums in the width of `real`, by vectors; the mean first, so that nothing cancels in the squares. */
 static real mean_of(const real *x, int d) {
     real s = 0;
-#pragma omp simd reduction(+ : s)
-    for (int k = 0; k < d; k++) s += x[k];
+    for (int from = 0; from < d; from += SUM_RUN) {
+        const int end = imin(d, from + SUM_RUN);
+        real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int k = from; k < end; k++) part += x[k];
+        s += part;
+    }
     return s / (real)d;
 }
 

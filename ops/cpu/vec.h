@@ -28,6 +28,8 @@ typedef real Vec __attribute__((vector_size(VBYTES), aligned(sizeof(real)), may_
 
 /* Work below this many operations stays on one thread: waking the others would cost more. */
 enum { ALONE = 32768 };
+/* Sums over a row are made of runs of this many numbers, so that their rounding does not grow with the row's width. */
+enum { SUM_RUN = 512 };
 
 /* e^x to 2 ulp for x in [-87, 88], 0 below, e^88 above; NaN stays NaN. The float form has no branch and no call, so
  * that loops over it vectorise; the double form, which only checks gradients, is the library's. */
