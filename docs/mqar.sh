@@ -26,6 +26,7 @@ one() {
     local name=${1%@*} lr=${1#*@} dir=$out/$1 mixer T=${T:-256}
     mixer=$(row "$name")
     [ -e "$dir.done" ] && return
+    trap 'echo "mqar.sh: $1: $(tail -n 1 "$dir.log")" >&2' ERR
     rm -rf "$dir" "$dir-128"
     # shellcheck disable=SC2086 # SET is words
     "$program" train configs/mqar.yaml --threads 1 run.dir="$dir-128" "model.kinds.mix={$mixer}" optim.lr="$lr" \
@@ -43,6 +44,13 @@ mkdir -p "$out"
     for name in softmax window mla kda gdn deltanet gla retention gated_retention linear mamba2; do
         set -- "$@" "$name@$lr"
     done
+done
+for run in "$@"; do
+    if [[ ! $run =~ ^[a-z_0-9]+@[0-9.]+(e-?[0-9]+)?$ ]]; then
+        echo "mqar.sh: a run is ROW@LR, such as kda@4e-3, not '$run'" >&2
+        exit 2
+    fi
+    row "${run%@*}" >/dev/null
 done
 export -f one row
 export program out
