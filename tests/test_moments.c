@@ -1,6 +1,7 @@
 /* test_moments.c: moments stored as bf16 with stochastic rounding: the mean of what is stored, neighbours alone, a
  * function of place and key alone, what training makes of it; and matrices under Muon without second moments. */
 #include "check.h"
+#include "trial.h"
 #include "../ops/file.h"
 #include "../model/safetensors.h"
 #include "../optim/muon.h"
@@ -211,11 +212,6 @@ static Trainer *open_trainer(Config *cfg, const char *mixer, bool dry, int n, co
     free(all), free(text), free(dir);
     return t;
 }
-static void close_trainer(Trainer *t, Config *cfg) {
-    trainer_close(t);
-    free(t);
-    config_free(cfg);
-}
 #define GQA    "gqa, heads: 2, kv_heads: 1, head_dim: 8"
 #define MAMBA  "mamba2, head_dim: 8, state_size: 8"
 #define BF16_1 "optim.state_dtype=bf16"
@@ -231,7 +227,7 @@ static double curve(const char *mixer, int n, const char *const over[], double *
         at[i] = r.loss;
         if (i >= 50) tail += r.loss / 10;
     }
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
     return tail;
 }
 
@@ -291,8 +287,8 @@ ParameterizedTest(int *which, moments, resume_is_bitwise) {
               "%s", e.msg);
     free(cmd), free(path), free(dir);
     run_dir_close(&t->dir);
-    close_trainer(s, &b);
-    close_trainer(t, &a);
+    trial_close(s, &b);
+    trial_close(t, &a);
 }
 
 /* The plan is the sum of what each tensor takes: its bytes up to a multiple of 64, and 64 of guard. */
@@ -321,6 +317,6 @@ Test(moments, plan_is_exact) {
                   "%d: %zu and %zu, expected %zu and %zu", k, r.region[2].bytes, r.region[3].bytes, first, second);
         cr_assert(k != 1 || second < first / 2, "%zu of %zu", second, first);
         params_free(&p);
-        close_trainer(t, &cfg);
+        trial_close(t, &cfg);
     }
 }

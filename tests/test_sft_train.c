@@ -4,6 +4,7 @@
 #include "../infer/session.h"
 #include "../train/feed.h"
 #include "check.h"
+#include "trial.h"
 
 #ifdef KV_DOUBLE
     #define TOL 1e-11
@@ -23,22 +24,6 @@ static const char yaml[] =
     "train: {steps: 8, batch: 4, micro_batch: 4, dtype: f32, eval_every: 4, save_every: 4, log_every: 1}\n"
     "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5}\n";
 
-static Trainer *open_trainer(Config *cfg, int n, const char *const over[]) {
-    Trainer *t = xcalloc(1, sizeof *t);
-    char *dir = check_path("run"), *all = xformat(yaml, dir);
-    Err e = {0};
-    cr_assert(config_parse(cfg, all, strlen(all), "yaml", n, (char *const *)over, &e), "%s", e.msg);
-    cr_assert(trainer_open(t, cfg, false, &e), "%s", e.msg);
-    model_init(&t->model, 3);
-    free(all), free(dir);
-    return t;
-}
-static void close_trainer(Trainer *t, Config *cfg) {
-    trainer_close(t);
-    free(t);
-    config_free(cfg);
-}
-
 /* ---- a step ---------------------------------------------------------------------------------------------------------
  */
 
@@ -46,7 +31,7 @@ static void close_trainer(Trainer *t, Config *cfg) {
 Test(sft_train, loss_is_the_mean_over_answers) {
     static const char *const cut[] = {"train.micro_batch=1", "train.micro_batch=2", "train.micro_batch=4"};
     Config a, b;
-    Trainer *u = open_trainer(&b, 0, NULL);
+    Trainer *u = trial_open(&b, yaml, 0, NULL);
     Loader *l = &u->loader;
     Err why = {0};
     cr_assert(feed_train(u, 0, 4, &why), "%s", why.msg);
@@ -68,16 +53,16 @@ Test(sft_train, loss_is_the_mean_over_answers) {
             squares += pow((double)R(u->params.p[i].t[PARAM_GRAD])[k], 2);
     double loss = sum / count, norm = sqrt(squares);
     for (int k = 0; k < 3; k++) {
-        Trainer *t = open_trainer(&a, 1, &cut[k]);
+        Trainer *t = trial_open(&a, yaml, 1, &cut[k]);
         TrainRecord r = {0};
         Err e = {0};
         cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
         CHECK_CLOSE("loss", &r.loss, &loss, 1, TOL);
         CHECK_CLOSE("norm", &r.grad_norm, &norm, 1, TOL);
         cr_assert_eq(t->state.tokens, 4 * 256, "tokens are the rows that windows have room for");
-        close_trainer(t, &a);
+        trial_close(t, &a);
     }
-    close_trainer(u, &b);
+    trial_close(u, &b);
 }
 
 /* What a session says of each conversation alone, one token at a time, is what validation says of packed windows. */
@@ -87,7 +72,7 @@ Test(sft_train, packed_is_as_alone) {
                                          "model.kinds.mix={mixer: dmc, heads: 2}"};
     for (int m = 0; m < 3; m++) {
         Config cfg;
-        Trainer *t = open_trainer(&cfg, 2, (const char *[]){mixers[m], "train.micro_batch=2"});
+        Trainer *t = trial_open(&cfg, yaml, 2, (const char *[]){mixers[m], "train.micro_batch=2"});
         int V = cfg.model.vocab, n, asked = 0;
         real *logits = xcalloc((size_t)V, sizeof *logits);
         Session s;
@@ -115,17 +100,17 @@ Test(sft_train, packed_is_as_alone) {
         double mean = nll / asked;
         CHECK_CLOSE(mixers[m], &v.loss, &mean, 1, TOL);
         free(logits);
-        close_trainer(t, &cfg);
+        trial_close(t, &cfg);
     }
 }
 
 /* Windows to validate on: as many as hold train.eval_tokens rows. */
 Test(sft_train, eval_tokens) {
     Config cfg;
-    Trainer *t = open_trainer(&cfg, 1, (const char *[]){"data.seq_len=120"});
+    Trainer *t = trial_open(&cfg, yaml, 1, (const char *[]){"data.seq_len=120"});
     uint64_t all = feed_val_count(t), n = loader_sft_val_windows(&t->sft, 1), m = loader_sft_val_windows(&t->sft, 130);
     cr_assert(all == (uint64_t)t->sft.val.pack.n && all > 2 && n == 1 && m == 2, "%d %d %d", (int)all, (int)n, (int)m);
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 
 /* ---- the program ----------------------------------------------------------------------------------------------------

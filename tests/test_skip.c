@@ -1,6 +1,7 @@
 /* test_skip.c: steps that are left out: the scores against their definition, what such a step changes and what it does
  * not, resuming, the end of too many, stages. */
 #include "check.h"
+#include "trial.h"
 #include "../train/checkpoint.h"
 
 static double exact(const double *v, int n, double x) {
@@ -80,11 +81,6 @@ static Trainer *open_trainer(Config *cfg, const char *optim) {
     free(all), free(text), free(dir);
     return t;
 }
-static void close_trainer(Trainer *t, Config *cfg) {
-    trainer_close(t);
-    free(t);
-    config_free(cfg);
-}
 /* A past in which losses (which == 0) or norms were far below what is to come, the other far above. */
 static void past(Trainer *t, int which) {
     for (int i = 0; i < 8; i++)
@@ -144,8 +140,8 @@ ParameterizedTest(int *which, skip, a_step_left_out_changes_no_number) {
     CHECK_BYTES("numbers", y, x, n);
     cr_assert_eq(t->state.step, step);
     free(x), free(y), free(before);
-    close_trainer(t, &a);
-    close_trainer(u, &b);
+    trial_close(t, &a);
+    trial_close(u, &b);
 }
 
 /* An accepted step between two ends the row; nothing that is not finite is left out silently. */
@@ -162,7 +158,7 @@ Test(skip, rows_end_and_nan_is_the_end) {
     for (int i = 0; i < 2; i++) cr_assert(trainer_step(t, &r, &e) && r.skipped, "%s", e.msg);
     R(t->model.w.norm)[3] = (real)NAN;
     cr_assert(!trainer_step(t, &r, &e) && strstr(e.msg, "diverged"), "%s", e.msg);
-    close_trainer(t, &a);
+    trial_close(t, &a);
 }
 
 Test(skip, state_is_saved_and_checked) {
@@ -206,8 +202,8 @@ Test(skip, state_is_saved_and_checked) {
     }
     free(dir);
     run_dir_close(&t->dir);
-    close_trainer(u, &b);
-    close_trainer(t, &a);
+    trial_close(u, &b);
+    trial_close(t, &a);
 }
 
 /* ---- the program ----------------------------------------------------------------------------------------------------

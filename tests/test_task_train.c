@@ -5,6 +5,7 @@
 #include "../train/checkpoint.h"
 #include "../train/feed.h"
 #include "check.h"
+#include "trial.h"
 
 static const char yaml[] =
     "run: {dir: '%s', seed: 3, threads: 1}\n"
@@ -17,22 +18,6 @@ static const char yaml[] =
     "data: {task: {name: stack, stacks: 3, vocab: 12}, seq_len: 32, val_samples: 21}\n"
     "train: {steps: 8, dtype: f32, batch: 6, micro_batch: 6, eval_every: 4, save_every: 4, log_every: 1}\n"
     "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5}\n";
-
-static Trainer *open_trainer(Config *cfg, int n, const char *const over[]) {
-    Trainer *t = xcalloc(1, sizeof *t);
-    char *dir = check_path("run"), *all = xformat(yaml, dir);
-    Err e = {0};
-    cr_assert(config_parse(cfg, all, strlen(all), "yaml", n, (char *const *)over, &e), "%s", e.msg);
-    cr_assert(trainer_open(t, cfg, false, &e), "%s", e.msg);
-    model_init(&t->model, 3);
-    free(all), free(dir);
-    return t;
-}
-static void close_trainer(Trainer *t, Config *cfg) {
-    trainer_close(t);
-    free(t);
-    config_free(cfg);
-}
 
 /* ---- a step ---------------------------------------------------------------------------------------------------------
  */
@@ -48,7 +33,7 @@ static void close_trainer(Trainer *t, Config *cfg) {
 Test(task_train, loss_is_the_mean_over_answers) {
     static const char *const cut[] = {"train.micro_batch=1", "train.micro_batch=2", "train.micro_batch=6"};
     Config a, b;
-    Trainer *u = open_trainer(&b, 0, NULL);
+    Trainer *u = trial_open(&b, yaml, 0, NULL);
     Loader *l = &u->loader;
     cr_assert(feed_train(u, 0, 6, NULL));
     double sum = 0, squares = 0;
@@ -71,22 +56,22 @@ Test(task_train, loss_is_the_mean_over_answers) {
             squares += pow((double)R(u->params.p[i].t[PARAM_GRAD])[k], 2);
     double loss = sum / count, norm = sqrt(squares);
     for (int k = 0; k < 3; k++) {
-        Trainer *t = open_trainer(&a, 1, &cut[k]);
+        Trainer *t = trial_open(&a, yaml, 1, &cut[k]);
         TrainRecord r = {0};
         Err e = {0};
         cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
         CHECK_CLOSE("loss", &r.loss, &loss, 1, TOL);
         CHECK_CLOSE("norm", &r.grad_norm, &norm, 1, TOL);
         cr_assert_eq(t->state.tokens, 6 * 32, "tokens are rows");
-        close_trainer(t, &a);
+        trial_close(t, &a);
     }
-    close_trainer(u, &b);
+    trial_close(u, &b);
 }
 
 /* The answers that a session would give, one token at a time and greedily, against what validation reports. */
 Test(task_train, validation_counts_what_is_right) {
     Config cfg;
-    Trainer *t = open_trainer(&cfg, 1, (const char *[]){"train.micro_batch=2"});
+    Trainer *t = trial_open(&cfg, yaml, 1, (const char *[]){"train.micro_batch=2"});
     enum { T = 32, V = 12 };
     real logits[V];
     Session s;
@@ -121,13 +106,13 @@ Test(task_train, validation_counts_what_is_right) {
     cr_assert(v.task && v.tokens == asked && v.acc == acc && v.acc_all == acc_all,
               "%d answers, %g %g; expected %d, %g %g", (int)v.tokens, v.acc, v.acc_all, asked, acc, acc_all);
     CHECK_CLOSE("loss", &v.loss, &mean, 1, TOL);
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 
 /* Other seeds train on other samples and are asked the same questions in validation. */
 Test(task_train, seeds) {
     Config a, b;
-    Trainer *t = open_trainer(&a, 0, NULL), *u = open_trainer(&b, 1, (const char *[]){"run.seed=4"});
+    Trainer *t = trial_open(&a, yaml, 0, NULL), *u = trial_open(&b, yaml, 1, (const char *[]){"run.seed=4"});
     size_t bytes = 6 * 32 * sizeof(int);
     cr_assert(feed_train(t, 0, 6, NULL) && feed_train(u, 0, 6, NULL));
     cr_assert(memcmp(t->loader.tok, u->loader.tok, bytes), "another seed, the same samples");
@@ -142,8 +127,8 @@ Test(task_train, seeds) {
     cr_assert(feed_train(t, 7, 2, NULL));
     task_sample(&a.data.task, TASK_TRAIN, 3, 8, tok, tgt, work);
     CHECK_BYTES("training's second sample", t->loader.tok + 32, tok, sizeof tok);
-    close_trainer(t, &a);
-    close_trainer(u, &b);
+    trial_close(t, &a);
+    trial_close(u, &b);
 }
 
 /* ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -161,7 +146,7 @@ static const struct {
 };
 Test(task_train, checkpoint_remembers_the_task) {
     Config cfg;
-    Trainer *t = open_trainer(&cfg, 0, NULL);
+    Trainer *t = trial_open(&cfg, yaml, 0, NULL);
     Err e = {0};
     TrainRecord r;
     cr_assert(run_dir_open(&t->dir, cfg.run.dir, false, &e) && trainer_step(t, &r, &e), "%s", e.msg);
@@ -170,7 +155,7 @@ Test(task_train, checkpoint_remembers_the_task) {
     cr_assert(checkpoint_save(t, &e), "%s", e.msg);
     char *dir = run_dir_step(&t->dir, 1);
     Config other;
-    Trainer *u = open_trainer(&other, 0, NULL);
+    Trainer *u = trial_open(&other, yaml, 0, NULL);
     cr_assert(checkpoint_load(u, dir, &e), "%s", e.msg);
     cr_assert(u->state.step == 1 && u->state.has_acc && u->state.acc == 1.0 / 3 && u->state.tokens == 192);
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
@@ -191,10 +176,10 @@ Test(task_train, checkpoint_remembers_the_task) {
     u->text.hash ^= 1;
     e = (Err){0};
     cr_assert(!checkpoint_load(u, dir, &e) && strstr(e.msg, "data.task: checkpoint"), "%s", e.msg);
-    close_trainer(u, &other);
+    trial_close(u, &other);
     run_dir_close(&t->dir);
     free(dir);
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 
 /* ---- the program ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* train/: one step against its definition, journals, the run folder, damaged checkpoints. Whole runs, killed and
  * resumed, are in test_train.sh and test_resume.sh. */
 #include "check.h"
+#include "trial.h"
 #include "../model/cost.h"
 #include "../ops/file.h"
 #include "../train/checkpoint.h"
@@ -26,34 +27,6 @@ static const char yaml[] =
     "train: {steps: 8, batch: 6, micro_batch: 6, dtype: f32, eval_every: 4, save_every: 4, log_every: 1}\n"
     "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0.5, weight_decay: 0.3}\n";
 
-static void settings(Config *cfg, int n, const char *const over[]) {
-    char *text = check_path("text.txt"), *dir = check_path("run"), *all;
-    char body[1200];
-    for (size_t i = 0; i < sizeof body; i++) body[i] = (char)("etaoin shrdlu\n"[rng_mix(7, i) % 14]);
-    check_write(text, body, sizeof body);
-    all = xformat(yaml, dir, text);
-    Err e = {0};
-    cr_assert(config_parse(cfg, all, strlen(all), "yaml", n, (char *const *)over, &e), "%s", e.msg);
-    free(all);
-    free(text);
-    free(dir);
-}
-
-static Trainer *open_trainer(Config *cfg, int n, const char *const over[]) {
-    Trainer *t = xcalloc(1, sizeof *t);
-    Err e = {0};
-    settings(cfg, n, over);
-    cr_assert(trainer_open(t, cfg, false, &e), "%s", e.msg);
-    model_init(&t->model, 3);
-    return t;
-}
-
-static void close_trainer(Trainer *t, Config *cfg) {
-    trainer_close(t);
-    free(t);
-    config_free(cfg);
-}
-
 /* ---- a step ---------------------------------------------------------------------------------------------------------
  */
 
@@ -61,9 +34,9 @@ static void close_trainer(Trainer *t, Config *cfg) {
  * formulas in double. */
 Test(train, step_is_its_definition) {
     Config cfg;
-    Trainer *t = open_trainer(&cfg, 1, (const char *[]){"train.micro_batch=2"});
+    Trainer *t = trial_open(&cfg, yaml, 1, (const char *[]){"train.micro_batch=2"});
     Config whole_cfg;
-    Trainer *u = open_trainer(&whole_cfg, 0, NULL);
+    Trainer *u = trial_open(&whole_cfg, yaml, 0, NULL);
     int64_t N = 6 * 16;
     double *w[256], *m[256], *v[256];
     for (int i = 0; i < u->params.n; i++) {
@@ -119,8 +92,8 @@ Test(train, step_is_its_definition) {
         cr_assert_eq(far, 0, "%s: %zu of %zu numbers are off, worst by %g", p->name, far, n, worst);
         free(w[i]), free(m[i]), free(v[i]);
     }
-    close_trainer(t, &cfg);
-    close_trainer(u, &whole_cfg);
+    trial_close(t, &cfg);
+    trial_close(u, &whole_cfg);
 }
 
 static const int micro[] = {1, 2, 3, 6};
@@ -132,8 +105,8 @@ ParameterizedTest(int *which, train, micro_batch_changes_nothing_but_rounding) {
     char over[40];
     snprintf(over, sizeof over, "train.micro_batch=%d", micro[*which]);
     Config a, b;
-    Trainer *t = open_trainer(&a, 2, (const char *[]){over, "train.dropout=0.2"});
-    Trainer *u = open_trainer(&b, 1, (const char *[]){"train.dropout=0.2"});
+    Trainer *t = trial_open(&a, yaml, 2, (const char *[]){over, "train.dropout=0.2"});
+    Trainer *u = trial_open(&b, yaml, 1, (const char *[]){"train.dropout=0.2"});
     Err e = {0};
     TrainRecord r = {0}, s = {0};
     ValRecord x, y;
@@ -147,13 +120,13 @@ ParameterizedTest(int *which, train, micro_batch_changes_nothing_but_rounding) {
     cr_assert(!x.task && x.tokens == (int64_t)t->text.tail[0].n - 1, "%lld predictions of %zu tokens",
               (long long)x.tokens, t->text.tail[0].n);
     CHECK_CLOSE("validation", &x.loss, &y.loss, 1, 20 * TOL);
-    close_trainer(t, &a);
-    close_trainer(u, &b);
+    trial_close(t, &a);
+    trial_close(u, &b);
 }
 
 Test(train, diverged_step_leaves_weights) {
     Config cfg;
-    Trainer *t = open_trainer(&cfg, 0, NULL);
+    Trainer *t = trial_open(&cfg, yaml, 0, NULL);
     Err e = {0};
     TrainRecord r = {0};
     R(t->model.w.norm)[3] = (real)NAN;
@@ -169,7 +142,7 @@ Test(train, diverged_step_leaves_weights) {
     cr_assert_not(trainer_finite(t, &e));
     cr_assert(strstr(e.msg, "model.norm.weight"), "%s", e.msg);
     free(before);
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 
 /* ---- journals -------------------------------------------------------------------------------------------------------
@@ -365,7 +338,7 @@ Test(train, run_dir_lock_and_traces) {
  */
 
 static Trainer *saved_run(Config *cfg, char **dir) {
-    Trainer *t = open_trainer(cfg, 0, NULL);
+    Trainer *t = trial_open(cfg, yaml, 0, NULL);
     Err e = {0};
     TrainRecord r;
     char *metrics = check_path("metrics");
@@ -381,7 +354,7 @@ static Trainer *saved_run(Config *cfg, char **dir) {
 static void close_run(Trainer *t, Config *cfg, char *dir) {
     journal_close(&t->metrics);
     run_dir_close(&t->dir);
-    close_trainer(t, cfg);
+    trial_close(t, cfg);
     free(dir);
 }
 
@@ -401,7 +374,7 @@ Test(train, weights_that_are_not_finite_are_not_saved) {
 Test(train, checkpoint_round_trip) {
     Config a, b;
     char *dir;
-    Trainer *t = saved_run(&a, &dir), *u = open_trainer(&b, 0, NULL);
+    Trainer *t = saved_run(&a, &dir), *u = trial_open(&b, yaml, 0, NULL);
     Err e = {0};
     cr_assert(checkpoint_load(u, dir, &e), "%s", e.msg);
     cr_assert(u->state.step == 2 && u->state.tokens == t->state.tokens && u->state.has_best && u->state.best_step == 2);
@@ -414,7 +387,7 @@ Test(train, checkpoint_round_trip) {
     TrainRecord r, s;
     cr_assert(trainer_step(t, &r, &e) && trainer_step(u, &s, &e), "%s", e.msg);
     cr_assert(r.loss == s.loss && r.grad_norm == s.grad_norm, "%g %g", r.loss, s.loss);
-    close_trainer(u, &b);
+    trial_close(u, &b);
     close_run(t, &a, dir);
 }
 
@@ -454,7 +427,7 @@ ParameterizedTestParameters(train, damaged_checkpoint_is_refused) {
 ParameterizedTest(int *which, train, damaged_checkpoint_is_refused) {
     Config a, b;
     char *dir;
-    Trainer *t = saved_run(&a, &dir), *u = open_trainer(&b, 0, NULL);
+    Trainer *t = saved_run(&a, &dir), *u = trial_open(&b, yaml, 0, NULL);
     Err e = {0};
     cr_assert(checkpoint_load(u, dir, &e), "undamaged: %s", e.msg);
     char *cmd =
@@ -465,6 +438,6 @@ ParameterizedTest(int *which, train, damaged_checkpoint_is_refused) {
     cr_assert(strstr(e.msg, damages[*which].names), "expected '%s' in: %s", damages[*which].names, e.msg);
     cr_assert(strlen(e.msg) <= 300 && !strchr(e.msg, '\n'), "%s", e.msg);
     free(cmd);
-    close_trainer(u, &b);
+    trial_close(u, &b);
     close_run(t, &a, dir);
 }

@@ -3,6 +3,7 @@
 #include "../train/checkpoint.h"
 #include "../train/freeze.h"
 #include "check.h"
+#include "trial.h"
 
 #ifdef KV_DOUBLE
     #define TOL 1e-11
@@ -20,33 +21,12 @@ static const char yaml[] = "run: {dir: '%s', seed: 3, threads: 1}\n"
                            "train: {steps: 8, batch: 6, micro_batch: 6, eval_every: 4, save_every: 4, log_every: 1}\n"
                            "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0, weight_decay: 0.3}\n";
 
-static void settings(Config *cfg, int n, const char *const over[]) {
-    char *text = check_path("text.txt"), *dir = check_path("run"), *all;
-    char body[1200];
-    for (size_t i = 0; i < sizeof body; i++) body[i] = (char)("etaoin shrdlu\n"[rng_mix(7, i) % 14]);
-    check_write(text, body, sizeof body);
-    all = xformat(yaml, dir, text);
-    Err e = {0};
-    cr_assert(config_parse(cfg, all, strlen(all), "yaml", n, (char *const *)over, &e), "%s", e.msg);
-    free(all);
-    free(text);
-    free(dir);
-}
 #define OPEN(cfg, ...) \
     open_trainer(cfg, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)), (const char *[]){__VA_ARGS__})
 static Trainer *open_trainer(Config *cfg, int n, const char *const over[]) {
-    Trainer *t = xcalloc(1, sizeof *t);
-    Err e = {0};
-    settings(cfg, n, over);
-    cr_assert(trainer_open(t, cfg, false, &e), "%s", e.msg);
-    model_init(&t->model, 3);
+    Trainer *t = trial_open(cfg, yaml, n, over);
     lora_begin(&t->lora, 3);
     return t;
-}
-static void close_trainer(Trainer *t, Config *cfg) {
-    trainer_close(t);
-    free(t);
-    config_free(cfg);
 }
 static void step(Trainer *t, TrainRecord *r) {
     Err e = {0};
@@ -81,7 +61,7 @@ Test(uptrain, adapters_begin_as_nothing) {
                   (double)worst);
         free(before);
     }
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 
 /* x W^T of the sum is x W_0^T + s (x A^T) B^T. */
@@ -111,7 +91,7 @@ Test(uptrain, merged_is_unmerged) {
         CHECK_CLOSE(p->name, got, want, (size_t)O, TOL);
         cr_assert_gt(moved, 1e-3);
     }
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 
 #ifdef KV_DOUBLE
@@ -161,7 +141,7 @@ Test(uptrain, gradients_of_adapters) {
             worst = fmax(worst, error / top);
         }
     printf("adapters: worst gradient %.3g\n", worst);
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 #endif
 
@@ -191,7 +171,7 @@ Test(uptrain, a_step_with_adapters) {
         cr_assert_gt(moved, 1e-3, "%s did not move", p->name);
     }
     free(norm), free(head);
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
 }
 
 /* ---- freezing and groups --------------------------------------------------------------------------------------------
@@ -227,8 +207,8 @@ Test(uptrain, frozen_tensors_stay) {
     cr_assert_lt(r.grad_norm, 0.999 * s.grad_norm);
     cr_assert(t->model.am.size < u->model.am.size && t->model.av.size < u->model.av.size);
     free(before);
-    close_trainer(t, &a);
-    close_trainer(u, &b);
+    trial_close(t, &a);
+    trial_close(u, &b);
 }
 
 /* AdamW's first step is lr sign(g), whatever the step of the run: of what was frozen until then, too. */
@@ -245,7 +225,7 @@ Test(uptrain, thawed_tensors_begin_at_their_first_step) {
         Err e = {0};
         TrainRecord r;
         Trainer *t = xcalloc(1, sizeof *t);
-        settings(&cfg, 2, over);
+        trial_config(&cfg, yaml, 2, over);
         cr_assert(trainer_open_stage(t, &cfg, cases[i].stage, false, &e), "%s", e.msg);
         model_init(&t->model, 3);
         t->state.step = cases[i].step;
@@ -265,7 +245,7 @@ Test(uptrain, thawed_tensors_begin_at_their_first_step) {
         }
         cr_assert(worst < 1e-3, "case %zu: %g off a step of %g", i, worst, size);
         free(before);
-        close_trainer(t, &cfg);
+        trial_close(t, &cfg);
     }
 }
 
@@ -296,8 +276,8 @@ Test(uptrain, groups_have_their_rates) {
     }
     CHECK_BYTES("a rate of 0", param(t, names[2])->t[0].p, k0, 128 * sizeof *k0);
     free(q0), free(e0), free(k0);
-    close_trainer(t, &a);
-    close_trainer(u, &b);
+    trial_close(t, &a);
+    trial_close(u, &b);
 }
 
 /* ---- a teacher in a step --------------------------------------------------------------------------------------------
@@ -313,7 +293,7 @@ static char *make_teacher(void) {
     cr_assert(run_dir_open(&t->dir, dir, false, &e), "%s", e.msg);
     cr_assert(checkpoint_save(t, &e), "%s", e.msg);
     run_dir_close(&t->dir);
-    close_trainer(t, &cfg);
+    trial_close(t, &cfg);
     char *path = xformat("teacher.path=%s", dir);
     free(dir);
     return path;
@@ -341,8 +321,8 @@ ParameterizedTest(int *which, uptrain, micro_batches_learn_the_same) {
         double sum = 0.5 * x[1] + x[2] + 0.5 * x[3] + 2 * x[4] + x[5];
         CHECK_CLOSE("weighted sum", x, &sum, 1, 1e-12 * fabs(sum) + 1e-12);
     }
-    close_trainer(t, &a);
-    close_trainer(u, &b);
+    trial_close(t, &a);
+    trial_close(u, &b);
     free(teacher);
 }
 
@@ -358,7 +338,7 @@ Test(uptrain, the_weight_of_lm) {
     CHECK_CLOSE("lm", &r.parts.lm, &s.loss, 1, TOL);
     CHECK_CLOSE("norm", &r.grad_norm, &want, 1, 10 * TOL);
     cr_assert(!r.parts.has_kl && r.parts.has_hidden && !r.parts.has_attention);
-    close_trainer(t, &a);
-    close_trainer(u, &b);
+    trial_close(t, &a);
+    trial_close(u, &b);
     free(teacher);
 }
