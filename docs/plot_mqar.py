@@ -30,6 +30,8 @@ def curve(folder):
 def main(source, target):
     runs = {}
     for done in sorted(pathlib.Path(source).glob("*@*.done")):
+        if done.stem.endswith("-128"):  # a first half
+            continue
         row, lr = done.name.removesuffix(".done").split("@")
         runs.setdefault(row, {})[float(lr)] = curve(done.with_suffix(""))
     if not runs:

@@ -161,7 +161,8 @@ void cuda_rope(Cuda *, const CudaRope *, float *x, const int *pos, const int *id
 enum { CUDA_ENTRIES = 64 }; /* query heads of rows that a block takes */
 typedef struct {
     int B, N, n;                        /* sequences, rows, wanted rows */
-    int blocks;                         /* of CUDA_ENTRIES for the sequence with most wanted rows */
+    int entries;                        /* query heads of a lane, of the sequence with most wanted rows */
+    int blocks;                         /* of CUDA_ENTRIES for it */
     int longest;                        /* rows of the longest sequence */
     const int *off, *pos, *first, *idx; /* idx NULL: every row is wanted */
     int lanes, heads, Dk, Dv, ldv;      /* values are ldv apart */
@@ -188,11 +189,11 @@ void cuda_flash_backward(Cuda *, const CudaAttend *, void *mem, float *dq, float
                          const float *dout, const float *q, const float *o, const float *lse);
 
 /* lanes.cu: the cached history as ops/run.h says (Lanes), all of it where the device can read it; k, v of CudaAttend
- * are not used. */
+ * are not used. flash_lanes.cu: the same of rows in bf16, with q and the probabilities rounded as in flash.cu. */
 typedef struct {
     int P, maxpages, sinks;
-    bool alias, narrow;
-    const void *data; /* f32, or bf16 where `narrow` */
+    bool alias, narrow, matrix; /* matrix: `narrow`, on the matrix units */
+    const void *data;           /* f32, or bf16 where `narrow` */
     const int *seq, *s0, *lo, *hi, *table, *pos;
     const bool *gone; /* NULL: rows do not retire; otherwise */
     const int *tail;
@@ -205,6 +206,7 @@ typedef struct {
 enum { CUDA_SPLIT_ROWS = 4, CUDA_PIECES = 32 };
 int cuda_lane_pieces(int rows);      /* of a lane that shows so many */
 int cuda_lane_pieces_most(int rows); /* of one that shows so many or fewer */
+bool cuda_flash_lanes_takes(int Dk, int Dv, bool alias);
 void cuda_attend_lanes(Cuda *, const CudaAttend *, const CudaLanes *, float *o, float *lse, const float *before,
                        const float *q);
 

@@ -1,5 +1,6 @@
-/* lanes.cu: softmax attention over the cached history: as attend.cu, with the keys wherever their pages lie. */
-#include "attend.h"
+/* lanes.cu: softmax attention over the cached history: as attend.cu, with the keys wherever their pages lie; what its
+ * pieces are put together by, which flash_lanes.cu uses too. */
+#include "lanes.h"
 
 /* Entries e0..e0+n-1 of the wanted rows m0.. on a lane; those that begin a document in this pass see nothing. Returns
  * the least position of those that look, INT32_MAX: none does. Begins and ends with a barrier. */
@@ -42,31 +43,10 @@ DEVICE void lane_load(AttendTile *m, const CudaAttend &a, const CudaLanes &c, co
     m->kpos[t] = t < n ? c.pos[page * P + place] : 0;
     m->bias[t] = t < n && c.gone && (c.gone[page * P + place] || row + t == tail) ? -INFINITY : 0;
 }
-/* Rows that a lane shows: `sinks` from s0 on, then those from lo on. */
-struct Shown {
-    int s0, sinks, lo, n;
-};
-DEVICE Shown shown(const CudaLanes &c, int lane) {
-    Shown p = {c.s0[lane], 0, c.lo[lane], 0};
-    int to = p.s0 + c.sinks < p.lo ? p.s0 + c.sinks : p.lo;
-    p.sinks = to > p.s0 ? to - p.s0 : 0;
-    p.n = p.sinks + c.hi[lane] - p.lo;
-    return p;
-}
-/* Whole tiles, so many that there are at most CUDA_PIECES pieces. */
-__host__ __device__ static inline int piece_rows(int n) {
-    int tiles = (n + TILE * CUDA_PIECES - 1) / (TILE * CUDA_PIECES);
-    return TILE * (tiles < 2 ? 2 : tiles);
-}
-__host__ __device__ static inline int pieces_of(int n) { return (n + piece_rows(n) - 1) / piece_rows(n); }
 extern "C" int cuda_lane_pieces(int rows) { return rows > 0 ? pieces_of(rows) : 1; }
 extern "C" int cuda_lane_pieces_most(int rows) { /* fewer rows may have more pieces, which are shorter */
     int n = (rows + 2 * TILE - 1) / (2 * TILE);
     return n < 1 ? 1 : n < CUDA_PIECES ? n : CUDA_PIECES;
-}
-/* Where partials of wanted row w of sequence s, whose first is m0, stand. */
-DEVICE size_t slot_of(const CudaAttend &a, const CudaLanes &c, int s, int w, int m0) {
-    return (size_t)(a.n <= c.slots ? w : s * CUDA_SPLIT_ROWS + w - m0);
 }
 /* A block to a tile of entries, a lane's piece and columns of the values. */
 template <int G, class T>
@@ -90,14 +70,10 @@ __global__ void __launch_bounds__(BLOCK)
     UNROLL for (int i = 0; i < 4; i++) e[i] = entry_of(m, ty + 16 * i);
     Softmax<G> x;
     softmax_load<G>(x, m, n, o, parts > 1 ? nullptr : before, c0, a.Dv);
-    int tail = -1, seen = 0; /* rows from lo on that nobody sees any more */
+    int tail = -1;
     const int *table = c.table + (size_t)lane * (size_t)c.maxpages;
     if (c.gone && c.retires[(size_t)a.off[s] * (size_t)a.lanes + (size_t)h] != 0) tail = c.tail[lane];
-    if (rows.n > rows.sinks && a.window && !a.sinks && !c.gone && oldest != INT32_MAX) { /* positions are consecutive */
-        size_t page = (size_t)table[rows.lo / c.P % c.maxpages];
-        int skip = oldest - a.window + 1 - c.pos[page * (size_t)c.P + (size_t)(rows.lo % c.P)];
-        seen = skip > 0 ? skip : 0;
-    }
+    int seen = rows_unseen(a, c, rows, table, oldest);
     int each = parts > 1 ? piece_rows(rows.n) : rows.n, at = piece * each, to = at + each < rows.n ? at + each : rows.n;
     if (oldest == INT32_MAX) to = at;
     while (at < to) {
@@ -170,7 +146,7 @@ static void lanes_of(Cuda *c, const CudaAttend *a, const CudaLanes *l, float *o,
 extern "C" void cuda_attend_lanes(Cuda *c, const CudaAttend *a, const CudaLanes *l, float *o, float *lse,
                                   const float *before, const float *q) {
     if (a->blocks <= 0) return;
-    (l->narrow ? lanes_of<bf16> : lanes_of<float>)(c, a, l, o, lse, before, q);
+    (l->matrix ? flash_lanes_launch : l->narrow ? lanes_of<bf16> : lanes_of<float>)(c, a, l, o, lse, before, q);
     if (l->pieces == 1) return;
     LAUNCH(lanes_merge, dim3((unsigned)(CUDA_SPLIT_ROWS * a->heads + WARPS - 1) / WARPS, (unsigned)a->B), dim3(BLOCK),
            0, c->stream, *a, *l, o, lse, before);

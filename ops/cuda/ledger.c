@@ -32,8 +32,8 @@ static const CudaLedger slow[] = {
                  "tile is read from shared memory by all four, and rows are packed first; by cuDNN, where a "
                  "training run asks for it, rows are packed and its results widened"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
-    SLOW(attend_lanes, "on the plain units, in bf16 too; keys are not read ahead; prefixes that sequences share are "
-                       "read for each"),
+    SLOW(attend_lanes, "f32, rows of no multiple of eight numbers or wider than 256 (a latent 576) on the plain units, "
+                       "where keys are not read ahead; prefixes that sequences share are read for each"),
     SLOW(sumsq, "waits for the result, of each tensor before a checkpoint"),
     SLOW(sumsqs, "waits for the gradient's norm, which decides whether a step is taken, once a step"),
     SLOW(normalise, "a matrix at a time"),

@@ -28,9 +28,10 @@ static CudaAttend attend_pass(Run *r, const KvShape *kv, Look look, Tensor q, Te
     if (measuring(r)) return a;
     for (int s = 0, m = 0, from = 0; s < b->B; s++, from = m) {
         while (m < r->out.n && r->out.idx[m] < b->off[s + 1]) m++;
-        a.blocks = imax(a.blocks, ((m - from) * group + CUDA_ENTRIES - 1) / CUDA_ENTRIES);
+        a.entries = imax(a.entries, (m - from) * group);
         a.longest = imax(a.longest, b->off[s + 1] - b->off[s]);
     }
+    a.blocks = (a.entries + CUDA_ENTRIES - 1) / CUDA_ENTRIES;
     return a;
 }
 static void attend_keys(CudaAttend *a, const Kv *kv) {
@@ -84,7 +85,8 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &t->s, look, q, o);
-    real *before = lse_before(r, lse, a.Dv, merge);
+    bool matrix = r->dev->narrow && t->s.narrow && cuda_flash_lanes_takes(a.Dk, a.Dv, t->s.alias);
+    real *before = lse_before(r, lse, matrix ? 1 : a.Dv, merge);
     int *seq = upload_ints(r, r->batch->seq, r->batch->B, "sequences");
     int room = cuda_lane_pieces_most(t->maxpages * t->P), slots = imin(r->out.n, CUDA_SPLIT_ROWS * r->batch->B);
     Tensor part = ABSENT, lses = ABSENT;
@@ -102,6 +104,7 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
                        .sinks = t->s.sinks,
                        .alias = t->s.alias,
                        .narrow = t->s.narrow,
+                       .matrix = matrix,
                        .data = t->s.narrow ? t->data.p : R(t->data),
                        .seq = seq,
                        .s0 = t->s0,

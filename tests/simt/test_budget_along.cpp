@@ -68,7 +68,8 @@ const Budget budgets_along[] = {
     {"gelu<true>", 4, 4, 1},
     {"gelu_backward<false>", 12, 4, 1},
     {"gelu_backward<true>", 12, 4, 1},
-    {"lanes_merge", 10.9, 0.524, 1.1, 8 * B *H *D},
+    {"flash_lanes<DK, DV, ALIAS, M>", 2.5, 0.1, 1.05, 2 * B *LANES *ROOM *D},
+    {"lanes_merge", 10.9, 0.524, 1.1, 16 * B *H *D},
     {"layernorm", 20, 4.14, 1},
     {"norm_backward<TEAM, E, true>", 16.6, 4.6, 1.01},
     {"mean_rows<float>", 4, 2, 1, LANES *V * 2},
@@ -141,11 +142,11 @@ static void attention(const Rows &r) {
     a.idx = nullptr;
     cuda_attend_backward(device, &a, dq, dk, dv, nullptr, delta, dout, q, o, lse);
 }
-/* A row each of two sequences over ROOM rows in pages of 64. */
+/* A row each of two sequences over ROOM rows in pages of 64; in f32, and in bf16 on the matrix units. */
 static void lanes() {
     enum { P = 64, PAGES = ROOM / P };
     CudaAttend a = {};
-    a.B = B, a.N = a.n = B, a.blocks = 1, a.longest = 1;
+    a.B = B, a.N = a.n = B, a.blocks = 1, a.entries = H / LANES, a.longest = 1;
     a.off = counted(B + 1), a.pos = put(std::vector<int>(B, ROOM)), a.first = put(std::vector<int>(B, -1));
     a.idx = counted(B);
     a.lanes = LANES, a.heads = H, a.Dk = a.Dv = a.ldv = D, a.scale = 0.1f;
@@ -157,6 +158,8 @@ static void lanes() {
     l.pieces = cuda_lane_pieces(ROOM), l.slots = B;
     l.part = numbers((size_t)l.pieces * B * H * D), l.lses = numbers((size_t)l.pieces * B * H);
     l.data = numbers((size_t)B * LANES * ROOM * 2 * D);
+    cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
+    l.narrow = l.matrix = true;
     cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
 }
 static void convolution(const Rows &r) {

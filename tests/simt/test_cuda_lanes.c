@@ -13,7 +13,7 @@ typedef struct {
     Run run;
 } Side;
 typedef struct {
-    KvShape s;
+    KvShape s; /* narrow: products with operands in bf16, too */
     Look look;
     bool merge;
 } Form;
@@ -25,6 +25,7 @@ static void side_open(Side *s, const char *device, const Form *f) {
     Err e = {0};
     *s = (Side){0};
     cr_assert(device_open(&s->dev, device, 1, &e), "%s", e.msg);
+    if (!strcmp(device, "cuda")) cr_assert(device_bf16(s->dev, f->s.narrow, &e), "%s", e.msg);
     cr_assert(kv_open_at(&s->cache, s->dev, &f->s, 1, SEQS, ROOM + ROWS, ROOM, 0, true, false, &e), "%s", e.msg);
     cr_assert(arena_open_at(&s->mem, device_memory(s->dev, true), "tensors", (size_t)16 << 20, true, &e), "%s", e.msg);
     s->run = run_make(s->dev, &s->scratch);
@@ -38,6 +39,19 @@ static Tensor drawn(Side *s, const char *name, int rank, const int n[]) {
     Tensor t = arena_tensor(&s->mem, name, REAL, rank, n);
     uint64_t key = rng_name(5, name);
     for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)rng_normal(key, i);
+    return t;
+}
+/* As bf16 has them: what is left of the products' rounding is that of the probabilities. */
+static void rounded(Tensor t) {
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)bf16_to(bf16_from((float)R(t)[i]));
+}
+/* Which rows retire the one before them: none that begins a history. */
+static Tensor retiring(Side *s, const Form *f, int q, int n) {
+    Tensor t = ABSENT;
+    if (!f->s.retire) return t;
+    t = arena_tensor(&s->mem, "gone", REAL, 2, (int[]){n, f->s.lanes});
+    for (int i = 0; i < n * f->s.lanes; i++)
+        R(t)[i] = i >= f->s.lanes && rng_mix(rng_mix(17, (uint64_t)q), (uint64_t)i) % 3 == 0;
     return t;
 }
 /* Measured and done; `host` is what the host itself takes. */
@@ -66,7 +80,7 @@ static void fill(Side *s, const Form *f) {
         Mark mark = arena_mark(&s->mem);
         char name[16];
         snprintf(name, sizeof name, "keys %d", q);
-        Kv kv = {.s = f->s, .k = drawn(s, name, 3, (int[]){n, f->s.lanes, f->s.kdim})};
+        Kv kv = {.s = f->s, .k = drawn(s, name, 3, (int[]){n, f->s.lanes, f->s.kdim}), .gone = retiring(s, f, q, n)};
         name[0] = 'v';
         if (!f->s.alias) kv.v = drawn(s, name, 3, (int[]){n, f->s.lanes, f->s.vdim});
         s->run.batch = &b;
@@ -104,7 +118,13 @@ static int attend(Side *s, const Form *f, int from, int to, bool begins, float *
     Mark mark = arena_mark(&s->mem);
     Tensor q = drawn(s, "q", 3, (int[]){ROWS, H, Dk}), o = drawn(s, "o before", 3, (int[]){ROWS, H, Dv}),
            lse = drawn(s, "lse before", 2, (int[]){ROWS, H});
-    Act a = {f, {.s = f->s}, tensor_part(o, skip, N), tensor_part(lse, skip, N), tensor_part(q, skip, N)};
+    if (f->s.narrow) rounded(q);
+    Tensor gone = retiring(s, f, 9, ROWS);
+    Act a = {f,
+             {.s = f->s, .gone = f->s.retire ? tensor_part(gone, skip, N) : ABSENT},
+             tensor_part(o, skip, N),
+             tensor_part(lse, skip, N),
+             tensor_part(q, skip, N)};
     s->run.batch = &b;
     s->run.in = s->run.out = (Pick){N, idx};
     with_scratch(s, see_attend, &a);
@@ -126,7 +146,7 @@ static void check_form(const Form *f) {
         for (size_t i = 0; i < n * H; i++) /* rows that see nothing have no lse on either side */
             if (want[n * row + i] == -INFINITY && got[n * row + i] == -INFINITY)
                 want[n * row + i] = got[n * row + i] = 0;
-        CHECK_RMS("o", got, want, n * row, 1e-5);
+        CHECK_RMS("o", got, want, n * row, f->s.narrow ? 2e-3 : 1e-5); /* probabilities of 8 bits */
         CHECK_RMS("lse", got + n * row, want + n * row, n * H, 1e-5);
         for (int q = 0; q < SEQS; q++) { /* alone: the same bits */
             size_t m = (size_t)attend(&cuda, f, q, q + 1, begins, alone);
@@ -144,6 +164,24 @@ Test(cuda_lanes, pieces_have_what_the_whole_has, .timeout = 300) {
         {{.lanes = 1, .kdim = 24, .vdim = 16, .alias = true}, {33, 0, 0, (real)0.2}, true},  /* two tiles of entries */
         {{.lanes = 2, .kdim = 8, .vdim = 8, .window = 300, .sinks = 70}, {2, 290, 65, (real)0.4}, true},
         {{.lanes = 1, .kdim = 8, .vdim = 8}, {2, 150, 0, (real)0.4}, false}, /* most pieces see nothing */
+    };
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) check_form(&forms[i]);
+}
+/* Rows in bf16 on the matrix units: widths of every kernel, few and many entries, pieces, rows that retire. */
+Test(cuda_lanes, matrix_units_have_what_the_whole_has, .timeout = 600) {
+    const Form forms[] = {
+        {{.lanes = 2, .kdim = 16, .vdim = 24, .narrow = true}, {4, 0, 0, (real)0.3}, true},
+        {{.lanes = 1, .kdim = 64, .vdim = 64, .narrow = true}, {3, 0, 0, (real)0.2}, false},
+        {{.lanes = 1, .kdim = 72, .vdim = 128, .narrow = true}, {7, 0, 0, (real)0.2}, true},
+        {{.lanes = 1, .kdim = 136, .vdim = 72, .narrow = true}, {2, 0, 0, (real)0.1}, true},
+        {{.lanes = 1, .kdim = 40, .vdim = 24, .narrow = true, .alias = true}, {33, 0, 0, (real)0.2}, true},
+        {{.lanes = 2, .kdim = 96, .vdim = 70, .narrow = true, .alias = true}, {6, 0, 0, (real)0.1}, true},
+        {{.lanes = 1, .kdim = 136, .vdim = 128, .narrow = true, .alias = true}, {5, 0, 0, (real)0.1}, false},
+        {{.lanes = 1, .kdim = 576, .vdim = 512, .narrow = true, .alias = true}, {9, 0, 0, (real)0.05}, true},
+        {{.lanes = 2, .kdim = 8, .vdim = 8, .narrow = true, .window = 300, .sinks = 70}, {2, 290, 65, (real)0.4}, true},
+        {{.lanes = 1, .kdim = 8, .vdim = 8, .narrow = true}, {2, 150, 0, (real)0.4}, false},
+        {{.lanes = 2, .kdim = 32, .vdim = 32, .narrow = true, .retire = true, .delay = 3}, {6, 0, 0, (real)0.2}, true},
+        {{.lanes = 1, .kdim = 12, .vdim = 20, .narrow = true}, {2, 0, 0, (real)0.3}, true}, /* on the plain units */
     };
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) check_form(&forms[i]);
 }
