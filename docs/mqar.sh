@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The associative recall of configs/mqar.yaml for every mixer and three learning rates: docs/mqar.sh PROGRAM FOLDER [RUN ...]
 # A RUN is ROW@LR, such as kda@4e-3; none: all. It has 8M tokens in sequences of 128, then as many in sequences of T (256),
-# less of either when 99 % is reached; that is what its accuracy is of. One that is right in less than a tenth after the
-# first half has 2M in the second. Each runs on one thread, JOBS of them at a time (default 2); what is finished is not
+# less of either when 99 % is reached; that is what its accuracy is of. One that is right in less than a tenth has 2M in
+# the second half, unless it begins there. Each runs on one thread, JOBS of them at a time (default 2); what is finished is not
 # done again. SET holds further settings, such as SET='data.task.pairs=64'.
 # docs/plot_mqar.py draws what came out.
 set -euo pipefail
@@ -25,12 +25,19 @@ row() { # the mixer of a row; a state has 2 heads of 64 x 64, Mamba-2's 4
 
 accuracy() { sed -n 's/.*"val_acc":\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | tail -n 1; }
 
+begun() { awk "BEGIN { exit !($(accuracy "$1") >= 0.1) }"; }
+second() { # in sequences of T, from the end of the first half, with the variables of one
+    rm -rf "$dir"
+    # shellcheck disable=SC2086 # SET is words
+    "$program" train configs/mqar.yaml --threads 1 run.dir="$dir" init_from="$dir-128/last" "model.kinds.mix={$mixer}" \
+        optim.lr="$(awk "BEGIN { print $lr / 2 }")" optim.min_lr="$(awk "BEGIN { print $lr / 20 }")" data.seq_len="$T" \
+        train.batch=$((4096 / T)) train.micro_batch=$((4096 / T)) train.steps="$1" ${SET:-} >>"$dir.log" 2>&1
+}
 one() {
-    local name=${1%@*} lr=${1#*@} dir=$out/$1 mixer T=${T:-256} acc
+    local run=$1 name=${1%@*} lr=${1#*@} dir=$out/$1 mixer T=${T:-256}
     mixer=$(row "$name")
     [ -e "$dir.done" ] && return
-    trap 'echo "mqar.sh: $1: $(tail -n 1 "$dir.log")" >&2' ERR
-    rm -rf "$dir"
+    trap 'echo "mqar.sh: $run: $(tail -n 1 "$dir.log")" >&2' ERR
     if [ ! -e "$dir-128.done" ]; then
         rm -rf "$dir-128"
         # shellcheck disable=SC2086 # SET is words
@@ -38,14 +45,10 @@ one() {
             optim.min_lr="$(awk "BEGIN { print $lr / 10 }")" ${SET:-} >"$dir.log" 2>&1
     fi
     touch "$dir-128.done"
-    acc=$(accuracy "$dir-128")
-    # shellcheck disable=SC2086
-    "$program" train configs/mqar.yaml --threads 1 run.dir="$dir" init_from="$dir-128/last" "model.kinds.mix={$mixer}" \
-        optim.lr="$(awk "BEGIN { print $lr / 2 }")" optim.min_lr="$(awk "BEGIN { print $lr / 20 }")" data.seq_len="$T" \
-        train.batch=$((4096 / T)) train.micro_batch=$((4096 / T)) \
-        train.steps="$(awk "BEGIN { print $acc < 0.1 ? 500 : 2000 }")" ${SET:-} >>"$dir.log" 2>&1
+    if ! begun "$dir-128"; then second 500; fi
+    if begun "$dir-128" || begun "$dir"; then second 2000; fi
     touch "$dir.done"
-    echo "$1: $(accuracy "$dir") of the answers right; $(tail -n 1 "$dir.log")"
+    echo "$run: $(accuracy "$dir") of the answers right; $(tail -n 1 "$dir.log")"
 }
 
 mkdir -p "$out"
@@ -61,6 +64,6 @@ for run in "$@"; do
     fi
     row "${run%@*}" >/dev/null
 done
-export -f one row accuracy
+export -f one row accuracy begun second
 export program out
-printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -I{} bash -euo pipefail -c 'one {}'
+printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -I{} bash -eEuo pipefail -c 'one {}'

@@ -21,6 +21,7 @@ struct Device {
     struct Cuda *cuda;   /* NULL: the CPU */
     bool narrow;         /* its products with `least` weights and more are in bf16, as gemm_use has it for the CPU */
     int64_t least;
+    int64_t logits;      /* of CUDA: so many exist at once */
     struct Fused *fused; /* attention by cuDNN; NULL: by our own kernels */
     Memory home[2];      /* of the device alone; shared with the host */
     Ops own;             /* the CUDA backend's table, with a word for each op that it lacks */

@@ -371,8 +371,10 @@ size_t cuda_delta_backward_bytes(const CudaRecur *);
 void cuda_delta_backward(Cuda *, const CudaRecur *, void *mem, const CudaRecurGrad *, const float *dout, float *keep);
 
 /* loss.cu */
-/* n rows of V logits: nll, hit (or NULL), and with g in place of the logits their gradient. */
-void cuda_xent(Cuda *, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g);
+/* n rows of V logits: nll, hit (or NULL), and with g their gradient: in their place, or in bf16 in rows of `half` that
+ * are `to` apart. */
+void cuda_xent(Cuda *, int n, int V, float *logits, void *half, int to, float *nll, int *hit, const int *tgt,
+               const float *g);
 enum { CUDA_SUMSQ_PIECE = 65536 };
 typedef struct {
     const float *x;

@@ -21,12 +21,12 @@ static const CudaLedger slow[] = {
     SLOW(merge_backward, "as merge"),
     SLOW(linear, "in bf16 a matrix whose rows are no multiple of eight numbers is rounded again for every product"),
     SLOW(linear_backward, "as linear"),
-    SLOW(linear_many, "one product per matrix"),
+    SLOW(linear_many, "one product per matrix; rows are packed once for all"),
     SLOW(linear_many_backward, "as linear_many"),
     SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),
     SLOW(linear_groups,
          "one product per group, whose rows the host counts: such passes are not recorded; f32 in training"),
-    SLOW(linear_xent, "hits of a validation are waited for; chunks of a million logits are few rows"),
+    SLOW(linear_xent, "hits of a validation are waited for; logits are f32 in memory, 268 MB of them at once"),
     SLOW(skip_backward, "the factors' gradient has one block to a head"),
     SLOW(attend, "f32, and keys or values wider than 256, on the plain units; in bf16 a warp has 16 rows, so that each "
                  "tile is read from shared memory by all four, and rows are packed first; by cuDNN, where a "

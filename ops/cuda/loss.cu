@@ -1,36 +1,51 @@
 /* loss.cu: cross-entropy of rows of logits, sums of squares. */
 #include "kernel.h"
 
-/* A block to a row; reads it three times, since a row of 128k logits is more than shared memory holds. */
-__global__ void xent(int V, float *logits, float *nll, int *hit, const int *tgt, const float *g) {
+/* A block to a row, which it reads twice, since a row of 128k logits is more than shared memory holds: each thread sums
+ * its numbers beside the largest of them so far. */
+__global__ void xent(int V, float *logits, bf16 *half, int to, float *nll, int *hit, const int *tgt, const float *g) {
     SMEM_DYN(float, part);
     float *l = logits + (size_t)blockIdx.x * (size_t)V;
+    bf16 *h = half ? half + (size_t)blockIdx.x * (size_t)to : nullptr;
     int target = tgt[blockIdx.x], t = (int)threadIdx.x;
     if (target < 0) {
-        for (int v = t; v < V && g; v += BLOCK) l[v] = 0;
+        for (int v = t; v < V && g; v += BLOCK) {
+            if (h)
+                h[v] = to_bf16(0);
+            else
+                l[v] = 0;
+        }
         if (t == 0) nll[blockIdx.x] = 0;
         if (t == 0 && hit) hit[blockIdx.x] = 0;
         return;
     }
-    float at = l[target], top = -INFINITY, sum = 0, above = 0;
-    for (int v = t; v < V; v += BLOCK) {
-        float x = l[v];
-        top = fmaxf(top, x);
+    float at = l[target], own = -INFINITY, sum = 0, above = 0;
+    BY_FOUR for (int v = t; v < V; v += BLOCK) {
+        float x = l[v], old = own;
         above += v < target ? !(x < at) : !(x <= at); /* NaN is above */
+        own = fmaxf(own, x);                          /* of numbers: NaN goes into the sum */
+        sum = sum * (old == own ? 1 : expf(old - own)) + (x == -INFINITY ? 0 : expf(x - own));
     }
-    top = block_max(top, part);
+    float top = block_max(own, part);
     above = hit ? block_sum(above > 0 ? 1.0f : 0.0f, part) : 0;
-    for (int v = t; v < V; v += BLOCK) sum += expf(l[v] - top);
-    sum = block_sum(sum, part);
+    sum = block_sum(own == -INFINITY ? sum : sum * expf(own - top), part);
     if (t == 0) nll[blockIdx.x] = (float)log((double)sum) + top - at;
     if (t == 0 && hit) hit[blockIdx.x] = above == 0;
     if (!g) return;
     float scale = g[blockIdx.x] / sum;
-    for (int v = t; v < V; v += BLOCK) l[v] = expf(l[v] - top) * scale - (v == target ? g[blockIdx.x] : 0);
+    BY_FOUR for (int v = t; v < V; v += BLOCK) {
+        float d = expf(l[v] - top) * scale - (v == target ? g[blockIdx.x] : 0);
+        if (h)
+            h[v] = to_bf16(d);
+        else
+            l[v] = d;
+    }
 }
-extern "C" void cuda_xent(Cuda *c, int n, int V, float *logits, float *nll, int *hit, const int *tgt, const float *g) {
+extern "C" void cuda_xent(Cuda *c, int n, int V, float *logits, void *half, int to, float *nll, int *hit,
+                          const int *tgt, const float *g) {
     if (n > 0)
-        LAUNCH(xent, dim3((unsigned)n), dim3(BLOCK), WARPS * sizeof(float), c->stream, V, logits, nll, hit, tgt, g);
+        LAUNCH(xent, dim3((unsigned)n), dim3(BLOCK), WARPS * sizeof(float), c->stream, V, logits, (bf16 *)half, to, nll,
+               hit, tgt, g);
 }
 
 /* Runs of LEAF numbers are summed by a warp each, neighbours are added until one is left, then pieces in their order

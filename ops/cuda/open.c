@@ -25,6 +25,7 @@ bool cuda_device_open(Device *d, int number, Err *e) {
     char why[200] = "";
     d->cuda = cuda_start(number, why);
     if (!d->cuda) return err_world(e, "device cuda: %s", why);
+    d->logits = (int64_t)1 << 26;
     d->own = *cuda_ops();
     cuda_lacks(&d->own);
     d->ops = &d->own;

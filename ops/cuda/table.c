@@ -22,60 +22,77 @@ typedef struct {
     bool narrow;
     const void *p;
 } Matrix;
+static bool rounds(const Run *r, Tensor w) {
+    return w.dtype == BF16 || (r->dev->narrow && (int64_t)w.n[0] * w.n[1] >= r->dev->least);
+}
 static Matrix matrix(Run *r, Tensor w) {
     int O = w.n[0], I = w.n[1];
     if (w.dtype == BF16) return (Matrix){O, I, I, true, w.p};
-    if (!r->dev->narrow || (int64_t)O * I < r->dev->least) return (Matrix){O, I, I, false, measuring(r) ? NULL : R(w)};
+    if (!rounds(r, w)) return (Matrix){O, I, I, false, measuring(r) ? NULL : R(w)};
     if (w.halved && I % 8 == 0) return (Matrix){O, I, I, true, measuring(r) ? NULL : half_of(r->dev, w)};
     CudaPack p = pack_of(r, w, O, I, "weights in bf16");
     if (!measuring(r)) cuda_pack(C(r), 1, &p);
     return (Matrix){O, I, p.to, true, p.y};
 }
-/* y (N,O) = x w^T */
-static void product(Run *r, Tensor y, Tensor x, Matrix w) {
-    int N = y.n[0];
-    CudaGemm g = {N, w.O, w.I, .lda = w.I, .ldb = w.ld, .ldc = w.O, .tb = true, .narrow = w.narrow};
-    Mark mark = arena_mark(r->scratch);
-    CudaPack p = w.narrow ? pack_of(r, x, N, w.I, "rows in bf16") : (CudaPack){0};
-    if (!measuring(r) && w.narrow) cuda_pack(C(r), 1, &p), g.lda = p.to;
-    if (!measuring(r)) writes(r, y);
-    if (!measuring(r)) cuda_gemm(C(r), g, R(y), w.narrow ? p.y : (void *)R(x), w.p);
-    arena_release(r->scratch, mark);
+/* Rows as products take them, `to` numbers apart where they are bf16: packed once for all matrices that round. */
+typedef struct {
+    const float *x;
+    const void *half;
+    int to;
+} Operand;
+static Operand operand(Run *r, Tensor x, int I, bool narrow, const char *name) {
+    Operand a = {.x = measuring(r) ? NULL : R(x)};
+    if (!narrow) return a;
+    CudaPack p = pack_of(r, x, x.n[0], I, name);
+    if (!measuring(r)) cuda_pack(C(r), 1, &p);
+    a.half = p.y, a.to = p.to;
+    return a;
 }
-static void product_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Matrix w) {
-    int N = dy.n[0], n = 1, ldy = w.O, ldx = w.I;
-    Mark mark = arena_mark(r->scratch);
-    CudaPack p[2] = {{0}, {0}};
-    if (w.narrow) {
-        p[0] = pack_of(r, dy, N, w.O, "gradients in bf16"), ldy = p[0].to;
-        if (present(dw)) p[n++] = pack_of(r, x, N, w.I, "rows in bf16"), ldx = p[1].to;
+/* y (N,O) = x w^T */
+static void product(Run *r, Tensor y, Operand x, Matrix w) {
+    if (measuring(r)) return;
+    CudaGemm g = {y.n[0],      w.O,        w.I,        .lda = w.narrow ? x.to : w.I,
+                  .ldb = w.ld, .ldc = w.O, .tb = true, .narrow = w.narrow};
+    writes(r, y);
+    cuda_gemm(C(r), g, R(y), w.narrow ? x.half : x.x, w.p);
+}
+/* dx += dy w, dw += dy^T x of N rows. */
+static void product_backward(Run *r, Tensor dx, Tensor dw, int N, Operand dy, Operand x, Matrix w) {
+    if (measuring(r)) return;
+    int ldy = w.narrow ? dy.to : w.O, ldx = w.narrow ? x.to : w.I;
+    const void *g = w.narrow ? dy.half : dy.x, *rows = w.narrow ? x.half : x.x;
+    writes(r, dx), writes(r, dw);
+    if (present(dx))
+        cuda_gemm(C(r),
+                  (CudaGemm){N, w.I, w.O, .lda = ldy, .ldb = w.ld, .ldc = w.I, .accumulate = true, .narrow = w.narrow},
+                  R(dx), g, w.p);
+    if (present(dw))
+        cuda_gemm(C(r),
+                  (CudaGemm){w.O, w.I, N, .lda = ldy, .ldb = ldx, .ldc = w.I, .ta = true, .accumulate = true,
+                             .narrow = w.narrow},
+                  R(dw), g, rows);
+}
+static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
+    int I = p[0].w.n[1];
+    bool narrow = false;
+    x = tensor_rows(x, I);
+    for (int j = 0; j < n; j++) narrow |= rounds(r, p[j].w);
+    Mark all = arena_mark(r->scratch);
+    Operand rows = operand(r, x, I, narrow, "rows in bf16");
+    for (int j = 0; j < n; j++) {
+        int O = p[j].w.n[0];
+        Tensor y = tensor_rows(p[j].y, O), bias = p[j].bias;
+        CHECK(x.n[0] == y.n[0] && p[j].w.n[1] == I && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)",
+              x.n[0], y.n[0], O, I);
+        Mark mark = arena_mark(r->scratch);
+        product(r, y, rows, matrix(r, p[j].w));
+        arena_release(r->scratch, mark);
+        if (!measuring(r) && present(bias)) cuda_bias(C(r), y.n[0], O, R(y), R(bias));
     }
-    if (!measuring(r)) {
-        if (w.narrow) cuda_pack(C(r), n, p);
-        const void *g = w.narrow ? p[0].y : R(dy);
-        writes(r, dx), writes(r, dw);
-        if (present(dx))
-            cuda_gemm(C(r),
-                      (CudaGemm){N, w.I, w.O, .lda = ldy, .ldb = w.ld, .ldc = w.I, .accumulate = true,
-                                 .narrow = w.narrow},
-                      R(dx), g, w.p);
-        if (present(dw))
-            cuda_gemm(C(r),
-                      (CudaGemm){w.O, w.I, N, .lda = ldy, .ldb = ldx, .ldc = w.I, .ta = true, .accumulate = true,
-                                 .narrow = w.narrow},
-                      R(dw), g, w.narrow ? p[1].y : (void *)R(x));
-    }
-    arena_release(r->scratch, mark);
+    arena_release(r->scratch, all);
 }
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
-    int O = w.n[0], I = w.n[1];
-    x = tensor_rows(x, I), y = tensor_rows(y, O);
-    int N = y.n[0];
-    CHECK(x.n[0] == N && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], N, O, I);
-    Mark mark = arena_mark(r->scratch);
-    product(r, y, x, matrix(r, w));
-    arena_release(r->scratch, mark);
-    if (!measuring(r) && present(bias)) cuda_bias(C(r), N, O, R(y), R(bias));
+    linear_many(r, 1, &(Projection){y, w, bias}, x);
 }
 /* out (O) += the sums over the N rows of x. */
 static void column_sums(Run *r, int N, int O, Tensor out, Tensor x) {
@@ -84,21 +101,29 @@ static void column_sums(Run *r, int N, int O, Tensor out, Tensor x) {
     if (!measuring(r)) cuda_column_sums(C(r), N, O, R(out), R(parts), R(x));
     arena_release(r->scratch, mark);
 }
-static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
-    int O = w.n[0], I = w.n[1];
-    dy = tensor_rows(dy, O), x = tensor_rows(x, I);
-    int N = dy.n[0];
-    CHECK(x.n[0] == N, "x %d rows, dy %d", x.n[0], N);
-    Mark mark = arena_mark(r->scratch);
-    if (present(dx) || present(dw)) product_backward(r, dx, dw, dy, x, matrix(r, w));
-    arena_release(r->scratch, mark);
-    if (present(dbias)) column_sums(r, N, O, dbias, dy);
-}
-static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
-    for (int j = 0; j < n; j++) linear(r, p[j].y, x, p[j].w, p[j].bias);
-}
 static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
-    for (int j = 0; j < n; j++) linear_backward(r, dx, d[j].w, d[j].bias, d[j].y, x, p[j].w);
+    int I = p[0].w.n[1];
+    bool narrow = false;
+    x = tensor_rows(x, I);
+    for (int j = 0; j < n; j++) narrow |= present(d[j].w) && rounds(r, p[j].w);
+    Mark all = arena_mark(r->scratch);
+    Operand rows = operand(r, x, I, narrow, "rows in bf16");
+    for (int j = 0; j < n; j++) {
+        int O = p[j].w.n[0];
+        Tensor dy = tensor_rows(d[j].y, O);
+        CHECK(x.n[0] == dy.n[0] && p[j].w.n[1] == I, "x %d rows, dy %d, w (%d,%d)", x.n[0], dy.n[0], O, I);
+        Mark mark = arena_mark(r->scratch);
+        if (present(dx) || present(d[j].w)) {
+            Matrix w = matrix(r, p[j].w);
+            product_backward(r, dx, d[j].w, dy.n[0], operand(r, dy, O, w.narrow, "gradients in bf16"), rows, w);
+        }
+        arena_release(r->scratch, mark);
+        if (present(d[j].bias)) column_sums(r, dy.n[0], O, d[j].bias, dy);
+    }
+    arena_release(r->scratch, all);
+}
+static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
+    linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){dy, w, dbias});
 }
 static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
     int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
@@ -446,28 +471,43 @@ static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Ten
 }
 
 /* ---- loss, optimizer ---- */
-enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 32 }; /* logits that exist at once */
-
+/* Rows whose logits exist at once. */
+static int logit_rows(const Run *r, int N, int V) {
+    enum { LEAST = 32 };
+    int64_t rows = r->dev->logits / imax(1, V);
+    return rows >= N ? N : imin(N, imax(LEAST, (int)rows));
+}
+static void targets_below(const Run *r, const int *tgt, int from, int n, int V) {
+    for (int i = from; i < from + n && !measuring(r); i++) CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
+}
 static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
                         const real *g) {
     int N = x.n[0], V = w.n[0], d = w.n[1];
     CHECK(x.n[1] == d && present(dx) == present(dw), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
-    int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
+    int rows = logit_rows(r, N, V);
+    bool back = present(dx);
     Mark mark = arena_mark(r->scratch);
     Tensor chunk = SCRATCH(r, "logits", rows, V);
     Matrix head = matrix(r, w);
+    Operand dl = {.x = measuring(r) ? NULL : R(chunk), .to = packed(V)};
+    void *half = NULL; /* their gradient, where products round it */
+    if (back && head.narrow)
+        half = arena_take(r->scratch, (size_t)rows * (size_t)dl.to * sizeof(uint16_t), "gradients in bf16");
+    dl.half = half;
     int *targets = upload_ints(r, tgt, N, "targets"), *hits = NULL;
     if (hit) hits = arena_take(r->scratch, (size_t)N * sizeof *hits, "hits");
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
         Tensor l = tensor_part(chunk, 0, n), xs = tensor_part(x, from, n);
-        for (int i = from; i < from + n && !measuring(r); i++)
-            CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
-        product(r, l, xs, head);
+        Mark each = arena_mark(r->scratch);
+        Operand in = operand(r, xs, d, head.narrow, "rows in bf16");
+        targets_below(r, tgt, from, n, V);
+        product(r, l, in, head);
         if (!measuring(r))
-            cuda_xent(C(r), n, V, R(l), R(nll) + from, hits ? hits + from : NULL, targets + from,
-                      present(dx) ? g + from : NULL);
-        if (present(dx)) product_backward(r, tensor_part(dx, from, n), dw, l, xs, head);
+            cuda_xent(C(r), n, V, R(l), half, dl.to, R(nll) + from, hits ? hits + from : NULL, targets + from,
+                      back ? g + from : NULL);
+        if (back) product_backward(r, tensor_part(dx, from, n), dw, n, dl, in, head);
+        arena_release(r->scratch, each);
     }
     if (hit && !measuring(r)) cuda_download(C(r), hit, hits, (size_t)N * sizeof *hits);
     arena_release(r->scratch, mark);
@@ -477,7 +517,7 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
     int N = x.n[0], V = w.n[0], I = w.n[1], e = u.n[1];
     CHECK(x.n[1] == I && y.n[0] == N && y.n[1] == e && u.n[0] == V && present(dx) == present(dw),
           "x (%d,%d), w (%d,%d), y (%d,%d), u (%d,%d)", N, x.n[1], V, I, y.n[0], y.n[1], u.n[0], e);
-    int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
+    int rows = logit_rows(r, N, V);
     CudaDistill c = {(float)d.lm, (float)d.kl, (float)d.rkl, (float)d.temperature};
     Mark mark = arena_mark(r->scratch);
     Tensor own = SCRATCH(r, "logits", rows, V), other = SCRATCH(r, "teacher's logits", rows, V);
@@ -485,15 +525,20 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
     int *targets = upload_ints(r, tgt, N, "targets");
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
-        Tensor z = tensor_part(own, 0, n), zu = tensor_part(other, 0, n), xs = tensor_part(x, from, n);
-        for (int i = from; i < from + n && !measuring(r); i++)
-            CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
-        product(r, z, xs, head);
-        product(r, zu, tensor_part(y, from, n), its);
+        Tensor z = tensor_part(own, 0, n), zu = tensor_part(other, 0, n);
+        Mark each = arena_mark(r->scratch);
+        Operand in = operand(r, tensor_part(x, from, n), I, head.narrow, "rows in bf16"),
+                taught = operand(r, tensor_part(y, from, n), e, its.narrow, "teacher's rows in bf16");
+        targets_below(r, tgt, from, n, V);
+        product(r, z, in, head);
+        product(r, zu, taught, its);
         if (!measuring(r))
             cuda_distill(C(r), n, V, R(z), R(zu), R(nll) + from, R(kl) + from, R(rkl) + from, targets + from,
                          present(dx) ? g + from : NULL, c);
-        if (present(dx)) product_backward(r, tensor_part(dx, from, n), dw, z, xs, head);
+        if (present(dx))
+            product_backward(r, tensor_part(dx, from, n), dw, n, operand(r, z, V, head.narrow, "gradients in bf16"), in,
+                             head);
+        arena_release(r->scratch, each);
     }
     arena_release(r->scratch, mark);
 }

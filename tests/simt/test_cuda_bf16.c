@@ -102,6 +102,58 @@ Test(cuda_bf16, products_round_what_the_cpu_rounds) {
     }
     fprintf(stderr, "products in bf16: at most %.2f roundings off\n", seen);
 }
+/* The head's loss in bf16 against double: logits of rounded rows and weights, their gradient rounded once for both
+ * products; in chunks of rows the same but for the order of the sums over rows. */
+Test(cuda_bf16, loss_of_rounded_rows) {
+    enum { N = 70, d = 40, V = 1003 };
+    Rig g;
+    narrow_open(&g, (size_t)16 << 20);
+    Tensor x = RANDOM(&g, "x", N, d), w = RANDOM(&g, "w", V, d), G = RANDOM(&g, "g", N), nll = EMPTY(&g, "nll", N),
+           nll1 = EMPTY(&g, "nll by chunks", N), dx[2], dw[2];
+    int tgt[N], hit[N];
+    for (int i = 0; i < N; i++) tgt[i] = i % 9 == 5 ? -1 : i * 37 % V;
+    double *want_nll = xcalloc(N, sizeof *want_nll), *p = xcalloc(V, sizeof *p),
+           *want_dx[2] = {xcalloc(N * d, sizeof *p), xcalloc(N * d, sizeof *p)},
+           *want_dw[2] = {xcalloc(V * d, sizeof *p), xcalloc(V * d, sizeof *p)};
+    for (int i = 0; i < N; i++) {
+        double sum = 0;
+        if (tgt[i] < 0) continue;
+        for (int v = 0; v < V; v++) {
+            p[v] = 0;
+            for (int k = 0; k < d; k++) p[v] += nearest(R(x)[i * d + k]) * nearest(R(w)[v * d + k]);
+        }
+        for (int v = 0; v < V; v++) sum += exp(p[v]);
+        want_nll[i] = log(sum) - p[tgt[i]];
+        for (int v = 0; v < V; v++) {
+            double exact = (double)R(G)[i] * (exp(p[v]) / sum - (v == tgt[i])), both[] = {nearest((float)exact), exact};
+            for (int r = 0; r < 2; r++)
+                for (int k = 0; k < d; k++) {
+                    want_dx[r][i * d + k] += both[r] * nearest(R(w)[v * d + k]);
+                    want_dw[r][v * d + k] += both[r] * nearest(R(x)[i * d + k]);
+                }
+        }
+    }
+    for (int chunks = 0; chunks < 2; chunks++) {
+        dx[chunks] = EMPTY(&g, chunks ? "dx by chunks" : "dx", N, d);
+        dw[chunks] = EMPTY(&g, chunks ? "dw by chunks" : "dw", V, d);
+        memset(dx[chunks].p, 0, tensor_bytes(dx[chunks])), memset(dw[chunks].p, 0, tensor_bytes(dw[chunks]));
+        if (chunks) g.dev->logits = 1;
+        OP(&g, linear_xent, chunks ? nll1 : nll, hit, dx[chunks], dw[chunks], x, w, tgt, R(G));
+    }
+    CHECK_RMS("nll", R(nll), want_nll, N, 1e-6);
+    CHECK_RMS("dx", R(dx[0]), want_dx[0], N * d, 1e-5);
+    CHECK_RMS("dw", R(dw[0]), want_dw[0], V * d, 1e-5);
+    char msg[512]; /* a gradient that was not rounded is not mistaken for one */
+    cr_assert(!check_rms(msg, "dx", CHECK_VIEW(R(dx[0])), CHECK_VIEW(want_dx[1]), N * d, 8e-4) &&
+              !check_rms(msg, "dw", CHECK_VIEW(R(dw[0])), CHECK_VIEW(want_dw[1]), V * d, 8e-4));
+    CHECK_BYTES("nll by chunks", nll1.p, nll.p, tensor_bytes(nll));
+    CHECK_BYTES("dx by chunks", dx[1].p, dx[0].p, tensor_bytes(dx[0]));
+    CHECK_RMS("dw by chunks", R(dw[1]), R(dw[0]), V * d, 1e-6);
+    for (int r = 0; r < 2; r++) free(want_dx[r]), free(want_dw[r]);
+    free(want_nll), free(p);
+    narrow_close(&g);
+}
+
 /* Weights that are bf16 in memory, for inference: linear and groups round rows, heads do not, as the CPU has it. */
 Test(cuda_bf16, weights_in_bf16) {
     enum { N = 21, O = 34, I = 66, H = 2, GROUPS = 3 };
