@@ -148,6 +148,9 @@ static json_t *subject_json(const Compare *c, Subject *s) {
 }
 
 /* Everything that a measurement depends on and that can be named. */
+/* What a measurement is of: another one takes its place when any of it differs. FIGURES counts up when a row gets another
+ * figure. */
+enum { FIGURES = 2 };
 static json_t *key_make(const Compare *c, const RowResult *all) {
     json_t *j = compare_json(c, all, NULL), *runs = json_array();
     json_t *key = json_object();
@@ -162,6 +165,7 @@ static json_t *key_make(const Compare *c, const RowResult *all) {
         free(folder);
     }
     json_object_set_new(key, "runs", runs);
+    json_object_set_new(key, "figures", json_integer(FIGURES));
     json_decref(j);
     return key;
 }
