@@ -1,14 +1,13 @@
 /* flash_lanes.cu: softmax attention over the cached history on the matrix units: rows of bf16 go from their pages to
- * shared memory, two tiles of keys ahead of their use, and serve all query heads of their lane as rows of one product;
+ * shared memory a tile ahead of their use (where they lie is looked up two ahead), and serve all query heads of their lane as rows of one product;
  * sums, softmax and results are f32.
  *
  * A block has 16 M entries of a lane and a piece of its history. Of a tile of B keys each of its 4 warps makes the scores
  * of B/4 keys with all entries, tells the others its maxima and hands over its probabilities; then each adds up a
- * quarter of the columns of the values over all keys. What an entry gets does not depend on M, on the other entries, or
- * on the pieces of other sequences.
+ * quarter of the columns of the values over all keys. What a sequence gets depends on its own rows and history alone.
  *
  * Estimated, not measured: the bytes of the rows shown, once for each 16 M entries of a lane; one row in decoding with
- * groups of up to 16 heads: 2 (Dk + Dv) bytes a row of a lane, 4 (Dk + Dv) group flops, most of 16 rows of a product idle.
+ * groups of up to 16 heads: 2 (Dk + Dv) bytes a row of a lane, 2 (Dk + Dv) group flops, most of 16 rows of a product idle.
  * Source: Flash-Decoding (the blocks of a history), arXiv:2307.08691 (the running softmax).
  */
 #include "flash.h"
@@ -106,7 +105,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2)
     w.to = at + each < w.rows.n ? at + each : w.rows.n;
     if (oldest == INT32_MAX) w.to = at;
     if (c.gone && c.retires[(size_t)a.off[s] * (size_t)a.lanes + (size_t)h] != 0) w.tail = c.tail[lane];
-    w.unseen = rows_unseen(a, c, w.rows, w.table, oldest) / BK * BK; /* tiles begin where they do for other entries */
+    w.unseen = rows_unseen(a, c, w.rows, w.table, oldest) / BK * BK; /* whole tiles of what is left out */
     at = walk_from(w, at);
 
     int tid = (int)threadIdx.x, warp = tid / 32, lane32 = tid % 32, g = lane32 / 4, t = lane32 % 4;
@@ -255,7 +254,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2)
     UNROLL for (int k = 0; k < M; k++) {
         UNROLL for (int i = 0; i < 2; i++) {
             int x = 16 * k + g + 8 * i;
-            if (x >= n) continue;
+            if (x >= n || (merge && e[k][i].row < 0)) continue; /* what looks at nothing keeps what it has */
             float l = m->part[0][x] + m->part[1][x] + m->part[2][x] + m->part[3][x], inv = l == 0 ? 0 : 1 / l;
             size_t place = entry_place(a, h, m0, e0 + x);
             if (parts > 1)
@@ -265,8 +264,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2)
             UNROLL for (int v = 0; v < W; v++)
                 pair_store(o + place * (size_t)a.Dv, warp * (DV / 4) + 8 * v + 2 * t, a.Dv, pairs,
                            acc[k][v][2 * i] * inv, acc[k][v][2 * i + 1] * inv);
-            if (t == 0 && warp == 0)
-                lse[place] = l == 0 ? -INFINITY : (float)((double)top[k][i] * LN_2 + log((double)l));
+            if (t || warp || (merge && l == 1 && top[k][i] == before[place] * LOG2_E)) continue; /* nothing to add */
+            lse[place] = l == 0 ? -INFINITY : (float)((double)top[k][i] * LN_2 + log((double)l));
         }
     }
 }

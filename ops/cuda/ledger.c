@@ -26,7 +26,8 @@ static const CudaLedger slow[] = {
     SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),
     SLOW(linear_groups,
          "one product per group, whose rows the host counts: such passes are not recorded; f32 in training"),
-    SLOW(linear_xent, "hits of a validation are waited for; logits are f32 in memory, 268 MB of them at once"),
+    SLOW(linear_xent, "hits of a validation are waited for; logits are f32 in memory, 268 MB at once and half as much "
+                      "of their gradient in bf16"),
     SLOW(skip_backward, "the factors' gradient has one block to a head"),
     SLOW(attend, "f32, and keys or values wider than 256, on the plain units; in bf16 a warp has 16 rows, so that each "
                  "tile is read from shared memory by all four, and rows are packed first; by cuDNN, where a "
