@@ -5,6 +5,7 @@
 #include "../model/cost.h"
 #include "../ops/file.h"
 #include "../train/checkpoint.h"
+#include "../train/watch.h"
 #include <unistd.h>
 
 #ifdef KV_DOUBLE
@@ -139,7 +140,7 @@ Test(train, diverged_step_leaves_weights) {
     CHECK_BYTES("embedding", t->model.w.embed.p, before, n);
     cr_assert_eq(t->state.step, 0);
     e = (Err){0};
-    cr_assert_not(trainer_finite(t, &e));
+    cr_assert_not(watch_finite(t, &e));
     cr_assert(strstr(e.msg, "model.norm.weight"), "%s", e.msg);
     free(before);
     trial_close(t, &cfg);

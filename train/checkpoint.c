@@ -1,7 +1,9 @@
 #include "checkpoint.h"
 #include "feed.h"
 #include "freeze.h"
+#include "ids.h"
 #include "shards.h"
+#include "watch.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
@@ -234,28 +236,6 @@ static bool config_check(const char *dir, Err *e) {
     return ok;
 }
 
-bool checkpoint_ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
-    ModelCfg from = {0};
-    Tokenizer its;
-    char *path = xformat("%s/tokenizer.json", dir);
-    bool ok = hf_config_read(dir, &from, e);
-    if (ok && from.vocab != to->vocab)
-        ok = err_input(e, "%s has a vocabulary of %d, model.vocab is %d", dir, from.vocab, to->vocab);
-    if (ok && tok && (ok = tokenizer_load(&its, path, e))) {
-        char *a = tokenizer_json(&its), *b = tokenizer_json(tok);
-        json_t *x = json_parse(a, strlen(a), path, NULL, NULL), *y = json_parse(b, strlen(b), path, NULL, NULL);
-        ok = json_equal(x, y) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
-        json_decref(x);
-        json_decref(y);
-        free(a);
-        free(b);
-        tokenizer_close(&its);
-    }
-    model_cfg_free(&from);
-    free(path);
-    return ok;
-}
-
 /* The order of the samples is a function of the text's length, so that another text would be another run. */
 static bool text_check(const char *dir, const Trainer *t, Err *e) {
     const TrainState *s = &t->state;
@@ -294,7 +274,7 @@ static bool load(Trainer *t, const char *dir, Err *e) {
         return err_input(e, "%s: changed while it was read: now of step %lld", dir, (long long)t->state.step);
     if (t->cfg->train.skip_z == 0) skip_forget(&t->state.skip);
     return text_check(dir, t, e) && teacher_same(t, t->state.teacher_hash, dir, e) && config_check(dir, e) &&
-           (t->cfg->data.task.kind || checkpoint_ids_fit(dir, &t->cfg->model, &t->tok, e)) &&
+           (t->cfg->data.task.kind || ids_fit(dir, &t->cfg->model, &t->tok, e)) &&
            numbers_load(t, dir, t->state.format, NULL, e) && files_check(t, dir, e);
 }
 bool checkpoint_load(Trainer *t, const char *dir, Err *e) {
@@ -378,8 +358,8 @@ bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
     Err why = {0};
     if (!*init_from) return true;
     if (text && !data_tokenizer(&first->data, &tok, e)) return false;
-    bool ok = model_dir_resolve(init_from, dir, &why) && checkpoint_ids_fit(dir, m, text ? &tok : NULL, &why) &&
-              hf_check(dir, m, &why);
+    bool ok =
+        model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, text ? &tok : NULL, &why) && hf_check(dir, m, &why);
     tokenizer_close(&tok);
     if (ok) return true;
     if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
@@ -540,7 +520,7 @@ bool checkpoint_write(Trainer *t, const CheckpointOf *of, Keep keep, Err *e) {
 bool checkpoint_save(Trainer *t, Err *e) {
     CheckpointOf now = {&t->model, &t->lora, NULL, &t->state};
     CHECK(!t->dist.stage, "moments are spread");
-    if (!trainer_finite(t, e) || !checkpoint_write(t, &now, checkpoint_keep(t), e)) return false;
+    if (!watch_finite(t, e) || !checkpoint_write(t, &now, checkpoint_keep(t), e)) return false;
     t->saved = t->state.step;
     return true;
 }

@@ -52,8 +52,6 @@ bool checkpoint_load(Trainer *, const char *dir, Err *);
 /* Weights and moments alone, of a directory that this process wrote. was: the settings that it was written with, where
  * they may have trained other tensors: moments of tensors that are trained from now on are 0. NULL: the trainer's. */
 bool checkpoint_load_numbers(Trainer *, const char *dir, const Config *was, Err *);
-/* The ids of the model directory mean what those of `to` and of the tokenizer mean; tok NULL: ids are a task's. */
-bool checkpoint_ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *);
 /* init_from, a model directory or a run folder (its best, else last): tensors are taken by name, each must be there
  * with its shape and no other; of another mixer they may be. Its ids must mean the same: vocabulary and tokenizer.json.
  * `fits` looks at headers alone, of the first stage's model; "" fits. */

@@ -10,6 +10,7 @@
 #include "saver.h"
 #include "stages.h"
 #include "train.h"
+#include "watch.h"
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -203,7 +204,7 @@ static void number(json_t *j, const char *key, bool known, double v) {
 
 static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why, double seconds) {
     Regions sizes, peaks;
-    trainer_watch_memory(t);
+    watch_memory(t);
     stages_regions(t, false, &sizes);
     stages_regions(t, true, &peaks);
     double flops = t->flops + t->flops_per_token * (double)(t->state.tokens - t->flops_from);

@@ -1,6 +1,7 @@
 #include "saver.h"
 #include "../model/copy.h"
 #include "checkpoint.h"
+#include "watch.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -120,7 +121,7 @@ static bool outcome(Trainer *t, Err *e) {
         s->stood = s->state;
         s->failures = 0;
         s->lost = -1;
-        trainer_watch_memory(t);
+        watch_memory(t);
         return true;
     }
     s->lost = s->state.step;
@@ -227,11 +228,11 @@ static bool save(Trainer *t, Err *e) {
     if (t->saved == t->state.step || (s && s->busy && s->state.step == t->state.step)) return true;
     if (!s) {
         if (!checkpoint_save(t, e)) return false;
-        trainer_watch_memory(t);
+        watch_memory(t);
         return true;
     }
     if (!saver_wait(t, e)) return false;
-    bool finite = !trainer_writes(t) || trainer_finite(t, e);
+    bool finite = !trainer_writes(t) || watch_finite(t, e);
     if (!(s->shared ? dist_agreed(t->comm, "finite weights", finite, e) : finite)) return false;
     return begin(t, e);
 }

@@ -2,7 +2,8 @@
 #include "../model/cost.h"
 #include "../model/hf.h"
 #include "../ops/host.h"
-#include "checkpoint.h"
+#include "ids.h"
+#include "trainer.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
@@ -11,7 +12,7 @@ static bool fits(Trainer *t, Teacher *s, Err *e) {
     const ModelCfg *own = &t->cfg->model;
     const TeacherLosses *l = &t->cfg->teacher.losses;
     const char *layered = l->attention > 0 ? "attention" : "hidden";
-    if (!checkpoint_ids_fit(s->dir, own, t->cfg->data.task.kind ? NULL : &t->tok, e) || !hf_check(s->dir, &s->cfg, e))
+    if (!ids_fit(s->dir, own, t->cfg->data.task.kind ? NULL : &t->tok, e) || !hf_check(s->dir, &s->cfg, e))
         return false;
     if (s->cfg.max_positions < t->cfg->data.seq_len)
         return err_input(e, "%.150s has %d positions, data.seq_len is %d", s->dir, s->cfg.max_positions,

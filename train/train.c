@@ -3,6 +3,7 @@
 #include "feed.h"
 #include "saver.h"
 #include "stages.h"
+#include "watch.h"
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -53,7 +54,7 @@ static bool validate(Trainer *t, Err *e) {
     if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e)) return false;
     if (trainer_writes(t) && !journal_val(&t->metrics, &v, e)) return false;
     if (trainer_writes(t) && t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
-    trainer_watch_memory(t);
+    watch_memory(t);
     bool best = !t->state.has_best || v.loss < t->state.best_loss;
     t->val = v;
     t->val_step = t->state.step;
@@ -109,14 +110,14 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
                    t->name, r->reports, r->cr, r->nskipped};
     progress_step(&t->progress, &shown, log || last);
     if (log) {
-        trainer_watch_memory(t);
+        watch_memory(t);
         t->work_s = 0;
         t->work_tokens = 0;
     }
     if (due(c->sample_every, step)) {
         if (!dist_weights(&t->dist, e)) return false;
         if (trainer_writes(t) && !trainer_sample(t, e)) return false;
-        trainer_watch_memory(t);
+        watch_memory(t);
     }
     if (validates(t) && (last || due(c->eval_every, step)) && !validate(t, e)) return false;
     return !(last || due(c->save_every, step)) || save(t, e);

@@ -2,6 +2,7 @@
 #include "freeze.h"
 #include "record.h"
 #include "saver.h"
+#include "watch.h"
 #include "../infer/bench.h"
 #include "../infer/generate.h"
 #include "../model/cost.h"
@@ -280,25 +281,10 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
     if (copy) add(r, "adapter_copy", t->dry || peaks ? copy->peak : copy->size, false);
 }
 
-/* The number after `name` in a file of "name: number kB" lines, in bytes; a bare number for name "". 0: not there. */
-static size_t system_bytes(const char *path, const char *name) {
-    FILE *f = fopen(path, "re");
-    char line[256];
-    size_t n = strlen(name), found = 0;
-    while (f && !found && fgets(line, sizeof line, f))
-        if (!strncmp(line, name, n)) found = strtoull(line + n, NULL, 10) * (n ? 1024 : 1);
-    if (f) fclose(f);
-    return found;
-}
-
-void trainer_watch_memory(Trainer *t) {
-    t->peak_anon = zmax(t->peak_anon, system_bytes("/proc/self/status", "RssAnon:"));
-}
-
 bool trainer_fits(const Trainer *t, Err *e) {
     Regions r;
-    size_t room = system_bytes("/proc/meminfo", "MemAvailable:") + system_bytes("/proc/meminfo", "SwapFree:"),
-           group = system_bytes("/sys/fs/cgroup/memory.max", "");
+    size_t room = watch_bytes("/proc/meminfo", "MemAvailable:") + watch_bytes("/proc/meminfo", "SwapFree:"),
+           group = watch_bytes("/sys/fs/cgroup/memory.max", "");
     if (group) room = zmin(room, group); /* not less what is in use: most of that are pages of files */
     trainer_regions(t, false, &r);
     /* Other ranks of this host have the same, but for the copy that rank 0 writes from. */
@@ -464,17 +450,6 @@ bool trainer_validate(Trainer *t, ValRecord *v, Err *e) {
     if (!isfinite(v->loss))
         return err_diverged(e, "training diverged: validation loss %g after step %lld", v->loss,
                             (long long)t->state.step);
-    return true;
-}
-
-bool trainer_finite(Trainer *t, Err *e) {
-    Run run = run_make(t->dev, &t->model.scratch);
-    for (int i = 0; i < t->params.n; i++) {
-        const Param *p = &t->params.p[i];
-        if (!isfinite(run.ops->sumsq(&run, p->t[PARAM_WEIGHT])))
-            return err_diverged(e, "training diverged: %s is not finite after step %lld", p->name,
-                                (long long)t->state.step);
-    }
     return true;
 }
 

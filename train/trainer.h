@@ -121,11 +121,6 @@ bool trainer_step(Trainer *, TrainRecord *r, Err *);
 bool trainer_validate(Trainer *, ValRecord *, Err *);
 /* A text from the model as it is, into samples.txt. */
 bool trainer_sample(Trainer *, Err *);
-/* EXIT_DIVERGED when a weight is not finite. */
-bool trainer_finite(Trainer *, Err *);
-
-/* Highest anonymous resident memory so far, by looking now. */
-void trainer_watch_memory(Trainer *);
 
 /* Where the peak of GEMM stands: measured on this device in about 0.2 s; 0 when it is not. */
 bool trainer_measure_peak(Trainer *, Err *);

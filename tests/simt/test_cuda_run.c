@@ -5,6 +5,7 @@
 #include "../../ops/host.h"
 #include "../../train/checkpoint.h"
 #include "../../train/saver.h"
+#include "../../train/watch.h"
 #include <jansson.h>
 
 /* A text of lines that repeat, so that its loss falls far in few steps. */
@@ -65,7 +66,7 @@ static void curve(Curve *c, const char *device, int steps, int n, const char *co
         const double part[] = {r.parts.kl, r.parts.rkl, r.parts.attention, r.parts.hidden};
         memcpy(c->part[k], part, sizeof part);
     }
-    cr_assert(trainer_validate(t, &v, &e) && trainer_finite(t, &e), "%s", e.msg);
+    cr_assert(trainer_validate(t, &v, &e) && watch_finite(t, &e), "%s", e.msg);
     c->val = v.loss;
     close_trainer(t, &cfg);
 }

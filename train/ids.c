@@ -1,0 +1,25 @@
+/* ids.c: see ids.h. */
+#include "ids.h"
+#include "../model/hf.h"
+
+bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
+    ModelCfg from = {0};
+    Tokenizer its;
+    char *path = xformat("%s/tokenizer.json", dir);
+    bool ok = hf_config_read(dir, &from, e);
+    if (ok && from.vocab != to->vocab)
+        ok = err_input(e, "%s has a vocabulary of %d, model.vocab is %d", dir, from.vocab, to->vocab);
+    if (ok && tok && (ok = tokenizer_load(&its, path, e))) {
+        char *a = tokenizer_json(&its), *b = tokenizer_json(tok);
+        json_t *x = json_parse(a, strlen(a), path, NULL, NULL), *y = json_parse(b, strlen(b), path, NULL, NULL);
+        ok = json_equal(x, y) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
+        json_decref(x);
+        json_decref(y);
+        free(a);
+        free(b);
+        tokenizer_close(&its);
+    }
+    model_cfg_free(&from);
+    free(path);
+    return ok;
+}
