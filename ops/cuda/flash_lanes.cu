@@ -1,14 +1,14 @@
 /* flash_lanes.cu: softmax attention over the cached history on the matrix units: rows of bf16 go from their pages to
- * shared memory a tile ahead of their use (where they lie is looked up two ahead), and serve all query heads of their lane as rows of one product;
- * sums, softmax and results are f32.
+ * shared memory a tile ahead of their use (where they lie is looked up two ahead), and serve all query heads of their
+ * lane as rows of one product; sums, softmax and results are f32.
  *
- * A block has 16 M entries of a lane and a piece of its history. Of a tile of B keys each of its 4 warps makes the scores
- * of B/4 keys with all entries, tells the others its maxima and hands over its probabilities; then each adds up a
- * quarter of the columns of the values over all keys. What a sequence gets depends on its own rows and history alone.
+ * A block has 16 M entries of a lane and a piece of its history. Of a tile of B keys each of its 4 warps makes the
+ * scores of B/4 keys with all entries, tells the others its maxima and hands over its probabilities; then each adds up
+ * a quarter of the columns of the values over all keys. What a sequence gets depends on its own rows and history alone.
  *
  * Estimated, not measured: the bytes of the rows shown, once for each 16 M entries of a lane; one row in decoding with
- * groups of up to 16 heads: 2 (Dk + Dv) bytes a row of a lane, 2 (Dk + Dv) group flops, most of 16 rows of a product idle.
- * Source: Flash-Decoding (the blocks of a history), arXiv:2307.08691 (the running softmax).
+ * groups of up to 16 heads: 2 (Dk + Dv) bytes a row of a lane, 2 (Dk + Dv) group flops, most of 16 rows of a product
+ * idle. Source: Flash-Decoding (the blocks of a history), arXiv:2307.08691 (the running softmax).
  */
 #include "flash.h"
 #include "lanes.h"
