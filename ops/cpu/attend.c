@@ -260,16 +260,26 @@ static bool direct(const Block *k, const Lanes *t) {
     return REAL == F32 && t->s.narrow && k->n <= DIRECT && k->Dk % VL == 0 && k->Dv % VL == 0;
 }
 #ifdef KV_DOUBLE
-static void direct_scores(Block *b, const uint16_t *keys, int n) { (void)b, (void)keys, (void)n; }
-static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n) { (void)b, (void)v, (void)ldv, (void)n; }
+static void direct_scores(Block *b, const uint16_t *keys, int n, ptrdiff_t ahead) {
+    (void)b, (void)keys, (void)n, (void)ahead;
+}
+static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n, ptrdiff_t ahead) {
+    (void)b, (void)v, (void)ldv, (void)n, (void)ahead;
+}
 #else
 typedef uint16_t Half __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
 typedef uint32_t Word __attribute__((vector_size(VBYTES)));
 INLINE Vec wide_vec(const uint16_t *x) { return (Vec)(__builtin_convertvector(*(const Half *)x, Word) << 16); }
 
-INLINE void scores_of(int entries, Block *b, const uint16_t *keys, int n) {
+/* Asks for a row that lies `ahead` numbers on; 0: for none. */
+INLINE void ask(const uint16_t *row, ptrdiff_t ahead, int width) {
+    if (ahead)
+        for (int k = 0; k < width; k += 32) __builtin_prefetch(row + ahead + k, 0, 2);
+}
+INLINE void scores_of(int entries, Block *b, const uint16_t *keys, int n, ptrdiff_t ahead) {
     for (int j = 0; j < n; j++, keys += b->Dk) {
         Vec sum[DIRECT];
+        ask(keys, ahead, b->Dk);
     #pragma GCC unroll 4
         for (int i = 0; i < entries; i++) sum[i] = (Vec){0};
         for (int k = 0; k < b->Dk; k += VL) {
@@ -281,12 +291,12 @@ INLINE void scores_of(int entries, Block *b, const uint16_t *keys, int n) {
         for (int i = 0; i < entries; i++) b->s[i * KB + j] = total(sum[i]);
     }
 }
-static void direct_scores(Block *b, const uint16_t *keys, int n) {
+static void direct_scores(Block *b, const uint16_t *keys, int n, ptrdiff_t ahead) {
     switch (b->n) {
-    case 1: scores_of(1, b, keys, n); break;
-    case 2: scores_of(2, b, keys, n); break;
-    case 3: scores_of(3, b, keys, n); break;
-    default: scores_of(DIRECT, b, keys, n);
+    case 1: scores_of(1, b, keys, n, ahead); break;
+    case 2: scores_of(2, b, keys, n, ahead); break;
+    case 3: scores_of(3, b, keys, n, ahead); break;
+    default: scores_of(DIRECT, b, keys, n, ahead);
     }
 }
 /* Columns c.. of o += s v: in the order of tile_mm. */
@@ -315,7 +325,8 @@ INLINE void all_values(int entries, Block *b, const uint16_t *v, size_t ldv, int
     for (; c + TILE_VECS * VL <= b->Dv; c += TILE_VECS * VL) values_of(entries, TILE_VECS, b, v, ldv, n, c);
     for (; c < b->Dv; c += VL) values_of(entries, 1, b, v, ldv, n, c);
 }
-static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n) {
+static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n, ptrdiff_t ahead) {
+    for (int j = 0; j < n; j++) ask(v + (size_t)j * ldv, ahead, b->Dv);
     switch (b->n) {
     case 1: all_values(1, b, v, ldv, n); break;
     case 2: all_values(2, b, v, ldv, n); break;
@@ -339,10 +350,16 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
         real bias_mem[KB];
         size_t first = (size_t)page * (size_t)P + (size_t)at;
         const real *bias = retired(bias_mem, t->gone ? t->gone + first : NULL, tail - row, n);
-        if (direct(k, t)) {
-            direct_scores(k, (const uint16_t *)t->data.p + key, n);
+        if (direct(k, t)) { /* a lane's pages lie anywhere: while one is read the next is asked for */
+            ptrdiff_t ahead = 0;
+            if (row + n < to)
+                ahead =
+                    ((ptrdiff_t)t->table[(size_t)lane * (size_t)t->maxpages + (size_t)((row + n) / P % t->maxpages)] -
+                     page) *
+                    (ptrdiff_t)P * row_width(&t->s);
+            direct_scores(k, (const uint16_t *)t->data.p + key, n, ahead);
             soften(k, t->pos + first, bias, row, n);
-            direct_values(k, (const uint16_t *)t->data.p + value, ldv, n);
+            direct_values(k, (const uint16_t *)t->data.p + value, ldv, n, t->s.alias ? 0 : ahead);
             continue;
         }
         if (t->s.narrow) {

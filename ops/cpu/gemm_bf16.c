@@ -296,9 +296,10 @@ static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float
     for (int r = 0; r < mr; r++)
         if (r < rows) store(vecs, C + (size_t)r * ldc, c[r], last, first);
 }
-/* rows <= mr rows of sums go on by W pairs of k, in the order of the kernel. */
+/* rows <= mr rows of sums go on by W pairs of k, in the order of the kernel. Meanwhile the rows of B `ld` bytes apart
+ * from `ask` on are asked for, one of each vector at a time: all at once they would stand in each other's way. */
 static inline __attribute__((always_inline)) void go_on(int mr, int vecs, float *sums, const Pair *a, Lie l,
-                                                        const Pair *b, int some) {
+                                                        const Pair *b, int some, const char *ask, size_t ld) {
     __m512 c[MR][NV];
     #pragma GCC unroll 8
     for (int r = 0; r < mr; r++)
@@ -307,7 +308,10 @@ static inline __attribute__((always_inline)) void go_on(int mr, int vecs, float 
     for (int k = 0; k < some; k++) {
         __m512bh y[NV];
     #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) y[v] = (__m512bh)_mm512_loadu_si512(b + (k * vecs + v) * W);
+        for (int v = 0; v < vecs; v++) {
+            y[v] = (__m512bh)_mm512_loadu_si512(b + (k * vecs + v) * W);
+            if (ask) _mm_prefetch(ask + (size_t)(k + v * W) * ld, _MM_HINT_T1);
+        }
     #pragma GCC unroll 8
         for (int r = 0; r < mr; r++) {
             __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[(size_t)r * l.row + (size_t)k * l.step]);
@@ -330,17 +334,20 @@ static inline __attribute__((always_inline)) void all_rows(int vecs, float *C, c
     memset(sums, 0, (size_t)((s.M + MR - 1) / MR * MR) * NV * W * sizeof *sums);
     for (int k = 0; k < some; k += W) {
         for (int v = 0; v < vecs; v++)
-            pack_block(b + v * W, (size_t)vecs * W, s, B, row + v * W, imin(W, s.N - row - v * W), k0 + k, W, ahead);
-        for (int i = 0; i < s.M; i += MR) {
+            pack_block(b + v * W, (size_t)vecs * W, s, B, row + v * W, imin(W, s.N - row - v * W), k0 + k, W, 0);
+        size_t ld = (size_t)s.ldb * sizeof(uint16_t);
+        const char *ask = NULL;
+        if (s.narrow && ahead) ask = (const char *)B + (size_t)row * ld + (size_t)(k0 + k) * sizeof(Pair) + ahead;
+        for (int i = 0; i < s.M; i += MR, ask = NULL) {
             const Pair *ai = a + (size_t)(i / MR) * l.block + (size_t)k * l.step;
             float *to = sums + i * NV * W;
             int n = imin(W, some - k);
             switch (imin(MR, s.M - i)) {
-            case 1: go_on(1, vecs, to, ai, l, b, n); break;
-            case 2: go_on(2, vecs, to, ai, l, b, n); break;
+            case 1: go_on(1, vecs, to, ai, l, b, n, ask, ld); break;
+            case 2: go_on(2, vecs, to, ai, l, b, n, ask, ld); break;
             case 3:
-            case 4: go_on(4, vecs, to, ai, l, b, n); break;
-            default: go_on(MR, vecs, to, ai, l, b, n);
+            case 4: go_on(4, vecs, to, ai, l, b, n, ask, ld); break;
+            default: go_on(MR, vecs, to, ai, l, b, n, ask, ld);
             }
         }
     }

@@ -235,7 +235,7 @@ Test(cuda_ranks, hosts_meet_by_an_address, .timeout = 120) {
 static void broken(const char *fault, const char *says, const char *rank1) {
     setenv("SIMT_NCCL_FAULT", fault, 1);
     double begun = now_seconds();
-    Ran r = train("run", 3, "2", "-q", "run.device=cuda", "train.batch=3", "train.save_every=1", "dist.stage=1", NULL);
+    Ran r = train("run", 3, "4", "-q", "run.device=cuda", "train.batch=3", "train.save_every=1", "dist.stage=1", NULL);
     double took = now_seconds() - begun;
     unsetenv("SIMT_NCCL_FAULT");
     cr_assert(r.status == EXIT_WORLD && took < 60, "%s: status %d after %g s: %s", fault, r.status, took, r.err);
@@ -249,7 +249,7 @@ static void broken(const char *fault, const char *says, const char *rank1) {
     cr_assert_eq(system(rm), 0);
     free(dir), free(rm);
 }
-#define LATE "no end within 2 s"
+#define LATE "no end within 4 s"
 #define GONE "NCCL: remote process exited"
 Test(cuda_ranks, a_rank_that_fails_ends_the_others, .timeout = 300) {
     broken("error:1:30", GONE, "rank 1 on ");
