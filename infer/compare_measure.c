@@ -147,10 +147,8 @@ static json_t *subject_json(const Compare *c, Subject *s) {
                      "step_tok_s", s->train, "speed", list);
 }
 
-/* Everything that a measurement depends on and that can be named. */
-/* What a measurement is of: another one takes its place when any of it differs. FIGURES counts up when a row gets another
- * figure. */
-enum { FIGURES = 2 };
+enum { FIGURES = 2 }; /* counts up when a row gets another figure */
+/* Everything that a measurement depends on and that can be named; FIGURES, too. */
 static json_t *key_make(const Compare *c, const RowResult *all) {
     json_t *j = compare_json(c, all, NULL), *runs = json_array();
     json_t *key = json_object();

@@ -115,8 +115,9 @@ touch -d '1 hour ago' "$tmp/all/speed.json"
 ok $ci dir="$tmp/all" measure.decode=8
 [ -n "$(find "$tmp/all/speed.json" -mmin -30)" ] || wrong "speeds of other measurements were kept"
 sed -i 's/"figures": [0-9]*/"figures": 0/' "$tmp/all/speed.json"
+grep -q '"figures": 0' "$tmp/all/speed.json" || wrong "speed.json does not say how many figures it has"
 ok $ci dir="$tmp/all" measure.decode=8
-grep -q '"figures": 0' "$tmp/all/speed.json" && wrong "speeds with fewer figures were kept"
+grep -q '"figures": [1-9]' "$tmp/all/speed.json" || wrong "speeds with fewer figures were kept"
 verdict done-once
 
 # ---- another configuration of runs that are there
