@@ -7,7 +7,9 @@
 #   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
 #   make cudnn-check plans of cuDNN for the attention of configs/*.yaml, where the library is; needs no device
 #   make gpu-bundle build/gpu-check/, for a machine with a device   make gpu-check   runs it; ON=simt: on the emulation
+#   make arm-check  ARM_ROOT=DIR: what depends on the processor, for aarch64 under qemu-aarch64 (tests/arm/)
 #   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
+# PEER_LLMC=FOLDER, PEER_LLAMACPP=FOLDER: `make bench` measures these builds beside (tests/peers/llmc.py, llamacpp.py)
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
 FUZZ_SECONDS ?= 20
@@ -22,7 +24,7 @@ endif
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
-SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/lt_so.c ops/cuda/cudnn_so.c ops/cuda/fused.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/products.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/lt_so.c ops/cuda/cudnn_so.c ops/cuda/fused.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
@@ -40,12 +42,15 @@ endif
 LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
-ISAS   += avx2 avx512
+ISAS   += avx2 avx512 avx512bf16
 endif
+BF16S  := $(if $(filter avx512bf16,$(ISAS)),amx) $(if $(filter aarch64-%,$(shell $(CC) -dumpmachine)),neonbf16)
 Q      := $(if $(V),,@)
 
 CPU32  := $(if $(wildcard ops/cpu/cpu.c),$(ISAS:%=$(BUILD)/f32/ops/cpu/cpu.%.o))
-BF16   := $(if $(wildcard ops/cpu/gemm_bf16.c),$(patsubst %,$(BUILD)/f32/ops/cpu/gemm_bf16.%.o,$(ISAS) $(if $(filter avx512,$(ISAS)),avx512bf16)))
+BF16   := $(if $(wildcard ops/cpu/gemm_bf16.c),$(patsubst %,$(BUILD)/f32/ops/cpu/gemm_bf16.%.o,$(ISAS) $(BF16S)))
+# The same source with the tiles of AMX in plain C (tests/tiles.h): in the tests' program alone.
+TILES  := $(if $(filter avx512bf16,$(ISAS)),$(BUILD)/f32/ops/cpu/gemm_bf16.amx_emulated.o)
 CPU64  := $(if $(wildcard ops/cpu/cpu.c),$(BUILD)/f64/ops/cpu/cpu.baseline.o)
 OBJ32  := $(SRC:%.c=$(BUILD)/f32/%.o) $(CPU32) $(BF16)
 OBJ64  := $(SRC:%.c=$(BUILD)/f64/%.o) $(CPU64)
@@ -53,7 +58,7 @@ OBJ64  := $(SRC:%.c=$(BUILD)/f64/%.o) $(CPU64)
 $(BUILD)/kvsmith: $(BUILD)/f32/kvsmith.o $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS)
-$(BUILD)/tests-f32: $(patsubst %.c,$(BUILD)/f32/%.o,$(TESTS) $(HELP)) $(BUILD)/f32/lib.a
+$(BUILD)/tests-f32: $(patsubst %.c,$(BUILD)/f32/%.o,$(TESTS) $(HELP)) $(TILES) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
 $(BUILD)/tests-f64: $(patsubst %.c,$(BUILD)/f64/%.o,$(TESTS) $(HELP)) $(BUILD)/f64/lib.a
@@ -87,6 +92,9 @@ $(BUILD)/%.baseline.o: BASE += -DOPS_ISA=baseline
 $(BUILD)/%.avx2.o: BASE += -DOPS_ISA=avx2 -mavx2 -mfma -mbmi2
 $(BUILD)/%.avx512.o: BASE += -DOPS_ISA=avx512 -march=x86-64-v4 -mprefer-vector-width=512
 $(BUILD)/%.avx512bf16.o: BASE += -DOPS_ISA=avx512bf16 -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512
+$(BUILD)/%.neonbf16.o: BASE += -DOPS_ISA=neonbf16 -DOPS_NEON -march=armv8.2-a+bf16
+$(BUILD)/%.amx.o: BASE += -DOPS_ISA=amx -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -mamx-tile -mamx-bf16
+$(BUILD)/%.amx_emulated.o: BASE += -DOPS_ISA=amx_emulated -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -include tests/tiles.h
 $(BUILD)/f32/%.o: %.c Makefile
 	$(compile)
 $(BUILD)/f64/%.o: %.c Makefile
@@ -106,7 +114,7 @@ CXX      = g++
 NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 EMU     := $(wildcard tests/simt/*.cpp)
 CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
-SIMT_C  := ops/cuda/table.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/fused.c ops/cuda/side.c
+SIMT_C  := ops/cuda/table.c ops/cuda/products.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/fused.c ops/cuda/side.c
 SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
            $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_% tests/simt/nccl.cpp,$(EMU)))
 SIMT_T  := $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter tests/simt/test_%,$(EMU))) $(BUILD)/simt/tests/simt/kernels.cu.o \
@@ -198,7 +206,11 @@ $(BUILD)/cudnn/plans: $(BUILD)/f32/tests/cudnn/plans.o $(BUILD)/f32/ops/cuda/cud
 cudnn-check: $(BUILD)/cudnn/plans
 	@tests/cudnn/check.sh $< $(BUILD)/cudnn $(filter-out configs/compare%,$(wildcard configs/*.yaml))
 
-.PHONY: cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
+# aarch64 under an emulator, beside this machine's own program.
+arm-check: $(BUILD)/kvsmith
+	@ARM_CCACHE="$(filter ccache,$(CC))" tests/arm/check.sh "$(ARM_ROOT)" $< $(BUILD)/arm
+
+.PHONY: arm-check cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
 .PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:
@@ -209,6 +221,8 @@ demo: $(BUILD)/kvsmith
 	@tests/demo.sh $(BUILD)
 bench: $(BUILD)/kvsmith
 	$(BUILD)/kvsmith bench
+	@[ -z "$$PEER_LLMC" ] || python3 tests/peers/llmc.py $<
+	@[ -z "$$PEER_LLAMACPP" ] || python3 tests/peers/llamacpp.py $<
 fuzz:
 	@tests/fuzz.sh $(BUILD) $(FUZZ_SECONDS)
 big-text: $(BUILD)/kvsmith

@@ -3,7 +3,8 @@
 # A RUN is ROW@LR, such as kda@4e-3; none: all. It has 8M tokens in sequences of 128, then as many in sequences of T (256),
 # less of either when 99 % is reached; that is what its accuracy is of. One that is right in less than a tenth has 2M in
 # the second half, unless it begins there. Each runs on one thread, JOBS of them at a time (default 2); what is finished is not
-# done again. SET holds further settings, such as SET='data.task.pairs=64'.
+# done again. SET holds further settings, such as SET='data.task.pairs=64'. The status is 1 when a run failed, whose line says
+# why; the others go on.
 # docs/plot_mqar.py draws what came out.
 set -euo pipefail
 program=$1 out=$2
@@ -37,7 +38,7 @@ one() {
     local run=$1 name=${1%@*} lr=${1#*@} dir=$out/$1 mixer T=${T:-256}
     mixer=$(row "$name")
     [ -e "$dir.done" ] && return
-    trap 'echo "mqar.sh: $run: $(tail -n 1 "$dir.log")" >&2' ERR
+    trap 'echo "mqar.sh: $run failed: $(tail -n 1 "$dir.log")" >&2' ERR
     if [ ! -e "$dir-128.done" ]; then
         rm -rf "$dir-128"
         # shellcheck disable=SC2086 # SET is words
@@ -66,4 +67,4 @@ for run in "$@"; do
 done
 export -f one row accuracy begun second
 export program out
-printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -I{} bash -eEuo pipefail -c 'one {}'
+printf '%s\n' "$@" | xargs -P "${JOBS:-2}" -I{} bash -eEuo pipefail -c 'one {}' || exit 1

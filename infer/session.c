@@ -46,6 +46,8 @@ void session_close(Session *s) {
     free(s->next);
     free(s->rows);
     free(s->id);
+    free(s->draws);
+    free(s->drawn);
     *s = (Session){0};
 }
 
@@ -108,6 +110,31 @@ static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, 
     return n;
 }
 
+/* ---- few sizes of a step of decoding --------------------------------------------------------------------------------
+ */
+static int filled(int n) {
+    enum { EVERY = 8 };
+    int power = 1;
+    while (power < n && power < EVERY) power *= 2;
+    return n <= EVERY ? power : (n + EVERY - 1) / EVERY * EVERY;
+}
+/* Adds fresh sequences, which have no row in this pass, to a step until it is of one of those sizes; returns how many.
+ * None where passes are not replayed whatever their size. */
+static int pass_fill(Pass *p, const Session *s) {
+    const int zero = 0, n = imin(filled(p->B), imin(s->opts.nseq, s->opts.chunk)) - p->B;
+    int fresh = 0;
+    for (int i = 0; i < s->opts.nseq; i++) fresh += s->next[i] == 0;
+    if (p->N != p->B || p->nwant != p->N || fresh < n || model_varying(s->model) >= 0) return 0;
+    for (int i = 0, left = n; left > 0; i++) {
+        int next = 0;
+        if (s->next[i]) continue;
+        p->want[p->nwant++] = p->N;
+        pass_add(p, s, &(Feed){i, 1, &zero}, 0, 1, &next);
+        left--;
+    }
+    return n;
+}
+
 /* Draws of the rows that a call wants. */
 typedef struct {
     Session *s;
@@ -142,10 +169,14 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
                 at = 0;
             }
         }
+        /* not with sequences that this call has yet to come to, whose penalties are said already */
+        const int fill = draws && b0 == 0 && b == B ? pass_fill(&p, s) : 0, own = p.nwant - fill;
         for (int i = 0; i < p.B; i++) s->id[i] = (uint64_t)p.seq[i];
         Batch batch = {p.B, p.N, p.off, p.seq, p.of, p.pos, p.first, s->id, history};
         Tensor out = ABSENT;
-        Draws now = {s, draws ? draws->rows + done : NULL, draws ? draws->out + done : NULL};
+        Draws now = {s, s->draws, s->drawn};
+        for (int i = 0; i < p.nwant && draws; i++)
+            s->draws[i] = i < own ? draws->rows[done + i] : (SampleRow){.penalty = 1, .top_p = 1, .slot = p.seq[i]};
         if (p.nwant && !draws) out = TENSOR(R(logits) + (size_t)done * (size_t)V, REAL, p.nwant, V);
         const Pick rows = {p.nwant, p.want};
         if (!(draws ? model_extend_seen(s->model, &s->cache, &batch, p.tok, rows, see_draw, &now, 1, e)
@@ -154,7 +185,9 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
             for (int i = 0; i < B; i++) session_reset(s, f[i].seq);
             return false;
         }
-        done += p.nwant;
+        for (int i = 0; i < own && draws; i++) draws->out[done + i] = s->drawn[i];
+        for (int i = p.B - fill; i < p.B; i++) session_reset(s, p.seq[i]);
+        done += own;
         CHECK(b > b0 || p.N == s->opts.chunk, "a pass of %d rows", p.N);
     }
     if (present(logits))
@@ -182,6 +215,8 @@ bool session_draw_open(Session *s, Err *e) {
     draw_place(s);
     if (!arena_open_at(&s->draw, device_memory(d, false), s->draw.name, s->draw.peak, false, e)) return false;
     draw_place(s);
+    s->draws = xcalloc((size_t)s->opts.nseq, sizeof *s->draws);
+    s->drawn = xcalloc((size_t)s->opts.nseq, sizeof *s->drawn);
     device_zero(d, s->seen, (size_t)s->opts.nseq * (size_t)s->model->cfg.vocab);
     return true;
 }

@@ -30,6 +30,8 @@ typedef struct {
     Arena draw;          /* of a device, for session_draw: */
     void *drawing;       /* scratch */
     unsigned char *seen; /* (nseq,V) tokens that penalties are for */
+    SampleRow *draws;    /* (nseq) of the host: of a pass, those that fill it up included */
+    Sampled *drawn;      /* (nseq) */
 } Session;
 
 /* New tokens of one sequence. A call names a sequence at most once. */
@@ -49,7 +51,11 @@ bool session_extend(Session *, int B, const Feed *, Want, Tensor logits, Err *);
 /* The same for last rows, with a token drawn from each where the logits lie, so that no more than tokens comes to the
  * host (ops/sample.h; slots are filled in here: a sequence's own). Of a device alone (session_draws), after
  * session_draw_open, which takes the memory for it (EXIT_WORLD: there is none). session_seen: what penalties of a
- * sequence are for from now on; tokens that are drawn are added. */
+ * sequence are for from now on; tokens that are drawn are added. Of a fresh sequence to be said before its first draw.
+ *
+ * A step of decoding (a token for each of B sequences) is filled up to 1, 2, 4, 8, 16, 24, ... or nseq sequences with
+ * fresh ones that nobody has a use for, if there are as many, so that a device records few passes while a batch gets
+ * smaller; they have a row of their own and no history, and are fresh again afterwards. */
 bool session_draws(const Session *);
 bool session_draw_open(Session *, Err *);
 void session_seen(Session *, int seq, const unsigned char *seen);

@@ -43,6 +43,10 @@ typedef struct Mixer {
     /* A training stage with these settings ended: called on the weights and on each of the optimizer's moments, whose
      * tensors lie on the device and may be BF16, or absent. */
     void (*stage_end)(Device *, const void *cfg, void *w);
+    /* In training passes x, dx, k and v, and what `saved` declares without FIELD_F32, may be BF16, all of them or none,
+     * with y and dy in REAL; dkv is like k and v, or REAL where several layers add to it; and dx, and a dkv that only
+     * this layer adds to, are fresh (ops.h) and each goes to one op. */
+    bool half;
 } Mixer;
 extern const Mixer *const mixers[]; /* NULL-ended */
 const Mixer *mixer_find(const char *name);
@@ -62,6 +66,7 @@ typedef struct Ffn {
     /* The numbers of a pass decide what it asks of the device (rows of each expert's products): passes of one shape
      * differ, and none is a recording of another. */
     bool varies;
+    bool half; /* as Mixer.half */
 } Ffn;
 extern const Ffn *const ffns[]; /* NULL-ended */
 const Ffn *ffn_find(const char *name);

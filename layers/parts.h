@@ -7,9 +7,16 @@ static inline Tensor wanted_rows(Run *r, Tensor x) {
     if (r->in.n == r->out.n) return x;
     Tensor shape = x;
     shape.n[0] = r->out.n;
-    Tensor y = scratch_tensor(r, "wanted rows", REAL, shape.rank, shape.n);
+    Tensor y = scratch_tensor(r, "wanted rows", x.dtype, shape.rank, shape.n);
     r->ops->gather(r, y, x, r->in, r->out);
     return y;
+}
+/* t as numbers of another type: itself, or a copy in scratch. */
+static inline Tensor tensor_as(Run *r, const char *name, Tensor t, Dtype dtype) {
+    if (t.dtype == dtype) return t;
+    Tensor copy = scratch_tensor(r, name, dtype, t.rank, t.n);
+    r->ops->copy(r, copy, t);
+    return copy;
 }
 /* Zeros of one's shape in scratch, for a gradient to be added to; absent of absent. */
 static inline Tensor zeros_like(Run *r, const char *name, Tensor like) {

@@ -21,7 +21,9 @@ enum {
 static const struct argp_option common[] = {
     {"device", KEY_DEVICE, "NAME", 0, "Where to compute: cpu, cuda, or auto, which is cpu (default auto)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
-     "Operands of matrix products: f32 (default) or bf16, as which a model that is not trained also keeps its matrices",
+     "Operands of matrix products: f32 (default; train: train.dtype) or bf16, as which a model that is not trained "
+     "also "
+     "keeps its matrices",
      0},
     {"threads", KEY_THREADS, "N", 0, "Processor threads; 0: as many as there are processors", 0},
     {"json", KEY_JSON, 0, 0, "Print one JSON object on stdout and nothing else there", 0},
@@ -89,6 +91,7 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
         if (strcmp(arg, "f32") && strcmp(arg, "bf16"))
             return err_input(e, "--dtype: expected f32 or bf16, got '%.*s'", WORD_MAX, arg);
         cli->bf16 = !strcmp(arg, "bf16");
+        cli->f32 = !cli->bf16;
         return true;
     case KEY_CACHE:
         if (strcmp(arg, "f32") && strcmp(arg, "bf16"))

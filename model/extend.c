@@ -206,6 +206,11 @@ void model_commit(Model *m, Cache *c, const Batch *b, const int *accept) {
     settle(m, c, b, accept);
 }
 
+int model_varying(const Model *m) {
+    for (int l = 0; l < m->L; l++)
+        if (m->layer[l].ffn->ffn->varies) return l;
+    return -1;
+}
 typedef struct {
     Model *m;
     Cache *c;
@@ -225,9 +230,7 @@ static void extend_work(void *ctx) {
  * whether any has a history, and on nothing that grows: lengths and tables lie where kernels read them. Pages are
  * found before, and rows that retire leave behind it. */
 static bool alike(const Model *m, const Batch *b, Pick want) {
-    bool one = b->N == b->B && want.n == b->N;
-    for (int l = 0; l < m->L; l++) one &= !m->layer[l].ffn->ffn->varies;
-    return one;
+    return b->N == b->B && want.n == b->N && model_varying(m) < 0;
 }
 static bool extend(Extend *x, const Batch *b, Err *e) {
     if (!begin(x->m, x->c, b, x->tok, x->want, 0, &x->r, e)) return false;

@@ -3,8 +3,6 @@
 #include "../ops/half.h"
 #include "../ops/host.h"
 
-enum { STREAM_INIT = 1 };
-
 typedef struct {
     const ModelOpts *opts;
     bool second;
@@ -38,87 +36,6 @@ size_t model_params(const Model *m) {
     return n;
 }
 
-typedef struct {
-    Device *dev;
-    uint64_t key;
-    double std, residual;
-} Init;
-static void see_init(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    const Init *in = f->ctx;
-    size_t n = tensor_count(*t);
-    uint64_t key = rng_name(in->key, path);
-    double std = flags & FIELD_RESIDUAL ? in->std * in->residual : in->std;
-    if (flags & FIELD_OWN) return;
-    Tensor view = view_open(in->dev, *t, false);
-    if (t->dtype == BF16) {
-        uint16_t *h = view.p;
-#pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < n; i++) h[i] = bf16_from((float)(std * rng_normal(key, i)));
-        view_close(in->dev, *t, view, true);
-        return;
-    }
-    real *p = R(view), flat = flags & FIELD_ONES ? 1 : 0;
-    if (flags & (FIELD_ONES | FIELD_ZEROS)) {
-        for (size_t i = 0; i < n; i++) p[i] = flat;
-    } else {
-#pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < n; i++) p[i] = (real)(std * rng_normal(key, i));
-    }
-    view_close(in->dev, *t, view, true);
-}
-static Init init_of(const Model *m, uint64_t seed) {
-    return (Init){m->dev, rng_mix(seed, STREAM_INIT), m->cfg.init_std, 1 / sqrt(2.0 * m->L)};
-}
-/* A mixer's own initial values are made by the host: its tensors are views meanwhile. */
-typedef struct {
-    Device *dev;
-    Tensor *at;
-    int n;
-} Own;
-static void see_own(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    Own *o = f->ctx;
-    (void)path;
-    if (!(flags & FIELD_OWN)) return;
-    o->at = xrealloc(o->at, (size_t)o->n + 1, sizeof *o->at);
-    o->at[o->n++] = *t;
-    *t = view_open(o->dev, *t, false);
-}
-static void see_own_done(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    Own *o = f->ctx;
-    (void)path;
-    if (!(flags & FIELD_OWN)) return;
-    view_close(o->dev, o->at[o->n], *t, true);
-    *t = o->at[o->n++];
-}
-static void init_own(const Model *m, int l, Weights *w, uint64_t key) {
-    const Layer *y = &m->layer[l];
-    void *mix = w->layer[l].mix;
-    Own own = {.dev = m->dev};
-    const bool narrow = m->opts.narrow_weights;
-    Fields f = {.see = see_own, .ctx = &own, .narrow = narrow};
-    Fields done = {.see = see_own_done, .ctx = &own, .narrow = narrow};
-    if (!y->kind->mixer->init) return;
-    y->kind->mixer->weights(y->cfg, mix, &f);
-    y->kind->mixer->init(y->cfg, mix, rng_mix(key, (uint64_t)l));
-    own.n = 0;
-    y->kind->mixer->weights(y->cfg, mix, &done);
-    free(own.at);
-}
-void model_init(Model *m, uint64_t seed) {
-    Init in = init_of(m, seed);
-    Fields f = {.see = see_init, .ctx = &in};
-    model_fields(m, &m->w, &f);
-    for (int l = 0; l < m->L; l++) init_own(m, l, &m->w, in.key);
-}
-static void see_init_there(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    if (t->p) see_init(f, t, path, flags);
-}
-void model_layer_init(const Model *m, int l, Weights *w, uint64_t seed) {
-    Init in = init_of(m, seed);
-    Fields f = {.see = see_init_there, .ctx = &in};
-    model_layer_fields(m, l, w, &f);
-    init_own(m, l, w, in.key);
-}
 void model_layer_stage_end(const Model *m, int l, Weights *w) {
     const Kind *k = m->layer[l].kind;
     if (k->mixer->stage_end) k->mixer->stage_end(m->dev, m->layer[l].cfg, w->layer[l].mix);
@@ -292,20 +209,42 @@ void model_close(Model *m) {
 /* ---- one layer ----------------------------------------------------------------------------------------------------
  */
 
-/* What a layer's backward needs and its replay makes again: everything but the block's input and shared K/V. */
+/* Whether a layer's mixer, or its feed-forward part, computes on BF16: where the device keeps activations so and the
+ * layer can, with every other that adds to the K/V it owns. */
+static bool mixer_half(const Model *m, int l) {
+    bool half = device_half(m->dev);
+    for (int k = l; k < m->L; k++)
+        if (k == l || m->layer[k].kv_from == l) half &= m->layer[k].kind->mixer->half;
+    return half;
+}
+static bool ffn_half(const Model *m, int l) { return device_half(m->dev) && m->layer[l].ffn->ffn->half; }
+
+/* What a layer's backward needs and its replay makes again: everything but the block's input and shared K/V. The stream
+ * stays REAL, and so do statistics. */
 static void act_fields(Model *m, int l, int N, Fields *f) {
     const Layer *y = &m->layer[l];
     Act *a = &m->act[l];
     int d = m->cfg.d_model;
+    f->half = mixer_half(m, l);
     field(f, &a->xn1, "xn1", 0, N, d);
     field(f, &a->rstd1, "rstd1", FIELD_F32, N);
     if (y->owner && !y->shared) kv_fields(&y->rows, N, &a->kv, f);
     y->kind->mixer->saved(y->cfg, N, a->mix, f);
+    f->half = false;
     if (y->publisher) return;
     field(f, &a->mid, "mid", 0, N, d);
+    f->half = ffn_half(m, l);
     field(f, &a->xn2, "xn2", 0, N, d);
     field(f, &a->rstd2, "rstd2", FIELD_F32, N);
     y->ffn->ffn->saved(y->fcfg, N, a->ffn, f);
+    f->half = false;
+}
+/* K/V that other layers read, and with `dkv` its gradient, to which they all add. */
+static void shared_fields(Model *m, int l, int N, bool dkv, Fields *f) {
+    f->half = mixer_half(m, l);
+    kv_fields(&m->layer[l].rows, N, &m->kv[l], f);
+    f->half = false;
+    if (dkv) kv_fields(&m->layer[l].rows, N, &m->dkv[l], f);
 }
 
 static Kv *layer_kv(Model *m, int l) {
@@ -383,6 +322,13 @@ static Tensor branch_taught(Model *m, Run *r, const Lesson *s, int l, Tensor x, 
     return db;
 }
 
+/* The gradient of what a mixer or feed-forward part was given: fresh where it knows that, else zero. */
+static Tensor branch_input(Run *r, Tensor xn, bool fresh, int N, int d) {
+    Tensor dxn = SCRATCH_OF(r, "d normed", xn.dtype, N, d);
+    if (fresh) return as_fresh(dxn);
+    r->ops->zero(r, dxn);
+    return dxn;
+}
 /* dx: in, the gradient of the block's output; out, that of its input. */
 static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv, const Lesson *s) {
     const Layer *L = &m->layer[l];
@@ -390,7 +336,7 @@ static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv
     LayerWeights *g = &m->g.layer[l];
     Act *a = &m->act[l];
     Mark mark = arena_mark(r->scratch);
-    Tensor dxn = SCRATCH(r, "d normed", dx.n[0], dx.n[1]);
+    int N = dx.n[0], d = dx.n[1];
     r->layer = l;
     Tensor dmid = dx; /* of what the mixer was added to */
     if (!L->publisher && m->cfg.parallel) {
@@ -399,12 +345,12 @@ static void layer_backward(Model *m, Run *r, int l, Tensor x, Tensor dx, Kv *dkv
     }
     if (!L->publisher) {
         Mark inner = arena_mark(r->scratch);
-        r->ops->zero(r, dxn);
+        Tensor dxn = branch_input(r, a->xn2, L->ffn->ffn->half, N, d);
         L->ffn->ffn->backward(r, L->fcfg, w->ffn, g->ffn, a->xn2, a->ffn, branch(m, r, dx, DROP_FFN), dxn);
         model_norm_backward(m, r, dx, g->norm2, g->bias2, dxn, m->cfg.parallel ? x : a->mid, w->norm2, a->rstd2);
         arena_release(r->scratch, inner);
     }
-    r->ops->zero(r, dxn);
+    Tensor dxn = branch_input(r, a->xn1, L->kind->mixer->half, N, d);
     Tensor dy = L->publisher                 ? ABSENT
                 : mix_taught(m, s->teach, l) ? branch_taught(m, r, s, l, x, dmid)
                                              : branch(m, r, dmid, DROP_MIXER);
@@ -441,13 +387,12 @@ static void stat_fields(int B, Tensor *stat, Tensor *dstat, Fields *f) {
 static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fields *f) {
     int d = m->cfg.d_model;
     for (int l = 0; l <= m->L; l++) field(f, &x[l], "x", 0, N, d);
+    f->half = device_half(m->dev);
     field(f, xf, "xf", 0, N, d);
+    f->half = false;
     field(f, rstd, "rstd", FIELD_F32, N);
     for (int l = 0; l < m->L; l++) {
-        if (m->layer[l].shared) {
-            kv_fields(&m->layer[l].rows, N, &m->kv[l], f);
-            kv_fields(&m->layer[l].rows, N, &m->dkv[l], f);
-        }
+        if (m->layer[l].shared) shared_fields(m, l, N, true, f);
         if (!m->layer[l].recompute) act_fields(m, l, N, f);
     }
 }
@@ -482,8 +427,13 @@ static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N,
         Kv own = {0}, *dkv = &m->dkv[L->kv_from];
         if (L->owner && !L->shared) { /* nobody else adds to it: it lives here */
             dkv = &own;
+            place.half = zero.half = mixer_half(m, l);
             kv_fields(&L->rows, N, &own, &place);
-            if (!measuring(r)) kv_fields(&L->rows, N, &own, &zero);
+            if (L->kind->mixer->half && !L->publisher)
+                own.k.fresh = own.v.fresh = true;
+            else if (!measuring(r))
+                kv_fields(&L->rows, N, &own, &zero);
+            place.half = zero.half = false;
         }
         if (s.teach && s.teach->out)
             r->ops->align(r, TENSOR(s.teach->outs, REAL, N), dx, x[l + 1], s.teach->out[l], s.tgt, s.g, s.out);
@@ -530,9 +480,13 @@ static const real *given(Model *m, const real *g, int N, bool measured) {
 static Tensor losses(Model *m, real *nll, int N) {
     return device_apart(m->dev) ? arena_tensor(&m->keep, "nll", REAL, 1, &N) : TENSOR(nll, REAL, N);
 }
-/* The one thing of a pass that is waited for. */
+/* What of a pass is waited for, where its caller wants it. */
 static void losses_read(Model *m, real *nll, Tensor t, bool measured) {
-    if (device_apart(m->dev) && !measured) device_read(m->dev, nll, t.p, tensor_bytes(t));
+    if (!device_apart(m->dev) || measured) return;
+    if (nll)
+        device_read(m->dev, nll, t.p, tensor_bytes(t));
+    else
+        device_copy(m->dev, m->losses, t.p, tensor_bytes(t));
 }
 /* On a device sums are waited for, and so are only asked for where a mixer reports some. */
 static void stats_seen(Model *m, Run *r, Tensor stat, Tensor dstat) {
@@ -590,7 +544,7 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     r->dstat = dstat;
     unit_need(m, r, m->L + 1);
     model_norm(m, r, xf, rstd, x[m->L], m->w.norm, m->w.norm_bias);
-    Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH(r, "d xf", N, d);
+    Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH_OF(r, "d xf", xf.dtype, N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
     if (m->cfg.tied) unit_begin(m, r, 0);
@@ -631,7 +585,7 @@ static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt,
     field(&place, &y, "y", 0, N, d);
     field(&place, &rstd, "rstd", FIELD_F32, N);
     for (int l = 0; l < m->L; l++)
-        if (m->layer[l].shared) kv_fields(&m->layer[l].rows, N, &m->kv[l], &place);
+        if (m->layer[l].shared) shared_fields(m, l, N, false, &place);
     stat_fields(b->B, &r->stat, NULL, &place);
     r->ops->zero(r, r->stat);
     embed_rows(m, r, x, tok);

@@ -106,6 +106,7 @@ struct Model {
     uint64_t seed, step;                 /* key of all noise */
     double progress;                     /* of the training stage, see Run */
     unsigned mode;                       /* added to the mode of training passes: RUN_SMOOTH in gradient checks */
+    real *losses;                        /* of a device, its owner's: (max_rows) for losses that stay; NULL: none do */
     StatLoss *stat_loss;                 /* NULL: nobody asks */
     void *stat_ctx;
     const UnitHooks *units; /* NULL: nobody asks */
@@ -134,8 +135,9 @@ void model_norm_fields(const Model *, Weights *, Fields *);
 void model_moments(const Model *, Weights *, bool second, Fields *);
 size_t model_params(const Model *);
 
-/* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0). Adds to the gradients with g (N) = derivative
- * of the loss by each nll. Dropout is keyed by m->seed, m->step and b->id. */
+/* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0); with NULL those of a device go to m->losses, which
+ * lies there, and nobody waits for them. Adds to the gradients with g (N) = derivative of the loss by
+ * each nll. Dropout is keyed by m->seed, m->step and b->id. */
 void model_train(Model *, const Batch *, const int *tok, const int *tgt, const real *g, real *nll);
 void model_loss(Model *, const Batch *, const int *tok, const int *tgt, real *nll); /* no gradient, no dropout */
 /* The same, and hit (N, may be NULL): 1 where the target is what greedy decoding would say, else 0. */
@@ -159,6 +161,8 @@ bool model_extend_seen(Model *, Cache *, const Batch *, const int *tok, Pick wan
  * rows of every sequence. Nothing else may run on the model in between. */
 bool model_verify(Model *, Cache *, const Batch *, const int *tok, Pick want, Tensor logits, Err *);
 void model_commit(Model *, Cache *, const Batch *, const int *accept);
+/* The first layer whose passes ask a device for other launches each time, whatever their rows; -1: none. */
+int model_varying(const Model *);
 /* Scratch that a pass of max_rows rows with at most max_want wanted needs; call before the first model_extend (grows).
  */
 bool model_extend_reserve(Model *, Cache *, int max_rows, int max_want, int max_seqs, Err *);

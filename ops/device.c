@@ -1,9 +1,11 @@
 /* device.c: opens a backend; of the CPU chooses the table by what the processor can do. */
 #include "device.h"
+#include "amx.h"
 #include "file.h"
 #include "half.h"
 #include <omp.h>
 #include <sched.h>
+#include <sys/auxv.h>
 
 /* "", or ":3" */
 static bool numbered(const char *s, int *n) {
@@ -12,6 +14,17 @@ static bool numbered(const char *s, int *n) {
     *n = atoi(s);
     return true;
 }
+
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+/* Products in tiles have been proved on an emulation: each processor has to show that it gives the same. */
+static void choose_amx(Device *d) {
+    Err why = {0};
+    if (amx_permitted(&why) && gemm_bf16_agrees(gemm_bf16_amx, d->gemm_bf16, &why))
+        d->gemm_bf16 = gemm_bf16_amx, d->isa = "avx512bf16+amx";
+    else
+        fprintf(stderr, "kvsmith: AMX is not used: %s; products in bf16 are made by AVX-512\n", why.msg);
+}
+#endif
 
 bool device_open(Device **out, const char *name, int threads, Err *e) {
     int number = 0;
@@ -30,6 +43,12 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
 #ifndef KV_DOUBLE
     d->gemm_bf16 = gemm_bf16_baseline;
 #endif
+#if defined(__aarch64__)
+    d->isa = "neon"; /* is what the compiler makes of plain C for it */
+    #ifndef KV_DOUBLE
+    if (getauxval(AT_HWCAP2) & HWCAP2_BF16) d->gemm_bf16 = gemm_bf16_neonbf16;
+    #endif
+#endif
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
@@ -38,7 +57,10 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
                   __builtin_cpu_supports("avx512cd");
     if (avx2) d->ops = &ops_cpu_avx2, d->isa = "avx2", d->gemm_bf16 = gemm_bf16_avx2;
     if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512", d->gemm_bf16 = gemm_bf16_avx512;
-    if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) d->gemm_bf16 = gemm_bf16_avx512bf16;
+    if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) {
+        d->ops = &ops_cpu_avx512bf16, d->isa = "avx512bf16", d->gemm_bf16 = gemm_bf16_avx512bf16;
+        if (amx_there()) choose_amx(d);
+    }
 #endif
     if (!(cuda ? cuda_device_open(d, number, e) : gemm_open(&d->gemm, e))) {
         free(d);
@@ -143,8 +165,13 @@ bool device_bf16(Device *d, bool on, Err *e) {
     }
     if (on && !d->gemm_bf16) return err_input(e, "dtype bf16: this build computes in double");
     gemm_use(d->gemm, on ? d->gemm_bf16 : NULL, d->threads, NARROW_LEAST);
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+    d->pairs = on && d->ops == &ops_cpu_avx512bf16; /* without the instruction rounding would only cost */
+#endif
     return true;
 }
+
+bool device_half(const Device *d) { return d->cuda && d->narrow && !d->wide; }
 
 bool device_attention(Device *d, AttentionBy by, Err *e) {
     bool own = by == ATTENTION_AUTO || by == ATTENTION_OWN;
@@ -154,10 +181,21 @@ bool device_attention(Device *d, AttentionBy by, Err *e) {
     return true;
 }
 
-double device_bf16_gain(Device *d) {
-#if defined(__x86_64__) && !defined(KV_DOUBLE)
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(KV_DOUBLE)
+/* Whether the processor multiplies bf16. */
+static bool has_instruction(const Device *d) {
+    #ifdef __aarch64__
+    return d->gemm_bf16 == gemm_bf16_neonbf16;
+    #else
+    return d->gemm_bf16 == gemm_bf16_avx512bf16 || d->gemm_bf16 == gemm_bf16_amx;
+    #endif
+}
+#endif
+bool device_bf16_pays(Device *d) {
+    if (d->cuda) return true;
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(KV_DOUBLE)
     enum { M = 512, N = 512, K = 512, TIMES = 9 };
-    if (d->cuda || d->gemm_bf16 != gemm_bf16_avx512bf16) return 0;
+    if (!has_instruction(d)) return false;
     GemmShape s = {M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .weights = N * K};
     real *x = xcalloc(M * K + N * K + M * N, sizeof *x), *y = x + M * K, *z = y + N * K;
     double best[2] = {1e9, 1e9};
@@ -174,9 +212,8 @@ double device_bf16_gain(Device *d) {
     arena_close(&pad);
     gemm_use(d->gemm, NULL, 0, 0);
     free(x);
-    return best[0] / best[1];
+    return best[0] > best[1];
 #else
-    (void)d;
-    return 0;
+    return false;
 #endif
 }

@@ -19,8 +19,10 @@ struct Device {
     Gemm *gemm;          /* of the CPU */
     GemmBf16 *gemm_bf16; /* of this processor; NULL in the double build */
     struct Cuda *cuda;   /* NULL: the CPU */
+    bool pairs;          /* of the CPU: attention's products round their operands to bf16, too */
     bool narrow;         /* its products with `least` weights and more are in bf16, as gemm_use has it for the CPU */
     int64_t least;
+    bool wide;           /* of CUDA, for tests: activations stay REAL in memory although products are in bf16 */
     int64_t logits;      /* of CUDA: so many exist at once */
     struct Fused *fused; /* attention by cuDNN; NULL: by our own kernels */
     Memory home[2];      /* of the device alone; shared with the host */
@@ -37,7 +39,7 @@ struct Device {
 /* One table per instruction set, from the same sources (cpu/cpu.c). */
 extern const Ops ops_cpu_baseline;
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
-extern const Ops ops_cpu_avx2, ops_cpu_avx512;
+extern const Ops ops_cpu_avx2, ops_cpu_avx512, ops_cpu_avx512bf16;
 #endif
 
 /* The CUDA backend (cuda/open.c, cuda/table.c), or what says that there is none (cuda/none.c): which of the two is

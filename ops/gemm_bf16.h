@@ -9,6 +9,9 @@ GemmBf16 gemm_bf16_baseline;
 #if defined(__x86_64__)
 GemmBf16 gemm_bf16_avx2, gemm_bf16_avx512, gemm_bf16_avx512bf16;
 #endif
+#if defined(__aarch64__)
+GemmBf16 gemm_bf16_neonbf16;
+#endif
 
 static inline void gemm_bf16_one(GemmBf16 *run, int threads, Arena *scratch, GemmShape s, real *C, const real *A,
                                  const void *B) {

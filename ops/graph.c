@@ -6,7 +6,7 @@ enum { KEPT = 12 };
 struct Graphs {
     Device *dev;
     int n;
-    long replayed;
+    long replayed, begun;
     struct {
         uint64_t key;
         struct CudaGraph *graph;
@@ -33,9 +33,11 @@ void graphs_run(Graphs *g, uint64_t key, void (*work)(void *), void *ctx) {
     while (i < g->n && g->kept[i].key != key) i++;
     if (i == KEPT) cuda_device_graph_free(g->dev, g->kept[--i].graph), g->n--;
     struct CudaGraph *x = i < g->n ? g->kept[i].graph : cuda_device_graph_new();
+    g->begun += i == g->n;
     g->n = imax(g->n, i + 1);
     memmove(g->kept + 1, g->kept, (size_t)i * sizeof *g->kept);
     g->kept[0].key = key, g->kept[0].graph = x;
     g->replayed += cuda_device_graph_run(g->dev, x, work, ctx);
 }
 long graphs_replayed(const Graphs *g) { return g ? g->replayed : 0; }
+long graphs_begun(const Graphs *g) { return g ? g->begun : 0; }

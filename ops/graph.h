@@ -15,5 +15,6 @@ void graphs_close(Graphs *); /* before the memory that its passes used is given 
  * by ids, device_write and the ops that say so (adamw, momentum, axpby, dropout, decide, scale_column); they wait at
  * the same places, and leave nothing else behind them than they found. A dozen keys are kept, the ones last used. */
 void graphs_run(Graphs *, uint64_t key, void (*work)(void *ctx), void *ctx);
-/* Of all runs so far, those that were replayed. */
+/* Of all runs so far, those that were replayed; and how often a key came that was not kept. */
 long graphs_replayed(const Graphs *);
+long graphs_begun(const Graphs *);

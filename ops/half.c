@@ -4,7 +4,7 @@
 #include "side.h"
 
 bool half_wanted(const Device *d, Tensor w, unsigned flags) {
-    return d && d->cuda && d->narrow && w.dtype == REAL && w.rank == 2 && !(flags & (FIELD_STEADY | FIELD_GROUPED)) &&
+    return d && d->cuda && d->narrow && w.dtype == REAL && w.rank == 2 && !(flags & FIELD_STEADY) &&
            tensor_count(w) >= (size_t)d->least && w.n[1] % 8 == 0;
 }
 

@@ -10,7 +10,7 @@
 
 typedef struct Device Device;
 /* A copy of this weight would serve products: it is a matrix of `real`s that they round, in rows of a multiple of eight
- * numbers. False on the CPU, in f32, and of FIELD_STEADY and FIELD_GROUPED. */
+ * numbers. False on the CPU, in f32, and of FIELD_STEADY. */
 bool half_wanted(const Device *, Tensor w, unsigned flags);
 /* From now on `copy`, BF16 of w's shape on the device, is w's. Its owner sets w.halved in the tensor that passes use,
  * with memory or without: products of such a tensor take no scratch for its rounding. */

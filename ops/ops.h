@@ -3,6 +3,16 @@
  * Contract of every op: outputs first; forward overwrites its outputs, backward ADDS to every d* argument; arguments do
  * not alias unless said; an ABSENT optional tensor is skipped; nothing is allocated but r->scratch, which is given back
  * before return; while measuring(r) an op takes its scratch and touches nothing else. Shapes are CHECKed.
+ *
+ * Tensors are REAL but where an op says more. On a device (device_half) activations and their gradients may be BF16 in
+ * memory, each rounded to the nearest as it is stored: x, y and their gradients of linear, linear_many, rmsnorm,
+ * layernorm, rope, swiglu, gelu, add, copy and gather, x and dx of linear_xent, q, o and their gradients, k with v, dk
+ * with dv of attend and attend_backward. Of one call of rmsnorm, swiglu or gelu all are BF16 or none, but that the
+ * norms read x in REAL, or x and dx, beside a narrow y or dy.
+ *
+ * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward and rmsnorm_backward, and dq and dkv's k
+ * and v of attend_backward may be `fresh`: they are then overwritten, not added to.
+ *
  * Results do not depend on the number of threads unless said. */
 #pragma once
 #include "recur.h"
@@ -47,7 +57,8 @@ struct Ops {
     /* y (N,O) = x (N,I) w^T + bias; w (O,I), bias (O) optional. May differ in the last bits between N's and between
      * thread counts (the GEMM library's choice of kernel). w may be BF16, as may be that of linear_heads, linear_groups
      * and linear_xent without gradient and the table of embed. In linear, _groups and _xent rows of x are then rounded
-     * to bf16, too, sums are f32, and neither N nor the threads change a bit; this takes device_bf16. */
+     * to bf16, too, sums are f32, and neither N nor the threads change a bit; this takes device_bf16. Of rows that are
+     * BF16 in memory every matrix is rounded, however small. */
     void (*linear)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
     /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
@@ -193,8 +204,9 @@ struct Ops {
     void (*axpby)(Run *, Tensor y, double a, Tensor x, double b); /* y = a x + b y; x may be y */
     void (*copy)(Run *, Tensor y, Tensor x);                      /* y = x */
     /* Rows in groups, each with a matrix of its own: rows off[e]..off[e+1]-1 of x (M,I) and y (M,O) belong to w[e]
-     * (O,I). A group may be empty, off[n] = M.   y row = w[e] x row. Backward: dx += dy w[e]; dw[e] += dy^T x over the
-     * group's rows. Each of dx, dw (NULL) optional. */
+     * (O,I), all of one shape. A group may be empty, off[n] = M.   y row = w[e] x row. Backward: dx += dy w[e];
+     * dw[e] += dy^T x over the group's rows. Each of dx, dw (NULL) optional. Operands are rounded to bf16 where those of
+     * `linear` with one of the matrices would be (device_bf16). */
     void (*linear_groups)(Run *, Tensor y, Tensor x, Groups, const Tensor *w);
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
     void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
@@ -258,13 +270,18 @@ struct Ops {
     double (*sumsqs)(Run *, double start, int n, const Tensor *x);
 };
 
+/* For an op that can only add. */
+static inline void begin_sum(Run *r, Tensor t) {
+    if (t.fresh) r->ops->zero(r, t);
+}
+
 /* Open a backend by name: "cpu", or "cuda" in a program that was built with it (ops/cuda/ledger.h: which ops it lacks).
  * threads 0: as many as there are processors this process may run on. */
 bool device_open(Device **, const char *name, int threads, Err *);
 void device_close(Device *);
 const Ops *device_ops(const Device *);
 int device_threads(const Device *);
-/* What the kernels were chosen for: the instruction set "avx512", "avx2", "baseline"; of "cuda" the device's name. */
+/* What the kernels were chosen for: the instruction set "avx512bf16+amx", "avx512bf16", "neon", ... "baseline"; of "cuda" its name. */
 const char *device_isa(const Device *);
 /* Where the tensors of its ops lie, for arena_open_at; NULL: with the host, as `const int *` arguments always do.
  * host_too: memory that the host may use as well, between device_sync and the next op. */
@@ -290,19 +307,25 @@ bool device_tune(Device *, double seconds, const char *path, struct Tuning *out,
  * instruction set and threads; of "cuda" what ops/cuda/cuda.h lists. */
 typedef void DeviceSee(void *ctx, const char *name, long long number, const char *text);
 void device_facts(Device *, DeviceSee *, void *ctx);
-/* Matrix products (the op linear and those made of it) round their operands to bf16 and add in f32; everything else,
- * the numbers in memory included, stays f32, but that on CUDA attend and attend_backward round theirs, too, of up to
- * 256 numbers a head, and that N may change a bit there (the library's choice of kernel). Passes that were measured
- * before have too little scratch. false: f32 again, as a device is opened. EXIT_INPUT in the double build. */
+/* Matrix products (the ops linear and linear_groups, and those made of them) of matrices with NARROW_LEAST weights and
+ * more round their operands to bf16 and add in f32, forward and backward; everything else, the numbers in memory
+ * included, stays f32, but that attend and attend_backward round theirs, too: on CUDA of up to 256 numbers a head, on a
+ * CPU that has the instruction of a multiple of 16; that on CUDA activations of training are BF16 in memory where a
+ * layer takes them so (device_half, layers/mixer.h); and that on CUDA N may change a bit (the library's choice of
+ * kernel). Passes that were measured before have too little scratch. false: f32 again, as a device is opened. EXIT_INPUT
+ * in the double build. */
 bool device_bf16(Device *, bool on, Err *);
+/* Whether ops take activations in BF16, as the table above says: on CUDA while device_bf16 is on. */
+bool device_half(const Device *);
 /* Whose kernels attention in bf16 takes in training: our own (as a device is opened), or cuDNN's, where it is installed
  * and has a plan for the pass, which it makes while the pass is measured: afterwards passes have to be measured again.
  * ATTENTION_CUDNN repeats its results to the bit, as all else does; UNORDERED does not, for less workspace and time.
  * What is not to be had is said on stderr, and our own kernels do it. EXIT_INPUT: the CPU, or operands in f32. */
 typedef enum { ATTENTION_AUTO, ATTENTION_OWN, ATTENTION_CUDNN, ATTENTION_CUDNN_UNORDERED } AttentionBy;
 bool device_attention(Device *, AttentionBy, Err *);
-/* How many times faster a training step's products are so, measured in about 0.1 s; 0 where the processor has no
- * instruction for it, and on CUDA, where it is not measured. */
-double device_bf16_gain(Device *);
+/* Whether a training step is faster so. Of the CPU measured on products in about 0.1 s, where the processor has an
+ * instruction for it, else false. Always on CUDA, where nothing is measured, so that every run decides alike: each
+ * device that can be opened has matrix units for bf16, by its maker's figures 2 to 16 times as fast as f32. */
+bool device_bf16_pays(Device *);
 /* A Run on this device with nothing but ops, dev, scratch and host (the same) set. */
 Run run_make(Device *, Arena *scratch);

@@ -132,5 +132,12 @@ static inline bool measuring(const Run *r) { return !r->scratch->base; }
 static inline Tensor scratch_tensor(Run *r, const char *name, Dtype dtype, int rank, const int n[]) {
     return arena_tensor(r->scratch, name, dtype, rank, n);
 }
-#define SCRATCH(r, name, ...) \
-    scratch_tensor(r, name, REAL, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
+#define SCRATCH_OF(r, name, dtype, ...) \
+    scratch_tensor(r, name, dtype, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
+#define SCRATCH(r, name, ...) SCRATCH_OF(r, name, REAL, __VA_ARGS__)
+/* The same for a gradient that is fresh: whoever is first to add to it, an op that knows fresh ones (ops.h), writes. */
+static inline Tensor as_fresh(Tensor t) {
+    t.fresh = true;
+    return t;
+}
+#define FRESH_OF(r, name, dtype, ...) as_fresh(SCRATCH_OF(r, name, dtype, __VA_ARGS__))

@@ -57,8 +57,8 @@ void field_declare(Fields *f, Tensor *t, const char *name, unsigned flags, int r
     const bool halved = t->halved;
     *t = tensor_make(t->p, REAL, rank, n);
     t->halved = halved;
-    if (f->narrow && rank == 2 && !(flags & (FIELD_F32 | FIELD_STEADY)) && tensor_count(*t) >= NARROW_LEAST)
-        t->dtype = BF16;
+    const bool matrix = rank == 2 && tensor_count(*t) >= NARROW_LEAST;
+    if (!(flags & (FIELD_F32 | FIELD_STEADY)) && (f->half || (f->narrow && matrix))) t->dtype = BF16;
     snprintf(path, sizeof path, "%s%s", f->scope, name);
     f->see(f, t, path, flags);
 }

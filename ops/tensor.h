@@ -25,6 +25,7 @@ typedef struct {
     Dtype dtype;
     int rank, n[RANK_MAX];
     bool halved; /* a weight of which the device keeps a copy in bf16, for products: half.h */
+    bool fresh;  /* a gradient that nothing was added to yet, whatever its memory holds: ops.h */
 } Tensor;
 
 size_t dtype_size(Dtype);
@@ -67,17 +68,16 @@ static inline real *R(Tensor t) {
 /* ---- fields: one declaration per owned tensor; everything else is a visitor over the declarations ------------------
  */
 enum {
-    FIELD_ONES = 1,       /* initial value 1 (norm gains) */
-    FIELD_ZEROS = 2,      /* initial value 0 (biases) */
-    FIELD_NODECAY = 4,    /* no weight decay: norms, biases */
-    FIELD_RESIDUAL = 8,   /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
-    FIELD_F32 = 16,       /* never stored narrower than f32 (lse, statistics) */
-    FIELD_OPTIONAL = 32,  /* may be missing from a file */
-    FIELD_OWN = 64,       /* Mixer.init gives the initial value */
-    FIELD_TABLE = 256,    /* rows are looked up by token, or are the head's: no matrix that maps one space to another */
-    FIELD_STEADY = 512,   /* hard decisions hang on it: `real` in memory, whatever Fields.narrow says */
-    FIELD_GROUPED = 1024, /* multiplied by linear_groups alone */
-    FIELD_BALANCE = 128   /* a correction that no gradient reaches: its "gradient" says which way is too much, and the
+    FIELD_ONES = 1,      /* initial value 1 (norm gains) */
+    FIELD_ZEROS = 2,     /* initial value 0 (biases) */
+    FIELD_NODECAY = 4,   /* no weight decay: norms, biases */
+    FIELD_RESIDUAL = 8,  /* writes to the residual stream: initial deviation is divided by sqrt(2 layers) */
+    FIELD_F32 = 16,      /* never stored narrower than f32 (lse, statistics) */
+    FIELD_OPTIONAL = 32, /* may be missing from a file */
+    FIELD_OWN = 64,      /* Mixer.init gives the initial value */
+    FIELD_TABLE = 256,   /* rows are looked up by token, or are the head's: no matrix that maps one space to another */
+    FIELD_STEADY = 512,  /* hard decisions hang on it: `real` in memory, whatever Fields.narrow says */
+    FIELD_BALANCE = 128  /* a correction that no gradient reaches: its "gradient" says which way is too much, and the
                             optimizer takes a step of fixed size against the sign */
 };
 typedef struct Fields Fields;
@@ -86,11 +86,12 @@ struct Fields {
     void *ctx;
     char scope[96]; /* prefix of the names below: "model.layers.3." */
     bool narrow;    /* matrices of NARROW_LEAST numbers and more are BF16, but those of FIELD_F32 and FIELD_STEADY */
+    bool half;      /* of activations: all are BF16, but those of FIELD_F32 and FIELD_STEADY */
 };
 /* Smaller matrices gain nothing by bf16: neither in memory nor in a product. */
 enum { NARROW_LEAST = 64 * 32 };
-/* Declare: sets *t's dtype (REAL, or BF16 by Fields.narrow) and shape, then lets the visitor see it under scope + name.
- */
+/* Declare: sets *t's dtype (REAL, or BF16 by Fields.narrow or .half) and shape, then lets the visitor see it under
+ * scope + name. */
 void field_declare(Fields *, Tensor *t, const char *name, unsigned flags, int rank, const int n[]);
 #define field(f, t, name, flags, ...) \
     field_declare(f, t, name, flags, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})

@@ -40,7 +40,7 @@ static bool product(TunedProduct *p, char *text) {
         if (!number(&rest, 10, INT32_MAX, &v) || v == 0) return false;
         p->shape[i] = (int)v;
     }
-    if (!number(&rest, 10, 15, &v)) return false;
+    if (!number(&rest, 10, 31, &v)) return false;
     p->flags = (unsigned)v;
     if (!number(&rest, 10, 256, &v) || v == 0) return false;
     p->align = (unsigned)v;

@@ -8,7 +8,7 @@
  *                                     8 words in hexadecimal, 2 times in seconds; any number of these
  *   end N                             of products
  *
- * FLAGS: 1 A is transposed, 2 B is, 4 C is added to, 8 operands are bf16. ALIGN: bytes that all operands are aligned
+ * FLAGS: 1 A is transposed, 2 B is, 4 C is added to, 8 operands are bf16, 16 C is, too. ALIGN: bytes that all operands are aligned
  * to. FIRST: the time of the library's first choice, BEST: that of the one kept. Of another device, number of
  * processors or version of the library a file says nothing. */
 #pragma once

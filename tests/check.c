@@ -94,6 +94,10 @@ bool check_rms(char msg[512], const char *what, CheckView got, CheckView want, s
     check_log(what, rms, tol, w.at, n);
     return verdict(rms <= tol, msg);
 }
+void check_as_bf16(Tensor t) {
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)bf16_to(bf16_from((float)R(t)[i]));
+}
+
 bool check_bytes(char msg[512], const char *what, const void *got, const void *want, size_t n) {
     const unsigned char *g = got, *w = want;
     for (size_t i = 0; i < n; i++)

@@ -42,6 +42,9 @@ void check_log(const char *what, double error, double bound, size_t where, size_
 bool check_bytes(char msg[512], const char *what, const void *got, const void *want, size_t n);
 #define CHECK_BYTES(what, got, want, n) CHECK_WITH_(check_bytes(msg_, what, got, want, n))
 
+/* In place: a tensor of `real`s as bf16 holds its numbers. */
+void check_as_bf16(Tensor);
+
 /* ---- files ----------------------------------------------------------------------------------------------------------
  */
 /* A fresh empty directory, removed when the test's process ends (and by the runner if that one crashed). */

@@ -12,7 +12,7 @@ typedef double wide;
 
 /* ---- op tables ----------------------------------------------------------------------------------------------------
  */
-enum { TABLES_MAX = 3 };
+enum { TABLES_MAX = 4 };
 typedef struct {
     const char *name;
     const Ops *ops;
@@ -50,6 +50,7 @@ void rig_use(Rig *, Table, int threads); /* of what does not multiply matrices: 
 void rig_measure(Rig *);
 void rig_place(Rig *);
 void rig_done(Rig *);
+void rig_done_within(Rig *); /* what took no more than was measured: work that is bounded, not counted, in advance */
 #define OP(g, op, ...) CALL(g, (g)->run.ops->op(&(g)->run, __VA_ARGS__))
 
 /* Memory for results: NaN. Names are for guards. */

@@ -40,7 +40,8 @@ void speaker_nll(Speaker *s, int B, int n, const int *tok, const int *tgt, int d
 
 double log_softmax(const real *l, int V, int t) {
     double top = -INFINITY, sum = 0;
-    for (int v = 0; v < V; v++) top = fmax(top, (double)l[v]);
+    for (int v = 0; v < V; v++)
+        if (l[v] > top) top = l[v]; /* fmax of floats in double fails in gcc 12 for aarch64 */
     for (int v = 0; v < V; v++) sum += exp((double)l[v] - top);
     return (double)l[t] - top - log(sum);
 }

@@ -1,6 +1,8 @@
 /* test_bf16.c: matrix products with operands in bf16: against wide sums of operands rounded here, in every form that
  * this processor runs; then whole models and whole runs beside f32. */
+#include <sys/auxv.h>
 #include "../model/config.h"
+#include "../ops/amx.h"
 #include "../ops/device.h"
 #include "rig.h"
 #include "zoo.h"
@@ -25,7 +27,11 @@ typedef struct {
     const char *name;
     GemmBf16 *run;
 } Form;
-static int forms(Form out[4]) {
+enum { FORMS = 6 };
+    #ifdef __x86_64__
+GemmBf16 gemm_bf16_amx_emulated; /* tests/tiles.h */
+    #endif
+static int forms(Form out[FORMS]) {
     int n = 0;
     out[n++] = (Form){"baseline", gemm_bf16_baseline};
     #ifdef __x86_64__
@@ -36,6 +42,12 @@ static int forms(Form out[4]) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
         out[n++] = (Form){"avx512", gemm_bf16_avx512};
     if (n == 3 && __builtin_cpu_supports("avx512bf16")) out[n++] = (Form){"avx512bf16", gemm_bf16_avx512bf16};
+    if (n == 4) out[n++] = (Form){"amx emulated", gemm_bf16_amx_emulated};
+    Err e = {0};
+    if (n == 5 && amx_there() && amx_permitted(&e)) out[n++] = (Form){"amx", gemm_bf16_amx};
+    #endif
+    #ifdef __aarch64__
+    if (getauxval(AT_HWCAP2) & HWCAP2_BF16) out[n++] = (Form){"neonbf16", gemm_bf16_neonbf16};
     #endif
     return n;
 }
@@ -110,7 +122,7 @@ static const int sizes[][3] = {{1, 1, 1},     {7, 16, 2},      {8, 48, 1},    {9
 enum { SIZES = sizeof sizes / sizeof *sizes, BOUND = 3 };
 
 Test(bf16, products_of_rounded_operands) {
-    Form f[4];
+    Form f[FORMS];
     for (int n = forms(f), k = 0; k < n; k++)
         for (int z = 0; z < SIZES; z++)
             for (int how = 0; how < 8; how++) {
@@ -130,7 +142,7 @@ Test(bf16, products_of_rounded_operands) {
 /* Operands that are cut instead of rounded, or not rounded at all, are far outside the bound. */
 static double unrounded(float x) { return x; }
 Test(bf16, the_bound_sees_another_rounding) {
-    Form f[4];
+    Form f[FORMS];
     int n = forms(f), i, j;
     Product t = product(33, 50, 65, 2);
     product_run(&t, f[n - 1].run, 1);
@@ -138,7 +150,7 @@ Test(bf16, the_bound_sees_another_rounding) {
     product_free(&t);
 }
 Test(bf16, threads_change_nothing) {
-    Form f[4];
+    Form f[FORMS];
     for (int n = forms(f), k = 0; k < n; k++)
         for (int how = 0; how < 8; how++) {
             Product t = product(300, 161, 150, how);
@@ -174,7 +186,7 @@ static float *normals(size_t n, uint64_t key) {
 Test(bf16, several_products_are_those_alone) {
     static const int width[PARTS] = {130, 50, 17};
     enum { I = 70, ROOM = 300 * 200 };
-    Form f[4];
+    Form f[FORMS];
     for (int n = forms(f), k = 0; k < n; k++)
         for (int how = 0; how < 3; how++)
             for (int N = 5; N <= 300; N += 295) {
@@ -210,7 +222,7 @@ Test(bf16, ties_denormals_and_what_is_no_number) {
     static const float in[] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -1 - 0x1p-8f, 1 + 0x1.8p-8f,
                                0x1p-149f,   0x1.FFp127f,     INFINITY,     NAN},
                        out[] = {1, 1 + 0x1p-6f, -1, 1 + 0x1p-7f, 0, INFINITY, INFINITY, NAN};
-    Form f[4];
+    Form f[FORMS];
     for (int n = forms(f), k = 0; k < n; k++)
         for (int x = 0; x < 8; x++)
             for (int tb = 0; tb < 2; tb++) {
@@ -339,7 +351,7 @@ Test(bf16, has_no_double) {
     Err e = {0};
     cr_assert(device_open(&d, "cpu", 1, &e), "%s", e.msg);
     cr_assert(!device_bf16(d, true, &e) && e.status == EXIT_INPUT && strstr(e.msg, "double"), "%s", e.msg);
-    cr_assert(device_bf16_gain(d) == 0);
+    cr_assert(!device_bf16_pays(d));
     device_close(d);
 }
 #endif

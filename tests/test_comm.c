@@ -63,7 +63,8 @@ static int note(int rank, const Err *e) {
 /* Numbers whose sum depends on the order of additions. */
 static double draw(int rank, size_t i) {
     double x = rng_normal(7, i * 64 + (size_t)rank);
-    return x * pow(10, (double)((i + (size_t)rank * 3) % 8));
+    volatile double y = x * pow(10, (double)((i + (size_t)rank * 3) % 8)); /* no part of a fused sum */
+    return y;
 }
 static void fill(void *p, Dtype dt, size_t at, size_t i, int rank) {
     float f = (float)draw(rank, i);

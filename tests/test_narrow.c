@@ -1,8 +1,10 @@
 /* test_narrow.c: inference with matrices and cached rows that stay bf16 in memory: what they hold, what they take, and
  * that neither company, cuts nor threads change what they say. */
+#include <sys/auxv.h>
 #include "../infer/session.h"
 #include "../model/cost.h"
 #include "../model/hf.h"
+#include "../ops/amx.h"
 #include "dirs.h"
 #include "rig.h"
 #include "zoo.h"
@@ -186,8 +188,7 @@ Test(narrow, bytes_of_the_weights) {
 
 static void see_widen(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)f, (void)path;
-    if (t->rank == 2 && tensor_count(*t) >= NARROW_LEAST && !(flags & (FIELD_F32 | FIELD_STEADY)))
-        for (size_t i = 0; i < tensor_count(*t); i++) R(*t)[i] = bf16_to(bf16_from(R(*t)[i]));
+    if (t->rank == 2 && tensor_count(*t) >= NARROW_LEAST && !(flags & (FIELD_F32 | FIELD_STEADY))) check_as_bf16(*t);
 }
 /* The logits are those of f32 arithmetic on the same rounded weights, but for the rounding of activations. */
 Test(narrow, logits_beside_f32) {
@@ -267,7 +268,11 @@ typedef struct {
     const Ops *ops;
     GemmBf16 *run;
 } Form;
-static int forms(Form out[4]) {
+enum { FORMS = 6 };
+    #ifdef __x86_64__
+GemmBf16 gemm_bf16_amx_emulated; /* tests/tiles.h */
+    #endif
+static int forms(Form out[FORMS]) {
     int n = 0;
     out[n++] = (Form){"baseline", &ops_cpu_baseline, gemm_bf16_baseline};
     #ifdef __x86_64__
@@ -278,7 +283,13 @@ static int forms(Form out[4]) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
         out[n++] = (Form){"avx512", &ops_cpu_avx512, gemm_bf16_avx512};
     if (n == 3 && __builtin_cpu_supports("avx512bf16"))
-        out[n++] = (Form){"avx512bf16", &ops_cpu_avx512, gemm_bf16_avx512bf16};
+        out[n++] = (Form){"avx512bf16", &ops_cpu_avx512bf16, gemm_bf16_avx512bf16};
+    if (n == 4) out[n++] = (Form){"amx emulated", &ops_cpu_avx512bf16, gemm_bf16_amx_emulated};
+    Err e = {0};
+    if (n == 5 && amx_there() && amx_permitted(&e)) out[n++] = (Form){"amx", &ops_cpu_avx512bf16, gemm_bf16_amx};
+    #endif
+    #ifdef __aarch64__
+    if (getauxval(AT_HWCAP2) & HWCAP2_BF16) out[n++] = (Form){"neonbf16", &ops_cpu_baseline, gemm_bf16_neonbf16};
     #endif
     return n;
 }
@@ -299,7 +310,7 @@ static void product(GemmBf16 *run, int threads, GemmShape s, float *C, const flo
 Test(narrow, products_by_rows) {
     static const int size[][2] = {{1, 1}, {16, 32}, {17, 33}, {48, 64}, {50, 801}, {161, 770}, {96, 1601}};
     enum { MANY = 130, MARGIN = 3 };
-    Form f[4];
+    Form f[FORMS];
     for (int nf = forms(f), k = 0; k < nf; k++)
         for (size_t z = 0; z < sizeof size / sizeof *size; z++) {
             int N = size[z][0], K = size[z][1];
@@ -332,7 +343,7 @@ Test(narrow, products_by_rows) {
 }
 /* Whole models with each instruction set forced. */
 Test(narrow, every_instruction_set_decodes) {
-    Form f[4];
+    Form f[FORMS];
     for (int k = 0; k < HERD; k++) {
         real *want = NULL, *got = NULL;
         for (int nf = forms(f), i = 0; i < nf; i++) {

@@ -431,3 +431,131 @@ Test(ops, attend_backward_with_wide_heads, .timeout = 200) {
         rig_close(&g);
     }
 }
+
+/* ---- operands in bf16 ----------------------------------------------------------------------------------------------
+ * Queries, keys, values and gradients are numbers of bf16 to begin with, so that what the bounds leave room for is what
+ * the ops round themselves: scaled queries, probabilities and their gradients. Every table has the form, whether or not
+ * its processor's instruction makes it worth while. */
+static const double rounded_bound = 4e-3;
+static const Widths whole_vectors[] = {{64, 64, false}, {16, 48, false}, {128, 128, false}, {80, 96, false}};
+enum { WHOLE = sizeof whole_vectors / sizeof *whole_vectors, ROUNDED_DRAWS = 24 };
+static Tensor rounded(Tensor t) {
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)bf16_to(bf16_from((float)R(t)[i]));
+    return t;
+}
+/* Of what was added to `before` (absent: 0), beside all of what should have been. */
+static double rms_of(Tensor got, Tensor before, const Ref *want) {
+    wide error = 0, size = 0;
+    for (size_t i = 0; i < tensor_count(got); i++) {
+        wide w = want[i].want, d = R(got)[i] - (present(before) ? R(before)[i] : 0) - w;
+        if (isinf((double)w)) { /* the lse of a row that sees nothing */
+            d = w == R(got)[i] ? 0 : INFINITY, w = 0;
+        }
+        error += d * d, size += w * w;
+    }
+    return error == 0 ? 0 : (double)sqrtl(error / size);
+}
+static void rounded_forward(Rig *g, int draw, int noticed[FAULTS], double *worst) {
+    Dice dice = {rng_mix(0xB16F, (uint64_t)draw), 0};
+    Pass *p = pass_draw(&dice, draw, false);
+    widen(p, &whole_vectors[draw % WHOLE]);
+    Kv kv = pass_kv(g, p, true);
+    rounded(kv.k), rounded(kv.v);
+    Tensor q = rounded(RANDOM(g, "q", p->out.n, p->look.heads, p->s.kdim)),
+           o = EMPTY(g, "o", p->out.n, p->look.heads, p->s.vdim), lse = EMPTY(g, "lse", p->out.n, p->look.heads);
+    Forward want = attend_ref(p, q, &kv, ABSENT, ABSENT, RIGHT);
+    Table tables[TABLES_MAX];
+    rig_pass(g, p);
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        uint64_t alone = 0;
+        for (int threads = 1; threads <= rig_threads(); threads++) {
+            rig_use(g, tables[k], threads);
+            OP(g, attend, o, lse, q, &kv, p->look, false);
+            double eo = rms_of(o, ABSENT, want.o), el = rms_of(lse, ABSENT, want.lse);
+            *worst = fmax(*worst, fmax(eo, el));
+            cr_assert(eo <= rounded_bound && el <= rounded_bound, "%s, draw %d: o is %.3g off, lse %.3g", g->table,
+                      draw, eo, el);
+            if (threads == 1) alone = g->hash;
+            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
+        }
+    }
+    for (Fault f = DROPS_A_KEY; f < NO_DELTA; f++) {
+        Forward wrong = attend_ref(p, q, &kv, ABSENT, ABSENT, f);
+        noticed[f] += rms_of(o, ABSENT, wrong.o) > 10 * rounded_bound;
+        free(wrong.o), free(wrong.lse);
+    }
+    free(want.o), free(want.lse), pass_free(p);
+}
+static void rounded_backward(Rig *g, int draw, int noticed[FAULTS], double *worst) {
+    static const char *const name[] = {"dq", "dk", "dv", "dbias"};
+    Dice dice = {rng_mix(0xB16B, (uint64_t)draw), 0};
+    Pass *p = pass_draw(&dice, draw, true);
+    widen(p, &whole_vectors[draw % WHOLE]);
+    int N = p->b.N, H = p->look.heads, Dk = p->s.kdim, Dv = p->s.vdim, K = p->s.lanes;
+    Tape t = {.kv = pass_kv(g, p, false),
+              .q = rounded(RANDOM(g, "q", N, H, Dk)),
+              .dout = rounded(RANDOM(g, "dout", N, H, Dv)),
+              .o = EMPTY(g, "o", N, H, Dv),
+              .lse = EMPTY(g, "lse", N, H),
+              .dq = RANDOM(g, "dq", N, H, Dk),
+              .dk = RANDOM(g, "dk", N, K, Dk),
+              .dv = RANDOM(g, "dv", N, K, Dv),
+              .dbias = RANDOM(g, "dbias", N, K)};
+    rounded(t.kv.k), rounded(t.kv.v);
+    Forward seen = attend_ref(p, t.q, &t.kv, ABSENT, ABSENT, RIGHT);
+    for (size_t i = 0; i < tensor_count(t.o); i++) R(t.o)[i] = (real)seen.o[i].want;
+    for (size_t i = 0; i < tensor_count(t.lse); i++) R(t.lse)[i] = (real)seen.lse[i].want;
+    const Tensor none[] = {t.dq, t.dk, t.dv, t.dbias};
+    for (int k = 0; k < 4; k++)
+        memset(none[k].p, 0, tensor_bytes(none[k])); /* backward_ref begins with what is there */
+    Grad want = backward_ref(p, &t, RIGHT), wrong[FAULTS];
+    for (Fault f = DROPS_A_KEY; f < FAULTS; f++) wrong[f] = backward_ref(p, &t, f);
+    Table tables[TABLES_MAX];
+    rig_pass(g, p);
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        uint64_t alone = 0;
+        for (int threads = 1; threads <= rig_threads(); threads++) {
+            Mark mark = arena_mark(&g->mem);
+            Tensor before[4], got[4];
+            for (int x = 0; x < 4; x++) {
+                before[x] = tensor_copy(g, none[x]);
+                for (size_t i = 0; i < tensor_count(before[x]); i++) R(before[x])[i] = (real)(i % 3) - 1;
+                got[x] = tensor_copy(g, before[x]);
+            }
+            Kv dkv = {.s = p->s, .k = got[1], .v = got[2], .bias = got[3]};
+            rig_use(g, tables[k], threads);
+            OP(g, attend_backward, got[0], &dkv, t.dout, t.q, &t.kv, p->look, t.o, t.lse);
+            const Ref *right[] = {want.dq, want.dk, want.dv, want.dbias};
+            for (int x = 0; x < (p->s.retire ? 4 : 3) && N; x++) {
+                double e = want.mixes || x == 2 ? rms_of(got[x], before[x], right[x]) : 0; /* of one key ds is 0 */
+                *worst = fmax(*worst, e);
+                cr_assert(e <= rounded_bound, "%s, draw %d: %s is %.3g off", g->table, draw, name[x], e);
+            }
+            for (Fault f = DROPS_A_KEY; f < FAULTS && N && want.mixes && k == 0 && threads == 1; f++)
+                noticed[f] += rms_of(got[0], before[0], wrong[f].dq) > 10 * rounded_bound &&
+                              rms_of(got[1], before[1], wrong[f].dk) > 10 * rounded_bound;
+            if (threads == 1) alone = g->hash;
+            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
+            arena_release(&g->mem, mark);
+        }
+    }
+    for (Fault f = DROPS_A_KEY; f < FAULTS; f++) grad_free(wrong[f]);
+    grad_free(want), free(seen.o), free(seen.lse), pass_free(p);
+}
+static void rounded_draws(void (*f)(Rig *, int, int[FAULTS], double *), Fault last) {
+    int noticed[FAULTS] = {0};
+    double worst = 0;
+    if (cuda_ops()) return; /* tests/simt/test_cuda_bf16.c */
+    for (int draw = 0; draw < ROUNDED_DRAWS; draw++) {
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)64 << 20);
+        g.dev->pairs = true;
+        f(&g, draw, noticed, &worst);
+        rig_close(&g);
+    }
+    check_log("attention of rounded rows", worst, rounded_bound, 0, ROUNDED_DRAWS);
+    for (Fault i = DROPS_A_KEY; i <= last; i++)
+        cr_assert(noticed[i] >= 2, "%s misses the bound tenfold in %d passes", fault_name[i], noticed[i]);
+}
+Test(ops, attend_in_bf16, .timeout = 120) { rounded_draws(rounded_forward, BIAS_OF_THE_NEXT); }
+Test(ops, attend_backward_in_bf16, .timeout = 200) { rounded_draws(rounded_backward, NO_DELTA); }

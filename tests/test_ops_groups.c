@@ -122,6 +122,116 @@ Test(ops, linear_groups_of_a_row_are_its_own) {
     }
 }
 
+#ifndef KV_DOUBLE
+/* With products in bf16 both operands of every group's are rounded, forward and backward, where its matrix has
+ * NARROW_LEAST weights, and nowhere else: against the same sums of rounded numbers; those of others miss the bound. Groups
+ * of no row, of a few, of more than a call of the CPU's product takes for few; more of them than one call takes. */
+enum { ROUNDED_GROUPS = 19 };
+static wide rounded(real x, bool rounds) { return rounds ? (wide)bf16_to(bf16_from(x)) : (wide)x; }
+typedef struct {
+    Ref *y, *dx, *dw[ROUNDED_GROUPS];
+} Sums;
+static Sums sums_of(const int *off, Tensor y, Tensor x, Tensor dy, Tensor dx, const Tensor *w, const Tensor *dw,
+                    bool rounds) {
+    int O = w->n[0], I = w->n[1];
+    Sums s = {.y = refs(tensor_count(y)), .dx = refs_of(dx)};
+    for (int e = 0; e < ROUNDED_GROUPS; e++) {
+        s.dw[e] = refs_of(dw[e]);
+        for (int m = off[e]; m < off[e + 1]; m++)
+            for (int o = 0; o < O; o++)
+                for (int i = 0; i < I; i++) {
+                    wide a = rounded(R(x)[m * I + i], rounds), b = rounded(R(w[e])[o * I + i], rounds),
+                         g = rounded(R(dy)[m * O + o], rounds);
+                    ref_add(&s.y[m * O + o], a * b);
+                    ref_add(&s.dx[m * I + i], g * b);
+                    ref_add(&s.dw[e][o * I + i], g * a);
+                }
+    }
+    return s;
+}
+static void sums_free(Sums *s) {
+    free(s->y), free(s->dx);
+    for (int e = 0; e < ROUNDED_GROUPS; e++) free(s->dw[e]);
+}
+static void rounded_case(Rig *g, int O, int I) {
+    static const int rows[ROUNDED_GROUPS] = {3, 0, 70, 1, 64, 65, 0, 5, 17, 2, 2, 90, 1, 0, 8, 33, 66, 4, 0};
+    int off[ROUNDED_GROUPS + 1] = {0};
+    for (int e = 0; e < ROUNDED_GROUPS; e++) off[e + 1] = off[e] + rows[e];
+    const int M = off[ROUNDED_GROUPS];
+    const bool rounds = O * I >= NARROW_LEAST;
+    Tensor w[ROUNDED_GROUPS], dw[ROUNDED_GROUPS], x = RANDOM(g, "x", M, I), dy = RANDOM(g, "dy", M, O),
+                                                  dx = RANDOM(g, "dx", M, I), y = EMPTY(g, "y", M, O);
+    for (int e = 0; e < ROUNDED_GROUPS; e++) w[e] = matrix(g, "w", e, O, I), dw[e] = matrix(g, "dw", e, O, I);
+    Sums right = sums_of(off, y, x, dy, dx, w, dw, rounds), wrong = sums_of(off, y, x, dy, dx, w, dw, !rounds);
+    const Groups all = {ROUNDED_GROUPS, off};
+    for (int back = 0; back < 2; back++) {
+        void (*done)(Rig *) = rounds && !g->dev->cuda ? rig_done_within : rig_done;
+        rig_measure(g);
+        for (int k = 0; k < 2; k++) {
+            if (k) rig_place(g);
+            if (back)
+                g->run.ops->linear_groups_backward(&g->run, dx, dw, dy, x, all, w);
+            else
+                g->run.ops->linear_groups(&g->run, y, x, all, w);
+        }
+        done(g);
+    }
+    CHECK_REF(g, "linear_groups", "y in bf16", y, right.y);
+    CHECK_REF(g, "linear_groups_backward", "dx in bf16", dx, right.dx);
+    CHECK_MISSED("linear_groups", "another rule of rounding", y, wrong.y);
+    CHECK_MISSED("linear_groups_backward", "another rule of rounding", dx, wrong.dx);
+    for (int e = 0; e < ROUNDED_GROUPS; e++) {
+        CHECK_REF(g, "linear_groups_backward", "dw in bf16", dw[e], right.dw[e]);
+        if (rows[e]) CHECK_MISSED("linear_groups_backward", "another rule of rounding", dw[e], wrong.dw[e]);
+    }
+    sums_free(&right), sums_free(&wrong);
+}
+Test(ops, linear_groups_in_bf16, .timeout = 120) {
+    static const int sizes[][2] = {{32, 64}, {33, 65}, {31, 66}, {129, 17}};
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++)
+        for (int z = 0; z < 4; z++) {
+            uint64_t alone = 0;
+            for (int threads = 1; threads <= rig_threads(); threads++) {
+                Rig g;
+                Err e = {0};
+                rig_open(&g, tables[k], threads, 8 << 20);
+                cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
+                rounded_case(&g, sizes[z][0], sizes[z][1]);
+                if (threads == 1) alone = g.hash;
+                cr_assert(g.hash == alone, "%s: %d threads give another result", g.table, threads);
+                cr_assert(device_bf16(g.dev, false, &e));
+                rig_close(&g);
+            }
+        }
+}
+/* A row's numbers are its own, whatever kernel its group is large enough for. */
+Test(ops, linear_groups_in_bf16_of_a_row_are_its_own) {
+    enum { M = 140, O = 70, I = 300 };
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        Rig g;
+        Err e = {0};
+        if (cuda_ops()) break; /* there the library chooses by the number of rows */
+        rig_open(&g, tables[k], 2, 4 << 20);
+        cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
+        Tensor x = RANDOM(&g, "x", M, I), w = RANDOM(&g, "w", O, I), all = EMPTY(&g, "all", M, O),
+               some = EMPTY(&g, "some", M, O), each[] = {w, w, w};
+        for (int cut = 0; cut < 3; cut++) {
+            static const int off[][4] = {{0, M, M, M}, {0, 1, 65, M}, {0, 64, 66, M}};
+            Tensor to = cut ? some : all;
+            rig_measure(&g);
+            g.run.ops->linear_groups(&g.run, to, x, (Groups){3, off[cut]}, each);
+            rig_place(&g);
+            g.run.ops->linear_groups(&g.run, to, x, (Groups){3, off[cut]}, each);
+            rig_done_within(&g);
+            CHECK_BYTES("rows", to.p, all.p, tensor_bytes(all));
+        }
+        rig_close(&g);
+    }
+}
+#endif
+
 void case_spread(Rig *g, int N, int d) {
     int *row = xcalloc((size_t)N * 2 + 1, sizeof *row), M = N ? 2 * N : 0;
     Dice dice = {rng_mix(41, (uint64_t)N), 0};

@@ -189,10 +189,6 @@ static void reader_draw(Reader *a, const Plain *m, Rig *g, Dice *dice, int slot,
         }
 }
 
-/* As bf16 holds them. */
-static void rounded(Tensor t) {
-    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)bf16_to(bf16_from((float)R(t)[i]));
-}
 enum { DRAWS = 32, PASSES = 14 };
 static void lanes(Rig *g, int draw, bool narrow, int noticed[FAULTS]) {
     static const int page_rows[] = {1, 3, 4, 64}, window[] = {0, 1, 5, 70},
@@ -222,11 +218,11 @@ static void lanes(Rig *g, int draw, bool narrow, int noticed[FAULTS]) {
         if (what == 0) plain_fork(&m, one, other);
         if (what == 1) plain_drop(&m, one);
         plain_pass(&m, g, &dice, pass < 3 ? 90 : roll(&dice, 2) ? 1 : 12, false);
-        for (int i = 0; i < 2 && narrow; i++) rounded(m.kv[i].k), rounded(m.kv[i].v);
+        for (int i = 0; i < 2 && narrow; i++) check_as_bf16(m.kv[i].k), check_as_bf16(m.kv[i].v);
         cr_assert(plain_begin(&m, &e), "%s", e.msg);
         for (int i = 0; i < 2; i++) {
             reader_draw(&a, &m, g, &dice, i, idx);
-            if (narrow) rounded(a.q);
+            if (narrow) check_as_bf16(a.q);
             read_with(g, &a, (draw + pass) % 3 == 0);
         }
         rig_use(g, rig_first(), 1);

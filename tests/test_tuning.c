@@ -37,7 +37,7 @@ Test(tuning, what_cannot_be_is_refused) {
                {"HEAD", "line 5: expected a product or the end; the file is cut short"},
                {"HEADprodukt 1\n", "line 5: expected 'product ...'"},
                {"HEADproduct 0 5 6 7 8 9 3 16 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 8 sizes"},
-               {"HEADproduct 1 5 6 7 8 9 16 16 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 8 sizes"},
+               {"HEADproduct 1 5 6 7 8 9 32 16 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 8 sizes"},
                {"HEADproduct 1 5 6 7 8 9 3 0 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 8 sizes"},
                {"HEADproduct 1 5 6 7 8 99999999999 3 4 1 2 3 4 5 6 7 8 1 1\n", "8 sizes, 8 words and 2 times"},
                {"HEADproduct 1 5 6 7 8 9 3 4 1 2 3 4 5 6 7 g 1 1\n", "8 sizes, 8 words and 2 times"},

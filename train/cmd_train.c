@@ -74,12 +74,12 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     static const char *const devices[] = {"auto", "cpu", "cuda"};
     for (int i = 0; i < 3 && cli->device; i++)
         if (!strcmp(cli->device, devices[i])) cfg->run.device = i;
-    if (cli->bf16) cfg->train.dtype = DTYPE_BF16;
+    if (cli->bf16 || cli->f32) cfg->train.dtype = cli->bf16 ? DTYPE_BF16 : DTYPE_F32;
     for (int k = 0; k < cfg->nstages; k++) {
         cfg->stage[k].cfg->run.threads = cfg->run.threads;
         cfg->stage[k].cfg->run.device = cfg->run.device;
         strcpy(cfg->stage[k].cfg->run.tuning, cfg->run.tuning);
-        if (cli->bf16) cfg->stage[k].cfg->train.dtype = DTYPE_BF16;
+        if (cli->bf16 || cli->f32) cfg->stage[k].cfg->train.dtype = cfg->train.dtype;
     }
     a->planned.world = (int)a->ranks;
     a->planned.device = cfg->run.device == DEVICE_CUDA && (a->ranks > 1 || cfg->dist.comm == COMM_NCCL);

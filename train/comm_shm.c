@@ -174,6 +174,8 @@ static bool await(Shm *s, Word w, uint32_t want, Err *e) {
         for (int i = 0; i < s->spins && !reached(atomic_load_explicit(word, memory_order_acquire), want); i++)
 #if defined(__x86_64__)
             __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            __asm__ volatile("yield" ::: "memory");
 #else
             atomic_signal_fence(memory_order_seq_cst);
 #endif

@@ -5,13 +5,8 @@ enum { KEY_BEGIN = 1, KEY_CLIP, KEY_UPDATE, KEY_MICRO };
 
 /* A rank's passes are interleaved with its exchanges, which other devices have a part in. */
 static bool alone(const Trainer *t) { return !comm_live(t->comm); }
-static int varying(const Model *m) {
-    for (int l = 0; l < m->L; l++)
-        if (m->layer[l].ffn->ffn->varies) return l;
-    return -1;
-}
 static bool steady(const Trainer *t) {
-    return varying(&t->model) < 0 && (!t->teacher.on || varying(&t->teacher.model) < 0);
+    return model_varying(&t->model) < 0 && (!t->teacher.on || model_varying(&t->teacher.model) < 0);
 }
 
 void record_open(Trainer *t) {
@@ -23,7 +18,7 @@ void record_close(Trainer *t) {
 }
 void record_say(Trainer *t) {
     if (!device_apart(t->dev)) return;
-    int l = varying(&t->model);
+    int l = model_varying(&t->model);
     const Model *m = l >= 0 ? &t->model : &t->teacher.model;
     if (!t->graphs)
         progress_say(&t->progress, "kernels are launched one by one: %s",
@@ -32,8 +27,8 @@ void record_say(Trainer *t) {
         progress_say(&t->progress,
                      "steps are replayed as CUDA graphs, forward and backward passes are not: what layer %d%s (ffn %s) "
                      "asks of the device differs from pass to pass",
-                     l >= 0 ? l : varying(m), l >= 0 ? "" : " of the teacher",
-                     m->layer[l >= 0 ? l : varying(m)].ffn->ffn->name);
+                     l >= 0 ? l : model_varying(m), l >= 0 ? "" : " of the teacher",
+                     m->layer[l >= 0 ? l : model_varying(m)].ffn->ffn->name);
     else
         progress_say(&t->progress, "steps are replayed as CUDA graphs");
 }
@@ -73,7 +68,7 @@ static void micro(void *ctx) {
     if (t->teacher.on)
         teacher_step(t, w->losses);
     else
-        model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll);
+        model_train(&t->model, &l->batch, l->tok, l->tgt, t->g, device_apart(t->dev) ? NULL : t->nll);
 }
 void record_micro(Trainer *t, TrainLosses *losses) {
     Work w = {.t = t, .losses = losses};

@@ -100,7 +100,6 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     s->flops = cost_model(&s->model, t->cfg->data.seq_len).itemised / 3;
     if (t->dry) return true;
     if (!arena_open_at(&s->rows, device_memory(t->dev, false), "teacher's rows", s->rows.peak, false, e)) return false;
-    if (device_apart(t->dev)) s->read = xcalloc((size_t)N, sizeof *s->read);
     rows_take(s, c, N);
     if (!hf_load(s->dir, &s->model, e)) return false;
     s->hash = hash_of(s);
@@ -125,7 +124,6 @@ bool teacher_open(Trainer *t, ModelOpts *student, Err *e) {
 void teacher_close(Teacher *s) {
     if (s->model.dev) model_close(&s->model);
     arena_close(&s->rows);
-    free(s->read);
     model_cfg_free(&s->cfg);
     *s = (Teacher){0};
 }
@@ -143,11 +141,7 @@ bool teacher_same(const Trainer *t, uint64_t saved, const char *dir, Err *e) {
 /* ---- a step ---------------------------------------------------------------------------------------------------------
  */
 
-static void add(Teacher *s, double *sum, const real *rows, int n) {
-    if (s->read && rows) {
-        device_read(s->model.dev, s->read, rows, (size_t)n * sizeof *rows);
-        rows = s->read;
-    }
+static void add(double *sum, const real *rows, int n) {
     for (int i = 0; rows && i < n; i++) *sum += (double)rows[i];
 }
 
@@ -165,11 +159,13 @@ void teacher_step(Trainer *t, TrainLosses *sums) {
     if (now.mix) now.mix = mix;
     if (now.out) now.out = out;
     model_states(&s->model, &l->batch, l->tok, now.xf, now.mix, now.out);
-    model_teach(&t->model, &l->batch, l->tok, l->tgt, t->g, t->nll, &now);
-    add(s, &sums->kl, now.kl, N);
-    add(s, &sums->rkl, now.rkl, N);
-    add(s, &sums->attention, now.mixs, N);
-    add(s, &sums->hidden, now.outs, N);
+    const bool apart = device_apart(t->dev);
+    model_teach(&t->model, &l->batch, l->tok, l->tgt, t->g, apart ? NULL : t->nll, &now);
+    if (apart) return;
+    add(&sums->kl, now.kl, N);
+    add(&sums->rkl, now.rkl, N);
+    add(&sums->attention, now.mixs, N);
+    add(&sums->hidden, now.outs, N);
 }
 
 double teacher_loss(const Teacher *s, TrainLosses *l, double lm, int64_t targets) {

@@ -16,7 +16,6 @@ typedef struct {
     Arena rows; /* of a micro-batch: what `teach` points at */
     Teach teach;
     Tensor mix[LAYERS_MAX], out[LAYERS_MAX];
-    real *read;    /* (N) of the host, where the rows lie on a device */
     uint64_t hash; /* of its settings' shape and all its numbers, never 0; 0 when dry */
     double flops;  /* forward, per token */
 } Teacher;
@@ -29,7 +28,8 @@ void teacher_close(Teacher *);
 /* The checkpoint's teacher (0: none) is this one. */
 bool teacher_same(const Trainer *t, uint64_t saved, const char *dir, Err *e);
 
-/* One micro-batch: the teacher's pass and the student's with its gradients; adds the rows' losses to `sums`. */
+/* One micro-batch: the teacher's pass and the student's with its gradients; adds the rows' losses to `sums`, those of a
+ * device to nothing: they stay where Teach has them, for losses.h. */
 void teacher_step(Trainer *t, TrainLosses *sums);
 /* Sums over targets become means, and of those the weighted sum is returned. */
 double teacher_loss(const Teacher *, TrainLosses *, double lm, int64_t targets);

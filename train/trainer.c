@@ -20,10 +20,12 @@ static void rows_take(Trainer *t) {
     t->g = arena_take(&t->rows, n * sizeof *t->g, "g");
     t->nll = arena_take(&t->rows, n * sizeof *t->nll, "nll");
     if (t->cfg->data.task.kind) t->hit = arena_take(&t->rows, n * sizeof *t->hit, "hit");
+    losses_take(t);
 }
 
 static bool buffers_open(Trainer *t, Err *e) {
     rows_take(t);
+    if (!losses_open(t, e)) return false;
     if (t->dry) return true;
     return arena_open(&t->rows, "losses", t->rows.peak, false, e) && (rows_take(t), true) && feed_open_loader(t, e);
 }
@@ -106,7 +108,7 @@ static void measure_step(Model *m, Run *r, void *trainer) {
 static bool dtype_choose(Trainer *t, Err *e) {
     int *own = &t->cfg->train.dtype;
     if (*own == DTYPE_AUTO) {
-        int choice[2] = {device_bf16_gain(t->dev) > 1 ? DTYPE_BF16 : DTYPE_F32, 0};
+        int choice[2] = {device_bf16_pays(t->dev) ? DTYPE_BF16 : DTYPE_F32, 0};
         /* Processors may differ between ranks: the first one's counts. */
         if (t->comm && t->comm->ops && !dist_tell(t->comm, "train.dtype", choice, sizeof choice, e)) return false;
         *own = choice[0];
@@ -199,6 +201,7 @@ void trainer_close(Trainer *t) {
     teacher_close(&t->teacher);
     loader_close(&t->loader);
     arena_close(&t->rows);
+    losses_close(&t->losses);
     feed_close_text(t);
     tokenizer_close(&t->tok);
     if (t->dev) device_close(t->dev);
@@ -242,6 +245,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
                {"saved_activations", &m->keep, NULL, false},
                {"scratch", &m->scratch, NULL, false},
                {"losses", &t->rows, NULL, false},
+               {"losses_of_a_step", &t->losses.there, NULL, true},
                {"exchange", &d->wire, NULL, false},
                {"losses_and_norms", &d->sums, NULL, true},
                {"unit_gradients", &d->units, NULL, true},
@@ -303,19 +307,20 @@ bool trainer_fits(const Trainer *t, Err *e) {
  */
 
 /* What the micro-batch leaves: its sum of nll, in f64 and in order of its rows, and what was counted of decisions since
- * the last one. */
+ * the last one. A training pass of a device leaves its losses to losses_read. */
 static void part_take(Trainer *t, const TrainLosses *l, double part[PARTS]) {
     Compression *c = &t->compression;
     memset(part, 0, PARTS * sizeof *part);
-    for (int i = 0; i < t->loader.batch.N; i++) part[PART_NLL] += t->nll[i];
+    for (int i = 0; l && i < t->loader.batch.N; i++) part[PART_NLL] += t->nll[i];
     part[PART_MERGED] = c->sum;
     part[PART_DECIDED] = c->count;
     part[PART_STAT_LOSS] = c->loss;
+    c->sum = c->count = c->loss = 0;
+    if (!l) return;
     part[PART_KL] = l->kl;
     part[PART_RKL] = l->rkl;
     part[PART_ATTENTION] = l->attention;
     part[PART_HIDDEN] = l->hidden;
-    c->sum = c->count = c->loss = 0;
 }
 static void parts_give(Trainer *t, const double sum[PARTS], TrainLosses *l) {
     l->kl = sum[PART_KL];
@@ -366,6 +371,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     t->model.stat_ctx = &t->compression;
     half_refresh(t->dev); /* what else than a step changed weights, such as a checkpoint */
     record_begin(t);
+    losses_begin(&t->losses);
     for (int k = 0; k < d->micros; k++) {
         Loader *l = &t->loader;
         uint64_t at = (uint64_t)(k * d->world + d->rank) * (uint64_t)c->micro_batch;
@@ -374,13 +380,15 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         dist_micro(d, k);
         TrainLosses losses = {0};
         record_micro(t, &losses);
-        part_take(t, &losses, dist_part(d, k));
+        losses_aside(t);
+        part_take(t, device_apart(t->dev) ? NULL : &losses, dist_part(d, k));
     }
     Run run = run_make(t->dev, &t->model.scratch);
     Clip clip;
-    if (!dist_gradients(d, e) || !dist_sums(d, "losses", d->micros * d->world, sum, e) ||
-        !record_clip(t, &run, &clip, e))
-        return false;
+    /* The norm first: once it is here a device is done with the losses, too. */
+    if (!dist_gradients(d, e) || !record_clip(t, &run, &clip, e)) return false;
+    losses_read(t);
+    if (!dist_sums(d, "losses", d->micros * d->world, sum, e)) return false;
     parts_give(t, sum, &r->parts);
     r->loss = sum[PART_NLL] / (double)count;
     if (t->teacher.on) r->loss = teacher_loss(&t->teacher, &r->parts, r->loss, count);

@@ -14,6 +14,7 @@
 #include "progress.h"
 #include "run_dir.h"
 #include "lora.h"
+#include "losses.h"
 #include "skip.h"
 #include "teacher.h"
 
@@ -31,7 +32,7 @@ typedef struct {
     int format; /* of the files that it was read from */
 } TrainState;
 
-enum { REGIONS_MAX = 24 };
+enum { REGIONS_MAX = 26 };
 /* Memory by lifetime, in bytes, guards included. */
 typedef struct {
     int n;
@@ -67,6 +68,7 @@ typedef struct Trainer {
     Arena rows;     /* of a micro-batch: */
     real *g, *nll;
     int *hit; /* of a task; else NULL */
+    Losses losses;
     bool samples;
     Session session;  /* of samples */
     Arena cache_size; /* dry: peak of what the session's cache would take */

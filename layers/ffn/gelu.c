@@ -39,7 +39,7 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     const W *w = w_;
     S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH(r, "act", x.n[0], c->hidden);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, x.n[0], c->hidden);
     r->ops->linear(r, s->up, x, w->up, w->bup);
     r->ops->gelu(r, act, s->up, c->act == GELU_TANH);
     r->ops->linear(r, y, act, w->down, w->bdown);
@@ -53,10 +53,9 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     const S *s = s_;
     int N = x.n[0], F = c->hidden;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH(r, "act", N, F), dact = SCRATCH(r, "d act", N, F), dup = SCRATCH(r, "d up", N, F);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = FRESH_OF(r, "d act", x.dtype, N, F),
+           dup = FRESH_OF(r, "d up", x.dtype, N, F);
     r->ops->gelu(r, act, s->up, c->act == GELU_TANH);
-    r->ops->zero(r, dact);
-    r->ops->zero(r, dup);
     r->ops->linear_backward(r, dact, dw->down, dw->bdown, dy, act, w->down);
     r->ops->gelu_backward(r, dup, dact, s->up, c->act == GELU_TANH);
     r->ops->linear_backward(r, dx, dw->up, dw->bup, dup, x, w->up);
@@ -75,4 +74,5 @@ const Ffn gelu_ffn = {
     .saved = saved,
     .forward = forward,
     .backward = backward,
+    .half = true,
 };

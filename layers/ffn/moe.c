@@ -73,9 +73,9 @@ static void weights(const void *cfg, void *w_, Fields *f) {
         field(f, &w->bias, "gate.e_score_correction_bias", FIELD_ZEROS | FIELD_NODECAY | FIELD_F32 | FIELD_BALANCE,
               c->experts);
     for (int e = 0; e < c->experts; e++) {
-        expert_field(f, &w->gate[e], e, "gate_proj", FIELD_GROUPED, c->hidden, d);
-        expert_field(f, &w->up[e], e, "up_proj", FIELD_GROUPED, c->hidden, d);
-        expert_field(f, &w->down[e], e, "down_proj", FIELD_RESIDUAL | FIELD_GROUPED, d, c->hidden);
+        expert_field(f, &w->gate[e], e, "gate_proj", 0, c->hidden, d);
+        expert_field(f, &w->up[e], e, "up_proj", 0, c->hidden, d);
+        expert_field(f, &w->down[e], e, "down_proj", FIELD_RESIDUAL, d, c->hidden);
     }
     if (!c->shared) return;
     SwigluCfg dense = shared_cfg(c);

@@ -31,7 +31,7 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     const W *w = w_;
     S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH(r, "act", x.n[0], c->hidden);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, x.n[0], c->hidden);
     r->ops->linear_many(r, 2, (Projection[]){{s->gate, w->gate, ABSENT}, {s->up, w->up, ABSENT}}, x);
     r->ops->swiglu(r, act, s->gate, s->up);
     r->ops->linear(r, y, act, w->down, ABSENT);
@@ -45,12 +45,9 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     const S *s = s_;
     int N = x.n[0], F = c->hidden;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH(r, "act", N, F), dact = SCRATCH(r, "d act", N, F), dgate = SCRATCH(r, "d gate", N, F),
-           dup = SCRATCH(r, "d up", N, F);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = FRESH_OF(r, "d act", x.dtype, N, F),
+           dgate = FRESH_OF(r, "d gate", x.dtype, N, F), dup = FRESH_OF(r, "d up", x.dtype, N, F);
     r->ops->swiglu(r, act, s->gate, s->up);
-    r->ops->zero(r, dact);
-    r->ops->zero(r, dgate);
-    r->ops->zero(r, dup);
     r->ops->linear_backward(r, dact, dw->down, ABSENT, dy, act, w->down);
     r->ops->swiglu_backward(r, dgate, dup, dact, s->gate, s->up);
     r->ops->linear_many_backward(r, dx, 2, (Projection[]){{dgate, dw->gate, ABSENT}, {dup, dw->up, ABSENT}}, x,
@@ -70,4 +67,5 @@ const Ffn swiglu_ffn = {
     .saved = saved,
     .forward = forward,
     .backward = backward,
+    .half = true,
 };

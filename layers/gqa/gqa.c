@@ -152,7 +152,7 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
 static Tensor turn_back(Run *r, const GqaCfg *c, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor norm) {
     r->ops->rope(r, g, &c->table, r->in, -1);
     if (!present(norm)) return g;
-    Tensor graw = zeros_like(r, "d heads", g);
+    Tensor graw = as_fresh(scratch_tensor(r, "d heads", g.dtype, g.rank, g.n));
     r->ops->rmsnorm_backward(r, graw, dnorm, g, raw, norm, rstd);
     return graw;
 }
@@ -168,18 +168,17 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads, D = c->head_dim;
-        Tensor dout = SCRATCH(r, "d o", N, H, D), dq = SCRATCH(r, "d q", N, H, D);
-        r->ops->zero(r, dout);
-        r->ops->zero(r, dq);
+        Tensor dout = FRESH_OF(r, "d o", x.dtype, N, H, D), dq = FRESH_OF(r, "d q", x.dtype, N, H, D);
         r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
         r->ops->attend_backward(r, dq, dkv, dout, s->q, kv, gqa_look(c), s->o, s->lse);
         d[n] = (Projection){turn_back(r, c, dw->nq, dq, s->q_raw, s->q_rstd, w->nq), dw->wq, dw->bq};
         p[n++].w = w->wq;
     }
     if (c->base.owner) { /* comes last of all readers: dkv holds the sum of their shares */
-        d[n] = (Projection){turn_back(r, c, dw->nk, dkv->k, s->k_raw, s->k_rstd, w->nk), dw->wk, dw->bk};
+        Tensor dk = tensor_as(r, "d k", dkv->k, x.dtype), dv = tensor_as(r, "d v", dkv->v, x.dtype);
+        d[n] = (Projection){turn_back(r, c, dw->nk, dk, s->k_raw, s->k_rstd, w->nk), dw->wk, dw->bk};
         p[n++].w = w->wk;
-        d[n] = (Projection){dkv->v, dw->wv, dw->bv};
+        d[n] = (Projection){dv, dw->wv, dw->bv};
         p[n++].w = w->wv;
     }
     if (n) r->ops->linear_many_backward(r, dx, n, d, x, p);
@@ -209,4 +208,5 @@ const Mixer gqa_mixer = {
     .extend = extend,
     .flops = flops,
     .publishes_only = publishes_only,
+    .half = true,
 };

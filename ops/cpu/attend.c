@@ -6,6 +6,7 @@
 #include "vec.h"
 
 enum { QB = 64, KB = 64, FEW_ENTRIES = 8 };
+#include "attend_pairs.c"
 
 /* A block of entries and its running softmax: o = sum exp(s - m) v, l = sum exp(s - m). */
 typedef struct {
@@ -16,9 +17,12 @@ typedef struct {
     int delay;                      /* a key's bias holds for queries more than this after it */
     real m[QB], l[QB];
     real *q, *o, *s, *kt; /* (QB,Dk) scaled, (QB,Dv), (QB,KB), (Dk,KB) */
+    Pair *qp, *sp;        /* q and s as pairs along their rows; NULL: products are of `real`s */
+    real *lanes;          /* (QB,W) with pairs: what l is the sum of */
 } Block;
 
 static size_t block_numbers(int Dk, int Dv) { return (size_t)QB * (size_t)(Dk + Dv + KB) + (size_t)Dk * KB; }
+static size_t block_pairs(int Dk) { return (size_t)QB * (size_t)((Dk + KB) / 2 + W); }
 static void block_place(Block *b, real *mem, int Dk, int Dv, Look look) {
     b->Dk = Dk, b->Dv = Dv, b->look = look;
     b->loose = false, b->delay = 0;
@@ -26,6 +30,12 @@ static void block_place(Block *b, real *mem, int Dk, int Dv, Look look) {
     b->o = b->q + (size_t)QB * (size_t)Dk;
     b->s = b->o + (size_t)QB * (size_t)Dv;
     b->kt = b->s + (size_t)QB * KB;
+    b->qp = b->sp = NULL;
+}
+static void block_place_pairs(Block *b, real *mem) {
+    b->lanes = mem;
+    b->qp = (Pair *)(mem + QB * W);
+    b->sp = b->qp + (size_t)QB * (size_t)b->Dk / 2;
 }
 
 /* Entry e of the rows m0.. of a lane: row m0 + e/group, head lane*group + e%group. */
@@ -50,6 +60,7 @@ static void block_load(Block *b, int n, int e0, int m0, int lane, int group, Ten
         else
             memcpy(out, R(o) + at * (size_t)b->Dv, (size_t)b->Dv * sizeof(real));
     }
+    if (b->qp) pairs_along(b->qp, b->q, n, b->Dk);
 }
 static void block_store(const Block *b, int e0, int m0, int lane, int group, Tensor o, Tensor lse) {
     for (int i = 0; i < b->n; i++) {
@@ -117,10 +128,36 @@ static void soften(Block *b, const int *kpos, const real *bias, int j0, int n) {
             for (int k = 0; k < b->Dv; k++) b->o[i * b->Dv + k] *= fade;
     }
 }
-/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart. */
-static void absorb(Block *b, const real *v, size_t ldv, const int *kpos, const real *bias, int j0, int n) {
-    soften(b, kpos, bias, j0, n);
-    tile_mm(b->o, (size_t)b->Dv, b->s, KB, 1, v, ldv, b->n, n, b->Dv);
+/* Of scores and of ds = dout v: s becomes p = exp(s - lse), ds p (ds - delta); dbias (KB) += what biases receive. */
+static void rows_back(Block *b, real *ds, const int *kpos, const real *bias, real *dbias, int j0, int n,
+                      const real *lse, const real *delta) {
+    for (int i = 0; i < b->n; i++) {
+        real *s = b->s + i * KB, *d = ds + i * KB, l = lse[i], e = delta[i];
+        if (bias) add_bias(b, i, s, bias, kpos, n);
+        if (!sees_all(b, i, kpos, j0, n))
+            for (int t = 0; t < n; t++) s[t] = sees(b, i, j0 + t, kpos[t]) ? s[t] : -INFINITY;
+#pragma omp simd
+        for (int t = 0; t < n; t++) {
+            s[t] = exp_real(s[t] - l);
+            d[t] = s[t] * (d[t] - e);
+        }
+        for (int t = 0; bias && t < n; t++)
+            if (b->pos[i] - kpos[t] > b->delay) dbias[t] += d[t];
+    }
+}
+#include "soften.c"
+
+/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias, and 0 past n where the block
+ * has pairs. v rows are ldv apart; vp: the same below each other in pairs. */
+static void absorb(Block *b, const real *v, size_t ldv, const Pair *vp, const int *kpos, const real *bias, int j0,
+                   int n) {
+    if (!b->sp) {
+        soften(b, kpos, bias, j0, n);
+        tile_mm(b->o, (size_t)b->Dv, b->s, KB, 1, v, ldv, b->n, n, b->Dv);
+        return;
+    }
+    soften_pairs(b, kpos, bias, j0, n);
+    pairs_mm(b->o, (size_t)b->Dv, b->sp, KB / 2, 1, vp, (size_t)b->Dv, b->n, KB / 2, b->Dv, true);
 }
 
 /* Panel (D,KB) of n rows of width D, ld apart; the columns past n are zero. */
@@ -154,6 +191,32 @@ static void pack_all(const Run *r, real *t, Tensor x, const int *start, int grou
 static Tensor panels(Run *r, const char *name, Tensor x) {
     return SCRATCH(r, name, r->batch->N / KB + r->batch->B, x.n[1], x.n[2], KB);
 }
+/* The same as pairs, either NULL: (D/2,KB) and (KB/2,D) for each panel of a lane. */
+static void pack_pairs(const Run *r, Pair *turned, Pair *below, Tensor x, const int *start, int group) {
+    const Batch *b = r->batch;
+    int lanes = x.n[1], D = x.n[2];
+    size_t ld = (size_t)lanes * (size_t)D, size = (size_t)D * KB / 2;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)b->N * (long)ld > ALONE)
+    for (int s = 0; s < b->B; s++)
+        for (int h = 0; h < lanes; h++) {
+            if (start && few_scores(b, s, (start[s + 1] - start[s]) * group)) continue;
+            for (int j = b->off[s], p = panels_of(b, s); j < b->off[s + 1]; j += KB, p++) {
+                size_t at = ((size_t)p * (size_t)lanes + (size_t)h) * size;
+                const real *rows = R(x) + (size_t)j * ld + (size_t)h * (size_t)D;
+                int n = imin(KB, b->off[s + 1] - j);
+                if (turned) pairs_turned(turned + at, rows, ld, n, D);
+                if (!below) continue;
+                pairs_below(below + at, rows, ld, n, D);
+                memset(below + at + (size_t)((n + 1) / 2 * D), 0, (size_t)((KB / 2 - (n + 1) / 2) * D) * sizeof(Pair));
+            }
+        }
+}
+static Pair *pair_panels(Run *r, const char *name, Tensor x) {
+    size_t n = (size_t)(r->batch->N / KB + r->batch->B) * (size_t)x.n[1] * (size_t)x.n[2] * KB / 2;
+    return arena_take(r->scratch, n * sizeof(Pair), name);
+}
+/* Rows of keys, or of values, of width D, without memory: for the size of panels. */
+static Tensor rows_of(const Run *r, int lanes, int D) { return TENSOR(NULL, REAL, r->batch->N, lanes, D); }
 
 /* First wanted row of each sequence: start[B] = out.n. */
 static void wanted(const Run *r, int *start) {
@@ -195,12 +258,18 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
     check_attend(kv, look, q, o);
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    Tensor kt = panels(r, "attend keys", TENSOR(NULL, REAL, b->N, lanes, Dk));
-    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)block_numbers(Dk, Dv));
+    bool pairs = by_pairs(r, Dk, Dv);
+    Tensor kt = pairs ? ABSENT : panels(r, "attend keys", rows_of(r, lanes, Dk));
+    Pair *kp = pairs ? pair_panels(r, "attend keys", rows_of(r, lanes, Dk)) : NULL,
+         *vp = pairs ? pair_panels(r, "attend values", rows_of(r, lanes, Dv)) : NULL;
+    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block_numbers(Dk, Dv) + pairs * block_pairs(Dk)));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
     if (!measuring(r)) {
         wanted(r, start);
-        pack_all(r, R(kt), kv->k, start, group);
+        if (pairs)
+            pack_pairs(r, kp, NULL, kv->k, start, group), pack_pairs(r, NULL, vp, kv->v, start, group);
+        else
+            pack_all(r, R(kt), kv->k, start, group);
         for (int s = 0; s < b->B; s++) blocks = imax(blocks, ((start[s + 1] - start[s]) * group + QB - 1) / QB);
         size_t stepv, ldv;
         const real *values = kv_values(kv, &stepv, &ldv);
@@ -213,25 +282,34 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look lo
                     if (n <= 0) continue;
                     Block k;
                     int thread = omp_get_thread_num();
-                    block_place(&k, R(mem) + (size_t)thread * (size_t)mem.n[1], Dk, Dv, look);
+                    real *own = R(mem) + (size_t)thread * (size_t)mem.n[1];
+                    block_place(&k, own, Dk, Dv, look);
+                    bool few = few_scores(b, s, (start[s + 1] - start[s]) * group);
+                    if (pairs && !few) block_place_pairs(&k, own + block_numbers(Dk, Dv));
                     k.delay = kv->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
                     Span span = block_rows(&k, b, s, r->out.idx, e0, group, start[s]);
+                    if (k.qp) soften_begin(&k);
                     for (int j = b->off[s], p = panels_of(b, s); j < span.high; j += KB, p++) {
                         int m = imin(KB, b->off[s + 1] - j);
                         if (!span_meets(span, j, j + m)) continue;
                         real bias[KB];
-                        if (few_scores(b, s, (start[s + 1] - start[s]) * group)) {
+                        size_t panel = ((size_t)p * (size_t)lanes + (size_t)h) * KB;
+                        if (k.qp) {
+                            pairs_mm(k.s, KB, k.qp, (size_t)Dk / 2, 1, kp + panel * (size_t)Dk / 2, KB, n, Dk / 2, KB,
+                                     false);
+                        } else if (few) {
                             scores(&k, R(kv->k) + ((size_t)j * (size_t)lanes + (size_t)h) * (size_t)Dk,
                                    (size_t)lanes * (size_t)Dk, m);
                         } else {
                             memset(k.s, 0, (size_t)n * KB * sizeof(real));
-                            tile_mm(k.s, KB, k.q, (size_t)Dk, 1,
-                                    R(kt) + ((size_t)p * (size_t)lanes + (size_t)h) * (size_t)Dk * KB, KB, n, Dk, KB);
+                            tile_mm(k.s, KB, k.q, (size_t)Dk, 1, R(kt) + panel * (size_t)Dk, KB, n, Dk, KB);
                         }
-                        absorb(&k, values + (size_t)j * ldv + (size_t)h * stepv, ldv, b->pos + j,
-                               bias_of(bias, kv, h, j, m), j, m);
+                        absorb(&k, values + (size_t)j * ldv + (size_t)h * stepv, ldv,
+                               pairs ? vp + panel * (size_t)Dv / 2 : NULL, b->pos + j, bias_of(bias, kv, h, j, m), j,
+                               m);
                     }
+                    if (k.qp) soften_end(&k);
                     block_store(&k, e0, start[s], h, group, o, lse);
                 }
     }
@@ -375,7 +453,7 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
             memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
             tile_mm(k->s, KB, k->q, (size_t)Dk, 1, k->kt, KB, k->n, Dk, KB);
         }
-        absorb(k, vals, ldv, t->pos + first, bias, row, n);
+        absorb(k, vals, ldv, NULL, t->pos + first, bias, row, n);
     }
 }
 
@@ -438,8 +516,18 @@ typedef struct {
     const Kv *kv;
     Kv *dkv;
     const real *kt, *vt;
-    real *g, *dqb, *ds; /* (QB,Dv) (QB,Dk) (QB,KB) */
+    real *g, *dqb, *ds;           /* (QB,Dv) (QB,Dk) (QB,KB) */
+    const Pair *kp, *vp, *kb;     /* panels: keys and values turned, keys below each other */
+    Pair *gp, *gb, *qb, *pb, *db; /* along: g; below: g, q, p = exp(s - lse), ds */
 } Back;
+static size_t back_pairs(int Dk, int Dv) { return (size_t)QB * (size_t)(Dv + Dv + Dk + KB + KB) / 2; }
+static void back_place_pairs(Back *a, Pair *mem, int Dk, int Dv) {
+    a->gp = mem;
+    a->gb = a->gp + (size_t)QB * (size_t)Dv / 2;
+    a->qb = a->gb + (size_t)QB * (size_t)Dv / 2;
+    a->pb = a->qb + (size_t)QB * (size_t)Dk / 2;
+    a->db = a->pb + (size_t)QB * KB / 2;
+}
 
 static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j, int n, int panel, const real *lse,
                           const real *delta) {
@@ -449,24 +537,27 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
            vat = rows * ldv + (size_t)h * (size_t)Dv;
     real bias_mem[KB], dbias[KB] = {0};
     const real *bias = bias_of(bias_mem, a->kv, h, j, n);
-    memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
-    memset(a->ds, 0, (size_t)k->n * KB * sizeof(real));
-    tile_mm(k->s, KB, k->q, (size_t)Dk, 1, a->kt + pk * (size_t)Dk, KB, k->n, Dk, KB);
-    tile_mm(a->ds, KB, a->g, (size_t)Dv, 1, a->vt + pk * (size_t)Dv, KB, k->n, Dv, KB);
-    for (int i = 0; i < k->n; i++) {
-        real *s = k->s + i * KB, *d = a->ds + i * KB, l = lse[i], e = delta[i];
-        if (bias) add_bias(k, i, s, bias, b->pos + j, n);
-        if (!sees_all(k, i, b->pos + j, j, n))
-            for (int t = 0; t < n; t++) s[t] = sees(k, i, j + t, b->pos[j + t]) ? s[t] : -INFINITY;
-#pragma omp simd
-        for (int t = 0; t < n; t++) {
-            s[t] = exp_real(s[t] - l);
-            d[t] = s[t] * (d[t] - e);
-        }
-        for (int t = 0; bias && t < n; t++)
-            if (k->pos[i] - b->pos[j + t] > k->delay) dbias[t] += d[t];
+    if (k->qp) {
+        pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, a->kp + pk * (size_t)Dk / 2, KB, k->n, Dk / 2, KB, false);
+        pairs_mm(a->ds, KB, a->gp, (size_t)Dv / 2, 1, a->vp + pk * (size_t)Dv / 2, KB, k->n, Dv / 2, KB, false);
+    } else {
+        memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
+        memset(a->ds, 0, (size_t)k->n * KB * sizeof(real));
+        tile_mm(k->s, KB, k->q, (size_t)Dk, 1, a->kt + pk * (size_t)Dk, KB, k->n, Dk, KB);
+        tile_mm(a->ds, KB, a->g, (size_t)Dv, 1, a->vt + pk * (size_t)Dv, KB, k->n, Dv, KB);
     }
+    if (k->qp)
+        soften_back(k, a->ds, a->pb, a->db, b->pos + j, bias, dbias, j, n, lse, delta);
+    else
+        rows_back(k, a->ds, b->pos + j, bias, dbias, j, n, lse, delta);
     for (int t = 0; bias && t < n; t++) R(a->dkv->bias)[(size_t)(j + t) * (size_t)lanes + (size_t)h] += dbias[t];
+    if (k->qp) { /* past n both are 0 */
+        int half = (k->n + 1) / 2;
+        pairs_mm(R(a->dkv->v) + vat, ldv, a->pb, 1, KB, a->gb, (size_t)Dv, n, half, Dv, true);
+        pairs_mm(R(a->dkv->k) + kat, ldk, a->db, 1, KB, a->qb, (size_t)Dk, n, half, Dk, true);
+        pairs_mm(a->dqb, (size_t)Dk, k->sp, KB / 2, 1, a->kb + pk * (size_t)Dk / 2, (size_t)Dk, k->n, KB / 2, Dk, true);
+        return;
+    }
     tile_mm(R(a->dkv->v) + vat, ldv, k->s, 1, KB, a->g, (size_t)Dv, n, k->n, Dv);
     tile_mm(R(a->dkv->k) + kat, ldk, a->ds, 1, KB, k->q, (size_t)Dk, n, k->n, Dk); /* q carries the scale */
     tile_mm(a->dqb, (size_t)Dk, a->ds, KB, 1, R(a->kv->k) + kat, ldk, k->n, n, Dk);
@@ -485,6 +576,11 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
             memcpy(a->g + i * Dv, R(a->dout) + at * (size_t)Dv, (size_t)Dv * sizeof(real));
             delta[i] = dot(a->g + i * Dv, R(a->o) + at * (size_t)Dv, Dv);
             lse[i] = R(a->lse)[at];
+        }
+        if (k->qp) {
+            pairs_along(a->gp, a->g, k->n, Dv);
+            pairs_below(a->gb, a->g, (size_t)Dv, k->n, Dv);
+            pairs_below(a->qb, k->q, (size_t)Dk, k->n, Dk);
         }
         for (int j = m0, p = panels_of(b, s); j < span.high; j += KB, p++) {
             int n = imin(KB, b->off[s + 1] - j);
@@ -505,23 +601,42 @@ static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, c
     CHECK(r->out.n == b->N, "%d of %d rows", r->out.n, b->N);
     CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
     Mark mark = arena_mark(r->scratch);
-    size_t extra = (size_t)QB * (size_t)(Dk + Dv + KB);
-    Tensor kt = panels(r, "attend keys", TENSOR(NULL, REAL, b->N, lanes, Dk));
-    Tensor vt = panels(r, "attend values", TENSOR(NULL, REAL, b->N, lanes, Dv));
-    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block_numbers(Dk, Dv) + extra));
+    bool pairs = by_pairs(r, Dk, Dv);
+    size_t extra = (size_t)QB * (size_t)(Dk + Dv + KB), numbers = block_numbers(Dk, Dv) + extra;
+    Tensor keys = rows_of(r, lanes, Dk), values = rows_of(r, lanes, Dv), kt = ABSENT, vt = ABSENT;
+    Pair *kp = NULL, *vp = NULL, *kb = NULL;
+    if (pairs) {
+        kp = pair_panels(r, "attend keys", keys), vp = pair_panels(r, "attend values", values);
+        kb = pair_panels(r, "attend keys", keys);
+    } else {
+        kt = panels(r, "attend keys", keys), vt = panels(r, "attend values", values);
+    }
+    Tensor mem =
+        SCRATCH(r, "attend block", r->dev->threads, (int)(numbers + pairs * (block_pairs(Dk) + back_pairs(Dk, Dv))));
+    begin_sum(r, dq), begin_sum(r, dkv->k), begin_sum(r, dkv->v);
     if (!measuring(r)) {
-        pack_all(r, R(kt), kv->k, NULL, 0);
-        pack_all(r, R(vt), kv->v, NULL, 0);
+        if (pairs) {
+            pack_pairs(r, kp, kb, kv->k, NULL, 0), pack_pairs(r, vp, NULL, kv->v, NULL, 0);
+        } else {
+            pack_all(r, R(kt), kv->k, NULL, 0);
+            pack_all(r, R(vt), kv->v, NULL, 0);
+        }
 #pragma omp parallel for collapse(2) schedule(dynamic) \
     num_threads(r->dev->threads) if ((long)b->N * look.heads * Dk * 16 > ALONE)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < lanes; h++) {
                 Block k;
                 real *m = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
-                Back a = {dq, dout, q, o, lse, kv, dkv, R(kt), R(vt), m + block_numbers(Dk, Dv), NULL, NULL};
+                Back a = {.dq = dq, .dout = dout, .q = q, .o = o, .lse = lse, .kv = kv, .dkv = dkv};
+                a.kt = kt.p, a.vt = vt.p, a.kp = kp, a.vp = vp, a.kb = kb;
+                a.g = m + block_numbers(Dk, Dv);
                 a.dqb = a.g + (size_t)QB * (size_t)Dv;
                 a.ds = a.dqb + (size_t)QB * (size_t)Dk;
                 block_place(&k, m, Dk, Dv, look);
+                if (pairs) {
+                    block_place_pairs(&k, m + numbers);
+                    back_place_pairs(&a, (Pair *)(m + numbers + block_pairs(Dk)), Dk, Dv);
+                }
                 k.delay = kv->s.delay;
                 backward_lane(&k, &a, b, r->out.idx, s, h);
             }

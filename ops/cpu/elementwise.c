@@ -9,16 +9,23 @@ static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i])) * b[i];
 }
+INLINE void swiglu_grads(bool fresh, size_t n, int threads, real *da, real *db, const real *g, const real *a,
+                         const real *b) {
+#pragma omp parallel for simd schedule(static) num_threads(threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i++) {
+        real s = 1 / (1 + exp_real(-a[i])), silu = a[i] * s, x = g[i] * b[i] * (s + silu * (1 - s)), y = g[i] * silu;
+        da[i] = fresh ? x : da[i] + x;
+        db[i] = fresh ? y : db[i] + y;
+    }
+}
 static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
-    real *da = R(dgate), *db = R(dup);
-    const real *a = R(gate), *b = R(up), *g = R(dy);
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
-    for (size_t i = 0; i < n; i++) {
-        real s = 1 / (1 + exp_real(-a[i])), silu = a[i] * s;
-        da[i] += g[i] * b[i] * (s + silu * (1 - s));
-        db[i] += g[i] * silu;
+    if (dgate.fresh && dup.fresh) {
+        swiglu_grads(true, n, r->dev->threads, R(dgate), R(dup), R(dy), R(gate), R(up));
+    } else {
+        begin_sum(r, dgate), begin_sum(r, dup);
+        swiglu_grads(false, n, r->dev->threads, R(dgate), R(dup), R(dy), R(gate), R(up));
     }
 }
 
@@ -89,6 +96,7 @@ static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
 }
 static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
     if (measuring(r)) return;
+    begin_sum(r, dx);
     size_t n = tensor_count(dx);
     real *d = R(dx);
     const real *a = R(x), *g = R(dy);

@@ -1,6 +1,6 @@
 /* groups.c: rows sorted into groups, each with a matrix of its own (the experts of a mixture).
  *
- * How many rows a group has is known at run time only and changes with every pass, so these products are not the
+ * How many rows a group has is known at run time only and changes with every pass, so products in f32 are not the
  * library's, which prepares itself for each shape it meets. They are tiles of vec.h over packed blocks; a task is a
  * block of one group's result, summed by one thread in one order. */
 #include "vec.h"
@@ -51,20 +51,60 @@ static void group_forward(real *y, const real *x, const real *w, int n, int o0, 
     for (int i = 0; i < n; i++)
         for (int o = 0; o < outs; o++) y[(size_t)i * (size_t)O + (size_t)(o0 + o)] = c[o * PANEL + i];
 }
-/* Weights in bf16: a product for each group. While measuring: as if all rows were of one. */
-static void narrow_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
-    int M = y.n[0];
-    for (int e = 0; e < (measuring(r) ? 1 : g.n); e++) {
-        int from = measuring(r) ? 0 : g.off[e], n = measuring(r) ? M : g.off[e + 1] - from;
-        if (n) linear(r, tensor_part(y, from, n), tensor_part(x, from, n), w[e], ABSENT);
+/* ---- with operands in bf16: products of gemm.h, GEMM_JOBS groups to a call ---- */
+/* Rows of group e of M. While measuring the groups of one call, whose rows' blocks are rounded up each by itself. */
+static int group_rows(const Run *r, Groups g, int e, int M) {
+    if (!measuring(r)) return g.off[e + 1] - g.off[e];
+    return e >= GEMM_JOBS ? 0 : e == 0 ? imax(M, GEMM_BF16_FEW + 1) : GEMM_BF16_FEW + 1;
+}
+static void rounded_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
+    GemmJob jobs[GEMM_JOBS];
+    int O = w->n[0], I = w->n[1], n = 0;
+    bool narrow = w->dtype == BF16;
+    GemmShape s = {0, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow, .weights = (int64_t)O * I};
+    for (int few = 0; few < 2; few++) { /* not in one call with others */
+        for (int e = 0; e < g.n; e++) {
+            size_t at = measuring(r) ? 0 : (size_t)g.off[e];
+            s.M = group_rows(r, g, e, y.n[0]);
+            if (!s.M || few != (s.M <= GEMM_BF16_FEW)) continue;
+            jobs[n] = (GemmJob){s, R(y) + at * (size_t)O, R(x) + at * (size_t)I, narrow ? w[e].p : R(w[e]), n, n, n};
+            if (++n == GEMM_JOBS) gemm_many(r->dev->gemm, r->scratch, n, jobs), n = 0;
+        }
+        gemm_many(r->dev->gemm, r->scratch, n, jobs), n = 0;
     }
+}
+static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+    GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
+    int O = w->n[0], I = w->n[1], n = 0;
+    const int64_t numbers = (int64_t)O * I;
+    GemmShape s = {0, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true, .weights = numbers},
+              t = {O, I, 0, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
+    for (int e = 0; e <= g.n; e++) {
+        if (n == GEMM_JOBS || e == g.n) {
+            if (present(dx)) gemm_many(r->dev->gemm, r->scratch, n, in);
+            if (dw) gemm_many(r->dev->gemm, r->scratch, n, weights);
+            n = 0;
+        }
+        int rows = e < g.n ? group_rows(r, g, e, dy.n[0]) : 0;
+        if (!rows) continue;
+        size_t at = measuring(r) ? 0 : (size_t)g.off[e];
+        const real *dye = R(dy) + at * (size_t)O;
+        s.M = t.K = rows;
+        if (present(dx)) in[n] = (GemmJob){s, R(dx) + at * (size_t)I, dye, R(w[e]), n, n, n};
+        if (dw) weights[n] = (GemmJob){t, R(dw[e]), dye, R(x) + at * (size_t)I, n, n, n};
+        n++;
+    }
+}
+/* Whether they are; otherwise they are tiles of vec.h. */
+static bool groups_round(const Run *r, const Tensor *w) {
+    return w->dtype == BF16 || gemm_rounds(r->dev->gemm, (int64_t)w->n[0] * w->n[1]);
 }
 static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
     int O = w[0].n[0], I = w[0].n[1], M = y.n[0], threads = r->dev->threads, most;
     CHECK(x.n[0] == M && x.n[1] == I && y.n[1] == O, "x (%d,%d), y (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, y.n[1], O,
           I);
-    if (w[0].dtype == BF16) {
-        narrow_groups(r, y, x, g, w);
+    if (groups_round(r, w)) {
+        rounded_groups(r, y, x, g, w);
         return;
     }
     Mark mark = arena_mark(r->scratch);
@@ -123,6 +163,10 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
     int O = w[0].n[0], I = w[0].n[1], M = dy.n[0], threads = r->dev->threads, most;
     CHECK(x.n[0] == M && x.n[1] == I && dy.n[1] == O && (!present(dx) || dx.n[0] == M),
           "x (%d,%d), dy (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, dy.n[1], O, I);
+    if (groups_round(r, w)) {
+        rounded_groups_backward(r, dx, dw, dy, x, g, w);
+        return;
+    }
     Mark mark = arena_mark(r->scratch);
     Tensor mem = SCRATCH(r, "group panels", threads, 2 * DEPTH, PANEL);
     int *used = arena_take(r->scratch, (size_t)g.n * sizeof *used, "groups");

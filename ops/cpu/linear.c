@@ -129,7 +129,7 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
         Tensor dy = tensor_rows(d[j].y, O);
         CHECK(p[j].w.n[1] == I && dy.n[0] == N, "x (%d,%d), dy %d rows, w (%d,%d)", N, I, dy.n[0], O, p[j].w.n[1]);
         int64_t numbers = (int64_t)O * I;
-        GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true, .weights = numbers},
+        GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = nin || !dx.fresh, .weights = numbers},
                   t = {O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
         if (present(dx)) in[nin++] = (GemmJob){s, R(dx), R(dy), R(p[j].w), j, j, 0};
         if (present(d[j].w)) weights[nweights++] = (GemmJob){t, R(d[j].w), R(dy), R(x), j, 0, j};

@@ -34,6 +34,7 @@ static void add_blocks(real *sum, const real *part, int N, int k, int n, int d) 
 
 static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0];
+    begin_sum(r, dx);
     x = tensor_rows(x, d), dx = tensor_rows(dx, d), dy = tensor_rows(dy, d);
     int N = x.n[0], size = rows_of_block(N);
     if (N == 0) return;

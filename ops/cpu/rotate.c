@@ -1,7 +1,7 @@
 /* rotate.c: rotary position embedding, in place. */
 #include "vec.h"
 
-static void turn(real *x, const real *cs, int half, bool interleaved) {
+static void rotate_head(real *x, const real *cs, int half, bool interleaved) {
     const real *c = cs, *s = cs + half;
     if (interleaved)
         for (int i = 0; i < half; i++) {
@@ -48,7 +48,8 @@ static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
             for (int m = 0; m < N; m++) {
                 const real *c = R(cs) + (size_t)(shared ? pos[rows.idx[m]] - lo : m) * (size_t)p->n;
                 for (int h = 0; h < heads; h++)
-                    turn(R(x) + ((size_t)m * (size_t)heads + (size_t)h) * (size_t)D + p->at, c, half, p->interleaved);
+                    rotate_head(R(x) + ((size_t)m * (size_t)heads + (size_t)h) * (size_t)D + p->at, c, half,
+                                p->interleaved);
             }
         }
     }

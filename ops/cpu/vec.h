@@ -7,6 +7,10 @@
     #define VBYTES    64
     #define TILE_ROWS 6 /* 6 x 4 accumulators + 4 + 1 of 32 registers */
     #define TILE_VECS 4
+#elif defined(__aarch64__)
+    #define VBYTES    16
+    #define TILE_ROWS 6 /* as many registers, shorter ones */
+    #define TILE_VECS 4
 #elif defined(__AVX2__)
     #define VBYTES    32
     #define TILE_ROWS 4 /* 4 x 2 + 2 + 1 of 16 */

@@ -41,6 +41,7 @@ void cuda_copy(Cuda *, void *to, const void *from, size_t bytes);     /* inside 
 void cuda_upload(Cuda *, void *to, const void *from, size_t bytes);   /* `from` may change once this returns */
 void cuda_download(Cuda *, void *to, const void *from, size_t bytes); /* waits */
 void cuda_sync(Cuda *);                                               /* waits for everything */
+unsigned long cuda_waits(const Cuda *);                               /* how often either has waited */
 void cuda_note(Cuda *, void *p, size_t bytes, const char *name);      /* for the emulation: see Memory in ops/arena.h */
 void cuda_unnote(Cuda *, void *p, size_t bytes);
 
@@ -83,12 +84,16 @@ const char *cuda_side_library(void);
 void cuda_halve(Cuda *, size_t n, uint16_t *to, const float *from);
 void cuda_unhalve(Cuda *, size_t n, float *to, const uint16_t *from, bool add);
 
+/* Numbers that a pass keeps are f32, or bf16 where a `narrow` says so; what is computed between is f32, and rounded to
+ * the nearest as it is stored. `fresh`: a gradient is overwritten, not added to. */
+
 /* pack.cu: n <= 3 operands of products in bf16, in one launch: y (lanes, rows group, to) = x (rows, lanes group, D),
  * rows of x being ld apart, rounded to the nearest; zeros behind D. `to` is a multiple of 8, y is aligned to 16 bytes.
  */
 typedef struct {
     int rows, lanes, group, D, ld, to;
-    const float *x;
+    bool narrow; /* x is bf16 */
+    const void *x;
     void *y;
 } CudaPack;
 void cuda_pack(Cuda *, int n, const CudaPack *);
@@ -97,12 +102,12 @@ void cuda_narrow(Cuda *, size_t n, float *x); /* in place, to the nearest bf16 *
 void cuda_places(Cuda *, int n, int T, int *out, const int *first);
 
 /* linear.cu: C (M,N) = or += A (M,K) B (K,N), row-major. ta: A is stored (K,M); tb: B is stored (N,K). By cuBLASLt, in
- * f32 throughout (no TF32), or `narrow`: A and B are bf16, sums and C f32. */
+ * f32 throughout (no TF32), or `narrow`: A and B are bf16, sums and C f32; `half`: C, too, is bf16. */
 typedef struct {
     int M, N, K, lda, ldb, ldc;
-    bool ta, tb, accumulate, narrow;
+    bool ta, tb, accumulate, narrow, half;
 } CudaGemm;
-void cuda_gemm(Cuda *, CudaGemm, float *C, const void *A, const void *B);
+void cuda_gemm(Cuda *, CudaGemm, void *C, const void *A, const void *B);
 /* Tries the algorithms that the library offers for every product that was asked for since the device was opened, each
  * for `seconds`, keeps the fastest and tells: at most `most`, returns how many. A product whose operands find no memory
  * is left out. */
@@ -111,7 +116,7 @@ void cuda_tuning(Cuda *,
                  const struct Tuning *); /* for products that are asked for from now on; it stays the caller's */
 long long cuda_library(const Cuda *);    /* cuBLASLt's version */
 int cuda_processors(const Cuda *);
-void cuda_bias(Cuda *, int N, int O, float *y, const float *bias);
+void cuda_bias(Cuda *, int N, int O, void *y, const float *bias, bool narrow);
 void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);
 /* embed.cu; table: f32, or bf16 where `narrow` */
 void cuda_embed(Cuda *, int N, int d, float *y, const void *table, bool narrow, const int *tok, float scale);
@@ -136,17 +141,18 @@ static inline int cuda_tiles(int columns) { return (columns + 31) / 32; } /* whe
 /* Where it has whole rows: half as many slices of long ones, whose parts weigh more. */
 static inline int cuda_row_tiles(int d) { return d > 1024 ? 2 : 1; }
 /* out (O) += the sums over the rows of x (N,O). parts (cuda_slices(N, cuda_tiles(O)), O). */
-void cuda_column_sums(Cuda *, int N, int O, float *out, float *parts, const float *x);
+void cuda_column_sums(Cuda *, int N, int O, float *out, float *parts, const void *x, bool narrow);
 void cuda_fold(Cuda *, int slices, int columns, float *out, const float *parts); /* out (columns) += */
 
 /* norm.cu: N rows of d. parts: (cuda_slices(N, cuda_row_tiles(d)), d), of LayerNorm twice. */
-void cuda_rmsnorm(Cuda *, int N, int d, float *y, float *rstd, const float *x, const float *w, double eps);
-void cuda_rmsnorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *parts, const float *dy, const float *x,
-                           const float *w, const float *rstd);
-void cuda_layernorm(Cuda *, int N, int d, float *y, float *rstd, const float *x, const float *w, const float *b,
-                    double eps);
-void cuda_layernorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *db, float *parts, const float *dy,
-                             const float *x, const float *w, const float *rstd);
+typedef enum { CUDA_NORM_WIDE, CUDA_NORM_OUT, CUDA_NORM_ALL } CudaNormOf; /* bf16: nothing, y or dy, x and dx as well */
+void cuda_rmsnorm(Cuda *, int N, int d, void *y, float *rstd, const void *x, const float *w, double eps, CudaNormOf);
+void cuda_rmsnorm_backward(Cuda *, int N, int d, void *dx, float *dw, float *parts, const void *dy, const void *x,
+                           const float *w, const float *rstd, CudaNormOf, bool fresh);
+void cuda_layernorm(Cuda *, int N, int d, void *y, float *rstd, const float *x, const float *w, const float *b,
+                    double eps, bool narrow_y);
+void cuda_layernorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *db, float *parts, const void *dy,
+                             const float *x, const float *w, const float *rstd, bool narrow_dy);
 void cuda_l2norm(Cuda *, int N, int d, float *y, const float *x, double eps);
 void cuda_l2norm_backward(Cuda *, int N, int d, float *dx, const float *dy, const float *x, double eps);
 
@@ -155,7 +161,7 @@ typedef struct {
     int N, heads, D, at, n, interleaved, sign;
     double factor, f[256];
 } CudaRope;
-void cuda_rope(Cuda *, const CudaRope *, float *x, const int *pos, const int *idx);
+void cuda_rope(Cuda *, const CudaRope *, void *x, const int *pos, const int *idx, bool narrow);
 
 /* attend.cu, attend_backward.cu: the rows of a pass as ops/run.h says, with its arrays on the device. */
 enum { CUDA_ENTRIES = 64 }; /* query heads of rows that a block takes */
@@ -180,13 +186,22 @@ void cuda_attend_backward(Cuda *, const CudaAttend *, float *dq, float *dk, floa
                           const float *dout, const float *q, const float *o, const float *lse);
 
 /* flash.cu, flash_backward.cu: the same with q, k, v, dout and the probabilities rounded to bf16 as operands of
- * products, which the matrix units add in f32; all else is f32. Widths up to 256; mem: scratch, aligned to 16 bytes. */
+ * products, which the matrix units add in f32; all else is f32. Widths up to 256; mem: scratch, aligned to 16 bytes, for
+ * what is not read where it lies, as bf16 in rows of a multiple of 8 numbers is, aligned to 16 bytes. Of CudaAttend k
+ * and v are not used. dout is of o's type, k of v's, dk of dv's. */
+typedef struct {
+    void *p; /* NULL while measuring */
+    bool narrow, fresh;
+} CudaRows;
+typedef struct {
+    CudaRows q, k, v, o, dout, dq, dk, dv; /* from dout on: of the backward */
+} CudaFlash;
 bool cuda_flash_takes(int Dk, int Dv);
-size_t cuda_flash_bytes(const CudaAttend *); /* of mem; n, N, lanes, heads, Dk and Dv are read */
-void cuda_flash(Cuda *, const CudaAttend *, void *mem, float *o, float *lse, const float *before, const float *q);
-size_t cuda_flash_backward_bytes(const CudaAttend *);
-void cuda_flash_backward(Cuda *, const CudaAttend *, void *mem, float *dq, float *dk, float *dv, float *dbias,
-                         const float *dout, const float *q, const float *o, const float *lse);
+/* Of mem; n, N, lanes, heads, Dk, Dv and ldv are read, and what is narrow. */
+size_t cuda_flash_bytes(const CudaAttend *, const CudaFlash *);
+void cuda_flash(Cuda *, const CudaAttend *, const CudaFlash *, void *mem, float *lse, const float *before);
+size_t cuda_flash_backward_bytes(const CudaAttend *, const CudaFlash *);
+void cuda_flash_backward(Cuda *, const CudaAttend *, const CudaFlash *, void *mem, float *dbias, const float *lse);
 
 /* lanes.cu: the cached history as ops/run.h says (Lanes), all of it where the device can read it; k, v of CudaAttend
  * are not used. flash_lanes.cu: the same of rows in bf16, with q and the probabilities rounded as in flash.cu. */
@@ -211,15 +226,16 @@ void cuda_attend_lanes(Cuda *, const CudaAttend *, const CudaLanes *, float *o, 
                        const float *q);
 
 /* elementwise.cu */
-void cuda_swiglu(Cuda *, size_t n, float *y, const float *gate, const float *up);
-void cuda_swiglu_backward(Cuda *, size_t n, float *dgate, float *dup, const float *dy, const float *gate,
-                          const float *up);
+void cuda_swiglu(Cuda *, size_t n, void *y, const void *gate, const void *up, bool narrow);
+void cuda_swiglu_backward(Cuda *, size_t n, void *dgate, void *dup, const void *dy, const void *gate, const void *up,
+                          bool narrow, bool fresh_gate, bool fresh_up);
 void cuda_swiglu_rows(Cuda *, int M, int d, float *y, const float *gate, const float *up, const float *s);
 void cuda_swiglu_rows_backward(Cuda *, int M, int d, float *dgate, float *dup, float *ds, const float *dy,
                                const float *gate, const float *up, const float *s);
-void cuda_gelu(Cuda *, size_t n, float *y, const float *x, bool approx);
-void cuda_gelu_backward(Cuda *, size_t n, float *dx, const float *dy, const float *x, bool approx);
-void cuda_add(Cuda *, size_t n, float *y, const float *x);
+void cuda_gelu(Cuda *, size_t n, void *y, const void *x, bool approx, bool narrow);
+void cuda_gelu_backward(Cuda *, size_t n, void *dx, const void *dy, const void *x, bool approx, bool narrow,
+                        bool fresh);
+void cuda_add(Cuda *, size_t n, void *y, const void *x, bool narrow_y, bool narrow_x);
 void cuda_axpby(Cuda *, size_t n, float *y, float a, const float *x, float b);
 void cuda_repeat(Cuda *, size_t n, size_t width, float *y, const double *row); /* row on the device */
 typedef struct {
@@ -236,7 +252,8 @@ void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const f
 
 /* rows.cu: rows and columns moved about */
 /* y row m = x row (place of to[m] in the ascending from (nfrom)). */
-void cuda_gather(Cuda *, int n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to);
+void cuda_gather(Cuda *, int n, size_t width, void *y, const void *x, const int *from, int nfrom, const int *to,
+                 bool narrow);
 /* n pieces: y from number to[i] on is x from number from[i] on; either may be bf16. */
 void cuda_move(Cuda *, int n, size_t width, void *y, bool narrow_y, const size_t *to, const void *x, bool narrow_x,
                const size_t *from);

@@ -177,16 +177,19 @@ extern "C" void cuda_upload(Cuda *c, void *to, const void *from, size_t n) {
 extern "C" void cuda_download(Cuda *c, void *to, const void *from, size_t n) {
     graph_pause(c);
     if (n) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToHost, c->own), "copying from the device");
+    c->waits++;
     cuda_must(cudaStreamSynchronize(c->own), "waiting for the device");
     cuda_must(cudaGetLastError(), "launching a kernel");
     graph_resume(c);
 }
 extern "C" void cuda_sync(Cuda *c) {
     graph_pause(c);
+    c->waits++;
     cuda_must(cudaStreamSynchronize(c->own), "waiting for the device");
     cuda_must(cudaGetLastError(), "launching a kernel");
     graph_resume(c);
 }
+extern "C" unsigned long cuda_waits(const Cuda *c) { return c->waits; }
 extern "C" void cuda_note(Cuda *c, void *p, size_t n, const char *name) {
     if (c->stream) note_take(c->stream, p, n, name);
 }

@@ -2,23 +2,56 @@
  * take as long as their bytes do. */
 #include "kernel.h"
 
-__global__ void swiglu(size_t n, float *y, const float *gate, const float *up) {
-    EACH(i, n) y[i] = gate[i] * sigmoid1(gate[i]) * up[i];
-}
-__global__ void swiglu_backward(size_t n, float *dgate, float *dup, const float *dy, const float *gate,
-                                const float *up) {
+/* n times W numbers. */
+template <class T, int W> __global__ void swiglu(size_t n, T *y, const T *gate, const T *up) {
     EACH(i, n) {
-        float a = gate[i], s = sigmoid1(a), silu = a * s, g = dy[i];
-        dgate[i] += g * up[i] * (s + silu * (1 - s));
-        dup[i] += g * silu;
+        float a[W], b[W];
+        fetch<W>(a, gate + i * W), fetch<W>(b, up + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) a[k] = a[k] * sigmoid1(a[k]) * b[k];
+        store<W>(y + i * W, a);
     }
 }
-extern "C" void cuda_swiglu(Cuda *c, size_t n, float *y, const float *gate, const float *up) {
-    LAUNCH_EACH(c, swiglu, n, y, gate, up);
+template <class T, int W>
+__global__ void swiglu_backward(size_t n, T *dgate, T *dup, const T *dy, const T *gate, const T *up, bool fresh_gate,
+                                bool fresh_up) {
+    EACH(i, n) {
+        float a[W], b[W], g[W], da[W], db[W];
+        fetch<W>(a, gate + i * W), fetch<W>(b, up + i * W), fetch<W>(g, dy + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) da[k] = db[k] = 0;
+        if (!fresh_gate) fetch<W>(da, dgate + i * W);
+        if (!fresh_up) fetch<W>(db, dup + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            float s = sigmoid1(a[k]), silu = a[k] * s;
+            da[k] += g[k] * b[k] * (s + silu * (1 - s));
+            db[k] += g[k] * silu;
+        }
+        store<W>(dgate + i * W, da), store<W>(dup + i * W, db);
+    }
 }
-extern "C" void cuda_swiglu_backward(Cuda *c, size_t n, float *dgate, float *dup, const float *dy, const float *gate,
-                                     const float *up) {
-    LAUNCH_EACH(c, swiglu_backward, n, dgate, dup, dy, gate, up);
+template <class T> static T *as(void *p) { return static_cast<T *>(p); }
+template <class T> static const T *as(const void *p) { return static_cast<const T *>(p); }
+extern "C" void cuda_swiglu(Cuda *c, size_t n, void *y, const void *gate, const void *up, bool narrow) {
+    if (narrow && by_eight(n, y, gate, up))
+        LAUNCH_EACH(c, (swiglu<bf16, 8>), n / 8, as<bf16>(y), as<bf16>(gate), as<bf16>(up));
+    else if (narrow)
+        LAUNCH_EACH(c, (swiglu<bf16, 1>), n, as<bf16>(y), as<bf16>(gate), as<bf16>(up));
+    else
+        LAUNCH_EACH(c, (swiglu<float, 1>), n, as<float>(y), as<float>(gate), as<float>(up));
+}
+extern "C" void cuda_swiglu_backward(Cuda *c, size_t n, void *dgate, void *dup, const void *dy, const void *gate,
+                                     const void *up, bool narrow, bool fresh_gate, bool fresh_up) {
+    if (narrow && by_eight(n, dgate, dup, dy, gate, up))
+        LAUNCH_EACH(c, (swiglu_backward<bf16, 8>), n / 8, as<bf16>(dgate), as<bf16>(dup), as<bf16>(dy), as<bf16>(gate),
+                    as<bf16>(up), fresh_gate, fresh_up);
+    else if (narrow)
+        LAUNCH_EACH(c, (swiglu_backward<bf16, 1>), n, as<bf16>(dgate), as<bf16>(dup), as<bf16>(dy), as<bf16>(gate),
+                    as<bf16>(up), fresh_gate, fresh_up);
+    else
+        LAUNCH_EACH(c, (swiglu_backward<float, 1>), n, as<float>(dgate), as<float>(dup), as<float>(dy), as<float>(gate),
+                    as<float>(up), fresh_gate, fresh_up);
 }
 
 __global__ void swiglu_rows(size_t n, int d, float *y, const float *gate, const float *up, const float *s) {
@@ -53,41 +86,98 @@ extern "C" void cuda_swiglu_rows_backward(Cuda *c, int M, int d, float *dgate, f
 /* By the exact form, or by its tanh as the sigmoid of twice the argument. */
 static constexpr float GELU_A = 1.5957691216057308f,
                        GELU_B = (float)(0.044715 * 1.5957691216057308); /* 2 sqrt(2/pi), that times 0.044715 */
-template <bool approx> __global__ void gelu(size_t n, float *y, const float *x) {
+template <bool approx, class T, int W> __global__ void gelu(size_t n, T *y, const T *x) {
     EACH(i, n) {
-        float a = x[i], most = a < -40 ? -40 : a; /* -infinity times 0 is 0 in the exact form */
-        y[i] = approx ? a / (1 + expf(-a * (GELU_A + GELU_B * a * a))) : most * (erfcf(-a * 0.7071067811865476f) / 2);
-    }
-}
-template <bool approx> __global__ void gelu_backward(size_t n, float *dx, const float *dy, const float *x) {
-    EACH(i, n) {
-        float a = x[i], square = a * a, p, slope; /* P(x) and P'(x) */
-        if (approx) {
-            p = sigmoid1(a * (GELU_A + GELU_B * square));
-            slope = p * (1 - p) * (GELU_A + 3 * GELU_B * square);
-        } else {
-            p = erfcf(-a * 0.7071067811865476f) / 2;
-            a = a < -40 ? -40 : a > 40 ? 40 : a;
-            slope = expf(-square / 2) * 0.3989422804014327f;
+        float v[W];
+        fetch<W>(v, x + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            float a = v[k], most = a < -40 ? -40 : a; /* -infinity times 0 is 0 in the exact form */
+            v[k] =
+                approx ? a / (1 + expf(-a * (GELU_A + GELU_B * a * a))) : most * (erfcf(-a * 0.7071067811865476f) / 2);
         }
-        dx[i] += dy[i] * (p + a * slope);
+        store<W>(y + i * W, v);
     }
 }
-extern "C" void cuda_gelu(Cuda *c, size_t n, float *y, const float *x, bool approx) {
-    if (approx)
-        LAUNCH_EACH(c, (gelu<true>), n, y, x);
-    else
-        LAUNCH_EACH(c, (gelu<false>), n, y, x);
+template <bool approx> DEVICE float gelu_slope(float a) {
+    float square = a * a, p, slope; /* P(x) and P'(x) */
+    if (approx) {
+        p = sigmoid1(a * (GELU_A + GELU_B * square));
+        slope = p * (1 - p) * (GELU_A + 3 * GELU_B * square);
+    } else {
+        p = erfcf(-a * 0.7071067811865476f) / 2;
+        a = a < -40 ? -40 : a > 40 ? 40 : a;
+        slope = expf(-square / 2) * 0.3989422804014327f;
+    }
+    return p + a * slope;
 }
-extern "C" void cuda_gelu_backward(Cuda *c, size_t n, float *dx, const float *dy, const float *x, bool approx) {
-    if (approx)
-        LAUNCH_EACH(c, (gelu_backward<true>), n, dx, dy, x);
+template <bool approx, class T, int W>
+__global__ void gelu_backward(size_t n, T *dx, const T *dy, const T *x, bool fresh) {
+    EACH(i, n) {
+        float v[W], g[W], d[W];
+        fetch<W>(v, x + i * W), fetch<W>(g, dy + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) d[k] = 0;
+        if (!fresh) fetch<W>(d, dx + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) d[k] += g[k] * gelu_slope<approx>(v[k]);
+        store<W>(dx + i * W, d);
+    }
+}
+extern "C" void cuda_gelu(Cuda *c, size_t n, void *y, const void *x, bool approx, bool narrow) {
+    bool wide = narrow && by_eight(n, y, x);
+    if (approx && wide)
+        LAUNCH_EACH(c, (gelu<true, bf16, 8>), n / 8, as<bf16>(y), as<bf16>(x));
+    else if (approx && narrow)
+        LAUNCH_EACH(c, (gelu<true, bf16, 1>), n, as<bf16>(y), as<bf16>(x));
+    else if (approx)
+        LAUNCH_EACH(c, (gelu<true, float, 1>), n, as<float>(y), as<float>(x));
+    else if (wide)
+        LAUNCH_EACH(c, (gelu<false, bf16, 8>), n / 8, as<bf16>(y), as<bf16>(x));
+    else if (narrow)
+        LAUNCH_EACH(c, (gelu<false, bf16, 1>), n, as<bf16>(y), as<bf16>(x));
     else
-        LAUNCH_EACH(c, (gelu_backward<false>), n, dx, dy, x);
+        LAUNCH_EACH(c, (gelu<false, float, 1>), n, as<float>(y), as<float>(x));
+}
+extern "C" void cuda_gelu_backward(Cuda *c, size_t n, void *dx, const void *dy, const void *x, bool approx, bool narrow,
+                                   bool fresh) {
+    bool wide = narrow && by_eight(n, dx, dy, x);
+    if (approx && wide)
+        LAUNCH_EACH(c, (gelu_backward<true, bf16, 8>), n / 8, as<bf16>(dx), as<bf16>(dy), as<bf16>(x), fresh);
+    else if (approx && narrow)
+        LAUNCH_EACH(c, (gelu_backward<true, bf16, 1>), n, as<bf16>(dx), as<bf16>(dy), as<bf16>(x), fresh);
+    else if (approx)
+        LAUNCH_EACH(c, (gelu_backward<true, float, 1>), n, as<float>(dx), as<float>(dy), as<float>(x), fresh);
+    else if (wide)
+        LAUNCH_EACH(c, (gelu_backward<false, bf16, 8>), n / 8, as<bf16>(dx), as<bf16>(dy), as<bf16>(x), fresh);
+    else if (narrow)
+        LAUNCH_EACH(c, (gelu_backward<false, bf16, 1>), n, as<bf16>(dx), as<bf16>(dy), as<bf16>(x), fresh);
+    else
+        LAUNCH_EACH(c, (gelu_backward<false, float, 1>), n, as<float>(dx), as<float>(dy), as<float>(x), fresh);
 }
 
-__global__ void add(size_t n, float *y, const float *x) { EACH(i, n) y[i] = x[i] + y[i]; }
-extern "C" void cuda_add(Cuda *c, size_t n, float *y, const float *x) { LAUNCH_EACH(c, add, n, y, x); }
+template <class Y, class X, int W> __global__ void add(size_t n, Y *y, const X *x) {
+    EACH(i, n) {
+        float a[W], b[W];
+        fetch<W>(a, y + i * W), fetch<W>(b, x + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) a[k] = b[k] + a[k];
+        store<W>(y + i * W, a);
+    }
+}
+template <class Y, class X> static void add_of(Cuda *c, size_t n, void *y, const void *x) {
+    constexpr int W = sizeof(Y) == sizeof(X) ? 8 : 4; /* whole sectors of either by one access */
+    if (by_eight(n, y, x))
+        LAUNCH_EACH(c, (add<Y, X, W>), n / W, as<Y>(y), as<X>(x));
+    else
+        LAUNCH_EACH(c, (add<Y, X, 1>), n, as<Y>(y), as<X>(x));
+}
+extern "C" void cuda_add(Cuda *c, size_t n, void *y, const void *x, bool narrow_y, bool narrow_x) {
+    if (!narrow_y && !narrow_x)
+        LAUNCH_EACH(c, (add<float, float, 1>), n, as<float>(y), as<float>(x));
+    else
+        (narrow_y ? narrow_x ? add_of<bf16, bf16> : add_of<bf16, float> : add_of<float, bf16>)(c, n, y, x);
+}
 struct Factors {
     float a, b;
 };

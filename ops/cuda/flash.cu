@@ -5,7 +5,7 @@
  * Estimated, not measured, for T rows of a document and h heads of D = 128 numbers, each with a lane of its own: 2 h
  * T^2 D flops (causal, both products). A block of 64 entries reads every row of keys and values that it sees once, from
  * the second-level cache: 64 flops a byte; its four warps each read it again from shared memory: 16 flops a byte, which
- * is the floor where shared memory gives 128 bytes a clock. Packing moves 6 bytes for each number of q, k and v.
+ * is the floor where shared memory gives 128 bytes a clock. Packing what is not bf16 moves 6 bytes for each number.
  * Source: arXiv:2307.08691.
  */
 #include "flash.h"
@@ -16,8 +16,7 @@ template <int DK, int DV, int BK> struct ForwardTile {
     float bias[2][BK];
 };
 template <int DK, int DV, int BK>
-__global__ void __launch_bounds__(FLASH_THREADS, 2)
-    flash(Flash f, float *o, float *lse, const float *before, bool pairs) {
+__global__ void __launch_bounds__(FLASH_THREADS, 2) flash(Flash f, FlashOut o, float *lse, const float *before) {
     using Tile = ForwardTile<DK, DV, BK>;
     SMEM_DYN(Tile, m);
     static_assert(sizeof(Tile) <= FLASH_SMEM, "shared memory");
@@ -30,7 +29,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2)
     int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
     Span span = span_of(a, entry_of_row(a, start, m0 + e0 / group), entry_of_row(a, start, m0 + (e0 + n - 1) / group));
     int j = tile_at(span, start, start, BK);
-    tile_fetch<DK, FLASH_ROWS>(m->q, f.q + ((size_t)lane * (size_t)a.n * group + (size_t)m0 * group + e0) * DK, n);
+    entries_tile<DK, FLASH_ROWS>(m->q, f.q, f, lane, m0, e0, n);
     keys_fetch<DK, DV, BK>(m->k[0], m->v[0], m->kpos[0], m->bias[0], f, lane, j, end - j);
     cp_async_commit();
 
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2)
         if (!fresh && t == 0) sum[i] = 1;
         UNROLL for (int c = 0; c < DV / 8; c++) {
             float2 old = {0, 0};
-            if (!fresh) old = pair_load(o + at * (size_t)a.Dv, 8 * c + 2 * t, a.Dv, pairs);
+            if (!fresh) old = out_load(o, at, 8 * c + 2 * t);
             acc[c][2 * i] = old.x, acc[c][2 * i + 1] = old.y;
         }
     }
@@ -96,44 +95,62 @@ __global__ void __launch_bounds__(FLASH_THREADS, 2)
     }
     UNROLL for (int i = 0; i < 2; i++) {
         float l = quad_sum(sum[i]), inv = l == 0 ? 0 : 1 / l; /* NaN goes on */
-        if (w0 + g + 8 * i >= n) continue;
+        bool there = w0 + g + 8 * i < n;
         size_t at = entry_place(a, lane, m0, e0 + w0 + g + 8 * i);
-        UNROLL for (int c = 0; c < DV / 8; c++)
-            pair_store(o + at * (size_t)a.Dv, 8 * c + 2 * t, a.Dv, pairs, acc[c][2 * i] * inv, acc[c][2 * i + 1] * inv);
-        if (t == 0) lse[at] = l == 0 ? -INFINITY : (float)((double)top[i] * LN_2 + log((double)l));
+        row_out<DV / 8, true>(o, at, there, 0, acc, i, inv);
+        if (there && t == 0) lse[at] = l == 0 ? -INFINITY : (float)((double)top[i] * LN_2 + log((double)l));
     }
 }
-template <int DK, int DV> static void flash_of(Cuda *c, const Flash *f, float *o, float *lse, const float *before) {
+template <int DK, int DV> static void flash_of(Cuda *c, const Flash *f, FlashOut o, float *lse, const float *before) {
     constexpr int BK = DK <= 128 ? 64 : 32; /* what fits */
     constexpr size_t smem = sizeof(ForwardTile<DK, DV, BK>);
     const CudaAttend *a = &f->a;
     dim3 grid((unsigned)a->blocks, (unsigned)a->lanes, (unsigned)a->B);
     cuda_must(cudaFuncSetAttribute(flash<DK, DV, BK>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem),
               "shared memory of attention");
-    LAUNCH((flash<DK, DV, BK>), grid, dim3(FLASH_THREADS), smem, c->stream, *f, o, lse, before, pairs_of(o, a->Dv));
+    LAUNCH((flash<DK, DV, BK>), grid, dim3(FLASH_THREADS), smem, c->stream, *f, o, lse, before);
 }
 static_assert((int)CUDA_ENTRIES == (int)FLASH_ROWS, "blocks of a pass");
 
 extern "C" bool cuda_flash_takes(int Dk, int Dv) { return flash_width(Dk) && flash_width(Dv); }
-static size_t packed_bytes(const CudaAttend *a) {
-    size_t q = (size_t)a->n * (size_t)a->heads, k = (size_t)a->N * (size_t)a->lanes;
-    return (q * (size_t)flash_width_k(a) + k * (size_t)(flash_width_k(a) + flash_width_v(a))) * sizeof(bf16);
+struct Packing {
+    int n;
+    CudaPack p[3];
+    bf16 *mem; /* scratch; nullptr: it is counted alone */
+    size_t used;
+};
+static FlashRows place(Packing *t, const CudaRows &x, size_t rows, int D, int ld, int wide) {
+    if (flash_lies(x, D, ld)) return {(const bf16 *)x.p, ld, D};
+    bf16 *to = t->mem ? t->mem + t->used : nullptr;
+    t->p[t->n++] = {(int)rows, 1, 1, D, ld, wide, x.narrow, x.p, to};
+    t->used += rows * (size_t)wide;
+    return {to, wide, wide};
 }
-extern "C" size_t cuda_flash_bytes(const CudaAttend *a) { return packed_bytes(a); }
-Flash flash_pack(Cuda *c, const CudaAttend *a, void *mem, const float *q, void **rest) {
-    int DK = flash_width_k(a), DV = flash_width_v(a), group = a->heads / a->lanes;
-    bf16 *pq = (bf16 *)mem, *pk = pq + (size_t)a->n * (size_t)a->heads * (size_t)DK,
-         *pv = pk + (size_t)a->N * (size_t)a->lanes * (size_t)DK;
-    CudaPack p[] = {{a->n, a->lanes, group, a->Dk, a->Dk, DK, q, pq},
-                    {a->N, a->lanes, 1, a->Dk, a->Dk, DK, a->k, pk},
-                    {a->N, a->lanes, 1, a->Dv, a->ldv, DV, a->v, pv}};
-    cuda_pack(c, 3, p);
-    if (rest) *rest = (char *)mem + packed_bytes(a);
-    return {*a, pq, pk, pv, nullptr, nullptr, nullptr};
+static Flash place_all(Packing *t, const CudaAttend *a, const CudaFlash *x) {
+    int DK = flash_width_k(a), DV = flash_width_v(a), group = a->heads / a->lanes, shift = -1;
+    size_t rows = (size_t)a->N * (size_t)a->lanes;
+    for (int k = 0; k < 16; k++)
+        if (group == 1 << k) shift = k;
+    FlashRows q = place(t, x->q, (size_t)a->n * (size_t)a->heads, a->Dk, a->Dk, DK),
+              k = place(t, x->k, rows, a->Dk, a->Dk, DK), v = place(t, x->v, rows, a->Dv, a->ldv, DV);
+    return {*a, q, k, v, {}, nullptr, nullptr, shift};
 }
-extern "C" void cuda_flash(Cuda *c, const CudaAttend *a, void *mem, float *o, float *lse, const float *before,
-                           const float *q) {
+extern "C" size_t cuda_flash_bytes(const CudaAttend *a, const CudaFlash *x) {
+    Packing t = {};
+    place_all(&t, a, x);
+    return t.used * sizeof(bf16);
+}
+Flash flash_pack(Cuda *c, const CudaAttend *a, const CudaFlash *x, void *mem, void **rest) {
+    Packing t = {};
+    t.mem = (bf16 *)mem;
+    Flash f = place_all(&t, a, x);
+    if (t.n) cuda_pack(c, t.n, t.p);
+    if (rest) *rest = t.mem + t.used;
+    return f;
+}
+extern "C" void cuda_flash(Cuda *c, const CudaAttend *a, const CudaFlash *x, void *mem, float *lse,
+                           const float *before) {
     if (a->blocks <= 0) return;
-    Flash f = flash_pack(c, a, mem, q, nullptr);
-    FLASH_FOR(a, flash_of, c, &f, o, lse, before);
+    Flash f = flash_pack(c, a, x, mem, nullptr);
+    FLASH_FOR(a, flash_of, c, &f, flash_out(x->o, a->Dv, true), lse, before);
 }

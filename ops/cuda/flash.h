@@ -4,7 +4,7 @@
  * A block of 4 warps has 64 rows of a result, a warp 16, of which a thread holds rows g and g+8 as ptx.h says, g =
  * lane/4, t = lane%4; its numbers of an 8-column piece are x[0] x[1] of row g and x[2] x[3] of row g+8, columns 2t and
  * 2t+1. What one product leaves is so the first operand of the next, in registers. Rows have D numbers, a template's;
- * operands come packed (cuda_pack): lane by lane, entries of a lane one behind the other, with zeros up to D.
+ * operands in bf16 are read where they lie, others packed first (cuda_pack), with zeros up to D.
  *
  * Chunks of 16 bytes of a row are permuted, so that the 8 rows that ldmatrix reads at once lie in 8 different groups of
  * 4 banks. No tile of a block is larger than 99 KB, which every device from compute capability 8.0 on has. */
@@ -15,12 +15,25 @@ enum { FLASH_ROWS = 64, FLASH_THREADS = 128, FLASH_SMEM = 99 << 10 };
 #define LOG2_E 1.44269504088896340736f
 #define LN_2   0.69314718055994530942
 
-/* Operands as packed: q, g (lanes, entries, D), k, v (lanes, rows, D); lse in units of log 2 and delta (lanes,
- * entries). g, lse and delta: of the backward. */
+/* Rows `ld` numbers apart, of which D, a multiple of 8, are theirs. */
+struct FlashRows {
+    const bf16 *p;
+    int ld, D;
+};
+/* q, g (wanted rows, heads), k, v (rows, lanes); lse in units of log 2 and delta (lanes, entries). g, lse and delta: of
+ * the backward. shift: a lane's heads are a power of two; -1: they are not. */
 struct Flash {
     CudaAttend a;
-    const bf16 *q, *k, *v, *g;
+    FlashRows q, k, v, g;
     const float *lse, *delta;
+    int shift;
+};
+/* Where results go: rows of D numbers, added to what is there unless `over`. wide: a thread's two numbers of a piece in
+ * f32, or those of two threads in bf16, are one access. */
+struct FlashOut {
+    void *p;
+    int D;
+    bool narrow, over, wide;
 };
 
 /* Where chunk c of row r lies in a tile of rows of D numbers. */
@@ -28,12 +41,47 @@ template <int D> DEVICE int chunk_at(int r, int c) {
     static_assert(D % 32 == 0, "chunks of 32 bytes");
     return r * D + (c ^ (D % 64 ? r >> 1 & 3 : r & 7)) * 8;
 }
-/* Starts to copy n rows, which lie one behind the other, to a tile of R; the rest becomes zeros. */
+/* Starts to copy n rows of D, which lie one behind the other, to a tile of R; the rest becomes zeros. */
 template <int D, int R> DEVICE void tile_fetch(bf16 *tile, const bf16 *from, int n) {
     static_assert(R * D / 8 % FLASH_THREADS == 0, "threads share the chunks");
     ROLLED for (int k = 0; k < R * D / 8 / FLASH_THREADS; k++) { /* open at once they cost registers */
         int i = (int)threadIdx.x + k * FLASH_THREADS, r = i / (D / 8), c = i % (D / 8);
         cp_async<16>(tile + chunk_at<D>(r, c), from + (r < n ? i * 8 : 0), r < n ? 16 : 0);
+    }
+}
+/* Starts to copy n rows from number `row` on, `step` rows apart, to a tile of R; the rest becomes zeros. */
+template <int D, int R> DEVICE void tile_fetch(bf16 *tile, const FlashRows &from, size_t row, int step, int n) {
+    if constexpr (FLASH_THREADS % (D / 8) == 0) { /* a thread stays in its column */
+        constexpr int rows = FLASH_THREADS / (D / 8);
+        int r = (int)threadIdx.x / (D / 8), c = (int)threadIdx.x % (D / 8);
+        const bf16 *at = from.p + (row + (size_t)(r * step)) * (size_t)from.ld + 8 * c;
+        if (8 * c >= from.D) n = 0;
+        ROLLED for (; r < R; r += rows) {
+            cp_async<16>(tile + chunk_at<D>(r, c), r < n ? at : from.p, r < n ? 16 : 0);
+            at += rows * step * from.ld;
+        }
+    } else {
+        const bf16 *first = from.p + row * (size_t)from.ld;
+        ROLLED for (int k = 0; k < R * D / 8 / FLASH_THREADS; k++) {
+            int i = (int)threadIdx.x + k * FLASH_THREADS, r = i / (D / 8), c = i % (D / 8);
+            bool there = r < n && 8 * c < from.D;
+            cp_async<16>(tile + chunk_at<D>(r, c), there ? first + (r * step * from.ld + 8 * c) : from.p,
+                         there ? 16 : 0);
+        }
+    }
+}
+/* The same of entries e.. of a lane, whose wanted rows begin at m0. */
+template <int D, int R>
+DEVICE void entries_tile(bf16 *tile, const FlashRows &from, const Flash &f, int lane, int m0, int e, int n) {
+    int group = f.a.heads / f.a.lanes, rest = e % group; /* the first entry's head in its row */
+    const bf16 *first =
+        from.p + ((size_t)(m0 + e / group) * (size_t)f.a.heads + (size_t)(lane * group)) * (size_t)from.ld;
+    ROLLED for (int k = 0; k < R * D / 8 / FLASH_THREADS; k++) {
+        int i = (int)threadIdx.x + k * FLASH_THREADS, r = i / (D / 8), c = i % (D / 8), x = rest + r;
+        int row = f.shift < 0 ? x / group : x >> f.shift;
+        bool there = r < n && 8 * c < from.D;
+        int at = (row * (f.a.heads - group) + x) * from.ld + 8 * c;
+        cp_async<16>(tile + chunk_at<D>(r, c), there ? first + at : from.p, there ? 16 : 0);
     }
 }
 /* Rows r0..r0+15, numbers 16c..16c+15 of a tile as A. */
@@ -139,6 +187,53 @@ DEVICE float2 pair_load(const float *row, int c, int D, bool pairs) {
     return {c < D ? row[c] : 0, c + 1 < D ? row[c + 1] : 0};
 }
 static inline bool pairs_of(const float *p, int D) { return D % 2 == 0 && (uintptr_t)p % sizeof(float2) == 0; }
+static inline FlashOut flash_out(const CudaRows &x, int D, bool over) {
+    return {x.p, D, x.narrow, over || x.fresh, D % (x.narrow ? 4 : 2) == 0 && (uintptr_t)x.p % 8 == 0};
+}
+DEVICE float2 out_load(const FlashOut &to, size_t row, int c) {
+    if (!to.narrow) return pair_load((const float *)to.p + row * (size_t)to.D, c, to.D, to.wide);
+    const bf16 *at = (const bf16 *)to.p + row * (size_t)to.D;
+    return {c < to.D ? to_float(at[c]) : 0, c + 1 < to.D ? to_float(at[c + 1]) : 0};
+}
+/* Columns col.. of row `row` from a thread's acc[..][2 i], times scale. All of a warp call it, also for rows that are
+ * not there: of two pieces in bf16 neighbours exchange halves, so that each has four numbers of one. OVER: what is there
+ * is never added to. */
+template <int W, bool OVER = false>
+DEVICE void row_out(const FlashOut &to, size_t row, bool there, int col, const float (&acc)[W][4], int i, float scale) {
+    int t = (int)threadIdx.x % 4;
+    static_assert(W % 2 == 0, "pieces by two");
+    if (!to.narrow) {
+        float *at = (float *)to.p + row * (size_t)to.D;
+        UNROLL for (int c = 0; c < W; c++) {
+            int k = col + 8 * c + 2 * t;
+            float2 old = {0, 0};
+            if (!OVER && there && !to.over) old = out_load(to, row, k);
+            if (there)
+                pair_store(at, k, to.D, to.wide, old.x + acc[c][2 * i] * scale, old.y + acc[c][2 * i + 1] * scale);
+        }
+        return;
+    }
+    bf16 *at = (bf16 *)to.p + row * (size_t)to.D;
+    UNROLL for (int c = 0; c < W; c += 2) {
+        uint32_t own[2];
+        UNROLL for (int h = 0; h < 2; h++) {
+            float2 old = {0, 0};
+            if (!OVER && there && !to.over) old = out_load(to, row, col + 8 * (c + h) + 2 * t);
+            own[h] = pack_bf16(old.x + acc[c + h][2 * i] * scale, old.y + acc[c + h][2 * i + 1] * scale);
+        }
+        if (to.wide) {
+            uint32_t other = __shfl_xor_sync(FULL_WARP, t % 2 ? own[0] : own[1], 1);
+            int k = col + 8 * (c + t % 2) + 2 * (t & 2);
+            if (there && k < to.D) store_vec(at + k, t % 2 ? uint2{other, own[1]} : uint2{own[0], other});
+        } else if (there) {
+            UNROLL for (int h = 0; h < 2; h++) {
+                int k = col + 8 * (c + h) + 2 * t;
+                if (k < to.D) at[k] = bf16{(uint16_t)own[h]};
+                if (k + 1 < to.D) at[k + 1] = bf16{(uint16_t)(own[h] >> 16)};
+            }
+        }
+    }
+}
 
 /* Widths that kernels are made for; narrower rows are filled up. 0: too wide. */
 static inline int flash_width(int D) {
@@ -154,14 +249,16 @@ static inline int flash_width_k(const CudaAttend *a) {
     return flash_is_mla(a->Dk, a->Dv) || k > v ? k : v;
 }
 static inline int flash_width_v(const CudaAttend *a) { return flash_is_mla(a->Dk, a->Dv) ? 128 : flash_width_k(a); }
-/* q, k and v packed to `mem`; what is behind them begins where `rest` says. */
-Flash flash_pack(Cuda *, const CudaAttend *, void *mem, const float *q, void **rest);
+/* Rows that are read where they lie. */
+static inline bool flash_lies(const CudaRows &x, int D, int ld) { return x.narrow && D % 8 == 0 && ld % 8 == 0; }
+/* q, k and v, packed to `mem` where that has to be; what is behind them begins where `rest` says. */
+Flash flash_pack(Cuda *, const CudaAttend *, const CudaFlash *, void *mem, void **rest);
 /* Keys j..j+n-1 of a lane, to one stage of a tile. */
 template <int DK, int DV, int BK>
 DEVICE void keys_fetch(bf16 *k, bf16 *v, int *kpos, float *bias, const Flash &f, int lane, int j, int n) {
-    size_t row = (size_t)lane * (size_t)f.a.N + (size_t)j;
-    tile_fetch<DK, BK>(k, f.k + row * DK, n);
-    tile_fetch<DV, BK>(v, f.v + row * DV, n);
+    size_t row = (size_t)j * (size_t)f.a.lanes + (size_t)lane;
+    tile_fetch<DK, BK>(k, f.k, row, f.a.lanes, n);
+    tile_fetch<DV, BK>(v, f.v, row, f.a.lanes, n);
     int t = (int)threadIdx.x;
     if (t >= BK) return;
     kpos[t] = t < n ? f.a.pos[j + t] : 0;

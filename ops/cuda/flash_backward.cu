@@ -6,35 +6,56 @@
  * shared by two blocks of columns (D above 128). */
 #include "flash.h"
 
-/* A warp to an entry, in the order in which they are packed. delta is of what the products see. */
-__global__ void flash_delta(CudaAttend a, int DV, bf16 *g, float *lse2, float *delta, const float *dout, const float *o,
+/* Entry i of all lanes, in the order of lse and delta, among (rows, heads). */
+DEVICE size_t place_of_entry(const CudaAttend &a, size_t i) {
+    size_t group = (size_t)(a.heads / a.lanes), entries = (size_t)a.N * group, e = i % entries;
+    return e / group * (size_t)a.heads + i / entries * group + e % group;
+}
+/* A warp to an entry. delta is of what the products see; g: dout packed to rows of DV. */
+template <class T>
+__global__ void flash_delta(CudaAttend a, int DV, bf16 *g, float *lse2, float *delta, const T *dout, const T *o,
                             const float *lse) {
-    size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32, group = (size_t)(a.heads / a.lanes),
-           entries = (size_t)a.N * group;
+    size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int l = (int)threadIdx.x % 32;
-    if (i >= entries * (size_t)a.lanes) return;
-    size_t e = i % entries, at = e / group * (size_t)a.heads + i / entries * group + e % group;
+    if (i >= (size_t)a.N * (size_t)a.heads) return;
+    size_t at = place_of_entry(a, i), from = at * (size_t)a.Dv;
     float s = 0;
     for (int k = l; k < DV; k += 32) {
         bf16 x = {0};
         if (k < a.Dv) {
-            x = to_bf16(dout[at * (size_t)a.Dv + (size_t)k]);
-            s += to_float(x) * o[at * (size_t)a.Dv + (size_t)k];
+            x = to_bf16(number(dout[from + (size_t)k]));
+            s += to_float(x) * number(o[from + (size_t)k]);
         }
-        g[i * (size_t)DV + (size_t)k] = x;
+        g[at * (size_t)DV + (size_t)k] = x;
     }
     s = warp_sum(s);
     if (l == 0) delta[i] = s, lse2[i] = lse[at] * LOG2_E;
+}
+/* The same where dout is read where it lies: `lanes` threads to an entry, a power of two, each with a multiple of 8
+ * numbers. */
+__global__ void flash_delta_rows(CudaAttend a, int lanes, float *lse2, float *delta, const bf16 *dout, const bf16 *o,
+                                 const float *lse) {
+    size_t n = (size_t)a.N * (size_t)a.heads, i = ((size_t)blockIdx.x * BLOCK + threadIdx.x) / (size_t)lanes;
+    int l = (int)threadIdx.x % lanes;
+    size_t at = i < n ? place_of_entry(a, i) : 0;
+    float s = 0;
+    for (int k = 8 * l; i < n && k < a.Dv; k += 8 * lanes) {
+        float x[8], y[8];
+        fetch<8>(x, dout + at * (size_t)a.Dv + k), fetch<8>(y, o + at * (size_t)a.Dv + k);
+        UNROLL for (int j = 0; j < 8; j++) s += x[j] * y[j];
+    }
+    for (int d = lanes / 2; d; d /= 2) s += __shfl_xor_sync(FULL_WARP, s, d);
+    if (i < n && l == 0) delta[i] = s, lse2[i] = lse[at] * LOG2_E;
 }
 
 /* ---- dq: a block to 64 entries ---- */
 template <int DK, int DV, int BK> struct BackwardTile {
     bf16 q[FLASH_ROWS * DK], g[FLASH_ROWS * DV], k[2][BK * DK], v[2][BK * DV];
-    int kpos[2][BK];
+    int kpos[2][BK], place[FLASH_ROWS]; /* place: of entries among (rows, heads) */
     float bias[2][BK];
 };
 template <int DK, int DV, int BK>
-__global__ void __launch_bounds__(FLASH_THREADS) flash_backward_q(Flash f, float *dq, bool pairs) {
+__global__ void __launch_bounds__(FLASH_THREADS, DK <= 64 ? 3 : 2) flash_backward_q(Flash f, FlashOut dq) {
     using Tile = BackwardTile<DK, DV, BK>;
     SMEM_DYN(Tile, m);
     static_assert(sizeof(Tile) <= FLASH_SMEM, "shared memory");
@@ -48,11 +69,13 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_q(Flash f, float
         span_of(a, entry_of_row(a, start, start + e0 / group), entry_of_row(a, start, start + (e0 + n - 1) / group));
     size_t entry = (size_t)lane * (size_t)a.N * (size_t)group + (size_t)start * (size_t)group + (size_t)e0;
     int j = tile_at(span, start, start, BK);
-    tile_fetch<DK, FLASH_ROWS>(m->q, f.q + entry * DK, n);
-    tile_fetch<DV, FLASH_ROWS>(m->g, f.g + entry * DV, n);
+    entries_tile<DK, FLASH_ROWS>(m->q, f.q, f, lane, start, e0, n);
+    entries_tile<DV, FLASH_ROWS>(m->g, f.g, f, lane, start, e0, n);
     keys_fetch<DK, DV, BK>(m->k[0], m->v[0], m->kpos[0], m->bias[0], f, lane, j, end - j);
     cp_async_commit();
 
+    if (threadIdx.x < FLASH_ROWS && (int)threadIdx.x < n)
+        m->place[threadIdx.x] = (int)entry_place(a, lane, start, e0 + (int)threadIdx.x);
     int w0 = 16 * warp, w1 = w0 + 15 < n ? w0 + 15 : n - 1;
     bool works = w0 < n;
     Entry from = entry_of_row(a, start, start + (e0 + (works ? w0 : 0)) / group),
@@ -95,13 +118,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) flash_backward_q(Flash f, float
     }
     UNROLL for (int i = 0; i < 2; i++) {
         int x = w0 + g + 8 * i;
-        if (x >= n) continue;
-        float *to = dq + entry_place(a, lane, start, e0 + x) * (size_t)a.Dk;
-        UNROLL for (int c = 0; c < DK / 8; c++) {
-            float2 old = pair_load(to, 8 * c + 2 * t, a.Dk, pairs);
-            pair_store(to, 8 * c + 2 * t, a.Dk, pairs, old.x + acc[c][2 * i] * a.scale,
-                       old.y + acc[c][2 * i + 1] * a.scale);
-        }
+        row_out<DK / 8>(dq, x < n ? (size_t)m->place[x] : 0, x < n, 0, acc, i, a.scale);
     }
 }
 
@@ -117,8 +134,8 @@ DEVICE void entries_fetch(KeysTile<DK, DV, BE> *m, int stage, const Flash &f, in
     const CudaAttend &a = f.a;
     int group = a.heads / a.lanes, t = (int)threadIdx.x;
     size_t entry = ((size_t)lane * (size_t)a.N + (size_t)start) * (size_t)group + (size_t)e0;
-    tile_fetch<DK, BE>(m->q[stage], f.q + entry * DK, n);
-    tile_fetch<DV, BE>(m->g[stage], f.g + entry * DV, n);
+    entries_tile<DK, BE>(m->q[stage], f.q, f, lane, start, e0, n);
+    entries_tile<DV, BE>(m->g[stage], f.g, f, lane, start, e0, n);
     if (t >= BE) return;
     Entry e = {0, -1, 0};
     if (t < n) e = entry_of_row(a, start, start + (e0 + t) / group);
@@ -127,8 +144,7 @@ DEVICE void entries_fetch(KeysTile<DK, DV, BE> *m, int stage, const Flash &f, in
     m->delta[stage][t] = t < n ? f.delta[entry + (size_t)t] : 0;
 }
 template <int DK, int DV, int BE, int S>
-__global__ void __launch_bounds__(FLASH_THREADS)
-    flash_backward_kv(Flash f, float *dk, float *dv, float *dbias, bool pairs_k, bool pairs_v) {
+__global__ void __launch_bounds__(FLASH_THREADS) flash_backward_kv(Flash f, FlashOut dk, FlashOut dv, float *dbias) {
     constexpr int CK = DK / S, CV = DV / S;
     using Tile = KeysTile<DK, DV, BE>;
     SMEM_DYN(Tile, m);
@@ -147,9 +163,9 @@ __global__ void __launch_bounds__(FLASH_THREADS)
         if (!__any_sync(FULL_WARP, sink)) last = j0 + keys - 1 + a.window;
     }
     int e0 = (j0 - start) * group / BE * BE, entries = (last - start) * group;
-    size_t row = (size_t)lane * (size_t)a.N + (size_t)j0;
-    tile_fetch<DK, FLASH_ROWS>(m->k, f.k + row * DK, keys);
-    tile_fetch<DV, FLASH_ROWS>(m->v, f.v + row * DV, keys);
+    size_t row = (size_t)j0 * (size_t)a.lanes + (size_t)lane;
+    tile_fetch<DK, FLASH_ROWS>(m->k, f.k, row, a.lanes, keys);
+    tile_fetch<DV, FLASH_ROWS>(m->v, f.v, row, a.lanes, keys);
     entries_fetch<DK, DV, BE>(m, 0, f, lane, start, e0, entries - e0);
     cp_async_commit();
 
@@ -194,25 +210,17 @@ __global__ void __launch_bounds__(FLASH_THREADS)
     }
     UNROLL for (int i = 0; i < 2; i++) {
         float all = quad_sum(sum[i]);
-        if (key[i] >= j0 + keys) continue;
+        bool there = key[i] < j0 + keys;
         size_t at = (size_t)key[i] * (size_t)a.lanes + (size_t)lane;
-        float *tk = dk + at * (size_t)a.Dk, *tv = dv + at * (size_t)a.Dv;
-        if (dbias && slice == 0 && t == 0) dbias[at] += all;
-        UNROLL for (int c = 0; c < CK / 8; c++) {
-            int k = slice * CK + 8 * c + 2 * t;
-            float2 old = pair_load(tk, k, a.Dk, pairs_k);
-            pair_store(tk, k, a.Dk, pairs_k, old.x + ak[c][2 * i] * a.scale, old.y + ak[c][2 * i + 1] * a.scale);
-        }
-        UNROLL for (int c = 0; c < CV / 8; c++) {
-            int k = slice * CV + 8 * c + 2 * t;
-            float2 old = pair_load(tv, k, a.Dv, pairs_v);
-            pair_store(tv, k, a.Dv, pairs_v, old.x + av[c][2 * i], old.y + av[c][2 * i + 1]);
-        }
+        if (there && dbias && slice == 0 && t == 0) dbias[at] += all;
+        row_out<CK / 8>(dk, at, there, slice * CK, ak, i, a.scale);
+        row_out<CV / 8>(dv, at, there, slice * CV, av, i, 1);
     }
 }
 
 struct Gradients {
-    float *q, *k, *v, *bias;
+    FlashOut q, k, v;
+    float *bias;
 };
 template <int DK, int DV> static void backward_of(Cuda *c, const Flash *f, Gradients d) {
     /* What fits: rows of keys in a tile, of entries in one, columns of dk and dv in registers. */
@@ -233,26 +241,40 @@ template <int DK, int DV> static void backward_of(Cuda *c, const Flash *f, Gradi
                                    (int)by_k),
               "shared memory of attention");
     LAUNCH((flash_backward_q<DK, DV, BK>), dim3((unsigned)a->blocks, (unsigned)a->lanes, (unsigned)a->B),
-           dim3(FLASH_THREADS), by_q, c->stream, *f, d.q, pairs_of(d.q, a->Dk));
+           dim3(FLASH_THREADS), by_q, c->stream, *f, d.q);
     LAUNCH((flash_backward_kv<DK, DV, BE, S>), dim3(rows, (unsigned)(a->lanes * S), (unsigned)a->B),
-           dim3(FLASH_THREADS), by_k, c->stream, *f, d.k, d.v, d.bias, pairs_of(d.k, a->Dk), pairs_of(d.v, a->Dv));
+           dim3(FLASH_THREADS), by_k, c->stream, *f, d.k, d.v, d.bias);
 }
-extern "C" size_t cuda_flash_backward_bytes(const CudaAttend *a) {
-    size_t entries = (size_t)a->N * (size_t)a->heads;
-    return cuda_flash_bytes(a) + entries * ((size_t)flash_width_v(a) * sizeof(bf16) + 2 * sizeof(float));
+extern "C" size_t cuda_flash_backward_bytes(const CudaAttend *a, const CudaFlash *x) {
+    size_t entries = (size_t)a->N * (size_t)a->heads,
+           g = flash_lies(x->dout, a->Dv, a->Dv) ? 0 : (size_t)flash_width_v(a) * sizeof(bf16);
+    return cuda_flash_bytes(a, x) + entries * (g + 2 * sizeof(float));
 }
-extern "C" void cuda_flash_backward(Cuda *c, const CudaAttend *a, void *mem, float *dq, float *dk, float *dv,
-                                    float *dbias, const float *dout, const float *q, const float *o, const float *lse) {
+extern "C" void cuda_flash_backward(Cuda *c, const CudaAttend *a, const CudaFlash *x, void *mem, float *dbias,
+                                    const float *lse) {
     size_t n = (size_t)a->N * (size_t)a->heads;
     if (n == 0) return;
-    int DV = flash_width_v(a);
+    int DV = flash_width_v(a), lanes = 1;
     void *rest;
-    Flash f = flash_pack(c, a, mem, q, &rest);
+    Flash f = flash_pack(c, a, x, mem, &rest);
     bf16 *g = (bf16 *)rest;
-    float *lse2 = (float *)(g + n * (size_t)DV), *delta = lse2 + n;
-    LAUNCH(flash_delta, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, *a, DV, g, lse2, delta,
-           dout, o, lse);
-    f.g = g, f.lse = lse2, f.delta = delta;
-    Gradients d = {dq, dk, dv, dbias};
+    bool lies = flash_lies(x->dout, a->Dv, a->Dv);
+    float *lse2 = (float *)(g + (lies ? 0 : n * (size_t)DV)), *delta = lse2 + n;
+    dim3 warps((unsigned)((n + WARPS - 1) / WARPS));
+    const void *dout = x->dout.p, *o = x->o.p;
+    while (lanes < 32 && 8 * lanes < a->Dv) lanes *= 2;
+    if (lies)
+        LAUNCH(flash_delta_rows, dim3((unsigned)((n * (size_t)lanes + BLOCK - 1) / BLOCK)), dim3(BLOCK), 0, c->stream,
+               *a, lanes, lse2, delta, (const bf16 *)dout, (const bf16 *)o, lse);
+    else if (x->dout.narrow)
+        LAUNCH((flash_delta<bf16>), warps, dim3(BLOCK), 0, c->stream, *a, DV, g, lse2, delta, (const bf16 *)dout,
+               (const bf16 *)o, lse);
+    else
+        LAUNCH((flash_delta<float>), warps, dim3(BLOCK), 0, c->stream, *a, DV, g, lse2, delta, (const float *)dout,
+               (const float *)o, lse);
+    f.g = lies ? FlashRows{(const bf16 *)dout, a->Dv, a->Dv} : FlashRows{g, DV, DV};
+    f.lse = lse2, f.delta = delta;
+    Gradients d = {flash_out(x->dq, a->Dk, false), flash_out(x->dk, a->Dk, false), flash_out(x->dv, a->Dv, false),
+                   dbias};
     FLASH_FOR(a, backward_of, c, &f, d);
 }

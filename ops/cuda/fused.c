@@ -1,5 +1,6 @@
-/* fused.c: see fused.h. Rows of f32 are rounded to bf16 into scratch, as for our own kernels, cuDNN's results are
- * widened from there; lse is written and read where it is. */
+/* fused.c: see fused.h. cuDNN reads and writes rows of bf16 where they lie. Rows of f32 are rounded to bf16 into scratch
+ * first, as for our own kernels, and results widened from there; so are gradients that are added to. lse is written and
+ * read where it is. */
 #include "fused.h"
 #include "sdpa.h"
 #include "table.h"
@@ -118,19 +119,33 @@ static bool even(const Batch *b, int T, bool *documents) {
 
 /* ---- operands -------------------------------------------------------------------------------------------------------
  */
-static uint16_t *narrow_room(Run *r, Tensor t, const char *name) {
-    return arena_take(r->scratch, tensor_count(t) * sizeof(uint16_t), name);
-}
-static CudaPack rows(Tensor t, uint16_t *to) {
+/* Those that are packed, together. */
+typedef struct {
+    int n;
+    CudaPack p[5];
+} Packs;
+static void *input(Run *r, Packs *all, Tensor t, const char *name) {
     int D = last(t);
-    return (CudaPack){.rows = (int)(tensor_count(t) / (size_t)D),
-                      .lanes = 1,
-                      .group = 1,
-                      .D = D,
-                      .ld = D,
-                      .to = D,
-                      .x = R(t),
-                      .y = to};
+    if (t.dtype == BF16) return t.p;
+    void *to = arena_take(r->scratch, tensor_count(t) * sizeof(uint16_t), name);
+    CudaPack p = {
+        .rows = (int)(tensor_count(t) / (size_t)D), .lanes = 1, .group = 1, .D = D, .ld = D, .to = D, .y = to};
+    if (!measuring(r)) p.x = R(t), all->p[all->n++] = p;
+    return to;
+}
+static void pack(Run *r, const Packs *all) {
+    for (int i = 0; i < all->n; i += 3) cuda_pack(C(r), imin(3, all->n - i), all->p + i);
+}
+/* Where a result is written, over what is there: its tensor, or scratch. */
+static void *output(Run *r, Tensor t, bool over, const char *name) {
+    bool there = t.dtype == BF16 && over;
+    return there ? t.p : arena_take(r->scratch, tensor_count(t) * sizeof(uint16_t), name);
+}
+static void deliver(Run *r, Tensor t, bool over, void *from) {
+    if (t.dtype == BF16 && !over)
+        cuda_add(C(r), tensor_count(t), t.p, from, true, true);
+    else if (t.dtype != BF16)
+        cuda_unhalve(C(r), tensor_count(t), R(t), from, !over);
 }
 static void *workspace(Run *r, const Sdpa *p) {
     enum { PIECE = 256 };
@@ -171,15 +186,15 @@ static Planned *plan_of(Fused *x, Run *r, SdpaKind kind, const Kv *kv, Look look
 }
 static void forward(Run *r, Planned *p, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look) {
     Mark mark = arena_mark(r->scratch);
-    uint16_t *bq = narrow_room(r, q, "queries in bf16"), *bk = narrow_room(r, kv->k, "keys in bf16"),
-             *bv = narrow_room(r, kv->v, "values in bf16"), *bo = narrow_room(r, o, "results in bf16");
+    Packs in = {0};
+    void *bq = input(r, &in, q, "queries in bf16"), *bk = input(r, &in, kv->k, "keys in bf16"),
+         *bv = input(r, &in, kv->v, "values in bf16"), *bo = output(r, o, true, "results in bf16");
     const int *first = p->shape.documents ? places(r, &p->shape) : NULL;
     void *work = workspace(r, p->plan);
     if (!measuring(r)) {
-        CudaPack in[] = {rows(q, bq), rows(kv->k, bk), rows(kv->v, bv)};
-        cuda_pack(C(r), 3, in);
+        pack(r, &in);
         run(r, p, &(SdpaTensors){.q = bq, .k = bk, .v = bv, .o = bo, .lse = R(lse), .first = first}, look, work);
-        cuda_unhalve(C(r), tensor_count(o), R(o), bo, false);
+        deliver(r, o, true, bo);
     }
     arena_release(r->scratch, mark);
 }
@@ -202,16 +217,16 @@ bool fused_attend(Fused *x, Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv
 static void backward(Run *r, Planned *p, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
                      Tensor lse) {
     Mark mark = arena_mark(r->scratch);
-    uint16_t *bq = narrow_room(r, q, "queries in bf16"), *bk = narrow_room(r, kv->k, "keys in bf16"),
-             *bv = narrow_room(r, kv->v, "values in bf16"), *bo = narrow_room(r, o, "results in bf16"),
-             *bg = narrow_room(r, dout, "gradients in bf16"), *gq = narrow_room(r, q, "d queries in bf16"),
-             *gk = narrow_room(r, kv->k, "d keys in bf16"), *gv = narrow_room(r, kv->v, "d values in bf16");
+    Packs in = {0};
+    void *bq = input(r, &in, q, "queries in bf16"), *bk = input(r, &in, kv->k, "keys in bf16"),
+         *bv = input(r, &in, kv->v, "values in bf16"), *bo = input(r, &in, o, "results in bf16"),
+         *bg = input(r, &in, dout, "gradients in bf16"), *gq = output(r, dq, dq.fresh, "d queries in bf16"),
+         *gk = output(r, dkv->k, dkv->k.fresh, "d keys in bf16"),
+         *gv = output(r, dkv->v, dkv->v.fresh, "d values in bf16");
     const int *first = p->shape.documents ? places(r, &p->shape) : NULL;
     void *work = workspace(r, p->plan);
     if (!measuring(r)) {
-        CudaPack in[] = {rows(q, bq), rows(kv->k, bk), rows(kv->v, bv)}, more[] = {rows(o, bo), rows(dout, bg)};
-        cuda_pack(C(r), 3, in);
-        cuda_pack(C(r), 2, more);
+        pack(r, &in);
         run(r, p,
             &(SdpaTensors){.q = bq,
                            .k = bk,
@@ -224,9 +239,9 @@ static void backward(Run *r, Planned *p, Tensor dq, Kv *dkv, Tensor dout, Tensor
                            .dk = gk,
                            .dv = gv},
             look, work);
-        cuda_unhalve(C(r), tensor_count(q), R(dq), gq, true);
-        cuda_unhalve(C(r), tensor_count(kv->k), R(dkv->k), gk, true);
-        cuda_unhalve(C(r), tensor_count(kv->v), R(dkv->v), gv, true);
+        deliver(r, dq, dq.fresh, gq);
+        deliver(r, dkv->k, dkv->k.fresh, gk);
+        deliver(r, dkv->v, dkv->v.fresh, gv);
     }
     arena_release(r->scratch, mark);
 }

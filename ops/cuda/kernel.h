@@ -11,6 +11,7 @@ struct Cuda {
     CudaLt *lt;
     char name[64];
     int processors;
+    unsigned long waits; /* of the host for all that it asked for */
 };
 /* graph.cu: what work that is recorded does in place of asking the stream. */
 bool graph_upload(Cuda *, void *to, const void *from, size_t bytes); /* false: it is for the caller to do */
@@ -73,6 +74,57 @@ template <class T> static const T *value_of(Cuda *c, T *now) {
 /* A number of memory in either type. */
 DEVICE float number(float x) { return x; }
 DEVICE float number(bf16 x) { return to_float(x); }
+/* W numbers of either type in accesses of at most 16 bytes; p is aligned to them where W is not 1. And back, each to
+ * the nearest. */
+template <int W> DEVICE void fetch(float (&v)[W], const float *p) {
+    if constexpr (W == 1)
+        v[0] = *p;
+    else {
+        static_assert(W % 4 == 0, "whole accesses");
+        UNROLL
+        for (int i = 0; i < W; i += 4) {
+            float4 q = load_vec<float4>(p + i);
+            v[i] = q.x, v[i + 1] = q.y, v[i + 2] = q.z, v[i + 3] = q.w;
+        }
+    }
+}
+DEVICE void halves(float *v, uint32_t both) {
+    v[0] = to_float(bf16{(uint16_t)both}), v[1] = to_float(bf16{(uint16_t)(both >> 16)});
+}
+template <int W> DEVICE void fetch(float (&v)[W], const bf16 *p) {
+    if constexpr (W == 1)
+        v[0] = to_float(*p);
+    else if constexpr (W == 4) {
+        uint2 q = load_vec<uint2>(p);
+        halves(v, q.x), halves(v + 2, q.y);
+    } else {
+        static_assert(W == 8, "an access");
+        uint4 q = load_vec<uint4>(p);
+        halves(v, q.x), halves(v + 2, q.y), halves(v + 4, q.z), halves(v + 6, q.w);
+    }
+}
+template <int W> DEVICE void store(float *p, const float (&v)[W]) {
+    if constexpr (W == 1)
+        *p = v[0];
+    else {
+        UNROLL
+        for (int i = 0; i < W; i += 4) store_vec(p + i, float4{v[i], v[i + 1], v[i + 2], v[i + 3]});
+    }
+}
+template <int W> DEVICE void store(bf16 *p, const float (&v)[W]) {
+    if constexpr (W == 1)
+        *p = to_bf16(v[0]);
+    else if constexpr (W == 4)
+        store_vec(p, uint2{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])});
+    else
+        store_vec(p, uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])});
+}
+/* Whether n numbers of all of these may be moved W = 8 at a time. */
+static inline bool by_eight(size_t n, const void *a, const void *b = nullptr, const void *c = nullptr,
+                            const void *d = nullptr, const void *e = nullptr) {
+    uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | (uintptr_t)e;
+    return n % 8 == 0 && all % 16 == 0;
+}
 DEVICE float sigmoid1(float x) { return 1 / (1 + expf(-x)); }
 
 /* rng_mix of ops/base.h, word for word: the noise of a backend is that of the others. */

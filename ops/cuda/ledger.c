@@ -19,19 +19,22 @@ static const CudaLedger slow[] = {
     SLOW(mean_rows, "makes what a stage of training or a model keeps the same in every pass"),
     SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),
     SLOW(merge_backward, "as merge"),
-    SLOW(linear, "in bf16 a matrix whose rows are no multiple of eight numbers is rounded again for every product"),
+    SLOW(linear,
+         "in bf16 a matrix whose rows are no multiple of eight numbers is rounded again for every product, and so "
+         "are such rows; of those in bf16 results come by way of f32"),
     SLOW(linear_backward, "as linear"),
-    SLOW(linear_many, "one product per matrix; rows are packed once for all"),
+    SLOW(linear_many, "one product per matrix; rows in f32 are packed once for all"),
     SLOW(linear_many_backward, "as linear_many"),
     SLOW(linear_heads, "one product per head; a batched one would launch once; bf16 is widened and multiplied in f32"),
     SLOW(linear_groups,
-         "one product per group, whose rows the host counts: such passes are not recorded; f32 in training"),
+         "one product per group, whose rows the host counts: such passes are not recorded; else as linear"),
+    SLOW(linear_groups_backward, "as linear_groups"),
     SLOW(linear_xent, "hits of a validation are waited for; logits are f32 in memory, 268 MB at once and half as much "
                       "of their gradient in bf16"),
     SLOW(skip_backward, "the factors' gradient has one block to a head"),
     SLOW(attend, "f32, and keys or values wider than 256, on the plain units; in bf16 a warp has 16 rows, so that each "
-                 "tile is read from shared memory by all four, and rows are packed first; by cuDNN, where a "
-                 "training run asks for it, rows are packed and its results widened"),
+                 "tile is read from shared memory by all four; rows in f32, or of no multiple of eight numbers, are "
+                 "packed first, for cuDNN, too, whose results are then widened"),
     SLOW(attend_backward, "as attend, and scores are made twice; once more for each 128 columns beyond the first"),
     SLOW(attend_lanes, "f32, rows of no multiple of eight numbers or wider than 256 (a latent 576) on the plain units, "
                        "where keys are not read ahead; prefixes that sequences share are read for each"),

@@ -67,7 +67,8 @@ void lt_close(Cuda *c) {
 
 static bool same(const CudaGemm *a, const CudaGemm *b) {
     return a->M == b->M && a->N == b->N && a->K == b->K && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc &&
-           a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate && a->narrow == b->narrow;
+           a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate && a->narrow == b->narrow &&
+           a->half == b->half;
 }
 /* Bytes that the operands of the choices to come are aligned to. */
 static void promise(CudaLt *t, uint32_t align) {
@@ -85,7 +86,8 @@ static TunedProduct key_of(const LtEntry *e) {
     TunedProduct p = {};
     const int shape[] = {s->M, s->N, s->K, s->lda, s->ldb, s->ldc};
     memcpy(p.shape, shape, sizeof shape);
-    p.flags = (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2 | (unsigned)s->narrow << 3;
+    p.flags = (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2 | (unsigned)s->narrow << 3 |
+              (unsigned)s->half << 4;
     p.align = e->align;
     return p;
 }
@@ -152,10 +154,10 @@ static bool tune_one(Cuda *c, LtEntry *e, double seconds, TunedProduct *out) {
     bool ok = x[0] && x[1] && x[2];
     void *operand[3] = {};
     for (int i = 0; i < 3 && ok; i++) {
-        /* no better aligned than the product's own operands were; sums are f32 */
-        size_t off = e->align >= 16 ? 0 : i == 2 ? sizeof(float) : e->align;
+        /* no better aligned than the product's own operands were */
+        size_t off = e->align >= 16 ? 0 : i == 2 && !s->half ? sizeof(float) : e->align;
         operand[i] = static_cast<char *>(x[i]) + off;
-        if (s->narrow && i < 2)
+        if (i < 2 ? s->narrow : s->half)
             LAUNCH_EACH(c, (numbers<bf16>), size[i], static_cast<bf16 *>(operand[i]), (uint64_t)i);
         else
             LAUNCH_EACH(c, (numbers<float>), size[i], static_cast<float *>(operand[i]), (uint64_t)i);
@@ -204,7 +206,8 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
          "layout");
     must(cublasLtMatrixLayoutCreate(&e->a, of, (uint64_t)(s.ta ? s.M : s.K), (uint64_t)(s.ta ? s.K : s.M), s.lda),
          "layout");
-    must(cublasLtMatrixLayoutCreate(&e->c, CUDA_R_32F, (uint64_t)s.N, (uint64_t)s.M, s.ldc), "layout");
+    must(cublasLtMatrixLayoutCreate(&e->c, s.half ? CUDA_R_16BF : CUDA_R_32F, (uint64_t)s.N, (uint64_t)s.M, s.ldc),
+         "layout");
     must(cublasLtMatmulAlgoGetHeuristic(t->handle, e->op, e->b, e->a, e->c, e->c, t->preference, 1, &found, &n),
          "choice of algorithm");
     if (n == 0) must(CUBLAS_STATUS_NOT_SUPPORTED, "choice of algorithm");
@@ -224,31 +227,50 @@ static LtEntry *entry(CudaLt *t, CudaGemm s, uint32_t align) {
 }
 /* Bytes that all operands are aligned to: a head, an expert or a chunk of rows may begin at any number, where the
  * library expects 256 bytes unless it is told. More than 16 no algorithm asks for. */
-static uint32_t alignment(bool narrow, const float *C, const void *A, const void *B) {
+static uint32_t alignment(const CudaGemm &s, const void *C, const void *A, const void *B) {
     bool operands = ((uintptr_t)A | (uintptr_t)B) % 16 == 0;
     if (operands && (uintptr_t)C % 16 == 0) return 16;
-    return operands || !narrow ? (uint32_t)sizeof(float) : (uint32_t)sizeof(bf16);
+    return !s.half && (operands || !s.narrow) ? (uint32_t)sizeof(float) : (uint32_t)sizeof(bf16);
 }
-__global__ void clear(size_t n, int N, int ldc, float *C) {
-    EACH(i, n) C[i / (size_t)N * (size_t)ldc + i % (size_t)N] = 0;
+template <class T> __global__ void clear(size_t n, int N, int ldc, T *C) {
+    EACH(i, n) store<1>(C + i / (size_t)N * (size_t)ldc + i % (size_t)N, {0});
 }
-extern "C" void cuda_gemm(Cuda *c, CudaGemm s, float *C, const void *A, const void *B) {
+extern "C" void cuda_gemm(Cuda *c, CudaGemm s, void *C, const void *A, const void *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
-    if (s.K == 0) {                                                 /* sums of nothing, which the library refuses */
-        LAUNCH_EACH(c, clear, (size_t)s.M * (size_t)s.N, s.N, s.ldc, C);
+    size_t all = (size_t)s.M * (size_t)s.N;
+    if (s.K == 0) { /* sums of nothing, which the library refuses */
+        if (s.half)
+            LAUNCH_EACH(c, (clear<bf16>), all, s.N, s.ldc, (bf16 *)C);
+        else
+            LAUNCH_EACH(c, (clear<float>), all, s.N, s.ldc, (float *)C);
         return;
     }
     if (!c->stream) return;
-    LtEntry *e = entry(c->lt, s, alignment(s.narrow, C, A, B));
+    LtEntry *e = entry(c->lt, s, alignment(s, C, A, B));
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
                         SPACE, c->stream),
          "matrix product");
 }
 
-__global__ void bias_add(size_t n, int O, float *y, const float *bias) { EACH(i, n) y[i] += bias[i % (size_t)O]; }
-extern "C" void cuda_bias(Cuda *c, int N, int O, float *y, const float *bias) {
-    LAUNCH_EACH(c, bias_add, (size_t)N * (size_t)O, O, y, bias);
+/* Of rows of O, n times W numbers. */
+template <class T, int W> __global__ void bias_add(size_t n, int O, T *y, const float *bias) {
+    EACH(i, n) {
+        float v[W], b[W];
+        fetch<W>(v, y + i * W), fetch<W>(b, bias + i * W % (size_t)O);
+        UNROLL
+        for (int k = 0; k < W; k++) v[k] += b[k];
+        store<W>(y + i * W, v);
+    }
+}
+extern "C" void cuda_bias(Cuda *c, int N, int O, void *y, const float *bias, bool narrow) {
+    size_t n = (size_t)N * (size_t)O;
+    if (narrow && by_eight((size_t)O, y, bias))
+        LAUNCH_EACH(c, (bias_add<bf16, 4>), n / 4, O, (bf16 *)y, bias);
+    else if (narrow)
+        LAUNCH_EACH(c, (bias_add<bf16, 1>), n, O, (bf16 *)y, bias);
+    else
+        LAUNCH_EACH(c, (bias_add<float, 1>), n, O, (float *)y, bias);
 }
 /* A warp to a number: lanes and then their tree, an order that no other row has a part in. */
 __global__ void dots(size_t n, int O, int I, float *y, const float *x, const float *w, const float *bias) {

@@ -1,24 +1,59 @@
 /* norm.cu: RMSNorm, LayerNorm and L2 normalisation, a block to a row; backward a warp where a row is short. */
 #include "sums.h"
 
-__global__ void rmsnorm(int d, float *y, float *rstd, const float *x, const float *w, double eps) {
+/* W numbers at a time. */
+template <class Y, class X, int W>
+__global__ void rmsnorm(int d, Y *y, float *rstd, const X *x, const float *w, double eps) {
     SMEM_DYN(float, part);
-    const float *xi = x + (size_t)blockIdx.x * (size_t)d;
-    float *yi = y + (size_t)blockIdx.x * (size_t)d, s = 0;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) s += xi[k] * xi[k];
+    const X *xi = x + (size_t)blockIdx.x * (size_t)d;
+    Y *yi = y + (size_t)blockIdx.x * (size_t)d;
+    float s = 0, v[W], g[W];
+    for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
+        fetch<W>(v, xi + k);
+        UNROLL
+        for (int j = 0; j < W; j++) s += v[j] * v[j];
+    }
     s = (float)(1 / sqrt((double)block_sum(s, part) / d + eps));
     if (threadIdx.x == 0) rstd[blockIdx.x] = s;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) yi[k] = xi[k] * s * w[k];
+    for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
+        fetch<W>(v, xi + k), fetch<W>(g, w + k);
+        UNROLL
+        for (int j = 0; j < W; j++) v[j] = v[j] * s * g[j];
+        store<W>(yi + k, v);
+    }
 }
-extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, float *y, float *rstd, const float *x, const float *w, double eps) {
-    if (N > 0) LAUNCH(rmsnorm, dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, y, rstd, x, w, eps);
+/* Rows that begin where four numbers may be asked for, and are a multiple of them. */
+static bool by_four(int d, const void *a, const void *b, const void *c, const void *e) {
+    return d % 4 == 0 && aligned(a) && aligned(b) && aligned(c) && aligned(e);
+}
+extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, void *y, float *rstd, const void *x, const float *w, double eps,
+                             CudaNormOf of) {
+    const size_t room = WARPS * sizeof(float);
+    bool four = by_four(d, y, x, w, w);
+    dim3 grid((unsigned)N);
+    if (N <= 0) return;
+    if (of == CUDA_NORM_WIDE)
+        LAUNCH((rmsnorm<float, float, 1>), grid, dim3(BLOCK), room, c->stream, d, (float *)y, rstd, (const float *)x, w,
+               eps);
+    else if (of == CUDA_NORM_OUT && four)
+        LAUNCH((rmsnorm<bf16, float, 4>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const float *)x, w,
+               eps);
+    else if (of == CUDA_NORM_OUT)
+        LAUNCH((rmsnorm<bf16, float, 1>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const float *)x, w,
+               eps);
+    else if (four)
+        LAUNCH((rmsnorm<bf16, bf16, 4>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const bf16 *)x, w,
+               eps);
+    else
+        LAUNCH((rmsnorm<bf16, bf16, 1>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const bf16 *)x, w,
+               eps);
 }
 
 /* Both norms' backward: a team to a row, whose teams sum the gains' gradient, and with `centred` (LayerNorm) the bias's,
  * over their rows of the block's slice: parts (slices, d), those of the bias behind all of the gains'. */
-template <int TEAM, int E, bool centred>
+template <int TEAM, int E, bool centred, class G, class X>
 __global__ void __launch_bounds__(BLOCK, E <= 16 ? 2 : 1)
-    norm_backward(int N, int each, int d, bool quads, float *dx, float *parts, const float *dy, const float *x,
+    norm_backward(int N, int each, int d, bool quads, bool fresh, X *dx, float *parts, const G *dy, const X *x,
                   const float *w, const float *rstd) {
     SMEM_DYN(float, part);
     constexpr bool roomy = E <= 8; /* registers allow to keep the gains and to ask for dx along with dy and x */
@@ -32,7 +67,9 @@ __global__ void __launch_bounds__(BLOCK, E <= 16 ? 2 : 1)
         float g[E], n[E], old[E], s = rstd[i], mean = 0, t = 0, tn = 0;
         read_row<TEAM, E>(g, dy + at, d, quads);
         read_row<TEAM, E>(n, x + at, d, quads);
-        if (roomy) read_row<TEAM, E>(old, dx + at, d, quads);
+        UNROLL
+        for (int e = 0; e < E; e++) old[e] = 0;
+        if (roomy && !fresh) read_row<TEAM, E>(old, dx + at, d, quads);
         if (centred) {
             UNROLL
             for (int e = 0; e < E; e++) mean += n[e];
@@ -48,7 +85,7 @@ __global__ void __launch_bounds__(BLOCK, E <= 16 ? 2 : 1)
         }
         if (centred) t = team_sum<TEAM>(t, part) / (float)d;
         tn = team_sum<TEAM>(tn, part) * s * s / (float)d;
-        if (!roomy) read_row<TEAM, E>(old, dx + at, d, quads);
+        if (!roomy && !fresh) read_row<TEAM, E>(old, dx + at, d, quads);
         UNROLL
         for (int e = 0; e < E; e++) old[e] += s * (g[e] - (centred ? t : 0) - n[e] * tn);
         write_row<TEAM, E>(dx + at, old, d, quads);
@@ -58,8 +95,8 @@ __global__ void __launch_bounds__(BLOCK, E <= 16 ? 2 : 1)
     if (centred) write_part<TEAM, E>(parts + (size_t)gridDim.x * (size_t)d, bias, d, quads, part);
 }
 /* The same of rows that no block holds: they are read twice, with `centred` three times, and sums grow in `parts`. */
-template <bool centred>
-__global__ void norm_backward_wide(int N, int each, int d, float *dx, float *parts, const float *dy, const float *x,
+template <bool centred, class G, class X>
+__global__ void norm_backward_wide(int N, int each, int d, bool fresh, X *dx, float *parts, const G *dy, const X *x,
                                    const float *w, const float *rstd) {
     SMEM_DYN(float, part);
     int from = (int)blockIdx.x * each, to = from + each < N ? from + each : N;
@@ -70,81 +107,127 @@ __global__ void norm_backward_wide(int N, int each, int d, float *dx, float *par
     }
     for (int i = from; i < to; i++) {
         size_t at = (size_t)i * (size_t)d;
-        const float *g = dy + at, *n = x + at;
+        const G *g = dy + at;
+        const X *n = x + at;
         float s = rstd[i], mean = 0, t = 0, tn = 0;
-        for (int k = (int)threadIdx.x; k < d && centred; k += BLOCK) mean += n[k];
+        for (int k = (int)threadIdx.x; k < d && centred; k += BLOCK) mean += number(n[k]);
         if (centred) mean = block_sum(mean, part) / (float)d;
         for (int k = (int)threadIdx.x; k < d; k += BLOCK) {
-            float h = g[k] * w[k];
-            t += h, tn += h * (n[k] - mean);
+            float h = number(g[k]) * w[k];
+            t += h, tn += h * (number(n[k]) - mean);
         }
         if (centred) t = block_sum(t, part) / (float)d;
         tn = block_sum(tn, part) * s * s / (float)d;
         for (int k = (int)threadIdx.x; k < d; k += BLOCK) {
-            float u = n[k] - mean;
-            dx[at + (size_t)k] += s * (g[k] * w[k] - (centred ? t : 0) - u * tn);
-            sum[k] += g[k] * u * s;
-            if (centred) bias[k] += g[k];
+            float u = number(n[k]) - mean, gk = number(g[k]), old = fresh ? 0 : number(dx[at + (size_t)k]);
+            store<1>(dx + at + k, {old + s * (gk * w[k] - (centred ? t : 0) - u * tn)});
+            sum[k] += gk * u * s;
+            if (centred) bias[k] += gk;
         }
     }
 }
-struct NormGrad {
+template <class G, class X> struct NormGrad {
     int N, d;
-    float *dx, *parts;
-    const float *dy, *x, *w, *rstd;
+    bool fresh;
+    X *dx;
+    float *parts;
+    const G *dy;
+    const X *x;
+    const float *w, *rstd;
 };
-template <int TEAM, int E> static void norm_backward_of(Cuda *c, bool centred, const NormGrad &g, int slices) {
-    bool quads = g.d % 4 == 0 && aligned(g.dx) && aligned(g.dy) && aligned(g.x) && aligned(g.w) && aligned(g.parts);
+template <int TEAM, int E, bool centred, class G, class X>
+static void norm_backward_of(Cuda *c, const NormGrad<G, X> &g, int slices) {
+    bool quads = by_four(g.d, g.dx, g.dy, g.x, g.w) && aligned(g.parts);
     int each = (int)rows_each((size_t)g.N, slices);
-    dim3 grid((unsigned)slices);
-    if (centred)
-        LAUNCH((norm_backward<TEAM, E, true>), grid, dim3(BLOCK), team_bytes(g.d), c->stream, g.N, each, g.d, quads,
-               g.dx, g.parts, g.dy, g.x, g.w, g.rstd);
-    else
-        LAUNCH((norm_backward<TEAM, E, false>), grid, dim3(BLOCK), team_bytes(g.d), c->stream, g.N, each, g.d, quads,
-               g.dx, g.parts, g.dy, g.x, g.w, g.rstd);
+    LAUNCH((norm_backward<TEAM, E, centred, G, X>), dim3((unsigned)slices), dim3(BLOCK), team_bytes(g.d), c->stream,
+           g.N, each, g.d, quads, g.fresh, g.dx, g.parts, g.dy, g.x, g.w, g.rstd);
 }
-static void norm_backward_rows(Cuda *c, bool centred, float *dw, float *db, const NormGrad &g) {
+template <bool centred, class G, class X>
+static void norm_backward_rows(Cuda *c, float *dw, float *db, const NormGrad<G, X> &g) {
     if (g.N <= 0) return;
     int slices = cuda_slices((size_t)g.N, cuda_row_tiles(g.d)), each = (int)rows_each((size_t)g.N, slices);
-    dim3 grid((unsigned)slices);
-    if (g.d <= 16 * BLOCK)
-        ROW_TEAM(g.d, norm_backward_of, c, centred, g, slices);
-    else if (g.d <= 32 * BLOCK)
-        norm_backward_of<BLOCK, 32>(c, centred, g, slices);
-    else if (centred)
-        LAUNCH((norm_backward_wide<true>), grid, dim3(BLOCK), WARPS * sizeof(float), c->stream, g.N, each, g.d, g.dx,
-               g.parts, g.dy, g.x, g.w, g.rstd);
-    else
-        LAUNCH((norm_backward_wide<false>), grid, dim3(BLOCK), WARPS * sizeof(float), c->stream, g.N, each, g.d, g.dx,
-               g.parts, g.dy, g.x, g.w, g.rstd);
+    constexpr bool heads = sizeof(X) < sizeof(float); /* rows are heads: seldom wide */
+    if (g.d <= 128)
+        norm_backward_of<32, 4, centred>(c, g, slices);
+    else if (g.d <= 512)
+        norm_backward_of<32, 16, centred>(c, g, slices);
+    else if (g.d <= 1024)
+        norm_backward_of<BLOCK, 4, centred>(c, g, slices);
+    else if (!heads && g.d <= 32 * BLOCK) {
+        if constexpr (!heads) {
+            auto f = g.d <= 2048         ? norm_backward_of<BLOCK, 8, centred, G, X>
+                     : g.d <= 16 * BLOCK ? norm_backward_of<BLOCK, 16, centred, G, X>
+                                         : norm_backward_of<BLOCK, 32, centred, G, X>;
+            f(c, g, slices);
+        }
+    } else
+        LAUNCH((norm_backward_wide<centred, G, X>), dim3((unsigned)slices), dim3(BLOCK), WARPS * sizeof(float),
+               c->stream, g.N, each, g.d, g.fresh, g.dx, g.parts, g.dy, g.x, g.w, g.rstd);
     cuda_fold(c, slices, g.d, dw, g.parts);
     if (centred) cuda_fold(c, slices, g.d, db, g.parts + (size_t)slices * (size_t)g.d);
 }
-extern "C" void cuda_rmsnorm_backward(Cuda *c, int N, int d, float *dx, float *dw, float *parts, const float *dy,
-                                      const float *x, const float *w, const float *rstd) {
-    norm_backward_rows(c, false, dw, nullptr, NormGrad{N, d, dx, parts, dy, x, w, rstd});
+extern "C" void cuda_rmsnorm_backward(Cuda *c, int N, int d, void *dx, float *dw, float *parts, const void *dy,
+                                      const void *x, const float *w, const float *rstd, CudaNormOf of, bool fresh) {
+    if (of == CUDA_NORM_WIDE)
+        norm_backward_rows<false>(c, dw, nullptr,
+                                  NormGrad<float, float>{N, d, fresh, (float *)dx, parts, (const float *)dy,
+                                                         (const float *)x, w, rstd});
+    else if (of == CUDA_NORM_OUT)
+        norm_backward_rows<false>(c, dw, nullptr,
+                                  NormGrad<bf16, float>{N, d, fresh, (float *)dx, parts, (const bf16 *)dy,
+                                                        (const float *)x, w, rstd});
+    else
+        norm_backward_rows<false>(c, dw, nullptr,
+                                  NormGrad<bf16, bf16>{N, d, fresh, (bf16 *)dx, parts, (const bf16 *)dy,
+                                                       (const bf16 *)x, w, rstd});
 }
-__global__ void layernorm(int d, float *y, float *rstd, const float *x, const float *w, const float *b, double eps) {
+template <class Y, int W>
+__global__ void layernorm(int d, Y *y, float *rstd, const float *x, const float *w, const float *b, double eps) {
     SMEM_DYN(float, part);
     size_t row = (size_t)blockIdx.x * (size_t)d;
-    float mean = 0, s = 0;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) mean += x[row + (size_t)k];
+    const float *xi = x + row;
+    float mean = 0, s = 0, v[W], g[W], a[W];
+    for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
+        fetch<W>(v, xi + k);
+        UNROLL
+        for (int j = 0; j < W; j++) mean += v[j];
+    }
     mean = block_sum(mean, part) / (float)d;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) s += (x[row + (size_t)k] - mean) * (x[row + (size_t)k] - mean);
+    for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
+        fetch<W>(v, xi + k);
+        UNROLL
+        for (int j = 0; j < W; j++) s += (v[j] - mean) * (v[j] - mean);
+    }
     s = (float)(1 / sqrt((double)block_sum(s, part) / d + eps));
     if (threadIdx.x == 0) rstd[blockIdx.x] = s;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK)
-        y[row + (size_t)k] = (x[row + (size_t)k] - mean) * s * w[k] + b[k];
+    for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
+        fetch<W>(v, xi + k), fetch<W>(g, w + k), fetch<W>(a, b + k);
+        UNROLL
+        for (int j = 0; j < W; j++) v[j] = (v[j] - mean) * s * g[j] + a[j];
+        store<W>(y + row + k, v);
+    }
 }
-extern "C" void cuda_layernorm(Cuda *c, int N, int d, float *y, float *rstd, const float *x, const float *w,
-                               const float *b, double eps) {
-    if (N > 0)
-        LAUNCH(layernorm, dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, y, rstd, x, w, b, eps);
+extern "C" void cuda_layernorm(Cuda *c, int N, int d, void *y, float *rstd, const float *x, const float *w,
+                               const float *b, double eps, bool narrow_y) {
+    const size_t room = WARPS * sizeof(float);
+    dim3 grid((unsigned)N);
+    if (N <= 0) return;
+    if (!narrow_y)
+        LAUNCH((layernorm<float, 1>), grid, dim3(BLOCK), room, c->stream, d, (float *)y, rstd, x, w, b, eps);
+    else if (by_four(d, y, x, w, b))
+        LAUNCH((layernorm<bf16, 4>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, x, w, b, eps);
+    else
+        LAUNCH((layernorm<bf16, 1>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, x, w, b, eps);
 }
 extern "C" void cuda_layernorm_backward(Cuda *c, int N, int d, float *dx, float *dw, float *db, float *parts,
-                                        const float *dy, const float *x, const float *w, const float *rstd) {
-    norm_backward_rows(c, true, dw, db, NormGrad{N, d, dx, parts, dy, x, w, rstd});
+                                        const void *dy, const float *x, const float *w, const float *rstd,
+                                        bool narrow_dy) {
+    if (narrow_dy)
+        norm_backward_rows<true>(c, dw, db,
+                                 NormGrad<bf16, float>{N, d, false, dx, parts, (const bf16 *)dy, x, w, rstd});
+    else
+        norm_backward_rows<true>(c, dw, db,
+                                 NormGrad<float, float>{N, d, false, dx, parts, (const float *)dy, x, w, rstd});
 }
 
 __global__ void l2norm(int d, float *y, const float *x, double eps) {

@@ -1,10 +1,20 @@
-/* pack.cu: rows in f32 become rows in bf16, to the nearest, ties to even: operands of products on the matrix units. */
+/* pack.cu: rows become rows in bf16 that begin at 16 bytes, to the nearest, ties to even: operands of products on the
+ * matrix units. */
 #include "kernel.h"
 
 struct Packs {
     CudaPack p[3];
-    bool quads[3]; /* rows begin at 16 bytes and have a multiple of four numbers */
+    bool quads[3]; /* rows of x have a multiple of four numbers, and begin where four may be asked for */
 };
+template <class T> DEVICE void pack_four(float (&v)[4], const T *from, int c, int D, bool quads) {
+    if (quads) {
+        if (c < D) fetch<4>(v, from);
+    } else {
+        UNROLL
+        for (int j = 0; j < 4; j++)
+            if (c + j < D) v[j] = number(from[j]);
+    }
+}
 /* Four numbers to a thread; blockIdx.y chooses the operand. */
 __global__ void pack(Packs x) {
     const CudaPack &p = x.p[blockIdx.y];
@@ -13,17 +23,13 @@ __global__ void pack(Packs x) {
         size_t row = i / wide, e = row % entries, group = (size_t)p.group;
         int c = (int)(i % wide) * 4;
         size_t at = e / group * (size_t)p.lanes * group + row / entries * group + e % group;
-        const float *from = p.x + at * (size_t)p.ld + c;
-        float4 v = {0, 0, 0, 0};
-        if (x.quads[blockIdx.y]) {
-            if (c < p.D) v = load_vec<float4>(from);
-        } else {
-            if (c < p.D) v.x = from[0];
-            if (c + 1 < p.D) v.y = from[1];
-            if (c + 2 < p.D) v.z = from[2];
-            if (c + 3 < p.D) v.w = from[3];
-        }
-        store_vec((bf16 *)p.y + i * 4, uint2{pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)});
+        float v[4] = {0, 0, 0, 0};
+        at = at * (size_t)p.ld + (size_t)c;
+        if (p.narrow)
+            pack_four(v, (const bf16 *)p.x + at, c, p.D, x.quads[blockIdx.y]);
+        else
+            pack_four(v, (const float *)p.x + at, c, p.D, x.quads[blockIdx.y]);
+        store<4>((bf16 *)p.y + i * 4, v);
     }
 }
 extern "C" void cuda_pack(Cuda *c, int n, const CudaPack *p) {

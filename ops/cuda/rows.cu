@@ -11,17 +11,16 @@ DEVICE int find(const int *a, int n, int v) {
     }
     return lo;
 }
-__global__ void gather(size_t n, size_t width, float *y, const float *x, const int *from, int nfrom, const int *to) {
+template <class T>
+__global__ void gather(size_t n, size_t width, T *y, const T *x, const int *from, int nfrom, const int *to) {
     EACH(i, n) y[i] = x[(size_t)find(from, nfrom, to[i / width]) * width + i % width];
 }
 __global__ void spread(size_t n, size_t width, float *y, const float *x, const int *row) {
     EACH(i, n) y[i] = x[(size_t)row[i / width] * width + i % width];
 }
-DEVICE void put(float *y, float x) { *y = x; }
-DEVICE void put(bf16 *y, float x) { *y = to_bf16(x); }
 template <class Y, class X>
 __global__ void move(size_t n, size_t width, Y *y, const size_t *to, const X *x, const size_t *from) {
-    EACH(i, n) put(&y[to[i / width] + i % width], number(x[from[i / width] + i % width]));
+    EACH(i, n) store<1>(&y[to[i / width] + i % width], {number(x[from[i / width] + i % width])});
 }
 __global__ void collect(size_t n, size_t width, float *y, const float *x, const int *place, int k) {
     EACH(i, n) {
@@ -46,9 +45,13 @@ __global__ void columns_backward(size_t n, CudaColumns p, float *dx, const float
         dx[at] = s;
     }
 }
-extern "C" void cuda_gather(Cuda *c, int n, size_t width, float *y, const float *x, const int *from, int nfrom,
-                            const int *to) {
-    LAUNCH_EACH(c, gather, (size_t)n * width, width, y, x, from, nfrom, to);
+extern "C" void cuda_gather(Cuda *c, int n, size_t width, void *y, const void *x, const int *from, int nfrom,
+                            const int *to, bool narrow) {
+    size_t all = (size_t)n * width;
+    if (narrow)
+        LAUNCH_EACH(c, (gather<bf16>), all, width, (bf16 *)y, (const bf16 *)x, from, nfrom, to);
+    else
+        LAUNCH_EACH(c, (gather<float>), all, width, (float *)y, (const float *)x, from, nfrom, to);
 }
 template <class Y, class X>
 static void move_of(Cuda *c, size_t n, size_t width, void *y, const size_t *to, const void *x, const size_t *from) {

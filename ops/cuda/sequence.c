@@ -46,25 +46,52 @@ static real *lse_before(Run *r, Tensor lse, int Dv, bool merge) {
 }
 /* Operands rounded to bf16, where products are: rows wider than the kernels of the matrix units stay with those of f32.
  */
+static CudaRows rows_of(Tensor t) { return (CudaRows){t.p, t.dtype == BF16, t.fresh}; }
+static CudaFlash flash_rows(Tensor q, const Kv *kv, Tensor o) {
+    CudaFlash x = {.q = rows_of(q), .k = rows_of(kv->k), .o = rows_of(o)};
+    x.v = kv->s.alias ? x.k : rows_of(kv->v);
+    CHECK(x.k.narrow == x.v.narrow, "keys %s, values %s", dtype_name(kv->k.dtype), dtype_name(kv->v.dtype));
+    return x;
+}
+/* What the kernels of f32 take and give of tensors in BF16: copies. */
+static Tensor widened(Run *r, const char *name, Tensor t, bool read) {
+    if (t.dtype != BF16) return t;
+    Tensor w = scratch_tensor(r, name, REAL, t.rank, t.n);
+    if (!measuring(r) && read) cuda_unhalve(C(r), tensor_count(t), R(w), t.p, false);
+    return w;
+}
+static Kv widened_rows(Run *r, const Kv *kv) {
+    Kv wide = *kv;
+    wide.k = widened(r, "keys", kv->k, true);
+    if (!kv->s.alias) wide.v = widened(r, "values", kv->v, true);
+    return wide;
+}
+static void narrowed(Run *r, Tensor t, Tensor wide) {
+    if (t.dtype == BF16 && !measuring(r)) cuda_halve(C(r), tensor_count(t), t.p, R(wide));
+}
 static bool flashes(Run *r, const KvShape *kv) { return r->dev->narrow && cuda_flash_takes(kv->kdim, kv->vdim); }
 void cuda_op_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
     if (r->out.n == 0 || (!merge && fused_attend(r->dev->fused, r, o, lse, q, kv, look))) return;
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &kv->s, look, q, o);
     if (flashes(r, &kv->s)) {
-        void *mem = arena_take(r->scratch, cuda_flash_bytes(&a), "queries, keys, values in bf16");
+        CudaFlash x = flash_rows(q, kv, o);
+        void *mem = arena_take(r->scratch, cuda_flash_bytes(&a, &x), "queries, keys, values in bf16");
         if (!measuring(r)) {
-            attend_keys(&a, kv);
-            cuda_flash(C(r), &a, mem, R(o), R(lse), merge ? R(lse) : NULL, R(q));
+            a.bias = maybe(kv->bias);
+            cuda_flash(C(r), &a, &x, mem, R(lse), merge ? R(lse) : NULL);
         }
         arena_release(r->scratch, mark);
         return;
     }
     real *before = lse_before(r, lse, a.Dv, merge);
+    Kv wide = widened_rows(r, kv);
+    Tensor wq = widened(r, "queries", q, true), wo = widened(r, "results", o, merge);
     if (!measuring(r)) {
-        attend_keys(&a, kv);
-        cuda_attend(C(r), &a, R(o), R(lse), before, R(q));
+        attend_keys(&a, &wide);
+        cuda_attend(C(r), &a, R(wo), R(lse), before, R(wq));
     }
+    narrowed(r, o, wo);
     arena_release(r->scratch, mark);
 }
 /* Pieces that a history may be split into: of each its kernel finds them by its length, which lies on the device, so
@@ -127,23 +154,33 @@ void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, 
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &kv->s, look, q, o);
     if (flashes(r, &kv->s)) {
-        void *mem = arena_take(r->scratch, cuda_flash_backward_bytes(&a), "operands of attention in bf16");
+        CudaFlash x = flash_rows(q, kv, o);
+        x.dout = rows_of(dout), x.dq = rows_of(dq), x.dk = rows_of(dkv->k), x.dv = rows_of(dkv->v);
+        CHECK(dout.dtype == o.dtype, "dout %s, o %s", dtype_name(dout.dtype), dtype_name(o.dtype));
+        void *mem = arena_take(r->scratch, cuda_flash_backward_bytes(&a, &x), "operands of attention in bf16");
         if (!measuring(r)) {
-            attend_keys(&a, kv);
+            a.bias = maybe(kv->bias);
             a.idx = NULL;
-            cuda_flash_backward(C(r), &a, mem, R(dq), R(dkv->k), R(dkv->v), a.bias ? R(dkv->bias) : NULL, R(dout), R(q),
-                                R(o), R(lse));
+            cuda_flash_backward(C(r), &a, &x, mem, a.bias ? R(dkv->bias) : NULL, R(lse));
         }
         arena_release(r->scratch, mark);
         return;
     }
     Tensor delta = SCRATCH(r, "delta", r->batch->N, look.heads);
-    if (!measuring(r)) {
-        attend_keys(&a, kv);
-        a.idx = NULL;
-        cuda_attend_backward(C(r), &a, R(dq), R(dkv->k), R(dkv->v), a.bias ? R(dkv->bias) : NULL, R(delta), R(dout),
-                             R(q), R(o), R(lse));
+    Kv wide = widened_rows(r, kv);
+    Tensor wq = widened(r, "queries", q, true), wo = widened(r, "results", o, true),
+           wg = widened(r, "d results", dout, true), to[] = {dq, dkv->k, dkv->v}, sum[3];
+    for (int i = 0; i < 3; i++) {
+        sum[i] = widened(r, "d queries, keys, values", to[i], !to[i].fresh);
+        if (to[i].fresh) r->ops->zero(r, sum[i]);
     }
+    if (!measuring(r)) {
+        attend_keys(&a, &wide);
+        a.idx = NULL;
+        cuda_attend_backward(C(r), &a, R(sum[0]), R(sum[1]), R(sum[2]), a.bias ? R(dkv->bias) : NULL, R(delta), R(wg),
+                             R(wq), R(wo), R(lse));
+    }
+    for (int i = 0; i < 3; i++) narrowed(r, to[i], sum[i]);
     arena_release(r->scratch, mark);
 }
 

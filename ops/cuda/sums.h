@@ -37,32 +37,33 @@ template <class T> DEVICE T slices_sum(int slices, int columns, const T *parts, 
  * row's end they are 0. `quads`: rows begin at 16 bytes and have a multiple of four numbers; otherwise numbers are
  * fetched one by one. */
 template <int TEAM> DEVICE int quad_of(int e) { return (e * TEAM + (int)threadIdx.x % TEAM) * 4; }
-template <int TEAM, int E> DEVICE void read_row(float (&v)[E], const float *row, int d, bool quads) {
+template <int TEAM, int E, class T> DEVICE void read_row(float (&v)[E], const T *row, int d, bool quads) {
     UNROLL
     for (int e = 0; e < E / 4; e++) {
         int k = quad_of<TEAM>(e);
-        float4 q = {0, 0, 0, 0};
+        float q[4] = {0, 0, 0, 0};
         if (quads) {
-            if (k < d) q = load_vec<float4>(row + k);
-        } else {
-            if (k < d) q.x = row[k];
-            if (k + 1 < d) q.y = row[k + 1];
-            if (k + 2 < d) q.z = row[k + 2];
-            if (k + 3 < d) q.w = row[k + 3];
-        }
-        v[4 * e] = q.x, v[4 * e + 1] = q.y, v[4 * e + 2] = q.z, v[4 * e + 3] = q.w;
-    }
-}
-template <int TEAM, int E> DEVICE void write_row(float *row, const float (&v)[E], int d, bool quads) {
-    UNROLL
-    for (int e = 0; e < E / 4; e++) {
-        int k = quad_of<TEAM>(e);
-        if (quads) {
-            if (k < d) store_vec(row + k, float4{v[4 * e], v[4 * e + 1], v[4 * e + 2], v[4 * e + 3]});
+            if (k < d) fetch<4>(q, row + k);
         } else {
             UNROLL
             for (int j = 0; j < 4; j++)
-                if (k + j < d) row[k + j] = v[4 * e + j];
+                if (k + j < d) q[j] = number(row[k + j]);
+        }
+        UNROLL
+        for (int j = 0; j < 4; j++) v[4 * e + j] = q[j];
+    }
+}
+template <int TEAM, int E, class T> DEVICE void write_row(T *row, const float (&v)[E], int d, bool quads) {
+    UNROLL
+    for (int e = 0; e < E / 4; e++) {
+        int k = quad_of<TEAM>(e);
+        const float q[4] = {v[4 * e], v[4 * e + 1], v[4 * e + 2], v[4 * e + 3]};
+        if (quads) {
+            if (k < d) store<4>(row + k, q);
+        } else {
+            UNROLL
+            for (int j = 0; j < 4; j++)
+                if (k + j < d) store<1>(row + k + j, {q[j]});
         }
     }
 }

@@ -4,127 +4,7 @@
 #include "table.h"
 #include <math.h>
 
-/* ---- linear ----
- * Which products have their operands rounded is what it is on the CPU (gemm_use): a matter of the weights alone. Packed
- * rows begin at 16 bytes, as the library's kernels for bf16 like them best. Weights of a model have a copy in bf16 that
- * lies so (half.h). */
-static int packed(int n) { return (n + 7) / 8 * 8; }
-/* rows of n numbers of t, to be packed to scratch. */
-static CudaPack pack_of(Run *r, Tensor t, int rows, int n, const char *name) {
-    CudaPack p = {.rows = rows, .lanes = 1, .group = 1, .D = n, .ld = n, .to = packed(n)};
-    p.y = arena_take(r->scratch, (size_t)rows * (size_t)p.to * sizeof(uint16_t), name);
-    if (!measuring(r)) p.x = R(t);
-    return p;
-}
-/* A weight matrix (O,I) as products take it: f32, or bf16, its own or packed to scratch. */
-typedef struct {
-    int O, I, ld;
-    bool narrow;
-    const void *p;
-} Matrix;
-static bool rounds(const Run *r, Tensor w) {
-    return w.dtype == BF16 || (r->dev->narrow && (int64_t)w.n[0] * w.n[1] >= r->dev->least);
-}
-static Matrix matrix(Run *r, Tensor w) {
-    int O = w.n[0], I = w.n[1];
-    if (w.dtype == BF16) return (Matrix){O, I, I, true, w.p};
-    if (!rounds(r, w)) return (Matrix){O, I, I, false, measuring(r) ? NULL : R(w)};
-    if (w.halved && I % 8 == 0) return (Matrix){O, I, I, true, measuring(r) ? NULL : half_of(r->dev, w)};
-    CudaPack p = pack_of(r, w, O, I, "weights in bf16");
-    if (!measuring(r)) cuda_pack(C(r), 1, &p);
-    return (Matrix){O, I, p.to, true, p.y};
-}
-/* Rows as products take them, `to` numbers apart where they are bf16: packed once for all matrices that round. */
-typedef struct {
-    const float *x;
-    const void *half;
-    int to;
-} Operand;
-static Operand operand(Run *r, Tensor x, int I, bool narrow, const char *name) {
-    Operand a = {.x = measuring(r) ? NULL : R(x)};
-    if (!narrow) return a;
-    CudaPack p = pack_of(r, x, x.n[0], I, name);
-    if (!measuring(r)) cuda_pack(C(r), 1, &p);
-    a.half = p.y, a.to = p.to;
-    return a;
-}
-/* y (N,O) = x w^T */
-static void product(Run *r, Tensor y, Operand x, Matrix w) {
-    if (measuring(r)) return;
-    CudaGemm g = {y.n[0],      w.O,        w.I,        .lda = w.narrow ? x.to : w.I,
-                  .ldb = w.ld, .ldc = w.O, .tb = true, .narrow = w.narrow};
-    writes(r, y);
-    cuda_gemm(C(r), g, R(y), w.narrow ? x.half : x.x, w.p);
-}
-/* dx += dy w, dw += dy^T x of N rows. */
-static void product_backward(Run *r, Tensor dx, Tensor dw, int N, Operand dy, Operand x, Matrix w) {
-    if (measuring(r)) return;
-    int ldy = w.narrow ? dy.to : w.O, ldx = w.narrow ? x.to : w.I;
-    const void *g = w.narrow ? dy.half : dy.x, *rows = w.narrow ? x.half : x.x;
-    writes(r, dx), writes(r, dw);
-    if (present(dx))
-        cuda_gemm(C(r),
-                  (CudaGemm){N, w.I, w.O, .lda = ldy, .ldb = w.ld, .ldc = w.I, .accumulate = true, .narrow = w.narrow},
-                  R(dx), g, w.p);
-    if (present(dw))
-        cuda_gemm(C(r),
-                  (CudaGemm){w.O, w.I, N, .lda = ldy, .ldb = ldx, .ldc = w.I, .ta = true, .accumulate = true,
-                             .narrow = w.narrow},
-                  R(dw), g, rows);
-}
-static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
-    int I = p[0].w.n[1];
-    bool narrow = false;
-    x = tensor_rows(x, I);
-    for (int j = 0; j < n; j++) narrow |= rounds(r, p[j].w);
-    Mark all = arena_mark(r->scratch);
-    Operand rows = operand(r, x, I, narrow, "rows in bf16");
-    for (int j = 0; j < n; j++) {
-        int O = p[j].w.n[0];
-        Tensor y = tensor_rows(p[j].y, O), bias = p[j].bias;
-        CHECK(x.n[0] == y.n[0] && p[j].w.n[1] == I && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)",
-              x.n[0], y.n[0], O, I);
-        Mark mark = arena_mark(r->scratch);
-        product(r, y, rows, matrix(r, p[j].w));
-        arena_release(r->scratch, mark);
-        if (!measuring(r) && present(bias)) cuda_bias(C(r), y.n[0], O, R(y), R(bias));
-    }
-    arena_release(r->scratch, all);
-}
-static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
-    linear_many(r, 1, &(Projection){y, w, bias}, x);
-}
-/* out (O) += the sums over the N rows of x. */
-static void column_sums(Run *r, int N, int O, Tensor out, Tensor x) {
-    Mark mark = arena_mark(r->scratch);
-    Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)N, cuda_tiles(O)), O);
-    if (!measuring(r)) cuda_column_sums(C(r), N, O, R(out), R(parts), R(x));
-    arena_release(r->scratch, mark);
-}
-static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
-    int I = p[0].w.n[1];
-    bool narrow = false;
-    x = tensor_rows(x, I);
-    for (int j = 0; j < n; j++) narrow |= present(d[j].w) && rounds(r, p[j].w);
-    Mark all = arena_mark(r->scratch);
-    Operand rows = operand(r, x, I, narrow, "rows in bf16");
-    for (int j = 0; j < n; j++) {
-        int O = p[j].w.n[0];
-        Tensor dy = tensor_rows(d[j].y, O);
-        CHECK(x.n[0] == dy.n[0] && p[j].w.n[1] == I, "x %d rows, dy %d, w (%d,%d)", x.n[0], dy.n[0], O, I);
-        Mark mark = arena_mark(r->scratch);
-        if (present(dx) || present(d[j].w)) {
-            Matrix w = matrix(r, p[j].w);
-            product_backward(r, dx, d[j].w, dy.n[0], operand(r, dy, O, w.narrow, "gradients in bf16"), rows, w);
-        }
-        arena_release(r->scratch, mark);
-        if (present(d[j].bias)) column_sums(r, dy.n[0], O, d[j].bias, dy);
-    }
-    arena_release(r->scratch, all);
-}
-static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
-    linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){dy, w, dbias});
-}
+/* ---- linear: the rest of it is products.c ---- */
 static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
     int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
     CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
@@ -147,37 +27,6 @@ static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     CHECK(x.n[0] == y.n[0] && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], y.n[0], O, I);
     if (measuring(r)) return;
     cuda_dots(C(r), y.n[0], O, I, R(y), R(x), R(w), present(bias) ? R(bias) : NULL);
-}
-/* Trained on in f32, as on the CPU, whatever is rounded elsewhere. */
-static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
-    int O = w[0].n[0], I = w[0].n[1];
-    bool narrow = w[0].dtype == BF16;
-    Mark mark = arena_mark(r->scratch);
-    CudaPack p = narrow ? pack_of(r, x, x.n[0], I, "rows in bf16") : (CudaPack){0};
-    if (!measuring(r) && narrow) cuda_pack(C(r), 1, &p);
-    for (int e = 0; e < g.n && !measuring(r); e++) {
-        int n = g.off[e + 1] - g.off[e];
-        size_t at = (size_t)g.off[e];
-        CudaGemm s = {n, O, I, .lda = narrow ? p.to : I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow};
-        cuda_gemm(C(r), s, R(y) + at * (size_t)O,
-                  narrow ? (const void *)((uint16_t *)p.y + at * (size_t)p.to) : R(x) + at * (size_t)I,
-                  narrow ? w[e].p : R(w[e]));
-    }
-    arena_release(r->scratch, mark);
-}
-static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
-    if (measuring(r)) return;
-    for (int e = 0; e < g.n; e++) {
-        int O = w[e].n[0], I = w[e].n[1], n = g.off[e + 1] - g.off[e];
-        size_t at = (size_t)g.off[e];
-        const real *dye = R(dy) + at * (size_t)O;
-        if (present(dx))
-            cuda_gemm(C(r), (CudaGemm){n, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true},
-                      R(dx) + at * (size_t)I, dye, R(w[e]));
-        if (dw)
-            cuda_gemm(C(r), (CudaGemm){O, I, n, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true}, R(dw[e]),
-                      dye, R(x) + at * (size_t)I);
-    }
 }
 
 /* ---- embedding ---- */
@@ -212,19 +61,27 @@ static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, dou
 }
 
 /* ---- norms, rotation ---- */
+/* y, or dy, and x, with dx. */
+static CudaNormOf norm_of(Tensor y, Tensor x) {
+    CHECK(y.dtype == BF16 || x.dtype == REAL, "y %s, x %s", dtype_name(y.dtype), dtype_name(x.dtype));
+    return x.dtype == BF16 ? CUDA_NORM_ALL : y.dtype == BF16 ? CUDA_NORM_OUT : CUDA_NORM_WIDE;
+}
 static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
     int d = w.n[0];
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
     CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N, "%d rows", N);
-    if (!measuring(r)) cuda_rmsnorm(C(r), N, d, R(y), R(rstd), R(x), R(w), eps);
+    if (!measuring(r)) cuda_rmsnorm(C(r), N, d, numbers(y), R(rstd), numbers(x), R(w), eps, norm_of(y, x));
 }
 static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0];
     x = tensor_rows(x, d);
     Mark mark = arena_mark(r->scratch);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)x.n[0], cuda_row_tiles(d)), d);
-    if (!measuring(r)) cuda_rmsnorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(parts), R(dy), R(x), R(w), R(rstd));
+    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
+    if (!measuring(r))
+        cuda_rmsnorm_backward(C(r), x.n[0], d, numbers(dx), R(dw), R(parts), numbers(dy), numbers(x), R(w), R(rstd),
+                              norm_of(dy, x), dx.fresh);
     arena_release(r->scratch, mark);
 }
 static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
@@ -232,7 +89,7 @@ static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor 
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
     CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N && b.n[0] == d, "%d rows", N);
-    if (!measuring(r)) cuda_layernorm(C(r), N, d, R(y), R(rstd), R(x), R(w), R(b), eps);
+    if (!measuring(r)) cuda_layernorm(C(r), N, d, numbers(y), R(rstd), R(x), R(w), R(b), eps, y.dtype == BF16);
 }
 static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0];
@@ -240,7 +97,8 @@ static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor d
     Mark mark = arena_mark(r->scratch);
     Tensor parts = SCRATCH(r, "sums of slices", 2, cuda_slices((size_t)x.n[0], cuda_row_tiles(d)), d);
     if (!measuring(r))
-        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(parts), R(dy), R(x), R(w), R(rstd));
+        cuda_layernorm_backward(C(r), x.n[0], d, R(dx), R(dw), R(db), R(parts), numbers(dy), R(x), R(w), R(rstd),
+                                dy.dtype == BF16);
     arena_release(r->scratch, mark);
 }
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
@@ -268,17 +126,27 @@ static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
                       .sign = sign,
                       .factor = p->factor};
         memcpy(c.f, p->f, sizeof c.f);
-        cuda_rope(C(r), &c, R(x), pos, idx);
+        cuda_rope(C(r), &c, numbers(x), pos, idx, x.dtype == BF16);
     }
     arena_release(r->scratch, mark);
 }
 
 /* ---- one number at a time ---- */
+/* Of tensors that are BF16 together or not at all. */
+static bool narrow_all(int n, const Tensor *t) {
+    for (int i = 1; i < n; i++)
+        CHECK(t[i].dtype == t[0].dtype, "%s and %s", dtype_name(t[0].dtype), dtype_name(t[i].dtype));
+    return t[0].dtype == BF16;
+}
 static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
-    if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), R(y), R(gate), R(up));
+    bool narrow = narrow_all(3, (Tensor[]){y, gate, up});
+    if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), numbers(y), numbers(gate), numbers(up), narrow);
 }
 static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
-    if (!measuring(r)) cuda_swiglu_backward(C(r), tensor_count(dy), R(dgate), R(dup), R(dy), R(gate), R(up));
+    bool narrow = narrow_all(5, (Tensor[]){dgate, dup, dy, gate, up});
+    if (!measuring(r))
+        cuda_swiglu_backward(C(r), tensor_count(dy), numbers(dgate), numbers(dup), numbers(dy), numbers(gate),
+                             numbers(up), narrow, dgate.fresh, dup.fresh);
 }
 static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(y) / (size_t)M) : 0;
@@ -290,10 +158,13 @@ static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Te
     if (!measuring(r)) cuda_swiglu_rows_backward(C(r), M, d, R(dgate), R(dup), R(ds), R(dy), R(gate), R(up), R(s));
 }
 static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
-    if (!measuring(r)) cuda_gelu(C(r), tensor_count(y), R(y), R(x), tanh);
+    bool narrow = narrow_all(2, (Tensor[]){y, x});
+    if (!measuring(r)) cuda_gelu(C(r), tensor_count(y), numbers(y), numbers(x), tanh, narrow);
 }
 static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
-    if (!measuring(r)) cuda_gelu_backward(C(r), tensor_count(dx), R(dx), R(dy), R(x), tanh);
+    bool narrow = narrow_all(3, (Tensor[]){dx, dy, x});
+    if (!measuring(r))
+        cuda_gelu_backward(C(r), tensor_count(dx), numbers(dx), numbers(dy), numbers(x), tanh, narrow, dx.fresh);
 }
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
@@ -307,13 +178,18 @@ static void add(Run *r, Tensor y, Tensor x) {
     CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
     if (measuring(r)) return;
     writes(r, y);
-    cuda_add(C(r), n, R(y), R(x));
+    cuda_add(C(r), n, numbers(y), numbers(x), y.dtype == BF16, x.dtype == BF16);
 }
 static void copy(Run *r, Tensor y, Tensor x) {
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
     if (measuring(r)) return;
     writes(r, y);
-    cuda_copy(C(r), y.p, x.p, tensor_bytes(y));
+    if (y.dtype == x.dtype)
+        cuda_copy(C(r), y.p, x.p, tensor_bytes(y));
+    else if (y.dtype == BF16)
+        cuda_halve(C(r), tensor_count(y), y.p, R(x));
+    else
+        cuda_unhalve(C(r), tensor_count(y), R(y), x.p, false);
 }
 static void zero(Run *r, Tensor y) {
     if (measuring(r) || !tensor_bytes(y)) return;
@@ -368,7 +244,10 @@ static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
             while (i < from.n && from.idx[i] != to.idx[m]) i++;
             CHECK(i < from.n, "row %d is not among the %d given", to.idx[m], from.n);
         }
-        if (to.n) cuda_gather(C(r), to.n, tensor_count(y) / (size_t)to.n, R(y), R(x), f, from.n, t);
+        CHECK(y.dtype == x.dtype, "%s and %s", dtype_name(y.dtype), dtype_name(x.dtype));
+        if (to.n)
+            cuda_gather(C(r), to.n, tensor_count(y) / (size_t)to.n, numbers(y), numbers(x), f, from.n, t,
+                        x.dtype == BF16);
     }
     arena_release(r->scratch, mark);
 }
@@ -459,7 +338,7 @@ static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy,
     Mark mark = arena_mark(r->scratch);
     Tensor df = SCRATCH(r, "gradient of the step", N, H);
     if (!measuring(r)) cuda_step_backward(C(r), N, H, P, R(dx), R(dz), R(df), R(dy), R(x), R(z), R(bias));
-    column_sums(r, N, H, dbias, df);
+    cuda_column_sums_of(r, N, H, dbias, df);
     arena_release(r->scratch, mark);
 }
 static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
@@ -471,77 +350,6 @@ static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Ten
 }
 
 /* ---- loss, optimizer ---- */
-/* Rows whose logits exist at once. */
-static int logit_rows(const Run *r, int N, int V) {
-    enum { LEAST = 32 };
-    int64_t rows = r->dev->logits / imax(1, V);
-    return rows >= N ? N : imin(N, imax(LEAST, (int)rows));
-}
-static void targets_below(const Run *r, const int *tgt, int from, int n, int V) {
-    for (int i = from; i < from + n && !measuring(r); i++) CHECK(tgt[i] < V, "target %d of vocabulary %d", tgt[i], V);
-}
-static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
-                        const real *g) {
-    int N = x.n[0], V = w.n[0], d = w.n[1];
-    CHECK(x.n[1] == d && present(dx) == present(dw), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
-    int rows = logit_rows(r, N, V);
-    bool back = present(dx);
-    Mark mark = arena_mark(r->scratch);
-    Tensor chunk = SCRATCH(r, "logits", rows, V);
-    Matrix head = matrix(r, w);
-    Operand dl = {.x = measuring(r) ? NULL : R(chunk), .to = packed(V)};
-    void *half = NULL; /* their gradient, where products round it */
-    if (back && head.narrow)
-        half = arena_take(r->scratch, (size_t)rows * (size_t)dl.to * sizeof(uint16_t), "gradients in bf16");
-    dl.half = half;
-    int *targets = upload_ints(r, tgt, N, "targets"), *hits = NULL;
-    if (hit) hits = arena_take(r->scratch, (size_t)N * sizeof *hits, "hits");
-    for (int from = 0; from < N; from += rows) {
-        int n = imin(rows, N - from);
-        Tensor l = tensor_part(chunk, 0, n), xs = tensor_part(x, from, n);
-        Mark each = arena_mark(r->scratch);
-        Operand in = operand(r, xs, d, head.narrow, "rows in bf16");
-        targets_below(r, tgt, from, n, V);
-        product(r, l, in, head);
-        if (!measuring(r))
-            cuda_xent(C(r), n, V, R(l), half, dl.to, R(nll) + from, hits ? hits + from : NULL, targets + from,
-                      back ? g + from : NULL);
-        if (back) product_backward(r, tensor_part(dx, from, n), dw, n, dl, in, head);
-        arena_release(r->scratch, each);
-    }
-    if (hit && !measuring(r)) cuda_download(C(r), hit, hits, (size_t)N * sizeof *hits);
-    arena_release(r->scratch, mark);
-}
-static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w,
-                           Tensor y, Tensor u, const int *tgt, const real *g, Distill d) {
-    int N = x.n[0], V = w.n[0], I = w.n[1], e = u.n[1];
-    CHECK(x.n[1] == I && y.n[0] == N && y.n[1] == e && u.n[0] == V && present(dx) == present(dw),
-          "x (%d,%d), w (%d,%d), y (%d,%d), u (%d,%d)", N, x.n[1], V, I, y.n[0], y.n[1], u.n[0], e);
-    int rows = logit_rows(r, N, V);
-    CudaDistill c = {(float)d.lm, (float)d.kl, (float)d.rkl, (float)d.temperature};
-    Mark mark = arena_mark(r->scratch);
-    Tensor own = SCRATCH(r, "logits", rows, V), other = SCRATCH(r, "teacher's logits", rows, V);
-    Matrix head = matrix(r, w), its = matrix(r, u);
-    int *targets = upload_ints(r, tgt, N, "targets");
-    for (int from = 0; from < N; from += rows) {
-        int n = imin(rows, N - from);
-        Tensor z = tensor_part(own, 0, n), zu = tensor_part(other, 0, n);
-        Mark each = arena_mark(r->scratch);
-        Operand in = operand(r, tensor_part(x, from, n), I, head.narrow, "rows in bf16"),
-                taught = operand(r, tensor_part(y, from, n), e, its.narrow, "teacher's rows in bf16");
-        targets_below(r, tgt, from, n, V);
-        product(r, z, in, head);
-        product(r, zu, taught, its);
-        if (!measuring(r))
-            cuda_distill(C(r), n, V, R(z), R(zu), R(nll) + from, R(kl) + from, R(rkl) + from, targets + from,
-                         present(dx) ? g + from : NULL, c);
-        if (present(dx))
-            product_backward(r, tensor_part(dx, from, n), dw, n, operand(r, z, V, head.narrow, "gradients in bf16"), in,
-                             head);
-        arena_release(r->scratch, each);
-    }
-    arena_release(r->scratch, mark);
-}
 static void align(Run *r, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c) {
     const Batch *b = r->batch;
     int N = y.n[0], d = y.n[1];
@@ -620,10 +428,10 @@ static void normalise(Run *r, Tensor x, double eps) {
 
 static const Ops ops_cuda = {
     .name = "cuda",
-    .linear = linear,
-    .linear_backward = linear_backward,
-    .linear_many = linear_many,
-    .linear_many_backward = linear_many_backward,
+    .linear = cuda_op_linear,
+    .linear_backward = cuda_op_linear_backward,
+    .linear_many = cuda_op_linear_many,
+    .linear_many_backward = cuda_op_linear_many_backward,
     .linear_heads = linear_heads,
     .linear_steady = linear_steady,
     .embed = embed,
@@ -672,8 +480,8 @@ static const Ops ops_cuda = {
     .add = add,
     .axpby = axpby,
     .copy = copy,
-    .linear_groups = linear_groups,
-    .linear_groups_backward = linear_groups_backward,
+    .linear_groups = cuda_op_linear_groups,
+    .linear_groups_backward = cuda_op_linear_groups_backward,
     .spread = spread,
     .move = move,
     .collect = collect,
@@ -685,8 +493,8 @@ static const Ops ops_cuda = {
     .columns = columns,
     .columns_backward = columns_backward,
     .dropout = dropout,
-    .linear_xent = linear_xent,
-    .linear_distill = linear_distill,
+    .linear_xent = cuda_op_linear_xent,
+    .linear_distill = cuda_op_linear_distill,
     .align = align,
     .adamw = adamw,
     .momentum = momentum,

@@ -1,4 +1,4 @@
-/* table.h: what the parts of the op table (table.c, sequence.c) share, and the ops of sequence.c. */
+/* table.h: what the parts of the op table (table.c, products.c, sequence.c) share, and the ops of the latter two. */
 #pragma once
 #include "../device.h"
 #include "../half.h"
@@ -23,8 +23,22 @@ static inline int *upload_ints(Run *r, const int *from, int n, const char *name)
 static inline void writes(Run *r, Tensor t) {
     if (present(t)) half_changed(r->dev, t.p, tensor_bytes(t));
 }
+/* Of a tensor that may be BF16. */
+static inline void *numbers(Tensor t) { return t.dtype == BF16 ? t.p : R(t); }
 static inline real *maybe(Tensor t) { return present(t) ? R(t) : NULL; }
 
+/* out (O) += the sums over the N rows of x. */
+void cuda_column_sums_of(Run *r, int N, int O, Tensor out, Tensor x);
+void cuda_op_linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias);
+void cuda_op_linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
+void cuda_op_linear_many(Run *r, int n, const Projection *p, Tensor x);
+void cuda_op_linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p);
+void cuda_op_linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w);
+void cuda_op_linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w);
+void cuda_op_linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
+                         const real *g);
+void cuda_op_linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w,
+                            Tensor y, Tensor u, const int *tgt, const real *g, Distill d);
 void cuda_op_decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor gone, Tensor u, Decide d);
 void cuda_op_decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor domega, Tensor dbias, Tensor alpha,
                              Tensor omega, Decide d);

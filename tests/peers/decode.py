@@ -14,11 +14,9 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 
-STANDARD = {"model": {"d_model": 384, "layers": 6, "kinds": {"full": {"mixer": "gqa", "heads": 6, "kv_heads": 2, "head_dim": 64}},
-                      "ffn": {"kind": "swiglu", "hidden": 1024}}, "data": {"seq_len": 256}}
+import peer
 
 ap = argparse.ArgumentParser()
 ap.add_argument("kvsmith")
@@ -38,16 +36,7 @@ import torch  # noqa: E402  (reads OMP_NUM_THREADS)
 import transformers  # noqa: E402
 
 torch.set_num_threads(args.threads)
-cfg = STANDARD
-if args.config:
-    import yaml
-    cfg = yaml.safe_load(open(args.config))
-model = cfg["model"]
-kind = next(iter(model["kinds"].values()))
-ffn = model["ffn"][0] if isinstance(model["ffn"], list) else model["ffn"]
-if len(model["kinds"]) != 1 or kind["mixer"] != "gqa" or ffn["kind"] != "swiglu" or kind.get("window") or model.get("kv_from") or \
-        kind.get("qk_norm") or kind.get("rope") == "none" or not model.get("tied", True):
-    sys.exit("this peer has tied models of one plain gqa kind and one swiglu only")
+model, kind, ffn = peer.llama_shape(args.config)
 ROOM = 1001  # as kvsmith's
 config = transformers.LlamaConfig(
     vocab_size=model.get("vocab") or 257, hidden_size=model["d_model"], intermediate_size=ffn["hidden"],

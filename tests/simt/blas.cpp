@@ -1,5 +1,5 @@
 /* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, A and B both f32
- * or both bf16, sums, C and D in f32, over ascending k. Checks what the library would refuse, and that operands are
+ * or both bf16, sums in f32 over ascending k, C and D in f32, or of operands in bf16 in that, rounded to the nearest. Checks what the library would refuse, and that operands are
  * inside allocations and written. Two products at once may not share a workspace: each scribbles over its own before it
  * ends. Operands must be aligned as the choice of the algorithm was told, 256 bytes where nothing was said. */
 #include "include/cublasLt.h"
@@ -93,7 +93,8 @@ static bool fits(const SimtLtOp *op, const SimtLtLayout *a, const SimtLtLayout *
     int64_t m = op->a == CUBLAS_OP_T ? a->cols : a->rows, k = op->a == CUBLAS_OP_T ? a->rows : a->cols;
     int64_t kb = op->b == CUBLAS_OP_T ? b->cols : b->rows, n = op->b == CUBLAS_OP_T ? b->rows : b->cols;
     return m == c->rows && n == c->cols && k == kb && m > 0 && n > 0 && k > 0 && a->ld >= a->rows && b->ld >= b->rows &&
-           c->ld >= c->rows && a->type == b->type && c->type == CUDA_R_32F;
+           c->ld >= c->rows && a->type == b->type &&
+           (c->type == CUDA_R_32F || (c->type == CUDA_R_16BF && a->type == CUDA_R_16BF));
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
@@ -135,13 +136,15 @@ struct Product {
     SimtLtLayout a, b, c;
     float alpha, beta;
     const void *A, *B;
-    const float *C;
-    float *D;
+    const void *C;
+    void *D;
     void *space;
     size_t space_bytes;
     int turns;
 };
+void estimate_others(double bytes); /* estimate.cpp */
 static void touch(const void *p, const SimtLtLayout *l, bool write) {
+    estimate_others((double)(l->cols * l->rows) * (double)l->each());
     for (int64_t j = 0; j < l->cols; j++)
         simt_library_touches((const char *)p + (size_t)(j * l->ld) * l->each(), (size_t)l->rows * l->each(), write);
 }
@@ -152,6 +155,12 @@ static float number(const void *p, const SimtLtLayout *l, int64_t i) {
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
+}
+static uint16_t nearest(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7FFFFFFF) > 0x7F800000) return 0x7FFF;
+    return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
 static void multiply(void *arg) {
     const Product *p = (const Product *)arg;
@@ -175,8 +184,12 @@ static void multiply(void *arg) {
             float s = 0;
             for (int64_t l = 0; l < k; l++)
                 s += number(p->A, &p->a, i * ai + l * ak) * number(p->B, &p->b, j * bj + l * bk);
-            float *d = &p->D[j * p->c.ld + i];
-            *d = p->beta != 0 ? p->alpha * s + p->beta * p->C[j * p->c.ld + i] : p->alpha * s;
+            int64_t at = j * p->c.ld + i;
+            s = p->beta != 0 ? p->alpha * s + p->beta * number(p->C, &p->c, at) : p->alpha * s;
+            if (p->c.type == CUDA_R_32F)
+                ((float *)p->D)[at] = s;
+            else
+                ((uint16_t *)p->D)[at] = nearest(s);
         }
     if (p->space) {
         size_t n = p->space_bytes < 4096 ? p->space_bytes : 4096;
@@ -192,19 +205,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const
         !A || !B || !C || !D || (algo && (algo->data[0] != OUR_ALGO || algo->data[5] >= ALGORITHMS)) ||
         !kept(algo, A, B, C, D))
         return CUBLAS_STATUS_INVALID_VALUE;
-    Product *p = new Product{*op,
-                             *a,
-                             *b,
-                             *c,
-                             *(const float *)alpha,
-                             *(const float *)beta,
-                             A,
-                             B,
-                             (const float *)C,
-                             (float *)D,
-                             space,
-                             space_bytes,
-                             algo ? turns[algo->data[5]] : 1};
+    Product *p = new Product{*op, *a, *b, *c,    *(const float *)alpha, *(const float *)beta,           A,
+                             B,   C,  D,  space, space_bytes,           algo ? turns[algo->data[5]] : 1};
     simt_enqueue(s, multiply, p, [](void *x) { delete (Product *)x; });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -54,6 +54,15 @@ void estimate_access(const Thread *t, uintptr_t a, size_t n, bool write, bool sh
     if (on && trace[t->id].size() < MOST) trace[t->id].push_back({pc, a, (uint16_t)n, write, shared});
 }
 void estimate_mma() { now->mma++; }
+/* Bytes that no kernel asks for: copies, fillings, operands of the libraries, each once. */
+static double others;
+void estimate_others(double bytes) { others += bytes; }
+extern "C" double simt_bytes(); /* all that was asked of the device's memory so far */
+double simt_bytes() {
+    double all = others;
+    for (const auto &x : estimates) all += x.second.read + x.second.written;
+    return all;
+}
 
 static void global_request(const Access *a, int n) {
     static std::vector<uintptr_t> sectors, bytes;
@@ -110,6 +119,13 @@ const SimtEstimate *simt_estimate(const char *kernel) {
     settle();
     auto it = estimates.find(kernel);
     return it == estimates.end() ? nullptr : &it->second;
+}
+/* For tests in C: launches so far of all kernels whose names begin so. */
+extern "C" unsigned long simt_launches(const char *begin) {
+    unsigned long n = 0;
+    for (auto &x : estimates)
+        if (x.first.compare(0, strlen(begin), begin) == 0) n += (unsigned long)x.second.launches;
+    return n;
 }
 void simt_print_estimates(FILE *f) {
     settle();

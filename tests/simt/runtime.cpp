@@ -304,7 +304,9 @@ void simt_library_touches(const void *p, size_t n, bool write) {
     if (write)
         for (size_t i = 0; i < n; i++) s[i] |= BYTE_WRITTEN;
 }
+void estimate_others(double bytes); /* estimate.cpp */
 static void move(void *to, const void *from, size_t n) {
+    estimate_others((double)n * (in_heap((uintptr_t)from) + in_heap((uintptr_t)to)));
     bool inside = in_heap((uintptr_t)from) && in_heap((uintptr_t)to);
     simt_library_touches(to, n, true);
     if (inside) { /* what nobody has written stays so */
@@ -346,6 +348,7 @@ cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) {
     push(s,
          {[p, v, n] {
               simt_library_touches(p, n, true);
+              estimate_others((double)n);
               memset(p, v, n);
           },
           nullptr},

@@ -6,23 +6,23 @@
 enum { N = 64, D = 1024, V = 4096 };
 /* Rows of D numbers; what a row has once (rstd) is a small part of a byte per number. */
 const Budget budgets[] = {
-    {"swiglu", 8, 4, 1.0},
-    {"swiglu_backward", 20, 8, 1.0},
+    {"swiglu<float, 1>", 8, 4, 1.0},
+    {"swiglu_backward<float, 1>", 20, 8, 1.0},
     {"swiglu_rows", 12, 4, 1.0},
     {"swiglu_rows_backward", 21.1, 8.1, 1.01},
     {"axpby", 8, 4, 1.0},
-    {"add", 8, 4, 1.0},
+    {"add<float, float, 1>", 8, 4, 1.0},
     {"elu1", 4, 4, 1.0},
     {"elu1_backward", 12, 4, 1.0},
     {"sigmoid", 4, 4, 1.0},
     {"sigmoid_backward", 12, 4, 1.0},
-    {"rmsnorm", 12, 4.1, 1.01},
-    {"norm_backward<TEAM, E, false>", 13.3, 4.3, 1.01},
-    {"norm_backward_wide<false>", 35.6, 8.5, 1.01},
+    {"rmsnorm<float, float, 1>", 12, 4.1, 1.01},
+    {"norm_backward<TEAM, E, centred, G, X>", 13.3, 4.3, 1.01},
+    {"norm_backward_wide<centred, G, X>", 35.6, 8.5, 1.01},
     {"fold_columns", 2.2, 0.9, 1.02},
     {"l2norm", 8, 4, 1.01},
     {"l2norm_backward", 20, 4, 1.01},
-    {"gather", 32, 4, 1.0}, /* a place is found by halving, from few bytes that all threads share */
+    {"gather<float>", 32, 4, 1.0}, /* a place is found by halving, from few bytes that all threads share */
     {"spread", 8, 4, 1.0},
     {"adamw<float>", 16, 14, 1.0},
     {"adamw<bf16>", 12, 10, 1.0},
@@ -32,11 +32,11 @@ const Budget budgets[] = {
     {"sumsq_total", 0.0004, 0.00013, 1.01},
     {"xent", 8.8, 4.1, 1.02},
     {"embed<float>", 8, 4, 1.0},
-    {"bias_add", 8, 4, 1.0},
+    {"bias_add<float, 1>", 8, 4, 1.0},
     {"narrow", 4, 4, 1.0},
     {"places", 4, 4, 1.0},
-    {"column_sums_quads", 4.1, 0.3, 1.01},
-    {"column_sums", 4.1, 0.3, 1.3},
+    {"column_sums_quads<float>", 4.1, 0.3, 1.01},
+    {"column_sums<float>", 4.1, 0.3, 1.3},
     {"sample", 41, 12.1, 1.05}, /* without top-k and top-p, whose borders are found by up to 64 more reads each */
     {},
 };
@@ -67,22 +67,22 @@ Test(budget, kernels_ask_for_no_more) {
     for (int i = 0; i < N; i++) ids[i] = i;
     cuda_upload(c, at, ids, sizeof ids);
     double *part = (double *)cuda_take(c, 256, false);
-    cuda_swiglu(c, n, y, a, b);
-    cuda_swiglu_backward(c, n, x, y, z, a, b);
+    cuda_swiglu(c, n, y, a, b, false);
+    cuda_swiglu_backward(c, n, x, y, z, a, b, false, false, false);
     cuda_swiglu_rows(c, N, D, y, a, b, s);
     cuda_swiglu_rows_backward(c, N, D, x, y, s, z, a, b, s + N);
     cuda_axpby(c, n, y, 2, x, 3);
-    cuda_add(c, n, y, x);
+    cuda_add(c, n, y, x, false, false);
     cuda_elu1(c, n, y, x);
     cuda_elu1_backward(c, n, x, z, y);
     cuda_sigmoid(c, n, y, x, 1);
     cuda_sigmoid_backward(c, n, x, z, y, 1);
-    cuda_rmsnorm(c, N, D, y, s, x, a, 1e-5);
-    cuda_rmsnorm_backward(c, N, D, x, b, parts, y, z, a, s);
-    cuda_rmsnorm_backward(c, 7, 9 * D, x, b, parts, y, z, a, s);
+    cuda_rmsnorm(c, N, D, y, s, x, a, 1e-5, CUDA_NORM_WIDE);
+    cuda_rmsnorm_backward(c, N, D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
+    cuda_rmsnorm_backward(c, 7, 9 * D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
     cuda_l2norm(c, N, D, y, x, 1e-5);
     cuda_l2norm_backward(c, N, D, x, y, z, 1e-5);
-    cuda_gather(c, N, D, y, x, at, N, at);
+    cuda_gather(c, N, D, y, x, at, N, at, false);
     cuda_spread(c, N, D, y, x, at);
     for (int narrow = 0; narrow < 2; narrow++)
         cuda_adamw(c, n, a, halves, b, x, y, narrow, CudaAdam{0.9f, 0.9f, 0.1f, 0.1f, 1, 0.1f, 1, 1e-8f, 1},
@@ -101,11 +101,11 @@ Test(budget, kernels_ask_for_no_more) {
     double *weights = (double *)cuda_take(c, n * sizeof(double), false);
     cuda_sample(c, N * D / V, V, rows, z, nullptr, weights, (int *)y, part);
     cuda_embed(c, N, D, y, x, false, at, 1);
-    cuda_bias(c, N, D, y, a);
+    cuda_bias(c, N, D, y, a, false);
     cuda_narrow(c, n, y);
     cuda_places(c, (int)n, D, (int *)y, (const int *)x);
-    cuda_column_sums(c, N, D, b, parts, x);
-    cuda_column_sums(c, N, D - 1, b, parts, x);
+    cuda_column_sums(c, N, D, b, parts, x, false);
+    cuda_column_sums(c, N, D - 1, b, parts, x, false);
     cuda_sync(c);
     budgets_hold(budgets, (double)n);
     cuda_stop(c);
@@ -129,7 +129,8 @@ static Use less(Use a, Use b) {
             a.waves - b.waves, a.least_waves - b.least_waves, a.mma - b.mma};
 }
 /* Kernels with a table of their own, below. */
-const char *const budgets_flash[] = {"pack", "flash", "flash_delta", "flash_backward_q", "flash_backward_kv", nullptr};
+const char *const budgets_flash[] = {
+    "pack", "flash", "flash_delta", "flash_delta_rows", "flash_backward_q", "flash_backward_kv", nullptr};
 struct FlashBudget {
     const char *kernel;
     double read, written, sectors;
@@ -137,7 +138,7 @@ struct FlashBudget {
 };
 static const FlashBudget flash_budgets[] = {{"pack", 16.1, 8.1, 1.0, 0, 0, 0}, /* forward and backward */
                                             {"flash<DK, DV, BK>", 13, 4.2, 1.02, 1, 1, 0},
-                                            {"flash_delta", 8.2, 2.3, 1.0, 0, 0, 0},
+                                            {"flash_delta<float>", 8.2, 2.3, 1.0, 0, 0, 0},
                                             {"flash_backward_q<DK, DV, BK>", 20, 4.1, 1.01, 2, 1, 0},
                                             {"flash_backward_kv<DK, DV, BE, S>", 25, 4.1, 1.01, 1, 1, 1}};
 Test(budget, attention_on_the_matrix_units, .timeout = 120) {
@@ -160,12 +161,13 @@ Test(budget, attention_on_the_matrix_units, .timeout = 120) {
         float *p = (float *)cuda_take(c, all * sizeof *p, false), *dq = p + q, *k = dq + q, *v = k + q, *dk = v + o,
               *dv = dk + q, *out = dv + o, *g = out + o, *lse = g + o;
         cuda_fill(c, p, 0, all * sizeof *p);
-        a.k = k, a.v = v;
-        void *mem = cuda_take(c, cuda_flash_backward_bytes(&a), false);
+        CudaFlash x = {};
+        x.q.p = p, x.k.p = k, x.v.p = v, x.o.p = out, x.dout.p = g, x.dq.p = dq, x.dk.p = dk, x.dv.p = dv;
+        void *mem = cuda_take(c, cuda_flash_backward_bytes(&a, &x), false);
         Use before[KERNELS];
         for (int i = 0; i < KERNELS; i++) before[i] = use_of(flash_budgets[i].kernel);
-        cuda_flash(c, &a, mem, out, lse, nullptr, p);
-        cuda_flash_backward(c, &a, mem, dq, dk, dv, nullptr, g, p, out, lse);
+        cuda_flash(c, &a, &x, mem, lse, nullptr);
+        cuda_flash_backward(c, &a, &x, mem, nullptr, lse);
         cuda_sync(c);
         for (int i = 0; i < KERNELS; i++) {
             const FlashBudget &b = flash_budgets[i];

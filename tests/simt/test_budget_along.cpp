@@ -37,7 +37,7 @@ const Budget budgets_along[] = {
     {"attend_backward_q<1>", 27.7, 4, 1.88},
     {"attend_delta", 8, 0.0644, 1},
     {"attend_lanes<1, T>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
-    {"clear", 0, 4, 1, N *V / 4},
+    {"clear<float>", 0, 4, 1, N *V / 4},
     {"collect", 10, 2, 1},
     {"columns", 4, 4, 1},
     {"columns_backward", 8, 4, 1},
@@ -64,14 +64,14 @@ const Budget budgets_along[] = {
     {"gated_norm", 16, 4, 1},
     {"gated_norm_backward<TEAM, E>", 22, 8.31, 1},
     {"gated_norm_backward_wide", 37.2, 11.3, 1.01},
-    {"gelu<false>", 4, 4, 1},
-    {"gelu<true>", 4, 4, 1},
-    {"gelu_backward<false>", 12, 4, 1},
-    {"gelu_backward<true>", 12, 4, 1},
+    {"gelu<false, float, 1>", 4, 4, 1},
+    {"gelu<true, float, 1>", 4, 4, 1},
+    {"gelu_backward<false, float, 1>", 12, 4, 1},
+    {"gelu_backward<true, float, 1>", 12, 4, 1},
     {"flash_lanes<DK, DV, ALIAS, M>", 2.5, 0.1, 1.05, 2 * B *LANES *ROOM *D},
     {"lanes_merge", 10.9, 0.524, 1.1, 16 * B *H *D},
-    {"layernorm", 20, 4.14, 1},
-    {"norm_backward<TEAM, E, true>", 16.6, 4.6, 1.01},
+    {"layernorm<float, 1>", 20, 4.14, 1},
+    {"norm_backward<TEAM, E, centred, G, X>", 16.6, 4.6, 1.01},
     {"mean_rows<float>", 4, 2, 1, LANES *V * 2},
     {"merge_all", 20.8, 4.19, 1.01, M},
     {"merge_window", 328, 4.19, 1.01, M},
@@ -82,7 +82,7 @@ const Budget budgets_along[] = {
     {"recur_backward<KP, CT>", 1175, 610, 1.01, N *H *K},
     {"recur_fold", 5, 1, 1},
     {"repeat", 8, 4, 1},
-    {"rotate", 5, 4, 1},
+    {"rotate<float>", 5, 4, 1},
     {"scale_column", 4, 4, 8.17, N *H},
     {"short_conv<4>", 9.82, 4, 1.28},
     {"short_conv_backward<4>", 20.4, 5.5, 1.14},
@@ -248,7 +248,7 @@ static void rows(const Rows &r) {
     float *x = numbers(M), *y = numbers(M), *z = numbers(N * H), *w = numbers(H), *g = numbers(M);
     CudaRope rope = {};
     rope.N = N, rope.heads = H, rope.D = rope.n = D, rope.sign = 1, rope.factor = 1;
-    cuda_rope(device, &rope, x, r.pos, r.idx);
+    cuda_rope(device, &rope, x, r.pos, r.idx, false);
     std::vector<size_t> at;
     for (int i = 0; i < N; i++) at.push_back((size_t)i * H * D);
     size_t *places = put(at);
@@ -262,8 +262,8 @@ static void rows(const Rows &r) {
     cuda_unhalve(device, M, x, (uint16_t *)g, false);
     cuda_repeat(device, M, H * D, y, put(std::vector<double>(H * D, 0.5)));
     for (int approx = 0; approx < 2; approx++) {
-        cuda_gelu(device, M, y, x, approx);
-        cuda_gelu_backward(device, M, x, y, g, approx);
+        cuda_gelu(device, M, y, x, approx, false);
+        cuda_gelu_backward(device, M, x, y, g, approx, false, false);
     }
     float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *rstd = numbers(N);
     cuda_widen(device, N * H, D, wide, x);
@@ -274,9 +274,9 @@ static void rows(const Rows &r) {
     cuda_step_backward(device, N, H, D, x, z, numbers(N * H), y, g, numbers(N * H), w);
     cuda_skip(device, N, H, D, y, x, w);
     cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w);
-    cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5);
+    cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5, false);
     cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), numbers((size_t)2 * N * H * D), y, g,
-                            b, rstd);
+                            b, rstd, false);
 }
 Test(budget, kernels_along_sequences_ask_for_no_more, .timeout = 60) {
     char why[200];

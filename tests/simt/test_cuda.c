@@ -12,7 +12,7 @@ Test(cuda, says_what_it_is) {
     cr_assert(*device_isa(d) && !strcmp(device_ops(d)->name, "cuda"));
     cr_assert(device_ops(d)->linear == cuda_ops()->linear && device_memory(d, false) && device_memory(d, true));
     cr_assert(device_bf16(d, true, &e) && device_bf16(d, false, &e));
-    cr_assert(device_bf16_gain(d) == 0); /* is not measured: `auto` is f32 */
+    cr_assert(device_bf16_pays(d)); /* what `auto` is */
     device_close(d);
     /* the CPU is what it was */
     cr_assert(device_open(&d, "cpu", 1, &e) && !strcmp(device_ops(d)->name, "cpu") && !device_memory(d, false));

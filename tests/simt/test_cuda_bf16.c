@@ -24,17 +24,7 @@ static bool narrow_open_by(Rig *g, size_t mem, AttentionBy by) {
     return by == ATTENTION_OWN || g->dev->fused;
 }
 /* A pass that is measured for cuDNN is measured for our own kernels, too: whichever runs need not take all. */
-static void attention_done(Rig *g) {
-    if (!g->dev->fused) {
-        rig_done(g);
-        return;
-    }
-    device_sync(g->dev);
-    cr_assert(g->scratch.used == 0 && g->scratch.peak <= g->scratch.size, "%zu bytes of scratch taken, measured %zu",
-              g->scratch.peak, g->scratch.size);
-    arena_close(&g->scratch);
-    arena_guards(&g->mem);
-}
+static void attention_done(Rig *g) { (g->dev->fused ? rig_done_within : rig_done)(g); }
 /* Of the plans that were built as many were run. */
 static int plans_run(const Rig *g) {
     int plans, ran;
@@ -373,7 +363,32 @@ static const int widths[][2] = {{64, 64},   {128, 128}, {16, 16},   {32, 32}, {2
                                 {192, 128}, {80, 112},  {192, 180}, {17, 3},  {256, 256}, {100, 250}};
 enum { WIDTHS = sizeof widths / sizeof *widths };
 
-static void forward_of(Pass *p, AttentionBy by, int draw, const int w[2], int *tried, double *seen) {
+/* How tensors lie in memory: all in f32; all in bf16; q, o and their gradients alone; all but dk and dv, to which others
+ * add. Gradients in bf16 are fresh. */
+typedef enum { IN_F32, IN_BF16, QUERIES_IN_BF16, SHARED_ROWS, FORMS } Form;
+static Tensor in_bf16(Rig *g, Tensor like) { return arena_tensor(&g->mem, "in bf16", BF16, like.rank, like.n); }
+/* t, or its numbers in BF16; t then becomes those. */
+static Tensor stored(Rig *g, Tensor t, bool half) {
+    if (!half) return t;
+    Tensor h = in_bf16(g, t);
+    for (size_t i = 0; i < tensor_count(t); i++) {
+        ((uint16_t *)h.p)[i] = bf16_from(R(t)[i]);
+        R(t)[i] = bf16_to(((uint16_t *)h.p)[i]);
+    }
+    return h;
+}
+static Kv stored_rows(Rig *g, const Kv *kv, bool half) {
+    Kv h = *kv;
+    h.k = stored(g, kv->k, half), h.v = stored(g, kv->v, half);
+    return h;
+}
+static Tensor read_of(Rig *g, Tensor t) {
+    if (t.dtype != BF16) return t;
+    Tensor wide = arena_tensor(&g->mem, "read", REAL, t.rank, t.n);
+    tensor_read(t, 0, tensor_count(t), R(wide));
+    return wide;
+}
+static void forward_of(Pass *p, AttentionBy by, int draw, const int w[2], Form form, int *tried, double *seen) {
     int H = p->look.heads, Dv = w[1], n = p->out.n;
     Rig g;
     if (!narrow_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
@@ -383,14 +398,17 @@ static void forward_of(Pass *p, AttentionBy by, int draw, const int w[2], int *t
            lse0 = RANDOM(&g, "lse before", n, H);
     Tensor o = EMPTY(&g, "o", n, H, Dv), lse = EMPTY(&g, "lse", n, H);
     for (int i = 0; i < n * H; i += 3) R(lse0)[i] = -INFINITY;
+    Tensor tq = stored(&g, q, form), to0 = stored(&g, o0, form), to = form ? in_bf16(&g, o) : o;
+    Kv tkv = stored_rows(&g, &kv, form == IN_BF16 || form == SHARED_ROWS);
     double *want = xcalloc((size_t)(n * H * Dv) + 1, sizeof *want), *wl = xcalloc((size_t)(n * H) + 1, sizeof *wl);
     for (int merge = 0; merge < 2; merge++) {
         rig_measure(&g);
-        g.run.ops->attend(&g.run, o, lse, q, &kv, p->look, merge);
+        g.run.ops->attend(&g.run, to, lse, tq, &tkv, p->look, merge);
         rig_place(&g);
-        if (merge) memcpy(o.p, o0.p, tensor_bytes(o)), memcpy(lse.p, lse0.p, tensor_bytes(lse));
-        g.run.ops->attend(&g.run, o, lse, q, &kv, p->look, merge);
+        if (merge) memcpy(to.p, to0.p, tensor_bytes(to)), memcpy(lse.p, lse0.p, tensor_bytes(lse));
+        g.run.ops->attend(&g.run, to, lse, tq, &tkv, p->look, merge);
         attention_done(&g);
+        if (form) tensor_read(to, 0, tensor_count(to), R(o));
         for (Fault f = RIGHT; f < NO_DELTA; f++) {
             forward_ref(want, wl, p, q, &kv, merge ? o0 : ABSENT, merge ? lse0 : ABSENT, f);
             double e = error_of(o, ABSENT, want, Dv), l = lse_error(lse, wl);
@@ -432,9 +450,21 @@ Test(cuda_bf16, attention_of_rounded_rows, .timeout = 300) {
     double seen = 0;
     for (int draw = 0; draw < DRAWS; draw++) {
         const int *w = widths[draw * 7 % WIDTHS];
-        forward_of(pass_draw(draw, w[0], w[1], false), ATTENTION_OWN, draw, w, tried, &seen);
+        forward_of(pass_draw(draw, w[0], w[1], false), ATTENTION_OWN, draw, w, IN_F32, tried, &seen);
     }
     fprintf(stderr, "attention in bf16: at most %.2f of its bounds\n", seen);
+    for (Fault f = RIGHT + 1; f < NO_DELTA; f++)
+        cr_assert(tried[f] >= 3, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
+}
+Test(cuda_bf16, attention_of_rows_in_bf16, .timeout = 300) {
+    int tried[FAULTS] = {0};
+    double seen = 0;
+    for (int draw = 0; draw < DRAWS; draw++) {
+        const int *w = widths[draw * 7 % WIDTHS];
+        forward_of(pass_draw(draw, w[0], w[1], false), ATTENTION_OWN, draw, w, (Form)(1 + draw % 3), tried, &seen);
+    }
+    forward_of(pass_draw(1, 272, 24, true), ATTENTION_OWN, 1, (int[]){272, 24}, IN_BF16, tried, &seen); /* too wide */
+    fprintf(stderr, "attention of rows in bf16: at most %.2f of its bounds\n", seen);
     for (Fault f = RIGHT + 1; f < NO_DELTA; f++)
         cr_assert(tried[f] >= 3, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
 }
@@ -503,7 +533,7 @@ static void backward_ref(Grads d, const Pass *p, Tensor q, const Kv *kv, Tensor 
         }
     free(s);
 }
-static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], int *tried, double *seen) {
+static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], Form form, int *tried, double *seen) {
     int H = p->look.heads, K = p->s.lanes, Dk = w[0], Dv = w[1], N = p->b.N;
     Rig g;
     if (!narrow_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
@@ -521,15 +551,22 @@ static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], int
     for (size_t i = 0; i < tensor_count(o); i++) /* cuDNN's o, which it reads again, is bf16 */
         R(o)[i] = by == ATTENTION_OWN ? (real)want.q[i] : (real)nearest((real)want.q[i]);
     for (size_t i = 0; i < tensor_count(lse); i++) R(lse)[i] = (real)all[4 * most + i];
+    Tensor tq = stored(&g, q, form), tg = stored(&g, dout, form), to = stored(&g, o, form);
+    Kv tkv = stored_rows(&g, &kv, form == IN_BF16 || form == SHARED_ROWS);
     for (int times = 0; times < 2; times++) {
-        for (int k = 0; k < 4; k++) got[times][k] = tensor_copy(&g, before[k]);
+        for (int k = 0; k < 4; k++) {
+            bool half = form && (k == 0 || (k < 3 && form == IN_BF16));
+            got[times][k] = half ? as_fresh(in_bf16(&g, before[k])) : tensor_copy(&g, before[k]);
+        }
         Kv dkv = {.s = p->s, .k = got[times][1], .v = got[times][2], .bias = p->s.retire ? got[times][3] : ABSENT};
         rig_measure(&g);
-        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, dout, q, &kv, p->look, o, lse);
+        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->look, to, lse);
         rig_place(&g);
-        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, dout, q, &kv, p->look, o, lse);
+        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->look, to, lse);
         attention_done(&g);
     }
+    Tensor all_of[4], less[4];
+    for (int k = 0; k < 4; k++) all_of[k] = read_of(&g, got[0][k]), less[k] = got[0][k].fresh ? ABSENT : before[k];
     for (int k = 0; k < 4; k++) /* whatever the order of threads and blocks */
         cr_assert(by == ATTENTION_CUDNN_UNORDERED || !memcmp(got[0][k].p, got[1][k].p, tensor_bytes(got[0][k])),
                   "gradient %d differs between runs", k);
@@ -540,7 +577,7 @@ static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], int
         double worst = 0;
         backward_ref(want, p, q, &kv, dout, o, lse, f);
         for (int k = 0; k < (p->s.retire ? 4 : 3); k++) {
-            double e = error_of(got[0][k], before[k], ref[k], k == 3 ? imax(1, N * K) : width[k]);
+            double e = error_of(all_of[k], less[k], ref[k], k == 3 ? imax(1, N * K) : width[k]);
             cr_assert(f != RIGHT || e <= 1, "draw %d, (%d,%d): %s %.3g of the bound", draw, Dk, Dv, name[k], e);
             worst = fmax(worst, e);
         }
@@ -556,9 +593,21 @@ Test(cuda_bf16, gradients_of_attention, .timeout = 300) {
     double seen = 0;
     for (int draw = 0; draw < DRAWS; draw++) {
         const int *w = widths[draw * 7 % WIDTHS];
-        backward_with(pass_draw(draw, w[0], w[1], true), ATTENTION_OWN, draw, w, tried, &seen);
+        backward_with(pass_draw(draw, w[0], w[1], true), ATTENTION_OWN, draw, w, IN_F32, tried, &seen);
     }
     fprintf(stderr, "gradients of attention in bf16: at most %.2f of their bounds\n", seen);
+    for (Fault f = RIGHT + 1; f < FAULTS; f++)
+        cr_assert(tried[f] >= 3, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
+}
+Test(cuda_bf16, gradients_of_rows_in_bf16, .timeout = 300) {
+    int tried[FAULTS] = {0};
+    double seen = 0;
+    for (int draw = 0; draw < DRAWS; draw++) {
+        const int *w = widths[draw * 7 % WIDTHS];
+        backward_with(pass_draw(draw, w[0], w[1], true), ATTENTION_OWN, draw, w, (Form)(1 + draw % 3), tried, &seen);
+    }
+    backward_with(pass_draw(0, 272, 24, true), ATTENTION_OWN, 0, (int[]){272, 24}, IN_BF16, tried, &seen);
+    fprintf(stderr, "gradients of attention of rows in bf16: at most %.2f of their bounds\n", seen);
     for (Fault f = RIGHT + 1; f < FAULTS; f++)
         cr_assert(tried[f] >= 3, "%s misses the bound tenfold in %d passes", fault_name[f], tried[f]);
 }
@@ -573,7 +622,7 @@ Test(cuda_bf16, attention_by_cudnn, .timeout = 300) {
     double seen = 0;
     for (int draw = 0; draw < FUSED_DRAWS; draw++) {
         const int *w = fused_widths[draw * 2 % FUSED_WIDTHS];
-        forward_of(pass_even(draw, w[0], w[1]), ATTENTION_CUDNN, draw, w, tried, &seen);
+        forward_of(pass_even(draw, w[0], w[1]), ATTENTION_CUDNN, draw, w, (Form)(draw / 2 % FORMS), tried, &seen);
     }
     check_log("attention by cuDNN, of its bounds", seen, 1, 0, FUSED_DRAWS);
     fprintf(stderr, "attention by cuDNN: at most %.2f of its bounds\n", seen);
@@ -586,7 +635,7 @@ Test(cuda_bf16, gradients_by_cudnn, .timeout = 300) {
     for (int draw = 0; draw < FUSED_DRAWS; draw++) {
         const int *w = fused_widths[draw * 2 % FUSED_WIDTHS];
         backward_with(pass_even(draw, w[0], w[1]), draw % 2 ? ATTENTION_CUDNN : ATTENTION_CUDNN_UNORDERED, draw, w,
-                      tried, &seen);
+                      (Form)(draw / 2 % FORMS), tried, &seen);
     }
     check_log("gradients by cuDNN, of their bounds", seen, 1, 0, FUSED_DRAWS);
     fprintf(stderr, "gradients by cuDNN: at most %.2f of their bounds\n", seen);

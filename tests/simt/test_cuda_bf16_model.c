@@ -8,19 +8,21 @@
 #include "../../ops/cuda/fused.h"
 #include "../../train/checkpoint.h"
 
-static const double nll_rms = 2e-2, logits_rms = 2e-2, gradient_rms = 4e-2, field_rms = 8e-2;
+static const double nll_rms = 2e-2, logits_rms = 2e-2, gradient_rms = 4e-2, field_rms = 8e-2,
+                    recurrent_rms = 1.2e-1; /* recurrences magnify the rounding of small sums */
 typedef struct {
     ModelCfg cfg;
     Device *dev;
     Model m;
 } Side;
+static bool in_f32; /* activations, in memory */
 /* Every product is rounded, however small: those of the zoo all are. False: the device does not run it yet. */
 static bool side_open(Side *s, const char *device, const Animal *a, bool narrow, ModelOpts o) {
     Err e = {0};
     *s = (Side){0};
     cr_assert(model_cfg_from_json(&s->cfg, a->json, strlen(a->json), a->name, &e), "%s: %s", a->name, e.msg);
     cr_assert(device_open(&s->dev, device, 1, &e) && device_bf16(s->dev, narrow, &e), "%s", e.msg);
-    s->dev->least = 0;
+    s->dev->least = 0, s->dev->wide = in_f32;
     if (narrow && !s->dev->cuda) gemm_use(s->dev->gemm, s->dev->gemm_bf16, 1, 0);
     o.poison = true;
     if (!model_open(&s->m, s->dev, &s->cfg, o, &e)) {
@@ -75,6 +77,7 @@ static void see_got(Fields *f, Tensor *t, const char *path, unsigned flags) {
 }
 typedef struct {
     double nll, gradient, field; /* of all gradients together; of the field that is worst, and which */
+    double bound;                /* of the latter */
     char path[96];
 } Apart;
 static void gradients_apart(Apart *r, Side *cuda, Side *cpu) {
@@ -93,32 +96,46 @@ static double apart(const real *got, const real *want, size_t n) {
     return sqrt(e / s);
 }
 /* One micro-batch of packed sequences forward and backward; `narrow` of the device and of the CPU. */
-static bool step_apart(Apart *r, const Animal *a, bool cuda_narrow, bool cpu_narrow, void (*plant)(Ops *)) {
+typedef void Plant(Ops *);
+static bool rows_apart(Apart *r, const Animal *a, const Batch *b, const int *tok, const int *tgt, bool cuda_narrow,
+                       bool cpu_narrow, Plant *plant) {
+    enum { ROOM = 256 };
     Side cuda, cpu;
-    ModelOpts o = {.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS};
+    ModelOpts o = {.train = true, .max_rows = b->N, .max_samples = b->B};
     if (!side_open(&cuda, "cuda", a, cuda_narrow, o)) return false;
     side_open(&cpu, "cpu", a, cpu_narrow, o);
     if (plant) plant(&cuda.dev->own);
     Side *side[] = {&cpu, &cuda};
-    real g[ZOO_ROWS], nll[2][ZOO_ROWS];
-    Pass p;
-    zoo_whole(&p, cpu.cfg.vocab);
-    for (int i = 0; i < p.b.N; i++) g[i] = p.tgt[i] < 0 ? 0 : (real)(1.0 / p.b.N);
+    real g[ROOM], nll[2][ROOM];
+    cr_assert(b->N <= ROOM);
+    for (int i = 0; i < b->N; i++) g[i] = tgt[i] < 0 ? 0 : (real)(1.0 / b->N);
     for (int k = 0; k < 2; k++) {
         model_zero_grad(&side[k]->m);
-        model_train(&side[k]->m, &p.b, p.tok, p.tgt, g, nll[k]);
+        model_train(&side[k]->m, b, tok, tgt, g, nll[k]);
     }
-    r->nll = apart(nll[1], nll[0], (size_t)p.b.N);
+    r->bound = field_rms;
+    for (int l = 0; l < cpu.m.L; l++)
+        if (cpu.m.layer[l].rows.state) r->bound = recurrent_rms;
+    r->nll = apart(nll[1], nll[0], (size_t)b->N);
     gradients_apart(r, &cuda, &cpu);
     side_close(&cpu), side_close(&cuda);
     return true;
+}
+enum { ZOO_VOCAB = 11 };
+static bool step_apart(Apart *r, const Animal *a, bool cuda_narrow, bool cpu_narrow, Plant *plant) {
+    Pass p;
+    zoo_whole(&p, ZOO_VOCAB);
+    return rows_apart(r, a, &p.b, p.tok, p.tgt, cuda_narrow, cpu_narrow, plant);
 }
 Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
     Apart most = {0}, r;
     int ran = 0;
     for (int i = 0; i < zoo_count(); i += 2) {
         if (!step_apart(&r, &zoo[i], true, true, NULL)) continue;
-        cr_assert(r.nll <= nll_rms && r.gradient <= gradient_rms && r.field <= field_rms,
+        if (getenv("CHECK_VERBOSE"))
+            fprintf(stderr, "%s: losses %.3g, gradients %.3g, %s %.3g\n", zoo[i].name, r.nll, r.gradient, r.path,
+                    r.field);
+        cr_expect(r.nll <= nll_rms && r.gradient <= gradient_rms && r.field <= r.bound,
                   "%s: losses %.3g apart, gradients %.3g, %s %.3g", zoo[i].name, r.nll, r.gradient, r.path, r.field);
         most.nll = fmax(most.nll, r.nll), most.gradient = fmax(most.gradient, r.gradient);
         most.field = fmax(most.field, r.field), ran++;
@@ -127,33 +144,58 @@ Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
             most.gradient, most.field);
     cr_assert(ran >= 25);
 }
-/* Without attention the devices round the same numbers and nothing else. */
+/* Without attention the devices round the same numbers and nothing else, where activations are f32 in memory: experts' products as all others, forward and
+ * backward. */
+static const Animal experts = {
+    "retention with experts",
+    "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"norm_eps\":0.1,\"layers\":2,\"tied\":true,"
+    "\"ffn\":[{\"kind\":\"moe\",\"experts\":5,\"top_k\":2,\"hidden\":7,\"shared\":1}],"
+    "\"kinds\":{\"a\":{\"mixer\":\"retention\",\"heads\":3}},\"pattern\":[\"a\"]}"};
+static void wide_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
+    r->dev->narrow = false;
+    cuda_ops()->linear_groups(r, y, x, g, w);
+    r->dev->narrow = true;
+}
+static void wide_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+    r->dev->narrow = false;
+    cuda_ops()->linear_groups_backward(r, dx, dw, dy, x, g, w);
+    r->dev->narrow = true;
+}
+static void plant_groups(Ops *o) { o->linear_groups = wide_groups; }
+static void plant_groups_backward(Ops *o) { o->linear_groups_backward = wide_groups_backward; }
 Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
-    static const char *const names[] = {"retention", "mamba2, no convolution, biases", "linear attention"};
-    for (int i = 0; i < 3; i++) {
-        const Animal *a = &zoo[zoo_find(names[i])];
+    const Animal *all[] = {&zoo[zoo_find("retention")], &zoo[zoo_find("mamba2, no convolution, biases")],
+                           &zoo[zoo_find("linear attention")], &experts};
+    in_f32 = true;
+    for (int i = 0; i < 4; i++) {
         Apart both, f32;
-        cr_assert(step_apart(&both, a, true, true, NULL) && step_apart(&f32, a, false, true, NULL));
-        cr_assert(both.nll <= 1e-5 && both.gradient <= 1e-5, "%s: losses %.3g apart, gradients %.3g", names[i],
+        cr_assert(step_apart(&both, all[i], true, true, NULL) && step_apart(&f32, all[i], false, true, NULL));
+        cr_assert(both.nll <= 1e-5 && both.gradient <= 1e-5, "%s: losses %.3g apart, gradients %.3g", all[i]->name,
                   both.nll, both.gradient);
-        cr_assert(f32.nll > 1e-4 && f32.gradient > 1e-4, "%s: f32 is %.3g from bf16", names[i], f32.gradient);
+        cr_assert(f32.nll > 1e-4 && f32.gradient > 1e-4, "%s: f32 is %.3g from bf16", all[i]->name, f32.gradient);
     }
+    Apart forward, backward;
+    cr_assert(step_apart(&forward, &experts, true, true, plant_groups) &&
+              step_apart(&backward, &experts, true, true, plant_groups_backward));
+    cr_assert(forward.nll > 1e-4 && backward.gradient > 1e-4, "experts in f32: losses %.3g apart, gradients %.3g",
+              forward.nll, backward.gradient);
 }
 static void no_queries(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
                        Tensor lse) {
     Tensor none = scratch_tensor(r, "nobody's", REAL, dq.rank, dq.n);
-    if (!measuring(r)) r->ops->zero(r, none);
+    r->ops->zero(r, none);
+    if (dq.fresh) r->ops->zero(r, dq); /* whoever is first to add to it writes */
     cuda_ops()->attend_backward(r, none, dkv, dout, q, kv, look, o, lse);
 }
-static void half_more(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
+static void twice(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     cuda_ops()->linear(r, y, x, w, bias);
-    if (!measuring(r)) cuda_ops()->axpby(r, y, 0, y, 1.5);
+    if (!measuring(r)) cuda_ops()->add(r, y, y);
 }
-static void half_more_of_many(Run *r, int n, const Projection *p, Tensor x) {
-    for (int i = 0; i < n; i++) half_more(r, p[i].y, x, p[i].w, p[i].bias);
+static void twice_of_many(Run *r, int n, const Projection *p, Tensor x) {
+    for (int i = 0; i < n; i++) twice(r, p[i].y, x, p[i].w, p[i].bias);
 }
 static void plant_backward(Ops *o) { o->attend_backward = no_queries; }
-static void plant_forward(Ops *o) { o->linear = half_more, o->linear_many = half_more_of_many; }
+static void plant_forward(Ops *o) { o->linear = twice, o->linear_many = twice_of_many; }
 Test(cuda_bf16_model, mistakes_miss_the_bounds_tenfold, .timeout = 120) {
     const Animal *a = &zoo[zoo_find("mha")];
     Apart right, forward, backward;
@@ -164,6 +206,89 @@ Test(cuda_bf16_model, mistakes_miss_the_bounds_tenfold, .timeout = 120) {
     cr_assert(right.nll <= nll_rms && right.field <= field_rms);
     cr_assert(forward.nll > 10 * nll_rms && forward.gradient > 10 * gradient_rms && backward.field > 10 * field_rms);
     cr_assert(strstr(backward.path, "q_proj"), "%s", backward.path);
+}
+
+/* ---- long sequences -------------------------------------------------------------------------------------------------
+ * Recurrences go by chunks of 64 rows where a sequence has as many, which those above have not. */
+enum { LONG_SEQS = 2, LONG_ROWS = 140 + 67 };
+typedef struct {
+    Batch b;
+    int off[LONG_SEQS + 1], seq[LONG_SEQS], of[LONG_ROWS], pos[LONG_ROWS], first[LONG_ROWS], tok[LONG_ROWS],
+        tgt[LONG_ROWS];
+    uint64_t id[LONG_SEQS];
+} Long;
+/* Documents that begin inside of a chunk, at its edge and right behind each other, of 1 to 90 rows. */
+static void long_pass(Long *p) {
+    static const int starts[] = {0, 33, 97, 98, 140, 145, 204};
+    enum { STARTS = sizeof starts / sizeof *starts };
+    *p = (Long){.off = {0, 140, LONG_ROWS}, .seq = {0, 1}, .id = {100, 101}};
+    for (int i = 0, k = -1; i < LONG_ROWS; i++) {
+        if (k + 1 < STARTS && starts[k + 1] == i) k++;
+        p->of[i] = i >= p->off[1];
+        p->first[i] = starts[k], p->pos[i] = i - starts[k];
+        p->tok[i] = (int)(rng_mix(1, (uint64_t)i) % ZOO_VOCAB), p->tgt[i] = (int)(rng_mix(2, (uint64_t)i) % ZOO_VOCAB);
+    }
+    p->tgt[70] = -1;
+    p->b = (Batch){LONG_SEQS, LONG_ROWS, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
+}
+static bool long_apart(Apart *r, const char *name, bool narrow, Plant *plant) {
+    Long p;
+    long_pass(&p);
+    return rows_apart(r, &zoo[zoo_find(name)], &p.b, p.tok, p.tgt, narrow, true, plant);
+}
+/* Launches so far of kernels whose names begin so; a device counts none. */
+unsigned long simt_launches(const char *begin) __attribute__((weak));
+static const char *const chunked[] = {"delta_prepare<",         "delta_states<",          "delta_out<",
+                                      "delta_states_backward<", "delta_values_backward<", "delta_keys_backward"};
+enum { CHUNKED = sizeof chunked / sizeof *chunked };
+/* How much these models mind over so many rows is told by products in bf16 alone, on the CPU beside f32 on the device:
+ * they move some gradients by a tenth. Chunks may do 1.5 times that, in a field twice, where it is more than the bounds. */
+Test(cuda_bf16_model, long_sequences_go_by_chunks, .timeout = 300) {
+    static const char *const names[] = {"kda",
+                                        "kda, no convolution, full gate, beta 2",
+                                        "gdn",
+                                        "deltanet, gated",
+                                        "gla",
+                                        "retention",
+                                        "gated retention",
+                                        "mamba2",
+                                        "linear attention"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        unsigned long before[CHUNKED] = {0};
+        Apart r, minds;
+        for (int k = 0; simt_launches && k < CHUNKED; k++) before[k] = simt_launches(chunked[k]);
+        cr_assert(long_apart(&r, names[i], true, NULL));
+        for (int k = 0; simt_launches && k < CHUNKED; k++) /* of two layers each */
+            cr_assert(simt_launches(chunked[k]) - before[k] >= 2, "%s: %s was launched %lu times", names[i], chunked[k],
+                      simt_launches(chunked[k]) - before[k]);
+        cr_assert(long_apart(&minds, names[i], false, NULL));
+        fprintf(stderr, "%-40s losses %.2g apart, gradients %.2g, a field %.2g; products alone %.2g, %.2g, %.2g\n",
+                names[i], r.nll, r.gradient, r.field, minds.nll, minds.gradient, minds.field);
+        cr_assert(r.nll <= nll_rms && r.gradient <= fmax(gradient_rms, 1.5 * minds.gradient) &&
+                      r.field <= fmax(field_rms, 2 * minds.field),
+                  "%s: losses %.3g apart, gradients %.3g, %s %.3g", names[i], r.nll, r.gradient, r.path, r.field);
+        /* Row after row the device rounds what the CPU does, and nothing else. */
+        cr_assert(r.nll > 1e-5 && r.gradient > 1e-5, "%s: nothing was rounded in chunks", names[i]);
+        cr_assert(minds.nll > 1e-5 && minds.gradient < 0.2, "%s: f32 is %.3g from bf16", names[i], minds.gradient);
+    }
+}
+static void queries_as_keys(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
+    x.q = x.k;
+    cuda_ops()->recur(r, o, keep, x, scale, state, at);
+}
+static void no_keys(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep, const RecurEnds *ends) {
+    Recur some = *d;
+    some.k = ABSENT;
+    cuda_ops()->recur_backward(r, &some, dout, x, scale, keep, ends);
+}
+static void plant_recur(Ops *o) { o->recur = queries_as_keys; }
+static void plant_recur_backward(Ops *o) { o->recur_backward = no_keys; }
+Test(cuda_bf16_model, mistakes_in_chunks_miss_the_bounds_tenfold, .timeout = 120) {
+    Apart forward, backward;
+    cr_assert(long_apart(&forward, "gdn", true, plant_recur) &&
+              long_apart(&backward, "gdn", true, plant_recur_backward));
+    cr_assert(forward.gradient > 10 * gradient_rms, "gradients %.3g apart", forward.gradient);
+    cr_assert(backward.field > 10 * field_rms && strstr(backward.path, "k_"), "%s %.3g", backward.path, backward.field);
 }
 
 /* ---- a run ----------------------------------------------------------------------------------------------------------

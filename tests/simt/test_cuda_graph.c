@@ -1,11 +1,14 @@
 /* test_cuda_graph.c: a run whose passes are recorded and replayed beside one whose kernels are launched one by one: the
  * same bits of losses, norms, weights and moments, for every configuration. */
 #include "../check.h"
+#include "../../ops/cuda/cuda.h"
+#include "../../ops/device.h"
 #include "../../ops/host.h"
 #include "../../train/trainer.h"
 
 typedef struct {
     double loss[8], norm[8], cr[8];
+    unsigned long waits[8]; /* of the host, in each step */
     size_t n;
     char *bytes; /* weights and moments */
     long replayed;
@@ -36,7 +39,9 @@ static Trained train(const char *file, int stage, int steps, const char *graph, 
     if (t->lora.n) lora_begin(&t->lora, 3);
     t->state.step = t->first;
     for (int k = 0; k < steps; k++) {
+        unsigned long before = cuda_waits(t->dev->cuda);
         cr_assert(trainer_step(t, &r, &e), "%s: %s", file, e.msg);
+        out.waits[k] = cuda_waits(t->dev->cuda) - before;
         out.loss[k] = r.loss, out.norm[k] = r.grad_norm, out.cr[k] = r.reports ? r.cr : 0;
     }
     for (int i = 0; i < t->params.n; i++)
@@ -97,6 +102,26 @@ Test(cuda_graph, muon_dropout_bf16_moments_recomputation, .timeout = 300) {
 Test(cuda_graph, products_in_bf16, .timeout = 300) {
     static const char *const over[] = {"train.dtype=bf16", "model.d_model=64"};
     same("gqa", 2, over);
+}
+
+/* A step waits for its norm, which is the end of all it asked for, and then reads the losses of all micro-batches at
+ * once, however many there are, recorded or not. The losses are those of a micro-batch of all samples but for the order of
+ * sums, and each one's own rows: none is another's. */
+Test(cuda_graph, a_step_waits_twice, .timeout = 300) {
+    enum { SAMPLES = 5, STEPS = 4 };
+    static const char *const over[] = {"train.batch=5", "train.micro_batch=1"},
+                             *const whole[] = {"train.batch=5", "train.micro_batch=5"}, *const how[] = {"off", "auto"};
+    Trained one = train("configs/tiny-gqa.yaml", 0, STEPS, "off", 2, whole);
+    for (int k = 0; k < 2; k++) {
+        Trained many = train("configs/tiny-gqa.yaml", 0, STEPS, how[k], 2, over);
+        for (int i = 0; i < STEPS; i++)
+            cr_assert(many.waits[i] == 2 && one.waits[i] == 2, "step %d: %lu and %lu waits, graphs %s", i,
+                      many.waits[i], one.waits[i], how[k]);
+        CHECK_RELATIVE("loss", many.loss, one.loss, STEPS, 1e-5);
+        CHECK_RELATIVE("norm", many.norm, one.norm, STEPS, 1e-4);
+        free(many.bytes);
+    }
+    free(one.bytes);
 }
 
 /* A run that is interrupted goes on from its checkpoint as one that never recorded anything. */

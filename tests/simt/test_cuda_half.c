@@ -137,7 +137,7 @@ static void desk_open(Desk *d) {
     d->w = place(d, REAL, O, I, 1), d->x = place(d, REAL, N, I, 0.5), d->other = place(d, REAL, O, I, 0.3);
     d->m = place(d, REAL, O, I, 0), d->v = place(d, REAL, O, I, 0), d->half = place(d, BF16, O, I, 0);
     for (int k = 0; k < 2; k++) d->y[k] = place(d, REAL, N, O, 0);
-    cr_assert(half_wanted(d->dev, d->w, 0) && !half_wanted(d->dev, d->w, FIELD_GROUPED));
+    cr_assert(half_wanted(d->dev, d->w, 0) && !half_wanted(d->dev, d->w, FIELD_STEADY));
     half_keep(d->dev, d->w, d->half);
     d->w.halved = true;
 }

@@ -41,10 +41,6 @@ static Tensor drawn(Side *s, const char *name, int rank, const int n[]) {
     for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)rng_normal(key, i);
     return t;
 }
-/* As bf16 has them: what is left of the products' rounding is that of the probabilities. */
-static void rounded(Tensor t) {
-    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)bf16_to(bf16_from((float)R(t)[i]));
-}
 /* Which rows retire the one before them: none that begins a history. */
 static Tensor retiring(Side *s, const Form *f, int q, int n) {
     Tensor t = ABSENT;
@@ -118,7 +114,7 @@ static int attend(Side *s, const Form *f, int from, int to, bool begins, float *
     Mark mark = arena_mark(&s->mem);
     Tensor q = drawn(s, "q", 3, (int[]){ROWS, H, Dk}), o = drawn(s, "o before", 3, (int[]){ROWS, H, Dv}),
            lse = drawn(s, "lse before", 2, (int[]){ROWS, H});
-    if (f->s.narrow) rounded(q);
+    if (f->s.narrow) check_as_bf16(q);
     Tensor gone = retiring(s, f, 9, ROWS);
     Act a = {f,
              {.s = f->s, .gone = f->s.retire ? tensor_part(gone, skip, N) : ABSENT},

@@ -296,6 +296,32 @@ Test(cuda_run, text_logits_and_perplexity_are_the_cpus, .timeout = 300) {
     free(cfg), free(dir), free(best), free(samples), free(said), free(ids), free(some), free(file[0]), free(file[1]);
 }
 
+/* `auto` is bf16 there, said as the run begins and kept with its checkpoint, the same in every run; who asks for f32 by
+ * name gets it. */
+Test(cuda_run, auto_is_bf16, .timeout = 120) {
+    static const struct {
+        const char *setting, *option, *said, *kept;
+    } how[] = {{"train.dtype=auto", NULL, ", matrix products in bf16)", "dtype: bf16"},
+               {"train.dtype=bf16", NULL, ", matrix products in bf16)", "dtype: bf16"},
+               {"train.dtype=auto", "f32", ", f32)", "dtype: f32"}};
+    char *cfg = config_file();
+    double loss[3];
+    for (int k = 0; k < 3; k++) {
+        char *name = xformat("auto%d", k), *dir = check_path(name), *over = xformat("run.dir=%s", dir);
+        Ran r = RUN("train", cfg, "--device", "cuda", "train.steps=2", "model.d_model=64", "model.ffn.hidden=64", over,
+                    how[k].setting, how[k].option ? "--dtype" : NULL, how[k].option);
+        cr_assert(r.status == 0 && (strstr(r.out, how[k].said) || strstr(r.err, how[k].said)), "%d %s%s", r.status,
+                  r.out, r.err);
+        char *path = xformat("%s/config.yaml", dir), *kept = check_read(path, NULL);
+        cr_assert(strstr(kept, how[k].kept), "%s", kept);
+        loss[k] = last_loss(dir);
+        free(r.out), free(r.err), free(name), free(dir), free(over), free(path), free(kept);
+    }
+    cr_assert(loss[0] == loss[1] && loss[0] != loss[2] && fabs(loss[0] - loss[2]) < 0.1, "%.9g, %.9g and %.9g", loss[0],
+              loss[1], loss[2]);
+    free(cfg);
+}
+
 /* ---- errors ---------------------------------------------------------------------------------------------------------
  */
 Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {

@@ -26,7 +26,7 @@ static void run(Work *w, CudaGraph *g, float first, float a) {
     cuda_axpby(w->c, N, w->y, a, w->x, 1);
     cuda_download(w->c, w->seen, w->y, sizeof w->seen);
     cuda_axpby(w->c, N, w->y, w->seen[0], w->x, 0); /* by what was just seen */
-    cuda_add(w->c, N, w->y, w->x);
+    cuda_add(w->c, N, w->y, w->x, false, false);
     if (g) cuda_graph_end(w->c);
 }
 static void open_work(Work *w) {
@@ -72,7 +72,7 @@ static const char *retraced(int what) {
         bool last = i == 2;
         cuda_graph_begin(w.c, g);
         cuda_fill(w.c, w.x, 0, N * sizeof(float));
-        cuda_swiglu(w.c, last && what == 1 ? N / 2 : N, w.y, last && what == 2 ? w.y : w.x, w.x);
+        cuda_swiglu(w.c, last && what == 1 ? N / 2 : N, w.y, last && what == 2 ? w.y : w.x, w.x, false);
         cuda_sigmoid(w.c, N, w.y, w.x, last && what == 3 ? 3 : 2);
         if (!last || what != 4) cuda_elu1(w.c, N, w.y, w.x);
         if (last && what == 5) cuda_elu1(w.c, N, w.y, w.x);
@@ -89,8 +89,8 @@ static const char *retraced(int what) {
 }
 Test(graph, another_launch_than_captured_is_found) {
     static const char *const said[] = {"",
-                                       "kernel swiglu is not launched as it was captured (another",
-                                       "kernel swiglu is",
+                                       "kernel (swiglu<float, 1>) is not launched as it was captured (another",
+                                       "kernel (swiglu<float, 1>) is",
                                        "kernel sigmoid is not launched as it was captured (another argument)",
                                        "kernel elu1, which was captured, is not launched again",
                                        "kernel elu1 is not launched as it was captured (it was not)"};

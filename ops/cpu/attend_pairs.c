@@ -1,0 +1,108 @@
+/* attend_pairs.c: attention with operands in bf16, sums in f32: its operands as pairs (pairs.h) and the small product
+ * of them. Operands are those of tile_mm's products, rounded; what lies between the products stays as it is.
+ *
+ * Of rows (n,D) "turned" is (D/2,KB), pairs along D, what stands to the right of a product over D; "below" is
+ * (n/2,D), pairs of rows, what stands to the right of a product over the rows. Rows past n count as 0. */
+#include "pairs.h"
+
+/* Rows of D numbers are taken as pairs where vectors divide them. */
+static bool by_pairs(const Run *r, int Dk, int Dv) { return r->dev->pairs && Dk % W == 0 && Dv % W == 0; }
+
+static void pairs_below(Pair *to, const real *rows, size_t ld, int n, int D) {
+    for (int j = 0; j < n; j += 2, to += D)
+        for (int c = 0; c < D; c += W) {
+            const real *even = rows + (size_t)j * ld + c;
+            pack_columns(to + c, even, j + 1 < n ? even + ld : NULL, W);
+        }
+}
+static void pairs_turned(Pair *to, const real *rows, size_t ld, int n, int D) {
+    for (int k = 0; k < D / 2; k += W)
+        for (int j = 0; j < KB; j += W) {
+            Pair some[W][W], out[W * W];
+            int wide = imin(W, D / 2 - k);
+            if (n - j < W || wide < W) memset(some, 0, sizeof some);
+            for (int i = 0; i < imin(W, n - j); i++)
+                pack_row(some[i], rows + (size_t)(j + i) * ld + 2 * k, wide, false);
+            if (wide == W) {
+                turn(to + k * KB + j, KB, some);
+                continue;
+            }
+            turn(out, W, some);
+            for (int p = 0; p < wide; p++) memcpy(to + (k + p) * KB + j, out + p * W, W * sizeof *to);
+        }
+}
+/* n rows of D numbers, one behind the other, as pairs along D. */
+static void pairs_along(Pair *to, const real *rows, int n, int D) {
+    for (int i = 0; i < n; i++) pack_row(to + i * D / 2, rows + i * D, D / 2, false);
+}
+
+/* C rows r < rows, 16 vecs columns: A element (r,k) at A[r ars + k aks]. */
+#ifdef __AVX512BF16__
+enum { PAIR_ROWS = 6, PAIR_VECS = 4 }; /* 6 x 4 sums, 4 of B and a broadcast in 32 registers */
+INLINE void pairs_kernel(int rows, int vecs, float *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B,
+                         size_t ldb, int K, bool add) {
+    __m512 c[PAIR_ROWS][PAIR_VECS];
+    #pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+    #pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++)
+            c[r][v] = add ? _mm512_loadu_ps(C + (size_t)r * ldc + v * W) : _mm512_setzero_ps();
+    for (int k = 0; k < K; k++) {
+        __m512bh b[PAIR_VECS];
+    #pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) b[v] = (__m512bh)_mm512_loadu_si512(B + (size_t)k * ldb + v * W);
+    #pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            __m512bh a = (__m512bh)_mm512_set1_epi32((int)A[(size_t)r * ars + (size_t)k * aks]);
+    #pragma GCC unroll 4
+            for (int v = 0; v < vecs; v++) c[r][v] = _mm512_dpbf16_ps(c[r][v], a, b[v]);
+        }
+    }
+    #pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+    #pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) _mm512_storeu_ps(C + (size_t)r * ldc + v * W, c[r][v]);
+}
+#else
+enum { PAIR_ROWS = 1, PAIR_VECS = 4 };
+INLINE real pair_low(Pair p) { return (real)bf16_to((uint16_t)p); }
+INLINE real pair_high(Pair p) { return (real)bf16_to((uint16_t)(p >> 16)); }
+INLINE void pairs_kernel(int rows, int vecs, real *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B,
+                         size_t ldb, int K, bool add) {
+    (void)rows, (void)ldc, (void)ars;
+    real c[PAIR_VECS * W];
+    for (int v = 0; v < vecs * W; v++) c[v] = add ? C[v] : 0;
+    for (int k = 0; k < K; k++) {
+        Pair a = A[(size_t)k * aks];
+        for (int v = 0; v < vecs * W; v++) {
+            Pair b = B[(size_t)k * ldb + (size_t)v];
+            c[v] += pair_low(a) * pair_low(b) + pair_high(a) * pair_high(b);
+        }
+    }
+    memcpy(C, c, (size_t)(vecs * W) * sizeof *C);
+}
+#endif
+/* The kernel wants its numbers of rows and vectors at compile time. */
+INLINE void pairs_rows(int vecs, real *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B, size_t ldb,
+                       int M, int K, bool add) {
+    for (int i = 0; i < M; i += PAIR_ROWS, C += PAIR_ROWS * ldc, A += PAIR_ROWS * ars) switch (imin(PAIR_ROWS, M - i)) {
+        case 1: pairs_kernel(1, vecs, C, ldc, A, ars, aks, B, ldb, K, add); break;
+#ifdef __AVX512BF16__
+        case 2: pairs_kernel(2, vecs, C, ldc, A, ars, aks, B, ldb, K, add); break;
+        case 3: pairs_kernel(3, vecs, C, ldc, A, ars, aks, B, ldb, K, add); break;
+        case 4: pairs_kernel(4, vecs, C, ldc, A, ars, aks, B, ldb, K, add); break;
+        case 5: pairs_kernel(5, vecs, C, ldc, A, ars, aks, B, ldb, K, add); break;
+#endif
+        default: pairs_kernel(PAIR_ROWS, vecs, C, ldc, A, ars, aks, B, ldb, K, add);
+        }
+}
+/* C (M,N) = A (M,2K) B (2K,N), or += if `add`; N in whole vectors. */
+static void pairs_mm(real *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B, size_t ldb, int M,
+                     int K, int N, bool add) {
+    for (int c = 0; c < N; c += PAIR_VECS * W) switch (imin(PAIR_VECS, (N - c) / W)) {
+        case 1: pairs_rows(1, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add); break;
+        case 2: pairs_rows(2, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add); break;
+        case 3: pairs_rows(3, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add); break;
+        default: pairs_rows(PAIR_VECS, C + c, ldc, A, ars, aks, B + c, ldb, M, K, add);
+        }
+}

@@ -1,0 +1,272 @@
+/* gemm_tiles.c: what gemm_bf16.c does where the processor has tiles (AMX): how A is packed, and the sums. Included by it
+ * alone.
+ *
+ * All tiles are whole: M, N and K are filled up with zeros, which change no sum. A number of C is what was there, or 0,
+ * and then step after step of 32 k what TILE_DOT adds: an order that K alone gives, for memory between the steps rounds
+ * nothing. And it is the same with the operands exchanged, since a product is: few rows of C are made as columns of
+ * C^T = B^T A^T. B^T, in bf16 with k along its rows, is then a left operand as it lies in memory, and nothing of it is
+ * packed or turned. */
+#include "tiles.h"
+
+#ifndef __AVX512BF16__
+    #error "tiles are for processors that also have AVX-512-BF16"
+#endif
+
+enum { TILE = W * W /* pairs */ };
+_Static_assert((int)MR == (int)W && (int)WHOLE == (int)W && (int)KP % W == 0 && ROWS % (2 * (int)MR) == 0 &&
+                   (int)GEMM_BF16_FEW == 4 * W,
+               "whole tiles");
+
+/* ---- A ------------------------------------------------------------------------------------------------------------
+ */
+
+/* Tiles of 16 rows (of few rows: 16 columns of A^T), following each other along k. */
+static Lie lie(GemmShape s) { return (Lie){(size_t)pairs_in(s) * MR, W, 1}; }
+/* Pairs k0..k0+W-1 of all of A, k down its columns. */
+static void pack_a_columns(Pair *to, Lie a, GemmShape s, const float *A, int k0, int k1) {
+    for (int i = 0; i < s.M; i += MR) {
+        Pair rows[W][W] __attribute__((aligned(64)));
+        for (int k = k0; k < k1; k++) {
+            const float *even = A + (size_t)(2 * k) * (size_t)s.lda + i, *odd = 2 * k + 1 < s.K ? even + s.lda : NULL;
+            if (2 * k >= s.K) {
+                memset(rows[k - k0], 0, sizeof rows[0]);
+                continue;
+            }
+            ask_rows(even, odd);
+            pack_columns(rows[k - k0], even, odd, imin(W, s.M - i));
+        }
+        turn(to + (size_t)(i / MR) * a.block + (size_t)k0 * W, W, rows);
+    }
+}
+/* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
+static void pack_a_block(Pair *to, Lie a, GemmShape s, const float *A, int row) {
+    bool turned = s.tb && s.M <= GEMM_BF16_FEW;
+    GemmShape x = {.N = s.M, .K = s.K, .ldb = s.lda};
+    int n = imin(W, s.M - row);
+    for (int k = 0; k < pairs_in(s); k += W, to += TILE) {
+        if (turned) {
+            pack_block(to, W, x, A, row, n, k, W, 0);
+            continue;
+        }
+        __m512i r[W];
+        load_rows(r, x, A, row, n, k, 0);
+        for (int i = 0; i < W; i++) _mm512_storeu_si512(to + (size_t)i * a.row, r[i]);
+    }
+}
+
+/* ---- the sums -----------------------------------------------------------------------------------------------------
+ */
+
+/* A left operand of ni tiles of rows and a right one of nj tiles of columns: rows of a tile lie `apart` bytes from each
+ * other, the next 16 rows or columns `over`, the next 16 pairs of k `on`. */
+typedef struct {
+    const char *at;
+    size_t apart, over, on;
+} Side;
+
+/* Where the sums of tile c stand, which is one of ni x nj: of two tiles of rows at (c % 2, c / 2), of one in columns 0, 2,
+ * 1 and 3. */
+static inline int sum_i(int c, int ni) { return ni > 1 ? c % 2 : 0; }
+static inline int sum_j(int c, int ni) { return c / 2 + (ni == 1 ? 2 * (c % 2) : 0); }
+static inline bool sum_there(int c, int ni, int nj) { return sum_i(c, ni) < ni && sum_j(c, ni) < nj; }
+#define EACH_SUM(X)                     \
+    do {                                \
+        if (sum_there(0, ni, nj)) X(0); \
+        if (sum_there(1, ni, nj)) X(1); \
+        if (sum_there(2, ni, nj)) X(2); \
+        if (sum_there(3, ni, nj)) X(3); \
+    } while (0)
+
+/* n steps. Meanwhile the rows of the left operand are asked for `ahead` bytes on; 0: nothing. */
+static inline __attribute__((always_inline)) void steps(const int ni, const int nj, Side a, Side b, int n,
+                                                        size_t ahead) {
+    for (int k = 0; k < n; k++, a.at += a.on, b.at += b.on) {
+        TILE_LOAD(4, a.at, a.apart);
+        TILE_LOAD(6, b.at, b.apart);
+        TILE_DOT(0, 4, 6);
+        if (ni > 1) {
+            TILE_LOAD(5, a.at + a.over, a.apart);
+            TILE_DOT(1, 5, 6);
+        }
+        if (nj > 1) {
+            TILE_LOAD(7, b.at + b.over, b.apart);
+            TILE_DOT(2, 4, 7);
+            if (ni > 1) TILE_DOT(3, 5, 7);
+        }
+        if (nj > 2) {
+            TILE_LOAD(6, b.at + 2 * b.over, b.apart);
+            TILE_DOT(1, 4, 6);
+        }
+        if (nj > 3) {
+            TILE_LOAD(7, b.at + 3 * b.over, b.apart);
+            TILE_DOT(3, 4, 7);
+        }
+        for (int r = 0; ahead && r < ni * W; r++) _mm_prefetch(a.at + ahead + (size_t)r * a.apart, _MM_HINT_T1);
+    }
+}
+
+/* Rows m and columns n of a corner of C that no whole tile fits into; the rest counts as 0. */
+static inline void edge_in(float edge[TILE], const float *C, size_t ldc, int m, int n) {
+    memset(edge, 0, TILE * sizeof *edge);
+    for (int r = 0; r < m; r++) memcpy(edge + r * W, C + (size_t)r * ldc, (size_t)n * sizeof *edge);
+}
+static inline void edge_out(const float edge[TILE], float *C, size_t ldc, int m, int n) {
+    for (int r = 0; r < m; r++) memcpy(C + (size_t)r * ldc, edge + r * W, (size_t)n * sizeof *edge);
+}
+/* ni x nj tiles of C, of which `rows` rows and `cols` columns are there; first: C = instead of C +=. */
+static inline __attribute__((always_inline)) void kernel(const int ni, const int nj, float *C, size_t ldc, Side a,
+                                                         Side b, int n, int rows, int cols, bool first) {
+    float edge[TILE] __attribute__((aligned(64)));
+#define AT(c)     (C + (size_t)sum_i(c, ni) * W * ldc + sum_j(c, ni) * W)
+#define ROWS_(c)  imin(W, rows - sum_i(c, ni) * W)
+#define COLS_(c)  imin(W, cols - sum_j(c, ni) * W)
+#define INSIDE(c) (ROWS_(c) == W && COLS_(c) == W)
+#define C_IN(c)                                            \
+    do {                                                   \
+        if (first) {                                       \
+            TILE_ZERO(c);                                  \
+        } else if (INSIDE(c)) {                            \
+            TILE_LOAD(c, AT(c), ldc * sizeof(float));      \
+        } else {                                           \
+            edge_in(edge, AT(c), ldc, ROWS_(c), COLS_(c)); \
+            TILE_LOAD(c, edge, W * sizeof(float));         \
+        }                                                  \
+    } while (0)
+#define C_OUT(c)                                            \
+    do {                                                    \
+        if (INSIDE(c)) {                                    \
+            TILE_STORE(c, AT(c), ldc * sizeof(float));      \
+        } else {                                            \
+            TILE_STORE(c, edge, W * sizeof(float));         \
+            edge_out(edge, AT(c), ldc, ROWS_(c), COLS_(c)); \
+        }                                                   \
+    } while (0)
+    EACH_SUM(C_IN);
+    steps(ni, nj, a, b, n, 0);
+    EACH_SUM(C_OUT);
+#undef AT
+#undef ROWS_
+#undef COLS_
+#undef INSIDE
+#undef C_IN
+#undef C_OUT
+}
+/* Rows i0..i1-1 (i0 a multiple of MR) of panels p0..p1-1. */
+static void task(const Work *w, int i0, int i1, int p0, int p1) {
+    const GemmShape s = w->s;
+    int pairs = pairs_in(s);
+    for (int k = 0; k < pairs; k += KP) {
+        int n = imin(KP, pairs - k) / W;
+        bool first = k == 0 && !s.accumulate;
+        for (int p = p0; p < p1; p++) {
+            int v0, vecs;
+            panel(s.N, p, &v0, &vecs);
+            size_t width = (size_t)vecs * W * sizeof(Pair);
+            const Pair *at = w->B + (size_t)v0 * W * (size_t)pairs + (size_t)k * (size_t)vecs * W;
+            Side b = {(const char *)at, width, W * sizeof(Pair), width * W};
+            for (int i = i0; i < i1; i += 2 * MR) {
+                at = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * W;
+                Side a = {(const char *)at, W * sizeof(Pair), w->a.block * sizeof(Pair), TILE * sizeof(Pair)};
+                float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
+                size_t ldc = (size_t)s.ldc;
+                int rows = imin(2 * MR, i1 - i), cols = imin(vecs * W, s.N - v0 * W);
+                switch (2 * (rows > MR) + (vecs > 1)) {
+                case 0: kernel(1, 1, C, ldc, a, b, n, rows, cols, first); break;
+                case 1: kernel(1, 2, C, ldc, a, b, n, rows, cols, first); break;
+                case 2: kernel(2, 1, C, ldc, a, b, n, rows, cols, first); break;
+                default: kernel(2, 2, C, ldc, a, b, n, rows, cols, first);
+                }
+            }
+        }
+    }
+}
+
+/* ---- few rows -----------------------------------------------------------------------------------------------------
+ */
+
+static size_t few_pairs(GemmShape s) { return (size_t)imin(KP, pairs_in(s)) * NV * W; }
+/* m x n numbers of C as columns of a tile, and back. */
+static inline void turned_in(Pair sums[W][W], const float *C, size_t ldc, int m, int n) {
+    Pair rows[W][W] __attribute__((aligned(64)));
+    memset(rows, 0, sizeof rows);
+    for (int r = 0; r < m; r++) memcpy(rows[r], C + (size_t)r * ldc, (size_t)n * sizeof *C);
+    turn(sums[0], W, rows);
+}
+static inline void turned_out(Pair sums[W][W], float *C, size_t ldc, int m, int n) {
+    Pair rows[W][W] __attribute__((aligned(64)));
+    turn(rows[0], W, sums);
+    for (int r = 0; r < m; r++) memcpy(C + (size_t)r * ldc, rows[r], (size_t)n * sizeof *C);
+}
+/* Columns row.. of C, ni tiles of them, of nj tiles of rows. Rows of B that are not there, or not in bf16, or end in half
+ * a tile, go through mem. */
+static inline __attribute__((always_inline)) void few_tiles(const int ni, const int nj, const Work *w, const void *B,
+                                                            int row, Pair *mem) {
+    const GemmShape s = w->s;
+    const int pairs = pairs_in(s), direct = s.narrow && row + ni * W <= s.N ? s.K / (2 * W) * W : 0;
+    const size_t ld = (size_t)s.ldb * sizeof(uint16_t), ldc = (size_t)s.ldc, over = (size_t)imin(KP, pairs) * W;
+    Pair sums[W][W] __attribute__((aligned(64)));
+    Side x = {(const char *)w->A, W * sizeof(Pair), w->a.block * sizeof(Pair), TILE * sizeof(Pair)};
+#define AT(c)    (w->C + (size_t)sum_j(c, ni) * W * ldc + row + sum_i(c, ni) * W)
+#define ROWS_(c) imin(W, s.M - sum_j(c, ni) * W)
+#define COLS_(c) imin(W, s.N - row - sum_i(c, ni) * W)
+#define C_IN(c)                                              \
+    do {                                                     \
+        if (s.accumulate) {                                  \
+            turned_in(sums, AT(c), ldc, ROWS_(c), COLS_(c)); \
+            TILE_LOAD(c, sums, W * sizeof(Pair));            \
+        } else {                                             \
+            TILE_ZERO(c);                                    \
+        }                                                    \
+    } while (0)
+#define C_OUT(c)                                          \
+    do {                                                  \
+        TILE_STORE(c, sums, W * sizeof(Pair));            \
+        turned_out(sums, AT(c), ldc, ROWS_(c), COLS_(c)); \
+    } while (0)
+    EACH_SUM(C_IN);
+    for (int k = 0; k < direct; k += KP) {
+        int n = imin(KP, direct - k) / W;
+        /* the same place in what comes next: the next block of these rows, or the first of the rows behind them */
+        size_t ahead = k + KP < direct ? KP * sizeof(Pair) : (size_t)ni * W * ld - (size_t)k * sizeof(Pair);
+        Side b = {(const char *)B + (size_t)row * ld + (size_t)k * sizeof(Pair), ld, W * ld, W * sizeof(Pair)};
+        steps(ni, nj, b, x, n, ahead);
+        x.at += (size_t)n * x.on;
+    }
+    for (int k = direct; k < pairs; k += KP) {
+        int some = imin(KP, pairs - k);
+        for (int i = 0; i < ni; i++)
+            for (int j = 0; j < some; j += W) {
+                __m512i r[W];
+                Pair *to = mem + (size_t)i * over + (size_t)j * W;
+                load_rows(r, s, B, row + i * W, imin(W, s.N - row - i * W), k + j, 0);
+                for (int m = 0; m < W; m++) _mm512_storeu_si512(to + m * W, r[m]);
+            }
+        Side b = {(const char *)mem, W * sizeof(Pair), over * sizeof(Pair), TILE * sizeof(Pair)};
+        steps(ni, nj, b, x, some / W, 0);
+        x.at += (size_t)(some / W) * x.on;
+    }
+    EACH_SUM(C_OUT);
+#undef AT
+#undef ROWS_
+#undef COLS_
+#undef C_IN
+#undef C_OUT
+}
+/* All rows of panel p; mem: few_pairs. */
+static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
+    int v0, vecs, nj = (w->s.M + W - 1) / W;
+    panel(w->s.N, p, &v0, &vecs);
+    if (vecs == 2 && nj <= 2) {
+        if (nj == 1)
+            few_tiles(2, 1, w, B, v0 * W, mem);
+        else
+            few_tiles(2, 2, w, B, v0 * W, mem);
+        return;
+    }
+    for (int v = v0; v < v0 + vecs; v++) switch (nj) {
+        case 1: few_tiles(1, 1, w, B, v * W, mem); break;
+        case 2: few_tiles(1, 2, w, B, v * W, mem); break;
+        case 3: few_tiles(1, 3, w, B, v * W, mem); break;
+        default: few_tiles(1, 4, w, B, v * W, mem);
+        }
+}

@@ -1,0 +1,109 @@
+/* pairs.h: operands of products in bf16. The instruction multiplies pairs of numbers that follow each other along k,
+ * c += a.lo b.lo + a.hi b.hi, so operands are packed as pairs: rows of them, or, of what stands to the right, vectors
+ * of the same pair of 16 columns. Included by what is compiled per instruction set. */
+#pragma once
+#include "../gemm_bf16.h"
+#include <string.h>
+
+enum { W = 16 }; /* numbers in a vector */
+
+#if defined(__x86_64__) && !defined(KV_DOUBLE)
+    #include <immintrin.h>
+#endif
+
+typedef uint32_t Pair; /* low half: the even k */
+
+static inline uint32_t rounded(float x) { /* to nearest, ties to even; NaN stays NaN; a denormal is 0 */
+    union {
+        float f;
+        uint32_t u;
+    } b = {x};
+    uint32_t size = b.u & 0x7FFFFFFF;
+    if (size > 0x7F800000) return (b.u >> 16) | 0x40;
+    if (size < 0x00800000) return (b.u >> 16) & 0x8000;
+    return (b.u + 0x7FFF + (b.u >> 16 & 1)) >> 16;
+}
+static inline Pair pair(real even, real odd) { return rounded((float)even) | rounded((float)odd) << 16; }
+
+/* n pairs from 2n numbers in a row; `last`: the final odd one is missing and counts as 0. */
+static inline void pack_row(Pair *to, const real *x, int n, bool last) {
+    int i = 0, whole = last ? n - 1 : n;
+#ifdef __AVX512BF16__
+    for (; i + W <= whole; i += W)
+        _mm512_storeu_si512(to + i,
+                            (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 2 * i + W), _mm512_loadu_ps(x + 2 * i)));
+#endif
+    for (; i < whole; i++) to[i] = pair(x[2 * i], x[2 * i + 1]);
+    if (last) to[i] = pair(x[2 * i], 0);
+}
+#ifdef __AVX512BF16__
+/* W pairs of two rows below each other. */
+static inline __m512i pairs_of(__m512 even, __m512 odd) {
+    static const uint16_t order[2 * W]
+        __attribute__((aligned(64))) = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return _mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+}
+#endif
+/* n <= W pairs, from two rows below each other; odd NULL: zeros. The rest of W is 0. */
+static inline void pack_columns(Pair *to, const real *even, const real *odd, int n) {
+#ifdef __AVX512BF16__
+    __mmask16 in = (__mmask16)((1u << n) - 1);
+    __m512 a = _mm512_maskz_loadu_ps(in, even), b = odd ? _mm512_maskz_loadu_ps(in, odd) : _mm512_setzero_ps();
+    _mm512_storeu_si512(to, pairs_of(a, b));
+#else
+    for (int i = 0; i < W; i++) to[i] = i < n ? pair(even[i], odd ? odd[i] : 0) : 0;
+#endif
+}
+/* 16 rows of 16 pairs turned: to[k * ld + row] = row's pair k. */
+#ifdef __AVX512F__
+static inline __attribute__((always_inline)) void turn_registers(__m512i r[W]) {
+    __m512i t[W];
+    #pragma GCC unroll 4
+    for (int i = 0; i < W; i += 4) { /* 4 x 4 inside each quarter */
+        __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]), b = _mm512_unpackhi_epi32(r[i], r[i + 1]),
+                c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]), d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+        t[i] = _mm512_unpacklo_epi64(a, c), t[i + 1] = _mm512_unpackhi_epi64(a, c);
+        t[i + 2] = _mm512_unpacklo_epi64(b, d), t[i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+    #pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) { /* then the quarters: t[4 g + i] holds column 4 q + i of rows 4 g.. in quarter q */
+        __m512i a = _mm512_shuffle_i32x4(t[i], t[4 + i], 0x44), b = _mm512_shuffle_i32x4(t[i], t[4 + i], 0xEE),
+                c = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0x44),
+                d = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0xEE);
+        r[i] = _mm512_shuffle_i32x4(a, c, 0x88), r[4 + i] = _mm512_shuffle_i32x4(a, c, 0xDD);
+        r[8 + i] = _mm512_shuffle_i32x4(b, d, 0x88), r[12 + i] = _mm512_shuffle_i32x4(b, d, 0xDD);
+    }
+}
+static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
+    __m512i r[W];
+    for (int i = 0; i < W; i++) r[i] = _mm512_loadu_si512(rows[i]);
+    turn_registers(r);
+    for (int k = 0; k < W; k++) _mm512_storeu_si512(to + (size_t)k * ld, r[k]);
+}
+#elif defined(__AVX2__)
+static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
+    for (int i = 0; i < W; i += 8)
+        for (int k = 0; k < W; k += 8) {
+            __m256 r[8], t[8];
+            for (int j = 0; j < 8; j++) r[j] = _mm256_loadu_ps((const float *)(rows[i + j] + k));
+            for (int j = 0; j < 8; j += 4) {
+                __m256 a = _mm256_unpacklo_ps(r[j], r[j + 1]), b = _mm256_unpackhi_ps(r[j], r[j + 1]),
+                       c = _mm256_unpacklo_ps(r[j + 2], r[j + 3]), d = _mm256_unpackhi_ps(r[j + 2], r[j + 3]);
+                t[j] = _mm256_shuffle_ps(a, c, 0x44), t[j + 1] = _mm256_shuffle_ps(a, c, 0xEE);
+                t[j + 2] = _mm256_shuffle_ps(b, d, 0x44), t[j + 3] = _mm256_shuffle_ps(b, d, 0xEE);
+            }
+            for (int j = 0; j < 4; j++) {
+                _mm256_storeu_ps((float *)(to + (size_t)(k + j) * ld + i),
+                                 _mm256_permute2f128_ps(t[j], t[4 + j], 0x20));
+                _mm256_storeu_ps((float *)(to + (size_t)(k + 4 + j) * ld + i),
+                                 _mm256_permute2f128_ps(t[j], t[4 + j], 0x31));
+            }
+        }
+}
+#else
+static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
+    for (int k = 0; k < W; k++)
+        for (int i = 0; i < W; i++) to[(size_t)k * ld + (size_t)i] = rows[i][k];
+}
+#endif

@@ -1,0 +1,118 @@
+/* test_budget_half.cpp: budgets, as test_budget.cpp, of the kernels on activations that are bf16 in memory, fresh
+ * gradients among them. */
+#include "budget.h"
+
+enum { N = 64, D = 1024, H = 4, HD = 256 };
+static const Budget budgets_half[] = {
+    {"swiglu<bf16, 8>", 4, 2, 1.0},
+    {"swiglu_backward<bf16, 8>", 6, 4, 1.0},
+    {"gelu<true, bf16, 8>", 2, 2, 1.0},
+    {"gelu<false, bf16, 8>", 2, 2, 1.0},
+    {"gelu_backward<true, bf16, 8>", 4, 2, 1.0},
+    {"gelu_backward<false, bf16, 8>", 4, 2, 1.0},
+    {"add<Y, X, W>", 6, 4, 1.0}, /* bf16 to the stream */
+    {"bias_add<bf16, 4>", 6, 2, 1.0},
+    {"column_sums_quads<bf16>", 2.1, 0.3, 1.01},
+    {"rmsnorm<bf16, float, 4>", 12, 2.1, 1.01},
+    {"rmsnorm<bf16, bf16, 4>", 8, 2.1, 1.01},
+    {"layernorm<bf16, 4>", 20, 2.1, 1.01},
+    {"norm_backward<TEAM, E, centred, G, X>", 11.3, 4.3, 1.01},
+    {"rotate<bf16>", 3, 2, 1.0},
+    {"gather<bf16>", 30, 2, 1.0},
+    {},
+};
+static Cuda *device;
+static void *zeros(size_t bytes) {
+    void *p = cuda_take(device, bytes, false);
+    cuda_fill(device, p, 0, bytes);
+    return p;
+}
+static void *half() { return zeros((size_t)N * D * 2); }
+Test(budget, kernels_on_bf16_ask_for_no_more) {
+    char why[200];
+    Cuda *c = device = cuda_start(0, why);
+    cr_assert(c, "%s", why);
+    const size_t n = (size_t)N * D;
+    void *a = half(), *b = half(), *x = half(), *y = half(), *z = half();
+    float *s = (float *)zeros(n * 4), *t = (float *)zeros(n * 4), *w = (float *)zeros(D * 4),
+          *v = (float *)zeros(D * 4), *parts = (float *)zeros(2 * n * 4), *rstd = (float *)zeros(n * 4);
+    int ids[N], *at = (int *)cuda_take(c, sizeof ids, false);
+    for (int i = 0; i < N; i++) ids[i] = i;
+    cuda_upload(c, at, ids, sizeof ids);
+    cuda_swiglu(c, n, y, a, b, true);
+    cuda_swiglu_backward(c, n, x, y, z, a, b, true, true, true);
+    for (int approx = 0; approx < 2; approx++) {
+        cuda_gelu(c, n, y, x, approx, true);
+        cuda_gelu_backward(c, n, x, y, a, approx, true, true);
+    }
+    cuda_add(c, n, s, x, false, true);
+    cuda_bias(c, N, D, y, w, true);
+    cuda_column_sums(c, N, D, v, parts, x, true);
+    cuda_rmsnorm(c, N, D, y, rstd, s, w, 1e-5, CUDA_NORM_OUT);
+    cuda_rmsnorm(c, N, D, y, rstd, x, w, 1e-5, CUDA_NORM_ALL);
+    cuda_layernorm(c, N, D, y, rstd, s, w, w, 1e-5, true);
+    cuda_rmsnorm_backward(c, N, D, s, v, parts, y, t, w, rstd, CUDA_NORM_OUT, false);
+    CudaRope rope = {};
+    rope.N = N, rope.heads = H, rope.D = rope.n = HD, rope.sign = 1, rope.factor = 1;
+    cuda_rope(c, &rope, x, at, at, true);
+    cuda_gather(c, N, D, y, x, at, N, at, true);
+    cuda_sync(c);
+    if (getenv("CHECK_VERBOSE")) simt_print_estimates(stderr);
+    budgets_hold(budgets_half, (double)n);
+    cuda_stop(c);
+}
+
+/* Attention that reads and writes rows of bf16 where they lie: nothing is packed, results take half the bytes, whole
+ * sectors of them, and no bank is met twice. */
+Test(budget, attention_on_bf16_rows, .timeout = 120) {
+    enum { T = 192, HEADS = 2 };
+    static const int widths[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+    struct Line {
+        const char *kernel;
+        double read, written;
+    };
+    static const Line lines[] = {{"flash<DK, DV, BK>", 13, 2.2},
+                                 {"flash_delta_rows", 4.6, 0.3},
+                                 {"flash_backward_q<DK, DV, BK>", 16.1, 2.1},
+                                 {"flash_backward_kv<DK, DV, BE, S>", 21, 2.1}};
+    char why[200];
+    Cuda *c = device = cuda_start(0, why);
+    cr_assert(c, "%s", why);
+    int off[] = {0, T}, pos[T], first[T];
+    for (int i = 0; i < T; i++) pos[i] = i, first[i] = 0;
+    int *at = (int *)cuda_take(c, sizeof off + 2 * sizeof pos, false);
+    cuda_upload(c, at, off, sizeof off), cuda_upload(c, at + 2, pos, sizeof pos);
+    cuda_upload(c, at + 2 + T, first, sizeof first);
+    for (auto &w : widths) {
+        CudaAttend a = {};
+        a.B = 1, a.N = a.n = a.longest = T, a.blocks = T * HEADS / CUDA_ENTRIES, a.off = at, a.pos = at + 2;
+        a.first = at + 2 + T, a.lanes = 1, a.heads = HEADS, a.Dk = w[0], a.Dv = a.ldv = w[1], a.scale = 0.1f;
+        size_t q = (size_t)T * HEADS * (size_t)w[0], o = (size_t)T * HEADS * (size_t)w[1];
+        CudaFlash x = {};
+        CudaRows *rows[] = {&x.q, &x.k, &x.v, &x.o, &x.dout, &x.dq, &x.dk, &x.dv};
+        for (CudaRows *r : rows) *r = {zeros(2 * (q > o ? q : o)), true, true};
+        float *lse = (float *)zeros(T * HEADS * 4);
+        void *mem = cuda_take(c, cuda_flash_backward_bytes(&a, &x), false);
+        SimtEstimate before[4] = {};
+        for (int i = 0; i < 4; i++)
+            if (const SimtEstimate *e = simt_estimate(lines[i].kernel)) before[i] = *e;
+        cr_expect_eq(cuda_flash_bytes(&a, &x), 0);
+        cuda_flash(c, &a, &x, mem, lse, nullptr);
+        cuda_flash_backward(c, &a, &x, mem, nullptr, lse);
+        cuda_sync(c);
+        for (int i = 0; i < 4; i++) {
+            const SimtEstimate *e = simt_estimate(lines[i].kernel), *b = &before[i];
+            cr_assert(e, "%s was not launched", lines[i].kernel);
+            double read = (e->read - b->read) / (double)q, written = (e->written - b->written) / (double)q,
+                   sectors = (e->sectors - b->sectors) / (e->least_sectors - b->least_sectors);
+            cr_expect(read > 0 && read <= lines[i].read && written <= lines[i].written,
+                      "%s, %d and %d: reads %g bytes a number, writes %g", e->kernel, w[0], w[1], read, written);
+            cr_expect(sectors <= 1.02 && e->waves - b->waves <= e->least_waves - b->least_waves,
+                      "%s, %d and %d: %g times the least sectors", e->kernel, w[0], w[1], sectors);
+        }
+        for (CudaRows *r : rows) cuda_give(c, r->p);
+        cuda_give(c, lse), cuda_give(c, mem);
+    }
+    cr_expect(!simt_estimate("pack"), "rows of bf16 are packed");
+    cuda_stop(c);
+}

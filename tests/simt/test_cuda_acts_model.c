@@ -1,0 +1,242 @@
+/* test_cuda_acts_model.c: what layers keep as BF16 in memory and what not, that making it again changes no bit, and how
+ * many bytes a training step asks for with and without. How far gradients and losses are from the CPU's is in
+ * test_cuda_bf16_model.c, for the whole zoo. */
+#include "../zoo.h"
+#include "../../model/act.h"
+#include "../../ops/device.h"
+#include "../../ops/host.h"
+#include "../../train/checkpoint.h"
+
+typedef struct {
+    ModelCfg cfg;
+    Device *dev;
+    Model m;
+} Side;
+static void side_open(Side *s, const char *name, const char *json, bool wide, ModelOpts o) {
+    Err e = {0};
+    *s = (Side){0};
+    cr_assert(model_cfg_from_json(&s->cfg, json, strlen(json), name, &e), "%s: %s", name, e.msg);
+    cr_assert(device_open(&s->dev, "cuda", 1, &e) && device_bf16(s->dev, true, &e), "%s", e.msg);
+    s->dev->least = 0, s->dev->wide = wide;
+    cr_assert(model_open(&s->m, s->dev, &s->cfg, o, &e), "%s: %s", name, e.msg);
+    model_init(&s->m, 7);
+    s->m.progress = 0.3, s->m.seed = 11, s->m.step = 3;
+}
+static void side_close(Side *s) { zoo_close(&s->cfg, &s->m, s->dev); }
+/* An animal, or the same with rows of a multiple of eight numbers, which are read where they lie. */
+static char *animal(const char *name, bool eights) {
+    char *json = xformat("%s", zoo[zoo_find(name)].json), *at = strstr(json, "\"d_model\":12");
+    cr_assert(at, "%s", name);
+    if (eights) memcpy(at, "\"d_model\":24", 12);
+    for (at = json; eights && (at = strstr(at, "\"head_dim\":4")); at++) memcpy(at, "\"head_dim\":8", 12);
+    return json;
+}
+static const char *const names[] = {"gqa",
+                                    "qk norm",
+                                    "biases",
+                                    "window with sinks",
+                                    "odd head, nope",
+                                    "shared by pairs (CLA)",
+                                    "publisher and readers (YOCO)",
+                                    "owner after readers",
+                                    "layer norm, learned positions, gelu",
+                                    "parallel, part of a head turns",
+                                    "parallel, publisher and reader",
+                                    "kda and nope attention",
+                                    "gated retention, publisher and reader (YOCO)",
+                                    "dmc read by others",
+                                    "mixture, sigmoid, groups, shared",
+                                    "mla beside gqa, published latents"};
+enum { NAMES = sizeof names / sizeof *names };
+
+static void step(Side *s, real nll[ZOO_ROWS]) {
+    real g[ZOO_ROWS];
+    Pass p;
+    zoo_whole(&p, s->cfg.vocab);
+    for (int i = 0; i < p.b.N; i++) g[i] = p.tgt[i] < 0 ? 0 : (real)(1.0 / p.b.N);
+    model_zero_grad(&s->m);
+    model_train(&s->m, &p.b, p.tok, p.tgt, g, nll);
+}
+typedef struct {
+    Side *other;
+    Tensor *t;
+    int n, differ;
+} Pairs;
+static void see_first(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Pairs *p = f->ctx;
+    (void)path, (void)flags;
+    p->t = xrealloc(p->t, (size_t)p->n + 1, sizeof *p->t);
+    p->t[p->n++] = *t;
+}
+static void see_second(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Pairs *p = f->ctx;
+    (void)path, (void)flags;
+    Tensor a = view_open(p->other->dev, p->t[p->n], true), b = view_open(p->other->dev, *t, true);
+    p->differ += memcmp(a.p, b.p, tensor_bytes(b)) != 0;
+    view_close(p->other->dev, p->t[p->n++], a, false), view_close(p->other->dev, *t, b, false);
+}
+static int gradients_differ(Side *a, Side *b) {
+    Pairs p = {.other = b};
+    Fields f = {.see = see_first, .ctx = &p}, g = {.see = see_second, .ctx = &p};
+    model_fields(&a->m, &a->m.g, &f);
+    p.n = 0;
+    model_fields(&b->m, &b->m.g, &g);
+    free(p.t);
+    return p.differ;
+}
+Test(cuda_acts_model, recomputed_they_change_no_bit, .timeout = 300) {
+    for (int i = 0; i < NAMES; i++)
+        for (int eights = 0; eights < 2; eights++) {
+            ModelOpts o = {
+                .train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true, .dropout = 0.1};
+            Side kept, again, wide;
+            real nll[3][ZOO_ROWS] = {0};
+            char *json = animal(names[i], eights);
+            side_open(&kept, names[i], json, false, o);
+            side_open(&wide, names[i], json, true, o);
+            o.recompute = i % 2 ? -1 : 1;
+            side_open(&again, names[i], json, false, o);
+            step(&kept, nll[0]), step(&again, nll[1]), step(&wide, nll[2]);
+            cr_assert(!memcmp(nll[0], nll[1], sizeof nll[0]) && !gradients_differ(&kept, &again), "%s: %d fields",
+                      names[i], gradients_differ(&kept, &again));
+            cr_assert(gradients_differ(&kept, &wide) > 3, "%s: in bf16 and in f32 the gradients are the same",
+                      names[i]);
+            cr_assert(kept.m.keep.peak < wide.m.keep.peak, "%s: %zu bytes of saved activations, in f32 %zu", names[i],
+                      kept.m.keep.peak, wide.m.keep.peak);
+            side_close(&kept), side_close(&again), side_close(&wide);
+            free(json);
+        }
+}
+
+/* Which layers do: attention with all that read its K/V, and dense feed-forward parts; the stream does not. */
+Test(cuda_acts_model, what_is_kept_how) {
+    static const struct {
+        const char *name, *mixers, *ffns; /* of each layer: h BF16, . REAL, - none */
+    } kept[] = {{"gqa", "hh", "hh"},
+                {"kda and nope attention", ".h.", "hhh"},
+                {"shared by pairs (CLA)", "hhhh", "hhhh"},
+                {"publisher and readers (YOCO)", "hhhhh", "hh-hh"},
+                {"gated retention, publisher and reader (YOCO)", "..hh", "hh-h"},
+                {"mixture, softmax", "hh", ".."}};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        Side s;
+        char *json = animal(kept[i].name, true);
+        real nll[ZOO_ROWS];
+        side_open(&s, kept[i].name, json, false,
+                  (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true});
+        step(&s, nll);
+        for (int l = 0; l < s.m.L; l++) {
+            const Act *a = &s.m.act[l];
+            char mixer = a->xn1.dtype == BF16 ? 'h' : '.', ffn = s.m.layer[l].publisher ? '-'
+                                                                 : a->xn2.dtype == BF16 ? 'h'
+                                                                                        : '.';
+            cr_assert(mixer == kept[i].mixers[l] && ffn == kept[i].ffns[l], "%s, layer %d: %c %c", kept[i].name, l,
+                      mixer, ffn);
+            cr_assert(a->rstd1.dtype == REAL && (s.m.layer[l].publisher || a->mid.dtype == REAL));
+            if (s.m.layer[l].shared)
+                cr_assert(s.m.kv[l].k.dtype == a->xn1.dtype && s.m.dkv[l].k.dtype == REAL, "%s, layer %d", kept[i].name,
+                          l);
+        }
+        side_close(&s);
+        free(json);
+    }
+}
+
+/* Bytes that a step asks for, of a model whose rows are wide beside its heads' statistics, as the emulation counts them:
+ * kernels' requests, those that a cache would answer included, copies, and every operand of a product once. */
+double simt_bytes(void);
+enum { T = 64, SEQS = 2, ROWS = T * SEQS };
+static double bytes_of(const char *json, bool wide, int recompute) {
+    Side s;
+    ModelOpts o = {.train = true, .max_rows = ROWS, .max_samples = SEQS, .recompute = recompute};
+    int off[SEQS + 1], seq[SEQS], of[ROWS], pos[ROWS], first[ROWS], tok[ROWS], tgt[ROWS];
+    uint64_t id[SEQS];
+    real g[ROWS], nll[ROWS];
+    for (int q = 0; q <= SEQS; q++) off[q] = q * T;
+    for (int q = 0; q < SEQS; q++) seq[q] = q, id[q] = (uint64_t)q;
+    for (int i = 0; i < ROWS; i++) {
+        of[i] = i / T, first[i] = i / T * T, pos[i] = i % T, tok[i] = i * 5 % 16, tgt[i] = i * 3 % 16;
+        g[i] = (real)(1.0 / ROWS);
+    }
+    Batch b = {SEQS, ROWS, off, seq, of, pos, first, id, false};
+    side_open(&s, "bytes", json, wide, o);
+    model_zero_grad(&s.m);
+    double before = 0;
+    for (int times = 0; times < 2; times++) { /* the first makes the copies of weights in bf16 */
+        before = simt_bytes();
+        model_train(&s.m, &b, tok, tgt, g, nll);
+        device_sync(s.dev);
+    }
+    double all = simt_bytes() - before;
+    side_close(&s);
+    return all;
+}
+Test(cuda_acts_model, a_step_moves_fewer_bytes, .timeout = 300) {
+    static const struct {
+        const char *name, *json;
+        double least, most; /* of what it is with activations in f32 */
+    } of[] = {
+        {"gqa, swiglu",
+         "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":"
+         "\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":32}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"swiglu\","
+         "\"hidden\":192}}",
+         0.4, 0.7},
+        {"gpt",
+         "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"norm\":\"layer\","
+         "\"positions\":\"learned\",\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"head_dim\":32,\"qkv_bias\":"
+         "true,\"o_bias\":true,\"rope\":\"none\"}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"gelu\",\"hidden\":256}}",
+         0.4, 0.7}};
+    for (int i = 0; i < 2; i++) {
+        double wide = bytes_of(of[i].json, true, 0), half = bytes_of(of[i].json, false, 0);
+        fprintf(stderr, "%s: %.0f bytes a row in f32, %.0f in bf16: %.3f\n", of[i].name, wide / ROWS, half / ROWS,
+                half / wide);
+        cr_assert(half / wide <= of[i].most && half / wide >= of[i].least, "%s: %.3f", of[i].name, half / wide);
+    }
+}
+
+/* A run beside the CPU's, step by step. */
+enum { STEPS = 50 };
+static void losses(const char *device, int seed, double loss[STEPS]) {
+    static const char yaml[] =
+        "run: {dir: '%s', seed: 3, threads: 1, device: %s}\n"
+        "model: {d_model: 48, layers: 2, kinds: {full: {mixer: gqa, heads: 4, kv_heads: 2, head_dim: 16}},\n"
+        "  ffn: [{kind: swiglu, hidden: 64}, {kind: gelu, hidden: 64}]}\n"
+        "data: {train: '%s', val_fraction: 0.1, seq_len: 24, separator: 'stay\\n'}\n"
+        "train: {dtype: bf16, steps: 50, batch: 2, micro_batch: 2}\n"
+        "optim: {lr: 0.01, warmup: 2}\n";
+    char body[3000], *text = check_path("text.txt"), *dir = check_path("run");
+    for (size_t i = 0; i < sizeof body; i++) body[i] = "the cache keeps the keys\nand the values stay\n"[i % 45];
+    check_write(text, body, sizeof body);
+    char *all = xformat(yaml, dir, device, text);
+    Trainer *t = xcalloc(1, sizeof *t);
+    Config cfg;
+    TrainRecord r;
+    Err e = {0};
+    cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 0, NULL, &e) && trainer_open(t, &cfg, false, &e), "%s",
+              e.msg);
+    model_init(&t->model, (uint64_t)seed);
+    for (int k = 0; k < STEPS; k++) {
+        cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
+        loss[k] = r.loss;
+    }
+    trainer_close(t);
+    config_free(&cfg);
+    free(t), free(all), free(text), free(dir);
+}
+static double furthest(const double *a, const double *b) {
+    double most = 0;
+    for (int k = 0; k < STEPS; k++) {
+        double e = fabs(a[k] - b[k]) / b[k];
+        if (!(e <= most)) most = e;
+    }
+    return most;
+}
+Test(cuda_acts_model, fifty_steps_are_the_cpus, .timeout = 300) {
+    double want[STEPS], got[STEPS], other[STEPS];
+    losses("cpu", 3, want), losses("cuda", 3, got), losses("cpu", 4, other);
+    double e = furthest(got, want), far = furthest(other, want);
+    fprintf(stderr, "50 steps: losses at most %.2g apart, from %.3g to %.3g; of another model %.2g\n", e, want[0],
+            want[STEPS - 1], far);
+    cr_assert(want[STEPS - 1] < 0.3 * want[0] && far > 0.2);
+    cr_assert(e <= 2e-2, "%.3g", e);
+}
