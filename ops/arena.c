@@ -16,6 +16,9 @@ bool arena_open_at(Arena *a, const Memory *home, const char *name, size_t size, 
     if (home ? !p : p == MAP_FAILED)
         return err_world(e, "out of %smemory: %zu bytes for %s; a smaller batch or model needs less",
                          home ? "device " : "", size, name);
+    /* Pages of 2 MB where the system has them to give: rows that lie apart cost the processor no look-up each. Only a
+     * wish, so its answer does not matter. */
+    if (!home) (void)madvise(p, room, MADV_HUGEPAGE);
     a->base = p;
     a->take = xcalloc((size_t)(a->most = TAKES), sizeof *a->take);
     if (poison && home) home->poison(home, a->base, size);

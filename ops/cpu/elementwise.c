@@ -6,26 +6,31 @@ static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
     size_t n = tensor_count(y);
     real *o = R(y);
     const real *a = R(gate), *b = R(up);
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
     for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i])) * b[i];
 }
-INLINE void swiglu_grads(bool fresh, size_t n, int threads, real *da, real *db, const real *g, const real *a,
-                         const real *b) {
-#pragma omp parallel for simd schedule(static) num_threads(threads) if (n > ALONE)
-    for (size_t i = 0; i < n; i++) {
-        real s = 1 / (1 + exp_real(-a[i])), silu = a[i] * s, x = g[i] * b[i] * (s + silu * (1 - s)), y = g[i] * silu;
-        da[i] = fresh ? x : da[i] + x;
-        db[i] = fresh ? y : db[i] + y;
-    }
+/* Of one number: what dgate and dup get. */
+INLINE void swiglu_grad(real *da, real *db, real g, real a, real b) {
+    real s = 1 / (1 + exp_real(-a)), silu = a * s;
+    *da = g * b * (s + silu * (1 - s)), *db = g * silu;
 }
 static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
-    if (dgate.fresh && dup.fresh) {
-        swiglu_grads(true, n, r->dev->threads, R(dgate), R(dup), R(dy), R(gate), R(up));
+    bool fresh = dgate.fresh && dup.fresh;
+    if (!fresh) begin_sum(r, dgate), begin_sum(r, dup);
+    real *da = R(dgate), *db = R(dup);
+    const real *g = R(dy), *a = R(gate), *b = R(up);
+    if (fresh) { /* loops of their own: a choice inside would not vectorise */
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+        for (size_t i = 0; i < n; i++) swiglu_grad(&da[i], &db[i], g[i], a[i], b[i]);
     } else {
-        begin_sum(r, dgate), begin_sum(r, dup);
-        swiglu_grads(false, n, r->dev->threads, R(dgate), R(dup), R(dy), R(gate), R(up));
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+        for (size_t i = 0; i < n; i++) {
+            real x, y;
+            swiglu_grad(&x, &y, g[i], a[i], b[i]);
+            da[i] += x, db[i] += y;
+        }
     }
 }
 
@@ -83,10 +88,10 @@ static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
     real *o = R(y);
     const real *a = R(x);
     if (tanh) {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
         for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i] * (GELU_A + GELU_B * a[i] * a[i])));
     } else {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
         for (size_t i = 0; i < n; i++) {
             real v = a[i] < -40 ? -40 : a[i], p, bell; /* -infinity times 0 is 0 here */
             normal(v, &p, &bell);
@@ -101,13 +106,13 @@ static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
     real *d = R(dx);
     const real *a = R(x), *g = R(dy);
     if (tanh) {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
         for (size_t i = 0; i < n; i++) {
             real square = a[i] * a[i], s = 1 / (1 + exp_real(-a[i] * (GELU_A + GELU_B * square)));
             d[i] += g[i] * (s + s * (1 - s) * a[i] * (GELU_A + 3 * GELU_B * square));
         }
     } else {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
         for (size_t i = 0; i < n; i++) {
             real v = a[i] < -40 ? -40 : a[i], p, bell;
             v = v > 40 ? 40 : v;

@@ -22,7 +22,7 @@ typedef uint32_t Pair; /* low half: the even k */
 
 enum {
     TASKS_PER_THREAD = 6,
-    ASK = 384, /* pairs in a row of B between those that are used and those that are asked for */
+    ASK = 192, /* pairs in a row of B between those that are used and those that are asked for */
     AHEAD = 4  /* vectors that packing asks for ahead in rows that lie pages apart, where no prefetcher follows */
 };
 #ifdef OPS_TILES
@@ -226,7 +226,8 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
                   (s.tb || !s.narrow) && few == (s.tb && !s.ta && s.M <= GEMM_BF16_FEW),
               "product %d, (%d,%d,%d), and those that it shares with", j, s.M, s.N, s.K);
         w[j] = (Work){.s = s, .a = lie(s), .C = jobs[j].C, .packs_a = like_a == j, .packs_b = like_b == j};
-        size_t blocks = ((size_t)s.M + MR - 1) / MR, whole = ((size_t)s.N + W - 1) / W * W * (size_t)pairs_in(s);
+        size_t blocks = ((size_t)s.M + 2 * MR - 1) / (2 * MR) * 2; /* lanes: two blocks' rows */
+        size_t whole = ((size_t)s.N + W - 1) / W * W * (size_t)pairs_in(s);
         w[j].A = w[j].packs_a ? arena_take(scratch, blocks * w[j].a.block * sizeof(Pair), "A in bf16") : w[like_a].A;
         /* a pass of few rows must find room where one of many was measured */
         if (s.tb) whole = zmax(whole, (size_t)threads * few_pairs(s));

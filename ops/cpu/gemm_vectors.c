@@ -1,7 +1,7 @@
 /* gemm_vectors.c: how gemm_bf16.c packs A, and makes sums in vectors. Included by it alone.
  *
- * A is rows of pairs, or, where k runs down its columns, panels of (K/2, 8). One call of the kernel makes 8 x 48 numbers of
- * C in registers. */
+ * A is rows of pairs, or, where k runs down its columns, panels of (K/2, 8); of 9 to GEMM_BF16_FEW rows, where the
+ * instruction is, panels of (K/2, 16). One call of the kernel makes 8 x 48 numbers of C in registers. */
 static inline void tiles_open(void) {}
 static inline void tiles_close(void) {}
 
@@ -11,6 +11,9 @@ static inline void tiles_close(void) {}
 
 static Lie lie(GemmShape s) {
     size_t pairs = ((size_t)s.K + 1) / 2;
+    #ifdef __AVX512BF16__
+    if (s.tb && !s.ta && s.M > MR && s.M <= GEMM_BF16_FEW) return (Lie){pairs * MR, 1, W}; /* at even blocks */
+    #endif
     if (s.ta) return (Lie){pairs * MR, 1, MR};
     size_t ld = (pairs + W - 1) / W * W;
     if (ld % 256 == 0) ld += W; /* rows one page apart would fall onto the same lines of the first cache */
@@ -39,6 +42,14 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const float *A, int k0,
 /* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
 static void pack_a_block(Pair *to, Lie a, GemmShape s, const float *A, int row) {
     int pairs = (s.K + 1) / 2;
+    #ifdef __AVX512BF16__
+    if (a.step == W) {
+        GemmShape turned = {.K = s.K, .ldb = s.lda};
+        for (int k = 0; k < pairs && row % W == 0; k += W)
+            pack_block(to + (size_t)k * W, W, turned, A, row, imin(W, s.M - row), k, imin(W, pairs - k), 0);
+        return;
+    }
+    #endif
     for (int i = row; i < row + MR; i++, to += a.row)
         if (i < s.M)
             pack_row(to, A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
@@ -84,82 +95,112 @@ static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float
     for (int r = 0; r < mr; r++)
         if (r < rows) store(vecs, C + (size_t)r * ldc, c[r], last, first);
 }
-/* rows <= mr rows of sums go on by W pairs of k, in the order of the kernel. Meanwhile the rows of B `ld` bytes apart
- * from `ask` on are asked for, one of each vector at a time: all at once they would stand in each other's way. */
-static inline __attribute__((always_inline)) void go_on(int mr, int vecs, float *sums, const Pair *a, Lie l,
-                                                        const Pair *b, int some, const char *ask, size_t ld) {
-    __m512 c[MR][NV];
-    #pragma GCC unroll 8
-    for (int r = 0; r < mr; r++)
-    #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) c[r][v] = _mm512_loadu_ps(sums + (r * NV + v) * W);
-    for (int k = 0; k < some; k++) {
-        __m512bh y[NV];
-    #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) {
-            y[v] = (__m512bh)_mm512_loadu_si512(b + (k * vecs + v) * W);
-            if (ask) _mm_prefetch(ask + (size_t)(k + v * W) * ld, _MM_HINT_T1);
-        }
-    #pragma GCC unroll 8
-        for (int r = 0; r < mr; r++) {
-            __m512bh x = (__m512bh)_mm512_set1_epi32((int)a[(size_t)r * l.row + (size_t)k * l.step]);
-    #pragma GCC unroll 3
-            for (int v = 0; v < vecs; v++) c[r][v] = _mm512_dpbf16_ps(c[r][v], x, y[v]);
+/* 16 columns of C for `groups` times W of its rows, a lane each, go on by `some` pairs of k in the order of the kernel:
+ * `rows` numbers of B, read where they lie, meet vectors of A. Meanwhile what comes `ahead` bytes on in B's rows is asked
+ * for, one row at a time: all at once they would stand in each other's way. */
+typedef int PairBits __attribute__((aligned(1), may_alias));
+static inline __attribute__((always_inline)) void go_on(int rows, int groups, float *sums, const Pair *a, size_t block,
+                                                        const char *b, size_t ld, int some, size_t ahead) {
+    __m512 c[W][2];
+    #pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < groups; g++) c[r][g] = _mm512_load_ps(sums + (g * W + r) * W);
+    for (int k = 0; k < some; k++, a += W, b += sizeof(Pair)) {
+        __m512bh x[2];
+        for (int g = 0; g < groups; g++) x[g] = (__m512bh)_mm512_load_si512(a + (size_t)g * block);
+        if (ahead && k % W < rows) _mm_prefetch(b + (size_t)(k % W) * (ld - sizeof(Pair)) + ahead, _MM_HINT_T1);
+    #pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            __m512bh y = (__m512bh)_mm512_set1_epi32(*(const PairBits *)(b + (size_t)r * ld));
+            for (int g = 0; g < groups; g++) c[r][g] = _mm512_dpbf16_ps(c[r][g], y, x[g]);
         }
     }
-    #pragma GCC unroll 8
-    for (int r = 0; r < mr; r++)
-    #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) _mm512_storeu_ps(sums + (r * NV + v) * W, c[r][v]);
+    #pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+        for (int g = 0; g < groups; g++) _mm512_store_ps(sums + (g * W + r) * W, c[r][g]);
 }
-/* All rows of C: W pairs of k at a time are turned and used up at once, so that the memory is at work on what comes
- * next while the sums are made. */
-static inline __attribute__((always_inline)) void all_rows(int vecs, float *C, const Pair *a, Lie l, GemmShape s,
-                                                           const void *B, int row, int k0, int some, bool first) {
-    float sums[GEMM_BF16_FEW * NV * W] __attribute__((aligned(64)));
-    Pair b[W * NV * W] __attribute__((aligned(64)));
-    memset(sums, 0, (size_t)((s.M + MR - 1) / MR * MR) * NV * W * sizeof *sums);
+/* Many lanes: all rows of C, 16 columns of it. */
+static inline void in_lanes(float *C, const Pair *a, Lie l, GemmShape s, const void *B, int row, int k0, int some,
+                            bool first) {
+    enum { RUN = 4 * W };
+    float sums[GEMM_BF16_FEW / W][W * W] __attribute__((aligned(64)));
+    Pair mem[W * RUN] __attribute__((aligned(64)));
+    int n = imin(W, s.N - row), groups = (s.M + W - 1) / W;
+    memset(sums, 0, (size_t)groups * sizeof *sums);
+    for (int k = 0; k < some; k += RUN) {
+        int run = imin(RUN, some - k);
+        const char *b = (const char *)mem;
+        size_t ld = RUN * sizeof(Pair), ahead = 0;
+        if (s.narrow && n == W && 2 * (k0 + k + run) <= s.K) {
+            ld = (size_t)s.ldb * sizeof(uint16_t);
+            b = (const char *)B + (size_t)row * ld + (size_t)(k0 + k) * sizeof(Pair);
+            ahead = ahead_of(s, 1, k0 + k);
+        } else { /* not pairs of bf16 yet, or not all there */
+            for (int j = 0; j < run; j += W) {
+                __m512i r[W];
+                load_rows(r, s, B, row, n, k0 + k + j, 0);
+                for (int i = 0; i < W; i++) _mm512_store_si512(mem + i * RUN + j, r[i]);
+            }
+        }
+        const Pair *ak = a + (size_t)k * W;
+        int g = 0;
+        for (; g + 2 <= groups; g += 2, ak += 4 * l.block, ahead = 0)
+            for (int j = 0; j < W; j += W / 2)
+                go_on(W / 2, 2, sums[g] + j * W, ak, 2 * l.block, b + (size_t)j * ld, ld, run, ahead);
+        if (g < groups) go_on(W, 1, sums[g], ak, 2 * l.block, b, ld, run, ahead);
+    }
+    for (int i = 0; i < s.M; i += W) {
+        __m512i r[W];
+        for (int j = 0; j < W; j++) r[j] = _mm512_load_si512(sums[i / W] + j * W);
+        turn_registers(r);
+        for (int j = 0; j < imin(W, s.M - i); j++) {
+            __m512 c[NV] = {(__m512)r[j]}; /* store is for up to so many */
+            store(1, C + (size_t)(i + j) * (size_t)s.ldc, c, n, first);
+        }
+    }
+}
+/* So few rows of C, at most mr, that most lanes would be idle: 16 columns are the lanes. W pairs of k at a time of B's rows
+ * from `row` on are turned and used up at once, so that the memory is at work on what comes next while the sums are made;
+ * more rows of B at a time would be more places in memory than a processor reads ahead at. */
+static inline __attribute__((always_inline)) void in_columns(int mr, float *C, const Pair *a, Lie l, GemmShape s,
+                                                             const void *B, int row, int k0, int some, bool first) {
+    int n = imin(W, s.N - row);
+    size_t ld = (size_t)s.ldb * sizeof(uint16_t);
+    Pair b[W * W] __attribute__((aligned(64)));
+    __m512 c[MR][NV]; /* store is for up to so many */
+    #pragma GCC unroll 8
+    for (int m = 0; m < mr; m++) c[m][0] = _mm512_setzero_ps();
     for (int k = 0; k < some; k += W) {
-        for (int v = 0; v < vecs; v++)
-            pack_block(b + v * W, (size_t)vecs * W, s, B, row + v * W, imin(W, s.N - row - v * W), k0 + k, W, 0);
-        size_t ld = (size_t)s.ldb * sizeof(uint16_t);
-        const char *ask = NULL;
-        if (s.narrow)
-            ask = (const char *)B + (size_t)row * ld + (size_t)(k0 + k) * sizeof(Pair) + ahead_of(s, vecs, k0 + k);
-        for (int i = 0; i < s.M; i += MR, ask = NULL) {
-            const Pair *ai = a + (size_t)(i / MR) * l.block + (size_t)k * l.step;
-            float *to = sums + i * NV * W;
-            int n = imin(W, some - k);
-            switch (imin(MR, s.M - i)) {
-            case 1: go_on(1, vecs, to, ai, l, b, n, ask, ld); break;
-            case 2: go_on(2, vecs, to, ai, l, b, n, ask, ld); break;
-            case 3:
-            case 4: go_on(4, vecs, to, ai, l, b, n, ask, ld); break;
-            default: go_on(MR, vecs, to, ai, l, b, n, ask, ld);
+        pack_block(b, W, s, B, row, n, k0 + k, W, 0);
+        const char *ask = s.narrow ? (const char *)B + (size_t)row * ld + (size_t)(k0 + k) * sizeof(Pair) : NULL;
+        if (ask) ask += ahead_of(s, 1, k0 + k);
+        for (int j = 0; j < imin(W, some - k); j++) {
+            __m512bh y = (__m512bh)_mm512_load_si512(b + j * W);
+            if (ask) _mm_prefetch(ask + (size_t)j * ld, _MM_HINT_T1);
+    #pragma GCC unroll 8
+            for (int m = 0; m < mr; m++) {
+                int x = (int)a[(size_t)m * l.row + (size_t)(k + j)];
+                c[m][0] = _mm512_dpbf16_ps(c[m][0], (__m512bh)_mm512_set1_epi32(x), y);
             }
         }
     }
-    for (int i = 0; i < s.M; i++) {
-        __m512 c[NV];
-    #pragma GCC unroll 3
-        for (int v = 0; v < vecs; v++) c[v] = _mm512_load_ps(sums + (i * NV + v) * W);
-        store(vecs, C + (size_t)i * (size_t)s.ldc, c, imin(W, s.N - row - (vecs - 1) * W), first);
-    }
+    #pragma GCC unroll 8
+    for (int m = 0; m < mr; m++)
+        if (m < s.M) store(1, C + (size_t)m * (size_t)s.ldc, c[m], n, first);
 }
-/* One row of C, 16 numbers of it: B's rows from `row` on go from memory through registers into the sums, in the order of
- * the kernel. More rows at a time would be more places in memory than a processor reads ahead at. */
-static inline void one_row(float *C, const Pair *a, GemmShape s, const void *B, int row, int k0, int some, bool first) {
-    int n = imin(W, s.N - row);
-    __m512 c[NV] = {_mm512_setzero_ps()}; /* store is for up to so many */
-    for (int k = 0; k < some; k += W) {
-        __m512i r[W];
-        load_rows(r, s, B, row, n, k0 + k, ahead_of(s, 1, k0 + k));
-        turn_registers(r);
-    #pragma GCC unroll 16
-        for (int j = 0; j < W; j++)
-            if (k + j < some) c[0] = _mm512_dpbf16_ps(c[0], (__m512bh)_mm512_set1_epi32((int)a[k + j]), (__m512bh)r[j]);
+static void few_columns(float *C, const Pair *a, Lie l, GemmShape s, const void *B, int row, int k0, int some,
+                        bool first) {
+    switch (s.M) {
+    case 1: in_columns(1, C, a, l, s, B, row, k0, some, first); break;
+    case 2: in_columns(2, C, a, l, s, B, row, k0, some, first); break;
+    case 3:
+    case 4: in_columns(4, C, a, l, s, B, row, k0, some, first); break;
+    default:
+        if (s.M <= MR)
+            in_columns(MR, C, a, l, s, B, row, k0, some, first);
+        else
+            in_lanes(C, a, l, s, B, row, k0, some, first);
     }
-    store(1, C, c, n, first);
 }
 #elif !defined(OPS_NEON)
 static inline float low(Pair p) {
@@ -247,13 +288,8 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
 #ifdef __AVX512BF16__
         float *C = w->C + (size_t)v0 * W;
         (void)mem, (void)last;
-        for (int v = 0; s.M == 1 && v < vecs; v++) one_row(C + v * W, w->A + k, s, B, (v0 + v) * W, k, some, first);
-        switch (s.M == 1 ? 0 : vecs) {
-        case 0: break;
-        case 1: all_rows(1, C, w->A + k, w->a, s, B, v0 * W, k, some, first); break;
-        case 2: all_rows(2, C, w->A + k, w->a, s, B, v0 * W, k, some, first); break;
-        default: all_rows(3, C, w->A + k, w->a, s, B, v0 * W, k, some, first);
-        }
+        for (int v = 0; v < vecs; v++)
+            few_columns(C + v * W, w->A + (size_t)k * w->a.step, w->a, s, B, (v0 + v) * W, k, some, first);
 #else
         pack_b_rows(mem, s, B, p, k, k + some, true);
         for (int i = 0; i < s.M; i += MR) {

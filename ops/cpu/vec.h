@@ -31,7 +31,7 @@ typedef real Vec __attribute__((vector_size(VBYTES), aligned(sizeof(real)), may_
 #endif
 
 /* Work below this many operations stays on one thread: waking the others would cost more. */
-enum { ALONE = 32768 };
+enum { ALONE = 32768, ALONE_EXP = ALONE / 4 /* numbers, where each takes an exp */ };
 /* Sums over a row are made of runs of this many numbers, so that their rounding does not grow with the row's width. */
 enum { SUM_RUN = 512 };
 
