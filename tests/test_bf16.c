@@ -116,9 +116,9 @@ static double product_error(const Product *t, double (*round)(float), int *at_i,
     return worst;
 }
 
-static const int sizes[][3] = {{1, 1, 1},     {7, 16, 2},      {8, 48, 1},    {9, 17, 33},  {16, 49, 3},
-                               {17, 64, 65},  {33, 33, 31},    {3, 112, 64},  {40, 96, 17}, {5, 145, 32},
-                               {13, 16, 801}, {129, 50, 1601}, {260, 161, 48}};
+static const int sizes[][3] = {{1, 1, 1},     {7, 16, 2},      {8, 48, 1},     {9, 17, 33},   {16, 49, 3},
+                               {17, 64, 65},  {33, 33, 31},    {3, 112, 64},   {40, 96, 17},  {5, 145, 32},
+                               {13, 16, 801}, {129, 50, 1601}, {260, 161, 48}, {800, 20, 33}, {40, 20, 4500}};
 enum { SIZES = sizeof sizes / sizeof *sizes, BOUND = 3 };
 
 Test(bf16, products_of_rounded_operands) {
@@ -185,11 +185,13 @@ static float *normals(size_t n, uint64_t key) {
 }
 Test(bf16, several_products_are_those_alone) {
     static const int width[PARTS] = {130, 50, 17};
-    enum { I = 70, ROOM = 300 * 200 };
+    static const int rows[] = {5, 300, 2100}; /* few; packed by all; each block by its thread, k in slices */
+    enum { I = 70, ROOM = 2100 * 130 };
     Form f[FORMS];
     for (int n = forms(f), k = 0; k < n; k++)
         for (int how = 0; how < 3; how++)
-            for (int N = 5; N <= 300; N += 295) {
+            for (int z = 0; z < 3; z++) {
+                int N = rows[z];
                 float *x = normals(ROOM, 1), *dy[PARTS], *w[PARTS], *one[PARTS], *all[PARTS];
                 GemmJob jobs[PARTS], alone[PARTS];
                 for (int j = 0; j < PARTS; j++) {
@@ -244,7 +246,7 @@ Test(bf16, ties_denormals_and_what_is_no_number) {
 /* Few rows are multiplied by another kernel: with operands rounded the same, or a row would depend on its neighbours.
  */
 Test(bf16, few_rows_are_as_those_among_many) {
-    enum { MANY = 50, O = 53, I = 77 };
+    enum { MANY = 130, O = 53, I = 77 };
     Table tables[TABLES_MAX];
     for (int n = rig_tables(tables), k = 0; k < n; k++) {
         Rig g;
@@ -253,7 +255,7 @@ Test(bf16, few_rows_are_as_those_among_many) {
         cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
         Tensor x = RANDOM(&g, "x", MANY, I), w = RANDOM(&g, "w", O, I), y = EMPTY(&g, "y", MANY, O);
         OP(&g, linear, y, x, w, ABSENT);
-        for (int rows = 1; rows <= 33; rows += rows < 9 ? 1 : 8) {
+        for (int rows = 1; rows <= 65; rows += rows < 9 ? 1 : 8) {
             Tensor few = TENSOR(R(x), REAL, rows, I), got = EMPTY(&g, "few", rows, O);
             OP(&g, linear, got, few, w, ABSENT);
             CHECK_BYTES("few rows", R(got), R(y), (size_t)(rows * O) * sizeof(real));

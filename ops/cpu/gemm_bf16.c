@@ -51,6 +51,9 @@ enum {
     WHOLE = 1
 };
 #endif
+/* Of products over many rows k, as those of weights' gradients, so many numbers of k are packed and used up at a time,
+ * which stays in the caches. Whole blocks of k, so that the order of the sums is the same. */
+enum { SLICE = 2 * KP * (KP < 1024 ? 1024 / KP : 1) };
 /* How A lies when packed: pair k of row i at (i / MR) block + (i % MR) row + k step. */
 typedef struct {
     size_t block, row, step;
@@ -207,9 +210,18 @@ typedef struct {
 /* ---- all products of a call ---------------------------------------------------------------------------------------
  */
 
+/* From so many rows on there are enough blocks of ROWS for all threads: each packs what it multiplies, at once. */
+static int many(int threads) { return TASKS_PER_THREAD * threads * ROWS; }
+static bool own_rows(int threads, int n, const GemmJob *jobs) {
+    bool all = jobs->s.M >= many(threads);
+    for (int j = 0; j < n; j++) all = all && !jobs[j].s.ta && jobs[j].s.M == jobs->s.M;
+    return all;
+}
 /* Which product shares what with which; how many tasks there are. Takes the packed operands' memory; of few rows
- * `panel` is a panel for each thread instead of every B. */
-static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work *w, bool few, Pair **panel_mem) {
+ * `panel` is a panel for each thread instead of every B, by rows As have ROWS rows for each thread, which is less than
+ * what fewer rows take. */
+static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work *w, bool few, bool by_rows,
+                   Pair **panel_mem) {
     size_t own = 0;
     int rows = 0, tasks = 0;
     for (int j = 0; j < n; j++) own = zmax(own, few_pairs(jobs[j].s));
@@ -226,7 +238,8 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
                   (s.tb || !s.narrow) && few == (s.tb && !s.ta && s.M <= GEMM_BF16_FEW),
               "product %d, (%d,%d,%d), and those that it shares with", j, s.M, s.N, s.K);
         w[j] = (Work){.s = s, .a = lie(s), .C = jobs[j].C, .packs_a = like_a == j, .packs_b = like_b == j};
-        size_t blocks = ((size_t)s.M + 2 * MR - 1) / (2 * MR) * 2; /* lanes: two blocks' rows */
+        /* Lanes: two blocks' rows. */
+        size_t blocks = ((size_t)(by_rows ? many(threads) : s.M) + 2 * MR - 1) / (2 * MR) * 2;
         size_t whole = ((size_t)s.N + W - 1) / W * W * (size_t)pairs_in(s);
         w[j].A = w[j].packs_a ? arena_take(scratch, blocks * w[j].a.block * sizeof(Pair), "A in bf16") : w[like_a].A;
         /* a pass of few rows must find room where one of many was measured */
@@ -245,11 +258,11 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
     }
     return tasks;
 }
-static void pack_a_rows(const Work *w, const float *A, int i) {
-    pack_a_block(w->A + (size_t)(i / MR) * w->a.block, w->a, w->s, A, i);
+static void pack_a_rows(const Work *w, Pair *to, const float *A, int i0, int i1) {
+    for (int i = i0; i < i1; i += MR) pack_a_block(to + (size_t)((i - i0) / MR) * w->a.block, w->a, w->s, A, i);
 }
-/* By all threads together: product w's share of packing. */
-static void pack(const Work *w, const GemmJob *job) {
+/* By all threads together: product w's share of packing; rows: but of A's rows. */
+static void pack(const Work *w, const GemmJob *job, bool rows) {
     const GemmShape s = w->s;
     int pairs = pairs_in(s);
     if (w->packs_b && s.tb) {
@@ -266,9 +279,10 @@ static void pack(const Work *w, const GemmJob *job) {
     if (w->packs_a && s.ta) {
 #pragma omp for schedule(dynamic, 1) nowait
         for (int k = 0; k < pairs; k += W) pack_a_columns(w->A, w->a, s, job->A, k, imin(pairs, k + W));
-    } else if (w->packs_a) {
+    } else if (w->packs_a && !rows) {
 #pragma omp for schedule(dynamic, 1) nowait
-        for (int i = 0; i < s.M; i += MR) pack_a_rows(w, job->A, i);
+        for (int i = 0; i < s.M; i += MR)
+            pack_a_rows(w, w->A + (size_t)(i / MR) * w->a.block, job->A, i, imin(s.M, i + MR));
     }
 }
 /* Panels of all products, one list: a thread that is done takes what is next, whosever it is. */
@@ -276,7 +290,7 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
     int all = 0;
     for (int j = 0; j < n; j++) {
         all += panels(w[j].s.N);
-        for (int i = 0; w[j].packs_a && i < w[j].s.M; i += MR) pack_a_rows(&w[j], jobs[j].A, i);
+        if (w[j].packs_a) pack_a_rows(&w[j], w[j].A, jobs[j].A, 0, w[j].s.M);
     }
     int run = imax(1, imin(8, all / (TASKS_PER_THREAD * threads)));
 #pragma omp parallel num_threads(threads) if (size > 1.5e5)
@@ -292,13 +306,28 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
     }
 }
 
-void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, int n, const GemmJob *jobs) {
-    CHECK(n > 0 && n <= GEMM_JOBS, "%d products", n);
+/* Rows i.. of all products, which have the same number of them; the thread's share of where A goes holds so many. */
+static void block_of_rows(int n, const GemmJob *jobs, const Work *w, int i) {
+    int mine = omp_get_thread_num() * ROWS / MR, end = imin(w->s.M, i + ROWS);
+    for (int j = 0; j < n; j++)
+        if (w[j].packs_a) pack_a_rows(&w[j], w[j].A + (size_t)mine * w[j].a.block, jobs[j].A, i, end);
+    for (int j = 0; j < n; j++) task(&w[j], w[j].A + (size_t)mine * w[j].a.block, i, end, 0, panels(w[j].s.N));
+}
+/* Task t of all products, with those that add to the same C behind it. */
+static void block_of_both(const Work *w, int t) {
+    int j = 0;
+    for (; t >= w[j].ni * w[j].nj; j += 1 + w[j].more) t -= w[j].ni * w[j].nj;
+    int i = t / w[j].nj * ROWS, part = t % w[j].nj, np = panels(w[j].s.N);
+    for (int k = j; k <= j + w[j].more; k++)
+        task(&w[k], w[k].A + (size_t)(i / MR) * w[k].a.block, i, imin(w[k].s.M, i + ROWS),
+             (int)((long)np * part / w[j].nj), (int)((long)np * (part + 1) / w[j].nj));
+}
+static void multiply(int threads, Arena *scratch, int n, const GemmJob *jobs) {
     Work w[GEMM_JOBS];
     Pair *panel_mem;
     Mark mark = arena_mark(scratch);
-    bool few = jobs->s.tb && !jobs->s.ta && jobs->s.M <= GEMM_BF16_FEW;
-    int tasks = prepare(threads, scratch, n, jobs, w, few, &panel_mem);
+    bool few = jobs->s.tb && !jobs->s.ta && jobs->s.M <= GEMM_BF16_FEW, rows = !few && own_rows(threads, n, jobs);
+    int tasks = prepare(threads, scratch, n, jobs, w, few, rows, &panel_mem);
     double size = 0;
     size_t own = 0;
     for (int j = 0; j < n; j++) {
@@ -310,20 +339,39 @@ void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, int n, const GemmJob *jobs)
     } else if (scratch->base) {
 #pragma omp parallel num_threads(threads) if (size > 1e6)
         {
-            for (int j = 0; j < n; j++) pack(&w[j], &jobs[j]);
+            for (int j = 0; j < n; j++) pack(&w[j], &jobs[j], rows);
 #pragma omp barrier
             tiles_open();
 #pragma omp for schedule(dynamic, 1) nowait
-            for (int t = 0; t < tasks; t++) {
-                int j = 0, left = t;
-                for (; left >= w[j].ni * w[j].nj; j += 1 + w[j].more) left -= w[j].ni * w[j].nj;
-                int i = left / w[j].nj * ROWS, part = left % w[j].nj, np = panels(w[j].s.N);
-                for (int k = j; k <= j + w[j].more; k++)
-                    task(&w[k], i, imin(w[k].s.M, i + ROWS), (int)((long)np * part / w[j].nj),
-                         (int)((long)np * (part + 1) / w[j].nj));
-            }
+            for (int t = 0; t < (rows ? (w->s.M + ROWS - 1) / ROWS : tasks); t++)
+                if (rows)
+                    block_of_rows(n, jobs, w, t * ROWS);
+                else
+                    block_of_both(w, t);
             tiles_close();
         }
     }
     arena_release(scratch, mark);
+}
+
+void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, int n, const GemmJob *jobs) {
+    CHECK(n > 0 && n <= GEMM_JOBS, "%d products", n);
+    int K = jobs->s.K;
+    bool slices = K > SLICE;
+    for (int j = 0; j < n; j++) slices = slices && jobs[j].s.ta && !jobs[j].s.tb && jobs[j].s.K == K;
+    if (!slices) {
+        multiply(threads, scratch, n, jobs);
+        return;
+    }
+    GemmJob part[GEMM_JOBS];
+    memcpy(part, jobs, (size_t)n * sizeof *jobs);
+    for (int k = 0; k < (scratch->base ? K : SLICE); k += SLICE) { /* measured: all take the same */
+        for (int j = 0; j < n; j++) {
+            part[j].s.K = imin(SLICE, K - k);
+            part[j].s.accumulate = jobs[j].s.accumulate || k;
+            part[j].A = jobs[j].A + (size_t)k * (size_t)jobs[j].s.lda;
+            part[j].B = (const float *)jobs[j].B + (size_t)k * (size_t)jobs[j].s.ldb;
+        }
+        multiply(threads, scratch, n, part);
+    }
 }

@@ -151,8 +151,8 @@ static inline __attribute__((always_inline)) void kernel(const int ni, const int
 #undef C_IN
 #undef C_OUT
 }
-/* Rows i0..i1-1 (i0 a multiple of MR) of panels p0..p1-1. */
-static void task(const Work *w, int i0, int i1, int p0, int p1) {
+/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed. */
+static void task(const Work *w, const Pair *A, int i0, int i1, int p0, int p1) {
     const GemmShape s = w->s;
     int pairs = pairs_in(s);
     for (int k = 0; k < pairs; k += KP) {
@@ -165,7 +165,7 @@ static void task(const Work *w, int i0, int i1, int p0, int p1) {
             const Pair *at = w->B + (size_t)v0 * W * (size_t)pairs + (size_t)k * (size_t)vecs * W;
             Side b = {(const char *)at, width, W * sizeof(Pair), width * W};
             for (int i = i0; i < i1; i += 2 * MR) {
-                at = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * W;
+                at = A + (size_t)((i - i0) / MR) * w->a.block + (size_t)k * W;
                 Side a = {(const char *)at, W * sizeof(Pair), w->a.block * sizeof(Pair), TILE * sizeof(Pair)};
                 float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
                 size_t ldc = (size_t)s.ldc;

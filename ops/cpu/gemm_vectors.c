@@ -80,6 +80,7 @@ static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float
     #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) c[r][v] = _mm512_setzero_ps();
     for (int k = 0; k < pairs; k++) {
+        if (k < mr * vecs) __builtin_prefetch(C + (size_t)(k / vecs) * ldc + (k % vecs) * W, 1, 3);
         __m512bh y[NV];
     #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++)
@@ -246,8 +247,8 @@ static inline __attribute__((always_inline)) void tile(int vecs, float *C, size_
     }
 }
 
-/* Rows i0..i1-1 (i0 a multiple of MR) of panels p0..p1-1. */
-static void task(const Work *w, int i0, int i1, int p0, int p1) {
+/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed. */
+static void task(const Work *w, const Pair *A, int i0, int i1, int p0, int p1) {
     const GemmShape s = w->s;
     int pairs = (s.K + 1) / 2;
     for (int k = 0; k < pairs; k += KP) {
@@ -259,7 +260,7 @@ static void task(const Work *w, int i0, int i1, int p0, int p1) {
             const Pair *b = w->B + (size_t)v0 * W * (size_t)pairs + (size_t)k * (size_t)vecs * W;
             int last = imin(W, s.N - (v0 + vecs - 1) * W);
             for (int i = i0; i < i1; i += MR) {
-                const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
+                const Pair *a = A + (size_t)((i - i0) / MR) * w->a.block + (size_t)k * w->a.step;
                 float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
                 tile(vecs, C, (size_t)s.ldc, a, w->a, b, some, imin(MR, s.M - i), last, first);
             }

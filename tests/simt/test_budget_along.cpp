@@ -278,7 +278,7 @@ static void rows(const Rows &r) {
     cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), numbers((size_t)2 * N * H * D), y, g,
                             b, rstd, false);
 }
-Test(budget, kernels_along_sequences_ask_for_no_more, .timeout = 60) {
+Test(budget, kernels_along_sequences_ask_for_no_more) {
     char why[200];
     device = cuda_start(0, why);
     cr_assert(device, "%s", why);
