@@ -42,9 +42,9 @@ bool gemm_rounds(const Gemm *g, int64_t weights) {
     (void)g, (void)weights;
     return false;
 }
-void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const void *B) {
+void gemm(Gemm *g, Arena *scratch, GemmShape s, void *C, const void *A, const void *B) {
     (void)g;
-    CHECK(!s.narrow, "a product in bf16 of doubles");
+    CHECK(!s.narrow && !s.narrow_a && !s.narrow_c, "a product in bf16 of doubles");
     if (scratch->base) plain(s, C, A, B);
 }
 void gemm_many(Gemm *g, Arena *scratch, int n, const GemmJob *jobs) {
@@ -157,6 +157,8 @@ static void entry_open(Gemm *g, Entry *n, GemmShape s) {
     dnnl_primitive_attr_destroy(attr);
 }
 
+static bool narrow_any(GemmShape s) { return s.narrow || s.narrow_a || s.narrow_c; }
+
 static Entry *find(Gemm *g, GemmShape s) {
     for (int i = 0; i < g->n; i++) {
         const GemmShape *t = &g->entry[i].shape;
@@ -173,11 +175,11 @@ static Entry *find(Gemm *g, GemmShape s) {
     return &g->entry[g->n++];
 }
 
-void gemm(Gemm *g, Arena *scratch, GemmShape s, real *C, const real *A, const void *B) {
+void gemm(Gemm *g, Arena *scratch, GemmShape s, void *C, const void *A, const void *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
-    CHECK(!s.narrow || g->bf16, "weights in bf16 on a device that multiplies in f32");
-    if (s.narrow || gemm_rounds(g, s.weights)) {
+    CHECK(!narrow_any(s) || g->bf16, "matrices in bf16 on a device that multiplies in f32");
+    if (narrow_any(s) || gemm_rounds(g, s.weights)) {
         gemm_bf16_one(g->bf16, g->threads, scratch, s, C, A, B);
         return;
     }
@@ -217,7 +219,7 @@ void gemm_many(Gemm *g, Arena *scratch, int n, const GemmJob *jobs) {
     if (n == 0) return;
     for (int from = 0, j = 0; j <= n; j++) {
         const GemmShape *s = &jobs[imin(j, n - 1)].s;
-        bool joins = j < n && s->M > 0 && s->N > 0 && s->K > 0 && g->bf16 && (s->narrow || gemm_rounds(g, s->weights));
+        bool joins = j < n && s->M > 0 && s->N > 0 && s->K > 0 && g->bf16 && (narrow_any(*s) || gemm_rounds(g, s->weights));
         if (joins) continue;
         if (j > from) g->bf16(g->threads, scratch, j - from, jobs + from);
         if (j < n) gemm(g, scratch, *s, jobs[j].C, jobs[j].A, jobs[j].B);

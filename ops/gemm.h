@@ -10,24 +10,25 @@ typedef struct {
     int lda, ldb, ldc;
     bool ta, tb;     /* A is stored (K,M), B is stored (N,K) */
     bool accumulate; /* C += A B instead of C = A B */
-    bool narrow;     /* B is BF16 in memory, stored (N,K): the product is our own, by gemm_use */
+    bool narrow;     /* B is BF16 in memory: the product is our own, by gemm_use */
     int64_t weights; /* numbers of the weight matrix that takes part */
+    bool narrow_a;   /* the same of A */
+    bool narrow_c;   /* of C: each number is rounded to the nearest, once, when all products of a call are added to it */
 } GemmShape;
 
 bool gemm_open(Gemm **, Err *);
 void gemm_close(Gemm *);
 /* C (M,N) = or += A (M,K) B (K,N), row-major with leading dimensions in numbers. Takes the library's scratchpad from
  * `scratch` and gives it back; while scratch measures, only that happens. */
-void gemm(Gemm *, Arena *scratch, GemmShape, real *C, const real *A, const void *B);
+void gemm(Gemm *, Arena *scratch, GemmShape, void *C, const void *A, const void *B);
 
 /* Several products in one call. Products of one `a` have the same A, so that it is packed once; so B and `b`. Products
  * of one `c` stand behind each other and add to one C in that order; other Cs do not overlap. The numbers are those of
  * one gemm() after the other. */
 typedef struct {
     GemmShape s;
-    real *C;
-    const real *A;
-    const void *B;
+    void *C;
+    const void *A, *B;
     int a, b, c;
 } GemmJob;
 enum { GEMM_JOBS = 8 };

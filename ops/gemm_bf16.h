@@ -13,7 +13,7 @@ GemmBf16 gemm_bf16_avx2, gemm_bf16_avx512, gemm_bf16_avx512bf16;
 GemmBf16 gemm_bf16_neonbf16;
 #endif
 
-static inline void gemm_bf16_one(GemmBf16 *run, int threads, Arena *scratch, GemmShape s, real *C, const real *A,
+static inline void gemm_bf16_one(GemmBf16 *run, int threads, Arena *scratch, GemmShape s, void *C, const void *A,
                                  const void *B) {
     run(threads, scratch, 1, &(GemmJob){s, C, A, B, 0, 0, 0});
 }

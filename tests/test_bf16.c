@@ -219,6 +219,75 @@ Test(bf16, several_products_are_those_alone) {
                 free(x);
             }
 }
+/* Matrices that are bf16 in memory, any of the three: the bits of those that were f32, C's rounded. */
+static uint16_t *halves(const float *x, size_t n) {
+    uint16_t *h = xcalloc(n, sizeof *h);
+    for (size_t i = 0; i < n; i++) h[i] = bf16_from(x[i]);
+    return h;
+}
+Test(bf16, matrices_in_bf16) {
+    static const int sizes[][3] = {{1, 1, 1},   {7, 16, 2},      {8, 48, 40},  {9, 50, 33},  {17, 64, 65},
+                                   {64, 33, 1}, {70, 100, 2070}, {129, 50, 6}, {800, 65, 34}};
+    Form f[FORMS];
+    for (int n = forms(f), k = 0; k < n; k++)
+        for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
+            for (int how = 0; how < 8; how++)
+                for (int which = 1; which < 8; which++) {
+                    Product t = product(sizes[z][0], sizes[z][1], sizes[z][2], how);
+                    size_t size[3];
+                    uint16_t *h[3];
+                    for (int x = 0; x < 3; x++) {
+                        size[x] = (size_t)t.rows[x] * (size_t)(t.cols[x] + MARGIN);
+                        h[x] = halves(t.p[x], size[x]);
+                        for (size_t i = 0; (which >> x & 1) && i < size[x]; i++)
+                            t.p[x][i] = bf16_to(h[x][i]), t.old[i] = x == 2 ? t.p[x][i] : t.old[i];
+                    }
+                    product_run(&t, f[k].run, 1 + (int)z % 3);
+                    GemmShape s = t.s;
+                    s.narrow_a = which & 1, s.narrow = which & 2, s.narrow_c = which & 4;
+                    float *c = xcalloc(size[2], sizeof *c);
+                    memcpy(c, t.old, size[2] * sizeof *c);
+                    void *C = s.narrow_c ? (void *)h[2] : (void *)c;
+                    GemmJob job = {s, C, s.narrow_a ? (void *)h[0] : t.p[0], s.narrow ? (void *)h[1] : t.p[1], 0, 0, 0};
+                    Arena mem = {.name = "product"};
+                    Err e = {0};
+                    f[k].run(1 + how % 3, &mem, 1, &job);
+                    cr_assert(arena_open(&mem, "product", mem.peak, true, &e), "%s", e.msg);
+                    f[k].run(1 + how % 3, &mem, 1, &job);
+                    cr_assert(mem.used == 0);
+                    arena_close(&mem);
+                    for (size_t i = 0; i < size[2]; i++) {
+                        float want = s.narrow_c ? bf16_to(bf16_from(t.p[2][i])) : t.p[2][i],
+                              got = s.narrow_c ? bf16_to(h[2][i]) : c[i];
+                        cr_assert(want == got, "%s (%d,%d,%d) how %d, in bf16 %d: number %zu is %a, not %a", f[k].name,
+                                  s.M, s.N, s.K, how, which, i, (double)got, (double)want);
+                    }
+                    for (int x = 0; x < 3; x++) free(h[x]);
+                    free(c);
+                    product_free(&t);
+                }
+}
+/* Gradients of several products that add up in bf16 are rounded once, when all are there. */
+Test(bf16, sums_are_rounded_once) {
+    enum { I = 70, O = 50, N = 800 };
+    Form f[FORMS];
+    for (int n = forms(f), k = 0; k < n; k++)
+        for (int rows = 100; rows <= N; rows += N - 100) {
+            float *c = normals((size_t)rows * I, 7), *dy[PARTS], *w[PARTS];
+            uint16_t *h = halves(c, (size_t)rows * I);
+            GemmJob jobs[PARTS];
+            for (int j = 0; j < PARTS; j++) {
+                dy[j] = normals(N * O, (uint64_t)(10 + j)), w[j] = normals(O * I, (uint64_t)(20 + j));
+                jobs[j] = (GemmJob){{rows, I, O, O, I, I, .accumulate = j > 0}, c, dy[j], w[j], j, j, 0};
+            }
+            many_run(f[k].run, 1, PARTS, jobs);
+            for (int j = 0; j < PARTS; j++) jobs[j].C = h, jobs[j].s.narrow_c = true;
+            many_run(f[k].run, 2, PARTS, jobs);
+            for (int i = 0; i < rows * I; i++) cr_assert(h[i] == bf16_from(c[i]), "%s: number %d", f[k].name, i);
+            for (int j = 0; j < PARTS; j++) free(dy[j]), free(w[j]);
+            free(c), free(h);
+        }
+}
 Test(bf16, ties_denormals_and_what_is_no_number) {
     /* 1 + 2^-8 lies between 1 and 1 + 2^-7 and goes to the even 1; 1 + 3 2^-8 goes to 1 + 2^-6 */
     static const float in[] = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -1 - 0x1p-8f, 1 + 0x1.8p-8f,

@@ -184,7 +184,7 @@ static void swaps(int threads, Arena *a, int n, const GemmJob *j) {
 }
 static void writes_on(int threads, Arena *a, int n, const GemmJob *j) {
     gemm_bf16_amx_emulated(threads, a, n, j);
-    if (a->base && j->s.N < j->s.ldc) j->C[j->s.N] = 0;
+    if (a->base && j->s.N < j->s.ldc) ((float *)j->C)[j->s.N] = 0;
 }
 static void adds_not(int threads, Arena *a, int n, const GemmJob *j) {
     GemmJob job = *j;
@@ -193,12 +193,13 @@ static void adds_not(int threads, Arena *a, int n, const GemmJob *j) {
 }
 static void no_number(int threads, Arena *a, int n, const GemmJob *j) {
     gemm_bf16_amx_emulated(threads, a, n, j);
-    if (a->base && j->s.M == 70) j->C[69 * j->s.ldc + 79] = NAN;
+    if (a->base && j->s.M == 70) ((float *)j->C)[69 * j->s.ldc + 79] = NAN;
 }
 static void rounds_sums(int threads, Arena *a, int n, const GemmJob *j) {
     gemm_bf16_amx_emulated(threads, a, n, j);
+    float *c = j->C;
     for (int i = 0; a->base && i < j->s.M; i++)
-        for (int k = 0; k < j->s.N; k++) j->C[i * j->s.ldc + k] = bf16_to(bf16_from(j->C[i * j->s.ldc + k]));
+        for (int k = 0; k < j->s.N; k++) c[i * j->s.ldc + k] = bf16_to(bf16_from(c[i * j->s.ldc + k]));
 }
 Test(tiles, a_form_is_tried_before_it_is_used) {
     static GemmBf16 *const wrong[] = {cut_k, swaps, writes_on, adds_not, no_number, rounds_sums};

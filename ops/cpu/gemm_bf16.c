@@ -59,6 +59,27 @@ typedef struct {
     size_t block, row, step;
 } Lie;
 static inline int pairs_in(GemmShape s) { return ((s.K + 1) / 2 + WHOLE - 1) / WHOLE * WHOLE; }
+static inline void pack_columns(Pair *to, const float *even, const float *odd, int n);
+static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n);
+/* Asks for what comes in two rows. */
+static inline void ask_rows(const void *even, const void *odd) {
+    __builtin_prefetch((const char *)even + AHEAD * W * sizeof(float), 0, 3);
+    if (odd) __builtin_prefetch((const char *)odd + AHEAD * W * sizeof(float), 0, 3);
+}
+/* n <= W pairs of the rows 2k and 2k+1 of K, ld numbers apart, from column `at` on; the rest of W is 0. */
+static inline void two_rows(Pair *to, const void *x, int ld, bool narrow, int K, int k, int at, int n) {
+    size_t from = (size_t)(2 * k) * (size_t)ld + (size_t)at;
+    bool both = 2 * k + 1 < K;
+    if (narrow) {
+        const uint16_t *even = (const uint16_t *)x + from, *odd = both ? even + ld : NULL;
+        ask_rows(even, odd);
+        pack_columns_narrow(to, even, odd, n);
+    } else {
+        const float *even = (const float *)x + from, *odd = both ? even + ld : NULL;
+        ask_rows(even, odd);
+        pack_columns(to, even, odd, n);
+    }
+}
 #ifdef OPS_NEON
     #include "gemm_neon.c"
 #endif
@@ -84,13 +105,8 @@ static Pair *place_b(Pair *to, GemmShape s, int p, int v, size_t *ld) {
     *ld = (size_t)vecs * W;
     return to + (size_t)first * W * (size_t)pairs_in(s) + (size_t)(v - first) * W;
 }
-/* Asks for what comes in two rows. */
-static inline void ask_rows(const float *even, const float *odd) {
-    __builtin_prefetch(even + AHEAD * W, 0, 3);
-    if (odd) __builtin_prefetch(odd + AHEAD * W, 0, 3);
-}
 /* Pairs k0..k1-1 of all of B, k down its columns. */
-static void pack_b_columns(Pair *to, GemmShape s, const float *B, int k0, int k1) {
+static void pack_b_columns(Pair *to, GemmShape s, const void *B, int k0, int k1) {
     for (int p = 0; p < panels(s.N); p++) {
         int first, vecs;
         panel(s.N, p, &first, &vecs);
@@ -98,14 +114,11 @@ static void pack_b_columns(Pair *to, GemmShape s, const float *B, int k0, int k1
             size_t ld;
             Pair *at = place_b(to, s, p, v, &ld);
             for (int k = k0; k < k1; k++) {
-                const float *even = B + (size_t)(2 * k) * (size_t)s.ldb + v * W,
-                            *odd = 2 * k + 1 < s.K ? even + s.ldb : NULL;
                 if (WHOLE > 1 && 2 * k >= s.K) {
                     memset(at + (size_t)k * ld, 0, W * sizeof(Pair));
                     continue;
                 }
-                ask_rows(even, odd);
-                pack_columns(at + (size_t)k * ld, even, odd, imin(W, s.N - v * W));
+                two_rows(at + (size_t)k * ld, B, s.ldb, s.narrow, s.K, k, v * W, imin(W, s.N - v * W));
             }
         }
     }
@@ -162,10 +175,7 @@ static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, i
         }
         const uint16_t *x = (const uint16_t *)B + at;
         if (ahead) __builtin_prefetch((const char *)x + ahead, 0, 2);
-        /* low half first, whatever the machine's order of bytes */
-        int whole = imin(some, (s.K - 2 * k) / 2);
-        for (int j = 0; j < whole; j++) rows[i][j] = x[2 * j] | (Pair)x[2 * j + 1] << 16;
-        if (whole < some) rows[i][whole] = x[2 * whole];
+        pack_row_narrow(rows[i], x, some, 2 * (k + some) > s.K);
     }
     if (some == W)
         turn(to, ld, rows);
@@ -196,7 +206,7 @@ typedef struct {
     GemmShape s;
     Lie a;
     Pair *A, *B;
-    float *C;
+    void *C;
     bool packs_a, packs_b; /* else another product does */
     int more, ni, nj;      /* products behind this one that add to the same C; tasks of rows and of panels */
 } Work;
@@ -234,16 +244,22 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
         while (first > 0 && jobs[first - 1].c == jobs[j].c) first--;
         const GemmShape sa = jobs[like_a].s, sb = jobs[like_b].s, sc = jobs[first].s;
         CHECK(sa.M == s.M && sa.K == s.K && sa.ta == s.ta && sb.N == s.N && sb.K == s.K && sb.tb == s.tb &&
-                  sb.narrow == s.narrow && sc.M == s.M && sc.N == s.N && (first == j || (s.accumulate && !few)) &&
-                  (s.tb || !s.narrow) && few == (s.tb && !s.ta && s.M <= GEMM_BF16_FEW),
+                  sb.narrow == s.narrow && sa.narrow_a == s.narrow_a && sc.narrow_c == s.narrow_c && sc.M == s.M &&
+                  sc.N == s.N && (first == j || (s.accumulate && !few)) &&
+                  few == (s.tb && !s.ta && s.M <= GEMM_BF16_FEW),
               "product %d, (%d,%d,%d), and those that it shares with", j, s.M, s.N, s.K);
         w[j] = (Work){.s = s, .a = lie(s), .C = jobs[j].C, .packs_a = like_a == j, .packs_b = like_b == j};
         /* Lanes: two blocks' rows. */
         size_t blocks = ((size_t)(by_rows ? many(threads) : s.M) + 2 * MR - 1) / (2 * MR) * 2;
+        if (few && s.narrow_c) {
+            w[j].C = arena_take(scratch, (size_t)s.M * (size_t)s.N * sizeof(float), "C before it is rounded");
+            w[j].s.ldc = s.N;
+        }
         size_t whole = ((size_t)s.N + W - 1) / W * W * (size_t)pairs_in(s);
         w[j].A = w[j].packs_a ? arena_take(scratch, blocks * w[j].a.block * sizeof(Pair), "A in bf16") : w[like_a].A;
         /* a pass of few rows must find room where one of many was measured */
-        if (s.tb) whole = zmax(whole, (size_t)threads * few_pairs(s));
+        size_t few_c = s.narrow_c ? (size_t)GEMM_BF16_FEW * (size_t)s.N + 64 : 0;
+        if (s.tb) whole = zmax(whole, (size_t)threads * few_pairs(s) + few_c);
         if (!few) w[j].B = w[j].packs_b ? arena_take(scratch, whole * sizeof(Pair), "B in bf16") : w[like_b].B;
         if (first == j)
             rows += (s.M + ROWS - 1) / ROWS;
@@ -258,7 +274,7 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
     }
     return tasks;
 }
-static void pack_a_rows(const Work *w, Pair *to, const float *A, int i0, int i1) {
+static void pack_a_rows(const Work *w, Pair *to, const void *A, int i0, int i1) {
     for (int i = i0; i < i1; i += MR) pack_a_block(to + (size_t)((i - i0) / MR) * w->a.block, w->a, w->s, A, i);
 }
 /* By all threads together: product w's share of packing; rows: but of A's rows. */
@@ -285,12 +301,28 @@ static void pack(const Work *w, const GemmJob *job, bool rows) {
             pack_a_rows(w, w->A + (size_t)(i / MR) * w->a.block, job->A, i, imin(s.M, i + MR));
     }
 }
+/* Rows of C in bf16 as f32, ld numbers apart, and back. */
+static void widen_rows(float *to, size_t ld, const uint16_t *C, size_t ldc, int rows, int n) {
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < n; c++) {
+            union {
+                uint32_t u;
+                float f;
+            } b = {(uint32_t)C[(size_t)r * ldc + (size_t)c] << 16};
+            to[(size_t)r * ld + (size_t)c] = b.f;
+        }
+}
+static void narrow_rows(uint16_t *C, size_t ldc, const float *x, size_t ld, int rows, int n) {
+    for (int r = 0; r < rows; r++) narrow_row(C + (size_t)r * ldc, x + (size_t)r * ld, n);
+}
 /* Panels of all products, one list: a thread that is done takes what is next, whosever it is. */
 static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pair *mem, size_t own, double size) {
     int all = 0;
     for (int j = 0; j < n; j++) {
         all += panels(w[j].s.N);
         if (w[j].packs_a) pack_a_rows(&w[j], w[j].A, jobs[j].A, 0, w[j].s.M);
+        const GemmShape s = w[j].s;
+        if (s.narrow_c && s.accumulate) widen_rows(w[j].C, (size_t)s.ldc, jobs[j].C, (size_t)jobs[j].s.ldc, s.M, s.N);
     }
     int run = imax(1, imin(8, all / (TASKS_PER_THREAD * threads)));
 #pragma omp parallel num_threads(threads) if (size > 1.5e5)
@@ -304,23 +336,51 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
         }
         tiles_close();
     }
+    for (int j = 0; j < n; j++) {
+        const GemmShape s = w[j].s;
+        if (s.narrow_c) narrow_rows(jobs[j].C, (size_t)jobs[j].s.ldc, w[j].C, (size_t)s.ldc, s.M, s.N);
+    }
 }
 
+/* Rows i..end-1 of panels p0..p1-1 of a product and of those behind it that add to the same C. A's rows i.. lie `blocks`
+ * blocks from its beginning. */
+static void sums_of(const Work *w, size_t blocks, int i, int end, int p0, int p1) {
+    float mem[ROWS * NV * W] __attribute__((aligned(64)));
+    const size_t ldc = (size_t)w->s.ldc;
+    for (int p = p0, step = w->s.narrow_c ? 1 : p1 - p0; p < p1; p += step) {
+        int left, vecs;
+        panel(w->s.N, p, &left, &vecs);
+        size_t at = (size_t)i * ldc + (size_t)left * W;
+        if (!w->s.narrow_c) {
+            for (int k = 0; k <= w->more; k++)
+                task(&w[k], w[k].A + blocks * w[k].a.block, (float *)w->C + at, i, end, p, p + step);
+            continue;
+        }
+        int n = imin(vecs * W, w->s.N - left * W);
+        uint16_t *C = (uint16_t *)w->C + at;
+        if (w->s.accumulate) widen_rows(mem, NV * W, C, ldc, end - i, n);
+        for (int k = 0; k <= w->more; k++) {
+            Work one = w[k];
+            one.s.ldc = NV * W;
+            task(&one, w[k].A + blocks * w[k].a.block, mem, i, end, p, p + 1);
+        }
+        narrow_rows(C, ldc, mem, NV * W, end - i, n);
+    }
+}
 /* Rows i.. of all products, which have the same number of them; the thread's share of where A goes holds so many. */
 static void block_of_rows(int n, const GemmJob *jobs, const Work *w, int i) {
     int mine = omp_get_thread_num() * ROWS / MR, end = imin(w->s.M, i + ROWS);
     for (int j = 0; j < n; j++)
         if (w[j].packs_a) pack_a_rows(&w[j], w[j].A + (size_t)mine * w[j].a.block, jobs[j].A, i, end);
-    for (int j = 0; j < n; j++) task(&w[j], w[j].A + (size_t)mine * w[j].a.block, i, end, 0, panels(w[j].s.N));
+    for (int j = 0; j < n; j += 1 + w[j].more) sums_of(&w[j], (size_t)mine, i, end, 0, panels(w[j].s.N));
 }
 /* Task t of all products, with those that add to the same C behind it. */
 static void block_of_both(const Work *w, int t) {
     int j = 0;
     for (; t >= w[j].ni * w[j].nj; j += 1 + w[j].more) t -= w[j].ni * w[j].nj;
     int i = t / w[j].nj * ROWS, part = t % w[j].nj, np = panels(w[j].s.N);
-    for (int k = j; k <= j + w[j].more; k++)
-        task(&w[k], w[k].A + (size_t)(i / MR) * w[k].a.block, i, imin(w[k].s.M, i + ROWS),
-             (int)((long)np * part / w[j].nj), (int)((long)np * (part + 1) / w[j].nj));
+    sums_of(&w[j], (size_t)(i / MR), i, imin(w[j].s.M, i + ROWS), (int)((long)np * part / w[j].nj),
+            (int)((long)np * (part + 1) / w[j].nj));
 }
 static void multiply(int threads, Arena *scratch, int n, const GemmJob *jobs) {
     Work w[GEMM_JOBS];
@@ -358,7 +418,8 @@ void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, int n, const GemmJob *jobs)
     CHECK(n > 0 && n <= GEMM_JOBS, "%d products", n);
     int K = jobs->s.K;
     bool slices = K > SLICE;
-    for (int j = 0; j < n; j++) slices = slices && jobs[j].s.ta && !jobs[j].s.tb && jobs[j].s.K == K;
+    for (int j = 0; j < n; j++)
+        slices = slices && jobs[j].s.ta && !jobs[j].s.tb && !jobs[j].s.narrow_c && jobs[j].s.K == K;
     if (!slices) {
         multiply(threads, scratch, n, jobs);
         return;
@@ -369,8 +430,9 @@ void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, int n, const GemmJob *jobs)
         for (int j = 0; j < n; j++) {
             part[j].s.K = imin(SLICE, K - k);
             part[j].s.accumulate = jobs[j].s.accumulate || k;
-            part[j].A = jobs[j].A + (size_t)k * (size_t)jobs[j].s.lda;
-            part[j].B = (const float *)jobs[j].B + (size_t)k * (size_t)jobs[j].s.ldb;
+            const GemmShape *s = &jobs[j].s;
+            part[j].A = (const char *)jobs[j].A + (size_t)k * (size_t)s->lda * (s->narrow_a ? 2 : 4);
+            part[j].B = (const char *)jobs[j].B + (size_t)k * (size_t)s->ldb * (s->narrow ? 2 : 4);
         }
         multiply(threads, scratch, n, part);
     }

@@ -34,6 +34,15 @@ static inline void pack_columns(Pair *to, const float *even, const float *odd, i
                hi = vreinterpret_u16_bf16(vcvt_bf16_f32(vld1q_f32(odd)));
     vst1q_u32(to, vorrq_u32(vmovl_u16(lo), vshll_n_u16(hi, 16)));
 }
+static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
+    for (int i = 0; i < W; i++) to[i] = i < n ? even[i] | (odd ? (Pair)odd[i] << 16 : 0) : 0;
+}
+/* n numbers to BF16. */
+static inline void narrow_row(uint16_t *to, const float *x, int n) {
+    int i = 0;
+    for (; i + W <= n; i += W) vst1_u16(to + i, vreinterpret_u16_bf16(vcvt_bf16_f32(vld1q_f32(x + i))));
+    for (; i < n; i++) to[i] = vget_lane_u16(vreinterpret_u16_bf16(vcvt_bf16_f32(vdupq_n_f32(x[i]))), 0);
+}
 /* Four rows of four pairs: to[k * ld + row] = row's pair k, k < some. */
 static inline void turn(Pair *to, size_t ld, const Pairs rows[W], int some) {
     uint32x4_t r[W], t[W];
@@ -62,23 +71,24 @@ static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, i
 }
 static Lie lie(GemmShape s) { return (Lie){((size_t)s.K + 1) / 2 * MR, 1, MR}; }
 /* Pairs k0..k1-1 of all of A, k down its columns. */
-static void pack_a_columns(Pair *to, Lie a, GemmShape s, const float *A, int k0, int k1) {
+static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
     for (int i = 0; i < s.M; i += W)
         for (int k = k0; k < k1; k++) {
             Pair *at = to + (size_t)(i / MR) * a.block + (size_t)k * a.step + i % MR;
-            const float *even = A + (size_t)(2 * k) * (size_t)s.lda + i;
-            pack_columns(at, even, 2 * k + 1 < s.K ? even + s.lda : NULL, imin(W, s.M - i));
+            two_rows(at, A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
             if (i % MR == 0 && s.M - i <= W) vst1q_u32(at + W, vdupq_n_u32(0)); /* rows that are not there */
         }
 }
 /* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
-static void pack_a_block(Pair *to, Lie a, GemmShape s, const float *A, int row) {
+static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     for (int half = 0; half < MR; half += W)
         for (int k = 0; 2 * k < s.K; k += W) {
             Pairs r[W];
             for (int i = 0; i < W; i++) {
-                int at = row + half + i;
-                r[i] = pairs_of(A + (size_t)imin(at, s.M - 1) * (size_t)s.lda + 2 * k, at < s.M ? s.K - 2 * k : 0);
+                int row_i = row + half + i, left = row_i < s.M ? s.K - 2 * k : 0;
+                size_t at = (size_t)imin(row_i, s.M - 1) * (size_t)s.lda + 2 * (size_t)k;
+                r[i] = s.narrow_a ? pairs_of_narrow((const uint16_t *)A + at, left)
+                                  : pairs_of((const float *)A + at, left);
             }
             turn(to + (size_t)k * a.step + half, a.step, r, imin(W, (s.K + 1) / 2 - k));
         }

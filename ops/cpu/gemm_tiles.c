@@ -23,25 +23,23 @@ _Static_assert((int)MR == (int)W && (int)WHOLE == (int)W && (int)KP % W == 0 && 
 /* Tiles of 16 rows (of few rows: 16 columns of A^T), following each other along k. */
 static Lie lie(GemmShape s) { return (Lie){(size_t)pairs_in(s) * MR, W, 1}; }
 /* Pairs k0..k0+W-1 of all of A, k down its columns. */
-static void pack_a_columns(Pair *to, Lie a, GemmShape s, const float *A, int k0, int k1) {
+static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
     for (int i = 0; i < s.M; i += MR) {
         Pair rows[W][W] __attribute__((aligned(64)));
         for (int k = k0; k < k1; k++) {
-            const float *even = A + (size_t)(2 * k) * (size_t)s.lda + i, *odd = 2 * k + 1 < s.K ? even + s.lda : NULL;
             if (2 * k >= s.K) {
                 memset(rows[k - k0], 0, sizeof rows[0]);
                 continue;
             }
-            ask_rows(even, odd);
-            pack_columns(rows[k - k0], even, odd, imin(W, s.M - i));
+            two_rows(rows[k - k0], A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
         }
         turn(to + (size_t)(i / MR) * a.block + (size_t)k0 * W, W, rows);
     }
 }
 /* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
-static void pack_a_block(Pair *to, Lie a, GemmShape s, const float *A, int row) {
+static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     bool turned = s.tb && s.M <= GEMM_BF16_FEW;
-    GemmShape x = {.N = s.M, .K = s.K, .ldb = s.lda};
+    GemmShape x = {.N = s.M, .K = s.K, .ldb = s.lda, .narrow = s.narrow_a};
     int n = imin(W, s.M - row);
     for (int k = 0; k < pairs_in(s); k += W, to += TILE) {
         if (turned) {
@@ -151,10 +149,11 @@ static inline __attribute__((always_inline)) void kernel(const int ni, const int
 #undef C_IN
 #undef C_OUT
 }
-/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed. */
-static void task(const Work *w, const Pair *A, int i0, int i1, int p0, int p1) {
+/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed; C: where the first of these numbers stands. */
+static void task(const Work *w, const Pair *A, float *C, int i0, int i1, int p0, int p1) {
     const GemmShape s = w->s;
-    int pairs = pairs_in(s);
+    int pairs = pairs_in(s), left, none;
+    panel(s.N, p0, &left, &none);
     for (int k = 0; k < pairs; k += KP) {
         int n = imin(KP, pairs - k) / W;
         bool first = k == 0 && !s.accumulate;
@@ -167,14 +166,14 @@ static void task(const Work *w, const Pair *A, int i0, int i1, int p0, int p1) {
             for (int i = i0; i < i1; i += 2 * MR) {
                 at = A + (size_t)((i - i0) / MR) * w->a.block + (size_t)k * W;
                 Side a = {(const char *)at, W * sizeof(Pair), w->a.block * sizeof(Pair), TILE * sizeof(Pair)};
-                float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
                 size_t ldc = (size_t)s.ldc;
+                float *to = C + (size_t)(i - i0) * ldc + (size_t)(v0 - left) * W;
                 int rows = imin(2 * MR, i1 - i), cols = imin(vecs * W, s.N - v0 * W);
                 switch (2 * (rows > MR) + (vecs > 1)) {
-                case 0: kernel(1, 1, C, ldc, a, b, n, rows, cols, first); break;
-                case 1: kernel(1, 2, C, ldc, a, b, n, rows, cols, first); break;
-                case 2: kernel(2, 1, C, ldc, a, b, n, rows, cols, first); break;
-                default: kernel(2, 2, C, ldc, a, b, n, rows, cols, first);
+                case 0: kernel(1, 1, to, ldc, a, b, n, rows, cols, first); break;
+                case 1: kernel(1, 2, to, ldc, a, b, n, rows, cols, first); break;
+                case 2: kernel(2, 1, to, ldc, a, b, n, rows, cols, first); break;
+                default: kernel(2, 2, to, ldc, a, b, n, rows, cols, first);
                 }
             }
         }
@@ -206,7 +205,7 @@ static inline __attribute__((always_inline)) void few_tiles(const int ni, const 
     const size_t ld = (size_t)s.ldb * sizeof(uint16_t), ldc = (size_t)s.ldc, over = (size_t)imin(KP, pairs) * W;
     Pair sums[W][W] __attribute__((aligned(64)));
     Side x = {(const char *)w->A, W * sizeof(Pair), w->a.block * sizeof(Pair), TILE * sizeof(Pair)};
-#define AT(c)    (w->C + (size_t)sum_j(c, ni) * W * ldc + row + sum_i(c, ni) * W)
+#define AT(c)    ((float *)w->C + (size_t)sum_j(c, ni) * W * ldc + row + sum_i(c, ni) * W)
 #define ROWS_(c) imin(W, s.M - sum_j(c, ni) * W)
 #define COLS_(c) imin(W, s.N - row - sum_i(c, ni) * W)
 #define C_IN(c)                                              \

@@ -20,39 +20,31 @@ static Lie lie(GemmShape s) {
     return (Lie){ld * MR, ld, 1};
 }
 /* Pairs k0..k1-1 of all of A, k down its columns. */
-static void pack_a_columns(Pair *to, Lie a, GemmShape s, const float *A, int k0, int k1) {
+static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
     for (int i = 0; i < s.M; i += W)
         for (int k = k0; k < k1; k++) {
-            Pair both[W], *at = to + (size_t)(i / MR) * a.block + (size_t)k * MR;
-            const float *even = A + (size_t)(2 * k) * (size_t)s.lda + i, *odd = 2 * k + 1 < s.K ? even + s.lda : NULL;
-            ask_rows(even, odd);
-    #ifdef __AVX512BF16__
-            if (s.M - i >= W && odd) {
-                __m512i p = pairs_of(_mm512_loadu_ps(even), _mm512_loadu_ps(odd));
-                _mm256_storeu_si256((__m256i *)at, _mm512_castsi512_si256(p));
-                _mm256_storeu_si256((__m256i *)(at + a.block), _mm512_extracti64x4_epi64(p, 1));
-                continue;
-            }
-    #endif
-            pack_columns(both, even, odd, imin(W, s.M - i));
+            Pair both[W] __attribute__((aligned(64))), *at = to + (size_t)(i / MR) * a.block + (size_t)k * MR;
+            two_rows(both, A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
             memcpy(at, both, MR * sizeof(Pair));
             if (s.M - i > MR) memcpy(at + a.block, both + MR, MR * sizeof(Pair));
         }
 }
 /* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
-static void pack_a_block(Pair *to, Lie a, GemmShape s, const float *A, int row) {
+static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     int pairs = (s.K + 1) / 2;
     #ifdef __AVX512BF16__
     if (a.step == W) {
-        GemmShape turned = {.K = s.K, .ldb = s.lda};
+        GemmShape turned = {.K = s.K, .ldb = s.lda, .narrow = s.narrow_a};
         for (int k = 0; k < pairs && row % W == 0; k += W)
             pack_block(to + (size_t)k * W, W, turned, A, row, imin(W, s.M - row), k, imin(W, pairs - k), 0);
         return;
     }
     #endif
     for (int i = row; i < row + MR; i++, to += a.row)
-        if (i < s.M)
-            pack_row(to, A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
+        if (i < s.M && s.narrow_a)
+            pack_row_narrow(to, (const uint16_t *)A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
+        else if (i < s.M)
+            pack_row(to, (const float *)A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
         else
             memset(to, 0, (size_t)pairs * sizeof *to);
 }
@@ -247,10 +239,11 @@ static inline __attribute__((always_inline)) void tile(int vecs, float *C, size_
     }
 }
 
-/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed. */
-static void task(const Work *w, const Pair *A, int i0, int i1, int p0, int p1) {
+/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed; C: where the first of these numbers stands. */
+static void task(const Work *w, const Pair *A, float *C, int i0, int i1, int p0, int p1) {
     const GemmShape s = w->s;
-    int pairs = (s.K + 1) / 2;
+    int pairs = (s.K + 1) / 2, left, none;
+    panel(s.N, p0, &left, &none);
     for (int k = 0; k < pairs; k += KP) {
         int some = imin(KP, pairs - k);
         bool first = k == 0 && !s.accumulate;
@@ -261,8 +254,8 @@ static void task(const Work *w, const Pair *A, int i0, int i1, int p0, int p1) {
             int last = imin(W, s.N - (v0 + vecs - 1) * W);
             for (int i = i0; i < i1; i += MR) {
                 const Pair *a = A + (size_t)((i - i0) / MR) * w->a.block + (size_t)k * w->a.step;
-                float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
-                tile(vecs, C, (size_t)s.ldc, a, w->a, b, some, imin(MR, s.M - i), last, first);
+                float *to = C + (size_t)(i - i0) * (size_t)s.ldc + (size_t)(v0 - left) * W;
+                tile(vecs, to, (size_t)s.ldc, a, w->a, b, some, imin(MR, s.M - i), last, first);
             }
         }
     }
@@ -287,14 +280,14 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
         int some = imin(KP, pairs - k);
         bool first = k == 0 && !s.accumulate;
 #ifdef __AVX512BF16__
-        float *C = w->C + (size_t)v0 * W;
+        float *C = (float *)w->C + (size_t)v0 * W;
         (void)mem, (void)last;
         for (int v = 0; v < vecs; v++)
             few_columns(C + v * W, w->A + (size_t)k * w->a.step, w->a, s, B, (v0 + v) * W, k, some, first);
 #else
         pack_b_rows(mem, s, B, p, k, k + some, true);
         for (int i = 0; i < s.M; i += MR) {
-            float *C = w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
+            float *C = (float *)w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
             const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
             tile(vecs, C, (size_t)s.ldc, a, w->a, mem, some, imin(MR, s.M - i), last, first);
         }

@@ -44,6 +44,9 @@ static inline __m512i pairs_of(__m512 even, __m512 odd) {
                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
+static inline __m512i pairs_of_narrow(__m256i even, __m256i odd) {
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+}
 #endif
 /* n <= W pairs, from two rows below each other; odd NULL: zeros. The rest of W is 0. */
 static inline void pack_columns(Pair *to, const real *even, const real *odd, int n) {
@@ -54,6 +57,34 @@ static inline void pack_columns(Pair *to, const real *even, const real *odd, int
 #else
     for (int i = 0; i < W; i++) to[i] = i < n ? pair(even[i], odd ? odd[i] : 0) : 0;
 #endif
+}
+/* The same of numbers that are BF16 already. */
+static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
+#ifdef __AVX512BF16__
+    __mmask16 in = (__mmask16)((1u << n) - 1);
+    __m256i a = _mm256_maskz_loadu_epi16(in, even),
+            b = odd ? _mm256_maskz_loadu_epi16(in, odd) : _mm256_setzero_si256();
+    _mm512_storeu_si512(to, pairs_of_narrow(a, b));
+#else
+    for (int i = 0; i < W; i++) to[i] = i < n ? even[i] | (odd ? (Pair)odd[i] << 16 : 0) : 0;
+#endif
+}
+/* And rows: n pairs from 2n numbers; low half first, whatever the machine's order of bytes. */
+static inline void pack_row_narrow(Pair *to, const uint16_t *x, int n, bool last) {
+    int whole = last ? n - 1 : n;
+    for (int i = 0; i < whole; i++) to[i] = x[2 * i] | (Pair)x[2 * i + 1] << 16;
+    if (last) to[whole] = x[2 * whole];
+}
+/* n numbers to BF16. */
+static inline void narrow_row(uint16_t *to, const float *x, int n) {
+    int i = 0;
+#ifdef __AVX512BF16__
+    for (; i < n; i += W) {
+        __mmask16 in = n - i < W ? (__mmask16)((1u << (n - i)) - 1) : (__mmask16)0xFFFF;
+        _mm256_mask_storeu_epi16(to + i, in, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(in, x + i)));
+    }
+#endif
+    for (; i < n; i++) to[i] = (uint16_t)rounded(x[i]);
 }
 /* 16 rows of 16 pairs turned: to[k * ld + row] = row's pair k. */
 #ifdef __AVX512F__
