@@ -43,14 +43,28 @@ static size_t entry_at(int m0, int lane, int group, int heads, int e) {
     return (size_t)(m0 + e / group) * (size_t)heads + (size_t)(lane * group + e % group);
 }
 
+/* n numbers of q, o or one of their gradients, which may be BF16 in memory; back they are rounded to the nearest. */
+INLINE void get_row(real *to, Tensor t, size_t at, int n) {
+    if (t.dtype == BF16)
+        widened(to, (const uint16_t *)t.p + at, (size_t)n);
+    else
+        memcpy(to, R(t) + at, (size_t)n * sizeof *to);
+}
+INLINE void put_row(Tensor t, size_t at, const real *x, int n) {
+    if (t.dtype == BF16)
+        narrowed((uint16_t *)t.p + at, x, (size_t)n);
+    else
+        memcpy(R(t) + at, x, (size_t)n * sizeof *x);
+}
 static void block_load(Block *b, int n, int e0, int m0, int lane, int group, Tensor q, Tensor o, Tensor lse,
                        bool merge) {
     int H = b->look.heads;
     b->n = n;
     for (int i = 0; i < n; i++) {
         size_t at = entry_at(m0, lane, group, H, e0 + i);
-        const real *src = R(q) + at * (size_t)b->Dk;
-        for (int k = 0; k < b->Dk; k++) b->q[i * b->Dk + k] = src[k] * b->look.scale;
+        real *in = b->q + i * b->Dk;
+        get_row(in, q, at * (size_t)b->Dk, b->Dk);
+        for (int k = 0; k < b->Dk; k++) in[k] *= b->look.scale;
         bool start = !merge || R(lse)[at] == -INFINITY;
         b->m[i] = start ? -INFINITY : R(lse)[at];
         b->l[i] = start ? 0 : 1;
@@ -58,16 +72,17 @@ static void block_load(Block *b, int n, int e0, int m0, int lane, int group, Ten
         if (start)
             memset(out, 0, (size_t)b->Dv * sizeof(real));
         else
-            memcpy(out, R(o) + at * (size_t)b->Dv, (size_t)b->Dv * sizeof(real));
+            get_row(out, o, at * (size_t)b->Dv, b->Dv);
     }
     if (b->qp) pairs_along(b->qp, b->q, n, b->Dk);
 }
-static void block_store(const Block *b, int e0, int m0, int lane, int group, Tensor o, Tensor lse) {
+static void block_store(Block *b, int e0, int m0, int lane, int group, Tensor o, Tensor lse) {
     for (int i = 0; i < b->n; i++) {
         size_t at = entry_at(m0, lane, group, b->look.heads, e0 + i);
-        real inv = b->l[i] > 0 ? 1 / b->l[i] : 0, *out = R(o) + at * (size_t)b->Dv;
+        real inv = b->l[i] > 0 ? 1 / b->l[i] : 0, *out = b->o + i * b->Dv;
         if (b->l[i] != b->l[i]) inv = b->l[i]; /* NaN goes on */
-        for (int k = 0; k < b->Dv; k++) out[k] = b->o[i * b->Dv + k] * inv;
+        for (int k = 0; k < b->Dv; k++) out[k] *= inv;
+        put_row(o, at * (size_t)b->Dv, out, b->Dv);
         R(lse)[at] = b->l[i] == 0 ? -INFINITY : b->m[i] + (real)log((double)b->l[i]);
     }
 }
@@ -252,12 +267,19 @@ static void check_attend(const Kv *kv, Look look, Tensor q, Tensor o) {
           "%d heads on %d lanes, q %d, o %d", look.heads, kv->s.lanes, q.n[2], o.n[2]);
 }
 
-static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
+/* The rows with keys and values in f32. */
+static Kv kv_in_reals(Run *r, const Kv *kv) {
+    Kv wide = *kv;
+    wide.k = in_reals(r, "keys in f32", kv->k), wide.v = in_reals(r, "values in f32", kv->v);
+    return wide;
+}
+static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *rows, Look look, bool merge) {
     const Batch *b = r->batch;
-    int lanes = kv->s.lanes, group = look.heads / lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
-    check_attend(kv, look, q, o);
+    int lanes = rows->s.lanes, group = look.heads / lanes, Dk = rows->s.kdim, Dv = rows->s.vdim;
+    check_attend(rows, look, q, o);
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
+    const Kv wide = kv_in_reals(r, rows), *kv = &wide;
     bool pairs = by_pairs(r, Dk, Dv);
     Tensor kt = pairs ? ABSENT : panels(r, "attend keys", rows_of(r, lanes, Dk));
     Pair *kp = pairs ? pair_panels(r, "attend keys", rows_of(r, lanes, Dk)) : NULL,
@@ -573,8 +595,9 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
         memset(a->dqb, 0, (size_t)k->n * (size_t)Dk * sizeof(real));
         for (int i = 0; i < k->n; i++) {
             size_t at = entry_at(m0, h, group, k->look.heads, e0 + i);
-            memcpy(a->g + i * Dv, R(a->dout) + at * (size_t)Dv, (size_t)Dv * sizeof(real));
-            delta[i] = dot(a->g + i * Dv, R(a->o) + at * (size_t)Dv, Dv);
+            get_row(a->g + i * Dv, a->dout, at * (size_t)Dv, Dv);
+            get_row(k->o + i * Dv, a->o, at * (size_t)Dv, Dv);
+            delta[i] = dot(a->g + i * Dv, k->o + i * Dv, Dv);
             lse[i] = R(a->lse)[at];
         }
         if (k->qp) {
@@ -587,20 +610,36 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
             if (span_meets(span, j, j + n)) backward_keys(k, a, b, h, j, n, p, lse, delta);
         }
         for (int i = 0; i < k->n; i++) {
-            real *dq = R(a->dq) + entry_at(m0, h, group, k->look.heads, e0 + i) * (size_t)Dk;
-            for (int c = 0; c < Dk; c++) dq[c] += a->dqb[i * Dk + c] * k->look.scale;
+            size_t at = entry_at(m0, h, group, k->look.heads, e0 + i) * (size_t)Dk;
+            real *dq = a->dqb + i * Dk, *old = k->q + i * Dk; /* the keys are through: q's place is free */
+            for (int c = 0; c < Dk; c++) dq[c] *= k->look.scale;
+            if (!a->dq.fresh) {
+                get_row(old, a->dq, at, Dk);
+                for (int c = 0; c < Dk; c++) dq[c] += old[c];
+            }
+            put_row(a->dq, at, dq, Dk);
         }
     }
 }
 
-static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
+/* A gradient to add to in f32; what BF16 held is in it. */
+static Tensor sum_in_reals(Run *r, const char *name, Tensor d) {
+    if (d.dtype == BF16) d = d.fresh ? as_fresh(scratch_tensor(r, name, REAL, d.rank, d.n)) : in_reals(r, name, d);
+    begin_sum(r, d);
+    return d;
+}
+static void attend_backward(Run *r, Tensor dq, Kv *drows, Tensor dout, Tensor q, const Kv *rows, Look look, Tensor o,
                             Tensor lse) {
     const Batch *b = r->batch;
-    int lanes = kv->s.lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
-    check_attend(kv, look, q, o);
+    int lanes = rows->s.lanes, Dk = rows->s.kdim, Dv = rows->s.vdim;
+    check_attend(rows, look, q, o);
     CHECK(r->out.n == b->N, "%d of %d rows", r->out.n, b->N);
-    CHECK(!kv->s.alias, "rows whose value is part of the key are attended to, not trained on");
+    CHECK(!rows->s.alias, "rows whose value is part of the key are attended to, not trained on");
     Mark mark = arena_mark(r->scratch);
+    const Kv wide = kv_in_reals(r, rows), *kv = &wide;
+    Kv sums = *drows, *dkv = &sums;
+    sums.k = sum_in_reals(r, "keys' gradient in f32", drows->k);
+    sums.v = sum_in_reals(r, "values' gradient in f32", drows->v);
     bool pairs = by_pairs(r, Dk, Dv);
     size_t extra = (size_t)QB * (size_t)(Dk + Dv + KB), numbers = block_numbers(Dk, Dv) + extra;
     Tensor keys = rows_of(r, lanes, Dk), values = rows_of(r, lanes, Dv), kt = ABSENT, vt = ABSENT;
@@ -613,7 +652,6 @@ static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, c
     }
     Tensor mem =
         SCRATCH(r, "attend block", r->dev->threads, (int)(numbers + pairs * (block_pairs(Dk) + back_pairs(Dk, Dv))));
-    begin_sum(r, dq), begin_sum(r, dkv->k), begin_sum(r, dkv->v);
     if (!measuring(r)) {
         if (pairs) {
             pack_pairs(r, kp, kb, kv->k, NULL, 0), pack_pairs(r, vp, NULL, kv->v, NULL, 0);
@@ -641,5 +679,7 @@ static void attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, c
                 backward_lane(&k, &a, b, r->out.idx, s, h);
             }
     }
+    if (sums.k.dtype != drows->k.dtype) out_of_reals(r, drows->k, sums.k);
+    if (sums.v.dtype != drows->v.dtype) out_of_reals(r, drows->v, sums.v);
     arena_release(r->scratch, mark);
 }

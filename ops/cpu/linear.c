@@ -72,27 +72,64 @@ static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n
     rows_dots(y, (size_t)O, x, (size_t)I, w, N, o0, n, I);
 }
 
+/* The numbers of x as `real`s: x itself, or a copy of what is BF16. */
+static Tensor in_reals(Run *r, const char *name, Tensor x) {
+    if (x.dtype != BF16) return x;
+    Tensor wide = scratch_tensor(r, name, REAL, x.rank, x.n);
+    if (!measuring(r)) {
+        const uint16_t *from = x.p;
+        real *to = R(wide);
+        size_t n = tensor_count(x);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+        for (size_t i = 0; i < n; i += ALONE) widened(to + i, from + i, zmin(ALONE, n - i));
+    }
+    return wide;
+}
+/* Back: each number rounded to the nearest. */
+static void out_of_reals(Run *r, Tensor x, Tensor wide) {
+    if (x.dtype != BF16 || measuring(r)) return;
+    uint16_t *to = x.p;
+    const real *from = R(wide);
+    size_t n = tensor_count(x);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i += ALONE) narrowed(to + i, from + i, zmin(ALONE, n - i));
+}
+static void *where(Tensor t) { return t.dtype == BF16 ? t.p : R(t); }
+/* Whether a product takes BF16 where it lies. */
+static bool takes_narrow(const Run *r, Tensor w) {
+    return REAL == F32 && (w.dtype == BF16 || gemm_rounds(r->dev->gemm, (int64_t)tensor_count(w)));
+}
+
 /* One call of the product kernel, and one of the few rows' loop, for all matrices. */
 _Static_assert((int)LINEAR_MANY == (int)GEMM_JOBS, "a product for each matrix");
 static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
     enum { OUTS = 16 };
     GemmJob jobs[GEMM_JOBS];
+    Tensor y[GEMM_JOBS];
     CHECK(n > 0 && n <= GEMM_JOBS, "%d matrices", n);
     int I = p->w.n[1], few[GEMM_JOBS], nfew = 0, njobs = 0, chunks = 0;
     x = tensor_rows(x, I);
     int N = x.n[0];
     long size = 0;
+    bool direct = true;
+    for (int j = 0; j < n; j++) direct = direct && takes_narrow(r, p[j].w);
+    Mark mark = arena_mark(r->scratch);
+    if (!direct) x = in_reals(r, "x in f32", x);
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
         bool narrow = p[j].w.dtype == BF16, rounds = narrow || gemm_rounds(r->dev->gemm, (int64_t)O * I);
         CHECK(p[j].w.n[1] == I && tensor_rows(p[j].y, O).n[0] == N && (!present(p[j].bias) || p[j].bias.n[0] == O),
               "x (%d,%d), y %d rows, w (%d,%d)", N, I, tensor_rows(p[j].y, O).n[0], O, p[j].w.n[1]);
+        y[j] = p[j].y;
+        /* rounded once, with the bias added */
+        if (y[j].dtype == BF16 && (!rounds || present(p[j].bias))) y[j] = SCRATCH(r, "y in f32", N, O);
         if (!rounds && N <= FEW && REAL == F32) { /* of double the plain loop is the oracle */
             few[nfew++] = j, chunks += (O + OUTS - 1) / OUTS, size += (long)N * O * I;
             continue;
         }
         GemmShape s = {N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow, .weights = (int64_t)O * I};
-        jobs[njobs++] = (GemmJob){s, R(p[j].y), R(x), narrow ? p[j].w.p : R(p[j].w), 0, j, j};
+        s.narrow_a = x.dtype == BF16, s.narrow_c = y[j].dtype == BF16;
+        jobs[njobs++] = (GemmJob){s, where(y[j]), where(x), where(p[j].w), 0, j, j};
     }
     if (!measuring(r) && nfew) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (size > 4 * ALONE)
@@ -100,54 +137,72 @@ static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
             int k = 0, o = i;
             for (; o >= (p[few[k]].w.n[0] + OUTS - 1) / OUTS; k++) o -= (p[few[k]].w.n[0] + OUTS - 1) / OUTS;
             Tensor w = p[few[k]].w;
-            few_rows(R(p[few[k]].y), R(x), R(w), N, o * OUTS, imin(OUTS, w.n[0] - o * OUTS), w.n[0], I);
+            few_rows(R(y[few[k]]), R(x), R(w), N, o * OUTS, imin(OUTS, w.n[0] - o * OUTS), w.n[0], I);
         }
     }
     gemm_many(r->dev->gemm, r->scratch, njobs, jobs);
     for (int j = 0; j < n; j++) {
-        if (measuring(r) || !present(p[j].bias)) continue;
-        int O = p[j].w.n[0];
-        const real *b = R(p[j].bias);
-        real *y = R(p[j].y);
+        if (!measuring(r) && present(p[j].bias)) {
+            int O = p[j].w.n[0];
+            const real *b = R(p[j].bias);
+            real *to = R(y[j]);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
-        for (int i = 0; i < N; i++)
-            for (int o = 0; o < O; o++) y[(size_t)i * (size_t)O + (size_t)o] += b[o];
+            for (int i = 0; i < N; i++)
+                for (int o = 0; o < O; o++) to[(size_t)i * (size_t)O + (size_t)o] += b[o];
+        }
+        if (y[j].dtype != p[j].y.dtype) out_of_reals(r, p[j].y, y[j]);
     }
+    arena_release(r->scratch, mark);
 }
 static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     linear_many(r, 1, &(Projection){y, w, bias}, x);
 }
 
+/* sum (O) += the columns' sums. Threads share the columns, so that each sum has one owner and one order. */
+static void add_columns(const Run *r, real *sum, Tensor dy, int N, int O) {
+    enum { COLUMNS = 64 };
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
+    for (int c = 0; c < O; c += COLUMNS)
+        for (int i = 0; i < N; i++) {
+            real mem[COLUMNS];
+            const int n = imin(COLUMNS, O - c);
+            const size_t at = (size_t)i * (size_t)O + (size_t)c;
+            const real *g = dy.dtype == BF16 ? mem : R(dy) + at;
+            if (dy.dtype == BF16) widened(mem, (const uint16_t *)dy.p + at, (size_t)n);
+#pragma omp simd
+            for (int o = 0; o < n; o++) sum[c + o] += g[o];
+        }
+}
 static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
     GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
     CHECK(n > 0 && n <= GEMM_JOBS, "%d matrices", n);
     int I = p->w.n[1], nin = 0, nweights = 0;
     x = tensor_rows(x, I);
     int N = x.n[0];
+    bool direct = true;
+    for (int j = 0; j < n; j++) direct = direct && takes_narrow(r, p[j].w);
+    Mark mark = arena_mark(r->scratch);
+    Tensor sum = dx;
+    if (!direct && dx.dtype == BF16)
+        sum = dx.fresh ? as_fresh(SCRATCH(r, "dx in f32", N, I)) : in_reals(r, "dx in f32", dx);
+    if (!direct) x = in_reals(r, "x in f32", x);
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
         Tensor dy = tensor_rows(d[j].y, O);
         CHECK(p[j].w.n[1] == I && dy.n[0] == N, "x (%d,%d), dy %d rows, w (%d,%d)", N, I, dy.n[0], O, p[j].w.n[1]);
+        if (!direct) dy = in_reals(r, "dy in f32", dy);
         int64_t numbers = (int64_t)O * I;
-        GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = nin || !dx.fresh, .weights = numbers},
+        GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = nin || !sum.fresh, .weights = numbers},
                   t = {O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
-        if (present(dx)) in[nin++] = (GemmJob){s, R(dx), R(dy), R(p[j].w), j, j, 0};
-        if (present(d[j].w)) weights[nweights++] = (GemmJob){t, R(d[j].w), R(dy), R(x), j, 0, j};
+        s.narrow_a = t.narrow_a = dy.dtype == BF16, s.narrow_c = sum.dtype == BF16, t.narrow = x.dtype == BF16;
+        if (present(dx)) in[nin++] = (GemmJob){s, where(sum), where(dy), R(p[j].w), j, j, 0};
+        if (present(d[j].w)) weights[nweights++] = (GemmJob){t, R(d[j].w), where(dy), where(x), j, 0, j};
+        if (!measuring(r) && present(d[j].bias)) add_columns(r, R(d[j].bias), tensor_rows(d[j].y, O), N, O);
     }
     gemm_many(r->dev->gemm, r->scratch, nin, in);
     gemm_many(r->dev->gemm, r->scratch, nweights, weights);
-    for (int j = 0; j < n; j++) {
-        if (measuring(r) || !present(d[j].bias)) continue;
-        int O = p[j].w.n[0];
-        const real *dy = R(d[j].y);
-        real *sum = R(d[j].bias);
-        /* Threads share the columns, so that each sum has one owner and one order. */
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
-        for (int c = 0; c < O; c += 64)
-            for (int i = 0; i < N; i++)
-#pragma omp simd
-                for (int o = c; o < imin(O, c + 64); o++) sum[o] += dy[(size_t)i * (size_t)O + (size_t)o];
-    }
+    if (sum.dtype != dx.dtype) out_of_reals(r, dx, sum);
+    arena_release(r->scratch, mark);
 }
 static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){.w = w});

@@ -42,8 +42,7 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
     Tensor chunk = SCRATCH(r, "logits", rows, V);
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
-        size_t at = (size_t)from * (size_t)d;
-        Tensor l = TENSOR(chunk.p, REAL, n, V), xs = TENSOR(measuring(r) ? NULL : R(x) + at, REAL, n, d);
+        Tensor l = TENSOR(chunk.p, REAL, n, V), xs = tensor_part(x, from, n);
         linear(r, l, xs, w, ABSENT);
         if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)n * V > ALONE)
@@ -55,10 +54,7 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
                 R(nll)[from + i] = xent_row(row, V, t, present(dx) ? g[from + i] : 0, present(dx));
             }
         }
-        if (present(dx)) {
-            Tensor dxs = TENSOR(measuring(r) ? NULL : R(dx) + at, REAL, n, d);
-            linear_backward(r, dxs, dw, ABSENT, l, xs, w);
-        }
+        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, l, xs, w);
     }
     arena_release(r->scratch, mark);
 }

@@ -133,6 +133,11 @@ INLINE void widened(real *to, const uint16_t *x, size_t n) {
     }
 }
 
+INLINE void narrowed(uint16_t *to, const real *x, size_t n) {
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) to[i] = bf16_from((float)x[i]);
+}
+
 INLINE real dot(const real *a, const real *b, int n) {
     real s = 0;
 #pragma omp simd reduction(+ : s)
