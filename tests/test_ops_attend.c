@@ -559,3 +559,66 @@ static void rounded_draws(void (*f)(Rig *, int, int[FAULTS], double *), Fault la
 }
 Test(ops, attend_in_bf16, .timeout = 120) { rounded_draws(rounded_forward, BIAS_OF_THE_NEXT); }
 Test(ops, attend_backward_in_bf16, .timeout = 200) { rounded_draws(rounded_backward, NO_DELTA); }
+
+/* ---- activations that are bf16 in memory: the bits of those that were f32, each rounded once --------------------------
+ */
+static Tensor halved(Rig *g, Tensor t, bool fresh) { /* fresh: NaN */
+    Tensor h = arena_tensor(&g->mem, "in bf16", BF16, t.rank, t.n);
+    uint16_t *p = h.p;
+    for (size_t i = 0; !fresh && i < tensor_count(t); i++) p[i] = bf16_from((float)R(t)[i]);
+    return fresh ? as_fresh(h) : h;
+}
+static void same_rounded(const Rig *g, const char *what, int draw, Tensor got, Tensor want) {
+    for (size_t i = 0; i < tensor_count(want); i++) {
+        uint16_t x = ((const uint16_t *)got.p)[i], y = bf16_from((float)R(want)[i]);
+        cr_assert(x == y, "%s, draw %d: %s, number %zu is %g, not %g", g->table, draw, what, i, (double)bf16_to(x),
+                  (double)bf16_to(y));
+    }
+}
+static void in_memory(Rig *g, int draw) {
+    Dice dice = {rng_mix(0xB16C, (uint64_t)draw), 0};
+    Pass *p = pass_draw(&dice, draw, true);
+    widen(p, &whole_vectors[draw % WHOLE]);
+    int N = p->b.N, H = p->look.heads, Dk = p->s.kdim, Dv = p->s.vdim, K = p->s.lanes;
+    Kv kv = pass_kv(g, p, false), half = kv;
+    half.k = halved(g, rounded(kv.k), false), half.v = halved(g, rounded(kv.v), false);
+    Tensor q = rounded(RANDOM(g, "q", N, H, Dk)), dout = rounded(RANDOM(g, "dout", N, H, Dv)), hq = halved(g, q, false),
+           hdout = halved(g, dout, false), o = EMPTY(g, "o", N, H, Dv), lse = EMPTY(g, "lse", N, H),
+           ho = halved(g, o, true), hlse = EMPTY(g, "lse", N, H);
+    ho.fresh = false;
+    rig_pass(g, p);
+    OP(g, attend, o, lse, q, &kv, p->look, false);
+    OP(g, attend, ho, hlse, hq, &half, p->look, false);
+    same_rounded(g, "o", draw, ho, o);
+    CHECK_BYTES("lse", hlse.p, lse.p, tensor_bytes(lse));
+    rounded(o);
+    for (int fresh = 0; fresh < 2; fresh++) {
+        Tensor d[3] = {RANDOM(g, "dq", N, H, Dk), RANDOM(g, "dk", N, K, Dk), RANDOM(g, "dv", N, K, Dv)}, h[3],
+               dbias = EMPTY(g, "dbias", N, K), hdbias = EMPTY(g, "dbias", N, K);
+        memset(dbias.p, 0, tensor_bytes(dbias)), memset(hdbias.p, 0, tensor_bytes(hdbias));
+        for (int x = 0; x < 3; x++) {
+            if (fresh) memset(d[x].p, 0, tensor_bytes(d[x]));
+            h[x] = halved(g, rounded(d[x]), fresh);
+        }
+        Kv dkv = {.s = p->s, .k = d[1], .v = d[2], .bias = dbias},
+           hdkv = {.s = p->s, .k = h[1], .v = h[2], .bias = hdbias};
+        OP(g, attend_backward, d[0], &dkv, dout, q, &kv, p->look, o, lse);
+        OP(g, attend_backward, h[0], &hdkv, hdout, hq, &half, p->look, ho, lse);
+        same_rounded(g, "dq", draw, h[0], d[0]), same_rounded(g, "dk", draw, h[1], d[1]);
+        same_rounded(g, "dv", draw, h[2], d[2]);
+        if (p->s.retire) CHECK_BYTES("dbias", hdbias.p, dbias.p, tensor_bytes(dbias));
+    }
+    pass_free(p);
+}
+Test(ops, attend_of_activations_in_bf16) {
+    Table tables[TABLES_MAX];
+    if (cuda_ops()) return; /* tests/simt/test_cuda_bf16.c */
+    for (int k = 0, n = rig_tables(tables); k < n; k++)
+        for (int draw = 0; draw < ROUNDED_DRAWS; draw++) {
+            Rig g;
+            rig_open(&g, tables[k], 1 + draw % 3, (size_t)64 << 20);
+            g.dev->pairs = draw % 2;
+            in_memory(&g, draw);
+            rig_close(&g);
+        }
+}
