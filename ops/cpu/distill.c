@@ -60,12 +60,9 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
     Tensor own = SCRATCH(r, "logits", rows, V), other = SCRATCH(r, "teacher's logits", rows, V);
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
-        size_t at = (size_t)from * (size_t)d, there = (size_t)from * (size_t)e;
-        Tensor z = TENSOR(own.p, REAL, n, V), zu = TENSOR(other.p, REAL, n, V);
-        Tensor xs = TENSOR(measuring(r) ? NULL : R(x) + at, REAL, n, d),
-               ys = TENSOR(measuring(r) ? NULL : R(y) + there, REAL, n, e);
+        Tensor z = TENSOR(own.p, REAL, n, V), zu = TENSOR(other.p, REAL, n, V), xs = tensor_part(x, from, n);
         linear(r, z, xs, w, ABSENT);
-        linear(r, zu, ys, u, ABSENT);
+        linear(r, zu, tensor_part(y, from, n), u, ABSENT);
         if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)n * V > ALONE)
             for (int i = 0; i < n; i++) {
@@ -76,10 +73,7 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
                 R(nll)[from + i] = l.nll, R(kl)[from + i] = l.kl, R(rkl)[from + i] = l.rkl;
             }
         }
-        if (present(dx)) {
-            Tensor dxs = TENSOR(measuring(r) ? NULL : R(dx) + at, REAL, n, d);
-            linear_backward(r, dxs, dw, ABSENT, z, xs, w);
-        }
+        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, z, xs, w);
     }
     arena_release(r->scratch, mark);
 }
