@@ -1,13 +1,26 @@
 /* elementwise.c: SwiGLU, GELU, sums, row selection, dropout. */
 #include "vec.h"
 
+/* Tensors that are BF16 together or not at all. */
+static void alike(int n, const Tensor *t) {
+    for (int i = 1; i < n; i++)
+        CHECK(t[i].dtype == t[0].dtype, "%s and %s", dtype_name(t[0].dtype), dtype_name(t[i].dtype));
+}
+
 static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
+    alike(3, (Tensor[]){y, gate, up});
     if (measuring(r)) return;
     size_t n = tensor_count(y);
-    real *o = R(y);
-    const real *a = R(gate), *b = R(up);
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
-    for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i])) * b[i];
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[3][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *a = run_of(gate, i, m, room[0]), *b = run_of(up, i, m, room[1]);
+        real *o = run_write(y, i, room[2]);
+#pragma omp simd
+        for (size_t k = 0; k < m; k++) o[k] = a[k] / (1 + exp_real(-a[k])) * b[k];
+        run_done(y, i, m, o);
+    }
 }
 /* Of one number: what dgate and dup get. */
 INLINE void swiglu_grad(real *da, real *db, real g, real a, real b) {
@@ -15,22 +28,29 @@ INLINE void swiglu_grad(real *da, real *db, real g, real a, real b) {
     *da = g * b * (s + silu * (1 - s)), *db = g * silu;
 }
 static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
+    alike(5, (Tensor[]){dgate, dup, dy, gate, up});
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
     bool fresh = dgate.fresh && dup.fresh;
-    if (!fresh) begin_sum(r, dgate), begin_sum(r, dup);
-    real *da = R(dgate), *db = R(dup);
-    const real *g = R(dy), *a = R(gate), *b = R(up);
-    if (fresh) { /* loops of their own: a choice inside would not vectorise */
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
-        for (size_t i = 0; i < n; i++) swiglu_grad(&da[i], &db[i], g[i], a[i], b[i]);
-    } else {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
-        for (size_t i = 0; i < n; i++) {
-            real x, y;
-            swiglu_grad(&x, &y, g[i], a[i], b[i]);
-            da[i] += x, db[i] += y;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[5][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *g = run_of(dy, i, m, room[0]), *a = run_of(gate, i, m, room[1]), *b = run_of(up, i, m, room[2]);
+        real *da = run_write(dgate, i, room[3]), *db = run_write(dup, i, room[4]);
+        if (fresh) { /* loops of their own: a choice inside would not vectorise */
+#pragma omp simd
+            for (size_t k = 0; k < m; k++) swiglu_grad(&da[k], &db[k], g[k], a[k], b[k]);
+        } else {
+            run_add(dgate, i, m, room[3]), run_add(dup, i, m, room[4]);
+#pragma omp simd
+            for (size_t k = 0; k < m; k++) {
+                real x, y;
+                swiglu_grad(&x, &y, g[k], a[k], b[k]);
+                da[k] += x, db[k] += y;
+            }
         }
+        run_done(dgate, i, m, da), run_done(dup, i, m, db);
     }
 }
 
@@ -83,42 +103,55 @@ INLINE void normal(real x, real *P, real *bell) {
 #define GELU_A ((real)1.5957691216057307117597842397375)              /* 2 sqrt(2/pi) */
 #define GELU_B ((real)(0.044715 * 1.5957691216057307117597842397375)) /* 0.044715 of it */
 static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
+    alike(2, (Tensor[]){y, x});
     if (measuring(r)) return;
     size_t n = tensor_count(y);
-    real *o = R(y);
-    const real *a = R(x);
-    if (tanh) {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
-        for (size_t i = 0; i < n; i++) o[i] = a[i] / (1 + exp_real(-a[i] * (GELU_A + GELU_B * a[i] * a[i])));
-    } else {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
-        for (size_t i = 0; i < n; i++) {
-            real v = a[i] < -40 ? -40 : a[i], p, bell; /* -infinity times 0 is 0 here */
-            normal(v, &p, &bell);
-            o[i] = v * p;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[2][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *a = run_of(x, i, m, room[0]);
+        real *o = run_write(y, i, room[1]);
+        if (tanh) {
+#pragma omp simd
+            for (size_t k = 0; k < m; k++) o[k] = a[k] / (1 + exp_real(-a[k] * (GELU_A + GELU_B * a[k] * a[k])));
+        } else {
+#pragma omp simd
+            for (size_t k = 0; k < m; k++) {
+                real v = a[k] < -40 ? -40 : a[k], p, bell; /* -infinity times 0 is 0 here */
+                normal(v, &p, &bell);
+                o[k] = v * p;
+            }
         }
+        run_done(y, i, m, o);
     }
 }
 static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
+    alike(3, (Tensor[]){dx, dy, x});
     if (measuring(r)) return;
-    begin_sum(r, dx);
     size_t n = tensor_count(dx);
-    real *d = R(dx);
-    const real *a = R(x), *g = R(dy);
-    if (tanh) {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
-        for (size_t i = 0; i < n; i++) {
-            real square = a[i] * a[i], s = 1 / (1 + exp_real(-a[i] * (GELU_A + GELU_B * square)));
-            d[i] += g[i] * (s + s * (1 - s) * a[i] * (GELU_A + 3 * GELU_B * square));
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[3][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *a = run_of(x, i, m, room[0]), *g = run_of(dy, i, m, room[1]);
+        real *d = run_add(dx, i, m, room[2]);
+        if (tanh) {
+#pragma omp simd
+            for (size_t k = 0; k < m; k++) {
+                real square = a[k] * a[k], s = 1 / (1 + exp_real(-a[k] * (GELU_A + GELU_B * square)));
+                d[k] += g[k] * (s + s * (1 - s) * a[k] * (GELU_A + 3 * GELU_B * square));
+            }
+        } else {
+#pragma omp simd
+            for (size_t k = 0; k < m; k++) {
+                real v = a[k] < -40 ? -40 : a[k], p, bell;
+                v = v > 40 ? 40 : v;
+                normal(v, &p, &bell);
+                d[k] += g[k] * (p + v * bell * (real)0.3989422804014327);
+            }
         }
-    } else {
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
-        for (size_t i = 0; i < n; i++) {
-            real v = a[i] < -40 ? -40 : a[i], p, bell;
-            v = v > 40 ? 40 : v;
-            normal(v, &p, &bell);
-            d[i] += g[i] * (p + v * bell * (real)0.3989422804014327);
-        }
+        run_done(dx, i, m, d);
     }
 }
 
@@ -126,10 +159,16 @@ static void add(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
     size_t n = tensor_count(y);
     CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
-    real *o = R(y);
-    const real *a = R(x);
-#pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
-    for (size_t i = 0; i < n; i++) o[i] += a[i];
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[2][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *a = run_of(x, i, m, room[0]);
+        real *o = run_of(y, i, m, room[1]);
+#pragma omp simd
+        for (size_t k = 0; k < m; k++) o[k] += a[k];
+        run_done(y, i, m, o);
+    }
 }
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
@@ -144,24 +183,25 @@ enum { PIECE = 1 << 16 }; /* bytes that a thread copies or clears at once */
 static void copy(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
     CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
-    size_t n = tensor_bytes(y);
+    size_t n = tensor_bytes(y), count = tensor_count(y);
+    if (y.dtype == x.dtype) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > 4 * ALONE)
-    for (size_t i = 0; i < n; i += PIECE) memcpy((char *)y.p + i, (const char *)x.p + i, zmin(PIECE, n - i));
+        for (size_t i = 0; i < n; i += PIECE) memcpy((char *)y.p + i, (const char *)x.p + i, zmin(PIECE, n - i));
+    } else {
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (count > ALONE)
+        for (size_t i = 0; i < count; i += RUN) {
+            real room[RUN];
+            size_t m = zmin(RUN, count - i);
+            run_done(y, i, m, run_of(x, i, m, run_write(y, i, room))); /* widened into y itself */
+        }
+    }
 }
 static void narrow(Run *r, Tensor x) {
     if (measuring(r)) return;
     size_t n = tensor_count(x);
     real *o = R(x);
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
-    for (size_t i = 0; i < n; i++) {
-        union {
-            float f;
-            uint32_t u;
-        } b = {(float)o[i]};
-        uint32_t near = (b.u + 0x7FFF + (b.u >> 16 & 1)) & 0xFFFF0000, nan = b.u & 0x7FFFFFFF;
-        b.u = nan > 0x7F800000 ? (b.u | 0x400000) & 0xFFFF0000 : near;
-        o[i] = (real)b.f;
-    }
+    for (size_t i = 0; i < n; i++) o[i] = (real)bf16_to(bf16_from((float)o[i]));
 }
 static void zero(Run *r, Tensor y) {
     if (measuring(r) || !present(y)) return;
@@ -178,11 +218,12 @@ static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
         copy(r, y, x);
         return;
     }
-    size_t w = to.n ? tensor_count(y) / (size_t)to.n : 0;
+    CHECK(y.dtype == x.dtype, "%s and %s", dtype_name(y.dtype), dtype_name(x.dtype));
+    size_t w = to.n ? tensor_bytes(y) / (size_t)to.n : 0;
     for (int m = 0, i = 0; m < to.n; m++, i++) {
         while (i < from.n && from.idx[i] != to.idx[m]) i++;
         CHECK(i < from.n, "row %d is not among the %d given", to.idx[m], from.n);
-        memcpy(R(y) + (size_t)m * w, R(x) + (size_t)i * w, w * sizeof(real));
+        memcpy((char *)y.p + (size_t)m * w, (const char *)x.p + (size_t)i * w, w);
     }
 }
 

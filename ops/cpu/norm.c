@@ -1,18 +1,37 @@
 /* norm.c: RMSNorm and LayerNorm. */
 #include "vec.h"
 
+/* y, or dy, beside x, or x and dx: rows that lie as `real`s are taken whole, others by runs. */
+static int run_size(Tensor y, Tensor x, int d) {
+    CHECK(y.dtype == BF16 || x.dtype == REAL, "y %s, x %s", dtype_name(y.dtype), dtype_name(x.dtype));
+    return y.dtype == BF16 ? RUN : d;
+}
+
 static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
+    int d = w.n[0], run = run_size(y, x, d);
     if (measuring(r)) return;
-    int d = w.n[0];
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
     CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N, "%d rows", N);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * d > ALONE)
     for (int i = 0; i < N; i++) {
-        const real *xi = R(x) + (size_t)i * (size_t)d, *wi = R(w);
-        real *yi = R(y) + (size_t)i * (size_t)d, s = (real)1 / (real)sqrt((double)dot(xi, xi, d) / d + eps);
+        real room[2][RUN], squares = 0;
+        size_t row = (size_t)i * (size_t)d;
+        for (int k = 0; k < d; k += run) {
+            int n = imin(run, d - k);
+            const real *xi = run_of(x, row + (size_t)k, (size_t)n, room[0]);
+            squares += dot(xi, xi, n);
+        }
+        real s = (real)1 / (real)sqrt((double)squares / d + eps);
         R(rstd)[i] = s;
-        for (int k = 0; k < d; k++) yi[k] = xi[k] * s * wi[k];
+        for (int k = 0; k < d; k += run) {
+            size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+            const real *xi = run_of(x, at, n, room[0]), *wi = R(w) + k;
+            real *yi = run_write(y, at, room[1]);
+#pragma omp simd
+            for (size_t c = 0; c < n; c++) yi[c] = xi[c] * s * wi[c];
+            run_done(y, at, n, yi);
+        }
     }
 }
 
@@ -32,16 +51,46 @@ static void add_blocks(real *sum, const real *part, int N, int k, int n, int d) 
     }
 }
 
+/* What a row of a norm's gradient is made of. */
+typedef struct {
+    Tensor dx, dy, x, w;
+    int d, run; /* numbers of a row; those taken at a time */
+} NormBack;
+
+/* Row i, whose rstd is s; pw: its block's sums. */
+INLINE void rmsnorm_row(const NormBack *o, int i, real s, real *pw) {
+    const int d = o->d, run = o->run;
+    const size_t row = (size_t)i * (size_t)d;
+    real room[3][RUN], t = 0;
+    for (int k = 0; k < d; k += run) {
+        size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+        const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]), *wi = R(o->w) + k;
+        real part = 0;
+#pragma omp simd reduction(+ : part)
+        for (size_t c = 0; c < n; c++) part += gi[c] * wi[c] * xi[c];
+        t += part;
+    }
+    t *= s * s * s / (real)d;
+    for (int k = 0; k < d; k += run) {
+        size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+        const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]), *wi = R(o->w) + k;
+        real *out = run_add(o->dx, at, n, room[2]), *sum = pw + k;
+#pragma omp simd
+        for (size_t c = 0; c < n; c++) {
+            out[c] += s * gi[c] * wi[c] - t * xi[c];
+            sum[c] += gi[c] * xi[c] * s;
+        }
+        run_done(o->dx, at, n, out);
+    }
+}
 static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
-    int d = w.n[0];
-    begin_sum(r, dx);
-    x = tensor_rows(x, d), dx = tensor_rows(dx, d), dy = tensor_rows(dy, d);
-    int N = x.n[0], size = rows_of_block(N);
+    int d = w.n[0], N = tensor_rows(x, d).n[0], size = rows_of_block(N);
+    const NormBack o = {dx, dy, x, w, d, run_size(dy, x, d)};
+    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), d);
     if (!measuring(r)) {
-        const real *wi = R(w);
         real *part = R(sums), *total_w = R(dw);
 #pragma omp parallel num_threads(r->dev->threads) if ((long)N * d > ALONE)
         {
@@ -49,18 +98,7 @@ static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
             for (int i0 = 0; i0 < N; i0 += size) {
                 real *pw = part + (size_t)(i0 / size) * (size_t)d;
                 memset(pw, 0, (size_t)d * sizeof *pw);
-                for (int i = i0; i < imin(N, i0 + size); i++) {
-                    const real *xi = R(x) + (size_t)i * (size_t)d, *gi = R(dy) + (size_t)i * (size_t)d;
-                    real *out = R(dx) + (size_t)i * (size_t)d, s = R(rstd)[i], t = 0;
-#pragma omp simd reduction(+ : t)
-                    for (int k = 0; k < d; k++) t += gi[k] * wi[k] * xi[k];
-                    t *= s * s * s / (real)d;
-#pragma omp simd
-                    for (int k = 0; k < d; k++) {
-                        out[k] += s * gi[k] * wi[k] - t * xi[k];
-                        pw[k] += gi[k] * xi[k] * s;
-                    }
-                }
+                for (int i = i0; i < imin(N, i0 + size); i++) rmsnorm_row(&o, i, R(rstd)[i], pw);
             }
 #pragma omp for schedule(static)
             for (int c = 0; c < d; c += 64) add_blocks(total_w, part, N, c, imin(64, d - c), d);
@@ -70,45 +108,84 @@ static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
 }
 
 /* Sums in the width of `real`, by vectors; the mean first, so that nothing cancels in the squares. */
-static real mean_of(const real *x, int d) {
+INLINE real mean_of(Tensor x, size_t row, int d, real *room) {
     real s = 0;
     for (int from = 0; from < d; from += SUM_RUN) {
-        const int end = imin(d, from + SUM_RUN);
+        int n = imin(SUM_RUN, d - from);
+        const real *xi = run_of(x, row + (size_t)from, (size_t)n, room);
         real part = 0;
 #pragma omp simd reduction(+ : part)
-        for (int k = from; k < end; k++) part += x[k];
+        for (int k = 0; k < n; k++) part += xi[k];
         s += part;
     }
     return s / (real)d;
 }
 
 static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
+    int d = w.n[0], run = run_size(y, x, d);
     if (measuring(r)) return;
-    int d = w.n[0];
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
     CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N && b.n[0] == d, "%d rows", N);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * d > ALONE)
     for (int i = 0; i < N; i++) {
-        const real *xi = R(x) + (size_t)i * (size_t)d, *wi = R(w), *bi = R(b);
-        real *yi = R(y) + (size_t)i * (size_t)d, mean = mean_of(xi, d), squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int k = 0; k < d; k++) squares += (xi[k] - mean) * (xi[k] - mean);
+        size_t row = (size_t)i * (size_t)d;
+        real room[2][RUN], mean = mean_of(x, row, d, room[0]), squares = 0;
+        for (int k = 0; k < d; k += run) {
+            size_t n = (size_t)imin(run, d - k);
+            const real *xi = run_of(x, row + (size_t)k, n, room[0]);
+            real part = 0;
+#pragma omp simd reduction(+ : part)
+            for (size_t c = 0; c < n; c++) part += (xi[c] - mean) * (xi[c] - mean);
+            squares += part;
+        }
         real s = (real)1 / (real)sqrt((double)squares / d + eps);
         R(rstd)[i] = s;
-        for (int k = 0; k < d; k++) yi[k] = (xi[k] - mean) * s * wi[k] + bi[k];
+        for (int k = 0; k < d; k += run) {
+            size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+            const real *xi = run_of(x, at, n, room[0]), *wi = R(w) + k, *bi = R(b) + k;
+            real *yi = run_write(y, at, room[1]);
+#pragma omp simd
+            for (size_t c = 0; c < n; c++) yi[c] = (xi[c] - mean) * s * wi[c] + bi[c];
+            run_done(y, at, n, yi);
+        }
     }
 }
 
+INLINE void layernorm_row(const NormBack *o, int i, real s, real *pw, real *pb) {
+    const int d = o->d, run = o->run;
+    const size_t row = (size_t)i * (size_t)d;
+    real room[3][RUN], m = mean_of(o->x, row, d, room[0]), t = 0, tn = 0;
+    for (int k = 0; k < d; k += run) {
+        size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+        const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]), *wi = R(o->w) + k;
+        real part = 0, part_n = 0;
+#pragma omp simd reduction(+ : part, part_n)
+        for (size_t c = 0; c < n; c++) part += gi[c] * wi[c], part_n += gi[c] * wi[c] * (xi[c] - m);
+        t += part, tn += part_n;
+    }
+    t /= (real)d, tn *= s * s / (real)d;
+    for (int k = 0; k < d; k += run) {
+        size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+        const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]), *wi = R(o->w) + k;
+        real *out = run_add(o->dx, at, n, room[2]), *sum_w = pw + k, *sum_b = pb + k;
+#pragma omp simd
+        for (size_t c = 0; c < n; c++) {
+            out[c] += s * (gi[c] * wi[c] - t - (xi[c] - m) * tn);
+            sum_w[c] += gi[c] * (xi[c] - m) * s;
+            sum_b[c] += gi[c];
+        }
+        run_done(o->dx, at, n, out);
+    }
+}
 static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
-    int d = w.n[0];
-    x = tensor_rows(x, d), dx = tensor_rows(dx, d), dy = tensor_rows(dy, d);
-    int N = x.n[0], size = rows_of_block(N);
+    int d = w.n[0], N = tensor_rows(x, d).n[0], size = rows_of_block(N);
+    const NormBack o = {tensor_rows(dx, d), dy, x, w, d, run_size(dy, x, d)};
+    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", 2, blocks_of(N), d);
     if (!measuring(r)) {
-        const real *wi = R(w);
         real *part_w = R(sums), *part_b = part_w + (size_t)blocks_of(N) * (size_t)d, *total_w = R(dw), *total_b = R(db);
 #pragma omp parallel num_threads(r->dev->threads) if ((long)N * d > ALONE)
         {
@@ -117,19 +194,7 @@ static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor d
                 real *pw = part_w + (size_t)(i0 / size) * (size_t)d, *pb = part_b + (size_t)(i0 / size) * (size_t)d;
                 memset(pw, 0, (size_t)d * sizeof *pw);
                 memset(pb, 0, (size_t)d * sizeof *pb);
-                for (int i = i0; i < imin(N, i0 + size); i++) {
-                    const real *xi = R(x) + (size_t)i * (size_t)d, *gi = R(dy) + (size_t)i * (size_t)d;
-                    real *out = R(dx) + (size_t)i * (size_t)d, s = R(rstd)[i], m = mean_of(xi, d), t = 0, tn = 0;
-#pragma omp simd reduction(+ : t, tn)
-                    for (int k = 0; k < d; k++) t += gi[k] * wi[k], tn += gi[k] * wi[k] * (xi[k] - m);
-                    t /= (real)d, tn *= s * s / (real)d;
-#pragma omp simd
-                    for (int k = 0; k < d; k++) {
-                        out[k] += s * (gi[k] * wi[k] - t - (xi[k] - m) * tn);
-                        pw[k] += gi[k] * (xi[k] - m) * s;
-                        pb[k] += gi[k];
-                    }
-                }
+                for (int i = i0; i < imin(N, i0 + size); i++) layernorm_row(&o, i, R(rstd)[i], pw, pb);
             }
 #pragma omp for schedule(static)
             for (int c = 0; c < d; c += 64) {

@@ -47,9 +47,13 @@ static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
 #pragma omp for schedule(static)
             for (int m = 0; m < N; m++) {
                 const real *c = R(cs) + (size_t)(shared ? pos[rows.idx[m]] - lo : m) * (size_t)p->n;
-                for (int h = 0; h < heads; h++)
-                    rotate_head(R(x) + ((size_t)m * (size_t)heads + (size_t)h) * (size_t)D + p->at, c, half,
-                                p->interleaved);
+                for (int h = 0; h < heads; h++) {
+                    real room[2 * ROPE_PAIRS];
+                    size_t at = ((size_t)m * (size_t)heads + (size_t)h) * (size_t)D + (size_t)p->at, n = (size_t)p->n;
+                    real *head = run_of(x, at, n, room);
+                    rotate_head(head, c, half, p->interleaved);
+                    run_done(x, at, n, head);
+                }
             }
         }
     }

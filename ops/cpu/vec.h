@@ -1,5 +1,5 @@
-/* vec.h: the vector type of the instruction set this table is compiled for, exp, and the small matrix product that
- * attention is made of. Included by cpu.c only, once per instruction set. */
+/* vec.h: the vector type of the instruction set this table is compiled for, exp, the small matrix product that
+ * attention is made of, and runs of numbers that may be BF16. Included by cpu.c only, once per instruction set. */
 #pragma once
 #include "../device.h"
 
@@ -121,16 +121,35 @@ static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, 
         }
 }
 
-/* n numbers of bf16 as `real`s. */
+/* n numbers of bf16 as `real`s, and back, to the nearest. */
 INLINE void widened(real *to, const uint16_t *x, size_t n) {
 #pragma omp simd
-    for (size_t i = 0; i < n; i++) {
-        union {
-            uint32_t u;
-            float f;
-        } b = {(uint32_t)x[i] << 16};
-        to[i] = (real)b.f;
-    }
+    for (size_t i = 0; i < n; i++) to[i] = (real)bf16_to(x[i]);
+}
+INLINE void narrowed(uint16_t *to, const real *x, size_t n) {
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) to[i] = bf16_from((float)x[i]);
+}
+
+/* Ops on tensors that may be BF16 go by runs of at most RUN numbers: those of BF16 are widened into a `room` in the
+ * first cache, one for each tensor, computed with there and narrowed into memory; others are used where they lie. So
+ * the loops inside know nothing but `real`s. */
+enum { RUN = SUM_RUN };
+/* The numbers of t from `at` on, to be read, or to be changed, then run_done. */
+INLINE real *run_of(Tensor t, size_t at, size_t n, real *room) {
+    if (t.dtype != BF16) return R(t) + at;
+    widened(room, (const uint16_t *)t.p + at, n);
+    return room;
+}
+/* Where to write them, then run_done. */
+INLINE real *run_write(Tensor t, size_t at, real *room) { return t.dtype == BF16 ? room : R(t) + at; }
+/* Those of a gradient, to be added to, then run_done; zeros where it is fresh. */
+INLINE real *run_add(Tensor t, size_t at, size_t n, real *room) {
+    if (!t.fresh) return run_of(t, at, n, room);
+    return memset(run_write(t, at, room), 0, n * sizeof(real));
+}
+INLINE void run_done(Tensor t, size_t at, size_t n, const real *from) {
+    if (t.dtype == BF16) narrowed((uint16_t *)t.p + at, from, n);
 }
 
 INLINE void narrowed(uint16_t *to, const real *x, size_t n) {

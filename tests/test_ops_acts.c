@@ -1,0 +1,374 @@
+/* test_ops_acts.c: ops on activations that are BF16 in memory, with every op table, against the CPU's op in `real`, which
+ * is held to long double elsewhere, on the same rounded numbers: what is left is the rounding of what is stored. Planted
+ * mistakes miss the bound tenfold. Whole models on CUDA are in simt/test_cuda_bf16_model.c and
+ * simt/test_cuda_acts_model.c, attention in simt/test_cuda_bf16.c. */
+#include "rig.h"
+
+/* Products and losses of such rows: of CUDA alone, for now. */
+static bool products_take_bf16(void) { return cuda_ops() != NULL; }
+
+static const double op_rms = 4e-3;
+typedef struct {
+    Rig g;
+    Device *cpu;
+    Arena scratch;
+    Run ref;
+    int off[2], *of, *at;
+    uint64_t id;
+} Desk;
+static void desk_open(Desk *d, Table table, int threads, int N) {
+    Err e = {0};
+    *d = (Desk){.off = {0, N}, .id = 5};
+    rig_open(&d->g, table, threads, (size_t)8 << 20);
+    cr_assert(device_open(&d->cpu, "cpu", 1, &e), "%s", e.msg);
+    if (!cuda_ops()) d->cpu->ops = table.ops; /* elementwise ops then differ by the rounding alone */
+#ifndef KV_DOUBLE
+    cr_assert(device_bf16(d->g.dev, true, &e), "%s", e.msg);
+#endif
+    d->of = xcalloc((size_t)N, sizeof *d->of), d->at = xcalloc((size_t)N, sizeof *d->at);
+    for (int i = 0; i < N; i++) d->at[i] = i;
+    d->g.batch = (Batch){.B = 1, .N = N, .off = d->off, .of = d->of, .pos = d->at, .id = &d->id};
+    d->ref = run_make(d->cpu, &d->scratch);
+    d->ref.batch = &d->g.batch;
+    d->g.run.in = d->g.run.out = d->ref.in = d->ref.out = (Pick){N, d->at};
+}
+static void desk_close(Desk *d) {
+    Err e = {0};
+    device_bf16(d->g.dev, false, &e);
+    rig_close(&d->g);
+    device_close(d->cpu);
+    free(d->of), free(d->at);
+}
+/* A case at a size (N, and what else it takes) with every table, and by 1, 2 and 3 threads, which change no bit of what
+ * `right` and `exact` are shown. */
+typedef struct {
+    int N, width, how;
+} Size;
+static void everywhere(void (*f)(Desk *, Size), Size s) {
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        uint64_t alone = 0;
+        for (int threads = 1; threads <= rig_threads(); threads++) {
+            Desk d;
+            desk_open(&d, tables[k], threads, s.N);
+            f(&d, s);
+            if (threads == 1) alone = d.g.hash;
+            cr_assert(d.g.hash == alone, "%s: %d threads give another result for %d rows of %d", d.g.table, threads,
+                      s.N, s.width);
+            desk_close(&d);
+        }
+    }
+}
+/* The same op by the CPU, of numbers that are `real` in memory. */
+#define REF(d, op, ...)                                                                               \
+    do {                                                                                              \
+        Err e_ = {0};                                                                                 \
+        (d)->scratch = (Arena){.name = "scratch"};                                                    \
+        (d)->ref.ops->op(&(d)->ref, __VA_ARGS__);                                                     \
+        size_t peak_ = (d)->scratch.peak;                                                             \
+        cr_assert(arena_open(&(d)->scratch, "scratch", peak_ ? peak_ : 64, true, &e_), "%s", e_.msg); \
+        (d)->ref.ops->op(&(d)->ref, __VA_ARGS__);                                                     \
+        arena_close(&(d)->scratch);                                                                   \
+    } while (0)
+#define HALF_OF(d, op, ...) OP(&(d)->g, op, __VA_ARGS__)
+
+/* Memory for results in BF16: NaN. */
+static Tensor half_empty(Desk *d, Tensor like) { return arena_tensor(&d->g.mem, "in bf16", BF16, like.rank, like.n); }
+static Tensor empty(Desk *d, Tensor like) { return arena_tensor(&d->g.mem, "wide", REAL, like.rank, like.n); }
+/* t in BF16; t itself becomes the rounded numbers. */
+static Tensor half_of_tensor(Desk *d, Tensor t) {
+    Tensor h = half_empty(d, t);
+    for (size_t i = 0; i < tensor_count(t); i++) {
+        ((uint16_t *)h.p)[i] = bf16_from(R(t)[i]);
+        R(t)[i] = bf16_to(((uint16_t *)h.p)[i]);
+    }
+    return h;
+}
+static Tensor zeros(Desk *d, Tensor like) {
+    Tensor t = like.dtype == BF16 ? half_empty(d, like) : empty(d, like);
+    memset(t.p, 0, tensor_bytes(t));
+    return t;
+}
+static double error(Tensor got, Tensor want) {
+    double e = 0, s = 0;
+    for (size_t i = 0; i < tensor_count(want); i++) {
+        real x;
+        tensor_read(got, i, 1, &x);
+        e += ((double)x - (double)R(want)[i]) * ((double)x - (double)R(want)[i]);
+        s += (double)R(want)[i] * (double)R(want)[i];
+    }
+    return sqrt(e / s);
+}
+static double seen;
+static void right(Desk *d, const char *what, Tensor got, Tensor want) {
+    double e = error(got, want);
+    rig_result(&d->g, got);
+    cr_assert(e <= op_rms, "%s: %s (%d,%d): %.3g", d->g.table, what, want.n[0], want.rank > 1 ? want.n[1] : 0, e);
+    seen = fmax(seen, e);
+}
+/* Of what a number alone gives, or two: on the CPU every number is the nearest. */
+static void exact(Desk *d, const char *what, Tensor got, Tensor want) {
+    right(d, what, got, want);
+    for (size_t i = 0; !cuda_ops() && i < tensor_count(got); i++) {
+        real x;
+        tensor_read(got, i, 1, &x);
+        real near = got.dtype == BF16 ? bf16_to(bf16_from((float)R(want)[i])) : R(want)[i];
+        cr_assert(x == near, "%s: %s: number %zu is %g instead of %g", d->g.table, what, i, (double)x, (double)near);
+    }
+}
+static void wrong(const char *what, Tensor got, Tensor other) {
+    double e = error(got, other);
+    cr_assert(e > 10 * op_rms, "%s goes unnoticed: %.3g", what, e);
+}
+/* Backward once into what is fresh, whose memory is NaN, and once added to numbers. */
+typedef struct {
+    Tensor real, before, half;
+} Sum;
+static Sum sum_make(Desk *d, Tensor like, const char *name, bool fresh) {
+    Sum s = {.real = rig_random(empty(d, like), name)};
+    if (fresh) {
+        memset(s.real.p, 0, tensor_bytes(s.real));
+        s.half = as_fresh(half_empty(d, like));
+    } else
+        s.half = half_of_tensor(d, s.real);
+    return s;
+}
+
+/* ---- products -------------------------------------------------------------------------------------------------------
+ */
+static void product_case(Desk *d, Size s) {
+    const int N = s.N, I = s.width, O = s.how / 2;
+    const bool fresh = s.how % 2;
+    Rig *g = &d->g;
+    Tensor x = RANDOM(g, "x", N, I), w = RANDOM(g, "w", O, I), w2 = RANDOM(g, "w2", O, I), b = RANDOM(g, "b", O),
+           dy = RANDOM(g, "dy", N, O), dy2 = RANDOM(g, "dy2", N, O), y = empty(d, dy), y2 = empty(d, dy);
+    half_of_tensor(d, w), half_of_tensor(d, w2); /* products round them: the reference takes them rounded */
+    Tensor hx = half_of_tensor(d, x), hdy = half_of_tensor(d, dy), hy = half_empty(d, dy), hy2 = half_empty(d, dy);
+    REF(d, linear_many, 2, ((Projection[]){{y, w, b}, {y2, w2, ABSENT}}), x);
+    HALF_OF(d, linear_many, 2, ((Projection[]){{hy, w, b}, {hy2, w2, ABSENT}}), hx);
+    right(d, "linear", hy, y), right(d, "linear", hy2, y2);
+    REF(d, linear, y2, x, w, ABSENT);
+    wrong("a bias", hy, y2);
+    HALF_OF(d, linear, y2, hx, w, b); /* to f32, as into the stream */
+    right(d, "linear to f32", y2, y);
+    /* Two gradients that add up; of the second dy is f32. */
+    Sum dx = sum_make(d, x, "dx", fresh);
+    Tensor dw = RANDOM(g, "dw", O, I), dw2 = RANDOM(g, "dw2", O, I), db = RANDOM(g, "db", O), rdw = tensor_copy(g, dw),
+           rdw2 = tensor_copy(g, dw2), rdb = tensor_copy(g, db), one = zeros(d, x), sum = tensor_copy(g, dw);
+    half_of_tensor(d, dy2);
+    const Projection back[] = {{dy, rdw, rdb}, {dy2, rdw2, ABSENT}}, half_back[] = {{hdy, dw, db}, {dy2, dw2, ABSENT}},
+                     of[] = {{.w = w}, {.w = w2}};
+    REF(d, linear_many_backward, dx.real, 2, back, x, of);
+    rig_measure(g);
+    g->run.ops->linear_many_backward(&g->run, dx.half, 2, half_back, hx, of);
+    rig_place(g);
+    g->run.ops->linear_many_backward(&g->run, dx.half, 2, half_back, hx, of);
+    rig_done(g);
+    right(d, "dx", dx.half, dx.real), right(d, "dw", dw, rdw), right(d, "dw of f32", dw2, rdw2),
+        right(d, "dbias", db, rdb);
+    REF(d, linear_backward, one, ABSENT, ABSENT, dy, x, w);
+    wrong("a gradient of one alone", dx.half, one);
+    wrong("a gradient that is not there", dw, sum);
+}
+Test(acts, products, .timeout = 120) {
+    /* rows that begin at 16 bytes, and that do not; matrices too small to be rounded elsewhere */
+    static const int sizes[][3] = {{33, 64, 48}, {20, 40, 33}, {7, 41, 80}, {1, 24, 16}, {40, 13, 10}};
+    if (!products_take_bf16()) return;
+    for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
+        for (int fresh = 0; fresh < 2; fresh++)
+            everywhere(product_case, (Size){sizes[z][0], sizes[z][1], 2 * sizes[z][2] + fresh});
+    fprintf(stderr, "products of rows in bf16: at most %.2g\n", seen);
+}
+static void loss_case(Desk *d, Size s) {
+    enum { N = 30, I = 40, V = 203 };
+    cr_assert(s.N == N);
+    Rig *g = &d->g;
+    int tgt[N];
+    for (int i = 0; i < N; i++) tgt[i] = i % 9 == 5 ? -1 : i * 37 % V;
+    Tensor x = RANDOM(g, "x", N, I), w = RANDOM(g, "w", V, I), G = RANDOM(g, "g", N), nll = EMPTY(g, "nll", N),
+           rnll = EMPTY(g, "nll", N), dw = EMPTY(g, "dw", V, I), rdw = zeros(d, w), rdx = zeros(d, x);
+    memset(dw.p, 0, tensor_bytes(dw));
+    half_of_tensor(d, w);
+    Tensor hx = half_of_tensor(d, x), dx = as_fresh(half_empty(d, x));
+    REF(d, linear_xent, rnll, NULL, rdx, rdw, x, w, tgt, R(G));
+    HALF_OF(d, linear_xent, nll, NULL, dx, dw, hx, w, tgt, R(G));
+    right(d, "nll", nll, rnll), right(d, "dx", dx, rdx), right(d, "dw", dw, rdw);
+    tgt[3] = 7;
+    REF(d, linear_xent, rnll, NULL, zeros(d, x), zeros(d, w), x, w, tgt, R(G));
+    wrong("another target", tensor_part(nll, 3, 1), tensor_part(rnll, 3, 1));
+}
+Test(acts, losses) {
+    if (products_take_bf16()) everywhere(loss_case, (Size){.N = 30});
+}
+
+/* ---- norms, rotation ------------------------------------------------------------------------------------------------
+ */
+static void norm_case(Desk *d, Size s) {
+    const int N = s.N, width = s.width;
+    const bool x_too = s.how > 0, fresh = s.how == 2;
+    Rig *g = &d->g;
+    Tensor x = RANDOM(g, "x", N, width), w = RANDOM(g, "w", width), b = RANDOM(g, "b", width),
+           dy = RANDOM(g, "dy", N, width), y = empty(d, x), rstd = EMPTY(g, "rstd", N), rrstd = EMPTY(g, "rstd", N),
+           dw = RANDOM(g, "dw", width), rdw = tensor_copy(g, dw);
+    for (int i = 0; i < width; i++) R(w)[i] += 2;
+    Tensor hx = x_too ? half_of_tensor(d, x) : x, hdy = half_of_tensor(d, dy), hy = half_empty(d, x);
+    REF(d, rmsnorm, y, rrstd, x, w, 1e-5);
+    HALF_OF(d, rmsnorm, hy, rstd, hx, w, 1e-5);
+    right(d, "rmsnorm", hy, y), right(d, "rstd", rstd, rrstd);
+    REF(d, rmsnorm, y, rrstd, x, w, 0.3);
+    wrong("another eps", hy, y);
+    REF(d, rmsnorm, y, rrstd, x, w, 1e-5);
+    Sum dx = {.real = rig_random(empty(d, x), "dx")};
+    if (x_too)
+        dx = sum_make(d, x, "dx", fresh);
+    else
+        dx.half = tensor_copy(g, dx.real);
+    Tensor before = tensor_copy(g, dx.real);
+    REF(d, rmsnorm_backward, dx.real, rdw, dy, x, w, rrstd);
+    HALF_OF(d, rmsnorm_backward, dx.half, dw, hdy, hx, w, rstd);
+    if (dx.half.dtype == REAL) /* what was there before is measured, too, unless it is taken off */
+        for (int i = 0; i < N * width; i++) R(dx.half)[i] -= R(before)[i], R(dx.real)[i] -= R(before)[i];
+    right(d, "dx", dx.half, dx.real), right(d, "dw", dw, rdw);
+    Tensor other = zeros(d, x);
+    for (int i = 0; i < N * width; i++) R(other)[i] = R(dy)[i] * R(w)[i % width] * R(rstd)[i / width];
+    if (N > 1 && width <= 100 && (fresh || !x_too)) wrong("no mean taken off", dx.half, other);
+    if (x_too && cuda_ops()) return; /* layernorm there reads x as f32 alone */
+    Tensor db = RANDOM(g, "db", width), rdb = tensor_copy(g, db);
+    REF(d, layernorm, y, rrstd, x, w, b, 1e-5);
+    HALF_OF(d, layernorm, hy, rstd, hx, w, b, 1e-5);
+    right(d, "layernorm", hy, y), right(d, "its rstd", rstd, rrstd);
+    wrong("a norm for another", hy, x);
+    Tensor want = zeros(d, x), got = zeros(d, hx);
+    REF(d, layernorm_backward, want, rdw, rdb, dy, x, w, rrstd);
+    HALF_OF(d, layernorm_backward, got, dw, db, hdy, hx, w, rstd);
+    right(d, "dx", got, want), right(d, "dw", dw, rdw), right(d, "db", db, rdb);
+    if (width <= 100) wrong("the gradient of another norm", got, dx.real);
+}
+Test(acts, norms, .timeout = 120) {
+    static const int sizes[][2] = {{33, 64},  {20, 100}, {9, 30},   {5, 600}, {3, 1100},
+                                   {3, 2100}, {2, 4100}, {2, 8300}, {1, 17},  {50, 1041}};
+    for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
+        for (int how = 0; how < 3; how++)
+            if (!cuda_ops() || sizes[z][0] < 50) everywhere(norm_case, (Size){sizes[z][0], sizes[z][1], how});
+    fprintf(stderr, "norms of rows in bf16: at most %.2g\n", seen);
+}
+static void rotation_case(Desk *d, Size s) {
+    const int heads = 3, D = s.width, sign = s.how < 2 ? 1 : -1;
+    Rope p = {.at = 2, .n = D - 4, .interleaved = s.how % 2, .factor = 1.25};
+    for (int i = 0; i < p.n / 2; i++) p.f[i] = pow(0.5, i);
+    Tensor x = RANDOM(&d->g, "x", s.N, heads, D), h = half_of_tensor(d, x), back = tensor_copy(&d->g, x);
+    h.fresh = true; /* a gradient is turned where it lies: its numbers are there */
+    REF(d, rope, x, &p, d->ref.in, sign);
+    HALF_OF(d, rope, h, &p, d->g.run.in, sign);
+    exact(d, "rope", h, x);
+    REF(d, rope, back, &p, d->ref.in, -sign);
+    if (s.N > 1) wrong("the other sign", h, back);
+}
+Test(acts, rotation) {
+    for (int how = 0; how < 4; how++) {
+        everywhere(rotation_case, (Size){20, 20, how});
+        everywhere(rotation_case, (Size){1, 18, how});
+        if (!cuda_ops()) everywhere(rotation_case, (Size){200, 86, how});
+    }
+}
+
+/* ---- one number at a time -------------------------------------------------------------------------------------------
+ */
+static void activations_case(Desk *d, Size s) {
+    const int N = s.N, F = s.width;
+    const bool fresh = s.how;
+    Rig *g = &d->g;
+    Tensor gate = RANDOM(g, "gate", N, F), up = RANDOM(g, "up", N, F), dy = RANDOM(g, "dy", N, F), y = empty(d, up);
+    Tensor hgate = half_of_tensor(d, gate), hup = half_of_tensor(d, up), hdy = half_of_tensor(d, dy),
+           hy = half_empty(d, up);
+    REF(d, swiglu, y, gate, up);
+    HALF_OF(d, swiglu, hy, hgate, hup);
+    exact(d, "swiglu", hy, y);
+    REF(d, swiglu, y, up, gate);
+    wrong("gate for up", hy, y);
+    Sum a = sum_make(d, up, "dgate", fresh), b = sum_make(d, up, "dup", fresh);
+    REF(d, swiglu_backward, a.real, b.real, dy, gate, up);
+    HALF_OF(d, swiglu_backward, a.half, b.half, hdy, hgate, hup);
+    exact(d, "dgate", a.half, a.real), exact(d, "dup", b.half, b.real);
+    wrong("dup for dgate", a.half, b.real);
+    for (int tanh = 0; tanh < 2; tanh++) {
+        Sum c = sum_make(d, up, "dx", fresh);
+        Tensor other = tensor_copy(g, c.real);
+        REF(d, gelu, y, up, tanh);
+        HALF_OF(d, gelu, hy, hup, tanh);
+        exact(d, "gelu", hy, y);
+        wrong("no gelu", hy, up);
+        REF(d, gelu_backward, c.real, dy, up, tanh);
+        HALF_OF(d, gelu_backward, c.half, hdy, hup, tanh);
+        exact(d, "dx", c.half, c.real);
+        REF(d, gelu_backward, other, dy, dy, tanh);
+        wrong("a slope elsewhere", c.half, other);
+    }
+}
+Test(acts, activations, .timeout = 120) {
+    for (int fresh = 0; fresh < 2; fresh++) {
+        everywhere(activations_case, (Size){24, 80, fresh});
+        everywhere(activations_case, (Size){5, 33, fresh});
+        everywhere(activations_case, (Size){1, 7, fresh});
+        if (!cuda_ops()) everywhere(activations_case, (Size){37, 701, fresh});
+    }
+    fprintf(stderr, "activations in bf16: at most %.2g\n", seen);
+}
+static void sums_case(Desk *d, Size s) {
+    const int N = s.N, width = s.width, to[] = {1, 4, N - 1};
+    Tensor y = RANDOM(&d->g, "y", N, width), x = RANDOM(&d->g, "x", N, width), hx = half_of_tensor(d, x),
+           f = tensor_copy(&d->g, x), h = half_empty(d, x);
+    for (int pair = 0; pair < 3; pair++) { /* BF16 and f32, f32 and BF16, both BF16 */
+        Tensor want = tensor_copy(&d->g, y), to_y = pair == 1 ? tensor_copy(&d->g, y) : half_of_tensor(d, want);
+        Tensor before = tensor_copy(&d->g, want);
+        REF(d, add, want, x);
+        HALF_OF(d, add, to_y, pair ? hx : f);
+        exact(d, "add", to_y, want);
+        wrong("no sum", to_y, before);
+    }
+    HALF_OF(d, copy, h, y); /* rounded, not cut */
+    for (int i = 0; i < N * width; i++)
+        cr_assert(((uint16_t *)h.p)[i] == bf16_from((float)R(y)[i]), "number %d is not the nearest", i);
+    HALF_OF(d, copy, h, hx);
+    cr_assert(!memcmp(h.p, hx.p, tensor_bytes(h)));
+    memset(f.p, 0xFF, tensor_bytes(f));
+    HALF_OF(d, copy, f, hx);
+    cr_assert(!memcmp(f.p, x.p, tensor_bytes(f)));
+    Tensor rows = arena_tensor(&d->g.mem, "rows", BF16, 2, (int[]){3, width});
+    HALF_OF(d, gather, rows, hx, d->g.run.in, ((Pick){3, to}));
+    for (int i = 0; i < 3; i++)
+        cr_assert(!memcmp((uint16_t *)rows.p + i * width, (uint16_t *)hx.p + to[i] * width, (size_t)width * 2));
+    memset(h.p, 0xFF, tensor_bytes(h));
+    HALF_OF(d, gather, h, hx, d->g.run.in, d->g.run.in);
+    cr_assert(!memcmp(h.p, hx.p, tensor_bytes(h)));
+    memset(h.p, 0xFF, tensor_bytes(h));
+    CALL(&d->g, begin_sum(&d->g.run, as_fresh(h)));
+    for (int i = 0; i < N * width; i++) cr_assert(((uint16_t *)h.p)[i] == 0, "number %d is not cleared", i);
+}
+Test(acts, sums_copies_rows) {
+    everywhere(sums_case, (Size){11, 64, 0});
+    everywhere(sums_case, (Size){11, 37, 0});
+    if (!cuda_ops()) everywhere(sums_case, (Size){67, 1053, 0});
+}
+
+/* What has no neighbours, and ties: the definition's number, in every lane of a vector. */
+static void rounding_case(Desk *d, Size s) {
+    static const uint32_t bits[] = {0,          0x80000000, 1,          0x80000001, 0x00007FFF, 0x00008000,
+                                    0x00008001, 0x007FFFFF, 0x00800000, 0x3F808000, 0x3F818000, 0x3F807FFF,
+                                    0xBF818001, 0x7F7FFFFF, 0x7F7F7FFF, 0xFF7F8000, 0x7F800000, 0xFF800000,
+                                    0x7FC00000, 0xFFC00000, 0x7FBFFFFF, 0x7FFFFFFF, 0xFFFF8000};
+    enum { KINDS = sizeof bits / sizeof *bits };
+    Tensor x = EMPTY(&d->g, "x", s.N, s.width), h = half_empty(d, x);
+    for (size_t i = 0; i < tensor_count(x); i++) {
+        float f;
+        memcpy(&f, &bits[i * 7 % KINDS], sizeof f);
+        R(x)[i] = (real)f;
+    }
+    HALF_OF(d, copy, h, x);
+    for (size_t i = 0; i < tensor_count(x); i++) {
+        uint16_t got = ((uint16_t *)h.p)[i], want = bf16_from((float)R(x)[i]);
+        cr_assert(isnan(R(x)[i]) ? isnan(bf16_to(got)) : got == want, "%s: %08x becomes %04x instead of %04x",
+                  d->g.table, bits[i * 7 % KINDS], got, want);
+    }
+}
+Test(acts, roundings) { everywhere(rounding_case, (Size){3, 83, 0}); }
