@@ -171,7 +171,7 @@ bool device_bf16(Device *d, bool on, Err *e) {
     return true;
 }
 
-bool device_half(const Device *d) { return d->cuda && d->narrow && !d->wide; }
+bool device_half(const Device *d) { return (d->cuda ? d->narrow : d->pairs) && !d->wide; }
 
 bool device_attention(Device *d, AttentionBy by, Err *e) {
     bool own = by == ATTENTION_AUTO || by == ATTENTION_OWN;

@@ -22,7 +22,7 @@ struct Device {
     bool pairs;          /* of the CPU: attention's products round their operands to bf16, too */
     bool narrow;         /* its products with `least` weights and more are in bf16, as gemm_use has it for the CPU */
     int64_t least;
-    bool wide;           /* of CUDA, for tests: activations stay REAL in memory although products are in bf16 */
+    bool wide;           /* for tests: activations stay REAL in memory although products are in bf16 */
     int64_t logits;      /* of CUDA: so many exist at once */
     struct Fused *fused; /* attention by cuDNN; NULL: by our own kernels */
     Memory home[2];      /* of the device alone; shared with the host */

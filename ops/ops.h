@@ -310,12 +310,13 @@ void device_facts(Device *, DeviceSee *, void *ctx);
 /* Matrix products (the ops linear and linear_groups, and those made of them) of matrices with NARROW_LEAST weights and
  * more round their operands to bf16 and add in f32, forward and backward; everything else, the numbers in memory
  * included, stays f32, but that attend and attend_backward round theirs, too: on CUDA of up to 256 numbers a head, on a
- * CPU that has the instruction of a multiple of 16; that on CUDA activations of training are BF16 in memory where a
+ * CPU that has the instruction of a multiple of 16; that on these activations of training are BF16 in memory where a
  * layer takes them so (device_half, layers/mixer.h); and that on CUDA N may change a bit (the library's choice of
  * kernel). Passes that were measured before have too little scratch. false: f32 again, as a device is opened. EXIT_INPUT
  * in the double build. */
 bool device_bf16(Device *, bool on, Err *);
-/* Whether ops take activations in BF16, as the table above says: on CUDA while device_bf16 is on. */
+/* Whether a pass keeps activations in BF16, which the ops named at the top take: while device_bf16 is on, on CUDA and on a
+ * CPU that has the instruction. */
 bool device_half(const Device *);
 /* Whose kernels attention in bf16 takes in training: our own (as a device is opened), or cuDNN's, where it is installed
  * and has a plan for the pass, which it makes while the pass is measured: afterwards passes have to be measured again.

@@ -4,9 +4,6 @@
  * simt/test_cuda_acts_model.c, attention in simt/test_cuda_bf16.c. */
 #include "rig.h"
 
-/* Products and losses of such rows: of CUDA alone, for now. */
-static bool products_take_bf16(void) { return cuda_ops() != NULL; }
-
 static const double op_rms = 4e-3;
 typedef struct {
     Rig g;
@@ -173,7 +170,6 @@ static void product_case(Desk *d, Size s) {
 Test(acts, products, .timeout = 120) {
     /* rows that begin at 16 bytes, and that do not; matrices too small to be rounded elsewhere */
     static const int sizes[][3] = {{33, 64, 48}, {20, 40, 33}, {7, 41, 80}, {1, 24, 16}, {40, 13, 10}};
-    if (!products_take_bf16()) return;
     for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
         for (int fresh = 0; fresh < 2; fresh++)
             everywhere(product_case, (Size){sizes[z][0], sizes[z][1], 2 * sizes[z][2] + fresh});
@@ -198,7 +194,7 @@ static void loss_case(Desk *d, Size s) {
     wrong("another target", tensor_part(nll, 3, 1), tensor_part(rnll, 3, 1));
 }
 Test(acts, losses) {
-    if (products_take_bf16()) everywhere(loss_case, (Size){.N = 30});
+    everywhere(loss_case, (Size){.N = 30});
 }
 
 /* ---- norms, rotation ------------------------------------------------------------------------------------------------

@@ -152,11 +152,6 @@ INLINE void run_done(Tensor t, size_t at, size_t n, const real *from) {
     if (t.dtype == BF16) narrowed((uint16_t *)t.p + at, from, n);
 }
 
-INLINE void narrowed(uint16_t *to, const real *x, size_t n) {
-#pragma omp simd
-    for (size_t i = 0; i < n; i++) to[i] = bf16_from((float)x[i]);
-}
-
 INLINE real dot(const real *a, const real *b, int n) {
     real s = 0;
 #pragma omp simd reduction(+ : s)
