@@ -11,15 +11,16 @@
     #define TOL 2e-5
 #endif
 
-static const char yaml[] = "run: {dir: '%s', seed: 3, threads: 1}\n"
-                           "model:\n"
-                           "  d_model: 16\n"
-                           "  layers: 2\n"
-                           "  kinds: {full: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
-                           "  ffn: {kind: swiglu, hidden: 24}\n"
-                           "data: {train: '%s', val_fraction: 0.2, seq_len: 16}\n"
-                           "train: {steps: 8, batch: 6, micro_batch: 6, eval_every: 4, save_every: 4, log_every: 1}\n"
-                           "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0, weight_decay: 0.3}\n";
+static const char yaml[] =
+    "run: {dir: '%s', seed: 3, threads: 1}\n"
+    "model:\n"
+    "  d_model: 16\n"
+    "  layers: 2\n"
+    "  kinds: {full: {mixer: gqa, heads: 2, kv_heads: 1, head_dim: 8}}\n"
+    "  ffn: {kind: swiglu, hidden: 24}\n"
+    "data: {train: '%s', val_fraction: 0.2, seq_len: 16}\n"
+    "train: {steps: 8, batch: 6, micro_batch: 6, eval_every: 4, save_every: 4, log_every: 1, dtype: f32}\n"
+    "optim: {lr: 0.02, min_lr: 0.002, warmup: 2, clip: 0, weight_decay: 0.3}\n";
 
 #define OPEN(cfg, ...) \
     open_trainer(cfg, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)), (const char *[]){__VA_ARGS__})
