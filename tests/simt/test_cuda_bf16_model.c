@@ -22,7 +22,7 @@ static bool side_open(Side *s, const char *device, const Animal *a, bool narrow,
     *s = (Side){0};
     cr_assert(model_cfg_from_json(&s->cfg, a->json, strlen(a->json), a->name, &e), "%s: %s", a->name, e.msg);
     cr_assert(device_open(&s->dev, device, 1, &e) && device_bf16(s->dev, narrow, &e), "%s", e.msg);
-    s->dev->least = 0, s->dev->wide = in_f32;
+    s->dev->least = 0, s->dev->wide = in_f32 || !s->dev->cuda; /* the CPU rounds products alone, whichever it is */
     if (narrow && !s->dev->cuda) gemm_use(s->dev->gemm, s->dev->gemm_bf16, 1, 0);
     o.poison = true;
     if (!model_open(&s->m, s->dev, &s->cfg, o, &e)) {
