@@ -239,8 +239,8 @@ Test(bf16, matrices_in_bf16) {
                     for (int x = 0; x < 3; x++) {
                         size[x] = (size_t)t.rows[x] * (size_t)(t.cols[x] + MARGIN);
                         h[x] = halves(t.p[x], size[x]);
-                        for (size_t i = 0; (which >> x & 1) && i < size[x]; i++)
-                            t.p[x][i] = bf16_to(h[x][i]), t.old[i] = x == 2 ? t.p[x][i] : t.old[i];
+                        for (size_t i = 0; (which >> x & 1) && i < size[x]; i++) t.p[x][i] = bf16_to(h[x][i]);
+                        if (x == 2) memcpy(t.old, t.p[2], size[2] * sizeof *t.old);
                     }
                     product_run(&t, f[k].run, 1 + (int)z % 3);
                     GemmShape s = t.s;
