@@ -193,9 +193,7 @@ static void loss_case(Desk *d, Size s) {
     REF(d, linear_xent, rnll, NULL, zeros(d, x), zeros(d, w), x, w, tgt, R(G));
     wrong("another target", tensor_part(nll, 3, 1), tensor_part(rnll, 3, 1));
 }
-Test(acts, losses) {
-    everywhere(loss_case, (Size){.N = 30});
-}
+Test(acts, losses) { everywhere(loss_case, (Size){.N = 30}); }
 
 /* ---- norms, rotation ------------------------------------------------------------------------------------------------
  */
