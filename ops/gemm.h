@@ -13,7 +13,7 @@ typedef struct {
     bool narrow;     /* B is BF16 in memory: the product is our own, by gemm_use */
     int64_t weights; /* numbers of the weight matrix that takes part */
     bool narrow_a;   /* the same of A */
-    bool narrow_c;   /* of C: each number is rounded to the nearest, once, when all products of a call are added to it */
+    bool narrow_c; /* of C: each number is rounded to the nearest, once, when all products of a call are added to it */
 } GemmShape;
 
 bool gemm_open(Gemm **, Err *);
