@@ -219,7 +219,8 @@ void gemm_many(Gemm *g, Arena *scratch, int n, const GemmJob *jobs) {
     if (n == 0) return;
     for (int from = 0, j = 0; j <= n; j++) {
         const GemmShape *s = &jobs[imin(j, n - 1)].s;
-        bool joins = j < n && s->M > 0 && s->N > 0 && s->K > 0 && g->bf16 && (narrow_any(*s) || gemm_rounds(g, s->weights));
+        bool joins =
+            j < n && s->M > 0 && s->N > 0 && s->K > 0 && g->bf16 && (narrow_any(*s) || gemm_rounds(g, s->weights));
         if (joins) continue;
         if (j > from) g->bf16(g->threads, scratch, j - from, jobs + from);
         if (j < n) gemm(g, scratch, *s, jobs[j].C, jobs[j].A, jobs[j].B);
