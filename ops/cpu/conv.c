@@ -16,25 +16,51 @@ static const real *conv_row(const Batch *b, const real *x, size_t C, int t, int 
     CHECK(tail, "row %d continues a history that is not there", t);
     return tail + (size_t)(i - b->off[s] + W - 1) * C;
 }
-/* (C,W) as (W,C), so that loops over channels have unit stride. */
+static int conv_width(Tensor w) { return present(w) ? w.n[w.rank - 1] : 1; }
+
+/* Taps go by FOUR: four rows times four taps are one loop without a branch; what is missing at either end are rows of
+ * zeros. Columns go by runs of at most RUN. */
+enum { FOUR = 4, CONV_ROWS = 8 /* of the backward pass, at a time */ };
+static int conv_fours(int W) { return (W + FOUR - 1) / FOUR * FOUR; }
+/* (C,W) as (conv_fours(W),C), so that loops over channels have unit stride. */
 static void conv_taps(real *out, const real *w, int C, int W) {
+    memset(out, 0, (size_t)conv_fours(W) * (size_t)C * sizeof *out);
     for (int c = 0; c < C; c++)
         for (int j = 0; j < W; j++) out[(size_t)j * (size_t)C + (size_t)c] = w[(size_t)c * (size_t)W + (size_t)j];
 }
-static int conv_width(Tensor w) { return present(w) ? w.n[w.rank - 1] : 1; }
-
-/* y before its activation, row t. */
-static void conv_at(real *y, const Batch *b, const real *x, size_t C, int t, const real *taps, int W, const real *bias,
-                    const real *tail) {
-    if (bias)
-        memcpy(y, bias, C * sizeof(real));
-    else
-        memset(y, 0, C * sizeof(real));
-    for (int j = 0; j < W; j++) {
-        const real *row = conv_row(b, x, C, t, W - 1 - j, tail, W), *w = taps + (size_t)j * C;
-        if (!row) continue;
+/* y = base + the sum of four products of rows, and silu of that where asked. y may be base. */
+INLINE void conv_four(real *y, const real *base, const real *const a[FOUR], const real *const b[FOUR], size_t n,
+                      bool act) {
+    const real *a0 = a[0], *a1 = a[1], *a2 = a[2], *a3 = a[3], *b0 = b[0], *b1 = b[1], *b2 = b[2], *b3 = b[3];
+    if (act) {
 #pragma omp simd
-        for (size_t c = 0; c < C; c++) y[c] += w[c] * row[c];
+        for (size_t c = 0; c < n; c++)
+            y[c] = silu(base[c] + a0[c] * b0[c] + a1[c] * b1[c] + a2[c] * b2[c] + a3[c] * b3[c]);
+    } else {
+#pragma omp simd
+        for (size_t c = 0; c < n; c++) y[c] = base[c] + a0[c] * b0[c] + a1[c] * b1[c] + a2[c] * b2[c] + a3[c] * b3[c];
+    }
+}
+
+/* What a convolution is of. */
+typedef struct {
+    const Batch *b;
+    const real *x, *taps, *bias, *zeros; /* taps as conv_taps makes them; bias may be zeros */
+    size_t C;
+    int W;
+} Conv;
+/* Columns c..c+n-1 of y before its activation, or behind it, in row t. */
+INLINE void conv_at(real *y, const Conv *v, int t, size_t c, size_t n, const real *tail, bool act) {
+    const real *base = v->bias == v->zeros ? v->zeros : v->bias + c;
+    for (int j = 0; j < v->W; j += FOUR) {
+        const real *rows[FOUR], *taps[FOUR];
+        for (int k = 0; k < FOUR; k++) {
+            const real *row = j + k < v->W ? conv_row(v->b, v->x, v->C, t, v->W - 1 - j - k, tail, v->W) : NULL;
+            rows[k] = row ? row + c : v->zeros;
+            taps[k] = v->taps + (size_t)(j + k) * v->C + c;
+        }
+        conv_four(y, base, taps, rows, n, act && j + FOUR >= v->W);
+        base = y;
     }
 }
 
@@ -60,75 +86,136 @@ static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool a
     int N = x.n[0], C = x.n[1], W = conv_width(w);
     CHECK(tensor_count(y) == tensor_count(x) && (!present(w) || w.n[0] == C), "x (%d,%d)", N, C);
     Mark mark = arena_mark(r->scratch);
-    Tensor taps = SCRATCH(r, "taps", W, C);
+    Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN);
     if (!measuring(r)) {
         CHECK(N == b->N, "%d of %d rows", N, b->N);
+        memset(zeros.p, 0, tensor_bytes(zeros));
         if (present(w)) conv_taps(R(taps), R(w), C, W);
+        const Conv v = {b, R(x), R(taps), present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W};
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
         for (int t = 0; t < N; t++) {
-            real *yt = R(y) + (size_t)t * (size_t)C;
-            const real *tail =
-                present(state) ? R(state) + (size_t)b->seq[b->of[t]] * (size_t)state.n[1] + (size_t)at : NULL;
-            if (present(w))
-                conv_at(yt, b, R(x), (size_t)C, t, R(taps), W, present(bias) ? R(bias) : NULL, tail);
-            else
-                memcpy(yt, R(x) + (size_t)t * (size_t)C, (size_t)C * sizeof(real));
-            if (act)
-#pragma omp simd
-                for (int c = 0; c < C; c++) yt[c] = silu(yt[c]);
+            real *yt = R(y) + (size_t)t * v.C;
+            const real *xt = R(x) + (size_t)t * v.C, *tail = NULL;
+            if (present(state)) tail = R(state) + (size_t)b->seq[b->of[t]] * (size_t)state.n[1] + (size_t)at;
+            for (size_t c = 0; present(w) && c < v.C; c += RUN)
+                conv_at(yt + c, &v, t, c, zmin(RUN, v.C - c), tail, act);
+            if (present(w)) continue;
+            for (size_t c = 0; c < v.C; c++) yt[c] = act ? silu(xt[c]) : xt[c];
         }
         if (present(state) && W > 1 && !(r->mode & RUN_HOLD)) conv_store(r, x, W, state, at);
     }
     arena_release(r->scratch, mark);
 }
 
+/* The backward pass of one convolution, and a block's sums over rows: of dw as (W,C), then of dbias. */
+typedef struct {
+    Conv v;
+    const real *dy;
+    real *dx; /* or NULL */
+    bool act, weighs;
+} ConvBack;
+/* da, the gradient before the activation, of row t, columns from c on. */
+INLINE void conv_da(real *da, const ConvBack *o, int t, size_t c, size_t n) {
+    const real *g = o->dy + (size_t)t * o->v.C + c;
+    if (!o->act) {
+        memcpy(da, g, n * sizeof *da);
+        return;
+    }
+    conv_at(da, &o->v, t, c, n, NULL, false);
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) da[i] = g[i] * silu_slope(da[i]);
+}
+/* Rows t..end-1, at most CONV_ROWS: dx from da, whose rows from t on lie in `da`, RUN numbers each. */
+INLINE void conv_dx(const ConvBack *o, int t, int end, size_t c, size_t n, const real *da) {
+    const Conv *v = &o->v;
+    const Batch *b = v->b;
+    for (int i = t; i < end; i++) {
+        real *out = o->dx + (size_t)i * v->C + c;
+        for (int j = 0; j < v->W; j += FOUR) {
+            const real *rows[FOUR], *taps[FOUR];
+            for (int k = 0; k < FOUR; k++) {
+                int to = i + v->W - 1 - j - k; /* the row that took in x_i with tap j + k */
+                bool took = j + k < v->W && to < b->off[b->of[i] + 1] && b->first[to] == b->first[i];
+                rows[k] = took ? da + (size_t)(to - t) * RUN : v->zeros;
+                taps[k] = v->taps + (size_t)(j + k) * v->C + c;
+            }
+            conv_four(out, out, taps, rows, n, false);
+        }
+    }
+}
+/* Their shares of the block's sums. */
+INLINE void conv_dw(const ConvBack *o, int t, int end, size_t c, size_t n, const real *da, real *sums) {
+    const Conv *v = &o->v;
+    for (int i = t; i < end; i += FOUR) {
+        const real *grads[FOUR], *rows[FOUR];
+        for (int k = 0; k < FOUR; k++) grads[k] = i + k < end ? da + (size_t)(i + k - t) * RUN : v->zeros;
+        for (int j = 0; j < v->W; j++) {
+            for (int k = 0; k < FOUR; k++) {
+                const real *row = i + k < end ? conv_row(v->b, v->x, v->C, i + k, v->W - 1 - j, NULL, v->W) : NULL;
+                rows[k] = row ? row + c : v->zeros;
+            }
+            real *sum = sums + (size_t)j * v->C + c;
+            conv_four(sum, sum, grads, rows, n, false);
+        }
+        real *sum = sums + (size_t)v->W * v->C + c;
+#pragma omp simd
+        for (size_t q = 0; q < n; q++) sum[q] += grads[0][q] + grads[1][q] + grads[2][q] + grads[3][q];
+    }
+}
+/* Rows i0..i1-1. room: CONV_ROWS + W - 1 rows of RUN numbers. */
+static void conv_block(const ConvBack *o, int i0, int i1, real *sums, real *room) {
+    const Conv *v = &o->v;
+    int ahead = v->W - 1; /* rows whose da a row's dx needs */
+    memset(sums, 0, (size_t)(v->W + 1) * v->C * sizeof *sums);
+    for (size_t c = 0; c < v->C; c += RUN) {
+        size_t n = zmin(RUN, v->C - c);
+        for (int t = i0, known = i0; t < i1; t += CONV_ROWS) {
+            int end = imin(t + CONV_ROWS, i1), last = imin(end + ahead, v->b->N);
+            for (; known < last; known++) conv_da(room + (size_t)(known - t) * RUN, o, known, c, n);
+            if (o->dx) conv_dx(o, t, end, c, n, room);
+            if (o->weighs) conv_dw(o, t, end, c, n, room, sums);
+            if (known > end) memmove(room, room + (size_t)CONV_ROWS * RUN, (size_t)(known - end) * RUN * sizeof *room);
+        }
+    }
+}
 static void short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
                                 bool act) {
     const Batch *b = r->batch;
-    int N = x.n[0], C = x.n[1], W = conv_width(w);
+    int N = x.n[0], C = x.n[1], W = conv_width(w), size = rows_of_block(N), width = (W + 1) * C;
+    if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
-    Tensor taps = SCRATCH(r, "taps", W, C), da = SCRATCH(r, "d sums", N, C);
+    Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN),
+           sums = SCRATCH(r, "sums of blocks", blocks_of(N) + 1, W + 1, C),
+           room = SCRATCH(r, "d sums", r->dev->threads, CONV_ROWS + W - 1, RUN);
     if (!measuring(r)) {
         CHECK(!b->history && N == b->N, "a convolution is trained on whole documents");
-        if (present(w)) conv_taps(R(taps), R(w), C, W);
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
-        for (int t = 0; t < N; t++) { /* by the sums before the activation */
-            real *a = R(da) + (size_t)t * (size_t)C;
-            const real *g = R(dy) + (size_t)t * (size_t)C;
-            if (!act) {
-                memcpy(a, g, (size_t)C * sizeof(real));
-                continue;
+        memset(zeros.p, 0, tensor_bytes(zeros));
+        if (present(w))
+            conv_taps(R(taps), R(w), C, W);
+        else
+            for (int c = 0; c < FOUR * C; c++) R(taps)[c] = c < C;
+        const ConvBack o = {{b, R(x), R(taps), present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W},
+                            R(dy),
+                            present(dx) ? R(dx) : NULL,
+                            act,
+                            present(dw) || present(dbias)};
+        real *total = R(sums), *part = total + width;
+#pragma omp parallel num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
+        {
+            real *own = R(room) + (size_t)omp_get_thread_num() * (tensor_count(room) / (size_t)room.n[0]);
+#pragma omp for schedule(static)
+            for (int i0 = 0; i0 < N; i0 += size)
+                conv_block(&o, i0, imin(N, i0 + size), part + (size_t)(i0 / size) * (size_t)width, own);
+#pragma omp for schedule(static)
+            for (int c = 0; c < width; c += 64) {
+                int n = imin(64, width - c);
+                memset(total + c, 0, (size_t)n * sizeof *total);
+                add_blocks(total, part, N, c, n, width);
             }
-            if (present(w))
-                conv_at(a, b, R(x), (size_t)C, t, R(taps), W, present(bias) ? R(bias) : NULL, NULL);
-            else
-                memcpy(a, R(x) + (size_t)t * (size_t)C, (size_t)C * sizeof(real));
-#pragma omp simd
-            for (int c = 0; c < C; c++) a[c] = g[c] * silu_slope(a[c]);
         }
-        if (present(dx))
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
-            for (int t = 0; t < N; t++) {
-                real *out = R(dx) + (size_t)t * (size_t)C;
-                for (int j = W - 1; j >= 0; j--) {
-                    int to = t + W - 1 - j; /* the row that took in x_t with tap j */
-                    if (to >= b->off[b->of[t] + 1] || b->first[to] != b->first[t]) break;
-                    const real *a = R(da) + (size_t)to * (size_t)C, *tap = R(taps) + (size_t)j * (size_t)C;
-                    for (int c = 0; c < C; c++) out[c] += present(w) ? a[c] * tap[c] : a[c];
-                }
-            }
-            /* Threads share the channels, so that each sum has one owner and one order. */
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
-        for (int c0 = 0; c0 < C; c0 += 64) {
-            int n = imin(64, C - c0);
-            for (int t = 0; t < N; t++) {
-                const real *a = R(da) + (size_t)t * (size_t)C + c0;
-                for (int c = 0; present(dbias) && c < n; c++) R(dbias)[c0 + c] += a[c];
-                for (int j = 0; present(dw) && j < W; j++) {
-                    const real *row = conv_row(b, R(x), (size_t)C, t, W - 1 - j, NULL, W);
-                    for (int c = 0; row && c < n; c++) R(dw)[(c0 + c) * W + j] += a[c] * row[c0 + c];
-                }
-            }
+        for (int c = 0; c < C; c++) {
+            for (int j = 0; present(dw) && j < W; j++) R(dw)[c * W + j] += total[j * C + c];
+            if (present(dbias)) R(dbias)[c] += total[W * C + c];
         }
     }
     arena_release(r->scratch, mark);

@@ -35,22 +35,6 @@ static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double ep
     }
 }
 
-/* Column sums over rows: blocks of rows, whose number N alone gives, each sum theirs apart while the rows are at hand,
- * and are then added in order. So one pass does, and the number of threads changes nothing. */
-enum { BLOCKS = 32, BLOCK_ROWS = 16 };
-static int rows_of_block(int N) { return imax(BLOCK_ROWS, (N + BLOCKS - 1) / BLOCKS); }
-static int blocks_of(int N) {
-    return imin(BLOCKS, (N + BLOCK_ROWS - 1) / BLOCK_ROWS);
-} /* at least as many as are used */
-/* sum[k] += the blocks' k-th. */
-static void add_blocks(real *sum, const real *part, int N, int k, int n, int d) {
-    for (int b = 0, size = rows_of_block(N); b * size < N; b++) {
-        const real *p = part + (size_t)b * (size_t)d;
-#pragma omp simd
-        for (int c = k; c < k + n; c++) sum[c] += p[c];
-    }
-}
-
 /* What a row of a norm's gradient is made of. */
 typedef struct {
     Tensor dx, dy, x, w;

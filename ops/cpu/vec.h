@@ -152,6 +152,22 @@ INLINE void run_done(Tensor t, size_t at, size_t n, const real *from) {
     if (t.dtype == BF16) narrowed((uint16_t *)t.p + at, from, n);
 }
 
+/* Column sums over rows: blocks of rows, whose number N alone gives, each sum theirs apart while the rows are at hand,
+ * and are then added in order. So one pass does, and the number of threads changes nothing. */
+enum { BLOCKS = 32, BLOCK_ROWS = 16 };
+static int rows_of_block(int N) { return imax(BLOCK_ROWS, (N + BLOCKS - 1) / BLOCKS); }
+static int blocks_of(int N) {
+    return imin(BLOCKS, (N + BLOCK_ROWS - 1) / BLOCK_ROWS);
+} /* at least as many as are used */
+/* sum[k] += the blocks' k-th. */
+static void add_blocks(real *sum, const real *part, int N, int k, int n, int d) {
+    for (int b = 0, size = rows_of_block(N); b * size < N; b++) {
+        const real *p = part + (size_t)b * (size_t)d;
+#pragma omp simd
+        for (int c = k; c < k + n; c++) sum[c] += p[c];
+    }
+}
+
 INLINE real dot(const real *a, const real *b, int n) {
     real s = 0;
 #pragma omp simd reduction(+ : s)
