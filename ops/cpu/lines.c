@@ -83,18 +83,29 @@ static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
         }
 }
 static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
-    int N = x.n[0], H = x.n[1], P = x.n[2];
-    if (measuring(r)) return;
-        /* Threads share the heads, so that each sum has one owner and one order. */
+    int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
+    if (N == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), H);
+    if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
-    for (int h = 0; h < H; h++)
-        for (int t = 0; t < N; t++) {
-            size_t i = (size_t)t * (size_t)H + (size_t)h, at = i * (size_t)P;
-            real a = R(z)[i] + R(bias)[h], f = softplus1(a), df = dot(R(dy) + at, R(x) + at, P) * sigmoid1(a);
-            for (size_t c = at; c < at + (size_t)P; c++) R(dx)[c] += f * R(dy)[c];
-            R(dz)[i] += df;
-            R(dbias)[h] += df;
+        for (int i0 = 0; i0 < N; i0 += size) {
+            real *own = R(sums) + (size_t)(i0 / size) * (size_t)H;
+            memset(own, 0, (size_t)H * sizeof *own);
+            for (size_t i = (size_t)i0 * (size_t)H; i < (size_t)imin(N, i0 + size) * (size_t)H; i++) {
+                size_t h = i % (size_t)H;
+                const real *g = R(dy) + i * (size_t)P, *a = R(x) + i * (size_t)P;
+                real *o = R(dx) + i * (size_t)P, at = R(z)[i] + R(bias)[h], f = softplus1(at),
+                     df = dot(g, a, P) * sigmoid1(at);
+#pragma omp simd
+                for (int c = 0; c < P; c++) o[c] += f * g[c];
+                R(dz)[i] += df;
+                own[h] += df;
+            }
         }
+        add_blocks(R(dbias), R(sums), N, 0, H, H);
+    }
+    arena_release(r->scratch, mark);
 }
 static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
     int N = x.n[0], H = x.n[1], P = x.n[2];
@@ -108,13 +119,25 @@ static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
         }
 }
 static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
-    int N = x.n[0], H = x.n[1], P = x.n[2];
-    if (measuring(r)) return;
+    int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
+    if (N == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), H);
+    if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
-    for (int h = 0; h < H; h++)
-        for (int t = 0; t < N; t++) {
-            size_t at = ((size_t)t * (size_t)H + (size_t)h) * (size_t)P;
-            for (size_t c = at; c < at + (size_t)P; c++) R(dx)[c] += R(w)[h] * R(dy)[c];
-            R(dw)[h] += dot(R(dy) + at, R(x) + at, P);
+        for (int i0 = 0; i0 < N; i0 += size) {
+            real *own = R(sums) + (size_t)(i0 / size) * (size_t)H;
+            memset(own, 0, (size_t)H * sizeof *own);
+            for (size_t i = (size_t)i0 * (size_t)H; i < (size_t)imin(N, i0 + size) * (size_t)H; i++) {
+                size_t h = i % (size_t)H;
+                const real *g = R(dy) + i * (size_t)P, *a = R(x) + i * (size_t)P;
+                real *o = R(dx) + i * (size_t)P, f = R(w)[h];
+#pragma omp simd
+                for (int c = 0; c < P; c++) o[c] += f * g[c];
+                own[h] += dot(g, a, P);
+            }
         }
+        add_blocks(R(dw), R(sums), N, 0, H, H);
+    }
+    arena_release(r->scratch, mark);
 }
