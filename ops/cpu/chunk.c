@@ -10,6 +10,7 @@
  * Every decay is a product of factors <= 1 over a stretch of rows, never a quotient: nothing overflows, and small
  * decays behind strong ones keep their digits. Rows are taken in blocks of SUB: between blocks the decay splits at the
  * first row of the later block into one factor of each side; inside a block it is multiplied up pair by pair. */
+#include "pairs.h"
 #include "vec.h"
 
 enum { SUB = 16 };
@@ -35,19 +36,19 @@ typedef struct {
     real *qc, *kc;  /* q c, k c */
     real *pt, *lt;  /* transposed: P_ij at j, i */
     real *r, *u;    /* without delta r is not used */
-    real *pack, *w; /* (K, 2 SUB); (K) */
+    real *pack, *since, *w; /* (K, 2 SUB); (K, SUB); (K) */
 } Chunk;
 
 static size_t chunk_numbers(int K, int V) {
-    return (size_t)RECUR_CHUNK * (size_t)(8 * K + 2 * V + 2 * RECUR_CHUNK) + (size_t)(2 * SUB * K + K);
+    return (size_t)RECUR_CHUNK * (size_t)(8 * K + 2 * V + 2 * RECUR_CHUNK) + (size_t)(3 * SUB * K + K);
 }
 static void chunk_place(Chunk *c, const Head *h, real *mem) {
     size_t k = (size_t)RECUR_CHUNK * (size_t)h->K, v = (size_t)RECUR_CHUNK * (size_t)h->V,
            n = (size_t)RECUR_CHUNK * RECUR_CHUNK;
     *c = (Chunk){.h = h, .K = h->K, .V = h->V};
-    real **part[] = {&c->q, &c->k, &c->a, &c->f, &c->c, &c->x, &c->qc, &c->kc, &c->r, &c->u, &c->pt, &c->lt, &c->pack};
-    const size_t size[] = {k, k, k, k, k, k, k, k, v, v, n, n, (size_t)(2 * SUB * h->K)};
-    for (int i = 0; i < 13; mem += size[i], i++) *part[i] = mem;
+    real **part[] = {&c->q, &c->k, &c->a, &c->f, &c->c, &c->x, &c->qc, &c->kc, &c->r, &c->u, &c->pt, &c->lt, &c->pack, &c->since};
+    const size_t size[] = {k, k, k, k, k, k, k, k, v, v, n, n, (size_t)(2 * SUB * h->K), (size_t)(SUB * h->K)};
+    for (int i = 0; i < 14; mem += size[i], i++) *part[i] = mem;
     c->w = mem;
 }
 
@@ -79,14 +80,23 @@ static void decays(const Head *h, int t, real *a) {
         for (int d = 0; d < h->K; d++) a[d] = exp_real(g[d]);
 }
 
-/* The rows t0.. and their decays. */
-static void chunk_load(Chunk *c, int t0, int n) {
+/* Asks for the lines of a row of n numbers: a head's rows lie too far apart for the processor to see where they go. */
+INLINE void ask_row(const real *x, int n) {
+    for (int i = 0; i < n; i += (int)(64 / sizeof *x)) __builtin_prefetch(x + i, 0, 2);
+}
+/* The rows t0.. and their decays; asks for those from `next` on, as many, where that is not negative. */
+static void chunk_load(Chunk *c, int t0, int n, int next) {
     const Head *h = c->h;
     int K = c->K;
     c->t0 = t0, c->n = n, c->ref = c->done = 0;
     for (int i = 0; i < n; i++) {
         const real *q = h->q + (size_t)(t0 + i) * h->ldq, *k = h->k + (size_t)(t0 + i) * h->ldq;
         real *a = c->a + i * K, *f = c->f + i * K, *cum = c->c + i * K;
+        if (next >= 0) {
+            size_t t = (size_t)(next + i);
+            ask_row(h->q + t * h->ldq, K), ask_row(h->k + t * h->ldq, K), ask_row(h->v + t * h->ldv, c->V);
+            if (h->g && h->per_channel) ask_row(h->g + t * h->ldg, K);
+        }
         for (int d = 0; d < K; d++) c->q[i * K + d] = q[d] * h->scale;
         memcpy(c->k + i * K, k, (size_t)K * sizeof(real));
         decays(h, t0 + i, a);
@@ -101,6 +111,10 @@ static void chunk_load(Chunk *c, int t0, int n) {
         product(c->qc + i * K, c->q + i * K, cum, K);
         product(c->kc + i * K, c->k + i * K, cum, K);
     }
+    int past = (n + SUB - 1) / SUB * SUB - n; /* rows that fill up the last block: of nothing */
+    memset(c->q + n * K, 0, (size_t)(past * K) * sizeof(real));
+    memset(c->k + n * K, 0, (size_t)(past * K) * sizeof(real));
+    fill(c->a + n * K, 1, (size_t)(past * K));
 }
 
 /* x for the rows j < rows at the reference row ref; references and rows only grow. */
@@ -121,34 +135,90 @@ static void chunk_reach(Chunk *c, int ref, int rows) {
 /* x becomes k_j e_{n-1,j} of all rows: what the state after the chunk takes in. */
 static void chunk_reach_end(Chunk *c) { chunk_reach(c, c->n - 1, c->n); }
 
+/* y (cols,rows) = x (rows,cols)^T, in stripes whose lines stay in the first cache. */
+static void transpose(real *restrict y, size_t ldy, const real *restrict x, size_t ldx, int rows, int cols) {
+    for (int i0 = 0; i0 < rows; i0 += SUB) {
+        int m = imin(SUB, rows - i0), j = 0;
+#if defined(__AVX512F__) && !defined(KV_DOUBLE)
+        for (; m == W && j + W <= cols; j += W) {
+            __m512i r[W];
+            for (int i = 0; i < W; i++) r[i] = _mm512_loadu_si512(x + (size_t)(i0 + i) * ldx + j);
+            turn_registers(r);
+            for (int i = 0; i < W; i++) _mm512_storeu_si512(y + (size_t)(j + i) * ldy + i0, r[i]);
+        }
+#endif
+        for (; j < cols; j++)
+            for (int i = 0; i < m; i++) y[(size_t)j * ldy + (size_t)(i0 + i)] = x[(size_t)(i0 + i) * ldx + (size_t)j];
+    }
+}
+
+/* The pairs inside a block, for one channel after the other: lanes are its rows i, each with its decay since row j, and j
+ * walks from the last row to the first, so that no sum runs along a vector; the products of JS rows j stay in
+ * registers. a, k: the block's rows (SUB,K); qk (K,2,SUB): q and k turned; since (K,SUB): the decays, zeros before the
+ * walk begins, since the first row when it has ended. L_jj becomes k_j.k_j, which nobody reads. */
+enum { JS = VL >= 8 ? 8 : 4, LANES = SUB / VL };
+static const real one_at[2 * SUB] = {[SUB] = 1}; /* behind SUB - j numbers: 1 in lane j */
+INLINE void chunk_lanes(int j0, bool delta, const real *a, const real *k, int K, const real *qk, real *since, real *pt,
+                        real *lt) {
+    enum { LD = RECUR_CHUNK };
+    Vec p[JS][LANES], l[JS][LANES];
+#pragma GCC unroll 8
+    for (int j = 0; j < JS; j++)
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) p[j][v] = l[j][v] = (Vec){0};
+    for (int d = 0; d < K; d++, qk += 2 * SUB, since += SUB) {
+        Vec e[LANES];
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) e[v] = *(const Vec *)(since + v * VL);
+#pragma GCC unroll 8
+        for (int j = JS - 1; j >= 0; j--) {
+            const int at = j0 + j;
+            const real next = a[imin(at + 1, SUB - 1) * K + d], kj = k[at * K + d];
+#pragma GCC unroll 8
+            for (int v = 0; v < LANES; v++) {
+                e[v] = e[v] * next + *(const Vec *)(one_at + SUB - at + v * VL);
+                Vec x = e[v] * kj;
+                p[j][v] += x * *(const Vec *)(qk + v * VL);
+                if (delta) l[j][v] += x * *(const Vec *)(qk + SUB + v * VL);
+            }
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) *(Vec *)(since + v * VL) = e[v];
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < JS; j++)
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) {
+            *(Vec *)(pt + (j0 + j) * LD + v * VL) = p[j][v];
+            if (delta) *(Vec *)(lt + (j0 + j) * LD + v * VL) = l[j][v];
+        }
+}
 static void chunk_scores(Chunk *c) {
     enum { LD = RECUR_CHUNK };
     int K = c->K;
     for (int i0 = 0; i0 < c->n; i0 += SUB) {
-        int m = imin(SUB, c->n - i0);
+        const real *a = c->a + i0 * K, *k = c->k + i0 * K;
+        real *pt = c->pt + i0 * LD + i0, *lt = c->lt + i0 * LD + i0;
+        transpose(c->pack, 2 * SUB, c->q + i0 * K, (size_t)K, SUB, K);
+        transpose(c->pack + SUB, 2 * SUB, k, (size_t)K, SUB, K);
+        memset(c->since, 0, (size_t)(K * SUB) * sizeof(real));
+        for (int j = SUB - JS; j >= 0; j -= JS)
+            if (c->h->beta)
+                chunk_lanes(j, true, a, k, K, c->pack, c->since, pt, lt);
+            else
+                chunk_lanes(j, false, a, k, K, c->pack, c->since, pt, lt);
+        if (!i0) continue;
         chunk_reach(c, i0, i0);
-        for (int d = 0; d < K && i0; d++)
-            for (int i = 0; i < SUB; i++) {
-                int at = (i0 + i) * K + d;
-                real f = i < m ? c->f[at] : 0;
-                c->pack[d * 2 * SUB + i] = i < m ? c->q[at] * f : 0;
-                c->pack[d * 2 * SUB + SUB + i] = i < m ? c->k[at] * f : 0;
-            }
-        for (int j = 0; j < i0 + m; j++) {
+        for (int d = 0; d < K; d++) {
+            times(c->pack + d * 2 * SUB, c->since + d * SUB, SUB);
+            times(c->pack + d * 2 * SUB + SUB, c->since + d * SUB, SUB);
+        }
+        for (int j = 0; j < i0; j++) {
             memset(c->pt + j * LD + i0, 0, SUB * sizeof(real));
             memset(c->lt + j * LD + i0, 0, SUB * sizeof(real));
         }
         tile_mm(c->pt + i0, LD, c->x, (size_t)K, 1, c->pack, 2 * SUB, i0, K, SUB);
         if (c->h->beta) tile_mm(c->lt + i0, LD, c->x, (size_t)K, 1, c->pack + SUB, 2 * SUB, i0, K, SUB);
-        for (int j = i0; j < i0 + m; j++) {
-            memcpy(c->w, c->k + j * K, (size_t)K * sizeof(real));
-            c->pt[j * LD + j] = dot(c->q + j * K, c->w, K);
-            for (int i = j + 1; i < i0 + m; i++) {
-                times(c->w, c->a + i * K, K);
-                c->pt[j * LD + i] = dot(c->q + i * K, c->w, K);
-                if (c->h->beta) c->lt[j * LD + i] = dot(c->k + i * K, c->w, K);
-            }
-        }
     }
 }
 
@@ -238,15 +308,6 @@ static void chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
     for (int i = 0; i < 11; mem += size[i], i++) *part[i] = mem;
     g->end = mem;
 }
-/* y (cols,rows) = x (rows,cols)^T, in stripes whose lines stay in the first cache. */
-static void transpose(real *restrict y, size_t ldy, const real *restrict x, size_t ldx, int rows, int cols) {
-    for (int i0 = 0; i0 < rows; i0 += SUB) {
-        int m = imin(SUB, rows - i0);
-        for (int j = 0; j < cols; j++)
-            for (int i = 0; i < m; i++) y[(size_t)j * ldy + (size_t)(i0 + i)] = x[(size_t)(i0 + i) * ldx + (size_t)j];
-    }
-}
-
 /* du, nr. dout is at the chunk's first row; zero: dS is. */
 static void chunk_solve_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *dS, bool zero) {
     enum { LD = RECUR_CHUNK };

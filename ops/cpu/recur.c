@@ -114,7 +114,7 @@ static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, rea
             for (int i = t; i < t + n; i++) recur_row(a, i, S, c->w, o + (size_t)i * a->ldv);
             continue;
         }
-        chunk_load(c, t, n);
+        chunk_load(c, t, n, t + 2 * n <= d.to ? t + n : -1);
         chunk_scores(c);
         chunk_solve(c, fresh ? NULL : S);
         chunk_out(c, o, fresh ? NULL : S);
@@ -161,7 +161,7 @@ static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, D
     int chunks = (doc.to - doc.from + RECUR_CHUNK - 1) / RECUR_CHUNK;
     for (int k = chunks - 1; k >= 0; k--) {
         int t = doc.from + k * RECUR_CHUNK;
-        chunk_load(c, t, imin(RECUR_CHUNK, doc.to - t));
+        chunk_load(c, t, imin(RECUR_CHUNK, doc.to - t), k ? t - RECUR_CHUNK : -1);
         chunk_backward(c, g, d, dout, k ? kept(keep, t, h) : S0, dS, !end && k == chunks - 1);
     }
 }
