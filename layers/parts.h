@@ -26,6 +26,11 @@ static inline Tensor zeros_like(Run *r, const char *name, Tensor like) {
     return t;
 }
 
+/* Room for a gradient of one's shape that one op alone writes; absent of absent. */
+static inline Tensor fresh_like(Run *r, const char *name, Tensor like) {
+    return present(like) ? as_fresh(scratch_tensor(r, name, REAL, like.rank, like.n)) : ABSENT;
+}
+
 /* ---- initial values of recurrences ---------------------------------------------------------------------------------
  */
 /* w (C,1,W) or absent: U(-1,1)/sqrt(W), PyTorch's for a depthwise convolution, which keeps the size of what passes. */

@@ -10,8 +10,9 @@
  * with dv of attend and attend_backward. Of one call of rmsnorm, swiglu or gelu all are BF16 or none, but that the
  * norms read x in REAL, or x and dx, beside a narrow y or dy.
  *
- * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward and rmsnorm_backward, and dq and dkv's k
- * and v of attend_backward may be `fresh`: they are then overwritten, not added to.
+ * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward and rmsnorm_backward, dq and dkv's k and v
+ * of attend_backward, all of d of recur_backward, and dx and dz of what stands around a recurrence (short_conv, l2norm,
+ * decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then overwritten, not added to.
  *
  * Results do not depend on the number of threads unless said. */
 #pragma once

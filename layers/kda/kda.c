@@ -194,7 +194,7 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
 static void conv_backward(Run *r, Tensor d, Tensor dconv, Tensor g, Tensor raw, Tensor turned, Tensor conv) {
     Mark mark = arena_mark(r->scratch);
     if (present(turned)) {
-        Tensor whole = zeros_like(r, "d conv", turned);
+        Tensor whole = fresh_like(r, "d conv", turned);
         r->ops->l2norm_backward(r, whole, g, turned, L2_EPS);
         g = whole;
     }
@@ -205,7 +205,7 @@ static void conv_backward(Run *r, Tensor d, Tensor dconv, Tensor g, Tensor raw, 
 static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, const Recur *d,
                            Tensor dfa, Tensor db) {
     Mark mark = arena_mark(r->scratch);
-    Tensor dz = zeros_like(r, "d z", s->z);
+    Tensor dz = fresh_like(r, "d z", s->z);
     r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, gate_of(c));
     r->ops->linear_backward(r, dfa, dw->fb, ABSENT, dz, s->fa, w->fb);
     r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
@@ -215,13 +215,13 @@ static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *
 static void out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dout,
                          Tensor dx) {
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH(r, "normed", s->o.n[0], c->v_heads * c->v_dim), dn = zeros_like(r, "d normed", n),
-           dgate = zeros_like(r, "d gate", s->gate);
+    Tensor n = SCRATCH(r, "normed", s->o.n[0], c->v_heads * c->v_dim), dn = fresh_like(r, "d normed", n),
+           dgate = fresh_like(r, "d gate", s->gate);
     r->ops->gated_norm(r, n, s->o, s->gate, w->norm, norm_of(c));
     r->ops->linear_backward(r, dn, dw->wo, ABSENT, dy, n, w->wo);
     r->ops->gated_norm_backward(r, dout, dgate, dw->norm, dn, s->o, s->gate, w->norm, norm_of(c));
     if (present(w->ga)) {
-        Tensor dga = zeros_like(r, "d g_a", s->ga);
+        Tensor dga = fresh_like(r, "d g_a", s->ga);
         r->ops->linear_backward(r, dga, dw->gb, dw->bias, dgate, s->ga, w->gb);
         r->ops->linear_backward(r, dx, dw->ga, ABSENT, dga, x, w->ga);
     } else
@@ -236,18 +236,18 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     W *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    Tensor dout = zeros_like(r, "d o", s->o);
+    Tensor dout = fresh_like(r, "d o", s->o);
     out_backward(r, c, w, dw, x, s, dy, dout, dx);
     T t = derive(r, c, w, s, ABSENT);
-    Recur d = {zeros_like(r, "d q", t.x.q), zeros_like(r, "d k", t.x.k), zeros_like(r, "d v", t.x.v),
-               zeros_like(r, "d g", t.x.g), zeros_like(r, "d beta", t.x.beta)};
+    Recur d = {fresh_like(r, "d q", t.x.q), fresh_like(r, "d k", t.x.k), fresh_like(r, "d v", t.x.v),
+               fresh_like(r, "d g", t.x.g), fresh_like(r, "d beta", t.x.beta)};
     r->ops->recur_backward(r, &d, dout, t.x, scale_of(c), s->states, NULL);
     Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}, {.w = w->fa}, {.w = w->wb}},
-               g[] = {{zeros_like(r, "d projected q", s->q), dw->wq, ABSENT},
-                      {zeros_like(r, "d projected k", s->k), dw->wk, ABSENT},
-                      {zeros_like(r, "d projected v", s->v), dw->wv, ABSENT},
-                      {zeros_like(r, "d f_a", s->fa), dw->fa, ABSENT},
-                      {zeros_like(r, "d b", s->b), dw->wb, ABSENT}};
+               g[] = {{fresh_like(r, "d projected q", s->q), dw->wq, ABSENT},
+                      {fresh_like(r, "d projected k", s->k), dw->wk, ABSENT},
+                      {fresh_like(r, "d projected v", s->v), dw->wv, ABSENT},
+                      {fresh_like(r, "d f_a", s->fa), dw->fa, ABSENT},
+                      {fresh_like(r, "d b", s->b), dw->wb, ABSENT}};
     gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y);
     conv_backward(r, g[0].y, dw->cq, d.q, s->q, t.q, w->cq);
     conv_backward(r, g[1].y, dw->ck, d.k, s->k, t.k, w->ck);

@@ -228,7 +228,7 @@ static Tensor channel_backward(Run *r, const LineCfg *c, Tensor dconv, Tensor g,
     const Ops *op = r->ops;
     if (map == MAP_ROTATE) op->rope(r, g, &c->table, r->in, -1);
     if (map == MAP_UNIT || map == MAP_ELU) {
-        Tensor d = zeros_like(r, "d convolved", g);
+        Tensor d = fresh_like(r, "d convolved", g);
         if (map == MAP_UNIT)
             op->l2norm_backward(r, d, g, shaped(cx, g.n[1], g.n[2]), unit_eps);
         else
@@ -237,7 +237,7 @@ static Tensor channel_backward(Run *r, const LineCfg *c, Tensor dconv, Tensor g,
     }
     g = tensor_rows(g, raw.n[1]);
     if (!c->kind->delta) return g;
-    Tensor d = zeros_like(r, "d projected", raw);
+    Tensor d = fresh_like(r, "d projected", raw);
     op->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
     return d;
 }
@@ -245,12 +245,12 @@ static void decay_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, 
                            Tensor dx) {
     if (!present(s->a)) return;
     const Ops *op = r->ops;
-    Tensor da = zeros_like(r, "d decay", s->a);
+    Tensor da = fresh_like(r, "d decay", s->a);
     op->decay_backward(r, da, dw->A, present(dw->dt) ? dw->dt : dw->ba, dg, s->a, w->A, present(w->dt) ? w->dt : w->ba,
                        gate_of(c));
     da = tensor_rows(da, s->a.n[1] * s->a.n[2]);
     if (present(s->a0)) {
-        Tensor d0 = zeros_like(r, "d decay, low rank", s->a0);
+        Tensor d0 = fresh_like(r, "d decay, low rank", s->a0);
         op->linear_backward(r, d0, dw->wa, ABSENT, da, s->a0, w->wa);
         op->linear_backward(r, dx, dw->wa0, ABSENT, d0, x, w->wa0);
     } else
@@ -261,7 +261,7 @@ static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *
                                Tensor dx) {
     const Ops *op = r->ops;
     int N = r->in.n, HV = c->v_heads, V = c->v_dim;
-    Tensor dout = zeros_like(r, "d o", s->o), out = SCRATCH(r, "read", N, HV * V), dread = zeros_like(r, "d read", out),
+    Tensor dout = fresh_like(r, "d o", s->o), out = SCRATCH(r, "read", N, HV * V), dread = fresh_like(r, "d read", out),
            rstd = present(s->rstd) ? SCRATCH(r, "rstd", N, HV) : ABSENT;
     readout(r, c, w, s, s->o, rstd, out);
     op->linear_backward(r, dread, dw->wo, ABSENT, dy, out, w->wo);
@@ -269,7 +269,7 @@ static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *
     if (c->kind->quotient)
         op->quotient_backward(r, dout, heads, shaped(out, HV, V), s->o, c->eps);
     else if (gated(c)) {
-        Tensor dgate = zeros_like(r, "d gate", s->gate);
+        Tensor dgate = fresh_like(r, "d gate", s->gate);
         op->gated_norm_backward(r, dout, shaped(dgate, HV, V), dw->norm, heads, s->o, shaped(s->gate, HV, V), w->norm,
                                 norm_of(c));
         op->linear_backward(r, dx, dw->wg, ABSENT, dgate, x, w->wg);
@@ -288,20 +288,20 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     Mark mark = arena_mark(r->scratch);
     Tensor dout = readout_backward(r, c, w, dw, x, s, dy, dx);
     Fed f = feed(r, c, w, s, ABSENT);
-    Recur d = {.q = zeros_like(r, "d q", f.x.q),
-               .k = zeros_like(r, "d k", f.x.k),
-               .v = zeros_like(r, "d v", f.x.v),
-               .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : zeros_like(r, "d g", f.x.g),
-               .beta = zeros_like(r, "d beta", f.x.beta)};
+    Recur d = {.q = fresh_like(r, "d q", f.x.q),
+               .k = fresh_like(r, "d k", f.x.k),
+               .v = fresh_like(r, "d v", f.x.v),
+               .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : fresh_like(r, "d g", f.x.g),
+               .beta = fresh_like(r, "d beta", f.x.beta)};
     op->recur_backward(r, &d, dout, f.x, scale_of(c), s->keep, NULL);
     decay_backward(r, c, w, dw, x, s, d.g, dx);
     if (c->kind->delta) {
-        Tensor db = zeros_like(r, "d beta logit", s->beta);
+        Tensor db = fresh_like(r, "d beta logit", s->beta);
         op->sigmoid_backward(r, db, d.beta, s->beta, c->beta_max);
         op->linear_backward(r, dx, dw->wb, ABSENT, db, x, w->wb);
     }
     if (c->kind->quotient) {
-        Tensor dv = zeros_like(r, "d values", shaped(s->v, c->v_heads, c->v_dim));
+        Tensor dv = fresh_like(r, "d values", shaped(s->v, c->v_heads, c->v_dim));
         op->widen_backward(r, dv, d.v);
         d.v = dv;
     }

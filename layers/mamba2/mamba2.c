@@ -185,7 +185,7 @@ static void project_backward(Run *r, const W *w, W *dw, Tensor g, Tensor x, Tens
 /* From the gradient g behind a convolution whose channels begin at `at` and come from the rows `from` of `in`. */
 static void conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, Tensor x, Tensor dx, int at, int from) {
     Mark mark = arena_mark(r->scratch);
-    Tensor d = zeros_like(r, "d projection", raw);
+    Tensor d = fresh_like(r, "d projection", raw);
     int n = raw.n[1];
     r->ops->short_conv_backward(r, d, tensor_part(dw->conv, at, n), tensor_part(dw->conv_bias, at, n),
                                 tensor_rows(g, n), raw, tensor_part(w->conv, at, n), tensor_part(w->conv_bias, at, n),
@@ -194,10 +194,10 @@ static void conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, Tenso
     arena_release(r->scratch, mark);
 }
 static Tensor out_backward(Run *r, const Mamba2Cfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dx) {
-    Tensor dout = zeros_like(r, "d o", s->o);
+    Tensor dout = fresh_like(r, "d o", s->o);
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = zeros_like(r, "d normed", n),
-           dz = zeros_like(r, "d z", s->z);
+    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = fresh_like(r, "d normed", n),
+           dz = fresh_like(r, "d z", s->z);
     r->ops->gated_norm(r, n, s->o, s->z, w->norm, norm_of(c));
     r->ops->linear_backward(r, dn, dw->out, dw->out_bias, dy, n, w->out);
     r->ops->gated_norm_backward(r, dout, dz, dw->norm, dn, s->o, s->z, w->norm, norm_of(c));
@@ -216,13 +216,14 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     Part p = part_of(c);
     Tensor dout = out_backward(r, c, w, dw, x, s, dy, dx);
     T t = derive(r, c, w, s, ABSENT);
-    Recur d = {.q = zeros_like(r, "d C", t.r.q),
-               .k = zeros_like(r, "d B", t.r.k),
-               .v = zeros_like(r, "d step x", t.r.v),
-               .g = zeros_like(r, "d g", t.r.g)};
-    Tensor dt = zeros_like(r, "d dt", s->dt), dv = zeros_like(r, "d x", t.x);
+    Recur d = {.q = fresh_like(r, "d C", t.r.q),
+               .k = fresh_like(r, "d B", t.r.k),
+               .v = fresh_like(r, "d step x", t.r.v),
+               .g = fresh_like(r, "d g", t.r.g)};
+    Tensor dt = zeros_like(r, "d dt", s->dt), dv = fresh_like(r, "d x", t.x);
     r->ops->recur_backward(r, &d, dout, t.r, 1, s->states, NULL);
     r->ops->skip_backward(r, dv, dw->D, dout, t.x, w->D);
+    dv.fresh = false; /* what follows adds */
     r->ops->step_backward(r, dv, dt, dw->dt, d.v, t.x, s->dt, w->dt);
     r->ops->decay_backward(r, dt, dw->A, dw->dt, d.g, s->dt, w->A, w->dt, gate);
     project_backward(r, w, dw, dt, x, dx, p.dt);

@@ -33,9 +33,9 @@ typedef struct {
     real *c;     /* since the chunk began: c_i */
     real *x;     /* k_j e_{ref,j} of the rows j < done */
     int ref, done;
-    real *qc, *kc;  /* q c, k c */
-    real *pt, *lt;  /* transposed: P_ij at j, i */
-    real *r, *u;    /* without delta r is not used */
+    real *qc, *kc;          /* q c, k c */
+    real *pt, *lt;          /* transposed: P_ij at j, i */
+    real *r, *u;            /* without delta r is not used */
     real *pack, *since, *w; /* (K, 2 SUB); (K, SUB); (K) */
 } Chunk;
 
@@ -46,7 +46,8 @@ static void chunk_place(Chunk *c, const Head *h, real *mem) {
     size_t k = (size_t)RECUR_CHUNK * (size_t)h->K, v = (size_t)RECUR_CHUNK * (size_t)h->V,
            n = (size_t)RECUR_CHUNK * RECUR_CHUNK;
     *c = (Chunk){.h = h, .K = h->K, .V = h->V};
-    real **part[] = {&c->q, &c->k, &c->a, &c->f, &c->c, &c->x, &c->qc, &c->kc, &c->r, &c->u, &c->pt, &c->lt, &c->pack, &c->since};
+    real **part[] = {&c->q,  &c->k, &c->a, &c->f,  &c->c,  &c->x,    &c->qc,
+                     &c->kc, &c->r, &c->u, &c->pt, &c->lt, &c->pack, &c->since};
     const size_t size[] = {k, k, k, k, k, k, k, k, v, v, n, n, (size_t)(2 * SUB * h->K), (size_t)(SUB * h->K)};
     for (int i = 0; i < 14; mem += size[i], i++) *part[i] = mem;
     c->w = mem;
@@ -287,7 +288,16 @@ static void chunk_state(Chunk *c, real *S) {
 typedef struct {
     size_t ldq; /* of q and k */
     real *q, *k, *v, *g, *beta;
+    bool fresh_q, fresh_k, fresh_v, fresh_g, fresh_beta; /* are written, not added to */
 } HeadGrad;
+/* y (n), a row of one, += x. */
+INLINE void grad_row(real *restrict y, bool fresh, const real *restrict x, int n) {
+    if (fresh)
+        memcpy(y, x, (size_t)n * sizeof *y);
+    else
+#pragma omp simd
+        for (int i = 0; i < n; i++) y[i] += x[i];
+}
 typedef struct {
     real *dq, *row, *col; /* (n,K) */
     real *yq, *yk;        /* (n,K): q_i and k_i with the decay since the block in hand */
@@ -455,19 +465,40 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real
 #pragma omp simd
         for (int e = 0; e < K; e++) sum[e] += q[e] * dq[e] + k[e] * (row[e] - col[e]);
         if (d->g && h->per_channel)
-            for (int e = 0; e < K; e++) d->g[t * h->ldg + (size_t)e] += sum[e];
+            grad_row(d->g + t * h->ldg, d->fresh_g, sum, K);
         else if (d->g) {
             real s = 0;
             for (int e = 0; e < K; e++) s += sum[e];
-            d->g[t * h->ldg] += s;
+            grad_row(d->g + t * h->ldg, d->fresh_g, &s, 1);
         }
         const real *late = g->yq + i * K; /* what S1 gives the last row */
-        for (int e = 0; d->q && e < K; e++) d->q[t * d->ldq + (size_t)e] += h->scale * (dq[e] + same * k[e]);
-        for (int e = 0; d->k && e < K; e++)
-            d->k[t * d->ldq + (size_t)e] += row[e] + col[e] + same * q[e] + (i == n - 1 && !zero ? late[e] : 0);
-        if (d->v)
-            for (int e = 0; e < V; e++) d->v[t * h->ldv + (size_t)e] += delta ? -g->nr[i * V + e] : g->du[i * V + e];
-        if (d->beta && delta) d->beta[t * h->ldb] += dot(g->du + i * V, c->r + i * V, V);
+        real *to = c->x;                  /* nobody needs it any more */
+        if (d->q) {
+#pragma omp simd
+            for (int e = 0; e < K; e++) to[e] = h->scale * (dq[e] + same * k[e]);
+            grad_row(d->q + t * d->ldq, d->fresh_q, to, K);
+        }
+        if (d->k) {
+#pragma omp simd
+            for (int e = 0; e < K; e++) to[e] = row[e] + col[e] + same * q[e];
+            if (i == n - 1 && !zero) grad_row(to, false, late, K);
+            grad_row(d->k + t * d->ldq, d->fresh_k, to, K);
+        }
+        if (d->v && delta) {
+            to = g->nr + i * V; /* the state's gradient wants it as it is */
+            real *v = d->v + t * h->ldv;
+            if (d->fresh_v)
+#pragma omp simd
+                for (int e = 0; e < V; e++) v[e] = -to[e];
+            else
+#pragma omp simd
+                for (int e = 0; e < V; e++) v[e] -= to[e];
+        } else if (d->v)
+            grad_row(d->v + t * h->ldv, d->fresh_v, g->du + i * V, V);
+        if (d->beta && delta) {
+            real by = dot(g->du + i * V, c->r + i * V, V);
+            grad_row(d->beta + t * h->ldb, d->fresh_beta, &by, 1);
+        }
     }
     if (!S) return;
     const real *last = c->c + (n - 1) * K;

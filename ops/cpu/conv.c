@@ -112,7 +112,7 @@ typedef struct {
     Conv v;
     const real *dy;
     real *dx; /* or NULL */
-    bool act, weighs;
+    bool act, weighs, fresh;
 } ConvBack;
 /* da, the gradient before the activation, of row t, columns from c on. */
 INLINE void conv_da(real *da, const ConvBack *o, int t, size_t c, size_t n) {
@@ -139,7 +139,7 @@ INLINE void conv_dx(const ConvBack *o, int t, int end, size_t c, size_t n, const
                 rows[k] = took ? da + (size_t)(to - t) * RUN : v->zeros;
                 taps[k] = v->taps + (size_t)(j + k) * v->C + c;
             }
-            conv_four(out, out, taps, rows, n, false);
+            conv_four(out, j || !o->fresh ? out : v->zeros, taps, rows, n, false);
         }
     }
 }
@@ -198,7 +198,8 @@ static void short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tens
                             R(dy),
                             present(dx) ? R(dx) : NULL,
                             act,
-                            present(dw) || present(dbias)};
+                            present(dw) || present(dbias),
+                            dx.fresh};
         real *total = R(sums), *part = total + width;
 #pragma omp parallel num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
         {

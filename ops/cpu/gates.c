@@ -21,7 +21,7 @@ static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) 
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
     for (int i = 0; i < M; i++) {
         const real *a = R(x) + (size_t)i * (size_t)d, *g = R(dy) + (size_t)i * (size_t)d;
-        real *o = R(dx) + (size_t)i * (size_t)d, f = (real)(1 / sqrt((double)dot(a, a, d) + eps)),
+        real *o = run_add(dx, (size_t)i * (size_t)d, (size_t)d, NULL), f = (real)(1 / sqrt((double)dot(a, a, d) + eps)),
              t = dot(a, g, d) * f * f;
         for (int c = 0; c < d; c++) o[c] += f * (g[c] - a[c] * t);
     }
@@ -126,7 +126,8 @@ static void decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg
             memset(own, 0, (size_t)(3 * n) * sizeof *own);
             for (int t = i0; t < imin(N, i0 + size); t++) {
                 size_t at = (size_t)t * (size_t)n;
-                real *d = present(dz) ? R(dz) + at : own + 2 * n; /* the third row: a dz that nobody wants */
+                real *d = present(dz) ? run_add(dz, at, (size_t)n, NULL)
+                                      : own + 2 * n; /* the third row: a dz that nobody wants */
                 const real *g = R(dg) + at, *a = R(z) + at;
                 if (k.kind == GATE_SOFTPLUS) gate_row_backward(d, own, g, a, b, rate, n, GATE_SOFTPLUS, param);
                 if (k.kind == GATE_BOUND) gate_row_backward(d, own, g, a, b, rate, n, GATE_BOUND, param);
@@ -154,6 +155,7 @@ static void sigmoid(Run *r, Tensor y, Tensor x, double top) {
     for (size_t i = 0; i < n; i++) o[i] = f / (1 + exp_real(-a[i]));
 }
 static void sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top) {
+    begin_sum(r, dx);
     if (measuring(r)) return;
     size_t n = tensor_count(y);
     real *o = R(dx), f = (real)(1 / top);
@@ -271,7 +273,8 @@ static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor 
         for (int i = 0; i < M; i++) {
             size_t at = (size_t)i * (size_t)d;
             const real *a = R(x) + at, *g = R(z) + at, *e = R(dy) + at, *gain = norm_gain(w, n, i);
-            real *o = present(dx) ? R(dx) + at : NULL, *q = present(dz) ? R(dz) + at : NULL, f = 0,
+            real *o = present(dx) ? run_add(dx, at, (size_t)d, NULL) : NULL,
+                 *q = present(dz) ? run_add(dz, at, (size_t)d, NULL) : NULL, f = 0,
                  *h = R(room) + (size_t)omp_get_thread_num() * (size_t)d;
             if (n.silu && n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, true, true);
             if (n.silu && !n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, true, false);

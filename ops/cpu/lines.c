@@ -19,6 +19,7 @@ static void elu1(Run *r, Tensor y, Tensor x) {
     for (size_t i = 0; i < n; i++) o[i] = a[i] > 0 ? a[i] + 1 : exp_real(a[i] > 0 ? 0 : a[i]);
 }
 static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
+    begin_sum(r, dx);
     if (measuring(r)) return;
     size_t n = tensor_count(y);
     real *o = R(dx);
@@ -39,6 +40,7 @@ static void widen(Run *r, Tensor y, Tensor x) {
     }
 }
 static void widen_backward(Run *r, Tensor dx, Tensor dy) {
+    begin_sum(r, dx);
     if (measuring(r)) return;
     size_t V = (size_t)dx.n[dx.rank - 1], M = tensor_count(dx) / V;
     CHECK(tensor_count(dy) == M * (V + 1), "%zu groups of %zu", M, V);
@@ -58,6 +60,7 @@ static void quotient(Run *r, Tensor y, Tensor x, double eps) {
     }
 }
 static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
+    begin_sum(r, dx);
     if (measuring(r)) return;
     size_t V = (size_t)y.n[y.rank - 1], M = tensor_count(y) / V;
     CHECK(tensor_count(x) == M * (V + 1) && tensor_count(dx) == tensor_count(x), "%zu groups of %zu", M, V);
@@ -85,6 +88,7 @@ static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
 static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
     int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
     if (N == 0) return;
+    begin_sum(r, dz);
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), H);
     if (!measuring(r)) {
@@ -95,7 +99,7 @@ static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy,
             for (size_t i = (size_t)i0 * (size_t)H; i < (size_t)imin(N, i0 + size) * (size_t)H; i++) {
                 size_t h = i % (size_t)H;
                 const real *g = R(dy) + i * (size_t)P, *a = R(x) + i * (size_t)P;
-                real *o = R(dx) + i * (size_t)P, at = R(z)[i] + R(bias)[h], f = softplus1(at),
+                real *o = run_add(dx, i * (size_t)P, (size_t)P, NULL), at = R(z)[i] + R(bias)[h], f = softplus1(at),
                      df = dot(g, a, P) * sigmoid1(at);
 #pragma omp simd
                 for (int c = 0; c < P; c++) o[c] += f * g[c];
@@ -131,7 +135,7 @@ static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Ten
             for (size_t i = (size_t)i0 * (size_t)H; i < (size_t)imin(N, i0 + size) * (size_t)H; i++) {
                 size_t h = i % (size_t)H;
                 const real *g = R(dy) + i * (size_t)P, *a = R(x) + i * (size_t)P;
-                real *o = R(dx) + i * (size_t)P, f = R(w)[h];
+                real *o = run_add(dx, i * (size_t)P, (size_t)P, NULL), f = R(w)[h];
 #pragma omp simd
                 for (int c = 0; c < P; c++) o[c] += f * g[c];
                 own[h] += dot(g, a, P);

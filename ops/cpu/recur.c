@@ -170,9 +170,10 @@ static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, D
 static void add_groups(const Run *r, Tensor y, Tensor x) {
     int rows = y.n[0] * y.n[1], K = y.n[2], group = x.n[1] / y.n[1];
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * K > ALONE)
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < group; j++)
-            axpy(R(y) + (size_t)i * (size_t)K, 1, R(x) + ((size_t)i * (size_t)group + (size_t)j) * (size_t)K, K);
+    for (int i = 0; i < rows; i++) {
+        real *sum = run_add(y, (size_t)i * (size_t)K, (size_t)K, NULL);
+        for (int j = 0; j < group; j++) axpy(sum, 1, R(x) + ((size_t)i * (size_t)group + (size_t)j) * (size_t)K, K);
+    }
 }
 
 static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
@@ -185,11 +186,10 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
         SCRATCH(r, "recurrence", r->dev->threads, size + (int)(chunk_numbers(K, V) + chunk_grad_numbers(K, V)));
     Tensor dq = d->q, dk = d->k;
     if (HV > H) { /* value heads that share q and k must not add to the same numbers at once */
-        dq = SCRATCH(r, "d q of value heads", b->N, HV, K);
-        dk = SCRATCH(r, "d k of value heads", b->N, HV, K);
+        dq = FRESH_OF(r, "d q of value heads", REAL, b->N, HV, K);
+        dk = FRESH_OF(r, "d k of value heads", REAL, b->N, HV, K);
     }
     if (!measuring(r)) {
-        if (HV > H) memset(dq.p, 0, tensor_bytes(dq)), memset(dk.p, 0, tensor_bytes(dk));
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * HV * size > ALONE)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < HV; h++) {
@@ -199,7 +199,12 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                 real *dS = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
                 chunk_place(&c, &a, dS + size);
                 chunk_grad_place(&g, &a, dS + size + chunk_numbers(K, V));
-                HeadGrad hd = {.ldq = (size_t)HV * (size_t)K}; /* HV = H or of the scratch */
+                HeadGrad hd = {.ldq = (size_t)HV * (size_t)K, /* HV = H or of the scratch */
+                               .fresh_q = dq.fresh,
+                               .fresh_k = dk.fresh,
+                               .fresh_v = d->v.fresh,
+                               .fresh_g = d->g.fresh,
+                               .fresh_beta = d->beta.fresh};
                 if (present(dq)) hd.q = R(dq) + (size_t)h * (size_t)K;
                 if (present(dk)) hd.k = R(dk) + (size_t)h * (size_t)K;
                 if (present(d->v)) hd.v = R(d->v) + (size_t)h * (size_t)V;

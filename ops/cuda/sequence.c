@@ -216,6 +216,7 @@ void cuda_op_short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool 
 void cuda_op_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
                                  bool silu) {
     Mark mark = arena_mark(r->scratch);
+    begin_sum(r, dx);
     CudaConv p = conv_pass(r, x, w, silu, ABSENT, 0);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)p.N, cuda_conv_tiles(p.C)), p.W + 1, p.C);
     if (!measuring(r)) {
@@ -241,6 +242,7 @@ void cuda_op_decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
 void cuda_op_decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                             Gate k) {
     CudaGate gate = gate_of(z, A, bias, k);
+    begin_sum(r, dz);
     int width = z.n[1] * z.n[2];
     Mark mark = arena_mark(r->scratch);
     size_t sums = (size_t)cuda_slices((size_t)z.n[0], cuda_tiles(width)) * (size_t)width;
@@ -266,6 +268,7 @@ void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor
                                  GatedNorm n) {
     size_t M;
     CudaGatedNorm g = norm_of(x, w, n, &M);
+    begin_sum(r, dx), begin_sum(r, dz);
     Mark mark = arena_mark(r->scratch);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices(M / (size_t)g.period, g.period * cuda_row_tiles(g.width)),
                            g.period * g.width);
@@ -387,6 +390,7 @@ static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor 
 void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
                             const RecurEnds *ends) {
     Mark mark = arena_mark(r->scratch);
+    begin_sum(r, d->q), begin_sum(r, d->k), begin_sum(r, d->v), begin_sum(r, d->g), begin_sum(r, d->beta);
     CudaRecur p = recur_pass(r, &x, scale, ABSENT, 0);
     bool chunks = goes_by_chunks(r, &p);
     if (!measuring(r)) history_there(r->batch, ends && present(ends->start));

@@ -106,6 +106,7 @@ static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
     if (!measuring(r)) cuda_l2norm(C(r), (int)(tensor_count(x) / (size_t)d), d, R(y), R(x), eps);
 }
 static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
+    begin_sum(r, dx);
     int d = last(x);
     if (!measuring(r)) cuda_l2norm_backward(C(r), (int)(tensor_count(x) / (size_t)d), d, R(dx), R(dy), R(x), eps);
 }
@@ -212,12 +213,14 @@ static void elu1(Run *r, Tensor y, Tensor x) {
     if (!measuring(r)) cuda_elu1(C(r), tensor_count(x), R(y), R(x));
 }
 static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
+    begin_sum(r, dx);
     if (!measuring(r)) cuda_elu1_backward(C(r), tensor_count(y), R(dx), R(dy), R(y));
 }
 static void sigmoid(Run *r, Tensor y, Tensor x, double top) {
     if (!measuring(r)) cuda_sigmoid(C(r), tensor_count(x), R(y), R(x), (float)top);
 }
 static void sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top) {
+    begin_sum(r, dx);
     if (!measuring(r)) cuda_sigmoid_backward(C(r), tensor_count(y), R(dx), R(dy), R(y), (float)top);
 }
 static void dropout(Run *r, Tensor x, DropSite site, double p) {
@@ -320,12 +323,14 @@ static void widen(Run *r, Tensor y, Tensor x) {
     if (!measuring(r)) cuda_widen(C(r), groups_of(x, y), last(x), R(y), R(x));
 }
 static void widen_backward(Run *r, Tensor dx, Tensor dy) {
+    begin_sum(r, dx);
     if (!measuring(r)) cuda_widen_backward(C(r), groups_of(dx, dy), last(dx), R(dx), R(dy));
 }
 static void quotient(Run *r, Tensor y, Tensor x, double eps) {
     if (!measuring(r)) cuda_quotient(C(r), groups_of(y, x), last(y), R(y), R(x), (float)eps);
 }
 static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
+    begin_sum(r, dx);
     if (!measuring(r)) cuda_quotient_backward(C(r), groups_of(y, x), last(y), R(dx), R(dy), R(y), R(x), (float)eps);
 }
 static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
@@ -334,6 +339,7 @@ static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
     if (!measuring(r)) cuda_step(C(r), N, H, P, R(y), R(x), R(z), R(bias));
 }
 static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
+    begin_sum(r, dx), begin_sum(r, dz);
     int N = x.n[0], H = x.n[1], P = x.n[2];
     Mark mark = arena_mark(r->scratch);
     Tensor df = SCRATCH(r, "gradient of the step", N, H);
@@ -346,6 +352,7 @@ static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
     if (!measuring(r)) cuda_skip(C(r), x.n[0], x.n[1], x.n[2], R(y), R(x), R(w));
 }
 static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
+    begin_sum(r, dx);
     if (!measuring(r)) cuda_skip_backward(C(r), x.n[0], x.n[1], x.n[2], R(dx), R(dw), R(dy), R(x), R(w));
 }
 
