@@ -11,6 +11,12 @@ static inline Tensor wanted_rows(Run *r, Tensor x) {
     r->ops->gather(r, y, x, r->in, r->out);
     return y;
 }
+/* x (N, heads width) as (N, heads, width): the same memory. */
+static inline Tensor shaped(Tensor x, int heads, int width) {
+    Tensor t = TENSOR(x.p, x.dtype, x.n[0], heads, width);
+    t.fresh = x.fresh;
+    return t;
+}
 /* t as numbers of another type: itself, or a copy in scratch. */
 static inline Tensor tensor_as(Run *r, const char *name, Tensor t, Dtype dtype) {
     if (t.dtype == dtype) return t;

@@ -102,7 +102,6 @@ void line_rows(const void *cfg, KvShape *s) {
 
 /* ---- inner functions ----------------------------------------------------------------------------------------------
  */
-static Tensor shaped(Tensor x, int heads, int width) { return TENSOR(x.p, REAL, x.n[0], heads, width); }
 
 /* What enters the recurrence, in scratch: made from what is saved by the forward and once more by the backward. */
 typedef struct {

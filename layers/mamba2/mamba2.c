@@ -48,7 +48,6 @@ static Part part_of(const Mamba2Cfg *c) {
                   .C = 2 * d + bc,
                   .dt = 2 * d + 2 * bc};
 }
-static Tensor shaped(Tensor x, int heads, int width) { return TENSOR(x.p, REAL, x.n[0], heads, width); }
 
 /* Numbers of a row, of any number of rows. */
 static int width_of(Tensor x) { return x.rank == 3 ? x.n[1] * x.n[2] : x.n[1]; }
@@ -177,33 +176,23 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
     arena_release(r->scratch, mark);
 }
 
-static void project_backward(Run *r, const W *w, W *dw, Tensor g, Tensor x, Tensor dx, int from) {
-    int n = width_of(g);
-    r->ops->linear_backward(r, dx, tensor_part(dw->in, from, n), tensor_part(dw->in_bias, from, n), g, x,
-                            tensor_part(w->in, from, n));
-}
-/* From the gradient g behind a convolution whose channels begin at `at` and come from the rows `from` of `in`. */
-static void conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, Tensor x, Tensor dx, int at, int from) {
-    Mark mark = arena_mark(r->scratch);
+/* From the gradient g behind a convolution whose channels begin at `at` to that of its input, in scratch. */
+static Tensor conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, int at) {
     Tensor d = fresh_like(r, "d projection", raw);
     int n = raw.n[1];
     r->ops->short_conv_backward(r, d, tensor_part(dw->conv, at, n), tensor_part(dw->conv_bias, at, n),
                                 tensor_rows(g, n), raw, tensor_part(w->conv, at, n), tensor_part(w->conv_bias, at, n),
                                 true);
-    project_backward(r, w, dw, d, x, dx, from);
-    arena_release(r->scratch, mark);
+    return d;
 }
-static Tensor out_backward(Run *r, const Mamba2Cfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dx) {
-    Tensor dout = fresh_like(r, "d o", s->o);
+/* From dy to the gradients of o and of z. */
+static void out_backward(Run *r, const Mamba2Cfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout, Tensor dz) {
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = fresh_like(r, "d normed", n),
-           dz = fresh_like(r, "d z", s->z);
+    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = fresh_like(r, "d normed", n);
     r->ops->gated_norm(r, n, s->o, s->z, w->norm, norm_of(c));
     r->ops->linear_backward(r, dn, dw->out, dw->out_bias, dy, n, w->out);
     r->ops->gated_norm_backward(r, dout, dz, dw->norm, dn, s->o, s->z, w->norm, norm_of(c));
-    project_backward(r, w, dw, dz, x, dx, 0);
     arena_release(r->scratch, mark);
-    return dout;
 }
 static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
                      const void *s_, Tensor dy, Tensor dx) {
@@ -214,7 +203,8 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
     Part p = part_of(c);
-    Tensor dout = out_backward(r, c, w, dw, x, s, dy, dx);
+    Tensor dout = fresh_like(r, "d o", s->o), dz = fresh_like(r, "d z", s->z);
+    out_backward(r, c, w, dw, s, dy, dout, dz);
     T t = derive(r, c, w, s, ABSENT);
     Recur d = {.q = fresh_like(r, "d C", t.r.q),
                .k = fresh_like(r, "d B", t.r.k),
@@ -226,10 +216,11 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     dv.fresh = false; /* what follows adds */
     r->ops->step_backward(r, dv, dt, dw->dt, d.v, t.x, s->dt, w->dt);
     r->ops->decay_backward(r, dt, dw->A, dw->dt, d.g, s->dt, w->A, w->dt, gate);
-    project_backward(r, w, dw, dt, x, dx, p.dt);
-    conv_backward(r, w, dw, dv, s->x, x, dx, 0, p.x);
-    conv_backward(r, w, dw, d.k, s->B, x, dx, p.d, p.B);
-    conv_backward(r, w, dw, d.q, s->C, x, dx, p.d + p.bc, p.C);
+    Projection in[] = {part(w, dz, 0), part(w, dt, p.dt), part(w, s->x, p.x), part(w, s->B, p.B), part(w, s->C, p.C)},
+               d_in[] = {part(dw, dz, 0), part(dw, dt, p.dt), part(dw, conv_backward(r, w, dw, dv, s->x, 0), p.x),
+                         part(dw, conv_backward(r, w, dw, d.k, s->B, p.d), p.B),
+                         part(dw, conv_backward(r, w, dw, d.q, s->C, p.d + p.bc), p.C)};
+    r->ops->linear_many_backward(r, dx, 5, d_in, x, in);
     arena_release(r->scratch, mark);
 }
 

@@ -5,9 +5,10 @@
 static void repeat(Run *r, Tensor y, const double *row) {
     if (measuring(r)) return;
     size_t N = (size_t)y.n[0], w = N ? tensor_count(y) / N : 0;
+    real *o = R(y);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (N * w > ALONE)
     for (size_t i = 0; i < N; i++)
-        for (size_t c = 0; c < w; c++) R(y)[i * w + c] = (real)row[c];
+        for (size_t c = 0; c < w; c++) o[i * w + c] = (real)row[c];
 }
 
 static void elu1(Run *r, Tensor y, Tensor x) {
@@ -44,9 +45,12 @@ static void widen_backward(Run *r, Tensor dx, Tensor dy) {
     if (measuring(r)) return;
     size_t V = (size_t)dx.n[dx.rank - 1], M = tensor_count(dx) / V;
     CHECK(tensor_count(dy) == M * (V + 1), "%zu groups of %zu", M, V);
+    real *o = R(dx);
+    const real *g = R(dy);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * V > ALONE)
     for (size_t i = 0; i < M; i++)
-        for (size_t c = 0; c < V; c++) R(dx)[i * V + c] += R(dy)[i * (V + 1) + c];
+#pragma omp simd
+        for (size_t c = 0; c < V; c++) o[i * V + c] += g[i * (V + 1) + c];
 }
 static void quotient(Run *r, Tensor y, Tensor x, double eps) {
     if (measuring(r)) return;
@@ -55,8 +59,9 @@ static void quotient(Run *r, Tensor y, Tensor x, double eps) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * V > ALONE)
     for (size_t i = 0; i < M; i++) {
         const real *a = R(x) + i * (V + 1);
-        real f = 1 / (a[V] + (real)eps);
-        for (size_t c = 0; c < V; c++) R(y)[i * V + c] = a[c] * f;
+        real f = 1 / (a[V] + (real)eps), *o = R(y) + i * V;
+#pragma omp simd
+        for (size_t c = 0; c < V; c++) o[c] = a[c] * f;
     }
 }
 static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
@@ -68,22 +73,23 @@ static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, 
     for (size_t i = 0; i < M; i++) {
         real *o = R(dx) + i * (V + 1), f = 1 / (R(x)[i * (V + 1) + V] + (real)eps);
         const real *g = R(dy) + i * V;
+#pragma omp simd
         for (size_t c = 0; c < V; c++) o[c] += g[c] * f;
         o[V] -= dot(g, R(y) + i * V, (int)V) * f;
     }
 }
 
 static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
-    int N = x.n[0], H = x.n[1], P = x.n[2];
-    CHECK(tensor_count(z) == (size_t)N * (size_t)H && tensor_count(bias) == (size_t)H, "%d rows, %d heads", N, H);
+    size_t H = (size_t)x.n[1], M = (size_t)x.n[0] * H, P = (size_t)x.n[2];
+    CHECK(tensor_count(z) == M && tensor_count(bias) == H, "%zu rows of heads, %zu heads", M, H);
     if (measuring(r)) return;
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
-    for (int t = 0; t < N; t++)
-        for (int h = 0; h < H; h++) {
-            size_t i = (size_t)t * (size_t)H + (size_t)h, at = i * (size_t)P;
-            real f = softplus1(R(z)[i] + R(bias)[h]);
-            for (size_t c = at; c < at + (size_t)P; c++) R(y)[c] = f * R(x)[c];
-        }
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * P > ALONE)
+    for (size_t i = 0; i < M; i++) {
+        real f = softplus1(R(z)[i] + R(bias)[i % H]), *o = R(y) + i * P;
+        const real *a = R(x) + i * P;
+#pragma omp simd
+        for (size_t c = 0; c < P; c++) o[c] = f * a[c];
+    }
 }
 static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
     int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
@@ -112,15 +118,16 @@ static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy,
     arena_release(r->scratch, mark);
 }
 static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
-    int N = x.n[0], H = x.n[1], P = x.n[2];
-    CHECK(tensor_count(y) == tensor_count(x) && tensor_count(w) == (size_t)H, "%d heads", H);
+    size_t H = (size_t)x.n[1], M = (size_t)x.n[0] * H, P = (size_t)x.n[2];
+    CHECK(tensor_count(y) == tensor_count(x) && tensor_count(w) == H, "%zu heads", H);
     if (measuring(r)) return;
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * P > ALONE)
-    for (int t = 0; t < N; t++)
-        for (int h = 0; h < H; h++) {
-            size_t at = ((size_t)t * (size_t)H + (size_t)h) * (size_t)P;
-            for (size_t c = at; c < at + (size_t)P; c++) R(y)[c] += R(w)[h] * R(x)[c];
-        }
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * P > ALONE)
+    for (size_t i = 0; i < M; i++) {
+        real f = R(w)[i % H], *o = R(y) + i * P;
+        const real *a = R(x) + i * P;
+#pragma omp simd
+        for (size_t c = 0; c < P; c++) o[c] += f * a[c];
+    }
 }
 static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
     int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
