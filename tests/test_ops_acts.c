@@ -100,6 +100,7 @@ static double seen;
 static void right(Desk *d, const char *what, Tensor got, Tensor want) {
     double e = error(got, want);
     rig_result(&d->g, got);
+    check_log(what, e, op_rms, 0, tensor_count(want));
     cr_assert(e <= op_rms, "%s: %s (%d,%d): %.3g", d->g.table, what, want.n[0], want.rank > 1 ? want.n[1] : 0, e);
     seen = fmax(seen, e);
 }
