@@ -211,7 +211,7 @@ struct Ops {
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
     void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
     /* n pieces of w numbers: those of y from number to[i] on become those of x from number from[i] on. Pieces of y do
-     * not overlap; the rest of y stays. On a device y and x may be BF16: numbers go to the nearest. */
+     * not overlap; the rest of y stays. Each of y and x may be BF16: numbers go to the nearest. */
     void (*move)(Run *, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w);
     /* y row i += sum over j < k, in order, of x row place[i k + j]. */
     void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);

@@ -346,6 +346,37 @@ Test(acts, sums_copies_rows) {
     if (!cuda_ops()) everywhere(sums_case, (Size){67, 1053, 0});
 }
 
+/* Pieces of any place and width, between all types. */
+static void pieces_case(Desk *d, Size s) {
+    const int N = s.N, w = s.width, wide = w + 5, n = 3;
+    Tensor x = RANDOM(&d->g, "x", N, wide), hx = half_of_tensor(d, x), f = RANDOM(&d->g, "f", N, wide);
+    size_t to[] = {(size_t)(2 * wide + 3), 1, (size_t)(wide + 2)}, from[] = {7, (size_t)(wide + 4), 7};
+    for (int how = 0; how < 4; how++) { /* x, then y, BF16; f32 has numbers that are to be rounded */
+        Tensor in = how % 2 ? x : f, y = RANDOM(&d->g, "y", N, wide), hy = half_of_tensor(d, y),
+               to_y = how / 2 ? hy : tensor_copy(&d->g, y), before = tensor_copy(&d->g, y),
+               left = tensor_copy(&d->g, y);
+        for (int i = 0; i < n; i++)
+            for (int k = 0; k < w; k++) R(y)[to[i] + (size_t)k] = R(in)[from[i] + (size_t)k];
+        HALF_OF(d, move, to_y, to, how % 2 ? hx : f, from, n, w);
+        rig_result(&d->g, to_y);
+        for (size_t i = 0; i < tensor_count(y); i++) {
+            real got;
+            tensor_read(to_y, i, 1, &got);
+            real want = how / 2 ? bf16_to(bf16_from((float)R(y)[i])) : R(y)[i];
+            cr_assert(got == want, "%s, %d: number %zu is %g instead of %g", d->g.table, how, i, (double)got,
+                      (double)want);
+        }
+        wrong("nothing moved", to_y, before);
+        for (int k = 0; k < w; k++) R(left)[to[0] + (size_t)k] = R(in)[from[0] + (size_t)k + 1];
+        wrong("a piece one number off", to_y, left);
+    }
+}
+Test(acts, pieces) {
+    everywhere(pieces_case, (Size){4, 16, 0});
+    everywhere(pieces_case, (Size){5, 37, 0});
+    if (!cuda_ops()) everywhere(pieces_case, (Size){4, 1300, 0});
+}
+
 /* What has no neighbours, and ties: the definition's number, in every lane of a vector. */
 static void rounding_case(Desk *d, Size s) {
     static const uint32_t bits[] = {0,          0x80000000, 1,          0x80000001, 0x00007FFF, 0x00008000,
