@@ -45,7 +45,7 @@ typedef struct Mixer {
     void (*stage_end)(Device *, const void *cfg, void *w);
     /* In training passes x, dx, k and v, and what `saved` declares without FIELD_F32, may be BF16, all of them or none,
      * with y and dy in REAL; dkv is like k and v, or REAL where several layers add to it; and dx, and a dkv that only
-     * this layer adds to, are fresh (ops.h) and each goes to one op. */
+     * this layer adds to, are fresh (ops.h) and each goes to one op, or each of its columns. */
     bool half;
 } Mixer;
 extern const Mixer *const mixers[]; /* NULL-ended */

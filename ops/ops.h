@@ -6,13 +6,14 @@
  *
  * Tensors are REAL but where an op says more. On a device (device_half) activations and their gradients may be BF16 in
  * memory, each rounded to the nearest as it is stored: x, y and their gradients of linear, linear_many, rmsnorm,
- * layernorm, rope, swiglu, gelu, add, copy and gather, x and dx of linear_xent, q, o and their gradients, k with v, dk
- * with dv of attend and attend_backward. Of one call of rmsnorm, swiglu or gelu all are BF16 or none, but that the
- * norms read x in REAL, or x and dx, beside a narrow y or dy.
+ * layernorm, rope, swiglu, gelu, add, copy, columns and gather, x and dx of linear_xent, q, o and their gradients, k
+ * with v, dk with dv of attend and attend_backward. Of one call of rmsnorm, swiglu or gelu all are BF16 or none,
+ * but that the norms read x in REAL, or x and dx, beside a narrow y or dy.
  *
- * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward and rmsnorm_backward, dq and dkv's k and v
- * of attend_backward, all of d of recur_backward, and dx and dz of what stands around a recurrence (short_conv, l2norm,
- * decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then overwritten, not added to.
+ * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward, rmsnorm_backward and columns_backward, dq
+ * and dkv's k and v of attend_backward, all of d of recur_backward, and dx and dz of what stands around a recurrence
+ * (short_conv, l2norm, decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then
+ * overwritten, not added to.
  *
  * Results do not depend on the number of threads unless said. */
 #pragma once
@@ -212,7 +213,7 @@ struct Ops {
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
     void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
     /* n pieces of w numbers: those of y from number to[i] on become those of x from number from[i] on. Pieces of y do
-     * not overlap; the rest of y stays. On a device y and x may be BF16: numbers go to the nearest. */
+     * not overlap; the rest of y stays. Each of y and x may be BF16: numbers go to the nearest. */
     void (*move)(Run *, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w);
     /* y row i += sum over j < k, in order, of x row place[i k + j]. */
     void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);
@@ -228,7 +229,9 @@ struct Ops {
     /* y row m = x row m', for the rows `to` among the rows `from` of the batch (both ascending, to inside from). */
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);
     /* n columns from rows of one width to rows of another, each seen by its last size; y has k times the rows of x:
-     *   y[i, to + c] = x[i / k, from + c].   Backward: dx[i / k, from + c] += dy[i, to + c]. */
+     *   y[i, to + c] = x[i / k, from + c].   Backward: dx[i / k, from + c] += dy[i, to + c].
+     * Numbers of BF16 are rounded once, those of dx when the shares of all k rows are there. Of a fresh dx the n columns
+     * are overwritten, others stay. */
     void (*columns)(Run *, Tensor y, int to, Tensor x, int from, int n);
     void (*columns_backward)(Run *, Tensor dx, int from, Tensor dy, int to, int n);
     /* In place: x *= keep/(1-p), keep ~ Bernoulli(1-p), a pure function of (seed, step, layer, site, sample, row in

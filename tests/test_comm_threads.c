@@ -105,7 +105,7 @@ Test(comm_threads, a_rank_that_is_gone_is_named_by_all_within_the_deadline) {
         cr_assert(took >= 0.99 && took < 10, "%g s", took);
         for (int r = 0; r < 4; r++) {
             cr_assert_eq(e[r].status, EXIT_WORLD);
-            char who[64];
+            char who[96];
             snprintf(who, sizeof who, "rank %d on thread-%d: reduce \"even\" (call 5): rank 2 is missing", r, r);
             if (r != 2) cr_assert(strstr(e[r].msg, who), "%s", e[r].msg);
         }

@@ -100,18 +100,24 @@ static double seen;
 static void right(Desk *d, const char *what, Tensor got, Tensor want) {
     double e = error(got, want);
     rig_result(&d->g, got);
+    check_log(what, e, op_rms, 0, tensor_count(want));
     cr_assert(e <= op_rms, "%s: %s (%d,%d): %.3g", d->g.table, what, want.n[0], want.rank > 1 ? want.n[1] : 0, e);
     seen = fmax(seen, e);
 }
-/* Of what a number alone gives, or two: on the CPU every number is the nearest. */
-static void exact(Desk *d, const char *what, Tensor got, Tensor want) {
-    right(d, what, got, want);
-    for (size_t i = 0; !cuda_ops() && i < tensor_count(got); i++) {
+/* Every number is the wanted one, or the nearest of its type. */
+static void nearest(Desk *d, const char *what, Tensor got, Tensor want) {
+    rig_result(&d->g, got);
+    for (size_t i = 0; i < tensor_count(got); i++) {
         real x;
         tensor_read(got, i, 1, &x);
         real near = got.dtype == BF16 ? bf16_to(bf16_from((float)R(want)[i])) : R(want)[i];
         cr_assert(x == near, "%s: %s: number %zu is %g instead of %g", d->g.table, what, i, (double)x, (double)near);
     }
+}
+/* Of what a number alone gives, or two: on the CPU every number is the nearest. */
+static void exact(Desk *d, const char *what, Tensor got, Tensor want) {
+    right(d, what, got, want);
+    if (!cuda_ops()) nearest(d, what, got, want);
 }
 static void wrong(const char *what, Tensor got, Tensor other) {
     double e = error(got, other);
@@ -343,6 +349,79 @@ Test(acts, sums_copies_rows) {
     everywhere(sums_case, (Size){11, 64, 0});
     everywhere(sums_case, (Size){11, 37, 0});
     if (!cuda_ops()) everywhere(sums_case, (Size){67, 1053, 0});
+}
+
+/* Pieces of any place and width, between all types. */
+static void pieces_case(Desk *d, Size s) {
+    const int N = s.N, w = s.width, wide = w + 5, n = 3;
+    Tensor x = RANDOM(&d->g, "x", N, wide), hx = half_of_tensor(d, x), f = RANDOM(&d->g, "f", N, wide);
+    size_t to[] = {(size_t)(2 * wide + 3), 1, (size_t)(wide + 2)}, from[] = {7, (size_t)(wide + 4), 7};
+    for (int how = 0; how < 4; how++) { /* x, then y, BF16; f32 has numbers that are to be rounded */
+        Tensor in = how % 2 ? x : f, y = RANDOM(&d->g, "y", N, wide), hy = half_of_tensor(d, y),
+               to_y = how / 2 ? hy : tensor_copy(&d->g, y), before = tensor_copy(&d->g, y),
+               left = tensor_copy(&d->g, y);
+        for (int i = 0; i < n; i++)
+            for (int k = 0; k < w; k++) R(y)[to[i] + (size_t)k] = R(in)[from[i] + (size_t)k];
+        HALF_OF(d, move, to_y, to, how % 2 ? hx : f, from, n, w);
+        nearest(d, "move", to_y, y);
+        wrong("nothing moved", to_y, before);
+        for (int k = 0; k < w; k++) R(left)[to[0] + (size_t)k] = R(in)[from[0] + (size_t)k + 1];
+        wrong("a piece one number off", to_y, left);
+    }
+}
+Test(acts, pieces) {
+    everywhere(pieces_case, (Size){4, 16, 0});
+    everywhere(pieces_case, (Size){5, 37, 0});
+    if (!cuda_ops()) everywhere(pieces_case, (Size){4, 1300, 0});
+}
+
+/* Columns of one row to those of three, between all types, and back; what lies beside them stays. The sum of three
+ * shares is rounded once, and so is the nearest. */
+static void columns_case(Desk *d, Size s) {
+    const int N = s.N, n = s.width, k = 3, from = s.how ? 8 : 2, to = s.how ? 16 : 5;
+    Rig *g = &d->g;
+    for (int types = 0; types < 4; types++) { /* x and dx, then y and dy, BF16 */
+        const bool half_x = types % 2, half_y = types / 2;
+        Mark mark = arena_mark(&g->mem);
+        Tensor x = RANDOM(g, "x", N, n + 16), y = RANDOM(g, "y", N * k, n + 24), hx = half_of_tensor(d, x),
+               hy = half_of_tensor(d, y), wide = RANDOM(g, "wide", N, n + 16), other = tensor_copy(g, y);
+        Tensor in = half_x ? x : wide, out = half_y ? hy : tensor_copy(g, y);
+        REF(d, columns, y, to, in, from, n);
+        REF(d, columns, other, to, in, from + 1, n);
+        HALF_OF(d, columns, out, to, half_x ? hx : wide, from, n);
+        nearest(d, "columns", out, y);
+        wrong("columns one number off", out, other);
+        for (int fresh = 0; fresh < 2; fresh++) {
+            Tensor dy = RANDOM(g, "dy", N * k, n + 24), hdy = half_of_tensor(d, dy), dx = RANDOM(g, "dx", N, n + 16),
+                   hdx = half_of_tensor(d, dx), real = tensor_copy(g, dx), added = tensor_copy(g, dx);
+            Tensor sum = half_x ? hdx : real;
+            REF(d, columns_backward, added, from, dy, to, n);
+            for (int i = 0; i < N && fresh; i++)
+                for (int c = from; c < from + n; c++) {
+                    size_t at = (size_t)i * (size_t)(n + 16) + (size_t)c;
+                    R(dx)[at] = 0;
+                    memset((char *)sum.p + at * dtype_size(sum.dtype), 0xFF, dtype_size(sum.dtype));
+                }
+            sum.fresh = fresh;
+            REF(d, columns_backward, dx, from, dy, to, n);
+            HALF_OF(d, columns_backward, sum, from, half_y ? hdy : dy, to, n);
+            nearest(d, fresh ? "fresh columns" : "columns added to", sum, dx);
+            if (fresh) wrong("what was there", sum, added);
+            for (int i = 0; i < N; i++) /* of every row the last of three */
+                for (int c = 0; c < n; c++) R(dx)
+            [(size_t)i * (size_t)(n + 16) + (size_t)(from + c)] -=
+                R(dy)[(size_t)(i * k + k - 1) * (size_t)(n + 24) + (size_t)(to + c)];
+            wrong("a share that is missing", sum, dx);
+        }
+        arena_release(&g->mem, mark);
+    }
+}
+Test(acts, columns) {
+    everywhere(columns_case, (Size){5, 16, 1}); /* eight at a time, and one */
+    everywhere(columns_case, (Size){5, 16, 0});
+    everywhere(columns_case, (Size){3, 13, 1});
+    everywhere(columns_case, (Size){1, 1, 0});
+    if (!cuda_ops()) everywhere(columns_case, (Size){15, 1041, 0});
 }
 
 /* What has no neighbours, and ties: the definition's number, in every lane of a vector. */

@@ -111,8 +111,8 @@ awk -v s="$(field "$tmp/out" seconds)" 'BEGIN { exit !(s < 10) }' || wrong "took
 k=$(field "$tmp/out" step)
 [ "$(readlink "$tmp/time/last")" = "$(printf 'step-%06d' "$k")" ] || wrong "last is $(readlink "$tmp/time/last") at step $k"
 grep -q "\"step\":$k,\"val_loss\"" "$tmp/time/metrics.jsonl" || wrong "no validation at the end"
-ok $tiny run.dir="$tmp/time" train.steps=$((k + 3)) train.eval_every=100000 train.log_every=100 --resume auto --json -q
-[ "$(field "$tmp/out" step)" = $((k + 3)) ] || wrong "resumed to step $(field "$tmp/out" step), expected $((k + 3))"
+ok $tiny run.dir="$tmp/time" train.steps=$((k + 8)) train.eval_every=100000 train.log_every=100 --resume auto --json -q
+[ "$(field "$tmp/out" step)" = $((k + 8)) ] || wrong "resumed to step $(field "$tmp/out" step), expected $((k + 8))"
 verdict max-seconds
 
 # ---- refusals, which leave nothing behind

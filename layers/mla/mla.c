@@ -144,14 +144,9 @@ static Look look_of(const MlaCfg *c) {
 /* ---- pieces shared by all passes ----------------------------------------------------------------------------------
  */
 
-static Tensor zeros(Run *r, const char *name, int a, int b, int c) {
-    Tensor t = c ? SCRATCH(r, name, a, b, c) : SCRATCH(r, name, a, b);
-    r->ops->zero(r, t);
-    return t;
-}
 /* (N, G Dr) and (N, G, Dr): the rotated keys of the rows in kv, side by side. */
-static Tensor rope_keys_of(Run *r, const MlaCfg *c, int N, Tensor k) {
-    Tensor t = SCRATCH(r, "rope keys", N, c->rope_heads, c->rope_dim);
+static Tensor rope_keys_of(Run *r, const MlaCfg *c, int N, Tensor k, Dtype dtype) {
+    Tensor t = SCRATCH_OF(r, "rope keys", dtype, N, c->rope_heads, c->rope_dim);
     r->ops->columns(r, tensor_rows(t, rope_width(c)), 0, k, c->kv_rank, rope_width(c));
     return t;
 }
@@ -159,8 +154,8 @@ static Tensor rope_keys_of(Run *r, const MlaCfg *c, int N, Tensor k) {
 static void latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s) {
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
-    Tensor latent = SCRATCH(r, "latent", N, rank), u = c->latent_norm ? s->u : latent;
-    Tensor k = ropes ? SCRATCH(r, "rope keys", N, c->rope_heads, c->rope_dim) : ABSENT;
+    Tensor latent = SCRATCH_OF(r, "latent", x.dtype, N, rank), u = c->latent_norm ? s->u : latent;
+    Tensor k = ropes ? SCRATCH_OF(r, "rope keys", x.dtype, N, c->rope_heads, c->rope_dim) : ABSENT;
     Projection p[] = {{u, tensor_part(w->wa, 0, rank), tensor_part(w->ba, 0, rank)},
                       {k, tensor_part(w->wa, rank, ropes), tensor_part(w->ba, rank, ropes)}};
     r->ops->linear_many(r, 1 + (ropes > 0), p, x);
@@ -173,31 +168,33 @@ static void latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s)
     kv_settle(r, kv);
     arena_release(r->scratch, mark);
 }
-/* dk (N, r + G Dr), the gradient of the rows, is read and not changed. */
-static void latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor x, Tensor dk, const S *s, Tensor dx) {
-    Mark mark = arena_mark(r->scratch);
+/* dk (N, r + G Dr), the gradient of the rows, is read and not changed. d and p: what is left to do to x, in scratch;
+ * returned: how many. */
+static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dtype, Tensor dk, const S *s,
+                            Projection *d, Projection *p) {
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
-    Tensor g = SCRATCH(r, "d latent", N, rank);
+    Tensor g = SCRATCH_OF(r, "d latent", dtype, N, rank);
     r->ops->columns(r, g, 0, dk, 0, rank);
     if (c->latent_norm) {
-        Tensor du = zeros(r, "d u", N, rank, 0);
+        Tensor du = FRESH_OF(r, "d u", dtype, N, rank);
         r->ops->rmsnorm_backward(r, du, dw->nkv, g, s->u, w->nkv, s->rstd);
         g = du;
     }
-    Tensor k = ropes ? rope_keys_of(r, c, N, dk) : ABSENT;
-    if (ropes) r->ops->rope(r, k, &c->k_turn, r->in, -1);
-    Projection p[] = {{.w = tensor_part(w->wa, 0, rank)}, {.w = tensor_part(w->wa, rank, ropes)}},
-               d[] = {{g, tensor_part(dw->wa, 0, rank), tensor_part(dw->ba, 0, rank)},
-                      {k, tensor_part(dw->wa, rank, ropes), tensor_part(dw->ba, rank, ropes)}};
-    r->ops->linear_many_backward(r, dx, 1 + (ropes > 0), d, x, p);
-    arena_release(r->scratch, mark);
+    p[0].w = tensor_part(w->wa, 0, rank);
+    d[0] = (Projection){g, tensor_part(dw->wa, 0, rank), tensor_part(dw->ba, 0, rank)};
+    if (!ropes) return 1;
+    Tensor k = rope_keys_of(r, c, N, dk, dtype);
+    r->ops->rope(r, k, &c->k_turn, r->in, -1);
+    p[1].w = tensor_part(w->wa, rank, ropes);
+    d[1] = (Projection){k, tensor_part(dw->wa, rank, ropes), tensor_part(dw->ba, rank, ropes)};
+    return 2;
 }
 
 /* What the queries are projected from: x, or its latent; rstd is written where there is a norm. */
 static Tensor query_input(Run *r, const MlaCfg *c, const W *w, Tensor x, Tensor ql, Tensor rstd) {
     if (!c->q_rank) return x;
     if (!c->q_latent_norm) return ql;
-    Tensor normed = SCRATCH(r, "query latent", ql.n[0], c->q_rank);
+    Tensor normed = SCRATCH_OF(r, "query latent", ql.dtype, ql.n[0], c->q_rank);
     r->ops->rmsnorm(r, normed, rstd, ql, w->nq, latent_eps);
     return normed;
 }
@@ -209,21 +206,20 @@ static void queries(Run *r, const MlaCfg *c, const W *w, Tensor x, S *s) {
     r->ops->rope(r, s->q, &c->q_turn, r->out, 1);
     arena_release(r->scratch, mark);
 }
-/* dq is consumed. */
-static void queries_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor x, Tensor dq, const S *s, Tensor dx) {
-    Mark mark = arena_mark(r->scratch);
+/* dq is consumed; what is left to do to x is returned, in scratch. */
+static Projection queries_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor x, Tensor dq, const S *s) {
     int N = r->in.n;
     r->ops->rope(r, dq, &c->q_turn, r->in, -1);
-    Tensor in = query_input(r, c, w, x, s->ql, c->q_latent_norm ? SCRATCH(r, "again", N) : ABSENT);
-    Tensor din = c->q_rank ? zeros(r, "d query latent", N, c->q_rank, 0) : dx;
+    if (!c->q_rank) return (Projection){dq, dw->wq, dw->bq};
+    Tensor in = query_input(r, c, w, x, s->ql, c->q_latent_norm ? SCRATCH(r, "again", N) : ABSENT),
+           din = FRESH_OF(r, "d query latent", x.dtype, N, c->q_rank);
     r->ops->linear_backward(r, din, dw->wq, dw->bq, dq, in, w->wq);
-    if (c->q_rank && c->q_latent_norm) {
-        Tensor dql = zeros(r, "d ql", N, c->q_rank, 0);
+    if (c->q_latent_norm) {
+        Tensor dql = FRESH_OF(r, "d ql", x.dtype, N, c->q_rank);
         r->ops->rmsnorm_backward(r, dql, dw->nq, din, s->ql, w->nq, s->ql_rstd);
         din = dql;
     }
-    if (c->q_rank) r->ops->linear_backward(r, dx, dw->wqa, dw->bqa, din, x, w->wqa);
-    arena_release(r->scratch, mark);
+    return (Projection){din, dw->wqa, dw->bqa};
 }
 
 /* ---- expanded -----------------------------------------------------------------------------------------------------
@@ -232,21 +228,27 @@ static void queries_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor 
 static KvShape expanded_shape(const MlaCfg *c) {
     return (KvShape){.lanes = c->heads, .kdim = key_dim(c), .vdim = c->v_dim};
 }
-/* Keys and values of every head for all rows of the pass, in scratch; *latent: their first factor (N,r). */
+/* Keys and values of every head for all rows of the pass, in scratch; *latent: their first factor (N,r). All are of
+ * the rows' type. */
 static Kv expand(Run *r, const MlaCfg *c, const W *w, const Kv *kv, Tensor *latent) {
     int N = r->batch->N, H = c->heads;
+    Dtype dtype = kv->k.dtype;
     KvShape shape = expanded_shape(c);
     Fields place = arena_placer(r->scratch);
     Kv e = {0};
+    place.half = dtype == BF16;
     kv_fields(&shape, N, &e, &place);
-    *latent = SCRATCH(r, "latents", N, c->kv_rank);
+    *latent = SCRATCH_OF(r, "latents", dtype, N, c->kv_rank);
     r->ops->columns(r, *latent, 0, kv->k, 0, c->kv_rank);
     Mark mark = arena_mark(r->scratch);
-    Tensor up = SCRATCH(r, "keys and values", N, H, up_dim(c));
+    Tensor up = SCRATCH_OF(r, "keys and values", dtype, N, H, up_dim(c));
     r->ops->linear(r, up, *latent, w->wb, ABSENT);
     r->ops->columns(r, e.k, 0, up, 0, c->nope_dim);
     r->ops->columns(r, e.v, 0, up, c->nope_dim, c->v_dim);
-    if (c->rope_dim) r->ops->columns(r, e.k, c->nope_dim, rope_keys_of(r, c, N, kv->k), 0, c->rope_dim);
+    if (c->rope_heads > 1)
+        r->ops->columns(r, e.k, c->nope_dim, rope_keys_of(r, c, N, kv->k, dtype), 0, c->rope_dim);
+    else
+        r->ops->columns(r, e.k, c->nope_dim, kv->k, c->kv_rank, c->rope_dim);
     arena_release(r->scratch, mark);
     return e;
 }
@@ -257,25 +259,29 @@ static void attend_expanded(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S
     r->ops->attend(r, s->o, s->lse, s->q, &e, look_of(c), merge);
     arena_release(r->scratch, mark);
 }
-/* Adds to the gradients of queries, of the rows in kv and of Wb. */
+/* Adds to the gradients of queries, of the rows in kv and of Wb. Sums for dk are of its type: they are rounded where
+ * nobody else adds to it. */
 static void attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv *kv, const S *s, Tensor dout,
                             Tensor dq, Tensor dk) {
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, H = c->heads;
     Tensor latent;
     Kv e = expand(r, c, w, kv, &latent), de = {.s = e.s};
-    de.k = zeros(r, "d keys", N, H, key_dim(c));
-    de.v = zeros(r, "d values", N, H, c->v_dim);
+    de.k = FRESH_OF(r, "d keys", e.k.dtype, N, H, key_dim(c));
+    de.v = FRESH_OF(r, "d values", e.v.dtype, N, H, c->v_dim);
     r->ops->attend_backward(r, dq, &de, dout, s->q, &e, look_of(c), s->o, s->lse);
-    Tensor dup = SCRATCH(r, "d keys and values", N, H, up_dim(c)), dlatent = zeros(r, "d latents", N, c->kv_rank, 0);
+    Tensor dup = SCRATCH_OF(r, "d keys and values", e.k.dtype, N, H, up_dim(c)),
+           dlatent = FRESH_OF(r, "d latents", dk.dtype, N, c->kv_rank);
     r->ops->columns(r, dup, 0, de.k, 0, c->nope_dim);
     r->ops->columns(r, dup, c->nope_dim, de.v, 0, c->v_dim);
     r->ops->linear_backward(r, dlatent, dw->wb, ABSENT, dup, latent, w->wb);
     r->ops->columns_backward(r, dk, 0, dlatent, 0, c->kv_rank);
-    if (c->rope_dim) { /* every head of a group adds to the key it shares */
-        Tensor drope = zeros(r, "d rope keys", N, c->rope_heads, c->rope_dim);
+    if (c->rope_heads > 1) { /* every head of a group adds to the key it shares */
+        Tensor drope = FRESH_OF(r, "d rope keys", dk.dtype, N, c->rope_heads, c->rope_dim);
         r->ops->columns_backward(r, drope, 0, de.k, c->nope_dim, c->rope_dim);
         r->ops->columns_backward(r, dk, c->kv_rank, tensor_rows(drope, rope_width(c)), 0, rope_width(c));
+    } else {
+        r->ops->columns_backward(r, dk, c->kv_rank, de.k, c->nope_dim, c->rope_dim);
     }
     arena_release(r->scratch, mark);
 }
@@ -357,15 +363,19 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     W *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
+    Projection d[3], p[3];
+    int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads;
-        Tensor dout = zeros(r, "d o", N, H, c->v_dim), dq = zeros(r, "d q", N, H, key_dim(c));
+        Tensor dout = FRESH_OF(r, "d o", x.dtype, N, H, c->v_dim), dq = FRESH_OF(r, "d q", x.dtype, N, H, key_dim(c));
         r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
         attend_backward(r, c, w, dw, kv, s, dout, dq, dkv->k);
-        queries_backward(r, c, w, dw, x, dq, s, dx);
+        d[n] = queries_backward(r, c, w, dw, x, dq, s);
+        p[n++].w = c->q_rank ? w->wqa : w->wq;
     }
     /* comes last of all readers: dkv holds the sum of their shares */
-    if (c->base.owner) latents_backward(r, c, w, dw, x, dkv->k, s, dx);
+    if (c->base.owner) n += latents_backward(r, c, w, dw, x.dtype, dkv->k, s, d + n, p + n);
+    r->ops->linear_many_backward(r, dx, n, d, x, p);
     arena_release(r->scratch, mark);
 }
 
@@ -399,4 +409,5 @@ const Mixer mla_mixer = {
     .flops = flops,
     .decode_flops = decode_flops,
     .publishes_only = publishes_only,
+    .half = true,
 };

@@ -243,7 +243,7 @@ static void columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
     int k = row_ratio(y, to, x, from, n, &rows, &wy, &wx);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
     for (int i = 0; i < rows; i++)
-        memcpy(R(y) + (size_t)i * wy + to, R(x) + (size_t)(i / k) * wx + from, (size_t)n * sizeof(real));
+        run_copy(y, (size_t)i * wy + (size_t)to, x, (size_t)(i / k) * wx + (size_t)from, (size_t)n);
 }
 static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
     int rows;
@@ -252,11 +252,16 @@ static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int
     int k = row_ratio(dy, to, dx, from, n, &rows, &wy, &wx);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
     for (int m = 0; m < rows / k; m++)
-        for (int i = m * k; i < (m + 1) * k; i++) {
-            real *out = R(dx) + (size_t)m * wx + from;
-            const real *g = R(dy) + (size_t)i * wy + to;
+        for (int c0 = 0; c0 < n; c0 += RUN) {
+            real room[2][RUN];
+            size_t at = (size_t)m * wx + (size_t)(from + c0), w = (size_t)imin(RUN, n - c0);
+            real *out = run_add(dx, at, w, room[0]);
+            for (int i = m * k; i < (m + 1) * k; i++) {
+                const real *g = run_of(dy, (size_t)i * wy + (size_t)(to + c0), w, room[1]);
 #pragma omp simd
-            for (int c = 0; c < n; c++) out[c] += g[c];
+                for (size_t c = 0; c < w; c++) out[c] += g[c];
+            }
+            run_done(dx, at, w, out);
         }
 }
 

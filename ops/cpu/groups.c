@@ -195,7 +195,7 @@ static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *fro
     if (measuring(r)) return;
     for (int i = 0; i < n; i++) {
         CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
-        memcpy(R(y) + to[i], R(x) + from[i], width * sizeof(real));
+        run_copy(y, to[i], x, from[i], width);
     }
 }
 static void spread(Run *r, Tensor y, Tensor x, const int *row) {

@@ -4,10 +4,10 @@
 /* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. */
 enum { FEW = 32, TILE = 4 /* rows of x, and of w, in registers at once */ };
 
-/* Sum of a vector's numbers, halves first. */
-INLINE real total(Vec v) {
+/* Sum of a vector's numbers, halves first. (By its address: GCC 14 for aarch64 does not take such a vector by value.) */
+INLINE real total(const Vec *v) {
     real t[VL];
-    *(Vec *)t = v;
+    *(Vec *)t = *v;
 #pragma GCC unroll 4
     for (int w = VL / 2; w; w /= 2)
 #pragma GCC unroll 8
@@ -39,7 +39,7 @@ INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, size_t 
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int o = 0; o < cols; o++) {
-            real sum = total(s[r][o]);
+            real sum = total(&s[r][o]);
             for (int k = i; k < I; k++) sum += x[(size_t)r * ldx + (size_t)k] * w[(size_t)o * (size_t)I + (size_t)k];
             y[(size_t)r * ldy + (size_t)o] = sum;
         }

@@ -151,6 +151,19 @@ INLINE real *run_add(Tensor t, size_t at, size_t n, real *room) {
 INLINE void run_done(Tensor t, size_t at, size_t n, const real *from) {
     if (t.dtype == BF16) narrowed((uint16_t *)t.p + at, from, n);
 }
+/* n numbers of y from `at` on become those of x from `from` on, in either's type. */
+INLINE void run_copy(Tensor y, size_t at, Tensor x, size_t from, size_t n) {
+    size_t each = dtype_size(y.dtype);
+    if (y.dtype == x.dtype) {
+        memcpy((char *)y.p + at * each, (const char *)x.p + from * each, n * each);
+        return;
+    }
+    for (size_t k = 0; k < n; k += RUN) {
+        real room[RUN];
+        size_t m = zmin(RUN, n - k);
+        run_done(y, at + k, m, run_of(x, from + k, m, run_write(y, at + k, room))); /* widened into y itself */
+    }
+}
 
 /* Column sums over rows: blocks of rows, whose number N alone gives, each sum theirs apart while the rows are at hand,
  * and are then added in order. So one pass does, and the number of threads changes nothing. */

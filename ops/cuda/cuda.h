@@ -263,8 +263,8 @@ typedef struct {
     int rows, k; /* of y; rows of y to one of x */
     int wy, to, wx, from, n;
 } CudaColumns;
-void cuda_columns(Cuda *, CudaColumns, float *y, const float *x);
-void cuda_columns_backward(Cuda *, CudaColumns, float *dx, const float *dy);
+void cuda_columns(Cuda *, CudaColumns, void *y, bool narrow_y, const void *x, bool narrow_x);
+void cuda_columns_backward(Cuda *, CudaColumns, void *dx, bool narrow_dx, bool fresh, const void *dy, bool narrow_dy);
 
 /* lines.cu: M groups of V and V+1 */
 void cuda_widen(Cuda *, size_t M, int V, float *y, const float *x);

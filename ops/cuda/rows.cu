@@ -29,20 +29,32 @@ __global__ void collect(size_t n, size_t width, float *y, const float *x, const 
         y[i] = s;
     }
 }
-__global__ void columns(size_t n, CudaColumns p, float *y, const float *x) {
+/* W columns of y at a time. */
+template <class Y, class X, int W> __global__ void columns(size_t n, CudaColumns p, Y *y, const X *x) {
+    size_t each = (size_t)p.n / W;
     EACH(i, n) {
-        size_t row = i / (size_t)p.n, c = i % (size_t)p.n;
-        y[row * (size_t)p.wy + (size_t)p.to + c] = x[row / (size_t)p.k * (size_t)p.wx + (size_t)p.from + c];
+        size_t row = i / each, c = i % each * W;
+        float v[W];
+        fetch<W>(v, x + (row / (size_t)p.k * (size_t)p.wx + (size_t)p.from + c));
+        store<W>(y + (row * (size_t)p.wy + (size_t)p.to + c), v);
     }
 }
-/* A thread to a number of dx: it adds what the k rows of dy bring, in order. */
-__global__ void columns_backward(size_t n, CudaColumns p, float *dx, const float *dy) {
+/* A thread to W numbers of dx: it adds what the k rows of dy bring, in order, and rounds the sum. */
+template <class Y, class X, int W>
+__global__ void columns_backward(size_t n, CudaColumns p, bool fresh, X *dx, const Y *dy) {
+    size_t each = (size_t)p.n / W;
     EACH(i, n) {
-        size_t row = i / (size_t)p.n, c = i % (size_t)p.n, at = row * (size_t)p.wx + (size_t)p.from + c;
-        float s = dx[at];
-        for (size_t j = row * (size_t)p.k; j < (row + 1) * (size_t)p.k; j++)
-            s += dy[j * (size_t)p.wy + (size_t)p.to + c];
-        dx[at] = s;
+        size_t row = i / each, c = i % each * W, at = row * (size_t)p.wx + (size_t)p.from + c;
+        float s[W], g[W];
+        UNROLL
+        for (int e = 0; e < W; e++) s[e] = 0;
+        if (!fresh) fetch<W>(s, dx + at);
+        for (size_t j = row * (size_t)p.k; j < (row + 1) * (size_t)p.k; j++) {
+            fetch<W>(g, dy + (j * (size_t)p.wy + (size_t)p.to + c));
+            UNROLL
+            for (int e = 0; e < W; e++) s[e] += g[e];
+        }
+        store<W>(dx + at, s);
     }
 }
 extern "C" void cuda_gather(Cuda *c, int n, size_t width, void *y, const void *x, const int *from, int nfrom,
@@ -70,9 +82,39 @@ extern "C" void cuda_spread(Cuda *c, int n, size_t width, float *y, const float 
 extern "C" void cuda_collect(Cuda *c, int n, size_t width, float *y, const float *x, const int *place, int k) {
     LAUNCH_EACH(c, collect, (size_t)n * width, width, y, x, place, k);
 }
-extern "C" void cuda_columns(Cuda *c, CudaColumns p, float *y, const float *x) {
-    LAUNCH_EACH(c, columns, (size_t)p.rows * (size_t)p.n, p, y, x);
+/* Whether columns begin and rows lie where eight numbers may be asked for. */
+static bool columns_by_eight(const CudaColumns &p, const void *y, const void *x) {
+    return by_eight((size_t)(p.n | p.wy | p.to | p.wx | p.from), y, x);
 }
-extern "C" void cuda_columns_backward(Cuda *c, CudaColumns p, float *dx, const float *dy) {
-    LAUNCH_EACH(c, columns_backward, (size_t)(p.rows / p.k) * (size_t)p.n, p, dx, dy);
+/* Whole sectors of either by one access. */
+template <class Y, class X> static constexpr int WHOLE = sizeof(Y) + sizeof(X) == 4 ? 8 : 4;
+template <class Y, class X> static void columns_of(Cuda *c, const CudaColumns &p, void *y, const void *x) {
+    constexpr int W = WHOLE<Y, X>;
+    size_t n = (size_t)p.rows * (size_t)p.n;
+    if (columns_by_eight(p, y, x))
+        LAUNCH_EACH(c, (columns<Y, X, W>), n / W, p, (Y *)y, (const X *)x);
+    else
+        LAUNCH_EACH(c, (columns<Y, X, 1>), n, p, (Y *)y, (const X *)x);
+}
+template <class Y, class X>
+static void columns_backward_of(Cuda *c, const CudaColumns &p, bool fresh, void *dx, const void *dy) {
+    constexpr int W = WHOLE<Y, X>;
+    size_t n = (size_t)(p.rows / p.k) * (size_t)p.n;
+    if (columns_by_eight(p, dy, dx))
+        LAUNCH_EACH(c, (columns_backward<Y, X, W>), n / W, p, fresh, (X *)dx, (const Y *)dy);
+    else
+        LAUNCH_EACH(c, (columns_backward<Y, X, 1>), n, p, fresh, (X *)dx, (const Y *)dy);
+}
+extern "C" void cuda_columns(Cuda *c, CudaColumns p, void *y, bool narrow_y, const void *x, bool narrow_x) {
+    auto f = narrow_y   ? narrow_x ? columns_of<bf16, bf16> : columns_of<bf16, float>
+               : narrow_x ? columns_of<float, bf16>
+                        : columns_of<float, float>;
+    f(c, p, y, x);
+}
+extern "C" void cuda_columns_backward(Cuda *c, CudaColumns p, void *dx, bool narrow_dx, bool fresh, const void *dy,
+                                      bool narrow_dy) {
+    auto f = narrow_dy   ? narrow_dx ? columns_backward_of<bf16, bf16> : columns_backward_of<bf16, float>
+               : narrow_dx ? columns_backward_of<float, bf16>
+                         : columns_backward_of<float, float>;
+    f(c, p, fresh, dx, dy);
 }

@@ -291,11 +291,13 @@ static bool columns_of(CudaColumns *c, Tensor y, int to, Tensor x, int from, int
 }
 static void columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
     CudaColumns c;
-    if (!measuring(r) && columns_of(&c, y, to, x, from, n)) cuda_columns(C(r), c, R(y), R(x));
+    if (!measuring(r) && columns_of(&c, y, to, x, from, n))
+        cuda_columns(C(r), c, numbers(y), y.dtype == BF16, numbers(x), x.dtype == BF16);
 }
 static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
     CudaColumns c;
-    if (!measuring(r) && columns_of(&c, dy, to, dx, from, n)) cuda_columns_backward(C(r), c, R(dx), R(dy));
+    if (!measuring(r) && columns_of(&c, dy, to, dx, from, n))
+        cuda_columns_backward(C(r), c, numbers(dx), dx.dtype == BF16, dx.fresh, numbers(dy), dy.dtype == BF16);
 }
 
 static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {

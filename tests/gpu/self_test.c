@@ -79,6 +79,8 @@ void part_self_test(Check *c) {
     if (c->quick) {
         suite_run(c, "device", "cuda/@(says_what_it_is|regions_lie_on_the_device)", 60);
         suite_run(c, "ops", "ops/@(add|rope|embed|zero)", 60);
+        suite_run(c, "activations in bf16", "acts/@(rotation|roundings)", 60);
+        suite_run(c, "models with them", "cuda_acts_model/what_is_kept_how", 60);
         return;
     }
     suite_run(c, "device", "cuda/*", 120);
@@ -89,6 +91,8 @@ void part_self_test(Check *c) {
     suite_run(c, "ops s to z", "ops/@([s-z])*", 200);
     suite_run(c, "sums over rows", "ops_reduce/*", 200);
     suite_run(c, "copies in bf16", "cuda_half/*", 200);
+    suite_run(c, "activations in bf16", "acts/*", 200);
+    suite_run(c, "models with them", "cuda_acts_model/*", 300);
     suite_run(c, "models", "cuda_model/*", 300);
     suite_run(c, "chunks", "cuda_delta/*", 300);
     suite_run(c, "double", "cuda_double/*", 300);

@@ -39,8 +39,8 @@ const Budget budgets_along[] = {
     {"attend_lanes<1, T>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
     {"clear<float>", 0, 4, 1, N *V / 4},
     {"collect", 10, 2, 1},
-    {"columns", 4, 4, 1},
-    {"columns_backward", 8, 4, 1},
+    {"columns<Y, X, W>", 4, 4, 1},
+    {"columns_backward<Y, X, W>", 8, 4, 1},
     {"decay", 12, 4, 1},
     {"decay_backward", 16, 5, 1.01},
     {"decay_backward_rate", 0.6, 0.1, 1.01},
@@ -87,7 +87,7 @@ const Budget budgets_along[] = {
     {"short_conv<4>", 9.82, 4, 1.28},
     {"short_conv_backward<4>", 20.4, 5.5, 1.14},
     {"short_conv_backward_fold", 1.41, 0.3, 1.61},
-    {"short_conv_store", 20, 4, 1, B *(W - 1) * C},
+    {"short_conv_store", 20, 4, 1, B *(W - 1) * C, 1.05, 0.55},
     {"skip", 12, 4, 1},
     {"skip_backward_w", 8.25, 0.1, 1.01},
     {"skip_backward_x", 12, 4, 1},
@@ -255,8 +255,8 @@ static void rows(const Rows &r) {
     cuda_move(device, N, H * D, y, false, places, x, false, places);
     cuda_collect(device, N / 2, H * D, y, x, counted(N), 2);
     const CudaColumns c = {N, 1, H * D, 0, H * D, 0, H * D};
-    cuda_columns(device, c, y, x);
-    cuda_columns_backward(device, c, x, y);
+    cuda_columns(device, c, y, false, x, false);
+    cuda_columns_backward(device, c, x, false, false, y, false);
     cuda_dropout(device, N, H * D, x, CudaDrop{1, 1u << 30, 1.3f}, r.idx, r.of, r.off, r.id);
     cuda_halve(device, M, (uint16_t *)g, x);
     cuda_unhalve(device, M, x, (uint16_t *)g, false);

@@ -19,6 +19,8 @@ static const Budget budgets_half[] = {
     {"norm_backward<TEAM, E, centred, G, X>", 11.3, 4.3, 1.01},
     {"rotate<bf16>", 3, 2, 1.0},
     {"gather<bf16>", 30, 2, 1.0},
+    {"columns<Y, X, W>", 2, 2, 1.0},
+    {"columns_backward<Y, X, W>", 2, 2, 1.0},
     {},
 };
 static Cuda *device;
@@ -56,6 +58,9 @@ Test(budget, kernels_on_bf16_ask_for_no_more) {
     rope.N = N, rope.heads = H, rope.D = rope.n = HD, rope.sign = 1, rope.factor = 1;
     cuda_rope(c, &rope, x, at, at, true);
     cuda_gather(c, N, D, y, x, at, N, at, true);
+    const CudaColumns all = {N, 1, D, 0, D, 0, D};
+    cuda_columns(c, all, y, true, x, true);
+    cuda_columns_backward(c, all, x, true, true, y, true);
     cuda_sync(c);
     if (getenv("CHECK_VERBOSE")) simt_print_estimates(stderr);
     budgets_hold(budgets_half, (double)n);

@@ -46,6 +46,10 @@ static const char *const names[] = {"gqa",
                                     "gated retention, publisher and reader (YOCO)",
                                     "dmc read by others",
                                     "mixture, sigmoid, groups, shared",
+                                    "mla",
+                                    "mla, query latent, biases",
+                                    "mla, rope heads alone",
+                                    "mla, shared latents",
                                     "mla beside gqa, published latents"};
 enum { NAMES = sizeof names / sizeof *names };
 
@@ -108,7 +112,7 @@ Test(cuda_acts_model, recomputed_they_change_no_bit, .timeout = 300) {
         }
 }
 
-/* Which layers do: attention with all that read its K/V, and dense feed-forward parts; the stream does not. */
+/* Which layers do: attention and latent attention with all that read its K/V, and dense feed-forward parts; the stream does not. */
 Test(cuda_acts_model, what_is_kept_how) {
     static const struct {
         const char *name, *mixers, *ffns; /* of each layer: h BF16, . REAL, - none */
@@ -117,6 +121,9 @@ Test(cuda_acts_model, what_is_kept_how) {
                 {"shared by pairs (CLA)", "hhhh", "hhhh"},
                 {"publisher and readers (YOCO)", "hhhhh", "hh-hh"},
                 {"gated retention, publisher and reader (YOCO)", "..hh", "hh-h"},
+                {"mla", "hh", "hh"},
+                {"mla, shared latents", "hhhh", "hhhh"},
+                {"mla beside gqa, published latents", "hhhhh", "hh-hh"},
                 {"mixture, softmax", "hh", ".."}};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         Side s;
@@ -144,7 +151,7 @@ Test(cuda_acts_model, what_is_kept_how) {
 
 /* Bytes that a step asks for, of a model whose rows are wide beside its heads' statistics, as the emulation counts them:
  * kernels' requests, those that a cache would answer included, copies, and every operand of a product once. */
-double simt_bytes(void);
+double simt_bytes(void) __attribute__((weak));
 enum { T = 64, SEQS = 2, ROWS = T * SEQS };
 static double bytes_of(const char *json, bool wide, int recompute) {
     Side s;
@@ -172,6 +179,7 @@ static double bytes_of(const char *json, bool wide, int recompute) {
     return all;
 }
 Test(cuda_acts_model, a_step_moves_fewer_bytes, .timeout = 300) {
+    if (!simt_bytes) cr_skip("a device counts no bytes");
     static const struct {
         const char *name, *json;
         double least, most; /* of what it is with activations in f32 */
@@ -181,12 +189,17 @@ Test(cuda_acts_model, a_step_moves_fewer_bytes, .timeout = 300) {
          "\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":32}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"swiglu\","
          "\"hidden\":192}}",
          0.4, 0.7},
+        {"mla, swiglu",
+         "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":"
+         "\"mla\",\"heads\":4,\"kv_rank\":32,\"q_rank\":48,\"nope_dim\":24,\"rope_dim\":8,\"v_dim\":24}},\"pattern\":"
+         "[\"a\"],\"ffn\":{\"kind\":\"swiglu\",\"hidden\":192}}",
+         0.4, 0.7},
         {"gpt",
          "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"norm\":\"layer\","
          "\"positions\":\"learned\",\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"head_dim\":32,\"qkv_bias\":"
          "true,\"o_bias\":true,\"rope\":\"none\"}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"gelu\",\"hidden\":256}}",
          0.4, 0.7}};
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
         double wide = bytes_of(of[i].json, true, 0), half = bytes_of(of[i].json, false, 0);
         fprintf(stderr, "%s: %.0f bytes a row in f32, %.0f in bf16: %.3f\n", of[i].name, wide / ROWS, half / ROWS,
                 half / wide);
