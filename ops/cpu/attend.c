@@ -388,7 +388,7 @@ INLINE void scores_of(int entries, Block *b, const uint16_t *keys, int n, ptrdif
             for (int i = 0; i < entries; i++) sum[i] += *(const Vec *)(b->q + i * b->Dk + k) * x;
         }
     #pragma GCC unroll 4
-        for (int i = 0; i < entries; i++) b->s[i * KB + j] = total(sum[i]);
+        for (int i = 0; i < entries; i++) b->s[i * KB + j] = total(&sum[i]);
     }
 }
 static void direct_scores(Block *b, const uint16_t *keys, int n, ptrdiff_t ahead) {

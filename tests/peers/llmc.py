@@ -116,7 +116,10 @@ def available():
 def theirs(program, folder):
     """(B, T), seconds of each timed step, number of parameters."""
     free = available()
-    pid, fd = pty.fork()
+    try:
+        pid, fd = pty.fork()
+    except OSError as e:
+        stop(f"llm.c's trainer writes whole lines to a terminal only, and none can be had here: {e.strerror or e}")
     if pid == 0:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
         try:

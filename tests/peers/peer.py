@@ -88,7 +88,7 @@ def folder():
         try:
             yield path
         except OSError as e:
-            stop(f"cannot write to {path}: {e.strerror}")
+            stop(f"cannot write to {path}: {e.strerror or e}")
 
 
 class Noise:
