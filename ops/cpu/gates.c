@@ -165,10 +165,6 @@ static void sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top)
 }
 
 INLINE real gate_of(bool silu, real z) { return silu ? z * sigmoid1(z) : sigmoid1(z); }
-INLINE real gate_of_slope(bool silu, real z) {
-    real s = sigmoid1(z);
-    return silu ? s * (1 + z * (1 - s)) : s * (1 - s);
-}
 static int norm_groups(Tensor x, Tensor w, GatedNorm n) {
     size_t M = tensor_count(x) / (size_t)n.width;
     CHECK(M * (size_t)n.width == tensor_count(x), "groups of %d", n.width);
@@ -202,34 +198,40 @@ INLINE void norm_group(real *y, const real *x, const real *z, const real *gain, 
 #pragma omp simd
     for (int c = 0; c < (gain ? d : 0); c++) y[c] *= gain[c];
 }
-/* With b the group as it enters the norm and h the gradient of b f: db = f h - f^3 b (b.h)/d. h: room for d numbers.
- * Returns the factor f. */
-INLINE real norm_group_backward(real *dx, real *dz, real *h, const real *dy, const real *x, const real *z,
+/* With b the group as it enters the norm and h the gradient of b f: db = f h - f^3 b (b.h)/d. room: for the group's
+ * gates, their slopes and h. dw += the gain's gradient; dx, dz, gain and dw may be NULL. */
+INLINE void norm_group_backward(real *dx, real *dz, real *dw, real *room, const real *dy, const real *x, const real *z,
                                 const real *gain, int d, double eps, bool silu, bool before) {
-    real f = norm_factor(x, z, d, eps, silu, before), t = 0;
+    real *gate = room, *slope = room + d, *h = room + 2 * d, squares = 0, t = 0;
 #pragma omp simd
-    for (int c = 0; c < d; c++) h[c] = dy[c];
+    for (int c = 0; c < d; c++) {
+        real s = sigmoid1(z[c]);
+        gate[c] = silu ? z[c] * s : s;
+        slope[c] = silu ? s * (1 + z[c] * (1 - s)) : s * (1 - s);
+        h[c] = dy[c];
+    }
 #pragma omp simd
     for (int c = 0; c < (gain ? d : 0); c++) h[c] *= gain[c];
     for (int from = 0; from < d; from += SUM_RUN) {
         const int end = imin(d, from + SUM_RUN);
-        real part = 0;
-#pragma omp simd reduction(+ : part)
-        for (int c = from; c < end; c++) part += x[c] * h[c] * gate_of(silu, z[c]);
-        t += part;
+        real part = 0, part_h = 0;
+#pragma omp simd reduction(+ : part, part_h)
+        for (int c = from; c < end; c++) {
+            real b = before ? x[c] * gate[c] : x[c];
+            part += b * b, part_h += x[c] * h[c] * gate[c];
+        }
+        squares += part, t += part_h;
     }
+    real f = (real)(1 / sqrt((double)squares / d + eps));
     t *= f * f * f / (real)d;
 #pragma omp simd
-    for (int c = 0; c < (dx ? d : 0); c++) {
-        real gate = gate_of(silu, z[c]);
-        dx[c] += before ? (f * h[c] - t * x[c] * gate) * gate : f * h[c] * gate - t * x[c];
-    }
+    for (int c = 0; c < (dx ? d : 0); c++)
+        dx[c] += before ? (f * h[c] - t * x[c] * gate[c]) * gate[c] : f * h[c] * gate[c] - t * x[c];
 #pragma omp simd
-    for (int c = 0; c < (dz ? d : 0); c++) {
-        real db = before ? f * h[c] - t * x[c] * gate_of(silu, z[c]) : f * h[c];
-        dz[c] += db * x[c] * gate_of_slope(silu, z[c]);
-    }
-    return f;
+    for (int c = 0; c < (dz ? d : 0); c++)
+        dz[c] += (before ? f * h[c] - t * x[c] * gate[c] : f * h[c]) * x[c] * slope[c];
+#pragma omp simd
+    for (int c = 0; c < (dw ? d : 0); c++) dw[c] += dy[c] * x[c] * f * gate[c];
 }
 static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n) {
     int M = norm_groups(x, w, n), d = n.width;
@@ -245,51 +247,36 @@ static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm
         if (!n.silu && !n.before) norm_group(o, a, g, gain, d, n.eps, false, false);
     }
 }
-/* Columns from..from+k-1 of the gain's gradient: rows in order, so that it does not depend on who does it. */
-static void norm_gain_backward(real *dw, int from, int k, int M, int period, int d, const real *dy, const real *x,
-                               const real *z, const real *factor, bool silu) {
-    for (int i = from / d; i < M; i += period) {
-        size_t at = (size_t)i * (size_t)d + (size_t)(from % d);
-        real f = factor[i];
-        if (silu) {
-#pragma omp simd
-            for (int c = 0; c < k; c++)
-                dw[from + c] += dy[at + (size_t)c] * x[at + (size_t)c] * f * gate_of(true, z[at + (size_t)c]);
-        } else {
-#pragma omp simd
-            for (int c = 0; c < k; c++)
-                dw[from + c] += dy[at + (size_t)c] * x[at + (size_t)c] * f * gate_of(false, z[at + (size_t)c]);
-        }
-    }
-}
 static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                 GatedNorm n) {
-    enum { COLUMNS = 16 };
-    int M = norm_groups(x, w, n), d = n.width;
+    int M = norm_groups(x, w, n), d = n.width, period = present(w) ? (int)(tensor_count(w) / (size_t)d) : 1,
+        N = M / period, size = rows_of_block(N); /* rows of `period` groups, each with gains of its own */
+    CHECK(N * period == M, "%d groups, gains of %d", M, period);
+    if (M == 0) return;
     Mark mark = arena_mark(r->scratch);
-    Tensor factor = SCRATCH(r, "norm factors", M), room = SCRATCH(r, "norm gradients", r->dev->threads, d);
+    Tensor room = SCRATCH(r, "gates of a group", r->dev->threads, 3, d),
+           sums = present(dw) ? SCRATCH(r, "sums of blocks", blocks_of(N), period, d) : ABSENT;
     if (!measuring(r)) {
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
-        for (int i = 0; i < M; i++) {
-            size_t at = (size_t)i * (size_t)d;
-            const real *a = R(x) + at, *g = R(z) + at, *e = R(dy) + at, *gain = norm_gain(w, n, i);
-            real *o = present(dx) ? run_add(dx, at, (size_t)d, NULL) : NULL,
-                 *q = present(dz) ? run_add(dz, at, (size_t)d, NULL) : NULL, f = 0,
-                 *h = R(room) + (size_t)omp_get_thread_num() * (size_t)d;
-            if (n.silu && n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, true, true);
-            if (n.silu && !n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, true, false);
-            if (!n.silu && n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, false, true);
-            if (!n.silu && !n.before) f = norm_group_backward(o, q, h, e, a, g, gain, d, n.eps, false, false);
-            R(factor)[i] = f;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE_EXP)
+        for (int i0 = 0; i0 < N; i0 += size) {
+            real *own = R(room) + (size_t)omp_get_thread_num() * (size_t)(3 * d), *part = NULL;
+            if (present(dw)) {
+                part = R(sums) + (size_t)(i0 / size) * (size_t)period * (size_t)d;
+                memset(part, 0, (size_t)period * (size_t)d * sizeof *part);
+            }
+            for (int i = i0 * period; i < imin(N, i0 + size) * period; i++) {
+                size_t at = (size_t)i * (size_t)d;
+                const real *a = R(x) + at, *g = R(z) + at, *e = R(dy) + at, *gain = norm_gain(w, n, i);
+                real *o = present(dx) ? run_add(dx, at, (size_t)d, NULL) : NULL,
+                     *q = present(dz) ? run_add(dz, at, (size_t)d, NULL) : NULL,
+                     *p = part ? part + (size_t)(i % period) * (size_t)d : NULL;
+                if (n.silu && n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, true, true);
+                if (n.silu && !n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, true, false);
+                if (!n.silu && n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, false, true);
+                if (!n.silu && !n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, false, false);
+            }
         }
-        if (present(dw)) {
-            int period = (int)(tensor_count(w) / (size_t)d), parts = (d + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
-            for (int group = 0; group < period; group++)
-                for (int part = 0; part < parts; part++)
-                    norm_gain_backward(R(dw), group * d + part * COLUMNS, imin(COLUMNS, d - part * COLUMNS), M, period,
-                                       d, R(dy), R(x), R(z), R(factor), n.silu);
-        }
+        if (present(dw)) add_blocks(R(dw), R(sums), N, 0, period * d, period * d);
     }
     arena_release(r->scratch, mark);
 }

@@ -91,13 +91,17 @@ void part_self_test(Check *c) {
     suite_run(c, "ops s to z", "ops/@([s-z])*", 200);
     suite_run(c, "sums over rows", "ops_reduce/*", 200);
     suite_run(c, "copies in bf16", "cuda_half/*", 200);
+    suite_run(c, "products and attention in bf16", "cuda_bf16/*", 300);
+    suite_run(c, "decoding attention", "cuda_lanes/*", 300);
     suite_run(c, "activations in bf16", "acts/*", 200);
     suite_run(c, "models with them", "cuda_acts_model/*", 300);
+    suite_run(c, "models in bf16", "cuda_bf16_model/*", 300);
     suite_run(c, "models", "cuda_model/*", 300);
     suite_run(c, "chunks", "cuda_delta/*", 300);
     suite_run(c, "double", "cuda_double/*", 300);
     suite_run(c, "runs", "cuda_run/*", 300);
     suite_run(c, "graphs", "cuda_graph/*", 200);
+    suite_run(c, "batches that get smaller", "cuda_decode/*", 200);
     suite_run(c, "drawing", "cuda_sample/*", 100);
 }
 
