@@ -5,17 +5,17 @@
 enum { N = 150, B = 2, H = 2, HV = 4, K = 24, V = 18, C = 40, TAPS = 4, KINDS = 5, CASES = 16 };
 typedef struct {
     Rig g;
-    int off[B + 1], of[N], pos[N], first[N], at[N];
+    int off[B + 1], seq[B], of[N], pos[N], first[N], at[N];
 } Place;
 /* Two sequences; documents of 90, 30, 1 and 29 rows. */
 static void place(Place *p, Table table, int threads) {
-    *p = (Place){.off = {0, 120, N}};
+    *p = (Place){.off = {0, 120, N}, .seq = {0, 1}};
     rig_open(&p->g, table, threads, (size_t)32 << 20);
     for (int t = 0, begin = 0; t < N; t++) {
         if (t == 90 || t == 120 || t == 121) begin = t;
         p->of[t] = t >= 120, p->first[t] = begin, p->pos[t] = t - begin, p->at[t] = t;
     }
-    p->g.batch = (Batch){.B = B, .N = N, .off = p->off, .of = p->of, .pos = p->pos, .first = p->first};
+    p->g.batch = (Batch){.B = B, .N = N, .off = p->off, .seq = p->seq, .of = p->of, .pos = p->pos, .first = p->first};
     p->g.run.in = p->g.run.out = (Pick){N, p->at};
 }
 
