@@ -2,7 +2,7 @@
  * memory of NaN: the same numbers. (Ops of activations that may be BF16 have theirs in test_ops_acts.c.) */
 #include "rig.h"
 
-enum { N = 150, B = 2, H = 2, HV = 4, K = 24, V = 18, C = 40, TAPS = 4, KINDS = 5, CASES = 16 };
+enum { N = 150, B = 2, H = 2, HV = 4, K = 24, V = 18, C = 40, TAPS = 13, KINDS = 5, CASES = 16 };
 typedef struct {
     Rig g;
     int off[B + 1], seq[B], of[N], pos[N], first[N], at[N];

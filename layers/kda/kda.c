@@ -190,7 +190,7 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
     arena_release(r->scratch, mark);
 }
 
-/* d (zeros) += the gradient of the projection, from that of silu(conv(.)) of it, normed where `turned` is there. */
+/* d (fresh) = the gradient of the projection, from that of silu(conv(.)) of it, normed where `turned` is there. */
 static void conv_backward(Run *r, Tensor d, Tensor dconv, Tensor g, Tensor raw, Tensor turned, Tensor conv) {
     Mark mark = arena_mark(r->scratch);
     if (present(turned)) {
@@ -201,7 +201,7 @@ static void conv_backward(Run *r, Tensor d, Tensor dconv, Tensor g, Tensor raw, 
     r->ops->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
     arena_release(r->scratch, mark);
 }
-/* dfa, db (zeros) += the gradients of the gates' projections. */
+/* dfa, db (fresh) = the gradients of the gates' projections. */
 static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, const Recur *d,
                            Tensor dfa, Tensor db) {
     Mark mark = arena_mark(r->scratch);

@@ -216,10 +216,10 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     dv.fresh = false; /* what follows adds */
     r->ops->step_backward(r, dv, dt, dw->dt, d.v, t.x, s->dt, w->dt);
     r->ops->decay_backward(r, dt, dw->A, dw->dt, d.g, s->dt, w->A, w->dt, gate);
+    Tensor gx = conv_backward(r, w, dw, dv, s->x, 0), gB = conv_backward(r, w, dw, d.k, s->B, p.d),
+           gC = conv_backward(r, w, dw, d.q, s->C, p.d + p.bc);
     Projection in[] = {part(w, dz, 0), part(w, dt, p.dt), part(w, s->x, p.x), part(w, s->B, p.B), part(w, s->C, p.C)},
-               d_in[] = {part(dw, dz, 0), part(dw, dt, p.dt), part(dw, conv_backward(r, w, dw, dv, s->x, 0), p.x),
-                         part(dw, conv_backward(r, w, dw, d.k, s->B, p.d), p.B),
-                         part(dw, conv_backward(r, w, dw, d.q, s->C, p.d + p.bc), p.C)};
+               d_in[] = {part(dw, dz, 0), part(dw, dt, p.dt), part(dw, gx, p.x), part(dw, gB, p.B), part(dw, gC, p.C)};
     r->ops->linear_many_backward(r, dx, 5, d_in, x, in);
     arena_release(r->scratch, mark);
 }

@@ -9,7 +9,8 @@
  * which stays exact where powers of L explode).
  * Every decay is a product of factors <= 1 over a stretch of rows, never a quotient: nothing overflows, and small
  * decays behind strong ones keep their digits. Rows are taken in blocks of SUB: between blocks the decay splits at the
- * first row of the later block into one factor of each side; inside a block it is multiplied up pair by pair. */
+ * first row of the later block into one factor of each side; inside a block it is multiplied up, pair by pair
+ * (backward) or for all later rows of a block at once. */
 #include "pairs.h"
 #include "vec.h"
 
@@ -29,7 +30,8 @@ typedef struct {
     const Head *h;
     int t0, n, K, V;
     real *q, *k; /* q carries the scale */
-    real *a, *f; /* decay of a row; since the first row of its block, that row's own left out */
+    real *a;     /* decay of a row */
+    real *f;     /* backward: since the first row of its block, that row's own left out */
     real *c;     /* since the chunk began: c_i */
     real *x;     /* k_j e_{ref,j} of the rows j < done */
     int ref, done;
@@ -92,7 +94,7 @@ static void chunk_load(Chunk *c, int t0, int n, int next) {
     c->t0 = t0, c->n = n, c->ref = c->done = 0;
     for (int i = 0; i < n; i++) {
         const real *q = h->q + (size_t)(t0 + i) * h->ldq, *k = h->k + (size_t)(t0 + i) * h->ldq;
-        real *a = c->a + i * K, *f = c->f + i * K, *cum = c->c + i * K;
+        real *a = c->a + i * K, *cum = c->c + i * K;
         if (next >= 0) {
             size_t t = (size_t)(next + i);
             ask_row(h->q + t * h->ldq, K), ask_row(h->k + t * h->ldq, K), ask_row(h->v + t * h->ldv, c->V);
@@ -101,10 +103,6 @@ static void chunk_load(Chunk *c, int t0, int n, int next) {
         for (int d = 0; d < K; d++) c->q[i * K + d] = q[d] * h->scale;
         memcpy(c->k + i * K, k, (size_t)K * sizeof(real));
         decays(h, t0 + i, a);
-        if (i % SUB)
-            product(f, f - K, a, K);
-        else
-            fill(f, 1, (size_t)K);
         if (i)
             product(cum, cum - K, a, K);
         else
@@ -216,7 +214,7 @@ static void chunk_scores(Chunk *c) {
         }
         for (int j = 0; j < i0; j++) {
             memset(c->pt + j * LD + i0, 0, SUB * sizeof(real));
-            memset(c->lt + j * LD + i0, 0, SUB * sizeof(real));
+            if (c->h->beta) memset(c->lt + j * LD + i0, 0, SUB * sizeof(real));
         }
         tile_mm(c->pt + i0, LD, c->x, (size_t)K, 1, c->pack, 2 * SUB, i0, K, SUB);
         if (c->h->beta) tile_mm(c->lt + i0, LD, c->x, (size_t)K, 1, c->pack + SUB, 2 * SUB, i0, K, SUB);
@@ -346,6 +344,13 @@ static void chunk_pairs_backward(Chunk *c, ChunkGrad *g) {
     int K = c->K, n = c->n;
     bool delta = c->h->beta;
     c->ref = c->done = 0;
+    for (int i = 0; i < n; i++) {
+        real *f = c->f + i * K;
+        if (i % SUB)
+            product(f, f - K, c->a + i * K, K);
+        else
+            fill(f, 1, (size_t)K);
+    }
     for (int i0 = 0; i0 < n; i0 += SUB) { /* the rows of a block against all rows before it */
         int m = imin(SUB, n - i0);
         chunk_reach(c, i0, i0);

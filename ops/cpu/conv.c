@@ -91,7 +91,7 @@ static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool a
         CHECK(N == b->N, "%d of %d rows", N, b->N);
         memset(zeros.p, 0, tensor_bytes(zeros));
         if (present(w)) conv_taps(R(taps), R(w), C, W);
-        const Conv v = {b, R(x), R(taps), present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W};
+        const Conv v = {b, R(x), R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W};
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
         for (int t = 0; t < N; t++) {
             real *yt = R(y) + (size_t)t * v.C;
@@ -107,7 +107,7 @@ static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool a
     arena_release(r->scratch, mark);
 }
 
-/* The backward pass of one convolution, and a block's sums over rows: of dw as (W,C), then of dbias. */
+/* The backward pass of one convolution. */
 typedef struct {
     Conv v;
     const real *dy;
@@ -162,7 +162,7 @@ INLINE void conv_dw(const ConvBack *o, int t, int end, size_t c, size_t n, const
         for (size_t q = 0; q < n; q++) sum[q] += grads[0][q] + grads[1][q] + grads[2][q] + grads[3][q];
     }
 }
-/* Rows i0..i1-1. room: CONV_ROWS + W - 1 rows of RUN numbers. */
+/* Rows i0..i1-1. sums: over them, of dw as (W,C), then of dbias. room: CONV_ROWS + W - 1 rows of RUN numbers. */
 static void conv_block(const ConvBack *o, int i0, int i1, real *sums, real *room) {
     const Conv *v = &o->v;
     int ahead = v->W - 1; /* rows whose da a row's dx needs */
@@ -194,7 +194,8 @@ static void short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tens
             conv_taps(R(taps), R(w), C, W);
         else
             for (int c = 0; c < FOUR * C; c++) R(taps)[c] = c < C;
-        const ConvBack o = {{b, R(x), R(taps), present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W},
+        const ConvBack o = {{b, R(x), R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C,
+                             W},
                             R(dy),
                             present(dx) ? R(dx) : NULL,
                             act,

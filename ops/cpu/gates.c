@@ -112,34 +112,34 @@ static void decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
 }
 static void decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                            Gate k) {
-    int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, size = rows_of_block(N);
+    int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, size = rows_of_block(N),
+        width = (present(dz) ? 2 : 3) * n; /* of sums: of dbias, of A, and a dz that nobody wants */
     gate_check(z, A, bias, k);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
-    Tensor columns = SCRATCH(r, "bias and rate", 2, n), sums = SCRATCH(r, "sums of blocks", blocks_of(N), 3, n);
+    Tensor columns = SCRATCH(r, "bias and rate", 2, n), sums = SCRATCH(r, "sums of blocks", blocks_of(N), width);
     if (!measuring(r)) {
         real *b = R(columns), *rate = b + n, *part = R(sums), param = (real)k.param;
         gate_columns(b, rate, A, bias, H, D);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * n > ALONE_EXP)
         for (int i0 = 0; i0 < N; i0 += size) {
-            real *own = part + (size_t)(i0 / size) * (size_t)(3 * n);
-            memset(own, 0, (size_t)(3 * n) * sizeof *own);
+            real *own = part + (size_t)(i0 / size) * (size_t)width;
+            memset(own, 0, (size_t)width * sizeof *own);
             for (int t = i0; t < imin(N, i0 + size); t++) {
                 size_t at = (size_t)t * (size_t)n;
-                real *d = present(dz) ? run_add(dz, at, (size_t)n, NULL)
-                                      : own + 2 * n; /* the third row: a dz that nobody wants */
+                real *d = present(dz) ? run_add(dz, at, (size_t)n, NULL) : own + 2 * n;
                 const real *g = R(dg) + at, *a = R(z) + at;
                 if (k.kind == GATE_SOFTPLUS) gate_row_backward(d, own, g, a, b, rate, n, GATE_SOFTPLUS, param);
                 if (k.kind == GATE_BOUND) gate_row_backward(d, own, g, a, b, rate, n, GATE_BOUND, param);
                 if (k.kind == GATE_LOGSIGMOID) gate_row_backward(d, own, g, a, b, rate, n, GATE_LOGSIGMOID, param);
             }
         }
-        if (present(dbias)) add_blocks(R(dbias), part, N, 0, n, 3 * n);
+        if (present(dbias)) add_blocks(R(dbias), part, N, 0, n, width);
         for (int h = 0; present(dA) && h < H; h++) {
-            double sum = 0; /* of terms of one sign */
+            double sum = 0;
             for (int block = 0; block * size < N; block++)
                 for (int c = h * D; c < (h + 1) * D; c++)
-                    sum += (double)part[(size_t)(3 * block + 1) * (size_t)n + (size_t)c];
+                    sum += (double)part[(size_t)block * (size_t)width + (size_t)(n + c)];
             R(dA)[h] += (real)sum;
         }
     }
