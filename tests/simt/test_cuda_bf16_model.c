@@ -279,6 +279,7 @@ static void queries_as_keys(Run *r, Tensor o, Tensor keep, Recur x, double scale
 static void no_keys(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep, const RecurEnds *ends) {
     Recur some = *d;
     some.k = ABSENT;
+    begin_sum(r, d->k);
     cuda_ops()->recur_backward(r, &some, dout, x, scale, keep, ends);
 }
 static void plant_recur(Ops *o) { o->recur = queries_as_keys; }
