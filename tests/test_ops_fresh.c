@@ -1,7 +1,57 @@
-/* test_ops_fresh.c: gradients of the ops around a recurrence and of itself, once added to zeros and once `fresh` in
- * memory of NaN: the same numbers. (Ops of activations that may be BF16 have theirs in test_ops_acts.c.) */
+/* Gradients that nothing was added to yet: what an op writes over memory full of NaN is what it adds to zeros. (With
+ * numbers in BF16: test_ops_acts.c.) */
 #include "rig.h"
 
+static Tensor filled(Tensor t, real with) {
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = with;
+    return t;
+}
+static void same(const Rig *g, const char *what, bool bf16, Tensor got, Tensor want) {
+    device_sync(g->dev);
+    for (size_t i = 0; i < tensor_count(got); i++)
+        cr_assert(R(got)[i] == R(want)[i] && R(want)[i] != 0, "%s, %s of %s: number %zu is %g instead of %g", g->table,
+                  what, bf16 ? "rounded operands" : "f32", i, (double)R(got)[i], (double)R(want)[i]);
+}
+static void all_ops(Rig *g, bool bf16) {
+    enum { N = 70, I = 96, O = 64, P = 130 };
+    Tensor x = RANDOM(g, "x", N, I), w[2] = {RANDOM(g, "w", O, I), RANDOM(g, "v", P, I)}, gain = RANDOM(g, "gain", I),
+           dy[2] = {RANDOM(g, "dy", N, O), RANDOM(g, "dz", N, P)}, g1 = RANDOM(g, "g", N, I),
+           up = RANDOM(g, "up", N, I), y = EMPTY(g, "y", N, I), rstd = EMPTY(g, "rstd", N),
+           dgain = EMPTY(g, "dgain", I), d[2][6];
+    filled(dgain, 0);
+    OP(g, rmsnorm, y, rstd, x, gain, 1e-5);
+    for (int fresh = 0; fresh < 2; fresh++) {
+        Tensor *t = d[fresh];
+        for (int k = 0; k < 6; k++) {
+            t[k] = filled(EMPTY(g, "gradient", N, I), fresh ? (real)NAN : 0);
+            t[k].fresh = fresh;
+        }
+        OP(g, linear_backward, t[0], ABSENT, ABSENT, dy[0], x, w[0]);
+        OP(g, linear_many_backward, t[1], 2, (Projection[]){{.y = dy[0]}, {.y = dy[1]}}, x,
+           (Projection[]){{.w = w[0]}, {.w = w[1]}});
+        OP(g, swiglu_backward, t[2], t[3], g1, x, up);
+        OP(g, gelu_backward, t[4], g1, x, true);
+        OP(g, rmsnorm_backward, t[5], dgain, g1, x, gain, rstd);
+    }
+    static const char *const name[] = {"linear", "linear_many", "swiglu's gate", "swiglu's up", "gelu", "rmsnorm"};
+    for (int k = 0; k < 6; k++) same(g, name[k], bf16, d[1][k], d[0][k]);
+}
+Test(ops, fresh_gradients_are_written) {
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++)
+        for (int bf16 = 0; bf16 < (REAL == F32 ? 2 : 1); bf16++) {
+            Rig g;
+            Err e = {0};
+            rig_open(&g, tables[k], 2, (size_t)4 << 20);
+            cr_assert(!bf16 || device_bf16(g.dev, true, &e), "%s", e.msg);
+            all_ops(&g, bf16);
+            if (bf16) cr_assert(device_bf16(g.dev, false, &e), "%s", e.msg);
+            rig_close(&g);
+        }
+}
+
+/* ---- recurrences and what stands around them ------------------------------------------------------------------------
+ */
 enum { N = 150, B = 2, H = 2, HV = 4, K = 24, V = 18, C = 40, TAPS = 13, KINDS = 5, CASES = 16 };
 typedef struct {
     Rig g;

@@ -2,13 +2,17 @@
  * and keeps the W rows that it sees in registers, so that each is fetched once. */
 #include "sums.h"
 
+/* The rows before sequence s that the state holds, (W-1,C). */
+template <class T> DEVICE T *conv_tail(const CudaConv &p, T *state, int s) {
+    return state + (size_t)p.seq[s] * p.blob + (size_t)p.at;
+}
 /* The input of channel c that lies `back` rows before row t: in the pass, in the tail that the state holds, or 0:
  * before the document. */
 DEVICE float conv_input(const CudaConv &p, const float *x, const float *state, int t, int back, int c) {
     int s = p.of[t], first = p.first[t], begin = p.off[s], from = first < 0 ? begin : first, i = t - back;
     if (i >= from) return x[(size_t)i * (size_t)p.C + (size_t)c];
     if (first >= 0 || i < begin - (p.W - 1)) return 0;
-    return state[(size_t)p.seq[s] * p.blob + (size_t)p.at + (size_t)(i - begin + p.W - 1) * (size_t)p.C + (size_t)c];
+    return conv_tail(p, state, s)[(size_t)(i - begin + p.W - 1) * (size_t)p.C + (size_t)c];
 }
 /* The taps of channel c, right-aligned in `most` with zeros before them; one tap of 1 where there are none. */
 template <int most> DEVICE void read_taps(float (&tap)[most], const CudaConv &p, const float *w, int c) {
@@ -56,11 +60,21 @@ __global__ void short_conv(CudaConv p, int each, float *y, const float *x, const
 /* A thread to a channel of a sequence. Oldest first: what is still read lies behind what is written. */
 __global__ void short_conv_store(size_t n, CudaConv p, const float *x, float *state) {
     EACH(i, n) {
-        int s = (int)(i / (size_t)p.C), c = (int)(i % (size_t)p.C), end = p.off[s + 1];
-        if (end == p.off[s]) continue;
-        float *tail = state + (size_t)p.seq[s] * p.blob + (size_t)p.at + (size_t)c;
-        for (int j = 0; j < p.W - 1; j++)
-            tail[(size_t)j * (size_t)p.C] = conv_input(p, x, state, end - 1, p.W - 2 - j, c);
+        int s = (int)(i / (size_t)p.C), end = p.off[s + 1], begin = p.off[s];
+        if (end == begin) continue;
+        size_t C = (size_t)p.C, c = i % C;
+        float *tail = conv_tail(p, state, s) + c;
+        int first = p.first[end - 1],
+            from = first < 0 ? begin : first; /* of the last row: conv_input for all of its taps */
+        for (int j = 0; j < p.W - 1; j++) {
+            int row = end - (p.W - 1) + j;
+            if (row >= from)
+                tail[(size_t)j * C] = x[(size_t)row * C + c];
+            else if (first >= 0 || row < begin - (p.W - 1))
+                tail[(size_t)j * C] = 0;
+            else
+                tail[(size_t)j * C] = tail[(size_t)(row - begin + p.W - 1) * C];
+        }
     }
 }
 /* With a the gradient of a row's sum before the activation: dx of a row is complete when the walk is W-1 rows ahead, which

@@ -87,7 +87,7 @@ const Budget budgets_along[] = {
     {"short_conv<4>", 9.82, 4, 1.28},
     {"short_conv_backward<4>", 20.4, 5.5, 1.14},
     {"short_conv_backward_fold", 1.41, 0.3, 1.61},
-    {"short_conv_store", 20, 4, 1, B *(W - 1) * C, 1.05, 0.55},
+    {"short_conv_store", 9.4, 4, 1, B *(W - 1) * C},
     {"skip", 12, 4, 1},
     {"skip_backward_w", 8.25, 0.1, 1.01},
     {"skip_backward_x", 12, 4, 1},
