@@ -21,7 +21,7 @@ typedef uint32_t Pair; /* low half: the even k */
 #endif
 
 enum {
-    TASKS_PER_THREAD = 6,
+    TASKS_PER_THREAD = 12,
     ASK = 192, /* pairs in a row of B between those that are used and those that are asked for */
     AHEAD = 4  /* vectors that packing asks for ahead in rows that lie pages apart, where no prefetcher follows */
 };
@@ -80,6 +80,31 @@ static inline void two_rows(Pair *to, const void *x, int ld, bool narrow, int K,
         pack_columns(to, even, odd, n);
     }
 }
+#ifdef __AVX512BF16__
+/* From column `at` of rows with n of them to what is asked for, in numbers: AHEAD vectors of f32 on in the row, or, where
+ * it ends, as far into that which comes W pairs later. */
+static inline size_t ask_on(int n, int ld, bool narrow, int at) {
+    int on = AHEAD * W * (narrow ? 2 : 1);
+    return at + on < n ? (size_t)on : (size_t)(2 * W) * (size_t)ld + (size_t)(on - n);
+}
+/* Pairs of 2W columns of the rows 2k and 2k+1 from `at` on. */
+static inline void two_lines(__m512i r[2], const void *x, int ld, bool narrow, int k, int at, size_t ask) {
+    size_t from = (size_t)(2 * k) * (size_t)ld + (size_t)at;
+    if (narrow) {
+        const uint16_t *even = (const uint16_t *)x + from, *odd = even + ld;
+        pairs_of_lines(r, _mm512_loadu_si512(even), _mm512_loadu_si512(odd));
+        _mm_prefetch((const char *)(even + ask), _MM_HINT_T0);
+        _mm_prefetch((const char *)(odd + ask), _MM_HINT_T0);
+        return;
+    }
+    const float *even = (const float *)x + from, *odd = even + ld;
+    for (int h = 0; h < 2; h++) {
+        r[h] = pairs_of(_mm512_loadu_ps(even + h * W), _mm512_loadu_ps(odd + h * W));
+        _mm_prefetch((const char *)(even + ask + h * W), _MM_HINT_T0);
+        _mm_prefetch((const char *)(odd + ask + h * W), _MM_HINT_T0);
+    }
+}
+#endif
 #ifdef OPS_NEON
     #include "gemm_neon.c"
 #endif
@@ -99,27 +124,37 @@ static void panel(int N, int p, int *first, int *vecs) {
     *vecs = (even && p == n - 2) ? NV - 1 : (p == n - 1 ? all - *first : NV);
 }
 /* Where vector v of the columns goes; *ld: from one pair of k to the next. */
-static Pair *place_b(Pair *to, GemmShape s, int p, int v, size_t *ld) {
-    int first, vecs;
+static Pair *place_b(Pair *to, GemmShape s, int v, size_t *ld) {
+    int first, vecs, p = panels(s.N) - 1;
     panel(s.N, p, &first, &vecs);
+    if (v < first) panel(s.N, v / NV, &first, &vecs);
     *ld = (size_t)vecs * W;
     return to + (size_t)first * W * (size_t)pairs_in(s) + (size_t)(v - first) * W;
 }
 /* Pairs k0..k1-1 of all of B, k down its columns. */
 static void pack_b_columns(Pair *to, GemmShape s, const void *B, int k0, int k1) {
-    for (int p = 0; p < panels(s.N); p++) {
-        int first, vecs;
-        panel(s.N, p, &first, &vecs);
-        for (int v = first; v < first + vecs; v++) {
-            size_t ld;
-            Pair *at = place_b(to, s, p, v, &ld);
-            for (int k = k0; k < k1; k++) {
-                if (WHOLE > 1 && 2 * k >= s.K) {
-                    memset(at + (size_t)k * ld, 0, W * sizeof(Pair));
-                    continue;
-                }
-                two_rows(at + (size_t)k * ld, B, s.ldb, s.narrow, s.K, k, v * W, imin(W, s.N - v * W));
+    int v = 0, vecs = (s.N + W - 1) / W;
+#ifdef __AVX512BF16__
+    for (; 2 * k1 <= s.K && (v + 2) * W <= s.N; v += 2) {
+        size_t ld, ld2, ask = ask_on(s.N, s.ldb, s.narrow, v * W);
+        Pair *at = place_b(to, s, v, &ld), *at2 = place_b(to, s, v + 1, &ld2);
+        for (int k = k0; k < k1; k++) {
+            __m512i r[2];
+            two_lines(r, B, s.ldb, s.narrow, k, v * W, ask);
+            _mm512_storeu_si512(at + (size_t)k * ld, r[0]);
+            _mm512_storeu_si512(at2 + (size_t)k * ld2, r[1]);
+        }
+    }
+#endif
+    for (; v < vecs; v++) {
+        size_t ld;
+        Pair *at = place_b(to, s, v, &ld);
+        for (int k = k0; k < k1; k++) {
+            if (WHOLE > 1 && 2 * k >= s.K) {
+                memset(at + (size_t)k * ld, 0, W * sizeof(Pair));
+                continue;
             }
+            two_rows(at + (size_t)k * ld, B, s.ldb, s.narrow, s.K, k, v * W, imin(W, s.N - v * W));
         }
     }
 }
@@ -205,10 +240,12 @@ static void pack_b_rows(Pair *to, GemmShape s, const void *B, int p, int k0, int
 typedef struct {
     GemmShape s;
     Lie a;
-    Pair *A, *B;
+    const Pair *A;    /* all its rows as pairs; those that each thread packs for itself: its share */
+    Pair *packed, *B; /* where A goes, unless its rows are pairs as they lie */
     void *C;
-    bool packs_a, packs_b; /* else another product does */
-    int more, ni, nj;      /* products behind this one that add to the same C; tasks of rows and of panels */
+    bool packs_a, packs_b; /* else another product does, or A is taken in place */
+    bool in_place;
+    int more, ni, nj; /* products behind this one that add to the same C; tasks of rows and of panels */
 } Work;
 
 #ifdef OPS_TILES
@@ -256,7 +293,11 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
             w[j].s.ldc = s.N;
         }
         size_t whole = ((size_t)s.N + W - 1) / W * W * (size_t)pairs_in(s);
-        w[j].A = w[j].packs_a ? arena_take(scratch, blocks * w[j].a.block * sizeof(Pair), "A in bf16") : w[like_a].A;
+        size_t room = blocks * w[j].a.block * sizeof(Pair); /* also of what lies: another number of rows may not */
+        w[j].packed = w[j].packs_a ? arena_take(scratch, room, "A in bf16") : w[like_a].packed;
+        w[j].A = w[j].packed;
+        if (!few && taken_in_place(s, jobs[j].A, &w[j].a))
+            w[j].in_place = true, w[j].packs_a = false, w[j].A = jobs[j].A;
         /* a pass of few rows must find room where one of many was measured */
         size_t few_c = s.narrow_c ? (size_t)GEMM_BF16_FEW * (size_t)s.N + 64 : 0;
         if (s.tb) whole = zmax(whole, (size_t)threads * few_pairs(s) + few_c);
@@ -294,11 +335,11 @@ static void pack(const Work *w, const GemmJob *job, bool rows) {
     }
     if (w->packs_a && s.ta) {
 #pragma omp for schedule(dynamic, 1) nowait
-        for (int k = 0; k < pairs; k += W) pack_a_columns(w->A, w->a, s, job->A, k, imin(pairs, k + W));
+        for (int k = 0; k < pairs; k += W) pack_a_columns(w->packed, w->a, s, job->A, k, imin(pairs, k + W));
     } else if (w->packs_a && !rows) {
 #pragma omp for schedule(dynamic, 1) nowait
         for (int i = 0; i < s.M; i += MR)
-            pack_a_rows(w, w->A + (size_t)(i / MR) * w->a.block, job->A, i, imin(s.M, i + MR));
+            pack_a_rows(w, w->packed + (size_t)(i / MR) * w->a.block, job->A, i, imin(s.M, i + MR));
     }
 }
 /* Rows of C in bf16 as f32, ld numbers apart, and back. */
@@ -320,7 +361,7 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
     int all = 0;
     for (int j = 0; j < n; j++) {
         all += panels(w[j].s.N);
-        if (w[j].packs_a) pack_a_rows(&w[j], w[j].A, jobs[j].A, 0, w[j].s.M);
+        if (w[j].packs_a) pack_a_rows(&w[j], w[j].packed, jobs[j].A, 0, w[j].s.M);
         const GemmShape s = w[j].s;
         if (s.narrow_c && s.accumulate) widen_rows(w[j].C, (size_t)s.ldc, jobs[j].C, (size_t)jobs[j].s.ldc, s.M, s.N);
     }
@@ -342,36 +383,43 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
     }
 }
 
-/* Rows i..end-1 of panels p0..p1-1 of a product and of those behind it that add to the same C. A's rows i.. lie `blocks`
- * blocks from its beginning. */
+/* Rows i.. of a product's A: where they lie, or packed `blocks` blocks from the beginning. */
+static const Pair *rows_of(const Work *w, size_t blocks, int i) {
+    return w->A + (w->in_place ? (size_t)(i / MR) : blocks) * w->a.block;
+}
+/* Rows i..end-1 of panels p0..p1-1 of a product and of those behind it that add to the same C. A's rows i.. are packed
+ * `blocks` blocks from its beginning. */
 static void sums_of(const Work *w, size_t blocks, int i, int end, int p0, int p1) {
-    float mem[ROWS * NV * W] __attribute__((aligned(64)));
+    enum { GROUP = 8 }; /* panels whose sums wait in f32 while k goes on, where A does not stay in the caches */
+    float mem[ROWS * GROUP * NV * W] __attribute__((aligned(64)));
     const size_t ldc = (size_t)w->s.ldc;
-    for (int p = p0, step = w->s.narrow_c ? 1 : p1 - p0; p < p1; p += step) {
-        int left, vecs;
+    int step = !w->s.narrow_c ? p1 - p0 : w->s.K > 2 * KP ? GROUP : 1;
+    for (int p = p0; p < p1; p += step) {
+        int next = imin(p1, p + step), left, last, vecs;
         panel(w->s.N, p, &left, &vecs);
         size_t at = (size_t)i * ldc + (size_t)left * W;
         if (!w->s.narrow_c) {
             for (int k = 0; k <= w->more; k++)
-                task(&w[k], w[k].A + blocks * w[k].a.block, (float *)w->C + at, i, end, p, p + step);
+                task(&w[k], rows_of(&w[k], blocks, i), (float *)w->C + at, i, end, p, next);
             continue;
         }
-        int n = imin(vecs * W, w->s.N - left * W);
+        panel(w->s.N, next - 1, &last, &vecs);
+        int n = imin((last + vecs) * W, w->s.N) - left * W, ld = step * NV * W;
         uint16_t *C = (uint16_t *)w->C + at;
-        if (w->s.accumulate) widen_rows(mem, NV * W, C, ldc, end - i, n);
+        if (w->s.accumulate) widen_rows(mem, (size_t)ld, C, ldc, end - i, n);
         for (int k = 0; k <= w->more; k++) {
             Work one = w[k];
-            one.s.ldc = NV * W;
-            task(&one, w[k].A + blocks * w[k].a.block, mem, i, end, p, p + 1);
+            one.s.ldc = ld;
+            task(&one, rows_of(&one, blocks, i), mem, i, end, p, next);
         }
-        narrow_rows(C, ldc, mem, NV * W, end - i, n);
+        narrow_rows(C, ldc, mem, (size_t)ld, end - i, n);
     }
 }
 /* Rows i.. of all products, which have the same number of them; the thread's share of where A goes holds so many. */
 static void block_of_rows(int n, const GemmJob *jobs, const Work *w, int i) {
     int mine = omp_get_thread_num() * ROWS / MR, end = imin(w->s.M, i + ROWS);
     for (int j = 0; j < n; j++)
-        if (w[j].packs_a) pack_a_rows(&w[j], w[j].A + (size_t)mine * w[j].a.block, jobs[j].A, i, end);
+        if (w[j].packs_a) pack_a_rows(&w[j], w[j].packed + (size_t)mine * w[j].a.block, jobs[j].A, i, end);
     for (int j = 0; j < n; j += 1 + w[j].more) sums_of(&w[j], (size_t)mine, i, end, 0, panels(w[j].s.N));
 }
 /* Task t of all products, with those that add to the same C behind it. */

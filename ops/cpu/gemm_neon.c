@@ -70,6 +70,11 @@ static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, i
     turn(to, ld, r, some);
 }
 static Lie lie(GemmShape s) { return (Lie){((size_t)s.K + 1) / 2 * MR, 1, MR}; }
+/* Never: rows of A are lanes. */
+static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
+    (void)s, (void)A, (void)a;
+    return false;
+}
 /* Pairs k0..k1-1 of all of A, k down its columns. */
 static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
     for (int i = 0; i < s.M; i += W)

@@ -22,6 +22,11 @@ _Static_assert((int)MR == (int)W && (int)WHOLE == (int)W && (int)KP % W == 0 && 
 
 /* Tiles of 16 rows (of few rows: 16 columns of A^T), following each other along k. */
 static Lie lie(GemmShape s) { return (Lie){(size_t)pairs_in(s) * MR, W, 1}; }
+/* Never: tiles are whole, and lie one behind the other. */
+static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
+    (void)s, (void)A, (void)a;
+    return false;
+}
 /* Pairs k0..k0+W-1 of all of A, k down its columns. */
 static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
     for (int i = 0; i < s.M; i += MR) {

@@ -19,9 +19,33 @@ static Lie lie(GemmShape s) {
     if (ld % 256 == 0) ld += W; /* rows one page apart would fall onto the same lines of the first cache */
     return (Lie){ld * MR, ld, 1};
 }
+/* Rows of bf16 with k along them are pairs as they lie; the kernel reads MR at once. */
+static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
+    if (!s.narrow_a || s.ta || s.K % 2 || s.lda % 2 || s.M % MR || (uintptr_t)A % sizeof(Pair)) return false;
+    size_t ld = (size_t)s.lda / 2;
+    *a = (Lie){ld * MR, ld, 1};
+    return true;
+}
 /* Pairs k0..k1-1 of all of A, k down its columns. */
 static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
-    for (int i = 0; i < s.M; i += W)
+    int i = 0;
+    #ifdef __AVX512BF16__
+    for (; (k1 - k0) % 2 == 0 && 2 * k1 <= s.K && i + 2 * W <= s.M; i += 2 * W) {
+        size_t ask = ask_on(s.M, s.lda, s.narrow_a, i);
+        Pair *at = to + (size_t)(i / MR) * a.block;
+        for (int k = k0; k < k1; k += 2) { /* two pairs of 8 rows are a line */
+            __m512i r[2], t[2];
+            two_lines(r, A, s.lda, s.narrow_a, k, i, ask);
+            two_lines(t, A, s.lda, s.narrow_a, k + 1, i, ask);
+            for (int h = 0; h < 2; h++) {
+                Pair *line = at + 2 * (size_t)h * a.block + (size_t)k * MR;
+                _mm512_storeu_si512(line, _mm512_shuffle_i64x2(r[h], t[h], 0x44));
+                _mm512_storeu_si512(line + a.block, _mm512_shuffle_i64x2(r[h], t[h], 0xEE));
+            }
+        }
+    }
+    #endif
+    for (; i < s.M; i += W)
         for (int k = k0; k < k1; k++) {
             Pair both[W] __attribute__((aligned(64))), *at = to + (size_t)(i / MR) * a.block + (size_t)k * MR;
             two_rows(both, A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));

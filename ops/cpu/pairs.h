@@ -47,6 +47,16 @@ static inline __m512i pairs_of(__m512 even, __m512 odd) {
 static inline __m512i pairs_of_narrow(__m256i even, __m256i odd) {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
 }
+/* 2W pairs of two rows below each other. */
+static inline void pairs_of_lines(__m512i r[2], __m512i even, __m512i odd) {
+    static const uint16_t order[2][2 * W]
+        __attribute__((aligned(64))) = {{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+                                        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    r[0] = _mm512_permutex2var_epi16(even, _mm512_load_si512(order[0]), odd);
+    r[1] = _mm512_permutex2var_epi16(even, _mm512_load_si512(order[1]), odd);
+}
 #endif
 /* n <= W pairs, from two rows below each other; odd NULL: zeros. The rest of W is 0. */
 static inline void pack_columns(Pair *to, const real *even, const real *odd, int n) {
