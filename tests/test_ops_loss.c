@@ -106,10 +106,11 @@ OP_TEST(linear_xent, 0)
 Test(ops, linear_xent_in_chunks) {
     Table tables[TABLES_MAX];
     for (int k = 0, n = rig_tables(tables); k < n; k++) {
-        int N = (int[]){1025, 513, 511}[k % 3]; /* chunks of 512 rows at this vocabulary: 512 + 512 + 1; 512 + 1; 511 */
+        int N = (int[]){2049, 1025,
+                        1023}[k % 3]; /* on a CPU 1,024 rows at this vocabulary: 2 x 1,024 + 1; 1,024 + 1; 1,023 */
         Rig g;
-        rig_open(&g, tables[k], 2, (size_t)4 << 20);
-        g.dev->logits = 1 << 20; /* as on the CPU */
+        rig_open(&g, tables[k], 2, (size_t)8 << 20);
+        g.dev->logits = 1 << 20;
         xent(&g, N, 3, 2053, 2);
         rig_close(&g);
     }

@@ -55,12 +55,14 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
     CHECK(x.n[1] == d && present(dx) == present(dw), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
     CHECK(y.n[0] == N && y.n[1] == e && u.n[0] == V, "x (%d,%d), y (%d,%d), u (%d,%d)", N, d, y.n[0], y.n[1], u.n[0],
           e);
-    int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
+    int rows = imin(N, chunk_rows(V));
     Mark mark = arena_mark(r->scratch);
     Tensor own = SCRATCH(r, "logits", rows, V), other = SCRATCH(r, "teacher's logits", rows, V);
+    Tensor narrow = narrow_logits(r, present(dx), rows, w);
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
         Tensor z = TENSOR(own.p, REAL, n, V), zu = TENSOR(other.p, REAL, n, V), xs = tensor_part(x, from, n);
+        Tensor dz = present(narrow) ? tensor_part(narrow, 0, n) : z;
         linear(r, z, xs, w, ABSENT);
         linear(r, zu, tensor_part(y, from, n), u, ABSENT);
         if (!measuring(r)) {
@@ -71,9 +73,10 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
                 CHECK(t < V, "target %d of vocabulary %d", t, V);
                 Row l = distill_row(R(z) + row, R(zu) + row, V, t, present(dx) ? g[from + i] : 0, c, present(dx));
                 R(nll)[from + i] = l.nll, R(kl)[from + i] = l.kl, R(rkl)[from + i] = l.rkl;
+                if (present(narrow)) narrowed((uint16_t *)narrow.p + row, R(z) + row, (size_t)V);
             }
         }
-        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, z, xs, w);
+        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, dz, xs, w);
     }
     arena_release(r->scratch, mark);
 }

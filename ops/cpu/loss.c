@@ -1,7 +1,10 @@
 /* loss.c: the linear head with cross-entropy, in chunks of rows; sums of squares. */
 #include "vec.h"
 
-enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS_MIN = 512 }; /* logits that exist at once: w is packed for each chunk */
+/* Logits that exist at once: so many, or so many rows, since w is packed and read and dw is read and written for each
+ * chunk; of a large vocabulary not more than can be spared. */
+enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS = 1024, CHUNK_NUMBERS_MAX = 1 << 27 };
+static int chunk_rows(int V) { return imax(CHUNK_NUMBERS / V, imax(1, imin(CHUNK_ROWS, CHUNK_NUMBERS_MAX / V))); }
 
 /* Whether no id has a larger logit than the target, and none before it as large a one. */
 static int first_largest(const real *l, int V, int target) {
@@ -33,16 +36,22 @@ static real xent_row(real *l, int V, int target, real g, bool grad) {
     return (real)log((double)sum) + top - at;
 }
 
+/* Where both products of the logits' gradient would round it, it is rounded once, while its row is in the caches. */
+static Tensor narrow_logits(Run *r, bool gradient, int rows, Tensor w) {
+    return gradient && takes_narrow(r, w) ? scratch_tensor(r, "their gradient", BF16, 2, (int[]){rows, w.n[0]})
+                                          : ABSENT;
+}
 static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
                         const real *g) {
     int N = x.n[0], V = w.n[0], d = w.n[1];
     CHECK(x.n[1] == d && present(dx) == present(dw), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
-    int rows = imin(N, imax(CHUNK_ROWS_MIN, CHUNK_NUMBERS / imax(1, V)));
+    int rows = imin(N, chunk_rows(V));
     Mark mark = arena_mark(r->scratch);
-    Tensor chunk = SCRATCH(r, "logits", rows, V);
+    Tensor chunk = SCRATCH(r, "logits", rows, V), narrow = narrow_logits(r, present(dx), rows, w);
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
         Tensor l = TENSOR(chunk.p, REAL, n, V), xs = tensor_part(x, from, n);
+        Tensor dl = present(narrow) ? tensor_part(narrow, 0, n) : l;
         linear(r, l, xs, w, ABSENT);
         if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)n * V > ALONE)
@@ -52,9 +61,10 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
                 CHECK(t < V, "target %d of vocabulary %d", t, V);
                 if (hit) hit[from + i] = first_largest(row, V, t);
                 R(nll)[from + i] = xent_row(row, V, t, present(dx) ? g[from + i] : 0, present(dx));
+                if (present(narrow)) narrowed((uint16_t *)narrow.p + (row - R(l)), row, (size_t)V);
             }
         }
-        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, l, xs, w);
+        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, dl, xs, w);
     }
     arena_release(r->scratch, mark);
 }
