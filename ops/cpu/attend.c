@@ -162,8 +162,8 @@ static void rows_back(Block *b, real *ds, const int *kpos, const real *bias, rea
 }
 #include "soften.c"
 
-/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias, and 0 past n where the block
- * has pairs. v rows are ldv apart; vp: the same below each other in pairs. */
+/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart; vp: the same
+ * below each other in pairs. */
 static void absorb(Block *b, const real *v, size_t ldv, const Pair *vp, const int *kpos, const real *bias, int j0,
                    int n) {
     if (!b->sp) {
@@ -172,7 +172,7 @@ static void absorb(Block *b, const real *v, size_t ldv, const Pair *vp, const in
         return;
     }
     soften_pairs(b, kpos, bias, j0, n);
-    pairs_mm(b->o, (size_t)b->Dv, b->sp, KB / 2, 1, vp, (size_t)b->Dv, b->n, KB / 2, b->Dv, true);
+    pairs_mm(b->o, (size_t)b->Dv, b->sp, KB / 2, 1, vp, (size_t)b->Dv, b->n, (n + 1) / 2, b->Dv, true);
 }
 
 /* Panel (D,KB) of n rows of width D, ld apart; the columns past n are zero. */
@@ -260,6 +260,9 @@ static Span block_rows(Block *b, const Batch *batch, int s, const int *idx, int 
     }
     return p;
 }
+/* Of the keys from j on, those that any entry may see, and whole vectors of them. */
+static int keys_seen(Span p, int j) { return imin(KB, p.high - j); }
+static int in_vectors(int n) { return (n + W - 1) / W * W; }
 static bool span_meets(Span p, int j0, int j1) { return (j1 > p.low && j0 < p.high) || (j1 > p.sink0 && j0 < p.sink1); }
 
 static void check_attend(const Kv *kv, Look look, Tensor q, Tensor o) {
@@ -313,19 +316,19 @@ static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *rows, Look 
                     Span span = block_rows(&k, b, s, r->out.idx, e0, group, start[s]);
                     if (k.qp) soften_begin(&k);
                     for (int j = b->off[s], p = panels_of(b, s); j < span.high; j += KB, p++) {
-                        int m = imin(KB, b->off[s + 1] - j);
+                        int m = keys_seen(span, j);
                         if (!span_meets(span, j, j + m)) continue;
                         real bias[KB];
                         size_t panel = ((size_t)p * (size_t)lanes + (size_t)h) * KB;
                         if (k.qp) {
-                            pairs_mm(k.s, KB, k.qp, (size_t)Dk / 2, 1, kp + panel * (size_t)Dk / 2, KB, n, Dk / 2, KB,
-                                     false);
+                            pairs_mm(k.s, KB, k.qp, (size_t)Dk / 2, 1, kp + panel * (size_t)Dk / 2, KB, n, Dk / 2,
+                                     in_vectors(m), false);
                         } else if (few) {
                             scores(&k, R(kv->k) + ((size_t)j * (size_t)lanes + (size_t)h) * (size_t)Dk,
                                    (size_t)lanes * (size_t)Dk, m);
                         } else {
                             memset(k.s, 0, (size_t)n * KB * sizeof(real));
-                            tile_mm(k.s, KB, k.q, (size_t)Dk, 1, R(kt) + panel * (size_t)Dk, KB, n, Dk, KB);
+                            tile_mm(k.s, KB, k.q, (size_t)Dk, 1, R(kt) + panel * (size_t)Dk, KB, n, Dk, in_vectors(m));
                         }
                         absorb(&k, values + (size_t)j * ldv + (size_t)h * stepv, ldv,
                                pairs ? vp + panel * (size_t)Dv / 2 : NULL, b->pos + j, bias_of(bias, kv, h, j, m), j,
@@ -559,14 +562,15 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
            vat = rows * ldv + (size_t)h * (size_t)Dv;
     real bias_mem[KB], dbias[KB] = {0};
     const real *bias = bias_of(bias_mem, a->kv, h, j, n);
+    int wide = in_vectors(n);
     if (k->qp) {
-        pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, a->kp + pk * (size_t)Dk / 2, KB, k->n, Dk / 2, KB, false);
-        pairs_mm(a->ds, KB, a->gp, (size_t)Dv / 2, 1, a->vp + pk * (size_t)Dv / 2, KB, k->n, Dv / 2, KB, false);
+        pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, a->kp + pk * (size_t)Dk / 2, KB, k->n, Dk / 2, wide, false);
+        pairs_mm(a->ds, KB, a->gp, (size_t)Dv / 2, 1, a->vp + pk * (size_t)Dv / 2, KB, k->n, Dv / 2, wide, false);
     } else {
         memset(k->s, 0, (size_t)k->n * KB * sizeof(real));
         memset(a->ds, 0, (size_t)k->n * KB * sizeof(real));
-        tile_mm(k->s, KB, k->q, (size_t)Dk, 1, a->kt + pk * (size_t)Dk, KB, k->n, Dk, KB);
-        tile_mm(a->ds, KB, a->g, (size_t)Dv, 1, a->vt + pk * (size_t)Dv, KB, k->n, Dv, KB);
+        tile_mm(k->s, KB, k->q, (size_t)Dk, 1, a->kt + pk * (size_t)Dk, KB, k->n, Dk, wide);
+        tile_mm(a->ds, KB, a->g, (size_t)Dv, 1, a->vt + pk * (size_t)Dv, KB, k->n, Dv, wide);
     }
     if (k->qp)
         soften_back(k, a->ds, a->pb, a->db, b->pos + j, bias, dbias, j, n, lse, delta);
@@ -574,10 +578,10 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
         rows_back(k, a->ds, b->pos + j, bias, dbias, j, n, lse, delta);
     for (int t = 0; bias && t < n; t++) R(a->dkv->bias)[(size_t)(j + t) * (size_t)lanes + (size_t)h] += dbias[t];
     if (k->qp) { /* past n both are 0 */
-        int half = (k->n + 1) / 2;
+        int half = (k->n + 1) / 2, keys = (n + 1) / 2;
         pairs_mm(R(a->dkv->v) + vat, ldv, a->pb, 1, KB, a->gb, (size_t)Dv, n, half, Dv, true);
         pairs_mm(R(a->dkv->k) + kat, ldk, a->db, 1, KB, a->qb, (size_t)Dk, n, half, Dk, true);
-        pairs_mm(a->dqb, (size_t)Dk, k->sp, KB / 2, 1, a->kb + pk * (size_t)Dk / 2, (size_t)Dk, k->n, KB / 2, Dk, true);
+        pairs_mm(a->dqb, (size_t)Dk, k->sp, KB / 2, 1, a->kb + pk * (size_t)Dk / 2, (size_t)Dk, k->n, keys, Dk, true);
         return;
     }
     tile_mm(R(a->dkv->v) + vat, ldv, k->s, 1, KB, a->g, (size_t)Dv, n, k->n, Dv);
@@ -606,7 +610,7 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
             pairs_below(a->qb, k->q, (size_t)Dk, k->n, Dk);
         }
         for (int j = m0, p = panels_of(b, s); j < span.high; j += KB, p++) {
-            int n = imin(KB, b->off[s + 1] - j);
+            int n = keys_seen(span, j);
             if (span_meets(span, j, j + n)) backward_keys(k, a, b, h, j, n, p, lse, delta);
         }
         for (int i = 0; i < k->n; i++) {

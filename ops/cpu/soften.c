@@ -126,6 +126,7 @@ static void soften_back(Block *b, const real *d, Pair *pb, Pair *db, const int *
                 if (~seen) x = _mm512_maskz_mov_ps(part_of(seen, v), x);
                 __m512 y = _mm512_loadu_ps(d + (i + k) * KB + v * W);
                 p[k][v] = x, g[k][v] = _mm512_mul_ps(x, _mm512_sub_ps(y, _mm512_set1_ps(delta[i + k])));
+                if (~seen) g[k][v] = _mm512_maskz_mov_ps(part_of(seen, v), g[k][v]); /* y may be anything there */
             }
             if (bias) {
                 uint64_t biased = biased_keys(b, i + k, kpos, n);
@@ -149,13 +150,19 @@ static void soften_back(Block *b, const real *d, Pair *pb, Pair *db, const int *
 #else
 static void soften_begin(Block *b) { (void)b; }
 static void soften_end(Block *b) { (void)b; }
+static void clear_from(real *x, int n, int rows) {
+    for (int i = 0; i < rows; i++) memset(x + i * KB + n, 0, (size_t)(KB - n) * sizeof *x);
+}
 static void soften_pairs(Block *b, const int *kpos, const real *bias, int j0, int n) {
     soften(b, kpos, bias, j0, n);
+    clear_from(b->s, n, b->n);
     pairs_along(b->sp, b->s, b->n, KB);
 }
 static void soften_back(Block *b, real *d, Pair *pb, Pair *db, const int *kpos, const real *bias, real *dbias, int j0,
                         int n, const real *lse, const real *delta) {
     rows_back(b, d, kpos, bias, dbias, j0, n, lse, delta);
+    clear_from(b->s, n, b->n);
+    clear_from(d, n, b->n);
     pairs_below(pb, b->s, KB, b->n, KB);
     pairs_below(db, d, KB, b->n, KB);
     pairs_along(b->sp, d, b->n, KB);
