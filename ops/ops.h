@@ -193,9 +193,10 @@ struct Ops {
     void (*skip)(Run *, Tensor y, Tensor x, Tensor w);
     void (*skip_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w);
 
-    /* y = silu(gate) up, silu(a) = a/(1+exp(-a)). All of one shape. Source: arXiv:2002.05202. */
+    /* y = silu(gate) up, silu(a) = a/(1+exp(-a)). All of one shape. Source: arXiv:2002.05202.
+     * Backward: y, optional, is made again on the way. */
     void (*swiglu)(Run *, Tensor y, Tensor gate, Tensor up);
-    void (*swiglu_backward)(Run *, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);
+    void (*swiglu_backward)(Run *, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up);
 
     /* y = x P(x): P(x) = (1 + erf(x/sqrt 2))/2, the normal distribution's, or, `tanh`, its approximation
      * (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))/2. dx += dy (P(x) + x P'(x)). Source: arXiv:1606.08415. */

@@ -135,8 +135,8 @@ static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[
     X(skip, ARGS(Tensor y, Tensor x, Tensor w), ARGS(y, x, w), 0)                                                      \
     X(skip_backward, ARGS(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w), ARGS(dx, dw, dy, x, w), 0)             \
     X(swiglu, ARGS(Tensor y, Tensor gate, Tensor up), ARGS(y, gate, up), 0)                                            \
-    X(swiglu_backward, ARGS(Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up),                              \
-      ARGS(dgate, dup, dy, gate, up), 0)                                                                               \
+    X(swiglu_backward, ARGS(Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up),                    \
+      ARGS(y, dgate, dup, dy, gate, up), 0)                                                                            \
     X(gelu, ARGS(Tensor y, Tensor x, bool tanh), ARGS(y, x, tanh), 0)                                                  \
     X(gelu_backward, ARGS(Tensor dx, Tensor dy, Tensor x, bool tanh), ARGS(dx, dy, x, tanh), 0)                        \
     X(add, ARGS(Tensor y, Tensor x), ARGS(y, x), 0)                                                                    \

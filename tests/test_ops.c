@@ -315,13 +315,18 @@ static Tensor gates(Rig *g, int N, int d) {
 /* Errors are those of exp, 2 units, and of the clamp at e^88: all relative to |a b|, times what the result keeps of it.
  */
 static Ref sized(wide want, wide size) { return (Ref){want, size * size, 1}; }
-void case_swiglu(Rig *g, int N, int d) {
-    Tensor a = gates(g, N, d), b = RANDOM(g, "up", N, d), y = EMPTY(g, "y", N, d);
-    Ref *want = refs((size_t)(N * d));
-    for (int i = 0; i < N * d; i++) {
+static Ref *swiglu_refs(Tensor a, Tensor b) {
+    size_t n = tensor_count(a);
+    Ref *want = refs(n);
+    for (size_t i = 0; i < n; i++) {
         wide ai = R(a)[i], bi = R(b)[i], v = ai * sigmoid(ai) * bi;
         want[i] = sized(v, fabsl(v) * 2 + fabsl(ai * bi) * 1e-25L);
     }
+    return want;
+}
+void case_swiglu(Rig *g, int N, int d) {
+    Tensor a = gates(g, N, d), b = RANDOM(g, "up", N, d), y = EMPTY(g, "y", N, d);
+    Ref *want = swiglu_refs(a, b);
     OP(g, swiglu, y, a, b);
     CHECK_REF(g, "swiglu", "y", y, want);
     free(want);
@@ -337,10 +342,16 @@ void case_swiglu_backward(Rig *g, int N, int d) {
         ref_add(&rb[i], t * ai * s);
         ra[i].square += powl(t * R(b)[i] * ai * s, 2) * 1e-2L; /* 1 - s cancels where s is 1: its error is that of 1 */
     }
-    OP(g, swiglu_backward, da, db, dy, a, b);
+    Tensor y = EMPTY(g, "y", N, d), with[2] = {tensor_copy(g, da), tensor_copy(g, db)};
+    Ref *ry = swiglu_refs(a, b);
+    OP(g, swiglu_backward, ABSENT, da, db, dy, a, b);
+    OP(g, swiglu_backward, y, with[0], with[1], dy, a, b);
     CHECK_REF(g, "swiglu_backward", "dgate", da, ra);
     CHECK_REF(g, "swiglu_backward", "dup", db, rb);
-    free(ra), free(rb);
+    CHECK_REF(g, "swiglu", "y made again", y, ry);
+    CHECK_REF(g, "swiglu_backward", "dgate beside y", with[0], ra);
+    CHECK_REF(g, "swiglu_backward", "dup beside y", with[1], rb);
+    free(ra), free(rb), free(ry);
 }
 OP_TEST(swiglu_backward, EXACT)
 

@@ -198,6 +198,17 @@ static void loss_case(Desk *d, Size s) {
     tgt[3] = 7;
     REF(d, linear_xent, rnll, NULL, zeros(d, x), zeros(d, w), x, w, tgt, R(G));
     wrong("another target", tensor_part(nll, 3, 1), tensor_part(rnll, 3, 1));
+    /* And from a teacher: rows in f32, products of them rounded. */
+    const Distill c = {0.5, 0.3, 0.2, 1.5};
+    Tensor kl = EMPTY(g, "kl", N), rkl = EMPTY(g, "rkl", N), wkl = EMPTY(g, "kl", N), wrkl = EMPTY(g, "rkl", N),
+           y = RANDOM(g, "y", N, I), u = RANDOM(g, "u", V, I), dx32 = zeros(d, x), dw32 = zeros(d, w);
+    rdx = zeros(d, x), rdw = zeros(d, w);
+    half_of_tensor(d, y), half_of_tensor(d, u);
+    REF(d, linear_distill, rnll, wkl, wrkl, rdx, rdw, x, w, y, u, tgt, R(G), c);
+    HALF_OF(d, linear_distill, nll, kl, rkl, dx32, dw32, x, w, y, u, tgt, R(G), c);
+    right(d, "nll beside a teacher", nll, rnll), right(d, "kl", kl, wkl), right(d, "reverse kl", rkl, wrkl);
+    right(d, "dx beside a teacher", dx32, rdx), right(d, "dw beside a teacher", dw32, rdw);
+    wrong("a gradient without the teacher", dw, rdw);
 }
 Test(acts, losses) { everywhere(loss_case, (Size){.N = 30}); }
 
@@ -287,8 +298,10 @@ static void activations_case(Desk *d, Size s) {
     REF(d, swiglu, y, up, gate);
     wrong("gate for up", hy, y);
     Sum a = sum_make(d, up, "dgate", fresh), b = sum_make(d, up, "dup", fresh);
-    REF(d, swiglu_backward, a.real, b.real, dy, gate, up);
-    HALF_OF(d, swiglu_backward, a.half, b.half, hdy, hgate, hup);
+    REF(d, swiglu, y, gate, up);
+    REF(d, swiglu_backward, ABSENT, a.real, b.real, dy, gate, up);
+    HALF_OF(d, swiglu_backward, hy, a.half, b.half, hdy, hgate, hup);
+    exact(d, "act", hy, y);
     exact(d, "dgate", a.half, a.real), exact(d, "dup", b.half, b.real);
     wrong("dup for dgate", a.half, b.real);
     for (int tanh = 0; tanh < 2; tanh++) {

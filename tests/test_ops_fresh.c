@@ -29,7 +29,7 @@ static void all_ops(Rig *g, bool bf16) {
         OP(g, linear_backward, t[0], ABSENT, ABSENT, dy[0], x, w[0]);
         OP(g, linear_many_backward, t[1], 2, (Projection[]){{.y = dy[0]}, {.y = dy[1]}}, x,
            (Projection[]){{.w = w[0]}, {.w = w[1]}});
-        OP(g, swiglu_backward, t[2], t[3], g1, x, up);
+        OP(g, swiglu_backward, ABSENT, t[2], t[3], g1, x, up);
         OP(g, gelu_backward, t[4], g1, x, true);
         OP(g, rmsnorm_backward, t[5], dgain, g1, x, gain, rstd);
     }

@@ -22,35 +22,39 @@ static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
         run_done(y, i, m, o);
     }
 }
-/* Of one number: what dgate and dup get. */
-INLINE void swiglu_grad(real *da, real *db, real g, real a, real b) {
+/* Of one number: what dgate and dup get; y. */
+INLINE real swiglu_grad(real *da, real *db, real g, real a, real b) {
     real s = 1 / (1 + exp_real(-a)), silu = a * s;
     *da = g * b * (s + silu * (1 - s)), *db = g * silu;
+    return silu * b;
 }
-static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
-    alike(5, (Tensor[]){dgate, dup, dy, gate, up});
+static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
+    bool wanted = present(y);
+    alike(6, (Tensor[]){dgate, dup, dy, gate, up, wanted ? y : up});
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
     bool fresh = dgate.fresh && dup.fresh;
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
     for (size_t i = 0; i < n; i += RUN) {
-        real room[5][RUN];
+        real room[6][RUN];
         size_t m = zmin(RUN, n - i);
         const real *g = run_of(dy, i, m, room[0]), *a = run_of(gate, i, m, room[1]), *b = run_of(up, i, m, room[2]);
         real *da = run_write(dgate, i, room[3]), *db = run_write(dup, i, room[4]);
+        real *o = wanted ? run_write(y, i, room[5]) : room[5];
         if (fresh) { /* loops of their own: a choice inside would not vectorise */
 #pragma omp simd
-            for (size_t k = 0; k < m; k++) swiglu_grad(&da[k], &db[k], g[k], a[k], b[k]);
+            for (size_t k = 0; k < m; k++) o[k] = swiglu_grad(&da[k], &db[k], g[k], a[k], b[k]);
         } else {
             run_add(dgate, i, m, room[3]), run_add(dup, i, m, room[4]);
 #pragma omp simd
             for (size_t k = 0; k < m; k++) {
-                real x, y;
-                swiglu_grad(&x, &y, g[k], a[k], b[k]);
-                da[k] += x, db[k] += y;
+                real ga, gb;
+                o[k] = swiglu_grad(&ga, &gb, g[k], a[k], b[k]);
+                da[k] += ga, db[k] += gb;
             }
         }
         run_done(dgate, i, m, da), run_done(dup, i, m, db);
+        if (wanted) run_done(y, i, m, o);
     }
 }
 

@@ -179,13 +179,13 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
     int I = p->w.n[1], nin = 0, nweights = 0;
     x = tensor_rows(x, I);
     int N = x.n[0];
-    bool direct = true;
-    for (int j = 0; j < n; j++) direct = direct && takes_narrow(r, p[j].w);
+    bool direct = true, any = false;
+    for (int j = 0; j < n; j++) direct = direct && takes_narrow(r, p[j].w), any |= present(d[j].w);
     Mark mark = arena_mark(r->scratch);
     Tensor sum = dx;
     if (!direct && dx.dtype == BF16)
         sum = dx.fresh ? as_fresh(SCRATCH(r, "dx in f32", N, I)) : in_reals(r, "dx in f32", dx);
-    if (!direct) x = in_reals(r, "x in f32", x);
+    if (!direct && any) x = in_reals(r, "x in f32", x);
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
         Tensor dy = tensor_rows(d[j].y, O);

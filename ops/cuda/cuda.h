@@ -227,8 +227,8 @@ void cuda_attend_lanes(Cuda *, const CudaAttend *, const CudaLanes *, float *o, 
 
 /* elementwise.cu */
 void cuda_swiglu(Cuda *, size_t n, void *y, const void *gate, const void *up, bool narrow);
-void cuda_swiglu_backward(Cuda *, size_t n, void *dgate, void *dup, const void *dy, const void *gate, const void *up,
-                          bool narrow, bool fresh_gate, bool fresh_up);
+void cuda_swiglu_backward(Cuda *, size_t n, void *y /* or NULL */, void *dgate, void *dup, const void *dy,
+                          const void *gate, const void *up, bool narrow, bool fresh_gate, bool fresh_up);
 void cuda_swiglu_rows(Cuda *, int M, int d, float *y, const float *gate, const float *up, const float *s);
 void cuda_swiglu_rows_backward(Cuda *, int M, int d, float *dgate, float *dup, float *ds, const float *dy,
                                const float *gate, const float *up, const float *s);

@@ -13,8 +13,8 @@ template <class T, int W> __global__ void swiglu(size_t n, T *y, const T *gate, 
     }
 }
 template <class T, int W>
-__global__ void swiglu_backward(size_t n, T *dgate, T *dup, const T *dy, const T *gate, const T *up, bool fresh_gate,
-                                bool fresh_up) {
+__global__ void swiglu_backward(size_t n, T *y, T *dgate, T *dup, const T *dy, const T *gate, const T *up,
+                                bool fresh_gate, bool fresh_up) {
     EACH(i, n) {
         float a[W], b[W], g[W], da[W], db[W];
         fetch<W>(a, gate + i * W), fetch<W>(b, up + i * W), fetch<W>(g, dy + i * W);
@@ -27,8 +27,10 @@ __global__ void swiglu_backward(size_t n, T *dgate, T *dup, const T *dy, const T
             float s = sigmoid1(a[k]), silu = a[k] * s;
             da[k] += g[k] * b[k] * (s + silu * (1 - s));
             db[k] += g[k] * silu;
+            g[k] = silu * b[k];
         }
         store<W>(dgate + i * W, da), store<W>(dup + i * W, db);
+        if (y) store<W>(y + i * W, g);
     }
 }
 template <class T> static T *as(void *p) { return static_cast<T *>(p); }
@@ -41,17 +43,18 @@ extern "C" void cuda_swiglu(Cuda *c, size_t n, void *y, const void *gate, const 
     else
         LAUNCH_EACH(c, (swiglu<float, 1>), n, as<float>(y), as<float>(gate), as<float>(up));
 }
-extern "C" void cuda_swiglu_backward(Cuda *c, size_t n, void *dgate, void *dup, const void *dy, const void *gate,
-                                     const void *up, bool narrow, bool fresh_gate, bool fresh_up) {
-    if (narrow && by_eight(n, dgate, dup, dy, gate, up))
-        LAUNCH_EACH(c, (swiglu_backward<bf16, 8>), n / 8, as<bf16>(dgate), as<bf16>(dup), as<bf16>(dy), as<bf16>(gate),
-                    as<bf16>(up), fresh_gate, fresh_up);
-    else if (narrow)
-        LAUNCH_EACH(c, (swiglu_backward<bf16, 1>), n, as<bf16>(dgate), as<bf16>(dup), as<bf16>(dy), as<bf16>(gate),
-                    as<bf16>(up), fresh_gate, fresh_up);
-    else
-        LAUNCH_EACH(c, (swiglu_backward<float, 1>), n, as<float>(dgate), as<float>(dup), as<float>(dy), as<float>(gate),
-                    as<float>(up), fresh_gate, fresh_up);
+template <class T, int W>
+static void swiglu_back(Cuda *c, size_t n, void *y, void *dgate, void *dup, const void *dy, const void *gate,
+                        const void *up, bool fresh_gate, bool fresh_up) {
+    LAUNCH_EACH(c, (swiglu_backward<T, W>), n / W, as<T>(y), as<T>(dgate), as<T>(dup), as<T>(dy), as<T>(gate),
+                as<T>(up), fresh_gate, fresh_up);
+}
+extern "C" void cuda_swiglu_backward(Cuda *c, size_t n, void *y, void *dgate, void *dup, const void *dy,
+                                     const void *gate, const void *up, bool narrow, bool fresh_gate, bool fresh_up) {
+    auto back = !narrow                                              ? swiglu_back<float, 1>
+                : by_eight(n, y ? y : dup, dgate, dup, dy, gate, up) ? swiglu_back<bf16, 8>
+                                                                     : swiglu_back<bf16, 1>;
+    back(c, n, y, dgate, dup, dy, gate, up, fresh_gate, fresh_up);
 }
 
 __global__ void swiglu_rows(size_t n, int d, float *y, const float *gate, const float *up, const float *s) {

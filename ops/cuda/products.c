@@ -107,18 +107,22 @@ void cuda_column_sums_of(Run *r, int N, int O, Tensor out, Tensor x) {
 }
 void cuda_op_linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
     int I = p[0].w.n[1];
-    bool narrow = x.dtype == BF16;
+    bool narrow = x.dtype == BF16, weights = false;
     x = tensor_rows(x, I);
-    for (int j = 0; j < n; j++) narrow |= present(d[j].w) && rounds(r, p[j].w, d[j].y);
+    for (int j = 0; j < n; j++) {
+        narrow |= present(d[j].w) && rounds(r, p[j].w, d[j].y);
+        weights |= present(d[j].w);
+    }
     Mark all = arena_mark(r->scratch);
-    Operand rows = operand(r, x, I, narrow, "rows in bf16");
+    Operand rows = weights ? operand(r, x, I, narrow, "rows in bf16") : (Operand){0};
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
         Tensor dy = tensor_rows(d[j].y, O);
         CHECK(x.n[0] == dy.n[0] && p[j].w.n[1] == I, "x %d rows, dy %d, w (%d,%d)", x.n[0], dy.n[0], O, I);
         Mark mark = arena_mark(r->scratch);
         if (present(dx) || present(d[j].w)) {
-            Matrix w = matrix(r, p[j].w, rounds(r, p[j].w, x) || dy.dtype == BF16);
+            bool rounded = rounds(r, p[j].w, x) || dy.dtype == BF16;
+            Matrix w = present(dx) ? matrix(r, p[j].w, rounded) : (Matrix){O, I, 0, rounded, NULL};
             product_backward(r, dx, d[j].w, dy.n[0], operand(r, dy, O, w.narrow, "gradients in bf16"), rows, w);
             dx.fresh = false;
         }

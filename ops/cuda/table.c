@@ -143,11 +143,11 @@ static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
     bool narrow = narrow_all(3, (Tensor[]){y, gate, up});
     if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), numbers(y), numbers(gate), numbers(up), narrow);
 }
-static void swiglu_backward(Run *r, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
-    bool narrow = narrow_all(5, (Tensor[]){dgate, dup, dy, gate, up});
+static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
+    bool wanted = present(y), narrow = narrow_all(6, (Tensor[]){dgate, dup, dy, gate, up, wanted ? y : up});
     if (!measuring(r))
-        cuda_swiglu_backward(C(r), tensor_count(dy), numbers(dgate), numbers(dup), numbers(dy), numbers(gate),
-                             numbers(up), narrow, dgate.fresh, dup.fresh);
+        cuda_swiglu_backward(C(r), tensor_count(dy), wanted ? numbers(y) : NULL, numbers(dgate), numbers(dup),
+                             numbers(dy), numbers(gate), numbers(up), narrow, dgate.fresh, dup.fresh);
 }
 static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(y) / (size_t)M) : 0;

@@ -68,7 +68,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_upload(c, at, ids, sizeof ids);
     double *part = (double *)cuda_take(c, 256, false);
     cuda_swiglu(c, n, y, a, b, false);
-    cuda_swiglu_backward(c, n, x, y, z, a, b, false, false, false);
+    cuda_swiglu_backward(c, n, NULL, x, y, z, a, b, false, false, false);
     cuda_swiglu_rows(c, N, D, y, a, b, s);
     cuda_swiglu_rows_backward(c, N, D, x, y, s, z, a, b, s + N);
     cuda_axpby(c, n, y, 2, x, 3);

@@ -5,7 +5,7 @@
 enum { N = 64, D = 1024, H = 4, HD = 256 };
 static const Budget budgets_half[] = {
     {"swiglu<bf16, 8>", 4, 2, 1.0},
-    {"swiglu_backward<bf16, 8>", 6, 4, 1.0},
+    {"swiglu_backward<bf16, 8>", 6, 6, 1.0},
     {"gelu<true, bf16, 8>", 2, 2, 1.0},
     {"gelu<false, bf16, 8>", 2, 2, 1.0},
     {"gelu_backward<true, bf16, 8>", 4, 2, 1.0},
@@ -35,14 +35,14 @@ Test(budget, kernels_on_bf16_ask_for_no_more) {
     Cuda *c = device = cuda_start(0, why);
     cr_assert(c, "%s", why);
     const size_t n = (size_t)N * D;
-    void *a = half(), *b = half(), *x = half(), *y = half(), *z = half();
+    void *a = half(), *b = half(), *x = half(), *y = half(), *z = half(), *act = half();
     float *s = (float *)zeros(n * 4), *t = (float *)zeros(n * 4), *w = (float *)zeros(D * 4),
           *v = (float *)zeros(D * 4), *parts = (float *)zeros(2 * n * 4), *rstd = (float *)zeros(n * 4);
     int ids[N], *at = (int *)cuda_take(c, sizeof ids, false);
     for (int i = 0; i < N; i++) ids[i] = i;
     cuda_upload(c, at, ids, sizeof ids);
     cuda_swiglu(c, n, y, a, b, true);
-    cuda_swiglu_backward(c, n, x, y, z, a, b, true, true, true);
+    cuda_swiglu_backward(c, n, act, x, y, z, a, b, true, true, true);
     for (int approx = 0; approx < 2; approx++) {
         cuda_gelu(c, n, y, x, approx, true);
         cuda_gelu_backward(c, n, x, y, a, approx, true, true);

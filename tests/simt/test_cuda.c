@@ -172,7 +172,7 @@ static double train_step(Side *s, Run *r, const int *tok, const int *tgt, int t)
     o->add(r, a->y, a->x);
     o->linear_xent(r, a->nll, NULL, a->dy, dw->head, a->y, w->head, tgt, a->g.p);
     o->linear_backward(r, a->dact, dw->down_w, ABSENT, a->dy, a->act, w->down_w);
-    o->swiglu_backward(r, a->dgate, a->dup, a->dact, a->gate, a->up);
+    o->swiglu_backward(r, ABSENT, a->dgate, a->dup, a->dact, a->gate, a->up);
     o->linear_backward(r, a->dnormed, dw->gate_w, ABSENT, a->dgate, a->normed, w->gate_w);
     o->linear_backward(r, a->dnormed, dw->up_w, ABSENT, a->dup, a->normed, w->up_w);
     o->add(r, a->dx, a->dy);
