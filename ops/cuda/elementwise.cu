@@ -51,9 +51,9 @@ static void swiglu_back(Cuda *c, size_t n, void *y, void *dgate, void *dup, cons
 }
 extern "C" void cuda_swiglu_backward(Cuda *c, size_t n, void *y, void *dgate, void *dup, const void *dy,
                                      const void *gate, const void *up, bool narrow, bool fresh_gate, bool fresh_up) {
-    auto back = !narrow                                              ? swiglu_back<float, 1>
-                : by_eight(n, y ? y : dup, dgate, dup, dy, gate, up) ? swiglu_back<bf16, 8>
-                                                                     : swiglu_back<bf16, 1>;
+    auto back = !narrow                                    ? swiglu_back<float, 1>
+                : by_eight(n, y, dgate, dup, dy, gate, up) ? swiglu_back<bf16, 8>
+                                                           : swiglu_back<bf16, 1>;
     back(c, n, y, dgate, dup, dy, gate, up, fresh_gate, fresh_up);
 }
 

@@ -121,8 +121,8 @@ template <int W> DEVICE void store(bf16 *p, const float (&v)[W]) {
 }
 /* Whether n numbers of all of these may be moved W = 8 at a time. */
 static inline bool by_eight(size_t n, const void *a, const void *b = nullptr, const void *c = nullptr,
-                            const void *d = nullptr, const void *e = nullptr) {
-    uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | (uintptr_t)e;
+                            const void *d = nullptr, const void *e = nullptr, const void *f = nullptr) {
+    uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | (uintptr_t)e | (uintptr_t)f;
     return n % 8 == 0 && all % 16 == 0;
 }
 DEVICE float sigmoid1(float x) { return 1 / (1 + expf(-x)); }
