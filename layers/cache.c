@@ -1,5 +1,8 @@
 /* cache.c: lanes of rows in reference-counted pages, state blobs.
  *
+ * What places rows (Slot.t but for the rows) the host alone writes. A device has a copy, which kv_begin brings up to date:
+ * whatever changes between two passes, and behind a pass's kernels, goes over in one piece (ops/mirror.h).
+ *
  * Where rows retire, those that no later query sees leave their lane when the pass ends, and the newest rows move into
  * their places: a lane is as long as what it shows, and no row moves but into a place that fell free. */
 #include "cache.h"
@@ -9,6 +12,8 @@ enum { PAGE_ROWS = 64, TOKENS_MAX = 1 << 28 };
 struct Slot {
     Device *dev; /* NULL: rows and states lie with the host */
     Lanes t;
+    Lanes there;                                  /* of a device: the same as its kernels see it */
+    Mirror *mirror;                               /* what of t that lacks; NULL: the host's memory */
     int *s0_next, *lo_next, *hi_next, *tail_next; /* (nseq*lanes) take effect in kv_end */
     bool *retires;                                /* (nseq*lanes) the pass retires the tail */
     int *ref;                                     /* (npages) tables that point to the page */
@@ -35,16 +40,24 @@ static bool slot_shape(Slot *s, const KvShape *shape, int nseq, int max_tokens, 
     return !__builtin_mul_overflow(lanes_of(s), lane, &t->npages);
 }
 static int *take_ints(Arena *a, size_t n, const char *name) { return arena_take(a, n * sizeof(int), name); }
+/* What a device has a copy of. Whole words: that goes over by them. */
+static void tables_place(Lanes *t, Arena *a) {
+    size_t n = (size_t)t->nseq * (size_t)t->s.lanes, places = (size_t)t->npages * (size_t)t->P;
+    if (!n) return;
+    t->pos = take_ints(a, places, "cache positions");
+    t->table = take_ints(a, n * (size_t)t->maxpages, "cache table");
+    t->s0 = take_ints(a, n, "cache s0");
+    t->lo = take_ints(a, n, "cache lo");
+    t->hi = take_ints(a, n, "cache hi");
+    if (!t->s.retire) return;
+    t->gone = arena_take(a, (places * sizeof *t->gone + 3) / 4 * 4, "cache gone");
+    t->tail = take_ints(a, n, "cache tail");
+}
 static void slot_place(Slot *s, Arena *rows, Arena *a) {
     Lanes *t = &s->t;
     int n = lanes_of(s), width = row_width(&t->s);
     if (n) {
         t->data = arena_tensor(rows, "cache rows", t->s.narrow ? BF16 : REAL, 2, (int[]){t->npages, t->P * width});
-        t->pos = take_ints(a, (size_t)t->npages * (size_t)t->P, "cache positions");
-        t->table = take_ints(a, (size_t)n * (size_t)t->maxpages, "cache table");
-        t->s0 = take_ints(a, (size_t)n, "cache s0");
-        t->lo = take_ints(a, (size_t)n, "cache lo");
-        t->hi = take_ints(a, (size_t)n, "cache hi");
         s->s0_next = take_ints(a, (size_t)n, "cache s0'");
         s->lo_next = take_ints(a, (size_t)n, "cache lo'");
         s->hi_next = take_ints(a, (size_t)n, "cache hi'");
@@ -52,8 +65,6 @@ static void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->unused = take_ints(a, (size_t)t->npages, "cache free pages");
     }
     if (n && t->s.retire) {
-        t->gone = arena_take(a, (size_t)t->npages * (size_t)t->P * sizeof *t->gone, "cache gone");
-        t->tail = take_ints(a, (size_t)n, "cache tail");
         s->tail_next = take_ints(a, (size_t)n, "cache tail'");
         s->retires = arena_take(a, (size_t)n * sizeof *s->retires, "cache retires");
     }
@@ -61,14 +72,45 @@ static void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->carry =
             arena_tensor(rows, "cache carry", REAL, 4, (int[]){t->nseq, t->s.lanes, t->s.carry_rows, t->s.carry});
     if (t->s.state) s->state = arena_tensor(rows, "cache state", REAL, 2, (int[]){t->nseq, t->s.state});
+    s->there.data = t->data;
 }
+/* The tables of all slots first: of a device as far from its region's begin as the host's from theirs. Returns their
+ * bytes. */
+static size_t cache_place(Cache *c) {
+    Arena *host = c->dev ? &c->tables : &c->mem;
+    for (int i = 0; i < c->nslots; i++) tables_place(&c->slot[i].t, host);
+    size_t bytes = host->used;
+    if (c->dev) {
+        for (int i = 0; i < c->nslots; i++) c->slot[i].there = c->slot[i].t, tables_place(&c->slot[i].there, &c->mem);
+        CHECK(c->mem.used == bytes, "%zu bytes of tables, the host's are %zu", c->mem.used, bytes);
+        c->words = arena_take(&c->mem, mirror_bytes(bytes), "words of tables");
+    }
+    for (int i = 0; i < c->nslots; i++) slot_place(&c->slot[i], &c->mem, host);
+    return bytes;
+}
+
+/* Every write to the tables is one of these: of words that were written before, as all but those of new rows, and of
+ * what else has changed. */
+static void changed(const Slot *s, const void *p, size_t n) {
+    if (s->mirror) mirror_changed(s->mirror, p, n);
+}
+static void set(const Slot *s, int *word, int value) {
+    if (*word == value) return;
+    *word = value;
+    changed(s, word, sizeof *word);
+}
+
 static void slot_clear(Slot *s) {
     Lanes *t = &s->t;
-    for (int i = 0; i < lanes_of(s); i++) {
+    size_t n = (size_t)lanes_of(s);
+    for (size_t i = 0; i < n; i++) {
         t->s0[i] = t->lo[i] = t->hi[i] = s->s0_next[i] = s->lo_next[i] = s->hi_next[i] = 0;
-        for (int p = 0; p < t->maxpages; p++) t->table[(size_t)i * (size_t)t->maxpages + (size_t)p] = -1;
+        for (int p = 0; p < t->maxpages; p++) t->table[i * (size_t)t->maxpages + (size_t)p] = -1;
         if (t->s.retire) t->tail[i] = s->tail_next[i] = 0, s->retires[i] = false;
     }
+    int *const lanes[] = {t->s0, t->lo, t->hi, t->tail}; /* of the table kernels read the entries of rows alone */
+    for (size_t i = 0; n && i < 4; i++)
+        if (lanes[i]) changed(s, lanes[i], n * sizeof(int));
     /* Rows are carried on without a look at how many there are: an op reads them, which has to be of what is written.
      */
     if (s->dev && present(s->carry)) device_zero(s->dev, s->carry.p, tensor_bytes(s->carry));
@@ -101,18 +143,18 @@ static void own_page(Slot *s, int lane, int row) {
     int *e = entry(s, lane, row), old = *e, P = s->t.P;
     if (old >= 0 && s->ref[old] == 1) return;
     CHECK(s->nunused > 0, "no free page of %d", s->t.npages);
-    *e = s->unused[--s->nunused];
+    set(s, e, s->unused[--s->nunused]);
     s->ref[*e] = 1;
     if (old < 0) return;
     copy_bytes(s, page_data(s, *e, 0), page_data(s, old, 0),
                (size_t)P * (size_t)row_width(&s->t.s) * row_number(&s->t.s));
-    memcpy(s->t.pos + (size_t)*e * (size_t)P, s->t.pos + (size_t)old * (size_t)P, (size_t)P * sizeof(int));
-    if (s->t.gone) memcpy(s->t.gone + (size_t)*e * (size_t)P, s->t.gone + (size_t)old * (size_t)P, (size_t)P);
+    size_t to = (size_t)*e * (size_t)P, from = (size_t)old * (size_t)P, n = (size_t)P;
+    changed(s, memcpy(s->t.pos + to, s->t.pos + from, n * sizeof(int)), n * sizeof(int));
+    if (s->t.gone) changed(s, memcpy(s->t.gone + to, s->t.gone + from, n), n);
     s->ref[old]--;
 }
 
 bool kv_begin(Cache *c, const Batch *b, Err *e) {
-    if (c->dev) device_sync(c->dev);
     for (int q = 0; q < b->B; q++) {
         int far = -1; /* of all rows, not the last: a document that ends in this pass may be accepted in part */
         CHECK(b->seq[q] >= 0 && b->seq[q] < c->nseq, "sequence %d of %d", b->seq[q], c->nseq);
@@ -132,11 +174,13 @@ bool kv_begin(Cache *c, const Batch *b, Err *e) {
                       hi - s->t.s0[lane], n);
                 for (int row = hi; row < hi + n; row = (row / s->t.P + 1) * s->t.P) own_page(s, lane, row);
             }
+    if (c->mirror) mirror_flush(c->mirror);
     return true;
 }
 
 void kv_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, Look look, bool merge) {
-    r->ops->attend_lanes(r, o, lse, q, &s->t, pass, look, merge);
+    CHECK(!s->mirror || measuring(r) || !mirror_behind(s->mirror), "tables that the device has not seen");
+    r->ops->attend_lanes(r, o, lse, q, kv_lanes_there(s), pass, look, merge);
 }
 
 /* Places of the pool: page * P + place in the page. */
@@ -160,12 +204,21 @@ static void store(const Slot *s, char *to, const real *x, int n) {
     uint16_t *narrow = (uint16_t *)to;
     for (int i = 0; i < n; i++) narrow[i] = bf16_from((float)x[i]);
 }
+/* Of a place, whatever was there: nobody wrote it before its first row. */
+static void set_pos(const Slot *s, size_t at, int pos) {
+    s->t.pos[at] = pos;
+    changed(s, &s->t.pos[at], sizeof *s->t.pos);
+}
+static void set_gone(const Slot *s, size_t at, bool gone) {
+    s->t.gone[at] = gone;
+    changed(s, &s->t.gone[at], sizeof *s->t.gone);
+}
 /* Row `row` of a lane becomes the key and value given (value NULL: part of the key). */
 static size_t put(Slot *s, int lane, int row, const real *key, const real *value, int pos) {
     size_t at = place(s, lane, row);
     store(s, key_of(s, at), key, s->t.s.kdim);
     if (value) store(s, value_of(s, at), value, s->t.s.vdim);
-    s->t.pos[at] = pos;
+    set_pos(s, at, pos);
     return at;
 }
 /* Numbers of Lanes.data before the key and the value of a place. */
@@ -207,7 +260,7 @@ static void moves_done(Cache *c, const Slot *s) {
 /* A row that is stored moves from one place to another. */
 static void move(Cache *c, Slot *s, size_t to, size_t from) {
     struct Moves *m = c->moves;
-    s->t.pos[to] = s->t.pos[from];
+    set_pos(s, to, s->t.pos[from]);
     if (!s->dev) {
         memcpy(key_of(s, to), key_of(s, from), (size_t)s->t.s.kdim * row_number(&s->t.s));
         if (!s->t.s.alias) memcpy(value_of(s, to), value_of(s, from), (size_t)s->t.s.vdim * row_number(&s->t.s));
@@ -263,7 +316,7 @@ static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int
     size_t at = place(s, lane, row);
     piece(&d->key, key_number(s, at), from * (size_t)s->t.s.kdim);
     piece(&d->value, value_number(s, at), from * (size_t)s->t.s.vdim);
-    s->t.pos[at] = pos;
+    set_pos(s, at, pos);
     return at;
 }
 static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
@@ -318,7 +371,7 @@ static void append(Run *r, Slot *s, const Kv *pass, const int *accept, Stored *d
                 size_t at = device ? stored_put(device, s, lane, w++, row, b->pos[j])
                                    : put(s, lane, w++, R(pass->k) + row * (size_t)Dk,
                                          s->t.s.alias ? NULL : R(pass->v) + row * (size_t)Dv, b->pos[j]);
-                if (s->t.s.retire) s->t.gone[at] = gone, s->tail_next[lane] = w - 1;
+                if (s->t.s.retire) set_gone(s, at, gone), s->tail_next[lane] = w - 1;
             }
             s->hi_next[lane] = w;
         }
@@ -350,12 +403,12 @@ static void settle(Slot *s, int lane, int s0, int lo, int hi) {
         int *page = &t->table[(size_t)lane * (size_t)t->maxpages + (size_t)e];
         if (*page < 0 || holds(t, e, lo, hi) || holds(t, e, s0, imin(s0 + t->s.sinks, lo))) continue;
         if (--s->ref[*page] == 0) s->unused[s->nunused++] = *page;
-        *page = -1;
+        set(s, page, -1);
     }
-    t->s0[lane] = s->s0_next[lane] = s0;
-    t->lo[lane] = s->lo_next[lane] = lo;
-    t->hi[lane] = s->hi_next[lane] = hi;
-    if (t->s.retire) t->tail[lane] = s->tail_next[lane], s->retires[lane] = false;
+    set(s, &t->s0[lane], s->s0_next[lane] = s0);
+    set(s, &t->lo[lane], s->lo_next[lane] = lo);
+    set(s, &t->hi[lane], s->hi_next[lane] = hi);
+    if (t->s.retire) set(s, &t->tail[lane], s->tail_next[lane]), s->retires[lane] = false;
 }
 
 /* Rows of lo..hi-1 that a query at position `next` and later ones do not see leave; the last rows move into their
@@ -365,7 +418,7 @@ static int expire(Cache *c, Slot *s, int lane, int lo, int hi, int next) {
     bool tail = s->retires[lane];
     if (tail) {
         own_page(s, lane, t->tail[lane]);
-        t->gone[place(s, lane, t->tail[lane])] = true;
+        set_gone(s, place(s, lane, t->tail[lane]), true);
     }
     for (int row = t->s.delay ? lo : tail ? t->tail[lane] : hi; row < hi;) {
         size_t at = place(s, lane, row);
@@ -378,7 +431,7 @@ static int expire(Cache *c, Slot *s, int lane, int lo, int hi, int next) {
         at = place(s, lane, row);
         size_t last = place(s, lane, hi);
         move(c, s, at, last);
-        t->gone[at] = t->gone[last];
+        set_gone(s, at, t->gone[last]);
         if (s->tail_next[lane] == hi) s->tail_next[lane] = row;
     }
     return hi;
@@ -421,13 +474,13 @@ void kv_fork(Cache *c, int from, int to) {
         Lanes *t = &s->t;
         for (int h = 0; h < t->s.lanes; h++) {
             int a = from * t->s.lanes + h, b = to * t->s.lanes + h;
-            t->s0[b] = s->s0_next[b] = t->s0[a];
-            t->lo[b] = s->lo_next[b] = t->lo[a];
-            t->hi[b] = s->hi_next[b] = t->hi[a];
-            if (t->s.retire) t->tail[b] = s->tail_next[b] = t->tail[a];
+            set(s, &t->s0[b], s->s0_next[b] = t->s0[a]);
+            set(s, &t->lo[b], s->lo_next[b] = t->lo[a]);
+            set(s, &t->hi[b], s->hi_next[b] = t->hi[a]);
+            if (t->s.retire) set(s, &t->tail[b], s->tail_next[b] = t->tail[a]);
             for (int e = 0; e < t->maxpages; e++) {
                 int page = t->table[(size_t)a * (size_t)t->maxpages + (size_t)e];
-                t->table[(size_t)b * (size_t)t->maxpages + (size_t)e] = page;
+                set(s, &t->table[(size_t)b * (size_t)t->maxpages + (size_t)e], page);
                 if (page >= 0) s->ref[page]++;
             }
         }
@@ -446,7 +499,6 @@ bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nse
                 int page_rows, bool poison, bool dry, Err *e) {
     if (!device_apart(dev)) dev = NULL;
     *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
-    Arena *tables = dev ? &c->tables : &c->mem;
     for (int i = 0; i < nslots; i++) {
         if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS)) {
             kv_close(c);
@@ -454,14 +506,14 @@ bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nse
                              nseq, max_tokens);
         }
         c->slot[i].dev = dev;
-        slot_place(&c->slot[i], &c->mem, tables);
     }
+    size_t tables = cache_place(c);
     if (dry) return true;
     if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) {
         kv_close(c);
         return false;
     }
-    if (dev && !arena_open_at(&c->tables, device_memory(dev, true), "tables of the cache", c->tables.peak, poison, e)) {
+    if (dev && !arena_open(&c->tables, "tables of the cache", c->tables.peak, poison, e)) {
         kv_close(c);
         return false;
     }
@@ -471,14 +523,19 @@ bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nse
         kv_close(c);
         return false;
     }
-    if (dev) device_sync(dev);
+    cache_place(c);
+    if (dev && !mirror_open(&c->mirror, dev, c->tables.base, c->mem.base, tables, c->words, e)) {
+        kv_close(c);
+        return false;
+    }
     for (int i = 0; i < nslots; i++) {
-        slot_place(&c->slot[i], &c->mem, tables);
+        c->slot[i].mirror = c->mirror;
         slot_clear(&c->slot[i]);
     }
     return true;
 }
 void kv_close(Cache *c) {
+    mirror_close(c->mirror);
     arena_close(&c->mem);
     arena_close(&c->tables);
     arena_close(&c->moving);
@@ -489,6 +546,7 @@ void kv_close(Cache *c) {
 Tensor kv_state(const Slot *s) { return s->state; }
 Tensor kv_carry(const Slot *s) { return s->carry; }
 const Lanes *kv_lanes(const Slot *s) { return &s->t; }
+const Lanes *kv_lanes_there(const Slot *s) { return s->mirror ? &s->there : &s->t; }
 int kv_pages(const Slot *s) { return s->t.npages - s->nunused; }
 int kv_rows(const Slot *s, int seq, int lane) {
     lane += seq * s->t.s.lanes;

@@ -7,13 +7,16 @@
  * Where rows retire (KvShape.retire) a lane holds those that a later query may see, and no more, in any order. */
 #pragma once
 #include "kv.h"
+#include "../ops/mirror.h"
 
 typedef struct {
     int nslots, nseq;
     Slot *slot;
-    Arena mem;    /* all rows, tables and states; of a device rows and states alone, and */
-    Arena tables; /* what the host reads and writes, which the device reads */
-    Arena moving; /* scratch of a device for rows that move into the places of retired ones */
+    Arena mem;      /* all rows, tables and states; of a device its copy of the tables, of which */
+    Arena tables;   /* the host has its own, and what it alone reads */
+    Arena moving;   /* scratch of a device for rows that move into the places of retired ones */
+    Mirror *mirror; /* from `tables` to the copy; NULL: there is none */
+    void *words;    /* its scratch */
     struct Moves *moves;
     Device *dev; /* NULL: the host's memory */
     struct Graphs
@@ -32,7 +35,8 @@ void kv_close(Cache *);
 Slot *kv_slot(const Cache *, int i);
 
 /* Pages for every row of the batch, copies of shared pages that it would change. The only call that can fail
- * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. Waits for a device. */
+ * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. A device sees the tables as they are
+ * now until the next one. */
 bool kv_begin(Cache *, const Batch *, Err *);
 /* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
  * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored.
@@ -46,4 +50,5 @@ void kv_drop(Cache *, int seq);
 int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane */
 int kv_pages(const Slot *);                   /* pages in use, by all sequences */
 size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
-const Lanes *kv_lanes(const Slot *);
+const Lanes *kv_lanes(const Slot *);          /* the host's tables */
+const Lanes *kv_lanes_there(const Slot *);    /* as a device's kernels see them */

@@ -182,7 +182,6 @@ bool model_verify(Model *m, Cache *c, const Batch *b, const int *tok, Pick want,
 static void append(Model *m, const Cache *c, Run r, const int *accept) {
     RunMark mark = run_mark(&r);
     Tensor gone = present(m->gone) ? host_view(&r, m->gone, true) : ABSENT; /* waits */
-    if (!present(gone) && !measuring(&r)) device_sync(m->dev);
     for (int l = 0, at = 0; l < m->L; l++) {
         if (!m->layer[l].owner) continue;
         Kv rows = m->kv[l];
@@ -202,7 +201,7 @@ void model_commit(Model *m, Cache *c, const Batch *b, const int *accept) {
     Run r = model_run(m);
     r.batch = b;
     replay(m, c, r, accept);
-    append(m, c, r, accept); /* the host changes what the pass's kernels read of the cache's tables: they have ended */
+    append(m, c, r, accept);
     settle(m, c, b, accept);
 }
 

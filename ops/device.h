@@ -25,7 +25,7 @@ struct Device {
     bool wide;           /* for tests: activations stay REAL in memory although products are in bf16 */
     int64_t logits;      /* of CUDA: so many exist at once */
     struct Fused *fused; /* attention by cuDNN; NULL: by our own kernels */
-    Memory home[2];      /* of the device alone; shared with the host */
+    Memory home[2];      /* of the device alone; of tests, shared with the host */
     Ops own;             /* the CUDA backend's table, with a word for each op that it lacks */
     Tuning tuning;       /* n 0: none */
     struct {
@@ -61,3 +61,7 @@ double cuda_device_seconds(Device *, void (*work)(void *), void *ctx);
 struct CudaGraph *cuda_device_graph_new(void);
 void cuda_device_graph_free(Device *, struct CudaGraph *);
 bool cuda_device_graph_run(Device *, struct CudaGraph *, void (*work)(void *), void *ctx); /* whether it was replayed */
+struct CudaWords *cuda_device_words_open(Device *, int room);                              /* mirror.c; cuda.h */
+void cuda_device_words_close(Device *, struct CudaWords *);
+uint32_t *cuda_device_words_begin(Device *, struct CudaWords *);
+void cuda_device_words_end(Device *, struct CudaWords *, int n, void *to, void *mem);

@@ -32,7 +32,7 @@ void cuda_facts(Cuda *, CudaSee *, void *ctx);
 /* Seconds that the device needs for what `work` asks of it, by events of its stream; waits. */
 double cuda_seconds(Cuda *, void (*work)(void *), void *ctx);
 
-/* managed: the host may use it, too, where no kernel under way does */
+/* managed, for tests alone: the host may use it, too, where no kernel is under way */
 void *cuda_take(Cuda *, size_t bytes, bool managed);
 void cuda_give(Cuda *, void *);
 void cuda_fill(Cuda *, void *p, int byte, size_t bytes);
@@ -64,6 +64,15 @@ void cuda_graph_end(Cuda *);
 int cuda_graph_replayed(const CudaGraph *); /* pieces of the recording; 0: it was not replayed yet */
 /* Where a kernel finds a copy of what may be another the next time; NULL: it is taken as it is given, by value. */
 const void *cuda_value(Cuda *, const void *value, size_t bytes);
+
+/* words.cu: words of 4 bytes that the host changed, to where they stand on the device; not while work is recorded. begin:
+ * room for pairs of a word's number and its value, each number once, which `end` takes over, n of them, by way of mem
+ * (room pairs). begin waits for the copy of the time before the last. */
+typedef struct CudaWords CudaWords;
+CudaWords *cuda_words_open(Cuda *, int room);
+void cuda_words_close(Cuda *, CudaWords *);
+uint32_t *cuda_words_begin(Cuda *, CudaWords *);
+void cuda_words_end(Cuda *, CudaWords *, int n, void *to, void *mem);
 
 /* side.cu: a stream of its own beside the computing one, see ops/side.h; marks are events. What fails returns false, or
  * -1, and leaves a line in cuda_side_why. */

@@ -33,6 +33,18 @@ bool cuda_device_graph_run(Device *d, struct CudaGraph *g, void (*work)(void *),
     (void)d, (void)g, (void)work, (void)ctx;
     return false;
 }
+struct CudaWords *cuda_device_words_open(Device *d, int room) {
+    (void)d, (void)room;
+    return NULL;
+}
+void cuda_device_words_close(Device *d, struct CudaWords *w) { (void)d, (void)w; }
+uint32_t *cuda_device_words_begin(Device *d, struct CudaWords *w) {
+    (void)d, (void)w;
+    return NULL;
+}
+void cuda_device_words_end(Device *d, struct CudaWords *w, int n, void *to, void *mem) {
+    (void)d, (void)w, (void)n, (void)to, (void)mem;
+}
 bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
     (void)d, (void)read, (void)path;
     return false;

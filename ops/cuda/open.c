@@ -63,6 +63,12 @@ bool cuda_device_graph_run(Device *d, CudaGraph *g, void (*work)(void *), void *
     cuda_graph_end(d->cuda);
     return replayed;
 }
+CudaWords *cuda_device_words_open(Device *d, int room) { return cuda_words_open(d->cuda, room); }
+void cuda_device_words_close(Device *d, CudaWords *w) { cuda_words_close(d->cuda, w); }
+uint32_t *cuda_device_words_begin(Device *d, CudaWords *w) { return cuda_words_begin(d->cuda, w); }
+void cuda_device_words_end(Device *d, CudaWords *w, int n, void *to, void *mem) {
+    cuda_words_end(d->cuda, w, n, to, mem);
+}
 bool cuda_device_tuning(Device *d, Tuning *read, const char *path) {
     long long library = cuda_library(d->cuda);
     int n = cuda_processors(d->cuda);

@@ -105,8 +105,6 @@ static int lanes_pieces(const Run *r, int room) {
     }
     return 1;
 }
-/* All of Lanes lies where the device can read it: the rows in its memory, the rest in that or in what it shares with
- * the host. */
 void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look,
                           bool merge) {
     if (r->out.n == 0) return;

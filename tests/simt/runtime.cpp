@@ -323,11 +323,12 @@ static void move(void *to, const void *from, size_t n) {
         simt_library_touches(from, n, false);
     memmove(to, from, n);
 }
-static unsigned long uploads;
+static unsigned long uploads, upload_bytes;
 unsigned long simt_uploads() { return uploads; }
+unsigned long simt_upload_bytes() { return upload_bytes; }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind, cudaStream_t s) {
     if (!n) return cudaSuccess;
-    uploads += !in_heap((uintptr_t)from) && in_heap((uintptr_t)to);
+    if (!in_heap((uintptr_t)from) && in_heap((uintptr_t)to)) uploads++, upload_bytes += n;
     if (!in_heap((uintptr_t)from) && !is_pinned(from)) {
         /* Pageable memory is read before the call returns. A graph would read it again, when it may be gone. */
         if (s && s->capture) report(SIMT_HOST, nullptr, 0, "a captured copy from memory that is not pinned");

@@ -210,7 +210,7 @@ int simt_reports(const SimtReport **list); /* those since simt_forget */
 void simt_forget();
 /* Order of threads, warps, blocks and streams: 0 ascending, 1 descending, others drawn. */
 void simt_seed(uint64_t seed);
-extern "C" unsigned long simt_uploads(); /* copies from the host to the device so far */
+extern "C" unsigned long simt_uploads(), simt_upload_bytes(); /* copies from the host to the device so far */
 
 struct SimtEstimate { /* of all launches of a kernel; those marked ~ from some blocks, scaled to all */
     char kernel[64];

@@ -23,6 +23,7 @@ enum {
     WINDOW = 12,
     R = 16,
     C = 256,
+    WORDS = 4096,
     M = N * LANES * D
 };
 /* What stands behind the last budget is what bytes are counted by. A history of the cache is read once for all query
@@ -104,6 +105,7 @@ const Budget budgets_along[] = {
     {"unhalve", 2, 4, 1},
     {"widen", 4, 4.19, 1.13},
     {"widen_backward", 8, 4, 1.1},
+    {"words", 8, 4, 1, WORDS},
     {},
 };
 
@@ -243,6 +245,13 @@ static void losses() {
     nothing.M = N, nothing.N = nothing.ldc = V / 4;
     cuda_gemm(device, nothing, numbers(N * V / 4), numbers(1), numbers(1));
 }
+static void words() {
+    CudaWords *w = cuda_words_open(device, WORDS);
+    uint32_t *pairs = cuda_words_begin(device, w);
+    for (uint32_t i = 0; i < WORDS; i++) pairs[2 * i] = WORDS - 1 - i, pairs[2 * i + 1] = i;
+    cuda_words_end(device, w, WORDS, numbers(WORDS), numbers(2 * WORDS));
+    cuda_words_close(device, w);
+}
 static void rows(const Rows &r) {
     enum { M = N * H * D };
     float *x = numbers(M), *y = numbers(M), *z = numbers(N * H), *w = numbers(H), *g = numbers(M);
@@ -283,7 +292,7 @@ Test(budget, kernels_along_sequences_ask_for_no_more) {
     device = cuda_start(0, why);
     cr_assert(device, "%s", why);
     Rows r = rows_make();
-    attention(r), lanes(), convolution(r), recurrence(r), gates(), means(r), losses(), rows(r);
+    attention(r), lanes(), convolution(r), recurrence(r), gates(), means(r), losses(), words(), rows(r);
     cuda_sync(device);
     if (getenv("CHECK_VERBOSE")) simt_print_estimates(stderr);
     budgets_hold(budgets_along, N * H * D);

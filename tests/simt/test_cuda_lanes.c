@@ -121,8 +121,10 @@ static int attend(Side *s, const Form *f, int from, int to, bool begins, float *
              tensor_part(o, skip, N),
              tensor_part(lse, skip, N),
              tensor_part(q, skip, N)};
+    Err e = {0};
     s->run.batch = &b;
     s->run.in = s->run.out = (Pick){N, idx};
+    cr_assert(kv_begin(&s->cache, &b, &e), "%s", e.msg);
     with_scratch(s, see_attend, &a);
     memcpy(out, a.o.p, tensor_bytes(a.o));
     memcpy(out + tensor_count(a.o), a.lse.p, tensor_bytes(a.lse));
