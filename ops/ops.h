@@ -289,7 +289,8 @@ int device_threads(const Device *);
 /* What the kernels were chosen for: the instruction set "avx512bf16+amx", "avx512bf16", "neon", ... "baseline"; of "cuda" its name. */
 const char *device_isa(const Device *);
 /* Where the tensors of its ops lie, for arena_open_at; NULL: with the host, as `const int *` arguments always do.
- * host_too: memory that the host may use as well, between device_sync and the next op. */
+ * host_too: memory that the host may use as well, between device_sync and the next op; for tests, since its pages
+ * wander between the two as they are touched. */
 const Memory *device_memory(Device *, bool host_too);
 void device_sync(Device *); /* wait until everything that was asked for is done */
 void device_write(Device *, void *to, const void *from, size_t bytes); /* `to` on the device; `from` is free at once */

@@ -45,10 +45,6 @@ extern "C" Cuda *cuda_start(int number, char why[200]) {
         snprintf(why, 200, "%.100s is of compute capability %d.%d; expected 8.0 or later", p.name, p.major, p.minor);
         return nullptr;
     }
-    if (!p.concurrentManagedAccess) { /* the host writes a pass's rows into the cache's tables while kernels go on */
-        snprintf(why, 200, "%.80s does not share managed memory with the host while it computes", p.name);
-        return nullptr;
-    }
     Cuda *c = new Cuda();
     snprintf(c->name, sizeof c->name, "%.63s", p.name);
     c->processors = p.multiProcessorCount;

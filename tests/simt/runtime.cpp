@@ -578,7 +578,6 @@ cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d) { /* in the 
                                1980000,    2619000, 5120,  52428800, 1,    1,           9,     0};
     if (d < 0 || d >= DEVICES || a < 0 || (size_t)a >= sizeof h100 / sizeof *h100) return fail(cudaErrorInvalidValue);
     *v = h100[a];
-    if (a == cudaDevAttrConcurrentManagedAccess) *v = !getenv("SIMT_MANAGED_ALONE");
     return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) { /* the numbers of an H100 SXM */
@@ -593,6 +592,5 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) { /* the numbers o
     p->multiProcessorCount = 132;
     p->maxThreadsPerBlock = THREADS_MAX;
     p->warpSize = WARP;
-    p->concurrentManagedAccess = !getenv("SIMT_MANAGED_ALONE"); /* as under some virtual machines */
     return cudaSuccess;
 }

@@ -343,16 +343,14 @@ Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
     cr_assert(r.status == 0 && strstr(r.out, "weights"), "%d %s%s", r.status, r.out, r.err);
     free(r.out), free(r.err), free(cfg), free(dir);
 }
-/* A machine without a driver, with one that is too old, without cuBLASLt, without shared memory. */
+/* A machine without a driver, with one that is too old, without cuBLASLt. */
 Test(emulated, what_the_machine_lacks_is_said, .timeout = 60) {
     char *cfg = config_file(), *dir = check_path("run");
     static const struct {
         const char *name, *value, *said;
     } lack[] = {{"SIMT_DRIVER", "0", "device cuda: no NVIDIA driver is installed (libcuda.so.1 is not found)"},
                 {"SIMT_DRIVER", "12080", "device cuda: the driver serves CUDA 12.8; expected 13.0 or later"},
-                {"SIMT_NO_CUBLASLT", "1", "device cuda: libcublasLt.so.13 is not found; name its folder in"},
-                {"SIMT_MANAGED_ALONE", "1",
-                 "device cuda: emulated device does not share managed memory with the host"}};
+                {"SIMT_NO_CUBLASLT", "1", "device cuda: libcublasLt.so.13 is not found; name its folder in"}};
     for (size_t i = 0; i < sizeof lack / sizeof *lack; i++) {
         setenv(lack[i].name, lack[i].value, 1);
         CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD, lack[i].said);

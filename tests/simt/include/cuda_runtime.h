@@ -66,7 +66,7 @@ typedef struct SimtGraph *cudaGraphExec_t;
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
-    int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize, concurrentManagedAccess;
+    int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize;
 };
 
 const char *cudaGetErrorString(cudaError_t);
