@@ -1,6 +1,6 @@
 #include "bench_recur.h"
 
-const char *const recur_rules[RULES] = {"kda", "gdn", "deltanet", "gla", "retention", "linear"};
+const char *const recur_rules[RULES] = {"kda", "gdn", "deltanet", "gla", "retention", "linear", "mamba2"};
 
 typedef struct {
     Run run;
@@ -19,15 +19,17 @@ static void both_once(void *ctx) {
     w->run.ops->recur_backward(&w->run, &w->grad, w->dout, w->in, w->scale, w->keep, NULL);
 }
 
+/* Rows of a state. Mamba-2's are 128 where its heads have 64 numbers, and its heads share one q and k. */
+static int recur_state(RecurRule rule, RecurShape s) { return rule == RULE_MAMBA2 ? 2 * s.D : s.D; }
 /* Memory of one side, values or gradients, in `a`. */
 static Recur sides(Arena *a, RecurRule rule, RecurShape s) {
-    const int N = s.B * s.T;
-    Recur r = {.q = arena_tensor(a, "q", REAL, 3, (int[]){N, s.H, s.D}),
-               .k = arena_tensor(a, "k", REAL, 3, (int[]){N, s.H, s.D}),
+    const int N = s.B * s.T, groups = rule == RULE_MAMBA2 ? 1 : s.H, K = recur_state(rule, s);
+    Recur r = {.q = arena_tensor(a, "q", REAL, 3, (int[]){N, groups, K}),
+               .k = arena_tensor(a, "k", REAL, 3, (int[]){N, groups, K}),
                .v = arena_tensor(a, "v", REAL, 3, (int[]){N, s.H, s.D})};
     bool channels = rule == RULE_KDA || rule == RULE_GLA;
-    if (channels || rule == RULE_GDN || rule == RULE_RETENTION)
-        r.g = arena_tensor(a, "g", REAL, 3, (int[]){N, s.H, channels ? s.D : 1});
+    if (rule != RULE_DELTANET && rule != RULE_LINEAR)
+        r.g = arena_tensor(a, "g", REAL, 3, (int[]){N, s.H, channels ? K : 1});
     if (rule <= RULE_DELTANET) r.beta = arena_tensor(a, "beta", REAL, 2, (int[]){N, s.H});
     return r;
 }
@@ -36,7 +38,7 @@ static void place(Work *w, Arena *a, RecurRule rule, RecurShape s) {
     w->grad = sides(a, rule, s);
     w->o = arena_tensor(a, "o", REAL, 3, (int[]){s.B * s.T, s.H, s.D});
     w->dout = arena_tensor(a, "dout", REAL, 3, (int[]){s.B * s.T, s.H, s.D});
-    w->keep = arena_tensor(a, "keep", REAL, 4, (int[]){recur_keep(s.B * s.T), s.H, s.D, s.D});
+    w->keep = arena_tensor(a, "keep", REAL, 4, (int[]){recur_keep(s.B * s.T), s.H, recur_state(rule, s), s.D});
 }
 bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timing *forward, Timing *both, Err *e) {
     Arena data = {0}, scratch = {0};
@@ -48,7 +50,7 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
     for (int b = 0; b <= s.B; b++) off[b] = b * s.T;
     for (int b = 0; b < s.B; b++) seq[b] = b, id[b] = (uint64_t)b;
     Batch batch = {.B = s.B, .N = N, .off = off, .seq = seq, .of = of, .pos = pos, .first = first, .id = id};
-    Work w = {.run = run_make(dev, &scratch), .scale = 1 / sqrt(s.D)};
+    Work w = {.run = run_make(dev, &scratch), .scale = 1 / sqrt(recur_state(rule, s))};
     w.run.batch = &batch;
     int *idx = xcalloc((size_t)N, sizeof *idx);
     for (int i = 0; i < N; i++) idx[i] = i;
@@ -60,7 +62,8 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
               arena_open_at(&scratch, home, "bench scratch", scratch.peak, false, e);
     if (ok) {
         place(&w, &data, rule, s);
-        double unit = 1 / sqrt(s.D / 3.0); /* keys and queries of length about 1, as the mixers' norm makes them */
+        double unit = 1 / sqrt(recur_state(rule, s) /
+                               3.0); /* keys and queries of length about 1, as the mixers' norm makes them */
         bench_fill(dev, w.in.q, 1, -unit, unit), bench_fill(dev, w.in.k, 2, -unit, unit),
             bench_fill(dev, w.in.v, 3, -1, 1);
         if (present(w.in.g)) bench_fill(dev, w.in.g, 4, -0.1, 0);

@@ -2,10 +2,10 @@
 #pragma once
 #include "bench.h"
 
-typedef enum { RULE_KDA, RULE_GDN, RULE_DELTANET, RULE_GLA, RULE_RETENTION, RULE_LINEAR, RULES } RecurRule;
+typedef enum { RULE_KDA, RULE_GDN, RULE_DELTANET, RULE_GLA, RULE_RETENTION, RULE_LINEAR, RULE_MAMBA2, RULES } RecurRule;
 extern const char *const recur_rules[RULES]; /* "kda" */
 typedef struct {
-    int B, T, H, D; /* sequences of T rows, H heads of D x D numbers */
+    int B, T, H, D; /* sequences of T rows, H heads of D x D numbers, Mamba-2's of 2 D x D */
 } RecurShape;
 /* Times of Ops.recur, and of it with its backward by q, k, v, g and beta, on made-up rows without history. False:
  * EXIT_WORLD, no memory. */
