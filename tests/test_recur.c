@@ -139,9 +139,11 @@ Test(recur, hard_inputs, .timeout = 120) {
 /* Every length around the sizes of blocks and chunks, alone and behind a history; widths around those of vectors. */
 Test(recur, every_length, .timeout = 120) {
     for (int n = 1; n <= 150; n += n < 36 || (n > 60 && n < 70) ? 1 : 13)
-        for (int history = 0; history < 2; history++) {
-            Scene *c = recur_case(2, (int[]){history ? 0 : n, n}, (int[]){n}, 1, 1, 2, 5 + n % 3, 3 + n % 17, 5 + n % 3,
-                                  true, history);
+        for (int k = 0; k < 6; k++) {
+            bool history = k & 1;
+            int K = 5 + n % 3, gwidth = (int[]){K, 1, 0}[k / 2];
+            Scene *c = recur_case(2, (int[]){history ? 0 : n, n}, (int[]){n}, 1, 1, 2, K, 3 + n % 17, gwidth,
+                                  k < 2 || n % 2, history);
             check_tables(c, "lengths");
             recur_case_free(c);
         }
@@ -149,8 +151,9 @@ Test(recur, every_length, .timeout = 120) {
 Test(recur, every_width, .timeout = 120) {
     static const int widths[] = {1, 2, 8, 15, 16, 17, 33, 64, 128};
     for (int i = 0; i < 9; i++)
-        for (int j = 0; j < 9; j += 1 + (i + j) % 2) {
-            Scene *c = recur_case(1, (int[]){67}, (int[]){67}, 1, 1, 1, widths[i], widths[j], widths[i], true, false);
+        for (int j = 0; j < 9; j++) { /* a decay for each channel, or one */
+            int gwidth = (i + j) % 2 ? 1 : widths[i];
+            Scene *c = recur_case(1, (int[]){67}, (int[]){67}, 1, 1, 1, widths[i], widths[j], gwidth, true, false);
             check_tables(c, "widths");
             recur_case_free(c);
         }

@@ -15,11 +15,16 @@ static void recur_check(const Run *r, const Recur *x) {
 }
 static Head head_of(const Recur *x, double scale, int h) {
     int H = x->q.n[1], K = x->q.n[2], HV = x->v.n[1], V = x->v.n[2], hq = h / (HV / H);
-    Head a = {.K = K, .V = V, .ldq = (size_t)H * (size_t)K, .ldv = (size_t)HV * (size_t)V, .scale = (real)scale};
+    Head a = {.K = K,
+              .V = V,
+              .ldq = (size_t)H * (size_t)K,
+              .ldv = (size_t)HV * (size_t)V,
+              .scale = (real)scale,
+              .decays = present(x->g)};
     a.q = R(x->q) + (size_t)hq * (size_t)K;
     a.k = R(x->k) + (size_t)hq * (size_t)K;
     a.v = R(x->v) + (size_t)h * (size_t)V;
-    if (present(x->g)) {
+    if (a.decays) {
         a.ldg = (size_t)HV * (size_t)x->g.n[2];
         a.g = R(x->g) + (size_t)h * (size_t)x->g.n[2];
         a.per_channel = x->g.n[2] == K && K > 1;
@@ -89,6 +94,15 @@ static void row_column(const Head *h, int t, const real *a, real *S, real *o, in
     }
     o[j] = h->scale * out;
 }
+/* The decays of row t, for all channels. */
+static void decays(const Head *h, int t, real *a) {
+    const real *g = h->g + (size_t)t * h->ldg;
+    if (!h->per_channel)
+        fill(a, h->decays ? exp_real(*g) : 1, (size_t)h->K);
+    else
+#pragma omp simd
+        for (int d = 0; d < h->K; d++) a[d] = exp_real(g[d]);
+}
 /* Row t: S takes it in, o is read. a: room for K numbers. */
 static void recur_row(const Head *h, int t, real *S, real *a, real *o) {
     decays(h, t, a);
@@ -111,7 +125,7 @@ static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, rea
         n = imin(RECUR_CHUNK, d.to - t);
         if (present(keep) && t > d.from) memcpy(kept(keep, t, h), S, (size_t)a->K * (size_t)a->V * sizeof(real));
         if (n <= RECUR_FEW) {
-            for (int i = t; i < t + n; i++) recur_row(a, i, S, c->w, o + (size_t)i * a->ldv);
+            for (int i = t; i < t + n; i++) recur_row(a, i, S, c->q, o + (size_t)i * a->ldv);
             continue;
         }
         chunk_load(c, t, n, t + 2 * n <= d.to ? t + n : -1);
@@ -127,7 +141,8 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
     int K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     recur_check(r, &x);
     Mark mark = arena_mark(r->scratch);
-    Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, size + (int)chunk_numbers(K, V));
+    Head any = head_of(&x, scale, 0);
+    Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, size + (int)chunk_place(&(Chunk){0}, &any, NULL));
     if (!measuring(r)) {
         bool write = present(state) && !(r->mode & RUN_HOLD);
         size_t bytes = (size_t)size * sizeof(real);
@@ -182,8 +197,10 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
     int H = x.q.n[1], K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     recur_check(r, &x);
     Mark mark = arena_mark(r->scratch);
+    Head any = head_of(&x, scale, 0);
     Tensor mem =
-        SCRATCH(r, "recurrence", r->dev->threads, size + (int)(chunk_numbers(K, V) + chunk_grad_numbers(K, V)));
+        SCRATCH(r, "recurrence", r->dev->threads,
+                size + (int)(chunk_place(&(Chunk){0}, &any, NULL) + chunk_grad_place(&(ChunkGrad){0}, &any, NULL)));
     Tensor dq = d->q, dk = d->k;
     if (HV > H) { /* value heads that share q and k must not add to the same numbers at once */
         dq = FRESH_OF(r, "d q of value heads", REAL, b->N, HV, K);
@@ -197,8 +214,7 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                 Chunk c;
                 ChunkGrad g;
                 real *dS = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
-                chunk_place(&c, &a, dS + size);
-                chunk_grad_place(&g, &a, dS + size + chunk_numbers(K, V));
+                chunk_grad_place(&g, &a, dS + size + chunk_place(&c, &a, dS + size));
                 HeadGrad hd = {.ldq = (size_t)HV * (size_t)K, /* HV = H or of the scratch */
                                .fresh_q = dq.fresh,
                                .fresh_k = dk.fresh,

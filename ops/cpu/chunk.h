@@ -1,0 +1,125 @@
+/* chunk.h: a chunk of rows of the gated delta rule (formulas in chunk.c): what its two forms share, that of a decay per
+ * channel (chunk_channels.c) and that of one for all channels, or none (chunk_scalar.c). Included by them only. */
+#pragma once
+#include "pairs.h"
+#include "vec.h"
+
+enum { SUB = 16, LD = RECUR_CHUNK /* of matrices of rows by rows */ };
+
+/* One value head of one pass, as strided rows. */
+typedef struct {
+    int K, V;
+    size_t ldq, ldv, ldg, ldb;        /* of q and k; of v, o and do; of g; of beta */
+    bool decays, per_channel;         /* g is there; is one number for each channel */
+    const real *q, *k, *v, *g, *beta; /* at row 0; g, beta may be NULL */
+    real scale;
+} Head;
+
+/* Matrices of a chunk: (n,K) or (n,V), and (n,n) with rows of LD. */
+typedef struct {
+    const Head *h;
+    int t0, n, K, V;
+    real *q, *k;   /* q carries the scale */
+    real *qc, *kc; /* q c, k c; without decay q and k themselves */
+    real *x;     /* k_j e_{n-1,j}; without decay k. Per channel: k_j e_{ref,j} of the rows j < done, on the way there */
+    real *c;     /* decay since the chunk began: (n,K) per channel, (n) otherwise */
+    real *p, *l; /* P_ij at i pi + j pj, L_ij too */
+    size_t pi, pj;
+    real *r, *u; /* without delta r is not used */
+    /* A decay per channel. */
+    real *a; /* decay of a row */
+    real *f; /* backward: since the first row of its block, that row's own left out */
+    int ref, done;
+    real *pack, *since, *w; /* (K, 2 SUB); (K, SUB); (K) */
+    /* One for all, or none. */
+    real *e, *kt; /* e_ij, 0 for j > i up to the end of i's block; (K,n) k transposed */
+} Chunk;
+
+/* Gradients of one value head at row 0; any may be NULL. */
+typedef struct {
+    size_t ldq; /* of q and k */
+    real *q, *k, *v, *g, *beta;
+    bool fresh_q, fresh_k, fresh_v, fresh_g, fresh_beta; /* are written, not added to */
+} HeadGrad;
+typedef struct {
+    real *dq, *dk, *y; /* (n,K): by the scaled q, by k; room */
+    real *du, *nr;     /* (n,V): dU, then dR; -beta dR */
+    real *ut, *st;     /* (V,n) U^T; (V,K) a state transposed */
+    real *dp, *dl;     /* (n,n) */
+    /* A decay per channel; dk is `row` (chunk.c) first. */
+    real *col, *yk, *end; /* (n,K); (n,K): y and yk are q_i and k_i with the decay since the block in hand; (K) */
+} ChunkGrad;
+
+/* The next n of the numbers from mem on, *at of which are taken; mem NULL: they are only counted. */
+static real *part(real *mem, size_t *at, size_t n) {
+    real *p = mem ? mem + *at : NULL;
+    *at += n;
+    return p;
+}
+/* Both return the numbers that they take. */
+static size_t chunk_place(Chunk *c, const Head *h, real *mem) {
+    size_t K = (size_t)h->K, k = LD * K, v = LD * (size_t)h->V, n = LD * LD, at = 0;
+    *c = (Chunk){.h = h, .K = h->K, .V = h->V, .pi = h->per_channel ? 1 : LD, .pj = h->per_channel ? LD : 1};
+    c->q = part(mem, &at, k), c->k = part(mem, &at, k);
+    c->qc = c->q, c->kc = c->x = c->k;
+    if (h->decays) c->qc = part(mem, &at, k), c->kc = part(mem, &at, k), c->x = part(mem, &at, k);
+    c->p = part(mem, &at, n), c->l = part(mem, &at, n);
+    c->r = part(mem, &at, v), c->u = part(mem, &at, v);
+    if (h->per_channel) {
+        c->c = part(mem, &at, k), c->a = part(mem, &at, k), c->f = part(mem, &at, k);
+        c->pack = part(mem, &at, 2 * SUB * K), c->since = part(mem, &at, SUB * K), c->w = part(mem, &at, K);
+    } else
+        c->c = part(mem, &at, LD), c->e = part(mem, &at, n), c->kt = part(mem, &at, k);
+    return at;
+}
+static size_t chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
+    size_t K = (size_t)h->K, k = LD * K, v = LD * (size_t)h->V, n = LD * LD, at = 0;
+    *g = (ChunkGrad){0};
+    g->dq = part(mem, &at, k), g->dk = part(mem, &at, k), g->y = part(mem, &at, k);
+    g->du = part(mem, &at, v), g->nr = part(mem, &at, v), g->ut = part(mem, &at, v);
+    g->dp = part(mem, &at, n), g->dl = part(mem, &at, n), g->st = part(mem, &at, K * (size_t)h->V);
+    if (h->per_channel) g->col = part(mem, &at, k), g->yk = part(mem, &at, k), g->end = part(mem, &at, K);
+    return at;
+}
+
+INLINE void times(real *restrict y, const real *restrict x, int n) {
+#pragma omp simd
+    for (int i = 0; i < n; i++) y[i] *= x[i];
+}
+INLINE void product(real *restrict y, const real *restrict a, const real *restrict b, int n) {
+#pragma omp simd
+    for (int i = 0; i < n; i++) y[i] = a[i] * b[i];
+}
+INLINE void axpy(real *restrict y, real a, const real *restrict x, int n) {
+#pragma omp simd
+    for (int i = 0; i < n; i++) y[i] += a * x[i];
+}
+static void fill(real *y, real a, size_t n) {
+    for (size_t i = 0; i < n; i++) y[i] = a;
+}
+
+/* y (cols,rows) = x (rows,cols)^T, in stripes whose lines stay in the first cache. */
+static void transpose(real *restrict y, size_t ldy, const real *restrict x, size_t ldx, int rows, int cols) {
+    for (int i0 = 0; i0 < rows; i0 += SUB) {
+        int m = imin(SUB, rows - i0), j = 0;
+#if defined(__AVX512F__) && !defined(KV_DOUBLE)
+        for (; m == W && j + W <= cols; j += W) {
+            __m512i r[W];
+            for (int i = 0; i < W; i++) r[i] = _mm512_loadu_si512(x + (size_t)(i0 + i) * ldx + j);
+            turn_registers(r);
+            for (int i = 0; i < W; i++) _mm512_storeu_si512(y + (size_t)(j + i) * ldy + i0, r[i]);
+        }
+#endif
+        for (; j < cols; j++)
+            for (int i = 0; i < m; i++) y[(size_t)j * ldy + (size_t)(i0 + i)] = x[(size_t)(i0 + i) * ldx + (size_t)j];
+    }
+}
+
+/* y (n), a row of one, += a x. */
+INLINE void grad_row(real *restrict y, bool fresh, real a, const real *restrict x, int n) {
+    if (fresh)
+#pragma omp simd
+        for (int i = 0; i < n; i++) y[i] = a * x[i];
+    else
+        axpy(y, a, x, n);
+}

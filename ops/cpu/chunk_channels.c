@@ -1,0 +1,223 @@
+/* chunk_channels.c: pairs of rows of a chunk where every channel decays on its own (chunk.c), by blocks of SUB rows.
+ * Between blocks the decay splits at the first row of the later block into one factor of each side; inside a block it is
+ * multiplied up, pair by pair (backward) or for all later rows of a block at once. */
+#include "chunk.h"
+
+/* Row i, whose q and k are there: its decays and what carries them. */
+static void channel_enter(Chunk *c, int i) {
+    int K = c->K;
+    const real *g = c->h->g + (size_t)(c->t0 + i) * c->h->ldg;
+    real *a = c->a + i * K, *cum = c->c + i * K;
+#pragma omp simd
+    for (int d = 0; d < K; d++) a[d] = exp_real(g[d]);
+    if (i)
+        product(cum, cum - K, a, K);
+    else
+        memcpy(cum, a, (size_t)K * sizeof(real));
+    product(c->qc + i * K, c->q + i * K, cum, K);
+    product(c->kc + i * K, c->k + i * K, cum, K);
+}
+
+/* x for the rows j < rows at the reference row ref; references and rows only grow. */
+static void channel_reach(Chunk *c, int ref, int rows) {
+    int K = c->K, m = ref;
+    real *w = c->w;
+    fill(w, 1, (size_t)K);
+    for (int j = rows - 1; j >= c->done; j--) {
+        for (; m > j; m--) times(w, c->a + m * K, K);
+        product(c->x + j * K, c->k + j * K, w, K);
+    }
+    if (c->done) {
+        for (; m > c->ref; m--) times(w, c->a + m * K, K);
+        for (int j = 0; j < c->done; j++) times(c->x + j * K, w, K);
+    }
+    c->ref = ref, c->done = rows;
+}
+
+/* The pairs inside a block, for one channel after the other: lanes are its rows i, each with its decay since row j, and j
+ * walks from the last row to the first, so that no sum runs along a vector; the products of JS rows j stay in
+ * registers. a, k: the block's rows (SUB,K); qk (K,2,SUB): q and k turned; since (K,SUB): the decays, zeros before the
+ * walk begins, since the first row when it has ended. L_jj becomes k_j.k_j, which nobody reads. */
+enum { JS = VL >= 8 ? 8 : 4, LANES = SUB / VL };
+static const real one_at[2 * SUB] = {[SUB] = 1}; /* behind SUB - j numbers: 1 in lane j */
+INLINE void channel_lanes(int j0, bool delta, const real *a, const real *k, int K, const real *qk, real *since,
+                          real *pt, real *lt) {
+    Vec p[JS][LANES], l[JS][LANES];
+#pragma GCC unroll 8
+    for (int j = 0; j < JS; j++)
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) p[j][v] = l[j][v] = (Vec){0};
+    for (int d = 0; d < K; d++, qk += 2 * SUB, since += SUB) {
+        Vec e[LANES];
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) e[v] = *(const Vec *)(since + v * VL);
+#pragma GCC unroll 8
+        for (int j = JS - 1; j >= 0; j--) {
+            const int at = j0 + j;
+            const real next = a[imin(at + 1, SUB - 1) * K + d], kj = k[at * K + d];
+#pragma GCC unroll 8
+            for (int v = 0; v < LANES; v++) {
+                e[v] = e[v] * next + *(const Vec *)(one_at + SUB - at + v * VL);
+                Vec x = e[v] * kj;
+                p[j][v] += x * *(const Vec *)(qk + v * VL);
+                if (delta) l[j][v] += x * *(const Vec *)(qk + SUB + v * VL);
+            }
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) *(Vec *)(since + v * VL) = e[v];
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < JS; j++)
+#pragma GCC unroll 8
+        for (int v = 0; v < LANES; v++) {
+            *(Vec *)(pt + (j0 + j) * LD + v * VL) = p[j][v];
+            if (delta) *(Vec *)(lt + (j0 + j) * LD + v * VL) = l[j][v];
+        }
+}
+static void channel_scores(Chunk *c) {
+    int K = c->K, n = c->n, whole = (n + SUB - 1) / SUB * SUB; /* rows that fill up the last block: of nothing */
+    fill(c->a + n * K, 1, (size_t)((whole - n) * K));
+    for (int i0 = 0; i0 < c->n; i0 += SUB) {
+        const real *a = c->a + i0 * K, *k = c->k + i0 * K;
+        real *pt = c->p + i0 * LD + i0, *lt = c->l + i0 * LD + i0;
+        transpose(c->pack, 2 * SUB, c->q + i0 * K, (size_t)K, SUB, K);
+        transpose(c->pack + SUB, 2 * SUB, k, (size_t)K, SUB, K);
+        memset(c->since, 0, (size_t)(K * SUB) * sizeof(real));
+        for (int j = SUB - JS; j >= 0; j -= JS)
+            if (c->h->beta)
+                channel_lanes(j, true, a, k, K, c->pack, c->since, pt, lt);
+            else
+                channel_lanes(j, false, a, k, K, c->pack, c->since, pt, lt);
+        if (!i0) continue;
+        channel_reach(c, i0, i0);
+        for (int d = 0; d < K; d++) {
+            times(c->pack + d * 2 * SUB, c->since + d * SUB, SUB);
+            times(c->pack + d * 2 * SUB + SUB, c->since + d * SUB, SUB);
+        }
+        for (int j = 0; j < i0; j++) {
+            memset(c->p + j * LD + i0, 0, SUB * sizeof(real));
+            if (c->h->beta) memset(c->l + j * LD + i0, 0, SUB * sizeof(real));
+        }
+        tile_mm(c->p + i0, LD, c->x, (size_t)K, 1, c->pack, 2 * SUB, i0, K, SUB);
+        if (c->h->beta) tile_mm(c->l + i0, LD, c->x, (size_t)K, 1, c->pack + SUB, 2 * SUB, i0, K, SUB);
+    }
+}
+
+/* Inside the chunk: dq, row and col of the pairs i > j, by blocks; x walks once more. */
+static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
+    int K = c->K, n = c->n;
+    bool delta = c->h->beta;
+    c->ref = c->done = 0;
+    for (int i = 0; i < n; i++) {
+        real *f = c->f + i * K;
+        if (i % SUB)
+            product(f, f - K, c->a + i * K, K);
+        else
+            fill(f, 1, (size_t)K);
+    }
+    for (int i0 = 0; i0 < n; i0 += SUB) { /* the rows of a block against all rows before it */
+        int m = imin(SUB, n - i0);
+        channel_reach(c, i0, i0);
+        tile_mm(g->dq + i0 * K, (size_t)K, g->dp + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
+        if (delta) tile_mm(g->dk + i0 * K, (size_t)K, g->dl + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
+        times(g->dq + i0 * K, c->f + i0 * K, m * K);
+        times(g->dk + i0 * K, c->f + i0 * K, m * K);
+    }
+    for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) { /* against all rows behind it */
+        int m = imin(SUB, n - j0), past = j0 + m;
+        real *w = c->w;
+        tile_mm(g->col + j0 * K, (size_t)K, g->dp + past * LD + j0, 1, LD, g->y + past * K, (size_t)K, m, n - past, K);
+        if (delta)
+            tile_mm(g->col + j0 * K, (size_t)K, g->dl + past * LD + j0, 1, LD, g->yk + past * K, (size_t)K, m, n - past,
+                    K);
+        fill(w, 1, (size_t)K); /* from the block's last row back to its rows, then to the last row of the one before */
+        for (int j = past - 1; j >= j0; j--) {
+            times(g->col + j * K, w, K);
+            times(w, c->a + j * K, K);
+        }
+        for (int i = past; i < n; i++) {
+            times(g->y + i * K, w, K);
+            times(g->yk + i * K, w, K);
+        }
+        fill(w, 1, (size_t)K);
+        for (int i = j0; i < past; i++) {
+            times(w, c->a + i * K, K);
+            product(g->y + i * K, c->q + i * K, w, K);
+            product(g->yk + i * K, c->k + i * K, w, K);
+        }
+        for (int j = j0; j < past; j++) { /* inside the block */
+            fill(w, 1, (size_t)K);
+            real *col = g->col + j * K;
+            const real *k = c->k + j * K;
+            for (int i = j + 1; i < past; i++) {
+                real dp = g->dp[i * LD + j], dl = delta ? g->dl[i * LD + j] : 0, *dq = g->dq + i * K,
+                     *row = g->dk + i * K;
+                const real *qi = c->q + i * K, *ki = c->k + i * K, *a = c->a + i * K;
+#pragma omp simd
+                for (int d = 0; d < K; d++) {
+                    w[d] *= a[d];
+                    dq[d] += dp * k[d] * w[d];
+                    row[d] += dl * k[d] * w[d];
+                    col[d] += (dp * qi[d] + dl * ki[d]) * w[d];
+                }
+            }
+        }
+    }
+}
+
+/* What the states before and after the chunk give q, k and the decays; end is what b_{n-1} receives. S NULL: zero. */
+static void channel_state_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *S, const real *dS, bool zero) {
+    int K = c->K, V = c->V, n = c->n;
+    size_t ldk = (size_t)K, ldv = (size_t)V;
+    const real *last = c->c + (n - 1) * K;
+    fill(g->end, 0, ldk);
+    if (S) {
+        transpose(g->st, ldk, S, ldv, K, V);
+        memset(g->y, 0, (size_t)(n * K) * sizeof(real));
+        tile_mm(g->y, ldk, dout, c->h->ldv, 1, g->st, ldk, n, V, K);
+        for (int i = 0; i < n * K; i++) g->dq[i] += g->y[i] * c->c[i];
+        if (c->h->beta) {
+            memset(g->y, 0, (size_t)(n * K) * sizeof(real));
+            tile_mm(g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
+            for (int i = 0; i < n * K; i++) g->dk[i] += g->y[i] * c->c[i];
+        }
+        for (int d = 0; d < K; d++) g->end[d] = last[d] * dot(S + (size_t)d * (size_t)V, dS + (size_t)d * (size_t)V, V);
+    }
+    if (zero) return;
+    transpose(g->st, ldk, dS, ldv, K, V);
+    memset(g->y, 0, (size_t)(n * K) * sizeof(real));
+    tile_mm(g->y, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
+    real *w = c->w;
+    fill(w, 1, ldk);
+    for (int j = n - 2; j >= 0; j--) { /* the last row enters S1 without decay: see channel_row */
+        times(w, c->a + (j + 1) * K, K);
+        for (int d = 0; d < K; d++) {
+            real t = g->y[j * K + d] * w[d];
+            g->col[j * K + d] += t;
+            g->end[d] += t * c->k[j * K + d];
+        }
+    }
+}
+
+/* dq, dk and the decays' gradients, but for what channel_row adds row by row. */
+static void channel_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *S, const real *dS, bool zero) {
+    size_t all = (size_t)(c->n * c->K) * sizeof(real);
+    memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->col, 0, all);
+    channel_pairs_backward(c, g);
+    channel_state_backward(c, g, dout, S, dS, zero);
+}
+/* Rows from the last to the first: g->end becomes dg of row i; dq and dk as they leave. */
+static void channel_row(Chunk *c, ChunkGrad *g, const HeadGrad *d, int i, bool zero) {
+    int K = c->K;
+    const real *q = c->q + i * K, *k = c->k + i * K, *col = g->col + i * K;
+    real *restrict sum = g->end, *dq = g->dq + i * K, *row = g->dk + i * K,
+                   same = g->dp[i * LD + i]; /* the pair i = i */
+#pragma omp simd
+    for (int e = 0; e < K; e++) {
+        sum[e] += q[e] * dq[e] + k[e] * (row[e] - col[e]);
+        dq[e] += same * k[e];
+        row[e] += col[e] + same * q[e];
+    }
+    if (i == c->n - 1 && !zero) axpy(row, 1, g->y + i * K, K); /* what S1 gives the last row */
+    if (d->g) grad_row(d->g + (size_t)(c->t0 + i) * c->h->ldg, d->fresh_g, 1, sum, K);
+}

@@ -1,0 +1,109 @@
+/* chunk_scalar.c: pairs of rows of a chunk where one decay a_i serves all channels of a head, or none does (chunk.c):
+ * it leaves the sums over channels. With E_ij = e_ij for i >= j, 0 elsewhere, and . number by number,
+ *   P = scale Q K^T . E,  L = K K^T . E
+ * and backward, dP, dL as in chunk.c,
+ *   dQ = (dP . E) K + Diag(c) do S0^T
+ *   dK = (dP . E)^T Q + (dL . E + (dL . E)^T) K + Diag(e_{n-1}) U dS^T - Diag(c) (beta dR) S0^T
+ * a_i is a factor of all pairs of a row m >= i with a row j < i, the state before the chunk being row -1 and the one
+ * behind it row n:
+ *   dg_i = sum over m >= i > j of T_mj,  T = P . dP + L . dL;  T_m,-1 = c_m (q_m.S0 do_m - k_m.S0 beta_m dR_m),
+ *   T_nj = e_{n-1,j} k_j.dS u_j,  T_n,-1 = c_{n-1} S0.dS
+ * which takes no difference of sums. */
+#include "chunk.h"
+
+/* Row i, whose q and k are there: its decays and what carries them. */
+static void scalar_enter(Chunk *c, int i) {
+    int K = c->K;
+    const Head *h = c->h;
+    real a = h->decays ? exp_real(h->g[(size_t)(c->t0 + i) * h->ldg]) : 1, cum = i ? c->c[i - 1] * a : a,
+         *e = c->e + i * LD;
+    for (int j = 0; j < i; j++) e[j] = e[j - LD] * a;
+    e[i] = 1;
+    fill(e + i + 1, 0, (size_t)(SUB - 1 - i % SUB));
+    c->c[i] = cum;
+    if (!h->decays) return;
+    for (int d = 0; d < K; d++) {
+        c->qc[i * K + d] = c->q[i * K + d] * cum;
+        c->kc[i * K + d] = c->k[i * K + d] * cum;
+    }
+}
+static void scalar_reach_end(Chunk *c) {
+    int K = c->K;
+    if (!c->h->decays) return;
+    for (int j = 0; j < c->n; j++)
+        for (int d = 0; d < K; d++) c->x[j * K + d] = c->k[j * K + d] * c->e[(c->n - 1) * LD + j];
+}
+
+static void scalar_scores(Chunk *c) {
+    int K = c->K, n = c->n;
+    bool delta = c->h->beta;
+    transpose(c->kt, LD, c->k, (size_t)K, (n + SUB - 1) / SUB * SUB, K);
+    for (int i0 = 0; i0 < n; i0 += SUB) {
+        int m = imin(SUB, n - i0), w = i0 + SUB;
+        for (int of_l = 0; of_l <= delta; of_l++) {
+            real *y = (of_l ? c->l : c->p) + i0 * LD;
+            for (int i = 0; i < m; i++) memset(y + i * LD, 0, (size_t)w * sizeof(real));
+            tile_mm(y, LD, (of_l ? c->k : c->q) + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
+            for (int i = 0; i < m; i++) times(y + i * LD, c->e + (i0 + i) * LD, w);
+        }
+    }
+}
+
+/* Rows y_i <- s_i y_i; sum_i += x_i.y_i. */
+static void scalar_rows(real *y, const real *s, const real *x, real *sum, int n, int K) {
+    for (int i = 0; i < n; i++, y += K, x += K) {
+        for (int d = 0; d < K; d++) y[d] *= s[i];
+        sum[i] += dot(x, y, K);
+    }
+}
+/* dq, dk and the decays' gradients. */
+static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real *dout, const real *S, const real *dS,
+                            bool zero) {
+    const Head *h = c->h;
+    int K = c->K, V = c->V, n = c->n;
+    size_t ldk = (size_t)K, ldv = (size_t)V, all = (size_t)(n * K) * sizeof(real);
+    bool delta = h->beta;
+    real to_end[LD] = {0}, from_start[LD] = {0}, through = 0; /* T_nj, T_m,-1, T_n,-1 */
+    memset(g->dq, 0, all), memset(g->dk, 0, all);
+    if (!zero) {
+        transpose(g->st, ldk, dS, ldv, K, V);
+        tile_mm(g->dk, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
+        if (h->decays) scalar_rows(g->dk, c->e + (n - 1) * LD, c->k, to_end, n, K);
+    }
+    if (S) {
+        transpose(g->st, ldk, S, ldv, K, V);
+        tile_mm(g->dq, ldk, dout, h->ldv, 1, g->st, ldk, n, V, K);
+        if (h->decays) scalar_rows(g->dq, c->c, c->q, from_start, n, K);
+        if (delta) {
+            memset(g->y, 0, all);
+            tile_mm(g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
+            if (h->decays) scalar_rows(g->y, c->c, c->k, from_start, n, K);
+            axpy(g->dk, 1, g->y, n * K);
+        }
+        if (h->decays && !zero) through = c->c[n - 1] * dot(S, dS, K * V);
+    }
+    for (int i = n - 1; i >= 0; i--) { /* to_end: sums over m >= i */
+        real *dp = g->dp + i * LD, *dl = g->dl + i * LD;
+        const real *e = c->e + i * LD, *p = c->p + i * LD, *l = c->l + i * LD;
+        if (d->g) {
+            for (int j = 0; j < i; j++) to_end[j] += p[j] * dp[j];
+            for (int j = 0; delta && j < i; j++) to_end[j] += l[j] * dl[j];
+            through += from_start[i];
+            real by = through;
+#pragma omp simd reduction(+ : by)
+            for (int j = 0; j < i; j++) by += to_end[j];
+            grad_row(d->g + (size_t)(c->t0 + i) * h->ldg, d->fresh_g, 1, &by, 1);
+        }
+        times(dp, e, i / SUB * SUB + SUB);
+        if (delta) times(dl, e, i / SUB * SUB + SUB), dl[i] = 0;
+    }
+    for (int i0 = 0; i0 < n; i0 += SUB) {
+        int m = imin(SUB, n - i0);
+        const real *dp = g->dp + i0 * LD, *dl = g->dl + i0 * LD;
+        tile_mm(g->dq + i0 * K, ldk, dp, LD, 1, c->k, ldk, m, i0 + m, K);
+        tile_mm(g->dk + i0 * K, ldk, dp + i0, 1, LD, c->q + i0 * K, ldk, m, n - i0, K);
+        if (!delta) continue;
+        tile_mm(g->dk + i0 * K, ldk, dl, LD, 1, c->k, ldk, m, i0 + m, K);
+        tile_mm(g->dk + i0 * K, ldk, dl + i0, 1, LD, c->k + i0 * K, ldk, m, n - i0, K);
+    }
+}
