@@ -282,10 +282,11 @@ static bool bench_tune(Bench *b, const char *path, json_t *out, Err *e) {
     json_decref(none);
     for (int i = 0; ok && i < found.n; i++) {
         const TunedProduct *p = &found.product[i];
-        json_array_append_new(list, json_pack("{s:[i,i,i], s:i, s:i, s:f, s:f, s:f}", "product", p->shape[0],
-                                              p->shape[1], p->shape[2], "flags", (int)p->flags, "align", (int)p->align,
-                                              "first_s", p->first, "best_s", p->best, "gflops",
-                                              2e-9 * p->shape[0] * (double)p->shape[1] * p->shape[2] / p->best));
+        json_array_append_new(list,
+                              json_pack("{s:[i,i,i], s:i, s:[i,i,i], s:f, s:f, s:f}", "product", p->shape[0],
+                                        p->shape[1], p->shape[2], "flags", (int)p->flags, "align", (int)p->align[0],
+                                        (int)p->align[1], (int)p->align[2], "first_s", p->first, "best_s", p->best,
+                                        "gflops", 2e-9 * p->shape[0] * (double)p->shape[1] * p->shape[2] / p->best));
     }
     if (ok) {
         json_object_set_new(out, "file", json_string(path));

@@ -35,15 +35,17 @@ static bool seconds(char **rest, double *out) {
 static bool product(TunedProduct *p, char *text) {
     char *rest = text;
     uint64_t v;
-    *p = (TunedProduct){.align = 0};
+    *p = (TunedProduct){.flags = 0};
     for (int i = 0; i < 6; i++) {
         if (!number(&rest, 10, INT32_MAX, &v) || v == 0) return false;
         p->shape[i] = (int)v;
     }
     if (!number(&rest, 10, 31, &v)) return false;
     p->flags = (unsigned)v;
-    if (!number(&rest, 10, 256, &v) || v == 0) return false;
-    p->align = (unsigned)v;
+    for (int i = 0; i < 3; i++) {
+        if (!number(&rest, 10, 256, &v) || v == 0) return false;
+        p->align[i] = (unsigned)v;
+    }
     for (int i = 0; i < TUNING_WORDS; i++)
         if (!number(&rest, 16, 18446744073709551615.0, &p->word[i])) return false;
     return seconds(&rest, &p->first) && seconds(&rest, &p->best) && !rest;
@@ -54,7 +56,7 @@ bool tuning_parse(Tuning *t, const void *bytes, size_t n, const char *where, Err
     uint64_t v;
     char *rest;
     *t = (Tuning){.n = 0};
-    if (!next(&l) || strcmp(l.text, "kvsmith tuning 1")) return wrong(t, &l, where, "'kvsmith tuning 1'", e);
+    if (!next(&l) || strcmp(l.text, "kvsmith tuning 2")) return wrong(t, &l, where, "'kvsmith tuning 2'", e);
     if (!next(&l) || strncmp(l.text, "device ", 7) || strlen(l.text) - 7 >= sizeof t->device)
         return wrong(t, &l, where, "'device NAME'", e);
     strcpy(t->device, l.text + 7);
@@ -70,7 +72,7 @@ bool tuning_parse(Tuning *t, const void *bytes, size_t n, const char *where, Err
         if (strncmp(l.text, "product ", 8) || t->n == TUNING_MAX) return wrong(t, &l, where, "'product ...'", e);
         t->product = xrealloc(t->product, (size_t)t->n + 1, sizeof *t->product);
         if (!product(&t->product[t->n], l.text + 8))
-            return wrong(t, &l, where, "'product' with 8 sizes, 8 words and 2 times", e);
+            return wrong(t, &l, where, "'product' with 10 sizes, 8 words and 2 times", e);
         t->n++;
     }
     rest = l.text + 4;
@@ -81,16 +83,17 @@ bool tuning_parse(Tuning *t, const void *bytes, size_t n, const char *where, Err
 
 char *tuning_text(const Tuning *t) {
     char *all =
-        xformat("kvsmith tuning 1\ndevice %s\nprocessors %d\nlibrary %lld\n", t->device, t->processors, t->library);
+        xformat("kvsmith tuning 2\ndevice %s\nprocessors %d\nlibrary %lld\n", t->device, t->processors, t->library);
     for (int i = 0; i < t->n; i++) {
         const TunedProduct *p = &t->product[i];
         const int *s = p->shape;
         const uint64_t *w = p->word;
-        char *more = xformat("%sproduct %d %d %d %d %d %d %u %u %llx %llx %llx %llx %llx %llx %llx %llx %.6e %.6e\n",
-                             all, s[0], s[1], s[2], s[3], s[4], s[5], p->flags, p->align, (unsigned long long)w[0],
-                             (unsigned long long)w[1], (unsigned long long)w[2], (unsigned long long)w[3],
-                             (unsigned long long)w[4], (unsigned long long)w[5], (unsigned long long)w[6],
-                             (unsigned long long)w[7], p->first, p->best);
+        char *more =
+            xformat("%sproduct %d %d %d %d %d %d %u %u %u %u %llx %llx %llx %llx %llx %llx %llx %llx %.6e %.6e\n", all,
+                    s[0], s[1], s[2], s[3], s[4], s[5], p->flags, p->align[0], p->align[1], p->align[2],
+                    (unsigned long long)w[0], (unsigned long long)w[1], (unsigned long long)w[2],
+                    (unsigned long long)w[3], (unsigned long long)w[4], (unsigned long long)w[5],
+                    (unsigned long long)w[6], (unsigned long long)w[7], p->first, p->best);
         free(all);
         all = more;
     }

@@ -4,14 +4,14 @@
 #include "../ops/tuning.h"
 #include "check.h"
 
-static const char head[] = "kvsmith tuning 1\ndevice some device\nprocessors 132\nlibrary 130100\n";
-static const char one[] = "product 4 5 6 7 8 9 3 16 1 2 3 4 5 6 7 ffffffffffffffff 2.5e-05 1e-05\n";
+static const char head[] = "kvsmith tuning 2\ndevice some device\nprocessors 132\nlibrary 130100\n";
+static const char one[] = "product 4 5 6 7 8 9 3 16 16 4 1 2 3 4 5 6 7 ffffffffffffffff 2.5e-05 1e-05\n";
 
 Test(tuning, reads_what_it_writes) {
     Tuning t = {.device = "some device", .processors = 132, .n = 2, .library = 130100}, got;
     TunedProduct p[2] = {
-        {.shape = {4, 5, 6, 7, 8, 9}, .flags = 11, .align = 4, .word = {1, 0, UINT64_MAX}, .best = 1e-5},
-        {.shape = {1, 1, 1, 1, 1, INT32_MAX}, .align = 16, .first = 0.5}};
+        {.shape = {4, 5, 6, 7, 8, 9}, .flags = 11, .align = {4, 2, 16}, .word = {1, 0, UINT64_MAX}, .best = 1e-5},
+        {.shape = {1, 1, 1, 1, 1, INT32_MAX}, .align = {16, 16, 16}, .first = 0.5}};
     Err e = {0};
     t.product = p;
     char *text = tuning_text(&t);
@@ -29,20 +29,21 @@ Test(tuning, reads_what_it_writes) {
 Test(tuning, what_cannot_be_is_refused) {
     static const struct {
         const char *text, *said;
-    } bad[] = {{"", "line 1: expected 'kvsmith tuning 1'"},
-               {"kvsmith tuning 2\n", "line 1: expected 'kvsmith tuning 1'"},
-               {"kvsmith tuning 1\nname x\n", "line 2: expected 'device NAME'"},
-               {"kvsmith tuning 1\ndevice x\nprocessors many\n", "line 3: expected 'processors N'"},
-               {"kvsmith tuning 1\ndevice x\nprocessors 1\nlibrary -1\n", "line 4: expected 'library N'"},
+    } bad[] = {{"", "line 1: expected 'kvsmith tuning 2'"},
+               {"kvsmith tuning 1\n", "line 1: expected 'kvsmith tuning 2'"},
+               {"kvsmith tuning 2\nname x\n", "line 2: expected 'device NAME'"},
+               {"kvsmith tuning 2\ndevice x\nprocessors many\n", "line 3: expected 'processors N'"},
+               {"kvsmith tuning 2\ndevice x\nprocessors 1\nlibrary -1\n", "line 4: expected 'library N'"},
                {"HEAD", "line 5: expected a product or the end; the file is cut short"},
                {"HEADprodukt 1\n", "line 5: expected 'product ...'"},
-               {"HEADproduct 0 5 6 7 8 9 3 16 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 8 sizes"},
-               {"HEADproduct 1 5 6 7 8 9 32 16 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 8 sizes"},
-               {"HEADproduct 1 5 6 7 8 9 3 0 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 8 sizes"},
-               {"HEADproduct 1 5 6 7 8 99999999999 3 4 1 2 3 4 5 6 7 8 1 1\n", "8 sizes, 8 words and 2 times"},
-               {"HEADproduct 1 5 6 7 8 9 3 4 1 2 3 4 5 6 7 g 1 1\n", "8 sizes, 8 words and 2 times"},
-               {"HEADproduct 1 5 6 7 8 9 3 4 1 2 3 4 5 6 7 8 1 nan\n", "8 sizes, 8 words and 2 times"},
-               {"HEADproduct 1 5 6 7 8 9 3 4 1 2 3 4 5 6 7 8 1 1 1\n", "8 sizes, 8 words and 2 times"},
+               {"HEADproduct 0 5 6 7 8 9 3 16 16 4 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 10 sizes"},
+               {"HEADproduct 1 5 6 7 8 9 32 16 16 16 1 2 3 4 5 6 7 8 1 1\n",
+                "line 5: expected 'product' with 10 sizes"},
+               {"HEADproduct 1 5 6 7 8 9 3 16 0 4 1 2 3 4 5 6 7 8 1 1\n", "line 5: expected 'product' with 10 sizes"},
+               {"HEADproduct 1 5 6 7 8 99999999999 3 4 4 4 1 2 3 4 5 6 7 8 1 1\n", "10 sizes, 8 words and 2 times"},
+               {"HEADproduct 1 5 6 7 8 9 3 4 4 4 1 2 3 4 5 6 7 g 1 1\n", "10 sizes, 8 words and 2 times"},
+               {"HEADproduct 1 5 6 7 8 9 3 4 4 4 1 2 3 4 5 6 7 8 1 nan\n", "10 sizes, 8 words and 2 times"},
+               {"HEADproduct 1 5 6 7 8 9 3 4 4 4 1 2 3 4 5 6 7 8 1 1 1\n", "10 sizes, 8 words and 2 times"},
                {"HEADONEend 2\n", "line 6: expected 'end' with the number of products"},
                {"HEADONEend 1\nmore\n", "line 6: expected 'end' with the number of products, and nothing behind"},
                {"HEADONEend one\n", "line 6: expected 'end'"}};
@@ -65,7 +66,7 @@ Test(tuning, lengths_are_bounded) {
     char name[700];
     memset(name, 'n', sizeof name - 1), name[sizeof name - 1] = 0;
     for (int n = 60; n < 699; n += 1 + 300 * (n > 70)) {
-        char *text = xformat("kvsmith tuning 1\ndevice %.*s\nprocessors 1\nlibrary 1\nend 0\n", n, name);
+        char *text = xformat("kvsmith tuning 2\ndevice %.*s\nprocessors 1\nlibrary 1\nend 0\n", n, name);
         e = (Err){0};
         bool ok = tuning_parse(&t, text, strlen(text), "f", &e);
         cr_assert(ok == (n < 64), "%d letters: %s", n, e.msg);

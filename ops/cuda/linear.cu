@@ -10,7 +10,7 @@
 enum { SHAPES = 512 };
 struct LtEntry {
     CudaGemm shape;
-    uint32_t align; /* bytes that its operands are aligned to */
+    uint32_t align[3]; /* bytes that A, B and C are aligned to */
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -70,14 +70,15 @@ static bool same(const CudaGemm *a, const CudaGemm *b) {
            a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate && a->narrow == b->narrow &&
            a->half == b->half;
 }
-/* Bytes that the operands of the choices to come are aligned to. */
-static void promise(CudaLt *t, uint32_t align) {
-    static const cublasLtMatmulPreferenceAttributes_t operand[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                                                                   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+/* Of the choices to come. The library's first operand is our B. */
+static void promise(CudaLt *t, const uint32_t align[3]) {
+    static const cublasLtMatmulPreferenceAttributes_t operand[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                                                   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    for (cublasLtMatmulPreferenceAttributes_t a : operand)
-        must(cublasLtMatmulPreferenceSetAttribute(t->preference, a, &align, sizeof align), "alignment");
+    for (int i = 0; i < 4; i++)
+        must(cublasLtMatmulPreferenceSetAttribute(t->preference, operand[i], &align[i < 3 ? i : 2], sizeof *align),
+             "alignment");
 }
 
 /* ---- measured choices: ops/tuning.h ---- */
@@ -88,7 +89,7 @@ static TunedProduct key_of(const LtEntry *e) {
     memcpy(p.shape, shape, sizeof shape);
     p.flags = (unsigned)s->ta | (unsigned)s->tb << 1 | (unsigned)s->accumulate << 2 | (unsigned)s->narrow << 3 |
               (unsigned)s->half << 4;
-    p.align = e->align;
+    memcpy(p.align, e->align, sizeof p.align);
     return p;
 }
 /* The algorithm that was measured to be the fastest, if the library still has it for this product. */
@@ -99,7 +100,9 @@ static void recall(CudaLt *t, LtEntry *e) {
         const TunedProduct *p = &t->tuning->product[i];
         cublasLtMatmulAlgo_t algo;
         cublasLtMatmulHeuristicResult_t r;
-        if (memcmp(p->shape, key.shape, sizeof key.shape) || p->flags != key.flags || p->align != key.align) continue;
+        if (memcmp(p->shape, key.shape, sizeof key.shape) || p->flags != key.flags ||
+            memcmp(p->align, key.align, sizeof key.align))
+            continue;
         memcpy(&algo, p->word, sizeof algo);
         if (cublasLtMatmulAlgoCheck(t->handle, e->op, e->b, e->a, e->c, e->c, &algo, &r) == CUBLAS_STATUS_SUCCESS &&
             r.workspaceSize <= SPACE)
@@ -155,7 +158,7 @@ static bool tune_one(Cuda *c, LtEntry *e, double seconds, TunedProduct *out) {
     void *operand[3] = {};
     for (int i = 0; i < 3 && ok; i++) {
         /* no better aligned than the product's own operands were */
-        size_t off = e->align >= 16 ? 0 : i == 2 && !s->half ? sizeof(float) : e->align;
+        size_t off = e->align[i] >= 16 ? 0 : e->align[i];
         operand[i] = static_cast<char *>(x[i]) + off;
         if (i < 2 ? s->narrow : s->half)
             LAUNCH_EACH(c, (numbers<bf16>), size[i], static_cast<bf16 *>(operand[i]), (uint64_t)i);
@@ -192,13 +195,14 @@ extern "C" long long cuda_library(const Cuda *) { return (long long)cublasLtGetV
 extern "C" int cuda_processors(const Cuda *c) { return c->processors; }
 
 /* The library counts columns first: it is asked for C^T = B^T A^T, whose operands are ours as they lie in memory. */
-static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
+static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, const uint32_t align[3]) {
     cublasOperation_t first = s.tb ? CUBLAS_OP_T : CUBLAS_OP_N, second = s.ta ? CUBLAS_OP_T : CUBLAS_OP_N;
     cudaDataType_t of = s.narrow ? CUDA_R_16BF : CUDA_R_32F;
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
     promise(t, align);
-    e->shape = s, e->align = align;
+    e->shape = s;
+    memcpy(e->align, align, sizeof e->align);
     must(cublasLtMatmulDescCreate(&e->op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");
@@ -214,9 +218,10 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, uint32_t align) {
     e->algo = found.algo;
     recall(t, e);
 }
-static LtEntry *entry(CudaLt *t, CudaGemm s, uint32_t align) {
+static LtEntry *entry(CudaLt *t, CudaGemm s, const uint32_t align[3]) {
     for (int i = 0; i < t->n; i++)
-        if (t->entry[i].align == align && same(&t->entry[i].shape, &s)) return &t->entry[i];
+        if (!memcmp(t->entry[i].align, align, sizeof t->entry[i].align) && same(&t->entry[i].shape, &s))
+            return &t->entry[i];
     if (t->n == SHAPES) { /* a server that meets every row count: forget the older half */
         for (int i = 0; i < SHAPES / 2; i++) forget(&t->entry[i]);
         memmove(t->entry, t->entry + SHAPES / 2, SHAPES / 2 * sizeof *t->entry);
@@ -225,12 +230,10 @@ static LtEntry *entry(CudaLt *t, CudaGemm s, uint32_t align) {
     prepare(t, &t->entry[t->n], s, align);
     return &t->entry[t->n++];
 }
-/* Bytes that all operands are aligned to: a head, an expert or a chunk of rows may begin at any number, where the
- * library expects 256 bytes unless it is told. More than 16 no algorithm asks for. */
-static uint32_t alignment(const CudaGemm &s, const void *C, const void *A, const void *B) {
-    bool operands = ((uintptr_t)A | (uintptr_t)B) % 16 == 0;
-    if (operands && (uintptr_t)C % 16 == 0) return 16;
-    return !s.half && (operands || !s.narrow) ? (uint32_t)sizeof(float) : (uint32_t)sizeof(bf16);
+/* Bytes that an operand is aligned to: a head, an expert or a chunk of rows may begin at any number, where the library
+ * expects 256 bytes unless it is told. More than 16 no algorithm asks for; for less than a number's size there is none. */
+static uint32_t alignment(const void *p, bool half) {
+    return (uintptr_t)p % 16 == 0 ? 16 : half ? (uint32_t)sizeof(bf16) : (uint32_t)sizeof(float);
 }
 template <class T> __global__ void clear(size_t n, int N, int ldc, T *C) {
     EACH(i, n) store<1>(C + i / (size_t)N * (size_t)ldc + i % (size_t)N, {0});
@@ -246,7 +249,8 @@ extern "C" void cuda_gemm(Cuda *c, CudaGemm s, void *C, const void *A, const voi
         return;
     }
     if (!c->stream) return;
-    LtEntry *e = entry(c->lt, s, alignment(s, C, A, B));
+    const uint32_t align[] = {alignment(A, s.narrow), alignment(B, s.narrow), alignment(C, s.half)};
+    LtEntry *e = entry(c->lt, s, align);
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
                         SPACE, c->stream),

@@ -1,7 +1,8 @@
 /* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, A and B both f32
  * or both bf16, sums in f32 over ascending k, C and D in f32, or of operands in bf16 in that, rounded to the nearest. Checks what the library would refuse, and that operands are
  * inside allocations and written. Two products at once may not share a workspace: each scribbles over its own before it
- * ends. Operands must be aligned as the choice of the algorithm was told, 256 bytes where nothing was said. */
+ * ends. Operands must be aligned as the choice of the algorithm was told, 256 bytes where nothing was said; a promise of
+ * less than a number's own size finds no algorithm. */
 #include "include/cublasLt.h"
 #include "../../ops/cuda/lt_so.h"
 #include <stdio.h>
@@ -101,6 +102,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int most,
                                               cublasLtMatmulHeuristicResult_t *r, int *found) {
     if (!fits(op, a, b, c) || most < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    const SimtLtLayout *operand[] = {a, b, c, c};
+    for (int i = 0; i < 4; i++)
+        if (p->align[i] < operand[i]->each()) return CUBLAS_STATUS_NOT_SUPPORTED;
     *found = most < ALGORITHMS ? most : ALGORITHMS;
     for (int k = 0; k < *found; k++) {
         r[k] = {};

@@ -403,7 +403,7 @@ Test(cuda_run, choices_of_products_are_measured_and_kept, .timeout = 200) {
     }
     json_decref(j), free(out);
     char *text = check_read(file, &n);
-    cr_assert(!strncmp(text, "kvsmith tuning 1\ndevice ", 24), "%s", text);
+    cr_assert(!strncmp(text, "kvsmith tuning 2\ndevice ", 24), "%s", text);
     /* the emulated library's first choice is its slowest one for small products */
     cr_assert(faster > 0 || !strstr(text, "device emulated device\n"), "nothing is faster: %s", text);
     static const char quiet[] = "";
@@ -416,9 +416,9 @@ Test(cuda_run, choices_of_products_are_measured_and_kept, .timeout = 200) {
     free(r.out), free(r.err);
     const struct {
         const char *text, *said;
-    } bad[] = {{"kvsmith tuning 1\ndevice another\nprocessors 7\nlibrary 1\nend 0\n",
+    } bad[] = {{"kvsmith tuning 2\ndevice another\nprocessors 7\nlibrary 1\nend 0\n",
                 "measured on another with 7 processors"},
-               {"kvsmith tuning 2\n", "line 1: expected 'kvsmith tuning 1'"},
+               {"kvsmith tuning 1\n", "line 1: expected 'kvsmith tuning 2'"},
                {"", "line 1: expected"},
                {NULL, "the file is cut short"}};
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
@@ -437,7 +437,7 @@ Test(cuda_run, choices_of_products_are_measured_and_kept, .timeout = 200) {
 }
 Test(emulated, choices_of_another_library_are_ignored, .timeout = 100) {
     char *cfg = config_file(), *file = check_path("tuning.txt"), *with = xformat("--tuning=%s", file);
-    const char *text = "kvsmith tuning 1\ndevice emulated device\nprocessors 132\nlibrary 130000\nend 0\n";
+    const char *text = "kvsmith tuning 2\ndevice emulated device\nprocessors 132\nlibrary 130000\nend 0\n";
     check_write(file, text, strlen(text));
     setenv("SIMT_CUBLASLT", "130100", 1);
     Ran r = RUN("bench", "decode", cfg, "--device", "cuda", "--batch", "1", "-s", "0.01", with);
