@@ -2,7 +2,8 @@
  *
  * A part is a list of cases. Every case that ends adds one line of JSON to DIR/gpu-check.jsonl, in one write, so that
  * what a run that was cut off has found stays; a case that stands there is not run again. Cases run as processes with a
- * time limit: one that crashes, hangs or is killed is a line like any other. */
+ * time limit: one that crashes, hangs or is killed is a line like any other, unless it was killed for the end of the
+ * time that is left to all, which says nothing about it. */
 #pragma once
 #include <jansson.h>
 #include "../../ops/base.h"
@@ -20,15 +21,18 @@ typedef struct {
     /* of the part under way */
     const char *part;
     int count[CASE_STATES], left;
-    const char *name; /* of the case under way */
+    const char *name; /* of the case under way; NULL: none was begun yet */
     double began;
+    bool alone;             /* it is the first: no later run would have more time for it */
+    bool shortened, killed; /* the next process has less time than its case asked for; one was killed for that */
 } Check;
 
-/* True: run the case now and end it by case_end. False: it stands in the journal already, or there is no time left for
- * it, which counts it among those left. */
+/* True: run the case now and end it by case_end. False: it stands in the journal already, or there is hardly any time
+ * left for it, which counts it among those left. */
 bool case_begin(Check *, const char *name);
-double case_seconds(const Check *, double most); /* the time a process of it may take */
-/* data: taken; NULL: none. The rest says why, for what is not ok. */
+double case_seconds(Check *, double most); /* the time the next process of it may take */
+/* data: taken; NULL: none. The rest says why, for what is not ok. A failure of what was killed before it had all the
+ * time that it asked for is left to the next run. */
 void case_end(Check *, CaseState, json_t *data, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 /* Text into DIR/log.txt, headed by part and case. */
 void case_log(const Check *, const char *what, const char *text);
@@ -40,7 +44,7 @@ typedef struct {
     char *out, *err; /* at most a few MB of each */
 } Child;
 /* argv NULL-ended, in the bundle's folder, with nothing on stdin; killed with all that it started after `limit`. */
-Child child_run(const Check *, double limit, const char *const argv[]);
+Child child_run(Check *, double limit, const char *const argv[]);
 #define CHILD(c, limit, ...) child_run(c, limit, (const char *const[]){__VA_ARGS__, NULL})
 void child_free(Child *);
 const char *child_line(const Child *); /* one line that says how it failed, in static memory */

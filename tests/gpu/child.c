@@ -39,7 +39,7 @@ static void become(const Check *c, const char *const argv[], int out, int err) {
     fprintf(stderr, "cannot run %s\n", argv[0]);
     _exit(127);
 }
-Child child_run(const Check *c, double limit, const char *const argv[]) {
+Child child_run(Check *c, double limit, const char *const argv[]) {
     Child r = {.status = -2};
     int pipes[2][2];
     double start = now_seconds();
@@ -65,7 +65,7 @@ Child child_run(const Check *c, double limit, const char *const argv[]) {
     int st = 0;
     if (late) kill(-pid, SIGKILL);
     if (pid > 0 && waitpid(pid, &st, 0) == pid) r.status = WIFEXITED(st) ? WEXITSTATUS(st) : 128 + WTERMSIG(st);
-    if (late) r.status = -1;
+    if (late) r.status = -1, c->killed |= c->shortened;
     for (int i = 0; i < 2; i++)
         if (p[i].fd >= 0) close(p[i].fd);
     r.out = p[0].p, r.err = p[1].p;

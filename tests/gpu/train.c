@@ -35,7 +35,7 @@ static bool curve_read(Curve *k, const char *dir) {
     fclose(f);
     return k->n > 0;
 }
-static void forget(const Check *c, const char *dir) {
+static void forget(Check *c, const char *dir) {
     Child r = CHILD(c, 60, "rm", "-rf", dir);
     child_free(&r);
 }
@@ -51,8 +51,8 @@ static bool has_stages(const Check *c, const char *config) {
     return found;
 }
 /* A run of `steps` steps of a schedule for `of`; more: NULL, or two settings. */
-static Child train(const Check *c, const char *config, const char *device, const char *dir, int steps, int of,
-                   bool resume, const char *const more[2]) {
+static Child train(Check *c, const char *config, const char *device, const char *dir, int steps, int of, bool resume,
+                   const char *const more[2]) {
     char *at = xformat("run.dir=%s", dir), *n = xformat("train.steps=%d", steps),
          *s = xformat("optim.schedule_steps=%d", of);
     const char *argv[32] = {c->program,

@@ -106,6 +106,27 @@ Test(gpu_check, says_what_it_had_no_time_for) {
     cr_assert(r.status == 1 && k.left == 6 && k.ok == 0, "%d %d", r.status, k.left);
     free(r.out), free(r.err), free(out), free(program);
 }
+/* What is killed because the time of all parts ends has not failed: the next call runs it, and what was not begun. One
+ * that is the first of its call had all that there is, as below. */
+Test(gpu_check, a_case_cut_off_by_the_end_is_left, .timeout = 100) {
+    char *program = beside("kvsmith"), *real = realpath(program, NULL), *out = check_path("out"),
+         *fake = check_path("fake"),
+         *script = xformat("#!/bin/sh\n[ \"$1$2\" != benchdecode ] || sleep 1000\nexec %s \"$@\"\n", real);
+    check_write(fake, script, strlen(script));
+    cr_assert(chmod(fake, 0755) == 0);
+    Ran r = gpu_check(fake, out, "bench", "--total", "4");
+    Journal k = journal(out, "bench");
+    cr_assert(r.status == 1 && k.ok == 1 && k.failed == 0 && k.left == 2 && strstr(r.out, "left bench/decode: "),
+              "%d: %d, %d, %d left: %s%s", r.status, k.ok, k.failed, k.left, r.out, r.err);
+    json_decref(k.last);
+    free(r.out), free(r.err);
+    r = gpu_check(program, out, "bench", "--python", "no-python-here");
+    k = journal(out, "bench");
+    cr_assert(r.status == 0 && k.ok == 2 && k.skipped == 1 && k.failed == 0 && k.left == 0, "%d: %d, %d: %s%s",
+              r.status, k.ok, k.failed, r.out, r.err);
+    json_decref(k.last);
+    free(r.out), free(r.err), free(out), free(fake), free(script), free(real), free(program);
+}
 /* Without a device every part says so in a line, nothing is run, the next call tries again. */
 Test(gpu_check, says_that_there_is_no_device, .timeout = 60) {
     char *program = beside("kvsmith"), *out = check_path("out");
