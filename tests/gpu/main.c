@@ -14,9 +14,15 @@ static const struct {
     const char *name;
     void (*run)(Check *);
 } parts[] = {
-    {"props", part_props}, {"self-test", part_self_test}, {"train", part_train},
-    {"nccl", part_nccl},   {"sanitizer", part_sanitizer}, {"ops", part_ops},
-    {"cudnn", part_cudnn}, {"tune", part_tune},           {"bench", part_bench},
+    {"props", part_props},
+    {"self-test", part_self_test},
+    {"train", part_train},
+    {"nccl", part_nccl},
+    {"ops", part_ops},
+    {"cudnn", part_cudnn},
+    {"tune", part_tune},
+    {"bench", part_bench},
+    {"sanitizer", part_sanitizer},
 };
 enum { PARTS = sizeof parts / sizeof *parts };
 static const char *const states[] = {"ok", "failed", "skipped"};
