@@ -127,6 +127,7 @@ Table rig_first(void) {
 }
 int rig_threads(void) { return cuda_ops() ? 1 : 3; }
 bool rig_emulated(Device *d) { return !strcmp(device_isa(d), "emulated device"); }
+bool rig_steady(Device *d) { return !d->cuda || rig_emulated(d); }
 bool rig_missing(const char *op) {
     if (!cuda_ops()) return false;
     for (const CudaLedger *l = cuda_missing(); l->op; l++)

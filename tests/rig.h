@@ -21,7 +21,17 @@ int rig_tables(Table out[TABLES_MAX]); /* those that this processor can run; of 
 Table rig_first(void);                 /* the first of them */
 int rig_threads(void);                 /* numbers of threads to try, from 1: an emulated device is slow and has none */
 bool rig_emulated(Device *);           /* the device is tests/simt's, which watches and can be told to fail */
-bool rig_missing(const char *op);      /* the CUDA backend, being tested, lacks it and says so (ops/cuda/ledger.h) */
+bool rig_steady(Device *); /* a row's sums have one order: a device's library has another for other numbers of rows */
+bool rig_missing(const char *op); /* the CUDA backend, being tested, lacks it and says so (ops/cuda/ledger.h) */
+
+/* The same numbers, of products with other numbers of rows: to the bit where sums have one order, within rms elsewhere. */
+#define CHECK_SAME(dev, what, got, want, n, rms)               \
+    do {                                                       \
+        if (rig_steady(dev))                                   \
+            CHECK_BYTES(what, got, want, (n) * sizeof *(got)); \
+        else                                                   \
+            CHECK_RMS(what, got, want, n, rms);                \
+    } while (0)
 
 /* ---- a place to call an op from -----------------------------------------------------------------------------------
  */

