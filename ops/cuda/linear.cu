@@ -70,15 +70,21 @@ static bool same(const CudaGemm *a, const CudaGemm *b) {
            a->ta == b->ta && a->tb == b->tb && a->accumulate == b->accumulate && a->narrow == b->narrow &&
            a->half == b->half;
 }
-/* Of the choices to come. The library's first operand is our B. */
-static void promise(CudaLt *t, const uint32_t align[3]) {
+/* Of the choices to come. The library's first operand is our B. Parts of sums are put together in f32, as an algorithm
+ * that keeps them in C's numbers would round more than once where those are bf16. */
+static void prefer(CudaLt *t, const LtEntry *e) {
+    const uint32_t schemes = e->shape.half ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_MASK;
     static const cublasLtMatmulPreferenceAttributes_t operand[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
                                                                    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4; i++)
-        must(cublasLtMatmulPreferenceSetAttribute(t->preference, operand[i], &align[i < 3 ? i : 2], sizeof *align),
+        must(cublasLtMatmulPreferenceSetAttribute(t->preference, operand[i], &e->align[i < 3 ? i : 2],
+                                                  sizeof *e->align),
              "alignment");
+    must(cublasLtMatmulPreferenceSetAttribute(t->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
+                                              sizeof schemes),
+         "sums");
 }
 
 /* ---- measured choices: ops/tuning.h ---- */
@@ -165,7 +171,7 @@ static bool tune_one(Cuda *c, LtEntry *e, double seconds, TunedProduct *out) {
         else
             LAUNCH_EACH(c, (numbers<float>), size[i], static_cast<float *>(operand[i]), (uint64_t)i);
     }
-    promise(t, e->align);
+    prefer(t, e);
     ok = ok && cublasLtMatmulAlgoGetHeuristic(t->handle, e->op, e->b, e->a, e->c, e->c, t->preference, CANDIDATES,
                                               found, &n) == CUBLAS_STATUS_SUCCESS;
     *out = key_of(e);
@@ -200,9 +206,9 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, const uint32_t align[3]) 
     cudaDataType_t of = s.narrow ? CUDA_R_16BF : CUDA_R_32F;
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
-    promise(t, align);
     e->shape = s;
     memcpy(e->align, align, sizeof e->align);
+    prefer(t, e);
     must(cublasLtMatmulDescCreate(&e->op, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "operation");
     must(cublasLtMatmulDescSetAttribute(e->op, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "operation");

@@ -91,6 +91,7 @@ void part_self_test(Check *c) {
     suite_run(c, "ops s to z", "ops/@([s-z])*", 200);
     suite_run(c, "sums over rows", "ops_reduce/*", 200);
     suite_run(c, "copies in bf16", "cuda_half/*", 200);
+    suite_run(c, "products of the 124M model", "cuda_products/*", 200);
     suite_run(c, "products and attention in bf16", "cuda_bf16/*", 300);
     suite_run(c, "decoding attention", "cuda_lanes/*", 300);
     suite_run(c, "activations in bf16", "acts/*", 200);

@@ -2,7 +2,8 @@
  * or both bf16, sums in f32 over ascending k, C and D in f32, or of operands in bf16 in that, rounded to the nearest. Checks what the library would refuse, and that operands are
  * inside allocations and written. Two products at once may not share a workspace: each scribbles over its own before it
  * ends. Operands must be aligned as the choice of the algorithm was told, 256 bytes where nothing was said; a promise of
- * less than a number's own size finds no algorithm. */
+ * less than a number's own size finds no algorithm. Sums are of two parts, of which the first is kept as C's numbers are,
+ * unless the preference says otherwise. */
 #include "include/cublasLt.h"
 #include "../../ops/cuda/lt_so.h"
 #include <stdio.h>
@@ -22,6 +23,7 @@ struct SimtLtLayout {
 struct SimtLtPreference {
     size_t workspace;
     uint32_t align[4]; /* of A, B, C, D */
+    uint32_t schemes;  /* by which parts of a sum may be put together */
 };
 static const uint64_t OUR_ALGO = 0x73696D74;
 /* Which differ in the time of small products alone: the first goes through everything three times, the second once, the
@@ -71,7 +73,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
-    *p = new SimtLtPreference{0, {256, 256, 256, 256}};
+    *p = new SimtLtPreference{0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
@@ -83,6 +85,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     if (a >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) {
         if (n != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
         p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES] = *(const uint32_t *)v;
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
+        if (n != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+        p->schemes = *(const uint32_t *)v;
         return CUBLAS_STATUS_SUCCESS;
     }
     if (n != sizeof(size_t)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -111,6 +118,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         r[k].algo.data[0] = OUR_ALGO;
         for (int i = 0; i < 4; i++) r[k].algo.data[1 + i] = p->align[i]; /* it may use all that it was promised */
         r[k].algo.data[5] = (uint64_t)k;
+        r[k].algo.data[6] =
+            p->schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE) ? 1 : 0;
         r[k].workspaceSize = 4096;
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -145,6 +154,7 @@ struct Product {
     void *space;
     size_t space_bytes;
     int turns;
+    bool parts; /* the first half of a sum is kept in C's type */
 };
 void estimate_others(double bytes); /* estimate.cpp */
 static void touch(const void *p, const SimtLtLayout *l, bool write) {
@@ -152,13 +162,15 @@ static void touch(const void *p, const SimtLtLayout *l, bool write) {
     for (int64_t j = 0; j < l->cols; j++)
         simt_library_touches((const char *)p + (size_t)(j * l->ld) * l->each(), (size_t)l->rows * l->each(), write);
 }
-/* Number i of an operand. */
-static float number(const void *p, const SimtLtLayout *l, int64_t i) {
-    if (l->type == CUDA_R_32F) return ((const float *)p)[i];
-    uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
+static float widened(uint16_t half) {
+    uint32_t u = (uint32_t)half << 16;
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
+}
+/* Number i of an operand. */
+static float number(const void *p, const SimtLtLayout *l, int64_t i) {
+    return l->type == CUDA_R_32F ? ((const float *)p)[i] : widened(((const uint16_t *)p)[i]);
 }
 static uint16_t nearest(float f) {
     uint32_t u;
@@ -175,6 +187,7 @@ static void multiply(void *arg) {
     touch(p->B, &p->b, false);
     if (p->beta != 0) touch(p->C, &p->c, false);
     touch(p->D, &p->c, true);
+    const bool half = p->c.type == CUDA_R_16BF;
     bool small = p->c.cols * p->c.rows * k <= 1 << 16;
     for (int turn = 1; small && turn < p->turns; turn++) {
         volatile float s = 0;
@@ -186,8 +199,10 @@ static void multiply(void *arg) {
     for (int64_t j = 0; j < p->c.cols; j++)
         for (int64_t i = 0; i < p->c.rows; i++) {
             float s = 0;
-            for (int64_t l = 0; l < k; l++)
+            for (int64_t l = 0; l < k; l++) {
+                if (p->parts && half && l == k / 2) s = widened(nearest(s));
                 s += number(p->A, &p->a, i * ai + l * ak) * number(p->B, &p->b, j * bj + l * bk);
+            }
             int64_t at = j * p->c.ld + i;
             s = p->beta != 0 ? p->alpha * s + p->beta * number(p->C, &p->c, at) : p->alpha * s;
             if (p->c.type == CUDA_R_32F)
@@ -209,8 +224,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const
         !A || !B || !C || !D || (algo && (algo->data[0] != OUR_ALGO || algo->data[5] >= ALGORITHMS)) ||
         !kept(algo, A, B, C, D))
         return CUBLAS_STATUS_INVALID_VALUE;
-    Product *p = new Product{*op, *a, *b, *c,    *(const float *)alpha, *(const float *)beta,           A,
-                             B,   C,  D,  space, space_bytes,           algo ? turns[algo->data[5]] : 1};
+    Product *p = new Product{*op, *a, *b,    *c,          *(const float *)alpha,           *(const float *)beta, A, B,
+                             C,   D,  space, space_bytes, algo ? turns[algo->data[5]] : 1, algo && algo->data[6]};
     simt_enqueue(s, multiply, p, [](void *x) { delete (Product *)x; });
     return CUBLAS_STATUS_SUCCESS;
 }

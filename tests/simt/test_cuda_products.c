@@ -1,0 +1,86 @@
+/* test_cuda_products.c: products as the library makes them of the shapes of a model, on a device those of the 124M
+ * model: no term of a sum is lost, and results in bf16 are rounded once, at the end. */
+#include "../rig.h"
+#include "../../ops/cuda/cuda.h"
+
+static double number_of(const void *p, size_t i, bool half) {
+    return half ? (double)bf16_to(((const uint16_t *)p)[i]) : (double)((const float *)p)[i];
+}
+static double rounded(double x, bool half) { return half ? (double)bf16_to(bf16_from((float)x)) : (double)(float)x; }
+
+/* Operands of ones: every number is K, and 2K where as much is added, which f32 holds exactly, and bf16 for the widths of
+ * models. A term that is missing, or comes twice, shows in all of its tile. */
+static void sums_of_ones(Rig *g, CudaGemm s, const Tensor one[2], Tensor C) {
+    static const char *const kinds[] = {"f32", "bf16", "bf16 into bf16"};
+    s.lda = s.ta ? s.M : s.K, s.ldb = s.tb ? s.K : s.N, s.ldc = s.N;
+    for (int kind = 0; kind < 3; kind++) {
+        s.narrow = kind > 0, s.half = kind == 2;
+        /* what is in bf16 lies so that the library takes it */
+        if (s.narrow && (s.lda % 8 || s.ldb % 8 || s.ldc % 8)) continue;
+        for (int times = 1; times <= 2; times++) {
+            const void *ones = one[s.narrow].p;
+            s.accumulate = times == 2;
+            cuda_gemm(g->dev->cuda, s, C.p, ones, ones);
+            device_sync(g->dev);
+            double want = rounded(times * (double)s.K, s.half);
+            for (size_t i = 0, n = (size_t)s.M * (size_t)s.N; i < n; i++)
+                cr_assert(number_of(C.p, i, s.half) == want,
+                          "(%d,%d,%d), transposed %d %d, %s: C[%zu] is %.9g, not %.9g", s.M, s.N, s.K, s.ta, s.tb,
+                          kinds[kind], i, number_of(C.p, i, s.half), want);
+        }
+    }
+}
+Test(cuda_products, no_term_of_a_sum_is_lost, .timeout = 250) {
+    /* Rows of a pass, and matrices (outputs, inputs): q, k and v, attention's output, gate and up, down, the head. */
+    static const int matrices[][2] = {{768, 768}, {2304, 768}, {2048, 768}, {768, 2048}, {50304, 768}},
+                     small[][2] = {{24, 24}, {72, 24}, {64, 24}, {24, 64}, {101, 24}};
+    Rig g;
+    rig_open(&g, rig_first(), 1, (size_t)64 << 10);
+    bool emulated = rig_emulated(g.dev);
+    rig_close(&g);
+    rig_open(&g, rig_first(), 1, (size_t)(emulated ? 1 : 640) << 20);
+    const size_t most = emulated ? 101 * 40 : (size_t)50304 * 1024;
+    Tensor one[2] = {EMPTY(&g, "ones", (int)most), arena_tensor(&g.mem, "ones in bf16", BF16, 1, (int[]){(int)most})},
+           C = EMPTY(&g, "C", (int)most);
+    for (size_t i = 0; i < most; i++) R(one[0])[i] = 1, ((uint16_t *)one[1].p)[i] = bf16_from(1);
+    for (int m = 0; m < 5; m++) {
+        const int *w = (emulated ? small : matrices)[m];
+        const int rows = emulated ? m % 2 ? 33 : 40 : w[0] > 4096 ? 1024 : 4096;
+        sums_of_ones(&g, (CudaGemm){.M = rows, .N = w[0], .K = w[1], .tb = true}, one, C); /* y = x w^T */
+        sums_of_ones(&g, (CudaGemm){.M = rows, .N = w[1], .K = w[0]}, one, C);             /* dx = dy w */
+        sums_of_ones(&g, (CudaGemm){.M = w[0], .N = w[1], .K = rows, .ta = true}, one, C); /* dw = dy^T x */
+    }
+    rig_close(&g);
+}
+/* Few results of many terms, which the library makes of parts of sums: against double, rounded. Parts that were kept in
+ * bf16 would move every fourth number to a neighbour; the order of sums moves one in thousands. */
+Test(cuda_products, results_in_bf16_are_rounded_once, .timeout = 60) {
+    enum { M = 64, N = 64 };
+    Rig g;
+    rig_open(&g, rig_first(), 1, (size_t)8 << 20);
+    const int K = rig_emulated(g.dev) ? 200 : 8192;
+    Tensor x = RANDOM(&g, "x", M, K), w = RANDOM(&g, "w", N, K), C = arena_tensor(&g.mem, "C", BF16, 2, (int[]){M, N}),
+           half[2] = {arena_tensor(&g.mem, "x in bf16", BF16, 2, (int[]){M, K}),
+                      arena_tensor(&g.mem, "w in bf16", BF16, 2, (int[]){N, K})};
+    for (int i = 0; i < M * K; i++)
+        ((uint16_t *)half[0].p)[i] = bf16_from(R(x)[i]), ((uint16_t *)half[1].p)[i] = bf16_from(R(w)[i]);
+    cuda_gemm(g.dev->cuda, (CudaGemm){M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .narrow = true, .half = true},
+              C.p, half[0].p, half[1].p);
+    device_sync(g.dev);
+    double *got = xcalloc(M * N, sizeof *got), *want = xcalloc(2 * M * N, sizeof *want), *parts = want + M * N;
+    for (int i = 0; i < M * N; i++) {
+        double sum = 0;
+        for (int k = 0; k < K; k++) {
+            if (k == K / 2) parts[i] = rounded(sum, true) - sum;
+            sum += number_of(half[0].p, (size_t)(i / N * K + k), true) *
+                   number_of(half[1].p, (size_t)(i % N * K + k), true);
+        }
+        got[i] = number_of(C.p, (size_t)i, true), want[i] = rounded(sum, true);
+        parts[i] = rounded(sum + parts[i], true);
+    }
+    CHECK_RMS("C", got, want, M * N, 3e-4);
+    char msg[512];
+    cr_assert(!check_rms(msg, "parts in bf16", CHECK_VIEW(parts), CHECK_VIEW(want), M * N, 1e-3), "%s", msg);
+    free(got), free(want);
+    rig_close(&g);
+}
