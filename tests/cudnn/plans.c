@@ -1,16 +1,18 @@
 /* plans.c: DEVICE.json REFUSED CONFIG...: what cuDNN makes of the attention of every configuration, without a device: a
- * plan forward and backward for each shape of a training pass, for the device that the file describes. Prints the
- * workspaces, and fails where one is beyond its bound, or where what is refused is not what REFUSED says. */
+ * plan forward and backward for each shape of a training pass, for the device that the file describes; and for each that
+ * the suites draw, which on a device expect that it is served. Prints the workspaces, and fails where one is beyond its
+ * bound, or where what is refused is not what REFUSED says. */
 #include "../../model/model.h"
 #include "../../ops/cuda/sdpa.h"
 #include "../../ops/device.h"
 #include "../../ops/file.h"
+#include "shapes.h"
 
 enum { SHAPES = 64, LINE = 600 };
 typedef struct {
     SdpaShape s;
     int sinks;
-    bool biased;
+    bool biased, drawn; /* drawn: in the suites, which take unordered sums with documents, too */
     char configs[200];
 } Seen;
 static struct {
@@ -20,21 +22,11 @@ static struct {
     Seen seen[SHAPES];
 } all; /* of this program, which does one thing */
 
-static void remember(const Run *r, const Kv *kv, Look look) {
-    int B = r->batch->B, T = r->batch->N / B;
-    if (!(r->mode & RUN_TRAIN)) return;
-    Seen x = {.s = {.B = B,
-                    .T = T,
-                    .heads = look.heads,
-                    .lanes = kv->s.lanes,
-                    .Dk = kv->s.kdim,
-                    .Dv = kv->s.vdim,
-                    .window = look.window < T ? look.window : 0},
-              .sinks = look.sinks,
-              .biased = kv->s.retire};
+static void remember(Seen x) {
     int i = 0;
+    if (x.s.window >= x.s.T) x.s.window = 0;
     while (i < all.n && (memcmp(&all.seen[i].s, &x.s, sizeof x.s) != 0 || all.seen[i].sinks != x.sinks ||
-                         all.seen[i].biased != x.biased))
+                         all.seen[i].biased != x.biased || all.seen[i].drawn != x.drawn))
         i++;
     CHECK(i < SHAPES, "more than %d shapes", SHAPES);
     if (i == all.n) all.seen[all.n++] = x;
@@ -43,7 +35,11 @@ static void remember(const Run *r, const Kv *kv, Look look) {
     if (!strstr(to, all.config)) snprintf(to + used, sizeof all.seen[i].configs - used, " %s", all.config);
 }
 static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
-    remember(r, kv, look);
+    int B = r->batch->B, T = r->batch->N / B;
+    if (r->mode & RUN_TRAIN)
+        remember((Seen){.s = {B, T, look.heads, kv->s.lanes, kv->s.kdim, kv->s.vdim, look.window, false},
+                        .sinks = look.sinks,
+                        .biased = kv->s.retire});
     all.real->attend(r, o, lse, q, kv, look, merge);
 }
 /* Every stage of a run: its length of samples may be its own. */
@@ -158,6 +154,12 @@ int main(int argc, char **argv) {
     d->ops = &d->own;
     for (int i = 3; i < argc; i++)
         if (!see_config(d, argv[i])) return EXIT_INPUT;
+    all.config = "the suites' draws";
+    for (int k = 0; k < FUSED_DRAWS; k++) {
+        Seen x = {.s = fused_shape(k), .drawn = true};
+        x.s.documents = false; /* every shape is asked for with them and without, as a run does while it measures */
+        remember(x);
+    }
     printf("cuDNN %s, %s: %d shapes of attention\n", cudnn_version(f, version), where, all.n);
     SdpaTarget t = {.f = f};
     int s = f->BackendCreateDescriptor(DESC_DEVICE, &t.device);
@@ -181,7 +183,8 @@ int main(int argc, char **argv) {
         bool served = plan(&c, &t, &all.seen[i], SDPA_FORWARD, false);
         for (SdpaKind k = SDPA_BACKWARD; served && k <= SDPA_BACKWARD_UNORDERED; k++)
             plan(&c, &t, &all.seen[i], k, false);
-        for (SdpaKind k = SDPA_FORWARD; served && k <= SDPA_BACKWARD; k++) plan(&c, &t, &all.seen[i], k, true);
+        SdpaKind last = all.seen[i].drawn ? SDPA_BACKWARD_UNORDERED : SDPA_BACKWARD;
+        for (SdpaKind k = SDPA_FORWARD; served && k <= last; k++) plan(&c, &t, &all.seen[i], k, true);
     }
     char rest[LINE];
     while (fgets(rest, sizeof rest, c.refused))

@@ -2,6 +2,7 @@
  * rounded operands. Bounds are those of docs/numerics.md; mistakes planted in the references must miss them tenfold. */
 #include "../rig.h"
 #include "../../ops/cuda/fused.h"
+#include "../cudnn/shapes.h"
 
 static double same(float x) { return (double)x; }
 static double nearest(float x) { return (double)bf16_to(bf16_from(x)); }
@@ -239,15 +240,14 @@ static Pass *pass_draw(int draw, int Dk, int Dv, bool whole) {
 }
 /* What cuDNN serves: sequences of one length, in every third pass of one document each; no sinks, no bias. */
 static Pass *pass_even(int draw, int Dk, int Dv) {
-    static const int lengths[] = {16, 33, 64, 65, 100}, windows[] = {0, 5, 0, 70, 1},
-                     heads[][2] = {{2, 2}, {4, 2}, {4, 1}, {6, 2}, {3, 1}};
-    Dice d = {rng_mix(0xD44, (uint64_t)draw), 0};
+    const SdpaShape shape = even_shape(draw, Dk, Dv);
+    Dice d = {even_key(draw), EVEN_WORDS};
     Pass *p = xcalloc(1, sizeof *p);
-    int B = 1 + roll(&d, 3), T = lengths[roll(&d, 5)], H = roll(&d, 5);
+    int B = shape.B, T = shape.T;
     for (int s = 0; s < B; s++) {
         p->seq[s] = s, p->id[s] = (uint64_t)s, p->off[s + 1] = (s + 1) * T;
         for (int i = s * T; i < (s + 1) * T; i++) {
-            bool start = i == s * T || (draw % 3 && roll(&d, 12) == 0);
+            bool start = i == s * T || (shape.documents && roll(&d, 12) == 0);
             p->of[i] = s, p->all[i] = p->picked[i] = i;
             p->first[i] = start ? i : p->first[i - 1];
             p->pos[i] = i - p->first[i];
@@ -255,8 +255,8 @@ static Pass *pass_even(int draw, int Dk, int Dv) {
     }
     p->out = (Pick){B * T, p->picked};
     p->b = (Batch){B, B * T, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
-    p->s = (KvShape){.lanes = heads[H][1], .kdim = Dk, .vdim = Dv};
-    p->look = (Look){.heads = heads[H][0], .window = windows[draw % 5], .scale = (real)(1.3 / sqrt(Dk))};
+    p->s = (KvShape){.lanes = shape.lanes, .kdim = Dk, .vdim = Dv};
+    p->look = (Look){.heads = shape.heads, .window = shape.window, .scale = (real)(1.3 / sqrt(Dk))};
     return p;
 }
 typedef enum {
@@ -624,14 +624,12 @@ Test(cuda_bf16, gradients_of_rows_in_bf16, .timeout = 300) {
 
 /* ---- by cuDNN -------------------------------------------------------------------------------------------------------
  * The same references and bounds. What is rounded once more, o and the gradients, is what the bounds leave room for. */
-static const int fused_widths[][2] = {{64, 64}, {16, 16}, {192, 128}, {24, 40}, {128, 128}, {8, 8}, {96, 64}};
-enum { FUSED_WIDTHS = sizeof fused_widths / sizeof *fused_widths, FUSED_DRAWS = 15 };
 static bool can_show(Fault f) { return f != ONE_SINK_LESS && f != NO_BIAS && f != BIASED_EARLY; }
 Test(cuda_bf16, attention_by_cudnn, .timeout = 300) {
     int tried[FAULTS] = {0};
     double seen = 0;
     for (int draw = 0; draw < FUSED_DRAWS; draw++) {
-        const int *w = fused_widths[draw * 2 % FUSED_WIDTHS];
+        const int w[] = {fused_shape(draw).Dk, fused_shape(draw).Dv};
         forward_of(pass_even(draw, w[0], w[1]), ATTENTION_CUDNN, draw, w, (Form)(draw / 2 % FORMS), tried, &seen);
     }
     check_log("attention by cuDNN, of its bounds", seen, 1, 0, FUSED_DRAWS);
@@ -643,7 +641,7 @@ Test(cuda_bf16, gradients_by_cudnn, .timeout = 300) {
     int tried[FAULTS] = {0};
     double seen = 0;
     for (int draw = 0; draw < FUSED_DRAWS; draw++) {
-        const int *w = fused_widths[draw * 2 % FUSED_WIDTHS];
+        const int w[] = {fused_shape(draw).Dk, fused_shape(draw).Dv};
         backward_with(pass_even(draw, w[0], w[1]), draw % 2 ? ATTENTION_CUDNN : ATTENTION_CUDNN_UNORDERED, draw, w,
                       (Form)(draw / 2 % FORMS), tried, &seen);
     }
