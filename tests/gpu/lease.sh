@@ -1,10 +1,10 @@
 #!/bin/bash
-# lease.sh [OUT [SECONDS]]: every part of gpu-check in order, correctness first, then speed, within SECONDS (570), for a machine
-# that is at hand for minutes. Called again with the same OUT it goes on where it was cut off. Ends with what failed, and
+# lease.sh [OUT [SECONDS]]: every part of gpu-check in order, correctness first, then speed, within SECONDS (520), for a machine
+# that is at hand for ten minutes, its start included. Called again with the same OUT it goes on where it was cut off. Ends with what failed, and
 # leaves in OUT: gpu-check.jsonl, log.txt, tuning.txt.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:-gpu-check-out} seconds=${2:-570}
+out=${1:-gpu-check-out} seconds=${2:-520}
 started=$SECONDS
 "$here/run" all --out "$out" --total $((seconds - 30)) --seconds 480
 status=$?

@@ -54,13 +54,15 @@ static void count(const char *path, int n[3], json_t *failed) {
 void suite_run(Check *c, const char *name, const char *filter, double limit) {
     if (!case_begin(c, name)) return;
     char *log = xformat("%s/self-test.log", c->out), *report = xformat("%s/self-test.json", c->out);
+    /* Each has a context of its own on the device, of some hundred MB. */
+    char *jobs = xformat("-j%d", imax(1, imin(12, (int)sysconf(_SC_NPROCESSORS_ONLN))));
     char *to = xformat("--json=%s", report), *oracle = xformat("%s/oracle.bin", c->root);
     unlink(log), unlink(report);
     setenv("CHECK_LOG", log, 1);
     if (access(oracle, R_OK) == 0) setenv("CHECK_ORACLE", oracle, 1);
     setenv("OMP_NUM_THREADS", "1", 1);
     Child r =
-        CHILD(c, case_seconds(c, limit), c->tests, "--filter", filter, "-j4", "--timeout", "200", "--color=never", to);
+        CHILD(c, case_seconds(c, limit), c->tests, "--filter", filter, jobs, "--timeout", "200", "--color=never", to);
     unsetenv("CHECK_LOG"), unsetenv("OMP_NUM_THREADS");
     int n[3] = {0};
     json_t *failed = json_array(), *fields = worst_of(log);
@@ -72,7 +74,7 @@ void suite_run(Check *c, const char *name, const char *filter, double limit) {
         json_pack("{s:i, s:i, s:o, s:o}", "tests", n[0] + n[1], "failed", n[1], "failing", failed, "fields", fields);
     case_end(c, ok ? CASE_OK : CASE_FAILED, data, "%d tests passed, %d failed %s%s%s", n[0], n[1], n[1] ? names : "",
              r.status ? "; " : "", r.status ? child_line(&r) : "");
-    free(names), free(log), free(report), free(to), free(oracle);
+    free(names), free(log), free(report), free(to), free(oracle), free(jobs);
     child_free(&r);
 }
 void part_self_test(Check *c) {
