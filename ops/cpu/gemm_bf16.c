@@ -22,8 +22,9 @@ typedef uint32_t Pair; /* low half: the even k */
 
 enum {
     TASKS_PER_THREAD = 12,
-    ASK = 192, /* pairs in a row of B between those that are used and those that are asked for */
-    AHEAD = 4  /* vectors that packing asks for ahead in rows that lie pages apart, where no prefetcher follows */
+    ENOUGH = 6, /* blocks of rows, or of few rows runs of panels side by side in memory, for each thread */
+    ASK = 192,  /* pairs in a row of B between those that are used and those that are asked for */
+    AHEAD = 4   /* vectors that packing asks for ahead in rows that lie pages apart, where no prefetcher follows */
 };
 #ifdef OPS_TILES
 enum {
@@ -258,7 +259,7 @@ typedef struct {
  */
 
 /* From so many rows on there are enough blocks of ROWS for all threads: each packs what it multiplies, at once. */
-static int many(int threads) { return TASKS_PER_THREAD * threads * ROWS; }
+static int many(int threads) { return ENOUGH * threads * ROWS; }
 static bool own_rows(int threads, int n, const GemmJob *jobs) {
     bool all = jobs->s.M >= many(threads);
     for (int j = 0; j < n; j++) all = all && !jobs[j].s.ta && jobs[j].s.M == jobs->s.M;
@@ -365,7 +366,7 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
         const GemmShape s = w[j].s;
         if (s.narrow_c && s.accumulate) widen_rows(w[j].C, (size_t)s.ldc, jobs[j].C, (size_t)jobs[j].s.ldc, s.M, s.N);
     }
-    int run = imax(1, imin(8, all / (TASKS_PER_THREAD * threads)));
+    int run = imax(1, imin(8, all / (ENOUGH * threads)));
 #pragma omp parallel num_threads(threads) if (size > 1.5e5)
     {
         tiles_open();
