@@ -281,9 +281,9 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
         while (jobs[like_b].b != jobs[j].b) like_b++;
         while (first > 0 && jobs[first - 1].c == jobs[j].c) first--;
         const GemmShape sa = jobs[like_a].s, sb = jobs[like_b].s, sc = jobs[first].s;
-        CHECK(sa.M == s.M && sa.K == s.K && sa.ta == s.ta && sb.N == s.N && sb.K == s.K && sb.tb == s.tb &&
-                  sb.narrow == s.narrow && sa.narrow_a == s.narrow_a && sc.narrow_c == s.narrow_c && sc.M == s.M &&
-                  sc.N == s.N && (first == j || (s.accumulate && !few)) &&
+        CHECK(sa.M == s.M && sa.K == s.K && sa.ta == s.ta && sa.lda == s.lda && sb.N == s.N && sb.K == s.K &&
+                  sb.tb == s.tb && sb.ldb == s.ldb && sb.narrow == s.narrow && sa.narrow_a == s.narrow_a &&
+                  sc.narrow_c == s.narrow_c && sc.M == s.M && sc.N == s.N && (first == j || (s.accumulate && !few)) &&
                   few == (s.tb && !s.ta && s.M <= GEMM_BF16_FEW),
               "product %d, (%d,%d,%d), and those that it shares with", j, s.M, s.N, s.K);
         w[j] = (Work){.s = s, .a = lie(s), .C = jobs[j].C, .packs_a = like_a == j, .packs_b = like_b == j};

@@ -21,7 +21,8 @@ static Lie lie(GemmShape s) {
 }
 /* Rows of bf16 with k along them are pairs as they lie; the kernel reads MR at once. */
 static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
-    if (!s.narrow_a || s.ta || s.K % 2 || s.lda % 2 || s.M % MR || (uintptr_t)A % sizeof(Pair)) return false;
+    if (__BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || !s.narrow_a || s.ta) return false;
+    if (s.K % 2 || s.lda % 2 || s.M % MR || (uintptr_t)A % sizeof(Pair)) return false;
     size_t ld = (size_t)s.lda / 2;
     *a = (Lie){ld * MR, ld, 1};
     return true;

@@ -105,7 +105,7 @@ void case_end(Check *c, CaseState s, json_t *data, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(why, sizeof why, fmt, ap);
     va_end(ap);
-    if (s == CASE_FAILED && c->killed && !c->alone) {
+    if (s != CASE_OK && c->killed && !c->alone) {
         c->left++;
         printf("left %s/%s: %s of less than it may take\n", c->part, c->name, why);
         fflush(stdout);

@@ -92,7 +92,7 @@ void part_props(Check *c) {
         if (r.status == 0)
             case_end(c, CASE_OK, json_pack("{s:s%}", "nvidia-smi", r.out, strlen(r.out)), "%s", "");
         else
-            case_end(c, CASE_SKIPPED, NULL, "nvidia-smi is not here");
+            case_end(c, r.status > 0 ? CASE_SKIPPED : CASE_FAILED, NULL, "nvidia-smi: %s", child_line(&r));
         child_free(&r);
     }
     if (case_begin(c, "program")) {

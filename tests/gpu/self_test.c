@@ -169,7 +169,7 @@ void part_sanitizer(Check *c) {
             if (!strcmp(tools[t], "initcheck")) argv[k++] = "train.dtype=f32";
             Child r = child_run(c, case_seconds(c, 100), argv);
             bool refused = r.status == 2 && strstr(r.err, "does not have");
-            bool tool_fails = strstr(r.out, "not supported") || strstr(r.err, "not supported");
+            bool tool_fails = r.status > 0 && (strstr(r.out, "not supported") || strstr(r.err, "not supported"));
             if (r.status && !refused) case_log(c, name, *r.out ? r.out : r.err);
             case_end(c,
                      r.status == 0                               ? CASE_OK

@@ -7,7 +7,7 @@ enum { N = 64, D = 1024, V = 4096 };
 /* Rows of D numbers; what a row has once (rstd) is a small part of a byte per number. */
 const Budget budgets[] = {
     {"swiglu<float, 1>", 8, 4, 1.0},
-    {"swiglu_backward<float, 1>", 20, 8, 1.0},
+    {"swiglu_backward<T, W>", 20, 8, 1.0},
     {"swiglu_rows", 12, 4, 1.0},
     {"swiglu_rows_backward", 21.1, 8.1, 1.01},
     {"axpby", 8, 4, 1.0},

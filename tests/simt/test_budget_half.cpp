@@ -5,7 +5,7 @@
 enum { N = 64, D = 1024, H = 4, HD = 256 };
 static const Budget budgets_half[] = {
     {"swiglu<bf16, 8>", 4, 2, 1.0},
-    {"swiglu_backward<bf16, 8>", 6, 6, 1.0},
+    {"swiglu_backward<T, W>", 6, 6, 1.0},
     {"gelu<true, bf16, 8>", 2, 2, 1.0},
     {"gelu<false, bf16, 8>", 2, 2, 1.0},
     {"gelu_backward<true, bf16, 8>", 4, 2, 1.0},

@@ -1,6 +1,7 @@
 /* test_cuda_bf16_model.c: whole models with products in bf16 on the CUDA backend beside the CPU's: a training step
  * field by field, decoding, a run. The CPU keeps attention in f32, the device rounds its operands: bounds are those of
- * docs/numerics.md for bf16, and planted mistakes must miss them tenfold. */
+ * docs/numerics.md for bf16, and planted mistakes must miss them tenfold; on a device, where a number or two round to the
+ * other side, at least twice. */
 #include <unistd.h>
 #include "../rig.h"
 #include "../zoo.h"
