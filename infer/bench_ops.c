@@ -34,6 +34,7 @@ DO(do_sigmoid_backward, sigmoid_backward, A(0), A(1), A(2), 1)
 DO(do_elu1, elu1, A(0), A(1))
 DO(do_elu1_backward, elu1_backward, A(0), A(1), A(2))
 DO(do_rmsnorm, rmsnorm, A(0), p->s, A(1), p->v[0], 1e-5)
+DO(do_add_rmsnorm, add_rmsnorm, A(0), p->s, A(1), A(2), p->v[0], 1e-5)
 DO(do_rmsnorm_backward, rmsnorm_backward, A(0), p->v[1], A(1), A(2), p->v[0], p->s)
 DO(do_layernorm, layernorm, A(0), p->s, A(1), p->v[0], p->v[1], 1e-5)
 DO(do_layernorm_backward, layernorm_backward, A(0), p->v[1], p->v[2], A(1), A(2), p->v[0], p->s)
@@ -76,6 +77,7 @@ static const struct {
     {"elu1", do_elu1, AT(elu1), 1, 1, 0},
     {"elu1_backward", do_elu1_backward, AT(elu1_backward), 2, 0, 1},
     {"rmsnorm", do_rmsnorm, AT(rmsnorm), 1, 1, 0},
+    {"add_rmsnorm", do_add_rmsnorm, AT(add_rmsnorm), 1, 1, 1},
     {"rmsnorm_backward", do_rmsnorm_backward, AT(rmsnorm_backward), 2, 0, 1},
     {"layernorm", do_layernorm, AT(layernorm), 1, 1, 0},
     {"layernorm_backward", do_layernorm_backward, AT(layernorm_backward), 2, 0, 1},

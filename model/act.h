@@ -30,6 +30,16 @@ static inline void model_norm(const Model *m, Run *r, Tensor y, Tensor rstd, Ten
     else
         r->ops->rmsnorm(r, y, rstd, x, w, m->cfg.norm_eps);
 }
+/* x += z, and that normed. */
+static inline void model_add_norm(const Model *m, Run *r, Tensor y, Tensor rstd, Tensor x, Tensor z, Tensor w,
+                                  Tensor b) {
+    if (m->cfg.norm != NORM_LAYER) {
+        r->ops->add_rmsnorm(r, y, rstd, x, z, w, m->cfg.norm_eps);
+        return;
+    }
+    r->ops->add(r, x, z);
+    model_norm(m, r, y, rstd, x, w, b);
+}
 static inline void model_norm_backward(const Model *m, Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x,
                                        Tensor w, Tensor rstd) {
     if (m->cfg.norm == NORM_LAYER)

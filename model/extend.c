@@ -29,10 +29,14 @@ static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tens
     r->ops->gather(r, y, x, r->in, r->out); /* the stream goes on for the wanted rows */
     if (!L->publisher) {
         Act *a = &m->act[l];
-        r->ops->add(r, mid, y);
         Tensor xn2 = SCRATCH(r, "xn2", M, d), rstd2 = SCRATCH(r, "rstd2", M);
         L->ffn->ffn->saved(L->fcfg, M, a->ffn, &place);
-        model_norm(m, r, xn2, rstd2, m->cfg.parallel ? y : mid, w->norm2, w->bias2);
+        if (m->cfg.parallel) {
+            model_norm(m, r, xn2, rstd2, y, w->norm2, w->bias2);
+            r->ops->add(r, mid, y);
+        } else {
+            model_add_norm(m, r, xn2, rstd2, mid, y, w->norm2, w->bias2);
+        }
         L->ffn->ffn->forward(r, L->fcfg, w->ffn, xn2, a->ffn, y);
         r->ops->add(r, y, mid);
     }

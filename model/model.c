@@ -266,8 +266,12 @@ static void layer_forward(Model *m, Run *r, int l, Tensor x, Tensor y) {
         return;
     }
     r->ops->dropout(r, a->mid, DROP_MIXER, drop);
-    r->ops->add(r, a->mid, x);
-    model_norm(m, r, a->xn2, a->rstd2, m->cfg.parallel ? x : a->mid, w->norm2, w->bias2);
+    if (m->cfg.parallel) {
+        model_norm(m, r, a->xn2, a->rstd2, x, w->norm2, w->bias2);
+        r->ops->add(r, a->mid, x);
+    } else {
+        model_add_norm(m, r, a->xn2, a->rstd2, a->mid, x, w->norm2, w->bias2);
+    }
     L->ffn->ffn->forward(r, L->fcfg, w->ffn, a->xn2, a->ffn, y);
     r->ops->dropout(r, y, DROP_FFN, drop);
     r->ops->add(r, y, a->mid);

@@ -87,6 +87,8 @@ struct Ops {
     /* Per row of width d = w.n[0] (x is seen as (count/d, d)): rstd = (mean(x^2) + eps)^-1/2; y = x rstd w.
      * rstd (count/d). Source: arXiv:1910.07467. */
     void (*rmsnorm)(Run *, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps);
+    /* x += z, then y and rstd of that: add and rmsnorm in one. x and z are REAL. */
+    void (*add_rmsnorm)(Run *, Tensor y, Tensor rstd, Tensor x, Tensor z, Tensor w, double eps);
     /* With t = dy w: dx += rstd t - rstd^3 x (t.x)/d; dw += sum over rows of dy x rstd. */
     void (*rmsnorm_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd);
     /* The same with the row's mean taken out and a bias: u = x - mean(x), rstd = (mean(u^2) + eps)^-1/2,

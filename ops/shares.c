@@ -78,6 +78,8 @@ static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[
     X(embed, ARGS(Tensor y, Tensor table, const int *tok, double scale), ARGS(y, table, tok, scale), 0)                \
     X(embed_backward, ARGS(Tensor dtable, Tensor dy, const int *tok, double scale), ARGS(dtable, dy, tok, scale), 0)   \
     X(rmsnorm, ARGS(Tensor y, Tensor rstd, Tensor x, Tensor w, double eps), ARGS(y, rstd, x, w, eps), 0)               \
+    X(add_rmsnorm, ARGS(Tensor y, Tensor rstd, Tensor x, Tensor z, Tensor w, double eps), ARGS(y, rstd, x, z, w, eps), \
+      0)                                                                                                               \
     X(rmsnorm_backward, ARGS(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd),                        \
       ARGS(dx, dw, dy, x, w, rstd), 0)                                                                                 \
     X(layernorm, ARGS(Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps), ARGS(y, rstd, x, w, b, eps),   \

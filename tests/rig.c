@@ -18,6 +18,7 @@ static const struct {
     {"embed", 0},
     {"embed_backward", 4},
     {"rmsnorm", 12},
+    {"add_rmsnorm", 14},
     {"rmsnorm_backward", 6},
     {"layernorm", 16},
     {"layernorm_backward", 12},

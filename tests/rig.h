@@ -137,15 +137,15 @@ enum { EXACT = 1 }; /* results do not depend on the number of threads, to the bi
 void rig_sweep(const char *op, Case *, unsigned flags);
 #define OP_TEST(op, flags) \
     Test(ops, op) { rig_sweep(#op, case_##op, flags); }
-Case case_linear, case_linear_backward, case_embed, case_embed_backward, case_rmsnorm, case_rmsnorm_backward, case_rope,
-    case_swiglu, case_swiglu_backward, case_add, case_axpby, case_copy, case_zero, case_gather, case_dropout,
-    case_linear_groups, case_linear_groups_backward, case_spread, case_move, case_collect, case_swiglu_rows,
-    case_swiglu_rows_backward, case_linear_xent, case_adamw, case_adamw_bf16, case_momentum, case_momentum_bf16,
-    case_sumsq, case_attend, case_attend_backward, case_attend_lanes, case_linear_heads, case_columns,
-    case_columns_backward, case_repeat, case_elu1, case_elu1_backward, case_widen, case_widen_backward, case_quotient,
-    case_quotient_backward, case_step, case_step_backward, case_skip, case_skip_backward, case_recur, case_short_conv,
-    case_short_conv_backward, case_l2norm, case_l2norm_backward, case_decay, case_decay_backward, case_sigmoid,
-    case_sigmoid_backward, case_gated_norm, case_gated_norm_backward, case_linear_steady, case_merge,
+Case case_linear, case_linear_backward, case_embed, case_embed_backward, case_rmsnorm, case_add_rmsnorm,
+    case_rmsnorm_backward, case_rope, case_swiglu, case_swiglu_backward, case_add, case_axpby, case_copy, case_zero,
+    case_gather, case_dropout, case_linear_groups, case_linear_groups_backward, case_spread, case_move, case_collect,
+    case_swiglu_rows, case_swiglu_rows_backward, case_linear_xent, case_adamw, case_adamw_bf16, case_momentum,
+    case_momentum_bf16, case_sumsq, case_attend, case_attend_backward, case_attend_lanes, case_linear_heads,
+    case_columns, case_columns_backward, case_repeat, case_elu1, case_elu1_backward, case_widen, case_widen_backward,
+    case_quotient, case_quotient_backward, case_step, case_step_backward, case_skip, case_skip_backward, case_recur,
+    case_short_conv, case_short_conv_backward, case_l2norm, case_l2norm_backward, case_decay, case_decay_backward,
+    case_sigmoid, case_sigmoid_backward, case_gated_norm, case_gated_norm_backward, case_linear_steady, case_merge,
     case_merge_backward, case_layernorm, case_layernorm_backward, case_gelu, case_gelu_backward, case_linear_distill,
     case_align, case_narrow, case_decide, case_decide_backward, case_mean_rows, case_scale_column, case_normalise,
     case_sumsqs, case_linear_many, case_linear_many_backward;

@@ -215,6 +215,28 @@ void case_rmsnorm(Rig *g, int N, int d) {
     }
 }
 OP_TEST(rmsnorm, EXACT)
+void case_add_rmsnorm(Rig *g, int N, int d) {
+    Tensor x = norm_input(g, N, 1, d), z = RANDOM(g, "z", N, 1, d), w = RANDOM(g, "w", d), y = EMPTY(g, "y", N, 1, d),
+           s = EMPTY(g, "s", N, 1);
+    const double eps = 1e-5;
+    Ref *rx = refs_of(x), *ry = refs((size_t)(N * d)), *rs = refs((size_t)N), *wrong = refs((size_t)N);
+    real *sum = xcalloc((size_t)d + 1, sizeof *sum);
+    for (int i = 0; i < N; i++) {
+        for (int k = 0; k < d; k++)
+            sum[k] = R(x)[i * d + k] + R(z)[i * d + k], ref_add(&rx[i * d + k], R(z)[i * d + k]);
+        wide r = rstd_ref(sum, d, eps);
+        ref_add(&rs[i], r);
+        ref_add(&wrong[i], rstd_ref(R(x) + i * d, d, eps));
+        for (int k = 0; k < d; k++) ref_add(&ry[i * d + k], r * sum[k] * R(w)[k]);
+    }
+    OP(g, add_rmsnorm, y, s, x, z, w, eps);
+    CHECK_REF(g, "add", "x", x, rx);
+    CHECK_REF(g, "add_rmsnorm", "y", y, ry);
+    CHECK_REF(g, "add_rmsnorm", "rstd", s, rs);
+    if (N && d > 1) CHECK_MISSED("add_rmsnorm", "a norm of x alone", s, wrong);
+    free(rx), free(ry), free(rs), free(wrong), free(sum);
+}
+OP_TEST(add_rmsnorm, EXACT)
 void case_rmsnorm_backward(Rig *g, int N, int d) {
     for (int heads = 1; heads <= 3; heads += 2) {
         Mark mark = arena_mark(&g->mem);
@@ -535,6 +557,7 @@ static const struct {
     ENTRY(embed),
     ENTRY(embed_backward),
     ENTRY(rmsnorm),
+    ENTRY(add_rmsnorm),
     ENTRY(rmsnorm_backward),
     ENTRY(layernorm),
     ENTRY(layernorm_backward),

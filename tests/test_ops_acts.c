@@ -226,6 +226,13 @@ static void norm_case(Desk *d, Size s) {
     REF(d, rmsnorm, y, rrstd, x, w, 1e-5);
     HALF_OF(d, rmsnorm, hy, rstd, hx, w, 1e-5);
     right(d, "rmsnorm", hy, y), right(d, "rstd", rstd, rrstd);
+    if (!x_too) { /* the stream takes something in first */
+        Tensor z = RANDOM(g, "z", N, width), sum = tensor_copy(g, x), hsum = tensor_copy(g, x);
+        REF(d, add_rmsnorm, y, rrstd, sum, z, w, 1e-5);
+        HALF_OF(d, add_rmsnorm, hy, rstd, hsum, z, w, 1e-5);
+        right(d, "add_rmsnorm", hy, y), right(d, "rstd of a sum", rstd, rrstd), right(d, "sum", hsum, sum);
+        HALF_OF(d, rmsnorm, hy, rstd, hx, w, 1e-5);
+    }
     REF(d, rmsnorm, y, rrstd, x, w, 0.3);
     wrong("another eps", hy, y);
     REF(d, rmsnorm, y, rrstd, x, w, 1e-5);

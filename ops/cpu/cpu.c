@@ -36,6 +36,7 @@ const Ops TABLE(OPS_ISA) = {
     .embed = embed,
     .embed_backward = embed_backward,
     .rmsnorm = rmsnorm,
+    .add_rmsnorm = add_rmsnorm,
     .rmsnorm_backward = rmsnorm_backward,
     .layernorm = layernorm,
     .layernorm_backward = layernorm_backward,

@@ -7,9 +7,12 @@ static int run_size(Tensor y, Tensor x, int d) {
     return y.dtype == BF16 ? RUN : d;
 }
 
-static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
+/* z: REAL rows that x takes in first, or ABSENT. */
+static void add_rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor z, Tensor w, double eps) {
     int d = w.n[0], run = run_size(y, x, d);
+    CHECK(!present(z) || (x.dtype == REAL && tensor_count(z) == tensor_count(x)), "x %s", dtype_name(x.dtype));
     if (measuring(r)) return;
+    real *sum = present(z) ? R(x) : NULL;
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
     CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N, "%d rows", N);
@@ -19,6 +22,11 @@ static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double ep
         size_t row = (size_t)i * (size_t)d;
         for (int k = 0; k < d; k += run) {
             int n = imin(run, d - k);
+            if (sum) {
+                const real *zi = R(z) + row + k;
+#pragma omp simd
+                for (int c = 0; c < n; c++) sum[row + (size_t)(k + c)] += zi[c];
+            }
             const real *xi = run_of(x, row + (size_t)k, (size_t)n, room[0]);
             squares += dot(xi, xi, n);
         }
@@ -33,6 +41,9 @@ static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double ep
             run_done(y, at, n, yi);
         }
     }
+}
+static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
+    add_rmsnorm(r, y, rstd, x, ABSENT, w, eps);
 }
 
 /* What a row of a norm's gradient is made of. */

@@ -155,7 +155,8 @@ void cuda_fold(Cuda *, int slices, int columns, float *out, const float *parts);
 
 /* norm.cu: N rows of d. parts: (cuda_slices(N, cuda_row_tiles(d)), d), of LayerNorm twice. */
 typedef enum { CUDA_NORM_WIDE, CUDA_NORM_OUT, CUDA_NORM_ALL } CudaNormOf; /* bf16: nothing, y or dy, x and dx as well */
-void cuda_rmsnorm(Cuda *, int N, int d, void *y, float *rstd, const void *x, const float *w, double eps, CudaNormOf);
+void cuda_rmsnorm(Cuda *, int N, int d, void *y, float *rstd, void *x, const void *z /* x += z before, or NULL */,
+                  const float *w, double eps, CudaNormOf);
 void cuda_rmsnorm_backward(Cuda *, int N, int d, void *dx, float *dw, float *parts, const void *dy, const void *x,
                            const float *w, const float *rstd, CudaNormOf, bool fresh);
 void cuda_layernorm(Cuda *, int N, int d, void *y, float *rstd, const float *x, const float *w, const float *b,

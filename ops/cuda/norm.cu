@@ -1,15 +1,22 @@
 /* norm.cu: RMSNorm, LayerNorm and L2 normalisation, a block to a row; backward a warp where a row is short. */
 #include "sums.h"
 
-/* W numbers at a time. */
+/* W numbers at a time. z: what x takes in first, or NULL; a thread reads again what it wrote itself. */
 template <class Y, class X, int W>
-__global__ void rmsnorm(int d, Y *y, float *rstd, const X *x, const float *w, double eps) {
+__global__ void rmsnorm(int d, Y *y, float *rstd, X *x, const X *z, const float *w, double eps) {
     SMEM_DYN(float, part);
-    const X *xi = x + (size_t)blockIdx.x * (size_t)d;
-    Y *yi = y + (size_t)blockIdx.x * (size_t)d;
+    size_t row = (size_t)blockIdx.x * (size_t)d;
+    X *xi = x + row;
+    Y *yi = y + row;
     float s = 0, v[W], g[W];
     for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
         fetch<W>(v, xi + k);
+        if (z) {
+            fetch<W>(g, z + row + k);
+            UNROLL
+            for (int j = 0; j < W; j++) v[j] += g[j];
+            store<W>(xi + k, v);
+        }
         UNROLL
         for (int j = 0; j < W; j++) s += v[j] * v[j];
     }
@@ -26,27 +33,19 @@ __global__ void rmsnorm(int d, Y *y, float *rstd, const X *x, const float *w, do
 static bool by_four(int d, const void *a, const void *b, const void *c, const void *e) {
     return d % 4 == 0 && aligned(a) && aligned(b) && aligned(c) && aligned(e);
 }
-extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, void *y, float *rstd, const void *x, const float *w, double eps,
-                             CudaNormOf of) {
-    const size_t room = WARPS * sizeof(float);
-    bool four = by_four(d, y, x, w, w);
-    dim3 grid((unsigned)N);
+template <class Y, class X, int W>
+static void rms(Cuda *c, int N, int d, void *y, float *rstd, void *x, const void *z, const float *w, double eps) {
+    LAUNCH((rmsnorm<Y, X, W>), dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, (Y *)y, rstd,
+           (X *)x, (const X *)z, w, eps);
+}
+extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, void *y, float *rstd, void *x, const void *z, const float *w,
+                             double eps, CudaNormOf of) {
+    bool four = by_four(d, y, x, z, w);
     if (N <= 0) return;
-    if (of == CUDA_NORM_WIDE)
-        LAUNCH((rmsnorm<float, float, 1>), grid, dim3(BLOCK), room, c->stream, d, (float *)y, rstd, (const float *)x, w,
-               eps);
-    else if (of == CUDA_NORM_OUT && four)
-        LAUNCH((rmsnorm<bf16, float, 4>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const float *)x, w,
-               eps);
-    else if (of == CUDA_NORM_OUT)
-        LAUNCH((rmsnorm<bf16, float, 1>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const float *)x, w,
-               eps);
-    else if (four)
-        LAUNCH((rmsnorm<bf16, bf16, 4>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const bf16 *)x, w,
-               eps);
-    else
-        LAUNCH((rmsnorm<bf16, bf16, 1>), grid, dim3(BLOCK), room, c->stream, d, (bf16 *)y, rstd, (const bf16 *)x, w,
-               eps);
+    auto run = of == CUDA_NORM_WIDE  ? rms<float, float, 1>
+               : of == CUDA_NORM_OUT ? (four ? rms<bf16, float, 4> : rms<bf16, float, 1>)
+                                     : (four ? rms<bf16, bf16, 4> : rms<bf16, bf16, 1>);
+    run(c, N, d, y, rstd, x, z, w, eps);
 }
 
 /* Both norms' backward: a team to a row, whose teams sum the gains' gradient, and with `centred` (LayerNorm) the bias's,

@@ -66,12 +66,17 @@ static CudaNormOf norm_of(Tensor y, Tensor x) {
     CHECK(y.dtype == BF16 || x.dtype == REAL, "y %s, x %s", dtype_name(y.dtype), dtype_name(x.dtype));
     return x.dtype == BF16 ? CUDA_NORM_ALL : y.dtype == BF16 ? CUDA_NORM_OUT : CUDA_NORM_WIDE;
 }
-static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
+static void add_rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor z, Tensor w, double eps) {
     int d = w.n[0];
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
     CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N, "%d rows", N);
-    if (!measuring(r)) cuda_rmsnorm(C(r), N, d, numbers(y), R(rstd), numbers(x), R(w), eps, norm_of(y, x));
+    CHECK(!present(z) || (x.dtype == REAL && tensor_count(z) == tensor_count(x)), "x %s", dtype_name(x.dtype));
+    if (!measuring(r))
+        cuda_rmsnorm(C(r), N, d, numbers(y), R(rstd), numbers(x), present(z) ? R(z) : NULL, R(w), eps, norm_of(y, x));
+}
+static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
+    add_rmsnorm(r, y, rstd, x, ABSENT, w, eps);
 }
 static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0];
@@ -446,6 +451,7 @@ static const Ops ops_cuda = {
     .embed = embed,
     .embed_backward = embed_backward,
     .rmsnorm = rmsnorm,
+    .add_rmsnorm = add_rmsnorm,
     .rmsnorm_backward = rmsnorm_backward,
     .layernorm = layernorm,
     .layernorm_backward = layernorm_backward,

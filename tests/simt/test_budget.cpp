@@ -77,7 +77,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_elu1_backward(c, n, x, z, y);
     cuda_sigmoid(c, n, y, x, 1);
     cuda_sigmoid_backward(c, n, x, z, y, 1);
-    cuda_rmsnorm(c, N, D, y, s, x, a, 1e-5, CUDA_NORM_WIDE);
+    cuda_rmsnorm(c, N, D, y, s, x, NULL, a, 1e-5, CUDA_NORM_WIDE);
     cuda_rmsnorm_backward(c, N, D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
     cuda_rmsnorm_backward(c, 7, 9 * D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
     cuda_l2norm(c, N, D, y, x, 1e-5);
