@@ -16,7 +16,7 @@ const Budget budgets[] = {
     {"elu1_backward", 12, 4, 1.0},
     {"sigmoid", 4, 4, 1.0},
     {"sigmoid_backward", 12, 4, 1.0},
-    {"rmsnorm<float, float, 1>", 12, 4.1, 1.01},
+    {"rmsnorm<Y, X, W>", 12, 4.1, 1.01},
     {"norm_backward<TEAM, E, centred, G, X>", 13.3, 4.3, 1.01},
     {"norm_backward_wide<centred, G, X>", 35.6, 8.5, 1.01},
     {"fold_columns", 2.2, 0.9, 1.02},
