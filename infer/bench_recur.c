@@ -62,8 +62,8 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
               arena_open_at(&scratch, home, "bench scratch", scratch.peak, false, e);
     if (ok) {
         place(&w, &data, rule, s);
-        double unit = 1 / sqrt(recur_state(rule, s) /
-                               3.0); /* keys and queries of length about 1, as the mixers' norm makes them */
+        /* keys and queries of length about 1, as the mixers' norm makes them */
+        double unit = 1 / sqrt(recur_state(rule, s) / 3.0);
         bench_fill(dev, w.in.q, 1, -unit, unit), bench_fill(dev, w.in.k, 2, -unit, unit),
             bench_fill(dev, w.in.v, 3, -1, 1);
         if (present(w.in.g)) bench_fill(dev, w.in.g, 4, -0.1, 0);

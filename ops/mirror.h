@@ -1,8 +1,8 @@
 /* mirror.h: words of the host's memory of which a device has a copy.
  *
- * The host reads and writes its own as ever, and says which it changed; a flush brings those over, each once and as it is
- * then, by a copy and a kernel for each 65,536 of them, however they lie: as much as was changed, not as much as there is. What was asked of
- * the device before sees the words as they were, and the host waits for none of it. */
+ * The host reads and writes its own as ever, and says which it changed; a flush brings those over, each once and as it
+ * is then, by a copy and a kernel for each 65,536 of them, however they lie: as much as was changed, not as much as there
+ * is. What was asked of the device before sees the words as they were, and the host waits for none of it. */
 #pragma once
 #include "ops.h"
 

@@ -62,8 +62,8 @@ struct Ops {
      * to bf16, too, sums are f32, and neither N nor the threads change a bit; this takes device_bf16. Of rows that are
      * BF16 in memory every matrix is rounded, however small. */
     void (*linear)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
-    /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional; x is read for dw alone, w for
-     * dx alone. */
+    /* dx += dy w; dw += dy^T x; dbias += sum over rows of dy. Each of dx, dw, dbias optional; x is read
+     * for dw alone, w for dx alone. */
     void (*linear_backward)(Run *, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w);
     /* n <= LINEAR_MANY matrices of one input: the numbers are those of n calls of linear, of linear_backward in the
      * same order; what it saves is rounding x and waiting for each other n times. d[j]: the gradient of p[j].y, and

@@ -37,7 +37,13 @@ static void remember(Seen x) {
 static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
     int B = r->batch->B, T = r->batch->N / B;
     if (r->mode & RUN_TRAIN)
-        remember((Seen){.s = {B, T, look.heads, kv->s.lanes, kv->s.kdim, kv->s.vdim, look.window, false},
+        remember((Seen){.s = {.B = B,
+                              .T = T,
+                              .heads = look.heads,
+                              .lanes = kv->s.lanes,
+                              .Dk = kv->s.kdim,
+                              .Dv = kv->s.vdim,
+                              .window = look.window},
                         .sinks = look.sinks,
                         .biased = kv->s.retire});
     all.real->attend(r, o, lse, q, kv, look, merge);
