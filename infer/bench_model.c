@@ -1,4 +1,6 @@
 #include "bench_model.h"
+#include "../ops/graph.h"
+#include "../ops/host.h"
 
 /* ---- training ------------------------------------------------------------------------------------------------------
  */
@@ -23,30 +25,77 @@ typedef struct {
     uint64_t *id;
     real *g, *nll;
     Owned owned;
-    Run run;
+    AdamwStep *steps; /* of what is owned */
+    Tensor *grads;
+    Arena there, scratch;
+    double *square; /* of the gradient's norm, on the device */
+    Run run;        /* of the update */
+    Graphs *graphs; /* NULL: as they come */
     int64_t t;
     Model teacher; /* dev NULL: none */
     Teach teach;
     real *kl, *rkl;
 } Step;
 
-static void step_once(void *ctx) {
+static void passes(void *ctx) {
     Step *s = ctx;
-    s->m.step = (uint64_t)s->t++;
     model_zero_grad(&s->m);
     if (s->teacher.dev) {
         model_states(&s->teacher, &s->batch, s->tok, s->teach.xf, NULL, NULL);
         model_teach(&s->m, &s->batch, s->tok, s->tgt, s->g, s->nll, &s->teach);
     } else {
-        model_train(&s->m, &s->batch, s->tok, s->tgt, s->g, s->nll);
+        model_train(&s->m, &s->batch, s->tok, s->tgt, s->g, device_apart(s->m.dev) ? NULL : s->nll);
     }
-    double sum = 0;
-    for (int i = 0; i < s->owned.n; i++) sum += s->run.ops->sumsq(&s->run, s->owned.t[i][1]);
-    for (int i = 0; i < s->owned.n; i++) {
-        Tensor *t = s->owned.t[i];
-        s->run.ops->adamw(&s->run, t[0], t[1], t[2], t[3], 1e-5, 0.9, 0.95, 1e-8, t->rank > 1 ? 0.1 : 0,
-                          sum > 1 ? 1 / sqrt(sum) : 1, s->t, (Rounding){0});
+}
+static void update(void *ctx) {
+    Step *s = ctx;
+    for (int i = 0; i < s->owned.n; i++) s->steps[i].t = s->t;
+    s->run.ops->sumsqs_there(&s->run, s->square, false, s->owned.n, s->grads);
+    s->run.ops->adamw(&s->run, s->owned.n, s->steps);
+}
+/* As the trainer has it: nobody waits before the end, where the losses are read. */
+static void step_once(void *ctx) {
+    enum { KEY_PASSES, KEY_UPDATE };
+    Step *s = ctx;
+    s->m.step = (uint64_t)s->t++;
+    graphs_run(s->teacher.dev || model_varying(&s->m) >= 0 ? NULL : s->graphs, KEY_PASSES, passes, s);
+    graphs_run(s->graphs, KEY_UPDATE, update, s);
+    if (device_apart(s->m.dev)) device_read(s->m.dev, s->nll, s->m.losses, (size_t)s->batch.N * sizeof *s->nll);
+}
+static void there(Step *s) {
+    s->square = arena_take(&s->there, sizeof *s->square, "norm");
+    if (device_apart(s->m.dev)) s->m.losses = arena_take(&s->there, (size_t)s->batch.N * sizeof *s->nll, "losses");
+}
+/* What is asked of the update, and room for it. */
+static bool update_open(Step *s, Device *dev, Err *e) {
+    const int n = s->owned.n;
+    const Memory *home = device_memory(dev, false);
+    s->steps = xcalloc((size_t)n, sizeof *s->steps), s->grads = xcalloc((size_t)n, sizeof *s->grads);
+    for (int i = 0; i < n; i++) {
+        const Tensor *t = s->owned.t[i];
+        s->grads[i] = t[1];
+        s->steps[i] = (AdamwStep){.w = t[0],
+                                  .g = t[1],
+                                  .m = t[2],
+                                  .v = t[3],
+                                  .lr = 1e-5,
+                                  .b1 = 0.9,
+                                  .b2 = 0.95,
+                                  .eps = 1e-8,
+                                  .decay = t->rank > 1 ? 0.1 : 0,
+                                  .gscale = 1,
+                                  .most = 1};
     }
+    s->there.name = "norm and losses", s->scratch.name = "scratch of the update";
+    there(s);
+    s->run = run_make(dev, &s->scratch);
+    update(s);
+    if (!arena_open_at(&s->there, home, s->there.name, s->there.peak, false, e) ||
+        !arena_open_at(&s->scratch, home, s->scratch.name, s->scratch.peak, false, e))
+        return false;
+    there(s);
+    for (int i = 0; i < n; i++) s->steps[i].square = s->square;
+    return true;
 }
 
 static void step_data(Step *s, int B, int T, int V) {
@@ -70,7 +119,10 @@ static void step_data(Step *s, int B, int T, int V) {
 static void step_free(Step *s) {
     free(s->tok), free(s->tgt), free(s->pos), free(s->first), free(s->of), free(s->off), free(s->id), free(s->g),
         free(s->nll);
-    free(s->owned.t);
+    graphs_close(s->graphs);
+    free(s->owned.t), free(s->steps), free(s->grads);
+    arena_close(&s->scratch);
+    arena_close(&s->there);
     free(s->teach.xf.p), free(s->kl), free(s->rkl);
     if (s->m.dev) model_close(&s->m);
     if (s->teacher.dev) model_close(&s->teacher);
@@ -90,7 +142,7 @@ static bool teacher_make(Step *s, Device *dev, const Config *c, Err *e) {
     return true;
 }
 
-static bool step_open(Step *s, Device *dev, const Config *c, bool taught, Err *e) {
+static bool step_open(Step *s, Device *dev, const Config *c, bool taught, bool graphs, Err *e) {
     int B = c->train.micro_batch, T = c->data.seq_len;
     *s = (Step){0};
     if (taught && !teacher_make(s, dev, c, e)) return false;
@@ -112,12 +164,16 @@ static bool step_open(Step *s, Device *dev, const Config *c, bool taught, Err *e
         s->owned.role = r, s->owned.at = 0;
         model_fields(&s->m, role[r], &f);
     }
-    s->run = run_make(dev, &s->m.scratch);
+    if (!update_open(s, dev, e)) {
+        step_free(s);
+        return false;
+    }
+    if (graphs && device_apart(dev) && c->run.graph == GRAPH_AUTO) s->graphs = graphs_open(dev);
     return true;
 }
 static bool bench(Device *dev, const Config *c, bool taught, double seconds, Timing *t, Cost *cost, Err *e) {
     Step s;
-    if (!step_open(&s, dev, c, taught, e)) return false;
+    if (!step_open(&s, dev, c, taught, true, e)) return false;
     *t = bench_whole(dev, step_once, &s, seconds);
     *cost = cost_model(&s.m, c->data.seq_len);
     step_free(&s);
@@ -132,9 +188,9 @@ bool bench_distill(Device *dev, const Config *c, double seconds, Timing *t, Err 
 }
 bool bench_shares(Device *dev, const Config *c, double seconds, Share *out, int *n, Err *e) {
     Step s;
-    if (!step_open(&s, dev, c, false, e)) return false;
+    if (!step_open(&s, dev, c, false, false, e)) return false; /* ops are timed one by one */
     Shares *shares = shares_begin(dev);
-    s.run = run_make(dev, &s.m.scratch);
+    s.run = run_make(dev, &s.scratch);
     step_once(&s);
     shares_clear(shares);
     int steps = 0;

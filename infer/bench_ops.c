@@ -50,7 +50,10 @@ DO(do_embed, embed, A(0), A(1), p->idx, 1)
 DO(do_step, step, heads(A(0)), heads(A(1)), TENSOR(p->a[2].p, REAL, p->rows, HEADS), TENSOR(p->v[0].p, REAL, HEADS))
 DO(do_skip, skip, heads(A(0)), heads(A(1)), TENSOR(p->v[0].p, REAL, HEADS))
 DO(do_swiglu_rows, swiglu_rows, A(0), A(1), A(2), p->s)
-DO(do_adamw, adamw, A(0), A(1), A(2), A(3), 1e-9, 0.9, 0.95, 1e-8, 0, 1, 1000, (Rounding){0})
+static void do_adamw(Place *p) {
+    const AdamwStep s = {A(0), A(1), A(2), A(3), 1e-9, 0.9, 0.95, 1e-8, 0, 1, 1000, {0}, NULL, 0};
+    p->run.ops->adamw(&p->run, 1, &s);
+}
 DO(do_momentum, momentum, A(0), A(1), A(2), 0.95, 1, true, (Rounding){0})
 DO(do_sumsq, sumsq, A(0))
 

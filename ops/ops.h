@@ -36,6 +36,20 @@ typedef struct {
     uint64_t key, at;
 } Rounding;
 
+/* AdamW's step t >= 1 of one tensor, decoupled decay (arXiv:1711.05101), with g scaled by gscale first:
+ *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w).
+ * m and v may both be BF16: w takes its step by the numbers before they are rounded.
+ * square: NULL, or on the device the square of a norm n, of which g is scaled as well: by most/n where most > 0 and
+ * n > most. Where it is not finite nothing of the tensor changes. */
+typedef struct {
+    Tensor w, g, m, v;
+    double lr, b1, b2, eps, decay, gscale;
+    int64_t t;
+    Rounding round;
+    const double *square;
+    double most;
+} AdamwStep;
+
 /* Weights of the losses of linear_distill, and the temperature T > 0 of the latter two. */
 typedef struct {
     double lm, kl, rkl, temperature;
@@ -262,11 +276,8 @@ struct Ops {
      * rows with tgt[i] < 0 are untouched. dy (optional) += 2 c g_i (y_i - a_i) / m_s: of sum_i c g_i err_i. err (N). */
     void (*align)(Run *, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c);
 
-    /* One AdamW step t >= 1 on one tensor, decoupled decay (arXiv:1711.05101), with g scaled by gscale first:
-     *   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= lr (m/(1-b1^t) / (sqrt(v/(1-b2^t)) + eps) + decay w).
-     * m and v may both be BF16: w takes its step by the numbers before they are rounded. */
-    void (*adamw)(Run *, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
-                  double decay, double gscale, int64_t t, Rounding);
+    /* One step for each of n tensors, which lie apart. */
+    void (*adamw)(Run *, int n, const AdamwStep *);
     /* m = mu m + gscale g; u = mu m + gscale g (nesterov) or m. m may be BF16: u is of the number before rounding. */
     void (*momentum)(Run *, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding);
     /* Sum of squares in f64; synchronises. Blocks of 65,536 numbers are added in order; within a block by a tree over
@@ -276,6 +287,8 @@ struct Ops {
     void (*normalise)(Run *, Tensor x, double eps);
     /* start + sumsq of each of n tensors, added in order, with one synchronisation for all. */
     double (*sumsqs)(Run *, double start, int n, const Tensor *x);
+    /* The same left on the device, where nobody waits for it: *sum = (more ? *sum : 0) + ... */
+    void (*sumsqs_there)(Run *, double *sum, bool more, int n, const Tensor *x);
 };
 
 /* For an op that can only add. */

@@ -160,10 +160,8 @@ static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[
     X(align, ARGS(Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c),                 \
       ARGS(err, dy, y, a, tgt, g, c), 0)                                                                               \
     X(normalise, ARGS(Tensor x, double eps), ARGS(x, eps), 0)                                                          \
-    X(adamw,                                                                                                           \
-      ARGS(Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps, double decay,          \
-           double gscale, int64_t t, Rounding rounding),                                                               \
-      ARGS(w, g, m, v, lr, b1, b2, eps, decay, gscale, t, rounding), 0)                                                \
+    X(adamw, ARGS(int n, const AdamwStep *s), ARGS(n, s), 0)                                                           \
+    X(sumsqs_there, ARGS(double *sum, bool more, int n, const Tensor *x), ARGS(sum, more, n, x), 0)                    \
     X(momentum, ARGS(Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding rounding),        \
       ARGS(u, m, g, mu, gscale, nesterov, rounding), 0)
 

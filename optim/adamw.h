@@ -1,4 +1,4 @@
-/* adamw.h: AdamW on one parameter. The arithmetic of one tensor is Ops.adamw. Source: arXiv:1711.05101. */
+/* adamw.h: AdamW on one parameter. The arithmetic is Ops.adamw. Source: arXiv:1711.05101. */
 #pragma once
 #include "../ops/ops.h"
 #include "params.h"
@@ -10,6 +10,6 @@ typedef struct {
     double balance; /* step of FIELD_BALANCE tensors: w -= balance sign(g); no schedule, no memory of earlier steps */
 } AdamwCfg;
 
-/* One step, the t-th, t >= 1: bias corrections are 1 - beta^t. Gradients are read times gscale (clipping) and not
- * changed; weights and moments are updated in place. */
-void adamw_step(Run *, const Param *, const AdamwCfg *, double lr, double gscale, int64_t t);
+/* What Ops.adamw is told of its step, the t-th, t >= 1: bias corrections are 1 - beta^t. Gradients are read times
+ * gscale (clipping) and not changed; weights and moments are updated in place. */
+AdamwStep adamw_step(const Param *, const AdamwCfg *, double lr, double gscale, int64_t t);

@@ -14,4 +14,6 @@ typedef struct {
 
 /* max_norm 0: the norm alone, scale 1. Gradients are not changed. */
 Clip clip_norm(Run *, const Params *, double max_norm);
+/* The norm's square left on the device, where nobody waits for it; clip_scale's, of its root, to the bit. */
+void clip_there(Run *, const Params *, double *square);
 Clip clip_scale(double norm, double max_norm); /* of a norm that is known */

@@ -9,6 +9,10 @@ typedef struct {
     AdamwCfg adamw;
     MuonCfg with;
     int64_t skipped; /* steps of the run that were left out: Param.since counts them, t does not */
+    /* Not with Muon: on the device the square of the gradients' norm (clip_there), by which they are clipped to `most`
+     * as clip_norm says; where it is not finite nothing is changed. NULL: gscale is all. */
+    const double *square;
+    double most;
 } OptimizerCfg;
 
 /* The t-th step, t >= 1, at learning rate lr times each parameter's lr_scale; gradients are read times gscale and not

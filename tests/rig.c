@@ -88,6 +88,7 @@ static const struct {
     {"sumsq", 8},
     {"normalise", 4},
     {"sumsqs", 8},
+    {"sumsqs_there", 0},
 };
 double rig_limit(const char *op) {
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)

@@ -102,6 +102,10 @@ Test(moments, corners_of_rounding) {
     bench_close(&b);
 }
 
+static void adamw(Bench *b, Tensor w_, Tensor g_, Tensor m, Tensor v, AdamwStep s) {
+    s.w = w_, s.g = g_, s.m = m, s.v = v;
+    b->run.ops->adamw(&b->run, 1, &s);
+}
 /* A mean that moves by less than half a unit a step still moves: to nearest it would stand still. */
 Test(moments, slow_means_move) {
     Bench b;
@@ -110,8 +114,9 @@ Test(moments, slow_means_move) {
     const double b2 = 0.999, want = 1 - 0.5 * pow(b2, STEPS);
     for (int i = 0; i < N; i++) g[i] = 1, w[i] = 0, m16[i] = half(1), v16[i] = half(0.5);
     for (int t = 1; t <= STEPS; t++)
-        b.run.ops->adamw(&b.run, TENSOR(w, REAL, N), TENSOR(g, REAL, N), TENSOR(m16, BF16, N), TENSOR(v16, BF16, N), 0,
-                         0.9, b2, 1e-8, 0, 1, t, (Rounding){rng_mix(5, (uint64_t)t), 0});
+        adamw(
+            &b, TENSOR(w, REAL, N), TENSOR(g, REAL, N), TENSOR(m16, BF16, N), TENSOR(v16, BF16, N),
+            (AdamwStep){.b1 = 0.9, .b2 = b2, .eps = 1e-8, .gscale = 1, .t = t, .round = {rng_mix(5, (uint64_t)t), 0}});
     double mean = 0, square = 0;
     for (int i = 0; i < N; i++) mean += value(v16[i]) / N, square += value(v16[i]) * value(v16[i]) / N;
     double sigma = sqrt((square - mean * mean) / N);
@@ -128,12 +133,12 @@ Test(moments, draws_are_independent) {
     for (int i = 0; i < MANY; i++) g[i] = (real)x, w[i] = 0, m16[i] = v16[i] = 0;
     Tensor W = TENSOR(w, REAL, MANY), G = TENSOR(g, REAL, MANY), M = TENSOR(m16, BF16, MANY),
            V = TENSOR(v16, BF16, MANY);
-    b.run.ops->adamw(&b.run, W, G, M, V, 0, 0, 0, 1, 0, 1, 1, (Rounding){1, 0});
+    adamw(&b, W, G, M, V, (AdamwStep){.eps = 1, .gscale = 1, .t = 1, .round = {1, 0}});
     /* v = x^2 is not half way: its chance is another */
     double p = (x * x - value(half(1.0078125))) * 128, pair = 0, next = 0, step = 0, ms = 0, vs = 0;
     memcpy(other, m16, sizeof m16);
     for (int i = 0; i < MANY; i++) m16[i] = v16[i] = 0;
-    b.run.ops->adamw(&b.run, W, G, M, V, 0, 0, 0, 1, 0, 1, 1, (Rounding){2, 0});
+    adamw(&b, W, G, M, V, (AdamwStep){.eps = 1, .gscale = 1, .t = 1, .round = {2, 0}});
     for (int i = 0; i < MANY; i++) {
         double m = (value(m16[i]) > x) - 0.5, v = (value(v16[i]) > x * x) - p;
         ms += m / MANY, vs += v / MANY;
@@ -165,8 +170,15 @@ Test(moments, bits_are_of_place_and_key) {
         for (int from = 0, n = k == 2 ? cut : MANY; from < MANY; from += n, n = MANY - from) {
             Tensor M = k == 4 ? TENSOR(mr, REAL, n) : TENSOR(m[k] + from, BF16, n);
             Tensor V = k == 4 ? TENSOR(vr, REAL, n) : TENSOR(v[k] + from, BF16, n);
-            b.run.ops->adamw(&b.run, TENSOR(ws[k] + from, REAL, n), TENSOR(g + from, REAL, n), M, V, 1e-2, 0.9, 0.95,
-                             1e-8, 0.1, 0.5, 9, (Rounding){k == 3 ? 78 : 77, (uint64_t)from});
+            adamw(&b, TENSOR(ws[k] + from, REAL, n), TENSOR(g + from, REAL, n), M, V,
+                  (AdamwStep){.lr = 1e-2,
+                              .b1 = 0.9,
+                              .b2 = 0.95,
+                              .eps = 1e-8,
+                              .decay = 0.1,
+                              .gscale = 0.5,
+                              .t = 9,
+                              .round = {k == 3 ? 78 : 77, (uint64_t)from}});
         }
         bench_close(&b);
     }

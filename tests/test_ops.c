@@ -622,6 +622,7 @@ static const struct {
     ENTRY(sumsq),
     ENTRY(normalise),
     ENTRY(sumsqs),
+    ENTRY(sumsqs_there),
 };
 Test(ops, the_table_is_complete) {
     enum { N = sizeof covered / sizeof *covered };

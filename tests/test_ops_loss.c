@@ -201,6 +201,23 @@ void case_sumsqs(Rig *g, int N, int d) {
     rig_result(g, TENSOR(&got, F64, 1));
 }
 OP_TEST(sumsqs, EXACT)
+/* In one call, and in two of which the second goes on: sumsqs' bits. */
+void case_sumsqs_there(Rig *g, int N, int d) {
+    Tensor x[9], sum = arena_tensor(&g->mem, "sum", F64, 1, (const int[]){1});
+    double want = 0;
+    for (int i = 0; i < 9; i++)
+        x[i] = i == 3 ? ABSENT : i == 5 ? RANDOM(g, "x", 1 + N % 2, 66001) : RANDOM(g, "x", N, 1 + (d + i) % 100);
+    CALL(g, want = g->run.ops->sumsqs(&g->run, 0, 9, x));
+    for (int cut = 0; cut <= 9; cut += 3) {
+        const Tensor *rest = x + cut;
+        CALL(g, g->run.ops->sumsqs_there(&g->run, sum.p, false, cut, x));
+        CALL(g, g->run.ops->sumsqs_there(&g->run, sum.p, true, 9 - cut, rest));
+        cr_assert(*(double *)sum.p == want, "%s: cut at %d: %.17g instead of %.17g", g->table, cut, *(double *)sum.p,
+                  want);
+    }
+    rig_result(g, sum);
+}
+OP_TEST(sumsqs_there, EXACT)
 Test(ops, sumsq_of_nothing) {
     Rig g;
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 0);

@@ -19,7 +19,8 @@ void case_adamw(Rig *g, int N, int d) {
             for (int j = 0; j < 2; j++) ref_add(&rw[i], -scale * (j ? (1 - (wide)b1) * gi : b1 * (wide)R(m)[i]));
             ref_add(&rw[i], -lr * decay * (wide)R(w)[i]);
         }
-        OP(g, adamw, w, G, m, v, lr, b1, b2, eps, decay, gscale, t, (Rounding){0});
+        const AdamwStep step = {w, G, m, v, lr, b1, b2, eps, decay, gscale, t, {0}, NULL, 0};
+        OP(g, adamw, 1, &step);
         CHECK_REF(g, "adamw", "w", w, rw);
         CHECK_REF(g, "adamw", "m", m, rm);
         CHECK_REF(g, "adamw", "v", v, rv);
@@ -28,6 +29,114 @@ void case_adamw(Rig *g, int N, int d) {
     }
 }
 OP_TEST(adamw, EXACT)
+
+/* Tensors of one call, at any place and of any length, each with its own numbers: the bits of a call for each. A norm on
+ * the device clips as one on the host; where it is none nothing changes. */
+enum { PARTS = 70 };
+typedef struct {
+    Tensor w, g, m, v; /* wide, or m and v in bf16 */
+    Tensor square;
+} Desk;
+static void desk_fill(Desk *d) {
+    for (int i = 0; i < d->w.n[0]; i++) {
+        R(d->w)[i] = (real)rng_normal(1, (uint64_t)i), R(d->g)[i] = (real)rng_normal(2, (uint64_t)i);
+        double m = rng_normal(3, (uint64_t)i), v = m * m;
+        if (d->m.dtype == BF16)
+            ((uint16_t *)d->m.p)[i] = bf16_from((float)m), ((uint16_t *)d->v.p)[i] = bf16_from((float)v);
+        else
+            R(d->m)[i] = (real)m, R(d->v)[i] = (real)v;
+    }
+}
+static Tensor run_of(Tensor t, int from, int n) {
+    return TENSOR((char *)t.p + (size_t)from * dtype_size(t.dtype), t.dtype, n);
+}
+/* Lengths 1, 2, 3, ... but that some are long; without numbers between them. */
+static int desk_steps(const Desk *d, AdamwStep s[PARTS]) {
+    int n = 0;
+    for (int at = 0, total = d->w.n[0]; at < total && n < PARTS; n++) {
+        int m = n % 13 == 4 ? 9001 : n % 5 == 2 ? 64 : n;
+        m = imin(m, total - at);
+        s[n] = (AdamwStep){.w = run_of(d->w, at, m),
+                           .g = run_of(d->g, at, m),
+                           .m = run_of(d->m, at, m),
+                           .v = run_of(d->v, at, m),
+                           .lr = 1e-2 * (n + 1),
+                           .b1 = 0.9,
+                           .b2 = 0.95,
+                           .eps = 1e-8,
+                           .decay = n % 2 ? 0.1 : 0,
+                           .gscale = 0.5,
+                           .t = 1 + n % 3,
+                           .round = {(uint64_t)n, (uint64_t)(3 * n)}};
+        at += m;
+    }
+    return n;
+}
+static void desk_keep(const Desk *d, void *to[3]) {
+    const Tensor t[] = {d->w, d->m, d->v};
+    for (int i = 0; i < 3; i++) {
+        if (!to[i]) to[i] = xcalloc(tensor_bytes(t[i]), 1);
+        memcpy(to[i], t[i].p, tensor_bytes(t[i]));
+    }
+}
+static int desk_differs(const Desk *d, void *const want[3]) {
+    const Tensor t[] = {d->w, d->m, d->v};
+    int k = 0;
+    for (int i = 0; i < 3; i++) k += memcmp(t[i].p, want[i], tensor_bytes(t[i])) != 0;
+    return k;
+}
+static void together(Rig *g, Dtype moments) {
+    const int total = 60000;
+    Desk d = {arena_tensor(&g->mem, "w", REAL, 1, &total), arena_tensor(&g->mem, "g", REAL, 1, &total),
+              arena_tensor(&g->mem, "m", moments, 1, &total), arena_tensor(&g->mem, "v", moments, 1, &total),
+              arena_tensor(&g->mem, "square", F64, 1, (const int[]){1})};
+    AdamwStep s[PARTS];
+    void *want[3] = {NULL}, *begin[3] = {NULL};
+    desk_fill(&d);
+    desk_keep(&d, begin);
+    int n = desk_steps(&d, s);
+    cr_assert(n > 40, "%d tensors", n);
+    for (int i = 0; i < n; i++) OP(g, adamw, 1, &s[i]);
+    desk_keep(&d, want);
+    desk_fill(&d);
+    OP(g, adamw, n, s);
+    cr_assert(!desk_differs(&d, want), "%s: %d tensors at once", g->table, n);
+    /* norms above and below `most`, and without one */
+    static const double square[] = {9, 0.04, 9}, most[] = {1.5, 1.5, 0}, by[] = {0.5, 1, 1};
+    for (int k = 0; k < 3; k++) {
+        desk_fill(&d);
+        for (int i = 0; i < n; i++) s[i].square = NULL, s[i].gscale = 0.5 * by[k];
+        OP(g, adamw, n, s);
+        desk_keep(&d, want);
+        desk_fill(&d);
+        *(double *)d.square.p = square[k];
+        for (int i = 0; i < n; i++) s[i].square = d.square.p, s[i].most = most[k], s[i].gscale = 0.5;
+        OP(g, adamw, n, s);
+        cr_assert(!desk_differs(&d, want), "%s: clipped to %g by a norm of %g", g->table, most[k], sqrt(square[k]));
+    }
+    static const double none[] = {INFINITY, NAN, -1};
+    for (int k = 0; k < 3; k++) {
+        desk_fill(&d);
+        *(double *)d.square.p = none[k];
+        OP(g, adamw, n, s);
+        cr_assert(!desk_differs(&d, begin), "%s: a step by a norm that is none, %g", g->table, none[k]);
+    }
+    *(double *)d.square.p = 1;
+    OP(g, adamw, n, s);
+    cr_assert(desk_differs(&d, begin) == 3, "%s: nothing is changed by a step", g->table);
+    for (int i = 0; i < 3; i++) free(want[i]), free(begin[i]);
+}
+Test(ops, adamw_of_many_tensors, .timeout = 120) {
+    Table tables[TABLES_MAX];
+    for (int k = 0, n = rig_tables(tables); k < n; k++)
+        for (int threads = 1; threads <= rig_threads(); threads++) {
+            Rig g;
+            rig_open(&g, tables[k], threads, (size_t)8 << 20);
+            together(&g, REAL);
+            together(&g, BF16);
+            rig_close(&g);
+        }
+}
 
 void case_momentum(Rig *g, int N, int d) {
     for (int k = 0; k < 2; k++) {
@@ -117,7 +226,8 @@ void case_adamw_bf16(Rig *g, int N, int d) {
         for (int j = 0; j < 2; j++) ref_add(&rw[i], -scale * (j ? (1 - (wide)b1) * gi : b1 * (wide)value(a)));
         ref_add(&rw[i], -lr * decay * (wide)R(w)[i]);
     }
-    OP(g, adamw, w, G, m, v, lr, b1, b2, eps, decay, 1, 9, round);
+    const AdamwStep step = {w, G, m, v, lr, b1, b2, eps, decay, 1, 9, round, NULL, 0};
+    OP(g, adamw, 1, &step);
     CHECK_REF(g, "adamw_bf16", "w", w, rw);
     check_stored(g, "m", m, wm, round, false);
     check_stored(g, "v", v, wv, round, true);

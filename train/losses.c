@@ -3,7 +3,7 @@
 #include "trainer.h"
 #include "../ops/host.h"
 
-enum { KINDS = 5 };
+enum { KINDS = 5, NORM = sizeof(double) / sizeof(real) /* the norm behind the losses, in numbers of theirs */ };
 static const int part_of[KINDS] = {PART_NLL, PART_KL, PART_RKL, PART_ATTENTION, PART_HIDDEN};
 /* Where passes leave their rows of each kind; NULL: they have none. */
 static void rows_of(const Trainer *t, const real *from[KINDS]) {
@@ -20,7 +20,7 @@ void losses_take(Trainer *t) {
     Losses *l = &t->losses;
     if (!device_apart(t->dev)) return;
     size_t micros = (size_t)t->dist.micros, N = (size_t)t->cfg->train.micro_batch * (size_t)t->cfg->data.seq_len;
-    l->room = micros * N * (t->teacher.on ? KINDS : 1);
+    l->room = micros * N * (t->teacher.on ? KINDS : 1) + NORM;
     l->all = arena_take(&t->rows, l->room * sizeof *l->all, "losses of a step");
     l->rows = arena_take(&t->rows, micros * sizeof *l->rows, "rows of micro-batches");
 }
@@ -28,6 +28,7 @@ static void place(Trainer *t) {
     Losses *l = &t->losses;
     t->model.losses = arena_take(&l->there, (size_t)t->model.opts.max_rows * sizeof *l->at, "losses of a pass");
     l->at = arena_take(&l->there, l->room * sizeof *l->at, "losses of a step");
+    l->square = arena_take(&l->there, sizeof *l->square, "norm of a step");
 }
 bool losses_open(Trainer *t, Err *e) {
     Losses *l = &t->losses;
@@ -52,16 +53,19 @@ void losses_aside(Trainer *t) {
     l->rows[l->n++] = (int)N;
     for (int i = 0; i < KINDS; i++) {
         if (!from[i]) continue;
-        CHECK(l->used + N <= l->room, "%zu losses, room for %zu", l->used + N, l->room);
+        CHECK(l->used + N + NORM <= l->room, "%zu losses, room for %zu", l->used + N, l->room);
         device_copy(t->dev, l->at + l->used, from[i], N * sizeof *l->at);
         l->used += N;
     }
 }
-void losses_read(Trainer *t) {
+void losses_read(Trainer *t, double *square) {
     Losses *l = &t->losses;
     const real *from[KINDS], *row = l->all;
     if (!l->used) return;
-    device_read(t->dev, l->all, l->at, l->used * sizeof *l->all);
+    const size_t n = l->used + (square ? NORM : 0);
+    if (square) device_copy(t->dev, l->at + l->used, l->square, sizeof *square);
+    device_read(t->dev, l->all, l->at, n * sizeof *l->all);
+    if (square) memcpy(square, l->all + l->used, sizeof *square);
     rows_of(t, from);
     for (int k = 0; k < l->n; k++)
         for (int i = 0; i < KINDS; i++) {

@@ -1,7 +1,7 @@
 #include "record.h"
 #include "../ops/host.h"
 
-enum { KEY_BEGIN = 1, KEY_CLIP, KEY_UPDATE, KEY_MICRO };
+enum { KEY_BEGIN = 1, KEY_CLIP, KEY_UPDATE, KEY_STEP, KEY_MICRO };
 
 /* A rank's passes are interleaved with its exchanges, which other devices have a part in. */
 static bool alone(const Trainer *t) { return !comm_live(t->comm); }
@@ -107,5 +107,24 @@ static void update(void *ctx) {
 bool record_update(Trainer *t, Run *r, const OptimizerCfg *how, double lr, double gscale, int64_t number, Err *e) {
     Work w = {.t = t, .run = r, .how = how, .lr = lr, .gscale = gscale, .number = number, .e = e};
     graphs_run(t->graphs, KEY_UPDATE, update, &w);
+    return w.ok;
+}
+
+bool record_apart(const Trainer *t) {
+    return device_apart(t->dev) && t->cfg->train.skip_z <= 0 && t->cfg->optim.kind != OPTIM_MUON && !t->dist.stage;
+}
+static void step(void *ctx) {
+    Work *w = ctx;
+    Trainer *t = w->t;
+    if (t->lora.n) lora_gradients(w->run, &t->lora);
+    clip_there(w->run, t->lora.n ? &t->adapters : t->dist.trained, t->losses.square);
+    update(w);
+}
+bool record_step(Trainer *t, Run *r, const OptimizerCfg *how, double lr, int64_t number, Err *e) {
+    OptimizerCfg own = *how;
+    own.square = t->losses.square;
+    own.most = t->cfg->optim.clip;
+    Work w = {.t = t, .run = r, .how = &own, .lr = lr, .gscale = 1, .number = number, .e = e};
+    graphs_run(t->graphs, KEY_STEP, step, &w);
     return w.ok;
 }

@@ -1,5 +1,6 @@
 /* record.h: what of a training step a device records and replays (ops/graph.h): the zeros that gradients begin at, a
- * micro-batch, the norm, the optimizer's step. Between them the host decides: whether there is a step at all. */
+ * micro-batch, the norm, the optimizer's step; the latter two in one where the host need not decide between them whether
+ * there is a step at all. */
 #pragma once
 #include "trainer.h"
 
@@ -12,3 +13,10 @@ void record_begin(Trainer *);                      /* dist_begin */
 void record_micro(Trainer *, TrainLosses *);       /* forward and backward of the loader's batch */
 bool record_clip(Trainer *, Run *, Clip *, Err *); /* the gradient's norm */
 bool record_update(Trainer *, Run *, const OptimizerCfg *, double lr, double gscale, int64_t number, Err *);
+/* Whether the device can take the step without the host: then nobody waits before its losses are read. Not on the CPU,
+ * where waiting costs nothing, nor where the host has a say: it scores the step (train.skip_z), or the norm is a sum
+ * over ranks; nor with Muon. */
+bool record_apart(const Trainer *);
+/* record_clip and record_update in one; the norm's square stays in Losses.square, and where it is not finite nothing
+ * has changed. */
+bool record_step(Trainer *, Run *, const OptimizerCfg *, double lr, int64_t number, Err *);

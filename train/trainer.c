@@ -385,9 +385,19 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     }
     Run run = run_make(t->dev, &t->model.scratch);
     Clip clip;
-    /* The norm first: once it is here a device is done with the losses, too. */
-    if (!dist_gradients(d, e) || !record_clip(t, &run, &clip, e)) return false;
-    losses_read(t);
+    ScheduleSteps len = config_schedule(t->cfg);
+    ScheduleCfg s = {o->lr, o->min_lr, len.warmup, len.steps, len.decay};
+    OptimizerCfg how = optimizer_cfg(o, t->model.seed);
+    how.skipped = t->state.skip.skipped;
+    const int64_t number = t->state.step + 1 - how.skipped;
+    const bool apart = record_apart(t);
+    r->lr = schedules[o->schedule].lr(&s, done);
+    if (!dist_gradients(d, e)) return false;
+    /* Where the host decides the norm comes first: once it is here a device is done with the losses, too. */
+    double square = 0;
+    if (apart ? !record_step(t, &run, &how, r->lr, number, e) : !record_clip(t, &run, &clip, e)) return false;
+    losses_read(t, apart ? &square : NULL);
+    if (apart) clip = clip_scale(sqrt(square), o->clip);
     if (!dist_sums(d, "losses", d->micros * d->world, sum, e)) return false;
     parts_give(t, sum, &r->parts);
     r->loss = sum[PART_NLL] / (double)count;
@@ -395,19 +405,11 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     r->grad_norm = clip.norm;
     r->reports = compression_achieved(&t->compression, &r->cr);
     r->cr_loss = t->compression.loss;
-    ScheduleSteps len = config_schedule(t->cfg);
-    ScheduleCfg s = {o->lr, o->min_lr, len.warmup, len.steps, len.decay};
-    r->lr = schedules[o->schedule].lr(&s, done);
     if (!isfinite(r->loss) || !isfinite(r->cr_loss) || !isfinite(clip.norm))
         return err_diverged(e, "training diverged at step %lld: loss %g, gradient norm %g, lr %g",
                             (long long)t->state.step + 1, r->loss, clip.norm, r->lr);
     if (!skips(t, r, e)) return false;
-    if (!r->skipped) {
-        OptimizerCfg how = optimizer_cfg(o, t->model.seed);
-        how.skipped = t->state.skip.skipped;
-        int64_t number = t->state.step + 1 - how.skipped;
-        if (!record_update(t, &run, &how, r->lr, clip.scale, number, e)) return false;
-    }
+    if (!apart && !r->skipped && !record_update(t, &run, &how, r->lr, clip.scale, number, e)) return false;
     t->state.step++;
     t->state.tokens += (int64_t)c->batch * t->cfg->data.seq_len;
     int64_t every = t->run->dist.check_every;

@@ -101,4 +101,5 @@ const Ops TABLE(OPS_ISA) = {
     .sumsq = sumsq,
     .normalise = normalise,
     .sumsqs = sumsqs,
+    .sumsqs_there = sumsqs_there,
 };

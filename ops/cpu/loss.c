@@ -108,3 +108,7 @@ static double sumsqs(Run *r, double sum, int n, const Tensor *x) {
     for (int i = 0; i < n; i++) sum += sumsq(r, x[i]);
     return sum;
 }
+static void sumsqs_there(Run *r, double *sum, bool more, int n, const Tensor *x) {
+    double all = sumsqs(r, more && !measuring(r) ? *sum : 0, n, x);
+    if (!measuring(r)) *sum = all;
+}

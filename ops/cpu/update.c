@@ -1,4 +1,4 @@
-/* update.c: the optimizer's steps on one tensor, with moments as numbers of the arithmetic or as bf16. */
+/* update.c: the optimizer's steps, with moments as numbers of the arithmetic or as bf16. */
 #include "vec.h"
 
 INLINE real from_bf16(uint16_t h) {
@@ -19,35 +19,47 @@ INLINE uint16_t to_bf16(real v, uint64_t bits) {
     return (uint16_t)(kept >> 16 | (x.f != x.f ? 64 : 0));
 }
 
-static void adamw(Run *r, Tensor w, Tensor g, Tensor m, Tensor v, double lr, double b1, double b2, double eps,
-                  double decay, double gscale, int64_t t, Rounding round) {
-    CHECK(m.dtype == v.dtype, "%s and %s", dtype_name(m.dtype), dtype_name(v.dtype));
-    if (measuring(r)) return;
-    size_t n = tensor_count(w);
-    real *W = R(w);
-    const real *G = R(g);
-    real c1 = (real)b1, c2 = (real)b2, d1 = (real)(1 - b1), d2 = (real)(1 - b2), s = (real)gscale;
-    real step = (real)(lr / (1 - pow(b1, (double)t))), root = (real)(1 / sqrt(1 - pow(b2, (double)t))), e = (real)eps;
-    real shrink = (real)(1 - lr * decay);
-    if (m.dtype == BF16) {
-        uint16_t *M = m.p, *U = v.p;
+/* What a step scales its gradient by; NaN: it is left out. */
+static double adamw_scale(const AdamwStep *a) {
+    if (!a->square) return a->gscale;
+    double norm = sqrt(*a->square);
+    if (!isfinite(norm)) return NAN;
+    return a->gscale * (a->most > 0 && norm > a->most ? a->most / norm : 1);
+}
+static void adamw_one(Run *r, const AdamwStep *a) {
+    size_t n = tensor_count(a->w);
+    double by = adamw_scale(a);
+    if (a->square && isnan(by)) return;
+    real *W = R(a->w);
+    const real *G = R(a->g);
+    real c1 = (real)a->b1, c2 = (real)a->b2, d1 = (real)(1 - a->b1), d2 = (real)(1 - a->b2), s = (real)by;
+    real step = (real)(a->lr / (1 - pow(a->b1, (double)a->t))), root = (real)(1 / sqrt(1 - pow(a->b2, (double)a->t)));
+    real e = (real)a->eps, shrink = (real)(1 - a->lr * a->decay);
+    if (a->m.dtype == BF16) {
+        uint16_t *M = a->m.p, *U = a->v.p;
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
         for (size_t i = 0; i < n; i++) {
             real gi = G[i] * s, mi = c1 * from_bf16(M[i]) + d1 * gi, vi = c2 * from_bf16(U[i]) + d2 * gi * gi;
-            uint64_t bits = rng_mix(round.key, round.at + i);
+            uint64_t bits = rng_mix(a->round.key, a->round.at + i);
             M[i] = to_bf16(mi, bits);
             U[i] = to_bf16(vi, bits >> 16);
             W[i] = W[i] * shrink - step * mi / (sqrt_real(vi) * root + e);
         }
         return;
     }
-    real *M = R(m), *U = R(v);
+    real *M = R(a->m), *U = R(a->v);
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) {
         real gi = G[i] * s, mi = c1 * M[i] + d1 * gi, vi = c2 * U[i] + d2 * gi * gi;
         M[i] = mi;
         U[i] = vi;
         W[i] = W[i] * shrink - step * mi / (sqrt_real(vi) * root + e);
+    }
+}
+static void adamw(Run *r, int n, const AdamwStep *a) {
+    for (int i = 0; i < n; i++) {
+        CHECK(a[i].m.dtype == a[i].v.dtype, "%s and %s", dtype_name(a[i].m.dtype), dtype_name(a[i].v.dtype));
+        if (!measuring(r)) adamw_one(r, &a[i]);
     }
 }
 

@@ -407,8 +407,9 @@ typedef struct {
     const float *x;
     size_t n, first; /* numbers; number of its first piece */
 } CudaPieces;
-/* n tensors of `pieces` in all, some may have none; the table lies on the device. part: one for each piece. */
-void cuda_sumsq(Cuda *, double start, int n, const CudaPieces *, size_t pieces, double *part, double *sum);
+/* *sum = start, or with `more` what it was, + the squares of n tensors of `pieces` in all, some may have none; the table
+ * lies on the device. part: one for each piece. */
+void cuda_sumsq(Cuda *, double start, bool more, int n, const CudaPieces *, size_t pieces, double *part, double *sum);
 
 void cuda_normalise(Cuda *, size_t n, float *x, const double *sum, double eps); /* x /= sqrt(*sum) + eps */
 
@@ -424,13 +425,26 @@ void cuda_align(Cuda *, int N, int B, int d, float *err, float *dy, float *inv, 
 
 /* update.cu: moments are float, or bf16 where `narrow`; half: w rounded to bf16, or NULL. */
 typedef struct {
-    float b1, b2, one_b1, one_b2, gscale, step, root, eps, shrink;
+    float b1, b2, one_b1, one_b2, step, root, eps, shrink;
 } CudaAdam;
 typedef struct {
     uint64_t key, at;
 } CudaRounding;
-void cuda_adamw(Cuda *, size_t n, float *w, uint16_t *half, const float *g, void *m, void *v, bool narrow, CudaAdam,
-                CudaRounding);
+enum { CUDA_ADAM_PIECE = 8192 };
+typedef struct {
+    float *w;
+    uint16_t *half;
+    const float *g;
+    void *m, *v;
+    size_t n, first; /* numbers; number of its first piece */
+    CudaAdam p;
+    CudaRounding round;
+    double gscale, most;
+    const double *square; /* on the device; or NULL */
+    bool quads;           /* four numbers of each may be moved at a time */
+} CudaAdamOf;
+/* n tensors of `pieces` in all, each of which has some; the table lies on the device. */
+void cuda_adamw(Cuda *, int n, const CudaAdamOf *, size_t pieces, bool narrow);
 void cuda_momentum(Cuda *, size_t n, float *u, void *m, const float *g, bool narrow, float mu, float scale,
                    bool nesterov, CudaRounding);
 

@@ -65,6 +65,19 @@ DEVICE float block_max(float v, float *part) {
     for (int w = 1; w < WARPS; w++) v = fmaxf(v, part[w]);
     return v;
 }
+/* Of tensors cut into pieces, a block to each: the one that the block's piece is of. The last that begins at it or before
+ * it: those before with the same beginning have none. */
+template <class T> DEVICE int tensor_of(int tensors, const T *all) {
+    int lo = 0;
+    for (int hi = tensors; hi - lo > 1;) {
+        int mid = (lo + hi) / 2;
+        if (all[mid].first <= blockIdx.x)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
 /* cuda_value, with nothing left of what it took: an argument that is not read is the same in every run. */
 template <class T> static const T *value_of(Cuda *c, T *now) {
     const T *at = static_cast<const T *>(cuda_value(c, now, sizeof *now));

@@ -42,7 +42,7 @@ static const CudaLedger slow[] = {
     SLOW(attend_lanes, "f32, rows of no multiple of eight numbers or wider than 256 (a latent 576) on the plain units, "
                        "where keys are not read ahead; prefixes that sequences share are read for each"),
     SLOW(sumsq, "waits for the result, of each tensor before a checkpoint"),
-    SLOW(sumsqs, "waits for the gradient's norm, which decides whether a step is taken, once a step"),
+    SLOW(sumsqs, "waits for the gradient's norm, once a step, where the host decides whether it is taken"),
     SLOW(normalise, "a matrix at a time"),
     {NULL, 0, NULL},
 };

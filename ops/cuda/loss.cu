@@ -54,14 +54,7 @@ enum { LEAF = 256, LEAVES = CUDA_SUMSQ_PIECE / LEAF };
 static_assert((int)LEAVES <= (int)BLOCK, "a thread for every pair");
 __global__ void sumsq_pieces(int tensors, const CudaPieces *all, double *out) {
     SMEM_DYN(double, leaf);
-    int lo = 0; /* the last tensor that begins at this piece or before it: one that has it, since others have none */
-    for (int hi = tensors; hi - lo > 1;) {
-        int mid = (lo + hi) / 2;
-        if (all[mid].first <= blockIdx.x)
-            lo = mid;
-        else
-            hi = mid;
-    }
+    int lo = tensor_of(tensors, all);
     const float *x = all[lo].x;
     const size_t piece = CUDA_SUMSQ_PIECE, n = all[lo].n, from = (blockIdx.x - all[lo].first) * piece;
     int t = threadIdx.x, m = (int)(n - from < piece ? n - from : piece);
@@ -87,33 +80,32 @@ __global__ void sumsq_pieces(int tensors, const CudaPieces *all, double *out) {
         for (int i = 0; i + d < n32; i += 2 * d) leaf[i] += leaf[i + d];
     out[blockIdx.x] = leaf[0];
 }
-__global__ void sumsq_total(int tensors, const CudaPieces *all, size_t n, double start, const double *at,
+/* A thread adds up the pieces of a tensor, one of all threads then the tensors. */
+__global__ void sumsq_total(int tensors, const CudaPieces *all, size_t n, double start, const double *at, bool more,
                             const double *in, double *sum) {
-    if (at) start = *at;
     SMEM_DYN(double, some);
-    const size_t most = BLOCK;
-    double one = 0;
-    int next = 0; /* tensor that begins at the next piece or later */
-    for (size_t from = 0; from < n; from += most) {
-        int m = (int)(n - from < most ? n - from : most);
-        if ((int)threadIdx.x < m) some[threadIdx.x] = in[from + threadIdx.x];
-        __syncthreads();
-        for (int i = 0; threadIdx.x == 0 && i < m; i++) {
-            if (next < tensors && all[next].first <= from + (size_t)i) {
-                start += one, one = 0;
-                while (next < tensors && all[next].first <= from + (size_t)i) next++;
-            }
-            one += some[i];
+    if (threadIdx.x == 0) start = more ? *sum : at ? *at : start;
+    for (int from = 0; from < tensors; from += BLOCK) {
+        int k = from + (int)threadIdx.x, m = tensors - from < BLOCK ? tensors - from : BLOCK;
+        if (k < tensors) {
+            size_t end = k + 1 < tensors ? all[k + 1].first : n;
+            double one = 0;
+            BY_FOUR for (size_t i = all[k].first; i < end; i++) one += in[i];
+            some[threadIdx.x] = one;
         }
         __syncthreads();
+        for (int i = 0; threadIdx.x == 0 && i < m; i++) start += some[i];
+        __syncthreads();
     }
-    if (threadIdx.x == 0) *sum = start + one;
+    if (threadIdx.x == 0) *sum = start;
 }
-extern "C" void cuda_sumsq(Cuda *c, double start, int n, const CudaPieces *all, size_t pieces, double *part,
+extern "C" void cuda_sumsq(Cuda *c, double start, bool more, int n, const CudaPieces *all, size_t pieces, double *part,
                            double *sum) {
-    LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), LEAVES * sizeof(double), c->stream, n, all, part);
+    if (pieces)
+        LAUNCH(sumsq_pieces, dim3((unsigned)pieces), dim3(BLOCK), LEAVES * sizeof(double), c->stream, n, all, part);
     const double *at = value_of(c, &start);
-    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), BLOCK * sizeof(double), c->stream, n, all, pieces, start, at, part, sum);
+    LAUNCH(sumsq_total, dim3(1), dim3(BLOCK), BLOCK * sizeof(double), c->stream, n, all, pieces, start, at, more, part,
+           sum);
 }
 __global__ void normalise(size_t n, float *x, const double *sum, double eps) {
     const float factor = (float)(1 / (sqrt(*sum) + eps));

@@ -1,47 +1,73 @@
 /* update.cu: the optimizer's steps, with moments in f32 or, rounded by chance as ops/ops.h says, in bf16. */
 #include "kernel.h"
 
-DEVICE void keep(float *p, float v, uint64_t) { *p = v; }
 /* The low 16 bits of a float say how far it is from the bf16 below: adding as many random ones carries with that
  * chance. Nothing finite becomes infinite by it, and a NaN stays one. */
-DEVICE void keep(bf16 *p, float v, uint64_t bits) {
+DEVICE uint16_t by_chance(float v, uint64_t bits) {
     uint32_t u = float_bits(v), up = u + (uint32_t)(bits & 0xFFFFu), kept = (up & 0x7F800000u) == 0x7F800000u ? u : up;
-    *p = {(uint16_t)(kept >> 16 | (v != v ? 64u : 0u))};
+    return (uint16_t)(kept >> 16 | (v != v ? 64u : 0u));
+}
+/* Numbers of a moment to memory, those in bf16 by the bits from `shift` on. */
+template <int W> DEVICE void keep(float *p, const float (&v)[W], const uint64_t (&)[W], int) { store<W>(p, v); }
+template <int W> DEVICE void keep(bf16 *p, const float (&v)[W], const uint64_t (&bits)[W], int shift) {
+    if constexpr (W == 1)
+        *p = {by_chance(v[0], bits[0] >> shift)};
+    else {
+        static_assert(W == 4, "an access");
+        uint32_t h[W];
+        UNROLL
+        for (int j = 0; j < W; j++) h[j] = by_chance(v[j], bits[j] >> shift);
+        store_vec(p, uint2{h[0] | h[1] << 16, h[2] | h[3] << 16});
+    }
 }
 DEVICE uint64_t chance(const float *, CudaRounding, size_t) { return 0; }
 DEVICE uint64_t chance(const bf16 *, CudaRounding r, size_t i) { return mix(r.key, r.at + i); }
 
-/* What of a step is another in the next: by value, or where a recording has it (cuda_value). */
-struct AdamNow {
-    CudaAdam p;
-    CudaRounding r;
-};
-template <class T>
-__global__ void adamw(size_t n, float *w, uint16_t *half, const float *g, T *m, T *v, AdamNow now, const AdamNow *at) {
-    if (at) now = *at;
-    CudaAdam p = now.p;
-    CudaRounding r = now.r;
-    EACH(i, n) {
-        float gi = g[i] * p.gscale, mi = p.b1 * number(m[i]) + p.one_b1 * gi,
-              vi = p.b2 * number(v[i]) + p.one_b2 * gi * gi;
-        uint64_t bits = chance(m, r, i);
-        keep(&m[i], mi, bits);
-        keep(&v[i], vi, bits >> 16);
-        float wi = w[i] * p.shrink - p.step * mi / (sqrtf(vi) * p.root + p.eps);
-        w[i] = wi;
-        if (half) half[i] = to_bf16(wi).bits;
+/* What a step scales its gradient by; NaN: it is left out. As on the CPU, to the bit. */
+DEVICE float adam_scale(const CudaAdamOf &a) {
+    if (!a.square) return (float)a.gscale;
+    double norm = sqrt(*a.square);
+    if (!isfinite(norm)) return NAN;
+    return (float)(a.gscale * (a.most > 0 && norm > a.most ? a.most / norm : 1));
+}
+template <class T, int W> DEVICE void adam_run(const CudaAdamOf &a, float scale, size_t from, size_t to) {
+    const CudaAdam p = a.p;
+    for (size_t i = from + threadIdx.x * W; i < to; i += BLOCK * W) {
+        float w[W], g[W], m[W], v[W];
+        fetch<W>(w, a.w + i), fetch<W>(g, a.g + i), fetch<W>(m, (const T *)a.m + i), fetch<W>(v, (const T *)a.v + i);
+        uint64_t bits[W];
+        UNROLL
+        for (int j = 0; j < W; j++) {
+            float gi = g[j] * scale;
+            m[j] = p.b1 * m[j] + p.one_b1 * gi, v[j] = p.b2 * v[j] + p.one_b2 * gi * gi;
+            w[j] = w[j] * p.shrink - p.step * m[j] / (sqrtf(v[j]) * p.root + p.eps);
+            bits[j] = chance((const T *)a.m, a.round, i + (size_t)j);
+        }
+        keep<W>((T *)a.m + i, m, bits, 0), keep<W>((T *)a.v + i, v, bits, 16);
+        store<W>(a.w + i, w);
+        if (a.half) store<W>((bf16 *)a.half + i, w);
     }
 }
-extern "C" void cuda_adamw(Cuda *c, size_t n, float *w, uint16_t *half, const float *g, void *m, void *v, bool narrow,
-                           CudaAdam p, CudaRounding r) {
-    AdamNow now = {p, r};
-    const AdamNow *at = value_of(c, &now);
-    if (narrow)
-        LAUNCH_EACH(c, (adamw<bf16>), n, w, half, g, (bf16 *)m, (bf16 *)v, now, at);
+/* A block to a piece of a tensor. */
+template <class T> __global__ void adamw(int tensors, const CudaAdamOf *all) {
+    const CudaAdamOf a = all[tensor_of(tensors, all)];
+    const size_t piece = CUDA_ADAM_PIECE, from = (blockIdx.x - a.first) * piece,
+                 to = from + piece < a.n ? from + piece : a.n;
+    float scale = adam_scale(a);
+    if (a.square && scale != scale) return;
+    if (a.quads)
+        adam_run<T, 4>(a, scale, from, to);
     else
-        LAUNCH_EACH(c, (adamw<float>), n, w, half, g, (float *)m, (float *)v, now, at);
+        adam_run<T, 1>(a, scale, from, to);
+}
+extern "C" void cuda_adamw(Cuda *c, int n, const CudaAdamOf *all, size_t pieces, bool narrow) {
+    if (narrow)
+        LAUNCH(adamw<bf16>, dim3((unsigned)pieces), dim3(BLOCK), 0, c->stream, n, all);
+    else
+        LAUNCH(adamw<float>, dim3((unsigned)pieces), dim3(BLOCK), 0, c->stream, n, all);
 }
 
+/* What of a step is another in the next: by value, or where a recording has it (cuda_value). */
 struct MomentumNow {
     CudaRounding r;
     float mu, scale;
@@ -54,7 +80,7 @@ __global__ void momentum(size_t n, float *u, T *m, const float *g, int nesterov,
     float mu = now.mu, scale = now.scale;
     EACH(i, n) {
         float gi = g[i], mi = mu * number(m[i]) + scale * gi;
-        keep(&m[i], mi, chance(m, r, i));
+        keep<1>(&m[i], {mi}, {chance(m, r, i)}, 0);
         u[i] = nesterov ? mu * mi + scale * gi : mi;
     }
 }

@@ -105,6 +105,7 @@ typedef struct {
     Arena mem, scratch;
     Weights w, dw, m, v;
     Acts a;
+    Tensor square; /* of the gradients' norm */
 } Side;
 
 static void declare_weights(Fields *f, Weights *w) {
@@ -137,6 +138,7 @@ static void place(Side *s, Arena *to) {
     Weights *all[] = {&s->w, &s->dw, &s->m, &s->v};
     for (int i = 0; i < 4; i++) declare_weights(&f, all[i]);
     declare_acts(&f, &s->a);
+    s->square = arena_tensor(to, "square", F64, 1, (const int[]){1});
 }
 static void see_start(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Device *dev = f->ctx;
@@ -179,11 +181,12 @@ static double train_step(Side *s, Run *r, const int *tok, const int *tgt, int t)
     o->rmsnorm_backward(r, a->dx, dw->gain, a->dnormed, a->x, w->gain, a->rstd);
     o->embed_backward(r, dw->table, a->dx, tok, 1);
     Tensor *W = (Tensor *)w, *G = (Tensor *)dw, *M = (Tensor *)&s->m, *U = (Tensor *)&s->v;
-    double norm = 0;
-    for (size_t i = 0; i < sizeof *w / sizeof *W; i++) norm += o->sumsq(r, G[i]);
-    double clip = norm > 1 ? 1 / sqrt(norm) : 1;
-    for (size_t i = 0; i < sizeof *w / sizeof *W; i++)
-        o->adamw(r, W[i], G[i], M[i], U[i], 3e-3, 0.9, 0.95, 1e-8, 0.1, clip, t, (Rounding){0});
+    enum { TENSORS = sizeof *w / sizeof *W };
+    AdamwStep step[TENSORS];
+    o->sumsqs_there(r, s->square.p, false, TENSORS, G);
+    for (int i = 0; i < TENSORS; i++)
+        step[i] = (AdamwStep){W[i], G[i], M[i], U[i], 3e-3, 0.9, 0.95, 1e-8, 0.1, 1, t, {0}, s->square.p, 1};
+    o->adamw(r, TENSORS, step);
     float nll[N];
     double sum = 0;
     if (measuring(r)) return 0;

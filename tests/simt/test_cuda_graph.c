@@ -4,7 +4,7 @@
 #include "../../ops/cuda/cuda.h"
 #include "../../ops/device.h"
 #include "../../ops/host.h"
-#include "../../train/trainer.h"
+#include "../../train/record.h"
 
 typedef struct {
     double loss[8], norm[8], cr[8];
@@ -12,6 +12,7 @@ typedef struct {
     size_t n;
     char *bytes; /* weights and moments */
     long replayed;
+    bool apart; /* norm and step are one recording */
 } Trained;
 static void keep(Trained *to, Device *dev, Tensor t) {
     if (!present(t)) return;
@@ -22,36 +23,46 @@ static void keep(Trained *to, Device *dev, Tensor t) {
     to->n += n;
     view_close(dev, t, view, false);
 }
-static Trained train(const char *file, int stage, int steps, const char *graph, int n, const char *const over[]) {
-    Trained out = {0};
-    Config cfg;
+static void keep_all(Trained *to, const Trainer *t) {
+    for (int i = 0; i < t->params.n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++) keep(to, t->dev, t->params.p[i].t[role]);
+    for (int i = 0; i < t->adapters.n; i++)
+        for (int role = 0; role < PARAM_ROLES; role++) keep(to, t->dev, t->adapters.p[i].t[role]);
+}
+static Trainer *begin(Config *cfg, const char *file, int stage, const char *graph, int n, const char *const over[]) {
     Err e = {0};
-    TrainRecord r;
     size_t bytes;
     Trainer *t = xcalloc(1, sizeof *t);
     char *text = check_read(file, &bytes), *key = xformat("run.graph=%s", graph);
     const char *with[16] = {"run.device=cuda", "run.threads=1",       "train.dtype=f32",    "data.seq_len=8",
                             "train.batch=2",   "train.micro_batch=1", "train.eval_every=0", key};
     for (int i = 0; i < n; i++) with[8 + i] = over[i];
-    cr_assert(config_parse(&cfg, text, bytes, "yaml", 8 + n, (char *const *)with, &e), "%s: %s", file, e.msg);
-    cr_assert(trainer_open_stage(t, &cfg, stage, false, &e), "%s: %s", file, e.msg);
+    cr_assert(config_parse(cfg, text, bytes, "yaml", 8 + n, (char *const *)with, &e), "%s: %s", file, e.msg);
+    cr_assert(trainer_open_stage(t, cfg, stage, false, &e), "%s: %s", file, e.msg);
     model_init(&t->model, 3);
     if (t->lora.n) lora_begin(&t->lora, 3);
     t->state.step = t->first;
+    free(text), free(key);
+    return t;
+}
+static Trained train(const char *file, int stage, int steps, const char *graph, int n, const char *const over[]) {
+    Trained out = {0};
+    Config cfg;
+    Err e = {0};
+    TrainRecord r;
+    Trainer *t = begin(&cfg, file, stage, graph, n, over);
     for (int k = 0; k < steps; k++) {
         unsigned long before = cuda_waits(t->dev->cuda);
         cr_assert(trainer_step(t, &r, &e), "%s: %s", file, e.msg);
         out.waits[k] = cuda_waits(t->dev->cuda) - before;
         out.loss[k] = r.loss, out.norm[k] = r.grad_norm, out.cr[k] = r.reports ? r.cr : 0;
     }
-    for (int i = 0; i < t->params.n; i++)
-        for (int role = 0; role < PARAM_ROLES; role++) keep(&out, t->dev, t->params.p[i].t[role]);
-    for (int i = 0; i < t->adapters.n; i++)
-        for (int role = 0; role < PARAM_ROLES; role++) keep(&out, t->dev, t->adapters.p[i].t[role]);
+    keep_all(&out, t);
     out.replayed = graphs_replayed(t->graphs);
+    out.apart = record_apart(t);
     trainer_close(t);
     config_free(&cfg);
-    free(t), free(text), free(key);
+    free(t);
     return out;
 }
 /* most: whether forward and backward are replayed, too. */
@@ -63,7 +74,7 @@ static void same_stage(const char *file, int stage, int steps, bool most, int n,
     cr_assert(graph.n == plain.n && plain.n > 1000);
     CHECK_BYTES(file, graph.bytes, plain.bytes, plain.n);
     /* Of each kind of work the first two are not. */
-    long want = 3 * (steps - 2) + (most ? 2 * steps - 2 : 0);
+    long want = (graph.apart ? 2 : 3) * (steps - 2) + (most ? 2 * steps - 2 : 0);
     cr_assert(plain.replayed == 0 && graph.replayed == want, "%s: %ld replayed of %ld", file, graph.replayed, want);
     free(plain.bytes), free(graph.bytes);
 }
@@ -104,24 +115,71 @@ Test(cuda_graph, products_in_bf16, .timeout = 300) {
     same("gqa", 2, over);
 }
 
-/* A step waits for its norm, which is the end of all it asked for, and then reads the losses of all micro-batches at
- * once, however many there are, recorded or not. The losses are those of a micro-batch of all samples but for the order of
- * sums, and each one's own rows: none is another's. */
-Test(cuda_graph, a_step_waits_twice, .timeout = 300) {
+/* A step waits once, for the losses of all micro-batches, which are read by one copy behind everything else, however many
+ * there are, recorded or not; where the host decides about it, for the norm before. The losses are those of a micro-batch
+ * of all samples but for the order of sums, and each one's own rows: none is another's. */
+Test(cuda_graph, a_step_waits_once, .timeout = 300) {
     enum { SAMPLES = 5, STEPS = 4 };
-    static const char *const over[] = {"train.batch=5", "train.micro_batch=1"},
+    static const char *const over[] = {"train.batch=5", "train.micro_batch=1", "train.skip_z=1000"},
                              *const whole[] = {"train.batch=5", "train.micro_batch=5"}, *const how[] = {"off", "auto"};
     Trained one = train("configs/tiny-gqa.yaml", 0, STEPS, "off", 2, whole);
-    for (int k = 0; k < 2; k++) {
-        Trained many = train("configs/tiny-gqa.yaml", 0, STEPS, how[k], 2, over);
+    for (int k = 0; k < 4; k++) {
+        const unsigned long waits = k < 2 ? 1 : 2;
+        Trained many = train("configs/tiny-gqa.yaml", 0, STEPS, how[k % 2], k < 2 ? 2 : 3, over);
+        cr_assert(many.apart == (k < 2));
         for (int i = 0; i < STEPS; i++)
-            cr_assert(many.waits[i] == 2 && one.waits[i] == 2, "step %d: %lu and %lu waits, graphs %s", i,
-                      many.waits[i], one.waits[i], how[k]);
+            cr_assert(many.waits[i] == waits && one.waits[i] == 1, "step %d: %lu and %lu waits, graphs %s", i,
+                      many.waits[i], one.waits[i], how[k % 2]);
         CHECK_RELATIVE("loss", many.loss, one.loss, STEPS, 1e-5);
         CHECK_RELATIVE("norm", many.norm, one.norm, STEPS, 1e-4);
         free(many.bytes);
     }
     free(one.bytes);
+}
+/* Clipped on the device or by the host: the same bits, adapters and moments in bf16 included. */
+Test(cuda_graph, clipped_there_as_here, .timeout = 300) {
+    static const char *const files[] = {"configs/tiny-gqa.yaml", "configs/tiny-moe.yaml", "configs/tiny-gqa.yaml"};
+    static const char *const over[][3] = {{"optim.clip=0.1", "optim.state_dtype=bf16", "train.skip_z=1000"},
+                                          {"optim.clip=0", "optim.balance_rate=0.01", "train.skip_z=1000"},
+                                          {"optim.clip=1000", "optim.lr=1e-2", "train.skip_z=1000"}};
+    for (int k = 0; k < 3; k++) {
+        Trained there = train(files[k], 0, 4, "auto", 2, over[k]), here = train(files[k], 0, 4, "auto", 3, over[k]);
+        cr_assert(there.apart && !here.apart && there.n == here.n && there.n > 1000);
+        CHECK_BYTES(files[k], there.norm, here.norm, sizeof here.norm);
+        CHECK_BYTES(files[k], there.bytes, here.bytes, here.n);
+        free(there.bytes), free(here.bytes);
+    }
+}
+/* A gradient that is not finite is found behind the step, which has then changed nothing. */
+Test(cuda_graph, a_step_that_diverges_leaves_weights, .timeout = 300) {
+    for (int k = 0; k < 2; k++) {
+        Config cfg;
+        Err e = {0};
+        TrainRecord r;
+        Trainer *t = begin(&cfg, "configs/tiny-gqa.yaml", 0, k ? "auto" : "off", 0, NULL);
+        cr_assert(record_apart(t));
+        for (int i = 0; i < 3; i++) cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
+        const float wild = INFINITY;
+        Tensor norm = t->model.w.norm;
+        Trained before = {0}, after = {0};
+        device_write(t->dev, norm.p, &wild, sizeof wild);
+        keep_all(&before, t);
+        cr_assert(!trainer_step(t, &r, &e) && strstr(e.msg, "diverged at step 4"), "%s", e.msg);
+        keep_all(&after, t);
+        /* but for the gradients, which are among what is kept: they are the step's own */
+        size_t at = 0;
+        for (int i = 0; i < t->params.n; i++)
+            for (int role = 0; role < PARAM_ROLES; role++) {
+                size_t n = tensor_bytes(t->params.p[i].t[role]);
+                if (role != PARAM_GRAD && n) CHECK_BYTES(t->params.p[i].name, after.bytes + at, before.bytes + at, n);
+                at += n;
+            }
+        cr_assert(at == before.n && at == after.n);
+        free(before.bytes), free(after.bytes);
+        trainer_close(t);
+        config_free(&cfg);
+        free(t);
+    }
 }
 
 /* A run that is interrupted goes on from its checkpoint as one that never recorded anything. */

@@ -163,8 +163,18 @@ static void same_products(Desk *d, const char *after) {
     cr_assert(half_check(d->dev), "%s", after);
 }
 static void adamw(Desk *d, int from, int n) {
-    d->run.ops->adamw(&d->run, tensor_part(d->w, from, n), tensor_part(d->other, from, n), tensor_part(d->m, from, n),
-                      tensor_part(d->v, from, n), 0.1, 0.9, 0.99, 1e-8, 0.1, 1, 1, (Rounding){0});
+    const AdamwStep s = {.w = tensor_part(d->w, from, n),
+                         .g = tensor_part(d->other, from, n),
+                         .m = tensor_part(d->m, from, n),
+                         .v = tensor_part(d->v, from, n),
+                         .lr = 0.1,
+                         .b1 = 0.9,
+                         .b2 = 0.99,
+                         .eps = 1e-8,
+                         .decay = 0.1,
+                         .gscale = 1,
+                         .t = 1};
+    d->run.ops->adamw(&d->run, 1, &s);
 }
 Test(cuda_half, whoever_writes_a_weight_is_noticed) {
     Desk d;
