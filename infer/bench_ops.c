@@ -8,11 +8,12 @@ typedef struct {
     Run run;
     Tensor a[ARRAYS]; /* (ROWS,WIDTH) */
     Tensor v[3];      /* (WIDTH) */
-    Tensor s;         /* (ROWS) */
+    Tensor s, h;      /* (ROWS) (ROWS,HEADS) */
     Rope rope;
     int *idx, rows;
 } Place;
 #define heads(t) TENSOR((t).p, REAL, p->rows, HEADS, D)
+#define gains(t) TENSOR((t).p, REAL, D)
 
 #define OPS(p, op, ...) (p)->run.ops->op(&(p)->run, __VA_ARGS__)
 #define A(i)            p->a[i]
@@ -41,6 +42,9 @@ DO(do_layernorm_backward, layernorm_backward, A(0), p->v[1], p->v[2], A(1), A(2)
 DO(do_l2norm, l2norm, heads(A(0)), heads(A(1)), 1e-6)
 DO(do_l2norm_backward, l2norm_backward, heads(A(0)), heads(A(1)), heads(A(2)), 1e-6)
 DO(do_rope, rope, heads(A(0)), &p->rope, p->run.in, 1)
+DO(do_rmsnorm_rope, rmsnorm_rope, heads(A(0)), p->h, heads(A(1)), gains(p->v[0]), 1e-5, &p->rope, p->run.in)
+DO(do_rmsnorm_rope_backward, rmsnorm_rope_backward, heads(A(0)), gains(p->v[1]), heads(A(1)), heads(A(2)),
+   gains(p->v[0]), p->h, &p->rope, p->run.in)
 DO(do_dropout, dropout, A(0), DROP_FFN, 0.1)
 DO(do_gather, gather, A(0), A(1), p->run.in, p->run.in)
 DO(do_columns, columns, A(0), 0, A(1), 0, WIDTH)
@@ -87,6 +91,8 @@ static const struct {
     {"l2norm", do_l2norm, AT(l2norm), 1, 1, 0},
     {"l2norm_backward", do_l2norm_backward, AT(l2norm_backward), 2, 0, 1},
     {"rope", do_rope, AT(rope), 0, 0, 1},
+    {"rmsnorm_rope", do_rmsnorm_rope, AT(rmsnorm_rope), 1, 1, 0},
+    {"rmsnorm_rope_backward", do_rmsnorm_rope_backward, AT(rmsnorm_rope_backward), 2, 0, 1},
     {"dropout", do_dropout, AT(dropout), 0, 0, 1},
     {"gather", do_gather, AT(gather), 1, 1, 0},
     {"columns", do_columns, AT(columns), 1, 1, 0},
@@ -106,6 +112,7 @@ static void arrays(Place *p, Arena *a) {
     for (int i = 0; i < ARRAYS; i++) p->a[i] = arena_tensor(a, "array", REAL, 2, (int[]){p->rows, WIDTH});
     for (int i = 0; i < 3; i++) p->v[i] = arena_tensor(a, "vector", REAL, 1, (int[]){WIDTH});
     p->s = arena_tensor(a, "rows", REAL, 1, (int[]){p->rows});
+    p->h = arena_tensor(a, "heads", REAL, 2, (int[]){p->rows, HEADS});
 }
 /* What a table has not is NULL, or says so when it is measured. */
 static bool op_there(const Device *dev, size_t at) {
@@ -155,7 +162,7 @@ bool bench_elementwise(Device *dev, int N, double seconds, double bytes_per_s, O
         for (int k = 0; k < ARRAYS; k++)
             bench_fill(dev, p.a[k], (uint64_t)k, 0.1, 1.1); /* what a row made would grow beyond all bounds */
         for (int k = 0; k < 3; k++) bench_fill(dev, p.v[k], (uint64_t)(10 + k), 0.1, 1.1);
-        bench_fill(dev, p.s, 20, 0.1, 1.1);
+        bench_fill(dev, p.s, 20, 0.1, 1.1), bench_fill(dev, p.h, 21, 0.1, 1.1);
         Once o = {&p, rows[i].run};
         Timing t = bench_time(dev, once, &o, seconds);
         int arrays = rows[i].read + (apart ? 1 : 2) * rows[i].written + 2 * rows[i].updated;

@@ -6,13 +6,13 @@
  *
  * Tensors are REAL but where an op says more. On a device (device_half) activations and their gradients may be BF16 in
  * memory, each rounded to the nearest as it is stored: x, y and their gradients of linear, linear_many, rmsnorm,
- * layernorm, rope, swiglu, gelu, add, copy, columns and gather, x and dx of linear_xent, q, o and their gradients, k
- * with v, dk with dv of attend and attend_backward. Of one call of rmsnorm, swiglu or gelu all are BF16 or none,
- * but that the norms read x in REAL, or x and dx, beside a narrow y or dy.
+ * layernorm, rope, rmsnorm_rope, swiglu, gelu, add, copy, columns and gather, x and dx of linear_xent, q, o and their
+ * gradients, k with v, dk with dv of attend and attend_backward. Of one call of rmsnorm, rmsnorm_rope, swiglu or gelu
+ * all are BF16 or none, but that rmsnorm and layernorm read x in REAL, or x and dx, beside a narrow y or dy.
  *
- * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward, rmsnorm_backward and columns_backward, dq
- * and dkv's k and v of attend_backward, all of d of recur_backward, and dx and dz of what stands around a recurrence
- * (short_conv, l2norm, decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then
+ * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward, rmsnorm_backward, rmsnorm_rope_backward
+ * and columns_backward, dq and dkv's k and v of attend_backward, all of d of recur_backward, and dx and dz of what stands
+ * around a recurrence (short_conv, l2norm, decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then
  * overwritten, not added to.
  *
  * Results do not depend on the number of threads unless said. */
@@ -66,6 +66,7 @@ typedef struct {
     Tensor y, w, bias; /* (N,O) (O,I) (O), bias optional */
 } Projection;
 enum { LINEAR_MANY = 8 };
+enum { HEAD_WIDEST = 1024 }; /* numbers of a head that is normed and rotated in one */
 
 struct Ops {
     const char *name; /* "cpu" */
@@ -115,6 +116,13 @@ struct Ops {
     /* In place: every head of every row of x (rows.n, heads, D) turns rope->n numbers from rope->at by sign * pos * f.
      * Row m of x is row rows.idx[m] of the batch. sign -1 is the transpose, which the backward needs. */
     void (*rope)(Run *, Tensor x, const Rope *, Pick rows, int sign);
+    /* rmsnorm of every head and rope of that in one: y = rope(rmsnorm(x)), by w (D) and with sign 1; x, y (rows.n,
+     * heads, D), rstd (rows.n, heads), D <= HEAD_WIDEST. Of a rotation with n = 0 rmsnorm alone. A number of BF16 is
+     * rounded once, as y. */
+    void (*rmsnorm_rope)(Run *, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps, const Rope *, Pick rows);
+    /* rmsnorm_backward with what rope, sign -1, makes of dy, which stays as it is. */
+    void (*rmsnorm_rope_backward)(Run *, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd, const Rope *,
+                                  Pick rows);
 
     /* Softmax attention of q (r->out.n, heads, kdim) over the K/V of this pass:
      *   s_ij = scale q_i.k_j over visible j (see Look), + bias_j where pos i - pos j > delay (see Kv); lse_i = log

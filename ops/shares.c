@@ -87,6 +87,11 @@ static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[
     X(layernorm_backward, ARGS(Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd),           \
       ARGS(dx, dw, db, dy, x, w, rstd), 0)                                                                             \
     X(rope, ARGS(Tensor x, const Rope *rope, Pick rows, int sign), ARGS(x, rope, rows, sign), 0)                       \
+    X(rmsnorm_rope, ARGS(Tensor y, Tensor rstd, Tensor x, Tensor w, double eps, const Rope *rope, Pick rows),          \
+      ARGS(y, rstd, x, w, eps, rope, rows), 0)                                                                         \
+    X(rmsnorm_rope_backward,                                                                                           \
+      ARGS(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd, const Rope *rope, Pick rows),             \
+      ARGS(dx, dw, dy, x, w, rstd, rope, rows), 0)                                                                     \
     X(attend, ARGS(Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge),                               \
       ARGS(o, lse, q, kv, look, merge), 0)                                                                             \
     X(attend_backward, ARGS(Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o, Tensor lse), \

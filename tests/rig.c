@@ -25,6 +25,8 @@ static const struct {
     {"gelu", 8},
     {"gelu_backward", 16},
     {"rope", 4},
+    {"rmsnorm_rope", 12},
+    {"rmsnorm_rope_backward", 6},
     {"attend", 20},          /* with keys of 576 numbers; 12 are enough for 64 */
     {"attend_backward", 28}, /* so, too: 16 */
     {"attend_lanes", 12},

@@ -148,4 +148,5 @@ Case case_linear, case_linear_backward, case_embed, case_embed_backward, case_rm
     case_sigmoid, case_sigmoid_backward, case_gated_norm, case_gated_norm_backward, case_linear_steady, case_merge,
     case_merge_backward, case_layernorm, case_layernorm_backward, case_gelu, case_gelu_backward, case_linear_distill,
     case_align, case_narrow, case_decide, case_decide_backward, case_mean_rows, case_scale_column, case_normalise,
-    case_sumsqs, case_sumsqs_there, case_linear_many, case_linear_many_backward;
+    case_sumsqs, case_sumsqs_there, case_linear_many, case_linear_many_backward, case_rmsnorm_rope,
+    case_rmsnorm_rope_backward;

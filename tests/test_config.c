@@ -74,6 +74,10 @@ static const struct {
      "rope_dims: expected an even number up to head_dim (16), got 5"},
     {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2, rope_dims: 18}}, ffn: {kind: gelu, hidden: 8}}",
      "rope_dims: expected an even number up to head_dim (16), got 18"},
+    {"model: {d_model: 1026, layers: 2, kinds: {a: {mixer: gqa, heads: 1, rope: none, qk_norm: true}}, ffn: {kind: "
+     "gelu, "
+     "hidden: 8}}",
+     "head_dim: with qk_norm expected at most 1024, got 1026"},
     {"model: {d_model: 32, layers: 2, kinds: {a: {mixer: gqa, heads: 2, rope: none, rope_dims: 4}}, ffn: {kind: gelu, "
      "hidden: 8}}",
      "rope_dims: without a rotation there are none"},

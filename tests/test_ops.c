@@ -271,59 +271,6 @@ void case_rmsnorm_backward(Rig *g, int N, int d) {
 }
 OP_TEST(rmsnorm_backward, EXACT)
 
-/* ---- rotary embedding ---------------------------------------------------------------------------------------------
- */
-/* `late`: off by so many positions. */
-static Ref *rope_ref(Tensor x, const Rope *p, Pick rows, const int *pos, int sign, int late) {
-    int H = x.n[1], D = x.n[2], half = p->n / 2;
-    Ref *want = refs_of(x);
-    for (int m = 0; m < rows.n; m++)
-        for (int i = 0; i < half; i++) {
-            wide angle = (pos[rows.idx[m]] + late) * p->f[i]; /* an angle is a double */
-            wide c = cosl(angle) * p->factor, s = sign * sinl(angle) * p->factor;
-            for (int h = 0; h < H; h++) {
-                int ia = p->interleaved ? 2 * i : i, ib = p->interleaved ? 2 * i + 1 : i + half;
-                size_t at = (size_t)((m * H + h) * D + p->at);
-                wide a = R(x)[at + (size_t)ia], b = R(x)[at + (size_t)ib];
-                Ref *ra = &want[at + (size_t)ia], *rb = &want[at + (size_t)ib];
-                *ra = *rb = (Ref){0};
-                ref_add(ra, a * c), ref_add(ra, -b * s);
-                ref_add(rb, a * s), ref_add(rb, b * c);
-            }
-        }
-    return want;
-}
-void case_rope(Rig *g, int N, int d) {
-    for (int k = 0; k < 8; k++) {
-        Mark mark = arena_mark(&g->mem);
-        Dice dice = {rng_mix((uint64_t)k, (uint64_t)(N * 1000 + d)), 0};
-        int batch_rows = N + (k & 1 ? 5 : 0), D = d + (d & 1);
-        int *pos = xcalloc((size_t)batch_rows + 1, sizeof *pos), *idx = xcalloc((size_t)N + 1, sizeof *idx);
-        /* neighbours in one document; samples that share positions; anywhere */
-        for (int i = 0; i < batch_rows; i++)
-            pos[i] = k % 3 == 0 ? 1000 + i : k % 3 == 1 ? roll(&dice, 5) : roll(&dice, 1 << 20);
-        for (int i = 0; i < N; i++) idx[i] = i + (k & 1 ? 2 + (i > N / 2) : 0);
-        g->batch = (Batch){.B = 1, .N = batch_rows, .pos = pos};
-        Rope p = {.n = k & 2 ? D : D / 4 * 2,
-                  .interleaved = k & 4,
-                  .factor = k & 1 ? 1.25 : 1}; /* all or half of a head */
-        p.at = k % 3 == 1 ? D - p.n : 0;       /* the half that lies behind */
-        for (int i = 0; i < p.n / 2; i++) p.f[i] = pow(10000, -2.0 * i / imax(1, p.n));
-        int sign = k == 2 || k == 5 || k == 7 ? -1 : 1;
-        Tensor x = RANDOM(g, "x", N, 1 + k % 3, D);
-        Ref *want = rope_ref(x, &p, (Pick){N, idx}, pos, sign, 0);
-        Ref *late = rope_ref(x, &p, (Pick){N < 10 ? N : 0, idx}, pos, sign, 1),
-            *back = rope_ref(x, &p, (Pick){N < 10 ? N : 0, idx}, pos, -sign, 0);
-        OP(g, rope, x, &p, (Pick){N, idx}, sign);
-        CHECK_REF(g, "rope", "x", x, want);
-        if (N && N < 10 && p.n) CHECK_MISSED("rope", "a position off by one", x, late);
-        if (N > 2 && N < 10 && p.n) CHECK_MISSED("rope", "the other direction", x, back);
-        free(pos), free(idx), free(want), free(late), free(back);
-        arena_release(&g->mem, mark);
-    }
-}
-OP_TEST(rope, EXACT)
-
 /* ---- SwiGLU -------------------------------------------------------------------------------------------------------
  */
 static wide sigmoid(wide a) { return 1 / (1 + expl(-a)); }
@@ -562,6 +509,8 @@ static const struct {
     ENTRY(layernorm),
     ENTRY(layernorm_backward),
     ENTRY(rope),
+    ENTRY(rmsnorm_rope),
+    ENTRY(rmsnorm_rope_backward),
     ENTRY(attend),
     ENTRY(attend_backward),
     ENTRY(attend_lanes),

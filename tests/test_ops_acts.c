@@ -263,7 +263,7 @@ static void norm_case(Desk *d, Size s) {
     if (width <= 100) wrong("the gradient of another norm", got, dx.real);
 }
 Test(acts, norms, .timeout = 120) {
-    static const int sizes[][2] = {{33, 64},  {20, 100}, {9, 30},   {5, 600}, {3, 1100},
+    static const int sizes[][2] = {{33, 64},  {20, 100}, {9, 30},   {7, 200}, {5, 600},  {3, 1100},
                                    {3, 2100}, {2, 4100}, {2, 8300}, {1, 17},  {50, 1041}};
     for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
         for (int how = 0; how < 3; how++)
@@ -287,6 +287,62 @@ Test(acts, rotation) {
         everywhere(rotation_case, (Size){20, 20, how});
         everywhere(rotation_case, (Size){1, 18, how});
         if (!cuda_ops()) everywhere(rotation_case, (Size){200, 86, how});
+    }
+}
+
+/* The share of numbers that are not the nearest to what is wanted: next to none of what is rounded once, whatever the order
+ * of its sums. */
+static const double beside_most = 0.02;
+static double beside(Tensor got, Tensor want) {
+    size_t n = tensor_count(got), off = 0;
+    for (size_t i = 0; i < n; i++) {
+        real x;
+        tensor_read(got, i, 1, &x);
+        off += x != bf16_to(bf16_from((float)R(want)[i]));
+    }
+    return (double)off / (double)n;
+}
+static void norm_rotation_case(Desk *d, Size s) {
+    const int heads = 3, D = s.width;
+    const bool fresh = s.how / 2;
+    Rope p = {.at = D % 8 ? 2 : 8, .n = D % 8 ? D - 4 : D - 8, .interleaved = s.how % 2, .factor = 1.25};
+    for (int i = 0; i < p.n / 2; i++) p.f[i] = pow(0.5, i);
+    Rig *g = &d->g;
+    Tensor x = RANDOM(g, "x", s.N, heads, D), w = RANDOM(g, "w", D), dy = RANDOM(g, "dy", s.N, heads, D),
+           rstd = EMPTY(g, "rstd", s.N, heads), want = EMPTY(g, "rstd", s.N, heads), y = empty(d, x),
+           hy = half_empty(d, x), twice = half_empty(d, x), dw = RANDOM(g, "dw", D), rdw = tensor_copy(g, dw),
+           other = zeros(d, x);
+    for (int i = 0; i < D; i++) R(w)[i] += 2;
+    Tensor hx = half_of_tensor(d, x), hdy = half_of_tensor(d, dy), kept = tensor_copy(g, hdy);
+    REF(d, rmsnorm_rope, y, want, x, w, 1e-5, &p, d->ref.in);
+    HALF_OF(d, rmsnorm_rope, hy, rstd, hx, w, 1e-5, &p, g->run.in);
+    exact(d, "rmsnorm_rope", hy, y), right(d, "its rstd", rstd, want);
+    HALF_OF(d, rmsnorm, twice, rstd, hx, w, 1e-5);
+    HALF_OF(d, rope, twice, &p, g->run.in, 1);
+    right(d, "beside two ops", twice, y);
+    if (s.N > 1 && D > 20)
+        cr_assert(beside(hy, y) <= beside_most && beside(twice, y) > 10 * beside_most,
+                  "%s: %g of all numbers are not the nearest, %g of those rounded twice", g->table, beside(hy, y),
+                  beside(twice, y));
+    Sum dx = sum_make(d, x, "dx", fresh);
+    REF(d, rmsnorm_rope_backward, dx.real, rdw, dy, x, w, want, &p, d->ref.in);
+    HALF_OF(d, rmsnorm_rope_backward, dx.half, dw, hdy, hx, w, rstd, &p, g->run.in);
+    right(d, "dx", dx.half, dx.real), right(d, "dw", dw, rdw);
+    cr_assert(!memcmp(hdy.p, kept.p, tensor_bytes(kept)), "%s: dy was changed", g->table);
+    REF(d, rmsnorm_backward, other, rdw, dy, x, w, want);
+    if (s.N > 1) wrong("a gradient not turned back", dx.half, other), wrong("its gains", dw, rdw);
+}
+Test(acts, norm_and_rotation) {
+    for (int how = 0; how < 4; how++) {
+        everywhere(norm_rotation_case,
+                   (Size){20, 64, how}); /* four numbers at a time, and one; by teams of all sizes */
+        everywhere(norm_rotation_case, (Size){9, 120, how});
+        everywhere(norm_rotation_case, (Size){5, 208, how});
+        everywhere(norm_rotation_case, (Size){2, 512, how});
+        everywhere(norm_rotation_case, (Size){20, 38, how});
+        everywhere(norm_rotation_case, (Size){3, 406, how});
+        everywhere(norm_rotation_case, (Size){1, 18, how});
+        if (!cuda_ops()) everywhere(norm_rotation_case, (Size){200, 86, how});
     }
 }
 

@@ -7,7 +7,8 @@ static const Key keys[] = {
      "query heads; 0: this layer only publishes K/V for others", 0, 0},
     {"kv_heads", KEY_INT, offsetof(GqaCfg, kv_heads), "0", 0, 1024,
      "key/value heads, a divisor of heads; 0: as many as heads", 0, 0},
-    {"head_dim", KEY_INT, offsetof(GqaCfg, head_dim), "0", 0, 1024, "numbers per head; 0: d_model / heads", 0, 0},
+    {"head_dim", KEY_INT, offsetof(GqaCfg, head_dim), "0", 0, HEAD_WIDEST, "numbers per head; 0: d_model / heads", 0,
+     0},
     {"window", KEY_INT, offsetof(GqaCfg, window), "0", 0, 1 << 30,
      "positions a query looks back, itself included; 0: all", 0, 0},
     {"sinks", KEY_INT, offsetof(GqaCfg, sinks), "0", 0, 1 << 20,
@@ -45,6 +46,8 @@ bool gqa_check(void *cfg, Err *e) {
     if ((long)imax(c->heads, c->kv_heads) * c->head_dim > 1 << 20)
         return err_input(e, "heads x head_dim: %d x %d is more than %d", imax(c->heads, c->kv_heads), c->head_dim,
                          1 << 20);
+    if (c->qk_norm && c->head_dim > HEAD_WIDEST)
+        return err_input(e, "head_dim: with qk_norm expected at most %d, got %d", HEAD_WIDEST, c->head_dim);
     if (c->sinks && !c->window)
         return err_input(e, "sinks: %d without a window has no meaning; set window or remove sinks", c->sinks);
     if (c->heads == 0 && !c->base.owner)
@@ -109,8 +112,10 @@ Look gqa_look(const GqaCfg *c) {
 
 /* Projected heads normed when `norm` is there, rotated; `rstd` receives what the norm's backward needs. */
 static void turn(Run *r, const GqaCfg *c, Pick rows, Tensor out, Tensor raw, Tensor rstd, Tensor norm) {
-    if (present(norm)) r->ops->rmsnorm(r, out, rstd, raw, norm, c->base.norm_eps);
-    r->ops->rope(r, out, &c->table, rows, 1);
+    if (present(norm))
+        r->ops->rmsnorm_rope(r, out, rstd, raw, norm, c->base.norm_eps, &c->table, rows);
+    else
+        r->ops->rope(r, out, &c->table, rows, 1);
 }
 
 /* forward and extend are this, without and with a history. */
@@ -148,12 +153,14 @@ static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, con
     arena_release(r->scratch, mark);
 }
 
-/* From the gradient g of the heads as attended to that of the projection; g is consumed. */
+/* From the gradient g of the heads as attended to that of the projection, which may be g's own memory. */
 static Tensor turn_back(Run *r, const GqaCfg *c, Tensor dnorm, Tensor g, Tensor raw, Tensor rstd, Tensor norm) {
-    r->ops->rope(r, g, &c->table, r->in, -1);
-    if (!present(norm)) return g;
+    if (!present(norm)) {
+        r->ops->rope(r, g, &c->table, r->in, -1);
+        return g;
+    }
     Tensor graw = as_fresh(scratch_tensor(r, "d heads", g.dtype, g.rank, g.n));
-    r->ops->rmsnorm_backward(r, graw, dnorm, g, raw, norm, rstd);
+    r->ops->rmsnorm_rope_backward(r, graw, dnorm, g, raw, norm, rstd, &c->table, r->in);
     return graw;
 }
 

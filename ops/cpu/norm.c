@@ -1,6 +1,27 @@
 /* norm.c: RMSNorm and LayerNorm. */
 #include "vec.h"
 
+/* ---- n numbers of a row, as `real`s ---- */
+INLINE real rstd_of(real squares, int d, double eps) { return (real)1 / (real)sqrt((double)squares / d + eps); }
+INLINE void rms_scale(real *y, const real *x, const real *w, real s, size_t n) {
+#pragma omp simd
+    for (size_t c = 0; c < n; c++) y[c] = x[c] * s * w[c];
+}
+/* Of RMSNorm's gradient: (dy w).x, and, when `t` is that of the whole row times s^3 / d, what is added to dx and dw. */
+INLINE real rms_dot(const real *g, const real *w, const real *x, size_t n) {
+    real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (size_t c = 0; c < n; c++) part += g[c] * w[c] * x[c];
+    return part;
+}
+INLINE void rms_add(real *out, real *sum, const real *g, const real *w, const real *x, real s, real t, size_t n) {
+#pragma omp simd
+    for (size_t c = 0; c < n; c++) {
+        out[c] += s * g[c] * w[c] - t * x[c];
+        sum[c] += g[c] * x[c] * s;
+    }
+}
+
 /* y, or dy, beside x, or x and dx: rows that lie as `real`s are taken whole, others by runs. */
 static int run_size(Tensor y, Tensor x, int d) {
     CHECK(y.dtype == BF16 || x.dtype == REAL, "y %s, x %s", dtype_name(y.dtype), dtype_name(x.dtype));
@@ -30,14 +51,11 @@ static void add_rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor z, Tenso
             const real *xi = run_of(x, row + (size_t)k, (size_t)n, room[0]);
             squares += dot(xi, xi, n);
         }
-        real s = (real)1 / (real)sqrt((double)squares / d + eps);
-        R(rstd)[i] = s;
+        real s = R(rstd)[i] = rstd_of(squares, d, eps);
         for (int k = 0; k < d; k += run) {
             size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
-            const real *xi = run_of(x, at, n, room[0]), *wi = R(w) + k;
             real *yi = run_write(y, at, room[1]);
-#pragma omp simd
-            for (size_t c = 0; c < n; c++) yi[c] = xi[c] * s * wi[c];
+            rms_scale(yi, run_of(x, at, n, room[0]), R(w) + k, s, n);
             run_done(y, at, n, yi);
         }
     }
@@ -59,22 +77,14 @@ INLINE void rmsnorm_row(const NormBack *o, int i, real s, real *pw) {
     real room[3][RUN], t = 0;
     for (int k = 0; k < d; k += run) {
         size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
-        const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]), *wi = R(o->w) + k;
-        real part = 0;
-#pragma omp simd reduction(+ : part)
-        for (size_t c = 0; c < n; c++) part += gi[c] * wi[c] * xi[c];
-        t += part;
+        t += rms_dot(run_of(o->dy, at, n, room[1]), R(o->w) + k, run_of(o->x, at, n, room[0]), n);
     }
     t *= s * s * s / (real)d;
     for (int k = 0; k < d; k += run) {
         size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
-        const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]), *wi = R(o->w) + k;
-        real *out = run_add(o->dx, at, n, room[2]), *sum = pw + k;
-#pragma omp simd
-        for (size_t c = 0; c < n; c++) {
-            out[c] += s * gi[c] * wi[c] - t * xi[c];
-            sum[c] += gi[c] * xi[c] * s;
-        }
+        const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]);
+        real *out = run_add(o->dx, at, n, room[2]);
+        rms_add(out, pw + k, gi, R(o->w) + k, xi, s, t, n);
         run_done(o->dx, at, n, out);
     }
 }
@@ -134,8 +144,7 @@ static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor 
             for (size_t c = 0; c < n; c++) part += (xi[c] - mean) * (xi[c] - mean);
             squares += part;
         }
-        real s = (real)1 / (real)sqrt((double)squares / d + eps);
-        R(rstd)[i] = s;
+        real s = R(rstd)[i] = rstd_of(squares, d, eps);
         for (int k = 0; k < d; k += run) {
             size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
             const real *xi = run_of(x, at, n, room[0]), *wi = R(w) + k, *bi = R(b) + k;

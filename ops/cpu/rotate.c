@@ -1,4 +1,4 @@
-/* rotate.c: rotary position embedding, in place. */
+/* rotate.c: rotary position embedding, in place, or of heads that RMSNorm (norm.c) goes over before. */
 #include "vec.h"
 
 static void rotate_head(real *x, const real *cs, int half, bool interleaved) {
@@ -17,44 +17,143 @@ static void rotate_head(real *x, const real *cs, int half, bool interleaved) {
         }
 }
 
-static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
-    if (p->n == 0 || rows.n == 0) return;
+/* The angles of the rows of a pass: n numbers an entry, cosines first. Samples of a batch share positions: one entry a
+ * position when that is fewer than one a row. */
+typedef struct {
+    Tensor cs;
+    const int *pos, *idx;
+    int entries, lo;
+    bool shared;
+} Angles;
+static Angles angles_take(Run *r, const Rope *p, Pick rows) {
+    Angles a = {.cs = SCRATCH(r, "rope angles", rows.n, p->n), .idx = rows.idx, .entries = rows.n};
+    if (measuring(r)) return a;
+    a.pos = r->batch->pos;
+    int lo = a.pos[a.idx[0]], hi = lo;
+    for (int m = 0; m < rows.n; m++) lo = imin(lo, a.pos[a.idx[m]]), hi = imax(hi, a.pos[a.idx[m]]);
+    a.lo = lo, a.shared = hi - lo < rows.n;
+    if (a.shared) a.entries = hi - lo + 1;
+    return a;
+}
+/* By all threads of a region, none of which goes on before all are made. */
+static void angles_make(const Angles *a, const Rope *p, int sign) {
+    const int half = p->n / 2;
+#pragma omp for schedule(static)
+    for (int e = 0; e < a->entries; e++) {
+        real *c = R(a->cs) + (size_t)e * (size_t)p->n;
+        double at = a->shared ? a->lo + e : a->pos[a->idx[e]];
+        for (int i = 0; i < half; i++) {
+            double co, si;
+            sincos(at * p->f[i], &si, &co);
+            c[i] = (real)(co * p->factor);
+            c[half + i] = (real)(sign * si * p->factor);
+        }
+    }
+}
+INLINE const real *angles_of(const Angles *a, const Rope *p, int m) {
+    return R(a->cs) + (size_t)(a->shared ? a->pos[a->idx[m]] - a->lo : m) * (size_t)p->n;
+}
+
+static void heads_check(Tensor x, const Rope *p, Pick rows) {
     CHECK(x.rank == 3 && x.n[0] == rows.n && p->at >= 0 && p->at + p->n <= x.n[2], "rows %d of %d, %d..%d of %d",
           x.n[0], rows.n, p->at, p->at + p->n, x.n[2]);
+}
+static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
+    if (p->n == 0 || rows.n == 0) return;
+    heads_check(x, p, rows);
     Mark mark = arena_mark(r->scratch);
-    int half = p->n / 2, N = rows.n, heads = x.n[1], D = x.n[2];
-    Tensor cs = SCRATCH(r, "rope angles", N, p->n);
+    int N = rows.n, heads = x.n[1], D = x.n[2];
+    Angles a = angles_take(r, p, rows);
     if (!measuring(r)) {
-        const int *pos = r->batch->pos;
-        int lo = pos[rows.idx[0]], hi = lo;
-        for (int m = 0; m < N; m++) lo = imin(lo, pos[rows.idx[m]]), hi = imax(hi, pos[rows.idx[m]]);
-        /* Samples of a batch share positions: one entry a position when that is fewer than one a row. */
-        bool shared = hi - lo < N;
-        int entries = shared ? hi - lo + 1 : N;
 #pragma omp parallel num_threads(r->dev->threads) if ((long)N * heads * D > ALONE)
         {
-#pragma omp for schedule(static)
-            for (int e = 0; e < entries; e++) {
-                real *c = R(cs) + (size_t)e * (size_t)p->n;
-                double at = shared ? lo + e : pos[rows.idx[e]];
-                for (int i = 0; i < half; i++) {
-                    double co, si;
-                    sincos(at * p->f[i], &si, &co);
-                    c[i] = (real)(co * p->factor);
-                    c[half + i] = (real)(sign * si * p->factor);
-                }
-            }
+            angles_make(&a, p, sign);
 #pragma omp for schedule(static)
             for (int m = 0; m < N; m++) {
-                const real *c = R(cs) + (size_t)(shared ? pos[rows.idx[m]] - lo : m) * (size_t)p->n;
+                const real *c = angles_of(&a, p, m);
                 for (int h = 0; h < heads; h++) {
                     real room[2 * ROPE_PAIRS];
                     size_t at = ((size_t)m * (size_t)heads + (size_t)h) * (size_t)D + (size_t)p->at, n = (size_t)p->n;
                     real *head = run_of(x, at, n, room);
-                    rotate_head(head, c, half, p->interleaved);
+                    rotate_head(head, c, p->n / 2, p->interleaved);
                     run_done(x, at, n, head);
                 }
             }
+        }
+    }
+    arena_release(r->scratch, mark);
+}
+
+/* Of x, with y, or dx and dy. */
+static void normed_heads_check(Tensor x, Tensor y, Tensor w, Tensor rstd, const Rope *p, Pick rows) {
+    heads_check(x, p, rows);
+    CHECK(x.n[2] <= HEAD_WIDEST && w.n[0] == x.n[2], "heads of %d, w %d", x.n[2], w.n[0]);
+    CHECK(y.dtype == x.dtype && tensor_count(y) == tensor_count(x), "%s and %s", dtype_name(y.dtype),
+          dtype_name(x.dtype));
+    CHECK(tensor_count(rstd) == (size_t)x.n[0] * (size_t)x.n[1], "%zu rows", tensor_count(rstd));
+}
+static void rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps, const Rope *p, Pick rows) {
+    if (rows.n == 0) return;
+    normed_heads_check(x, y, w, rstd, p, rows);
+    Mark mark = arena_mark(r->scratch);
+    int N = rows.n, heads = x.n[1], D = x.n[2];
+    Angles a = angles_take(r, p, rows);
+    if (!measuring(r)) {
+#pragma omp parallel num_threads(r->dev->threads) if ((long)N * heads * D > ALONE)
+        {
+            angles_make(&a, p, 1);
+#pragma omp for schedule(static)
+            for (int m = 0; m < N; m++) {
+                const real *c = angles_of(&a, p, m);
+                for (int h = 0; h < heads; h++) {
+                    real room[2][HEAD_WIDEST];
+                    size_t head = (size_t)m * (size_t)heads + (size_t)h, at = head * (size_t)D, n = (size_t)D;
+                    const real *xi = run_of(x, at, n, room[0]);
+                    real *yi = run_write(y, at, room[1]), s = R(rstd)[head] = rstd_of(dot(xi, xi, D), D, eps);
+                    rms_scale(yi, xi, R(w), s, n);
+                    rotate_head(yi + p->at, c, p->n / 2, p->interleaved);
+                    run_done(y, at, n, yi);
+                }
+            }
+        }
+    }
+    arena_release(r->scratch, mark);
+}
+static void rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd,
+                                  const Rope *p, Pick rows) {
+    int N = rows.n, size = rows_of_block(N);
+    if (N == 0) return;
+    normed_heads_check(x, dy, w, rstd, p, rows);
+    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
+    Mark mark = arena_mark(r->scratch);
+    int heads = x.n[1], D = x.n[2];
+    Angles a = angles_take(r, p, rows);
+    Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), D);
+    if (!measuring(r)) {
+        real *part = R(sums), *total = R(dw);
+#pragma omp parallel num_threads(r->dev->threads) if ((long)N * heads * D > ALONE)
+        {
+            angles_make(&a, p, -1);
+#pragma omp for schedule(static)
+            for (int i0 = 0; i0 < N; i0 += size) {
+                real *own = part + (size_t)(i0 / size) * (size_t)D;
+                memset(own, 0, (size_t)D * sizeof *own);
+                for (int i = i0 * heads; i < imin(N, i0 + size) * heads; i++) {
+                    real room[2][HEAD_WIDEST], g[HEAD_WIDEST], s = R(rstd)[i];
+                    size_t at = (size_t)i * (size_t)D, n = (size_t)D;
+                    if (dy.dtype == BF16)
+                        run_of(dy, at, n, g);
+                    else
+                        memcpy(g, R(dy) + at, n * sizeof *g); /* dy stays as it is */
+                    rotate_head(g + p->at, angles_of(&a, p, i / heads), p->n / 2, p->interleaved);
+                    const real *xi = run_of(x, at, n, room[0]);
+                    real *out = run_add(dx, at, n, room[1]);
+                    rms_add(out, own, g, R(w), xi, s, rms_dot(g, R(w), xi, n) * s * s * s / (real)D, n);
+                    run_done(dx, at, n, out);
+                }
+            }
+#pragma omp for schedule(static)
+            for (int c = 0; c < D; c += 64) add_blocks(total, part, N, c, imin(64, D - c), D);
         }
     }
     arena_release(r->scratch, mark);

@@ -172,6 +172,17 @@ typedef struct {
     double factor, f[256];
 } CudaRope;
 void cuda_rope(Cuda *, const CudaRope *, void *x, const int *pos, const int *idx, bool narrow);
+/* Heads of at most 1024 numbers, RMSNorm before; x, y or dx and dy are bf16 together. backward: sign -1; parts
+ * (cuda_norm_rope_slices, D). */
+void cuda_norm_rope(Cuda *, const CudaRope *, void *y, float *rstd, const void *x, const float *w, double eps,
+                    const int *pos, const int *idx, bool narrow);
+static inline int cuda_norm_rope_slices(int N, int heads) {
+    int slices = cuda_slices((size_t)N * (size_t)heads, 1);
+    return slices < N ? slices : N; /* a slice has whole rows, whose heads share angles */
+}
+void cuda_norm_rope_backward(Cuda *, const CudaRope *, void *dx, float *dw, float *parts, const void *dy, const void *x,
+                             const float *w, const float *rstd, const int *pos, const int *idx, bool narrow,
+                             bool fresh);
 
 /* attend.cu, attend_backward.cu: the rows of a pass as ops/run.h says, with its arrays on the device. */
 enum { CUDA_ENTRIES = 64 }; /* query heads of rows that a block takes */

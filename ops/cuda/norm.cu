@@ -1,4 +1,5 @@
-/* norm.cu: RMSNorm, LayerNorm and L2 normalisation, a block to a row; backward a warp where a row is short. */
+/* norm.cu: RMSNorm, LayerNorm and L2 normalisation, a block to a row; RMSNorm, and backward both norms, a warp or a part
+ * of one where a row is short. */
 #include "sums.h"
 
 /* W numbers at a time. z: what x takes in first, or NULL; a thread reads again what it wrote itself. */
@@ -29,6 +30,34 @@ __global__ void rmsnorm(int d, Y *y, float *rstd, X *x, const X *z, const float 
         store<W>(yi + k, v);
     }
 }
+/* The same of short rows: a team to a row, which stays in its registers, as do the gains; it takes row after row. */
+template <int TEAM, int E, class Y, class X>
+__global__ void __launch_bounds__(BLOCK)
+    rmsnorm_rows(int N, int d, bool quads, Y *y, float *rstd, X *x, const X *z, const float *w, double eps) {
+    constexpr int TEAMS = BLOCK / TEAM;
+    float gain[E];
+    read_row<TEAM, E>(gain, w, d, quads);
+    for (int i0 = (int)blockIdx.x * TEAMS; i0 < N; i0 += (int)gridDim.x * TEAMS) {
+        int i = i0 + (int)threadIdx.x / TEAM, width = i < N ? d : 0; /* of no row nothing is read or written */
+        size_t at = width ? (size_t)i * (size_t)d : 0;
+        float v[E], s = 0;
+        read_row<TEAM, E>(v, x + at, width, quads);
+        if (z) {
+            float g[E];
+            read_row<TEAM, E>(g, z + at, width, quads);
+            UNROLL
+            for (int e = 0; e < E; e++) v[e] += g[e];
+            write_row<TEAM, E>(x + at, v, width, quads);
+        }
+        UNROLL
+        for (int e = 0; e < E; e++) s += v[e] * v[e];
+        s = (float)(1 / sqrt((double)team_sum<TEAM>(s, nullptr) / d + eps));
+        if (width && threadIdx.x % TEAM == 0) rstd[i] = s;
+        UNROLL
+        for (int e = 0; e < E; e++) v[e] = v[e] * s * gain[e];
+        write_row<TEAM, E>(y + at, v, width, quads);
+    }
+}
 /* Rows that begin where four numbers may be asked for, and are a multiple of them. */
 static bool by_four(int d, const void *a, const void *b, const void *c, const void *e) {
     return d % 4 == 0 && aligned(a) && aligned(b) && aligned(c) && aligned(e);
@@ -38,10 +67,31 @@ static void rms(Cuda *c, int N, int d, void *y, float *rstd, void *x, const void
     LAUNCH((rmsnorm<Y, X, W>), dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, (Y *)y, rstd,
            (X *)x, (const X *)z, w, eps);
 }
+template <int TEAM, int E, class Y, class X>
+static void rms_team(Cuda *c, int N, int d, void *y, float *rstd, void *x, const void *z, const float *w, double eps) {
+    size_t lanes = (size_t)N * TEAM;
+    LAUNCH((rmsnorm_rows<TEAM, E, Y, X>), grid_for(c, lanes), dim3(BLOCK), 0, c->stream, N, d, by_four(d, y, x, z, w),
+           (Y *)y, rstd, (X *)x, (const X *)z, w, eps);
+}
+template <class Y, class X>
+static void rms_rows(Cuda *c, int N, int d, void *y, float *rstd, void *x, const void *z, const float *w, double eps) {
+    auto run = d <= 64    ? rms_team<8, 8, Y, X>
+               : d <= 128 ? rms_team<16, 8, Y, X>
+               : d <= 256 ? rms_team<32, 8, Y, X>
+                          : rms_team<32, 16, Y, X>;
+    run(c, N, d, y, rstd, x, z, w, eps);
+}
 extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, void *y, float *rstd, void *x, const void *z, const float *w,
                              double eps, CudaNormOf of) {
     bool four = by_four(d, y, x, z, w);
     if (N <= 0) return;
+    if (d <= 512) {
+        auto rows = of == CUDA_NORM_WIDE  ? rms_rows<float, float>
+                    : of == CUDA_NORM_OUT ? rms_rows<bf16, float>
+                                          : rms_rows<bf16, bf16>;
+        rows(c, N, d, y, rstd, x, z, w, eps);
+        return;
+    }
     auto run = of == CUDA_NORM_WIDE  ? rms<float, float, 1>
                : of == CUDA_NORM_OUT ? (four ? rms<bf16, float, 4> : rms<bf16, float, 1>)
                                      : (four ? rms<bf16, bf16, 4> : rms<bf16, bf16, 1>);

@@ -33,7 +33,7 @@ template <class T> DEVICE T slices_sum(int slices, int columns, const T *parts, 
 }
 
 /* ---- a row in the registers of a team ----
- * A team is a warp or a block. Each of its threads has E numbers of the row, quads of them TEAM quads apart; behind the
+ * A team is a part of a warp, a warp or a block. Each of its threads has E numbers of the row, quads of them TEAM quads apart; behind the
  * row's end they are 0. `quads`: rows begin at 16 bytes and have a multiple of four numbers; otherwise numbers are
  * fetched one by one. */
 template <int TEAM> DEVICE int quad_of(int e) { return (e * TEAM + (int)threadIdx.x % TEAM) * 4; }
@@ -69,7 +69,12 @@ template <int TEAM, int E, class T> DEVICE void write_row(T *row, const float (&
 }
 /* Sum over a team, known to all of it; part (WARPS). */
 template <int TEAM> DEVICE float team_sum(float v, float *part) {
-    return TEAM == 32 ? warp_sum(v) : block_sum(v, part);
+    if constexpr (TEAM <= 32) { /* every lane of the warp is here, whatever its team does */
+        UNROLL
+        for (int d = TEAM / 2; d; d >>= 1) v += __shfl_xor_sync(FULL_WARP, v, d);
+        return v;
+    } else
+        return block_sum(v, part);
 }
 /* What the teams of a block have summed, in the order of teams, to `to` (d). part: (WARPS, d) where teams are warps. */
 template <int TEAM, int E> DEVICE void write_part(float *to, const float (&sum)[E], int d, bool quads, float *part) {

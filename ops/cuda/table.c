@@ -115,25 +115,61 @@ static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) 
     int d = last(x);
     if (!measuring(r)) cuda_l2norm_backward(C(r), (int)(tensor_count(x) / (size_t)d), d, R(dx), R(dy), R(x), eps);
 }
-static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
-    if (p->n == 0 || rows.n == 0) return;
+/* What heads x turn by, and where their positions stand. */
+typedef struct {
+    CudaRope c;
+    int *pos, *idx;
+} Turn;
+static Turn turn_of(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
     CHECK(x.rank == 3 && x.n[0] == rows.n && p->at >= 0 && p->at + p->n <= x.n[2], "rows %d of %d, %d..%d of %d",
           x.n[0], rows.n, p->at, p->at + p->n, x.n[2]);
+    Turn t = {{.N = rows.n,
+               .heads = x.n[1],
+               .D = x.n[2],
+               .at = p->at,
+               .n = p->n,
+               .interleaved = p->interleaved,
+               .sign = sign,
+               .factor = p->factor},
+              upload_ints(r, r->batch->pos, r->batch->N, "positions"),
+              upload_ints(r, rows.idx, rows.n, "rows")};
+    memcpy(t.c.f, p->f, sizeof t.c.f);
+    return t;
+}
+static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
+    if (p->n == 0 || rows.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    int *pos = upload_ints(r, r->batch->pos, r->batch->N, "positions");
-    int *idx = upload_ints(r, rows.idx, rows.n, "rows");
-    if (!measuring(r)) {
-        CudaRope c = {.N = rows.n,
-                      .heads = x.n[1],
-                      .D = x.n[2],
-                      .at = p->at,
-                      .n = p->n,
-                      .interleaved = p->interleaved,
-                      .sign = sign,
-                      .factor = p->factor};
-        memcpy(c.f, p->f, sizeof c.f);
-        cuda_rope(C(r), &c, numbers(x), pos, idx, x.dtype == BF16);
-    }
+    Turn t = turn_of(r, x, p, rows, sign);
+    if (!measuring(r)) cuda_rope(C(r), &t.c, numbers(x), t.pos, t.idx, x.dtype == BF16);
+    arena_release(r->scratch, mark);
+}
+/* Of x, with y, or dx and dy. */
+static bool narrow_heads(Tensor x, Tensor y, Tensor w, Tensor rstd) {
+    CHECK(x.n[2] <= HEAD_WIDEST && w.n[0] == x.n[2], "heads of %d, w %d", x.n[2], w.n[0]);
+    CHECK(y.dtype == x.dtype && tensor_count(y) == tensor_count(x), "%s and %s", dtype_name(y.dtype),
+          dtype_name(x.dtype));
+    CHECK(tensor_count(rstd) == (size_t)x.n[0] * (size_t)x.n[1], "%zu rows", tensor_count(rstd));
+    return x.dtype == BF16;
+}
+static void rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps, const Rope *p, Pick rows) {
+    if (rows.n == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    Turn t = turn_of(r, x, p, rows, 1);
+    bool narrow = narrow_heads(x, y, w, rstd);
+    if (!measuring(r)) cuda_norm_rope(C(r), &t.c, numbers(y), R(rstd), numbers(x), R(w), eps, t.pos, t.idx, narrow);
+    arena_release(r->scratch, mark);
+}
+static void rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd,
+                                  const Rope *p, Pick rows) {
+    if (rows.n == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    Turn t = turn_of(r, x, p, rows, -1);
+    bool narrow = narrow_heads(x, dy, w, rstd);
+    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
+    Tensor parts = SCRATCH(r, "sums of slices", cuda_norm_rope_slices(rows.n, x.n[1]), x.n[2]);
+    if (!measuring(r))
+        cuda_norm_rope_backward(C(r), &t.c, numbers(dx), R(dw), R(parts), numbers(dy), numbers(x), R(w), R(rstd), t.pos,
+                                t.idx, narrow, dx.fresh);
     arena_release(r->scratch, mark);
 }
 
@@ -492,6 +528,8 @@ static const Ops ops_cuda = {
     .layernorm = layernorm,
     .layernorm_backward = layernorm_backward,
     .rope = rope,
+    .rmsnorm_rope = rmsnorm_rope,
+    .rmsnorm_rope_backward = rmsnorm_rope_backward,
     .attend = cuda_op_attend,
     .attend_backward = cuda_op_attend_backward,
     .attend_lanes = cuda_op_attend_lanes,

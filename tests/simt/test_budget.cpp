@@ -17,6 +17,7 @@ const Budget budgets[] = {
     {"sigmoid", 4, 4, 1.0},
     {"sigmoid_backward", 12, 4, 1.0},
     {"rmsnorm<Y, X, W>", 12, 4.1, 1.01},
+    {"rmsnorm_rows<TEAM, E, Y, X>", 8, 4.1, 1.01},
     {"norm_backward<TEAM, E, centred, G, X>", 13.3, 4.3, 1.01},
     {"norm_backward_wide<centred, G, X>", 35.6, 8.5, 1.01},
     {"fold_columns", 2.2, 0.9, 1.02},
@@ -78,6 +79,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_sigmoid(c, n, y, x, 1);
     cuda_sigmoid_backward(c, n, x, z, y, 1);
     cuda_rmsnorm(c, N, D, y, s, x, NULL, a, 1e-5, CUDA_NORM_WIDE);
+    cuda_rmsnorm(c, N * 8, D / 8, y, s, x, NULL, a, 1e-5, CUDA_NORM_WIDE);
     cuda_rmsnorm_backward(c, N, D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
     cuda_rmsnorm_backward(c, 7, 9 * D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
     cuda_l2norm(c, N, D, y, x, 1e-5);
@@ -112,6 +114,8 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_column_sums(c, N, D - 1, b, parts, x, false);
     cuda_sync(c);
     budgets_hold(budgets, (double)n);
+    const SimtEstimate *use = simt_estimate("rmsnorm_rows<TEAM, E, Y, X>");
+    cr_expect(use->threads * 8 <= (long)n, "%ld threads for %zu numbers of short rows", use->threads, n);
     cuda_stop(c);
 }
 

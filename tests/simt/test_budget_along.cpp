@@ -84,6 +84,8 @@ const Budget budgets_along[] = {
     {"recur_fold", 5, 1, 1},
     {"repeat", 8, 4, 1},
     {"rotate<float>", 5, 4, 1},
+    {"norm_rotate<TEAM, S, W, T>", 9, 4.1, 1.01},
+    {"norm_rotate_backward<TEAM, S, W, T>", 18, 4.3, 1.01},
     {"scale_column", 4, 4, 8.17, N *H},
     {"short_conv<4>", 9.82, 4, 1.28},
     {"short_conv_backward<4>", 20.4, 5.5, 1.14},
@@ -258,6 +260,11 @@ static void rows(const Rows &r) {
     CudaRope rope = {};
     rope.N = N, rope.heads = H, rope.D = rope.n = D, rope.sign = 1, rope.factor = 1;
     cuda_rope(device, &rope, x, r.pos, r.idx, false);
+    float *gains = numbers(D), *each = numbers(N * H);
+    cuda_norm_rope(device, &rope, y, each, x, gains, 1e-5, r.pos, r.idx, false);
+    rope.sign = -1;
+    cuda_norm_rope_backward(device, &rope, g, numbers(D), numbers((size_t)cuda_norm_rope_slices(N, H) * D), y, x, gains,
+                            each, r.pos, r.idx, false, false);
     std::vector<size_t> at;
     for (int i = 0; i < N; i++) at.push_back((size_t)i * H * D);
     size_t *places = put(at);
@@ -296,6 +303,8 @@ Test(budget, kernels_along_sequences_ask_for_no_more) {
     cuda_sync(device);
     if (getenv("CHECK_VERBOSE")) simt_print_estimates(stderr);
     budgets_hold(budgets_along, N * H * D);
+    const SimtEstimate *heads = simt_estimate("norm_rotate<TEAM, S, W, T>");
+    cr_expect(heads->threads * 8 <= N * H * D, "%ld threads for %d numbers of heads", heads->threads, N * H * D);
     cuda_stop(device);
 }
 

@@ -17,6 +17,8 @@ static const Budget budgets_half[] = {
     {"layernorm<bf16, 4>", 20, 2.1, 1.01},
     {"norm_backward<TEAM, E, centred, G, X>", 11.3, 4.3, 1.01},
     {"rotate<bf16>", 3, 2, 1.0},
+    {"norm_rotate<TEAM, S, W, T>", 7, 2.1, 1.01},
+    {"norm_rotate_backward<TEAM, S, W, T>", 7.5, 2.3, 1.01},
     {"gather<bf16>", 30, 2, 1.0},
     {"columns<Y, X, W>", 2, 2, 1.0},
     {"columns_backward<Y, X, W>", 2, 2, 1.0},
@@ -56,6 +58,9 @@ Test(budget, kernels_on_bf16_ask_for_no_more) {
     CudaRope rope = {};
     rope.N = N, rope.heads = H, rope.D = rope.n = HD, rope.sign = 1, rope.factor = 1;
     cuda_rope(c, &rope, x, at, at, true);
+    cuda_norm_rope(c, &rope, y, rstd, x, w, 1e-5, at, at, true);
+    rope.sign = -1;
+    cuda_norm_rope_backward(c, &rope, a, v, parts, y, x, w, rstd, at, at, true, true);
     cuda_gather(c, N, D, y, x, at, N, at, true);
     const CudaColumns all = {N, 1, D, 0, D, 0, D};
     cuda_columns(c, all, y, true, x, true);
