@@ -8,7 +8,11 @@
  * memory, each rounded to the nearest as it is stored: x, y and their gradients of linear, linear_many, rmsnorm,
  * layernorm, rope, rmsnorm_rope, swiglu, gelu, add, copy, columns and gather, x and dx of linear_xent, q, o and their
  * gradients, k with v, dk with dv of attend and attend_backward. Of one call of rmsnorm, rmsnorm_rope, swiglu or gelu
- * all are BF16 or none, but that rmsnorm and layernorm read x in REAL, or x and dx, beside a narrow y or dy.
+ * all are BF16 or none, but that rmsnorm and layernorm read x in REAL, or x and dx, beside a narrow y or dy. Around a
+ * recurrence the following and their gradients may be, all of a call or none: x and y of short_conv (then without
+ * state), l2norm, elu1, widen, quotient, step and skip, with z of gated_norm, z alone of decay, q, k, v and o of recur.
+ * What decides how much stays REAL: g, beta, z of step, all of sigmoid, their gradients, states and keep. What is added
+ * to in BF16 is widened, added to in f32 and rounded once, however many shares there are.
  *
  * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward, rmsnorm_backward, rmsnorm_rope_backward
  * and columns_backward, dq and dkv's k and v of attend_backward, all of d of recur_backward, and dx and dz of what stands

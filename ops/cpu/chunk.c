@@ -13,9 +13,13 @@
 #include "chunk_channels.c"
 #include "chunk_scalar.c"
 
-/* Asks for the lines of a row of n numbers: a head's rows lie too far apart for the processor to see where they go. */
-INLINE void ask_row(const real *x, int n) {
-    for (int i = 0; i < n; i += (int)(64 / sizeof *x)) __builtin_prefetch(x + i, 0, 2);
+/* Asks for the lines of a row: a head's rows lie too far apart for the processor to see where they go. */
+INLINE void ask_row(const void *x, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)x + i, 0, 2);
+}
+INLINE void ask_run(Tensor x, size_t at, int n) {
+    size_t each = dtype_size(x.dtype);
+    ask_row((const char *)x.p + at * each, (size_t)n * each);
 }
 /* The rows t0.. and their decays; asks for those from `next` on, as many, where that is not negative. */
 static void chunk_load(Chunk *c, int t0, int n, int next) {
@@ -23,14 +27,18 @@ static void chunk_load(Chunk *c, int t0, int n, int next) {
     int K = c->K;
     c->t0 = t0, c->n = n, c->ref = c->done = 0;
     for (int i = 0; i < n; i++) {
-        const real *q = h->q + (size_t)(t0 + i) * h->ldq, *k = h->k + (size_t)(t0 + i) * h->ldq;
+        size_t at = h->atq + (size_t)(t0 + i) * h->ldq, row = (size_t)K * sizeof(real);
+        real *qi = c->q + i * K, *ki = c->k + i * K;
+        const real *q = run_of(h->q, at, (size_t)K, qi), *k = run_of(h->k, at, (size_t)K, ki);
         if (next >= 0) {
             size_t t = (size_t)(next + i);
-            ask_row(h->q + t * h->ldq, K), ask_row(h->k + t * h->ldq, K), ask_row(h->v + t * h->ldv, c->V);
-            if (h->per_channel) ask_row(h->g + t * h->ldg, K);
+            ask_run(h->q, h->atq + t * h->ldq, K), ask_run(h->k, h->atq + t * h->ldq, K);
+            ask_run(h->v, h->atv + t * h->ldv, c->V);
+            if (h->per_channel) ask_row(h->g + t * h->ldg, row);
         }
-        for (int d = 0; d < K; d++) c->q[i * K + d] = q[d] * h->scale;
-        memcpy(c->k + i * K, k, (size_t)K * sizeof(real));
+#pragma omp simd
+        for (int d = 0; d < K; d++) qi[d] = q[d] * h->scale;
+        if (k != ki) memcpy(ki, k, row);
         if (h->per_channel)
             channel_enter(c, i);
         else
@@ -61,7 +69,11 @@ static void chunk_solve(Chunk *c, const real *S) {
     int K = c->K, V = c->V, n = c->n;
     size_t ldv = (size_t)V;
     if (!h->beta) {
-        for (int i = 0; i < n; i++) memcpy(c->u + i * V, h->v + (size_t)(c->t0 + i) * h->ldv, (size_t)V * sizeof(real));
+        for (int i = 0; i < n; i++) {
+            real *u = c->u + i * V;
+            const real *v = run_of(h->v, h->atv + (size_t)(c->t0 + i) * h->ldv, ldv, u);
+            if (v != u) memcpy(u, v, ldv * sizeof(real));
+        }
         return;
     }
     memset(c->r, 0, (size_t)(n * V) * sizeof(real));
@@ -71,7 +83,7 @@ static void chunk_solve(Chunk *c, const real *S) {
         if (i0) tile_mm(c->r + i0 * V, ldv, c->l + (size_t)i0 * c->pi, c->pi, c->pj, c->u, ldv, m, i0, V);
         for (int i = i0; i < i0 + m; i++) {
             real *r = c->r + i * V, *u = c->u + i * V, beta = h->beta[(size_t)(c->t0 + i) * h->ldb];
-            const real *v = h->v + (size_t)(c->t0 + i) * h->ldv;
+            const real *v = run_of(h->v, h->atv + (size_t)(c->t0 + i) * h->ldv, ldv, c->row);
             for (int j = i0; j < i; j++) axpy(r, c->l[(size_t)i * c->pi + (size_t)j * c->pj], c->u + j * V, V);
 #pragma omp simd
             for (int d = 0; d < V; d++) {
@@ -82,17 +94,19 @@ static void chunk_solve(Chunk *c, const real *S) {
     }
 }
 
-/* o at row 0 of the pass; S as in chunk_solve. */
-static void chunk_out(const Chunk *c, real *o, const real *S) {
+/* The chunk's rows of `to`; S as in chunk_solve. */
+static void chunk_out(const Chunk *c, Tensor to, const real *S) {
     int K = c->K, V = c->V, n = c->n;
-    size_t ld = c->h->ldv;
-    o += (size_t)c->t0 * ld;
+    bool half = to.dtype == BF16;
+    size_t at = c->h->atv + (size_t)c->t0 * c->h->ldv, ld = half ? (size_t)V : c->h->ldv;
+    real *o = run_write(to, at, c->r);
     for (int i = 0; i < n; i++) memset(o + (size_t)i * ld, 0, (size_t)V * sizeof(real));
     if (S) tile_mm(o, ld, c->qc, (size_t)K, 1, S, (size_t)V, n, K, V);
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0);
         tile_mm(o + (size_t)i0 * ld, ld, c->p + (size_t)i0 * c->pi, c->pi, c->pj, c->u, (size_t)V, m, i0 + m, V);
     }
+    for (int i = 0; half && i < n; i++) run_done(to, at + (size_t)i * c->h->ldv, (size_t)V, o + (size_t)i * ld);
 }
 
 /* S <- Diag(c_{n-1}) S. */
@@ -122,7 +136,7 @@ static void chunk_state(Chunk *c, real *S) {
  *   dg_i = sum over m >= i of b_m's. A pair i = j has no decay: it is left out of both sides there. */
 
 /* du, nr. dout is at the chunk's first row; zero: dS is. */
-static void chunk_solve_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *dS, bool zero) {
+static void chunk_solve_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *dS, bool zero) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
     size_t ldv = (size_t)V, pi = c->pi, pj = c->pj;
@@ -130,7 +144,7 @@ static void chunk_solve_backward(Chunk *c, ChunkGrad *g, const real *dout, const
     if (!zero) tile_mm(g->du, ldv, c->x, (size_t)K, 1, dS, ldv, n, K, V);
     for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) {
         int m = imin(SUB, n - j0), past = j0 + m;
-        tile_mm(g->du + j0 * V, ldv, c->p + (size_t)j0 * (pi + pj), pj, pi, dout + (size_t)j0 * h->ldv, h->ldv, m,
+        tile_mm(g->du + j0 * V, ldv, c->p + (size_t)j0 * (pi + pj), pj, pi, dout.at + (size_t)j0 * dout.ld, dout.ld, m,
                 n - j0, V);
         if (!h->beta) continue;
         if (past < n)
@@ -144,15 +158,22 @@ static void chunk_solve_backward(Chunk *c, ChunkGrad *g, const real *dout, const
     }
 }
 
-/* Rows t0..t0+n-1 after the state S (NULL: zero). dout at row 0 of the pass; dS: in, by S1, which nobody reads when
- * `zero`; out, by S, where that is not NULL. */
-static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real *dout, const real *S, real *dS,
-                           bool zero) {
+/* The chunk's rows of do. */
+static Rows chunk_dout(const Chunk *c, const ChunkGrad *g, Tensor dout) {
+    const Head *h = c->h;
+    size_t at = h->atv + (size_t)c->t0 * h->ldv, V = (size_t)c->V;
+    if (dout.dtype != BF16) return (Rows){R(dout) + at, h->ldv};
+    for (int i = 0; i < c->n; i++) run_of(dout, at + (size_t)i * h->ldv, V, g->dout + i * c->V);
+    return (Rows){g->dout, V};
+}
+/* Rows t0..t0+n-1 after the state S (NULL: zero). dS: in, by S1, which nobody reads when `zero`; out, by S, where that
+ * is not NULL. */
+static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_o, const real *S, real *dS, bool zero) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n, t0 = c->t0;
     size_t ldk = (size_t)K, ldv = (size_t)V;
     bool delta = h->beta;
-    dout += (size_t)t0 * h->ldv;
+    const Rows dout = chunk_dout(c, g, by_o);
     chunk_scores(c);
     chunk_solve(c, S);
     chunk_reach_end(c);
@@ -162,7 +183,7 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real
     memset(g->dl, 0, (size_t)(n * LD) * sizeof(real));
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0);
-        tile_mm(g->dp + i0 * LD, LD, dout + (size_t)i0 * h->ldv, h->ldv, 1, g->ut, LD, m, V, i0 + m);
+        tile_mm(g->dp + i0 * LD, LD, dout.at + (size_t)i0 * dout.ld, dout.ld, 1, g->ut, LD, m, V, i0 + m);
         if (delta) tile_mm(g->dl + i0 * LD, LD, g->nr + i0 * V, ldv, 1, g->ut, LD, m, V, i0 + m);
     }
     if (h->per_channel)
@@ -172,16 +193,17 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real
     for (int i = n - 1; i >= 0; i--) {
         size_t t = (size_t)(t0 + i);
         if (h->per_channel) channel_row(c, g, d, i, zero);
-        if (d->q) grad_row(d->q + t * d->ldq, d->fresh_q, h->scale, g->dq + i * K, K);
-        if (d->k) grad_row(d->k + t * d->ldq, d->fresh_k, 1, g->dk + i * K, K);
-        if (d->v) grad_row(d->v + t * h->ldv, d->fresh_v, delta ? -1 : 1, (delta ? g->nr : g->du) + i * V, V);
-        if (d->beta && delta) {
+        if (present(d->q)) grad_row(d->q, d->atq + t * d->ldq, h->scale, g->dq + i * K, K, c->row);
+        if (present(d->k)) grad_row(d->k, d->atq + t * d->ldq, 1, g->dk + i * K, K, c->row);
+        if (present(d->v))
+            grad_row(d->v, h->atv + t * h->ldv, delta ? -1 : 1, (delta ? g->nr : g->du) + i * V, V, c->row);
+        if (present(d->beta) && delta) {
             real by = dot(g->du + i * V, c->r + i * V, V);
-            grad_row(d->beta + t * h->ldb, d->fresh_beta, 1, &by, 1);
+            grad_row(d->beta, d->atbeta + t * h->ldb, 1, &by, 1, NULL);
         }
     }
     if (!S) return;
     chunk_decay(c, dS);
-    tile_mm(dS, ldv, c->qc, 1, ldk, dout, h->ldv, K, n, V);
+    tile_mm(dS, ldv, c->qc, 1, ldk, dout.at, dout.ld, K, n, V);
     if (delta) tile_mm(dS, ldv, c->kc, 1, ldk, g->nr, ldv, K, n, V);
 }

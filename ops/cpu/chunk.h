@@ -9,11 +9,18 @@ enum { SUB = 16, LD = RECUR_CHUNK /* of matrices of rows by rows */ };
 /* One value head of one pass, as strided rows. */
 typedef struct {
     int K, V;
-    size_t ldq, ldv, ldg, ldb;        /* of q and k; of v, o and do; of g; of beta */
-    bool decays, per_channel;         /* g is there; is one number for each channel */
-    const real *q, *k, *v, *g, *beta; /* at row 0; g, beta may be NULL */
+    size_t ldq, ldv, ldg, ldb; /* of q and k; of v, o and do; of g; of beta */
+    bool decays, per_channel;  /* g is there; is one number for each channel */
+    Tensor q, k, v;            /* of all heads; may be BF16, and so o and do */
+    size_t atq, atv;           /* where row 0 begins in q and k; in v, o and do */
+    const real *g, *beta;      /* at row 0; may be NULL */
     real scale;
 } Head;
+/* Rows of `real`s, ld apart. */
+typedef struct {
+    const real *at;
+    size_t ld;
+} Rows;
 
 /* Matrices of a chunk: (n,K) or (n,V), and (n,n) with rows of LD. */
 typedef struct {
@@ -25,7 +32,8 @@ typedef struct {
     real *c;     /* decay since the chunk began: (n,K) per channel, (n) otherwise */
     real *p, *l; /* P_ij at i pi + j pj, L_ij too */
     size_t pi, pj;
-    real *r, *u; /* without delta r is not used */
+    real *r, *u; /* without delta r is not used; when o is made, r is room for rows of BF16 */
+    real *row;   /* of BF16: room for one more of K or V numbers */
     /* A decay per channel. */
     real *a; /* decay of a row */
     real *f; /* backward: since the first row of its block, that row's own left out */
@@ -35,17 +43,17 @@ typedef struct {
     real *e, *kt; /* e_ij, 0 for j > i up to the end of i's block; (K,n) k transposed */
 } Chunk;
 
-/* Gradients of one value head at row 0; any may be NULL. */
+/* Gradients of one value head; any may be absent, or fresh. Those of v, g and beta lie as v, g and beta do. */
 typedef struct {
-    size_t ldq; /* of q and k */
-    real *q, *k, *v, *g, *beta;
-    bool fresh_q, fresh_k, fresh_v, fresh_g, fresh_beta; /* are written, not added to */
+    Tensor q, k, v, g, beta;
+    size_t ldq, atq, atg, atbeta; /* of q and k; where row 0 begins */
 } HeadGrad;
 typedef struct {
     real *dq, *dk, *y; /* (n,K): by the scaled q, by k; room */
     real *du, *nr;     /* (n,V): dU, then dR; -beta dR */
     real *ut, *st;     /* (V,n) U^T; (V,K) a state transposed */
     real *dp, *dl;     /* (n,n) */
+    real *dout;        /* (n,V), where do is BF16 */
     /* A decay per channel; dk is `row` (chunk.c) first. */
     real *col, *yk, *end; /* (n,K); (n,K): y and yk are q_i and k_i with the decay since the block in hand; (K) */
 } ChunkGrad;
@@ -70,6 +78,7 @@ static size_t chunk_place(Chunk *c, const Head *h, real *mem) {
         c->pack = part(mem, &at, 2 * SUB * K), c->since = part(mem, &at, SUB * K), c->w = part(mem, &at, K);
     } else
         c->c = part(mem, &at, LD), c->e = part(mem, &at, n), c->kt = part(mem, &at, k);
+    if (h->v.dtype == BF16) c->row = part(mem, &at, (size_t)imax(h->K, h->V));
     return at;
 }
 static size_t chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
@@ -79,6 +88,7 @@ static size_t chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
     g->du = part(mem, &at, v), g->nr = part(mem, &at, v), g->ut = part(mem, &at, v);
     g->dp = part(mem, &at, n), g->dl = part(mem, &at, n), g->st = part(mem, &at, K * (size_t)h->V);
     if (h->per_channel) g->col = part(mem, &at, k), g->yk = part(mem, &at, k), g->end = part(mem, &at, K);
+    if (h->v.dtype == BF16) g->dout = part(mem, &at, v);
     return at;
 }
 
@@ -115,11 +125,15 @@ static void transpose(real *restrict y, size_t ldy, const real *restrict x, size
     }
 }
 
-/* y (n), a row of one, += a x. */
-INLINE void grad_row(real *restrict y, bool fresh, real a, const real *restrict x, int n) {
-    if (fresh)
+/* n numbers of y, from number `at` on, += a x. room: for n numbers, where y is BF16. */
+INLINE void grad_row(Tensor y, size_t at, real a, const real *restrict x, int n, real *room) {
+    real *restrict sum = run_write(y, at, room);
+    if (y.fresh) {
 #pragma omp simd
-        for (int i = 0; i < n; i++) y[i] = a * x[i];
-    else
-        axpy(y, a, x, n);
+        for (int i = 0; i < n; i++) sum[i] = a * x[i];
+    } else {
+        run_of(y, at, (size_t)n, room);
+        axpy(sum, a, x, n);
+    }
+    run_done(y, at, (size_t)n, sum);
 }

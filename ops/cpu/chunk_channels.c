@@ -166,7 +166,7 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
 }
 
 /* What the states before and after the chunk give q, k and the decays; end is what b_{n-1} receives. S NULL: zero. */
-static void channel_state_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *S, const real *dS, bool zero) {
+static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *S, const real *dS, bool zero) {
     int K = c->K, V = c->V, n = c->n;
     size_t ldk = (size_t)K, ldv = (size_t)V;
     const real *last = c->c + (n - 1) * K;
@@ -174,7 +174,7 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, const real *dout, con
     if (S) {
         transpose(g->st, ldk, S, ldv, K, V);
         memset(g->y, 0, (size_t)(n * K) * sizeof(real));
-        tile_mm(g->y, ldk, dout, c->h->ldv, 1, g->st, ldk, n, V, K);
+        tile_mm(g->y, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
         for (int i = 0; i < n * K; i++) g->dq[i] += g->y[i] * c->c[i];
         if (c->h->beta) {
             memset(g->y, 0, (size_t)(n * K) * sizeof(real));
@@ -200,7 +200,7 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, const real *dout, con
 }
 
 /* dq, dk and the decays' gradients, but for what channel_row adds row by row. */
-static void channel_backward(Chunk *c, ChunkGrad *g, const real *dout, const real *S, const real *dS, bool zero) {
+static void channel_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *S, const real *dS, bool zero) {
     size_t all = (size_t)(c->n * c->K) * sizeof(real);
     memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->col, 0, all);
     channel_pairs_backward(c, g);
@@ -219,5 +219,5 @@ static void channel_row(Chunk *c, ChunkGrad *g, const HeadGrad *d, int i, bool z
         row[e] += col[e] + same * q[e];
     }
     if (i == c->n - 1 && !zero) axpy(row, 1, g->y + i * K, K); /* what S1 gives the last row */
-    if (d->g) grad_row(d->g + (size_t)(c->t0 + i) * c->h->ldg, d->fresh_g, 1, sum, K);
+    if (present(d->g)) grad_row(d->g, d->atg + (size_t)(c->t0 + i) * c->h->ldg, 1, sum, K, NULL);
 }

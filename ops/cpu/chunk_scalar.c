@@ -57,7 +57,7 @@ static void scalar_rows(real *y, const real *s, const real *x, real *sum, int n,
     }
 }
 /* dq, dk and the decays' gradients. */
-static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const real *dout, const real *S, const real *dS,
+static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout, const real *S, const real *dS,
                             bool zero) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
@@ -72,7 +72,7 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const rea
     }
     if (S) {
         transpose(g->st, ldk, S, ldv, K, V);
-        tile_mm(g->dq, ldk, dout, h->ldv, 1, g->st, ldk, n, V, K);
+        tile_mm(g->dq, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
         if (h->decays) scalar_rows(g->dq, c->c, c->q, from_start, n, K);
         if (delta) {
             memset(g->y, 0, all);
@@ -85,14 +85,14 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, const rea
     for (int i = n - 1; i >= 0; i--) { /* to_end: sums over m >= i */
         real *dp = g->dp + i * LD, *dl = g->dl + i * LD;
         const real *e = c->e + i * LD, *p = c->p + i * LD, *l = c->l + i * LD;
-        if (d->g) {
+        if (present(d->g)) {
             for (int j = 0; j < i; j++) to_end[j] += p[j] * dp[j];
             for (int j = 0; delta && j < i; j++) to_end[j] += l[j] * dl[j];
             through += from_start[i];
             real by = through;
 #pragma omp simd reduction(+ : by)
             for (int j = 0; j < i; j++) by += to_end[j];
-            grad_row(d->g + (size_t)(c->t0 + i) * h->ldg, d->fresh_g, 1, &by, 1);
+            grad_row(d->g, d->atg + (size_t)(c->t0 + i) * h->ldg, 1, &by, 1, NULL);
         }
         times(dp, e, i / SUB * SUB + SUB);
         if (delta) times(dl, e, i / SUB * SUB + SUB), dl[i] = 0;

@@ -7,11 +7,26 @@ INLINE real silu_slope(real a) {
     return s * (1 + a * (1 - s));
 }
 
-/* The input of channel 0 that lies `back` rows before row t: in the pass, in the tail that the state holds, or NULL:
- * before the document. */
-static const real *conv_row(const Batch *b, const real *x, size_t C, int t, int back, const real *tail, int W) {
+/* Rows of x as `real`s, some columns of them: row i lies at (i - from) ld. */
+typedef struct {
+    const real *at;
+    size_t ld;
+    int from;
+} Window;
+/* Rows from..to-1, those of them that are in the pass, columns c..c+n-1: where they lie, or widened into room, whose
+ * rows are RUN numbers. */
+INLINE Window conv_window(Tensor x, int from, int to, size_t c, size_t n, real *room) {
+    size_t C = (size_t)x.n[1];
+    if (x.dtype != BF16) return (Window){R(x) + c, C, 0};
+    from = imax(0, from);
+    for (int i = from; i < imin(to, x.n[0]); i++) run_of(x, (size_t)i * C + c, n, room + (size_t)(i - from) * RUN);
+    return (Window){room, RUN, from};
+}
+/* The input that lies `back` rows before row t: in the pass, in the tail that the state holds (C numbers a row), or
+ * NULL: before the document. */
+static const real *conv_row(const Batch *b, Window x, int t, int back, const real *tail, size_t C, int W) {
     int s = b->of[t], first = b->first[t], from = first < 0 ? b->off[s] : first, i = t - back;
-    if (i >= from) return x + (size_t)i * C;
+    if (i >= from) return x.at + (size_t)(i - x.from) * x.ld;
     if (first >= 0 || i < b->off[s] - (W - 1)) return NULL;
     CHECK(tail, "row %d continues a history that is not there", t);
     return tail + (size_t)(i - b->off[s] + W - 1) * C;
@@ -20,7 +35,7 @@ static int conv_width(Tensor w) { return present(w) ? w.n[w.rank - 1] : 1; }
 
 /* Taps go by FOUR: four rows times four taps are one loop without a branch; what is missing at either end are rows of
  * zeros. Columns go by runs of at most RUN. */
-enum { FOUR = 4, CONV_ROWS = 8 /* of the backward pass, at a time */ };
+enum { FOUR = 4, CONV_ROWS = 8 /* of the backward pass, or of BF16, at a time */ };
 static int conv_fours(int W) { return (W + FOUR - 1) / FOUR * FOUR; }
 /* (C,W) as (conv_fours(W),C), so that loops over channels have unit stride. */
 static void conv_taps(real *out, const real *w, int C, int W) {
@@ -45,18 +60,19 @@ INLINE void conv_four(real *y, const real *base, const real *const a[FOUR], cons
 /* What a convolution is of. */
 typedef struct {
     const Batch *b;
-    const real *x, *taps, *bias, *zeros; /* taps as conv_taps makes them; bias may be zeros */
+    Tensor x;
+    const real *taps, *bias, *zeros; /* taps as conv_taps makes them; bias may be zeros */
     size_t C;
     int W;
 } Conv;
-/* Columns c..c+n-1 of y before its activation, or behind it, in row t. */
-INLINE void conv_at(real *y, const Conv *v, int t, size_t c, size_t n, const real *tail, bool act) {
+/* Columns c..c+n-1, which x and tail begin with, of y before its activation, or behind it, in row t. */
+INLINE void conv_at(real *y, const Conv *v, Window x, int t, size_t c, size_t n, const real *tail, bool act) {
     const real *base = v->bias == v->zeros ? v->zeros : v->bias + c;
     for (int j = 0; j < v->W; j += FOUR) {
         const real *rows[FOUR], *taps[FOUR];
         for (int k = 0; k < FOUR; k++) {
-            const real *row = j + k < v->W ? conv_row(v->b, v->x, v->C, t, v->W - 1 - j - k, tail, v->W) : NULL;
-            rows[k] = row ? row + c : v->zeros;
+            const real *row = j + k < v->W ? conv_row(v->b, x, t, v->W - 1 - j - k, tail, v->C, v->W) : NULL;
+            rows[k] = row ? row : v->zeros;
             taps[k] = v->taps + (size_t)(j + k) * v->C + c;
         }
         conv_four(y, base, taps, rows, n, act && j + FOUR >= v->W);
@@ -72,7 +88,7 @@ static void conv_store(const Run *r, Tensor x, int W, Tensor state, int at) {
         if (end == b->off[s]) continue;
         real *tail = R(state) + (size_t)b->seq[s] * (size_t)state.n[1] + at;
         for (int j = 0; j < W - 1; j++) { /* oldest first: what is still read lies behind what is written */
-            const real *row = conv_row(b, R(x), C, end - 1, W - 2 - j, tail, W);
+            const real *row = conv_row(b, (Window){R(x), C, 0}, end - 1, W - 2 - j, tail, C, W);
             if (row)
                 memcpy(tail + (size_t)j * C, row, bytes);
             else
@@ -81,26 +97,56 @@ static void conv_store(const Run *r, Tensor x, int W, Tensor state, int at) {
     }
 }
 
+/* Rows t..end-1 of y. room: CONV_ROWS + W - 1 rows of RUN numbers, where x is BF16. */
+static void conv_rows(const Conv *v, Tensor y, int t, int end, bool act, Tensor state, int at, real *room) {
+    const Batch *b = v->b;
+    for (size_t c = 0; c < v->C; c += RUN) {
+        size_t n = zmin(RUN, v->C - c);
+        Window x = conv_window(v->x, t - (v->W - 1), end, c, n, room);
+        for (int i = t; i < end; i++) {
+            real out[RUN], *yi = run_write(y, (size_t)i * v->C + c, out);
+            const real *tail = NULL;
+            if (present(state)) tail = R(state) + (size_t)b->seq[b->of[i]] * (size_t)state.n[1] + (size_t)at + c;
+            conv_at(yi, v, x, i, c, n, tail, act);
+            run_done(y, (size_t)i * v->C + c, n, yi);
+        }
+    }
+}
+/* Of no taps. */
+static void act_rows(Tensor y, Tensor x, size_t at, size_t end, bool act) {
+    for (; at < end; at += RUN) {
+        real room[2][RUN];
+        size_t n = zmin(RUN, end - at);
+        const real *a = run_of(x, at, n, room[0]);
+        real *o = run_write(y, at, room[1]);
+        for (size_t c = 0; c < n; c++) o[c] = act ? silu(a[c]) : a[c];
+        run_done(y, at, n, o);
+    }
+}
 static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool act, Tensor state, int at) {
     const Batch *b = r->batch;
     int N = x.n[0], C = x.n[1], W = conv_width(w);
+    bool half = x.dtype == BF16;
+    int rows = half ? CONV_ROWS : 1; /* to widen those before them less often */
     CHECK(tensor_count(y) == tensor_count(x) && (!present(w) || w.n[0] == C), "x (%d,%d)", N, C);
+    CHECK(!half || !present(state), "x is %s beside a state", dtype_name(x.dtype));
+    alike(2, (Tensor[]){y, x});
     Mark mark = arena_mark(r->scratch);
-    Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN);
+    Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN),
+           room = half ? SCRATCH(r, "rows", r->dev->threads, CONV_ROWS + W - 1, RUN) : ABSENT;
     if (!measuring(r)) {
         CHECK(N == b->N, "%d of %d rows", N, b->N);
         memset(zeros.p, 0, tensor_bytes(zeros));
         if (present(w)) conv_taps(R(taps), R(w), C, W);
-        const Conv v = {b, R(x), R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W};
+        const Conv v = {b, x, R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W};
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
-        for (int t = 0; t < N; t++) {
-            real *yt = R(y) + (size_t)t * v.C;
-            const real *xt = R(x) + (size_t)t * v.C, *tail = NULL;
-            if (present(state)) tail = R(state) + (size_t)b->seq[b->of[t]] * (size_t)state.n[1] + (size_t)at;
-            for (size_t c = 0; present(w) && c < v.C; c += RUN)
-                conv_at(yt + c, &v, t, c, zmin(RUN, v.C - c), tail, act);
-            if (present(w)) continue;
-            for (size_t c = 0; c < v.C; c++) yt[c] = act ? silu(xt[c]) : xt[c];
+        for (int t = 0; t < N; t += rows) {
+            int end = imin(t + rows, N);
+            real *own = half ? R(room) + (size_t)omp_get_thread_num() * (size_t)(CONV_ROWS + W - 1) * RUN : NULL;
+            if (present(w))
+                conv_rows(&v, y, t, end, act, state, at, own);
+            else
+                act_rows(y, x, (size_t)t * v.C, (size_t)end * v.C, act);
         }
         if (present(state) && W > 1 && !(r->mode & RUN_HOLD)) conv_store(r, x, W, state, at);
     }
@@ -110,18 +156,18 @@ static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool a
 /* The backward pass of one convolution. */
 typedef struct {
     Conv v;
-    const real *dy;
-    real *dx; /* or NULL */
-    bool act, weighs, fresh;
+    Tensor dy, dx; /* dx may be absent */
+    bool act, weighs;
 } ConvBack;
-/* da, the gradient before the activation, of row t, columns from c on. */
-INLINE void conv_da(real *da, const ConvBack *o, int t, size_t c, size_t n) {
-    const real *g = o->dy + (size_t)t * o->v.C + c;
+/* da, the gradient before the activation, of row t, columns from c on, which x begins with. */
+INLINE void conv_da(real *da, const ConvBack *o, Window x, int t, size_t c, size_t n) {
+    real room[RUN];
+    const real *g = run_of(o->dy, (size_t)t * o->v.C + c, n, room);
     if (!o->act) {
         memcpy(da, g, n * sizeof *da);
         return;
     }
-    conv_at(da, &o->v, t, c, n, NULL, false);
+    conv_at(da, &o->v, x, t, c, n, NULL, false);
 #pragma omp simd
     for (size_t i = 0; i < n; i++) da[i] = g[i] * silu_slope(da[i]);
 }
@@ -130,7 +176,8 @@ INLINE void conv_dx(const ConvBack *o, int t, int end, size_t c, size_t n, const
     const Conv *v = &o->v;
     const Batch *b = v->b;
     for (int i = t; i < end; i++) {
-        real *out = o->dx + (size_t)i * v->C + c;
+        size_t at = (size_t)i * v->C + c;
+        real room[RUN], *out = o->dx.fresh ? run_write(o->dx, at, room) : run_of(o->dx, at, n, room);
         for (int j = 0; j < v->W; j += FOUR) {
             const real *rows[FOUR], *taps[FOUR];
             for (int k = 0; k < FOUR; k++) {
@@ -139,20 +186,21 @@ INLINE void conv_dx(const ConvBack *o, int t, int end, size_t c, size_t n, const
                 rows[k] = took ? da + (size_t)(to - t) * RUN : v->zeros;
                 taps[k] = v->taps + (size_t)(j + k) * v->C + c;
             }
-            conv_four(out, j || !o->fresh ? out : v->zeros, taps, rows, n, false);
+            conv_four(out, j || !o->dx.fresh ? out : v->zeros, taps, rows, n, false);
         }
+        run_done(o->dx, at, n, out);
     }
 }
 /* Their shares of the block's sums. */
-INLINE void conv_dw(const ConvBack *o, int t, int end, size_t c, size_t n, const real *da, real *sums) {
+INLINE void conv_dw(const ConvBack *o, Window x, int t, int end, size_t c, size_t n, const real *da, real *sums) {
     const Conv *v = &o->v;
     for (int i = t; i < end; i += FOUR) {
         const real *grads[FOUR], *rows[FOUR];
         for (int k = 0; k < FOUR; k++) grads[k] = i + k < end ? da + (size_t)(i + k - t) * RUN : v->zeros;
         for (int j = 0; j < v->W; j++) {
             for (int k = 0; k < FOUR; k++) {
-                const real *row = i + k < end ? conv_row(v->b, v->x, v->C, i + k, v->W - 1 - j, NULL, v->W) : NULL;
-                rows[k] = row ? row + c : v->zeros;
+                const real *row = i + k < end ? conv_row(v->b, x, i + k, v->W - 1 - j, NULL, v->C, v->W) : NULL;
+                rows[k] = row ? row : v->zeros;
             }
             real *sum = sums + (size_t)j * v->C + c;
             conv_four(sum, sum, grads, rows, n, false);
@@ -162,18 +210,22 @@ INLINE void conv_dw(const ConvBack *o, int t, int end, size_t c, size_t n, const
         for (size_t q = 0; q < n; q++) sum[q] += grads[0][q] + grads[1][q] + grads[2][q] + grads[3][q];
     }
 }
-/* Rows i0..i1-1. sums: over them, of dw as (W,C), then of dbias. room: CONV_ROWS + W - 1 rows of RUN numbers. */
+/* Rows of RUN numbers that a block needs: those of da, then those of x, where it is BF16. */
+static int conv_room(Tensor x, int W) { return CONV_ROWS + W - 1 + (x.dtype == BF16 ? CONV_ROWS + 2 * (W - 1) : 0); }
+/* Rows i0..i1-1. sums: over them, of dw as (W,C), then of dbias. */
 static void conv_block(const ConvBack *o, int i0, int i1, real *sums, real *room) {
     const Conv *v = &o->v;
+    real *wide = room + (size_t)(CONV_ROWS + v->W - 1) * RUN;
     int ahead = v->W - 1; /* rows whose da a row's dx needs */
     memset(sums, 0, (size_t)(v->W + 1) * v->C * sizeof *sums);
     for (size_t c = 0; c < v->C; c += RUN) {
         size_t n = zmin(RUN, v->C - c);
         for (int t = i0, known = i0; t < i1; t += CONV_ROWS) {
             int end = imin(t + CONV_ROWS, i1), last = imin(end + ahead, v->b->N);
-            for (; known < last; known++) conv_da(room + (size_t)(known - t) * RUN, o, known, c, n);
-            if (o->dx) conv_dx(o, t, end, c, n, room);
-            if (o->weighs) conv_dw(o, t, end, c, n, room, sums);
+            Window x = conv_window(v->x, t - ahead, last, c, n, wide);
+            for (; known < last; known++) conv_da(room + (size_t)(known - t) * RUN, o, x, known, c, n);
+            if (present(o->dx)) conv_dx(o, t, end, c, n, room);
+            if (o->weighs) conv_dw(o, x, t, end, c, n, room, sums);
             if (known > end) memmove(room, room + (size_t)CONV_ROWS * RUN, (size_t)(known - end) * RUN * sizeof *room);
         }
     }
@@ -182,11 +234,12 @@ static void short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tens
                                 bool act) {
     const Batch *b = r->batch;
     int N = x.n[0], C = x.n[1], W = conv_width(w), size = rows_of_block(N), width = (W + 1) * C;
+    alike(3, (Tensor[]){dx, dy, x});
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN),
            sums = SCRATCH(r, "sums of blocks", blocks_of(N) + 1, W + 1, C),
-           room = SCRATCH(r, "d sums", r->dev->threads, CONV_ROWS + W - 1, RUN);
+           room = SCRATCH(r, "d sums", r->dev->threads, conv_room(x, W), RUN);
     if (!measuring(r)) {
         CHECK(!b->history && N == b->N, "a convolution is trained on whole documents");
         memset(zeros.p, 0, tensor_bytes(zeros));
@@ -194,13 +247,11 @@ static void short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tens
             conv_taps(R(taps), R(w), C, W);
         else
             for (int c = 0; c < FOUR * C; c++) R(taps)[c] = c < C;
-        const ConvBack o = {{b, R(x), R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C,
-                             W},
-                            R(dy),
-                            present(dx) ? R(dx) : NULL,
+        const ConvBack o = {{b, x, R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W},
+                            dy,
+                            dx,
                             act,
-                            present(dw) || present(dbias),
-                            dx.fresh};
+                            present(dw) || present(dbias)};
         real *total = R(sums), *part = total + width;
 #pragma omp parallel num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
         {

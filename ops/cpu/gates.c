@@ -1,29 +1,51 @@
 /* gates.c: what stands around a recurrence: L2 norm of heads, decay gates, sigmoids, the gated norm of the output. */
 #include "vec.h"
 
+/* 1 / |row| of d numbers from `at` on, and in *t, where that is asked for, x.dy / |row|^2. */
+static real l2norm_factor(Tensor x, size_t at, int d, double eps, Tensor dy, real *t) {
+    real room[2][RUN], squares = 0, by = 0;
+    for (int c = 0, run = run_width(x, d); c < d; c += run) {
+        size_t n = (size_t)imin(run, d - c);
+        const real *a = run_of(x, at + (size_t)c, n, room[0]);
+        squares += dot(a, a, (int)n);
+        if (t) by += dot(a, run_of(dy, at + (size_t)c, n, room[1]), (int)n);
+    }
+    real f = (real)(1 / sqrt((double)squares + eps));
+    if (t) *t = by * f * f;
+    return f;
+}
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
+    alike(2, (Tensor[]){y, x});
     if (measuring(r)) return;
-    int d = x.n[x.rank - 1];
-    Tensor rows = tensor_rows(x, d);
-    int M = rows.n[0];
+    int d = x.n[x.rank - 1], M = tensor_rows(x, d).n[0], run = run_width(x, d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
     for (int i = 0; i < M; i++) {
-        const real *a = R(x) + (size_t)i * (size_t)d;
-        real *o = R(y) + (size_t)i * (size_t)d, f = (real)(1 / sqrt((double)dot(a, a, d) + eps));
-        for (int c = 0; c < d; c++) o[c] = a[c] * f;
+        size_t row = (size_t)i * (size_t)d;
+        real room[2][RUN], f = l2norm_factor(x, row, d, eps, ABSENT, NULL);
+        for (int k = 0; k < d; k += run) {
+            size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+            const real *a = run_of(x, at, n, room[0]);
+            real *o = run_write(y, at, room[1]);
+            for (size_t c = 0; c < n; c++) o[c] = a[c] * f;
+            run_done(y, at, n, o);
+        }
     }
 }
 static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
+    alike(3, (Tensor[]){dx, dy, x});
     if (measuring(r)) return;
-    int d = x.n[x.rank - 1];
-    Tensor rows = tensor_rows(x, d);
-    int M = rows.n[0];
+    int d = x.n[x.rank - 1], M = tensor_rows(x, d).n[0], run = run_width(x, d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
     for (int i = 0; i < M; i++) {
-        const real *a = R(x) + (size_t)i * (size_t)d, *g = R(dy) + (size_t)i * (size_t)d;
-        real *o = run_add(dx, (size_t)i * (size_t)d, (size_t)d, NULL), f = (real)(1 / sqrt((double)dot(a, a, d) + eps)),
-             t = dot(a, g, d) * f * f;
-        for (int c = 0; c < d; c++) o[c] += f * (g[c] - a[c] * t);
+        size_t row = (size_t)i * (size_t)d;
+        real room[3][RUN], t, f = l2norm_factor(x, row, d, eps, dy, &t);
+        for (int k = 0; k < d; k += run) {
+            size_t at = row + (size_t)k, n = (size_t)imin(run, d - k);
+            const real *a = run_of(x, at, n, room[0]), *g = run_of(dy, at, n, room[1]);
+            real *o = run_add(dx, at, n, room[2]);
+            for (size_t c = 0; c < n; c++) o[c] += f * (g[c] - a[c] * t);
+            run_done(dx, at, n, o);
+        }
     }
 }
 
@@ -81,10 +103,9 @@ INLINE void gate_row(real *g, const real *z, const real *bias, const real *rate,
 #pragma omp simd
     for (int c = 0; c < n; c++) g[c] = gate_value(kind, param, z[c] + bias[c], rate[c]);
 }
-/* dz += its gradient, sums (2,n) += what bias and A of every column receive. */
-INLINE void gate_row_backward(real *dz, real *sums, const real *dg, const real *z, const real *bias, const real *rate,
-                              int n, int kind, real param) {
-    real *by_bias = sums, *by_rate = sums + n;
+/* dz += its gradient; by_bias, by_rate += what bias and A of every column receive. */
+INLINE void gate_row_backward(real *dz, real *by_bias, real *by_rate, const real *dg, const real *z, const real *bias,
+                              const real *rate, int n, int kind, real param) {
 #pragma omp simd
     for (int c = 0; c < n; c++) {
         real by_A, f = dg[c] * gate_slope(kind, param, z[c] + bias[c], rate[c], &by_A);
@@ -92,7 +113,7 @@ INLINE void gate_row_backward(real *dz, real *sums, const real *dg, const real *
     }
 }
 static void decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
-    int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D;
+    int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, run = run_width(z, n);
     gate_check(z, A, bias, k);
     Mark mark = arena_mark(r->scratch);
     Tensor columns = SCRATCH(r, "bias and rate", 2, n);
@@ -100,21 +121,25 @@ static void decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
         real *b = R(columns), *rate = b + n, param = (real)k.param;
         gate_columns(b, rate, A, bias, H, D);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * n > ALONE_EXP)
-        for (int t = 0; t < N; t++) {
-            real *o = R(g) + (size_t)t * (size_t)n;
-            const real *a = R(z) + (size_t)t * (size_t)n;
-            if (k.kind == GATE_SOFTPLUS) gate_row(o, a, b, rate, n, GATE_SOFTPLUS, param);
-            if (k.kind == GATE_BOUND) gate_row(o, a, b, rate, n, GATE_BOUND, param);
-            if (k.kind == GATE_LOGSIGMOID) gate_row(o, a, b, rate, n, GATE_LOGSIGMOID, param);
-        }
+        for (int t = 0; t < N; t++)
+            for (int c = 0; c < n; c += run) {
+                size_t at = (size_t)t * (size_t)n + (size_t)c;
+                int m = imin(run, n - c);
+                real room[RUN], *o = R(g) + at;
+                const real *a = run_of(z, at, (size_t)m, room), *bc = b + c, *rc = rate + c;
+                if (k.kind == GATE_SOFTPLUS) gate_row(o, a, bc, rc, m, GATE_SOFTPLUS, param);
+                if (k.kind == GATE_BOUND) gate_row(o, a, bc, rc, m, GATE_BOUND, param);
+                if (k.kind == GATE_LOGSIGMOID) gate_row(o, a, bc, rc, m, GATE_LOGSIGMOID, param);
+            }
     }
     arena_release(r->scratch, mark);
 }
 static void decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                            Gate k) {
-    int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, size = rows_of_block(N),
+    int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, size = rows_of_block(N), run = run_width(z, n),
         width = (present(dz) ? 2 : 3) * n; /* of sums: of dbias, of A, and a dz that nobody wants */
     gate_check(z, A, bias, k);
+    alike(2, (Tensor[]){dz, z});
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor columns = SCRATCH(r, "bias and rate", 2, n), sums = SCRATCH(r, "sums of blocks", blocks_of(N), width);
@@ -125,14 +150,20 @@ static void decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg
         for (int i0 = 0; i0 < N; i0 += size) {
             real *own = part + (size_t)(i0 / size) * (size_t)width;
             memset(own, 0, (size_t)width * sizeof *own);
-            for (int t = i0; t < imin(N, i0 + size); t++) {
-                size_t at = (size_t)t * (size_t)n;
-                real *d = present(dz) ? run_add(dz, at, (size_t)n, NULL) : own + 2 * n;
-                const real *g = R(dg) + at, *a = R(z) + at;
-                if (k.kind == GATE_SOFTPLUS) gate_row_backward(d, own, g, a, b, rate, n, GATE_SOFTPLUS, param);
-                if (k.kind == GATE_BOUND) gate_row_backward(d, own, g, a, b, rate, n, GATE_BOUND, param);
-                if (k.kind == GATE_LOGSIGMOID) gate_row_backward(d, own, g, a, b, rate, n, GATE_LOGSIGMOID, param);
-            }
+            for (int t = i0; t < imin(N, i0 + size); t++)
+                for (int c = 0; c < n; c += run) {
+                    size_t at = (size_t)t * (size_t)n + (size_t)c;
+                    int m = imin(run, n - c);
+                    real room[2][RUN], *to_b = own + c, *to_A = to_b + n,
+                                       *d = present(dz) ? run_add(dz, at, (size_t)m, room[0]) : to_A + n;
+                    const real *g = R(dg) + at, *a = run_of(z, at, (size_t)m, room[1]), *bc = b + c, *rc = rate + c;
+                    if (k.kind == GATE_SOFTPLUS)
+                        gate_row_backward(d, to_b, to_A, g, a, bc, rc, m, GATE_SOFTPLUS, param);
+                    if (k.kind == GATE_BOUND) gate_row_backward(d, to_b, to_A, g, a, bc, rc, m, GATE_BOUND, param);
+                    if (k.kind == GATE_LOGSIGMOID)
+                        gate_row_backward(d, to_b, to_A, g, a, bc, rc, m, GATE_LOGSIGMOID, param);
+                    if (present(dz)) run_done(dz, at, (size_t)m, d);
+                }
         }
         if (present(dbias)) add_blocks(R(dbias), part, N, 0, n, width);
         for (int h = 0; present(dA) && h < H; h++) {
@@ -233,28 +264,43 @@ INLINE void norm_group_backward(real *dx, real *dz, real *dw, real *room, const 
 #pragma omp simd
     for (int c = 0; c < (dw ? d : 0); c++) dw[c] += dy[c] * x[c] * f * gate[c];
 }
+/* Of each thread: room for k whole groups of d numbers, where x is BF16. */
+static Tensor norm_room(Run *r, Tensor x, int k, int d) {
+    return x.dtype == BF16 ? SCRATCH(r, "groups", r->dev->threads, k * d) : ABSENT;
+}
+static real *norm_own(Tensor room, int at) {
+    return present(room) ? R(room) + (size_t)omp_get_thread_num() * (size_t)room.n[1] + at : NULL;
+}
 static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n) {
     int M = norm_groups(x, w, n), d = n.width;
-    if (measuring(r)) return;
+    alike(3, (Tensor[]){y, x, z});
+    Mark mark = arena_mark(r->scratch);
+    Tensor room = norm_room(r, x, 3, d);
+    if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
-    for (int i = 0; i < M; i++) {
-        size_t at = (size_t)i * (size_t)d;
-        const real *a = R(x) + at, *g = R(z) + at, *gain = norm_gain(w, n, i);
-        real *o = R(y) + at;
-        if (n.silu && n.before) norm_group(o, a, g, gain, d, n.eps, true, true);
-        if (n.silu && !n.before) norm_group(o, a, g, gain, d, n.eps, true, false);
-        if (!n.silu && n.before) norm_group(o, a, g, gain, d, n.eps, false, true);
-        if (!n.silu && !n.before) norm_group(o, a, g, gain, d, n.eps, false, false);
+        for (int i = 0; i < M; i++) {
+            size_t at = (size_t)i * (size_t)d, m = (size_t)d;
+            real *o = run_write(y, at, norm_own(room, 0));
+            const real *a = run_of(x, at, m, norm_own(room, d)), *g = run_of(z, at, m, norm_own(room, 2 * d)),
+                       *gain = norm_gain(w, n, i);
+            if (n.silu && n.before) norm_group(o, a, g, gain, d, n.eps, true, true);
+            if (n.silu && !n.before) norm_group(o, a, g, gain, d, n.eps, true, false);
+            if (!n.silu && n.before) norm_group(o, a, g, gain, d, n.eps, false, true);
+            if (!n.silu && !n.before) norm_group(o, a, g, gain, d, n.eps, false, false);
+            run_done(y, at, m, o);
+        }
     }
+    arena_release(r->scratch, mark);
 }
 static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                 GatedNorm n) {
     int M = norm_groups(x, w, n), d = n.width, period = present(w) ? (int)(tensor_count(w) / (size_t)d) : 1,
         N = M / period, size = rows_of_block(N); /* rows of `period` groups, each with gains of its own */
     CHECK(N * period == M, "%d groups, gains of %d", M, period);
+    alike(5, (Tensor[]){dx, dz, dy, x, z});
     if (M == 0) return;
     Mark mark = arena_mark(r->scratch);
-    Tensor room = SCRATCH(r, "gates of a group", r->dev->threads, 3, d),
+    Tensor wide = norm_room(r, x, 5, d), room = SCRATCH(r, "gates of a group", r->dev->threads, 3, d),
            sums = present(dw) ? SCRATCH(r, "sums of blocks", blocks_of(N), period, d) : ABSENT;
     if (!measuring(r)) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE_EXP)
@@ -265,15 +311,18 @@ static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor 
                 memset(part, 0, (size_t)period * (size_t)d * sizeof *part);
             }
             for (int i = i0 * period; i < imin(N, i0 + size) * period; i++) {
-                size_t at = (size_t)i * (size_t)d;
-                const real *a = R(x) + at, *g = R(z) + at, *e = R(dy) + at, *gain = norm_gain(w, n, i);
-                real *o = present(dx) ? run_add(dx, at, (size_t)d, NULL) : NULL,
-                     *q = present(dz) ? run_add(dz, at, (size_t)d, NULL) : NULL,
+                size_t at = (size_t)i * (size_t)d, m = (size_t)d;
+                const real *a = run_of(x, at, m, norm_own(wide, 0)), *g = run_of(z, at, m, norm_own(wide, d)),
+                           *e = run_of(dy, at, m, norm_own(wide, 2 * d)), *gain = norm_gain(w, n, i);
+                real *o = present(dx) ? run_add(dx, at, m, norm_own(wide, 3 * d)) : NULL,
+                     *q = present(dz) ? run_add(dz, at, m, norm_own(wide, 4 * d)) : NULL,
                      *p = part ? part + (size_t)(i % period) * (size_t)d : NULL;
                 if (n.silu && n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, true, true);
                 if (n.silu && !n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, true, false);
                 if (!n.silu && n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, false, true);
                 if (!n.silu && !n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, false, false);
+                if (o) run_done(dx, at, m, o);
+                if (q) run_done(dz, at, m, q);
             }
         }
         if (present(dw)) add_blocks(R(dw), R(sums), N, 0, period * d, period * d);

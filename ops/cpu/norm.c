@@ -22,10 +22,10 @@ INLINE void rms_add(real *out, real *sum, const real *g, const real *w, const re
     }
 }
 
-/* y, or dy, beside x, or x and dx: rows that lie as `real`s are taken whole, others by runs. */
+/* y, or dy, beside x, or x and dx. */
 static int run_size(Tensor y, Tensor x, int d) {
     CHECK(y.dtype == BF16 || x.dtype == REAL, "y %s, x %s", dtype_name(y.dtype), dtype_name(x.dtype));
-    return y.dtype == BF16 ? RUN : d;
+    return run_width(y, d);
 }
 
 /* z: REAL rows that x takes in first, or ABSENT. */

@@ -10,6 +10,7 @@ static void recur_check(const Run *r, const Recur *x) {
     CHECK(x->q.n[0] == N && x->v.n[0] == N && x->v.n[1] % x->q.n[1] == 0 && x->k.n[1] == x->q.n[1] &&
               x->k.n[2] == x->q.n[2],
           "q (%d,%d,%d), v (%d,%d,%d)", x->q.n[0], x->q.n[1], x->q.n[2], x->v.n[0], x->v.n[1], x->v.n[2]);
+    alike(3, (Tensor[]){x->q, x->k, x->v});
     CHECK(!present(x->g) || (x->g.n[1] == x->v.n[1] && (x->g.n[2] == 1 || x->g.n[2] == x->q.n[2])), "g (%d,%d,%d)",
           x->g.n[0], x->g.n[1], x->g.n[2]);
 }
@@ -19,11 +20,13 @@ static Head head_of(const Recur *x, double scale, int h) {
               .V = V,
               .ldq = (size_t)H * (size_t)K,
               .ldv = (size_t)HV * (size_t)V,
+              .q = x->q,
+              .k = x->k,
+              .v = x->v,
+              .atq = (size_t)hq * (size_t)K,
+              .atv = (size_t)h * (size_t)V,
               .scale = (real)scale,
               .decays = present(x->g)};
-    a.q = R(x->q) + (size_t)hq * (size_t)K;
-    a.k = R(x->k) + (size_t)hq * (size_t)K;
-    a.v = R(x->v) + (size_t)h * (size_t)V;
     if (a.decays) {
         a.ldg = (size_t)HV * (size_t)x->g.n[2];
         a.g = R(x->g) + (size_t)h * (size_t)x->g.n[2];
@@ -48,10 +51,15 @@ static bool next_document(const Batch *b, int s, Document *d) {
     return true;
 }
 
-/* The columns j0.. of S, `vecs` vectors of them, through row t: read once for the correction, once more, while they are
- * still in the first cache, to be decayed, corrected and read out. a: the row's decays. */
-INLINE void row_strip(int vecs, const Head *h, int t, const real *a, real *S, real *o, int j0) {
-    const real *q = h->q + (size_t)t * h->ldq, *k = h->k + (size_t)t * h->ldq, *v = h->v + (size_t)t * h->ldv + j0;
+/* A row: a its decays, for all channels. */
+typedef struct {
+    const real *q, *k, *v, *a;
+    real *o, beta;
+} RowIn;
+/* The columns j0.. of S, `vecs` vectors of them, through a row: read once for the correction, once more, while they are
+ * still in the first cache, to be decayed, corrected and read out. */
+INLINE void row_strip(int vecs, const Head *h, const RowIn *x, real *S, int j0) {
+    const real *q = x->q, *k = x->k, *v = x->v + j0, *a = x->a;
     size_t ld = (size_t)h->V;
     Vec u[TILE_VECS], out[TILE_VECS];
     S += j0;
@@ -62,9 +70,8 @@ INLINE void row_strip(int vecs, const Head *h, int t, const real *a, real *S, re
 #pragma GCC unroll 8
         for (int i = 0; i < vecs; i++) u[i] += f * *(const Vec *)(S + (size_t)d * ld + i * VL);
     }
-    real beta = h->beta ? h->beta[(size_t)t * h->ldb] : 1;
 #pragma GCC unroll 8
-    for (int i = 0; i < vecs; i++) u[i] = beta * (*(const Vec *)(v + i * VL) - u[i]);
+    for (int i = 0; i < vecs; i++) u[i] = x->beta * (*(const Vec *)(v + i * VL) - u[i]);
     for (int d = 0; d < h->K; d++) {
         real f = a[d], kd = k[d], qd = q[d];
 #pragma GCC unroll 8
@@ -76,23 +83,22 @@ INLINE void row_strip(int vecs, const Head *h, int t, const real *a, real *S, re
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < vecs; i++) *(Vec *)(o + j0 + i * VL) = h->scale * out[i];
+    for (int i = 0; i < vecs; i++) *(Vec *)(x->o + j0 + i * VL) = h->scale * out[i];
 }
 /* One column: what is left of V. */
-static void row_column(const Head *h, int t, const real *a, real *S, real *o, int j) {
-    const real *q = h->q + (size_t)t * h->ldq, *k = h->k + (size_t)t * h->ldq;
+static void row_column(const Head *h, const RowIn *x, real *S, int j) {
+    const real *q = x->q, *k = x->k, *a = x->a;
     size_t ld = (size_t)h->V;
     real u = 0, out = 0;
     S += j;
     for (int d = 0; h->beta && d < h->K; d++) u += k[d] * a[d] * S[(size_t)d * ld];
-    u = h->v[(size_t)t * h->ldv + (size_t)j] - u;
-    if (h->beta) u *= h->beta[(size_t)t * h->ldb];
+    u = x->beta * (x->v[j] - u);
     for (int d = 0; d < h->K; d++) {
         real *s = S + (size_t)d * ld;
         *s = a[d] * *s + k[d] * u;
         out += q[d] * *s;
     }
-    o[j] = h->scale * out;
+    x->o[j] = h->scale * out;
 }
 /* The decays of row t, for all channels. */
 static void decays(const Head *h, int t, real *a) {
@@ -103,13 +109,22 @@ static void decays(const Head *h, int t, real *a) {
 #pragma omp simd
         for (int d = 0; d < h->K; d++) a[d] = exp_real(g[d]);
 }
-/* Row t: S takes it in, o is read. a: room for K numbers. */
-static void recur_row(const Head *h, int t, real *S, real *a, real *o) {
-    decays(h, t, a);
+/* Row t: S takes it in, o is read. Of c only the room is used. */
+static void recur_row(const Chunk *c, int t, real *S, Tensor o) {
+    const Head *h = c->h;
+    size_t K = (size_t)h->K, V = (size_t)h->V, atq = h->atq + (size_t)t * h->ldq, atv = h->atv + (size_t)t * h->ldv;
+    decays(h, t, c->q);
+    const RowIn x = {.q = run_of(h->q, atq, K, c->q + K),
+                     .k = run_of(h->k, atq, K, c->k),
+                     .v = run_of(h->v, atv, V, c->u),
+                     .a = c->q,
+                     .o = run_write(o, atv, c->r),
+                     .beta = h->beta ? h->beta[(size_t)t * h->ldb] : 1};
     int j = 0;
-    for (; j + TILE_VECS * VL <= h->V; j += TILE_VECS * VL) row_strip(TILE_VECS, h, t, a, S, o, j);
-    for (; j + VL <= h->V; j += VL) row_strip(1, h, t, a, S, o, j);
-    for (; j < h->V; j++) row_column(h, t, a, S, o, j);
+    for (; j + TILE_VECS * VL <= h->V; j += TILE_VECS * VL) row_strip(TILE_VECS, h, &x, S, j);
+    for (; j + VL <= h->V; j += VL) row_strip(1, h, &x, S, j);
+    for (; j < h->V; j++) row_column(h, &x, S, j);
+    run_done(o, atv, V, x.o);
 }
 
 /* The numbers of S of value head h before the chunk that starts at row t. */
@@ -119,13 +134,13 @@ static real *kept(Tensor keep, int t, int h) {
 }
 
 /* A document of one value head after the state S; fresh: S is zero. */
-static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, real *o, Tensor keep) {
+static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, Tensor o, Tensor keep) {
     const Head *a = c->h;
     for (int t = d.from, n; t < d.to; t += n, fresh = false) {
         n = imin(RECUR_CHUNK, d.to - t);
         if (present(keep) && t > d.from) memcpy(kept(keep, t, h), S, (size_t)a->K * (size_t)a->V * sizeof(real));
         if (n <= RECUR_FEW) {
-            for (int i = t; i < t + n; i++) recur_row(a, i, S, c->q, o + (size_t)i * a->ldv);
+            for (int i = t; i < t + n; i++) recur_row(c, i, S, o);
             continue;
         }
         chunk_load(c, t, n, t + 2 * n <= d.to ? t + n : -1);
@@ -140,6 +155,7 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
     const Batch *b = r->batch;
     int K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     recur_check(r, &x);
+    alike(2, (Tensor[]){o, x.v});
     Mark mark = arena_mark(r->scratch);
     Head any = head_of(&x, scale, 0);
     Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, size + (int)chunk_place(&(Chunk){0}, &any, NULL));
@@ -162,7 +178,7 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
                         memset(S, 0, bytes);
                     else if (S != blob)
                         memcpy(S, blob, bytes);
-                    recur_document(&c, d, !d.continues, h, S, R(o) + (size_t)h * (size_t)V, keep);
+                    recur_document(&c, d, !d.continues, h, S, o, keep);
                 }
             }
     }
@@ -171,7 +187,7 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
 
 /* A document of one value head, from its last chunk to its first. dS: in, by the state behind it; out, by the one
  * before it. S0 is that one, NULL: zero. end: dS is not zero at first. */
-static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Document doc, int h, const real *dout,
+static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Document doc, int h, Tensor dout,
                                     const real *S0, real *dS, bool end, Tensor keep) {
     int chunks = (doc.to - doc.from + RECUR_CHUNK - 1) / RECUR_CHUNK;
     for (int k = chunks - 1; k >= 0; k--) {
@@ -183,12 +199,17 @@ static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, D
 
 /* y (N,H,K) += the sum over each group of value heads of x (N,HV,K). */
 static void add_groups(const Run *r, Tensor y, Tensor x) {
-    int rows = y.n[0] * y.n[1], K = y.n[2], group = x.n[1] / y.n[1];
+    int rows = y.n[0] * y.n[1], K = y.n[2], group = x.n[1] / y.n[1], run = run_width(y, K);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * K > ALONE)
-    for (int i = 0; i < rows; i++) {
-        real *sum = run_add(y, (size_t)i * (size_t)K, (size_t)K, NULL);
-        for (int j = 0; j < group; j++) axpy(sum, 1, R(x) + ((size_t)i * (size_t)group + (size_t)j) * (size_t)K, K);
-    }
+    for (int i = 0; i < rows; i++)
+        for (int c = 0; c < K; c += run) {
+            int n = imin(run, K - c);
+            size_t at = (size_t)i * (size_t)K + (size_t)c;
+            real room[RUN], *sum = run_add(y, at, (size_t)n, room);
+            for (int j = 0; j < group; j++)
+                axpy(sum, 1, R(x) + ((size_t)i * (size_t)group + (size_t)j) * (size_t)K + c, n);
+            run_done(y, at, (size_t)n, sum);
+        }
 }
 
 static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
@@ -196,6 +217,7 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
     const Batch *b = r->batch;
     int H = x.q.n[1], K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     recur_check(r, &x);
+    alike(5, (Tensor[]){dout, x.v, d->q, d->k, d->v});
     Mark mark = arena_mark(r->scratch);
     Head any = head_of(&x, scale, 0);
     Tensor mem =
@@ -215,17 +237,15 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                 ChunkGrad g;
                 real *dS = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
                 chunk_grad_place(&g, &a, dS + size + chunk_place(&c, &a, dS + size));
-                HeadGrad hd = {.ldq = (size_t)HV * (size_t)K, /* HV = H or of the scratch */
-                               .fresh_q = dq.fresh,
-                               .fresh_k = dk.fresh,
-                               .fresh_v = d->v.fresh,
-                               .fresh_g = d->g.fresh,
-                               .fresh_beta = d->beta.fresh};
-                if (present(dq)) hd.q = R(dq) + (size_t)h * (size_t)K;
-                if (present(dk)) hd.k = R(dk) + (size_t)h * (size_t)K;
-                if (present(d->v)) hd.v = R(d->v) + (size_t)h * (size_t)V;
-                if (present(d->g)) hd.g = R(d->g) + (size_t)h * (size_t)d->g.n[2];
-                if (present(d->beta)) hd.beta = R(d->beta) + h;
+                const HeadGrad hd = {.q = dq,
+                                     .k = dk,
+                                     .v = d->v,
+                                     .g = d->g,
+                                     .beta = d->beta,
+                                     .ldq = (size_t)HV * (size_t)K, /* HV = H or of the scratch */
+                                     .atq = (size_t)h * (size_t)K,
+                                     .atg = (size_t)h * (size_t)d->g.n[2],
+                                     .atbeta = (size_t)h};
                 size_t blob = ends ? ((size_t)b->seq[s] * (size_t)HV + (size_t)h) * (size_t)size : 0;
                 for (Document doc = {.to = b->off[s]}; next_document(b, s, &doc);) {
                     bool end = doc.last && ends && present(ends->dend);
@@ -233,8 +253,8 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                           "row %d continues a history that is not there", doc.from);
                     memset(dS, 0, (size_t)size * sizeof(real));
                     if (end) memcpy(dS, R(ends->dend) + blob, (size_t)size * sizeof(real));
-                    recur_document_backward(&c, &g, &hd, doc, h, R(dout) + (size_t)h * (size_t)V,
-                                            doc.continues ? R(ends->start) + blob : NULL, dS, end, keep);
+                    recur_document_backward(&c, &g, &hd, doc, h, dout, doc.continues ? R(ends->start) + blob : NULL, dS,
+                                            end, keep);
                     if (doc.continues && present(ends->dstart)) axpy(R(ends->dstart) + blob, 1, dS, size);
                 }
             }

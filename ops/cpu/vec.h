@@ -151,6 +151,17 @@ INLINE real *run_add(Tensor t, size_t at, size_t n, real *room) {
 INLINE void run_done(Tensor t, size_t at, size_t n, const real *from) {
     if (t.dtype == BF16) narrowed((uint16_t *)t.p + at, from, n);
 }
+/* Tensors that are BF16 together or not at all; those that are absent are neither. */
+static void alike(int n, const Tensor *t) {
+    const Tensor *first = NULL;
+    for (int i = 0; i < n; i++) {
+        if (!present(t[i])) continue;
+        if (!first) first = &t[i];
+        CHECK(t[i].dtype == first->dtype, "%s and %s", dtype_name(first->dtype), dtype_name(t[i].dtype));
+    }
+}
+/* How many of a row of d numbers to take at a time: all that lie as `real`s, runs of others. */
+static int run_width(Tensor t, int d) { return t.dtype == BF16 ? RUN : d; }
 /* n numbers of y from `at` on become those of x from `from` on, in either's type. */
 INLINE void run_copy(Tensor y, size_t at, Tensor x, size_t from, size_t n) {
     size_t each = dtype_size(y.dtype);
