@@ -1,5 +1,6 @@
 /* conv.cu: the short depthwise convolution before a recurrence. A thread walks along the rows of a slice with one channel
- * and keeps the W rows that it sees in registers, so that each is fetched once. */
+ * and keeps the W rows that it sees in registers, so that each is fetched once. Rows are f32, or bf16 where there is no
+ * state, whose tail is f32. */
 #include "sums.h"
 
 /* The rows before sequence s that the state holds, (W-1,C). */
@@ -8,9 +9,9 @@ template <class T> DEVICE T *conv_tail(const CudaConv &p, T *state, int s) {
 }
 /* The input of channel c that lies `back` rows before row t: in the pass, in the tail that the state holds, or 0:
  * before the document. */
-DEVICE float conv_input(const CudaConv &p, const float *x, const float *state, int t, int back, int c) {
+template <class T> DEVICE float conv_input(const CudaConv &p, const T *x, const float *state, int t, int back, int c) {
     int s = p.of[t], first = p.first[t], begin = p.off[s], from = first < 0 ? begin : first, i = t - back;
-    if (i >= from) return x[(size_t)i * (size_t)p.C + (size_t)c];
+    if (i >= from) return number(x[(size_t)i * (size_t)p.C + (size_t)c]);
     if (first >= 0 || i < begin - (p.W - 1)) return 0;
     return conv_tail(p, state, s)[(size_t)(i - begin + p.W - 1) * (size_t)p.C + (size_t)c];
 }
@@ -24,9 +25,8 @@ template <int most> DEVICE void read_taps(float (&tap)[most], const CudaConv &p,
 }
 /* What row t sees: in[most-1] is its own number; the others move along, or are fetched where the walk begins or a
  * document or a sequence does. */
-template <int most>
-DEVICE void conv_move(float (&in)[most], const CudaConv &p, const float *x, const float *state, int t, bool begins,
-                      int c) {
+template <int most, class T>
+DEVICE void conv_move(float (&in)[most], const CudaConv &p, const T *x, const float *state, int t, bool begins, int c) {
     if (begins) {
         UNROLL
         for (int j = 0; j < most - 1; j++) in[j] = most - 1 - j < p.W ? conv_input(p, x, state, t, most - 1 - j, c) : 0;
@@ -34,15 +34,15 @@ DEVICE void conv_move(float (&in)[most], const CudaConv &p, const float *x, cons
         UNROLL
         for (int j = 0; j < most - 1; j++) in[j] = in[j + 1];
     }
-    in[most - 1] = x[(size_t)t * (size_t)p.C + (size_t)c];
+    in[most - 1] = number(x[(size_t)t * (size_t)p.C + (size_t)c]);
 }
 template <int most> DEVICE float conv_sum(const float (&in)[most], const float (&tap)[most], float bias) {
     UNROLL
     for (int j = 0; j < most; j++) bias += tap[j] * in[j];
     return bias;
 }
-template <int most>
-__global__ void short_conv(CudaConv p, int each, float *y, const float *x, const float *w, const float *bias,
+template <int most, class T>
+__global__ void short_conv(CudaConv p, int each, T *y, const T *x, const float *w, const float *bias,
                            const float *state) {
     int c = (int)(blockIdx.x * BLOCK + threadIdx.x), from = (int)blockIdx.y * each,
         to = from + each < p.N ? from + each : p.N;
@@ -54,7 +54,7 @@ __global__ void short_conv(CudaConv p, int each, float *y, const float *x, const
         int first = p.first[t];
         conv_move<most>(in, p, x, state, t, t == from || first == t || (first < 0 && p.off[p.of[t]] == t), c);
         float a = conv_sum<most>(in, tap, b);
-        y[(size_t)t * (size_t)p.C + (size_t)c] = p.silu ? a * sigmoid1(a) : a;
+        store<1>(y + (size_t)t * (size_t)p.C + (size_t)c, {p.silu ? a * sigmoid1(a) : a});
     }
 }
 /* A thread to a channel of a sequence. Oldest first: what is still read lies behind what is written. */
@@ -80,8 +80,8 @@ __global__ void short_conv_store(size_t n, CudaConv p, const float *x, float *st
 /* With a the gradient of a row's sum before the activation: dx of a row is complete when the walk is W-1 rows ahead, which
  * is why it goes beyond the slice; taps and bias take the slice's own rows. parts (slices, W + 1, C): those of the taps
  * and then of the bias; or NULL. */
-template <int most>
-__global__ void short_conv_backward(CudaConv p, int each, float *dx, float *parts, const float *dy, const float *x,
+template <int most, class T>
+__global__ void short_conv_backward(CudaConv p, int each, T *dx, bool fresh, float *parts, const T *dy, const T *x,
                                     const float *w, const float *bias) {
     int c = (int)(blockIdx.x * BLOCK + threadIdx.x), from = (int)blockIdx.y * each,
         to = from + each < p.N ? from + each : p.N;
@@ -96,7 +96,7 @@ __global__ void short_conv_backward(CudaConv p, int each, float *dx, float *part
         float a = 0;
         if (first < to) { /* its document has rows of the slice */
             conv_move<most>(in, p, x, nullptr, t, t == from || first == t, c);
-            a = dy[(size_t)t * C + (size_t)c];
+            a = number(dy[(size_t)t * C + (size_t)c]);
             if (p.silu) {
                 float v = conv_sum<most>(in, tap, b), s = sigmoid1(v);
                 a *= s * (1 + v * (1 - s));
@@ -111,7 +111,7 @@ __global__ void short_conv_backward(CudaConv p, int each, float *dx, float *part
                 if (t - (most - 1 - j) >= first) ahead[j] += a * tap[j];
         }
         int done = t - (most - 1);
-        if (dx && done >= from) dx[(size_t)done * C + (size_t)c] += ahead[0];
+        if (dx && done >= from) add_to<1>(dx + (size_t)done * C + (size_t)c, {ahead[0]}, fresh);
         UNROLL
         for (int j = 0; j < most - 1; j++) ahead[j] = ahead[j + 1];
         ahead[most - 1] = 0;
@@ -135,28 +135,38 @@ __global__ void short_conv_backward_fold(int slices, CudaConv p, float *dw, floa
 static dim3 conv_grid(const CudaConv *p, int slices) {
     return dim3((unsigned)((p->C + BLOCK - 1) / BLOCK), (unsigned)slices);
 }
-extern "C" void cuda_short_conv(Cuda *c, const CudaConv *p, float *y, const float *x, const float *w, const float *bias,
+template <int most, class T>
+static void conv_of(Cuda *c, const CudaConv *p, void *y, const void *x, const float *w, const float *bias,
+                    const float *state) {
+    int slices = cuda_slices((size_t)p->N, cuda_conv_tiles(p->C));
+    LAUNCH((short_conv<most, T>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p,
+           (int)rows_each((size_t)p->N, slices), as<T>(y), as<T>(x), w, bias, state);
+}
+extern "C" void cuda_short_conv(Cuda *c, const CudaConv *p, void *y, const void *x, const float *w, const float *bias,
                                 float *state, bool store) {
     if (p->N <= 0 || p->C <= 0) return;
-    int slices = cuda_slices((size_t)p->N, cuda_conv_tiles(p->C)), each = (int)rows_each((size_t)p->N, slices);
-    if (p->W <= 4)
-        LAUNCH((short_conv<4>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, y, x, w, bias, state);
-    else
-        LAUNCH((short_conv<CUDA_CONV_WIDTH>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, y, x, w, bias,
-               state);
-    if (state && store && p->W > 1) LAUNCH_EACH(c, short_conv_store, (size_t)p->B * (size_t)p->C, *p, x, state);
+    auto run = p->narrow ? conv_of<CUDA_CONV_WIDTH, bf16> : conv_of<CUDA_CONV_WIDTH, float>;
+    if (p->W <= 4) run = p->narrow ? conv_of<4, bf16> : conv_of<4, float>;
+    run(c, p, y, x, w, bias, state);
+    if (state && store && p->W > 1)
+        LAUNCH_EACH(c, short_conv_store, (size_t)p->B * (size_t)p->C, *p, as<float>(x), state);
 }
-extern "C" void cuda_short_conv_backward(Cuda *c, const CudaConv *p, float *dx, float *dw, float *dbias, float *parts,
-                                         const float *dy, const float *x, const float *w, const float *bias) {
+template <int most, class T>
+static void conv_back_of(Cuda *c, const CudaConv *p, void *dx, bool fresh, float *parts, const void *dy, const void *x,
+                         const float *w, const float *bias) {
+    int slices = cuda_slices((size_t)p->N, cuda_conv_tiles(p->C));
+    LAUNCH((short_conv_backward<most, T>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p,
+           (int)rows_each((size_t)p->N, slices), as<T>(dx), fresh, parts, as<T>(dy), as<T>(x), w, bias);
+}
+extern "C" void cuda_short_conv_backward(Cuda *c, const CudaConv *p, void *dx, bool fresh, float *dw, float *dbias,
+                                         float *parts, const void *dy, const void *x, const float *w,
+                                         const float *bias) {
     if (p->N <= 0 || p->C <= 0) return;
-    int slices = cuda_slices((size_t)p->N, cuda_conv_tiles(p->C)), each = (int)rows_each((size_t)p->N, slices);
+    int slices = cuda_slices((size_t)p->N, cuda_conv_tiles(p->C));
     if (!dw && !dbias) parts = nullptr;
-    if (p->W <= 4)
-        LAUNCH((short_conv_backward<4>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, dx, parts, dy, x, w,
-               bias);
-    else
-        LAUNCH((short_conv_backward<CUDA_CONV_WIDTH>), conv_grid(p, slices), dim3(BLOCK), 0, c->stream, *p, each, dx,
-               parts, dy, x, w, bias);
+    auto run = p->narrow ? conv_back_of<CUDA_CONV_WIDTH, bf16> : conv_back_of<CUDA_CONV_WIDTH, float>;
+    if (p->W <= 4) run = p->narrow ? conv_back_of<4, bf16> : conv_back_of<4, float>;
+    run(c, p, dx, fresh, parts, dy, x, w, bias);
     if (parts)
         LAUNCH(short_conv_backward_fold, dim3((unsigned)((p->W + 1) * p->C + 31) / 32), dim3(FOLD),
                FOLD * sizeof(float), c->stream, slices, *p, dw, dbias, parts);

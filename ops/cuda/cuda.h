@@ -163,8 +163,9 @@ void cuda_layernorm(Cuda *, int N, int d, void *y, float *rstd, const float *x, 
                     double eps, bool narrow_y);
 void cuda_layernorm_backward(Cuda *, int N, int d, float *dx, float *dw, float *db, float *parts, const void *dy,
                              const float *x, const float *w, const float *rstd, bool narrow_dy);
-void cuda_l2norm(Cuda *, int N, int d, float *y, const float *x, double eps);
-void cuda_l2norm_backward(Cuda *, int N, int d, float *dx, const float *dy, const float *x, double eps);
+void cuda_l2norm(Cuda *, int N, int d, void *y, const void *x, double eps, bool narrow);
+void cuda_l2norm_backward(Cuda *, int N, int d, void *dx, const void *dy, const void *x, double eps, bool narrow,
+                          bool fresh);
 
 /* rotate.cu: f (n/2) in radians per position; row m is at pos[idx[m]]. */
 typedef struct {
@@ -266,10 +267,10 @@ typedef struct {
 } CudaDrop;
 void cuda_dropout(Cuda *, int N, int d, float *x, CudaDrop, const int *idx, const int *of, const int *off,
                   const uint64_t *id);
-void cuda_elu1(Cuda *, size_t n, float *y, const float *x);
-void cuda_elu1_backward(Cuda *, size_t n, float *dx, const float *dy, const float *y);
+void cuda_elu1(Cuda *, size_t n, void *y, const void *x, bool narrow);
+void cuda_elu1_backward(Cuda *, size_t n, void *dx, const void *dy, const void *y, bool narrow, bool fresh);
 void cuda_sigmoid(Cuda *, size_t n, float *y, const float *x, float top);
-void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const float *y, float top);
+void cuda_sigmoid_backward(Cuda *, size_t n, float *dx, const float *dy, const float *y, float top, bool fresh);
 
 /* rows.cu: rows and columns moved about */
 /* y row m = x row (place of to[m] in the ascending from (nfrom)). */
@@ -288,19 +289,19 @@ void cuda_columns(Cuda *, CudaColumns, void *y, bool narrow_y, const void *x, bo
 void cuda_columns_backward(Cuda *, CudaColumns, void *dx, bool narrow_dx, bool fresh, const void *dy, bool narrow_dy);
 
 /* lines.cu: M groups of V and V+1 */
-void cuda_widen(Cuda *, size_t M, int V, float *y, const float *x);
-void cuda_widen_backward(Cuda *, size_t M, int V, float *dx, const float *dy);
-void cuda_quotient(Cuda *, size_t M, int V, float *y, const float *x, float eps);
-void cuda_quotient_backward(Cuda *, size_t M, int V, float *dx, const float *dy, const float *y, const float *x,
-                            float eps);
+void cuda_widen(Cuda *, size_t M, int V, void *y, const void *x, bool narrow);
+void cuda_widen_backward(Cuda *, size_t M, int V, void *dx, const void *dy, bool narrow, bool fresh);
+void cuda_quotient(Cuda *, size_t M, int V, void *y, const void *x, float eps, bool narrow);
+void cuda_quotient_backward(Cuda *, size_t M, int V, void *dx, const void *dy, const void *y, const void *x, float eps,
+                            bool narrow, bool fresh);
 /* x (N,H,P) */
-void cuda_step(Cuda *, int N, int H, int P, float *y, const float *x, const float *z, const float *bias);
+void cuda_step(Cuda *, int N, int H, int P, void *y, const void *x, const float *z, const float *bias, bool narrow);
 /* df (N,H): what dz gained, whose column sums are the gradient of the bias. */
-void cuda_step_backward(Cuda *, int N, int H, int P, float *dx, float *dz, float *df, const float *dy, const float *x,
-                        const float *z, const float *bias);
-void cuda_skip(Cuda *, int N, int H, int P, float *y, const float *x, const float *w);
-void cuda_skip_backward(Cuda *, int N, int H, int P, float *dx, float *dw, const float *dy, const float *x,
-                        const float *w);
+void cuda_step_backward(Cuda *, int N, int H, int P, void *dx, float *dz, float *df, const void *dy, const void *x,
+                        const float *z, const float *bias, bool narrow, bool fresh_x, bool fresh_z);
+void cuda_skip(Cuda *, int N, int H, int P, void *y, const void *x, const float *w, bool narrow);
+void cuda_skip_backward(Cuda *, int N, int H, int P, void *dx, float *dw, const void *dy, const void *x, const float *w,
+                        bool narrow, bool fresh);
 
 /* gates.cu: gates of ops/recur.h; A, bias, w and gradients may be NULL. */
 typedef enum { CUDA_GATE_SOFTPLUS, CUDA_GATE_BOUND, CUDA_GATE_LOGSIGMOID } CudaGateKind;
@@ -308,36 +309,40 @@ typedef struct {
     CudaGateKind kind;
     float param;
 } CudaGate;
-void cuda_decay(Cuda *, int N, int H, int D, float *g, const float *z, const float *A, const float *bias, CudaGate);
+/* narrow: of z and dz. */
+void cuda_decay(Cuda *, int N, int H, int D, float *g, const void *z, const float *A, const float *bias, CudaGate,
+                bool narrow);
 /* parts: cuda_slices(N, cuda_tiles(H D)) H D numbers, each a double and a float, aligned to 8 bytes. */
-void cuda_decay_backward(Cuda *, int N, int H, int D, float *dz, float *dA, float *dbias, void *parts, const float *dg,
-                         const float *z, const float *A, const float *bias, CudaGate);
+void cuda_decay_backward(Cuda *, int N, int H, int D, void *dz, float *dA, float *dbias, void *parts, const float *dg,
+                         const void *z, const float *A, const float *bias, CudaGate, bool narrow, bool fresh);
 /* M groups of `width` numbers, w of period * width. */
 typedef struct {
     int width, period;
     bool silu, before;
     double eps;
 } CudaGatedNorm;
-void cuda_gated_norm(Cuda *, size_t M, float *y, const float *x, const float *z, const float *w, CudaGatedNorm);
+void cuda_gated_norm(Cuda *, size_t M, void *y, const void *x, const void *z, const float *w, CudaGatedNorm,
+                     bool narrow);
 /* parts (cuda_slices(M / period, period * cuda_row_tiles(width)), period * width). */
-void cuda_gated_norm_backward(Cuda *, size_t M, float *dx, float *dz, float *dw, float *parts, const float *dy,
-                              const float *x, const float *z, const float *w, CudaGatedNorm);
+void cuda_gated_norm_backward(Cuda *, size_t M, void *dx, void *dz, float *dw, float *parts, const void *dy,
+                              const void *x, const void *z, const float *w, CudaGatedNorm, bool narrow, bool fresh_x,
+                              bool fresh_z);
 
 enum { CUDA_CONV_WIDTH = 16 };
 /* conv.cu: x (N,C), w (C,W), W <= CUDA_CONV_WIDTH; a blob of the state has `blob` numbers, the tail lies from `at` on. of, first, off, seq:
  * those of Batch, on the device. */
 typedef struct {
     int N, B, C, W, at;
-    bool silu;
+    bool silu, narrow; /* narrow: x, y and their gradients, without a state */
     size_t blob;
     const int *of, *first, *off, *seq;
 } CudaConv;
-void cuda_short_conv(Cuda *, const CudaConv *, float *y, const float *x, const float *w, const float *bias,
-                     float *state, bool store);
+void cuda_short_conv(Cuda *, const CudaConv *, void *y, const void *x, const float *w, const float *bias, float *state,
+                     bool store);
 static inline int cuda_conv_tiles(int C) { return (C + 255) / 256; }
 /* parts (cuda_slices(N, cuda_conv_tiles(C)), W + 1, C). */
-void cuda_short_conv_backward(Cuda *, const CudaConv *, float *dx, float *dw, float *dbias, float *parts,
-                              const float *dy, const float *x, const float *w, const float *bias);
+void cuda_short_conv_backward(Cuda *, const CudaConv *, void *dx, bool fresh, float *dw, float *dbias, float *parts,
+                              const void *dy, const void *x, const float *w, const float *bias);
 
 /* merge.cu: x (N,lanes,D); a, w, z (N,lanes); past (.,lanes,rows,C) or NULL; of, pos, first, off, seq: those of Batch,
  * on the device. */
@@ -378,35 +383,38 @@ typedef struct {
     int longest;      /* rows of the longest sequence */
     bool per_channel; /* g has K numbers for a head */
     bool delta;       /* beta is there */
+    bool narrow;      /* q, k, v, o and dout are bf16 */
     float scale;
     size_t blob;
-    const float *q, *k, *v, *g, *beta; /* g, beta: or NULL */
+    const void *q, *k, *v;
+    const float *g, *beta; /* or NULL */
     const int *off, *first, *seq;
 } CudaRecur;
-void cuda_recur(Cuda *, const CudaRecur *, float *o, float *keep, float *state, bool write);
-/* Added to, each or NULL. q, k and g (slices,N,HV,K), beta (slices,N,HV): sums over the columns of one slice. */
+void cuda_recur(Cuda *, const CudaRecur *, void *o, float *keep, float *state, bool write);
+/* Each or NULL, of g and beta f32. q, k and g (slices,N,HV,K), beta (slices,N,HV): sums over the columns of one slice.
+ */
 typedef struct {
-    float *q, *k, *g, *beta, *v;
+    CudaRows q, k, g, beta, v;
     const float *start, *dend; /* RecurEnds */
     float *dstart;
 } CudaRecurGrad;
 int cuda_recur_slices(int K, int V);
 size_t cuda_recur_notes(int K, int V); /* numbers of scratch for a value head of a sequence */
-void cuda_recur_backward(Cuda *, const CudaRecur *, const CudaRecurGrad *, const float *dout, float *keep,
-                         float *notes);
-/* y (rows,width) += x (slices,rows,group,width) summed over slices and groups. */
-void cuda_recur_fold(Cuda *, size_t rows, int width, float *y, const float *x, int slices, int group);
+void cuda_recur_backward(Cuda *, const CudaRecur *, const CudaRecurGrad *, const void *dout, float *keep, float *notes);
+/* y (rows,width) gains x (slices,rows,group,width) summed over slices and groups. */
+void cuda_recur_fold(Cuda *, size_t rows, int width, CudaRows y, const float *x, int slices, int group);
 
 /* delta.cu: the same by chunks of CUDA_RECUR_CHUNK rows on the matrix units, operands of the large products rounded to
- * bf16. Which passes it takes is the one question below; `longest` is at least the rows of a chunk. */
+ * bf16. Which passes it takes is the one question below; `longest` is at least the rows of a chunk. Where V is a
+ * multiple of eight, v, dout and a fresh dv in bf16 serve where they lie, aligned to 16 bytes. */
 enum { CUDA_DELTA_WIDTH = 128 };
 static inline bool cuda_delta_takes(int K, int longest) { return K <= CUDA_DELTA_WIDTH && longest >= CUDA_RECUR_CHUNK; }
 size_t cuda_delta_bytes(const CudaRecur *);
 /* keep NULL: states between chunks are not kept. */
-void cuda_delta(Cuda *, const CudaRecur *, void *mem, float *o, float *keep, float *state, bool write);
-size_t cuda_delta_backward_bytes(const CudaRecur *);
+void cuda_delta(Cuda *, const CudaRecur *, void *mem, void *o, float *keep, float *state, bool write);
+size_t cuda_delta_backward_bytes(const CudaRecur *, CudaRows dv);
 /* Gradients as of recur_backward's one slice; of heads that have no decay of their own, g (N,HV). */
-void cuda_delta_backward(Cuda *, const CudaRecur *, void *mem, const CudaRecurGrad *, const float *dout, float *keep);
+void cuda_delta_backward(Cuda *, const CudaRecur *, void *mem, const CudaRecurGrad *, const void *dout, float *keep);
 
 /* loss.cu */
 /* n rows of V logits: nll, hit (or NULL), and with g their gradient: in their place, or in bf16 in rows of `half` that

@@ -27,14 +27,14 @@ template <int KW> struct PrepareTile {
 };
 
 /* Rows i0.. of the chunk, m of them, into q, k, a; q with its scale. */
-template <int KW> DEVICE void block_load(PrepareTile<KW> *s, const CudaRecur &a, int h, int t, int m) {
+template <int KW, class T> DEVICE void block_load(PrepareTile<KW> *s, const CudaRecur &a, int h, int t, int m) {
     ROLLED for (int i = (int)threadIdx.x; i < DELTA_SUB * KW; i += FLASH_THREADS) {
         int r = i / KW, d = i % KW;
         bool in = r < m && d < a.K;
         size_t row = (size_t)(t + r), at = (row * (size_t)a.H + (size_t)(h / (a.HV / a.H))) * (size_t)a.K + (size_t)d,
                g = row * (size_t)a.HV + (size_t)h;
-        s->in.q[i] = in ? a.scale * a.q[at] : 0;
-        s->in.k[i] = in ? a.k[at] : 0;
+        s->in.q[i] = in ? a.scale * number(((const T *)a.q)[at]) : 0;
+        s->in.k[i] = in ? number(((const T *)a.k)[at]) : 0;
         s->in.a[i] = in && a.g ? expf(a.per_channel ? a.g[g * (size_t)a.K + (size_t)d] : a.g[g]) : 1;
     }
 }
@@ -175,7 +175,7 @@ template <int KW> DEVICE void invert(PrepareTile<KW> *s, int blocks) {
     __syncthreads();
 }
 /* k c of all rows, a thread to a channel as in block_decay. */
-template <int KW> DEVICE void keys_decay(PrepareTile<KW> *s, const CudaRecur &a, const Chunk &c, int h) {
+template <int KW, class T> DEVICE void keys_decay(PrepareTile<KW> *s, const CudaRecur &a, const Chunk &c, int h) {
     constexpr int PARTS = FLASH_THREADS / KW;
     int d = (int)threadIdx.x % KW, part = (int)threadIdx.x / KW;
     float cum = 1;
@@ -184,7 +184,8 @@ template <int KW> DEVICE void keys_decay(PrepareTile<KW> *s, const CudaRecur &a,
         if (i < c.n && d < a.K) {
             size_t row = (size_t)(c.t + i), g = row * (size_t)a.HV + (size_t)h;
             if (a.g) cum *= expf(a.per_channel ? a.g[g * (size_t)a.K + (size_t)d] : a.g[g]);
-            k = a.k[(row * (size_t)a.H + (size_t)(h / (a.HV / a.H))) * (size_t)a.K + (size_t)d] * cum;
+            k = number(((const T *)a.k)[(row * (size_t)a.H + (size_t)(h / (a.HV / a.H))) * (size_t)a.K + (size_t)d]) *
+                cum;
         }
         if (i % PARTS != part) continue;
         bf16 high = to_bf16(k);
@@ -192,20 +193,21 @@ template <int KW> DEVICE void keys_decay(PrepareTile<KW> *s, const CudaRecur &a,
         s->out.k[1][number_at<KW>(i, d)] = to_bf16(k - to_float(high));
     }
 }
-/* y (16, 8 W) = the inverse times B, both as the sum of two bf16: behind alike keys a row is a difference of sums, and
- * what it is off by stays in the state. */
-template <int D, int W>
+/* y (16, 8 W) = the inverse times B, both as the sum of two bf16, B EXACT as one: behind alike keys a row is a difference
+ * of sums, and what it is off by stays in the state. */
+template <int D, int W, bool EXACT>
 DEVICE void inverse_times(float y[W][4], const bf16 a[2][DELTA_ROWS * DELTA_ROWS], const bf16 B[2][DELTA_ROWS * D]) {
     int warp = (int)threadIdx.x / 32;
     zeros<W>(y);
     product_tiles<DELTA_ROWS, D, W>(y, a[1], 16 * warp, warp + 1, B[0], 0);
-    product_tiles<DELTA_ROWS, D, W>(y, a[0], 16 * warp, warp + 1, B[1], 0);
+    if (!EXACT) product_tiles<DELTA_ROWS, D, W>(y, a[0], 16 * warp, warp + 1, B[1], 0);
     product_tiles<DELTA_ROWS, D, W>(y, a[0], 16 * warp, warp + 1, B[0], 0);
 }
 /* The inverse times k c and times v. */
-template <int KW> DEVICE void apply(PrepareTile<KW> *s, const Delta &x, const Chunk &c, int h, size_t row) {
+template <int KW, class T> DEVICE void apply(PrepareTile<KW> *s, const Delta &x, const Chunk &c, int h, size_t row) {
+    constexpr bool exact = sizeof(T) == sizeof(bf16);
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, blocks = (c.n + DELTA_SUB - 1) / DELTA_SUB;
-    keys_decay<KW>(s, x.a, c, h);
+    keys_decay<KW, T>(s, x.a, c, h);
     ROLLED for (int i = (int)threadIdx.x; i < DELTA_ROWS * DELTA_ROWS / 2; i += FLASH_THREADS) {
         int r = i / (DELTA_ROWS / 2), col = i % (DELTA_ROWS / 2) * 2, to = number_at<DELTA_ROWS>(r, col);
         bool in = r < blocks * DELTA_SUB && col / DELTA_SUB <= r / DELTA_SUB;
@@ -217,17 +219,17 @@ template <int KW> DEVICE void apply(PrepareTile<KW> *s, const Delta &x, const Ch
     __syncthreads();
     {
         float y[KW / 8][4];
-        inverse_times<KW, KW / 8>(y, s->out.a, s->out.k);
+        inverse_times<KW, KW / 8, false>(y, s->out.a, s->out.k);
         rows_store<KW / 8>(x.w + row * KW, KW, c.n, y);
     }
     for (int v0 = 0; v0 < x.VW; v0 += DELTA_ROWS) {
         size_t from = ((size_t)c.t * (size_t)x.a.HV + (size_t)h) * (size_t)x.a.V + (size_t)v0;
         __syncthreads();
-        rows_round<DELTA_ROWS, DELTA_ROWS>(s->out.v[0], x.a.v + from, (size_t)x.a.HV * (size_t)x.a.V, c.n, x.a.V - v0,
-                                           s->out.v[1]);
+        rows_round<DELTA_ROWS, DELTA_ROWS>(s->out.v[0], (const T *)x.a.v + from, (size_t)x.a.HV * (size_t)x.a.V, c.n,
+                                           x.a.V - v0, exact ? nullptr : s->out.v[1]);
         __syncthreads();
         float y[DELTA_ROWS / 8][4];
-        inverse_times<DELTA_ROWS, DELTA_ROWS / 8>(y, s->out.a, s->out.v);
+        inverse_times<DELTA_ROWS, DELTA_ROWS / 8, exact>(y, s->out.a, s->out.v);
         UNROLL for (int i = 0; i < 2; i++) {
             int r = 16 * warp + lane / 4 + 8 * i;
             float *to = x.r + (row + (size_t)r) * (size_t)x.VW + (size_t)(v0 + lane % 4 * 2);
@@ -236,7 +238,7 @@ template <int KW> DEVICE void apply(PrepareTile<KW> *s, const Delta &x, const Ch
         }
     }
 }
-template <int KW> __global__ void __launch_bounds__(FLASH_THREADS, 2) delta_prepare(Delta x) {
+template <int KW, class T> __global__ void __launch_bounds__(FLASH_THREADS, 2) delta_prepare(Delta x) {
     using Tile = PrepareTile<KW>;
     SMEM_DYN(Tile, s);
     static_assert(sizeof(Tile) <= FLASH_SMEM, "shared memory");
@@ -257,7 +259,7 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS, 2) delta_prep
         for (int b = 0; b < blocks; b++) {
             int r = b * DELTA_SUB, m = c.n - r < DELTA_SUB ? c.n - r : DELTA_SUB;
             __syncthreads();
-            block_load<KW>(s, a, h, c.t + r, m);
+            block_load<KW, T>(s, a, h, c.t + r, m);
             __syncthreads();
             block_decay<KW>(s, x, row, r, m, cum);
             __syncthreads();
@@ -274,12 +276,12 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS, 2) delta_prep
             }
             invert<KW>(s, blocks);
             if (x.t) triangle_store(x.t + row * DELTA_ROWS, x.rest + row * DELTA_ROWS, s->out.t, c.n);
-            apply<KW>(s, x, c, h, row);
-        } else {
+            apply<KW, T>(s, x, c, h, row);
+        } else if (x.u.p != a.v) {
             for (int e = tid; e < c.n * x.VW; e += FLASH_THREADS) {
                 int r = e / x.VW, col = e % x.VW;
                 size_t at = ((size_t)(c.t + r) * (size_t)a.HV + (size_t)h) * (size_t)a.V + (size_t)col;
-                x.u[row * (size_t)x.VW + (size_t)e] = to_bf16(col < a.V ? a.v[at] : 0);
+                row_at(x.u, h, c.t + r)[col] = to_bf16(col < a.V ? number(((const T *)a.v)[at]) : 0);
             }
         }
     }
@@ -298,7 +300,7 @@ DEVICE void state_fetch(StateTile<KW> *m, int stage, const Delta &x, const Chunk
     if (x.a.delta)
         tile_fetch<KW, DELTA_ROWS>(m->w[stage], x.w + row * KW, c.n);
     else
-        rows_fetch<DELTA_COLUMNS, DELTA_ROWS>(m->u[stage], x.u + row * (size_t)x.VW + (size_t)col, x.VW, c.n);
+        rows_fetch<DELTA_COLUMNS, DELTA_ROWS>(m->u[stage], x.u, h, c.t, col, c.n);
     cp_async_commit();
     if (tid < KW) m->decay[stage][tid] = c.more || c.last ? x.decay[decay_at(x, c, s, h) + (size_t)tid] : 0;
     if (tid < DELTA_ROWS && x.a.delta)
@@ -345,7 +347,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) delta_states(Delta x, float *st
                     float beta = m->beta[stage][r];
                     uint32_t u = pack_bf16(beta * (R.x - y[n][2 * i]), beta * (R.y - y[n][2 * i + 1]));
                     *(uint32_t *)(m->u[stage] + number_at<DELTA_COLUMNS>(r, 8 * n + t2)) = r < c.n ? u : 0;
-                    if (r < c.n) *(uint32_t *)(x.u + at + 8 * n) = u;
+                    if (r < c.n) *(uint32_t *)(row_at(x.u, h, c.t + r) + col + 8 * n) = u;
                 }
             }
             __syncthreads();
@@ -369,7 +371,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) delta_states(Delta x, float *st
 template <int KW> struct OutTile {
     bf16 q[DELTA_ROWS * KW], p[DELTA_ROWS * DELTA_ROWS], u[DELTA_ROWS * DELTA_ROWS], s[KW * DELTA_ROWS];
 };
-template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_out(Delta x, float *o, bool pairs) {
+template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_out(Delta x, FlashOut o) {
     using Tile = OutTile<KW>;
     SMEM_DYN(Tile, m);
     const CudaRecur &a = x.a;
@@ -384,7 +386,7 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_out(Del
         size_t row = delta_row(x, h, c.t);
         __syncthreads();
         tile_fetch<DELTA_ROWS, DELTA_ROWS>(m->p, x.p + row * DELTA_ROWS, c.n);
-        rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->u, x.u + row * (size_t)x.VW + (size_t)col0, x.VW, c.n);
+        rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->u, x.u, h, c.t, col0, c.n);
         if (!c.fresh) tile_fetch<KW, DELTA_ROWS>(m->q, x.q + row * KW, c.n);
         cp_async_commit();
         const float *S = c.head ? start_of(x, s, h) : x.keep + kept_at(x, c.t, h);
@@ -397,10 +399,7 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_out(Del
         product_tiles<DELTA_ROWS, DELTA_ROWS, DELTA_ROWS / 8>(y, m->p, 16 * warp, warp + 1, m->u, 0);
         UNROLL for (int i = 0; i < 2; i++) {
             int r = 16 * warp + lane / 4 + 8 * i;
-            if (r >= c.n) continue;
-            float *to = o + ((size_t)(c.t + r) * (size_t)a.HV + (size_t)h) * (size_t)a.V;
-            UNROLL for (int n = 0; n < DELTA_ROWS / 8; n++)
-                pair_store(to, col0 + 8 * n + lane % 4 * 2, a.V, pairs, y[n][2 * i], y[n][2 * i + 1]);
+            row_out<DELTA_ROWS / 8, true>(o, (size_t)(c.t + r) * (size_t)a.HV + (size_t)h, r < c.n, col0, y, i, 1);
         }
     }
 }
@@ -413,8 +412,9 @@ void delta_place(Delta *x, DeltaRoom *m, const CudaRecur *a, bool keep) {
     x->a = *a;
     x->KW = a->K <= 64 ? 64 : 128, x->VW = (a->V + DELTA_ROWS - 1) / DELTA_ROWS * DELTA_ROWS;
     size_t k = rows * (size_t)x->KW, v = rows * (size_t)x->VW;
-    x->q = m->take<bf16>(k), x->k = m->take<bf16>(k), x->u = m->take<bf16>(v), x->p = m->take<bf16>(rows * DELTA_ROWS);
+    x->q = m->take<bf16>(k), x->k = m->take<bf16>(k), x->p = m->take<bf16>(rows * DELTA_ROWS);
     x->decay = m->take<float>((kept + (size_t)a->B) * (size_t)a->HV * (size_t)x->KW);
+    x->u = !a->delta && delta_lies(a) ? delta_tensor(a, a->v) : delta_operand(a, m, x->VW);
     if (a->delta) x->w = m->take<bf16>(k), x->r = m->take<float>(v);
     if (keep) x->start = m->take<float>((size_t)a->B * state), x->keep = m->take<float>(kept * state);
 }
@@ -424,18 +424,17 @@ extern "C" size_t cuda_delta_bytes(const CudaRecur *a) {
     delta_place(&x, &m, a, true);
     return m.at;
 }
-template <int KW> static void prepare_of(Cuda *c, const Delta *x) {
-    delta_allow(delta_prepare<KW>, sizeof(PrepareTile<KW>));
-    LAUNCH((delta_prepare<KW>), dim3(delta_windows(&x->a), (unsigned)x->a.HV, (unsigned)x->a.B), dim3(FLASH_THREADS),
+template <int KW, class T> static void prepare_of(Cuda *c, const Delta *x) {
+    delta_allow(delta_prepare<KW, T>, sizeof(PrepareTile<KW>));
+    LAUNCH((delta_prepare<KW, T>), dim3(delta_windows(&x->a), (unsigned)x->a.HV, (unsigned)x->a.B), dim3(FLASH_THREADS),
            sizeof(PrepareTile<KW>), c->stream, *x);
 }
 void delta_prepare_all(Cuda *c, const Delta *x) {
-    if (x->KW == 64)
-        prepare_of<64>(c, x);
-    else
-        prepare_of<128>(c, x);
+    auto run = x->a.narrow ? prepare_of<64, bf16> : prepare_of<64, float>;
+    if (x->KW == 128) run = x->a.narrow ? prepare_of<128, bf16> : prepare_of<128, float>;
+    run(c, x);
 }
-template <int KW> static void forward_of(Cuda *c, const Delta *x, float *o, float *state, bool write) {
+template <int KW> static void forward_of(Cuda *c, const Delta *x, void *o, float *state, bool write) {
     const CudaRecur *a = &x->a;
     unsigned h = (unsigned)a->HV, b = (unsigned)a->B;
     bool pairs = delta_pairs(x->keep, a->V) && delta_pairs(state ? state + a->at : nullptr, a->V) && a->blob % 2 == 0;
@@ -444,9 +443,9 @@ template <int KW> static void forward_of(Cuda *c, const Delta *x, float *o, floa
            sizeof(StateTile<KW>), c->stream, *x, state, write, pairs);
     delta_allow(delta_out<KW>, sizeof(OutTile<KW>));
     LAUNCH((delta_out<KW>), dim3(delta_windows(a) * (unsigned)(x->VW / DELTA_ROWS), h, b), dim3(FLASH_THREADS),
-           sizeof(OutTile<KW>), c->stream, *x, o, pairs_of(o, a->V));
+           sizeof(OutTile<KW>), c->stream, *x, flash_out({o, a->narrow, true}, a->V, true));
 }
-extern "C" void cuda_delta(Cuda *c, const CudaRecur *a, void *mem, float *o, float *keep, float *state, bool write) {
+extern "C" void cuda_delta(Cuda *c, const CudaRecur *a, void *mem, void *o, float *keep, float *state, bool write) {
     Delta x;
     DeltaRoom m = {(char *)mem, 0};
     delta_place(&x, &m, a, true);

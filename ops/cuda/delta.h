@@ -13,13 +13,21 @@
 enum { DELTA_ROWS = CUDA_RECUR_CHUNK, DELTA_SUB = 16, DELTA_BLOCKS = DELTA_ROWS / DELTA_SUB, DELTA_COLUMNS = 32 };
 static_assert((int)DELTA_ROWS == (int)FLASH_ROWS && FLASH_THREADS == 128, "four warps of 16 rows");
 
+/* Rows of values in bf16: row t of head h begins at p + h head + t ld and has D numbers, a multiple of 8. They are
+ * operands as below, of VW numbers, or a tensor of the op where it lies, which needs no copy then. */
+struct DeltaRows {
+    bf16 *p;
+    size_t head, ld;
+    int D;
+};
+DEVICE bf16 *row_at(const DeltaRows &x, int h, int t) { return x.p + (size_t)h * x.head + (size_t)t * x.ld; }
 /* Operands of a head lie one row behind the other: row t of head h is h N + t; zeros behind K and V. */
 struct Delta {
     CudaRecur a;
     int KW, VW;   /* K and V, filled up */
     bf16 *q, *k;  /* (HV,N,KW) scale q_i c_i; k_i e_{last,i} */
     bf16 *w;      /* (HV,N,KW) W */
-    bf16 *u;      /* (HV,N,VW) */
+    DeltaRows u;  /* without delta that is v, where it lies */
     bf16 *p;      /* (HV,N,64) P, zero behind the diagonal */
     float *r;     /* (HV,N,VW) R */
     float *decay; /* (keep + B,HV,KW) c_last of chunks with a state behind them: t / 64, or a sequence's last */
@@ -31,7 +39,7 @@ struct Delta {
     /* Of the backward; forward NULL. */
     bf16 *l, *t;    /* (HV,N,64) L and (I + L Diag(beta))^-1 of the rows' chunks */
     bf16 *rest;     /* what rounding left of t */
-    bf16 *o, *v;    /* (HV,N,VW) do; dv */
+    DeltaRows o, v; /* do, where it lies; dv, where it goes if that is fresh */
     float *du;      /* (HV,N,VW) */
     float *dp, *dl; /* (HV,N,64), zero behind the diagonal */
     float *dkeep;   /* as keep: gradients of those states */
@@ -100,13 +108,15 @@ DEVICE size_t decay_at(const Delta &x, const Chunk &c, int s, int h) {
 }
 
 /* ---- tiles ---- */
-/* Starts to copy n rows, `ld` numbers apart, to a tile of R; the rest becomes zeros. */
-template <int D, int R> DEVICE void rows_fetch(bf16 *tile, const bf16 *from, int ld, int n) {
+/* Starts to copy numbers col.. of the rows t..t+n-1 of head h to a tile of R; the rest becomes zeros. */
+template <int D, int R> DEVICE void rows_fetch(bf16 *tile, const DeltaRows &from, int h, int t, int col, int n) {
     static_assert(R * D / 8 % FLASH_THREADS == 0, "threads share the chunks");
+    const bf16 *first = row_at(from, h, t) + col;
     ROLLED for (int k = 0; k < R * D / 8 / FLASH_THREADS; k++) {
         int i = (int)threadIdx.x + k * FLASH_THREADS, r = i / (D / 8), c = i % (D / 8);
-        cp_async<16>(tile + chunk_at<D>(r, c), from + (r < n ? (size_t)r * (size_t)ld + (size_t)c * 8 : 0),
-                     r < n ? 16 : 0);
+        bool there = r < n && col + 8 * c < from.D;
+        cp_async<16>(tile + chunk_at<D>(r, c), there ? first + (size_t)r * from.ld + (size_t)c * 8 : from.p,
+                     there ? 16 : 0);
     }
 }
 /* Where number c of row r lies in a tile. */
@@ -115,14 +125,14 @@ template <int D> DEVICE int number_at(int r, int c) { return chunk_at<D>(r, c / 
 DEVICE uint32_t pack_rest(float low, float high) {
     return pack_bf16(low - to_float(to_bf16(low)), high - to_float(to_bf16(high)));
 }
-/* Rows of f32, `ld` numbers apart, of which n rows and `cols` numbers are there, rounded to a tile of R; what rounding left to
+/* Rows, `ld` numbers apart, of which n rows and `cols` numbers are there, rounded to a tile of R; what rounding left to
  * `rest`. */
-template <int D, int R>
-DEVICE void rows_round(bf16 *tile, const float *from, size_t ld, int n, int cols, bf16 *rest = nullptr) {
+template <int D, int R, class T>
+DEVICE void rows_round(bf16 *tile, const T *from, size_t ld, int n, int cols, bf16 *rest = nullptr) {
     BY_FOUR for (int i = (int)threadIdx.x; i < R * D / 2; i += FLASH_THREADS) {
         int r = i / (D / 2), c = i % (D / 2) * 2;
-        const float *x = from + (size_t)r * ld + (size_t)c;
-        float low = r < n && c < cols ? x[0] : 0, high = r < n && c + 1 < cols ? x[1] : 0;
+        const T *x = from + (size_t)r * ld + (size_t)c;
+        float low = r < n && c < cols ? number(x[0]) : 0, high = r < n && c + 1 < cols ? number(x[1]) : 0;
         *(uint32_t *)(tile + number_at<D>(r, c)) = pack_bf16(low, high);
         if (rest) *(uint32_t *)(rest + number_at<D>(r, c)) = pack_rest(low, high);
     }
@@ -230,6 +240,15 @@ struct DeltaRoom {
         return p;
     }
 };
+/* Whether rows of V numbers of the op's own are read where they lie; x, a tensor (N,HV,V), as such rows. */
+static inline bool delta_lies(const CudaRecur *a) { return a->narrow && a->V % 8 == 0; }
+static inline DeltaRows delta_tensor(const CudaRecur *a, const void *x) {
+    return {(bf16 *)x, (size_t)a->V, (size_t)a->HV * (size_t)a->V, a->V};
+}
+static inline DeltaRows delta_operand(const CudaRecur *a, DeltaRoom *m, int VW) {
+    size_t head = (size_t)a->N * (size_t)VW;
+    return {m->take<bf16>((size_t)a->HV * head), head, (size_t)VW, VW};
+}
 /* delta.cu: places of the operands; `keep`: of states between chunks and of starts, too. The operands of all chunks. */
 void delta_place(Delta *, DeltaRoom *, const CudaRecur *, bool keep);
 void delta_prepare_all(Cuda *, const Delta *);

@@ -12,6 +12,8 @@
 
 struct DeltaGrad {
     CudaRecurGrad d;
+    FlashOut v;
+    bool keep;  /* dv is rounded to x.v, too */
     bool pairs; /* states lie at 8 bytes */
 };
 DEVICE size_t seq_state(const Delta &x, int s, int h) {
@@ -35,7 +37,7 @@ DEVICE void back_fetch(StateBackTile<KW> *m, int stage, const Delta &x, const Ch
     int tid = (int)threadIdx.x;
     tile_fetch<DELTA_ROWS, DELTA_ROWS>(m->p, x.p + row * DELTA_ROWS, c.n);
     tile_fetch<KW, DELTA_ROWS>(m->k, x.k + row * KW, c.n);
-    rows_fetch<DELTA_COLUMNS, DELTA_ROWS>(m->o[stage], x.o + row * (size_t)x.VW + (size_t)col, x.VW, c.n);
+    rows_fetch<DELTA_COLUMNS, DELTA_ROWS>(m->o[stage], x.o, h, c.t, col, c.n);
     cp_async_commit();
     if (tid < KW) m->decay[stage][tid] = c.more || c.last ? x.decay[decay_at(x, c, s, h) + (size_t)tid] : 0;
     if (tid < DELTA_ROWS && x.a.delta)
@@ -123,7 +125,7 @@ template <int KW> struct ValuesBackTile {
 };
 /* r, u and beta dU of 64 columns; what each row's dU gives beta. */
 template <int KW>
-DEVICE void rows_again(ValuesBackTile<KW> *m, const Delta &x, const Chunk &c, size_t row, int v0, float db[2]) {
+DEVICE void rows_again(ValuesBackTile<KW> *m, const Delta &x, const Chunk &c, int h, size_t row, int v0, float db[2]) {
     int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4, t2 = (int)threadIdx.x % 4 * 2;
     float y[8][4];
     zeros<8>(y);
@@ -143,7 +145,7 @@ DEVICE void rows_again(ValuesBackTile<KW> *m, const Delta &x, const Chunk &c, si
             *(uint32_t *)(m->u + to) = u;
             *(uint32_t *)(m->b + to) = pack_bf16(beta * d.x, beta * d.y);
             *(uint32_t *)(m->b_rest + to) = pack_rest(beta * d.x, beta * d.y);
-            if (r < c.n) *(uint32_t *)(x.u + at + 8 * n) = u;
+            if (r < c.n) *(uint32_t *)(row_at(x.u, h, c.t + r) + v0 + t2 + 8 * n) = u;
         }
     }
 }
@@ -171,10 +173,9 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
             if (tid < DELTA_ROWS) m->beta[tid] = tid < c.n ? a.beta[(size_t)(c.t + tid) * (size_t)a.HV + (size_t)h] : 0;
         }
         for (int v0 = 0; v0 < x.VW; v0 += DELTA_ROWS) {
-            size_t at = row * (size_t)x.VW + (size_t)v0;
             __syncthreads();
-            rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->o, x.o + at, x.VW, c.n);
-            if (!a.delta) rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->u, x.u + at, x.VW, c.n);
+            rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->o, x.o, h, c.t, v0, c.n);
+            if (!a.delta) rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->u, x.u, h, c.t, v0, c.n);
             cp_async_commit();
             if (a.delta && !c.fresh) rows_round<DELTA_ROWS, KW>(m->s, S + v0, (size_t)a.V, a.K, a.V - v0);
             cp_async_wait<0>();
@@ -182,7 +183,7 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
             float dv[8][4];
             zeros<8>(dv);
             if (a.delta) {
-                rows_again<KW>(m, x, c, row, v0, db);
+                rows_again<KW>(m, x, c, h, row, v0, db);
                 __syncthreads();
                 /* Alike keys: dU is a sum over rows, dv a difference of two. */
                 product_turned<DELTA_ROWS, DELTA_ROWS, 8>(dv, m->t_rest, 16 * warp, warp, DELTA_BLOCKS, m->b, 0);
@@ -191,20 +192,18 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
             }
             UNROLL for (int k = 0; k < 2; k++) {
                 int r = 16 * warp + g + 8 * k;
-                float *to = y.d.v + ((size_t)(c.t + r) * (size_t)a.HV + (size_t)h) * (size_t)a.V;
                 UNROLL for (int n = 0; n < 8; n++) {
                     int col = v0 + 8 * n + t2;
-                    float2 v = {dv[n][2 * k], dv[n][2 * k + 1]};
                     if (a.delta) {
-                        uint32_t both = pack_bf16(v.x, v.y);
+                        uint32_t both = pack_bf16(dv[n][2 * k], dv[n][2 * k + 1]);
                         *(uint32_t *)(m->v + number_at<DELTA_ROWS>(r, 8 * n + t2)) = both;
-                        if (r < c.n) *(uint32_t *)(x.v + (row + (size_t)r) * (size_t)x.VW + (size_t)col) = both;
-                    } else if (r < c.n)
-                        v = load_vec<float2>(x.du + (row + (size_t)r) * (size_t)x.VW + (size_t)col);
-                    if (r >= c.n || !y.d.v) continue;
-                    if (col < a.V) to[col] += v.x;
-                    if (col + 1 < a.V) to[col + 1] += v.y;
+                        if (y.keep && r < c.n) *(uint32_t *)(row_at(x.v, h, c.t + r) + col) = both;
+                    } else if (r < c.n) {
+                        float2 v = load_vec<float2>(x.du + (row + (size_t)r) * (size_t)x.VW + (size_t)col);
+                        dv[n][2 * k] = v.x, dv[n][2 * k + 1] = v.y;
+                    }
                 }
+                if (y.v.p) row_out<8>(y.v, (size_t)(c.t + r) * (size_t)a.HV + (size_t)h, r < c.n, v0, dv, k, 1);
             }
             __syncwarp();
             if (a.delta) scores_add<DELTA_ROWS, 8>(G, m->v, 16 * warp, m->r, warp + 1);
@@ -227,7 +226,7 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
                 if (j + 1 == r) own[k] = G[n][2 * k + 1];
             }
         }
-        if (!a.delta || !y.d.beta) continue;
+        if (!a.delta || !y.d.beta.p) continue;
         UNROLL for (int n = 0; n < 8; n++) {
             UNROLL for (int k = 0; k < 2; k++) {
                 UNROLL for (int d = 4; d < 32; d *= 2) sum[n][k] += __shfl_xor_sync(FULL_WARP, sum[n][k], d);
@@ -241,7 +240,8 @@ template <int KW> __global__ void __launch_bounds__(FLASH_THREADS) delta_values_
             if (r >= c.n || t2) continue;
             UNROLL for (int w = 0; w < 4; w++) db[k] -= m->sum[w][r];
             float beta = m->beta[r]; /* dv_i = beta_i dr_i: no difference where it can be helped */
-            y.d.beta[(size_t)(c.t + r) * (size_t)a.HV + (size_t)h] += fabsf(beta) > 1e-20f ? own[k] / beta : db[k];
+            add_to(y.d.beta, (size_t)(c.t + r) * (size_t)a.HV + (size_t)h,
+                   fabsf(beta) > 1e-20f ? own[k] / beta : db[k]);
         }
     }
 }
@@ -362,8 +362,8 @@ DEVICE void later_rows(KeysBackTile *m, const float *x) {
     }
 }
 /* What the states give q_i, k_i as later rows and k_i as an earlier one; end, late. */
-DEVICE void from_states(KeysBackTile *m, const Delta &x, const DeltaGrad &y, const Chunk &c, int s, int h, size_t row,
-                        int k0, float dq[8][4], float later[8][4], float earlier[8][4]) {
+DEVICE void from_states(KeysBackTile *m, const Delta &x, const DeltaGrad &y, const Chunk &c, int s, int h, int k0,
+                        float dq[8][4], float later[8][4], float earlier[8][4]) {
     const CudaRecur &a = x.a;
     int tid = (int)threadIdx.x, warp = tid / 32, g = tid % 32 / 4, t2 = tid % 4 * 2, i0 = 16 * warp;
     const float *S = c.fresh  ? nullptr
@@ -371,11 +371,10 @@ DEVICE void from_states(KeysBackTile *m, const Delta &x, const DeltaGrad &y, con
                               : x.keep + kept_at(x, c.t, h),
                 *dS = state_behind(x, y, c, s, h);
     for (int v0 = 0; v0 < x.VW && (S || dS); v0 += DELTA_ROWS) {
-        size_t at = row * (size_t)x.VW + (size_t)v0;
         __syncthreads();
-        rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->state.o, x.o + at, x.VW, c.n);
-        if (a.delta) rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->state.v, x.v + at, x.VW, c.n);
-        rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->state.u, x.u + at, x.VW, c.n);
+        rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->state.o, x.o, h, c.t, v0, c.n);
+        if (a.delta) rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->state.v, x.v, h, c.t, v0, c.n);
+        rows_fetch<DELTA_ROWS, DELTA_ROWS>(m->state.u, x.u, h, c.t, v0, c.n);
         cp_async_commit();
         states_round(m, x, S, dS, k0, v0);
         cp_async_wait<0>();
@@ -469,8 +468,8 @@ DEVICE void block_finish(KeysBackTile *m, const Delta &x, const DeltaGrad &y, co
         m->sum.row[sum_at(i0 + j, ch)] = q * dq[j] + k * (later[j] - earlier);
         size_t to = ((size_t)(c.t + i0 + j) * (size_t)a.HV + (size_t)h) * (size_t)a.K + (size_t)(k0 + ch);
         if (k0 + ch >= a.K) continue;
-        if (y.d.q) y.d.q[to] += a.scale * (dq[j] + same * k);
-        if (y.d.k) y.d.k[to] += later[j] + earlier + same * q + (i0 + j == c.n - 1 ? m->late[ch] : 0);
+        if (y.d.q.p) add_to(y.d.q, to, a.scale * (dq[j] + same * k));
+        if (y.d.k.p) add_to(y.d.k, to, later[j] + earlier + same * q + (i0 + j == c.n - 1 ? m->late[ch] : 0));
     }
 }
 DEVICE void fragment_sum(float *to, const float y[8][4], int i0) {
@@ -480,7 +479,7 @@ DEVICE void fragment_sum(float *to, const float y[8][4], int i0) {
         store_vec(to + sum_at(i0 + g + 8, 8 * n + t2), float2{y[n][2], y[n][3]});
     }
 }
-__global__ void __launch_bounds__(FLASH_THREADS) delta_keys_backward(Delta x, DeltaGrad y) {
+template <class T> __global__ void __launch_bounds__(FLASH_THREADS) delta_keys_backward(Delta x, DeltaGrad y) {
     SMEM_DYN(KeysBackTile, m);
     const CudaRecur &a = x.a;
     int tid = (int)threadIdx.x, h = (int)blockIdx.y, s = (int)blockIdx.z, begin = a.off[s], end = a.off[s + 1],
@@ -498,8 +497,8 @@ __global__ void __launch_bounds__(FLASH_THREADS) delta_keys_backward(Delta x, De
                 bool in = r < c.n && d < a.K;
                 size_t t = (size_t)(c.t + r), at = (t * (size_t)a.H + (size_t)hq) * (size_t)a.K + (size_t)d,
                        g = t * (size_t)a.HV + (size_t)h;
-                m->q[e] = in ? a.scale * a.q[at] : 0;
-                m->k[e] = in ? a.k[at] : 0;
+                m->q[e] = in ? a.scale * number(((const T *)a.q)[at]) : 0;
+                m->k[e] = in ? number(((const T *)a.k)[at]) : 0;
                 m->a[e] = in && a.g ? expf(a.per_channel ? a.g[g * (size_t)a.K + (size_t)d] : a.g[g]) : 1;
             }
             if (tid < DELTA_ROWS) {
@@ -510,7 +509,7 @@ __global__ void __launch_bounds__(FLASH_THREADS) delta_keys_backward(Delta x, De
             {
                 float dq[8][4], later[8][4], earlier[8][4];
                 zeros<8>(dq), zeros<8>(later), zeros<8>(earlier);
-                from_states(m, x, y, c, s, h, row, k0, dq, later, earlier);
+                from_states(m, x, y, c, s, h, k0, dq, later, earlier);
                 from_pairs(m, x, c, row, dq, later, earlier);
                 __syncthreads();
                 fragment_sum(m->sum.q, dq, tid / 32 * 16);
@@ -529,8 +528,9 @@ __global__ void __launch_bounds__(FLASH_THREADS) delta_keys_backward(Delta x, De
                     sum += m->sum.row[sum_at(r, tid)];
                     if (!a.per_channel)
                         m->sum.row[sum_at(r, tid)] = sum;
-                    else if (y.d.g && k0 + tid < a.K)
-                        y.d.g[((size_t)(c.t + r) * (size_t)a.HV + (size_t)h) * (size_t)a.K + (size_t)(k0 + tid)] += sum;
+                    else if (y.d.g.p && k0 + tid < a.K)
+                        add_to(y.d.g, ((size_t)(c.t + r) * (size_t)a.HV + (size_t)h) * (size_t)a.K + (size_t)(k0 + tid),
+                               sum);
                 }
             }
             __syncthreads();
@@ -540,25 +540,28 @@ __global__ void __launch_bounds__(FLASH_THREADS) delta_keys_backward(Delta x, De
                 m->gate[tid] += sum;
             }
         }
-        if (tid < c.n && !a.per_channel && y.d.g) y.d.g[(size_t)(c.t + tid) * (size_t)a.HV + (size_t)h] += m->gate[tid];
+        if (tid < c.n && !a.per_channel && y.d.g.p)
+            add_to(y.d.g, (size_t)(c.t + tid) * (size_t)a.HV + (size_t)h, m->gate[tid]);
     }
 }
 
 /* ---- the host's side ---- */
-static void back_place(Delta *x, DeltaRoom *m, const CudaRecur *a) {
+static bool dv_lies(const CudaRecur *a, CudaRows dv) { return delta_lies(a) && dv.narrow && dv.fresh; }
+static void back_place(Delta *x, DeltaRoom *m, const CudaRecur *a, const void *dout, CudaRows dv) {
     delta_place(x, m, a, false);
-    size_t rows = (size_t)a->N * (size_t)a->HV, v = rows * (size_t)x->VW, n = rows * DELTA_ROWS;
+    size_t rows = (size_t)a->N * (size_t)a->HV, n = rows * DELTA_ROWS;
     x->by_seq = true;
-    x->o = m->take<bf16>(v), x->du = m->take<float>(v), x->dp = m->take<float>(n);
+    x->o = delta_lies(a) ? delta_tensor(a, dout) : delta_operand(a, m, x->VW);
+    x->du = m->take<float>(rows * (size_t)x->VW), x->dp = m->take<float>(n);
     x->dkeep = m->take<float>((size_t)delta_kept(*a) * (size_t)a->HV * (size_t)a->K * (size_t)a->V);
-    if (a->delta)
-        x->v = m->take<bf16>(v), x->l = m->take<bf16>(n), x->t = m->take<bf16>(n), x->rest = m->take<bf16>(n),
-        x->dl = m->take<float>(n);
+    if (!a->delta) return;
+    x->v = dv_lies(a, dv) ? delta_tensor(a, dv.p) : delta_operand(a, m, x->VW);
+    x->l = m->take<bf16>(n), x->t = m->take<bf16>(n), x->rest = m->take<bf16>(n), x->dl = m->take<float>(n);
 }
-extern "C" size_t cuda_delta_backward_bytes(const CudaRecur *a) {
+extern "C" size_t cuda_delta_backward_bytes(const CudaRecur *a, CudaRows dv) {
     Delta x;
     DeltaRoom m = {};
-    back_place(&x, &m, a);
+    back_place(&x, &m, a, nullptr, dv);
     return m.at;
 }
 template <int KW> static void backward_of(Cuda *c, const Delta *x, const DeltaGrad *y) {
@@ -570,22 +573,31 @@ template <int KW> static void backward_of(Cuda *c, const Delta *x, const DeltaGr
            c->stream, *x, *y);
     delta_allow(delta_values_backward<KW>, sizeof(ValuesBackTile<KW>));
     LAUNCH((delta_values_backward<KW>), all, block, sizeof(ValuesBackTile<KW>), c->stream, *x, *y);
-    delta_allow(delta_keys_backward, sizeof(KeysBackTile));
-    LAUNCH(delta_keys_backward, all, block, sizeof(KeysBackTile), c->stream, *x, *y);
 }
-extern "C" void cuda_delta_backward(Cuda *c, const CudaRecur *a, void *mem, const CudaRecurGrad *d, const float *dout,
+template <class T> static void keys_backward_of(Cuda *c, const Delta *x, const DeltaGrad *y) {
+    const CudaRecur *a = &x->a;
+    delta_allow(delta_keys_backward<T>, sizeof(KeysBackTile));
+    LAUNCH((delta_keys_backward<T>), dim3(delta_windows(a), (unsigned)a->HV, (unsigned)a->B), dim3(FLASH_THREADS),
+           sizeof(KeysBackTile), c->stream, *x, *y);
+}
+extern "C" void cuda_delta_backward(Cuda *c, const CudaRecur *a, void *mem, const CudaRecurGrad *d, const void *dout,
                                     float *keep) {
     Delta x;
     DeltaRoom m = {(char *)mem, 0};
-    back_place(&x, &m, a);
+    back_place(&x, &m, a, dout, d->v);
     x.keep = keep, x.start = (float *)d->start;
-    CudaPack p = {};
-    p.x = dout, p.y = (uint16_t *)x.o, p.rows = a->N, p.lanes = a->HV, p.group = 1, p.D = p.ld = a->V, p.to = x.VW;
-    cuda_pack(c, 1, &p);
+    if (x.o.p != dout) {
+        CudaPack p = {};
+        p.x = dout, p.narrow = a->narrow, p.y = x.o.p, p.rows = a->N, p.lanes = a->HV, p.group = 1;
+        p.D = p.ld = a->V, p.to = x.VW;
+        cuda_pack(c, 1, &p);
+    }
     delta_prepare_all(c, &x);
-    DeltaGrad y = {*d, delta_pairs(d->start, a->V) && delta_pairs(d->dend, a->V) && delta_pairs(d->dstart, a->V)};
+    DeltaGrad y = {*d, flash_out(d->v, a->V, false), !dv_lies(a, d->v),
+                   delta_pairs(d->start, a->V) && delta_pairs(d->dend, a->V) && delta_pairs(d->dstart, a->V)};
     if (x.KW == 64)
         backward_of<64>(c, &x, &y);
     else
         backward_of<128>(c, &x, &y);
+    (a->narrow ? keys_backward_of<bf16> : keys_backward_of<float>)(c, &x, &y);
 }

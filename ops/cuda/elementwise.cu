@@ -33,8 +33,6 @@ __global__ void swiglu_backward(size_t n, T *y, T *dgate, T *dup, const T *dy, c
         if (y) store<W>(y + i * W, g);
     }
 }
-template <class T> static T *as(void *p) { return static_cast<T *>(p); }
-template <class T> static const T *as(const void *p) { return static_cast<const T *>(p); }
 extern "C" void cuda_swiglu(Cuda *c, size_t n, void *y, const void *gate, const void *up, bool narrow) {
     if (narrow && by_eight(n, y, gate, up))
         LAUNCH_EACH(c, (swiglu<bf16, 8>), n / 8, as<bf16>(y), as<bf16>(gate), as<bf16>(up));
@@ -199,24 +197,52 @@ extern "C" void cuda_repeat(Cuda *c, size_t n, size_t width, float *y, const dou
     LAUNCH_EACH(c, repeat, n, width, y, row);
 }
 
-__global__ void elu1(size_t n, float *y, const float *x) { EACH(i, n) y[i] = x[i] > 0 ? x[i] + 1 : expf(x[i]); }
-__global__ void elu1_backward(size_t n, float *dx, const float *dy, const float *y) {
-    EACH(i, n) dx[i] += dy[i] * (y[i] < 1 ? y[i] : 1);
+template <class T, int W> __global__ void elu1(size_t n, T *y, const T *x) {
+    EACH(i, n) {
+        float v[W];
+        fetch<W>(v, x + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) v[k] = v[k] > 0 ? v[k] + 1 : expf(v[k]);
+        store<W>(y + i * W, v);
+    }
 }
-extern "C" void cuda_elu1(Cuda *c, size_t n, float *y, const float *x) { LAUNCH_EACH(c, elu1, n, y, x); }
-extern "C" void cuda_elu1_backward(Cuda *c, size_t n, float *dx, const float *dy, const float *y) {
-    LAUNCH_EACH(c, elu1_backward, n, dx, dy, y);
+template <class T, int W> __global__ void elu1_backward(size_t n, T *dx, const T *dy, const T *y, bool fresh) {
+    EACH(i, n) {
+        float v[W], g[W];
+        fetch<W>(v, y + i * W), fetch<W>(g, dy + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) g[k] *= v[k] < 1 ? v[k] : 1;
+        add_to<W>(dx + i * W, g, fresh);
+    }
+}
+extern "C" void cuda_elu1(Cuda *c, size_t n, void *y, const void *x, bool narrow) {
+    if (!narrow)
+        LAUNCH_EACH(c, (elu1<float, 1>), n, as<float>(y), as<float>(x));
+    else if (by_eight(n, y, x))
+        LAUNCH_EACH(c, (elu1<bf16, 8>), n / 8, as<bf16>(y), as<bf16>(x));
+    else
+        LAUNCH_EACH(c, (elu1<bf16, 1>), n, as<bf16>(y), as<bf16>(x));
+}
+extern "C" void cuda_elu1_backward(Cuda *c, size_t n, void *dx, const void *dy, const void *y, bool narrow,
+                                   bool fresh) {
+    if (!narrow)
+        LAUNCH_EACH(c, (elu1_backward<float, 1>), n, as<float>(dx), as<float>(dy), as<float>(y), fresh);
+    else if (by_eight(n, dx, dy, y))
+        LAUNCH_EACH(c, (elu1_backward<bf16, 8>), n / 8, as<bf16>(dx), as<bf16>(dy), as<bf16>(y), fresh);
+    else
+        LAUNCH_EACH(c, (elu1_backward<bf16, 1>), n, as<bf16>(dx), as<bf16>(dy), as<bf16>(y), fresh);
 }
 
 __global__ void sigmoid(size_t n, float *y, const float *x, float top) { EACH(i, n) y[i] = top * sigmoid1(x[i]); }
-__global__ void sigmoid_backward(size_t n, float *dx, const float *dy, const float *y, float top) {
-    EACH(i, n) dx[i] += dy[i] * y[i] * (1 - y[i] / top);
+__global__ void sigmoid_backward(size_t n, float *dx, const float *dy, const float *y, float top, bool fresh) {
+    EACH(i, n) add_to<1>(dx + i, {dy[i] * y[i] * (1 - y[i] / top)}, fresh);
 }
 extern "C" void cuda_sigmoid(Cuda *c, size_t n, float *y, const float *x, float top) {
     LAUNCH_EACH(c, sigmoid, n, y, x, top);
 }
-extern "C" void cuda_sigmoid_backward(Cuda *c, size_t n, float *dx, const float *dy, const float *y, float top) {
-    LAUNCH_EACH(c, sigmoid_backward, n, dx, dy, y, top);
+extern "C" void cuda_sigmoid_backward(Cuda *c, size_t n, float *dx, const float *dy, const float *y, float top,
+                                      bool fresh) {
+    LAUNCH_EACH(c, sigmoid_backward, n, dx, dy, y, top, fresh);
 }
 
 /* A thread to two columns: one draw serves both. */

@@ -224,6 +224,7 @@ DEVICE void row_out(const FlashOut &to, size_t row, bool there, int col, const f
         if (to.wide) {
             uint32_t other = __shfl_xor_sync(FULL_WARP, t % 2 ? own[0] : own[1], 1);
             int k = col + 8 * (c + t % 2) + 2 * (t & 2);
+            if (!OVER && !to.over) __syncwarp(); /* the neighbour has read what it adds to */
             if (there && k < to.D) store_vec(at + k, t % 2 ? uint2{other, own[1]} : uint2{own[0], other});
         } else if (there) {
             UNROLL for (int h = 0; h < 2; h++) {

@@ -27,14 +27,16 @@ DEVICE float gate_slope(CudaGate k, float z, float rate, float *by_A) {
 DEVICE float rate_of(const float *A, size_t h) { return A ? (float)exp((double)A[h]) : 1; }
 
 /* z (N,H,D); number i is of head i / D % H and of number i % (H D) of the bias. */
-__global__ void decay(size_t n, int H, int D, float *g, const float *z, const float *A, const float *bias, CudaGate k) {
+template <class Z>
+__global__ void decay(size_t n, int H, int D, float *g, const Z *z, const float *A, const float *bias, CudaGate k) {
     size_t width = (size_t)H * (size_t)D;
-    EACH(i, n) { g[i] = gate_value(k, z[i] + (bias ? bias[i % width] : 0), rate_of(A, i % width / (size_t)D)); }
+    EACH(i, n) { g[i] = gate_value(k, number(z[i]) + (bias ? bias[i % width] : 0), rate_of(A, i % width / (size_t)D)); }
 }
 /* A block to 32 columns of a slice of the rows, whose warps take every WARPS-th row: dz, and the slice's sums for the
  * bias and, in f64, over terms of one sign, for the rate. */
-__global__ void decay_backward(int N, int each, int H, int D, float *dz, float *biases, double *rates, const float *dg,
-                               const float *z, const float *A, const float *bias, CudaGate k) {
+template <class Z>
+__global__ void decay_backward(int N, int each, int H, int D, Z *dz, bool fresh, float *biases, double *rates,
+                               const float *dg, const Z *z, const float *A, const float *bias, CudaGate k) {
     SMEM_DYN(double, mem);
     int warp = (int)threadIdx.x / 32, col = (int)blockIdx.x * 32 + (int)threadIdx.x % 32, width = H * D,
         from = (int)blockIdx.y * each, to = from + each < N ? from + each : N;
@@ -46,8 +48,8 @@ __global__ void decay_backward(int N, int each, int H, int D, float *dz, float *
         BY_FOUR
         for (int t = from + warp; t < to; t += WARPS) {
             size_t i = (size_t)t * (size_t)width + (size_t)col;
-            float g = dg[i], v = g * gate_slope(k, z[i] + b, rate, &by_A);
-            if (dz) dz[i] += v;
+            float g = dg[i], v = g * gate_slope(k, number(z[i]) + b, rate, &by_A);
+            if (dz) add_to<1>(dz + i, {v}, fresh);
             s += v;
             if (rates) sum += (double)(g * by_A);
         }
@@ -68,18 +70,29 @@ __global__ void decay_backward_rate(int slices, int D, float *dA, const double *
     s = block_sum(s, part);
     if (threadIdx.x == 0) dA[blockIdx.x] += (float)s;
 }
-extern "C" void cuda_decay(Cuda *c, int N, int H, int D, float *g, const float *z, const float *A, const float *bias,
-                           CudaGate k) {
-    LAUNCH_EACH(c, decay, (size_t)N * (size_t)H * (size_t)D, H, D, g, z, A, bias, k);
+extern "C" void cuda_decay(Cuda *c, int N, int H, int D, float *g, const void *z, const float *A, const float *bias,
+                           CudaGate k, bool narrow) {
+    size_t n = (size_t)N * (size_t)H * (size_t)D;
+    if (narrow)
+        LAUNCH_EACH(c, (decay<bf16>), n, H, D, g, as<bf16>(z), A, bias, k);
+    else
+        LAUNCH_EACH(c, (decay<float>), n, H, D, g, as<float>(z), A, bias, k);
 }
-extern "C" void cuda_decay_backward(Cuda *c, int N, int H, int D, float *dz, float *dA, float *dbias, void *parts,
-                                    const float *dg, const float *z, const float *A, const float *bias, CudaGate k) {
+extern "C" void cuda_decay_backward(Cuda *c, int N, int H, int D, void *dz, float *dA, float *dbias, void *parts,
+                                    const float *dg, const void *z, const float *A, const float *bias, CudaGate k,
+                                    bool narrow, bool fresh) {
     if (N <= 0 || H <= 0 || D <= 0) return;
     int tiles = cuda_tiles(H * D), slices = cuda_slices((size_t)N, tiles), each = (int)rows_each((size_t)N, slices);
+    dim3 grid((unsigned)tiles, (unsigned)slices);
+    const size_t room = BLOCK * sizeof(double);
     double *rates = (double *)parts;
-    float *biases = (float *)(rates + (size_t)slices * (size_t)(H * D));
-    LAUNCH(decay_backward, dim3((unsigned)tiles, (unsigned)slices), dim3(BLOCK), BLOCK * sizeof(double), c->stream, N,
-           each, H, D, dz, dbias ? biases : nullptr, dA ? rates : nullptr, dg, z, A, bias, k);
+    float *biases = (float *)(rates + (size_t)slices * (size_t)(H * D)), *to = dbias ? biases : nullptr;
+    if (narrow)
+        LAUNCH((decay_backward<bf16>), grid, dim3(BLOCK), room, c->stream, N, each, H, D, as<bf16>(dz), fresh, to,
+               dA ? rates : nullptr, dg, as<bf16>(z), A, bias, k);
+    else
+        LAUNCH((decay_backward<float>), grid, dim3(BLOCK), room, c->stream, N, each, H, D, as<float>(dz), fresh, to,
+               dA ? rates : nullptr, dg, as<float>(z), A, bias, k);
     if (dbias) cuda_fold(c, slices, H * D, dbias, biases);
     if (dA)
         LAUNCH(decay_backward_rate, dim3((unsigned)H), dim3(BLOCK), WARPS * sizeof(double), c->stream, slices, D, dA,
@@ -92,35 +105,66 @@ DEVICE float gate_of_slope(bool silu, float z) {
     float s = sigmoid1(z);
     return silu ? s * (1 + z * (1 - s)) : s * (1 - s);
 }
-DEVICE float norm_factor(const float *x, const float *z, int lane, CudaGatedNorm n) {
-    float s = 0;
-    for (int c = lane; c < n.width; c += 32) {
-        float a = n.before ? x[c] * gate_of(n.silu, z[c]) : x[c];
-        s += a * a;
-    }
-    return (float)(1 / sqrt((double)warp_sum(s) / n.width + n.eps));
-}
-__global__ void gated_norm(size_t M, float *y, const float *x, const float *z, const float *w, CudaGatedNorm n) {
+/* W numbers at a time. */
+template <class T, int W>
+__global__ void gated_norm(size_t M, T *y, const T *x, const T *z, const float *w, CudaGatedNorm n) {
     size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32, at = i * (size_t)n.width;
     int lane = (int)threadIdx.x % 32;
     if (i >= M) return;
     const float *gain = w ? w + i % (size_t)n.period * (size_t)n.width : nullptr;
-    float f = norm_factor(x + at, z + at, lane, n);
-    for (int c = lane; c < n.width; c += 32) {
-        float v = x[at + (size_t)c] * f * gate_of(n.silu, z[at + (size_t)c]);
-        y[at + (size_t)c] = gain ? v * gain[c] : v;
+    x += at, y += at, z += at;
+    float v[W], u[W], g[W], s = 0;
+    for (int c = lane * W; c < n.width; c += 32 * W) {
+        fetch<W>(v, x + c);
+        if (n.before) fetch<W>(u, z + c);
+        UNROLL
+        for (int j = 0; j < W; j++) {
+            float a = n.before ? v[j] * gate_of(n.silu, u[j]) : v[j];
+            s += a * a;
+        }
     }
+    float f = (float)(1 / sqrt((double)warp_sum(s) / n.width + n.eps));
+    for (int c = lane * W; c < n.width; c += 32 * W) {
+        fetch<W>(v, x + c), fetch<W>(u, z + c);
+        if (gain) fetch<W>(g, gain + c);
+        UNROLL
+        for (int j = 0; j < W; j++) {
+            v[j] *= f * gate_of(n.silu, u[j]);
+            if (gain) v[j] *= g[j];
+        }
+        store<W>(y + c, v);
+    }
+}
+template <class T> struct GatedNormGrad {
+    size_t rows;
+    T *dx, *dz;
+    bool fresh_x, fresh_z;
+    float *parts;
+    const T *dy, *x, *z;
+    const float *w;
+    CudaGatedNorm n;
+};
+/* A row gains v, by way of registers that are free. */
+template <int TEAM, int E, class T>
+DEVICE void add_row(T *row, float (&v)[E], float (&old)[E], int d, bool quads, bool fresh) {
+    if (!fresh) {
+        read_row<TEAM, E>(old, row, d, quads);
+        UNROLL
+        for (int e = 0; e < E; e++) v[e] += old[e];
+    }
+    write_row<TEAM, E>(row, v, d, quads);
 }
 /* With b the group as it enters the norm and h the gradient of b f: db = f h - f^3 b (b.h)/d. A team to a group; those
  * of a block share a gain (blockIdx.y) and sum its gradient over their rows of a slice: parts (slices, period, width),
  * or NULL. */
-template <int TEAM, int E>
+template <int TEAM, int E, class T>
 __global__ void __launch_bounds__(BLOCK, E <= 8 ? 2 : 1)
-    gated_norm_backward(size_t rows, size_t each, bool quads, float *dx, float *dz, float *parts, const float *dy,
-                        const float *x, const float *z, const float *w, CudaGatedNorm n) {
+    gated_norm_backward(GatedNormGrad<T> g, size_t each, bool quads) {
     SMEM_DYN(float, part);
     constexpr bool roomy = E <= 8; /* registers allow to keep the gains */
-    size_t from = blockIdx.x * each, to = from + each < rows ? from + each : rows, period = gridDim.y;
+    const CudaGatedNorm n = g.n;
+    size_t from = blockIdx.x * each, to = from + each < g.rows ? from + each : g.rows, period = gridDim.y;
+    const float *w = g.w;
     float gain[E], sum[E];
     UNROLL
     for (int e = 0; e < E; e++) gain[e] = 1, sum[e] = 0;
@@ -128,15 +172,15 @@ __global__ void __launch_bounds__(BLOCK, E <= 8 ? 2 : 1)
     if (roomy && w) read_row<TEAM, E>(gain, w, n.width, quads);
     for (size_t i = from + threadIdx.x / TEAM; i < to; i += BLOCK / TEAM) {
         size_t at = (i * period + blockIdx.y) * (size_t)n.width;
-        float v[E], u[E], g[E], f = 0, t = 0;
-        read_row<TEAM, E>(v, x + at, n.width, quads);
-        read_row<TEAM, E>(u, z + at, n.width, quads);
-        read_row<TEAM, E>(g, dy + at, n.width, quads);
+        float v[E], u[E], d[E], f = 0, t = 0;
+        read_row<TEAM, E>(v, g.x + at, n.width, quads);
+        read_row<TEAM, E>(u, g.z + at, n.width, quads);
+        read_row<TEAM, E>(d, g.dy + at, n.width, quads);
         if (!roomy && w) read_row<TEAM, E>(gain, w, n.width, quads);
         UNROLL
         for (int e = 0; e < E; e++) {
             float b = v[e] * gate_of(n.silu, u[e]);
-            t += b * g[e] * gain[e];
+            t += b * d[e] * gain[e];
             if (!n.before) b = v[e];
             f += b * b;
         }
@@ -145,82 +189,94 @@ __global__ void __launch_bounds__(BLOCK, E <= 8 ? 2 : 1)
         if (!roomy && w) read_row<TEAM, E>(gain, w, n.width, quads);
         UNROLL
         for (int e = 0; e < E; e++) {
-            float gate = gate_of(n.silu, u[e]), h = f * g[e] * gain[e], a = n.before ? h - t * v[e] * gate : h;
-            sum[e] += g[e] * v[e] * f * gate;
-            g[e] = n.before ? a * gate : a * gate - t * v[e];
+            float gate = gate_of(n.silu, u[e]), h = f * d[e] * gain[e], a = n.before ? h - t * v[e] * gate : h;
+            sum[e] += d[e] * v[e] * f * gate;
+            d[e] = n.before ? a * gate : a * gate - t * v[e];
             u[e] = a * v[e] * gate_of_slope(n.silu, u[e]);
         }
-        if (dx) {
-            read_row<TEAM, E>(v, dx + at, n.width, quads);
-            UNROLL
-            for (int e = 0; e < E; e++) v[e] += g[e];
-            write_row<TEAM, E>(dx + at, v, n.width, quads);
-        }
-        if (dz) {
-            read_row<TEAM, E>(v, dz + at, n.width, quads);
-            UNROLL
-            for (int e = 0; e < E; e++) v[e] += u[e];
-            write_row<TEAM, E>(dz + at, v, n.width, quads);
-        }
+        if (g.dx) add_row<TEAM, E>(g.dx + at, d, v, n.width, quads, g.fresh_x);
+        if (g.dz) add_row<TEAM, E>(g.dz + at, u, v, n.width, quads, g.fresh_z);
     }
-    if (parts)
-        write_part<TEAM, E>(parts + (blockIdx.x * period + blockIdx.y) * (size_t)n.width, sum, n.width, quads, part);
+    if (g.parts)
+        write_part<TEAM, E>(g.parts + (blockIdx.x * period + blockIdx.y) * (size_t)n.width, sum, n.width, quads, part);
 }
 /* The same of groups that no block holds: they are read twice more, and sums grow in `parts`. */
-__global__ void gated_norm_backward_wide(size_t rows, size_t each, float *dx, float *dz, float *parts, const float *dy,
-                                         const float *x, const float *z, const float *w, CudaGatedNorm n) {
+template <class T> __global__ void gated_norm_backward_wide(GatedNormGrad<T> g, size_t each) {
     SMEM_DYN(float, part);
-    size_t from = blockIdx.x * each, to = from + each < rows ? from + each : rows, period = gridDim.y;
-    float *sum = parts ? parts + (blockIdx.x * period + blockIdx.y) * (size_t)n.width : nullptr;
-    const float *gain = w ? w + blockIdx.y * (size_t)n.width : nullptr;
+    const CudaGatedNorm n = g.n;
+    size_t from = blockIdx.x * each, to = from + each < g.rows ? from + each : g.rows, period = gridDim.y;
+    float *sum = g.parts ? g.parts + (blockIdx.x * period + blockIdx.y) * (size_t)n.width : nullptr;
+    const float *gain = g.w ? g.w + blockIdx.y * (size_t)n.width : nullptr;
     for (int k = (int)threadIdx.x; k < n.width && sum; k += BLOCK) sum[k] = 0;
     for (size_t i = from; i < to; i++) {
         size_t at = (i * period + blockIdx.y) * (size_t)n.width;
         float f = 0, t = 0;
         for (int k = (int)threadIdx.x; k < n.width; k += BLOCK) {
-            float v = x[at + (size_t)k], b = v * gate_of(n.silu, z[at + (size_t)k]);
-            t += b * dy[at + (size_t)k] * (gain ? gain[k] : 1);
+            size_t j = at + (size_t)k;
+            float v = number(g.x[j]), b = v * gate_of(n.silu, number(g.z[j]));
+            t += b * number(g.dy[j]) * (gain ? gain[k] : 1);
             if (!n.before) b = v;
             f += b * b;
         }
         f = (float)(1 / sqrt((double)block_sum(f, part) / n.width + n.eps));
         t = block_sum(t, part) * f * f * f / (float)n.width;
         for (int k = (int)threadIdx.x; k < n.width; k += BLOCK) {
-            float v = x[at + (size_t)k], u = z[at + (size_t)k], g = dy[at + (size_t)k], gate = gate_of(n.silu, u),
-                  h = f * g * (gain ? gain[k] : 1), a = n.before ? h - t * v * gate : h;
-            if (dx) dx[at + (size_t)k] += n.before ? a * gate : a * gate - t * v;
-            if (dz) dz[at + (size_t)k] += a * v * gate_of_slope(n.silu, u);
-            if (sum) sum[k] += g * v * f * gate;
+            size_t j = at + (size_t)k;
+            float v = number(g.x[j]), u = number(g.z[j]), d = number(g.dy[j]), gate = gate_of(n.silu, u),
+                  h = f * d * (gain ? gain[k] : 1), a = n.before ? h - t * v * gate : h;
+            if (g.dx) add_to<1>(g.dx + j, {n.before ? a * gate : a * gate - t * v}, g.fresh_x);
+            if (g.dz) add_to<1>(g.dz + j, {a * v * gate_of_slope(n.silu, u)}, g.fresh_z);
+            if (sum) sum[k] += d * v * f * gate;
         }
     }
 }
-struct GatedNormGrad {
-    size_t rows;
-    float *dx, *dz, *parts;
-    const float *dy, *x, *z, *w;
-    CudaGatedNorm n;
-};
-template <int TEAM, int E> static void gated_norm_backward_of(Cuda *c, const GatedNormGrad &g, int slices) {
+template <int TEAM, int E, class T> static void gated_norm_backward_of(Cuda *c, const GatedNormGrad<T> &g, int slices) {
     bool quads = g.n.width % 4 == 0 && aligned(g.dx) && aligned(g.dz) && aligned(g.parts) && aligned(g.dy) &&
                  aligned(g.x) && aligned(g.z) && aligned(g.w);
-    LAUNCH((gated_norm_backward<TEAM, E>), dim3((unsigned)slices, (unsigned)g.n.period), dim3(BLOCK),
-           team_bytes(g.n.width), c->stream, g.rows, rows_each(g.rows, slices), quads, g.dx, g.dz, g.parts, g.dy, g.x,
-           g.z, g.w, g.n);
+    LAUNCH((gated_norm_backward<TEAM, E, T>), dim3((unsigned)slices, (unsigned)g.n.period), dim3(BLOCK),
+           team_bytes(g.n.width), c->stream, g, rows_each(g.rows, slices), quads);
 }
-extern "C" void cuda_gated_norm(Cuda *c, size_t M, float *y, const float *x, const float *z, const float *w,
-                                CudaGatedNorm n) {
-    if (M) LAUNCH(gated_norm, dim3((unsigned)((M + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, M, y, x, z, w, n);
+template <class T, int W>
+static void gated_norm_of(Cuda *c, size_t M, void *y, const void *x, const void *z, const float *w, CudaGatedNorm n) {
+    LAUNCH((gated_norm<T, W>), dim3((unsigned)((M + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, M, as<T>(y),
+           as<T>(x), as<T>(z), w, n);
 }
-extern "C" void cuda_gated_norm_backward(Cuda *c, size_t M, float *dx, float *dz, float *dw, float *parts,
-                                         const float *dy, const float *x, const float *z, const float *w,
-                                         CudaGatedNorm n) {
+extern "C" void cuda_gated_norm(Cuda *c, size_t M, void *y, const void *x, const void *z, const float *w,
+                                CudaGatedNorm n, bool narrow) {
+    bool four = n.width % 4 == 0 && aligned(y) && aligned(x) && aligned(z) && aligned(w);
+    auto run = narrow ? gated_norm_of<bf16, 1> : gated_norm_of<float, 1>;
+    if (four) run = narrow ? gated_norm_of<bf16, 4> : gated_norm_of<float, 4>;
+    if (M) run(c, M, y, x, z, w, n);
+}
+template <class T> static void gated_norm_back(Cuda *c, const GatedNormGrad<T> &g, int slices) {
+    int d = g.n.width;
+    if (d <= 16 * BLOCK) {
+        auto run = d <= 128    ? gated_norm_backward_of<32, 4, T>
+                   : d <= 512  ? gated_norm_backward_of<32, 16, T>
+                   : d <= 1024 ? gated_norm_backward_of<BLOCK, 4, T>
+                   : d <= 2048 ? gated_norm_backward_of<BLOCK, 8, T>
+                               : gated_norm_backward_of<BLOCK, 16, T>;
+        run(c, g, slices);
+    } else
+        LAUNCH((gated_norm_backward_wide<T>), dim3((unsigned)slices, (unsigned)g.n.period), dim3(BLOCK),
+               WARPS * sizeof(float), c->stream, g, rows_each(g.rows, slices));
+}
+extern "C" void cuda_gated_norm_backward(Cuda *c, size_t M, void *dx, void *dz, float *dw, float *parts, const void *dy,
+                                         const void *x, const void *z, const float *w, CudaGatedNorm n, bool narrow,
+                                         bool fresh_x, bool fresh_z) {
     if (!M) return;
-    GatedNormGrad g = {M / (size_t)n.period, dx, dz, dw ? parts : nullptr, dy, x, z, w, n};
-    int slices = cuda_slices(g.rows, n.period * cuda_row_tiles(n.width));
-    if (n.width <= 16 * BLOCK)
-        ROW_TEAM(n.width, gated_norm_backward_of, c, g, slices);
+    size_t rows = M / (size_t)n.period;
+    int slices = cuda_slices(rows, n.period * cuda_row_tiles(n.width));
+    float *sums = dw ? parts : nullptr;
+    if (narrow)
+        gated_norm_back(c,
+                        GatedNormGrad<bf16>{rows, as<bf16>(dx), as<bf16>(dz), fresh_x, fresh_z, sums, as<bf16>(dy),
+                                            as<bf16>(x), as<bf16>(z), w, n},
+                        slices);
     else
-        LAUNCH(gated_norm_backward_wide, dim3((unsigned)slices, (unsigned)n.period), dim3(BLOCK), WARPS * sizeof(float),
-               c->stream, g.rows, rows_each(g.rows, slices), dx, dz, g.parts, dy, x, z, w, n);
+        gated_norm_back(c,
+                        GatedNormGrad<float>{rows, as<float>(dx), as<float>(dz), fresh_x, fresh_z, sums, as<float>(dy),
+                                             as<float>(x), as<float>(z), w, n},
+                        slices);
     if (dw) cuda_fold(c, slices, n.period * n.width, dw, parts);
 }

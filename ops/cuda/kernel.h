@@ -132,12 +132,30 @@ template <int W> DEVICE void store(bf16 *p, const float (&v)[W]) {
     else
         store_vec(p, uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])});
 }
+/* A gradient gains v; of a fresh one nothing is read. */
+template <int W, class T> DEVICE void add_to(T *to, const float (&v)[W], bool fresh) {
+    float sum[W];
+    UNROLL
+    for (int k = 0; k < W; k++) sum[k] = 0;
+    if (!fresh) fetch<W>(sum, to);
+    UNROLL
+    for (int k = 0; k < W; k++) sum[k] += v[k];
+    store<W>(to, sum);
+}
+DEVICE void add_to(const CudaRows &to, size_t i, float v) {
+    if (to.narrow)
+        add_to<1>((bf16 *)to.p + i, {v}, to.fresh);
+    else
+        add_to<1>((float *)to.p + i, {v}, to.fresh);
+}
 /* Whether n numbers of all of these may be moved W = 8 at a time. */
 static inline bool by_eight(size_t n, const void *a, const void *b = nullptr, const void *c = nullptr,
                             const void *d = nullptr, const void *e = nullptr, const void *f = nullptr) {
     uintptr_t all = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | (uintptr_t)e | (uintptr_t)f;
     return n % 8 == 0 && all % 16 == 0;
 }
+template <class T> static T *as(void *p) { return static_cast<T *>(p); }
+template <class T> static const T *as(const void *p) { return static_cast<const T *>(p); }
 DEVICE float sigmoid1(float x) { return 1 / (1 + expf(-x)); }
 
 /* rng_mix of ops/base.h, word for word: the noise of a backend is that of the others. */

@@ -12,7 +12,8 @@ static const CudaLedger missing[] = {
 static const CudaLedger slow[] = {
     SLOW(recur,
          "f32, keys wider than 128 and sequences shorter than a chunk go row after row; by chunks in bf16 operands go "
-         "through memory, 3 times the op's own bytes, and few heads of long sequences leave processors idle"),
+         "through memory, 3 times the op's own bytes (4 times those of rows in bf16), and few heads of long sequences "
+         "leave processors idle"),
     SLOW(recur_backward,
          "as recur; row after row, states of rows go through device memory, one block walks a head of a "
          "sequence; by chunks all is made again, and a decay per head is taken for one per channel"),

@@ -1,106 +1,166 @@
-/* lines.cu: linear attention's ones and quotient, Mamba-2's step and skip. */
+/* lines.cu: linear attention's ones and quotient, Mamba-2's step and skip, of numbers in either type. */
 #include "kernel.h"
 
-__global__ void widen(size_t n, int V, float *y, const float *x) {
+/* Groups of V + 1 begin anywhere, so that numbers are met one by one. */
+template <class T> __global__ void widen(size_t n, int V, T *y, const T *x) {
     size_t w = (size_t)V + 1;
-    EACH(i, n) y[i] = i % w < (size_t)V ? x[i / w * (size_t)V + i % w] : 1;
+    EACH(i, n) store<1>(y + i, {i % w < (size_t)V ? number(x[i / w * (size_t)V + i % w]) : 1});
 }
-__global__ void widen_backward(size_t n, int V, float *dx, const float *dy) {
-    EACH(i, n) dx[i] += dy[i / (size_t)V * ((size_t)V + 1) + i % (size_t)V];
+template <class T> __global__ void widen_backward(size_t n, int V, T *dx, const T *dy, bool fresh) {
+    EACH(i, n) add_to<1>(dx + i, {number(dy[i / (size_t)V * ((size_t)V + 1) + i % (size_t)V])}, fresh);
 }
-__global__ void quotient(size_t n, int V, float *y, const float *x, float eps) {
+template <class T> __global__ void quotient(size_t n, int V, T *y, const T *x, float eps) {
     EACH(i, n) {
-        const float *a = x + i / (size_t)V * ((size_t)V + 1);
-        y[i] = a[i % (size_t)V] / (a[V] + eps);
+        const T *a = x + i / (size_t)V * ((size_t)V + 1);
+        store<1>(y + i, {number(a[i % (size_t)V]) / (number(a[V]) + eps)});
     }
 }
 /* A warp to a group. */
-__global__ void quotient_backward(size_t M, int V, float *dx, const float *dy, const float *y, const float *x,
-                                  float eps) {
+template <class T>
+__global__ void quotient_backward(size_t M, int V, T *dx, const T *dy, const T *y, const T *x, float eps, bool fresh) {
     size_t g = (size_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int lane = (int)threadIdx.x % 32;
     if (g >= M) return;
-    float *o = dx + g * ((size_t)V + 1), f = 1 / (x[g * ((size_t)V + 1) + (size_t)V] + eps), s = 0;
+    T *o = dx + g * ((size_t)V + 1);
+    float f = 1 / (number(x[g * ((size_t)V + 1) + (size_t)V]) + eps), s = 0;
     for (int k = lane; k < V; k += 32) {
         size_t i = g * (size_t)V + (size_t)k;
-        o[k] += dy[i] * f;
-        s += dy[i] * y[i];
+        float d = number(dy[i]);
+        add_to<1>(o + k, {d * f}, fresh);
+        s += d * number(y[i]);
     }
     s = warp_sum(s);
-    if (lane == 0) o[V] -= s * f;
+    if (lane == 0) add_to<1>(o + V, {-s * f}, fresh);
 }
-extern "C" void cuda_widen(Cuda *c, size_t M, int V, float *y, const float *x) {
-    LAUNCH_EACH(c, widen, M * ((size_t)V + 1), V, y, x);
-}
-extern "C" void cuda_widen_backward(Cuda *c, size_t M, int V, float *dx, const float *dy) {
-    LAUNCH_EACH(c, widen_backward, M * (size_t)V, V, dx, dy);
-}
-extern "C" void cuda_quotient(Cuda *c, size_t M, int V, float *y, const float *x, float eps) {
-    LAUNCH_EACH(c, quotient, M * (size_t)V, V, y, x, eps);
-}
-extern "C" void cuda_quotient_backward(Cuda *c, size_t M, int V, float *dx, const float *dy, const float *y,
-                                       const float *x, float eps) {
+template <class T>
+static void quotient_back(Cuda *c, size_t M, int V, void *dx, const void *dy, const void *y, const void *x, float eps,
+                          bool fresh) {
     if (M > 0)
-        LAUNCH(quotient_backward, dim3((unsigned)((M + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, M, V, dx, dy, y,
-               x, eps);
+        LAUNCH((quotient_backward<T>), dim3((unsigned)((M + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, M, V,
+               as<T>(dx), as<T>(dy), as<T>(y), as<T>(x), eps, fresh);
+}
+extern "C" void cuda_widen(Cuda *c, size_t M, int V, void *y, const void *x, bool narrow) {
+    size_t n = M * ((size_t)V + 1);
+    if (narrow)
+        LAUNCH_EACH(c, (widen<bf16>), n, V, as<bf16>(y), as<bf16>(x));
+    else
+        LAUNCH_EACH(c, (widen<float>), n, V, as<float>(y), as<float>(x));
+}
+extern "C" void cuda_widen_backward(Cuda *c, size_t M, int V, void *dx, const void *dy, bool narrow, bool fresh) {
+    size_t n = M * (size_t)V;
+    if (narrow)
+        LAUNCH_EACH(c, (widen_backward<bf16>), n, V, as<bf16>(dx), as<bf16>(dy), fresh);
+    else
+        LAUNCH_EACH(c, (widen_backward<float>), n, V, as<float>(dx), as<float>(dy), fresh);
+}
+extern "C" void cuda_quotient(Cuda *c, size_t M, int V, void *y, const void *x, float eps, bool narrow) {
+    size_t n = M * (size_t)V;
+    if (narrow)
+        LAUNCH_EACH(c, (quotient<bf16>), n, V, as<bf16>(y), as<bf16>(x), eps);
+    else
+        LAUNCH_EACH(c, (quotient<float>), n, V, as<float>(y), as<float>(x), eps);
+}
+extern "C" void cuda_quotient_backward(Cuda *c, size_t M, int V, void *dx, const void *dy, const void *y, const void *x,
+                                       float eps, bool narrow, bool fresh) {
+    (narrow ? quotient_back<bf16> : quotient_back<float>)(c, M, V, dx, dy, y, x, eps, fresh);
 }
 
 DEVICE float softplus1(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-__global__ void step(size_t n, int H, int P, float *y, const float *x, const float *z, const float *bias) {
-    EACH(i, n) y[i] = softplus1(z[i / (size_t)P] + bias[i / (size_t)P % (size_t)H]) * x[i];
+/* W numbers of one head at a time. */
+template <class T, int W>
+__global__ void step(size_t n, int H, int P, T *y, const T *x, const float *z, const float *bias) {
+    EACH(i, n) {
+        float v[W], f = softplus1(z[i * W / (size_t)P] + bias[i * W / (size_t)P % (size_t)H]);
+        fetch<W>(v, x + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) v[k] *= f;
+        store<W>(y + i * W, v);
+    }
 }
-/* A warp to a head of a row; dz holds what it adds to dbias, too. */
-__global__ void step_backward(size_t n, int H, int P, float *dx, float *dz, float *df, const float *dy, const float *x,
-                              const float *z, const float *bias) {
+/* A warp to a head of a row; df is what it adds to dbias. */
+template <class T>
+__global__ void step_backward(size_t n, int H, int P, T *dx, float *dz, float *df, const T *dy, const T *x,
+                              const float *z, const float *bias, bool fresh_x, bool fresh_z) {
     size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int lane = (int)threadIdx.x % 32;
     if (i >= n) return;
     float a = z[i] + bias[i % (size_t)H], f = softplus1(a), s = 0;
     for (size_t k = i * (size_t)P + (size_t)lane; k < (i + 1) * (size_t)P; k += 32) {
-        s += dy[k] * x[k];
-        dx[k] += f * dy[k];
+        float d = number(dy[k]);
+        s += d * number(x[k]);
+        add_to<1>(dx + k, {f * d}, fresh_x);
     }
     s = warp_sum(s) * sigmoid1(a);
     if (lane == 0) {
-        dz[i] += s;
+        add_to<1>(dz + i, {s}, fresh_z);
         df[i] = s;
     }
 }
-__global__ void skip(size_t n, int H, int P, float *y, const float *x, const float *w) {
-    EACH(i, n) y[i] += w[i / (size_t)P % (size_t)H] * x[i];
-}
-__global__ void skip_backward_x(size_t n, int H, int P, float *dx, const float *dy, const float *w) {
-    EACH(i, n) dx[i] += w[i / (size_t)P % (size_t)H] * dy[i];
+/* y or dx gains w x, or overwrites. */
+template <class T, int W> __global__ void skip(size_t n, int H, int P, T *y, const T *x, const float *w, bool fresh) {
+    EACH(i, n) {
+        float v[W], f = w[i * W / (size_t)P % (size_t)H];
+        fetch<W>(v, x + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) v[k] *= f;
+        add_to<W>(y + i * W, v, fresh);
+    }
 }
 /* A block to a head. */
-__global__ void skip_backward_w(int N, int H, int P, float *dw, const float *dy, const float *x) {
+template <class T> __global__ void skip_backward_w(int N, int H, int P, float *dw, const T *dy, const T *x) {
     SMEM_DYN(float, part);
     size_t n = (size_t)N * (size_t)P;
     float s = 0;
     for (size_t k = threadIdx.x; k < n; k += BLOCK) {
         size_t i = (k / (size_t)P * (size_t)H + blockIdx.x) * (size_t)P + k % (size_t)P;
-        s += dy[i] * x[i];
+        s += number(dy[i]) * number(x[i]);
     }
     s = block_sum(s, part);
     if (threadIdx.x == 0) dw[blockIdx.x] += s;
 }
-extern "C" void cuda_step(Cuda *c, int N, int H, int P, float *y, const float *x, const float *z, const float *bias) {
-    LAUNCH_EACH(c, step, (size_t)N * (size_t)H * (size_t)P, H, P, y, x, z, bias);
+extern "C" void cuda_step(Cuda *c, int N, int H, int P, void *y, const void *x, const float *z, const float *bias,
+                          bool narrow) {
+    size_t n = (size_t)N * (size_t)H * (size_t)P;
+    if (!narrow)
+        LAUNCH_EACH(c, (step<float, 1>), n, H, P, as<float>(y), as<float>(x), z, bias);
+    else if (by_eight((size_t)P, y, x))
+        LAUNCH_EACH(c, (step<bf16, 8>), n / 8, H, P, as<bf16>(y), as<bf16>(x), z, bias);
+    else
+        LAUNCH_EACH(c, (step<bf16, 1>), n, H, P, as<bf16>(y), as<bf16>(x), z, bias);
 }
-extern "C" void cuda_step_backward(Cuda *c, int N, int H, int P, float *dx, float *dz, float *df, const float *dy,
-                                   const float *x, const float *z, const float *bias) {
+extern "C" void cuda_step_backward(Cuda *c, int N, int H, int P, void *dx, float *dz, float *df, const void *dy,
+                                   const void *x, const float *z, const float *bias, bool narrow, bool fresh_x,
+                                   bool fresh_z) {
     size_t n = (size_t)N * (size_t)H;
-    if (n)
-        LAUNCH(step_backward, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, H, P, dx, dz, df,
-               dy, x, z, bias);
+    dim3 grid((unsigned)((n + WARPS - 1) / WARPS));
+    if (n && narrow)
+        LAUNCH((step_backward<bf16>), grid, dim3(BLOCK), 0, c->stream, n, H, P, as<bf16>(dx), dz, df, as<bf16>(dy),
+               as<bf16>(x), z, bias, fresh_x, fresh_z);
+    else if (n)
+        LAUNCH((step_backward<float>), grid, dim3(BLOCK), 0, c->stream, n, H, P, as<float>(dx), dz, df, as<float>(dy),
+               as<float>(x), z, bias, fresh_x, fresh_z);
 }
-extern "C" void cuda_skip(Cuda *c, int N, int H, int P, float *y, const float *x, const float *w) {
-    LAUNCH_EACH(c, skip, (size_t)N * (size_t)H * (size_t)P, H, P, y, x, w);
+static void skip_of(Cuda *c, int N, int H, int P, void *y, const void *x, const float *w, bool narrow, bool fresh) {
+    size_t n = (size_t)N * (size_t)H * (size_t)P;
+    if (!narrow)
+        LAUNCH_EACH(c, (skip<float, 1>), n, H, P, as<float>(y), as<float>(x), w, fresh);
+    else if (by_eight((size_t)P, y, x))
+        LAUNCH_EACH(c, (skip<bf16, 8>), n / 8, H, P, as<bf16>(y), as<bf16>(x), w, fresh);
+    else
+        LAUNCH_EACH(c, (skip<bf16, 1>), n, H, P, as<bf16>(y), as<bf16>(x), w, fresh);
 }
-extern "C" void cuda_skip_backward(Cuda *c, int N, int H, int P, float *dx, float *dw, const float *dy, const float *x,
-                                   const float *w) {
-    LAUNCH_EACH(c, skip_backward_x, (size_t)N * (size_t)H * (size_t)P, H, P, dx, dy, w);
-    if (N > 0 && H > 0)
-        LAUNCH(skip_backward_w, dim3((unsigned)H), dim3(BLOCK), WARPS * sizeof(float), c->stream, N, H, P, dw, dy, x);
+extern "C" void cuda_skip(Cuda *c, int N, int H, int P, void *y, const void *x, const float *w, bool narrow) {
+    skip_of(c, N, H, P, y, x, w, narrow, false);
+}
+extern "C" void cuda_skip_backward(Cuda *c, int N, int H, int P, void *dx, float *dw, const void *dy, const void *x,
+                                   const float *w, bool narrow, bool fresh) {
+    const size_t room = WARPS * sizeof(float);
+    skip_of(c, N, H, P, dx, dy, w, narrow, fresh);
+    if (N > 0 && H > 0 && narrow)
+        LAUNCH((skip_backward_w<bf16>), dim3((unsigned)H), dim3(BLOCK), room, c->stream, N, H, P, dw, as<bf16>(dy),
+               as<bf16>(x));
+    else if (N > 0 && H > 0)
+        LAUNCH((skip_backward_w<float>), dim3((unsigned)H), dim3(BLOCK), room, c->stream, N, H, P, dw, as<float>(dy),
+               as<float>(x));
 }

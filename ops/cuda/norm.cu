@@ -1,5 +1,5 @@
-/* norm.cu: RMSNorm, LayerNorm and L2 normalisation, a block to a row; RMSNorm, and backward both norms, a warp or a part
- * of one where a row is short. */
+/* norm.cu: RMSNorm and LayerNorm, a block to a row; RMSNorm, and backward both norms, a warp or a part of one where a row
+ * is short. L2 normalisation. */
 #include "sums.h"
 
 /* W numbers at a time. z: what x takes in first, or NULL; a thread reads again what it wrote itself. */
@@ -279,34 +279,65 @@ extern "C" void cuda_layernorm_backward(Cuda *c, int N, int d, float *dx, float 
                                  NormGrad<float, float>{N, d, false, dx, parts, (const float *)dy, x, w, rstd});
 }
 
-__global__ void l2norm(int d, float *y, const float *x, double eps) {
-    SMEM_DYN(float, part);
-    size_t row = (size_t)blockIdx.x * (size_t)d;
-    float s = 0;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) s += x[row + (size_t)k] * x[row + (size_t)k];
-    s = (float)(1 / sqrt((double)block_sum(s, part) + eps));
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) y[row + (size_t)k] = x[row + (size_t)k] * s;
-}
-__global__ void l2norm_backward(int d, float *dx, const float *dy, const float *x, double eps) {
-    SMEM_DYN(float, part);
-    size_t row = (size_t)blockIdx.x * (size_t)d;
-    float s = 0, t = 0;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) {
-        size_t i = row + (size_t)k;
-        s += x[i] * x[i];
-        t += dy[i] * x[i];
+/* A warp to a row, W numbers at a time: rows are heads. */
+template <class T, int W> __global__ void l2norm(int N, int d, T *y, const T *x, double eps) {
+    int row = (int)(blockIdx.x * WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
+    if (row >= N) return;
+    x += (size_t)row * (size_t)d, y += (size_t)row * (size_t)d;
+    float v[W], s = 0;
+    for (int k = lane * W; k < d; k += 32 * W) {
+        fetch<W>(v, x + k);
+        UNROLL
+        for (int j = 0; j < W; j++) s += v[j] * v[j];
     }
-    float r = (float)(1 / sqrt((double)block_sum(s, part) + eps));
-    t = block_sum(t, part) * r * r;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) {
-        size_t i = row + (size_t)k;
-        dx[i] += r * (dy[i] - x[i] * t);
+    s = (float)(1 / sqrt((double)warp_sum(s) + eps));
+    for (int k = lane * W; k < d; k += 32 * W) {
+        fetch<W>(v, x + k);
+        UNROLL
+        for (int j = 0; j < W; j++) v[j] *= s;
+        store<W>(y + k, v);
     }
 }
-extern "C" void cuda_l2norm(Cuda *c, int N, int d, float *y, const float *x, double eps) {
-    if (N > 0) LAUNCH(l2norm, dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, y, x, eps);
+template <class T, int W>
+__global__ void l2norm_backward(int N, int d, T *dx, const T *dy, const T *x, double eps, bool fresh) {
+    int row = (int)(blockIdx.x * WARPS + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
+    if (row >= N) return;
+    size_t at = (size_t)row * (size_t)d;
+    x += at, dy += at, dx += at;
+    float v[W], g[W], s = 0, t = 0;
+    for (int k = lane * W; k < d; k += 32 * W) {
+        fetch<W>(v, x + k), fetch<W>(g, dy + k);
+        UNROLL
+        for (int j = 0; j < W; j++) s += v[j] * v[j], t += g[j] * v[j];
+    }
+    float r = (float)(1 / sqrt((double)warp_sum(s) + eps));
+    t = warp_sum(t) * r * r;
+    for (int k = lane * W; k < d; k += 32 * W) {
+        fetch<W>(v, x + k), fetch<W>(g, dy + k);
+        UNROLL
+        for (int j = 0; j < W; j++) g[j] = r * (g[j] - v[j] * t);
+        add_to<W>(dx + k, g, fresh);
+    }
 }
-extern "C" void cuda_l2norm_backward(Cuda *c, int N, int d, float *dx, const float *dy, const float *x, double eps) {
-    if (N > 0)
-        LAUNCH(l2norm_backward, dim3((unsigned)N), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, dx, dy, x, eps);
+static dim3 warps_for(int rows) { return dim3((unsigned)((rows + WARPS - 1) / WARPS)); }
+template <class T, int W> static void l2(Cuda *c, int N, int d, void *y, const void *x, double eps) {
+    LAUNCH((l2norm<T, W>), warps_for(N), dim3(BLOCK), 0, c->stream, N, d, as<T>(y), as<T>(x), eps);
+}
+extern "C" void cuda_l2norm(Cuda *c, int N, int d, void *y, const void *x, double eps, bool narrow) {
+    if (N <= 0) return;
+    auto run = narrow ? l2<bf16, 1> : l2<float, 1>;
+    if (by_four(d, y, x, x, x)) run = narrow ? l2<bf16, 4> : l2<float, 4>;
+    run(c, N, d, y, x, eps);
+}
+template <class T, int W>
+static void l2_back(Cuda *c, int N, int d, void *dx, const void *dy, const void *x, double eps, bool fresh) {
+    LAUNCH((l2norm_backward<T, W>), warps_for(N), dim3(BLOCK), 0, c->stream, N, d, as<T>(dx), as<T>(dy), as<T>(x), eps,
+           fresh);
+}
+extern "C" void cuda_l2norm_backward(Cuda *c, int N, int d, void *dx, const void *dy, const void *x, double eps,
+                                     bool narrow, bool fresh) {
+    if (N <= 0) return;
+    auto run = narrow ? l2_back<bf16, 1> : l2_back<float, 1>;
+    if (by_four(d, dx, dy, x, x)) run = narrow ? l2_back<bf16, 4> : l2_back<float, 4>;
+    run(c, N, d, dx, dy, x, eps, fresh);
 }

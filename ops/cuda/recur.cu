@@ -3,7 +3,9 @@
  * are three shuffles; sums over columns, which only the backward has, go through shared memory, in a fixed order.
  *
  * The backward walks back from the last row. The states before the rows are made again from the kept ones in two steps:
- * through a chunk, noting the state every SEG rows, then through SEG rows, noting each. Notes are a thread's own. */
+ * through a chunk, noting the state every SEG rows, then through SEG rows, noting each. Notes are a thread's own.
+ *
+ * T is the type of q, k, v, o and dout in memory: short sequences and wide keys come here whatever it is. */
 #include "kernel.h"
 
 DEVICE float sum8(float v) {
@@ -30,9 +32,9 @@ template <int CT> DEVICE RecurPlace recur_place(const CudaRecur &p) {
 DEVICE size_t head_row(const CudaRecur &p, int t, int h) { return (size_t)t * (size_t)p.HV + (size_t)h; }
 
 /* Rows t..t+n-1 into shared memory. Begins and ends with a barrier. */
-template <int KP, int CT>
+template <int KP, int CT, class T>
 DEVICE void recur_load(typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p, const RecurPlace &at, int t, int n,
-                       const float *dout) {
+                       const T *dout) {
     constexpr int KS = 8 * KP, COLUMNS = 32 * CT;
     __syncthreads();
     ROLLED for (int i = (int)threadIdx.x; i < n * KS; i += BLOCK) {
@@ -40,15 +42,15 @@ DEVICE void recur_load(typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p, 
         bool in = k < p.K;
         size_t row = ((size_t)(t + r) * (size_t)p.H + (size_t)at.hq) * (size_t)p.K + (size_t)k,
                g = head_row(p, t + r, at.h);
-        m->q[r][k] = in ? p.q[row] : 0;
-        m->k[r][k] = in ? p.k[row] : 0;
+        m->q[r][k] = in ? number(((const T *)p.q)[row]) : 0;
+        m->k[r][k] = in ? number(((const T *)p.k)[row]) : 0;
         m->a[r][k] = !p.g || !in ? 1 : expf(p.per_channel ? p.g[g * (size_t)p.K + (size_t)k] : p.g[g]);
     }
     ROLLED for (int i = (int)threadIdx.x; i < n * COLUMNS; i += BLOCK) {
         int r = i / COLUMNS, c = i % COLUMNS, col = (int)blockIdx.x * COLUMNS + c;
         size_t row = head_row(p, t + r, at.h) * (size_t)p.V + (size_t)col;
-        m->v[r][c] = col < p.V ? p.v[row] : 0;
-        if (dout) m->g[r][c] = col < p.V ? dout[row] : 0;
+        m->v[r][c] = col < p.V ? number(((const T *)p.v)[row]) : 0;
+        if (dout) m->g[r][c] = col < p.V ? number(dout[row]) : 0;
     }
     if ((int)threadIdx.x < n) m->beta[threadIdx.x] = p.beta ? p.beta[head_row(p, t + (int)threadIdx.x, at.h)] : 1;
     __syncthreads();
@@ -105,8 +107,8 @@ DEVICE float *kept(const CudaRecur &p, float *keep, int t,
     return keep + ((size_t)(t / CUDA_RECUR_CHUNK - 1) * (size_t)p.HV + (size_t)h) * (size_t)p.K * (size_t)p.V;
 }
 
-template <int KP>
-__global__ void __launch_bounds__(BLOCK) recur(CudaRecur p, float *o, float *keep, float *state, bool write) {
+template <int KP, class T>
+__global__ void __launch_bounds__(BLOCK) recur(CudaRecur p, T *o, float *keep, float *state, bool write) {
     using Form = RecurForm<KP, 1>;
     SMEM_DYN(typename Form::Rows, m);
     RecurPlace at = recur_place<1>(p);
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(BLOCK) recur(CudaRecur p, float *o, float *kee
         state ? state + (size_t)p.seq[at.s] * p.blob + (size_t)p.at + at.head * (size_t)p.K * (size_t)p.V : nullptr;
     for (int t = begin; t < end; t += Form::SEG) {
         int n = end - t < Form::SEG ? end - t : Form::SEG;
-        recur_load<KP, 1>(m, p, at, t, n, nullptr);
+        recur_load<KP, 1, T>(m, p, at, t, n, nullptr);
         for (int r = 0; r < n; r++) {
             int i = t + r, first = p.first[i];
             if (first == i) document = i;
@@ -126,7 +128,8 @@ __global__ void __launch_bounds__(BLOCK) recur(CudaRecur p, float *o, float *kee
                 state_store<KP, 1>(S, p, at, kept(p, keep, i, at.h), false);
             float out;
             recur_row<KP, 1>(S, m, p, at, r, &out);
-            if (at.part == 0 && at.col < p.V) o[head_row(p, i, at.h) * (size_t)p.V + (size_t)at.col] = p.scale * out;
+            if (at.part == 0 && at.col < p.V)
+                store<1>(o + head_row(p, i, at.h) * (size_t)p.V + (size_t)at.col, {p.scale * out});
         }
     }
     if (write && blob) state_store<KP, 1>(S, p, at, blob, false);
@@ -173,7 +176,7 @@ DEVICE void recur_row_back(float dS[KP][CT], const float *notes, int number, typ
         u[j] = beta * rest;
         dv[j] = beta * du[j];
         int col = at.col + 32 * j;
-        if (d.v && at.part == 0 && col < p.V) d.v[head_row(p, t, at.h) * (size_t)p.V + (size_t)col] += dv[j];
+        if (d.v.p && at.part == 0 && col < p.V) add_to(d.v, head_row(p, t, at.h) * (size_t)p.V + (size_t)col, dv[j]);
     }
     UNROLL for (int i = 0; i < KP; i++) {
         float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], sum[3] = {0, 0, 0};
@@ -199,23 +202,23 @@ DEVICE void recur_row_back(float dS[KP][CT], const float *notes, int number, typ
     if (lane == 0) m->sum_beta[warp] = db;
     __syncthreads();
     size_t slice = (size_t)blockIdx.x * (size_t)p.N * (size_t)p.HV, row = head_row(p, t, at.h);
-    float *to[3] = {d.q, d.k, d.g};
     for (int i = thread; i < 3 * p.K; i += BLOCK) {
         int x = i / p.K, k = i % p.K;
-        float *y = x == 0 ? to[0] : x == 1 ? to[1] : to[2], sum = 0;
+        const CudaRows y = x == 0 ? d.q : x == 1 ? d.k : d.g;
+        float sum = 0;
         UNROLL for (int w = 0; w < WARPS; w++) sum += m->sum[w][x][k];
-        if (y) y[(slice + row) * (size_t)p.K + (size_t)k] += x == 0 ? p.scale * sum : sum;
+        if (y.p) add_to(y, (slice + row) * (size_t)p.K + (size_t)k, x == 0 ? p.scale * sum : sum);
     }
-    if (thread == 0 && d.beta) {
+    if (thread == 0 && d.beta.p) {
         float sum = 0;
         for (int w = 0; w < WARPS; w++) sum += m->sum_beta[w];
-        d.beta[slice + row] += sum;
+        add_to(d.beta, slice + row, sum);
     }
     __syncthreads();
 }
-template <int KP, int CT>
+template <int KP, int CT, class T>
 __global__ void __launch_bounds__(BLOCK, 1)
-    recur_backward(CudaRecur p, CudaRecurGrad d, const float *dout, float *keep, float *notes) {
+    recur_backward(CudaRecur p, CudaRecurGrad d, const T *dout, float *keep, float *notes) {
     using Form = RecurForm<KP, CT>;
     constexpr int SEG = Form::SEG, CHUNK = CUDA_RECUR_CHUNK;
     SMEM_DYN(typename Form::Rows, m);
@@ -236,12 +239,12 @@ __global__ void __launch_bounds__(BLOCK, 1)
             for (int g = 0; g < segments; g++) {
                 note<KP, CT>(S, notes, g);
                 if (g == segments - 1) break;
-                recur_load<KP, CT>(m, p, at, c + g * SEG, SEG, nullptr);
+                recur_load<KP, CT, T>(m, p, at, c + g * SEG, SEG, nullptr);
                 for (int r = 0; r < SEG; r++) recur_row<KP, CT>(S, m, p, at, r, nullptr);
             }
             for (int g = segments - 1; g >= 0; g--) {
                 int t = c + g * SEG, n = c + rows - t < SEG ? c + rows - t : SEG;
-                recur_load<KP, CT>(m, p, at, t, n, dout);
+                recur_load<KP, CT, T>(m, p, at, t, n, dout);
                 recall<KP, CT>(S, notes, g);
                 for (int r = 0; r < n; r++) {
                     note<KP, CT>(S, notes, CHUNK / SEG + r);
@@ -254,29 +257,32 @@ __global__ void __launch_bounds__(BLOCK, 1)
         if (continues && d.dstart) state_store<KP, CT>(dS, p, at, d.dstart + blob, true);
     }
 }
-/* y (rows,width) += sums over slices, in order, and in each over a group: x (slices,rows,group,width). */
-__global__ void recur_fold(size_t n, float *y, const float *x, size_t stride, int slices, int group, int width) {
+/* y (rows,width) gains sums over slices, in order, and in each over a group: x (slices,rows,group,width). */
+__global__ void recur_fold(size_t n, CudaRows y, const float *x, size_t stride, int slices, int group, int width) {
     EACH(i, n) {
         size_t row = i / (size_t)width, w = i % (size_t)width;
-        float s = y[i];
+        float s = 0;
         for (int c = 0; c < slices; c++)
             for (int j = 0; j < group; j++)
                 s += x[(size_t)c * stride + (row * (size_t)group + (size_t)j) * (size_t)width + w];
-        y[i] = s;
+        add_to(y, i, s);
     }
 }
-extern "C" void cuda_recur_fold(Cuda *c, size_t rows, int width, float *y, const float *x, int slices, int group) {
+extern "C" void cuda_recur_fold(Cuda *c, size_t rows, int width, CudaRows y, const float *x, int slices, int group) {
     size_t n = rows * (size_t)width;
     LAUNCH_EACH(c, recur_fold, n, y, x, n * (size_t)group, slices, group, width);
 }
 
 /* The form that K asks for. */
-template <int KP> static void forward_of(Cuda *c, const CudaRecur *p, float *o, float *keep, float *state, bool write) {
+template <int KP> static void forward_of(Cuda *c, const CudaRecur *p, void *o, float *keep, float *state, bool write) {
     dim3 grid((unsigned)(p->V + 31) / 32, (unsigned)p->HV, (unsigned)p->B);
-    LAUNCH((recur<KP>), grid, dim3(BLOCK), sizeof(typename RecurForm<KP, 1>::Rows), c->stream, *p, o, keep, state,
-           write);
+    constexpr size_t room = sizeof(typename RecurForm<KP, 1>::Rows);
+    if (p->narrow)
+        LAUNCH((recur<KP, bf16>), grid, dim3(BLOCK), room, c->stream, *p, as<bf16>(o), keep, state, write);
+    else
+        LAUNCH((recur<KP, float>), grid, dim3(BLOCK), room, c->stream, *p, as<float>(o), keep, state, write);
 }
-extern "C" void cuda_recur(Cuda *c, const CudaRecur *p, float *o, float *keep, float *state, bool write) {
+extern "C" void cuda_recur(Cuda *c, const CudaRecur *p, void *o, float *keep, float *state, bool write) {
     if (p->N == 0) return;
     if (p->K <= 32)
         forward_of<4>(c, p, o, keep, state, write);
@@ -294,16 +300,20 @@ extern "C" size_t cuda_recur_notes(int K, int V) {
     return (size_t)cuda_recur_slices(K, V) * (size_t)(notes * KP * 8) * (size_t)columns_of(K);
 }
 template <int KP, int CT>
-static void backward_of(Cuda *c, const CudaRecur *p, const CudaRecurGrad *d, const float *dout, float *keep,
+static void backward_of(Cuda *c, const CudaRecur *p, const CudaRecurGrad *d, const void *dout, float *keep,
                         float *notes) {
     using Form = RecurForm<KP, CT>;
     static_assert(Form::NOTES == (KP > 16 ? 20 : 16) && Form::COLUMNS == (KP > 16 ? 64 : 128), "cuda_recur_notes");
     static_assert(sizeof(typename Form::Rows) <= 49152, "what a block has without asking");
     dim3 grid((unsigned)cuda_recur_slices(p->K, p->V), (unsigned)p->HV, (unsigned)p->B);
-    LAUNCH((recur_backward<KP, CT>), grid, dim3(BLOCK), sizeof(typename Form::Rows), c->stream, *p, *d, dout, keep,
-           notes);
+    if (p->narrow)
+        LAUNCH((recur_backward<KP, CT, bf16>), grid, dim3(BLOCK), sizeof(typename Form::Rows), c->stream, *p, *d,
+               as<bf16>(dout), keep, notes);
+    else
+        LAUNCH((recur_backward<KP, CT, float>), grid, dim3(BLOCK), sizeof(typename Form::Rows), c->stream, *p, *d,
+               as<float>(dout), keep, notes);
 }
-extern "C" void cuda_recur_backward(Cuda *c, const CudaRecur *p, const CudaRecurGrad *d, const float *dout, float *keep,
+extern "C" void cuda_recur_backward(Cuda *c, const CudaRecur *p, const CudaRecurGrad *d, const void *dout, float *keep,
                                     float *notes) {
     if (p->N == 0) return;
     if (p->K <= 32)

@@ -46,7 +46,6 @@ static real *lse_before(Run *r, Tensor lse, int Dv, bool merge) {
 }
 /* Operands rounded to bf16, where products are: rows wider than the kernels of the matrix units stay with those of f32.
  */
-static CudaRows rows_of(Tensor t) { return (CudaRows){t.p, t.dtype == BF16, t.fresh}; }
 static CudaFlash flash_rows(Tensor q, const Kv *kv, Tensor o) {
     CudaFlash x = {.q = rows_of(q), .k = rows_of(kv->k), .o = rows_of(o)};
     x.v = kv->s.alias ? x.k : rows_of(kv->v);
@@ -207,20 +206,22 @@ void cuda_op_short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool 
     CHECK(tensor_count(y) == tensor_count(x) && (!present(w) || w.n[0] == x.n[1]), "x (%d,%d)", x.n[0], x.n[1]);
     Mark mark = arena_mark(r->scratch);
     CudaConv p = conv_pass(r, x, w, silu, state, at);
+    p.narrow = narrow_all(2, (Tensor[]){y, x});
+    CHECK(!p.narrow || !present(state), "a state beside rows in %s", dtype_name(x.dtype));
     if (!measuring(r))
-        cuda_short_conv(C(r), &p, R(y), R(x), maybe(w), maybe(bias), maybe(state), !(r->mode & RUN_HOLD));
+        cuda_short_conv(C(r), &p, numbers(y), numbers(x), maybe(w), maybe(bias), maybe(state), !(r->mode & RUN_HOLD));
     arena_release(r->scratch, mark);
 }
 void cuda_op_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
                                  bool silu) {
     Mark mark = arena_mark(r->scratch);
-    begin_sum(r, dx);
     CudaConv p = conv_pass(r, x, w, silu, ABSENT, 0);
+    p.narrow = narrow_all(3, (Tensor[]){dx, dy, x});
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)p.N, cuda_conv_tiles(p.C)), p.W + 1, p.C);
     if (!measuring(r)) {
         CHECK(!r->batch->history, "a convolution is trained on whole documents");
-        cuda_short_conv_backward(C(r), &p, maybe(dx), maybe(dw), maybe(dbias), R(parts), R(dy), R(x), maybe(w),
-                                 maybe(bias));
+        cuda_short_conv_backward(C(r), &p, numbers(dx), dx.fresh, maybe(dw), maybe(dbias), R(parts), numbers(dy),
+                                 numbers(x), maybe(w), maybe(bias));
     }
     arena_release(r->scratch, mark);
 }
@@ -235,19 +236,20 @@ static CudaGate gate_of(Tensor z, Tensor A, Tensor bias, Gate k) {
 }
 void cuda_op_decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
     CudaGate gate = gate_of(z, A, bias, k);
-    if (!measuring(r)) cuda_decay(C(r), z.n[0], z.n[1], z.n[2], R(g), R(z), maybe(A), maybe(bias), gate);
+    if (!measuring(r))
+        cuda_decay(C(r), z.n[0], z.n[1], z.n[2], R(g), numbers(z), maybe(A), maybe(bias), gate, z.dtype == BF16);
 }
 void cuda_op_decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                             Gate k) {
     CudaGate gate = gate_of(z, A, bias, k);
-    begin_sum(r, dz);
+    bool narrow = narrow_all(2, (Tensor[]){dz, z});
     int width = z.n[1] * z.n[2];
     Mark mark = arena_mark(r->scratch);
     size_t sums = (size_t)cuda_slices((size_t)z.n[0], cuda_tiles(width)) * (size_t)width;
     void *parts = arena_take(r->scratch, sums * (sizeof(double) + sizeof(float)), "sums of slices");
     if (!measuring(r))
-        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], maybe(dz), maybe(dA), maybe(dbias), parts, R(dg), R(z),
-                            maybe(A), maybe(bias), gate);
+        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], numbers(dz), maybe(dA), maybe(dbias), parts, R(dg),
+                            numbers(z), maybe(A), maybe(bias), gate, narrow, dz.fresh);
     arena_release(r->scratch, mark);
 }
 static CudaGatedNorm norm_of(Tensor x, Tensor w, GatedNorm n, size_t *groups) {
@@ -260,18 +262,20 @@ static CudaGatedNorm norm_of(Tensor x, Tensor w, GatedNorm n, size_t *groups) {
 void cuda_op_gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n) {
     size_t M;
     CudaGatedNorm g = norm_of(x, w, n, &M);
-    if (!measuring(r)) cuda_gated_norm(C(r), M, R(y), R(x), R(z), maybe(w), g);
+    bool narrow = narrow_all(3, (Tensor[]){y, x, z});
+    if (!measuring(r)) cuda_gated_norm(C(r), M, numbers(y), numbers(x), numbers(z), maybe(w), g, narrow);
 }
 void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                  GatedNorm n) {
     size_t M;
     CudaGatedNorm g = norm_of(x, w, n, &M);
-    begin_sum(r, dx), begin_sum(r, dz);
+    bool narrow = narrow_all(5, (Tensor[]){dx, dz, dy, x, z});
     Mark mark = arena_mark(r->scratch);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices(M / (size_t)g.period, g.period * cuda_row_tiles(g.width)),
                            g.period * g.width);
     if (!measuring(r))
-        cuda_gated_norm_backward(C(r), M, maybe(dx), maybe(dz), maybe(dw), R(parts), R(dy), R(x), R(z), maybe(w), g);
+        cuda_gated_norm_backward(C(r), M, numbers(dx), numbers(dz), maybe(dw), R(parts), numbers(dy), numbers(x),
+                                 numbers(z), maybe(w), g, narrow, dx.fresh, dz.fresh);
     arena_release(r->scratch, mark);
 }
 
@@ -295,6 +299,7 @@ static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, 
                    .longest = N, /* until rows are there */
                    .per_channel = present(x->g) && x->g.n[2] == K,
                    .delta = present(x->beta),
+                   .narrow = narrow_all(3, (Tensor[]){x->q, x->k, x->v}),
                    .scale = (float)scale,
                    .blob = present(state) ? (size_t)state.n[1] : 0};
     p.off = upload_ints(r, b->off, b->B + 1, "first rows"), p.first = upload_ints(r, b->first, N, "documents");
@@ -302,7 +307,7 @@ static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, 
     if (measuring(r)) return p;
     p.longest = 0;
     for (int s = 0; s < b->B; s++) p.longest = imax(p.longest, b->off[s + 1] - b->off[s]);
-    p.q = R(x->q), p.k = R(x->k), p.v = R(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
+    p.q = numbers(x->q), p.k = numbers(x->k), p.v = numbers(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
     return p;
 }
 static void history_there(const Batch *b, bool there) {
@@ -321,28 +326,28 @@ static bool goes_by_chunks(const Run *r, const CudaRecur *p) {
 void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
     Mark mark = arena_mark(r->scratch);
     CudaRecur p = recur_pass(r, &x, scale, state, at);
+    CHECK(o.dtype == x.v.dtype, "o %s, v %s", dtype_name(o.dtype), dtype_name(x.v.dtype));
     bool write = !(r->mode & RUN_HOLD);
     void *mem = may_go_by_chunks(r, &p) ? arena_take(r->scratch, cuda_delta_bytes(&p), "chunks of a recurrence") : NULL;
     if (!measuring(r)) history_there(r->batch, present(state));
     if (goes_by_chunks(r, &p))
-        cuda_delta(C(r), &p, mem, R(o), maybe(keep), maybe(state), write);
+        cuda_delta(C(r), &p, mem, numbers(o), maybe(keep), maybe(state), write);
     else if (!measuring(r))
-        cuda_recur(C(r), &p, R(o), maybe(keep), maybe(state), write);
+        cuda_recur(C(r), &p, numbers(o), maybe(keep), maybe(state), write);
     arena_release(r->scratch, mark);
 }
-/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width), of
- * zeros in a pass that `runs`, and from there to y. */
-static Tensor sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width, bool runs) {
-    if (own || !present(y)) return y;
-    Tensor t = SCRATCH(r, name, slices, p->N, p->HV, width);
-    if (runs && tensor_bytes(t)) cuda_fill(C(r), t.p, 0, tensor_bytes(t));
-    return t;
+/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width), and from
+ * there to y. */
+static Tensor sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width) {
+    return own || !present(y) ? y : FRESH_OF(r, name, REAL, slices, p->N, p->HV, width);
 }
 static void fold(Run *r, Tensor y, Tensor x, int heads, const CudaRecur *p, int width, int slices, int group) {
-    if (present(y) && y.p != x.p) cuda_recur_fold(C(r), (size_t)p->N * (size_t)heads, width, R(y), R(x), slices, group);
+    if (present(y) && y.p != x.p)
+        cuda_recur_fold(C(r), (size_t)p->N * (size_t)heads, width, rows_of(y), R(x), slices, group);
 }
 static CudaRecurGrad recur_grad(const Recur *d, const RecurEnds *ends) {
-    CudaRecurGrad g = {.q = maybe(d->q), .k = maybe(d->k), .g = maybe(d->g), .beta = maybe(d->beta), .v = maybe(d->v)};
+    CudaRecurGrad g = {
+        .q = rows_of(d->q), .k = rows_of(d->k), .g = rows_of(d->g), .beta = rows_of(d->beta), .v = rows_of(d->v)};
     if (ends) g.start = maybe(ends->start), g.dend = maybe(ends->dend), g.dstart = maybe(ends->dstart);
     return g;
 }
@@ -352,12 +357,12 @@ static void backward_by_chunks(Run *r, const CudaRecur *p, const Recur *d, Tenso
     Mark mark = arena_mark(r->scratch);
     int group = p->HV / p->H;
     Recur to = *d;
-    to.q = sums(r, "d q of value heads", d->q, group == 1, p, 1, p->K, runs);
-    to.k = sums(r, "d k of value heads", d->k, group == 1, p, 1, p->K, runs);
-    void *mem = arena_take(r->scratch, cuda_delta_backward_bytes(p), "chunks of a recurrence");
+    to.q = sums(r, "d q of value heads", d->q, group == 1, p, 1, p->K);
+    to.k = sums(r, "d k of value heads", d->k, group == 1, p, 1, p->K);
+    void *mem = arena_take(r->scratch, cuda_delta_backward_bytes(p, rows_of(d->v)), "chunks of a recurrence");
     if (runs) {
         CudaRecurGrad g = recur_grad(&to, ends);
-        cuda_delta_backward(C(r), p, mem, &g, R(dout), maybe(keep));
+        cuda_delta_backward(C(r), p, mem, &g, numbers(dout), maybe(keep));
         fold(r, d->q, to.q, p->H, p, p->K, 1, group);
         fold(r, d->k, to.k, p->H, p, p->K, 1, group);
     }
@@ -368,16 +373,16 @@ static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor 
     Mark mark = arena_mark(r->scratch);
     int slices = cuda_recur_slices(p->K, p->V), group = p->HV / p->H;
     bool one = slices == 1;
-    Recur to = {.q = sums(r, "d q of value heads", d->q, one && group == 1, p, slices, p->K, runs),
-                .k = sums(r, "d k of value heads", d->k, one && group == 1, p, slices, p->K, runs),
+    Recur to = {.q = sums(r, "d q of value heads", d->q, one && group == 1, p, slices, p->K),
+                .k = sums(r, "d k of value heads", d->k, one && group == 1, p, slices, p->K),
                 .v = d->v,
-                .g = sums(r, "d g of channels", d->g, one && whole, p, slices, p->K, runs),
-                .beta = sums(r, "d beta of columns", d->beta, one, p, slices, 1, runs)};
+                .g = sums(r, "d g of channels", d->g, one && whole, p, slices, p->K),
+                .beta = sums(r, "d beta of columns", d->beta, one, p, slices, 1)};
     size_t notes = cuda_recur_notes(p->K, p->V) * (size_t)p->HV * (size_t)p->B;
     float *mem = arena_take(r->scratch, notes * sizeof *mem, "states of rows");
     if (runs) {
         CudaRecurGrad g = recur_grad(&to, ends);
-        cuda_recur_backward(C(r), p, &g, R(dout), maybe(keep), mem);
+        cuda_recur_backward(C(r), p, &g, numbers(dout), maybe(keep), mem);
         fold(r, d->q, to.q, p->H, p, p->K, slices, group);
         fold(r, d->k, to.k, p->H, p, p->K, slices, group);
         fold(r, d->g, to.g, p->HV, p, whole ? p->K : 1, slices, whole ? 1 : p->K);
@@ -388,8 +393,8 @@ static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor 
 void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
                             const RecurEnds *ends) {
     Mark mark = arena_mark(r->scratch);
-    begin_sum(r, d->q), begin_sum(r, d->k), begin_sum(r, d->v), begin_sum(r, d->g), begin_sum(r, d->beta);
     CudaRecur p = recur_pass(r, &x, scale, ABSENT, 0);
+    CHECK(narrow_all(5, (Tensor[]){dout, x.v, d->q, d->k, d->v}) == p.narrow, "dout %s", dtype_name(dout.dtype));
     bool chunks = goes_by_chunks(r, &p);
     if (!measuring(r)) history_there(r->batch, ends && present(ends->start));
     if (may_go_by_chunks(r, &p)) backward_by_chunks(r, &p, d, dout, keep, ends, chunks);

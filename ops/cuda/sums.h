@@ -92,13 +92,6 @@ template <int TEAM, int E> DEVICE void write_part(float *to, const float (&sum)[
     }
 }
 static inline bool aligned(const void *p) { return (uintptr_t)p % sizeof(float4) == 0; }
-/* f<TEAM, E>() of the smallest team and share that hold a row of d <= 16 * BLOCK numbers. */
-#define ROW_TEAM(d, f, ...)      \
-    ((d) <= 128    ? f<32, 4>    \
-     : (d) <= 512  ? f<32, 16>   \
-     : (d) <= 1024 ? f<BLOCK, 4> \
-     : (d) <= 2048 ? f<BLOCK, 8> \
-                   : f<BLOCK, 16>)(__VA_ARGS__)
 /* Bytes of shared memory of a block of such teams. */
 static inline size_t team_bytes(int d) {
     return (d <= 512 ? (size_t)WARPS * (size_t)d : (size_t)WARPS) * sizeof(float);

@@ -108,12 +108,15 @@ static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor d
 }
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
     int d = last(x);
-    if (!measuring(r)) cuda_l2norm(C(r), (int)(tensor_count(x) / (size_t)d), d, R(y), R(x), eps);
+    bool narrow = narrow_all(2, (Tensor[]){y, x});
+    if (!measuring(r)) cuda_l2norm(C(r), (int)(tensor_count(x) / (size_t)d), d, numbers(y), numbers(x), eps, narrow);
 }
 static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
-    begin_sum(r, dx);
     int d = last(x);
-    if (!measuring(r)) cuda_l2norm_backward(C(r), (int)(tensor_count(x) / (size_t)d), d, R(dx), R(dy), R(x), eps);
+    bool narrow = narrow_all(3, (Tensor[]){dx, dy, x});
+    if (!measuring(r))
+        cuda_l2norm_backward(C(r), (int)(tensor_count(x) / (size_t)d), d, numbers(dx), numbers(dy), numbers(x), eps,
+                             narrow, dx.fresh);
 }
 /* What heads x turn by, and where their positions stand. */
 typedef struct {
@@ -174,12 +177,6 @@ static void rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tenso
 }
 
 /* ---- one number at a time ---- */
-/* Of tensors that are BF16 together or not at all. */
-static bool narrow_all(int n, const Tensor *t) {
-    for (int i = 1; i < n; i++)
-        CHECK(t[i].dtype == t[0].dtype, "%s and %s", dtype_name(t[0].dtype), dtype_name(t[i].dtype));
-    return t[0].dtype == BF16;
-}
 static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
     bool narrow = narrow_all(3, (Tensor[]){y, gate, up});
     if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), numbers(y), numbers(gate), numbers(up), narrow);
@@ -251,18 +248,19 @@ static void repeat(Run *r, Tensor y, const double *row) {
     arena_release(r->scratch, mark);
 }
 static void elu1(Run *r, Tensor y, Tensor x) {
-    if (!measuring(r)) cuda_elu1(C(r), tensor_count(x), R(y), R(x));
+    bool narrow = narrow_all(2, (Tensor[]){y, x});
+    if (!measuring(r)) cuda_elu1(C(r), tensor_count(x), numbers(y), numbers(x), narrow);
 }
 static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
-    begin_sum(r, dx);
-    if (!measuring(r)) cuda_elu1_backward(C(r), tensor_count(y), R(dx), R(dy), R(y));
+    bool narrow = narrow_all(3, (Tensor[]){dx, dy, y});
+    if (!measuring(r))
+        cuda_elu1_backward(C(r), tensor_count(y), numbers(dx), numbers(dy), numbers(y), narrow, dx.fresh);
 }
 static void sigmoid(Run *r, Tensor y, Tensor x, double top) {
     if (!measuring(r)) cuda_sigmoid(C(r), tensor_count(x), R(y), R(x), (float)top);
 }
 static void sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top) {
-    begin_sum(r, dx);
-    if (!measuring(r)) cuda_sigmoid_backward(C(r), tensor_count(y), R(dx), R(dy), R(y), (float)top);
+    if (!measuring(r)) cuda_sigmoid_backward(C(r), tensor_count(y), R(dx), R(dy), R(y), (float)top, dx.fresh);
 }
 static void dropout(Run *r, Tensor x, DropSite site, double p) {
     if (p <= 0) return;
@@ -363,40 +361,51 @@ static size_t groups_of(Tensor narrow, Tensor wide) {
     return M;
 }
 static void widen(Run *r, Tensor y, Tensor x) {
-    if (!measuring(r)) cuda_widen(C(r), groups_of(x, y), last(x), R(y), R(x));
+    bool narrow = narrow_all(2, (Tensor[]){y, x});
+    if (!measuring(r)) cuda_widen(C(r), groups_of(x, y), last(x), numbers(y), numbers(x), narrow);
 }
 static void widen_backward(Run *r, Tensor dx, Tensor dy) {
-    begin_sum(r, dx);
-    if (!measuring(r)) cuda_widen_backward(C(r), groups_of(dx, dy), last(dx), R(dx), R(dy));
+    bool narrow = narrow_all(2, (Tensor[]){dx, dy});
+    if (!measuring(r))
+        cuda_widen_backward(C(r), groups_of(dx, dy), last(dx), numbers(dx), numbers(dy), narrow, dx.fresh);
 }
 static void quotient(Run *r, Tensor y, Tensor x, double eps) {
-    if (!measuring(r)) cuda_quotient(C(r), groups_of(y, x), last(y), R(y), R(x), (float)eps);
+    bool narrow = narrow_all(2, (Tensor[]){y, x});
+    if (!measuring(r)) cuda_quotient(C(r), groups_of(y, x), last(y), numbers(y), numbers(x), (float)eps, narrow);
 }
 static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
-    begin_sum(r, dx);
-    if (!measuring(r)) cuda_quotient_backward(C(r), groups_of(y, x), last(y), R(dx), R(dy), R(y), R(x), (float)eps);
+    bool narrow = narrow_all(4, (Tensor[]){dx, dy, y, x});
+    if (!measuring(r))
+        cuda_quotient_backward(C(r), groups_of(y, x), last(y), numbers(dx), numbers(dy), numbers(y), numbers(x),
+                               (float)eps, narrow, dx.fresh);
 }
 static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
     int N = x.n[0], H = x.n[1], P = x.n[2];
+    bool narrow = narrow_all(2, (Tensor[]){y, x});
     CHECK(tensor_count(z) == (size_t)N * (size_t)H && tensor_count(bias) == (size_t)H, "%d rows, %d heads", N, H);
-    if (!measuring(r)) cuda_step(C(r), N, H, P, R(y), R(x), R(z), R(bias));
+    if (!measuring(r)) cuda_step(C(r), N, H, P, numbers(y), numbers(x), R(z), R(bias), narrow);
 }
 static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
-    begin_sum(r, dx), begin_sum(r, dz);
     int N = x.n[0], H = x.n[1], P = x.n[2];
+    bool narrow = narrow_all(3, (Tensor[]){dx, dy, x});
     Mark mark = arena_mark(r->scratch);
     Tensor df = SCRATCH(r, "gradient of the step", N, H);
-    if (!measuring(r)) cuda_step_backward(C(r), N, H, P, R(dx), R(dz), R(df), R(dy), R(x), R(z), R(bias));
+    if (!measuring(r))
+        cuda_step_backward(C(r), N, H, P, numbers(dx), R(dz), R(df), numbers(dy), numbers(x), R(z), R(bias), narrow,
+                           dx.fresh, dz.fresh);
     cuda_column_sums_of(r, N, H, dbias, df);
     arena_release(r->scratch, mark);
 }
 static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
+    bool narrow = narrow_all(2, (Tensor[]){y, x});
     CHECK(tensor_count(y) == tensor_count(x) && tensor_count(w) == (size_t)x.n[1], "%d heads", x.n[1]);
-    if (!measuring(r)) cuda_skip(C(r), x.n[0], x.n[1], x.n[2], R(y), R(x), R(w));
+    if (!measuring(r)) cuda_skip(C(r), x.n[0], x.n[1], x.n[2], numbers(y), numbers(x), R(w), narrow);
 }
 static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
-    begin_sum(r, dx);
-    if (!measuring(r)) cuda_skip_backward(C(r), x.n[0], x.n[1], x.n[2], R(dx), R(dw), R(dy), R(x), R(w));
+    bool narrow = narrow_all(3, (Tensor[]){dx, dy, x});
+    if (!measuring(r))
+        cuda_skip_backward(C(r), x.n[0], x.n[1], x.n[2], numbers(dx), R(dw), numbers(dy), numbers(x), R(w), narrow,
+                           dx.fresh);
 }
 
 /* ---- loss, optimizer ---- */

@@ -23,8 +23,19 @@ static inline int *upload_ints(Run *r, const int *from, int n, const char *name)
 static inline void writes(Run *r, Tensor t) {
     if (present(t)) half_changed(r->dev, t.p, tensor_bytes(t));
 }
-/* Of a tensor that may be BF16. */
-static inline void *numbers(Tensor t) { return t.dtype == BF16 ? t.p : R(t); }
+/* Of a tensor that may be BF16, or absent. */
+static inline void *numbers(Tensor t) { return t.dtype == BF16 || !present(t) ? t.p : R(t); }
+static inline CudaRows rows_of(Tensor t) { return (CudaRows){t.p, t.dtype == BF16, t.fresh}; }
+/* Of tensors that are BF16 together or not at all; those that are absent are like any. */
+static inline bool narrow_all(int n, const Tensor *t) {
+    const Tensor *first = NULL;
+    for (int i = 0; i < n; i++) {
+        if (!present(t[i])) continue;
+        if (!first) first = &t[i];
+        CHECK(t[i].dtype == first->dtype, "%s and %s", dtype_name(first->dtype), dtype_name(t[i].dtype));
+    }
+    return first && first->dtype == BF16;
+}
 static inline real *maybe(Tensor t) { return present(t) ? R(t) : NULL; }
 
 /* out (O) += the sums over the N rows of x. */

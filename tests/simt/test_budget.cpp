@@ -12,8 +12,8 @@ const Budget budgets[] = {
     {"swiglu_rows_backward", 21.1, 8.1, 1.01},
     {"axpby", 8, 4, 1.0},
     {"add<float, float, 1>", 8, 4, 1.0},
-    {"elu1", 4, 4, 1.0},
-    {"elu1_backward", 12, 4, 1.0},
+    {"elu1<float, 1>", 4, 4, 1.0},
+    {"elu1_backward<float, 1>", 12, 4, 1.0},
     {"sigmoid", 4, 4, 1.0},
     {"sigmoid_backward", 12, 4, 1.0},
     {"rmsnorm<Y, X, W>", 12, 4.1, 1.01},
@@ -21,8 +21,8 @@ const Budget budgets[] = {
     {"norm_backward<TEAM, E, centred, G, X>", 13.3, 4.3, 1.01},
     {"norm_backward_wide<centred, G, X>", 35.6, 8.5, 1.01},
     {"fold_columns", 2.2, 0.9, 1.02},
-    {"l2norm", 8, 4, 1.01},
-    {"l2norm_backward", 20, 4, 1.01},
+    {"l2norm<T, W>", 8, 4, 1.01},
+    {"l2norm_backward<T, W>", 20, 4, 1.01},
     {"gather<float>", 32, 4, 1.0}, /* a place is found by halving, from few bytes that all threads share */
     {"spread", 8, 4, 1.0},
     {"adamw<float>", 20.3, 14, 1.0}, /* 4.3 of them what is said of the tensor, which all threads share */
@@ -74,16 +74,16 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_swiglu_rows_backward(c, N, D, x, y, s, z, a, b, s + N);
     cuda_axpby(c, n, y, 2, x, 3);
     cuda_add(c, n, y, x, false, false);
-    cuda_elu1(c, n, y, x);
-    cuda_elu1_backward(c, n, x, z, y);
+    cuda_elu1(c, n, y, x, false);
+    cuda_elu1_backward(c, n, x, z, y, false, false);
     cuda_sigmoid(c, n, y, x, 1);
-    cuda_sigmoid_backward(c, n, x, z, y, 1);
+    cuda_sigmoid_backward(c, n, x, z, y, 1, false);
     cuda_rmsnorm(c, N, D, y, s, x, NULL, a, 1e-5, CUDA_NORM_WIDE);
     cuda_rmsnorm(c, N * 8, D / 8, y, s, x, NULL, a, 1e-5, CUDA_NORM_WIDE);
     cuda_rmsnorm_backward(c, N, D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
     cuda_rmsnorm_backward(c, 7, 9 * D, x, b, parts, y, z, a, s, CUDA_NORM_WIDE, false);
-    cuda_l2norm(c, N, D, y, x, 1e-5);
-    cuda_l2norm_backward(c, N, D, x, y, z, 1e-5);
+    cuda_l2norm(c, N, D, y, x, 1e-5, false);
+    cuda_l2norm_backward(c, N, D, x, y, z, 1e-5, false, false);
     cuda_gather(c, N, D, y, x, at, N, at, false);
     cuda_spread(c, N, D, y, x, at);
     CudaAdamOf *tensors = (CudaAdamOf *)cuda_take(c, sizeof *tensors, false);

@@ -42,16 +42,16 @@ const Budget budgets_along[] = {
     {"collect", 10, 2, 1},
     {"columns<Y, X, W>", 4, 4, 1},
     {"columns_backward<Y, X, W>", 8, 4, 1},
-    {"decay", 12, 4, 1},
-    {"decay_backward", 16, 5, 1.01},
+    {"decay<float>", 12, 4, 1},
+    {"decay_backward<float>", 16, 5, 1.01},
     {"decay_backward_rate", 0.6, 0.1, 1.01},
     {"decide", 61.5, 16, 1.37, N *LANES},
     {"decide_backward", 41, 8, 1.05, N *LANES},
     {"decide_count", 41, 0.0644, 1.31, N *LANES},
     {"distill_rows", 17.5, 4.13, 1.01, R *V},
-    {"delta_keys_backward", 180, 12, 1.09, N *H *K, 1.06},
+    {"delta_keys_backward<T>", 180, 12, 1.09, N *H *K, 1.06},
     {"delta_out<KW>", 12.8, 4, 1.07, N *H *K},
-    {"delta_prepare<KW>", 67.3, 60.3, 1.21, N *H *K, 1.08},
+    {"delta_prepare<KW, T>", 67.3, 60.3, 1.21, N *H *K, 1.08},
     {"delta_states<KW>", 26.5, 5, 1.17, N *H *K},
     {"delta_states_backward<KW>", 31, 9, 1.03, N *H *K},
     {"delta_values_backward<KW>", 41.2, 28.2, 1.5, N *H *K},
@@ -62,9 +62,9 @@ const Budget budgets_along[] = {
     {"sort_count", 2, 8, 1.01, 512},
     {"sort_scan", 16, 8, 1.01, 512},
     {"sort_place", 10, 4, 1.01, 512},
-    {"gated_norm", 16, 4, 1},
-    {"gated_norm_backward<TEAM, E>", 22, 8.31, 1},
-    {"gated_norm_backward_wide", 37.2, 11.3, 1.01},
+    {"gated_norm<T, W>", 16, 4, 1},
+    {"gated_norm_backward<TEAM, E, T>", 22, 8.31, 1},
+    {"gated_norm_backward_wide<T>", 37.2, 11.3, 1.01},
     {"gelu<false, float, 1>", 4, 4, 1},
     {"gelu<true, float, 1>", 4, 4, 1},
     {"gelu_backward<false, float, 1>", 12, 4, 1},
@@ -77,25 +77,24 @@ const Budget budgets_along[] = {
     {"merge_all", 20.8, 4.19, 1.01, M},
     {"merge_window", 328, 4.19, 1.01, M},
     {"move<Y, X>", 20, 4, 1},
-    {"quotient", 8, 4, 1.13},
-    {"quotient_backward", 18.7, 4.19, 1.11},
-    {"recur<KP>", 50.6, 4, 1.04, N *H *K},
-    {"recur_backward<KP, CT>", 1175, 610, 1.01, N *H *K},
+    {"quotient<float>", 8, 4, 1.13},
+    {"quotient_backward<T>", 14.1, 4.19, 1.11},
+    {"recur<KP, float>", 50.6, 4, 1.04, N *H *K},
+    {"recur_backward<KP, CT, float>", 1175, 610, 1.01, N *H *K},
     {"recur_fold", 5, 1, 1},
     {"repeat", 8, 4, 1},
     {"rotate<float>", 5, 4, 1},
     {"norm_rotate<TEAM, S, W, T>", 9, 4.1, 1.01},
     {"norm_rotate_backward<TEAM, S, W, T>", 18, 4.3, 1.01},
     {"scale_column", 4, 4, 8.17, N *H},
-    {"short_conv<4>", 9.82, 4, 1.28},
-    {"short_conv_backward<4>", 20.4, 5.5, 1.14},
+    {"short_conv<most, T>", 9.82, 4, 1.28},
+    {"short_conv_backward<most, T>", 20.4, 5.5, 1.14},
     {"short_conv_backward_fold", 1.41, 0.3, 1.61},
     {"short_conv_store", 9.4, 4, 1, B *(W - 1) * C},
-    {"skip", 12, 4, 1},
-    {"skip_backward_w", 8.25, 0.1, 1.01},
-    {"skip_backward_x", 12, 4, 1},
-    {"step", 12, 4, 1},
-    {"step_backward", 16.6, 4.25, 1.01},
+    {"skip<float, 1>", 24, 8, 1},
+    {"skip_backward_w<float>", 8.25, 0.1, 1.01},
+    {"step<float, 1>", 12, 4, 1},
+    {"step_backward<float>", 16.6, 4.25, 1.01},
     {"unmerge_dots", 22, 0.194, 1, M},
     {"unmerge_sums", 29, 8, 1.01, M},
     {"unmerge_weights", 41.1, 8.18, 2.13, N *LANES},
@@ -105,8 +104,8 @@ const Budget budgets_along[] = {
     {"unmerge_window_x", 239, 4, 1.01, M},
     {"halve", 4, 2, 1},
     {"unhalve", 2, 4, 1},
-    {"widen", 4, 4.19, 1.13},
-    {"widen_backward", 8, 4, 1.1},
+    {"widen<float>", 4, 4.19, 1.13},
+    {"widen_backward<float>", 8, 4, 1.1},
     {"words", 8, 4, 1, WORDS},
     {},
 };
@@ -172,8 +171,8 @@ static void convolution(const Rows &r) {
     p.of = r.of, p.first = r.first, p.off = r.off, p.seq = r.seq;
     float *x = numbers(N * C), *y = numbers(N * C), *w = numbers(C * W), *bias = numbers(C);
     cuda_short_conv(device, &p, y, x, w, bias, numbers(B * (W - 1) * C), true);
-    cuda_short_conv_backward(device, &p, numbers(N * C), numbers(C * W), numbers(C), numbers((size_t)N * (W + 1) * C),
-                             y, x, w, bias);
+    cuda_short_conv_backward(device, &p, numbers(N * C), false, numbers(C * W), numbers(C),
+                             numbers((size_t)N * (W + 1) * C), y, x, w, bias);
 }
 static void recurrence(const Rows &r) {
     enum { HV = 4, M = N * HV * K };
@@ -184,27 +183,31 @@ static void recurrence(const Rows &r) {
     float *keep = numbers((size_t)(N / CUDA_RECUR_CHUNK + B) * HV * K * K), *dout = numbers(M);
     cuda_recur(device, &p, numbers(M), keep, nullptr, false);
     CudaRecurGrad d = {};
-    d.q = numbers(M), d.k = numbers(M), d.v = numbers(M), d.g = numbers(M), d.beta = numbers(N * HV);
+    CudaRows *grads[] = {&d.q, &d.k, &d.v, &d.g};
+    for (CudaRows *x : grads) x->p = numbers(M);
+    d.beta.p = numbers(N * HV);
     cuda_recur_backward(device, &p, &d, dout, keep, numbers(cuda_recur_notes(K, K) * HV * B));
     /* By chunks: one sequence, whose second chunk has a state before it. */
     p.B = 1, p.off = counted(2, N), p.first = put(std::vector<int>(N, 0)), p.longest = N, p.delta = true;
     cuda_delta(device, &p, cuda_take(device, cuda_delta_bytes(&p), false), numbers(M), keep, nullptr, false);
-    cuda_delta_backward(device, &p, cuda_take(device, cuda_delta_backward_bytes(&p), false), &d, dout, keep);
-    cuda_recur_fold(device, N * 2, K, numbers(N * 2 * K), numbers(2 * M), 2, 2);
+    cuda_delta_backward(device, &p, cuda_take(device, cuda_delta_backward_bytes(&p, d.v), false), &d, dout, keep);
+    cuda_recur_fold(device, N * 2, K, {numbers(N * 2 * K), false, false}, numbers(2 * M), 2, 2);
 }
 static void gates() {
     enum { M = N * H * D };
     const CudaGate gate = {CUDA_GATE_SOFTPLUS, 0};
     float *z = numbers(M), *A = numbers(H), *bias = numbers(H * D), *g = numbers(M), *dg = numbers(M);
-    cuda_decay(device, N, H, D, g, z, A, bias, gate);
-    cuda_decay_backward(device, N, H, D, numbers(M), numbers(H), numbers(H * D), numbers(3 * M), dg, z, A, bias, gate);
+    cuda_decay(device, N, H, D, g, z, A, bias, gate, false);
+    cuda_decay_backward(device, N, H, D, numbers(M), numbers(H), numbers(H * D), numbers(3 * M), dg, z, A, bias, gate,
+                        false, false);
     const CudaGatedNorm n = {D, H, true, false, 1e-5};
     float *w = numbers(H * D), *x = numbers(M);
-    cuda_gated_norm(device, N * H, g, x, z, w, n);
-    cuda_gated_norm_backward(device, N * H, numbers(M), numbers(M), numbers(H * D), numbers(M), dg, x, z, w, n);
+    cuda_gated_norm(device, N * H, g, x, z, w, n, false);
+    cuda_gated_norm_backward(device, N * H, numbers(M), numbers(M), numbers(H * D), numbers(M), dg, x, z, w, n, false,
+                             false, false);
     const CudaGatedNorm wide = {9 * V / 4, 1, true, true, 1e-5};
     cuda_gated_norm_backward(device, 3, g, dg, numbers(9 * V / 4), numbers(9 * V / 4), z, x, z, numbers(9 * V / 4),
-                             wide);
+                             wide, false, false, false);
 }
 static void means(const Rows &r) {
     CudaMerge p = {};
@@ -282,14 +285,14 @@ static void rows(const Rows &r) {
         cuda_gelu_backward(device, M, x, y, g, approx, false, false);
     }
     float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *rstd = numbers(N);
-    cuda_widen(device, N * H, D, wide, x);
-    cuda_widen_backward(device, N * H, D, x, wide);
-    cuda_quotient(device, N * H, D, y, wide, 1e-5f);
-    cuda_quotient_backward(device, N * H, D, wide, x, y, numbers(N * H * (D + 1)), 1e-5f);
-    cuda_step(device, N, H, D, y, x, z, w);
-    cuda_step_backward(device, N, H, D, x, z, numbers(N * H), y, g, numbers(N * H), w);
-    cuda_skip(device, N, H, D, y, x, w);
-    cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w);
+    cuda_widen(device, N * H, D, wide, x, false);
+    cuda_widen_backward(device, N * H, D, x, wide, false, false);
+    cuda_quotient(device, N * H, D, y, wide, 1e-5f, false);
+    cuda_quotient_backward(device, N * H, D, wide, x, y, numbers(N * H * (D + 1)), 1e-5f, false, false);
+    cuda_step(device, N, H, D, y, x, z, w, false);
+    cuda_step_backward(device, N, H, D, x, z, numbers(N * H), y, g, numbers(N * H), w, false, false, false);
+    cuda_skip(device, N, H, D, y, x, w, false);
+    cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w, false, false);
     cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5, false);
     cuda_layernorm_backward(device, N, H * D, x, numbers(H * D), numbers(H * D), numbers((size_t)2 * N * H * D), y, g,
                             b, rstd, false);

@@ -1,6 +1,7 @@
 /* test_budget_half.cpp: budgets, as test_budget.cpp, of the kernels on activations that are bf16 in memory, fresh
  * gradients among them. */
 #include "budget.h"
+#include <vector>
 
 enum { N = 64, D = 1024, H = 4, HD = 256 };
 static const Budget budgets_half[] = {
@@ -68,6 +69,92 @@ Test(budget, kernels_on_bf16_ask_for_no_more) {
     cuda_sync(c);
     if (getenv("CHECK_VERBOSE")) simt_print_estimates(stderr);
     budgets_hold(budgets_half, (double)n);
+    cuda_stop(c);
+}
+
+/* What stands around a recurrence, and the recurrence by chunks, whose values and do are read where they lie: gradients
+ * are fresh. Bytes by the numbers of one operand: rows of H heads of P. What all threads of a warp share each of them asks
+ * for. */
+enum { T = 128, P = 64, W = 4 };
+static const Budget budgets_recur[] = {
+    {"elu1<bf16, 8>", 2, 2, 1.0},
+    {"elu1_backward<bf16, 8>", 4, 2, 1.0},
+    {"l2norm<T, W>", 4, 2, 1.0},
+    {"l2norm_backward<T, W>", 8, 2, 1.0},
+    {"short_conv<most, T>", 7.6, 2, 1.46},
+    {"short_conv_backward<most, T>", 11.7, 3.3, 1.29},
+    {"decay<bf16>", 10, 4, 1.0},
+    {"decay_backward<bf16>", 10, 3, 1.01},
+    {"gated_norm<T, W>", 10, 2, 1.0},
+    {"gated_norm_backward<TEAM, E, T>", 8.1, 4.3, 1.01},
+    {"widen<bf16>", 2, 2.1, 1.23},
+    {"widen_backward<bf16>", 2, 2, 1.24},
+    {"quotient<bf16>", 4, 2, 1.2},
+    {"quotient_backward<T>", 5.1, 2.1, 1.14},
+    {"step<bf16, 8>", 3, 2, 1.01},
+    {"step_backward<bf16>", 8, 2.2, 1.01},
+    {"skip<bf16, 8>", 7, 4, 1.01}, /* forward, which adds, and backward */
+    {"skip_backward_w<bf16>", 4.1, 0.1, 1.01},
+    {"delta_prepare<KW, T>", 45.7, 30.2, 1.18, 0, 1.08}, /* forward and backward */
+    {"delta_states<KW>", 13.3, 4, 1.16},
+    {"delta_out<KW>", 7.9, 2, 1.22},
+    {"delta_states_backward<KW>", 15.5, 6, 1.03},
+    {"delta_values_backward<KW>", 20, 12.1, 1.4},
+    {"delta_keys_backward<T>", 88.9, 8, 1.15, 0, 1.06},
+    {},
+};
+Test(budget, a_recurrence_on_bf16_rows) {
+    char why[200];
+    Cuda *c = device = cuda_start(0, why);
+    cr_assert(c, "%s", why);
+    const size_t n = (size_t)T * H * P, M = (size_t)T * H;
+    std::vector<int> rows[3]; /* off, of, first */
+    rows[0] = {0, T}, rows[1] = rows[2] = std::vector<int>(T, 0);
+    int *at[3];
+    for (int i = 0; i < 3; i++) {
+        at[i] = (int *)cuda_take(c, rows[i].size() * sizeof(int), false);
+        cuda_upload(c, at[i], rows[i].data(), rows[i].size() * sizeof(int));
+    }
+    void *a = zeros(4 * n), *b = zeros(4 * n), *x = zeros(4 * n), *y = zeros(4 * n), *z = zeros(4 * n);
+    float *s = (float *)zeros(8 * n), *g = (float *)zeros(8 * n), *w = (float *)zeros(8 * n),
+          *v = (float *)zeros(8 * n), *parts = (float *)zeros(16 * n);
+    cuda_elu1(c, n, y, x, true);
+    cuda_elu1_backward(c, n, x, z, y, true, true);
+    cuda_l2norm(c, (int)M, P, y, x, 1e-5, true);
+    cuda_l2norm_backward(c, (int)M, P, x, y, z, 1e-5, true, true);
+    CudaConv conv = {};
+    conv.N = T, conv.B = 1, conv.C = H * P, conv.W = W, conv.silu = conv.narrow = true;
+    conv.off = at[0], conv.of = at[1], conv.first = at[2];
+    cuda_short_conv(c, &conv, y, x, w, w, nullptr, false);
+    cuda_short_conv_backward(c, &conv, x, true, v, s, parts, y, z, w, w);
+    const CudaGate gate = {CUDA_GATE_SOFTPLUS, 0};
+    cuda_decay(c, T, H, P, g, z, w, w, gate, true);
+    cuda_decay_backward(c, T, H, P, x, v, s, parts, g, z, w, w, gate, true, true);
+    const CudaGatedNorm norm = {P, H, true, false, 1e-5};
+    cuda_gated_norm(c, M, y, x, z, w, norm, true);
+    cuda_gated_norm_backward(c, M, a, b, v, parts, y, x, z, w, norm, true, true, true);
+    cuda_widen(c, M, P, y, x, true);
+    cuda_widen_backward(c, M, P, x, y, true, true);
+    cuda_quotient(c, M, P, y, x, 1e-2f, true);
+    cuda_quotient_backward(c, M, P, a, b, y, x, 1e-2f, true, true);
+    cuda_step(c, T, H, P, y, x, s, w, true);
+    cuda_step_backward(c, T, H, P, a, s, parts, y, x, g, w, true, true, true);
+    cuda_skip(c, T, H, P, y, x, w, true);
+    cuda_skip_backward(c, T, H, P, a, v, y, x, w, true, true);
+    CudaRecur p = {};
+    p.B = 1, p.N = p.longest = T, p.H = p.HV = H, p.K = p.V = P, p.per_channel = p.delta = p.narrow = true;
+    p.scale = 1, p.q = a, p.k = b, p.v = x, p.g = g, p.beta = s, p.off = at[0], p.first = at[2], p.seq = at[1];
+    cuda_fill(c, g, 0, 4 * n), cuda_fill(c, s, 0, 4 * n);
+    float *keep = (float *)zeros((size_t)T / CUDA_RECUR_CHUNK * H * P * P * 4);
+    cuda_delta(c, &p, cuda_take(c, cuda_delta_bytes(&p), false), y, keep, nullptr, false);
+    CudaRecurGrad d = {};
+    d.q = {zeros(2 * n), true, true}, d.k = {zeros(2 * n), true, true}, d.v = {zeros(2 * n), true, true};
+    d.g = {w, false, true}, d.beta = {v, false, true};
+    cuda_delta_backward(c, &p, cuda_take(c, cuda_delta_backward_bytes(&p, d.v), false), &d, z, keep);
+    cuda_sync(c);
+    if (getenv("CHECK_VERBOSE")) simt_print_estimates(stderr);
+    budgets_hold(budgets_recur, (double)n);
+    cr_expect(!simt_estimate("pack"), "rows of bf16 are packed");
     cuda_stop(c);
 }
 

@@ -199,6 +199,97 @@ Test(cuda_delta, takes_what_it_says, .timeout = 300) {
         recur_case_free(c);
     }
 }
+/* ---- rows in bf16 ---------------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    Tensor wide, half; /* the same numbers, as `real`s and in BF16 */
+} Twin;
+static Twin twin(Rig *g, const wide *from, int a, int b, int c, bool fresh) {
+    Twin t = {EMPTY(g, "wide", a, b, c), arena_tensor(&g->mem, "in bf16", BF16, 3, (const int[]){a, b, c})};
+    if (fresh) return t.half.fresh = t.wide.fresh = true, t; /* NaN */
+    for (size_t i = 0; i < tensor_count(t.wide); i++) {
+        ((uint16_t *)t.half.p)[i] = bf16_from((float)from[i]);
+        R(t.wide)[i] = bf16_to(((uint16_t *)t.half.p)[i]);
+    }
+    return t;
+}
+static Tensor real_of(Rig *g, const wide *from, int a, int b) {
+    Tensor t = EMPTY(g, "numbers", a, b);
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)from[i];
+    return t;
+}
+/* Emulated, what is stored in bf16 is what the pass over f32 stores, rounded once; a device may contract products of one
+ * kernel in another way than those of the other. */
+static void hold_twin(Rig *g, const char *what, const char *shape, Twin t) {
+    double e = 0, all = 0;
+    device_sync(g->dev);
+    for (size_t i = 0; i < tensor_count(t.wide); i++) {
+        real x;
+        tensor_read(t.half, i, 1, &x);
+        real want = R(t.wide)[i], near = t.half.dtype == BF16 ? bf16_to(bf16_from(want)) : want;
+        if (rig_emulated(g->dev))
+            cr_assert(x == near, "%s, %s: number %zu is %.9g instead of %.9g", shape, what, i, (double)x, (double)near);
+        e += ((double)x - (double)want) * ((double)x - (double)want), all += (double)want * (double)want;
+    }
+    cr_assert(e <= bound * bound * all, "%s, %s: %.3g off", shape, what, sqrt(e / all));
+}
+static void hold_twins(Scene *c, bool fresh) {
+    Rig g;
+    narrow_open(&g, (size_t)64 << 20);
+    const int N = c->N, H = c->H, HV = c->HV, K = c->K, V = c->V, G = c->gwidth, n = c->nseq * HV;
+    char shape[96];
+    snprintf(shape, sizeof shape, "%d rows, %d and %d heads of %d and %d, decay %d, delta %d, fresh %d", N, H, HV, K, V,
+             G, c->delta, fresh);
+    g.batch = recur_batch(c);
+    int *idx = xcalloc((size_t)N, sizeof *idx);
+    for (int i = 0; i < N; i++) idx[i] = i;
+    g.run.in = g.run.out = (Pick){N, idx};
+    wide *any = recur_weights((size_t)N * (size_t)HV * (size_t)imax(K, V), 3),
+         *ends = recur_weights((size_t)n * (size_t)K * (size_t)V, 4);
+    Twin q = twin(&g, c->q, N, H, K, false), k = twin(&g, c->k, N, H, K, false), v = twin(&g, c->v, N, HV, V, false),
+         dout = twin(&g, any, N, HV, V, false), o = twin(&g, NULL, N, HV, V, true), dq = twin(&g, any, N, H, K, fresh),
+         dk = twin(&g, any, N, H, K, fresh), dv = twin(&g, any, N, HV, V, fresh), keep, state, dg, dbeta, dstart;
+    Tensor none = {.p = NULL}, gates = none, beta = none;
+    if (G) gates = real_of(&g, c->g, N * HV, G), gates.rank = 3, gates.n[0] = N, gates.n[1] = HV, gates.n[2] = G;
+    if (c->delta) beta = real_of(&g, c->beta, N, HV);
+    Tensor start = real_of(&g, c->start, c->nseq, HV * K * V), dend = real_of(&g, ends, c->nseq, HV * K * V);
+    for (int half = 0; half < 2; half++) {
+#define OF(t)               (half ? (t).half : (t).wide)
+#define MADE(t, from, a, b) (*(half ? &(t).half : &(t).wide) = real_of(&g, from, a, b))
+        const Recur x = {OF(q), OF(k), OF(v), gates, beta};
+        Tensor held = EMPTY(&g, "keep", recur_keep(N), HV, K, V), to = MADE(state, c->start, c->nseq, HV * K * V),
+               gg = none, gb = none, gs = MADE(dstart, ends, c->nseq, HV * K * V);
+        if (G) gg = MADE(dg, any, N * HV, G), gg.rank = 3, gg.n[0] = N, gg.n[1] = HV, gg.n[2] = G;
+        if (c->delta) gb = MADE(dbeta, any, N, HV);
+        OP(&g, recur, OF(o), held, x, c->scale, c->history ? to : none, 0);
+        const Recur d = {OF(dq), OF(dk), OF(dv), gg, gb};
+        const RecurEnds e = {start, gs, dend};
+        OP(&g, recur_backward, &d, OF(dout), x, c->scale, held, c->history ? &e : NULL);
+        *(half ? &keep.half : &keep.wide) = held;
+    }
+    hold_twin(&g, "o", shape, o), hold_twin(&g, "dq", shape, dq), hold_twin(&g, "dk", shape, dk);
+    hold_twin(&g, "dv", shape, dv), hold_twin(&g, "state", shape, state), hold_twin(&g, "dstart", shape, dstart);
+    if (G) hold_twin(&g, "dg", shape, dg);
+    if (c->delta) hold_twin(&g, "dbeta", shape, dbeta);
+    free(idx), free(any), free(ends);
+    narrow_close(&g);
+    recur_case_free(c);
+}
+/* By chunks, values where they lie (a multiple of eight of them) and not, and row after row. */
+Test(cuda_delta, rows_in_bf16, .timeout = 300) {
+    static const struct {
+        int rows[2], H, HV, K, V, decay;
+        bool delta, history;
+    } all[] = {{{70, 30}, 1, 2, 20, 72, 20, true, true},  {{90, 1}, 1, 1, 128, 40, 1, true, false},
+               {{66, 40}, 2, 2, 24, 72, 24, false, true}, {{65, 0}, 1, 2, 33, 65, 1, false, false},
+               {{65, 20}, 2, 2, 16, 8, 0, false, true},   {{40, 9}, 1, 2, 20, 24, 20, true, true},
+               {{30, 3}, 1, 1, 130, 70, 1, true, false},  {{20, 3}, 2, 2, 9, 130, 9, false, true}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        for (int fresh = 0; fresh < 2; fresh++)
+            hold_twins(recur_case(2, all[i].rows, (int[]){33, 64, 7}, 3, all[i].H, all[i].HV, all[i].K, all[i].V,
+                                  all[i].decay, all[i].delta, all[i].history),
+                       fresh);
+}
 /* A pass in pieces, each continuing the state of the one before: the same outputs and the same end. */
 Test(cuda_delta, pieces_are_one_pass, .timeout = 300) {
     enum { N = 230, K = 12, V = 7, HV = 2 };

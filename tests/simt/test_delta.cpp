@@ -3,11 +3,21 @@
 #include <criterion/criterion.h>
 #include "../../ops/cuda/cuda.h"
 #include "include/cuda_runtime.h"
+#include <string.h>
 #include <vector>
 
 enum { T = 170, H = 1, HV = 2 };
-/* Two sequences, the second of which continues a history, documents that begin inside of windows; all results. */
-static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay) {
+/* The first half of the memory of n numbers becomes those numbers in bf16, cut off. */
+static void halve(float *p, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, p + i, sizeof bits);
+        ((uint16_t *)p)[i] = (uint16_t)(bits >> 16);
+    }
+}
+/* Two sequences, the second of which continues a history, documents that begin inside of windows; all results.
+ * narrow: q, k, v, o and do are bf16, and so are the gradients of the former, which are then fresh. */
+static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay, bool narrow) {
     static const int ints[] = {0, 75, T, 1, 0}; /* off, seq */
     int first[T];
     for (int i = 0; i < T; i++) {
@@ -16,6 +26,7 @@ static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay) 
     }
     CudaRecur p = {};
     p.B = 2, p.N = T, p.H = H, p.HV = HV, p.K = K, p.V = V, p.longest = T - 75, p.delta = delta, p.scale = 0.3f;
+    p.narrow = narrow;
     p.per_channel = decay > 1, p.blob = (size_t)(HV * K * V);
     size_t k = (size_t)(T * H * K), v = (size_t)(T * HV * V), g = (size_t)(T * HV * (decay ? decay : 1)), b = T * HV,
            S = (size_t)(2 * HV * K * V), given = 2 * k + 2 * v + g + b + 2 * S,
@@ -24,9 +35,13 @@ static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay) 
     for (size_t i = 0; i < given; i++) host[i] = (float)((i * 2654435761u >> 7) % 2001) / 1000 - 1;
     for (size_t i = 2 * k + 2 * v; i < 2 * k + 2 * v + g; i++) host[i] = -0.1f * (1 + host[i]);
     for (size_t i = 0; i < k; i++) host[k + i] *= 0.2f;
+    for (size_t at = 0; narrow && at < 2 * k + 2 * v; at += at < 2 * k ? k : v) halve(&host[at], at < 2 * k ? k : v);
     int *at = (int *)cuda_take(c, sizeof ints + sizeof first, false);
     float *in = (float *)cuda_take(c, given * sizeof *in, false), *to = (float *)cuda_take(c, made * sizeof *to, false);
-    void *mem = cuda_take(c, cuda_delta_bytes(&p), false), *back = cuda_take(c, cuda_delta_backward_bytes(&p), false);
+    CudaRecurGrad d = {};
+    d.q.narrow = d.k.narrow = d.v.narrow = d.q.fresh = d.k.fresh = d.v.fresh = narrow;
+    void *mem = cuda_take(c, cuda_delta_bytes(&p), false),
+         *back = cuda_take(c, cuda_delta_backward_bytes(&p, d.v), false);
     cuda_upload(c, at, ints, sizeof ints), cuda_upload(c, at + 5, first, sizeof first);
     cuda_upload(c, in, host.data(), given * sizeof *in);
     cuda_fill(c, to, 0, made * sizeof *to);
@@ -37,8 +52,7 @@ static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay) 
           *dg = dv + v, *db = dg + g, *ds = db + b;
     cuda_copy(c, state, start, S * sizeof *state);
     cuda_delta(c, &p, mem, to, keep, state, true);
-    CudaRecurGrad d = {};
-    d.q = dq, d.k = dk, d.v = dv, d.g = decay ? dg : nullptr, d.beta = delta ? db : nullptr;
+    d.q.p = dq, d.k.p = dk, d.v.p = dv, d.g.p = decay ? dg : nullptr, d.beta.p = delta ? db : nullptr;
     d.start = start, d.dend = start + S, d.dstart = ds;
     cuda_delta_backward(c, &p, back, &d, dout, keep);
     cuda_download(c, out.data(), to, made * sizeof *to);
@@ -46,17 +60,18 @@ static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay) 
     return out;
 }
 Test(delta, the_order_of_threads_changes_no_bit, .timeout = 300) {
-    static const int cases[][4] = {{20, 40, 1, 20}, {128, 33, 1, 1}, {64, 64, 0, 64}};
+    static const int cases[][5] = {{20, 40, 1, 20, 0}, {128, 33, 1, 1, 0}, {64, 64, 0, 64, 0},
+                                   {20, 72, 1, 20, 1}, {24, 33, 1, 1, 1},  {64, 40, 0, 0, 1}};
     char why[200];
     Cuda *c = cuda_start(0, why);
     cr_assert(c, "%s", why);
     for (auto &w : cases) {
         simt_seed(0);
-        std::vector<float> one = results(c, w[0], w[1], w[2], w[3]);
+        std::vector<float> one = results(c, w[0], w[1], w[2], w[3], w[4]);
         for (float x : one) cr_assert(x == x, "a number that is none");
         for (uint64_t seed = 1; seed < 4; seed++) {
             simt_seed(seed);
-            std::vector<float> other = results(c, w[0], w[1], w[2], w[3]);
+            std::vector<float> other = results(c, w[0], w[1], w[2], w[3], w[4]);
             cr_assert(!memcmp(one.data(), other.data(), one.size() * sizeof(float)), "%d and %d: seed %d", w[0], w[1],
                       (int)seed);
         }

@@ -74,8 +74,8 @@ static const char *retraced(int what) {
         cuda_fill(w.c, w.x, 0, N * sizeof(float));
         cuda_swiglu(w.c, last && what == 1 ? N / 2 : N, w.y, last && what == 2 ? w.y : w.x, w.x, false);
         cuda_sigmoid(w.c, N, w.y, w.x, last && what == 3 ? 3 : 2);
-        if (!last || what != 4) cuda_elu1(w.c, N, w.y, w.x);
-        if (last && what == 5) cuda_elu1(w.c, N, w.y, w.x);
+        if (!last || what != 4) cuda_elu1(w.c, N, w.y, w.x, false);
+        if (last && what == 5) cuda_elu1(w.c, N, w.y, w.x, false);
         cuda_graph_end(w.c);
     }
     int n = simt_reports(&r);
@@ -92,8 +92,8 @@ Test(graph, another_launch_than_captured_is_found) {
                                        "kernel (swiglu<float, 1>) is not launched as it was captured (another",
                                        "kernel (swiglu<float, 1>) is",
                                        "kernel sigmoid is not launched as it was captured (another argument)",
-                                       "kernel elu1, which was captured, is not launched again",
-                                       "kernel elu1 is not launched as it was captured (it was not)"};
+                                       "kernel (elu1<float, 1>), which was captured, is not launched again",
+                                       "kernel (elu1<float, 1>) is not launched as it was captured (it was not)"};
     for (int what = 0; what < 6; what++) {
         if (!simt_comparable && what >= 1 && what <= 3) continue;
         const char *text = retraced(what);
