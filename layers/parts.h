@@ -24,17 +24,17 @@ static inline Tensor tensor_as(Run *r, const char *name, Tensor t, Dtype dtype) 
     r->ops->copy(r, copy, t);
     return copy;
 }
-/* Zeros of one's shape in scratch, for a gradient to be added to; absent of absent. */
+/* Zeros of one's shape and type in scratch, for a gradient to be added to; absent of absent. */
 static inline Tensor zeros_like(Run *r, const char *name, Tensor like) {
     if (!present(like)) return ABSENT;
-    Tensor t = scratch_tensor(r, name, REAL, like.rank, like.n);
+    Tensor t = scratch_tensor(r, name, like.dtype, like.rank, like.n);
     r->ops->zero(r, t);
     return t;
 }
 
-/* Room for a gradient of one's shape that one op alone writes; absent of absent. */
+/* Room for a gradient of one's shape and type that one op alone writes; absent of absent. */
 static inline Tensor fresh_like(Run *r, const char *name, Tensor like) {
-    return present(like) ? as_fresh(scratch_tensor(r, name, REAL, like.rank, like.n)) : ABSENT;
+    return present(like) ? as_fresh(scratch_tensor(r, name, like.dtype, like.rank, like.n)) : ABSENT;
 }
 
 /* ---- initial values of recurrences ---------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ static void buffers(const KdaCfg *c, int N, int M, S *s, Fields *f) {
     field(f, &s->v, "v", 0, N, HV * V);
     field(f, &s->fa, "f_a", 0, N, c->gate_rank);
     field(f, &s->z, "z", 0, N, HV, K);
-    field(f, &s->b, "b", 0, N, HV);
+    field(f, &s->b, "b", FIELD_F32, N, HV);
     if (c->out_gate == KDA_LOW_RANK) field(f, &s->ga, "g_a", 0, M, c->out_rank);
     field(f, &s->gate, "gate", 0, M, HV, V);
     field(f, &s->o, "o", 0, N, HV, V);
@@ -144,10 +144,11 @@ static double scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
 /* All of T from S, in scratch. */
 static T derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
     int N = s->q.n[0], H = c->heads, HV = c->v_heads, K = c->head_dim, V = c->v_dim;
+    Dtype as = s->q.dtype;
     At at = state_at(c);
-    T t = {.q = SCRATCH(r, "conv q", N, H, K), .k = SCRATCH(r, "conv k", N, H, K)};
-    t.x = (Recur){SCRATCH(r, "unit q", N, H, K), SCRATCH(r, "unit k", N, H, K), SCRATCH(r, "conv v", N, HV, V),
-                  SCRATCH(r, "log decay", N, HV, K), SCRATCH(r, "beta", N, HV)};
+    T t = {.q = SCRATCH_OF(r, "conv q", as, N, H, K), .k = SCRATCH_OF(r, "conv k", as, N, H, K)};
+    t.x = (Recur){SCRATCH_OF(r, "unit q", as, N, H, K), SCRATCH_OF(r, "unit k", as, N, H, K),
+                  SCRATCH_OF(r, "conv v", as, N, HV, V), SCRATCH(r, "log decay", N, HV, K), SCRATCH(r, "beta", N, HV)};
     r->ops->short_conv(r, t.q, s->q, w->cq, ABSENT, true, state, at.q);
     r->ops->short_conv(r, t.k, s->k, w->ck, ABSENT, true, state, at.k);
     r->ops->short_conv(r, t.x.v, s->v, w->cv, ABSENT, true, state, at.v);
@@ -169,7 +170,7 @@ static void run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor stat
     r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
     T t = derive(r, c, w, s, state);
     r->ops->recur(r, s->o, s->states, t.x, scale_of(c), state, 0);
-    Tensor o = wanted_rows(r, s->o), n = SCRATCH(r, "normed", r->out.n, c->v_heads * c->v_dim);
+    Tensor o = wanted_rows(r, s->o), n = SCRATCH_OF(r, "normed", o.dtype, r->out.n, c->v_heads * c->v_dim);
     if (!all) r->ops->linear(r, p[5].y, wanted_rows(r, x), p[5].w, p[5].bias);
     if (low) r->ops->linear(r, s->gate, s->ga, w->gb, w->bias);
     r->ops->gated_norm(r, n, o, s->gate, w->norm, norm_of(c));
@@ -211,21 +212,15 @@ static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *
     r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
     arena_release(r->scratch, mark);
 }
-/* From dy to the gradient of o. */
-static void out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dout,
-                         Tensor dx) {
+/* From dy to the gradients (fresh) of o and of what the gate is projected to first: itself, or its low rank. */
+static void out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout, Tensor dga) {
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH(r, "normed", s->o.n[0], c->v_heads * c->v_dim), dn = fresh_like(r, "d normed", n),
-           dgate = fresh_like(r, "d gate", s->gate);
+    Tensor n = SCRATCH_OF(r, "normed", s->o.dtype, s->o.n[0], c->v_heads * c->v_dim), dn = fresh_like(r, "d normed", n),
+           dgate = present(w->ga) ? fresh_like(r, "d gate", s->gate) : dga;
     r->ops->gated_norm(r, n, s->o, s->gate, w->norm, norm_of(c));
     r->ops->linear_backward(r, dn, dw->wo, ABSENT, dy, n, w->wo);
     r->ops->gated_norm_backward(r, dout, dgate, dw->norm, dn, s->o, s->gate, w->norm, norm_of(c));
-    if (present(w->ga)) {
-        Tensor dga = fresh_like(r, "d g_a", s->ga);
-        r->ops->linear_backward(r, dga, dw->gb, dw->bias, dgate, s->ga, w->gb);
-        r->ops->linear_backward(r, dx, dw->ga, ABSENT, dga, x, w->ga);
-    } else
-        r->ops->linear_backward(r, dx, dw->gb, dw->bias, dgate, x, w->gb);
+    if (present(w->ga)) r->ops->linear_backward(r, dga, dw->gb, dw->bias, dgate, s->ga, w->gb);
     arena_release(r->scratch, mark);
 }
 static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
@@ -236,23 +231,25 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     W *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    Tensor dout = fresh_like(r, "d o", s->o);
-    out_backward(r, c, w, dw, x, s, dy, dout, dx);
+    bool low = present(w->ga);
+    Tensor dout = fresh_like(r, "d o", s->o), dga = fresh_like(r, "d g_a", low ? s->ga : s->gate);
+    out_backward(r, c, w, dw, s, dy, dout, dga);
     T t = derive(r, c, w, s, ABSENT);
     Recur d = {fresh_like(r, "d q", t.x.q), fresh_like(r, "d k", t.x.k), fresh_like(r, "d v", t.x.v),
                fresh_like(r, "d g", t.x.g), fresh_like(r, "d beta", t.x.beta)};
     r->ops->recur_backward(r, &d, dout, t.x, scale_of(c), s->states, NULL);
-    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}, {.w = w->fa}, {.w = w->wb}},
+    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}, {.w = w->fa}, {.w = w->wb}, {.w = low ? w->ga : w->gb}},
                g[] = {{fresh_like(r, "d projected q", s->q), dw->wq, ABSENT},
                       {fresh_like(r, "d projected k", s->k), dw->wk, ABSENT},
                       {fresh_like(r, "d projected v", s->v), dw->wv, ABSENT},
                       {fresh_like(r, "d f_a", s->fa), dw->fa, ABSENT},
-                      {fresh_like(r, "d b", s->b), dw->wb, ABSENT}};
+                      {fresh_like(r, "d b", s->b), dw->wb, ABSENT},
+                      {dga, low ? dw->ga : dw->gb, low ? ABSENT : dw->bias}};
     gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y);
     conv_backward(r, g[0].y, dw->cq, d.q, s->q, t.q, w->cq);
     conv_backward(r, g[1].y, dw->ck, d.k, s->k, t.k, w->ck);
     conv_backward(r, g[2].y, dw->cv, d.v, s->v, ABSENT, w->cv);
-    r->ops->linear_many_backward(r, dx, 5, g, x, p);
+    r->ops->linear_many_backward(r, dx, 6, g, x, p);
     arena_release(r->scratch, mark);
 }
 
@@ -279,4 +276,5 @@ const Mixer kda_mixer = {
     .extend = extend,
     .flops = flops,
     .init = init,
+    .half = true,
 };

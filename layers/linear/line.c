@@ -82,12 +82,12 @@ static void buffers(const LineCfg *c, int N, int M, bool keep, LineS *s, Fields 
     field(f, &s->q, "q", 0, N, K);
     field(f, &s->k, "k", 0, N, K);
     field(f, &s->v, "v", 0, N, V);
-    if (c->kind->decay == DECAY_HEAD || c->kind->decay == DECAY_RATE) field(f, &s->a, "decay", 0, N, HV, 1);
+    if (c->kind->decay == DECAY_HEAD || c->kind->decay == DECAY_RATE) field(f, &s->a, "decay", FIELD_F32, N, HV, 1);
     if (c->kind->decay == DECAY_CHANNEL) {
         field(f, &s->a0, "decay, low rank", 0, N, c->gate_rank);
         field(f, &s->a, "decay", 0, N, c->heads, c->head_dim);
     }
-    if (c->kind->delta) field(f, &s->beta, "beta", 0, N, HV);
+    if (c->kind->delta) field(f, &s->beta, "beta", FIELD_F32, N, HV);
     if (keep) field(f, &s->keep, "states", FIELD_F32, recur_keep(N), HV, c->head_dim, columns(c));
     field(f, &s->o, "o", 0, N, HV, columns(c));
     if (gated(c)) field(f, &s->gate, "gate", 0, M, V);
@@ -110,14 +110,14 @@ typedef struct {
 } Fed;
 static Tensor convolved(Run *r, const LineCfg *c, Tensor x, Tensor w, Tensor state, int at) {
     if (!c->kind->delta) return x;
-    Tensor y = SCRATCH(r, "convolved", x.n[0], x.n[1]);
+    Tensor y = SCRATCH_OF(r, "convolved", x.dtype, x.n[0], x.n[1]);
     r->ops->short_conv(r, y, x, w, ABSENT, true, state, at);
     return y;
 }
 static Tensor mapped(Run *r, const LineCfg *c, Tensor x) {
     Tensor in = shaped(x, c->heads, c->head_dim);
     if (c->kind->map != MAP_UNIT && c->kind->map != MAP_ELU) return in;
-    Tensor y = SCRATCH(r, "features", in.n[0], in.n[1], in.n[2]);
+    Tensor y = SCRATCH_OF(r, "features", in.dtype, in.n[0], in.n[1], in.n[2]);
     if (c->kind->map == MAP_UNIT)
         r->ops->l2norm(r, y, in, unit_eps);
     else
@@ -150,7 +150,7 @@ static Fed feed(Run *r, const LineCfg *c, const LineW *w, const LineS *s, Tensor
                   .g = decays(r, c, w, s),
                   .beta = s->beta};
     if (c->kind->quotient) {
-        Tensor v = SCRATCH(r, "values and one", f.cv.n[0], c->v_heads, columns(c));
+        Tensor v = SCRATCH_OF(r, "values and one", f.cv.dtype, f.cv.n[0], c->v_heads, columns(c));
         r->ops->widen(r, v, f.x.v);
         f.x.v = v;
     }
@@ -199,7 +199,7 @@ static void run(Run *r, const LineCfg *c, const LineW *w, Tensor x, LineS *s, Te
     Fed f = feed(r, c, w, s, state);
     r->ops->recur(r, s->o, s->keep, f.x, scale_of(c), state, 0);
     if (gated(c) && r->in.n != r->out.n) r->ops->linear(r, s->gate, wanted_rows(r, x), w->wg, ABSENT);
-    Tensor out = SCRATCH(r, "read", r->out.n, values_of(c));
+    Tensor out = SCRATCH_OF(r, "read", s->o.dtype, r->out.n, values_of(c));
     readout(r, c, w, s, wanted_rows(r, s->o), s->rstd, out);
     r->ops->linear(r, y, out, w->wo, ABSENT);
     arena_release(r->scratch, mark);
@@ -240,8 +240,16 @@ static Tensor channel_backward(Run *r, const LineCfg *c, Tensor dconv, Tensor g,
     op->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
     return d;
 }
-static void decay_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, Tensor x, const LineS *s, Tensor dg,
-                           Tensor dx) {
+/* Projections of the layer's input, whose gradients are made by one call. */
+typedef struct {
+    int n;
+    Projection w[LINEAR_MANY], d[LINEAR_MANY];
+} Inputs;
+static void input(Inputs *in, Tensor dy, Tensor w, Tensor dw) {
+    in->w[in->n] = (Projection){.w = w};
+    in->d[in->n++] = (Projection){dy, dw, ABSENT};
+}
+static void decay_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, const LineS *s, Tensor dg, Inputs *in) {
     if (!present(s->a)) return;
     const Ops *op = r->ops;
     Tensor da = fresh_like(r, "d decay", s->a);
@@ -251,16 +259,16 @@ static void decay_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, 
     if (present(s->a0)) {
         Tensor d0 = fresh_like(r, "d decay, low rank", s->a0);
         op->linear_backward(r, d0, dw->wa, ABSENT, da, s->a0, w->wa);
-        op->linear_backward(r, dx, dw->wa0, ABSENT, d0, x, w->wa0);
+        input(in, d0, w->wa0, dw->wa0);
     } else
-        op->linear_backward(r, dx, dw->wa, ABSENT, da, x, w->wa);
+        input(in, da, w->wa, dw->wa);
 }
 /* The gradient of o from that of y. */
-static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, Tensor x, const LineS *s, Tensor dy,
-                               Tensor dx) {
+static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw, const LineS *s, Tensor dy,
+                               Inputs *in) {
     const Ops *op = r->ops;
     int N = r->in.n, HV = c->v_heads, V = c->v_dim;
-    Tensor dout = fresh_like(r, "d o", s->o), out = SCRATCH(r, "read", N, HV * V), dread = fresh_like(r, "d read", out),
+    Tensor dout = fresh_like(r, "d o", s->o), out = SCRATCH_OF(r, "read", s->o.dtype, N, HV * V), dread = fresh_like(r, "d read", out),
            rstd = present(s->rstd) ? SCRATCH(r, "rstd", N, HV) : ABSENT;
     readout(r, c, w, s, s->o, rstd, out);
     op->linear_backward(r, dread, dw->wo, ABSENT, dy, out, w->wo);
@@ -271,7 +279,7 @@ static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *
         Tensor dgate = fresh_like(r, "d gate", s->gate);
         op->gated_norm_backward(r, dout, shaped(dgate, HV, V), dw->norm, heads, s->o, shaped(s->gate, HV, V), w->norm,
                                 norm_of(c));
-        op->linear_backward(r, dx, dw->wg, ABSENT, dgate, x, w->wg);
+        input(in, dgate, w->wg, dw->wg);
     } else
         op->rmsnorm_backward(r, dout, dw->norm, heads, s->o, w->norm, s->rstd);
     return dout;
@@ -285,7 +293,8 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     const LineS *s = s_;
     const Ops *op = r->ops;
     Mark mark = arena_mark(r->scratch);
-    Tensor dout = readout_backward(r, c, w, dw, x, s, dy, dx);
+    Inputs in = {0};
+    Tensor dout = readout_backward(r, c, w, dw, s, dy, &in);
     Fed f = feed(r, c, w, s, ABSENT);
     Recur d = {.q = fresh_like(r, "d q", f.x.q),
                .k = fresh_like(r, "d k", f.x.k),
@@ -293,22 +302,21 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
                .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : fresh_like(r, "d g", f.x.g),
                .beta = fresh_like(r, "d beta", f.x.beta)};
     op->recur_backward(r, &d, dout, f.x, scale_of(c), s->keep, NULL);
-    decay_backward(r, c, w, dw, x, s, d.g, dx);
+    decay_backward(r, c, w, dw, s, d.g, &in);
     if (c->kind->delta) {
         Tensor db = fresh_like(r, "d beta logit", s->beta);
         op->sigmoid_backward(r, db, d.beta, s->beta, c->beta_max);
-        op->linear_backward(r, dx, dw->wb, ABSENT, db, x, w->wb);
+        input(&in, db, w->wb, dw->wb);
     }
     if (c->kind->quotient) {
         Tensor dv = fresh_like(r, "d values", shaped(s->v, c->v_heads, c->v_dim));
         op->widen_backward(r, dv, d.v);
         d.v = dv;
     }
-    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
-               g[] = {{channel_backward(r, c, dw->cq, d.q, s->q, f.cq, f.x.q, w->cq, c->kind->map), dw->wq, ABSENT},
-                      {channel_backward(r, c, dw->ck, d.k, s->k, f.ck, f.x.k, w->ck, c->kind->map), dw->wk, ABSENT},
-                      {channel_backward(r, c, dw->cv, d.v, s->v, f.cv, f.x.v, w->cv, MAP_NONE), dw->wv, ABSENT}};
-    op->linear_many_backward(r, dx, 3, g, x, p);
+    input(&in, channel_backward(r, c, dw->cq, d.q, s->q, f.cq, f.x.q, w->cq, c->kind->map), w->wq, dw->wq);
+    input(&in, channel_backward(r, c, dw->ck, d.k, s->k, f.ck, f.x.k, w->ck, c->kind->map), w->wk, dw->wk);
+    input(&in, channel_backward(r, c, dw->cv, d.v, s->v, f.cv, f.x.v, w->cv, MAP_NONE), w->wv, dw->wv);
+    op->linear_many_backward(r, dx, in.n, in.d, x, in.w);
     arena_release(r->scratch, mark);
 }
 

@@ -70,7 +70,7 @@ double line_flops(const void *cfg, double context);
 #define LINE_MIXER                                                                                                 \
     .cfg_size = sizeof(LineCfg), .w_size = sizeof(LineW), .s_size = sizeof(LineS), .weights = line_weights,        \
     .saved = line_saved, .rows = line_rows, .init = line_init, .forward = line_forward, .backward = line_backward, \
-    .extend = line_extend, .flops = line_flops
+    .extend = line_extend, .flops = line_flops, .half = true
 #define LINE_KEY_HEADS(most) \
     { "heads", KEY_INT, offsetof(LineCfg, heads), NULL, 1, most, "query and key heads", 0, 0 }
 #define LINE_KEY_HEAD_DIM(dflt) \

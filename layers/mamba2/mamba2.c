@@ -100,7 +100,7 @@ static void buffers(const Mamba2Cfg *c, int N, int M, S *s, Fields *f) {
     field(f, &s->x, "x", 0, N, p.d);
     field(f, &s->B, "B", 0, N, p.bc);
     field(f, &s->C, "C", 0, N, p.bc);
-    field(f, &s->dt, "dt", 0, N, c->heads, 1);
+    field(f, &s->dt, "dt", FIELD_F32, N, c->heads, 1);
     field(f, &s->z, "z", 0, M, p.d);
     field(f, &s->o, "o", 0, N, c->heads, c->head_dim);
 }
@@ -123,7 +123,7 @@ static GatedNorm norm_of(const Mamba2Cfg *c) {
 
 /* silu(conv(x)) of the channels from..from+C-1 of the convolution. */
 static Tensor convolved(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, int from, Tensor state) {
-    Tensor y = SCRATCH(r, "convolved", x.n[0], x.n[1]);
+    Tensor y = SCRATCH_OF(r, "convolved", x.dtype, x.n[0], x.n[1]);
     r->ops->short_conv(r, y, x, tensor_part(w->conv, from, x.n[1]), tensor_part(w->conv_bias, from, x.n[1]), true,
                        state, state_size(c) + (c->conv - 1) * from);
     return y;
@@ -134,7 +134,7 @@ static T derive(Run *r, const Mamba2Cfg *c, const W *w, const S *s, Tensor state
     T t = {.x = shaped(convolved(r, c, w, s->x, 0, state), H, P)};
     t.r.k = shaped(convolved(r, c, w, s->B, p.d, state), c->groups, c->state_size);
     t.r.q = shaped(convolved(r, c, w, s->C, p.d + p.bc, state), c->groups, c->state_size);
-    t.r.v = SCRATCH(r, "step x", N, H, P);
+    t.r.v = SCRATCH_OF(r, "step x", t.x.dtype, N, H, P);
     t.r.g = SCRATCH(r, "log decay", N, H, 1);
     r->ops->step(r, t.r.v, t.x, s->dt, w->dt);
     r->ops->decay(r, t.r.g, s->dt, w->A, w->dt, gate);
@@ -157,7 +157,7 @@ static void run(Run *r, const Mamba2Cfg *c, const W *w, Tensor x, S *s, Tensor s
     r->ops->recur(r, s->o, s->states, t.r, 1, state, 0);
     r->ops->skip(r, s->o, t.x, w->D);
     if (!all) r->ops->linear(r, s->z, wanted_rows(r, x), parts[4].w, parts[4].bias);
-    Tensor n = SCRATCH(r, "normed", r->out.n, p.d);
+    Tensor n = SCRATCH_OF(r, "normed", s->o.dtype, r->out.n, p.d);
     r->ops->gated_norm(r, n, wanted_rows(r, s->o), s->z, w->norm, norm_of(c));
     r->ops->linear(r, y, n, w->out, w->out_bias);
     arena_release(r->scratch, mark);
@@ -188,7 +188,7 @@ static Tensor conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, int
 /* From dy to the gradients of o and of z. */
 static void out_backward(Run *r, const Mamba2Cfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout, Tensor dz) {
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH(r, "normed", s->z.n[0], s->z.n[1]), dn = fresh_like(r, "d normed", n);
+    Tensor n = SCRATCH_OF(r, "normed", s->z.dtype, s->z.n[0], s->z.n[1]), dn = fresh_like(r, "d normed", n);
     r->ops->gated_norm(r, n, s->o, s->z, w->norm, norm_of(c));
     r->ops->linear_backward(r, dn, dw->out, dw->out_bias, dy, n, w->out);
     r->ops->gated_norm_backward(r, dout, dz, dw->norm, dn, s->o, s->z, w->norm, norm_of(c));
@@ -247,4 +247,5 @@ const Mixer mamba2_mixer = {
     .extend = extend,
     .flops = flops,
     .init = init,
+    .half = true,
 };
