@@ -338,7 +338,7 @@ Test(bf16, few_rows_are_as_those_among_many) {
 /* ---- models -------------------------------------------------------------------------------------------------------
  */
 
-enum { F32_THROUGHOUT, F32_OF_ROUNDED_WEIGHTS, BF16_PRODUCTS };
+enum { F32_THROUGHOUT, F32_OF_ROUNDED_WEIGHTS, BF16_PRODUCTS, BF16_ACTIVATIONS };
 typedef struct {
     Device *dev;
     ModelCfg cfg;
@@ -355,7 +355,8 @@ static void beside_open(Beside *b, const Animal *a, int how) {
     Pass p;
     cr_assert(model_cfg_from_json(&b->cfg, a->json, strlen(a->json), a->name, &e), "%s: %s", a->name, e.msg);
     cr_assert(device_open(&b->dev, "cpu", 2, &e), "%s", e.msg);
-    if (how == BF16_PRODUCTS) gemm_use(b->dev->gemm, b->dev->gemm_bf16, 2, 0); /* every product, however small */
+    if (how == BF16_ACTIVATIONS) cr_assert(device_bf16(b->dev, true, &e), "%s", e.msg);
+    if (how >= BF16_PRODUCTS) gemm_use(b->dev->gemm, b->dev->gemm_bf16, 2, 0); /* every product, however small */
     ModelOpts o = {.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true};
     cr_assert(model_open(&b->m, b->dev, &b->cfg, o, &e), "%s: %s", a->name, e.msg);
     model_init(&b->m, 7);
@@ -396,13 +397,13 @@ static void beside(const Beside *a, const Beside *b, double *gradient, double *l
 /* How much a model minds is measured by rounding its weights alone: products in bf16 round weights, activations and
  * gradients and may be three times as far off, and the losses by 2e-2. They are not the same, either: bf16 was at work.
  * A hard choice (an expert, a merge) may fall otherwise where two lie close: models with one are left out. */
-Test(bf16, models_beside_f32) {
+static void models_beside(int how) {
     for (int k = 0; k < zoo_count(); k++) {
         Beside a = {0}, b = {0}, c = {0};
         double off, off_loss, minds, minds_loss;
         if (strstr(zoo[k].json, "\"moe\"") || strstr(zoo[k].json, "\"dmc\"")) continue;
         beside_open(&a, &zoo[k], F32_THROUGHOUT);
-        beside_open(&b, &zoo[k], BF16_PRODUCTS);
+        beside_open(&b, &zoo[k], how);
         beside_open(&c, &zoo[k], F32_OF_ROUNDED_WEIGHTS);
         beside(&a, &b, &off, &off_loss);
         beside(&a, &c, &minds, &minds_loss);
@@ -416,6 +417,17 @@ Test(bf16, models_beside_f32) {
         zoo_close(&b.cfg, &b.m, b.dev);
         zoo_close(&c.cfg, &c.m, c.dev);
     }
+}
+Test(bf16, models_beside_f32, .timeout = 60) { models_beside(BF16_PRODUCTS); }
+/* In memory, too, where the processor keeps them so. */
+Test(bf16, models_of_activations_beside_f32, .timeout = 60) {
+    Device *d;
+    Err e = {0};
+    cr_assert(device_open(&d, "cpu", 1, &e) && device_bf16(d, true, &e), "%s", e.msg);
+    bool kept = device_half(d);
+    device_close(d);
+    if (!kept) cr_skip("this processor keeps activations in f32");
+    models_beside(BF16_ACTIVATIONS);
 }
 
 #else

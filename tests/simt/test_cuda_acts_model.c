@@ -43,6 +43,13 @@ static const char *const names[] = {"gqa",
                                     "parallel, part of a head turns",
                                     "parallel, publisher and reader",
                                     "kda and nope attention",
+                                    "kda, no convolution, full gate, beta 2",
+                                    "gdn",
+                                    "deltanet, gated",
+                                    "gla",
+                                    "retention, nope",
+                                    "linear attention",
+                                    "mamba2",
                                     "gated retention, publisher and reader (YOCO)",
                                     "dmc read by others",
                                     "mixture, sigmoid, groups, shared",
@@ -112,15 +119,21 @@ Test(cuda_acts_model, recomputed_they_change_no_bit, .timeout = 300) {
         }
 }
 
-/* Which layers do: attention and latent attention with all that read its K/V, and dense feed-forward parts; the stream does not. */
+/* Which layers do: attention and latent attention with all that read its K/V, recurrences, and dense feed-forward parts;
+ * the stream does not. */
 Test(cuda_acts_model, what_is_kept_how) {
     static const struct {
         const char *name, *mixers, *ffns; /* of each layer: h BF16, . REAL, - none */
     } kept[] = {{"gqa", "hh", "hh"},
-                {"kda and nope attention", ".h.", "hhh"},
+                {"kda and nope attention", "hhh", "hhh"},
+                {"gdn", "hh", "hh"},
+                {"gla", "hh", "hh"},
+                {"retention", "hh", "hh"},
+                {"linear attention", "hh", "hh"},
+                {"mamba2", "hh", "hh"},
                 {"shared by pairs (CLA)", "hhhh", "hhhh"},
                 {"publisher and readers (YOCO)", "hhhhh", "hh-hh"},
-                {"gated retention, publisher and reader (YOCO)", "..hh", "hh-h"},
+                {"gated retention, publisher and reader (YOCO)", "hhhh", "hh-h"},
                 {"mla", "hh", "hh"},
                 {"mla, shared latents", "hhhh", "hhhh"},
                 {"mla beside gqa, published latents", "hhhhh", "hh-hh"},
@@ -194,6 +207,15 @@ Test(cuda_acts_model, a_step_moves_fewer_bytes, .timeout = 300) {
          "\"mla\",\"heads\":4,\"kv_rank\":32,\"q_rank\":48,\"nope_dim\":24,\"rope_dim\":8,\"v_dim\":24}},\"pattern\":"
          "[\"a\"],\"ffn\":{\"kind\":\"swiglu\",\"hidden\":192}}",
          0.4, 0.7},
+        {"kda, swiglu",
+         "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":"
+         "\"kda\",\"heads\":2,\"head_dim\":32}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"swiglu\",\"hidden\":192}}",
+         0.4, 0.8},
+        {"mamba2, swiglu",
+         "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":"
+         "\"mamba2\",\"heads\":4,\"head_dim\":32,\"state_size\":32}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":"
+         "\"swiglu\",\"hidden\":192}}",
+         0.4, 0.8},
         {"gpt",
          "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"norm\":\"layer\","
          "\"positions\":\"learned\",\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"head_dim\":32,\"qkv_bias\":"
