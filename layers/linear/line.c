@@ -268,8 +268,8 @@ static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *
                                Inputs *in) {
     const Ops *op = r->ops;
     int N = r->in.n, HV = c->v_heads, V = c->v_dim;
-    Tensor dout = fresh_like(r, "d o", s->o), out = SCRATCH_OF(r, "read", s->o.dtype, N, HV * V), dread = fresh_like(r, "d read", out),
-           rstd = present(s->rstd) ? SCRATCH(r, "rstd", N, HV) : ABSENT;
+    Tensor dout = fresh_like(r, "d o", s->o), out = SCRATCH_OF(r, "read", s->o.dtype, N, HV * V),
+           dread = fresh_like(r, "d read", out), rstd = present(s->rstd) ? SCRATCH(r, "rstd", N, HV) : ABSENT;
     readout(r, c, w, s, s->o, rstd, out);
     op->linear_backward(r, dread, dw->wo, ABSENT, dy, out, w->wo);
     Tensor heads = shaped(dread, HV, V);
