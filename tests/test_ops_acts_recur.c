@@ -65,7 +65,7 @@ static void conv_case(Desk *d, Size s) {
     free(p.pos);
 }
 Test(acts, short_conv, .timeout = 120) {
-    static const int sizes[][3] = {{40, 24, 4}, {21, 33, 4}, {7, 13, 2}, {50, 20, 13},
+    static const int sizes[][3] = {{81, 24, 4}, {21, 33, 4}, {7, 13, 2}, {50, 20, 13},
                                    {9, 16, 1},  {11, 35, 0}, {1, 5, 4}};
     for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++)
         for (int how = 0; how < 8; how++)

@@ -24,7 +24,7 @@ INLINE Window conv_window(Tensor x, int from, int to, size_t c, size_t n, real *
 }
 /* The input that lies `back` rows before row t: in the pass, in the tail that the state holds (C numbers a row), or
  * NULL: before the document. */
-static const real *conv_row(const Batch *b, Window x, int t, int back, const real *tail, size_t C, int W) {
+INLINE const real *conv_row(const Batch *b, Window x, int t, int back, const real *tail, size_t C, int W) {
     int s = b->of[t], first = b->first[t], from = first < 0 ? b->off[s] : first, i = t - back;
     if (i >= from) return x.at + (size_t)(i - x.from) * x.ld;
     if (first >= 0 || i < b->off[s] - (W - 1)) return NULL;
@@ -98,7 +98,7 @@ static void conv_store(const Run *r, Tensor x, int W, Tensor state, int at) {
 }
 
 /* Rows t..end-1 of y. room: CONV_ROWS + W - 1 rows of RUN numbers, where x is BF16. */
-static void conv_rows(const Conv *v, Tensor y, int t, int end, bool act, Tensor state, int at, real *room) {
+INLINE void conv_rows(const Conv *v, Tensor y, int t, int end, bool act, Tensor state, int at, real *room) {
     const Batch *b = v->b;
     for (size_t c = 0; c < v->C; c += RUN) {
         size_t n = zmin(RUN, v->C - c);
@@ -127,7 +127,7 @@ static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool a
     const Batch *b = r->batch;
     int N = x.n[0], C = x.n[1], W = conv_width(w);
     bool half = x.dtype == BF16;
-    int rows = half ? CONV_ROWS : 1; /* to widen those before them less often */
+    int rows = N >= CONV_ROWS * CONV_ROWS ? CONV_ROWS : 1; /* at a time; of few every thread takes some */
     CHECK(tensor_count(y) == tensor_count(x) && (!present(w) || w.n[0] == C), "x (%d,%d)", N, C);
     CHECK(!half || !present(state), "x is %s beside a state", dtype_name(x.dtype));
     alike(2, (Tensor[]){y, x});

@@ -2,7 +2,7 @@
 #include "vec.h"
 
 /* 1 / |row| of d numbers from `at` on, and in *t, where that is asked for, x.dy / |row|^2. */
-static real l2norm_factor(Tensor x, size_t at, int d, double eps, Tensor dy, real *t) {
+INLINE real l2norm_factor(Tensor x, size_t at, int d, double eps, Tensor dy, real *t) {
     real room[2][RUN], squares = 0, by = 0;
     for (int c = 0, run = run_width(x, d); c < d; c += run) {
         size_t n = (size_t)imin(run, d - c);
