@@ -5,19 +5,20 @@
  * before return; while measuring(r) an op takes its scratch and touches nothing else. Shapes are CHECKed.
  *
  * Tensors are REAL but where an op says more. On a device (device_half) activations and their gradients may be BF16 in
- * memory, each rounded to the nearest as it is stored: x, y and their gradients of linear, linear_many, rmsnorm,
- * layernorm, rope, rmsnorm_rope, swiglu, gelu, add, copy, columns and gather, x and dx of linear_xent, q, o and their
- * gradients, k with v, dk with dv of attend and attend_backward. Of one call of rmsnorm, rmsnorm_rope, swiglu or gelu
- * all are BF16 or none, but that rmsnorm and layernorm read x in REAL, or x and dx, beside a narrow y or dy. Around a
- * recurrence the following and their gradients may be, all of a call or none: x and y of short_conv (then without
- * state), l2norm, elu1, widen, quotient, step and skip, with z of gated_norm, z alone of decay, q, k, v and o of recur.
- * What decides how much stays REAL: g, beta, z of step, all of sigmoid, their gradients, states and keep. What is added
- * to in BF16 is widened, added to in f32 and rounded once, however many shares there are.
+ * memory, each rounded to the nearest as it is stored: x, y and their gradients of linear, linear_many, linear_groups,
+ * rmsnorm, layernorm, rope, rmsnorm_rope, swiglu, swiglu_rows (but not its s), gelu, add, copy, columns, spread, collect
+ * and gather, x of linear_steady, x and dx of linear_xent, q, o and their gradients, k with v, dk with dv of attend and
+ * attend_backward. Of one call of rmsnorm, rmsnorm_rope, swiglu, swiglu_rows or gelu all are BF16 or none, but that
+ * rmsnorm and layernorm read x in REAL, or x and dx, beside a narrow y or dy. Around a recurrence the following and
+ * their gradients may be, all of a call or none: x and y of short_conv (then without state), l2norm, elu1, widen,
+ * quotient, step and skip, with z of gated_norm, z alone of decay, q, k, v and o of recur. What decides how much stays
+ * REAL: g, beta, z of step, all of sigmoid, their gradients, states and keep. What is added to in BF16 is widened, added
+ * to in f32 and rounded once, however many shares there are.
  *
- * dx of linear_backward, linear_many_backward, swiglu_backward, gelu_backward, rmsnorm_backward, rmsnorm_rope_backward
- * and columns_backward, dq and dkv's k and v of attend_backward, all of d of recur_backward, and dx and dz of what stands
- * around a recurrence (short_conv, l2norm, decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then
- * overwritten, not added to.
+ * dx of linear_backward, linear_many_backward, linear_groups_backward, swiglu_backward, gelu_backward, rmsnorm_backward,
+ * rmsnorm_rope_backward and columns_backward, all three of swiglu_rows_backward, y of collect, dq and dkv's k and v of
+ * attend_backward, all of d of recur_backward, and dx and dz of what stands around a recurrence (short_conv, l2norm,
+ * decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then overwritten, not added to.
  *
  * Results do not depend on the number of threads unless said. */
 #pragma once
@@ -96,7 +97,7 @@ struct Ops {
      */
     void (*linear_heads)(Run *, Tensor y, Tensor x, Tensor w, int row, int O, bool turned);
     /* linear whose numbers are each a function of their row of x and of w alone: the same bits whatever N and the
-     * number of threads. For what hard decisions hang on; slower. */
+     * number of threads, and of x in BF16 those of the same numbers in REAL. For what hard decisions hang on; slower. */
     void (*linear_steady)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
 
     /* y (N,d) = scale table (V,d) [tok]; tok (N) in 0..V-1. */
@@ -241,11 +242,12 @@ struct Ops {
      * `linear` with one of the matrices would be (device_bf16). */
     void (*linear_groups)(Run *, Tensor y, Tensor x, Groups, const Tensor *w);
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
-    void (*spread)(Run *, Tensor y, Tensor x, const int *row); /* y row j = x row row[j]; in any order, repeats too */
+    /* y row j = x row row[j]; in any order, repeats too. BF16 of REAL is rounded, equal types are copied. */
+    void (*spread)(Run *, Tensor y, Tensor x, const int *row);
     /* n pieces of w numbers: those of y from number to[i] on become those of x from number from[i] on. Pieces of y do
      * not overlap; the rest of y stays. Each of y and x may be BF16: numbers go to the nearest. */
     void (*move)(Run *, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w);
-    /* y row i += sum over j < k, in order, of x row place[i k + j]. */
+    /* y row i += sum over j < k, in order, of x row place[i k + j]; rounded once, when all k are there. */
     void (*collect)(Run *, Tensor y, Tensor x, const int *place, int k);
     /* SwiGLU with a factor s (M) for each row: y = s silu(gate) up. Backward: ds += sum over the row of dy silu(gate)
      * up, the others as those of swiglu with s dy. */

@@ -62,6 +62,15 @@ void rig_place(Rig *);
 void rig_done(Rig *);
 void rig_done_within(Rig *); /* what took no more than was measured: work that is bounded, not counted, in advance */
 #define OP(g, op, ...) CALL(g, (g)->run.ops->op(&(g)->run, __VA_ARGS__))
+/* The same of what may take less than was measured. */
+#define OP_WITHIN(g, op, ...)                     \
+    do {                                          \
+        rig_measure(g);                           \
+        (g)->run.ops->op(&(g)->run, __VA_ARGS__); \
+        rig_place(g);                             \
+        (g)->run.ops->op(&(g)->run, __VA_ARGS__); \
+        rig_done_within(g);                       \
+    } while (0)
 
 /* Memory for results: NaN. Names are for guards. */
 #define EMPTY(g, name, ...) \

@@ -13,17 +13,21 @@ static void same(const Rig *g, const char *what, bool bf16, Tensor got, Tensor w
                   what, bf16 ? "rounded operands" : "f32", i, (double)R(got)[i], (double)R(want)[i]);
 }
 static void all_ops(Rig *g, bool bf16) {
-    enum { N = 70, I = 96, O = 64, P = 130 };
+    enum { N = 70, I = 96, O = 64, P = 130, KINDS = 11 };
     Tensor x = RANDOM(g, "x", N, I), w[2] = {RANDOM(g, "w", O, I), RANDOM(g, "v", P, I)}, gain = RANDOM(g, "gain", I),
            dy[2] = {RANDOM(g, "dy", N, O), RANDOM(g, "dz", N, P)}, g1 = RANDOM(g, "g", N, I),
            up = RANDOM(g, "up", N, I), y = EMPTY(g, "y", N, I), rstd = EMPTY(g, "rstd", N),
-           dgain = EMPTY(g, "dgain", I), d[2][6];
+           dgain = EMPTY(g, "dgain", I), s = RANDOM(g, "s", N), d[2][KINDS];
+    const Tensor each[] = {w[0], w[0], RANDOM(g, "u", O, I)};
+    const Groups three = {3, (const int[]){0, 3, 3, N}};
+    int place[2 * N];
+    for (int i = 0; i < 2 * N; i++) place[i] = i * 3 % N;
     filled(dgain, 0);
     OP(g, rmsnorm, y, rstd, x, gain, 1e-5);
     for (int fresh = 0; fresh < 2; fresh++) {
         Tensor *t = d[fresh];
-        for (int k = 0; k < 6; k++) {
-            t[k] = filled(EMPTY(g, "gradient", N, I), fresh ? (real)NAN : 0);
+        for (int k = 0; k < KINDS; k++) {
+            t[k] = filled(k == 10 ? EMPTY(g, "gradient", N) : EMPTY(g, "gradient", N, I), fresh ? (real)NAN : 0);
             t[k].fresh = fresh;
         }
         OP(g, linear_backward, t[0], ABSENT, ABSENT, dy[0], x, w[0]);
@@ -32,9 +36,14 @@ static void all_ops(Rig *g, bool bf16) {
         OP(g, swiglu_backward, ABSENT, t[2], t[3], g1, x, up);
         OP(g, gelu_backward, t[4], g1, x, true);
         OP(g, rmsnorm_backward, t[5], dgain, g1, x, gain, rstd);
+        OP_WITHIN(g, linear_groups_backward, t[6], NULL, dy[0], x, three, each);
+        OP(g, collect, t[7], x, place, 2);
+        OP(g, swiglu_rows_backward, t[8], t[9], t[10], g1, x, up, s);
     }
-    static const char *const name[] = {"linear", "linear_many", "swiglu's gate", "swiglu's up", "gelu", "rmsnorm"};
-    for (int k = 0; k < 6; k++) same(g, name[k], bf16, d[1][k], d[0][k]);
+    static const char *const name[] = {"linear",    "linear_many",   "swiglu's gate", "swiglu's up",       "gelu",
+                                       "rmsnorm",   "linear_groups", "collect",       "swiglu_rows' gate", "its up",
+                                       "its factor"};
+    for (int k = 0; k < KINDS; k++) same(g, name[k], bf16, d[1][k], d[0][k]);
 }
 Test(ops, fresh_gradients_are_written) {
     Table tables[TABLES_MAX];

@@ -221,11 +221,7 @@ Test(ops, linear_groups_in_bf16_of_a_row_are_its_own) {
         for (int cut = 0; cut < 3; cut++) {
             static const int off[][4] = {{0, M, M, M}, {0, 1, 65, M}, {0, 64, 66, M}};
             Tensor to = cut ? some : all;
-            rig_measure(&g);
-            g.run.ops->linear_groups(&g.run, to, x, (Groups){3, off[cut]}, each);
-            rig_place(&g);
-            g.run.ops->linear_groups(&g.run, to, x, (Groups){3, off[cut]}, each);
-            rig_done_within(&g);
+            OP_WITHIN(&g, linear_groups, to, x, ((Groups){3, off[cut]}), each);
             CHECK_SAME(g.dev, "rows", R(to), R(all), tensor_count(all), order_rms);
         }
         rig_close(&g);

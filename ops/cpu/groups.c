@@ -57,17 +57,19 @@ static int group_rows(const Run *r, Groups g, int e, int M) {
     if (!measuring(r)) return g.off[e + 1] - g.off[e];
     return e >= GEMM_JOBS ? 0 : e == 0 ? imax(M, GEMM_BF16_FEW + 1) : GEMM_BF16_FEW + 1;
 }
+/* Numbers `at` and on of a tensor in either type. */
+static void *where_at(Tensor t, size_t at) { return (char *)where(t) + at * dtype_size(t.dtype); }
 static void rounded_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
     GemmJob jobs[GEMM_JOBS];
     int O = w->n[0], I = w->n[1], n = 0;
-    bool narrow = w->dtype == BF16;
-    GemmShape s = {0, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow, .weights = (int64_t)O * I};
+    GemmShape s = {0, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .weights = (int64_t)O * I};
+    s.narrow_a = x.dtype == BF16, s.narrow = w->dtype == BF16, s.narrow_c = y.dtype == BF16;
     for (int few = 0; few < 2; few++) { /* not in one call with others */
         for (int e = 0; e < g.n; e++) {
             size_t at = measuring(r) ? 0 : (size_t)g.off[e];
             s.M = group_rows(r, g, e, y.n[0]);
             if (!s.M || few != (s.M <= GEMM_BF16_FEW)) continue;
-            jobs[n] = (GemmJob){s, R(y) + at * (size_t)O, R(x) + at * (size_t)I, narrow ? w[e].p : R(w[e]), n, n, n};
+            jobs[n] = (GemmJob){s, where_at(y, at * (size_t)O), where_at(x, at * (size_t)I), where(w[e]), n, n, n};
             if (++n == GEMM_JOBS) gemm_many(r->dev->gemm, r->scratch, n, jobs), n = 0;
         }
         gemm_many(r->dev->gemm, r->scratch, n, jobs), n = 0;
@@ -77,8 +79,9 @@ static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Te
     GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
     int O = w->n[0], I = w->n[1], n = 0;
     const int64_t numbers = (int64_t)O * I;
-    GemmShape s = {0, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = true, .weights = numbers},
+    GemmShape s = {0, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = !dx.fresh, .weights = numbers},
               t = {O, I, 0, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
+    s.narrow_a = t.narrow_a = dy.dtype == BF16, s.narrow_c = dx.dtype == BF16, t.narrow = x.dtype == BF16;
     for (int e = 0; e <= g.n; e++) {
         if (n == GEMM_JOBS || e == g.n) {
             if (present(dx)) gemm_many(r->dev->gemm, r->scratch, n, in);
@@ -88,26 +91,24 @@ static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Te
         int rows = e < g.n ? group_rows(r, g, e, dy.n[0]) : 0;
         if (!rows) continue;
         size_t at = measuring(r) ? 0 : (size_t)g.off[e];
-        const real *dye = R(dy) + at * (size_t)O;
+        const void *dye = where_at(dy, at * (size_t)O);
         s.M = t.K = rows;
-        if (present(dx)) in[n] = (GemmJob){s, R(dx) + at * (size_t)I, dye, R(w[e]), n, n, n};
-        if (dw) weights[n] = (GemmJob){t, R(dw[e]), dye, R(x) + at * (size_t)I, n, n, n};
+        if (present(dx)) in[n] = (GemmJob){s, where_at(dx, at * (size_t)I), dye, R(w[e]), n, n, n};
+        if (dw) weights[n] = (GemmJob){t, R(dw[e]), dye, where_at(x, at * (size_t)I), n, n, n};
         n++;
     }
-}
-/* Whether they are; otherwise they are tiles of vec.h. */
-static bool groups_round(const Run *r, const Tensor *w) {
-    return w->dtype == BF16 || gemm_rounds(r->dev->gemm, (int64_t)w->n[0] * w->n[1]);
 }
 static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
     int O = w[0].n[0], I = w[0].n[1], M = y.n[0], threads = r->dev->threads, most;
     CHECK(x.n[0] == M && x.n[1] == I && y.n[1] == O, "x (%d,%d), y (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, y.n[1], O,
           I);
-    if (groups_round(r, w)) {
+    if (takes_narrow(r, w[0])) { /* otherwise they are tiles of vec.h */
         rounded_groups(r, y, x, g, w);
         return;
     }
     Mark mark = arena_mark(r->scratch);
+    Tensor wide = y.dtype == BF16 ? SCRATCH(r, "y in f32", M, O) : y;
+    x = in_reals(r, "x in f32", x);
     Tensor mem = SCRATCH(r, "group panels", threads, DEPTH + OUTS, PANEL);
     int *used = arena_take(r->scratch, (size_t)g.n * sizeof *used, "groups");
     if (!measuring(r)) {
@@ -121,7 +122,7 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
                     const real *we = R(w[used[u]]);
                     if (p * PANEL >= rows) continue;
                     m0 += p * PANEL;
-                    real *ym = R(y) + (size_t)m0 * (size_t)O;
+                    real *ym = R(wide) + (size_t)m0 * (size_t)O;
                     const real *xm = R(x) + (size_t)m0 * (size_t)I;
                     if (rows <= GROUP_FEW)
                         few_rows(ym, xm, we, rows, o0, outs, O, I);
@@ -130,11 +131,14 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
                                       R(mem) + (size_t)omp_get_thread_num() * (DEPTH + OUTS) * PANEL);
                 }
     }
+    out_of_reals(r, y, wide);
     arena_release(r->scratch, mark);
 }
 
-/* Columns c0..c0+w-1 of n rows of dx += dy we. */
-static void group_dx(real *dx, const real *dy, const real *we, int n, int c0, int w, int O, int I, real *panel) {
+/* Columns c0..c0+w-1 of n rows of dx = or += dy we. */
+static void group_dx(real *dx, bool fresh, const real *dy, const real *we, int n, int c0, int w, int O, int I,
+                     real *panel) {
+    for (int i = 0; i < n && fresh; i++) memset(dx + (size_t)i * (size_t)I + c0, 0, (size_t)w * sizeof *dx);
     for (int k0 = 0; k0 < O; k0 += DEPTH) {
         int k = imin(DEPTH, O - k0);
         const real *b = we + (size_t)k0 * (size_t)I + (size_t)c0;
@@ -163,11 +167,15 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
     int O = w[0].n[0], I = w[0].n[1], M = dy.n[0], threads = r->dev->threads, most;
     CHECK(x.n[0] == M && x.n[1] == I && dy.n[1] == O && (!present(dx) || dx.n[0] == M),
           "x (%d,%d), dy (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, dy.n[1], O, I);
-    if (groups_round(r, w)) {
+    if (takes_narrow(r, w[0])) {
         rounded_groups_backward(r, dx, dw, dy, x, g, w);
         return;
     }
     Mark mark = arena_mark(r->scratch);
+    Tensor sum = dx;
+    if (dx.dtype == BF16) sum = dx.fresh ? as_fresh(SCRATCH(r, "dx in f32", M, I)) : in_reals(r, "dx in f32", dx);
+    if (dw) x = in_reals(r, "x in f32", x);
+    dy = in_reals(r, "dy in f32", dy);
     Tensor mem = SCRATCH(r, "group panels", threads, 2 * DEPTH, PANEL);
     int *used = arena_take(r->scratch, (size_t)g.n * sizeof *used, "groups");
     if (!measuring(r)) {
@@ -182,11 +190,12 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
                 const real *dym = R(dy) + (size_t)m0 * (size_t)O;
                 size_t xm = (size_t)m0 * (size_t)I;
                 if (t < strips)
-                    group_dx(R(dx) + xm, dym, R(w[used[u]]), rows, at, imin(PANEL, I - at), O, I, own);
+                    group_dx(R(sum) + xm, sum.fresh, dym, R(w[used[u]]), rows, at, imin(PANEL, I - at), O, I, own);
                 else
                     group_dw(R(dw[used[u]]), dym, R(x) + xm, rows, at, imin(PANEL, O - at), O, I, own);
             }
     }
+    if (present(dx)) out_of_reals(r, dx, sum);
     arena_release(r->scratch, mark);
 }
 
@@ -201,11 +210,12 @@ static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *fro
 static void spread(Run *r, Tensor y, Tensor x, const int *row) {
     if (measuring(r)) return;
     int M = y.n[0], d = y.n[1];
+    size_t width = (size_t)d;
     CHECK(x.n[1] == d, "rows of %d and %d", x.n[1], d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
     for (int j = 0; j < M; j++) {
         CHECK(row[j] >= 0 && row[j] < x.n[0], "row %d of %d", row[j], x.n[0]);
-        memcpy(R(y) + (size_t)j * (size_t)d, R(x) + (size_t)row[j] * (size_t)d, (size_t)d * sizeof(real));
+        run_copy(y, (size_t)j * width, x, (size_t)row[j] * width, width);
     }
 }
 static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
@@ -213,48 +223,63 @@ static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
     int N = y.n[0], d = y.n[1];
     CHECK(x.n[1] == d, "rows of %d and %d", x.n[1], d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * k * d > ALONE)
-    for (int i = 0; i < N; i++) {
-        real *yi = R(y) + (size_t)i * (size_t)d;
-        for (int j = 0; j < k; j++) {
-            int at = place[(size_t)i * (size_t)k + (size_t)j];
-            CHECK(at >= 0 && at < x.n[0], "row %d of %d", at, x.n[0]);
-            const real *xj = R(x) + (size_t)at * (size_t)d;
+    for (int i = 0; i < N; i++)
+        for (int c = 0; c < d; c += RUN) {
+            real room[2][RUN];
+            size_t m = zmin(RUN, (size_t)(d - c)), to = (size_t)i * (size_t)d + (size_t)c;
+            real *sum = run_add(y, to, m, room[0]);
+            for (int j = 0; j < k; j++) {
+                int at = place[(size_t)i * (size_t)k + (size_t)j];
+                CHECK(at >= 0 && at < x.n[0], "row %d of %d", at, x.n[0]);
+                const real *xj = run_of(x, (size_t)at * (size_t)d + (size_t)c, m, room[1]);
 #pragma omp simd
-            for (int c = 0; c < d; c++) yi[c] += xj[c];
+                for (size_t n = 0; n < m; n++) sum[n] += xj[n];
+            }
+            run_done(y, to, m, sum);
         }
-    }
 }
 
 static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
+    alike(3, (Tensor[]){y, gate, up});
     if (measuring(r)) return;
     int M = y.n[0], F = y.n[1];
     CHECK(s.n[0] == M, "%d weights of %d rows", s.n[0], M);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
-    for (int j = 0; j < M; j++) {
-        size_t at = (size_t)j * (size_t)F;
-        real *o = R(y) + at, sj = R(s)[j];
-        const real *a = R(gate) + at, *b = R(up) + at;
+    for (int j = 0; j < M; j++)
+        for (int c = 0; c < F; c += RUN) {
+            real room[3][RUN], sj = R(s)[j];
+            size_t m = zmin(RUN, (size_t)(F - c)), at = (size_t)j * (size_t)F + (size_t)c;
+            const real *a = run_of(gate, at, m, room[0]), *b = run_of(up, at, m, room[1]);
+            real *o = run_write(y, at, room[2]);
 #pragma omp simd
-        for (int i = 0; i < F; i++) o[i] = sj * (a[i] / (1 + exp_real(-a[i])) * b[i]);
-    }
+            for (size_t i = 0; i < m; i++) o[i] = sj * (a[i] / (1 + exp_real(-a[i])) * b[i]);
+            run_done(y, at, m, o);
+        }
 }
 static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
                                  Tensor s) {
+    alike(5, (Tensor[]){dgate, dup, dy, gate, up});
     if (measuring(r)) return;
     int M = dy.n[0], F = dy.n[1];
     CHECK(s.n[0] == M && ds.n[0] == M, "%d weights of %d rows", s.n[0], M);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
     for (int j = 0; j < M; j++) {
-        size_t at = (size_t)j * (size_t)F;
-        real *da = R(dgate) + at, *db = R(dup) + at, sj = R(s)[j], sum = 0;
-        const real *a = R(gate) + at, *b = R(up) + at, *g = R(dy) + at;
-#pragma omp simd reduction(+ : sum)
-        for (int i = 0; i < F; i++) {
-            real sig = 1 / (1 + exp_real(-a[i])), silu = a[i] * sig, gi = g[i] * sj;
-            sum += g[i] * silu * b[i];
-            da[i] += gi * b[i] * (sig + silu * (1 - sig));
-            db[i] += gi * silu;
+        real sj = R(s)[j], sum = 0;
+        for (int c = 0; c < F; c += RUN) {
+            real room[5][RUN], part = 0;
+            size_t m = zmin(RUN, (size_t)(F - c)), at = (size_t)j * (size_t)F + (size_t)c;
+            const real *a = run_of(gate, at, m, room[0]), *b = run_of(up, at, m, room[1]),
+                       *g = run_of(dy, at, m, room[2]);
+            real *da = run_add(dgate, at, m, room[3]), *db = run_add(dup, at, m, room[4]);
+#pragma omp simd reduction(+ : part)
+            for (size_t i = 0; i < m; i++) {
+                real ga, gb;
+                part += g[i] * swiglu_grad(&ga, &gb, g[i] * sj, a[i], b[i]);
+                da[i] += ga, db[i] += gb;
+            }
+            sum += part;
+            run_done(dgate, at, m, da), run_done(dup, at, m, db);
         }
-        R(ds)[j] += sum;
+        R(ds)[j] = ds.fresh ? sum : R(ds)[j] + sum;
     }
 }

@@ -5,15 +5,20 @@ static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     int O = w.n[0], d = w.n[1];
     CHECK(tensor_count(x) % (size_t)d == 0 && tensor_count(y) == tensor_count(x) / (size_t)d * (size_t)O,
           "%zu numbers in, %zu out, w (%d,%d)", tensor_count(x), tensor_count(y), O, d);
-    if (measuring(r)) return;
-    int N = (int)(tensor_count(x) / (size_t)d);
+    Mark mark = arena_mark(r->scratch);
+    Tensor wide = x.dtype == BF16 ? SCRATCH(r, "a row in f32", r->dev->threads, d) : ABSENT;
+    if (!measuring(r)) {
+        int N = (int)(tensor_count(x) / (size_t)d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O * d > ALONE)
-    for (int m = 0; m < N; m++) {
-        real *out = R(y) + (size_t)m * (size_t)O;
-        const real *row = R(x) + (size_t)m * (size_t)d;
-        for (int o = 0; o < O; o++)
-            out[o] = dot(row, R(w) + (size_t)o * (size_t)d, d) + (present(bias) ? R(bias)[o] : 0);
+        for (int m = 0; m < N; m++) {
+            real *out = R(y) + (size_t)m * (size_t)O;
+            real *room = present(wide) ? R(wide) + (size_t)omp_get_thread_num() * (size_t)d : NULL;
+            const real *row = run_of(x, (size_t)m * (size_t)d, (size_t)d, room);
+            for (int o = 0; o < O; o++)
+                out[o] = dot(row, R(w) + (size_t)o * (size_t)d, d) + (present(bias) ? R(bias)[o] : 0);
+        }
     }
+    arena_release(r->scratch, mark);
 }
 
 /* One lane of one sequence: what is at row t of x, a, w. */

@@ -126,7 +126,7 @@ void cuda_tuning(Cuda *,
 long long cuda_library(const Cuda *);    /* cuBLASLt's version */
 int cuda_processors(const Cuda *);
 void cuda_bias(Cuda *, int N, int O, void *y, const float *bias, bool narrow);
-void cuda_dots(Cuda *, int N, int O, int I, float *y, const float *x, const float *w, const float *bias);
+void cuda_dots(Cuda *, int N, int O, int I, float *y, const void *x, bool narrow, const float *w, const float *bias);
 /* embed.cu; table: f32, or bf16 where `narrow` */
 void cuda_embed(Cuda *, int N, int d, float *y, const void *table, bool narrow, const int *tok, float scale);
 /* Scratch: ids and rows N each, counts CUDA_EMBED_BINS * CUDA_EMBED_TILES; parts: two rows of d for each run of
@@ -251,9 +251,10 @@ void cuda_attend_lanes(Cuda *, const CudaAttend *, const CudaLanes *, float *o, 
 void cuda_swiglu(Cuda *, size_t n, void *y, const void *gate, const void *up, bool narrow);
 void cuda_swiglu_backward(Cuda *, size_t n, void *y /* or NULL */, void *dgate, void *dup, const void *dy,
                           const void *gate, const void *up, bool narrow, bool fresh_gate, bool fresh_up);
-void cuda_swiglu_rows(Cuda *, int M, int d, float *y, const float *gate, const float *up, const float *s);
-void cuda_swiglu_rows_backward(Cuda *, int M, int d, float *dgate, float *dup, float *ds, const float *dy,
-                               const float *gate, const float *up, const float *s);
+void cuda_swiglu_rows(Cuda *, int M, int d, void *y, const void *gate, const void *up, const float *s, bool narrow);
+void cuda_swiglu_rows_backward(Cuda *, int M, int d, void *dgate, void *dup, float *ds, const void *dy,
+                               const void *gate, const void *up, const float *s, bool narrow, bool fresh_gate,
+                               bool fresh_up, bool fresh_s);
 void cuda_gelu(Cuda *, size_t n, void *y, const void *x, bool approx, bool narrow);
 void cuda_gelu_backward(Cuda *, size_t n, void *dx, const void *dy, const void *x, bool approx, bool narrow,
                         bool fresh);
@@ -279,8 +280,9 @@ void cuda_gather(Cuda *, int n, size_t width, void *y, const void *x, const int 
 /* n pieces: y from number to[i] on is x from number from[i] on; either may be bf16. */
 void cuda_move(Cuda *, int n, size_t width, void *y, bool narrow_y, const size_t *to, const void *x, bool narrow_x,
                const size_t *from);
-void cuda_spread(Cuda *, int n, size_t width, float *y, const float *x, const int *row);
-void cuda_collect(Cuda *, int n, size_t width, float *y, const float *x, const int *place, int k);
+void cuda_spread(Cuda *, int n, size_t width, void *y, bool narrow_y, const void *x, bool narrow_x, const int *row);
+void cuda_collect(Cuda *, int n, size_t width, void *y, bool narrow_y, bool fresh, const void *x, bool narrow_x,
+                  const int *place, int k);
 typedef struct {
     int rows, k; /* of y; rows of y to one of x */
     int wy, to, wx, from, n;

@@ -55,33 +55,73 @@ extern "C" void cuda_swiglu_backward(Cuda *c, size_t n, void *y, void *dgate, vo
     back(c, n, y, dgate, dup, dy, gate, up, fresh_gate, fresh_up);
 }
 
-__global__ void swiglu_rows(size_t n, int d, float *y, const float *gate, const float *up, const float *s) {
-    EACH(i, n) y[i] = s[i / (size_t)d] * gate[i] * sigmoid1(gate[i]) * up[i];
-}
-/* A block to a row. */
-__global__ void swiglu_rows_backward(int d, float *dgate, float *dup, float *ds, const float *dy, const float *gate,
-                                     const float *up, const float *s) {
-    SMEM_DYN(float, part);
-    size_t row = (size_t)blockIdx.x * (size_t)d;
-    float factor = s[blockIdx.x], sum = 0;
-    for (int k = (int)threadIdx.x; k < d; k += BLOCK) {
-        size_t i = row + (size_t)k;
-        float a = gate[i], f = sigmoid1(a), silu = a * f, g = dy[i];
-        sum += g * silu * up[i];
-        dgate[i] += factor * g * up[i] * (f + silu * (1 - f));
-        dup[i] += factor * g * silu;
+template <class T, int W>
+__global__ void swiglu_rows(size_t n, size_t d, T *y, const T *gate, const T *up, const float *s) {
+    EACH(i, n) {
+        float a[W], b[W], factor = s[i * W / d];
+        fetch<W>(a, gate + i * W), fetch<W>(b, up + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) a[k] = factor * a[k] * sigmoid1(a[k]) * b[k];
+        store<W>(y + i * W, a);
     }
-    sum = block_sum(sum, part);
-    if (threadIdx.x == 0) ds[blockIdx.x] += sum;
 }
-extern "C" void cuda_swiglu_rows(Cuda *c, int M, int d, float *y, const float *gate, const float *up, const float *s) {
-    LAUNCH_EACH(c, swiglu_rows, (size_t)M * (size_t)d, d, y, gate, up, s);
+struct SwigluRows {
+    void *dgate, *dup;
+    float *ds;
+    const void *dy, *gate, *up;
+    const float *s;
+    bool fresh_gate, fresh_up, fresh_s;
+};
+/* A warp to each of M rows of d numbers. */
+template <class T, int W> __global__ void swiglu_rows_backward(int M, int d, SwigluRows p) {
+    size_t row = (size_t)blockIdx.x * WARPS + threadIdx.x / 32, begin = row * (size_t)d;
+    int lane = (int)threadIdx.x % 32;
+    if (row >= (size_t)M) return;
+    T *dgate = (T *)p.dgate + begin, *dup = (T *)p.dup + begin;
+    const T *dy = (const T *)p.dy + begin, *gate = (const T *)p.gate + begin, *up = (const T *)p.up + begin;
+    float factor = p.s[row], sum = 0;
+    for (int c = lane * W; c < d; c += 32 * W) {
+        float a[W], b[W], g[W], da[W], db[W];
+        fetch<W>(a, gate + c), fetch<W>(b, up + c), fetch<W>(g, dy + c);
+        UNROLL
+        for (int k = 0; k < W; k++) da[k] = db[k] = 0;
+        if (!p.fresh_gate) fetch<W>(da, dgate + c);
+        if (!p.fresh_up) fetch<W>(db, dup + c);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            float f = sigmoid1(a[k]), silu = a[k] * f;
+            sum += g[k] * silu * b[k];
+            da[k] += factor * g[k] * b[k] * (f + silu * (1 - f));
+            db[k] += factor * g[k] * silu;
+        }
+        store<W>(dgate + c, da), store<W>(dup + c, db);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) p.ds[row] = p.fresh_s ? sum : p.ds[row] + sum;
 }
-extern "C" void cuda_swiglu_rows_backward(Cuda *c, int M, int d, float *dgate, float *dup, float *ds, const float *dy,
-                                          const float *gate, const float *up, const float *s) {
+template <class T, int W> static void swiglu_rows_back(Cuda *c, int M, int d, const SwigluRows &p) {
     if (M > 0)
-        LAUNCH(swiglu_rows_backward, dim3((unsigned)M), dim3(BLOCK), WARPS * sizeof(float), c->stream, d, dgate, dup,
-               ds, dy, gate, up, s);
+        LAUNCH((swiglu_rows_backward<T, W>), dim3((unsigned)((M + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, M, d,
+               p);
+}
+extern "C" void cuda_swiglu_rows(Cuda *c, int M, int d, void *y, const void *gate, const void *up, const float *s,
+                                 bool narrow) {
+    size_t width = (size_t)d, n = (size_t)M * width;
+    if (narrow && by_eight(width, y, gate, up))
+        LAUNCH_EACH(c, (swiglu_rows<bf16, 8>), n / 8, width, as<bf16>(y), as<bf16>(gate), as<bf16>(up), s);
+    else if (narrow)
+        LAUNCH_EACH(c, (swiglu_rows<bf16, 1>), n, width, as<bf16>(y), as<bf16>(gate), as<bf16>(up), s);
+    else
+        LAUNCH_EACH(c, (swiglu_rows<float, 1>), n, width, as<float>(y), as<float>(gate), as<float>(up), s);
+}
+extern "C" void cuda_swiglu_rows_backward(Cuda *c, int M, int d, void *dgate, void *dup, float *ds, const void *dy,
+                                          const void *gate, const void *up, const float *s, bool narrow,
+                                          bool fresh_gate, bool fresh_up, bool fresh_s) {
+    const SwigluRows p = {dgate, dup, ds, dy, gate, up, s, fresh_gate, fresh_up, fresh_s};
+    auto back = !narrow                                         ? swiglu_rows_back<float, 1>
+                : by_eight((size_t)d, dgate, dup, dy, gate, up) ? swiglu_rows_back<bf16, 8>
+                                                                : swiglu_rows_back<bf16, 1>;
+    back(c, M, d, p);
 }
 
 /* By the exact form, or by its tanh as the sigmoid of twice the argument. */

@@ -283,17 +283,25 @@ extern "C" void cuda_bias(Cuda *c, int N, int O, void *y, const float *bias, boo
         LAUNCH_EACH(c, (bias_add<float, 1>), n, O, (float *)y, bias);
 }
 /* A warp to a number: lanes and then their tree, an order that no other row has a part in. */
-__global__ void dots(size_t n, int O, int I, float *y, const float *x, const float *w, const float *bias) {
+template <class X>
+__global__ void dots(size_t n, int O, int I, float *y, const X *x, const float *w, const float *bias) {
     size_t i = (size_t)blockIdx.x * WARPS + threadIdx.x / 32;
     int lane = (int)threadIdx.x % 32;
     if (i >= n) return;
-    const float *a = x + i / (size_t)O * (size_t)I, *b = w + i % (size_t)O * (size_t)I;
+    const X *a = x + i / (size_t)O * (size_t)I;
+    const float *b = w + i % (size_t)O * (size_t)I;
     float s = 0;
-    for (int k = lane; k < I; k += 32) s += a[k] * b[k];
+    for (int k = lane; k < I; k += 32) s += number(a[k]) * b[k];
     s = warp_sum(s);
     if (lane == 0) y[i] = bias ? s + bias[i % (size_t)O] : s;
 }
-extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const float *x, const float *w, const float *bias) {
+template <class X>
+static void dots_of(Cuda *c, size_t n, int O, int I, float *y, const void *x, const float *w, const float *bias) {
+    LAUNCH((dots<X>), dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, (const X *)x, w,
+           bias);
+}
+extern "C" void cuda_dots(Cuda *c, int N, int O, int I, float *y, const void *x, bool narrow, const float *w,
+                          const float *bias) {
     size_t n = (size_t)N * (size_t)O;
-    if (n) LAUNCH(dots, dim3((unsigned)((n + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, n, O, I, y, x, w, bias);
+    if (n) (narrow ? dots_of<bf16> : dots_of<float>)(c, n, O, I, y, x, w, bias);
 }

@@ -142,7 +142,8 @@ static int group_at(const Run *r, Groups g, int e, int N, int *n) {
     return measuring(r) ? 0 : g.off[e];
 }
 static Operand rows_from(Operand a, size_t at, int width) {
-    return (Operand){a.x + at * (size_t)width, a.half ? (const uint16_t *)a.half + at * (size_t)a.to : NULL, a.to};
+    return (Operand){a.x ? a.x + at * (size_t)width : NULL,
+                     a.half ? (const uint16_t *)a.half + at * (size_t)a.to : NULL, a.to};
 }
 void cuda_op_linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
     bool narrow = rounds(r, *w, x);
@@ -157,10 +158,10 @@ void cuda_op_linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w
     arena_release(r->scratch, all);
 }
 void cuda_op_linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
-    bool narrow = rounds(r, *w, x);
+    bool narrow = rounds(r, *w, dy) || (dw && x.dtype == BF16);
     Mark all = arena_mark(r->scratch);
     Operand grads = operand(r, dy, w->n[0], narrow, "gradients in bf16"),
-            rows = operand(r, x, w->n[1], narrow, "rows in bf16");
+            rows = dw ? operand(r, x, w->n[1], narrow, "rows in bf16") : (Operand){0};
     for (int e = 0, n; e < g.n; e++) {
         int at = group_at(r, g, e, dy.n[0], &n);
         Mark mark = arena_mark(r->scratch);

@@ -15,18 +15,35 @@ template <class T>
 __global__ void gather(size_t n, size_t width, T *y, const T *x, const int *from, int nfrom, const int *to) {
     EACH(i, n) y[i] = x[(size_t)find(from, nfrom, to[i / width]) * width + i % width];
 }
-__global__ void spread(size_t n, size_t width, float *y, const float *x, const int *row) {
-    EACH(i, n) y[i] = x[(size_t)row[i / width] * width + i % width];
+/* n times W numbers of rows of `width` of them. */
+template <class Y, class X, int W> __global__ void spread(size_t n, size_t width, Y *y, const X *x, const int *row) {
+    EACH(i, n) {
+        size_t at = i * W;
+        float v[W];
+        fetch<W>(v, x + ((size_t)row[at / width] * width + at % width));
+        store<W>(y + at, v);
+    }
 }
 template <class Y, class X>
 __global__ void move(size_t n, size_t width, Y *y, const size_t *to, const X *x, const size_t *from) {
     EACH(i, n) store<1>(&y[to[i / width] + i % width], {number(x[from[i / width] + i % width])});
 }
-__global__ void collect(size_t n, size_t width, float *y, const float *x, const int *place, int k) {
+/* A thread to W numbers of y: it adds what the k rows bring, in order, and rounds the sum. */
+template <class Y, class X, int W>
+__global__ void collect(size_t n, size_t width, bool fresh, Y *y, const X *x, const int *place, int k) {
     EACH(i, n) {
-        float s = y[i];
-        for (int j = 0; j < k; j++) s += x[(size_t)place[i / width * (size_t)k + (size_t)j] * width + i % width];
-        y[i] = s;
+        size_t at = i * W, column = at % width;
+        const int *from = place + at / width * (size_t)k;
+        float s[W], v[W];
+        UNROLL
+        for (int e = 0; e < W; e++) s[e] = 0;
+        if (!fresh) fetch<W>(s, y + at);
+        for (int j = 0; j < k; j++) {
+            fetch<W>(v, x + ((size_t)from[j] * width + column));
+            UNROLL
+            for (int e = 0; e < W; e++) s[e] += v[e];
+        }
+        store<W>(y + at, s);
     }
 }
 /* W columns of y at a time. */
@@ -57,6 +74,8 @@ __global__ void columns_backward(size_t n, CudaColumns p, bool fresh, X *dx, con
         store<W>(dx + at, s);
     }
 }
+/* Whole sectors of either by one access. */
+template <class Y, class X> static constexpr int WHOLE = sizeof(Y) + sizeof(X) == 4 ? 8 : 4;
 extern "C" void cuda_gather(Cuda *c, int n, size_t width, void *y, const void *x, const int *from, int nfrom,
                             const int *to, bool narrow) {
     size_t all = (size_t)n * width;
@@ -76,18 +95,40 @@ extern "C" void cuda_move(Cuda *c, int n, size_t width, void *y, bool narrow_y, 
                         : move_of<float, float>;
     f(c, (size_t)n * width, width, y, to, x, from);
 }
-extern "C" void cuda_spread(Cuda *c, int n, size_t width, float *y, const float *x, const int *row) {
-    LAUNCH_EACH(c, spread, (size_t)n * width, width, y, x, row);
+template <class Y, class X>
+static void spread_of(Cuda *c, size_t n, size_t width, void *y, const void *x, const int *row) {
+    constexpr int W = WHOLE<Y, X>;
+    if (by_eight(width, y, x))
+        LAUNCH_EACH(c, (spread<Y, X, W>), n / W, width, (Y *)y, (const X *)x, row);
+    else
+        LAUNCH_EACH(c, (spread<Y, X, 1>), n, width, (Y *)y, (const X *)x, row);
 }
-extern "C" void cuda_collect(Cuda *c, int n, size_t width, float *y, const float *x, const int *place, int k) {
-    LAUNCH_EACH(c, collect, (size_t)n * width, width, y, x, place, k);
+extern "C" void cuda_spread(Cuda *c, int n, size_t width, void *y, bool narrow_y, const void *x, bool narrow_x,
+                            const int *row) {
+    auto f = narrow_y   ? narrow_x ? spread_of<bf16, bf16> : spread_of<bf16, float>
+               : narrow_x ? spread_of<float, bf16>
+                        : spread_of<float, float>;
+    f(c, (size_t)n * width, width, y, x, row);
+}
+template <class Y, class X>
+static void collect_of(Cuda *c, size_t n, size_t width, bool fresh, void *y, const void *x, const int *place, int k) {
+    constexpr int W = WHOLE<Y, X>;
+    if (by_eight(width, y, x))
+        LAUNCH_EACH(c, (collect<Y, X, W>), n / W, width, fresh, (Y *)y, (const X *)x, place, k);
+    else
+        LAUNCH_EACH(c, (collect<Y, X, 1>), n, width, fresh, (Y *)y, (const X *)x, place, k);
+}
+extern "C" void cuda_collect(Cuda *c, int n, size_t width, void *y, bool narrow_y, bool fresh, const void *x,
+                             bool narrow_x, const int *place, int k) {
+    auto f = narrow_y   ? narrow_x ? collect_of<bf16, bf16> : collect_of<bf16, float>
+               : narrow_x ? collect_of<float, bf16>
+                        : collect_of<float, float>;
+    f(c, (size_t)n * width, width, fresh, y, x, place, k);
 }
 /* Whether columns begin and rows lie where eight numbers may be asked for. */
 static bool columns_by_eight(const CudaColumns &p, const void *y, const void *x) {
     return by_eight((size_t)(p.n | p.wy | p.to | p.wx | p.from), y, x);
 }
-/* Whole sectors of either by one access. */
-template <class Y, class X> static constexpr int WHOLE = sizeof(Y) + sizeof(X) == 4 ? 8 : 4;
 template <class Y, class X> static void columns_of(Cuda *c, const CudaColumns &p, void *y, const void *x) {
     constexpr int W = WHOLE<Y, X>;
     size_t n = (size_t)p.rows * (size_t)p.n;

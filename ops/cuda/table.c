@@ -26,7 +26,7 @@ static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     x = tensor_rows(x, I), y = tensor_rows(y, O);
     CHECK(x.n[0] == y.n[0] && (!present(bias) || bias.n[0] == O), "x %d rows, y %d, w (%d,%d)", x.n[0], y.n[0], O, I);
     if (measuring(r)) return;
-    cuda_dots(C(r), y.n[0], O, I, R(y), R(x), R(w), present(bias) ? R(bias) : NULL);
+    cuda_dots(C(r), y.n[0], O, I, R(y), numbers(x), x.dtype == BF16, R(w), maybe(bias));
 }
 
 /* ---- embedding ---- */
@@ -189,12 +189,16 @@ static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor d
 }
 static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(y) / (size_t)M) : 0;
-    if (!measuring(r)) cuda_swiglu_rows(C(r), M, d, R(y), R(gate), R(up), R(s));
+    bool narrow = narrow_all(3, (Tensor[]){y, gate, up});
+    if (!measuring(r)) cuda_swiglu_rows(C(r), M, d, numbers(y), numbers(gate), numbers(up), R(s), narrow);
 }
 static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
                                  Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(dy) / (size_t)M) : 0;
-    if (!measuring(r)) cuda_swiglu_rows_backward(C(r), M, d, R(dgate), R(dup), R(ds), R(dy), R(gate), R(up), R(s));
+    bool narrow = narrow_all(5, (Tensor[]){dgate, dup, dy, gate, up});
+    if (!measuring(r))
+        cuda_swiglu_rows_backward(C(r), M, d, numbers(dgate), numbers(dup), R(ds), numbers(dy), numbers(gate),
+                                  numbers(up), R(s), narrow, dgate.fresh, dup.fresh, ds.fresh);
 }
 static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
     bool narrow = narrow_all(2, (Tensor[]){y, x});
@@ -297,7 +301,8 @@ static void spread(Run *r, Tensor y, Tensor x, const int *row) {
     int n = y.n[0];
     Mark mark = arena_mark(r->scratch);
     int *at = upload_ints(r, row, n, "rows");
-    if (!measuring(r) && n) cuda_spread(C(r), n, tensor_count(y) / (size_t)n, R(y), R(x), at);
+    if (!measuring(r) && n)
+        cuda_spread(C(r), n, tensor_count(y) / (size_t)n, numbers(y), y.dtype == BF16, numbers(x), x.dtype == BF16, at);
     arena_release(r->scratch, mark);
 }
 static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w) {
@@ -317,7 +322,9 @@ static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
     int n = y.n[0];
     Mark mark = arena_mark(r->scratch);
     int *at = upload_ints(r, place, n * k, "places");
-    if (!measuring(r) && n) cuda_collect(C(r), n, tensor_count(y) / (size_t)n, R(y), R(x), at, k);
+    if (!measuring(r) && n)
+        cuda_collect(C(r), n, tensor_count(y) / (size_t)n, numbers(y), y.dtype == BF16, y.fresh, numbers(x),
+                     x.dtype == BF16, at, k);
     arena_release(r->scratch, mark);
 }
 /* Rows of x among rows of y. */

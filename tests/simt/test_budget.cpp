@@ -8,8 +8,8 @@ enum { N = 64, D = 1024, V = 4096 };
 const Budget budgets[] = {
     {"swiglu<float, 1>", 8, 4, 1.0},
     {"swiglu_backward<T, W>", 20, 8, 1.0},
-    {"swiglu_rows", 12, 4, 1.0},
-    {"swiglu_rows_backward", 21.1, 8.1, 1.01},
+    {"swiglu_rows<float, 1>", 12, 4, 1.0},
+    {"swiglu_rows_backward<T, W>", 20.2, 8.1, 1.01},
     {"axpby", 8, 4, 1.0},
     {"add<float, float, 1>", 8, 4, 1.0},
     {"elu1<float, 1>", 4, 4, 1.0},
@@ -24,7 +24,7 @@ const Budget budgets[] = {
     {"l2norm<T, W>", 8, 4, 1.01},
     {"l2norm_backward<T, W>", 20, 4, 1.01},
     {"gather<float>", 32, 4, 1.0}, /* a place is found by halving, from few bytes that all threads share */
-    {"spread", 8, 4, 1.0},
+    {"spread<Y, X, W>", 5, 4, 1.0},
     {"adamw<float>", 20.3, 14, 1.0}, /* 4.3 of them what is said of the tensor, which all threads share */
     {"adamw<bf16>", 16.3, 10, 1.0},
     {"momentum<float>", 8, 8, 1.0},
@@ -70,8 +70,8 @@ Test(budget, kernels_ask_for_no_more) {
     double *part = (double *)cuda_take(c, 256, false);
     cuda_swiglu(c, n, y, a, b, false);
     cuda_swiglu_backward(c, n, NULL, x, y, z, a, b, false, false, false);
-    cuda_swiglu_rows(c, N, D, y, a, b, s);
-    cuda_swiglu_rows_backward(c, N, D, x, y, s, z, a, b, s + N);
+    cuda_swiglu_rows(c, N, D, y, a, b, s, false);
+    cuda_swiglu_rows_backward(c, N, D, x, y, s, z, a, b, s + N, false, false, false, false);
     cuda_axpby(c, n, y, 2, x, 3);
     cuda_add(c, n, y, x, false, false);
     cuda_elu1(c, n, y, x, false);
@@ -85,7 +85,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_l2norm(c, N, D, y, x, 1e-5, false);
     cuda_l2norm_backward(c, N, D, x, y, z, 1e-5, false, false);
     cuda_gather(c, N, D, y, x, at, N, at, false);
-    cuda_spread(c, N, D, y, x, at);
+    cuda_spread(c, N, D, y, false, x, false, at);
     CudaAdamOf *tensors = (CudaAdamOf *)cuda_take(c, sizeof *tensors, false);
     for (int narrow = 0; narrow < 2; narrow++) {
         const CudaAdamOf of = {a,      halves, b, x,       y,   n, 0, {0.9f, 0.9f, 0.1f, 0.1f, 0.1f, 1, 1e-8f, 1},

@@ -39,7 +39,7 @@ const Budget budgets_along[] = {
     {"attend_delta", 8, 0.0644, 1},
     {"attend_lanes<1, T>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
     {"clear<float>", 0, 4, 1, N *V / 4},
-    {"collect", 10, 2, 1},
+    {"collect<Y, X, W>", 7, 2, 1},
     {"columns<Y, X, W>", 4, 4, 1},
     {"columns_backward<Y, X, W>", 8, 4, 1},
     {"decay<float>", 12, 4, 1},
@@ -55,7 +55,7 @@ const Budget budgets_along[] = {
     {"delta_states<KW>", 26.5, 5, 1.17, N *H *K},
     {"delta_states_backward<KW>", 31, 9, 1.03, N *H *K},
     {"delta_values_backward<KW>", 41.2, 28.2, 1.5, N *H *K},
-    {"dots", 8192, 4, 1, N * 8},
+    {"dots<X>", 8192, 4, 1, N * 8},
     {"dropout", 13.4, 4, 1.97},
     {"embed_backward", 12.1, 4.13, 1.01, N *V / 4},
     {"embed_backward_runs", 1.04, 0.04, 1.02, N *V / 4},
@@ -245,7 +245,7 @@ static void losses() {
                          numbers(N / CUDA_EMBED_RUN * 2 * V / 4)};
     cuda_embed_backward(device, N, V / 4, N, numbers(N * V / 4), e, numbers(N * V / 4), counted(N), 1);
     cuda_embed_backward(device, N, V / 4, N, numbers(N * V / 4), e, numbers(N * V / 4), put(std::vector<int>(N, 7)), 1);
-    cuda_dots(device, N, 8, V / 4, numbers(N * 8), numbers(N * V / 4), numbers(8 * V / 4), nullptr);
+    cuda_dots(device, N, 8, V / 4, numbers(N * 8), numbers(N * V / 4), false, numbers(8 * V / 4), nullptr);
     CudaGemm nothing = {};
     nothing.M = N, nothing.N = nothing.ldc = V / 4;
     cuda_gemm(device, nothing, numbers(N * V / 4), numbers(1), numbers(1));
@@ -272,7 +272,7 @@ static void rows(const Rows &r) {
     for (int i = 0; i < N; i++) at.push_back((size_t)i * H * D);
     size_t *places = put(at);
     cuda_move(device, N, H * D, y, false, places, x, false, places);
-    cuda_collect(device, N / 2, H * D, y, x, counted(N), 2);
+    cuda_collect(device, N / 2, H * D, y, false, false, x, false, counted(N), 2);
     const CudaColumns c = {N, 1, H * D, 0, H * D, 0, H * D};
     cuda_columns(device, c, y, false, x, false);
     cuda_columns_backward(device, c, x, false, false, y, false);

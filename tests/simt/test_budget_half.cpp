@@ -7,6 +7,11 @@ enum { N = 64, D = 1024, H = 4, HD = 256 };
 static const Budget budgets_half[] = {
     {"swiglu<bf16, 8>", 4, 2, 1.0},
     {"swiglu_backward<T, W>", 6, 6, 1.0},
+    {"swiglu_rows<bf16, 8>", 4.5, 2, 1.0},
+    {"swiglu_rows_backward<T, W>", 6.2, 4.1, 1.01},
+    {"spread<Y, X, W>", 7.5, 4, 1.0},  /* of the stream, and of rows of bf16 */
+    {"collect<Y, X, W>", 5.5, 3, 1.0}, /* half as many rows of the stream, and of bf16 */
+    {"dots<X>", 6144, 4, 1.0, N * 8},
     {"gelu<true, bf16, 8>", 2, 2, 1.0},
     {"gelu<false, bf16, 8>", 2, 2, 1.0},
     {"gelu_backward<true, bf16, 8>", 4, 2, 1.0},
@@ -45,6 +50,13 @@ Test(budget, kernels_on_bf16_ask_for_no_more) {
     cuda_upload(c, at, ids, sizeof ids);
     cuda_swiglu(c, n, y, a, b, true);
     cuda_swiglu_backward(c, n, act, x, y, z, a, b, true, true, true);
+    cuda_swiglu_rows(c, N, D, y, a, b, rstd, true);
+    cuda_swiglu_rows_backward(c, N, D, x, y, s, z, a, b, rstd, true, true, true, true);
+    cuda_spread(c, N, D, x, true, s, false, at);
+    cuda_spread(c, N, D, x, true, y, true, at);
+    cuda_collect(c, N / 2, D, s, false, true, x, true, at, 2);
+    cuda_collect(c, N / 2, D, y, true, true, x, true, at, 2);
+    cuda_dots(c, N, 8, D, t, x, true, s, nullptr);
     for (int approx = 0; approx < 2; approx++) {
         cuda_gelu(c, n, y, x, approx, true);
         cuda_gelu_backward(c, n, x, y, a, approx, true, true);
