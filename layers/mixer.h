@@ -66,7 +66,7 @@ typedef struct Ffn {
     /* The numbers of a pass decide what it asks of the device (rows of each expert's products): passes of one shape
      * differ, and none is a recording of another. */
     bool varies;
-    bool half; /* as Mixer.half */
+    bool half; /* as Mixer.half; of several ops that add to dx the first finds it fresh */
 } Ffn;
 extern const Ffn *const ffns[]; /* NULL-ended */
 const Ffn *ffn_find(const char *name);

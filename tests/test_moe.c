@@ -15,6 +15,7 @@ typedef struct {
     const Ffn *ffn;
     const MoeCfg *cfg;
     int N;
+    bool half; /* x, dx and what is saved are BF16, dx fresh (layers/mixer.h) */
     Device *dev;
     Run run;
     Arena mem, scratch;
@@ -33,20 +34,23 @@ static void place(Block *b) {
     Tensor *rows[] = {&b->x, &b->y, &b->dy, &b->dx};
     Fields saved = arena_placer(&b->mem);
     for (int p = 0; p < PARTS; p++) fields_of(b, p, arena_placer(&b->mem));
+    saved.half = b->half;
     b->ffn->saved(b->cfg, b->N, b->s, &saved);
-    for (int i = 0; i < 4; i++) *rows[i] = arena_tensor(&b->mem, "rows", REAL, 2, (int[]){b->N, d});
+    for (int i = 0; i < 4; i++)
+        *rows[i] = arena_tensor(&b->mem, "rows", b->half && i % 3 == 0 ? BF16 : REAL, 2, (int[]){b->N, d});
+    b->dx.fresh = b->half;
 }
 static void both_ways(Block *b) {
     b->ffn->forward(&b->run, b->cfg, b->part[W], b->x, b->s, b->y);
     b->ffn->backward(&b->run, b->cfg, b->part[W], b->part[G], b->x, b->s, b->dy, b->dx);
 }
 /* Settings must outlive the block. Weights, x and dy are random; gradients, moments and dx are zero. The scratch is of
- * exactly the bytes that the measured passes took. */
-static void open_as(Block *b, const Ffn *ffn, const MoeCfg *cfg, int N, int threads, uint64_t seed) {
+ * exactly the bytes that the measured passes took. half: x is the caller's to fill. */
+static void open_as(Block *b, const Ffn *ffn, const MoeCfg *cfg, int N, bool half, uint64_t seed) {
     Err e = {0};
-    *b = (Block){.ffn = ffn, .cfg = cfg, .N = N, .s = xcalloc(1, ffn->s_size)};
+    *b = (Block){.ffn = ffn, .cfg = cfg, .N = N, .half = half, .s = xcalloc(1, ffn->s_size)};
     for (int p = 0; p < PARTS; p++) b->part[p] = xcalloc(1, ffn->w_size);
-    cr_assert(device_open(&b->dev, "cpu", threads, &e), "%s", e.msg);
+    cr_assert(device_open(&b->dev, "cpu", 2, &e), "%s", e.msg);
     b->run = run_make(b->dev, &b->scratch);
     place(b);
     both_ways(b);
@@ -57,15 +61,16 @@ static void open_as(Block *b, const Ffn *ffn, const MoeCfg *cfg, int N, int thre
     fields_of(b, W, (Fields){.see = see_fill, .ctx = &seed});
     for (int p = G; p < PARTS; p++) fields_of(b, p, fields_zero());
     for (size_t i = 0; i < tensor_count(b->x); i++) {
-        R(b->x)[i] = (real)rng_normal(rng_mix(seed, 1), i);
         R(b->dy)[i] = (real)rng_normal(rng_mix(seed, 2), i);
+        if (half) continue;
+        R(b->x)[i] = (real)rng_normal(rng_mix(seed, 1), i);
         R(b->dx)[i] = 0;
     }
 }
 static void open_block(Block *b, MoeCfg *cfg, int N) {
     Err e = {0};
     cr_assert(moe_ffn.check(cfg, &e), "%s", e.msg);
-    open_as(b, &moe_ffn, cfg, N, 2, 9);
+    open_as(b, &moe_ffn, cfg, N, false, 9);
 }
 static void close_block(Block *b) {
     cr_assert(b->scratch.used == 0 && b->scratch.peak <= b->scratch.size);
@@ -331,6 +336,53 @@ Test(moe, a_batch_is_the_sum_of_its_rows) {
     }
 }
 
+/* With rows in bf16 beside `real` (double, where it is the double build's), on the same rounded rows: the same scores
+ * to the bit and so the same choices, then numbers that differ by the rounding of what is stored; an expert that was
+ * left out shows tenfold. */
+static double apart(Tensor got, Tensor want) {
+    double e = 0, size = 0;
+    for (size_t i = 0; i < tensor_count(want); i++) {
+        real x;
+        tensor_read(got, i, 1, &x);
+        e += pow((double)x - (double)R(want)[i], 2), size += pow((double)R(want)[i], 2);
+    }
+    return size > 0 ? sqrt(e / size) : sqrt(e);
+}
+Test(moe, rows_in_bf16) {
+    const double y_rms = 1e-2, gradient_rms = 1.5e-2;
+    double y = 0, dx = 0, weights = 0;
+    for (int i = 0; i < FORMS; i++) {
+        Block half, wide, less;
+        MoeCfg c = form(i), k = form(i);
+        k.top_k = imax(1, c.top_k / 2);
+        open_block(&wide, &c, 90), open_block(&less, &k, 90);
+        open_as(&half, &moe_ffn, &c, 90, true, 9);
+        for (size_t n = 0; n < tensor_count(wide.x); n++) {
+            ((uint16_t *)half.x.p)[n] = bf16_from((float)R(wide.x)[n]);
+            R(wide.x)[n] = R(less.x)[n] = bf16_to(((uint16_t *)half.x.p)[n]);
+        }
+        both_ways(&half), both_ways(&wide), both_ways(&less);
+        const Tensor *p = half.s, *q = wide.s; /* scores are the first of what is saved */
+        CHECK_BYTES("scores", R(*p), R(*q), tensor_bytes(*q));
+        y = fmax(y, apart(half.y, wide.y)), dx = fmax(dx, apart(half.dx, wide.dx));
+        cr_assert(y <= y_rms && dx <= gradient_rms, "form %d: y %.3g, dx %.3g", i, y, dx);
+        if (k.top_k < c.top_k && c.top_k < c.experts)
+            cr_assert(apart(half.y, less.y) > 10 * y_rms && apart(half.dx, less.dx) > 10 * gradient_rms,
+                      "form %d: half of the experts are not missed: y %.3g, dx %.3g", i, apart(half.y, less.y),
+                      apart(half.dx, less.dx));
+        const char *names[] = {"experts.%d.gate_proj.weight", "experts.%d.up_proj.weight",
+                               "experts.%d.down_proj.weight", "gate.weight", "shared_experts.up_proj.weight"};
+        for (int n = 0; n < (c.shared ? 5 : 4); n++) {
+            const int e = c.experts / 2;
+            double off = apart(named(&half, G, names[n], e), named(&wide, G, names[n], e));
+            weights = fmax(weights, off);
+            cr_assert(off <= gradient_rms, "form %d: %s %.3g", i, names[n], off);
+        }
+        close_block(&half), close_block(&wide), close_block(&less);
+    }
+    printf("a mixture of rows in bf16: y at most %.2g apart, dx %.2g, gradients of weights %.2g\n", y, dx, weights);
+}
+
 /* With softmax the weight of the only expert is one. */
 Test(moe, one_expert_is_swiglu) {
     const SwigluCfg plain = {{.d_model = D}, 9};
@@ -339,7 +391,7 @@ Test(moe, one_expert_is_swiglu) {
     const char *names[] = {"experts.0.gate_proj.weight", "experts.0.up_proj.weight", "experts.0.down_proj.weight"};
     open_block(&b, &c, 33);
     Block s; /* SwigluCfg and MoeCfg begin with the same LayerCfg, which is all that a block reads of its settings */
-    open_as(&s, &swiglu_ffn, (const MoeCfg *)(const void *)&plain, 33, 2, 9);
+    open_as(&s, &swiglu_ffn, (const MoeCfg *)(const void *)&plain, 33, false, 9);
     for (int k = 0; k < 3; k++)
         memcpy(named(&s, W, names[k] + 10, 0).p, named(&b, W, names[k], 0).p, tensor_bytes(named(&b, W, names[k], 0)));
     both_ways(&b);

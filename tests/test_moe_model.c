@@ -1,4 +1,5 @@
-/* test_moe_model.c: mixtures of experts as parts of models: costs, names in files, settings, the optimizer. */
+/* test_moe_model.c: mixtures of experts as parts of models: costs, names in files, settings, the optimizer, activations
+ * in bf16. */
 #include "../layers/ffn/ffn.h"
 #include "../model/cost.h"
 #include "../model/hf.h"
@@ -131,4 +132,178 @@ Test(moe, balancing_is_no_gradient) {
     params_free(&s);
     arena_close(&scratch);
     device_close(dev);
+}
+
+/* ---- activations in bf16 --------------------------------------------------------------------------------------------
+ */
+/* A training step with activations in BF16 in memory and, but in the double build, products in bf16, beside one with
+ * neither: so in the double build beside double. The same experts for every row first, then losses and gradients. Attention
+ * in bf16 takes an instruction: where it is not there, the models without are held to this. */
+#define MIXTURE(mixer, settings)                                                                     \
+    "{\"d_model\":24,\"vocab\":11,\"max_positions\":64,\"init_std\":0.2,\"layers\":2,\"tied\":true," \
+    "\"ffn\":{\"kind\":\"moe\",\"experts\":6,\"top_k\":2,\"hidden\":16" settings                     \
+    "},\"kinds\":{\"a\":{\"mixer\":" mixer "}},\"pattern\":[\"a\"]}"
+#define ATTENTION "\"gqa\",\"heads\":2,\"kv_heads\":1,\"head_dim\":16"
+static const struct {
+    const char *name, *json;
+    bool attends;
+} mixtures[] = {{"softmax", MIXTURE("\"none\"", ""), false},
+                {"sigmoid, shared", MIXTURE("\"none\"", ",\"shared\":1,\"router\":\"sigmoid\""), false},
+                {"attention", MIXTURE(ATTENTION, ""), true},
+                {"attention, sigmoid, shared", MIXTURE(ATTENTION, ",\"shared\":1,\"router\":\"sigmoid\""), true}};
+enum { CHOICES = 1024 };
+typedef struct {
+    ModelCfg cfg;
+    Model m;
+    Device *dev;
+    Ops ops;
+    bool half;
+    real nll[ZOO_ROWS];
+    int choice[CHOICES], n; /* of all layers: rows by place, and where experts' places begin */
+} Side;
+static const Ops *own; /* the table whose ops do the work */
+static Side *served;   /* by them */
+static void note(const int *x, int n) {
+    cr_assert(served->n + n <= CHOICES);
+    memcpy(served->choice + served->n, x, (size_t)n * sizeof *x);
+    served->n += n;
+}
+static void noted_spread(Run *r, Tensor y, Tensor x, const int *row) {
+    cr_assert(y.dtype == (served->half ? BF16 : REAL), "rows are %s", dtype_name(y.dtype));
+    if (!measuring(r)) note(row, y.n[0]);
+    own->spread(r, y, x, row);
+}
+static void noted_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
+    if (!measuring(r)) note(g.off, g.n + 1);
+    own->linear_groups(r, y, x, g, w);
+}
+/* False: attention in bf16 is not to be had here. plant: a mistake in the table of ops. */
+static bool side_step(Side *s, int of, bool half, void (*plant)(Ops *)) {
+    const char *json = mixtures[of].json;
+    Err e = {0};
+    Pass p;
+    real g[ZOO_ROWS];
+    *s = (Side){.half = half};
+    cr_assert(device_open(&s->dev, "cpu", 2, &e), "%s", e.msg);
+    if (half && REAL == F32) {
+        cr_assert(device_bf16(s->dev, true, &e), "%s", e.msg);
+        gemm_use(s->dev->gemm, s->dev->gemm_bf16, 2, 0); /* every product, however small */
+    }
+    if (half && mixtures[of].attends && !device_half(s->dev)) {
+        device_close(s->dev);
+        return false;
+    }
+    s->dev->pairs = half;
+    served = s, own = s->dev->ops, s->ops = *own;
+    s->ops.spread = noted_spread, s->ops.linear_groups = noted_groups;
+    if (plant) plant(&s->ops);
+    s->dev->ops = &s->ops;
+    cr_assert(model_cfg_from_json(&s->cfg, json, strlen(json), mixtures[of].name, &e), "%s", e.msg);
+    const ModelOpts o = {.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true};
+    cr_assert(model_open(&s->m, s->dev, &s->cfg, o, &e), "%s", e.msg);
+    model_init(&s->m, 11); /* no two choices are close */
+    zoo_whole(&p, s->cfg.vocab);
+    for (int i = 0; i < p.b.N; i++) g[i] = p.tgt[i] < 0 ? 0 : (real)(1.0 / p.b.N);
+    model_zero_grad(&s->m);
+    model_train(&s->m, &p.b, p.tok, p.tgt, g, s->nll);
+    return true;
+}
+static void side_close(Side *s) { zoo_close(&s->cfg, &s->m, s->dev); }
+typedef struct {
+    const Tensor *want;
+    int n;
+    double mean, all, size, field; /* squares: of a number on average, of all differences, of all; the worst field */
+    char path[96];
+} Apart;
+static void see_want(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)path, (void)flags;
+    Tensor **to = f->ctx;
+    *(*to)++ = *t;
+}
+static void see_apart(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Apart *a = f->ctx;
+    const real *got = R(*t), *want = R(a->want[a->n++]);
+    size_t n = tensor_count(*t);
+    double e = 0, own = 0;
+    (void)flags;
+    for (size_t i = 0; i < n; i++) {
+        e += pow((double)got[i] - (double)want[i], 2);
+        own += pow((double)want[i], 2);
+    }
+    a->all += e, a->size += own;
+    e = sqrt(e / fmax(own, 0.01 * a->mean * (double)n)); /* hardly any gradient: a difference of rounded numbers */
+    if (!(e <= a->field)) a->field = e, snprintf(a->path, sizeof a->path, "%.95s", path);
+}
+static Apart gradients_apart(Side *got, Side *want) {
+    enum { FIELDS = 256 };
+    Tensor all[FIELDS], *end = all;
+    Apart a = {.want = all};
+    size_t n = 0;
+    Fields f = {.see = see_want, .ctx = &end}, g = {.see = see_apart, .ctx = &a};
+    model_fields(&want->m, &want->m.g, &f);
+    cr_assert(end - all < FIELDS);
+    for (const Tensor *t = all; t < end; n += tensor_count(*t++))
+        for (size_t i = 0; i < tensor_count(*t); i++) a.mean += pow((double)R(*t)[i], 2);
+    a.mean /= (double)n;
+    model_fields(&got->m, &got->m.g, &g);
+    return a;
+}
+static double losses_apart(const Side *got, const Side *want) {
+    double e = 0, size = 0;
+    for (int i = 0; i < ZOO_ROWS; i++)
+        e += pow((double)got->nll[i] - (double)want->nll[i], 2), size += pow((double)want->nll[i], 2);
+    return sqrt(e / size);
+}
+static const double losses_rms = 2e-2, gradient_rms = 4e-2;
+Test(moe, activations_in_bf16) {
+    int ran = 0;
+    for (size_t i = 0; i < sizeof mixtures / sizeof *mixtures; i++) {
+        Side half, wide;
+        if (!side_step(&half, (int)i, true, NULL)) continue;
+        cr_assert(side_step(&wide, (int)i, false, NULL));
+        cr_assert(wide.n > 0 && half.n == wide.n && !memcmp(half.choice, wide.choice, (size_t)wide.n * sizeof(int)),
+                  "%s: other experts are chosen: take another seed", mixtures[i].name);
+        Apart a = gradients_apart(&half, &wide);
+        const double losses = losses_apart(&half, &wide), gradient = sqrt(a.all / a.size);
+        printf("%s: losses %.2g apart, gradients %.2g, %s %.2g\n", mixtures[i].name, losses, gradient, a.path, a.field);
+        cr_assert(losses <= losses_rms && losses > 1e-5 && gradient <= gradient_rms && a.field <= gradient_rms,
+                  "%s: losses %.3g apart, gradients %.3g, %s %.3g", mixtures[i].name, losses, gradient, a.path,
+                  a.field);
+        side_close(&half), side_close(&wide);
+        ran++;
+    }
+    cr_assert(ran >= 2);
+}
+/* Mistakes of a table's ops, which the bounds see tenfold. */
+static void other_rows(Run *r, Tensor y, Tensor x, const int *row) {
+    int *next = xcalloc((size_t)y.n[0], sizeof *next);
+    for (int j = 0; j < y.n[0] && !measuring(r); j++) next[j] = (row[j] + 1) % x.n[0];
+    own->spread(r, y, x, next);
+    free(next);
+}
+static void nothing_back(Run *r, Tensor y, Tensor x, const int *place, int k) {
+    if (y.dtype == BF16)
+        begin_sum(r, y);
+    else
+        own->collect(r, y, x, place, k);
+}
+static void no_factor(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up, Tensor s) {
+    own->swiglu_rows_backward(r, dgate, dup, ds, dy, gate, up, s);
+    if (dup.dtype == BF16) own->zero(r, dup);
+}
+static void plant_spread(Ops *o) { o->spread = other_rows; }
+static void plant_collect(Ops *o) { o->collect = nothing_back; }
+static void plant_gates(Ops *o) { o->swiglu_rows_backward = no_factor; }
+Test(moe, mistakes_in_bf16_show) {
+    static void (*const plants[])(Ops *) = {plant_spread, plant_collect, plant_gates};
+    Side wide, half;
+    cr_assert(side_step(&wide, 1, false, NULL));
+    for (int k = 0; k < 3; k++) {
+        cr_assert(side_step(&half, 1, true, plants[k]));
+        Apart a = gradients_apart(&half, &wide);
+        printf("mistake %d: gradients %.2g apart, %s %.2g\n", k, sqrt(a.all / a.size), a.path, a.field);
+        cr_assert(a.field > 10 * gradient_rms, "mistake %d goes unnoticed: %s %.3g", k, a.path, a.field);
+        side_close(&half);
+    }
+    side_close(&wide);
 }

@@ -102,42 +102,38 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     if (c->shared) {
         SwigluCfg dense = shared_cfg(c);
         swiglu_ffn.forward(r, &dense, &w->shared, x, &s->shared, y);
-    } else {
-        r->ops->zero(r, y);
     }
     RunMark mark = run_mark(r);
     route_scores(r, c, s->p, x, w->router);
     Route t = route_choose(r, c, s->p, w->bias);
     Groups g = {c->experts, t.off};
-    Tensor rows = SCRATCH(r, "rows by expert", M, c->base.d_model), act = SCRATCH(r, "act", M, c->hidden);
+    Tensor rows = SCRATCH_OF(r, "rows by expert", x.dtype, M, c->base.d_model),
+           act = SCRATCH_OF(r, "act", x.dtype, M, c->hidden);
     r->ops->spread(r, rows, x, t.row);
     r->ops->linear_groups(r, s->gate, rows, g, w->gate);
     r->ops->linear_groups(r, s->up, rows, g, w->up);
     r->ops->swiglu_rows(r, act, s->gate, s->up, t.weight);
     r->ops->linear_groups(r, rows, act, g, w->down); /* their input is not needed any more */
+    y.fresh = !c->shared;
     r->ops->collect(r, y, rows, t.place, c->top_k);
     run_release(r, mark);
 }
 
-/* Of the experts: adds to dx and dw; dweight (M) is overwritten. */
+/* Of the experts: adds to dx, unless it is fresh, and dw; dweight (M) is overwritten. */
 static void experts_backward(Run *r, const MoeCfg *c, const W *w, W *dw, const Route *t, Tensor x, const S *s,
                              Tensor dy, Tensor dx, Tensor dweight) {
     int M = x.n[0] * c->top_k, d = c->base.d_model, F = c->hidden;
     Groups g = {c->experts, t->off};
     Mark mark = arena_mark(r->scratch);
-    Tensor rows = SCRATCH(r, "rows by expert", M, d), drows = SCRATCH(r, "d rows", M, d), act = SCRATCH(r, "act", M, F),
-           dact = SCRATCH(r, "d act", M, F), dgate = SCRATCH(r, "d gate", M, F), dup = SCRATCH(r, "d up", M, F);
+    Tensor rows = SCRATCH_OF(r, "rows by expert", x.dtype, M, d), drows = SCRATCH_OF(r, "d rows", x.dtype, M, d),
+           act = SCRATCH_OF(r, "act", x.dtype, M, F), dact = FRESH_OF(r, "d act", x.dtype, M, F),
+           dgate = FRESH_OF(r, "d gate", x.dtype, M, F), dup = FRESH_OF(r, "d up", x.dtype, M, F);
     r->ops->swiglu_rows(r, act, s->gate, s->up, t->weight);
     r->ops->spread(r, drows, dy, t->row); /* first dy, by place */
-    r->ops->zero(r, dact);
     r->ops->linear_groups_backward(r, dact, dw->down, drows, act, g, w->down);
-    r->ops->zero(r, dgate);
-    r->ops->zero(r, dup);
-    r->ops->zero(r, dweight);
-    r->ops->swiglu_rows_backward(r, dgate, dup, dweight, dact, s->gate, s->up, t->weight);
+    r->ops->swiglu_rows_backward(r, dgate, dup, as_fresh(dweight), dact, s->gate, s->up, t->weight);
     r->ops->spread(r, rows, x, t->row);
-    r->ops->zero(r, drows); /* then dx */
-    r->ops->linear_groups_backward(r, drows, dw->gate, dgate, rows, g, w->gate);
+    r->ops->linear_groups_backward(r, as_fresh(drows), dw->gate, dgate, rows, g, w->gate); /* then dx */
     r->ops->linear_groups_backward(r, drows, dw->up, dup, rows, g, w->up);
     r->ops->collect(r, dx, drows, t->place, c->top_k);
     arena_release(r->scratch, mark);
@@ -153,11 +149,13 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     if (c->shared) {
         SwigluCfg dense = shared_cfg(c);
         swiglu_ffn.backward(r, &dense, &w->shared, &dw->shared, x, &s->shared, dy, dx);
+        dx.fresh = false;
     }
     RunMark mark = run_mark(r);
     Route t = route_choose(r, c, s->p, w->bias);
     Tensor dweight = SCRATCH(r, "d weights", N * c->top_k), dlogits = SCRATCH(r, "d logits", N, c->experts);
     experts_backward(r, c, w, dw, &t, x, s, dy, dx, dweight);
+    dx.fresh = false;
     route_backward(r, c, &t, dlogits, dweight, s->p);
     r->ops->linear_backward(r, dx, dw->router, ABSENT, dlogits, x, w->router);
     if (c->bias_balance) {
@@ -188,4 +186,5 @@ const Ffn moe_ffn = {
     .backward = backward,
     .idle = idle,
     .varies = true,
+    .half = true,
 };

@@ -1,7 +1,9 @@
 /* test_cuda_acts_model.c: what layers keep as BF16 in memory and what not, that making it again changes no bit, and how
  * many bytes a training step asks for with and without. How far gradients and losses are from the CPU's is in
  * test_cuda_bf16_model.c, for the whole zoo. */
+#include "../rig.h"
 #include "../zoo.h"
+#include "../../layers/ffn/ffn.h"
 #include "../../model/act.h"
 #include "../../ops/device.h"
 #include "../../ops/host.h"
@@ -119,8 +121,8 @@ Test(cuda_acts_model, recomputed_they_change_no_bit, .timeout = 300) {
         }
 }
 
-/* Which layers do: attention and latent attention with all that read its K/V, recurrences, and dense feed-forward parts;
- * the stream does not. */
+/* Which layers do: attention and latent attention with all that read its K/V, recurrences, and feed-forward parts, a
+ * mixture's scores excepted; the stream does not. */
 Test(cuda_acts_model, what_is_kept_how) {
     static const struct {
         const char *name, *mixers, *ffns; /* of each layer: h BF16, . REAL, - none */
@@ -137,7 +139,8 @@ Test(cuda_acts_model, what_is_kept_how) {
                 {"mla", "hh", "hh"},
                 {"mla, shared latents", "hhhh", "hhhh"},
                 {"mla beside gqa, published latents", "hhhhh", "hh-hh"},
-                {"mixture, softmax", "hh", ".."}};
+                {"mixture, softmax", "hh", "hh"},
+                {"mixture, sigmoid, groups, shared", "hh", "hh"}};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         Side s;
         char *json = animal(kept[i].name, true);
@@ -153,6 +156,11 @@ Test(cuda_acts_model, what_is_kept_how) {
             cr_assert(mixer == kept[i].mixers[l] && ffn == kept[i].ffns[l], "%s, layer %d: %c %c", kept[i].name, l,
                       mixer, ffn);
             cr_assert(a->rstd1.dtype == REAL && (s.m.layer[l].publisher || a->mid.dtype == REAL));
+            if (!s.m.layer[l].publisher && s.m.layer[l].ffn->ffn == &moe_ffn) {
+                const Tensor *saved = a->ffn; /* scores, gate, up */
+                cr_assert(saved[0].dtype == REAL && saved[1].dtype == BF16 && saved[2].dtype == BF16, "%s, layer %d",
+                          kept[i].name, l);
+            }
             if (s.m.layer[l].shared)
                 cr_assert(s.m.kv[l].k.dtype == a->xn1.dtype && s.m.dkv[l].k.dtype == REAL, "%s, layer %d", kept[i].name,
                           l);
@@ -160,6 +168,41 @@ Test(cuda_acts_model, what_is_kept_how) {
         side_close(&s);
         free(json);
     }
+}
+
+/* Rows in groups that begin at 16 bytes are read and written where they lie: all that is packed are matrices in f32 that
+ * have no copy in bf16, each once in a call; of matrices in bf16 nothing is. */
+unsigned long simt_launches(const char *begin) __attribute__((weak));
+static Tensor bf16_zeros(Rig *g, int rows, int width) {
+    Tensor t = arena_tensor(&g->mem, "rows in bf16", BF16, 2, (int[]){rows, width});
+    memset(t.p, 0, tensor_bytes(t));
+    return t;
+}
+Test(cuda_acts_model, groups_are_not_packed) {
+    enum { GROUPS = 4, O = 48, I = 64, M = 41 };
+    if (!simt_launches) cr_skip("a device counts no launches");
+    static const int off[] = {0, 3, 3, 4, M};
+    const Groups all = {GROUPS, off};
+    Rig g;
+    Err e = {0};
+    rig_open(&g, rig_first(), 1, (size_t)1 << 20);
+    cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
+    Tensor x = bf16_zeros(&g, M, I), y = bf16_zeros(&g, M, O), dx = as_fresh(bf16_zeros(&g, M, I)), w[GROUPS],
+           dw[GROUPS], half[GROUPS];
+    for (int k = 0; k < GROUPS; k++)
+        w[k] = RANDOM(&g, "w", O, I), dw[k] = RANDOM(&g, "dw", O, I), half[k] = bf16_zeros(&g, O, I);
+    unsigned long packs[4] = {simt_launches("pack")};
+    OP(&g, linear_groups, y, x, all, half);
+    packs[1] = simt_launches("pack");
+    OP_WITHIN(&g, linear_groups, y, x, all, w);
+    packs[2] = simt_launches("pack");
+    OP_WITHIN(&g, linear_groups_backward, dx, dw, y, x, all, w);
+    packs[3] = simt_launches("pack");
+    cr_assert(packs[1] == packs[0] && packs[2] - packs[1] == GROUPS - 1 && packs[3] - packs[2] == GROUPS - 1,
+              "%lu, %lu and %lu times packed for %d groups with rows", packs[1] - packs[0], packs[2] - packs[1],
+              packs[3] - packs[2], GROUPS - 1);
+    device_bf16(g.dev, false, &e);
+    rig_close(&g);
 }
 
 /* Bytes that a step asks for, of a model whose rows are wide beside its heads' statistics, as the emulation counts them:
@@ -191,7 +234,7 @@ static double bytes_of(const char *json, bool wide, int recompute) {
     side_close(&s);
     return all;
 }
-Test(cuda_acts_model, a_step_moves_fewer_bytes, .timeout = 300) {
+Test(cuda_acts_model, a_step_moves_fewer_bytes, .timeout = 600) {
     if (!simt_bytes) cr_skip("a device counts no bytes");
     static const struct {
         const char *name, *json;
@@ -216,6 +259,11 @@ Test(cuda_acts_model, a_step_moves_fewer_bytes, .timeout = 300) {
          "\"mamba2\",\"heads\":4,\"head_dim\":32,\"state_size\":32}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":"
          "\"swiglu\",\"hidden\":192}}",
          0.4, 0.8},
+        {"gqa, moe",
+         "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":"
+         "\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":32}},\"pattern\":[\"a\"],\"ffn\":{\"kind\":\"moe\","
+         "\"experts\":8,\"top_k\":2,\"hidden\":96,\"shared\":1}}",
+         0.4, 0.7},
         {"gpt",
          "{\"d_model\":64,\"vocab\":16,\"max_positions\":64,\"layers\":2,\"tied\":true,\"norm\":\"layer\","
          "\"positions\":\"learned\",\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"head_dim\":32,\"qkv_bias\":"
