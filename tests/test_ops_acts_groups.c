@@ -22,10 +22,11 @@ static void sorted(Desk *d, Sorted *t, int O, int I) {
     for (int e = 0; e < GROUPS; e++) t->next[e] = t->w[(e + 1) % GROUPS];
     t->M = t->off[GROUPS];
 }
-/* Beside the reference, and on the CPU beside the same products to f32, of which every number is the nearest. */
+/* Beside the reference, and on the CPU beside the same products to f32, of which every number is the nearest where those
+ * of rows in f32 are rounded, too: other sums have another order. */
 static void groups_case(Desk *d, Size s) {
     const int I = s.width, O = s.how / 2;
-    const bool fresh = s.how % 2;
+    const bool fresh = s.how % 2, rounds = O * I >= NARROW_LEAST;
     Rig *g = &d->g;
     Sorted t;
     sorted(d, &t, O, I);
@@ -37,7 +38,7 @@ static void groups_case(Desk *d, Size s) {
     OP_WITHIN(g, linear_groups, hy, hx, all, t.w);
     right(d, "linear_groups", hy, y);
     OP_WITHIN(g, linear_groups, y32, x, all, t.w);
-    exact(d, "linear_groups beside f32", hy, y32);
+    if (rounds) exact(d, "linear_groups beside f32", hy, y32);
     OP_WITHIN(g, linear_groups, y32, hx, all, t.w);
     right(d, "linear_groups to f32", y32, y);
     wrong("the next group's matrix", hy, other);
@@ -56,12 +57,12 @@ static void groups_case(Desk *d, Size s) {
     OP_WITHIN(g, linear_groups_backward, dx32, dw32, dy, x, all, t.w);
     OP_WITHIN(g, linear_groups_backward, dx.half, dw, hdy, hx, all, t.w);
     right(d, "dx of groups", dx.half, dx.real);
-    exact(d, "dx of groups beside f32", dx.half, dx32);
+    if (rounds) exact(d, "dx of groups beside f32", dx.half, dx32);
     wrong("the next group's matrix in dx", dx.half, wrong_dx);
     if (!fresh) wrong("dx that gains nothing", dx.half, before);
     for (int e = 0; e < GROUPS; e++) {
         right(d, "dw of a group", dw[e], want[e]);
-        exact(d, "dw of a group beside f32", dw[e], dw32[e]);
+        if (rounds) exact(d, "dw of a group beside f32", dw[e], dw32[e]);
         if (in_group[e]) wrong("dw that gains nothing", dw[e], none[e]);
     }
     Sum alone = sum_make(d, x, "dx", fresh); /* one without the other */

@@ -102,7 +102,7 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
     int O = w[0].n[0], I = w[0].n[1], M = y.n[0], threads = r->dev->threads, most;
     CHECK(x.n[0] == M && x.n[1] == I && y.n[1] == O, "x (%d,%d), y (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, y.n[1], O,
           I);
-    if (takes_narrow(r, w[0])) { /* otherwise they are tiles of vec.h */
+    if (rounds_rows(r, w[0], x.dtype)) { /* otherwise they are tiles of vec.h */
         rounded_groups(r, y, x, g, w);
         return;
     }
@@ -167,7 +167,7 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
     int O = w[0].n[0], I = w[0].n[1], M = dy.n[0], threads = r->dev->threads, most;
     CHECK(x.n[0] == M && x.n[1] == I && dy.n[1] == O && (!present(dx) || dx.n[0] == M),
           "x (%d,%d), dy (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, dy.n[1], O, I);
-    if (takes_narrow(r, w[0])) {
+    if (rounds_rows(r, w[0], x.dtype == BF16 ? BF16 : dy.dtype)) {
         rounded_groups_backward(r, dx, dw, dy, x, g, w);
         return;
     }

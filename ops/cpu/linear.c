@@ -95,9 +95,11 @@ static void out_of_reals(Run *r, Tensor x, Tensor wide) {
     for (size_t i = 0; i < n; i += ALONE) narrowed(to + i, from + i, zmin(ALONE, n - i));
 }
 static void *where(Tensor t) { return t.dtype == BF16 ? t.p : R(t); }
-/* Whether a product takes rows of BF16 where they lie, however small its matrix. */
-static bool takes_rows(const Run *r, Tensor w) {
-    return REAL == F32 && (w.dtype == BF16 || gemm_rounds(r->dev->gemm, INT64_MAX));
+/* Whether a product of rows of this type with w rounds its operands, and takes those that are BF16 where they lie: of
+ * rows in BF16 however small the matrix. */
+static bool rounds_rows(const Run *r, Tensor w, Dtype rows) {
+    return REAL == F32 &&
+           (w.dtype == BF16 || gemm_rounds(r->dev->gemm, rows == BF16 ? INT64_MAX : (int64_t)tensor_count(w)));
 }
 
 /* One call of the product kernel, and one of the few rows' loop, for all matrices. */
@@ -112,13 +114,12 @@ static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
     int N = x.n[0];
     long size = 0;
     bool direct = true;
-    for (int j = 0; j < n; j++) direct = direct && takes_rows(r, p[j].w);
+    for (int j = 0; j < n; j++) direct = direct && rounds_rows(r, p[j].w, BF16);
     Mark mark = arena_mark(r->scratch);
     if (!direct) x = in_reals(r, "x in f32", x);
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
-        bool narrow = p[j].w.dtype == BF16,
-             rounds = narrow || x.dtype == BF16 || gemm_rounds(r->dev->gemm, (int64_t)O * I);
+        bool narrow = p[j].w.dtype == BF16, rounds = rounds_rows(r, p[j].w, x.dtype);
         CHECK(p[j].w.n[1] == I && tensor_rows(p[j].y, O).n[0] == N && (!present(p[j].bias) || p[j].bias.n[0] == O),
               "x (%d,%d), y %d rows, w (%d,%d)", N, I, tensor_rows(p[j].y, O).n[0], O, p[j].w.n[1]);
         y[j] = p[j].y;
@@ -181,7 +182,7 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
     x = tensor_rows(x, I);
     int N = x.n[0];
     bool direct = true, any = false;
-    for (int j = 0; j < n; j++) direct = direct && takes_rows(r, p[j].w), any |= present(d[j].w);
+    for (int j = 0; j < n; j++) direct = direct && rounds_rows(r, p[j].w, BF16), any |= present(d[j].w);
     Mark mark = arena_mark(r->scratch);
     Tensor sum = dx;
     if (!direct && dx.dtype == BF16)

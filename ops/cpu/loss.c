@@ -38,8 +38,8 @@ static real xent_row(real *l, int V, int target, real g, bool grad) {
 
 /* Where both products of the logits' gradient would round it, it is rounded once, while its row is in the caches. */
 static Tensor narrow_logits(Run *r, bool gradient, int rows, Tensor w) {
-    bool rounds = REAL == F32 && (w.dtype == BF16 || gemm_rounds(r->dev->gemm, (int64_t)tensor_count(w)));
-    return gradient && rounds ? scratch_tensor(r, "their gradient", BF16, 2, (int[]){rows, w.n[0]}) : ABSENT;
+    return gradient && rounds_rows(r, w, REAL) ? scratch_tensor(r, "their gradient", BF16, 2, (int[]){rows, w.n[0]})
+                                               : ABSENT;
 }
 static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, const int *tgt,
                         const real *g) {
