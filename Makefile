@@ -24,7 +24,7 @@ endif
 DIRS   := ops layers model optim data train infer convert
 # ops/cpu/cpu.c includes its siblings; it and gemm_bf16.c are compiled once per instruction set.
 # ops/cuda/ is in a program only where `simt` or `cuda` link it; others have none.c, and the ledger.
-SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/products.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/lt_so.c ops/cuda/cudnn_so.c ops/cuda/fused.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
+SRC    := $(filter-out ops/cpu/% ops/cuda/table.c ops/cuda/products.c ops/cuda/sequence.c ops/cuda/optimizer.c ops/cuda/open.c ops/cuda/lt_so.c ops/cuda/cudnn_so.c ops/cuda/fused.c ops/cuda/side.c train/comm_mpi_so.c,$(wildcard $(DIRS:=/*.c) $(DIRS:=/*/*.c)))
 CU     := $(wildcard ops/cuda/*.cu)
 TESTS  ?= $(wildcard tests/test_*.c)
 HELP   := $(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c))
@@ -114,7 +114,7 @@ CXX      = g++
 NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 EMU     := $(wildcard tests/simt/*.cpp)
 CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
-SIMT_C  := ops/cuda/table.c ops/cuda/products.c ops/cuda/sequence.c ops/cuda/open.c ops/cuda/fused.c ops/cuda/side.c
+SIMT_C  := ops/cuda/table.c ops/cuda/products.c ops/cuda/sequence.c ops/cuda/optimizer.c ops/cuda/open.c ops/cuda/fused.c ops/cuda/side.c
 SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
            $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_% tests/simt/nccl.cpp,$(EMU)))
 SIMT_T  := $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter tests/simt/test_%,$(EMU))) $(BUILD)/simt/tests/simt/kernels.cu.o \

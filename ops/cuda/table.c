@@ -415,7 +415,7 @@ static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Ten
                            dx.fresh);
 }
 
-/* ---- loss, optimizer ---- */
+/* ---- loss ---- */
 static void align(Run *r, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c) {
     const Batch *b = r->batch;
     int N = y.n[0], d = y.n[1];
@@ -427,107 +427,6 @@ static void align(Run *r, Tensor err, Tensor dy, Tensor y, Tensor a, const int *
     if (!measuring(r)) cuda_align(C(r), N, b->B, d, R(err), maybe(dy), R(inv), R(y), R(a), targets, off, g, (float)c);
     arena_release(r->scratch, mark);
 }
-static CudaAdamOf adamw_of(Run *r, const AdamwStep *a, size_t first) {
-    bool narrow = a->m.dtype == BF16;
-    CudaAdamOf x = {.w = R(a->w),
-                    .half = half_written(r->dev, a->w.p, tensor_count(a->w)),
-                    .g = R(a->g),
-                    .m = narrow ? a->m.p : R(a->m),
-                    .v = narrow ? a->v.p : R(a->v),
-                    .n = tensor_count(a->w),
-                    .first = first,
-                    .p = {.b1 = (float)a->b1,
-                          .b2 = (float)a->b2,
-                          .one_b1 = (float)(1 - a->b1),
-                          .one_b2 = (float)(1 - a->b2),
-                          .step = (float)(a->lr / (1 - pow(a->b1, (double)a->t))),
-                          .root = (float)(1 / sqrt(1 - pow(a->b2, (double)a->t))),
-                          .eps = (float)a->eps,
-                          .shrink = (float)(1 - a->lr * a->decay)},
-                    .round = {a->round.key, a->round.at},
-                    .gscale = a->gscale,
-                    .most = a->most,
-                    .square = a->square};
-    uintptr_t all = (uintptr_t)x.w | (uintptr_t)x.half | (uintptr_t)x.g | (uintptr_t)x.m | (uintptr_t)x.v;
-    x.quads = all % 16 == 0 && x.n % 4 == 0;
-    return x;
-}
-/* All tensors of one kind of moments in one launch. */
-static void adamw(Run *r, int n, const AdamwStep *a) {
-    enum { AT_ONCE = 32 };
-    Mark mark = arena_mark(r->scratch);
-    CudaAdamOf *all = arena_take(r->scratch, (size_t)n * sizeof *all, "tensors"), some[AT_ONCE];
-    for (int narrow = 0; narrow < 2 && !measuring(r); narrow++) {
-        size_t pieces = 0;
-        int m = 0, k = 0;
-        for (int i = 0; i <= n; i++) {
-            if (k && (i == n || k == AT_ONCE)) {
-                cuda_upload(C(r), all + m, some, (size_t)k * sizeof *some);
-                m += k, k = 0;
-            }
-            if (i == n || (a[i].m.dtype == BF16) != narrow || !tensor_count(a[i].w)) continue;
-            CHECK(a[i].m.dtype == a[i].v.dtype, "%s and %s", dtype_name(a[i].m.dtype), dtype_name(a[i].v.dtype));
-            some[k++] = adamw_of(r, &a[i], pieces);
-            pieces += (tensor_count(a[i].w) + CUDA_ADAM_PIECE - 1) / CUDA_ADAM_PIECE;
-        }
-        if (m) cuda_adamw(C(r), m, all, pieces, narrow);
-    }
-    arena_release(r->scratch, mark);
-}
-static void momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding round) {
-    size_t n = tensor_count(u);
-    CHECK(tensor_count(m) == n && tensor_count(g) == n, "%zu, %zu and %zu numbers", n, tensor_count(m),
-          tensor_count(g));
-    bool narrow = m.dtype == BF16;
-    if (!measuring(r))
-        cuda_momentum(C(r), n, R(u), narrow ? m.p : R(m), R(g), narrow, (float)mu, (float)gscale, nesterov,
-                      (CudaRounding){round.key, round.at});
-}
-/* Tensors by their pieces, each tensor's first one behind the last of the one before. sum: on the device. */
-static void squares(Run *r, double *sum, double start, bool more, int n, const Tensor *x) {
-    enum { AT_ONCE = 128 };
-    size_t pieces = 0;
-    for (int i = 0; i < n; i++) pieces += (tensor_count(x[i]) + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-    CudaPieces *all = arena_take(r->scratch, (size_t)n * sizeof *all, "tensors"), some[AT_ONCE];
-    double *part = arena_take(r->scratch, pieces * sizeof *part, "sumsq");
-    if (measuring(r)) return;
-    size_t first = 0;
-    for (int i = 0, k = 0; i < n; i++) {
-        size_t count = tensor_count(x[i]);
-        some[k++] = (CudaPieces){count ? R(x[i]) : NULL, count, first};
-        first += (count + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-        if (k < AT_ONCE && i + 1 < n) continue;
-        cuda_upload(C(r), all + i + 1 - k, some, (size_t)k * sizeof *some);
-        k = 0;
-    }
-    cuda_sumsq(C(r), start, more, n, all, pieces, part, sum);
-}
-static void sumsqs_there(Run *r, double *sum, bool more, int n, const Tensor *x) {
-    Mark mark = arena_mark(r->scratch);
-    squares(r, sum, 0, more, n, x);
-    arena_release(r->scratch, mark);
-}
-static double sumsqs(Run *r, double start, int n, const Tensor *x) {
-    Mark mark = arena_mark(r->scratch);
-    double sum = start, *there = arena_take(r->scratch, sizeof *there, "sumsq");
-    squares(r, there, start, false, n, x);
-    if (!measuring(r)) cuda_download(C(r), &sum, there, sizeof sum);
-    arena_release(r->scratch, mark);
-    return sum;
-}
-static double sumsq(Run *r, Tensor x) { return sumsqs(r, 0, 1, &x); }
-static void normalise(Run *r, Tensor x, double eps) {
-    size_t n = tensor_count(x), pieces = (n + CUDA_SUMSQ_PIECE - 1) / CUDA_SUMSQ_PIECE;
-    Mark mark = arena_mark(r->scratch);
-    CudaPieces own = {measuring(r) ? NULL : R(x), n, 0}, *all = upload(r, &own, 1, sizeof own, "tensors");
-    double *part = arena_take(r->scratch, (pieces + 1) * sizeof *part, "sumsq");
-    if (!measuring(r) && n) {
-        cuda_sumsq(C(r), 0, false, 1, all, pieces, part, part + pieces);
-        cuda_normalise(C(r), n, R(x), part + pieces, eps);
-    }
-    arena_release(r->scratch, mark);
-}
-
 static const Ops ops_cuda = {
     .name = "cuda",
     .linear = cuda_op_linear,
@@ -601,11 +500,11 @@ static const Ops ops_cuda = {
     .linear_xent = cuda_op_linear_xent,
     .linear_distill = cuda_op_linear_distill,
     .align = align,
-    .adamw = adamw,
-    .momentum = momentum,
-    .sumsq = sumsq,
-    .normalise = normalise,
-    .sumsqs = sumsqs,
-    .sumsqs_there = sumsqs_there,
+    .adamw = cuda_op_adamw,
+    .momentum = cuda_op_momentum,
+    .sumsq = cuda_op_sumsq,
+    .normalise = cuda_op_normalise,
+    .sumsqs = cuda_op_sumsqs,
+    .sumsqs_there = cuda_op_sumsqs_there,
 };
 const Ops *cuda_ops(void) { return &ops_cuda; }

@@ -1,4 +1,5 @@
-/* table.h: what the parts of the op table (table.c, products.c, sequence.c) share, and the ops of the latter two. */
+/* table.h: what the parts of the op table (table.c, products.c, sequence.c, optimizer.c) share, and the ops of all but
+ * the first. */
 #pragma once
 #include "../device.h"
 #include "../half.h"
@@ -73,3 +74,9 @@ void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double
 void cuda_op_merge(Run *r, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at);
 void cuda_op_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tensor x, Tensor y, Tensor z, Tensor a,
                             Tensor w, int window);
+void cuda_op_adamw(Run *r, int n, const AdamwStep *a);
+void cuda_op_momentum(Run *r, Tensor u, Tensor m, Tensor g, double mu, double gscale, bool nesterov, Rounding round);
+double cuda_op_sumsq(Run *r, Tensor x);
+double cuda_op_sumsqs(Run *r, double start, int n, const Tensor *x);
+void cuda_op_sumsqs_there(Run *r, double *sum, bool more, int n, const Tensor *x);
+void cuda_op_normalise(Run *r, Tensor x, double eps);
