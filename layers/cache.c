@@ -1,7 +1,7 @@
 /* cache.c: lanes of rows in reference-counted pages, state blobs.
  *
- * What places rows (Slot.t but for the rows) the host alone writes. A device has a copy, which kv_begin brings up to date:
- * whatever changes between two passes, and behind a pass's kernels, goes over in one piece (ops/mirror.h).
+ * What places rows (Slot.t but for the rows) the host alone writes. A device has a copy, which kv_begin brings up to
+ * date: whatever changes between two passes, and behind a pass's kernels, goes over in one piece (ops/mirror.h).
  *
  * Where rows retire, those that no later query sees leave their lane when the pass ends, and the newest rows move into
  * their places: a lane is as long as what it shows, and no row moves but into a place that fell free. */

@@ -135,9 +135,9 @@ void model_norm_fields(const Model *, Weights *, Fields *);
 void model_moments(const Model *, Weights *, bool second, Fields *);
 size_t model_params(const Model *);
 
-/* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0); with NULL those of a device go to m->losses, which
- * lies there, and nobody waits for them. Adds to the gradients with g (N) = derivative of the loss by
- * each nll. Dropout is keyed by m->seed, m->step and b->id. */
+/* One micro-batch. nll (N) receives every row's loss (0 where tgt < 0); with NULL those of a device go to m->losses,
+ * which lies there, and nobody waits for them. Adds to the gradients with g (N) = derivative of the loss by each nll.
+ * Dropout is keyed by m->seed, m->step and b->id. */
 void model_train(Model *, const Batch *, const int *tok, const int *tgt, const real *g, real *nll);
 void model_loss(Model *, const Batch *, const int *tok, const int *tgt, real *nll); /* no gradient, no dropout */
 /* The same, and hit (N, may be NULL): 1 where the target is what greedy decoding would say, else 0. */

@@ -1,5 +1,5 @@
-/* amx.h: whether products may be made in the tiles of x86-64 (AMX), and whether they come out right. Private to ops/ and
- * its tests; of programs for x86-64 in f32. */
+/* amx.h: whether products may be made in the tiles of x86-64 (AMX), and whether they come out right. Private to ops/
+ * and its tests; of programs for x86-64 in f32. */
 #pragma once
 #include "gemm_bf16.h"
 

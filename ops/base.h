@@ -17,7 +17,8 @@ enum { EXIT_WORLD = 1, EXIT_INPUT = 2, EXIT_DIVERGED = 3, EXIT_SIGNAL = 130 };
 /* One line of at most 300 characters, and the exit status that goes with it. Zero-initialise before use. */
 typedef struct {
     /* 0: no error; EXIT_INPUT: what the user gave cannot be used; EXIT_WORLD: the world failed; EXIT_DIVERGED: so it
-     * did by a training whose numbers are none, and would again; a launcher's rank says so, others end with EXIT_WORLD */
+     * did by a training whose numbers are none, and would again; a launcher's rank says so, others end with
+     * EXIT_WORLD */
     int status;
     char msg[301];
 } Err;

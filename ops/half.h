@@ -1,6 +1,6 @@
 /* half.h: copies in bf16 of f32 weights, for a device whose products round them (device_bf16): a matrix is rounded when
- * it has changed, not for every product. Values are rounded to the nearest, ties to even, so that results are to the bit
- * those of products that round for themselves.
+ * it has changed, not for every product. Values are rounded to the nearest, ties to even, so that results are to the
+ * bit those of products that round for themselves.
  *
  * Ops.adamw writes the copy along with the weight. All else that changes a weight makes its copy stale: ops that may
  * write one, device_write, device_copy and device_zero see to it themselves; whoever writes a device's weights past

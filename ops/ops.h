@@ -6,19 +6,21 @@
  *
  * Tensors are REAL but where an op says more. On a device (device_half) activations and their gradients may be BF16 in
  * memory, each rounded to the nearest as it is stored: x, y and their gradients of linear, linear_many, linear_groups,
- * rmsnorm, layernorm, rope, rmsnorm_rope, swiglu, swiglu_rows (but not its s), gelu, add, copy, columns, spread, collect
- * and gather, x of linear_steady, x and dx of linear_xent, q, o and their gradients, k with v, dk with dv of attend and
- * attend_backward. Of one call of rmsnorm, rmsnorm_rope, swiglu, swiglu_rows or gelu all are BF16 or none, but that
- * rmsnorm and layernorm read x in REAL, or x and dx, beside a narrow y or dy. Around a recurrence the following and
- * their gradients may be, all of a call or none: x and y of short_conv (then without state), l2norm, elu1, widen,
- * quotient, step and skip, with z of gated_norm, z alone of decay, q, k, v and o of recur. What decides how much stays
- * REAL: g, beta, z of step, all of sigmoid, their gradients, states and keep. What is added to in BF16 is widened, added
- * to in f32 and rounded once, however many shares there are.
+ * rmsnorm, layernorm, rope, rmsnorm_rope, swiglu, swiglu_rows (but not its s), gelu, add, copy, columns, spread,
+ * collect and gather, x of linear_steady, x and dx of linear_xent, q, o and their gradients, k with v, dk with dv of
+ * attend and attend_backward. Of one call of rmsnorm, rmsnorm_rope, swiglu, swiglu_rows or gelu all are BF16 or none,
+ * but that rmsnorm and layernorm read x in REAL, or x and dx, beside a narrow y or dy. Around a recurrence the
+ * following and their gradients may be, all of a call or none: x and y of short_conv (then without state), l2norm,
+ * elu1, widen, quotient, step and skip, with z of gated_norm, z alone of decay, q, k, v and o of recur. What decides
+ * how much stays REAL: g, beta, z of step, all of sigmoid, their gradients, states and keep. What is added to in BF16
+ * is widened, added to in f32 and rounded, once for all shares of a call; on CUDA each product of a call is a share of
+ * its own.
  *
- * dx of linear_backward, linear_many_backward, linear_groups_backward, swiglu_backward, gelu_backward, rmsnorm_backward,
- * rmsnorm_rope_backward and columns_backward, all three of swiglu_rows_backward, y of collect, dq and dkv's k and v of
- * attend_backward, all of d of recur_backward, and dx and dz of what stands around a recurrence (short_conv, l2norm,
- * decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then overwritten, not added to.
+ * dx of linear_backward, linear_many_backward, linear_groups_backward, swiglu_backward, gelu_backward,
+ * rmsnorm_backward, rmsnorm_rope_backward and columns_backward, all three of swiglu_rows_backward, y of collect, dq and
+ * dkv's k and v of attend_backward, all of d of recur_backward, and dx and dz of what stands around a recurrence
+ * (short_conv, l2norm, decay, sigmoid, gated_norm, elu1, widen, quotient, step, skip) may be `fresh`: they are then
+ * overwritten, not added to.
  *
  * Results do not depend on the number of threads unless said. */
 #pragma once
@@ -97,7 +99,8 @@ struct Ops {
      */
     void (*linear_heads)(Run *, Tensor y, Tensor x, Tensor w, int row, int O, bool turned);
     /* linear whose numbers are each a function of their row of x and of w alone: the same bits whatever N and the
-     * number of threads, and of x in BF16 those of the same numbers in REAL. For what hard decisions hang on; slower. */
+     * number of threads, and of x in BF16 those of the same numbers in REAL. For what hard decisions hang on;
+     * slower. */
     void (*linear_steady)(Run *, Tensor y, Tensor x, Tensor w, Tensor bias);
 
     /* y (N,d) = scale table (V,d) [tok]; tok (N) in 0..V-1. */
@@ -238,8 +241,8 @@ struct Ops {
     void (*copy)(Run *, Tensor y, Tensor x);                      /* y = x */
     /* Rows in groups, each with a matrix of its own: rows off[e]..off[e+1]-1 of x (M,I) and y (M,O) belong to w[e]
      * (O,I), all of one shape. A group may be empty, off[n] = M.   y row = w[e] x row. Backward: dx += dy w[e];
-     * dw[e] += dy^T x over the group's rows. Each of dx, dw (NULL) optional. Operands are rounded to bf16 where those of
-     * `linear` with one of the matrices would be (device_bf16). */
+     * dw[e] += dy^T x over the group's rows. Each of dx, dw (NULL) optional. Operands are rounded to bf16 where those
+     * of `linear` with one of the matrices would be (device_bf16). */
     void (*linear_groups)(Run *, Tensor y, Tensor x, Groups, const Tensor *w);
     void (*linear_groups_backward)(Run *, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups, const Tensor *w);
     /* y row j = x row row[j]; in any order, repeats too. BF16 of REAL is rounded, equal types are copied. */
@@ -262,8 +265,8 @@ struct Ops {
     void (*gather)(Run *, Tensor y, Tensor x, Pick from, Pick to);
     /* n columns from rows of one width to rows of another, each seen by its last size; y has k times the rows of x:
      *   y[i, to + c] = x[i / k, from + c].   Backward: dx[i / k, from + c] += dy[i, to + c].
-     * Numbers of BF16 are rounded once, those of dx when the shares of all k rows are there. Of a fresh dx the n columns
-     * are overwritten, others stay. */
+     * Numbers of BF16 are rounded once, those of dx when the shares of all k rows are there. Of a fresh dx the n
+     * columns are overwritten, others stay. */
     void (*columns)(Run *, Tensor y, int to, Tensor x, int from, int n);
     void (*columns_backward)(Run *, Tensor dx, int from, Tensor dy, int to, int n);
     /* In place: x *= keep/(1-p), keep ~ Bernoulli(1-p), a pure function of (seed, step, layer, site, sample, row in
@@ -316,7 +319,8 @@ bool device_open(Device **, const char *name, int threads, Err *);
 void device_close(Device *);
 const Ops *device_ops(const Device *);
 int device_threads(const Device *);
-/* What the kernels were chosen for: the instruction set "avx512bf16+amx", "avx512bf16", "neon", ... "baseline"; of "cuda" its name. */
+/* What the kernels were chosen for: the instruction set "avx512bf16+amx", "avx512bf16", "neon", ... "baseline"; of
+ * "cuda" its name. */
 const char *device_isa(const Device *);
 /* Where the tensors of its ops lie, for arena_open_at; NULL: with the host, as `const int *` arguments always do.
  * host_too: memory that the host may use as well, between device_sync and the next op; for tests, since its pages
@@ -348,11 +352,11 @@ void device_facts(Device *, DeviceSee *, void *ctx);
  * included, stays f32, but that attend and attend_backward round theirs, too: on CUDA of up to 256 numbers a head, on a
  * CPU that has the instruction of a multiple of 16; that on these activations of training are BF16 in memory where a
  * layer takes them so (device_half, layers/mixer.h); and that on CUDA N may change a bit (the library's choice of
- * kernel). Passes that were measured before have too little scratch. false: f32 again, as a device is opened. EXIT_INPUT
- * in the double build. */
+ * kernel). Passes that were measured before have too little scratch. false: f32 again, as a device is opened.
+ * EXIT_INPUT in the double build. */
 bool device_bf16(Device *, bool on, Err *);
-/* Whether a pass keeps activations in BF16, which the ops named at the top take: while device_bf16 is on, on CUDA and on a
- * CPU that has the instruction. */
+/* Whether a pass keeps activations in BF16, which the ops named at the top take: while device_bf16 is on, on CUDA and
+ * on a CPU that has the instruction. */
 bool device_half(const Device *);
 /* Whose kernels attention in bf16 takes in training: our own (as a device is opened), or cuDNN's, where it is installed
  * and has a plan for the pass, which it makes while the pass is measured: afterwards passes have to be measured again.

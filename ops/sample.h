@@ -17,7 +17,8 @@ typedef struct {
 } Sampled;
 /* Of scratch, for n rows of V. */
 size_t device_sample_bytes(int n, int V);
-/* seen (slots,V): nonzero for tokens of prompt and output, to which those drawn are added; NULL: no penalty. logits, seen
- * and mem (device_sample_bytes, aligned to 16) lie on the device, which must be one that keeps tensors apart. Waits. */
+/* seen (slots,V): nonzero for tokens of prompt and output, to which those drawn are added; NULL: no penalty. logits,
+ * seen and mem (device_sample_bytes, aligned to 16) lie on the device, which must be one that keeps tensors apart.
+ * Waits. */
 void device_sample(Device *, int n, int V, const SampleRow *, const real *logits, unsigned char *seen, void *mem,
                    Sampled *out);

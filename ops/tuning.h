@@ -8,9 +8,9 @@
  *                                     8 words in hexadecimal, 2 times in seconds; any number of these
  *   end N                             of products
  *
- * FLAGS: 1 A is transposed, 2 B is, 4 C is added to, 8 operands are bf16, 16 C is, too. ALIGN: bytes that the operand is
- * aligned to. FIRST: the time of the library's first choice, BEST: that of the one kept. Of another device, number of
- * processors or version of the library a file says nothing. Version 1 had one ALIGN for all three. */
+ * FLAGS: 1 A is transposed, 2 B is, 4 C is added to, 8 operands are bf16, 16 C is, too. ALIGN: bytes that the operand
+ * is aligned to. FIRST: the time of the library's first choice, BEST: that of the one kept. Of another device, number
+ * of processors or version of the library a file says nothing. Version 1 had one ALIGN for all three. */
 #pragma once
 #include <stdint.h>
 

@@ -24,7 +24,8 @@ bool rig_emulated(Device *);           /* the device is tests/simt's, which watc
 bool rig_steady(Device *); /* a row's sums have one order: a device's library has another for other numbers of rows */
 bool rig_missing(const char *op); /* the CUDA backend, being tested, lacks it and says so (ops/cuda/ledger.h) */
 
-/* The same numbers, of products with other numbers of rows: to the bit where sums have one order, within rms elsewhere. */
+/* The same numbers, of products with other numbers of rows: to the bit where sums have one order, within rms
+ * elsewhere. */
 #define CHECK_SAME(dev, what, got, want, n, rms)               \
     do {                                                       \
         if (rig_steady(dev))                                   \

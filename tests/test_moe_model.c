@@ -137,8 +137,8 @@ Test(moe, balancing_is_no_gradient) {
 /* ---- activations in bf16 --------------------------------------------------------------------------------------------
  */
 /* A training step with activations in BF16 in memory and, but in the double build, products in bf16, beside one with
- * neither: so in the double build beside double. The same experts for every row first, then losses and gradients. Attention
- * in bf16 takes an instruction: where it is not there, the models without are held to this. */
+ * neither: so in the double build beside double. The same experts for every row first, then losses and gradients.
+ * Attention in bf16 takes an instruction: where it is not there, the models without are held to this. */
 #define MIXTURE(mixer, settings)                                                                     \
     "{\"d_model\":24,\"vocab\":11,\"max_positions\":64,\"init_std\":0.2,\"layers\":2,\"tied\":true," \
     "\"ffn\":{\"kind\":\"moe\",\"experts\":6,\"top_k\":2,\"hidden\":16" settings                     \

@@ -1,5 +1,6 @@
 /* test_ops_acts_groups.c: ops of rows in groups on activations that are BF16 in memory, as test_ops_acts.c has the
- * others: a mixture's products, its rows on their way to experts and back, its gates; and the router's steady product. */
+ * others: a mixture's products, its rows on their way to experts and back, its gates; and the router's steady
+ * product. */
 #include "acts.h"
 
 /* ---- products -------------------------------------------------------------------------------------------------------
@@ -22,8 +23,8 @@ static void sorted(Desk *d, Sorted *t, int O, int I) {
     for (int e = 0; e < GROUPS; e++) t->next[e] = t->w[(e + 1) % GROUPS];
     t->M = t->off[GROUPS];
 }
-/* Beside the reference, and on the CPU beside the same products to f32, of which every number is the nearest where those
- * of rows in f32 are rounded, too: other sums have another order. */
+/* Beside the reference, and on the CPU beside the same products to f32, of which every number is the nearest where
+ * those of rows in f32 are rounded, too: other sums have another order. */
 static void groups_case(Desk *d, Size s) {
     const int I = s.width, O = s.how / 2;
     const bool fresh = s.how % 2, rounds = O * I >= NARROW_LEAST;

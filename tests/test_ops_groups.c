@@ -101,8 +101,8 @@ Test(ops, linear_groups_backward, .timeout = 120) {
     rig_sweep("linear_groups_backward", case_linear_groups_backward, EXACT);
 }
 
-/* A row's products do not depend on the rows beside it, whatever the blocks they fall in; where a device's library sums in
- * another order by the number of rows, but for that. */
+/* A row's products do not depend on the rows beside it, whatever the blocks they fall in; where a device's library sums
+ * in another order by the number of rows, but for that. */
 static const double order_rms = 1e-6;
 Test(ops, linear_groups_of_a_row_are_its_own) {
     enum { M = 140, O = 70, I = 300 };
@@ -126,8 +126,9 @@ Test(ops, linear_groups_of_a_row_are_its_own) {
 
 #ifndef KV_DOUBLE
 /* With products in bf16 both operands of every group's are rounded, forward and backward, where its matrix has
- * NARROW_LEAST weights, and nowhere else: against the same sums of rounded numbers; those of others miss the bound. Groups
- * of no row, of a few, of more than a call of the CPU's product takes for few; more of them than one call takes. */
+ * NARROW_LEAST weights, and nowhere else: against the same sums of rounded numbers; those of others miss the bound.
+ * Groups of no row, of a few, of more than a call of the CPU's product takes for few; more of them than one call
+ * takes. */
 enum { ROUNDED_GROUPS = 19 };
 static wide rounded(real x, bool rounds) { return rounds ? (wide)bf16_to(bf16_from(x)) : (wide)x; }
 typedef struct {

@@ -28,8 +28,8 @@ static Turns turns_make(Rig *g, int k, int N, int d, int D) {
 }
 static void turns_free(Turns *t) { free(t->pos), free(t->idx); }
 
-/* Number `at` of heads of D, `sign` and positions `late` rows off: its row's cosine and sine, and the number that it turns
- * with, whose sine has that sign: y = x c + partner s. */
+/* Number `at` of heads of D, `sign` and positions `late` rows off: its row's cosine and sine, and the number that it
+ * turns with, whose sine has that sign: y = x c + partner s. */
 typedef struct {
     size_t partner;
     wide c, s;
@@ -76,7 +76,7 @@ OP_TEST(rope, EXACT)
 /* ---- behind RMSNorm -------------------------------------------------------------------------------------------------
  */
 static const double eps = 1e-5;
-/* Heads that are asked for four numbers at a time, and others, of odd widths, too; up to 1,024 numbers. */
+/* Heads that are asked for four numbers at a time, and others, of odd widths, too. The widest are in the suite acts. */
 static int width_of(int k, int d) { return k < 4 ? d : (d + 7) / 8 * 8 * (k == 7 ? 2 : 1); }
 static int heads_of(int k) { return k == 7 ? 1 : 1 + k % 3; }
 static wide rstd_ref(const real *x, int D) {

@@ -170,8 +170,8 @@ Test(tiles, what_processor_and_system_say) {
 /* ---- what tries them ----------------------------------------------------------------------------------------------
  */
 
-/* Mistakes: k left out, numbers in each other's place, one too many written, what was there forgotten, a NaN in one kind
- * of product alone, sums rounded once too often. */
+/* Mistakes: k left out, numbers in each other's place, one too many written, what was there forgotten, a NaN in one
+ * kind of product alone, sums rounded once too often. */
 static void cut_k(int threads, Arena *a, int n, const GemmJob *j) {
     GemmJob job = *j;
     job.s.K -= job.s.K > 2 ? 2 : 0;

@@ -1,11 +1,11 @@
-/* tiles.h: the tiles of ops/cpu/tiles.h in plain C, for processors that have none: the documented arithmetic to the bit,
- * and an end with file and line wherever hardware would fault, or would go on with what nobody put there. Included before
- * the product's sources (-include tests/tiles.h), and by the suite that proves it.
+/* tiles.h: the tiles of ops/cpu/tiles.h in plain C, for processors that have none: the documented arithmetic to the
+ * bit, and an end with file and line wherever hardware would fault, or would go on with what nobody put there. Included
+ * before the product's sources (-include tests/tiles.h), and by the suite that proves it.
  *
  * What is found: tiles used before they are opened or after they are closed, opened twice or closed twice; shapes that
- * LDTILECFG refuses; shapes that do not fit each other, or one tile in two places of a product; a tile read before anything
- * was put into it, which in hardware is zeros or what was left there. Loads and stores touch the very bytes that hardware
- * touches, so that a sanitizer of addresses sees them. */
+ * LDTILECFG refuses; shapes that do not fit each other, or one tile in two places of a product; a tile read before
+ * anything was put into it, which in hardware is zeros or what was left there. Loads and stores touch the very bytes
+ * that hardware touches, so that a sanitizer of addresses sees them. */
 #pragma once
 #define TILES_EMULATED
 #include "../ops/base.h"

@@ -23,7 +23,8 @@ void losses_take(Trainer *);
 bool losses_open(Trainer *, Err *);
 void losses_close(Losses *);
 void losses_begin(Losses *); /* of a step */
-/* Behind the pass over the loader's batch, which asked for no losses (model_train's nll NULL): copies them, unwaited. */
+/* Behind the pass over the loader's batch, which asked for no losses (model_train's nll NULL): copies them,
+ * unwaited. */
 void losses_aside(Trainer *);
 /* Waits, and writes what was put aside since losses_begin to the sums (dist_part) of micro-batches 0, 1, ...
  * square, where not NULL: becomes Losses.square's number. */

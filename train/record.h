@@ -1,6 +1,6 @@
 /* record.h: what of a training step a device records and replays (ops/graph.h): the zeros that gradients begin at, a
- * micro-batch, the norm, the optimizer's step; the latter two in one where the host need not decide between them whether
- * there is a step at all. */
+ * micro-batch, the norm, the optimizer's step; the latter two in one where the host need not decide between them
+ * whether there is a step at all. */
 #pragma once
 #include "trainer.h"
 
@@ -18,5 +18,5 @@ bool record_update(Trainer *, Run *, const OptimizerCfg *, double lr, double gsc
  * over ranks; nor with Muon. */
 bool record_apart(const Trainer *);
 /* record_clip and record_update in one; the norm's square stays in Losses.square, and where it is not finite nothing
- * has changed. */
+ * has changed. The losses are judged behind it: one that is not finite beside a norm that is ends the run, too. */
 bool record_step(Trainer *, Run *, const OptimizerCfg *, double lr, int64_t number, Err *);

@@ -162,8 +162,8 @@ static void rows_back(Block *b, real *ds, const int *kpos, const real *bias, rea
 }
 #include "soften.c"
 
-/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart; vp: the same
- * below each other in pairs. */
+/* Merge n <= KB keys into the block: scores in b->s must be complete but for the bias. v rows are ldv apart; vp: the
+ * same below each other in pairs. */
 static void absorb(Block *b, const real *v, size_t ldv, const Pair *vp, const int *kpos, const real *bias, int j0,
                    int n) {
     if (!b->sp) {

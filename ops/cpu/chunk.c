@@ -131,7 +131,8 @@ static void chunk_state(Chunk *c, real *S) {
  *   dR = (I + Diag(beta) L)^-T dU;  dv = beta dR;  dbeta_i = dR_i.r_i
  *   dP = tril(do U^T);  dL = -stril(beta dR U^T)
  *   dS0 = Diag(c_{n-1}) dS + (q c)^T do - (k c)^T (beta dR)
- * and per channel, with  row_i = what q_i, k_i receive as the later of a pair,  col_j = what k_j receives as the earlier:
+ * and per channel, with  row_i = what q_i, k_i receive as the later of a pair,  col_j = what k_j receives as the
+ * earlier:
  *   the sum of b_i = g_0 + ... + g_i receives q_i dq_i + k_i (row_i - col_i), and b_{n-1} also what S1 holds of them;
  *   dg_i = sum over m >= i of b_m's. A pair i = j has no decay: it is left out of both sides there. */
 

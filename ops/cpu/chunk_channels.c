@@ -1,6 +1,6 @@
 /* chunk_channels.c: pairs of rows of a chunk where every channel decays on its own (chunk.c), by blocks of SUB rows.
- * Between blocks the decay splits at the first row of the later block into one factor of each side; inside a block it is
- * multiplied up, pair by pair (backward) or for all later rows of a block at once. */
+ * Between blocks the decay splits at the first row of the later block into one factor of each side; inside a block it
+ * is multiplied up, pair by pair (backward) or for all later rows of a block at once. */
 #include "chunk.h"
 
 /* Row i, whose q and k are there: its decays and what carries them. */
@@ -34,8 +34,8 @@ static void channel_reach(Chunk *c, int ref, int rows) {
     c->ref = ref, c->done = rows;
 }
 
-/* The pairs inside a block, for one channel after the other: lanes are its rows i, each with its decay since row j, and j
- * walks from the last row to the first, so that no sum runs along a vector; the products of JS rows j stay in
+/* The pairs inside a block, for one channel after the other: lanes are its rows i, each with its decay since row j, and
+ * j walks from the last row to the first, so that no sum runs along a vector; the products of JS rows j stay in
  * registers. a, k: the block's rows (SUB,K); qk (K,2,SUB): q and k turned; since (K,SUB): the decays, zeros before the
  * walk begins, since the first row when it has ended. L_jj becomes k_j.k_j, which nobody reads. */
 enum { JS = VL >= 8 ? 8 : 4, LANES = SUB / VL };

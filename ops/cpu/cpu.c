@@ -1,5 +1,5 @@
-/* cpu.c: the CPU's op table, for one instruction set. Compiled once per OPS_ISA (baseline, avx2, avx512, avx512bf16); everything
- * but the table is static, so that the sets live side by side in one program. */
+/* cpu.c: the CPU's op table, for one instruction set. Compiled once per OPS_ISA (baseline, avx2, avx512, avx512bf16);
+ * everything but the table is static, so that the sets live side by side in one program. */
 #include <omp.h>
 #include "vec.h"
 

@@ -50,8 +50,8 @@ static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) 
 }
 
 INLINE real sigmoid1(real a) { return 1 / (1 + exp_real(-a)); }
-/* log(1 + e^a), without overflow and to full precision for a << 0. In float log(1 + e) = 2 atanh(s), s = e/(2 + e) <= 1/3,
- * is s times a polynomial in s^2, fitted to 4e-9 of it: no branch and no call. */
+/* log(1 + e^a), without overflow and to full precision for a << 0. In float log(1 + e) = 2 atanh(s), s = e/(2 + e) <=
+ * 1/3, is s times a polynomial in s^2, fitted to 4e-9 of it: no branch and no call. */
 INLINE real softplus1(real a) {
 #ifdef KV_DOUBLE
     return (a > 0 ? a : 0) + log1p(exp(-fabs(a)));

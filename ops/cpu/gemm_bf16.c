@@ -82,8 +82,8 @@ static inline void two_rows(Pair *to, const void *x, int ld, bool narrow, int K,
     }
 }
 #ifdef __AVX512BF16__
-/* From column `at` of rows with n of them to what is asked for, in numbers: AHEAD vectors of f32 on in the row, or, where
- * it ends, as far into that which comes W pairs later. */
+/* From column `at` of rows with n of them to what is asked for, in numbers: AHEAD vectors of f32 on in the row, or,
+ * where it ends, as far into that which comes W pairs later. */
 static inline size_t ask_on(int n, int ld, bool narrow, int at) {
     int on = AHEAD * W * (narrow ? 2 : 1);
     return at + on < n ? (size_t)on : (size_t)(2 * W) * (size_t)ld + (size_t)(on - n);
@@ -220,14 +220,15 @@ static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, i
             for (int i = 0; i < W; i++) to[(size_t)j * ld + (size_t)i] = rows[i][j];
 }
 #endif
-/* From pair k of a panel's rows to what is asked for meanwhile, in bytes: a block further on in these rows, or, from the
- * last block on, as far into the rows behind them. */
+/* From pair k of a panel's rows to what is asked for meanwhile, in bytes: a block further on in these rows, or, from
+ * the last block on, as far into the rows behind them. */
 static inline size_t ahead_of(GemmShape s, int vecs, int k) {
     int at = k / ASK * ASK;
     bool on = at + ASK < (s.K + 1) / 2;
     return on ? ASK * sizeof(Pair) : 2 * ((size_t)vecs * W * (size_t)s.ldb - 2 * (size_t)at);
 }
-/* Pairs k0..k1-1 (k0 a multiple of W) of one panel of B, k along its rows; pair k0 goes to `to`. asks: for what comes. */
+/* Pairs k0..k1-1 (k0 a multiple of W) of one panel of B, k along its rows; pair k0 goes to `to`. asks: for what
+ * comes. */
 static void pack_b_rows(Pair *to, GemmShape s, const void *B, int p, int k0, int k1, bool asks) {
     int first, vecs;
     panel(s.N, p, &first, &vecs);

@@ -1,13 +1,13 @@
 /* gemm_neon.c: what gemm_bf16.c is made of, for aarch64 with FEAT_BF16. Included by it alone.
  *
- * BFDOT adds two products to each sum of a vector of four, so that a panel of B is (K/2, 12) pairs, and all of A lies in
- * panels of (K/2, 8): per pair of k, 24 BFDOT take three vectors of B and two of A, of which each lane is one row.
+ * BFDOT adds two products to each sum of a vector of four, so that a panel of B is (K/2, 12) pairs, and all of A lies
+ * in panels of (K/2, 8): per pair of k, 24 BFDOT take three vectors of B and two of A, of which each lane is one row.
  *
  * Unless a program asks for something else (FPCR.EBF), BFDOT rounds the sum of the two products, and then the sum with
- * what it adds to, to odd: an inexact result is cut and its last bit set, up to a whole unit of the last place off where
- * the nearest number is half of one off at most, and as often above as below. Denormal operands and results are 0, and a
- * NaN is the default one. FPCR.FZ and the rounding mode have no say. (Arm Architecture Reference Manual, BFDOT (by
- * element).) */
+ * what it adds to, to odd: an inexact result is cut and its last bit set, up to a whole unit of the last place off
+ * where the nearest number is half of one off at most, and as often above as below. Denormal operands and results are
+ * 0, and a NaN is the default one. FPCR.FZ and the rounding mode have no say. (Arm Architecture Reference Manual, BFDOT
+ * (by element).) */
 #include <arm_neon.h>
 
 typedef bfloat16x8_t Pairs; /* four */

@@ -1,5 +1,5 @@
-/* gemm_tiles.c: what gemm_bf16.c does where the processor has tiles (AMX): how A is packed, and the sums. Included by it
- * alone.
+/* gemm_tiles.c: what gemm_bf16.c does where the processor has tiles (AMX): how A is packed, and the sums. Included by
+ * it alone.
  *
  * All tiles are whole: M, N and K are filled up with zeros, which change no sum. A number of C is what was there, or 0,
  * and then step after step of 32 k what TILE_DOT adds: an order that K alone gives, for memory between the steps rounds
@@ -67,8 +67,8 @@ typedef struct {
     size_t apart, over, on;
 } Side;
 
-/* Where the sums of tile c stand, which is one of ni x nj: of two tiles of rows at (c % 2, c / 2), of one in columns 0, 2,
- * 1 and 3. */
+/* Where the sums of tile c stand, which is one of ni x nj: of two tiles of rows at (c % 2, c / 2), of one in columns 0,
+ * 2, 1 and 3. */
 static inline int sum_i(int c, int ni) { return ni > 1 ? c % 2 : 0; }
 static inline int sum_j(int c, int ni) { return c / 2 + (ni == 1 ? 2 * (c % 2) : 0); }
 static inline bool sum_there(int c, int ni, int nj) { return sum_i(c, ni) < ni && sum_j(c, ni) < nj; }
@@ -201,8 +201,8 @@ static inline void turned_out(Pair sums[W][W], float *C, size_t ldc, int m, int 
     turn(rows[0], W, sums);
     for (int r = 0; r < m; r++) memcpy(C + (size_t)r * ldc, rows[r], (size_t)n * sizeof *C);
 }
-/* Columns row.. of C, ni tiles of them, of nj tiles of rows. Rows of B that are not there, or not in bf16, or end in half
- * a tile, go through mem. */
+/* Columns row.. of C, ni tiles of them, of nj tiles of rows. Rows of B that are not there, or not in bf16, or end in
+ * half a tile, go through mem. */
 static inline __attribute__((always_inline)) void few_tiles(const int ni, const int nj, const Work *w, const void *B,
                                                             int row, Pair *mem) {
     const GemmShape s = w->s;

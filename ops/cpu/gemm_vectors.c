@@ -114,8 +114,8 @@ static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float
         if (r < rows) store(vecs, C + (size_t)r * ldc, c[r], last, first);
 }
 /* 16 columns of C for `groups` times W of its rows, a lane each, go on by `some` pairs of k in the order of the kernel:
- * `rows` numbers of B, read where they lie, meet vectors of A. Meanwhile what comes `ahead` bytes on in B's rows is asked
- * for, one row at a time: all at once they would stand in each other's way. */
+ * `rows` numbers of B, read where they lie, meet vectors of A. Meanwhile what comes `ahead` bytes on in B's rows is
+ * asked for, one row at a time: all at once they would stand in each other's way. */
 typedef int PairBits __attribute__((aligned(1), may_alias));
 static inline __attribute__((always_inline)) void go_on(int rows, int groups, float *sums, const Pair *a, size_t block,
                                                         const char *b, size_t ld, int some, size_t ahead) {
@@ -177,9 +177,9 @@ static inline void in_lanes(float *C, const Pair *a, Lie l, GemmShape s, const v
         }
     }
 }
-/* So few rows of C, at most mr, that most lanes would be idle: 16 columns are the lanes. W pairs of k at a time of B's rows
- * from `row` on are turned and used up at once, so that the memory is at work on what comes next while the sums are made;
- * more rows of B at a time would be more places in memory than a processor reads ahead at. */
+/* So few rows of C, at most mr, that most lanes would be idle: 16 columns are the lanes. W pairs of k at a time of B's
+ * rows from `row` on are turned and used up at once, so that the memory is at work on what comes next while the sums
+ * are made; more rows of B at a time would be more places in memory than a processor reads ahead at. */
 static inline __attribute__((always_inline)) void in_columns(int mr, float *C, const Pair *a, Lie l, GemmShape s,
                                                              const void *B, int row, int k0, int some, bool first) {
     int n = imin(W, s.N - row);

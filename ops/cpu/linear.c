@@ -4,7 +4,8 @@
 /* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. */
 enum { FEW = 32, TILE = 4 /* rows of x, and of w, in registers at once */ };
 
-/* Sum of a vector's numbers, halves first. (By its address: GCC 14 for aarch64 does not take such a vector by value.) */
+/* Sum of a vector's numbers, halves first. (By its address: GCC 14 for aarch64 does not take such a vector by
+ * value.) */
 INLINE real total(const Vec *v) {
     real t[VL];
     *(Vec *)t = *v;

@@ -2,7 +2,8 @@
 #include "vec.h"
 
 /* Logits that exist at once: so many, or so many rows, since w is packed and read and dw is read and written for each
- * chunk; at most MAX, 512 MB in f32, beside which their rounded gradient takes half as much, and a teacher's the same. */
+ * chunk; at most MAX, 512 MB in f32, beside which their rounded gradient takes half as much, and a teacher's the
+ * same. */
 enum { CHUNK_NUMBERS = 1 << 20, CHUNK_ROWS = 1024, CHUNK_NUMBERS_MAX = 1 << 27 };
 static int chunk_rows(int V) { return imax(CHUNK_NUMBERS / V, imax(1, imin(CHUNK_ROWS, CHUNK_NUMBERS_MAX / V))); }
 

@@ -7,13 +7,14 @@
  *   TILE_DOT(c, a, b)          c[m][n] += sum over k of a[m][k] . b[k][n]; c is 16 x 16 f32, a and b are 16 x 16 pairs
  *                              of bf16, a pair's numbers following each other along the sum
  *
- * TILE_DOT makes of every number of c two sums from 0 on, of the pairs' low and of their high numbers, k = 0 to 15, each
- * step rounded once, to nearest; adds the two, and that to c. Denormals, read or made, are 0. It raises nothing and asks
- * for no rounding mode. (Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS, TILELOADD, LDTILECFG.)
+ * TILE_DOT makes of every number of c two sums from 0 on, of the pairs' low and of their high numbers, k = 0 to 15,
+ * each step rounded once, to nearest; adds the two, and that to c. Denormals, read or made, are 0. It raises nothing
+ * and asks for no rounding mode. (Intel 64 and IA-32 Architectures Software Developer's Manual, TDPBF16PS, TILELOADD,
+ * LDTILECFG.)
  *
  * A thread opens its tiles before it uses them, and closes them: what another library then does with them is its own
- * affair, and a thread without open tiles has less to save when it is interrupted. The system must have been asked first
- * (amx.h).
+ * affair, and a thread without open tiles has less to save when it is interrupted. The system must have been asked
+ * first (amx.h).
  *
  * With TILES_EMULATED defined, what tiles_open, tiles_close and the TILE_ macros do is defined elsewhere. */
 #pragma once
@@ -40,7 +41,8 @@ static inline void tiles_open(void) {
 }
 static inline void tiles_close(void) { _tile_release(); }
 
-    /* gcc does not know that a load reads memory: it might move what is written before it behind it, and the reverse. */
+    /* gcc does not know that a load reads memory: it might move what is written before it behind it, and the
+     * reverse. */
     #define TILES_MEMORY_() __asm__ volatile("" ::: "memory")
     #define TILE_ZERO(c)    _tile_zero(c)
     #define TILE_LOAD(c, at, apart)            \

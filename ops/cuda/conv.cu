@@ -1,6 +1,6 @@
-/* conv.cu: the short depthwise convolution before a recurrence. A thread walks along the rows of a slice with one channel
- * and keeps the W rows that it sees in registers, so that each is fetched once. Rows are f32, or bf16 where there is no
- * state, whose tail is f32. */
+/* conv.cu: the short depthwise convolution before a recurrence. A thread walks along the rows of a slice with one
+ * channel and keeps the W rows that it sees in registers, so that each is fetched once. Rows are f32, or bf16 where
+ * there is no state, whose tail is f32. */
 #include "sums.h"
 
 /* The rows before sequence s that the state holds, (W-1,C). */
@@ -77,9 +77,9 @@ __global__ void short_conv_store(size_t n, CudaConv p, const float *x, float *st
         }
     }
 }
-/* With a the gradient of a row's sum before the activation: dx of a row is complete when the walk is W-1 rows ahead, which
- * is why it goes beyond the slice; taps and bias take the slice's own rows. parts (slices, W + 1, C): those of the taps
- * and then of the bias; or NULL. */
+/* With a the gradient of a row's sum before the activation: dx of a row is complete when the walk is W-1 rows ahead,
+ * which is why it goes beyond the slice; taps and bias take the slice's own rows. parts (slices, W + 1, C): those of
+ * the taps and then of the bias; or NULL. */
 template <int most, class T>
 __global__ void short_conv_backward(CudaConv p, int each, T *dx, bool fresh, float *parts, const T *dy, const T *x,
                                     const float *w, const float *bias) {

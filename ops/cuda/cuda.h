@@ -65,9 +65,9 @@ int cuda_graph_replayed(const CudaGraph *); /* pieces of the recording; 0: it wa
 /* Where a kernel finds a copy of what may be another the next time; NULL: it is taken as it is given, by value. */
 const void *cuda_value(Cuda *, const void *value, size_t bytes);
 
-/* words.cu: words of 4 bytes that the host changed, to where they stand on the device; not while work is recorded. begin:
- * room for pairs of a word's number and its value, each number once, which `end` takes over, n of them, by way of mem
- * (room pairs). begin waits for the copy of the time before the last. */
+/* words.cu: words of 4 bytes that the host changed, to where they stand on the device; not while work is recorded.
+ * begin: room for pairs of a word's number and its value, each number once, which `end` takes over, n of them, by way
+ * of mem (room pairs). begin waits for the copy of the time before the last. */
 typedef struct CudaWords CudaWords;
 CudaWords *cuda_words_open(Cuda *, int room);
 void cuda_words_close(Cuda *, CudaWords *);
@@ -208,9 +208,9 @@ void cuda_attend_backward(Cuda *, const CudaAttend *, float *dq, float *dk, floa
                           const float *dout, const float *q, const float *o, const float *lse);
 
 /* flash.cu, flash_backward.cu: the same with q, k, v, dout and the probabilities rounded to bf16 as operands of
- * products, which the matrix units add in f32; all else is f32. Widths up to 256; mem: scratch, aligned to 16 bytes, for
- * what is not read where it lies, as bf16 in rows of a multiple of 8 numbers is, aligned to 16 bytes. Of CudaAttend k
- * and v are not used. dout is of o's type, k of v's, dk of dv's. */
+ * products, which the matrix units add in f32; all else is f32. Widths up to 256; mem: scratch, aligned to 16 bytes,
+ * for what is not read where it lies, as bf16 in rows of a multiple of 8 numbers is, aligned to 16 bytes. Of CudaAttend
+ * k and v are not used. dout is of o's type, k of v's, dk of dv's. */
 typedef struct {
     void *p; /* NULL while measuring */
     bool narrow, fresh;
@@ -331,8 +331,8 @@ void cuda_gated_norm_backward(Cuda *, size_t M, void *dx, void *dz, float *dw, f
                               bool fresh_z);
 
 enum { CUDA_CONV_WIDTH = 16 };
-/* conv.cu: x (N,C), w (C,W), W <= CUDA_CONV_WIDTH; a blob of the state has `blob` numbers, the tail lies from `at` on. of, first, off, seq:
- * those of Batch, on the device. */
+/* conv.cu: x (N,C), w (C,W), W <= CUDA_CONV_WIDTH; a blob of the state has `blob` numbers, the tail lies from `at` on.
+ * of, first, off, seq: those of Batch, on the device. */
 typedef struct {
     int N, B, C, W, at;
     bool silu, narrow; /* narrow: x, y and their gradients, without a state */
@@ -428,8 +428,8 @@ typedef struct {
     const float *x;
     size_t n, first; /* numbers; number of its first piece */
 } CudaPieces;
-/* *sum = start, or with `more` what it was, + the squares of n tensors of `pieces` in all, some may have none; the table
- * lies on the device. part: one for each piece. */
+/* *sum = start, or with `more` what it was, + the squares of n tensors of `pieces` in all, some may have none; the
+ * table lies on the device. part: one for each piece. */
 void cuda_sumsq(Cuda *, double start, bool more, int n, const CudaPieces *, size_t pieces, double *part, double *sum);
 
 void cuda_normalise(Cuda *, size_t n, float *x, const double *sum, double eps); /* x /= sqrt(*sum) + eps */

@@ -193,8 +193,8 @@ template <int KW, class T> DEVICE void keys_decay(PrepareTile<KW> *s, const Cuda
         s->out.k[1][number_at<KW>(i, d)] = to_bf16(k - to_float(high));
     }
 }
-/* y (16, 8 W) = the inverse times B, both as the sum of two bf16, B EXACT as one: behind alike keys a row is a difference
- * of sums, and what it is off by stays in the state. */
+/* y (16, 8 W) = the inverse times B, both as the sum of two bf16, B EXACT as one: behind alike keys a row is a
+ * difference of sums, and what it is off by stays in the state. */
 template <int D, int W, bool EXACT>
 DEVICE void inverse_times(float y[W][4], const bf16 a[2][DELTA_ROWS * DELTA_ROWS], const bf16 B[2][DELTA_ROWS * D]) {
     int warp = (int)threadIdx.x / 32;

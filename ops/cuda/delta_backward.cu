@@ -1,5 +1,5 @@
-/* delta_backward.cu: the gradients of delta.cu's recurrence, notation as in delta.h and ops/cpu/chunk.c: what a chunk is
- * without its state is made again; dU and the gradients of states, a block to a head of a sequence and 32 columns
+/* delta_backward.cu: the gradients of delta.cu's recurrence, notation as in delta.h and ops/cpu/chunk.c: what a chunk
+ * is without its state is made again; dU and the gradients of states, a block to a head of a sequence and 32 columns
  * walking from the last chunk to the first; then, for all chunks at once, what sums over columns (dv, dbeta, those of P
  * and L) and what sums over pairs of rows (dq, dk, dg). With S the state before a chunk and dS' the gradient of the one
  * behind it:

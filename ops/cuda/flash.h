@@ -196,8 +196,8 @@ DEVICE float2 out_load(const FlashOut &to, size_t row, int c) {
     return {c < to.D ? to_float(at[c]) : 0, c + 1 < to.D ? to_float(at[c + 1]) : 0};
 }
 /* Columns col.. of row `row` from a thread's acc[..][2 i], times scale. All of a warp call it, also for rows that are
- * not there: of two pieces in bf16 neighbours exchange halves, so that each has four numbers of one. OVER: what is there
- * is never added to. */
+ * not there: of two pieces in bf16 neighbours exchange halves, so that each has four numbers of one. OVER: what is
+ * there is never added to. */
 template <int W, bool OVER = false>
 DEVICE void row_out(const FlashOut &to, size_t row, bool there, int col, const float (&acc)[W][4], int i, float scale) {
     int t = (int)threadIdx.x % 4;

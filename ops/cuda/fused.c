@@ -1,6 +1,6 @@
-/* fused.c: see fused.h. cuDNN reads and writes rows of bf16 where they lie. Rows of f32 are rounded to bf16 into scratch
- * first, as for our own kernels, and results widened from there; so are gradients that are added to. lse is written and
- * read where it is. */
+/* fused.c: see fused.h. cuDNN reads and writes rows of bf16 where they lie. Rows of f32 are rounded to bf16 into
+ * scratch first, as for our own kernels, and results widened from there; so are gradients that are added to. lse is
+ * written and read where it is. */
 #include "fused.h"
 #include "sdpa.h"
 #include "table.h"

@@ -9,8 +9,8 @@ typedef struct Fused Fused;
  * old or without a handle for this device is said once on stderr, and NULL returned: our own kernels do it all. */
 Fused *fused_open(struct Cuda *, bool unordered);
 void fused_close(Fused *);
-/* While measuring: builds what there is to build for a pass of this size and takes its scratch; false, so that what else
- * the pass may need is measured, too. Otherwise true: done by cuDNN. False: nothing is done.
+/* While measuring: builds what there is to build for a pass of this size and takes its scratch; false, so that what
+ * else the pass may need is measured, too. Otherwise true: done by cuDNN. False: nothing is done.
  *
  * Served are passes in training, all of whose rows are wanted, of sequences that all have the length that was measured;
  * without sinks, without a bias per key, whose values are no part of the keys. Their documents begin in the pass. */

@@ -65,8 +65,8 @@ DEVICE float block_max(float v, float *part) {
     for (int w = 1; w < WARPS; w++) v = fmaxf(v, part[w]);
     return v;
 }
-/* Of tensors cut into pieces, a block to each: the one that the block's piece is of. The last that begins at it or before
- * it: those before with the same beginning have none. */
+/* Of tensors cut into pieces, a block to each: the one that the block's piece is of. The last that begins at it or
+ * before it: those before with the same beginning have none. */
 template <class T> DEVICE int tensor_of(int tensors, const T *all) {
     int lo = 0;
     for (int hi = tensors; hi - lo > 1;) {

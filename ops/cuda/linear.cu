@@ -237,7 +237,8 @@ static LtEntry *entry(CudaLt *t, CudaGemm s, const uint32_t align[3]) {
     return &t->entry[t->n++];
 }
 /* Bytes that an operand is aligned to: a head, an expert or a chunk of rows may begin at any number, where the library
- * expects 256 bytes unless it is told. More than 16 no algorithm asks for; for less than a number's size there is none. */
+ * expects 256 bytes unless it is told. More than 16 no algorithm asks for; for less than a number's size there is
+ * none. */
 static uint32_t alignment(const void *p, bool half) {
     return (uintptr_t)p % 16 == 0 ? 16 : half ? (uint32_t)sizeof(bf16) : (uint32_t)sizeof(float);
 }

@@ -1,5 +1,5 @@
-/* norm.cu: RMSNorm and LayerNorm, a block to a row; RMSNorm, and backward both norms, a warp or a part of one where a row
- * is short. L2 normalisation. */
+/* norm.cu: RMSNorm and LayerNorm, a block to a row; RMSNorm, and backward both norms, a warp or a part of one where a
+ * row is short. L2 normalisation. */
 #include "sums.h"
 
 /* W numbers at a time. z: what x takes in first, or NULL; a thread reads again what it wrote itself. */
@@ -98,8 +98,8 @@ extern "C" void cuda_rmsnorm(Cuda *c, int N, int d, void *y, float *rstd, void *
     run(c, N, d, y, rstd, x, z, w, eps);
 }
 
-/* Both norms' backward: a team to a row, whose teams sum the gains' gradient, and with `centred` (LayerNorm) the bias's,
- * over their rows of the block's slice: parts (slices, d), those of the bias behind all of the gains'. */
+/* Both norms' backward: a team to a row, whose teams sum the gains' gradient, and with `centred` (LayerNorm) the
+ * bias's, over their rows of the block's slice: parts (slices, d), those of the bias behind all of the gains'. */
 template <int TEAM, int E, bool centred, class G, class X>
 __global__ void __launch_bounds__(BLOCK, E <= 16 ? 2 : 1)
     norm_backward(int N, int each, int d, bool quads, bool fresh, X *dx, float *parts, const G *dy, const X *x,

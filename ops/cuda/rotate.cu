@@ -1,5 +1,5 @@
-/* rotate.cu: rotary position embedding: in place, a thread to a pair of a row, whose angle serves all heads; and of heads
- * that RMSNorm goes over before, in one pass, a team to a head. */
+/* rotate.cu: rotary position embedding: in place, a thread to a pair of a row, whose angle serves all heads; and of
+ * heads that RMSNorm goes over before, in one pass, a team to a head. */
 #include "sums.h"
 
 DEVICE void angle(const CudaRope &p, int pos, int pair, float *c, float *s) {
@@ -31,8 +31,8 @@ extern "C" void cuda_rope(Cuda *c, const CudaRope *p, void *x, const int *pos, c
 }
 
 /* ---- a head in the registers of a team ----
- * A thread has S times W numbers and W others, TEAM such pieces apart: W pairs of those that turn, which never leave the
- * thread, or of the rest of the head W from each half of it. Numbers are asked for 4 at a time where the head, what
+ * A thread has S times W numbers and W others, TEAM such pieces apart: W pairs of those that turn, which never leave
+ * the thread, or of the rest of the head W from each half of it. Numbers are asked for 4 at a time where the head, what
  * turns and half of that are multiples of 4 and begin at 16 bytes. */
 enum { ANGLES = 2 * BLOCK /* numbers of shared memory: cosines and sines of some rows at once */ };
 

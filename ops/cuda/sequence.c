@@ -336,8 +336,8 @@ void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor 
         cuda_recur(C(r), &p, numbers(o), maybe(keep), maybe(state), write);
     arena_release(r->scratch, mark);
 }
-/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width), and from
- * there to y. */
+/* Where a sum over columns goes: to y itself when one block makes it, otherwise to scratch (slices, N HV width), and
+ * from there to y. */
 static Tensor sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width) {
     return own || !present(y) ? y : FRESH_OF(r, name, REAL, slices, p->N, p->HV, width);
 }

@@ -33,9 +33,9 @@ template <class T> DEVICE T slices_sum(int slices, int columns, const T *parts, 
 }
 
 /* ---- a row in the registers of a team ----
- * A team is a part of a warp, a warp or a block. Each of its threads has E numbers of the row, quads of them TEAM quads apart; behind the
- * row's end they are 0. `quads`: rows begin at 16 bytes and have a multiple of four numbers; otherwise numbers are
- * fetched one by one. */
+ * A team is a part of a warp, a warp or a block. Each of its threads has E numbers of the row, quads of them TEAM quads
+ * apart; behind the row's end they are 0. `quads`: rows begin at 16 bytes and have a multiple of four numbers;
+ * otherwise numbers are fetched one by one. */
 template <int TEAM> DEVICE int quad_of(int e) { return (e * TEAM + (int)threadIdx.x % TEAM) * 4; }
 template <int TEAM, int E, class T> DEVICE void read_row(float (&v)[E], const T *row, int d, bool quads) {
     UNROLL

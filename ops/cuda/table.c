@@ -2,7 +2,6 @@
  * computes. Tensors and `real *` arguments lie on the device; ids, places, targets and Batch lie with the host, and are
  * copied to scratch by the op that reads them. */
 #include "table.h"
-#include <math.h>
 
 /* ---- linear: the rest of it is products.c ---- */
 static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {

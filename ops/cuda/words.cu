@@ -1,6 +1,6 @@
-/* words.cu: words that the host changed, wherever they lie: their numbers and values by one copy, and a kernel that puts
- * each in its place. The pinned memory that they come from has its turns, so that the host gathers the next ones while a
- * copy of the last is still to be made. */
+/* words.cu: words that the host changed, wherever they lie: their numbers and values by one copy, and a kernel that
+ * puts each in its place. The pinned memory that they come from has its turns, so that the host gathers the next ones
+ * while a copy of the last is still to be made. */
 #include "kernel.h"
 #include <stdio.h>
 #include <stdlib.h>

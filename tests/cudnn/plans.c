@@ -1,7 +1,7 @@
 /* plans.c: DEVICE.json REFUSED CONFIG...: what cuDNN makes of the attention of every configuration, without a device: a
- * plan forward and backward for each shape of a training pass, for the device that the file describes; and for each that
- * the suites draw, which on a device expect that it is served. Prints the workspaces, and fails where one is beyond its
- * bound, or where what is refused is not what REFUSED says. */
+ * plan forward and backward for each shape of a training pass, for the device that the file describes; and for each
+ * that the suites draw, which on a device expect that it is served. Prints the workspaces, and fails where one is
+ * beyond its bound, or where what is refused is not what REFUSED says. */
 #include "../../model/model.h"
 #include "../../ops/cuda/sdpa.h"
 #include "../../ops/device.h"

@@ -1,4 +1,5 @@
-/* shapes.h: shapes of attention that test_cuda_bf16.c draws for cuDNN, and that plans.c asks for plans without a device. */
+/* shapes.h: shapes of attention that test_cuda_bf16.c draws for cuDNN, and that plans.c asks for plans without a
+ * device. */
 #pragma once
 #include "../../ops/base.h"
 #include "../../ops/cuda/sdpa.h"

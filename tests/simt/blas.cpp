@@ -1,9 +1,9 @@
 /* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, A and B both f32
- * or both bf16, sums in f32 over ascending k, C and D in f32, or of operands in bf16 in that, rounded to the nearest. Checks what the library would refuse, and that operands are
- * inside allocations and written. Two products at once may not share a workspace: each scribbles over its own before it
- * ends. Operands must be aligned as the choice of the algorithm was told, 256 bytes where nothing was said; a promise of
- * less than a number's own size finds no algorithm. Sums are of two parts, of which the first is kept as C's numbers are,
- * unless the preference says otherwise. */
+ * or both bf16, sums in f32 over ascending k, C and D in f32, or of operands in bf16 in that, rounded to the nearest.
+ * Checks what the library would refuse, and that operands are inside allocations and written. Two products at once may
+ * not share a workspace: each scribbles over its own before it ends. Operands must be aligned as the choice of the
+ * algorithm was told, 256 bytes where nothing was said; a promise of less than a number's own size finds no algorithm.
+ * Sums are of two parts, of which the first is kept as C's numbers are, unless the preference says otherwise. */
 #include "include/cublasLt.h"
 #include "../../ops/cuda/lt_so.h"
 #include <stdio.h>

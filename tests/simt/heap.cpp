@@ -1,5 +1,6 @@
 /* heap.cpp: device memory: one reserved range with, beside each byte, its state and who touched it last. The second
- * part is managed memory, which the host may touch too: tests do. Between allocations lie gaps that belong to nobody. */
+ * part is managed memory, which the host may touch too: tests do. Between allocations lie gaps that belong to
+ * nobody. */
 #include "core.h"
 #include <algorithm>
 #include <csignal>

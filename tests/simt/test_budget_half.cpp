@@ -85,8 +85,8 @@ Test(budget, kernels_on_bf16_ask_for_no_more) {
 }
 
 /* What stands around a recurrence, and the recurrence by chunks, whose values and do are read where they lie: gradients
- * are fresh. Bytes by the numbers of one operand: rows of H heads of P. What all threads of a warp share each of them asks
- * for. */
+ * are fresh. Bytes by the numbers of one operand: rows of H heads of P. What all threads of a warp share each of them
+ * asks for. */
 enum { T = 128, P = 64, W = 4 };
 static const Budget budgets_recur[] = {
     {"elu1<bf16, 8>", 2, 2, 1.0},

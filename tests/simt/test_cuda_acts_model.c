@@ -170,8 +170,8 @@ Test(cuda_acts_model, what_is_kept_how) {
     }
 }
 
-/* Rows in groups that begin at 16 bytes are read and written where they lie: all that is packed are matrices in f32 that
- * have no copy in bf16, each once in a call; of matrices in bf16 nothing is. */
+/* Rows in groups that begin at 16 bytes are read and written where they lie: all that is packed are matrices in f32
+ * that have no copy in bf16, each once in a call; of matrices in bf16 nothing is. */
 unsigned long simt_launches(const char *begin) __attribute__((weak));
 static Tensor bf16_zeros(Rig *g, int rows, int width) {
     Tensor t = arena_tensor(&g->mem, "rows in bf16", BF16, 2, (int[]){rows, width});
@@ -205,8 +205,8 @@ Test(cuda_acts_model, groups_are_not_packed) {
     rig_close(&g);
 }
 
-/* Bytes that a step asks for, of a model whose rows are wide beside its heads' statistics, as the emulation counts them:
- * kernels' requests, those that a cache would answer included, copies, and every operand of a product once. */
+/* Bytes that a step asks for, of a model whose rows are wide beside its heads' statistics, as the emulation counts
+ * them: kernels' requests, those that a cache would answer included, copies, and every operand of a product once. */
 double simt_bytes(void) __attribute__((weak));
 enum { T = 64, SEQS = 2, ROWS = T * SEQS };
 static double bytes_of(const char *json, bool wide, int recompute) {

@@ -373,8 +373,8 @@ static const int widths[][2] = {{64, 64},   {128, 128}, {16, 16},   {32, 32}, {2
                                 {192, 128}, {80, 112},  {192, 180}, {17, 3},  {256, 256}, {100, 250}};
 enum { WIDTHS = sizeof widths / sizeof *widths };
 
-/* How tensors lie in memory: all in f32; all in bf16; q, o and their gradients alone; all but dk and dv, to which others
- * add. Gradients in bf16 are fresh. */
+/* How tensors lie in memory: all in f32; all in bf16; q, o and their gradients alone; all but dk and dv, to which
+ * others add. Gradients in bf16 are fresh. */
 typedef enum { IN_F32, IN_BF16, QUERIES_IN_BF16, SHARED_ROWS, FORMS } Form;
 static Tensor in_bf16(Rig *g, Tensor like) { return arena_tensor(&g->mem, "in bf16", BF16, like.rank, like.n); }
 /* t, or its numbers in BF16; t then becomes those. */

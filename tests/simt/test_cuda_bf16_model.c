@@ -1,7 +1,7 @@
 /* test_cuda_bf16_model.c: whole models with products in bf16 on the CUDA backend beside the CPU's: a training step
  * field by field, decoding, a run. The CPU keeps attention in f32, the device rounds its operands: bounds are those of
- * docs/numerics.md for bf16, and planted mistakes must miss them tenfold; on a device, where a number or two round to the
- * other side, at least twice. */
+ * docs/numerics.md for bf16, and planted mistakes must miss them tenfold; on a device, where a number or two round to
+ * the other side, at least twice. */
 #include <unistd.h>
 #include "../rig.h"
 #include "../zoo.h"
@@ -18,8 +18,8 @@ typedef struct {
     Model m;
 } Side;
 static bool in_f32; /* activations, in memory */
-/* Of the weights. Of mixtures one whose choices of experts are far enough apart that no rounding turns one: another expert
- * is another function. */
+/* Of the weights. Of mixtures one whose choices of experts are far enough apart that no rounding turns one: another
+ * expert is another function. */
 static uint64_t seed_of(const Animal *a) { return strstr(a->json, "\"moe\"") ? 22 : 7; }
 /* Every product is rounded, however small: those of the zoo all are. False: the device does not run it yet. */
 static bool side_open(Side *s, const char *device, const Animal *a, bool narrow, ModelOpts o) {
@@ -184,8 +184,8 @@ Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
             most.gradient, most.field);
     cr_assert(ran >= 25 && more <= ran / 8, "%d models, %d of which mind more", ran, more);
 }
-/* Without attention the devices round the same numbers and nothing else, where activations are f32 in memory: experts' products as all others, forward and
- * backward. */
+/* Without attention the devices round the same numbers and nothing else, where activations are f32 in memory: experts'
+ * products as all others, forward and backward. */
 static const Animal experts = {
     "retention with experts",
     "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"norm_eps\":0.1,\"layers\":2,\"tied\":true,"
@@ -290,7 +290,8 @@ static const char *const chunked[] = {"delta_prepare<",         "delta_states<",
                                       "delta_states_backward<", "delta_values_backward<", "delta_keys_backward"};
 enum { CHUNKED = sizeof chunked / sizeof *chunked };
 /* How much these models mind over so many rows is told by products in bf16 alone, on the CPU beside f32 on the device:
- * they move some gradients by a tenth. Chunks may do 1.5 times that, in a field twice, where it is more than the bounds. */
+ * they move some gradients by a tenth. Chunks may do 1.5 times that, in a field twice, where it is more than the
+ * bounds. */
 Test(cuda_bf16_model, long_sequences_go_by_chunks, .timeout = 300) {
     static const char *const names[] = {"kda",
                                         "kda, no convolution, full gate, beta 2",

@@ -35,8 +35,8 @@ typedef struct {
     long begun, replayed;
     bool steady; /* on a device whose sums of a row have one order */
 } Said;
-/* Sequence s draws SHORTEST + s tokens with a penalty; `told`: they are fed as they were drawn elsewhere, without a draw,
- * so that no step is filled up. */
+/* Sequence s draws SHORTEST + s tokens with a penalty; `told`: they are fed as they were drawn elsewhere, without a
+ * draw, so that no step is filled up. */
 static void texts(Said *out, const Animal *a, bool plain, const Said *told) {
     static const int prompt[] = {3, 1, 4, 1, 5};
     Side d;

@@ -1,6 +1,6 @@
 /* test_cuda_delta.c: the recurrence by chunks, operands of its products in bf16, on the CUDA backend, against the
- * reference in wide numbers on the same inputs. The bound is that of docs/numerics.md; mistakes planted in the reference
- * must miss it tenfold. And rows in bf16, by chunks and row after row, beside the same rows in f32. */
+ * reference in wide numbers on the same inputs. The bound is that of docs/numerics.md; mistakes planted in the
+ * reference must miss it tenfold. And rows in bf16, by chunks and row after row, beside the same rows in f32. */
 #include "../recur_ref.h"
 
 static const double bound = 6e-3; /* of root mean squares */
@@ -218,8 +218,8 @@ static Tensor real_of(Rig *g, const wide *from, int a, int b) {
     for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)from[i];
     return t;
 }
-/* Emulated, what is stored in bf16 is what the pass over f32 stores, rounded once; a device may contract products of one
- * kernel in another way than those of the other. */
+/* Emulated, what is stored in bf16 is what the pass over f32 stores, rounded once; a device may contract products of
+ * one kernel in another way than those of the other. */
 static void hold_twin(Rig *g, const char *what, const char *shape, Twin t) {
     double e = 0, all = 0;
     device_sync(g->dev);

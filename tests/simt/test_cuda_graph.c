@@ -114,10 +114,16 @@ Test(cuda_graph, products_in_bf16, .timeout = 300) {
     static const char *const over[] = {"train.dtype=bf16", "model.d_model=64"};
     same("gqa", 2, over);
 }
+/* By chunks, of rows where they lie. */
+Test(cuda_graph, recurrences_in_bf16, .timeout = 300) {
+    static const char *const over[] = {"train.dtype=bf16", "data.seq_len=72"};
+    same("kda", 2, over);
+    same("mamba2", 2, over);
+}
 
-/* A step waits once, for the losses of all micro-batches, which are read by one copy behind everything else, however many
- * there are, recorded or not; where the host decides about it, for the norm before. The losses are those of a micro-batch
- * of all samples but for the order of sums, and each one's own rows: none is another's. */
+/* A step waits once, for the losses of all micro-batches, which are read by one copy behind everything else, however
+ * many there are, recorded or not; where the host decides about it, for the norm before. The losses are those of a
+ * micro-batch of all samples but for the order of sums, and each one's own rows: none is another's. */
 Test(cuda_graph, a_step_waits_once, .timeout = 300) {
     enum { SAMPLES = 5, STEPS = 4 };
     static const char *const over[] = {"train.batch=5", "train.micro_batch=1", "train.skip_z=1000"},
@@ -138,12 +144,15 @@ Test(cuda_graph, a_step_waits_once, .timeout = 300) {
 }
 /* Clipped on the device or by the host: the same bits, adapters and moments in bf16 included. */
 Test(cuda_graph, clipped_there_as_here, .timeout = 300) {
-    static const char *const files[] = {"configs/tiny-gqa.yaml", "configs/tiny-moe.yaml", "configs/tiny-gqa.yaml"};
-    static const char *const over[][3] = {{"optim.clip=0.1", "optim.state_dtype=bf16", "train.skip_z=1000"},
-                                          {"optim.clip=0", "optim.balance_rate=0.01", "train.skip_z=1000"},
-                                          {"optim.clip=1000", "optim.lr=1e-2", "train.skip_z=1000"}};
-    for (int k = 0; k < 3; k++) {
-        Trained there = train(files[k], 0, 4, "auto", 2, over[k]), here = train(files[k], 0, 4, "auto", 3, over[k]);
+    static const char *const files[] = {"configs/tiny-gqa.yaml", "configs/tiny-moe.yaml", "configs/tiny-gqa.yaml",
+                                        "configs/tiny-gqa.yaml"};
+    static const char *const over[][4] = {
+        {"optim.clip=0.1", "optim.state_dtype=bf16", "optim.lr=1e-3", "train.skip_z=1000"},
+        {"optim.clip=0", "optim.balance_rate=0.01", "optim.lr=1e-3", "train.skip_z=1000"},
+        {"optim.clip=1000", "optim.lr=1e-2", "optim.state_dtype=f32", "train.skip_z=1000"},
+        {"optim.clip=0.1", "lora.rank=2", "lora.alpha=6", "train.skip_z=1000"}};
+    for (int k = 0; k < 4; k++) {
+        Trained there = train(files[k], 0, 4, "auto", 3, over[k]), here = train(files[k], 0, 4, "auto", 4, over[k]);
         cr_assert(there.apart && !here.apart && there.n == here.n && there.n > 1000);
         CHECK_BYTES(files[k], there.norm, here.norm, sizeof here.norm);
         CHECK_BYTES(files[k], there.bytes, here.bytes, here.n);

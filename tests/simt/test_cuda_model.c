@@ -256,8 +256,8 @@ Test(cuda_model, dropout_and_recomputation_are_the_cpus, .timeout = 120) {
 }
 
 /* What ops read of the host they find where the pass has brought it: two copies, of that and of the losses'
- * derivatives, for all layers; passes over a history bring what has changed of the cache's tables by one, and store their
- * rows by two more for each slot. */
+ * derivatives, for all layers; passes over a history bring what has changed of the cache's tables by one, and store
+ * their rows by two more for each slot. */
 unsigned long simt_uploads(void) __attribute__((weak));
 Test(cuda_model, a_pass_brings_the_hosts_numbers_at_once, .timeout = 60) {
     if (!simt_uploads) cr_skip("a device counts no copies");

@@ -8,8 +8,8 @@ static double number_of(const void *p, size_t i, bool half) {
 }
 static double rounded(double x, bool half) { return half ? (double)bf16_to(bf16_from((float)x)) : (double)(float)x; }
 
-/* Operands of ones: every number is K, and 2K where as much is added, which f32 holds exactly, and bf16 for the widths of
- * models. A term that is missing, or comes twice, shows in all of its tile. */
+/* Operands of ones: every number is K, and 2K where as much is added, which f32 holds exactly, and bf16 for the widths
+ * of models. A term that is missing, or comes twice, shows in all of its tile. */
 static void sums_of_ones(Rig *g, CudaGemm s, const Tensor one[2], Tensor C) {
     static const char *const kinds[] = {"f32", "bf16", "bf16 into bf16"};
     s.lda = s.ta ? s.M : s.K, s.ldb = s.tb ? s.K : s.N, s.ldc = s.N;

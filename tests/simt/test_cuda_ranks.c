@@ -172,8 +172,8 @@ Test(cuda_ranks, saved_on_two_resumed_on_one_and_back, .timeout = 300) {
     near("cpu", "all", 1e-4);
 }
 
-/* What a rank maps is what --plan says of it. Of the scratch a pass may use less than was measured: ids that it has been
- * given once are not copied again by an op. */
+/* What a rank maps is what --plan says of it. Of the scratch a pass may use less than was measured: ids that it has
+ * been given once are not copied again by an op. */
 Test(cuda_ranks, memory_is_as_planned, .timeout = 120) {
     char *plan =
              good(train("plan", 0, "", "run.device=cuda", "dist.stage=2", "--plan", "--ranks", "2", "--json", NULL)),

@@ -9,7 +9,8 @@
 #include <setjmp.h>
 #include <signal.h>
 
-/* ---- the copy is the host's ------------------------------------------------------------------------------------------
+/* ---- the copy is the host's
+ * ------------------------------------------------------------------------------------------
  */
 /* Words of n bytes each that differ. */
 static int differ(Device *d, const void *host, const void *there, size_t i, size_t n, size_t each) {
@@ -22,7 +23,8 @@ static int differ(Device *d, const void *host, const void *there, size_t i, size
     }
     return bad;
 }
-/* Of what a kernel reads: lengths of all lanes, and for each visible row its page, position and whether it is retired. */
+/* Of what a kernel reads: lengths of all lanes, and for each visible row its page, position and whether it is
+ * retired. */
 static int tables_differ(Device *d, const Slot *s) {
     const Lanes *t = kv_lanes(s), *c = kv_lanes_there(s);
     size_t n = (size_t)t->nseq * (size_t)t->s.lanes, one = sizeof(int);
@@ -132,8 +134,8 @@ Test(cuda_lanes, a_device_sees_what_the_host_wrote, .timeout = 300) {
     cr_assert(rows > 1000 && found > 20, "%d rows, %d planted words", rows, found);
 }
 
-/* More words than one copy takes, bytes inside of words, and flush upon flush that nobody waits for: each device sees what
- * was there when it was asked for. */
+/* More words than one copy takes, bytes inside of words, and flush upon flush that nobody waits for: each device sees
+ * what was there when it was asked for. */
 Test(cuda_lanes, words_go_over_as_they_were, .timeout = 60) {
     enum { WORDS = 200000, TIMES = 7 };
     static uint32_t host[WORDS], want[TIMES][WORDS], got[WORDS];
@@ -211,7 +213,8 @@ Test(cuda_lanes, what_was_not_brought_over_is_not_read, .init = cr_redirect_stde
     signal(SIGABRT, SIG_DFL);
 }
 
-/* ---- what goes over ------------------------------------------------------------------------------------------------- */
+/* ---- what goes over
+ * ------------------------------------------------------------------------------------------------- */
 unsigned long simt_uploads(void) __attribute__((weak));
 unsigned long simt_upload_bytes(void) __attribute__((weak));
 typedef struct {
@@ -252,8 +255,8 @@ static Went step_of(const char *name, int context, bool plain, int *lanes) {
     zoo_close(&cfg, &m, dev);
     return (Went){after.copies - before.copies, after.bytes - before.bytes};
 }
-/* A word of a lane is a position, its length, and where it has a window the begin of that; with its number 8 bytes. What
- * a step brings over besides (ids, places, where rows go) is the same for all contexts. */
+/* A word of a lane is a position, its length, and where it has a window the begin of that; with its number 8 bytes.
+ * What a step brings over besides (ids, places, where rows go) is the same for all contexts. */
 Test(cuda_lanes, a_step_brings_over_what_it_changed, .timeout = 300) {
     if (!simt_upload_bytes) cr_skip("a device counts no copies");
     static const char *const names[] = {"gqa", "mla", "window with sinks"};

@@ -121,8 +121,8 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t *, size_t *);
 cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 
-/* From now on launches without a stream are those of the graph gone through again: nothing runs, and one that is not the
- * next of the captured ones, with the same sizes and arguments, is reported, as are those that are missing when the
+/* From now on launches without a stream are those of the graph gone through again: nothing runs, and one that is not
+ * the next of the captured ones, with the same sizes and arguments, is reported, as are those that are missing when the
  * next graph, or NULL, takes its place. */
 void simt_retrace(cudaGraphExec_t);
 
