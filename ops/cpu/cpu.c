@@ -7,6 +7,8 @@
 #include "norm.c"
 #include "rotate.c"
 #include "attend.c"
+#include "attend_lanes.c"
+#include "attend_backward.c"
 #include "merge.c"
 #include "decide.c"
 #include "elementwise.c"
