@@ -23,22 +23,24 @@ static inline Run model_run(Model *m) {
 bool model_able(Model *, Err *);
 bool model_scratch_open(Model *, size_t bytes, size_t host, Err *);
 
-/* The norm that the model is made with; b is absent where it has none. */
-static inline void model_norm(const Model *m, Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b) {
+/* The norm that the model is made with: of rows x, y and rstd. b is absent where it has none. */
+typedef struct {
+    Tensor y, rstd, w, b;
+} Norm;
+static inline void model_norm(const Model *m, Run *r, Norm n, Tensor x) {
     if (m->cfg.norm == NORM_LAYER)
-        r->ops->layernorm(r, y, rstd, x, w, b, m->cfg.norm_eps);
+        r->ops->layernorm(r, n.y, n.rstd, x, n.w, n.b, m->cfg.norm_eps);
     else
-        r->ops->rmsnorm(r, y, rstd, x, w, m->cfg.norm_eps);
+        r->ops->rmsnorm(r, n.y, n.rstd, x, n.w, m->cfg.norm_eps);
 }
 /* x += z, and that normed. */
-static inline void model_add_norm(const Model *m, Run *r, Tensor y, Tensor rstd, Tensor x, Tensor z, Tensor w,
-                                  Tensor b) {
+static inline void model_add_norm(const Model *m, Run *r, Norm n, Tensor x, Tensor z) {
     if (m->cfg.norm != NORM_LAYER) {
-        r->ops->add_rmsnorm(r, y, rstd, x, z, w, m->cfg.norm_eps);
+        r->ops->add_rmsnorm(r, n.y, n.rstd, x, z, n.w, m->cfg.norm_eps);
         return;
     }
     r->ops->add(r, x, z);
-    model_norm(m, r, y, rstd, x, w, b);
+    model_norm(m, r, n, x);
 }
 static inline void model_norm_backward(const Model *m, Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x,
                                        Tensor w, Tensor rstd) {

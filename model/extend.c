@@ -13,32 +13,39 @@ bool model_cache_open(const Model *m, Cache *c, int nseq, int max_tokens, int ma
     return ok;
 }
 
-/* y (out.n, d) = block(x (in.n, d)) */
-static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tensor y) {
+/* The norm before layer l's mixer, or that behind the last layer, of so many rows: to where a mixer's input is held, or
+ * to the beginning of `room`. */
+static Norm norm_before(const Model *m, int l, int rows, Tensor room, Tensor rstd) {
+    bool held = l < m->L && present(m->inputs[l]);
+    Tensor w = l < m->L ? m->w.layer[l].norm1 : m->w.norm, b = l < m->L ? m->w.layer[l].bias1 : m->w.norm_bias;
+    return (Norm){held ? m->inputs[l] : TENSOR(room.p, REAL, rows, m->cfg.d_model), TENSOR(rstd.p, REAL, rows), w, b};
+}
+/* y (out.n, d) = block(x (in.n, d)), of which xn is normed, and the norm that reads y. */
+static void layer_extend(Model *m, Run *r, const Cache *c, int l, Tensor x, Tensor xn, Tensor y, Norm next) {
     const Layer *L = &m->layer[l];
     const LayerWeights *w = &m->w.layer[l];
     int d = m->cfg.d_model, M = r->out.n;
     Mark mark = arena_mark(r->scratch);
     Fields place = arena_placer(r->scratch);
-    Tensor xn = present(m->inputs[l]) ? m->inputs[l] : SCRATCH(r, "xn1", r->in.n, d),
-           rstd = SCRATCH(r, "rstd", r->in.n), mid = SCRATCH(r, "mid", M, d);
+    Tensor mid = SCRATCH(r, "mid", M, d);
     r->layer = l;
-    model_norm(m, r, xn, rstd, x, w->norm1, w->bias1);
     L->kind->mixer->extend(r, L->cfg, w->mix, xn, &m->kv[L->kv_from], kv_slot(c, L->kv_from),
                            L->publisher ? ABSENT : mid);
     r->ops->gather(r, y, x, r->in, r->out); /* the stream goes on for the wanted rows */
     if (!L->publisher) {
         Act *a = &m->act[l];
-        Tensor xn2 = SCRATCH(r, "xn2", M, d), rstd2 = SCRATCH(r, "rstd2", M);
+        const Norm second = {SCRATCH(r, "xn2", M, d), SCRATCH(r, "rstd2", M), w->norm2, w->bias2};
         L->ffn->ffn->saved(L->fcfg, M, a->ffn, &place);
         if (m->cfg.parallel) {
-            model_norm(m, r, xn2, rstd2, y, w->norm2, w->bias2);
+            model_norm(m, r, second, y);
             r->ops->add(r, mid, y);
         } else {
-            model_add_norm(m, r, xn2, rstd2, mid, y, w->norm2, w->bias2);
+            model_add_norm(m, r, second, mid, y);
         }
-        L->ffn->ffn->forward(r, L->fcfg, w->ffn, xn2, a->ffn, y);
-        r->ops->add(r, y, mid);
+        L->ffn->ffn->forward(r, L->fcfg, w->ffn, second.y, a->ffn, y);
+        model_add_norm(m, r, next, y, mid);
+    } else {
+        model_norm(m, r, next, y);
     }
     arena_release(r->scratch, mark);
 }
@@ -60,8 +67,6 @@ static void gone_together(Model *m, Run *r, int N) {
     }
 }
 
-/* Everything up to the logits; the rows of the pass stay in m->kv and, under RUN_HOLD, the inputs of mixers with a
- * state in m->inputs, in scratch that the caller gives back. */
 /* Where logits go: to the host's `to`, or shown where they are. */
 typedef struct {
     Tensor to;
@@ -69,6 +74,8 @@ typedef struct {
     void *ctx;
     uint64_t key;
 } Logits;
+/* Everything up to the logits; the rows of the pass stay in m->kv and, under RUN_HOLD, the inputs of mixers with a
+ * state in m->inputs, in scratch that the caller gives back. */
 static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Logits logits) {
     int N = r->batch->N, d = m->cfg.d_model;
     const size_t one = sizeof(int), rows = (size_t)N * one;
@@ -85,18 +92,21 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Lo
         if (r->mode & RUN_HOLD && has_state(m, l)) m->inputs[l] = SCRATCH(r, "held input", N, d);
     }
     Mark mark = arena_mark(r->scratch);
-    Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d);
+    Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d), room = SCRATCH(r, "normed", N, d),
+           rstd = SCRATCH(r, "rstd", N);
     r->in = r->out = (Pick){N, m->idx};
     model_embed(m, r, x, tok);
+    Norm norm = norm_before(m, 0, N, room, rstd);
+    model_norm(m, r, norm, x);
     for (int l = 0; l < m->L; l++) {
         if (l >= m->last_writer) r->out = want; /* nothing above needs the rows that nobody asked for */
-        Tensor to = TENSOR(y.p, REAL, r->out.n, d);
-        layer_extend(m, r, c, l, TENSOR(x.p, REAL, r->in.n, d), to);
+        Tensor to = TENSOR(y.p, REAL, r->out.n, d), xn = norm.y;
+        norm = norm_before(m, l + 1, r->out.n, room, rstd);
+        layer_extend(m, r, c, l, TENSOR(x.p, REAL, r->in.n, d), xn, to, norm);
         y = x, x = to;
         r->in = r->out;
     }
-    Tensor xf = SCRATCH(r, "xf", want.n, d), rstd = SCRATCH(r, "rstd", want.n);
-    model_norm(m, r, xf, rstd, x, m->w.norm, m->w.norm_bias);
+    const Tensor xf = norm.y;
     const Tensor to = logits.to;
     CHECK(want.n == 0 || logits.see || (to.n[0] == want.n && to.n[1] == m->cfg.vocab), "logits (%d,%d)", to.n[0],
           to.n[1]);

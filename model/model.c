@@ -49,14 +49,19 @@ static Kv *layer_kv(Model *m, int l) {
     return m->layer[o].shared ? &m->kv[o] : &m->act[o].kv;
 }
 
-/* y = block(x); y may not alias x. */
+/* The norm before layer l's mixer, and that behind the last layer. */
+static Norm norm_before(const Model *m, int l) {
+    return (Norm){m->act[l].xn1, m->act[l].rstd1, m->w.layer[l].norm1, m->w.layer[l].bias1};
+}
+static Norm norm_behind(const Model *m, Tensor xf, Tensor rstd) { return (Norm){xf, rstd, m->w.norm, m->w.norm_bias}; }
+/* From xn1, x normed, to y, which has yet to be added to the stream: layer_end. y may not alias x. */
 static void layer_forward(Model *m, Run *r, int l, Tensor x, Tensor y) {
     const Layer *L = &m->layer[l];
     const LayerWeights *w = &m->w.layer[l];
     Act *a = &m->act[l];
     double drop = r->mode & RUN_TRAIN ? m->opts.dropout : 0;
+    const Norm second = {a->xn2, a->rstd2, w->norm2, w->bias2};
     r->layer = l;
-    model_norm(m, r, a->xn1, a->rstd1, x, w->norm1, w->bias1);
     L->kind->mixer->forward(r, L->cfg, w->mix, a->xn1, layer_kv(m, l), a->mix, L->publisher ? ABSENT : a->mid);
     if (L->publisher) {
         r->ops->copy(r, y, x);
@@ -64,14 +69,28 @@ static void layer_forward(Model *m, Run *r, int l, Tensor x, Tensor y) {
     }
     r->ops->dropout(r, a->mid, DROP_MIXER, drop);
     if (m->cfg.parallel) {
-        model_norm(m, r, a->xn2, a->rstd2, x, w->norm2, w->bias2);
+        model_norm(m, r, second, x);
         r->ops->add(r, a->mid, x);
     } else {
-        model_add_norm(m, r, a->xn2, a->rstd2, a->mid, x, w->norm2, w->bias2);
+        model_add_norm(m, r, second, a->mid, x);
     }
     L->ffn->ffn->forward(r, L->fcfg, w->ffn, a->xn2, a->ffn, y);
     r->ops->dropout(r, y, DROP_FFN, drop);
-    r->ops->add(r, y, a->mid);
+}
+/* y becomes the block's output; the norm that reads it next goes along, where it is at hand. */
+static void layer_end(const Model *m, Run *r, int l, Tensor y, const Norm *next) {
+    if (!m->layer[l].publisher && next)
+        model_add_norm(m, r, *next, y, m->act[l].mid);
+    else if (!m->layer[l].publisher)
+        r->ops->add(r, y, m->act[l].mid);
+    else if (next)
+        model_norm(m, r, *next, y);
+}
+/* y = block(x), by itself. */
+static void layer_alone(Model *m, Run *r, int l, Tensor x, Tensor y) {
+    model_norm(m, r, norm_before(m, l), x);
+    layer_forward(m, r, l, x, y);
+    layer_end(m, r, l, y, NULL);
 }
 
 /* The gradient that a dropped-out branch receives; without dropout dx itself. */
@@ -223,7 +242,7 @@ static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N,
             act_fields(m, l, N, &place);
             Mark y = arena_mark(r->scratch);
             Tensor again = SCRATCH(r, "block output", N, m->cfg.d_model);
-            layer_forward(m, r, l, x[l], again);
+            layer_alone(m, r, l, x[l], again);
             arena_release(r->scratch, y);
         }
         Kv own = {0}, *dkv = &m->dkv[L->kv_from];
@@ -333,19 +352,21 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     r->stat = stat;
     unit_need(m, r, 0);
     embed_rows(m, r, x[0], tok);
+    unit_need(m, r, 1);
     for (int l = 0; l < m->L; l++) {
         Mark mark = arena_mark(r->scratch);
         Fields again = arena_placer(r->scratch);
         if (m->layer[l].recompute) act_fields(m, l, N, &again);
-        unit_need(m, r, l + 1);
+        if (l == 0 || m->layer[l].recompute) model_norm(m, r, norm_before(m, l), x[l]);
         layer_forward(m, r, l, x[l], x[l + 1]);
+        unit_need(m, r, l + 2);
+        const Norm next = l + 1 < m->L ? norm_before(m, l + 1) : norm_behind(m, xf, rstd);
+        layer_end(m, r, l, x[l + 1], l + 1 < m->L && m->layer[l + 1].recompute ? NULL : &next);
         arena_release(r->scratch, mark);
     }
     stats_seen(m, r, stat, dstat);
     r->stat = ABSENT; /* a replayed forward counts nothing */
     r->dstat = dstat;
-    unit_need(m, r, m->L + 1);
-    model_norm(m, r, xf, rstd, x[m->L], m->w.norm, m->w.norm_bias);
     Tensor dx = SCRATCH(r, "d x", N, d), dxf = SCRATCH_OF(r, "d xf", xf.dtype, N, d);
     r->ops->zero(r, dx);
     r->ops->zero(r, dxf);
@@ -394,14 +415,14 @@ static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt,
     for (int l = 0; l < m->L; l++) {
         Mark mark = arena_mark(&m->keep);
         act_fields(m, l, N, &place);
-        layer_forward(m, r, l, x, y);
+        layer_alone(m, r, l, x, y);
         if (s) leave_layer(m, r, s, l, x, y);
         arena_release(&m->keep, mark);
         Tensor swap = x;
         x = y, y = swap;
     }
     stats_seen(m, r, r->stat, ABSENT);
-    if (!s || present(s->xf)) model_norm(m, r, s ? s->xf : y, rstd, x, m->w.norm, m->w.norm_bias);
+    if (!s || present(s->xf)) model_norm(m, r, norm_behind(m, s ? s->xf : y, rstd), x);
     if (!s) r->ops->linear_xent(r, loss, hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
     if (!s) losses_read(m, nll, loss, measuring(r));
     arena_release(&m->scratch, scratch);
@@ -435,7 +456,7 @@ void model_block(Model *m, const Batch *b, int l, Tensor x, Tensor y, BlockSee *
     Mark keep = arena_mark(&m->keep);
     Fields place = arena_placer(&m->keep);
     act_fields(m, l, b->N, &place);
-    layer_forward(m, &r, l, x, y);
+    layer_alone(m, &r, l, x, y);
     if (see) see(ctx, m->act[l].xn1, m->layer[l].publisher ? x : m->act[l].mid, layer_kv(m, l));
     arena_release(&m->keep, keep);
 }
@@ -443,7 +464,7 @@ void model_block_norm(Model *m, const Batch *b, Tensor x, Tensor xf) {
     Run r = run_pass(m, b, 0);
     Mark mark = arena_mark(&m->keep);
     Tensor rstd = arena_tensor(&m->keep, "rstd", REAL, 1, &b->N);
-    model_norm(m, &r, xf, rstd, x, m->w.norm, m->w.norm_bias);
+    model_norm(m, &r, norm_behind(m, xf, rstd), x);
     arena_release(&m->keep, mark);
 }
 void model_block_logits(Model *m, const Batch *b, Tensor xf, Tensor table, Tensor logits) {
