@@ -5,7 +5,7 @@
 export PYTHONDONTWRITEBYTECODE=1 TMPDIR=$tmp
 unset PEER_LLMC PEER_LLAMACPP
 if ! command -v python3 >/dev/null; then
-    for t in refusals llmc llamacpp; do echo "skip $t: no Python here"; done
+    for t in refusals llmc_without_terminal llmc llamacpp; do echo "skip $t: no Python here"; done
     exit 0
 fi
 mkdir "$tmp/peers" "$tmp/none"
@@ -74,15 +74,24 @@ done
 sleep 600
 TEXT
 export PEER_LLMC=$tmp/peers
-run 0 $llmc "$tmp/kvsmith" --rounds 2 --threads 3
-said '124475904 parameters, 2 x 64 rows, 3 threads, 2 rounds'
-said 'kvsmith in f32 beside llm.c in f32, round by round: 3.9 (3.9 to 3.9)'
-said 'kvsmith in bf16 beside llm.c in f32, round by round: 7.8 (7.8 to 7.8)'
-DIES=1 refused 1 'ended before step 2; its last line: Killed' $llmc "$tmp/kvsmith" --threads 3
-ROWS=129 refused 1 'expected those of one B x T, got []' $llmc "$tmp/kvsmith" --threads 3
-[ ! -r /proc/meminfo ] ||
-    ROWS=1048576 T=1024 refused 1 'steps of 1024 x 1024' $llmc "$tmp/kvsmith" --threads 3
-verdict llmc
+mkdir "$tmp/no-terminal"
+printf 'import pty\n\n\ndef fork():\n    raise OSError(2, "No such file or directory")\n\n\npty.fork = fork\n' >"$tmp/no-terminal/sitecustomize.py"
+PYTHONPATH=$tmp/no-terminal refused 1 'a terminal only, and none can be had here: No such file' $llmc "$tmp/kvsmith" --threads 3
+verdict llmc_without_terminal
+
+if python3 -c 'import pty; pty.openpty()' 2>/dev/null; then
+    run 0 $llmc "$tmp/kvsmith" --rounds 2 --threads 3
+    said '124475904 parameters, 2 x 64 rows, 3 threads, 2 rounds'
+    said 'kvsmith in f32 beside llm.c in f32, round by round: 3.9 (3.9 to 3.9)'
+    said 'kvsmith in bf16 beside llm.c in f32, round by round: 7.8 (7.8 to 7.8)'
+    DIES=1 refused 1 'ended before step 2; its last line: Killed' $llmc "$tmp/kvsmith" --threads 3
+    ROWS=129 refused 1 'expected those of one B x T, got []' $llmc "$tmp/kvsmith" --threads 3
+    [ ! -r /proc/meminfo ] ||
+        ROWS=1048576 T=1024 refused 1 'steps of 1024 x 1024' $llmc "$tmp/kvsmith" --threads 3
+    verdict llmc
+else
+    echo "skip llmc: no terminal can be had here"
+fi
 
 # Forty steps in five parts of 8; the model is the standard one, 9.5 M numbers in 2 bytes each.
 program peers/llama-bench <<'TEXT'

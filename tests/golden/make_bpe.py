@@ -10,7 +10,6 @@ then the same for the text, little-endian. assigned.txt holds the ranges of code
 """
 import json
 import pathlib
-import random
 import struct
 import sys
 import unicodedata

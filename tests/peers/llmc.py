@@ -119,7 +119,7 @@ def theirs(program, folder):
     try:
         pid, fd = pty.fork()
     except OSError as e:
-        stop(f"llm.c's trainer writes whole lines to a terminal only, and none can be had here: {e.strerror or e}")
+        peer.stop(f"llm.c's trainer writes whole lines to a terminal only, and none can be had here: {e.strerror or e}")
     if pid == 0:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
         try:
