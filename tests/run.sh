@@ -91,7 +91,7 @@ cat "$tmp/skips" >>"$tmp/results"
 
 grep '^FAILED' "$tmp/results"
 grep '^SKIPPED' "$tmp/results" | while read -r _ name; do
-    echo "SKIPPED $name: $(sed -n "s|^${name%@*}[[:space:]]*||p" tests/skips.txt | head -n 1)"
+    echo "SKIPPED $name: $(sed -n "s|^${name%@*}[[:space:]][[:space:]]*||p" tests/skips.txt | head -n 1)"
 done
 passed=$(grep -c '^PASSED' "$tmp/results")
 failed=$(grep -c '^FAILED' "$tmp/results")

@@ -5,7 +5,7 @@
 export PYTHONDONTWRITEBYTECODE=1 TMPDIR=$tmp
 unset PEER_LLMC PEER_LLAMACPP
 if ! command -v python3 >/dev/null; then
-    for t in refusals llmc_without_terminal llmc llamacpp; do echo "skip $t: no Python here"; done
+    for t in refusals llmc_no_terminal llmc llamacpp; do echo "skip $t: no Python here"; done
     exit 0
 fi
 mkdir "$tmp/peers" "$tmp/none"
@@ -77,7 +77,7 @@ export PEER_LLMC=$tmp/peers
 mkdir "$tmp/no-terminal"
 printf 'import pty\n\n\ndef fork():\n    raise OSError(2, "No such file or directory")\n\n\npty.fork = fork\n' >"$tmp/no-terminal/sitecustomize.py"
 PYTHONPATH=$tmp/no-terminal refused 1 'a terminal only, and none can be had here: No such file' $llmc "$tmp/kvsmith" --threads 3
-verdict llmc_without_terminal
+verdict llmc_no_terminal
 
 if python3 -c 'import pty; pty.openpty()' 2>/dev/null; then
     run 0 $llmc "$tmp/kvsmith" --rounds 2 --threads 3
