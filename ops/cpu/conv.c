@@ -57,6 +57,26 @@ INLINE void conv_four(real *y, const real *base, const real *const a[FOUR], cons
     }
 }
 
+/* The same of rows in BF16, from memory to memory. */
+INLINE real four_narrow(real base, const real *const a[FOUR], const uint16_t *const b[FOUR], size_t c) {
+    return base + a[0][c] * (real)bf16_to(b[0][c]) + a[1][c] * (real)bf16_to(b[1][c]) +
+           a[2][c] * (real)bf16_to(b[2][c]) + a[3][c] * (real)bf16_to(b[3][c]);
+}
+/* To `sum` while more taps follow, then to y. */
+INLINE void conv_four_narrow(uint16_t *y, real *sum, const real *base, const real *const a[FOUR],
+                             const uint16_t *const b[FOUR], size_t n, bool more, bool act) {
+    if (more) {
+#pragma omp simd
+        for (size_t c = 0; c < n; c++) sum[c] = four_narrow(base[c], a, b, c);
+    } else if (act) {
+#pragma omp simd
+        for (size_t c = 0; c < n; c++) y[c] = bf16_from((float)silu(four_narrow(base[c], a, b, c)));
+    } else {
+#pragma omp simd
+        for (size_t c = 0; c < n; c++) y[c] = bf16_from((float)four_narrow(base[c], a, b, c));
+    }
+}
+
 /* What a convolution is of. */
 typedef struct {
     const Batch *b;
@@ -97,20 +117,39 @@ static void conv_store(const Run *r, Tensor x, int W, Tensor state, int at) {
     }
 }
 
-/* Rows t..end-1 of y. room: CONV_ROWS + W - 1 rows of RUN numbers, where x is BF16. */
-INLINE void conv_rows(const Conv *v, Tensor y, int t, int end, bool act, Tensor state, int at, real *room) {
+/* Rows t..end-1 of y. */
+INLINE void conv_rows(const Conv *v, Tensor y, int t, int end, bool act, Tensor state, int at) {
     const Batch *b = v->b;
-    for (size_t c = 0; c < v->C; c += RUN) {
-        size_t n = zmin(RUN, v->C - c);
-        Window x = conv_window(v->x, t - (v->W - 1), end, c, n, room);
+    for (size_t c = 0; c < v->C; c += RUN)
         for (int i = t; i < end; i++) {
-            real out[RUN], *yi = run_write(y, (size_t)i * v->C + c, out);
             const real *tail = NULL;
             if (present(state)) tail = R(state) + (size_t)b->seq[b->of[i]] * (size_t)state.n[1] + (size_t)at + c;
-            conv_at(yi, v, x, i, c, n, tail, act);
-            run_done(y, (size_t)i * v->C + c, n, yi);
+            conv_at(R(y) + (size_t)i * v->C + c, v, (Window){R(v->x) + c, v->C, 0}, i, c, zmin(RUN, v->C - c), tail,
+                    act);
         }
-    }
+}
+/* The same of BF16, without a state. */
+INLINE void conv_rows_narrow(const Conv *v, Tensor y, int t, int end, bool act) {
+    const Batch *b = v->b;
+    const uint16_t *x = v->x.p, *none = (const uint16_t *)v->zeros;
+    for (size_t c = 0; c < v->C; c += RUN)
+        for (int i = t; i < end; i++) {
+            int s = b->of[i], from = imax(b->off[s], b->first[i]);
+            real sum[RUN];
+            const real *base = v->bias == v->zeros ? v->zeros : v->bias + c;
+            for (int j = 0; j < v->W; j += FOUR) {
+                const uint16_t *rows[FOUR];
+                const real *taps[FOUR];
+                for (int k = 0; k < FOUR; k++) {
+                    int row = i - (v->W - 1 - j - k);
+                    rows[k] = j + k < v->W && row >= from ? x + (size_t)row * v->C + c : none;
+                    taps[k] = v->taps + (size_t)(j + k) * v->C + c;
+                }
+                conv_four_narrow((uint16_t *)y.p + (size_t)i * v->C + c, sum, base, taps, rows, zmin(RUN, v->C - c),
+                                 j + FOUR < v->W, act);
+                base = sum;
+            }
+        }
 }
 /* Of no taps. */
 static void act_rows(Tensor y, Tensor x, size_t at, size_t end, bool act) {
@@ -132,19 +171,19 @@ static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool a
     CHECK(!half || !present(state), "x is %s beside a state", dtype_name(x.dtype));
     alike(2, (Tensor[]){y, x});
     Mark mark = arena_mark(r->scratch);
-    Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN),
-           room = half ? SCRATCH(r, "rows", r->dev->threads, CONV_ROWS + W - 1, RUN) : ABSENT;
+    Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN);
     if (!measuring(r)) {
-        CHECK(N == b->N, "%d of %d rows", N, b->N);
+        CHECK(N == b->N && (!half || !b->history), "%d of %d rows", N, b->N);
         memset(zeros.p, 0, tensor_bytes(zeros));
         if (present(w)) conv_taps(R(taps), R(w), C, W);
         const Conv v = {b, x, R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W};
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
         for (int t = 0; t < N; t += rows) {
             int end = imin(t + rows, N);
-            real *own = half ? R(room) + (size_t)omp_get_thread_num() * (size_t)(CONV_ROWS + W - 1) * RUN : NULL;
-            if (present(w))
-                conv_rows(&v, y, t, end, act, state, at, own);
+            if (present(w) && half)
+                conv_rows_narrow(&v, y, t, end, act);
+            else if (present(w))
+                conv_rows(&v, y, t, end, act, state, at);
             else
                 act_rows(y, x, (size_t)t * v.C, (size_t)end * v.C, act);
         }
