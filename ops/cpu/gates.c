@@ -206,28 +206,22 @@ static const real *norm_gain(Tensor w, GatedNorm n, int i) {
     if (!present(w)) return NULL;
     return R(w) + (size_t)i % (tensor_count(w) / (size_t)n.width) * (size_t)n.width;
 }
-/* One group, with the form of the norm known when it is compiled, so that the loops have no branches. */
-INLINE real norm_factor(const real *x, const real *z, int d, double eps, bool silu, bool before) {
+INLINE real norm_factor(const real *x, int d, double eps) {
     real s = 0;
-    for (int from = 0; from < d; from += SUM_RUN) {
-        const int end = imin(d, from + SUM_RUN);
-        real part = 0;
-#pragma omp simd reduction(+ : part)
-        for (int c = from; c < end; c++) {
-            real a = before ? x[c] * gate_of(silu, z[c]) : x[c];
-            part += a * a;
-        }
-        s += part;
-    }
+    for (int from = 0; from < d; from += SUM_RUN) s += dot(x + from, x + from, imin(d - from, SUM_RUN));
     return (real)(1 / sqrt((double)s / d + eps));
 }
+/* One group, with the form of the norm known when it is compiled, so that the loops have no branches. */
 INLINE void norm_group(real *y, const real *x, const real *z, const real *gain, int d, double eps, bool silu,
                        bool before) {
-    real f = norm_factor(x, z, d, eps, silu, before);
+    real f = before ? 1 : norm_factor(x, d, eps);
 #pragma omp simd
     for (int c = 0; c < d; c++) y[c] = x[c] * f * gate_of(silu, z[c]);
+    f = before ? norm_factor(y, d, eps) : 1;
 #pragma omp simd
-    for (int c = 0; c < (gain ? d : 0); c++) y[c] *= gain[c];
+    for (int c = 0; c < (gain ? d : 0); c++) y[c] *= f * gain[c];
+#pragma omp simd
+    for (int c = 0; c < (before && !gain ? d : 0); c++) y[c] *= f;
 }
 /* With b the group as it enters the norm and h the gradient of b f: db = f h - f^3 b (b.h)/d. room: for the group's
  * gates, their slopes and h. dw += the gain's gradient; dx, dz, gain and dw may be NULL. */
