@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 #include "model/cli.h"
+#include "ops/procs.h"
 
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
@@ -76,6 +77,7 @@ static int dispatch(int argc, char **argv) {
  * again. */
 static void wait_politely(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || setenv("GOMP_SPINCOUNT", "500", 1)) return;
+    procs_unbind();
     execv("/proc/self/exe", argv);
 }
 

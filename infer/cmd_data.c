@@ -1,9 +1,9 @@
 /* kvsmith data: text to sets of tokens, a tokenizer of one's own, a look into either. */
 #include "cmd_data.h"
-#include <omp.h>
 #include <signal.h>
 #include "../data/source.h"
 #include "../data/text.h"
+#include "../ops/procs.h"
 #include "engine.h"
 
 int cmd_data(int argc, char **argv);
@@ -36,7 +36,7 @@ void inputs_let_signals(void) {
     sigprocmask(SIG_UNBLOCK, &s, NULL);
 }
 int data_fail(const Err *e) { return e->status == EXIT_SIGNAL ? EXIT_SIGNAL : cli_fail(e); }
-int data_threads(const Cli *cli) { return cli->threads > 0 ? cli->threads : imax(1, omp_get_num_procs()); }
+int data_threads(const Cli *cli) { return cli->threads > 0 ? cli->threads : procs(); }
 
 static bool on_read(void *ctx, size_t bytes, Err *e) {
     Inputs *in = ctx;

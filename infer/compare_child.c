@@ -1,5 +1,6 @@
 /* compare_child.c: see compare_child.h. */
 #include "compare_child.h"
+#include "../ops/procs.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -49,6 +50,7 @@ bool child_start(Child *k, char *const argv[], Err *e) {
         signal(SIGPIPE, SIG_DFL);
         int null = open("/dev/null", O_RDONLY);
         dup2(null, 0), dup2(to[1], 1), dup2(k->err, 2);
+        procs_unbind();
         execv("/proc/self/exe", argv);
         dprintf(2, "kvsmith: cannot start the program again: %s\n", strerror(errno));
         _exit(EXIT_WORLD);

@@ -3,8 +3,8 @@
 #include "amx.h"
 #include "file.h"
 #include "half.h"
+#include "procs.h"
 #include <omp.h>
-#include <sched.h>
 #include <sys/auxv.h>
 
 /* "", or ":3" */
@@ -31,11 +31,9 @@ bool device_open(Device **out, const char *name, int threads, Err *e) {
     bool cuda = !strncmp(name, "cuda", 4) && numbered(name + 4, &number);
     if (!cuda && strcmp(name, "cpu") != 0)
         return err_input(e, "device %s: unknown; this build has: cpu%s", name, cuda_ops() ? ", cuda" : "");
-    cpu_set_t set;
-    int have = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : omp_get_num_procs();
     if (threads < 0 || threads > 1024) return err_input(e, "threads %d: expected 0 (all) to 1024", threads);
     Device *d = xcalloc(1, sizeof *d);
-    d->threads = threads ? threads : imax(1, have);
+    d->threads = threads ? threads : procs();
     omp_set_dynamic(0);
     omp_set_num_threads(d->threads);
     d->ops = &ops_cpu_baseline;

@@ -210,3 +210,21 @@ cmp "$tmp/init3/last/model.safetensors" "$tmp/plain/best/model.safetensors" >>"$
 refused 2 "model.safetensors\|init_from\|shape" $tiny run.dir="$tmp/init2" init_from="$tmp/plain/best" model.d_model=32
 [ -e "$tmp/init2" ] && wrong "a refused init_from left $(ls -A "$tmp/init2")"
 verdict init-from
+
+# ---- threads that the user binds: the program starts itself again, and must not pass on the one processor of its first thread.
+if [ "$(nproc)" -lt 2 ]; then
+    echo "skip bound-threads: one processor here"
+else
+    bound() { # words behind the program: on how many processors its threads are bound
+        env -u OMP_NUM_THREADS OMP_PROC_BIND=true OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT='bound %A' "$prog" "$@" 2>&1 >/dev/null |
+            grep '^bound [0-9]*$' | sort -u | wc -l
+    }
+    n=$(bound bench train configs/tiny-gqa.yaml --seconds 0.01)
+    [ "$n" -eq "$(nproc)" ] || wrong "threads on $n processors of $(nproc)"
+    n=$(bound bench train configs/tiny-gqa.yaml --seconds 0.01 --threads 2)
+    [ "$n" -eq 2 ] || wrong "two threads on $n processors"
+    n=$(bound launch -n 2 -- train configs/tiny-gqa.yaml run.dir="$tmp/bound" train.steps=5)
+    [ "$n" -eq 0 ] || wrong "ranks are bound to $n processors"
+    [ -e "$tmp/bound/last" ] || wrong "ranks did not train"
+    verdict bound-threads
+fi

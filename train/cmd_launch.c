@@ -1,8 +1,8 @@
 /* kvsmith launch: N ranks of a command on this machine, started again when one fails. */
 #include "../model/cli.h"
+#include "../ops/procs.h"
 #include "launch.h"
 #include "ranks.h"
-#include <sched.h>
 
 int cmd_launch(int argc, char **argv);
 
@@ -41,7 +41,9 @@ static const struct argp_option options[] = {
 static const CliSpec spec = {
     .args = "-- train|bench comm ...",
     .doc =
-        "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given. "
+        "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given; "
+        "OMP_PROC_BIND, OMP_PLACES "
+        "and GOMP_CPU_AFFINITY, which would give all ranks the same processors, are not handed on to several. "
         "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
         "--max-restarts the run then goes on from its newest checkpoint. SIGINT and SIGTERM reach every rank once. The "
         "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
@@ -77,8 +79,7 @@ int cmd_launch(int argc, char **argv) {
         err_input(&e, "launch: options of the ranks stand behind the command: launch -n 2 -- train CONFIG --threads 1");
         return cli_fail(&e);
     }
-    cpu_set_t set;
-    if (!a.ranks) a.ranks = sched_getaffinity(0, sizeof set, &set) ? 1 : imin(RANKS_MOST, CPU_COUNT(&set));
+    if (!a.ranks) a.ranks = imin(RANKS_MOST, procs());
     Launch l = {.ranks = a.ranks, .deadline = a.deadline, .words = a.word + 1};
     for (l.restart = 0;; l.restart++) {
         if (!launch_run(&l, &e)) return cli_fail(&e);

@@ -1,4 +1,5 @@
 #include "launch.h"
+#include "../ops/procs.h"
 #include "comm_shm.h"
 #include "ranks.h"
 #include <errno.h>
@@ -37,7 +38,8 @@ static char **environment(const Launch *l, int rank, int fd) {
     while (environ[n]) n++;
     char **env = xcalloc(n + 8, sizeof *env);
     for (size_t i = 0; i < n; i++)
-        if (!ranks_variable(environ[i])) env[k++] = xstrdup(environ[i]);
+        if (!ranks_variable(environ[i]) && (l->ranks == 1 || !procs_variable(environ[i])))
+            env[k++] = xstrdup(environ[i]);
     env[k++] = xformat("KVSMITH_RANK=%d", rank);
     env[k++] = xformat("KVSMITH_WORLD=%d", l->ranks);
     env[k++] = xformat("KVSMITH_RESTART=%d", l->restart);
@@ -60,6 +62,7 @@ static _Noreturn void child(const Launch *l, int rank, int fd, int out, char **e
     }
     if (fcntl(fd, F_SETFD, 0)) _exit(EXIT_WORLD);
     char **argv = l->words; /* words[-1] is the program's name */
+    procs_unbind();
     execve("/proc/self/exe", argv - 1, env);
     dprintf(2, "kvsmith: cannot start rank %d: %s\n", rank, strerror(errno));
     _exit(EXIT_WORLD);

@@ -1,7 +1,7 @@
 #include "ranks.h"
+#include "../ops/procs.h"
 #include <errno.h>
 #include <limits.h>
-#include <sched.h>
 #include <unistd.h>
 
 /* What a launcher calls things; NULL: it does not tell. */
@@ -194,10 +194,8 @@ const char *ranks_say(const Ranks *r, char out[256]) {
 }
 
 int ranks_threads(const Ranks *r, int asked) {
-    cpu_set_t set;
-    int may = 1, all = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int may = procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (asked || r->world == 1 || r->locals < 2) return asked;
-    if (!sched_getaffinity(0, sizeof set, &set)) may = imax(1, CPU_COUNT(&set));
     /* What `launch` may use is what each of its ranks may use; another launcher that left them all did not bind. */
     if (r->from != RANKS_LAUNCH && may < all) return may;
     return imax(1, may / r->locals);
