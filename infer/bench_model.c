@@ -186,6 +186,13 @@ bool bench_distill(Device *dev, const Config *c, double seconds, Timing *t, Err 
     Cost cost;
     return bench(dev, c, true, seconds, t, &cost, e);
 }
+/* Ends them. */
+static int shares_mean(Shares *shares, int steps, Share *out) {
+    int n = shares_read(shares, out);
+    shares_end(shares);
+    for (int i = 0; i < n; i++) out[i].calls /= steps, out[i].seconds /= steps, out[i].flops /= steps;
+    return n;
+}
 bool bench_shares(Device *dev, const Config *c, double seconds, Share *out, int *n, Err *e) {
     Step s;
     if (!step_open(&s, dev, c, false, false, e)) return false; /* ops are timed one by one */
@@ -195,9 +202,7 @@ bool bench_shares(Device *dev, const Config *c, double seconds, Share *out, int 
     shares_clear(shares);
     int steps = 0;
     for (double start = now_seconds(); !steps || now_seconds() - start < seconds; steps++) step_once(&s);
-    *n = shares_read(shares, out);
-    shares_end(shares);
-    for (int i = 0; i < *n; i++) out[i].calls /= steps, out[i].seconds /= steps, out[i].flops /= steps;
+    *n = shares_mean(shares, steps, out);
     step_free(&s);
     return true;
 }
@@ -205,13 +210,14 @@ bool bench_shares(Device *dev, const Config *c, double seconds, Share *out, int 
 /* ---- decoding ------------------------------------------------------------------------------------------------------
  */
 
-bool decode_open(Decode *d, Model *m, int B, int prompt, int room, int chunk, Err *e) {
+bool decode_open(Decode *d, Model *m, int B, int prompt, int room, int chunk, bool plain, Err *e) {
     CHECK(B >= 1 && prompt >= 1 && room >= 0, "batch %d, prompt %d, room %d", B, prompt, room);
     int V = m->cfg.vocab;
     *d = (Decode){.B = B, .prompt = prompt, .room = room};
-    SessionOpts o = {.nseq = B, .max_tokens = prompt + room, .chunk = chunk, .document = -1};
+    SessionOpts o = {.nseq = B, .max_tokens = prompt + room, .chunk = chunk, .document = -1, .plain = plain};
     if (!session_open(&d->s, m, o, e)) return false;
     d->tok = xcalloc((size_t)B * (size_t)(prompt + room), sizeof *d->tok);
+    for (int i = 0; i < B * (prompt + room); i++) d->tok[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
     d->feed = xcalloc((size_t)B, sizeof *d->feed);
     d->logits = TENSOR(xcalloc((size_t)B * (size_t)V, sizeof(real)), REAL, B, V);
     return true;
@@ -239,3 +245,17 @@ bool decode_prefill(Decode *d, double *seconds, Err *e) {
 }
 
 bool decode_step(Decode *d, Err *e) { return feed(d, session_length(&d->s, 0), 1, e); }
+
+bool decode_shares(Decode *d, double seconds, Share *out, int *n, Err *e) {
+    double unread;
+    if (!decode_prefill(d, &unread, e)) return false;
+    Shares *shares = shares_begin(d->s.model->dev);
+    bool ok = true;
+    int times = 0;
+    for (double start = now_seconds(); ok && (!times || now_seconds() - start < seconds); times++) {
+        if (d->room && times == d->room) break;
+        ok = d->room ? decode_step(d, e) : decode_prefill(d, &unread, e);
+    }
+    *n = shares_mean(shares, times, out);
+    return ok;
+}

@@ -168,17 +168,30 @@ typedef struct {
     bool ok;
     Err *e;
 } Once;
+
+/* What a prefill takes, or with `room` a step behind it, op by op. */
+static bool extend_shares(Bench *b, Model *m, int B, int prompt, int room, json_t *of, Err *e) {
+    Decode d;
+    Share op[SHARES_MAX];
+    int n;
+    if (!decode_open(&d, m, B, prompt, room, (int)b->args->chunk, true, e)) return false;
+    bool ok = decode_shares(&d, 0.5 * b->seconds, op, &n, e);
+    if (ok) json_object_set_new(of, "shares", shares(op, n, b->peak));
+    decode_close(&d);
+    return ok;
+}
+
 static void decode_once(void *ctx) {
     Once *o = ctx;
     o->ok = o->ok && decode_step(&o->d, o->e);
 }
 
 static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
-    int before = b->args->prompt ? (int)b->args->prompt : imax(1, b->cfg->data.seq_len / 2), V = m->cfg.vocab;
+    int before = b->args->prompt ? (int)b->args->prompt : imax(1, b->cfg->data.seq_len / 2);
     Once o = {.ok = true, .e = e};
     double prefill, read = 0;
-    if (!decode_open(&o.d, m, B, before, BENCH_RUNS_MAX + 1, (int)b->args->chunk, e)) return false;
-    for (int i = 0; i < B * (before + o.d.room); i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
+    json_t *x = NULL;
+    if (!decode_open(&o.d, m, B, before, BENCH_RUNS_MAX + 1, (int)b->args->chunk, false, e)) return false;
     bool ok = decode_prefill(&o.d, &prefill, e);
     if (ok) {
         Timing t = bench_whole(b->dev, decode_once, &o, b->seconds);
@@ -187,14 +200,16 @@ static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
             bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */
         ok = o.ok && bench_read(b->dev, bytes, b->seconds, &read, e);
         if (ok)
-            json_array_append_new(list, json_pack("{s:i, s:i, s:f, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", B, "prompt",
-                                                  before, "prefill_tok_s", B * before / prefill, "step_s", t.median,
-                                                  "runs", t.runs, "tok_s", B / t.median, "bytes_read",
-                                                  (json_int_t)bytes, "read_gb_per_s", read / 1e9,
-                                                  "percent_of_bandwidth", 100 * (double)bytes / read / t.median));
+            x = json_pack("{s:i, s:i, s:f, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", B, "prompt", before,
+                          "prefill_tok_s", B * before / prefill, "step_s", t.median, "runs", t.runs, "tok_s",
+                          B / t.median, "bytes_read", (json_int_t)bytes, "read_gb_per_s", read / 1e9,
+                          "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
     }
+    int room = o.d.room;
     decode_close(&o.d);
-    return ok;
+    if (!ok) return false;
+    json_array_append_new(list, x);
+    return extend_shares(b, m, B, before, room, x, e);
 }
 
 static bool bench_decode(Bench *b, json_t *out, Err *e) {
@@ -221,18 +236,18 @@ static void prefill_once(void *ctx) {
 static bool prefill_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     int n = b->args->prompt ? (int)b->args->prompt : b->cfg->data.seq_len;
     Once o = {.ok = true, .e = e};
-    if (!decode_open(&o.d, m, B, n, 0, (int)b->args->chunk, e)) return false;
-    for (int i = 0; i < B * n; i++) o.d.tok[i] = (int)(rng_uniform(3, (uint64_t)i) * m->cfg.vocab);
+    if (!decode_open(&o.d, m, B, n, 0, (int)b->args->chunk, false, e)) return false;
     Timing t = bench_whole(b->dev, prefill_once, &o, b->seconds);
     double flops = cost_prefill(m, n), tok_s = B * n / t.median;
-    if (o.ok)
-        json_array_append_new(list, json_pack("{s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "batch", B, "prompt", n,
-                                              "chunk", o.d.s.opts.chunk, "pass_s", t.median, "runs", t.runs, "tok_s",
-                                              tok_s, "flops_per_token", flops, "formula",
-                                              "2 N_matmul + attention, causal, of the layers below the last",
-                                              "percent_of_peak", 100 * tok_s * flops / (b->peak * 1e9)));
+    int chunk = o.d.s.opts.chunk;
     decode_close(&o.d);
-    return o.ok;
+    if (!o.ok) return false;
+    json_t *x = json_pack("{s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "batch", B, "prompt", n, "chunk", chunk,
+                          "pass_s", t.median, "runs", t.runs, "tok_s", tok_s, "flops_per_token", flops, "formula",
+                          "2 N_matmul + attention, causal, of the layers below the last", "percent_of_peak",
+                          100 * tok_s * flops / (b->peak * 1e9));
+    json_array_append_new(list, x);
+    return extend_shares(b, m, B, n, 0, x, e);
 }
 static bool bench_prefill(Bench *b, json_t *out, Err *e) {
     Model m;
@@ -297,11 +312,23 @@ static bool bench_tune(Bench *b, const char *path, json_t *out, Err *e) {
     return ok;
 }
 
+#define NUMBER(obj, name) json_number_value(json_object_get(obj, name))
+#define WHOLE(obj, name)  (int)json_integer_value(json_object_get(obj, name))
+/* Those of at least so many percent. */
+static void report_shares(const json_t *of, double least) {
+    json_t *x;
+    size_t i;
+    json_array_foreach(json_object_get(of, "shares"), i, x) {
+        if (NUMBER(x, "percent") < least) break;
+        printf("share   %-22s %5.1f%%  %9.3f ms in %d calls", json_string_value(json_object_get(x, "op")),
+               NUMBER(x, "percent"), 1e3 * NUMBER(x, "seconds"), WHOLE(x, "calls"));
+        if (json_object_get(x, "percent_of_peak")) printf(", %.1f%% of the GEMM peak", NUMBER(x, "percent_of_peak"));
+        putchar('\n');
+    }
+}
 static void report_text(json_t *j, int threads) {
     json_t *x;
     size_t i;
-#define NUMBER(obj, name) json_number_value(json_object_get(obj, name))
-#define WHOLE(obj, name)  (int)json_integer_value(json_object_get(obj, name))
     printf("%s, %d threads\n", json_string_value(json_object_get(j, "isa")), threads);
     json_array_foreach(json_object_get(j, "gemm"), i, x)
         printf("gemm    %5d x %5d x %5d  %9.1f GFLOP/s\n", WHOLE(x, "n"), WHOLE(x, "o"), WHOLE(x, "i"),
@@ -317,23 +344,24 @@ static void report_text(json_t *j, int threads) {
     if ((x = json_object_get(j, "train")))
         printf("train   %.0f tokens/s, %d rows a step, %.1f%% of the GEMM peak of %.1f GFLOP/s\n", NUMBER(x, "tok_s"),
                WHOLE(x, "rows"), NUMBER(x, "percent_of_peak"), NUMBER(j, "gemm_peak_gflops"));
-    json_array_foreach(json_object_get(j, "shares"), i, x) {
-        printf("share   %-22s %5.1f%%  %9.3f ms in %d calls", json_string_value(json_object_get(x, "op")),
-               NUMBER(x, "percent"), 1e3 * NUMBER(x, "seconds"), WHOLE(x, "calls"));
-        if (json_object_get(x, "percent_of_peak")) printf(", %.1f%% of the GEMM peak", NUMBER(x, "percent_of_peak"));
-        putchar('\n');
-    }
+    report_shares(j, 0);
     if ((x = json_object_get(j, "distill")))
         printf("distill %.0f tokens/s from a teacher of the same shape, %.2f of a plain step's time\n",
                NUMBER(x, "tok_s"), NUMBER(x, "of_plain_step"));
-    json_array_foreach(json_object_get(j, "decode"), i, x) printf(
-        "decode  %.1f tokens/s, batch %d, %.1f%% of a read of the same bytes at %.1f GB/s; prefill %.0f tokens/s\n",
-        NUMBER(x, "tok_s"), WHOLE(x, "batch"), NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "read_gb_per_s"),
-        NUMBER(x, "prefill_tok_s"));
-    json_array_foreach(json_object_get(j, "prefill"), i, x)
+    const double least = 1;
+    json_array_foreach(json_object_get(j, "decode"), i, x) {
+        printf(
+            "decode  %.1f tokens/s, batch %d, %.1f%% of a read of the same bytes at %.1f GB/s; prefill %.0f tokens/s\n",
+            NUMBER(x, "tok_s"), WHOLE(x, "batch"), NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "read_gb_per_s"),
+            NUMBER(x, "prefill_tok_s"));
+        report_shares(x, least);
+    }
+    json_array_foreach(json_object_get(j, "prefill"), i, x) {
         printf("prefill %.0f tokens/s, batch %d of %d tokens, %.1f%% of the GEMM peak of %.1f GFLOP/s\n",
                NUMBER(x, "tok_s"), WHOLE(x, "batch"), WHOLE(x, "prompt"), NUMBER(x, "percent_of_peak"),
                NUMBER(j, "gemm_peak_gflops"));
+        report_shares(x, least);
+    }
     json_array_foreach(json_object_get(j, "tuned"), i, x) {
         json_t *s = json_object_get(x, "product");
         printf("tuned   %6d x %6d x %6d  %10.2f us, the library's own choice %10.2f us\n",
@@ -399,7 +427,7 @@ int cmd_bench(int argc, char **argv) {
         {"batch", OPT_BATCH, "N", 0, "Sequences of decode and prefill (default 1, 8, 16, 64; 1, 8)", 0},
         {"prompt", OPT_PROMPT, "N", 0,
          "Tokens of a sequence before decoding (default half of data.seq_len) or of a prompt (all of it)", 0},
-        {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 256)", 0},
+        {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 512)", 0},
         {"rows", OPT_ROWS, "N", 0, "Rows of the arrays of ops (default 16384), and the longest side of a product", 0},
         {"attention", OPT_ATTENTION, "WHOSE", 0,
          "Of device cuda in bf16, training: own, cudnn, cudnn_unordered (default own)", 0},

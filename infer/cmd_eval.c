@@ -34,7 +34,7 @@ static const struct argp_option options[] = {
     {"stride", OPT_STRIDE, "N", 0,
      "ppl: from window to window; only tokens that no window scored before count (default: the context)", 0},
     {"batch", OPT_BATCH, "N", 0, "Windows, samples or contexts at the same time (default 8)", 0},
-    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the cache (default 256)", 0},
+    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the cache (default 512)", 0},
     {"decode", OPT_DECODE, 0, 0,
      "A task: feed the cache piece by piece, a question at the end of each, instead of all rows in one pass", 0},
     {"limit", OPT_LIMIT, "N", 0, "choices: only the first N items", 0},

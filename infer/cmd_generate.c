@@ -49,7 +49,7 @@ static const struct argp_option options[] = {
     {"seed", OPT_SEED, "S", 0, "Number of the random draws (default 1)", 0},
     {"context", OPT_CONTEXT, "N", 0, "Tokens of prompt and output at most (default: the model's positions)", 0},
     {"batch", OPT_BATCH, "N", 0, "Prompts that run at the same time (default 8)", 0},
-    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the prompts (default 256)", 0},
+    {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the prompts (default 512)", 0},
     {"graph", OPT_GRAPH, "NAME", 0,
      "auto: device cuda records a step of decoding and replays it; off: it launches every kernel by itself (default "
      "auto)",

@@ -124,7 +124,7 @@ int cmd_logits(int argc, char **argv) {
     static const struct argp_option options[] = {
         {"tokens", 't', "FILE", 0, "Token ids, separated by whitespace, in lines of equal length (required)", 0},
         {"out", 'o', "FILE", 0, "The safetensors file to write: tensor \"logits\" [B,T,V] F32 (required)", 0},
-        {"chunk", 'c', "N", 0, "Rows of one pass (default 256)", 0},
+        {"chunk", 'c', "N", 0, "Rows of one pass (default 512)", 0},
         {0}};
     static const CliSpec spec = {.args = "MODEL",
                                  .doc = "Writes the logits after every token of every line. A line is one document.",

@@ -9,7 +9,7 @@
 #include "../model/model.h"
 #include "../ops/sample.h"
 
-enum { CHUNK_ROWS = 256 };
+enum { CHUNK_ROWS = 512 };
 typedef struct {
     int nseq;       /* sequences, >= 1 */
     int max_tokens; /* longest document of a sequence */

@@ -195,15 +195,6 @@ static char *value_of(const Slot *s, size_t place) {
     size_t P = (size_t)s->t.P;
     return page_data(s, (int)(place / P), P * (size_t)s->t.s.kdim + place % P * (size_t)s->t.s.vdim);
 }
-/* n numbers as the slot stores them. */
-static void store(const Slot *s, char *to, const real *x, int n) {
-    if (!s->t.s.narrow) {
-        memcpy(to, x, (size_t)n * sizeof *x);
-        return;
-    }
-    uint16_t *narrow = (uint16_t *)to;
-    for (int i = 0; i < n; i++) narrow[i] = bf16_from((float)x[i]);
-}
 /* Of a place, whatever was there: nobody wrote it before its first row. */
 static void set_pos(const Slot *s, size_t at, int pos) {
     s->t.pos[at] = pos;
@@ -212,14 +203,6 @@ static void set_pos(const Slot *s, size_t at, int pos) {
 static void set_gone(const Slot *s, size_t at, bool gone) {
     s->t.gone[at] = gone;
     changed(s, &s->t.gone[at], sizeof *s->t.gone);
-}
-/* Row `row` of a lane becomes the key and value given (value NULL: part of the key). */
-static size_t put(Slot *s, int lane, int row, const real *key, const real *value, int pos) {
-    size_t at = place(s, lane, row);
-    store(s, key_of(s, at), key, s->t.s.kdim);
-    if (value) store(s, value_of(s, at), value, s->t.s.vdim);
-    set_pos(s, at, pos);
-    return at;
 }
 /* Numbers of Lanes.data before the key and the value of a place. */
 static size_t key_number(const Slot *s, size_t place) {
@@ -288,7 +271,7 @@ static bool moves_open(Cache *c, Err *e) {
 static bool retires(const Kv *pass, int h, int j, int end) {
     return pass->s.retire && j < end && R(pass->gone)[(size_t)j * (size_t)pass->s.lanes + (size_t)h] != 0;
 }
-/* Numbers that a device moves by one op for all, not as they are met. */
+/* Numbers that one op moves for all lanes, not as they are met. */
 typedef struct {
     size_t *to, *from;
     int n;
@@ -311,7 +294,7 @@ static Stored stored_begin(Run *r, const Slot *s) {
     if (kept) d.kept = SCRATCH(r, "rows carried on", kept, k->carry);
     return d;
 }
-/* As `put`, but for the numbers. */
+/* Row `row` of a lane becomes row `from` of the pass's keys and values, when they are moved. */
 static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int pos) {
     size_t at = place(s, lane, row);
     piece(&d->key, key_number(s, at), from * (size_t)s->t.s.kdim);
@@ -321,6 +304,7 @@ static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int
 }
 static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
     const KvShape *k = &s->t.s;
+    if (!k->lanes) return;
     r->ops->move(r, s->t.data, d->key.to, pass->k, d->key.from, d->key.n, k->kdim);
     if (!k->alias) r->ops->move(r, s->t.data, d->value.to, pass->v, d->value.from, d->value.n, k->vdim);
     if (!present(d->kept)) return;
@@ -329,29 +313,21 @@ static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
     r->ops->move(r, s->carry, d->carry.to, pass->carry, d->carry.from, d->carry.n, k->carry);
 }
 /* The newest carry_rows rows of what was carried and the pass's rows from..end-1. */
-static void carry_on(Slot *s, int seq, int h, const Kv *pass, int from, int end, Stored *device) {
+static void carry_on(const Slot *s, int seq, int h, int from, int end, Stored *d) {
     size_t C = (size_t)s->t.s.carry, K = (size_t)s->t.s.lanes;
     int rows = s->t.s.carry_rows, n = imin(end - from, rows);
     size_t at = ((size_t)seq * K + (size_t)h) * (size_t)rows, newest = ((size_t)(end - n) * K + (size_t)h);
-    if (device) {
-        for (int i = 0; i < rows - n; i++) {
-            size_t by = (size_t)device->old.n * C;
-            piece(&device->old, by, (at + (size_t)(n + i)) * C);
-            piece(&device->stay, (at + (size_t)i) * C, by);
-        }
-        for (int i = 0; i < n; i++)
-            piece(&device->carry, (at + (size_t)(rows - n + i)) * C, (newest + (size_t)i * K) * C);
-        return;
+    for (int i = 0; i < rows - n; i++) {
+        size_t by = (size_t)d->old.n * C;
+        piece(&d->old, by, (at + (size_t)(n + i)) * C);
+        piece(&d->stay, (at + (size_t)i) * C, by);
     }
-    real *own = R(s->carry) + at * C;
-    memmove(own, own + (size_t)n * C, (size_t)(rows - n) * C * sizeof(real));
-    for (int i = 0; i < n; i++)
-        memcpy(own + (size_t)(rows - n + i) * C, R(pass->carry) + (newest + (size_t)i * K) * C, C * sizeof(real));
+    for (int i = 0; i < n; i++) piece(&d->carry, (at + (size_t)(rows - n + i)) * C, (newest + (size_t)i * K) * C);
 }
 
-static void append(Run *r, Slot *s, const Kv *pass, const int *accept, Stored *device) {
+static void append(const Run *r, Slot *s, const Kv *pass, const int *accept, Stored *d) {
     const Batch *b = r->batch;
-    int K = s->t.s.lanes, Dk = s->t.s.kdim, Dv = s->t.s.vdim, delay = s->t.s.delay;
+    int K = s->t.s.lanes, delay = s->t.s.delay;
     for (int q = 0; q < b->B; q++) {
         int from = b->off[q], end = accept ? from + accept[q] : b->off[q + 1];
         if (from == end) continue;
@@ -361,16 +337,14 @@ static void append(Run *r, Slot *s, const Kv *pass, const int *accept, Stored *d
         for (int h = 0; h < K; h++) {
             int lane = b->seq[q] * K + h, w = s->t.hi[lane];
             if (s->t.s.retire) s->retires[lane] = !fresh && retires(pass, h, from, end);
-            if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, pass, from, end, device);
+            if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, from, end, d);
             s->s0_next[lane] = fresh ? w : s->t.s0[lane];
             s->lo_next[lane] = fresh ? w : s->t.lo[lane];
             for (int j = from; j < end; j++) {
                 size_t row = (size_t)j * (size_t)K + (size_t)h;
                 bool gone = retires(pass, h, j + 1, end);
                 if (gone && b->pos[end - 1] + 1 - b->pos[j] > delay) continue; /* no later query sees it */
-                size_t at = device ? stored_put(device, s, lane, w++, row, b->pos[j])
-                                   : put(s, lane, w++, R(pass->k) + row * (size_t)Dk,
-                                         s->t.s.alias ? NULL : R(pass->v) + row * (size_t)Dv, b->pos[j]);
+                size_t at = stored_put(d, s, lane, w++, row, b->pos[j]);
                 if (s->t.s.retire) set_gone(s, at, gone), s->tail_next[lane] = w - 1;
             }
             s->hi_next[lane] = w;
@@ -379,14 +353,10 @@ static void append(Run *r, Slot *s, const Kv *pass, const int *accept, Stored *d
 }
 
 void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
-    if (!s->dev) {
-        if (!measuring(r)) append(r, s, pass, accept, NULL);
-        return;
-    }
     RunMark mark = run_mark(r);
-    Stored device = stored_begin(r, s);
-    if (!measuring(r)) append(r, s, pass, accept, &device);
-    if (s->t.s.lanes) stored_end(r, s, pass, &device);
+    Stored d = stored_begin(r, s);
+    if (!measuring(r)) append(r, s, pass, accept, &d);
+    stored_end(r, s, pass, &d);
     run_release(r, mark);
 }
 

@@ -111,15 +111,9 @@ static bool all_accepted(const Plain *m) {
     return true;
 }
 void plain_append(Plain *m, Rig *g) {
-    Err e = {0};
     const int *accept = all_accepted(m) && m->passes % 2 ? NULL : m->accept; /* NULL means all */
-    for (int i = 0; i < m->nslots; i++) {
-        g->scratch = (Arena){0};
-        if (m->shape[i].lanes) kv_append(&g->run, kv_slot(&m->c, i), &m->kv[i], accept); /* measured: nothing */
-        cr_assert(arena_open(&g->scratch, "scratch", 1, true, &e), "%s", e.msg);
-        if (m->shape[i].lanes) kv_append(&g->run, kv_slot(&m->c, i), &m->kv[i], accept);
-        arena_close(&g->scratch);
-    }
+    for (int i = 0; i < m->nslots; i++)
+        if (m->shape[i].lanes) CALL(g, (kv_append(&g->run, kv_slot(&m->c, i), &m->kv[i], accept), 0));
 }
 void plain_end(Plain *m) {
     m->open = false;

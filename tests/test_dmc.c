@@ -128,9 +128,7 @@ static void golden_decode(Layer1 *a, const Golden *f, const char *file, Tensor x
         kv_pass_fields(&a->kv.s, 1, &kv, &place);
         cr_assert(kv_begin(&cache, b, &e), "%s", e.msg);
         CALL(&a->g, (dmc_mixer.extend(&a->g.run, &a->c, &a->w, xt, &kv, kv_slot(&cache, 0), yt), 0));
-        cr_assert(arena_open(&a->g.scratch, "scratch", 1, true, &e), "%s", e.msg);
-        kv_append(&a->g.run, kv_slot(&cache, 0), &kv, NULL);
-        arena_close(&a->g.scratch);
+        CALL(&a->g, (kv_append(&a->g.run, kv_slot(&cache, 0), &kv, NULL), 0));
         kv_end(&cache, b, NULL);
         for (int h = 0; h < G;
              h++) { /* the file counts what query t sees, the lane what query t+1 does, itself apart */

@@ -202,6 +202,7 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
 static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *from, int n, int w) {
     size_t width = (size_t)w;
     if (measuring(r)) return;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)n * w > ALONE)
     for (int i = 0; i < n; i++) {
         CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
         run_copy(y, to[i], x, from[i], width);
