@@ -30,5 +30,6 @@ void decode_close(Decode *);
 bool decode_prefill(Decode *, double *seconds, Err *);
 /* The next token of every sequence; at most `room` calls after a prefill. */
 bool decode_step(Decode *, Err *);
-/* How a prefill, or with `room` the first steps behind one, divides among its ops, as bench_shares has it. Opened plain. */
+/* How a prefill, or with `room` the first steps behind one, divides among its ops, as bench_shares has it. Opened
+ * plain. */
 bool decode_shares(Decode *, double seconds, Share *out, int *n, Err *);

@@ -112,8 +112,10 @@ const Key train_keys[] = {
     {"batch", KEY_INT, AT(batch), "64", 1, 1 << 20, "samples of a step", 0, 0},
     {"micro_batch", KEY_INT, AT(micro_batch), "8", 1, 1 << 20, "samples computed at once; divides batch", 0, 0},
     {"dtype", KEY_CHOICE, AT(dtype), "auto", 0, 0,
-     "number type of the operands of matrix products and, with bf16, of most activations in memory; weights, their "
-     "gradients, moments and sums are f32. auto: bf16 where this processor is faster with it, measured as the run "
+     "number type of the operands of matrix products and, with bf16 on device cuda or a processor with AVX-512-BF16, "
+     "of "
+     "most activations in memory; weights, their gradients and sums are f32, moments as optim.state_dtype says. auto: "
+     "bf16 where this processor is faster with it, measured as the run "
      "begins; device cuda: bf16",
      dtypes, 0},
     {"attention", KEY_CHOICE, AT(attention), "auto", 0, 0,

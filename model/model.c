@@ -242,7 +242,8 @@ static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N,
             act_fields(m, l, N, &place);
             Mark y = arena_mark(r->scratch);
             Tensor again = SCRATCH(r, "block output", N, m->cfg.d_model);
-            layer_alone(m, r, l, x[l], again);
+            model_norm(m, r, norm_before(m, l), x[l]);
+            layer_forward(m, r, l, x[l], again);
             arena_release(r->scratch, y);
         }
         Kv own = {0}, *dkv = &m->dkv[L->kv_from];

@@ -96,7 +96,7 @@ struct Model {
     Arena ah;                            /* copies of matrices in bf16 (ops/half.h), where the device takes some */
     Arena aw, ag, am, av, keep, scratch; /* keep: what lives from forward to backward */
     Arena host;                          /* Run.host where the others are a device's; else unused */
-    struct Act *act;                     /* per layer; see model.c */
+    struct Act *act;                     /* per layer; see act.h */
     Kv *kv, *dkv;                        /* per layer: the K/V of the pass that other layers read, and its gradient */
     int *idx;                            /* 0,1,2...: the pick of all rows */
     int extend_rows;                     /* rows of a pass over history that scratch was reserved for */

@@ -2,21 +2,30 @@
 #include <omp.h>
 #include <sched.h>
 
-int procs(void) { return imax(1, omp_get_num_procs()); }
-
-void procs_unbind(void) {
+/* Their number; 0: threads are not bound. */
+static int places(cpu_set_t *set) {
     enum { MOST = 1024 };
     int ids[MOST];
-    cpu_set_t set;
-    CPU_ZERO(&set);
+    CPU_ZERO(set);
     for (int p = 0; p < omp_get_num_places(); p++) {
         int n = omp_get_place_num_procs(p);
-        if (n > MOST) return;
+        if (n > MOST) return 0;
         omp_get_place_proc_ids(p, ids);
         for (int i = 0; i < n; i++)
-            if (ids[i] >= 0 && ids[i] < CPU_SETSIZE) CPU_SET((unsigned)ids[i], &set);
+            if (ids[i] >= 0 && ids[i] < CPU_SETSIZE) CPU_SET((unsigned)ids[i], set);
     }
-    if (CPU_COUNT(&set)) sched_setaffinity(0, sizeof set, &set);
+    return CPU_COUNT(set);
+}
+
+int procs(void) {
+    cpu_set_t set;
+    int n = places(&set);
+    return n ? n : imax(1, omp_get_num_procs());
+}
+
+void procs_unbind(void) {
+    cpu_set_t set;
+    if (places(&set)) sched_setaffinity(0, sizeof set, &set);
 }
 
 bool procs_variable(const char *text) {

@@ -4,10 +4,11 @@
 #pragma once
 #include "base.h"
 
-/* At least 1: those that the process was started on, however its threads are bound since. */
+/* At least 1: those that the OpenMP library places threads on; of threads that are not bound those that the process was
+ * started on. */
 int procs(void);
-/* Before this program starts itself again: the calling thread may run wherever the OpenMP library may place a thread.
- * Allocates nothing; may be called between fork and exec. */
+/* The calling thread, and what it starts or becomes by exec, may run wherever the library may place a thread. Allocates
+ * nothing; may be called between fork and exec. */
 void procs_unbind(void);
 /* "NAME=value" binds threads. */
 bool procs_variable(const char *text);

@@ -36,9 +36,7 @@ static void call_end(const Run *r, Call c, size_t at, const char *op, double flo
     s->inside = c.inside + took;
 }
 
-/* ---- FLOPs of products
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- FLOPs of products ----------------------------------------------------------------------------------------- */
 static double product(Tensor x, Tensor w) { return 2.0 * (double)tensor_rows(x, w.n[1]).n[0] * w.n[0] * w.n[1]; }
 static double products(int n, const Projection *p, Tensor x) {
     double sum = 0;
@@ -52,9 +50,7 @@ static double products_back(Tensor dx, int n, const Projection *d, Tensor x, con
 }
 static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[0] * w[0].n[1]; }
 
-/* ---- the table
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------------------------- */
 #define ARGS(...) __VA_ARGS__
 /* op, its parameters behind Run, its arguments, its FLOPs */
 #define OPS(X)                                                                                                         \

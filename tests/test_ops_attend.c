@@ -560,9 +560,7 @@ static void rounded_draws(void (*f)(Rig *, int, int[FAULTS], double *), Fault la
 Test(ops, attend_in_bf16, .timeout = 120) { rounded_draws(rounded_forward, BIAS_OF_THE_NEXT); }
 Test(ops, attend_backward_in_bf16, .timeout = 200) { rounded_draws(rounded_backward, NO_DELTA); }
 
-/* ---- activations that are bf16 in memory: the bits of those that were f32, each rounded once
- * --------------------------
- */
+/* ---- activations that are bf16 in memory: the bits of those that were f32, each rounded once ------------------- */
 static Tensor halved(Rig *g, Tensor t, bool fresh) { /* fresh: NaN */
     Tensor h = arena_tensor(&g->mem, "in bf16", BF16, t.rank, t.n);
     uint16_t *p = h.p;

@@ -75,7 +75,7 @@ sleep 600
 TEXT
 export PEER_LLMC=$tmp/peers
 mkdir "$tmp/no-terminal"
-printf 'import pty\n\n\ndef fork():\n    raise OSError(2, "No such file or directory")\n\n\npty.fork = fork\n' >"$tmp/no-terminal/sitecustomize.py"
+printf 'import pty\n\n\ndef openpty():\n    raise OSError(2, "No such file or directory")\n\n\npty.openpty = openpty\n' >"$tmp/no-terminal/sitecustomize.py"
 PYTHONPATH=$tmp/no-terminal refused 1 'a terminal only, and none can be had here: No such file' $llmc "$tmp/kvsmith" --threads 3
 verdict llmc_no_terminal
 

@@ -212,19 +212,29 @@ refused 2 "model.safetensors\|init_from\|shape" $tiny run.dir="$tmp/init2" init_
 verdict init-from
 
 # ---- threads that the user binds: the program starts itself again, and must not pass on the one processor of its first thread.
-if [ "$(nproc)" -lt 2 ]; then
+here=$(env -u OMP_NUM_THREADS nproc)
+if [ "$here" -lt 2 ]; then
     echo "skip bound-threads: one processor here"
 else
-    bound() { # words behind the program: on how many processors its threads are bound
-        env -u OMP_NUM_THREADS OMP_PROC_BIND=true OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT='bound %A' "$prog" "$@" 2>&1 >/dev/null |
+    unset_omp=(env -u OMP_NUM_THREADS -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u OMP_PLACES -u GOMP_CPU_AFFINITY)
+    bound() { # NAME=value, then words behind the program: on how many processors its threads are bound
+        "${unset_omp[@]}" "$1" OMP_DISPLAY_AFFINITY=true OMP_AFFINITY_FORMAT='bound %A' "$prog" "${@:2}" 2>&1 >/dev/null |
             grep '^bound [0-9]*$' | sort -u | wc -l
     }
-    n=$(bound bench train configs/tiny-gqa.yaml --seconds 0.01)
-    [ "$n" -eq "$(nproc)" ] || wrong "threads on $n processors of $(nproc)"
-    n=$(bound bench train configs/tiny-gqa.yaml --seconds 0.01 --threads 2)
+    tiny_bench="bench train configs/tiny-gqa.yaml --seconds 0.01"
+    n=$(bound OMP_PROC_BIND=true $tiny_bench)
+    [ "$n" -eq "$here" ] || wrong "threads on $n processors of $here"
+    n=$(bound OMP_PROC_BIND=true $tiny_bench --threads 2)
     [ "$n" -eq 2 ] || wrong "two threads on $n processors"
-    n=$(bound launch -n 2 -- train configs/tiny-gqa.yaml run.dir="$tmp/bound" train.steps=5)
+    # Ranks of two threads each: bound to nothing (a thread that is free to go anywhere tells of several processors).
+    n=$(bound OMP_PROC_BIND=true launch -n 2 -- train configs/tiny-gqa.yaml run.dir="$tmp/bound" train.steps=5 --threads 2)
     [ "$n" -eq 0 ] || wrong "ranks are bound to $n processors"
     [ -e "$tmp/bound/last" ] || wrong "ranks did not train"
+    # Of the processors that the user names, whether the program starts itself again or not.
+    one=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*\([0-9]*\).*/\1/p' /proc/self/status)
+    for policy in A=B OMP_WAIT_POLICY=passive; do
+        n=$("${unset_omp[@]}" "$policy" GOMP_CPU_AFFINITY="$one" "$prog" $tiny_bench | grep -c ' 1 threads$')
+        [ "$n" -eq 1 ] || wrong "$policy: more threads than the one processor that is named"
+    done
     verdict bound-threads
 fi

@@ -1,4 +1,5 @@
 #include "saver.h"
+#include "../ops/procs.h"
 #include "../model/copy.h"
 #include "checkpoint.h"
 #include "watch.h"
@@ -78,6 +79,7 @@ const Arena *saver_adapters(const Trainer *t) { return saver_region(t) && t->lor
 static void *work(void *p) {
     Saver *s = p;
     Trainer *t = s->t;
+    if (s->async) procs_unbind(); /* beside the threads that compute, not in place of one */
     CheckpointOf of = {s->async ? &s->copy.view : &t->model, s->async ? &s->lora : &t->lora, NULL, &s->state};
     if (s->shared) of.own = s->async ? &s->moments.own : &t->dist.own;
     switch (s->phase) {

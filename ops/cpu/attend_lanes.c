@@ -1,4 +1,5 @@
-/* attend_lanes.c: attention over cached lanes, a page at a time, by the blocks of attend.c. Included by cpu.c behind it. */
+/* attend_lanes.c: attention over cached lanes, a page at a time, by the blocks of attend.c, behind which cpu.c includes
+ * it. */
 /* -inf for those of n rows of a page that are retired, of which `tail` (a number from their first on) is one; NULL if
  * none is. */
 static const real *retired(real mem[KB], const bool *gone, int tail, int n) {

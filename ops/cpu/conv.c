@@ -35,7 +35,7 @@ static int conv_width(Tensor w) { return present(w) ? w.n[w.rank - 1] : 1; }
 
 /* Taps go by FOUR: four rows times four taps are one loop without a branch; what is missing at either end are rows of
  * zeros. Columns go by runs of at most RUN. */
-enum { FOUR = 4, CONV_ROWS = 8 /* of the backward pass, or of BF16, at a time */ };
+enum { FOUR = 4, CONV_ROWS = 8 /* at a time */ };
 static int conv_fours(int W) { return (W + FOUR - 1) / FOUR * FOUR; }
 /* (C,W) as (conv_fours(W),C), so that loops over channels have unit stride. */
 static void conv_taps(real *out, const real *w, int C, int W) {

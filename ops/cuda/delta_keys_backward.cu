@@ -1,5 +1,5 @@
-/* delta_keys_backward.cu: of the gradients of delta.cu's recurrence what sums over pairs of rows, dq, dk and dg, for all
- * chunks at once; formulas in delta_backward.cu. */
+/* delta_keys_backward.cu: of the gradients of delta.cu's recurrence what sums over pairs of rows, dq, dk and dg, for
+ * all chunks at once; formulas in delta_backward.cu. */
 #include "delta_backward.h"
 
 /* By 64 channels at a time. */

@@ -17,9 +17,10 @@ static const CudaLedger slow[] = {
     SLOW(recur_backward,
          "as recur; row after row, states of rows go through device memory, one block walks a head of a "
          "sequence; by chunks all is made again, and a decay per head is taken for one per channel"),
-    SLOW(add,
-         "before LayerNorm, in blocks whose branches are parallel and in validation a pass of its own, whose sum the "
-         "norm behind it reads again"),
+    SLOW(
+        add,
+        "a pass of its own, whose sum the norm behind it reads again: before LayerNorm and layers that are recomputed, "
+        "inside blocks whose branches are parallel, in validation and a teacher's passes"),
     SLOW(rope, "a pass of its own behind the projection, as is rmsnorm_rope"),
     SLOW(mean_rows, "makes what a stage of training or a model keeps the same in every pass"),
     SLOW(merge, "without a window one thread to a channel walks through all rows; with one, members are met twice"),

@@ -113,13 +113,19 @@ def available():
         return None
 
 
+def needs_terminal():
+    """Before anything large is written."""
+    try:
+        for fd in pty.openpty():
+            os.close(fd)
+    except OSError as e:
+        peer.stop(f"llm.c's trainer writes whole lines to a terminal only, and none can be had here: {e.strerror or e}")
+
+
 def theirs(program, folder):
     """(B, T), seconds of each timed step, number of parameters."""
     free = available()
-    try:
-        pid, fd = pty.fork()
-    except OSError as e:
-        peer.stop(f"llm.c's trainer writes whole lines to a terminal only, and none can be had here: {e.strerror or e}")
+    pid, fd = pty.fork()
     if pid == 0:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
         try:
@@ -174,6 +180,7 @@ peer.check_rounds(args)
 train_gpt2 = peer.program("PEER_LLMC", "train_gpt2")
 rates = {name: [] for name in ["llm.c", *("kvsmith-" + m for m in modes)]}
 percent = {"kvsmith-" + m: [] for m in modes}
+needs_terminal()
 with peer.folder() as tmp:
     write_inputs(tmp)
     for _ in range(args.rounds):

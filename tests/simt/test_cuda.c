@@ -89,9 +89,7 @@ Test(emulated, an_op_does_not_read_the_host, .init = cr_redirect_stderr, .signal
     device_sync(d);
 }
 
-/* ---- a small model of what is there: embedding, norm, SwiGLU block with a residual, head; trained on both devices
- * ----
- */
+/* ---- a small model of what is there: embedding, norm, SwiGLU block with a residual, head; trained on both devices */
 enum { N = 24, D = 32, F = 48, V = 40, STEPS = 50 };
 typedef struct { /* fields by name: weights, then what is saved and the gradients */
     Tensor table, gain, gate_w, up_w, down_w, head;

@@ -9,9 +9,7 @@
 #include <setjmp.h>
 #include <signal.h>
 
-/* ---- the copy is the host's
- * ------------------------------------------------------------------------------------------
- */
+/* ---- the copy is the host's ------------------------------------------------------------------------------------ */
 /* Words of n bytes each that differ. */
 static int differ(Device *d, const void *host, const void *there, size_t i, size_t n, size_t each) {
     char got[256];
