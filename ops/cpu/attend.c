@@ -220,9 +220,9 @@ static void pack_pairs(const Run *r, Pair *turned, Pair *below, Tensor x, const 
                 size_t at = ((size_t)p * (size_t)lanes + (size_t)h) * size;
                 const real *rows = R(x) + (size_t)j * ld + (size_t)h * (size_t)D;
                 int n = imin(KB, b->off[s + 1] - j);
-                if (turned) pairs_turned(turned + at, rows, ld, n, D);
+                if (turned) pairs_turned(turned + at, rows_wide(rows, ld), n, D);
                 if (!below) continue;
-                pairs_below(below + at, rows, ld, n, D);
+                pairs_below(below + at, rows_wide(rows, ld), n, D);
                 memset(below + at + (size_t)((n + 1) / 2 * D), 0, (size_t)((KB / 2 - (n + 1) / 2) * D) * sizeof(Pair));
             }
         }

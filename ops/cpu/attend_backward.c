@@ -71,8 +71,8 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
         }
         if (k->qp) {
             pairs_along(a->gp, a->g, k->n, Dv);
-            pairs_below(a->gb, a->g, (size_t)Dv, k->n, Dv);
-            pairs_below(a->qb, k->q, (size_t)Dk, k->n, Dk);
+            pairs_below(a->gb, rows_wide(a->g, (size_t)Dv), k->n, Dv);
+            pairs_below(a->qb, rows_wide(k->q, (size_t)Dk), k->n, Dk);
         }
         for (int j = m0, p = panels_of(b, s); j < span.high; j += KB, p++) {
             int n = keys_seen(span, j);

@@ -95,10 +95,12 @@ static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n, ptrdif
 }
 #endif
 
-/* The rows from..to-1 of a lane, a page at a time; this pass retired row `tail` (-1: none). wide: room for a page's
- * rows where they are narrow. */
-static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail, real *wide) {
+/* The rows from..to-1 of a lane, a page at a time; this pass retired row `tail` (-1: none). room: for a page's rows
+ * where they are narrow, as `real`s or, where the block's products are of pairs, as those. */
+static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail, real *room) {
     int Dk = k->Dk, P = t->P;
+    real *wide = room;
+    Pair *turned = (Pair *)room, *below = turned + KB * Dk / 2;
     size_t ldv = (size_t)(t->s.alias ? Dk : k->Dv);
     for (int row = from, n; row < to; row += n) {
         int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / P % t->maxpages)], at = row % P;
@@ -119,6 +121,14 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
             direct_scores(k, (const uint16_t *)t->data.p + key, n, ahead);
             soften(k, t->pos + first, bias, row, n);
             direct_values(k, (const uint16_t *)t->data.p + value, ldv, n, t->s.alias ? 0 : ahead);
+            continue;
+        }
+        if (k->qp) {
+            const uint16_t *data = t->data.p;
+            pairs_turned(turned, rows_half(data + key, (size_t)Dk), n, Dk);
+            pairs_below(below, rows_half(data + value, ldv), n, k->Dv);
+            pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, turned, KB, k->n, Dk / 2, in_vectors(n), false);
+            absorb(k, NULL, 0, below, t->pos + first, bias, row, n);
             continue;
         }
         if (t->s.narrow) {
@@ -145,8 +155,9 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
     CHECK(t->P <= KB, "pages of %d rows, at most %d", t->P, KB);
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    size_t block = block_numbers(Dk, Dv);
-    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block + (t->s.narrow ? KB * (Dk + Dv) : 0)));
+    size_t block = block_numbers(Dk, Dv), room = t->s.narrow ? (size_t)KB * (size_t)(Dk + Dv) : 0;
+    bool pairs = t->s.narrow && by_pairs(r, Dk, Dv);
+    Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block + room + pairs * block_pairs(Dk)));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
     if (!measuring(r)) {
         wanted(r, start);
@@ -160,6 +171,7 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                     Block k;
                     real *own = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
                     block_place(&k, own, Dk, Dv, look);
+                    if (pairs && n > FEW_ENTRIES) block_place_pairs(&k, own + block + room);
                     k.loose = t->s.retire, k.delay = t->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
                     bool retires = t->s.retire && R(pass->gone)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;
@@ -168,9 +180,10 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                     for (int i = 0; i < n; i++) {
                         int row = r->out.idx[start[s] + (e0 + i) / group];
                         bool looks = b->first[row] == -1; /* its document began in an earlier pass */
-                        k.pos[i] = b->pos[row], k.from[i] = 0, k.row[i] = looks ? INT32_MAX : -1;
+                        k.pos[i] = b->pos[row], k.from[i] = 0, k.row[i] = looks ? INT32_MAX - 1 : -1;
                         if (looks) oldest = imin(oldest, b->pos[row]);
                     }
+                    if (k.qp) soften_begin(&k);
                     if (oldest != INT32_MAX) { /* a window of 1 keeps its sinks and no other row: lo = hi */
                         int lo = t->lo[lane],
                             page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)],
@@ -182,6 +195,7 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                         attend_rows(&k, t, lane, t->s0[lane], sinks, tail, own + block);
                         attend_rows(&k, t, lane, lo + skip, hi, tail, own + block);
                     }
+                    if (k.qp) soften_end(&k);
                     block_store(&k, e0, start[s], h, group, o, lse);
                 }
     }

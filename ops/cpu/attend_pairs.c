@@ -8,21 +8,44 @@
 /* Rows of D numbers are taken as pairs where vectors divide them. */
 static bool by_pairs(const Run *r, int Dk, int Dv) { return r->dev->pairs && Dk % W == 0 && Dv % W == 0; }
 
-static void pairs_below(Pair *to, const real *rows, size_t ld, int n, int D) {
+/* Rows of numbers, ld apart: `real`s, or BF16 where they lie. */
+typedef struct {
+    const real *wide; /* NULL: half */
+    const uint16_t *half;
+    size_t ld;
+} PairRows;
+static PairRows rows_wide(const real *x, size_t ld) { return (PairRows){.wide = x, .ld = ld}; }
+static PairRows rows_half(const uint16_t *x, size_t ld) { return (PairRows){.half = x, .ld = ld}; }
+
+INLINE void below(Pair *to, PairRows x, int n, int D, bool wide) {
     for (int j = 0; j < n; j += 2, to += D)
         for (int c = 0; c < D; c += W) {
-            const real *even = rows + (size_t)j * ld + c;
-            pack_columns(to + c, even, j + 1 < n ? even + ld : NULL, W);
+            size_t even = (size_t)j * x.ld + (size_t)c, odd = even + x.ld;
+            if (wide)
+                pack_columns(to + c, x.wide + even, j + 1 < n ? x.wide + odd : NULL, W);
+            else
+                pack_columns_narrow(to + c, x.half + even, j + 1 < n ? x.half + odd : NULL, W);
         }
 }
-static void pairs_turned(Pair *to, const real *rows, size_t ld, int n, int D) {
+static void pairs_below(Pair *to, PairRows x, int n, int D) {
+    if (x.wide)
+        below(to, x, n, D, true);
+    else
+        below(to, x, n, D, false);
+}
+static void pairs_turned(Pair *to, PairRows x, int n, int D) {
     for (int k = 0; k < D / 2; k += W)
         for (int j = 0; j < KB; j += W) {
             Pair some[W][W], out[W * W];
             int wide = imin(W, D / 2 - k);
             if (n - j < W || wide < W) memset(some, 0, sizeof some);
-            for (int i = 0; i < imin(W, n - j); i++)
-                pack_row(some[i], rows + (size_t)(j + i) * ld + 2 * k, wide, false);
+            for (int i = 0; i < imin(W, n - j); i++) {
+                size_t at = (size_t)(j + i) * x.ld + (size_t)(2 * k);
+                if (x.wide)
+                    pack_row(some[i], x.wide + at, wide, false);
+                else
+                    pack_row_narrow(some[i], x.half + at, wide, false);
+            }
             if (wide == W) {
                 turn(to + k * KB + j, KB, some);
                 continue;

@@ -163,8 +163,8 @@ static void soften_back(Block *b, real *d, Pair *pb, Pair *db, const int *kpos, 
     rows_back(b, d, kpos, bias, dbias, j0, n, lse, delta);
     clear_from(b->s, n, b->n);
     clear_from(d, n, b->n);
-    pairs_below(pb, b->s, KB, b->n, KB);
-    pairs_below(db, d, KB, b->n, KB);
+    pairs_below(pb, rows_wide(b->s, KB), b->n, KB);
+    pairs_below(db, rows_wide(d, KB), b->n, KB);
     pairs_along(b->sp, d, b->n, KB);
 }
 #endif
