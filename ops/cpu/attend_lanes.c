@@ -111,6 +111,14 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
         real bias_mem[KB];
         size_t first = (size_t)page * (size_t)P + (size_t)at;
         const real *bias = retired(bias_mem, t->gone ? t->gone + first : NULL, tail - row, n);
+        if (k->qp) {
+            const uint16_t *data = t->data.p;
+            pairs_turned(turned, rows_half(data + key, (size_t)Dk), n, Dk);
+            pairs_below(below, rows_half(data + value, ldv), n, k->Dv);
+            pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, turned, KB, k->n, Dk / 2, in_vectors(n), false);
+            absorb(k, NULL, 0, below, t->pos + first, bias, row, n);
+            continue;
+        }
         if (direct(k, t)) { /* a lane's pages lie anywhere: while one is read the next is asked for */
             ptrdiff_t ahead = 0;
             if (row + n < to)
@@ -121,14 +129,6 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
             direct_scores(k, (const uint16_t *)t->data.p + key, n, ahead);
             soften(k, t->pos + first, bias, row, n);
             direct_values(k, (const uint16_t *)t->data.p + value, ldv, n, t->s.alias ? 0 : ahead);
-            continue;
-        }
-        if (k->qp) {
-            const uint16_t *data = t->data.p;
-            pairs_turned(turned, rows_half(data + key, (size_t)Dk), n, Dk);
-            pairs_below(below, rows_half(data + value, ldv), n, k->Dv);
-            pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, turned, KB, k->n, Dk / 2, in_vectors(n), false);
-            absorb(k, NULL, 0, below, t->pos + first, bias, row, n);
             continue;
         }
         if (t->s.narrow) {
@@ -166,12 +166,13 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < lanes; h++)
                 for (int c = 0; c < blocks; c++) {
-                    int e0 = c * QB, n = imin(QB, (start[s + 1] - start[s]) * group - e0), lane = b->seq[s] * lanes + h;
+                    int entries = (start[s + 1] - start[s]) * group, e0 = c * QB, n = imin(QB, entries - e0),
+                        lane = b->seq[s] * lanes + h;
                     if (n <= 0) continue;
                     Block k;
                     real *own = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
                     block_place(&k, own, Dk, Dv, look);
-                    if (pairs && n > FEW_ENTRIES) block_place_pairs(&k, own + block + room);
+                    if (pairs && entries > FEW_ENTRIES) block_place_pairs(&k, own + block + room);
                     k.loose = t->s.retire, k.delay = t->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
                     bool retires = t->s.retire && R(pass->gone)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;
