@@ -13,6 +13,7 @@ void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_to
     cr_assert(!dry.mem.base && dry.mem.peak == m->c.mem.size && m->c.mem.used == m->c.mem.size,
               "planned %zu bytes, mapped %zu, used %zu", dry.mem.peak, m->c.mem.size, m->c.mem.used);
     kv_close(&dry);
+    cr_assert(device_open(&m->dev, "cpu", 1, &e), "%s", e.msg);
     for (int i = 0; i < nslots; i++) {
         m->shape[i] = shape[i];
         for (int s = 0; s < nseq; s++) {
@@ -31,6 +32,7 @@ void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_to
 }
 void plain_close(Plain *m) {
     kv_close(&m->c);
+    device_close(m->dev);
     for (int i = 0; i < m->nslots; i++)
         for (int s = 0; s < m->nseq; s++) {
             free(m->h[i][s].k), free(m->h[i][s].v), free(m->state[i][s]);
@@ -110,10 +112,22 @@ static bool all_accepted(const Plain *m) {
         if (m->accept[q] != m->off[q + 1] - m->off[q]) return false;
     return true;
 }
-void plain_append(Plain *m, Rig *g) {
+void plain_append(Plain *m) {
+    Err e = {0};
     const int *accept = all_accepted(m) && m->passes % 2 ? NULL : m->accept; /* NULL means all */
     for (int i = 0; i < m->nslots; i++)
-        if (m->shape[i].lanes) CALL(g, (kv_append(&g->run, kv_slot(&m->c, i), &m->kv[i], accept), 0));
+        if (m->shape[i].lanes) {
+            Arena scratch = {.name = "scratch"};
+            Run r = run_make(m->dev, &scratch);
+            r.batch = &m->b;
+            kv_append(&r, kv_slot(&m->c, i), &m->kv[i], accept);
+            size_t peak = scratch.peak;
+            cr_assert(arena_open(&scratch, "scratch", peak, true, &e), "%s", e.msg);
+            kv_append(&r, kv_slot(&m->c, i), &m->kv[i], accept);
+            cr_assert(scratch.used == 0 && scratch.peak == peak, "%zu bytes kept, %zu taken, %zu measured",
+                      scratch.used, scratch.peak, peak);
+            arena_close(&scratch);
+        }
 }
 void plain_end(Plain *m) {
     m->open = false;

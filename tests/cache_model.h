@@ -14,6 +14,7 @@ typedef struct {
     real *carry; /* (max_tokens,lanes,carry) */
 } History;
 typedef struct {
+    Device *dev; /* the cache is the host's, whatever backend is under test */
     Cache c;
     int nslots, nseq, max_tokens, max_rows, P;
     KvShape shape[PLAIN_SLOTS];
@@ -36,8 +37,8 @@ void plain_close(Plain *);
 void plain_pass(Plain *, Rig *g, Dice *, int most, bool hazard);
 /* The parts of a pass on the cache, and on the model. */
 bool plain_begin(Plain *, Err *);
-void plain_append(Plain *, Rig *g); /* the cache only: nothing may become visible */
-void plain_end(Plain *);            /* both */
+void plain_append(Plain *); /* the cache only: nothing may become visible */
+void plain_end(Plain *);    /* both */
 void plain_fork(Plain *, int from, int to);
 void plain_drop(Plain *, int seq);
 /* Holds the cache to the model: rows, positions, values, states, bytes, pages; and that no page is lost or shared

@@ -59,7 +59,7 @@ static void schedule(int draw, int steps, int *refused) {
                 refuses(&m, &e), ++*refused;
             else {
                 cr_assert(plain_begin(&m, &e), "%s: %s", when, e.msg);
-                plain_append(&m, &g);
+                plain_append(&m);
                 for (int i = 0; i < m.nslots; i++) /* what is visible has not changed yet, in count or content */
                     for (int q = 0; q < nseq; q++)
                         for (int h = 0; h < s[i].lanes; h++) {
@@ -117,7 +117,7 @@ static void extend(Bench *b, int seq, int n, int start, int accept, bool end) {
     m->seq[0] = seq, m->off[0] = 0, m->off[1] = n, m->accept[0] = accept;
     m->b.B = 1, m->b.N = n;
     cr_assert(plain_begin(m, &e), "%s", e.msg);
-    plain_append(m, &b->g);
+    plain_append(m);
     if (end) plain_end(m);
 }
 #define ROWS(b, seq) kv_rows(kv_slot(&(b).m.c, 0), seq, 0)

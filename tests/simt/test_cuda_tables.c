@@ -121,7 +121,7 @@ Test(cuda_lanes, a_device_sees_what_the_host_wrote, .timeout = 300) {
                 for (size_t l = 0; l < n; l++) rows += t->hi[l] - t->lo[l];
                 if (pass == PASSES / 2 && t->hi[0] > t->lo[0]) found += planted(g.dev, kv_slot(&c, i), 0);
             }
-            plain_append(&m, &g), append(&g, &c, &m);
+            plain_append(&m), append(&g, &c, &m);
             plain_end(&m), kv_end(&c, &m.b, m.accept);
             arena_release(&g.mem, mark);
         }
