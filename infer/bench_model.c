@@ -217,7 +217,7 @@ bool decode_open(Decode *d, Model *m, int B, int prompt, int room, int chunk, bo
     SessionOpts o = {.nseq = B, .max_tokens = prompt + room, .chunk = chunk, .document = -1, .plain = plain};
     if (!session_open(&d->s, m, o, e)) return false;
     d->tok = xcalloc((size_t)B * (size_t)(prompt + room), sizeof *d->tok);
-    for (int i = 0; i < B * (prompt + room); i++) d->tok[i] = (int)(rng_uniform(3, (uint64_t)i) * V);
+    for (size_t i = 0, n = (size_t)B * (size_t)(prompt + room); i < n; i++) d->tok[i] = (int)(rng_uniform(3, i) * V);
     d->feed = xcalloc((size_t)B, sizeof *d->feed);
     d->logits = TENSOR(xcalloc((size_t)B * (size_t)V, sizeof(real)), REAL, B, V);
     return true;

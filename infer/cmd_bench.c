@@ -128,7 +128,7 @@ static json_t *shares(const Share *op, int n, double peak) {
     for (int i = 0; i < n; i++) {
         json_t *j = json_pack("{s:s, s:I, s:f, s:f}", "op", op[i].op, "calls", (json_int_t)op[i].calls, "seconds",
                               op[i].seconds, "percent", 100 * op[i].seconds / all);
-        if (op[i].flops > 0)
+        if (op[i].flops > 0 && peak > 0) /* `decode` alone measures none */
             json_object_set_new(j, "percent_of_peak", json_real(1e-7 * op[i].flops / op[i].seconds / peak));
         json_array_append_new(list, j);
     }

@@ -52,3 +52,19 @@ refused "--batch: expected a whole number from 1 to 4096, got '0'" bench decode 
 refused "--prompt: expected" bench prefill --prompt x
 refused "--chunk: expected" bench prefill --chunk 65537
 verdict refusals
+
+# ---- what a prompt of two passes and a decoding step are made of, op by op
+shares() { # what, calls of `move`: keys and values of two layers in every pass
+    run bench "$1" configs/tiny-gqa.yaml --seconds 0.01 --batch 1 --prompt 20 --chunk 10 --json || wrong "$1: exit $?: $(cat "$tmp/err")"
+    [ "$(grep -o '"op":"move","calls":[0-9]*' "$tmp/out" | grep -o '[0-9]*$')" = "$2" ] || wrong "$1: not $2 calls of move: $(cat "$tmp/out")"
+    for op in linear_many linear attend attend_lanes rope add_rmsnorm; do
+        grep -q "\"op\":\"$op\"" "$tmp/out" || wrong "$1: no share of $op"
+    done
+    sum=$(sed 's/.*"shares"://' "$tmp/out" | grep -o '"percent":[0-9.e-]*' | cut -d: -f2 | awk '{s += $1} END {print (s > 99.9 && s < 100.1)}')
+    [ "$sum" = 1 ] || wrong "$1: shares are not the whole"
+    run bench "$1" configs/tiny-gqa.yaml --seconds 0.01 --batch 1 --prompt 20 || wrong "$1: exit $?: $(cat "$tmp/err")"
+    grep -q '^share   linear_many .*% .* ms in [1-9]' "$tmp/out" || wrong "$1 prints no shares: $(cat "$tmp/out")"
+}
+shares prefill 8
+shares decode 4
+verdict shares

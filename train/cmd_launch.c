@@ -42,9 +42,9 @@ static const CliSpec spec = {
     .args = "-- train|bench comm ...",
     .doc =
         "Starts N ranks of a command on this machine. Processors are divided among them unless threads are given; "
-        "OMP_PROC_BIND, OMP_PLACES "
-        "and GOMP_CPU_AFFINITY, which would give all ranks the same processors, are not handed on to several. "
-        "When a rank dies or hangs, every other ends within the deadline with a line that names it; with "
+        "OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY, which would give all ranks the same processors, are not "
+        "handed on to several. When a rank dies or hangs, every other ends within the deadline with a line that names "
+        "it; with "
         "--max-restarts the run then goes on from its newest checkpoint. SIGINT and SIGTERM reach every rank once. The "
         "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
         "interrupted. Training that diverged is not tried again.",

@@ -328,8 +328,8 @@ bool comm_shm_open(int fd, int rank, int world, double deadline, Comm **out, Err
     s->comm.host[sizeof s->comm.host - 1] = 0;
     s->src = xcalloc((size_t)world, sizeof *s->src);
     s->watched = xcalloc((size_t)world, sizeof *s->watched);
-    s->spins =
-        procs() >= world ? 4000 : 50; /* with fewer processors than ranks, whoever spins keeps another from coming */
+    /* With fewer processors than ranks, whoever spins keeps another from coming. */
+    s->spins = procs() >= world ? 4000 : 50;
     bool ok = attach(s, fd, rank, world, e) && await(s, HERE, 1, e);
     close(fd);
     for (int q = 0; ok && q < world; q++) /* false where the process is in another name space: only deadlines tell */
