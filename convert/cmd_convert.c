@@ -6,6 +6,7 @@
 #include "../model/cli.h"
 #include "../model/data_cfg.h"
 #include "convert.h"
+#include "../ops/isa.h"
 #include <jansson.h>
 
 int cmd_convert(int argc, char **argv);
@@ -225,7 +226,9 @@ int cmd_convert(int argc, char **argv) {
     sigprocmask(SIG_BLOCK, &both, NULL);
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error like a full disk */
     set_catch_sigbus();
-    if (!device_open(&dev, "cpu", imax(cli.threads, 0), &e)) return cli_fail(&e);
+    char name[DEVICE_NAME_MAX];
+    if (!device_bind(name, "cpu", cli.isa, &e) || !device_open(&dev, name, imax(cli.threads, 0), &e))
+        return cli_fail(&e);
     bool ok = a.plan ? print_plan(&a.o, dev, &cli, &e) : convert_run(&a.o, dev, &r, &e);
     device_close(dev);
     if (a.plan) return ok ? 0 : cli_fail(&e);

@@ -122,7 +122,7 @@ static bool run_seconds(const Compare *c, int i, Device *dev, double *seconds, E
 static bool plan(const Compare *c, const RowResult *all, const bool *wanted, const Cli *cli, Err *e) {
     Cli own = *cli;
     Device *dev;
-    own.threads = c->threads;
+    own.threads = c->threads, own.isa = c->isa;
     own.bf16 = c->dtype == BF16; /* as trained */
     own.cache = CACHE_F32;
     if (!engine_device(&dev, &own, e)) return false;

@@ -73,12 +73,13 @@ typedef struct {
     int nrows;
     CompareRow *row;
     Node *root, *base;
-    char *base_path;    /* NULL: written in place */
-    const char *path;   /* of the configuration */
-    size_t text_tokens; /* to train on */
-    char text_hash[24]; /* of them */
-    int threads;        /* that runs and measurements use */
-    Dtype dtype;        /* of the operands of products, in all rows */
+    char *base_path;        /* NULL: written in place */
+    const char *path;       /* of the configuration */
+    size_t text_tokens;     /* to train on */
+    char text_hash[24];     /* of them */
+    int threads;            /* that runs and measurements use */
+    char isa[KEY_TEXT_MAX]; /* as --isa names it, "auto" too */
+    Dtype dtype;            /* of the operands of products, in all rows */
 } Compare;
 extern const Key compare_keys[], compare_row_keys[];
 

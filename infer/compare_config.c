@@ -345,6 +345,7 @@ static bool row_read(Compare *c, int i, const Node *x, const Config *base, Devic
     r->decay = r->cfg.optim.lr > 0 ? r->cfg.optim.min_lr / r->cfg.optim.lr : 0;
     r->cfg.model.vocab = base->model.vocab;
     r->cfg.run.threads = base->run.threads;
+    strcpy(r->cfg.run.isa, base->run.isa);
     if (!c->match.params) { /* the first row, which stays as it is written */
         const int *h = width(&r->cfg.model.ffn[0]);
         if (!count(&r->cfg, dev, &r->params, where, e)) return false;
@@ -397,6 +398,7 @@ static bool base_read(Compare *c, Config *base, const Cli *cli, Err *e) {
     }
     if (!config_tree(base, tree_copy(c->base), 0, NULL, e)) return false;
     if (cli->threads >= 0) base->run.threads = cli->threads;
+    if (cli->isa) snprintf(base->run.isa, sizeof base->run.isa, "%s", cli->isa);
     if (!base->data.ntrain) return node_refuse(c->base, "data.train", e, "required, but not given: the text");
     if (base->data.sft.template)
         return node_refuse(c->base, "data.sft", e, "a comparison measures bits per byte of a text; give none");
@@ -447,9 +449,10 @@ static bool rows_read(Compare *c, const Config *base, const Cli *cli, Err *e) {
         return node_refuse(rows ? rows : c->root, "rows", e, "expected a list of 1 to %d rows, got %s",
                            ROWS_COMPARED_MAX, rows ? node_type(rows) : "nothing");
     Cli own = *cli;
-    own.threads = base->run.threads;
+    own.threads = base->run.threads, own.isa = base->run.isa;
     if (!engine_device(&dev, &own, e)) return false;
     c->threads = device_threads(dev);
+    strcpy(c->isa, base->run.isa);
     c->dtype = base->train.dtype == DTYPE_BF16 ? BF16 : REAL;
     c->row = xcalloc((size_t)rows->n, sizeof *c->row);
     bool ok = true;

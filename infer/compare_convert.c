@@ -179,7 +179,8 @@ bool compare_convert(const Compare *c, const CompareRow *r, const char *best, in
         char threads[16];
         int n = arguments(r, argv);
         snprintf(threads, sizeof threads, "%d", c->threads);
-        argv[n++] = "--threads", argv[n++] = threads, argv[n++] = "--", argv[n++] = src, argv[n++] = dst;
+        argv[n++] = "--threads", argv[n++] = threads, argv[n++] = "--isa", argv[n++] = (char *)c->isa;
+        argv[n++] = "--", argv[n++] = src, argv[n++] = dst;
         words(r, argv, n);
         /* one without a record: we were killed behind it, before what it said was kept */
         ok = file_folders(folder, "folder", NULL, e);

@@ -152,7 +152,7 @@ enum { FIGURES = 2 }; /* counts up when a row gets another figure */
 static json_t *key_make(const Compare *c, const RowResult *all) {
     json_t *j = compare_json(c, all, NULL), *runs = json_array();
     json_t *key = json_object();
-    static const char *const names[] = {"version", "machine", "threads", "dtype", "measure", "text_hash"};
+    static const char *const names[] = {"version", "machine", "threads", "isa", "dtype", "measure", "text_hash"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         json_object_set(key, names[i], json_object_get(j, names[i]));
     for (int i = 0; i < c->nrows; i++) {
@@ -179,7 +179,7 @@ json_t *compare_measure(const Compare *c, const RowResult *all, bool again, cons
     }
     json_decref(old);
     Cli own = *cli;
-    own.threads = c->threads;
+    own.threads = c->threads, own.isa = c->isa;
     Subject *s = xcalloc((size_t)c->nrows, sizeof *s);
     Reading text;
     int n = 0;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include "../data/indexed.h"
 #include "../ops/file.h"
+#include "../ops/isa.h"
 #include "../model/hf.h"
 
 static void quit(int signal) {
@@ -30,6 +31,9 @@ bool engine_print(json_t *j, Err *e) {
 
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
     const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
+    char bound[DEVICE_NAME_MAX];
+    if (!device_bind(bound, name, cli->isa, e)) return false;
+    name = bound;
     if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
     if (cli->cache == CACHE_BF16 && device_apart(*dev))
         err_input(e, "--cache-dtype bf16: device %.20s keeps rows in f32; leave it out, or --device cpu", name);

@@ -1,4 +1,5 @@
 #include "cli.h"
+#include "../ops/isa.h"
 #include "schema.h"
 #include <ctype.h>
 #include <errno.h>
@@ -10,6 +11,7 @@ enum {
     KEY_DEVICE = 0x20000,
     KEY_DTYPE,
     KEY_THREADS,
+    KEY_ISA,
     KEY_JSON,
     KEY_VERSION,
     KEY_CACHE,
@@ -26,6 +28,10 @@ static const struct argp_option common[] = {
      "keeps its matrices",
      0},
     {"threads", KEY_THREADS, "N", 0, "Processor threads; 0: as many as there are processors", 0},
+    {"isa", KEY_ISA, "NAME", 0,
+     "Instruction set of the processor's kernels: auto (the best there is), baseline, avx2, avx512, avx512bf16, amx, "
+     "neon, neonbf16",
+     0},
     {"json", KEY_JSON, 0, 0, "Print one JSON object on stdout and nothing else there", 0},
     {"quiet", 'q', 0, 0, "Print results only", 0},
     {"help", 'h', 0, 0, "Print this text", 0},
@@ -103,6 +109,7 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
         cli->threads = (int)v;
         return true;
     case KEY_TUNING: cli->tuning = arg; return true;
+    case KEY_ISA: cli->isa = arg; return device_isa_there(arg, e);
     case KEY_JSON: cli->json = true; return true;
     case 'q': cli->quiet = true; return true;
     }

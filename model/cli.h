@@ -13,6 +13,7 @@
 typedef struct {
     const char *device; /* "auto", "cpu" or "cuda"; NULL: not given */
     int threads;        /* 0: as many as there are processors; -1: not given */
+    const char *isa;    /* the instruction set of the CPU's kernels, on this processor; NULL: not given */
     bool bf16;          /* operands of matrix products, see device_bf16; in inference weights in memory, too */
     bool f32;           /* no bf16 was asked for by name: of use where another default is */
     int cache;          /* CACHE_*: how a cache keeps its rows */

@@ -37,7 +37,7 @@ typedef struct {
     char dir[KEY_TEXT_MAX];
     int64_t seed;
     int device, threads;
-    char tuning[KEY_TEXT_MAX];
+    char isa[KEY_TEXT_MAX], tuning[KEY_TEXT_MAX];
     int graph; /* GRAPH_AUTO, GRAPH_OFF */
 } RunCfg;
 enum { GRAPH_AUTO, GRAPH_OFF };

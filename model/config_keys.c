@@ -18,6 +18,10 @@ const Key run_keys[] = {
      devices, 0},
     {"threads", KEY_INT, AT(threads), "0", 0, 1024, "CPU threads; 0: one for each processor this process may use", 0,
      0},
+    {"isa", KEY_TEXT, AT(isa), "auto", 0, 0,
+     "instruction set of the CPU's kernels: auto (the best there is), baseline, avx2, avx512, avx512bf16, amx, neon, "
+     "neonbf16",
+     0, 0},
     {"tuning", KEY_TEXT, AT(tuning), "", 0, 0,
      "file of measured choices for the products of device cuda (kvsmith bench tune); empty: none", 0, 0},
     {"graph", KEY_CHOICE, AT(graph), "auto", 0, 0,

@@ -163,9 +163,9 @@ static bool may_differ(const char *path) {
 
 /* Where a run lies and how long it may take: nothing that it ends with by its own choice. */
 static bool same_anyway(const char *path) {
-    static const char *const names[] = {"run.dir",         "run.device",      "run.threads",
-                                        "run.tuning",      "run.graph",       "train.max_seconds",
-                                        "train.keep_last", "train.keep_best", NULL};
+    static const char *const names[] = {"run.dir",         "run.device", "run.threads",       "run.isa",
+                                        "run.tuning",      "run.graph",  "train.max_seconds", "train.keep_last",
+                                        "train.keep_best", NULL};
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
     return !strncmp(path, "dist.", 5);

@@ -1,11 +1,10 @@
-/* device.c: opens a backend; of the CPU chooses the table by what the processor can do. */
+/* device.c: opens a backend; isa.c knows which table of the CPU it takes. */
 #include "device.h"
-#include "amx.h"
 #include "file.h"
 #include "half.h"
+#include "isa_table.h"
 #include "procs.h"
 #include <omp.h>
-#include <sys/auxv.h>
 
 /* "", or ":3" */
 static bool numbered(const char *s, int *n) {
@@ -15,52 +14,39 @@ static bool numbered(const char *s, int *n) {
     return true;
 }
 
-#if defined(__x86_64__) && !defined(KV_DOUBLE)
-/* Products in tiles have been proved on an emulation: each processor has to show that it gives the same. */
-static void choose_amx(Device *d) {
-    Err why = {0};
-    if (amx_permitted(&why) && gemm_bf16_agrees(gemm_bf16_amx, d->gemm_bf16, &why))
-        d->gemm_bf16 = gemm_bf16_amx, d->isa = "avx512bf16+amx";
-    else
-        fprintf(stderr, "kvsmith: AMX is not used: %s; products in bf16 are made by AVX-512\n", why.msg);
+bool device_isa_there(const char *isa, Err *e) {
+    const Isa *found;
+    return isa_find(isa, &found, e);
 }
-#endif
+
+bool device_bind(char out[DEVICE_NAME_MAX], const char *device, const char *isa, Err *e) {
+    bool any = !isa || !strcmp(isa, "auto");
+    if (!any && strcmp(device, "cpu") != 0)
+        return err_input(e, "isa %.30s: is for device cpu, but the device is %.10s; leave one of them out", isa,
+                         device);
+    snprintf(out, DEVICE_NAME_MAX, any ? "%s" : "%s:%s", device, isa);
+    return true;
+}
 
 bool device_open(Device **out, const char *name, int threads, Err *e) {
     int number = 0;
-    bool cuda = !strncmp(name, "cuda", 4) && numbered(name + 4, &number);
-    if (!cuda && strcmp(name, "cpu") != 0)
+    const Isa *isa;
+    bool cuda = !strncmp(name, "cuda", 4) && numbered(name + 4, &number), bound = !strncmp(name, "cpu:", 4);
+    if (!cuda && !bound && strcmp(name, "cpu") != 0)
         return err_input(e, "device %s: unknown; this build has: cpu%s", name, cuda_ops() ? ", cuda" : "");
     if (threads < 0 || threads > 1024) return err_input(e, "threads %d: expected 0 (all) to 1024", threads);
+    if (bound && !strcmp(name, "cpu:auto")) bound = false;
+    if (!bound)
+        isa = isa_auto(&bound);
+    else if (!isa_find(name + 4, &isa, e))
+        return false;
     Device *d = xcalloc(1, sizeof *d);
     d->threads = threads ? threads : procs();
     omp_set_dynamic(0);
     omp_set_num_threads(d->threads);
-    d->ops = &ops_cpu_baseline;
-    d->isa = "baseline";
-#ifndef KV_DOUBLE
-    d->gemm_bf16 = gemm_bf16_baseline;
-#endif
-#if defined(__aarch64__)
-    d->isa = "neon"; /* is what the compiler makes of plain C for it */
-    #ifndef KV_DOUBLE
-    if (getauxval(AT_HWCAP2) & HWCAP2_BF16) d->gemm_bf16 = gemm_bf16_neonbf16;
-    #endif
-#endif
-#if defined(__x86_64__) && !defined(KV_DOUBLE)
-    __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                  __builtin_cpu_supports("avx512cd");
-    if (avx2) d->ops = &ops_cpu_avx2, d->isa = "avx2", d->gemm_bf16 = gemm_bf16_avx2;
-    if (avx2 && avx512) d->ops = &ops_cpu_avx512, d->isa = "avx512", d->gemm_bf16 = gemm_bf16_avx512;
-    if (avx2 && avx512 && __builtin_cpu_supports("avx512bf16")) {
-        d->ops = &ops_cpu_avx512bf16, d->isa = "avx512bf16", d->gemm_bf16 = gemm_bf16_avx512bf16;
-        if (amx_there()) choose_amx(d);
-    }
-#endif
-    if (!(cuda ? cuda_device_open(d, number, e) : gemm_open(&d->gemm, e))) {
+    d->ops = isa->ops, d->isa = isa->label, d->gemm_bf16 = isa->gemm_bf16;
+    if (!(cuda ? cuda_device_open(d, number, e)
+               : gemm_bind(bound ? isa->library : LIBRARY_ANY, e) && gemm_open(&d->gemm, e))) {
         free(d);
         return false;
     }
@@ -181,13 +167,7 @@ bool device_attention(Device *d, AttentionBy by, Err *e) {
 
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(KV_DOUBLE)
 /* Whether the processor multiplies bf16. */
-static bool has_instruction(const Device *d) {
-    #ifdef __aarch64__
-    return d->gemm_bf16 == gemm_bf16_neonbf16;
-    #else
-    return d->gemm_bf16 == gemm_bf16_avx512bf16 || d->gemm_bf16 == gemm_bf16_amx;
-    #endif
-}
+static bool has_instruction(const Device *d) { return strstr(d->isa, "bf16"); }
 #endif
 bool device_bf16_pays(Device *d) {
     if (d->cuda) return true;

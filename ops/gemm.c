@@ -1,5 +1,6 @@
 /* gemm.c: oneDNN's matmul with cached primitives (versions 2 and 3 of its C interface), scratchpads from us. */
 #include "gemm_bf16.h"
+#include "isa_table.h"
 
 /* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are.
  */
@@ -28,6 +29,10 @@ static void plain(GemmShape s, real *C, const real *A, const real *B) {
 struct Gemm {
     char none;
 };
+bool gemm_bind(LibraryIsa most, Err *e) {
+    (void)most, (void)e;
+    return true;
+}
 bool gemm_open(Gemm **g, Err *e) {
     (void)e;
     *g = xcalloc(1, sizeof **g);
@@ -74,6 +79,27 @@ struct Gemm {
             dnnl_status_t status_ = (call);                                   \
             CHECK(status_ == dnnl_success, "oneDNN status %d", (int)status_); \
         } while (0)
+
+bool gemm_bind(LibraryIsa most, Err *e) {
+    #ifdef __x86_64__
+    static const dnnl_cpu_isa_t isas[] = {
+        [LIBRARY_SSE41] = dnnl_cpu_isa_sse41,         [LIBRARY_AVX2] = dnnl_cpu_isa_avx2,
+        [LIBRARY_AVX512] = dnnl_cpu_isa_avx512_core,  [LIBRARY_AVX512BF16] = dnnl_cpu_isa_avx512_core_bf16,
+        [LIBRARY_AMX] = dnnl_cpu_isa_avx512_core_amx,
+    };
+    if (most == LIBRARY_ANY) return true;
+    dnnl_status_t status = dnnl_set_max_cpu_isa(isas[most]);
+    if (status == dnnl_unimplemented)
+        return err_world(e, "isa: this oneDNN was built without a choice of the instruction set; take isa auto");
+    dnnl_cpu_isa_t got = dnnl_get_effective_cpu_isa();
+    if (got != isas[most])
+        return err_world(e, "isa: oneDNN already uses another instruction set (0x%x instead of 0x%x)", (unsigned)got,
+                         (unsigned)isas[most]);
+    #else
+    (void)most, (void)e;
+    #endif
+    return true;
+}
 
 bool gemm_open(Gemm **g, Err *e) {
     *g = xcalloc(1, sizeof **g);

@@ -3,6 +3,8 @@
 # oracle of gradients), then tests/test_*.sh. A shell test prints one line per case: `ok NAME`, `not ok NAME: why` or
 # `skip NAME: reason`. A skip must stand in tests/skips.txt as `NAME  reason`; another one counts as a failure.
 # With a second argument only those parts run: f32 f64 sh, or simt (the CUDA backend, which `make simt` builds); FILTER='data/*' in the environment is handed to Criterion.
+# ISA=avx2 in the environment forces that instruction set everywhere: in tests by TEST_ISA (tests/isa.c), in programs that
+# they start by --isa. amx_emulated does so in tests alone; the programs then take avx512bf16.
 # The last line is `N passed, N failed, N skipped`.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -12,6 +14,27 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 trap 'kill $(cat "$tmp/scripts" 2>/dev/null) 2>/dev/null; exit 130' INT TERM
 export CHECK_TMP=$tmp BUILD=$build KVSMITH=${KVSMITH:-$build/kvsmith}
+forced() { # writes a program that runs $1 with the instruction set, to be started in its place
+    cat >"$tmp/kvsmith-${ISA}" <<END
+#!/bin/bash
+# Puts --isa behind the command; of \`launch -- COMMAND\` behind that of the ranks.
+words=("\$@") at=0
+[ "\${1-}" != launch ] || for ((i = 0; i < \$#; i++)); do [ "\${words[i]}" != -- ] || { at=\$((i + 1)) && break; }; done
+case \${words[at]-} in
+'' | -*) exec "$(realpath "$1")" "\$@" ;;
+launch) exec "$(realpath "$1")" "\$@" ;; # without --
+data) at=\$((at + 1)) ;;
+bench) [ "\${words[at + 1]-}" != comm ] || at=\$((at + 1)) ;;
+esac
+exec "$(realpath "$1")" "\${words[@]:0:at+1}" --isa "${ISA/#amx_emulated/avx512bf16}" "\${words[@]:at+1}"
+END
+    chmod +x "$tmp/kvsmith-$ISA"
+    echo "$tmp/kvsmith-$ISA"
+}
+if [ -n "${ISA-}" ]; then
+    KVSMITH=$(forced "$KVSMITH")
+    export TEST_ISA=$ISA
+fi
 jobs=$(env -u OMP_NUM_THREADS nproc) # it would count threads, not processors
 # Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive

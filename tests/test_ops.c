@@ -2,6 +2,7 @@
  * sizes: see rig.h for what a call and a comparison are. The loss and the optimizer are in test_ops_loss.c, attention
  * in test_ops_attend.c and test_ops_lanes.c. */
 #include "rig.h"
+#include "../ops/isa_table.h"
 #include <criterion/redirect.h>
 #include <signal.h>
 
@@ -599,7 +600,8 @@ Test(ops, the_table_is_complete) {
     cr_assert((sizeof(Ops) - first) / one == N, "%zu entries, %d tests", (sizeof(Ops) - first) / one, N);
 }
 Test(ops, device_chooses_the_best_table) {
-    if (cuda_ops()) return; /* of the CPU's tables; tests/simt/test_cuda.c opens the other device */
+    if (cuda_ops() || getenv("TEST_ISA"))
+        return; /* of the CPU's tables; tests/simt/test_cuda.c opens the other device */
     Table tables[TABLES_MAX];
     int n = rig_tables(tables);
     Device *d;
@@ -622,4 +624,37 @@ Test(ops, device_chooses_the_best_table) {
     }
     e = (Err){0};
     cr_assert(!device_open(&d, "tpu", 1, &e) && e.status == EXIT_INPUT && strstr(e.msg, "tpu"), "%s", e.msg);
+}
+/* An instruction set by name is the one that a device has, and the only one of its process; others are refused with
+ * what there is. */
+Test(ops, device_takes_an_instruction_set_by_name) {
+    if (cuda_ops() || getenv("TEST_ISA")) return;
+    Device *d, *other;
+    Err e = {0};
+    char name[DEVICE_NAME_MAX];
+    int n, found = -1;
+    const Isa *isa = isa_table(&n);
+    for (int i = n - 1; i >= 0; i--)
+        if (!isa[i].there || isa[i].there(&e)) found = imax(found, i);
+    const char *refused[] = {"avx9", "", "AVX2", found < n - 1 ? isa[n - 1].name : "mmx"};
+    for (int i = 0; i < 4; i++) {
+        char list[60];
+        e = (Err){0};
+        snprintf(list, sizeof list, "expected one of: auto, %s", isa[0].name);
+        cr_assert(!device_isa_there(refused[i], &e) && e.status == EXIT_INPUT && strstr(e.msg, list), "%s: %s",
+                  refused[i], e.msg);
+        cr_assert(strstr(e.msg, isa[found].name) && strlen(e.msg) < 280, "%s", e.msg);
+    }
+    e = (Err){0};
+    cr_assert(!device_bind(name, "cuda:1", isa[0].name, &e) && e.status == EXIT_INPUT, "%s", e.msg);
+    cr_assert(device_bind(name, "cpu", NULL, &e) && !strcmp(name, "cpu"));
+    cr_assert(device_bind(name, "cuda", "auto", &e) && !strcmp(name, "cuda"));
+    cr_assert(device_isa_there("auto", &e) && device_bind(name, "cpu", isa[0].name, &e));
+    cr_assert(device_open(&d, name, 1, &e) && !strcmp(device_isa(d), isa[0].label), "%s", e.msg);
+    cr_assert(device_ops(d) == isa[0].ops && d->gemm_bf16 == isa[0].gemm_bf16);
+    if (isa[found].library != isa[0].library) {
+        cr_assert(device_bind(name, "cpu", isa[found].name, &e));
+        cr_assert(!device_open(&other, name, 1, &e) && e.status == EXIT_WORLD && strstr(e.msg, "another"), "%s", e.msg);
+    }
+    device_close(d);
 }

@@ -75,7 +75,7 @@ int cmd_launch(int argc, char **argv) {
         err_input(&e, "launch: expected train ... or bench comm ... behind --, got '%.60s'", a.word[1]);
         return cli_fail(&e);
     }
-    if (cli.threads >= 0 || cli.device || cli.json || cli.bf16 || cli.quiet) {
+    if (cli.threads >= 0 || cli.isa || cli.device || cli.json || cli.bf16 || cli.quiet) {
         err_input(&e, "launch: options of the ranks stand behind the command: launch -n 2 -- train CONFIG --threads 1");
         return cli_fail(&e);
     }

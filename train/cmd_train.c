@@ -1,6 +1,7 @@
 /* kvsmith train: from a configuration to a trained model in a run folder. */
 #include "record.h"
 #include "../ops/file.h"
+#include "../ops/isa.h"
 #include "../model/hf.h"
 #include "checkpoint.h"
 #include "events.h"
@@ -68,6 +69,7 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     if (a->ranks && !a->plan) return err_input(e, "--ranks: belongs to --plan; a launcher starts the ranks of a run");
     if (!config_read(cfg, a->config, a->noverride, a->override, e)) return false;
     if (cli->threads >= 0) cfg->run.threads = cli->threads;
+    if (cli->isa) snprintf(cfg->run.isa, sizeof cfg->run.isa, "%s", cli->isa);
     if (cli->tuning && strlen(cli->tuning) >= sizeof cfg->run.tuning)
         return err_input(e, "--tuning %.100s...: longer than %d bytes", cli->tuning, KEY_TEXT_MAX - 1);
     if (cli->tuning) strcpy(cfg->run.tuning, cli->tuning);
@@ -78,6 +80,7 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     for (int k = 0; k < cfg->nstages; k++) {
         cfg->stage[k].cfg->run.threads = cfg->run.threads;
         cfg->stage[k].cfg->run.device = cfg->run.device;
+        strcpy(cfg->stage[k].cfg->run.isa, cfg->run.isa);
         strcpy(cfg->stage[k].cfg->run.tuning, cfg->run.tuning);
         if (cli->bf16 || cli->f32) cfg->stage[k].cfg->train.dtype = cfg->train.dtype;
     }
@@ -85,7 +88,7 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
     a->planned.device = cfg->run.device == DEVICE_CUDA && (a->ranks > 1 || cfg->dist.comm == COMM_NCCL);
     a->planned.world = imax(1, a->planned.world);
     if (a->plan && comm_live(&a->planned)) cfg->comm = &a->planned;
-    if (config_trainable(cfg, e)) return true;
+    if (device_isa_there(cfg->run.isa, e) && config_trainable(cfg, e)) return true;
     config_free(cfg);
     return false;
 }

@@ -11,6 +11,7 @@
 #include "../optim/step.h"
 #include "../ops/half.h"
 #include "../ops/host.h"
+#include "../ops/isa.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
@@ -161,10 +162,11 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .without = dist_without(t->comm, &run->dist),
                    .measure = measure_step,
                    .measure_ctx = t};
-    char device[16] = "cpu"; /* a rank computes on the device of its number on this host */
+    char name[DEVICE_NAME_MAX], device[16] = "cpu"; /* a rank computes on the device of its number on this host */
     if (cfg->run.device == DEVICE_CUDA) snprintf(device, sizeof device, "cuda:%d", t->comm ? t->comm->local : 0);
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
-    if (!feed_vocab(t, e) || !device_open(&t->dev, device, cfg->threads ? cfg->threads : cfg->run.threads, e) ||
+    if (!feed_vocab(t, e) || !device_bind(name, device, cfg->run.isa, e) ||
+        !device_open(&t->dev, name, cfg->threads ? cfg->threads : cfg->run.threads, e) ||
         (*cfg->run.tuning && !device_tuning(t->dev, cfg->run.tuning, e)) || !dtype_choose(t, e) ||
         !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
         !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
