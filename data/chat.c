@@ -79,7 +79,7 @@ static void flush(Run *r) {
     Buf *b = &r->c->text;
     if (!b->n || !r->ok) return;
     size_t from = r->out->n;
-    r->ok = encoder_run(r->c->enc, b->at, b->n, ENCODE_ADDED | r->how, r->out, r->e);
+    r->ok = encoder_run(r->c->enc, b->at, b->n, r->how, r->out, r->e);
     for (size_t i = from; r->learn && i < r->out->n; i++) r->out->id[i] |= CHAT_LEARN;
     r->how = ENCODE_LATER | ENCODE_JOINED;
     b->n = 0;

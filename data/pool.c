@@ -30,7 +30,7 @@ struct Pool {
 static bool cuts_anywhere(const Tokenizer *t) { return !t->model; }
 static bool cuts_at_blanks(const Tokenizer *t) {
     const TokModel *m = t->model;
-    return m && m->ncut == 1 && m->cut[0].known && !m->prepend && !m->blanks;
+    return m && m->ncut == 1 && m->cut[0].known && !m->prepend && !m->blanks && !m->joins;
 }
 size_t pool_most_ids(const Tokenizer *t) { return cuts_anywhere(t) || (cuts_at_blanks(t) && !t->model->nfc) ? 1 : 4; }
 

@@ -3,8 +3,8 @@
  * A document is cut into jobs where no tokenizer's pattern that is known here can reach across: before a blank between
  * two ASCII letters, where the patterns of GPT-2, Llama-3 and Qwen2 always end one piece and begin the next whatever
  * stands around (bytes: anywhere). So the ids are those of the whole document encoded at once, and depend on neither
- * the number of threads nor on how the text came in. With other tokenizers (blanks that merges may span, other
- * patterns) a document is one job. */
+ * the number of threads nor on how the text came in. With other tokenizers (blanks that merges or added tokens may
+ * span, other patterns) a document is one job. Special tokens in the text are text; other added tokens are found. */
 #pragma once
 #include "tokenizer.h"
 

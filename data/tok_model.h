@@ -33,6 +33,8 @@ typedef struct TokModel {
     int nadded;
     int *first[2]; /* by `normalized`: (257) where added tokens of a first byte begin in order; see tokenizer.c */
     int *order[2];
+    int plain[2]; /* by `normalized`: how many added tokens are not special */
+    bool joins;   /* an added token that is not special reaches over a blank between two letters; see pool.c */
     unsigned char *special;    /* (vocab) */
     bool nfc, prepend, blanks; /* normalizer: NFC; U+2581 before a text; blanks to U+2581 */
     Cut cut[CUTS_MAX];

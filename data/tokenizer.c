@@ -35,7 +35,21 @@ void tokenizer_close(Tokenizer *t) {
 /* ---- added tokens -------------------------------------------------------------------------------------------------
  */
 
+static bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+/* Finding `a` may take both a letter and the blank behind it, where a letter follows. */
+static bool joins(const Added *a) {
+    for (size_t i = 1; i < a->n; i++)
+        if (a->text[i] == ' ' && letter(a->text[i - 1]) && (i + 1 == a->n || letter(a->text[i + 1]))) return true;
+    return a->rstrip && a->n && letter(a->text[a->n - 1]);
+}
+
 void tok_model_index(TokModel *m) {
+    for (int i = 0; i < m->nadded; i++) {
+        const Added *a = &m->added[i];
+        if (a->special || !a->n) continue;
+        m->plain[a->normalized]++;
+        m->joins |= joins(a);
+    }
     for (int k = 0; k < 2; k++) {
         int *first = m->first[k] = xcalloc(257, sizeof *first),
             *order = m->order[k] = xcalloc((size_t)m->nadded + 1, sizeof *order), at = 0;
@@ -88,18 +102,19 @@ static bool stands_alone(const char *s, size_t n, size_t from, size_t to) {
     return before && (to >= n || !word_char(char_at(s, n, to, &k)));
 }
 
-/* The first added token at or behind `at` that `how` asks for, the longest of those that begin there; -1: none. */
+/* The first added token at or after `at`, special ones only with ENCODE_SPECIAL; of those that begin there the longest.
+ * -1: none. */
 static int added_next(const TokModel *m, int normalized, unsigned how, const char *s, size_t n, size_t at, size_t *from,
                       size_t *to) {
     const int *first = m->first[normalized], *order = m->order[normalized];
-    if (!first[256] || !(how & (ENCODE_SPECIAL | ENCODE_ADDED))) return -1;
+    if (!(how & ENCODE_SPECIAL) && !m->plain[normalized]) return -1;
     for (size_t i = at; i < n; i++) {
         int c = (unsigned char)s[i], best = -1;
         for (int k = first[c]; k < first[c + 1]; k++) {
             const Added *a = &m->added[order[k]];
             if (a->special && !(how & ENCODE_SPECIAL)) continue;
-            if (a->n <= n - i && (best < 0 || a->n > m->added[best].n) && !memcmp(s + i, a->text, a->n))
-                best = order[k];
+            if (a->n > n - i || (best >= 0 && a->n <= m->added[best].n)) continue;
+            if (s[i + a->n - 1] == a->text[a->n - 1] && !memcmp(s + i, a->text, a->n)) best = order[k];
         }
         if (best < 0) continue;
         const Added *a = &m->added[best];

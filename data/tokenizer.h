@@ -7,7 +7,8 @@
  * are cut out; the rest is cut into pieces by the file's pattern; each piece is merged (bpe.h); the template puts its
  * ids around.
  *
- * Any bytes are text, UTF-8 or not; with a byte-level tokenizer without NFC every text comes back unchanged. On disk a
+ * Any bytes are text, UTF-8 or not; with a byte-level tokenizer without NFC, and without added tokens that
+ * strip blanks, every text comes back unchanged. On disk a
  * tokenizer is a tokenizer.json; one that was read is written back byte for byte. */
 #pragma once
 #include "bpe.h"
@@ -27,15 +28,15 @@ Tokenizer tokenizer_byte(void);
 void tokenizer_close(Tokenizer *);
 
 enum {
-    ENCODE_SPECIAL = 1,  /* added tokens in the text are found; without it their characters are text like any other, so
-                            that no text can end a document */
+    ENCODE_SPECIAL = 1,  /* special added tokens in the text are found; without it their characters are text like any
+                            other, so that no text can end a document */
     ENCODE_TEMPLATE = 2, /* with what the file's template puts around a text, such as a beginning-of-text id */
     /* of a text that is put together from several: */
-    ENCODE_ADDED = 4,  /* added tokens that are not special are found, as ENCODE_SPECIAL finds all of them */
-    ENCODE_LATER = 8,  /* other text, or a special token, stands before it */
-    ENCODE_JOINED = 16 /* text stands right before it, which has got the blank that some files put before a text */
+    ENCODE_LATER = 4, /* other text, or a special token, stands before it */
+    ENCODE_JOINED = 8 /* text stands right before it, which has got the blank that some files put before a text */
 };
-/* Append the ids of n bytes of text to out. EXIT_INPUT: a text of 2^30 bytes or more, or one on which the file's
+/* Append the ids of n bytes of text to out. Added tokens that are not special (runs of blanks, <tool_call>) are always
+ * found. EXIT_INPUT: a text of 2^30 bytes or more, or one on which the file's
  * pattern does not come to an end; out then holds part of the ids. */
 bool tokenizer_encode(const Tokenizer *, const void *text, size_t n, unsigned how, Ids *out, Err *);
 /* The same by one thread for many texts: buffers and a cache of pieces are kept. */

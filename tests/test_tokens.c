@@ -19,7 +19,7 @@ static void refused(bool ok, const Err *e, int status, const char *part) {
 /* ---- the pool -------------------------------------------------------------------------------------------------------
  */
 
-static const char *const tokenizers[] = {"gpt2", "llama3", "qwen2", "llama2", "always", "first"};
+static const char *const tokenizers[] = {"gpt2", "llama3", "qwen2", "llama2", "always", "first", "../raw/neox"};
 static Tokenizer load(const char *name) {
     Tokenizer t;
     Err e = {0};
@@ -32,9 +32,10 @@ static Tokenizer load(const char *name) {
 /* Words, runs of blanks and letters, marks that combine, bytes that are no UTF-8: around every place that may be cut.
  */
 static char *some_text(uint64_t seed, size_t n) {
-    static const char *const piece[] = {"king", " the",   " a",  "  ",        "\n",         "'s",   "'S ",  "x",
-                                        " x",   "12 345", "é",   "e\xcc\x81", " \xcc\x81z", "\xff", "\xc3", "...",
-                                        " . ",  "\t",     "Z Z", "漢字",      " 漢",        "\r\n", "ſ",    "a'll b"};
+    static const char *const piece[] = {"king", " the", " a",     "  ",        "\n",        "'s",         "'S ",
+                                        "x",    " x",   "12 345", "é",         "e\xcc\x81", " \xcc\x81z", "\xff",
+                                        "\xc3", "...",  " . ",    "\t",        "Z Z",       "漢字",       " 漢",
+                                        "\r\n", "ſ",    "a'll b", " thou art", "     ",     "<tool_call>"};
     char *s = malloc(n + 1);
     size_t at = 0;
     for (uint64_t i = 0; at < n; i++) {
