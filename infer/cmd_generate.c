@@ -266,7 +266,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
         for (int i = 0; i < p.n; i++) longest = imax(longest, p.g[i].nprompt);
         SessionOpts so = {.nseq = imin((int)a->batch, p.n),
                           .chunk = (int)a->chunk,
-                          .document = en.tokenizer.eot,
+                          .document = -1, /* a prompt is one sequence, end-of-text in it or not */
                           .plain = a->plain,
                           .max_tokens = (int)(a->max_new < context - longest ? longest + a->max_new : context)};
         bool streamed = !cli->json && !cli->quiet && !a->batch_file;

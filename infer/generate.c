@@ -92,9 +92,8 @@ static bool take(Work *w, int at, int t, Err *e) {
     }
     if (!show(w, p, false, e)) return false;
     if (g->n == w->o->max_new) return finish(w, at, FINISH_LENGTH, e);
-    /* the token must have room as the next row of its document */
-    if (t != w->s->opts.document && session_length(w->s, at) >= w->s->opts.max_tokens)
-        return finish(w, at, FINISH_CONTEXT, e);
+    /* the token must have room as the next row */
+    if (session_length(w->s, at) >= w->s->opts.max_tokens) return finish(w, at, FINISH_CONTEXT, e);
     return true;
 }
 

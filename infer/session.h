@@ -3,8 +3,9 @@
  * A session has `nseq` numbered sequences. session_extend feeds new tokens to any of them, as many to each as wanted:
  * prefill, a chunk of it, and a decoding step of a ragged batch are the same call. Work is cut into passes of at most
  * `chunk` rows over all sequences, so memory does not grow with the prompt.
- * The first token of a fresh sequence starts a document; so does every `document` token (end-of-text, which precedes
- * each document in training): it sees nothing before it and has position 0, as in training. */
+ * The first token of a fresh sequence starts a document: it sees nothing before it and has position 0. With `document`
+ * so does every token of that id, as in training on text, where end-of-text precedes each document: for scoring a text
+ * of several documents (`eval ppl`). A prompt is one sequence, whatever tokens it has: -1. */
 #pragma once
 #include "../model/model.h"
 #include "../ops/sample.h"

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "../data/loader.h"
+#include "../infer/session.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
 #include "speaker.h"
@@ -123,7 +124,52 @@ Test(cli, generate_tells_the_same_in_every_form) {
     }
     json_decref(j);
     j = object(RUN("generate", dir, "--max-new", "400", "--ignore-eos", "--json", "--context", "30"));
-    cr_assert(!strcmp(str(j, "finish"), "context") && NUM(j, "new_tokens") >= 30);
+    cr_assert(!strcmp(str(j, "finish"), "context") && NUM(j, "new_tokens") == 30);
+    json_decref(j);
+    speaker_close(&s);
+}
+
+/* The likeliest token after n ids, one sequence. */
+static int next_of(Speaker *s, const int *id, int n) {
+    Session one;
+    Err e = {0};
+    real *logits = xcalloc((size_t)s->V, sizeof *logits);
+    cr_assert(session_open(&one, &s->m, (SessionOpts){.nseq = 1, .max_tokens = 32, .document = -1}, &e), "%s", e.msg);
+    cr_assert(session_extend(&one, 1, &(Feed){0, n, id}, WANT_LAST, TENSOR(logits, REAL, 1, s->V), &e), "%s", e.msg);
+    int best = 0;
+    for (int v = 1; v < s->V; v++)
+        if (logits[v] > logits[best]) best = v;
+    session_close(&one);
+    free(logits);
+    return best;
+}
+/* End-of-text in a prompt is a token like any other: what stands before it is seen, positions continue, and the context
+ * is not longer for it. */
+Test(cli, a_prompt_is_one_sequence) {
+    Speaker s;
+    char *dir = model_dir(&s, "m", 0), many[28 * 13 + 1] = "", *file = xformat("%s/tokenizer.json", dir);
+    char *text = tokenizer_json(&s.tk), *cut = strstr(text, "\"use_regex\": false");
+    cr_assert(cut);
+    memcpy(cut, "\"use_regex\": true ", 18); /* else it is the built-in one, to which no text is end-of-text */
+    check_write(file, text, strlen(text));
+    free(text), free(file);
+    int told = 0; /* letters that show it: without the text before end-of-text another token comes next */
+    for (int c = 'a'; c <= 'z' && told < 3; c++) {
+        int id[] = {256, 'A', 256, c}, want = next_of(&s, id, 4);
+        char prompt[20];
+        if (want == next_of(&s, id + 2, 2)) continue;
+        told++;
+        snprintf(prompt, sizeof prompt, "A<|endoftext|>%c", c);
+        json_t *j = object(
+            RUN("generate", dir, "-p", prompt, "--max-new", "1", "--ignore-eos", "--temperature", "0", "--json"));
+        cr_assert(NUM(j, "prompt_tokens") == 4, "%g tokens", NUM(j, "prompt_tokens"));
+        cr_assert_eq(json_integer_value(json_array_get(json_object_get(j, "tokens"), 0)), want, "%s", prompt);
+        json_decref(j);
+    }
+    cr_assert(told, "no letter tells a document from a sequence: take another seed");
+    for (int i = 0; i < 28; i++) strcat(many, "<|endoftext|>");
+    json_t *j = object(RUN("generate", dir, "-p", many, "--ignore-eos", "--json", "--context", "30"));
+    cr_assert(!strcmp(str(j, "finish"), "context") && NUM(j, "new_tokens") == 3, "%g", NUM(j, "new_tokens"));
     json_decref(j);
     speaker_close(&s);
 }

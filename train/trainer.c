@@ -51,7 +51,7 @@ static bool samples_open(Trainer *t, Err *e) {
     SessionOpts o = {.nseq = 1,
                      .max_tokens = imin(room, prompt + c->sample_tokens),
                      .chunk = imin(prompt, CHUNK_ROWS),
-                     .document = t->tok.eot};
+                     .document = -1};
     if (!t->dry) return session_open(&t->session, &t->model, o, e);
     Cache cache;
     if (!model_cache_open(&t->model, &cache, o.nseq, o.max_tokens, o.chunk, o.page_rows, true, e)) return false;
