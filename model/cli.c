@@ -1,5 +1,6 @@
 #include "cli.h"
 #include "../ops/isa.h"
+#include "hints.h"
 #include "schema.h"
 #include <ctype.h>
 #include <errno.h>
@@ -143,19 +144,26 @@ static void table_add(Table *t, const struct argp_option *o) {
     }
 }
 
-static bool mistake(Err *e, const Table *t, const char *cmd, int got, char **argv) {
+static bool mistake(Err *e, const Table *t, const CliSpec *spec, int got, int argc, char **argv) {
+    const char *cmd = argv[0];
     const char *word = argv[optind - 1];
     if (strncmp(word, "--", 2))
         return got == ':' ? err_input(e, "%s: option -%c needs a value", cmd, optopt)
                           : err_input(e, "%s: unknown option -%c; see kvsmith %s --help", cmd, optopt, cmd);
-    char name[WORD_MAX];
+    char name[WORD_MAX], hint[HINT_MAX];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
     if (got == ':') return err_input(e, "%s: option --%s needs a value", cmd, name);
     if (optopt) return err_input(e, "%s: option --%s takes no value", cmd, name);
     int hits = 0;
     for (int i = 0; i < t->n; i++) hits += !strncmp(t->name[i], name, strlen(name));
     if (hits > 1) return err_input(e, "%s: option --%s is ambiguous; see kvsmith %s --help", cmd, name, cmd);
-    const char *near = cli_nearest(name, t->n, t->name);
+    const char *near = cli_nearest(name, t->n, t->name), *value = strchr(word, '=');
+    if (!value && optind < argc && *argv[optind] != '-')
+        value = argv[optind];
+    else if (value)
+        value++;
+    if (spec->args && strstr(spec->args, "KEY=VALUE") && hint_option(name, value, hint))
+        return err_input(e, "%s: unknown option --%s; %s", cmd, name, hint);
     return near ? err_input(e, "%s: unknown option --%s; did you mean --%s?", cmd, name, near)
                 : err_input(e, "%s: unknown option --%s; see kvsmith %s --help", cmd, name, cmd);
 }
@@ -188,7 +196,7 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
         bool ours = key == KEY_CACHE || key == KEY_TUNING;
         for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
         if (key == '?' || key == ':') {
-            mistake(&e, &t, cmd, key, argv);
+            mistake(&e, &t, spec, key, argc, argv);
         } else if (key == 'h') {
             help(spec, argv[0]);
             return false;

@@ -1,5 +1,7 @@
 #include "config_keys.h"
+#include "hints.h"
 #include "task_cfg.h"
+#include <stdarg.h>
 
 /* ---- reading the model ---------------------------------------------------------------------------------------------
  */
@@ -31,6 +33,8 @@ static int kind_find(const ModelCfg *m, const char *name) {
 static bool unknown_mixer(const Node *x, const char *path, const char *name, const ModelCfg *also, Err *e) {
     const char *names[KINDS_MAX + 64] = {0};
     int n = 0;
+    const char *ours = hint_mixer(name);
+    if (ours) return node_refuse(x, path, e, "unknown name '%.40s'; did you mean %s?", name, ours);
     for (int i = 0; also && i < also->nkinds; i++) names[n++] = also->kind[i].name;
     for (int i = 0; mixers[i] && n < KINDS_MAX + 63; i++) names[n++] = mixers[i]->name;
     return schema_unknown(x, path, name, NULL, names, e);
@@ -128,7 +132,8 @@ static bool ffn_read(ModelCfg *m, const Node *x, const char *path, Err *e) {
         if (which->type != NODE_SCALAR) return node_refuse(which, kind, e, "expected a name, got %s", node_type(which));
         const Ffn *ffn = ffn_find(which->text);
         if (!ffn) {
-            const char *names[64] = {0};
+            const char *names[64] = {0}, *ours = hint_ffn(which->text);
+            if (ours) return node_refuse(which, kind, e, "unknown name '%.40s'; did you mean %s?", which->text, ours);
             for (int k = 0; ffns[k] && k < 63; k++) names[k] = ffns[k]->name;
             return schema_unknown(which, kind, which->text, NULL, names, e);
         }
@@ -204,17 +209,25 @@ static bool train_paths(DataCfg *d, const Node *x, Err *e) {
     return true;
 }
 
-/* The node of a setting, or where it would stand. */
-static const Node *node_at(const Node *root, const char *section, const char *name) {
+/* The node of a setting; where it was not written its file alone, for no line of it is to blame. */
+static Node node_at(const Node *root, const char *section, const char *name) {
     const Node *s = tree_get(root, section), *x = s ? tree_get(s, name) : NULL;
-    return x ? x : s ? s : root;
+    return x ? *x : (Node){.type = NODE_MAP, .where = root->where};
+}
+bool config_given(const Node *root, const char *section, const char *name) {
+    const Node *s = tree_get(root, section);
+    return s && tree_get(s, name);
+}
+/* Behind a value in a message. */
+static const char *by_default(const Node *root, const char *section, const char *name) {
+    return config_given(root, section, name) ? "" : " (default)";
 }
 
 /* Conversations are documents by themselves. */
 static bool sft_section(Config *c, const Node *root, Err *e) {
     const DataCfg *d = &c->data;
     if (!d->sft.template) return true;
-    const Node *x = node_at(root, "data", "sft");
+    const Node at = node_at(root, "data", "sft"), *x = &at;
     if (d->task.kind)
         return node_refuse(x, "data.sft", e, "a task makes its own samples, but data.sft is given; remove one");
     if (d->ntrain && d->train[0].weight > 0)
@@ -229,9 +242,10 @@ static bool sft_section(Config *c, const Node *root, Err *e) {
 static bool task_section(Config *c, const Node *root, Err *e) {
     const Node *data = tree_get(root, "data"), *x = data ? tree_get(data, "task") : NULL;
     DataCfg *d = &c->data;
+    const Node stop = node_at(root, "train", "stop_at_acc");
     if (!x || node_null(x))
         return c->train.stop_at_acc == 0 ||
-               node_refuse(node_at(root, "train", "stop_at_acc"), "train.stop_at_acc", e,
+               node_refuse(&stop, "train.stop_at_acc", e,
                            "a text has no answers to be right about: give 0, or data.task");
     if (!task_cfg_read(&d->task, x, "data.task", d->seq_len, e)) return false;
     const char *also = d->ntrain                      ? "data.train"
@@ -286,51 +300,77 @@ ScheduleSteps config_schedule(const Config *c) {
     return (ScheduleSteps){length_steps(o->warmup, c), own ? own : c->train.steps, length_steps(o->decay_steps, c)};
 }
 
-static bool agree(const Config *c, const Node *root, Err *e) {
-    const TrainCfg *t = &c->train;
+/* Refuse section.name. */
+__attribute__((format(printf, 5, 6))) static bool differ(const Node *root, const char *section, const char *name,
+                                                         Err *e, const char *fmt, ...) {
+    char path[64], msg[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof msg, fmt, ap);
+    va_end(ap);
+    snprintf(path, sizeof path, "%s.%s", section, name);
+    const Node x = node_at(root, section, name);
+    return node_refuse(&x, path, e, "%s", msg);
+}
+
+static bool schedule_agrees(const Config *c, const Node *root, Err *e) {
     const OptimCfg *o = &c->optim;
-    int rows = c->data.seq_len, most = c->model.max_positions;
-    if (rows > most)
-        return node_refuse(node_at(root, "data", "seq_len"), "data.seq_len", e,
-                           "%d is more than model.max_positions, %d", rows, most);
-    if (t->batch % t->micro_batch)
-        return node_refuse(node_at(root, "train", "micro_batch"), "train.micro_batch", e,
-                           "%d does not divide train.batch, %d", t->micro_batch, t->batch);
-    if ((int64_t)t->micro_batch * rows > ROWS_MAX)
-        return node_refuse(node_at(root, "train", "micro_batch"), "train.micro_batch", e,
-                           "%d samples of data.seq_len %d are more than %d rows at once", t->micro_batch, rows,
-                           ROWS_MAX);
-    if ((double)t->steps * t->batch * rows > 4e18)
-        return node_refuse(node_at(root, "train", "steps"), "train.steps", e,
-                           "steps x batch x seq_len is %.3g tokens; at most 4e18 can be counted",
-                           (double)t->steps * t->batch * rows);
     bool falls = o->schedule != SCHEDULE_CONSTANT, own = falls && o->schedule_steps.n > 0;
     ScheduleSteps len = config_schedule(c);
-    int64_t end = own ? len.steps : t->steps;
-    const char *which = own ? "optim.schedule_steps" : "train.steps";
-    if (len.warmup > end)
-        return node_refuse(node_at(root, "optim", "warmup"), "optim.warmup", e, "%lld is more than %s, %lld",
-                           (long long)len.warmup, which, (long long)end);
-    if (o->schedule == SCHEDULE_WSD && !len.decay)
-        return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
-                           "schedule wsd needs the length of its decay, at least 1 step");
-    if (o->schedule == SCHEDULE_WSD && len.decay > end - len.warmup)
-        return node_refuse(node_at(root, "optim", "decay_steps"), "optim.decay_steps", e,
-                           "%lld steps of decay after %lld of optim.warmup are more than %s, %lld",
-                           (long long)len.decay, (long long)len.warmup, which, (long long)end);
+    long long end = own ? len.steps : c->train.steps, warmup = len.warmup, decay = len.decay;
+    const char *which = own ? "optim.schedule_steps" : "train.steps",
+               *dflt = own || c->nstages ? "" : by_default(root, "train", "steps");
+    if (warmup > end)
+        return differ(root, "optim", "warmup", e, "%lld is more than %s, %lld%s", warmup, which, end, dflt);
+    if (o->schedule == SCHEDULE_WSD && !decay)
+        return differ(root, "optim", "decay_steps", e,
+                      "schedule wsd needs the length of its decay, at least 1 step, e.g. 20%%");
+    if (o->schedule == SCHEDULE_WSD && decay > end - warmup)
+        return differ(root, "optim", "decay_steps", e,
+                      "%lld steps of decay after %lld of optim.warmup%s are more than %s, %lld%s", decay, warmup,
+                      by_default(root, "optim", "warmup"), which, end, dflt);
     if (falls && o->min_lr > o->lr)
-        return node_refuse(node_at(root, "optim", "min_lr"), "optim.min_lr", e, "%g is more than optim.lr, %g",
-                           o->min_lr, o->lr);
+        return differ(root, "optim", "min_lr", e, "%g is more than optim.lr, %g%s; its default is a tenth of optim.lr",
+                      o->min_lr, o->lr, by_default(root, "optim", "lr"));
+    return true;
+}
+
+static bool agree(const Config *c, const Node *root, Err *e) {
+    const TrainCfg *t = &c->train;
+    int rows = c->data.seq_len, most = c->model.max_positions;
+    if (rows > most && !config_given(root, "data", "seq_len"))
+        return differ(root, "data", "seq_len", e,
+                      "%d (default) is more than model.max_positions, %d; set data.seq_len=%d", rows, most, most);
+    if (rows > most) return differ(root, "data", "seq_len", e, "%d is more than model.max_positions, %d", rows, most);
+    if (t->batch % t->micro_batch)
+        return differ(root, "train", "micro_batch", e, "%d does not divide train.batch, %d%s", t->micro_batch, t->batch,
+                      by_default(root, "train", "batch"));
+    if ((int64_t)t->micro_batch * rows > ROWS_MAX)
+        return differ(root, "train", "micro_batch", e, "%d samples of data.seq_len %d are more than %d rows at once",
+                      t->micro_batch, rows, ROWS_MAX);
+    if ((double)t->steps * t->batch * rows > 4e18)
+        return differ(root, "train", "steps", e, "steps x batch x seq_len is %.3g tokens; at most 4e18 can be counted",
+                      (double)t->steps * t->batch * rows);
+    if (!schedule_agrees(c, root, e)) return false;
     if (t->skip_z > 0 && t->skip_z < 1)
-        return node_refuse(node_at(root, "train", "skip_z"), "train.skip_z", e,
-                           "expected 0 (none) or at least 1 deviation, got %g", t->skip_z);
+        return differ(root, "train", "skip_z", e, "expected 0 (none) or at least 1 deviation, got %g", t->skip_z);
     if (c->lora.rank && (t->freeze.n || t->train_only.n))
-        return node_refuse(node_at(root, "train", t->freeze.n ? "freeze" : "train_only"),
-                           t->freeze.n ? "train.freeze" : "train.train_only", e,
-                           "with lora.rank %d nothing but the adapters is trained; remove one", c->lora.rank);
+        return differ(root, "train", t->freeze.n ? "freeze" : "train_only", e,
+                      "with lora.rank %d nothing but the adapters is trained; remove one", c->lora.rank);
     if (t->recompute > c->model.layers)
-        return node_refuse(node_at(root, "train", "recompute"), "train.recompute", e,
-                           "%d is more than model.layers, %d", t->recompute, c->model.layers);
+        return differ(root, "train", "recompute", e, "%d is more than model.layers, %d", t->recompute, c->model.layers);
+    return true;
+}
+
+/* Files that are no settings of a run, but look as if they could be. */
+static bool other_file(const Node *root, Err *e) {
+    const Node here = {.where = root->where};
+    if (tree_get(root, "rows") && tree_get(root, "base"))
+        return node_refuse(&here, "", e, "this is a comparison; use kvsmith compare %.100s", root->where);
+    if (tree_get(root, "model_type") && tree_get(root, "architectures"))
+        return node_refuse(&here, "", e,
+                           "this is a model's config.json, not settings of a run; to start from that model, "
+                           "give init_from: its directory");
     return true;
 }
 
@@ -339,6 +379,7 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
     if (!root) return false;
     bool ok = root->type == NODE_MAP || node_null(root);
     if (!ok) node_refuse(root, "", e, "expected a map of settings, got %s", node_type(root));
+    ok = ok && other_file(root, e);
     if (ok) root->type = NODE_MAP; /* an empty file is an empty map */
     for (int i = 0; ok && i < noverride; i++) ok = tree_override(root, override[i], e);
     for (const Key *k = config_keys; ok && k->name; k++) { /* `data: x.txt` must not set data's first key */
@@ -352,9 +393,11 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
     const Node *optim = tree_get(root, "optim");
     ok = ok && groups_read(&c->optim, optim ? tree_get(optim, "groups") : NULL, e);
     ok = ok && task_section(c, root, e) && sft_section(c, root, e);
-    if (ok && !model) ok = node_refuse(root, "model", e, "required, but not given: the shape of the model");
-    ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e) &&
-         agree(c, root, e) && stages_build(c, root, e);
+    const Node none = {.where = root->where};
+    if (ok && !model) ok = node_refuse(&none, "model", e, "required, but not given: the shape of the model");
+    ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e);
+    if (ok) defaults_follow(c, root);
+    ok = ok && agree(c, root, e) && stages_build(c, root, e);
     if (!ok) config_free(c);
     tree_free(root);
     return ok;

@@ -141,6 +141,7 @@ struct Config {
     Stage *stage;
     bool quiet;        /* no setting: whoever opens the data tells nothing of long work */
     int threads;       /* no setting: this rank's share of the processors; 0: as run.threads says */
+    unsigned follows;  /* no setting: which defaults follow from other settings (config_defaults.c) */
     struct Comm *comm; /* no setting: the ranks of the run (train/comm.h); NULL: it is alone */
 };
 
@@ -174,6 +175,12 @@ bool config_resumable(const Config *saved, const Config *now, int64_t step, Err 
 /* The two are the same run: they differ in nothing but run.dir, run.device, run.threads, run.tuning, run.graph,
  * train.max_seconds and train.keep_*. The message names the first other key that does. */
 bool config_same_run(const Config *saved, const Config *now, Err *);
+
+/* Defaults that the user has left open (optim.warmup, train.micro_batch, optim.min_lr) for a run of `world` ranks: each
+ * gets equally many micro-batches where train.batch allows it. */
+void config_ranks(Config *, int world);
+/* On resume they are what the run was begun with: before config_resumable. */
+void config_adopt(Config *now, const Config *saved);
 
 /* Stages: a run goes through them in order, each with the settings of the run but for what its `set` says. Steps are
  * counted through all of them and train.steps is their sum; warmup, schedule and Run.progress are a stage's own. */

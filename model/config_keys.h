@@ -14,3 +14,13 @@ bool stages_list(Config *, Node *root, Err *);
 bool stages_build(Config *, const Node *root, Err *);
 /* The list as it is written, without what follows from the rest. */
 void stages_write(Writer *, const Config *);
+
+/* Defaults that follow from other settings (optim.warmup, train.micro_batch, optim.min_lr), where `root` does not give
+ * them: c->follows says which. train.steps is known by then. */
+void defaults_follow(Config *c, const Node *root);
+/* Take out of a tree of c's resolved settings what follows, so that it may follow from other settings there. */
+void defaults_leave(const Config *c, Node *root);
+/* What follows in a stage and is not as in the run, as entries `optim.warmup: 5` of the map that is open. */
+void defaults_write(const Config *stage, const Config *run, Writer *);
+/* Was section.name written? */
+bool config_given(const Node *root, const char *section, const char *name);

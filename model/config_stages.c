@@ -106,7 +106,7 @@ static bool put(Node *root, const char *path, const Node *x, Err *e) {
     return true;
 }
 
-static bool stage_build(Stage *s, const char *base, const Node *map, const char *where, Err *e) {
+static bool stage_build(const Config *c, Stage *s, const char *base, const Node *map, const char *where, Err *e) {
     static const Node nothing = {.type = NODE_MAP, .where = ""};
     const Node *set = tree_get(map, "set");
     char steps[48];
@@ -117,6 +117,7 @@ static bool stage_build(Stage *s, const char *base, const Node *map, const char 
     Node *root = tree_yaml(base, strlen(base), where, e);
     if (!root) return false;
     relabel(root, where);
+    defaults_leave(c, root);
     snprintf(steps, sizeof steps, "train.steps=%lld", (long long)s->steps);
     if (!tree_override(root, steps, e) || !put(root, "", set, e)) {
         tree_free(root);
@@ -136,7 +137,7 @@ bool stages_build(Config *c, const Node *root, Err *e) {
     bool ok = true;
     for (int k = 0; ok && k < n; k++) {
         Err why = {0};
-        ok = stage_build(&c->stage[k], base, list->kid[k], root->where, &why);
+        ok = stage_build(c, &c->stage[k], base, list->kid[k], root->where, &why);
         if (!ok && why.status == EXIT_WORLD) err_world(e, "%s", why.msg);
         if (!ok && why.status != EXIT_WORLD) err_input(e, "stage %s: %.250s", c->stage[k].name, why.msg);
     }
@@ -153,6 +154,17 @@ bool stages_build(Config *c, const Node *root, Err *e) {
 /* ---- writing -------------------------------------------------------------------------------------------------------
  */
 
+/* With what follows from them, so that another version of the program reads the same from them. */
+static void set_write(Writer *w, const Config *run, const Stage *s) {
+    Node *set = tree_yaml(s->set, strlen(s->set), "set", &(Err){0});
+    CHECK(set && set->type == NODE_MAP, "set: %s", s->set);
+    write_map(w, true);
+    for (int i = 0; i < set->n; i++) write_name(w, set->kid[i]->key), write_node(w, set->kid[i]);
+    defaults_write(s->cfg, run, w);
+    write_map_end(w);
+    tree_free(set);
+}
+
 void stages_write(Writer *w, const Config *c) {
     if (!c->nstages) return;
     write_name(w, "stages");
@@ -163,7 +175,7 @@ void stages_write(Writer *w, const Config *c) {
         write_map(w, true);
         schema_write(w, stage_keys, s);
         write_name(w, "set");
-        write_raw(w, s->set);
+        set_write(w, c, s);
         write_map_end(w);
     }
     write_list_end(w);

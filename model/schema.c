@@ -1,4 +1,5 @@
 #include "schema.h"
+#include "hints.h"
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -43,31 +44,74 @@ bool schema_unknown(const Node *x, const char *path, const char *name, const Key
     char what[64] = "unknown key"; /* the path ends with a key, a value is not to be seen in it */
     if (name != x->key)
         snprintf(what, sizeof what, strlen(name) > 40 ? "unknown name '%.40s...'" : "unknown name '%s'", name);
-    if (best) return node_refuse(x, path, e, "%s; did you mean %s?", what, best);
+    const char *dot = strrchr(path, '.'); /* a key is named in full, a value as it is written */
+    int above = name == x->key && dot && !strcmp(dot + 1, name) && dot - path < 100 ? (int)(dot - path) + 1 : 0;
+    if (best) return node_refuse(x, path, e, "%s; did you mean %.*s%s?", what, above, path, best);
     return node_refuse(x, path, e, "%s; known: %s", what, known);
 }
 
 /* ---- values --------------------------------------------------------------------------------------------------------
  */
 
-/* -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?  Sets *whole when there is neither point nor exponent. */
-static bool number_form(const char *s, bool *whole) {
-    *whole = true;
-    if (*s == '-') s++;
-    if (!isdigit((unsigned char)*s) || (*s == '0' && isdigit((unsigned char)s[1]))) return false;
-    while (isdigit((unsigned char)*s)) s++;
-    if (*s == '.') {
-        *whole = false;
-        if (!isdigit((unsigned char)*++s)) return false;
-        while (isdigit((unsigned char)*s)) s++;
+/* The digits of s without `_`, which may stand between two of them, appended to out. NULL: none, or no room. */
+static const char *digits(const char *s, bool gaps, char out[NUMBER_MAX], int *n) {
+    if (!isdigit((unsigned char)*s)) return NULL;
+    for (; isdigit((unsigned char)*s) || (gaps && *s == '_' && isdigit((unsigned char)s[1])); s++) {
+        if (*s == '_') continue;
+        if (*n == NUMBER_MAX - 24) return NULL;
+        out[(*n)++] = *s;
     }
+    return s;
+}
+/* digits 10^exponent as an integer, exactly. */
+static bool integral(const char *digit, int n, long exponent, bool minus, int64_t *out) {
+    uint64_t v = 0, most = (uint64_t)INT64_MAX + minus;
+    while (n > 0 && digit[n - 1] == '0') n--, exponent++;
+    if (n > 0 && exponent < 0) return false;
+    for (long i = 0; i < n + (n ? exponent : 0); i++) {
+        unsigned next = i < n ? (unsigned)(digit[i] - '0') : 0;
+        if (v > (most - next) / 10) return false;
+        v = 10 * v + next;
+    }
+    *out = minus ? (int64_t)(0 - v) : (int64_t)v;
+    return true;
+}
+bool number_parse(const char *s, Number *out) {
+    char text[NUMBER_MAX];
+    int n = 0;
+    long shift = 0, e = 0;
+    const bool minus = *s == '-';
+    if (minus) s++;
+    if (*s == '0' && (isdigit((unsigned char)s[1]) || s[1] == '_')) return false;
+    if (!(s = digits(s, true, text, &n))) return false;
+    const bool point = *s == '.';
+    if (point) {
+        int before = n;
+        if (!(s = digits(s + 1, false, text, &n))) return false;
+        shift = before - n;
+    }
+    const bool scaled = *s != 0;
     if (*s == 'e' || *s == 'E') {
-        *whole = false;
-        s += s[1] == '+' || s[1] == '-' ? 2 : 1;
-        if (!isdigit((unsigned char)*s)) return false;
-        while (isdigit((unsigned char)*s)) s++;
+        char *end;
+        s += s[1] == '+' ? 2 : 1;
+        if (!isdigit((unsigned char)s[*s == '-'])) return false;
+        e = strtol(s, &end, 10); /* a long that is too long is LONG_MAX */
+        s = end;
+        if (e > 9999) e = 9999;
+        if (e < -9999) e = -9999;
+    } else if (*s) {
+        e = *s == 'k' ? 3 : *s == 'M' ? 6 : *s == 'G' ? 9 : 0;
+        if (!e) return false;
+        s++;
     }
-    return !*s;
+    if (*s) return false;
+    out->whole = (!point || scaled) && integral(text, n, shift + e, minus, &out->i);
+    text[n] = 0;
+    const bool zero = !text[strspn(text, "0")];
+    snprintf(text + n, sizeof text - (size_t)n, "e%ld", shift + e);
+    out->f = minus ? -strtod(text, NULL) : strtod(text, NULL);
+    out->fits = isfinite(out->f) && (out->f != 0 || zero);
+    return true;
 }
 
 static void number_text(char buf[40], double v) {
@@ -97,23 +141,18 @@ static const char *found(const Node *x, char buf[64]) {
     return buf;
 }
 
+static const char unquote[] = "; write the number without quotes";
+
 static bool read_number(const Key *k, bool integer, const Node *x, const char *path, double *f, int64_t *i, Err *e) {
     char got[64], range[96];
-    const char *kind = integer ? "a whole number" : "a number";
-    bool whole = false;
-    if (x->type != NODE_SCALAR || x->quoted || !number_form(x->text, &whole) || (integer && !whole))
-        return node_refuse(x, path, e, "expected %s%s, got %s", kind, range_text(k, range), found(x, got));
-    errno = 0;
-    *f = strtod(x->text, NULL);
-    bool fits = isfinite(*f) && !(*f == 0 && strpbrk(x->text, "123456789") && errno == ERANGE);
-    if (integer && fits) {
-        errno = 0;
-        *i = strtoll(x->text, NULL, 10);
-        fits = !errno && (k->type == KEY_LONG || (*i >= INT_MIN && *i <= INT_MAX));
-    }
-    if (!fits || (ranged(k) && !(*f >= k->min && *f <= k->max)))
-        return node_refuse(x, path, e, "expected %s%s, got %s", kind, range_text(k, range), found(x, got));
-    return true;
+    Number v = {0};
+    bool scalar = x->type == NODE_SCALAR, form = scalar && number_parse(x->text, &v);
+    bool ok = form && !x->quoted && v.fits && (!integer || v.whole) &&
+              (!integer || k->type == KEY_LONG || (v.i >= INT_MIN && v.i <= INT_MAX)) &&
+              (!ranged(k) || (v.f >= k->min && v.f <= k->max));
+    if (ok) return *f = v.f, *i = v.whole ? v.i : 0, true;
+    return node_refuse(x, path, e, "expected a %s%s, got %s%s", integer ? "whole number" : "number",
+                       range_text(k, range), found(x, got), form && x->quoted ? unquote : "");
 }
 
 static bool read_text(const Node *x, const char *path, char *out, Err *e) {
@@ -184,30 +223,24 @@ static bool read_texts(const Node *x, const char *path, Texts *out, Err *e) {
     return true;
 }
 
-/* A number, then nothing, % or [kMG]tok. */
+/* A number, then nothing, % or tok. */
 static bool read_length(const Key *k, const Node *x, const char *path, Length *out, Err *e) {
-    static const struct {
-        const char *end;
-        LengthUnit unit;
-        double factor, max;
-    } units[] = {{"ktok", LENGTH_TOKENS, 1e3, 1e15}, {"Mtok", LENGTH_TOKENS, 1e6, 1e15},
-                 {"Gtok", LENGTH_TOKENS, 1e9, 1e15}, {"tok", LENGTH_TOKENS, 1, 1e15},
-                 {"%", LENGTH_PERCENT, 1, 1e4},      {"", LENGTH_STEPS, 1, 0}};
     char text[40] = "", got[64];
-    bool whole = false, ok = x->type == NODE_SCALAR && strlen(x->text) < sizeof text;
-    size_t i = 0, n = 0;
-    if (ok) snprintf(text, sizeof text, "%s", x->text), n = strlen(text);
-    while (n < strlen(units[i].end) || strcmp(text + n - strlen(units[i].end), units[i].end)) i++;
-    text[n - strlen(units[i].end)] = 0;
-    ok = ok && number_form(text, &whole) && *text != '-';
-    double v = ok ? strtod(text, NULL) * units[i].factor : 0;
-    if (units[i].unit == LENGTH_STEPS) ok = ok && whole && !x->quoted && v <= k->max;
-    if (units[i].unit != LENGTH_STEPS) ok = ok && v <= units[i].max;
-    if (units[i].unit == LENGTH_TOKENS) ok = ok && v == rint(v);
+    Number v = {0};
+    LengthUnit unit = LENGTH_STEPS;
+    bool ok = x->type == NODE_SCALAR && strlen(x->text) < sizeof text;
+    if (ok) snprintf(text, sizeof text, "%s", x->text);
+    size_t n = strlen(text);
+    if (n >= 1 && text[n - 1] == '%') unit = LENGTH_PERCENT, text[n - 1] = 0;
+    if (n >= 3 && !strcmp(text + n - 3, "tok")) unit = LENGTH_TOKENS, text[n - 3] = 0;
+    ok = ok && *text != '-' && number_parse(text, &v) && v.fits;
+    const bool quoted = ok && unit == LENGTH_STEPS && x->quoted;
+    ok = ok && !quoted && (unit == LENGTH_PERCENT ? v.f <= 1e4 : v.whole) &&
+         v.f <= (unit == LENGTH_STEPS ? k->max : 1e15);
     if (!ok)
-        return node_refuse(x, path, e, "expected steps, a percentage or tokens (200, 10%%, 2Mtok), got %s",
-                           found(x, got));
-    *out = (Length){v, units[i].unit};
+        return node_refuse(x, path, e, "expected steps, a percentage or tokens (200, 10%%, 2Mtok), got %s%s",
+                           found(x, got), quoted ? unquote : "");
+    *out = (Length){v.f, unit};
     return true;
 }
 static void length_text(const Length *s, char buf[48]) {
@@ -284,9 +317,13 @@ bool schema_read(const Key *keys, const Node *map, const char *path, const char 
     for (int i = 0; i < map->n; i++) {
         const Key *k = keys;
         while (k->name && strcmp(k->name, map->kid[i]->key)) k++;
-        if (!k->name && !(also && !strcmp(also, map->kid[i]->key)))
-            return schema_unknown(map->kid[i], schema_join(at, path, map->kid[i]->key), map->kid[i]->key, keys, names,
-                                  e);
+        if (k->name || (also && !strcmp(also, map->kid[i]->key))) continue;
+        const Node *x = map->kid[i];
+        char hint[HINT_MAX];
+        schema_join(at, path, x->key);
+        if (strchr(x->key, ':')) return node_refuse(x, at, e, "unknown key; a blank must follow the ':'");
+        if (hint_key(x->key, at, keys, hint)) return node_refuse(x, at, e, "unknown key; %s", hint);
+        return schema_unknown(x, at, x->key, keys, names, e);
     }
     for (const Key *k = keys; k->name; k++) {
         if (k->type == KEY_OTHER) continue;

@@ -1,7 +1,8 @@
 /* schema.h: settings read, written and described by their Key tables (ops/key.h).
  *
- * Numbers are plain: -12, 0.5, 1e-3. Leading zeros, hexadecimal, 1_000, NaN, infinities, whole numbers written with a
- * point or an exponent, and numbers in quotes are refused. true and false alone are booleans. */
+ * Numbers are written -12, 0.5, 1e-3, 10_000, 10k, 1.5M, 2G. A whole number may have an exponent or a suffix as long as
+ * its value is exactly whole: 1e4 and 2.5k are, 1.0 and 1e-3 are not. Leading zeros, hexadecimal, NaN, infinities and
+ * numbers in quotes are refused. true and false alone are booleans. */
 #pragma once
 #include "../ops/key.h"
 #include "tree.h"
@@ -17,6 +18,15 @@ bool schema_value(const Key *key, const Node *x, const char *path, void *member,
  * NULL). Returns false. */
 bool schema_unknown(const Node *x, const char *path, const char *name, const Key *keys, const char *const *names,
                     Err *);
+/* A number as a setting or an option may be written. */
+typedef struct {
+    double f;
+    int64_t i;  /* when whole */
+    bool whole; /* exactly whole, within int64_t, and not written with a bare point as 1.0 is */
+    bool fits;  /* f is finite, and 0 only where 0 was written */
+} Number;
+enum { NUMBER_MAX = 400 };
+bool number_parse(const char *text, Number *); /* false: no number */
 /* Edits (insert, delete, replace, swap neighbours) between two names; INT_MAX when one is longer than 48 bytes. */
 int name_distance(const char *a, const char *b);
 /* "a" + "." + "b" into buf; returns buf. */

@@ -1,5 +1,6 @@
 #include "tree.h"
 #include "../ops/file.h"
+#include <ctype.h>
 #include <jansson.h>
 #include <stdarg.h>
 #include <yaml.h>
@@ -182,6 +183,24 @@ static bool see(Builder *b, const yaml_event_t *v) {
     return place(b, x);
 }
 
+/* The two slips that libyaml's own words do not show, in the line of text where it gave up or the one before. */
+static const char *slip(const char *text, size_t n, int line) {
+    const char *end = text + n, *at = text, *before = text;
+    for (int i = 1; i < line && at < end; i++) {
+        const char *next = memchr(at, '\n', (size_t)(end - at));
+        if (!next) break;
+        before = at, at = next + 1;
+    }
+    for (int i = 0; i < 2; i++) {
+        const char *s = i ? before : at;
+        while (s < end && *s == ' ') s++;
+        if (s < end && *s == '\t') return "; a tab is here, and YAML indents with blanks alone";
+        while (s < end && (isalnum((unsigned char)*s) || *s == '_' || *s == '.')) s++;
+        if (s + 1 < end && *s == ':' && !isspace((unsigned char)s[1])) return "; a blank must follow the ':' of a key";
+    }
+    return "";
+}
+
 Node *tree_yaml(const char *text, size_t n, const char *where, Err *e) {
     if (!text_fit(text, n, where, e)) return NULL;
     if (!text) text = ""; /* an empty file is mapped to nothing */
@@ -203,8 +222,8 @@ Node *tree_yaml(const char *text, size_t n, const char *where, Err *e) {
             if (p.error == YAML_MEMORY_ERROR)
                 ok = err_world(e, "%s: no memory to read YAML", where);
             else
-                ok = node_refuse(&at, "", e, "broken YAML: %s%s%s", p.context ? p.context : "", p.context ? ", " : "",
-                                 p.problem ? p.problem : "cannot be read");
+                ok = node_refuse(&at, "", e, "broken YAML: %s%s%s%s", p.context ? p.context : "", p.context ? ", " : "",
+                                 p.problem ? p.problem : "cannot be read", slip(text, n, at.line));
             break;
         }
         ok = see(&b, &v);
@@ -351,6 +370,15 @@ bool tree_put(Node *root, const char *where, Node *value, const Node *here, Err 
     }
     if (!ok) tree_free(value);
     return ok;
+}
+
+void tree_remove(Node *root, const char *section, const char *name) {
+    int i = find_kid(root, section);
+    Node *map = i < 0 ? NULL : root->kid[i];
+    int k = map ? find_kid(map, name) : -1;
+    if (k < 0) return;
+    tree_free(map->kid[k]);
+    memmove(map->kid + k, map->kid + k + 1, (size_t)(--map->n - k) * sizeof *map->kid);
 }
 
 bool tree_override(Node *root, const char *assignment, Err *e) {

@@ -34,6 +34,8 @@ Node *tree_copy(const Node *); /* the copy of a map's entry has its key */
 /* Put `value` (taken, also when refused) at "a.b.c" below root in place of what is there; maps on the way are made, a
  * number steps into a list that is there. Refusals name the place of `here`, where nodes made stand. */
 bool tree_put(Node *root, const char *path, Node *value, const Node *here, Err *);
+/* Take out root's section.name; nothing where there is none. */
+void tree_remove(Node *root, const char *section, const char *name);
 /* Apply "a.b.c=value" by tree_put; value is read as YAML. Nodes made have `where` "command line". */
 bool tree_override(Node *root, const char *assignment, Err *);
 

@@ -52,6 +52,25 @@ cmp -s "$tmp/seed/last/model.safetensors" "$tmp/two1/last/model.safetensors" && 
 verdict same-seed-two-threads
 rm -rf "$tmp/again" "$tmp"/two? "$tmp/seed"
 
+# ---- defaults that follow from other settings are those that the run was begun with
+sed 's/, warmup: 5//; s/, min_lr: 3e-4//; s/, micro_batch: 2//' configs/tiny-window.yaml >"$tmp/open.yaml"
+grep -q 'warmup\|min_lr\|micro_batch' "$tmp/open.yaml" && wrong "open.yaml gives what is to follow"
+open() { "$prog" train "$tmp/open.yaml" --threads 1 -q train.dtype=f32 train.save_every=8 "$@"; }
+open run.dir="$tmp/whole" train.steps=24 optim.warmup=6 optim.min_lr=1e-3 train.micro_batch=1 || wrong "whole: exit $?"
+open run.dir="$tmp/part" train.steps=8 optim.schedule_steps=24 optim.warmup=6 optim.min_lr=1e-3 train.micro_batch=1 ||
+    wrong "part: exit $?"
+open run.dir="$tmp/part" train.steps=24 --resume auto || wrong "resumed: exit $?"
+for f in last/model.safetensors last/trainer/optimizer.safetensors; do cmp "$tmp/part/$f" "$tmp/whole/$f" >>"$bad" 2>&1; done
+for key in 'warmup: 6' 'min_lr: 0.001' 'micro_batch: 1'; do
+    grep -q " $key\$" "$tmp/part/config.yaml" || wrong "config.yaml has no $key"
+done
+open run.dir="$tmp/new" train.steps=24 || wrong "new: exit $?"
+for key in 'warmup: 2' 'min_lr: 0.0003' 'micro_batch: 4'; do
+    grep -q " $key\$" "$tmp/new/config.yaml" || wrong "config.yaml of a new run has no $key"
+done
+verdict defaults-of-a-resumed-run
+rm -rf "$tmp/whole" "$tmp/part" "$tmp/new"
+
 # ---- products in bf16: near f32's losses and not the same; a resumed run keeps what it was begun with
 some="train.steps=40 optim.schedule_steps=40 run.dir=$tmp"
 train $some/bf16 train.dtype=bf16 || wrong "exit $?"

@@ -38,7 +38,7 @@ static const struct {
     {" [{name: a}]", NULL, "stages.0.steps: required"},
     {" [{steps: 3}]", NULL, "stages.0.name: required"},
     {" [{name: a, steps: 0}]", NULL, "stages.0.steps: expected a whole number from 1 to 1000000000000, got 0"},
-    {" [{name: a, steps: 3, sets: {}}]", NULL, "stages.0.sets: unknown key; did you mean set?"},
+    {" [{name: a, steps: 3, sets: {}}]", NULL, "stages.0.sets: unknown key; did you mean stages.0.set?"},
     {" [{name: a b, steps: 3}]", NULL, "stages.0: name: expected 1 to 31 letters"},
     {" [{name: '', steps: 3}]", NULL, "stages.0: name: expected 1 to 31 letters"},
     {" [{name: a, steps: 3}, {name: a, steps: 3}]", NULL, "stages.1: two stages have the name a"},
@@ -46,11 +46,10 @@ static const struct {
     {" [{name: a, steps: 3, set: x}]", NULL, "stage a: run.yaml:6: set: expected a map of settings, got a plain value"},
     /* every stage is read before anything runs; the line is that of the setting */
     {" [{name: a, steps: 3},\n  {name: b, steps: 3, set: {optim.lrr: 1}}]", NULL,
-     "stage b: run.yaml:7: optim.lrr: unknown key; did you mean lr?"},
+     "stage b: run.yaml:7: optim.lrr: unknown key; did you mean optim.lr?"},
     {" [{name: a, steps: 3, set: {optm.lr: 1}}]", NULL, "stage a: run.yaml: optm: unknown key; did you mean optim?"},
     {" [{name: a, steps: 3, set: {model.kinds.a.widow: 3}}]", NULL,
-     "model.kinds.a.widow: unknown key; did you mean "
-     "window?"},
+     "model.kinds.a.widow: unknown key; did you mean model.kinds.a.window?"},
     {" [{name: a, steps: 3, set: {model.kinds.b.window: 3}}]", NULL, "model.kinds.b.mixer: required"},
     {" [{name: a, steps: 3, set: {optim.lr: fast}}]", NULL, "optim.lr: expected a number"},
     {" [{name: a, steps: 3, set: {optim.lr.x: 1}}]", NULL, "optim.lr: is a plain value here and has no 'x'"},

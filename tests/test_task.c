@@ -465,7 +465,7 @@ static const struct {
 } limits[] = {
     {"nosuch", 64, "data.task: unknown name 'nosuch'; known: mqar, palindrome"},
     {"mqra", 64, "did you mean mqar?"},
-    {"{name: mqar, pears: 3}", 64, "data.task.pears: unknown key; did you mean pairs?"},
+    {"{name: mqar, pears: 3}", 64, "data.task.pears: unknown key; did you mean data.task.pairs?"},
     {"{pairs: 3}", 64, "data.task.name: required"},
     {"[mqar]", 64, "expected {name: TASK, settings...}, got a list"},
     {"{name: [mqar]}", 64, "got a list"},

@@ -152,6 +152,7 @@ static bool settings_check(const char *dir, Config *now, int64_t step, Err *e) {
     char *path = xformat("%s/trainer/config.yaml", dir);
     bool ok = config_read(saved, path, 0, NULL, e);
     if (ok) {
+        config_adopt(now, saved);
         ok = config_resumable(saved, now, step, e);
         if (ok) config_dtype(now, config_stage(saved, config_stage_at(saved, step)).cfg->train.dtype);
         config_free(saved);

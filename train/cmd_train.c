@@ -343,6 +343,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
 static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
     DistCfg *d = &cfg->dist;
     if (!ranks_find(r, (RanksFrom)d->launcher, environ, e)) return false;
+    config_ranks(cfg, cfg->comm ? cfg->comm->world : r->world); /* cfg->comm: of --plan */
     if (r->rank) cli->json = false, cli->quiet = true;
     if (plan || (r->world == 1 && d->comm != COMM_NCCL)) return true;
     char *text = config_text(cfg), say[256];
