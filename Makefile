@@ -95,6 +95,16 @@ $(BUILD)/%.avx512bf16.o: BASE += -DOPS_ISA=avx512bf16 -march=x86-64-v4 -mavx512b
 $(BUILD)/%.neonbf16.o: BASE += -DOPS_ISA=neonbf16 -DOPS_NEON -march=armv8.2-a+bf16
 $(BUILD)/%.amx.o: BASE += -DOPS_ISA=amx -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -mamx-tile -mamx-bf16
 $(BUILD)/%.amx_emulated.o: BASE += -DOPS_ISA=amx_emulated -DOPS_TILES -march=x86-64-v4 -mavx512bf16 -mprefer-vector-width=512 -include tests/tiles.h
+# The commit that the source is of, "+" with changes: for the one object that names it, which alone is made again when it
+# changes. Empty where there is no git, or where git knows another tree than this one.
+$(BUILD)/commit.h: FORCE
+	@mkdir -p $(@D)
+	@c=$$(git -c safe.directory='*' ls-files --error-unmatch kvsmith.c >/dev/null 2>&1 && git -c safe.directory='*' rev-parse --short=12 HEAD 2>/dev/null); \
+	[ -z "$$c" ] || git -c safe.directory='*' diff --quiet HEAD 2>/dev/null || c=$$c+; \
+	echo "#define KVSMITH_COMMIT \"$$c\"" | cmp -s - $@ || echo "#define KVSMITH_COMMIT \"$$c\"" >$@
+$(BUILD)/f32/train/provenance.o $(BUILD)/f64/train/provenance.o: $(BUILD)/commit.h
+$(BUILD)/f32/train/provenance.o $(BUILD)/f64/train/provenance.o: BASE += -include $(BUILD)/commit.h
+FORCE:
 $(BUILD)/f32/%.o: %.c Makefile
 	$(compile)
 $(BUILD)/f64/%.o: %.c Makefile
@@ -210,7 +220,7 @@ cudnn-check: $(BUILD)/cudnn/plans
 arm-check: $(BUILD)/kvsmith
 	@ARM_CCACHE="$(filter ccache,$(CC))" tests/arm/check.sh "$(ARM_ROOT)" $< $(BUILD)/arm
 
-.PHONY: arm-check cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
+.PHONY: FORCE arm-check cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
 .PHONY: double asan test demo bench fuzz big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:

@@ -78,6 +78,7 @@ static const char *const shared[] = {"run.",
                                      "optim.lr",
                                      "optim.min_lr",
                                      "optim.schedule_steps",
+                                     "optim.schedule_by",
                                      NULL};
 
 /* `x` is to replace all that stands at `path`. */

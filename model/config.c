@@ -332,6 +332,10 @@ static bool schedule_agrees(const Config *c, const Node *root, Err *e) {
     if (falls && o->min_lr > o->lr)
         return differ(root, "optim", "min_lr", e, "%g is more than optim.lr, %g%s; its default is a tenth of optim.lr",
                       o->min_lr, o->lr, by_default(root, "optim", "lr"));
+    if (o->schedule_by == SCHEDULE_BY_TIME && c->train.max_seconds == 0)
+        return differ(root, "optim", "schedule_by", e,
+                      "time needs train.max_seconds, the time to share out; it is 0, no end%s",
+                      by_default(root, "train", "max_seconds"));
     return true;
 }
 

@@ -109,7 +109,7 @@ typedef struct {
     bool muon_nesterov;
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, balance_rate;
     Length warmup, schedule_steps, decay_steps; /* schedule_steps 0: train.steps; see config_schedule */
-    int schedule;
+    int schedule, schedule_by;
 } OptimCfg;
 /* Several ranks, see train/dist.h. */
 typedef struct {
@@ -153,6 +153,7 @@ enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
 enum { OPTIM_ADAMW, OPTIM_MUON };
 enum { STATE_F32, STATE_BF16 };
 enum { REDUCE_F32, REDUCE_BF16 };
+enum { SCHEDULE_BY_STEPS, SCHEDULE_BY_TIME };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
 /* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */
@@ -167,8 +168,8 @@ bool config_tree(Config *, Node *root, int noverride, char *const override[], Er
 bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.attention,
  * train.max_seconds, train.stop_at_acc, train.*_every, train.eval_first, train.async_save, train.tensorboard,
- * train.skip_*, train.keep_*, data.val and the schedule's lengths (optim.warmup, optim.schedule_steps,
- * optim.decay_steps) may differ; the message names the first other key that does. teacher.path may differ, too: a
+ * train.skip_*, train.keep_*, data.val and the schedule's clock and lengths (optim.schedule_by,
+ * optim.warmup, optim.schedule_steps, optim.decay_steps) may differ; the message names the first other key that does. teacher.path may differ, too: a
  * checkpoint knows the teacher's numbers. So in the stage that the run is in; stages before it must be of as many steps
  * as they were, those after it may be others. A vocab of 0 and a dtype of auto agree with any. */
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *);

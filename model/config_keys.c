@@ -9,6 +9,7 @@ static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtype
                          *const starters[] = {"auto", "alone", "launch", "torchrun", "slurm", "openmpi", "mpich", NULL},
                          *const norms[] = {"rms", "layer", NULL}, *const positions[] = {"none", "learned", NULL},
                          *const schedules[] = {"cosine", "constant", "linear", "wsd", NULL};
+static const char *const schedule_bys[] = {"steps", "time", NULL};
 
 #define AT(member) offsetof(RunCfg, member)
 const Key run_keys[] = {
@@ -185,6 +186,11 @@ const Key optim_keys[] = {
      0},
     {"schedule_steps", KEY_LENGTH, AT(schedule_steps), "0", 0, 1e12,
      "after which cosine, linear and wsd end; 0: with the run or stage", 0, 0},
+    {"schedule_by", KEY_CHOICE, AT(schedule_by), "steps", 0, 0,
+     "what moves the schedule; time: the share of train.max_seconds that has elapsed where that is more than the share "
+     "of steps done, so that a run that time ends has decayed to min_lr. Time never repeats, so neither does the run: "
+     "only with steps is it the same to the bit when it is run again",
+     schedule_bys, 0},
     {"decay_steps", KEY_LENGTH, AT(decay_steps), "0", 0, 1e12, "wsd's decay, the last of schedule_steps", 0, 0},
     {"groups", KEY_OTHER, 0, "", 0, 0,
      "list of tensors with rates of their own, the first that matches counts: see below", 0, 0},

@@ -157,7 +157,7 @@ static bool may_differ(const char *path) {
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
-    return !strncmp(path, "run.", 4) || !strncmp(path, "dist.", 5) ||
+    return !strncmp(path, "run.", 4) || !strncmp(path, "dist.", 5) || !strcmp(path, "optim.schedule_by") ||
            (!strncmp(path, "train.", 6) && n > 6 && !strcmp(path + n - 6, "_every"));
 }
 

@@ -1,6 +1,7 @@
-/* schedule.h: the learning rate of every step. Functions of the step alone: nothing is remembered.
+/* schedule.h: the learning rate of every step. Functions of the position alone: nothing is remembered.
  *
- * With step t counted from 0 (in a stage, from its beginning), W = warmup, S = steps, D = decay:
+ * The position t is the number of steps done (in a stage, from its beginning), or more where time drives the schedule
+ * (below). With W = warmup, S = steps, D = decay:
  *   warmup      lr (t + 1) / (W + 1)                                         t < W
  *   cosine      min_lr + (lr - min_lr) (1 + cos(pi (t - W) / (S - W))) / 2   W <= t < S
  *   linear      min_lr + (lr - min_lr) (1 - (t - W) / (S - W))               W <= t < S
@@ -10,7 +11,13 @@
  *   constant    lr                                                           t >= W
  * Cosine and line are lr at t = W, half way between at the middle, and would reach min_lr at t = S. Warmup counts
  * first, so that a warmup of S steps or more has no decay. Source of the cosine: arXiv:1608.03983, without restarts; of
- * wsd (warmup, stable, decay): arXiv:2404.06395, with the linear decay of arXiv:2405.18392. */
+ * wsd (warmup, stable, decay): arXiv:2404.06395, with the linear decay of arXiv:2405.18392.
+ *
+ * optim.schedule_by: time. With e seconds elapsed since the run began, e0 of them when the stage began, and the run
+ * ending after E seconds (train.max_seconds):
+ *   share       p = (e - e0) / (E - e0), at least 0, and 1 from e = E on
+ *   position    t = max(steps done, p S)
+ * so that warmup and decay take their parts of the time, and the schedule is through at whichever end comes first. */
 #pragma once
 #include "../ops/base.h"
 
@@ -19,11 +26,15 @@ typedef struct {
     int64_t warmup, steps, decay; /* >= 0; decay: of wsd */
 } ScheduleCfg;
 typedef struct {
-    const char *name; /* as in optim.schedule */
-    double (*lr)(const ScheduleCfg *, int64_t t);
+    const char *name;                            /* as in optim.schedule */
+    double (*lr)(const ScheduleCfg *, double t); /* t: a position; whole numbers below 2^53 are exact */
 } Schedule;
 
 enum { SCHEDULES = 4 };
 extern const Schedule schedules[SCHEDULES]; /* in the order of the choices of optim.schedule */
 /* NULL when there is none of this name. */
 const Schedule *schedule_find(const char *name);
+/* p above; 0 <= began. Under optim.schedule_by: steps there is no share: 0. */
+double schedule_share(double elapsed, double began, double most);
+/* t above; share 0 gives `done`. */
+double schedule_position(const ScheduleCfg *, int64_t done, double share);

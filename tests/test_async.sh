@@ -38,7 +38,7 @@ same_end "$tmp/async" "$tmp/ref"
 for async in true false; do
     "$prog" train $args train.keep_last=99 train.steps=30 train.async_save=$async run.dir="$tmp/all-$async" || wrong "exit $?"
     sed -i '/^  dir: /d; /^  async_save: /d' "$tmp/all-$async"/config.yaml "$tmp/all-$async"/step-*/trainer/config.yaml
-    rm "$tmp/all-$async/metrics.jsonl" # has the clock in it
+    rm "$tmp/all-$async"/{metrics,run}.jsonl "$tmp/all-$async"/step-*/trainer/clock.json # the clock is in them
 done
 [ "$(find "$tmp/all-true" -name '*.safetensors' | wc -l)" -ge 10 ] || wrong "too few checkpoints: $(ls "$tmp/all-true")"
 diff -r "$tmp/all-true" "$tmp/all-false" >>"$bad" 2>&1

@@ -237,6 +237,7 @@ static const struct {
     {"train.micro_batch=5", "train.micro_batch: 5 does not divide train.batch, 64"},
     {"model.max_positions=128", "run.yaml: data.seq_len: 256 (default) is more than model.max_positions, 128"},
     {"optim.warmup=2001", "optim.warmup: 2001 is more than train.steps, 2000"},
+    {"optim.schedule_by=time", "optim.schedule_by: time needs train.max_seconds"},
     {"optim={warmup: 20, schedule_steps: 10}", "20 is more than optim.schedule_steps, 10"},
     {"optim.warmup=-1", "optim.warmup: expected steps, a percentage or tokens (200, 10%, 2Mtok), got -1"},
     {"optim.warmup=1.5", "got 1.5"},

@@ -81,6 +81,33 @@ Test(optim, cosine_goes_up_then_down) {
     }
 }
 
+/* A clock that the test moves: whatever is elapsed counts where it is more than the steps, and both ends are reached. */
+Test(optim, schedule_by_time) {
+    const ScheduleCfg c = {.lr = 1.0, .min_lr = 0.1, .warmup = 9, .steps = 109, .decay = 40};
+    cr_assert(schedule_share(0, 0, 50) == 0 && schedule_share(25, 0, 50) == 0.5 && schedule_share(50, 0, 50) == 1);
+    cr_assert(schedule_share(1e9, 0, 50) == 1 && schedule_share(50, 50, 50) == 1 && schedule_share(60, 55, 50) == 1);
+    cr_assert(schedule_share(30, 20, 40) == 0.5 && schedule_share(19, 20, 40) == 0, "a stage has what is left");
+    cr_assert(schedule_position(&c, 40, 0) == 40 && schedule_position(&c, 40, 0.25) == 40 &&
+              schedule_position(&c, 10, 0.5) == 54.5);
+    /* 5 s a step where 109 steps would have to take 1 s: the rates are those of every fifth step, the last is min_lr. */
+    for (int k = 0; k < SCHEDULES; k++) {
+        const Schedule *s = &schedules[k];
+        int64_t step = 0;
+        double share;
+        for (double now = 0; (share = schedule_share(now, 0, 109)) < 1; now += 5, step++) {
+            double t = schedule_position(&c, step, share), got = s->lr(&c, t), want = s->lr(&c, 5.0 * (double)step);
+            cr_assert(fabs(got - want) < 1e-12, "%s: %g at step %d, expected %g", s->name, got, (int)step, want);
+        }
+        cr_assert_eq(step, 22);
+        cr_assert(s->lr(&c, schedule_position(&c, step, share)) == (strcmp(s->name, "constant") ? 0.1 : 1.0));
+    }
+    /* Between two steps: half of a warmup step, half way through the decay of wsd. */
+    cr_assert(fabs(schedule_find("linear")->lr(&c, 4.5) - 0.55) < 1e-12);
+    cr_assert(fabs(schedule_find("wsd")->lr(&c, 88.5) - (0.1 + 0.9 * 20.5 / 40)) < 1e-12);
+    /* A machine that needs less than a second a step ends by its steps. */
+    cr_assert(schedule_position(&c, 108, 0.5) == 108);
+}
+
 /* ---- parameters -------------------------------------------------------------------------------------------------- */
 
 enum { NPARAM = 5 };

@@ -219,10 +219,16 @@ Test(train, journal_records_are_json) {
     Journal j;
     Err e = {0};
     cr_assert(journal_open(&j, path, METRICS_MARK, -1, true, &e), "%s", e.msg);
-    TrainRecord r = {
-        .step = 7, .tokens = 1 << 20, .loss = 1.0 / 3, .lr = 1e-5, .grad_norm = 2, .tok_s = 1e6, .mfu = -1};
+    TrainRecord r = {.step = 7,
+                     .tokens = 1 << 20,
+                     .loss = 1.0 / 3,
+                     .lr = 1e-5,
+                     .grad_norm = 2,
+                     .tok_s = 1e6,
+                     .mfu = -1,
+                     .elapsed = 1.5};
     cr_assert(journal_train(&j, &r, &e) && journal_val(&j, &(ValRecord){.step = 7, .tokens = 100, .loss = 2.5}, &e));
-    r.stage = "a-1", r.reports = true, r.cr = 4.0 / 3, r.cr_loss = 0.125;
+    r.stage = "a-1", r.reports = true, r.cr = 4.0 / 3, r.cr_loss = 0.125, r.has_epoch = true, r.epoch = 2.25;
     cr_assert(journal_train(&j, &r, &e));
     r.cr = INFINITY;
     cr_assert(journal_val(&j, &(ValRecord){7, 100, 2.5, "a-1", true, INFINITY, false, 0, 0}, &e) &&
@@ -233,13 +239,13 @@ Test(train, journal_records_are_json) {
     char *got = check_read(path, &n), *line = got;
     const char *want[] = {
         "{\"step\":7,\"loss\":0.3333333333,\"lr\":1e-05,\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,"
-        "\"mfu\":null}\n",
+        "\"mfu\":null,\"elapsed\":1.500}\n",
         "{\"step\":7,\"val_loss\":2.5,\"val_tokens\":100}\n",
         "{\"step\":7,\"stage\":\"a-1\",\"loss\":0.3333333333,\"cr\":1.333333333,\"cr_loss\":0.125,\"lr\":1e-05,"
-        "\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,\"mfu\":null}\n",
+        "\"grad_norm\":2,\"tokens\":1048576,\"epoch\":2.25,\"tok_s\":1e+06,\"mfu\":null,\"elapsed\":1.500}\n",
         "{\"step\":7,\"stage\":\"a-1\",\"val_loss\":2.5,\"cr\":null,\"val_tokens\":100}\n",
         "{\"step\":7,\"stage\":\"a-1\",\"loss\":0.3333333333,\"cr\":null,\"cr_loss\":0.125,\"lr\":1e-05,"
-        "\"grad_norm\":2,\"tokens\":1048576,\"tok_s\":1e+06,\"mfu\":null}\n",
+        "\"grad_norm\":2,\"tokens\":1048576,\"epoch\":2.25,\"tok_s\":1e+06,\"mfu\":null,\"elapsed\":1.500}\n",
         "{\"step\":8,\"val_loss\":2.5,\"val_tokens\":100,\"val_acc\":0.25,\"val_acc_all\":0.3333333333}\n"};
     for (int i = 0; i < 6; i++, line = strchr(line, '\n') + 1) {
         cr_assert_eq(strncmp(line, want[i], strlen(want[i])), 0, "%s", line);
@@ -249,6 +255,71 @@ Test(train, journal_records_are_json) {
     }
     free(got);
     free(path);
+}
+
+/* ---- the progress line ----------------------------------------------------------------------------------------------
+ */
+
+Test(train, progress_line_keeps_its_eta) {
+    Progress p = {.total = 2000};
+    Shown s = {.step = 1500,
+               .loss = 2.34567,
+               .lr = 1e-3,
+               .grad_norm = 0.123456,
+               .tok_s = 12345,
+               .mfu = 0.375,
+               .val_loss = 0.0001234567,
+               .has_val = true,
+               .stage = "long",
+               .reports = true,
+               .cr = 1.5,
+               .skipped = 3};
+    char line[PROGRESS_LINE];
+    progress_line(&p, &s, 75, 0, line);
+    cr_assert_str_eq(line, "step 1500/2000 long  loss 2.3457  val 0.0001235  cr 1.50  lr 1.00e-03  norm 0.1235  "
+                           "skipped 3  12345 tok/s  mfu 37.5%  ETA 1m16s");
+    int full = (int)strlen(line);
+    for (int w = full + 1; w >= 1; w--) {
+        progress_line(&p, &s, 75, w, line);
+        cr_assert((int)strlen(line) <= w, "%d columns: '%s'", w, line);
+        cr_assert(w < 9 || strstr(line, "ETA 1m16s"), "%d columns: '%s'", w, line);
+        cr_assert(w < 30 || !strncmp(line, "step 1500/2000", 14), "%d columns: '%s'", w, line);
+        cr_assert(w < 40 || strstr(line, "loss 2.3457"), "%d columns: '%s'", w, line);
+        cr_assert(strstr(line, "norm") == NULL || strstr(line, "tok/s"), "%d columns: '%s'", w, line);
+    }
+    s.mfu = -1;
+    progress_line(&p, &s, 75, 0, line);
+    cr_assert(!strstr(line, "mfu"), "%s", line);
+    static const struct {
+        double v;
+        int least;
+        const char *want;
+    } numbers[] = {{0, 4, "0.0000"},          {2.5, 4, "2.5000"},         {123.456, 2, "123.46"},
+                   {0.5, 4, "0.5000"},        {0.01234567, 4, "0.01235"}, {3.21e-5, 4, "0.00003210"},
+                   {3.21e-7, 4, "3.210e-07"}, {0.01234567, 2, "0.01235"}, {INFINITY, 4, "inf"}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        cr_assert_str_eq(progress_number((char[32]){0}, numbers[i].v, numbers[i].least), numbers[i].want);
+}
+
+/* What is written of a first step: always something, and where it takes long each of its micro-batches. */
+Test(train, progress_of_a_first_step) {
+    char *path = check_path("out");
+    Progress p = {.out = fopen(path, "w")};
+    progress_first(&p, 0, 8);
+    progress_first(&p, 1, 8); /* too soon */
+    p.shown -= 11;
+    progress_first(&p, 2, 8);
+    p.quiet = true, p.shown -= 11;
+    progress_first(&p, 3, 8);
+    p.quiet = false, p.live = true, p.shown -= 1;
+    progress_first(&p, 4, 8);
+    progress_close(&p);
+    fclose(p.out);
+    progress_first(&(Progress){0}, 0, 8); /* not opened: nothing */
+    char *got = check_read(path, NULL);
+    cr_assert_str_eq(got, "first step ...\nfirst step: micro-batch 3 of 8 ...\n"
+                          "\rfirst step: micro-batch 5 of 8 ...\x1b[K\n");
+    free(got), free(path);
 }
 
 /* ---- the run folder -------------------------------------------------------------------------------------------------

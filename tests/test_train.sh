@@ -89,7 +89,7 @@ ok $tiny run.dir="$tmp/json" --json
 [ "$(wc -l <"$tmp/out")" -eq 1 ] && grep -q '^{.*}$' "$tmp/out" || wrong "--json printed: $(cat "$tmp/out")"
 [ "$(field "$tmp/out" step)" = 20 ] && [ "$(field "$tmp/out" stopped)" = '"steps"' ] || wrong "json: $(cat "$tmp/out")"
 cmp <(clockless "$tmp/plain/metrics.jsonl") <(clockless "$tmp/quiet/metrics.jsonl") >>"$bad" 2>&1
-[ "$(ls -A "$tmp/plain" | tr '\n' ' ')" = "best config.yaml last metrics.jsonl step-000010 step-000020 " ] ||
+[ "$(ls -A "$tmp/plain" | tr '\n' ' ')" = "best config.yaml last metrics.jsonl run.jsonl step-000010 step-000020 " ] ||
     wrong "the run folder holds: $(ls -A "$tmp/plain" | tr '\n' ' ')"
 [ "$(ls "$tmp/plain/last/" | tr '\n' ' ')" = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json trainer " ] ||
     wrong "a checkpoint holds: $(ls "$tmp/plain/last/" | tr '\n' ' ')"

@@ -53,6 +53,33 @@ static bool state_write(const char *path, const Trainer *t, const TrainState *s,
     return ok;
 }
 
+/* What never repeats, so that state.json does. A checkpoint of an older version has none: its time is not known. */
+static bool clock_write(const char *trainer, const TrainState *s, Err *e) {
+    char *path = xformat("%s/clock.json", trainer);
+    json_t *j = json_pack("{s:f, s:f, s:f}", "elapsed", s->elapsed, "stage_began", s->stage_began, "share", s->share);
+    bool ok = j ? json_write(path, j, e) : err_world(e, "cannot write %s: out of memory", path);
+    json_decref(j);
+    free(path);
+    return ok;
+}
+static bool clock_read(const char *trainer, TrainState *s, Err *e) {
+    if (!file_exists(trainer, "clock.json")) return true;
+    char *path = xformat("%s/clock.json", trainer);
+    json_t *j = json_read(path, e);
+    const char *const key[] = {"elapsed", "stage_began", "share"};
+    double *const to[] = {&s->elapsed, &s->stage_began, &s->share};
+    bool ok = j;
+    for (int i = 0; ok && i < 3; i++) {
+        const json_t *v = json_object_get(j, key[i]);
+        *to[i] = json_number_value(v);
+        ok = (json_is_number(v) && *to[i] >= 0 && isfinite(*to[i])) ||
+             err_input(e, "%s: \"%s\": expected a number of at least 0", path, key[i]);
+    }
+    json_decref(j);
+    free(path);
+    return ok;
+}
+
 static bool whole(const json_t *j, const char *key, const char *path, int64_t max, int64_t *out, Err *e) {
     const json_t *v = json_object_get(j, key);
     if (!v) return err_input(e, "%s: \"%s\" is missing; the checkpoint is damaged or not one of training", path, key);
@@ -169,7 +196,7 @@ bool checkpoint_peek(const char *dir, Config *cfg, TrainState *s, Err *e) {
               err_input(e, "%s: no checkpoint of training: %s is missing; give a step-* directory", dir, path);
     json_t *j = ok ? json_read(path, e) : NULL;
     ok = j && state_read(j, path, s, e) && settings_check(dir, cfg, s->step, e) && state_check(path, dir, cfg, s, e) &&
-         name_check(dir, s, e);
+         name_check(dir, s, e) && clock_read(trainer, s, e);
     json_decref(j);
     free(path);
     free(trainer);
@@ -442,7 +469,7 @@ static bool model_write(const Trainer *t, const Model *m, Lora *l, const TrainSt
          *state = xformat("%s/state.json", trainer);
     bool ok = hf_save(dir, m, ids, REAL, e) && text_files_write(t, dir, e) &&
               text_write(trainer, "config.yaml", config_text(t->run), e) && lora_write(lora, l, e) &&
-              state_write(state, t, s, e);
+              state_write(state, t, s, e) && clock_write(trainer, s, e);
     free(trainer);
     free(lora);
     free(state);

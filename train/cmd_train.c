@@ -7,6 +7,7 @@
 #include "events.h"
 #include "feed.h"
 #include "plan.h"
+#include "provenance.h"
 #include "ranks.h"
 #include "saver.h"
 #include "stages.h"
@@ -23,7 +24,9 @@ typedef struct {
     const char *config, *resume; /* resume NULL: a new run; "auto"; or a checkpoint's directory */
     bool plan, again;            /* again: `launch` starts it another time */
     const char *job;             /* of `launch` */
-    int64_t ranks;               /* 0: not given */
+    int nword;                   /* the command line as it was given */
+    char **word;
+    int64_t ranks; /* 0: not given */
     Comm planned;
     int noverride;
     char *override[OVERRIDES_MAX];
@@ -175,6 +178,7 @@ static bool begin(Trainer *t, const Args *a, const char *dir, bool here, Err *e)
     }
     if (!dist_same(t->comm, "data", t->text.hash, e) || !dist_start(&t->dist, e)) return false;
     t->tokens0 = t->flops_from = t->state.tokens;
+    t->before = t->state.elapsed;
     t->saved = dir && here ? t->state.step : -1;
     if (!trainer_writes(t)) {
         bool told = best_told(t, e);
@@ -193,7 +197,8 @@ static bool begin(Trainer *t, const Args *a, const char *dir, bool here, Err *e)
               (!given || run_dir_write(&t->dir, MARK, a->job, e)) && run_dir_write(&t->dir, "config.yaml", text, e) &&
               journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
               journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e) &&
-              events_open(&t->events, t->dir.path, cut, events_wanted, (double)time(NULL), e);
+              events_open(&t->events, t->dir.path, cut, events_wanted, (double)time(NULL), e) &&
+              provenance_append(t, a->nword, a->word, dir, e);
     saver_start(t);
     free(text);
     free(metrics);
@@ -214,8 +219,9 @@ static void report(Trainer *t, const Cli *cli, const TrainRecord *last, Stop why
     double tok_s = (double)(t->state.tokens - t->tokens0) / fmax(seconds, 1e-9);
     char *saved = t->saved >= 0 ? run_dir_step(&t->dir, t->saved) : NULL;
     bool stepped = last->step > 0;
-    char val[64] = "";
-    if (t->state.has_best) snprintf(val, sizeof val, ", best validation loss %.4f", t->state.best_loss);
+    char val[64] = "", best[32];
+    if (t->state.has_best)
+        snprintf(val, sizeof val, ", best validation loss %s", progress_number(best, t->state.best_loss, 4));
     progress_say(&t->progress, "%s after %lld steps, %lld tokens, %.1f s (%.0f tok/s)%s%s%s",
                  why == STOP_STEPS      ? "done"
                  : why == STOP_TIME     ? "stopped by train.max_seconds"
@@ -316,10 +322,10 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     ok = find_template(t, start_dir, e) && begin(t, a, start_dir, here, e);
     if (ok) {
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, cfg->train.max_seconds);
-        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d threads (%s, %s)", t->dir.path,
+        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d thread%s (%s, %s)", t->dir.path,
                      model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
-                     (long long)cfg->train.steps, device_threads(t->dev), device_isa(t->dev),
-                     t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32");
+                     (long long)cfg->train.steps, device_threads(t->dev), device_threads(t->dev) == 1 ? "" : "s",
+                     device_isa(t->dev), t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32");
         record_say(t);
         feed_say(t);
         double begun = now_seconds();
@@ -370,12 +376,16 @@ static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
 }
 
 int cmd_train(int argc, char **argv) {
-    Args a = {0};
+    Args a = {.nword = argc, .word = xcalloc((size_t)argc, sizeof(char *))};
     Cli cli = {0};
     Err e = {0};
     Ranks r = {0};
     int status = 0;
-    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    memcpy(a.word, argv, (size_t)argc * sizeof *a.word); /* parsing puts options first */
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) {
+        free(a.word);
+        return status;
+    }
     Config *cfg = xcalloc(1, sizeof *cfg);
     Trainer *t = xcalloc(1, sizeof *t);
     Comm *comm = NULL;
@@ -395,6 +405,7 @@ int cmd_train(int argc, char **argv) {
     }
     free(t);
     free(cfg);
+    free(a.word);
     if (!ok) {
         status = comm && comm->agreed && comm->rank ? e.status : cli_fail(&e);
         if (status == EXIT_DIVERGED && r.from != RANKS_LAUNCH) status = EXIT_WORLD; /* for the launcher alone */

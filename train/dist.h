@@ -130,8 +130,8 @@ bool dist_weights(Dist *, Err *);
 void dist_stage_end(Dist *);
 
 /* ---- what ranks agree on ---- */
-/* flag[i]: whether it is set on any rank. */
-bool dist_any(Dist *, const char *name, bool *flag, int n, Err *);
+/* flag[i]: whether it is set on any rank. *first, unless NULL: rank 0's, which is finite. */
+bool dist_any(Dist *, const char *name, bool *flag, int n, double *first, Err *);
 /* Weights (and at stage 0 moments) are the same bits on every rank: EXIT_WORLD names those that differ from the most.
  */
 bool dist_check(Dist *, int64_t step, Err *);

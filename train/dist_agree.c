@@ -1,13 +1,15 @@
 /* dist_agree.c: what ranks tell each other beside numbers of the model. */
 #include "dist_in.h"
 
-bool dist_any(Dist *d, const char *name, bool *flag, int n, Err *e) {
-    double x[8];
+bool dist_any(Dist *d, const char *name, bool *flag, int n, double *first, Err *e) {
+    double x[9];
     CHECK(n >= 0 && n <= 8, "%d flags", n);
     for (int i = 0; i < n; i++) x[i] = flag[i];
-    CommCall c = {.kind = COMM_REDUCE, .name = name, .buf = x, .count = (size_t)n, .dtype = F64};
+    x[n] = d->rank || !first ? 0 : *first; /* zeros do not change a sum, whatever its order */
+    CommCall c = {.kind = COMM_REDUCE, .name = name, .buf = x, .count = (size_t)n + (first != NULL), .dtype = F64};
     if (!comm_do(d->comm, c, e)) return false;
     for (int i = 0; i < n; i++) flag[i] = x[i] > 0;
+    if (first) *first = x[n];
     return true;
 }
 

@@ -66,6 +66,11 @@ bool feed_train(Trainer *t, uint64_t sample, int b, Err *e) {
     return loader_train(&t->loader, &t->text.train, t->tok.eot, seed, sample, b, e);
 }
 
+uint64_t feed_windows(const Trainer *t) {
+    if (task_of(t)) return 0;
+    return feed_is_sft(t) ? (uint64_t)t->sft.train.pack.n : loader_windows(&t->text.train, t->cfg->data.seq_len);
+}
+
 int64_t feed_targets(Trainer *t, uint64_t sample, int b) {
     uint64_t seed = (uint64_t)t->cfg->run.seed;
     if (task_of(t)) return loader_task_targets(&t->loader, TASK_TRAIN, seed, sample, b);

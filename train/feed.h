@@ -22,6 +22,8 @@ size_t feed_loader_bytes(const Trainer *);
 
 /* Samples sample .. sample + b - 1 of the run into t->loader. */
 bool feed_train(Trainer *, uint64_t sample, int b, Err *);
+/* Samples that are one pass over the data; 0: a task, whose samples never end. */
+uint64_t feed_windows(const Trainer *);
 /* Rows with a target among those; the loader's batch is lost. */
 int64_t feed_targets(Trainer *, uint64_t sample, int b);
 /* Validation: how many windows or samples, and some of them. A task's do not depend on the run's seed, so that runs

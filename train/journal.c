@@ -91,8 +91,9 @@ static const char *parts_text(char out[256], const TrainLosses *l) {
 }
 
 bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
-    char mfu[32] = "null", cr_loss[48] = "", stage[64], cr[64], skip[128] = "", parts[256], line[900];
+    char mfu[32] = "null", cr_loss[48] = "", epoch[48] = "", stage[64], cr[64], skip[128] = "", parts[256], line[900];
     if (r->mfu >= 0) snprintf(mfu, sizeof mfu, "%.4g", r->mfu);
+    if (r->has_epoch) snprintf(epoch, sizeof epoch, ",\"epoch\":%.10g", r->epoch);
     if (r->reports) snprintf(cr_loss, sizeof cr_loss, ",\"cr_loss\":%.10g", r->cr_loss);
     if (r->skipped) {
         char a[32] = "null", b[32] = "null";
@@ -101,11 +102,11 @@ bool journal_train(Journal *j, const TrainRecord *r, Err *e) {
         snprintf(skip, sizeof skip, ",\"skipped\":true,\"loss_z\":%s,\"norm_z\":%s", a, b);
     }
     int n = snprintf(line, sizeof line,
-                     METRICS_MARK "%lld%s,\"loss\":%.10g%s%s%s,\"lr\":%.10g,\"grad_norm\":%.10g%s,\"tokens\":%lld,"
-                                  "\"tok_s\":%.6g,\"mfu\":%s}\n",
+                     METRICS_MARK "%lld%s,\"loss\":%.10g%s%s%s,\"lr\":%.10g,\"grad_norm\":%.10g%s,\"tokens\":%lld%s,"
+                                  "\"tok_s\":%.6g,\"mfu\":%s,\"elapsed\":%.3f}\n",
                      (long long)r->step, stage_text(stage, r->stage), r->loss, parts_text(parts, &r->parts),
-                     cr_text(cr, r->reports, r->cr), cr_loss, r->lr, r->grad_norm, skip, (long long)r->tokens, r->tok_s,
-                     mfu);
+                     cr_text(cr, r->reports, r->cr), cr_loss, r->lr, r->grad_norm, skip, (long long)r->tokens, epoch,
+                     r->tok_s, mfu, r->elapsed);
     return journal_put(j, line, (size_t)n, e);
 }
 

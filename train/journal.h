@@ -20,8 +20,8 @@ bool journal_put(Journal *, const char *text, size_t n, Err *);
 bool journal_sync(Journal *, Err *); /* to disk: before a checkpoint whose step the records reach */
 void journal_close(Journal *);
 
-/* One line of metrics.jsonl, mark METRICS_MARK. Numbers are printed to 10 digits; the clock's are last, so that
- * `sed 's/,"tok_s":.*$/}/'` leaves what a repeated run repeats. mfu < 0 prints null. */
+/* One line of metrics.jsonl, mark METRICS_MARK. Numbers are printed to 10 digits; the clock's are last (tok_s, mfu,
+ * elapsed), so that `sed 's/,"tok_s":.*$/}/'` leaves what a repeated run repeats. mfu < 0 prints null. */
 #define METRICS_MARK "{\"step\":"
 /* The parts of the loss of a step with a teacher, means over targets without their weights; the names of
  * teacher.losses. What has no weight is not computed, and not printed. */
@@ -32,6 +32,9 @@ typedef struct {
 typedef struct {
     int64_t step, tokens; /* tokens: read since step 0, whether they have a target or not */
     double loss, lr, grad_norm, tok_s, mfu;
+    double elapsed;     /* seconds since the run began, resumed parts added up */
+    bool has_epoch;     /* the data are finite: */
+    double epoch;       /* passes over them so far */
     TrainLosses parts;  /* with a teacher `loss` is their weighted sum, and they are printed behind it */
     const char *stage;  /* NULL: not shown */
     bool reports;       /* some mixer reported its compression: */

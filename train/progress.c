@@ -36,24 +36,67 @@ static int columns(FILE *out) {
     return !ioctl(fileno(out), TIOCGWINSZ, &w) && w.ws_col > 1 ? w.ws_col - 1 : 79;
 }
 
+const char *progress_number(char out[32], double v, int least) {
+    double a = fabs(v);
+    if (a > 0 && a < 1e-5)
+        snprintf(out, 32, "%.3e", v);
+    else
+        snprintf(out, 32, "%.*f", a > 0 && a < 1 ? imax(least, 3 - (int)floor(log10(a))) : least, v);
+    return out;
+}
+
+void progress_line(const Progress *p, const Shown *s, double eta, int width, char out[PROGRESS_LINE]) {
+    /* As they stand in the line; `leaves`: on a narrow terminal the highest goes first, 0 stays. */
+    enum { STEP, OF, STAGE, LOSS, VAL, CR, LR, NORM, SKIPPED, SPEED, MFU, ETA, FIELDS };
+    static const int leaves[FIELDS] = {[STEP] = 1, [OF] = 2,    [STAGE] = 5,   [LOSS] = 3,  [VAL] = 4, [CR] = 7,
+                                       [LR] = 9,   [NORM] = 10, [SKIPPED] = 8, [SPEED] = 6, [MFU] = 11};
+    char f[FIELDS][80] = {{0}}, number[32];
+    snprintf(f[STEP], 80, "step %lld", (long long)s->step);
+    snprintf(f[OF], 80, "/%lld", (long long)p->total);
+    if (s->stage) snprintf(f[STAGE], 80, " %s", s->stage);
+    snprintf(f[LOSS], 80, "  loss %s", progress_number(number, s->loss, 4));
+    if (s->has_val) snprintf(f[VAL], 80, "  val %s", progress_number(number, s->val_loss, 4));
+    if (s->reports) snprintf(f[CR], 80, "  cr %.2f", s->cr);
+    snprintf(f[LR], 80, "  lr %.2e", s->lr);
+    snprintf(f[NORM], 80, "  norm %s", progress_number(number, s->grad_norm, 2));
+    if (s->skipped) snprintf(f[SKIPPED], 80, "  skipped %lld", (long long)s->skipped);
+    snprintf(f[SPEED], 80, "  %.0f tok/s", s->tok_s);
+    if (s->mfu >= 0) snprintf(f[MFU], 80, "  mfu %.1f%%", 100 * s->mfu);
+    snprintf(f[ETA], 80, "  ETA ");
+    duration(f[ETA] + 6, eta);
+    for (int goes = FIELDS; goes >= 1; goes--) {
+        size_t n = 0;
+        for (int i = 0; i < FIELDS; i++) n += strlen(f[i]);
+        if (width <= 0 || n <= (size_t)width) break;
+        for (int i = 0; i < FIELDS; i++)
+            if (leaves[i] == goes) *f[i] = 0;
+    }
+    *out = 0;
+    for (int i = 0; i < FIELDS; i++) strcat(out, *out ? f[i] : f[i] + strspn(f[i], " "));
+    if (width > 0 && strlen(out) > (size_t)width) out[width] = 0;
+}
+
+static void live_line(Progress *p, const char *line) {
+    fprintf(p->out, p->live ? "\r%s\x1b[K" : "%s\n", line);
+    fflush(p->out);
+    p->open = p->live;
+    p->shown = now_seconds();
+}
+
 void progress_step(Progress *p, const Shown *s, bool log) {
     double now = now_seconds();
     if (p->quiet || (p->live ? now - p->shown < 0.1 && s->step < p->total : !log)) return;
-    char line[360], val[32] = "", cr[32] = "", skipped[48] = "", eta[32];
-    duration(eta, progress_eta(p, s->step));
-    if (s->has_val) snprintf(val, sizeof val, "  val %.4f", s->val_loss);
-    if (s->reports) snprintf(cr, sizeof cr, "  cr %.2f", s->cr);
-    if (s->skipped) snprintf(skipped, sizeof skipped, "  skipped %lld", (long long)s->skipped);
-    snprintf(line, sizeof line, "step %lld/%lld%s%s  loss %.4f%s%s  lr %.2e  norm %.2f%s  %.0f tok/s  ETA %s",
-             (long long)s->step, (long long)p->total, s->stage ? " " : "", s->stage ? s->stage : "", s->loss, val, cr,
-             s->lr, s->grad_norm, skipped, s->tok_s, eta);
-    if (p->live)
-        fprintf(p->out, "\r%.*s\x1b[K", columns(p->out), line);
-    else
-        fprintf(p->out, "%s\n", line);
-    fflush(p->out);
-    p->open = p->live;
-    p->shown = now;
+    char line[PROGRESS_LINE];
+    progress_line(p, s, progress_eta(p, s->step), p->live ? columns(p->out) : 0, line);
+    live_line(p, line);
+}
+
+void progress_first(Progress *p, int micro, int of) {
+    if (p->quiet || !p->out) return;
+    if (micro && now_seconds() - p->shown < (p->live ? 0.2 : 10)) return;
+    char line[64] = "first step ...";
+    if (micro) snprintf(line, sizeof line, "first step: micro-batch %d of %d ...", micro + 1, of);
+    live_line(p, line);
 }
 
 void progress_say(Progress *p, const char *fmt, ...) {

@@ -13,6 +13,7 @@ typedef struct {
 typedef struct {
     int64_t step;
     double loss, lr, grad_norm, tok_s;
+    double mfu;      /* below 0: not known, not shown */
     double val_loss; /* shown when has_val */
     bool has_val;
     const char *stage; /* NULL: none */
@@ -24,6 +25,14 @@ typedef struct {
 void progress_open(Progress *, const Cli *, int64_t first, int64_t total, double max_seconds);
 /* A step is done. `log`: a plain line is due; a terminal's line is renewed at most ten times a second. */
 void progress_step(Progress *, const Shown *, bool log);
+/* That line. On `width` columns (0: any) fields that do not fit are left out, mfu first; the ETA stays. */
+enum { PROGRESS_LINE = 1024 };
+void progress_line(const Progress *, const Shown *, double eta, int width, char out[PROGRESS_LINE]);
+/* A sign of life, as a first step may take minutes: micro-batch `micro` (from 0) of `of` is about to be computed. The
+ * first is always told of, the others every 0.2 s on a terminal, every 10 s elsewhere. */
+void progress_first(Progress *, int micro, int of);
+/* v with `least` decimals, or with four significant digits where it is so small that these are more. Returns out. */
+const char *progress_number(char out[32], double v, int least);
 /* A line that stays. */
 void progress_say(Progress *, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* A line on stderr, whatever is quiet: something went wrong that does not end the run. */

@@ -170,7 +170,7 @@ static bool take_lock(RunDir *d, Err *e) {
 static bool see_run(RunDir *d, const char *name, void *found, Err *e) {
     (void)d, (void)e;
     if (step_of(name) >= 0 || !strcmp(name, "config.yaml") || !strcmp(name, "metrics.jsonl") ||
-        !strcmp(name, "samples.txt") || !strcmp(name, "tb"))
+        !strcmp(name, "run.jsonl") || !strcmp(name, "samples.txt") || !strcmp(name, "tb"))
         *(bool *)found = true;
     return true;
 }

@@ -3,6 +3,7 @@
  *   RUN/config.yaml     resolved settings             RUN/lock          held by flock while a process trains
  *   RUN/step-000500/    a complete checkpoint         RUN/last, best    links to checkpoints, replaced whole
  *   RUN/metrics.jsonl, RUN/samples.txt                RUN/.tmp-*        unfinished; removed by the next owner
+ *   RUN/run.jsonl      every start: provenance.h
  *
  * A name step-* appears by one rename after everything in it is on disk, and disappears by one rename before anything
  * in it is removed; so a checkpoint that can be seen is whole, wherever the process is killed. */

@@ -161,7 +161,7 @@ bool saver_poll(Trainer *t, Err *e) {
     Saver *s = t->saver;
     if (!s || !s->busy) return true;
     bool more = !atomic_load(&s->done);
-    if (s->shared && !dist_any(&t->dist, "whether the checkpoint is written", &more, 1, e)) return false;
+    if (s->shared && !dist_any(&t->dist, "whether the checkpoint is written", &more, 1, NULL, e)) return false;
     return more || next(t, e);
 }
 

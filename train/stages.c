@@ -85,7 +85,7 @@ bool stages_next(Trainer *t, Err *e) {
     t->progress = was.progress, t->chat = was.chat;
     t->saved = was.saved, t->peak_anon = was.peak_anon;
     t->val = was.val, t->val_step = was.val_step;
-    t->tokens0 = was.tokens0, t->start = was.start;
+    t->tokens0 = was.tokens0, t->start = was.start, t->before = was.before;
     t->flops = was.flops + was.flops_per_token * (double)(was.state.tokens - was.flops_from);
     t->flops_from = was.state.tokens;
     t->state = was.state;

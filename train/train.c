@@ -4,6 +4,7 @@
 #include "saver.h"
 #include "stages.h"
 #include "watch.h"
+#include "../optim/schedule.h"
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,7 +51,7 @@ static double wall(void) {
 /* Record of a validation; the best so far is saved at once, so that `best` can point to it. */
 static bool validate(Trainer *t, Err *e) {
     ValRecord v;
-    char acc[96] = "";
+    char acc[96] = "", loss[32];
     if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e)) return false;
     if (trainer_writes(t) && !journal_val(&t->metrics, &v, e)) return false;
     if (trainer_writes(t) && t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
@@ -67,19 +68,21 @@ static bool validate(Trainer *t, Err *e) {
     }
     if (v.task)
         snprintf(acc, sizeof acc, ", %.2f %% right, all of it in %.2f %% of the samples", 100 * v.acc, 100 * v.acc_all);
-    progress_say(&t->progress, "step %lld  validation loss %.4f over %lld %s%s%s", (long long)t->state.step, v.loss,
-                 (long long)v.tokens, v.task ? "answers" : "tokens", acc, best ? " (best)" : "");
+    progress_say(&t->progress, "step %lld  validation loss %s over %lld %s%s%s", (long long)t->state.step,
+                 progress_number(loss, v.loss, 4), (long long)v.tokens, v.task ? "answers" : "tokens", acc,
+                 best ? " (best)" : "");
     return !best || !t->cfg->train.keep_best || save(t, e);
 }
 
 /* What the weights that the run starts from are worth: a record alone, as no checkpoint of step 0 can be the best. */
 static bool validate_first(Trainer *t, Err *e) {
     ValRecord v;
+    char loss[32];
     if (!feed_unchanged(t, e) || !trainer_validate(t, &v, e)) return false;
     if (trainer_writes(t) && !journal_val(&t->metrics, &v, e)) return false;
     if (trainer_writes(t) && t->cfg->train.tensorboard && !events_val(&t->events, &v, wall(), e)) return false;
-    progress_say(&t->progress, "before step 1  validation loss %.4f over %lld %s", v.loss, (long long)v.tokens,
-                 v.task ? "answers" : "tokens");
+    progress_say(&t->progress, "before step 1  validation loss %s over %lld %s", progress_number(loss, v.loss, 4),
+                 (long long)v.tokens, v.task ? "answers" : "tokens");
     return true;
 }
 
@@ -99,15 +102,31 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
     r->stage = t->name;
     r->tokens = t->state.tokens;
     r->tok_s = (double)t->work_tokens / fmax(t->work_s, 1e-9);
+    r->elapsed = t->state.elapsed;
+    uint64_t windows = feed_windows(t);
+    r->has_epoch = windows > 0;
+    if (windows) r->epoch = (double)(t->first_sample + (step - t->first) * c->batch) / (double)windows;
     r->mfu = t->peak_flops > 0 ? r->tok_s * t->flops_per_token / t->peak_flops : -1;
     if (record && !journal_train(&t->metrics, r, e)) return false;
     if (record && c->tensorboard && !events_train(&t->events, r, wall(), e)) return false;
+    char loss[32], norm[32];
     if (r->skipped)
         progress_say(&t->progress,
-                     "step %lld  left out: loss %.4f, %.1f deviations above the mean, gradient norm %.2f, %.1f",
-                     (long long)step, r->loss, r->loss_z, r->grad_norm, r->norm_z);
-    Shown shown = {step,    r->loss,    r->lr, r->grad_norm, r->tok_s, t->val.loss, t->val_step >= 0,
-                   t->name, r->reports, r->cr, r->nskipped};
+                     "step %lld  left out: loss %s, %.1f deviations above the mean, gradient norm %s, %.1f",
+                     (long long)step, progress_number(loss, r->loss, 4), r->loss_z,
+                     progress_number(norm, r->grad_norm, 2), r->norm_z);
+    Shown shown = {.step = step,
+                   .loss = r->loss,
+                   .lr = r->lr,
+                   .grad_norm = r->grad_norm,
+                   .tok_s = r->tok_s,
+                   .mfu = r->mfu,
+                   .val_loss = t->val.loss,
+                   .has_val = t->val_step >= 0,
+                   .stage = t->name,
+                   .reports = r->reports,
+                   .cr = r->cr,
+                   .skipped = r->nskipped};
     progress_step(&t->progress, &shown, log || last);
     if (log) {
         watch_memory(t);
@@ -126,7 +145,9 @@ static bool after_step(Trainer *t, TrainRecord *r, bool last, Err *e) {
 /* What every rank must do or none: a signal to any of them counts, and the first one's clock. */
 static bool agree(Trainer *t, bool *signal, bool *late, Err *e) {
     bool flag[2] = {signals_seen != 0, *late && trainer_writes(t)};
-    if (t->dist.world > 1 && !dist_any(&t->dist, "whether to stop", flag, 2, e)) return false;
+    double elapsed = t->before + now_seconds() - t->start;
+    if (t->dist.world > 1 && !dist_any(&t->dist, "whether to stop", flag, 2, &elapsed, e)) return false;
+    t->state.elapsed = elapsed;
     *signal = flag[0];
     *late = flag[1];
     return true;
@@ -138,10 +159,13 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
     int64_t end = t->first + c->steps;
     double most = t->run->train.max_seconds;
     *why = STOP_STEPS;
-    bool signal, late = false;
+    bool signal, late = false, by_time = t->cfg->optim.schedule_by == SCHEDULE_BY_TIME;
     if (t->state.step == t->first) t->state.has_acc = false; /* it is of the stage before */
     if (!agree(t, &signal, &late, e)) return false;
-    while (t->state.step < end) {
+    if (t->state.step == t->first) t->state.stage_began = t->state.elapsed;
+    /* Resumed where it had ended by its time, which is still all that it has. */
+    if (by_time && t->state.step < t->run->train.steps && t->state.share >= 1 && t->before >= most) *why = STOP_TIME;
+    while (*why == STOP_STEPS && t->state.step < end) {
         if (learned(t)) {
             *why = STOP_ACCURACY;
             break;
@@ -153,6 +177,7 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         }
         double begin = now_seconds();
         int64_t before = t->state.tokens;
+        t->state.share = by_time ? schedule_share(t->state.elapsed, t->state.stage_began, most) : 0;
         if (!saver_poll(t, e) || !trainer_step(t, r, e)) return false;
         t->work_s += now_seconds() - begin;
         t->work_tokens += t->state.tokens - before;
@@ -163,7 +188,9 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
             model_stage_end(&t->model);
             dist_stage_end(&t->dist);
         }
-        late = t->state.step < t->run->train.steps && most > 0 && now_seconds() - t->start >= most;
+        /* By time the last step is one that was taken at the end of the schedule. */
+        late = by_time ? t->state.share >= 1 : most > 0 && now_seconds() - t->start >= most;
+        late = late && t->state.step < t->run->train.steps;
         if (!agree(t, &signal, &late, e)) return false;
         if (late) *why = STOP_TIME;
         if (!after_step(t, r, last || *why == STOP_TIME, e)) return false;

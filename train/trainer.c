@@ -367,7 +367,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     double sum[PARTS] = {0};
     r->parts = (TrainLosses){0};
     t->model.step = (uint64_t)t->state.step;
-    t->model.progress = (double)done / (double)c->steps;
+    t->model.progress = fmax((double)done / (double)c->steps, t->state.share);
     compression_begin(&t->compression, &c->compression, t->model.progress, c->batch);
     t->model.stat_loss = compression_stat;
     t->model.stat_ctx = &t->compression;
@@ -379,6 +379,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
         uint64_t at = (uint64_t)(k * d->world + d->rank) * (uint64_t)c->micro_batch;
         if (!feed_train(t, sample + at, c->micro_batch, e)) return false;
         for (int i = 0; i < l->batch.N; i++) t->g[i] = l->tgt[i] < 0 ? 0 : (real)(1.0 / (double)count);
+        if (t->state.step == t->progress.first) progress_first(&t->progress, k, d->micros);
         dist_micro(d, k);
         TrainLosses losses = {0};
         record_micro(t, &losses);
@@ -393,7 +394,7 @@ bool trainer_step(Trainer *t, TrainRecord *r, Err *e) {
     how.skipped = t->state.skip.skipped;
     const int64_t number = t->state.step + 1 - how.skipped;
     const bool apart = record_apart(t);
-    r->lr = schedules[o->schedule].lr(&s, done);
+    r->lr = schedules[o->schedule].lr(&s, schedule_position(&s, done, t->state.share));
     if (!dist_gradients(d, e)) return false;
     /* Where the host decides the norm comes first: once it is here a device is done with the losses, too. */
     double square = 0;

@@ -29,6 +29,10 @@ typedef struct {
     int64_t best_step;
     double acc; /* of the last validation on a task */
     Skips skip;
+    /* Seconds of the run, resumed parts added up, when the ranks last agreed on them: after the last step; and when the
+     * stage began. share: of the last step, as optim/schedule.h has it; 0 where steps move the schedule. A file of
+     * their own, clock.json, as they never repeat. */
+    double elapsed, stage_began, share;
     int format; /* of the files that it was read from */
 } TrainState;
 
@@ -90,8 +94,8 @@ typedef struct Trainer {
     Regions most[2];                    /* of a stage that is over, the largest: mapped, peaks */
     double flops;                       /* of this process in stages that are over: */
     int64_t flops_from;                 /* up to as many tokens */
-    double start;
-    bool told_replaced; /* that a path of the data names another file by now */
+    double start, before; /* now_seconds when this process began, and TrainState.elapsed of the parts before it */
+    bool told_replaced;   /* that a path of the data names another file by now */
 } Trainer;
 
 /* Device, text, model, optimizer state and buffers of cfg, the model not initialised. dry: nothing is allocated but
