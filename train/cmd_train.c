@@ -321,7 +321,9 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     TrainRecord last = {0};
     ok = find_template(t, start_dir, e) && begin(t, a, start_dir, here, e);
     if (ok) {
-        progress_open(&t->progress, cli, t->state.step, cfg->train.steps, cfg->train.max_seconds);
+        double most = cfg->train.max_seconds; /* by time, earlier parts of the run had some of it */
+        if (t->cfg->optim.schedule_by == SCHEDULE_BY_TIME) most = fmax(1, most - t->before);
+        progress_open(&t->progress, cli, t->state.step, cfg->train.steps, most);
         progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d thread%s (%s, %s)", t->dir.path,
                      model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
                      (long long)cfg->train.steps, device_threads(t->dev), device_threads(t->dev) == 1 ? "" : "s",

@@ -61,7 +61,7 @@ void progress_line(const Progress *p, const Shown *s, double eta, int width, cha
     snprintf(f[NORM], 80, "  norm %s", progress_number(number, s->grad_norm, 2));
     if (s->skipped) snprintf(f[SKIPPED], 80, "  skipped %lld", (long long)s->skipped);
     snprintf(f[SPEED], 80, "  %.0f tok/s", s->tok_s);
-    if (s->mfu >= 0) snprintf(f[MFU], 80, "  mfu %.1f%%", 100 * s->mfu);
+    if (s->mfu >= 0 && s->mfu <= 1) snprintf(f[MFU], 80, "  mfu %.1f%%", 100 * s->mfu);
     snprintf(f[ETA], 80, "  ETA ");
     duration(f[ETA] + 6, eta);
     for (int goes = FIELDS; goes >= 1; goes--) {

@@ -13,7 +13,7 @@ typedef struct {
 typedef struct {
     int64_t step;
     double loss, lr, grad_norm, tok_s;
-    double mfu;      /* below 0: not known, not shown */
+    double mfu;      /* below 0: not known, above 1: the machine was busy when its peak was measured; not shown */
     double val_loss; /* shown when has_val */
     bool has_val;
     const char *stage; /* NULL: none */
