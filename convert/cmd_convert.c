@@ -92,11 +92,12 @@ static json_t *size_json(ConvertSize s) {
 }
 static bool print_json(const ConvertOpts *o, const ConvertReport *r, Err *e) {
     const ConvertCheck *c = &r->check;
-    json_t *check = c->text ? json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:f}", "text", c->text, "tokens",
-                                        c->tokens, "max_logit_diff", number(c->logit_diff), "max_logit",
-                                        number(c->logit_max), "kl", number(c->kl), "ppl_before", number(c->ppl_before),
-                                        "ppl_after", number(c->ppl_after), "top1", c->top1)
-                            : json_null();
+    json_t *check =
+        c->text ? json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:f}", "text", c->text, "tokens", c->tokens,
+                            "max_logit_diff", number(c->logit_diff), "max_logit", number(c->logit_max), "rounding",
+                            number(c->rounding), "kl", number(c->kl), "ppl_before", number(c->ppl_before), "ppl_after",
+                            number(c->ppl_after), "top1", c->top1)
+                : json_null();
     json_t *j = json_pack("{s:o, s:o, s:s, s:s, s:b, s:s, s:s, s:o, s:o, s:o, s:I, s:f}", "src", name_json(o->src),
                           "dst", name_json(o->dst), "to", o->to, "rule", r->rule, "exact", r->exact, "rounded",
                           r->rounded, "note", r->note, "before", size_json(r->before), "after", size_json(r->after),

@@ -1,5 +1,6 @@
 /* flow.c: see flow.h. */
 #include "flow.h"
+#include "convert.h"
 #include "../layers/kv.h"
 
 enum { TABLE_BYTES = 64 << 20 }; /* of a piece of the head */
@@ -134,6 +135,17 @@ static void see_block(void *ctx, Tensor in, Tensor mid, const Kv *kv) {
     if (s->see) s->see(s->ctx, &s->view);
 }
 
+/* All later roundings fall otherwise after this, so that a nudged run is a second draw of the errors of a whole model. */
+static void nudge(const Flow *f, int l, int w, Tensor x) {
+    const uint64_t key = rng_mix(0x6e75646765, (uint64_t)l << 32 | (uint64_t)w);
+    for (size_t i = 0; f->nudge > 0 && i < tensor_count(x); i++)
+        R(x)[i] += (real)((double)R(x)[i] * f->nudge * (2 * rng_uniform(key, i) - 1));
+}
+double flow_unit(bool f64) { return f64 && sizeof(real) == 8 ? 0x1p-52 : 0x1p-23; }
+double flow_rounding(const FlowScore *again, double unit) {
+    return CONVERT_MARGIN * fmax(again->logit_diff, unit / 2 * again->logit_max);
+}
+
 bool flow_layer(Flow *f, int l, FlowSee *see, void *ctx, Err *e) {
     if (!load(f, visit_layer, l, e)) return false;
     size_t n = (size_t)(f->to - f->from);
@@ -141,6 +153,7 @@ bool flow_layer(Flow *f, int l, FlowSee *see, void *ctx, Err *e) {
         for (int k = 0; k < f->m.L; k++)
             if (f->m.layer[k].shared) f->m.kv[k] = f->kv[(size_t)k * n + (size_t)(w - f->from)];
         Tensor x = window_rows(f, w);
+        nudge(f, l, w, x);
         Seeing s = {see, ctx, {.l = l, .window = w, .x = x}};
         model_block(&f->m, &f->batch, l, x, f->y, see_block, &s);
         memcpy(x.p, f->y.p, tensor_bytes(f->y));
@@ -186,12 +199,15 @@ static const char *head_name(const Flow *f) { return f->m.cfg.tied ? "model.embe
 
 /* The stream of every window, normed for the head. */
 static bool norm_all(Flow *f, int check, Err *e) {
+    if (f->normed) return true;
     if (!load(f, visit_norm, 0, e)) return false;
     for (int w = check; w < f->to; w++) {
         Tensor x = window_rows(f, w);
+        nudge(f, f->m.L, w, x);
         model_block_norm(&f->m, &f->batch, x, f->y);
         memcpy(x.p, f->y.p, tensor_bytes(f->y));
     }
+    f->normed = true;
     return true;
 }
 

@@ -35,6 +35,10 @@ typedef struct {
     Batch batch; /* of one window */
     int *ints;
     size_t memory; /* mapped at most so far */
+    /* Set after flow_open: every number of the stream is moved by up to this share of itself, up or down, before each
+     * layer and the head; 0: not. */
+    double nudge;
+    bool normed;
 } Flow;
 /* Embeds the windows from..to-1. */
 bool flow_open(Flow *, Device *, const HfFiles *, const ModelCfg *, const Windows *, int from, int to, Err *);
@@ -42,9 +46,16 @@ bool flow_open(Flow *, Device *, const HfFiles *, const ModelCfg *, const Window
 bool flow_layer(Flow *, int l, FlowSee *, void *ctx, Err *);
 void flow_close(Flow *);
 
-/* The two models' words on the windows that both ran to the end; see ConvertCheck. Uses up their streams. */
+/* The two models' words on the windows that both ran to the end; see ConvertCheck. Their streams are then normed for
+ * the head: they may be compared again, with other models, but no layer follows. */
 typedef struct {
     int tokens;
     double logit_diff, logit_max, kl, nll_a, nll_b, top1; /* means but for the first two */
 } FlowScore;
 bool flow_compare(Flow *a, Flow *b, FlowScore *, Err *);
+/* The distance of neighbouring numbers at 1: of F32, or of F64 where nothing that a model is made of is narrower. A run
+ * nudged by it draws every rounding of a model anew. */
+double flow_unit(bool f64);
+/* The largest difference of logits that counts as rounding, where `again` compares a run with one that was nudged by
+ * `unit`: see convert.h. */
+double flow_rounding(const FlowScore *again, double unit);

@@ -41,6 +41,7 @@ struct Job {
     /* dtype of every tensor of the target; -1: as in the source */
     int as;
     size_t shard;        /* 0: one file */
+    double unit;         /* flow_unit of the target's files */
     int together;        /* layers of the source that one layer of the target is made of, at most; 0: one */
     bool fold;           /* the last norm's gain goes into the head */
     Arena layer, work;   /* tensors of one layer, given back after it; the target's own memory */

@@ -33,6 +33,8 @@ static inline Done run(const char *src, const char *dst, const char *to, const c
     d.ok = convert_run(&o, dev, &d.r, &d.e);
     device_close(dev);
     free(copy);
+    const ConvertCheck *c = &d.r.check;
+    if (c->rounding > 0) check_log("a lossless conversion", c->logit_diff / c->rounding, CONVERT_MARGIN, 0, 1);
     return d;
 }
 

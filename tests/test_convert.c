@@ -1,6 +1,7 @@
 /* test_convert.c: conversions between layouts: pooled and aligned heads and the joint decomposition against NumPy's;
  * rules that are exact, there and back; what is refused leaves nothing. */
 #include "converts.h"
+#include "../convert/flow.h"
 #include "../convert/align.h"
 
 /* ---- against NumPy -------------------------------------------------------------------------------------------------
@@ -40,8 +41,7 @@ Test(convert, bases_are_exact_and_help) {
     Done aligned = run(CASE, b, "gqa", "kv_heads=2 method=aligned", CASE "/calib.txt");
     Done mean = run(CASE, c, "gqa", "kv_heads=2", CASE "/calib.txt");
     cr_assert(turned.ok && aligned.ok && mean.ok, "%s%s%s", turned.e.msg, aligned.e.msg, mean.e.msg);
-    cr_expect(turned.r.exact && turned.r.check.logit_diff <= 1e-5 * turned.r.check.logit_max, "differs by %g of %g",
-              turned.r.check.logit_diff, turned.r.check.logit_max);
+    cr_expect(turned.r.exact && turned.r.check.logit_diff > 0, "nothing was turned");
     cr_expect(aligned.r.check.kl < 0.5 * mean.r.check.kl, "aligned %g, mean %g", aligned.r.check.kl, mean.r.check.kl);
     cr_expect_eq(turned.r.check.tokens, 64);
     free(a), free(b), free(c);
@@ -170,16 +170,15 @@ static const struct {
     {"latent no rotation wide", GQA("\"heads\":4,\"kv_heads\":4,\"rope\":\"none\""), "mla", ""},
     {"window of all", GQA(FULL), "swa", "window=32"},
 };
-/* Exact rules: the report says so, and logits differ by rounding alone (in double by no more than 1e-11). */
+/* Exact rules: the report says so, and convert_run has found no more than rounding (convert.h). */
 Test(convert, exact_rules) {
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
         char *src = model_dir(exact[i].name, exact[i].json, REAL), *to = xformat("%s to", exact[i].name),
              *dst = check_path(to);
         Done d = run(src, dst, exact[i].to, exact[i].words, NULL);
         cr_expect(d.ok && d.r.exact, "%s: %s", exact[i].name, d.e.msg);
-        double bound = (sizeof(real) == 8 ? 1e-11 : 1e-5) * d.r.check.logit_max;
-        cr_expect(d.r.check.logit_max > 1 && d.r.check.logit_diff <= bound, "%s: logits differ by %g of %g",
-                  exact[i].name, d.r.check.logit_diff, d.r.check.logit_max);
+        cr_expect(d.r.check.logit_max > 1 && (d.r.check.logit_diff == 0 || d.r.check.rounding > 0),
+                  "%s: logits up to %g", exact[i].name, d.r.check.logit_max);
         cr_expect(strstr(exact[i].words, "pad") || fabs(d.r.check.kl) < 1e-9, "%s: KL %g", exact[i].name, d.r.check.kl);
         free(src), free(to), free(dst);
     }
@@ -202,6 +201,85 @@ Test(convert, bases_of_all_kinds) {
         cr_assert(d.ok && d.r.exact, "%s: %s", json[i], d.e.msg);
         cr_expect(d.r.check.logit_diff > 0, "%s: nothing was turned", json[i]);
         free(name), free(src), free(to), free(dst), free(words);
+    }
+}
+
+/* ---- rounding and faults -------------------------------------------------------------------------------------------
+ */
+
+/* A run of a model's files over the windows, to the head. */
+static void flow_run(Flow *f, HfFiles *files, const ModelCfg *cfg, Device *dev, const Windows *win, double nudge) {
+    Err e = {0};
+    cr_assert(flow_open(f, dev, files, cfg, win, win->check, win->n, &e), "%s", e.msg);
+    f->nudge = nudge;
+    for (int l = 0; l < f->m.L; l++) cr_assert(flow_layer(f, l, NULL, NULL, &e), "%s", e.msg);
+}
+typedef struct {
+    int n, at; /* tensors seen, the one to change */
+} Fault;
+static Fault planted;
+static void see_fault(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Fault *x = f->ctx;
+    (void)flags, (void)path;
+    if (x->n++ != x->at) return;
+    for (size_t i = 0; i < tensor_count(*t); i++) R(*t)[i] *= (real)(rng_uniform(77, i) < 0.5 ? 1.001 : 0.999);
+}
+static void plant(Model *m) {
+    Fields f = {.see = see_fault, .ctx = &planted};
+    planted.n = 0;
+    model_fields(m, &m->w, &f);
+}
+/* A tensor that is off by a thousandth is found whichever it is, where a lossless conversion's own error passes: the
+ * judgement of convert_run, on models that differ so. A bias of keys without rotation moves all scores of a query alike
+ * and so changes nothing; there is none here. */
+Test(convert, faults_of_a_thousandth_are_no_rounding) {
+    static const char *const json[] = {GQA(FULL), GQA("\"heads\":4,\"head_dim\":6,\"qk_norm\":true"), SHARED, YOCO,
+                                       LATENT("\"nope_dim\":3,\"rope_dim\":4,\"q_rank\":5")};
+    for (int i = 0; i < 5; i++) {
+        char *name = xformat("sound%d", i), *src = wordy_dir(name, json[i], NULL);
+        Err e = {0};
+        ModelCfg cfg;
+        HfFiles files;
+        Windows win;
+        Device *dev;
+        Flow a, again;
+        FlowScore s;
+        const double unit = flow_unit(sizeof(real) == 8);
+        cr_assert(device_open(&dev, "cpu", 1, &e) && hf_config_read(src, &cfg, &e) &&
+                      hf_files_open(&files, src, &cfg, &e) &&
+                      windows_read(&win, src, &cfg, CASE "/calib.txt", 32, 0, 64, &e),
+                  "%s", e.msg);
+        flow_run(&a, &files, &cfg, dev, &win, 0);
+        flow_run(&again, &files, &cfg, dev, &win, unit);
+        cr_assert(flow_compare(&a, &again, &s, &e), "%s", e.msg);
+        flow_close(&again);
+        const double most = flow_rounding(&s, unit);
+        cr_expect(s.logit_diff > 0 && most < 1e-3 * s.logit_max, "%s: rounding is %g of %g", json[i], most,
+                  s.logit_max);
+        int tensors = 1;
+        for (int at = 0; at < tensors; at++) {
+            planted = (Fault){.at = at};
+            char *bad = xformat("fault%d.%d", i, at), *dir = wordy_dir(bad, json[i], plant);
+            HfFiles wrong;
+            Flow b;
+            tensors = planted.n;
+            cr_assert(hf_files_open(&wrong, dir, &cfg, &e), "%s", e.msg);
+            flow_run(&b, &wrong, &cfg, dev, &win, 0);
+            cr_assert(flow_compare(&a, &b, &s, &e), "%s", e.msg);
+            check_log("bound over a fault of a thousandth", most / s.logit_diff, 1, (size_t)at, 1);
+            cr_expect(s.logit_diff > most, "%s: tensor %d is off by a thousandth, logits by %g of %g: at most %g",
+                      json[i], at, s.logit_diff, s.logit_max, most);
+            flow_close(&b);
+            hf_files_close(&wrong);
+            free(bad), free(dir);
+        }
+        cr_expect(tensors > 10, "%d tensors", tensors);
+        flow_close(&a);
+        windows_free(&win);
+        hf_files_close(&files);
+        model_cfg_free(&cfg);
+        device_close(dev);
+        free(name), free(src);
     }
 }
 
@@ -536,7 +614,7 @@ Test(convert, exact_or_nothing) {
     cr_assert_eq(mkdir(above, 0700), 0);
     Done d = run(src, dst, "same", "rope_layout=interleaved", NULL);
     cr_expect(!d.ok && d.e.status == EXIT_WORLD, "%d %s", d.e.status, d.e.msg);
-    cr_expect(strstr(d.e.msg, "exact by algebra, but logits differ by nan"), "%s", d.e.msg);
+    cr_expect(strstr(d.e.msg, "lossless by algebra, but logits") && strstr(d.e.msg, "differ by nan"), "%s", d.e.msg);
     cr_expect_eq(check_entries(above), 0);
     free(src), free(above), free(dst);
 }
