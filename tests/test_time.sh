@@ -103,8 +103,18 @@ is epochs "$(all "$tmp/epochs/metrics.jsonl" epoch | tr '\n' ' ')" "0.25 0.5 0.7
 verdict what-a-run-was
 
 # ---- what it prints
-ok $tiny run.dir="$tmp/print" train.steps=2 optim.warmup=0
+ok $tiny run.dir="$tmp/print" train.steps=20 optim.warmup=0 train.log_every=1
 grep -q ', 1 thread (' "$tmp/out" || wrong "one thread: $(head -n 1 "$tmp/out")"
 is "signs of life" "$(grep -c '^first step' "$tmp/out")" 1
-grep '^step 1/2 ' "$tmp/out" | grep -q ' mfu [0-9.]*%  ETA ' || wrong "no mfu: $(cat "$tmp/out")"
+grep '^step ' "$tmp/out" | grep -q ' mfu [0-9.]*%  ETA ' || wrong "no mfu: $(cat "$tmp/out")"
+# A narrow terminal: what does not fit is left out, but for the ETA; a first step of a second shows how far it is.
+if script -qec true /dev/null >/dev/null 2>&1; then
+    script -qec "stty cols 45; '$prog' $tiny run.dir='$tmp/tty' train.batch=1024 train.micro_batch=1 train.steps=2 optim.warmup=0" /dev/null |
+        tr '\r' '\n' | sed 's/\x1b\[K//g' >"$tmp/out"
+    grep '^step ' "$tmp/out" | grep -v validation >"$tmp/lines"
+    grep -q '^step 2/2 .*ETA 0s$' "$tmp/lines" && [ "$(grep -c 'ETA [0-9a-z]*$' "$tmp/lines")" -eq "$(wc -l <"$tmp/lines")" ] ||
+        wrong "45 columns: $(cat "$tmp/out")"
+    awk 'length($0) > 44 { exit 1 }' "$tmp/lines" || wrong "longer than 44: $(cat "$tmp/lines")"
+    grep -q '^first step: micro-batch [0-9]* of 1024 ' "$tmp/out" || wrong "no life in the first step: $(cat "$tmp/out")"
+fi
 verdict output
