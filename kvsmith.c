@@ -1,8 +1,17 @@
 /* kvsmith.c: the table of commands. */
 #include <errno.h>
+#include <jansson.h>
+#include <oneapi/dnnl/dnnl.h>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+#include <utf8proc.h>
+#include <yaml.h>
+#include <zlib.h>
+#include <zstd.h>
 #include "model/cli.h"
+#include "ops/ops.h"
 #include "ops/procs.h"
 
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
@@ -28,7 +37,7 @@ static const Command commands[] = {
     {"compare", cmd_compare, "Train architectures alike and tell what each costs in quality, memory and speed"},
     {"data", cmd_data, "Make tokens of text, learn a tokenizer, look into sets of tokens"},
     {"device", cmd_device, "What a device says of itself"},
-    {"config", cmd_config, "Print every key of a run's configuration: type, range, default, meaning"},
+    {"config", cmd_config, "Explain every key of a run's configuration, or check a file"},
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
@@ -41,6 +50,24 @@ static void help(void) {
         "1 the world failed (disk, memory, a diverged loss); 130 interrupted, state saved.\n");
 }
 
+/* What a report of a mistake needs to know. */
+static void version(void) {
+    Device *dev;
+    Err e = {0};
+    printf("kvsmith %s\n", KVSMITH_VERSION);
+    if (device_open(&dev, "cpu", 1, &e)) {
+        printf("instruction set  %s\n", device_isa(dev));
+        device_close(dev);
+    }
+    const dnnl_version_t *dnnl = dnnl_version();
+    char pcre[64] = "";
+    pcre2_config(PCRE2_CONFIG_VERSION, pcre);
+    printf("libraries        oneDNN %d.%d.%d, libyaml %s, jansson %s, PCRE2 %s, utf8proc %s, zlib %s, zstd %s\n",
+           dnnl->major, dnnl->minor, dnnl->patch, yaml_get_version_string(), jansson_version_str(), pcre,
+           utf8proc_version(), zlibVersion(), ZSTD_versionString());
+    printf("compiler         %s\n", __VERSION__);
+}
+
 static int dispatch(int argc, char **argv) {
     Err e = {0};
     if (argc < 2) {
@@ -48,13 +75,17 @@ static int dispatch(int argc, char **argv) {
         return cli_fail(&e);
     }
     const char *name = argv[1], *names[NCOMMANDS];
-    if (!strcmp(name, "--help") || !strcmp(name, "-h")) {
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || (!strcmp(name, "help") && argc == 2)) {
         help();
         return 0;
     }
     if (!strcmp(name, "--version")) {
-        printf("kvsmith %s\n", KVSMITH_VERSION);
+        version();
         return 0;
+    }
+    if (!strcmp(name, "help")) { /* help COMMAND is COMMAND --help; a command of two words is one here */
+        char *again[] = {argv[0], argv[2], argc > 3 ? argv[3] : "--help", argc > 3 ? "--help" : NULL, NULL};
+        return argv[2][0] == '-' ? (help(), 0) : dispatch(argc > 3 ? 4 : 3, again);
     }
     for (int i = 0; i < NCOMMANDS; i++) {
         names[i] = commands[i].name;

@@ -33,15 +33,22 @@ typedef struct {
     char *word[CONVERT_WORDS];
 } Args;
 
+/* KEY=VALUE; a path may have a = behind its first /. */
+static bool setting(const char *arg) {
+    const char *eq = strchr(arg, '=');
+    return eq && !memchr(arg, '/', (size_t)(eq - arg));
+}
+
 static bool take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
+    const bool word = key == CLI_ARG && setting(arg);
     switch (key) {
     case CLI_ARG:
-        if (!strchr(arg, '=') && !a->o.src)
+        if (!word && !a->o.src)
             a->o.src = arg;
-        else if (!strchr(arg, '=') && !a->o.dst)
+        else if (!word && !a->o.dst)
             a->o.dst = arg;
-        else if (!strchr(arg, '='))
+        else if (!word)
             return err_input(e, "convert: unexpected word '%.100s'; expected KEY=VALUE", arg);
         else if (a->o.nword == CONVERT_WORDS)
             return err_input(e, "convert: more than %d key=value words", CONVERT_WORDS);
@@ -208,7 +215,9 @@ int cmd_convert(int argc, char **argv) {
         return cli_fail(&e);
     }
     if (!a.plan && (!a.o.src || !a.o.dst || !a.o.to)) {
-        err_input(&e, "convert: expected SRC DST --to LAYOUT; see kvsmith convert --help");
+        const char *found = !a.o.src ? "without SRC" : !a.o.dst ? "without DST" : "without --to";
+        err_input(&e, "convert: expected SRC DST --to LAYOUT, got words %s%s; see kvsmith convert --help", found,
+                  !a.o.dst && a.o.nword ? " (a path with = is written ./a=b)" : "");
         return cli_fail(&e);
     }
     if (cli.bf16) {

@@ -34,7 +34,7 @@ typedef struct {
          "similar",                                                                                              \
          0,                                                                                                      \
          0,                                                                                                      \
-         "aligned: which heads come together: similar ones, or neighbours",                                      \
+         "aligned: which heads come together: similar ones (by what they compute), or adjacent ones",            \
          partitions,                                                                                             \
          0},                                                                                                     \
         {"seed", KEY_LONG, offsetof(Cfg, seed), "0", 0, 9e15, "random: of the new weights", 0, 0}, {             \

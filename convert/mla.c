@@ -380,13 +380,15 @@ static bool layer(Job *j, int l, Err *e) {
     return true;
 }
 
-const Target mla_target = {.name = "mla",
-                           .exact = "without rank: exact; with: approximate",
-                           .needs = "no QK-norm; rank: --calib",
-                           .about = "latents and rotated keys in every gqa layer",
-                           .keys = keys,
-                           .cfg_size = sizeof(Cfg),
-                           .plan = plan,
-                           .layer = layer,
-                           .see = see,
-                           .memory = memory};
+const Target mla_target = {
+    .name = "mla",
+    .exact = "without rank: exact; with: approximate",
+    .needs = "no QK-norm; without rank, where k and v have biases: kv_heads (2 head_dim - rotated) <= "
+             "d_model; rank: --calib",
+    .about = "latents and rotated keys in every gqa layer",
+    .keys = keys,
+    .cfg_size = sizeof(Cfg),
+    .plan = plan,
+    .layer = layer,
+    .see = see,
+    .memory = memory};

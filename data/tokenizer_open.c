@@ -1,6 +1,7 @@
 /* tokenizer_open.c: a tokenizer as settings and options name it. */
 #include <sys/stat.h>
 #include "../ops/file.h"
+#include "../ops/text.h"
 #include "tokenizer.h"
 
 static bool load(Tokenizer *t, const char *name, Err *e) {
@@ -9,6 +10,9 @@ static bool load(Tokenizer *t, const char *name, Err *e) {
         *t = tokenizer_byte();
         return true;
     }
+    char hub[200];
+    if (stat(name, &st) && *hub_text(name, "tokenizer.json", hub))
+        return err_input(e, "cannot open %s: no such file%s", name, hub);
     if (stat(name, &st) || !S_ISDIR(st.st_mode)) return tokenizer_load(t, name, e);
     if (file_exists(name, "tokenizer.json")) {
         char *path = xformat("%s/tokenizer.json", name);

@@ -250,7 +250,10 @@ static bool task_eval(Args *a, const Cli *cli, Err *e) {
         char names[160] = "ppl, choices";
         for (int i = 0; tasks[i]; i++)
             snprintf(names + strlen(names), sizeof names - strlen(names), ", %s", tasks[i]->name);
-        return err_input(e, "eval: expected one of %s, got '%.80s'", names, a->task);
+        return err_input(e,
+                         "eval: expected one of %s, got '%.40s'; a benchmark of multiple choice is a file of lines "
+                         "{\"ctx\": TEXT, \"cont\": [TEXT...], \"gold\": 0}: eval MODEL choices --data FILE.jsonl",
+                         names, a->task);
     }
     if (alien && !a->task) return err_input(e, "eval: %s is not of a task; expected MODEL ppl or MODEL choices", alien);
     if (alien) return err_input(e, "eval %s: %s is not of a task", a->task, alien);

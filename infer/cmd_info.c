@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <fnmatch.h>
 #include <sys/stat.h>
+#include "../ops/text.h"
 #include "../model/cost.h"
 #include "../model/data_cfg.h"
 #include "../model/hf.h"
@@ -260,6 +261,8 @@ int cmd_info(int argc, char **argv) {
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
-    bool dir = stat(a.model, &st) == 0 && S_ISDIR(st.st_mode);
+    bool there = stat(a.model, &st) == 0, dir = there && S_ISDIR(st.st_mode);
+    char hub[200];
+    dir |= !there && *hub_text(a.model, "", hub); /* which is then said not to be there */
     return (dir ? info_dir(&a, &cli, &e) : info_config(&a, &cli, &e)) ? 0 : cli_fail(&e);
 }

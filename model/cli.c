@@ -1,5 +1,7 @@
 #include "cli.h"
+#include "../ops/file.h"
 #include "../ops/isa.h"
+#include "../ops/text.h"
 #include "hints.h"
 #include "schema.h"
 #include <ctype.h>
@@ -232,9 +234,17 @@ static bool has_config(const char *dir) {
 bool model_dir_resolve(const char *path, char out[4096], Err *e) {
     struct stat st;
     if (strlen(path) > 2048) return err_input(e, "model path: longer than 2048 bytes");
-    if (stat(path, &st)) return err_errno(e, "model", path);
+    if (stat(path, &st)) {
+        char hub[200];
+        int why = errno;
+        if (why == ENOENT && *hub_text(path, "", hub)) return err_input(e, "model %s: no such directory%s", path, hub);
+        errno = why;
+        return err_errno(e, "model", path);
+    }
     if (!S_ISDIR(st.st_mode))
-        return err_input(e, "model %.180s: expected a directory with config.json or a run folder, got a file", path);
+        return err_input(e, "model %.150s: expected a directory with config.json or a run folder, got a %sfile%s", path,
+                         file_is_gguf(path) ? "GGUF " : "",
+                         file_is_gguf(path) ? "; take the Hugging Face directory that it was made from" : "");
     snprintf(out, 4096, "%s", path);
     if (has_config(path)) return true;
     static const char *const links[] = {"best", "last"};

@@ -4,11 +4,41 @@
 
 int cmd_config(int argc, char **argv);
 
+enum { OVERRIDES_MAX = 256 };
+typedef struct {
+    bool markdown;
+    const char *file;
+    int n;
+    char *override[OVERRIDES_MAX];
+} Args;
+
 static bool take(void *ctx, int key, const char *arg, Err *e) {
-    (void)arg, (void)e;
-    CHECK(key == 'm', "option %d", key);
-    *(bool *)ctx = true;
+    Args *a = ctx;
+    if (key == 'm')
+        a->markdown = true;
+    else if (!a->file)
+        a->file = arg;
+    else if (a->n == OVERRIDES_MAX)
+        return err_input(e, "more than %d key=value words", OVERRIDES_MAX);
+    else
+        a->override[a->n++] = (char *)arg;
     return true;
+}
+
+/* All that a run would refuse before it opens its files; the settings as it would have them. */
+static int check(const Args *a, const Cli *cli) {
+    Config *c = xcalloc(1, sizeof *c);
+    Err e = {0};
+    char *text = NULL;
+    bool ok = config_read(c, a->file, a->n, a->override, &e);
+    if (ok) {
+        ok = config_trainable(c, &e);
+        if (ok && !cli->quiet) fputs(text = config_text(c), stdout);
+        config_free(c);
+    }
+    free(text);
+    free(c);
+    return ok ? 0 : cli_fail(&e);
 }
 
 static void json_key(Writer *w, const char *name, const char *value) {
@@ -84,16 +114,26 @@ static void json_document(FILE *f) {
 
 int cmd_config(int argc, char **argv) {
     static const struct argp_option options[] = {{"markdown", 'm', 0, 0, "Print Markdown", 0}, {0}};
-    static const CliSpec spec = {.doc = "Prints every key of a run's configuration: type, range, default, meaning.",
-                                 .options = options,
-                                 .take = take};
+    static const CliSpec spec = {
+        .args = "[CONFIG.yaml [KEY=VALUE...]]",
+        .doc = "Without a file: prints every key of a run's configuration with its type, range, default and meaning. "
+               "With one: checks it, and prints all settings as a run would use them, defaults included.",
+        .options = options,
+        .take = take,
+        .max_args = -1};
     Cli cli;
-    bool markdown = false;
+    Args a = {0};
+    Err e = {0};
     int status;
-    if (!cli_parse(&spec, &cli, &markdown, argc, argv, &status)) return status;
+    if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    if (a.file && (cli.json || a.markdown)) {
+        err_input(&e, "config: %s prints the keys; give it no file", cli.json ? "--json" : "--markdown");
+        return cli_fail(&e);
+    }
+    if (a.file) return check(&a, &cli);
     if (cli.json)
         json_document(stdout);
     else
-        config_document(stdout, markdown);
+        config_document(stdout, a.markdown);
     return 0;
 }

@@ -222,6 +222,10 @@ bool config_same_run(const Config *saved, const Config *now, Err *e) {
     return compare(saved, now, (Walk){same_anyway, "that would be another run", e});
 }
 
+/* What to do comes first: the end of a long line is cut. */
+static const char begun[] = "that may not change on resume: leave it as it was, or begin a run in another run.dir with "
+                            "init_from: this one";
+
 bool config_resumable(const Config *saved, const Config *now, int64_t step, Err *e) {
     int last = config_stage_at(saved, step);
     if (!saved->nstages != !now->nstages)
@@ -239,7 +243,7 @@ bool config_resumable(const Config *saved, const Config *now, int64_t step, Err 
         if (k < last ? a.steps != b.steps : now->nstages && b.first + b.steps < step)
             return err_input(e, "stages.%d.steps: %lld, but the run has done %lld steps of stage %s", k,
                              (long long)b.steps, (long long)(k < last ? a.steps : step - a.first), a.name);
-        if (!compare(a.cfg, b.cfg, (Walk){may_differ, "that may not change on resume", &why}))
+        if (!compare(a.cfg, b.cfg, (Walk){may_differ, begun, &why}))
             return err_input(e, now->nstages ? "stage %s: %.250s" : "%s%s", a.name, why.msg);
     }
     return true;
@@ -262,7 +266,9 @@ static void section(FILE *f, bool markdown, const char *title, const char *note,
 void config_document(FILE *f, bool markdown) {
     char title[128];
     static const char intro[] = "Settings of a run: a YAML file, then key=value on the command line, in order\n"
-                                "(model.layers=4, data.train='[a.txt, b.txt]'). Unknown keys are errors.";
+                                "(model.layers=4, data.train='[a.txt, b.txt]'). Unknown keys are errors.\n"
+                                "Numbers may be written 10k, 1.5M, 2G, 10_000 and 1e4, also where whole numbers are\n"
+                                "expected. kvsmith config FILE checks a file and prints the settings of its run.";
     fprintf(f, markdown ? "# Settings\n\n%s\n" : "%s\n", intro);
     section(f, markdown, "run", "", run_keys, "run.");
     section(f, markdown, "model", "", model_keys, "model.");

@@ -226,6 +226,12 @@ static bool keys_known(const HfFile *f, const HfType *type) {
         bool empty = (!strcmp(key, "quantization_config") || !strcmp(key, "pruned_heads")) && json_is_object(v) &&
                      !json_object_size(v);
         if (json_is_null(v) || json_is_false(v) || empty || listed(common, key) || listed(type->keys, key)) continue;
+        const char *method = json_string_value(json_object_get(v, "quant_method"));
+        if (!strcmp(key, "quantization_config"))
+            return err_input(f->e,
+                             "%s: this is a checkpoint quantised by %.40s, which is not read; start from the "
+                             "unquantised model",
+                             f->path, method ? method : "a method without a name");
         return err_input(f->e,
                          "%s: \"%.80s\" is not supported of model_type %s; remove it if the model does not need it",
                          f->path, key, type->type);
@@ -249,6 +255,34 @@ const HfType *hf_type_of(const ModelCfg *c) {
     return NULL;
 }
 
+/* Families that people have and that are not read: what they are beside those that are. "": not known. */
+static const char *family_of(const char *type) {
+    static const struct {
+        const char *type, *what;
+    } families[] = {{"phi3", "a llama whose q, k, v and whose gate, up are joined; split them and it is one"},
+                    {"mixtral", "a mistral with experts"},
+                    {"qwen2_moe", "a qwen2 with experts"},
+                    {"qwen3_moe", "a qwen3 with experts"},
+                    {"qwen3_next", "gated delta rule beside gated attention, with experts"},
+                    {"gemma", "norms of 1 + w and a scaled embedding"},
+                    {"gemma2", "norms of 1 + w behind each part, and capped logits"},
+                    {"gemma3", "norms of 1 + w behind each part; take a text model of another family"},
+                    {"gemma3_text", "norms of 1 + w behind each part"},
+                    {"olmo2", "a llama with its norms behind each part"},
+                    {"smollm3", "a llama with layers without rotation"},
+                    {"granite", "a llama with factors on embedding, residuals and logits"},
+                    {"gpt_oss", "experts, attention sinks and 4-bit weights"},
+                    {"mamba2", "the mixer mamba2 is here, its published files are not read"},
+                    {"kimi_linear", "the mixers kda and mla are here, its published files are not read"},
+                    {"deepseek_v2", "near deepseek_v3, which is read"},
+                    {"llama4", "experts and chunked attention"},
+                    {"t5", "an encoder and a decoder; here are decoders alone"},
+                    {"bert", "an encoder; here are decoders alone"}};
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (!strcmp(type, families[i].type)) return families[i].what;
+    return "";
+}
+
 bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
     char *path = xformat("%s/config.json", dir), *where = NULL;
     json_t *j = json_read(path, e), *own = NULL;
@@ -270,13 +304,15 @@ bool hf_config_read(const char *dir, ModelCfg *c, Err *e) {
             own = NULL;
         }
     } else if (j) {
+        const char *near = name ? family_of(name) : "";
         err_input(e,
                   "%s: \"model_type\": expected llama, mistral, qwen2, qwen3, gpt2, gpt_neox, deepseek_v3 or kvsmith, "
-                  "found %.60s",
+                  "found %.60s%s%s%s",
                   path,
                   name   ? name
                   : type ? type_name(type)
-                         : "nothing");
+                         : "nothing",
+                  *near ? " (" : "", near, *near ? ")" : "");
     }
     if (own) {
         char *text = json_dumps(own, JSON_COMPACT);

@@ -338,8 +338,12 @@ bool st_open_dir(St *st, const char *dir, Err *e) {
     }
     *st = (St){.path = xstrdup(dir)};
     if (!file_exists(dir, "model.safetensors.index.json"))
-        err_input(e, "%s: neither model.safetensors nor model.safetensors.index.json is there%s", dir,
-                  file_exists(dir, "pytorch_model.bin") ? "; save pytorch_model.bin again as safetensors" : "");
+        err_input(e, "%.100s: %s", dir,
+                  file_exists(dir, "pytorch_model.bin")
+                      ? "pytorch_model.bin is not read; run there: python3 -c \"import torch as t,safetensors.torch as "
+                        "s;s.save_file({k:v.contiguous().clone() for k,v in "
+                        "t.load('pytorch_model.bin').items()},'model.safetensors')\""
+                      : "neither model.safetensors nor model.safetensors.index.json is there");
     else {
         char *index = xformat("%s/model.safetensors.index.json", dir);
         json_t *j = json_read(index, e);

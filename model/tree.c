@@ -308,6 +308,12 @@ Node *tree_json(const char *text, size_t n, const char *where, Err *e) {
 Node *tree_yaml_file(const char *path, Err *e) {
     FileMap m;
     if (!file_map(&m, path, e)) return NULL;
+    if (m.n >= 4 && !memcmp(m.p, "GGUF", 4)) {
+        err_input(e, "%.150s: is a GGUF file; expected settings, or the Hugging Face directory that it was made from",
+                  path);
+        file_unmap(&m);
+        return NULL;
+    }
     Node *x = tree_yaml((const char *)m.p, m.n, path, e);
     file_unmap(&m);
     return x;

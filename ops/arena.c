@@ -1,5 +1,6 @@
 /* arena.c: regions, guards, poison. */
 #include "arena.h"
+#include "text.h"
 #include <sys/mman.h>
 
 enum { TAKES = 1024, ALIGN = 64, GUARD = 64, GUARD_BYTE = 0xA5, POISON_AHEAD = 1 << 16 };
@@ -13,9 +14,10 @@ bool arena_open_at(Arena *a, const Memory *home, const char *name, size_t size, 
     /* Mapped, not malloc'ed: zero pages cost nothing until they are touched, and closing gives them back at once. */
     void *p =
         home ? home->take(home, room) : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char want[24];
     if (home ? !p : p == MAP_FAILED)
-        return err_world(e, "out of %smemory: %zu bytes for %s; a smaller batch or model needs less",
-                         home ? "device " : "", size, name);
+        return err_world(e, "out of %smemory: %s for %s; a smaller batch or model needs less (kvsmith train --plan)",
+                         home ? "device " : "", bytes_text(size, want), name);
     /* Pages of 2 MB where the system has them to give: rows that lie apart cost the processor no look-up each. Only a
      * wish, so its answer does not matter. */
     if (!home) (void)madvise(p, room, MADV_HUGEPAGE);

@@ -36,6 +36,14 @@ bool file_map(FileMap *m, const char *path, Err *e) {
     return true;
 }
 
+bool file_is_gguf(const char *path) {
+    char magic[4] = "";
+    FILE *f = fopen(path, "re");
+    bool yes = f && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4);
+    if (f) fclose(f);
+    return yes;
+}
+
 void file_unmap(FileMap *m) {
     if (m->p) munmap((void *)m->p, m->n);
     *m = (FileMap){0};

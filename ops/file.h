@@ -16,6 +16,8 @@ typedef struct {
 /* Map a regular file read-only. Anything else (directory, pipe, device) is EXIT_INPUT. */
 bool file_map(FileMap *, const char *path, Err *);
 void file_unmap(FileMap *);
+/* It begins as llama.cpp's models do. */
+bool file_is_gguf(const char *path);
 /* A regular file exists at DIR/NAME (a link to one counts). */
 bool file_exists(const char *dir, const char *name);
 

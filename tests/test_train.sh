@@ -126,7 +126,7 @@ refused 2 "nosuch.txt" $tiny "$new" data.train=nosuch.txt
 head -c 90 data/kjv.txt >"$tmp/short.txt"
 refused 2 "data.train" $tiny "$new" data.train="$tmp/short.txt" data.val=README.md data.seq_len=100
 refused 2 "max_positions\|seq_len" $tiny "$new" data.seq_len=100 model.max_positions=99
-refused 1 "bytes of memory" $tiny "$new" train.batch=131072 train.micro_batch=131072 model.layers=250
+refused 1 "iB of memory" $tiny "$new" train.batch=131072 train.micro_batch=131072 model.layers=250
 refused 2 "run.dir" $tiny run.dir=
 refused 2 "vocab" $tiny "$new" model.vocab=200
 refused 2 "init_from" $tiny "$new" init_from="$tmp"

@@ -3,6 +3,7 @@
 #include "record.h"
 #include "saver.h"
 #include "watch.h"
+#include "../ops/text.h"
 #include "../infer/bench.h"
 #include "../infer/generate.h"
 #include "../model/cost.h"
@@ -297,12 +298,13 @@ bool trainer_fits(const Trainer *t, Err *e) {
     size_t others = t->comm && t->comm->ops ? (size_t)imax(1, t->comm->locals) - 1 : 0, copy = 0;
     if (saver_region(t)) copy = saver_region(t)->peak;
     size_t need = r.host + others * (r.host - copy);
+    char a[24], b[24];
     if (!room || need <= room) return true;
     return err_world(
         e,
-        "the run needs %zu bytes of memory%s, %zu are free; a smaller train.micro_batch, data.seq_len or model "
-        "needs less, see --plan",
-        need, others ? " for all ranks of this host" : "", room);
+        "the run needs %s of memory%s, %s are free; a smaller train.micro_batch, data.seq_len or model needs less: "
+        "--plan prints what each part takes",
+        bytes_text(need, a), others ? " for all ranks of this host" : "", bytes_text(room, b));
 }
 
 /* ---- the parts of the loop ------------------------------------------------------------------------------------------
