@@ -1,4 +1,5 @@
 /* windows.c: the text that a conversion looks at, as windows of ids. */
+#include "../data/source.h"
 #include "../data/tokenizer.h"
 #include "flow.h"
 
@@ -22,6 +23,20 @@ static const char prose[] =
     "back to his nets. Marta said nothing. She took the rope when it was thrown to her, made it fast to the ring in "
     "the wall, and counted the boats again: ten, eleven.\n";
 
+/* The beginning of a text, documents of JSONL one after the other. */
+typedef struct {
+    Buf text;
+    size_t most;
+    bool enough;
+} Beginning;
+static bool begin_with(void *ctx, const char *s, size_t n, bool end, Err *e) {
+    Beginning *b = ctx;
+    (void)e;
+    buf_put(&b->text, s, zmin(n, b->most - b->text.n));
+    if (end && b->text.n < b->most) buf_put(&b->text, "\n", 1);
+    return !(b->enough = b->text.n == b->most);
+}
+
 /* `most`: bytes of the text that are looked at, so that a text of any length will do. */
 static bool encode(const char *dir, const char *text, size_t most, Ids *ids, int vocab, bool *none, Err *e) {
     Tokenizer tk;
@@ -33,17 +48,22 @@ static bool encode(const char *dir, const char *text, size_t most, Ids *ids, int
     if (!ok)
         return !text || err_input(e, "--calib: %.230s",
                                   why.status ? why.msg : "the source has no tokenizer.json to make ids of a text");
-    FileMap f = {(const unsigned char *)prose, sizeof prose - 1};
-    if (text && !file_map(&f, text, e)) {
-        tokenizer_close(&tk);
-        return false;
+    Beginning b = {.most = most};
+    SourceCfg c = {.sink = begin_with, .ctx = &b, .lift = ""};
+    if (text) {
+        c.jsonl_key = source_key(text);
+        ok = source_read(&c, text, &why) || b.enough;
+        if (!ok) err_input(e, "--calib: %.280s", why.msg), e->status = why.status;
+        if (ok && !b.enough && !c.jsonl_key) b.text.n--; /* the end of a text that is one document */
+    } else {
+        buf_put(&b.text, prose, zmin(sizeof prose - 1, most));
     }
-    if (tk.eot >= 0) ids_push(ids, tk.eot);
-    ok = tokenizer_encode(&tk, f.n ? (const char *)f.p : "", zmin(f.n, most), 0, ids, e);
+    if (ok && tk.eot >= 0) ids_push(ids, tk.eot);
+    ok = ok && tokenizer_encode(&tk, b.text.at, b.text.n, 0, ids, e);
     for (size_t i = 0; ok && i < ids->n; i++)
         if (ids->id[i] >= vocab)
             ok = err_input(e, "%s/tokenizer.json: id %d, but the model's vocabulary is %d", dir, ids->id[i], vocab);
-    if (text) file_unmap(&f);
+    buf_free(&b.text);
     tokenizer_close(&tk);
     return ok;
 }

@@ -11,6 +11,7 @@
  */
 
 enum { CHUNK = 1 << 20 };
+static const char STDIN[] = "-";
 typedef enum { PLAIN, GZIP, ZSTD } Packing;
 typedef struct {
     const SourceCfg *cfg;
@@ -20,6 +21,7 @@ typedef struct {
     unsigned char *in, *out; /* (CHUNK) as on disk; unpacked */
     size_t nin, at;          /* of `in`, those already unpacked */
     bool over, inside;       /* no more on disk; a compressed part has begun and not ended */
+    TextCheck check;
     z_stream z;
     ZSTD_DStream *zstd;
 } In;
@@ -40,16 +42,19 @@ bool zstd_begins(const unsigned char *p, size_t n) {
 
 static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
     struct stat st;
-    *f = (In){.cfg = cfg, .path = path, .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    bool piped = !strcmp(path, STDIN);
+    *f = (In){.cfg = cfg, .path = piped ? "standard input" : path};
+    f->fd = piped ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    f->check = (TextCheck){.name = f->path, .lift = cfg->lift};
     if (f->fd < 0) return err_errno(e, "cannot open", path);
-    if (fstat(f->fd, &st)) return err_errno(e, "cannot read", path);
-    if (!S_ISREG(st.st_mode))
+    if (fstat(f->fd, &st)) return err_errno(e, "cannot read", f->path);
+    if (!piped && !S_ISREG(st.st_mode))
         return err_input(e, "%s: expected a file, found a %s", path,
                          S_ISDIR(st.st_mode) ? "directory" : "device or pipe");
     f->in = xcalloc(CHUNK, 1);
     f->out = xcalloc(CHUNK, 1);
     if (!refill(f, e)) return false;
-    if (!f->nin) return err_input(e, "%s: is empty, expected text", path);
+    if (!f->nin) return err_input(e, "%s: is empty, expected text", f->path);
     if (f->nin > 2 && f->in[0] == 0x1f && f->in[1] == 0x8b) f->packing = GZIP;
     if (zstd_begins(f->in, f->nin)) f->packing = ZSTD;
     if (f->packing == GZIP) CHECK(inflateInit2(&f->z, 15 + 16) == Z_OK, "zlib cannot begin");
@@ -62,7 +67,7 @@ static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
 static void in_close(In *f) {
     if (f->packing == GZIP) inflateEnd(&f->z);
     ZSTD_freeDStream(f->zstd);
-    if (f->fd >= 0) close(f->fd);
+    if (f->fd > STDIN_FILENO) close(f->fd);
     free(f->in);
     free(f->out);
 }
@@ -109,6 +114,11 @@ static bool in_next(In *f, const char **s, size_t *n, Err *e) {
     return true;
 }
 
+/* The same, which must be text. */
+static bool text_next(In *f, const char **s, size_t *n, Err *e) {
+    return in_next(f, s, n, e) && (*n ? text_check(&f->check, *s, *n, e) : text_check_end(&f->check, e));
+}
+
 /* ---- documents ------------------------------------------------------------------------------------------------------
  */
 
@@ -133,7 +143,7 @@ static bool raw(In *f, Held *h, Err *e) {
     const char *s;
     size_t n;
     for (;;) {
-        if (!in_next(f, &s, &n, e)) return false;
+        if (!text_next(f, &s, &n, e)) return false;
         if (!n) break;
         hold(h, s, n);
         size_t done = 0;
@@ -148,6 +158,20 @@ static bool raw(In *f, Held *h, Err *e) {
     return c->sink(c->ctx, h->at, h->n, true, e);
 }
 
+/* What a line holds in place of a text at the key. */
+static bool no_text(const In *f, const json_t *j, const char *where, Err *e) {
+    static const char *const talks[] = {"messages", "conversations", "instruction"};
+    const char *key = f->cfg->jsonl_key;
+    for (size_t i = 0; i < sizeof talks / sizeof *talks; i++)
+        if (json_object_get(j, talks[i]))
+            return err_input(e,
+                             "%s: expected text at the key \"%.40s\", found \"%s\": conversations are trained on with "
+                             "data.sft.template (chatml, llama3, ...)",
+                             where, key, talks[i]);
+    return err_input(
+        e, "%s: expected text at the key \"%.40s\", found %s; kvsmith data tokenize --jsonl-key reads another", where,
+        key, json_object_get(j, key) ? "something else" : "no such key");
+}
 static bool line_text(const In *f, const char *s, size_t n, size_t number, Err *e) {
     const SourceCfg *c = f->cfg;
     size_t blank = 0;
@@ -157,9 +181,7 @@ static bool line_text(const In *f, const char *s, size_t n, size_t number, Err *
     json_t *j = json_parse(s, n, where, NULL, e);
     const json_t *text = json_object_get(j, c->jsonl_key);
     bool ok = j != NULL;
-    if (ok && !json_is_string(text))
-        ok = err_input(e, "%s: expected text at the key \"%.40s\", found %s; --jsonl-key names another", where,
-                       c->jsonl_key, text ? "something else" : "no such key");
+    if (ok && !json_is_string(text)) ok = no_text(f, j, where, e);
     ok = ok && c->sink(c->ctx, json_string_value(text), json_string_length(text), true, e);
     json_decref(j);
     free(where);
@@ -169,7 +191,7 @@ static bool jsonl(In *f, Held *h, Err *e) {
     const char *s;
     size_t n, number = 0;
     for (;;) {
-        if (!in_next(f, &s, &n, e)) return false;
+        if (!text_next(f, &s, &n, e)) return false;
         if (!n) break;
         size_t from = h->n, done = 0; /* no line ends before `from` */
         hold(h, s, n);
@@ -194,8 +216,17 @@ bool source_read(const SourceCfg *c, const char *path, Err *e) {
     return ok;
 }
 
+const char *source_key(const char *path) {
+    static const char *const tail[] = {".jsonl", ".jsonl.gz", ".jsonl.zst"};
+    for (size_t i = 0, n = strlen(path), k; i < sizeof tail / sizeof *tail; i++)
+        if ((k = strlen(tail[i])) < n && !strcmp(path + n - k, tail[i])) return "text";
+    return NULL;
+}
+
 bool source_size(const char *path, size_t *size, Err *e) {
     struct stat st;
+    *size = 0;
+    if (!strcmp(path, STDIN)) return true;
     if (stat(path, &st)) return err_errno(e, "cannot open", path);
     *size = S_ISREG(st.st_mode) ? (size_t)st.st_size : 0;
     return true;

@@ -2,6 +2,7 @@
 #include "text.h"
 #include "../ops/file.h"
 #include "pool.h"
+#include "source.h"
 
 bool text_unescape(const char *s, const char *key, char **out, size_t *n, Err *e) {
     static const char from[] = "nrtf\\", to[] = "\n\r\t\f\\";
@@ -38,10 +39,11 @@ typedef struct {
     const StreamSpec *spec;
     const Tokenizer *t;
     char *sep;
-    size_t nsep, total; /* total: bytes of text */
-    Source *file;       /* (nfile): ntrain, then val */
-    int nfile, nparts;  /* nparts: of training; val is one more */
-    bool own;           /* val is a file */
+    size_t nsep, total;        /* total: bytes of text */
+    Paths path;                /* of `file` */
+    Source *file;              /* (nfile): ntrain, then val */
+    int nfile, ntrain, nparts; /* nparts: of training; val is one more */
+    bool own;                  /* val is a file */
     IdType type;
     Grow grow[PARTS_MAX + 1];
 } Plan;
@@ -52,19 +54,28 @@ static bool text_map(FileMap *m, const char *path, Err *e) {
     return m->n > 0 || err_input(e, "text %s: is empty, expected text to train or validate on", path);
 }
 
-static bool plan_file(Plan *p, int i, const char *path, Err *e) {
+static const char *key_of(const StreamSpec *s) { return s->key ? s->key : "data.train"; }
+static bool plan_file(Plan *p, int i, Err *e) {
     Source *f = &p->file[i];
     FileMap m;
-    f->path = path;
-    if (!set_kind(path, &f->kind, e)) return false;
+    Err why = {0};
+    const char *path = f->path = p->path.path[i];
+    if (!set_kind(path, &f->kind, &why)) {
+        snprintf(e->msg, sizeof e->msg, "%s: %.*s", i < p->ntrain ? key_of(p->spec) : "data.val",
+                 (int)sizeof e->msg - 40, why.msg);
+        e->status = why.status;
+        return false;
+    }
     if (f->kind == SET_TEXT) {
         if (!text_map(&m, path, e)) return false;
         f->size = m.n;
         p->total += m.n;
         file_unmap(&m);
     }
-    bool joins = i && f->kind == SET_TEXT && f[-1].kind == SET_TEXT && !p->spec->weight && i < p->spec->ntrain;
-    f->part = i == p->spec->ntrain ? p->nparts : joins ? f[-1].part : p->nparts++;
+    bool joins = i && f->kind == SET_TEXT && f[-1].kind == SET_TEXT && !p->spec->weight && i < p->ntrain;
+    if (!joins && i < p->ntrain && p->nparts == PARTS_MAX)
+        return err_input(e, "%s: more than %d sets of ids; give fewer, larger ones", key_of(p->spec), PARTS_MAX);
+    f->part = i == p->ntrain ? p->nparts : joins ? f[-1].part : p->nparts++;
     p->grow[f->part].name = path;
     return true;
 }
@@ -86,17 +97,35 @@ static bool plan_room(Plan *p, Err *e) {
 }
 
 static void plan_close(Plan *p) {
+    paths_free(&p->path);
     free(p->sep);
     free(p->file);
+}
+static bool plan_paths(Plan *p, Err *e) {
+    const StreamSpec *spec = p->spec;
+    for (int i = 0; i < spec->ntrain; i++) {
+        int before = p->path.n;
+        if (!paths_add(&p->path, spec->train[i], key_of(spec), e)) return false;
+        if (spec->weight && p->path.n != before + 1)
+            return err_input(
+                e, "%s: %.150s has a weight and names %d files; give each its own weight, or make a set of them",
+                key_of(spec), spec->train[i], p->path.n - before);
+    }
+    p->ntrain = p->path.n;
+    if (p->own) {
+        p->path.path = xrealloc(p->path.path, (size_t)p->path.n + 1, sizeof *p->path.path);
+        p->path.path[p->path.n++] = xstrdup(spec->val);
+    }
+    p->nfile = p->path.n;
+    p->file = xcalloc((size_t)p->nfile, sizeof *p->file);
+    return true;
 }
 static bool plan_open(Plan *p, const StreamSpec *spec, const Tokenizer *t, Err *e) {
     *p = (Plan){.spec = spec, .t = t, .own = spec->val && *spec->val};
     CHECK(spec->ntrain >= 1 && spec->ntrain <= PARTS_MAX, "%d files", spec->ntrain);
     if (!text_unescape(spec->separator ? spec->separator : "", "data.separator", &p->sep, &p->nsep, e)) return false;
-    p->nfile = spec->ntrain + p->own;
-    p->file = xcalloc((size_t)p->nfile, sizeof *p->file);
-    bool ok = true;
-    for (int i = 0; ok && i < p->nfile; i++) ok = plan_file(p, i, i < spec->ntrain ? spec->train[i] : spec->val, e);
+    bool ok = plan_paths(p, e);
+    for (int i = 0; ok && i < p->nfile; i++) ok = plan_file(p, i, e);
     ok = ok && plan_room(p, e);
     if (!ok) plan_close(p);
     return ok;
@@ -139,40 +168,49 @@ static bool take_ids(void *ctx, const Ids *ids, bool begin, bool end, size_t byt
     return true;
 }
 
-static bool add_document(Pool *pool, const Plan *p, size_t *done, const char *s, size_t n, Err *e) {
-    enum { SLICE = 1 << 24 }; /* between two signs of progress */
-    do {
-        size_t k = zmin(n, SLICE);
-        if (!pool_text(pool, s, k, k == n, e)) return false;
-        s += k, n -= k, *done += k;
-        if (p->spec->progress) p->spec->progress(p->spec->progress_ctx, *done, p->total);
-    } while (n);
-    return true;
-}
-
 /* Of a pool's error, which knows no file. */
 static bool in_file(const Source *f, const Err *why, Err *e) {
     return err_input(e, "text %.150s: %s", f->path, why->msg);
 }
 
+typedef struct {
+    Pool *pool;
+    const Plan *p;
+    const Source *f;
+    size_t read, *done; /* bytes of this file, of all */
+} Reading;
+static bool on_text(void *ctx, const char *s, size_t n, bool end, Err *e) {
+    Reading *r = ctx;
+    Err why = {0};
+    return pool_text(r->pool, s, n, end, &why) || in_file(r->f, &why, e);
+}
+static bool on_read(void *ctx, size_t bytes, Err *e) {
+    Reading *r = ctx;
+    const StreamSpec *s = r->p->spec;
+    (void)e;
+    r->read += bytes, *r->done += bytes;
+    if (s->progress) s->progress(s->progress_ctx, *r->done, r->p->total);
+    return true;
+}
+
 /* The file had `size` bytes when room was made for it. */
 static bool add_file(Pool *pool, const Plan *p, const Source *f, Grow *g, size_t *done, Err *e) {
-    FileMap text;
+    Reading r = {pool, p, f, 0, done};
+    SourceCfg c = {.sep = p->sep,
+                   .nsep = p->nsep,
+                   .jsonl_key = source_key(f->path),
+                   .lift = p->spec->lift,
+                   .sink = on_text,
+                   .read = on_read,
+                   .ctx = &r};
     Err why = {0};
-    if (!text_map(&text, f->path, e)) return false;
     size_t before = g->documents;
-    bool ok = text.n == f->size ||
-              err_input(e, "text %s: changed while it was read: %zu bytes, then %zu", f->path, f->size, text.n);
-    for (const char *s = (const char *)text.p, *end = s + text.n; ok && s < end;) {
-        const char *cut = p->nsep ? memmem(s, (size_t)(end - s), p->sep, p->nsep) : NULL;
-        ok = add_document(pool, p, done, s, (size_t)((cut ? cut : end) - s), &why) || in_file(f, &why, e);
-        *done += cut ? p->nsep : 0;
-        s = cut ? cut + p->nsep : end;
-    }
-    ok = ok && (pool_flush(pool, &why) || in_file(f, &why, e));
-    file_unmap(&text);
-    if (ok && g->documents == before) ok = err_input(e, "text %s: holds only separators, expected text", f->path);
-    return ok;
+    if (!source_read(&c, f->path, e)) return false;
+    if (r.read != f->size)
+        return err_input(e, "text %s: changed while it was read: %zu bytes, then %zu", f->path, f->size, r.read);
+    if (!pool_flush(pool, &why)) return in_file(f, &why, e);
+    return g->documents > before || err_input(e, "text %s: holds only %s, expected text", f->path,
+                                              c.jsonl_key ? "documents of no bytes" : "separators");
 }
 
 static bool fill_texts(Plan *p, Err *e) {
@@ -308,6 +346,90 @@ bool stream_bytes(const StreamSpec *spec, const Tokenizer *t, size_t *bytes, Err
     return ok;
 }
 
+/* ---- how much there is ----------------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    Pool *pool;
+    size_t read, ids; /* bytes on disk */
+    bool enough;
+} Taste;
+static bool taste_ids(void *ctx, const Ids *ids, bool begin, bool end, size_t bytes, Err *e) {
+    (void)end, (void)bytes, (void)e;
+    ((Taste *)ctx)->ids += ids->n + begin;
+    return true;
+}
+static bool taste_text(void *ctx, const char *s, size_t n, bool end, Err *e) {
+    return pool_text(((Taste *)ctx)->pool, s, n, end, e);
+}
+/* The second stretch of a file is not wanted. */
+static bool taste_read(void *ctx, size_t bytes, Err *e) {
+    Taste *t = ctx;
+    (void)e;
+    if (bytes && t->read) return !(t->enough = true);
+    t->read += bytes;
+    return true;
+}
+/* Tokens for each byte on disk at the beginning of a text. */
+static bool density(const Plan *p, const Source *f, double *per, Err *e) {
+    Taste t = {.pool = NULL};
+    Err why = {0};
+    SourceCfg c = {.sep = p->sep,
+                   .nsep = p->nsep,
+                   .jsonl_key = source_key(f->path),
+                   .lift = p->spec->lift,
+                   .sink = taste_text,
+                   .read = taste_read,
+                   .ctx = &t};
+    t.pool = pool_open(&(PoolCfg){p->t, imax(p->spec->threads, 1), (size_t)1 << 30, taste_ids, &t});
+    bool ok = source_read(&c, f->path, &why) || t.enough;
+    /* what is held of a document that goes on */
+    ok = ok && (!t.enough || pool_text(t.pool, "", 0, true, &why)) && pool_flush(t.pool, &why);
+    pool_close(t.pool);
+    *per = (double)t.ids / (double)zmax(t.read, 1);
+    if (!ok) *e = why;
+    return ok;
+}
+
+/* With weights w of D: after so many tokens part i has been read once. */
+static double once(double tokens, const Blend *b, int i) { return b->D ? tokens * b->D / b->w[i] : tokens; }
+
+bool stream_estimate(const StreamSpec *spec, const Tokenizer *t, double *tokens, size_t *bytes, Err *e) {
+    Plan p;
+    Blend b = {0};
+    double part[PARTS_MAX] = {0}, per = 0;
+    *tokens = 0, *bytes = 0;
+    if (!plan_open(&p, spec, t, e)) return false;
+    bool ok = !spec->weight || blend_weights(&b, spec->ntrain, spec->weight, e), tasted = false;
+    for (int i = 0; ok && i < p.ntrain; i++) {
+        const Source *f = &p.file[i];
+        Set set;
+        if (f->kind == SET_TEXT) {
+            ok = tasted || (tasted = density(&p, f, &per, e));
+            part[f->part] += per * (double)f->size;
+            *bytes += f->size;
+        } else if ((ok = set_open(&set, f->path, f->kind, e))) {
+            part[f->part] += (double)set.all.n;
+            set_close(&set);
+        }
+    }
+    double kept = p.own ? 1 : 1 - spec->val_fraction;
+    for (int i = 0; ok && i < p.nparts; i++) {
+        double n = once(kept * part[i], &b, i);
+        *tokens = b.D ? (i ? fmin(*tokens, n) : n) : *tokens + n;
+    }
+    plan_close(&p);
+    return ok;
+}
+double stream_epoch(const Stream *s) {
+    double tokens = 0;
+    for (int i = 0; i < s->train.n; i++) {
+        double n = once((double)s->part[i].n, &s->blend, i);
+        tokens = s->blend.D ? (i ? fmin(tokens, n) : n) : tokens + n;
+    }
+    return tokens;
+}
+
 bool stream_open(Stream *s, const StreamSpec *spec, const Tokenizer *t, Err *e) {
     Plan p;
     *s = (Stream){0};
@@ -315,6 +437,7 @@ bool stream_open(Stream *s, const StreamSpec *spec, const Tokenizer *t, Err *e) 
     CHECK(spec->val_fraction >= 0 && spec->val_fraction < 1, "val_fraction %g", spec->val_fraction);
     if (!plan_open(&p, spec, t, e)) return false;
     bool ok = fill(s, &p, e);
+    s->file = p.path, p.path = (Paths){0}; /* parts are named by them */
     plan_close(&p);
     if (!ok) stream_close(s);
     return ok;
@@ -333,6 +456,7 @@ bool stream_unchanged(const Stream *s, const char **replaced, Err *e) {
 void stream_close(Stream *s) {
     for (int i = 0; i < s->nset; i++) set_close(&s->set[i]);
     free(s->set);
+    paths_free(&s->file);
     arena_close(&s->mem);
     *s = (Stream){0};
 }

@@ -1,7 +1,8 @@
 /* text.h: what a run reads: plain text and sets of token ids as two streams of tokens, one to train on, one to validate
  * on.
  *
- * A text file is cut into documents at every place where the separator stands; a document of no bytes is dropped. A
+ * A text file is cut into documents at every place where the separator stands, a file named .jsonl is one document a
+ * line (source.h); a document of no bytes is dropped. A
  * stream of text is EOT doc EOT doc ... EOT doc EOT with end-of-text before every document and one at the very end, so
  * that predicting EOT means "the document ended". Ids take 16 bits where the vocabulary allows it, else 32.
  *
@@ -20,14 +21,17 @@
 #include "../ops/arena.h"
 #include "blend.h"
 #include "indexed.h"
+#include "paths.h"
 #include "tokenizer.h"
 
 /* What is wanted; all of data.* that matters here. */
 typedef struct {
-    int ntrain;               /* files, >= 1 */
-    const char *const *train; /* their paths */
-    const double *weight;     /* (ntrain); NULL: none */
+    int ntrain;               /* words, >= 1 */
+    const char *const *train; /* each a file, a pattern or a folder (paths.h) */
+    const double *weight;     /* (ntrain), of words that name one file each; NULL: none */
     const char *val;          /* path; "" or NULL: by val_fraction */
+    const char *key;          /* where the words stand, for messages; NULL: "data.train" */
+    const char *lift;         /* see text_check.h; NULL: any bytes are text */
     double val_fraction;      /* 0 (no validation) to 1, 1 excluded */
     const char *separator; /* text between two documents; "" or NULL: a file is one document. \n \r \t \f \\ stand for
                               the characters that they stand for in C */
@@ -46,13 +50,14 @@ typedef struct {
     uint64_t hash;    /* of the training ids: another text gives another number; of sets see indexed.h */
     Arena mem;
     Tokens part[PARTS_MAX], tail[PARTS_MAX];
-    Set *set; /* (nset) */
+    Paths file; /* that were read */
+    Set *set;   /* (nset) */
     int nset;
     Blend blend;
 } Stream;
 
-/* Read all files. EXIT_INPUT: a missing, empty or unreadable file, one that is not regular (a directory, a pipe), one
- * without a document, a damaged set, a bad escape in the separator, too few tokens, no end-of-text id, weights that
+/* Read all files. EXIT_INPUT: a missing, empty or unreadable file, one that is not regular (a pipe) or not text, a
+ * pattern or folder without files, a file without a document, a damaged set, a bad escape in the separator, too few tokens, no end-of-text id, weights that
  * blend.h refuses. EXIT_WORLD: no memory, a read error. Nothing is left open on failure. The Stream must stay where it
  * is. */
 bool stream_open(Stream *, const StreamSpec *, const Tokenizer *, Err *);
@@ -60,6 +65,12 @@ bool stream_open(Stream *, const StreamSpec *, const Tokenizer *, Err *);
  * empty, not regular; a bad escape in the separator. */
 bool stream_bytes(const StreamSpec *, const Tokenizer *, size_t *bytes, Err *);
 void stream_close(Stream *);
+/* Of training: how many tokens stream_open would find, from the first MiB of text and the sizes of all files, and the
+ * bytes of text on disk; 0 bytes: sets of ids alone, whose tokens are counted. With weights the tokens are those of the
+ * part that comes to its end first, as if it had all samples. EXIT_INPUT: as stream_open. */
+bool stream_estimate(const StreamSpec *, const Tokenizer *, double *tokens, size_t *bytes, Err *);
+/* The same, exactly, of what is open. */
+double stream_epoch(const Stream *);
 /* See set_unchanged: of all sets. */
 bool stream_unchanged(const Stream *, const char **replaced, Err *);
 

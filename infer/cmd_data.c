@@ -8,15 +8,11 @@
 
 int cmd_data(int argc, char **argv);
 
-bool inputs_add(Inputs *in, const char *path, Err *e) {
-    if (in->n == INPUTS_MAX) return err_input(e, "more than %d files", INPUTS_MAX);
-    in->path = xrealloc(in->path, (size_t)in->n + 1, sizeof *in->path);
-    in->path[in->n++] = path;
-    return true;
-}
-void inputs_free(Inputs *in) {
-    free(in->path);
-    in->path = NULL;
+bool inputs_add(Inputs *in, const char *word, Err *e) { return paths_add(&in->file, word, "data", e); }
+void inputs_free(Inputs *in) { paths_free(&in->file); }
+bool inputs_encoding(Inputs *in, const char *arg, Err *e) {
+    in->any = !strcmp(arg, "bytes");
+    return in->any || !strcmp(arg, "utf8") || err_input(e, "--encoding: expected utf8 or bytes, got '%.60s'", arg);
 }
 
 void inputs_hold_signals(void) {
@@ -49,14 +45,6 @@ static bool on_read(void *ctx, size_t bytes, Err *e) {
     return false;
 }
 
-static bool jsonl_name(const char *path) {
-    size_t n = strlen(path), k;
-    static const char *const tail[] = {".jsonl", ".jsonl.gz", ".jsonl.zst"};
-    for (size_t i = 0; i < 3; i++)
-        if ((k = strlen(tail[i])) < n && !strcmp(path + n - k, tail[i])) return true;
-    return false;
-}
-
 typedef struct {
     Inputs *in;
     InputSink *sink;
@@ -73,17 +61,18 @@ bool inputs_read(Inputs *in, InputSink *sink, void *ctx, Err *e) {
     size_t nsep;
     if (!text_unescape(in->separator ? in->separator : "", "--separator", &sep, &nsep, e)) return false;
     bool ok = true;
-    for (int i = 0; ok && i < in->n; i++) {
+    for (int i = 0; ok && i < in->file.n; i++) {
         size_t size;
-        ok = source_size(in->path[i], &size, e);
+        ok = source_size(in->file.path[i], &size, e);
         in->of += size;
     }
     in->tell = tell_begin("reading");
-    for (int i = 0; ok && i < in->n; i++) {
+    for (int i = 0; ok && i < in->file.n; i++) {
         Through t = {in, sink, ctx};
-        const char *key = in->key ? in->key : jsonl_name(in->path[i]) ? "text" : NULL;
-        SourceCfg c = {.sep = sep, .nsep = nsep, .jsonl_key = key, .sink = pass, .read = through_read, .ctx = &t};
-        in->now = in->path[i];
+        SourceCfg c = {.sep = sep, .nsep = nsep, .sink = pass, .read = through_read, .ctx = &t};
+        in->now = in->file.path[i];
+        c.jsonl_key = in->key ? in->key : source_key(in->now);
+        c.lift = in->any ? NULL : "--encoding bytes";
         ok = source_read(&c, in->now, e);
     }
     tell_end(&in->tell);

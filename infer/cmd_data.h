@@ -1,22 +1,24 @@
 /* cmd_data.h: what the parts of `kvsmith data` share. */
 #pragma once
+#include "../data/paths.h"
 #include "../data/tokenizer.h"
 #include "../model/cli.h"
 #include "tell.h"
 
-enum { INPUTS_MAX = 65536 };
 /* Files that a command reads one after the other, with a sign of progress and an end by signal. */
 typedef struct {
-    int n;
-    const char **path, *now;     /* now: the one that is read */
+    Paths file;
+    const char *now;             /* the one that is read */
     const char *separator, *key; /* separator as given; key NULL: JSONL by the file's name, "text" */
+    bool any;                    /* any bytes are text */
     size_t bytes, of;            /* on disk: read so far, all */
     bool quiet;
     Tell tell;
 } Inputs;
 typedef bool InputSink(void *ctx, const char *s, size_t n, bool end, Err *);
 
-bool inputs_add(Inputs *, const char *path, Err *);
+bool inputs_add(Inputs *, const char *word, Err *);     /* a file, "-", a pattern or a folder (paths.h) */
+bool inputs_encoding(Inputs *, const char *arg, Err *); /* --encoding */
 /* Every document of every file, in order; `end` as in source.h. A name with .jsonl (.jsonl.gz, .jsonl.zst) is JSONL. A
  * signal to stop: EXIT_SIGNAL in e->status, which data_fail turns into the exit status. */
 bool inputs_read(Inputs *, InputSink *, void *ctx, Err *);

@@ -162,7 +162,8 @@ static bool inspect(const Args *a, const Cli *cli, Err *e) {
     if (a->tokenizer && !tokenizer_open(&t, a->tokenizer, a->eot, e)) return false;
     json_t *list = cli->json ? json_array() : NULL;
     bool ok = true;
-    for (int i = 0; ok && i < a->in.n; i++) ok = inspect_one(a->in.path[i], a, a->tokenizer ? &t : NULL, list, e);
+    for (int i = 0; ok && i < a->in.file.n; i++)
+        ok = inspect_one(a->in.file.path[i], a, a->tokenizer ? &t : NULL, list, e);
     tokenizer_close(&t);
     if (ok && list) return engine_print(json_pack("{s:o}", "files", list), e);
     json_decref(list);
@@ -183,7 +184,7 @@ int data_inspect(int argc, char **argv) {
         .options = options,
         .take = take,
         .min_args = 1,
-        .max_args = INPUTS_MAX};
+        .max_args = FILES_MAX};
     Args a = {.first = 16};
     Cli cli;
     Err e = {0};

@@ -33,7 +33,8 @@ enum {
     OPT_VOCAB,
     OPT_PATTERN,
     OPT_SPECIAL,
-    OPT_MIN
+    OPT_MIN,
+    OPT_ENCODING
 };
 
 static bool choice(const char *arg, const char *name, const char *const names[], int *out, Err *e) {
@@ -56,6 +57,7 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
     case OPT_TOKENIZER: a->tokenizer = arg; return true;
     case OPT_KEY: a->in.key = arg; return true;
     case OPT_SEPARATOR: a->in.separator = arg; return true;
+    case OPT_ENCODING: return inputs_encoding(&a->in, arg, e);
     case OPT_EOT: a->eot = arg; return true;
     case OPT_APPEND: a->place = EOT_AFTER; return true;
     case OPT_PATTERN: a->pattern = arg; return true;
@@ -79,6 +81,12 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
     CHECK(false, "option %d", key);
     return false;
 }
+
+#define ENCODING_OPTION                                                                                      \
+    {                                                                                                        \
+        "encoding", OPT_ENCODING, "NAME", 0,                                                                 \
+            "utf8: a file that is not text in UTF-8 is refused; bytes: any bytes are text (default utf8)", 0 \
+    }
 
 /* ---- tokenize -------------------------------------------------------------------------------------------------------
  */
@@ -165,6 +173,7 @@ int data_tokenize(int argc, char **argv) {
          "Input is JSONL with the text at KEY (default: \"text\" in files named .jsonl, .jsonl.gz, .jsonl.zst)", 0},
         {"separator", OPT_SEPARATOR, "TEXT", 0,
          "What stands between two documents of raw text (default: a file is one)", 0},
+        ENCODING_OPTION,
         {"eot", OPT_PLACE, "WHERE", 0,
          "End-of-text of a document: before, after or none (default: megatron after, llmc before)", 0},
         {"append-eot", OPT_APPEND, 0, 0, "The same as --eot after", 0},
@@ -174,12 +183,13 @@ int data_tokenize(int argc, char **argv) {
     static const CliSpec spec = {
         .args = "INPUT...",
         .doc =
-            "Make a set of token ids of text, for data.train. Inputs are raw text or JSONL, plain, gzip or zstd; they "
-            "are streamed, so that memory does not grow with them. Ids are the same for any number of threads.",
+            "Make a set of token ids of text, for data.train. Inputs are files of raw text or JSONL, plain, gzip or "
+            "zstd, or folders of them; - is standard input. They are streamed, so that memory does not grow with them. "
+            "Ids are the same for any number of threads.",
         .options = options,
         .take = take,
         .min_args = 1,
-        .max_args = INPUTS_MAX};
+        .max_args = FILES_MAX};
     Args a = {.set.kind = SET_MEGATRON};
     Cli cli;
     Err e = {0};
@@ -276,6 +286,7 @@ int data_train_bpe(int argc, char **argv) {
         {"min-count", OPT_MIN, "N", 0, "A pair is merged while it stands N times (default 2)", 0},
         {"jsonl-key", OPT_KEY, "KEY", 0, "Input is JSONL with the text at KEY (default as in data tokenize)", 0},
         {"separator", OPT_SEPARATOR, "TEXT", 0, "What stands between two documents of raw text", 0},
+        ENCODING_OPTION,
         {0}};
     static const CliSpec spec = {
         .args = "INPUT...",
@@ -284,7 +295,7 @@ int data_train_bpe(int argc, char **argv) {
         .options = options,
         .take = take,
         .min_args = 1,
-        .max_args = INPUTS_MAX};
+        .max_args = FILES_MAX};
     Args a = {.min_count = 2};
     Cli cli;
     Err e = {0};

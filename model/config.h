@@ -51,9 +51,11 @@ typedef struct {
         eot[KEY_TEXT_MAX]; /* "byte" or a path; the token between documents, "" = the tokenizer's */
     int seq_len;
     char separator[KEY_TEXT_MAX]; /* text between two documents of a file; "" = a file is one document */
+    int encoding;                 /* ENCODING_UTF8, ENCODING_BYTES: of text files */
     int64_t val_samples;          /* of the task */
     SftCfg sft;                   /* template CHAT_NONE: the files are plain text */
 } DataCfg;
+enum { ENCODING_UTF8, ENCODING_BYTES };
 /* The loss on what mixers report of their caches, see train/compression.h. */
 typedef struct {
     double target, weight; /* target 1: none */

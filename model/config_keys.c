@@ -1,6 +1,6 @@
 #include "config_keys.h"
 
-static const char *const graphs[] = {"auto", "off", NULL};
+static const char *const graphs[] = {"auto", "off", NULL}, *const encodings[] = {"utf8", "bytes", NULL};
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
                          *const reduces[] = {"f32", "bf16", NULL},
@@ -69,7 +69,7 @@ static const Key sft_keys[] = {{"template", KEY_CHOICE, AT(template), "none", 0,
 #undef AT
 #define AT(member) offsetof(DataCfg, member)
 const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0,
-                          "a text file, a Megatron set (.bin with its .idx) or an "
+                          "a text file, a pattern, a folder, a Megatron set (.bin with its .idx) or an "
                           "llm.c .bin, from the working directory",
                           0, 0},
                          {"weight", KEY_FLOAT, offsetof(Path, weight), "0", 0, 1e6,
@@ -77,7 +77,9 @@ const Key path_keys[] = {{"path", KEY_TEXT, offsetof(Path, path), NULL, 0, 0,
                          {0}};
 const Key data_keys[] = {
     {"train", KEY_OTHER, 0, "", 0, 0,
-     "a text file, a Megatron set (.bin with .idx) or an llm.c .bin, or a list of them; each a path or {path: PATH, "
+     "a text file (.jsonl: one {\"text\": ...} a line), a pattern in quotes (\"data/*.txt\"), a folder of .txt and "
+     ".jsonl "
+     "files, a Megatron set (.bin with .idx) or an llm.c .bin, or a list of these; each a path or {path: PATH, "
      "weight: W}; training needs it or a task",
      0, 0},
     {"task", KEY_OTHER, 0, "", 0, 0, "instead of text, {name: TASK, its settings}, or TASK alone: see below", 0, 0},
@@ -98,6 +100,8 @@ const Key data_keys[] = {
      "the files are conversations, a JSON object a line: {messages: [{role, content}]} or {instruction, input, output}",
      0, sft_keys},
     {"separator", KEY_TEXT, AT(separator), "", 0, 0, "text between two documents of a file; null: a file is one", 0, 0},
+    {"encoding", KEY_CHOICE, AT(encoding), "utf8", 0, 0,
+     "of text files; utf8: one that is not text in UTF-8 is refused; bytes: any bytes are text", encodings, 0},
     {0}};
 #undef AT
 #define AT(member) offsetof(CompressionCfg, member)

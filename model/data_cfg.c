@@ -9,6 +9,7 @@ void data_spec(const DataCfg *d, DataSpec *s) {
                              .val = d->val,
                              .val_fraction = d->val_fraction,
                              .separator = d->separator,
+                             .lift = d->encoding == ENCODING_BYTES ? NULL : "data.encoding=bytes",
                              .seq_len = d->seq_len}};
     for (int i = 0; i < d->ntrain; i++) s->path[i] = d->train[i].path, s->weight[i] = d->train[i].weight;
 }

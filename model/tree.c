@@ -200,6 +200,11 @@ static const char *slip(const char *text, size_t n, int line) {
     }
     return "";
 }
+/* What to do about it, where libyaml's words do not say. */
+static const char *hint(const yaml_parser_t *p, const char *text, size_t n, int line) {
+    if (p->context && strstr(p->context, "an alias")) return "; quote a pattern that begins with *";
+    return slip(text, n, line);
+}
 
 Node *tree_yaml(const char *text, size_t n, const char *where, Err *e) {
     if (!text_fit(text, n, where, e)) return NULL;
@@ -223,7 +228,7 @@ Node *tree_yaml(const char *text, size_t n, const char *where, Err *e) {
                 ok = err_world(e, "%s: no memory to read YAML", where);
             else
                 ok = node_refuse(&at, "", e, "broken YAML: %s%s%s%s", p.context ? p.context : "", p.context ? ", " : "",
-                                 p.problem ? p.problem : "cannot be read", slip(text, n, at.line));
+                                 p.problem ? p.problem : "cannot be read", hint(&p, text, n, at.line));
             break;
         }
         ok = see(&b, &v);

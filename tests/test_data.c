@@ -337,7 +337,7 @@ Test(data, streams_refused) {
     open_fails((StreamSpec){.ntrain = 1, .train = &none, .seq_len = 1}, EXIT_INPUT, "none: No such file");
     open_fails((StreamSpec){.ntrain = 2, .train = two, .seq_len = 1}, EXIT_INPUT, "none: No such file");
     open_fails((StreamSpec){.ntrain = 1, .train = &a, .val = none, .seq_len = 1}, EXIT_INPUT, "none: No such file");
-    open_fails((StreamSpec){.ntrain = 1, .train = &dir, .seq_len = 1}, EXIT_INPUT, "found a directory");
+    open_fails((StreamSpec){.ntrain = 1, .train = &a, .val = dir, .seq_len = 1}, EXIT_INPUT, "found a directory");
     open_fails((StreamSpec){.ntrain = 1, .train = &pipe, .seq_len = 1}, EXIT_INPUT, "found a device or pipe");
     open_fails((StreamSpec){.ntrain = 1, .train = &empty, .seq_len = 1}, EXIT_INPUT, "is empty");
     open_fails((StreamSpec){.ntrain = 1, .train = &seps, .separator = "|", .seq_len = 1}, EXIT_INPUT,

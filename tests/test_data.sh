@@ -91,7 +91,7 @@ refused 2 "give --format llmc" data tokenize "$tmp/text" --tokenizer byte --out 
 refused 2 "expected one of none, before, after" data tokenize "$tmp/text" --tokenizer byte --out "$tmp/x" --eot end
 refused 2 "is neither an added token" data tokenize "$tmp/text" --tokenizer byte --out "$tmp/x" --eot-token "<s>"
 refused 2 "line 1: not valid JSON" data tokenize "$tmp/text" --tokenizer byte --out "$tmp/x" --jsonl-key text
-refused 2 'no such key; --jsonl-key' data tokenize "$tmp/t.jsonl" --tokenizer byte --out "$tmp/x" --jsonl-key txt
+refused 2 'no such key; kvsmith data tokenize --jsonl-key' data tokenize "$tmp/t.jsonl" --tokenizer byte --out "$tmp/x" --jsonl-key txt
 head -c 20000 "$tmp/text.gz" >"$tmp/cut.gz"
 refused 2 "cut.gz: its compressed text is cut short" data tokenize "$tmp/cut.gz" --tokenizer byte --out "$tmp/x"
 refused 2 "unknown option --tokeniser; did you mean --tokenizer" data tokenize "$tmp/text" --tokeniser byte --out "$tmp/x"

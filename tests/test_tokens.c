@@ -263,7 +263,7 @@ static bool got_read(void *ctx, size_t n, Err *e) {
 static Got read_ok(const char *path, const char *sep, const char *key) {
     Got g = {0};
     Err e = {0};
-    SourceCfg c = {sep, sep ? strlen(sep) : 0, key, got_text, got_read, &g};
+    SourceCfg c = {sep, sep ? strlen(sep) : 0, key, got_text, got_read, &g, NULL};
     cr_assert(source_read(&c, path, &e), "%s", e.msg);
     size_t size;
     cr_assert(source_size(path, &size, &e) && g.read == size, "%zu bytes read of %zu", g.read, size);
@@ -272,7 +272,7 @@ static Got read_ok(const char *path, const char *sep, const char *key) {
 static void read_fails(const char *path, const char *key, const char *says) {
     Got g = {0};
     Err e = {0};
-    SourceCfg c = {NULL, 0, key, got_text, NULL, &g};
+    SourceCfg c = {NULL, 0, key, got_text, NULL, &g, NULL};
     refused(source_read(&c, path, &e), &e, EXIT_INPUT, says);
     free(g.text);
 }
@@ -336,7 +336,7 @@ Test(tokens, damaged_packings) {
             check_write(part, bytes, n);
             Got g = {0};
             Err e = {0};
-            SourceCfg c = {NULL, 0, NULL, got_text, NULL, &g};
+            SourceCfg c = {NULL, 0, NULL, got_text, NULL, &g, NULL};
             if (!source_read(&c, part, &e)) refusals++;
             cr_assert(!*e.msg || (e.status == EXIT_INPUT && strstr(e.msg, part)), "%s", e.msg);
             free(g.text);
