@@ -4,7 +4,9 @@
 #include "white.h"
 
 enum { SYSTEM, USER, ASSISTANT, ROLES };
-static const char *const role_names[ROLES] = {"system", "user", "assistant"};
+static const char *const role_names[ROLES] = {"system", "user", "assistant"}, *const shared_names[ROLES] = {
+                                                                                  "system", "human",
+                                                                                  "gpt"}; /* ShareGPT's */
 
 /* A message is head, text, stop, tail; of the assistant's, text and stop are learned. */
 typedef struct {
@@ -184,18 +186,21 @@ static bool text_of(const json_t *j, const char *key, const char *where, Turn *t
 }
 static bool absent(const json_t *x) { return !x || json_is_null(x) || (json_is_array(x) && !json_array_size(x)); }
 
-static bool turn_read(const json_t *j, size_t i, const char *where, Turn *t, Err *e) {
+/* A message as the common interfaces have it, {"role", "content"}, or as ShareGPT does, {"from", "value"}. */
+static bool turn_read(const json_t *j, const char *list, size_t i, const char *where, Turn *t, Err *e) {
     char at[256];
-    snprintf(at, sizeof at, "%s: messages.%zu", where, i);
+    snprintf(at, sizeof at, "%s: %s.%zu", where, list, i);
     if (!json_is_object(j)) return err_input(e, "%s: expected an object, found %s", at, json_kind(j));
-    const json_t *role = json_object_get(j, "role"), *weight = json_object_get(j, "weight");
+    bool shared = json_object_get(j, "from") != NULL;
+    const json_t *role = json_object_get(j, shared ? "from" : "role"), *weight = json_object_get(j, "weight");
     const char *name = json_string_value(role);
     *t = (Turn){.role = ROLES, .learn = true};
     for (int k = 0; name && k < ROLES; k++)
-        if (!strcmp(name, role_names[k])) t->role = k;
+        if (!strcmp(name, role_names[k]) || (shared && !strcmp(name, shared_names[k]))) t->role = k;
     if (t->role == ROLES)
-        return err_input(e, "%s: \"role\": expected system, user or assistant, found %s%.40s", at,
-                         name ? "" : json_kind(role), name ? name : "");
+        return err_input(e, "%s: \"%s\": expected %s, found %s%.40s", at, shared ? "from" : "role",
+                         shared ? "system, human or gpt" : "system, user or assistant", name ? "" : json_kind(role),
+                         name ? name : "");
     if (!absent(json_object_get(j, "tool_calls")))
         return err_input(e, "%s: \"tool_calls\": no named template has them; write them into \"content\"", at);
     if (weight && !json_is_null(weight)) {
@@ -203,23 +208,29 @@ static bool turn_read(const json_t *j, size_t i, const char *where, Turn *t, Err
             return err_input(e, "%s: \"weight\": expected 0 or 1", at);
         t->learn = json_number_value(weight) == 1;
     }
-    return text_of(j, "content", at, t, e);
+    return text_of(j, shared ? "value" : "content", at, t, e);
 }
 
-static bool messages(Chat *c, const json_t *list, const char *where, Ids *out, Err *e) {
-    size_t n = json_array_size(list), learned = 0;
+/* `key`: where the list stands. */
+static bool messages(Chat *c, const json_t *j, const char *key, const char *where, Ids *out, Err *e) {
+    const json_t *list = json_object_get(j, key), *system = json_object_get(j, "system");
+    size_t n = json_array_size(list), learned = 0, first = 0;
     if (!json_is_array(list) || !n)
-        return err_input(e, "%s: \"messages\": expected a list of at least one, found %s", where,
+        return err_input(e, "%s: \"%s\": expected a list of at least one, found %s", where, key,
                          json_is_array(list) ? "an empty one" : json_kind(list));
-    Turn *turn = xcalloc(n, sizeof *turn);
+    Turn *turn = xcalloc(n + 1, sizeof *turn);
     bool ok = true;
+    if (json_string_length(system) || !(absent(system) || json_is_string(system))) { /* beside the list */
+        turn[0].role = SYSTEM;
+        ok = text_of(j, "system", where, &turn[first++], e);
+    }
     for (size_t i = 0; ok && i < n; i++) {
-        ok = turn_read(json_array_get(list, i), i, where, &turn[i], e);
-        learned += turn[i].role == ASSISTANT && turn[i].learn;
+        ok = turn_read(json_array_get(list, i), key, i, where, &turn[first + i], e);
+        learned += turn[first + i].role == ASSISTANT && turn[first + i].learn;
     }
     if (ok && !learned && !c->all)
-        ok = err_input(e, "%s: \"messages\": expected one of the assistant to learn, found none", where);
-    ok = ok && encode(c, turn, n, 0, where, out, e);
+        ok = err_input(e, "%s: \"%s\": expected one of the assistant to learn, found none", where, key);
+    ok = ok && encode(c, turn, first + n, 0, where, out, e);
     free(turn);
     return ok;
 }
@@ -240,12 +251,13 @@ static bool instruction(Chat *c, const json_t *j, const char *where, Ids *out, E
 }
 
 bool chat_encode(Chat *c, const json_t *j, const char *where, Ids *out, Err *e) {
-    const json_t *list = json_object_get(j, "messages");
     if (!absent(json_object_get(j, "tools")))
         return err_input(e, "%s: \"tools\": no named template has them; write them into a system message", where);
-    if (list) return messages(c, list, where, out, e);
+    if (json_object_get(j, "messages")) return messages(c, j, "messages", where, out, e);
+    if (json_object_get(j, "conversations")) return messages(c, j, "conversations", where, out, e);
     if (json_object_get(j, "instruction")) return instruction(c, j, where, out, e);
     return err_input(e,
-                     "%s: expected {\"messages\": [...]} or {\"instruction\": TEXT, \"output\": TEXT}, found neither",
+                     "%s: expected {\"messages\": [...]}, {\"conversations\": [...]} or {\"instruction\": TEXT, "
+                     "\"output\": TEXT}, found none of them",
                      where);
 }

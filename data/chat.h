@@ -1,6 +1,8 @@
 /* chat.h: one conversation to ids, and which of them a model shall learn to say.
  *
  * A conversation is a JSON object, {"messages": [{"role": "system" | "user" | "assistant", "content": TEXT}, ...]}, or
+ * the same in ShareGPT's words, {"conversations": [{"from": "system" | "human" | "gpt", "value": TEXT}, ...]}, where a
+ * "system" text beside the list comes first, or
  * an instruction, {"instruction": TEXT, "input": TEXT (may be left out), "output": TEXT}. A message with "weight": 0 is
  * not learned. A template puts texts around the messages; "<|...|>" in them are markers: the tokenizer's added token of
  * that name where it has one, else plain text.

@@ -1,5 +1,6 @@
 #include "sft.h"
 #include "jsonl.h"
+#include "paths.h"
 
 const char *const sft_learns[] = {"answers", "all", NULL}, *const sft_too_longs[] = {"cut", "drop", NULL};
 
@@ -35,12 +36,31 @@ static bool keep(Read *r, const char *where, Err *e) {
     return true;
 }
 
-static bool read_file(Read *r, const char *path, Err *e) {
+/* Before a parser says what is wrong with a line: no line of such a file is meant to be JSON. */
+static bool objects(const Jsonl *l, const char *path, Err *e) {
+    const unsigned char *p = l->map.p;
+    size_t i = 0;
+    while (i < l->map.n && strchr(" \t\r\n", p[i]) && p[i]) i++;
+    return i == l->map.n || p[i] == '{' ||
+           err_input(
+               e,
+               "%.150s: expected one conversation a line, {\"messages\": [...]}, found no JSON; to train on plain "
+               "text leave out data.sft.template",
+               path);
+}
+
+static bool read_file(Read *r, const char *key, const char *path, Err *e) {
     Jsonl l;
     json_t *j;
     int64_t lines = 0;
-    bool ok = jsonl_open(&l, path, e);
-    if (!ok) return false;
+    Err why = {0};
+    bool ok = jsonl_open(&l, path, &why);
+    if (!ok) {
+        err_input(e, "%s: %.280s", key, why.msg);
+        e->status = why.status;
+        return false;
+    }
+    ok = objects(&l, path, e);
     while (ok && (ok = jsonl_next(&l, &j, e)) && j) {
         ok = chat_encode(&r->chat, j, l.where, &r->ids, e) && keep(r, l.where, e);
         json_decref(j);
@@ -98,10 +118,14 @@ static bool fill(Read *r, Err *e) {
     const SftSpec *spec = r->spec;
     bool own = spec->val && *spec->val;
     s->at = xcalloc(r->cap = 1024, sizeof *s->at);
-    for (int i = 0; i < spec->ntrain; i++)
-        if (!read_file(r, spec->train[i], e)) return false;
+    Paths file = {0};
+    bool ok = true;
+    for (int i = 0; ok && i < spec->ntrain; i++) ok = paths_add(&file, spec->train[i], "data.train", e);
+    for (int i = 0; ok && i < file.n; i++) ok = read_file(r, "data.train", file.path[i], e);
+    paths_free(&file);
+    if (!ok) return false;
     int ntrain = s->n;
-    if (own && !read_file(r, spec->val, e)) return false;
+    if (own && !read_file(r, "data.val", spec->val, e)) return false;
     if (!own) ntrain = (int)((double)s->n * (1 - spec->val_fraction));
     if (!enough(s, spec, ntrain, own, e)) return false;
     s->id = xrealloc(r->ids.id, r->ids.n, sizeof *s->id);

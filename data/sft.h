@@ -25,8 +25,8 @@ enum { SFT_CUT, SFT_DROP };
 extern const char *const sft_learns[], *const sft_too_longs[]; /* names in that order, NULL-ended */
 
 typedef struct {
-    int ntrain;                     /* files, >= 1 */
-    const char *const *train, *val; /* val "" or NULL: by val_fraction */
+    int ntrain;                     /* words, >= 1 */
+    const char *const *train, *val; /* files, patterns, folders (paths.h); val: a file, "" or NULL: by val_fraction */
     double val_fraction;
     int seq_len;
     SftCfg cfg;

@@ -235,6 +235,43 @@ Test(sft, templates_by_bytes) {
         "EUser:\na\n\nAssistant:\nb\n\nAssistant:\n[c\n\n]User:\nd\n\n");
 }
 
+/* ShareGPT's lines: the same conversation in other words. */
+Test(sft, conversations_of_sharegpt) {
+    static const char want[] = "EBe it.\n\nUser:\nHi\n\nAssistant:\n[YoE]";
+    shows(CHAT_PLAIN, false,
+          "{\"conversations\":[{\"from\":\"system\",\"value\":\"Be it.\"},{\"from\":\"human\",\"value\":\"Hi\"},"
+          "{\"from\":\"gpt\",\"value\":\"Yo\"}]}",
+          want);
+    shows(CHAT_PLAIN, false,
+          "{\"id\":\"a\",\"system\":\"Be it.\",\"conversations\":[{\"from\":\"user\",\"value\":\"Hi\"},"
+          "{\"from\":\"assistant\",\"value\":\"Yo\"}]}",
+          want);
+    shows(CHAT_PLAIN, false,
+          "{\"system\":\"\",\"conversations\":[{\"role\":\"user\",\"content\":\"Hi\"},"
+          "{\"from\":\"gpt\",\"value\":\"Yo\"}]}",
+          "EUser:\nHi\n\nAssistant:\n[YoE]");
+    static const char *const bad[][2] = {{"{\"conversations\":[{\"from\":\"tool\",\"value\":\"x\"}]}",
+                                          "conversations.0: \"from\": expected system, human or gpt, found tool"},
+                                         {"{\"conversations\":[{\"from\":\"gpt\",\"content\":\"x\"}]}",
+                                          "conversations.0: \"value\": expected a text, found nothing"},
+                                         {"{\"conversations\":[{\"role\":\"human\",\"content\":\"x\"}]}",
+                                          "\"role\": expected system, user or assistant, found human"},
+                                         {"{\"system\":3,\"conversations\":[{\"from\":\"gpt\",\"value\":\"x\"}]}",
+                                          "\"system\": expected a text, found a number"},
+                                         {"{\"conversations\":[]}",
+                                          "\"conversations\": expected a list of at least one"},
+                                         {"{\"text\":\"a\"}", "found none of them"}};
+    Tokenizer t = tokenizer_byte();
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Err e = {0};
+        Ids ids = {0};
+        Chat c;
+        cr_assert(!to_ids(&t, CHAT_PLAIN, false, bad[i][0], &ids, &c, &e) && strstr(e.msg, bad[i][1]), "%s", e.msg);
+        chat_close(&c);
+        ids_free(&ids);
+    }
+}
+
 /* A text that looks like a special token stays text; other added tokens are found; markers that are no tokens are said.
  */
 Test(sft, messages_make_no_special_tokens) {

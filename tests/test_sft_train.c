@@ -288,7 +288,7 @@ Test(sft_train, refusals) {
     static const struct {
         const char *line, *part;
     } bad[] = {
-        {"{\"text\":\"x\"}", ":2: expected {\"messages\": [...]} or {\"instruction\""},
+        {"{\"text\":\"x\"}", ":2: expected {\"messages\": [...]}, {\"conversations\": [...]} or {\"instruction\""},
         {"{\"messages\":{}}", ":2: \"messages\": expected a list of at least one, found an object"},
         {"{\"messages\":[]}", "found an empty one"},
         {"{\"messages\":[1]}", ":2: messages.0: expected an object, found a number"},
