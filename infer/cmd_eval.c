@@ -11,7 +11,7 @@ enum { WORDS_MAX = 64 };
 typedef struct {
     const char *model, *task, *data, *separator;
     int64_t context, stride, batch, chunk, limit;
-    bool decode, items;
+    bool decode, items, force, bytes;
     int nword;
     char *word[WORDS_MAX];
 } Args;
@@ -24,7 +24,9 @@ enum {
     OPT_CHUNK,
     OPT_DECODE,
     OPT_LIMIT,
-    OPT_ITEMS
+    OPT_ITEMS,
+    OPT_FORCE,
+    OPT_ENCODING
 };
 static const struct argp_option options[] = {
     {"data", OPT_DATA, "FILE", 0, "ppl: the text, or a set of ids; choices: one JSON object a line (required)", 0},
@@ -39,6 +41,9 @@ static const struct argp_option options[] = {
      "A task: feed the cache piece by piece, a question at the end of each, instead of all rows in one pass", 0},
     {"limit", OPT_LIMIT, "N", 0, "choices: only the first N items", 0},
     {"per-item", OPT_ITEMS, 0, 0, "choices: the JSON also has every item's log-likelihoods", 0},
+    {"force", OPT_FORCE, 0, 0, "A task: also score a model that was not trained on one", 0},
+    {"encoding", OPT_ENCODING, "NAME", 0,
+     "ppl: utf8: a file that is not text in UTF-8 is refused; bytes: any bytes are text (default utf8)", 0},
     {0}};
 
 static bool take(void *ctx, int key, const char *arg, Err *e) {
@@ -58,6 +63,10 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
         return true;
     case OPT_DECODE: a->decode = true; return true;
     case OPT_ITEMS: a->items = true; return true;
+    case OPT_FORCE: a->force = true; return true;
+    case OPT_ENCODING:
+        a->bytes = !strcmp(arg, "bytes");
+        return a->bytes || !strcmp(arg, "utf8") || err_input(e, "--encoding: expected utf8 or bytes, got '%.60s'", arg);
     case OPT_LIMIT: return cli_int(arg, "--limit", 1, INT64_MAX, &a->limit, e);
     case OPT_DATA: a->data = arg; return true;
     case OPT_SEPARATOR: a->separator = arg; return true;
@@ -179,6 +188,8 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
     Stream text;
     StreamSpec spec = {.ntrain = 1,
                        .train = &a->data,
+                       .key = "--data",
+                       .lift = a->bytes ? NULL : "--encoding bytes",
                        .separator = a->separator,
                        .seq_len = 1,
                        .threads = device_threads(en->dev),
@@ -190,6 +201,10 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
         return false;
     }
     context = (int)zmin((size_t)context, stream->n - 1);
+    if (context > en->cfg.max_positions && !cli->quiet)
+        fprintf(stderr,
+                "kvsmith: note: a context of %d tokens is beyond the %d positions that the model was trained on\n",
+                context, en->cfg.max_positions);
     stride = imin(stride, context);
     size_t windows = (stream->n - 1 + (size_t)stride - 1) / (size_t)stride;
     int nseq = (int)zmin((size_t)a->batch, windows);
@@ -222,6 +237,7 @@ static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
     if (a->nword) return err_input(e, "eval ppl: unexpected word '%.100s'", a->word[0]);
     if (a->decode) return err_input(e, "eval ppl: --decode is of tasks; a text always goes through the cache");
     if (a->limit || a->items) return err_input(e, "eval ppl: --limit and --per-item are of choices");
+    if (a->force) return err_input(e, "eval ppl: --force is of tasks");
     if (!a->data) return err_input(e, "eval ppl: expected --data FILE; see kvsmith eval --help");
     if (!engine_open(&en, a->model, cli, e)) return false;
     bool ok = engine_text(&en, e) && eval_open(a, &en, cli, e);
@@ -230,7 +246,12 @@ static bool ppl_eval(const Args *a, const Cli *cli, Err *e) {
 }
 
 static bool choices_eval(const Args *a, const Cli *cli, Err *e) {
-    const char *alien = a->separator ? "--separator" : a->stride ? "--stride" : a->decode ? "--decode" : NULL;
+    const char *alien = a->separator ? "--separator"
+                        : a->stride  ? "--stride"
+                        : a->decode  ? "--decode"
+                        : a->force   ? "--force"
+                        : a->bytes   ? "--encoding"
+                                     : NULL;
     if (a->nword) return err_input(e, "eval choices: unexpected word '%.100s'", a->word[0]);
     if (alien) return err_input(e, "eval choices: %s is not of choices", alien);
     if (!a->data) return err_input(e, "eval choices: expected --data FILE.jsonl; see kvsmith eval --help");
@@ -245,6 +266,7 @@ static bool task_eval(Args *a, const Cli *cli, Err *e) {
                         : a->stride    ? "--stride"
                         : a->limit     ? "--limit"
                         : a->items     ? "--per-item"
+                        : a->bytes     ? "--encoding"
                                        : NULL;
     if (a->task && !task_find(a->task)) {
         char names[160] = "ppl, choices";
@@ -257,7 +279,7 @@ static bool task_eval(Args *a, const Cli *cli, Err *e) {
     }
     if (alien && !a->task) return err_input(e, "eval: %s is not of a task; expected MODEL ppl or MODEL choices", alien);
     if (alien) return err_input(e, "eval %s: %s is not of a task", a->task, alien);
-    EvalTask t = {a->model, a->task, (int)a->batch, (int)a->chunk, a->decode, a->nword, a->word};
+    EvalTask t = {a->model, a->task, (int)a->batch, (int)a->chunk, a->decode, a->force, a->nword, a->word};
     return eval_task(&t, cli, e);
 }
 

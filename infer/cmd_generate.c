@@ -6,7 +6,7 @@
 
 int cmd_generate(int argc, char **argv);
 
-enum { STOPS_MAX = 64, PROMPT_BYTES_MAX = 1 << 30 };
+enum { STOPS_MAX = 64 };
 typedef struct {
     const char *model, *prompt, *prompt_file, *batch_file;
     int64_t max_new, context, batch, chunk, seed, top_k;
@@ -132,31 +132,10 @@ static bool prompts_add(Prompts *p, const Engine *en, const char *text, size_t n
     return true;
 }
 
-/* All bytes of a file, a pipe or standard input. */
-static bool slurp(const char *path, char **text, size_t *n, Err *e) {
-    bool in = !strcmp(path, "-");
-    const char *name = in ? "standard input" : path;
-    FILE *f = in ? stdin : fopen(path, "rb");
-    if (!f) return err_errno(e, "prompt", path);
-    size_t cap = 1 << 16, got;
-    char *p = xcalloc(cap, 1);
-    for (*n = 0; (got = fread(p + *n, 1, cap - *n, f)) > 0;) {
-        *n += got;
-        if (*n > PROMPT_BYTES_MAX) break;
-        if (*n == cap) p = xrealloc(p, cap *= 2, 1);
-    }
-    bool ok = !ferror(f) || err_errno(e, "prompt", name);
-    if (ok && *n > PROMPT_BYTES_MAX) ok = err_input(e, "prompt %s: more than %d bytes", name, PROMPT_BYTES_MAX);
-    if (!in) fclose(f);
-    *text = p;
-    if (!ok) free(p);
-    return ok;
-}
-
 static bool prompts_jsonl(Prompts *p, const Engine *en, const char *path, int context, Err *e) {
     char *text;
     size_t n;
-    if (!slurp(path, &text, &n, e)) return false;
+    if (!engine_slurp(path, "prompt", &text, &n, e)) return false;
     bool ok = true;
     int line = 0;
     for (size_t at = 0; ok && at < n; line++) {
@@ -189,7 +168,7 @@ static bool prompts_read(Prompts *p, const Args *a, const Engine *en, int contex
                            e);
     char *text;
     size_t n;
-    if (!slurp(a->prompt_file, &text, &n, e)) return false;
+    if (!engine_slurp(a->prompt_file, "prompt", &text, &n, e)) return false;
     bool ok = prompts_add(p, en, text, n, context, "the prompt", e);
     free(text);
     return ok;

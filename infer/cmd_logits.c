@@ -78,14 +78,15 @@ static bool compute(Engine *en, const TokenRows *ids, int chunk, Tensor out, Err
 
 static bool logits_run(const Args *a, const Cli *cli, Err *e) {
     Engine en;
-    FileMap f;
+    char *text;
+    size_t n;
     TokenRows ids = {0};
     Tensor out = ABSENT;
     if (!engine_open(&en, a->model, cli, e)) return false;
-    bool ok = file_map(&f, a->tokens, e);
+    bool ok = engine_slurp(a->tokens, "--tokens", &text, &n, e);
     if (ok) {
-        ok = ids_parse(&ids, f.p, f.n, en.cfg.vocab, a->tokens, e);
-        file_unmap(&f);
+        ok = ids_parse(&ids, (const unsigned char *)text, n, en.cfg.vocab, a->tokens, e);
+        free(text);
     }
     if (ok && ids.T > en.cfg.max_positions)
         ok =
@@ -122,7 +123,8 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
 
 int cmd_logits(int argc, char **argv) {
     static const struct argp_option options[] = {
-        {"tokens", 't', "FILE", 0, "Token ids, separated by whitespace, in lines of equal length (required)", 0},
+        {"tokens", 't', "FILE", 0,
+         "Token ids, separated by whitespace, in lines of equal length; - is standard input (required)", 0},
         {"out", 'o', "FILE", 0, "The safetensors file to write: tensor \"logits\" [B,T,V] F32 (required)", 0},
         {"chunk", 'c', "N", 0, "Rows of one pass (default 512)", 0},
         {0}};

@@ -18,6 +18,26 @@ void engine_signals(void) {
     set_catch_sigbus();
 }
 
+bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Err *e) {
+    bool in = !strcmp(path, "-");
+    const char *name = in ? "standard input" : path;
+    FILE *f = in ? stdin : fopen(path, "rb");
+    if (!f) return err_errno(e, what, path);
+    size_t cap = 1 << 16, got;
+    char *p = xcalloc(cap, 1);
+    for (*n = 0; (got = fread(p + *n, 1, cap - *n, f)) > 0;) {
+        *n += got;
+        if (*n > SLURP_MAX) break;
+        if (*n == cap) p = xrealloc(p, cap *= 2, 1);
+    }
+    bool ok = !ferror(f) || err_errno(e, what, name);
+    if (ok && *n > SLURP_MAX) ok = err_input(e, "%s %s: more than %d bytes", what, name, SLURP_MAX);
+    if (!in) fclose(f);
+    *text = p;
+    if (!ok) free(p);
+    return ok;
+}
+
 json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
 bool engine_print(json_t *j, Err *e) {

@@ -145,6 +145,11 @@ static bool report(const EvalTask *a, const TaskCfg *c, const Wanted *want, cons
 static bool settings(const EvalTask *a, const Engine *en, TaskCfg *c, Wanted *want, Err *e) {
     const char *name = a->name ? a->name : en->task.kind ? en->task.kind->name : NULL;
     if (!name) return err_input(e, "eval: %.150s was not trained on a task; expected MODEL ppl or MODEL TASK", en->dir);
+    if (!en->task.kind && !a->force)
+        return err_input(e,
+                         "eval %s: %.120s was not trained on a task, to it these ids mean something else; expected "
+                         "MODEL ppl --data FILE, or --force to score it all the same",
+                         name, en->dir);
     if (!task_cfg_words(c, name, &en->task, en->cfg.max_positions, want_keys, want, a->nword, a->word, e)) return false;
     if (c->vocab > en->cfg.vocab)
         return err_input(e, "eval %s: vocab %d, but the model has %d ids; give vocab=N of at most that", name, c->vocab,

@@ -301,6 +301,12 @@ static void place_close(Place *p) {
         free(p->dir.path);
 }
 
+static int64_t run_samples(const Config *cfg) {
+    int64_t samples, tokens;
+    config_position(cfg, cfg->train.steps, &samples, &tokens);
+    return samples;
+}
+
 static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *status, Err *e) {
     Place at;
     TrainState peek = {0};
@@ -319,14 +325,19 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     t->dir = at.dir;
     Stop why = STOP_STEPS;
     TrainRecord last = {0};
-    ok = find_template(t, start_dir, e) && begin(t, a, start_dir, here, e);
+    Passes passes;
+    char say[168] = "";
+    ok = find_template(t, start_dir, e) && begin(t, a, start_dir, here, e) &&
+         feed_passes(t, run_samples(cfg), &passes, e);
     if (ok) {
+        if (passes.passes > 0) say[0] = ',', say[1] = ' ', feed_passes_say(&passes, say + 2);
+        if (trainer_writes(t) && !cfg->quiet) feed_warn(t, &passes);
         double most = cfg->train.max_seconds; /* by time, earlier parts of the run had some of it */
         if (t->cfg->optim.schedule_by == SCHEDULE_BY_TIME) most = fmax(1, most - t->before);
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, most);
-        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld, %d thread%s (%s, %s)", t->dir.path,
+        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld%s, %d thread%s (%s, %s)", t->dir.path,
                      model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
-                     (long long)cfg->train.steps, device_threads(t->dev), device_threads(t->dev) == 1 ? "" : "s",
+                     (long long)cfg->train.steps, say, device_threads(t->dev), device_threads(t->dev) == 1 ? "" : "s",
                      device_isa(t->dev), t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32");
         record_say(t);
         feed_say(t);

@@ -37,6 +37,55 @@ bool feed_open_text(Trainer *t, Err *e) {
     return ok;
 }
 
+bool feed_passes(const Trainer *t, int64_t samples, Passes *p, Err *e) {
+    *p = (Passes){.about = t->dry, .most = t->cfg->optim.schedule_by == SCHEDULE_BY_TIME};
+    if (task_of(t)) return true;
+    if (feed_is_sft(t)) {
+        p->passes = (double)samples / t->windows;
+        p->tokens = (double)t->text.tokens;
+        p->about = false;
+        return true;
+    }
+    DataSpec s;
+    data_spec(&t->cfg->data, &s);
+    s.spec.threads = t->dev ? device_threads(t->dev) : 1;
+    if (t->dry && !stream_estimate(&s.spec, &t->tok, &p->tokens, &p->bytes, e)) return false;
+    if (!t->dry) p->tokens = stream_epoch(&t->text), p->bytes = t->text.nset ? 0 : t->text.bytes;
+    p->passes = p->tokens > 0 ? (double)samples * t->cfg->data.seq_len / p->tokens : 0;
+    return true;
+}
+/* 2160511 -> "2.16 million" */
+static const char *spoken(double n, char say[32]) {
+    static const struct {
+        double from;
+        const char *name;
+    } unit[] = {{1e9, " billion"}, {1e6, " million"}, {0, ""}};
+    int i = n >= 1e9 ? 0 : n >= 1e6 ? 1 : 2;
+    snprintf(say, 32, i < 2 ? "%.3g%s" : "%.0f%s", i < 2 ? n / unit[i].from : n, unit[i].name);
+    return say;
+}
+void feed_passes_say(const Passes *p, char say[160]) {
+    char text[64] = "", tokens[32], bytes[32];
+    if (p->bytes) snprintf(text, sizeof text, " (%s bytes of text)", spoken((double)p->bytes, bytes));
+    snprintf(say, 160, p->passes < 10 ? "%s%.2g passes over %s tokens%s" : "%s%.0f passes over %s tokens%s",
+             p->most ? "at most " : p->about ? "about " : "", p->passes, spoken(p->tokens, tokens), text);
+}
+void feed_warn(const Trainer *t, const Passes *p) {
+    int ids = t->tok.vocab, vocab = t->cfg->model.vocab;
+    char say[160];
+    feed_passes_say(p, say);
+    if (p->passes > PASSES_MANY && !p->most)
+        fprintf(stderr,
+                "kvsmith: warning: %s: more than %d mostly learn it by heart; give more text or fewer train.steps\n",
+                say, PASSES_MANY);
+    if (!task_of(t) && (double)vocab > 1.05 * ids + 64)
+        fprintf(
+            stderr,
+            "kvsmith: warning: model.vocab is %d, data.tokenizer %.100s has %d ids: the others are never trained; name "
+            "the tokenizer that the model is for, or leave model.vocab out\n",
+            vocab, t->cfg->data.tokenizer, ids);
+}
+
 bool feed_unchanged(Trainer *t, Err *e) {
     const char *replaced;
     if (!stream_unchanged(&t->text, &replaced, e)) return false;

@@ -17,6 +17,19 @@ bool feed_prompt(const Trainer *, const char *text, Ids *, Err *);
 int feed_ends(const Trainer *, int end[2]);
 /* What became of the conversations, as a line of progress. */
 void feed_say(Trainer *);
+/* How often `samples` samples read all that there is to train on. */
+typedef struct {
+    double passes, tokens; /* passes 0: a task makes its own samples */
+    size_t bytes;          /* of text; 0: not only text, or conversations */
+    bool about;            /* a dry trainer's are estimated */
+    bool most;             /* the run ends by time, maybe long before */
+} Passes;
+enum { PASSES_MANY = 8 }; /* more are said to be too many */
+bool feed_passes(const Trainer *, int64_t samples, Passes *, Err *);
+/* "3.8 passes over 2.16 million tokens (2.4 million bytes of text)" */
+void feed_passes_say(const Passes *, char say[160]);
+/* On stderr: what is probably not meant: many passes, a vocabulary far larger than the tokenizer's. */
+void feed_warn(const Trainer *, const Passes *);
 bool feed_validates(const Trainer *); /* there is something to validate on */
 size_t feed_loader_bytes(const Trainer *);
 

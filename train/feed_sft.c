@@ -15,6 +15,7 @@ bool feed_open_sft(Trainer *t, Err *e) {
     t->text_bytes = t->sft.bytes;
     t->text.hash = t->sft.hash;
     t->text.tokens = t->sft.at[t->sft.train.n];
+    t->windows = t->sft.train.pack.n;
     if (t->dry) sft_close(&t->sft);
     return true;
 }

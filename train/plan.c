@@ -1,5 +1,6 @@
 #include "plan.h"
 #include "../model/cost.h"
+#include "feed.h"
 #include "freeze.h"
 #include "../ops/file.h"
 
@@ -82,17 +83,17 @@ static void ranks_text(const Trainer *t, FILE *f) {
             t->run->dist.link, t->run->dist.latency);
 }
 
-static json_t *stage_json(const Trainer *t, const Regions *r) {
+static json_t *stage_json(const Trainer *t, const Regions *r, const Passes *p) {
     const Config *c = t->cfg;
     Cost cost = cost_model(&t->model, c->data.seq_len);
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
-    return json_pack("{s:I, s:I, s:f, s:I, s:I, s:I, s:o}", "params", (json_int_t)cost.params, "trained_params",
+    return json_pack("{s:I, s:I, s:f, s:I, s:I, s:I, s:f, s:o}", "params", (json_int_t)cost.params, "trained_params",
                      (json_int_t)trained(t), "flops_per_token", t->flops_per_token, "tokens_per_step",
                      (json_int_t)per_step, "steps", (json_int_t)c->train.steps, "tokens",
-                     (json_int_t)(per_step * c->train.steps), "memory", regions_json(r));
+                     (json_int_t)(per_step * c->train.steps), "passes", p->passes, "memory", regions_json(r));
 }
 
-static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
+static void stage_text(const Trainer *t, const Regions *r, const Passes *p, FILE *f) {
     const Config *c = t->cfg;
     Cost cost = cost_model(&t->model, c->data.seq_len);
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
@@ -103,6 +104,11 @@ static void stage_text(const Trainer *t, const Regions *r, FILE *f) {
             c->data.seq_len, c->train.micro_batch);
     fprintf(f, "tokens            %s in %s steps\n", grouped((size_t)(per_step * c->train.steps), a),
             grouped((size_t)c->train.steps, b));
+    if (p->passes > 0) {
+        char say[160];
+        feed_passes_say(p, say);
+        fprintf(f, "passes            %s\n", say);
+    }
     fprintf(f,
             "FLOPs per token   %s forward and backward: 3 (2 N + attention), N = %s numbers of matrices;\n"
             "                  attention at seq_len tokens, causal and windows counted exactly\n",
@@ -125,12 +131,15 @@ bool plan_print(Trainer *t, Config *run, bool json, FILE *f, Err *e) {
         if (!(ok = trainer_open_stage(t, run, k, true, e))) break;
         trainer_regions(t, false, &r);
         if (r.total > most.total) most = r;
-        json_t *j = stage_json(t, &r);
+        Passes passes;
+        ok = feed_passes(t, (int64_t)t->cfg->train.batch * t->cfg->train.steps, &passes, e);
+        json_t *j = stage_json(t, &r, &passes);
         if (t->name) json_object_set_new(j, "name", json_string(t->name));
         if (t->dist.world > 1) json_object_set_new(j, "dist", ranks_json(t));
         json_array_append_new(stages, j);
         if (t->name && !json) fprintf(f, "%sstage %s\n", k ? "\n" : "", t->name);
-        if (!json) stage_text(t, &r, f);
+        if (ok && !json) stage_text(t, &r, &passes, f);
+        if (ok && !run->quiet) feed_warn(t, &passes);
         trainer_close(t);
     }
     if (ok && json && run->nstages) {

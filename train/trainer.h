@@ -77,6 +77,7 @@ typedef struct Trainer {
     Session session;  /* of samples */
     Arena cache_size; /* dry: peak of what the session's cache would take */
     size_t text_bytes;
+    int windows;             /* of conversations, to train on */
     Compression compression; /* of the last step or validation */
     TrainState state;
     int64_t saved; /* step of the newest checkpoint, -1: none */
