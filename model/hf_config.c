@@ -228,10 +228,11 @@ static bool keys_known(const HfFile *f, const HfType *type) {
         if (json_is_null(v) || json_is_false(v) || empty || listed(common, key) || listed(type->keys, key)) continue;
         const char *method = json_string_value(json_object_get(v, "quant_method"));
         if (!strcmp(key, "quantization_config"))
-            return err_input(f->e,
-                             "%s: this is a checkpoint quantised by %.40s, which is not read; start from the "
-                             "unquantised model",
-                             f->path, method ? method : "a method without a name");
+            return err_input(
+                f->e,
+                "%s: \"quantization_config\" is not supported: this checkpoint is quantised by %.40s; start "
+                "from the unquantised model",
+                f->path, method ? method : "a method without a name");
         return err_input(f->e,
                          "%s: \"%.80s\" is not supported of model_type %s; remove it if the model does not need it",
                          f->path, key, type->type);

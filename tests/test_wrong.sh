@@ -118,7 +118,7 @@ row 17 2 'pytorch_model.bin is not read; run there: python3 -c "import torch' in
 rm model/pytorch_model.bin
 for method in gptq awq; do
     config llama ',"quantization_config":{"quant_method":"'$method'","bits":4}'
-    row 18 2 "quantised by $method, which is not read; start from the unquantised model" info model
+    row 18 2 "quantised by $method; start from the unquantised model" info model
 done
 for command in info generate 'eval ppl'; do
     row 19 2 'nothing is downloaded: hf download meta-llama/Llama-3.2-1B --local-dir DIR' ${command%% *} \
