@@ -94,6 +94,14 @@ static const char *human(double n, const char *unit, char buf[32]) {
     return buf;
 }
 
+/* One line of the table is enough for both. */
+static bool layers_alike(const Model *m, const CacheCost *c, int a, int b) {
+    const Layer *x = &m->layer[a], *y = &m->layer[b];
+    bool own = x->kv_from == a && y->kv_from == b, from = x->kv_from != a && x->kv_from == y->kv_from;
+    return x->kind == y->kind && (own || from) && c->layer[a].rows == c->layer[b].rows &&
+           c->layer[a].token_bytes == c->layer[b].token_bytes && c->layer[a].state_bytes == c->layer[b].state_bytes;
+}
+
 static void report_text(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
     const ModelCfg *cfg = &s->m->cfg;
     char b[6][32];
@@ -124,10 +132,14 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
                human((double)s->step->total, "B", b[0]), s->rows, human((double)s->step->weights, "B", b[1]),
                human((double)(s->step->gradients + s->step->moment1 + s->step->moment2), "B", b[2]),
                human((double)s->step->saved, "B", b[3]), human((double)s->step->scratch, "B", b[4]));
-    printf("\n layer  kind              mixer     K/V of   rows kept   bytes/token   state bytes\n");
-    for (int l = 0; l < s->m->L; l++) {
+    printf("\n  layers  kind              mixer     K/V of   rows kept   bytes/token   state bytes\n");
+    for (int l = 0, next; l < s->m->L; l = next) {
         const Layer *y = &s->m->layer[l];
-        printf("%6d  %-16.16s  %-8.8s  %6d  %10d  %12zu  %12zu\n", l, y->kind->name, y->kind->mixer->name, y->kv_from,
+        char which[32], from[16];
+        for (next = l + 1; next < s->m->L && layers_alike(s->m, c, l, next);) next++;
+        snprintf(which, sizeof which, next > l + 1 ? "%d-%d" : "%d", l, next - 1);
+        snprintf(from, sizeof from, y->kv_from != l ? "%d" : c->layer[l].token_bytes ? "own" : "-", y->kv_from);
+        printf("%8s  %-16.16s  %-8.8s  %6s  %10d  %12zu  %12zu\n", which, y->kind->name, y->kind->mixer->name, from,
                c->layer[l].rows, c->layer[l].token_bytes, c->layer[l].state_bytes);
     }
 }

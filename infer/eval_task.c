@@ -136,7 +136,8 @@ static bool report(const EvalTask *a, const TaskCfg *c, const Wanted *want, cons
                                       own),
                             e);
     }
-    printf("%s: %.2f %% of %lld answers right, all of them in %.2f %% of %lld samples   nll %.6f nats/answer\n%s\n",
+    printf("%s: accuracy %.2f %% of %lld answers; %.2f %% of %lld samples have every answer right   nll %.6f "
+           "nats/answer\n%s\n",
            c->kind->name, 100 * accuracy, (long long)s->answers, 100 * whole, (long long)want->samples, nll, settings);
     free(settings);
     return true;

@@ -164,7 +164,7 @@ static bool mistake(Err *e, const Table *t, const CliSpec *spec, int got, int ar
         value = argv[optind];
     else if (value)
         value++;
-    if (spec->args && strstr(spec->args, "KEY=VALUE") && hint_option(name, value, hint))
+    if (spec->settings && hint_option(name, value, hint))
         return err_input(e, "%s: unknown option --%s; %s", cmd, name, hint);
     return near ? err_input(e, "%s: unknown option --%s; did you mean --%s?", cmd, name, near)
                 : err_input(e, "%s: unknown option --%s; see kvsmith %s --help", cmd, name, cmd);

@@ -35,6 +35,7 @@ typedef struct {
     int min_args, max_args;            /* number of words; max_args -1: any */
     bool cache;                        /* it has a cache: --cache-dtype */
     bool tuning;                       /* it computes on a device: --tuning */
+    bool settings;                     /* its words KEY=VALUE are settings of a run */
 } CliSpec;
 
 /* Parse. True: go on. False: return *status: 0 after --help or --version (printed on stdout), 2 after a mistake, of

@@ -120,6 +120,7 @@ int cmd_config(int argc, char **argv) {
                "With one: checks it, and prints all settings as a run would use them, defaults included.",
         .options = options,
         .take = take,
+        .settings = true,
         .max_args = -1};
     Cli cli;
     Args a = {0};

@@ -1,5 +1,6 @@
 /* Floor 0: errors, memory, random numbers, shapes. */
 #include "check.h"
+#include "../ops/text.h"
 #include "../ops/arena.h"
 #include <criterion/redirect.h>
 #include <errno.h>
@@ -322,3 +323,36 @@ Test(base, rng_permute_of_huge_ranges) {
     }
 }
 Test(base, rng_permute_outside, .signal = SIGABRT, .init = cr_redirect_stderr) { rng_permute(1, 5, 5); }
+
+Test(base, bytes_are_said_as_people_read_them) {
+    static const struct {
+        size_t n;
+        const char *says;
+    } t[] = {{0, "0 bytes"},
+             {1023, "1023 bytes"},
+             {1024, "1.0 KiB"},
+             {1048575, "1.0 MiB"},
+             {1572864, "1.5 MiB"},
+             {40293764992, "37.5 GiB"},
+             {(size_t)1 << 40, "1.0 TiB"},
+             {SIZE_MAX, "16.0 EiB"}};
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        char out[24];
+        cr_assert_str_eq(bytes_text(t[i].n, out), t[i].says);
+    }
+}
+
+Test(base, names_of_the_hub_are_told_from_paths) {
+    static const char *const hub[] = {"gpt2", "openai-community/gpt2", "meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B"},
+                             *const not_hub[] = {"/gpt2",          "./gpt2",      "../x",       "a/b/c", "x/",
+                                                 "text.txt",       "a/m.gguf",    "tests/none", "~/x",   "a b",
+                                                 "tokenizer.json", "runs/x.yaml", "run$x",      ""};
+    char out[200];
+    for (size_t i = 0; i < sizeof hub / sizeof *hub; i++)
+        cr_assert(strstr(hub_text(hub[i], "F", out), "hf download "), "%s: '%s'", hub[i], out);
+    for (size_t i = 0; i < sizeof not_hub / sizeof *not_hub; i++)
+        cr_assert(!*hub_text(not_hub[i], "", out), "%s: '%s'", not_hub[i], out);
+    cr_assert_str_eq(hub_text("gpt2", "tokenizer.json", out),
+                     "; a path is expected, nothing is downloaded: hf download openai-community/gpt2 tokenizer.json "
+                     "--local-dir DIR");
+}

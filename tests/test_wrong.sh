@@ -230,4 +230,6 @@ row 63 2 "unknown command 'trian'; did you mean train?" help trian
     wrong "kvsmith --version: $(cat ../out)"
 "$prog" config tiny.yaml >../out || wrong 'kvsmith config FILE'
 grep -q '^  warmup: 0$' ../out || wrong "kvsmith config FILE prints no settings: $(grep warmup ../out)"
+"$prog" info run >../out && grep -q '^ *0-1  *full .* own ' ../out || wrong "info: $(tail -n 3 ../out)"
+row 64 2 'unknown option --lr; see kvsmith convert --help' convert run new --to mqa --lr 3
 verdict help

@@ -64,6 +64,7 @@ static const CliSpec spec = {
     .options = options,
     .take = take,
     .tuning = true,
+    .settings = true,
     .min_args = 1,
     .max_args = -1};
 
