@@ -93,6 +93,11 @@ json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_c
         *why = json_error_code(&je);
         if (*why == json_error_out_of_memory)
             err_world(e, "%s: out of memory while reading JSON of %zu bytes", where, n);
+        else if (*why == json_error_null_byte_in_key) /* valid JSON, but jansson ends a key at NUL */
+            err_input(e,
+                      "%s: the key at line %d, column %d holds the character \\u0000, which is not supported; in a "
+                      "tokenizer.json, take that token out of model.vocab",
+                      where, je.line, je.column);
         else
             err_input(e, "%s: not valid JSON at line %d, column %d: %s", where, je.line, je.column, je.text);
         return NULL;

@@ -142,6 +142,23 @@ Test(bpe, special_tokens_only_when_asked) {
     ids_free(&plain), ids_free(&found), tokenizer_close(&t);
 }
 
+/* Valid JSON that cannot be read is not called invalid, and what is advised works. */
+Test(bpe, nul_as_a_token) {
+    size_t n;
+    Err e = {0};
+    Tokenizer t;
+    char *json = check_read(GOLDEN_BPE "gpt2.json", &n), *vocab = strstr(json, "\"vocab\":{");
+    cr_assert(vocab);
+    vocab += strlen("\"vocab\":{");
+    char *with = xformat("%.*s\"\\u0000\":700,%s", (int)(vocab - json), json, vocab);
+    cr_assert(!tokenizer_parse(&t, with, strlen(with), "file", &e) && e.status == EXIT_INPUT);
+    cr_assert(strstr(e.msg, "file: the key at line 1, column") && strstr(e.msg, "\\u0000, which is not supported"),
+              "%s", e.msg);
+    cr_assert(tokenizer_parse(&t, json, n, "file", &e), "%s", e.msg);
+    tokenizer_close(&t);
+    free(json), free(with);
+}
+
 /* Raw text: added tokens that are not special are found, special ones are text. */
 Test(bpe, added_tokens_of_raw_text) {
     static const char *const key[] = {"raw", "found"};
