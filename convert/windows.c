@@ -59,7 +59,7 @@ static bool encode(const char *dir, const char *text, size_t most, Ids *ids, int
         buf_put(&b.text, prose, zmin(sizeof prose - 1, most));
     }
     if (ok && tk.eot >= 0) ids_push(ids, tk.eot);
-    ok = ok && tokenizer_encode(&tk, b.text.at, b.text.n, 0, ids, e);
+    ok = ok && tokenizer_encode(&tk, b.text.n ? b.text.at : "", b.text.n, 0, ids, e);
     for (size_t i = 0; ok && i < ids->n; i++)
         if (ids->id[i] >= vocab)
             ok = err_input(e, "%s/tokenizer.json: id %d, but the model's vocabulary is %d", dir, ids->id[i], vocab);

@@ -196,6 +196,11 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
                        .vocab = V};
     if (!stream_open(&text, &spec, &en->tokenizer, e)) return false;
     const Tokens *stream = &text.part[0];
+    if (text.train.n != 1) {
+        int parts = text.train.n;
+        stream_close(&text);
+        return err_input(e, "--data: %.180s names %d sets of ids; give one at a time", a->data, parts);
+    }
     if (!ids_fit(stream, V, e)) {
         stream_close(&text);
         return false;

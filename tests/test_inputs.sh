@@ -87,6 +87,7 @@ ok logits "$model" --tokens "$tmp/ids" --out "$tmp/l1"
 "$prog" logits "$model" --tokens <(cat "$tmp/ids") --out "$tmp/l2" -q || wrong "a pipe: exit $?"
 "$prog" logits "$model" --tokens - --out "$tmp/l3" -q <"$tmp/ids" || wrong "standard input: exit $?"
 cmp "$tmp/l1" "$tmp/l2" >>"$bad" && cmp "$tmp/l1" "$tmp/l3" >>"$bad"
+refused "names 4 sets of ids" eval "$model" ppl --data "$tmp/[opzfw]*[ed].bin"
 verdict files
 
 # ---- JSON lines
