@@ -1,4 +1,5 @@
 #include "engine.h"
+#include "../ops/gpus.h"
 #include <errno.h>
 #include <signal.h>
 #include <unistd.h>
@@ -50,8 +51,11 @@ bool engine_print(json_t *j, Err *e) {
 }
 
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
-    const char *name = cli->device && strcmp(cli->device, "auto") ? cli->device : "cpu";
+    char why[200] = "";
     char bound[DEVICE_NAME_MAX];
+    bool chosen = cli->device && strcmp(cli->device, "auto"), isa = cli->isa && strcmp(cli->isa, "auto");
+    const char *name = chosen ? cli->device : !isa && device_gpus(why) ? "cuda" : "cpu"; /* an ISA is a CPU's */
+    if (*why && !cli->quiet) fprintf(stderr, "no GPU is used: %s\n", why);
     if (!device_bind(bound, name, cli->isa, e)) return false;
     name = bound;
     if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;

@@ -24,7 +24,8 @@ enum {
 };
 
 static const struct argp_option common[] = {
-    {"device", KEY_DEVICE, "NAME", 0, "Where to compute: cpu, cuda, or auto, which is cpu (default auto)", 0},
+    {"device", KEY_DEVICE, "NAME", 0,
+     "Where to compute: cpu, cuda (a GPU), or auto: cuda where a GPU can be used, else cpu (default auto)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
      "Operands of matrix products: f32 (default; train: train.dtype) or bf16, as which a model that is not trained "
      "also "

@@ -15,8 +15,8 @@ static const char *const schedule_bys[] = {"steps", "time", NULL};
 const Key run_keys[] = {
     {"dir", KEY_TEXT, AT(dir), "", 0, 0, "folder of the run: settings, checkpoints, metrics; training needs it", 0, 0},
     {"seed", KEY_LONG, AT(seed), "1", 0, 9e15, "key of the initial weights, the order of the data and all noise", 0, 0},
-    {"device", KEY_CHOICE, AT(device), "auto", 0, 0, "where to compute; auto: cpu, since cuda is taken by name alone",
-     devices, 0},
+    {"device", KEY_CHOICE, AT(device), "auto", 0, 0,
+     "where to compute; auto: cuda in a program that was built with it where a GPU can be used, else cpu", devices, 0},
     {"threads", KEY_INT, AT(threads), "0", 0, 1024, "CPU threads; 0: one for each processor this process may use", 0,
      0},
     {"isa", KEY_TEXT, AT(isa), "auto", 0, 0,

@@ -1,5 +1,7 @@
 /* Which rank a process is: every launcher's variables, all pairs of them, what is missing, contradictory or nonsense.
  */
+#include "../ops/file.h"
+#include "../train/launch.h"
 #include "../train/ranks.h"
 #include "check.h"
 
@@ -261,4 +263,34 @@ Test(ranks, their_variables) {
     cr_assert(ranks_variable("RANK=1") && ranks_variable("SLURM_PROCID=0") && ranks_variable("KVSMITH_FD=3") &&
               ranks_variable("OMPI_COMM_WORLD_RANK=2") && ranks_variable("PMI_SIZE=2"));
     cr_assert(!ranks_variable("RANKING=1") && !ranks_variable("PATH=/bin") && !ranks_variable("SLURM_JOB_ID=1"));
+}
+
+/* How many ranks start where nobody says: as many as GPUs answer, or processors. 4 GPUs and 16 processors here. */
+Test(launch, one_rank_for_each_gpu) {
+    char *cpu = check_path("cpu.yaml"), *any = check_path("any.yaml");
+    Err e = {0};
+    cr_assert(file_write(cpu, "run: {device: cpu}\n", 19, &e) && file_write(any, "train: {}\n", 10, &e), "%s", e.msg);
+    const struct {
+        int gpus, want;
+        const char *word[5];
+    } k[] = {{4, 4, {"train", any}},
+             {0, 16, {"train", any}},
+             {0, 16, {"train", any, "run.device=cuda"}},
+             {4, 4, {"train", any, "run.device=cuda"}},
+             {4, 16, {"train", any, "run.device=cpu"}},
+             {4, 16, {"train", any, "--device", "cpu"}},
+             {4, 16, {"train", any, "--device=cpu"}},
+             {4, 4, {"train", any, "run.device=cpu", "--device=auto"}},
+             {4, 16, {"train", cpu}},
+             {4, 4, {"train", cpu, "--device", "cuda"}},
+             {4, 4, {"train", "no-such-file.yaml"}},
+             {4, 16, {"bench", "comm"}},
+             {4, 4, {"bench", "comm", "--device", "cuda"}}};
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        int n = 0;
+        while (n < 5 && k[i].word[n]) n++;
+        int got = launch_default(n, (char *const *)k[i].word, k[i].gpus, 16);
+        cr_expect_eq(got, k[i].want, "case %zu: %d ranks, expected %d", i, got, k[i].want);
+    }
+    free(cpu), free(any);
 }

@@ -1,5 +1,6 @@
 /* kvsmith launch: N ranks of a command on this machine, started again when one fails. */
 #include "../model/cli.h"
+#include "../ops/gpus.h"
 #include "../ops/procs.h"
 #include "launch.h"
 #include "ranks.h"
@@ -34,7 +35,10 @@ static bool take(void *ctx, int key, const char *arg, Err *e) {
 }
 
 static const struct argp_option options[] = {
-    {"ranks", 'n', "N", 0, "Processes to start (default: one for each processor that this one may use)", 0},
+    {"ranks", 'n', "N", 0,
+     "Processes to start (default: one for each GPU if the command computes on GPUs, else one for each processor that "
+     "may be used)",
+     0},
     {"max-restarts", KEY_RESTARTS, "K", 0, "After a failure start again, up to K times (default 0)", 0},
     {"deadline", KEY_DEADLINE, "S", 0, "Seconds that a rank waits for another before it gives up (default 300)", 0},
     {0}};
@@ -79,7 +83,8 @@ int cmd_launch(int argc, char **argv) {
         err_input(&e, "launch: options of the ranks stand behind the command: launch -n 2 -- train CONFIG --threads 1");
         return cli_fail(&e);
     }
-    if (!a.ranks) a.ranks = imin(RANKS_MOST, procs());
+    char why[200];
+    if (!a.ranks) a.ranks = imin(RANKS_MOST, launch_default(a.nword, a.word + 1, device_gpus(why), procs()));
     Launch l = {.ranks = a.ranks, .deadline = a.deadline, .words = a.word + 1};
     for (l.restart = 0;; l.restart++) {
         if (!launch_run(&l, &e)) return cli_fail(&e);

@@ -1,6 +1,7 @@
 /* kvsmith train: from a configuration to a trained model in a run folder. */
 #include "record.h"
 #include "../ops/file.h"
+#include "../ops/gpus.h"
 #include "../ops/isa.h"
 #include "../model/hf.h"
 #include "checkpoint.h"
@@ -89,7 +90,7 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
         if (cli->bf16 || cli->f32) cfg->stage[k].cfg->train.dtype = cfg->train.dtype;
     }
     a->planned.world = (int)a->ranks;
-    a->planned.device = cfg->run.device == DEVICE_CUDA && (a->ranks > 1 || cfg->dist.comm == COMM_NCCL);
+    a->planned.device = trainer_on_gpu(cfg) && (a->ranks > 1 || cfg->dist.comm == COMM_NCCL);
     a->planned.world = imax(1, a->planned.world);
     if (a->plan && comm_live(&a->planned)) cfg->comm = &a->planned;
     if (device_isa_there(cfg->run.isa, e) && config_trainable(cfg, e)) return true;
@@ -308,6 +309,18 @@ static int64_t run_samples(const Config *cfg) {
     return samples;
 }
 
+/* What run.device: auto has become, in a program that has CUDA. */
+static const char *device_said(Device *dev, const Config *cfg, char out[240]) {
+    char why[200] = "";
+    *out = 0;
+    if (cfg->run.device != DEVICE_AUTO) return out;
+    if (device_apart(dev))
+        snprintf(out, 240, "; run.device auto: cuda");
+    else if (!device_gpus(why) && *why)
+        snprintf(out, 240, "; no GPU is used: %s", why);
+    return out;
+}
+
 static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *status, Err *e) {
     Place at;
     TrainState peek = {0};
@@ -334,12 +347,14 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
         if (passes.passes > 0) say[0] = ',', say[1] = ' ', feed_passes_say(&passes, say + 2);
         if (trainer_writes(t) && !cfg->quiet) feed_warn(t, &passes);
         double most = cfg->train.max_seconds; /* by time, earlier parts of the run had some of it */
+        char where[240];
         if (t->cfg->optim.schedule_by == SCHEDULE_BY_TIME) most = fmax(1, most - t->before);
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, most);
-        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld%s, %d thread%s (%s, %s)", t->dir.path,
-                     model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
+        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld%s, %d thread%s (%s, %s)%s",
+                     t->dir.path, model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
                      (long long)cfg->train.steps, say, device_threads(t->dev), device_threads(t->dev) == 1 ? "" : "s",
-                     device_isa(t->dev), t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32");
+                     device_isa(t->dev), t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32",
+                     device_said(t->dev, cfg, where));
         record_say(t);
         feed_say(t);
         double begun = now_seconds();
@@ -370,7 +385,7 @@ static bool ranks_begin(Config *cfg, Cli *cli, bool plan, Ranks *r, Err *e) {
     uint64_t settings = rng_name(0, text);
     free(text);
     RanksHow how = {.by = (CommBy)d->comm,
-                    .device = cfg->run.device == DEVICE_CUDA,
+                    .device = trainer_on_gpu(cfg),
                     .deadline = d->deadline,
                     .config = settings,
                     .store = d->store};

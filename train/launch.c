@@ -1,4 +1,5 @@
 #include "launch.h"
+#include "../model/tree.h"
 #include "../ops/procs.h"
 #include "comm_shm.h"
 #include "ranks.h"
@@ -253,4 +254,29 @@ bool launch_run(Launch *l, Err *e) {
     free(w.child);
     sigprocmask(SIG_SETMASK, &before, NULL);
     return ok;
+}
+
+/* ---- how many -------------------------------------------------------------------------------------------------------
+ */
+
+/* run.device of the settings in a file; "auto" where it cannot be read, which the ranks will say. */
+static void device_of_file(const char *path, char out[16]) {
+    Node *root = tree_yaml_file(path, NULL);
+    const Node *run = root ? tree_get(root, "run") : NULL, *x = run ? tree_get(run, "device") : NULL;
+    snprintf(out, 16, "%.15s", x && x->type == NODE_SCALAR ? x->text : "auto");
+    tree_free(root);
+}
+
+int launch_default(int nword, char *const word[], int gpus, int procs) {
+    static const char *const names[] = {"--device=", "run.device="};
+    const char *said = NULL;
+    char file[16] = "auto";
+    for (int i = 1; i < nword; i++) {
+        if (!strcmp(word[i], "--device") && i + 1 < nword) said = word[i + 1];
+        for (size_t k = 0; k < 2; k++)
+            if (!strncmp(word[i], names[k], strlen(names[k]))) said = word[i] + strlen(names[k]);
+    }
+    if (!said && nword > 1 && !strcmp(word[0], "train") && *word[1] != '-') device_of_file(word[1], file);
+    if (strcmp(word[0], "train")) strcpy(file, "cpu"); /* what bench comm measures unless another is named */
+    return gpus && strcmp(said ? said : file, "cpu") ? gpus : procs;
 }

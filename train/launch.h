@@ -21,3 +21,7 @@ typedef struct {
 
 /* Start them and wait until all have ended. False: they could not be started. */
 bool launch_run(Launch *, Err *);
+/* Ranks to start where no number is given: one for each of `gpus` if the command computes there (the last of
+ * --device and run.device= says so, else run.device in the file that `train` is given, else auto), otherwise one for
+ * each of `procs`. word: "train", CONFIG.yaml, ... */
+int launch_default(int nword, char *const word[], int gpus, int procs);

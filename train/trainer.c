@@ -10,6 +10,7 @@
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 #include "../optim/step.h"
+#include "../ops/gpus.h"
 #include "../ops/half.h"
 #include "../ops/host.h"
 #include "../ops/isa.h"
@@ -131,6 +132,12 @@ static bool sharding_open(Trainer *t, Err *e) {
                      t->cfg->train.batch / t->cfg->train.micro_batch, e);
 }
 
+bool trainer_on_gpu(const Config *c) {
+    char why[200];
+    bool isa = *c->run.isa && strcmp(c->run.isa, "auto"); /* named: a CPU's */
+    return c->run.device == DEVICE_CUDA || (c->run.device == DEVICE_AUTO && !isa && device_gpus(why) > 0);
+}
+
 bool trainer_open(Trainer *t, Config *cfg, bool dry, Err *e) { return trainer_open_stage(t, cfg, 0, dry, e); }
 
 bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
@@ -164,7 +171,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure = measure_step,
                    .measure_ctx = t};
     char name[DEVICE_NAME_MAX], device[16] = "cpu"; /* a rank computes on the device of its number on this host */
-    if (cfg->run.device == DEVICE_CUDA) snprintf(device, sizeof device, "cuda:%d", t->comm ? t->comm->local : 0);
+    if (trainer_on_gpu(cfg)) snprintf(device, sizeof device, "cuda:%d", t->comm ? t->comm->local : 0);
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !device_bind(name, device, cfg->run.isa, e) ||
         !device_open(&t->dev, name, cfg->threads ? cfg->threads : cfg->run.threads, e) ||

@@ -103,6 +103,7 @@ typedef struct Trainer {
  * bookkeeping, and the regions are measured. cfg must outlive the trainer and gets what was left to be resolved. */
 bool trainer_open(Trainer *, Config *, bool dry, Err *);
 /* The same for stage k of a run (config_stage); trainer_open opens the first. */
+bool trainer_on_gpu(const Config *); /* run.device, or what auto stands for here */
 bool trainer_open_stage(Trainer *, Config *run, int k, bool dry, Err *);
 /* A dry trainer's text can be read and is long enough: it is read and let go. */
 bool trainer_reads(Trainer *, Err *);

@@ -19,6 +19,9 @@ struct TunedProduct;
 
 /* The device of that number. NULL and why (a line) when there is none, no driver for it, or no memory. */
 Cuda *cuda_start(int number, char why[200]);
+/* Devices that cuda_start could use, without starting one. 0: `why` says what is missing, "" where the device is
+ * emulated, which is used by name alone. */
+int cuda_count(char why[200]);
 void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
 void *cuda_stream(Cuda *);           /* of the computing stream, for libraries */

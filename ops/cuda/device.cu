@@ -26,6 +26,26 @@ static bool driver_serves(char why[200]) {
         return true;
     return false;
 }
+extern "C" int cuda_count(char why[200]) {
+    int n = 0;
+    cudaDeviceProp p;
+    const char *where = "";
+    if (!driver_serves(why)) return 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e == cudaSuccess && n > 0) e = cudaGetDeviceProperties(&p, 0);
+    if (e != cudaSuccess || n <= 0) {
+        snprintf(why, 200, "%s", e != cudaSuccess ? cudaGetErrorString(e) : "no device");
+        cudaGetLastError();
+        return 0;
+    }
+    why[0] = 0;
+    if (!strcmp(p.name, "emulated device")) return 0; /* a test takes it by name */
+    if (p.major < 8) {
+        snprintf(why, 200, "%.100s is of compute capability %d.%d; expected 8.0 or later", p.name, p.major, p.minor);
+        return 0;
+    }
+    return lt_found(&where, why) ? n : 0;
+}
 extern "C" Cuda *cuda_start(int number, char why[200]) {
     int n = 0;
     cudaDeviceProp p;

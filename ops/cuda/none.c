@@ -1,6 +1,7 @@
 /* none.c: what a program without the CUDA backend has in its place. It lies in the library, where a program that brings
  * the backend's own objects (table.c, open.c) has no need to look for these names. */
 #include "../device.h"
+#include "../gpus.h"
 #include "../sample.h"
 #include "../side.h"
 
@@ -9,6 +10,10 @@ bool cuda_device_open(Device *d, int number, Err *e) {
     (void)d, (void)number;
     return err_input(e,
                      "device cuda: this program was built without CUDA; take --device cpu, or build with `make cuda`");
+}
+int device_gpus(char why[200]) {
+    *why = 0;
+    return 0;
 }
 void cuda_device_close(Device *d) { (void)d; }
 void cuda_device_sync(Device *d) { (void)d; }

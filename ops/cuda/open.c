@@ -1,5 +1,6 @@
 /* open.c: the CUDA backend as a Device: opening it, its memory as regions, copies to and from the host. */
 #include "../device.h"
+#include "../gpus.h"
 #include "cuda.h"
 #include "fused.h"
 #include "lacks.h"
@@ -34,6 +35,7 @@ bool cuda_device_open(Device *d, int number, Err *e) {
     d->home[1] = (Memory){take_managed, give, poison_managed, note, unnote, d};
     return true;
 }
+int device_gpus(char why[200]) { return cuda_count(why); }
 void cuda_device_close(Device *d) {
     cuda_sync(d->cuda);
     fused_close(d->fused);

@@ -377,6 +377,18 @@ Test(cuda_run, says_what_the_device_is) {
     cr_assert(strstr(out, "isa ") && strstr(out, "threads "), "%s", out);
     free(out);
 }
+/* auto never means the emulated device, and says why a GPU is not used where one could be. */
+Test(emulated, auto_is_the_processor) {
+    Ran r = RUN("device", "--device", "auto");
+    cr_assert(r.status == 0 && strstr(r.out, "isa ") && !*r.err, "%d %s%s", r.status, r.out, r.err);
+    free(r.out), free(r.err);
+    setenv("SIMT_DRIVER", "0", 1);
+    r = RUN("device");
+    unsetenv("SIMT_DRIVER");
+    cr_assert(r.status == 0 && strstr(r.out, "isa "), "%d %s%s", r.status, r.out, r.err);
+    cr_assert_str_eq(r.err, "no GPU is used: no NVIDIA driver is installed (libcuda.so.1 is not found)\n");
+    free(r.out), free(r.err);
+}
 /* Ops are in the rehearsal of gpu-check (test_gpu_check.c). */
 Test(cuda_run, bench_times_the_device, .timeout = 120) {
     char *out;
