@@ -90,6 +90,7 @@ bool flow_open(Flow *f, Device *dev, const HfFiles *files, const ModelCfg *cfg, 
     int T = w->T, n = to - from, L = cfg->layers;
     *f = (Flow){.files = files, .w = w, .from = from, .to = to};
     if (!model_open(&f->m, dev, cfg, (ModelOpts){.dry = true, .max_rows = T, .max_samples = 1}, e)) return false;
+    model_plan(&f->m, T);
     f->kv = xcalloc((size_t)L * (size_t)n, sizeof *f->kv);
     f->ints = xcalloc(4 * (size_t)T + 4, sizeof *f->ints);
     f->rows.name = "rows of the windows", f->shared.name = "shared keys and values";

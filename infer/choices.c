@@ -212,6 +212,7 @@ bool eval_choices(const Choices *c, const Cli *cli, Err *e) {
     if (!ok)
         engine_close(&en);
     else if ((ok = engine_load(&en, engine_narrow(cli, (ModelOpts){0}), e))) {
+        engine_plan(&en, set.longest, cli->quiet);
         ok = measure(&en, &set, c, e) && report(&set, c, context, cli, e);
         engine_close(&en);
     }

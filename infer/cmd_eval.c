@@ -206,10 +206,6 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
         return false;
     }
     context = (int)zmin((size_t)context, stream->n - 1);
-    if (context > en->cfg.max_positions && !cli->quiet)
-        fprintf(stderr,
-                "kvsmith: note: a context of %d tokens is beyond the %d positions that the model was trained on\n",
-                context, en->cfg.max_positions);
     stride = imin(stride, context);
     size_t windows = (stream->n - 1 + (size_t)stride - 1) / (size_t)stride;
     int nseq = (int)zmin((size_t)a->batch, windows);
@@ -220,6 +216,7 @@ static bool eval_open(const Args *a, Engine *en, const Cli *cli, Err *e) {
         .nseq = nseq, .max_tokens = context, .chunk = chunk, .document = en->tokenizer.eot, .want_all = true};
     Work w = {.stream = stream, .tk = &en->tokenizer, .context = context, .stride = stride, .chunk = chunk};
     Score sum = {0};
+    engine_plan(en, context, cli->quiet);
     bool ok = session_open(&w.s, &en->model, o, e);
     if (ok) {
         w.ids = xcalloc((size_t)nseq * (size_t)context, sizeof *w.ids);

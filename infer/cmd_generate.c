@@ -256,6 +256,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
                      .nstop = a->nstop,
                      .stop = a->stop,
                      .show = streamed ? stream : NULL};
+        engine_plan(&en, so.max_tokens, cli->quiet);
         ok = session_open(&s, &en.model, so, e);
         if (ok) {
             ok = generate(&s, &en.tokenizer, &o, p.n, p.g, e) && report(&p, a, cli, streamed, e);

@@ -88,10 +88,11 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
         ok = ids_parse(&ids, (const unsigned char *)text, n, en.cfg.vocab, a->tokens, e);
         free(text);
     }
-    if (ok && ids.T > en.cfg.max_positions)
+    if (ok && ids.T > en.cfg.max_positions && !engine_dynamic(&en))
         ok =
             err_input(e, "%s: lines of %d ids, but the model has %d positions", a->tokens, ids.T, en.cfg.max_positions);
     if (ok) {
+        engine_plan(&en, ids.T, cli->quiet);
         size_t bytes = (size_t)ids.B * (size_t)ids.T * (size_t)en.cfg.vocab * sizeof(real);
         out = TENSOR(malloc(bytes), REAL, ids.B, ids.T, en.cfg.vocab);
         if (!out.p)

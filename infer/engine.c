@@ -1,5 +1,6 @@
 #include "engine.h"
 #include "../ops/gpus.h"
+#include "../ops/rope.h"
 #include <errno.h>
 #include <signal.h>
 #include <unistd.h>
@@ -124,6 +125,24 @@ ModelOpts engine_narrow(const Cli *cli, ModelOpts o) {
 
 bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
     return engine_read(en, path, cli, e) && engine_load(en, engine_narrow(cli, (ModelOpts){0}), e);
+}
+
+bool engine_dynamic(const Engine *en) {
+    bool dynamic = false;
+    for (int l = 0; l < en->model.L; l++) {
+        const Layer *y = &en->model.layer[l];
+        for (const Key *k = y->kind->mixer->keys; k->name; k++)
+            dynamic |= k->sub == rope_keys && ((const RopeCfg *)((const char *)y->cfg + k->at))->type == ROPE_DYNAMIC;
+    }
+    return dynamic;
+}
+
+void engine_plan(Engine *en, int length, bool quiet) {
+    model_plan(&en->model, length);
+    if (length > en->cfg.max_positions && !engine_dynamic(en) && !quiet)
+        fprintf(stderr,
+                "kvsmith: note: a context of %d tokens is beyond the %d positions that the model was trained on\n",
+                length, en->cfg.max_positions);
 }
 
 void engine_close(Engine *en) {

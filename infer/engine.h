@@ -29,6 +29,11 @@ bool engine_read(Engine *, const char *path, const Cli *, Err *);
 bool engine_load(Engine *, ModelOpts, Err *);
 /* How --dtype and --cache-dtype have weights and cache in memory. */
 ModelOpts engine_narrow(const Cli *, ModelOpts);
+/* A rotation of type dynamic adapts to sequences that are longer than those of the training. */
+bool engine_dynamic(const Engine *);
+/* Plan the open model for sequences of `length` tokens (model_plan). Where that is more than it was trained on and no
+ * rotation of type dynamic adapts, a line on stderr says so unless `quiet`. */
+void engine_plan(Engine *, int length, bool quiet);
 void engine_close(Engine *);
 /* The device that --device and --threads name. */
 bool engine_device(Device **, const Cli *, Err *);

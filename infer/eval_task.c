@@ -175,6 +175,7 @@ bool eval_task(const EvalTask *a, const Cli *cli, Err *e) {
     ModelOpts o = {0};
     if (!a->decode) o = (ModelOpts){.max_rows = b * c.T, .max_samples = b};
     if (!engine_load(&en, engine_narrow(cli, o), e)) return false;
+    engine_plan(&en, c.T, cli->quiet);
     bool ok = loader_open_task(&l, &c, b, false, e);
     if (ok) {
         if (a->decode)

@@ -19,8 +19,8 @@ typedef struct {
 
 /* The model's shape from DIR/config.json; model_cfg_free when done. Refused (EXIT_INPUT): what cannot be computed here
  * as transformers would (other model types, mlp_bias, quantisation, other activations, unknown rope scalings), keys
- * that the type is not known to have unless they are null or false, missing or impossible values. longrope: the model's
- * full length decides between short and long factors, where transformers decides by the length of each input. */
+ * that the type is not known to have unless they are null or false, missing or impossible values. Rotations that
+ * depend on the length of the input (dynamic, longrope) wait for model_plan. */
 bool hf_config_read(const char *dir, ModelCfg *, Err *);
 /* Start and end ids: generation_config.json first, then config.json. A directory that names none gives -1 and 0. */
 bool hf_ids_read(const char *dir, HfIds *, Err *);

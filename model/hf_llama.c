@@ -183,7 +183,7 @@ const char *hf_rope_differs(const RopeCfg *r, int max_positions) {
     /* transformers looks at the length of the input, we at the planned length. */
     if (r->type == ROPE_DYNAMIC && ((r->length && r->length > L) || L != max_positions))
         return "dynamic rotation for a planned length";
-    if (r->type == ROPE_LONGROPE && memcmp(&r->short_factor, &r->long_factor, sizeof r->short_factor))
+    if (r->type == ROPE_LONGROPE && r->length && memcmp(&r->short_factor, &r->long_factor, sizeof r->short_factor))
         return "longrope of one length";
     return NULL;
 }

@@ -1,5 +1,6 @@
 /* map.c: the layer map: every layer's settings, whose K/V it reads, how long the owner must keep them. */
 #include "model.h"
+#include "../ops/rope.h"
 
 static bool same_rows(const KvShape *a, const KvShape *b) {
     return a->lanes == b->lanes && a->kdim == b->kdim && a->vdim == b->vdim && a->alias == b->alias &&
@@ -88,4 +89,21 @@ void model_unmap(Model *m) {
     }
     free(m->layer);
     m->layer = NULL;
+}
+
+bool model_plan(Model *m, int length) {
+    bool any = false;
+    for (int l = 0; l < m->L; l++) {
+        Layer *y = &m->layer[l];
+        for (const Key *k = y->kind->mixer->keys; k->name; k++) {
+            const RopeCfg *given = (const RopeCfg *)((const char *)y->kind->cfg + k->at);
+            if (k->sub != rope_keys || given->length || (given->type != ROPE_DYNAMIC && given->type != ROPE_LONGROPE))
+                continue;
+            ((RopeCfg *)((char *)y->cfg + k->at))->length = length;
+            Err why = {0};
+            CHECK(y->kind->mixer->check(y->cfg, &why), "%s", why.msg); /* it passed with another length */
+            any = true;
+        }
+    }
+    return any;
 }

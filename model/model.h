@@ -119,6 +119,10 @@ bool model_open(Model *, Device *, const ModelCfg *, ModelOpts, Err *);
 void model_close(Model *);
 /* Layer map alone: fills m->layer; refuses kv_from that is not an earlier owner of equal row shape. */
 bool model_map(Model *, const ModelCfg *, Err *);
+/* Plan an open model for sequences of `length` tokens, before its first pass: rotations of type dynamic and longrope,
+ * whose settings give no length of their own, become those that transformers uses in one pass over so many. Until then
+ * they are those of max_positions. Returns whether the model has such rotations. */
+bool model_plan(Model *, int length);
 void model_init(Model *, uint64_t seed); /* N(0, init_std), gains 1, biases 0, a mixer's own */
 /* The same for the tensors of one layer that have memory in `w`. */
 void model_layer_init(const Model *, int l, Weights *, uint64_t seed);

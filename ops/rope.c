@@ -22,7 +22,9 @@ const Key rope_keys[] = {
      "yarn, longrope: multiplies cos and sin; 0: by the scaling's own rule", NULL, NULL},
     {"original_max_positions", KEY_INT, AT(original_max_positions), "0", 0, 1 << 30,
      "L, the context before scaling; 0: model.max_positions", NULL, NULL},
-    {"length", KEY_INT, AT(length), "0", 0, 1 << 30, "dynamic, longrope: the planned length; 0: model.max_positions",
+    {"length", KEY_INT, AT(length), "0", 0, 1 << 30,
+     "dynamic, longrope: the length that decides; 0: that of the input (training: data.seq_len, generate: prompt and "
+     "output, eval: the context)",
      NULL, NULL},
     {"truncate", KEY_BOOL, AT(truncate), "true", 0, 0, "yarn: bounds of the ramp are whole numbers", NULL, NULL},
     {"interleaved", KEY_BOOL, AT(interleaved), "false", 0, 0, "pairs are neighbours, not half a head apart", NULL,

@@ -13,7 +13,7 @@ typedef struct {
     double theta, factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, mscale, mscale_all_dim;
     double attention_factor;    /* 0: from the scaling's own rule */
     int original_max_positions; /* L in the formulas; 0: the model's max_positions */
-    int length;                 /* planned length for dynamic and longrope; 0: the model's max_positions */
+    int length; /* that decides in dynamic and longrope; 0: the model's max_positions, or what model_plan gives */
     bool truncate, interleaved, inclusive;
     Numbers short_factor, long_factor;
 } RopeCfg;

@@ -91,6 +91,10 @@ static const struct {
      "llama"},
     {"kinds/full/rope",
      "{\"type\":\"longrope\",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,2,2],\"original_max_positions\":32}",
+     "llama"},
+    {"kinds/full/rope",
+     "{\"type\":\"longrope\",\"short_factor\":[1,1,1,1],\"long_factor\":[1,1,2,2],\"original_max_positions\":32,"
+     "\"length\":128}",
      "kvsmith"},
     {"kinds/local", "{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":8,\"window\":8}",
      "llama"}, /* declared, not used */

@@ -95,6 +95,7 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     if (!model_dir_resolve(c->path, s->dir, e) || !hf_config_read(s->dir, &s->cfg, e) || !fits(t, s, e) ||
         !model_open(&s->model, t->dev, &s->cfg, o, e))
         return false;
+    model_plan(&s->model, t->cfg->data.seq_len);
     s->rows.name = "teacher's rows";
     rows_take(s, c, N);
     s->flops = cost_model(&s->model, t->cfg->data.seq_len).itemised / 3;

@@ -183,6 +183,7 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
         trainer_close(t);
         return false;
     }
+    model_plan(&t->model, cfg->data.seq_len);
     t->model.seed = (uint64_t)cfg->run.seed;
     if (!dry) record_open(t);
     t->flops_per_token = cost_model(&t->model, cfg->data.seq_len).itemised + t->teacher.flops;
