@@ -1,7 +1,9 @@
 #include "config_keys.h"
 #include "hints.h"
+#include "source.h"
 #include "task_cfg.h"
 #include <stdarg.h>
+#include <stdlib.h>
 
 /* ---- reading the model ---------------------------------------------------------------------------------------------
  */
@@ -378,6 +380,28 @@ static bool other_file(const Node *root, Err *e) {
     return true;
 }
 
+/* ??? stands for a value that only the user knows. */
+static bool nothing_asked(const Node *x, const char *path, Err *e) {
+    char at[256], index[16];
+    if (x->type == NODE_SCALAR && !x->quoted && !strcmp(x->text, "???"))
+        return node_refuse(x, path, e, "??? stands for a value that must be given; add %.100s=VALUE", path);
+    for (int i = 0; i < x->n; i++) {
+        snprintf(index, sizeof index, "%d", i);
+        if (!nothing_asked(x->kid[i], schema_join(at, path, x->kid[i]->key ? x->kid[i]->key : index), e)) return false;
+    }
+    return true;
+}
+
+/* Where `model` is not given whole, it is that of init_from but for what is given; so is the tokenizer. */
+static bool source_take(Config *c, Node *root, Err *e) {
+    const Node *data = tree_get(root, "data"), *task = data ? tree_get(data, "task") : NULL;
+    if (!*c->init_from || source_complete(tree_get(root, "model"))) return true;
+    if (!source_lay(root, c->init_from, e)) return false;
+    if (!(data && tree_get(data, "tokenizer")) && (!task || node_null(task)) && source_has_tokenizer(c->init_from))
+        strcpy(c->data.tokenizer, c->init_from);
+    return true;
+}
+
 bool config_tree(Config *c, Node *root, int noverride, char *const override[], Err *e) {
     *c = (Config){0};
     if (!root) return false;
@@ -391,14 +415,16 @@ bool config_tree(Config *c, Node *root, int noverride, char *const override[], E
         if (x && x->type == NODE_SCALAR && !node_null(x))
             ok = node_refuse(x, k->name, e, "expected a map of settings, got %s", node_type(x));
     }
-    ok = ok && schema_read(config_keys, root, "", NULL, c, e);
+    ok = ok && nothing_asked(root, "", e) && schema_read(config_keys, root, "", NULL, c, e);
+    ok = ok && source_take(c, root, e);
     const Node *model = tree_get(root, "model"), *data = tree_get(root, "data");
     ok = ok && train_paths(&c->data, data ? tree_get(data, "train") : NULL, e);
     const Node *optim = tree_get(root, "optim");
     ok = ok && groups_read(&c->optim, optim ? tree_get(optim, "groups") : NULL, e);
     ok = ok && task_section(c, root, e) && sft_section(c, root, e);
     const Node none = {.where = root->where};
-    if (ok && !model) ok = node_refuse(&none, "model", e, "required, but not given: the shape of the model");
+    if (ok && !model)
+        ok = node_refuse(&none, "model", e, "required, but not given: the shape of the model, or init_from: DIR");
     ok = ok && model_read(&c->model, model, "model", c->data.seq_len, e) && stages_list(c, root, e);
     if (ok) defaults_follow(c, root);
     ok = ok && agree(c, root, e) && stages_build(c, root, e);
@@ -411,8 +437,36 @@ bool config_parse(Config *c, const char *text, size_t n, const char *where, int 
                   Err *e) {
     return config_tree(c, tree_yaml(text, n, where, e), noverride, override, e);
 }
+
+/* ${here} at the start of a text becomes the folder of the file. */
+static bool put_here(Node *x, const char *path, char **here, Err *e) {
+    static const char HERE[] = "${here}";
+    bool ok = true;
+    for (int i = 0; ok && i < x->n; i++) ok = put_here(x->kid[i], path, here, e);
+    if (!ok || x->type != NODE_SCALAR || strncmp(x->text, HERE, strlen(HERE))) return ok;
+    if (!*here) {
+        const char *slash = strrchr(path, '/');
+        char *folder = xformat("%.*s", slash == path ? 1 : slash ? (int)(slash - path) : 1, slash ? path : ".");
+        *here = realpath(folder, NULL);
+        if (!*here) err_errno(e, "folder", folder);
+        free(folder);
+        if (!*here) return false;
+    }
+    char *text = xformat("%s%s", *here, x->text + strlen(HERE));
+    free(x->text);
+    x->text = text;
+    return true;
+}
+
 bool config_read(Config *c, const char *path, int noverride, char *const override[], Err *e) {
-    return config_tree(c, tree_yaml_file(path, e), noverride, override, e);
+    Node *root = tree_yaml_file(path, e);
+    char *here = NULL;
+    if (root && !put_here(root, path, &here, e)) {
+        tree_free(root);
+        root = NULL;
+    }
+    free(here);
+    return config_tree(c, root, noverride, override, e);
 }
 void config_free(Config *c) {
     for (int i = 0; i < c->nstages; i++) {

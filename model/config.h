@@ -43,9 +43,10 @@ typedef struct {
 enum { GRAPH_AUTO, GRAPH_OFF };
 typedef struct {
     int ntrain;
-    Path train[PATHS_MAX];  /* text files and sets of ids; all have a weight, or none */
-    TaskCfg task;           /* kind NULL: text; else T is seq_len, and no file is read */
-    char val[KEY_TEXT_MAX]; /* "" = the last val_fraction of train */
+    Path train[PATHS_MAX];      /* text files and sets of ids; all have a weight, or none */
+    TaskCfg task;               /* kind NULL: text; else T is seq_len, and no file is read */
+    const char *tokenizer_copy; /* no setting: a directory with the same tokenizer if `tokenizer` is gone; or NULL */
+    char val[KEY_TEXT_MAX];     /* "" = the last val_fraction of train */
     double val_fraction;
     char tokenizer[KEY_TEXT_MAX],
         eot[KEY_TEXT_MAX]; /* "byte" or a path; the token between documents, "" = the tokenizer's */
@@ -133,6 +134,7 @@ struct Config {
     RunCfg run;
     ModelCfg model;
     char init_from[KEY_TEXT_MAX];
+    Texts init_change; /* settings that may deviate from init_from's; see source.h */
     TeacherCfg teacher;
     LoraCfg lora;
     DataCfg data;
@@ -158,7 +160,10 @@ enum { REDUCE_F32, REDUCE_BF16 };
 enum { SCHEDULE_BY_STEPS, SCHEDULE_BY_TIME };
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
 
-/* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. */
+/* Read a YAML file, then `key=value` overrides in order, check everything (layer map excluded), fill defaults. In the
+ * file a text that begins with ${here} names a path in the file's own folder; other paths are from the working
+ * directory. A value of ??? is refused: the user must give one. Without a whole `model` that of init_from is taken
+ * (source.h), and its tokenizer unless data.tokenizer is given; the settings then hold it whole. */
 bool config_read(Config *, const char *path, int noverride, char *const override[], Err *);
 /* The same from memory. `where` names it in messages. On failure there is nothing to free. */
 bool config_parse(Config *, const char *text, size_t n, const char *where, int noverride, char *const override[],

@@ -276,7 +276,13 @@ const Key stage_keys[] = {{"name", KEY_TEXT, AT(name), NULL, 0, 0, "for records 
 const Key config_keys[] = {{"run", KEY_TABLE, AT(run), "", 0, 0, "the run", 0, run_keys},
                            {"model", KEY_OTHER, AT(model), NULL, 0, 0, "the shape of the model", 0, 0},
                            {"init_from", KEY_TEXT, AT(init_from), "", 0, 0,
-                            "model directory or run folder whose weights to start from; null: random", 0, 0},
+                            "model directory or run folder whose weights to start from, and whose model and tokenizer "
+                            "where those are not given; null: random",
+                            0, 0},
+                           {"init_change", KEY_TEXTS, AT(init_change), "[]", 0, 0,
+                            "settings of the model that may differ from init_from's although no tensor shows it "
+                            "(rope.theta, window)",
+                            0, 0},
                            {"teacher", KEY_TABLE, AT(teacher), "", 0, 0, "a model to learn from", 0, teacher_keys},
                            {"lora", KEY_TABLE, AT(lora), "", 0, 0,
                             "low-rank adapters on frozen weights; what is saved is their sum", 0, lora_keys},

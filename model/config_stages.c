@@ -46,9 +46,19 @@ bool stages_list(Config *c, Node *root, Err *e) {
 /* Keys that are the run's: where it writes, what it starts from, what its noise is a function of, what its ids and the
  * optimizer's moments mean. */
 static bool may_set(const Node *x, const char *path, Err *e) {
-    static const char *const fixed[] = {
-        "run",      "dist",        "stages",     "init_from",         "lora", "train.max_seconds", "data.tokenizer",
-        "data.eot", "model.vocab", "optim.kind", "optim.state_dtype", NULL};
+    static const char *const fixed[] = {"run",
+                                        "dist",
+                                        "stages",
+                                        "init_from",
+                                        "init_change",
+                                        "lora",
+                                        "train.max_seconds",
+                                        "data.tokenizer",
+                                        "data.eot",
+                                        "model.vocab",
+                                        "optim.kind",
+                                        "optim.state_dtype",
+                                        NULL};
     char at[256];
     for (int i = 0; fixed[i]; i++) {
         size_t n = strlen(fixed[i]);

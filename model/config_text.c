@@ -98,6 +98,18 @@ static void write_optim(Writer *w, const OptimCfg *o) {
     write_map_end(w);
 }
 
+/* Those that are in no section. */
+enum { INIT_KEYS = 3 };
+static void init_keys(Key out[INIT_KEYS]) {
+    int n = 0;
+    memset(out, 0, INIT_KEYS * sizeof *out);
+    for (const Key *k = config_keys; k->name; k++) {
+        if (k->type != KEY_TEXT && k->type != KEY_TEXTS) continue;
+        CHECK(n + 1 < INIT_KEYS, "%s", k->name);
+        out[n++] = *k;
+    }
+}
+
 char *config_text(const Config *c) {
     char *text = NULL;
     size_t n;
@@ -108,8 +120,9 @@ char *config_text(const Config *c) {
     write_map(&w, false);
     write_model(&w, &c->model);
     write_map_end(&w);
-    write_name(&w, "init_from");
-    write_text(&w, c->init_from);
+    Key init[INIT_KEYS];
+    init_keys(init);
+    schema_write(&w, init, c);
     write_section(&w, "teacher", teacher_keys, &c->teacher);
     write_section(&w, "lora", lora_keys, &c->lora);
     write_name(&w, "data");
@@ -145,25 +158,11 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {"train.steps",
-                                        "train.max_seconds",
-                                        "train.stop_at_acc",
-                                        "data.val",
-                                        "data.encoding",
-                                        "teacher.path",
-                                        "optim.warmup",
-                                        "optim.schedule_steps",
-                                        "optim.decay_steps",
-                                        "train.attention",
-                                        "train.async_save",
-                                        "train.tensorboard",
-                                        "train.skip_z",
-                                        "train.skip_window",
-                                        "train.skip_most",
-                                        "train.eval_first",
-                                        "train.keep_last",
-                                        "train.keep_best",
-                                        NULL};
+    static const char *const names[] = {
+        "train.steps",      "train.max_seconds", "train.stop_at_acc",    "data.val",          "data.encoding",
+        "teacher.path",     "optim.warmup",      "optim.schedule_steps", "optim.decay_steps", "train.attention",
+        "train.async_save", "train.tensorboard", "train.skip_z",         "train.skip_window", "train.skip_most",
+        "train.eval_first", "train.keep_last",   "train.keep_best",      "init_change",       NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
@@ -290,9 +289,8 @@ void config_document(FILE *f, bool markdown) {
         snprintf(title, sizeof title, "model.ffn with kind: %s", ffns[i]->name);
         section(f, markdown, title, ffns[i]->source ? ffns[i]->source : "", ffns[i]->keys, "model.ffn.");
     }
-    Key init[2] = {{0}};
-    for (const Key *k = config_keys; k->name; k++)
-        if (k->type == KEY_TEXT) init[0] = *k;
+    Key init[INIT_KEYS];
+    init_keys(init);
     section(f, markdown, "init_from", "", init, "");
     section(f, markdown, "teacher", "", teacher_keys, "teacher.");
     section(f, markdown, "lora", "", lora_keys, "lora.");

@@ -1,5 +1,8 @@
 /* data_cfg.c: see data_cfg.h. */
 #include "data_cfg.h"
+#include "cli.h"
+#include "../ops/file.h"
+#include <sys/stat.h>
 
 void data_spec(const DataCfg *d, DataSpec *s) {
     bool weights = d->ntrain && d->train[0].weight > 0;
@@ -14,9 +17,20 @@ void data_spec(const DataCfg *d, DataSpec *s) {
     for (int i = 0; i < d->ntrain; i++) s->path[i] = d->train[i].path, s->weight[i] = d->train[i].weight;
 }
 
+/* Of a run folder the checkpoint's. */
+static const char *tokenizer_place(const DataCfg *d, char dir[4096]) {
+    struct stat st;
+    if (stat(d->tokenizer, &st)) return d->tokenizer_copy && *d->tokenizer ? d->tokenizer_copy : d->tokenizer;
+    bool run = S_ISDIR(st.st_mode) && !file_exists(d->tokenizer, "tokenizer.json") &&
+               !file_exists(d->tokenizer, "encoder.json") && model_dir_resolve(d->tokenizer, dir, NULL);
+    return run ? dir : d->tokenizer;
+}
+
 bool data_tokenizer(const DataCfg *d, Tokenizer *t, Err *e) {
     Err why = {0};
-    if (!tokenizer_open(t, d->tokenizer, d->eot, &why)) {
+    char dir[4096];
+    bool byte = !*d->tokenizer || !strcmp(d->tokenizer, "byte");
+    if (!tokenizer_open(t, byte ? d->tokenizer : tokenizer_place(d, dir), d->eot, &why)) {
         if (why.status == EXIT_WORLD || !strncmp(why.msg, "data.", 5)) {
             *e = why;
             return false;

@@ -35,7 +35,7 @@ static const struct {
     {MODEL "train:\n  stepz: 3\n", "run.yaml:3: train.stepz: unknown key; did you mean train.steps?"},
     {MODEL "train: {qqqqqqqqqqq: 3}", "unknown key; known: steps, max_seconds"},
     {MODEL "tokens: [{name: ramp}]",
-     "run.yaml:2: tokens: unknown key; known: run, model, init_from, teacher, lora, stages, data, train, optim, dist"},
+     "run.yaml:2: tokens: unknown key; known: run, model, init_from, init_change, teacher, lora, stages, data, train, optim, dist"},
     {MODEL "pupil: {path: x}", "pupil: unknown key"},
     {MODEL "optim: {moment_dtype: f32}", "optim.moment_dtype: unknown key"},
     {"model:\n  d_model: 32\n  layers: 2\n  ffn: {kind: swiglu, hidden: 8}\n  kinds:\n    local: {mixer: gqa, heads: "

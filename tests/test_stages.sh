@@ -210,7 +210,7 @@ echo "  compression, target 2: $trained at the end of training; in validation $(
 awk -v a="$(cr 50)" -v b="$(cr 220)" -v t="$trained" 'BEGIN { exit !(a < 1.5 && b >= 1.7 && t >= 1.95) }' || wrong "compression $trained"
 bytes() {
     "$prog" generate "$tmp/dmc/step-$1" --prompt "In the beginning God created the heaven and the earth." --max-new 150 --temperature 0 \
-        --ignore-eos --context 300 --json 2>>"$bad" | grep -o '"cache_bytes": *[0-9]*' | grep -o '[0-9]*'
+        --ignore-eos --context 300 --json -q 2>>"$bad" | grep -o '"cache_bytes": *[0-9]*' | grep -o '[0-9]*'
 }
 echo "  bytes of the cache after 205 tokens: $(bytes 000020), $(bytes 000220)"
 awk -v a="$(bytes 000020)" -v b="$(bytes 000220)" 'BEGIN { exit !(b > 0 && a >= 1.7 * b) }' || wrong "cache: $(bytes 000020), then $(bytes 000220)"
@@ -234,7 +234,7 @@ done
 here=$PWD
 rm -rf "$tmp/init"
 (cd "$tmp" && "$prog" train "$here/configs/tiny-gqa.yaml" --threads 1 -q run.dir=init $still init_from=src/last \
-    data.train="$here/data/kjv.txt" model.kinds.full.window=20) 2>"$tmp/err" || wrong "relative: $(cat "$tmp/err")"
+    data.train="$here/data/kjv.txt" model.kinds.full.window=20 init_change=window) 2>"$tmp/err" || wrong "relative: $(cat "$tmp/err")"
 cmp "$tmp/init/last/model.safetensors" "$tmp/src/last/model.safetensors" >>"$bad" 2>&1
 ok $gqa run.dir="$tmp/one" train.steps=1 optim.warmup=0 init_from="$tmp/src"
 [ "$(field "$tmp/one/metrics.jsonl" 1 loss)" != "$(field "$tmp/src/metrics.jsonl" 1 loss)" ] || wrong "init_from changed nothing"

@@ -7,6 +7,7 @@
 #include "../model/cli.h"
 #include "../model/hf.h"
 #include "../model/safetensors.h"
+#include "../model/source.h"
 #include "../model/task_cfg.h"
 #include <errno.h>
 #include <sys/stat.h>
@@ -386,8 +387,11 @@ bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
     Err why = {0};
     if (!*init_from) return true;
     if (text && !data_tokenizer(&first->data, &tok, e)) return false;
-    bool ok =
-        model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, text ? &tok : NULL, &why) && hf_check(dir, m, &why);
+    ModelCfg own = *m; /* of a plan, whose vocabulary nobody has asked for yet */
+    if (!own.vocab) own.vocab = text ? tok.vocab : first->data.task.vocab;
+    m = &own;
+    bool ok = model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, text ? &tok : NULL, &why) &&
+              hf_check(dir, m, &why) && source_compare(m, dir, &c->init_change, c->quiet ? NULL : stderr, &why);
     tokenizer_close(&tok);
     if (ok) return true;
     if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);

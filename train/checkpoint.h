@@ -54,6 +54,7 @@ bool checkpoint_load(Trainer *, const char *dir, Err *);
 bool checkpoint_load_numbers(Trainer *, const char *dir, const Config *was, Err *);
 /* init_from, a model directory or a run folder (its best, else last): tensors are taken by name, each must be there
  * with its shape and no other; of another mixer they may be. Its ids must mean the same: vocabulary and tokenizer.json.
- * `fits` looks at headers alone, of the first stage's model; "" fits. */
+ * `fits` looks at headers alone, of the first stage's model, prints what deviates from the source's settings on stderr
+ * and refuses what init_change does not name (model/source.h); "" fits. */
 bool checkpoint_fits(const char *init_from, const Config *, Err *);
 bool checkpoint_load_weights(Trainer *, const char *init_from, Err *);

@@ -329,6 +329,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     /* Cheap refusals first: nothing large is read or allocated before the checkpoint is known to fit. */
     ok = ok && (!start_dir || checkpoint_peek(start_dir, cfg, &peek, e));
     int first = ok ? config_stage_at(cfg, peek.step) : 0;
+    for (int k = 0; ok && k < config_stages(cfg); k++) config_stage(cfg, k).cfg->data.tokenizer_copy = start_dir;
     /* No rank takes memory while another looks how much is free. */
     ok = ok && stages_check(t, cfg, first, e) && (start_dir || checkpoint_fits(cfg->init_from, cfg, e)) &&
          comm_barrier(cfg->comm, "memory", e) && trainer_open_stage(t, cfg, first, false, e);
@@ -426,6 +427,10 @@ int cmd_train(int argc, char **argv) {
         a.again = r.from == RANKS_LAUNCH && r.restart > 0;
         a.job = r.from == RANKS_LAUNCH ? r.job : NULL;
         cfg->quiet = cli.quiet;
+        /* A plan needs no source; where there is one it is refused what the run would be. */
+        char source[4096];
+        if (ok && a.plan && *cfg->init_from && !r.rank && model_dir_resolve(cfg->init_from, source, NULL))
+            ok = checkpoint_fits(cfg->init_from, cfg, &e);
         if (ok && a.plan)
             ok = r.rank || plan_print(t, cfg, cli.json, stdout, &e);
         else if (ok)

@@ -1,0 +1,139 @@
+#!/bin/bash
+# Starting from a model that exists: init_from without a model, deviations from it, the settings that a conversion
+# leaves, values that the user must give, presets.
+. tests/cases.sh
+here=$PWD
+one="--threads 1 -q"
+ok() {
+    "$prog" train "$@" >"$tmp/out" 2>"$tmp/err" || wrong "train $*: exit $?, $(cat "$tmp/err")"
+}
+refused() { # what the one line holds, then the words
+    local part=$1 rc
+    shift
+    "$prog" train "$@" >"$tmp/out" 2>"$tmp/err"
+    rc=$?
+    [ $rc -eq 2 ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] && [ "$(wc -m <"$tmp/err")" -le 301 ] && grep -q -- "$part" "$tmp/err" ||
+        wrong "train $*: exit $rc, no '$part' in: $(cat "$tmp/err")"
+    [ -e "$tmp/no" ] && wrong "train $*: left $(ls -A "$tmp/no")"
+}
+lines() { # those of the last run on stderr are these
+    [ "$(cat "$tmp/err")" = "$1" ] || wrong "on stderr: $(cat "$tmp/err"); expected: $1"
+}
+
+ok configs/tiny-gqa.yaml run.dir="$tmp/src" train.steps=10 $one
+cat >"$tmp/bare.yaml" <<END
+init_from: $tmp/src
+data: {train: data/kjv.txt, seq_len: 64}
+train: {steps: 1, batch: 4, micro_batch: 2, eval_tokens: 1024}
+optim: {lr: 0, min_lr: 0, warmup: 0}
+END
+bare="$tmp/bare.yaml --threads 1"
+
+# ---- the model and the tokenizer are the source's
+ok $bare run.dir="$tmp/a" -q
+lines ""
+cmp "$tmp/a/last/model.safetensors" "$tmp/src/last/model.safetensors" >>"$bad" 2>&1
+cmp "$tmp/a/last/tokenizer.json" "$tmp/src/last/tokenizer.json" >>"$bad" 2>&1
+cmp <(grep -v '^ *"kvsmith_' "$tmp/a/last/config.json") <(grep -v '^ *"kvsmith_' "$tmp/src/last/config.json") >>"$bad" 2>&1
+# The settings that the run leaves hold it whole: it goes on without the source.
+mv "$tmp/src" "$tmp/gone"
+ok "$tmp/a/config.yaml" --threads 1 -q --resume auto train.steps=2
+[ "$(readlink "$tmp/a/last")" = step-000002 ] || wrong "not resumed: $(ls "$tmp/a")"
+refused "init_from: model $tmp/src: No such file" $bare run.dir="$tmp/no"
+mv "$tmp/gone" "$tmp/src"
+verdict source
+
+# Every type that is read. Their tokens are not text here, so a task is what they are trained on.
+for dir in tests/golden/families/*/ tests/golden/llama/llama3-untied tests/golden/mla/direct tests/golden/mla/yarn; do
+    [ -e "$dir/config.json" ] || continue
+    rm -rf "$tmp/f"
+    ok $bare init_from="$dir" data='{task: {name: copy, vocab: 16}, seq_len: 24}' run.dir="$tmp/f" -q
+    [ "$(grep '"model_type"' "$tmp/f/last/config.json")" = "$(grep '"model_type"' "$dir/config.json")" ] ||
+        wrong "$dir became $(grep '"model_type"' "$tmp/f/last/config.json")"
+done
+verdict families
+
+# ---- deviations: printed where they are named, else refused
+refused "model.kinds.full.rope.theta: 500000, but $tmp/src.* has 10000, .*init_change='\[rope.theta\]'" $bare run.dir="$tmp/no" model.kinds.full.rope.theta=500000
+refused "model.kinds.full.window: 20, but .* has 0" $bare run.dir="$tmp/no" model.kinds.full.window=20
+refused "model.norm_eps: 1e-06, but .* has 1e-05" $bare run.dir="$tmp/no" model.norm_eps=1e-6
+refused "model.kinds.full.rope.type: none, but .* has default" $bare run.dir="$tmp/no" model.kinds.full.rope=none
+refused "model.embed_scale: 2" $bare run.dir="$tmp/no" model.embed_scale=2 "init_change=[rope, scale]"
+refused "model.parallel: true" $bare run.dir="$tmp/no" model.parallel=true
+refused "model.kinds.full.heads: 2, but .* has 4" $bare run.dir="$tmp/no" 'model.kinds.full={heads: 2, kv_heads: 1, head_dim: 32}'
+refused "model.kinds.full.rope.theta: 500000" $bare run.dir="$tmp/no" --plan model.kinds.full.rope.theta=500000
+ok $bare run.dir="$tmp/b" model.kinds.full.rope.theta=500000 model.norm_eps=1e-6 'init_change=[rope.theta, norm_eps]'
+lines "model.norm_eps: 1e-06 (source: 1e-05)
+model.kinds.full.rope.theta: 500000 (source: 10000)"
+grep -q '^ *theta: 500000$' "$tmp/b/config.yaml" && grep -q '"rope_theta": *5e5' "$tmp/b/last/config.json" || wrong "the deviation is not in the run"
+rm -rf "$tmp/b"
+ok $bare run.dir="$tmp/b" model.kinds.full.rope='{type: yarn, factor: 2}' init_change=rope
+grep -q '^model.kinds.full.rope.type: yarn (source: default)$' "$tmp/err" || wrong "rope: $(cat "$tmp/err")"
+rm -rf "$tmp/b"
+ok $bare run.dir="$tmp/b" model.max_positions=128 # changes no function of the tensors
+lines "model.max_positions: 128 (source: 64)"
+verdict deviations
+
+# A model that is given whole and equals the source deviates in nothing, also where a default stands for a number.
+rm -rf "$tmp/b"
+ok configs/tiny-gqa.yaml --threads 1 run.dir="$tmp/b" init_from="$tmp/src" train.steps=1 optim.warmup=0
+lines ""
+rm -rf "$tmp/b"
+ok $bare run.dir="$tmp/b" model='{d_model: 48, layers: 2, kinds: {other: {mixer: gqa, heads: 4, kv_heads: 2, head_dim: 0, rope: {low_freq_factor: 3}}}, ffn: {kind: swiglu, hidden: 96}}' \
+    model.kinds.other.head_dim=16 data.tokenizer="$tmp/src"
+lines ""
+refused "model.kinds.full.rope.theta: 500, " configs/tiny-gqa.yaml run.dir="$tmp/no" init_from="$tmp/src" model.kinds.full.rope.theta=500
+# Another layout of the same tensors: whole, or by its name alone, with the settings that both have.
+rm -rf "$tmp/b"
+ok configs/tiny-dmc.yaml --threads 1 run.dir="$tmp/b" init_from="$tmp/src" stages=null train.steps=1 optim.warmup=0 train.compression=1
+lines "model.kinds.full.mixer: dmc (source: gqa)
+model.kinds.full.window: 12 (source: 0)"
+refused "model.kinds.full.rope.theta: 77, " configs/tiny-dmc.yaml run.dir="$tmp/no" init_from="$tmp/src" model.kinds.full.rope.theta=77
+rm -rf "$tmp/b"
+ok $bare run.dir="$tmp/b" model.kinds.full.mixer=dmc
+lines "model.kinds.full.mixer: dmc (source: gqa)"
+grep -q 'kv_heads: 2' "$tmp/b/config.yaml" || wrong "the other layout has lost the heads"
+refused "model.kinds.ful: init_from has no kind of that name (it has full)" $bare run.dir="$tmp/no" model.kinds.ful.window=3
+refused "ffn.0.*hidden\|gate_proj.weight" $bare run.dir="$tmp/no" model.ffn.hidden=64
+refused "model: expected a map" $bare run.dir="$tmp/no" model=7
+verdict layouts
+
+# ---- values that must be given
+printf 'run: {dir: %s}\ndata:\n  train: ???\n' "$tmp/no" >"$tmp/ask.yaml"
+refused "ask.yaml:3: data.train: ??? stands for a value that must be given; add data.train=VALUE" "$tmp/ask.yaml"
+refused "model: required" "$tmp/ask.yaml" data.train=data/kjv.txt
+verdict required
+
+# ---- rotations that depend on the length: training, eval and logits plan for theirs (tests/test_lengths.c: the numbers)
+long='model.kinds.full.rope={type: longrope, original_max_positions: 32, short_factor: [1, 1, 1, 1, 1, 1, 1, 1], long_factor: [1, 2, 3, 4, 5, 6, 7, 8]}'
+ones='model.kinds.full.rope.long_factor=[1, 1, 1, 1, 1, 1, 1, 1]'
+few="train.steps=2 optim.warmup=0 train.dtype=f32 model.max_positions=128 $one"
+ok configs/tiny-gqa.yaml run.dir="$tmp/long32" "$long" data.seq_len=32 $few
+ok configs/tiny-gqa.yaml run.dir="$tmp/ones32" "$long" "$ones" data.seq_len=32 $few
+ok configs/tiny-gqa.yaml run.dir="$tmp/long64" "$long" data.seq_len=64 $few
+ok configs/tiny-gqa.yaml run.dir="$tmp/ones64" "$long" "$ones" data.seq_len=64 $few
+cmp "$tmp/long32/last/model.safetensors" "$tmp/ones32/last/model.safetensors" >>"$bad" 2>&1
+cmp -s "$tmp/long64/last/model.safetensors" "$tmp/ones64/last/model.safetensors" && wrong "64 tokens are trained with the short factors"
+cp -rL "$tmp/long32/last" "$tmp/ones"
+sed -i '/"long_factor"/,/\]/s/[2-8]\(\.0\)\?\b/1.0/' "$tmp/ones/config.json"
+cmp -s "$tmp/ones/config.json" "$tmp/long32/last/config.json" && wrong "the factors are as they were: $(cat "$tmp/ones/config.json")"
+nll() { "$prog" eval "$1" ppl --data README.md --context "$2" --threads 1 --json 2>"$tmp/err" | grep -o '"nll": *[0-9.]*'; }
+[ -n "$(nll "$tmp/ones" 32)" ] && [ "$(nll "$tmp/long32" 32)" = "$(nll "$tmp/ones" 32)" ] || wrong "eval at 32: $(nll "$tmp/long32" 32), $(nll "$tmp/ones" 32)"
+[ "$(nll "$tmp/long32" 33)" != "$(nll "$tmp/ones" 33)" ] || wrong "eval at 33 has the short factors"
+for T in 32 33; do
+    seq 1 $T | tr '\n' ' ' >"$tmp/ids"
+    for m in long32/last ones; do "$prog" logits "$tmp/$m" --tokens "$tmp/ids" --out "$tmp/${m%%/*}-$T" --threads 1 -q 2>>"$bad"; done
+done
+cmp "$tmp/long32-32" "$tmp/ones-32" >>"$bad" 2>&1
+cmp -s "$tmp/long32-33" "$tmp/ones-33" && wrong "33 ids have the short factors"
+# Beyond the positions of the training: dynamic scales, for others a line says so, and logits are refused.
+nll "$tmp/long32" 200 >/dev/null
+lines "kvsmith: note: a context of 200 tokens is beyond the 128 positions that the model was trained on"
+ok configs/tiny-gqa.yaml run.dir="$tmp/dyn" 'model.kinds.full.rope={type: dynamic, factor: 4}' train.steps=1 optim.warmup=0 $one
+[ "$(nll "$tmp/dyn" 64)" != "$(nll "$tmp/dyn" 150)" ] || wrong "no nll"
+lines ""
+seq 1 150 | tr '\n' ' ' >"$tmp/ids"
+"$prog" logits "$tmp/dyn" --tokens "$tmp/ids" --out "$tmp/o" --threads 1 -q 2>"$tmp/err" || wrong "dynamic: $(cat "$tmp/err")"
+"$prog" logits "$tmp/src" --tokens "$tmp/ids" --out "$tmp/o" --threads 1 -q 2>"$tmp/err"
+[ $? -eq 2 ] && grep -q "lines of 150 ids, but the model has 64 positions" "$tmp/err" || wrong "150 of 64: $(cat "$tmp/err")"
+verdict lengths
