@@ -128,6 +128,7 @@ static void print(const ConvertOpts *o, const ConvertReport *r) {
         printf("  perplexity      %15.4g -> %15.4g\n", c->ppl_before, c->ppl_after);
     }
     printf("  %.1f s, %.0f MiB of memory beside the files\n", r->seconds, (double)r->memory / (1 << 20));
+    printf("  train it further: kvsmith train %s/train.yaml\n", o->dst);
 }
 
 /* ---- --plan -------------------------------------------------------------------------------------------------------

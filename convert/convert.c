@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include "../model/cli.h"
 #include "folder.h"
+#include "recipe.h"
 
 typedef struct Piece {
     char *name;
@@ -417,6 +418,9 @@ static bool keep_pad(const char *src, const char *config, Err *e) {
     return ok;
 }
 
+/* The result computes something else, beyond the rounding of stored numbers, and the source can teach it: same ids. */
+static bool loses(const Job *j) { return !j->report->exact && !*j->report->rounded && j->to.vocab == j->from.vocab; }
+
 static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) {
     StOut out;
     HfIds ids;
@@ -431,7 +435,8 @@ static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) 
     char *config = xformat("%s/config.json", tmp);
     bool ok = st_out_end(&out, e) &&
               hf_config_write(config, &j->to, &ids, stored_as(j, "model.embed_tokens.weight", 0), e) &&
-              keep_pad(j->src, config, e) && folder_copy(j->src, tmp, e);
+              keep_pad(j->src, config, e) && folder_copy(j->src, tmp, e) &&
+              recipe_write(tmp, &j->to, loses(j) ? j->src : NULL, e);
     free(config);
     return ok;
 }

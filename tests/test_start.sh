@@ -104,6 +104,30 @@ refused "ask.yaml:3: data.train: ??? stands for a value that must be given; add 
 refused "model: required" "$tmp/ask.yaml" data.train=data/kjv.txt
 verdict required
 
+# ---- what a conversion leaves: it trains from any working directory, also after it was moved; its source teaches it
+"$prog" convert "$tmp/src" "$tmp/c" --to mqa >"$tmp/out" 2>"$tmp/err" || wrong "convert: $(cat "$tmp/err")"
+grep -qF "train it further: kvsmith train $tmp/c/train.yaml" "$tmp/out" || wrong "convert prints: $(cat "$tmp/out")"
+refused "train.yaml:[0-9]*: data.train: ??? stands for a value that must be given" "$tmp/c/train.yaml"
+mv "$tmp/c" "$tmp/moved"
+few="train.steps=3 train.batch=2 train.eval_tokens=512 --threads 1 -q"
+(cd / && "$prog" train "$tmp/moved/train.yaml" data.train="$here/data/kjv.txt" lora.rank=2 $few) >"$tmp/out" 2>"$tmp/err" || wrong "train.yaml: $(cat "$tmp/err")"
+lines ""
+grep -q "^  path: .*/src/step-000010$" "$tmp/moved/run/config.yaml" && grep -q '"kl":' "$tmp/moved/run/metrics.jsonl" || wrong "no teacher: $(cat "$tmp/moved/train.yaml")"
+(cd "$tmp/moved" && "$prog" train train.yaml data.train="$here/data/kjv.txt" lora.rank=2 $few train.steps=4 --resume auto) 2>"$tmp/err" || wrong "resumed: $(cat "$tmp/err")"
+"$prog" generate "$tmp/moved/run" --prompt "In the " --max-new 5 --threads 1 -q >"$tmp/out" 2>"$tmp/err" && [ -s "$tmp/out" ] || wrong "generate: $(cat "$tmp/err")"
+# Nothing lost, nothing to teach; a rounding is no loss. Words that YAML would take for something else.
+odd="$tmp/a: b {#'\"c"
+"$prog" convert "$tmp/src" "$odd" --to same dtype=bf16 -q >"$tmp/out" 2>"$tmp/err" || wrong "convert: $(cat "$tmp/err")"
+grep -q '^teacher' "$odd/train.yaml" && wrong "a teacher of nothing: $(cat "$odd/train.yaml")"
+ok "$odd/train.yaml" data.train=data/kjv.txt $few
+"$prog" convert "$odd" "$tmp/odd2" --to swa window=9 -q >"$tmp/out" 2>"$tmp/err" || wrong "convert: $(cat "$tmp/err")"
+ok "$tmp/odd2/train.yaml" data.train=data/kjv.txt $few
+# Of a model of a task, the task.
+ok configs/tiny-mqar.yaml run.dir="$tmp/mqar" train.steps=2 optim.warmup=0 $one
+"$prog" convert "$tmp/mqar" "$tmp/mqar2" --to mqa -q >"$tmp/out" 2>"$tmp/err" || wrong "convert: $(cat "$tmp/err")"
+ok "$tmp/mqar2/train.yaml" train.steps=2 train.batch=2 $one
+verdict train-yaml
+
 # ---- rotations that depend on the length: training, eval and logits plan for theirs (tests/test_lengths.c: the numbers)
 long='model.kinds.full.rope={type: longrope, original_max_positions: 32, short_factor: [1, 1, 1, 1, 1, 1, 1, 1], long_factor: [1, 2, 3, 4, 5, 6, 7, 8]}'
 ones='model.kinds.full.rope.long_factor=[1, 1, 1, 1, 1, 1, 1, 1]'

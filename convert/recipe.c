@@ -1,0 +1,86 @@
+/* recipe.c: see recipe.h. */
+#include "recipe.h"
+#include <jansson.h>
+#include <stdlib.h>
+#include "../model/task_cfg.h"
+#include "../ops/file.h"
+
+enum { SEQ_LEN = 1024 };
+
+static bool has_mixer(const ModelCfg *m, const char *name) {
+    for (int i = 0; i < m->nkinds; i++)
+        if (!strcmp(m->kind[i].mixer->name, name)) return true;
+    return false;
+}
+
+/* A name that YAML can hold and the settings take. */
+static bool writable(const char *path) {
+    json_t *j = json_string(path);
+    bool ok = j && strlen(path) < KEY_TEXT_MAX && !strpbrk(path, "\n\t") && strncmp(path, "${here}", 7);
+    json_decref(j);
+    return ok;
+}
+
+static void write_teacher(Writer *w, const char *teacher) {
+    if (!teacher) return;
+    char *real = realpath(teacher, NULL);
+    if (!real || !writable(real)) {
+        fputs("\n# teacher: {path: ...} is the source of the conversion, whose name cannot be written here.\n", w->f);
+    } else {
+        fputs("\n# The conversion is approximate, so the model also learns from its source. null trains on the text "
+              "alone.\nteacher:\n  path: ",
+              w->f);
+        write_text(w, real);
+        fputs("\n  losses: {lm: 1.0, kl: 1.0}\n", w->f);
+    }
+    free(real);
+}
+
+static void write_data(Writer *w, const ModelCfg *m, const TaskCfg *task) {
+    if (task->kind) {
+        fputs("\ndata:\n  task: ", w->f);
+        w->first = true, w->flow = 0;
+        write_map(w, true);
+        task_cfg_write(w, task, false);
+        write_map_end(w);
+        fprintf(w->f, "\n  seq_len: %d\n", task->T);
+        return;
+    }
+    fprintf(w->f,
+            "\ndata:\n  train: ???              # your text, here or as data.train=FILE on the command line\n"
+            "  seq_len: %d              # the model has %d positions\n",
+            imin(SEQ_LEN, m->max_positions), m->max_positions);
+}
+
+bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *e) {
+    TaskCfg task = {0};
+    char *text = NULL, *path = xformat("%s/train.yaml", dir);
+    size_t n;
+    if (!task_cfg_load(&task, dir, e)) {
+        free(path);
+        return false;
+    }
+    Writer w = {.first = true, .f = open_memstream(&text, &n)};
+    CHECK(w.f, "no memory for a text");
+    fprintf(w.f,
+            "# Continue training this converted model: kvsmith train train.yaml%s\n"
+            "# then: kvsmith generate run. ${here} is the folder of this file, so the folder may be moved.\n"
+            "run:\n  dir: ${here}/run\n"
+            "init_from: ${here}              # model and %s; keys under `model:` change single settings\n",
+            task.kind ? "" : " data.train=FILE", task.kind ? "weights" : "tokenizer");
+    write_teacher(&w, teacher);
+    fputs("\n# All weights are trained. Adapters alone need less memory:\n"
+          "# lora: {rank: 16, alpha: 32}   # and optim.lr: 5e-4\n",
+          w.f);
+    if (has_mixer(m, "dmc")) fputs("\n# Layers of mixer dmc learn to merge in stages: see configs/dmc.yaml.\n", w.f);
+    write_data(&w, m, &task);
+    fputs("\ntrain:\n  steps: 1000\n  batch: 16\n  micro_batch: 1           # more at once is faster and needs more "
+          "memory; --plan prints how much\n"
+          "  eval_every: 100\n  save_every: 500\n\noptim:\n  lr: 1e-4\n  min_lr: 1e-5\n  warmup: 5%\n",
+          w.f);
+    CHECK(!fclose(w.f) && text, "no memory for a text");
+    bool ok = file_write(path, text, n, e);
+    free(text);
+    free(path);
+    return ok;
+}
