@@ -12,7 +12,7 @@ EOF
 awk -v d="$d" -v L="$layers" -v H="$heads" -v G="$kv" -v F="$hidden" -v V="$vocab" '
 function put(name, a, b) {
     bytes = 2 * a * (b ? b : 1)
-    printf ",\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%d,%d]}", name, b ? a "," b : a, at, at + bytes
+    printf ",\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%.0f,%.0f]}", name, b ? a "," b : a, at, at + bytes
     at += bytes
 }
 BEGIN {
@@ -28,7 +28,7 @@ BEGIN {
         put(p "mlp.gate_proj.weight", F, d); put(p "mlp.up_proj.weight", F, d); put(p "mlp.down_proj.weight", d, F)
     }
     printf "}"
-    print at >"'"$dir/size"'"
+    printf "%.0f\n", at >"'"$dir/size"'"
 }' >"$dir/header"
 n=$(wc -c <"$dir/header")
 { # the length of the header, 8 bytes, the least first

@@ -46,7 +46,11 @@ Test(schema, shipped_files_read_back) {
         char path[300];
         Err e = {0};
         snprintf(path, sizeof path, "configs/%s", f->d_name);
-        cr_assert(config_read(&one, path, 0, NULL, &e), "%s", e.msg);
+        bool asks = !config_read(&one, path, 0, NULL, &e) && strstr(e.msg, "??? stands for a value");
+        if (asks && strstr(path, "uptrain")) continue; /* for a model: test_start.sh */
+        char *const given[] = {"data.train=a", "data.tokenizer=b"};
+        cr_assert(!asks || config_read(&one, path, 2, given, &e), "%s", e.msg);
+        cr_assert(asks || !e.status, "%s", e.msg);
         same_text(&one, path);
         config_free(&one);
         files++;

@@ -161,3 +161,65 @@ seq 1 150 | tr '\n' ' ' >"$tmp/ids"
 "$prog" logits "$tmp/src" --tokens "$tmp/ids" --out "$tmp/o" --threads 1 -q 2>"$tmp/err"
 [ $? -eq 2 ] && grep -q "lines of 150 ids, but the model has 64 positions" "$tmp/err" || wrong "150 of 64: $(cat "$tmp/err")"
 verdict lengths
+
+# ---- presets: what --plan counts
+text="data.train=data/kjv.txt"
+for size in 124m:124 350m:350 1b:1000; do
+    counts=
+    for layout in gqa mla kda-hybrid window; do
+        ok "configs/${size%:*}-$layout.yaml" $text data.tokenizer=byte model.vocab=50304 --plan --json -q
+        counts="$counts $(grep -o '"params": *[0-9]*' "$tmp/out" | grep -o '[0-9]*')"
+        refused "data.tokenizer: ???" "configs/${size%:*}-$layout.yaml" $text --plan
+    done
+    echo "$counts" | awk -v want="${size#*:}e6" '{
+        low = high = $1
+        for (i = 1; i <= NF; i++) { if ($i < low) low = $i; if ($i > high) high = $i }
+        exit !(NF == 4 && low >= 0.9 * want && high <= 1.1 * want && high <= 1.05 * low) }' || wrong "$size: $counts parameters"
+done
+verdict presets
+
+# Of a conversion of Llama 3 8B: directories of headers alone, files without numbers.
+model() { # FOLDER kv_heads
+    tests/synthetic_llama.sh "$1" 4096 32 32 "$2" 14336 128256 && cp "$tmp/src/last/tokenizer.json" "$1"
+}
+model "$tmp/llama" 8 && model "$tmp/to-mqa" 1
+"$prog" convert "$tmp/llama" --to mla rank=512 rope=32 --calib README.md --plan --json >"$tmp/plan" 2>"$tmp/err" || wrong "plan: $(cat "$tmp/err")"
+mkdir "$tmp/to-mla"
+printf '{"model_type": "kvsmith", "kvsmith": %s' "$(sed 's/.*"model": *//' "$tmp/plan")" >"$tmp/to-mla/config.json"
+cp "$tmp/src/last/tokenizer.json" "$tmp/to-mla"
+awk 'function put(name, a, b) {
+    bytes = 2 * a * (b ? b : 1)
+    printf ",\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%.0f,%.0f]}", name, b ? a "," b : a, at, at + bytes
+    at += bytes
+}
+BEGIN {
+    d = 4096; F = 14336
+    printf "{\"__metadata__\":{\"format\":\"pt\"}"
+    put("model.embed_tokens.weight", 128256, d); put("lm_head.weight", 128256, d); put("model.norm.weight", d)
+    for (l = 0; l < 32; l++) {
+        p = "model.layers." l "."
+        put(p "input_layernorm.weight", d); put(p "post_attention_layernorm.weight", d)
+        put(p "self_attn.q_proj.weight", d, d); put(p "self_attn.o_proj.weight", d, d)
+        put(p "self_attn.kv_a_proj_with_mqa.weight", 512 + 8 * 32, d); put(p "self_attn.kv_b_proj.weight", 32 * (96 + 128), 512)
+        put(p "mlp.gate_proj.weight", F, d); put(p "mlp.up_proj.weight", F, d); put(p "mlp.down_proj.weight", d, F)
+    }
+    printf "}"
+    printf "%.0f\n", at >"/dev/stderr"
+}' >"$tmp/header" 2>"$tmp/bytes"
+n=$(wc -c <"$tmp/header")
+while [ $((n % 8)) -ne 0 ]; do printf ' ' >>"$tmp/header" && n=$((n + 1)); done
+{
+    for k in 0 8 16 24 32 40 48 56; do printf "\\x$(printf %02x $((n >> k & 255)))"; done
+    cat "$tmp/header"
+} >"$tmp/to-mla/model.safetensors"
+truncate -s "$((8 + n + $(cat "$tmp/bytes")))" "$tmp/to-mla/model.safetensors"
+for layout in mqa mla; do
+    up="configs/llama3-8b-$layout-uptrain.yaml init_from=$tmp/to-$layout teacher.path=$tmp/llama $text --plan -q"
+    ok $up --json
+    grep -q '"teacher_weights": *[1-9]' "$tmp/out" && grep -o '"params": *[0-9]*' "$tmp/out" | awk -F: '{ exit !($2 > 7.4e9 && $2 < 8.1e9) }' ||
+        wrong "llama3-8b-$layout: $(cat "$tmp/out")"
+    ok $up lora.rank=16
+    refused "init_from: ???" "configs/llama3-8b-$layout-uptrain.yaml" $text --plan
+    refused "teacher.path: ???" "configs/llama3-8b-$layout-uptrain.yaml" $text init_from="$tmp/to-$layout" --plan
+done
+verdict uptrain-presets
