@@ -17,6 +17,8 @@ verdict() {
     : >"$bad"
 }
 wrong() { echo "$*" >>"$bad"; }
+# So many seconds (or tries) of an idle machine of ordinary speed as a whole number of this one's: run.sh has measured it.
+patience() { awk -v n="$1" -v slow="${TEST_SLOW:-1}" 'BEGIN { x = n * (slow > 1 ? slow : 1); print int(x) + (x > int(x)) }'; }
 # Ids of the processes named $1 ('' is any) whose parent is $2 ('' is any): a bare Debian has no pgrep.
 processes() {
     local stat line name rest

@@ -1,4 +1,6 @@
 #include "check.h"
+#include <criterion/hooks.h>
+#include <criterion/types.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -94,6 +96,12 @@ bool check_rms(char msg[512], const char *what, CheckView got, CheckView want, s
     check_log(what, rms, tol, w.at, n);
     return verdict(rms <= tol, msg);
 }
+double check_rounding(CheckView a, CheckView nudged, size_t n) {
+    Worst w = worst(nudged, a, n);
+    double unit = a.dtype == F64 ? 0x1p-53 : 0x1p-24;
+    cr_assert(w.err > 0 && w.max > 0, "nothing was nudged");
+    return fmin(16 * fmax(w.err, unit * w.max), 1e-3 * w.max);
+}
 void check_as_bf16(Tensor t) {
     for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)bf16_to(bf16_from((float)R(t)[i]));
 }
@@ -106,6 +114,21 @@ bool check_bytes(char msg[512], const char *what, const void *got, const void *w
             return false;
         }
     return true;
+}
+
+/* ---- time ---- */
+double check_slow(void) {
+    const char *v = getenv("TEST_SLOW");
+    double slow = fmax(1, v ? atof(v) : 1);
+#ifdef __SANITIZE_ADDRESS__
+    slow *= 4;
+#endif
+    return slow;
+}
+ReportHook(PRE_ALL)(struct criterion_test_set *all) {
+    FOREACH_SET(struct criterion_suite_set * s, all->suites) {
+        FOREACH_SET(struct criterion_test * t, s->tests) t->data->timeout *= check_slow();
+    }
 }
 
 /* ---- files ---- */

@@ -26,6 +26,13 @@ bool check_rms(char msg[512], const char *what, CheckView got, CheckView want, s
 /* Tensors of one shape, F32 or F64: as check_relative; the index is printed as (i,j,k). */
 bool check_tensor(char msg[512], const char *what, Tensor got, Tensor want, double tol);
 
+/* The bound on |x - y| of two computations of n numbers that differ by rounding alone: 16 times what rounding does to
+ * them, which is measured: `nudged` is the computation of `a` again from inputs or weights that were moved by up to one
+ * rounding (model_nudge). All roundings of it then fall otherwise, so |nudged - a| is one draw of an error and x - y is
+ * another, whatever the depth, the widths and the instruction set. It counts as at least one rounding of max|a|, and
+ * the bound is at most 1e-3 max|a|, so that mistakes are seen where a choice was near. */
+double check_rounding(CheckView a, CheckView nudged, size_t n);
+
 void check_log(const char *what, double error, double bound, size_t where, size_t n);
 #define CHECK_WITH_(call)            \
     do {                             \
@@ -44,6 +51,12 @@ bool check_bytes(char msg[512], const char *what, const void *got, const void *w
 
 /* In place: a tensor of `real`s as bf16 holds its numbers. */
 void check_as_bf16(Tensor);
+
+/* How many times longer work may take than on an idle machine of ordinary speed: at least 1. tests/run.sh measures it
+ * as it starts and hands it on as TEST_SLOW; a build with sanitizers counts four times. Every deadline of a test is a
+ * number of seconds for that ordinary machine times this; the timeouts of Criterion are multiplied before the first test
+ * runs. In shell tests: `patience` (cases.sh). */
+double check_slow(void);
 
 /* ---- files ----------------------------------------------------------------------------------------------------------
  */

@@ -125,7 +125,7 @@ bool dist_try(const DistJob *j, int W, const CommFault *f, int faults, DistRun *
     Context x = {j, text, run};
     memset(run, 0, (size_t)W * sizeof *run);
     memset(e, 0, (size_t)W * sizeof *e);
-    bool ok = W == 1 ? rank(NULL, &x, e) : comm_threads_run(W, DEADLINE, f, faults, rank, &x, e);
+    bool ok = W == 1 ? rank(NULL, &x, e) : comm_threads_run(W, DEADLINE * check_slow(), f, faults, rank, &x, e);
     free(text);
     return ok;
 }

@@ -2,7 +2,8 @@
 # Run every test against the build in $1 (default build) and add them up: the Criterion runners (f32, and double as the
 # oracle of gradients), then tests/test_*.sh. A shell test prints one line per case: `ok NAME`, `not ok NAME: why` or
 # `skip NAME: reason`. A skip must stand in tests/skips.txt as `NAME  reason`; another one counts as a failure.
-# With a second argument only those parts run: f32 f64 sh, or simt (the CUDA backend, which `make simt` builds); FILTER='data/*' in the environment is handed to Criterion.
+# With a second argument only those parts run: f32 f64 sh, isa (suites that compare numbers, with each instruction set below
+# the best forced), or simt (the CUDA backend, which `make simt` builds); FILTER='data/*' in the environment is handed to Criterion.
 # ISA=avx2 in the environment forces that instruction set everywhere: in tests by TEST_ISA (tests/isa.c), in programs that
 # they start by --isa. amx_emulated does so in tests alone; the programs then take avx512bf16.
 # The last line is `N passed, N failed, N skipped`.
@@ -20,6 +21,7 @@ forced() { # writes a program that runs $1 with the instruction set, to be start
 # Puts --isa behind the command; of \`launch -- COMMAND\` behind that of the ranks.
 words=("\$@") at=0
 [ "\${1-}" != launch ] || for ((i = 0; i < \$#; i++)); do [ "\${words[i]}" != -- ] || { at=\$((i + 1)) && break; }; done
+case " \$* " in *cuda*) exec "$(realpath "$1")" "\$@" ;; esac # the set is of the CPU
 case \${words[at]-} in
 '' | -*) exec "$(realpath "$1")" "\$@" ;;
 launch) exec "$(realpath "$1")" "\$@" ;; # without --
@@ -36,19 +38,32 @@ if [ -n "${ISA-}" ]; then
     export TEST_ISA=$ISA
 fi
 jobs=$(env -u OMP_NUM_THREADS nproc) # it would count threads, not processors
+# How much longer a test may take than on an idle machine of ordinary speed: the processor's time for a fixed loop, the
+# least of five, by that of the machine that deadlines were written for; times what others want of the processors.
+slow() {
+    local TIMEFORMAT=%U least=9 s load
+    for _ in 1 2 3 4 5; do
+        s=$({ time for ((i = 0; i < 20000; i++)); do :; done; } 2>&1)
+        least=$(printf '%s\n' "$s" "$least" | sort -g | head -n 1)
+    done
+    read -r load _ </proc/loadavg
+    awk -v s="$least" -v load="$load" -v jobs="$jobs" 'BEGIN {
+        x = s / 0.04; if (x < 1) x = 1
+        x *= 1 + load / jobs; if (x > 30) x = 30
+        printf "%.2f", x }'
+}
+export TEST_SLOW=${TEST_SLOW:-$(slow)}
+patience() { awk -v n="$1" -v slow="$TEST_SLOW" 'BEGIN { printf "%d", n * slow }'; }
+echo "deadlines of tests times $TEST_SLOW"
 # Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=passive
 : >"$tmp/results" # one line per test: PASSED|FAILED|SKIPPED name
 
-for kind in f32 f64 simt; do
-    case " $parts " in *" $kind "*) ;; *) continue ;; esac
-    runner=$build/tests-$kind
-    program=$KVSMITH
-    [ $kind != simt ] || runner=$build/simt/tests-f32 program=$build/simt/kvsmith
-    [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; continue; }
-    echo "== $runner"
-    start=$SECONDS
-    KVSMITH=$program "$(realpath "$runner")" -j"$jobs" --timeout 300 --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
+criterion() { # runner, program, suffix of the tests' names: runs it, adds its results, names them
+    local runner=$1 kind=$3 start=$SECONDS rc
+    [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; return; }
+    echo "== $runner${TEST_ISA:+ with $TEST_ISA}"
+    KVSMITH=$2 "$(realpath "$runner")" -j"$jobs" --timeout "$(patience 300)" --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
     rc=$?
     grep -v '^\[====\]' "$tmp/$kind.log" | head -n 400
     # Criterion does not escape messages, so the report is read by line, not as JSON: tests are indented by 8 or more.
@@ -66,12 +81,35 @@ for kind in f32 f64 simt; do
     fi
     [ -s "$tmp/$kind.results" ] || echo "FAILED $runner (no test ran)" >>"$tmp/results"
     echo "   $(grep -c '^PASSED' "$tmp/$kind.results") passed in $((SECONDS - start)) s"
+}
+for kind in f32 f64 simt; do
+    case " $parts " in *" $kind "*) ;; *) continue ;; esac
+    if [ $kind = simt ]; then
+        criterion "$build/simt/tests-f32" "$build/simt/kvsmith" simt
+    else
+        criterion "$build/tests-$kind" "$KVSMITH" $kind
+    fi
 done
+# Suites that compare numbers of whole models, layers or runs, with every instruction set below the processor's best, which
+# f32 has run, and with AMX where it can be emulated. Those of single ops (ops, acts, bf16, recur, tiles) go through all
+# op tables by themselves. A pass is 65 s of processor time, a sixth of it extend and a sixth train; dist and dist_save,
+# whose arithmetic is that of train, would be 40 s more.
+isa_suites='@(choices|convert|convert_share|dmc|extend|gradient|hf*|kda|linear|mla|moe|muon|narrow|session|sft_train|stages|task_train|teacher|train|uptrain|yoco)/*'
+case " $parts " in *" isa "*)
+    sets=$("$build/kvsmith" device --isa none 2>&1 | sed -n 's/.*expected one of: auto, //p' | tr -d ,)
+    best=${sets##* }
+    [ -n "$sets" ] || echo "FAILED isa (no list of instruction sets)" >>"$tmp/results"
+    case $best in avx512bf16) sets="$sets amx_emulated" ;; esac
+    for ISA in $sets; do
+        [ "$ISA" != "$best" ] || continue
+        FILTER=${FILTER:-$isa_suites} TEST_ISA=$ISA criterion "$build/tests-f32" "$(forced "$build/kvsmith")" "f32-$ISA"
+    done ;;
+esac
 
 script() { # runs one, leaves NAME.log, and its status and seconds in NAME.rc
     local name start=$SECONDS
     name=$(basename "$1" .sh)
-    timeout 900 "./$1" >"$tmp/$name.log" 2>&1 </dev/null &
+    timeout "$(patience 900)" "./$1" >"$tmp/$name.log" 2>&1 </dev/null &
     echo $! >>"$tmp/scripts"
     wait $!
     echo "$? $((SECONDS - start))" >"$tmp/$name.rc"

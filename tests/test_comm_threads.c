@@ -91,7 +91,7 @@ Test(comm_threads, a_rank_that_is_late_is_waited_for) {
     Err e[3];
     CommFault late = {FAULT_DELAY, 1, 4, 0.15, 0};
     double begun = now_seconds();
-    cr_assert(comm_threads_run(3, 20, &late, 1, ten, &(bool){false}, e), "%s", e[0].msg);
+    cr_assert(comm_threads_run(3, 20 * check_slow(), &late, 1, ten, &(bool){false}, e), "%s", e[0].msg);
     cr_assert_geq(now_seconds() - begun, 0.15);
 }
 
@@ -100,9 +100,9 @@ Test(comm_threads, a_rank_that_is_gone_is_named_by_all_within_the_deadline) {
         Err e[4];
         CommFault gone = {kind, 2, 5, 0, 0};
         double begun = now_seconds();
-        cr_assert_not(comm_threads_run(4, 1, &gone, 1, ten, &(bool){false}, e));
+        cr_assert_not(comm_threads_run(4, check_slow(), &gone, 1, ten, &(bool){false}, e));
         double took = now_seconds() - begun;
-        cr_assert(took >= 0.99 && took < 10, "%g s", took);
+        cr_assert(took >= 0.99 * check_slow() && took < 10 * check_slow(), "%g s", took);
         for (int r = 0; r < 4; r++) {
             cr_assert_eq(e[r].status, EXIT_WORLD);
             char who[96];
@@ -133,8 +133,8 @@ Test(comm_threads, a_rank_that_tells_is_not_waited_for) {
     Err e[4];
     CommFault gone = {FAULT_DIE, 2, 5, 0, 0};
     double begun = now_seconds();
-    cr_assert_not(comm_threads_run(4, 60, &gone, 1, ten, &(bool){true}, e));
-    cr_assert_leq(now_seconds() - begun, 10);
+    cr_assert_not(comm_threads_run(4, 60 * check_slow(), &gone, 1, ten, &(bool){true}, e));
+    cr_assert_leq(now_seconds() - begun, 10 * check_slow());
     for (int r = 0; r < 4; r++)
         if (r != 2) cr_assert(strstr(e[r].msg, "rank 2 stopped with an error"), "%s", e[r].msg);
 }

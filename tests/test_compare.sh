@@ -44,7 +44,7 @@ start=$SECONDS
 ok $ci dir="$tmp/all"
 seconds=$((SECONDS - start))
 echo "  $ci: $seconds s"
-[ $seconds -le 180 ] || wrong "$ci took $seconds s, at most 180 are allowed"
+[ $seconds -le "$(patience 180)" ] || wrong "$ci took $seconds s, at most $(patience 180) are allowed"
 rows=$(grep -c '^  - .*name: ' $ci)
 table=$tmp/all/table.md
 cells() { awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }' "$table"; }

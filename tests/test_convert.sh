@@ -136,7 +136,7 @@ verdict disk-full
 
 LD_PRELOAD=$tmp/world.so WORLD_SLOW_US=400000 "$prog" convert $src "$tmp/here/x" --to mqa >"$tmp/out" 2>"$tmp/err" &
 pid=$!
-for _ in $(seq 200); do
+for _ in $(seq "$(patience 200)"); do
     ls -A "$tmp/here" | grep -q . && break
     sleep 0.01
 done

@@ -13,7 +13,7 @@ orphans() {
 }
 ranks_of() { processes '' "$1" | tr '\n' ' '; }
 wait_for_ranks() { # launcher's id, number: the ids
-    for _ in $(seq 1000); do
+    for _ in $(seq "$(patience 1000)"); do
         ids=($(ranks_of "$1"))
         [ ${#ids[@]} -ge "$2" ] && break
         sleep 0.02
@@ -30,7 +30,7 @@ grep -q '^rank 0 of 2 (KVSMITH_RANK' "$tmp/out" && [ "$(grep -c '^rank ' "$tmp/o
 RANK=7 WORLD_SIZE=9 LOCAL_RANK=1 SLURM_PROCID=3 SLURM_NTASKS=4 launch -n 2 -- bench comm --seconds 0.01 --bytes 4096 >/dev/null 2>"$tmp/err" ||
     wrong "inside others: exit $?: $(cat "$tmp/err")"
 # Whoever starts it may leave SIGCHLD ignored.
-timeout 60 env --ignore-signal=CHLD "$prog" launch -n 2 -- bench comm --seconds 0.01 --bytes 4096 >/dev/null 2>"$tmp/err" ||
+timeout "$(patience 60)" env --ignore-signal=CHLD "$prog" launch -n 2 -- bench comm --seconds 0.01 --bytes 4096 >/dev/null 2>"$tmp/err" ||
     wrong "SIGCHLD ignored: exit $?: $(cat "$tmp/err")"
 verdict launch
 
@@ -66,7 +66,7 @@ trials=${LAUNCH_TRIALS:-12} # half and half; six at a time
 trial() { # number
     local t=$1 kind=KILL victim=$2 delay=$3 out=$tmp/trial$1 start rc ids
     [ $((t % 2)) -eq 1 ] && kind=STOP
-    "$prog" launch -n 3 --deadline 4 -- bench comm --seconds 30 --bytes 2000000 >"$out.out" 2>"$out.err" &
+    "$prog" launch -n 3 --deadline "$(patience 4)" -- bench comm --seconds "$(patience 30)" --bytes 2000000 >"$out.out" 2>"$out.err" &
     local pid=$!
     wait_for_ranks $pid 3
     sleep "0.$delay"
@@ -76,7 +76,7 @@ trial() { # number
     rc=$?
     local ms=$((($(date +%s%N) - start) / 1000000))
     [ $rc -eq 1 ] || echo "trial $t ($kind of rank $victim after 0.$delay s): exit $rc: $(cat "$out.err")" >>"$out.bad"
-    [ $ms -lt 30000 ] || echo "trial $t: $ms ms" >>"$out.bad"
+    [ $ms -lt "$(patience 30000)" ] || echo "trial $t: $ms ms" >>"$out.bad"
     # The launcher's last line names it. The two others name it, and their collective or, early on, the start.
     tail -n 1 "$out.err" | grep -q "^kvsmith: rank $victim .*\(killed by signal 9\|was stopped\)" || echo "trial $t ($kind): $(cat "$out.err")" >>"$out.bad"
     [ "$(grep -cE "kvsmith: rank [0-2] on [^ ]+: [a-z-]+ '.*\(call [0-9]+\): rank $victim" "$out.err")" -eq 2 ] ||
@@ -89,17 +89,20 @@ for t in $(seq $trials); do
 done
 wait
 cat "$tmp"/trial*.bad >>"$bad" 2>/dev/null
-sleep 0.2
+for _ in $(seq "$(patience 100)"); do
+    [ -z "$(orphans)" ] && break
+    sleep 0.05
+done
 [ -z "$(orphans)" ] || wrong "left: $(orphans)"
 verdict killed-and-stopped
 
 # ---- the launcher is killed: so are its ranks
-"$prog" launch -n 3 -- bench comm --seconds 30 >/dev/null 2>&1 &
+"$prog" launch -n 3 -- bench comm --seconds "$(patience 30)" >/dev/null 2>&1 &
 pid=$!
 wait_for_ranks $pid 3
 kill -KILL $pid
 wait $pid 2>/dev/null
-for _ in $(seq 100); do
+for _ in $(seq "$(patience 100)"); do
     [ -z "$(orphans)" ] && break
     sleep 0.05
 done
@@ -107,13 +110,13 @@ done
 verdict no-orphans
 
 # ---- restarts
-"$prog" launch -n 2 --deadline 4 --max-restarts 2 -- bench comm --seconds 0.2 --bytes 100000000 >"$tmp/out" 2>"$tmp/err" &
+"$prog" launch -n 2 --deadline "$(patience 4)" --max-restarts 2 -- bench comm --seconds 0.2 --bytes 100000000 >"$tmp/out" 2>"$tmp/err" &
 pid=$!
 for i in 1 2; do
     sleep 0.3
     wait_for_ranks $pid 2
     kill -KILL "${ids[0]}"
-    for _ in $(seq 200); do
+    for _ in $(seq "$(patience 200)"); do
         grep -q "restart $i of 2" "$tmp/err" && break
         sleep 0.05
     done
@@ -128,7 +131,7 @@ rc=$?
 verdict restarts
 
 # ---- an interrupted launcher hands the signal on; what does not catch it is ended by it
-"$prog" launch -n 2 --max-restarts 3 -- bench comm --seconds 30 >/dev/null 2>"$tmp/err" &
+"$prog" launch -n 2 --max-restarts 3 -- bench comm --seconds "$(patience 30)" >/dev/null 2>"$tmp/err" &
 pid=$!
 wait_for_ranks $pid 2
 sleep 0.2
@@ -170,9 +173,9 @@ else
     "${mpi[@]}" -np 2 "$prog" bench comm --comm shm --seconds 0.01 --bytes 4096 >"$tmp/out" 2>"$tmp/err" </dev/null || wrong "shm: exit $?: $(cat "$tmp/err")"
     grep -q '^2 ranks by shm' "$tmp/out" || wrong "$(cat "$tmp/out" "$tmp/err")"
     # A stopped rank is named at the deadline, and all are ended.
-    "${mpi[@]}" -np 3 "$prog" bench comm --seconds 30 --deadline 4 >"$tmp/out" 2>"$tmp/err" </dev/null &
+    "${mpi[@]}" -np 3 "$prog" bench comm --seconds "$(patience 30)" --deadline "$(patience 4)" >"$tmp/out" 2>"$tmp/err" </dev/null &
     pid=$!
-    for _ in $(seq 200); do
+    for _ in $(seq "$(patience 200)"); do
         [ "$(processes kvsmith $pid | wc -l)" -eq 3 ] && [ -s "$tmp/out" ] && break
         sleep 0.05
     done
@@ -182,7 +185,7 @@ else
     wait $pid
     rc=$?
     [ $rc -eq 1 ] || wrong "stopped: exit $rc"
-    grep -qE "kvsmith: rank [02] on [^ ]+: .*rank 1 did not come within 4 s" "$tmp/err" || wrong "stopped: $(cat "$tmp/err")"
+    grep -qE "kvsmith: rank [02] on [^ ]+: .*rank 1 did not come within $(patience 4) s" "$tmp/err" || wrong "stopped: $(cat "$tmp/err")"
     [ -z "$(orphans)" ] || wrong "left: $(orphans)"
     # A program that was built without it says how to have it.
     mkdir "$tmp/bin" && cp "$prog" "$tmp/bin/kvsmith"

@@ -32,10 +32,10 @@ trials=${LAUNCH_TRIALS:-6} # three at a time
 trial() { # number, rank, milliseconds
     local t=$1 kind=KILL ids
     [ $((t % 2)) -eq 1 ] && kind=STOP
-    "$prog" launch -n 2 --deadline 3 --max-restarts 2 -- $args run.dir="$tmp/trial$t" dist.stage=$((t % 3)) \
+    "$prog" launch -n 2 --deadline "$(patience 3)" --max-restarts 2 -- $args run.dir="$tmp/trial$t" dist.stage=$((t % 3)) \
         train.async_save=$([ $((t % 4)) -ge 2 ] && echo true || echo false) >"$tmp/trial$t.out" 2>"$tmp/trial$t.err" &
     local pid=$!
-    for _ in $(seq 500); do # the first record: it trains
+    for _ in $(seq "$(patience 500)"); do # the first record: it trains
         [ -s "$tmp/trial$t/metrics.jsonl" ] && break
         sleep 0.02
     done
@@ -76,7 +76,7 @@ verdict restarts-where-it-began
 long="$args train.steps=100000 optim.schedule_steps=60"
 "$prog" launch -n 2 -- $long run.dir="$tmp/term" 2>"$tmp/err" &
 pid=$!
-for _ in $(seq 500); do
+for _ in $(seq "$(patience 500)"); do
     [ -e "$tmp/term/last" ] && break
     sleep 0.02
 done
@@ -121,8 +121,8 @@ pair() { # what rank 0 is given more, what rank 1 is given more
     for r in 0 1; do
         local more=$1
         [ $r -eq 1 ] && more=$2
-        (cd "$tmp/r$r" && env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID="pair$$" timeout 60 "$prog" train \
-            "$config" --threads 1 -q data.train=text.txt data.tokenizer=byte run.dir="$tmp/pair" dist.deadline=2 $more >out 2>err
+        (cd "$tmp/r$r" && env RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID="pair$$" timeout "$(patience 60)" "$prog" train \
+            "$config" --threads 1 -q data.train=text.txt data.tokenizer=byte run.dir="$tmp/pair" dist.deadline=$(patience 2) $more >out 2>err
             echo $? >rc) &
     done
     wait

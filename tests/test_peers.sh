@@ -16,7 +16,7 @@ program() { # name, its text on stdin
 run() { # expected status, words: the script's stdout in $tmp/out
     local want=$1 got
     shift
-    timeout 60 python3 "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    timeout "$(patience 60)" python3 "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
     got=$?
     [ $got -eq "$want" ] || wrong "$*: exit $got, want $want: $(tail -n 1 "$tmp/err")"
     ls -d "$tmp"/peer.* >/dev/null 2>&1 && wrong "$*: left its folder"

@@ -81,7 +81,7 @@ Test(store_file, all_get_what_rank_0_has) {
         pid_t pid[RANKS];
         for (int i = 0; i < RANKS; i++) {
             int r = round ? i : RANKS - 1 - i;
-            pid[r] = meet(b, key(r, RANKS), path, 30, 7 * round + 1);
+            pid[r] = meet(b, key(r, RANKS), path, 30 * check_slow(), 7 * round + 1);
             usleep(30000);
         }
         for (int r = 0; r < RANKS; r++) cr_assert(!ended(pid[r]), "rank %d: %s", r, b->msg[r]);
@@ -108,9 +108,9 @@ Test(store_file, what_was_left_is_not_taken) {
             free(big);
         }
         pid_t pid[3];
-        for (int r = 1; r < 3; r++) pid[r] = meet(b, key(r, 3), path, 30, 0);
+        for (int r = 1; r < 3; r++) pid[r] = meet(b, key(r, 3), path, 30 * check_slow(), 0);
         usleep(200000); /* they look at it, and wait */
-        pid[0] = meet(b, key(0, 3), path, 30, what + 3);
+        pid[0] = meet(b, key(0, 3), path, 30 * check_slow(), what + 3);
         for (int r = 0; r < 3; r++) cr_assert(!ended(pid[r]), "%d: rank %d: %s", what, r, b->msg[r]);
         all_have(b, 3, what + 3);
         none_left(path, 3);

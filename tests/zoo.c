@@ -193,6 +193,17 @@ void zoo_open(const Animal *a, ModelCfg *cfg, Model *m, Device **dev, ModelOpts 
     model_init(m, 7);
     m->progress = 0.3;
 }
+static void nudge_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    (void)flags;
+    const double unit = REAL == F64 ? 0x1p-52 : 0x1p-23;
+    uint64_t key = rng_name(*(uint64_t *)f->ctx, path);
+    for (size_t i = 0; i < tensor_count(*t); i++)
+        R(*t)[i] += (real)(unit * (double)R(*t)[i] * (2 * rng_uniform(key, i) - 1));
+}
+void model_nudge(Model *m) {
+    Fields f = {.see = nudge_field, .ctx = &(uint64_t){3}};
+    model_fields(m, &m->w, &f);
+}
 void zoo_close(ModelCfg *cfg, Model *m, Device *dev) {
     model_close(m);
     model_cfg_free(cfg);

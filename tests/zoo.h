@@ -12,6 +12,8 @@ int zoo_find(const char *name);
 /* Parse and open; initial weights by seed, larger than a user's so that every nonlinearity is felt; a third of the way
  * into a stage of training. */
 void zoo_open(const Animal *, ModelCfg *, Model *, Device **, ModelOpts);
+/* Every weight moves by up to one rounding: see check_rounding. */
+void model_nudge(Model *);
 void zoo_close(ModelCfg *, Model *, Device *);
 
 /* A loss on what mixers report: sum over sequences of (1.3 - sum/count)^2; stat_ctx: where it adds its value. */
