@@ -12,6 +12,8 @@ typedef struct Act {
 void model_unmap(Model *);
 void weights_new(const Model *, Weights *); /* structs without numbers */
 void weights_free(const Model *, Weights *);
+/* Fields declare weights from now on as the model has them in memory; returns what f was. */
+Fields fields_stored(const Model *, Fields *f);
 
 /* A Run over the model's scratch. */
 static inline Run model_run(Model *m) {
@@ -23,6 +25,13 @@ static inline Run model_run(Model *m) {
 bool model_able(Model *, Err *);
 bool model_scratch_open(Model *, size_t bytes, size_t host, Err *);
 
+/* The pass is about to read the weights of a unit; it is over. */
+static inline void sums_need(const Model *m, Run *r, int unit) {
+    if (m->sums) m->sums->need(m->sums->ctx, r, unit);
+}
+static inline void sums_rest(const Model *m) {
+    if (m->sums) m->sums->rest(m->sums->ctx);
+}
 /* The norm that the model is made with: of rows x, y and rstd. b is absent where it has none. */
 typedef struct {
     Tensor y, rstd, w, b;

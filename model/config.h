@@ -70,6 +70,7 @@ typedef struct {
     char path[KEY_TEXT_MAX];
     TeacherLosses losses; /* weights */
     double temperature;
+    int dtype; /* of its matrices in memory */
 } TeacherCfg;
 static inline bool teacher_wanted(const TeacherCfg *t) {
     const TeacherLosses *l = &t->losses;
@@ -87,6 +88,7 @@ typedef struct {
     double skip_z; /* 0: off; see train/skip.h */
     int skip_window, skip_most;
     Texts freeze, train_only; /* globs of tensors' names; see train/freeze.h */
+    int frozen_dtype;         /* of matrices in memory that are never trained */
     char sample_prompt[KEY_TEXT_MAX];
     int sample_tokens;
     CompressionCfg compression;
@@ -196,8 +198,9 @@ int config_stages(const Config *);         /* >= 1 */
 Stage config_stage(const Config *, int k); /* a view; without stages k = 0 is the run itself, its cfg the argument */
 /* The stage of the last of `step` steps: at a border the one that ends there. */
 int config_stage_at(const Config *, int64_t step);
-/* Wherever train.dtype is auto it becomes this. */
+/* Wherever train.dtype is auto it becomes this; the same of train.frozen_dtype. */
 void config_dtype(Config *, int dtype);
+void config_frozen_dtype(Config *, int dtype);
 /* Samples and tokens that the first `step` steps read. */
 void config_position(const Config *, int64_t step, int64_t *samples, int64_t *tokens);
 

@@ -157,6 +157,13 @@ const Key train_keys[] = {
      "globs of tensors' names (\"*.mlp.*\") that are not trained: no step, no decay, no moments", 0, 0},
     {"train_only", KEY_TEXTS, AT(train_only), "[]", 0, 0, "globs of those that are, all others are not; none: all", 0,
      0},
+    {"frozen_dtype", KEY_CHOICE, AT(frozen_dtype), "auto", 0, 0,
+     "number type in memory of the matrices that the run never trains (freeze, train_only; with lora all): f32, or "
+     "bf16, "
+     "to which other numbers are rounded. auto: bf16 where the matrices in the files of init_from are bf16, which "
+     "loses "
+     "nothing, else f32",
+     dtypes, 0},
     {"sample_prompt", KEY_TEXT, AT(sample_prompt), "", 0, 0, "how samples begin", 0, 0},
     {"sample_tokens", KEY_INT, AT(sample_tokens), "200", 1, 1 << 20, "tokens of a sample", 0, 0},
     {"compression", KEY_TABLE, AT(compression), "", 0, 0,
@@ -247,6 +254,10 @@ const Key teacher_keys[] = {{"path", KEY_TEXT, AT(path), "", 0, 0,
                              "weights; what is minimised is the weighted sum, mean over targets", 0, losses_keys},
                             {"temperature", KEY_FLOAT, AT(temperature), "1.0", 0.01, 1000,
                              "that both models' logits are divided by in kl and rkl", 0, 0},
+                            {"dtype", KEY_CHOICE, AT(dtype), "auto", 0, 0,
+                             "number type of its matrices in memory: f32, or bf16, to which other numbers are rounded. "
+                             "auto: bf16 where they are bf16 in its files, which loses nothing, else f32",
+                             dtypes, 0},
                             {0}};
 #undef AT
 #define AT(member) offsetof(LoraCfg, member)

@@ -58,6 +58,7 @@ static bool may_set(const Node *x, const char *path, Err *e) {
                                         "model.vocab",
                                         "optim.kind",
                                         "optim.state_dtype",
+                                        "train.frozen_dtype",
                                         NULL};
     char at[256];
     for (int i = 0; fixed[i]; i++) {
@@ -200,6 +201,10 @@ void config_dtype(Config *c, int dtype) {
     if (c->train.dtype == DTYPE_AUTO) c->train.dtype = dtype;
     for (int k = 0; k < c->nstages; k++)
         if (c->stage[k].cfg->train.dtype == DTYPE_AUTO) c->stage[k].cfg->train.dtype = dtype;
+}
+void config_frozen_dtype(Config *c, int dtype) {
+    if (c->train.frozen_dtype == DTYPE_AUTO) c->train.frozen_dtype = dtype;
+    for (int k = 0; k < c->nstages; k++) c->stage[k].cfg->train.frozen_dtype = c->train.frozen_dtype;
 }
 Stage config_stage(const Config *c, int k) {
     CHECK(k >= 0 && k < config_stages(c), "stage %d of %d", k, config_stages(c));

@@ -158,11 +158,13 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {
-        "train.steps",      "train.max_seconds", "train.stop_at_acc",    "data.val",          "data.encoding",
-        "teacher.path",     "optim.warmup",      "optim.schedule_steps", "optim.decay_steps", "train.attention",
-        "train.async_save", "train.tensorboard", "train.skip_z",         "train.skip_window", "train.skip_most",
-        "train.eval_first", "train.keep_last",   "train.keep_best",      "init_change",       NULL};
+    static const char *const names[] = {"train.steps",      "train.max_seconds",    "train.stop_at_acc",
+                                        "data.val",         "data.encoding",        "teacher.path",
+                                        "optim.warmup",     "optim.schedule_steps", "optim.decay_steps",
+                                        "train.attention",  "train.async_save",     "train.tensorboard",
+                                        "train.skip_z",     "train.skip_window",    "train.skip_most",
+                                        "train.eval_first", "train.keep_last",      "train.keep_best",
+                                        "init_change",      "teacher.dtype",        NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;
@@ -199,7 +201,8 @@ static bool same(const Walk *k, const Node *saved, const Node *now, const char *
     if (!nested) {
         if (saved && now && saved->type == NODE_SCALAR && now->type == NODE_SCALAR && !strcmp(saved->text, now->text))
             return true;
-        if (now && !strcmp(path, "train.dtype") && !strcmp(now->text, "auto")) return true;
+        if (now && !strcmp(now->text, "auto") && (!strcmp(path, "train.dtype") || !strcmp(path, "train.frozen_dtype")))
+            return true;
         if (now && !strcmp(path, "model.vocab") && !strcmp(now->text, "0")) return true;
         return err_input(k->e, "%s: %.80s, but the run was begun with %.80s; %s", path, shown(now), shown(saved),
                          k->rule);

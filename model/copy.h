@@ -2,12 +2,13 @@
 #pragma once
 #include "model.h"
 
-/* `view` is the model with numbers of its own for weights and moments (of a model that has none,
- * ModelOpts.without, for weights alone); it shares the layers, has no gradients and no
- * scratch, and serves what reads fields: hf_save, the writers of moments. */
+/* `view` is the model with numbers of its own for weights and moments (of a model that has none, ModelOpts.without,
+ * for weights alone); weights that are not trained it shares with the model, unless they lie on a device. It shares the
+ * layers, has no gradients and no scratch, and serves what reads fields: hf_save, the writers of moments. */
 typedef struct {
     Model view;
-    Arena mem; /* exactly the bytes of the three regions */
+    Arena mem;      /* exactly the bytes of trained weights, and of the regions of moments */
+    size_t weights; /* of them the former */
 } ModelCopy;
 
 /* Map the region (or measure it: dry, or a dry model). m must outlive the copy. */

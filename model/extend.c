@@ -95,6 +95,7 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Lo
     Tensor x = SCRATCH(r, "x", N, d), y = SCRATCH(r, "y", N, d), room = SCRATCH(r, "normed", N, d),
            rstd = SCRATCH(r, "rstd", N);
     r->in = r->out = (Pick){N, m->idx};
+    sums_need(m, r, 0);
     model_embed(m, r, x, tok);
     Norm norm = norm_before(m, 0, N, room, rstd);
     model_norm(m, r, norm, x);
@@ -102,6 +103,7 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Lo
         if (l >= m->last_writer) r->out = want; /* nothing above needs the rows that nobody asked for */
         Tensor to = TENSOR(y.p, REAL, r->out.n, d), xn = norm.y;
         norm = norm_before(m, l + 1, r->out.n, room, rstd);
+        sums_need(m, r, l + 1);
         layer_extend(m, r, c, l, TENSOR(x.p, REAL, r->in.n, d), xn, to, norm);
         y = x, x = to;
         r->in = r->out;
@@ -112,7 +114,9 @@ static void pass(Model *m, Run *r, const Cache *c, const int *tok, Pick want, Lo
           to.n[1]);
     bool apart = want.n && (logits.see || device_apart(m->dev));
     Tensor out = apart ? SCRATCH(r, "logits", want.n, m->cfg.vocab) : to;
+    sums_need(m, r, m->L + 1);
     if (want.n) r->ops->linear(r, out, xf, m->cfg.tied ? m->w.embed : m->w.head, ABSENT);
+    sums_rest(m);
     if (want.n && logits.see)
         logits.see(logits.ctx, out);
     else if (apart && !measuring(r))
@@ -155,6 +159,7 @@ static void replay(Model *m, const Cache *c, Run r, const int *accept) {
         if (!has_state(m, l)) continue;
         Mark inner = arena_mark(r.scratch);
         Fields place = arena_placer(r.scratch);
+        sums_need(m, &r, l + 1);
         Tensor x = SCRATCH(&r, "accepted input", a.N, d), y = SCRATCH(&r, "unread", a.N, d);
         Kv rows = {0};
         kv_pass_fields(&m->layer[l].rows, a.N, &rows, &place);
@@ -164,6 +169,7 @@ static void replay(Model *m, const Cache *c, Run r, const int *accept) {
         m->layer[l].kind->mixer->extend(&r, m->layer[l].cfg, m->w.layer[l].mix, x, &rows, kv_slot(c, l), y);
         arena_release(r.scratch, inner);
     }
+    sums_rest(m);
     run_release(&r, mark);
 }
 

@@ -2,17 +2,35 @@
 #include "act.h"
 
 /* How weights lie in memory is the model's matter, whoever visits them. */
-static bool narrowed(const Model *m, Fields *f) {
-    const bool was = f->narrow;
-    f->narrow = m->opts.narrow_weights;
+Fields fields_stored(const Model *m, Fields *f) {
+    const ModelOpts *o = &m->opts;
+    const Fields was = *f;
+    f->narrow = o->narrow_weights || o->stored_bf16;
+    f->only = o->narrow_weights ? NULL : o->stored_bf16;
+    f->only_ctx = o->stored_ctx;
     return was;
+}
+static void restored(Fields *f, const Fields *was) {
+    f->narrow = was->narrow, f->only = was->only, f->only_ctx = was->only_ctx;
+}
+/* Matrices that are not trained have no gradient; products leave out what is ABSENT. */
+typedef struct {
+    const ModelOpts *opts;
+    Fields *to;
+    bool all;
+} Grads;
+static void see_grad(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    const Grads *x = f->ctx;
+    const bool frozen = t->rank == 2 && !x->opts->trained(x->opts->trained_ctx, path);
+    if (!frozen || x->all) x->to->see(x->to, t, path, flags);
+    if (frozen) *t = ABSENT;
 }
 void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
     const Layer *y = &m->layer[l];
     const int d = m->cfg.d_model;
     const bool biases = m->cfg.norm == NORM_LAYER;
     LayerWeights *lw = &w->layer[l];
-    const bool was = narrowed(m, f);
+    const Fields was = fields_stored(m, f);
     snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
     field(f, &lw->norm1, "input_layernorm.weight", FIELD_ONES | FIELD_NODECAY, d);
     if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
@@ -26,14 +44,14 @@ void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
         y->ffn->ffn->weights(y->fcfg, lw->ffn, f);
     }
     f->scope[0] = 0;
-    f->narrow = was;
+    restored(f, &was);
 }
 void model_positions_field(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
-    const bool was = narrowed(m, f);
+    const Fields was = fields_stored(m, f);
     if (c->positions == POSITIONS_LEARNED)
         field(f, &w->positions, "model.embed_positions.weight", FIELD_TABLE, c->max_positions, c->d_model);
-    f->narrow = was;
+    restored(f, &was);
 }
 void model_norm_fields(const Model *m, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
@@ -41,9 +59,9 @@ void model_norm_fields(const Model *m, Weights *w, Fields *f) {
     if (c->norm == NORM_LAYER) field(f, &w->norm_bias, "model.norm.bias", FIELD_ZEROS | FIELD_NODECAY, c->d_model);
 }
 int model_units(const Model *m) { return m->L + 2; }
-void model_unit_fields(const Model *m, int unit, Weights *w, Fields *f) {
+static void unit_fields(const Model *m, int unit, Weights *w, Fields *f) {
     const ModelCfg *c = &m->cfg;
-    const bool was = narrowed(m, f);
+    const Fields was = fields_stored(m, f);
     f->scope[0] = 0;
     if (unit > 0 && unit <= m->L) {
         model_layer_fields(m, unit - 1, w, f);
@@ -54,7 +72,17 @@ void model_unit_fields(const Model *m, int unit, Weights *w, Fields *f) {
         model_norm_fields(m, w, f);
         if (!c->tied) field(f, &w->head, "lm_head.weight", FIELD_TABLE, c->vocab, c->d_model);
     }
-    f->narrow = was;
+    restored(f, &was);
+}
+void model_unit_fields(const Model *m, int unit, Weights *w, Fields *f) {
+    Grads grads = {&m->opts, f, false};
+    Fields wrap = {.see = see_grad, .ctx = &grads};
+    unit_fields(m, unit, w, w == &m->g && m->opts.trained ? &wrap : f);
+}
+void model_unit_grads(Model *m, int unit, Fields *f) {
+    Grads grads = {&m->opts, f, true};
+    Fields wrap = {.see = see_grad, .ctx = &grads};
+    unit_fields(m, unit, &m->g, m->opts.trained ? &wrap : f);
 }
 void model_fields(const Model *m, Weights *w, Fields *f) {
     for (int u = 0; u < model_units(m); u++) model_unit_fields(m, u, w, f);

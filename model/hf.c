@@ -110,6 +110,20 @@ bool hf_check(const char *dir, const ModelCfg *cfg, Err *e) {
     return ok;
 }
 
+bool hf_is_bf16(const char *dir) {
+    St st;
+    int n = 0;
+    if (!st_open_dir(&st, dir, NULL)) return false;
+    bool all = true;
+    for (int i = 0; i < st.n; i++) {
+        if (st.entry[i].rank < 2) continue;
+        n++;
+        all &= !strcmp(st.entry[i].dtype, "BF16");
+    }
+    st_close(&st);
+    return all && n;
+}
+
 bool hf_load(const char *dir, Model *m, Err *e) {
     Source s;
     if (!open_for(&s, dir, &m->cfg, e)) return false;
@@ -247,6 +261,7 @@ bool hf_save_sharded(const char *dir, const Model *m, const HfIds *ids, Dtype as
     StList l = {.as = as, .names = names_of(&places), .dev = m->dev};
     Fields f = st_lister(&l);
     Weights w = m->w; /* declaring sets shapes again; the pointers are those of the model */
+    if (m->sums) l.merge = m->sums->merge, l.merge_ctx = m->sums->ctx;
     model_fields(m, &w, &f);
     norms_last(&l);
     bool ok = hf_config_write(config, &m->cfg, ids, as, e) && generation_write(gen, ids, e) &&

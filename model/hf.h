@@ -28,6 +28,8 @@ bool hf_ids_read(const char *dir, HfIds *, Err *);
  * buffers, causal masks and the head's copy in a tied model. Only headers are read: cheap, and before any memory is
  * taken. */
 bool hf_check(const char *dir, const ModelCfg *, Err *);
+/* Whether every matrix in the files of DIR is BF16; false where they cannot be read. Headers alone. */
+bool hf_is_bf16(const char *dir);
 /* The same checks, and the numbers into m->w. On failure the weights are undefined. */
 bool hf_load(const char *dir, Model *m, Err *);
 /* What is odd but legal in DIR (it must have passed hf_check), a line each on `f`; returns how many. */

@@ -60,9 +60,10 @@ static void init_own(const Model *m, int l, Weights *w, uint64_t key) {
     const Layer *y = &m->layer[l];
     void *mix = w->layer[l].mix;
     Own own = {.dev = m->dev};
-    const bool narrow = m->opts.narrow_weights;
-    Fields f = {.see = see_own, .ctx = &own, .narrow = narrow};
-    Fields done = {.see = see_own_done, .ctx = &own, .narrow = narrow};
+    Fields f = {.see = see_own, .ctx = &own}, done = {.see = see_own_done, .ctx = &own};
+    fields_stored(m, &f), fields_stored(m, &done); /* by their full names */
+    snprintf(f.scope, sizeof f.scope, "model.layers.%d.self_attn.", l);
+    memcpy(done.scope, f.scope, sizeof f.scope);
     if (!y->kind->mixer->init) return;
     y->kind->mixer->weights(y->cfg, mix, &f);
     y->kind->mixer->init(y->cfg, mix, rng_mix(key, (uint64_t)l));

@@ -218,13 +218,16 @@ static void keep_fields(Model *m, int N, Tensor *x, Tensor *xf, Tensor *rstd, Fi
     }
 }
 
-static void unit_need(Model *m, const Run *r, int unit) {
+static void unit_need(Model *m, Run *r, int unit) {
     if (m->units && !measuring(r)) m->units->need(m->units->ctx, unit);
+    sums_need(m, r, unit);
 }
-static void unit_begin(Model *m, const Run *r, int unit) {
+static void unit_begin(Model *m, Run *r, int unit) {
     if (m->units && !measuring(r)) m->units->begin(m->units->ctx, unit);
+    if (m->sums) m->sums->begin(m->sums->ctx, r, unit);
 }
-static void unit_done(Model *m, const Run *r, int unit) {
+static void unit_done(Model *m, Run *r, int unit) {
+    if (m->sums) m->sums->done(m->sums->ctx, r, unit);
     if (m->units && !measuring(r)) m->units->done(m->units->ctx, unit);
 }
 static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N, Lesson s) {
@@ -238,6 +241,7 @@ static void backward_layers(Model *m, Run *r, const Tensor *x, Tensor dx, int N,
         const Layer *L = &m->layer[l];
         Mark mark = arena_mark(r->scratch);
         Fields place = arena_placer(r->scratch);
+        sums_need(m, r, l + 1);
         if (L->recompute) {
             act_fields(m, l, N, &place);
             Mark y = arena_mark(r->scratch);
@@ -382,9 +386,10 @@ void model_teach(Model *m, const Batch *b, const int *tok, const int *tgt, const
     r->layer = -1;
     if (m->opts.dropout > 0) r->ops->dropout(r, dx, DROP_EMBED, m->opts.dropout);
     if (!m->cfg.tied) unit_begin(m, r, 0);
-    r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
+    if (present(m->g.embed)) r->ops->embed_backward(r, m->g.embed, dx, tok, m->cfg.embed_scale);
     if (present(m->g.positions)) r->ops->embed_backward(r, m->g.positions, dx, b->pos, 1);
     unit_done(m, r, 0);
+    sums_rest(m);
     losses_read(m, nll, loss, measuring(r));
     arena_release(r->scratch, scratch);
     arena_release(&m->keep, keep);
@@ -412,9 +417,11 @@ static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt,
         if (m->layer[l].shared) shared_fields(m, l, N, false, &place);
     stat_fields(b->B, &r->stat, NULL, &place);
     r->ops->zero(r, r->stat);
+    sums_need(m, r, 0);
     embed_rows(m, r, x, tok);
     for (int l = 0; l < m->L; l++) {
         Mark mark = arena_mark(&m->keep);
+        sums_need(m, r, l + 1);
         act_fields(m, l, N, &place);
         layer_alone(m, r, l, x, y);
         if (s) leave_layer(m, r, s, l, x, y);
@@ -424,7 +431,9 @@ static void score_pass(Model *m, const Batch *b, const int *tok, const int *tgt,
     }
     stats_seen(m, r, r->stat, ABSENT);
     if (!s || present(s->xf)) model_norm(m, r, norm_behind(m, s ? s->xf : y, rstd), x);
+    sums_need(m, r, m->L + 1);
     if (!s) r->ops->linear_xent(r, loss, hit, ABSENT, ABSENT, y, logits_head(m, &m->w), tgt, NULL);
+    sums_rest(m);
     if (!s) losses_read(m, nll, loss, measuring(r));
     arena_release(&m->scratch, scratch);
     arena_release(&m->keep, keep);

@@ -42,6 +42,19 @@ typedef struct {
     void *ctx;
 } UnitHooks;
 
+/* Weights that a pass computes with in place of those that are stored, a unit at a time: sums with adapters
+ * (train/lora.h). The calls come in every pass, measured ones included, with its Run; `rest` at its end. */
+typedef struct {
+    void (*need)(void *ctx, Run *, int unit);  /* the pass is about to read m->w of the unit; after others, again */
+    void (*begin)(void *ctx, Run *, int unit); /* about to add to the gradients of m->g, */
+    void (*done)(void *ctx, Run *, int unit);  /* has added all */
+    void (*rest)(void *ctx);                   /* m->w is what is stored */
+    /* For files: to (REAL, with the host; ABSENT: only asked) = the sum in place of the tensor that is stored at
+     * `stored`; false: that has none. */
+    bool (*merge)(void *ctx, const void *stored, Tensor to);
+    void *ctx;
+} SumHooks;
+
 /* What a teacher made of a batch (model_states), and the losses of a student against it. In a pass that is measured
  * nothing has memory. Of the student's row i with a target, over its layers l in which both have a mixer's output
  * (attention) or over all (hidden):
@@ -69,19 +82,24 @@ typedef struct {
     bool dry;           /* measure only */
     bool states;        /* not train: passes are model_states alone, not model_loss */
     const Teach *teach; /* train: passes are model_teach with this; read while opening alone */
-    /* For inference: matrices (Fields.narrow) stay BF16 in memory, which wants a device with device_bf16; the cache
-     * keeps its rows as BF16. */
+    /* Not train: matrices (Fields.narrow) stay BF16 in memory; the cache keeps its rows as BF16. On the CPU products
+     * round their other operand where device_bf16 is on, and widen the matrix where it is not; CUDA wants it on. */
     bool narrow_weights, narrow_cache;
     /* Moments as BF16, but those of FIELD_F32 tensors; and which weights have second moments (NULL: all). */
     bool narrow_moments;
     bool (*second)(Tensor weight, unsigned flags);
-    /* Which weights have moments at all, by name; NULL: all. */
+    /* Which weights are trained, by name; NULL: all. The others have no moments, and matrices among them no gradient;
+     * vectors and kernels of convolutions keep theirs, which backward passes write in any case. */
     bool (*trained)(const void *ctx, const char *path);
     const void *trained_ctx;
+    /* Which matrices of those that are not trained are BF16 in memory, as all are by narrow_weights; NULL: none. */
+    bool (*stored_bf16)(const void *ctx, const char *path);
+    const void *stored_ctx;
     unsigned
         without; /* MODEL_GRADS, MODEL_MOMENTS: these have shapes alone; whoever asks for that has them elsewhere */
     /* What else will take scratch while nothing else does, such as the optimizer: called with a Run that measures,
-     * after weights, gradients and moments have their shapes. NULL: nothing. */
+     * after weights, gradients and moments have their shapes and before the passes are measured: it may set m->sums.
+     * NULL: nothing. */
     void (*measure)(Model *, Run *, void *ctx);
     void *measure_ctx;
 } ModelOpts;
@@ -110,6 +128,7 @@ struct Model {
     StatLoss *stat_loss;                 /* NULL: nobody asks */
     void *stat_ctx;
     const UnitHooks *units; /* NULL: nobody asks */
+    const SumHooks *sums;   /* NULL: weights are as they are stored */
 };
 
 /* Check the layer map and set up all regions (or measure them: opts.dry, then arenas' peak are the sizes). cfg is
@@ -133,6 +152,8 @@ void model_fields(const Model *, Weights *, Fields *);       /* Hugging Face nam
 void model_layer_fields(const Model *, int l, Weights *, Fields *);
 int model_units(const Model *); /* L + 2 */
 void model_unit_fields(const Model *, int unit, Weights *, Fields *);
+/* The places of all gradients of a unit, those of frozen matrices, too, which are ABSENT before and after. */
+void model_unit_grads(Model *, int unit, Fields *);
 void model_positions_field(const Model *, Weights *, Fields *);
 void model_norm_fields(const Model *, Weights *, Fields *);
 /* The same for moments, first or second, with their dtype; those that there are not become ABSENT and are not seen. */

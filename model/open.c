@@ -118,13 +118,13 @@ static void measure_passes(Model *m) {
     if (!N) return;
     int *all = xcalloc((size_t)N, sizeof *all);
     Batch b = {.B = B, .N = N, .off = all, .seq = all, .of = all, .pos = all, .first = all};
+    Run r = model_run(m);
+    if (m->opts.measure) m->opts.measure(m, &r, m->opts.measure_ctx);
     if (m->opts.train) model_teach(m, &b, all, all, NULL, NULL, m->opts.teach);
     if (m->opts.states)
         model_states(m, &b, all, TENSOR(NULL, REAL, N, m->cfg.d_model), NULL, NULL);
     else
         model_loss(m, &b, all, all, NULL);
-    Run r = model_run(m);
-    if (m->opts.measure) m->opts.measure(m, &r, m->opts.measure_ctx);
     free(all);
 }
 

@@ -98,7 +98,11 @@ typedef struct {
     const char *prefix;
     const StNames *names;
     Dtype as;
-    bool own;    /* instead of `as`: as it lies in memory */
+    bool own; /* instead of `as`: as it lies in memory */
+    /* May be NULL: gives the numbers that a tensor stored at `stored` has in the file, where those are others: true,
+     * and to (REAL; ABSENT: it is only asked) is filled. Model.sums of what is saved. */
+    bool (*merge)(void *ctx, const void *stored, Tensor to);
+    void *merge_ctx;
     Device *dev; /* where the tensors lie; NULL: with the host */
 } StList;
 /* Collect: every field as `as`, those with FIELD_F32 not narrower than F32; names get the prefix (NULL: ""). */
@@ -107,8 +111,7 @@ void st_add(StList *, const char *name, Tensor t, Dtype as);
 void st_add_part(StList *, const char *name, Tensor t, StPlace, Dtype as); /* all parts before it is written */
 void st_list_free(StList *);
 /* Write the list as the reference does: wide dtypes first, then by name; compact JSON padded to 8 bytes. Tensors are
- * F32 or F64 in memory and are rounded to nearest even; one that is BF16 in memory is stored as that. `meta`: key,
- * value, ..., NULL; {"format":"pt"} is always there.
+ * F32, F64 or BF16 in memory and are rounded to nearest even. `meta`: key, value, ..., NULL; {"format":"pt"} is always there.
  */
 bool st_write(const char *path, const StList *, const char *const *meta, Err *);
 /* The list as a model directory: model.safetensors, or, where the tensors take more than `limit` bytes (0: any number),

@@ -97,10 +97,37 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
     return ok;
 }
 
-/* The same from a device: one item at a time lies with the host. */
-static bool put_item(FileOut *o, const StItem *s, Device *dev, Err *e) {
+/* The same of numbers that are made for the file: all parts of a joined tensor are then REAL, in memory of their own. */
+static bool wants_merge(const StItem *s, const StList *l) {
+    for (int k = 0; l->merge && k < s->place.parts; k++)
+        if (l->merge(l->merge_ctx, s->part[k], ABSENT)) return true;
+    return false;
+}
+static bool put_merged(FileOut *o, const StItem *s, const StList *l, Err *e) {
     StItem view = *s;
+    const size_t n = tensor_count(s->t) / (size_t)s->place.parts;
+    real *room = xcalloc(n * (size_t)s->place.parts, sizeof *room);
+    for (int k = 0; k < s->place.parts; k++) {
+        Tensor part = TENSOR((void *)s->part[k], s->t.dtype, (int)n);
+        real *to = room + (size_t)k * n;
+        view.part[k] = to;
+        if (l->merge(l->merge_ctx, s->part[k], TENSOR(to, REAL, (int)n))) continue;
+        Tensor here = view_open(l->dev, part, true);
+        tensor_read(here, 0, n, to);
+        view_close(l->dev, part, here, false);
+    }
+    view.t.dtype = REAL;
+    view.t.p = room;
+    bool ok = put_data(o, &view, e);
+    free(room);
+    return ok;
+}
+/* The same from a device: one item at a time lies with the host. */
+static bool put_item(FileOut *o, const StItem *s, const StList *l, Err *e) {
+    StItem view = *s;
+    Device *dev = l->dev;
     Tensor part = ABSENT, copy[JOINED_MAX];
+    if (wants_merge(s, l)) return put_merged(o, s, l, e);
     if (!device_apart(dev)) return put_data(o, s, e);
     for (int k = 0; k < s->place.parts; k++) {
         CHECK(s->part[k], "%s: part %d was not given", s->name, k);
@@ -115,7 +142,7 @@ static bool put_item(FileOut *o, const StItem *s, Device *dev, Err *e) {
 }
 
 void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
-    CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64 || (t.dtype == BF16 && as == BF16)), "%s", name);
+    CHECK(present(t) && t.p && (t.dtype == F32 || t.dtype == F64 || t.dtype == BF16), "%s", name);
     CHECK(p.parts >= 1 && p.parts <= JOINED_MAX && p.part < p.parts && p.block > 0 && (p.parts == 1 || t.rank <= 2),
           "%s", name);
     Tensor all = t;
@@ -226,7 +253,7 @@ bool st_write(const char *path, const StList *l, const char *const *meta, Err *e
         unsigned char size[8];
         for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)len >> 8 * i);
         ok = file_begin(&o, path, e) && file_put(&o, size, 8, e) && file_put(&o, head, len, e);
-        for (int i = 0; ok && i < l->n; i++) ok = put_item(&o, &s[i], l->dev, e);
+        for (int i = 0; ok && i < l->n; i++) ok = put_item(&o, &s[i], l, e);
         ok = ok && file_commit(&o, e);
     }
     free(head);
@@ -294,7 +321,7 @@ static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e)
     bool ok = n <= SHARDS_MAX || err_input(e, "%s: shards of at most %zu bytes would be %d, at most %d are made", dir,
                                            limit, n, SHARDS_MAX);
     for (int k = 0; ok && k < n; k++) {
-        StList some = {.item = item, .dev = l->dev};
+        StList some = {.item = item, .dev = l->dev, .merge = l->merge, .merge_ctx = l->merge_ctx};
         for (int i = 0; i < l->n; i++)
             if (shard[i] == k) item[some.n++] = l->item[i];
         char *path = st_shard_name(dir, k, n);

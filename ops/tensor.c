@@ -57,10 +57,11 @@ void tensor_read(Tensor t, size_t at, size_t n, real *to) {
 void field_declare(Fields *f, Tensor *t, const char *name, unsigned flags, int rank, const int n[]) {
     char path[192];
     const bool halved = t->halved;
+    snprintf(path, sizeof path, "%s%s", f->scope, name);
     *t = tensor_make(t->p, REAL, rank, n);
     t->halved = halved;
     const bool matrix = rank == 2 && tensor_count(*t) >= NARROW_LEAST;
-    if (!(flags & (FIELD_F32 | FIELD_STEADY)) && (f->half || (f->narrow && matrix))) t->dtype = BF16;
-    snprintf(path, sizeof path, "%s%s", f->scope, name);
+    const bool narrow = f->narrow && matrix && (!f->only || f->only(f->only_ctx, path));
+    if (!(flags & (FIELD_F32 | FIELD_STEADY)) && (f->half || narrow)) t->dtype = BF16;
     f->see(f, t, path, flags);
 }

@@ -86,7 +86,9 @@ struct Fields {
     void *ctx;
     char scope[96]; /* prefix of the names below: "model.layers.3." */
     bool narrow;    /* matrices of NARROW_LEAST numbers and more are BF16, but those of FIELD_F32 and FIELD_STEADY */
-    bool half;      /* of activations: all are BF16, but those of FIELD_F32 and FIELD_STEADY */
+    bool (*only)(const void *ctx, const char *path); /* with `narrow`: which matrices, by name; NULL: all */
+    const void *only_ctx;
+    bool half; /* of activations: all are BF16, but those of FIELD_F32 and FIELD_STEADY */
 };
 /* Smaller matrices gain nothing by bf16: neither in memory nor in a product. */
 enum { NARROW_LEAST = 64 * 32 };

@@ -10,7 +10,7 @@ static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
         snprintf(s->p[s->n].name, sizeof s->p->name, "%s", path);
         s->n++;
     }
-    while (s->role >= PARAM_M && s->at < s->n && strcmp(s->p[s->at].name, path)) s->at++;
+    while (s->role >= PARAM_GRAD && s->at < s->n && strcmp(s->p[s->at].name, path)) s->at++;
     CHECK(s->at < s->n, "%s: one field more than there are weights", path);
     Param *p = &s->p[s->at++];
     CHECK(!strcmp(p->name, path), "%s where the weights have %s", path, p->name);
@@ -34,6 +34,7 @@ void params_check(const Params *s, bool (*second)(Tensor weight, unsigned flags)
         for (int role = 0; role < PARAM_ROLES; role++) {
             const Param *p = &s->p[i];
             bool wanted = role < PARAM_M || (!p->frozen && (role != PARAM_V || !second || second(p->t[0], p->flags)));
+            if (role == PARAM_GRAD && p->frozen) continue; /* matrices have none */
             CHECK(present(p->t[role]) == wanted, "%s: role %d was %svisited", p->name, role, wanted ? "not " : "");
         }
 }

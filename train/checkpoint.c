@@ -183,6 +183,7 @@ static bool settings_check(const char *dir, Config *now, int64_t step, Err *e) {
         config_adopt(now, saved);
         ok = config_resumable(saved, now, step, e);
         if (ok) config_dtype(now, config_stage(saved, config_stage_at(saved, step)).cfg->train.dtype);
+        if (ok && saved->train.frozen_dtype != DTYPE_AUTO) config_frozen_dtype(now, saved->train.frozen_dtype);
         config_free(saved);
     }
     free(path);
@@ -321,6 +322,7 @@ static bool lora_load(Trainer *t, const char *dir, Err *e) {
     if (!ok) return false;
     st_load_begin(&l, &st, "base.", e);
     l.dev = t->lora.dev;
+    l.round = true; /* bases in bf16 of a checkpoint that has them in f32 */
     Fields f = st_loader(&l);
     lora_bases(&t->lora, &f);
     ok = st_load_end(&l, nothing_else);

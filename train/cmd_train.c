@@ -351,10 +351,13 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
         char where[240];
         if (t->cfg->optim.schedule_by == SCHEDULE_BY_TIME) most = fmax(1, most - t->before);
         progress_open(&t->progress, cli, t->state.step, cfg->train.steps, most);
-        progress_say(&t->progress, "%s: %zu parameters, %s from step %lld of %lld%s, %d thread%s (%s, %s)%s",
-                     t->dir.path, model_params(&t->model), start_dir ? "resumed" : "training", (long long)t->state.step,
-                     (long long)cfg->train.steps, say, device_threads(t->dev), device_threads(t->dev) == 1 ? "" : "s",
-                     device_isa(t->dev), t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32",
+        char trained[96];
+        plan_trained(t, trained);
+        progress_say(&t->progress, "%s: %zu parameters%s%s%s, %s from step %lld of %lld%s, %d thread%s (%s, %s)%s",
+                     t->dir.path, model_params(&t->model), *trained ? " (" : "", trained, *trained ? ")" : "",
+                     start_dir ? "resumed" : "training", (long long)t->state.step, (long long)cfg->train.steps, say,
+                     device_threads(t->dev), device_threads(t->dev) == 1 ? "" : "s", device_isa(t->dev),
+                     t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32",
                      device_said(t->dev, cfg, where));
         record_say(t);
         feed_say(t);

@@ -22,8 +22,12 @@ static void sum(const Dist *d, real *to, const real *from, size_t n) {
 
 typedef struct {
     Dist *d;
-    int i; /* of all: the fields of a unit come in its order */
+    int i; /* of all: the fields of a unit come in its order, those without a gradient are left out */
 } Walk;
+static int walk_to(Walk *x, const char *path) {
+    while (strcmp(x->d->all.p[x->i].name, path)) CHECK(++x->i < x->d->all.n, "%s", path);
+    return x->i++;
+}
 
 /* Resident sums are added to, or written by the first micro-batch itself. */
 static bool staged(const Dist *d) { return !d->in_place && (d->stage >= 2 || d->micro > 0); }
@@ -32,8 +36,8 @@ static bool last(const Dist *d) { return d->micro + 1 == d->micros; }
 static void see_pack(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Walk *x = f->ctx;
     const Dist *d = x->d;
-    const DistPlace *at = &d->place[x->i++];
-    (void)path, (void)flags;
+    const DistPlace *at = &d->place[walk_to(x, path)];
+    (void)flags;
     if (at->owner == DIST_NONE) return;
     if (!d->bf16) {
         dist_copy(d, d->buf + at->at, R(*t), tensor_count(*t));
@@ -49,15 +53,15 @@ static void see_pack(Fields *f, Tensor *t, const char *path, unsigned flags) {
 }
 static void see_add(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Walk *x = f->ctx;
-    const Param *p = &x->d->all.p[x->i++];
+    const Param *p = &x->d->all.p[walk_to(x, path)];
     Run r = run_make(x->d->m->dev, &x->d->m->scratch);
-    (void)path, (void)flags;
+    (void)flags;
     if (present(*t)) r.ops->add(&r, p->t[PARAM_GRAD], *t);
 }
 static void see_home(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Walk *x = f->ctx;
-    (void)path, (void)flags;
-    t->p = x->d->all.p[x->i++].t[PARAM_GRAD].p;
+    (void)flags;
+    t->p = x->d->all.p[walk_to(x, path)].t[PARAM_GRAD].p;
 }
 static void visit(Dist *d, int unit, void (*see)(Fields *, Tensor *, const char *, unsigned)) {
     Walk x = {d, d->unit[unit].first};

@@ -1,4 +1,5 @@
 #include "freeze.h"
+#include "trainer.h"
 #include <fnmatch.h>
 
 static bool matches(const Texts *globs, const char *path) {
@@ -11,6 +12,13 @@ bool freeze_trained(const void *config, const char *path) {
     const TrainCfg *c = &((const Config *)config)->train;
     if (((const Config *)config)->lora.rank) return false;
     return (!c->train_only.n || matches(&c->train_only, path)) && !matches(&c->freeze, path);
+}
+
+bool freeze_stored(const void *trainer, const char *path) {
+    const Trainer *t = trainer;
+    for (int k = 0; k <= t->stage; k++)
+        if (freeze_trained(config_stage(t->run, k).cfg, path)) return false;
+    return true;
 }
 
 static bool trained(const Model *m, const char *path) {

@@ -1,16 +1,16 @@
 #include "lora.h"
-#include "../ops/half.h"
 #include "../ops/host.h"
 #include <fnmatch.h>
 
 /* ---- declaring ------------------------------------------------------------------------------------------------------
  */
 
+static void hook(Lora *);
 typedef struct {
     Lora *l;
     const LoraCfg *c;
     const char *glob; /* of a search */
-    int found, at;
+    int found, at, unit;
 } Visit;
 
 static bool wanted(const LoraCfg *c, const char *path) {
@@ -25,13 +25,15 @@ static void see_weight(Fields *f, Tensor *t, const char *path, unsigned flags) {
     if (t->rank != 2 || !wanted(v->c, path)) return;
     l->part = xrealloc(l->part, (size_t)l->n + 1, sizeof *l->part);
     LoraPart *p = &l->part[l->n++];
-    *p = (LoraPart){.w = *t};
+    *p = (LoraPart){.w = t, .base = *t, .unit = v->unit};
+    p->sum = TENSOR(NULL, REAL, t->n[0], t->n[1]);
+    p->dw = p->sum;
     snprintf(p->name, sizeof p->name, "%s", path);
 }
 static void see_grad(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Visit *v = f->ctx;
     (void)flags;
-    if (v->at < v->l->n && !strcmp(v->l->part[v->at].name, path)) v->l->part[v->at++].g = *t;
+    if (v->at < v->l->n && !strcmp(v->l->part[v->at].name, path)) v->l->part[v->at++].g = t;
 }
 
 typedef struct {
@@ -57,51 +59,79 @@ void lora_fields(Lora *l, ParamRole role, Fields *to) {
         int rank = p->a[0].n[0], n = (int)strlen(p->name) - (int)strlen(".weight");
         CHECK(n > 0 && n < (int)sizeof f->scope - 1, "the name %s", p->name);
         snprintf(f->scope, sizeof f->scope, "%.*s.", n, p->name);
-        field(f, &p->a[role], "lora_A.weight", FIELD_OWN, rank, p->w.n[1]);
-        field(f, &p->b[role], "lora_B.weight", FIELD_OWN, p->w.n[0], rank);
+        field(f, &p->a[role], "lora_A.weight", FIELD_OWN, rank, p->base.n[1]);
+        field(f, &p->b[role], "lora_B.weight", FIELD_OWN, p->base.n[0], rank);
     }
     f->scope[0] = 0;
 }
 void lora_bases(Lora *l, Fields *f) {
     f->scope[0] = 0;
-    for (int i = 0; i < l->n; i++) field(f, &l->part[i].base, l->part[i].name, 0, l->part[i].w.n[0], l->part[i].w.n[1]);
+    for (int i = 0; i < l->n; i++) f->see(f, &l->part[i].base, l->part[i].name, 0);
+}
+size_t lora_params(const Lora *l) {
+    size_t n = 0;
+    for (int i = 0; i < l->n; i++) n += tensor_count(l->part[i].a[0]) + tensor_count(l->part[i].b[0]);
+    return n;
 }
 
 static void place(Lora *l) {
     Fields f = arena_placer(&l->state);
-    lora_bases(l, &f);
     lora_fields(l, PARAM_WEIGHT, &f);
     lora_fields(l, PARAM_M, &f);
     lora_fields(l, PARAM_V, &f);
 }
+static bool in_layer(const Lora *l, int unit) { return unit > 0 && unit < l->units - 1; }
+static void place_sums(Lora *l, int unit) {
+    for (int i = 0; i < l->n; i++) {
+        LoraPart *p = &l->part[i];
+        if (p->unit != unit) continue;
+        p->sum.p = arena_take(&l->sums, tensor_bytes(p->sum), p->name);
+        p->dw.p = arena_take(&l->sums, tensor_bytes(p->dw), p->name);
+    }
+}
+/* All layers have theirs at one place. */
 static void place_grads(Lora *l) {
     Fields f = arena_placer(&l->grads);
     lora_fields(l, PARAM_GRAD, &f);
+    place_sums(l, 0);
+    place_sums(l, l->units - 1);
+    for (int u = 1; u < l->units - 1; u++) {
+        Mark mark = arena_mark(&l->sums);
+        place_sums(l, u);
+        arena_release(&l->sums, mark);
+    }
 }
 
 void lora_declare(Lora *l, Model *m, const LoraCfg *c) {
     Visit v = {.l = l, .c = c};
     *l = (Lora){.opts = &m->opts,
                 .dev = m->dev,
+                .units = model_units(m),
+                .at = -1,
                 .state = {.name = "adapters"},
-                .grads = {.name = "adapters' gradients"}};
+                .grads = {.name = "adapters' gradients"},
+                .sums = {.name = "sums of a layer"}};
     if (!c->rank) return;
     l->scale = c->alpha / c->rank;
-    Fields f = {.see = see_weight, .ctx = &v};
-    model_fields(m, &m->w, &f);
-    f = (Fields){.see = see_grad, .ctx = &v};
-    model_fields(m, &m->g, &f);
+    for (v.unit = 0; v.unit < l->units; v.unit++) {
+        Fields f = {.see = see_weight, .ctx = &v}, g = {.see = see_grad, .ctx = &v};
+        model_unit_fields(m, v.unit, &m->w, &f);
+        model_unit_grads(m, v.unit, &g);
+    }
     CHECK(v.at == l->n, "%d gradients of %d matrices", v.at, l->n);
     for (int i = 0; i < l->n; i++) l->part[i].a[0].n[0] = c->rank;
     place(l);
     place_grads(l);
+    hook(l);
+    m->sums = &l->hooks;
 }
 
 bool lora_open(Lora *l, Err *e) {
     if (!l->n) return true;
     const Memory *home = device_memory(l->dev, false);
     if (!arena_open_at(&l->state, home, "adapters", l->state.peak, false, e) ||
-        !arena_open_at(&l->grads, home, "adapters' gradients", l->grads.peak, false, e))
+        !arena_open_at(&l->grads, home, "adapters' gradients", l->grads.peak, false, e) ||
+        !arena_open_at(&l->sums, home, "sums of a layer", l->sums.peak, l->opts->poison, e))
         return false;
     place(l);
     place_grads(l);
@@ -111,6 +141,7 @@ bool lora_open(Lora *l, Err *e) {
 void lora_close(Lora *l) {
     arena_close(&l->state);
     arena_close(&l->grads);
+    arena_close(&l->sums);
     free(l->part);
     *l = (Lora){0};
 }
@@ -140,8 +171,9 @@ bool lora_check(const Lora *l, const Model *m, const Config *c, int ranks, Err *
     if (!l->n) return err_input(e, "lora.targets: expected globs of tensors' names, got none");
     for (int i = 0; i < l->n; i++) {
         const LoraPart *p = &l->part[i];
-        if (o->rank > imin(p->w.n[0], p->w.n[1]))
-            return err_input(e, "lora.rank: %d is more than %s (%d,%d) has", o->rank, p->name, p->w.n[0], p->w.n[1]);
+        if (o->rank > imin(p->base.n[0], p->base.n[1]))
+            return err_input(e, "lora.rank: %d is more than %s (%d,%d) has", o->rank, p->name, p->base.n[0],
+                             p->base.n[1]);
     }
     for (int k = 0; k < m->L; k++)
         if (m->layer[k].kind->mixer->stage_end)
@@ -175,8 +207,7 @@ void lora_begin(Lora *l, uint64_t seed) {
         LoraPart *p = &l->part[i];
         uint64_t key = rng_name(rng_mix(seed, rng_name(0, "adapters")), p->name);
         size_t n = tensor_count(p->a[0]);
-        double bound = 1 / sqrt(p->w.n[1]);
-        device_copy(l->dev, p->base.p, p->w.p, tensor_bytes(p->w));
+        double bound = 1 / sqrt(p->base.n[1]);
         Tensor a = view_open(l->dev, p->a[0], false);
         for (size_t k = 0; k < n; k++) R(a)[k] = (real)(bound * (2 * rng_uniform(key, k) - 1));
         view_close(l->dev, p->a[0], a, true);
@@ -188,42 +219,123 @@ void lora_begin(Lora *l, uint64_t seed) {
     }
 }
 
-void lora_gradients(Run *r, Lora *l) {
+void lora_zero_grad(Lora *l) {
+    Fields zero = fields_zero_at(l->dev);
+    lora_fields(l, PARAM_GRAD, &zero);
+}
+
+/* s B, in scratch. */
+static Tensor scaled(Run *r, const Lora *l, const LoraPart *p) {
+    Tensor b = SCRATCH(r, "scaled B", p->b[0].n[0], p->b[0].n[1]);
+    r->ops->copy(r, b, p->b[0]);
+    r->ops->axpby(r, b, 0, b, l->scale);
+    return b;
+}
+static void rest(void *ctx) {
+    Lora *l = ctx;
+    for (int i = 0; i < l->n; i++) *l->part[i].w = l->part[i].base;
+    l->at = -1;
+}
+static void need(void *ctx, Run *r, int unit) {
+    Lora *l = ctx;
+    const bool layer = in_layer(l, unit);
+    if (layer && l->at == unit) return;
     for (int i = 0; i < l->n; i++) {
         LoraPart *p = &l->part[i];
-        Tensor da = p->a[PARAM_GRAD], db = p->b[PARAM_GRAD];
-        r->ops->zero(r, da);
-        r->ops->linear_backward(r, ABSENT, da, ABSENT, p->b[0], p->g, p->a[0]); /* B^T dW */
-        r->ops->linear(r, db, p->g, p->a[0], ABSENT);                           /* dW A^T */
-        r->ops->axpby(r, da, 0, da, l->scale);
-        r->ops->axpby(r, db, 0, db, l->scale);
+        if (layer && p->unit == l->at) *p->w = p->base; /* whose memory is wanted now */
+        if (p->unit != unit) continue;
+        Mark mark = arena_mark(r->scratch);
+        Tensor b = scaled(r, l, p);
+        r->ops->copy(r, p->sum, p->base);
+        r->ops->linear_backward(r, p->sum, ABSENT, ABSENT, b, p->base, p->a[0]); /* += s B A */
+        *p->w = p->sum;
+        arena_release(r->scratch, mark);
+    }
+    if (layer) l->at = unit;
+}
+static void begin(void *ctx, Run *r, int unit) {
+    Lora *l = ctx;
+    CHECK(!in_layer(l, unit) || l->at == unit, "gradients of unit %d beside sums of %d", unit, l->at);
+    for (int i = 0; i < l->n; i++) {
+        LoraPart *p = &l->part[i];
+        if (p->unit != unit) continue;
+        r->ops->zero(r, p->dw);
+        *p->g = p->dw;
+    }
+}
+static void done(void *ctx, Run *r, int unit) {
+    Lora *l = ctx;
+    for (int i = 0; i < l->n; i++) {
+        LoraPart *p = &l->part[i];
+        if (p->unit != unit) continue;
+        Mark mark = arena_mark(r->scratch);
+        r->ops->linear_backward(r, ABSENT, p->a[PARAM_GRAD], ABSENT, scaled(r, l, p), p->dw, p->a[0]); /* s B^T dW */
+        Tensor db = SCRATCH(r, "dW A^T", p->b[0].n[0], p->b[0].n[1]);
+        r->ops->linear(r, db, p->dw, p->a[0], ABSENT);
+        r->ops->axpby(r, p->b[PARAM_GRAD], l->scale, db, 1);
+        *p->g = ABSENT;
+        arena_release(r->scratch, mark);
     }
 }
 
-void lora_apply(Run *r, Lora *l) {
-    for (int i = 0; i < l->n; i++) {
-        LoraPart *p = &l->part[i];
-        Mark mark = arena_mark(r->scratch);
-        Tensor b = SCRATCH(r, "scaled B", p->b[0].n[0], p->b[0].n[1]);
-        r->ops->copy(r, b, p->b[0]);
-        r->ops->axpby(r, b, 0, b, l->scale);
-        r->ops->copy(r, p->w, p->base);
-        r->ops->linear_backward(r, p->w, ABSENT, ABSENT, b, p->base, p->a[0]); /* += s B A */
-        arena_release(r->scratch, mark);
+/* Rows of the sum in the order of A's, whatever the number of threads. */
+void lora_merge(const Lora *l, int i, Tensor to) {
+    const LoraPart *p = &l->part[i];
+    const int O = p->base.n[0], I = p->base.n[1], rank = p->a[0].n[0];
+    const real *a = R(p->a[0]), *b = R(p->b[0]);
+    CHECK(tensor_count(to) == tensor_count(p->base), "%s", p->name);
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < O; o++) {
+        real *row = R(to) + (size_t)o * (size_t)I;
+        tensor_read(p->base, (size_t)o * (size_t)I, (size_t)I, row);
+        for (int k = 0; k < rank; k++) {
+            const real s = (real)l->scale * b[(size_t)o * (size_t)rank + (size_t)k], *from = a + (size_t)k * (size_t)I;
+            for (int j = 0; j < I; j++) row[j] += s * from[j];
+        }
     }
-    if (!measuring(r)) half_refresh(r->dev);
 }
+/* Of a part whose numbers lie on a device: with copies of them. */
+static bool merge(void *ctx, const void *stored, Tensor to) {
+    const Lora *l = ctx;
+    int i = 0;
+    while (i < l->n && l->part[i].base.p != stored) i++;
+    if (i == l->n) return false;
+    if (!present(to)) return true;
+    LoraPart own = l->part[i];
+    const Lora one = {.n = 1, .part = &own, .scale = l->scale};
+    own.base = view_open(l->dev, l->part[i].base, true);
+    own.a[0] = view_open(l->dev, l->part[i].a[0], true);
+    own.b[0] = view_open(l->dev, l->part[i].b[0], true);
+    lora_merge(&one, 0, to);
+    view_close(l->dev, l->part[i].base, own.base, false);
+    view_close(l->dev, l->part[i].a[0], own.a[0], false);
+    view_close(l->dev, l->part[i].b[0], own.b[0], false);
+    return true;
+}
+static void hook(Lora *l) { l->hooks = (SumHooks){need, begin, done, rest, merge, l}; }
 
 /* ---- a copy ---------------------------------------------------------------------------------------------------------
  */
 
-bool lora_copy_open(Lora *c, const Lora *l, bool dry, Err *e) {
+static void see_base(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Visit *v = f->ctx;
+    (void)flags;
+    if (v->at < v->l->n && !strcmp(v->l->part[v->at].name, path)) v->l->part[v->at++].base = *t;
+}
+bool lora_copy_open(Lora *c, const Lora *l, Model *view, bool dry, Err *e) {
     *c = *l;
-    c->state = (Arena){.name = "adapters' copy"}, c->grads = (Arena){0};
+    c->state = (Arena){.name = "adapters' copy"}, c->grads = c->sums = (Arena){0};
     c->dev = NULL;
     c->part = xcalloc((size_t)l->n + 1, sizeof *c->part);
-    if (l->n) memcpy(c->part, l->part, (size_t)l->n * sizeof *c->part);
+    view->sums = NULL;
     if (!l->n) return true;
+    memcpy(c->part, l->part, (size_t)l->n * sizeof *c->part);
+    Visit v = {.l = c};
+    Fields f = {.see = see_base, .ctx = &v};
+    model_fields(view, &view->w, &f);
+    CHECK(v.at == c->n, "%d of %d matrices", v.at, c->n);
+    hook(c);
+    view->sums = &c->hooks;
     place(c);
     if (dry) return true;
     if (!arena_open(&c->state, "adapters' copy", c->state.peak, false, e)) {
@@ -242,7 +354,6 @@ void lora_copy_take(Lora *c, const Lora *l) {
     if (l->n && !device_apart(l->dev)) memcpy(c->state.base, l->state.base, l->state.used);
     for (int i = 0; i < l->n && device_apart(l->dev); i++) {
         const LoraPart *to = &c->part[i], *from = &l->part[i];
-        read_tensor(l->dev, to->base, from->base);
         for (int k = 0; k < 3; k++) {
             read_tensor(l->dev, to->a[kept[k]], from->a[kept[k]]);
             read_tensor(l->dev, to->b[kept[k]], from->b[kept[k]]);

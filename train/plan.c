@@ -24,10 +24,15 @@ static const char *grouped(size_t v, char buf[32]) {
     return buf;
 }
 
-static size_t trained(const Trainer *t) {
-    size_t n = t->lora.n ? 0 : freeze_count(&t->model);
-    for (int i = 0; i < t->lora.n; i++) n += tensor_count(t->lora.part[i].a[0]) + tensor_count(t->lora.part[i].b[0]);
-    return n;
+static size_t trained(const Trainer *t) { return t->lora.n ? lora_params(&t->lora) : freeze_count(&t->model); }
+const char *plan_trained(const Trainer *t, char buf[96]) {
+    char some[32], all[32];
+    size_t n = model_params(&t->model), of = trained(t);
+    *buf = 0;
+    if (of != n)
+        snprintf(buf, 96, "trained %s of %s, %.1f %%", grouped(of, some), grouped(n, all),
+                 100.0 * (double)of / (double)n);
+    return buf;
 }
 
 /* By the theory of rings. The gradients of the last micro-batch travel beside its backward pass, which is two thirds of
@@ -93,13 +98,23 @@ static json_t *stage_json(const Trainer *t, const Regions *r, const Passes *p) {
                      (json_int_t)(per_step * c->train.steps), "passes", p->passes, "memory", regions_json(r));
 }
 
+static void memory_line(FILE *f, const char *name, size_t bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    char a[32];
+    double v = (double)bytes;
+    int unit = 0;
+    while (v >= 1024 && unit < 4) v /= 1024, unit++;
+    fprintf(f, "  %-20s %20s %8.*f %s\n", name, grouped(bytes, a), unit ? 2 : 0, v, units[unit]);
+}
 static void stage_text(const Trainer *t, const Regions *r, const Passes *p, FILE *f) {
     const Config *c = t->cfg;
     Cost cost = cost_model(&t->model, c->data.seq_len);
     int64_t per_step = (int64_t)c->train.batch * c->data.seq_len;
     char a[32], b[32];
     fprintf(f, "parameters        %s\n", grouped(cost.params, a));
-    if (trained(t) != cost.params) fprintf(f, "trained           %s\n", grouped(trained(t), a));
+    if (trained(t) != cost.params)
+        fprintf(f, "trained           %s (%.1f %%)\n", grouped(trained(t), a),
+                100.0 * (double)trained(t) / (double)cost.params);
     fprintf(f, "tokens per step   %s = %d samples of %d, %d at once\n", grouped((size_t)per_step, a), c->train.batch,
             c->data.seq_len, c->train.micro_batch);
     fprintf(f, "tokens            %s in %s steps\n", grouped((size_t)(per_step * c->train.steps), a),
@@ -118,8 +133,11 @@ static void stage_text(const Trainer *t, const Regions *r, const Passes *p, FILE
                 grouped((size_t)t->teacher.flops, a));
     if (t->dist.world > 1) ranks_text(t, f);
     fprintf(f, t->dist.world > 1 ? "memory of rank 0, which has most, bytes\n" : "memory, bytes\n");
-    for (int i = 0; i < r->n; i++) fprintf(f, "  %-18s %20s\n", r->region[i].name, grouped(r->region[i].bytes, a));
-    fprintf(f, "  %-18s %20s  (%.1f MiB)\n", "total", grouped(r->total, a), (double)r->total / (1 << 20));
+    for (int i = 0; i < r->n; i++) {
+        const char *name = r->region[i].name;
+        memory_line(f, strcmp(name, "tokens") ? name : "ids of the text", r->region[i].bytes);
+    }
+    memory_line(f, "total", r->total);
 }
 
 bool plan_print(Trainer *t, Config *run, bool json, FILE *f, Err *e) {

@@ -55,7 +55,11 @@ typedef struct {
     Err *e;
 } Work;
 
-static void begin(void *ctx) { dist_begin(&((Work *)ctx)->t->dist); }
+static void begin(void *ctx) {
+    Trainer *t = ((Work *)ctx)->t;
+    dist_begin(&t->dist);
+    lora_zero_grad(&t->lora);
+}
 void record_begin(Trainer *t) {
     Work w = {.t = t};
     graphs_run(t->graphs, KEY_BEGIN, begin, &w);
@@ -79,7 +83,6 @@ static void clip(void *ctx) {
     Work *w = ctx;
     const OptimCfg *o = &w->t->cfg->optim;
     if (w->t->lora.n) {
-        lora_gradients(w->run, &w->t->lora);
         w->clip = clip_norm(w->run, &w->t->adapters, o->clip);
         w->ok = true;
     } else {
@@ -99,7 +102,6 @@ static void update(void *ctx) {
     w->ok = true;
     if (t->lora.n) {
         optimizer_step(w->run, &t->adapters, w->how, w->lr, w->gscale, w->number);
-        lora_apply(w->run, &t->lora);
     } else {
         w->ok = dist_step(&t->dist, w->run, w->how, w->lr, w->gscale, w->number, w->e);
     }
@@ -116,7 +118,6 @@ bool record_apart(const Trainer *t) {
 static void step(void *ctx) {
     Work *w = ctx;
     Trainer *t = w->t;
-    if (t->lora.n) lora_gradients(w->run, &t->lora);
     clip_there(w->run, t->lora.n ? &t->adapters : t->dist.trained, t->losses.square);
     update(w);
 }

@@ -33,7 +33,8 @@ static bool copies_open(Saver *s, Trainer *t, Err *e) {
     if (!s->async) return true;
     if (s->shared && !dist_aside_open(&s->moments, &t->dist, t->dry, e)) return false;
     if (!trainer_writes(t)) return true;
-    return model_copy_open(&s->copy, &t->model, t->dry, e) && lora_copy_open(&s->lora, &t->lora, t->dry, e);
+    return model_copy_open(&s->copy, &t->model, t->dry, e) &&
+           lora_copy_open(&s->lora, &t->lora, &s->copy.view, t->dry, e);
 }
 
 bool saver_open(Trainer *t, Err *e) {

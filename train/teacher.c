@@ -61,7 +61,6 @@ static void see_hash(Fields *f, Tensor *t, const char *path, unsigned flags) {
     enum { PIECE = 1 << 16 };
     Hash *h = f->ctx;
     Tensor view = view_open(h->dev, *t, true);
-    const real *x = R(view);
     size_t n = tensor_count(*t), pieces = (n + PIECE - 1) / PIECE;
     uint64_t *part = xcalloc(pieces + 1, sizeof *part);
     (void)flags;
@@ -70,7 +69,9 @@ static void see_hash(Fields *f, Tensor *t, const char *path, unsigned flags) {
         size_t end = zmin(n, (p + 1) * PIECE);
         for (size_t i = p * PIECE; i < end; i++) {
             uint64_t bits = 0;
-            memcpy(&bits, &x[i], sizeof x[i]);
+            real x; /* as `real`, whatever it is in memory */
+            tensor_read(view, i, 1, &x);
+            memcpy(&bits, &x, sizeof x);
             part[p] = (part[p] ^ bits) * 0x100000001b3u;
         }
     }
@@ -93,6 +94,7 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     const int b = t->cfg->train.micro_batch, N = b * t->cfg->data.seq_len;
     ModelOpts o = {.max_rows = N, .max_samples = b, .dry = t->dry, .states = true};
     if (!model_dir_resolve(c->path, s->dir, e) || !hf_config_read(s->dir, &s->cfg, e) || !fits(t, s, e) ||
+        !trainer_stores_bf16(t, "teacher.dtype", c->dtype, s->dir, &o.narrow_weights, e) ||
         !model_open(&s->model, t->dev, &s->cfg, o, e))
         return false;
     model_plan(&s->model, t->cfg->data.seq_len);

@@ -6,7 +6,9 @@
 #include "../ops/text.h"
 #include "../infer/bench.h"
 #include "../infer/generate.h"
+#include "../model/cli.h"
 #include "../model/cost.h"
+#include "../model/hf.h"
 #include "../optim/clip.h"
 #include "../optim/schedule.h"
 #include "../optim/step.h"
@@ -97,11 +99,10 @@ static void measure_step(Model *m, Run *r, void *trainer) {
         adapters_collect(&p, m, &t->lora);
     else
         params_collect(&p, m);
-    lora_gradients(r, &t->lora);
-    lora_apply(r, &t->lora);
     /* With the moments spread over ranks sums are of parts of a tensor, and before a checkpoint of all of it. */
     bool parts = comm_live(t->comm) && t->run->dist.stage;
-    for (int i = 0; parts && i < p.n; i++) r->ops->sumsq(r, p.p[i].t[PARAM_WEIGHT]);
+    for (int i = 0; parts && i < p.n; i++)
+        if (!p.p[i].frozen) r->ops->sumsq(r, p.p[i].t[PARAM_WEIGHT]);
     if (!parts) clip_norm(r, &p, 0);
     optimizer_step(r, &p, &c, 0, 1, 1);
     params_free(&p);
@@ -119,6 +120,25 @@ static bool dtype_choose(Trainer *t, Err *e) {
     }
     return (*own == DTYPE_F32 || device_bf16(t->dev, true, e)) &&
            device_attention(t->dev, (AttentionBy)t->cfg->train.attention, e);
+}
+
+/* Matrices in bf16 take products whose operands are: those of CUDA in f32 do not widen them. */
+bool trainer_stores_bf16(Trainer *t, const char *key, int dtype, const char *dir, bool *yes, Err *e) {
+    const bool able = !device_apart(t->dev) || t->cfg->train.dtype == DTYPE_BF16;
+    *yes = dtype == DTYPE_BF16 || (dtype == DTYPE_AUTO && able && *dir && hf_is_bf16(dir));
+    return able || !*yes ||
+           err_input(e, "%s: bf16 on device cuda takes products in bf16, which train.dtype f32 excludes; give f32",
+                     key);
+}
+static bool frozen_choose(Trainer *t, bool *bf16, Err *e) {
+    char dir[4096] = "";
+    if (*t->run->init_from && !model_dir_resolve(t->run->init_from, dir, NULL)) *dir = 0; /* told elsewhere */
+    if (!trainer_stores_bf16(t, "train.frozen_dtype", t->run->train.frozen_dtype, dir, bf16, e)) return false;
+    int choice[2] = {*bf16 ? DTYPE_BF16 : DTYPE_F32, 0}; /* files may differ between ranks: the first one's count */
+    if (t->comm && t->comm->ops && !dist_tell(t->comm, "train.frozen_dtype", choice, sizeof choice, e)) return false;
+    config_frozen_dtype(t->run, choice[0]);
+    *bf16 = choice[0] == DTYPE_BF16;
+    return true;
 }
 
 static bool sharding_open(Trainer *t, Err *e) {
@@ -172,12 +192,19 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
                    .measure_ctx = t};
     char name[DEVICE_NAME_MAX], device[16] = "cpu"; /* a rank computes on the device of its number on this host */
     if (trainer_on_gpu(cfg)) snprintf(device, sizeof device, "cuda:%d", t->comm ? t->comm->local : 0);
+    bool bf16 = false;
     if (!dist_divides(t->comm, c->batch, c->micro_batch, e) || !feed_tokenizer(t, e)) return false;
     if (!feed_vocab(t, e) || !device_bind(name, device, cfg->run.isa, e) ||
         !device_open(&t->dev, name, cfg->threads ? cfg->threads : cfg->run.threads, e) ||
         (*cfg->run.tuning && !device_tuning(t->dev, cfg->run.tuning, e)) || !dtype_choose(t, e) ||
-        !feed_open_text(t, e) || !trainer_measure_peak(t, e) || !teacher_open(t, &o, e) ||
-        !model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
+        !frozen_choose(t, &bf16, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) ||
+        !teacher_open(t, &o, e)) {
+        trainer_close(t);
+        return false;
+    }
+    o.stored_bf16 = bf16 ? freeze_stored : NULL;
+    o.stored_ctx = t;
+    if (!model_open(&t->model, t->dev, &cfg->model, o, e) || !freeze_check(&t->model, cfg, e) ||
         !lora_check(&t->lora, &t->model, cfg, dist_world(t->comm), e) || (!dry && !lora_open(&t->lora, e)) ||
         !sharding_open(t, e) || !buffers_open(t, e) || !samples_open(t, e) || !saver_open(t, e)) {
         trainer_close(t);
@@ -262,6 +289,7 @@ void trainer_regions(const Trainer *t, bool peaks, Regions *r) {
                {"unit_gradients", &d->units, NULL, true},
                {"adapters", &t->lora.state, NULL, true},
                {"adapter_gradients", &t->lora.grads, NULL, true},
+               {"sums_of_a_layer", &t->lora.sums, NULL, true},
                {"teacher_weights", &teacher->aw, NULL, false},
                {"teacher_weights_bf16", &teacher->ah, NULL, true},
                {"teacher_activations", &teacher->keep, NULL, false},

@@ -36,7 +36,7 @@ typedef struct {
     int format; /* of the files that it was read from */
 } TrainState;
 
-enum { REGIONS_MAX = 26 };
+enum { REGIONS_MAX = 27 };
 /* Memory by lifetime, in bytes, guards included. */
 typedef struct {
     int n;
@@ -105,6 +105,9 @@ bool trainer_open(Trainer *, Config *, bool dry, Err *);
 /* The same for stage k of a run (config_stage); trainer_open opens the first. */
 bool trainer_on_gpu(const Config *); /* run.device, or what auto stands for here */
 bool trainer_open_stage(Trainer *, Config *run, int k, bool dry, Err *);
+/* Whether matrices that are not trained are to be BF16 in memory by a key whose value is `dtype`: for auto where those
+ * in the files of `dir` ("": none) are. EXIT_INPUT, with the key: the device cannot. */
+bool trainer_stores_bf16(Trainer *, const char *key, int dtype, const char *dir, bool *yes, Err *);
 /* A dry trainer's text can be read and is long enough: it is read and let go. */
 bool trainer_reads(Trainer *, Err *);
 void trainer_close(Trainer *);

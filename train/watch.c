@@ -15,9 +15,10 @@ void watch_memory(Trainer *t) { t->peak_anon = zmax(t->peak_anon, watch_bytes("/
 
 bool watch_finite(Trainer *t, Err *e) {
     Run run = run_make(t->dev, &t->model.scratch);
-    for (int i = 0; i < t->params.n; i++) {
-        const Param *p = &t->params.p[i];
-        if (!isfinite(run.ops->sumsq(&run, p->t[PARAM_WEIGHT])))
+    const Params *all = t->lora.n ? &t->adapters : &t->params;
+    for (int i = 0; i < all->n; i++) {
+        const Param *p = &all->p[i];
+        if (!p->frozen && !isfinite(run.ops->sumsq(&run, p->t[PARAM_WEIGHT])))
             return err_diverged(e, "training diverged: %s is not finite after step %lld", p->name,
                                 (long long)t->state.step);
     }

@@ -38,18 +38,18 @@ static void panel_columns(real *t, const real *x, size_t ld, int k, int w) {
     for (int i = 0; i < k; i++) memcpy(t + i * PANEL, x + (size_t)i * ld, (size_t)w * sizeof *t);
 }
 
-/* n rows of y, outputs o0..o0+outs-1: the transpose of w x^T, for which only the few rows are turned. */
-static void group_forward(real *y, const real *x, const real *w, int n, int o0, int outs, int O, int I, real *mem) {
+/* n rows of y, `outs` outputs, of as many rows of w: the transpose of w x^T, for which only the few rows are turned. */
+static void group_forward(real *y, const real *x, const real *w, int n, int outs, int O, int I, real *mem) {
     real *panel = mem, *c = mem + DEPTH * PANEL;
     int width = parts(n, VL) * VL;
     memset(c, 0, (size_t)outs * PANEL * sizeof *c);
     for (int k0 = 0; k0 < I; k0 += DEPTH) {
         int k = imin(DEPTH, I - k0);
         panel_rows(panel, x + k0, (size_t)I, n, width, k);
-        tile_mm(c, PANEL, w + (size_t)o0 * (size_t)I + (size_t)k0, (size_t)I, 1, panel, PANEL, outs, k, width);
+        tile_mm(c, PANEL, w + (size_t)k0, (size_t)I, 1, panel, PANEL, outs, k, width);
     }
     for (int i = 0; i < n; i++)
-        for (int o = 0; o < outs; o++) y[(size_t)i * (size_t)O + (size_t)(o0 + o)] = c[o * PANEL + i];
+        for (int o = 0; o < outs; o++) y[(size_t)i * (size_t)O + (size_t)o] = c[o * PANEL + i];
 }
 /* ---- with operands in bf16: products of gemm.h, GEMM_JOBS groups to a call ---- */
 /* Rows of group e of M. While measuring the groups of one call, whose rows' blocks are rounded up each by itself. */
@@ -63,12 +63,13 @@ static void rounded_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w
     GemmJob jobs[GEMM_JOBS];
     int O = w->n[0], I = w->n[1], n = 0;
     GemmShape s = {0, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .weights = (int64_t)O * I};
-    s.narrow_a = x.dtype == BF16, s.narrow = w->dtype == BF16, s.narrow_c = y.dtype == BF16;
+    s.narrow_a = x.dtype == BF16, s.narrow_c = y.dtype == BF16;
     for (int few = 0; few < 2; few++) { /* not in one call with others */
         for (int e = 0; e < g.n; e++) {
             size_t at = measuring(r) ? 0 : (size_t)g.off[e];
             s.M = group_rows(r, g, e, y.n[0]);
             if (!s.M || few != (s.M <= GEMM_BF16_FEW)) continue;
+            s.narrow = w[e].dtype == BF16;
             jobs[n] = (GemmJob){s, where_at(y, at * (size_t)O), where_at(x, at * (size_t)I), where(w[e]), n, n, n};
             if (++n == GEMM_JOBS) gemm_many(r->dev->gemm, r->scratch, n, jobs), n = 0;
         }
@@ -77,24 +78,26 @@ static void rounded_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w
 }
 static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
-    int O = w->n[0], I = w->n[1], n = 0;
+    int O = w->n[0], I = w->n[1], n = 0, nin = 0, nweights = 0; /* n: groups of a call */
     const int64_t numbers = (int64_t)O * I;
     GemmShape s = {0, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = !dx.fresh, .weights = numbers},
               t = {O, I, 0, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
     s.narrow_a = t.narrow_a = dy.dtype == BF16, s.narrow_c = dx.dtype == BF16, t.narrow = x.dtype == BF16;
     for (int e = 0; e <= g.n; e++) {
         if (n == GEMM_JOBS || e == g.n) {
-            if (present(dx)) gemm_many(r->dev->gemm, r->scratch, n, in);
-            if (dw) gemm_many(r->dev->gemm, r->scratch, n, weights);
-            n = 0;
+            gemm_many(r->dev->gemm, r->scratch, nin, in);
+            gemm_many(r->dev->gemm, r->scratch, nweights, weights);
+            n = nin = nweights = 0;
         }
         int rows = e < g.n ? group_rows(r, g, e, dy.n[0]) : 0;
         if (!rows) continue;
         size_t at = measuring(r) ? 0 : (size_t)g.off[e];
         const void *dye = where_at(dy, at * (size_t)O);
         s.M = t.K = rows;
-        if (present(dx)) in[n] = (GemmJob){s, where_at(dx, at * (size_t)I), dye, R(w[e]), n, n, n};
-        if (dw) weights[n] = (GemmJob){t, R(dw[e]), dye, where_at(x, at * (size_t)I), n, n, n};
+        s.narrow = w[e].dtype == BF16;
+        if (present(dx)) in[nin++] = (GemmJob){s, where_at(dx, at * (size_t)I), dye, where(w[e]), n, n, n};
+        if (dw && present(dw[e]))
+            weights[nweights++] = (GemmJob){t, R(dw[e]), dye, where_at(x, at * (size_t)I), n, n, n};
         n++;
     }
 }
@@ -110,6 +113,9 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
     Tensor wide = y.dtype == BF16 ? SCRATCH(r, "y in f32", M, O) : y;
     x = in_reals(r, "x in f32", x);
     Tensor mem = SCRATCH(r, "group panels", threads, DEPTH + OUTS, PANEL);
+    bool any = false;
+    for (int e = 0; e < g.n; e++) any |= w[e].dtype == BF16;
+    Tensor wide_w = any ? SCRATCH(r, "experts' weights widened", threads, imin(O, OUTS), I) : ABSENT;
     int *used = arena_take(r->scratch, (size_t)g.n * sizeof *used, "groups");
     if (!measuring(r)) {
         CHECK(g.off[0] == 0 && g.off[g.n] == M, "%d rows in groups, %d given", g.off[g.n], M);
@@ -119,16 +125,21 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
             for (int b = 0; b < blocks; b++)
                 for (int p = 0; p < panels; p++) {
                     int m0 = g.off[used[u]], rows = g.off[used[u] + 1] - m0, o0 = b * OUTS, outs = imin(OUTS, O - o0);
-                    const real *we = R(w[used[u]]);
+                    const size_t own = (size_t)omp_get_thread_num(), at = (size_t)o0 * (size_t)I;
                     if (p * PANEL >= rows) continue;
+                    const Tensor wu = w[used[u]];
+                    const bool narrow = wu.dtype == BF16;
+                    real *room = narrow ? R(wide_w) + own * (size_t)wide_w.n[1] * (size_t)I : NULL;
+                    const real *we = narrow ? room : R(wu) + at;
+                    if (narrow) widened(room, (const uint16_t *)wu.p + at, (size_t)outs * (size_t)I);
                     m0 += p * PANEL;
-                    real *ym = R(wide) + (size_t)m0 * (size_t)O;
+                    real *ym = R(wide) + (size_t)m0 * (size_t)O + o0;
                     const real *xm = R(x) + (size_t)m0 * (size_t)I;
                     if (rows <= GROUP_FEW)
-                        few_rows(ym, xm, we, rows, o0, outs, O, I);
+                        few_rows(ym, xm, we, rows, 0, outs, O, I);
                     else
-                        group_forward(ym, xm, we, imin(PANEL, rows - p * PANEL), o0, outs, O, I,
-                                      R(mem) + (size_t)omp_get_thread_num() * (DEPTH + OUTS) * PANEL);
+                        group_forward(ym, xm, we, imin(PANEL, rows - p * PANEL), outs, O, I,
+                                      R(mem) + own * (DEPTH + OUTS) * PANEL);
                 }
     }
     out_of_reals(r, y, wide);
@@ -136,14 +147,17 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
 }
 
 /* Columns c0..c0+w-1 of n rows of dx = or += dy we. */
-static void group_dx(real *dx, bool fresh, const real *dy, const real *we, int n, int c0, int w, int O, int I,
-                     real *panel) {
+static void group_dx(real *dx, bool fresh, const real *dy, Tensor we, int n, int c0, int w, int O, int I, real *panel) {
     for (int i = 0; i < n && fresh; i++) memset(dx + (size_t)i * (size_t)I + c0, 0, (size_t)w * sizeof *dx);
     for (int k0 = 0; k0 < O; k0 += DEPTH) {
         int k = imin(DEPTH, O - k0);
-        const real *b = we + (size_t)k0 * (size_t)I + (size_t)c0;
-        size_t ldb = (size_t)I;
-        if (n > TILE_ROWS) { /* read again by every tile of rows */
+        size_t at = (size_t)k0 * (size_t)I + (size_t)c0, ldb = (size_t)I;
+        const real *b = we.dtype == BF16 ? panel : R(we) + at;
+        if (we.dtype == BF16) {
+            for (int i = 0; i < k; i++)
+                widened(panel + i * PANEL, (const uint16_t *)we.p + at + (size_t)i * (size_t)I, (size_t)w);
+            ldb = PANEL;
+        } else if (n > TILE_ROWS) { /* read again by every tile of rows */
             panel_columns(panel, b, ldb, k, w);
             b = panel, ldb = PANEL;
         }
@@ -190,8 +204,8 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
                 const real *dym = R(dy) + (size_t)m0 * (size_t)O;
                 size_t xm = (size_t)m0 * (size_t)I;
                 if (t < strips)
-                    group_dx(R(sum) + xm, sum.fresh, dym, R(w[used[u]]), rows, at, imin(PANEL, I - at), O, I, own);
-                else
+                    group_dx(R(sum) + xm, sum.fresh, dym, w[used[u]], rows, at, imin(PANEL, I - at), O, I, own);
+                else if (present(dw[used[u]]))
                     group_dw(R(dw[used[u]]), dym, R(x) + xm, rows, at, imin(PANEL, O - at), O, I, own);
             }
     }

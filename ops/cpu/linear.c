@@ -97,10 +97,33 @@ static void out_of_reals(Run *r, Tensor x, Tensor wide) {
 }
 static void *where(Tensor t) { return t.dtype == BF16 ? t.p : R(t); }
 /* Whether a product of rows of this type with w rounds its operands, and takes those that are BF16 where they lie: of
- * rows in BF16 however small the matrix. */
+ * rows, or of a matrix, in BF16 however small the matrix. */
 static bool rounds_rows(const Run *r, Tensor w, Dtype rows) {
     return REAL == F32 &&
-           (w.dtype == BF16 || gemm_rounds(r->dev->gemm, rows == BF16 ? INT64_MAX : (int64_t)tensor_count(w)));
+           gemm_rounds(r->dev->gemm, rows == BF16 || w.dtype == BF16 ? INT64_MAX : (int64_t)tensor_count(w));
+}
+
+/* A matrix in BF16 where products are in f32: so many of its numbers are widened at once, in whole rows. */
+enum { WIDE_NUMBERS = 1 << 23 };
+/* y (N,O) = x w^T, a block of rows of w after the other; back: x (N,I) = or += y w. */
+static void wide_product(Run *r, real *y, real *x, Tensor w, int N, bool back, bool accumulate) {
+    int O = w.n[0], I = w.n[1], rows = imin(O, imax(1, WIDE_NUMBERS / imax(1, I)));
+    Mark mark = arena_mark(r->scratch);
+    Tensor block = SCRATCH(r, "a matrix widened", rows, I);
+    for (int o = 0; o < O; o += rows) {
+        int n = imin(rows, O - o);
+        real *at = y ? y + o : NULL, *to = block.p;
+        GemmShape s = back ? (GemmShape){N, I, n, .lda = O, .ldb = I, .ldc = I, .accumulate = accumulate || o}
+                           : (GemmShape){N, n, I, .lda = I, .ldb = I, .ldc = O, .tb = true};
+        if (!measuring(r)) {
+            const uint16_t *from = (const uint16_t *)w.p + (size_t)o * (size_t)I;
+            size_t total = (size_t)n * (size_t)I;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (total > ALONE)
+            for (size_t i = 0; i < total; i += ALONE) widened(to + i, from + i, zmin(ALONE, total - i));
+        }
+        gemm(r->dev->gemm, r->scratch, s, back ? x : at, back ? at : x, to);
+    }
+    arena_release(r->scratch, mark);
 }
 
 /* One call of the product kernel, and one of the few rows' loop, for all matrices. */
@@ -130,17 +153,31 @@ static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
             few[nfew++] = j, chunks += (O + OUTS - 1) / OUTS, size += (long)N * O * I;
             continue;
         }
+        if (narrow && !rounds) {
+            wide_product(r, R(y[j]), R(x), p[j].w, N, false, false);
+            continue;
+        }
         GemmShape s = {N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow, .weights = (int64_t)O * I};
         s.narrow_a = x.dtype == BF16, s.narrow_c = y[j].dtype == BF16;
         jobs[njobs++] = (GemmJob){s, where(y[j]), where(x), where(p[j].w), 0, j, j};
     }
+    bool wide_few = false;
+    for (int k = 0; k < nfew; k++) wide_few |= p[few[k]].w.dtype == BF16;
+    Tensor rows_of_w = wide_few ? SCRATCH(r, "rows of weights widened", r->dev->threads, OUTS, I) : ABSENT;
     if (!measuring(r) && nfew) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (size > 4 * ALONE)
         for (int i = 0; i < chunks; i++) {
             int k = 0, o = i;
             for (; o >= (p[few[k]].w.n[0] + OUTS - 1) / OUTS; k++) o -= (p[few[k]].w.n[0] + OUTS - 1) / OUTS;
             Tensor w = p[few[k]].w;
-            few_rows(R(y[few[k]]), R(x), R(w), N, o * OUTS, imin(OUTS, w.n[0] - o * OUTS), w.n[0], I);
+            int at = o * OUTS, outs = imin(OUTS, w.n[0] - at);
+            if (w.dtype != BF16) {
+                few_rows(R(y[few[k]]), R(x), R(w), N, at, outs, w.n[0], I);
+                continue;
+            }
+            real *own = R(rows_of_w) + (size_t)omp_get_thread_num() * OUTS * (size_t)I;
+            widened(own, (const uint16_t *)w.p + (size_t)at * (size_t)I, (size_t)outs * (size_t)I);
+            few_rows(R(y[few[k]]) + at, R(x), own, N, 0, outs, w.n[0], I);
         }
     }
     gemm_many(r->dev->gemm, r->scratch, njobs, jobs);
@@ -186,6 +223,7 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
     for (int j = 0; j < n; j++) direct = direct && rounds_rows(r, p[j].w, BF16), any |= present(d[j].w);
     Mark mark = arena_mark(r->scratch);
     Tensor sum = dx;
+    bool begun = !dx.fresh; /* something is in it that is added to */
     if (!direct && dx.dtype == BF16)
         sum = dx.fresh ? as_fresh(SCRATCH(r, "dx in f32", N, I)) : in_reals(r, "dx in f32", dx);
     if (!direct && any) x = in_reals(r, "x in f32", x);
@@ -195,10 +233,17 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
         CHECK(p[j].w.n[1] == I && dy.n[0] == N, "x (%d,%d), dy %d rows, w (%d,%d)", N, I, dy.n[0], O, p[j].w.n[1]);
         if (!direct) dy = in_reals(r, "dy in f32", dy);
         int64_t numbers = (int64_t)O * I;
-        GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = nin || !sum.fresh, .weights = numbers},
+        GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = begun, .weights = numbers},
                   t = {O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
         s.narrow_a = t.narrow_a = dy.dtype == BF16, s.narrow_c = sum.dtype == BF16, t.narrow = x.dtype == BF16;
-        if (present(dx)) in[nin++] = (GemmJob){s, where(sum), where(dy), R(p[j].w), j, j, 0};
+        s.narrow = p[j].w.dtype == BF16;
+        if (present(dx) && s.narrow && !rounds_rows(r, p[j].w, dy.dtype)) {
+            gemm_many(r->dev->gemm, r->scratch, nin, in), nin = 0;
+            wide_product(r, R(dy), R(sum), p[j].w, N, true, begun);
+            begun = true;
+        } else if (present(dx)) {
+            in[nin++] = (GemmJob){s, where(sum), where(dy), where(p[j].w), j, j, 0}, begun = true;
+        }
         if (present(d[j].w)) weights[nweights++] = (GemmJob){t, R(d[j].w), where(dy), where(x), j, 0, j};
         if (!measuring(r) && present(d[j].bias)) add_columns(r, R(d[j].bias), tensor_rows(d[j].y, O), N, O);
     }
