@@ -13,8 +13,9 @@
 # Variables: BUILD=build, SAN=1 (sanitizers), TESTS="tests/test_x.c" (only these), CC, CFLAGS, LDFLAGS, WERROR= (forgive), V=1 (show).
 BUILD ?= build
 FUZZ_SECONDS ?= 20
+# Objects are kept by ccache where it is installed (CC=gcc does without).
 ifeq ($(origin CC),default)
-CC = gcc
+CC := $(if $(shell command -v ccache 2>/dev/null),ccache gcc,gcc)
 endif
 MAKEFLAGS += --no-builtin-rules
 ifeq ($(MAKELEVEL),0)
@@ -37,8 +38,12 @@ BASE    = -std=gnu11 -g -fopenmp -D_GNU_SOURCE -fno-math-errno -fno-trapping-mat
 ifdef SAN
 BASE   += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 else
-BASE   += -O3
+BASE   += $(OPT)
 endif
+# Kernels get what the compiler can do; the rest, and tests above all, compile in half the time.
+OPT     = -O2
+$(BUILD)/f32/ops/% $(BUILD)/f64/ops/% $(BUILD)/cuda/%: OPT = -O3
+$(BUILD)/f32/tests/% $(BUILD)/f64/tests/%: OPT = -O1
 LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
