@@ -195,12 +195,13 @@ static bool begin(Trainer *t, const Args *a, const char *dir, bool here, Err *e)
     char *text = config_text(t->run), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
          *samples = run_dir_file(&t->dir, "samples.txt");
     bool given = a->job && a->resume && strcmp(a->resume, "auto");
+    bool over = dir && here && t->state.step >= t->run->train.steps; /* nothing is left to do, so nothing is added */
     bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) &&
               (!given || run_dir_write(&t->dir, MARK, a->job, e)) && run_dir_write(&t->dir, "config.yaml", text, e) &&
               journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
               journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e) &&
               events_open(&t->events, t->dir.path, cut, events_wanted, (double)time(NULL), e) &&
-              provenance_append(t, a->nword, a->word, dir, e);
+              (over || provenance_append(t, a->nword, a->word, dir, e));
     saver_start(t);
     free(text);
     free(metrics);

@@ -1,4 +1,5 @@
-/* provenance.h: what a run was: RUN/run.jsonl has one JSON object a line for every start, which a resumed run appends.
+/* provenance.h: what a run was: RUN/run.jsonl has one JSON object a line for every start, which a resumed run
+ * appends where steps are left.
  *
  *   started   "2026-01-31T12:00:00Z"           command  [word, ...] as it was given, "train" first
  *   version   of the program                   commit   of its source when it was built, "+" behind it: with changes
