@@ -21,7 +21,7 @@ refused() {
 says() { grep -q -F -e "$1" "$tmp/err" "$tmp/out" || wrong "expected '$1' in: $(cat "$tmp/out" "$tmp/err")"; }
 silent() { grep -q -F -e "$1" "$tmp/err" "$tmp/out" && wrong "'$1' in: $(cat "$tmp/out" "$tmp/err")"; }
 head -c 20000 data/kjv.txt >"$tmp/text.txt"
-quick="train.steps=3 train.eval_every=0 train.sample_every=0 train.batch=8 optim.warmup=0 data.seq_len=32"
+quick="train.dtype=f32 train.steps=3 train.eval_every=0 train.sample_every=0 train.batch=8 optim.warmup=0 data.seq_len=32"
 train() { ok train configs/tiny-gqa.yaml run.dir="$tmp/$1" $quick "${@:2}"; }
 
 # ---- what is no text: in every command that reads one
