@@ -197,6 +197,7 @@ int cmd_convert(int argc, char **argv) {
                                         "convert --rules lists the layouts.",
                                  .options = options,
                                  .take = take,
+                                 .adapter = true,
                                  .min_args = 0,
                                  .max_args = -1};
     Args a = {.context = CONVERT_CONTEXT, .calib = CONVERT_CALIB_TOKENS, .check = CONVERT_CHECK_TOKENS};
@@ -226,6 +227,7 @@ int cmd_convert(int argc, char **argv) {
         return cli_fail(&e);
     }
     a.o.word = a.word;
+    a.o.adapter = cli.adapter;
     a.o.context = (int)a.context, a.o.calib_tokens = (int)a.calib, a.o.check_tokens = (int)a.check;
     /* looked for between tensors, so that an interrupted conversion leaves no folder */
     sigemptyset(&both);

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "../model/cli.h"
+#include "../model/peft.h"
 #include "folder.h"
 #include "recipe.h"
 
@@ -236,7 +237,8 @@ static bool copy_tensor(Writing *w, const char *path, const char *from, Tensor s
     CHECK(s, "%s: no such tensor in the source", from);
     if (!st_fits_part(&j->files.st, s, shape, p, w->e)) return false;
     bool whole = p.parts == 1 && !(p.turned && shape.rank > 1), rows = whole && shape.rank > 1;
-    if (whole && q.parts == 1 && !(q.turned && shape.rank > 1) && !strcmp(s->dtype, dtype_name(as)))
+    if (whole && q.parts == 1 && !(q.turned && shape.rank > 1) && !strcmp(s->dtype, dtype_name(as)) &&
+        !st_patched(&j->files.st, s))
         return st_out_raw(w->out, name, s->p, s->bytes, w->e);
     size_t n = (size_t)shape.n[0], width = tensor_count(shape) / n;
     size_t step = rows ? zmax(1, ((size_t)1 << 22) / zmax(1, width)) : n;
@@ -526,13 +528,18 @@ bool convert_run(const ConvertOpts *o, Device *dev, ConvertReport *r, Err *e) {
     j.layer.name = "tensors of a layer", j.work.name = "calibration";
     if (!(j.target = target_find(o->to, e)) || !folder_free(o->dst, e)) return false;
     j.cfg = xcalloc(1, zmax(1, j.target->cfg_size));
-    bool ok = words_read(&j, e) && model_dir_resolve(o->src, j.src, e) && hf_config_read(j.src, &j.from, e);
+    bool ok = words_read(&j, e) &&
+              (!o->adapter || !peft_is(o->src) ||
+               err_input(e, "--adapter: SRC, %.120s, is an adapter itself; give its base, or that alone", o->src)) &&
+              model_dir_resolve(o->src, j.src, e) && hf_config_read(j.src, &j.from, e);
     if (!ok) {
         free(j.cfg);
         return false;
     }
     bool opened = false;
-    ok = hf_check(j.src, &j.from, e) && (opened = hf_files_open(&j.files, j.src, &j.from, e)) &&
+    const char *adapter = o->adapter ? o->adapter : peft_path(o->src);
+    ok = hf_check_with(j.src, adapter, &j.from, e) &&
+         (opened = hf_files_open_with(&j.files, j.src, adapter, &j.from, e)) &&
          model_open(&j.a, dev, &j.from, (ModelOpts){.dry = true}, e) &&
          ((!o->calib && !o->check_tokens) ||
           windows_read(&j.win, j.src, &j.from, o->calib, o->context, o->calib ? o->calib_tokens : 0,

@@ -27,6 +27,7 @@ enum { CONVERT_CONTEXT = 512, CONVERT_CALIB_TOKENS = 16384, CONVERT_CHECK_TOKENS
 
 typedef struct {
     const char *src, *dst, *to; /* directories; a target's name */
+    const char *adapter;        /* directory of an adapter that is added to src, see model/peft.h; NULL: none */
     int nword;
     char *const *word; /* key=value settings of the target */
     const char *calib; /* a text; NULL: none */

@@ -261,3 +261,73 @@ bool chat_encode(Chat *c, const json_t *j, const char *where, Ids *out, Err *e) 
                      "\"output\": TEXT}, found none of them",
                      where);
 }
+
+/* ---- as Jinja -------------------------------------------------------------------------------------------------------
+ */
+
+static void jinja_put(Buf *b, const char *s) { buf_put(b, s, strlen(s)); }
+static void jinja_text(Buf *b, const char *s) {
+    jinja_put(b, "'");
+    for (; *s; s++)
+        if (*s == '\n')
+            jinja_put(b, "\\n");
+        else if (*s == '\'' || *s == '\\')
+            buf_put(b, "\\", 1), buf_put(b, s, 1);
+        else
+            buf_put(b, s, 1);
+    jinja_put(b, "'");
+}
+
+/* Whether a conversation by the template begins with a special token that is not put before it. */
+static bool begins_special(const Tokenizer *t, const Template *p) {
+    const char *head = p->role[USER].head, *end = strstr(head, "|>");
+    char name[64];
+    if (strncmp(head, "<|", 2) || !end) return false;
+    snprintf(name, sizeof name, "%.*s", (int)(end + 2 - head), head);
+    int id = tokenizer_find(t, name);
+    return id >= 0 && tokenizer_special(t, id);
+}
+
+char *chat_jinja(const Tokenizer *t, int template) {
+    const Template *p = &templates[template];
+    Buf b = {0};
+    CHECK(template > CHAT_NONE && template <= CHAT_PLAIN, "template %d", template);
+    if (p->begin && tokenizer_find(t, p->begin) >= 0) {
+        jinja_put(&b, "{{ ");
+        jinja_text(&b, p->begin);
+        jinja_put(&b, " }}");
+    } else if (p->begin ? t->bos >= 0 || !begins_special(t, p) : !begins_special(t, p)) {
+        if (t->bos >= 0 || t->eot >= 0) jinja_put(&b, "{{ bos_token }}");
+    }
+    if (p->system[0]) {
+        jinja_put(&b, "{% if messages[0]['role'] != 'system' %}{% if ");
+        jinja_text(&b, p->input);
+        jinja_put(&b, " in messages[0]['content'] %}{{ ");
+        jinja_text(&b, p->system[1]);
+        jinja_put(&b, " }}{% else %}{{ ");
+        jinja_text(&b, p->system[0]);
+        jinja_put(&b, " }}{% endif %}{% endif %}");
+    }
+    jinja_put(&b, "{% for message in messages %}");
+    for (int r = 0; r < ROLES; r++) {
+        const Around *a = &p->role[r];
+        const bool ends = r == ASSISTANT && p->ends && t->eot >= 0;
+        jinja_put(&b, r ? "{% elif message['role'] == '" : "{% if message['role'] == '");
+        jinja_put(&b, role_names[r]);
+        jinja_put(&b, "' %}{{ ");
+        jinja_text(&b, a->head);
+        jinja_put(&b, p->strip ? " + message['content'] | trim" : " + message['content']");
+        if (ends) jinja_put(&b, " }}{% if loop.last %}{{ eos_token }}{% else %}{{ ''");
+        if (*a->stop) jinja_put(&b, " + "), jinja_text(&b, a->stop);
+        if (*a->tail) jinja_put(&b, " + "), jinja_text(&b, a->tail);
+        jinja_put(&b, ends ? " }}{% endif %}" : " }}");
+    }
+    jinja_put(&b, "{% else %}{{ raise_exception('expected role system, user or assistant') }}{% endif %}{% endfor %}"
+                  "{% if add_generation_prompt %}{{ ");
+    jinja_text(&b, p->role[ASSISTANT].head);
+    jinja_put(&b, " }}{% endif %}");
+    buf_put(&b, "", 1);
+    char *text = xstrdup(b.at);
+    buf_free(&b);
+    return text;
+}

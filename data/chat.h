@@ -41,5 +41,12 @@ void chat_close(Chat *);
  * of the three, no message of the assistant that is learned, tools; `where` begins the message, and out may have grown.
  */
 bool chat_encode(Chat *, const json_t *conversation, const char *where, Ids *out, Err *);
+/* The template as Jinja, malloc'ed. transformers' apply_chat_template makes of messages by it the text that chat_encode
+ * encodes, and with add_generation_prompt the text that a model is asked with. Its ids are the same, too, where all
+ * markers are tokens, but for an answer that begins with white space, a message that spells a special token, and a
+ * tokenizer that puts a blank before the first text alone (Metaspace "first") after a beginning-of-text. bos_token and
+ * eos_token are those of tokenizer_config_json. An instruction is its two messages; one with an input is known by the
+ * text that stands before it. */
+char *chat_jinja(const Tokenizer *, int template);
 /* The id that ends an answer by a template and is not end-of-text; -1: none, or it is plain text. */
 int chat_stop(const Tokenizer *, int template);

@@ -303,6 +303,7 @@ int cmd_eval(int argc, char **argv) {
         .min_args = 1,
         .cache = true,
         .tuning = true,
+        .adapter = true,
         .max_args = -1};
     Args a = {.batch = 8, .chunk = CHUNK_ROWS};
     Cli cli;

@@ -280,6 +280,7 @@ int cmd_generate(int argc, char **argv) {
         .min_args = 1,
         .cache = true,
         .tuning = true,
+        .adapter = true,
         .max_args = 1};
     Args a = {.max_new = 128, .batch = 8, .chunk = CHUNK_ROWS, .seed = 1, .sampler = sampler_default()};
     Cli cli;

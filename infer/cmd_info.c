@@ -265,6 +265,7 @@ int cmd_info(int argc, char **argv) {
         .min_args = 1,
         .cache = true,
         .tuning = true,
+        .adapter = true,
         .max_args = 1};
     Args a = {.batch = 1};
     Cli cli;
@@ -276,5 +277,9 @@ int cmd_info(int argc, char **argv) {
     bool there = stat(a.model, &st) == 0, dir = there && S_ISDIR(st.st_mode);
     char hub[200];
     dir |= !there && *hub_text(a.model, "", hub); /* which is then said not to be there */
+    if (!dir && cli.adapter) {
+        err_input(&e, "--adapter: expected a model directory beside it, got %.150s", a.model);
+        return cli_fail(&e);
+    }
     return (dir ? info_dir(&a, &cli, &e) : info_config(&a, &cli, &e)) ? 0 : cli_fail(&e);
 }

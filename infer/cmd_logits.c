@@ -130,6 +130,7 @@ int cmd_logits(int argc, char **argv) {
         {"chunk", 'c', "N", 0, "Rows of one pass (default 512)", 0},
         {0}};
     static const CliSpec spec = {.args = "MODEL",
+                                 .adapter = true,
                                  .doc = "Writes the logits after every token of every line. A line is one document.",
                                  .options = options,
                                  .take = take,

@@ -8,6 +8,7 @@
 #include "../ops/file.h"
 #include "../ops/isa.h"
 #include "../model/hf.h"
+#include "../model/peft.h"
 
 static void quit(int signal) {
     (void)signal;
@@ -97,10 +98,13 @@ static bool tokenizer_read(Engine *en, Err *e) {
 bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
     *en = (Engine){.neos = 0};
     HfIds ids;
+    en->adapter = cli->adapter ? cli->adapter : peft_path(path);
+    if (cli->adapter && peft_is(path))
+        return err_input(e, "--adapter: MODEL, %.120s, is an adapter itself; give its base, or that alone", path);
     if (!model_dir_resolve(path, en->dir, e) || !hf_config_read(en->dir, &en->cfg, e)) return false;
     /* headers first: a damaged file is found before memory is taken for it */
-    if (!hf_check(en->dir, &en->cfg, e) || !task_cfg_load(&en->task, en->dir, e) || !tokenizer_read(en, e) ||
-        !hf_ids_read(en->dir, &ids, e) || !engine_device(&en->dev, cli, e)) {
+    if (!hf_check_with(en->dir, en->adapter, &en->cfg, e) || !task_cfg_load(&en->task, en->dir, e) ||
+        !tokenizer_read(en, e) || !hf_ids_read(en->dir, &ids, e) || !engine_device(&en->dev, cli, e)) {
         model_cfg_free(&en->cfg);
         return false;
     }
@@ -112,7 +116,7 @@ bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
 }
 
 bool engine_load(Engine *en, ModelOpts opts, Err *e) {
-    bool ok = model_open(&en->model, en->dev, &en->cfg, opts, e) && hf_load(en->dir, &en->model, e);
+    bool ok = model_open(&en->model, en->dev, &en->cfg, opts, e) && hf_load_with(en->dir, en->adapter, &en->model, e);
     if (!ok) engine_close(en);
     return ok;
 }

@@ -7,7 +7,8 @@
 #include "../model/task_cfg.h"
 
 typedef struct {
-    char dir[4096]; /* where the files lie: a run folder's checkpoint is resolved */
+    char dir[4096];      /* where the files lie: a run folder's checkpoint is resolved */
+    const char *adapter; /* directory of what is added to the weights; NULL: nothing */
     Device *dev;
     ModelCfg cfg;
     Model model;
@@ -20,7 +21,7 @@ typedef struct {
         eos[HF_EOS_MAX]; /* tokens that end a text: of generation_config.json, else config.json, else the tokenizer's */
 } Engine;
 
-/* `path`: a model directory or a run folder. Reads and checks every file; a tokenizer.json that is sound but of another
+/* `path`: a model directory, a run folder or an adapter directory, whose base is read. Reads and checks every file; a tokenizer.json that is sound but of another
  * kind than this program's is no failure (see engine_text). */
 bool engine_open(Engine *, const char *path, const Cli *, Err *);
 /* The same in two steps, for a model that is to be opened in another way than for extend alone: all but the model and

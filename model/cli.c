@@ -3,6 +3,7 @@
 #include "../ops/isa.h"
 #include "../ops/text.h"
 #include "hints.h"
+#include "peft.h"
 #include "schema.h"
 #include <ctype.h>
 #include <errno.h>
@@ -19,6 +20,7 @@ enum {
     KEY_VERSION,
     KEY_CACHE,
     KEY_TUNING,
+    KEY_ADAPTER,
     OPTIONS_MAX = 64,
     WORD_MAX = 120
 };
@@ -89,6 +91,9 @@ const char *cli_nearest(const char *name, int n, const char *const names[]) {
     return best;
 }
 
+static const struct argp_option adapter_option = {
+    "adapter", KEY_ADAPTER, "DIR", 0, "An adapter directory of peft (LoRA), which is added to MODEL's weights", 0};
+
 static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
     int64_t v;
     switch (key) {
@@ -114,6 +119,7 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
         return true;
     case KEY_TUNING: cli->tuning = arg; return true;
     case KEY_ISA: cli->isa = arg; return device_isa_there(arg, e);
+    case KEY_ADAPTER: cli->adapter = arg; return true;
     case KEY_JSON: cli->json = true; return true;
     case 'q': cli->quiet = true; return true;
     }
@@ -172,10 +178,13 @@ static bool mistake(Err *e, const Table *t, const CliSpec *spec, int got, int ar
 }
 
 static void help(const CliSpec *spec, char *cmd) {
-    struct argp shared = {.options = common},
-                own = {.options = spec->cache ? (struct argp_option[]){cache_option, tuning_option, {0}}
-                                              : (struct argp_option[]){tuning_option, {0}}};
-    const bool some = spec->cache || spec->tuning;
+    struct argp_option more[4] = {{0}};
+    struct argp shared = {.options = common}, own = {.options = more};
+    const bool some = spec->cache || spec->tuning || spec->adapter;
+    int n = 0;
+    if (spec->cache) more[n++] = cache_option;
+    if (spec->cache || spec->tuning) more[n++] = tuning_option;
+    if (spec->adapter) more[n++] = adapter_option;
     struct argp_child child[] = {{some ? &own : &shared, 0, some ? NULL : "Common options:", 0},
                                  {some ? &shared : NULL, 0, "Common options:", 0},
                                  {0}};
@@ -192,11 +201,12 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     for (int i = 0; common[i].name; i++) table_add(&t, &common[i]);
     if (spec->cache) table_add(&t, &cache_option);
     if (spec->tuning) table_add(&t, &tuning_option);
+    if (spec->adapter) table_add(&t, &adapter_option);
     const char *cmd = argv[0];
     Err e = {0};
     optind = 0, opterr = 0, *status = 0;
     for (int key; (key = getopt_long(argc, argv, t.brief, t.opt, NULL)) != -1;) {
-        bool ours = key == KEY_CACHE || key == KEY_TUNING;
+        bool ours = key == KEY_CACHE || key == KEY_TUNING || key == KEY_ADAPTER;
         for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
         if (key == '?' || key == ':') {
             mistake(&e, &t, spec, key, argc, argv);
@@ -248,6 +258,12 @@ bool model_dir_resolve(const char *path, char out[4096], Err *e) {
                          file_is_gguf(path) ? "; take the Hugging Face directory that it was made from" : "");
     snprintf(out, 4096, "%s", path);
     if (has_config(path)) return true;
+    if (peft_is(path)) {
+        char *base = peft_base(path, e);
+        bool ok = base && model_dir_resolve(base, out, e);
+        free(base);
+        return ok;
+    }
     static const char *const links[] = {"best", "last"};
     for (int i = 0; i < 2; i++) {
         char to[1024];

@@ -11,13 +11,14 @@
 
 /* The options that every command takes. Zero-initialise; `device` is then set by cli_parse. */
 typedef struct {
-    const char *device; /* "auto", "cpu" or "cuda"; NULL: not given */
-    int threads;        /* 0: as many as there are processors; -1: not given */
-    const char *isa;    /* the instruction set of the CPU's kernels, on this processor; NULL: not given */
-    bool bf16;          /* operands of matrix products, see device_bf16; in inference weights in memory, too */
-    bool f32;           /* no bf16 was asked for by name: of use where another default is */
-    int cache;          /* CACHE_*: how a cache keeps its rows */
-    const char *tuning; /* file of choices for a device's products; NULL: none */
+    const char *device;  /* "auto", "cpu" or "cuda"; NULL: not given */
+    int threads;         /* 0: as many as there are processors; -1: not given */
+    const char *isa;     /* the instruction set of the CPU's kernels, on this processor; NULL: not given */
+    bool bf16;           /* operands of matrix products, see device_bf16; in inference weights in memory, too */
+    bool f32;            /* no bf16 was asked for by name: of use where another default is */
+    int cache;           /* CACHE_*: how a cache keeps its rows */
+    const char *tuning;  /* file of choices for a device's products; NULL: none */
+    const char *adapter; /* directory of an adapter of the model, see peft.h; NULL: none */
     bool json, quiet;
 } Cli;
 
@@ -36,6 +37,7 @@ typedef struct {
     bool cache;                        /* it has a cache: --cache-dtype */
     bool tuning;                       /* it computes on a device: --tuning */
     bool settings;                     /* its words KEY=VALUE are settings of a run */
+    bool adapter;                      /* it reads a model: --adapter */
 } CliSpec;
 
 /* Parse. True: go on. False: return *status: 0 after --help or --version (printed on stdout), 2 after a mistake, of
@@ -55,5 +57,6 @@ const char *cli_nearest(const char *name, int n, const char *const names[]);
 
 /* The directory of a model that the user named: `path` itself when it holds config.json, else the checkpoint that a run
  * folder's `best` points to, else `last`. The link is read once, so that a checkpoint written meanwhile does not mix
- * in. */
+ * in. Of an adapter directory (peft.h) the base's: whoever reads the weights there gives hf_load_with peft_path(path).
+ */
 bool model_dir_resolve(const char *path, char out[4096], Err *);

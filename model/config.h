@@ -84,6 +84,7 @@ typedef struct {
     int recompute; /* first layers whose activations are recomputed in backward; -1 all */
     int64_t eval_every, save_every, sample_every, log_every, eval_tokens;
     int keep_last;
+    int save_dtype;
     bool keep_best, async_save, tensorboard, eval_first;
     double skip_z; /* 0: off; see train/skip.h */
     int skip_window, skip_most;
@@ -98,6 +99,8 @@ typedef struct {
     int rank;
     double alpha;
     Texts targets;
+    int save;
+    char init_from[KEY_TEXT_MAX];
 } LoraCfg;
 /* Tensors with rates of their own; the first that matches counts. */
 enum { GROUPS_MAX = 32 };
@@ -154,6 +157,8 @@ struct Config {
 /* The order of the choices in config_keys.c. */
 enum { NORM_RMS, NORM_LAYER };
 enum { POSITIONS_NONE, POSITIONS_LEARNED };
+enum { SAVE_F32, SAVE_BF16 };
+enum { LORA_BOTH, LORA_MERGED };
 enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum { DTYPE_AUTO, DTYPE_F32, DTYPE_BF16 };
 enum { OPTIM_ADAMW, OPTIM_MUON };
@@ -176,7 +181,7 @@ bool config_tree(Config *, Node *root, int noverride, char *const override[], Er
  */
 bool config_trainable(const Config *, Err *);
 /* May a run begun with `saved` that has done `step` steps go on with `now`? Only run.*, train.steps, train.attention,
- * train.max_seconds, train.stop_at_acc, train.*_every, train.eval_first, train.async_save, train.tensorboard,
+ * train.max_seconds, train.stop_at_acc, train.*_every, train.eval_first, train.async_save, train.save_dtype, train.tensorboard,
  * train.skip_*, train.keep_*, data.val and the schedule's clock and lengths (optim.schedule_by,
  * optim.warmup, optim.schedule_steps, optim.decay_steps) may differ; the message names the first other key that does. teacher.path may differ, too: a
  * checkpoint knows the teacher's numbers. So in the stage that the run is in; stages before it must be of as many steps

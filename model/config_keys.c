@@ -1,6 +1,8 @@
 #include "config_keys.h"
 
 static const char *const graphs[] = {"auto", "off", NULL}, *const encodings[] = {"utf8", "bytes", NULL};
+static const char *const save_dtypes[] = {"f32", "bf16", NULL};
+static const char *const lora_saves[] = {"both", "merged", NULL};
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const optimizers[] = {"adamw", "muon", NULL}, *const states[] = {"f32", "bf16", NULL},
                          *const reduces[] = {"f32", "bf16", NULL},
@@ -145,6 +147,10 @@ const Key train_keys[] = {
     {"eval_tokens", KEY_LONG, AT(eval_tokens), "65536", 0, 1e15, "most tokens of a validation on text; 0: all", 0, 0},
     {"keep_last", KEY_INT, AT(keep_last), "2", 1, 1000000, "newest checkpoints to keep", 0, 0},
     {"keep_best", KEY_BOOL, AT(keep_best), "true", 0, 0, "also keep the one of the lowest validation loss", 0, 0},
+    {"save_dtype", KEY_CHOICE, AT(save_dtype), "f32", 0, 0,
+     "of model.safetensors; bf16: trainer/weights.safetensors then holds the f32 weights that a resumed run continues "
+     "from",
+     save_dtypes, 0},
     {"async_save", KEY_BOOL, AT(async_save), "false", 0, 0,
      "write checkpoints while training goes on, from a copy of the numbers", 0, 0},
     {"tensorboard", KEY_BOOL, AT(tensorboard), "false", 0, 0, "also write the records as TensorBoard events, RUN/tb", 0,
@@ -266,6 +272,12 @@ const Key lora_keys[] = {{"rank", KEY_INT, AT(rank), "0", 0, 65536,
                          {"alpha", KEY_FLOAT, AT(alpha), "16", 1e-6, 1e6, "alpha / rank is the factor on B A", 0, 0},
                          {"targets", KEY_TEXTS, AT(targets), "[\"*_proj.weight\"]", 0, 0,
                           "globs of the matrices that have adapters", 0, 0},
+                         {"save", KEY_CHOICE, AT(save), "both", 0, 0,
+                          "both: checkpoints hold the merged model and, where transformers has the model, "
+                          "adapter/ in the form of peft; merged: the model alone",
+                          lora_saves, 0},
+                         {"init_from", KEY_TEXT, AT(init_from), "", 0, 0,
+                          "adapter directory of peft to continue, of the same rank and targets; null: a new one", 0, 0},
                          {0}};
 #undef AT
 #define AT(member) offsetof(OptimGroup, member)

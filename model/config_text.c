@@ -158,13 +158,17 @@ char *config_text(const Config *c) {
  */
 
 static bool may_differ(const char *path) {
-    static const char *const names[] = {"train.steps",      "train.max_seconds",    "train.stop_at_acc",
-                                        "data.val",         "data.encoding",        "teacher.path",
-                                        "optim.warmup",     "optim.schedule_steps", "optim.decay_steps",
-                                        "train.attention",  "train.async_save",     "train.tensorboard",
-                                        "train.skip_z",     "train.skip_window",    "train.skip_most",
-                                        "train.eval_first", "train.keep_last",      "train.keep_best",
-                                        "init_change",      "teacher.dtype",        NULL};
+    static const char *const names[] = {"train.steps",       "train.max_seconds",
+                                        "train.stop_at_acc", "data.val",
+                                        "data.encoding",     "teacher.path",
+                                        "optim.warmup",      "optim.schedule_steps",
+                                        "optim.decay_steps", "train.attention",
+                                        "train.async_save",  "train.save_dtype",
+                                        "train.tensorboard", "train.skip_z",
+                                        "train.skip_window", "train.skip_most",
+                                        "train.eval_first",  "train.keep_last",
+                                        "train.keep_best",   "init_change",
+                                        "teacher.dtype",     NULL};
     size_t n = strlen(path);
     for (int i = 0; names[i]; i++)
         if (!strcmp(path, names[i])) return true;

@@ -3,6 +3,7 @@
 #include "../layers/mla/mla.h"
 #include "act.h"
 #include "hf_file.h"
+#include "peft.h"
 
 /* ---- weights -------------------------------------------------------------------------------------------------------
  */
@@ -47,7 +48,14 @@ typedef struct {
     St st;
     HfPlaces places;
     StLoad load;
+    Peft *peft; /* NULL: none */
 } Source;
+static void close_source(Source *s) {
+    st_close(&s->st);
+    if (s->peft) peft_close(s->peft);
+    free(s->peft);
+    s->peft = NULL;
+}
 static const StNames *names_of(const HfPlaces *p) { return p->names.find ? &p->names : NULL; }
 /* Name of a table (V,d) in them. */
 static const char *table_name(const HfPlaces *p, const ModelCfg *c, const char *path, char name[192]) {
@@ -55,11 +63,21 @@ static const char *table_name(const HfPlaces *p, const ModelCfg *c, const char *
     p->names.find(&p->names, path, TENSOR(NULL, REAL, c->vocab, c->d_model), name);
     return name;
 }
-static bool open_for(Source *s, const char *dir, const ModelCfg *cfg, Err *e) {
+static bool open_for(Source *s, const char *dir, const char *adapter, const ModelCfg *cfg, Err *e) {
     char head[192], embed[192];
+    s->peft = NULL;
     if (!st_open_dir(&s->st, dir, e)) return false;
-    if (!dir_places(dir, &s->st, &s->places, e)) {
-        st_close(&s->st);
+    if (adapter) {
+        s->peft = xcalloc(1, sizeof *s->peft);
+        if (!peft_open(s->peft, adapter, e)) {
+            free(s->peft);
+            st_close(&s->st);
+            return false;
+        }
+    }
+    if (!dir_places(dir, &s->st, &s->places, e) ||
+        (adapter && !peft_attach(s->peft, &s->st, s->places.type == &hf_gpt2, e))) {
+        close_source(s);
         return false;
     }
     const char *h = table_name(&s->places, cfg, "lm_head.weight", head);
@@ -74,12 +92,11 @@ static bool open_for(Source *s, const char *dir, const ModelCfg *cfg, Err *e) {
               "%s: tensor \"%s\" is missing; if the head is the embedding, config.json must say "
               "\"tie_word_embeddings\": true",
               s->st.path, h);
-    st_close(&s->st);
+    close_source(s);
     return false;
 }
 
-/* Weights without memory, to walk the declarations of a model that is not open. */
-static bool walk(const ModelCfg *cfg, Fields *f, Err *e) {
+bool hf_walk(const ModelCfg *cfg, Fields *f, Err *e) {
     Model m = {0};
     if (!model_map(&m, cfg, e)) {
         model_unmap(&m);
@@ -100,13 +117,14 @@ static bool walk(const ModelCfg *cfg, Fields *f, Err *e) {
     return true;
 }
 
-bool hf_check(const char *dir, const ModelCfg *cfg, Err *e) {
+bool hf_check(const char *dir, const ModelCfg *cfg, Err *e) { return hf_check_with(dir, NULL, cfg, e); }
+bool hf_check_with(const char *dir, const char *adapter, const ModelCfg *cfg, Err *e) {
     Source s;
-    if (!open_for(&s, dir, cfg, e)) return false;
+    if (!open_for(&s, dir, adapter, cfg, e)) return false;
     Fields f = st_checker(&s.load);
-    bool ok = walk(cfg, &f, e);
+    bool ok = hf_walk(cfg, &f, e);
     ok = st_load_end(&s.load, ok ? cfg->tied ? buffer_or_head : buffer : NULL) && ok;
-    st_close(&s.st);
+    close_source(&s);
     return ok;
 }
 
@@ -124,14 +142,15 @@ bool hf_is_bf16(const char *dir) {
     return all && n;
 }
 
-bool hf_load(const char *dir, Model *m, Err *e) {
+bool hf_load(const char *dir, Model *m, Err *e) { return hf_load_with(dir, NULL, m, e); }
+bool hf_load_with(const char *dir, const char *adapter, Model *m, Err *e) {
     Source s;
-    if (!open_for(&s, dir, &m->cfg, e)) return false;
+    if (!open_for(&s, dir, adapter, &m->cfg, e)) return false;
     Fields f = st_loader(&s.load);
     s.load.dev = m->dev;
     model_fields(m, &m->w, &f);
     bool ok = st_load_end(&s.load, m->cfg.tied ? buffer_or_head : buffer);
-    st_close(&s.st);
+    close_source(&s);
     return ok;
 }
 
@@ -141,16 +160,21 @@ void hf_files_plan(HfFiles *f, const ModelCfg *cfg) {
     f->names = names_of(f->places);
 }
 bool hf_files_open(HfFiles *f, const char *dir, const ModelCfg *cfg, Err *e) {
+    return hf_files_open_with(f, dir, NULL, cfg, e);
+}
+bool hf_files_open_with(HfFiles *f, const char *dir, const char *adapter, const ModelCfg *cfg, Err *e) {
     Source s;
-    if (!open_for(&s, dir, cfg, e)) return false;
+    if (!open_for(&s, dir, adapter, cfg, e)) return false;
     st_load_end(&s.load, NULL);
-    *f = (HfFiles){.st = s.st, .places = xcalloc(1, sizeof *f->places)};
+    *f = (HfFiles){.st = s.st, .peft = s.peft, .places = xcalloc(1, sizeof *f->places)};
     hf_places(f->places, s.places.type, cfg, &f->st); /* its names point to itself */
     f->names = names_of(f->places);
     return true;
 }
 void hf_files_close(HfFiles *f) {
     if (f->st.path) st_close(&f->st);
+    if (f->peft) peft_close(f->peft);
+    free(f->peft);
     free(f->places);
     *f = (HfFiles){0};
 }
@@ -229,11 +253,18 @@ bool hf_config_write(const char *path, const ModelCfg *c, const HfIds *ids, Dtyp
     return ok;
 }
 
-static bool generation_write(const char *path, const HfIds *ids, Err *e) {
-    json_t *j = json_object();
+static bool generation_write(const char *path, const HfIds *ids, const json_t *keep, Err *e) {
+    json_t *j = keep ? json_deep_copy(keep) : json_object();
     put_ids(j, ids);
     bool ok = json_write(path, j, e);
     json_decref(j);
+    return ok;
+}
+
+bool hf_generation_write(const char *dir, const HfIds *ids, json_t *keep, Err *e) {
+    char *path = xformat("%s/generation_config.json", dir);
+    bool ok = generation_write(path, ids, keep, e);
+    free(path);
     return ok;
 }
 
@@ -264,7 +295,7 @@ bool hf_save_sharded(const char *dir, const Model *m, const HfIds *ids, Dtype as
     if (m->sums) l.merge = m->sums->merge, l.merge_ctx = m->sums->ctx;
     model_fields(m, &w, &f);
     norms_last(&l);
-    bool ok = hf_config_write(config, &m->cfg, ids, as, e) && generation_write(gen, ids, e) &&
+    bool ok = hf_config_write(config, &m->cfg, ids, as, e) && generation_write(gen, ids, NULL, e) &&
               st_write_dir(dir, &l, limit, e);
     st_list_free(&l);
     free(config);

@@ -32,6 +32,9 @@ bool hf_check(const char *dir, const ModelCfg *, Err *);
 bool hf_is_bf16(const char *dir);
 /* The same checks, and the numbers into m->w. On failure the weights are undefined. */
 bool hf_load(const char *dir, Model *m, Err *);
+/* Both with the adapter of a directory of `peft` added to the weights (peft.h); NULL: none. */
+bool hf_check_with(const char *dir, const char *adapter, const ModelCfg *, Err *);
+bool hf_load_with(const char *dir, const char *adapter, Model *m, Err *);
 /* What is odd but legal in DIR (it must have passed hf_check), a line each on `f`; returns how many. */
 int hf_notes(const char *dir, FILE *f);
 
@@ -39,6 +42,8 @@ int hf_notes(const char *dir, FILE *f);
 bool hf_is_llama(const ModelCfg *, const char **why);
 /* The same of DeepseekV3ForCausalLM with dense layers alone (first_k_dense_replace = num_hidden_layers). */
 bool hf_is_deepseek(const ModelCfg *, const char **why);
+/* DIR/generation_config.json again, with the keys of `keep` (an object) beside the ids. */
+bool hf_generation_write(const char *dir, const HfIds *, json_t *keep, Err *);
 /* One file, written as file.h says. ids may be NULL. dtype: of the tensors beside it. */
 bool hf_config_write(const char *path, const ModelCfg *, const HfIds *, Dtype, Err *);
 /* config.json, generation_config.json and model.safetensors into DIR, which exists; tensors as `as`. Each file is whole
@@ -58,8 +63,10 @@ typedef struct {
     St st;
     const StNames *names; /* NULL: the fields' own */
     struct HfPlaces *places;
+    struct Peft *peft; /* added to what is read; NULL: nothing */
 } HfFiles;
 bool hf_files_open(HfFiles *, const char *dir, const ModelCfg *, Err *);
+bool hf_files_open_with(HfFiles *, const char *dir, const char *adapter, const ModelCfg *, Err *);
 void hf_files_plan(HfFiles *, const ModelCfg *); /* no files */
 void hf_files_close(HfFiles *);
 /* Name of the field `path`, of t's shape, in the files, and its place in the tensor of that name. */

@@ -19,6 +19,8 @@ bool hf_flag(const HfFile *, const char *key, bool *out); /* absent: false */
 bool hf_flag_or(const HfFile *, const char *key, bool dflt, bool *out);
 const char *hf_found(const json_t *);           /* its text, or what it is, for messages */
 bool hf_rope_read(const HfFile *, json_t *out); /* rotation in our own terms */
+/* The fields of a model that is not open, without memory. */
+bool hf_walk(const ModelCfg *, Fields *, Err *);
 /* No key that changes the model in a way that is not built. hf_plain_layers: nor windows. */
 bool hf_supported(const HfFile *);
 bool hf_plain_layers(const HfFile *);

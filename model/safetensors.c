@@ -431,9 +431,31 @@ bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
            err_input(e, "%s: tensor \"%s\": expected dtype F64, F32, F16 or BF16, found %s", path, s->name, s->dtype);
 }
 
+bool st_patched(const St *st, const StEntry *s) { return st->patch && st->patch->has(st->patch, s); }
+/* `s` may be some rows of an entry. */
+static void patch(const St *st, const StEntry *s, Tensor t, StPlace p) {
+    if (!st_patched(st, s)) return;
+    const StEntry *all = st_find(st, s->name);
+    st->patch->add(st->patch, all, (size_t)(s->p - all->p) / (all->bytes / (size_t)all->shape[0]), t, p);
+}
+/* Into BF16: the sum is made in f32 and rounded once. */
+static bool read_patched(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
+    float *sum = xcalloc(tensor_count(t), sizeof *sum);
+    bool ok = st_read_part(st, s, tensor_make(sum, F32, t.rank, t.n), p, e);
+    for (size_t i = 0; ok && i < tensor_count(t); i++) {
+        uint16_t h = ((uint16_t *)t.p)[i] = bf16_from(sum[i]);
+        if (isfinite(sum[i]) && (h & 0x7FFF) == 0x7F80)
+            ok = err_input(e, "%s: tensor \"%s\" with its adapter: number %zu is too large for BF16",
+                           st->file[s->file].path, s->name, i);
+    }
+    free(sum);
+    return ok;
+}
+
 bool st_read_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
     CHECK(t.p && t.dtype != F16, "%s", s->name);
     if (!st_fits_part(st, s, t, p, e)) return false;
+    if (t.dtype == BF16 && st_patched(st, s)) return read_patched(st, s, t, p, e);
     bool whole = p.parts == 1 && !(p.turned && t.rank == 2);
     if (t.dtype == BF16) {
         CHECK(whole, "%s", s->name);
@@ -454,12 +476,13 @@ bool st_read_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
             return err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", st->file[s->file].path, s->name,
                              from + at * step, dtype_name(t.dtype));
     }
+    patch(st, s, t, p);
     return true;
 }
 bool st_read_round(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
     CHECK(t.p && t.dtype == BF16 && t.rank == 2, "%s", s->name);
     bool bf16 = !strcmp(s->dtype, "BF16"), whole = p.parts == 1 && !p.turned;
-    if (bf16 && whole) return st_read_part(st, s, t, p, e);
+    if ((bf16 && whole) || st_patched(st, s)) return st_read_part(st, s, t, p, e);
     if (!st_fits_part(st, s, t, p, e)) return false;
     size_t rows = (size_t)t.n[0], w = (size_t)t.n[1], block = (size_t)p.block;
     float *row = xcalloc(w, sizeof *row);

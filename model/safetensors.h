@@ -22,13 +22,33 @@ typedef struct {
     FileMap map;
     json_t *metadata; /* __metadata__ (text to text), or NULL */
 } StFile;
+/* How a tensor t (rows, width) or (rows) lies in a stored one: `parts` tensors of its shape take turns, `block` rows at
+ * a time, and t is number `part` of them; turned: what is stored is the transpose of that (matrices alone). So a stored
+ * row k (column, turned) is row k / (parts block) block + k % block of part k / block % parts. */
+enum { JOINED_MAX = 3 };
 typedef struct {
+    int parts, part, block;
+    bool turned;
+} StPlace;
+static const StPlace ST_WHOLE = {1, 0, 1, false};
+
+/* Added to the numbers of some entries whenever they are read; raw bytes (StEntry.p) stay as they are. */
+typedef struct StPatch StPatch;
+typedef struct St St;
+struct StPatch {
+    bool (*has)(const StPatch *, const StEntry *);
+    /* To t (F32 or F64), which holds what lies at that place of the entry from its row `row` on (or, turned, column). */
+    void (*add)(const StPatch *, const StEntry *, size_t row, Tensor t, StPlace);
+    const void *ctx;
+};
+struct St {
     char *path; /* as opened */
     int n, nfile, nwarn;
     StEntry *entry; /* ascending names */
     StFile *file;
-    char **warn; /* what is odd but legal, a line each */
-} St;
+    char **warn;          /* what is odd but legal, a line each */
+    const StPatch *patch; /* NULL: none */
+};
 
 /* Open one file, or a model directory: model.safetensors, else the shards of model.safetensors.index.json. Every entry
  * is checked here; data is only mapped. Tensors of a shard that the index leaves out are ignored and named in `warn`.
@@ -39,15 +59,8 @@ bool st_open_dir(St *, const char *dir, Err *);
 bool st_open_files(St *, const char *path, char *const *file, int n, Err *);
 void st_close(St *);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
-/* How a tensor t (rows, width) or (rows) lies in a stored one: `parts` tensors of its shape take turns, `block` rows at
- * a time, and t is number `part` of them; turned: what is stored is the transpose of that (matrices alone). So a stored
- * row k (column, turned) is row k / (parts block) block + k % block of part k / block % parts. */
-enum { JOINED_MAX = 3 };
-typedef struct {
-    int parts, part, block;
-    bool turned;
-} StPlace;
-static const StPlace ST_WHOLE = {1, 0, 1, false};
+/* Reading the entry gives other numbers than its bytes are. */
+bool st_patched(const St *, const StEntry *);
 /* Names and places of fields in a file, where they are not the fields' own. */
 typedef struct StNames StNames;
 struct StNames {

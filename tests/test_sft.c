@@ -313,3 +313,54 @@ Test(sft, white_space) {
     cr_assert_eq(white_begin(s + skip, 1), 0);
     cr_assert_eq(white_begin("\xf0\x9f\x99\x82", 4), 0);
 }
+
+/* ---- the templates as Jinja -----------------------------------------------------------------------------------------
+ */
+
+/* transformers' apply_chat_template with what we write gives the ids that we train on, of messages and instructions; and
+ * before an answer the text that a model is asked with. */
+Test(sft, jinja_is_what_is_trained_on) {
+    Err e = {0};
+    size_t i, n = 0;
+    json_t *golden = json_read("tests/golden/sft/templates.json", &e), *c;
+    cr_assert(golden, "%s", e.msg);
+    char *text = check_read("tests/golden/sft/chat.jsonl", NULL);
+    json_array_foreach(json_object_get(golden, "cases"), i, c) {
+        const char *name = json_string_value(json_object_get(c, "tokenizer"));
+        char *path = xformat("tests/golden/sft/%s.json", name);
+        Tokenizer t;
+        Chat chat;
+        int k = 0, lines = 0, same = 0;
+        cr_assert(tokenizer_open(&t, path, NULL, &e), "%s", e.msg);
+        while (strcmp(chat_templates[k], json_string_value(json_object_get(c, "template")))) k++;
+        char *jinja = chat_jinja(&t, k);
+        cr_assert_str_eq(jinja, json_string_value(json_object_get(c, "jinja")));
+        chat_open(&chat, &t, k, false);
+        for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
+            Ids ids = {0};
+            json_t *j = json_loadb(line, (size_t)(end - line), 0, NULL),
+                   *want = json_array_get(json_object_get(c, "ids"), (size_t)lines);
+            cr_assert(j && chat_encode(&chat, j, "line", &ids, &e), "%s", e.msg);
+            cr_expect_eq(ids.n, json_array_size(want), "%s %s line %d: %zu ids, want %zu", name, chat_templates[k],
+                         lines, ids.n, json_array_size(want));
+            for (size_t x = 0; x < ids.n && x < json_array_size(want); x++) {
+                int id = (int)json_integer_value(json_array_get(want, x));
+                if ((ids.id[x] & ~CHAT_LEARN) == id) continue;
+                cr_expect(false, "%s %s line %d id %zu: %d, want %d", name, chat_templates[k], lines, x,
+                          ids.id[x] & ~CHAT_LEARN, id);
+                break;
+            }
+            same++;
+            json_decref(j);
+            ids_free(&ids);
+        }
+        cr_assert(same == 36 && lines == 36, "%d of %d", same, lines);
+        chat_close(&chat);
+        tokenizer_close(&t);
+        free(path), free(jinja);
+        n++;
+    }
+    cr_assert_eq(n, 8);
+    json_decref(golden);
+    free(text);
+}

@@ -190,7 +190,8 @@ Test(sft_train, learns_and_answers) {
     free(r.out), free(r.err), free(run), free(dir), free(path), free(train);
 }
 
-/* A Jinja template of the model that a run starts from goes along, byte for byte, through stages and resumption. */
+/* A Jinja template of the model that a run starts from goes along, byte for byte, through stages of text; a stage of
+ * conversations writes its own, also when it is resumed. */
 Test(sft_train, copies_the_jinja_template) {
     static const char jinja[] = "{% for m in messages %}\n\t{{ m.content }}\xe2\x80\xa6{% endfor %}";
     char *a = check_path("a"), *b = check_path("b"), *da = xformat("run.dir=%s", a), *db = xformat("run.dir=%s", b),
@@ -198,29 +199,38 @@ Test(sft_train, copies_the_jinja_template) {
          *config = xformat("%s/last/tokenizer_config.json", a), *got = xformat("%s/last/chat_template.jinja", b),
          *copied = xformat("%s/last/tokenizer_config.json", b);
     #define STAGES                                                                                              \
-        "stages=[{name: text, steps: 2, set: {data.train: README.md, data.sft: none}}, {name: chat, steps: 4, " \
-        "set: {train.eval_every: 2}}"
+        "stages=[{name: text, steps: 2, set: {data.train: README.md, data.sft: none}}, {name: more, steps: 1, " \
+        "set: {data.train: README.md, data.sft: none}}"
     free(TRAIN(da, "train.steps=1", "optim.warmup=0"));
     check_write(file, jinja, sizeof jinja - 1);
     static const char settings[] =
         "{\"model_max_length\": 1000000000000000019884624838656, \"chat_template\": \"{{ 1 }}\\n\"}";
     check_write(config, settings, sizeof settings - 1);
-    free(TRAIN(db, from, STAGES "]", "train.steps=6", "optim.warmup=0"));
-    for (int resumed = 0; resumed < 2; resumed++) {
+    free(TRAIN(db, from, STAGES "]", "train.steps=3", "optim.warmup=0"));
+    for (int resumed = 0; resumed < 3; resumed++) {
         size_t n;
         char *text = check_read(got, &n), *own = check_read(copied, NULL);
-        cr_assert(n == sizeof jinja - 1 && !memcmp(text, jinja, n), "%s", text);
-        cr_assert(strstr(own, "\"chat_template\": \"{{ 1 }}\\n\"") && strstr(own, "\"eos_token\""), "%s", own);
+        if (resumed)
+            cr_assert(strstr(text, "'<|im_start|>user\\n'") && strstr(own, "'<|im_start|>user\\\\n'"), "%s %s", text,
+                      own);
+        else
+            cr_assert(n == sizeof jinja - 1 && !memcmp(text, jinja, n) &&
+                          strstr(own, "\"chat_template\": \"{{ 1 }}\\n\""),
+                      "%s %s", text, own);
+        cr_assert(strstr(own, "\"eos_token\""), "%s", own);
         free(text), free(own);
         if (!resumed)
-            free(TRAIN(db, from, STAGES ", {name: more, steps: 1}]", "train.steps=7", "optim.warmup=0", "--resume",
+            free(TRAIN(db, from, STAGES ", {name: chat, steps: 1}]", "train.steps=4", "optim.warmup=0", "--resume",
+                       "auto"));
+        if (resumed == 1)
+            free(TRAIN(db, from, STAGES ", {name: chat, steps: 2}]", "train.steps=5", "optim.warmup=0", "--resume",
                        "auto"));
     }
     free(a), free(b), free(da), free(db), free(from), free(file), free(config), free(got), free(copied);
 }
 
 /* The same with merges: markers that are ids, what begins a conversation, and where an answer ends. The Jinja template
- * beside the tokenizer goes along. */
+ * beside the tokenizer, which is another, gives way to their own. */
 Test(sft_train, learns_and_answers_with_merges) {
     static const struct {
         const char *tokenizer, *template, *prompt;
@@ -253,10 +263,50 @@ Test(sft_train, learns_and_answers_with_merges) {
                                  "--threads", "1", "--json"));
         cr_assert(strstr(said, "\"text\":\"Cold.\"") && strstr(said, "\"finish\":\"eos\""), "%s", said);
         char *copied = check_read(got, NULL);
-        cr_assert_str_eq(copied, "{{ 1 }}");
+        cr_assert(strstr(copied, "{% for message in messages %}"), "%s", copied);
+        cr_assert(strstr(r.err, "the source's is not that of data.sft"), "%s", r.err);
         free(from), free(as), free(json), free(clean), free(r.out), free(r.err), free(said), free(copied);
     }
     free(run), free(dir), free(path), free(train), free(own), free(tok), free(jinja), free(got);
+}
+
+/* What the source says of generation stays, and every id that ended a text there still does; the template's end comes
+ * last. A resumed run writes the same. */
+Test(sft_train, keeps_settings_of_generation) {
+    char *a = check_path("a"), *b = check_path("b"), *da = xformat("run.dir=%s", a), *db = xformat("run.dir=%s", b),
+         *from = xformat("init_from=%s/last", a), *file = xformat("%s/last/generation_config.json", a),
+         *got = xformat("%s/last/generation_config.json", b), *config = xformat("%s/last/config.json", b);
+    static const char tok[] = "data.tokenizer=tests/golden/sft/qwen2-chatml.json";
+    static const char settings[] =
+        "{\"bos_token_id\": 3, \"do_sample\": true, \"eos_token_id\": [7, 5], \"pad_token_id\": "
+        "7, \"temperature\": 0.6, \"top_p\": 0.95}";
+    Tokenizer t;
+    Err e = {0};
+    HfIds ids;
+    cr_assert(tokenizer_open(&t, "tests/golden/sft/qwen2-chatml.json", NULL, &e), "%s", e.msg);
+    free(TRAIN(da, tok, "train.steps=1", "optim.warmup=0", "train.eval_every=0"));
+    check_write(file, settings, sizeof settings - 1);
+    for (int resumed = 0; resumed < 2; resumed++) {
+        if (resumed)
+            free(TRAIN(db, from, tok, "train.steps=2", "optim.warmup=0", "train.eval_every=0", "--resume", "auto"));
+        else
+            free(TRAIN(db, from, tok, "train.steps=1", "optim.warmup=0", "train.eval_every=0"));
+        json_t *j = json_read(got, &e), *c = json_read(config, &e);
+        cr_assert(j && c && json_is_true(json_object_get(j, "do_sample")), "%s", e.msg);
+        cr_assert_eq(json_number_value(json_object_get(j, "temperature")), 0.6);
+        cr_assert_eq(json_number_value(json_object_get(j, "top_p")), 0.95);
+        cr_assert_eq(json_integer_value(json_object_get(j, "pad_token_id")), 7);
+        char *dir = xformat("%s/last", b);
+        cr_assert(hf_ids_read(dir, &ids, &e), "%s", e.msg);
+        cr_assert(ids.neos == 4 && ids.eos[0] == 7 && ids.eos[1] == 5 && ids.eos[2] == t.eot &&
+                      ids.eos[3] == tokenizer_find(&t, "<|im_end|>"),
+                  "%d ids", ids.neos);
+        cr_assert(json_equal(json_object_get(j, "eos_token_id"), json_object_get(c, "eos_token_id")));
+        json_decref(j), json_decref(c);
+        free(dir);
+    }
+    tokenizer_close(&t);
+    free(a), free(b), free(da), free(db), free(from), free(file), free(got), free(config);
 }
 
 /* What generate puts before a prompt: nothing, where the prompt begins with a special token. */

@@ -46,6 +46,16 @@ bool chat_template_read(ChatTemplate *c, const char *dir, Err *e) {
     return ok;
 }
 
+/* Where both files have one readers take the Jinja file's. */
+bool chat_template_differs(const ChatTemplate *c, const char *jinja) {
+    const char *value = json_string_value(c->value);
+    const size_t n = strlen(jinja);
+    return c->jinja ? c->n != n || memcmp(c->jinja, jinja, n) : c->value && (!value || strcmp(value, jinja));
+}
+ChatTemplate chat_template_of(const char *jinja) {
+    return (ChatTemplate){xstrdup(jinja), strlen(jinja), json_string(jinja)};
+}
+
 void chat_template_free(ChatTemplate *c) {
     free(c->jinja);
     json_decref(c->value);

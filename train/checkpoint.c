@@ -1,4 +1,5 @@
 #include "checkpoint.h"
+#include "adapter.h"
 #include "feed.h"
 #include "freeze.h"
 #include "ids.h"
@@ -6,6 +7,7 @@
 #include "watch.h"
 #include "../model/cli.h"
 #include "../model/hf.h"
+#include "../model/peft.h"
 #include "../model/safetensors.h"
 #include "../model/source.h"
 #include "../model/task_cfg.h"
@@ -358,11 +360,31 @@ static bool moments_files(const char *dir, int format, char ***file, int *n, Err
     return ok;
 }
 
+/* The weights as they were trained: in the model's own file unless that is rounded. */
+static const char WEIGHTS[] = "trainer/weights.safetensors";
+static bool weights_load(Trainer *t, const char *dir, Err *e) {
+    St st;
+    StLoad l;
+    if (!file_exists(dir, WEIGHTS)) return hf_load(dir, &t->model, e);
+    char *path = xformat("%s/%s", dir, WEIGHTS);
+    bool ok = st_open(&st, path, e);
+    free(path);
+    if (!ok) return false;
+    st_load_begin(&l, &st, NULL, e);
+    l.dev = t->model.dev;
+    l.round = true; /* of a run with adapters: bases, in bf16 or not */
+    Fields f = st_loader(&l);
+    model_fields(&t->model, &t->model.w, &f);
+    ok = st_load_end(&l, nothing_else);
+    st_close(&st);
+    return ok;
+}
+
 static bool numbers_load(Trainer *t, const char *dir, int format, const Config *was, Err *e) {
     char **file, *path = xformat("%s/trainer", dir);
     int n;
     Moments m;
-    bool ok = hf_load(dir, &t->model, e) && lora_load(t, dir, e) && moments_files(dir, format, &file, &n, e);
+    bool ok = weights_load(t, dir, e) && lora_load(t, dir, e) && moments_files(dir, format, &file, &n, e);
     if (ok) {
         ok = moments_open(&m, n == 1 ? file[0] : path, file, n, e);
         if (ok) {
@@ -393,7 +415,8 @@ bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
     if (!own.vocab) own.vocab = text ? tok.vocab : first->data.task.vocab;
     m = &own;
     bool ok = model_dir_resolve(init_from, dir, &why) && ids_fit(dir, m, text ? &tok : NULL, &why) &&
-              hf_check(dir, m, &why) && source_compare(m, dir, &c->init_change, c->quiet ? NULL : stderr, &why);
+              hf_check_with(dir, peft_path(init_from), m, &why) &&
+              source_compare(m, dir, &c->init_change, c->quiet ? NULL : stderr, &why);
     tokenizer_close(&tok);
     if (ok) return true;
     if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
@@ -402,11 +425,25 @@ bool checkpoint_fits(const char *init_from, const Config *c, Err *e) {
 
 bool checkpoint_load_weights(Trainer *t, const char *init_from, Err *e) {
     char dir[4096];
-    return model_dir_resolve(init_from, dir, e) && hf_load(dir, &t->model, e);
+    return model_dir_resolve(init_from, dir, e) && hf_load_with(dir, peft_path(init_from), &t->model, e);
 }
 
 /* ---- saving ---------------------------------------------------------------------------------------------------------
  */
+
+static bool rounds(const Trainer *t) { return t->cfg->train.save_dtype == SAVE_BF16; }
+static bool weights_write(const Trainer *t, const Model *m, const char *dir, Err *e) {
+    if (!rounds(t)) return true;
+    StList list = {.own = true, .dev = m->dev};
+    Fields f = st_lister(&list);
+    Weights w = m->w; /* declaring sets shapes again */
+    model_fields(m, &w, &f);
+    char *path = xformat("%s/%s", dir, WEIGHTS);
+    bool ok = st_write(path, &list, NULL, e);
+    st_list_free(&list);
+    free(path);
+    return ok;
+}
 
 static bool lora_write(const char *path, Lora *l, Err *e) {
     if (!l->n) return true;
@@ -460,22 +497,43 @@ static bool text_write(const char *dir, const char *name, char *text, Err *e) {
 /* What text is to the model: its tokenizer, or the task that it was trained on instead. */
 static bool text_files_write(const Trainer *t, const char *dir, Err *e) {
     if (t->cfg->data.task.kind) return task_cfg_save(&t->cfg->data.task, dir, e);
-    return text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
-           text_write(dir, "tokenizer_config.json", chat_template_config(&t->chat, tokenizer_config_json(&t->tok)),
-                      e) &&
-           chat_template_write(&t->chat, dir, e);
+    char *jinja = feed_jinja(t);
+    ChatTemplate own = {.n = 0};
+    const ChatTemplate *chat = &t->chat;
+    if (jinja) own = chat_template_of(jinja), chat = &own;
+    bool ok = text_write(dir, "tokenizer.json", tokenizer_json(&t->tok), e) &&
+              text_write(dir, "tokenizer_config.json", chat_template_config(chat, tokenizer_config_json(&t->tok)), e) &&
+              chat_template_write(chat, dir, e);
+    chat_template_free(&own);
+    free(jinja);
+    return ok;
+}
+
+/* Every id that ended a text of the source ends one of a model tuned on conversations; the template's comes last. */
+static void ends_keep(const Trainer *t, HfIds *ids) {
+    HfIds all = t->source;
+    for (int i = 0; i < ids->neos; i++) {
+        bool there = false;
+        for (int k = 0; k < all.neos; k++) there |= all.eos[k] == ids->eos[i];
+        if (!there && all.neos < HF_EOS_MAX) all.eos[all.neos++] = ids->eos[i];
+    }
+    all.bos = ids->bos;
+    *ids = all;
 }
 
 static bool model_write(const Trainer *t, const Model *m, Lora *l, const TrainState *s, const char *dir, Err *e) {
     HfIds text = {.bos = t->tok.eot}, none = {.bos = -1};
     if (t->cfg->data.sft.template && t->tok.bos >= 0) text.bos = t->tok.bos; /* begins a conversation, see chat.h */
     text.neos = feed_ends(t, text.eos);
+    if (t->cfg->data.sft.template) ends_keep(t, &text);
     const HfIds *ids = t->cfg->data.task.kind ? &none : &text;
     char *trainer = xformat("%s/trainer", dir), *lora = xformat("%s/lora.safetensors", trainer),
          *state = xformat("%s/state.json", trainer);
-    bool ok = hf_save(dir, m, ids, REAL, e) && text_files_write(t, dir, e) &&
-              text_write(trainer, "config.yaml", config_text(t->run), e) && lora_write(lora, l, e) &&
-              state_write(state, t, s, e) && clock_write(trainer, s, e);
+    bool ok = hf_save(dir, m, ids, rounds(t) ? BF16 : REAL, e) &&
+              (!t->generation || hf_generation_write(dir, ids, t->generation, e)) && weights_write(t, m, dir, e) &&
+              text_files_write(t, dir, e) && text_write(trainer, "config.yaml", config_text(t->run), e) &&
+              lora_write(lora, l, e) && adapter_write(t, l, dir, e) && state_write(state, t, s, e) &&
+              clock_write(trainer, s, e);
     free(trainer);
     free(lora);
     free(state);
@@ -515,7 +573,8 @@ bool checkpoint_files(Trainer *t, const CheckpointOf *of, CheckpointSums *sums, 
     if (trainer_writes(t))
         ok = ok && model_write(t, of->model, of->lora, of->state, dir, e) &&
              sum(dir, "model.safetensors", &sums->model, e) &&
-             (!of->lora->n || sum(dir, "trainer/lora.safetensors", &sums->lora, e));
+             (!of->lora->n || sum(dir, "trainer/lora.safetensors", &sums->lora, e)) &&
+             (!rounds(t) || sum(dir, WEIGHTS, &sums->weights, e));
     free(dir);
     free(name);
     free(path);
@@ -529,6 +588,7 @@ bool checkpoint_commit(Trainer *t, const CheckpointOf *of, const CheckpointSums 
     int n = of->own ? t->dist.world : 1;
     manifest_add(&m, "model.safetensors", sums->model);
     if (of->lora->n) manifest_add(&m, "trainer/lora.safetensors", sums->lora);
+    if (rounds(t)) manifest_add(&m, WEIGHTS, sums->weights);
     for (int k = 0; k < n; k++) {
         char *name = shard_name(k, n);
         manifest_add(&m, name, moments[k]);

@@ -3,11 +3,14 @@
  *   config.json model.safetensors tokenizer.json generation_config.json
  *                                   the model, as any reader of the family takes it; a task instead of a text stands
  *                                   in config.json, and there is no tokenizer.json
+ *   adapter/                        of a run with adapters, see adapter.h
  *   trainer/optimizer*.safetensors  the optimizer's moments, in the dtype of optim.state_dtype; Muon's matrices have
  *                                   the first alone. One file, or at dist.stage 1 and 2 one of each rank: see shards.h
  *   trainer/lora.safetensors        of a run with adapters: NAME.lora_A.weight and NAME.lora_B.weight, and
  *                                   "base.<name>", the matrices without them; their moments stand with the others,
  *                                   the model's file holds the sums
+ *   trainer/weights.safetensors     with train.save_dtype bf16, where the model's file is rounded: the weights as they
+ *                                   are trained, by their own names
  *   trainer/state.json              TrainState, CHECKPOINT_FORMAT
  *   trainer/config.yaml             the resolved settings of the run, with all its stages; config.json is of the model
  *                                   as the stage of that step has it
@@ -37,7 +40,7 @@ bool checkpoint_write(Trainer *, const CheckpointOf *, Keep, Err *);
  * run_dir_abandon by rank 0. Rank 0: journals to disk, and the folder; all: their files, synced, with their sums;
  * rank 0: the list of them, moments (world) being all ranks', and what publishes the checkpoint. */
 typedef struct {
-    FileSum moments, model, lora; /* the last two of rank 0 */
+    FileSum moments, model, lora, weights; /* all but the first of rank 0 */
 } CheckpointSums;
 bool checkpoint_begin(Trainer *, int64_t step, Err *);
 bool checkpoint_files(Trainer *, const CheckpointOf *, CheckpointSums *, Err *);

@@ -4,6 +4,7 @@
 #include "../ops/gpus.h"
 #include "../ops/isa.h"
 #include "../model/hf.h"
+#include "adapter.h"
 #include "checkpoint.h"
 #include "events.h"
 #include "feed.h"
@@ -138,11 +139,21 @@ static bool find_start(RunDir *d, const Args *a, char **dir, bool *here, Err *e)
     return true;
 }
 
+/* Settings of generation that checkpoints keep, and the ids that end a text there. */
+static bool find_generation(Trainer *t, const char *dir, Err *e) {
+    if (!file_exists(dir, "config.json") || !hf_ids_read(dir, &t->source, e)) return !file_exists(dir, "config.json");
+    if (!file_exists(dir, "generation_config.json")) return true;
+    char *path = xformat("%s/generation_config.json", dir);
+    t->generation = json_read(path, e);
+    free(path);
+    return t->generation != NULL;
+}
+
 /* A template for chats comes from where the tokenizer comes from; a checkpoint has its copy. */
 static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
     char dir[4096];
     if (t->cfg->data.task.kind) return true;
-    if (checkpoint) return chat_template_read(&t->chat, checkpoint, e);
+    if (checkpoint) return chat_template_read(&t->chat, checkpoint, e) && find_generation(t, checkpoint, e);
     const char *tok = t->cfg->data.tokenizer, *slash = strrchr(tok, '/');
     if (!*t->cfg->init_from) { /* a directory, or a file in one */
         struct stat st;
@@ -152,7 +163,8 @@ static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
         snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - tok) : 1, slash ? tok : ".");
         return chat_template_read(&t->chat, dir, e);
     }
-    return model_dir_resolve(t->cfg->init_from, dir, e) && chat_template_read(&t->chat, dir, e);
+    return model_dir_resolve(t->cfg->init_from, dir, e) && chat_template_read(&t->chat, dir, e) &&
+           find_generation(t, dir, e);
 }
 
 /* What is best so far is as rank 0 has it, who knows the folder; the others wait here until that is ready. */
@@ -177,6 +189,7 @@ static bool begin(Trainer *t, const Args *a, const char *dir, bool here, Err *e)
         model_init(&t->model, (uint64_t)c->run.seed);
         if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
         lora_begin(&t->lora, (uint64_t)c->run.seed);
+        if (!adapter_begin(t, e)) return false;
     }
     if (!dist_same(t->comm, "data", t->text.hash, e) || !dist_start(&t->dist, e)) return false;
     t->tokens0 = t->flops_from = t->state.tokens;
@@ -332,7 +345,8 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     int first = ok ? config_stage_at(cfg, peek.step) : 0;
     for (int k = 0; ok && k < config_stages(cfg); k++) config_stage(cfg, k).cfg->data.tokenizer_copy = start_dir;
     /* No rank takes memory while another looks how much is free. */
-    ok = ok && stages_check(t, cfg, first, e) && (start_dir || checkpoint_fits(cfg->init_from, cfg, e)) &&
+    ok = ok && stages_check(t, cfg, first, e) &&
+         (start_dir || (checkpoint_fits(cfg->init_from, cfg, e) && adapter_check(cfg, e))) &&
          comm_barrier(cfg->comm, "memory", e) && trainer_open_stage(t, cfg, first, false, e);
     if (!ok) {
         place_close(&at);
@@ -361,6 +375,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
                      t->cfg->train.dtype == DTYPE_BF16 ? "matrix products in bf16" : "f32",
                      device_said(t->dev, cfg, where));
         record_say(t);
+        adapter_say(t);
         feed_say(t);
         double begun = now_seconds();
         ok = train_loop(t, &last, &why, e);
@@ -375,6 +390,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     at.dir = t->dir;
     place_close(&at);
     chat_template_free(&t->chat);
+    json_decref(t->generation);
     trainer_close(t);
     return ok;
 }

@@ -15,7 +15,9 @@ void feed_close_text(Trainer *);
  * and nothing stands before one of those. Ends: ids that end the sample, at most 2; returns how many. */
 bool feed_prompt(const Trainer *, const char *text, Ids *, Err *);
 int feed_ends(const Trainer *, int end[2]);
-/* What became of the conversations, as a line of progress. */
+/* Their template as Jinja, malloc'ed; NULL: no conversations. */
+char *feed_jinja(const Trainer *);
+/* What became of the conversations, as a line of progress; and that checkpoints get another chat template. */
 void feed_say(Trainer *);
 /* How often `samples` samples read all that there is to train on. */
 typedef struct {

@@ -41,6 +41,8 @@ void feed_close_text(Trainer *t) {
     sft_close(&t->sft);
 }
 
+char *feed_jinja(const Trainer *t) { return feed_is_sft(t) ? chat_jinja(&t->tok, t->cfg->data.sft.template) : NULL; }
+
 void feed_say(Trainer *t) {
     const Sft *s = &t->sft;
     const SftPart *p = &s->train;
@@ -54,4 +56,10 @@ void feed_say(Trainer *t) {
                  "%d conversations in %d windows (%.1f %% full, %.1f %% of it learned), %d to validate on%s%s", p->n,
                  p->pack.n, 100 * (double)p->rows / ((double)p->pack.n * t->cfg->data.seq_len),
                  100 * (double)p->targets / (double)p->rows, s->val.n, lost, plain);
+    char *jinja = feed_jinja(t);
+    if (chat_template_differs(&t->chat, jinja))
+        progress_say(&t->progress,
+                     "chat template: the source's is not that of data.sft, %s, which checkpoints hold in its place",
+                     chat_templates[t->cfg->data.sft.template]);
+    free(jinja);
 }

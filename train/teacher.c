@@ -1,6 +1,7 @@
 #include "teacher.h"
 #include "../model/cost.h"
 #include "../model/hf.h"
+#include "../model/peft.h"
 #include "../ops/host.h"
 #include "ids.h"
 #include "trainer.h"
@@ -12,7 +13,8 @@ static bool fits(Trainer *t, Teacher *s, Err *e) {
     const ModelCfg *own = &t->cfg->model;
     const TeacherLosses *l = &t->cfg->teacher.losses;
     const char *layered = l->attention > 0 ? "attention" : "hidden";
-    if (!ids_fit(s->dir, own, t->cfg->data.task.kind ? NULL : &t->tok, e) || !hf_check(s->dir, &s->cfg, e))
+    if (!ids_fit(s->dir, own, t->cfg->data.task.kind ? NULL : &t->tok, e) ||
+        !hf_check_with(s->dir, peft_path(t->cfg->teacher.path), &s->cfg, e))
         return false;
     if (s->cfg.max_positions < t->cfg->data.seq_len)
         return err_input(e, "%.150s has %d positions, data.seq_len is %d", s->dir, s->cfg.max_positions,
@@ -104,7 +106,7 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     if (t->dry) return true;
     if (!arena_open_at(&s->rows, device_memory(t->dev, false), "teacher's rows", s->rows.peak, false, e)) return false;
     rows_take(s, c, N);
-    if (!hf_load(s->dir, &s->model, e)) return false;
+    if (!hf_load_with(s->dir, peft_path(c->path), &s->model, e)) return false;
     s->hash = hash_of(s);
     return dist_same(t->comm, "weights of a teacher", s->hash, e);
 }

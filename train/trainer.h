@@ -4,6 +4,7 @@
 #include "../infer/session.h"
 #include "../model/config.h"
 #include "../model/data_cfg.h"
+#include "../model/hf.h"
 #include "../model/model.h"
 #include "../ops/graph.h"
 #include "../optim/params.h"
@@ -59,7 +60,10 @@ typedef struct Trainer {
     Device *dev;
     Tokenizer tok;
     ChatTemplate chat; /* that came with the tokenizer; not closed with the trainer */
-    Stream text;       /* of a task or conversations: nothing but their number and hash */
+    json_t
+        *generation; /* generation_config.json of what the run starts from, whose keys checkpoints keep; NULL: none */
+    HfIds source;    /* ids that begin and end a text there; none: neos 0 */
+    Stream text;     /* of a task or conversations: nothing but their number and hash */
     Sft sft;
     Loader loader;
     Teacher teacher;
