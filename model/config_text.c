@@ -205,8 +205,8 @@ static bool same(const Walk *k, const Node *saved, const Node *now, const char *
     if (!nested) {
         if (saved && now && saved->type == NODE_SCALAR && now->type == NODE_SCALAR && !strcmp(saved->text, now->text))
             return true;
-        if (now && !strcmp(now->text, "auto") && (!strcmp(path, "train.dtype") || !strcmp(path, "train.frozen_dtype")))
-            return true;
+        bool by_machine = !strcmp(path, "train.dtype") || !strcmp(path, "train.frozen_dtype");
+        if (now && by_machine && !strcmp(now->text, "auto")) return true;
         if (now && !strcmp(path, "model.vocab") && !strcmp(now->text, "0")) return true;
         return err_input(k->e, "%s: %.80s, but the run was begun with %.80s; %s", path, shown(now), shown(saved),
                          k->rule);

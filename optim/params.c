@@ -10,7 +10,9 @@ static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
         snprintf(s->p[s->n].name, sizeof s->p->name, "%s", path);
         s->n++;
     }
-    while (s->role >= PARAM_GRAD && s->at < s->n && strcmp(s->p[s->at].name, path)) s->at++;
+    while (s->role >= PARAM_GRAD && s->at < s->n && strcmp(s->p[s->at].name, path) &&
+           (s->role >= PARAM_M || s->p[s->at].frozen))
+        s->at++;
     CHECK(s->at < s->n, "%s: one field more than there are weights", path);
     Param *p = &s->p[s->at++];
     CHECK(!strcmp(p->name, path), "%s where the weights have %s", path, p->name);

@@ -13,7 +13,7 @@ typedef enum { PARAM_WEIGHT, PARAM_GRAD, PARAM_M, PARAM_V, PARAM_ROLES } ParamRo
 typedef struct {
     char name[192];
     unsigned flags;  /* FIELD_* */
-    bool frozen;     /* not trained: no moments, no step, no part in the norm */
+    bool frozen;     /* not trained: no moments, no step, no part in the norm; gradients may leave it out */
     double lr_scale; /* factor of the learning rate; 1 unless set */
     bool own_decay;  /* `decay` is its weight decay, where it decays at all, not the optimizer's */
     double decay;

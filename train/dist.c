@@ -28,6 +28,8 @@ bool dist_divides(const Comm *c, int batch, int micro_batch, Err *e) {
 void dist_params(Params *p, Model *m) {
     Fields w = params_visitor(p, PARAM_WEIGHT);
     model_fields(m, &m->w, &w);
+    for (int i = 0; m->opts.trained && i < p->n; i++)
+        p->p[i].frozen = !m->opts.trained(m->opts.trained_ctx, p->p[i].name);
     Fields g = params_visitor(p, PARAM_GRAD);
     model_fields(m, &m->g, &g);
     Fields first = params_visitor(p, PARAM_M);

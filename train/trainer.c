@@ -132,10 +132,13 @@ bool trainer_stores_bf16(Trainer *t, const char *key, int dtype, const char *dir
 }
 static bool frozen_choose(Trainer *t, bool *bf16, Err *e) {
     char dir[4096] = "";
-    if (*t->run->init_from && !model_dir_resolve(t->run->init_from, dir, NULL)) *dir = 0; /* told elsewhere */
-    if (!trainer_stores_bf16(t, "train.frozen_dtype", t->run->train.frozen_dtype, dir, bf16, e)) return false;
+    const int key = t->run->train.frozen_dtype;
+    const bool file = key == DTYPE_AUTO && *t->run->init_from;
+    if (file && !model_dir_resolve(t->run->init_from, dir, NULL)) *dir = 0; /* told elsewhere */
+    if (!trainer_stores_bf16(t, "train.frozen_dtype", key, dir, bf16, e)) return false;
     int choice[2] = {*bf16 ? DTYPE_BF16 : DTYPE_F32, 0}; /* files may differ between ranks: the first one's count */
-    if (t->comm && t->comm->ops && !dist_tell(t->comm, "train.frozen_dtype", choice, sizeof choice, e)) return false;
+    if (file && t->comm && t->comm->ops && !dist_tell(t->comm, "train.frozen_dtype", choice, sizeof choice, e))
+        return false;
     config_frozen_dtype(t->run, choice[0]);
     *bf16 = choice[0] == DTYPE_BF16;
     return true;
