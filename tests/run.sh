@@ -6,6 +6,7 @@
 # the best forced), or simt (the CUDA backend, which `make simt` builds); FILTER='data/*' in the environment is handed to Criterion.
 # ISA=avx2 in the environment forces that instruction set everywhere: in tests by TEST_ISA (tests/isa.c), in programs that
 # they start by --isa. amx_emulated does so in tests alone; the programs then take avx512bf16.
+# XML=PREFIX in the environment: Criterion's reports, with the seconds of every test, as PREFIX-f32.xml and so on.
 # The last line is `N passed, N failed, N skipped`.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -38,21 +39,8 @@ if [ -n "${ISA-}" ]; then
     export TEST_ISA=$ISA
 fi
 jobs=$(env -u OMP_NUM_THREADS nproc) # it would count threads, not processors
-# How much longer a test may take than on an idle machine of ordinary speed: the processor's time for a fixed loop, the
-# least of five, by that of the machine that deadlines were written for; times what others want of the processors.
-slow() {
-    local TIMEFORMAT=%U least=9 s load
-    for _ in 1 2 3 4 5; do
-        s=$({ time for ((i = 0; i < 20000; i++)); do :; done; } 2>&1)
-        least=$(printf '%s\n' "$s" "$least" | sort -g | head -n 1)
-    done
-    read -r load _ </proc/loadavg
-    awk -v s="$least" -v load="$load" -v jobs="$jobs" 'BEGIN {
-        x = s / 0.04; if (x < 1) x = 1
-        x *= 1 + load / jobs; if (x > 30) x = 30
-        printf "%.2f", x }'
-}
-export TEST_SLOW=${TEST_SLOW:-$(slow)}
+# How much longer a test may take than on an idle machine of ordinary speed.
+export TEST_SLOW=${TEST_SLOW:-$(tests/slow.sh)}
 patience() { awk -v n="$1" -v slow="$TEST_SLOW" 'BEGIN { printf "%d", n * slow }'; }
 echo "deadlines of tests times $TEST_SLOW"
 # Tests run side by side; one thread each unless a test asks for more, and waiting threads give the core away.
@@ -63,7 +51,7 @@ criterion() { # runner, program, suffix of the tests' names: runs it, adds its r
     local runner=$1 kind=$3 start=$SECONDS rc
     [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; return; }
     echo "== $runner${TEST_ISA:+ with $TEST_ISA}"
-    KVSMITH=$2 "$(realpath "$runner")" -j"$jobs" --timeout "$(patience 300)" --color=never --json="$tmp/$kind.json" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
+    KVSMITH=$2 "$(realpath "$runner")" -j"$jobs" --timeout "$(patience 300)" --color=never --json="$tmp/$kind.json" ${XML:+--xml="$XML-$kind.xml"} ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
     rc=$?
     grep -v '^\[====\]' "$tmp/$kind.log" | head -n 400
     # Criterion does not escape messages, so the report is read by line, not as JSON: tests are indented by 8 or more.
