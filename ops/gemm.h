@@ -36,8 +36,9 @@ void gemm_many(Gemm *, Arena *scratch, int n, const GemmJob *);
 
 /* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes, for
  * every A and every B, 2 M K or 2 N K bytes, rounded up, from scratch; with M <= GEMM_BF16_FEW, tb and not ta 2 M K and
- * a fixed number for each thread. Every number of C is summed in an order that K alone gives: neither threads nor other
- * rows nor other products of the call change a bit. Either all products have so few rows or none. BFDOT of aarch64
+ * a fixed number for each thread. Forms without an instruction for bf16 take twice that, whatever M is. Every number of
+ * C is summed in an order that K alone gives: neither threads nor other rows nor other products of the call change a
+ * bit. Either all products have so few rows or none. BFDOT of aarch64
  * rounds each sum to odd, up to twice as far off as to nearest (cpu/gemm_neon.c). */
 typedef void GemmBf16(int threads, Arena *scratch, int n, const GemmJob *);
 enum { GEMM_BF16_FEW = 64 };

@@ -1,11 +1,11 @@
 /* gemm_bf16.c: C (+)= A B of f32 matrices with both operands rounded to bf16 and sums in f32. Compiled once per
  * OPS_ISA (baseline, avx2, avx512, avx512bf16, amx, neonbf16), each giving one function. Here is what they share: the
- * panels of B, who packs what, who multiplies what; how A lies and how sums are made is in gemm_vectors.c, or, with
- * OPS_TILES (amx), in gemm_tiles.c; with OPS_NEON (neonbf16) gemm_neon.c packs and multiplies, by vectors of four.
+ * panels of B, who packs what, who multiplies what. The rest is in gemm_vectors.c, or, with OPS_TILES (amx), in
+ * gemm_tiles.c. With OPS_NEON (neonbf16) gemm_neon.c packs and multiplies, by vectors of four. Where the processor has
+ * no instruction for bf16 (baseline, avx2, avx512: OPS_WIDE) gemm_wide.c does, and operands are packed as f32.
  *
- * The processor's instruction multiplies pairs: c += a.lo b.lo + a.hi b.hi, so operands are packed as pairs of numbers
- * that follow each other along k. A panel of B is (K/2, width) pairs, width 16, 32 or 48 (OPS_NEON: 4, 8 or
- * 12).
+ * The instruction multiplies pairs: c += a.lo b.lo + a.hi b.hi, so operands are packed as pairs of numbers
+ * that follow each other along k. A panel of B is (K/2, width) pairs, width 1 to NV vectors.
  *
  * Few rows of C are bound by the reading of B: each panel is packed, a block of k at a time, by the thread that
  * multiplies it, and never leaves its caches.
@@ -16,23 +16,38 @@
 #ifdef OPS_NEON
 enum { W = 4 };        /* numbers in a vector */
 typedef uint32_t Pair; /* low half: the even k */
-#else
+#elif defined(__AVX512BF16__)
     #include "pairs.h"
+#else
+    #define OPS_WIDE
+    #if defined(__AVX512F__)
+        #define WIDTH          16
+        #define MANY_REGISTERS 1
+    #elif defined(__AVX2__)
+        #define WIDTH 8
+    #else
+        #define WIDTH 4
+    #endif
+enum { W = WIDTH };
+typedef struct {
+    float even, odd;
+} Pair;
 #endif
 
 enum {
     TASKS_PER_THREAD = 12,
     ENOUGH = 6, /* blocks of rows, or of few rows runs of panels side by side in memory, for each thread */
-    ASK = 192,  /* pairs in a row of B between those that are used and those that are asked for */
     AHEAD = 4   /* vectors that packing asks for ahead in rows that lie pages apart, where no prefetcher follows */
 };
+/* ASK: pairs in a row of B between those that are used and those that are asked for. */
 #ifdef OPS_TILES
 enum {
     MR = 16,    /* rows of a tile */
     NV = 2,     /* vectors in a panel of B: 2 x 2 tiles of sums, 2 of A and 2 of B are the processor's eight */
     KP = 192,   /* pairs of k between two visits to C: a panel of B then takes 24 KB of the first cache */
     ROWS = 128, /* rows of C in a task */
-    WHOLE = 16  /* K is filled up with zeros to a multiple of so many pairs */
+    ASK = 192,
+    WHOLE = 16 /* K is filled up with zeros to a multiple of so many pairs */
 };
 #elif defined(OPS_NEON)
 enum {
@@ -40,6 +55,16 @@ enum {
     NV = 3,     /* vectors: 8 x 3 sums, 3 of B and 2 of A in 32 registers */
     KP = 384,   /* pairs of k between two visits to C: a panel of B then takes 18 KB of the first cache */
     ROWS = 128, /* rows of C in a task: of A 192 KB */
+    ASK = 192,
+    WHOLE = 1
+};
+#elif defined(OPS_WIDE)
+enum {
+    MR = WIDTH == 16 ? 8 : 4, /* rows of C that the kernel makes at once */
+    NV = 3,                   /* vectors: 8 x 3 sums of 32 registers, or 4 x 3 of 16, with 3 of B and a broadcast */
+    KP = 128,                 /* pairs of k that a panel of B has in the first cache: 24 KB of vectors of 8 */
+    ROWS = 128,               /* rows of C in a task */
+    ASK = KP,
     WHOLE = 1
 };
 #else
@@ -49,6 +74,7 @@ enum {
     KP = 1024, /* pairs of k between two visits to C: a block of A then takes 256 KB of the second cache, a panel of B
                 * 192 KB; they stream from there into the kernel at less than half of what it gives */
     ROWS = 64, /* rows of C in a task */
+    ASK = 192,
     WHOLE = 1
 };
 #endif
@@ -62,6 +88,7 @@ typedef struct {
 static inline int pairs_in(GemmShape s) { return ((s.K + 1) / 2 + WHOLE - 1) / WHOLE * WHOLE; }
 static inline void pack_columns(Pair *to, const float *even, const float *odd, int n);
 static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n);
+static inline size_t ahead_of(GemmShape s, int vecs, int k);
 /* Asks for what comes in two rows. */
 static inline void ask_rows(const void *even, const void *odd) {
     __builtin_prefetch((const char *)even + AHEAD * W * sizeof(float), 0, 3);
@@ -108,6 +135,9 @@ static inline void two_lines(__m512i r[2], const void *x, int ld, bool narrow, i
 #endif
 #ifdef OPS_NEON
     #include "gemm_neon.c"
+#endif
+#ifdef OPS_WIDE
+    #include "gemm_wide.c"
 #endif
 
 /* ---- B ------------------------------------------------------------------------------------------------------------
@@ -198,34 +228,13 @@ static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, i
     for (int j = 0; j < W; j++)
         if (j < some) _mm512_storeu_si512(to + (size_t)j * ld, r[j]);
 }
-#elif !defined(OPS_NEON)
-static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row, int n, int k, int some,
-                              size_t ahead) {
-    Pair rows[W][W];
-    if (n < W || some < W) memset(rows, 0, sizeof rows);
-    for (int i = 0; i < n; i++) {
-        size_t at = (size_t)(row + i) * (size_t)s.ldb + 2 * (size_t)k;
-        if (!s.narrow) {
-            pack_row(rows[i], (const float *)B + at, some, 2 * (k + some) > s.K);
-            continue;
-        }
-        const uint16_t *x = (const uint16_t *)B + at;
-        if (ahead) __builtin_prefetch((const char *)x + ahead, 0, 2);
-        pack_row_narrow(rows[i], x, some, 2 * (k + some) > s.K);
-    }
-    if (some == W)
-        turn(to, ld, rows);
-    else
-        for (int j = 0; j < some; j++)
-            for (int i = 0; i < W; i++) to[(size_t)j * ld + (size_t)i] = rows[i][j];
-}
 #endif
 /* From pair k of a panel's rows to what is asked for meanwhile, in bytes: a block further on in these rows, or, from
  * the last block on, as far into the rows behind them. */
 static inline size_t ahead_of(GemmShape s, int vecs, int k) {
     int at = k / ASK * ASK;
     bool on = at + ASK < (s.K + 1) / 2;
-    return on ? ASK * sizeof(Pair) : 2 * ((size_t)vecs * W * (size_t)s.ldb - 2 * (size_t)at);
+    return on ? ASK * sizeof(uint32_t) : 2 * ((size_t)vecs * W * (size_t)s.ldb - 2 * (size_t)at);
 }
 /* Pairs k0..k1-1 (k0 a multiple of W) of one panel of B, k along its rows; pair k0 goes to `to`. asks: for what
  * comes. */
@@ -266,6 +275,15 @@ static bool own_rows(int threads, int n, const GemmJob *jobs) {
     for (int j = 0; j < n; j++) all = all && !jobs[j].s.ta && jobs[j].s.M == jobs->s.M;
     return all;
 }
+/* Whether B is packed panel by panel, by the thread that multiplies it. Without the instruction the kernel is so much
+ * slower than packing that rows of C may be many: each block of them packs B anew, and nothing of B goes to memory. */
+static bool reads_rows(GemmShape s) {
+#ifdef OPS_WIDE
+    return s.tb && !s.ta;
+#else
+    return s.tb && !s.ta && s.M <= GEMM_BF16_FEW;
+#endif
+}
 /* Which product shares what with which; how many tasks there are. Takes the packed operands' memory; of few rows
  * `panel` is a panel for each thread instead of every B, by rows As have ROWS rows for each thread, which is less than
  * what fewer rows take. */
@@ -285,7 +303,7 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
         CHECK(sa.M == s.M && sa.K == s.K && sa.ta == s.ta && sa.lda == s.lda && sb.N == s.N && sb.K == s.K &&
                   sb.tb == s.tb && sb.ldb == s.ldb && sb.narrow == s.narrow && sa.narrow_a == s.narrow_a &&
                   sc.narrow_c == s.narrow_c && sc.M == s.M && sc.N == s.N && (first == j || (s.accumulate && !few)) &&
-                  few == (s.tb && !s.ta && s.M <= GEMM_BF16_FEW),
+                  few == reads_rows(s),
               "product %d, (%d,%d,%d), and those that it shares with", j, s.M, s.N, s.K);
         w[j] = (Work){.s = s, .a = lie(s), .C = jobs[j].C, .packs_a = like_a == j, .packs_b = like_b == j};
         /* Lanes: two blocks' rows. */
@@ -358,24 +376,42 @@ static void widen_rows(float *to, size_t ld, const uint16_t *C, size_t ldc, int 
 static void narrow_rows(uint16_t *C, size_t ldc, const float *x, size_t ld, int rows, int n) {
     for (int r = 0; r < rows; r++) narrow_row(C + (size_t)r * ldc, x + (size_t)r * ld, n);
 }
+/* Panels, for each block of rows. */
+static int few_tasks(GemmShape s) { return panels(s.N) * ((s.M + ROWS - 1) / ROWS); }
 /* Panels of all products, one list: a thread that is done takes what is next, whosever it is. */
 static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pair *mem, size_t own, double size) {
     int all = 0;
+    bool alone = w->s.M <= GEMM_BF16_FEW; /* packing so few rows is less than waiting for each other */
     for (int j = 0; j < n; j++) {
-        all += panels(w[j].s.N);
-        if (w[j].packs_a) pack_a_rows(&w[j], w[j].packed, jobs[j].A, 0, w[j].s.M);
         const GemmShape s = w[j].s;
+        all += few_tasks(s);
+        if (w[j].packs_a && alone) pack_a_rows(&w[j], w[j].packed, jobs[j].A, 0, s.M);
         if (s.narrow_c && s.accumulate) widen_rows(w[j].C, (size_t)s.ldc, jobs[j].C, (size_t)jobs[j].s.ldc, s.M, s.N);
     }
     int run = imax(1, imin(8, all / (ENOUGH * threads)));
 #pragma omp parallel num_threads(threads) if (size > 1.5e5)
     {
+        for (int j = 0; j < n && !alone; j++) {
+            if (!w[j].packs_a) continue;
+#pragma omp for schedule(dynamic, 1) nowait
+            for (int i = 0; i < w[j].s.M; i += ROWS)
+                pack_a_rows(&w[j], w[j].packed + (size_t)(i / MR) * w[j].a.block, jobs[j].A, i,
+                            imin(i + ROWS, w[j].s.M));
+        }
+        if (!alone) {
+#pragma omp barrier
+        }
         tiles_open();
 #pragma omp for schedule(dynamic, run) nowait
         for (int i = 0; i < all; i++) {
-            int j = 0, p = i;
-            for (; p >= panels(w[j].s.N); j++) p -= panels(w[j].s.N);
-            few_panel(&w[j], jobs[j].B, p, mem + (size_t)omp_get_thread_num() * own);
+            int j = 0, t = i;
+            for (; t >= few_tasks(w[j].s); j++) t -= few_tasks(w[j].s);
+            Work block = w[j];
+            int p = t % panels(block.s.N), row = t / panels(block.s.N) * ROWS;
+            block.s.M = imin(ROWS, block.s.M - row);
+            block.A += (size_t)(row / MR) * block.a.block;
+            block.C = (float *)block.C + (size_t)row * (size_t)block.s.ldc;
+            few_panel(&block, jobs[j].B, p, mem + (size_t)omp_get_thread_num() * own);
         }
         tiles_close();
     }
@@ -436,7 +472,7 @@ static void multiply(int threads, Arena *scratch, int n, const GemmJob *jobs) {
     Work w[GEMM_JOBS];
     Pair *panel_mem;
     Mark mark = arena_mark(scratch);
-    bool few = jobs->s.tb && !jobs->s.ta && jobs->s.M <= GEMM_BF16_FEW, rows = !few && own_rows(threads, n, jobs);
+    bool few = reads_rows(jobs->s), rows = !few && own_rows(threads, n, jobs);
     int tasks = prepare(threads, scratch, n, jobs, w, few, rows, &panel_mem);
     double size = 0;
     size_t own = 0;

@@ -5,15 +5,13 @@
 static inline void tiles_open(void) {}
 static inline void tiles_close(void) {}
 
-#ifndef OPS_NEON
+#ifdef __AVX512BF16__
 /* ---- A ------------------------------------------------------------------------------------------------------------
  */
 
 static Lie lie(GemmShape s) {
     size_t pairs = ((size_t)s.K + 1) / 2;
-    #ifdef __AVX512BF16__
     if (s.tb && !s.ta && s.M > MR && s.M <= GEMM_BF16_FEW) return (Lie){pairs * MR, 1, W}; /* at even blocks */
-    #endif
     if (s.ta) return (Lie){pairs * MR, 1, MR};
     size_t ld = (pairs + W - 1) / W * W;
     if (ld % 256 == 0) ld += W; /* rows one page apart would fall onto the same lines of the first cache */
@@ -30,7 +28,6 @@ static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
 /* Pairs k0..k1-1 of all of A, k down its columns. */
 static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
     int i = 0;
-    #ifdef __AVX512BF16__
     for (; (k1 - k0) % 2 == 0 && 2 * k1 <= s.K && i + 2 * W <= s.M; i += 2 * W) {
         size_t ask = ask_on(s.M, s.lda, s.narrow_a, i);
         Pair *at = to + (size_t)(i / MR) * a.block;
@@ -45,7 +42,6 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
             }
         }
     }
-    #endif
     for (; i < s.M; i += W)
         for (int k = k0; k < k1; k++) {
             Pair both[W] __attribute__((aligned(64))), *at = to + (size_t)(i / MR) * a.block + (size_t)k * MR;
@@ -57,14 +53,12 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
 /* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
 static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     int pairs = (s.K + 1) / 2;
-    #ifdef __AVX512BF16__
     if (a.step == W) {
         GemmShape turned = {.K = s.K, .ldb = s.lda, .narrow = s.narrow_a};
         for (int k = 0; k < pairs && row % W == 0; k += W)
             pack_block(to + (size_t)k * W, W, turned, A, row, imin(W, s.M - row), k, imin(W, pairs - k), 0);
         return;
     }
-    #endif
     for (int i = row; i < row + MR; i++, to += a.row)
         if (i < s.M && s.narrow_a)
             pack_row_narrow(to, (const uint16_t *)A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
@@ -73,13 +67,11 @@ static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
         else
             memset(to, 0, (size_t)pairs * sizeof *to);
 }
-#endif
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------------
  */
 
 /* rows <= mr rows of C, columns of `vecs` vectors of which the last has `last` numbers; first: C = instead of C +=. */
-#ifdef __AVX512BF16__
 static inline __attribute__((always_inline)) void store(int vecs, float *C, const __m512 c[NV], int last, bool first) {
     #pragma GCC unroll 3
     for (int v = 0; v < vecs; v++) {
@@ -220,41 +212,13 @@ static void few_columns(float *C, const Pair *a, Lie l, GemmShape s, const void 
             in_lanes(C, a, l, s, B, row, k0, some, first);
     }
 }
-#elif !defined(OPS_NEON)
-static inline float low(Pair p) {
-    union {
-        uint32_t u;
-        float f;
-    } b = {p << 16};
-    return b.f;
-}
-static inline float high(Pair p) {
-    union {
-        uint32_t u;
-        float f;
-    } b = {p & 0xFFFF0000};
-    return b.f;
-}
-static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float *C, size_t ldc, const Pair *a, Lie l,
-                                                         const Pair *b, int pairs, int rows, int last, bool first) {
-    int width = vecs * W, end = width - W + last;
-    for (int r = 0; r < imin(rows, mr); r++) {
-        float c[NV * W] = {0};
-        for (int k = 0; k < pairs; k++) {
-            Pair x = a[(size_t)r * l.row + (size_t)k * l.step];
-            const Pair *y = b + (size_t)k * (size_t)width;
-            float lo = low(x), hi = high(x);
-    #pragma omp simd
-            for (int v = 0; v < width; v++) {
-                c[v] += lo * low(y[v]); /* two fused steps where a processor has them */
-                c[v] += hi * high(y[v]);
-            }
-        }
-        float *to = C + (size_t)r * ldc;
-        for (int v = 0; v < end; v++) to[v] = first ? c[v] : to[v] + c[v];
-    }
-}
 #endif
+#ifdef OPS_WIDE
+static inline void tile(int vecs, float *C, size_t ldc, const Pair *a, Lie l, const Pair *b, int pairs, int rows,
+                        int last, bool first) {
+    tile_asks(vecs, C, ldc, a, l, b, pairs, rows, last, first, (Ask){NULL, 0, 0});
+}
+#else
 static inline __attribute__((always_inline)) void tile(int vecs, float *C, size_t ldc, const Pair *a, Lie l,
                                                        const Pair *b, int pairs, int rows, int last, bool first) {
     switch (vecs) {
@@ -263,6 +227,7 @@ static inline __attribute__((always_inline)) void tile(int vecs, float *C, size_
     default: kernel(MR, 3, C, ldc, a, l, b, pairs, rows, last, first);
     }
 }
+#endif
 
 /* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed; C: where the first of these numbers stands. */
 static void task(const Work *w, const Pair *A, float *C, int i0, int i1, int p0, int p1) {
@@ -295,6 +260,38 @@ enum { FEW_MEM = 0 };
 enum { FEW_MEM = 1 };
 #endif
 static size_t few_pairs(GemmShape s) { return FEW_MEM * (size_t)imin(KP, (s.K + 1) / 2) * NV * W; }
+#ifdef OPS_WIDE
+/* The same for all rows; mem: few_pairs. */
+static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
+    enum { COLUMNS = 4 }; /* rows of C that take no panel */
+    const GemmShape s = w->s;
+    int pairs = (s.K + 1) / 2, v0, vecs, tiles = (s.M + MR - 1) / MR;
+    panel(s.N, p, &v0, &vecs);
+    const int row = v0 * W, last = imin(W, s.N - row - (vecs - 1) * W), each = (vecs * W + tiles - 1) / tiles;
+    const size_t ldc = (size_t)s.ldc, ld = (size_t)s.ldb * sizeof(uint16_t);
+    float *C = (float *)w->C + row;
+    if (s.narrow && s.M <= COLUMNS) {
+        switch (vecs) {
+        case 1: few_columns(1, C, ldc, w->A, w->a, s, B, row); break;
+        case 2: few_columns(2, C, ldc, w->A, w->a, s, B, row); break;
+        default: few_columns(NV, C, ldc, w->A, w->a, s, B, row);
+        }
+        return;
+    }
+    for (int k = 0; k < pairs; k += KP) {
+        int some = imin(KP, pairs - k);
+        pack_b_rows(mem, s, B, p, k, k + some, false);
+        Ask ask = {NULL, ld, s.narrow ? imin(each, LINE) : 0};
+        if (s.narrow) ask.at = (const char *)B + (size_t)row * ld + (size_t)k * sizeof(uint32_t) + ahead_of(s, vecs, k);
+        for (int i = 0; i < s.M; i += MR) {
+            const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
+            tile_asks(vecs, C + (size_t)i * ldc, ldc, a, w->a, mem, some, imin(MR, s.M - i), last,
+                      k == 0 && !s.accumulate, ask);
+            if (s.narrow) ask.at += (size_t)each * ld;
+        }
+    }
+}
+#else
 /* All rows of panel p; mem: few_pairs. */
 static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
     const GemmShape s = w->s;
@@ -304,18 +301,19 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
     for (int k = 0; k < pairs; k += KP) {
         int some = imin(KP, pairs - k);
         bool first = k == 0 && !s.accumulate;
-#ifdef __AVX512BF16__
+    #ifdef __AVX512BF16__
         float *C = (float *)w->C + (size_t)v0 * W;
         (void)mem, (void)last;
         for (int v = 0; v < vecs; v++)
             few_columns(C + v * W, w->A + (size_t)k * w->a.step, w->a, s, B, (v0 + v) * W, k, some, first);
-#else
+    #else
         pack_b_rows(mem, s, B, p, k, k + some, true);
         for (int i = 0; i < s.M; i += MR) {
             float *C = (float *)w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
             const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
             tile(vecs, C, (size_t)s.ldc, a, w->a, mem, some, imin(MR, s.M - i), last, first);
         }
-#endif
+    #endif
     }
 }
+#endif

@@ -3,6 +3,7 @@
  * of the same pair of 16 columns. Included by what is compiled per instruction set. */
 #pragma once
 #include "../gemm_bf16.h"
+#include "turn.h"
 #include <string.h>
 
 enum { W = 16 }; /* numbers in a vector */
@@ -98,24 +99,6 @@ static inline void narrow_row(uint16_t *to, const float *x, int n) {
 }
 /* 16 rows of 16 pairs turned: to[k * ld + row] = row's pair k. */
 #ifdef __AVX512F__
-static inline __attribute__((always_inline)) void turn_registers(__m512i r[W]) {
-    __m512i t[W];
-    #pragma GCC unroll 4
-    for (int i = 0; i < W; i += 4) { /* 4 x 4 inside each quarter */
-        __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]), b = _mm512_unpackhi_epi32(r[i], r[i + 1]),
-                c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]), d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-        t[i] = _mm512_unpacklo_epi64(a, c), t[i + 1] = _mm512_unpackhi_epi64(a, c);
-        t[i + 2] = _mm512_unpacklo_epi64(b, d), t[i + 3] = _mm512_unpackhi_epi64(b, d);
-    }
-    #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) { /* then the quarters: t[4 g + i] holds column 4 q + i of rows 4 g.. in quarter q */
-        __m512i a = _mm512_shuffle_i32x4(t[i], t[4 + i], 0x44), b = _mm512_shuffle_i32x4(t[i], t[4 + i], 0xEE),
-                c = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0x44),
-                d = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0xEE);
-        r[i] = _mm512_shuffle_i32x4(a, c, 0x88), r[4 + i] = _mm512_shuffle_i32x4(a, c, 0xDD);
-        r[8 + i] = _mm512_shuffle_i32x4(b, d, 0x88), r[12 + i] = _mm512_shuffle_i32x4(b, d, 0xDD);
-    }
-}
 static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
     __m512i r[W];
     for (int i = 0; i < W; i++) r[i] = _mm512_loadu_si512(rows[i]);

@@ -1,0 +1,285 @@
+/* gemm_wide.c: what gemm_bf16.c is made of where the processor has no instruction for bf16. Included by it alone.
+ *
+ * Operands are packed as the f32 numbers that their rounding gives, so that the kernel is one of f32: a vector of B is
+ * the even numbers of W columns, then the odd ones; a pair of A is two numbers side by side. B that is bf16 in memory
+ * is widened as it is packed. A number of C is what was there, or 0, and then one product after another along k: an
+ * order that K alone gives, since memory between the steps rounds nothing. */
+#include <string.h>
+#if defined(__AVX2__)
+    #include <immintrin.h>
+#endif
+#include "turn.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "two numbers of bf16 are read as one word");
+
+typedef float Vec __attribute__((vector_size(W * sizeof(float))));
+typedef float VecAt __attribute__((vector_size(W * sizeof(float)), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(W * sizeof(uint32_t))));
+typedef uint32_t BitsAt __attribute__((vector_size(W * sizeof(uint32_t)), aligned(2), may_alias));
+typedef int32_t Ints __attribute__((vector_size(W * sizeof(int32_t))));
+enum { LINE = 64 / sizeof(uint32_t) }; /* pairs of narrow numbers in a line of memory */
+#define INLINE static inline __attribute__((always_inline))
+
+/* The nearest number of bf16, ties to even; NaN stays NaN; a denormal is 0. */
+INLINE Vec rounded(Vec x) {
+    Bits u = (Bits)x, near = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000;
+    Ints size = (Ints)(u & 0x7FFFFFFF), none = size > 0x7F800000, small = size < 0x00800000;
+    near = ((Bits)none & (u | 0x400000) & 0xFFFF0000) | (~(Bits)none & near);
+    return (Vec)(((Bits)small & u & 0x80000000) | (~(Bits)small & near));
+}
+/* n <= W numbers, the rest 0. */
+INLINE Vec some_of(const float *x, int n) {
+    float all[W] = {0};
+    if (n == W) return *(const VecAt *)x;
+    memcpy(all, x, (size_t)n * sizeof *x);
+    return *(const VecAt *)all;
+}
+INLINE Bits some_narrow(const uint16_t *x, int n) { /* n <= W, each in a word of its own */
+    Bits all = {0};
+    for (int i = 0; i < W; i++)
+        if (i < n) all[i] = x[i];
+    return all;
+}
+/* n numbers to BF16. */
+static inline void narrow_row(uint16_t *to, const float *x, int n) {
+    for (int i = 0; i < n; i += W) {
+        Bits r = (Bits)rounded(some_of(x + i, imin(W, n - i))) >> 16;
+        for (int j = 0; j < imin(W, n - i); j++) to[i + j] = (uint16_t)r[j];
+    }
+}
+/* n <= W pairs, from two rows below each other; odd NULL: zeros. The rest of W is 0. */
+static inline void pack_columns(Pair *to, const float *even, const float *odd, int n) {
+    VecAt *at = (VecAt *)to;
+    at[0] = rounded(some_of(even, n));
+    at[1] = odd ? rounded(some_of(odd, n)) : (Vec){0};
+}
+static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
+    VecAt *at = (VecAt *)to;
+    at[0] = (Vec)(some_narrow(even, n) << 16);
+    at[1] = odd ? (Vec)(some_narrow(odd, n) << 16) : (Vec){0};
+}
+/* W rows of W words, ld bytes apart, turned: r[j] is number j of every row. */
+INLINE void turned(Vec r[W], const char *x, size_t ld) {
+#if defined(__AVX512F__)
+    for (int i = 0; i < W; i++) r[i] = *(const VecAt *)(x + (size_t)i * ld);
+    turn_registers((__m512i *)r);
+#elif defined(__AVX2__)
+    for (int i = 0; i < 4; i++)
+        for (int h = 0; h < 2; h++) {
+            const float *lo = (const float *)(x + (size_t)i * ld) + 4 * h,
+                        *hi = (const float *)(x + (size_t)(i + 4) * ld) + 4 * h;
+            r[4 * h + i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(lo)), _mm_loadu_ps(hi), 1);
+        }
+    for (int h = 0; h < W; h += 4) {
+        __m256 a = _mm256_unpacklo_ps(r[h], r[h + 1]), b = _mm256_unpackhi_ps(r[h], r[h + 1]),
+               c = _mm256_unpacklo_ps(r[h + 2], r[h + 3]), d = _mm256_unpackhi_ps(r[h + 2], r[h + 3]);
+        r[h] = _mm256_shuffle_ps(a, c, 0x44), r[h + 1] = _mm256_shuffle_ps(a, c, 0xEE);
+        r[h + 2] = _mm256_shuffle_ps(b, d, 0x44), r[h + 3] = _mm256_shuffle_ps(b, d, 0xEE);
+    }
+#else
+    for (int i = 0; i < W; i++)
+        for (int j = 0; j < W; j++) memcpy((char *)&r[j] + i * 4, x + (size_t)i * ld + j * 4, 4);
+#endif
+}
+/* W pairs from k on of B's rows row.. (n <= W of them), which are narrow, turned; what is not there is 0. What lies
+ * `ahead` bytes on is asked for as well, a line in each row; 0: nothing. */
+INLINE void turned_pairs(Vec r[W], GemmShape s, const void *B, int row, int n, int k, size_t ahead) {
+    const uint16_t *x = (const uint16_t *)B + (size_t)row * (size_t)s.ldb + 2 * (size_t)k;
+    const size_t ld = (size_t)s.ldb;
+    int left = s.K - 2 * k;
+    if (ahead && k % LINE == 0)
+        for (int i = 0; i < W; i++) __builtin_prefetch((const char *)(x + (size_t)i * ld) + ahead, 0, 2);
+    if (n == W && left >= 2 * W) {
+        turned(r, (const char *)x, ld * sizeof *x);
+        return;
+    }
+    uint16_t edge[W][2 * W] = {{0}};
+    for (int i = 0; i < n; i++) memcpy(edge[i], x + (size_t)i * ld, (size_t)imin(2 * W, left) * sizeof *x);
+    turned(r, (const char *)edge, sizeof *edge);
+}
+INLINE Vec even_of(Vec pairs) { return (Vec)((Bits)pairs << 16); }
+INLINE Vec odd_of(Vec pairs) { return (Vec)((Bits)pairs & 0xFFFF0000); }
+/* B's rows row.. (n <= W of them, the rest counts as 0), `some` <= W pairs from k on, beyond K 0; k along the rows. */
+INLINE void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row, int n, int k, int some, size_t ahead) {
+    Vec r[W];
+    if (s.narrow) {
+        turned_pairs(r, s, B, row, n, k, ahead);
+#pragma GCC unroll 16
+        for (int j = 0; j < W; j++) {
+            if (j >= some) continue;
+            VecAt *pair = (VecAt *)(to + (size_t)j * ld);
+            pair[0] = even_of(r[j]);
+            pair[1] = odd_of(r[j]);
+        }
+        return;
+    }
+    for (int half = 0; half < 2; half++) {
+        const float *x = (const float *)B + (size_t)row * (size_t)s.ldb + 2 * (size_t)k + half * W;
+        int there = imax(0, imin(W, s.K - 2 * k - half * W));
+        float rows[W][W];
+        for (int i = 0; i < W; i++)
+            *(VecAt *)rows[i] = i < n && there ? rounded(some_of(x + (size_t)i * (size_t)s.ldb, there)) : (Vec){0};
+        turned(r, (const char *)rows, sizeof *rows);
+        for (int j = 0; j < W; j++)
+            if (half * W + j < 2 * some) ((VecAt *)(to + (size_t)((half * W + j) / 2) * ld))[j % 2] = r[j];
+    }
+}
+
+/* ---- A ------------------------------------------------------------------------------------------------------------
+ */
+
+static Lie lie(GemmShape s) {
+    size_t pairs = ((size_t)s.K + 1) / 2;
+    if (s.ta) return (Lie){pairs * MR, 1, MR};
+    size_t ld = (pairs + W - 1) / W * W;
+    if (ld % 128 == 0) ld += W; /* rows a page apart would fall onto the same lines of the first cache */
+    return (Lie){ld * MR, ld, 1};
+}
+/* Never: numbers are f32. */
+static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
+    (void)s, (void)A, (void)a;
+    return false;
+}
+/* Pairs k0..k1-1 of all of A, k down its columns. */
+static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
+    for (int i = 0; i < s.M; i += W)
+        for (int k = k0; k < k1; k++) {
+            Pair both[W];
+            two_rows(both, A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
+            const float *even = (const float *)both, *odd = even + W;
+            for (int b = 0; b < W && i + b < s.M; b += MR) {
+                Pair *at = to + (size_t)((i + b) / MR) * a.block + (size_t)k * MR;
+                for (int r = 0; r < MR; r++) at[r] = (Pair){even[b + r], odd[b + r]};
+            }
+        }
+}
+/* Rows row..row+MR-1 of A, k along the rows; behind the last row 0, and behind K up to W pairs that are there. */
+static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
+    const int whole = (s.K + 2 * W - 1) / (2 * W) * 2 * W;
+    for (int i = row; i < row + MR; i++, to += a.row) {
+        float *x = (float *)to;
+        if (i >= s.M) {
+            memset(x, 0, (size_t)whole * sizeof *x);
+            continue;
+        }
+        size_t at = (size_t)i * (size_t)s.lda;
+        for (int k = 0; k < whole; k += W) {
+            int n = imax(0, imin(W, s.K - k));
+            Vec r = s.narrow_a ? (Vec)(some_narrow((const uint16_t *)A + at + k, n) << 16)
+                               : rounded(some_of((const float *)A + at + k, n));
+            *(VecAt *)(x + k) = r; /* a row has room for whole vectors */
+        }
+    }
+}
+
+/* ---- the kernel ---------------------------------------------------------------------------------------------------
+ */
+
+INLINE void from_c(int vecs, Vec c[NV], const float *C, int last, bool first) {
+#pragma GCC unroll 3
+    for (int v = 0; v < vecs; v++)
+        c[v] = first                       ? (Vec){0}
+               : v < vecs - 1 || last == W ? (Vec) * (const VecAt *)(C + v * W)
+                                           : some_of(C + v * W, last);
+}
+INLINE void to_c(int vecs, float *C, const Vec c[NV], int last) {
+#pragma GCC unroll 3
+    for (int v = 0; v < vecs; v++)
+        if (v < vecs - 1 || last == W)
+            *(VecAt *)(C + v * W) = c[v];
+        else
+            memcpy(C + v * W, &c[v], (size_t)last * sizeof *C);
+}
+/* Lines of memory that are asked for while the sums are made, one at a time: all at once they would stand in each
+ * other's way. One in each of `rows` rows, ld bytes apart, for every LINE pairs. */
+typedef struct {
+    const char *at;
+    size_t ld;
+    int rows;
+} Ask;
+/* mr rows of C, columns of `vecs` vectors of which the last has `last` numbers; first: from 0 on, else from what is
+ * there. */
+INLINE void kernel_of(const int mr, const int vecs, float *C, size_t ldc, const Pair *a, Lie l, const Pair *b,
+                      int pairs, int last, bool first, Ask ask) {
+    Vec c[MR][NV];
+#pragma GCC unroll 8
+    for (int r = 0; r < mr; r++) from_c(vecs, c[r], C + (size_t)r * ldc, last, first);
+    for (int k = 0; k < pairs; k++, a += l.step, b += vecs * W) {
+        if (k % LINE < ask.rows) __builtin_prefetch(ask.at + (size_t)(k % LINE) * ask.ld + k / LINE * 64, 0, 2);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            Vec y[NV];
+#pragma GCC unroll 3
+            for (int v = 0; v < vecs; v++) y[v] = *(const VecAt *)((const float *)(b + v * W) + half * W);
+#pragma GCC unroll 8
+            for (int r = 0; r < mr; r++) {
+                float x = ((const float *)(a + (size_t)r * l.row))[half];
+#pragma GCC unroll 3
+                for (int v = 0; v < vecs; v++) c[r][v] += x * y[v];
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < mr; r++) to_c(vecs, C + (size_t)r * ldc, c[r], last);
+}
+INLINE void kernel_asks(int vecs, float *C, size_t ldc, const Pair *a, Lie l, const Pair *b, int pairs, int rows,
+                        int last, bool first, Ask ask) {
+    switch (rows) {
+    case 1: kernel_of(1, vecs, C, ldc, a, l, b, pairs, last, first, ask); break;
+    case 2: kernel_of(2, vecs, C, ldc, a, l, b, pairs, last, first, ask); break;
+    case 3: kernel_of(3, vecs, C, ldc, a, l, b, pairs, last, first, ask); break;
+#ifdef MANY_REGISTERS
+    case 4: kernel_of(4, vecs, C, ldc, a, l, b, pairs, last, first, ask); break;
+    case 5: kernel_of(5, vecs, C, ldc, a, l, b, pairs, last, first, ask); break;
+    case 6: kernel_of(6, vecs, C, ldc, a, l, b, pairs, last, first, ask); break;
+    case 7: kernel_of(7, vecs, C, ldc, a, l, b, pairs, last, first, ask); break;
+#endif
+    default: kernel_of(MR, vecs, C, ldc, a, l, b, pairs, last, first, ask);
+    }
+}
+static void tile_asks(int vecs, float *C, size_t ldc, const Pair *a, Lie l, const Pair *b, int pairs, int rows,
+                      int last, bool first, Ask ask) {
+    switch (vecs) {
+    case 1: kernel_asks(1, C, ldc, a, l, b, pairs, rows, last, first, ask); break;
+    case 2: kernel_asks(2, C, ldc, a, l, b, pairs, rows, last, first, ask); break;
+    default: kernel_asks(NV, C, ldc, a, l, b, pairs, rows, last, first, ask);
+    }
+}
+/* mr rows of C, so few that a panel would not be worth its memory: narrow rows of B from `row` on are turned in
+ * registers and used up at once, `vecs` times W of them side by side, whose sums hide each other's latency. */
+INLINE void in_columns(const int mr, const int vecs, float *C, size_t ldc, const Pair *a, Lie l, GemmShape s,
+                       const void *B, int row) {
+    Vec c[MR][NV];
+    const int pairs = (s.K + 1) / 2, last = imin(W, s.N - row - (vecs - 1) * W);
+#pragma GCC unroll 8
+    for (int m = 0; m < mr; m++) from_c(vecs, c[m], C + (size_t)m * ldc, last, !s.accumulate);
+    for (int k = 0; k < pairs; k += W) {
+        const size_t ahead = ahead_of(s, vecs, k);
+#pragma GCC unroll 3
+        for (int v = 0; v < vecs; v++) {
+            Vec r[W];
+            turned_pairs(r, s, B, row + v * W, v < vecs - 1 ? W : last, k, ahead);
+#pragma GCC unroll 16
+            for (int j = 0; j < W; j++) {
+                const Vec lo = even_of(r[j]), hi = odd_of(r[j]);
+#pragma GCC unroll 8
+                for (int m = 0; m < mr; m++) {
+                    const Pair *x = a + (size_t)m * l.row + (size_t)(k + j);
+                    c[m][v] += x->even * lo;
+                    c[m][v] += x->odd * hi;
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < mr; m++) to_c(vecs, C + (size_t)m * ldc, c[m], last);
+}
+INLINE void few_columns(const int vecs, float *C, size_t ldc, const Pair *a, Lie l, GemmShape s, const void *B,
+                        int row) {
+    switch (s.M) {
+    case 1: in_columns(1, vecs, C, ldc, a, l, s, B, row); break;
+    case 2: in_columns(2, vecs, C, ldc, a, l, s, B, row); break;
+    case 3: in_columns(3, vecs, C, ldc, a, l, s, B, row); break;
+    default: in_columns(4, vecs, C, ldc, a, l, s, B, row);
+    }
+}
