@@ -66,7 +66,11 @@ $(BUILD)/kvsmith: $(BUILD)/f32/kvsmith.o $(BUILD)/f32/lib.a
 $(BUILD)/tests-f32: $(patsubst %.c,$(BUILD)/f32/%.o,$(TESTS) $(HELP)) $(TILES) $(BUILD)/f32/lib.a
 	@echo "  LD $@"
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
-$(BUILD)/tests-f64: $(patsubst %.c,$(BUILD)/f64/%.o,$(TESTS) $(HELP)) $(BUILD)/f64/lib.a
+# Double is the oracle of arithmetic. What moves bytes, reads text or settings, or starts programs is tested in f32 alone.
+BYTES  := bpe choices cli comm comm_threads config data defaults dist_save events fuzz inputs schema sets \
+          sft shards store_file task tokens tuning
+DOUBLE  = $(filter-out $(BYTES:%=tests/test_%.c),$(TESTS))
+$(BUILD)/tests-f64: $(patsubst %.c,$(BUILD)/f64/%.o,$(DOUBLE) $(HELP)) $(BUILD)/f64/lib.a
 	@echo "  LD $@"
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ $(LIBS) -lcriterion
 $(BUILD)/f32/lib.a: $(OBJ32)

@@ -64,7 +64,7 @@ bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *
     CHECK(w.f, "no memory for a text");
     fprintf(w.f,
             "# Continue training this converted model: kvsmith train train.yaml%s\n"
-            "# then: kvsmith generate run. ${here} is the folder of this file, so the folder may be moved.\n"
+            "# then: kvsmith generate run. ${here} is the folder of this file, so the folder may be moved before.\n"
             "run:\n  dir: ${here}/run\n"
             "init_from: ${here}              # model and %s; keys under `model:` change single settings\n",
             task.kind ? "" : " data.train=FILE", task.kind ? "weights" : "tokenizer");

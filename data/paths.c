@@ -18,13 +18,16 @@ static bool matching(Paths *p, const char *pattern, const char *key, Err *e) {
     glob_t g = {0};
     int r = glob(pattern, 0, NULL, &g);
     bool ok = r == 0;
+    int before = p->n;
+    struct stat st;
     if (r == GLOB_NOMATCH)
         err_input(e, "%s: no file matches the pattern %.180s", key, pattern);
     else if (r)
         err_world(e, "%s: cannot read what matches the pattern %.180s", key, pattern);
-    for (size_t i = 0; ok && i < g.gl_pathc; i++) ok = put(p, xstrdup(g.gl_pathv[i]), key, e);
+    for (size_t i = 0; ok && i < g.gl_pathc; i++)
+        if (stat(g.gl_pathv[i], &st) || !S_ISDIR(st.st_mode)) ok = put(p, xstrdup(g.gl_pathv[i]), key, e);
     if (r == 0) globfree(&g);
-    return ok;
+    return ok && (p->n > before || err_input(e, "%s: only folders match the pattern %.180s", key, pattern));
 }
 
 static bool ends(const char *name, const char *tail) {

@@ -9,7 +9,7 @@ typedef struct {
 } Paths;
 
 /* Append what `word` names, in the order of strcmp:
- *   a pattern, with * ? or [ in it and no file of that very name: the files that match (glob(3));
+ *   a pattern, with * ? or [ in it and no file of that very name: the files that match (glob(3)), no folders;
  *   a folder: the files in it named .txt, .jsonl, .txt.gz, .jsonl.gz, .txt.zst or .jsonl.zst, none of its subfolders';
  *   anything else: itself, there or not.
  * EXIT_INPUT: a pattern or a folder that names no file, more than FILES_MAX in all. `key` ("data.train") begins the

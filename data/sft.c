@@ -41,6 +41,11 @@ static bool objects(const Jsonl *l, const char *path, Err *e) {
     const unsigned char *p = l->map.p;
     size_t i = 0;
     while (i < l->map.n && strchr(" \t\r\n", p[i]) && p[i]) i++;
+    if (l->map.n - i >= 3 && !memcmp(p + i, "\xef\xbb\xbf", 3))
+        return err_input(e, "%.150s: begins with a byte-order mark; remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE",
+                         path);
+    if (i < l->map.n && p[i] == '[')
+        return err_input(e, "%.150s: is one list of JSON; write one object a line: jq -c '.[]' FILE", path);
     return i == l->map.n || p[i] == '{' ||
            err_input(
                e,

@@ -2,6 +2,7 @@
 #include "source.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -20,20 +21,32 @@ typedef struct {
     Packing packing;
     unsigned char *in, *out; /* (CHUNK) as on disk; unpacked */
     size_t nin, at;          /* of `in`, those already unpacked */
+    bool piped, ended;       /* standard input; nothing more comes */
     bool over, inside;       /* no more on disk; a compressed part has begun and not ended */
     TextCheck check;
     z_stream z;
     ZSTD_DStream *zstd;
 } In;
 
+static bool see_read(const In *f, size_t n, Err *e) { return !f->cfg->read || f->cfg->read(f->cfg->ctx, n, e); }
+/* A pipe may give its bytes one by one and stall: `in` is filled, so that the first bytes say what it holds, and whoever
+ * watches the reading is asked several times a second. */
 static bool refill(In *f, Err *e) {
-    ssize_t n;
-    do n = read(f->fd, f->in, CHUNK);
-    while (n < 0 && errno == EINTR);
-    if (n < 0) return err_errno(e, "cannot read", f->path);
-    f->nin = (size_t)n, f->at = 0;
-    f->over = n == 0;
-    return !n || !f->cfg->read || f->cfg->read(f->cfg->ctx, (size_t)n, e);
+    f->nin = 0, f->at = 0;
+    while (f->nin < CHUNK && !f->ended) {
+        struct pollfd ready = {.fd = f->fd, .events = POLLIN};
+        if (f->piped && poll(&ready, 1, 200) <= 0) {
+            if (!see_read(f, 0, e)) return false;
+            continue;
+        }
+        ssize_t n = read(f->fd, f->in + f->nin, CHUNK - f->nin);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return err_errno(e, "cannot read", f->path);
+        f->ended = n == 0;
+        f->nin += (size_t)n;
+    }
+    f->over = f->nin == 0;
+    return see_read(f, f->nin, e);
 }
 
 bool zstd_begins(const unsigned char *p, size_t n) {
@@ -43,7 +56,7 @@ bool zstd_begins(const unsigned char *p, size_t n) {
 static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
     struct stat st;
     bool piped = !strcmp(path, STDIN);
-    *f = (In){.cfg = cfg, .path = piped ? "standard input" : path};
+    *f = (In){.cfg = cfg, .path = piped ? "standard input" : path, .piped = piped};
     f->fd = piped ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     f->check = (TextCheck){.name = f->path, .lift = cfg->lift};
     if (f->fd < 0) return err_errno(e, "cannot open", path);

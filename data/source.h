@@ -16,8 +16,8 @@ typedef struct {
     size_t nsep;
     const char *jsonl_key; /* NULL: raw text */
     SourceSink *sink;
-    bool (*read)(void *ctx, size_t bytes, Err *); /* so many more bytes of the file as it lies on disk, 0 at each MiB
-                                                     unpacked; may be NULL */
+    bool (*read)(void *ctx, size_t bytes, Err *); /* so many more bytes of the file as it lies on disk; 0 at each MiB
+                                                     unpacked and while a pipe has none; may be NULL */
     void *ctx;
     const char *lift; /* see TextCheck: the setting that lets any bytes be text; NULL: they are */
 } SourceCfg;

@@ -60,12 +60,14 @@ bool inputs_read(Inputs *in, InputSink *sink, void *ctx, Err *e) {
     char *sep;
     size_t nsep;
     if (!text_unescape(in->separator ? in->separator : "", "--separator", &sep, &nsep, e)) return false;
-    bool ok = true;
+    bool ok = true, piped = false;
     for (int i = 0; ok && i < in->file.n; i++) {
         size_t size;
         ok = source_size(in->file.path[i], &size, e);
         in->of += size;
+        piped |= !strcmp(in->file.path[i], "-");
     }
+    if (piped) in->of = 0;
     in->tell = tell_begin("reading");
     for (int i = 0; ok && i < in->file.n; i++) {
         Through t = {in, sink, ctx};

@@ -390,7 +390,7 @@ static bool base_read(Compare *c, Config *base, const Cli *cli, Err *e) {
         return node_refuse(x, "base", e, "expected a map of settings or the path of a YAML file, got %s", node_type(x));
     if (x->type == NODE_SCALAR) {
         c->base_path = xstrdup(x->text);
-        if (!(c->base = tree_yaml_file(c->base_path, e))) return false;
+        if (!(c->base = tree_yaml_file(c->base_path, e)) || !config_here(c->base, c->base_path, e)) return false;
         if (node_null(c->base)) return node_refuse(c->base, "", e, "expected a map of settings, got nothing");
     } else {
         c->base = tree_copy(x);
@@ -470,6 +470,7 @@ bool compare_read(Compare *c, const char *path, int noverride, char *const overr
     Config *base = xcalloc(1, sizeof *base);
     bool ok = (c->root = tree_yaml_file(path, e)) != NULL;
     if (ok && c->root->type != NODE_MAP) ok = node_refuse(c->root, "", e, "expected a map of settings");
+    ok = ok && config_here(c->root, path, e);
     for (int i = 0; ok && i < noverride; i++) ok = tree_override(c->root, override[i], e);
     ok = ok && schema_read(compare_keys, c->root, "", NULL, c, e) && lists_fit(c, e) && base_read(c, base, cli, e) &&
          rows_read(c, base, cli, e);
@@ -544,6 +545,8 @@ void compare_run_config(const Compare *c, const CompareRow *r, double lr, int64_
     char *folder = compare_folder(c, r, lr, seed, mark);
     snprintf(cfg->run.dir, sizeof cfg->run.dir, "%s", folder);
     snprintf(cfg->init_from, sizeof cfg->init_from, "%s", o->from ? o->from : "");
+    /* a row says itself what it changes of the one that it starts from */
+    if (o->from) cfg->init_change.n = 1, strcpy(cfg->init_change.v[0], "model");
     if (o->teacher) snprintf(cfg->teacher.path, sizeof cfg->teacher.path, "%s", o->teacher);
     cfg->run.seed = seed;
     cfg->optim.lr = lr;

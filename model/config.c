@@ -458,14 +458,19 @@ static bool put_here(Node *x, const char *path, char **here, Err *e) {
     return true;
 }
 
+bool config_here(Node *root, const char *path, Err *e) {
+    char *here = NULL;
+    bool ok = put_here(root, path, &here, e);
+    free(here);
+    return ok;
+}
+
 bool config_read(Config *c, const char *path, int noverride, char *const override[], Err *e) {
     Node *root = tree_yaml_file(path, e);
-    char *here = NULL;
-    if (root && !put_here(root, path, &here, e)) {
+    if (root && !config_here(root, path, e)) {
         tree_free(root);
         root = NULL;
     }
-    free(here);
     return config_tree(c, root, noverride, override, e);
 }
 void config_free(Config *c) {

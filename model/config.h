@@ -171,6 +171,8 @@ enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_WSD };
  * file a text that begins with ${here} names a path in the file's own folder; other paths are from the working
  * directory. A value of ??? is refused: the user must give one. Without a whole `model` that of init_from is taken
  * (source.h), and its tokenizer unless data.tokenizer is given; the settings then hold it whole. */
+/* ${here} at the start of a text of a file's tree becomes the file's folder. EXIT_INPUT: there is no such folder. */
+bool config_here(Node *root, const char *path, Err *);
 bool config_read(Config *, const char *path, int noverride, char *const override[], Err *);
 /* The same from memory. `where` names it in messages. On failure there is nothing to free. */
 bool config_parse(Config *, const char *text, size_t n, const char *where, int noverride, char *const override[],

@@ -161,12 +161,16 @@ static char *value_text(const Key *k, const void *cfg) {
 static RopeCfg rope_plain(const RopeCfg *r, int max_positions) {
     RopeCfg x = *r;
     if (!x.original_max_positions) x.original_max_positions = max_positions;
+    if (x.type == ROPE_LONGROPE && x.factor <= 0 && x.attention_factor <= 0) /* the scale follows from the length */
+        x.factor = (double)max_positions / x.original_max_positions;
     return x;
 }
 /* Both turn every pair alike, however many numbers a head turns. */
 static bool rope_alike(const RopeCfg *a, const RopeCfg *b, int positions_a, int positions_b) {
     static const int sizes[] = {4, 8, 64, 128, 2 * ROPE_PAIRS};
     if (a->type == ROPE_LONGROPE || b->type == ROPE_LONGROPE) return !memcmp(a, b, sizeof *a);
+    if (a->type == ROPE_DYNAMIC && b->type == ROPE_DYNAMIC && a->original_max_positions != b->original_max_positions)
+        return false; /* scaling begins elsewhere */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         Rope x = {0}, y = {0};
         if (!rope_make(&x, a, sizes[i], positions_a, NULL) || !rope_make(&y, b, sizes[i], positions_b, NULL) ||

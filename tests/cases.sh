@@ -1,6 +1,7 @@
 # cases.sh: what the shell tests share; sourced from the repository's root. $prog is the program, $tmp a directory that goes
 # with the test; `wrong TEXT` notes what does not hold, `verdict NAME` closes a case and reports it.
 set -u
+export LC_ALL=C.UTF-8 # decimals have points
 build=${BUILD:-build}
 prog=$(realpath "${KVSMITH:-$build/kvsmith}")
 tmp=$(mktemp -d)

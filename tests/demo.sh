@@ -4,6 +4,7 @@
 # model; its schedule is drawn for these, and ends with them or with the time, whichever comes first. One `ok` or `not ok`
 # line per promise; exit status 1 when one is broken. The time is reported. $KVSMITH: another program than BUILD/kvsmith.
 set -u -o pipefail
+export LC_ALL=C.UTF-8 # decimals have points
 cd "$(dirname "$0")/.." || exit 1
 kvsmith=${KVSMITH:-${1:-build}/kvsmith}
 config=configs/demo.yaml run=runs/demo corpus=data/kjv.txt

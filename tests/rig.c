@@ -203,7 +203,7 @@ void rig_done(Rig *g) {
 Tensor rig_random(Tensor t, const char *name) {
     uint64_t key = rng_name(0, name);
     for (int i = 0; i < t.rank; i++) key = rng_mix(key, (uint64_t)t.n[i]);
-    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)rng_normal(key, i);
+    for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)check_normal(key, i);
     return t;
 }
 Tensor tensor_copy(Rig *g, Tensor t) {

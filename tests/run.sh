@@ -9,6 +9,7 @@
 # XML=PREFIX in the environment: Criterion's reports, with the seconds of every test, as PREFIX-f32.xml and so on.
 # The last line is `N passed, N failed, N skipped`.
 set -u
+export LC_ALL=C.UTF-8 # decimals have points
 cd "$(dirname "$0")/.." || exit 1
 build=${1:-build}
 parts=${2:-f32 f64 sh}

@@ -2,6 +2,7 @@
 # Print how much longer work takes here and now than on an idle machine of ordinary speed, 1 to 30: the processor's time
 # for a fixed loop, the least of five, by that of the machine that deadlines were written for; times what others want of the
 # processors. tests/run.sh and .ci/run multiply deadlines by it.
+export LC_ALL=C.UTF-8 # decimals have points
 jobs=$(env -u OMP_NUM_THREADS nproc)
 TIMEFORMAT=%U least=9
 for _ in 1 2 3 4 5; do

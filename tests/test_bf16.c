@@ -69,7 +69,7 @@ static Product product(int M, int N, int K, int how) {
         t.rows[x] = rows[x], t.cols[x] = cols[x];
         t.p[x] = xcalloc(n, sizeof(float));
         for (size_t i = 0; i < n; i++)
-            t.p[x][i] = i % ld < (size_t)cols[x] ? (float)rng_normal((uint64_t)(x + 10 * how), i) : x < 2 ? NAN : 7;
+            t.p[x][i] = i % ld < (size_t)cols[x] ? (float)check_normal((uint64_t)(x + 10 * how), i) : x < 2 ? NAN : 7;
     }
     size_t n = (size_t)M * (size_t)t.s.ldc;
     t.old = xcalloc(n, sizeof(float));
@@ -182,7 +182,7 @@ static void many_run(GemmBf16 *run, int threads, int n, const GemmJob *jobs) {
 }
 static float *normals(size_t n, uint64_t key) {
     float *x = xcalloc(n, sizeof *x);
-    for (size_t i = 0; i < n; i++) x[i] = (float)rng_normal(key, i);
+    for (size_t i = 0; i < n; i++) x[i] = (float)check_normal(key, i);
     return x;
 }
 Test(bf16, several_products_are_those_alone) {

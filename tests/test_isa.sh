@@ -30,7 +30,7 @@ for name in avx9 $other; do
 done
 # the largest that the build knows: here, or not on this processor
 for name in amx avx512; do
-    case " $has " in *" $name "* | "neon "*) continue ;; esac
+    case " $has " in *" $name "* | " neon "*) continue ;; esac
     refused "isa $name: this processor does not have it; expected one of: auto, $least" device --isa $name
 done
 refused "isa $least: is for device cpu" train $tiny run.dir="$tmp/no" --isa "$least" --device cuda

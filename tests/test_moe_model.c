@@ -87,7 +87,7 @@ Test(moe, refused_settings) {
         {"experts: 4, top_k: 2, hidden: 8, scale: 0", "scale"},
         {"experts: 4, top_k: 2, hidden: 8, shared: -1", "shared"},
         {"experts: 4, top_k: 2, hidden: 1048576, shared: 2", "shared: 2 experts of hidden 1048576"},
-        {"experts: 4, top_k: 2, hidden: 8, expert: 3", "did you mean experts?"},
+        {"experts: 4, top_k: 2, hidden: 8, expert: 3", "did you mean model.ffn.experts?"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char *text = xformat("model: {d_model: 32, layers: 2, max_positions: 8, kinds: {a: {mixer: gqa, heads: 2}}, "

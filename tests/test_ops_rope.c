@@ -34,14 +34,33 @@ typedef struct {
     size_t partner;
     wide c, s;
 } Turned;
+/* Sine and cosine in the wide type, kept: every instruction set asks for the same angles again. */
+static void wide_sincos(wide angle, wide *sine, wide *cosine) {
+    enum { N = 1 << 14 };
+    static struct {
+        bool there;
+        wide angle, s, c;
+    } kept[N]; /* one test is one process */
+    double x = (double)angle;
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    size_t at = rng_mix(1, bits) % N;
+    if (!kept[at].there || kept[at].angle != angle) {
+        kept[at].there = true, kept[at].angle = angle;
+        kept[at].s = sinl(angle), kept[at].c = cosl(angle);
+    }
+    *sine = kept[at].s, *cosine = kept[at].c;
+}
 static Turned turned(const Turns *t, int heads, int D, size_t at, int sign, int late) {
     int k = (int)(at % (size_t)D) - t->p.at, half = t->p.n / 2, m = (int)(at / (size_t)D) / heads;
     if (k < 0 || k >= t->p.n) return (Turned){at, 1, 0};
     bool il = t->p.interleaved, second = il ? k % 2 : k >= half;
     int pair = il ? k / 2 : k % half, away = il ? 1 : half;
     wide angle = (t->pos[t->idx[m]] + late) * t->p.f[pair]; /* an angle is a double */
-    wide s = sign * sinl(angle) * t->p.factor;
-    return (Turned){second ? at - (size_t)away : at + (size_t)away, cosl(angle) * t->p.factor, second ? s : -s};
+    wide s, c;
+    wide_sincos(angle, &s, &c);
+    s *= sign * t->p.factor, c *= t->p.factor;
+    return (Turned){second ? at - (size_t)away : at + (size_t)away, c, second ? s : -s};
 }
 
 static Ref *rope_ref(Tensor x, const Turns *t, int sign, int late) {

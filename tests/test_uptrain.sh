@@ -113,14 +113,14 @@ plan() { # the plan of a run is what it takes
     [ "$(memory "$tmp/planned")" = "$(memory "$tmp/out")" ] || wrong "$*: planned $(memory "$tmp/planned"), peaks $(memory "$tmp/out")"
     rm -rf "$tmp/plan"
 }
-few="--threads 1 train.steps=3 optim.warmup=0 train.eval_every=3"
+few="--threads 1 train.dtype=f32 train.steps=3 optim.warmup=0 train.eval_every=3"
 plan configs/tiny-mha.yaml $few teacher.path="$tmp/mha" "$all"
 plan configs/tiny-mha.yaml $few teacher.path="$tmp/mha" "$all" train.recompute=-1 train.dropout=0.1
 plan configs/tiny-gqa.yaml $few teacher.path="$tmp/mha" lora.rank=8 train.async_save=true
 grep -q '"adapter_copy":' "$tmp/planned" && grep -q '"teacher_weights":' "$tmp/planned" || wrong "regions: $(memory "$tmp/planned")"
 plan configs/tiny-gqa.yaml $few 'train.freeze=["*.mlp.*"]' optim.kind=muon
 plan configs/tiny-gqa.yaml $few teacher.path="$tmp/mha" 'teacher.losses={lm: 0, kl: 0, rkl: 1}'
-plan configs/uptrain.yaml --threads 1 init_from="$tmp/gqa" teacher.path="$tmp/mha"
+plan configs/uptrain.yaml --threads 1 train.dtype=f32 init_from="$tmp/gqa" teacher.path="$tmp/mha"
 verdict plan-is-the-peak
 
 # ---- refusals

@@ -182,10 +182,11 @@ static bool settings_check(const char *dir, Config *now, int64_t step, Err *e) {
     char *path = xformat("%s/trainer/config.yaml", dir);
     bool ok = config_read(saved, path, 0, NULL, e);
     if (ok) {
+        config_frozen_dtype(saved, DTYPE_F32); /* a program that did not write the key had no other */
         config_adopt(now, saved);
         ok = config_resumable(saved, now, step, e);
         if (ok) config_dtype(now, config_stage(saved, config_stage_at(saved, step)).cfg->train.dtype);
-        if (ok && saved->train.frozen_dtype != DTYPE_AUTO) config_frozen_dtype(now, saved->train.frozen_dtype);
+        if (ok) config_frozen_dtype(now, saved->train.frozen_dtype);
         config_free(saved);
     }
     free(path);
