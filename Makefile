@@ -1,6 +1,6 @@
 # kvsmith. `make` builds the program; needs what ./setup installs.
 #   make            build/kvsmith                  make test    every test; last line: N passed, N failed, N skipped
-#   make demo       train and generate, 5 minutes  make bench   GEMM and memory peaks, tokens/s
+#   make demo       train and generate, 3 minutes  make bench   GEMM and memory peaks, tokens/s
 #   make double     the sources with real = double make asan    program and tests under ASan + UBSan
 #   make fuzz       parsers, FUZZ_SECONDS each     make format | format-check | docs | clean
 #   make simt       build/simt/: the CUDA backend on an emulated device     make simt-test    its tests

@@ -546,7 +546,8 @@ Fields st_checker(StLoad *l) { return (Fields){.see = check_field, .ctx = l}; }
 bool st_load_end(StLoad *l, bool (*rest)(const char *name)) {
     for (int i = 0; rest && i < l->st->n && !l->failed; i++) {
         const StEntry *s = &l->st->entry[i];
-        if (l->used[i] || strncmp(s->name, l->prefix, strlen(l->prefix)) || rest(s->name + strlen(l->prefix))) continue;
+        bool ours = !strncmp(s->name, l->prefix, strlen(l->prefix)) && !rest(s->name + strlen(l->prefix));
+        if (l->used[i] || (!ours && !st_patched(l->st, s))) continue; /* what an adapter changes must be read */
         l->failed =
             !err_input(l->err, "%s: tensor \"%s\" has no place in this model", l->st->file[s->file].path, s->name);
     }

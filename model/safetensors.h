@@ -101,9 +101,10 @@ bool st_load_end(StLoad *, bool (*rest)(const char *name));
 typedef struct {
     char *name;
     Tensor t;
-    Dtype as;                     /* stored as */
-    StPlace place;                /* of its parts, each (rows, width) and of t's dtype; t has the stored shape */
+    Dtype as;      /* stored as */
+    StPlace place; /* of its parts, each (rows, width); t has the stored shape, and the first part's dtype */
     const void *part[JOINED_MAX]; /* part[0] = t.p where it is stored whole */
+    Dtype dtype[JOINED_MAX];      /* of each part in memory */
 } StItem;
 typedef struct {
     int n;

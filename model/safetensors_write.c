@@ -97,10 +97,13 @@ static bool put_data(FileOut *o, const StItem *s, Err *e) {
     return ok;
 }
 
-/* The same of numbers that are made for the file: all parts of a joined tensor are then REAL, in memory of their own. */
+/* The same of numbers that are made for the file, and of parts that differ in dtype (a frozen one in bf16 beside one that
+ * is trained): all parts of a joined tensor are then REAL, in memory of their own. */
 static bool wants_merge(const StItem *s, const StList *l) {
-    for (int k = 0; l->merge && k < s->place.parts; k++)
-        if (l->merge(l->merge_ctx, s->part[k], ABSENT)) return true;
+    for (int k = 0; k < s->place.parts; k++) {
+        CHECK(s->part[k], "%s: part %d was not given", s->name, k);
+        if (s->dtype[k] != s->t.dtype || (l->merge && l->merge(l->merge_ctx, s->part[k], ABSENT))) return true;
+    }
     return false;
 }
 static bool put_merged(FileOut *o, const StItem *s, const StList *l, Err *e) {
@@ -108,10 +111,10 @@ static bool put_merged(FileOut *o, const StItem *s, const StList *l, Err *e) {
     const size_t n = tensor_count(s->t) / (size_t)s->place.parts;
     real *room = xcalloc(n * (size_t)s->place.parts, sizeof *room);
     for (int k = 0; k < s->place.parts; k++) {
-        Tensor part = TENSOR((void *)s->part[k], s->t.dtype, (int)n);
+        Tensor part = TENSOR((void *)s->part[k], s->dtype[k], (int)n);
         real *to = room + (size_t)k * n;
         view.part[k] = to;
-        if (l->merge(l->merge_ctx, s->part[k], TENSOR(to, REAL, (int)n))) continue;
+        if (l->merge && l->merge(l->merge_ctx, s->part[k], TENSOR(to, REAL, (int)n))) continue;
         Tensor here = view_open(l->dev, part, true);
         tensor_read(here, 0, n, to);
         view_close(l->dev, part, here, false);
@@ -159,6 +162,8 @@ void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
     }
     CHECK(!s->part[p.part] && !memcmp(s->t.n, all.n, sizeof all.n), "%s: part %d", name, p.part);
     s->part[p.part] = t.p;
+    s->dtype[p.part] = t.dtype;
+    if (dtype_size(as) > dtype_size(s->as)) s->as = as; /* none is stored narrower than it is */
 }
 void st_add(StList *l, const char *name, Tensor t, Dtype as) { st_add_part(l, name, t, ST_WHOLE, as); }
 

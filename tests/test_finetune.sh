@@ -77,6 +77,16 @@ done
 ok $up run.dir="$tmp/p" init_from="$tmp/b" "train.freeze=['*.mlp.*', '*embed*']" train.save_every=0
 ok $up run.dir="$tmp/q" init_from="$tmp/f" "train.freeze=['*.mlp.*', '*embed*']" train.save_every=0
 close "$(loss "$tmp/p" 6)" "$(loss "$tmp/q" 6)" 1e-4 || wrong "frozen: $(loss "$tmp/p" 6) and $(loss "$tmp/q" 6)"
+# Parts of a joined tensor (gpt2's c_attn) may differ in dtype: what is saved has the loss that the run ended with.
+ok configs/tiny-gpt2.yaml model.d_model=64 run.dir="$tmp/g" train.steps=20 train.dtype=f32 $one
+"$prog" convert "$tmp/g" "$tmp/gb" --to same dtype=bf16 -q >"$tmp/out" 2>&1 || wrong "convert: $(cat "$tmp/out")"
+gpt="${up/tiny-mha.yaml/tiny-gpt2.yaml model.d_model=64}"
+ok $gpt run.dir="$tmp/j" init_from="$tmp/gb" "train.freeze=['*q_proj.weight']"
+grep -q '^  frozen_dtype: bf16$' "$tmp/j/config.yaml" || wrong "gpt2: $(grep frozen "$tmp/j/config.yaml")"
+ok $gpt run.dir="$tmp/j2" init_from="$tmp/j/last" train.eval_first=true train.steps=1 train.eval_every=1
+close "$(grep -o '"step":0,"val_loss":[^,}]*' "$tmp/j2/metrics.jsonl" | cut -d: -f3)" \
+    "$(grep -o '"step":6,"val_loss":[^,}]*' "$tmp/j/metrics.jsonl" | cut -d: -f3)" 1e-5 ||
+    wrong "joined: $(head -n 1 "$tmp/j2/metrics.jsonl"), run: $(tail -n 1 "$tmp/j/metrics.jsonl")"
 verdict numbers
 
 # ---- a teacher

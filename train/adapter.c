@@ -42,6 +42,17 @@ static void drop(Adapters *x) {
 /* ---- writing --------------------------------------------------------------------------------------------------------
  */
 
+void adapter_base(Trainer *t, const char *checkpoint) {
+    const char *from = t->cfg->init_from;
+    char dir[4096];
+    Err e = {0};
+    if (!*from || peft_is(from)) return;
+    char *last = checkpoint ? xformat("%s/adapter", checkpoint) : NULL;
+    if (last && peft_is(last)) t->base = peft_base(last, &e);
+    free(last);
+    if (!t->base && model_dir_resolve(from, dir, NULL)) t->base = realpath(dir, NULL);
+}
+
 static const char *missing(const Trainer *t, Lora *l, char why[256]) {
     const char *from = t->cfg->init_from;
     char dir[4096], reason[200];
@@ -51,7 +62,7 @@ static const char *missing(const Trainer *t, Lora *l, char why[256]) {
         snprintf(why, 256, "the base is random: give init_from");
     else if (peft_is(from))
         snprintf(why, 256, "the base is an adapter's sum: give init_from the base and lora.init_from the adapter");
-    else if (!model_dir_resolve(from, dir, NULL))
+    else if (!t->base || !model_dir_resolve(t->base, dir, NULL))
         snprintf(why, 256, "init_from, %.150s, is no longer there", from);
     else {
         Adapters x;
@@ -72,11 +83,9 @@ void adapter_say(Trainer *t) {
 }
 
 bool adapter_write(const Trainer *t, Lora *l, const char *dir, Err *e) {
-    char why[256], base[4096], *path = NULL, *to;
+    char why[256], *to;
     Adapters x;
     if (!l->n || t->cfg->lora.save == LORA_MERGED || *missing(t, l, why)) return true;
-    if (!model_dir_resolve(t->cfg->init_from, base, e)) return false;
-    path = realpath(base, NULL);
     to = xformat("%s/adapter", dir);
     bool ok = !mkdir(to, 0777) || err_world(e, "cannot make %s: %s", to, strerror(errno));
     const int n = collect(l, &x);
@@ -84,13 +93,12 @@ bool adapter_write(const Trainer *t, Lora *l, const char *dir, Err *e) {
         x.field[i].a = view_open(l->dev, x.at[2 * i], true);
         x.field[i].b = view_open(l->dev, x.at[2 * i + 1], true);
     }
-    ok = ok && peft_write(to, path ? path : base, &t->cfg->model, n, x.field, t->cfg->lora.alpha, e);
+    ok = ok && peft_write(to, t->base, &t->cfg->model, n, x.field, t->cfg->lora.alpha, e);
     for (int i = 0; i < n; i++) {
         if (x.field[i].a.p != x.at[2 * i].p) view_close(l->dev, x.at[2 * i], x.field[i].a, false);
         if (x.field[i].b.p != x.at[2 * i + 1].p) view_close(l->dev, x.at[2 * i + 1], x.field[i].b, false);
     }
     drop(&x);
-    free(path);
     free(to);
     return ok;
 }

@@ -7,6 +7,9 @@
  * line of it, where there is a reason. */
 const char *adapter_missing(const Trainer *, char why[256]);
 void adapter_say(Trainer *);
+/* Sets t->base, before weights are read: links of a run folder may move while this run trains. `checkpoint`: the directory
+ * that the run resumes from, whose adapter/ names the base; NULL: a new run. */
+void adapter_base(Trainer *, const char *checkpoint);
 /* DIR/adapter, where adapter_missing finds nothing in the way; Lora: as it is, or put aside. */
 bool adapter_write(const Trainer *, Lora *, const char *dir, Err *);
 

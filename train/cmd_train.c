@@ -183,11 +183,12 @@ static bool begin(Trainer *t, const Args *a, const char *dir, bool here, Err *e)
         samples_wanted |= config_stage(t->run, k).cfg->train.sample_every > 0;
         events_wanted |= config_stage(t->run, k).cfg->train.tensorboard;
     }
+    adapter_base(t, dir);
     if (dir) {
         if (!checkpoint_load(t, dir, e)) return false;
     } else {
         model_init(&t->model, (uint64_t)c->run.seed);
-        if (*c->init_from && !checkpoint_load_weights(t, c->init_from, e)) return false;
+        if (*c->init_from && !checkpoint_load_weights(t, t->base ? t->base : c->init_from, e)) return false;
         lora_begin(&t->lora, (uint64_t)c->run.seed);
         if (!adapter_begin(t, e)) return false;
     }
@@ -391,6 +392,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
     place_close(&at);
     chat_template_free(&t->chat);
     json_decref(t->generation);
+    free(t->base);
     trainer_close(t);
     return ok;
 }

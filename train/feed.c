@@ -68,7 +68,10 @@ void feed_passes_say(const Passes *p, char say[160]) {
     char text[64] = "", tokens[32], bytes[32];
     if (p->bytes) snprintf(text, sizeof text, " (%s bytes of text)", spoken((double)p->bytes, bytes));
     snprintf(say, 160, p->passes < 10 ? "%s%.2g passes over %s tokens%s" : "%s%.0f passes over %s tokens%s",
-             p->most ? "at most " : p->about ? "about " : "", p->passes, spoken(p->tokens, tokens), text);
+             p->most    ? "at most "
+             : p->about ? "about "
+                        : "",
+             p->passes, spoken(p->tokens, tokens), text);
 }
 void feed_warn(const Trainer *t, const Passes *p) {
     int ids = t->tok.vocab, vocab = t->cfg->model.vocab;

@@ -82,7 +82,8 @@ bool stages_next(Trainer *t, Err *e) {
     bool ok = trainer_open_stage(t, was.run, was.stage + 1, false, e);
     memcpy(t->most, was.most, sizeof t->most);
     t->dir = was.dir, t->metrics = was.metrics, t->sample_file = was.sample_file, t->events = was.events,
-    t->progress = was.progress, t->chat = was.chat, t->generation = was.generation, t->source = was.source;
+    t->progress = was.progress, t->chat = was.chat, t->generation = was.generation, t->source = was.source,
+    t->base = was.base;
     t->saved = was.saved, t->peak_anon = was.peak_anon;
     t->val = was.val, t->val_step = was.val_step;
     t->tokens0 = was.tokens0, t->start = was.start, t->before = was.before;

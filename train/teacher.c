@@ -96,7 +96,7 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     const int b = t->cfg->train.micro_batch, N = b * t->cfg->data.seq_len;
     ModelOpts o = {.max_rows = N, .max_samples = b, .dry = t->dry, .states = true};
     if (!model_dir_resolve(c->path, s->dir, e) || !hf_config_read(s->dir, &s->cfg, e) || !fits(t, s, e) ||
-        !trainer_stores_bf16(t, "teacher.dtype", c->dtype, s->dir, &o.narrow_weights, e) ||
+        !trainer_stores_bf16(t, "teacher.dtype", c->dtype, peft_is(c->path) ? "" : s->dir, &o.narrow_weights, e) ||
         !model_open(&s->model, t->dev, &s->cfg, o, e))
         return false;
     model_plan(&s->model, t->cfg->data.seq_len);

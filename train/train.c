@@ -184,7 +184,8 @@ static bool stage(Trainer *t, TrainRecord *r, Stop *why, Err *e) {
         bool last = t->state.step == end;
         /* What follows, and what is saved, is of the weights as the stage leaves them. */
         if (last) {
-            if (!dist_weights(&t->dist, e)) return false;
+            if (!saver_wait(t, e) || !dist_weights(&t->dist, e))
+                return false; /* a saver reads frozen weights in place */
             model_stage_end(&t->model);
             dist_stage_end(&t->dist);
         }

@@ -62,6 +62,8 @@ typedef struct Trainer {
     ChatTemplate chat; /* that came with the tokenizer; not closed with the trainer */
     json_t
         *generation; /* generation_config.json of what the run starts from, whose keys checkpoints keep; NULL: none */
+    char *base;      /* where the files were that init_from named when they were read; NULL: none, or an adapter. Not
+                        closed with the trainer */
     HfIds source;    /* ids that begin and end a text there; none: neos 0 */
     Stream text;     /* of a task or conversations: nothing but their number and hash */
     Sft sft;

@@ -163,6 +163,9 @@ static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
     }
     bool wide_few = false;
     for (int k = 0; k < nfew; k++) wide_few |= p[few[k]].w.dtype == BF16;
+    /* Many rows are measured for few as well. */
+    for (int j = 0; measuring(r) && REAL == F32 && j < n; j++)
+        wide_few |= p[j].w.dtype == BF16 && !rounds_rows(r, p[j].w, x.dtype);
     Tensor rows_of_w = wide_few ? SCRATCH(r, "rows of weights widened", r->dev->threads, OUTS, I) : ABSENT;
     if (!measuring(r) && nfew) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (size > 4 * ALONE)
