@@ -81,25 +81,30 @@ static void place(Lora *l) {
     lora_fields(l, PARAM_V, &f);
 }
 static bool in_layer(const Lora *l, int unit) { return unit > 0 && unit < l->units - 1; }
-static void place_sums(Lora *l, int unit) {
+/* From `room` on (NULL measures), each on lines of its own; the bytes. */
+static size_t place_sums(Lora *l, int unit, char *room) {
+    enum { LINE = 64 };
+    size_t at = 0;
     for (int i = 0; i < l->n; i++) {
         LoraPart *p = &l->part[i];
         if (p->unit != unit) continue;
-        p->sum.p = arena_take(&l->sums, tensor_bytes(p->sum), p->name);
-        p->dw.p = arena_take(&l->sums, tensor_bytes(p->dw), p->name);
+        Tensor *both[] = {&p->sum, &p->dw};
+        for (int k = 0; k < 2; k++, at += (tensor_bytes(p->sum) + LINE - 1) / LINE * LINE)
+            both[k]->p = room ? room + at : NULL;
     }
+    return at;
 }
-/* All layers have theirs at one place. */
+/* Embedding and head have theirs; all layers share one place. */
 static void place_grads(Lora *l) {
     Fields f = arena_placer(&l->grads);
     lora_fields(l, PARAM_GRAD, &f);
-    place_sums(l, 0);
-    place_sums(l, l->units - 1);
-    for (int u = 1; u < l->units - 1; u++) {
-        Mark mark = arena_mark(&l->sums);
-        place_sums(l, u);
-        arena_release(&l->sums, mark);
-    }
+    const int ends[] = {0, l->units - 1};
+    for (int k = 0; k < 2; k++)
+        place_sums(l, ends[k], arena_take(&l->sums, place_sums(l, ends[k], NULL), "sums of the ends"));
+    size_t most = 0;
+    for (int u = 1; u < l->units - 1; u++) most = zmax(most, place_sums(l, u, NULL));
+    char *room = arena_take(&l->sums, most, "sums of a layer");
+    for (int u = 1; u < l->units - 1; u++) place_sums(l, u, room);
 }
 
 void lora_declare(Lora *l, Model *m, const LoraCfg *c) {
