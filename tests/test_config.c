@@ -34,8 +34,8 @@ static const struct {
     {"modle: {}\n" MODEL, "run.yaml:1: modle: unknown key; did you mean model?"},
     {MODEL "train:\n  stepz: 3\n", "run.yaml:3: train.stepz: unknown key; did you mean train.steps?"},
     {MODEL "train: {qqqqqqqqqqq: 3}", "unknown key; known: steps, max_seconds"},
-    {MODEL "tokens: [{name: ramp}]",
-     "run.yaml:2: tokens: unknown key; known: run, model, init_from, init_change, teacher, lora, stages, data, train, optim, dist"},
+    {MODEL "tokens: [{name: ramp}]", "run.yaml:2: tokens: unknown key; known: run, model, init_from, init_change, "
+                                     "teacher, lora, stages, data, train, optim, dist"},
     {MODEL "pupil: {path: x}", "pupil: unknown key"},
     {MODEL "optim: {moment_dtype: f32}", "optim.moment_dtype: unknown key"},
     {"model:\n  d_model: 32\n  layers: 2\n  ffn: {kind: swiglu, hidden: 8}\n  kinds:\n    local: {mixer: gqa, heads: "
@@ -124,8 +124,9 @@ static const struct {
     /* broken YAML and what we do not take */
     {MODEL "run: {dir: x", "run.yaml:3: broken YAML"},
     {MODEL "run:\n  dir: x\n seed: 1\n", "run.yaml:4: broken YAML"},
-    {MODEL "\trun: 1", "run.yaml:2: broken YAML: while scanning for the next token, found character that cannot start any "
-                       "token; a tab is here, and YAML indents with blanks alone"},
+    {MODEL "\trun: 1",
+     "run.yaml:2: broken YAML: while scanning for the next token, found character that cannot start any "
+     "token; a tab is here, and YAML indents with blanks alone"},
     {MODEL "run:\n  seed:1\n  dir: x\n", "not allowed in this context; a blank must follow the ':' of a key"},
     {"model: {d_model:32, layers: 2}", "model.d_model:32: unknown key; a blank must follow the ':'"},
     {"base: {}\nrows: []\n", "run.yaml: this is a comparison; use kvsmith compare run.yaml"},

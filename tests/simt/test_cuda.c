@@ -62,8 +62,7 @@ Test(cuda, regions_lie_on_the_device) {
     }
     arena_close(&a);
     cr_assert(!arena_open_at(&a, device_memory(d, false), "weights", (size_t)1 << 45, false, &e));
-    cr_assert(e.status == EXIT_WORLD && strstr(e.msg, "out of device memory: 32.0 TiB for weights"), "%s",
-              e.msg);
+    cr_assert(e.status == EXIT_WORLD && strstr(e.msg, "out of device memory: 32.0 TiB for weights"), "%s", e.msg);
     device_close(d);
 }
 /* The host's pointer into the device is caught, and so is an op that is given what lies with the host. */
