@@ -61,7 +61,7 @@ static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uin
 /* W rows of W words, ld bytes apart, turned: r[j] is number j of every row. */
 INLINE void turned(Vec r[W], const char *x, size_t ld) {
 #if defined(__AVX512F__)
-    for (int i = 0; i < W; i++) r[i] = *(const VecAt *)(x + (size_t)i * ld);
+    for (int i = 0; i < W; i++) memcpy(&r[i], x + (size_t)i * ld, sizeof r[i]); /* rows of bf16 begin at any 2 bytes */
     turn_registers((__m512i *)r);
 #elif defined(__AVX2__)
     for (int i = 0; i < 4; i++)
