@@ -383,7 +383,7 @@ static bool density(const Plan *p, const Source *f, double *per, Err *e) {
                    .ctx = &t};
     t.pool = pool_open(&(PoolCfg){p->t, imax(p->spec->threads, 1), (size_t)1 << 30, taste_ids, &t});
     bool ok = source_read(&c, f->path, &why) || t.enough;
-    /* what is held of a document that goes on */
+    /* what is held of a document that continues */
     ok = ok && (!t.enough || pool_text(t.pool, "", 0, true, &why)) && pool_flush(t.pool, &why);
     pool_close(t.pool);
     *per = (double)t.ids / (double)zmax(t.read, 1);

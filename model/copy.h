@@ -2,7 +2,7 @@
 #pragma once
 #include "model.h"
 
-/* `view` is the model with numbers of its own for weights and moments (of a model that has none, ModelOpts.without,
+/* `view` is the model with values of its own for weights and moments (of a model that has none, ModelOpts.without,
  * for weights alone); weights that are not trained it shares with the model, unless they lie on a device. It shares the
  * layers, has no gradients and no scratch, and serves what reads fields: hf_save, the writers of moments. */
 typedef struct {

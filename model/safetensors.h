@@ -32,7 +32,7 @@ typedef struct {
 } StPlace;
 static const StPlace ST_WHOLE = {1, 0, 1, false};
 
-/* Added to the numbers of some entries whenever they are read; raw bytes (StEntry.p) stay as they are. */
+/* Added to the values of some entries whenever they are read; raw bytes (StEntry.p) stay as they are. */
 typedef struct StPatch StPatch;
 typedef struct St St;
 struct StPatch {

@@ -52,8 +52,8 @@ bool check_bytes(char msg[512], const char *what, const void *got, const void *w
 /* In place: a tensor of `real`s as bf16 holds its numbers. */
 void check_as_bf16(Tensor);
 
-/* Input number i of stream `key`: as good as normal (mean 0, variance 1), at a tenth of rng_normal's time, which was half of
- * the time of the suites of ops. A sum 0.8 a + 0.6 b of two of 4,096 normal numbers, which rng_mix(key, i) chooses. */
+/* Input number i of stream `key`: as good as normal (mean 0, variance 1), without logarithm and cosine, which took up to half of
+ * the time of a test of products. A sum 0.8 a + 0.6 b of two of 4,096 normal numbers, which rng_mix(key, i) chooses. */
 double check_normal(uint64_t key, uint64_t i);
 
 /* How many times longer work may take than on an idle machine of ordinary speed: at least 1. tests/run.sh measures it

@@ -79,7 +79,7 @@ for kind in f32 f64 simt; do
         criterion "$build/tests-$kind" "$KVSMITH" $kind
     fi
 done
-# Suites that compare numbers of whole models, layers or runs, with every instruction set below the processor's best, which
+# Suites that compare values of whole models, layers or runs, with every instruction set below the processor's best, which
 # f32 has run, and with AMX where it can be emulated. Those of single ops (ops, acts, bf16, recur, tiles) go through all
 # op tables by themselves. A pass is 65 s of processor time, a sixth of it extend and a sixth train; dist and dist_save,
 # whose arithmetic is that of train, would be 40 s more.

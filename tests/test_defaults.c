@@ -147,7 +147,7 @@ Test(defaults, micro_batch_fits_the_ranks) {
     }
 }
 
-/* A run of the time when the defaults were 100, 8 and 1e-4 whatever else was said goes on as it was. */
+/* A run of the time when the defaults were 100, 8 and 1e-4 whatever else was said continues as it was. */
 Test(defaults, of_a_run_that_resumes_are_its_own) {
     char *old[] = {"optim={warmup: 100, min_lr: 1e-4, lr: 3e-3}", "train={steps: 500, batch: 24, micro_batch: 8}"},
          *now[] = {"optim={lr: 3e-3}", "train={steps: 700, batch: 24}"},

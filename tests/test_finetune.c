@@ -172,7 +172,7 @@ static double loss_of(Trainer *t) {
     for (int i = 0; i < t->loader.batch.N; i++) sum += t->g[i] * t->nll[i];
     return sum;
 }
-/* Five-point differences of numbers of A and B over bases in bf16, with layers recomputed. */
+/* Five-point differences of elements of A and B over bases in bf16, with layers recomputed. */
 Test(finetune, gradients_over_bf16) {
     Config cfg;
     Err e = {0};

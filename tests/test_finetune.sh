@@ -1,5 +1,5 @@
 #!/bin/bash
-# Fine-tuning a model in bf16: what of it is in memory, against the plan and the process; the numbers of its files; the
+# Fine-tuning a model in bf16: what of it is in memory, against the plan and the process; the values in its files; the
 # same in f32; resumed runs; a teacher in bf16; what is refused.
 . tests/cases.sh
 train() { "$prog" train "$@" >"$tmp/out" 2>"$tmp/err"; }

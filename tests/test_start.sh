@@ -35,7 +35,7 @@ lines ""
 cmp "$tmp/a/last/model.safetensors" "$tmp/src/last/model.safetensors" >>"$bad" 2>&1
 cmp "$tmp/a/last/tokenizer.json" "$tmp/src/last/tokenizer.json" >>"$bad" 2>&1
 cmp <(grep -v '^ *"kvsmith_' "$tmp/a/last/config.json") <(grep -v '^ *"kvsmith_' "$tmp/src/last/config.json") >>"$bad" 2>&1
-# The settings that the run leaves hold it whole: it goes on without the source.
+# The settings that the run leaves hold it whole: it continues without the source.
 mv "$tmp/src" "$tmp/gone"
 ok "$tmp/a/config.yaml" --threads 1 -q --resume auto train.steps=2
 [ "$(readlink "$tmp/a/last")" = step-000002 ] || wrong "not resumed: $(ls "$tmp/a")"

@@ -42,7 +42,7 @@ void lora_close(Lora *);
 void lora_fields(Lora *, ParamRole, Fields *);
 /* W_0 under the names of the matrices. */
 void lora_bases(Lora *, Fields *);
-size_t lora_params(const Lora *); /* numbers of A and B */
+size_t lora_params(const Lora *); /* elements of A and B */
 
 /* A drawn by seed and name, B = 0, no moments. */
 void lora_begin(Lora *, uint64_t seed);

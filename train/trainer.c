@@ -136,7 +136,7 @@ static bool frozen_choose(Trainer *t, bool *bf16, Err *e) {
     const int key = t->run->train.frozen_dtype;
     const bool file = key == DTYPE_AUTO && *t->run->init_from;
     if (file && !model_dir_resolve(t->run->init_from, dir, NULL)) *dir = 0; /* told elsewhere */
-    if (peft_is(t->run->init_from)) *dir = 0; /* sums with an adapter are no numbers of the file's dtype */
+    if (peft_is(t->run->init_from)) *dir = 0; /* sums with an adapter are no values of the file's dtype */
     if (!trainer_stores_bf16(t, "train.frozen_dtype", key, dir, bf16, e)) return false;
     int choice[2] = {*bf16 ? DTYPE_BF16 : DTYPE_F32, 0}; /* files may differ between ranks: the first one's count */
     if (file && t->comm && t->comm->ops && !dist_tell(t->comm, "train.frozen_dtype", choice, sizeof choice, e))

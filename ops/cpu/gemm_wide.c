@@ -1,7 +1,7 @@
 /* gemm_wide.c: what gemm_bf16.c is made of where the processor has no instruction for bf16. Included by it alone.
  *
  * Operands are packed as the f32 numbers that their rounding gives, so that the kernel is one of f32: a vector of B is
- * the even numbers of W columns, then the odd ones; a pair of A is two numbers side by side. B that is bf16 in memory
+ * the even elements of W columns, then the odd ones; a pair of A is two numbers side by side. B that is bf16 in memory
  * is widened as it is packed. A number of C is what was there, or 0, and then one product after another along k: an
  * order that K alone gives, since memory between the steps rounds nothing. */
 #include <string.h>
@@ -10,7 +10,7 @@
 #endif
 #include "turn.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "two numbers of bf16 are read as one word");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "two bf16 values are read as one word");
 
 typedef float Vec __attribute__((vector_size(W * sizeof(float))));
 typedef float VecAt __attribute__((vector_size(W * sizeof(float)), aligned(4), may_alias));

@@ -1,4 +1,4 @@
-/* turn.h: 16 x 16 numbers of 32 bits turned in registers: r[i]'s number j becomes r[j]'s number i. */
+/* turn.h: 16 x 16 values of 32 bits turned in registers: r[i]'s number j becomes r[j]'s number i. */
 #pragma once
 #ifdef __AVX512F__
     #include <immintrin.h>
