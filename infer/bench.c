@@ -35,12 +35,16 @@ Timing bench_time(Device *dev, void (*work)(void *), void *ctx, double seconds) 
     return timing(t, n);
 }
 Timing bench_whole(Device *dev, void (*work)(void *), void *ctx, double seconds) {
+    return bench_some(dev, work, ctx, seconds, BENCH_RUNS_MAX);
+}
+Timing bench_some(Device *dev, void (*work)(void *), void *ctx, double seconds, int most) {
+    CHECK(most >= BENCH_RUNS_MIN && most <= BENCH_RUNS_MAX, "at most %d runs", most);
     double t[BENCH_RUNS_MAX];
     int n = 0;
     work(ctx);
     device_sync(dev);
     double start = now_seconds();
-    while (n < BENCH_RUNS_MAX && (n < BENCH_RUNS_MIN || now_seconds() - start < seconds)) {
+    while (n < most && (n < BENCH_RUNS_MIN || now_seconds() - start < seconds)) {
         double from = now_seconds();
         work(ctx);
         device_sync(dev);

@@ -14,6 +14,8 @@ enum { BENCH_RUNS_MIN = 3, BENCH_RUNS_MAX = 1000 };
 Timing bench_time(Device *, void (*work)(void *), void *ctx, double seconds);
 /* The same, each time alone and from asking to having: what the host and the device do together. */
 Timing bench_whole(Device *, void (*work)(void *), void *ctx, double seconds);
+/* The same, measured at most `most` times (3 to 1,000). */
+Timing bench_some(Device *, void (*work)(void *), void *ctx, double seconds, int most);
 
 typedef struct {
     int N, O, I;

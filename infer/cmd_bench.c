@@ -186,15 +186,18 @@ static void decode_once(void *ctx) {
     o->ok = o->ok && decode_step(&o->d, o->e);
 }
 
+/* Room for the measured steps: fewer of large batches, whose cache would take gigabytes. */
+static int measured_steps(int B) { return imax(64, imin(BENCH_RUNS_MAX, 4096 / B)); }
+
 static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     int before = b->args->prompt ? (int)b->args->prompt : imax(1, b->cfg->data.seq_len / 2);
     Once o = {.ok = true, .e = e};
     double prefill, read = 0;
     json_t *x = NULL;
-    if (!decode_open(&o.d, m, B, before, BENCH_RUNS_MAX + 1, (int)b->args->chunk, false, e)) return false;
+    if (!decode_open(&o.d, m, B, before, measured_steps(B) + 1, (int)b->args->chunk, false, e)) return false;
     bool ok = decode_prefill(&o.d, &prefill, e);
     if (ok) {
-        Timing t = bench_whole(b->dev, decode_once, &o, b->seconds);
+        Timing t = bench_some(b->dev, decode_once, &o, b->seconds, measured_steps(B));
         size_t bytes = cost_model(m, 1).matmul * (m->opts.narrow_weights ? sizeof(uint16_t) : sizeof(real));
         for (int i = 0; i < B; i++)
             bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */

@@ -1,8 +1,14 @@
 /* linear.c: y = x w^T and its backward; embedding. */
 #include "vec.h"
 
-/* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. */
-enum { FEW = 32, TILE = 4 /* rows of x, and of w, in registers at once */ };
+/* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. TILE rows of x
+ * and COLS of w are in registers at once; x's RUN_K numbers of every row stay in the first cache. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+    #define COLS 4 /* 4 x 4 sums + 4 + 1 of 32 registers */
+#else
+    #define COLS 3 /* 4 x 3 + 3 + 1 of 16 */
+#endif
+enum { FEW = 32, TILE = 4, RUN_K = 192, LINE = (int)(64 / sizeof(real)) /* of memory */ };
 
 /* Sum of a vector's numbers, halves first. (By its address: GCC 14 for aarch64 does not take such a vector by
  * value.) */
@@ -16,57 +22,83 @@ INLINE real total(const Vec *v) {
     return t[0];
 }
 
-/* y[r][o] = x_r . w_o for `rows` rows of x, ldx apart, and `cols` of w; each sum has one order, whatever stands beside
- * it. */
-INLINE void dots(int rows, int cols, real *y, size_t ldy, const real *x, size_t ldx, const real *w, int I) {
-    Vec s[TILE][TILE];
+/* VL numbers of each row. */
+INLINE void dots_step(int rows, int cols, Vec sum[TILE][COLS], const real *x, size_t ldx, const real *w, int I) {
+    Vec b[COLS];
+#pragma GCC unroll 4
+    for (int o = 0; o < cols; o++) b[o] = *(const Vec *)(w + (size_t)o * (size_t)I);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        Vec a = *(const Vec *)(x + (size_t)r * ldx);
+#pragma GCC unroll 4
+        for (int o = 0; o < cols; o++) sum[r][o] += a * b[o];
+    }
+}
+/* Numbers k..end-1 of `rows` rows of x, ldx apart, times those of `cols` rows of w, onto the sums kept in `s`; the first
+ * of k == 0, the last writes y[r][o] = x_r . w_o. A sum has one order, that of k, whatever stands beside it. Of every
+ * `share` lines of memory of w's rows two times COLS further on, line `mine` is asked for (none: -1), as a read of few
+ * rows at once is too short for the processor to see ahead. */
+INLINE void dots(int rows, int cols, int share, int mine, real *y, size_t ldy, const real *x, size_t ldx, const real *w,
+                 int I, int k, int end, Vec *s) {
+    Vec sum[TILE][COLS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int o = 0; o < cols; o++) s[r][o] = (Vec){0};
-    int i = 0;
-    for (; i + VL <= I; i += VL) {
-        Vec b[TILE];
+        for (int o = 0; o < cols; o++) sum[r][o] = k ? s[r * COLS + o] : (Vec){0};
+    int i = k;
+    for (; i + LINE <= end; i += LINE) {
+        if ((i / LINE & (share - 1)) == mine)
 #pragma GCC unroll 4
-        for (int o = 0; o < cols; o++) b[o] = *(const Vec *)(w + (size_t)o * (size_t)I + i);
+            for (int o = 0; o < cols; o++) __builtin_prefetch(w + (size_t)(2 * COLS + o) * (size_t)I + i, 0, 2);
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            Vec a = *(const Vec *)(x + (size_t)r * ldx + i);
-#pragma GCC unroll 4
-            for (int o = 0; o < cols; o++) s[r][o] += a * b[o];
-        }
+        for (int n = i; n < i + LINE; n += VL) dots_step(rows, cols, sum, x + n, ldx, w + n, I);
     }
+    for (; i + VL <= end; i += VL) dots_step(rows, cols, sum, x + i, ldx, w + i, I);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int o = 0; o < cols; o++) {
-            real sum = total(&s[r][o]);
-            for (int k = i; k < I; k++) sum += x[(size_t)r * ldx + (size_t)k] * w[(size_t)o * (size_t)I + (size_t)k];
-            y[(size_t)r * ldy + (size_t)o] = sum;
+            if (end < I) {
+                s[r * COLS + o] = sum[r][o];
+                continue;
+            }
+            real t = total(&sum[r][o]);
+            for (int n = i; n < I; n++) t += x[(size_t)r * ldx + (size_t)n] * w[(size_t)o * (size_t)I + (size_t)n];
+            y[(size_t)r * ldy + (size_t)o] = t;
         }
 }
-INLINE void dots_rows(int rows, int cols, real *y, size_t ldy, const real *x, size_t ldx, const real *w, int I) {
+/* The loop wants its row count at compile time. */
+INLINE void dots_rows(int rows, int cols, int share, int mine, real *y, size_t ldy, const real *x, size_t ldx,
+                      const real *w, int I, int k, int end, Vec *s) {
     switch (rows) {
-    case 1: dots(1, cols, y, ldy, x, ldx, w, I); break;
-    case 2: dots(2, cols, y, ldy, x, ldx, w, I); break;
-    case 3: dots(3, cols, y, ldy, x, ldx, w, I); break;
-    default: dots(TILE, cols, y, ldy, x, ldx, w, I);
+    case 1: dots(1, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s); break;
+    case 2: dots(2, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s); break;
+    case 3: dots(3, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s); break;
+    default: dots(TILE, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s);
     }
 }
 
-/* Columns o0..o0+n-1 of N rows of y; rows of w are in the first cache when the second four of x come. */
+/* `cols` columns of N <= FEW rows of y. */
+INLINE void columns_dots(int cols, real *y, size_t ldy, const real *x, size_t ldx, const real *w, int N, int I) {
+    Vec s[FEW * COLS];
+    int k = 0, share = N > 3 * TILE ? 4 : N > TILE ? 2 : 1; /* a power of two, at most the tiles of x */
+    do {
+        int end = imin(I, k + RUN_K);
+        for (int m = 0; m < N; m += TILE)
+            dots_rows(imin(TILE, N - m), cols, share, cols == COLS && m / TILE < share ? m / TILE : -1,
+                      y + (size_t)m * ldy, ldy, x + (size_t)m * ldx, ldx, w, I, k, end, s + m * COLS);
+        k = end;
+    } while (k < I);
+}
+/* Columns o0..o0+n-1 of N rows of y. */
 static void rows_dots(real *y, size_t ldy, const real *x, size_t ldx, const real *w, int N, int o0, int n, int I) {
-    for (int o = o0; o < o0 + n; o += TILE) {
-        const real *wo = w + (size_t)o * (size_t)I;
-        for (int m = 0; m < N; m += TILE) {
-            real *to = y + (size_t)m * ldy + o;
-            const real *xm = x + (size_t)m * ldx;
-            if (o + TILE <= o0 + n)
-                dots_rows(imin(TILE, N - m), TILE, to, ldy, xm, ldx, wo, I);
-            else
-                for (int k = 0; k < o0 + n - o; k++)
-                    dots_rows(imin(TILE, N - m), 1, to + k, ldy, xm, ldx, wo + (size_t)k * (size_t)I, I);
-        }
+    for (int m = 0; m < N; m += FEW) {
+        int rows = imin(FEW, N - m), o = o0;
+        real *to = y + (size_t)m * ldy;
+        x += m ? (size_t)FEW * ldx : 0;
+        for (; o + COLS <= o0 + n; o += COLS)
+            columns_dots(COLS, to + o, ldy, x, ldx, w + (size_t)o * (size_t)I, rows, I);
+        for (; o < o0 + n; o++) columns_dots(1, to + o, ldy, x, ldx, w + (size_t)o * (size_t)I, rows, I);
     }
 }
 static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
@@ -129,7 +161,7 @@ static void wide_product(Run *r, real *y, real *x, Tensor w, int N, bool back, b
 /* One call of the product kernel, and one of the few rows' loop, for all matrices. */
 _Static_assert((int)LINEAR_MANY == (int)GEMM_JOBS, "a product for each matrix");
 static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
-    enum { OUTS = 16 };
+    enum { OUTS = 24 }; /* a multiple of every COLS */
     GemmJob jobs[GEMM_JOBS];
     Tensor y[GEMM_JOBS];
     CHECK(n > 0 && n <= GEMM_JOBS, "%d matrices", n);
