@@ -2,12 +2,12 @@
 """Prefill and decoding of one model in kvsmith and in PyTorch (transformers), taken in turn on the same machine.
 
     python3 tests/peers/decode.py build/kvsmith [CONFIG.yaml] [--batch 1] [--prompt 128] [--rounds 5] [--seconds 2] [--threads 2]
-                                  [--dtype bf16] [--compile] [--json]
+                                  [--dtype bf16] [--isa avx2] [--compile] [--json]
 
 The model is the one that `kvsmith bench decode CONFIG` measures (one gqa kind, swiglu, RMSNorm, tied head; by default its standard
 model), random in both. PyTorch runs transformers' LlamaForCausalLM with a static cache, weights and cache in --dtype as in
-kvsmith, greedy steps without a sampler; --compile compiles the forward. Every round measures both one after the other; the ratio is taken
-round by round and its median printed. Needs PyTorch, transformers and PyYAML; kvsmith needs none of them.
+kvsmith, greedy steps without a sampler; --compile compiles the forward; --isa avx2 holds both to that instruction set.
+Every round measures both one after the other; the ratio is taken round by round and its median printed. Needs PyTorch, transformers and PyYAML; kvsmith needs none of them.
 """
 import argparse
 import json
@@ -27,17 +27,20 @@ ap.add_argument("--rounds", type=int, default=5)
 ap.add_argument("--seconds", type=float, default=2)
 ap.add_argument("--threads", type=int, default=os.cpu_count())
 ap.add_argument("--dtype", choices=["f32", "bf16"], default="bf16")
+ap.add_argument("--isa", choices=["auto", "avx2"], default="auto")
 ap.add_argument("--compile", action="store_true")
 ap.add_argument("--json", action="store_true")
 args = ap.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(args.threads)
+if args.isa == "avx2":  # PyTorch's own kernels, and its products
+    os.environ.update(ATEN_CPU_CAPABILITY="avx2", ONEDNN_MAX_CPU_ISA="AVX2", MKL_ENABLE_INSTRUCTIONS="AVX2")
 
 import torch  # noqa: E402  (reads OMP_NUM_THREADS)
 import transformers  # noqa: E402
 
 torch.set_num_threads(args.threads)
 model, kind, ffn = peer.llama_shape(args.config)
-ROOM = 1001  # as kvsmith's
+ROOM = max(64, min(1000, 4096 // args.batch)) + 1  # as kvsmith's
 config = transformers.LlamaConfig(
     vocab_size=model.get("vocab") or 257, hidden_size=model["d_model"], intermediate_size=ffn["hidden"],
     num_hidden_layers=model["layers"], num_attention_heads=kind["heads"], num_key_value_heads=kind.get("kv_heads") or kind["heads"],
@@ -66,14 +69,14 @@ def theirs(seconds):
 def ours():
     cmd = [args.kvsmith, "bench", "decode"] + ([args.config] if args.config else []) + [
         "--json", "--dtype", args.dtype, "--batch", str(args.batch), "--prompt", str(args.prompt), "--seconds", str(args.seconds),
-        "--threads", str(args.threads)]
+        "--threads", str(args.threads), "--isa", args.isa]
     r = json.loads(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout)["decode"][0]
     return r["prefill_tok_s"], r["tok_s"], r["percent_of_bandwidth"]
 
 
 theirs(0)  # compiles, and touches all memory
 result = {"torch": torch.__version__, "transformers": transformers.__version__, "threads": args.threads, "dtype": args.dtype,
-          "batch": args.batch, "prompt": args.prompt, "compiled": args.compile, "params": sum(p.numel() for p in net.parameters()),
+          "batch": args.batch, "prompt": args.prompt, "isa": args.isa, "compiled": args.compile, "params": sum(p.numel() for p in net.parameters()),
           "kvsmith": [], "pytorch": []}
 for _ in range(args.rounds):
     result["kvsmith"].append(ours())
@@ -83,7 +86,7 @@ result["prefill_ratio"] = [a[0] / b[0] for a, b in zip(result["kvsmith"], result
 if args.json:
     print(json.dumps(result))
 else:
-    print(f"{result['params']} parameters, batch {args.batch}, prompt {args.prompt}, {args.dtype}, {args.threads} threads, "
+    print(f"{result['params']} parameters, batch {args.batch}, prompt {args.prompt}, {args.dtype}, {args.isa}, {args.threads} threads, "
           f"PyTorch {torch.__version__}, transformers {transformers.__version__}")
     for name in ("kvsmith", "pytorch"):
         rate = [r[1] for r in result[name]]
