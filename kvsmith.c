@@ -11,6 +11,7 @@
 #include <zlib.h>
 #include <zstd.h>
 #include "model/cli.h"
+#include "ops/oom.h"
 #include "ops/ops.h"
 #include "ops/procs.h"
 
@@ -115,6 +116,7 @@ static void wait_politely(char **argv) {
 int main(int argc, char **argv) {
     wait_politely(argv);
     prctl(PR_SET_NAME, "kvsmith"); /* started as /proc/self/exe, tools would show "exe" */
+    oom_guard_json();
     int status = dispatch(argc, argv);
     /* What was printed may still fail to arrive: a full disk behind stdout must not look like success. */
     if ((fflush(stdout) || ferror(stdout)) && !status) {

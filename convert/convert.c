@@ -450,7 +450,7 @@ static bool go(Job *j, Err *e) {
     Fields f = {.see = lay_field, .ctx = &lay};
     Weights w = j->b.w;
     Flow flow = {0};
-    char tmp[4200];
+    Folder folder;
     model_fields(&j->b, &w, &f);
     size_t bytes = 0;
     for (int i = 0; i < j->files.st.n; i++) bytes += j->files.st.entry[i].bytes;
@@ -463,11 +463,11 @@ static bool go(Job *j, Err *e) {
     bool looks = j->calibrates || o->check_tokens;
     bool ok =
         !looks || flow_open(&flow, j->dev, &j->files, &j->from, &j->win, j->calibrates ? 0 : j->win.check, j->win.n, e);
-    if (ok && (ok = folder_begin(o->dst, tmp, e))) {
-        ok = write_all(j, tmp, looks ? &flow : NULL, &lay, e);
+    if (ok && (ok = folder_begin(o->dst, &folder, e))) {
+        ok = write_all(j, folder.tmp, looks ? &flow : NULL, &lay, e);
         r->memory = zmax(r->memory, flow.memory + j->layer.size + j->work.size);
-        ok = ok && (!o->check_tokens || check(j, tmp, &flow, e)) && !pending(e);
-        ok = folder_end(tmp, o->dst, ok, e);
+        ok = ok && (!o->check_tokens || check(j, folder.tmp, &flow, e)) && !pending(e);
+        ok = folder_end(&folder, o->dst, ok, e);
     }
     if (looks) flow_close(&flow);
     st_list_free(&lay.list);

@@ -1,6 +1,5 @@
 /* folder.c: see folder.h. */
 #include "folder.h"
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -8,6 +7,7 @@
 #include <unistd.h>
 #include "../model/hf.h"
 #include "../model/task_cfg.h"
+#include "../ops/file.h"
 
 bool folder_free(const char *dst, Err *e) {
     struct stat s;
@@ -17,33 +17,45 @@ bool folder_free(const char *dst, Err *e) {
     if (!lstat(dst, &s)) return err_input(e, "%s: exists; give a new name, or remove it", dst);
     if (errno != ENOENT) return err_errno(e, "cannot make folder", dst);
     char *copy = xstrdup(dst), *above = dirname(copy);
-    bool ok = (!stat(above, &s) && S_ISDIR(s.st_mode)) || err_input(e, "%s: no such folder to write %s in", above, dst);
+    bool ok = (file_look(above, &s, e) && S_ISDIR(s.st_mode)) || e->status ||
+              err_input(e, "%s: no such folder to write %s in", above, dst);
     free(copy);
-    return ok;
+    return ok && !e->status;
 }
 
-/* The folder holds files alone. */
-static void remove_all(const char *dir) {
-    DIR *d = opendir(dir);
-    for (struct dirent *x; d && (x = readdir(d));) {
-        char *path = xformat("%s/%s", dir, x->d_name);
-        unlink(path);
-        free(path);
-    }
-    if (d) closedir(d);
-    rmdir(dir);
+/* The folder, which holds files alone, and which this process has locked. */
+static bool remove_all(int fd, const char *dir, Err *e) {
+    Names l;
+    bool ok = file_names(&l, fd, dir, e);
+    for (int i = 0; ok && i < l.n; i++)
+        ok = !unlinkat(fd, l.name[i], 0) || err_world(e, "cannot remove %s/%s: %s", dir, l.name[i], strerror(errno));
+    names_free(&l);
+    return ok && (!rmdir(dir) || err_world(e, "cannot remove %s: %s", dir, strerror(errno)));
 }
 
-bool folder_begin(const char *dst, char tmp[4200], Err *e) {
-    size_t n = strlen(dst);
+bool folder_begin(const char *dst, Folder *f, Err *e) {
+    int n = (int)strlen(dst);
     while (n > 1 && dst[n - 1] == '/') n--;
-    snprintf(tmp, 4200, "%.*s.tmp%ld", (int)n, dst, (long)getpid());
-    if (!mkdir(tmp, 0777)) return true;
-    if (errno == EEXIST) { /* a process of the same number died here once */
-        remove_all(tmp);
-        if (!mkdir(tmp, 0777)) return true;
+    char *to = xformat("%.*s", n, dst), *tmp = file_unfinished(to);
+    Err why = {0};
+    bool mine = false;
+    *f = (Folder){.fd = -1};
+    snprintf(f->tmp, sizeof f->tmp, "%s", tmp);
+    while (!mine && !why.status) {
+        bool made = !mkdir(tmp, 0777);
+        if (!made && errno != EEXIST) err_errno(&why, "cannot make folder", tmp);
+        if (!why.status) f->fd = open(tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (!why.status && f->fd < 0 && errno != ENOENT) err_errno(&why, "cannot open", tmp);
+        bool locked = f->fd >= 0 && file_lock(f->fd, made, tmp, to, &why);
+        mine = locked && made;
+        if (locked && !made) remove_all(f->fd, tmp, &why); /* of a process that is gone */
+        if (!mine && f->fd >= 0) close(f->fd);
+        if (!mine) f->fd = -1;
     }
-    return err_errno(e, "cannot make folder", tmp);
+    free(to);
+    free(tmp);
+    if (!mine) *e = why;
+    return mine;
 }
 
 bool folder_copy(const char *src, const char *tmp, Err *e) {
@@ -51,31 +63,23 @@ bool folder_copy(const char *src, const char *tmp, Err *e) {
     return hf_copy(src, tmp, e) && task_cfg_load(&task, src, e) && (!task.kind || task_cfg_save(&task, tmp, e));
 }
 
-static bool sync_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return false;
-    bool ok = fsync(fd) == 0 || errno == EINVAL;
-    int n = errno;
-    close(fd);
-    errno = n;
-    return ok;
+static bool rename_new(const char *tmp, const char *dst, Err *e) {
+    if (!renameat2(AT_FDCWD, tmp, AT_FDCWD, dst, RENAME_NOREPLACE)) return true;
+    if ((errno == EINVAL || errno == ENOSYS) && !rename(tmp, dst)) return true; /* a file system without the flag */
+    if (errno == EEXIST || errno == ENOTEMPTY)
+        return err_input(e, "%s: exists by now; give a new name, or remove it", dst);
+    return err_world(e, "cannot rename the finished folder to %s: %s", dst, strerror(errno));
 }
 
-bool folder_end(const char *tmp, const char *dst, bool ok, Err *e) {
-    if (ok && !sync_folder(tmp)) ok = err_world(e, "cannot sync %s: %s", tmp, strerror(errno));
-    if (ok && renameat2(AT_FDCWD, tmp, AT_FDCWD, dst, RENAME_NOREPLACE)) {
-        if (errno == EINVAL || errno == ENOSYS) /* a file system without the flag */
-            ok = !rename(tmp, dst);
-        else
-            ok = false;
-        if (!ok) err_world(e, "cannot rename the finished folder to %s: %s", dst, strerror(errno));
-    }
-    if (!ok) {
-        remove_all(tmp);
-        return false;
-    }
-    char *copy = xstrdup(dst);
-    ok = sync_folder(dirname(copy)) || err_world(e, "cannot sync the folder of %s: %s", dst, strerror(errno));
-    free(copy);
+bool folder_end(Folder *f, const char *dst, bool ok, Err *e) {
+    Err ignored = {0};
+    if (ok && fsync(f->fd) && errno != EINVAL) ok = err_world(e, "cannot sync %s: %s", f->tmp, strerror(errno));
+    ok = ok && rename_new(f->tmp, dst, e);
+    if (ok)
+        ok = file_sync_folder(dst, e);
+    else
+        remove_all(f->fd, f->tmp, &ignored);
+    close(f->fd);
+    f->fd = -1;
     return ok;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include "../model/task_cfg.h"
 #include "../ops/file.h"
+#include "../ops/oom.h"
 
 enum { SEQ_LEN = 1024 };
 
@@ -60,8 +61,7 @@ bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *
         free(path);
         return false;
     }
-    Writer w = {.first = true, .f = open_memstream(&text, &n)};
-    CHECK(w.f, "no memory for a text");
+    Writer w = {.first = true, .f = oom_stream(&text, &n)};
     fprintf(w.f,
             "# Continue training this converted model: kvsmith train train.yaml%s\n"
             "# then: kvsmith generate run. ${here} is the folder of this file, so the folder may be moved before.\n"
@@ -78,7 +78,7 @@ bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *
           "memory; --plan prints how much\n"
           "  eval_every: 100\n  save_every: 500\n\noptim:\n  lr: 1e-4\n  min_lr: 1e-5\n  warmup: 5%\n",
           w.f);
-    CHECK(!fclose(w.f) && text, "no memory for a text");
+    fclose(w.f);
     bool ok = file_write(path, text, n, e);
     free(text);
     free(path);

@@ -42,9 +42,13 @@ static bool encode(const char *dir, const char *text, size_t most, Ids *ids, int
     Tokenizer tk;
     Err why = {0};
     char *path = xformat("%s/tokenizer.json", dir);
-    bool ok = file_exists(dir, "tokenizer.json") && tokenizer_load(&tk, path, &why);
+    bool ok = file_exists(dir, "tokenizer.json", &why) && tokenizer_load(&tk, path, &why);
     free(path);
     *none = !ok;
+    if (!ok && why.status == EXIT_WORLD) {
+        *e = why;
+        return false;
+    }
     if (!ok)
         return !text || err_input(e, "--calib: %.230s",
                                   why.status ? why.msg : "the source has no tokenizer.json to make ids of a text");

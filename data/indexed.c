@@ -133,9 +133,9 @@ static bool ends(const char *s, const char *tail) {
     size_t n = strlen(s), k = strlen(tail);
     return n > k && !strcmp(s + n - k, tail);
 }
-static bool regular(const char *path) {
+static bool regular(const char *path, Err *e) {
     struct stat st;
-    return !stat(path, &st) && S_ISREG(st.st_mode);
+    return file_look(path, &st, e) && S_ISREG(st.st_mode);
 }
 /* PATH without .bin or .idx. malloc'ed. */
 static char *stem_of(const char *path) {
@@ -145,11 +145,14 @@ static char *stem_of(const char *path) {
 
 bool set_kind(const char *path, SetKind *kind, Err *e) {
     char *stem = stem_of(path), *idx = xformat("%s.idx", stem);
-    bool bin = ends(path, ".bin"), index = regular(idx);
+    bool bin = ends(path, ".bin"), index = regular(idx, e);
     free(stem);
     free(idx);
     *kind = SET_MEGATRON;
-    if (ends(path, ".idx") || (bin && index) || (index && !regular(path))) return true;
+    if (e->status) return false;
+    bool set = ends(path, ".idx") || (bin && index) || (index && !regular(path, e));
+    if (e->status) return false;
+    if (set) return true;
     FileMap m;
     if (!file_map(&m, path, e)) return false;
     bool ok = true, zip = (m.n > 4 && m.p[0] == 0x1f && m.p[1] == 0x8b) || zstd_begins(m.p, m.n);

@@ -1,6 +1,9 @@
 /* paths.c: see paths.h. */
 #include "paths.h"
+#include "../ops/file.h"
+#include "../ops/oom.h"
 #include <dirent.h>
+#include <errno.h>
 #include <glob.h>
 #include <sys/stat.h>
 
@@ -14,9 +17,28 @@ static bool put(Paths *p, char *path, const char *key, Err *e) {
     return true;
 }
 
+/* readdir for glob, which would take an error for the end of the folder. */
+static struct dirent *next_name(void *dir) {
+    errno = 0;
+    struct dirent *x = readdir(dir);
+    if (!x && errno) {
+        char why[120];
+        snprintf(why, sizeof why, "data: cannot list a folder of a pattern: %s", strerror(errno));
+        oom_exit(why);
+    }
+    return x;
+}
+
+static void *open_folder(const char *path) { return opendir(path); }
+static void close_folder(void *dir) { closedir(dir); }
+
 static bool matching(Paths *p, const char *pattern, const char *key, Err *e) {
-    glob_t g = {0};
-    int r = glob(pattern, 0, NULL, &g);
+    glob_t g = {.gl_opendir = open_folder,
+                .gl_readdir = next_name,
+                .gl_closedir = close_folder,
+                .gl_stat = stat,
+                .gl_lstat = lstat};
+    int r = glob(pattern, GLOB_ALTDIRFUNC, NULL, &g);
     bool ok = r == 0;
     int before = p->n;
     struct stat st;
@@ -24,8 +46,11 @@ static bool matching(Paths *p, const char *pattern, const char *key, Err *e) {
         err_input(e, "%s: no file matches the pattern %.180s", key, pattern);
     else if (r)
         err_world(e, "%s: cannot read what matches the pattern %.180s", key, pattern);
-    for (size_t i = 0; ok && i < g.gl_pathc; i++)
-        if (stat(g.gl_pathv[i], &st) || !S_ISDIR(st.st_mode)) ok = put(p, xstrdup(g.gl_pathv[i]), key, e);
+    for (size_t i = 0; ok && i < g.gl_pathc; i++) {
+        bool there = file_look(g.gl_pathv[i], &st, e); /* a link to nothing is told when it is opened */
+        ok = !e->status;
+        if (ok && (!there || !S_ISDIR(st.st_mode))) ok = put(p, xstrdup(g.gl_pathv[i]), key, e);
+    }
     if (r == 0) globfree(&g);
     return ok && (p->n > before || err_input(e, "%s: only folders match the pattern %.180s", key, pattern));
 }
@@ -48,7 +73,8 @@ static bool in_folder(Paths *p, const char *folder, const char *key, Err *e) {
     bool ok = n >= 0 || err_errno(e, "cannot read", folder);
     for (int i = 0; i < n; i++) {
         char *path = xformat("%s%s%s", folder, ends(folder, "/") ? "" : "/", list[i]->d_name);
-        bool file = !stat(path, &st) && S_ISREG(st.st_mode);
+        bool file = ok && file_look(path, &st, e) && S_ISREG(st.st_mode);
+        ok = ok && !e->status;
         free(list[i]);
         if (ok && file)
             ok = put(p, path, key, e);
@@ -65,7 +91,8 @@ static bool in_folder(Paths *p, const char *folder, const char *key, Err *e) {
 
 bool paths_add(Paths *p, const char *word, const char *key, Err *e) {
     struct stat st;
-    bool there = !stat(word, &st);
+    bool there = file_look(word, &st, e);
+    if (e->status) return false;
     if (there && S_ISDIR(st.st_mode)) return in_folder(p, word, key, e);
     if (!there && strpbrk(word, "*?[")) return matching(p, word, key, e);
     return put(p, xstrdup(word), key, e);

@@ -3,6 +3,7 @@
 #include "pretoken.h"
 #include <pcre2.h>
 #include <utf8proc.h>
+#include "../ops/oom.h"
 
 const char PATTERN_GPT2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const char PATTERN_LLAMA3[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
@@ -98,6 +99,7 @@ Cutter *cutter_open(const char *pattern, const char *where, Err *e) {
     if (translate(pattern, &own, where, e)) {
         c = xcalloc(1, sizeof *c);
         c->code = pcre2_compile((PCRE2_SPTR)own.at, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+        if (!c->code && code == PCRE2_ERROR_HEAP_FAILED) oom_exit(NULL);
         if (!c->code) {
             char why[128] = "";
             pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
@@ -123,7 +125,7 @@ CutState *cut_state(const Cutter *c) {
     s->match = pcre2_match_data_create_from_pattern(c->code, NULL);
     s->context = pcre2_match_context_create(NULL);
     s->stack = pcre2_jit_stack_create(1 << 15, 1 << 25, NULL); /* NULL where there is no such compiler */
-    CHECK(s->match && s->context, "no memory for a match");
+    oom_check(s->match), oom_check(s->context);
     pcre2_set_match_limit(s->context, STEPS_MAX); /* a hostile pattern would go on for ever */
     pcre2_set_depth_limit(s->context, STEPS_MAX);
     pcre2_set_heap_limit(s->context, HEAP_KIB_MAX);
@@ -144,6 +146,7 @@ static bool match(CutState *c, const char *s, size_t n, size_t at, size_t *from,
         int k = pcre2_match(c->code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK, c->match, c->context);
         if (k == PCRE2_ERROR_JIT_STACKLIMIT)
             k = pcre2_match(c->code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, c->match, c->context);
+        if (k == PCRE2_ERROR_NOMEMORY) oom_exit(NULL);
         c->failed = k <= 0 && k != PCRE2_ERROR_NOMATCH;
         if (k <= 0) return false;
         const PCRE2_SIZE *v = pcre2_get_ovector_pointer(c->match);

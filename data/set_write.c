@@ -10,10 +10,11 @@ struct SetWriter {
     SetWritten sum;
     FileOut file[SET_SHARDS_MAX]; /* (nfile) */
     int nfile;
+    FileOut set, count;     /* never finished: the lock on the whole set; `lengths` */
     int64_t here, document; /* tokens of the last file, of the document */
     unsigned char *buf;
     size_t nbuf;
-    FILE *lengths; /* Megatron: int32 of each document; has no name */
+    FILE *lengths; /* Megatron: int32 of each document; its file goes with it */
 };
 
 static bool flush(SetWriter *w, Err *e) {
@@ -41,21 +42,41 @@ static bool next_file(SetWriter *w, Err *e) {
     return ok && (w->cfg.kind != SET_LLMC || put(w, head, sizeof head, e));
 }
 
+static bool begin(FileOut *o, const char *prefix, const char *end, Err *e) {
+    char *path = xformat("%s.%s", prefix, end);
+    bool ok = file_begin(o, path, e);
+    free(path);
+    return ok;
+}
+static bool remove_one(char *path, Err *e) {
+    char *tmp = file_unfinished(path);
+    bool ok = !unlink(tmp) || errno == ENOENT || err_errno(e, "cannot remove unfinished", tmp);
+    free(tmp);
+    free(path);
+    return ok;
+}
+/* What a killed process has left of a set of this name. The lock on the set is held, so nobody writes these. */
+static bool remove_left(const char *prefix, Err *e) {
+    static const char *const ends[] = {"bin", "idx", "lengths"};
+    bool ok = true;
+    for (int i = 0; ok && i < 3; i++) ok = remove_one(xformat("%s.%s", prefix, ends[i]), e);
+    for (int i = 0; ok && i < SET_SHARDS_MAX; i++) ok = remove_one(xformat("%s_%06d.bin", prefix, i), e);
+    return ok;
+}
+
 SetWriter *set_write_open(const SetWriteCfg *cfg, const char *prefix, Err *e) {
     SetWriter *w = xcalloc(1, sizeof *w);
     CHECK(cfg->kind == SET_LLMC || (cfg->kind == SET_MEGATRON && !cfg->shard), "kind %d", cfg->kind);
     w->cfg = *cfg;
+    w->set.fd = w->count.fd = -1;
     w->prefix = xstrdup(prefix);
     w->buf = xcalloc(ROOM, 1);
     w->sum.type = cfg->kind == SET_LLMC ? (cfg->vocab <= 65536 ? ID_16 : ID_32) : cfg->vocab < 65500 ? ID_16 : ID_S32;
-    bool ok = next_file(w, e);
+    bool ok = begin(&w->set, prefix, "set", e) && remove_left(prefix, e) && next_file(w, e);
     if (ok && cfg->kind == SET_MEGATRON) { /* beside the set, where there is room for it */
-        char *path = xformat("%s.lengths-XXXXXX", prefix);
-        int fd = mkstemp(path);
-        if (fd >= 0) unlink(path);
-        w->lengths = fd >= 0 ? fdopen(fd, "w+b") : NULL;
-        ok = w->lengths || err_errno(e, "cannot create", path);
-        free(path);
+        ok = begin(&w->count, prefix, "lengths", e);
+        w->lengths = ok ? fdopen(dup(w->count.fd), "w+b") : NULL;
+        if (ok && !w->lengths) ok = err_errno(e, "cannot create", w->count.tmp);
     }
     if (ok) return w;
     set_write_close(w);
@@ -66,6 +87,8 @@ void set_write_close(SetWriter *w) {
     if (!w) return;
     for (int i = 0; i < w->nfile; i++) file_drop(&w->file[i]);
     if (w->lengths) fclose(w->lengths);
+    file_drop(&w->count);
+    file_drop(&w->set);
     free(w->prefix);
     free(w->buf);
     free(w);

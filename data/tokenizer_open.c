@@ -11,17 +11,19 @@ static bool load(Tokenizer *t, const char *name, Err *e) {
         return true;
     }
     char hub[200];
-    if (stat(name, &st) && *hub_text(name, "tokenizer.json", hub))
+    const bool there = file_look(name, &st, e);
+    if (e->status) return false;
+    if (!there && *hub_text(name, "tokenizer.json", hub))
         return err_input(e, "cannot open %s: no such file%s", name, hub);
-    if (stat(name, &st) || !S_ISDIR(st.st_mode)) return tokenizer_load(t, name, e);
-    if (file_exists(name, "tokenizer.json")) {
+    if (!there || !S_ISDIR(st.st_mode)) return tokenizer_load(t, name, e);
+    if (file_exists(name, "tokenizer.json", e)) {
         char *path = xformat("%s/tokenizer.json", name);
         bool ok = tokenizer_load(t, path, e);
         free(path);
         return ok;
     }
-    if (file_exists(name, "encoder.json")) return tokenizer_load_gpt2(t, name, e);
-    return err_input(e, "%s: no tokenizer.json in it, nor GPT-2's encoder.json and vocab.bpe", name);
+    if (!e->status && file_exists(name, "encoder.json", e)) return tokenizer_load_gpt2(t, name, e);
+    return !e->status && err_input(e, "%s: no tokenizer.json in it, nor GPT-2's encoder.json and vocab.bpe", name);
 }
 
 /* The id that `eot` names: a number, or a token that the file lists as added. */

@@ -17,7 +17,7 @@ static int named_token(const json_t *config, const char *key, const Tokenizer *t
 static bool names_read(ChoiceRule *c, const Engine *en, Err *e) {
     FileMap m;
     json_error_t why;
-    if (!file_exists(en->dir, "tokenizer_config.json")) return true;
+    if (!file_exists(en->dir, "tokenizer_config.json", e)) return !e->status;
     char *path = xformat("%s/tokenizer_config.json", en->dir);
     bool ok = file_map(&m, path, e);
     if (ok && !(ok = json_bounded(m.p, m.n, path, e))) file_unmap(&m);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include "../model/schema.h"
 #include "../ops/file.h"
+#include "../ops/oom.h"
 #include "bench_model.h"
 #include "compare.h"
 #include "engine.h"
@@ -63,8 +64,8 @@ static bool wanted_rows(const Compare *c, const char *only, bool *wanted, Err *e
 static bool folder_lock(const Compare *c, int *fd, Err *e) {
     if (!file_folders(c->dir, "folder", NULL, e)) return false;
     char *path = xformat("%s/.lock", c->dir);
-    *fd = open(path, O_RDWR | O_CREAT, 0666);
-    bool ok = *fd >= 0 || err_errno(e, "cannot open", path);
+    *fd = file_own(AT_FDCWD, path, O_RDWR | O_CREAT, path, e);
+    bool ok = *fd >= 0 && (!fcntl(*fd, F_SETFD, 0) || err_errno(e, "cannot hand on", path));
     double start = now_seconds();
     while (ok && flock(*fd, LOCK_EX | LOCK_NB)) {
         if (errno != EWOULDBLOCK)
@@ -232,10 +233,9 @@ static bool train(const Compare *c, RowResult *all, const bool *wanted, const Cl
 static bool table_write(const Compare *c, const json_t *results, Err *e) {
     char *text = NULL, *path = xformat("%s/table.md", c->dir);
     size_t n;
-    FILE *f = open_memstream(&text, &n);
-    CHECK(f, "no memory for a text");
+    FILE *f = oom_stream(&text, &n);
     compare_table(f, results);
-    CHECK(!fclose(f) && text, "no memory for a text");
+    fclose(f);
     bool ok = file_write(path, text, n, e);
     free(text);
     free(path);

@@ -1,7 +1,8 @@
 /* kvsmith info: what a model is and what it costs. */
-#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
-#include <sys/stat.h>
+#include <unistd.h>
 #include "../ops/text.h"
 #include "../model/cost.h"
 #include "../model/data_cfg.h"
@@ -160,7 +161,7 @@ static bool report(const Subject *s, const Args *a, const Cli *cli, Err *e) {
 
 static bool json_check(const char *dir, const char *name, Err *e) {
     char *path = xformat("%s/%s", dir, name);
-    json_t *j = file_exists(dir, name) ? json_read(path, e) : json_null();
+    json_t *j = file_exists(dir, name, e) ? json_read(path, e) : e->status ? NULL : json_null();
     free(path);
     json_decref(j);
     return j != NULL;
@@ -172,17 +173,19 @@ static bool rest_check(const char *dir, Err *e) {
     for (int i = 0; i < 3; i++)
         if (!json_check(dir, json[i], e)) return false;
     char *trainer = xformat("%s/trainer", dir);
-    DIR *d = opendir(trainer);
-    bool ok = true;
-    for (struct dirent *n; ok && d && (n = readdir(d));) {
+    int fd = open(trainer, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool ok = fd >= 0 || errno == ENOENT || errno == ENOTDIR || err_errno(e, "cannot open", trainer);
+    Names l = {0};
+    if (fd >= 0) ok = file_names(&l, fd, trainer, e), close(fd);
+    for (int i = 0; ok && i < l.n; i++) {
         St st;
-        if (fnmatch("optimizer*.safetensors", n->d_name, 0)) continue;
-        char *path = xformat("%s/%s", trainer, n->d_name);
+        if (fnmatch("optimizer*.safetensors", l.name[i], 0)) continue;
+        char *path = xformat("%s/%s", trainer, l.name[i]);
         ok = st_open(&st, path, e);
         if (ok) st_close(&st);
         free(path);
     }
-    if (d) closedir(d);
+    names_free(&l);
     free(trainer);
     return ok;
 }
@@ -274,7 +277,8 @@ int cmd_info(int argc, char **argv) {
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
-    bool there = stat(a.model, &st) == 0, dir = there && S_ISDIR(st.st_mode);
+    bool there = file_look(a.model, &st, &e), dir = there && S_ISDIR(st.st_mode);
+    if (e.status) return cli_fail(&e);
     char hub[200];
     dir |= !there && *hub_text(a.model, "", hub); /* which is then said not to be there */
     if (!dir && cli.adapter) {

@@ -92,9 +92,13 @@ int child_follow(Child *k, ChildLine *show, void *ctx) {
 }
 
 void child_said(Child *k, char msg[301]) {
-    ssize_t n = pread(k->err, msg, 300, 0);
-    msg[n > 0 ? n : 0] = 0;
-    msg[strcspn(msg, "\n")] = 0;
+    char all[4096]; /* notes may stand before the error, which is the last line */
+    off_t end = lseek(k->err, 0, SEEK_END);
+    ssize_t n = pread(k->err, all, sizeof all - 1, end > (off_t)sizeof all - 1 ? end - (off_t)sizeof all + 1 : 0);
+    while (n > 0 && all[n - 1] == '\n') n--;
+    all[n > 0 ? n : 0] = 0;
+    const char *last = strrchr(all, '\n');
+    snprintf(msg, 301, "%.300s", last ? last + 1 : all);
     if (!strncmp(msg, "kvsmith: ", 9)) memmove(msg, msg + 9, strlen(msg + 9) + 1);
     close(k->err);
 }

@@ -170,9 +170,11 @@ bool compare_convert(const Compare *c, const CompareRow *r, const char *best, in
     char *dst = compare_converted(c, r), *path = record_path(c, r), *src = xformat("%s/last", best),
          *folder = xformat("%s/%s", c->dir, r->name), *argv[ARGS_MAX];
     json_t *of = made_of(c, r, src), *old = compare_convert_record(c, r);
-    bool ok = true, there = old && file_exists(dst, "config.json");
+    bool ok = true, there = old && file_exists(dst, "config.json", e);
+    struct stat st;
+    ok = !e->status;
     *status = 0;
-    if (there && !json_equal(json_object_get(old, "of"), of))
+    if (ok && there && !json_equal(json_object_get(old, "of"), of))
         ok = err_input(e, "%.150s was converted otherwise or from another run; remove %.60s or choose another dir", dst,
                        r->name);
     if (ok && !there) {
@@ -184,8 +186,9 @@ bool compare_convert(const Compare *c, const CompareRow *r, const char *best, in
         words(r, argv, n);
         /* one without a record: we were killed behind it, before what it said was kept */
         ok = file_folders(folder, "folder", NULL, e);
-        if (ok && access(dst, F_OK) == 0 && nftw(dst, unlink_entry, 16, FTW_DEPTH | FTW_PHYS))
+        if (ok && file_look(dst, &st, e) && nftw(dst, unlink_entry, 16, FTW_DEPTH | FTW_PHYS))
             ok = err_world(e, "cannot remove %.200s", dst);
+        ok = ok && !e->status;
         char *said = ok ? child_output(argv, status, e) : NULL;
         if (ok && !*status) ok = said != NULL;
         if (said) {

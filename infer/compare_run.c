@@ -18,13 +18,16 @@ static bool member(const char *line, const char *name, double *v) {
 
 bool compare_metrics(const char *folder, RunRecord *r, Err *e) {
     char *path = xformat("%s/metrics.jsonl", folder), *line = NULL;
-    FILE *f = fopen(path, "re");
-    size_t cap = 0;
+    struct stat st;
+    FileMap m = {0};
     double step, tokens, rate, loss, count, before = (double)r->start, seconds = 0;
     r->step = r->val_tokens = 0;
     r->val_loss = r->first_loss = NAN, r->tok_s = r->seconds = 0;
-    bool ok = f || errno == ENOENT || errno == ENOTDIR || err_errno(e, "cannot read", path);
-    for (ssize_t n; f && (n = getline(&line, &cap, f)) > 0 && line[n - 1] == '\n';) {
+    bool ok = file_look(path, &st, e) ? file_map(&m, path, e) : !e->status;
+    const char *at = (const char *)m.p, *all = at + m.n;
+    for (const char *end; at < all && (end = memchr(at, '\n', (size_t)(all - at))); at = end + 1) {
+        free(line);
+        line = xformat("%.*s", (int)zmin((size_t)(end - at), 1 << 20), at);
         if (!member(line, "{\"step\":", &step)) continue;
         r->step = (int64_t)fmax((double)r->step, step);
         if (member(line, "\"val_loss\":", &loss) && member(line, "\"val_tokens\":", &count)) {
@@ -37,7 +40,7 @@ bool compare_metrics(const char *folder, RunRecord *r, Err *e) {
         }
     }
     if (seconds > 0) r->tok_s = (before - (double)r->start) / seconds, r->seconds = seconds;
-    if (f) fclose(f);
+    file_unmap(&m);
     free(line);
     free(path);
     return ok;
@@ -120,11 +123,13 @@ bool compare_look(const Compare *c, const CompareRow *row, const Config *cfg, in
                      .start = before * cfg->train.batch * cfg->data.seq_len,
                      .val_loss = NAN,
                      .first_loss = NAN};
-    if (!file_exists(cfg->run.dir, "config.yaml")) return true;
+    if (!file_exists(cfg->run.dir, "config.yaml", e)) return !e->status;
     if (!same_settings(cfg, e)) return false;
+    struct stat st;
     char *record = beside(cfg, "json");
-    bool over = access(record, F_OK) == 0;
+    bool over = file_look(record, &st, e);
     free(record);
+    if (e->status) return false;
     if (over) return record_read(c, cfg, r, e);
     r->state = RUN_BEGUN;
     if (!compare_metrics(cfg->run.dir, r, e)) return false;
@@ -185,9 +190,9 @@ bool compare_train(const Compare *c, const CompareRow *row, const Config *settin
     bool ok = settings_write(&cfg, &path, e);
     if (ok) { /* its own newest checkpoint, or the one that it branches off from */
         char *start = compare_mark_start(c, row, r->lr, r->seed, mark);
-        bool own = !start || file_exists(cfg.run.dir, "last/config.json");
+        bool own = !start || file_exists(cfg.run.dir, "last/config.json", e);
         char *argv[] = {"kvsmith", "train", path, "--resume", own ? "auto" : start, NULL};
-        ok = child_start(&k, argv, e);
+        ok = !e->status && child_start(&k, argv, e);
         free(start);
     }
     free(path);

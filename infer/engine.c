@@ -75,7 +75,8 @@ bool engine_text(const Engine *en, Err *e) {
 }
 
 static bool tokenizer_read(Engine *en, Err *e) {
-    if (!file_exists(en->dir, "tokenizer.json")) {
+    if (!file_exists(en->dir, "tokenizer.json", e)) {
+        if (e->status) return false;
         if (en->task.kind)
             err_input(&en->no_text, "%.150s: trained on the task %s, which has no text; try kvsmith eval MODEL %s",
                       en->dir, en->task.kind->name, en->task.kind->name);
@@ -127,8 +128,17 @@ ModelOpts engine_narrow(const Cli *cli, ModelOpts o) {
     return o;
 }
 
+/* A run that saves meanwhile may remove the checkpoint between the reading of its link and of its files. */
+static bool moved_on(const Engine *en, const char *path) {
+    char now[4096];
+    return *en->dir && model_dir_resolve(path, now, NULL) && strcmp(now, en->dir) != 0;
+}
 bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
-    return engine_read(en, path, cli, e) && engine_load(en, engine_narrow(cli, (ModelOpts){0}), e);
+    for (int tries = 0;; tries++) {
+        Err why = {0};
+        if (engine_read(en, path, cli, &why) && engine_load(en, engine_narrow(cli, (ModelOpts){0}), &why)) return true;
+        if (tries == 100 || !moved_on(en, path)) return *e = why, false;
+    }
 }
 
 bool engine_dynamic(const Engine *en) {

@@ -234,12 +234,35 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     return good;
 }
 
-static bool has_config(const char *dir) {
+static bool has_config(const char *dir, Err *e) {
     char *p = xformat("%s/config.json", dir);
     struct stat st;
-    bool ok = stat(p, &st) == 0;
+    bool ok = file_look(p, &st, e);
     free(p);
     return ok;
+}
+
+/* What the link of a run folder names, with config.json in it. A run that saves meanwhile may have moved the link and
+ * removed what it named. */
+static bool follow(const char *run, const char *name, char out[4096], Err *e) {
+    char *link = xformat("%s/%s", run, name), to[1024], before[1024] = "";
+    bool found = false;
+    for (int tries = 0; tries < 100 && !found && !e->status; tries++) {
+        ssize_t n = readlink(link, to, sizeof to - 1);
+        if (n < 0 && errno != ENOENT && errno != EINVAL && errno != ENOTDIR) err_errno(e, "cannot read link", link);
+        if (n < 0) break;
+        to[n] = 0;
+        if (!strcmp(to, before)) break; /* what it has named a moment ago */
+        strcpy(before, to);
+        snprintf(out, 4096, *to == '/' ? "%.0s%s" : "%.2048s/%s", run, to);
+        found = has_config(out, e);
+    }
+    if (!*before && !e->status) { /* a folder of that name */
+        snprintf(out, 4096, "%s", link);
+        found = has_config(out, e);
+    }
+    free(link);
+    return found;
 }
 
 bool model_dir_resolve(const char *path, char out[4096], Err *e) {
@@ -257,24 +280,19 @@ bool model_dir_resolve(const char *path, char out[4096], Err *e) {
                          file_is_gguf(path) ? "GGUF " : "",
                          file_is_gguf(path) ? "; take the Hugging Face directory that it was made from" : "");
     snprintf(out, 4096, "%s", path);
-    if (has_config(path)) return true;
-    if (peft_is(path)) {
+    Err why = {0};
+    if (has_config(path, &why)) return true;
+    if (!why.status && peft_is(path)) {
         char *base = peft_base(path, e);
         bool ok = base && model_dir_resolve(base, out, e);
         free(base);
         return ok;
     }
-    static const char *const links[] = {"best", "last"};
-    for (int i = 0; i < 2; i++) {
-        char to[1024];
-        char *link = xformat("%s/%s", path, links[i]);
-        ssize_t n = readlink(link, to, sizeof to);
-        if (n >= 0 && n < (ssize_t)sizeof to)
-            snprintf(out, 4096, *to == '/' ? "%.0s%.*s" : "%s/%.*s", path, (int)n, to);
-        else
-            snprintf(out, 4096, "%s", link);
-        free(link);
-        if (has_config(out)) return true;
+    if (!why.status && (follow(path, "best", out, &why) || (!why.status && follow(path, "last", out, &why))))
+        return true;
+    if (why.status) {
+        if (e) *e = why;
+        return false;
     }
     return err_input(e, "model %.180s: no config.json in it, nor in its best or last checkpoint", path);
 }

@@ -397,9 +397,9 @@ static bool source_take(Config *c, Node *root, Err *e) {
     const Node *data = tree_get(root, "data"), *task = data ? tree_get(data, "task") : NULL;
     if (!*c->init_from || source_complete(tree_get(root, "model"))) return true;
     if (!source_lay(root, c->init_from, e)) return false;
-    if (!(data && tree_get(data, "tokenizer")) && (!task || node_null(task)) && source_has_tokenizer(c->init_from))
-        strcpy(c->data.tokenizer, c->init_from);
-    return true;
+    if ((data && tree_get(data, "tokenizer")) || (task && !node_null(task))) return true;
+    if (source_has_tokenizer(c->init_from, e)) strcpy(c->data.tokenizer, c->init_from);
+    return !e->status;
 }
 
 bool config_tree(Config *c, Node *root, int noverride, char *const override[], Err *e) {

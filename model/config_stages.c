@@ -1,5 +1,6 @@
 /* config_stages.c: `stages`, a list of runs in the settings of one. */
 #include "config_keys.h"
+#include "../ops/oom.h"
 
 /* ---- reading -------------------------------------------------------------------------------------------------------
  */
@@ -95,10 +96,9 @@ static void write_node(Writer *w, const Node *x) {
 static char *set_text(const Node *set) {
     char *text = NULL;
     size_t n;
-    Writer w = {.first = true, .f = open_memstream(&text, &n)};
-    CHECK(w.f, "no memory for a text");
+    Writer w = {.first = true, .f = oom_stream(&text, &n)};
     write_node(&w, set);
-    CHECK(!fclose(w.f) && text, "no memory for a text");
+    fclose(w.f);
     return text;
 }
 

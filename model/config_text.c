@@ -1,15 +1,15 @@
 /* config_text.c: settings written, compared and described. */
 #include "config_keys.h"
 #include "task_cfg.h"
+#include "../ops/oom.h"
 
 /* ---- writing -------------------------------------------------------------------------------------------------------
  */
 
 static void open_text(Writer *w, bool json, char **text, size_t *n) {
-    *w = (Writer){.json = json, .first = true, .f = open_memstream(text, n)};
-    CHECK(w->f, "no memory for a text");
+    *w = (Writer){.json = json, .first = true, .f = oom_stream(text, n)};
 }
-static void close_text(Writer *w, char **text) { CHECK(!fclose(w->f) && *text, "no memory for a text"); }
+static void close_text(Writer *w) { fclose(w->f); }
 
 static void write_model(Writer *w, const ModelCfg *m) {
     char name[16];
@@ -60,7 +60,7 @@ char *model_cfg_json(const ModelCfg *m) {
     write_map(&w, false);
     write_model(&w, m);
     write_map_end(&w);
-    close_text(&w, &text);
+    close_text(&w);
     return text;
 }
 
@@ -150,7 +150,7 @@ char *config_text(const Config *c) {
     write_section(&w, "dist", dist_keys, &c->dist);
     stages_write(&w, c);
     fputc('\n', w.f);
-    close_text(&w, &text);
+    close_text(&w);
     return text;
 }
 

@@ -18,11 +18,14 @@ void data_spec(const DataCfg *d, DataSpec *s) {
 }
 
 /* Of a run folder the checkpoint's. */
-static const char *tokenizer_place(const DataCfg *d, char dir[4096]) {
+static const char *tokenizer_place(const DataCfg *d, char dir[4096], Err *e) {
     struct stat st;
-    if (stat(d->tokenizer, &st)) return d->tokenizer_copy && *d->tokenizer ? d->tokenizer_copy : d->tokenizer;
-    bool run = S_ISDIR(st.st_mode) && !file_exists(d->tokenizer, "tokenizer.json") &&
-               !file_exists(d->tokenizer, "encoder.json") && model_dir_resolve(d->tokenizer, dir, NULL);
+    Err why = {0};
+    if (!file_look(d->tokenizer, &st, e)) return d->tokenizer_copy && *d->tokenizer ? d->tokenizer_copy : d->tokenizer;
+    bool run = S_ISDIR(st.st_mode) && !file_exists(d->tokenizer, "tokenizer.json", e) && !e->status &&
+               !file_exists(d->tokenizer, "encoder.json", e) && !e->status &&
+               model_dir_resolve(d->tokenizer, dir, &why);
+    if (why.status == EXIT_WORLD) *e = why; /* no model: the reader of tokenizers says what is missing */
     return run ? dir : d->tokenizer;
 }
 
@@ -30,7 +33,8 @@ bool data_tokenizer(const DataCfg *d, Tokenizer *t, Err *e) {
     Err why = {0};
     char dir[4096];
     bool byte = !*d->tokenizer || !strcmp(d->tokenizer, "byte");
-    if (!tokenizer_open(t, byte ? d->tokenizer : tokenizer_place(d, dir), d->eot, &why)) {
+    const char *place = byte ? d->tokenizer : tokenizer_place(d, dir, &why);
+    if (why.status || !tokenizer_open(t, place, d->eot, &why)) {
         if (why.status == EXIT_WORLD || !strncmp(why.msg, "data.", 5)) {
             *e = why;
             return false;

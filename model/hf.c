@@ -128,10 +128,14 @@ bool hf_check_with(const char *dir, const char *adapter, const ModelCfg *cfg, Er
     return ok;
 }
 
-bool hf_is_bf16(const char *dir) {
+bool hf_is_bf16(const char *dir, Err *e) {
     St st;
     int n = 0;
-    if (!st_open_dir(&st, dir, NULL)) return false;
+    Err why = {0};
+    if (!st_open_dir(&st, dir, &why)) {
+        if (why.status == EXIT_WORLD) *e = why;
+        return false;
+    }
     bool all = true;
     for (int i = 0; i < st.n; i++) {
         if (st.entry[i].rank < 2) continue;
@@ -193,8 +197,9 @@ int hf_notes(const char *dir, FILE *f) {
     ModelCfg cfg;
     St st;
     int n = 0;
-    if (!hf_config_read(dir, &cfg, NULL)) return 0;
-    if (st_open_dir(&st, dir, NULL)) {
+    Err ignored = {0};
+    if (!hf_config_read(dir, &cfg, &ignored)) return 0;
+    if (st_open_dir(&st, dir, &ignored)) {
         HfPlaces p;
         char a[192], b[192];
         dir_places(dir, &st, &p, NULL);

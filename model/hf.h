@@ -28,8 +28,9 @@ bool hf_ids_read(const char *dir, HfIds *, Err *);
  * buffers, causal masks and the head's copy in a tied model. Only headers are read: cheap, and before any memory is
  * taken. */
 bool hf_check(const char *dir, const ModelCfg *, Err *);
-/* Whether every matrix in the files of DIR is BF16; false where they cannot be read. Headers alone. */
-bool hf_is_bf16(const char *dir);
+/* Whether every matrix in the files of DIR is BF16; false where there is no model. `e` is filled where reading failed for
+ * another reason (EXIT_WORLD). Headers alone. */
+bool hf_is_bf16(const char *dir, Err *e);
 /* The same checks, and the numbers into m->w. On failure the weights are undefined. */
 bool hf_load(const char *dir, Model *m, Err *);
 /* Both with the adapter of a directory of `peft` added to the weights (peft.h); NULL: none. */

@@ -360,7 +360,7 @@ bool hf_ids_read(const char *dir, HfIds *ids, Err *e) {
     static const char *const files[] = {"config.json", "generation_config.json"};
     *ids = (HfIds){.bos = -1};
     for (int i = 0; i < 2; i++) {
-        if (i && !file_exists(dir, files[i])) continue;
+        if (i && !file_exists(dir, files[i], e)) return !e->status;
         char *path = xformat("%s/%s", dir, files[i]);
         json_t *j = json_read(path, e);
         HfFile f = {path, j, e};

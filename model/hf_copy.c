@@ -1,10 +1,9 @@
 /* hf_copy.c: what a model directory holds beside its settings and weights, taken along unchanged. */
 #include "../ops/file.h"
 #include "hf.h"
-#include <dirent.h>
-#include <errno.h>
+#include <fcntl.h>
 #include <strings.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 /* Tokenizers, templates, settings of sampling, licences. Not: what is written for every model, weights in any format,
  * and what tells of the training of another model. */
@@ -33,30 +32,21 @@ static bool copy(const char *from, const char *to, Err *e) {
     return ok;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
 bool hf_copy(const char *from, const char *to, Err *e) {
     struct stat a, b;
-    DIR *d = opendir(from);
-    if (!d) return err_input(e, "cannot open %s: %s", from, strerror(errno));
-    char **name = NULL;
-    int n = 0;
-    bool ok = true;
-    for (struct dirent *x; (x = readdir(d));)
-        if (taken(x->d_name) && file_exists(from, x->d_name)) {
-            name = xrealloc(name, (size_t)n + 1, sizeof *name);
-            name[n++] = xstrdup(x->d_name);
-        }
-    closedir(d);
-    if (n) qsort(name, (size_t)n, sizeof *name, by_name); /* a failure is the same one every time */
-    bool same = !stat(from, &a) && !stat(to, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-    for (int i = 0; i < n; i++) {
-        char *x = xformat("%s/%s", from, name[i]), *y = xformat("%s/%s", to, name[i]);
-        ok = ok && (same || copy(x, y, e));
+    Names l = {0};
+    int fd = open(from, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return err_errno(e, "cannot open", from);
+    bool ok = file_names(&l, fd, from, e);
+    close(fd);
+    ok = ok && ((!stat(from, &a) && !stat(to, &b)) || err_errno(e, "cannot look at", to));
+    const bool same = ok && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    for (int i = 0; ok && !same && i < l.n; i++) {
+        char *x = xformat("%s/%s", from, l.name[i]), *y = xformat("%s/%s", to, l.name[i]);
+        if (taken(l.name[i])) ok = file_exists(from, l.name[i], e) ? copy(x, y, e) : !e->status;
         free(x);
         free(y);
-        free(name[i]);
     }
-    free(name);
+    names_free(&l);
     return ok;
 }

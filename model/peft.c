@@ -5,7 +5,12 @@
 
 static const char BEGIN[] = "base_model.model.", END_A[] = ".lora_A.weight", END_B[] = ".lora_B.weight";
 
-bool peft_is(const char *path) { return file_exists(path, "adapter_config.json") && !file_exists(path, "config.json"); }
+/* What cannot be looked at is no adapter here; whoever opens it as a model then finds the error. */
+bool peft_is(const char *path) {
+    Err ignored = {0};
+    return file_exists(path, "adapter_config.json", &ignored) && !file_exists(path, "config.json", &ignored) &&
+           !ignored.status;
+}
 const char *peft_path(const char *path) { return peft_is(path) ? path : NULL; }
 
 /* ---- adapter_config.json --------------------------------------------------------------------------------------------
@@ -211,19 +216,23 @@ static bool parts_read(Peft *p, const json_t *j, const char *path, Err *e) {
 bool peft_open(Peft *p, const char *dir, Err *e) {
     char *path, *file = xformat("%s/adapter_model.safetensors", dir);
     *p = (Peft){.dir = xstrdup(dir)};
-    if (!file_exists(dir, "adapter_config.json")) {
+    if (!file_exists(dir, "adapter_config.json", e)) {
         free(file);
         free(p->dir);
-        return err_input(e,
+        return !e->status &&
+               err_input(e,
                          "adapter %.180s: no adapter_config.json in it; give a directory as peft's save_pretrained "
                          "writes it",
                          dir);
     }
     json_t *j = settings_read(dir, &path, e);
     bool ok = j && settings_check(j, path, e);
-    if (ok && !file_exists(dir, "adapter_model.safetensors"))
-        ok = err_input(e, "adapter %.180s: no adapter_model.safetensors in it%s", dir,
-                       file_exists(dir, "adapter_model.bin") ? "; save adapter_model.bin again as safetensors" : "");
+    Err ignored = {0};
+    if (ok && !file_exists(dir, "adapter_model.safetensors", e))
+        ok = !e->status &&
+             err_input(e, "adapter %.180s: no adapter_model.safetensors in it%s", dir,
+                       file_exists(dir, "adapter_model.bin", &ignored) ? "; save adapter_model.bin again as safetensors"
+                                                                       : "");
     ok = ok && st_open(&p->st, file, e) && parts_read(p, j, path, e);
     json_decref(j);
     free(path);

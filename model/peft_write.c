@@ -17,7 +17,8 @@ bool peft_can(const char *base, const ModelCfg *cfg, int n, const PeftField *fie
         snprintf(why, 200, "no class of transformers holds this model");
         return free(own), false;
     }
-    bool read = hf_config_read(base, own, NULL), same = read && hf_type_of(own) == type;
+    Err ignored = {0};
+    bool read = hf_config_read(base, own, &ignored), same = read && hf_type_of(own) == type;
     if (read) model_cfg_free(own);
     free(own);
     for (int i = 0; same && i < n; i++)

@@ -330,21 +330,26 @@ static bool open_shards(St *st, const char *dir, const char *index, json_t *j, E
 
 bool st_open_dir(St *st, const char *dir, Err *e) {
     bool ok = false;
-    if (file_exists(dir, "model.safetensors")) {
+    if (file_exists(dir, "model.safetensors", e)) {
         char *path = xformat("%s/model.safetensors", dir);
         ok = st_open(st, path, e);
         free(path);
         return ok;
     }
-    *st = (St){.path = xstrdup(dir)};
-    if (!file_exists(dir, "model.safetensors.index.json"))
-        err_input(e, "%.100s: %s", dir,
-                  file_exists(dir, "pytorch_model.bin")
-                      ? "pytorch_model.bin is not read; run there: python3 -c \"import torch as t,safetensors.torch as "
-                        "s;s.save_file({k:v.contiguous().clone() for k,v in "
-                        "t.load('pytorch_model.bin').items()},'model.safetensors')\""
-                      : "neither model.safetensors nor model.safetensors.index.json is there");
-    else {
+    *st = (St){.n = 0};
+    if (e->status) return false;
+    st->path = xstrdup(dir);
+    if (!file_exists(dir, "model.safetensors.index.json", e)) {
+        Err ignored = {0};
+        if (!e->status)
+            err_input(
+                e, "%.100s: %s", dir,
+                file_exists(dir, "pytorch_model.bin", &ignored)
+                    ? "pytorch_model.bin is not read; run there: python3 -c \"import torch as t,safetensors.torch as "
+                      "s;s.save_file({k:v.contiguous().clone() for k,v in "
+                      "t.load('pytorch_model.bin').items()},'model.safetensors')\""
+                    : "neither model.safetensors nor model.safetensors.index.json is there");
+    } else {
         char *index = xformat("%s/model.safetensors.index.json", dir);
         json_t *j = json_read(index, e);
         ok = j && open_shards(st, dir, index, j, e);

@@ -1,5 +1,6 @@
 /* safetensors_write.c: the writer: header as the reference writes it, data streamed through a small buffer. */
 #include "safetensors_file.h"
+#include "../ops/oom.h"
 
 static uint16_t to_bf16(double v) {
     uint32_t u;
@@ -207,8 +208,7 @@ static char *quoted(const char *s) {
 char *st_header(const StItem *s, int n, const char *const *meta, size_t *len) {
     char *text = NULL;
     size_t at = 0;
-    FILE *f = open_memstream(&text, len);
-    if (!f) return NULL;
+    FILE *f = oom_stream(&text, len);
     fputs("{\"__metadata__\":{\"format\":\"pt\"", f);
     for (; meta && *meta; meta += 2) {
         char *key = quoted(meta[0]), *value = quoted(meta[1]);
@@ -229,11 +229,7 @@ char *st_header(const StItem *s, int n, const char *const *meta, size_t *len) {
     fputc('}', f);
     fflush(f);
     for (size_t pad = (8 - *len % 8) % 8; pad--;) fputc(' ', f);
-    bool ok = !ferror(f);
-    if (fclose(f) || !ok) {
-        free(text);
-        return NULL;
-    }
+    fclose(f);
     return text;
 }
 
@@ -251,9 +247,8 @@ bool st_write(const char *path, const StList *l, const char *const *meta, Err *e
     FileOut o;
     StItem *s = st_file_order(l);
     char *head = st_header(s, l->n, meta, &len);
-    bool ok = head || err_world(e, "cannot write %s: out of memory", path);
-    ok = ok && (len <= JSON_BYTES_MAX || err_input(e, "%s: %d tensors need a header of %zu bytes, the format allows %d",
-                                                   path, l->n, len, JSON_BYTES_MAX));
+    bool ok = len <= JSON_BYTES_MAX || err_input(e, "%s: %d tensors need a header of %zu bytes, the format allows %d",
+                                                 path, l->n, len, JSON_BYTES_MAX);
     if (ok) {
         unsigned char size[8];
         for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)len >> 8 * i);
@@ -319,8 +314,9 @@ bool st_index_write(const char *dir, const StList *l, const int *shard, int n, E
 }
 
 static bool shards_write(const char *dir, const StList *l, size_t limit, Err *e) {
-    if (file_exists(dir, "model.safetensors"))
+    if (file_exists(dir, "model.safetensors", e))
         return err_input(e, "%s: holds a model.safetensors, which would be read instead of shards; remove it", dir);
+    if (e->status) return false;
     int *shard = xcalloc((size_t)l->n, sizeof *shard), n = st_shards(l, limit, shard);
     StItem *item = xcalloc((size_t)l->n, sizeof *item);
     bool ok = n <= SHARDS_MAX || err_input(e, "%s: shards of at most %zu bytes would be %d, at most %d are made", dir,

@@ -5,6 +5,7 @@
 #include "hf.h"
 #include "../layers/ffn/ffn.h"
 #include "../ops/file.h"
+#include "../ops/oom.h"
 
 static const char WHERE[] = "init_from";
 
@@ -15,9 +16,13 @@ bool source_complete(const Node *m) {
     return m && tree_get(m, "d_model") && tree_get(m, "layers") && tree_get(m, "ffn");
 }
 
-bool source_has_tokenizer(const char *dir) {
+bool source_has_tokenizer(const char *dir, Err *e) {
     char at[4096];
-    return model_dir_resolve(dir, at, NULL) && file_exists(at, "tokenizer.json");
+    Err why = {0};
+    if (model_dir_resolve(dir, at, &why)) return file_exists(at, "tokenizer.json", e);
+    e->status = 0;
+    if (why.status == EXIT_WORLD) *e = why; /* no model there: told when it is opened */
+    return false;
 }
 
 /* Maps are put in entry by entry, anything else in place of what is there. */
@@ -149,10 +154,9 @@ static char *value_text(const Key *k, const void *cfg) {
     Key one[2] = {*k, {0}};
     char *text = NULL;
     size_t n;
-    Writer w = {.first = true, .flow = 1, .f = open_memstream(&text, &n)};
-    CHECK(w.f, "no memory for a text");
+    Writer w = {.first = true, .flow = 1, .f = oom_stream(&text, &n)};
     schema_write(&w, one, cfg);
-    CHECK(!fclose(w.f) && text, "no memory for a text");
+    fclose(w.f);
     memmove(text, text + strlen(k->name) + 2, n - strlen(k->name) - 1);
     return text;
 }

@@ -12,7 +12,7 @@ bool source_complete(const Node *model);
  * no pattern names. */
 bool source_lay(Node *root, const char *dir, Err *);
 /* `dir`, or the checkpoint of the run folder `dir`, holds a tokenizer.json. */
-bool source_has_tokenizer(const char *dir);
+bool source_has_tokenizer(const char *dir, Err *); /* false with `e` filled: that could not be found out */
 
 /* Compare `now` with the model of the directory `dir`, layer by layer, in settings that both layouts have. Tensors are
  * not looked at: hf_check must have passed, so every difference is one that no tensor shows.

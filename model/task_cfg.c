@@ -1,5 +1,6 @@
 #include "task_cfg.h"
 #include "../ops/file.h"
+#include "../ops/oom.h"
 
 static const char json_key[] = "kvsmith_task";
 static const Key T_key = {"T", KEY_INT, offsetof(TaskCfg, T), NULL, 1, TASK_LEN_MAX, "tokens of a sample", 0, 0};
@@ -65,12 +66,11 @@ void task_cfg_write(Writer *w, const TaskCfg *c, bool with_T) {
 char *task_cfg_json(const TaskCfg *c) {
     char *text = NULL;
     size_t n;
-    Writer w = {.json = true, .first = true, .f = open_memstream(&text, &n)};
-    CHECK(w.f, "no memory for a text");
+    Writer w = {.json = true, .first = true, .f = oom_stream(&text, &n)};
     write_map(&w, true);
     task_cfg_write(&w, c, true);
     write_map_end(&w);
-    CHECK(!fclose(w.f) && text, "no memory for a text");
+    fclose(w.f);
     return text;
 }
 

@@ -1,5 +1,6 @@
 #include "tree.h"
 #include "../ops/file.h"
+#include "../ops/oom.h"
 #include <ctype.h>
 #include <jansson.h>
 #include <stdarg.h>
@@ -212,10 +213,7 @@ Node *tree_yaml(const char *text, size_t n, const char *where, Err *e) {
     if (n >= 3 && !memcmp(text, "\xEF\xBB\xBF", 3)) text += 3, n -= 3;
     yaml_parser_t p;
     yaml_event_t v;
-    if (!yaml_parser_initialize(&p)) {
-        err_world(e, "%s: no memory to read YAML", where);
-        return NULL;
-    }
+    if (!yaml_parser_initialize(&p)) oom_exit(NULL);
     yaml_parser_set_encoding(&p, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&p, (const unsigned char *)text, n);
     Builder b = {.where = where, .e = e};
@@ -224,11 +222,9 @@ Node *tree_yaml(const char *text, size_t n, const char *where, Err *e) {
         if (!yaml_parser_parse(&p, &v)) {
             Node at = {.where = where, .line = (int)p.problem_mark.line + 1};
             if (p.error == YAML_READER_ERROR) at.line = line_at(text, n, p.problem_offset);
-            if (p.error == YAML_MEMORY_ERROR)
-                ok = err_world(e, "%s: no memory to read YAML", where);
-            else
-                ok = node_refuse(&at, "", e, "broken YAML: %s%s%s%s", p.context ? p.context : "", p.context ? ", " : "",
-                                 p.problem ? p.problem : "cannot be read", hint(&p, text, n, at.line));
+            if (p.error == YAML_MEMORY_ERROR) oom_exit(NULL);
+            ok = node_refuse(&at, "", e, "broken YAML: %s%s%s%s", p.context ? p.context : "", p.context ? ", " : "",
+                             p.problem ? p.problem : "cannot be read", hint(&p, text, n, at.line));
             break;
         }
         ok = see(&b, &v);

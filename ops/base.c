@@ -1,5 +1,6 @@
 /* base.c: errors, checks, memory for bookkeeping, random numbers. */
 #include "base.h"
+#include "oom.h"
 #include <errno.h>
 #include <stdarg.h>
 #include <time.h>
@@ -57,25 +58,20 @@ void check_failed(const char *file, int line, const char *cond, const char *fmt,
     abort();
 }
 
-static void *or_exit(void *p) {
-    if (p) return p;
-    fputs("kvsmith: out of memory\n", stderr);
-    exit(EXIT_WORLD);
-}
-void *xcalloc(size_t n, size_t size) { return or_exit(calloc(n ? n : 1, size ? size : 1)); }
+void *xcalloc(size_t n, size_t size) { return oom_check(calloc(n ? n : 1, size ? size : 1)); }
 void *xrealloc(void *p, size_t n, size_t size) {
     size_t bytes;
-    if (__builtin_mul_overflow(n, size, &bytes)) return or_exit(NULL);
-    return or_exit(realloc(p, bytes ? bytes : 1));
+    if (__builtin_mul_overflow(n, size, &bytes)) return oom_check(NULL);
+    return oom_check(realloc(p, bytes ? bytes : 1));
 }
-char *xstrdup(const char *s) { return or_exit(strdup(s)); }
+char *xstrdup(const char *s) { return oom_check(strdup(s)); }
 char *xformat(const char *fmt, ...) {
     va_list ap;
     char *s = NULL;
     va_start(ap, fmt);
     int n = vasprintf(&s, fmt, ap);
     va_end(ap);
-    return or_exit(n < 0 ? NULL : s);
+    return oom_check(n < 0 ? NULL : s);
 }
 
 uint64_t rng_name(uint64_t key, const char *name) {

@@ -1,5 +1,6 @@
 /* device.c: opens a backend; isa.c knows which table of the CPU it takes. */
 #include "device.h"
+#include "oom.h"
 #include "file.h"
 #include "half.h"
 #include "isa_table.h"
@@ -185,7 +186,7 @@ bool device_bf16_pays(Device *d) {
             double from = now_seconds();
             gemm(d->gemm, &pad, s, z, x, y);
             if (i >= 0) best[on] = fmin(best[on], now_seconds() - from);
-            if (i < 0 && on) CHECK(arena_open(&pad, "probe", pad.peak, false, &e), "%s", e.msg);
+            if (i < 0 && on && !arena_open(&pad, "probe", pad.peak, false, &e)) oom_exit(e.msg);
         }
     arena_close(&pad);
     gemm_use(d->gemm, NULL, 0, 0);

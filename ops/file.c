@@ -1,10 +1,11 @@
 /* file.c: mapping, bounded JSON, atomic writing. */
 #include "file.h"
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 bool file_map(FileMap *m, const char *path, Err *e) {
@@ -49,12 +50,65 @@ void file_unmap(FileMap *m) {
     *m = (FileMap){0};
 }
 
-bool file_exists(const char *dir, const char *name) {
+bool file_look(const char *path, struct stat *st, Err *e) {
+    e->status = 0;
+    if (!stat(path, st)) return true;
+    return errno == ENOENT || errno == ENOTDIR ? false : err_errno(e, "cannot look at", path);
+}
+
+bool file_exists(const char *dir, const char *name, Err *e) {
     struct stat st;
     char *path = xformat("%s/%s", dir, name);
-    bool yes = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    bool yes = file_look(path, &st, e) && S_ISREG(st.st_mode);
     free(path);
     return yes;
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+bool file_names(Names *l, int fd, const char *dir, Err *e) {
+    *l = (Names){0};
+    int own = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* with a place of its own in the listing */
+    DIR *d = own < 0 ? NULL : fdopendir(own);
+    if (!d) {
+        err_errno(e, "cannot list", dir);
+        if (own >= 0) close(own);
+        return false;
+    }
+    struct dirent *x;
+    while ((errno = 0, x = readdir(d))) {
+        if (!strcmp(x->d_name, ".") || !strcmp(x->d_name, "..")) continue;
+        if ((l->n & (l->n - 1)) == 0) l->name = xrealloc(l->name, 2 * (size_t)imax(l->n, 1), sizeof *l->name);
+        l->name[l->n++] = xstrdup(x->d_name);
+    }
+    int why = errno;
+    closedir(d);
+    if (l->n) qsort(l->name, (size_t)l->n, sizeof *l->name, by_name);
+    if (!why) return true;
+    names_free(l);
+    errno = why;
+    return err_errno(e, "cannot list", dir);
+}
+void names_free(Names *l) {
+    for (int i = 0; i < l->n; i++) free(l->name[i]);
+    free(l->name);
+    *l = (Names){0};
+}
+
+int file_own(int at, const char *name, int how, const char *say, Err *e) {
+    struct stat st;
+    e->status = 0;
+    int fd = openat(at, name, how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == ELOOP) err_input(e, "%s: is a link; expected a file, which is written in place", say);
+    if (fd < 0 && errno == ENXIO) err_input(e, "%s: expected a file, found a device or pipe", say);
+    if (fd < 0 && errno != ELOOP && errno != ENXIO && (errno != ENOENT || how & O_CREAT))
+        err_errno(e, "cannot open", say);
+    if (fd < 0) return -1;
+    bool ok = !fstat(fd, &st) || err_errno(e, "cannot look at", say);
+    if (ok && !S_ISREG(st.st_mode)) ok = err_input(e, "%s: expected a file, found a device or pipe", say);
+    if (ok) return fd;
+    close(fd);
+    return -1;
 }
 
 /* The parser spends up to a few hundred bytes on a value of two characters, so values are counted before it starts. */
@@ -135,24 +189,64 @@ void file_drop(FileOut *o) {
     *o = (FileOut){.fd = -1};
 }
 
+char *file_unfinished(const char *path) { return xformat("%s.tmp-kvsmith", path); }
+
+bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e) {
+    struct stat a, b;
+    int r;
+    e->status = 0;
+    while ((r = flock(fd, LOCK_EX | LOCK_NB)) && errno == EINTR) continue;
+    if (r && errno == EWOULDBLOCK)
+        return err_input(e, "%s: another process is writing it (it holds %s); wait for it, or choose another name",
+                         path, tmp);
+    const bool none = r && (errno == ENOLCK || errno == ENOSYS || errno == EOPNOTSUPP);
+    if (r && !none) return err_errno(e, "cannot lock", tmp);
+    /* On a file system without locks the name belongs to whoever has created it. */
+    if (none && !made)
+        return err_input(e, "%s: %s is there, and this file system has no locks; remove it if no process writes it",
+                         path, tmp);
+    /* It may be what another process has renamed or removed meanwhile. */
+    if (fstat(fd, &a)) return err_errno(e, "cannot look at", tmp);
+    if (lstat(tmp, &b)) return errno == ENOENT || errno == ENOTDIR ? false : err_errno(e, "cannot look at", tmp);
+    return a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+}
+
+/* Remove what a process that is gone has left at `tmp`; one that still writes it is an error. */
+static void remove_left(const char *tmp, const char *path, Err *e) {
+    int fd = file_own(AT_FDCWD, tmp, O_WRONLY, tmp, e);
+    if (fd < 0) return;
+    if (file_lock(fd, false, tmp, path, e) && unlink(tmp)) err_errno(e, "cannot remove unfinished", tmp);
+    close(fd);
+}
+
 bool file_begin(FileOut *o, const char *path, Err *e) {
-    const int how = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
     struct stat st;
+    Err why = {0};
     *o = (FileOut){.fd = -1};
     if (!*path) return err_input(e, "the name of the file to write is empty");
-    /* The rename would put a file in the place of a device or pipe. */
-    if (!lstat(path, &st) && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
+    if (lstat(path, &st)) {
+        if (errno != ENOENT && errno != ENOTDIR) return err_errno(e, "cannot look at", path);
+    } else if (!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode)) /* the rename would put a file in its place */
         return err_input(e, "%s: expected a file to write, found a %s", path,
                          S_ISDIR(st.st_mode) ? "directory" : "device or pipe");
-    *o = (FileOut){.fd = -1, .path = xstrdup(path), .tmp = xformat("%s.tmp%ld", path, (long)getpid())};
-    o->fd = open(o->tmp, how, 0666);
-    /* A process of the same number died here once; whatever stands there is a leftover. */
-    if (o->fd < 0 && errno == EEXIST && unlink(o->tmp) == 0) o->fd = open(o->tmp, how, 0666);
+    *o = (FileOut){.fd = -1, .path = xstrdup(path), .tmp = file_unfinished(path)};
+    while (o->fd < 0 && !why.status) {
+        o->fd = open(o->tmp, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (o->fd < 0 && errno != EEXIST)
+            err_errno(&why, "cannot create", path);
+        else if (o->fd < 0)
+            remove_left(o->tmp, path, &why);
+        else if (!file_lock(o->fd, true, o->tmp, path,
+                            &why)) { /* another took it between the two calls for a leftover */
+            close(o->fd);
+            o->fd = -1;
+        }
+    }
     if (o->fd >= 0) return true;
-    err_errno(e, "cannot create", path);
     free(o->tmp);
     free(o->path);
     *o = (FileOut){.fd = -1};
+    if (e) *e = why;
     return false;
 }
 
@@ -168,15 +262,14 @@ bool file_put(FileOut *o, const void *p, size_t n, Err *e) {
 }
 
 /* A rename is only durable once its directory is synced; systems that cannot sync a directory say EINVAL. */
-static bool sync_dir(const char *path) {
+bool file_sync_folder(const char *path, Err *e) {
     char *copy = xstrdup(path);
     int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     free(copy);
-    if (fd < 0) return false;
-    bool ok = fsync(fd) == 0 || errno == EINVAL;
-    int n = errno;
-    close(fd);
-    errno = n;
+    /* a folder that may be written and not read cannot be synced either */
+    bool ok = fd >= 0 ? fsync(fd) == 0 || errno == EINVAL : errno == EACCES;
+    if (!ok) err_world(e, "cannot sync the folder of %s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
     return ok;
 }
 
@@ -188,9 +281,9 @@ bool file_commit(FileOut *o, Err *e) {
     if (rename(o->tmp, o->path)) return out_failed(o, "rename the finished file to", e);
     free(o->tmp);
     o->tmp = NULL;
-    if (!sync_dir(o->path)) return out_failed(o, "sync the directory of", e);
+    bool ok = file_sync_folder(o->path, e);
     file_drop(o);
-    return true;
+    return ok;
 }
 
 bool file_write(const char *path, const void *p, size_t n, Err *e) {
@@ -233,6 +326,7 @@ bool file_folders(const char *path, const char *what, int *made, Err *e) {
         *c = 0;
         if (!mkdir(p, 0777)) {
             n++;
+            ok = file_sync_folder(p, e);
         } else if (errno != EEXIST) {
             snprintf(say, sizeof say, "cannot make %s", what);
             ok = err_errno(e, say, p);

@@ -6,6 +6,7 @@
 #pragma once
 #include "base.h"
 #include <jansson.h>
+#include <sys/stat.h>
 
 enum { JSON_BYTES_MAX = 100000000, JSON_VALUES_MAX = 2 << 20 };
 
@@ -18,8 +19,20 @@ bool file_map(FileMap *, const char *path, Err *);
 void file_unmap(FileMap *);
 /* It begins as llama.cpp's models do. */
 bool file_is_gguf(const char *path);
-/* A regular file exists at DIR/NAME (a link to one counts). */
-bool file_exists(const char *dir, const char *name);
+/* What stands at `path`, through links. False with `e` clear: nothing (ENOENT, ENOTDIR). False with `e` filled: that
+ * could not be found out, which is never the same as nothing. `e` is cleared first. */
+bool file_look(const char *path, struct stat *st, Err *e);
+/* A regular file exists at DIR/NAME (a link to one counts). False as file_look, so that a caller that goes on without
+ * the file returns `!e->status`. */
+bool file_exists(const char *dir, const char *name, Err *e);
+/* The names in the folder that the descriptor `fd` (which stays open) is of, sorted, without . and ..; `dir` is for the
+ * message. An error while they are read is one, never the end of the folder. */
+typedef struct {
+    int n;
+    char **name;
+} Names;
+bool file_names(Names *, int fd, const char *dir, Err *e);
+void names_free(Names *);
 
 /* An object from `n` bytes of JSON: UTF-8, no duplicate key at any level, nothing behind it, at most JSON_BYTES_MAX
  * bytes and JSON_VALUES_MAX values. `where` begins the message. NULL on failure; `why` (may be NULL) then tells the
@@ -28,15 +41,28 @@ json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_c
 /* Those two bounds alone, for who calls the parser himself. */
 bool json_bounded(const void *p, size_t n, const char *where, Err *);
 json_t *json_read(const char *path, Err *); /* the same from a file */
-/* Make the folder `path` and those above it where they are missing; `made` (may be NULL): how many at its end,
- * also when it fails. `what`
- * ("run folder") is for the message. */
+/* Make the folder `path` and those above it where they are missing, and put their names on disk; `made` (may be NULL):
+ * how many at its end, also when it fails. `what` ("run folder") is for the message. */
 bool file_folders(const char *path, const char *what, int *made, Err *);
+
+/* Open `name` in the folder `at` (AT_FDCWD: here) for writing in place, with the flags `how`. Not through a link that
+ * stands at the name, and only a regular file: a pipe would wait for ever. `say` is its path for the message. -1: `e` is
+ * filled, or clear where nothing is there and `how` has no O_CREAT. */
+int file_own(int at, const char *name, int how, const char *say, Err *e);
+/* Put the entries of the folder that `path` stands in on disk. True where a file system cannot (EINVAL). */
+bool file_sync_folder(const char *path, Err *e);
 
 typedef struct {
     int fd;
     char *path, *tmp;
 } FileOut;
+/* The temporary name of `path` is always the same, and its file is locked (flock) as long as a process writes it. So what
+ * a killed process has left there is removed by the next that writes `path`, and of two at once one is refused
+ * (EXIT_INPUT). malloc'ed. */
+char *file_unfinished(const char *path);
+/* Lock `fd`, the file or folder `tmp` on its way to `path`; made: this process has just created it. False with `e` clear:
+ * `tmp` is another by now. */
+bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e);
 /* Every failure below removes the temporary file and closes `o`; the old file at `path` stays as it was. A directory
  * that is missing or not writable is EXIT_INPUT, what goes wrong later (disk full, quota, device) EXIT_WORLD. */
 bool file_begin(FileOut *o, const char *path, Err *);

@@ -1,6 +1,7 @@
 /* gemm.c: oneDNN's matmul with cached primitives (versions 2 and 3 of its C interface), scratchpads from us. */
 #include "gemm_bf16.h"
 #include "isa_table.h"
+#include "oom.h"
 
 /* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are.
  */
@@ -74,10 +75,11 @@ struct Gemm {
     Entry entry[SLOTS];
 };
 
-    #define DNNL(call)                                                        \
-        do {                                                                  \
-            dnnl_status_t status_ = (call);                                   \
-            CHECK(status_ == dnnl_success, "oneDNN status %d", (int)status_); \
+    #define DNNL(call)                                                              \
+        do {                                                                        \
+            dnnl_status_t status_ = (call);                                         \
+            if (status_ == dnnl_out_of_memory) oom_exit("out of memory in oneDNN"); \
+            CHECK(status_ == dnnl_success, "oneDNN status %d", (int)status_);       \
         } while (0)
 
 bool gemm_bind(LibraryIsa most, Err *e) {
@@ -220,8 +222,9 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, void *C, const void *A, const vo
      * can find too little room, and gets it for this call. */
     Arena spill = {0};
     Err e = {0};
-    bool fits = !scratch->base || ((n->pad_bytes + 63) & ~(size_t)63) + 64 <= scratch->size - scratch->used;
-    if (!fits) CHECK(arena_open(&spill, "oneDNN scratchpad", n->pad_bytes + 128, false, &e), "%s", e.msg);
+    bool fits =
+        !scratch->base || !n->pad_bytes || ((n->pad_bytes + 63) & ~(size_t)63) + 64 <= scratch->size - scratch->used;
+    if (!fits && !arena_open(&spill, "oneDNN scratchpad", n->pad_bytes + 128, false, &e)) oom_exit(e.msg);
     void *pad = n->pad_bytes ? arena_take(fits ? scratch : &spill, n->pad_bytes, "oneDNN scratchpad") : NULL;
     if (scratch->base) {
         DNNL(dnnl_memory_set_data_handle(n->a, (void *)A));

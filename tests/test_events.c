@@ -31,8 +31,10 @@ static char *file_of(const char *run) { return xformat("%s/" EVENTS_DIR "/" EVEN
 Test(events, bytes_are_tensorboards) {
     char *run = run_path(), *path = file_of(run);
     Journal j;
+    RunDir dir;
     Err e = {0};
-    cr_assert(events_open(&j, run, -1, true, 1700000000.0, &e), "%s", e.msg);
+    cr_assert(run_dir_open(&dir, run, true, &e), "%s", e.msg);
+    cr_assert(events_open(&j, &dir, -1, true, 1700000000.0, &e), "%s", e.msg);
     TrainRecord r = {.step = 1, .loss = 5.5, .lr = 0.001, .grad_norm = 2.25, .tok_s = 123456, .mfu = -1};
     cr_assert(events_train(&j, &r, 1700000001.25, &e), "%s", e.msg);
     r = (TrainRecord){.step = 300,
@@ -102,12 +104,14 @@ Test(events, whole_records_up_to_a_step_are_kept) {
 Test(events, a_run_goes_on) {
     char *run = run_path(), *path = file_of(run), *tb = xformat("%s/" EVENTS_DIR, run);
     Journal j;
+    RunDir dir;
     Err e = {0};
     size_t n, m;
-    cr_assert(events_open(&j, run, -1, false, 1, &e) && !j.f, "%s", e.msg);
+    cr_assert(run_dir_open(&dir, run, true, &e), "%s", e.msg);
+    cr_assert(events_open(&j, &dir, -1, false, 1, &e) && !j.f, "%s", e.msg);
     journal_close(&j);
     cr_assert(!check_exists(tb), "not wanted, but made");
-    cr_assert(events_open(&j, run, -1, true, 1, &e), "%s", e.msg);
+    cr_assert(events_open(&j, &dir, -1, true, 1, &e), "%s", e.msg);
     for (int s = 1; s <= 6; s++) {
         TrainRecord r = {.step = s, .loss = s, .mfu = -1};
         cr_assert(events_train(&j, &r, s, &e));
@@ -115,18 +119,18 @@ Test(events, a_run_goes_on) {
     journal_close(&j);
     char *all = check_read(path, &n);
     /* Six records, back to three, and on: the bytes are those of a run that never stopped. */
-    cr_assert(events_open(&j, run, 3, true, 99, &e), "%s", e.msg);
+    cr_assert(events_open(&j, &dir, 3, true, 99, &e), "%s", e.msg);
     for (int s = 4; s <= 6; s++) cr_assert(events_train(&j, &(TrainRecord){.step = s, .loss = s, .mfu = -1}, s, &e));
     journal_close(&j);
     char *again = check_read(path, &m);
     cr_assert_eq(n, m);
     CHECK_BYTES("events", again, all, n);
-    cr_assert(events_open(&j, run, 2, false, 99, &e) && j.f, "%s", e.msg); /* no longer wanted: cut all the same */
+    cr_assert(events_open(&j, &dir, 2, false, 99, &e) && j.f, "%s", e.msg); /* no longer wanted: cut all the same */
     journal_close(&j);
     free(again);
     again = check_read(path, &m);
     cr_assert_eq(events_kept((unsigned char *)all, n, 2), m);
-    cr_assert(events_open(&j, run, -1, true, 1, &e), "%s", e.msg); /* from the beginning */
+    cr_assert(events_open(&j, &dir, -1, true, 1, &e), "%s", e.msg); /* from the beginning */
     journal_close(&j);
     free(again);
     again = check_read(path, &m);
@@ -134,9 +138,20 @@ Test(events, a_run_goes_on) {
     /* What cannot be. */
     char *command = xformat("rm -r '%s' && touch '%s'", tb, tb);
     cr_assert_eq(system(command), 0);
-    cr_assert(!events_open(&j, run, -1, true, 1, &e) && strstr(e.msg, EVENTS_DIR) && !strchr(e.msg, '\n'), "%s", e.msg);
+    cr_assert(!events_open(&j, &dir, -1, true, 1, &e) && strstr(e.msg, EVENTS_DIR) && !strchr(e.msg, '\n'), "%s",
+              e.msg);
     journal_close(&j);
-    free(command), free(again), free(all), free(tb), free(path), free(run);
+    /* Nothing is written through a link. */
+    free(command);
+    command = xformat("rm '%s' && mkdir '%s/other' && ln -s other '%s'", tb, run, tb);
+    cr_assert_eq(system(command), 0);
+    e = (Err){0};
+    cr_assert(!events_open(&j, &dir, -1, true, 1, &e) && strstr(e.msg, "no link"), "%s", e.msg);
+    journal_close(&j);
+    char *other = xformat("%s/other", run);
+    cr_assert_eq(check_entries(other), 0);
+    run_dir_close(&dir);
+    free(other), free(command), free(again), free(all), free(tb), free(path), free(run);
 }
 
 /* ---- the program ----------------------------------------------------------------------------------------------------

@@ -301,7 +301,9 @@ Test(hf_write, full_disk) {
     bool ok = hf_save_sharded(dir, &o.model, NULL, F32, 30000, &e);
     setrlimit(RLIMIT_FSIZE, &all);
     cr_assert(!ok && e.status == EXIT_WORLD && strstr(e.msg, dir), "%s", e.msg);
-    cr_expect(!file_exists(dir, "model.safetensors.index.json") && !file_exists(dir, "model.safetensors"));
+    e = (Err){0};
+    cr_expect(!file_exists(dir, "model.safetensors.index.json", &e) && !file_exists(dir, "model.safetensors", &e) &&
+              !e.status);
     free(dir);
     char *gone = check_path("gone/dir");
     cr_assert(!hf_save(gone, &o.model, NULL, F32, &e));

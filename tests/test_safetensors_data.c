@@ -355,12 +355,21 @@ Test(safetensors_data, cannot_create_or_replace) {
     cr_assert(strstr(e.msg, path) && strstr(e.msg, "found a directory"), "%s", e.msg);
     cr_assert_eq(check_entries(check_dir()), 1);
     free(path);
-    /* What a process of the same number left behind is replaced. */
+    /* What a process that was killed left behind is removed; what one holds that writes there is not. */
     path = check_path("f");
-    char *left = xformat("%s.tmp%ld", path, (long)getpid());
+    char *left = file_unfinished(path);
     check_write(left, "junk", 4);
     cr_assert(st_write(path, &l, NULL, &e), "%s", e.msg);
     cr_assert(!check_exists(left) && check_exists(path));
+    FileOut o;
+    cr_assert(file_begin(&o, path, &e), "%s", e.msg);
+    cr_assert(!st_write(path, &l, NULL, &e) && e.status == EXIT_INPUT && strstr(e.msg, "another process"), "%s", e.msg);
+    cr_assert(check_exists(left));
+    cr_assert(file_put(&o, "late", 4, &e) && file_commit(&o, &e), "%s", e.msg);
+    cr_assert(!check_exists(left));
+    free(left);
+    left = check_read(path, NULL);
+    cr_assert_str_eq(left, "late");
     free(left);
     free(path);
 }

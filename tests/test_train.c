@@ -6,6 +6,7 @@
 #include "../ops/file.h"
 #include "../train/checkpoint.h"
 #include "../train/watch.h"
+#include <sys/stat.h>
 #include <unistd.h>
 
 #ifdef KV_DOUBLE
@@ -153,6 +154,7 @@ typedef struct {
     const char *before, *mark;
     int64_t step;
     const char *after;
+    bool kept; /* aside, as old-journal */
 } Cut;
 #define L1 "{\"step\":1,\"loss\":2}\n"
 #define L5 "{\"step\":5,\"loss\":2}\n"
@@ -161,64 +163,112 @@ typedef struct {
 #define S5 "== step 5 ==\n  a\n  == step 2 ==\n"
 #define S9 "== step 9 ==\n  b\n"
 static const Cut cuts[] = {
-    {L1 L5 V5 L9, METRICS_MARK, 5, L1 L5 V5},
-    {L1 L5 V5 L9, METRICS_MARK, 4, L1},
-    {L1 L5 V5 L9, METRICS_MARK, 9, L1 L5 V5 L9},
-    {L1 L5 V5 L9, METRICS_MARK, -1, ""},
-    {L1 L5 V5 L9, METRICS_MARK, 0, ""},
-    {L1 L5 "{\"step\":5,\"val", METRICS_MARK, 5, L1 L5},
-    {L1 L5 "{\"st", METRICS_MARK, 7, L1 L5},
-    {"garbage\n" L1, METRICS_MARK, 7, ""},
-    {"{\"step\":123456789012345678901234567890}\n" L1, METRICS_MARK, 7, ""},
-    {"", METRICS_MARK, 7, ""},
-    {S5 S9, SAMPLES_MARK, 9, S5 S9},
-    {S5 S9, SAMPLES_MARK, 5, S5},
-    {S5 S9 "  torn", SAMPLES_MARK, 9, S5 S9},
-    {S5 S9, SAMPLES_MARK, 4, ""},
+    {L1 L5 V5 L9, METRICS_MARK, 5, L1 L5 V5, false},
+    {L1 L5 V5 L9, METRICS_MARK, 4, L1, false},
+    {L1 L5 V5 L9, METRICS_MARK, 9, L1 L5 V5 L9, false},
+    {L1 L5 V5 L9, METRICS_MARK, -1, "", false},
+    {L1 L5 V5 L9, METRICS_MARK, 0, "", false},
+    {L1 L5 "{\"step\":5,\"val", METRICS_MARK, 5, L1 L5, false},
+    {L1 L5 "{\"st", METRICS_MARK, 7, L1 L5, false},
+    {"garbage\n" L1, METRICS_MARK, 7, "", true},
+    {L1 "\n" L5, METRICS_MARK, 7, L1, true},
+    {L1 L9 L5, METRICS_MARK, 7, L1, true},
+    {L1 L9 L9 "{\"st", METRICS_MARK, 7, L1, false},
+    {"{\"step\":123456789012345678901234567890}\n" L1, METRICS_MARK, 7, "", true},
+    {"", METRICS_MARK, 7, "", false},
+    {S5 S9, SAMPLES_MARK, 9, S5 S9, false},
+    {S5 S9, SAMPLES_MARK, 5, S5, false},
+    {S5 S9 "  torn", SAMPLES_MARK, 9, S5 S9, false},
+    {S5 S9, SAMPLES_MARK, 4, "", false},
 };
 ParameterizedTestParameters(train, journal_is_cut) {
     static int which[sizeof cuts / sizeof *cuts];
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) which[i] = (int)i;
     return cr_make_param_array(int, which, sizeof cuts / sizeof *cuts);
 }
+static RunDir journal_dir(void) {
+    RunDir d;
+    Err e = {0};
+    cr_assert(run_dir_open(&d, check_dir(), true, &e), "%s", e.msg);
+    return d;
+}
 ParameterizedTest(int *which, train, journal_is_cut) {
     const Cut *c = &cuts[*which];
-    char *path = check_path("journal"), *got;
+    char *path = check_path("journal"), *kept = check_path("old-journal"), *got;
+    RunDir d = journal_dir();
     Journal j;
     Err e = {0};
     check_write(path, c->before, strlen(c->before));
-    cr_assert(journal_open(&j, path, c->mark, c->step, true, &e), "%s", e.msg);
+    cr_assert(journal_open(&j, &d, "journal", c->mark, c->step, true, &e), "%s", e.msg);
     cr_assert(journal_put(&j, "next\n", 5, &e) && journal_sync(&j, &e), "%s", e.msg);
     journal_close(&j);
     got = check_read(path, NULL);
     char *want = xformat("%snext\n", c->after);
     cr_assert_str_eq(got, want);
+    cr_assert_eq(check_exists(kept), c->kept);
+    if (c->kept) {
+        free(got);
+        got = check_read(kept, NULL);
+        cr_assert_str_eq(got, c->before);
+    }
+    run_dir_close(&d);
     free(want);
     free(got);
+    free(kept);
+    free(path);
+}
+
+/* A folder from somebody else must not make a run write elsewhere, or wait for ever. */
+Test(train, journal_is_a_file_of_its_own) {
+    char *path = check_path("journal"), *victim = check_path("victim"), *got;
+    RunDir d = journal_dir();
+    Journal j;
+    Err e = {0};
+    check_write(victim, "mine\n", 5);
+    cr_assert_eq(symlink("victim", path), 0);
+    cr_assert(!journal_open(&j, &d, "journal", METRICS_MARK, -1, true, &e) && e.status == EXIT_INPUT, "%s", e.msg);
+    journal_close(&j);
+    got = check_read(victim, NULL);
+    cr_assert_str_eq(got, "mine\n");
+    cr_assert(!unlink(path) && !mkfifo(path, 0600));
+    for (int step = -1; step <= 1; step += 2) {
+        e = (Err){0};
+        cr_assert(!journal_open(&j, &d, "journal", METRICS_MARK, step, true, &e) && e.status == EXIT_INPUT, "%s",
+                  e.msg);
+        cr_assert(strstr(e.msg, "pipe"), "%s", e.msg);
+        journal_close(&j);
+    }
+    run_dir_close(&d);
+    free(got);
+    free(victim);
     free(path);
 }
 
 Test(train, journal_samples_cannot_look_like_records) {
     char *path = check_path("samples"), *got;
+    RunDir d = journal_dir();
     Journal j;
     Err e = {0};
-    cr_assert(journal_open(&j, path, SAMPLES_MARK, -1, true, &e), "%s", e.msg);
+    cr_assert(journal_open(&j, &d, "samples", SAMPLES_MARK, -1, true, &e), "%s", e.msg);
     static const char text[] = "a\n== step 3 ==\nb\0\x1b[2J\xff";
     cr_assert(journal_sample(&j, 2, "", text, sizeof text - 1, &e) && journal_sample(&j, 4, "a", "abc", 3, &e));
     journal_close(&j);
-    cr_assert(journal_open(&j, path, SAMPLES_MARK, 2, true, &e), "%s", e.msg);
+    cr_assert(journal_open(&j, &d, "samples", SAMPLES_MARK, 2, true, &e), "%s", e.msg);
     journal_close(&j);
     got = check_read(path, NULL);
     cr_assert_str_eq(got, "== step 2 ==\n  a\n  == step 3 ==\n  b\\x00\\x1b[2J\xef\xbf\xbd\n");
+    run_dir_close(&d);
     free(got);
     free(path);
 }
 
 Test(train, journal_records_are_json) {
     char *path = check_path("metrics");
+    RunDir d = journal_dir();
     Journal j;
     Err e = {0};
-    cr_assert(journal_open(&j, path, METRICS_MARK, -1, true, &e), "%s", e.msg);
+    cr_assert(journal_open(&j, &d, "metrics", METRICS_MARK, -1, true, &e), "%s", e.msg);
+    run_dir_close(&d);
     TrainRecord r = {.step = 7,
                      .tokens = 1 << 20,
                      .loss = 1.0 / 3,
@@ -415,14 +465,12 @@ static Trainer *saved_run(Config *cfg, char **dir) {
     Trainer *t = trial_open(cfg, yaml, 0, NULL);
     Err e = {0};
     TrainRecord r;
-    char *metrics = check_path("metrics");
     cr_assert(run_dir_open(&t->dir, cfg->run.dir, false, &e), "%s", e.msg);
-    cr_assert(journal_open(&t->metrics, metrics, METRICS_MARK, -1, true, &e), "%s", e.msg);
+    cr_assert(journal_open(&t->metrics, &t->dir, "metrics.jsonl", METRICS_MARK, -1, true, &e), "%s", e.msg);
     cr_assert(trainer_step(t, &r, &e) && trainer_step(t, &r, &e), "%s", e.msg);
     t->state.has_best = true, t->state.best_loss = 1.0 / 3, t->state.best_step = 2;
     cr_assert(checkpoint_save(t, &e), "%s", e.msg);
     *dir = run_dir_step(&t->dir, 2);
-    free(metrics);
     return t;
 }
 static void close_run(Trainer *t, Config *cfg, char *dir) {
@@ -441,7 +489,7 @@ Test(train, weights_that_are_not_finite_are_not_saved) {
     cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
     R(t->params.p[1].t[PARAM_WEIGHT])[0] = NAN;
     cr_assert(!checkpoint_save(t, &e) && e.status == EXIT_DIVERGED && strstr(e.msg, t->params.p[1].name), "%s", e.msg);
-    cr_assert(run_dir_has_step(&t->dir, 2) && !run_dir_has_step(&t->dir, 3));
+    cr_assert(run_dir_has_step(&t->dir, 2, &e) && !run_dir_has_step(&t->dir, 3, &e) && !e.status);
     close_run(t, &cfg, dir);
 }
 

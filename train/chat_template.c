@@ -38,8 +38,8 @@ static bool read_config(ChatTemplate *c, const char *path, Err *e) {
 bool chat_template_read(ChatTemplate *c, const char *dir, Err *e) {
     char *jinja = xformat("%s/chat_template.jinja", dir), *config = xformat("%s/tokenizer_config.json", dir);
     *c = (ChatTemplate){.n = 0};
-    bool ok = (!file_exists(dir, "chat_template.jinja") || read_jinja(c, jinja, e)) &&
-              (!file_exists(dir, "tokenizer_config.json") || read_config(c, config, e));
+    bool ok = (file_exists(dir, "chat_template.jinja", e) ? read_jinja(c, jinja, e) : !e->status) &&
+              (file_exists(dir, "tokenizer_config.json", e) ? read_config(c, config, e) : !e->status);
     if (!ok) chat_template_free(c);
     free(jinja);
     free(config);

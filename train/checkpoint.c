@@ -66,7 +66,7 @@ static bool clock_write(const char *trainer, const TrainState *s, Err *e) {
     return ok;
 }
 static bool clock_read(const char *trainer, TrainState *s, Err *e) {
-    if (!file_exists(trainer, "clock.json")) return true;
+    if (!file_exists(trainer, "clock.json", e)) return !e->status;
     char *path = xformat("%s/clock.json", trainer);
     json_t *j = json_read(path, e);
     const char *const key[] = {"elapsed", "stage_began", "share"};
@@ -197,9 +197,9 @@ static bool settings_check(const char *dir, Config *now, int64_t step, Err *e) {
 bool checkpoint_peek(const char *dir, Config *cfg, TrainState *s, Err *e) {
     char *trainer = xformat("%s/trainer", dir), *path = xformat("%s/state.json", trainer);
     *s = (TrainState){0};
-    bool ok = file_exists(trainer, "state.json") ||
+    bool ok = file_exists(trainer, "state.json", e) || e->status ||
               err_input(e, "%s: no checkpoint of training: %s is missing; give a step-* directory", dir, path);
-    json_t *j = ok ? json_read(path, e) : NULL;
+    json_t *j = ok && !e->status ? json_read(path, e) : NULL;
     ok = j && state_read(j, path, s, e) && settings_check(dir, cfg, s->step, e) && state_check(path, dir, cfg, s, e) &&
          name_check(dir, s, e) && clock_read(trainer, s, e);
     json_decref(j);
@@ -366,7 +366,7 @@ static const char WEIGHTS[] = "trainer/weights.safetensors";
 static bool weights_load(Trainer *t, const char *dir, Err *e) {
     St st;
     StLoad l;
-    if (!file_exists(dir, WEIGHTS)) return hf_load(dir, &t->model, e);
+    if (!file_exists(dir, WEIGHTS, e)) return !e->status && hf_load(dir, &t->model, e);
     char *path = xformat("%s/%s", dir, WEIGHTS);
     bool ok = st_open(&st, path, e);
     free(path);

@@ -15,6 +15,7 @@
 #include "stages.h"
 #include "train.h"
 #include "watch.h"
+#include <errno.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -101,17 +102,18 @@ static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {
 
 /* Which start of `launch` has made the folder its own: what it holds is then not of a run before. */
 static const char MARK[] = ".job";
-static bool marked(const RunDir *d, const char *job) {
-    char text[256] = "", *path = run_dir_file(d, MARK);
-    FILE *f = fopen(path, "re");
-    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
-    bool same = f && n == strlen(job) && !memcmp(text, job, n);
-    if (f) fclose(f);
+static bool marked(const RunDir *d, const char *job, Err *e) {
+    struct stat st;
+    FileMap m = {0};
+    char *path = run_dir_file(d, MARK);
+    bool same = file_look(path, &st, e) && file_map(&m, path, e) && m.n == strlen(job) && !memcmp(m.p, job, m.n);
+    file_unmap(&m);
     free(path);
     return same;
 }
-static void unmark(const RunDir *d) {
-    if (d->fd >= 0) unlinkat(d->fd, MARK, 0);
+static bool unmark(const RunDir *d, Err *e) {
+    return d->fd < 0 || !unlinkat(d->fd, MARK, 0) || errno == ENOENT ||
+           err_world(e, "cannot remove %s/%s: %s", d->path, MARK, strerror(errno));
 }
 
 /* Where the run begins: a malloc'ed checkpoint directory, or NULL for the beginning. A launcher that starts it another
@@ -123,26 +125,33 @@ static bool find_start(RunDir *d, const Args *a, char **dir, bool *here, Err *e)
     *dir = NULL;
     *here = true;
     if (!resume) return true;
-    if (!strcmp(resume, "auto") || (a->again && marked(d, a->job))) {
+    const bool own = !strcmp(resume, "auto") || (a->again && marked(d, a->job, e));
+    if (e->status) return false;
+    if (own) {
         if (!run_dir_newest(d, &newest, e)) return false;
         if (newest >= 0) *dir = run_dir_step(d, newest);
         if (newest >= 0 || !strcmp(resume, "auto")) return true;
     }
     *dir = realpath(resume, NULL);
     if (!*dir) return err_errno(e, "checkpoint", resume);
-    char *parent = xstrdup(*dir), *own = realpath(d->path, NULL), *slash = strrchr(parent, '/');
+    char *parent = xstrdup(*dir), *folder = realpath(d->path, NULL), *slash = strrchr(parent, '/');
+    if (!folder) {
+        free(parent);
+        return err_errno(e, "run folder", d->path);
+    }
     if (slash) *slash = 0;
     /* old-step-*, set aside, is not RUN's own checkpoint of its step */
-    *here = own && !strcmp(parent, own) && slash && !strncmp(slash + 1, "step-", 5);
+    *here = !strcmp(parent, folder) && slash && !strncmp(slash + 1, "step-", 5);
     free(parent);
-    free(own);
+    free(folder);
     return true;
 }
 
 /* Settings of generation that checkpoints keep, and the ids that end a text there. */
 static bool find_generation(Trainer *t, const char *dir, Err *e) {
-    if (!file_exists(dir, "config.json") || !hf_ids_read(dir, &t->source, e)) return !file_exists(dir, "config.json");
-    if (!file_exists(dir, "generation_config.json")) return true;
+    if (!file_exists(dir, "config.json", e)) return !e->status;
+    if (!hf_ids_read(dir, &t->source, e)) return false;
+    if (!file_exists(dir, "generation_config.json", e)) return !e->status;
     char *path = xformat("%s/generation_config.json", dir);
     t->generation = json_read(path, e);
     free(path);
@@ -158,7 +167,8 @@ static bool find_template(Trainer *t, const char *checkpoint, Err *e) {
     if (!*t->cfg->init_from) { /* a directory, or a file in one */
         struct stat st;
         if (!*tok || !strcmp(tok, "byte")) return true;
-        if (!stat(tok, &st) && S_ISDIR(st.st_mode)) return chat_template_read(&t->chat, tok, e);
+        if (file_look(tok, &st, e) && S_ISDIR(st.st_mode)) return chat_template_read(&t->chat, tok, e);
+        if (e->status) return false;
         if (slash && slash - tok >= (ptrdiff_t)sizeof dir) return true;
         snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - tok) : 1, slash ? tok : ".");
         return chat_template_read(&t->chat, dir, e);
@@ -202,24 +212,28 @@ static bool begin(Trainer *t, const Args *a, const char *dir, bool here, Err *e)
         return told;
     }
     /* A best checkpoint that is not in this folder cannot be pointed to: the next validation sets a new one. */
-    if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step))
+    if (c->train.keep_best && t->state.has_best && !run_dir_has_step(&t->dir, t->state.best_step, e)) {
+        if (e->status) return false;
         t->state.has_best = false;
+    }
     Keep keep = checkpoint_keep(t);
     int64_t cut = dir ? t->state.step : -1;
-    char *text = config_text(t->run), *metrics = run_dir_file(&t->dir, "metrics.jsonl"),
-         *samples = run_dir_file(&t->dir, "samples.txt");
+    if (dir && here && cut > 0 && !file_exists(t->dir.path, "metrics.jsonl", e)) {
+        if (e->status) return false;
+        fprintf(stderr, "kvsmith: note: %s/metrics.jsonl is not there; it begins anew after step %lld\n", t->dir.path,
+                (long long)cut);
+    }
+    char *text = config_text(t->run);
     bool given = a->job && a->resume && strcmp(a->resume, "auto");
     bool over = dir && here && t->state.step >= t->run->train.steps; /* nothing is left to do, so nothing is added */
     bool ok = run_dir_rewind(&t->dir, t->state.step, dir && here, keep, e) &&
               (!given || run_dir_write(&t->dir, MARK, a->job, e)) && run_dir_write(&t->dir, "config.yaml", text, e) &&
-              journal_open(&t->metrics, metrics, METRICS_MARK, cut, true, e) &&
-              journal_open(&t->sample_file, samples, SAMPLES_MARK, cut, samples_wanted, e) &&
-              events_open(&t->events, t->dir.path, cut, events_wanted, (double)time(NULL), e) &&
+              journal_open(&t->metrics, &t->dir, "metrics.jsonl", METRICS_MARK, cut, true, e) &&
+              journal_open(&t->sample_file, &t->dir, "samples.txt", SAMPLES_MARK, cut, samples_wanted, e) &&
+              events_open(&t->events, &t->dir, cut, events_wanted, (double)time(NULL), e) &&
               (over || provenance_append(t, a->nword, a->word, dir, e));
     saver_start(t);
     free(text);
-    free(metrics);
-    free(samples);
     return ok && best_told(t, e);
 }
 
@@ -383,7 +397,7 @@ static bool run(Trainer *t, Config *cfg, const Args *a, const Cli *cli, int *sta
         if (ok && trainer_writes(t)) report(t, cli, &last, why, now_seconds() - begun);
         progress_close(&t->progress);
         *status = why == STOP_SIGNAL ? EXIT_SIGNAL : 0;
-        if (ok) unmark(&t->dir);
+        ok = ok && unmark(&t->dir, e);
     }
     journal_close(&t->metrics);
     journal_close(&t->sample_file);

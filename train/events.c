@@ -1,5 +1,7 @@
 #include "events.h"
 #include "../ops/file.h"
+#include <errno.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 uint32_t crc32c(const void *p, size_t n) {
@@ -165,28 +167,44 @@ size_t events_kept(const unsigned char *p, size_t n, int64_t step) {
     return at;
 }
 
-bool events_open(Journal *j, const char *run, int64_t step, bool wanted, double now, Err *e) {
-    char *dir = xformat("%s/" EVENTS_DIR, run), *path = xformat("%s/" EVENTS_FILE, dir);
+/* The folder, not through a link; -1 with `e` clear: it is not there and not wanted. */
+static int folder_open(const RunDir *d, const char *dir, bool wanted, Err *e) {
+    if (wanted && mkdirat(d->fd, EVENTS_DIR, 0777) && errno != EEXIST) {
+        err_errno(e, "cannot make folder of events", dir);
+        return -1;
+    }
+    int fd = openat(d->fd, EVENTS_DIR, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && (wanted || errno != ENOENT))
+        err_errno(e, "cannot open the folder of events (which may be no link)", dir);
+    return fd;
+}
+
+bool events_open(Journal *j, const RunDir *d, int64_t step, bool wanted, double now, Err *e) {
+    char *dir = run_dir_file(d, EVENTS_DIR), *path = xformat("%s/" EVENTS_FILE, dir);
     FileMap map;
+    struct stat st;
     size_t keep = 0;
-    bool ok = true, there = !access(path, F_OK);
     *j = (Journal){0};
-    if (there && step >= 0) {
+    e->status = 0;
+    int fd = folder_open(d, dir, wanted, e);
+    bool ok = !e->status, there = ok && fd >= 0 && file_look(path, &st, e);
+    ok = ok && !e->status;
+    if (ok && there && step >= 0) {
         ok = file_map(&map, path, e);
         if (ok) {
             keep = events_kept(map.p, map.n, step);
             file_unmap(&map);
         }
     }
-    ok = ok && (!wanted || file_folders(dir, "folder of events", NULL, e)) &&
-         (!(wanted || there) || journal_append(j, path, keep, e));
+    ok = ok && (!(wanted || there) || journal_append(j, fd, EVENTS_FILE, path, keep, e));
     if (ok && j->f && !keep) {
         static const char version[] = "brain.Event:2";
         Bytes first = {0};
         put_time(&first, now);
         put_bytes(&first, 3, version, sizeof version - 1);
-        ok = put_record(j, &first, e);
+        ok = put_record(j, &first, e) && file_sync_folder(path, e) && file_sync_folder(dir, e);
     }
+    if (fd >= 0) close(fd);
     free(dir);
     free(path);
     return ok;

@@ -15,7 +15,7 @@
 /* Open RUN/tb/EVENTS_FILE (path) for appending, cut as a journal is: after the last whole record of a step up to `step`
  * that follows on whole ones. step -1: from the beginning. A file that is there is cut whether `wanted` or not; the
  * folder is made where it is wanted. `now` is the wall time of a new file's first record, in seconds since 1970. */
-bool events_open(Journal *, const char *run, int64_t step, bool wanted, double now, Err *);
+bool events_open(Journal *, const RunDir *, int64_t step, bool wanted, double now, Err *);
 /* The numbers of a record that metrics.jsonl has, one Event each. */
 bool events_train(Journal *, const TrainRecord *, double now, Err *);
 bool events_val(Journal *, const ValRecord *, double now, Err *);

@@ -1,6 +1,9 @@
 #include "journal.h"
 #include "../infer/text.h"
+#include "../ops/file.h"
+#include "../ops/oom.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 /* The step that a whole line begins, -1: none (it belongs to the record before), -2: torn. */
@@ -14,42 +17,66 @@ static int64_t line_step(const char *line, size_t n, const char *mark) {
     return i > m ? v : -1;
 }
 
-/* Bytes of the records up to `step`. */
-static off_t kept(FILE *f, const char *mark, int64_t step) {
-    char *line = NULL;
-    size_t cap = 0;
-    off_t at = 0, end = 0;
-    for (ssize_t n; (n = getline(&line, &cap, f)) > 0; at += n) {
-        int64_t s = line_step(line, (size_t)n, mark);
-        if (s == -2 || s > step || (s == -1 && at == 0)) break;
-        end = at + n;
+/* Bytes of the records up to `step`. *odd: behind them is more than later records and a torn last line. */
+static size_t kept(const char *p, size_t n, const char *mark, int64_t step, bool lines, bool *odd) {
+    size_t end = 0;
+    bool cut = false;
+    *odd = false;
+    for (size_t at = 0, next; at < n; at = next) {
+        const char *line = memchr(p + at, '\n', n - at);
+        next = line ? (size_t)(line - p) + 1 : n;
+        int64_t s = line_step(p + at, next - at, mark);
+        /* a line without a mark belongs to the record before, where records have several */
+        const bool strange = s == -1 && (!lines || at == 0), torn = s == -2;
+        cut |= s > step || strange || torn;
+        *odd |= strange || (cut && s >= 0 && s <= step);
+        if (!cut) end = next;
     }
-    free(line);
     return end;
 }
 
 static bool failed(Journal *j, Err *e) { return err_world(e, "cannot write %s: %s", j->path, strerror(errno)); }
 
-bool journal_open(Journal *j, const char *path, const char *mark, int64_t step, bool wanted, Err *e) {
-    *j = (Journal){.path = xstrdup(path)};
-    if (!wanted && access(path, F_OK)) return true;
-    off_t end = 0;
-    FILE *old = step >= 0 ? fopen(path, "re") : NULL;
-    if (!old && step >= 0 && errno != ENOENT) return err_errno(e, "cannot read", path);
-    if (old) {
-        end = kept(old, mark, step);
-        bool read = !ferror(old);
-        fclose(old);
-        if (!read) return err_world(e, "cannot read %s: %s", path, strerror(EIO));
-    }
-    free(j->path);
-    return journal_append(j, path, (size_t)end, e);
+/* All of it is in RUN under a name of its own before any of it is cut. */
+static bool keep_aside(const RunDir *d, const char *name, const FileMap *m, Err *e) {
+    char *to = run_dir_aside(d, name, e);
+    if (!to) return false;
+    char *path = run_dir_file(d, to);
+    bool ok = file_write(path, m->p, m->n, e);
+    if (ok)
+        fprintf(stderr, "kvsmith: note: %s/%s held lines that no run writes there; all of it is kept as %s\n", d->path,
+                name, to);
+    free(path);
+    free(to);
+    return ok;
 }
 
-bool journal_append(Journal *j, const char *path, size_t keep, Err *e) {
-    *j = (Journal){.path = xstrdup(path), .f = fopen(path, "ae")};
-    if (!j->f) return err_errno(e, "cannot open", path);
-    return !ftruncate(fileno(j->f), (off_t)keep) || failed(j, e);
+bool journal_open(Journal *j, const RunDir *d, const char *name, const char *mark, int64_t step, bool wanted, Err *e) {
+    struct stat st;
+    FileMap m = {0};
+    char *path = run_dir_file(d, name);
+    bool there = file_look(path, &st, e), ok = !e->status, odd = false;
+    size_t keep = 0;
+    *j = (Journal){0};
+    if (ok && there && step >= 0 && (ok = file_map(&m, path, e))) {
+        keep = kept((const char *)m.p, m.n, mark, step, !strcmp(mark, SAMPLES_MARK), &odd);
+        ok = !odd || keep_aside(d, name, &m, e);
+        file_unmap(&m);
+    }
+    if (ok && (there || wanted)) ok = journal_append(j, d->fd, name, path, keep, e);
+    free(path);
+    return ok;
+}
+
+bool journal_append(Journal *j, int at, const char *name, const char *path, size_t keep, Err *e) {
+    *j = (Journal){.path = xstrdup(path)};
+    int fd = file_own(at, name, O_WRONLY | O_CREAT | O_APPEND, path, e);
+    if (fd < 0) return false;
+    if (!(j->f = fdopen(fd, "a"))) {
+        close(fd);
+        return failed(j, e);
+    }
+    return !ftruncate(fd, (off_t)keep) || failed(j, e);
 }
 
 bool journal_put(Journal *j, const char *text, size_t n, Err *e) {
@@ -139,8 +166,7 @@ static void shown(FILE *f, const char *text, size_t n) {
 bool journal_sample(Journal *j, int64_t step, const char *prompt, const char *text, size_t n, Err *e) {
     char *record = NULL;
     size_t size = 0;
-    FILE *f = open_memstream(&record, &size);
-    if (!f) return failed(j, e);
+    FILE *f = oom_stream(&record, &size);
     fprintf(f, SAMPLES_MARK "%lld", (long long)step);
     if (*prompt) fprintf(f, " (prompt of %zu bytes)", strlen(prompt));
     fputs(" ==\n", f);

@@ -3,7 +3,7 @@
  * A record begins with a line of `mark` and the step's digits; lines without the mark belong to the record before. What
  * a killed process left of a last line is never kept. */
 #pragma once
-#include "../ops/base.h"
+#include "run_dir.h"
 
 typedef struct {
     FILE *f; /* NULL: not wanted */
@@ -11,11 +11,13 @@ typedef struct {
 } Journal;
 
 /* Open RUN/name for appending after cutting it at the first record beyond `step` or at the first torn line. step -1:
- * from the beginning. A file that is not there is made if `wanted`; one that is there is cut in any case. */
-bool journal_open(Journal *, const char *path, const char *mark, int64_t step, bool wanted, Err *);
+ * from the beginning. A file that is not there is made if `wanted`; one that is there is cut in any case. Where the cut
+ * takes more than later records and a torn last line, all of the file is kept first as RUN/old-NAME, with a note on
+ * stderr. */
+bool journal_open(Journal *, const RunDir *, const char *name, const char *mark, int64_t step, bool wanted, Err *);
+/* The same of `name` in the folder `at` (`path`: for messages), keeping the first `keep` bytes. */
+bool journal_append(Journal *, int at, const char *name, const char *path, size_t keep, Err *);
 /* Append; whole records at a time, handed to the system at once. */
-/* The same, keeping the first `keep` bytes. */
-bool journal_append(Journal *, const char *path, size_t keep, Err *);
 bool journal_put(Journal *, const char *text, size_t n, Err *);
 bool journal_sync(Journal *, Err *); /* to disk: before a checkpoint whose step the records reach */
 void journal_close(Journal *);

@@ -1,8 +1,10 @@
 #include "provenance.h"
 #include "../infer/text.h"
 #include "../model/cli.h"
+#include "../ops/file.h"
 #include "../ops/host.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,13 +44,14 @@ bool provenance_append(const Trainer *t, int nword, char *const word[], const ch
     json_object_set_new(j, "resumed", resumed ? text_json(resumed) : json_null());
     char *line = json_dumps(j, JSON_COMPACT), *path = run_dir_file(&t->dir, "run.jsonl");
     json_decref(j);
-    CHECK(line, "no memory for a text");
-    FILE *f = fopen(path, "ae");
-    bool ok = f || err_errno(e, "cannot open", path);
-    if (f) {
-        ok = fprintf(f, "%s\n", line) > 0 && !fflush(f);
-        ok = !fclose(f) && ok;
-        if (!ok) err_world(e, "cannot write %s: %s", path, strerror(errno));
+    int fd = file_own(t->dir.fd, "run.jsonl", O_WRONLY | O_CREAT | O_APPEND, path, e);
+    bool ok = fd >= 0;
+    if (ok) { /* in one piece, or torn by a full disk */
+        char *whole = xformat("%s\n", line);
+        ssize_t n = (ssize_t)strlen(whole), put = write(fd, whole, (size_t)n);
+        ok = put == n || err_world(e, "cannot write %s: %s", path, strerror(put < 0 ? errno : ENOSPC));
+        if (close(fd) && ok) ok = err_world(e, "cannot write %s: %s", path, strerror(errno));
+        free(whole);
     }
     free(line);
     free(path);

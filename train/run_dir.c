@@ -1,6 +1,5 @@
 #include "run_dir.h"
 #include "../ops/file.h"
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -36,15 +35,12 @@ static bool tree_remove(int at, const char *name) {
     if (!unlinkat(at, name, 0) || errno == ENOENT) return true;
     int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return false;
-    DIR *dir = fdopendir(fd);
-    if (!dir) {
-        close(fd);
-        return false;
-    }
-    bool ok = true;
-    for (struct dirent *n; (n = readdir(dir));)
-        if (strcmp(n->d_name, ".") && strcmp(n->d_name, "..")) ok &= tree_remove(fd, n->d_name);
-    closedir(dir);
+    Names l;
+    Err why = {0};
+    bool ok = file_names(&l, fd, name, &why);
+    for (int i = 0; i < l.n; i++) ok &= tree_remove(fd, l.name[i]);
+    names_free(&l);
+    close(fd);
     return !unlinkat(at, name, AT_REMOVEDIR) && ok;
 }
 
@@ -66,41 +62,21 @@ static bool tree_sync(int at, const char *name, Err *e) {
         close(fd);
         return true;
     }
-    DIR *dir = fdopendir(fd);
-    if (!dir) {
-        close(fd);
-        return err_world(e, "cannot list %s: %s", name, strerror(errno));
-    }
-    bool ok = true;
-    for (struct dirent *n; ok && (n = readdir(dir));)
-        if (strcmp(n->d_name, ".") && strcmp(n->d_name, "..")) ok = tree_sync(fd, n->d_name, e);
-    closedir(dir);
+    Names l;
+    bool ok = file_names(&l, fd, name, e);
+    for (int i = 0; ok && i < l.n; i++) ok = tree_sync(fd, l.name[i], e);
+    names_free(&l);
+    close(fd);
     return ok;
 }
 
 /* Call `see` for every name in the folder. The names are collected first, as `see` may rename or remove. */
 typedef bool See(RunDir *, const char *name, void *ctx, Err *);
 static bool each(const RunDir *d, See *see, void *ctx, Err *e) {
-    int fd = openat(d->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (!dir) {
-        err_errno(e, "cannot list run folder", d->path);
-        if (fd >= 0) close(fd);
-        return false;
-    }
-    size_t n = 0;
-    char **names = NULL;
-    for (struct dirent *x; (x = readdir(dir));) {
-        names = xrealloc(names, n + 1, sizeof *names);
-        names[n++] = xstrdup(x->d_name);
-    }
-    closedir(dir);
-    bool ok = true;
-    for (size_t i = 0; i < n; i++) {
-        ok = ok && see((RunDir *)d, names[i], ctx, e);
-        free(names[i]);
-    }
-    free(names);
+    Names l;
+    bool ok = file_names(&l, d->fd, d->path, e);
+    for (int i = 0; ok && i < l.n; i++) ok = see((RunDir *)d, l.name[i], ctx, e);
+    names_free(&l);
     return ok;
 }
 
@@ -148,16 +124,21 @@ static bool take_lock(RunDir *d, Err *e) {
                              d->path, pid);
         }
         struct stat a, b;
-        if (!fstat(d->lock, &a) && !fstatat(d->fd, "lock", &b, AT_SYMLINK_NOFOLLOW) && a.st_ino == b.st_ino &&
-            a.st_dev == b.st_dev)
-            break;
+        bool mine = !fstat(d->lock, &a), there = mine && !fstatat(d->fd, "lock", &b, AT_SYMLINK_NOFOLLOW);
+        bool lost = !mine || (!there && errno != ENOENT);
+        if (lost) err_world(e, "cannot look at %s/lock: %s", d->path, strerror(errno));
+        if (there && a.st_ino == b.st_ino && a.st_dev == b.st_dev) break;
         close(d->lock);
+        d->lock = -1;
+        if (lost) return false;
     }
     char pid[24] = "";
     ssize_t had = pread(d->lock, pid, sizeof pid - 1, 0); /* of a process that was killed, or a file of the user's */
-    if (had > 0 && pid[strspn(pid, "0123456789\n")]) {
+    if (had < 0 || pid[strspn(pid, "0123456789\n")]) {
+        int why = errno;
         close(d->lock);
         d->lock = -1;
+        if (had < 0) return err_world(e, "cannot read %s/lock: %s", d->path, strerror(why));
         return err_input(e, "%s/lock: expected a lock with the number of a process, found another file; move it away",
                          d->path);
     }
@@ -207,7 +188,8 @@ bool run_dir_open(RunDir *d, const char *path, bool resume, Err *e) {
 
 void run_dir_close(RunDir *d) {
     if (d->lock >= 0) {
-        unlinkat(d->fd, "lock", 0); /* before the lock goes: see take_lock */
+        if (unlinkat(d->fd, "lock", 0)) /* before the lock goes: see take_lock; nobody holds what stays */
+            fprintf(stderr, "kvsmith: note: cannot remove %s/lock: %s\n", d->path, strerror(errno));
         close(d->lock);
     }
     if (d->fd >= 0) close(d->fd);
@@ -219,24 +201,27 @@ void run_dir_close(RunDir *d) {
 /* ---- checkpoints ----------------------------------------------------------------------------------------------------
  */
 
-static bool has_state(const RunDir *d, const char *name) {
-    char *p = xformat("%s/trainer/state.json", name);
-    bool yes = !faccessat(d->fd, p, F_OK, 0);
+/* False with `e` clear: no checkpoint; a step-* that the disk does not show is not that. */
+static bool has_state(const RunDir *d, const char *name, Err *e) {
+    struct stat st;
+    char *p = xformat("%s/%s/trainer/state.json", d->path, name);
+    bool yes = file_look(p, &st, e);
     free(p);
     return yes;
 }
 
-bool run_dir_has_step(const RunDir *d, int64_t step) {
+bool run_dir_has_step(const RunDir *d, int64_t step, Err *e) {
     char name[32];
     snprintf(name, sizeof name, "step-%06lld", (long long)step);
-    return step >= 0 && has_state(d, name);
+    e->status = 0;
+    return step >= 0 && has_state(d, name, e);
 }
 
 static bool see_newest(RunDir *d, const char *name, void *ctx, Err *e) {
-    (void)e;
     int64_t *best = ctx, s = step_of(name);
-    if (s > *best && has_state(d, name)) *best = s;
-    return true;
+    if (s <= *best) return true;
+    if (has_state(d, name, e)) *best = s;
+    return !e->status;
 }
 
 bool run_dir_newest(const RunDir *d, int64_t *step, Err *e) {
@@ -255,6 +240,11 @@ static bool point(RunDir *d, const char *link, int64_t step, Err *e) {
     return true;
 }
 
+static bool unpoint(RunDir *d, const char *link, Err *e) {
+    return !unlinkat(d->fd, link, 0) || errno == ENOENT ||
+           err_world(e, "cannot remove link %s/%s: %s", d->path, link, strerror(errno));
+}
+
 typedef struct {
     Keep keep;
     int64_t newest, from; /* from: the oldest that stays by number */
@@ -263,10 +253,10 @@ typedef struct {
 } Prune;
 
 static bool see_step(RunDir *d, const char *name, void *ctx, Err *e) {
-    (void)e;
     Prune *p = ctx;
     int64_t s = step_of(name);
-    if (s < 0 || !has_state(d, name)) return true;
+    if (s < 0) return true;
+    if (!has_state(d, name, e)) return !e->status;
     p->all = xrealloc(p->all, p->n + 1, sizeof *p->all);
     p->all[p->n++] = s;
     return true;
@@ -280,18 +270,16 @@ static int ascending(const void *a, const void *b) {
 /* Move the links, then drop what need not stay. Nothing is removed before the links no longer mean it. */
 static bool settle(RunDir *d, Keep keep, Err *e) {
     Prune p = {.keep = keep};
-    if (!each(d, see_step, &p, e)) return false;
+    e->status = 0;
+    bool ok = each(d, see_step, &p, e);
+    bool best = ok && keep.keep_best && run_dir_has_step(d, keep.best, e);
+    if (!ok || e->status) {
+        free(p.all);
+        return false;
+    }
     if (p.n > 1) qsort(p.all, p.n, sizeof *p.all, ascending);
-    bool best = keep.keep_best && run_dir_has_step(d, keep.best), ok = true;
-    if (p.n)
-        ok = point(d, "last", p.all[p.n - 1], e);
-    else
-        unlinkat(d->fd, "last", 0);
-    if (best)
-        ok = ok && point(d, "best", keep.best, e);
-    else
-        unlinkat(d->fd, "best", 0);
-    ok = ok && sync_folder(d, e);
+    ok = p.n ? point(d, "last", p.all[p.n - 1], e) : unpoint(d, "last", e);
+    ok = ok && (best ? point(d, "best", keep.best, e) : unpoint(d, "best", e)) && sync_folder(d, e);
     for (int i = 0; ok && keep.keep_last > 0 && i < p.n - keep.keep_last; i++) {
         if (best && p.all[i] == keep.best) continue;
         char name[32], tmp[48];
@@ -309,19 +297,35 @@ typedef struct {
     bool from_here;
 } Rewind;
 
-static bool see_future(RunDir *d, const char *name, void *ctx, Err *e) {
-    const Rewind *r = ctx;
-    int64_t s = step_of(name);
-    if (s < 0 || ((s < r->step || (s == r->step && r->from_here)) && has_state(d, name))) return true;
+char *run_dir_aside(const RunDir *d, const char *name, Err *e) {
+    e->status = 0;
     for (int i = 1; i < 10000; i++) {
         char *to = i == 1 ? xformat("old-%s", name) : xformat("old-%d-%s", i, name);
         struct stat st;
-        bool there = !fstatat(d->fd, to, &st, AT_SYMLINK_NOFOLLOW), done = !there && !renameat(d->fd, name, d->fd, to);
+        if (fstatat(d->fd, to, &st, AT_SYMLINK_NOFOLLOW)) {
+            if (errno == ENOENT) return to;
+            err_world(e, "cannot look at %s/%s: %s", d->path, to, strerror(errno));
+        }
         free(to);
-        if (done) return true;
-        if (!there) break;
+        if (e->status) return NULL;
     }
-    return err_world(e, "cannot set aside %s/%s: %s", d->path, name, strerror(errno));
+    err_world(e, "cannot set aside %s/%s: old-9999-%s is there; remove what is not needed", d->path, name, name);
+    return NULL;
+}
+
+static bool see_future(RunDir *d, const char *name, void *ctx, Err *e) {
+    const Rewind *r = ctx;
+    int64_t s = step_of(name);
+    if (s < 0) return true;
+    if (s < r->step || (s == r->step && r->from_here)) {
+        if (has_state(d, name, e)) return true;
+        if (e->status) return false;
+    }
+    char *to = run_dir_aside(d, name, e);
+    bool ok = to && (!renameat(d->fd, name, d->fd, to) ||
+                     err_world(e, "cannot set aside %s/%s: %s", d->path, name, strerror(errno)));
+    free(to);
+    return ok;
 }
 
 bool run_dir_rewind(RunDir *d, int64_t step, bool from_here, Keep keep, Err *e) {
@@ -350,13 +354,15 @@ bool run_dir_publish(RunDir *d, int64_t step, Keep keep, Err *e) {
     char name[32], tmp[48];
     snprintf(name, sizeof name, "step-%06lld", (long long)step);
     snprintf(tmp, sizeof tmp, "%s%s", TMP, name);
+    e->status = 0;
     bool ok = tree_sync(d->fd, tmp, e);
     int why = ok && renameat(d->fd, tmp, d->fd, name) ? errno : 0;
-    if ((why == ENOTEMPTY || why == EEXIST) && run_dir_has_step(d, step)) {
+    if ((why == ENOTEMPTY || why == EEXIST) && run_dir_has_step(d, step, e)) {
         run_dir_abandon(d, step); /* an earlier try got so far: the same step, the same bytes */
         why = 0;
     }
-    if (why) ok = err_world(e, "cannot rename %s/%s to %s: %s", d->path, tmp, name, strerror(why));
+    if (why && !e->status) ok = err_world(e, "cannot rename %s/%s to %s: %s", d->path, tmp, name, strerror(why));
+    ok = ok && !e->status;
     if (!ok) run_dir_abandon(d, step);
     return ok && sync_folder(d, e) && settle(d, keep, e);
 }

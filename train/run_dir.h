@@ -47,7 +47,10 @@ char *run_dir_begin(RunDir *, int64_t step, Err *);
 bool run_dir_publish(RunDir *, int64_t step, Keep, Err *);
 void run_dir_abandon(RunDir *, int64_t step);           /* remove what begin made */
 char *run_dir_unfinished(const RunDir *, int64_t step); /* its path, malloc'ed */
-bool run_dir_has_step(const RunDir *, int64_t step);
+/* False with `e` clear: it has not. */
+bool run_dir_has_step(const RunDir *, int64_t step, Err *);
+/* A name that is free for keeping RUN/name aside: old-NAME, old-2-NAME, ... malloc'ed; NULL with `e` filled. */
+char *run_dir_aside(const RunDir *, const char *name, Err *);
 
 /* Write a file of RUN through a temporary name, fsync, rename, fsync the folder. */
 bool run_dir_write(RunDir *, const char *name, const char *text, Err *);

@@ -126,7 +126,9 @@ static bool dtype_choose(Trainer *t, Err *e) {
 /* Matrices in bf16 take products whose operands are: those of CUDA in f32 do not widen them. */
 bool trainer_stores_bf16(Trainer *t, const char *key, int dtype, const char *dir, bool *yes, Err *e) {
     const bool able = !device_apart(t->dev) || t->cfg->train.dtype == DTYPE_BF16;
-    *yes = dtype == DTYPE_BF16 || (dtype == DTYPE_AUTO && able && *dir && hf_is_bf16(dir));
+    Err why = {0};
+    *yes = dtype == DTYPE_BF16 || (dtype == DTYPE_AUTO && able && *dir && hf_is_bf16(dir, &why));
+    if (why.status) return *e = why, false;
     return able || !*yes ||
            err_input(e, "%s: bf16 on device cuda takes products in bf16, which train.dtype f32 excludes; give f32",
                      key);
