@@ -48,6 +48,17 @@ static bool begin(FileOut *o, const char *prefix, const char *end, Err *e) {
     free(path);
     return ok;
 }
+/* Where the folder cannot be written to, the message names the file that was asked for. */
+static bool lock_set(SetWriter *w, Err *e) {
+    FileOut bin;
+    Err ignored = {0};
+    if (begin(&w->set, w->prefix, "set", e)) return true;
+    if (begin(&bin, w->prefix, "bin", &ignored))
+        file_drop(&bin);
+    else
+        *e = ignored;
+    return false;
+}
 static bool remove_one(char *path, Err *e) {
     char *tmp = file_unfinished(path);
     bool ok = !unlink(tmp) || errno == ENOENT || err_errno(e, "cannot remove unfinished", tmp);
@@ -72,7 +83,7 @@ SetWriter *set_write_open(const SetWriteCfg *cfg, const char *prefix, Err *e) {
     w->prefix = xstrdup(prefix);
     w->buf = xcalloc(ROOM, 1);
     w->sum.type = cfg->kind == SET_LLMC ? (cfg->vocab <= 65536 ? ID_16 : ID_32) : cfg->vocab < 65500 ? ID_16 : ID_S32;
-    bool ok = begin(&w->set, prefix, "set", e) && remove_left(prefix, e) && next_file(w, e);
+    bool ok = lock_set(w, e) && remove_left(prefix, e) && next_file(w, e);
     if (ok && cfg->kind == SET_MEGATRON) { /* beside the set, where there is room for it */
         ok = begin(&w->count, prefix, "lengths", e);
         w->lengths = ok ? fdopen(dup(w->count.fd), "w+b") : NULL;

@@ -3,6 +3,8 @@
 #include "converts.h"
 #include "../convert/flow.h"
 #include "../convert/align.h"
+#include "../convert/folder.h"
+#include "../ops/file.h"
 
 /* ---- against NumPy -------------------------------------------------------------------------------------------------
  */
@@ -654,4 +656,25 @@ Test(convert, procrustes) {
     cr_expect_float_eq(nuclear, 2 + 3 + 4 + 5 + 6, 1e-12);
     c[3] = NAN;
     cr_expect(!procrustes(R, NULL, c, n, &e) && e.status == EXIT_WORLD && strstr(e.msg, "finite"), "%s", e.msg);
+}
+
+/* What a killed conversion has left is removed by the next to the same name; a running one is not. */
+Test(convert, one_writer_of_a_folder) {
+    Folder a, b;
+    Err e = {0};
+    char *dst = check_path("dst"), *tmp = file_unfinished(dst), *file = xformat("%s/model.safetensors", tmp);
+    cr_assert(folder_begin(dst, &a, &e), "%s", e.msg);
+    cr_assert_str_eq(a.tmp, tmp);
+    check_write(file, "half", 4);
+    cr_assert(!folder_begin(dst, &b, &e) && e.status == EXIT_INPUT && strstr(e.msg, "another process"), "%s", e.msg);
+    cr_assert(check_exists(file));
+    close(a.fd); /* as if it had been killed */
+    cr_assert(folder_begin(dst, &b, &e), "%s", e.msg);
+    cr_assert(!check_exists(file), "what was left stays");
+    cr_assert(folder_begin(file, &a, &e), "%s", e.msg); /* another name, at the same time */
+    cr_assert(!folder_end(&a, file, false, &e));
+    cr_assert_eq(mkdir(dst, 0777), 0); /* somebody else was there first */
+    cr_assert(!folder_end(&b, dst, true, &e) && e.status == EXIT_INPUT && strstr(e.msg, "exists by now"), "%s", e.msg);
+    cr_assert_eq(check_entries(check_dir()), 1);
+    free(file), free(tmp), free(dst);
 }

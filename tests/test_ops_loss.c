@@ -3,6 +3,9 @@
 #include "../ops/gemm.h"
 #include <criterion/redirect.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- cross-entropy ------------------------------------------------------------------------------------------------
  */
@@ -244,6 +247,30 @@ static void product(Rig *g, GemmShape s) {
     CHECK_REF(g, "gemm", "C", C, want);
     free(want);
     arena_release(&g->mem, mark);
+}
+/* A product that needs no scratchpad maps nothing, however full the region is: there is no memory left to map here. */
+Test(ops, gemm_on_a_full_region) {
+    Rig g;
+    struct rlimit none = {1, 1};
+    rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, (size_t)2 << 20);
+    GemmShape s = {.M = 16, .N = 16, .K = 16, .lda = 16, .ldb = 16, .ldc = 16};
+    Tensor A = RANDOM(&g, "A", 16, 16), B = RANDOM(&g, "B", 16, 16), C = RANDOM(&g, "C", 16, 16),
+           D = RANDOM(&g, "D", 16, 16);
+    Arena needs = {0}, full;
+    Err e = {0};
+    gemm(g.dev->gemm, &needs, s, R(C), R(A), R(B));
+    cr_assert(arena_open(&full, "full", 0, false, &e), "%s", e.msg);
+    gemm(g.dev->gemm, &g.scratch, s, R(C), R(A), R(B));
+    pid_t pid = fork();
+    if (!pid) {
+        if (setrlimit(RLIMIT_AS, &none)) _exit(2);
+        if (needs.peak <= 64) gemm(g.dev->gemm, &full, s, R(D), R(A), R(B)); /* a guard, and nothing before it */
+        _exit(needs.peak <= 64 && memcmp(C.p, D.p, tensor_bytes(C)) ? 1 : 0);
+    }
+    int status;
+    cr_assert(waitpid(pid, &status, 0) == pid && status == 0, "status %x", (unsigned)status);
+    arena_close(&full);
+    rig_close(&g);
 }
 Test(ops, gemm) {
     Rig g;

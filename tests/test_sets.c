@@ -352,6 +352,31 @@ Test(sets, written_in_shards) {
     cr_assert_eq(seen, 16);
 }
 
+/* What a killed writer has left goes, all of it; what another one writes at the moment stays, and the second is told. */
+Test(sets, one_writer_of_a_name) {
+    static const char *const left[] = {"x.set", "x.bin", "x.idx", "x.lengths", "x_000000.bin", "x_000300.bin"};
+    Err e = {0};
+    SetWritten sum;
+    SetWriteCfg cfg = {SET_MEGATRON, 100, 0};
+    char *prefix = check_path("x"), *bin = check_path("x.bin"), *got;
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
+        char *path = check_path(left[i]), *tmp = file_unfinished(path);
+        check_write(tmp, "left", 4);
+        free(path), free(tmp);
+    }
+    SetWriter *w = set_write_open(&cfg, prefix, &e);
+    cr_assert(w && set_write_ids(w, ids, 16, &e) && set_write_document(w, &e), "%s", e.msg);
+    refused(set_write_open(&cfg, prefix, &e) != NULL, &e, EXIT_INPUT, "another process is writing it");
+    refused(set_write_open(&(SetWriteCfg){SET_LLMC, 100, 1}, prefix, &e) != NULL, &e, EXIT_INPUT, "another process");
+    cr_assert(set_write_commit(w, &sum, &e), "%s", e.msg);
+    set_write_close(w);
+    cr_assert_eq(check_entries(check_dir()), 2, "%d entries", check_entries(check_dir()));
+    size_t n;
+    got = check_read(bin, &n);
+    cr_assert_eq(n, 2 * 16);
+    free(got), free(bin), free(prefix);
+}
+
 Test(sets, nothing_stays_of_what_fails) {
     Err e = {0};
     SetWritten sum;

@@ -1,6 +1,6 @@
 /* driver.c: faults, one at a time, over the commands below, and kills at random moments.
  *
- *   driver PROGRAM INJECT.SO WORK [--share I/K] [--sample N] [--kills N] [--seed S] [--only COMMAND] [--slow X]
+ *   driver PROGRAM INJECT.SO WORK [--share I/K] [--sample N] [--kills N] [--seed S] [--only COMMAND] [--kind KIND] [--slow X]
  *
  * WORK/in holds what run.sh has made. Each command is run undisturbed first, twice, which must end alike; that counts its
  * calls of each kind. A case fails one of them (or it and all after it), in the command's own process or in one that it
@@ -118,6 +118,12 @@ static const Kind kinds[FAULT_KINDS] = {
     [FAULT_FORK] = {"fork", {EAGAIN}},
 };
 
+/* SIGTERM: the case at hand is the last, and what was done is printed. */
+static volatile sig_atomic_t enough;
+static void on_term(int number) {
+    (void)number;
+    enough = 1;
+}
 static const char *program, *shim, *work;
 static double slow = 1;
 static char ref[400], place[400];
@@ -305,6 +311,7 @@ static void judge(int ci, int k, int error, const char *what, End end, Server *a
     } else if (code == 0) {
         char *path = path_of(ref, "out");
         old = text_of(path, NULL);
+        if (k == FAULT_FSYNC && !loose) fault(ci, k, SILENT, what, "what may not be on disk was not told");
         if (!c->made && strcmp(out, old)) fault(ci, k, SILENT, what, "other output");
         if (strstr(err, "note: cannot remove run/lock")) { /* it is said, and nobody holds it */
             char *lock = path_of(place, "run/lock");
@@ -394,7 +401,7 @@ static void run_case(const Group *g, int i, Server *run, Server *again) {
 
 static void kills(int ci, int n, uint64_t seed, Server *run, Server *again) {
     const Command *c = &commands[ci];
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && !enough; i++) {
         uint64_t r = mix(seed + (uint64_t)i * 131 + (uint64_t)ci);
         double at = (double)(r >> 40) / (double)(1 << 24) * took[ci] * 1.1;
         int whom = c->who ? (int)(r % (unsigned)(c->who + 2)) - 1 : 0;
@@ -459,7 +466,7 @@ static void table(void) {
 int main(int argc, char **argv) {
     int sample = 0, share = 0, shares = 1, nkill = 0;
     uint64_t seed = 1;
-    const char *only = NULL;
+    const char *only = NULL, *kind = NULL;
     if (argc < 4) return fprintf(stderr, "driver PROGRAM INJECT.SO WORK [OPTION...]; see driver.c\n"), 3;
     program = argv[1], shim = argv[2], work = argv[3];
     for (int i = 4; i + 1 < argc; i += 2) {
@@ -474,17 +481,26 @@ int main(int argc, char **argv) {
             seed = strtoull(v, NULL, 10);
         else if (!strcmp(o, "--only"))
             only = v;
+        else if (!strcmp(o, "--kind"))
+            kind = v;
         else if (!strcmp(o, "--slow"))
             slow = atof(v);
         else
             return fprintf(stderr, "driver: %s %s\n", o, v), 3;
     }
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGTERM, on_term);
     snprintf(place, sizeof place, "%s/c%d", work, (int)getpid());
     for (int c = 0; c < NCOMMANDS; c++)
         if (!only || !strcmp(only, commands[c].name)) reference(c);
     /* As many of each group as it has, up to the number that makes the sample. */
     int quota = 0, have = 0, of = 0;
+    if (kind) { /* the others go */
+        int n = 0;
+        for (int g = 0; g < ngroup; g++)
+            if (!strcmp(kinds[group[g].kind].name, kind)) group[n++] = group[g];
+        ngroup = n;
+    }
     for (int g = 0; g < ngroup; g++) of += group[g].count * group[g].modes;
     while (sample && have < sample && have < of) {
         have = 0, quota++;
@@ -502,8 +518,8 @@ int main(int argc, char **argv) {
         server_open(&again, commands[c].again[0] ? commands[c].again : commands[c].run);
         for (int g = 0; g < ngroup; g++)
             for (int i = 0; group[g].command == c && i < group[g].count * group[g].modes; i++)
-                if (chosen(&group[g], i, quota, share, shares, seed)) run_case(&group[g], i, &run, &again);
-        if (commands[c].killed && of_kill)
+                if (!enough && chosen(&group[g], i, quota, share, shares, seed)) run_case(&group[g], i, &run, &again);
+        if (commands[c].killed && of_kill && !enough)
             kills(c, (nkill + of_kill - 1) / of_kill, seed + (uint64_t)share * 1000003, &run, &again);
         server_close(&run), server_close(&again);
         fprintf(stderr, "%s: %.1f s (undisturbed %.3f s)\n", commands[c].name, seconds() - from, took[c]);

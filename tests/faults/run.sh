@@ -1,6 +1,7 @@
 #!/bin/bash
 # Faults over the commands of tests/faults/driver.c: tests/faults/run.sh BUILD [I/K | sample]. All cases, share I of K, or
-# the sample that tests/test_faults.sh runs. JOBS=n (default: processors) works on as many shares at once.
+# the sample that tests/test_faults.sh runs. JOBS=n (default: processors) works on as many shares at once; ONLY=command and
+# KIND=kind restrict it. SIGTERM to the drivers prints what was done.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${1:-build}") part=${2:-1/1}
@@ -49,14 +50,14 @@ sed -i 's|\.\./in/text.txt|../in/text.txt|' half/run/config.yaml
 cd - >/dev/null || exit 1
 
 # ---- the work
-drive() { "$build/faults/driver" "$prog" "$build/faults/inject.so" "$work" --slow "$slow" "$@"; }
+drive() { "$build/faults/driver" "$prog" "$build/faults/inject.so" "$work" --slow "$slow" ${ONLY:+--only "$ONLY"} ${KIND:+--kind "$KIND"} "$@"; }
 if [ "$part" = sample ]; then
-    drive --sample "${SAMPLE:-560}" --kills "${KILLS:-42}" ${ONLY:+--only "$ONLY"}
+    drive --sample "${SAMPLE:-560}" --kills "${KILLS:-42}"
     exit
 fi
 IFS=/ read -r i k <<<"$part"
 for ((j = 0; j < jobs; j++)); do
-    drive --share "$(((i - 1) * jobs + j + 1))/$((k * jobs))" --kills "$((${KILLS:-1000} / k / jobs))" ${ONLY:+--only "$ONLY"} >"$work/out.$j" &
+    drive --share "$(((i - 1) * jobs + j + 1))/$((k * jobs))" --kills "$((${KILLS:-1000} / k / jobs))" >"$work/out.$j" &
 done
 wait
 cat "$work"/out.* | grep '^FAULT' | sort | head -n 200
