@@ -197,6 +197,14 @@ static bool drop_older_shards(const SetWriter *w, int from, Err *e) {
     return true;
 }
 
+static bool drop(FileOut *o, Err *e) {
+    bool ok = !o->tmp || !unlink(o->tmp) || err_errno(e, "cannot remove unfinished", o->tmp);
+    free(o->tmp);
+    o->tmp = NULL;
+    file_drop(o);
+    return ok;
+}
+
 bool set_write_commit(SetWriter *w, SetWritten *sum, Err *e) {
     FileOut idx = {.fd = -1};
     if (!w->sum.tokens) return err_input(e, "no text in the input: there is nothing to write");
@@ -236,5 +244,5 @@ bool set_write_commit(SetWriter *w, SetWritten *sum, Err *e) {
         }
     w->nfile = 0;
     if (w->cfg.shard && !drop_older_shards(w, sum->shards, e)) return false;
-    return !megatron || file_commit(&idx, e);
+    return (!megatron || file_commit(&idx, e)) && drop(&w->count, e) && drop(&w->set, e);
 }
