@@ -58,6 +58,7 @@ bool cuda_device_tuning(Device *, Tuning *read, const char *path); /* takes what
 int cuda_device_tune(Device *, double seconds, Tuning *out);
 void cuda_device_attention(Device *, AttentionBy);
 double cuda_device_seconds(Device *, void (*work)(void *), void *ctx);
+bool cuda_device_graphs(Device *); /* false: each pass is to run as it comes */
 struct CudaGraph *cuda_device_graph_new(void);
 void cuda_device_graph_free(Device *, struct CudaGraph *);
 bool cuda_device_graph_run(Device *, struct CudaGraph *, void (*work)(void *), void *ctx); /* whether it was replayed */

@@ -2,7 +2,8 @@
 #include "graph.h"
 #include "device.h"
 
-enum { KEPT = 12 };
+/* Kept are so many recordings, and so many passes that were run once and have nothing on the device yet. */
+enum { KEPT = 12, ONCE = 52 };
 struct Graphs {
     Device *dev;
     int n;
@@ -10,11 +11,12 @@ struct Graphs {
     struct {
         uint64_t key;
         struct CudaGraph *graph;
-    } kept[KEPT]; /* the last used first */
+        bool once;           /* run once so far */
+    } kept[KEPT + ONCE + 1]; /* the last used first */
 };
 
 Graphs *graphs_open(Device *dev) {
-    if (!dev->cuda) return NULL;
+    if (!dev->cuda || !cuda_device_graphs(dev)) return NULL;
     Graphs *g = xcalloc(1, sizeof *g);
     g->dev = dev;
     return g;
@@ -24,6 +26,15 @@ void graphs_close(Graphs *g) {
     for (int i = 0; i < g->n; i++) cuda_device_graph_free(g->dev, g->kept[i].graph);
     free(g);
 }
+/* Of those that were run once, or of the recordings, the one goes whose last use is longest ago if there are too many. */
+static void trim(Graphs *g, bool once) {
+    int n = 0, last = 0;
+    for (int i = 0; i < g->n; i++)
+        if (g->kept[i].once == once) n++, last = i;
+    if (n <= (once ? ONCE : KEPT)) return;
+    cuda_device_graph_free(g->dev, g->kept[last].graph);
+    memmove(g->kept + last, g->kept + last + 1, (size_t)(--g->n - last) * sizeof *g->kept);
+}
 void graphs_run(Graphs *g, uint64_t key, void (*work)(void *), void *ctx) {
     if (!g) {
         work(ctx);
@@ -31,12 +42,13 @@ void graphs_run(Graphs *g, uint64_t key, void (*work)(void *), void *ctx) {
     }
     int i = 0;
     while (i < g->n && g->kept[i].key != key) i++;
-    if (i == KEPT) cuda_device_graph_free(g->dev, g->kept[--i].graph), g->n--;
-    struct CudaGraph *x = i < g->n ? g->kept[i].graph : cuda_device_graph_new();
-    g->begun += i == g->n;
-    g->n = imax(g->n, i + 1);
+    bool once = i == g->n;
+    struct CudaGraph *x = once ? cuda_device_graph_new() : g->kept[i].graph;
+    g->begun += once;
+    g->n += once;
     memmove(g->kept + 1, g->kept, (size_t)i * sizeof *g->kept);
-    g->kept[0].key = key, g->kept[0].graph = x;
+    g->kept[0].key = key, g->kept[0].graph = x, g->kept[0].once = once;
+    trim(g, once);
     g->replayed += cuda_device_graph_run(g->dev, x, work, ctx);
 }
 long graphs_replayed(const Graphs *g) { return g ? g->replayed : 0; }

@@ -13,7 +13,8 @@ Graphs *graphs_open(Device *dev);
 void graphs_close(Graphs *); /* before the memory that its passes used is given back, and before the device */
 /* Runs work(ctx). Works of one key ask for the same launches with the same arguments, but for what they give the device
  * by ids, device_write and the ops that say so (adamw, momentum, axpby, dropout, decide, scale_column); they wait at
- * the same places, and leave nothing else behind them than they found. A dozen keys are kept, the ones last used. */
+ * the same places, and leave nothing else behind them than they found. A dozen
+ * recordings are kept, the ones last used. A key that came once so far takes no memory and none of their places. */
 void graphs_run(Graphs *, uint64_t key, void (*work)(void *ctx), void *ctx);
 /* Of all runs so far, those that were replayed; and how often a key came that was not kept. */
 long graphs_replayed(const Graphs *);

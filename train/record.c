@@ -22,7 +22,9 @@ void record_say(Trainer *t) {
     const Model *m = l >= 0 ? &t->model : &t->teacher.model;
     if (!t->graphs)
         progress_say(&t->progress, "kernels are launched one by one: %s",
-                     t->run->run.graph == GRAPH_OFF ? "run.graph is off" : "ranks exchange between them");
+                     t->run->run.graph == GRAPH_OFF ? "run.graph is off"
+                     : alone(t)                     ? "KVSMITH_CUDA_CHECK is set"
+                                                    : "ranks exchange between them");
     else if (!steady(t))
         progress_say(&t->progress,
                      "steps are replayed as CUDA graphs, forward and backward passes are not: what layer %d%s (ffn %s) "
@@ -33,14 +35,17 @@ void record_say(Trainer *t) {
         progress_say(&t->progress, "steps are replayed as CUDA graphs");
 }
 
-/* Everything that sizes and arguments of a pass's launches depend on, beside what stays while the trainer is open. */
+/* Everything that sizes and arguments of a pass's launches depend on, beside what stays while the trainer is open. Where
+ * sequences begin is not among it: the device gets that with the ids. */
 static uint64_t key_of(const Batch *b) {
-    uint64_t key = rng_mix(rng_mix(KEY_MICRO, (uint64_t)b->B), (uint64_t)b->N);
     bool documents = false; /* that begin inside of a sequence: attention may have a kernel for those */
-    for (int s = 0; s < b->B; s++)
+    int longest = 0;
+    for (int s = 0; s < b->B; s++) {
+        longest = imax(longest, b->off[s + 1] - b->off[s]);
         for (int i = b->off[s]; i < b->off[s + 1]; i++) documents |= b->first[i] != b->off[s];
-    for (int s = 0; s <= b->B; s++) key = rng_mix(key, (uint64_t)b->off[s]);
-    return rng_mix(key, documents);
+    }
+    uint64_t key = rng_mix(rng_mix(KEY_MICRO, (uint64_t)b->B), (uint64_t)b->N);
+    return rng_mix(rng_mix(key, (uint64_t)longest), documents);
 }
 
 typedef struct {

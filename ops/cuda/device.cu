@@ -12,6 +12,23 @@ void cuda_must(cudaError_t e, const char *what) {
     exit(1);
 }
 
+static void must_end(cudaStream_t s, const char *what) {
+    cudaError_t e = cudaGetLastError(), done = cudaStreamSynchronize(s);
+    if (e == cudaSuccess) e = done;
+    cuda_must(e, what);
+}
+void launch_check(cudaStream_t s, const char *kernel, dim3 grid, dim3 block, size_t smem) {
+    char what[220];
+    snprintf(what, sizeof what, "kernel %.100s, grid (%u,%u,%u), block (%u,%u,%u), %zu bytes of shared memory", kernel,
+             grid.x, grid.y, grid.z, block.x, block.y, block.z, smem);
+    must_end(s, what);
+}
+extern "C" void cuda_check(Cuda *c, bool on) { c->stream.check = on; }
+extern "C" bool cuda_checks(const Cuda *c) { return c->stream.check; }
+extern "C" void cuda_checked(Cuda *c, const char *what) {
+    if (c->stream.check) must_end(c->own, what);
+}
+
 /* Versions are 1000 major + 10 minor. The runtime is part of the program; the driver is the machine's. */
 static bool driver_serves(char why[200]) {
     int has = 0, needs = 0;
@@ -68,13 +85,13 @@ extern "C" Cuda *cuda_start(int number, char why[200]) {
     Cuda *c = new Cuda();
     snprintf(c->name, sizeof c->name, "%.63s", p.name);
     c->processors = p.multiProcessorCount;
-    e = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
-    c->own = c->stream;
+    e = cudaStreamCreateWithFlags(&c->own, cudaStreamNonBlocking);
+    c->stream.stream = c->own;
     if (e == cudaSuccess && lt_open(c, why)) return c;
     if (e != cudaSuccess)
         snprintf(why, 200, "no stream: %s", cudaGetErrorString(e));
     else
-        cudaStreamDestroy(c->stream);
+        cudaStreamDestroy(c->own);
     delete c;
     return nullptr;
 }
@@ -82,7 +99,7 @@ extern "C" void cuda_stop(Cuda *c) {
     if (!c) return;
     cuda_sync(c);
     lt_close(c);
-    cudaStreamDestroy(c->stream);
+    cudaStreamDestroy(c->own);
     delete c;
 }
 extern "C" const char *cuda_name(const Cuda *c) { return c->name; }
@@ -178,6 +195,7 @@ extern "C" void cuda_give(Cuda *c, void *p) {
 }
 extern "C" void cuda_fill(Cuda *c, void *p, int byte, size_t n) {
     if (c->stream) cuda_must(cudaMemsetAsync(p, byte, n, c->stream), "filling memory");
+    cuda_checked(c, "filling memory");
 }
 extern "C" void cuda_poison(Cuda *c, void *p, size_t n) {
     /* The emulation refuses writes to what is nobody's, and poisons what is handed out by itself. */
@@ -185,10 +203,12 @@ extern "C" void cuda_poison(Cuda *c, void *p, size_t n) {
 }
 extern "C" void cuda_copy(Cuda *c, void *to, const void *from, size_t n) {
     if (n && c->stream) cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, c->stream), "copying");
+    cuda_checked(c, "copying");
 }
 extern "C" void cuda_upload(Cuda *c, void *to, const void *from, size_t n) {
     if (n && !graph_upload(c, to, from, n))
         cuda_must(cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, c->stream), "copying to the device");
+    cuda_checked(c, "copying to the device");
 }
 extern "C" void cuda_download(Cuda *c, void *to, const void *from, size_t n) {
     graph_pause(c);

@@ -166,6 +166,7 @@ static void run(Run *r, Planned *p, const SdpaTensors *t, Look look, void *work)
         fprintf(stderr, "kvsmith: device cuda: attention: %s\n", why);
         exit(EXIT_WORLD);
     }
+    cuda_checked(C(r), "attention by cuDNN");
     p->ran = true;
 }
 /* The plan to run, with the one of batches with documents built beside it while measuring. */

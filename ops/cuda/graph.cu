@@ -1,7 +1,8 @@
 /* graph.cu: recordings of work as CUDA graphs, see cuda.h. Facts: CUDA C++ Programming Guide, "CUDA Graphs": while a
  * stream is captured nothing is allocated and nothing waited for; a copy reads its source when it is replayed, which
  * for memory of the host that is not pinned is no source at all. Kernels are loaded, and products' algorithms chosen,
- * by the first run, which is not captured. */
+ * by the first run, which is not captured; what it chose is held until the second one is. A recording that is never
+ * asked for again needs no memory: what it is given is counted by the first run, and the second makes room for it. */
 #include "kernel.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,9 @@ struct CudaGraph {
     size_t from, at; /* given by earlier pieces, and up to now */
     int next;
     bool open; /* calls are captured, or gone through */
+    bool cut;  /* the capture was interrupted */
+    /* until it is captured: */
+    int **held, holds, hold_room;
 };
 
 static void mistake(const char *what) {
@@ -32,13 +36,38 @@ static void mistake(const char *what) {
 }
 static size_t padded(size_t n) { return (n + 15) & ~(size_t)15; }
 
+void graph_hold(Cuda *c, int *holds) {
+    CudaGraph *g = c->graph;
+    if (!g || g->stage != FIRST) return;
+    for (int i = 0; i < g->holds; i++)
+        if (g->held[i] == holds) return;
+    if (g->holds == g->hold_room) {
+        g->hold_room = g->hold_room ? 2 * g->hold_room : 32;
+        g->held = static_cast<int **>(realloc(g->held, (size_t)g->hold_room * sizeof *g->held));
+        if (!g->held) cuda_must(cudaErrorMemoryAllocation, "a graph");
+    }
+    g->held[g->holds++] = holds;
+    ++*holds;
+}
+static void let_go(CudaGraph *g) {
+    for (int i = 0; i < g->holds; i++) --*g->held[i];
+    free(g->held);
+    g->held = nullptr;
+    g->holds = g->hold_room = 0;
+}
+static void forget_pieces(CudaGraph *g) { /* none of which is under way */
+    for (int i = 0; i < g->n; i++)
+        if (g->piece[i].exec) cuda_must(cudaGraphExecDestroy(g->piece[i].exec), "freeing a graph");
+    g->n = 0;
+}
+
 extern "C" CudaGraph *cuda_graph_new(void) { return new CudaGraph(); }
 extern "C" void cuda_graph_free(Cuda *c, CudaGraph *g) {
     if (!g) return;
     if (g == c->graph) mistake("is freed while it is under way");
-    cuda_sync(c);
-    for (int i = 0; i < g->n; i++)
-        if (g->piece[i].exec) cuda_must(cudaGraphExecDestroy(g->piece[i].exec), "freeing a graph");
+    if (g->there) cuda_sync(c); /* one that was run once only left nothing under way */
+    forget_pieces(g);
+    let_go(g);
     for (int i = 0; i < TURNS && g->there; i++) {
         cuda_must(cudaFreeHost(g->here[i]), "giving memory back");
         cuda_must(cudaEventDestroy(g->copied[i]), "an event");
@@ -79,7 +108,7 @@ static void open_piece(Cuda *c) {
         cuda_must(cudaStreamBeginCapture(c->own, cudaStreamCaptureModeThreadLocal), "capturing work");
     if (g->stage == REPLAY) {
         if (g->next == g->n) mistake("waits more often than the last time");
-        c->stream = nullptr;
+        c->stream.stream = nullptr;
         PTX_FORM(simt_retrace(g->piece[g->next].exec), (void)0);
     }
     g->open = true;
@@ -105,7 +134,7 @@ static void close_piece(Cuda *c) {
     CudaGraph *g = c->graph;
     if (g->stage == CAPTURE) capture_piece(c);
     PTX_FORM(simt_retrace(nullptr), (void)0);
-    c->stream = c->own;
+    c->stream.stream = c->own;
     GraphPiece *p = &g->piece[g->next++];
     if (p->to != g->at) mistake("is given another amount than the last time");
     if (g->at > g->from)
@@ -122,8 +151,15 @@ void graph_pause(Cuda *c) {
 void graph_resume(Cuda *c) {
     if (c->graph && c->graph->stage != FIRST) open_piece(c);
 }
+void graph_interrupt(Cuda *c) {
+    CudaGraph *g = c->graph;
+    if (!g || g->stage != CAPTURE) return;
+    if (g->open) close_piece(c);
+    g->stage = FIRST;
+    g->cut = true;
+}
 
-/* Room for what the first run was given. */
+/* Room for what the first run was given; false: there is no memory for it. */
 static bool rooms(Cuda *c, CudaGraph *g) {
     size_t n = g->bytes ? g->bytes : 16;
     void *p = cuda_take(c, n, false);
@@ -139,6 +175,7 @@ extern "C" void cuda_graph_begin(Cuda *c, CudaGraph *g) {
     if (c->graph) mistake("begins inside of another");
     c->graph = g;
     g->from = g->at = 0, g->next = 0;
+    if (g->stage == CAPTURE && !g->there && !rooms(c, g)) g->stage = FIRST; /* done as it comes, as before */
     if (g->stage == FIRST) return;
     g->turn = (g->turn + 1) % TURNS;
     cuda_must(cudaEventSynchronize(g->copied[g->turn]), "waiting for a copy"); /* of the run before the last */
@@ -149,13 +186,20 @@ extern "C" void cuda_graph_end(Cuda *c) {
     if (!g) mistake("ends that never began");
     if (g->stage == FIRST) {
         c->graph = nullptr;
+        if (g->there && g->at != g->bytes) mistake("is given another amount than the last time");
+        if (g->cut) {
+            cuda_must(cudaStreamSynchronize(c->own), "waiting for the device");
+            forget_pieces(g);
+        }
+        g->cut = false;
         g->bytes = g->at;
-        if (rooms(c, g)) g->stage = CAPTURE; /* without memory for it the work is done as it comes, as before */
+        if (!c->stream.check) g->stage = CAPTURE;
         return;
     }
     close_piece(c);
     if (g->at != g->bytes || g->next != g->n) mistake("is another than the last time");
     cuda_must(cudaEventRecord(g->copied[g->turn], c->own), "an event");
+    if (g->stage == CAPTURE) let_go(g);
     g->stage = REPLAY;
     c->graph = nullptr;
 }

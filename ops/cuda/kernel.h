@@ -5,9 +5,9 @@
 
 struct CudaLt; /* linear.cu: cuBLASLt and its cached descriptors */
 struct Cuda {
-    cudaStream_t stream; /* where work goes; NULL while a recording is gone through again: nothing is asked for */
-    cudaStream_t own;    /* the stream itself */
-    CudaGraph *graph;    /* under way; NULL: none */
+    Queue stream;     /* where work goes */
+    cudaStream_t own; /* the stream itself */
+    CudaGraph *graph; /* under way; NULL: none */
     CudaLt *lt;
     char name[64];
     int processors;
@@ -17,6 +17,11 @@ struct Cuda {
 bool graph_upload(Cuda *, void *to, const void *from, size_t bytes); /* false: it is for the caller to do */
 void graph_pause(Cuda *);                                            /* all that was asked for goes to the device */
 void graph_resume(Cuda *);
+/* For what may not be asked while a stream is captured: ends the capture, does what was captured, and lets the rest of
+ * this run be done as it comes. The next run is captured. Nothing where none is under way. */
+void graph_interrupt(Cuda *);
+/* Counts in *holds while the recording under way waits for its capture, which needs what is counted. */
+void graph_hold(Cuda *, int *holds);
 bool lt_open(Cuda *, char why[200]);
 void lt_close(Cuda *);
 /* A call of the runtime must succeed: otherwise one line and the end, status 1. */

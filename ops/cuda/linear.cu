@@ -7,10 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHAPES = 512 };
+enum { SHAPES = 512 }; /* that are kept, unless recordings hold more of them */
 struct LtEntry {
     CudaGemm shape;
     uint32_t align[3]; /* bytes that A, B and C are aligned to */
+    int held;          /* by so many recordings, which are to find it when they are captured */
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -19,8 +20,8 @@ struct CudaLt {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *space;
-    int n;
-    LtEntry entry[SHAPES];
+    int n, room;
+    LtEntry **entry;      /* the last used first */
     const Tuning *tuning; /* NULL: none was read */
 };
 static const size_t SPACE = (size_t)32 << 20; /* what the library recommends for Hopper */
@@ -55,10 +56,12 @@ static void forget(LtEntry *e) {
     cublasLtMatrixLayoutDestroy(e->b);
     cublasLtMatrixLayoutDestroy(e->c);
     cublasLtMatmulDescDestroy(e->op);
+    delete e;
 }
 void lt_close(Cuda *c) {
     CudaLt *t = c->lt;
-    for (int i = 0; i < t->n; i++) forget(&t->entry[i]);
+    for (int i = 0; i < t->n; i++) forget(t->entry[i]);
+    free(t->entry);
     cublasLtMatmulPreferenceDestroy(t->preference);
     cublasLtDestroy(t->handle);
     cuda_give(c, t->space);
@@ -193,7 +196,7 @@ static bool tune_one(Cuda *c, LtEntry *e, double seconds, TunedProduct *out) {
 }
 extern "C" int cuda_tune(Cuda *c, double seconds, struct TunedProduct *out, int most) {
     int n = 0;
-    for (int i = 0; i < c->lt->n && n < most; i++) n += tune_one(c, &c->lt->entry[i], seconds, &out[n]);
+    for (int i = 0; i < c->lt->n && n < most; i++) n += tune_one(c, c->lt->entry[i], seconds, &out[n]);
     return n;
 }
 extern "C" void cuda_tuning(Cuda *c, const struct Tuning *t) { c->lt->tuning = t; }
@@ -224,17 +227,36 @@ static void prepare(CudaLt *t, LtEntry *e, CudaGemm s, const uint32_t align[3]) 
     e->algo = found.algo;
     recall(t, e);
 }
-static LtEntry *entry(CudaLt *t, CudaGemm s, const uint32_t align[3]) {
-    for (int i = 0; i < t->n; i++)
-        if (!memcmp(t->entry[i].align, align, sizeof t->entry[i].align) && same(&t->entry[i].shape, &s))
-            return &t->entry[i];
-    if (t->n == SHAPES) { /* a server that meets every row count: forget the older half */
-        for (int i = 0; i < SHAPES / 2; i++) forget(&t->entry[i]);
-        memmove(t->entry, t->entry + SHAPES / 2, SHAPES / 2 * sizeof *t->entry);
-        t->n = SHAPES / 2;
+/* The table has room for one more: the entry whose last use is longest ago makes it, of those that nobody holds. */
+static void make_room(CudaLt *t) {
+    int i = t->n - 1;
+    while (i >= 0 && t->entry[i]->held) i--;
+    if (t->n >= SHAPES && i >= 0) {
+        forget(t->entry[i]);
+        memmove(t->entry + i, t->entry + i + 1, (size_t)(--t->n - i) * sizeof *t->entry);
     }
-    prepare(t, &t->entry[t->n], s, align);
-    return &t->entry[t->n++];
+    if (t->n < t->room) return;
+    t->room = t->room ? 2 * t->room : 64;
+    t->entry = static_cast<LtEntry **>(realloc(t->entry, (size_t)t->room * sizeof *t->entry));
+    if (!t->entry) cuda_must(cudaErrorMemoryAllocation, "products");
+}
+static LtEntry *entry(Cuda *c, CudaGemm s, const uint32_t align[3]) {
+    CudaLt *t = c->lt;
+    int i = 0;
+    while (i < t->n && (memcmp(t->entry[i]->align, align, sizeof t->entry[i]->align) || !same(&t->entry[i]->shape, &s)))
+        i++;
+    if (i == t->n) {
+        graph_interrupt(c); /* the library may not be asked for an algorithm while a stream is captured */
+        make_room(t);
+        LtEntry *e = new LtEntry();
+        prepare(t, e, s, align);
+        t->entry[i = t->n++] = e;
+    }
+    LtEntry *e = t->entry[i];
+    memmove(t->entry + 1, t->entry, (size_t)i * sizeof *t->entry);
+    t->entry[0] = e;
+    graph_hold(c, &e->held);
+    return e;
 }
 /* Bytes that an operand is aligned to: a head, an expert or a chunk of rows may begin at any number, where the library
  * expects 256 bytes unless it is told. More than 16 no algorithm asks for; for less than a number's size there is
@@ -257,11 +279,16 @@ extern "C" void cuda_gemm(Cuda *c, CudaGemm s, void *C, const void *A, const voi
     }
     if (!c->stream) return;
     const uint32_t align[] = {alignment(A, s.narrow), alignment(B, s.narrow), alignment(C, s.half)};
-    LtEntry *e = entry(c->lt, s, align);
+    LtEntry *e = entry(c, s, align);
     const float one = 1, beta = s.accumulate ? 1.0f : 0.0f;
     must(cublasLtMatmul(c->lt->handle, e->op, &one, B, e->b, A, e->a, &beta, C, e->c, C, e->c, &e->algo, c->lt->space,
                         SPACE, c->stream),
          "matrix product");
+    if (!c->stream.check) return;
+    char what[120];
+    snprintf(what, sizeof what, "matrix product of (%d,%d) and (%d,%d)%s", s.M, s.K, s.K, s.N,
+             s.narrow ? " in bf16" : "");
+    cuda_checked(c, what);
 }
 
 /* Of rows of O, n times W numbers. */

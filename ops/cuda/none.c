@@ -30,6 +30,10 @@ double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) {
     (void)d, (void)work, (void)ctx;
     return 0;
 }
+bool cuda_device_graphs(Device *d) {
+    (void)d;
+    return false;
+}
 struct CudaGraph *cuda_device_graph_new(void) {
     return NULL;
 }

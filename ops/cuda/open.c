@@ -22,10 +22,21 @@ static void note(const Memory *m, void *p, size_t n, const char *name) {
 }
 static void unnote(const Memory *m, void *p, size_t n) { cuda_unnote(((Device *)m->ctx)->cuda, p, n); }
 
+/* The only variable of the environment that the backend reads for itself: it serves whoever looks for a fault, in any
+ * command and any test, and changes no result. */
+static bool checks(bool *on, Err *e) {
+    const char *said = getenv("KVSMITH_CUDA_CHECK");
+    *on = said && !strcmp(said, "1");
+    return !said || !*said || *on || !strcmp(said, "0") ||
+           err_input(e, "KVSMITH_CUDA_CHECK: expected 1 or 0, got %.40s", said);
+}
 bool cuda_device_open(Device *d, int number, Err *e) {
     char why[200] = "";
+    bool check;
+    if (!checks(&check, e)) return false;
     d->cuda = cuda_start(number, why);
     if (!d->cuda) return err_world(e, "device cuda: %s", why);
+    cuda_check(d->cuda, check);
     d->logits = (int64_t)1 << 26;
     d->own = *cuda_ops();
     cuda_lacks(&d->own);
@@ -56,6 +67,7 @@ void cuda_device_zero(Device *d, void *p, size_t n) {
 }
 void cuda_device_facts(Device *d, DeviceSee *see, void *ctx) { cuda_facts(d->cuda, see, ctx); }
 double cuda_device_seconds(Device *d, void (*work)(void *), void *ctx) { return cuda_seconds(d->cuda, work, ctx); }
+bool cuda_device_graphs(Device *d) { return !cuda_checks(d->cuda); }
 CudaGraph *cuda_device_graph_new(void) { return cuda_graph_new(); }
 void cuda_device_graph_free(Device *d, CudaGraph *g) { cuda_graph_free(d->cuda, g); }
 bool cuda_device_graph_run(Device *d, CudaGraph *g, void (*work)(void *), void *ctx) {

@@ -3,7 +3,8 @@
  * that checks what it is given. A kernel file includes this and nothing else of CUDA.
  *
  *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   the only way to start a kernel; (sum<64>) in parentheses;
- *                                                              nothing without a stream, see graph.cu
+ *                                                              `stream` is a Queue or a plain stream; nothing without
+ *                                                              one, see graph.cu
  *   SMEM_DYN(type, name)                                       shared memory, 128-byte aligned; no static __shared__
  *   UNROLL, ROLLED, BY_FOUR                                    before a loop whose arrays must stay in registers; whose
  *                                                              turns must not be open at once, which costs registers;
@@ -23,9 +24,9 @@
     #define UNROLL  _Pragma("unroll")
     #define ROLLED  _Pragma("unroll 1")
     #define BY_FOUR _Pragma("unroll 4")
-    #define LAUNCH(kernel, grid, block, smem, stream, ...)                  \
-        do {                                                                \
-            if (stream) kernel<<<grid, block, smem, stream>>>(__VA_ARGS__); \
+    #define START_KERNEL(kernel, grid, block, smem, stream, ...)                            \
+        do {                                                                                \
+            if (cudaStream_t to_ = stream) kernel<<<grid, block, smem, to_>>>(__VA_ARGS__); \
         } while (0)
     #define SMEM_DYN(type, name)                                      \
         extern __shared__ __align__(128) unsigned char smem_bytes_[]; \
@@ -41,6 +42,24 @@
 #endif
 #define DEVICE    static __device__ __forceinline__
 #define FULL_WARP 0xFFFFFFFFu
+
+/* Where kernels are started. */
+struct Queue {
+    cudaStream_t stream; /* NULL while a recording is gone through again: nothing is asked for */
+    bool check;          /* KVSMITH_CUDA_CHECK=1: the host waits for every launch */
+    operator cudaStream_t() const { return stream; }
+};
+/* device.cu: waits for the launch. One that failed ends the program with the kernel's name, status 1. */
+void launch_check(cudaStream_t, const char *kernel, dim3 grid, dim3 block, size_t smem);
+static inline void launched(const Queue &q, const char *kernel, dim3 grid, dim3 block, size_t smem) {
+    if (q.check) launch_check(q.stream, kernel, grid, block, smem);
+}
+static inline void launched(cudaStream_t, const char *, dim3, dim3, size_t) {}
+#define LAUNCH(kernel, grid, block, smem, stream, ...)                \
+    do {                                                              \
+        START_KERNEL(kernel, grid, block, smem, stream, __VA_ARGS__); \
+        launched(stream, #kernel, grid, block, smem);                 \
+    } while (0)
 
 /* A region tells the emulation what it has handed out, and that all of a range is nobody's again. */
 static inline void note_take(cudaStream_t s, void *p, size_t bytes, const char *name) {

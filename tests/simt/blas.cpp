@@ -1,8 +1,9 @@
 /* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, A and B both f32
- * or both bf16, sums in f32 over ascending k, C and D in f32, or of operands in bf16 in that, rounded to the nearest.
+ * or both bf16, sums in f32 over ascending k (of bf16 as sums.cpp says), C and D in f32, or of operands in bf16 in that, rounded to the nearest.
  * Checks what the library would refuse, and that operands are inside allocations and written. Two products at once may
  * not share a workspace: each scribbles over its own before it ends. Operands must be aligned as the choice of the
  * algorithm was told, 256 bytes where nothing was said; a promise of less than a number's own size finds no algorithm.
+ * Algorithms are not chosen while a stream is captured, which some versions of the library refuse.
  * Sums are of two parts, of which the first is kept as C's numbers are, unless the preference says otherwise. */
 #include "include/cublasLt.h"
 #include "../../ops/cuda/lt_so.h"
@@ -30,6 +31,9 @@ static const uint64_t OUR_ALGO = 0x73696D74;
  * third twice. */
 enum { ALGORITHMS = 3 };
 static const int turns[ALGORITHMS] = {3, 1, 2};
+
+static unsigned long asked;
+unsigned long simt_choices() { return asked; }
 
 bool lt_found(const char **where, char why[200]) {
     *where = "tests/simt/blas.cpp";
@@ -108,6 +112,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                               cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int most,
                                               cublasLtMatmulHeuristicResult_t *r, int *found) {
+    asked++;
+    if (simt_forbidden("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_INTERNAL_ERROR;
     if (!fits(op, a, b, c) || most < 1) return CUBLAS_STATUS_INVALID_VALUE;
     const SimtLtLayout *operand[] = {a, b, c, c};
     for (int i = 0; i < 4; i++)
@@ -128,6 +134,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t,
                                        const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *r) {
+    if (simt_forbidden("cublasLtMatmulAlgoCheck")) return CUBLAS_STATUS_INTERNAL_ERROR;
     if (!fits(op, a, b, c)) return CUBLAS_STATUS_INVALID_VALUE;
     if (algo->data[0] != OUR_ALGO || algo->data[5] >= ALGORITHMS) return CUBLAS_STATUS_NOT_SUPPORTED;
     *r = {};
@@ -187,7 +194,7 @@ static void multiply(void *arg) {
     touch(p->B, &p->b, false);
     if (p->beta != 0) touch(p->C, &p->c, false);
     touch(p->D, &p->c, true);
-    const bool half = p->c.type == CUDA_R_16BF;
+    const bool half = p->c.type == CUDA_R_16BF, truncates = p->a.type == CUDA_R_16BF && simt_truncates();
     bool small = p->c.cols * p->c.rows * k <= 1 << 16;
     for (int turn = 1; small && turn < p->turns; turn++) {
         volatile float s = 0;
@@ -199,10 +206,19 @@ static void multiply(void *arg) {
     for (int64_t j = 0; j < p->c.cols; j++)
         for (int64_t i = 0; i < p->c.rows; i++) {
             float s = 0;
+            double product[16];
+            int step = 0;
             for (int64_t l = 0; l < k; l++) {
-                if (p->parts && half && l == k / 2) s = widened(nearest(s));
-                s += number(p->A, &p->a, i * ai + l * ak) * number(p->B, &p->b, j * bj + l * bk);
+                bool part = p->parts && half && l == k / 2;
+                if (truncates && (part || step == 16)) s = simt_truncated_sum(s, product, step), step = 0;
+                if (part) s = widened(nearest(s));
+                float x = number(p->A, &p->a, i * ai + l * ak), y = number(p->B, &p->b, j * bj + l * bk);
+                if (truncates)
+                    product[step++] = (double)x * (double)y;
+                else
+                    s += x * y;
             }
+            if (truncates) s = simt_truncated_sum(s, product, step);
             int64_t at = j * p->c.ld + i;
             s = p->beta != 0 ? p->alpha * s + p->beta * number(p->C, &p->c, at) : p->alpha * s;
             if (p->c.type == CUDA_R_32F)

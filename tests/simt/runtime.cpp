@@ -52,7 +52,7 @@ struct SimtEvent {
 static std::vector<SimtStream *> streams; /* in the order of their making, so that a seed means one order */
 static std::map<const void *, int> smem_limit;
 static std::map<uintptr_t, size_t> pinned_size;
-static cudaError_t last_error;
+static cudaError_t last_error, broken; /* broken: what a kernel did to the device, which every later wait reports */
 
 static cudaError_t fail(cudaError_t e) { return last_error = e; }
 static double seconds() {
@@ -111,7 +111,7 @@ static bool capturing() {
     return false;
 }
 /* What waits for the device may not be asked for while a graph is recorded. */
-static bool forbidden(const char *what) {
+bool simt_forbidden(const char *what) {
     if (!capturing()) return false;
     report(SIMT_HOST, nullptr, 0, "%s while a stream is captured", what);
     fail(cudaErrorStreamCaptureUnsupported);
@@ -139,7 +139,7 @@ static bool still_there(const Node &n) {
 }
 static void push(cudaStream_t s, Task t, const Node &about = Node()) {
     if (!s) {
-        if (forbidden("work in stream 0")) return;
+        if (simt_forbidden("work in stream 0")) return;
         drain();
         heap_open(true);
         if (t.run) t.run();
@@ -153,6 +153,18 @@ static void push(cudaStream_t s, Task t, const Node &about = Node()) {
 }
 
 /* ---- kernels ---- */
+/* SIMT_FAULT=launch:NAME:N: launch N (1: the first, which may be left out) of the kernels whose names contain NAME is
+ * refused, as by a device with too few registers for it. run:NAME:N: it is accepted, and fails while it runs. An empty
+ * NAME counts all launches. */
+static bool planted(const char *kind, const char *kernel) {
+    static long counted;
+    const char *said = getenv("SIMT_FAULT");
+    size_t n = strlen(kind);
+    if (!said || strncmp(said, kind, n) || said[n] != ':') return false;
+    const char *name = said + n + 1, *end = strchr(name, ':');
+    std::string part = end ? std::string(name, end) : std::string(name);
+    return strstr(kernel, part.c_str()) && ++counted == (end ? atol(end + 1) : 1);
+}
 static const char *refused(const Launch *l, char why[160]) {
     unsigned long n = (unsigned long)l->block.x * l->block.y * l->block.z;
     int limit = SMEM_PLAIN;
@@ -213,6 +225,10 @@ void simt_launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStrea
         fail(cudaErrorInvalidConfiguration);
         return;
     }
+    if (s && planted("launch", name)) {
+        fail(cudaErrorLaunchOutOfResources);
+        return;
+    }
     Node about = Node();
     if (!s) { /* nothing runs without a stream: see simt_retrace */
         retrace(l.get());
@@ -227,7 +243,14 @@ void simt_launch(const char *name, dim3 grid, dim3 block, size_t smem, cudaStrea
         about.name = std::string("kernel ") + name;
         about.launch = l;
     }
-    push(s, {[l] { run_kernel(l.get()); }, nullptr}, about);
+    bool breaks = s && planted("run", name);
+    push(s,
+         {[l, breaks] {
+              if (breaks) broken = last_error = cudaErrorIllegalAddress;
+              if (broken == cudaSuccess) run_kernel(l.get());
+          },
+          nullptr},
+         about);
 }
 cudaError_t simt_func_attribute(const void *kernel, cudaFuncAttribute, int v) {
     if (v < 0 || v > SMEM_MAX) return fail(cudaErrorInvalidValue);
@@ -237,7 +260,7 @@ cudaError_t simt_func_attribute(const void *kernel, cudaFuncAttribute, int v) {
 
 /* ---- memory ---- */
 cudaError_t simt_malloc(void **p, size_t n) {
-    if (forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
+    if (simt_forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
     *p = n ? heap_take(n, false) : nullptr;
     return *p || !n ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
@@ -247,17 +270,19 @@ cudaError_t simt_malloc_managed(void **p, size_t n) {
 }
 cudaError_t cudaFree(void *p) {
     if (!p) return cudaSuccess;
-    if (forbidden("cudaFree")) return cudaErrorStreamCaptureUnsupported;
+    if (simt_forbidden("cudaFree")) return cudaErrorStreamCaptureUnsupported;
     drain();
     return heap_give(p) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 cudaError_t simt_malloc_host(void **p, size_t n) {
+    if (simt_forbidden("cudaMallocHost")) return cudaErrorStreamCaptureUnsupported;
     if (!(*p = malloc(n ? n : 1))) return fail(cudaErrorMemoryAllocation);
     memset(*p, 0xFF, n);
     pinned_size[(uintptr_t)*p] = n;
     return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void *p) {
+    if (p && simt_forbidden("cudaFreeHost")) return cudaErrorStreamCaptureUnsupported;
     if (p && !pinned_size.erase((uintptr_t)p)) return fail(cudaErrorInvalidValue);
     free(p);
     return cudaSuccess;
@@ -341,7 +366,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind k) {
-    if (forbidden("cudaMemcpy")) return cudaErrorStreamCaptureUnsupported;
+    if (simt_forbidden("cudaMemcpy")) return cudaErrorStreamCaptureUnsupported;
     return cudaMemcpyAsync(to, from, n, k, nullptr);
 }
 cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) {
@@ -390,12 +415,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    if (forbidden("cudaStreamSynchronize")) return cudaErrorStreamCaptureUnsupported;
+    if (simt_forbidden("cudaStreamSynchronize")) return cudaErrorStreamCaptureUnsupported;
     if (!s)
         drain();
     else
         until([s] { return s->queue.empty(); });
-    return cudaSuccess;
+    return broken;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
     auto it = std::find(streams.begin(), streams.end(), s);
@@ -445,9 +470,9 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
     return e->mark->done ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    if (forbidden("cudaEventSynchronize")) return cudaErrorStreamCaptureUnsupported;
+    if (simt_forbidden("cudaEventSynchronize")) return cudaErrorStreamCaptureUnsupported;
     until([e] { return !e->mark || e->mark->done; });
-    return cudaSuccess;
+    return broken;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     if (!from->mark || !to->mark) return fail(cudaErrorInvalidResourceHandle);
@@ -535,13 +560,15 @@ const char *cudaGetErrorString(cudaError_t e) {
                                        "device not ready",
                                        "no CUDA-capable device is detected",
                                        "operation not permitted when stream is capturing",
-                                       "capturing stream has unjoined work"};
+                                       "capturing stream has unjoined work",
+                                       "too many resources requested for launch",
+                                       "an illegal memory access was encountered"};
     return text[e];
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 cudaError_t cudaGetLastError() {
     cudaError_t e = last_error;
-    last_error = cudaSuccess;
+    last_error = broken;
     return e;
 }
 /* As the runtime takes it: an empty list of devices hides them all. */

@@ -177,7 +177,7 @@ void simt_launch_args(const char *name, dim3 grid, dim3 block, size_t smem, cuda
                 {[](const void *x) { std::apply(((const Args *)x)->kernel, ((const Args *)x)->p); }, args, sizeof(Args),
                  args + sizeof(Args), bytes, free, (const void *)kernel});
 }
-#define LAUNCH(kernel, grid, block, smem, stream, ...) \
+#define START_KERNEL(kernel, grid, block, smem, stream, ...) \
     simt_launch_args(#kernel, grid, block, smem, stream, kernel, __VA_ARGS__)
 #define SMEM_DYN(type, name) type *name = (type *)simt_smem(128)
 
@@ -210,6 +210,11 @@ int simt_reports(const SimtReport **list); /* those since simt_forget */
 void simt_forget();
 /* Order of threads, warps, blocks and streams: 0 ascending, 1 descending, others drawn. */
 void simt_seed(uint64_t seed);
+/* Sums of matrix units, those of cuBLASLt's products in bf16 included, are truncated as theirs, or rounded as those of
+ * f32 (sums.cpp). Without a call: SIMT_SUMS=truncated in the environment. */
+void simt_truncate(bool on);
+bool simt_truncates();
+float simt_truncated_sum(float c, const double *product, int n); /* n <= 16 */
 extern "C" unsigned long simt_uploads(), simt_upload_bytes(); /* copies from the host to the device so far */
 
 struct SimtEstimate { /* of all launches of a kernel; those marked ~ from some blocks, scaled to all */

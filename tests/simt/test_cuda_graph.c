@@ -191,6 +191,98 @@ Test(cuda_graph, a_step_that_diverges_leaves_weights, .timeout = 300) {
     }
 }
 
+/* Windows of conversations differ in length. Micro-batches of as many rows are one recording wherever their sequences
+ * begin, which the device is told with the ids. */
+Test(cuda_graph, packed_windows_share_recordings, .timeout = 300) {
+    enum { CONVERSATIONS = 8, STEPS = 7 };
+    char *chat = check_path("chat.jsonl"), *data = xformat("data.train=%s", chat), text[4000];
+    size_t n = 0;
+    for (int i = 0; i < CONVERSATIONS; i++) /* windows of two lengths, as no two conversations fit into one */
+        n += (size_t)snprintf(text + n, sizeof text - n,
+                              "{\"messages\":[{\"role\":\"user\",\"content\":\"%c\"},"
+                              "{\"role\":\"assistant\",\"content\":\"%s\"}]}\n",
+                              'a' + i, i % 2 ? "yes, certainly" : "indeed");
+    check_write(chat, text, n);
+    const char *over[] = {data,
+                          "data.sft.template=plain",
+                          "data.val_fraction=0",
+                          "data.seq_len=32",
+                          "train.batch=2",
+                          "train.micro_batch=2",
+                          "model.d_model=16",
+                          "model.layers=1"};
+    Trained got[2] = {0};
+    int orders = 0, keys = 0, again = 0; /* in which two lengths stand; their sums, that came before */
+    for (int k = 0; k < 2; k++) {
+        Config cfg;
+        Err e = {0};
+        TrainRecord r;
+        Trainer *t = begin(&cfg, "configs/tiny-sft.yaml", 0, k ? "auto" : "off", 8, over);
+        for (int i = 0, seen[65] = {0}; i < STEPS; i++) {
+            const Batch *b = &t->loader.batch;
+            cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
+            cr_assert(b->B == 2);
+            int first = b->off[1], second = b->N - first;
+            keys += k && !seen[b->N], again += k && seen[b->N]++ >= 2;
+            orders |= first == second ? 0 : first < second ? 1 : 2;
+        }
+        keep_all(&got[k], t);
+        if (k) {
+            long begun = graphs_begun(t->graphs), replayed = graphs_replayed(t->graphs);
+            cr_assert(orders == 3 && keys >= 2 && again > 0, "orders %d, %d sums of lengths, %d again", orders, keys,
+                      again);
+            cr_assert(begun == 2 + keys && replayed == again + 2 * (STEPS - 2), "%ld begun, %ld replayed", begun,
+                      replayed);
+        }
+        trainer_close(t);
+        config_free(&cfg);
+        free(t);
+    }
+    cr_assert(got[0].n == got[1].n && got[0].n > 1000);
+    CHECK_BYTES("weights", got[1].bytes, got[0].bytes, got[0].n);
+    free(got[0].bytes), free(got[1].bytes), free(chat), free(data);
+}
+/* Passes that never come again have no memory on the device, and leave the recordings of others where they are. */
+typedef struct {
+    Device *dev;
+    real *x;
+    int n;
+} Adding;
+static void adding(void *ctx) {
+    const Adding *a = ctx;
+    real one[64] = {1};
+    device_write(a->dev, a->x, one, (size_t)a->n * sizeof *one);
+    cuda_axpby(a->dev->cuda, (size_t)a->n, a->x + 64, 1, a->x, 1);
+}
+Test(cuda_graph, passes_that_come_once_take_nothing, .timeout = 60) {
+    enum { STEPS = 40 };
+    Err e = {0};
+    Adding a = {.n = 1};
+    Arena mem;
+    real sum;
+    cr_assert(device_open(&a.dev, "cuda", 1, &e), "%s", e.msg);
+    cr_assert(arena_open_at(&mem, device_memory(a.dev, false), "numbers", 4096, true, &e), "%s", e.msg);
+    a.x = arena_take(&mem, 128 * sizeof *a.x, "numbers");
+    device_zero(a.dev, a.x + 64, 64 * sizeof *a.x);
+    Graphs *g = graphs_open(a.dev);
+    for (int i = 0; i < STEPS; i++) {
+        a.n = 1;
+        graphs_run(g, 1, adding, &a);
+        for (int k = 0; k < 14; k++) { /* more than are kept */
+            unsigned long before = cuda_waits(a.dev->cuda);
+            a.n = 2 + k;
+            graphs_run(g, (uint64_t)(100 + 14 * i + k), adding, &a);
+            cr_assert(cuda_waits(a.dev->cuda) == before, "a pass that came once makes the host wait");
+        }
+    }
+    cr_assert(graphs_replayed(g) == STEPS - 2 && graphs_begun(g) == 1 + 14 * STEPS, "%ld replayed, %ld begun",
+              graphs_replayed(g), graphs_begun(g));
+    device_read(a.dev, &sum, a.x + 64, sizeof sum);
+    cr_assert(sum == 15 * STEPS, "%g", (double)sum);
+    graphs_close(g);
+    arena_close(&mem);
+    device_close(a.dev);
+}
 /* A run that is interrupted goes on from its checkpoint as one that never recorded anything. */
 static void run_of(const char *dir, const char *graph, const char *steps, bool resume) {
     char *at = xformat("run.dir=%s", dir), *how = xformat("run.graph=%s", graph),

@@ -1,6 +1,6 @@
 /* test_graph.cpp: recordings (ops/cuda/graph.cu) and what the emulation finds of graphs: each by a planted mistake. */
 #include "../../ops/cuda/cuda.h"
-#include "include/cuda_runtime.h"
+#include "include/cublasLt.h"
 #include "kernels.h"
 #include <criterion/criterion.h>
 #include <cstdlib>
@@ -101,6 +101,117 @@ Test(graph, another_launch_than_captured_is_found) {
     }
 }
 
+/* ---- products: their algorithms are chosen before a capture -------------------------------------------------------
+ */
+enum { SIDE = 8, SHAPES = 512 /* of linear.cu */ };
+struct Desk {
+    Cuda *c;
+    float *a, *y; /* ones; results of up to two products of SIDE columns */
+};
+static void open_desk(Desk *d) {
+    float ones[SIDE * (SHAPES + 200)];
+    for (float &v : ones) v = 1;
+    d->c = start();
+    d->a = (float *)cuda_take(d->c, sizeof ones, false);
+    d->y = (float *)cuda_take(d->c, 2 * sizeof ones, false);
+    cuda_upload(d->c, d->a, ones, sizeof ones);
+    cuda_sync(d->c);
+}
+static void close_desk(Desk *d) {
+    cuda_give(d->c, d->a);
+    cuda_give(d->c, d->y);
+    cuda_stop(d->c);
+}
+/* Rows of ones by a square of ones: every result is SIDE. */
+static void product(Desk *d, int rows, bool add, float *y) {
+    cuda_gemm(d->c, {rows, SIDE, SIDE, SIDE, SIDE, SIDE, false, false, add, false, false}, y, d->a, d->a);
+}
+static bool all_are(Desk *d, const float *y, int rows, float want) {
+    float got[SIDE * (SHAPES + 200)];
+    cuda_download(d->c, got, y, (size_t)(rows * SIDE) * sizeof *got);
+    for (int i = 0; i < rows * SIDE; i++)
+        if (got[i] != want) return false;
+    return true;
+}
+/* Of more shapes than the table holds the one whose last use is longest ago goes. */
+Test(graph, the_products_last_used_keep_their_algorithms) {
+    Desk d;
+    open_desk(&d);
+    product(&d, 1, false, d.y);
+    for (int rows = 2; rows <= SHAPES + 100; rows++) {
+        unsigned long before = simt_choices();
+        product(&d, rows, false, d.y);
+        cr_assert(simt_choices() == before + 1, "%d rows", rows);
+        product(&d, 1, false, d.y);
+        cr_assert(simt_choices() == before + 1, "the product of one row is forgotten at %d", rows);
+        if (rows % 50 == 0) cr_assert(all_are(&d, d.y + SIDE, rows - 1, SIDE), "%d rows", rows);
+    }
+    unsigned long before = simt_choices();
+    for (int rows = SHAPES + 100; rows > 102; rows--) product(&d, rows, false, d.y); /* SHAPES with the one of a row */
+    cr_assert(simt_choices() == before, "%lu of those last used are forgotten", simt_choices() - before);
+    product(&d, 50, false, d.y);
+    cr_assert(simt_choices() == before + 1, "the table grows without end");
+    close_desk(&d);
+}
+/* What a recording's first run chose its capture finds, whatever was multiplied in between, and however many shapes it
+ * has; once it is captured, they may go. */
+Test(graph, a_recording_keeps_its_algorithms_until_it_is_captured) {
+    Desk d;
+    open_desk(&d);
+    CudaGraph *g = cuda_graph_new();
+    unsigned long before = 0;
+    for (int k = 0; k < 3; k++) {
+        before = simt_choices();
+        cuda_graph_begin(d.c, g);
+        for (int rows = 1; rows <= SHAPES + 20; rows++) product(&d, rows, false, d.y);
+        cuda_graph_end(d.c);
+        cr_assert(simt_choices() - before == (k ? 0 : SHAPES + 20), "run %d: %lu", k, simt_choices() - before);
+        cr_assert(all_are(&d, d.y, SHAPES + 20, SIDE), "run %d", k);
+        for (int rows = 1; rows <= SHAPES + 20; rows++) product(&d, rows, true, d.y); /* others */
+    }
+    cr_assert(cuda_graph_replayed(g) == 1);
+    before = simt_choices();
+    for (int rows = 1; rows <= SHAPES + 20; rows++) product(&d, rows, true, d.y);
+    cr_assert(simt_choices() == before, "they fit: %lu", simt_choices() - before);
+    product(&d, 3, false, d.y);
+    cr_assert(simt_choices() == before + 1, "it is still held");
+    cuda_graph_free(d.c, g);
+    close_desk(&d);
+}
+/* A product that the first run did not ask for: the capture is given up, nothing is done twice or left out, and the next
+ * run is captured. */
+Test(graph, a_capture_that_needs_an_algorithm_is_given_up) {
+    for (int waits = 0; waits < 2; waits++) {
+        Desk d;
+        open_desk(&d);
+        CudaGraph *g = cuda_graph_new();
+        float *z = d.y + SIDE * SIDE, *other = z + 2 * SIDE; /* what the host gives in each half; another result */
+        cuda_fill(d.c, d.y, 0, SIDE * SIDE * sizeof(float));
+        for (int k = 0; k < 5; k++) {
+            float given[SIDE], got[2 * SIDE];
+            unsigned long before = simt_choices();
+            for (float &v : given) v = (float)k;
+            cuda_graph_begin(d.c, g);
+            product(&d, SIDE, true, d.y);
+            cuda_upload(d.c, z, given, sizeof given);
+            if (waits) cuda_sync(d.c);
+            cuda_axpby(d.c, SIDE, z, (float)k, d.a, 1);
+            product(&d, k ? 3 : 5, false, other);
+            cuda_upload(d.c, z + SIDE, given, sizeof given);
+            cuda_axpby(d.c, SIDE, z + SIDE, (float)k, d.a, 1);
+            product(&d, SIDE, true, d.y);
+            cuda_graph_end(d.c);
+            cr_assert(simt_choices() - before == (k == 0 ? 2 : k == 1), "run %d: %lu", k, simt_choices() - before);
+            cr_assert(cuda_graph_replayed(g) == (k < 2 ? 0 : 1 + waits), "run %d: %d", k, cuda_graph_replayed(g));
+            cr_assert(all_are(&d, d.y, SIDE, (float)(2 * SIDE * (k + 1))) && all_are(&d, other, 3, SIDE), "run %d", k);
+            cuda_download(d.c, got, z, sizeof got);
+            for (int i = 0; i < 2 * SIDE; i++) cr_assert(got[i] == (float)(2 * k), "run %d: %g", k, got[i]);
+        }
+        cuda_graph_free(d.c, g);
+        close_desk(&d);
+    }
+}
+
 /* ---- the runtime's own --------------------------------------------------------------------------------------------
  */
 struct Place {
@@ -126,8 +237,26 @@ enum Planted {
     PLAIN_MEMORY,
     STREAM_0,
     WAITS,
-    TAKES
+    TAKES,
+    TAKES_PINNED,
+    CHOOSES
 };
+static cublasStatus_t choose() { /* an algorithm for a product of 8 by 8 */
+    cublasLtHandle_t h;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t x;
+    cublasLtMatmulPreference_t p;
+    cublasLtMatmulHeuristicResult_t r;
+    int n;
+    cublasLtCreate(&h);
+    cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatrixLayoutCreate(&x, CUDA_R_32F, 8, 8, 8);
+    cublasLtMatmulPreferenceCreate(&p);
+    cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(h, op, x, x, x, x, p, 1, &r, &n);
+    cublasLtMatmulPreferenceDestroy(p), cublasLtMatrixLayoutDestroy(x), cublasLtMatmulDescDestroy(op);
+    cublasLtDestroy(h);
+    return s;
+}
 static const char *found(Planted what) {
     static char text[320];
     Place p;
@@ -144,6 +273,8 @@ static const char *found(Planted what) {
     if (what == STREAM_0) cudaMemsetAsync(p.a, 0, 4, nullptr);
     if (what == WAITS) cudaStreamSynchronize(p.q);
     if (what == TAKES) cudaMalloc(&other, 64);
+    if (what == TAKES_PINNED) cr_assert(cudaMallocHost(&other, 64) == cudaErrorStreamCaptureUnsupported && !other);
+    if (what == CHOOSES) cr_assert(choose() == CUBLAS_STATUS_INTERNAL_ERROR);
     if (what == COPY_GIVEN_BACK)
         cudaMemcpyAsync(p.out, p.a, N * sizeof(float), cudaMemcpyDeviceToDevice, p.q);
     else
@@ -183,6 +314,8 @@ Test(graph, planted_mistakes_are_found) {
         {STREAM_0, "work in stream 0 while a stream is captured"},
         {WAITS, "cudaStreamSynchronize while a stream is captured"},
         {TAKES, "cudaMalloc while a stream is captured"},
+        {TAKES_PINNED, "cudaMallocHost while a stream is captured"},
+        {CHOOSES, "cublasLtMatmulAlgoGetHeuristic while a stream is captured"},
     };
     for (auto &m : planted) {
         const char *text = found(m.what);

@@ -129,16 +129,19 @@ static float from_tf32(uint32_t bits) { /* the hardware reads 19 bits */
     memcpy(&f, &bits, 4);
     return f;
 }
-/* D (16,8) = A (16,K) B (K,8) + C; sums over k ascending. */
+/* D (16,8) = A (16,K) B (K,8) + C; sums over k ascending, or as sums.cpp says. */
 static void multiply(Call *const *lane, const float *A, const float *B, int K) {
+    const bool truncates = simt_truncates();
     for (int l = 0; l < WARP; l++) {
         const Mma *m = (const Mma *)lane[l]->in;
         float *d = (float *)lane[l]->out;
         for (int i = 0; i < 4; i++) {
             int row = l / 4 + (i & 2) * 4, col = l % 4 * 2 + (i & 1);
             float s = m->c[i];
-            for (int k = 0; k < K; k++) s += A[row * K + k] * B[k * 8 + col];
-            d[i] = s;
+            double product[16];
+            for (int k = 0; k < K && truncates; k++) product[k] = (double)A[row * K + k] * (double)B[k * 8 + col];
+            for (int k = 0; k < K && !truncates; k++) s += A[row * K + k] * B[k * 8 + col];
+            d[i] = truncates ? simt_truncated_sum(s, product, K) : s;
         }
     }
     estimate_mma();

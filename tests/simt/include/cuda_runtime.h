@@ -12,7 +12,9 @@ typedef enum {
     cudaErrorNotReady,
     cudaErrorNoDevice,
     cudaErrorStreamCaptureUnsupported,
-    cudaErrorStreamCaptureUnjoined
+    cudaErrorStreamCaptureUnjoined,
+    cudaErrorLaunchOutOfResources,
+    cudaErrorIllegalAddress
 } cudaError_t;
 typedef enum {
     cudaMemcpyHostToHost,
@@ -121,6 +123,8 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t *, size_t *);
 cudaError_t cudaGraphDestroy(cudaGraph_t);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t);
 
+/* Reports a call that may not be made while a stream is captured, if one is. */
+bool simt_forbidden(const char *what);
 /* From now on launches without a stream are those of the graph gone through again: nothing runs, and one that is not
  * the next of the captured ones, with the same sizes and arguments, is reported, as are those that are missing when the
  * next graph, or NULL, takes its place. */
