@@ -124,7 +124,8 @@ __global__ void short_conv_backward(CudaConv p, int each, T *dx, bool fresh, flo
     parts[(size_t)p.W * C] = sum;
 }
 /* dw (C,W) and dbias (C), each or NULL, += the parts of all slices. */
-__global__ void short_conv_backward_fold(int slices, CudaConv p, float *dw, float *dbias, const float *parts) {
+__global__ void __launch_bounds__(FOLD)
+    short_conv_backward_fold(int slices, CudaConv p, float *dw, float *dbias, const float *parts) {
     SMEM_DYN(float, mem);
     int k = (int)blockIdx.x * 32 + (int)threadIdx.x, c = k % p.C, j = k / p.C;
     float s = slices_sum(slices, (p.W + 1) * p.C, parts, mem);

@@ -40,8 +40,10 @@ void cuda_facts(Cuda *, CudaSee *, void *ctx);
 /* Seconds that the device needs for what `work` asks of it, by events of its stream; waits. */
 double cuda_seconds(Cuda *, void (*work)(void *), void *ctx);
 
-/* managed, for tests alone: the host may use it, too, where no kernel is under way */
-void *cuda_take(Cuda *, size_t bytes, bool managed);
+/* mapped, for tests alone: pinned memory of the host under one address for both, which the host may use where no kernel
+ * is under way. It is not managed memory, whose pages the driver moves: on some machines that hangs the device. */
+void *cuda_take(Cuda *, size_t bytes, bool mapped);
+void cuda_give_mapped(Cuda *, void *);
 void cuda_give(Cuda *, void *);
 void cuda_fill(Cuda *, void *p, int byte, size_t bytes);
 void cuda_poison(Cuda *, void *p, size_t bytes);                      /* NaN, for what is nobody's */

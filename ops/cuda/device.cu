@@ -182,9 +182,10 @@ extern "C" double cuda_seconds(Cuda *c, void (*work)(void *), void *ctx) {
     return (double)ms * 1e-3;
 }
 
-extern "C" void *cuda_take(Cuda *, size_t bytes, bool managed) {
+extern "C" void *cuda_take(Cuda *, size_t bytes, bool mapped) {
     char *p = nullptr;
-    cudaError_t e = managed ? cudaMallocManaged(&p, bytes) : cudaMalloc(&p, bytes);
+    const unsigned how = cudaHostAllocMapped | cudaHostAllocPortable;
+    cudaError_t e = mapped ? cudaHostAlloc(&p, bytes, how) : cudaMalloc(&p, bytes);
     if (e == cudaSuccess) return p;
     cudaGetLastError(); /* running out of memory is answered by the caller and is no state of the device */
     return nullptr;
@@ -192,6 +193,10 @@ extern "C" void *cuda_take(Cuda *, size_t bytes, bool managed) {
 extern "C" void cuda_give(Cuda *c, void *p) {
     cuda_sync(c);
     cuda_must(cudaFree(p), "giving memory back");
+}
+extern "C" void cuda_give_mapped(Cuda *c, void *p) {
+    cuda_sync(c);
+    cuda_must(cudaFreeHost(p), "giving memory back");
 }
 extern "C" void cuda_fill(Cuda *c, void *p, int byte, size_t n) {
     if (c->stream) cuda_must(cudaMemsetAsync(p, byte, n, c->stream), "filling memory");

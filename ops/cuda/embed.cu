@@ -37,7 +37,7 @@ DEVICE int warp_scan(int v) { /* the sum up to this lane */
     return v;
 }
 /* In place: the sum of all before. One block of FOLD threads; a warp to a stretch. */
-__global__ void sort_scan(int n, int *counts) {
+__global__ void __launch_bounds__(FOLD) sort_scan(int n, int *counts) {
     SMEM_DYN(int, sums);
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, each = (n + FOLD - 1) / FOLD * 32,
         from = warp * each, to = from + each < n ? from + each : n, s = 0;

@@ -26,14 +26,22 @@ DEVICE float gate_slope(CudaGate k, float z, float rate, float *by_A) {
 }
 DEVICE float rate_of(const float *A, size_t h) { return A ? (float)exp((double)A[h]) : 1; }
 
-/* z (N,H,D); number i is of head i / D % H and of number i % (H D) of the bias. */
+/* z (N,H,D); column k is of head k / D and has number k of the bias. A block to 32 columns of a slice of the rows, whose
+ * warps take every WARPS-th row: the rate, which takes an exponential in f64, is made once for all of them. */
 template <class Z>
-__global__ void decay(size_t n, int H, int D, float *g, const Z *z, const float *A, const float *bias, CudaGate k) {
-    size_t width = (size_t)H * (size_t)D;
-    EACH(i, n) { g[i] = gate_value(k, number(z[i]) + (bias ? bias[i % width] : 0), rate_of(A, i % width / (size_t)D)); }
+__global__ void decay(int N, int each, int H, int D, float *g, const Z *z, const float *A, const float *bias,
+                      CudaGate k) {
+    int warp = (int)threadIdx.x / 32, col = (int)blockIdx.x * 32 + (int)threadIdx.x % 32, width = H * D,
+        from = (int)blockIdx.y * each, to = from + each < N ? from + each : N;
+    if (col >= width) return;
+    float rate = rate_of(A, (size_t)(col / D)), b = bias ? bias[col] : 0;
+    BY_FOUR
+    for (int t = from + warp; t < to; t += WARPS) {
+        size_t i = (size_t)t * (size_t)width + (size_t)col;
+        g[i] = gate_value(k, number(z[i]) + b, rate);
+    }
 }
-/* A block to 32 columns of a slice of the rows, whose warps take every WARPS-th row: dz, and the slice's sums for the
- * bias and, in f64, over terms of one sign, for the rate. */
+/* In blocks as decay: dz, and the slice's sums for the bias and, in f64, over terms of one sign, for the rate. */
 template <class Z>
 __global__ void decay_backward(int N, int each, int H, int D, Z *dz, bool fresh, float *biases, double *rates,
                                const float *dg, const Z *z, const float *A, const float *bias, CudaGate k) {
@@ -65,18 +73,20 @@ __global__ void decay_backward_rate(int slices, int D, float *dA, const double *
     SMEM_DYN(double, part);
     size_t width = (size_t)gridDim.x * (size_t)D, first = (size_t)blockIdx.x * (size_t)D;
     double s = 0;
-    for (size_t j = threadIdx.x; j < (size_t)slices * (size_t)D; j += BLOCK)
-        s += rates[j / (size_t)D * width + first + j % (size_t)D];
+    for (unsigned j = threadIdx.x, of = (unsigned)D; j < (unsigned)slices * of; j += BLOCK)
+        s += rates[j / of * width + first + j % of];
     s = block_sum(s, part);
     if (threadIdx.x == 0) dA[blockIdx.x] += (float)s;
 }
 extern "C" void cuda_decay(Cuda *c, int N, int H, int D, float *g, const void *z, const float *A, const float *bias,
                            CudaGate k, bool narrow) {
-    size_t n = (size_t)N * (size_t)H * (size_t)D;
+    if (N <= 0 || H <= 0 || D <= 0) return;
+    int tiles = cuda_tiles(H * D), slices = cuda_slices((size_t)N, tiles), each = (int)rows_each((size_t)N, slices);
+    dim3 grid((unsigned)tiles, (unsigned)slices);
     if (narrow)
-        LAUNCH_EACH(c, (decay<bf16>), n, H, D, g, as<bf16>(z), A, bias, k);
+        LAUNCH((decay<bf16>), grid, dim3(BLOCK), 0, c->stream, N, each, H, D, g, as<bf16>(z), A, bias, k);
     else
-        LAUNCH_EACH(c, (decay<float>), n, H, D, g, as<float>(z), A, bias, k);
+        LAUNCH((decay<float>), grid, dim3(BLOCK), 0, c->stream, N, each, H, D, g, as<float>(z), A, bias, k);
 }
 extern "C" void cuda_decay_backward(Cuda *c, int N, int H, int D, void *dz, float *dA, float *dbias, void *parts,
                                     const float *dg, const void *z, const float *A, const float *bias, CudaGate k,
@@ -123,7 +133,7 @@ __global__ void gated_norm(size_t M, T *y, const T *x, const T *z, const float *
             s += a * a;
         }
     }
-    float f = (float)(1 / sqrt((double)warp_sum(s) / n.width + n.eps));
+    float f = inverse_root(warp_sum(s) / (float)n.width + (float)n.eps);
     for (int c = lane * W; c < n.width; c += 32 * W) {
         fetch<W>(v, x + c), fetch<W>(u, z + c);
         if (gain) fetch<W>(g, gain + c);
@@ -184,7 +194,7 @@ __global__ void __launch_bounds__(BLOCK, E <= 8 ? 2 : 1)
             if (!n.before) b = v[e];
             f += b * b;
         }
-        f = (float)(1 / sqrt((double)team_sum<TEAM>(f, part) / n.width + n.eps));
+        f = inverse_root(team_sum<TEAM>(f, part) / (float)n.width + (float)n.eps);
         t = team_sum<TEAM>(t, part) * f * f * f / (float)n.width;
         if (!roomy && w) read_row<TEAM, E>(gain, w, n.width, quads);
         UNROLL
@@ -218,7 +228,7 @@ template <class T> __global__ void gated_norm_backward_wide(GatedNormGrad<T> g, 
             if (!n.before) b = v;
             f += b * b;
         }
-        f = (float)(1 / sqrt((double)block_sum(f, part) / n.width + n.eps));
+        f = inverse_root(block_sum(f, part) / (float)n.width + (float)n.eps);
         t = block_sum(t, part) * f * f * f / (float)n.width;
         for (int k = (int)threadIdx.x; k < n.width; k += BLOCK) {
             size_t j = at + (size_t)k;

@@ -21,7 +21,7 @@ __global__ void rmsnorm(int d, Y *y, float *rstd, X *x, const X *z, const float 
         UNROLL
         for (int j = 0; j < W; j++) s += v[j] * v[j];
     }
-    s = (float)(1 / sqrt((double)block_sum(s, part) / d + eps));
+    s = inverse_root(block_sum(s, part) / (float)d + (float)eps);
     if (threadIdx.x == 0) rstd[blockIdx.x] = s;
     for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
         fetch<W>(v, xi + k), fetch<W>(g, w + k);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(BLOCK)
         }
         UNROLL
         for (int e = 0; e < E; e++) s += v[e] * v[e];
-        s = (float)(1 / sqrt((double)team_sum<TEAM>(s, nullptr) / d + eps));
+        s = inverse_root(team_sum<TEAM>(s, nullptr) / (float)d + (float)eps);
         if (width && threadIdx.x % TEAM == 0) rstd[i] = s;
         UNROLL
         for (int e = 0; e < E; e++) v[e] = v[e] * s * gain[e];
@@ -247,7 +247,7 @@ __global__ void layernorm(int d, Y *y, float *rstd, const float *x, const float 
         UNROLL
         for (int j = 0; j < W; j++) s += (v[j] - mean) * (v[j] - mean);
     }
-    s = (float)(1 / sqrt((double)block_sum(s, part) / d + eps));
+    s = inverse_root(block_sum(s, part) / (float)d + (float)eps);
     if (threadIdx.x == 0) rstd[blockIdx.x] = s;
     for (int k = (int)threadIdx.x * W; k < d; k += BLOCK * W) {
         fetch<W>(v, xi + k), fetch<W>(g, w + k), fetch<W>(a, b + k);
@@ -290,7 +290,7 @@ template <class T, int W> __global__ void l2norm(int N, int d, T *y, const T *x,
         UNROLL
         for (int j = 0; j < W; j++) s += v[j] * v[j];
     }
-    s = (float)(1 / sqrt((double)warp_sum(s) + eps));
+    s = inverse_root(warp_sum(s) + (float)eps);
     for (int k = lane * W; k < d; k += 32 * W) {
         fetch<W>(v, x + k);
         UNROLL
@@ -310,7 +310,7 @@ __global__ void l2norm_backward(int N, int d, T *dx, const T *dy, const T *x, do
         UNROLL
         for (int j = 0; j < W; j++) s += v[j] * v[j], t += g[j] * v[j];
     }
-    float r = (float)(1 / sqrt((double)warp_sum(s) + eps));
+    float r = inverse_root(warp_sum(s) + (float)eps);
     t = warp_sum(t) * r * r;
     for (int k = lane * W; k < d; k += 32 * W) {
         fetch<W>(v, x + k), fetch<W>(g, dy + k);

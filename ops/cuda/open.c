@@ -7,13 +7,14 @@
 #include "sample.h"
 
 static void *take(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, false); }
-static void *take_managed(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, true); }
+static void *take_mapped(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, true); }
 static void give(const Memory *m, void *p) { cuda_give(((Device *)m->ctx)->cuda, p); }
+static void give_mapped(const Memory *m, void *p) { cuda_give_mapped(((Device *)m->ctx)->cuda, p); }
 static void poison(const Memory *m, void *p, size_t n) {
     if (n) cuda_poison(((Device *)m->ctx)->cuda, p, n);
 }
 /* At once: what the host writes next must not be overtaken by the poison. */
-static void poison_managed(const Memory *m, void *p, size_t n) {
+static void poison_mapped(const Memory *m, void *p, size_t n) {
     cuda_sync(((Device *)m->ctx)->cuda);
     memset(p, 0xFF, n);
 }
@@ -43,7 +44,7 @@ bool cuda_device_open(Device *d, int number, Err *e) {
     d->ops = &d->own;
     d->isa = cuda_name(d->cuda);
     d->home[0] = (Memory){take, give, poison, note, unnote, d};
-    d->home[1] = (Memory){take_managed, give, poison_managed, note, unnote, d};
+    d->home[1] = (Memory){take_mapped, give_mapped, poison_mapped, note, unnote, d};
     return true;
 }
 int device_gpus(char why[200]) { return cuda_count(why); }

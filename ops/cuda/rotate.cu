@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(BLOCK) norm_rotate(CudaRope p, int each, T *y,
             UNROLL
             for (int j = 0; j < 2 * W; j++) s += v[k][j] * v[k][j];
         }
-        s = (float)(1 / sqrt((double)team_sum<TEAM>(s, part) / p.D + eps));
+        s = inverse_root(team_sum<TEAM>(s, part) / (float)p.D + (float)eps);
         if (there && threadIdx.x % TEAM == 0) rstd[head] = s;
         UNROLL
         for (int k = 0; k < S; k++) {

@@ -2,7 +2,7 @@
 #include "sums.h"
 
 /* out (columns) += the sum over slices of parts (slices, columns). */
-__global__ void fold_columns(int slices, int columns, float *out, const float *parts) {
+__global__ void __launch_bounds__(FOLD) fold_columns(int slices, int columns, float *out, const float *parts) {
     SMEM_DYN(float, mem);
     int k = (int)blockIdx.x * 32 + (int)threadIdx.x;
     float s = slices_sum(slices, columns, parts, mem);

@@ -116,6 +116,7 @@ struct Cell {
     uint32_t writer, reader, other; /* segments; the top bit of writer: by an atomic */
 };
 bool in_heap(uintptr_t a);
+bool heap_mapped(uintptr_t a); /* the host's as well */
 unsigned char *heap_state(uintptr_t a);
 Cell *heap_cell(uintptr_t a);
 void *heap_take(size_t bytes, bool host_too);

@@ -1,5 +1,5 @@
 /* heap.cpp: device memory: one reserved range with, beside each byte, its state and who touched it last. The second
- * part is managed memory, which the host may touch too: tests do. Between allocations lie gaps that belong to
+ * part is mapped memory, which the host may touch too: tests do. Between allocations lie gaps that belong to
  * nobody. */
 #include "core.h"
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static const size_t DEVICE = (size_t)3 << 30, MANAGED = (size_t)1 << 30, GAP = 4096, PAGE = 4096;
+static const size_t DEVICE = (size_t)3 << 30, MAPPED = (size_t)1 << 30, GAP = 4096, PAGE = 4096;
 
 struct Piece {
     size_t size;
@@ -20,7 +20,7 @@ static unsigned char *memory, *state;
 static Cell *cells;
 static std::map<uintptr_t, Piece> blocks, pieces;
 static uint64_t allocations;
-static size_t at_device, at_managed = DEVICE, taken;
+static size_t at_device, at_mapped = DEVICE, taken;
 static bool opened;
 
 /* The processor's own check of memory that the tracer does not see: the host's code, wild pointers. */
@@ -54,7 +54,7 @@ static void *reserve(size_t n) {
 }
 static void start() {
     if (memory) return;
-    size_t all = DEVICE + MANAGED;
+    size_t all = DEVICE + MAPPED;
     memory = (unsigned char *)reserve(all);
     state = (unsigned char *)reserve(all);
     cells = (Cell *)reserve(all * sizeof(Cell));
@@ -70,7 +70,8 @@ static void start() {
     sigaction(SIGBUS, &act, nullptr);
 }
 
-bool in_heap(uintptr_t a) { return memory && a - (uintptr_t)memory < DEVICE + MANAGED; }
+bool in_heap(uintptr_t a) { return memory && a - (uintptr_t)memory < DEVICE + MAPPED; }
+bool heap_mapped(uintptr_t a) { return in_heap(a) && a - (uintptr_t)memory >= DEVICE; }
 unsigned char *heap_state(uintptr_t a) { return state + (a - (uintptr_t)memory); }
 Cell *heap_cell(uintptr_t a) { return cells + (a - (uintptr_t)memory); }
 size_t heap_room() { return DEVICE - taken; }
@@ -104,15 +105,15 @@ static bool place(size_t room, size_t *from, size_t lo, size_t hi) {
 void *heap_take(size_t bytes, bool host_too) {
     start();
     size_t room = (std::max(bytes, (size_t)1) + GAP + PAGE - 1) & ~(PAGE - 1);
-    size_t *at = host_too ? &at_managed : &at_device;
-    if (bytes > DEVICE || !place(room, at, host_too ? DEVICE : 0, host_too ? DEVICE + MANAGED : DEVICE)) return nullptr;
+    size_t *at = host_too ? &at_mapped : &at_device;
+    if (bytes > DEVICE || !place(room, at, host_too ? DEVICE : 0, host_too ? DEVICE + MAPPED : DEVICE)) return nullptr;
     unsigned char *p = memory + *at;
     bool was = opened;
     heap_open(true);
     memset(p, 0xFF, std::min(bytes, (size_t)1 << 20)); /* NaN; of more, pages would be made only for that */
     heap_open(was);
     memset(state + *at, host_too ? BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST : BYTE_OPEN, bytes);
-    blocks[(uintptr_t)p] = {bytes, host_too ? "an allocation of managed memory" : "an allocation", ++allocations};
+    blocks[(uintptr_t)p] = {bytes, host_too ? "an allocation of mapped memory" : "an allocation", ++allocations};
     *at += room;
     taken += host_too ? 0 : room;
     return p;

@@ -3,6 +3,7 @@
 #include "core.h"
 #include "include/cuda_runtime.h"
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <ctime>
 #include <deque>
@@ -165,6 +166,21 @@ static bool planted(const char *kind, const char *kernel) {
     std::string part = end ? std::string(name, end) : std::string(name);
     return strstr(kernel, part.c_str()) && ++counted == (end ? atol(end + 1) : 1);
 }
+static unsigned long most_threads(const char *kernel) { /* as LAUNCH has it: name, or (name<..>) */
+    static const struct {
+        const char *kernel;
+        unsigned long threads;
+    } large[] = {
+#define LARGE_BLOCK(kernel, threads) {#kernel, threads},
+#include "blocks.h"
+    };
+    kernel += *kernel == '(';
+    for (auto &x : large)
+        if (!strncmp(kernel, x.kernel, strlen(x.kernel)) && !isalnum((unsigned char)kernel[strlen(x.kernel)]) &&
+            kernel[strlen(x.kernel)] != '_')
+            return x.threads;
+    return 256;
+}
 static const char *refused(const Launch *l, char why[160]) {
     unsigned long n = (unsigned long)l->block.x * l->block.y * l->block.z;
     int limit = SMEM_PLAIN;
@@ -173,6 +189,9 @@ static const char *refused(const Launch *l, char why[160]) {
     if (n < 1 || n > THREADS_MAX || l->block.z > 64)
         snprintf(why, 160, "blocks of (%u,%u,%u) threads: expected 1 to 1024, z to 64", l->block.x, l->block.y,
                  l->block.z);
+    else if (n > most_threads(l->name))
+        snprintf(why, 160, "blocks of %lu threads: expected at most %lu, or a line in tests/simt/blocks.h", n,
+                 most_threads(l->name));
     else if (!l->grid.x || !l->grid.y || !l->grid.z || l->grid.x > 0x7FFFFFFF || l->grid.y > 65535 || l->grid.z > 65535)
         snprintf(why, 160, "a grid of (%u,%u,%u) blocks: expected 1 to 2^31-1, 65535, 65535", l->grid.x, l->grid.y,
                  l->grid.z);
@@ -264,12 +283,15 @@ cudaError_t simt_malloc(void **p, size_t n) {
     *p = n ? heap_take(n, false) : nullptr;
     return *p || !n ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
-cudaError_t simt_malloc_managed(void **p, size_t n) {
+cudaError_t simt_host_alloc(void **p, size_t n, unsigned flags) {
+    if (!(flags & cudaHostAllocMapped)) return simt_malloc_host(p, n);
+    if (simt_forbidden("cudaHostAlloc")) return cudaErrorStreamCaptureUnsupported;
     *p = n ? heap_take(n, true) : nullptr;
-    return *p ? cudaSuccess : fail(n ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
+    return *p || !n ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaFree(void *p) {
     if (!p) return cudaSuccess;
+    if (heap_mapped((uintptr_t)p)) return fail(cudaErrorInvalidValue);
     if (simt_forbidden("cudaFree")) return cudaErrorStreamCaptureUnsupported;
     drain();
     return heap_give(p) ? cudaSuccess : fail(cudaErrorInvalidValue);
@@ -283,6 +305,10 @@ cudaError_t simt_malloc_host(void **p, size_t n) {
 }
 cudaError_t cudaFreeHost(void *p) {
     if (p && simt_forbidden("cudaFreeHost")) return cudaErrorStreamCaptureUnsupported;
+    if (heap_mapped((uintptr_t)p)) {
+        drain();
+        return heap_give(p) ? cudaSuccess : fail(cudaErrorInvalidValue);
+    }
     if (p && !pinned_size.erase((uintptr_t)p)) return fail(cudaErrorInvalidValue);
     free(p);
     return cudaSuccess;

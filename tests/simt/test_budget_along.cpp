@@ -42,7 +42,7 @@ const Budget budgets_along[] = {
     {"collect<Y, X, W>", 7, 2, 1},
     {"columns<Y, X, W>", 4, 4, 1},
     {"columns_backward<Y, X, W>", 8, 4, 1},
-    {"decay<float>", 12, 4, 1},
+    {"decay<float>", 8, 4, 1},
     {"decay_backward<float>", 16, 5, 1.01},
     {"decay_backward_rate", 0.6, 0.1, 1.01},
     {"decide", 61.5, 16, 1.37, N *LANES},

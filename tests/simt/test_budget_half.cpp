@@ -95,7 +95,7 @@ static const Budget budgets_recur[] = {
     {"l2norm_backward<T, W>", 8, 2, 1.0},
     {"short_conv<most, T>", 7.6, 2, 1.46},
     {"short_conv_backward<most, T>", 11.7, 3.3, 1.29},
-    {"decay<bf16>", 10, 4, 1.0},
+    {"decay<bf16>", 6, 4, 1.0},
     {"decay_backward<bf16>", 10, 3, 1.01},
     {"gated_norm<T, W>", 10, 2, 1.0},
     {"gated_norm_backward<TEAM, E, T>", 8.1, 4.3, 1.01},

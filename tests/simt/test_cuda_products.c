@@ -10,7 +10,7 @@ static double rounded(double x, bool half) { return half ? (double)bf16_to(bf16_
 
 /* Operands of ones: every number is K, and 2K where as much is added, which f32 holds exactly, and bf16 for the widths
  * of models. A term that is missing, or comes twice, shows in all of its tile. */
-static void sums_of_ones(Rig *g, CudaGemm s, const Tensor one[2], Tensor C) {
+static void sums_of_ones(Device *dev, CudaGemm s, const Tensor one[2], Tensor C, void *got) {
     static const char *const kinds[] = {"f32", "bf16", "bf16 into bf16"};
     s.lda = s.ta ? s.M : s.K, s.ldb = s.tb ? s.K : s.N, s.ldc = s.N;
     for (int kind = 0; kind < 3; kind++) {
@@ -20,13 +20,14 @@ static void sums_of_ones(Rig *g, CudaGemm s, const Tensor one[2], Tensor C) {
         for (int times = 1; times <= 2; times++) {
             const void *ones = one[s.narrow].p;
             s.accumulate = times == 2;
-            cuda_gemm(g->dev->cuda, s, C.p, ones, ones);
-            device_sync(g->dev);
+            const size_t n = (size_t)s.M * (size_t)s.N;
+            cuda_gemm(dev->cuda, s, C.p, ones, ones);
+            device_read(dev, got, C.p, n * (s.half ? sizeof(uint16_t) : sizeof(float)));
             double want = rounded(times * (double)s.K, s.half);
-            for (size_t i = 0, n = (size_t)s.M * (size_t)s.N; i < n; i++)
-                cr_assert(number_of(C.p, i, s.half) == want,
+            for (size_t i = 0; i < n; i++)
+                cr_assert(number_of(got, i, s.half) == want,
                           "(%d,%d,%d), transposed %d %d, %s: C[%zu] is %.9g, not %.9g", s.M, s.N, s.K, s.ta, s.tb,
-                          kinds[kind], i, number_of(C.p, i, s.half), want);
+                          kinds[kind], i, number_of(got, i, s.half), want);
         }
     }
 }
@@ -34,23 +35,31 @@ Test(cuda_products, no_term_of_a_sum_is_lost, .timeout = 250) {
     /* Rows of a pass, and matrices (outputs, inputs): q, k and v, attention's output, gate and up, down, the head. */
     static const int matrices[][2] = {{768, 768}, {2304, 768}, {2048, 768}, {768, 2048}, {50304, 768}},
                      small[][2] = {{24, 24}, {72, 24}, {64, 24}, {24, 64}, {101, 24}};
-    Rig g;
-    rig_open(&g, rig_first(), 1, (size_t)64 << 10);
-    bool emulated = rig_emulated(g.dev);
-    rig_close(&g);
-    rig_open(&g, rig_first(), 1, (size_t)(emulated ? 1 : 640) << 20);
+    Err e = {0};
+    Device *dev;
+    Arena mem; /* of the device alone, where products are as fast as a model's */
+    cr_assert(device_open(&dev, "cuda", 1, &e), "%s", e.msg);
+    const bool emulated = rig_emulated(dev);
     const size_t most = emulated ? 101 * 40 : (size_t)50304 * 1024;
-    Tensor one[2] = {EMPTY(&g, "ones", (int)most), arena_tensor(&g.mem, "ones in bf16", BF16, 1, (int[]){(int)most})},
-           C = EMPTY(&g, "C", (int)most);
-    for (size_t i = 0; i < most; i++) R(one[0])[i] = 1, ((uint16_t *)one[1].p)[i] = bf16_from(1);
+    cr_assert(arena_open_at(&mem, device_memory(dev, false), "products", 10 * most + 4096, true, &e), "%s", e.msg);
+    int n[] = {(int)most};
+    Tensor one[2] = {arena_tensor(&mem, "ones", F32, 1, n), arena_tensor(&mem, "ones in bf16", BF16, 1, n)},
+           C = arena_tensor(&mem, "C", F32, 1, n);
+    float *got = xcalloc(most, sizeof *got);
+    for (size_t i = 0; i < most; i++) got[i] = 1;
+    device_write(dev, one[0].p, got, most * sizeof *got);
+    for (size_t i = 0; i < most; i++) ((uint16_t *)got)[i] = bf16_from(1);
+    device_write(dev, one[1].p, got, most * sizeof(uint16_t));
     for (int m = 0; m < 5; m++) {
         const int *w = (emulated ? small : matrices)[m];
         const int rows = emulated ? m % 2 ? 33 : 40 : w[0] > 4096 ? 1024 : 4096;
-        sums_of_ones(&g, (CudaGemm){.M = rows, .N = w[0], .K = w[1], .tb = true}, one, C); /* y = x w^T */
-        sums_of_ones(&g, (CudaGemm){.M = rows, .N = w[1], .K = w[0]}, one, C);             /* dx = dy w */
-        sums_of_ones(&g, (CudaGemm){.M = w[0], .N = w[1], .K = rows, .ta = true}, one, C); /* dw = dy^T x */
+        sums_of_ones(dev, (CudaGemm){.M = rows, .N = w[0], .K = w[1], .tb = true}, one, C, got); /* y = x w^T */
+        sums_of_ones(dev, (CudaGemm){.M = rows, .N = w[1], .K = w[0]}, one, C, got);             /* dx = dy w */
+        sums_of_ones(dev, (CudaGemm){.M = w[0], .N = w[1], .K = rows, .ta = true}, one, C, got); /* dw = dy^T x */
     }
-    rig_close(&g);
+    free(got);
+    arena_close(&mem);
+    device_close(dev);
 }
 /* Few results of many terms, which the library makes of parts of sums: against double, rounded. Parts that were kept in
  * bf16 would move every fourth number to a neighbour; the order of sums moves one in thousands.

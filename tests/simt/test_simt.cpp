@@ -383,6 +383,32 @@ Test(simt, copies_and_memory_given_back) {
     cr_assert(cudaMalloc(&gone, (size_t)1 << 50) == cudaErrorMemoryAllocation);
     close_place(&p);
 }
+/* Read and written by both, under one address; given back by the call that belongs to it, and by no other. */
+Test(simt, mapped_memory_is_the_hosts_too) {
+    Place p = open_place(0);
+    const SimtReport *r;
+    float *m;
+    cr_assert(cudaHostAlloc(&m, 64 * sizeof *m, cudaHostAllocMapped | cudaHostAllocPortable) == cudaSuccess);
+    for (int i = 0; i < 64; i++) m[i] = 1;
+    kernel_sum_blocks(p.q, m, m + 32, 1, 32, 32);
+    cudaStreamSynchronize(p.q);
+    cr_assert(m[32] == 32 && simt_reports(&r) == 0, "%g", (double)m[32]);
+    cr_assert(cudaFree(m) == cudaErrorInvalidValue && cudaFreeHost(p.a) == cudaErrorInvalidValue);
+    cr_assert(cudaFreeHost(m) == cudaSuccess && cudaFreeHost(m) == cudaErrorInvalidValue);
+    cudaGetLastError();
+    close_place(&p);
+}
+/* Blocks whose registers nvcc's check does not know. */
+Test(simt, large_blocks_are_listed) {
+    Place p = open_place(0);
+    const SimtReport *r;
+    kernel_sum_blocks(p.q, p.a, p.out, 1, 512, 32);
+    cr_assert(simt_reports(&r) == 1 && r->fault == SIMT_LAUNCH && strstr(r->text, "tests/simt/blocks.h"), "%s",
+              simt_reports(&r) ? r->text : "nothing");
+    simt_forget();
+    cudaGetLastError();
+    close_place(&p);
+}
 Test(simt, regions_name_their_pieces) {
     Place p = open_place(0);
     const SimtReport *r;

@@ -59,7 +59,7 @@ typedef enum {
     cudaDevAttrComputeCapabilityMajor,
     cudaDevAttrComputeCapabilityMinor
 } cudaDeviceAttr;
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaMemAttachGlobal = 1 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
 
 typedef struct SimtEvent *cudaEvent_t;
 typedef struct SimtGraph *cudaGraph_t;
@@ -88,11 +88,12 @@ template <class T> cudaError_t cudaFuncSetAttribute(T *kernel, cudaFuncAttribute
 }
 
 cudaError_t simt_malloc(void **, size_t);
-cudaError_t simt_malloc_managed(void **, size_t);
 cudaError_t simt_malloc_host(void **, size_t);
 template <class T> cudaError_t cudaMalloc(T **p, size_t n) { return simt_malloc((void **)p, n); }
-template <class T> cudaError_t cudaMallocManaged(T **p, size_t n, unsigned = cudaMemAttachGlobal) {
-    return simt_malloc_managed((void **)p, n);
+cudaError_t simt_host_alloc(void **, size_t, unsigned flags);
+/* Mapped memory has one address, as where addresses are unified. */
+template <class T> cudaError_t cudaHostAlloc(T **p, size_t n, unsigned flags) {
+    return simt_host_alloc((void **)p, n, flags);
 }
 template <class T> cudaError_t cudaMallocHost(T **p, size_t n) { return simt_malloc_host((void **)p, n); }
 cudaError_t cudaFree(void *);
