@@ -215,7 +215,7 @@ void simt_seed(uint64_t seed);
 void simt_truncate(bool on);
 bool simt_truncates();
 float simt_truncated_sum(float c, const double *product, int n); /* n <= 16 */
-extern "C" unsigned long simt_uploads(), simt_upload_bytes(); /* copies from the host to the device so far */
+extern "C" unsigned long simt_uploads(), simt_upload_bytes();    /* copies from the host to the device so far */
 
 struct SimtEstimate { /* of all launches of a kernel; those marked ~ from some blocks, scaled to all */
     char kernel[64];

@@ -91,6 +91,30 @@ Test(cuda_run, muon_with_bf16_moments_dropout_and_recomputation, .timeout = 120)
     same_curve(4, 5, over, 1e-4);
 }
 
+/* A run on a device needs of the host what lies there: a model that no host holds may be trained on a device that holds
+ * it, whatever a machine whose memory grows says is free. */
+Test(cuda_run, memory_of_the_device_is_not_the_hosts, .timeout = 60) {
+    static const char *const devices[] = {"run.device=cpu", "run.device=cuda"};
+    for (int k = 0; k < 2; k++) {
+        char *dir = check_path("run"), *all = xformat(yaml, dir, text_file());
+        const char *const with[] = {devices[k], "model.d_model=32768", "model.ffn.hidden=65536", "model.layers=256"};
+        Config cfg;
+        Regions r;
+        Err e = {0};
+        Trainer *t = xcalloc(1, sizeof *t);
+        cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 4, (char *const *)with, &e), "%s", e.msg);
+        cr_assert(trainer_open_stage(t, &cfg, 0, true, &e), "%s", e.msg);
+        trainer_regions(t, false, &r);
+        cr_assert(r.total > (size_t)1 << 44 && (k ? r.host < (size_t)1 << 30 : r.host == r.total), "%zu of %zu bytes",
+                  r.host, r.total);
+        cr_assert(trainer_fits(t, &e) == (k == 1), "%s", e.msg);
+        cr_assert(k || strstr(e.msg, "the run needs "), "%s", e.msg);
+        trainer_close(t);
+        free(t), free(all), free(dir);
+        config_free(&cfg);
+    }
+}
+
 /* ---- the program ----------------------------------------------------------------------------------------------------
  */
 static char *config_file(void) {

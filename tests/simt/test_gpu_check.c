@@ -48,6 +48,24 @@ static Journal journal(const char *out, const char *part) {
     return k;
 }
 
+/* A token that is no tie is a failure that names it. In place of the program: the program, whose third token on the
+ * device is another. */
+Test(gpu_check, another_token_is_no_tie, .timeout = 200) {
+    char *program = beside("kvsmith"), *wrong = check_path("wrong"), *out = check_path("out");
+    char *script = xformat("#!/bin/sh\ncase \"$*\" in\ngenerate*\"--device cuda\"*) '%s' \"$@\" | "
+                           "sed -E 's/(\"tokens\": *\\[[0-9]+, *[0-9]+, *)[0-9]+/\\10/' ;;\n*) exec '%s' \"$@\" ;;\n"
+                           "esac\n",
+                           program, program);
+    check_write(wrong, script, strlen(script));
+    cr_assert(chmod(wrong, 0755) == 0);
+    Ran r = gpu_check(wrong, out, "train", NULL, NULL);
+    cr_assert(r.status == 1 && strstr(r.out, "text: token 2 differs, by "), "%d %s%s", r.status, r.out, r.err);
+    Journal k = journal(out, "train");
+    cr_assert(k.failed == 1 && k.ok == 3, "%d failed, %d ok", k.failed, k.ok);
+    json_decref(k.last);
+    free(r.out), free(r.err), free(program), free(wrong), free(out), free(script);
+}
+
 static const char *const parts[] = {"props", "self-test", "train", "nccl",     "ops",
                                     "cudnn", "tune",      "bench", "sanitizer"};
 enum { PARTS = sizeof parts / sizeof *parts };
