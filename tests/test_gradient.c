@@ -1,6 +1,7 @@
 /* test_gradient.c: gradients of every registered mixer and feed-forward part through the whole model; recompute,
  * repetition, batching and packing change nothing. */
 #include "../ops/device.h"
+#include "differ.h"
 #include "zoo.h"
 
 static real weight_of(int row) {
@@ -73,13 +74,20 @@ Test(gradient, every_mixer_is_in_the_zoo) {
 }
 
 #ifdef KV_DOUBLE
-enum { ENTRIES_MAX = 4096 };
-static double loss_of(Model *m, const Pass *p, bool noise) {
+typedef struct {
+    Model *m;
+    const Pass *p;
+    bool noise;
+} Whole;
+static double loss_of(void *ctx) {
+    const Whole *x = ctx;
+    Model *m = x->m;
+    const Pass *p = x->p;
     real nll[ZOO_ROWS], g[ZOO_ROWS];
     double sum = 0;
     m->stat_ctx = &sum;
     loss_weights(g, p->b.N);
-    if (noise)
+    if (x->noise)
         model_train(m, &p->b, p->tok, p->tgt, g, nll);
     else
         model_loss(m, &p->b, p->tok, p->tgt, nll);
@@ -93,10 +101,10 @@ static bool idle_norm(const Model *m, const char *path) {
            m->layer[l].kind->mixer == mixer_find("none");
 }
 
-/* Five-point differences, h = 2e-4: per tensor max|analytic - numeric| <= 1e-7 max|numeric|. `damage` plants a mistake.
- */
-static double worst_gradient(Model *m, const Pass *p, bool noise, char where[256], double damage) {
-    const double h = 2e-4;
+/* Differences: per tensor, the worst |analytic - numeric| of a direction by max|analytic|. `damage` plants
+ * a mistake in a tensor's gradient of n entries. */
+typedef void Damage(real *gradient, size_t n);
+static double worst_gradient(Model *m, const Pass *p, bool noise, char where[256], Damage *damage) {
     double worst = 0, unread = 0;
     real nll[ZOO_ROWS], evaluated[ZOO_ROWS];
     m->mode = RUN_SMOOTH;
@@ -107,34 +115,20 @@ static double worst_gradient(Model *m, const Pass *p, bool noise, char where[256
     List w = list_of(m, &m->w), g = list_of(m, &m->g);
     real *analytic = snapshot(&g), *a = analytic;
     for (int t = 0; t < w.n; a += tensor_count(w.t[t]), t++) {
-        size_t n = tensor_count(w.t[t]), tries = zmin(n, ENTRIES_MAX);
-        double top = 0, error = 0, seen[2] = {0};
-        size_t at = 0;
         if (w.flags[t] & FIELD_BALANCE) continue; /* chooses, but is in no formula: has no gradient */
-        for (size_t k = 0; k < tries; k++) {
-            size_t i = n <= ENTRIES_MAX ? k : rng_mix(5, k) % n;
-            real *x = R(w.t[t]) + i, old = *x;
-            double f[4];
-            for (int s = 0; s < 4; s++) {
-                *x = old + h * (double[]){-2, -1, 1, 2}[s];
-                f[s] = loss_of(m, p, noise);
-            }
-            *x = old;
-            double numeric = ((f[0] - f[3]) - 8 * (f[1] - f[2])) / (12 * h), e = fabs(a[i] * (1 + damage) - numeric);
-            if (fabs(numeric) > top) top = fabs(numeric);
-            if (!(e <= error) && error == error) error = e, at = i, seen[0] = a[i], seen[1] = numeric; /* a NaN stays */
-        }
-        if (top == 0) { /* a window of one sees itself alone: queries and keys do not matter; nor does an expert that
-                           nobody chose */
+        if (damage) damage(a, tensor_count(w.t[t]));
+        Differ d = differ_tensor(w.t[t], a, 1e-7, loss_of, &(Whole){m, p, noise});
+        if (d.numeric == 0) { /* a window of one sees itself alone: queries and keys do not matter; nor does an expert
+                                 that nobody chose */
             cr_assert(m->layer[0].rows.window == 1 || strstr(w.path[t], "mlp.experts.") || idle_norm(m, w.path[t]),
                       "%s: the loss does not depend on it", w.path[t]);
-            cr_assert(error < 1e-12, "%s: %g where the loss does not depend on it", w.path[t], error);
+            cr_assert(d.largest < 1e-12, "%s: %g where the loss does not depend on it", w.path[t], d.largest);
             continue;
         }
-        if (!(error / top <= worst) && worst == worst) {
-            worst = error / top;
-            snprintf(where, 256, "%s[%zu]: analytic %.12g, numeric %.12g, largest %.3g", w.path[t], at, seen[0],
-                     seen[1], top);
+        if (!(d.error / d.largest <= worst) && worst == worst) {
+            worst = d.error / d.largest;
+            snprintf(where, 256, "%s[%zu]: analytic %.12g, numeric %.12g, largest %.3g", w.path[t], d.at,
+                     (double)a[d.at], d.want, d.largest);
         }
     }
     free(analytic);
@@ -154,7 +148,7 @@ static void check_gradient(int i, double dropout, int recompute) {
                          .dropout = dropout,
                          .recompute = recompute});
     zoo_whole(&p, cfg.vocab);
-    double worst = worst_gradient(&m, &p, dropout > 0, where, 0);
+    double worst = worst_gradient(&m, &p, dropout > 0, where, NULL);
     cr_assert(worst <= 1e-7, "%s: %.3g at %s", zoo[i].name, worst, where);
     zoo_close(&cfg, &m, dev);
 }
@@ -168,16 +162,40 @@ Test(gradient, finite_differences_with_dropout_and_recompute, .timeout = 300) {
     check_gradient(zoo_find("kda and nope attention"), 0.3, -1);
     check_gradient(zoo_find("mixture, sigmoid, groups, shared"), 0.3, -1);
 }
+/* All entries wrong by 1e-5 of themselves; one entry of middling size wrong by 1e-3; two of one direction wrong by equal
+ * amounts of opposite sign. Each must miss the bound tenfold. */
+static void all_entries(real *g, size_t n) {
+    for (size_t i = 0; i < n; i++) g[i] *= 1 + (real)1e-5;
+}
+static size_t median_of(const real *g, size_t n) { /* the entry with as many smaller ones as larger ones */
+    for (size_t i = 0; i < n; i++) {
+        size_t below = 0;
+        for (size_t k = 0; k < n; k++) below += fabs(g[k]) < fabs(g[i]) || (fabs(g[k]) == fabs(g[i]) && k < i);
+        if (below == n / 2) return i;
+    }
+    return 0;
+}
+static void one_entry(real *g, size_t n) { g[median_of(g, n)] *= 1 + (real)1e-3; }
+static void two_entries(real *g, size_t n) { /* of one direction, by as much, one up and one down */
+    size_t by = (n + DIFFER_GROUP - 1) / DIFFER_GROUP, i = median_of(g, n), k = i >= by ? i - by : i + by;
+    real error = g[i] * (real)1e-3;
+    g[i] += error;
+    if (k < n) g[k] -= error;
+}
 Test(gradient, the_bound_breaks_under_a_planted_mistake) {
-    ModelCfg cfg;
-    Model m;
-    Device *dev;
-    Pass p;
-    char where[256];
-    zoo_open(&zoo[0], &cfg, &m, &dev, (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS});
-    zoo_whole(&p, cfg.vocab);
-    cr_assert(worst_gradient(&m, &p, false, where, 1e-5) > 1e-6);
-    zoo_close(&cfg, &m, dev);
+    Damage *const mistakes[] = {all_entries, one_entry, two_entries};
+    for (size_t k = 0; k < sizeof mistakes / sizeof *mistakes; k++) {
+        ModelCfg cfg;
+        Model m;
+        Device *dev;
+        Pass p;
+        char where[256];
+        zoo_open(&zoo[0], &cfg, &m, &dev, (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS});
+        zoo_whole(&p, cfg.vocab);
+        double worst = worst_gradient(&m, &p, false, where, mistakes[k]);
+        cr_assert(worst > 1e-6, "mistake %zu: %.3g at %s", k, worst, where);
+        zoo_close(&cfg, &m, dev);
+    }
 }
 #endif
 

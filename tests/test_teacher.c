@@ -1,6 +1,7 @@
 /* test_teacher.c: the losses against another model, through whole models: gradients by differences, a model that
  * teaches itself, layouts that teach others, batches in parts. The ops alone are in test_ops_distill.c. */
 #include "../ops/device.h"
+#include "differ.h"
 #include "zoo.h"
 
 typedef struct {
@@ -89,10 +90,13 @@ static void list_of(Model *m, Weights *w, List *l) {
 }
 
 #ifdef KV_DOUBLE
-/* Five-point differences, every number of every tensor: per tensor max |analytic - numeric| <= 1e-7 max |numeric|. The
- * loss that is differenced comes from the rows' losses, which test_ops_distill.c holds to their definition. */
+static double loss_of(void *ctx) {
+    Class *c = ctx;
+    return learn(c, &c->p, c->g);
+}
+/* Differences of every tensor: max |analytic - numeric| of a direction <= 1e-7 max |analytic|. The loss that is
+ * differenced comes from the rows' losses, which test_ops_distill.c compares with their definition. */
 static double worst_gradient(Class *c, char where[256]) {
-    const double h = 2e-4;
     double worst = 0, most = 0;
     static List w, g;
     teach(c, &c->p);
@@ -105,29 +109,17 @@ static double worst_gradient(Class *c, char where[256]) {
         memcpy(analytic[t], g.t[t].p, tensor_bytes(g.t[t]));
     }
     for (int t = 0; t < w.n; t++) {
-        double top = 0, error = 0, seen[2] = {0};
-        size_t at = 0;
-        for (size_t i = 0; i < tensor_count(w.t[t]) && !(w.flags[t] & FIELD_BALANCE); i++) {
-            real *x = R(w.t[t]) + i, old = *x;
-            double f[4];
-            for (int s = 0; s < 4; s++) {
-                *x = old + h * (double[]){-2, -1, 1, 2}[s];
-                f[s] = learn(c, &c->p, c->g);
-            }
-            *x = old;
-            double numeric = ((f[0] - f[3]) - 8 * (f[1] - f[2])) / (12 * h), e = fabs(analytic[t][i] - numeric);
-            top = fmax(top, fabs(numeric));
-            if (!(e <= error) && error == error) error = e, at = i, seen[0] = analytic[t][i], seen[1] = numeric;
-        }
-        most = fmax(most, top);
-        if (top < 1e-9) {
-            cr_assert(error < 1e-12, "%s: %g where the loss does not depend on it", w.path[t], error);
+        if (w.flags[t] & FIELD_BALANCE) continue;
+        Differ d = differ_tensor(w.t[t], analytic[t], 1e-7, loss_of, c);
+        most = fmax(most, d.numeric);
+        if (d.numeric < 1e-9) {
+            cr_assert(d.error < 1e-12, "%s: %g where the loss does not depend on it", w.path[t], d.error);
             continue;
         }
-        if (!(error / top <= worst) && worst == worst) {
-            worst = error / top;
-            snprintf(where, 256, "%s[%zu]: analytic %.12g, numeric %.12g, largest %.3g", w.path[t], at, seen[0],
-                     seen[1], top);
+        if (!(d.error / d.largest <= worst) && worst == worst) {
+            worst = d.error / d.largest;
+            snprintf(where, 256, "%s[%zu]: analytic %.12g, numeric %.12g, largest %.3g", w.path[t], d.at,
+                     (double)analytic[t][d.at], d.want, d.largest);
         }
     }
     cr_assert(most > 1e-6, "the loss depends on nothing");
