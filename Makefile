@@ -133,6 +133,8 @@ $(BUILD)/f64/ops/cpu/cpu.%.o: ops/cpu/cpu.c Makefile
 CXX      = g++
 NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 EMU     := $(wildcard tests/simt/*.cpp)
+# Entering and leaving functions, which gcc would report as well, is nothing to the emulation.
+SEEN     = -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,--param=tsan-instrument-func-entry-exit=0)
 CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
 SIMT_C  := ops/cuda/table.c ops/cuda/products.c ops/cuda/sequence.c ops/cuda/optimizer.c ops/cuda/open.c ops/cuda/fused.c ops/cuda/side.c
 SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
@@ -142,11 +144,11 @@ SIMT_T  := $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter tests/simt/test_%,$(EMU))
 $(BUILD)/simt/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo "  EMU $@"
-	$(Q)$(CXX) -x c++ $(CXXBASE) -O1 -fsanitize=thread -fno-exceptions -c -o $@ $<
+	$(Q)$(CXX) -x c++ $(CXXBASE) $(SEEN) -fno-exceptions -c -o $@ $<
 $(BUILD)/simt/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
 	@echo "  CXX $@"
-	$(Q)$(CXX) $(CXXBASE) -O2 -c -o $@ $<
+	$(Q)$(CXX) $(CXXBASE) -O3 -c -o $@ $<
 # Opened by ranks on emulated devices as NCCL; the emulation that it needs is the program's.
 $(BUILD)/simt/libnccl-emulated.so: tests/simt/nccl.cpp tests/simt/include/cuda_runtime.h tests/simt/simt.h Makefile
 	@mkdir -p $(@D)

@@ -9,6 +9,7 @@
 #include "../../ops/cuda/lt_so.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <vector>
 
 struct SimtLt {
     int open;
@@ -185,6 +186,18 @@ static uint16_t nearest(float f) {
     if ((u & 0x7FFFFFFF) > 0x7F800000) return 0x7FFF;
     return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
 }
+/* a, ld numbers apart, times b, both k long, by steps of 16; before number `part` the sum is rounded to bf16. */
+static float truncated(const float *a, int64_t ld, const float *b, int64_t k, int64_t part) {
+    float s = 0;
+    double product[16];
+    int step = 0;
+    for (int64_t l = 0; l < k; l++) {
+        if (l == part || step == 16) s = simt_truncated_sum(s, product, step), step = 0;
+        if (l == part) s = widened(nearest(s));
+        product[step++] = (double)a[l * ld] * (double)b[l];
+    }
+    return simt_truncated_sum(s, product, step);
+}
 static void multiply(void *arg) {
     const Product *p = (const Product *)arg;
     int64_t k = p->op.a == CUBLAS_OP_T ? p->a.rows : p->a.cols;
@@ -195,36 +208,32 @@ static void multiply(void *arg) {
     if (p->beta != 0) touch(p->C, &p->c, false);
     touch(p->D, &p->c, true);
     const bool half = p->c.type == CUDA_R_16BF, truncates = p->a.type == CUDA_R_16BF && simt_truncates();
-    bool small = p->c.cols * p->c.rows * k <= 1 << 16;
-    for (int turn = 1; small && turn < p->turns; turn++) {
-        volatile float s = 0;
-        for (int64_t j = 0; j < p->c.cols; j++)
-            for (int64_t i = 0; i < p->c.rows; i++)
-                for (int64_t l = 0; l < k; l++)
-                    s = s + number(p->A, &p->a, i * ai + l * ak) * number(p->B, &p->b, j * bj + l * bk);
-    }
-    for (int64_t j = 0; j < p->c.cols; j++)
-        for (int64_t i = 0; i < p->c.rows; i++) {
-            float s = 0;
-            double product[16];
-            int step = 0;
-            for (int64_t l = 0; l < k; l++) {
-                bool part = p->parts && half && l == k / 2;
-                if (truncates && (part || step == 16)) s = simt_truncated_sum(s, product, step), step = 0;
-                if (part) s = widened(nearest(s));
-                float x = number(p->A, &p->a, i * ai + l * ak), y = number(p->B, &p->b, j * bj + l * bk);
-                if (truncates)
-                    product[step++] = (double)x * (double)y;
-                else
-                    s += x * y;
+    const int64_t m = p->c.rows, n = p->c.cols;
+    /* op(A) with columns of m numbers, op(B) with columns of k: sums of a column side by side, each over ascending k */
+    std::vector<float> a((size_t)(m * k)), b((size_t)(k * n)), sums((size_t)m);
+    for (int64_t l = 0; l < k; l++)
+        for (int64_t i = 0; i < m; i++) a[(size_t)(l * m + i)] = number(p->A, &p->a, i * ai + l * ak);
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t l = 0; l < k; l++) b[(size_t)(j * k + l)] = number(p->B, &p->b, j * bj + l * bk);
+    for (int turn = m * n * k <= 1 << 16 ? p->turns : 1; turn > 0; turn--)
+        for (int64_t j = 0; j < n; j++) {
+            float *s = sums.data();
+            for (int64_t i = 0; i < m; i++) s[i] = 0;
+            for (int64_t i = 0; truncates && i < m; i++)
+                s[i] = truncated(&a[(size_t)i], m, &b[(size_t)(j * k)], k, p->parts && half ? k / 2 : -1);
+            for (int64_t l = 0; !truncates && l < k; l++) {
+                const float *column = &a[(size_t)(l * m)], by = b[(size_t)(j * k + l)];
+                for (int64_t i = 0; p->parts && half && l == k / 2 && i < m; i++) s[i] = widened(nearest(s[i]));
+                for (int64_t i = 0; i < m; i++) s[i] += column[i] * by;
             }
-            if (truncates) s = simt_truncated_sum(s, product, step);
-            int64_t at = j * p->c.ld + i;
-            s = p->beta != 0 ? p->alpha * s + p->beta * number(p->C, &p->c, at) : p->alpha * s;
-            if (p->c.type == CUDA_R_32F)
-                ((float *)p->D)[at] = s;
-            else
-                ((uint16_t *)p->D)[at] = nearest(s);
+            for (int64_t i = 0; turn == 1 && i < m; i++) {
+                int64_t at = j * p->c.ld + i;
+                float v = p->beta != 0 ? p->alpha * s[i] + p->beta * number(p->C, &p->c, at) : p->alpha * s[i];
+                if (p->c.type == CUDA_R_32F)
+                    ((float *)p->D)[at] = v;
+                else
+                    ((uint16_t *)p->D)[at] = nearest(v);
+            }
         }
     if (p->space) {
         size_t n = p->space_bytes < 4096 ? p->space_bytes : 4096;

@@ -74,6 +74,9 @@ struct Core {
     uint32_t epoch; /* barriers of all threads, in this block */
     bool wide;      /* a named barrier in this epoch: what is known goes beyond the own warp */
     Barrier barrier[BARRIERS];
+    unsigned waiting[WARPS_MAX]; /* lanes AT_WARP */
+    unsigned asleep[WARPS_MAX];  /* lanes that are not READY */
+    unsigned ended[WARPS_MAX];   /* lanes that are DONE, or beyond the block's threads */
     uint64_t seed, draws;
 };
 extern Core core;
@@ -89,12 +92,33 @@ void warp_call(Call, Together);
 void copies_done(Thread *, int group); /* deposits what was issued in groups up to this one */
 
 /* order.cpp: which accesses are ordered. A segment is what one thread does between two of its synchronisations. */
+struct Segment {
+    uint32_t epoch, clock;
+    uint16_t thread, warp;
+};
+struct Order {
+    std::vector<Segment> segments; /* of this launch */
+    uint32_t launch_base, block_base, next;
+};
+extern Order order;
+extern uint32_t known[THREADS_MAX][THREADS_MAX];
 void order_launch();
 void order_block();
-uint32_t order_segment(Thread *);
-bool ordered(uint32_t segment, const Thread *); /* before what the thread does now */
-bool same_thread(uint32_t segment, const Thread *);
-bool same_warp(uint32_t segment, const Thread *);
+void order_begin(Thread *); /* a segment of its own */
+static inline uint32_t order_segment(Thread *t) {
+    if (!t->segment) order_begin(t);
+    return t->segment;
+}
+static inline bool ordered(uint32_t s, const Thread *t) { /* before what the thread does now */
+    if (s < order.launch_base) return true;               /* nobody, or an earlier launch */
+    if (s < order.block_base) return false;
+    const Segment *x = &order.segments[s - order.launch_base];
+    if (x->thread == t->id || x->epoch < core.epoch) return true;
+    return t->row_epoch == core.epoch && known[t->id][x->thread] >= x->clock;
+}
+static inline bool same_warp(uint32_t s, const Thread *t) {
+    return s >= order.block_base && order.segments[s - order.launch_base].warp == t->warp;
+}
 bool order_who(uint32_t segment, unsigned *block, int *thread);
 void order_join_lanes(Thread *first, unsigned mask);
 void order_arrive(Barrier *, Thread *); /* publishes what the thread did and knows */
@@ -105,20 +129,34 @@ void order_all();
 enum { ACCESS_READ = 0, ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_QUIET = 4 /* not in the estimates */ };
 void observe(const void *p, size_t n, unsigned flags, const void *pc);
 void shadow_block(); /* shared memory is fresh */
-void shadow_launch();
 void shadow_flight(uintptr_t at, int n, bool on);
 unsigned char *smem_base();
 bool in_smem(uintptr_t a);
 
 /* heap.cpp: device memory. State of each byte, for shadow.cpp. */
-enum { BYTE_OPEN = 1, BYTE_WRITTEN = 2, BYTE_FLIGHT = 4, BYTE_SHARED_WITH_HOST = 8 };
+enum {
+    BYTE_OPEN = 1,
+    BYTE_WRITTEN = 2,
+    BYTE_FLIGHT = 4,
+    BYTE_SHARED_WITH_HOST = 8,
+    /* Numbers are mostly accessed whole, so that their bytes have one history. It is kept in one cell, and by bytes only
+     * after somebody touched a part. */
+    BYTE_PAIR = 16, /* the aligned two bytes have one history: the first byte's cell */
+    BYTE_QUAD = 32, /* the aligned four bytes have one: the cell of four */
+    BYTE_NEW = 64   /* no history: the cells hold nothing */
+};
 struct Cell {
     uint32_t writer, reader, other; /* segments; the top bit of writer: by an atomic */
 };
-bool in_heap(uintptr_t a);
+struct Heap {
+    unsigned char *memory, *state;
+    Cell *cells, *quads; /* of each byte, and of each aligned four */
+    size_t size;         /* 0: nothing was allocated yet */
+};
+extern Heap heap;
+static inline bool in_heap(uintptr_t a) { return a - (uintptr_t)heap.memory < heap.size; }
 bool heap_mapped(uintptr_t a); /* the host's as well */
-unsigned char *heap_state(uintptr_t a);
-Cell *heap_cell(uintptr_t a);
+static inline unsigned char *heap_state(uintptr_t a) { return heap.state + (a - (uintptr_t)heap.memory); }
 void *heap_take(size_t bytes, bool host_too);
 bool heap_give(void *p);
 void heap_note_take(void *p, size_t bytes, const char *name);
@@ -136,6 +174,11 @@ void report_end_of_launch();
 /* estimate.cpp */
 void estimate_launch(const Launch *);
 void estimate_block(unsigned long number);
-void estimate_access(const Thread *, uintptr_t a, size_t n, bool write, bool shared, const void *pc);
+struct Asked {
+    double read, written; /* bytes of device memory, by the launch so far */
+    bool each;            /* accesses of this block are wanted one by one: */
+};
+extern Asked asked;
+void estimate_access(const Thread *, uintptr_t a, size_t n, bool shared, const void *pc);
 void estimate_mma();
 void estimate_block_end();

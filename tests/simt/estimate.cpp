@@ -3,6 +3,7 @@
  * that a lane comes past a place in the program belongs with the k-th time of the others. */
 #include "core.h"
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <unordered_map>
 
@@ -11,7 +12,7 @@ struct Access {
     const void *pc;
     uintptr_t at;
     uint16_t size;
-    bool write, shared;
+    bool shared;
 };
 struct Sample { /* sums over the sampled blocks of this launch */
     double sectors, least_sectors, waves, least_waves;
@@ -21,16 +22,23 @@ static SimtEstimate *now;
 static std::vector<Access> trace[THREADS_MAX];
 static Sample sample;
 static long sampled, ran;
-static bool on;
+static bool wanted;
+Asked asked;
+
+void simt_sample(bool on) { wanted = on; }
 
 static void settle() { /* the launch before this one */
+    long of = ran;
+    ran = 0;
+    if (now) now->read += asked.read, now->written += asked.written;
+    asked.read = asked.written = 0;
     if (!now || !sampled) return;
-    double f = (double)ran / (double)sampled;
+    double f = (double)of / (double)sampled;
     now->sectors += sample.sectors * f;
     now->least_sectors += sample.least_sectors * f;
     now->waves += sample.waves * f;
     now->least_waves += sample.least_waves * f;
-    sampled = ran = 0;
+    sampled = 0;
     sample = {};
 }
 void estimate_launch(const Launch *l) {
@@ -45,13 +53,12 @@ void estimate_launch(const Launch *l) {
     now->smem = std::max(now->smem, l->smem);
 }
 void estimate_block(unsigned long) {
-    on = sampled < SAMPLED;
+    asked.each = wanted && sampled < SAMPLED;
     now->blocks++;
     ran++;
 }
-void estimate_access(const Thread *t, uintptr_t a, size_t n, bool write, bool shared, const void *pc) {
-    if (!shared) (write ? now->written : now->read) += (double)n;
-    if (on && trace[t->id].size() < MOST) trace[t->id].push_back({pc, a, (uint16_t)n, write, shared});
+void estimate_access(const Thread *t, uintptr_t a, size_t n, bool shared, const void *pc) {
+    if (trace[t->id].size() < MOST) trace[t->id].push_back({pc, a, (uint16_t)n, shared});
 }
 void estimate_mma() { now->mma++; }
 /* Bytes that no kernel asks for: copies, fillings, operands of the libraries, each once. */
@@ -59,6 +66,7 @@ static double others;
 void estimate_others(double bytes) { others += bytes; }
 extern "C" double simt_bytes(); /* all that was asked of the device's memory so far */
 double simt_bytes() {
+    settle();
     double all = others;
     for (const auto &x : estimates) all += x.second.read + x.second.written;
     return all;
@@ -93,7 +101,8 @@ static void shared_request(const Access *a, const int *lane, int n) {
     }
 }
 void estimate_block_end() {
-    if (!on) return;
+    if (!asked.each) return;
+    asked.each = false;
     sampled++;
     for (int w = 0; w < core.warps; w++) {
         /* requests in the order of (place, time) */
@@ -116,6 +125,10 @@ void estimate_block_end() {
 }
 
 const SimtEstimate *simt_estimate(const char *kernel) {
+    if (!wanted) {
+        fprintf(stderr, "simt: the estimate of %s is asked for, but simt_sample was not\n", kernel);
+        abort();
+    }
     settle();
     auto it = estimates.find(kernel);
     return it == estimates.end() ? nullptr : &it->second;

@@ -28,6 +28,7 @@ static void enter() {
         report(SIMT_EARLY, t->copies[0].pc, 0, "ends with %zu cp.async that it never waited for", t->copies.size());
     t->copies.clear();
     t->state = DONE;
+    core.ended[t->warp] |= 1u << t->id % WARP;
     core.live--;
     wait_here(DONE);
     abort();
@@ -87,6 +88,7 @@ static void step(Thread *t) {
 void wait_here(State s) {
     Thread *t = core.now;
     t->state = s;
+    core.asleep[t->warp] |= 1u << t->id % WARP;
     back(t);
 }
 const SimtHere *simt_here() { return core.now->here; }
@@ -111,6 +113,7 @@ static void release(int b) {
     if (b == 0) order_all();
     for (int id : bar->waiting) {
         core.thread[id].state = READY;
+        core.asleep[id / WARP] &= ~(1u << id % WARP);
         if (b) order_leave(bar, &core.thread[id]);
     }
     *bar = {};
@@ -219,6 +222,10 @@ static void run_block() {
         fibre_make(t);
     }
     for (Barrier &b : core.barrier) b = {};
+    for (int w = 0; w < core.warps; w++) {
+        int lanes = core.threads - w * WARP;
+        core.waiting[w] = 0, core.asleep[w] = core.ended[w] = lanes < WARP ? ~0u << lanes : 0;
+    }
     core.live = core.threads;
     order_block();
     shadow_block();
@@ -230,11 +237,11 @@ static void run_block() {
             bool ahead = core.seed < 2 || draw() % 2, again;
             do {
                 again = false;
+                if (core.asleep[warp[w]] == ~0u) break;
                 order_of(lane, WARP);
                 for (int k = 0; k < WARP && !core.abandoned; k++) {
-                    int id = warp[w] * WARP + lane[k];
-                    if (id >= core.threads || core.thread[id].state != READY) continue;
-                    step(&core.thread[id]);
+                    if (core.asleep[warp[w]] >> lane[k] & 1) continue;
+                    step(&core.thread[warp[w] * WARP + lane[k]]);
                     moved = again = true;
                 }
             } while (again && ahead && !core.abandoned);
@@ -251,7 +258,6 @@ void run_kernel(const Launch *l) {
     core.abandoned = false;
     size_t blocks = (size_t)l->grid.x * l->grid.y * l->grid.z;
     order_launch();
-    shadow_launch();
     estimate_launch(l);
     size_t start = core.seed > 1 ? (size_t)(draw() % blocks) : 0;
     for (size_t i = 0; i < blocks && !core.abandoned; i++) {

@@ -16,8 +16,7 @@ struct Piece {
     std::string name;
     uint64_t number;
 };
-static unsigned char *memory, *state;
-static Cell *cells;
+Heap heap;
 static std::map<uintptr_t, Piece> blocks, pieces;
 static uint64_t allocations;
 static size_t at_device, at_mapped = DEVICE, taken;
@@ -53,12 +52,14 @@ static void *reserve(size_t n) {
     return p;
 }
 static void start() {
-    if (memory) return;
+    if (heap.memory) return;
     size_t all = DEVICE + MAPPED;
-    memory = (unsigned char *)reserve(all);
-    state = (unsigned char *)reserve(all);
-    cells = (Cell *)reserve(all * sizeof(Cell));
-    mprotect(memory, DEVICE, PROT_NONE);
+    heap.memory = (unsigned char *)reserve(all);
+    heap.state = (unsigned char *)reserve(all);
+    heap.cells = (Cell *)reserve(all * sizeof(Cell));
+    heap.quads = (Cell *)reserve(all / 4 * sizeof(Cell));
+    heap.size = all;
+    mprotect(heap.memory, DEVICE, PROT_NONE);
     static char other_stack[64 << 10];
     stack_t s = {};
     s.ss_sp = other_stack, s.ss_size = sizeof other_stack;
@@ -70,14 +71,11 @@ static void start() {
     sigaction(SIGBUS, &act, nullptr);
 }
 
-bool in_heap(uintptr_t a) { return memory && a - (uintptr_t)memory < DEVICE + MAPPED; }
-bool heap_mapped(uintptr_t a) { return in_heap(a) && a - (uintptr_t)memory >= DEVICE; }
-unsigned char *heap_state(uintptr_t a) { return state + (a - (uintptr_t)memory); }
-Cell *heap_cell(uintptr_t a) { return cells + (a - (uintptr_t)memory); }
+bool heap_mapped(uintptr_t a) { return in_heap(a) && a - (uintptr_t)heap.memory >= DEVICE; }
 size_t heap_room() { return DEVICE - taken; }
 void heap_open(bool on) {
     start();
-    if (on != opened) mprotect(memory, DEVICE, on ? PROT_READ | PROT_WRITE : PROT_NONE);
+    if (on != opened) mprotect(heap.memory, DEVICE, on ? PROT_READ | PROT_WRITE : PROT_NONE);
     opened = on;
 }
 
@@ -85,19 +83,19 @@ static bool place(size_t room, size_t *from, size_t lo, size_t hi) {
     /* Behind the newest allocation first, so that what was given back stays unused, and its use visible, for long. */
     for (int round = 0; round < 2; round++) {
         size_t at = round ? lo : std::max(*from, lo);
-        auto it = blocks.lower_bound((uintptr_t)memory + at);
+        auto it = blocks.lower_bound((uintptr_t)heap.memory + at);
         if (it != blocks.begin()) {
             auto before = std::prev(it);
-            at = std::max(at, before->first - (uintptr_t)memory + before->second.size + GAP);
+            at = std::max(at, before->first - (uintptr_t)heap.memory + before->second.size + GAP);
         }
         for (at = (at + PAGE - 1) & ~(PAGE - 1);; it++) {
-            size_t end = it == blocks.end() ? hi : std::min(hi, it->first - (uintptr_t)memory);
+            size_t end = it == blocks.end() ? hi : std::min(hi, it->first - (uintptr_t)heap.memory);
             if (at + room <= end) {
                 *from = at;
                 return true;
             }
             if (it == blocks.end() || end == hi) break;
-            at = (it->first - (uintptr_t)memory + it->second.size + GAP + PAGE - 1) & ~(PAGE - 1);
+            at = (it->first - (uintptr_t)heap.memory + it->second.size + GAP + PAGE - 1) & ~(PAGE - 1);
         }
     }
     return false;
@@ -107,12 +105,12 @@ void *heap_take(size_t bytes, bool host_too) {
     size_t room = (std::max(bytes, (size_t)1) + GAP + PAGE - 1) & ~(PAGE - 1);
     size_t *at = host_too ? &at_mapped : &at_device;
     if (bytes > DEVICE || !place(room, at, host_too ? DEVICE : 0, host_too ? DEVICE + MAPPED : DEVICE)) return nullptr;
-    unsigned char *p = memory + *at;
+    unsigned char *p = heap.memory + *at;
     bool was = opened;
     heap_open(true);
     memset(p, 0xFF, std::min(bytes, (size_t)1 << 20)); /* NaN; of more, pages would be made only for that */
     heap_open(was);
-    memset(state + *at, host_too ? BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST : BYTE_OPEN, bytes);
+    memset(heap.state + *at, BYTE_NEW | BYTE_OPEN | (host_too ? BYTE_WRITTEN | BYTE_SHARED_WITH_HOST : 0), bytes);
     blocks[(uintptr_t)p] = {bytes, host_too ? "an allocation of mapped memory" : "an allocation", ++allocations};
     *at += room;
     taken += host_too ? 0 : room;
@@ -124,11 +122,12 @@ static void forget(uintptr_t a, size_t n) {
 bool heap_give(void *p) {
     auto it = blocks.find((uintptr_t)p);
     if (it == blocks.end()) return false;
-    size_t from = it->first - (uintptr_t)memory, n = it->second.size, room = (n + GAP + PAGE - 1) & ~(PAGE - 1);
+    size_t from = it->first - (uintptr_t)heap.memory, n = it->second.size, room = (n + GAP + PAGE - 1) & ~(PAGE - 1);
     bool device = from < DEVICE;
-    memset(state + from, 0, n);
-    madvise(memory + from, room, MADV_DONTNEED);
-    madvise((void *)(cells + from), room * sizeof(Cell), MADV_DONTNEED);
+    memset(heap.state + from, 0, n);
+    madvise(heap.memory + from, room, MADV_DONTNEED);
+    madvise((void *)(heap.cells + from), room * sizeof(Cell), MADV_DONTNEED);
+    madvise((void *)(heap.quads + from / 4), room / 4 * sizeof(Cell), MADV_DONTNEED);
     forget(it->first, n);
     taken -= device ? room : 0;
     blocks.erase(it);
@@ -139,10 +138,10 @@ bool heap_give(void *p) {
 void heap_note_take(void *p, size_t bytes, const char *name) {
     uintptr_t a = (uintptr_t)p;
     if (!in_heap(a)) return;
-    if (a - (uintptr_t)memory >= DEVICE) { /* the host may have written it already */
-        memset(heap_state(a), BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST, bytes);
+    if (a - (uintptr_t)heap.memory >= DEVICE) { /* the host may have written it already */
+        memset(heap_state(a), BYTE_NEW | BYTE_OPEN | BYTE_WRITTEN | BYTE_SHARED_WITH_HOST, bytes);
     } else {
-        memset(heap_state(a), BYTE_OPEN, bytes);
+        memset(heap_state(a), BYTE_NEW | BYTE_OPEN, bytes);
         memset(p, 0xFF, bytes);
     }
     pieces[a] = {bytes, name, 0};

@@ -8,39 +8,31 @@
 #include <algorithm>
 #include <cstdlib>
 
-struct Segment {
-    uint32_t epoch, clock;
-    uint16_t thread;
-};
-static std::vector<Segment> segments; /* of this launch */
-static std::vector<uint32_t> starts;  /* first segment of each block that ran, in the order of running */
+Order order = {{}, 1, 1, 1};
+uint32_t known[THREADS_MAX][THREADS_MAX];
+static std::vector<uint32_t> starts; /* first segment of each block that ran, in the order of running */
 static std::vector<uint3> blocks;
-static uint32_t launch_base = 1, block_base = 1, next = 1;
-static uint32_t known[THREADS_MAX][THREADS_MAX];
 
 void order_launch() {
-    launch_base = next;
-    segments.clear();
+    order.launch_base = order.next;
+    order.segments.clear();
     starts.clear();
     blocks.clear();
 }
 void order_block() {
-    block_base = next;
-    starts.push_back(next);
+    order.block_base = order.next;
+    starts.push_back(order.next);
     blocks.push_back(core.block);
     core.epoch = 1;
     core.wide = false;
 }
-uint32_t order_segment(Thread *t) {
-    if (!t->segment) {
-        if (next == 0x7FFFFFFF) {
-            fprintf(stderr, "simt: too much work for one process: 2^31 segments\n");
-            exit(1);
-        }
-        t->segment = next++;
-        segments.push_back({core.epoch, t->clock, (uint16_t)t->id});
+void order_begin(Thread *t) {
+    if (order.next == 0x7FFFFFFF) {
+        fprintf(stderr, "simt: too much work for one process: 2^31 segments\n");
+        exit(1);
     }
-    return t->segment;
+    t->segment = order.next++;
+    order.segments.push_back({core.epoch, t->clock, (uint16_t)t->id, (uint16_t)t->warp});
 }
 static uint32_t *row(Thread *t) {
     if (t->row_epoch != core.epoch) {
@@ -49,20 +41,9 @@ static uint32_t *row(Thread *t) {
     }
     return known[t->id];
 }
-bool ordered(uint32_t s, const Thread *t) {
-    if (s < launch_base) return true; /* nobody, or an earlier launch */
-    if (s < block_base) return false;
-    const Segment *x = &segments[s - launch_base];
-    if (x->thread == t->id || x->epoch < core.epoch) return true;
-    return t->row_epoch == core.epoch && known[t->id][x->thread] >= x->clock;
-}
-bool same_thread(uint32_t s, const Thread *t) { return s >= block_base && segments[s - launch_base].thread == t->id; }
-bool same_warp(uint32_t s, const Thread *t) {
-    return s >= block_base && segments[s - launch_base].thread / WARP == t->warp;
-}
 bool order_who(uint32_t s, unsigned *block, int *thread) {
-    if (s < launch_base) return false;
-    *thread = segments[s - launch_base].thread;
+    if (s < order.launch_base) return false;
+    *thread = order.segments[s - order.launch_base].thread;
     size_t i = (size_t)(std::upper_bound(starts.begin(), starts.end(), s) - starts.begin()) - 1;
     uint3 b = blocks[i];
     *block = b.x + core.launch->grid.x * (b.y + core.launch->grid.y * b.z);

@@ -4,20 +4,19 @@
 
 static unsigned char smem[SMEM_MAX + 4096] __attribute__((aligned(1024)));
 static unsigned char smem_state[SMEM_MAX + 4096];
-static Cell smem_cell[SMEM_MAX + 4096];
-static size_t smem_used; /* bytes to make fresh before the next block */
+static Cell smem_cell[SMEM_MAX + 4096], smem_quad[(SMEM_MAX + 4096) / 4];
+static size_t smem_open; /* bytes that the block before had */
 
 unsigned char *smem_base() { return smem; }
 bool in_smem(uintptr_t a) { return a - (uintptr_t)smem < sizeof smem; }
 void *simt_smem(size_t) { return smem; }
 
-void shadow_launch() { smem_used = 0; }
 void shadow_block() {
     size_t n = core.launch->smem;
     memset(smem, 0xFF, n); /* NaN */
-    memset(smem_state, BYTE_OPEN, n);
-    memset(smem_state + n, 0, sizeof smem - n);
-    memset((void *)smem_cell, 0, n * sizeof *smem_cell);
+    memset(smem_state, BYTE_NEW | BYTE_OPEN, n);
+    if (smem_open > n) memset(smem_state + n, 0, smem_open - n);
+    smem_open = n;
 }
 void shadow_flight(uintptr_t at, int n, bool on) {
     unsigned char *s = smem_state + (at - (uintptr_t)smem);
@@ -73,9 +72,22 @@ static void note_reader(Cell *c, uint32_t me, const Thread *t) {
 }
 static const uint32_t ATOMIC = 0x80000000u;
 
-/* One byte; false: reported, so that the rest of the access need not be. */
-static bool touch(Cell *c, unsigned char *s, uint32_t me, const Thread *t, uintptr_t a, size_t n, unsigned flags,
-                  const void *pc) {
+struct Touch {
+    const Thread *t;
+    uint32_t me; /* its segment */
+    uintptr_t a;
+    size_t n;
+    unsigned flags;
+    const void *pc;
+};
+/* Bytes of one history; false: reported, so that the rest of the access need not be. */
+static inline bool touch(const Touch &x, Cell *c, unsigned char *s) {
+    const Thread *t = x.t;
+    const uint32_t me = x.me;
+    const uintptr_t a = x.a;
+    const size_t n = x.n;
+    const unsigned flags = x.flags;
+    const void *pc = x.pc;
     bool write = flags & (ACCESS_WRITE | ACCESS_ATOMIC), reads = !(flags & ACCESS_WRITE);
     uint32_t w = c->writer & ~ATOMIC;
     if (*s & BYTE_FLIGHT) {
@@ -101,9 +113,65 @@ static bool touch(Cell *c, unsigned char *s, uint32_t me, const Thread *t, uintp
             tell_race(pc, a, n, flags, r, "reads");
             return false;
         }
-    } else
+    } else if (c->reader != me)
         note_reader(c, me, t);
     return true;
+}
+/* Where a byte's state and histories are. */
+struct Place {
+    unsigned char *s;
+    Cell *c, *quad; /* of the byte, and of the aligned four that hold it */
+};
+static bool alike(const unsigned char *s, size_t m, unsigned char bit) {
+    uint32_t states = 0;
+    if (!(s[0] & bit)) return false;
+    memcpy(&states, s, m);
+    return states == (m == 4 ? s[0] * 0x01010101u : s[0] * 0x0101u);
+}
+/* The cell of the byte at `a` and of as many of the n - 1 bytes behind it as share it: *m in all. */
+static Cell *cell_of(Place x, uintptr_t a, size_t n, size_t *m) {
+    unsigned char *s = x.s;
+    if (a % 4 == 0 && n >= 4) {
+        *m = 4;
+        if (alike(s, 4, BYTE_QUAD)) return x.quad;
+        if (alike(s, 4, BYTE_NEW)) {
+            memset(s, (s[0] & ~BYTE_NEW) | BYTE_QUAD, 4);
+            *x.quad = {};
+            return x.quad;
+        }
+    }
+    if (*s & BYTE_QUAD) {
+        const size_t at = a % 4;
+        for (size_t i = 0; i < 4; i++) s[i - at] = (unsigned char)((s[i - at] & ~BYTE_QUAD) | BYTE_PAIR);
+        x.c[0 - at] = x.c[2 - at] = *x.quad;
+    }
+    if (a % 2 == 0 && n >= 2) {
+        *m = 2;
+        if (alike(s, 2, BYTE_PAIR)) return x.c;
+        if (alike(s, 2, BYTE_NEW)) {
+            memset(s, (s[0] & ~BYTE_NEW) | BYTE_PAIR, 2);
+            *x.c = {};
+            return x.c;
+        }
+    }
+    *m = 1;
+    if (*s & BYTE_PAIR) {
+        const size_t at = a % 2;
+        for (size_t i = 0; i < 2; i++) s[i - at] = (unsigned char)(s[i - at] & ~BYTE_PAIR);
+        x.c[1 - at] = x.c[0 - at];
+    }
+    if (*s & BYTE_NEW) *s = (unsigned char)(*s & ~BYTE_NEW), *x.c = {};
+    return x.c;
+}
+/* Aligned bytes that were touched together have one history from then on, if they have. */
+static void join(Place x, size_t m) {
+    const unsigned char bits = BYTE_PAIR | BYTE_QUAD;
+    for (size_t i = 1; i < m; i++) {
+        if ((x.s[i] ^ x.s[0]) & ~bits) return;
+        if (!(i % 2 && x.s[i] & BYTE_PAIR) && memcmp(&x.c[i], x.c, sizeof *x.c)) return;
+    }
+    if (m == 4) *x.quad = *x.c;
+    memset(x.s, (x.s[0] & ~bits) | (m == 4 ? BYTE_QUAD : BYTE_PAIR), m);
 }
 
 extern "C" char __executable_start __attribute__((weak)), data_start __attribute__((weak));
@@ -120,6 +188,21 @@ static void stray(Thread *t, uintptr_t a, size_t n, unsigned flags, const void *
         }
     (void)t;
     tell(SIMT_OUTSIDE, pc, a, n, flags, ": neither device memory, shared memory nor a constant");
+}
+
+static inline void count(const Thread *t, uintptr_t a, size_t n, bool write, bool shared, const void *pc) {
+    if (!shared) (write ? asked.written : asked.read) += (double)n;
+    if (asked.each) estimate_access(t, a, n, shared, pc);
+}
+static bool all_open(const unsigned char *s, size_t n) {
+    uint32_t four;
+    for (; n >= 4; n -= 4, s += 4) {
+        memcpy(&four, s, 4);
+        if ((four & 0x01010101u * BYTE_OPEN) != 0x01010101u * BYTE_OPEN) return false;
+    }
+    for (; n; n--)
+        if (!(*s++ & BYTE_OPEN)) return false;
+    return true;
 }
 
 void observe(const void *p, size_t n, unsigned flags, const void *pc) {
@@ -140,39 +223,93 @@ void observe(const void *p, size_t n, unsigned flags, const void *pc) {
         tell(SIMT_MISALIGNED, pc, a, n, flags, ", which is no multiple of their size");
         return;
     }
-    unsigned char *s = shared ? smem_state + (a - (uintptr_t)smem) : heap_state(a);
-    Cell *c = shared ? smem_cell + (a - (uintptr_t)smem) : heap_cell(a);
-    for (size_t i = 0; i < n; i++)
-        if (!(s[i] & BYTE_OPEN)) {
-            tell(SIMT_OUTSIDE, pc, a, n, flags, ": outside");
-            return;
-        }
-    if (!(flags & ACCESS_QUIET)) estimate_access(t, a, n, write, shared, pc);
-    uint32_t me = order_segment(t);
+    const uintptr_t off = a - (uintptr_t)smem;
+    const Place at = shared ? Place{smem_state + off, smem_cell + off, smem_quad + off / 4}
+                            : Place{heap_state(a), heap.cells + (a - (uintptr_t)heap.memory),
+                                    heap.quads + (a - (uintptr_t)heap.memory) / 4};
+    unsigned char *s = at.s;
+    if (!all_open(s, n)) {
+        tell(SIMT_OUTSIDE, pc, a, n, flags, ": outside");
+        return;
+    }
+    if (!(flags & ACCESS_QUIET)) count(t, a, n, write, shared, pc);
+    const Touch x = {t, order_segment(t), a, n, flags, pc};
     Cell before = {}, after = {};
     unsigned char state = 0, left = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (i && s[i] == state &&
-            !memcmp(&c[i], &before, sizeof before)) { /* bytes of a number mostly have one history */
-            c[i] = after, s[i] = left;
+    bool whole = true;
+    for (size_t i = 0, m; i < n; i += m) {
+        Cell *c = cell_of({s + i, at.c + i, at.quad + (a % 4 + i) / 4}, a + i, n - i, &m);
+        unsigned char now = s[i];
+        whole &= m == 4;
+        if (i && now == state && !memcmp(c, &before, sizeof before)) { /* of one history as far as here */
+            *c = after;
+            if (left != state) memset(s + i, left, m);
             continue;
         }
-        before = c[i], state = s[i];
-        if (!touch(&c[i], &s[i], me, t, a, n, flags, pc)) { /* reported; once for the whole access */
-            for (size_t k = i + 1; k < n && !(state & BYTE_FLIGHT); k++) c[k] = c[i], s[k] = s[i];
+        before = *c, state = now;
+        if (!touch(x, c, &now)) { /* reported; once for the whole access */
+            memset(s + i, now, m);
+            for (size_t k = i + m; k < n && !(state & BYTE_FLIGHT); k++)
+                at.c[k] = *c, s[k] = (unsigned char)(now & ~(BYTE_PAIR | BYTE_QUAD));
             return;
         }
-        after = c[i], left = s[i];
+        if (now != state) memset(s + i, now, m);
+        after = *c, left = now;
     }
+    if (whole) return;
+    for (size_t i = -a % 4; i + 4 <= n; i += 4)
+        if (!(s[i] & BYTE_QUAD)) join({s + i, at.c + i, at.quad + (a % 4 + i) / 4}, 4);
+    if (n == 2 && a % 2 == 0 && !(*s & BYTE_PAIR)) join(at, 2);
+}
+
+/* The common case of `observe`: whole numbers that were written and accessed so before, with nothing to report. Anything
+ * else goes there. */
+template <size_t n, bool write> static inline __attribute__((always_inline)) void see(void *p, const void *pc) {
+    Thread *t = core.now;
+    const uintptr_t a = (uintptr_t)p;
+    if (t && a - (uintptr_t)t->stack < STACK) return;
+    if (n < 4 || !t || a % n) return observe(p, n, write ? ACCESS_WRITE : ACCESS_READ, pc);
+    const uintptr_t in = a - (uintptr_t)smem, out = a - (uintptr_t)heap.memory;
+    const bool shared = in < sizeof smem;
+    if (!shared && out >= heap.size) return observe(p, n, write ? ACCESS_WRITE : ACCESS_READ, pc);
+    const unsigned char *s = shared ? smem_state + in : heap.state + out;
+    Cell *quad = shared ? smem_quad + in / 4 : heap.quads + out / 4;
+    const uint32_t me = order_segment(t);
+    for (size_t i = 0; i < n / 4; i++) {
+        uint32_t four;
+        memcpy(&four, s + 4 * i, 4);
+        const Cell c = quad[i];
+        bool plain =
+            (four & ~(0x01010101u * BYTE_SHARED_WITH_HOST)) == 0x01010101u * (BYTE_OPEN | BYTE_WRITTEN | BYTE_QUAD);
+        plain = plain && (c.writer == me || ordered(c.writer & ~ATOMIC, t));
+        if (write) plain = plain && (c.reader == me || ordered(c.reader, t)) && ordered(c.other, t);
+        if (!plain) return observe(p, n, write ? ACCESS_WRITE : ACCESS_READ, pc);
+    }
+    count(t, a, n, write, shared, pc);
+    for (size_t i = 0; i < n / 4; i++)
+        if (write)
+            quad[i] = {me, 0, 0};
+        else if (quad[i].reader != me)
+            note_reader(&quad[i], me, t);
 }
 
 /* ---- accesses that are one on the device, whatever the compiler makes of the types ---- */
 void simt_load(void *out, const void *from, int size) {
-    observe(from, (size_t)size, ACCESS_READ, __builtin_return_address(0));
+    if (size == 8)
+        see<8, false>((void *)from, __builtin_return_address(0));
+    else if (size == 16)
+        see<16, false>((void *)from, __builtin_return_address(0));
+    else
+        observe(from, (size_t)size, ACCESS_READ, __builtin_return_address(0));
     memcpy(out, from, (size_t)size);
 }
 void simt_store(void *to, const void *in, int size) {
-    observe(to, (size_t)size, ACCESS_WRITE, __builtin_return_address(0));
+    if (size == 8)
+        see<8, true>(to, __builtin_return_address(0));
+    else if (size == 16)
+        see<16, true>(to, __builtin_return_address(0));
+    else
+        observe(to, (size_t)size, ACCESS_WRITE, __builtin_return_address(0));
     memcpy(to, in, (size_t)size);
 }
 
@@ -251,8 +388,8 @@ SWAP(unsigned long long)
 
 /* ---- what the compiler calls; the C interface of the thread sanitizer's runtime (gcc 12, clang 14) ---- */
 #define RW(n)                                                                                           \
-    void __tsan_read##n(void *p) { observe(p, n, ACCESS_READ, __builtin_return_address(0)); }           \
-    void __tsan_write##n(void *p) { observe(p, n, ACCESS_WRITE, __builtin_return_address(0)); }         \
+    void __tsan_read##n(void *p) { see<n, false>(p, __builtin_return_address(0)); }                     \
+    void __tsan_write##n(void *p) { see<n, true>(p, __builtin_return_address(0)); }                     \
     void __tsan_unaligned_read##n(void *p) { observe(p, n, ACCESS_READ, __builtin_return_address(0)); } \
     void __tsan_unaligned_write##n(void *p) { observe(p, n, ACCESS_WRITE, __builtin_return_address(0)); }
 extern "C" {

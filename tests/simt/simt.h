@@ -225,5 +225,7 @@ struct SimtEstimate { /* of all launches of a kernel; those marked ~ from some b
     double sectors, least_sectors; /* ~ of 32 bytes; least: the bytes touched by a request, packed */
     double waves, least_waves;     /* ~ of shared memory: passes, and passes without bank conflicts */
 };
+/* Estimates cost more time than the kernels' work: a test that reads them asks for them before it launches anything. */
+void simt_sample(bool on);
 const SimtEstimate *simt_estimate(const char *kernel); /* NULL: never launched */
 void simt_print_estimates(FILE *);

@@ -55,6 +55,8 @@ static float *numbers() { /* N x D zeros */
     cuda_fill(device, p, 0, (size_t)N * D * sizeof(float));
     return p;
 }
+static void sample() { simt_sample(true); }
+TestSuite(budget, .init = sample);
 Test(budget, kernels_ask_for_no_more) {
     char why[200];
     device = cuda_start(0, why);

@@ -19,6 +19,7 @@ static void copy(void *to, const void *from, size_t n) {
 static Place open_place(uint64_t seed) {
     Place p;
     simt_seed(seed);
+    simt_sample(true);
     simt_collect(true);
     simt_forget();
     cr_assert(cudaStreamCreateWithFlags(&p.q, cudaStreamNonBlocking) == cudaSuccess);

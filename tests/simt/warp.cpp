@@ -3,11 +3,22 @@
 
 static const char *const names[] = {"__syncwarp", "shuffle", "vote", "mma", "ldmatrix", "movmatrix"};
 
-/* The lanes of the mask are all here, at the same call; or the first reason why not. */
+static bool same_call(const Call *a, const Call *b) {
+    return a->mask == b->mask && a->kind == b->kind && a->a == b->a && a->b == b->b && a->line == b->line &&
+           a->file == b->file;
+}
+/* The lanes of the mask are all here, at the same call; or the first reason why not. As long as lanes are missing, only
+ * one of those that wait is compared. */
 static bool gathered(const Thread *t, bool *broken) {
+    const unsigned others = t->call.mask & ~(1u << t->id % WARP), here = others & core.waiting[t->warp];
+    *broken = false;
+    if (!(others & core.ended[t->warp]) && here != others) {
+        if (!here) return false;
+        const Call *one = &core.thread[t->warp * WARP + __builtin_ctz(here)].call;
+        if (!(one->mask >> (t->id % WARP) & 1) || same_call(&t->call, one)) return false;
+    }
     const Thread *first = &core.thread[t->warp * WARP];
     bool all = true;
-    *broken = false;
     for (int i = 0; i < WARP; i++) {
         if (!(t->call.mask >> i & 1)) continue;
         const Thread *o = first + i;
@@ -28,8 +39,7 @@ static bool gathered(const Thread *t, bool *broken) {
             all = false;
             continue;
         }
-        if (a->mask != b->mask || a->kind != b->kind || a->a != b->a || a->b != b->b || a->line != b->line ||
-            a->file != b->file) {
+        if (!same_call(a, b)) {
             report(SIMT_DIVERGENT, a->pc, (uintptr_t)a->line,
                    "%s of %s:%d, mask %08x, meets lane %d at %s of %s:%d, mask %08x", names[a->kind], a->file, a->line,
                    a->mask, i, names[b->kind], b->file, b->line, b->mask);
@@ -55,9 +65,12 @@ void warp_call(Call c, Together run) {
         if (c.kind == CALL_SYNC) order_join_lanes(first, c.mask);
         for (int i = 0; i < WARP; i++)
             if (c.mask >> i & 1) first[i].state = READY;
+        core.waiting[t->warp] &= ~c.mask;
+        core.asleep[t->warp] &= ~c.mask;
         return;
     }
     if (broken) core.abandoned = true; /* what the lanes would receive means nothing */
+    core.waiting[t->warp] |= 1u << t->id % WARP;
     wait_here(AT_WARP);
 }
 
@@ -67,7 +80,26 @@ void __syncwarp(unsigned mask, SIMT_AT_DEF) {
 }
 
 /* ---- shuffles and votes ---- */
+/* All lanes, 4 bytes each: what is mostly done. */
+static bool shuffle_whole(Call *const *lane) {
+    const Call *c = lane[0];
+    const int last = (c->b >> 8) - 1;
+    uint32_t v[WARP];
+    if ((c->b & 255) != 4) return false;
+    for (int i = 0; i < WARP; i++) memcpy(&v[i], lane[i]->in, 4);
+    for (int i = 0; i < WARP; i++) {
+        const int own = i & last, base = i & ~last, arg = lane[i]->arg;
+        int from = i;
+        if (c->a == SHFL_INDEX) from = base + (arg & last);
+        if (c->a == SHFL_UP && own >= arg) from = i - arg;
+        if (c->a == SHFL_DOWN && own + arg <= last) from = i + arg;
+        if (c->a == SHFL_XOR && (own ^ arg) <= last) from = base + (own ^ arg);
+        memcpy(lane[i]->out, &v[from], 4);
+    }
+    return true;
+}
 static void shuffle(Call *const *lane, unsigned mask) {
+    if (mask == ~0u && shuffle_whole(lane)) return;
     for (int i = 0; i < WARP; i++) {
         Call *c = lane[i];
         if (!c) continue;
@@ -131,19 +163,39 @@ static float from_tf32(uint32_t bits) { /* the hardware reads 19 bits */
 }
 /* D (16,8) = A (16,K) B (K,8) + C; sums over k ascending, or as sums.cpp says. */
 static void multiply(Call *const *lane, const float *A, const float *B, int K) {
-    const bool truncates = simt_truncates();
-    for (int l = 0; l < WARP; l++) {
-        const Mma *m = (const Mma *)lane[l]->in;
-        float *d = (float *)lane[l]->out;
-        for (int i = 0; i < 4; i++) {
-            int row = l / 4 + (i & 2) * 4, col = l % 4 * 2 + (i & 1);
-            float s = m->c[i];
-            double product[16];
-            for (int k = 0; k < K && truncates; k++) product[k] = (double)A[row * K + k] * (double)B[k * 8 + col];
-            for (int k = 0; k < K && !truncates; k++) s += A[row * K + k] * B[k * 8 + col];
-            d[i] = truncates ? simt_truncated_sum(s, product, K) : s;
+    if (simt_truncates()) {
+        for (int l = 0; l < WARP; l++) {
+            const Mma *m = (const Mma *)lane[l]->in;
+            float *d = (float *)lane[l]->out;
+            for (int i = 0; i < 4; i++) {
+                int row = l / 4 + (i & 2) * 4, col = l % 4 * 2 + (i & 1);
+                double product[16];
+                for (int k = 0; k < K; k++) product[k] = (double)A[row * K + k] * (double)B[k * 8 + col];
+                d[i] = simt_truncated_sum(m->c[i], product, K);
+            }
         }
+        estimate_mma();
+        return;
     }
+    typedef float Four __attribute__((vector_size(16)));
+    union {
+        float f[16][8];
+        Four v[16][2];
+    } sum;
+    for (int l = 0; l < WARP; l++)
+        for (int i = 0; i < 4; i++) sum.f[l / 4 + (i & 2) * 4][l % 4 * 2 + (i & 1)] = ((const Mma *)lane[l]->in)->c[i];
+    for (int row = 0; row < 16; row++) {
+        Four low = sum.v[row][0], high = sum.v[row][1];
+        for (int k = 0; k < K; k++) {
+            const float a = A[row * K + k];
+            const float *b = B + k * 8;
+            low += a * (Four){b[0], b[1], b[2], b[3]};
+            high += a * (Four){b[4], b[5], b[6], b[7]};
+        }
+        sum.v[row][0] = low, sum.v[row][1] = high;
+    }
+    for (int l = 0; l < WARP; l++)
+        for (int i = 0; i < 4; i++) ((float *)lane[l]->out)[i] = sum.f[l / 4 + (i & 2) * 4][l % 4 * 2 + (i & 1)];
     estimate_mma();
 }
 static void mma_bf16(Call *const *lane, unsigned) {
