@@ -52,7 +52,7 @@ criterion() { # runner, program, suffix of the tests' names: runs it, adds its r
     local runner=$1 kind=$3 start=$SECONDS rc
     [ -x "$runner" ] || { echo "FAILED $runner (not built)" >>"$tmp/results"; return; }
     echo "== $runner${TEST_ISA:+ with $TEST_ISA}"
-    KVSMITH=$2 "$(realpath "$runner")" -j"$jobs" --timeout "$(patience 300)" --color=never --json="$tmp/$kind.json" ${XML:+--xml="$XML-$kind.xml"} ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
+    KVSMITH=$2 "$(realpath "$runner")" -j"$jobs" --timeout "$(patience 300)" --color=never --json="$tmp/$kind.json" --xml="${XML:-$tmp/times}-$kind.xml" ${FILTER:+--filter "$FILTER"} >"$tmp/$kind.log" 2>&1
     rc=$?
     grep -v '^\[====\]' "$tmp/$kind.log" | head -n 400
     # Criterion does not escape messages, so the report is read by line, not as JSON: tests are indented by 8 or more.
@@ -65,6 +65,11 @@ criterion() { # runner, program, suffix of the tests' names: runs it, adds its r
     # What the filter left out is reported as skipped.
     [ -z "${FILTER-}" ] || sed -i '/^SKIPPED/d' "$tmp/$kind.results"
     cat "$tmp/$kind.results" >>"$tmp/results"
+    awk -v kind="$kind" '
+        match($0, /<testsuite name="[^"]*"/) { suite = substr($0, RSTART + 17, RLENGTH - 18) }
+        match($0, /<testcase name="[^"]*"/) { name = substr($0, RSTART + 16, RLENGTH - 17)
+            if (match($0, / time="[^"]*"/)) printf "%.1f %s/%s@%s\n", substr($0, RSTART + 7, RLENGTH - 8), suite, name, kind }
+    ' "${XML:-$tmp/times}-$kind.xml" >>"$tmp/seconds" 2>/dev/null
     if [ $rc -ne 0 ] && ! grep -q '^FAILED' "$tmp/$kind.results"; then
         echo "FAILED $runner (exit $rc without a failing test)" >>"$tmp/results"
     fi
@@ -124,6 +129,7 @@ case " $parts " in *" sh "*)
         fi
         [ -s "$tmp/sh.results" ] || echo "FAILED $name (no case reported)" >>"$tmp/sh.results"
         cat "$tmp/sh.results" >>"$tmp/results"
+        echo "$seconds $name" >>"$tmp/seconds"
         echo "   $(grep -c '^PASSED' "$tmp/sh.results") passed in $seconds s"
     done ;;
 esac
@@ -143,6 +149,7 @@ grep '^FAILED' "$tmp/results"
 grep '^SKIPPED' "$tmp/results" | while read -r _ name; do
     echo "SKIPPED $name: $(sed -n "s|^${name%@*}[[:space:]][[:space:]]*||p" tests/skips.txt | head -n 1)"
 done
+echo "slowest, in seconds: $(LC_ALL=C sort -rg "$tmp/seconds" 2>/dev/null | head -n 10 | sed 's/$/,/' | tr '\n' ' ' | sed 's/, $//')"
 passed=$(grep -c '^PASSED' "$tmp/results")
 failed=$(grep -c '^FAILED' "$tmp/results")
 skipped=$(grep -c '^SKIPPED' "$tmp/results")

@@ -86,9 +86,8 @@ uint64_t draw(); /* the schedule's next random number */
 void run_kernel(const Launch *);
 void wait_here(State); /* the current thread sleeps until another sets it READY */
 
-/* warp.cpp: checks that all lanes of the mask are at this call, then `run` once for all. */
+/* warp.cpp: what the last lane of the mask to arrive does once for all. */
 typedef void Together(Call *const lane[WARP], unsigned mask);
-void warp_call(Call, Together);
 void copies_done(Thread *, int group); /* deposits what was issued in groups up to this one */
 
 /* order.cpp: which accesses are ordered. A segment is what one thread does between two of its synchronisations. */

@@ -268,29 +268,33 @@ template <size_t n, bool write> static inline __attribute__((always_inline)) voi
     Thread *t = core.now;
     const uintptr_t a = (uintptr_t)p;
     if (t && a - (uintptr_t)t->stack < STACK) return;
-    if (n < 4 || !t || a % n) return observe(p, n, write ? ACCESS_WRITE : ACCESS_READ, pc);
+    if (n < 2 || !t || a % n) return observe(p, n, write ? ACCESS_WRITE : ACCESS_READ, pc);
     const uintptr_t in = a - (uintptr_t)smem, out = a - (uintptr_t)heap.memory;
     const bool shared = in < sizeof smem;
     if (!shared && out >= heap.size) return observe(p, n, write ? ACCESS_WRITE : ACCESS_READ, pc);
     const unsigned char *s = shared ? smem_state + in : heap.state + out;
-    Cell *quad = shared ? smem_quad + in / 4 : heap.quads + out / 4;
+    const size_t unit = n < 4 ? 2 : 4;
+    const uint32_t ones = n < 4 ? 0x0101u : 0x01010101u;
+    Cell *cell = n < 4    ? (shared ? smem_cell + in : heap.cells + out)
+                 : shared ? smem_quad + in / 4
+                          : heap.quads + out / 4;
     const uint32_t me = order_segment(t);
-    for (size_t i = 0; i < n / 4; i++) {
-        uint32_t four;
-        memcpy(&four, s + 4 * i, 4);
-        const Cell c = quad[i];
-        bool plain =
-            (four & ~(0x01010101u * BYTE_SHARED_WITH_HOST)) == 0x01010101u * (BYTE_OPEN | BYTE_WRITTEN | BYTE_QUAD);
+    for (size_t i = 0; i < n / unit; i++) {
+        uint32_t states = 0;
+        memcpy(&states, s + unit * i, unit);
+        const Cell c = cell[i];
+        bool plain = (states & ~(ones * BYTE_SHARED_WITH_HOST)) ==
+                     ones * (BYTE_OPEN | BYTE_WRITTEN | (n < 4 ? BYTE_PAIR : BYTE_QUAD));
         plain = plain && (c.writer == me || ordered(c.writer & ~ATOMIC, t));
         if (write) plain = plain && (c.reader == me || ordered(c.reader, t)) && ordered(c.other, t);
         if (!plain) return observe(p, n, write ? ACCESS_WRITE : ACCESS_READ, pc);
     }
     count(t, a, n, write, shared, pc);
-    for (size_t i = 0; i < n / 4; i++)
+    for (size_t i = 0; i < n / unit; i++)
         if (write)
-            quad[i] = {me, 0, 0};
-        else if (quad[i].reader != me)
-            note_reader(&quad[i], me, t);
+            cell[i] = {me, 0, 0};
+        else if (cell[i].reader != me)
+            note_reader(&cell[i], me, t);
 }
 
 /* ---- accesses that are one on the device, whatever the compiler makes of the types ---- */

@@ -49,10 +49,19 @@ static bool gathered(const Thread *t, bool *broken) {
     }
     return all;
 }
-void warp_call(Call c, Together run) {
+/* The current thread's deposit, which the caller fills in where it stays: it is read in other pieces than it is written,
+ * which processors do slowly soon after. */
+static Call *deposit(CallKind kind, unsigned mask, SIMT_AT_DEF, const void *pc) {
+    Call *c = &core.now->call;
+    c->kind = kind, c->mask = mask, c->a = c->b = c->arg = 0;
+    c->file = file, c->line = line, c->in = nullptr, c->out = nullptr, c->pc = pc;
+    return c;
+}
+static void warp_call(Together run) {
     Thread *t = core.now, *first = &core.thread[t->warp * WARP];
+    const Call &c = t->call;
+    const unsigned mask = c.mask;
     bool broken;
-    t->call = c;
     if (!(c.mask >> (t->id % WARP) & 1)) {
         report(SIMT_DIVERGENT, c.pc, (uintptr_t)c.line, "%s of %s:%d: a lane that its own mask %08x leaves out",
                names[c.kind], c.file, c.line, c.mask);
@@ -60,13 +69,13 @@ void warp_call(Call c, Together run) {
     } else if (gathered(t, &broken)) {
         Call *lane[WARP] = {};
         for (int i = 0; i < WARP; i++)
-            if (c.mask >> i & 1) lane[i] = &first[i].call;
+            if (mask >> i & 1) lane[i] = &first[i].call;
         run(lane, c.mask);
         if (c.kind == CALL_SYNC) order_join_lanes(first, c.mask);
         for (int i = 0; i < WARP; i++)
-            if (c.mask >> i & 1) first[i].state = READY;
-        core.waiting[t->warp] &= ~c.mask;
-        core.asleep[t->warp] &= ~c.mask;
+            if (mask >> i & 1) first[i].state = READY;
+        core.waiting[t->warp] &= ~mask;
+        core.asleep[t->warp] &= ~mask;
         return;
     }
     if (broken) core.abandoned = true; /* what the lanes would receive means nothing */
@@ -76,7 +85,8 @@ void warp_call(Call c, Together run) {
 
 static void nothing(Call *const *, unsigned) {}
 void __syncwarp(unsigned mask, SIMT_AT_DEF) {
-    warp_call({CALL_SYNC, mask, 0, 0, file, line, nullptr, nullptr, 0, __builtin_return_address(0)}, nothing);
+    deposit(CALL_SYNC, mask, file, line, __builtin_return_address(0));
+    warp_call(nothing);
 }
 
 /* ---- shuffles and votes ---- */
@@ -125,9 +135,9 @@ void simt_shuffle(SimtShuffle kind, unsigned mask, const void *in, void *out, si
                line, width);
         width = WARP;
     }
-    warp_call({CALL_SHUFFLE, mask, (int)kind, width << 8 | (int)size, file, line, in, out, arg,
-               __builtin_return_address(0)},
-              shuffle);
+    Call *c = deposit(CALL_SHUFFLE, mask, file, line, __builtin_return_address(0));
+    c->a = (int)kind, c->b = width << 8 | (int)size, c->in = in, c->out = out, c->arg = arg;
+    warp_call(shuffle);
 }
 static void ballot(Call *const *lane, unsigned) {
     unsigned v = 0;
@@ -138,8 +148,9 @@ static void ballot(Call *const *lane, unsigned) {
 }
 unsigned __ballot_sync(unsigned mask, int predicate, SIMT_AT_DEF) {
     unsigned out = 0;
-    warp_call({CALL_BALLOT, mask, 0, 0, file, line, nullptr, &out, predicate != 0, __builtin_return_address(0)},
-              ballot);
+    Call *c = deposit(CALL_BALLOT, mask, file, line, __builtin_return_address(0));
+    c->out = &out, c->arg = predicate != 0;
+    warp_call(ballot);
     return out;
 }
 
@@ -222,7 +233,9 @@ static void mma_tf32(Call *const *lane, unsigned) {
 static void mma(float d[4], const uint32_t *a, const uint32_t *b, const float *c, int K, SIMT_AT_DEF, const void *pc) {
     Mma m = {a, b, c};
     float out[4]; /* d may be c */
-    warp_call({CALL_MMA, FULL, K, 0, file, line, &m, out, 0, pc}, K == 16 ? mma_bf16 : mma_tf32);
+    Call *call = deposit(CALL_MMA, FULL, file, line, pc);
+    call->a = K, call->in = &m, call->out = out;
+    warp_call(K == 16 ? mma_bf16 : mma_tf32);
     memcpy(d, out, sizeof out);
 }
 void simt_mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4], SIMT_AT_DEF) {
@@ -257,7 +270,9 @@ void simt_ldmatrix(uint32_t *out, const void *row, int count, bool turned, SIMT_
     } else
         row = none; /* the address of these lanes is not used */
     uint32_t v[4];
-    warp_call({CALL_LDMATRIX, FULL, count, turned, file, line, row, v, 0, pc}, ldmatrix);
+    Call *c = deposit(CALL_LDMATRIX, FULL, file, line, pc);
+    c->a = count, c->b = turned, c->in = row, c->out = v;
+    warp_call(ldmatrix);
     memcpy(out, v, (size_t)count * 4);
 }
 static void movmatrix(Call *const *lane, unsigned) {
@@ -272,6 +287,8 @@ static void movmatrix(Call *const *lane, unsigned) {
 }
 uint32_t simt_movmatrix(uint32_t v, SIMT_AT_DEF) {
     uint32_t out;
-    warp_call({CALL_MOVMATRIX, FULL, 0, 0, file, line, &v, &out, 0, __builtin_return_address(0)}, movmatrix);
+    Call *c = deposit(CALL_MOVMATRIX, FULL, file, line, __builtin_return_address(0));
+    c->in = &v, c->out = &out;
+    warp_call(movmatrix);
     return out;
 }
