@@ -122,6 +122,23 @@ __global__ void race_shared(const float *a, float *out) { /* no barrier between 
     s[t] = a[t];
     out[t] = s[(t + 33) % (int)blockDim.x];
 }
+/* A number is written and read whole, then a half of it by another warp, which nothing orders; and whole after halves. */
+__global__ void race_part(const float *a, float *out) {
+    SMEM_DYN(float, s);
+    int t = (int)threadIdx.x;
+    if (t < 32) s[t] = a[t], s[t] += 1;
+    if (t >= 32) ((unsigned short *)s)[2 * (t - 32) + 1] = 7;
+    __syncthreads();
+    out[t] = s[t % 32];
+}
+__global__ void race_whole(const float *a, float *out) {
+    SMEM_DYN(float, s);
+    int t = (int)threadIdx.x;
+    if (t < 32) ((unsigned short *)s)[2 * t] = 7;
+    if (t >= 32) s[t - 32] = a[t];
+    __syncthreads();
+    out[t] = s[t % 32];
+}
 __global__ void race_reuse(const float *a, float *out) { /* the next tile is written while the last is read */
     SMEM_DYN(float, s);
     int t = (int)threadIdx.x, n = (int)blockDim.x;
@@ -291,6 +308,8 @@ extern "C" void kernel_wrong(const char *name, cudaStream_t q, float *a, float *
         return;                                                               \
     }
     CASE(race_shared, 1, 64, 64, a, out)
+    CASE(race_part, 1, 64, 64, a, out)
+    CASE(race_whole, 1, 64, 64, a, out)
     CASE(race_reuse, 1, 64, 64, a, out)
     CASE(race_warp, 1, 64, 64, a, out)
     CASE(race_named, 1, 128, 128, a, out)

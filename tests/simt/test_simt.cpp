@@ -172,6 +172,8 @@ struct Planted {
 };
 static const Planted planted[] = {
     {"race_shared", SIMT_RACE_SHARED, "of shared memory (256 bytes), which thread", 0, -1, -1},
+    {"race_part", SIMT_RACE_SHARED, "nothing orders the two", 0, -1, -1},
+    {"race_whole", SIMT_RACE_SHARED, "nothing orders the two", 0, -1, -1},
     {"race_reuse", SIMT_RACE_SHARED, "nothing orders the two", 0, -1, -1},
     {"race_warp", SIMT_RACE_SHARED, "nothing orders the two", 0, -1, -1},
     {"race_named", SIMT_RACE_SHARED, "nothing orders the two", 0, -1, -1},
