@@ -45,7 +45,7 @@ endif
 OPT     = -O2
 $(BUILD)/f32/ops/% $(BUILD)/f64/ops/% $(BUILD)/cuda/%: OPT = -O3
 $(BUILD)/f32/tests/% $(BUILD)/f64/tests/%: OPT = -O1
-LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm
+LIBS   := -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm
 ISAS   := baseline
 ifneq ($(filter x86_64-%,$(shell $(CC) -dumpmachine)),)
 ISAS   += avx2 avx512 avx512bf16
@@ -69,7 +69,7 @@ $(BUILD)/tests-f32: $(patsubst %.c,$(BUILD)/f32/%.o,$(TESTS) $(HELP)) $(TILES) $
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
 # Double is the oracle of arithmetic. What moves bytes, reads text or settings, or starts programs is tested in f32 alone.
 BYTES  := bpe choices cli comm comm_threads config data defaults dist_save events fuzz inputs schema sets \
-          sft shards store_file task tokens tuning
+          sft shards store store_file task tokens tuning
 DOUBLE  = $(filter-out $(BYTES:%=tests/test_%.c),$(TESTS))
 $(BUILD)/tests-f64: $(patsubst %.c,$(BUILD)/f64/%.o,$(DOUBLE) $(HELP)) $(BUILD)/f64/lib.a
 	@echo "  LD $@"

@@ -28,7 +28,7 @@ turn=$((16#${turn:-0}))
 one() { # a target's file, seconds
     name=$(basename "$1" .c)
     clang -std=gnu11 -g -O1 -D_GNU_SOURCE -I. $flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all "$1" \
-        "$build/f32/lib.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lm -o "$build/$name" || return 1
+        "$build/f32/lib.a" -ldnnl -lyaml -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lm -o "$build/$name" || return 1
     seeds=$build/$name.seeds
     rm -rf "$seeds" && mkdir -p "$seeds"
     [ -d "tests/fuzz/$name" ] && cp "tests/fuzz/$name"/* "$seeds"

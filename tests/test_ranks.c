@@ -4,6 +4,8 @@
 #include "../train/launch.h"
 #include "../train/ranks.h"
 #include "check.h"
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { VARS = 40 };
 typedef struct {
@@ -257,6 +259,66 @@ Test(ranks, threads) {
     cr_assert_eq(ranks_threads(&many, 0), 1);
     Ranks one = {.from = RANKS_ALONE, .world = 1, .locals = 1};
     cr_assert_eq(ranks_threads(&one, 0), 0);
+}
+
+/* What ranks on several hosts know one another by: in the environment, or in a file that is this user's alone. */
+Test(ranks, secret) {
+    Env env = {0};
+    Ranks r;
+    Err e = {0};
+    size_t n;
+    char *file = check_path("secret"), *s, *long_one = xcalloc(1002, 1);
+    set_from(&env, RANKS_TORCHRUN, 1, 4, 1);
+    FIND_OK(&r, RANKS_AUTO, &env);
+    cr_assert(!ranks_secret(&r, &n, &e) && !n && !e.status);
+    set(&env, "KVSMITH_SECRET", "0123456789abcdef");
+    FIND_OK(&r, RANKS_AUTO, &env);
+    s = ranks_secret(&r, &n, &e);
+    cr_assert(s && n == 16, "%s", e.msg);
+    cr_assert_str_eq(s, "0123456789abcdef");
+    free(s);
+    set(&env, "KVSMITH_SECRET_FILE", file);
+    FIND_OK(&r, RANKS_AUTO, &env);
+    cr_assert(!ranks_secret(&r, &n, &e) && e.status == EXIT_INPUT && strstr(e.msg, "both set"), "%s", e.msg);
+    memset(long_one, 'x', 1001);
+    const char *const bad[] = {"", "0123456789abcde", long_one};
+    for (int i = 0; i < 3; i++) {
+        e = (Err){0};
+        r.secret = bad[i], r.secret_file = NULL;
+        cr_assert(!ranks_secret(&r, &n, &e) && e.status == EXIT_INPUT &&
+                      strstr(e.msg, "KVSMITH_SECRET: expected 16 to"),
+                  "%s", e.msg);
+    }
+    const struct {
+        const char *text, *part;
+        int mode;
+    } k[] = {{"sixteen and more\n", NULL, 0600},
+             {"sixteen and more\nof which only this line\n", NULL, 0400},
+             {"sixteen and more\n", "chmod 600", 0640},
+             {"sixteen and more\n", "chmod 600", 0604},
+             {"short\n", "KVSMITH_SECRET_FILE: expected 16", 0600},
+             {long_one, "got 1001 or more", 0600}};
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        e = (Err){0};
+        r.secret = NULL, r.secret_file = file;
+        unlink(file);
+        cr_assert(file_write(file, k[i].text, strlen(k[i].text), &e) && !chmod(file, (mode_t)k[i].mode));
+        s = ranks_secret(&r, &n, &e);
+        if (k[i].part)
+            cr_assert(!s && !n && e.status == EXIT_INPUT && strstr(e.msg, k[i].part), "case %zu: %s", i, e.msg);
+        else
+            cr_assert(s && n == 16 && !strcmp(s, "sixteen and more"), "case %zu: %s", i, e.msg);
+        free(s);
+    }
+    unlink(file);
+    cr_assert(!mkfifo(file, 0600)); /* it is not waited for */
+    e = (Err){0};
+    cr_assert(!ranks_secret(&r, &n, &e) && e.status == EXIT_INPUT && strstr(e.msg, "chmod 600"), "%s", e.msg);
+    unlink(file);
+    e = (Err){0};
+    cr_assert(!ranks_secret(&r, &n, &e) && e.status == EXIT_INPUT && strstr(e.msg, "No such file"), "%s", e.msg);
+    clear(&env);
+    free(file), free(long_one);
 }
 
 Test(ranks, their_variables) {

@@ -111,9 +111,25 @@ static void wake_all(Head *h) {
 }
 static bool reached(uint32_t v, uint32_t want) { return (int32_t)(v - want) >= 0; }
 
-static void accuse(Shm *s, int who, Blame b) {
+static void blame(Head *h, int who, Blame b) {
     uint32_t none = 0;
-    if (atomic_compare_exchange_strong(&s->h->blame, &none, (uint32_t)who * 8 + b)) wake_all(s->h);
+    if (atomic_compare_exchange_strong(&h->blame, &none, (uint32_t)who * 8 + b)) wake_all(h);
+}
+static void accuse(Shm *s, int who, Blame b) { blame(s->h, who, b); }
+
+void comm_shm_ended(int fd, int rank) {
+    Head head, *h;
+    if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || head.magic != magic) return;
+    size_t n = head_bytes(head.world);
+    if (rank >= head.world || (h = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED) return;
+    blame(h, rank, BLAME_ENDED);
+    munmap(h, n);
+}
+int comm_shm_lost(int fd) {
+    Head head;
+    if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head || head.magic != magic) return -1;
+    uint32_t b = atomic_load(&head.blame);
+    return b ? (int)(b / 8) : -1;
 }
 
 /* The line of a failure: whom the first one that saw it blames. */

@@ -12,5 +12,9 @@
 bool comm_shm_make(int world, int *fd, Err *);
 /* Take the place of `rank` in it and wait until all have; fd is closed. Blocks up to the deadline. */
 bool comm_shm_open(int fd, int rank, int world, double deadline, Comm **, Err *);
+/* For who started the ranks: rank `rank` has ended before its time. Ranks that wait for it, or will, fail now. */
+void comm_shm_ended(int fd, int rank);
+/* The rank that is to blame for a failure in the memory at fd, -1: there was none (or it is no such memory). */
+int comm_shm_lost(int fd);
 /* State letter of a process as /proc tells it ('T' stopped, 'Z' ended and not waited for); '-': there is none. */
 char comm_shm_process(int pid);

@@ -1,7 +1,9 @@
 #include "ranks.h"
 #include "../ops/procs.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* What a launcher calls things; NULL: it does not tell. */
@@ -21,7 +23,7 @@ static const Source sources[NRANKS_FROM] = {
                        "OMPI_COMM_WORLD_LOCAL_SIZE", 0, "PMIX_NAMESPACE", 0},
     [RANKS_MPICH] = {"mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", 0, 0, 0},
 };
-enum { WORLD_MAX = 1 << 20, SHOWN = 40 };
+enum { WORLD_MAX = 1 << 20, SHOWN = 40, SECRET_LEAST = 16, SECRET_MOST = 1000 };
 
 const char *ranks_from_name(RanksFrom f) { return sources[f].name; }
 
@@ -121,6 +123,8 @@ static bool source_read(Ranks *r, RanksFrom from, bool wanted, char *const *env,
     if (from == RANKS_TORCHRUN || slurm) { /* batch scripts of Slurm set them by custom */
         if (var(env, "MASTER_ADDR")) snprintf(r->master, sizeof r->master, "%.255s", var(env, "MASTER_ADDR"));
         if (!number(env, "MASTER_PORT", 1, 65535, &r->port, e)) return false;
+        r->secret = var(env, "KVSMITH_SECRET");
+        r->secret_file = var(env, "KVSMITH_SECRET_FILE");
     }
     if (r->rank >= r->world)
         return err_input(e, "environment: %s %d: expected less than %s, which is %d", s->rank, r->rank, s->world,
@@ -183,6 +187,40 @@ bool ranks_find(Ranks *r, RanksFrom want, char *const *env, Err *e) {
             e, "environment: SLURM_NTASKS=%.*s in a batch script: start the ranks by srun, or say dist.launcher=alone",
             SHOWN, tasks);
     return true;
+}
+
+char *ranks_secret(const Ranks *r, size_t *n, Err *e) {
+    char *s = NULL, text[SECRET_MOST + 2];
+    *n = 0;
+    if (r->secret && r->secret_file) {
+        err_input(e, "environment: KVSMITH_SECRET and KVSMITH_SECRET_FILE are both set: unset one");
+    } else if (r->secret) {
+        s = xstrdup(r->secret);
+    } else if (r->secret_file) {
+        struct stat st;
+        ssize_t got = -1;
+        int fd = open(r->secret_file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (fd < 0) return err_errno(e, "KVSMITH_SECRET_FILE", r->secret_file), NULL;
+        if (fstat(fd, &st) || !S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_mode & 077)
+            err_input(
+                e, "KVSMITH_SECRET_FILE %.120s: expected a file of yours that nobody else may read: chmod 600 does it",
+                r->secret_file);
+        else if ((got = TEMP_FAILURE_RETRY(read(fd, text, sizeof text - 1))) < 0)
+            err_errno(e, "KVSMITH_SECRET_FILE", r->secret_file);
+        close(fd);
+        if (got < 0) return NULL;
+        text[got] = 0;
+        text[strcspn(text, "\r\n")] = 0; /* its first line */
+        s = xstrdup(text);
+    }
+    if (!s) return NULL;
+    *n = strlen(s);
+    if (*n >= SECRET_LEAST && *n <= SECRET_MOST) return s;
+    err_input(e, "%s: expected %d to %d characters, got %zu%s", r->secret ? "KVSMITH_SECRET" : "KVSMITH_SECRET_FILE",
+              SECRET_LEAST, SECRET_MOST, *n, *n > SECRET_MOST ? " or more" : "; openssl rand -hex 32 makes one");
+    free(s);
+    *n = 0;
+    return NULL;
 }
 
 const char *ranks_say(const Ranks *r, char out[256]) {

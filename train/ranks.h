@@ -10,6 +10,8 @@
  *   openmpi    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK    _LOCAL_SIZE
  *   mpich      PMI_RANK, PMI_SIZE, MPI_LOCALRANKID         MPI_LOCALNRANKS
  *
+ * KVSMITH_SECRET, or KVSMITH_SECRET_FILE, goes with MASTER_ADDR: what ranks on several hosts know one another by.
+ *
  * Sources: torch.distributed.run's documentation, srun(1) "OUTPUT ENVIRONMENT VARIABLES", mpirun(1) of Open MPI 4.1,
  * MPICH's Hydra. A batch script of Slurm has SLURM_PROCID without being a rank: no step's list of nodes tells. */
 #pragma once
@@ -29,19 +31,23 @@ const char *ranks_from_name(RanksFrom); /* "torchrun" */
 
 typedef struct {
     RanksFrom from;
-    int rank, world;   /* 0 of 1 when alone */
-    int local, locals; /* on this host; locals 0: the launcher did not tell */
-    int node, restart; /* -1: not told; 0 */
-    char job[160];     /* name of this start of the job; "" when nothing tells */
-    char master[256];  /* MASTER_ADDR, "" when not given */
-    int port;          /* MASTER_PORT, 0 when not given */
-    int fd;            /* launch: the memory that the ranks share; else -1 */
-    double deadline;   /* seconds, 0: not told */
+    int rank, world;                  /* 0 of 1 when alone */
+    int local, locals;                /* on this host; locals 0: the launcher did not tell */
+    int node, restart;                /* -1: not told; 0 */
+    char job[160];                    /* name of this start of the job; "" when nothing tells */
+    char master[256];                 /* MASTER_ADDR, "" when not given */
+    int port;                         /* MASTER_PORT, 0 when not given */
+    const char *secret, *secret_file; /* parts of the environment; NULL: not given */
+    int fd;                           /* launch: the memory that the ranks share; else -1 */
+    double deadline;                  /* seconds, 0: not told */
 } Ranks;
 
 /* From `env` ("NAME=value" strings, NULL-ended); want other than RANKS_AUTO: only that source. EXIT_INPUT: two sources
  * that contradict each other, a set that lacks a variable, a value that is none. */
 bool ranks_find(Ranks *, RanksFrom want, char *const *env, Err *);
+/* The secret of the meeting (store.h), malloc'ed, with its end in *n; NULL with *n 0: none was given, or `e` filled: it is too
+ * short, or its file is none of this user's alone. */
+char *ranks_secret(const Ranks *, size_t *n, Err *e);
 /* "NAME=value" is one of the variables above. */
 bool ranks_variable(const char *text);
 /* "rank 0 of 4 (RANK, WORLD_SIZE of torchrun), 4 on this host" into out; returns it. */

@@ -62,9 +62,20 @@ static bool share(void *ctx, void *bytes, size_t n, Err *e) {
     }
     if (r->from == RANKS_OPENMPI) return by_mpi(m, bytes, n, e);
     StoreKey key = key_of(r, m->how->config, m->one_host);
-    if (m->one_host) return store_share(&key, (StoreAt){.local = true}, m->deadline, bytes, n, NULL, e);
-    if (*r->master && r->port)
-        return store_share(&key, (StoreAt){.host = r->master, .port = r->port}, m->deadline, bytes, n, NULL, e);
+    StoreAt at = {.local = m->one_host,
+                  .host = r->master,
+                  .port = r->port,
+                  .several = r->locals && r->locals < r->world,
+                  .shared = r->from == RANKS_LAUNCH ? r->fd : 0};
+    if (at.local) return store_share(&key, at, m->deadline, bytes, n, NULL, e);
+    if (*r->master && r->port) {
+        char *secret = ranks_secret(r, &at.secret.n, e);
+        if (e->status) return false;
+        at.secret.p = secret;
+        bool ok = store_share(&key, at, m->deadline, bytes, n, NULL, e);
+        free(secret);
+        return ok;
+    }
     return err_input(e,
                      "comm: nccl: %d ranks, of which %d are known to be on this host, need a place to meet: set "
                      "MASTER_ADDR and MASTER_PORT, or dist.store to a file that all of them see",

@@ -1,206 +1,37 @@
 #include "store.h"
-#include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <sodium.h>
 #include <unistd.h>
+#include "comm_shm.h"
+#include "store_net.h"
 
-static const char magic[8] = "kvsmstor";
-enum { PENDING = 64, HEAR_S = 5 };
+/* A connection is given up when its other end has not spoken for HEAR_S seconds. */
+enum { PENDING = 256, BATCH = 32, HEAR_S = 5, SLICE_MS = 200, AGAIN_MS = 50, RESOLVE_MS = 500 };
 
-/* ---- messages -------------------------------------------------------------------------------------------------------
- */
-void store_hello_write(const StoreKey *k, uint8_t out[STORE_HELLO]) {
-    memcpy(out, magic, 8);
-    store_put(out + 8, STORE_VERSION, 4);
-    store_put(out + 12, (uint64_t)k->rank, 4);
-    store_put(out + 16, (uint64_t)k->world, 4);
-    store_put(out + 20, (uint64_t)k->restart, 4);
-    store_put(out + 24, k->job, 8);
-    store_put(out + 32, k->config, 8);
+static bool rank_lost(const StoreKey *k, StoreAt at, Err *e) {
+    int who = at.shared > 0 ? comm_shm_lost(at.shared) : -1;
+    return who >= 0 && !err_world(e, "rank %d: rank %d has ended before the ranks met", k->rank, who);
 }
-bool store_hello_read(const StoreKey *mine, const uint8_t *p, size_t n, StoreKey *k, StoreWhat *what) {
-    if (n != STORE_HELLO || memcmp(p, magic, 8)) return false;
-    uint64_t version = store_get(p + 8, 4), rank = store_get(p + 12, 4), world = store_get(p + 16, 4),
-             restart = store_get(p + 20, 4);
-    if (rank > INT32_MAX || world > INT32_MAX || restart > INT32_MAX) return false;
-    *k = (StoreKey){.rank = (int)rank,
-                    .world = (int)world,
-                    .restart = (int)restart,
-                    .job = store_get(p + 24, 8),
-                    .config = store_get(p + 32, 8)};
-    *what = version != STORE_VERSION          ? STORE_OTHER_VERSION
-            : k->job != mine->job             ? STORE_JOB
-            : k->restart != mine->restart     ? STORE_RESTART
-            : k->world != mine->world         ? STORE_WORLD
-            : k->config != mine->config       ? STORE_CONFIG
-            : rank < 1 || k->rank >= k->world ? STORE_RANK
-                                              : STORE_OK;
-    return true;
-}
-void store_answer_write(StoreWhat what, uint64_t value, size_t n, uint8_t out[STORE_ANSWER]) {
-    memcpy(out, magic, 8);
-    store_put(out + 8, STORE_VERSION, 4);
-    store_put(out + 12, what, 4);
-    store_put(out + 16, value, 8);
-    store_put(out + 24, n, 4);
-    store_put(out + 28, 0, 4);
-}
-bool store_answer_read(const uint8_t *p, size_t n, StoreWhat *what, uint64_t *value, size_t *bytes) {
-    if (n != STORE_ANSWER || memcmp(p, magic, 8) || store_get(p + 12, 4) > STORE_RANK ||
-        store_get(p + 24, 4) > STORE_BYTES_MAX)
-        return false;
-    /* A rank 0 of another version says so in the one thing that all versions share, its version. */
-    *what = store_get(p + 8, 4) == STORE_VERSION ? (StoreWhat)store_get(p + 12, 4) : STORE_OTHER_VERSION;
-    *value = *what == STORE_OTHER_VERSION ? store_get(p + 8, 4) : store_get(p + 16, 8);
-    *bytes = store_get(p + 24, 4);
-    return *what != STORE_OK || store_get(p + 28, 4) == 0;
-}
-
-/* ---- sockets --------------------------------------------------------------------------------------------------------
- */
-static socklen_t local_name(const StoreKey *k, struct sockaddr_un *a) {
-    *a = (struct sockaddr_un){.sun_family = AF_UNIX}; /* a name that begins with 0 is in no folder */
-    int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "kvsmith-%u-%016llx-%d", (unsigned)geteuid(),
-                     (unsigned long long)k->job, k->restart);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
-}
-static bool same_user(int fd) {
-    struct ucred c;
-    socklen_t n = sizeof c;
-    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &c, &n) && c.uid == geteuid();
-}
-
-static int listen_local(const StoreKey *k, Err *e) {
-    struct sockaddr_un a;
-    socklen_t n = local_name(k, &a);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && !bind(fd, (struct sockaddr *)&a, n) && !listen(fd, SOMAXCONN)) return fd;
-    if (errno == EADDRINUSE)
-        err_input(
-            e, "ranks: a rank 0 of the same job and start is running here already: end it, or name the job otherwise");
-    else
-        err_world(e, "ranks: a local socket: %s", strerror(errno));
-    if (fd >= 0) close(fd);
-    return -1;
-}
-static int listen_tcp(int port, Err *e) {
-    int error = 0;
-    for (int i = 0; i < STORE_PORTS && port + i < 65536; i++) {
-        for (int v6 = 1; v6 >= 0; v6--) {
-            int fd = socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0;
-            if (fd < 0) continue;
-            struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)(port + i))};
-            struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(port + i))};
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-            if (v6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-            int bad = v6 ? bind(fd, (struct sockaddr *)&a6, sizeof a6) : bind(fd, (struct sockaddr *)&a4, sizeof a4);
-            if (!bad && !listen(fd, SOMAXCONN)) return fd;
-            error = errno;
-            close(fd);
-            if (error == EADDRINUSE) break;
-        }
-    }
-    err_world(e, "ranks: no port from MASTER_PORT %d to %d can be had: %s", port, port + STORE_PORTS - 1,
-              strerror(error));
-    return -1;
-}
-
-/* A connection whose other end speaks within HEAR_S seconds, or -1. */
-static int connected(int family, const struct sockaddr *a, socklen_t n, double until) {
-    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return -1;
-    int bad = connect(fd, a, n), error = 0;
-    socklen_t size = sizeof error;
-    struct pollfd p = {.fd = fd, .events = POLLOUT};
-    int ms = (int)fmax(1, 1e3 * fmin(HEAR_S, until - now_seconds()));
-    if (!bad || (errno == EINPROGRESS && poll(&p, 1, ms) == 1 && !getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) &&
-                 !error))
-        return fd;
-    close(fd);
-    return -1;
-}
-static int connect_local(const StoreKey *k, double until) {
-    struct sockaddr_un a;
-    socklen_t n = local_name(k, &a);
-    int fd = connected(AF_UNIX, (struct sockaddr *)&a, n, until);
-    if (fd < 0 || same_user(fd)) return fd;
-    close(fd);
-    return -1;
-}
-
-/* All n bytes within HEAR_S seconds; `fd` (or NULL) is set when a descriptor comes along. */
-static bool hear(int s, void *p, size_t n, int *fd) {
-    double until = now_seconds() + HEAR_S;
-    for (size_t at = 0; at < n;) {
-        char control[CMSG_SPACE(sizeof(int))];
-        struct iovec v = {(char *)p + at, n - at};
-        struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-        ssize_t got = recvmsg(s, &m, MSG_CMSG_CLOEXEC);
-        if (got > 0) {
-            at += (size_t)got;
-            struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-            if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-            int given;
-            memcpy(&given, CMSG_DATA(c), sizeof given);
-            if (fd && *fd < 0)
-                *fd = given;
-            else
-                close(given);
-            continue;
-        }
-        double left = until - now_seconds();
-        struct pollfd w = {.fd = s, .events = POLLIN};
-        if (!got || (errno != EAGAIN && errno != EINTR) || left <= 0 || poll(&w, 1, (int)(left * 1e3) + 1) <= 0)
-            return false;
-    }
-    return true;
-}
-static bool say(int s, const void *p, size_t n, int fd) {
-    double until = now_seconds() + HEAR_S;
-    for (size_t at = 0; at < n;) {
-        char control[CMSG_SPACE(sizeof(int))] = {0};
-        struct iovec v = {(char *)(uintptr_t)p + at, n - at};
-        struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
-        if (fd >= 0 && !at) {
-            m.msg_control = control;
-            m.msg_controllen = sizeof control;
-            struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-            c->cmsg_level = SOL_SOCKET;
-            c->cmsg_type = SCM_RIGHTS;
-            c->cmsg_len = CMSG_LEN(sizeof fd);
-            memcpy(CMSG_DATA(c), &fd, sizeof fd);
-        }
-        ssize_t put_n = sendmsg(s, &m, MSG_NOSIGNAL);
-        if (put_n > 0) {
-            at += (size_t)put_n;
-            continue;
-        }
-        double left = until - now_seconds();
-        struct pollfd w = {.fd = s, .events = POLLOUT};
-        if ((errno != EAGAIN && errno != EINTR) || left <= 0 || poll(&w, 1, (int)(left * 1e3) + 1) <= 0) return false;
-    }
-    return true;
-}
+static int slice(double until) { return (int)fmax(1, fmin(SLICE_MS, 1e3 * (until - now_seconds()))); }
 
 /* ---- rank 0 ---------------------------------------------------------------------------------------------------------
  */
 typedef struct {
     int fd, rank; /* rank 0: has not said hello */
     double since;
-    size_t n;
-    uint8_t hello[STORE_HELLO];
+    size_t n; /* bytes of the message that is coming */
+    StoreTalk talk;
+    uint8_t thanks[STORE_TAG];
 } Guest;
 typedef struct {
     const StoreKey *key;
+    StoreAt at;
     const void *bytes;
     size_t n;
     int fd;
     bool *has;
     int left;
-    char refused[80];
+    char refused[100];
     Guest guest[PENDING];
 } Host;
 
@@ -226,73 +57,102 @@ static const char *const what_names[] = {"",
 static void answer(Host *h, Guest *g) {
     StoreKey theirs;
     StoreWhat what;
-    uint8_t head[STORE_ANSWER];
-    if (!store_hello_read(h->key, g->hello, g->n, &theirs, &what)) {
+    if (!store_hello_read(&g->talk, h->key, h->at.secret, &theirs, &what)) {
+        snprintf(h->refused, sizeof h->refused, "; a caller that does not have the same secret was refused");
         part(g);
         return;
     }
     bool good = what == STORE_OK;
     if (!good && what != STORE_JOB)
         snprintf(h->refused, sizeof h->refused, "; a rank %d with %s was refused", theirs.rank, what_names[what]);
-    store_answer_write(what, value_of(h->key, what), good ? h->n : 0, head);
-    if (!say(g->fd, head, sizeof head, good ? h->fd : -1) || (good && h->n && !say(g->fd, h->bytes, h->n, -1)) || !good)
+    store_answer_write(&g->talk, what, value_of(h->key, what), h->bytes, good ? h->n : 0, h->at.secret);
+    bool said = store_say(g->fd, g->talk.answer, STORE_ANSWER, good ? h->fd : -1) &&
+                (!good || !h->n || store_say(g->fd, h->bytes, h->n, -1));
+    if (!said || !good)
         part(g);
     else
-        g->rank = theirs.rank;
+        g->rank = theirs.rank, g->n = 0;
 }
 static void serve(Host *h, Guest *g) {
-    uint8_t thanks;
-    ssize_t n = g->rank ? recv(g->fd, &thanks, 1, 0) : recv(g->fd, g->hello + g->n, sizeof g->hello - g->n, 0);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n > 0 && !g->rank) {
-        g->n += (size_t)n;
-        /* Nothing is waited for behind a beginning that is already wrong. */
-        if (memcmp(g->hello, magic, zmin(g->n, 8)))
-            part(g);
-        else if (g->n == STORE_HELLO)
-            answer(h, g);
-        return;
+    uint8_t *to = g->rank ? g->thanks : g->talk.hello;
+    size_t whole = g->rank ? sizeof g->thanks : sizeof g->talk.hello;
+    ssize_t got = store_hear(g->fd, to + g->n, whole - g->n, NULL);
+    if (got > 0) g->n += (size_t)got;
+    if (got < 0 || (!g->rank && !store_begins(g->talk.hello, g->n)))
+        part(g);
+    else if (g->n == whole && !g->rank)
+        answer(h, g);
+    else if (g->n == whole) {
+        if (store_thanks_read(&g->talk, h->at.secret, g->thanks) && !h->has[g->rank]) h->has[g->rank] = true, h->left--;
+        part(g);
     }
-    if (n > 0 && !h->has[g->rank]) h->has[g->rank] = true, h->left--;
-    part(g);
 }
-static void welcome(Host *h, int listener, bool local) {
-    for (int s; (s = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) {
-        Guest *at = h->guest;
-        for (int i = 0; i < PENDING; i++) { /* a free place, or that of who has been silent longest; */
-            Guest *g = &h->guest[i];        /* who has got what it came for, and only has to say so, comes last */
-            bool sooner = !g->rank != !at->rank ? !g->rank : g->since < at->since;
-            if (at->fd >= 0 && (g->fd < 0 || sooner)) at = g;
-        }
-        if (local && !same_user(s)) {
+/* A free place, or that of who has been silent longest; one that only has to thank keeps its place. NULL: none. */
+static Guest *place(Host *h, bool taken) {
+    Guest *at = NULL;
+    for (int i = 0; i < PENDING; i++) {
+        Guest *g = &h->guest[i];
+        if (g->fd < 0 && !taken) return g;
+        if (g->fd >= 0 && !g->rank && (!at || g->since < at->since)) at = g;
+    }
+    if (at) part(at);
+    return at;
+}
+static void welcome(Host *h, int listener) {
+    for (int i = 0; i < BATCH; i++) {
+        bool full;
+        uint8_t nonce[STORE_NONCE];
+        int s = store_accept(listener, h->at.local, &full);
+        if (full && !place(h, true)) usleep(10000);
+        if (s < 0) return;
+        Guest *g = place(h, false);
+        if (!g || !store_random(nonce, sizeof nonce, NULL)) {
             close(s);
             continue;
         }
-        if (at->fd >= 0) part(at);
-        *at = (Guest){.fd = s, .since = now_seconds()};
+        *g = (Guest){.fd = s, .since = now_seconds()};
+        store_greeting_write(&g->talk, h->key, nonce);
+        if (!store_say(s, g->talk.greeting, STORE_GREETING, -1)) part(g);
     }
 }
 
-static bool host(const StoreKey *k, StoreAt at, double until, double deadline, const void *bytes, size_t n, int fd,
+/* The sockets of rank 0; names of hosts may come late. 0: none, `e` filled. */
+static int listeners(const StoreKey *k, StoreAt at, double until, int out[STORE_ADDRESSES], Err *e);
+
+static bool host(const StoreKey *k, StoreAt at, double until, double deadline, const void *bytes, size_t size, int fd,
                  Err *e) {
-    int listener = at.local ? listen_local(k, e) : listen_tcp(at.port, e);
-    if (listener < 0) return false;
+    int listener[STORE_ADDRESSES], nlisten = listeners(k, at, until, listener, e);
+    if (!nlisten) return false;
     Host *h = xcalloc(1, sizeof *h);
-    *h = (Host){.key = k, .bytes = bytes, .n = n, .fd = fd, .has = xcalloc((size_t)k->world, 1), .left = k->world - 1};
+    *h = (Host){.key = k,
+                .at = at,
+                .bytes = bytes,
+                .n = size,
+                .fd = fd,
+                .has = xcalloc((size_t)k->world, 1),
+                .left = k->world - 1};
     for (int i = 0; i < PENDING; i++) h->guest[i].fd = -1;
-    while (h->left && now_seconds() < until) {
-        struct pollfd p[PENDING + 1];
-        p[0] = (struct pollfd){.fd = listener, .events = POLLIN};
-        for (int i = 0; i < PENDING; i++) p[i + 1] = (struct pollfd){.fd = h->guest[i].fd, .events = POLLIN};
-        poll(p, PENDING + 1, (int)fmax(1, fmin(200, 1e3 * (until - now_seconds()))));
+    bool lost = false;
+    while (h->left && now_seconds() < until && !(lost = rank_lost(k, at, e))) {
+        struct pollfd p[STORE_ADDRESSES + PENDING];
+        Guest *of[STORE_ADDRESSES + PENDING];
+        int n = 0; /* poll refuses more entries than a process may have descriptors */
+        for (; n < nlisten; n++) p[n] = (struct pollfd){.fd = listener[n], .events = POLLIN};
         for (int i = 0; i < PENDING; i++)
-            if (p[i + 1].fd >= 0 && p[i + 1].revents) serve(h, &h->guest[i]);
+            if (h->guest[i].fd >= 0) {
+                of[n] = &h->guest[i];
+                p[n++] = (struct pollfd){.fd = h->guest[i].fd, .events = POLLIN};
+            }
+        if (poll(p, (nfds_t)n, slice(until)) < 0) continue; /* interrupted */
+        for (int i = nlisten; i < n; i++)
+            if (p[i].revents) serve(h, of[i]);
         for (int i = 0; i < PENDING; i++)
             if (h->guest[i].fd >= 0 && now_seconds() - h->guest[i].since > HEAR_S) part(&h->guest[i]);
-        if (p[0].revents) welcome(h, listener, at.local);
+        for (int i = 0; i < nlisten; i++)
+            if (p[i].revents) welcome(h, listener[i]);
     }
     bool ok = !h->left;
-    if (!ok) {
+    if (!ok && !lost) {
         int first = 1;
         while (h->has[first]) first++;
         err_world(e, "rank 0: rank %d%s did not come within %g s%s", first, h->left > 1 ? " and others" : "", deadline,
@@ -300,7 +160,7 @@ static bool host(const StoreKey *k, StoreAt at, double until, double deadline, c
     }
     for (int i = 0; i < PENDING; i++)
         if (h->guest[i].fd >= 0) part(&h->guest[i]);
-    close(listener);
+    for (int i = 0; i < nlisten; i++) close(listener[i]);
     free(h->has);
     free(h);
     return ok;
@@ -309,6 +169,26 @@ static bool host(const StoreKey *k, StoreAt at, double until, double deadline, c
 /* ---- the others -----------------------------------------------------------------------------------------------------
  */
 typedef enum { AGAIN, GOT, REFUSED } Visit;
+typedef enum { IDLE, CONNECTS, GREETING, ANSWER, BYTES } Phase;
+/* One of the places where rank 0 may be. */
+typedef struct {
+    const StoreAddress *to;
+    int port;
+    Phase phase;
+    double since; /* when it was begun; idle: when to try again */
+    int fd, given;
+    size_t n, whole; /* bytes of the message that is coming, and all of it */
+    StoreTalk talk;
+    uint8_t bytes[STORE_BYTES_MAX];
+} Call;
+typedef struct {
+    const StoreKey *key;
+    StoreAt at;
+    void *bytes;
+    size_t n;
+    int *fd;
+    const char *seen; /* what somebody there has shown to be, for the line of a deadline */
+} Guests;
 
 static Visit refused(const StoreKey *k, StoreWhat what, uint64_t v, Err *e) {
     unsigned long long u = v;
@@ -334,44 +214,156 @@ static Visit refused(const StoreKey *k, StoreWhat what, uint64_t v, Err *e) {
     default: return AGAIN; /* another job's */
     }
 }
-static Visit visit(const StoreKey *k, int s, void *bytes, size_t n, int *fd, Err *e) {
-    uint8_t hello[STORE_HELLO], head[STORE_ANSWER];
+static void hang_up(Call *c) {
+    if (c->fd >= 0) close(c->fd);
+    if (c->given >= 0) close(c->given);
+    c->fd = c->given = -1;
+    c->phase = IDLE;
+    c->since = now_seconds() + AGAIN_MS / 1e3;
+}
+static void expect(Call *c, Phase p, size_t bytes) {
+    c->phase = p;
+    c->n = 0;
+    c->whole = bytes;
+}
+
+/* The greeting has come: say hello to a rank 0 of this job. */
+static bool greeted(Guests *g, Call *c) {
+    uint64_t job;
+    uint8_t nonce[STORE_NONCE];
+    if (!store_greeting_read(&c->talk, &job)) return false;
+    if (job != g->key->job) {
+        if (!g->seen) g->seen = "; a rank 0 of another job is there";
+        return false;
+    }
+    g->seen = "; what is there says to be of this job and does not have the same secret";
+    if (!store_random(nonce, sizeof nonce, NULL)) return false;
+    store_hello_write(&c->talk, g->key, nonce, g->at.secret);
+    expect(c, ANSWER, STORE_ANSWER);
+    return store_say(c->fd, c->talk.hello, STORE_HELLO, -1);
+}
+static Visit answered(Guests *g, Call *c, Err *e) {
     StoreWhat what;
     uint64_t value;
-    size_t m;
-    int given = -1;
-    store_hello_write(k, hello);
+    size_t n;
+    uint8_t thanks[STORE_TAG];
+    if (!store_answer_bytes(&c->talk, &n) || !store_answer_read(&c->talk, c->bytes, g->at.secret, &what, &value))
+        return AGAIN;
+    g->seen = what == STORE_RESTART ? "; a rank 0 of an earlier start is there" : NULL;
+    if (what != STORE_OK) return refused(g->key, what, value, e);
+    store_thanks_write(&c->talk, g->at.secret, thanks);
+    if (n != g->n || (g->fd && c->given < 0) || !store_say(c->fd, thanks, sizeof thanks, -1)) return AGAIN;
+    if (n) memcpy(g->bytes, c->bytes, n);
+    if (g->fd) *g->fd = c->given, c->given = -1;
+    return GOT;
+}
+/* The connection can be read, or, when it is not yet there, written. */
+static Visit listen_to(Guests *g, Call *c, Err *e) {
     Visit v = AGAIN;
-    if (say(s, hello, sizeof hello, -1) && hear(s, head, sizeof head, &given) &&
-        store_answer_read(head, sizeof head, &what, &value, &m)) {
-        if (what != STORE_OK)
-            v = refused(k, what, value, e);
-        else if (m == n && (!fd || given >= 0) && (!n || hear(s, bytes, n, NULL)) && say(s, "k", 1, -1))
-            v = GOT;
+    bool go = true;
+    if (c->phase == CONNECTS) {
+        go = store_connected(c->fd);
+        expect(c, GREETING, STORE_GREETING);
+    } else {
+        uint8_t *to = c->phase == GREETING ? c->talk.greeting : c->phase == ANSWER ? c->talk.answer : c->bytes;
+        ssize_t got = store_hear(c->fd, to + c->n, c->whole - c->n, &c->given);
+        go = got >= 0;
+        if (got > 0) c->n += (size_t)got;
+        if (go && c->n == c->whole) {
+            size_t n = 0;
+            if (c->phase == GREETING) {
+                go = greeted(g, c);
+            } else if (c->phase == ANSWER && store_answer_bytes(&c->talk, &n) && n && n == g->n) {
+                expect(c, BYTES, n);
+            } else { /* an answer without bytes, or with its bytes; of another length it is none of ours */
+                v = c->phase == BYTES || !n ? answered(g, c, e) : AGAIN;
+                go = false;
+            }
+        } else if (go && c->phase == GREETING) { /* nothing is waited for behind a beginning that is already wrong */
+            go = store_begins(c->talk.greeting, c->n);
+        }
     }
-    if (v == GOT && fd) *fd = given;
-    if (given >= 0 && !(v == GOT && fd)) close(given);
-    close(s);
+    if (!go) hang_up(c);
     return v;
 }
 
-/* At each of the ports, by each of the host's addresses. */
-static Visit visit_tcp(const StoreKey *k, StoreAt at, double until, void *bytes, size_t n, Err *e) {
-    struct addrinfo *list = NULL, hints = {.ai_socktype = SOCK_STREAM};
+static bool guest(const StoreKey *k, StoreAt at, double until, const StoreAddress *to, int addresses, int ports,
+                  void *bytes, size_t n, int *fd, const char **seen, Err *e) {
+    Guests g = {.key = k, .at = at, .bytes = bytes, .n = n, .fd = fd};
+    int calls = addresses * ports;
+    Call *all = xcalloc((size_t)calls, sizeof *all);
+    struct pollfd *p = xcalloc((size_t)calls, sizeof *p);
+    Call **of = xcalloc((size_t)calls, sizeof(Call *));
+    for (int i = 0; i < calls; i++) {
+        all[i] = (Call){.to = &to[i % addresses], .port = at.port + i / addresses, .fd = -1, .given = -1};
+        if (!at.local && all[i].port > 65535) all[i].since = until + 1;
+    }
     Visit v = AGAIN;
-    if (getaddrinfo(at.host, NULL, &hints, &list)) return AGAIN; /* names may come late, too */
-    for (struct addrinfo *a = list; a && v == AGAIN; a = a->ai_next)
-        for (int i = 0; i < STORE_PORTS && v == AGAIN && at.port + i < 65536; i++) {
-            uint16_t port = htons((uint16_t)(at.port + i));
-            if (a->ai_family == AF_INET)
-                ((struct sockaddr_in *)(void *)a->ai_addr)->sin_port = port;
-            else if (a->ai_family == AF_INET6)
-                ((struct sockaddr_in6 *)(void *)a->ai_addr)->sin6_port = port;
-            int s = connected(a->ai_family, a->ai_addr, a->ai_addrlen, until);
-            if (s >= 0) v = visit(k, s, bytes, n, NULL, e);
+    while (v == AGAIN && now_seconds() < until && !rank_lost(k, at, e)) {
+        double next = until;
+        int busy = 0;
+        for (int i = 0; i < calls; i++) {
+            Call *c = &all[i];
+            double now = now_seconds();
+            if (c->phase != IDLE && now - c->since > HEAR_S) hang_up(c);
+            if (c->phase == IDLE && now >= c->since) {
+                c->fd = store_connect(c->to, c->port);
+                c->since = now;
+                c->phase = CONNECTS;
+                if (c->fd < 0) hang_up(c);
+            }
+            if (c->phase == IDLE) {
+                next = fmin(next, c->since);
+                continue;
+            }
+            of[busy] = c;
+            p[busy++] = (struct pollfd){.fd = c->fd, .events = c->phase == CONNECTS ? POLLOUT : POLLIN};
         }
-    freeaddrinfo(list);
-    return v;
+        if (poll(p, (nfds_t)busy, slice(next)) < 0) continue; /* interrupted */
+        for (int i = 0; i < busy && v == AGAIN; i++)
+            if (p[i].revents) v = listen_to(&g, of[i], e);
+    }
+    for (int i = 0; i < calls; i++)
+        if (all[i].fd >= 0) hang_up(&all[i]);
+    free(all);
+    free(of);
+    free(p);
+    *seen = g.seen ? g.seen : "";
+    return v == GOT;
+}
+
+/* ---- both -----------------------------------------------------------------------------------------------------------
+ */
+
+/* The addresses of MASTER_ADDR, which all must be such as a secret, or none, is enough for. */
+static bool find(const StoreKey *k, StoreAt at, double until, StoreAddresses *all, Err *e) {
+    const char *why;
+    while ((why = store_resolve(at.host, all))) {
+        if (rank_lost(k, at, e)) return false;
+        if (now_seconds() + RESOLVE_MS / 1e3 > until)
+            return err_world(e, "rank %d: MASTER_ADDR %.100s: %s", k->rank, at.host, why);
+        usleep(RESOLVE_MS * 1000);
+    }
+    if (all->any)
+        return err_input(e, "MASTER_ADDR %.100s: expected one address of the host of rank 0, this one means all",
+                         at.host);
+    /* Systems give a host's own name an address of the loopback interface; who names that interface means it. */
+    if (!k->rank && all->loopback && all->named && at.several && strcmp(at.host, "localhost"))
+        return err_input(e,
+                         "MASTER_ADDR %.100s is on this host the loopback interface, which ranks of other hosts do not "
+                         "reach: set it to an address that they do",
+                         at.host);
+    if (!all->loopback && !at.secret.n)
+        return err_input(e,
+                         "ranks that meet at %.80s need a secret: set KVSMITH_SECRET for all to the same 16 random "
+                         "characters or more (openssl rand -hex 32), or KVSMITH_SECRET_FILE to a file of mode 0600",
+                         at.host);
+    return true;
+}
+static int listeners(const StoreKey *k, StoreAt at, double until, int out[STORE_ADDRESSES], Err *e) {
+    StoreAddresses all;
+    if (at.local) return store_listen_local(k, out, e);
+    return find(k, at, until, &all, e) ? store_listen(&all, at.host, at.port, out, e) : 0;
 }
 
 bool store_share(const StoreKey *k, StoreAt at, double deadline, void *bytes, size_t n, int *fd, Err *e) {
@@ -379,14 +371,18 @@ bool store_share(const StoreKey *k, StoreAt at, double deadline, void *bytes, si
     CHECK(n <= STORE_BYTES_MAX && (at.local || !fd) && k->world > 1, "%zu bytes", n);
     if (!at.local && (!at.host || !*at.host || at.port < 1))
         return err_input(e, "ranks: MASTER_ADDR and MASTER_PORT are needed to meet over the network");
+    if (sodium_init() < 0) return err_world(e, "ranks: libsodium does not start");
     if (k->rank == 0) return host(k, at, until, deadline, bytes, n, fd ? *fd : -1, e);
-    do {
-        int s = at.local ? connect_local(k, until) : -1;
-        Visit v = at.local ? s < 0 ? AGAIN : visit(k, s, bytes, n, fd, e) : visit_tcp(k, at, until, bytes, n, e);
-        if (v != AGAIN) return v == GOT;
-        usleep(50000);
-    } while (now_seconds() < until);
-    if (at.local) return err_world(e, "rank %d: rank 0 was not found on this host within %g s", k->rank, deadline);
-    return err_world(e, "rank %d: rank 0 was not found at %.100s, ports %d to %d, within %g s", k->rank, at.host,
-                     at.port, at.port + STORE_PORTS - 1, deadline);
+    StoreAddresses all = {.n = 1};
+    if (at.local)
+        store_local(k, all.address);
+    else if (!find(k, at, until, &all, e))
+        return false;
+    const char *seen;
+    if (guest(k, at, until, all.address, all.n, at.local ? 1 : STORE_PORTS, bytes, n, fd, &seen, e)) return true;
+    if (e->status) return false;
+    if (at.local)
+        return err_world(e, "rank %d: rank 0 was not found on this host within %g s%s", k->rank, deadline, seen);
+    return err_world(e, "rank %d: rank 0 was not found at %.100s, ports %d to %d, within %g s%s", k->rank, at.host,
+                     at.port, at.port + STORE_PORTS - 1, deadline, seen);
 }

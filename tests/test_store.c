@@ -1,0 +1,687 @@
+/* The meeting of ranks: all get what rank 0 has, and nobody else does, whoever stands at the ports. */
+#include "../ops/file.h"
+#include "../train/store.h"
+#include "../train/store_net.h"
+#include "check.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sodium.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { W_MAX = 8, ID = 128 };
+static const StoreSecret secret = {"a secret of sixteen or more", 27}, wrong = {"another secret, as long", 23};
+
+/* What ranks say is left here; shared with them. */
+typedef struct {
+    char msg[W_MAX][304];
+} Board;
+static Board *board;
+static void board_make(void) {
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert(board != MAP_FAILED);
+}
+static int ended(pid_t pid) {
+    int s;
+    cr_assert_eq(waitpid(pid, &s, 0), pid);
+    return WIFEXITED(s) ? WEXITSTATUS(s) : 128 + WTERMSIG(s);
+}
+static int note(int rank, const Err *e) {
+    strcpy(board->msg[rank], e->msg);
+    return e->status;
+}
+
+/* ---- sockets of this test's own -------------------------------------------------------------------------------------
+ */
+static struct sockaddr_in loop_at(int port) {
+    return (struct sockaddr_in){.sin_family = AF_INET,
+                                .sin_port = htons((uint16_t)port),
+                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
+}
+/* A socket that listens at 127.0.0.1; -1: the port is taken. */
+static int listens(int port) {
+    struct sockaddr_in a = loop_at(port);
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (s >= 0 && !bind(s, (struct sockaddr *)&a, sizeof a) && !listen(s, 1000)) return s;
+    close(s);
+    return -1;
+}
+/* The first of n ports in a row that nobody has. */
+static int free_ports(int n) {
+    for (int tries = 0; tries < 200; tries++) {
+        struct sockaddr_in a = loop_at(0);
+        socklen_t size = sizeof a;
+        int s = socket(AF_INET, SOCK_STREAM, 0), good = 0;
+        cr_assert(s >= 0 && !bind(s, (struct sockaddr *)&a, size) && !getsockname(s, (struct sockaddr *)&a, &size));
+        close(s);
+        int port = ntohs(a.sin_port);
+        for (; good < n && port + n < 65536; good++) {
+            int t = listens(port + good);
+            if (t < 0) break;
+            close(t);
+        }
+        if (good == n) return port;
+    }
+    cr_assert_fail("no %d free ports", n);
+    return 0;
+}
+static int knock(int port) { /* -1: nobody listens */
+    struct sockaddr_in a = loop_at(port);
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (!connect(s, (struct sockaddr *)&a, sizeof a)) return s;
+    close(s);
+    return -1;
+}
+static int stranger(int port, const void *p, size_t n) { /* stays connected */
+    for (int i = 0; i < 200 * check_slow(); i++, usleep(10000)) {
+        int s = knock(port);
+        if (s < 0) continue;
+        if (n) cr_assert(write(s, p, n) == (ssize_t)n);
+        return s;
+    }
+    cr_assert_fail("nobody listens at %d", port);
+    return -1;
+}
+/* All n bytes, or how many there were before the end. */
+static size_t read_all(int s, void *p, size_t n) {
+    size_t at = 0;
+    for (ssize_t got; at < n && (got = read(s, (char *)p + at, n - at)) > 0;) at += (size_t)got;
+    return at;
+}
+
+typedef struct {
+    StoreKey key;
+    StoreAt at;
+    double deadline;
+} Meet;
+static uint8_t id_byte(int i) { return (uint8_t)(i * 3 + 1); }
+static pid_t meet(Meet m) {
+    pid_t pid = fork();
+    if (pid) return pid;
+    uint8_t id[ID];
+    Err e = {0};
+    int r = m.key.rank < W_MAX ? m.key.rank : W_MAX - 1;
+    for (int i = 0; i < ID; i++) id[i] = r ? 0 : id_byte(i);
+    bool ok = store_share(&m.key, m.at, m.deadline, id, sizeof id, NULL, &e);
+    for (int i = 0; ok && i < ID; i++)
+        if (id[i] != id_byte(i)) ok = err_world(&e, "byte %d is %d", i, id[i]);
+    _exit(ok ? 0 : note(r, &e));
+}
+static StoreAt here(int port) { return (StoreAt){.host = "127.0.0.1", .port = port, .secret = secret}; }
+static Meet rank_of(int rank, int world, int port) {
+    return (Meet){{.job = 5, .config = 6, .rank = rank, .world = world}, here(port), 30 * check_slow()};
+}
+/* Ranks first .. world-1 of a job come, the first of them last, and all meet, within a second. */
+static void they_meet(int first, int world, int port, pid_t zero) {
+    pid_t pid[W_MAX];
+    double begun = now_seconds();
+    for (int r = world - 1; r >= first; r--) pid[r] = meet(rank_of(r, world, port));
+    if (first) pid[0] = zero;
+    for (int r = 0; r < world; r++)
+        if (!r || r >= first) cr_assert(!ended(pid[r]), "rank %d: %s", r, board->msg[r]);
+    double took = now_seconds() - begun;
+    cr_assert(took < check_slow(), "they met after %g s", took);
+}
+
+/* ---- messages -------------------------------------------------------------------------------------------------------
+ */
+static const StoreKey one = {
+    .job = 0x0123456789abcdef, .config = 0xfedcba9876543210, .rank = 1, .world = 3, .restart = 2};
+static StoreTalk whole_talk(const uint8_t *bytes, size_t n) {
+    StoreTalk t;
+    uint8_t nonce[STORE_NONCE];
+    for (int i = 0; i < STORE_NONCE; i++) nonce[i] = (uint8_t)i;
+    store_greeting_write(&t, &one, nonce);
+    for (int i = 0; i < STORE_NONCE; i++) nonce[i] = (uint8_t)(200 - i);
+    store_hello_write(&t, &one, nonce, secret);
+    store_answer_write(&t, STORE_OK, 7, bytes, n, secret);
+    return t;
+}
+/* Tags by Python: hmac.new(b'a secret of sixteen or more', bytes([k]) + messages, 'sha256'). */
+Test(store, tags_are_hmac_sha256) {
+    static const char *const want[] = {"21d5b87eb55b11109d35c9180b2271c3a90206f04fa3bc02f4ee5ea907cf9422",
+                                       "976fe42e7809c1cfeae1abdf736071dfa131117835de388abcfe666cd83250e3",
+                                       "a9ff58e8d8bcee2de58bf9b42bdc34d2763e23b646210fe0144ab1c5242c1781"};
+    StoreTalk t = whole_talk((const uint8_t *)"the bytes", 9);
+    uint8_t thanks[STORE_TAG];
+    store_thanks_write(&t, secret, thanks);
+    const uint8_t *const tag[] = {t.hello + STORE_HELLO - STORE_TAG, t.answer + STORE_ANSWER - STORE_TAG, thanks};
+    for (int k = 0; k < 3; k++) {
+        char hex[2 * STORE_TAG + 1];
+        sodium_bin2hex(hex, sizeof hex, tag[k], STORE_TAG);
+        cr_expect_str_eq(hex, want[k]);
+    }
+}
+/* Whatever byte of a connection is another than was sent: nobody takes it for the other end's. */
+Test(store, every_byte_counts) {
+    uint8_t bytes[9] = "the bytes", thanks[STORE_TAG];
+    StoreTalk t = whole_talk(bytes, sizeof bytes);
+    StoreKey theirs;
+    StoreWhat what;
+    uint64_t value;
+    store_thanks_write(&t, secret, thanks);
+    cr_assert(store_hello_read(&t, &one, secret, &theirs, &what) && what == STORE_OK && theirs.rank == 1);
+    cr_assert(store_answer_read(&t, bytes, secret, &what, &value) && what == STORE_OK && value == 7);
+    cr_assert(store_thanks_read(&t, secret, thanks));
+    cr_assert(!store_hello_read(&t, &one, wrong, &theirs, &what) && !store_thanks_read(&t, wrong, thanks) &&
+              !store_answer_read(&t, bytes, wrong, &what, &value));
+    cr_assert(!store_thanks_read(&t, secret, t.answer + STORE_ANSWER - STORE_TAG), "a tag of another message");
+    uint8_t *all = (uint8_t *)&t;
+    for (size_t i = 0; i < sizeof t; i++)
+        for (int bit = 0; bit < 8; bit += 7) {
+            all[i] ^= (uint8_t)(1 << bit);
+            if (i < STORE_GREETING + STORE_HELLO)
+                cr_expect(!store_hello_read(&t, &one, secret, &theirs, &what), "hello, byte %zu", i);
+            cr_expect(!store_answer_read(&t, bytes, secret, &what, &value), "answer, byte %zu", i);
+            cr_expect(!store_thanks_read(&t, secret, thanks), "thanks, byte %zu", i);
+            all[i] ^= (uint8_t)(1 << bit);
+        }
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] ^= 1;
+        cr_expect(!store_answer_read(&t, bytes, secret, &what, &value), "byte %zu", i);
+        bytes[i] ^= 1;
+    }
+    for (size_t i = 0; i < sizeof thanks; i++) {
+        thanks[i] ^= 1;
+        cr_expect(!store_thanks_read(&t, secret, thanks), "thanks, byte %zu", i);
+        thanks[i] ^= 1;
+    }
+}
+
+/* ---- the meeting ----------------------------------------------------------------------------------------------------
+ */
+Test(store, all_get_what_rank_0_has) {
+    board_make();
+    they_meet(0, 4, free_ports(1), 0);
+}
+/* The port is another program's, which says nothing, or too much. */
+Test(store, next_port_when_it_is_taken) {
+    board_make();
+    int port = free_ports(2), s = listens(port);
+    pid_t other = fork();
+    if (!other)
+        for (;;) {
+            int g = accept(s, NULL, NULL);
+            if (g >= 0 && write(g, "HTTP/1.1 400 no such thing, and a line that is long enough\r\n", 60) < 0) _exit(1);
+            close(g);
+        }
+    they_meet(0, 2, port, 0);
+    kill(other, SIGKILL);
+    ended(other);
+}
+Test(store, loopback_needs_no_secret) {
+    board_make();
+    int port = free_ports(1);
+    pid_t pid[2];
+    for (int r = 0; r < 2; r++) {
+        Meet m = rank_of(r, 2, port);
+        m.at.secret = (StoreSecret){0};
+        m.at.host = r ? "127.0.0.1" : "localhost"; /* 127.0.0.1 and, on most systems, ::1 */
+        pid[r] = meet(m);
+    }
+    for (int r = 0; r < 2; r++) cr_assert(!ended(pid[r]), "rank %d: %s", r, board->msg[r]);
+}
+static void not_there(const char *host, bool several, StoreSecret s, int rank, const char *part) {
+    Err e = {0};
+    StoreKey k = {.rank = rank, .world = 2};
+    uint8_t id[ID];
+    bool ok =
+        store_share(&k, (StoreAt){.host = host, .port = 29500, .several = several, .secret = s}, 1, id, ID, NULL, &e);
+    cr_assert(!ok && e.status == EXIT_INPUT && strstr(e.msg, part), "%s, rank %d: %d: %s", host, rank, e.status, e.msg);
+}
+/* Nothing is sent to these addresses: they are refused before. */
+Test(store, addresses_that_do_not_do) {
+    not_there("", false, secret, 1, "MASTER_ADDR and MASTER_PORT are needed");
+    for (int r = 0; r < 2; r++) {
+        not_there("192.0.2.1", false, (StoreSecret){0}, r, "set KVSMITH_SECRET for all to the same");
+        not_there("2001:db8::1", false, (StoreSecret){0}, r, "set KVSMITH_SECRET for all to the same");
+        not_there("0.0.0.0", false, secret, r, "expected one address of the host of rank 0");
+        not_there("::", false, secret, r, "expected one address of the host of rank 0");
+    }
+    not_there("192.0.2.1", false, secret, 0, "is no address of this host");
+    StoreAddresses a;
+    if (!store_resolve("ip6-localhost", &a)) /* a name of the loopback interface, on Debian */
+        not_there("ip6-localhost", true, secret, 0, "which ranks of other hosts do not reach");
+}
+/* Rank 0 is found at MASTER_ADDR alone. */
+Test(store, listens_at_its_address_alone) {
+    board_make();
+    int port = free_ports(1);
+    Meet m = rank_of(0, 2, port);
+    m.at.host = "127.0.0.2";
+    pid_t zero = meet(m);
+    m.key.rank = 1;
+    struct sockaddr_in a = loop_at(port);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    for (int s = -1, i = 0; s < 0 || (close(s), false); i++, usleep(10000)) { /* until it is there */
+        cr_assert(i < 500 * check_slow());
+        s = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(s, (struct sockaddr *)&a, sizeof a)) close(s), s = -1;
+    }
+    cr_assert_eq(knock(port), -1, "it listens at 127.0.0.1, too");
+    pid_t one_pid = meet(m);
+    cr_assert(!ended(one_pid), "%s", board->msg[1]);
+    cr_assert(!ended(zero), "%s", board->msg[0]);
+}
+
+/* ---- impostors ------------------------------------------------------------------------------------------------------
+ */
+/* Hellos as rank 1 by who does not know the secret, or part of it, or a connection's random bytes: no answer, no id. */
+Test(store, a_stranger_is_no_rank) {
+    board_make();
+    int port = free_ports(1);
+    pid_t zero = meet(rank_of(0, 2, port));
+    StoreKey k = rank_of(1, 2, port).key;
+    for (int kind = 0; kind < 5; kind++) {
+        StoreTalk t;
+        uint8_t nonce[STORE_NONCE] = {1, 2, 3}, got[1];
+        int s = stranger(port, "", 0);
+        cr_assert_eq(read_all(s, t.greeting, STORE_GREETING), STORE_GREETING);
+        if (kind == 1) t.greeting[30] ^= 1;
+        store_hello_write(&t, &k, nonce, kind == 0 ? wrong : kind == 2 ? (StoreSecret){0} : secret);
+        if (kind == 3) t.hello[12] = 0; /* rank 1's as rank 0's */
+        if (kind == 4) memset(t.hello + STORE_HELLO - STORE_TAG, 0, STORE_TAG);
+        cr_assert_eq(write(s, t.hello, STORE_HELLO), STORE_HELLO);
+        cr_assert_eq(read_all(s, got, 1), 0, "kind %d was answered", kind);
+        close(s);
+    }
+    they_meet(1, 2, port, zero);
+}
+/* Its thanks are not counted either: rank 0 waits for the right rank, which then still gets its id. */
+Test(store, thanks_of_a_stranger) {
+    board_make();
+    int port = free_ports(1);
+    pid_t zero = meet(rank_of(0, 2, port));
+    StoreKey k = rank_of(1, 2, port).key;
+    StoreTalk t;
+    uint8_t nonce[STORE_NONCE] = {1}, id[ID], no[STORE_TAG] = {0};
+    int s = stranger(port, "", 0);
+    read_all(s, t.greeting, STORE_GREETING);
+    store_hello_write(&t, &k, nonce, secret);
+    cr_assert_eq(write(s, t.hello, STORE_HELLO), STORE_HELLO);
+    cr_assert_eq(read_all(s, t.answer, STORE_ANSWER), STORE_ANSWER);
+    cr_assert(read_all(s, id, ID) == ID && id[5] == id_byte(5));
+    cr_assert_eq(write(s, no, sizeof no), (ssize_t)sizeof no);
+    cr_assert_eq(read_all(s, id, 1), 0);
+    cr_assert_eq(waitpid(zero, NULL, WNOHANG), 0, "rank 0 took it for thanks");
+    close(s);
+    they_meet(1, 2, port, zero);
+}
+
+typedef enum {
+    SILENT,
+    HALF,
+    ID_WRONG_SECRET,
+    ID_NO_TAG,
+    REFUSES,
+    HUGE_LENGTH,
+    OTHER_JOB,
+    GARBAGE,
+    OLD_VERSION,
+    NFAKE
+} Fake;
+/* Stands at the port as rank 0 of the same job, or of another one, and does not know the secret. */
+static void fake_serve(Fake f, int g) {
+    StoreKey k = {.job = f == OTHER_JOB ? 99 : 5, .config = 6, .world = 2};
+    StoreTalk t;
+    uint8_t nonce[STORE_NONCE] = {9}, id[ID];
+    StoreSecret s = f == ID_NO_TAG ? (StoreSecret){0} : wrong;
+    size_t n = f == ID_WRONG_SECRET || f == ID_NO_TAG ? ID : 0;
+    memset(id, 0x66, ID);
+    store_greeting_write(&t, &k, nonce);
+    if (f == OTHER_JOB) store_put(t.greeting + 8, STORE_VERSION + 1, 4);
+    if (f == GARBAGE) memset(t.greeting + 7, 0xff, STORE_GREETING - 7);
+    if (f == SILENT || (f == OLD_VERSION && read_all(g, t.hello, 40) < 40)) return;
+    if (f == OLD_VERSION) { /* that answered with a word alone: another version */
+        memcpy(t.answer, "kvsmstor\1\0\0\0\1\0\0\0", 16);
+        if (write(g, t.answer, 32) < 0) return;
+        return;
+    }
+    if (write(g, t.greeting, f == HALF ? 20 : STORE_GREETING) < 0 || f == HALF) return;
+    if (read_all(g, t.hello, STORE_HELLO) < STORE_HELLO) return;
+    store_answer_write(&t, f == REFUSES ? STORE_CONFIG : STORE_OK, 1, id, n, s);
+    if (f == ID_NO_TAG) memcpy(t.answer + STORE_ANSWER - STORE_TAG, t.hello + STORE_HELLO - STORE_TAG, STORE_TAG);
+    if (f == HUGE_LENGTH) store_put(t.answer + 24, 0xffffffff, 4);
+    if (write(g, t.answer, STORE_ANSWER) < 0 || (n && write(g, id, n) < 0)) return;
+}
+static pid_t fake(Fake f, int port) {
+    int s = listens(port);
+    cr_assert(s >= 0, "port %d", port);
+    pid_t pid = fork();
+    if (!pid) alarm(120); /* should the test end early */
+    if (!pid)
+        for (;;) {
+            int g = accept(s, NULL, NULL);
+            if (!fork()) { /* each stays on the line */
+                fake_serve(f, g);
+                sleep(20);
+                _exit(0);
+            }
+            close(g);
+            while (waitpid(-1, NULL, WNOHANG) > 0) {}
+        }
+    close(s);
+    return pid;
+}
+static void end_group(pid_t pid) {
+    kill(-pid, SIGKILL);
+    ended(pid);
+}
+/* All but one of the ports are theirs before rank 0 comes: the ranks meet at the last. */
+Test(store, impostors_at_the_ports) {
+    board_make();
+    for (int from = 0; from < NFAKE; from += STORE_PORTS - 1) {
+        int port = free_ports(STORE_PORTS);
+        pid_t group = fork();
+        if (!group) {
+            setpgid(0, 0), alarm(120);
+            for (int i = 0; i < STORE_PORTS - 1; i++) fake((Fake)((from + i) % NFAKE), port + i);
+            pause();
+        }
+        setpgid(group, group);
+        for (int i = 0; i < STORE_PORTS - 1; i++) close(stranger(port + i, "", 0));
+        they_meet(0, 3, port, 0);
+        end_group(group);
+    }
+}
+/* What is believed is a tag: a rank 0 that knows the secret and speaks another version ends the others. */
+Test(store, another_version_with_the_secret) {
+    board_make();
+    int port = free_ports(1), s = listens(port);
+    pid_t pid = meet(rank_of(1, 2, port));
+    struct pollfd p = {.fd = s, .events = POLLIN};
+    cr_assert_eq(poll(&p, 1, (int)(20000 * check_slow())), 1);
+    int g = accept(s, NULL, NULL);
+    StoreKey k = rank_of(0, 2, port).key;
+    StoreTalk t;
+    uint8_t nonce[STORE_NONCE] = {9}, says = 2;
+    store_greeting_write(&t, &k, nonce);
+    cr_assert_eq(write(g, t.greeting, STORE_GREETING), STORE_GREETING);
+    cr_assert_eq(read_all(g, t.hello, STORE_HELLO), STORE_HELLO);
+    store_answer_write(&t, STORE_OTHER_VERSION, 0, NULL, 0, secret);
+    store_put(t.answer + 8, 77, 4);
+    crypto_auth_hmacsha256_state h;
+    crypto_auth_hmacsha256_init(&h, secret.p, secret.n);
+    crypto_auth_hmacsha256_update(&h, &says, 1);
+    crypto_auth_hmacsha256_update(&h, t.greeting, STORE_GREETING);
+    crypto_auth_hmacsha256_update(&h, t.hello, STORE_HELLO);
+    crypto_auth_hmacsha256_update(&h, t.answer, STORE_ANSWER - STORE_TAG);
+    crypto_auth_hmacsha256_final(&h, t.answer + STORE_ANSWER - STORE_TAG);
+    cr_assert_eq(write(g, t.answer, STORE_ANSWER), STORE_ANSWER);
+    cr_assert_eq(ended(pid), EXIT_INPUT);
+    cr_assert(strstr(board->msg[1], "version 77 of the meeting's protocol, this program version 2"), "%s",
+              board->msg[1]);
+}
+/* A whole exchange is recorded by who knows the secret, and said again by who does not, to rank 0 and as rank 0. */
+Test(store, replays) {
+    board_make();
+    int port = free_ports(1);
+    pid_t zero = meet(rank_of(0, 3, port));
+    StoreKey k = rank_of(1, 3, port).key;
+    StoreTalk t;
+    uint8_t nonce[STORE_NONCE] = {1}, id[ID], got[STORE_GREETING + 1];
+    int s = stranger(port, "", 0);
+    cr_assert_eq(read_all(s, t.greeting, STORE_GREETING), STORE_GREETING);
+    store_hello_write(&t, &k, nonce, secret);
+    cr_assert_eq(write(s, t.hello, STORE_HELLO), STORE_HELLO);
+    cr_assert(read_all(s, t.answer, STORE_ANSWER) == STORE_ANSWER && read_all(s, id, ID) == ID && id[1] == id_byte(1));
+    close(s);
+    s = stranger(port, t.hello, STORE_HELLO);
+    cr_assert_eq(read_all(s, got, sizeof got), STORE_GREETING, "a hello that was recorded is answered");
+    cr_assert(memcmp(got, t.greeting, STORE_GREETING), "two connections have the same random bytes");
+    close(s);
+
+    int other = free_ports(1), l = listens(other);
+    pid_t player = fork();
+    if (!player)
+        for (;;) {
+            int g = accept(l, NULL, NULL);
+            if (write(g, t.greeting, STORE_GREETING) < 0 || write(g, t.answer, STORE_ANSWER) < 0 ||
+                write(g, id, ID) < 0)
+                _exit(1);
+            read_all(g, got, 1);
+            close(g);
+        }
+    Meet m = rank_of(1, 3, other);
+    m.deadline = 0.5;
+    cr_assert_eq(ended(meet(m)), EXIT_WORLD, "an answer that was recorded is taken");
+    cr_assert(strstr(board->msg[1], "says to be of this job and does not have the same secret"), "%s", board->msg[1]);
+    kill(player, SIGKILL);
+    ended(player);
+    they_meet(1, 3, port, zero);
+}
+Test(store, another_secret_is_named) {
+    board_make();
+    int port = free_ports(1);
+    Meet a = rank_of(0, 2, port), b = rank_of(1, 2, port);
+    a.deadline = b.deadline = fmin(5, check_slow());
+    b.at.secret = wrong;
+    pid_t zero = meet(a), rank = meet(b);
+    cr_assert_eq(ended(rank), EXIT_WORLD);
+    cr_assert(strstr(board->msg[1], "does not have the same secret"), "%s", board->msg[1]);
+    cr_assert_eq(ended(zero), EXIT_WORLD);
+    cr_assert(strstr(board->msg[0], "a caller that does not have the same secret was refused"), "%s", board->msg[0]);
+}
+
+/* ---- floods ---------------------------------------------------------------------------------------------------------
+ */
+Test(store, strangers_are_ignored) {
+    board_make();
+    int port = free_ports(1), s[300];
+    StoreTalk t;
+    uint8_t nonce[STORE_NONCE] = {1};
+    StoreKey k = rank_of(1, 2, port).key;
+    pid_t zero = meet(rank_of(0, 2, port));
+    store_greeting_write(&t, &k, nonce);
+    store_hello_write(&t, &k, nonce, secret);
+    for (int i = 0; i < 296; i++) s[i] = stranger(port, "", 0); /* more than there are places */
+    s[296] = stranger(port, "GET / HTTP/1.0\r\n\r\n", 18);
+    s[297] = stranger(port, t.hello, 17);          /* half a hello */
+    s[298] = stranger(port, t.hello, STORE_HELLO); /* a whole one, of another connection */
+    memset(t.hello + 8, 0xff, STORE_HELLO - 8);
+    s[299] = stranger(port, t.hello, STORE_HELLO);
+    they_meet(1, 2, port, zero);
+    for (int i = 0; i < 300; i++) close(s[i]);
+}
+/* 1,000 connections, as fast as they can be made, silent, half, wrong or of garbage, while the ranks meet. */
+Test(store, a_flood) {
+    board_make();
+    int port = free_ports(1);
+    pid_t zero = meet(rank_of(0, 4, port)), flood;
+    close(stranger(port, "", 0));
+    if (!(flood = fork())) {
+        StoreTalk t;
+        uint8_t nonce[STORE_NONCE] = {1};
+        StoreKey k = rank_of(1, 4, port).key;
+        int s[400];
+        store_greeting_write(&t, &k, nonce);
+        store_hello_write(&t, &k, nonce, wrong);
+        for (int i = 0; i < 1000; i++) {
+            if (i >= 400) close(s[i % 400]);
+            s[i % 400] = knock(port);
+            size_t n = i % 4 == 0 ? 0 : i % 4 == 1 ? 50 : STORE_HELLO;
+            if (i % 4 == 3) memset(t.hello, i & 0xff, 8);
+            if (n && write(s[i % 400], t.hello, n) < 0) continue;
+        }
+        _exit(0);
+    }
+    they_meet(1, 4, port, zero);
+    ended(flood);
+}
+/* Rank 0 has hardly any descriptors: strangers take them all, and lose them again. */
+Test(store, a_flood_and_few_descriptors) {
+    board_make();
+    int port = free_ports(1), s[100];
+    pid_t zero = fork();
+    if (!zero) {
+        rlim_t most = (rlim_t)dup(0) + 8; /* one of them listens */
+        struct rlimit few = {most, most};
+        if (setrlimit(RLIMIT_NOFILE, &few)) _exit(9);
+        _exit(ended(meet(rank_of(0, 2, port))));
+    }
+    for (int i = 0; i < 100; i++) s[i] = stranger(port, "", 0);
+    they_meet(1, 2, port, zero);
+    for (int i = 0; i < 100; i++) close(s[i]);
+}
+
+/* ---- jobs -----------------------------------------------------------------------------------------------------------
+ */
+/* Two jobs at one port, of other settings each: nobody ends by the other's. */
+Test(store, two_jobs_at_one_port) {
+    board_make();
+    int port = free_ports(2);
+    Meet m = rank_of(0, 2, port);
+    m.key.job = 8, m.key.config = 9;
+    pid_t other_zero = meet(m);
+    close(stranger(port, "", 0));
+    they_meet(0, 3, port, 0);
+    m.key.rank = 1;
+    cr_assert(!ended(meet(m)), "%s", board->msg[1]);
+    cr_assert(!ended(other_zero), "%s", board->msg[0]);
+}
+
+Test(store, who_does_not_belong_is_told) {
+    board_make();
+    int port = free_ports(1);
+    StoreAt at = here(port);
+    StoreKey k = {.job = 5, .config = 6, .rank = 1, .world = 2, .restart = 3};
+    StoreKey zero = k;
+    zero.rank = 0;
+    pid_t host = meet((Meet){zero, at, 30});
+    const struct {
+        int field;
+        const char *part;
+    } cases[] = {{0, "start 2 of the job, rank 0 is in start 3"},
+                 {1, "4 ranks were told to this one, 2 to rank 0"},
+                 {2, "configuration 0000000000000007 differs from rank 0's 0000000000000006"}};
+    for (size_t i = 0; i < 3; i++) {
+        StoreKey bad = k;
+        if (cases[i].field == 0) bad.restart = 2;
+        if (cases[i].field == 1) bad.world = 4;
+        if (cases[i].field == 2) bad.config = 7;
+        cr_assert_eq(ended(meet((Meet){bad, at, 20})), EXIT_INPUT);
+        cr_assert(strstr(board->msg[1], cases[i].part) && strstr(board->msg[1], "rank 1"), "%s", board->msg[1]);
+    }
+    /* Another job's is not ours, and an early rank of the next start waits for its own rank 0. */
+    StoreKey other = k, next = k;
+    other.job = 9;
+    next.restart = 4;
+    cr_assert_eq(ended(meet((Meet){other, at, 0.4})), EXIT_WORLD);
+    cr_assert(strstr(board->msg[1], "was not found"), "%s", board->msg[1]);
+    cr_assert_eq(ended(meet((Meet){next, at, 0.4})), EXIT_WORLD);
+    pid_t good = meet((Meet){k, at, 30});
+    cr_assert(!ended(good), "%s", board->msg[1]);
+    cr_assert(!ended(host), "%s", board->msg[0]);
+}
+Test(store, who_does_not_come_is_named) {
+    board_make();
+    int port = free_ports(1);
+    StoreAt at = here(port);
+    pid_t zero = meet((Meet){{.job = 5, .config = 6, .rank = 0, .world = 3}, at, 1});
+    pid_t one = meet((Meet){{.job = 5, .config = 6, .rank = 1, .world = 3}, at, 1});
+    pid_t two = meet((Meet){{.job = 5, .config = 7, .rank = 2, .world = 3}, at, 1});
+    cr_assert_eq(ended(two), EXIT_INPUT);
+    cr_assert_eq(ended(one), 0);
+    cr_assert_eq(ended(zero), EXIT_WORLD);
+    cr_assert(strstr(board->msg[0], "rank 2 did not come within 1 s") &&
+                  strstr(board->msg[0], "another configuration was refused"),
+              "%s", board->msg[0]);
+}
+Test(store, a_descriptor_on_one_machine) {
+    board_make();
+    StoreKey k = {.job = rng_mix(1, (uint64_t)getpid()), .world = 3};
+    pid_t pid[3];
+    for (int r = 0; r < 3; r++)
+        if (!(pid[r] = fork())) {
+            Err e = {0};
+            int fd = -1;
+            char text[6] = "";
+            k.rank = r;
+            if (!r) fd = memfd_create("x", 0);
+            if (!r && pwrite(fd, "hello", 5, 0) != 5) _exit(9);
+            bool ok = store_share(&k, (StoreAt){.local = true}, 20 * check_slow(), NULL, 0, &fd, &e);
+            if (ok && (pread(fd, text, 5, 0) != 5 || strcmp(text, "hello"))) _exit(8);
+            _exit(ok ? 0 : note(r, &e));
+        }
+    for (int r = 0; r < 3; r++) cr_assert(!ended(pid[r]), "rank %d: %s", r, board->msg[r]);
+}
+Test(store, a_second_rank_0_is_refused) {
+    board_make();
+    StoreKey k = {.job = rng_mix(2, (uint64_t)getpid()), .world = 2};
+    Meet m = {k, {.local = true}, check_slow()};
+    pid_t a = meet(m);
+    usleep((unsigned)(300000 * fmin(check_slow(), 10)));
+    pid_t b = meet(m);
+    cr_assert_eq(ended(b), EXIT_INPUT);
+    cr_assert(strstr(board->msg[0], "running here already"), "%s", board->msg[0]);
+    cr_assert_eq(ended(a), EXIT_WORLD);
+}
+
+/* ---- two hosts, for which two network namespaces stand --------------------------------------------------------------
+ */
+enum { HOSTS = 2 };
+static int in_namespace(pid_t pid, const char *command) {
+    char *line = xformat("nsenter -t %d -n %s >/dev/null 2>&1", (int)pid, command);
+    int rc = system(line);
+    free(line);
+    return rc;
+}
+/* A process in a network namespace of its own; it goes on with `role` when a byte comes through the pipe. */
+static pid_t host_start(int rank, double deadline, const int go[2], const int ready[2]) {
+    pid_t pid = fork();
+    if (pid) return pid;
+    char c = (char)unshare(CLONE_NEWNET);
+    if (write(ready[1], &c, 1) != 1 || c || read(go[0], &c, 1) != 1) _exit(77);
+    pid_t two = meet((Meet){{.job = 5, .config = 6, .rank = rank, .world = 2},
+                            {.host = "10.77.0.1", .port = 29500, .secret = secret},
+                            deadline});
+    _exit(ended(two));
+}
+static bool hosts_start(pid_t pid[HOSTS], int go[2], double deadline) {
+    int ready[2];
+    bool ok = true;
+    board_make();
+    cr_assert(!pipe(go) && !pipe(ready));
+    for (int r = 0; r < HOSTS; r++) {
+        char c = 1;
+        pid[r] = host_start(r, deadline, go, ready);
+        if (read(ready[0], &c, 1) != 1 || c) ok = false;
+    }
+    char *link = xformat("link add kv0 type veth peer name kv1 netns %d", (int)pid[1]), *up = xformat("ip %s", link);
+    ok = ok && !in_namespace(pid[0], up) && !in_namespace(pid[0], "ip addr add 10.77.0.1/24 dev kv0") &&
+         !in_namespace(pid[1], "ip addr add 10.77.0.2/24 dev kv1") && !in_namespace(pid[0], "ip link set kv0 up") &&
+         !in_namespace(pid[1], "ip link set kv1 up");
+    free(link);
+    free(up);
+    for (int r = 0; r < HOSTS && !ok; r++) {
+        kill(pid[r], SIGKILL);
+        ended(pid[r]);
+    }
+    return ok;
+}
+Test(store, two_hosts) {
+    pid_t pid[HOSTS];
+    int go[2];
+    if (!hosts_start(pid, go, 30 * check_slow())) cr_skip_test();
+    cr_assert_eq(write(go[1], "gg", 2), 2);
+    for (int r = 0; r < HOSTS; r++) cr_assert(!ended(pid[r]), "rank %d: %s", r, board->msg[r]);
+}
+/* The link goes down before they have met: both say so at their deadline. */
+Test(store, two_hosts_whose_link_is_down) {
+    pid_t pid[HOSTS];
+    int go[2];
+    if (!hosts_start(pid, go, 2)) cr_skip_test();
+    cr_assert(!in_namespace(pid[0], "ip link set kv0 down"));
+    double begun = now_seconds();
+    cr_assert_eq(write(go[1], "gg", 2), 2);
+    for (int r = 0; r < HOSTS; r++) cr_assert_eq(ended(pid[r]), EXIT_WORLD);
+    cr_assert(now_seconds() - begun < 15 * check_slow(), "%g s", now_seconds() - begun);
+    cr_assert(strstr(board->msg[0], "rank 1 did not come within 2 s"), "%s", board->msg[0]);
+    cr_assert(strstr(board->msg[1], "rank 0 was not found at 10.77.0.1"), "%s", board->msg[1]);
+}
