@@ -118,6 +118,28 @@ Test(store_file, what_was_left_is_not_taken) {
     free(path), free(one);
 }
 /* A pipe holds nobody up. */
+/* An answer to this start by another user, who may read the note and write to the folder. */
+Test(store_file, another_users_answer_is_not_taken) {
+    if (geteuid()) cr_skip_test();
+    for (int theirs = 0; theirs < 2; theirs++) {
+        Board *b = board_make();
+        char *path = check_path(theirs ? "theirs" : "own"), *note = xformat("%s.1", path), *tmp = xformat("%s.x", path);
+        uint8_t *file = NULL, answer[512];
+        size_t n = 0;
+        pid_t one = meet(b, key(1, 2), path, theirs ? 0.5 : 60 * check_slow(), 0);
+        for (int i = 0; i < 2000 * check_slow() && access(note, R_OK); i++) usleep(5000);
+        file = (uint8_t *)check_read(note, &n);
+        cr_assert_eq(n, 72);
+        uint64_t number = 0;
+        memcpy(&number, file + 40, 8);
+        n = left(answer, key(0, 2), 77, 0, number);
+        int fd = open(tmp, O_WRONLY | O_CREAT, 0644);
+        cr_assert(write(fd, answer, n) == (ssize_t)n && !fchown(fd, theirs ? 12345 : 0, 0) && !rename(tmp, path));
+        close(fd);
+        cr_assert_eq(ended(one), theirs ? EXIT_WORLD : 0, "%s: %s", path, b->msg[1]);
+        free(file), free(path), free(note), free(tmp);
+    }
+}
 Test(store_file, a_pipe_is_refused) {
     Board *b = board_make();
     char *path = check_path("meeting"), *one = xformat("%s.1", path);

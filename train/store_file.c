@@ -2,7 +2,6 @@
 #include "../ops/file.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -67,14 +66,19 @@ typedef struct {
     const StoreKey *key;
     const char *path;
     uint64_t number; /* this rank's */
+    uid_t owner;     /* of this rank's note: the others' have the same one */
     uint8_t *file;   /* room for the largest, and one byte */
     size_t room;
 } Meet;
 
 static char *name_of(const Meet *m, int rank) { return rank ? xformat("%s.%d", m->path, rank) : xstrdup(m->path); }
-static bool note_write(const Meet *m, size_t size, Err *e) {
+static bool note_write(Meet *m, size_t size, Err *e) {
     char *to = name_of(m, m->key->rank);
+    struct stat st;
     bool ok = file_write(to, m->file, size, e);
+    /* As the file system names him: over a network root may be somebody else. */
+    if (ok && stat(to, &st)) ok = err_errno(e, "cannot read", to);
+    if (ok) m->owner = st.st_uid;
     free(to);
     return ok;
 }
@@ -85,7 +89,7 @@ static bool file_load(const Meet *m, int rank, StoreNote *x) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
     size_t size = 0;
-    bool ok = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode);
+    bool ok = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == m->owner;
     while (ok && size < m->room) {
         ssize_t n = read(fd, m->file + size, m->room - size);
         if (n < 0 && errno == EINTR) continue;
@@ -194,8 +198,7 @@ bool store_file_share(const StoreKey *k, const char *path, double deadline, void
     double until = now_seconds() + deadline;
     Meet m = {.key = k, .path = path, .room = store_file_size(0, k->world, STORE_BYTES_MAX) + 1};
     while (!m.number)
-        if (getrandom(&m.number, sizeof m.number, 0) != (ssize_t)sizeof m.number)
-            return err_world(e, "dist.store: no random number: %s", strerror(errno));
+        if (!store_random(&m.number, sizeof m.number, e)) return false;
     m.file = xcalloc(m.room, 1);
     bool ok = k->rank ? guest(&m, until, deadline, bytes, n, e) : host(&m, until, deadline, bytes, n, e);
     free(m.file);

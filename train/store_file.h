@@ -4,7 +4,7 @@
  * Rank r writes PATH.r (a note with a number drawn for this start), rank 0 answers in PATH with the numbers of all that
  * it has seen, one of its own, and the bytes; rank r takes an answer that has its number, and says thanks by a second
  * note with rank 0's. So what another start left, whole or not, is never taken, whatever its name and date: its numbers
- * are others. Files are written under another name, synced and renamed. Rank 0 removes all when everybody has thanked.
+ * are others; and nobody takes a file that is another user's than his own. Files are written under another name, synced and renamed. Rank 0 removes all when everybody has thanked.
  *
  * A file, little-endian:
  *   "kvsmfile"  u32 version  u32 rank  u32 world  u32 restart  u64 job  u64 config     40 bytes
