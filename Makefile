@@ -69,7 +69,7 @@ $(BUILD)/tests-f32: $(patsubst %.c,$(BUILD)/f32/%.o,$(TESTS) $(HELP)) $(TILES) $
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
 # Double is the oracle of arithmetic. What moves bytes, reads text or settings, or starts programs is tested in f32 alone.
 BYTES  := bpe choices cli comm comm_threads config data defaults dist_save events fuzz inputs schema sets \
-          sft shards store store_file task tokens tuning
+          sft shards store store_file store_msg task tokens tuning
 DOUBLE  = $(filter-out $(BYTES:%=tests/test_%.c),$(TESTS))
 $(BUILD)/tests-f64: $(patsubst %.c,$(BUILD)/f64/%.o,$(DOUBLE) $(HELP)) $(BUILD)/f64/lib.a
 	@echo "  LD $@"

@@ -14,6 +14,7 @@
 #include "ops/oom.h"
 #include "ops/ops.h"
 #include "ops/procs.h"
+#include "ops/signals.h"
 
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
@@ -114,14 +115,18 @@ static void wait_politely(char **argv) {
 }
 
 int main(int argc, char **argv) {
+    signals_begin();
     wait_politely(argv);
     prctl(PR_SET_NAME, "kvsmith"); /* started as /proc/self/exe, tools would show "exe" */
     oom_guard_json();
     int status = dispatch(argc, argv);
     /* What was printed may still fail to arrive: a full disk behind stdout must not look like success. */
-    if ((fflush(stdout) || ferror(stdout)) && !status) {
+    bool lost = fflush(stdout);
+    if ((lost || ferror(stdout)) && !status) {
         Err e = {0};
-        err_world(&e, "standard output: %s", errno ? strerror(errno) : "write error");
+        /* Only a write that fails now knows why: of an earlier one the reason is gone, so another line is tried. */
+        if (!lost) lost = TEMP_FAILURE_RETRY(write(STDOUT_FILENO, "\n", 1)) < 0;
+        err_world(&e, "standard output: %s", lost ? strerror(errno) : "a part could not be written");
         status = cli_fail(&e);
     }
     return status;

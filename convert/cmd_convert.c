@@ -1,12 +1,12 @@
 /* kvsmith convert: a checkpoint in one layout into another. */
 #include <errno.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include "../data/indexed.h"
 #include "../model/cli.h"
 #include "../model/data_cfg.h"
 #include "convert.h"
 #include "../ops/isa.h"
+#include "../ops/signals.h"
 #include <jansson.h>
 
 int cmd_convert(int argc, char **argv);
@@ -230,14 +230,8 @@ int cmd_convert(int argc, char **argv) {
     a.o.adapter = cli.adapter;
     a.o.context = (int)a.context, a.o.calib_tokens = (int)a.calib, a.o.check_tokens = (int)a.check;
     /* looked for between tensors, so that an interrupted conversion leaves no folder */
-    sigemptyset(&both);
-    static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) { /* one that is ignored (nohup) would count when blocked */
-        struct sigaction now;
-        if (!sigaction(ends[i], NULL, &now) && now.sa_handler != SIG_IGN) sigaddset(&both, ends[i]);
-    }
+    signals_set(&both);
     sigprocmask(SIG_BLOCK, &both, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error like a full disk */
     set_catch_sigbus();
     char name[DEVICE_NAME_MAX];
     if (!device_bind(name, "cpu", cli.isa, &e) || !device_open(&dev, name, imax(cli.threads, 0), &e))

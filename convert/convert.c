@@ -1,11 +1,11 @@
 /* convert.c: the driver: everything is checked, then layer after layer goes over, then the result is compared. */
 #include "job.h"
 #include <errno.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "../model/cli.h"
 #include "../model/peft.h"
+#include "../ops/signals.h"
 #include "folder.h"
 #include "recipe.h"
 
@@ -213,9 +213,7 @@ typedef struct {
 } Writing;
 
 static bool pending(Err *e) {
-    sigset_t s;
-    if (sigpending(&s) || (!sigismember(&s, SIGINT) && !sigismember(&s, SIGTERM) && !sigismember(&s, SIGHUP)))
-        return false;
+    if (!signals_pending()) return false;
     err_world(e, "interrupted; nothing was written");
     if (e) e->status = EXIT_SIGNAL;
     return true;

@@ -1,9 +1,9 @@
 /* kvsmith data: text to sets of tokens, a tokenizer of one's own, a look into either. */
 #include "cmd_data.h"
-#include <signal.h>
 #include "../data/source.h"
 #include "../data/text.h"
 #include "../ops/procs.h"
+#include "../ops/signals.h"
 #include "engine.h"
 
 int cmd_data(int argc, char **argv);
@@ -17,18 +17,13 @@ bool inputs_encoding(Inputs *in, const char *arg, Err *e) {
 
 void inputs_hold_signals(void) {
     sigset_t s;
-    sigemptyset(&s);
-    sigaddset(&s, SIGINT);
-    sigaddset(&s, SIGTERM);
+    signals_set(&s);
     sigprocmask(SIG_BLOCK, &s, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file-size limit is an error like a full disk */
 }
 void inputs_let_signals(void) {
     sigset_t s;
+    signals_set(&s);
     engine_signals();
-    sigemptyset(&s);
-    sigaddset(&s, SIGINT);
-    sigaddset(&s, SIGTERM);
     sigprocmask(SIG_UNBLOCK, &s, NULL);
 }
 int data_fail(const Err *e) { return e->status == EXIT_SIGNAL ? EXIT_SIGNAL : cli_fail(e); }
@@ -36,11 +31,9 @@ int data_threads(const Cli *cli) { return cli->threads > 0 ? cli->threads : proc
 
 static bool on_read(void *ctx, size_t bytes, Err *e) {
     Inputs *in = ctx;
-    sigset_t s;
     in->bytes += bytes;
     if (!in->quiet) tell(&in->tell, in->bytes, in->of);
-    sigpending(&s);
-    if (!sigismember(&s, SIGINT) && !sigismember(&s, SIGTERM)) return true;
+    if (!signals_pending()) return true;
     *e = (Err){.status = EXIT_SIGNAL};
     return false;
 }

@@ -23,7 +23,7 @@ bool inputs_encoding(Inputs *, const char *arg, Err *); /* --encoding */
  * signal to stop: EXIT_SIGNAL in e->status, which data_fail turns into the exit status. */
 bool inputs_read(Inputs *, InputSink *, void *ctx, Err *);
 void inputs_free(Inputs *);
-/* SIGINT and SIGTERM wait until inputs_read looks for them, so that what is half-written goes first. */
+/* Signals (signals.h) wait until inputs_read looks for them, so that what is half-written goes first. */
 void inputs_hold_signals(void);
 void inputs_let_signals(void); /* they end the process with EXIT_SIGNAL again */
 int data_fail(const Err *);

@@ -149,7 +149,7 @@ typedef struct {
  * saved. False: it failed otherwise, by its own message. */
 bool compare_train(const Compare *, const CompareRow *, const Config *, int mark, Progressing *, RunRecord *,
                    int *status, Err *);
-void compare_signals(void); /* from now on SIGINT and SIGTERM end the run at work, which saves */
+void compare_signals(void); /* from now on signals.h's end the run at work, which saves */
 bool compare_interrupted(void);
 
 /* ---- results -------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 /* compare_child.c: see compare_child.h. */
 #include "compare_child.h"
 #include "../ops/procs.h"
+#include "../ops/signals.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -17,17 +17,29 @@
 /* The one variable outside of any struct: a handler has no argument to find its own. */
 static volatile sig_atomic_t signals_seen;
 
+/* SIGINT and SIGTERM that have come, and in a bit above them a SIGHUP or SIGUSR1, which asks a run at work only once. */
+enum { ASKED = 8, URGED = ASKED - 1 };
 static void on_signal(int number) {
-    (void)number;
-    if (++signals_seen > 2) _exit(EXIT_SIGNAL);
+    if (number != SIGINT && number != SIGTERM)
+        signals_seen |= ASKED;
+    else if ((++signals_seen & URGED) > 2)
+        _exit(EXIT_SIGNAL);
 }
 void compare_signals(void) {
-    struct sigaction a = {.sa_handler = on_signal};
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
+    signals_catch(on_signal, 0);
     signal(SIGPIPE, SIG_IGN); /* a reader of the progress lines that goes away does not end the work */
 }
 bool compare_interrupted(void) { return signals_seen > 0; }
+
+/* What of it the run at work has been given. */
+static void hand_on(pid_t pid, int *handed) {
+    int seen = signals_seen;
+    if (seen & ASKED && !(*handed & ASKED)) {
+        kill(pid, SIGUSR1);
+        *handed |= ASKED;
+    }
+    for (; (*handed & URGED) < (seen & URGED) && (*handed & URGED) < 2; ++*handed) kill(pid, SIGTERM);
+}
 
 /* ---- the child -----------------------------------------------------------------------------------------------------
  */
@@ -70,7 +82,7 @@ int child_follow(Child *k, ChildLine *show, void *ctx) {
     size_t n = 0, cap = 0;
     for (;;) {
         struct pollfd q = {.fd = k->out, .events = POLLIN};
-        for (; handed < signals_seen && handed < 2; handed++) kill(k->pid, SIGTERM);
+        hand_on(k->pid, &handed);
         int ready = poll(&q, 1, 100);
         if (ready <= 0) continue;
         ssize_t got = read(k->out, buf, sizeof buf);
@@ -86,8 +98,7 @@ int child_follow(Child *k, ChildLine *show, void *ctx) {
     }
     free(line);
     close(k->out);
-    while (waitpid(k->pid, &status, 0) < 0 && errno == EINTR)
-        for (; handed < signals_seen && handed < 2; handed++) kill(k->pid, SIGTERM);
+    while (waitpid(k->pid, &status, 0) < 0 && errno == EINTR) hand_on(k->pid, &handed);
     return status;
 }
 

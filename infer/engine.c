@@ -2,11 +2,12 @@
 #include "../ops/gpus.h"
 #include "../ops/rope.h"
 #include <errno.h>
-#include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "../data/indexed.h"
 #include "../ops/file.h"
 #include "../ops/isa.h"
+#include "../ops/signals.h"
 #include "../model/hf.h"
 #include "../model/peft.h"
 
@@ -15,9 +16,7 @@ static void quit(int signal) {
     _exit(EXIT_SIGNAL);
 }
 void engine_signals(void) {
-    struct sigaction a = {.sa_handler = quit};
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
+    signals_catch(quit, 0);
     set_catch_sigbus();
 }
 
@@ -26,15 +25,23 @@ bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Er
     const char *name = in ? "standard input" : path;
     FILE *f = in ? stdin : fopen(path, "rb");
     if (!f) return err_errno(e, what, path);
-    size_t cap = 1 << 16, got;
-    char *p = xcalloc(cap, 1);
-    for (*n = 0; (got = fread(p + *n, 1, cap - *n, f)) > 0;) {
-        *n += got;
-        if (*n > SLURP_MAX) break;
-        if (*n == cap) p = xrealloc(p, cap *= 2, 1);
+    struct stat st;
+    bool file = !fstat(fileno(f), &st) && S_ISREG(st.st_mode);
+    size_t most = file ? SLURP_MAX : SLURP_PIPE_MAX, cap = 1 << 16, got;
+    char *p = NULL;
+    bool ok = !file || st.st_size <= SLURP_MAX;
+    if (ok) {
+        if (file) cap = (size_t)st.st_size + 1;
+        p = xcalloc(cap, 1);
+        for (*n = 0; *n <= most && (got = fread(p + *n, 1, cap - *n, f)) > 0;) {
+            *n += got;
+            if (*n == cap) p = xrealloc(p, cap *= 2, 1);
+        }
+        ok = !ferror(f) || err_errno(e, what, name);
     }
-    bool ok = !ferror(f) || err_errno(e, what, name);
-    if (ok && *n > SLURP_MAX) ok = err_input(e, "%s %s: more than %d bytes", what, name, SLURP_MAX);
+    if (!e->status && (!ok || *n > most))
+        ok = err_input(e, "%s %s: more than %zu MiB%s", what, name, most >> 20,
+                       file ? "" : " from a pipe or device: name a file that holds it");
     if (!in) fclose(f);
     *text = p;
     if (!ok) free(p);

@@ -41,11 +41,11 @@ bool engine_device(Device **, const Cli *, Err *);
 /* False (EXIT_INPUT) when text cannot be made into tokens: no tokenizer.json, or one of a kind that is not here. */
 bool engine_text(const Engine *, Err *);
 
-enum { SLURP_MAX = 1 << 30 };
+enum { SLURP_MAX = 1 << 30, SLURP_PIPE_MAX = 64 << 20 };
 /* All bytes of a file, a pipe or, named "-", standard input; malloc'ed. `what` ("prompt") begins the message. EXIT_INPUT:
- * not there, more than SLURP_MAX bytes. */
+ * not there, more than SLURP_MAX bytes, or SLURP_PIPE_MAX of what has no size to be known before. */
 bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Err *);
-/* SIGINT and SIGTERM end the process with status 130 at once: for commands that have nothing to save; and one line for
+/* The signals of signals.h end the process with status 130 at once: for commands that have nothing to save; and one line for
  * a mapped file that is cut meanwhile. */
 void engine_signals(void);
 /* Print a JSON object in one line on stdout and drop the reference. NULL or a failed write: EXIT_WORLD. */

@@ -194,14 +194,34 @@ static void help(const CliSpec *spec, char *cmd) {
     free(name);
 }
 
+static void table_make(Table *t, const CliSpec *spec) {
+    *t = (Table){.brief = ":"};
+    for (int i = 0; own_option(spec, i); i++) table_add(t, own_option(spec, i));
+    for (int i = 0; common[i].name; i++) table_add(t, &common[i]);
+    if (spec->cache) table_add(t, &cache_option);
+    if (spec->tuning) table_add(t, &tuning_option);
+    if (spec->adapter) table_add(t, &adapter_option);
+}
+
+void cli_peek(const CliSpec *spec, int nword, char *const word[], CliPeek *p) {
+    Table t;
+    char **copy = xcalloc((size_t)nword + 1, sizeof *copy); /* getopt puts options first */
+    memcpy(copy, word, (size_t)nword * sizeof *copy);
+    *p = (CliPeek){0};
+    table_make(&t, spec);
+    optind = 0, opterr = 0;
+    for (int key; (key = getopt_long(nword, copy, t.brief, t.opt, NULL)) != -1;) {
+        if (key == KEY_DEVICE) p->device = optarg;
+        if (key == KEY_ISA) p->isa = optarg;
+    }
+    if (optind < nword) p->word = copy[optind];
+    free(copy);
+}
+
 bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, int *status) {
     *cli = (Cli){.threads = -1};
-    Table t = {.brief = ":"};
-    for (int i = 0; own_option(spec, i); i++) table_add(&t, own_option(spec, i));
-    for (int i = 0; common[i].name; i++) table_add(&t, &common[i]);
-    if (spec->cache) table_add(&t, &cache_option);
-    if (spec->tuning) table_add(&t, &tuning_option);
-    if (spec->adapter) table_add(&t, &adapter_option);
+    Table t;
+    table_make(&t, spec);
     const char *cmd = argv[0];
     Err e = {0};
     optind = 0, opterr = 0, *status = 0;

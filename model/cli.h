@@ -44,6 +44,13 @@ typedef struct {
  * which one line stands on stderr. */
 bool cli_parse(const CliSpec *, Cli *, void *ctx, int argc, char **argv, int *status);
 
+/* What the words of a command say, for who starts it and takes none of them itself: the first that is no option and no value
+ * of one, --device and --isa; NULL: not given. word[0] is the command; what is no option of the spec is passed over. */
+typedef struct {
+    const char *word, *device, *isa;
+} CliPeek;
+void cli_peek(const CliSpec *, int nword, char *const word[], CliPeek *);
+
 /* Print "kvsmith: <msg>" on stderr, one line of at most 300 characters, and return the exit status that goes with it.
  */
 int cli_fail(const Err *);

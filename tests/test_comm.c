@@ -301,6 +301,31 @@ Test(comm, a_rank_that_never_comes_is_named) {
     for (int r = 0; r < 2; r++) cr_assert(strstr(board->msg[r], "rank 2 did not come within 2 s"), "%s", board->msg[r]);
 }
 
+/* The launcher knows of a rank that ended before it came: those that wait for it end at once, and who is to come, too. */
+Test(comm, a_rank_that_ended_before_it_came) {
+    int fd;
+    Err e = {0};
+    pid_t pid[3];
+    board = board_make();
+    cr_assert(comm_shm_make(3, &fd, &e), "%s", e.msg);
+    cr_assert_eq(comm_shm_lost(fd), -1);
+    cr_assert_eq(comm_shm_lost(0), -1); /* no such memory */
+    pid[0] = rank_start(late_one, 0, 3, fd, 100 * check_slow());
+    usleep(50000);
+    double begun = now_seconds();
+    comm_shm_ended(fd, 2);
+    comm_shm_ended(fd, 1); /* the first counts */
+    comm_shm_ended(fd, 3);
+    pid[1] = rank_start(late_one, 1, 3, fd, 100 * check_slow());
+    for (int r = 0; r < 2; r++) {
+        cr_assert_eq(ended(pid[r]), EXIT_WORLD);
+        cr_assert(strstr(board->msg[r], "start 'shared memory' (call 0): rank 2 has ended"), "%s", board->msg[r]);
+    }
+    cr_assert(now_seconds() - begun < check_slow(), "%g s", now_seconds() - begun);
+    cr_assert_eq(comm_shm_lost(fd), 2);
+    close(fd);
+}
+
 static int differs(int rank, int world, int fd, double deadline) {
     Comm *c;
     Err e = {0};

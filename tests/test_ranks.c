@@ -327,14 +327,17 @@ Test(ranks, their_variables) {
     cr_assert(!ranks_variable("RANKING=1") && !ranks_variable("PATH=/bin") && !ranks_variable("SLURM_JOB_ID=1"));
 }
 
+const CliSpec *train_spec(void), *bench_comm_spec(void);
 /* How many ranks start where nobody says: as many as GPUs answer, or processors. 4 GPUs and 16 processors here. */
 Test(launch, one_rank_for_each_gpu) {
-    char *cpu = check_path("cpu.yaml"), *any = check_path("any.yaml");
+    char *cpu = check_path("cpu.yaml"), *any = check_path("any.yaml"), *isa = check_path("isa.yaml");
     Err e = {0};
-    cr_assert(file_write(cpu, "run: {device: cpu}\n", 19, &e) && file_write(any, "train: {}\n", 10, &e), "%s", e.msg);
+    cr_assert(file_write(cpu, "run: {device: cpu}\n", 19, &e) && file_write(any, "train: {}\n", 10, &e) &&
+                  file_write(isa, "run: {isa: avx2}\n", 17, &e),
+              "%s", e.msg);
     const struct {
         int gpus, want;
-        const char *word[5];
+        const char *word[7];
     } k[] = {{4, 4, {"train", any}},
              {0, 16, {"train", any}},
              {0, 16, {"train", any, "run.device=cuda"}},
@@ -347,12 +350,28 @@ Test(launch, one_rank_for_each_gpu) {
              {4, 4, {"train", cpu, "--device", "cuda"}},
              {4, 4, {"train", "no-such-file.yaml"}},
              {4, 16, {"bench", "comm"}},
-             {4, 4, {"bench", "comm", "--device", "cuda"}}};
+             {4, 4, {"bench", "comm", "--device", "cuda"}},
+             {4, 4, {"bench", "comm", "--seconds", "1", "--device", "cuda"}},
+             /* options before the configuration, and values of them, are none */
+             {4, 16, {"train", "--resume", "auto", cpu}},
+             {4, 16, {"train", "--threads", "2", "-q", cpu}},
+             {4, 4, {"train", "--threads", "2", "--device", "cuda", cpu}},
+             {4, 4, {"train", "--resume", cpu, any}},
+             {4, 16, {"train", "--device", "cpu", any, "run.device=cuda"}},
+             /* an instruction set is a CPU's unless the device is named, too */
+             {4, 16, {"train", any, "--isa", "avx2"}},
+             {4, 16, {"train", "--isa=avx2", any}},
+             {4, 4, {"train", any, "--isa", "auto"}},
+             {4, 16, {"train", any, "run.isa=baseline"}},
+             {4, 16, {"train", isa}},
+             {4, 4, {"train", isa, "run.device=cuda"}},
+             {4, 4, {"train", any, "--isa", "avx2", "--device", "cuda"}}};
     for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
         int n = 0;
-        while (n < 5 && k[i].word[n]) n++;
-        int got = launch_default(n, (char *const *)k[i].word, k[i].gpus, 16);
+        while (n < 7 && k[i].word[n]) n++;
+        const CliSpec *spec = strcmp(k[i].word[0], "train") ? bench_comm_spec() : train_spec();
+        int got = launch_default(spec, n, (char *const *)k[i].word, k[i].gpus, 16);
         cr_expect_eq(got, k[i].want, "case %zu: %d ranks, expected %d", i, got, k[i].want);
     }
-    free(cpu), free(any);
+    free(cpu), free(any), free(isa);
 }

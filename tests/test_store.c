@@ -1,5 +1,5 @@
 /* The meeting of ranks: all get what rank 0 has, and nobody else does, whoever stands at the ports. */
-#include "../ops/file.h"
+#include "../train/comm_shm.h"
 #include "../train/store.h"
 #include "../train/store_net.h"
 #include "check.h"
@@ -129,71 +129,6 @@ static void they_meet(int first, int world, int port, pid_t zero) {
     cr_assert(took < check_slow(), "they met after %g s", took);
 }
 
-/* ---- messages -------------------------------------------------------------------------------------------------------
- */
-static const StoreKey one = {
-    .job = 0x0123456789abcdef, .config = 0xfedcba9876543210, .rank = 1, .world = 3, .restart = 2};
-static StoreTalk whole_talk(const uint8_t *bytes, size_t n) {
-    StoreTalk t;
-    uint8_t nonce[STORE_NONCE];
-    for (int i = 0; i < STORE_NONCE; i++) nonce[i] = (uint8_t)i;
-    store_greeting_write(&t, &one, nonce);
-    for (int i = 0; i < STORE_NONCE; i++) nonce[i] = (uint8_t)(200 - i);
-    store_hello_write(&t, &one, nonce, secret);
-    store_answer_write(&t, STORE_OK, 7, bytes, n, secret);
-    return t;
-}
-/* Tags by Python: hmac.new(b'a secret of sixteen or more', bytes([k]) + messages, 'sha256'). */
-Test(store, tags_are_hmac_sha256) {
-    static const char *const want[] = {"21d5b87eb55b11109d35c9180b2271c3a90206f04fa3bc02f4ee5ea907cf9422",
-                                       "976fe42e7809c1cfeae1abdf736071dfa131117835de388abcfe666cd83250e3",
-                                       "a9ff58e8d8bcee2de58bf9b42bdc34d2763e23b646210fe0144ab1c5242c1781"};
-    StoreTalk t = whole_talk((const uint8_t *)"the bytes", 9);
-    uint8_t thanks[STORE_TAG];
-    store_thanks_write(&t, secret, thanks);
-    const uint8_t *const tag[] = {t.hello + STORE_HELLO - STORE_TAG, t.answer + STORE_ANSWER - STORE_TAG, thanks};
-    for (int k = 0; k < 3; k++) {
-        char hex[2 * STORE_TAG + 1];
-        sodium_bin2hex(hex, sizeof hex, tag[k], STORE_TAG);
-        cr_expect_str_eq(hex, want[k]);
-    }
-}
-/* Whatever byte of a connection is another than was sent: nobody takes it for the other end's. */
-Test(store, every_byte_counts) {
-    uint8_t bytes[9] = "the bytes", thanks[STORE_TAG];
-    StoreTalk t = whole_talk(bytes, sizeof bytes);
-    StoreKey theirs;
-    StoreWhat what;
-    uint64_t value;
-    store_thanks_write(&t, secret, thanks);
-    cr_assert(store_hello_read(&t, &one, secret, &theirs, &what) && what == STORE_OK && theirs.rank == 1);
-    cr_assert(store_answer_read(&t, bytes, secret, &what, &value) && what == STORE_OK && value == 7);
-    cr_assert(store_thanks_read(&t, secret, thanks));
-    cr_assert(!store_hello_read(&t, &one, wrong, &theirs, &what) && !store_thanks_read(&t, wrong, thanks) &&
-              !store_answer_read(&t, bytes, wrong, &what, &value));
-    cr_assert(!store_thanks_read(&t, secret, t.answer + STORE_ANSWER - STORE_TAG), "a tag of another message");
-    uint8_t *all = (uint8_t *)&t;
-    for (size_t i = 0; i < sizeof t; i++)
-        for (int bit = 0; bit < 8; bit += 7) {
-            all[i] ^= (uint8_t)(1 << bit);
-            if (i < STORE_GREETING + STORE_HELLO)
-                cr_expect(!store_hello_read(&t, &one, secret, &theirs, &what), "hello, byte %zu", i);
-            cr_expect(!store_answer_read(&t, bytes, secret, &what, &value), "answer, byte %zu", i);
-            cr_expect(!store_thanks_read(&t, secret, thanks), "thanks, byte %zu", i);
-            all[i] ^= (uint8_t)(1 << bit);
-        }
-    for (size_t i = 0; i < sizeof bytes; i++) {
-        bytes[i] ^= 1;
-        cr_expect(!store_answer_read(&t, bytes, secret, &what, &value), "byte %zu", i);
-        bytes[i] ^= 1;
-    }
-    for (size_t i = 0; i < sizeof thanks; i++) {
-        thanks[i] ^= 1;
-        cr_expect(!store_thanks_read(&t, secret, thanks), "thanks, byte %zu", i);
-        thanks[i] ^= 1;
-    }
-}
-
 /* ---- the meeting ----------------------------------------------------------------------------------------------------
  */
 Test(store, all_get_what_rank_0_has) {
@@ -268,6 +203,27 @@ Test(store, listens_at_its_address_alone) {
     pid_t one_pid = meet(m);
     cr_assert(!ended(one_pid), "%s", board->msg[1]);
     cr_assert(!ended(zero), "%s", board->msg[0]);
+}
+
+/* Ranks of a launcher, which says in their memory that one has ended, do not wait for it. */
+Test(store, a_rank_that_ended_before_they_met) {
+    board_make();
+    Err e = {0};
+    int fd;
+    pid_t pid[2];
+    cr_assert(comm_shm_make(3, &fd, &e) && fd > 0, "%s", e.msg);
+    for (int r = 0; r < 2; r++) {
+        StoreKey k = {.job = rng_mix(3, (uint64_t)getpid()), .rank = r ? 2 : 0, .world = 3};
+        pid[r] = meet((Meet){k, {.local = true, .shared = fd}, 100 * check_slow()});
+    }
+    usleep(50000);
+    double begun = now_seconds();
+    comm_shm_ended(fd, 1);
+    cr_assert_eq(ended(pid[0]), EXIT_WORLD);
+    cr_assert(strstr(board->msg[0], "rank 0: rank 1 has ended before the ranks met"), "%s", board->msg[0]);
+    ended(pid[1]); /* it may have what it came for */
+    cr_assert(now_seconds() - begun < check_slow(), "%g s", now_seconds() - begun);
+    close(fd);
 }
 
 /* ---- impostors ------------------------------------------------------------------------------------------------------

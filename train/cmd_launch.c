@@ -6,6 +6,7 @@
 #include "ranks.h"
 
 int cmd_launch(int argc, char **argv);
+const CliSpec *train_spec(void), *bench_comm_spec(void);
 
 enum { KEY_RESTARTS = 1000, KEY_DEADLINE, WORDS_MAX = 512, RANKS_MOST = 1024 };
 typedef struct {
@@ -49,7 +50,8 @@ static const CliSpec spec = {
         "OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY, which would give all ranks the same processors, are not "
         "handed on to several. When a rank dies or hangs, every other ends within the deadline with a line that names "
         "it; with "
-        "--max-restarts the run then goes on from its newest checkpoint. SIGINT and SIGTERM reach every rank once. The "
+        "--max-restarts the run then goes on from its newest checkpoint. SIGINT, SIGTERM, SIGHUP and SIGUSR1 reach "
+        "every rank once. The "
         "exit status is that of the ranks: 2 if one of them says so, else 1 if one failed, else 130 if they were "
         "interrupted. Training that diverged is not tried again.",
     .options = options,
@@ -84,7 +86,9 @@ int cmd_launch(int argc, char **argv) {
         return cli_fail(&e);
     }
     char why[200];
-    if (!a.ranks) a.ranks = imin(RANKS_MOST, launch_default(a.nword, a.word + 1, device_gpus(why), procs()));
+    if (!a.ranks)
+        a.ranks = imin(RANKS_MOST, launch_default(bench ? bench_comm_spec() : train_spec(), a.nword, a.word + 1,
+                                                  device_gpus(why), procs()));
     Launch l = {.ranks = a.ranks, .deadline = a.deadline, .words = a.word + 1};
     for (l.restart = 0;; l.restart++) {
         if (!launch_run(&l, &e)) return cli_fail(&e);

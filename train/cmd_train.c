@@ -63,13 +63,17 @@ static const CliSpec spec = {
     .args = "CONFIG.yaml [KEY=VALUE...]",
     .doc =
         "Trains a model. run.dir receives config.yaml, step-* (checkpoints, each a Hugging Face directory), links last "
-        "and best, metrics.jsonl and samples.txt. SIGINT or SIGTERM saves and exits 130; --resume auto goes on.",
+        "and best, metrics.jsonl and samples.txt. SIGINT, SIGTERM, SIGHUP or SIGUSR1 saves and exits 130; --resume "
+        "auto goes on.",
     .options = options,
     .take = take,
     .tuning = true,
     .settings = true,
     .min_args = 1,
     .max_args = -1};
+
+const CliSpec *train_spec(void);
+const CliSpec *train_spec(void) { return &spec; }
 
 /* The settings as they will be used: command-line options count as keys. */
 static bool settings(Config *cfg, Args *a, const Cli *cli, Err *e) {

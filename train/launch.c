@@ -1,6 +1,7 @@
 #include "launch.h"
 #include "../model/tree.h"
 #include "../ops/procs.h"
+#include "../ops/signals.h"
 #include "comm_shm.h"
 #include "ranks.h"
 #include <errno.h>
@@ -29,7 +30,8 @@ typedef struct {
     int live, first; /* first: the rank that is told of, -1 */
     bool first_stopped;
     double since; /* of the first failure, 0 */
-    int signals;
+    int signals;  /* SIGINT and SIGTERM that have come */
+    int shared;   /* the memory of the ranks */
 } Watch;
 
 /* ---- starting -------------------------------------------------------------------------------------------------------
@@ -50,45 +52,63 @@ static char **environment(const Launch *l, int rank, int fd) {
     return env;
 }
 
-static _Noreturn void child(const Launch *l, int rank, int fd, int out, char **env, pid_t parent) {
+/* Says through `why`, which a start closes, what stopped it. */
+static _Noreturn void child(const Launch *l, int rank, int fd, int out, char **env, pid_t parent, int why) {
+    const char *what = "its environment";
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, l->keeps_pipe ? SIG_IGN : SIG_DFL);
     setpgid(0, 0);
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != parent) _exit(EXIT_WORLD);
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) goto failed;
+    if (getppid() != parent) _exit(EXIT_WORLD); /* nobody is there to be told */
     if (rank) {
+        what = "standard input and output";
         int null = open("/dev/null", O_RDONLY);
-        if (null < 0 || dup2(null, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0) _exit(EXIT_WORLD);
+        if (null < 0 || dup2(null, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0) goto failed;
         if (null > 2) close(null);
     }
-    if (fcntl(fd, F_SETFD, 0)) _exit(EXIT_WORLD);
+    what = "the memory to share";
+    if (fcntl(fd, F_SETFD, 0)) goto failed;
     char **argv = l->words; /* words[-1] is the program's name */
     procs_unbind();
+    what = "/proc/self/exe";
     execve("/proc/self/exe", argv - 1, env);
-    dprintf(2, "kvsmith: cannot start rank %d: %s\n", rank, strerror(errno));
+failed:
+    dprintf(why, "%s: %s", what, strerror(errno));
     _exit(EXIT_WORLD);
 }
 
-static bool start(Watch *w, int rank, int fd, Err *e) {
+static bool start(Watch *w, int rank, Err *e) {
     Child *c = &w->child[rank];
-    int ends[2] = {-1, -1};
+    int ends[2] = {-1, -1}, why[2];
+    char said[200];
     if (rank && pipe2(ends, O_CLOEXEC)) return err_world(e, "launch: a pipe for rank %d: %s", rank, strerror(errno));
-    char **env = environment(w->l, rank, fd);
+    c->pipe = ends[0];
+    if (pipe2(why, O_CLOEXEC)) {
+        err_world(e, "launch: a pipe for rank %d: %s", rank, strerror(errno));
+        if (ends[1] >= 0) close(ends[1]);
+        return false;
+    }
+    char **env = environment(w->l, rank, w->shared);
     pid_t me = getpid();
     c->pid = fork();
-    if (!c->pid) child(w->l, rank, fd, ends[1], env, me);
+    if (!c->pid) child(w->l, rank, w->shared, ends[1], env, me, why[1]);
     int error = errno;
     for (char **v = env; *v; v++) free(*v);
     free(env);
     if (ends[1] >= 0) close(ends[1]);
-    c->pipe = ends[0];
+    close(why[1]);
+    ssize_t n = c->pid < 0 ? 0 : TEMP_FAILURE_RETRY(read(why[0], said, sizeof said - 1)); /* until it has started */
+    close(why[0]);
     if (c->pid < 0) {
         c->pid = 0;
         return err_world(e, "launch: cannot start rank %d of %d: %s", rank, w->l->ranks, strerror(error));
     }
     if (c->pipe >= 0) fcntl(c->pipe, F_SETFL, O_NONBLOCK);
     w->live++;
-    return true;
+    said[n > 0 ? n : 0] = 0;
+    return n <= 0 || err_world(e, "launch: cannot start rank %d of %d: %s", rank, w->l->ranks, said);
 }
 
 /* ---- what they write ------------------------------------------------------------------------------------------------
@@ -170,6 +190,8 @@ static void reap(Watch *w) {
         if (!failed(c->status)) continue;
         if (!w->since) w->since = now_seconds();
         tell(w, r, false);
+        /* One that ends before it has taken its place in the memory is known to nobody else. */
+        comm_shm_ended(w->shared, r);
     }
 }
 /* After a failure a stopped rank will not find out by itself. */
@@ -194,7 +216,8 @@ static void watch(Watch *w, int signals) {
             int number = (int)info.ssi_signo;
             if (number == SIGCHLD) continue;
             w->l->interrupted = true;
-            signal_all(w, ++w->signals > 2 ? SIGKILL : number == SIGHUP ? SIGTERM : number);
+            w->signals += number == SIGINT || number == SIGTERM;
+            signal_all(w, w->signals > 2 ? SIGKILL : number);
         }
         for (int r = 0; r < W; r++) relay(&w->child[r], r);
         reap(w);
@@ -222,25 +245,22 @@ static int verdict(const Watch *w) {
 }
 
 bool launch_run(Launch *l, Err *e) {
-    Watch w = {.l = l, .child = xcalloc((size_t)l->ranks, sizeof *w.child), .first = -1};
+    Watch w = {.l = l, .child = xcalloc((size_t)l->ranks, sizeof *w.child), .first = -1, .shared = -1};
     sigset_t ours, before;
-    int fd = -1;
     for (int r = 0; r < l->ranks; r++) w.child[r].pipe = -1;
     *l->why = 0;
-    sigemptyset(&ours);
+    signals_set(&ours);
     sigaddset(&ours, SIGCHLD);
-    sigaddset(&ours, SIGINT);
-    sigaddset(&ours, SIGTERM);
-    sigaddset(&ours, SIGHUP);
     sigprocmask(SIG_BLOCK, &ours, &before);
+    /* A reader of the lines that went away does not end the run. */
+    l->keeps_pipe = signal(SIGPIPE, SIG_IGN) == SIG_IGN;
     /* Whoever started this may have left it ignored: then nobody could learn how a rank ended. */
     signal(SIGCHLD, SIG_DFL);
     int signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
     bool ok = signals >= 0 || err_world(e, "launch: signals: %s", strerror(errno));
-    ok = ok && comm_shm_make(l->ranks, &fd, e);
-    for (int r = 0; ok && r < l->ranks; r++) ok = start(&w, r, fd, e);
+    ok = ok && comm_shm_make(l->ranks, &w.shared, e);
+    for (int r = 0; ok && r < l->ranks; r++) ok = start(&w, r, e);
     if (!ok) signal_all(&w, SIGKILL);
-    if (fd >= 0) close(fd);
     if (signals >= 0) {
         watch(&w, signals);
         close(signals);
@@ -252,6 +272,8 @@ bool launch_run(Launch *l, Err *e) {
         free(w.child[r].held);
     }
     free(w.child);
+    if (w.shared >= 0) close(w.shared);
+    if (!l->keeps_pipe) signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &before, NULL);
     return ok;
 }
@@ -259,24 +281,32 @@ bool launch_run(Launch *l, Err *e) {
 /* ---- how many -------------------------------------------------------------------------------------------------------
  */
 
-/* run.device of the settings in a file; "auto" where it cannot be read, which the ranks will say. */
-static void device_of_file(const char *path, char out[16]) {
-    Node *root = tree_yaml_file(path, NULL);
-    const Node *run = root ? tree_get(root, "run") : NULL, *x = run ? tree_get(run, "device") : NULL;
-    snprintf(out, 16, "%.15s", x && x->type == NODE_SCALAR ? x->text : "auto");
-    tree_free(root);
+/* run.KEY of the settings in a file; *out stays where it cannot be read, which the ranks will say. */
+static void run_key(const Node *root, const char *key, char out[16]) {
+    const Node *run = root ? tree_get(root, "run") : NULL, *x = run ? tree_get(run, key) : NULL;
+    if (x && x->type == NODE_SCALAR) snprintf(out, 16, "%.15s", x->text);
 }
 
-int launch_default(int nword, char *const word[], int gpus, int procs) {
-    static const char *const names[] = {"--device=", "run.device="};
-    const char *said = NULL;
-    char file[16] = "auto";
-    for (int i = 1; i < nword; i++) {
-        if (!strcmp(word[i], "--device") && i + 1 < nword) said = word[i + 1];
-        for (size_t k = 0; k < 2; k++)
-            if (!strncmp(word[i], names[k], strlen(names[k]))) said = word[i] + strlen(names[k]);
+/* As the command's own settings: a file, then KEY=VALUE, then options. An instruction set is a CPU's, so that one that is
+ * named stands for the CPU where the device is left to the program. */
+int launch_default(const CliSpec *spec, int nword, char *const word[], int gpus, int procs) {
+    bool train = !strcmp(word[0], "train");
+    char device[16] = "auto", isa[16] = "auto";
+    CliPeek p;
+    cli_peek(spec, nword, word, &p);
+    if (train && p.word) {
+        Node *root = tree_yaml_file(p.word, NULL);
+        run_key(root, "device", device);
+        run_key(root, "isa", isa);
+        tree_free(root);
     }
-    if (!said && nword > 1 && !strcmp(word[0], "train") && *word[1] != '-') device_of_file(word[1], file);
-    if (strcmp(word[0], "train")) strcpy(file, "cpu"); /* what bench comm measures unless another is named */
-    return gpus && strcmp(said ? said : file, "cpu") ? gpus : procs;
+    for (int i = 1; train && i < nword; i++) {
+        if (!strncmp(word[i], "run.device=", 11)) snprintf(device, sizeof device, "%.15s", word[i] + 11);
+        if (!strncmp(word[i], "run.isa=", 8)) snprintf(isa, sizeof isa, "%.15s", word[i] + 8);
+    }
+    if (!train) strcpy(device, "cpu"); /* what bench comm measures unless another is named */
+    if (p.device) snprintf(device, sizeof device, "%.15s", p.device);
+    if (p.isa) snprintf(isa, sizeof isa, "%.15s", p.isa);
+    bool cpu = !strcmp(device, "cpu") || (!strcmp(device, "auto") && *isa && strcmp(isa, "auto"));
+    return gpus && !cpu ? gpus : procs;
 }

@@ -4,26 +4,27 @@
 #include "saver.h"
 #include "stages.h"
 #include "watch.h"
+#include "../ops/signals.h"
 #include "../optim/schedule.h"
-#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
 /* The one variable outside of any struct: a handler has no argument to find its own. */
 static volatile sig_atomic_t signals_seen;
 
+/* A second SIGINT or SIGTERM is somebody who does not want to wait. A second SIGHUP is none (a shell and the system send
+ * one each when a terminal is lost), nor is the SIGTERM after a SIGUSR1 (of batch systems, at the limit): a checkpoint
+ * may be under way. */
+enum { ASKED = 1, URGED = 2 };
 static void on_signal(int number) {
-    (void)number;
-    if (signals_seen++) _exit(EXIT_SIGNAL);
+    bool urges = number == SIGINT || number == SIGTERM;
+    if (urges && signals_seen & URGED) _exit(EXIT_SIGNAL);
+    signals_seen |= urges ? URGED : ASKED;
 }
 
 void train_catch_signals(void) {
-    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGTERM, &a, NULL);
-    /* A write past a file-size limit is an error like a full disk, not a reason to be killed. */
-    signal(SIGXFSZ, SIG_IGN);
-    /* Nor is a reader of the progress lines that went away (`| head`). */
+    signals_catch(on_signal, SA_RESTART);
+    /* A reader of the progress lines that went away (`| head`) does not end the run. */
     signal(SIGPIPE, SIG_IGN);
     set_catch_sigbus();
 }

@@ -5,7 +5,8 @@
 typedef enum { STOP_STEPS, STOP_TIME, STOP_SIGNAL, STOP_ACCURACY } Stop;
 const char *stop_name(Stop); /* "steps", "time", "signal", "accuracy" */
 
-/* SIGINT and SIGTERM end the run after the step under way; a second one ends the process at once (130). */
+/* The signals of signals.h end the run after the step under way; a second SIGINT or SIGTERM ends the process at once
+ * (130). */
 void train_catch_signals(void);
 
 /* From t->state to train.steps, train.max_seconds or train.stop_at_acc, through the stages: steps, records,

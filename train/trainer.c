@@ -204,8 +204,12 @@ bool trainer_open_stage(Trainer *t, Config *run, int k, bool dry, Err *e) {
     if (!feed_vocab(t, e) || !device_bind(name, device, cfg->run.isa, e) ||
         !device_open(&t->dev, name, cfg->threads ? cfg->threads : cfg->run.threads, e) ||
         (*cfg->run.tuning && !device_tuning(t->dev, cfg->run.tuning, e)) || !dtype_choose(t, e) ||
-        !frozen_choose(t, &bf16, e) || !feed_open_text(t, e) || !trainer_measure_peak(t, e) ||
-        !teacher_open(t, &o, e)) {
+        !frozen_choose(t, &bf16, e) || !feed_open_text(t, e)) {
+        trainer_close(t);
+        return false;
+    }
+    trainer_measure_peak(t);
+    if (!teacher_open(t, &o, e)) {
         trainer_close(t);
         return false;
     }
@@ -253,14 +257,19 @@ void trainer_close(Trainer *t) {
     t->dev = NULL;
 }
 
-bool trainer_measure_peak(Trainer *t, Err *e) {
+void trainer_measure_peak(Trainer *t) {
     Gemm g;
+    Err why = {0};
+    t->peak_flops = 0;
     /* The double build multiplies by a plain loop, which is no peak of anything; and a device computes while the clock
      * of bench_gemm, which does not wait for it, has stopped. */
-    if (t->dry || REAL != F32 || device_apart(t->dev) || !trainer_writes(t)) return true;
-    if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, e)) return false;
+    if (t->dry || REAL != F32 || device_apart(t->dev) || !trainer_writes(t)) return;
+    if (!bench_gemm(t->dev, 1024, 1024, 1024, 0.1, &g, &why)) {
+        /* The run may have the room that this has not. */
+        if (!t->cfg->quiet) fprintf(stderr, "no share of the peak FLOP/s (mfu) is told: %s\n", why.msg);
+        return;
+    }
     t->peak_flops = 2.0 * g.N * g.O * g.I / g.time.best;
-    return true;
 }
 
 /* ---- memory ---------------------------------------------------------------------------------------------------------

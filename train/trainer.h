@@ -139,5 +139,6 @@ bool trainer_validate(Trainer *, ValRecord *, Err *);
 /* A text from the model as it is, into samples.txt. */
 bool trainer_sample(Trainer *, Err *);
 
-/* Where the peak of GEMM stands: measured on this device in about 0.2 s; 0 when it is not. */
-bool trainer_measure_peak(Trainer *, Err *);
+/* Fill peak_flops, measured in about 0.2 s; 0 where it is not, or where there is no memory to do so, of which a line is
+ * printed. */
+void trainer_measure_peak(Trainer *);

@@ -1,0 +1,34 @@
+#include "signals.h"
+#include <fcntl.h>
+#include <unistd.h>
+
+static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+enum { NENDS = sizeof ends / sizeof *ends };
+
+static int is_ignored(int number) {
+    struct sigaction now;
+    return !sigaction(number, NULL, &now) && now.sa_handler == SIG_IGN;
+}
+void signals_catch(void (*handler)(int), int flags) {
+    struct sigaction a = {.sa_handler = handler, .sa_flags = flags};
+    for (int i = 0; i < NENDS; i++)
+        if (ends[i] == SIGINT || ends[i] == SIGTERM || !is_ignored(ends[i])) sigaction(ends[i], &a, NULL);
+}
+void signals_set(sigset_t *s) {
+    sigemptyset(s);
+    for (int i = 0; i < NENDS; i++)
+        if (!is_ignored(ends[i])) sigaddset(s, ends[i]);
+}
+int signals_pending(void) {
+    sigset_t ours, come;
+    signals_set(&ours);
+    sigpending(&come);
+    for (int i = 0; i < NENDS; i++)
+        if (sigismember(&ours, ends[i]) && sigismember(&come, ends[i])) return 1;
+    return 0;
+}
+void signals_begin(void) {
+    signal(SIGXFSZ, SIG_IGN);
+    for (int fd = 0; fd < 3; fd++) /* the other way round: what is written to a closed output is lost, and an error */
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) break;
+}
