@@ -19,9 +19,10 @@ for n in 5 6 7 8 9 10 11; do
 done
 verdict few-descriptors
 
+deadline=$(patience 10)
 trial() { # milliseconds after the first rank is there, number
     local t=$2 pid kids start rc
-    "$prog" launch -n 3 --deadline 100 -- bench comm --seconds 100 --bytes 2000000 >"$tmp/early$t.out" 2>"$tmp/early$t.err" &
+    "$prog" launch -n 3 --deadline $deadline -- bench comm --seconds 100 --bytes 2000000 >"$tmp/early$t.out" 2>"$tmp/early$t.err" &
     pid=$!
     for _ in $(seq "$(patience 4000)"); do
         { read -r -a kids <"/proc/$pid/task/$pid/children"; } 2>/dev/null
@@ -137,7 +138,18 @@ for s in HUP USR1 INT; do
         [ $rc -eq 130 ] && [ ! -s "$tmp/err" ] || wrong "${c%% *}, SIG$s: exit $rc: $(cat "$tmp/err")"
     done
 done
+# What is ignored (nohup) stays so, also where signals are blocked and looked for.
+env --ignore-signal=HUP "$prog" data tokenize - --tokenizer byte -o "$tmp/kept" <"$tmp/fifo" 7>&- >"$tmp/out" 2>"$tmp/err" &
+pid=$!
+printf 'some text\n' >&7
+for _ in $(seq "$(patience 200)"); do
+    grep -q '^SigBlk:.*[1-9a-f]' /proc/$pid/status 2>/dev/null && break
+    sleep 0.02
+done
+kill -HUP $pid
+printf 'and more of it\n' >&7
 exec 7>&-
+wait $pid || wrong "data tokenize, SIGHUP ignored: exit $?: $(cat "$tmp/err")"
 [ -z "$(ls "$tmp" | grep '^set')" ] || wrong "data tokenize left $(ls "$tmp" | grep '^set')"
 verdict hangup-and-usr1
 
