@@ -171,7 +171,7 @@ bool set_kind(const char *path, SetKind *kind, Err *e) {
 static bool watch(Set *s, const char *path, size_t size, Err *e) {
     struct stat st;
     Watch *w = &s->watch[s->nwatch];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = TEMP_FAILURE_RETRY(open(path, O_RDONLY | O_CLOEXEC));
     if (fd < 0) return err_errno(e, "cannot open", path);
     s->nwatch++;
     *w = (Watch){.path = xstrdup(path), .fd = fd};

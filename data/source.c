@@ -57,7 +57,7 @@ static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
     struct stat st;
     bool piped = !strcmp(path, STDIN);
     *f = (In){.cfg = cfg, .path = piped ? "standard input" : path, .piped = piped};
-    f->fd = piped ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    f->fd = piped ? STDIN_FILENO : TEMP_FAILURE_RETRY(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     f->check = (TextCheck){.name = f->path, .lift = cfg->lift};
     if (f->fd < 0) return err_errno(e, "cannot open", path);
     if (fstat(f->fd, &st)) return err_errno(e, "cannot read", f->path);

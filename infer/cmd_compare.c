@@ -67,7 +67,7 @@ static bool folder_lock(const Compare *c, int *fd, Err *e) {
     *fd = file_own(AT_FDCWD, path, O_RDWR | O_CREAT, path, e);
     bool ok = *fd >= 0 && (!fcntl(*fd, F_SETFD, 0) || err_errno(e, "cannot hand on", path));
     double start = now_seconds();
-    while (ok && flock(*fd, LOCK_EX | LOCK_NB)) {
+    while (ok && TEMP_FAILURE_RETRY(flock(*fd, LOCK_EX | LOCK_NB))) {
         if (errno != EWOULDBLOCK)
             ok = err_world(e, "cannot lock %s: %s", path, strerror(errno));
         else if (now_seconds() - start > 20)

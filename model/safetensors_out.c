@@ -39,7 +39,7 @@ static bool begin_file(StOut *o, const StList *l, char *path, const char *const 
     Sink *s = &o->file[o->nfile];
     StItem *item = st_file_order(l);
     char *head = st_header(item, l->n, meta, &len);
-    *s = (Sink){path, open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)};
+    *s = (Sink){path, TEMP_FAILURE_RETRY(open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666))};
     bool ok = s->fd >= 0 || err_errno(e, "cannot create", path);
     ok = ok && (len <= JSON_BYTES_MAX || err_input(e, "%s: %d tensors need a header of %zu bytes, the format allows %d",
                                                    path, l->n, len, JSON_BYTES_MAX));
@@ -169,7 +169,8 @@ bool st_out_end(StOut *o, Err *e) {
               o->hole[i].bytes);
     for (int i = 0; ok && i < o->nfile; i++) {
         Sink *s = &o->file[i];
-        ok = fsync(s->fd) == 0 || errno == EINVAL || err_world(e, "cannot sync %s: %s", s->path, strerror(errno));
+        ok = TEMP_FAILURE_RETRY(fsync(s->fd)) == 0 || errno == EINVAL ||
+             err_world(e, "cannot sync %s: %s", s->path, strerror(errno));
         int fd = s->fd;
         s->fd = -1;
         ok = (close(fd) == 0 || err_world(e, "cannot close %s: %s", s->path, strerror(errno))) && ok;

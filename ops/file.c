@@ -12,7 +12,7 @@ bool file_map(FileMap *m, const char *path, Err *e) {
     *m = (FileMap){0};
     struct stat st;
     /* Without O_NONBLOCK a pipe would wait for a writer for ever. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = TEMP_FAILURE_RETRY(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (fd < 0) return err_errno(e, "cannot open", path);
     if (fstat(fd, &st)) {
         err_errno(e, "cannot read", path);
@@ -274,7 +274,7 @@ bool file_sync_folder(const char *path, Err *e) {
 }
 
 bool file_commit(FileOut *o, Err *e) {
-    if (fsync(o->fd) && errno != EINVAL) return out_failed(o, "sync", e);
+    if (TEMP_FAILURE_RETRY(fsync(o->fd)) && errno != EINVAL) return out_failed(o, "sync", e);
     int fd = o->fd;
     o->fd = -1;
     if (close(fd)) return out_failed(o, "close", e);

@@ -21,7 +21,7 @@ verdict few-descriptors
 
 deadline=$(patience 10)
 trial() { # milliseconds after the first rank is there, number
-    local t=$2 pid kids start rc
+    local t=$2 pid kids=() start rc
     "$prog" launch -n 3 --deadline $deadline -- bench comm --seconds 100 --bytes 2000000 >"$tmp/early$t.out" 2>"$tmp/early$t.err" &
     pid=$!
     for _ in $(seq "$(patience 4000)"); do
@@ -152,6 +152,11 @@ exec 7>&-
 wait $pid || wrong "data tokenize, SIGHUP ignored: exit $?: $(cat "$tmp/err")"
 [ -z "$(ls "$tmp" | grep '^set')" ] || wrong "data tokenize left $(ls "$tmp" | grep '^set')"
 verdict hangup-and-usr1
+
+# ---- calls that are interrupted, as file systems over a network or of a program of the user's may say
+LD_PRELOAD=$tmp/shim.so SHIM_EINTR=flock "$prog" $train -q train.steps=6 run.dir="$tmp/run7" 2>"$tmp/err" || wrong "flock: exit $?: $(cat "$tmp/err")"
+cmp "$tmp/run/last/model.safetensors" "$tmp/run7/last/model.safetensors" >>"$bad" 2>&1
+verdict interrupted-calls
 
 # ---- little memory
 size=12583104 # of the matrices that the peak is measured with

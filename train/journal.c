@@ -83,7 +83,9 @@ bool journal_put(Journal *j, const char *text, size_t n, Err *e) {
     return (fwrite(text, 1, n, j->f) == n && !fflush(j->f)) || failed(j, e);
 }
 
-bool journal_sync(Journal *j, Err *e) { return !j->f || (!fflush(j->f) && !fsync(fileno(j->f))) || failed(j, e); }
+bool journal_sync(Journal *j, Err *e) {
+    return !j->f || (!fflush(j->f) && !TEMP_FAILURE_RETRY(fsync(fileno(j->f)))) || failed(j, e);
+}
 
 void journal_close(Journal *j) {
     if (j->f) fclose(j->f);

@@ -53,7 +53,7 @@ static bool tree_sync(int at, const char *name, Err *e) {
         if (fd >= 0) close(fd);
         return false;
     }
-    if (fsync(fd)) {
+    if (TEMP_FAILURE_RETRY(fsync(fd))) {
         int why = errno;
         close(fd);
         return err_world(e, "cannot sync %s to disk: %s; free some space or check the disk", name, strerror(why));
@@ -81,7 +81,8 @@ static bool each(const RunDir *d, See *see, void *ctx, Err *e) {
 }
 
 static bool sync_folder(const RunDir *d, Err *e) {
-    if (fsync(d->fd)) return err_world(e, "cannot sync run folder %s: %s", d->path, strerror(errno));
+    if (TEMP_FAILURE_RETRY(fsync(d->fd)))
+        return err_world(e, "cannot sync run folder %s: %s", d->path, strerror(errno));
     return true;
 }
 
@@ -109,7 +110,7 @@ static bool take_lock(RunDir *d, Err *e) {
             free(p);
             return false;
         }
-        if (flock(d->lock, LOCK_EX | LOCK_NB)) {
+        if (TEMP_FAILURE_RETRY(flock(d->lock, LOCK_EX | LOCK_NB))) {
             int why = errno;
             char pid[24] = "?";
             ssize_t n = pread(d->lock, pid, sizeof pid - 1, 0);
