@@ -1,4 +1,6 @@
 #include "bench.h"
+#include "../ops/graph.h"
+#include "../ops/half.h"
 #include "../ops/host.h"
 
 static int by_value(const void *a, const void *b) {
@@ -55,24 +57,37 @@ Timing bench_some(Device *dev, void (*work)(void *), void *ctx, double seconds, 
 
 void bench_fill(Device *dev, Tensor t, uint64_t key, double low, double high) {
     Tensor view = view_open(dev, t, false);
-    real *x = R(view);
+    size_t n = tensor_count(t);
+    real *x = t.dtype == BF16 ? NULL : R(view);
+    uint16_t *half = view.p;
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < tensor_count(t); i++) x[i] = (real)(low + (high - low) * rng_uniform(key, i));
+    for (size_t i = 0; i < n; i++) {
+        double v = low + (high - low) * rng_uniform(key, i);
+        if (x)
+            x[i] = (real)v;
+        else
+            half[i] = bf16_from((float)v);
+    }
     view_close(dev, t, view, true);
 }
+bool bench_narrow(Device *dev) { return device_apart(dev) && device_half(dev); }
 
 typedef struct {
     Run run;
-    Tensor y, x, w;
+    Tensor y, x, w, copy; /* copy: of w in bf16 */
 } Linear;
 static void linear_once(void *ctx) {
     Linear *l = ctx;
     l->run.ops->linear(&l->run, l->y, l->x, l->w, ABSENT);
 }
 static void linear_place(Linear *l, Arena *a, int N, int O, int I) {
-    l->y = arena_tensor(a, "y", REAL, 2, (int[]){N, O});
-    l->x = arena_tensor(a, "x", REAL, 2, (int[]){N, I});
+    const bool narrow = bench_narrow(l->run.dev);
+    l->y = arena_tensor(a, "y", narrow ? BF16 : REAL, 2, (int[]){N, O});
+    l->x = arena_tensor(a, "x", narrow ? BF16 : REAL, 2, (int[]){N, I});
     l->w = arena_tensor(a, "w", REAL, 2, (int[]){O, I});
+    if (!narrow || !half_wanted(l->run.dev, l->w, 0)) return;
+    l->copy = arena_tensor(a, "copy of w", BF16, 2, (int[]){O, I});
+    l->w.halved = true;
 }
 
 bool bench_gemm(Device *dev, int N, int O, int I, double seconds, Gemm *g, Err *e) {
@@ -89,11 +104,51 @@ bool bench_gemm(Device *dev, int N, int O, int I, double seconds, Gemm *g, Err *
     linear_place(&l, &data, N, O, I);
     bench_fill(dev, l.x, 1, -0.5, 0.5);
     bench_fill(dev, l.w, 2, -0.5, 0.5);
+    if (l.w.halved) half_keep(dev, l.w, l.copy), half_refresh(dev);
     *g = (Gemm){.N = N, .O = O, .I = I, .time = bench_time(dev, linear_once, &l, seconds)};
     g->gflops = 2e-9 * (double)N * O * I / g->time.median;
+    if (l.w.halved) half_drop(dev, l.w.p, tensor_bytes(l.w));
     arena_close(&scratch);
     arena_close(&data);
     return true;
+}
+
+enum { NODES = 100 };
+typedef struct {
+    Run run;
+    Tensor x;
+    Graphs *graphs;
+} Empty;
+/* Each adds a handful of values to others. */
+static void nodes(void *ctx) {
+    Empty *x = ctx;
+    for (int i = 0; i < NODES; i++) x->run.ops->add(&x->run, tensor_part(x->x, 0, 1), tensor_part(x->x, 1, 1));
+}
+static void nodes_once(void *ctx) {
+    Empty *x = ctx;
+    graphs_run(x->graphs, 1, nodes, x);
+}
+bool bench_launches(Device *dev, double seconds, Launches *l, Err *e) {
+    Arena data = {.name = "bench launches"}, scratch = {.name = "scratch of launches"};
+    Empty x = {.run = run_make(dev, &scratch)};
+    x.x = arena_tensor(&data, "x", REAL, 2, (int[]){2, 32});
+    nodes(&x);
+    const Memory *home = device_memory(dev, false);
+    bool ok = arena_open_at(&data, home, data.name, data.peak, false, e) &&
+              arena_open_at(&scratch, home, scratch.name, scratch.peak, false, e);
+    if (ok) {
+        x.x = arena_tensor(&data, "x", REAL, 2, (int[]){2, 32});
+        device_zero(dev, x.x.p, tensor_bytes(x.x));
+        *l = (Launches){.nodes = NODES, .apart = bench_time(dev, nodes, &x, seconds)};
+        x.graphs = graphs_open(dev);
+        nodes_once(&x), nodes_once(&x); /* as it comes, captured */
+        l->graph = bench_time(dev, nodes_once, &x, seconds);
+        l->host = bench_whole(dev, nodes_once, &x, seconds).median;
+        graphs_close(x.graphs);
+    }
+    arena_close(&scratch);
+    arena_close(&data);
+    return ok;
 }
 
 typedef struct {
@@ -122,7 +177,8 @@ static void copy_once(void *ctx) {
 }
 static bool bench_copy(Device *dev, size_t bytes, double seconds, double *bytes_per_s, Err *e) {
     Arena a = {0};
-    size_t n = bytes / 2;
+    const size_t most = (size_t)1 << 31; /* far beyond every cache: more would only take longer to draw */
+    size_t n = (bytes < most ? bytes : most) / 2;
     if (!arena_open_at(&a, device_memory(dev, false), "bench copy", 2 * n + 256, false, e)) return false;
     Copy c = {.dev = dev, .n = n};
     c.to = arena_take(&a, n, "copy"), c.from = arena_take(&a, n, "buffer");

@@ -1,5 +1,6 @@
 /* bench_heavy.c: ops that compute more than they move, at the shapes of a training step: see bench_ops.h. */
 #include "bench_ops.h"
+#include "../ops/half.h"
 #include "../ops/host.h"
 
 enum { HEADS = 12, D = 64, WIDTH = HEADS * D, WIDE = 4 * WIDTH, T = 1024, VOCAB = 50304, TAPS = 4 };
@@ -7,10 +8,13 @@ enum { HEADS = 12, D = 64, WIDTH = HEADS * D, WIDE = 4 * WIDTH, T = 1024, VOCAB 
 typedef struct {
     Run run;
     int N, V, T;
+    bool narrow;                 /* activations are BF16, as layers have them */
     Tensor x, y, dx, dy, q, lse; /* (N,WIDTH), lse (N,HEADS) */
+    Tensor stream;               /* (N,WIDTH) REAL: a gradient of the stream */
     Tensor wide;                 /* (N,WIDE) */
     Tensor w, dw;                /* (WIDE,WIDTH) */
     Tensor table, dtable;        /* (V,WIDTH) */
+    Tensor w16, table16;         /* their copies in bf16 */
     Tensor taps, dtaps;          /* (WIDTH,TAPS) */
     Tensor nll, g;               /* (N) */
     Tensor decay, ddecay, beta, dbeta, keep;
@@ -21,15 +25,20 @@ typedef struct {
 #define OPS(p, op, ...) (p)->run.ops->op(&(p)->run, __VA_ARGS__)
 #define DO(name, op, ...) \
     static void do_##name(Place *p) { OPS(p, op, __VA_ARGS__); }
-#define LOOK  ((Look){.heads = HEADS, .scale = (real)0.125})
-#define BY(t) TENSOR((t).p, REAL, p->N, HEADS, D)
+#define LOOK ((Look){.heads = HEADS, .scale = (real)0.125})
+static Tensor by_heads(const Place *p, Tensor t) {
+    Tensor h = TENSOR(t.p, t.dtype, p->N, HEADS, D);
+    h.fresh = t.fresh;
+    return h;
+}
+#define BY(t) by_heads(p, t)
 #define RULE  ((Recur){.q = BY(p->q), .k = BY(p->kv.k), .v = BY(p->kv.v), .g = BY(p->decay), .beta = p->beta})
 DO(linear, linear, p->wide, p->x, p->w, ABSENT)
 DO(linear_backward, linear_backward, p->dx, p->dw, ABSENT, p->wide, p->x, p->w)
 DO(attend, attend, BY(p->y), p->lse, BY(p->q), &p->kv, LOOK, false)
 DO(attend_backward, attend_backward, BY(p->dx), &p->dkv, BY(p->dy), BY(p->q), &p->kv, LOOK, BY(p->y), p->lse)
 DO(linear_xent, linear_xent, p->nll, NULL, p->dx, p->dtable, p->x, p->table, p->tok, p->g.p)
-DO(embed_backward, embed_backward, p->dtable, p->dy, p->tok, 1)
+DO(embed_backward, embed_backward, p->dtable, p->stream, p->tok, 1)
 DO(short_conv, short_conv, p->y, p->x, p->taps, ABSENT, true, ABSENT, 0)
 DO(short_conv_backward, short_conv_backward, p->dx, p->dtaps, ABSENT, p->dy, p->x, p->taps, ABSENT, true)
 DO(recur, recur, BY(p->y), p->keep, RULE, 0.125, ABSENT, 0)
@@ -56,22 +65,23 @@ static double flops(const Place *p, int i) {
     default: return (double)p->N * HEADS * D * D * 21;
     }
 }
-/* Each array once; of the loss the logits stay where they are made, in a floor's eyes. */
+/* Each array once; of the loss the logits stay where they are made, in a floor's eyes. A gradient in f32 is added to,
+ * one in bf16 is written. */
 static double bytes(const Place *p, int i) {
-    double row = (double)p->N * WIDTH, w = (double)WIDE * WIDTH, n = 0, table = (double)p->V * WIDTH;
+    const double one = sizeof(real), h = p->narrow ? sizeof(uint16_t) : one, grad = p->narrow ? h : 2 * one;
+    const double row = (double)p->N * WIDTH, w = (double)WIDE * WIDTH, table = (double)p->V * WIDTH;
     switch (i) {
-    case LINEAR: n = row + 4 * row + w; break;
-    case LINEAR2: n = 4 * row + row + w + 2 * (row + w); break;
-    case ATTEND: n = 4 * row; break;
-    case ATTEND2: n = 5 * row + 6 * row; break;
-    case XENT: n = row + table + 2 * row + 2 * table; break;
-    case EMBED: n = row + 2 * row; break;
-    case CONV: n = 2 * row; break;
-    case CONV2: n = 2 * row + 2 * row; break;
-    case RECUR: n = 5 * row; break;
-    default: n = 5 * row + 8 * row;
+    case LINEAR: return (row + 4 * row + w) * h;
+    case LINEAR2: return (4 * row + row + w) * h + row * grad + w * 2 * one;
+    case ATTEND: return 4 * row * h;
+    case ATTEND2: return 5 * row * h + 3 * row * grad;
+    case XENT: return (row + table) * h + row * grad + table * 2 * one;
+    case EMBED: return row * one + row * 2 * one;
+    case CONV: return 2 * row * h;
+    case CONV2: return 2 * row * h + row * grad;
+    case RECUR: return 4 * row * h + row * one;
+    default: return 4 * row * h + row * one + 3 * row * grad + row * 2 * one;
     }
-    return n * sizeof(real);
 }
 static const struct {
     const char *name;
@@ -91,29 +101,45 @@ static const struct {
 
 static void place(Place *p, Arena *a) {
     const int N = p->N;
-#define TAKE(name, ...) \
-    arena_tensor(a, name, REAL, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
-    Tensor *row[] = {&p->x, &p->y, &p->dx, &p->dy, &p->q, &p->decay, &p->ddecay};
-    for (size_t i = 0; i < sizeof row / sizeof *row; i++) *row[i] = TAKE("rows", N, WIDTH);
+    const Dtype rows_of = p->narrow ? BF16 : REAL;
+#define TAKE_AS(dtype, name, ...) \
+    arena_tensor(a, name, dtype, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
+#define TAKE(name, ...) TAKE_AS(REAL, name, __VA_ARGS__)
+    Tensor *row[] = {&p->x, &p->y, &p->dx, &p->dy, &p->q};
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) *row[i] = TAKE_AS(rows_of, "rows", N, WIDTH);
+    p->stream = TAKE("rows", N, WIDTH), p->decay = TAKE("rows", N, WIDTH), p->ddecay = TAKE("rows", N, WIDTH);
     p->lse = TAKE("lse", N, HEADS), p->beta = TAKE("beta", N, HEADS), p->dbeta = TAKE("dbeta", N, HEADS);
-    p->wide = TAKE("wide", N, WIDE), p->w = TAKE("w", WIDE, WIDTH), p->dw = TAKE("dw", WIDE, WIDTH);
+    p->wide = TAKE_AS(rows_of, "wide", N, WIDE), p->w = TAKE("w", WIDE, WIDTH), p->dw = TAKE("dw", WIDE, WIDTH);
     p->table = TAKE("table", p->V, WIDTH), p->dtable = TAKE("dtable", p->V, WIDTH);
     p->taps = TAKE("taps", WIDTH, TAPS), p->dtaps = TAKE("dtaps", WIDTH, TAPS);
     p->nll = TAKE("nll", N), p->g = TAKE("g", N), p->keep = TAKE("keep", recur_keep(N), HEADS, D, D);
     KvShape s = {.lanes = HEADS, .kdim = D, .vdim = D};
-    p->kv = (Kv){.s = s, .k = TAKE("k", N, HEADS, D), .v = TAKE("v", N, HEADS, D)};
-    p->dkv = (Kv){.s = s, .k = TAKE("dk", N, HEADS, D), .v = TAKE("dv", N, HEADS, D)};
+    p->kv = (Kv){.s = s, .k = TAKE_AS(rows_of, "k", N, HEADS, D), .v = TAKE_AS(rows_of, "v", N, HEADS, D)};
+    p->dkv = (Kv){.s = s, .k = TAKE_AS(rows_of, "dk", N, HEADS, D), .v = TAKE_AS(rows_of, "dv", N, HEADS, D)};
+    p->dx.fresh = p->dkv.k.fresh = p->dkv.v.fresh = p->narrow;
+    p->w.halved = p->narrow && half_wanted(p->run.dev, p->w, 0);
+    p->table.halved = p->narrow && half_wanted(p->run.dev, p->table, 0);
+    if (p->w.halved) p->w16 = TAKE_AS(BF16, "w in bf16", WIDE, WIDTH);
+    if (p->table.halved) p->table16 = TAKE_AS(BF16, "table in bf16", p->V, WIDTH);
 #undef TAKE
 }
 static void fill(Place *p, Device *dev) {
     const double unit = 0.2; /* keys and queries of a length near 1, as mixers' norms make them */
-    Tensor *small[] = {&p->x, &p->y, &p->dy, &p->q, &p->kv.k, &p->kv.v, &p->wide, &p->w, &p->table, &p->taps};
+    Tensor *small[] = {&p->x,    &p->y, &p->dy,    &p->q,    &p->kv.k,  &p->kv.v,
+                       &p->wide, &p->w, &p->table, &p->taps, &p->stream};
     Tensor *sums[] = {&p->dx, &p->dw, &p->dtable, &p->dtaps, &p->ddecay, &p->dbeta, &p->dkv.k, &p->dkv.v};
     for (size_t i = 0; i < sizeof small / sizeof *small; i++) bench_fill(dev, *small[i], 1 + i, -unit, unit);
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++) device_zero(dev, sums[i]->p, tensor_bytes(*sums[i]));
     bench_fill(dev, p->decay, 30, -0.1, 0);
     bench_fill(dev, p->beta, 31, 0, 1);
     bench_fill(dev, p->g, 32, 1e-5, 1e-4);
+    if (p->w.halved) half_keep(dev, p->w, p->w16);
+    if (p->table.halved) half_keep(dev, p->table, p->table16);
+    half_refresh(dev);
+}
+static void forget(Place *p, Device *dev) {
+    if (p->w.halved) half_drop(dev, p->w.p, tensor_bytes(p->w));
+    if (p->table.halved) half_drop(dev, p->table.p, tensor_bytes(p->table));
 }
 
 typedef struct {
@@ -127,7 +153,11 @@ static void once(void *ctx) {
 
 bool bench_heavy(Device *dev, int N, double seconds, double bytes_per_s, OpTime *out, int *n, Err *e) {
     Arena mem = {.name = "bench ops"}, scratch = {.name = "bench scratch"};
-    Place p = {.run = run_make(dev, &scratch), .N = N, .V = N < BENCH_ROWS ? 4 * N : VOCAB, .T = imin(N, T)};
+    Place p = {.run = run_make(dev, &scratch),
+               .N = N,
+               .V = N < BENCH_ROWS ? 4 * N : VOCAB,
+               .T = imin(N, T),
+               .narrow = bench_narrow(dev)};
     const int B = (N + p.T - 1) / p.T;
     int *ints = xcalloc(6 * (size_t)N + 2, sizeof *ints), layer;
     int *off = ints + N, *of = off + N + 1, *pos = of + N, *first = pos + N;
@@ -159,8 +189,10 @@ bool bench_heavy(Device *dev, int N, double seconds, double bytes_per_s, OpTime 
         Once o = {&p, rows[i].run};
         Timing t = bench_time(dev, once, &o, seconds);
         double b = bytes(&p, i);
-        out[(*n)++] = (OpTime){rows[i].name, t, b, 100 * b / t.median / bytes_per_s, flops(&p, i)};
+        out[(*n)++] = (OpTime){
+            rows[i].name, t, b, 100 * b / t.median / bytes_per_s, flops(&p, i), p.narrow && i != EMBED ? BF16 : REAL};
     }
+    if (ok) forget(&p, dev);
     arena_close(&mem);
     arena_close(&scratch);
     free(ints);

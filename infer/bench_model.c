@@ -186,8 +186,7 @@ bool bench_distill(Device *dev, const Config *c, double seconds, Timing *t, Err 
     Cost cost;
     return bench(dev, c, true, seconds, t, &cost, e);
 }
-/* Ends them. */
-static int shares_mean(Shares *shares, int steps, Share *out) {
+int shares_mean(Shares *shares, int steps, Share *out) {
     int n = shares_read(shares, out);
     shares_end(shares);
     for (int i = 0; i < n; i++) out[i].calls /= steps, out[i].seconds /= steps, out[i].flops /= steps;
@@ -205,65 +204,4 @@ bool bench_shares(Device *dev, const Config *c, double seconds, Share *out, int 
     *n = shares_mean(shares, steps, out);
     step_free(&s);
     return true;
-}
-
-/* ---- decoding ------------------------------------------------------------------------------------------------------
- */
-
-/* Give a fresh arena its pages: a cache far larger than the measured steps fill would otherwise have them cleared, two
- * megabytes for a row of a few hundred bytes, in the time of those steps. */
-static void touch(const Arena *a) {
-    volatile char *p = a->base;
-    for (size_t i = 0; !a->home && i < a->size; i += 4096) p[i] = p[i];
-}
-
-bool decode_open(Decode *d, Model *m, int B, int prompt, int room, int chunk, bool plain, Err *e) {
-    CHECK(B >= 1 && prompt >= 1 && room >= 0, "batch %d, prompt %d, room %d", B, prompt, room);
-    int V = m->cfg.vocab;
-    *d = (Decode){.B = B, .prompt = prompt, .room = room};
-    SessionOpts o = {.nseq = B, .max_tokens = prompt + room, .chunk = chunk, .document = -1, .plain = plain};
-    if (!session_open(&d->s, m, o, e)) return false;
-    touch(&d->s.cache.mem);
-    d->tok = xcalloc((size_t)B * (size_t)(prompt + room), sizeof *d->tok);
-    for (size_t i = 0, n = (size_t)B * (size_t)(prompt + room); i < n; i++) d->tok[i] = (int)(rng_uniform(3, i) * V);
-    d->feed = xcalloc((size_t)B, sizeof *d->feed);
-    d->logits = TENSOR(xcalloc((size_t)B * (size_t)V, sizeof(real)), REAL, B, V);
-    return true;
-}
-
-void decode_close(Decode *d) {
-    session_close(&d->s);
-    free(d->tok);
-    free(d->feed);
-    free(d->logits.p);
-    *d = (Decode){0};
-}
-
-static bool feed(Decode *d, int from, int n, Err *e) {
-    for (int b = 0; b < d->B; b++) d->feed[b] = (Feed){b, n, d->tok + (size_t)b * (size_t)(d->prompt + d->room) + from};
-    return session_extend(&d->s, d->B, d->feed, WANT_LAST, d->logits, e);
-}
-
-bool decode_prefill(Decode *d, double *seconds, Err *e) {
-    for (int b = 0; b < d->B; b++) session_reset(&d->s, b);
-    double start = now_seconds();
-    bool ok = feed(d, 0, d->prompt, e);
-    *seconds = now_seconds() - start;
-    return ok;
-}
-
-bool decode_step(Decode *d, Err *e) { return feed(d, session_length(&d->s, 0), 1, e); }
-
-bool decode_shares(Decode *d, double seconds, Share *out, int *n, Err *e) {
-    double unread;
-    if (!decode_prefill(d, &unread, e)) return false;
-    Shares *shares = shares_begin(d->s.model->dev);
-    bool ok = true;
-    int times = 0;
-    for (double start = now_seconds(); ok && (!times || now_seconds() - start < seconds); times++) {
-        if (d->room && times == d->room) break;
-        ok = d->room ? decode_step(d, e) : decode_prefill(d, &unread, e);
-    }
-    *n = shares_mean(shares, times, out);
-    return ok;
 }

@@ -14,22 +14,41 @@ bool bench_shares(Device *, const Config *, double seconds, Share *out, int *n, 
 /* The same step with a teacher of the model's own shape and other weights: lm and kl (Ops.linear_distill). */
 bool bench_distill(Device *, const Config *, double seconds, Timing *, Err *);
 
-/* B sequences of a prompt and `room` tokens behind it through a session; tok (B, prompt + room) is made up
- * by decode_open and may be written over. */
+/* Of `steps` steps the shares of one; ends them. */
+int shares_mean(Shares *, int steps, Share *out);
+
+/* Who takes the next token: the host gets all logits; or, of a device, it gets tokens that were drawn there: the most
+ * probable ones, or one of the 50 most probable with 0.95 of their probability. */
+typedef enum { DRAW_GREEDY, DRAW_TOP_K, DRAW_HOST } DrawBy;
 typedef struct {
+    int B, prompt, room; /* sequences, each of a prompt and `room` tokens after it */
+    int chunk;           /* rows of one pass, 0: the session's own */
+    bool plain;          /* as SessionOpts has it */
+    bool fill;           /* decode_fill takes the place of the prompt */
+    DrawBy draw;         /* what cannot draw gives logits */
+} DecodeOpts;
+/* B sequences through a session; tok (B, prompt + room) is made up by decode_open and may be written over. */
+typedef struct {
+    DecodeOpts o;
     Session s;
-    int B, prompt, room, *tok;
+    int *tok;
     Feed *feed;
     Tensor logits;
+    bool draws; /* tokens are drawn on the device */
+    SampleRow *rows;
+    Sampled *drawn;
 } Decode;
-/* chunk: rows of one pass, 0: the session's own; plain: as SessionOpts has it. False: EXIT_WORLD, no memory; nothing is
- * left open. The model stays the caller's. */
-bool decode_open(Decode *, Model *, int B, int prompt, int room, int chunk, bool plain, Err *);
+/* False: EXIT_WORLD, no memory; nothing is left open. The model stays the caller's. */
+bool decode_open(Decode *, Model *, DecodeOpts, Err *);
 void decode_close(Decode *);
 /* Forget everything, feed every sequence its prompt and take the last logits: seconds of all. */
 bool decode_prefill(Decode *, double *seconds, Err *);
+/* The same state of the cache in length and place without the prompt's computation: drawn rows and states. Each
+ * sequence has rows of its own. False (EXIT_INPUT): a layer decides which rows stay. */
+bool decode_fill(Decode *, Err *);
 /* The next token of every sequence; at most `room` calls after a prefill. */
 bool decode_step(Decode *, Err *);
-/* How a prefill, or with `room` the first steps behind one, divides among its ops, as bench_shares has it. Opened
+long decode_replayed(const Decode *); /* passes that a device replayed */
+/* How a prefill, or with `room` the first steps after one, divides among its ops, as bench_shares has it. Opened
  * plain. */
 bool decode_shares(Decode *, double seconds, Share *out, int *n, Err *);

@@ -6,13 +6,19 @@ enum { HEADS = 12, D = 64, WIDTH = HEADS * D, T = 1024, ARRAYS = 6 };
 
 typedef struct {
     Run run;
-    Tensor a[ARRAYS]; /* (ROWS,WIDTH) */
-    Tensor v[3];      /* (WIDTH) */
-    Tensor s, h;      /* (ROWS) (ROWS,HEADS) */
+    Tensor mem[ARRAYS]; /* (ROWS,WIDTH) REAL */
+    Tensor a[ARRAYS];   /* the same memory as the op takes it */
+    Tensor v[3];        /* (WIDTH) */
+    Tensor s, h;        /* (ROWS) (ROWS,HEADS) */
     Rope rope;
     int *idx, rows;
 } Place;
-#define heads(t) TENSOR((t).p, REAL, p->rows, HEADS, D)
+static Tensor by_heads(const Place *p, Tensor t) {
+    Tensor h = TENSOR(t.p, t.dtype, p->rows, HEADS, D);
+    h.fresh = t.fresh;
+    return h;
+}
+#define heads(t) by_heads(p, t)
 #define gains(t) TENSOR((t).p, REAL, D)
 
 #define OPS(p, op, ...) (p)->run.ops->op(&(p)->run, __VA_ARGS__)
@@ -65,51 +71,54 @@ DO(do_sumsq, sumsq, A(0))
 static const struct {
     const char *name;
     void (*run)(Place *);
-    size_t at;                  /* in Ops */
-    int read, written, updated; /* arrays; small ones do not count */
+    size_t at; /* in Ops */
+    int read, written,
+        updated;      /* arrays: those that are written come first, then updated ones; small ones do not count */
+    const char *half; /* of a device in bf16, a letter for each array: h bf16, f a bf16 gradient that is written and not
+                         added to, . f32; NULL: all f32 */
 } rows[] = {
-    {"add", do_add, AT(add), 1, 0, 1},
-    {"axpby", do_axpby, AT(axpby), 1, 0, 1},
-    {"copy", do_copy, AT(copy), 1, 1, 0},
-    {"zero", do_zero, AT(zero), 0, 1, 0},
-    {"narrow", do_narrow, AT(narrow), 0, 0, 1},
-    {"swiglu", do_swiglu, AT(swiglu), 2, 1, 0},
-    {"swiglu_backward", do_swiglu_backward, AT(swiglu_backward), 3, 0, 2},
-    {"gelu, tanh", do_gelu, AT(gelu), 1, 1, 0},
-    {"gelu_backward, tanh", do_gelu_backward, AT(gelu_backward), 2, 0, 1},
-    {"gelu", do_gelu_erf, AT(gelu), 1, 1, 0},
-    {"gelu_backward", do_gelu_erf_backward, AT(gelu_backward), 2, 0, 1},
-    {"sigmoid", do_sigmoid, AT(sigmoid), 1, 1, 0},
-    {"sigmoid_backward", do_sigmoid_backward, AT(sigmoid_backward), 2, 0, 1},
-    {"elu1", do_elu1, AT(elu1), 1, 1, 0},
-    {"elu1_backward", do_elu1_backward, AT(elu1_backward), 2, 0, 1},
-    {"rmsnorm", do_rmsnorm, AT(rmsnorm), 1, 1, 0},
-    {"add_rmsnorm", do_add_rmsnorm, AT(add_rmsnorm), 1, 1, 1},
-    {"rmsnorm_backward", do_rmsnorm_backward, AT(rmsnorm_backward), 2, 0, 1},
-    {"layernorm", do_layernorm, AT(layernorm), 1, 1, 0},
-    {"layernorm_backward", do_layernorm_backward, AT(layernorm_backward), 2, 0, 1},
-    {"l2norm", do_l2norm, AT(l2norm), 1, 1, 0},
-    {"l2norm_backward", do_l2norm_backward, AT(l2norm_backward), 2, 0, 1},
-    {"rope", do_rope, AT(rope), 0, 0, 1},
-    {"rmsnorm_rope", do_rmsnorm_rope, AT(rmsnorm_rope), 1, 1, 0},
-    {"rmsnorm_rope_backward", do_rmsnorm_rope_backward, AT(rmsnorm_rope_backward), 2, 0, 1},
-    {"dropout", do_dropout, AT(dropout), 0, 0, 1},
-    {"gather", do_gather, AT(gather), 1, 1, 0},
-    {"columns", do_columns, AT(columns), 1, 1, 0},
-    {"columns_backward", do_columns_backward, AT(columns_backward), 1, 0, 1},
-    {"spread", do_spread, AT(spread), 1, 1, 0},
-    {"embed", do_embed, AT(embed), 1, 1, 0},
-    {"step", do_step, AT(step), 1, 1, 0},
-    {"skip", do_skip, AT(skip), 1, 0, 1},
-    {"swiglu_rows", do_swiglu_rows, AT(swiglu_rows), 2, 1, 0},
-    {"adamw", do_adamw, AT(adamw), 1, 0, 3},
-    {"momentum", do_momentum, AT(momentum), 1, 1, 1},
-    {"sumsq", do_sumsq, AT(sumsq), 1, 0, 0},
+    {"add", do_add, AT(add), 1, 0, 1, NULL},
+    {"axpby", do_axpby, AT(axpby), 1, 0, 1, NULL},
+    {"copy", do_copy, AT(copy), 1, 1, 0, NULL},
+    {"zero", do_zero, AT(zero), 0, 1, 0, NULL},
+    {"narrow", do_narrow, AT(narrow), 0, 0, 1, NULL},
+    {"swiglu", do_swiglu, AT(swiglu), 2, 1, 0, "hhh"},
+    {"swiglu_backward", do_swiglu_backward, AT(swiglu_backward), 3, 0, 2, "ffhhh"},
+    {"gelu, tanh", do_gelu, AT(gelu), 1, 1, 0, "hh"},
+    {"gelu_backward, tanh", do_gelu_backward, AT(gelu_backward), 2, 0, 1, "fhh"},
+    {"gelu", do_gelu_erf, AT(gelu), 1, 1, 0, "hh"},
+    {"gelu_backward", do_gelu_erf_backward, AT(gelu_backward), 2, 0, 1, "fhh"},
+    {"sigmoid", do_sigmoid, AT(sigmoid), 1, 1, 0, NULL},
+    {"sigmoid_backward", do_sigmoid_backward, AT(sigmoid_backward), 2, 0, 1, NULL},
+    {"elu1", do_elu1, AT(elu1), 1, 1, 0, "hh"},
+    {"elu1_backward", do_elu1_backward, AT(elu1_backward), 2, 0, 1, "fhh"},
+    {"rmsnorm", do_rmsnorm, AT(rmsnorm), 1, 1, 0, "h."},
+    {"add_rmsnorm", do_add_rmsnorm, AT(add_rmsnorm), 1, 1, 1, "h.."},
+    {"rmsnorm_backward", do_rmsnorm_backward, AT(rmsnorm_backward), 2, 0, 1, ".h."},
+    {"layernorm", do_layernorm, AT(layernorm), 1, 1, 0, "h."},
+    {"layernorm_backward", do_layernorm_backward, AT(layernorm_backward), 2, 0, 1, ".h."},
+    {"l2norm", do_l2norm, AT(l2norm), 1, 1, 0, "hh"},
+    {"l2norm_backward", do_l2norm_backward, AT(l2norm_backward), 2, 0, 1, "fhh"},
+    {"rope", do_rope, AT(rope), 0, 0, 1, "h"},
+    {"rmsnorm_rope", do_rmsnorm_rope, AT(rmsnorm_rope), 1, 1, 0, "hh"},
+    {"rmsnorm_rope_backward", do_rmsnorm_rope_backward, AT(rmsnorm_rope_backward), 2, 0, 1, "fhh"},
+    {"dropout", do_dropout, AT(dropout), 0, 0, 1, NULL},
+    {"gather", do_gather, AT(gather), 1, 1, 0, "hh"},
+    {"columns", do_columns, AT(columns), 1, 1, 0, "hh"},
+    {"columns_backward", do_columns_backward, AT(columns_backward), 1, 0, 1, "fh"},
+    {"spread", do_spread, AT(spread), 1, 1, 0, "hh"},
+    {"embed", do_embed, AT(embed), 1, 1, 0, NULL},
+    {"step", do_step, AT(step), 1, 1, 0, "hh"},
+    {"skip", do_skip, AT(skip), 1, 0, 1, "hh"},
+    {"swiglu_rows", do_swiglu_rows, AT(swiglu_rows), 2, 1, 0, "hhh"},
+    {"adamw", do_adamw, AT(adamw), 1, 0, 3, NULL},
+    {"momentum", do_momentum, AT(momentum), 1, 1, 1, NULL},
+    {"sumsq", do_sumsq, AT(sumsq), 1, 0, 0, NULL},
 };
 enum { OPS_TIMED = sizeof rows / sizeof *rows };
 
 static void arrays(Place *p, Arena *a) {
-    for (int i = 0; i < ARRAYS; i++) p->a[i] = arena_tensor(a, "array", REAL, 2, (int[]){p->rows, WIDTH});
+    for (int i = 0; i < ARRAYS; i++) p->a[i] = p->mem[i] = arena_tensor(a, "array", REAL, 2, (int[]){p->rows, WIDTH});
     for (int i = 0; i < 3; i++) p->v[i] = arena_tensor(a, "vector", REAL, 1, (int[]){WIDTH});
     p->s = arena_tensor(a, "rows", REAL, 1, (int[]){p->rows});
     p->h = arena_tensor(a, "heads", REAL, 2, (int[]){p->rows, HEADS});
@@ -119,6 +128,28 @@ static bool op_there(const Device *dev, size_t at) {
     void (*op)(void);
     memcpy(&op, (const char *)device_ops(dev) + at, sizeof op);
     return op != NULL;
+}
+
+/* The arrays as op `row` takes them. */
+static bool arrays_for(Place *p, int row) {
+    const char *half = bench_narrow(p->run.dev) ? rows[row].half : NULL;
+    bool some = false;
+    for (int i = 0; i < ARRAYS; i++) {
+        char as = half && i < (int)strlen(half) ? half[i] : '.';
+        p->a[i] = TENSOR(p->mem[i].p, as == '.' ? REAL : BF16, p->rows, WIDTH);
+        p->a[i].fresh = as == 'f';
+        some |= as != '.';
+    }
+    return some;
+}
+static double bytes_of(const Place *p, int row, bool apart) {
+    double bytes = 0;
+    const int out = rows[row].written, both = out + rows[row].updated, all = both + rows[row].read;
+    for (int i = 0; i < all; i++) {
+        int times = i < out ? (apart ? 1 : 2) : i < both && !p->a[i].fresh ? 2 : 1;
+        bytes += times * (double)tensor_bytes(p->a[i]);
+    }
+    return bytes;
 }
 
 typedef struct {
@@ -149,6 +180,7 @@ bool bench_elementwise(Device *dev, int N, double seconds, double bytes_per_s, O
     for (int i = 0; i < OPS_TIMED; i++) {
         int layer;
         has[i] = op_there(dev, rows[i].at);
+        arrays_for(&p, i);
         if (has[i]) rows[i].run(&p);
         has[i] = has[i] && !device_lack(dev, &layer);
     }
@@ -159,15 +191,15 @@ bool bench_elementwise(Device *dev, int N, double seconds, double bytes_per_s, O
     *n = 0;
     for (int i = 0; ok && i < OPS_TIMED; i++) {
         if (!has[i]) continue;
+        const bool half = arrays_for(&p, i);
         for (int k = 0; k < ARRAYS; k++)
             bench_fill(dev, p.a[k], (uint64_t)k, 0.1, 1.1); /* what a row made would grow beyond all bounds */
         for (int k = 0; k < 3; k++) bench_fill(dev, p.v[k], (uint64_t)(10 + k), 0.1, 1.1);
         bench_fill(dev, p.s, 20, 0.1, 1.1), bench_fill(dev, p.h, 21, 0.1, 1.1);
         Once o = {&p, rows[i].run};
         Timing t = bench_time(dev, once, &o, seconds);
-        int arrays = rows[i].read + (apart ? 1 : 2) * rows[i].written + 2 * rows[i].updated;
-        double bytes = (double)tensor_bytes(p.a[0]) * arrays;
-        out[(*n)++] = (OpTime){rows[i].name, t, bytes, 100 * bytes / t.median / bytes_per_s, 0};
+        double bytes = bytes_of(&p, i, apart);
+        out[(*n)++] = (OpTime){rows[i].name, t, bytes, 100 * bytes / t.median / bytes_per_s, 0, half ? BF16 : REAL};
     }
     arena_close(&mem);
     arena_close(&scratch);

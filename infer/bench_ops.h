@@ -9,6 +9,7 @@ typedef struct {
                        where it is written, since a line is fetched before */
     double percent; /* of a read at bytes_per_s */
     double flops;   /* 0: not counted */
+    Dtype dtype;    /* BF16: rows of activations are, as layers have them; what stays f32 there is f32 here */
 } OpTime;
 enum { OP_TIMES_MAX = 64, BENCH_ROWS = 16384 };
 /* Arrays of rows * 768 numbers; BENCH_ROWS of them no cache holds. Ops that the device lacks are left out. out: room

@@ -9,6 +9,21 @@ typedef struct {
     double scale;
 } Work;
 
+bool recur_rule_read(const char *word, RecurRule *rule) {
+    for (int i = 0; i < RULES; i++)
+        if (!strcmp(word, recur_rules[i])) {
+            *rule = (RecurRule)i;
+            return true;
+        }
+    return false;
+}
+bool recur_shape_read(const char *word, RecurShape *s) {
+    int end = 0;
+    bool ok = sscanf(word, "%dx%dx%dx%d%n", &s->B, &s->T, &s->H, &s->D, &end) == 4 && !word[end] && s->B > 0 &&
+              s->T > 0 && s->H > 0 && s->D > 0 && s->D <= 1024;
+    return ok && (double)s->B * s->T * s->H * s->D < 2e9; /* indices of an array */
+}
+
 static void forward_once(void *ctx) {
     Work *w = ctx;
     w->run.ops->recur(&w->run, w->o, w->keep, w->in, w->scale, ABSENT, 0);
@@ -21,12 +36,12 @@ static void both_once(void *ctx) {
 
 /* Rows of a state. Mamba-2's are 128 where its heads have 64 numbers, and its heads share one q and k. */
 static int recur_state(RecurRule rule, RecurShape s) { return rule == RULE_MAMBA2 ? 2 * s.D : s.D; }
-/* Memory of one side, values or gradients, in `a`. */
-static Recur sides(Arena *a, RecurRule rule, RecurShape s) {
+/* Memory of one side, values or gradients, in `a`. Decays and beta are f32 in layers, too. */
+static Recur sides(Arena *a, RecurRule rule, RecurShape s, Dtype rows) {
     const int N = s.B * s.T, groups = rule == RULE_MAMBA2 ? 1 : s.H, K = recur_state(rule, s);
-    Recur r = {.q = arena_tensor(a, "q", REAL, 3, (int[]){N, groups, K}),
-               .k = arena_tensor(a, "k", REAL, 3, (int[]){N, groups, K}),
-               .v = arena_tensor(a, "v", REAL, 3, (int[]){N, s.H, s.D})};
+    Recur r = {.q = arena_tensor(a, "q", rows, 3, (int[]){N, groups, K}),
+               .k = arena_tensor(a, "k", rows, 3, (int[]){N, groups, K}),
+               .v = arena_tensor(a, "v", rows, 3, (int[]){N, s.H, s.D})};
     bool channels = rule == RULE_KDA || rule == RULE_GLA;
     if (rule != RULE_DELTANET && rule != RULE_LINEAR)
         r.g = arena_tensor(a, "g", REAL, 3, (int[]){N, s.H, channels ? K : 1});
@@ -34,10 +49,12 @@ static Recur sides(Arena *a, RecurRule rule, RecurShape s) {
     return r;
 }
 static void place(Work *w, Arena *a, RecurRule rule, RecurShape s) {
-    w->in = sides(a, rule, s);
-    w->grad = sides(a, rule, s);
-    w->o = arena_tensor(a, "o", REAL, 3, (int[]){s.B * s.T, s.H, s.D});
-    w->dout = arena_tensor(a, "dout", REAL, 3, (int[]){s.B * s.T, s.H, s.D});
+    const Dtype rows = bench_narrow(w->run.dev) ? BF16 : REAL;
+    w->in = sides(a, rule, s, rows);
+    w->grad = sides(a, rule, s, rows);
+    w->grad.q.fresh = w->grad.k.fresh = w->grad.v.fresh = rows == BF16;
+    w->o = arena_tensor(a, "o", rows, 3, (int[]){s.B * s.T, s.H, s.D});
+    w->dout = arena_tensor(a, "dout", rows, 3, (int[]){s.B * s.T, s.H, s.D});
     w->keep = arena_tensor(a, "keep", REAL, 4, (int[]){recur_keep(s.B * s.T), s.H, recur_state(rule, s), s.D});
 }
 bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timing *forward, Timing *both, Err *e) {
@@ -69,6 +86,11 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
         if (present(w.in.g)) bench_fill(dev, w.in.g, 4, -0.1, 0);
         if (present(w.in.beta)) bench_fill(dev, w.in.beta, 5, 0, 1);
         bench_fill(dev, w.dout, 6, -1, 1);
+        if (present(w.grad.g)) device_zero(dev, w.grad.g.p, tensor_bytes(w.grad.g)); /* added to */
+        if (present(w.grad.beta)) device_zero(dev, w.grad.beta.p, tensor_bytes(w.grad.beta));
+        Tensor *const rows_of[] = {&w.grad.q, &w.grad.k, &w.grad.v};
+        for (int i = 0; i < 3; i++)
+            if (!rows_of[i]->fresh) device_zero(dev, rows_of[i]->p, tensor_bytes(*rows_of[i]));
         *forward = bench_time(dev, forward_once, &w, seconds);
         *both = bench_time(dev, both_once, &w, seconds);
     }

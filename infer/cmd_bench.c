@@ -1,12 +1,14 @@
 /* kvsmith bench: the machine's limits, and how near a training step and decoding come to them, all in one run.
  *
  * Peak: the best median of square-ish matrix products through Ops.linear. Bandwidth: a read of as many bytes as a
- * decoding step reads. Percentages are of these, never of a data sheet. */
+ * decoding step reads. Percentages are of these, never of a data sheet. On a device that computes in bf16 everything
+ * that layers keep in bf16 is bf16 here, too: products, ops and recurrences pack nothing while they are timed. */
 #include <errno.h>
 #include "bench_model.h"
 #include "bench_ops.h"
 #include "bench_recur.h"
 #include "../model/data_cfg.h"
+#include "../ops/gpus.h"
 #include "../ops/host.h"
 #include "../ops/tuning.h"
 #include "engine.h"
@@ -20,35 +22,124 @@ enum {
     BENCH_PREFILL = 8,
     BENCH_RECUR = 16,
     BENCH_TUNE = 32,
+    BENCH_LIMITS = 64,
     BENCH_ALL = 15
 };
-enum { OPT_BATCH = 0x100, OPT_PROMPT, OPT_CHUNK, OPT_ROWS, OPT_ATTENTION };
+enum {
+    OPT_BATCH = 0x100,
+    OPT_PROMPT,
+    OPT_CHUNK,
+    OPT_ROWS,
+    OPT_ATTENTION,
+    OPT_FILL,
+    OPT_GRAPH,
+    OPT_DRAW,
+    OPT_LOGITS,
+    OPT_RULE,
+    OPT_SHAPE,
+    BATCHES_MAX = 8,
+    SETTINGS_MAX = 32
+};
+typedef enum { PASSES_BY_GRAPH, PASSES_APART, PASSES_BOTH } PassesBy;
 typedef struct {
-    const char *word[2];
-    int nword;
     double seconds;
     int what;
     const char *config;
-    int64_t batch, prompt, chunk, rows; /* 0: not given */
+    int64_t prompt, chunk, rows, logits; /* 0: not given */
+    int nbatch, batch[BATCHES_MAX];
     AttentionBy attention;
+    bool fill;
+    PassesBy passes;
+    DrawBy draw;
+    int nrule;
+    RecurRule rule[RULES];
+    RecurShape shape; /* B 0: not given */
+    int nset;
+    char *set[SETTINGS_MAX];
 } Args;
 
+/* Comma-separated: calls `one` with each word. */
+static bool list_of(void *ctx, const char *arg, bool (*one)(Args *, const char *word, Err *), Err *e) {
+    char *copy = xformat("%s", arg), *rest = copy;
+    bool ok = true;
+    for (char *word; ok && (word = strsep(&rest, ","));) ok = one(ctx, word, e);
+    free(copy);
+    return ok;
+}
+static bool take_batch(Args *a, const char *word, Err *e) {
+    int64_t n;
+    if (a->nbatch == BATCHES_MAX) return err_input(e, "--batch: expected at most %d numbers", BATCHES_MAX);
+    if (!cli_int(word, "--batch", 1, 4096, &n, e)) return false;
+    a->batch[a->nbatch++] = (int)n;
+    return true;
+}
+static bool take_rule(Args *a, const char *word, Err *e) {
+    if (a->nrule == RULES || !recur_rule_read(word, &a->rule[a->nrule]))
+        return err_input(e, "--rule: expected kda, gdn, deltanet, gla, retention, linear or mamba2, got '%.60s'", word);
+    a->nrule++;
+    return true;
+}
+/* `arg` is one of n names; its number. */
+static bool take_name(const char *option, const char *arg, int n, const char *const names[], int *out, Err *e) {
+    for (*out = 0; *out < n; ++*out)
+        if (!strcmp(arg, names[*out])) return true;
+    return err_input(e, "%s: expected %s, %s or %s, got '%.60s'", option, names[0], names[1], names[2], arg);
+}
+
 static bool take(void *ctx, int key, const char *arg, Err *e) {
+    static const char *const whose[] = {"own", "cudnn", "cudnn_unordered"}, *const graphs[] = {"auto", "off", "both"},
+                             *const draws[] = {"greedy", "top_k", "host"};
     Args *a = ctx;
-    if (key == OPT_BATCH) return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
-    if (key == OPT_PROMPT) return cli_int(arg, "--prompt", 1, 1 << 20, &a->prompt, e);
-    if (key == OPT_CHUNK) return cli_int(arg, "--chunk", 1, 1 << 16, &a->chunk, e);
-    if (key == OPT_ROWS) return cli_int(arg, "--rows", 8, 1 << 20, &a->rows, e);
-    if (key == OPT_ATTENTION) {
-        static const char *const names[] = {
-            [ATTENTION_OWN] = "own", [ATTENTION_CUDNN] = "cudnn", [ATTENTION_CUDNN_UNORDERED] = "cudnn_unordered"};
-        for (a->attention = ATTENTION_CUDNN_UNORDERED; a->attention > ATTENTION_AUTO; a->attention--)
-            if (!strcmp(arg, names[a->attention])) return true;
-        return err_input(e, "--attention: expected own, cudnn or cudnn_unordered, got '%.60s'", arg);
+    int at;
+    switch (key) {
+    case OPT_BATCH: return list_of(a, arg, take_batch, e);
+    case OPT_RULE: return list_of(a, arg, take_rule, e);
+    case OPT_PROMPT: return cli_int(arg, "--prompt", 1, 1 << 20, &a->prompt, e);
+    case OPT_CHUNK: return cli_int(arg, "--chunk", 1, 1 << 16, &a->chunk, e);
+    case OPT_ROWS: return cli_int(arg, "--rows", 8, 1 << 20, &a->rows, e);
+    case OPT_LOGITS: return cli_int(arg, "--logits", 1 << 10, 1LL << 34, &a->logits, e);
+    case OPT_SHAPE:
+        return recur_shape_read(arg, &a->shape) ||
+               err_input(e, "--shape: expected sequences x rows x heads x dim as in 1x8192x96x128, got '%.60s'", arg);
+    case OPT_FILL: return a->fill = true;
+    case OPT_GRAPH:
+        if (!take_name("--graph", arg, 3, graphs, &at, e)) return false;
+        a->passes = (PassesBy)at;
+        return true;
+    case OPT_DRAW:
+        if (!take_name("--draw", arg, 3, draws, &at, e)) return false;
+        a->draw = (DrawBy)at;
+        return true;
+    case OPT_ATTENTION:
+        if (!take_name("--attention", arg, 3, whose, &at, e)) return false;
+        a->attention = at == 0 ? ATTENTION_OWN : at == 1 ? ATTENTION_CUDNN : ATTENTION_CUDNN_UNORDERED;
+        return true;
+    case 's': return cli_real(arg, "--seconds", 0.01, 60, &a->seconds, e);
     }
-    if (key == 's') return cli_real(arg, "--seconds", 0.01, 60, &a->seconds, e);
-    CHECK(key == CLI_ARG && a->nword < 2, "option %d", key);
-    a->word[a->nword++] = arg;
+    CHECK(key == CLI_ARG, "option %d", key);
+    if (strchr(arg, '=')) {
+        if (a->nset == SETTINGS_MAX) return err_input(e, "more than %d key=value words", SETTINGS_MAX);
+        a->set[a->nset++] = (char *)(uintptr_t)arg;
+        return true;
+    }
+    static const struct {
+        const char *word;
+        int what;
+    } names[] = {{"ops", BENCH_OPS},     {"train", BENCH_TRAIN}, {"decode", BENCH_DECODE}, {"prefill", BENCH_PREFILL},
+                 {"recur", BENCH_RECUR}, {"tune", BENCH_TUNE},   {"limits", BENCH_LIMITS}};
+    int what = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(arg, names[i].word)) what = names[i].what;
+    if (what && !a->what && !a->config) {
+        a->what = what;
+        return true;
+    }
+    if (what || a->config)
+        return err_input(
+            e,
+            "bench: expected [ops|train|decode|prefill|recur|tune|limits] [CONFIG.yaml] [KEY=VALUE...], got '%.100s'",
+            arg);
+    a->config = arg;
     return true;
 }
 
@@ -73,9 +164,11 @@ static bool bench_gemms(Bench *b, json_t *out, Err *e) {
         {1024, 1024, 1024}, {2048, 1024, 1024}, {1024, 2048, 2048}, {2048, 2048, 1024}, {2048, 2048, 2048}};
     static const int cuda[][3] = {
         {2048, 2048, 1024}, {2048, 4096, 1024}, {4096, 4096, 1024}, {4096, 4096, 4096}, {8192, 8192, 8192}};
-    const int(*shape)[3] = device_apart(b->dev) ? cuda : cpu, most = b->args->rows ? (int)b->args->rows : 1 << 20;
+    const bool apart = device_apart(b->dev);
+    const int(*shape)[3] = apart ? cuda : cpu, most = b->args->rows ? (int)b->args->rows : 1 << 20;
     json_t *list = json_array();
-    for (size_t i = 0; i < 5; i++) {
+    /* on a device the largest alone makes the peak */
+    for (size_t i = apart && !(b->args->what & BENCH_OPS) ? 4 : 0; i < 5; i++) {
         Gemm g;
         if (!bench_gemm(b->dev, imin(most, shape[i][0]), imin(most, shape[i][1]), imin(most, shape[i][2]), b->seconds,
                         &g, e)) {
@@ -90,11 +183,26 @@ static bool bench_gemms(Bench *b, json_t *out, Err *e) {
     json_object_set_new(out, "gemm_peak_gflops", json_real(b->peak));
     return true;
 }
+/* What no program of this device gets beyond: copies inside of it, the best product, kernels that do nothing. */
+static bool bench_limits(Bench *b, json_t *out, Err *e) {
+    const size_t bytes = b->args->rows ? (size_t)b->args->rows << 15 : (size_t)1 << (device_apart(b->dev) ? 31 : 29);
+    double read;
+    Launches l;
+    if (!bench_gemms(b, out, e) || !bench_read(b->dev, bytes, b->seconds, &read, e)) return false;
+    json_object_set_new(out, "read", json_pack("{s:I, s:f}", "bytes", (json_int_t)bytes, "gb_per_s", read / 1e9));
+    if (!device_apart(b->dev)) return true;
+    if (!bench_launches(b->dev, 0.2 * b->seconds, &l, e)) return false;
+    json_object_set_new(out, "launches",
+                        json_pack("{s:i, s:f, s:f, s:f}", "kernels", l.nodes, "graph_s", l.graph.median, "apart_s",
+                                  l.apart.median, "graph_host_s", l.host));
+    return true;
+}
 static json_t *op_times(const OpTime *t, int n, double peak) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
-        json_t *j = json_pack("{s:s, s:f, s:f, s:i, s:f}", "op", t[i].name, "bytes", t[i].bytes, "seconds",
-                              t[i].time.median, "runs", t[i].time.runs, "percent_of_bandwidth", t[i].percent);
+        json_t *j = json_pack("{s:s, s:s, s:f, s:f, s:i, s:f}", "op", t[i].name, "dtype", dtype_name(t[i].dtype),
+                              "bytes", t[i].bytes, "seconds", t[i].time.median, "runs", t[i].time.runs,
+                              "percent_of_bandwidth", t[i].percent);
         if (t[i].flops > 0) {
             json_object_set_new(j, "flops", json_real(t[i].flops));
             json_object_set_new(j, "percent_of_peak", json_real(1e-7 * t[i].flops / t[i].time.median / peak));
@@ -146,11 +254,13 @@ static bool bench_train(Bench *b, json_t *out, Err *e) {
     int n;
     if (!bench_shares(b->dev, b->cfg, b->seconds, op, &n, e)) return false;
     json_object_set_new(out, "shares", shares(op, n, b->peak));
+    double profile = 0;
+    for (int i = 0; i < n; i++) profile += op[i].seconds;
     double tok_s = B * T / t.median;
     json_object_set_new(out, "train",
-                        json_pack("{s:I, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "params", (json_int_t)c.params,
-                                  "rows", B * T, "seq_len", T, "step_s", t.median, "runs", t.runs, "tok_s", tok_s,
-                                  "flops_per_token", c.itemised, "formula",
+                        json_pack("{s:I, s:i, s:i, s:f, s:f, s:i, s:f, s:f, s:s, s:f}", "params", (json_int_t)c.params,
+                                  "rows", B * T, "seq_len", T, "step_s", t.median, "profile_s", profile, "runs", t.runs,
+                                  "tok_s", tok_s, "flops_per_token", c.itemised, "formula",
                                   "6 N_matmul + 3 x attention, causal, windows exact", "percent_of_peak",
                                   100 * tok_s * c.itemised / (b->peak * 1e9)));
     if (teaches)
@@ -170,11 +280,12 @@ typedef struct {
 } Once;
 
 /* What a prefill takes, or with `room` a step behind it, op by op. */
-static bool extend_shares(Bench *b, Model *m, int B, int prompt, int room, json_t *of, Err *e) {
+static bool extend_shares(Bench *b, Model *m, DecodeOpts how, json_t *of, Err *e) {
     Decode d;
     Share op[SHARES_MAX];
     int n;
-    if (!decode_open(&d, m, B, prompt, room, (int)b->args->chunk, true, e)) return false;
+    how.plain = true;
+    if (!decode_open(&d, m, how, e)) return false;
     bool ok = decode_shares(&d, 0.5 * b->seconds, op, &n, e);
     if (ok) json_object_set_new(of, "shares", shares(op, n, b->peak));
     decode_close(&d);
@@ -189,13 +300,20 @@ static void decode_once(void *ctx) {
 /* Room for the measured steps: fewer of large batches, whose cache would take gigabytes. */
 static int measured_steps(int B) { return imax(64, imin(BENCH_RUNS_MAX, 4096 / B)); }
 
-static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
-    int before = b->args->prompt ? (int)b->args->prompt : imax(1, b->cfg->data.seq_len / 2);
+static bool decode_at(Bench *b, Model *m, int B, bool plain, json_t *list, Err *e) {
+    static const char *const draws[] = {"greedy", "top_k", "host"};
+    const DecodeOpts how = {.B = B,
+                            .prompt = b->args->prompt ? (int)b->args->prompt : imax(1, b->cfg->data.seq_len / 2),
+                            .room = measured_steps(B) + 1,
+                            .chunk = (int)b->args->chunk,
+                            .plain = plain,
+                            .fill = b->args->fill,
+                            .draw = b->args->draw};
     Once o = {.ok = true, .e = e};
-    double prefill, read = 0;
+    double prefill = 0, read = 0;
     json_t *x = NULL;
-    if (!decode_open(&o.d, m, B, before, measured_steps(B) + 1, (int)b->args->chunk, false, e)) return false;
-    bool ok = decode_prefill(&o.d, &prefill, e);
+    if (!decode_open(&o.d, m, how, e)) return false;
+    bool ok = how.fill ? decode_fill(&o.d, e) : decode_prefill(&o.d, &prefill, e);
     if (ok) {
         Timing t = bench_some(b->dev, decode_once, &o, b->seconds, measured_steps(B));
         size_t bytes = cost_model(m, 1).matmul * (m->opts.narrow_weights ? sizeof(uint16_t) : sizeof(real));
@@ -203,16 +321,18 @@ static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
             bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */
         ok = o.ok && bench_read(b->dev, bytes, b->seconds, &read, e);
         if (ok)
-            x = json_pack("{s:i, s:i, s:f, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", B, "prompt", before,
-                          "prefill_tok_s", B * before / prefill, "step_s", t.median, "runs", t.runs, "tok_s",
-                          B / t.median, "bytes_read", (json_int_t)bytes, "read_gb_per_s", read / 1e9,
-                          "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
+            x = json_pack("{s:i, s:i, s:b, s:b, s:I, s:s, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", B, "prompt",
+                          how.prompt, "filled", how.fill, "graph", !plain && device_apart(b->dev), "replayed",
+                          (json_int_t)decode_replayed(&o.d), "draw", o.d.draws ? draws[how.draw] : "host", "step_s",
+                          t.median, "runs", t.runs, "tok_s", B / t.median, "bytes_read", (json_int_t)bytes,
+                          "read_gb_per_s", read / 1e9, "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
+        if (x && !how.fill) json_object_set_new(x, "prefill_tok_s", json_real(B * how.prompt / prefill));
     }
-    int room = o.d.room;
     decode_close(&o.d);
     if (!ok) return false;
     json_array_append_new(list, x);
-    return extend_shares(b, m, B, before, room, x, e);
+    /* one profile: it is taken without graphs */
+    return (b->args->passes == PASSES_BOTH && !plain) || extend_shares(b, m, how, x, e);
 }
 
 static bool bench_decode(Bench *b, json_t *out, Err *e) {
@@ -222,8 +342,11 @@ static bool bench_decode(Bench *b, json_t *out, Err *e) {
     json_t *list = json_array();
     bool ok = true;
     static const int batch[] = {1, 8, 16, 64};
-    for (int i = 0; ok && !b->args->batch && i < 4; i++) ok = decode_at(b, &m, batch[i], list, e);
-    if (b->args->batch) ok = decode_at(b, &m, (int)b->args->batch, list, e);
+    const int n = b->args->nbatch ? b->args->nbatch : 4, *of = b->args->nbatch ? b->args->batch : batch;
+    for (int i = 0; ok && i < n; i++) {
+        if (b->args->passes != PASSES_APART) ok = decode_at(b, &m, of[i], false, list, e);
+        if (ok && b->args->passes != PASSES_BY_GRAPH) ok = decode_at(b, &m, of[i], true, list, e);
+    }
     json_object_set_new(out, "decode", list);
     model_close(&m);
     return ok;
@@ -239,7 +362,8 @@ static void prefill_once(void *ctx) {
 static bool prefill_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     int n = b->args->prompt ? (int)b->args->prompt : b->cfg->data.seq_len;
     Once o = {.ok = true, .e = e};
-    if (!decode_open(&o.d, m, B, n, 0, (int)b->args->chunk, false, e)) return false;
+    const DecodeOpts how = {.B = B, .prompt = n, .chunk = (int)b->args->chunk, .draw = b->args->draw};
+    if (!decode_open(&o.d, m, how, e)) return false;
     Timing t = bench_whole(b->dev, prefill_once, &o, b->seconds);
     double flops = cost_prefill(m, n), tok_s = B * n / t.median;
     int chunk = o.d.s.opts.chunk;
@@ -250,7 +374,7 @@ static bool prefill_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
                           "2 N_matmul + attention, causal, of the layers below the last", "percent_of_peak",
                           100 * tok_s * flops / (b->peak * 1e9));
     json_array_append_new(list, x);
-    return extend_shares(b, m, B, n, 0, x, e);
+    return extend_shares(b, m, how, x, e);
 }
 static bool bench_prefill(Bench *b, json_t *out, Err *e) {
     Model m;
@@ -258,29 +382,32 @@ static bool bench_prefill(Bench *b, json_t *out, Err *e) {
     model_init(&m, 1);
     json_t *list = json_array();
     static const int batch[] = {1, 8};
+    const int n = b->args->nbatch ? b->args->nbatch : 2, *of = b->args->nbatch ? b->args->batch : batch;
     bool ok = true;
-    for (int i = 0; ok && !b->args->batch && i < 2; i++) ok = prefill_at(b, &m, batch[i], list, e);
-    if (b->args->batch) ok = prefill_at(b, &m, (int)b->args->batch, list, e);
+    for (int i = 0; ok && i < n; i++) ok = prefill_at(b, &m, of[i], list, e);
     json_object_set_new(out, "prefill", list);
     model_close(&m);
     return ok;
 }
-/* The recurrences of all rules, and the delta rule with a decay per channel at more shapes. */
+static bool recur_at(Bench *b, RecurRule rule, RecurShape n, json_t *list, Err *e) {
+    Timing forward, both;
+    if (!bench_recur(b->dev, rule, n, b->seconds, &forward, &both, e)) return false;
+    json_array_append_new(list, json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:i}", "rule", recur_rules[rule],
+                                          "batch", n.B, "rows", n.T, "heads", n.H, "dim", n.D, "forward_s",
+                                          forward.median, "forward_backward_s", both.median, "runs", both.runs));
+    return true;
+}
+/* The rules and the shape that were asked for; else all rules, and the delta rule with a decay per channel at more
+ * shapes. */
 static bool bench_recurrences(Bench *b, json_t *out, Err *e) {
     static const RecurShape shape[] = {{4, 1024, 4, 64}, {1, 4096, 4, 64}, {1, 4096, 8, 128}};
+    const Args *a = b->args;
+    const int shapes = a->shape.B ? 1 : 3;
     json_t *list = json_array();
     bool ok = true;
-    for (int s = 0; ok && s < 3; s++)
-        for (int rule = 0; ok && rule < (s ? RULE_KDA + 1 : RULES); rule++) {
-            RecurShape n = shape[s];
-            Timing forward, both;
-            ok = bench_recur(b->dev, (RecurRule)rule, n, b->seconds, &forward, &both, e);
-            if (ok)
-                json_array_append_new(list,
-                                      json_pack("{s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:i}", "rule", recur_rules[rule],
-                                                "batch", n.B, "rows", n.T, "heads", n.H, "dim", n.D, "forward_s",
-                                                forward.median, "forward_backward_s", both.median, "runs", both.runs));
-        }
+    for (int s = 0; ok && s < shapes; s++)
+        for (int i = 0; ok && i < (a->nrule ? a->nrule : s ? RULE_KDA + 1 : RULES); i++)
+            ok = recur_at(b, a->nrule ? a->rule[i] : (RecurRule)i, a->shape.B ? a->shape : shape[s], list, e);
     json_object_set_new(out, "recur", list);
     return ok;
 }
@@ -337,6 +464,10 @@ static void report_text(json_t *j, int threads) {
         printf("gemm    %5d x %5d x %5d  %9.1f GFLOP/s\n", WHOLE(x, "n"), WHOLE(x, "o"), WHOLE(x, "i"),
                NUMBER(x, "gflops"));
     if ((x = json_object_get(j, "read"))) printf("read    %.1f GB/s\n", NUMBER(x, "gb_per_s"));
+    if ((x = json_object_get(j, "launches")))
+        printf("graph   %d empty kernels: %.2f us each replayed, %.2f us each launched one by one\n",
+               WHOLE(x, "kernels"), 1e6 * NUMBER(x, "graph_s") / WHOLE(x, "kernels"),
+               1e6 * NUMBER(x, "apart_s") / WHOLE(x, "kernels"));
     json_array_foreach(json_object_get(j, "elementwise"), i, x)
         printf("op      %-22s %8.3f ms  %6.1f%% of a read\n", json_string_value(json_object_get(x, "op")),
                1e3 * NUMBER(x, "seconds"), NUMBER(x, "percent_of_bandwidth"));
@@ -353,10 +484,13 @@ static void report_text(json_t *j, int threads) {
                NUMBER(x, "tok_s"), NUMBER(x, "of_plain_step"));
     const double least = 1;
     json_array_foreach(json_object_get(j, "decode"), i, x) {
-        printf(
-            "decode  %.1f tokens/s, batch %d, %.1f%% of a read of the same bytes at %.1f GB/s; prefill %.0f tokens/s\n",
-            NUMBER(x, "tok_s"), WHOLE(x, "batch"), NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "read_gb_per_s"),
-            NUMBER(x, "prefill_tok_s"));
+        printf("decode  %.1f tokens/s, batch %d, %.1f%% of a read of the same bytes at %.1f GB/s; %s",
+               NUMBER(x, "tok_s"), WHOLE(x, "batch"), NUMBER(x, "percent_of_bandwidth"), NUMBER(x, "read_gb_per_s"),
+               json_is_true(json_object_get(x, "graph")) ? "by graph; " : "");
+        if (json_is_true(json_object_get(x, "filled")))
+            printf("%d drawn rows before it\n", WHOLE(x, "prompt"));
+        else
+            printf("prefill %.0f tokens/s\n", NUMBER(x, "prefill_tok_s"));
         report_shares(x, least);
     }
     json_array_foreach(json_object_get(j, "prefill"), i, x) {
@@ -380,8 +514,8 @@ static void report_text(json_t *j, int threads) {
 static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     Config cfg;
     Bench b = {.cfg = &cfg, .seconds = a->seconds, .args = a, .how = engine_narrow(cli, (ModelOpts){0})};
-    bool ok = a->config ? config_read(&cfg, a->config, 0, NULL, e)
-                        : config_parse(&cfg, standard, sizeof standard - 1, "standard", 0, NULL, e);
+    bool ok = a->config ? config_read(&cfg, a->config, a->nset, a->set, e)
+                        : config_parse(&cfg, standard, sizeof standard - 1, "standard", a->nset, a->set, e);
     if (!ok) return false;
     Tokenizer tk = {0};
     if (!cfg.model.vocab && data_tokenizer(&cfg.data, &tk, e)) cfg.model.vocab = tk.vocab;
@@ -405,6 +539,7 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
         config_free(&cfg);
         return false;
     }
+    if (a->logits) device_logits(b.dev, a->logits);
     int threads = device_threads(b.dev);
     json_t *out = json_pack("{s:s, s:s, s:i, s:s}", "device", device_ops(b.dev)->name, "isa", device_isa(b.dev),
                             "threads", threads, "dtype", cli->bf16 ? "BF16" : dtype_name(REAL));
@@ -416,6 +551,7 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
     if (ok && a->what & BENCH_PREFILL) ok = bench_prefill(&b, out, e);
     if (ok && a->what & BENCH_TUNE) ok = bench_tune(&b, cli->tuning, out, e);
     if (ok && a->what & BENCH_RECUR) ok = bench_recurrences(&b, out, e);
+    if (ok && a->what & BENCH_LIMITS) ok = bench_limits(&b, out, e);
     device_close(b.dev);
     config_free(&cfg);
     if (ok && cli->json) return engine_print(out, e);
@@ -427,48 +563,47 @@ static bool bench_run(const Args *a, const Cli *cli, Err *e) {
 int cmd_bench(int argc, char **argv) {
     static const struct argp_option options[] = {
         {"seconds", 's', "X", 0, "Time of one measurement (default 1)", 0},
-        {"batch", OPT_BATCH, "N", 0, "Sequences of decode and prefill (default 1, 8, 16, 64; 1, 8)", 0},
+        {"batch", OPT_BATCH, "N,...", 0, "Sequences of decode and prefill (default 1,8,16,64; 1,8)", 0},
         {"prompt", OPT_PROMPT, "N", 0,
          "Tokens of a sequence before decoding (default half of data.seq_len) or of a prompt (all of it)", 0},
+        {"fill", OPT_FILL, 0, 0, "Of decode: drawn rows in the cache instead of the prompt's own, which take long", 0},
+        {"graph", OPT_GRAPH, "NAME", 0,
+         "Of decode with device cuda: steps replayed as graphs (auto), launched kernel by kernel (off), or both", 0},
+        {"draw", OPT_DRAW, "NAME", 0,
+         "Of decode with device cuda: tokens drawn on the device, greedy (the default) or top_k (50 tokens, 0.95 of "
+         "the probability); host: all logits come to the host",
+         0},
         {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass of a prefill (default 512)", 0},
         {"rows", OPT_ROWS, "N", 0, "Rows of the arrays of ops (default 16384), and the longest side of a product", 0},
+        {"rule", OPT_RULE, "NAME,...", 0, "Of recur: kda, gdn, deltanet, gla, retention, linear, mamba2", 0},
+        {"shape", OPT_SHAPE, "BxTxHxD", 0, "Of recur: sequences, rows of each, heads, their width", 0},
+        {"logits", OPT_LOGITS, "N", 0,
+         "Of device cuda, training: logits that exist at once, about (default 67108864, which is 2^26)", 0},
         {"attention", OPT_ATTENTION, "WHOSE", 0,
          "Of device cuda in bf16, training: own, cudnn, cudnn_unordered (default own)", 0},
         {0}};
     static const CliSpec spec = {
-        .args = "[ops|train|decode|prefill|recur|tune] [CONFIG.yaml]",
+        .args = "[ops|train|decode|prefill|recur|tune|limits] [CONFIG.yaml] [KEY=VALUE...]",
         .doc = "Medians of repeated runs: matrix products, memory reads and what is bound by them (ops), training "
                "steps, plain and from a teacher, and each op's share of one (train), decoding (decode), prompts "
                "(prefill), or all four; of the "
-               "model that CONFIG describes, with random weights. The recurrences of linear attention alone (recur) "
+               "model that CONFIG describes, with random weights; KEY=VALUE are settings as of kvsmith train. The "
+               "recurrences of linear attention alone (recur) "
                "have shapes of their own. tune tries a device's algorithms for every matrix product of the model and "
-               "writes the best to --tuning FILE, which the other commands then read.",
+               "writes the best to --tuning FILE, which the other commands then read. limits measures the best matrix "
+               "product, copies and, of a GPU, the cost of launches.",
         .options = options,
         .take = take,
         .cache = true,
         .tuning = true,
-        .max_args = 2};
-    static const char *const names[] = {"ops", "train", "decode", "prefill", "recur", "tune"};
+        .settings = true,
+        .max_args = -1};
     Args a = {.seconds = 1};
     Cli cli;
     Err e = {0};
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     engine_signals();
-    for (int i = 0; i < a.nword; i++) {
-        int part = 0;
-        for (int k = 0; k < 6; k++)
-            if (!strcmp(a.word[i], names[k])) part = 1 << k;
-        if (part && !a.what && i == 0)
-            a.what = part;
-        else if (!part && !a.config)
-            a.config = a.word[i];
-        else {
-            err_input(&e, "bench: expected [ops|train|decode|prefill|recur|tune] [CONFIG.yaml], got '%.100s'",
-                      a.word[i]);
-            return cli_fail(&e);
-        }
-    }
     if (!a.what) a.what = BENCH_ALL;
     return bench_run(&a, &cli, &e) ? 0 : cli_fail(&e);
 }

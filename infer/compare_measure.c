@@ -73,7 +73,8 @@ static bool subject_open(const Compare *c, const RowResult *r, const Reading *te
     ok = ok && cache_count(c, text, s, e);
     for (int b = 0; ok && b < c->measure.batches.n; b++) {
         int B = c->measure.batches.v[b], each = c->measure.prompt + c->measure.decode;
-        ok = decode_open(&s->d[b], &s->en.model, B, c->measure.prompt, c->measure.decode, 0, false, e);
+        const DecodeOpts o = {.B = B, .prompt = c->measure.prompt, .room = c->measure.decode};
+        ok = decode_open(&s->d[b], &s->en.model, o, e);
         if (ok) read_on(text, 0, B * each, s->d[b].tok);
         s->prefill[b] = xcalloc((size_t)c->measure.repeats, sizeof(double));
         s->decode[b] = xcalloc((size_t)c->measure.repeats, sizeof(double));

@@ -1,39 +1,76 @@
 /* shares.c: see shares.h. The device's table of ops is replaced by one whose entries time those of the first. */
 #include "shares.h"
 #include "device.h"
+#include "marks.h"
 
+/* Op number i is entry i of the table. Entry 0 is the table's name: it stands for what is between ops. */
+enum { BETWEEN = 0, MARKS_MOST = 8192 };
+_Static_assert(offsetof(Ops, name) == 0, "the first entry is no op");
 struct Shares {
     Ops table; /* first: Run.ops points here */
     const Ops *under;
     Device *dev;
-    double inside; /* seconds of ops called by the one that runs */
+    double inside; /* of the host's clock: seconds of ops called by the one that runs */
+    Marks *marks;  /* of a device; NULL: by the host's clock */
+    int running;   /* of a device: the op that asks */
+    int *after;    /* of each mark: the op that asked from there on */
+    int room;
     Share of[SHARES_MAX];
 };
+
+static void mark(Shares *s, int op) {
+    int n = marks_count(s->marks);
+    if (n == s->room) s->after = xrealloc(s->after, (size_t)(s->room = 2 * s->room + 256), sizeof *s->after);
+    s->after[n] = s->running = op;
+    marks_add(s->marks);
+}
+/* Times between marks go to the op that asked meanwhile. */
+static void fold(Shares *s) {
+    int n = s->marks ? marks_count(s->marks) : 0;
+    if (!n) return;
+    double *t = xcalloc((size_t)n, sizeof *t);
+    marks_read(s->marks, t);
+    for (int i = 0; i + 1 < n; i++) {
+        Share *x = &s->of[s->after[i]];
+        if (s->after[i] == BETWEEN) x->op = SHARES_BETWEEN, x->calls++;
+        x->seconds += t[i];
+    }
+    free(t);
+}
 
 /* Of one call: when it began, and what ops around it had spent inside others. */
 typedef struct {
     Shares *of;
     double start, inside;
+    int outer;
 } Call;
-static Call call_begin(Run *r) {
+static Call call_begin(const Run *r, size_t at) {
     Shares *s = (Shares *)(uintptr_t)r->ops;
-    device_sync(s->dev);
-    Call c = {s, now_seconds(), s->inside};
+    Call c = {s, 0, s->inside, s->running};
+    if (s->marks) {
+        if (!measuring(r)) mark(s, (int)(at / sizeof(void *)));
+        return c;
+    }
+    c.start = now_seconds();
     s->inside = 0;
     return c;
 }
 static void call_end(const Run *r, Call c, size_t at, const char *op, double flops) {
     Shares *s = c.of;
-    device_sync(s->dev);
-    double took = now_seconds() - c.start;
+    double took = s->marks ? 0 : now_seconds() - c.start;
     Share *x = &s->of[at / sizeof(void *)];
     if (!measuring(r)) {
         x->op = op;
         x->calls++;
-        x->seconds += took - s->inside;
+        x->seconds += took - (s->marks ? 0 : s->inside);
         x->flops += flops;
     }
-    s->inside = c.inside + took;
+    if (!s->marks)
+        s->inside = c.inside + took;
+    else if (!measuring(r)) {
+        mark(s, c.outer);
+        if (c.outer == BETWEEN && marks_count(s->marks) > MARKS_MOST) fold(s);
+    }
 }
 
 /* ---- FLOPs of products ----------------------------------------------------------------------------------------- */
@@ -170,20 +207,20 @@ static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[
 
 #define TIMED(op, params, args, flops)                    \
     static void op##_timed(Run *r, params) {              \
-        Call call = call_begin(r);                        \
+        Call call = call_begin(r, offsetof(Ops, op));     \
         call.of->under->op(r, args);                      \
         call_end(r, call, offsetof(Ops, op), #op, flops); \
     }
 OPS(TIMED)
 
 static double sumsq_timed(Run *r, Tensor x) {
-    Call call = call_begin(r);
+    Call call = call_begin(r, offsetof(Ops, sumsq));
     double sum = call.of->under->sumsq(r, x);
     call_end(r, call, offsetof(Ops, sumsq), "sumsq", 0);
     return sum;
 }
 static double sumsqs_timed(Run *r, double start, int n, const Tensor *x) {
-    Call call = call_begin(r);
+    Call call = call_begin(r, offsetof(Ops, sumsqs));
     double sum = call.of->under->sumsqs(r, start, n, x);
     call_end(r, call, offsetof(Ops, sumsqs), "sumsqs", 0);
     return sum;
@@ -198,17 +235,22 @@ Shares *shares_begin(Device *d) {
     s->table.name = d->ops->name;
     s->under = d->ops;
     s->dev = d;
+    s->marks = marks_open(d);
     d->ops = &s->table;
     return s;
 }
-void shares_clear(Shares *s) { memset(s->of, 0, sizeof s->of); }
+void shares_clear(Shares *s) {
+    fold(s);
+    memset(s->of, 0, sizeof s->of);
+}
 
 static int by_seconds(const void *a, const void *b) {
     double x = ((const Share *)a)->seconds, y = ((const Share *)b)->seconds;
     return (x < y) - (x > y);
 }
-int shares_read(const Shares *s, Share *out) {
+int shares_read(Shares *s, Share *out) {
     int n = 0;
+    fold(s);
     for (int i = 0; i < SHARES_MAX; i++)
         if (s->of[i].calls) out[n++] = s->of[i];
     qsort(out, (size_t)n, sizeof *out, by_seconds);
@@ -217,5 +259,7 @@ int shares_read(const Shares *s, Share *out) {
 void shares_end(Shares *s) {
     CHECK(s->dev->ops == &s->table, "the ops of a device were replaced while they were timed");
     s->dev->ops = s->under;
+    marks_close(s->marks);
+    free(s->after);
     free(s);
 }

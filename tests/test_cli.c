@@ -284,6 +284,34 @@ Test(cli, bench_measures) {
     }
 }
 
+/* Settings on the command line, several batches, a cache that is filled. */
+Test(cli, bench_is_told_what_to_measure) {
+    char *yaml = check_path("c.yaml");
+    static const char text[] =
+        "model: {d_model: 16, layers: 1, kinds: {a: {mixer: gqa, heads: 2}}, ffn: {kind: swiglu, hidden: 16}}\n"
+        "data: {seq_len: 16}\ntrain: {micro_batch: 2}\n";
+    check_write(yaml, text, sizeof text - 1);
+    json_t *j = object(RUN("bench", "decode", yaml, "--seconds", "0.01", "--batch", "1,3", "--prompt", "70", "--fill",
+                           "--graph", "both", "--json")),
+           *list = json_object_get(j, "decode"), *x = json_array_get(list, 3);
+    cr_assert(json_array_size(list) == 4 && NUM(x, "batch") == 3 && NUM(x, "prompt") == 70 && NUM(x, "tok_s") > 0);
+    cr_assert(json_is_true(json_object_get(x, "filled")) && !json_object_get(x, "prefill_tok_s"));
+    cr_assert_str_eq(json_string_value(json_object_get(x, "draw")), "host");
+    json_decref(j);
+    j = object(RUN("bench", "train", yaml, "train.micro_batch=4", "data.seq_len=8", "--seconds", "0.01", "--json"));
+    cr_assert(NUM(json_object_get(j, "train"), "rows") == 32 && NUM(json_object_get(j, "train"), "profile_s") > 0);
+    json_decref(j);
+    j = object(RUN("bench", "limits", "--seconds", "0.01", "--rows", "64", "--json"));
+    cr_assert(NUM(j, "gemm_peak_gflops") > 0 && NUM(json_object_get(j, "read"), "gb_per_s") > 0);
+    json_decref(j);
+    j = object(RUN("bench", "recur", "--rule", "gla,mamba2", "--shape", "2x40x3x8", "--seconds", "0.01", "--json"));
+    list = json_object_get(j, "recur"), x = json_array_get(list, 1);
+    cr_assert(json_array_size(list) == 2 && NUM(x, "batch") == 2 && NUM(x, "rows") == 40 && NUM(x, "heads") == 3 &&
+              NUM(x, "dim") == 8);
+    cr_assert_str_eq(json_string_value(json_object_get(x, "rule")), "mamba2");
+    json_decref(j);
+}
+
 Test(cli, bench_trains_from_a_teacher) {
     char *yaml = check_path("c.yaml");
     static const char text[] =
@@ -359,6 +387,12 @@ Test(cli, refusals) {
         {2, "--batch", {"info", dir, "--batch", "0"}},
         {2, "nosuch", {"bench", "nosuch"}},
         {2, "expected [ops", {"bench", "ops", "train"}},
+        {2, "--batch", {"bench", "decode", "--batch", "1,0"}},
+        {2, "--rule: expected kda", {"bench", "recur", "--rule", "kda,nosuch"}},
+        {2, "--shape: expected", {"bench", "recur", "--shape", "1x2x3"}},
+        {2, "--draw: expected greedy, top_k or host", {"bench", "decode", "--draw", "x"}},
+        {2, "--graph: expected auto, off or both", {"bench", "decode", "--graph", "on"}},
+        {2, "nosuch", {"bench", "train", "nosuch.key=1"}},
     };
     for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
         const char *argv[10] = {"kvsmith"};

@@ -2,6 +2,7 @@
  * the backend's own objects (table.c, open.c) has no need to look for these names. */
 #include "../device.h"
 #include "../gpus.h"
+#include "../marks.h"
 #include "../sample.h"
 #include "../side.h"
 
@@ -63,6 +64,18 @@ int cuda_device_tune(Device *d, double seconds, Tuning *out) {
     return 0;
 }
 void cuda_device_attention(Device *d, AttentionBy by) { (void)d, (void)by; }
+void device_logits(Device *d, int64_t n) { (void)d, (void)n; }
+Marks *marks_open(Device *d) {
+    (void)d;
+    return NULL;
+}
+void marks_close(Marks *m) { (void)m; }
+void marks_add(Marks *m) { (void)m; }
+int marks_count(const Marks *m) {
+    (void)m;
+    return 0;
+}
+void marks_read(Marks *m, double *seconds) { (void)m, (void)seconds; }
 bool side_open(int number, int need, Side **out, Err *e) {
     (void)number, (void)need, (void)out;
     return err_input(

@@ -3,7 +3,9 @@
 #include "../gpus.h"
 #include "cuda.h"
 #include "fused.h"
+#include "../marks.h"
 #include "lacks.h"
+#include "marks.h"
 #include "sample.h"
 
 static void *take(const Memory *m, size_t n) { return cuda_take(((Device *)m->ctx)->cuda, n, false); }
@@ -126,3 +128,22 @@ void device_sample(Device *d, int n, int V, const SampleRow *rows, const real *l
     cuda_sample(d->cuda, n, V, (SampleRow *)at, logits, seen, (double *)p, (int *)id, (Sampled *)drawn);
     cuda_download(d->cuda, out, drawn, N * sizeof *out);
 }
+
+void device_logits(Device *d, int64_t n) { d->logits = n; }
+struct Marks {
+    CudaMarks *cuda;
+};
+Marks *marks_open(Device *d) {
+    if (!d->cuda) return NULL;
+    Marks *m = xcalloc(1, sizeof *m);
+    m->cuda = cuda_marks_new(d->cuda);
+    return m;
+}
+void marks_close(Marks *m) {
+    if (!m) return;
+    cuda_marks_free(m->cuda);
+    free(m);
+}
+void marks_add(Marks *m) { cuda_marks_add(m->cuda); }
+int marks_count(const Marks *m) { return cuda_marks_count(m->cuda); }
+void marks_read(Marks *m, double *seconds) { cuda_marks_read(m->cuda, seconds); }

@@ -1,0 +1,170 @@
+/* bench_decode.c: prompts and decoding of one model: see bench_model.h. */
+#include "bench_model.h"
+#include "../ops/graph.h"
+#include "../ops/host.h"
+
+/* Give a fresh arena its pages: a cache far larger than the measured steps fill would otherwise have them cleared, two
+ * megabytes for a row of a few hundred bytes, in the time of those steps. */
+static void touch(const Arena *a) {
+    volatile char *p = a->base;
+    for (size_t i = 0; !a->home && i < a->size; i += 4096) p[i] = p[i];
+}
+
+bool decode_open(Decode *d, Model *m, DecodeOpts o, Err *e) {
+    const int B = o.B, V = m->cfg.vocab;
+    CHECK(B >= 1 && o.prompt >= 1 && o.room >= 0, "batch %d, prompt %d, room %d", B, o.prompt, o.room);
+    *d = (Decode){.o = o};
+    SessionOpts s = {.nseq = B, .max_tokens = o.prompt + o.room, .chunk = o.chunk, .document = -1, .plain = o.plain};
+    if (!session_open(&d->s, m, s, e)) return false;
+    touch(&d->s.cache.mem);
+    size_t n = (size_t)B * (size_t)(o.prompt + o.room);
+    d->tok = xcalloc(n, sizeof *d->tok);
+    for (size_t i = 0; i < n; i++) d->tok[i] = (int)(rng_uniform(3, i) * V);
+    d->feed = xcalloc((size_t)B, sizeof *d->feed);
+    d->rows = xcalloc((size_t)B, sizeof *d->rows);
+    d->drawn = xcalloc((size_t)B, sizeof *d->drawn);
+    if (o.draw != DRAW_HOST && session_draws(&d->s)) {
+        d->draws = true;
+        if (session_draw_open(&d->s, e)) return true;
+        decode_close(d);
+        return false;
+    }
+    d->logits = TENSOR(xcalloc((size_t)B * (size_t)V, sizeof(real)), REAL, B, V);
+    return true;
+}
+
+void decode_close(Decode *d) {
+    session_close(&d->s);
+    free(d->tok);
+    free(d->feed);
+    free(d->rows);
+    free(d->drawn);
+    free(d->logits.p);
+    *d = (Decode){0};
+}
+
+static bool feed(Decode *d, int from, int n, Err *e) {
+    for (int b = 0; b < d->o.B; b++)
+        d->feed[b] = (Feed){b, n, d->tok + (size_t)b * (size_t)(d->o.prompt + d->o.room) + from};
+    return session_extend(&d->s, d->o.B, d->feed, WANT_LAST, d->logits, e);
+}
+/* The same with a token drawn for each sequence, as `generate` does it: the tokens come to the host, no logits. */
+static bool feed_and_draw(Decode *d, int from, int n, Err *e) {
+    const bool top = d->o.draw == DRAW_TOP_K;
+    for (int b = 0; b < d->o.B; b++) {
+        d->feed[b] = (Feed){b, n, d->tok + (size_t)b * (size_t)(d->o.prompt + d->o.room) + from};
+        d->rows[b] = (SampleRow){.key = 7,
+                                 .draw = (uint64_t)from * (uint64_t)d->o.B + (uint64_t)b,
+                                 .temperature = top ? 0.8 : 0,
+                                 .penalty = 1,
+                                 .top_p = top ? 0.95 : 1,
+                                 .top_k = top ? 50 : 0};
+    }
+    return session_draw(&d->s, d->o.B, d->feed, d->rows, d->drawn, e);
+}
+
+bool decode_prefill(Decode *d, double *seconds, Err *e) {
+    for (int b = 0; b < d->o.B; b++) session_reset(&d->s, b);
+    double start = now_seconds();
+    bool ok = (d->draws ? feed_and_draw : feed)(d, 0, d->o.prompt, e);
+    *seconds = now_seconds() - start;
+    return ok;
+}
+
+bool decode_step(Decode *d, Err *e) { return (d->draws ? feed_and_draw : feed)(d, session_length(&d->s, 0), 1, e); }
+long decode_replayed(const Decode *d) { return graphs_replayed(d->s.cache.graphs); }
+
+/* ---- a history without its computation ---------------------------------------------------------------------------*/
+
+/* Drawn keys and values, in the shape of the rows that a slot stores. */
+static Kv drawn_rows(Arena *a, const KvShape *s, int N) {
+    Kv kv = {.s = *s};
+    kv.k = arena_tensor(a, "keys", REAL, 3, (int[]){N, s->lanes, s->kdim});
+    if (!s->alias) kv.v = arena_tensor(a, "values", REAL, 3, (int[]){N, s->lanes, s->vdim});
+    if (s->carry_rows) kv.carry = arena_tensor(a, "carried", REAL, 3, (int[]){N, s->lanes, s->carry});
+    return kv;
+}
+typedef struct {
+    Arena rows, scratch, host;
+    Run run;
+    Kv *kv; /* of each slot */
+    int *off, *seq, *of, *pos, *first;
+    uint64_t id;
+    Batch batch;
+} Fill;
+static void rows_place(Fill *f, const Cache *c, int N) {
+    for (int i = 0; i < c->nslots; i++)
+        if (kv_lanes(kv_slot(c, i))->s.lanes) f->kv[i] = drawn_rows(&f->rows, &kv_lanes(kv_slot(c, i))->s, N);
+}
+static void append(Fill *f, const Cache *c) {
+    for (int i = 0; i < c->nslots; i++)
+        if (kv_lanes(kv_slot(c, i))->s.lanes) kv_append(&f->run, kv_slot(c, i), &f->kv[i], NULL);
+}
+static bool fill_open(Fill *f, Device *dev, Cache *c, int N, Err *e) {
+    const Memory *home = device_memory(dev, false);
+    f->rows.name = "drawn rows", f->scratch.name = "scratch of drawn rows", f->host.name = "places of drawn rows";
+    f->run = run_make(dev, &f->scratch);
+    f->run.host = &f->host;
+    f->run.batch = &f->batch;
+    rows_place(f, c, N);
+    append(f, c); /* measures */
+    if (!arena_open_at(&f->rows, home, f->rows.name, f->rows.peak, false, e) ||
+        !arena_open_at(&f->scratch, home, f->scratch.name, f->scratch.peak, false, e) ||
+        !arena_open(&f->host, f->host.name, f->host.peak, false, e))
+        return false;
+    rows_place(f, c, N);
+    for (int i = 0; i < c->nslots; i++) {
+        Tensor *const all[] = {&f->kv[i].k, &f->kv[i].v, &f->kv[i].carry};
+        for (int k = 0; k < 3; k++)
+            if (present(*all[k])) bench_fill(dev, *all[k], (uint64_t)(16 * i + k), -1, 1);
+        Tensor state = kv_state(kv_slot(c, i));
+        if (present(state)) bench_fill(dev, state, (uint64_t)(16 * i + 3), -0.1, 0.1);
+    }
+    return true;
+}
+/* `n` rows of sequence b from position `from` on. */
+static bool fill_some(Fill *f, Cache *c, int b, int from, int n, Err *e) {
+    f->off[1] = n, f->seq[0] = b;
+    for (int i = 0; i < n; i++) f->pos[i] = from + i, f->first[i] = from ? -1 : 0;
+    f->batch.N = n, f->batch.history = from > 0;
+    if (!kv_begin(c, &f->batch, e)) return false;
+    append(f, c);
+    kv_end(c, &f->batch, NULL);
+    return true;
+}
+bool decode_fill(Decode *d, Err *e) {
+    Cache *c = &d->s.cache;
+    const int N = imin(d->s.opts.chunk, d->o.prompt);
+    for (int i = 0; i < c->nslots; i++)
+        if (kv_lanes(kv_slot(c, i))->s.retire)
+            return err_input(e, "--fill: a layer of this model decides which rows stay; leave it out");
+    int *ints = xcalloc(3 * (size_t)N + 3, sizeof *ints);
+    Fill f = {.kv = xcalloc((size_t)c->nslots, sizeof *f.kv), .off = ints, .seq = ints + 2};
+    f.of = ints + 3, f.pos = f.of + N, f.first = f.pos + N;
+    f.off[1] = N;
+    f.batch = (Batch){1, N, f.off, f.seq, f.of, f.pos, f.first, &f.id, true};
+    bool ok = fill_open(&f, d->s.model->dev, c, N, e);
+    for (int b = 0; ok && b < d->o.B; b++) {
+        session_reset(&d->s, b);
+        for (int at = 0; ok && at < d->o.prompt; at += N) ok = fill_some(&f, c, b, at, imin(N, d->o.prompt - at), e);
+        if (ok) d->s.next[b] = d->o.prompt;
+    }
+    device_sync(d->s.model->dev);
+    arena_close(&f.rows), arena_close(&f.scratch), arena_close(&f.host);
+    free(ints), free(f.kv);
+    return ok;
+}
+
+bool decode_shares(Decode *d, double seconds, Share *out, int *n, Err *e) {
+    double unread;
+    if (!(d->o.fill ? decode_fill(d, e) : decode_prefill(d, &unread, e))) return false;
+    Shares *shares = shares_begin(d->s.model->dev);
+    bool ok = true;
+    int times = 0;
+    for (double start = now_seconds(); ok && (!times || now_seconds() - start < seconds); times++) {
+        if (d->o.room && times == d->o.room) break;
+        ok = d->o.room ? decode_step(d, e) : decode_prefill(d, &unread, e);
+    }
+    *n = shares_mean(shares, times, out);
+    return ok;
+}

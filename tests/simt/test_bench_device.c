@@ -1,0 +1,119 @@
+/* test_bench_device.c: `bench` on the emulated device. Times say nothing here; that the right things are timed, once
+ * and without help from the host, can be seen. */
+#include <jansson.h>
+#include "../../ops/host.h"
+#include "../../ops/shares.h"
+#include "../check.h"
+
+#define NUM(j, name) json_number_value(json_object_get(j, name))
+static const char small[] =
+    "model: {d_model: 64, layers: 2, kinds: {a: {mixer: gqa, heads: 4, kv_heads: 2, head_dim: 16}},\n"
+    "        ffn: {kind: swiglu, hidden: 96}, vocab: 64}\ndata: {seq_len: 16}\ntrain: {micro_batch: 1}\n";
+static char *config(void) {
+    char *yaml = check_path("c.yaml");
+    check_write(yaml, small, sizeof small - 1);
+    return yaml;
+}
+static json_t *object(Ran r) {
+    cr_assert(r.status == 0, "%d %s", r.status, r.err);
+    json_t *j = json_loads(r.out, 0, NULL);
+    cr_assert(j, "%.300s", r.out);
+    free(r.out), free(r.err);
+    return j;
+}
+#define BENCH(...) object(RUN("bench", __VA_ARGS__, "--device", "cuda", "--json", "-s", "0.01"))
+
+/* Ops follow each other without a wait, and what is between them is a share of its own. */
+Test(bench_device, ops_are_timed_by_the_devices_clock) {
+    Device *dev;
+    Err e = {0};
+    cr_assert(device_open(&dev, "cuda", 1, &e), "%s", e.msg);
+    Arena mem = {0}, scratch = {0};
+    const Memory *home = device_memory(dev, false);
+    cr_assert(arena_open_at(&mem, home, "rows", 1 << 16, true, &e) &&
+              arena_open_at(&scratch, home, "scratch", 1 << 16, true, &e));
+    Tensor x = arena_tensor(&mem, "x", REAL, 2, (int[]){4, 32}), y = arena_tensor(&mem, "y", REAL, 2, (int[]){4, 32});
+    device_zero(dev, x.p, tensor_bytes(x)), device_zero(dev, y.p, tensor_bytes(y));
+    Shares *s = shares_begin(dev);
+    Run r = run_make(dev, &scratch);
+    double start = now_seconds();
+    for (int i = 0; i < 3; i++) r.ops->add(&r, y, x);
+    r.ops->zero(&r, y);
+    Share out[SHARES_MAX];
+    int n = shares_read(s, out);
+    double took = now_seconds() - start, sum = 0;
+    int adds = 0, zeros = 0, between = 0;
+    for (int i = 0; i < n; i++) {
+        adds += !strcmp(out[i].op, "add") ? (int)out[i].calls : 0;
+        zeros += !strcmp(out[i].op, "zero") ? (int)out[i].calls : 0;
+        between += !strcmp(out[i].op, SHARES_BETWEEN) ? (int)out[i].calls : 0;
+        cr_assert(out[i].seconds >= 0);
+        sum += out[i].seconds;
+    }
+    cr_assert(n == 3 && adds == 3 && zeros == 1 && between == 3, "%d: %d, %d, %d", n, adds, zeros, between);
+    cr_assert(sum > 0 && sum <= took, "%g s of %g", sum, took);
+    shares_clear(s);
+    cr_assert_eq(shares_read(s, out), 0);
+    shares_end(s);
+    arena_close(&scratch), arena_close(&mem);
+    device_close(dev);
+}
+Test(bench_device, limits, .timeout = 60) {
+    json_t *j = BENCH("limits", "--dtype", "bf16", "--rows", "64"), *l = json_object_get(j, "launches");
+    cr_assert(NUM(j, "gemm_peak_gflops") > 0 && NUM(json_object_get(j, "read"), "gb_per_s") > 0);
+    cr_assert(NUM(l, "kernels") == 100 && NUM(l, "graph_s") > 0 && NUM(l, "apart_s") > 0 && NUM(l, "graph_host_s") > 0);
+    json_decref(j);
+}
+/* With and without graphs, tokens drawn on the device or logits brought to the host. */
+Test(bench_device, decoding, .timeout = 100) {
+    char *yaml = config();
+    json_t *j = BENCH("decode", yaml, "--dtype", "bf16", "--fill", "--prompt", "70", "--batch", "1,2", "--graph",
+                      "both"),
+           *list = json_object_get(j, "decode"), *x;
+    size_t i;
+    cr_assert(json_array_size(list) == 4);
+    json_array_foreach(list, i, x) {
+        const bool graph = i % 2 == 0;
+        cr_assert(json_is_true(json_object_get(x, "graph")) == graph && (NUM(x, "replayed") > 0) == graph);
+        cr_assert_str_eq(json_string_value(json_object_get(x, "draw")), "greedy");
+        cr_assert((json_object_get(x, "shares") != NULL) == !graph, "the profile is taken once");
+    }
+    json_decref(j);
+    j = BENCH("decode", yaml, "--prompt", "5", "--batch", "1", "--draw", "host");
+    x = json_array_get(json_object_get(j, "decode"), 0);
+    cr_assert_str_eq(json_string_value(json_object_get(x, "draw")), "host");
+    cr_assert(NUM(x, "prefill_tok_s") > 0);
+    json_decref(j);
+    j = BENCH("decode", yaml, "--prompt", "5", "--batch", "1", "--draw", "top_k");
+    x = json_array_get(json_object_get(j, "decode"), 0);
+    cr_assert_str_eq(json_string_value(json_object_get(x, "draw")), "top_k");
+    json_decref(j);
+}
+/* In bf16 the arrays are, and half as many bytes are counted, where layers have them so. */
+static const json_t *row(const json_t *list, const char *op) {
+    json_t *x;
+    size_t i;
+    json_array_foreach(list, i, x) if (!strcmp(json_string_value(json_object_get(x, "op")), op)) return x;
+    cr_assert(false, "no %s", op);
+    return NULL;
+}
+Test(bench_device, ops_in_bf16_hold_bf16, .timeout = 200) {
+    static const struct {
+        const char *list, *op;
+        double share; /* of the bytes in f32; 1: f32 there, too */
+    } want[] = {{"elementwise", "swiglu", 0.5},
+                {"elementwise", "swiglu_backward", 5.0 / 14}, /* gradients are written, not added to */
+                {"elementwise", "rmsnorm", 0.75},
+                {"elementwise", "adamw", 1},
+                {"heavy", "attend", 0.5},
+                {"heavy", "embed_backward", 1}};
+    json_t *f32 = BENCH("ops", "--rows", "8"), *bf16 = BENCH("ops", "--rows", "8", "--dtype", "bf16");
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        const json_t *a = row(json_object_get(f32, want[i].list), want[i].op),
+                     *b = row(json_object_get(bf16, want[i].list), want[i].op);
+        cr_assert_float_eq(NUM(b, "bytes") / NUM(a, "bytes"), want[i].share, 1e-9, "%s", want[i].op);
+        cr_assert_str_eq(json_string_value(json_object_get(a, "dtype")), "F32");
+        cr_assert_str_eq(json_string_value(json_object_get(b, "dtype")), want[i].share < 1 ? "BF16" : "F32");
+    }
+    json_decref(f32), json_decref(bf16);
+}
