@@ -7,6 +7,7 @@
 #   make cuda       build/cuda/kvsmith, by nvcc    make cuda-check   every kernel for sm_80 and sm_90: no spills
 #   make cudnn-check plans of cuDNN for the attention of configs/*.yaml, where the library is; needs no device
 #   make gpu-bundle build/gpu-check/, for a machine with a device   make gpu-check   runs it; ON=simt: on the emulation
+#   make gpu-rehearse the first half hour on a device, on the emulation: cut off, killed, hung (REHEARSE=short: 1 minute)
 #   make arm-check  ARM_ROOT=DIR: what depends on the processor, for aarch64 under qemu-aarch64 (tests/arm/)
 #   make faults     calls of the system that fail, and kill -9, over every command (SHARE=1/4: a quarter), some minutes
 #   make big-text   1 GB of text to tokens in less than 1 GB of memory, some minutes
@@ -214,6 +215,10 @@ $(BUILD)/gpu/oracle.bin: $(BUILD)/gpu/oracle
 	$< $@
 gpu-bundle: $(BUILD)/$(GPU_KIND)/kvsmith $(BUILD)/$(GPU_KIND)/tests-f32 $(BUILD)/gpu/run $(BUILD)/gpu/oracle.bin
 	@tests/gpu/bundle.sh $(GPU_DIR) $^
+# The first half hour on a device, rehearsed (tests/gpu/rehearse.sh); REHEARSE=short: its first parts.
+gpu-rehearse:
+	@$(MAKE) --no-print-directory ON=simt BUILD=$(BUILD) gpu-bundle
+	@tests/gpu/rehearse.sh $(BUILD)/gpu-check-simt.tar.gz $(REHEARSE)
 gpu-check: gpu-bundle
 	$(GPU_DIR)/run --out $(GPU_DIR)-out $(if $(filter simt,$(ON)),--quick) $(GPU_ARGS)
 # lt_so.c is compiled along: it has to know every function of cuBLASLt that the kernels' side calls.
@@ -232,7 +237,7 @@ cudnn-check: $(BUILD)/cudnn/plans
 arm-check: $(BUILD)/kvsmith
 	@ARM_CCACHE="$(filter ccache,$(CC))" tests/arm/check.sh "$(ARM_ROOT)" $< $(BUILD)/arm
 
-.PHONY: FORCE arm-check cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check
+.PHONY: FORCE arm-check cudnn-check simt simt-test simt-clang cuda cuda-check gpu-bundle gpu-check gpu-rehearse
 .PHONY: double asan test demo bench fuzz faults big-text format format-check docs clean
 double: $(BUILD)/f64/lib.a
 asan:

@@ -5,12 +5,13 @@
 set -eu
 dir=$1 program=$2 tests=$3 run=$4 oracle=${5-}
 rm -rf "$dir" "$dir.tar.gz"
-mkdir -p "$dir/bin" "$dir/lib" "$dir/data" "$dir/tests/golden"
+mkdir -p "$dir/bin" "$dir/lib" "$dir/data" "$dir/tests/golden" "$dir/tests/gpu"
 cp "$program" "$dir/bin/kvsmith"
 cp "$tests" "$dir/bin/tests"
 cp "$run" "$dir/run"
 strip "$dir/bin/kvsmith" "$dir/bin/tests" "$dir/run"
 cp -r configs "$dir/configs"
+cp -r tests/gpu/models "$dir/tests/gpu/models"
 cp data/kjv.txt "$dir/data/"
 cp tests/golden/distill.txt "$dir/tests/golden/"
 cp tests/gpu/peer.py tests/gpu/lease.sh "$dir/"

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "check.h"
@@ -29,6 +30,7 @@ static void take(Pipe *p) {
 
 static void become(const Check *c, const char *const argv[], int out, int err) {
     setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* nothing outlives this program, however that ends */
     int null = open("/dev/null", O_RDONLY);
     dup2(null, 0), dup2(out, 1), dup2(err, 2);
     if (c->libraries && *c->libraries) setenv("LD_LIBRARY_PATH", c->libraries, 1);
@@ -39,38 +41,108 @@ static void become(const Check *c, const char *const argv[], int out, int err) {
     fprintf(stderr, "cannot run %s\n", argv[0]);
     _exit(127);
 }
-Child child_run(Check *c, double limit, const char *const argv[]) {
-    Child r = {.status = -2};
+/* A process under way. */
+typedef struct {
+    pid_t pid; /* 0: none */
+    double start, limit;
+    Pipe p[2];
+    Job *job;
+    bool shortened, alone;
+} Process;
+static bool process_start(Check *c, Process *x, double limit, const char *const argv[]) {
     int pipes[2][2];
-    double start = now_seconds();
-    r.out = xcalloc(1, 1), r.err = xcalloc(1, 1);
-    if (pipe2(pipes[0], O_CLOEXEC) || pipe2(pipes[1], O_CLOEXEC)) return r;
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid == 0) become(c, argv, pipes[0][1], pipes[1][1]);
-    close(pipes[0][1]), close(pipes[1][1]);
-    Pipe p[2] = {{pipes[0][0], r.out, 0}, {pipes[1][0], r.err, 0}};
-    bool late = false;
-    while (pid > 0 && (p[0].fd >= 0 || p[1].fd >= 0)) {
-        double left = start + limit - now_seconds();
-        if (left <= 0) {
-            late = true;
-            break;
-        }
-        struct pollfd f[2] = {{p[0].fd, POLLIN, 0}, {p[1].fd, POLLIN, 0}};
-        if (poll(f, 2, (int)fmin(1e3 * left + 1, 1000)) <= 0) continue;
-        for (int i = 0; i < 2; i++)
-            if (f[i].revents) take(&p[i]);
+    *x = (Process){.start = now_seconds(), .limit = limit};
+    for (int i = 0; i < 2; i++) x->p[i] = (Pipe){-1, xcalloc(1, 1), 0};
+    if (pipe2(pipes[0], O_CLOEXEC)) return false;
+    if (pipe2(pipes[1], O_CLOEXEC)) {
+        close(pipes[0][0]), close(pipes[0][1]);
+        return false;
     }
+    fflush(NULL);
+    x->pid = fork();
+    if (x->pid == 0) become(c, argv, pipes[0][1], pipes[1][1]);
+    for (int i = 0; i < 2; i++) close(pipes[i][1]), x->p[i].fd = pipes[i][0];
+    if (x->pid < 0) x->pid = 0;
+    return x->pid > 0;
+}
+static bool process_open(const Process *x) { return x->p[0].fd >= 0 || x->p[1].fd >= 0; }
+static Child process_end(Process *x, bool late) {
+    Child r = {.status = -2, .seconds = now_seconds() - x->start};
     int st = 0;
-    if (late) kill(-pid, SIGKILL);
-    if (pid > 0 && waitpid(pid, &st, 0) == pid) r.status = WIFEXITED(st) ? WEXITSTATUS(st) : 128 + WTERMSIG(st);
-    if (late) r.status = -1, c->killed |= c->shortened;
+    if (late) { /* one that a driver holds may not end even so: it is given up after 3 s */
+        r.status = -1;
+        for (int i = 0; i < 60 && kill(-x->pid, SIGKILL) == 0 && waitpid(x->pid, &st, WNOHANG) == 0; i++) usleep(50000);
+    } else if (x->pid > 0 && waitpid(x->pid, &st, 0) == x->pid)
+        r.status = WIFEXITED(st) ? WEXITSTATUS(st) : 128 + WTERMSIG(st);
     for (int i = 0; i < 2; i++)
-        if (p[i].fd >= 0) close(p[i].fd);
-    r.out = p[0].p, r.err = p[1].p;
-    r.seconds = now_seconds() - start;
+        if (x->p[i].fd >= 0) close(x->p[i].fd);
+    r.out = x->p[0].p, r.err = x->p[1].p;
+    x->pid = 0;
     return r;
+}
+/* Waits a moment for output of n processes. */
+static void processes_read(int n, Process *x, double ms) {
+    enum { MOST = 32 };
+    struct pollfd f[2 * MOST];
+    Pipe *of[2 * MOST];
+    int k = 0;
+    for (int i = 0; i < n && i < MOST; i++)
+        for (int j = 0; j < 2 && x[i].pid; j++)
+            if (x[i].p[j].fd >= 0) of[k] = &x[i].p[j], f[k++] = (struct pollfd){x[i].p[j].fd, POLLIN, 0};
+    if (poll(f, (nfds_t)k, (int)fmax(1, fmin(ms, 1000))) <= 0) return;
+    for (int i = 0; i < k; i++)
+        if (f[i].revents) take(of[i]);
+}
+Child child_run(Check *c, double limit, const char *const argv[]) {
+    Process x;
+    bool late = false;
+    if (process_start(c, &x, limit, argv))
+        while (process_open(&x) && !late) {
+            double left = x.start + limit - now_seconds();
+            late = left <= 0;
+            if (!late) processes_read(1, &x, 1e3 * left + 1);
+        }
+    if (late) c->killed |= c->shortened;
+    return process_end(&x, late);
+}
+void jobs_run(Check *c, int most, int n, Job *job, void (*ended)(Check *, Job *, Child *)) {
+    enum { MOST = 32 };
+    Process x[MOST] = {{0}};
+    most = imax(1, imin(most, MOST));
+    for (int next = 0, under_way = 0; next < n || under_way;) {
+        for (int i = 0; i < most && next < n; i++) {
+            if (x[i].pid) continue;
+            while (next < n && !case_begin(c, job[next].name)) next++;
+            if (next == n) break;
+            double limit = case_seconds(c, job[next].limit);
+            const bool shortened = c->shortened, alone = c->alone;
+            process_start(c, &x[i], limit, (const char *const *)job[next].argv);
+            x[i].job = &job[next++], x[i].shortened = shortened, x[i].alone = alone;
+            if (x[i].pid) {
+                under_way++;
+                continue;
+            }
+            Child r = process_end(&x[i], false);
+            c->began = x[i].start;
+            ended(c, x[i].job, &r);
+            child_free(&r);
+        }
+        if (!under_way) continue;
+        processes_read(most, x, 100);
+        for (int i = 0; i < most; i++) {
+            if (!x[i].pid) continue;
+            bool late = x[i].start + x[i].limit <= now_seconds();
+            if (process_open(&x[i]) && !late) continue;
+            late &= process_open(&x[i]);
+            /* the case that ends is not the one that was begun last */
+            c->name = x[i].job->name, c->began = x[i].start, c->shortened = x[i].shortened;
+            c->killed = late && x[i].shortened, c->alone = x[i].alone;
+            Child r = process_end(&x[i], late);
+            under_way--;
+            ended(c, x[i].job, &r);
+            child_free(&r);
+        }
+    }
 }
 void child_free(Child *r) { free(r->out), free(r->err); }
 

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""What PyTorch makes of the same work on the same device: peer.py train|attention [--quick|--full]; one JSON object.
+"""What others make of the same work on the same device: peer.py train|attention|recur [--quick|--full] [--out FILE].
+
+A line of JSON as each figure is found, on stdout and at the end of FILE, so that one that takes too long costs no other.
 
 train: steps of configs/124m.yaml's model (12 layers of width 768, 12 heads, SwiGLU 2048, vocabulary 50304, 4 x 1024 tokens, AdamW)
 on random tokens, in f32 without TF32, with it, and under bf16 autocast; eager and compiled. attention: scaled_dot_product_attention
-forward and forward with backward at 16 x 1024 rows of 12 heads of 64, causal. Status 77: PyTorch or its device is not here.
+forward and forward with backward at 16 x 1024 rows of 12 heads of 64, causal. recur: flash-linear-attention's chunk kernels at 1 x 8192 rows of 96 heads
+of 128. Status 77: PyTorch, its device or that package is not here.
 """
 import json
 import statistics
@@ -18,7 +21,18 @@ except ImportError as e:
 if not torch.cuda.is_available():
     sys.exit((sys.stderr.write(f"PyTorch {torch.__version__} sees no device\n"), 77)[1])
 dev, quick = "cuda", "--quick" in sys.argv
-out = {"peer": f"PyTorch {torch.__version__}", "device": torch.cuda.get_device_name(0)}
+path = sys.argv[sys.argv.index("--out") + 1] if "--out" in sys.argv else None
+
+
+def say(**figure):
+    line = json.dumps(figure)
+    print(line, flush=True)
+    if path:
+        with open(path, "a") as f:
+            f.write(line + "\n")
+
+
+say(peer=f"PyTorch {torch.__version__}", device=torch.cuda.get_device_name(0))
 
 
 def median_ms(work, seconds):
@@ -78,10 +92,12 @@ class Net(torch.nn.Module):
 
 
 def train():
-    B, T, V = 4, 1024, 50304
-    tok, tgt = torch.randint(V, (B, T), device=dev), torch.randint(V, (B, T), device=dev)
-    for mode in ("f32", "tf32", "bf16"):
-        for compiled in (False,) if quick else (False, True):
+    T, V = 1024, 50304
+    # what matters most first: compiling takes a minute
+    for B, mode, compiled in ((16, "bf16", False), (4, "bf16", False), (16, "bf16", True), (4, "f32", False),
+                              (4, "tf32", False), (4, "f32", True), (4, "tf32", True)):
+        tok, tgt = torch.randint(V, (B, T), device=dev), torch.randint(V, (B, T), device=dev)
+        if not (quick and compiled):
             torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
             torch.manual_seed(0)
             net = Net().to(dev)
@@ -96,12 +112,12 @@ def train():
                 opt.step()
                 opt.zero_grad(set_to_none=True)
 
-            name = mode + (", compiled" if compiled else "")
+            name = f"{B} x {T}, {mode}" + (", compiled" if compiled else "")
             try:
-                ms = median_ms(step, 1 if quick else 4)
-                out[name] = {"step_s": ms / 1e3, "tok_s": B * T / ms * 1e3}
+                ms = median_ms(step, 1 if quick else 3)
+                say(**{name: {"step_s": ms / 1e3, "tok_s": B * T / ms * 1e3}})
             except Exception as e:  # one way of running it may fail without the others
-                out[name] = {"failed": str(e)[:200]}
+                say(**{name: {"failed": str(e)[:200]}})
             del net, opt, model
             torch.cuda.empty_cache()
 
@@ -112,8 +128,31 @@ def attention():
         do = torch.randn_like(q)
         forward = median_ms(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), 1)
         both = median_ms(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(do), 1)
-        out[str(dtype).split(".")[1]] = {"forward_s": forward / 1e3, "forward_backward_s": both / 1e3}
+        say(**{str(dtype).split(".")[1]: {"forward_s": forward / 1e3, "forward_backward_s": both / 1e3}})
 
 
-{"train": train, "attention": attention}[sys.argv[1]]()
-print(json.dumps(out))
+def recur():
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+        from fla.ops.kda import chunk_kda
+    except ImportError as e:
+        sys.exit((sys.stderr.write(f"flash-linear-attention is not installed ({e})\n"), 77)[1])
+    B, T, H, D = (1, 128, 2, 64) if quick else (1, 8192, 96, 128)
+
+    def rows(*shape):
+        return torch.randn(*shape, device=dev, dtype=torch.bfloat16)
+
+    q, k, v = (F.normalize(rows(B, T, H, D), dim=-1).requires_grad_() for _ in range(3))
+    beta, do = torch.rand(B, T, H, device=dev, dtype=torch.bfloat16).requires_grad_(), rows(B, T, H, D)
+    for name, op, width in (("kda", chunk_kda, D), ("gdn", chunk_gated_delta_rule, 1)):
+        g = -0.1 * torch.rand(*((B, T, H, D) if width > 1 else (B, T, H)), device=dev)
+        g.requires_grad_()
+        try:
+            forward = median_ms(lambda: op(q, k, v, g=g, beta=beta)[0], 1)
+            both = median_ms(lambda: op(q, k, v, g=g, beta=beta)[0].backward(do), 1)
+            say(**{name: {"forward_s": forward / 1e3, "forward_backward_s": both / 1e3}})
+        except Exception as e:
+            say(**{name: {"failed": str(e)[:200]}})
+
+
+{"train": train, "attention": attention, "recur": recur}[sys.argv[1]]()

@@ -62,6 +62,39 @@ void libraries_find(Check *c, Library out[LIBRARIES]) {
     child_free(&py);
 }
 
+/* Reads; changes nothing. */
+static void smi(Check *c, const char *name, const char *fields) {
+    if (!case_begin(c, name)) return;
+    char *query = xformat("--query-gpu=%s", fields);
+    Child r = CHILD(c, case_seconds(c, 30), "nvidia-smi", query, "--format=csv");
+    if (r.status == 0)
+        case_end(c, CASE_OK, json_pack("{s:s%}", "nvidia-smi", r.out, strlen(r.out)), "%s", "");
+    else
+        case_end(c, r.status > 0 ? CASE_SKIPPED : CASE_FAILED, NULL, "nvidia-smi: %s", child_line(&r));
+    free(query);
+    child_free(&r);
+}
+/* Which files the program really loads, by the loader's own word: a path that is built into it comes before
+ * LD_LIBRARY_PATH. */
+static void loaded(Check *c) {
+    if (!case_begin(c, "libraries loaded")) return;
+    Child r = CHILD(c, case_seconds(c, 60), "env", "LD_DEBUG=files", c->program, "bench", "train", "--device", "cuda",
+                    "--dtype", "bf16", "--attention", "cudnn", "--rows", "8", "-s", "0.01", "model.d_model=64",
+                    "model.layers=1", "data.seq_len=64", "train.micro_batch=1");
+    static const char mark[] = "calling init: ";
+    json_t *files = json_array();
+    for (char *rest = r.err, *line; (line = strsep(&rest, "\n"));) {
+        char *at = strstr(line, mark);
+        if (at) json_array_append_new(files, json_string(at + strlen(mark)));
+    }
+    bool some = json_array_size(files) > 0;
+    case_end(c, r.status == 0 && some ? CASE_OK : CASE_FAILED, json_pack("{s:o}", "files", files), "%s",
+             r.status ? child_line(&r)
+             : some   ? ""
+                      : "the loader names none");
+    child_free(&r);
+}
+
 void part_props(Check *c) {
     if (case_begin(c, "device")) {
         Child r = CHILD(c, case_seconds(c, 120), c->program, "device", "--device", "cuda", "--json");
@@ -84,17 +117,12 @@ void part_props(Check *c) {
                      "%s (%s) is neither in the loader's path nor below CUDA_HOME nor in Python's packages",
                      libs[i].file, libs[i].use);
     }
-    if (case_begin(c, "driver")) { /* reads; changes nothing */
-        Child r = CHILD(c, case_seconds(c, 60), "nvidia-smi",
-                        "--query-gpu=name,driver_version,memory.total,memory.used,clocks.sm,clocks.mem,temperature.gpu,"
-                        "power.draw,power.limit,ecc.mode.current",
-                        "--format=csv");
-        if (r.status == 0)
-            case_end(c, CASE_OK, json_pack("{s:s%}", "nvidia-smi", r.out, strlen(r.out)), "%s", "");
-        else
-            case_end(c, r.status > 0 ? CASE_SKIPPED : CASE_FAILED, NULL, "nvidia-smi: %s", child_line(&r));
-        child_free(&r);
-    }
+    smi(c, "driver",
+        "name,driver_version,memory.total,memory.used,clocks.sm,clocks.mem,temperature.gpu,power.draw,power.limit,"
+        "ecc.mode.current");
+    smi(c, "modes", "compute_mode,mig.mode.current,persistence_mode,clocks.max.sm,clocks.max.mem");
+    smi(c, "clocks", "clocks_event_reasons.active,clocks_event_reasons.supported,pstate");
+    loaded(c);
     if (case_begin(c, "program")) {
         Child r = CHILD(c, 30, c->program, "--version");
         case_end(c, r.status ? CASE_FAILED : CASE_OK, json_pack("{s:s}", "version", r.out), "%s", "");

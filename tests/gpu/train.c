@@ -197,7 +197,7 @@ static void text(Check *c, const char *name, const char *model, int tokens) {
 static void graphs(Check *c, const char *name, const char *recorded, int steps) {
     static const char *const off[] = {"run.graph=off", "run.seed=1"}, *const on[] = {"run.graph=auto", "run.seed=1"};
     char *label = xformat("%s: graph", name), *config = xformat("configs/%s.yaml", name);
-    char *plain = xformat("%s/runs/%s-plain", c->out, name), *own = xformat("%s/runs/%s-graph", c->out, name);
+    char *plain = xformat("%s/runs/%s-plain", c->work, name), *own = xformat("%s/runs/%s-graph", c->work, name);
     Curve a, b;
     if (case_begin(c, label)) {
         forget(c, plain), forget(c, own);
@@ -223,11 +223,26 @@ static void graphs(Check *c, const char *name, const char *recorded, int steps) 
     free(label), free(config), free(plain), free(own);
 }
 
+/* Losses hold, and something that begins at that run's end has not been asked yet. */
+static bool wants_run(Check *c, const char *name, bool resumes) {
+    static const char *const of[] = {"graph", "text", "resumed"};
+    char *losses = xformat("%s: losses", name);
+    const char *state = json_string_value(json_object_get(case_of(c, c->part, losses), "state"));
+    bool wants = false;
+    for (int i = 0; i < (resumes ? 3 : 2); i++) {
+        char *label = xformat("%s: %s", name, of[i]);
+        wants |= !case_of(c, c->part, label);
+        free(label);
+    }
+    free(losses);
+    return wants && state && !strcmp(state, "ok");
+}
+
 static void one(Check *c, const char *name, bool resumes) {
     int steps = c->quick ? 2 : 20, half = steps / 2;
     char *config = xformat("configs/%s.yaml", name), *label = xformat("%s: losses", name);
-    char *dir[3] = {xformat("%s/runs/%s-cpu", c->out, name), xformat("%s/runs/%s-cuda", c->out, name),
-                    xformat("%s/runs/%s-resumed", c->out, name)};
+    char *dir[3] = {xformat("%s/runs/%s-cpu", c->work, name), xformat("%s/runs/%s-cuda", c->work, name),
+                    xformat("%s/runs/%s-resumed", c->work, name)};
     Curve cpu, cuda, again;
     if (case_begin(c, label)) {
         forget(c, dir[0]), forget(c, dir[1]);
@@ -251,6 +266,11 @@ static void one(Check *c, const char *name, bool resumes) {
     }
     free(label);
     char *last = xformat("%s/last", dir[1]);
+    if (access(last, F_OK) &&
+        wants_run(c, name, resumes)) { /* the journal came from another machine, the run did not */
+        Child b = train(c, config, "cuda", dir[1], steps, steps, false, NULL);
+        child_free(&b);
+    }
     if (access(last, F_OK) == 0) {
         label = xformat("%s: resumed", name);
         if (resumes && case_begin(c, label)) {
@@ -276,25 +296,51 @@ static void one(Check *c, const char *name, bool resumes) {
     free(last), free(config), free(dir[0]), free(dir[1]), free(dir[2]);
 }
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-void part_train(Check *c) {
+static bool is_resumed(const char *name) {
     static const char *const resumed[] = {"tiny-gqa", "tiny-mla", "tiny-kda", "tiny-mamba2", "tiny-moe", "tiny-muon"};
-    char *folder = xformat("%s/configs", c->root), *names[100];
-    int n = 0;
+    bool resumes = false;
+    for (size_t k = 0; k < sizeof resumed / sizeof *resumed; k++) resumes |= !strcmp(name, resumed[k]);
+    return resumes;
+}
+static void config_ended(Check *c, Job *j, Child *r) {
+    if (r->status == ONLY_LEFT) c->killed = true;
+    if (r->status) case_log(c, j->name, *r->err ? r->err : r->out);
+    case_end(c, r->status ? CASE_FAILED : CASE_OK, NULL, "%s", r->status == 0 ? "" : child_line(r));
+}
+/* A process for each configuration, some side by side, which add their cases to the same journal. */
+void part_train(Check *c) {
+    enum { SIDE_BY_SIDE = 6, MOST = 100 };
+    if (c->only) {
+        one(c, c->only, is_resumed(c->only));
+        return;
+    }
+    char *folder = xformat("%s/configs", c->root), *names[MOST];
+    int n = 0, jobs = imin(SIDE_BY_SIDE, side_by_side(c));
     DIR *d = opendir(folder);
     for (struct dirent *e; d && (e = readdir(d));) {
         size_t len = strlen(e->d_name);
-        if (n < 100 && !strncmp(e->d_name, "tiny-", 5) && len > 5 && !strcmp(e->d_name + len - 5, ".yaml"))
+        if (n < MOST && !strncmp(e->d_name, "tiny-", 5) && len > 5 && !strcmp(e->d_name + len - 5, ".yaml") &&
+            (!c->quick || !strcmp(e->d_name, "tiny-gqa.yaml")))
             names[n++] = xformat("%.*s", (int)len - 5, e->d_name);
     }
     if (d) closedir(d);
     qsort(names, (size_t)n, sizeof *names, by_name);
+    Job job[MOST] = {{0}};
+    char *threads = xformat("OMP_NUM_THREADS=%d", imax(1, (int)sysconf(_SC_NPROCESSORS_ONLN) / jobs)),
+         *total = xformat("%.0f", fmax(1, fmin(c->part_end, c->all_end) - now_seconds()));
     for (int i = 0; i < n; i++) {
-        bool resumes = false;
-        for (size_t k = 0; k < sizeof resumed / sizeof *resumed; k++) resumes |= !strcmp(names[i], resumed[k]);
-        if (!c->quick || !strcmp(names[i], "tiny-gqa")) one(c, names[i], resumes);
-        free(names[i]);
+        job[i] = (Job){.name = names[i], .limit = 200};
+        char *const words[] = {"env",    threads,         (char *)c->self, "train",        "--only", names[i],
+                               "--root", (char *)c->root, "--out",         (char *)c->out, "--work", (char *)c->work};
+        char *const more[] = {"--program", (char *)c->program, "--total", total};
+        int k = 0;
+        for (size_t w = 0; w < sizeof words / sizeof *words; w++) job[i].argv[k++] = words[w];
+        for (size_t w = 0; w < sizeof more / sizeof *more; w++) job[i].argv[k++] = more[w];
+        if (c->quick) job[i].argv[k++] = "--quick";
     }
-    free(folder);
+    jobs_run(c, jobs, n, job, config_ended);
+    for (int i = 0; i < n; i++) free(names[i]);
+    free(folder), free(threads), free(total);
 }
 
 /* ---- one rank through NCCL ------------------------------------------------------------------------------------------
@@ -315,10 +361,10 @@ void part_nccl(Check *c) {
         if (nccl_ran(c, "bench comm", &r)) case_end(c, CASE_OK, child_json(&r), "%s", "");
         child_free(&r);
     }
-    char *config = xformat("configs/%s.yaml", name), *plain = xformat("%s/runs/nccl-without", c->out);
+    char *config = xformat("configs/%s.yaml", name), *plain = xformat("%s/runs/nccl-without", c->work);
     int steps = c->quick ? 2 : 20;
     for (int stage = 0; stage < 3; stage++) {
-        char *label = xformat("%s: stage %d", name, stage), *dir = xformat("%s/runs/nccl-%d", c->out, stage),
+        char *label = xformat("%s: stage %d", name, stage), *dir = xformat("%s/runs/nccl-%d", c->work, stage),
              *setting = xformat("dist.stage=%d", stage);
         if ((stage == 0 || !c->quick) && case_begin(c, label)) {
             forget(c, plain), forget(c, dir);
