@@ -14,7 +14,7 @@ bool decode_open(Decode *d, Model *m, DecodeOpts o, Err *e) {
     const int B = o.B, V = m->cfg.vocab;
     CHECK(B >= 1 && o.prompt >= 1 && o.room >= 0, "batch %d, prompt %d, room %d", B, o.prompt, o.room);
     *d = (Decode){.o = o};
-    SessionOpts s = {.nseq = B, .max_tokens = o.prompt + o.room, .chunk = o.chunk, .document = -1, .plain = o.plain};
+    SessionOpts s = {.nseq = B, .max_tokens = o.prompt + o.room, .chunk = o.chunk, .document = -1};
     if (!session_open(&d->s, m, s, e)) return false;
     touch(&d->s.cache.mem);
     size_t n = (size_t)B * (size_t)(o.prompt + o.room);
@@ -34,6 +34,7 @@ bool decode_open(Decode *d, Model *m, DecodeOpts o, Err *e) {
 }
 
 void decode_close(Decode *d) {
+    decode_plain(d, false);
     session_close(&d->s);
     free(d->tok);
     free(d->feed);
@@ -155,16 +156,24 @@ bool decode_fill(Decode *d, Err *e) {
     return ok;
 }
 
+void decode_plain(Decode *d, bool on) {
+    if (on == d->plain) return;
+    struct Graphs *now = d->s.cache.graphs;
+    d->s.cache.graphs = d->aside, d->aside = now, d->plain = on;
+}
 bool decode_shares(Decode *d, double seconds, Share *out, int *n, Err *e) {
     double unread;
-    if (!(d->o.fill ? decode_fill(d, e) : decode_prefill(d, &unread, e))) return false;
+    if (!d->o.room && !decode_prefill(d, &unread, e)) return false;
+    const bool plain = d->plain;
+    decode_plain(d, true); /* what is captured cannot be timed op by op */
     Shares *shares = shares_begin(d->s.model->dev);
     bool ok = true;
     int times = 0;
     for (double start = now_seconds(); ok && (!times || now_seconds() - start < seconds); times++) {
-        if (d->o.room && times == d->o.room) break;
+        if (d->o.room && session_length(&d->s, 0) == d->o.prompt + d->o.room) break;
         ok = d->o.room ? decode_step(d, e) : decode_prefill(d, &unread, e);
     }
     *n = shares_mean(shares, times, out);
+    decode_plain(d, plain);
     return ok;
 }

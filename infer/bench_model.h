@@ -23,7 +23,6 @@ typedef enum { DRAW_GREEDY, DRAW_TOP_K, DRAW_HOST } DrawBy;
 typedef struct {
     int B, prompt, room; /* sequences, each of a prompt and `room` tokens after it */
     int chunk;           /* rows of one pass, 0: the session's own */
-    bool plain;          /* as SessionOpts has it */
     bool fill;           /* decode_fill takes the place of the prompt */
     DrawBy draw;         /* what cannot draw gives logits */
 } DecodeOpts;
@@ -35,6 +34,8 @@ typedef struct {
     Feed *feed;
     Tensor logits;
     bool draws; /* tokens are drawn on the device */
+    bool plain; /* passes are launched kernel by kernel: see decode_plain */
+    struct Graphs *aside;
     SampleRow *rows;
     Sampled *drawn;
 } Decode;
@@ -49,6 +50,7 @@ bool decode_fill(Decode *, Err *);
 /* The next token of every sequence; at most `room` calls after a prefill. */
 bool decode_step(Decode *, Err *);
 long decode_replayed(const Decode *); /* passes that a device replayed */
-/* How a prefill, or with `room` the first steps after one, divides among its ops, as bench_shares has it. Opened
- * plain. */
+/* From here on passes are launched kernel by kernel (true) or replayed as graphs (false, at first). */
+void decode_plain(Decode *, bool);
+/* How a prefill, or with `room` the next steps, as far as that goes, divides among its ops, as bench_shares has it. */
 bool decode_shares(Decode *, double seconds, Share *out, int *n, Err *);

@@ -279,17 +279,12 @@ typedef struct {
     Err *e;
 } Once;
 
-/* What a prefill takes, or with `room` a step behind it, op by op. */
-static bool extend_shares(Bench *b, Model *m, DecodeOpts how, json_t *of, Err *e) {
-    Decode d;
+static bool extend_shares(Bench *b, Decode *d, json_t *of, Err *e) {
     Share op[SHARES_MAX];
     int n;
-    how.plain = true;
-    if (!decode_open(&d, m, how, e)) return false;
-    bool ok = decode_shares(&d, 0.5 * b->seconds, op, &n, e);
-    if (ok) json_object_set_new(of, "shares", shares(op, n, b->peak));
-    decode_close(&d);
-    return ok;
+    if (!decode_shares(d, 0.5 * b->seconds, op, &n, e)) return false;
+    json_object_set_new(of, "shares", shares(op, n, b->peak));
+    return true;
 }
 
 static void decode_once(void *ctx) {
@@ -300,39 +295,48 @@ static void decode_once(void *ctx) {
 /* Room for the measured steps: fewer of large batches, whose cache would take gigabytes. */
 static int measured_steps(int B) { return imax(64, imin(BENCH_RUNS_MAX, 4096 / B)); }
 
-static bool decode_at(Bench *b, Model *m, int B, bool plain, json_t *list, Err *e) {
+/* Steps from where the sequences are; prefill 0: their cache was filled without. NULL: `e` says why. */
+static json_t *decode_steps(Bench *b, Model *m, Once *o, double prefill, Err *e) {
     static const char *const draws[] = {"greedy", "top_k", "host"};
+    const DecodeOpts *how = &o->d.o;
+    const bool graph = !o->d.plain && device_apart(b->dev);
+    long before = decode_replayed(&o->d);
+    double read;
+    Timing t = bench_some(b->dev, decode_once, o, b->seconds, measured_steps(how->B));
+    size_t bytes = cost_model(m, 1).matmul * (m->opts.narrow_weights ? sizeof(uint16_t) : sizeof(real));
+    for (int i = 0; i < how->B; i++)
+        bytes += session_bytes(&o->d.s, i); /* at the end: a little more than the median step's */
+    if (!o->ok || !bench_read(b->dev, bytes, b->seconds, &read, e)) return NULL;
+    json_t *x = json_pack("{s:i, s:i, s:b, s:b, s:I, s:s, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", how->B, "prompt",
+                          how->prompt, "filled", how->fill, "graph", graph, "replayed",
+                          (json_int_t)(graph ? decode_replayed(&o->d) - before : 0), "draw",
+                          o->d.draws ? draws[how->draw] : "host", "step_s", t.median, "runs", t.runs, "tok_s",
+                          how->B / t.median, "bytes_read", (json_int_t)bytes, "read_gb_per_s", read / 1e9,
+                          "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
+    if (prefill > 0) json_object_set_new(x, "prefill_tok_s", json_real(how->B * how->prompt / prefill));
+    return x;
+}
+/* One cache for all: by graphs, launched kernel by kernel, and once op by op. */
+static bool decode_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
+    const bool both = b->args->passes == PASSES_BOTH && device_apart(b->dev);
     const DecodeOpts how = {.B = B,
                             .prompt = b->args->prompt ? (int)b->args->prompt : imax(1, b->cfg->data.seq_len / 2),
-                            .room = measured_steps(B) + 1,
+                            .room = (both + 2) * (measured_steps(B) + 1),
                             .chunk = (int)b->args->chunk,
-                            .plain = plain,
                             .fill = b->args->fill,
                             .draw = b->args->draw};
     Once o = {.ok = true, .e = e};
-    double prefill = 0, read = 0;
+    double prefill = 0;
     json_t *x = NULL;
     if (!decode_open(&o.d, m, how, e)) return false;
     bool ok = how.fill ? decode_fill(&o.d, e) : decode_prefill(&o.d, &prefill, e);
-    if (ok) {
-        Timing t = bench_some(b->dev, decode_once, &o, b->seconds, measured_steps(B));
-        size_t bytes = cost_model(m, 1).matmul * (m->opts.narrow_weights ? sizeof(uint16_t) : sizeof(real));
-        for (int i = 0; i < B; i++)
-            bytes += session_bytes(&o.d.s, i); /* at the end: a little more than the median step's */
-        ok = o.ok && bench_read(b->dev, bytes, b->seconds, &read, e);
-        if (ok)
-            x = json_pack("{s:i, s:i, s:b, s:b, s:I, s:s, s:f, s:i, s:f, s:I, s:f, s:f}", "batch", B, "prompt",
-                          how.prompt, "filled", how.fill, "graph", !plain && device_apart(b->dev), "replayed",
-                          (json_int_t)decode_replayed(&o.d), "draw", o.d.draws ? draws[how.draw] : "host", "step_s",
-                          t.median, "runs", t.runs, "tok_s", B / t.median, "bytes_read", (json_int_t)bytes,
-                          "read_gb_per_s", read / 1e9, "percent_of_bandwidth", 100 * (double)bytes / read / t.median);
-        if (x && !how.fill) json_object_set_new(x, "prefill_tok_s", json_real(B * how.prompt / prefill));
+    for (int k = 0; ok && k < 1 + both; k++) {
+        decode_plain(&o.d, k || b->args->passes == PASSES_APART);
+        if ((ok = (x = decode_steps(b, m, &o, prefill, e)) != NULL)) json_array_append_new(list, x);
     }
+    ok = ok && extend_shares(b, &o.d, x, e);
     decode_close(&o.d);
-    if (!ok) return false;
-    json_array_append_new(list, x);
-    /* one profile: it is taken without graphs */
-    return (b->args->passes == PASSES_BOTH && !plain) || extend_shares(b, m, how, x, e);
+    return ok;
 }
 
 static bool bench_decode(Bench *b, json_t *out, Err *e) {
@@ -343,10 +347,7 @@ static bool bench_decode(Bench *b, json_t *out, Err *e) {
     bool ok = true;
     static const int batch[] = {1, 8, 16, 64};
     const int n = b->args->nbatch ? b->args->nbatch : 4, *of = b->args->nbatch ? b->args->batch : batch;
-    for (int i = 0; ok && i < n; i++) {
-        if (b->args->passes != PASSES_APART) ok = decode_at(b, &m, of[i], false, list, e);
-        if (ok && b->args->passes != PASSES_BY_GRAPH) ok = decode_at(b, &m, of[i], true, list, e);
-    }
+    for (int i = 0; ok && i < n; i++) ok = decode_at(b, &m, of[i], list, e);
     json_object_set_new(out, "decode", list);
     model_close(&m);
     return ok;
@@ -367,14 +368,18 @@ static bool prefill_at(Bench *b, Model *m, int B, json_t *list, Err *e) {
     Timing t = bench_whole(b->dev, prefill_once, &o, b->seconds);
     double flops = cost_prefill(m, n), tok_s = B * n / t.median;
     int chunk = o.d.s.opts.chunk;
-    decode_close(&o.d);
-    if (!o.ok) return false;
+    if (!o.ok) {
+        decode_close(&o.d);
+        return false;
+    }
     json_t *x = json_pack("{s:i, s:i, s:i, s:f, s:i, s:f, s:f, s:s, s:f}", "batch", B, "prompt", n, "chunk", chunk,
                           "pass_s", t.median, "runs", t.runs, "tok_s", tok_s, "flops_per_token", flops, "formula",
                           "2 N_matmul + attention, causal, of the layers below the last", "percent_of_peak",
                           100 * tok_s * flops / (b->peak * 1e9));
     json_array_append_new(list, x);
-    return extend_shares(b, m, how, x, e);
+    bool ok = extend_shares(b, &o.d, x, e);
+    decode_close(&o.d);
+    return ok;
 }
 static bool bench_prefill(Bench *b, json_t *out, Err *e) {
     Model m;
