@@ -282,7 +282,7 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < PARTS; i++) chosen[i] |= !some, repeat[i] = chosen[i] && again;
     if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) return usage("/proc/self/exe cannot be read");
-    c.self = self;
+    c.self = xformat("%s", self); /* dirname writes to its argument */
     c.root = c.root ? absolute(c.root) : dirname(self);
     c.program = c.program ? absolute(c.program) : xformat("%s/bin/kvsmith", c.root);
     c.tests = c.tests ? absolute(c.tests) : xformat("%s/bin/tests", c.root);

@@ -33,8 +33,9 @@ for f in $wanted $named; do
     # shellcheck disable=SC2086
     (cd "$box" && ls -d $f >/dev/null 2>&1) || missing="$missing $f"
 done
+number=$(echo "$wanted" "$named" | wc -w) # beforehand: in the words of ok it would change the status
 [ -n "$wanted" ] && [ -z "$missing" ]
-ok "every file that the full suites name is in the bundle ($(echo $wanted $named | wc -w))" $? "not there:$missing"
+ok "every file that the full suites name is in the bundle ($number)" $? "not there:$missing"
 
 # lease.sh as a bare machine runs it.
 lease() { # machine, results, seconds, seed, parts...
@@ -77,8 +78,9 @@ whole "$out" && [ -z "$(cases "$out" | sed 's, [a-z]*$,,' | uniq -d)" ]
 ok "its journal is whole, and no case stands twice" $? "$(cases "$out" | sed 's, [a-z]*$,,' | uniq -d | head -n 3)"
 [ -z "$(comm -23 <(echo "$kept") <(cases "$out"))" ]
 ok "what had ended before it was killed stands unchanged" $?
+number=$(cases "$out" | wc -l)
 [ -z "$(cases "$out" | grep ' failed$')" ]
-ok "nothing failed ($(cases "$out" | wc -l) cases)" $? "$(cases "$out" | grep ' failed$' | head -n 5)"
+ok "nothing failed ($number cases)" $? "$(cases "$out" | grep ' failed$' | head -n 5)"
 for p in "${parts[@]}"; do
     grep "^{\"part\":\"$p\",\"passed\"" "$out/gpu-check.jsonl" | tail -n 1 | grep -q '"failed":0,.*"left":0,' || lacks="${lacks-} $p"
 done
