@@ -304,6 +304,7 @@ static bool is_resumed(const char *name) {
 }
 static void config_ended(Check *c, Job *j, Child *r) {
     if (r->status == ONLY_LEFT) c->killed = true;
+    fputs(r->out, stdout); /* what its cases say */
     if (r->status) case_log(c, j->name, *r->err ? r->err : r->out);
     case_end(c, r->status ? CASE_FAILED : CASE_OK, NULL, "%s", r->status == 0 ? "" : child_line(r));
 }
