@@ -44,7 +44,7 @@ bool folder_begin(const char *dst, Folder *f, Err *e) {
     while (!mine && !why.status) {
         bool made = !mkdir(tmp, 0777);
         if (!made && errno != EEXIST) err_errno(&why, "cannot make folder", tmp);
-        if (!why.status) f->fd = open(tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (!why.status) f->fd = TEMP_FAILURE_RETRY(open(tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
         if (!why.status && f->fd < 0 && errno != ENOENT) err_errno(&why, "cannot open", tmp);
         bool locked = f->fd >= 0 && file_lock(f->fd, made, tmp, to, &why);
         mine = locked && made;
@@ -73,7 +73,8 @@ static bool rename_new(const char *tmp, const char *dst, Err *e) {
 
 bool folder_end(Folder *f, const char *dst, bool ok, Err *e) {
     Err ignored = {0};
-    if (ok && fsync(f->fd) && errno != EINVAL) ok = err_world(e, "cannot sync %s: %s", f->tmp, strerror(errno));
+    if (ok && TEMP_FAILURE_RETRY(fsync(f->fd)) && errno != EINVAL)
+        ok = err_world(e, "cannot sync %s: %s", f->tmp, strerror(errno));
     ok = ok && rename_new(f->tmp, dst, e);
     if (ok)
         ok = file_sync_folder(dst, e);

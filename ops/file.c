@@ -68,7 +68,8 @@ static int by_name(const void *a, const void *b) { return strcmp(*(char *const *
 
 bool file_names(Names *l, int fd, const char *dir, Err *e) {
     *l = (Names){0};
-    int own = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* with a place of its own in the listing */
+    int own = TEMP_FAILURE_RETRY(
+        openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)); /* with a place of its own in the listing */
     DIR *d = own < 0 ? NULL : fdopendir(own);
     if (!d) {
         err_errno(e, "cannot list", dir);
@@ -98,7 +99,7 @@ void names_free(Names *l) {
 int file_own(int at, const char *name, int how, const char *say, Err *e) {
     struct stat st;
     e->status = 0;
-    int fd = openat(at, name, how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    int fd = TEMP_FAILURE_RETRY(openat(at, name, how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
     if (fd < 0 && errno == ELOOP) err_input(e, "%s: is a link; expected a file, which is written in place", say);
     if (fd < 0 && errno == ENXIO) err_input(e, "%s: expected a file, found a device or pipe", say);
     if (fd < 0 && errno != ELOOP && errno != ENXIO && (errno != ENOENT || how & O_CREAT))
@@ -193,9 +194,8 @@ char *file_unfinished(const char *path) { return xformat("%s.tmp-kvsmith", path)
 
 bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e) {
     struct stat a, b;
-    int r;
     e->status = 0;
-    while ((r = flock(fd, LOCK_EX | LOCK_NB)) && errno == EINTR) continue;
+    int r = TEMP_FAILURE_RETRY(flock(fd, LOCK_EX | LOCK_NB));
     if (r && errno == EWOULDBLOCK)
         return err_input(e, "%s: another process is writing it (it holds %s); wait for it, or choose another name",
                          path, tmp);
@@ -231,7 +231,7 @@ bool file_begin(FileOut *o, const char *path, Err *e) {
                          S_ISDIR(st.st_mode) ? "directory" : "device or pipe");
     *o = (FileOut){.fd = -1, .path = xstrdup(path), .tmp = file_unfinished(path)};
     while (o->fd < 0 && !why.status) {
-        o->fd = open(o->tmp, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        o->fd = TEMP_FAILURE_RETRY(open(o->tmp, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
         if (o->fd < 0 && errno != EEXIST)
             err_errno(&why, "cannot create", path);
         else if (o->fd < 0)
@@ -264,10 +264,10 @@ bool file_put(FileOut *o, const void *p, size_t n, Err *e) {
 /* A rename is only durable once its directory is synced; systems that cannot sync a directory say EINVAL. */
 bool file_sync_folder(const char *path, Err *e) {
     char *copy = xstrdup(path);
-    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = TEMP_FAILURE_RETRY(open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     free(copy);
     /* a folder that may be written and not read cannot be synced either */
-    bool ok = fd >= 0 ? fsync(fd) == 0 || errno == EINVAL : errno == EACCES;
+    bool ok = fd >= 0 ? TEMP_FAILURE_RETRY(fsync(fd)) == 0 || errno == EINVAL : errno == EACCES;
     if (!ok) err_world(e, "cannot sync the folder of %s: %s", path, strerror(errno));
     if (fd >= 0) close(fd);
     return ok;

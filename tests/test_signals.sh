@@ -154,7 +154,7 @@ wait $pid || wrong "data tokenize, SIGHUP ignored: exit $?: $(cat "$tmp/err")"
 verdict hangup-and-usr1
 
 # ---- calls that are interrupted, as file systems over a network or of a program of the user's may say
-LD_PRELOAD=$tmp/shim.so SHIM_EINTR=flock "$prog" $train -q train.steps=6 run.dir="$tmp/run7" 2>"$tmp/err" || wrong "flock: exit $?: $(cat "$tmp/err")"
+LD_PRELOAD=$tmp/shim.so SHIM_EINTR=all "$prog" $train -q train.steps=6 run.dir="$tmp/run7" 2>"$tmp/err" || wrong "interrupted: exit $?: $(cat "$tmp/err")"
 cmp "$tmp/run/last/model.safetensors" "$tmp/run7/last/model.safetensors" >>"$bad" 2>&1
 verdict interrupted-calls
 

@@ -173,7 +173,7 @@ static int folder_open(const RunDir *d, const char *dir, bool wanted, Err *e) {
         err_errno(e, "cannot make folder of events", dir);
         return -1;
     }
-    int fd = openat(d->fd, EVENTS_DIR, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = TEMP_FAILURE_RETRY(openat(d->fd, EVENTS_DIR, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (fd < 0 && (wanted || errno != ENOENT))
         err_errno(e, "cannot open the folder of events (which may be no link)", dir);
     return fd;

@@ -33,7 +33,7 @@ static int64_t step_of(const char *name) {
 /* Remove what `name` in directory fd `at` is, without following links. */
 static bool tree_remove(int at, const char *name) {
     if (!unlinkat(at, name, 0) || errno == ENOENT) return true;
-    int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = TEMP_FAILURE_RETRY(openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (fd < 0) return false;
     Names l;
     Err why = {0};
@@ -46,7 +46,7 @@ static bool tree_remove(int at, const char *name) {
 
 /* fsync every file and directory below and at `name`. */
 static bool tree_sync(int at, const char *name, Err *e) {
-    int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = TEMP_FAILURE_RETRY(openat(at, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     struct stat st;
     if (fd < 0 || fstat(fd, &st)) {
         err_errno(e, "cannot read back", name);
@@ -103,7 +103,7 @@ static void unmake_folders(const RunDir *d) {
  * means. */
 static bool take_lock(RunDir *d, Err *e) {
     for (;;) {
-        d->lock = openat(d->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+        d->lock = TEMP_FAILURE_RETRY(openat(d->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
         if (d->lock < 0) {
             char *p = run_dir_file(d, "lock");
             err_errno(e, "cannot open lock", p);
@@ -173,7 +173,7 @@ bool run_dir_open(RunDir *d, const char *path, bool resume, Err *e) {
         return err_input(e, "run.dir is empty; give a folder, for example run.dir=runs/demo");
     }
     if (file_folders(d->path, "run folder", &d->made, e)) {
-        d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        d->fd = TEMP_FAILURE_RETRY(open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         if (d->fd < 0) err_errno(e, "cannot open run folder", d->path);
     }
     bool run = false;

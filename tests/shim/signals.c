@@ -1,6 +1,6 @@
 /* signals.c: a library to preload that lets single calls of the program fail, by environment:
  *   SHIM_NO_MAP=n     mmap of exactly n bytes finds no memory
- *   SHIM_EINTR=name   every other call of fsync, open, flock or connect, whichever is named (or "all"), is interrupted */
+ *   SHIM_EINTR=name   every other call of fsync, open, openat or flock, whichever is named (or "all"), is interrupted */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #define NEXT(type, name) ((type)dlsym(RTLD_NEXT, name))
@@ -41,4 +40,13 @@ int open(const char *path, int how, ...) {
     mode_t mode = how & O_CREAT ? va_arg(ap, mode_t) : 0;
     va_end(ap);
     return interrupted("open", &calls) ? -1 : NEXT(int (*)(const char *, int, ...), "open")(path, how, mode);
+}
+int openat(int at, const char *path, int how, ...) {
+    static int calls;
+    va_list ap;
+    va_start(ap, how);
+    mode_t mode = how & O_CREAT ? va_arg(ap, mode_t) : 0;
+    va_end(ap);
+    if (interrupted("openat", &calls)) return -1;
+    return NEXT(int (*)(int, const char *, int, ...), "openat")(at, path, how, mode);
 }
