@@ -75,6 +75,8 @@ bool folder_end(Folder *f, const char *dst, bool ok, Err *e) {
     Err ignored = {0};
     if (ok && TEMP_FAILURE_RETRY(fsync(f->fd)) && errno != EINVAL)
         ok = err_world(e, "cannot sync %s: %s", f->tmp, strerror(errno));
+    if (ok && !file_is(f->fd, f->tmp, &ignored))
+        ok = err_world(e, "%s: another process has taken %s meanwhile", dst, f->tmp);
     ok = ok && rename_new(f->tmp, dst, e);
     if (ok)
         ok = file_sync_folder(dst, e);

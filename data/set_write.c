@@ -48,15 +48,12 @@ static bool begin(FileOut *o, const char *prefix, const char *end, Err *e) {
     free(path);
     return ok;
 }
-/* Where the folder cannot be written to, the message names the file that was asked for. */
+/* One that cannot be had is told by the file that was asked for. */
 static bool lock_set(SetWriter *w, Err *e) {
-    FileOut bin;
-    Err ignored = {0};
     if (begin(&w->set, w->prefix, "set", e)) return true;
-    if (begin(&bin, w->prefix, "bin", &ignored))
-        file_drop(&bin);
-    else
-        *e = ignored;
+    char *set = xformat("%s.set", w->prefix), *at = e ? strstr(e->msg, set) : NULL;
+    if (at) memcpy(at + strlen(w->prefix), ".bin", 4);
+    free(set);
     return false;
 }
 static bool remove_one(char *path, Err *e) {

@@ -80,7 +80,7 @@ static double bytes(const Place *p, int i) {
     case CONV: return 2 * row * h;
     case CONV2: return 2 * row * h + row * grad;
     case RECUR: return 4 * row * h + row * one;
-    default: return 4 * row * h + row * one + 3 * row * grad + row * 2 * one;
+    default: return 4 * row * h + row * one + 3 * row * grad + row * (p->narrow ? one : 2 * one);
     }
 }
 static const struct {
@@ -116,7 +116,7 @@ static void place(Place *p, Arena *a) {
     KvShape s = {.lanes = HEADS, .kdim = D, .vdim = D};
     p->kv = (Kv){.s = s, .k = TAKE_AS(rows_of, "k", N, HEADS, D), .v = TAKE_AS(rows_of, "v", N, HEADS, D)};
     p->dkv = (Kv){.s = s, .k = TAKE_AS(rows_of, "dk", N, HEADS, D), .v = TAKE_AS(rows_of, "dv", N, HEADS, D)};
-    p->dx.fresh = p->dkv.k.fresh = p->dkv.v.fresh = p->narrow;
+    p->dx.fresh = p->dkv.k.fresh = p->dkv.v.fresh = p->ddecay.fresh = p->dbeta.fresh = p->narrow;
     p->w.halved = p->narrow && half_wanted(p->run.dev, p->w, 0);
     p->table.halved = p->narrow && half_wanted(p->run.dev, p->table, 0);
     if (p->w.halved) p->w16 = TAKE_AS(BF16, "w in bf16", WIDE, WIDTH);

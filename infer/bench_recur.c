@@ -53,6 +53,7 @@ static void place(Work *w, Arena *a, RecurRule rule, RecurShape s) {
     w->in = sides(a, rule, s, rows);
     w->grad = sides(a, rule, s, rows);
     w->grad.q.fresh = w->grad.k.fresh = w->grad.v.fresh = rows == BF16;
+    w->grad.g.fresh = w->grad.beta.fresh = rows == BF16;
     w->o = arena_tensor(a, "o", rows, 3, (int[]){s.B * s.T, s.H, s.D});
     w->dout = arena_tensor(a, "dout", rows, 3, (int[]){s.B * s.T, s.H, s.D});
     w->keep = arena_tensor(a, "keep", REAL, 4, (int[]){recur_keep(s.B * s.T), s.H, recur_state(rule, s), s.D});
@@ -86,11 +87,9 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
         if (present(w.in.g)) bench_fill(dev, w.in.g, 4, -0.1, 0);
         if (present(w.in.beta)) bench_fill(dev, w.in.beta, 5, 0, 1);
         bench_fill(dev, w.dout, 6, -1, 1);
-        if (present(w.grad.g)) device_zero(dev, w.grad.g.p, tensor_bytes(w.grad.g)); /* added to */
-        if (present(w.grad.beta)) device_zero(dev, w.grad.beta.p, tensor_bytes(w.grad.beta));
-        Tensor *const rows_of[] = {&w.grad.q, &w.grad.k, &w.grad.v};
-        for (int i = 0; i < 3; i++)
-            if (!rows_of[i]->fresh) device_zero(dev, rows_of[i]->p, tensor_bytes(*rows_of[i]));
+        Tensor *const rows_of[] = {&w.grad.q, &w.grad.k, &w.grad.v, &w.grad.g, &w.grad.beta};
+        for (int i = 0; i < 5; i++) /* what is added to */
+            if (present(*rows_of[i]) && !rows_of[i]->fresh) device_zero(dev, rows_of[i]->p, tensor_bytes(*rows_of[i]));
         *forward = bench_time(dev, forward_once, &w, seconds);
         *both = bench_time(dev, both_once, &w, seconds);
     }

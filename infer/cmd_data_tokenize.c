@@ -261,7 +261,9 @@ static bool train_bpe(Args *a, const Cli *cli, Err *e) {
         ok = tokenizer_parse(&made, json, strlen(json), a->out, e);
         int vocab = ok ? made.vocab : 0;
         if (ok) tokenizer_close(&made);
+        inputs_hold_signals(); /* an interrupted write would leave its temporary file */
         ok = ok && file_write(a->out, json, strlen(json), e);
+        inputs_let_signals();
         free(json);
         double s = now_seconds() - start;
         if (ok && cli->json)

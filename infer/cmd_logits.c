@@ -1,7 +1,7 @@
 /* kvsmith logits: the raw numbers, for comparison with other programs. Each line of ids is one document from its first
  * token, whatever the ids are, as a plain forward pass of any implementation takes it. */
-#include <signal.h>
 #include "../model/safetensors.h"
+#include "../ops/signals.h"
 #include "engine.h"
 #include "session.h"
 
@@ -102,11 +102,9 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
     ok = ok && compute(&en, &ids, (int)a->chunk, out, e);
     if (ok) {
         st_add(&list, "logits", out, F32);
-        sigset_t both, before; /* an interrupted write would leave its temporary file */
-        sigemptyset(&both);
-        sigaddset(&both, SIGINT);
-        sigaddset(&both, SIGTERM);
-        sigprocmask(SIG_BLOCK, &both, &before);
+        sigset_t ends, before; /* an interrupted write would leave its temporary file */
+        signals_set(&ends);
+        sigprocmask(SIG_BLOCK, &ends, &before);
         ok = st_write(a->out, &list, NULL, e);
         sigprocmask(SIG_SETMASK, &before, NULL);
         st_list_free(&list);

@@ -113,6 +113,7 @@ bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
     /* headers first: a damaged file is found before memory is taken for it */
     if (!hf_check_with(en->dir, en->adapter, &en->cfg, e) || !task_cfg_load(&en->task, en->dir, e) ||
         !tokenizer_read(en, e) || !hf_ids_read(en->dir, &ids, e) || !engine_device(&en->dev, cli, e)) {
+        if (en->text) tokenizer_close(&en->tokenizer);
         model_cfg_free(&en->cfg);
         return false;
     }

@@ -53,7 +53,9 @@ void file_unmap(FileMap *m) {
 bool file_look(const char *path, struct stat *st, Err *e) {
     e->status = 0;
     if (!stat(path, st)) return true;
-    return errno == ENOENT || errno == ENOTDIR ? false : err_errno(e, "cannot look at", path);
+    return errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG /* nothing can be there */
+               ? false
+               : err_errno(e, "cannot look at", path);
 }
 
 bool file_exists(const char *dir, const char *name, Err *e) {
@@ -183,8 +185,8 @@ static bool out_failed(FileOut *o, const char *what, Err *e) {
 }
 
 void file_drop(FileOut *o) {
+    if (o->tmp) unlink(o->tmp); /* while it is locked */
     if (o->fd >= 0) close(o->fd);
-    if (o->tmp) unlink(o->tmp);
     free(o->tmp);
     free(o->path);
     *o = (FileOut){.fd = -1};
@@ -192,8 +194,14 @@ void file_drop(FileOut *o) {
 
 char *file_unfinished(const char *path) { return xformat("%s.tmp-kvsmith", path); }
 
-bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e) {
+bool file_is(int fd, const char *path, Err *e) {
     struct stat a, b;
+    e->status = 0;
+    if (fstat(fd, &a)) return err_errno(e, "cannot look at", path);
+    if (lstat(path, &b)) return errno == ENOENT || errno == ENOTDIR ? false : err_errno(e, "cannot look at", path);
+    return a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+}
+bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e) {
     e->status = 0;
     int r = TEMP_FAILURE_RETRY(flock(fd, LOCK_EX | LOCK_NB));
     if (r && errno == EWOULDBLOCK)
@@ -206,9 +214,7 @@ bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e) {
         return err_input(e, "%s: %s is there, and this file system has no locks; remove it if no process writes it",
                          path, tmp);
     /* It may be what another process has renamed or removed meanwhile. */
-    if (fstat(fd, &a)) return err_errno(e, "cannot look at", tmp);
-    if (lstat(tmp, &b)) return errno == ENOENT || errno == ENOTDIR ? false : err_errno(e, "cannot look at", tmp);
-    return a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+    return file_is(fd, tmp, e);
 }
 
 /* Remove what a process that is gone has left at `tmp`; one that still writes it is an error. */
@@ -276,8 +282,16 @@ bool file_sync_folder(const char *path, Err *e) {
 bool file_commit(FileOut *o, Err *e) {
     if (TEMP_FAILURE_RETRY(fsync(o->fd)) && errno != EINVAL) return out_failed(o, "sync", e);
     int fd = o->fd;
-    o->fd = -1;
+    o->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* holds the lock until the name is the file's */
     if (close(fd)) return out_failed(o, "close", e);
+    Err why = {0};
+    if (o->fd >= 0 && !file_is(o->fd, o->tmp, &why)) {
+        if (!why.status) err_world(&why, "%s: another process has taken %s meanwhile", o->path, o->tmp);
+        if (e) *e = why;
+        if (why.status) free(o->tmp), o->tmp = NULL; /* not ours any more */
+        file_drop(o);
+        return false;
+    }
     if (rename(o->tmp, o->path)) return out_failed(o, "rename the finished file to", e);
     free(o->tmp);
     o->tmp = NULL;

@@ -63,12 +63,16 @@ char *file_unfinished(const char *path);
 /* Lock `fd`, the file or folder `tmp` on its way to `path`; made: this process has just created it. False with `e` clear:
  * `tmp` is another by now. */
 bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e);
+/* `path` still names the open file `fd`. `e` clear: it does not. */
+bool file_is(int fd, const char *path, Err *e);
 /* Every failure below removes the temporary file and closes `o`; the old file at `path` stays as it was. A directory
  * that is missing or not writable is EXIT_INPUT, what goes wrong later (disk full, quota, device) EXIT_WORLD. */
 bool file_begin(FileOut *o, const char *path, Err *);
 bool file_put(FileOut *o, const void *p, size_t n, Err *);
-bool file_commit(FileOut *o, Err *); /* sync, close, rename, sync the directory */
-void file_drop(FileOut *o);          /* give up */
+/* Sync, close, rename, sync the directory. The lock is held until the name is the file's. EXIT_WORLD as well: a process
+ * that the lock does not reach (another host's) has taken the temporary name. */
+bool file_commit(FileOut *o, Err *);
+void file_drop(FileOut *o); /* give up */
 /* All of it for a file that is in memory. */
 bool file_write(const char *path, const void *p, size_t n, Err *);
 /* `j` indented by 2 with its keys in the given order and a newline at the end. Takes no reference. */

@@ -5,19 +5,20 @@
 static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 enum { NENDS = sizeof ends / sizeof *ends };
 
-static int is_ignored(int number) {
+/* Shells start what runs in the background with SIGINT ignored: whoever then sends one means it. */
+static int is_heeded(int number) {
     struct sigaction now;
-    return !sigaction(number, NULL, &now) && now.sa_handler == SIG_IGN;
+    return number == SIGINT || number == SIGTERM || sigaction(number, NULL, &now) || now.sa_handler != SIG_IGN;
 }
 void signals_catch(void (*handler)(int), int flags) {
     struct sigaction a = {.sa_handler = handler, .sa_flags = flags};
     for (int i = 0; i < NENDS; i++)
-        if (ends[i] == SIGINT || ends[i] == SIGTERM || !is_ignored(ends[i])) sigaction(ends[i], &a, NULL);
+        if (is_heeded(ends[i])) sigaction(ends[i], &a, NULL);
 }
 void signals_set(sigset_t *s) {
     sigemptyset(s);
     for (int i = 0; i < NENDS; i++)
-        if (!is_ignored(ends[i])) sigaddset(s, ends[i]);
+        if (is_heeded(ends[i])) sigaddset(s, ends[i]);
 }
 int signals_pending(void) {
     sigset_t ours, come;

@@ -6,7 +6,7 @@
 
 /* All of them go to the handler; flags as of sigaction. */
 void signals_catch(void (*handler)(int), int flags);
-/* Those of them that are not ignored: to be blocked and looked for with sigpending or a signalfd, where one that is
+/* Those of them that signals_catch would give to a handler: to be blocked and looked for with sigpending or a signalfd, where one that is
  * ignored would show, too. */
 void signals_set(sigset_t *);
 /* One of signals_set is blocked and has come. */

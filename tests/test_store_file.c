@@ -126,7 +126,7 @@ Test(store_file, another_users_answer_is_not_taken) {
         char *path = check_path(theirs ? "theirs" : "own"), *note = xformat("%s.1", path), *tmp = xformat("%s.x", path);
         uint8_t *file = NULL, answer[512];
         size_t n = 0;
-        pid_t one = meet(b, key(1, 2), path, theirs ? 0.5 : 60 * check_slow(), 0);
+        pid_t one = meet(b, key(1, 2), path, theirs ? check_slow() : 60 * check_slow(), 0);
         for (int i = 0; i < 2000 * check_slow() && access(note, R_OK); i++) usleep(5000);
         file = (uint8_t *)check_read(note, &n);
         cr_assert_eq(n, 72);

@@ -65,6 +65,7 @@ bool comm_shm_make(int world, int *fd, Err *e) {
     if (ftruncate(*fd, (off_t)shm_bytes(world)) || pwrite(*fd, &h, sizeof h, 0) != (ssize_t)sizeof h) {
         err_world(e, "shared memory of %zu bytes: %s", shm_bytes(world), strerror(errno));
         close(*fd);
+        *fd = -1;
         return false;
     }
     return true;

@@ -147,7 +147,8 @@ static bool host(const StoreKey *k, StoreAt at, double until, double deadline, c
         for (int i = nlisten; i < n; i++)
             if (p[i].revents) serve(h, of[i]);
         for (int i = 0; i < PENDING; i++)
-            if (h->guest[i].fd >= 0 && now_seconds() - h->guest[i].since > HEAR_S) part(&h->guest[i]);
+            if (h->guest[i].fd >= 0 && !h->guest[i].rank && now_seconds() - h->guest[i].since > HEAR_S)
+                part(&h->guest[i]);
         for (int i = 0; i < nlisten; i++)
             if (p[i].revents) welcome(h, listener[i]);
     }

@@ -140,7 +140,7 @@ bool store_connected(int fd) {
 }
 int store_accept(int listener, bool local, bool *full) {
     *full = false;
-    for (;;) {
+    for (int tries = 0; tries < STORE_ADDRESSES; tries++) { /* others of this machine may call without pause */
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0 && local && !same_user(fd)) {
             close(fd);
@@ -150,6 +150,7 @@ int store_accept(int listener, bool local, bool *full) {
         *full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
         return fd;
     }
+    return -1;
 }
 
 ssize_t store_hear(int s, void *p, size_t n, int *fd) {

@@ -26,8 +26,8 @@ void cuda_stop(Cuda *);
 const char *cuda_name(const Cuda *); /* the device's own */
 void *cuda_stream(Cuda *);           /* of the computing stream, for libraries */
 bool cuda_asks(const Cuda *);        /* false while a recording is gone through again: no library is called */
-/* With checks on, the host waits for every kernel, library call and copy, and one that fails ends the program with its
- * name; passes are not recorded as graphs. Off at first. */
+/* With checks on, the host waits for every kernel, product, attention by cuDNN and copy of the computing stream, and one
+ * that fails ends the program with its name; passes are not recorded as graphs. Off at first. */
 void cuda_check(Cuda *, bool on);
 bool cuda_checks(const Cuda *);
 void cuda_checked(Cuda *, const char *what); /* call after asking a library for `what` */

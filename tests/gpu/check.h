@@ -34,7 +34,6 @@ typedef struct {
 bool case_begin(Check *, const char *name);
 json_t *case_of(const Check *, const char *part, const char *name); /* its line; NULL: it has not ended. Borrowed */
 /* A line that is no case: what somebody who reads the journal wants to know. `data` is taken. */
-void journal_note(const Check *, const char *what, json_t *data);
 /* DIR/figures.txt: every figure with what was expected of it, made anew from the journal. */
 void figures_write(const Check *);
 double case_seconds(Check *, double most); /* the time the next process of it may take */

@@ -67,12 +67,17 @@ static bool process_start(Check *c, Process *x, double limit, const char *const 
 }
 static bool process_open(const Process *x) { return x->p[0].fd >= 0 || x->p[1].fd >= 0; }
 static Child process_end(Process *x, bool late) {
-    Child r = {.status = -2, .seconds = now_seconds() - x->start};
+    Child r = {.status = -2};
     int st = 0;
+    pid_t over = 0; /* one may have closed its outputs and go on */
+    while (!late && x->pid > 0 && !(over = waitpid(x->pid, &st, WNOHANG)) &&
+           !(late = now_seconds() >= x->start + x->limit))
+        usleep(5000);
+    r.seconds = now_seconds() - x->start;
     if (late) { /* one that a driver holds may not end even so: it is given up after 3 s */
         r.status = -1;
         for (int i = 0; i < 60 && kill(-x->pid, SIGKILL) == 0 && waitpid(x->pid, &st, WNOHANG) == 0; i++) usleep(50000);
-    } else if (x->pid > 0 && waitpid(x->pid, &st, 0) == x->pid)
+    } else if (x->pid > 0 && over == x->pid)
         r.status = WIFEXITED(st) ? WEXITSTATUS(st) : 128 + WTERMSIG(st);
     for (int i = 0; i < 2; i++)
         if (x->p[i].fd >= 0) close(x->p[i].fd);

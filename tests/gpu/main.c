@@ -63,9 +63,6 @@ static void journal_add(const Check *c, json_t *j) {
     }
     json_decref(j);
 }
-void journal_note(const Check *c, const char *what, json_t *data) {
-    journal_add(c, json_pack("{s:s, s:s, s:o}", "part", c->part, "note", what, "data", data));
-}
 static char *key_of(const char *part, const char *name) { return xformat("%s/%s", part, name); }
 json_t *case_of(const Check *c, const char *part, const char *name) {
     char *key = key_of(part, name);
@@ -73,9 +70,9 @@ json_t *case_of(const Check *c, const char *part, const char *name) {
     free(key);
     return j;
 }
-/* Lines of earlier runs. One that was cut off goes; so do those of parts that are to be run again, and with `retry`
- * cases that failed. */
-static void journal_read(Check *c, const bool again[PARTS], bool retry) {
+/* Lines of earlier runs. One that was cut off goes; so do those of parts that are to be run again, and of parts whose
+ * failed cases are, those. */
+static void journal_read(Check *c, const bool again[PARTS], const bool retry[PARTS]) {
     FILE *f = fopen(c->journal_path, "r");
     char *line = NULL, *tmp = xformat("%s.tmp", c->journal_path);
     size_t cap = 0;
@@ -90,8 +87,9 @@ static void journal_read(Check *c, const bool again[PARTS], bool retry) {
         const char *part = json_string_value(json_object_get(j, "part"));
         const char *name = json_string_value(json_object_get(j, "case"));
         bool keep = part && (name || json_object_get(j, "note"));
-        for (int i = 0; keep && i < PARTS; i++) keep = !(again[i] && !strcmp(part, parts[i].name));
-        keep = keep && !(retry && !strcmp(json_string_value(json_object_get(j, "state")) ?: "", "failed"));
+        const bool failed = !strcmp(json_string_value(json_object_get(j, "state")) ?: "", "failed");
+        for (int i = 0; keep && i < PARTS; i++)
+            keep = !((again[i] || (retry[i] && failed)) && !strcmp(part, parts[i].name));
         if (keep) {
             char *key = name ? key_of(part, name) : NULL;
             if (key) json_object_set(c->done, key, j);
@@ -247,20 +245,21 @@ static char *absolute(const char *path) {
     return xformat("%s", realpath(path, buf) ? buf : path);
 }
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"out", 1, 0, 'o'},     {"work", 1, 0, 'w'},  {"seconds", 1, 0, 's'},
-                                            {"total", 1, 0, 't'},   {"limit", 1, 0, 'l'}, {"again", 0, 0, 'a'},
-                                            {"retry", 0, 0, 'R'},   {"quick", 0, 0, 'q'}, {"only", 1, 0, 'O'},
-                                            {"program", 1, 0, 'p'}, {"tests", 1, 0, 'T'}, {"root", 1, 0, 'r'},
-                                            {"python", 1, 0, 'y'},  {0, 0, 0, 0}};
+    static const struct option options[] = {{"out", 1, 0, 'o'},   {"work", 1, 0, 'w'},    {"seconds", 1, 0, 's'},
+                                            {"total", 1, 0, 't'}, {"end", 1, 0, 'e'},     {"limit", 1, 0, 'l'},
+                                            {"again", 0, 0, 'a'}, {"retry", 0, 0, 'R'},   {"quick", 0, 0, 'q'},
+                                            {"only", 1, 0, 'O'},  {"program", 1, 0, 'p'}, {"tests", 1, 0, 'T'},
+                                            {"root", 1, 0, 'r'},  {"python", 1, 0, 'y'},  {0, 0, 0, 0}};
     char self[PATH_MAX] = "";
     Check c = {.out = "gpu-check-out", .python = "python3", .part_seconds = 480};
-    bool again = false, retry = false, chosen[PARTS] = {false}, repeat[PARTS], some = false;
-    double total = 1e9;
+    bool again = false, retry = false, chosen[PARTS] = {false}, repeat[PARTS], fails[PARTS], some = false;
+    double total = 1e9, end = 0;
     opterr = 0;
     for (int k; (k = getopt_long(argc, argv, "o:s:t:aq", options, NULL)) != -1;) switch (k) {
         case 'o': c.out = optarg; break;
         case 's': c.part_seconds = atof(optarg); break;
         case 't': total = atof(optarg); break;
+        case 'e': end = atof(optarg); break;
         case 'a': again = true; break;
         case 'q': c.quick = true; break;
         case 'w': c.work = optarg; break;
@@ -280,7 +279,10 @@ int main(int argc, char **argv) {
             if (!strcmp(argv[optind], parts[i].name) || !strcmp(argv[optind], "all")) chosen[i] = known = some = true;
         if (!known) return usage("no such part");
     }
-    for (int i = 0; i < PARTS; i++) chosen[i] |= !some, repeat[i] = chosen[i] && again;
+    for (int i = 0; i < PARTS; i++) {
+        chosen[i] |= !some;
+        repeat[i] = chosen[i] && again, fails[i] = chosen[i] && retry;
+    }
     if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) return usage("/proc/self/exe cannot be read");
     c.self = xformat("%s", self); /* dirname writes to its argument */
     c.root = c.root ? absolute(c.root) : dirname(self);
@@ -295,8 +297,8 @@ int main(int argc, char **argv) {
         }
     c.out = absolute(c.out), c.work = absolute(c.work);
     c.journal_path = xformat("%s/gpu-check.jsonl", c.out), c.log_path = xformat("%s/log.txt", c.out);
-    c.all_end = now_seconds() + total;
-    journal_read(&c, repeat, retry);
+    c.all_end = end > 0 ? end : now_seconds() + total;
+    journal_read(&c, repeat, fails);
     if (c.only) {
         c.part = "train", c.part_end = c.all_end, c.libraries = getenv("LD_LIBRARY_PATH");
         part_train(&c);

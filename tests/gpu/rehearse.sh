@@ -44,24 +44,31 @@ lease() { # machine, results, seconds, seed, parts...
         GPU_CHECK_ARGS="--quick --python ${python:-no-python-here} ${more-}" "$box/lease.sh" "${@:2}" >>"$tmp/log" 2>&1
 }
 cases() { sed -n 's/^{"part":"\([^"]*\)","case":"\([^"]*\)","state":"\([a-z]*\)".*/\1\/\2 \3/p' "$1/gpu-check.jsonl" | sort; }
+started() { # ids of the processes whose command begins with $1 of the bundle: a bare Debian has no pgrep
+    local p
+    for p in /proc/[0-9]*; do
+        [[ "$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null)" != "$box/${1:+$1 }"* ]] || echo "${p#/proc/}"
+    done
+}
 whole() { ! grep -qvE '^\{"part":".*\}$' "$1/gpu-check.jsonl"; }
 
 part "first call, killed in its middle"
 out=$tmp/out1
-lease m1 "$out" "$(scaled 60)" "" "${parts[@]}" &
+lease m1 "$out" "$(scaled 120)" "" "${parts[@]}" &
 call=$!
 for ((i = 0; i < $(scaled 600); i++)); do
     kill -0 $call 2>/dev/null || break
     [ "$(cases "$out" 2>/dev/null | wc -l)" -lt 14 ] || break
     sleep 0.1
 done
-run=$(pgrep -f "^$box/run " | head -n 1)
+run=$(started run | head -n 1)
 [ -n "$run" ] && kill -9 "$run"
 ok "it ran when it was killed" $?
 wait $call
 sleep 0.3
-! pgrep -f "^$box/" >/dev/null
-ok "nothing that it started outlives it" $? "$(pgrep -af "^$box/" | head -n 3)"
+left=$(started)
+[ -z "$left" ]
+ok "nothing that it started outlives it" $? "$(for p in $left; do tr '\0' ' ' <"/proc/$p/cmdline"; done)"
 kept=$(cases "$out")
 [ "$(echo "$kept" | wc -l)" -ge 14 ] && whole "$out"
 ok "its journal holds what had ended" $? "$(tail -c 300 "$out/gpu-check.jsonl")"

@@ -92,7 +92,7 @@ static const double curve_tol = 1e-3;
 
 /* The CPU's logits after the last of `n` ids, to *row (malloc'ed); how many, 0: the program failed. */
 static size_t last_logits(Check *c, const char *model, const char *ids, size_t n, float **row) {
-    char *out = xformat("%s/runs/tie.safetensors", c->out);
+    char *out = xformat("%s/runs/tie.safetensors", c->work);
     Child r =
         CHILD(c, case_seconds(c, 100), c->program, "logits", model, "--device", "cpu", "--tokens", ids, "--out", out);
     FILE *f = r.status == 0 ? fopen(out, "rb") : NULL;
@@ -121,7 +121,7 @@ static bool tied(Check *c, const char *model, const char *prompt, size_t prompt_
                  double *margin) {
     int own = (int)json_integer_value(json_array_get(said[0], at)),
         other = (int)json_integer_value(json_array_get(said[1], at));
-    char *path = xformat("%s/runs/tie.txt", c->out);
+    char *path = xformat("%s/runs/tie.txt", c->work);
     FILE *f = fopen(path, "w");
     size_t n = 0, words;
     float *row = NULL;
@@ -328,12 +328,12 @@ void part_train(Check *c) {
     qsort(names, (size_t)n, sizeof *names, by_name);
     Job job[MOST] = {{0}};
     char *threads = xformat("OMP_NUM_THREADS=%d", imax(1, (int)sysconf(_SC_NPROCESSORS_ONLN) / jobs)),
-         *total = xformat("%.0f", fmax(1, fmin(c->part_end, c->all_end) - now_seconds()));
+         *end = xformat("%.3f", fmin(c->part_end, c->all_end)); /* of the same clock */
     for (int i = 0; i < n; i++) {
         job[i] = (Job){.name = names[i], .limit = 200};
         char *const words[] = {"env",    threads,         (char *)c->self, "train",        "--only", names[i],
                                "--root", (char *)c->root, "--out",         (char *)c->out, "--work", (char *)c->work};
-        char *const more[] = {"--program", (char *)c->program, "--total", total};
+        char *const more[] = {"--program", (char *)c->program, "--end", end};
         int k = 0;
         for (size_t w = 0; w < sizeof words / sizeof *words; w++) job[i].argv[k++] = words[w];
         for (size_t w = 0; w < sizeof more / sizeof *more; w++) job[i].argv[k++] = more[w];
@@ -341,7 +341,7 @@ void part_train(Check *c) {
     }
     jobs_run(c, jobs, n, job, config_ended);
     for (int i = 0; i < n; i++) free(names[i]);
-    free(folder), free(threads), free(total);
+    free(folder), free(threads), free(end);
 }
 
 /* ---- one rank through NCCL ------------------------------------------------------------------------------------------

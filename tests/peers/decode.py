@@ -40,7 +40,7 @@ import transformers  # noqa: E402
 
 torch.set_num_threads(args.threads)
 model, kind, ffn = peer.llama_shape(args.config)
-ROOM = max(64, min(1000, 4096 // args.batch)) + 1  # as kvsmith's
+ROOM = max(64, min(1000, 4096 // args.batch)) + 1
 config = transformers.LlamaConfig(
     vocab_size=model.get("vocab") or 257, hidden_size=model["d_model"], intermediate_size=ffn["hidden"],
     num_hidden_layers=model["layers"], num_attention_heads=kind["heads"], num_key_value_heads=kind.get("kv_heads") or kind["heads"],

@@ -25,6 +25,7 @@ compile() { # file, architecture: leaves OUT.use, or OUT.bad with what is wrong
     out=$dir/$(basename "$f" .cu).sm_$a
     [ -s "$out.d" ] && [ -e "$out.use" ] && [ "$(state "$out.d" "$a")" = "$(cat "$out.state" 2>/dev/null)" ] && return
     rm -f "$out".{use,bad,state}
+    : >"$out.begun"
     if ! "$nvcc" "${flags[@]}" "-arch=sm_$a" -MD -MF "$out.d" -cubin -o "$out.cubin" "$f" >"$out.txt" 2>&1; then
         { cat "$out.txt" && echo "not ok $f sm_$a: does not compile"; } >"$out.bad"
         return
@@ -44,7 +45,10 @@ compile() { # file, architecture: leaves OUT.use, or OUT.bad with what is wrong
           r = int(($1 + 7) / 8) * 8
           if (r * n > 65536) print "not ok", $3, $4 ":", $5, "takes", r, "registers in blocks of", n, "threads: at most 65536 in all" }
     ' "$out.use" >>"$out.bad"
-    [ -s "$out.bad" ] || state "$out.d" "$a" >"$out.state"
+    local files
+    read -ra files < <(sed 's/^[^:]*://; s/\\$//' "$out.d" | tr '\n' ' ')
+    # One that was written to while the compiler ran is not known to be what was compiled.
+    [ -s "$out.bad" ] || [ -n "$(find "${files[@]}" -newer "$out.begun")" ] || state "$out.d" "$a" >"$out.state"
 }
 : >"$dir/all"
 outs=()
@@ -59,6 +63,7 @@ wait
 bad=0
 for out in "${outs[@]}"; do
     [ ! -s "$out.bad" ] || { cat "$out.bad" && bad=1; }
+    [ -e "$out.use" ] || [ -s "$out.bad" ] || { echo "not ok $out: no result" && bad=1; }
     [ ! -e "$out.use" ] || cat "$out.use" >>"$dir/all"
 done
 sort -rn "$dir/all" | head -n 5 | awk '{ print $1, "registers:", $5, "(" $3 ",", $4 ")" }'
