@@ -66,7 +66,8 @@ typedef struct {
     const StoreKey *key;
     const char *path;
     uint64_t number; /* this rank's */
-    uid_t owner;     /* of this rank's note: the others' have the same one */
+    uid_t owner;     /* of this rank's first note: the others' have the same one */
+    bool owned;      /* it is known */
     uint8_t *file;   /* room for the largest, and one byte */
     size_t room;
 } Meet;
@@ -76,9 +77,10 @@ static bool note_write(Meet *m, size_t size, Err *e) {
     char *to = name_of(m, m->key->rank);
     struct stat st;
     bool ok = file_write(to, m->file, size, e);
-    /* As the file system names him: over a network root may be somebody else. */
-    if (ok && stat(to, &st)) ok = err_errno(e, "cannot read", to);
-    if (ok) m->owner = st.st_uid;
+    /* As the file system names him: over a network root may be somebody else. Of the first note alone: rank 0 removes
+     * the last one as soon as it has read it. */
+    if (ok && !m->owned && stat(to, &st)) ok = err_errno(e, "cannot read", to);
+    if (ok && !m->owned) m->owner = st.st_uid, m->owned = true;
     free(to);
     return ok;
 }
