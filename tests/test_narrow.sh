@@ -47,7 +47,7 @@ refused() { # part of the line, arguments
 refused "--cache-dtype: expected f32 or bf16, got 'f16'" generate $src --cache-dtype f16
 refused "option --cache-dtype needs a value" info $src --cache-dtype
 refused "unknown option --cache-dtype" train configs/tiny-mha.yaml --cache-dtype bf16
-refused "expected [ops|train|decode|prefill|recur|tune]" bench prefill decode
+refused "expected [ops|train|decode|prefill|recur|tune|limits]" bench prefill decode
 refused "--batch: expected a whole number from 1 to 4096, got '0'" bench decode --batch 0
 refused "--prompt: expected" bench prefill --prompt x
 refused "--chunk: expected" bench prefill --chunk 65537
