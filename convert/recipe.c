@@ -22,10 +22,9 @@ static bool writable(const char *path) {
     return ok;
 }
 
-static void write_teacher(Writer *w, const char *teacher) {
-    if (!teacher) return;
-    char *real = realpath(teacher, NULL);
-    if (!real || !writable(real)) {
+static void write_teacher(Writer *w, const char *real) {
+    if (!real) return;
+    if (!writable(real)) {
         fputs("\n# teacher: {path: ...} is the source of the conversion, whose name cannot be written here.\n", w->f);
     } else {
         fputs("\n# The conversion is approximate, so the model also learns from its source. null trains on the text "
@@ -34,7 +33,6 @@ static void write_teacher(Writer *w, const char *teacher) {
         write_text(w, real);
         fputs("\n  losses: {lm: 1.0, kl: 1.0}\n", w->f);
     }
-    free(real);
 }
 
 static void write_data(Writer *w, const ModelCfg *m, const TaskCfg *task) {
@@ -55,12 +53,14 @@ static void write_data(Writer *w, const ModelCfg *m, const TaskCfg *task) {
 
 bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *e) {
     TaskCfg task = {0};
-    char *text = NULL, *path = xformat("%s/train.yaml", dir);
+    char *text = NULL, *real = teacher ? realpath(teacher, NULL) : NULL;
     size_t n;
+    if (teacher && !real) return err_errno(e, "cannot look at", teacher);
     if (!task_cfg_load(&task, dir, e)) {
-        free(path);
+        free(real);
         return false;
     }
+    char *path = xformat("%s/train.yaml", dir);
     Writer w = {.first = true, .f = oom_stream(&text, &n)};
     fprintf(w.f,
             "# Continue training this converted model: kvsmith train train.yaml%s\n"
@@ -68,7 +68,7 @@ bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *
             "run:\n  dir: ${here}/run\n"
             "init_from: ${here}              # model and %s; keys under `model:` change single settings\n",
             task.kind ? "" : " data.train=FILE", task.kind ? "weights" : "tokenizer");
-    write_teacher(&w, teacher);
+    write_teacher(&w, real);
     fputs("\n# All weights are trained. Adapters alone need less memory:\n"
           "# lora: {rank: 16, alpha: 32}   # and optim.lr: 5e-4\n",
           w.f);
@@ -82,5 +82,6 @@ bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *
     bool ok = file_write(path, text, n, e);
     free(text);
     free(path);
+    free(real);
     return ok;
 }

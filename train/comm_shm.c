@@ -311,7 +311,9 @@ static const CommOps shm_ops = {"shm", shm_start, shm_wait, shm_stop, shm_close}
 static bool attach(Shm *s, int fd, int rank, int world, Err *e) {
     struct stat st;
     s->bytes = shm_bytes(world);
-    if (world > SHM_RANKS_MAX || fstat(fd, &st) || st.st_size != (off_t)s->bytes)
+    const bool there = !fstat(fd, &st);
+    if (!there && errno != EBADF) return err_world(e, "shared memory: descriptor %d: %s", fd, strerror(errno));
+    if (world > SHM_RANKS_MAX || !there || st.st_size != (off_t)s->bytes)
         return err_input(e, "shared memory: descriptor %d is none that was made for %d ranks", fd, world);
     s->h = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (s->h == MAP_FAILED) {
