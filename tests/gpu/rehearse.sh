@@ -47,7 +47,7 @@ cases() { sed -n 's/^{"part":"\([^"]*\)","case":"\([^"]*\)","state":"\([a-z]*\)"
 started() { # ids of the processes whose command begins with $1 of the bundle: a bare Debian has no pgrep
     local p
     for p in /proc/[0-9]*; do
-        [[ "$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null)" != "$box/${1:+$1 }"* ]] || echo "${p#/proc/}"
+        [[ "$(tr "\0" " " 2>/dev/null <"$p/cmdline")" != "$box/${1:+$1 }"* ]] || echo "${p#/proc/}"
     done
 }
 whole() { ! grep -qvE '^\{"part":".*\}$' "$1/gpu-check.jsonl"; }
