@@ -161,10 +161,13 @@ static inline bool by_eight(size_t n, const void *a, const void *b = nullptr, co
 }
 template <class T> static T *as(void *p) { return static_cast<T *>(p); }
 template <class T> static const T *as(const void *p) { return static_cast<const T *>(p); }
-/* 1 / sqrt(x) of a mean of squares. Both steps round to the nearest, so that with a mean that is right to 3 units of
- * rounding (a quotient, an eps in f32, their sum) this is right to 3.5: half of those, and one for each step. In f64, as
- * it was, it was right to the rounding of the result; every lane of a warp paid some 80 instructions of f64 for that. */
-DEVICE float inverse_root(float x) { return 1 / sqrtf(x); }
+/* 1 / sqrt(x) of a mean of squares: two steps that round to the nearest, and one of Newton's, whose remainder an fma
+ * keeps, so that of their error about one rounding is left. In f64, as it was, every lane of a warp paid some 80
+ * instructions for that. */
+DEVICE float inverse_root(float x) {
+    float r = 1 / sqrtf(x), near = fmaf(0.5f * r, fmaf(-x * r, r, 1.0f), r);
+    return r > 0 && x > 0 ? near : r; /* not of 0 and of what is not finite */
+}
 DEVICE float sigmoid1(float x) { return 1 / (1 + expf(-x)); }
 
 /* rng_mix of ops/base.h, word for word: the noise of a backend is that of the others. */

@@ -187,12 +187,11 @@ static void reported(void *ctx, Tensor stat, Tensor dstat) {
 
 typedef void Plant(Ops *); /* a mistake in the device's table */
 static const double step_tol = 1e-5;
-/* Of a field of a training step. Recurrences magnify rounding: weights rounded to bf16, by 2^-9, move the gradient of
- * Kimi Delta Attention's A_log, two numbers, by 0.36 (test_cuda_bf16_model.c), 180 times as much. Eight roundings of 2^-24
- * on either way, of the norms of queries, keys and outputs, of decays and of products, are so 9e-5. */
+/* Of a field of a training step. Recurrences magnify the rounding of small sums: where the two devices differ most in
+ * gated retention (a gradient of 0.5) the CPU misses the double build by 2e-5, this backend by 1e-5. */
 static double tol_of(const Model *m) {
     for (int l = 0; l < m->L; l++)
-        if (m->layer[l].rows.state) return 1e-4;
+        if (m->layer[l].rows.state) return 3e-5;
     return step_tol;
 }
 
