@@ -1,4 +1,4 @@
-/* kvsmith.c: the table of commands. */
+/* kvsmith.c: main and the table of commands. */
 #include <errno.h>
 #include <jansson.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -19,8 +19,7 @@
 int cmd_train(int argc, char **argv), cmd_generate(int argc, char **argv), cmd_eval(int argc, char **argv),
     cmd_logits(int argc, char **argv), cmd_info(int argc, char **argv), cmd_bench(int argc, char **argv),
     cmd_config(int argc, char **argv), cmd_compare(int argc, char **argv), cmd_data(int argc, char **argv),
-    cmd_convert(int argc, char **argv), cmd_launch(int argc, char **argv), cmd_bench_comm(int argc, char **argv),
-    cmd_device(int argc, char **argv);
+    cmd_convert(int argc, char **argv), cmd_launch(int argc, char **argv), cmd_device(int argc, char **argv);
 
 typedef struct {
     const char *name;
@@ -28,18 +27,18 @@ typedef struct {
     const char *line;
 } Command;
 static const Command commands[] = {
-    {"train", cmd_train, "Train a model as a configuration says; resume"},
-    {"launch", cmd_launch, "Start the ranks of a run on this machine; watch over them"},
-    {"convert", cmd_convert, "Give a checkpoint another layout of its cache; compare both"},
+    {"train", cmd_train, "Train a model from a configuration, or resume a run"},
+    {"launch", cmd_launch, "Start and watch the ranks of a run on this machine"},
+    {"convert", cmd_convert, "Convert a checkpoint to another KV-cache layout and measure the difference"},
     {"generate", cmd_generate, "Continue prompts with a model"},
-    {"eval", cmd_eval, "Measure a model on a text (perplexity) or on a synthetic task (accuracy)"},
-    {"logits", cmd_logits, "Write a model's logits of given tokens to a safetensors file"},
-    {"info", cmd_info, "Parameters, FLOPs and cache bytes of a model or a configuration"},
+    {"eval", cmd_eval, "Measure a model: perplexity of a text, multiple choice, synthetic tasks"},
+    {"logits", cmd_logits, "Write a model's logits for given tokens to a safetensors file"},
+    {"info", cmd_info, "Check a model or a configuration; print parameters, FLOPs and cache bytes"},
     {"bench", cmd_bench, "Measure this machine's limits and the program's speed"},
-    {"compare", cmd_compare, "Train architectures alike and tell what each costs in quality, memory and speed"},
-    {"data", cmd_data, "Make tokens of text, learn a tokenizer, look into sets of tokens"},
-    {"device", cmd_device, "What a device says of itself"},
-    {"config", cmd_config, "Explain every key of a run's configuration, or check a file"},
+    {"compare", cmd_compare, "Train layouts on equal terms; print quality, memory and speed"},
+    {"data", cmd_data, "Make token datasets from text, learn a tokenizer, inspect datasets"},
+    {"device", cmd_device, "Show CPU or GPU properties"},
+    {"config", cmd_config, "Explain every key of a run's configuration, or check a configuration"},
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
@@ -47,12 +46,11 @@ static void help(void) {
     printf("Usage: kvsmith COMMAND [OPTION...]\n"
            "Trains, evaluates and decodes language models whose KV cache is compact.\n\nCommands:\n");
     for (int i = 0; i < NCOMMANDS; i++) printf("  %-10s %s\n", commands[i].name, commands[i].line);
-    printf(
-        "\nkvsmith COMMAND --help tells what a command takes. Exit status: 0 done; 2 what was given cannot be used;\n"
-        "1 the world failed (disk, memory, a diverged loss); 130 interrupted, state saved.\n");
+    printf("\nkvsmith COMMAND --help prints the options of a command. Exit status: 0 done; 2 invalid input "
+           "or\nconfiguration; 1 run-time failure (disk, memory, a diverged loss); 130 interrupted, state saved.\n");
 }
 
-/* What a report of a mistake needs to know. */
+/* Print what a bug report needs to contain. */
 static void version(void) {
     Device *dev;
     Err e = {0};
@@ -85,15 +83,13 @@ static int dispatch(int argc, char **argv) {
         version();
         return 0;
     }
-    if (!strcmp(name, "help")) { /* help COMMAND is COMMAND --help; a command of two words is one here */
+    if (!strcmp(name, "help")) { /* `help COMMAND` is `COMMAND --help`; a command of two words is one word here */
         char *again[] = {argv[0], argv[2], argc > 3 ? argv[3] : "--help", argc > 3 ? "--help" : NULL, NULL};
         return argv[2][0] == '-' ? (help(), 0) : dispatch(argc > 3 ? 4 : 3, again);
     }
     for (int i = 0; i < NCOMMANDS; i++) {
         names[i] = commands[i].name;
         if (strcmp(name, names[i])) continue;
-        /* The rest of bench knows nothing of ranks, which belong to training. */
-        if (!strcmp(name, "bench") && argc > 2 && !strcmp(argv[2], "comm")) return cmd_bench_comm(argc - 1, argv + 1);
         return commands[i].run(argc - 1, argv + 1);
     }
     const char *near = cli_nearest(name, NCOMMANDS, names);
@@ -104,10 +100,9 @@ static int dispatch(int argc, char **argv) {
     return cli_fail(&e);
 }
 
-/* Threads that wait for the others spin for a few microseconds, then give their core away. The OpenMP library's own
- * default spins for milliseconds, which costs a run most of its speed as soon as another program wants a core
- * (docs/log.md), and it reads its setting before main: so it is set, unless the user has, and the program started
- * again. */
+/* Make waiting threads spin for a few microseconds only, then give their core away. The OpenMP library's default is
+ * milliseconds, which costs a run most of its speed as soon as another program wants a core (docs/log.md). The library
+ * reads its setting before main. So unless the user has set it, this sets it and starts the program again. */
 static void wait_politely(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || setenv("GOMP_SPINCOUNT", "500", 1)) return;
     procs_unbind();
@@ -117,16 +112,16 @@ static void wait_politely(char **argv) {
 int main(int argc, char **argv) {
     signals_begin();
     wait_politely(argv);
-    prctl(PR_SET_NAME, "kvsmith"); /* started as /proc/self/exe, tools would show "exe" */
+    prctl(PR_SET_NAME, "kvsmith"); /* tools would show "exe", because the program was started as /proc/self/exe */
     oom_guard_json();
     int status = dispatch(argc, argv);
-    /* What was printed may still fail to arrive: a full disk behind stdout must not look like success. */
+    /* Printed text may still be lost: a full disk behind stdout must not look like success. */
     bool lost = fflush(stdout);
     if ((lost || ferror(stdout)) && !status) {
         Err e = {0};
-        /* Only a write that fails now knows why: of an earlier one the reason is gone, so another line is tried. */
+        /* Only a write that fails now has a reason: that of an earlier one is gone, so another line is tried. */
         if (!lost) lost = TEMP_FAILURE_RETRY(write(STDOUT_FILENO, "\n", 1)) < 0;
-        err_world(&e, "standard output: %s", lost ? strerror(errno) : "a part could not be written");
+        err_runtime(&e, "standard output: %s", lost ? strerror(errno) : "a part could not be written");
         status = cli_fail(&e);
     }
     return status;

@@ -22,13 +22,14 @@ bool procrustes(double *R, double *nuclear, const double *c, int n, Err *e) {
         }
     if (nuclear) *nuclear = sum;
     free(a);
-    return ok || err_world(e,
-                           "the singular values of a matrix of %d x %d cannot be found (LAPACK says %d): are all "
-                           "weights finite?",
-                           n, n, info);
+    return ok ||
+           err_runtime(
+               e,
+               "cannot compute the singular values of a %d x %d matrix (LAPACK: %d); check that all weights are finite",
+               n, n, info);
 }
 
-/* Which numbers of a key head may be mixed: pairs by a turn, the rest freely. */
+/* Which elements of a key head may be mixed: pairs by a rotation, the rest freely. */
 typedef struct {
     int D, npair, nrest;
     int (*pair)[2], *rest;
@@ -51,7 +52,7 @@ static void parts_free(Parts *p) {
 }
 
 /* The admissible R that brings a head nearest to a mean m, from c = E[m x^T] (D,D); *fit: tr(R^T c). R may be NULL. */
-static bool fit(double *R, double *best, const double *c, const Parts *p, Err *e) {
+static bool align_fit(double *R, double *best, const double *c, const Parts *p, Err *e) {
     size_t D = (size_t)p->D;
     int n = p->nrest;
     double sum = 0, nuclear = 0;
@@ -84,18 +85,18 @@ typedef struct {
     const double *m;
     int heads, D;
 } Gram;
-static double at(Gram g, int a, int i, int b, int j) {
+static double align_at(Gram g, int a, int i, int b, int j) {
     size_t n = (size_t)g.heads * (size_t)g.D;
     return g.m[((size_t)a * (size_t)g.D + (size_t)i) * n + (size_t)b * (size_t)g.D + (size_t)j];
 }
-static double trace(Gram g, int a) {
+static double align_trace(Gram g, int a) {
     double s = 0;
-    for (int i = 0; i < g.D; i++) s += at(g, a, i, a, i);
+    for (int i = 0; i < g.D; i++) s += align_at(g, a, i, a, i);
     return s;
 }
-static void block(Gram g, int a, int b, double *c) {
+static void align_block(Gram g, int a, int b, double *c) {
     for (int i = 0; i < g.D; i++)
-        for (int j = 0; j < g.D; j++) c[i * g.D + j] = at(g, a, i, b, j);
+        for (int j = 0; j < g.D; j++) c[i * g.D + j] = align_at(g, a, i, b, j);
 }
 /* c += R E[x_b x_a^T] */
 static void add_turned(Gram g, const double *R, int b, int a, double *c) {
@@ -103,14 +104,14 @@ static void add_turned(Gram g, const double *R, int b, int a, double *c) {
         for (int k = 0; k < g.D; k++) {
             double r = R[i * g.D + k];
             if (r == 0) continue; /* pairs: most are */
-            for (int j = 0; j < g.D; j++) c[i * g.D + j] += r * at(g, b, k, a, j);
+            for (int j = 0; j < g.D; j++) c[i * g.D + j] += r * align_at(g, b, k, a, j);
         }
 }
 
 /* ---- groups --------------------------------------------------------------------------------------------------------
  */
 
-static double within(const double *s, int n, const int *order, int g) {
+static double align_within(const double *s, int n, const int *order, int g) {
     double sum = 0;
     for (int i = 0; i < n; i++)
         for (int k = i + 1; k < n && k / g == i / g; k++) sum += s[order[i] * n + order[k]];
@@ -119,7 +120,7 @@ static double within(const double *s, int n, const int *order, int g) {
 
 /* From the most similar pair outwards, then exchanges while they help; ascending in the end. Neighbours where those are
  * no better. */
-static void group(const double *s, int n, int g, int *order) {
+static void align_group(const double *s, int n, int g, int *order) {
     bool *taken = xcalloc((size_t)n, sizeof *taken);
     int *found = xcalloc((size_t)n, sizeof *found), at = 0;
     while (at < n && g > 1) {
@@ -148,17 +149,17 @@ static void group(const double *s, int n, int g, int *order) {
         for (int i = 0; i < n; i++)
             for (int k = i + 1; k < n; k++) {
                 if (i / g == k / g) continue;
-                double before = within(s, n, found, g);
+                double before = align_within(s, n, found, g);
                 int x = found[i];
                 found[i] = found[k], found[k] = x;
-                if (within(s, n, found, g) > before + 1e-12)
+                if (align_within(s, n, found, g) > before + 1e-12)
                     better = true;
                 else
                     found[k] = found[i], found[i] = x;
             }
     }
     for (int i = 0; i < n; i++) order[i] = i;
-    if (g > 1 && within(s, n, found, g) > within(s, n, order, g) + 1e-12) {
+    if (g > 1 && align_within(s, n, found, g) > align_within(s, n, order, g) + 1e-12) {
         int out = 0; /* groups by their least head, heads ascending */
         memset(taken, 0, (size_t)n * sizeof *taken);
         for (int h = 0; h < n; h++) {
@@ -174,14 +175,14 @@ static void group(const double *s, int n, int g, int *order) {
     free(taken);
 }
 
-static bool similarity(double *s, Gram g, const Parts *p, Err *e) {
+static bool align_similarity(double *s, Gram g, const Parts *p, Err *e) {
     double *c = xcalloc((size_t)g.D * (size_t)g.D, sizeof *c), x;
     bool ok = true;
     for (int a = 0; ok && a < g.heads; a++)
         for (int b = a + 1; ok && b < g.heads; b++) {
-            block(g, a, b, c);
-            ok = fit(NULL, &x, c, p, e);
-            double size = sqrt(trace(g, a) * trace(g, b));
+            align_block(g, a, b, c);
+            ok = align_fit(NULL, &x, c, p, e);
+            double size = sqrt(align_trace(g, a) * align_trace(g, b));
             if (ok && size > 0) s[a * g.heads + b] += x / size, s[b * g.heads + a] += x / size;
         }
     free(c);
@@ -191,20 +192,20 @@ static bool similarity(double *s, Gram g, const Parts *p, Err *e) {
 /* ---- bases ---------------------------------------------------------------------------------------------------------
  */
 
-static bool rounds(double *R, Gram g, const Parts *p, const int *member, int n, Err *e) {
+static bool align_rounds(double *R, Gram g, const Parts *p, const int *member, int n, Err *e) {
     size_t DD = (size_t)g.D * (size_t)g.D;
     double *c = xcalloc(DD, sizeof *c), *next = xcalloc(DD * (size_t)n, sizeof *next);
     bool ok = true;
     for (int i = 0; i < g.D; i++) R[(size_t)member[0] * DD + (size_t)(i * g.D + i)] = 1;
     for (int b = 1; ok && b < n; b++) {
-        block(g, member[0], member[b], c);
-        ok = fit(R + (size_t)member[b] * DD, NULL, c, p, e);
+        align_block(g, member[0], member[b], c);
+        ok = align_fit(R + (size_t)member[b] * DD, NULL, c, p, e);
     }
     for (int round = 0; ok && n > 1 && round < ALIGN_ROUNDS; round++) {
         for (int a = 0; ok && a < n; a++) {
             memset(c, 0, DD * sizeof *c);
             for (int b = 0; b < n; b++) add_turned(g, R + (size_t)member[b] * DD, member[b], member[a], c);
-            ok = fit(next + (size_t)a * DD, NULL, c, p, e);
+            ok = align_fit(next + (size_t)a * DD, NULL, c, p, e);
         }
         for (int a = 0; ok && a < n; a++) memcpy(R + (size_t)member[a] * DD, next + (size_t)a * DD, DD * sizeof *R);
     }
@@ -214,11 +215,11 @@ static bool rounds(double *R, Gram g, const Parts *p, const int *member, int n, 
 }
 
 /* mean |x_h| / |mean R_h x_h| over tokens. */
-static double keep(const double *R, Gram g, const int *member, int n) {
+static double align_keep(const double *R, Gram g, const int *member, int n) {
     size_t DD = (size_t)g.D * (size_t)g.D;
     double *c = xcalloc(DD, sizeof *c), norms = 0, pooled = 0;
     for (int a = 0; a < n; a++) {
-        norms += sqrt(trace(g, member[a])) / n;
+        norms += sqrt(align_trace(g, member[a])) / n;
         memset(c, 0, DD * sizeof *c);
         for (int b = 0; b < n; b++) add_turned(g, R + (size_t)member[b] * DD, member[b], member[a], c);
         for (size_t i = 0; i < DD; i++) pooled += c[i] * R[(size_t)member[a] * DD + i] / n / n;
@@ -243,15 +244,15 @@ bool gauge_make(Gauge *x, int heads, int groups, int D, const double *k, const d
     parts_make(&pk, D, turn);
     parts_make(&pv, D, &none);
     double *s = xcalloc((size_t)heads * (size_t)heads, sizeof *s);
-    bool ok = !similar || g == 1 || (similarity(s, gk, &pk, e) && similarity(s, gv, &pv, e));
-    if (ok) group(s, heads, similar ? g : 1, x->order);
+    bool ok = !similar || g == 1 || (align_similarity(s, gk, &pk, e) && align_similarity(s, gv, &pv, e));
+    if (ok) align_group(s, heads, similar ? g : 1, x->order);
     for (int h = 0; fixed && h < heads; h++)
         for (int i = 0; i < D; i++) x->k[(size_t)h * DD + (size_t)(i * D + i)] = 1;
     for (int i = 0; ok && i < groups; i++) {
         const int *member = x->order + i * g;
-        ok = (fixed || rounds(x->k, gk, &pk, member, g, e)) && rounds(x->v, gv, &pv, member, g, e);
-        x->keep_k[i] = fixed ? 1 : keep(x->k, gk, member, g);
-        x->keep_v[i] = keep(x->v, gv, member, g);
+        ok = (fixed || align_rounds(x->k, gk, &pk, member, g, e)) && align_rounds(x->v, gv, &pv, member, g, e);
+        x->keep_k[i] = fixed ? 1 : align_keep(x->k, gk, member, g);
+        x->keep_v[i] = align_keep(x->v, gv, member, g);
     }
     free(s);
     parts_free(&pk);

@@ -1,29 +1,29 @@
 /* kvsmith convert: a checkpoint in one layout into another. */
 #include <errno.h>
 #include <sys/stat.h>
-#include "../data/indexed.h"
-#include "../model/cli.h"
-#include "../model/data_cfg.h"
+#include "data/indexed.h"
+#include "model/cli.h"
+#include "model/config/data_spec.h"
 #include "convert.h"
-#include "../ops/isa.h"
-#include "../ops/signals.h"
+#include "ops/isa.h"
+#include "ops/signals.h"
 #include <jansson.h>
 
 int cmd_convert(int argc, char **argv);
 
 enum { OPT_TO = 0x100, OPT_CALIB, OPT_CONTEXT, OPT_CALIB_TOKENS, OPT_CHECK_TOKENS, OPT_RULES, OPT_PLAN };
 static const struct argp_option options[] = {
-    {"to", OPT_TO, "LAYOUT", 0, "The target's layout (required); settings follow as KEY=VALUE", 0},
-    {"calib", OPT_CALIB, "FILE", 0, "A text: what some methods look at, and what source and result are compared on", 0},
-    {"context", OPT_CONTEXT, "N", 0, "Tokens of a window of the text (default 512, at most the model's positions)", 0},
-    {"calib-tokens", OPT_CALIB_TOKENS, "N", 0, "Tokens of the text to look at (default 16384)", 0},
+    {"to", OPT_TO, "LAYOUT", 0, "The layout to convert to (required); its settings follow as KEY=VALUE", 0},
+    {"calib", OPT_CALIB, "FILE", 0, "A text for methods that need activations, and for comparing source and result", 0},
+    {"context", OPT_CONTEXT, "N", 0, "Tokens per window of the text (default 512, at most the model's positions)", 0},
+    {"calib-tokens", OPT_CALIB_TOKENS, "N", 0, "Tokens of the text used for activations (default 16384)", 0},
     {"check-tokens", OPT_CHECK_TOKENS, "N", 0,
-     "Tokens to compare source and result on: of the text, else of a built-in one, else random ids; 0: do not compare "
-     "(default 1024)",
+     "Tokens on which source and result are compared: from the text, else from a built-in text, else random ids; 0: do "
+     "not compare (default 1024)",
      0},
     {"plan", OPT_PLAN, 0, 0,
-     "Print what the result would be: parameters, cache, settings; SRC may be a configuration, DST is left out", 0},
-    {"rules", OPT_RULES, 0, 0, "Print the table of layouts as Markdown, and nothing else", 0},
+     "Only print the result's parameters, cache and settings; SRC may be a configuration, omit DST", 0},
+    {"rules", OPT_RULES, 0, 0, "Only print the table of layouts, as Markdown", 0},
     {0}};
 
 typedef struct {
@@ -33,15 +33,15 @@ typedef struct {
     char *word[CONVERT_WORDS];
 } Args;
 
-/* KEY=VALUE; a path may have a = behind its first /. */
-static bool setting(const char *arg) {
+/* KEY=VALUE; a path may have a = after its first /. */
+static bool cmd_convert_setting(const char *arg) {
     const char *eq = strchr(arg, '=');
     return eq && !memchr(arg, '/', (size_t)(eq - arg));
 }
 
-static bool take(void *ctx, int key, const char *arg, Err *e) {
+static bool cmd_convert_take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
-    const bool word = key == CLI_ARG && setting(arg);
+    const bool word = key == CLI_ARG && cmd_convert_setting(arg);
     switch (key) {
     case CLI_ARG:
         if (!word && !a->o.src)
@@ -82,15 +82,15 @@ static json_t *name_json(const char *name) {
     return j;
 }
 
-static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+static json_t *cmd_convert_number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 
-static bool put(json_t *j, Err *e) {
+static bool cmd_convert_put(json_t *j, Err *e) {
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     json_decref(j);
-    if (!text) return err_world(e, "the result cannot be written as JSON");
+    if (!text) return err_runtime(e, "the result cannot be written as JSON");
     bool ok = puts(text) >= 0 && fflush(stdout) == 0;
     free(text);
-    return ok || err_world(e, "standard output: %s", strerror(errno));
+    return ok || err_runtime(e, "standard output: %s", strerror(errno));
 }
 
 static json_t *size_json(ConvertSize s) {
@@ -99,23 +99,24 @@ static json_t *size_json(ConvertSize s) {
 }
 static bool print_json(const ConvertOpts *o, const ConvertReport *r, Err *e) {
     const ConvertCheck *c = &r->check;
-    json_t *check =
-        c->text ? json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:f}", "text", c->text, "tokens", c->tokens,
-                            "max_logit_diff", number(c->logit_diff), "max_logit", number(c->logit_max), "rounding",
-                            number(c->rounding), "kl", number(c->kl), "ppl_before", number(c->ppl_before), "ppl_after",
-                            number(c->ppl_after), "top1", c->top1)
-                : json_null();
+    json_t *check = c->text
+                        ? json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:f}", "text", c->text, "tokens",
+                                    c->tokens, "max_logit_diff", cmd_convert_number(c->logit_diff), "max_logit",
+                                    cmd_convert_number(c->logit_max), "rounding", cmd_convert_number(c->rounding), "kl",
+                                    cmd_convert_number(c->kl), "ppl_before", cmd_convert_number(c->ppl_before),
+                                    "ppl_after", cmd_convert_number(c->ppl_after), "top1", c->top1)
+                        : json_null();
     json_t *j = json_pack("{s:o, s:o, s:s, s:s, s:b, s:s, s:s, s:o, s:o, s:o, s:I, s:f}", "src", name_json(o->src),
                           "dst", name_json(o->dst), "to", o->to, "rule", r->rule, "exact", r->exact, "rounded",
                           r->rounded, "note", r->note, "before", size_json(r->before), "after", size_json(r->after),
                           "check", check, "memory_bytes", (json_int_t)r->memory, "seconds", r->seconds);
-    return put(j, e);
+    return cmd_convert_put(j, e);
 }
 
-static void print(const ConvertOpts *o, const ConvertReport *r) {
+static void cmd_convert_print(const ConvertOpts *o, const ConvertReport *r) {
     const ConvertCheck *c = &r->check;
-    printf("%s: %s (%s%s%s)\n", o->dst, r->rule, r->exact ? "exact" : "approximate",
-           *r->rounded ? ": exact but for rounding to " : "", r->rounded);
+    printf("%s: %s (%s%s%s)\n", o->dst, r->rule, r->exact ? "lossless" : "approximate",
+           *r->rounded ? ": lossless but for rounding to " : "", r->rounded);
     if (*r->note) printf("  %s\n", r->note);
     printf("  parameters      %15zu -> %15zu\n  tensor bytes    %15zu -> %15zu\n", r->before.params, r->after.params,
            r->before.bytes, r->after.bytes);
@@ -127,8 +128,8 @@ static void print(const ConvertOpts *o, const ConvertReport *r) {
                c->text, c->kl, 100 * c->top1, c->logit_diff, c->logit_max);
         printf("  perplexity      %15.4g -> %15.4g\n", c->ppl_before, c->ppl_after);
     }
-    printf("  %.1f s, %.0f MiB of memory beside the files\n", r->seconds, (double)r->memory / (1 << 20));
-    printf("  train it further: kvsmith train %s/train.yaml\n", o->dst);
+    printf("  %.1f s, %.0f MiB of memory in addition to the files\n", r->seconds, (double)r->memory / (1 << 20));
+    if (!r->foreign) printf("  train it further: kvsmith train %s/train.yaml\n", o->dst);
 }
 
 /* ---- --plan -------------------------------------------------------------------------------------------------------
@@ -173,14 +174,14 @@ static bool print_plan(const ConvertOpts *o, Device *dev, const Cli *cli, Err *e
             json_t *j = json_pack("{s:s, s:s, s:b, s:s, s:o, s:o, s:o}", "to", o->to, "rule", r.rule, "exact", r.exact,
                                   "note", r.note, "before", size_json(r.before), "after", size_json(r.after), "model",
                                   json_loads(text, 0, NULL));
-            json_object_del(json_object_get(j, "before"), "bytes"); /* which the files alone would tell */
+            json_object_del(json_object_get(j, "before"), "bytes"); /* which need the files */
             json_object_del(json_object_get(j, "after"), "bytes");
-            ok = put(j, e);
+            ok = cmd_convert_put(j, e);
         } else {
             printf(
                 "%s (%s)\n  parameters      %15zu -> %15zu\n  cache per token %15zu -> %15zu bytes\n  state           "
                 "%15zu -> %15zu bytes\n  model: %s\n",
-                r.rule, r.exact ? "exact" : "approximate", r.before.params, r.after.params, r.before.cache_token,
+                r.rule, r.exact ? "lossless" : "approximate", r.before.params, r.after.params, r.before.cache_token,
                 r.after.cache_token, r.before.cache_state, r.after.cache_state, text);
         }
         free(text);
@@ -191,12 +192,12 @@ static bool print_plan(const ConvertOpts *o, Device *dev, const Cli *cli, Err *e
 
 int cmd_convert(int argc, char **argv) {
     static const CliSpec spec = {.args = "SRC DST --to LAYOUT [KEY=VALUE...]",
-                                 .doc = "Makes DST, a model directory, of SRC (a model directory or a run folder) with "
-                                        "another layout of the cache, "
-                                        "and says what that changed. DST is written whole or not at all. kvsmith "
-                                        "convert --rules lists the layouts.",
+                                 .doc =
+                                     "Converts SRC (a model directory or a run folder) to another KV-cache layout, "
+                                     "writes it to the new model directory DST and prints what changed. If the "
+                                     "conversion fails, DST does not exist. kvsmith convert --rules lists the layouts.",
                                  .options = options,
-                                 .take = take,
+                                 .take = cmd_convert_take,
                                  .adapter = true,
                                  .min_args = 0,
                                  .max_args = -1};
@@ -240,6 +241,6 @@ int cmd_convert(int argc, char **argv) {
     device_close(dev);
     if (a.plan) return ok ? 0 : cli_fail(&e);
     ok = ok && (!cli.json || print_json(&a.o, &r, &e));
-    if (ok && !cli.json && !cli.quiet) print(&a.o, &r);
+    if (ok && !cli.json && !cli.quiet) cmd_convert_print(&a.o, &r);
     return ok ? 0 : cli_fail(&e);
 }

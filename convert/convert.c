@@ -1,107 +1,9 @@
 /* convert.c: the driver: everything is checked, then layer after layer goes over, then the result is compared. */
 #include "job.h"
-#include <errno.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include "../model/cli.h"
-#include "../model/peft.h"
-#include "../ops/signals.h"
+#include "model/cli.h"
+#include "model/files/peft.h"
 #include "folder.h"
 #include "recipe.h"
-
-typedef struct Piece {
-    char *name;
-    bool out;
-    Tensor t;
-} Piece;
-
-/* ---- what a target asks for ----------------------------------------------------------------------------------------
- */
-
-const GqaCfg *job_gqa(const Model *m, int l) {
-    return m->layer[l].kind->mixer == mixer_find("gqa") ? m->layer[l].cfg : NULL;
-}
-
-json_t *job_kind(json_t *model, const char *mixer, json_t *after) {
-    const char *name;
-    json_t *kind, *kinds = json_object_get(model, "kinds");
-    bool passed = !after;
-    json_object_foreach(kinds, name, kind) {
-        if (passed && !strcmp(json_string_value(json_object_get(kind, "mixer")), mixer)) return kind;
-        passed |= kind == after;
-    }
-    return NULL;
-}
-
-static const StEntry *source_entry(const Job *j, const char *path, Tensor t, StPlace *place) {
-    return hf_files_find(&j->files, path, t, place);
-}
-
-typedef struct {
-    const char *name;
-    Tensor t;
-    unsigned flags;
-} Finding;
-static void find_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    Finding *x = f->ctx;
-    if (!strcmp(path, x->name)) x->t = *t, x->flags = flags;
-}
-/* The declaration of a tensor of layer l; ABSENT: none has the name. */
-static Tensor declared(const Model *m, int l, const char *name) {
-    char *full = xformat("model.layers.%d.%s", l, name);
-    Finding x = {full, ABSENT, 0};
-    Weights w = m->w;
-    model_layer_fields(m, l, &w, &(Fields){.see = find_field, .ctx = &x});
-    free(full);
-    x.t.p = NULL;
-    return x.t;
-}
-bool job_has(const Job *j, int l, const char *name) { return present(declared(&j->b, l, name)); }
-
-static Tensor piece(Job *j, bool out, int l, const char *name, Tensor shape) {
-    char *full = xformat("model.layers.%d.%s", l, name);
-    for (int i = 0; i < j->npiece; i++)
-        if (j->piece[i].out == out && !strcmp(j->piece[i].name, full)) {
-            free(full);
-            return j->piece[i].t;
-        }
-    Tensor t = arena_tensor(&j->layer, name, REAL, shape.rank, shape.n);
-    j->piece = xrealloc(j->piece, (size_t)j->npiece + 1, sizeof *j->piece);
-    j->piece[j->npiece++] = (Piece){full, out, t};
-    if (!out && !j->failed) {
-        StPlace place;
-        const StEntry *s = source_entry(j, full, t, &place);
-        j->failed = !st_read_part(&j->files.st, s, t, place, j->err);
-    }
-    return t;
-}
-Tensor job_in(Job *j, int l, const char *name) {
-    Tensor t = declared(&j->a, l, name);
-    return present(t) ? piece(j, false, l, name, t) : ABSENT;
-}
-Tensor job_out(Job *j, int l, const char *name) {
-    Tensor t = declared(&j->b, l, name);
-    return present(t) ? piece(j, true, l, name, t) : ABSENT;
-}
-Tensor job_edit(Job *j, int l, const char *name) {
-    int before = j->npiece;
-    Tensor out = job_out(j, l, name);
-    if (j->npiece == before || !present(out)) return out;
-    Tensor in = job_in(j, l, name);
-    CHECK(tensor_bytes(in) == tensor_bytes(out), "%s has another shape", name);
-    if (!j->failed) memcpy(out.p, in.p, tensor_bytes(out));
-    return out;
-}
-static void layer_drop(Job *j) {
-    for (int i = 0; i < j->npiece; i++) free(j->piece[i].name);
-    free(j->piece);
-    j->piece = NULL;
-    j->npiece = 0;
-}
-static void layer_done(Job *j) {
-    layer_drop(j);
-    arena_release(&j->layer, (Mark){0});
-}
 
 /* ---- before anything is written ------------------------------------------------------------------------------------
  */
@@ -153,21 +55,22 @@ static bool plan(Job *j, Err *e) {
     return true;
 }
 
-/* Dtype of a target's tensor: the source's of the same name, else of what stands beside it. */
+/* Dtype of a target's tensor: that of the source's tensor of the same name, else of its neighbour. */
 static Dtype stored_as(const Job *j, const char *name, unsigned flags) {
     static const Dtype floats[] = {F64, F32, BF16, F16};
     int layer = -1, used = 0;
     StPlace place;
     const Tensor any = TENSOR(NULL, REAL, 1, 1);
     bool there = !(j->from.tied && !strcmp(name, "lm_head.weight")); /* a copy in a tied model counts nothing */
-    if (sscanf(name, "model.layers.%d.%n", &layer, &used) == 1) there = present(declared(&j->a, layer, name + used));
-    const StEntry *s = there ? source_entry(j, name, any, &place) : NULL;
+    if (sscanf(name, "model.layers.%d.%n", &layer, &used) == 1)
+        there = present(job_declared(&j->a, layer, name + used));
+    const StEntry *s = there ? job_entry(j, name, any, &place) : NULL;
     if (!s && layer >= 0) {
         char *norm = xformat("model.layers.%d.input_layernorm.weight", layer);
-        s = source_entry(j, norm, any, &place);
+        s = job_entry(j, norm, any, &place);
         free(norm);
     }
-    if (!s) s = source_entry(j, "model.embed_tokens.weight", any, &place);
+    if (!s) s = job_entry(j, "model.embed_tokens.weight", any, &place);
     Dtype as = j->as >= 0 ? (Dtype)j->as : F32;
     for (int i = 0; i < 4; i++)
         if (j->as < 0 && s && !strcmp(s->dtype, dtype_name(floats[i]))) as = floats[i];
@@ -178,28 +81,19 @@ typedef struct {
     Job *j;
     StList list;
     size_t bytes, params;
-    bool f64;   /* all are stored so */
-    int narrow; /* a dtype narrower than the arithmetic's that tensors are stored as; -1: none */
+    bool f64;      /* all are stored so */
+    int below_f32; /* a dtype narrower than the arithmetic's that tensors are stored as; -1: none */
 } Laying;
 static void lay_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Laying *y = f->ctx;
     Dtype as = stored_as(y->j, path, flags);
     char name[192];
     StPlace p = hf_files_name(&y->j->out, path, *t, name);
-    Tensor all = *t;
-    all.n[0] *= p.parts;
-    if (p.turned && all.rank == 2) all = TENSOR(NULL, REAL, all.n[1], all.n[0]);
-    if (p.part == 0) st_plan(&y->list, name, all, as);
+    if (st_is_first(p)) st_plan(&y->list, name, st_stored(*t, p), as);
     y->params += tensor_count(*t);
     y->bytes += tensor_count(*t) * dtype_size(as);
-    if (dtype_size(as) < 4) y->narrow = (int)as;
+    if (dtype_size(as) < 4) y->below_f32 = (int)as;
     y->f64 &= as == F64;
-}
-
-static ConvertSize size_of(const Model *m, size_t params, size_t bytes) {
-    CacheCost c;
-    cost_cache(m, 0, &c);
-    return (ConvertSize){params, bytes, c.bytes_per_token, c.state_bytes};
 }
 
 /* ---- tensors -------------------------------------------------------------------------------------------------------
@@ -212,15 +106,8 @@ typedef struct {
     bool failed;
 } Writing;
 
-static bool pending(Err *e) {
-    if (!signals_pending()) return false;
-    err_world(e, "interrupted; nothing was written");
-    if (e) e->status = EXIT_SIGNAL;
-    return true;
-}
-
 /* Rows of a tensor that is there from its first row on, by its name among the model's fields. */
-static bool put(Writing *w, const char *path, size_t row, Tensor whole, Tensor t) {
+static bool convert_put(Writing *w, const char *path, size_t row, Tensor whole, Tensor t) {
     char name[192];
     StPlace p = hf_files_name(&w->j->out, path, whole, name);
     return st_out_part(w->out, name, row, t, p, w->e);
@@ -231,12 +118,11 @@ static bool copy_tensor(Writing *w, const char *path, const char *from, Tensor s
     Job *j = w->j;
     char name[192];
     StPlace p, q = hf_files_name(&j->out, path, shape, name);
-    const StEntry *s = source_entry(j, from, shape, &p);
+    const StEntry *s = job_entry(j, from, shape, &p);
     CHECK(s, "%s: no such tensor in the source", from);
     if (!st_fits_part(&j->files.st, s, shape, p, w->e)) return false;
-    bool whole = p.parts == 1 && !(p.turned && shape.rank > 1), rows = whole && shape.rank > 1;
-    if (whole && q.parts == 1 && !(q.turned && shape.rank > 1) && !strcmp(s->dtype, dtype_name(as)) &&
-        !st_patched(&j->files.st, s))
+    bool whole = st_is_whole(p, shape.rank), rows = whole && shape.rank > 1;
+    if (whole && st_is_whole(q, shape.rank) && !strcmp(s->dtype, dtype_name(as)) && !st_patched(&j->files.st, s))
         return st_out_raw(w->out, name, s->p, s->bytes, w->e);
     size_t n = (size_t)shape.n[0], width = tensor_count(shape) / n;
     size_t step = rows ? zmax(1, ((size_t)1 << 22) / zmax(1, width)) : n;
@@ -250,7 +136,7 @@ static bool copy_tensor(Writing *w, const char *path, const char *from, Tensor s
         for (int i = 0; rows && i < t.rank; i++) part[i] = (uint64_t)t.n[i];
         if (rows) some.shape = part, some.p += r * (s->bytes / n), some.bytes = (size_t)t.n[0] * (s->bytes / n);
         t = arena_tensor(&j->layer, path, REAL, t.rank, t.n);
-        ok = st_read_part(&j->files.st, &some, t, p, w->e) && put(w, path, r, shape, t);
+        ok = st_read_part(&j->files.st, &some, t, p, w->e) && convert_put(w, path, r, shape, t);
         arena_release(&j->layer, mark);
     }
     return ok;
@@ -259,20 +145,20 @@ static bool copy_tensor(Writing *w, const char *path, const char *from, Tensor s
 static void write_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Writing *w = f->ctx;
     Job *j = w->j;
-    if (w->failed || pending(w->e)) {
+    if (w->failed || job_interrupted(w->e)) {
         w->failed = true;
         return;
     }
     for (int i = 0; i < j->npiece; i++)
         if (j->piece[i].out && !strcmp(j->piece[i].name, path)) {
-            w->failed = !put(w, path, 0, *t, j->piece[i].t);
+            w->failed = !convert_put(w, path, 0, *t, j->piece[i].t);
             return;
         }
     w->failed = !copy_tensor(w, path, path, *t, stored_as(j, path, flags));
 }
 
-/* Embedding, last norm and head. Ids beyond the source's get the mean row: the mass that n of them take of a row's
- * probability is then at most n in V + n (Jensen's inequality), whatever the row. */
+/* Embedding, last norm and head. Ids beyond the source's get the mean row: n of them then have at most n in V + n of a
+ * row's probability (Jensen's inequality), whatever the row. */
 static bool write_table(Writing *w, const char *name, Tensor shape) {
     Job *j = w->j;
     bool head = !strcmp(name, "lm_head.weight");
@@ -281,7 +167,7 @@ static bool write_table(Writing *w, const char *name, Tensor shape) {
     int V = j->from.vocab, d = shape.n[1];
     if (shape.n[0] == V && !(head && j->fold)) return copy_tensor(w, name, from, shape, as);
     StPlace place, at;
-    const StEntry *s = source_entry(j, from, shape, &place), *norm = source_entry(j, "model.norm.weight", ABSENT, &at);
+    const StEntry *s = job_entry(j, from, shape, &place), *norm = job_entry(j, "model.norm.weight", ABSENT, &at);
     Mark mark = arena_mark(&j->layer);
     Tensor row = arena_tensor(&j->layer, "row", REAL, 2, (int[]){1, d}),
            gain = arena_tensor(&j->layer, "gain", REAL, 1, &d);
@@ -300,13 +186,13 @@ static bool write_table(Writing *w, const char *name, Tensor shape) {
                 sum[i] += R(row)[i] *= R(gain)[i];
             else
                 sum[i] += R(row)[i];
-        ok = ok && put(w, name, (size_t)r, shape, row) && !pending(w->e);
+        ok = ok && convert_put(w, name, (size_t)r, shape, row) && !job_interrupted(w->e);
     }
     arena_release(&j->layer, mark);
     return ok;
 }
 
-/* The norm before the head, whose gain may have gone into it; learned positions. */
+/* The norm before the head, whose gain may be folded into it; learned positions. */
 static void write_top(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Writing *w = f->ctx;
     Job *j = w->j;
@@ -318,7 +204,7 @@ static void write_top(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Mark mark = arena_mark(&j->layer);
     Tensor ones = arena_tensor(&j->layer, "ones", REAL, 1, t->n);
     for (int i = 0; i < t->n[0]; i++) R(ones)[i] = 1;
-    w->failed = !put(w, path, 0, *t, ones);
+    w->failed = !convert_put(w, path, 0, *t, ones);
     arena_release(&j->layer, mark);
 }
 
@@ -338,28 +224,28 @@ static bool write_layers(Job *j, StOut *out, Flow *flow, Err *e) {
             if (!flow_layer(flow, seen, j->calibrates ? see_window : NULL, j, e)) return false;
         if (!(j->target->layer ? j->target->layer(j, l, e) : true) || j->failed) return false;
         model_layer_fields(&j->b, l, &shapes, &f);
-        layer_done(j);
+        job_layer_done(j);
         if (w.failed) return false;
     }
     Fields top = {.see = write_top, .ctx = &w};
     model_positions_field(&j->b, &shapes, &top);
     model_norm_fields(&j->b, &shapes, &top);
     return !w.failed && write_table(&w, "model.embed_tokens.weight", shapes.embed) &&
-           (j->to.tied || write_table(&w, "lm_head.weight", shapes.head)) && !pending(e);
+           (j->to.tied || write_table(&w, "lm_head.weight", shapes.head)) && !job_interrupted(e);
 }
 
 /* ---- the result ----------------------------------------------------------------------------------------------------
  */
 
-/* Whether the difference that was found is one of rounding: see convert.h. */
-static bool exact(Job *j, Flow *a, Err *e) {
+/* Decides whether the difference is rounding: see convert.h. */
+static bool convert_exact(Job *j, Flow *a, Err *e) {
     ConvertCheck *c = &j->report->check;
     Flow again;
     FlowScore s;
     if (!flow_open(&again, j->dev, &j->files, &j->from, &j->win, j->win.check, j->win.n, e)) return false;
     again.nudge = j->unit;
     bool ok = true;
-    for (int l = 0; ok && l < again.m.L; l++) ok = !pending(e) && flow_layer(&again, l, NULL, NULL, e);
+    for (int l = 0; ok && l < again.m.L; l++) ok = !job_interrupted(e) && flow_layer(&again, l, NULL, NULL, e);
     ok = ok && flow_compare(a, &again, &s, e);
     j->report->memory = zmax(j->report->memory, a->memory + again.memory);
     flow_close(&again);
@@ -367,14 +253,13 @@ static bool exact(Job *j, Flow *a, Err *e) {
     c->rounding = s.logit_diff;
     double most = flow_rounding(&s, j->unit);
     if (c->logit_diff <= most) return true;
-    return err_world(
-        e,
-        "the conversion is lossless by algebra, but logits (up to %.3g) differ by %.3g; rounding alone moves "
-        "them by %.3g, and %.3g is allowed (%g times that); nothing was kept",
-        c->logit_max, c->logit_diff, c->rounding, most, CONVERT_MARGIN);
+    return err_runtime(e,
+                       "the conversion should be lossless, but logits (up to %.3g) differ by %.3g; rounding alone "
+                       "changes them by %.3g, and %.3g is allowed (%g times that); nothing was kept",
+                       c->logit_max, c->logit_diff, c->rounding, most, CONVERT_MARGIN);
 }
 
-static bool check(Job *j, const char *dir, Flow *a, Err *e) {
+static bool convert_check(Job *j, const char *dir, Flow *a, Err *e) {
     ConvertCheck *c = &j->report->check;
     ModelCfg cfg;
     HfFiles files;
@@ -388,7 +273,7 @@ static bool check(Job *j, const char *dir, Flow *a, Err *e) {
     }
     ok = flow_open(&b, j->dev, &files, &cfg, &j->win, j->win.check, j->win.n, e);
     if (ok) {
-        for (int l = 0; ok && l < b.m.L; l++) ok = !pending(e) && flow_layer(&b, l, NULL, NULL, e);
+        for (int l = 0; ok && l < b.m.L; l++) ok = !job_interrupted(e) && flow_layer(&b, l, NULL, NULL, e);
         ok = ok && flow_compare(a, &b, &s, e);
         j->report->memory = zmax(j->report->memory, a->memory + b.memory);
         flow_close(&b);
@@ -404,7 +289,7 @@ static bool check(Job *j, const char *dir, Flow *a, Err *e) {
                         .ppl_before = exp(s.nll_a),
                         .ppl_after = exp(s.nll_b),
                         .top1 = s.top1};
-    return !j->report->exact || s.logit_diff == 0 || exact(j, a, e);
+    return !j->report->exact || s.logit_diff == 0 || convert_exact(j, a, e);
 }
 
 /* The id that pads, which no model computes with and which other programs look for. */
@@ -418,8 +303,10 @@ static bool keep_pad(const char *src, const char *config, Err *e) {
     return ok;
 }
 
-/* The result computes something else, beyond the rounding of stored numbers, and the source can teach it: same ids. */
-static bool loses(const Job *j) { return !j->report->exact && !*j->report->rounded && j->to.vocab == j->from.vocab; }
+/* The result computes something else, beyond rounding of stored values, and the source can teach it: same ids. */
+static bool convert_loses(const Job *j) {
+    return !j->report->exact && !*j->report->rounded && j->to.vocab == j->from.vocab;
+}
 
 static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) {
     StOut out;
@@ -436,35 +323,47 @@ static bool write_all(Job *j, const char *tmp, Flow *flow, Laying *lay, Err *e) 
     bool ok = st_out_end(&out, e) &&
               hf_config_write(config, &j->to, &ids, stored_as(j, "model.embed_tokens.weight", 0), e) &&
               keep_pad(j->src, config, e) && folder_copy(j->src, tmp, e) &&
-              recipe_write(tmp, &j->to, loses(j) ? j->src : NULL, e);
+              recipe_write(tmp, &j->to, convert_loses(j) ? j->src : NULL, &j->retrofit, e);
     free(config);
     return ok;
 }
 
-static bool go(Job *j, Err *e) {
+static size_t source_bytes(const Job *j) {
+    size_t bytes = 0;
+    for (int i = 0; i < j->files.st.n; i++) bytes += j->files.st.entry[i].bytes;
+    return bytes;
+}
+
+static bool convert_file(Job *j, Err *e) {
+    ConvertReport *r = j->report;
+    r->before = job_size(&j->a, model_params(&j->a), source_bytes(j));
+    r->memory = j->layer.size;
+    r->foreign = true;
+    return j->target->write(j, e);
+}
+
+static bool convert_go(Job *j, Err *e) {
     const ConvertOpts *o = j->o;
     ConvertReport *r = j->report;
-    Laying lay = {.j = j, .f64 = true, .narrow = -1};
+    Laying lay = {.j = j, .f64 = true, .below_f32 = -1};
     Fields f = {.see = lay_field, .ctx = &lay};
     Weights w = j->b.w;
     Flow flow = {0};
     Folder folder;
     model_fields(&j->b, &w, &f);
-    size_t bytes = 0;
-    for (int i = 0; i < j->files.st.n; i++) bytes += j->files.st.entry[i].bytes;
     j->unit = flow_unit(lay.f64);
-    r->before = size_of(&j->a, model_params(&j->a), bytes);
-    r->after = size_of(&j->b, lay.params, lay.bytes);
-    bool narrower = j->as >= 0 && lay.narrow >= 0; /* rounding that was asked for may change even what only moves */
-    r->exact = j->exact && !(lay.narrow >= 0 && (!j->moves || narrower));
-    if (j->exact && !r->exact) snprintf(r->rounded, sizeof r->rounded, "%s", dtype_name((Dtype)lay.narrow));
+    r->before = job_size(&j->a, model_params(&j->a), source_bytes(j));
+    r->after = job_size(&j->b, lay.params, lay.bytes);
+    bool narrower = j->as >= 0 && lay.below_f32 >= 0; /* rounding that was asked for may change even what only moves */
+    r->exact = j->exact && !(lay.below_f32 >= 0 && (!j->moves || narrower));
+    if (j->exact && !r->exact) snprintf(r->rounded, sizeof r->rounded, "%s", dtype_name((Dtype)lay.below_f32));
     bool looks = j->calibrates || o->check_tokens;
     bool ok =
         !looks || flow_open(&flow, j->dev, &j->files, &j->from, &j->win, j->calibrates ? 0 : j->win.check, j->win.n, e);
     if (ok && (ok = folder_begin(o->dst, &folder, e))) {
         ok = write_all(j, folder.tmp, looks ? &flow : NULL, &lay, e);
         r->memory = zmax(r->memory, flow.memory + j->layer.size + j->work.size);
-        ok = ok && (!o->check_tokens || check(j, folder.tmp, &flow, e)) && !pending(e);
+        ok = ok && (!o->check_tokens || convert_check(j, folder.tmp, &flow, e)) && !job_interrupted(e);
         ok = folder_end(&folder, o->dst, ok, e);
     }
     if (looks) flow_close(&flow);
@@ -473,7 +372,7 @@ static bool go(Job *j, Err *e) {
 }
 
 /* Room for the tensors of the widest layer in both models, and for a piece of a table. */
-static bool room(Job *j, Err *e) {
+static bool convert_room(Job *j, Err *e) {
     size_t most = 0, work = 0;
     for (int l = 0; l < j->b.L; l++) {
         Arena size = {.name = "layer"};
@@ -495,15 +394,15 @@ bool convert_plan(const ConvertOpts *o, const ModelCfg *from, Device *dev, Conve
     *r = (ConvertReport){0};
     if (!(j.target = target_find(o->to, e))) return false;
     if (!strcmp(j.target->name, "same"))
-        return err_input(e, "--plan: --to same reads the tensors of a model directory; leave --plan out");
+        return err_input(e, "--plan: --to same has to read the tensors of a model directory; leave --plan out");
     j.cfg = xcalloc(1, zmax(1, j.target->cfg_size));
     char *text = model_cfg_json(from);
     bool ok = words_read(&j, e) && model_cfg_from_json(&j.from, text, strlen(text), "the model's settings", e) &&
               model_open(&j.a, dev, &j.from, (ModelOpts){.dry = true}, e) && plan(&j, e);
     if (ok) {
         r->exact = j.exact;
-        r->before = size_of(&j.a, model_params(&j.a), 0);
-        r->after = size_of(&j.b, model_params(&j.b), 0);
+        r->before = job_size(&j.a, model_params(&j.a), 0);
+        r->after = job_size(&j.b, model_params(&j.b), 0);
     }
     if (j.target->done) j.target->done(&j);
     if (j.a.dev) model_close(&j.a);
@@ -539,12 +438,12 @@ bool convert_run(const ConvertOpts *o, Device *dev, ConvertReport *r, Err *e) {
     ok = hf_check_with(j.src, adapter, &j.from, e) &&
          (opened = hf_files_open_with(&j.files, j.src, adapter, &j.from, e)) &&
          model_open(&j.a, dev, &j.from, (ModelOpts){.dry = true}, e) &&
-         ((!o->calib && !o->check_tokens) ||
+         (j.target->write || (!o->calib && !o->check_tokens) ||
           windows_read(&j.win, j.src, &j.from, o->calib, o->context, o->calib ? o->calib_tokens : 0,
                        imax(1, o->check_tokens), e)) &&
-         plan(&j, e) && room(&j, e) && go(&j, e);
+         plan(&j, e) && convert_room(&j, e) && (j.target->write ? convert_file : convert_go)(&j, e);
     if (j.target->done) j.target->done(&j);
-    layer_drop(&j);
+    job_layer_drop(&j);
     windows_free(&j.win);
     arena_close(&j.layer);
     arena_close(&j.work);

@@ -1,12 +1,12 @@
 /* flow.c: see flow.h. */
 #include "flow.h"
 #include "convert.h"
-#include "../layers/kv.h"
+#include "layers/kv.h"
 
 enum { TABLE_BYTES = 64 << 20 }; /* of a piece of the head */
 
-static size_t mapped(const Flow *f) {
-    return f->rows.size + f->weights.size + f->shared.size + f->m.keep.size + f->m.scratch.size;
+static size_t flow_mapped(const Flow *f) {
+    return f->rows.size + f->weights.size + f->shared.size + f->work.keep.size + f->work.scratch.size;
 }
 
 /* Rows row..row+t.n[0]-1 of a matrix in the files. */
@@ -14,7 +14,7 @@ static bool read_rows(const HfFiles *files, const char *name, int row, Tensor t,
     StPlace place;
     const StEntry *s = hf_files_find(files, name, t, &place);
     if (!s) return err_input(e, "%s: tensor \"%s\" is missing", files->st.path, name);
-    CHECK(place.parts == 1 && !place.turned, "%s does not lie in rows", name);
+    CHECK(st_is_whole(place, 2), "%s does not lie in rows", name);
     uint64_t shape[2] = {(uint64_t)t.n[0], (uint64_t)t.n[1]};
     StEntry some = *s;
     CHECK(s->rank == 2 && s->shape[1] == shape[1] && (uint64_t)row + shape[0] <= s->shape[0], "%s", name);
@@ -27,7 +27,7 @@ static bool read_rows(const HfFiles *files, const char *name, int row, Tensor t,
 
 /* Weights that `visit` declares, in memory and read. */
 typedef void Visit(Flow *, int l, Fields *);
-static bool load(Flow *f, Visit *visit, int l, Err *e) {
+static bool flow_load(Flow *f, Visit *visit, int l, Err *e) {
     Arena size = {.name = "weights"};
     Fields measure = arena_placer(&size);
     visit(f, l, &measure);
@@ -36,7 +36,7 @@ static bool load(Flow *f, Visit *visit, int l, Err *e) {
     if (!arena_open(&f->weights, "weights of a layer", size.peak, false, e)) return false;
     Fields place = arena_placer(&f->weights);
     visit(f, l, &place);
-    f->memory = zmax(f->memory, mapped(f));
+    f->memory = zmax(f->memory, flow_mapped(f));
     StLoad s;
     st_load_begin(&s, &f->files->st, NULL, e);
     s.names = f->files->names;
@@ -69,9 +69,9 @@ static void shared_kv(Flow *f) {
 }
 
 /* The stream's beginning. The table's rows are read one by one: it need not be in memory. */
-static bool embed(Flow *f, Err *e) {
+static bool flow_embed(Flow *f, Err *e) {
     int T = f->w->T, d = f->m.cfg.d_model;
-    if (!load(f, visit_positions, 0, e)) return false;
+    if (!flow_load(f, visit_positions, 0, e)) return false;
     for (int w = f->from; w < f->to; w++) {
         const int *id = f->w->id + (size_t)w * (size_t)T;
         for (int i = 0; i < T; i++)
@@ -79,7 +79,7 @@ static bool embed(Flow *f, Err *e) {
                            TENSOR(R(f->y) + (size_t)i * (size_t)d, REAL, 1, d), e))
                 return false;
         f->m.w.embed = f->y;
-        model_block_embed(&f->m, &f->batch, f->m.idx, window_rows(f, w));
+        model_block_embed(&f->m, &f->work, &f->batch, f->work.idx, window_rows(f, w));
     }
     f->m.w.embed = f->m.w.positions = ABSENT;
     return true;
@@ -90,6 +90,7 @@ bool flow_open(Flow *f, Device *dev, const HfFiles *files, const ModelCfg *cfg, 
     int T = w->T, n = to - from, L = cfg->layers;
     *f = (Flow){.files = files, .w = w, .from = from, .to = to};
     if (!model_open(&f->m, dev, cfg, (ModelOpts){.dry = true, .max_rows = T, .max_samples = 1}, e)) return false;
+    if (!workspace_open(&f->work, &f->m, e)) goto fail;
     model_plan(&f->m, T);
     f->kv = xcalloc((size_t)L * (size_t)n, sizeof *f->kv);
     f->ints = xcalloc(4 * (size_t)T + 4, sizeof *f->ints);
@@ -115,11 +116,12 @@ bool flow_open(Flow *f, Device *dev, const HfFiles *files, const ModelCfg *cfg, 
         arena_release(&f->rows, none);
         arena_release(&f->shared, none);
         if (!arena_open(&f->rows, "rows of the windows", f->rows.peak, false, e) ||
-            !arena_open(&f->shared, "shared keys and values", f->shared.peak, false, e) || !model_pieces(&f->m, e))
+            !arena_open(&f->shared, "shared keys and values", f->shared.peak, false, e) ||
+            !model_pieces(&f->m, &f->work, e))
             goto fail;
     }
-    f->memory = mapped(f);
-    if (embed(f, e)) return true;
+    f->memory = flow_mapped(f);
+    if (flow_embed(f, e)) return true;
 fail:
     flow_close(f);
     return false;
@@ -136,8 +138,9 @@ static void see_block(void *ctx, Tensor in, Tensor mid, const Kv *kv) {
     if (s->see) s->see(s->ctx, &s->view);
 }
 
-/* All later roundings fall otherwise after this, so that a nudged run is a second draw of the errors of a whole model. */
-static void nudge(const Flow *f, int l, int w, Tensor x) {
+/* All later roundings fall otherwise after this, so that a nudged run is a second draw of the errors of a whole
+ * model. */
+static void flow_nudge(const Flow *f, int l, int w, Tensor x) {
     const uint64_t key = rng_mix(0x6e75646765, (uint64_t)l << 32 | (uint64_t)w);
     for (size_t i = 0; f->nudge > 0 && i < tensor_count(x); i++)
         R(x)[i] += (real)((double)R(x)[i] * f->nudge * (2 * rng_uniform(key, i) - 1));
@@ -148,15 +151,15 @@ double flow_rounding(const FlowScore *again, double unit) {
 }
 
 bool flow_layer(Flow *f, int l, FlowSee *see, void *ctx, Err *e) {
-    if (!load(f, visit_layer, l, e)) return false;
+    if (!flow_load(f, visit_layer, l, e)) return false;
     size_t n = (size_t)(f->to - f->from);
     for (int w = f->from; w < f->to; w++) {
         for (int k = 0; k < f->m.L; k++)
-            if (f->m.layer[k].shared) f->m.kv[k] = f->kv[(size_t)k * n + (size_t)(w - f->from)];
+            if (f->m.layer[k].shared) f->work.kv[k] = f->kv[(size_t)k * n + (size_t)(w - f->from)];
         Tensor x = window_rows(f, w);
-        nudge(f, l, w, x);
+        flow_nudge(f, l, w, x);
         Seeing s = {see, ctx, {.l = l, .window = w, .x = x}};
-        model_block(&f->m, &f->batch, l, x, f->y, see_block, &s);
+        model_block(&f->m, &f->work, &f->batch, l, x, f->y, see_block, &s);
         memcpy(x.p, f->y.p, tensor_bytes(f->y));
     }
     return true;
@@ -166,6 +169,7 @@ void flow_close(Flow *f) {
     arena_close(&f->rows);
     arena_close(&f->weights);
     arena_close(&f->shared);
+    workspace_close(&f->work);
     if (f->m.dev) model_close(&f->m);
     free(f->kv);
     free(f->ints);
@@ -175,8 +179,8 @@ void flow_close(Flow *f) {
 /* ---- comparing -----------------------------------------------------------------------------------------------------
  */
 
-/* Of one token, over the vocabulary so far: running sums of exp(a - ma) and of exp(a - ma) (a - b) over the source's
- * ids, of exp(b - mb) over all; what both like best; the target's logits. */
+/* For one token, over the vocabulary so far: running sums of exp(a - ma) and of exp(a - ma) (a - b) over the source's
+ * ids, of exp(b - mb) over all; the best id of both; the target's logits. */
 typedef struct {
     double ma, za, s, mb, zb, ta, tb;
     int ia, ib;
@@ -201,11 +205,11 @@ static const char *head_name(const Flow *f) { return f->m.cfg.tied ? "model.embe
 /* The stream of every window, normed for the head. */
 static bool norm_all(Flow *f, int check, Err *e) {
     if (f->normed) return true;
-    if (!load(f, visit_norm, 0, e)) return false;
+    if (!flow_load(f, visit_norm, 0, e)) return false;
     for (int w = check; w < f->to; w++) {
         Tensor x = window_rows(f, w);
-        nudge(f, f->m.L, w, x);
-        model_block_norm(&f->m, &f->batch, x, f->y);
+        flow_nudge(f, f->m.L, w, x);
+        model_block_norm(&f->m, &f->work, &f->batch, x, f->y);
         memcpy(x.p, f->y.p, tensor_bytes(f->y));
     }
     f->normed = true;
@@ -267,15 +271,15 @@ bool flow_compare(Flow *a, Flow *b, FlowScore *out, Err *e) {
         lb = arena_tensor(&mem, "logits", REAL, 2, (int[]){T, step});
         if (!pass) arena_release(&mem, none);
     }
-    a->memory = zmax(a->memory, mapped(a) + mem.size);
+    a->memory = zmax(a->memory, flow_mapped(a) + mem.size);
     for (int i = 0; i < (win->n - check) * T; i++) word[i] = (Word){.ma = -INFINITY, .mb = -INFINITY, .ia = -1};
     for (int v = 0; ok && v < Vb; v += step) {
         int nb = imin(step, Vb - v), na = imax(0, imin(step, Va - v));
         ta.n[0] = la.n[1] = na, tb.n[0] = lb.n[1] = nb;
         ok = (!na || read_rows(a->files, head_name(a), v, ta, e)) && read_rows(b->files, head_name(b), v, tb, e);
         for (int w = check; ok && w < win->n; w++) {
-            if (na) model_block_logits(&a->m, &a->batch, window_rows(a, w), ta, la);
-            model_block_logits(&b->m, &b->batch, window_rows(b, w), tb, lb);
+            if (na) model_block_logits(&a->m, &a->work, &a->batch, window_rows(a, w), ta, la);
+            model_block_logits(&b->m, &b->work, &b->batch, window_rows(b, w), tb, lb);
             see_rows(win, w, word + (size_t)(w - check) * (size_t)T, v, na ? la : ABSENT, lb, out);
         }
     }

@@ -5,20 +5,20 @@
 #include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "../model/hf.h"
-#include "../model/task_cfg.h"
-#include "../ops/file.h"
+#include "model/files/hf.h"
+#include "model/config/task_cfg.h"
+#include "ops/file.h"
 
 bool folder_free(const char *dst, Err *e) {
     struct stat s;
     size_t n = strlen(dst);
     if (!n) return err_input(e, "the name of the folder to write is empty");
-    if (n > 4000) return err_input(e, "a folder's name of %zu bytes, at most 4000 are taken", n);
+    if (n > 4000) return err_input(e, "the folder's name has %zu bytes, expected at most 4000", n);
     if (!lstat(dst, &s)) return err_input(e, "%s: exists; give a new name, or remove it", dst);
     if (errno != ENOENT) return err_errno(e, "cannot make folder", dst);
     char *copy = xstrdup(dst), *above = dirname(copy);
     bool ok = (file_look(above, &s, e) && S_ISDIR(s.st_mode)) || e->status ||
-              err_input(e, "%s: no such folder to write %s in", above, dst);
+              err_input(e, "%s: no such folder; cannot write %s in it", above, dst);
     free(copy);
     return ok && !e->status;
 }
@@ -28,9 +28,9 @@ static bool remove_all(int fd, const char *dir, Err *e) {
     Names l;
     bool ok = file_names(&l, fd, dir, e);
     for (int i = 0; ok && i < l.n; i++)
-        ok = !unlinkat(fd, l.name[i], 0) || err_world(e, "cannot remove %s/%s: %s", dir, l.name[i], strerror(errno));
+        ok = !unlinkat(fd, l.name[i], 0) || err_runtime(e, "cannot remove %s/%s: %s", dir, l.name[i], strerror(errno));
     names_free(&l);
-    return ok && (!rmdir(dir) || err_world(e, "cannot remove %s: %s", dir, strerror(errno)));
+    return ok && (!rmdir(dir) || err_runtime(e, "cannot remove %s: %s", dir, strerror(errno)));
 }
 
 bool folder_begin(const char *dst, Folder *f, Err *e) {
@@ -48,7 +48,7 @@ bool folder_begin(const char *dst, Folder *f, Err *e) {
         if (!why.status && f->fd < 0 && errno != ENOENT) err_errno(&why, "cannot open", tmp);
         bool locked = f->fd >= 0 && file_lock(f->fd, made, tmp, to, &why);
         mine = locked && made;
-        if (locked && !made) remove_all(f->fd, tmp, &why); /* of a process that is gone */
+        if (locked && !made) remove_all(f->fd, tmp, &why); /* left by a process that no longer exists */
         if (!mine && f->fd >= 0) close(f->fd);
         if (!mine) f->fd = -1;
     }
@@ -63,21 +63,13 @@ bool folder_copy(const char *src, const char *tmp, Err *e) {
     return hf_copy(src, tmp, e) && task_cfg_load(&task, src, e) && (!task.kind || task_cfg_save(&task, tmp, e));
 }
 
-static bool rename_new(const char *tmp, const char *dst, Err *e) {
-    if (!renameat2(AT_FDCWD, tmp, AT_FDCWD, dst, RENAME_NOREPLACE)) return true;
-    if ((errno == EINVAL || errno == ENOSYS) && !rename(tmp, dst)) return true; /* a file system without the flag */
-    if (errno == EEXIST || errno == ENOTEMPTY)
-        return err_input(e, "%s: exists by now; give a new name, or remove it", dst);
-    return err_world(e, "cannot rename the finished folder to %s: %s", dst, strerror(errno));
-}
-
 bool folder_end(Folder *f, const char *dst, bool ok, Err *e) {
     Err ignored = {0};
     if (ok && TEMP_FAILURE_RETRY(fsync(f->fd)) && errno != EINVAL)
-        ok = err_world(e, "cannot sync %s: %s", f->tmp, strerror(errno));
+        ok = err_runtime(e, "cannot sync %s: %s", f->tmp, strerror(errno));
     if (ok && !file_is(f->fd, f->tmp, &ignored))
-        ok = err_world(e, "%s: another process has taken %s meanwhile", dst, f->tmp);
-    ok = ok && rename_new(f->tmp, dst, e);
+        ok = err_runtime(e, "%s: another process replaced %s meanwhile", dst, f->tmp);
+    ok = ok && file_rename_new(f->tmp, dst, e);
     if (ok)
         ok = file_sync_folder(dst, e);
     else

@@ -1,19 +1,19 @@
-/* folder.h: a folder that is whole or absent. Private to convert/. */
+/* folder.h: makes a folder that is complete or absent. convert_run writes the result in one. Private to convert/. */
 #pragma once
-#include "../ops/base.h"
+#include "ops/base.h"
 
-/* Nothing stands at `dst`, and the folder that it will stand in is there. */
+/* Checks that nothing exists at `dst`, and that its parent folder exists. */
 bool folder_free(const char *dst, Err *);
 typedef struct {
     int fd; /* holds the lock */
     char tmp[4200];
 } Folder;
-/* Make a folder of a temporary name (file_unfinished) beside `dst`, and lock it; what a killed process has left there is
- * removed. EXIT_INPUT: another process is at work there. */
+/* Makes a folder with a temporary name (file_unfinished) next to `dst`, and locks it; removes what a killed process
+ * left there. EXIT_INPUT: another process is working there. */
 bool folder_begin(const char *dst, Folder *, Err *);
-/* Everything of a model directory but its weights and config.json: tokenizer and generation files, byte for byte; the
- * task that the model was trained on. */
+/* Copies everything of a model directory except its weights and config.json: tokenizer and generation files, byte for
+ * byte; the task on which the model was trained. */
 bool folder_copy(const char *src, const char *tmp, Err *);
-/* ok: sync and rename to `dst`, which fails if something stands there by now; else, and when that fails, remove it.
- * Returns whether `dst` is there. */
+/* ok: sync and rename to `dst`, which fails if that exists by now; otherwise, or if that fails, remove it. Returns
+ * whether `dst` was made. */
 bool folder_end(Folder *, const char *dst, bool ok, Err *);

@@ -1,6 +1,6 @@
 /* gqa.c: fewer heads of keys and values by pooling (arXiv:2305.13245), with or without a common basis (align.h); more
  * of them by repetition, which is exact. */
-#include "../layers/gqa/gqa.h"
+#include "layers/gqa/gqa.h"
 #include "heads.h"
 #include "kinds.h"
 #include "stock.h"
@@ -16,39 +16,38 @@ typedef struct {
     Grams grams;
 } Cfg;
 
-#define METHOD_KEYS                                                                                              \
-    {"method",                                                                                                   \
-     KEY_CHOICE,                                                                                                 \
-     offsetof(Cfg, method),                                                                                      \
-     "mean",                                                                                                     \
-     0,                                                                                                          \
-     0,                                                                                                          \
-     "fewer heads: mean of a group, its first head, random (new weights), or aligned: groups of similar heads, " \
-     "turned "                                                                                                   \
-     "into a common basis, their mean at the members' norm",                                                     \
-     methods,                                                                                                    \
-     0},                                                                                                         \
-        {"groups",                                                                                               \
-         KEY_CHOICE,                                                                                             \
-         offsetof(Cfg, groups),                                                                                  \
-         "similar",                                                                                              \
-         0,                                                                                                      \
-         0,                                                                                                      \
-         "aligned: which heads come together: similar ones (by what they compute), or adjacent ones",            \
-         partitions,                                                                                             \
-         0},                                                                                                     \
-        {"seed", KEY_LONG, offsetof(Cfg, seed), "0", 0, 9e15, "random: of the new weights", 0, 0}, {             \
-        0                                                                                                        \
+#define METHOD_KEYS                                                                                                 \
+    {"method",                                                                                                      \
+     KEY_CHOICE,                                                                                                    \
+     offsetof(Cfg, method),                                                                                         \
+     "mean",                                                                                                        \
+     0,                                                                                                             \
+     0,                                                                                                             \
+     "fewer heads: mean of a group, its first head, random (new weights), or aligned (mean of similar heads after " \
+     "rotation into a common basis, scaled to their norm)",                                                         \
+     methods,                                                                                                       \
+     0},                                                                                                            \
+        {"groups",                                                                                                  \
+         KEY_CHOICE,                                                                                                \
+         offsetof(Cfg, groups),                                                                                     \
+         "similar",                                                                                                 \
+         0,                                                                                                         \
+         0,                                                                                                         \
+         "aligned: heads of a group: similar (by what they compute) or adjacent",                                   \
+         partitions,                                                                                                \
+         0},                                                                                                        \
+        {"seed", KEY_LONG, offsetof(Cfg, seed), "0", 0, 9e15, "random: seed of the new weights", 0, 0}, {           \
+        0                                                                                                           \
     }
-static const Key gqa_keys[] = {{"kv_heads", KEY_INT, offsetof(Cfg, kv_heads), "0", 0, 1024,
-                                "key/value heads of every gqa layer: a divisor of the source's (pooled) or a multiple "
-                                "(repeated); of latents: that many, 0: one for each query head; 0 else: other mixers "
-                                "alone become gqa",
-                                0, 0},
-                               METHOD_KEYS};
+static const Key gqa_keys[] = {
+    {"kv_heads", KEY_INT, offsetof(Cfg, kv_heads), "0", 0, 1024,
+     "key/value heads of every gqa layer: a divisor of the source's (heads are pooled) or a multiple (repeated); 0: "
+     "convert other mixers only, latents to one head for each query head",
+     0, 0},
+    METHOD_KEYS};
 static const Key mqa_keys[] = {METHOD_KEYS};
 
-static bool plan(Job *j, json_t *model, Err *e) {
+static bool gqa_plan(Job *j, json_t *model, Err *e) {
     Cfg *c = j->cfg;
     int layers = 0, G = c->kv_heads ? c->kv_heads : 1;
     bool fewer = false, more = false;
@@ -67,6 +66,11 @@ static bool plan(Job *j, json_t *model, Err *e) {
         if (g->heads && g->heads % G)
             return err_input(e, "kv_heads: expected a divisor of the source's %d query heads (layer %d), got %d",
                              g->heads, l, G);
+        if (g->qk_norm_wide && G != g->kv_heads)
+            return err_input(e,
+                             "--to %s: layer %d norms its %d key heads together (qk_norm_wide); their number cannot "
+                             "change",
+                             j->target->name, l, g->kv_heads);
         fewer |= G<g->kv_heads, more |= G> g->kv_heads;
     }
     if (!layers)
@@ -76,7 +80,7 @@ static bool plan(Job *j, json_t *model, Err *e) {
     j->exact = j->moves = !fewer;
     j->calibrates = fewer && c->method == ALIGNED;
     if (j->calibrates && !j->o->calib)
-        return err_input(e, "method=aligned looks at activations: give it a text by --calib FILE");
+        return err_input(e, "method=aligned needs activations; give a text with --calib FILE");
     for (int l = 0; j->calibrates && l < j->a.L; l++)
         if (!gqa_follows(j, l, true, "method=aligned", e)) return false;
     snprintf(j->report->rule, sizeof j->report->rule, "%s kv_heads=%d%s%s", j->target->name, G,
@@ -87,16 +91,16 @@ static bool plan(Job *j, json_t *model, Err *e) {
     return true;
 }
 
-static void see(Job *j, const FlowView *v) { grams_see(j, &((Cfg *)j->cfg)->grams, v->l, v->kv); }
-static size_t memory(const Job *j, int l) { return j->calibrates ? grams_memory(j, l) : 0; }
+static void gqa_see(Job *j, const FlowView *v) { grams_see(j, &((Cfg *)j->cfg)->grams, v->l, v->kv); }
+static size_t gqa_memory(const Job *j, int l) { return j->calibrates ? grams_memory(j, l) : 0; }
 
-static void redraw(Job *j, int l, const char *name, Tensor out, uint64_t seed) {
+static void gqa_redraw(Job *j, int l, const char *name, Tensor out, uint64_t seed) {
     uint64_t key = rng_mix(rng_name(rng_mix(seed, 0x9EA), name), (uint64_t)l);
     for (size_t i = 0; i < tensor_count(out); i++)
         R(out)[i] = out.rank > 1 ? (real)(j->from.init_std * rng_normal(key, i)) : 0;
 }
 
-static bool layer(Job *j, int l, Err *e) {
+static bool gqa_layer(Job *j, int l, Err *e) {
     static const char *const names[] = {"self_attn.k_proj.weight", "self_attn.k_proj.bias", "self_attn.v_proj.weight",
                                         "self_attn.v_proj.bias"};
     Cfg *c = j->cfg;
@@ -117,7 +121,7 @@ static bool layer(Job *j, int l, Err *e) {
         bool value = t > 1;
         if (j->failed || !present(out)) continue;
         if (K > G && c->method == RANDOM) {
-            redraw(j, l, names[t], out, (uint64_t)c->seed);
+            gqa_redraw(j, l, names[t], out, (uint64_t)c->seed);
             continue;
         }
         for (int i = 0; i < G; i++) {
@@ -134,30 +138,30 @@ static bool layer(Job *j, int l, Err *e) {
     return !j->failed;
 }
 
-static void done(Job *j) { grams_free(&((Cfg *)j->cfg)->grams); }
+static void gqa_done(Job *j) { grams_free(&((Cfg *)j->cfg)->grams); }
 
-const Target gqa_target = {.name = "gqa",
-                           .exact = "repeated heads: exact; pooled: approximate; of latents: exact; of merged rows: "
-                                    "approximate (exact: phase zero without rotation)",
-                           .needs = "method=aligned: --calib; latents: no norm on them, keys as long as values; layers "
-                                    "that own their keys and values",
-                           .about = "kv_heads key/value heads in every gqa layer; mla, dmc and windows over all "
-                                    "positions back to gqa",
-                           .keys = gqa_keys,
-                           .cfg_size = sizeof(Cfg),
-                           .plan = plan,
-                           .layer = layer,
-                           .see = see,
-                           .memory = memory,
-                           .done = done};
+const Target gqa_target = {
+    .name = "gqa",
+    .exact = "repeated heads: lossless; pooled: approximate; from latents: lossless; from merged rows: approximate "
+             "(lossless in phase zero without rotation)",
+    .needs = "method=aligned: --calib; latents: no norm on them, keys as wide as values; layers that own their keys "
+             "and values",
+    .about = "kv_heads key/value heads in every gqa layer; mla, dmc and windows over all positions become gqa",
+    .keys = gqa_keys,
+    .cfg_size = sizeof(Cfg),
+    .plan = gqa_plan,
+    .layer = gqa_layer,
+    .see = gqa_see,
+    .memory = gqa_memory,
+    .done = gqa_done};
 const Target mqa_target = {.name = "mqa",
                            .exact = "approximate",
                            .needs = "method=aligned: --calib",
                            .about = "one key/value head in every gqa layer",
                            .keys = mqa_keys,
                            .cfg_size = sizeof(Cfg),
-                           .plan = plan,
-                           .layer = layer,
-                           .see = see,
-                           .memory = memory,
-                           .done = done};
+                           .plan = gqa_plan,
+                           .layer = gqa_layer,
+                           .see = gqa_see,
+                           .memory = gqa_memory,
+                           .done = gqa_done};

@@ -1,6 +1,6 @@
 /* heads.c: see heads.h. */
 #include "heads.h"
-#include "../layers/gqa/gqa.h"
+#include "layers/gqa/gqa.h"
 
 void grams_free(Grams *s) {
     for (int l = 0; l < s->L; l++) gauge_free(&s->gauge[l]);
@@ -8,16 +8,16 @@ void grams_free(Grams *s) {
     *s = (Grams){0};
 }
 
-static size_t numbers(const GqaCfg *c) {
+static size_t heads_numbers(const GqaCfg *c) {
     size_t n = (size_t)c->kv_heads * (size_t)c->head_dim;
     return n * n;
 }
 size_t grams_memory(const Job *j, int l) {
     const GqaCfg *c = l < j->a.L ? job_gqa(&j->a, l) : NULL;
-    return c ? 2 * numbers(c) * sizeof(double) + 4096 : 0;
+    return c ? 2 * heads_numbers(c) * sizeof(double) + 4096 : 0;
 }
 
-static void add_outer(double *m, Tensor x) {
+static void heads_add_outer(double *m, Tensor x) {
     const int T = x.n[0];
     const size_t n = (size_t)x.n[1] * (size_t)x.n[2];
     const real *p = R(x);
@@ -38,14 +38,14 @@ void grams_see(Job *j, Grams *s, int l, const Kv *kv) {
     if (s->layer != l || !s->k) {
         arena_release(&j->work, (Mark){0});
         s->layer = l;
-        s->k = arena_take(&j->work, numbers(c) * sizeof(double), "sums of keys");
-        s->v = arena_take(&j->work, numbers(c) * sizeof(double), "sums of values");
-        memset(s->k, 0, numbers(c) * sizeof(double));
-        memset(s->v, 0, numbers(c) * sizeof(double));
+        s->k = arena_take(&j->work, heads_numbers(c) * sizeof(double), "sums of keys");
+        s->v = arena_take(&j->work, heads_numbers(c) * sizeof(double), "sums of values");
+        memset(s->k, 0, heads_numbers(c) * sizeof(double));
+        memset(s->v, 0, heads_numbers(c) * sizeof(double));
     }
     /* keys are rotated here, by one angle for all heads of a token: what Procrustes looks at does not change */
-    add_outer(s->k, kv->k);
-    add_outer(s->v, kv->v);
+    heads_add_outer(s->k, kv->k);
+    heads_add_outer(s->v, kv->v);
 }
 
 bool grams_gauge(Job *j, Grams *s, int l, int groups, bool similar, const Gauge **out, Err *e) {

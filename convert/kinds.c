@@ -48,8 +48,15 @@ bool layers_chosen(const Job *j, const Ints *keep, int every, bool convert[LAYER
 bool gqa_plain(const Job *j, int l, bool norm, bool shared, bool window, Err *e) {
     const GqaCfg *c = job_gqa(&j->a, l);
     const char *to = j->target->name;
-    if (norm && c->qk_norm)
-        return err_input(e, "--to %s: layer %d norms its queries and keys (qk_norm), which %s cannot hold", to, l, to);
+    if (norm && (c->qk_norm || c->qk_norm_wide))
+        return err_input(e, "--to %s: layer %d norms its queries and keys (%s), which %s cannot hold", to, l,
+                         c->qk_norm ? "qk_norm" : "qk_norm_wide", to);
+    if (norm && (c->scale > 0 || c->soft_cap > 0))
+        return err_input(e, "--to %s: layer %d sets its scores' %s, which %s cannot hold", to, l,
+                         c->scale > 0 ? "scale" : "soft_cap", to);
+    if (norm && (c->out_gate || c->sink_scores))
+        return err_input(e, "--to %s: layer %d has %s, which %s cannot hold", to, l,
+                         c->out_gate ? "out_gate" : "sink_scores", to);
     if (shared && (j->a.layer[l].shared || !j->a.layer[l].owner))
         return err_input(e, "--to %s: layer %d shares keys and values with others (kv_from), which %s cannot hold", to,
                          l, to);
@@ -62,8 +69,11 @@ bool gqa_follows(const Job *j, int l, bool turned, const char *what, Err *e) {
     const GqaCfg *g = job_gqa(&j->a, l), *o = g ? job_gqa(&j->a, j->a.layer[l].kv_from) : NULL;
     if (!g) return true;
     const Rope *q = &g->table, *k = &o->table;
+    if (turned && (g->qk_norm_wide || o->qk_norm_wide))
+        return err_input(e, "%s: layer %d norms all its heads together (qk_norm_wide); they cannot be turned apart",
+                         what, l);
     bool same = q->n == k->n && (!q->n || q->interleaved == k->interleaved);
     if (turned ? o->qk_norm || (!g->qk_norm && (same || !q->n)) : same) return true;
-    return err_input(e, "%s: layer %d rotates or norms its queries otherwise than layer %d the keys that it reads",
+    return err_input(e, "%s: layer %d rotates or norms its queries differently from the keys of layer %d that it reads",
                      what, l, j->a.layer[l].kv_from);
 }

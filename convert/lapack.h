@@ -1,8 +1,8 @@
-/* lapack.h: the four routines of LAPACKE that conversions need, looked up when one asks for them: a library that takes
- * megabytes and threads of its own as it is loaded is no burden to training and decoding. Signatures are those of
- * lapacke.h with 32-bit integers; layout 101 is by rows, 102 by columns. Source: LAPACK 3.x. */
+/* lapack.h: the four routines of LAPACKE that conversions need, opened on demand, because the library needs megabytes
+ * and threads of its own, which training and decoding should not pay for. Signatures are those of lapacke.h with 32-bit
+ * integers; layout 101 is row-major, 102 column-major. Source: LAPACK 3.x. */
 #pragma once
-#include "../ops/base.h"
+#include "ops/base.h"
 
 enum { BY_ROWS = 101, BY_COLUMNS = 102 };
 typedef struct {
@@ -14,5 +14,5 @@ typedef struct {
     int (*dsyevd)(int layout, char job, char uplo, int n, double *a, int lda, double *w);
 } Lapack;
 
-/* EXIT_WORLD: there is no such library. It stays loaded. */
+/* EXIT_RUNTIME: there is no such library. It stays loaded. */
 bool lapack_open(Lapack *, Err *);

@@ -2,9 +2,9 @@
 #include "recipe.h"
 #include <jansson.h>
 #include <stdlib.h>
-#include "../model/task_cfg.h"
-#include "../ops/file.h"
-#include "../ops/oom.h"
+#include "model/config/task_cfg.h"
+#include "ops/file.h"
+#include "ops/oom.h"
 
 enum { SEQ_LEN = 1024 };
 
@@ -14,8 +14,8 @@ static bool has_mixer(const ModelCfg *m, const char *name) {
     return false;
 }
 
-/* A name that YAML can hold and the settings take. */
-static bool writable(const char *path) {
+/* True if YAML and the settings can hold the name. */
+static bool recipe_writable(const char *path) {
     json_t *j = json_string(path);
     bool ok = j && strlen(path) < KEY_TEXT_MAX && !strpbrk(path, "\n\t") && strncmp(path, "${here}", 7);
     json_decref(j);
@@ -24,7 +24,7 @@ static bool writable(const char *path) {
 
 static void write_teacher(Writer *w, const char *real) {
     if (!real) return;
-    if (!writable(real)) {
+    if (!recipe_writable(real)) {
         fputs("\n# teacher: {path: ...} is the source of the conversion, whose name cannot be written here.\n", w->f);
     } else {
         fputs("\n# The conversion is approximate, so the model also learns from its source. null trains on the text "
@@ -51,7 +51,34 @@ static void write_data(Writer *w, const ModelCfg *m, const TaskCfg *task) {
             imin(SEQ_LEN, m->max_positions), m->max_positions);
 }
 
-bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *e) {
+/* The schedule: its stages where it has some. */
+static void write_schedule(Writer *w, const ModelCfg *m, const Retrofit *f) {
+    fputs("\ntrain:\n", w->f);
+    if (!f->steps) fputs("  steps: 1000\n", w->f);
+    fputs("  batch: 16\n  micro_batch: 1           # more at once is faster and needs more memory; --plan prints how "
+          "much\n  eval_every: 100\n  save_every: 500\n",
+          w->f);
+    if (!f->steps) {
+        fputs("\noptim:\n  lr: 1e-4\n  min_lr: 1e-5\n  warmup: 5%\n", w->f);
+        return;
+    }
+    const RetrofitSteps n = retrofit_steps(f->steps);
+    fprintf(w->f,
+            "\n# The decision channel of each head fades from attention; it decides while the target grows; the "
+            "target holds.\n# The gain of model.kinds was chosen for this rate: change both together.\n"
+            "optim:\n  lr: %g\n  warmup: 0\n  schedule: constant\nstages:\n  - {name: zero, steps: %d}\n",
+            f->rate, n.zero);
+    for (int fix = 0; fix < 2; fix++) {
+        fprintf(w->f, "  - name: %s\n    steps: %d\n    set:\n", fix ? "fix" : "retrofit", fix ? n.fix : n.ramp);
+        for (int i = 0; i < m->nkinds; i++)
+            if (!strcmp(m->kind[i].mixer->name, "dmc"))
+                fprintf(w->f, "      model.kinds.%s.phase: soft\n", m->kind[i].name);
+        fprintf(w->f, "      train.compression: {target: %g, ramp: %s}\n", f->target, fix ? "false" : "true");
+        if (fix) fprintf(w->f, "      optim: {schedule: cosine, min_lr: %g}\n", f->rate / 10);
+    }
+}
+
+bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, const Retrofit *retrofit, Err *e) {
     TaskCfg task = {0};
     char *text = NULL, *real = teacher ? realpath(teacher, NULL) : NULL;
     size_t n;
@@ -69,15 +96,14 @@ bool recipe_write(const char *dir, const ModelCfg *m, const char *teacher, Err *
             "init_from: ${here}              # model and %s; keys under `model:` change single settings\n",
             task.kind ? "" : " data.train=FILE", task.kind ? "weights" : "tokenizer");
     write_teacher(&w, real);
-    fputs("\n# All weights are trained. Adapters alone need less memory:\n"
-          "# lora: {rank: 16, alpha: 32}   # and optim.lr: 5e-4\n",
-          w.f);
-    if (has_mixer(m, "dmc")) fputs("\n# Layers of mixer dmc learn to merge in stages: see configs/dmc.yaml.\n", w.f);
+    if (!retrofit->steps)
+        fputs("\n# All weights are trained. Adapters alone need less memory:\n"
+              "# lora: {rank: 16, alpha: 32}   # and optim.lr: 5e-4\n",
+              w.f);
+    if (has_mixer(m, "dmc") && !retrofit->steps)
+        fputs("\n# Layers of mixer dmc learn to merge in stages: see configs/dmc.yaml.\n", w.f);
     write_data(&w, m, &task);
-    fputs("\ntrain:\n  steps: 1000\n  batch: 16\n  micro_batch: 1           # more at once is faster and needs more "
-          "memory; --plan prints how much\n"
-          "  eval_every: 100\n  save_every: 500\n\noptim:\n  lr: 1e-4\n  min_lr: 1e-5\n  warmup: 5%\n",
-          w.f);
+    write_schedule(&w, m, retrofit);
     fclose(w.f);
     bool ok = file_write(path, text, n, e);
     free(text);

@@ -9,8 +9,8 @@ typedef struct {
     Ints keep;
 } Cfg;
 static const Key keys[] = {KEEP_KEYS(Cfg),
-                           {"seed", KEY_LONG, offsetof(Cfg, seed), "0", 0, 9e15, "of what the source does not have", 0,
-                            0},
+                           {"seed", KEY_LONG, offsetof(Cfg, seed), "0", 0, 9e15,
+                            "seed of weights that the source does not have", 0, 0},
                            {0}};
 
 static bool plan(Job *j, json_t *model, Err *e) {
@@ -37,7 +37,7 @@ static bool plan(Job *j, json_t *model, Err *e) {
         kind_split(model, j->from.kind[i].name, to, convert, kind);
     }
     snprintf(j->report->rule, sizeof j->report->rule, "%s in %d of %d layers: projections copied", to, n, j->a.L);
-    snprintf(j->report->note, sizeof j->report->note, "to be trained: gates and decays are those of a new model");
+    snprintf(j->report->note, sizeof j->report->note, "train it next: gates and decays are those of a new model");
     return true;
 }
 
@@ -54,7 +54,7 @@ typedef struct {
     Job *j;
     int l;
 } Fresh;
-static void place_fresh(Fields *f, Tensor *t, const char *path, unsigned flags) {
+static void place_overwritten(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Fresh *x = f->ctx;
     char *skip = xformat("model.layers.%d.", x->l);
     const char *name = path + strlen(skip);
@@ -71,7 +71,7 @@ static bool layer(Job *j, int l, Err *e) {
     if (!g || job_gqa(&j->b, l)) return true;
     Fresh x = {j, l};
     Weights w = j->b.w;
-    Fields f = {.see = place_fresh, .ctx = &x};
+    Fields f = {.see = place_overwritten, .ctx = &x};
     model_layer_fields(&j->b, l, &w, &f);
     model_layer_init(&j->b, l, &w, (uint64_t)((Cfg *)j->cfg)->seed);
     for (int i = 0; i < 3; i++) {
@@ -87,7 +87,7 @@ static bool layer(Job *j, int l, Err *e) {
 
 #define RECURRENT(mixer, what)                                                                  \
     const Target mixer##_target = {.name = #mixer,                                              \
-                                   .exact = "approximate: a place to begin training from",      \
+                                   .exact = "approximate: a starting point for training",       \
                                    .needs = "no QK-norm, no biases, no shared keys and values", \
                                    .about = what " in gqa layers: projections copied",          \
                                    .keys = keys,                                                \

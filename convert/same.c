@@ -1,6 +1,6 @@
-/* same.c: the same layout stored in another way: dtype, shards, order of rotated numbers, head, vocabulary; gains
- * folded and heads brought into a common basis, which change numbers but not the function; layers without attention. */
-#include "../layers/mla/mla.h"
+/* same.c: the same layout stored in another way: dtype, shards, order of rotated elements, head, vocabulary; gains
+ * folded and heads rotated into a common basis, which changes values but not the function; layers without attention. */
+#include "layers/mla/mla.h"
 #include "heads.h"
 #include "kinds.h"
 
@@ -18,20 +18,21 @@ typedef struct {
     double *cosine; /* (L) sums over calibration tokens */
 } Cfg;
 static const Key keys[] = {
-    {"dtype", KEY_CHOICE, offsetof(Cfg, dtype), "keep", 0, 0, "of all tensors; f32, bf16, f16", dtypes, 0},
-    {"shard", KEY_TEXT, offsetof(Cfg, shard), "", 0, 0, "most bytes of a file: 500MB, 2GB, 1GiB; none: one file", 0, 0},
+    {"dtype", KEY_CHOICE, offsetof(Cfg, dtype), "keep", 0, 0, "dtype of all tensors: f32, bf16, f16", dtypes, 0},
+    {"shard", KEY_TEXT, offsetof(Cfg, shard), "", 0, 0, "largest size of a file: 500MB, 2GB, 1GiB; none: one file", 0,
+     0},
     {"rope_layout", KEY_CHOICE, offsetof(Cfg, rope_layout), "keep", 0, 0,
-     "pairs that the rotation turns: half (i, i+n/2) or interleaved (2i, 2i+1)", layouts, 0},
+     "pairs of the rotation: half (i, i+n/2) or interleaved (2i, 2i+1)", layouts, 0},
     {"tied", KEY_CHOICE, offsetof(Cfg, tied), "keep", 0, 0,
-     "true: the head is the embedding (it must be equal); false: a tensor of its own", ties, 0},
+     "true: the head is the embedding (both must be equal); false: a separate tensor", ties, 0},
     {"pad_vocab", KEY_INT, offsetof(Cfg, pad_vocab), "0", 0, 1 << 20,
-     "ids are added until the vocabulary is a multiple of this; each row the mean row", 0, 0},
+     "add ids until the vocabulary is a multiple of this; their rows are the mean row", 0, 0},
     {"fold_norms", KEY_BOOL, offsetof(Cfg, fold_norms), "false", 0, 0,
-     "gains of the norms go into the projections that read them (the last one's into an untied head)", 0, 0},
+     "multiply the norms' gains into the projections that read them (the last norm's into an untied head)", 0, 0},
     {"align_groups", KEY_INT, offsetof(Cfg, align_groups), "0", 0, 1024,
-     "bring the key/value heads into the order and the common bases that method=aligned pools them in", 0, 0},
+     "put the key/value heads into the order and the bases in which method=aligned pools them", 0, 0},
     {"drop_attention", KEY_INT, offsetof(Cfg, drop_attention), "0", 0, LAYERS_MAX,
-     "so many layers lose their attention: those that change the stream least, by the cosine of its rows", 0, 0},
+     "remove attention from this many layers: those that change the stream least, by the cosine of its rows", 0, 0},
     {0}};
 
 /* ---- plan ----------------------------------------------------------------------------------------------------------
@@ -82,7 +83,8 @@ static bool tied_plan(Job *j, json_t *model, Err *e) {
                       *b = hf_files_find(&j->files, "lm_head.weight", t, &p);
         if (st_patched(&j->files.st, b) || a->bytes != b->bytes || strcmp(a->dtype, b->dtype) ||
             memcmp(a->p, b->p, a->bytes))
-            return err_input(e, "tied: the source's head is not its embedding; only an equal one can be left out");
+            return err_input(e,
+                             "tied: the source's head differs from its embedding; only an equal one can be left out");
     }
     json_object_set_new(model, "tied", json_boolean(want));
     return true;
@@ -90,15 +92,21 @@ static bool tied_plan(Job *j, json_t *model, Err *e) {
 
 static bool fold_plan(Job *j, Err *e) {
     if (j->from.norm != NORM_RMS)
-        return err_input(e, "fold_norms: this model's norms are LayerNorms, whose biases have no place");
+        return err_input(e, "fold_norms: this model's norms are LayerNorms, whose biases cannot be folded");
+    if (j->from.norm_place != NORM_PRE || j->from.norm_plus_one)
+        return err_input(e,
+                         "fold_norms: expected norms before mixer and feed-forward part that multiply by their "
+                         "weights; this model has %s",
+                         j->from.norm_plus_one ? "norm_plus_one" : "norm_place post or both");
     for (int l = 0; l < j->a.L; l++) {
         const Layer *y = &j->a.layer[l];
         const char *mixer = y->kind->mixer->name, *ffn = y->ffn->ffn->name;
         if (strcmp(mixer, "gqa") && strcmp(mixer, "mla"))
-            return err_input(e, "fold_norms: layer %d is a %s; gqa and mla can take in a gain", l, mixer);
-        if (strcmp(ffn, "swiglu"))
-            return err_input(e, "fold_norms: the feed-forward part of layer %d is a %s; swiglu can take in a gain", l,
-                             ffn);
+            return err_input(e, "fold_norms: layer %d is a %s; only gqa and mla can absorb a gain", l, mixer);
+        if (strcmp(ffn, "swiglu") && strcmp(ffn, "geglu"))
+            return err_input(
+                e, "fold_norms: the feed-forward part of layer %d is a %s; only swiglu and geglu can absorb a gain", l,
+                ffn);
     }
     return true;
 }
@@ -115,7 +123,7 @@ static void see_cosine(void *ctx, const FlowView *v) {
 }
 
 /* It has attention, and no other layer reads its rows or writes them for it. */
-static bool droppable(const Job *j, int l) {
+static bool same_droppable(const Job *j, int l) {
     const Layer *y = &j->a.layer[l];
     return y->owner && !y->shared && strcmp(y->kind->mixer->name, "none") != 0;
 }
@@ -123,12 +131,12 @@ static bool drop_plan(Job *j, json_t *model, Err *e) {
     Cfg *c = j->cfg;
     Flow f;
     int L = j->a.L, can = 0;
-    if (!j->o->calib) return err_input(e, "drop_attention looks at activations: give it a text by --calib FILE");
-    for (int l = 0; l < L; l++) can += droppable(j, l);
+    if (!j->o->calib) return err_input(e, "drop_attention needs activations; give a text with --calib FILE");
+    for (int l = 0; l < L; l++) can += same_droppable(j, l);
     if (c->drop_attention > can)
         return err_input(e,
                          "drop_attention: expected at most %d, the layers with attention whose keys and values no "
-                         "other reads, got %d",
+                         "other layer reads, got %d",
                          can, c->drop_attention);
     c->cosine = xcalloc((size_t)L, sizeof *c->cosine);
     if (!flow_open(&f, j->dev, &j->files, &j->from, &j->win, 0, j->win.calib, e)) return false;
@@ -137,7 +145,8 @@ static bool drop_plan(Job *j, json_t *model, Err *e) {
     flow_close(&f);
     for (int l = 0; ok && l < L; l++)
         if (!isfinite(c->cosine[l]))
-            ok = err_input(e, "drop_attention: what layer %d makes of the text is not finite; are all weights?", l);
+            ok = err_input(
+                e, "drop_attention: layer %d's output on the text is not finite; check that all weights are finite", l);
     if (!ok) return false;
     json_t *pattern = json_object_get(model, "pattern");
     char *gone = kind_name(model, "dropped", "attention");
@@ -146,7 +155,8 @@ static bool drop_plan(Job *j, json_t *model, Err *e) {
     for (int n = 0; n < c->drop_attention; n++) {
         int best = -1;
         for (int l = 0; l < L; l++)
-            if (droppable(j, l) && c->cosine[l] > -INFINITY && (best < 0 || c->cosine[l] > c->cosine[best])) best = l;
+            if (same_droppable(j, l) && c->cosine[l] > -INFINITY && (best < 0 || c->cosine[l] > c->cosine[best]))
+                best = l;
         json_array_set_new(pattern, (size_t)best, json_string(gone));
         snprintf(said + strlen(said), sizeof said - strlen(said), " %d (cosine %.4f)", best,
                  c->cosine[best] / (j->win.calib * j->win.T));
@@ -169,7 +179,7 @@ static bool drop_plan(Job *j, json_t *model, Err *e) {
 static bool align_plan(Job *j, Err *e) {
     Cfg *c = j->cfg;
     int layers = 0;
-    if (!j->o->calib) return err_input(e, "align_groups looks at activations: give it a text by --calib FILE");
+    if (!j->o->calib) return err_input(e, "align_groups needs activations; give a text with --calib FILE");
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
         if (!g) continue;
@@ -183,7 +193,7 @@ static bool align_plan(Job *j, Err *e) {
     return layers || err_input(e, "align_groups: the source has no layer with mixer gqa");
 }
 
-static bool plan(Job *j, json_t *model, Err *e) {
+static bool same_plan(Job *j, json_t *model, Err *e) {
     static const int as[] = {-1, F32, BF16, F16};
     Cfg *c = j->cfg;
     c->grams.layer = -1;
@@ -195,11 +205,14 @@ static bool plan(Job *j, json_t *model, Err *e) {
     if ((c->rope_layout && !rope_plan(j, model, e)) || (c->tied && !tied_plan(j, model, e)) ||
         (c->fold_norms && !fold_plan(j, e)) || (c->align_groups && !align_plan(j, e)))
         return false;
+    if (c->pad_vocab && j->from.logits_cap > 0)
+        return err_input(e, "pad_vocab: logits_cap %g of this model leaves no bound for the old ids; leave it out",
+                         j->from.logits_cap);
     if (c->pad_vocab) {
         long V = ((long)j->from.vocab + c->pad_vocab - 1) / c->pad_vocab * c->pad_vocab;
         json_object_set_new(model, "vocab", json_integer(V));
         snprintf(j->report->note, sizeof j->report->note,
-                 "ids %d to %ld are new; probabilities fall by at most %.3g %% of themselves", j->from.vocab, V - 1,
+                 "ids %d to %ld are new; the others' probabilities fall by at most %.3g %%", j->from.vocab, V - 1,
                  100.0 * (double)(V - j->from.vocab) / (double)V);
     }
     j->fold = c->fold_norms && !json_is_true(json_object_get(model, "tied"));
@@ -216,7 +229,7 @@ static bool plan(Job *j, json_t *model, Err *e) {
  */
 
 /* Numbers at..at+n-1 of a head that begins at row `first` of t (rows of any width), to interleaved order or back. */
-static void permute(Tensor t, size_t first, int at, int n, bool interleave) {
+static void same_permute(Tensor t, size_t first, int at, int n, bool interleave) {
     if (!present(t)) return;
     const size_t width = t.rank > 1 ? (size_t)t.n[1] : 1;
     real *p = R(t) + (first + (size_t)at) * width, *copy = xcalloc((size_t)n * width, sizeof *copy);
@@ -236,9 +249,9 @@ static void turn_gqa(Job *j, int l, const GqaCfg *g, bool interleave) {
                                         "self_attn.q_norm.weight", "self_attn.k_norm.weight"};
     for (int i = 0; i < 6; i++) {
         Tensor t = job_edit(j, l, names[i]);
-        int heads = i < 2 ? g->heads : i < 4 ? g->kv_heads : 1;
+        int heads = i >= 4 && !g->qk_norm_wide ? 1 : i < 2 || i == 4 ? g->heads : g->kv_heads;
         for (int h = 0; h < heads && !j->failed; h++)
-            permute(t, (size_t)h * (size_t)g->head_dim, g->table.at, g->table.n, interleave);
+            same_permute(t, (size_t)h * (size_t)g->head_dim, g->table.at, g->table.n, interleave);
     }
 }
 static void turn_mla(Job *j, int l, const MlaCfg *m, bool interleave) {
@@ -248,17 +261,17 @@ static void turn_mla(Job *j, int l, const MlaCfg *m, bool interleave) {
     for (int i = 0; i < 4; i++) {
         Tensor t = job_edit(j, l, q[i]);
         for (int h = 0; h < m->heads && !j->failed; h++)
-            permute(t, (size_t)h * (size_t)(m->nope_dim + m->rope_dim), m->nope_dim, m->rope_dim, interleave);
+            same_permute(t, (size_t)h * (size_t)(m->nope_dim + m->rope_dim), m->nope_dim, m->rope_dim, interleave);
     }
     for (int i = 0; i < 2; i++) {
         Tensor t = job_edit(j, l, kv[i]);
         for (int h = 0; h < m->rope_heads && !j->failed; h++)
-            permute(t, (size_t)m->kv_rank + (size_t)h * (size_t)m->rope_dim, 0, m->rope_dim, interleave);
+            same_permute(t, (size_t)m->kv_rank + (size_t)h * (size_t)m->rope_dim, 0, m->rope_dim, interleave);
     }
 }
 
 /* W <- W diag(gain), gain <- 1, for the matrices `names` that read the norm. */
-static void fold(Job *j, int l, const char *norm, const char *const *names) {
+static void same_fold(Job *j, int l, const char *norm, const char *const *names) {
     Tensor g = job_edit(j, l, norm);
     for (; *names; names++) {
         Tensor w = job_edit(j, l, *names);
@@ -275,8 +288,8 @@ static void fold_layer(Job *j, int l) {
                                             "self_attn.kv_a_proj_with_mqa.weight",
                                             NULL},
                              *const mlp[] = {"mlp.gate_proj.weight", "mlp.up_proj.weight", NULL};
-    fold(j, l, "input_layernorm.weight", attention);
-    fold(j, l, "post_attention_layernorm.weight", mlp);
+    same_fold(j, l, "input_layernorm.weight", attention);
+    same_fold(j, l, "post_attention_layernorm.weight", mlp);
 }
 
 static bool align_layer(Job *j, Cfg *c, int l, Err *e) {
@@ -296,7 +309,7 @@ static bool align_layer(Job *j, Cfg *c, int l, Err *e) {
     return !j->failed;
 }
 
-static bool layer(Job *j, int l, Err *e) {
+static bool same_layer(Job *j, int l, Err *e) {
     Cfg *c = j->cfg;
     const char *mixer = j->b.layer[l].kind->mixer->name;
     bool interleave = c->rope_layout == LAYOUT_INTERLEAVED;
@@ -313,24 +326,23 @@ static bool layer(Job *j, int l, Err *e) {
     return !j->failed;
 }
 
-static void see(Job *j, const FlowView *v) { grams_see(j, &((Cfg *)j->cfg)->grams, v->l, v->kv); }
-static size_t memory(const Job *j, int l) { return j->calibrates ? grams_memory(j, l) : 0; }
-static void done(Job *j) {
+static void same_see(Job *j, const FlowView *v) { grams_see(j, &((Cfg *)j->cfg)->grams, v->l, v->kv); }
+static size_t same_memory(const Job *j, int l) { return j->calibrates ? grams_memory(j, l) : 0; }
+static void same_done(Job *j) {
     grams_free(&((Cfg *)j->cfg)->grams);
     free(((Cfg *)j->cfg)->cosine);
 }
 
 const Target same_target = {
     .name = "same",
-    .exact =
-        "dtype: to F32 exact, narrower by its rounding; pad_vocab: exact on the ids there were, whose share falls by "
-        "at most new/all; drop_attention: approximate; the rest: exact",
+    .exact = "dtype: lossless to F32, else approximate by its rounding; pad_vocab: lossless on the old ids, whose "
+             "probability falls by at most new/all; drop_attention: approximate; the rest: lossless",
     .needs = "align_groups, drop_attention: --calib",
-    .about = "the layout that it has, stored in another way",
+    .about = "the same layout, stored in another way",
     .keys = keys,
     .cfg_size = sizeof(Cfg),
-    .plan = plan,
-    .layer = layer,
-    .see = see,
-    .memory = memory,
-    .done = done};
+    .plan = same_plan,
+    .layer = same_layer,
+    .see = same_see,
+    .memory = same_memory,
+    .done = same_done};

@@ -1,7 +1,7 @@
 /* share.c: one layer's keys and values for several: cla, yoco.
  *
  * The owner o of a group makes the rows that the layers m of it read, from its own input x_o, while theirs were made of
- * x_m. mean and first leave that out. lstsq and aligned take of every member what of its rows x_o tells,
+ * x_m. mean and first ignore that. lstsq and aligned use the part of every member's rows that x_o predicts,
  *
  *     V_m = argmin E |V x_o - W_m x_m|^2 + r |V - W_m|^2
  *         = W_m + W_m (E[x_m x_o^T] - E[x_o x_o^T]) (E[x_o x_o^T] + r)^-1
@@ -15,8 +15,8 @@
  * B_m goes into the queries of m (q <- B_m^T q) and into its output projection (W_o <- W_o B_m), at no cost: any matrix
  * for values and for keys that nothing rotates, a complex number for a rotated pair. The stack of A_m^1/2 V_m at rank
  * head_dim (at complex rank 1) is that minimum: W from the leading eigenvectors of the stack's second moment.
- * |y|^2_m = y^T A_m y is what an error does to the stream behind the mixer of m, as mla.c weighs it: of values
- * W_o^T W_o of the queries that read them; of keys, the queries' energy, of a rotated pair the mean of its two numbers
+ * |y|^2_m = y^T A_m y is the effect of an error on the stream after the mixer of m, as mla.c weighs it: of values
+ * W_o^T W_o of the queries that read them; of keys, the queries' energy, of a rotated pair the mean of its two elements
  * (over all distances the rotation spreads it so), times the energy that the head's values add to the output; both over
  * that stream's mean square, since a norm follows.
  *
@@ -35,26 +35,27 @@ typedef struct {
     double *sums;    /* (members,N,N) of x_m x_o^T, the owner first */
     real *x;         /* (windows,T,d) x_o */
     double *own;     /* (N,N) of x_m x_m^T */
-    double stream;   /* sum of |x|^2 of the stream behind the member's mixer */
+    double stream;   /* sum of |x|^2 of the stream after the member's mixer */
     double *wk, *wv; /* (members,G,D), (members,G,D,D): weights of errors of keys and values */
     Gauge *gauge;    /* (L) B_m^T of the members, where heads_follow looks for turns */
     int L;
 } Share;
-#define METHOD_SAYS                                                                                           \
-    "keys and values of a group: the mean of its layers' weights, those of its first, lstsq: what gives its " \
-    "layers' best from its first's input, or aligned: the same where queries and output projections follow"
+#define METHOD_SAYS                                                                                                  \
+    "weights of a group's keys and values: the mean of its layers', those of the first, lstsq (the best fit of all " \
+    "layers' keys and values from the first layer's input), or aligned (lstsq, and queries and output projections "  \
+    "adapt)"
 #define METHOD_KEY \
     { "method", KEY_CHOICE, offsetof(Share, method), "mean", 0, 0, METHOD_SAYS, methods, 0 }
-#define RIDGE_SAYS "lstsq, aligned: how much the layers' own weights count beside the text"
+#define RIDGE_SAYS "lstsq, aligned: weight of the layers' own weights relative to the text"
 #define RIDGE_KEY \
     { "ridge", KEY_FLOAT, offsetof(Share, ridge), "1e-3", 0, 1e9, RIDGE_SAYS, 0, 0 }
 static const Key cla_keys[] = {{"n", KEY_INT, offsetof(Share, n), "2", 2, LAYERS_MAX,
-                                "layers that share one layer's keys and values", 0, 0},
+                                "layers of a group, which share the keys and values of its first", 0, 0},
                                METHOD_KEY,
                                RIDGE_KEY,
                                {0}};
 static const Key yoco_keys[] = {{"window", KEY_INT, offsetof(Share, window), NULL, 1, 1 << 30,
-                                 "positions that the lower half of the layers looks back", 0, 0},
+                                 "positions that a query sees in the lower half of the layers", 0, 0},
                                 METHOD_KEY,
                                 RIDGE_KEY,
                                 {0}};
@@ -73,8 +74,8 @@ static bool share_plan(Job *j, json_t *model, Err *e) {
     j->calibrates = c->method >= SHARE_LSTSQ;
     json_object_set_new(model, "kv_from", from);
     if (j->calibrates && !j->o->calib)
-        return err_input(e, "method=%s looks at activations: give it a text by --calib FILE", methods[c->method]);
-    if (j->a.L < 2) return err_input(e, "--to %s: a model of one layer has none to share with", j->target->name);
+        return err_input(e, "method=%s needs activations; give a text with --calib FILE", methods[c->method]);
+    if (j->a.L < 2) return err_input(e, "--to %s: a model of one layer has no layer to share with", j->target->name);
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l), *o = job_gqa(&j->a, owner_of(j, l));
         char name[16];
@@ -83,17 +84,17 @@ static bool share_plan(Job *j, json_t *model, Err *e) {
             return err_input(e, "--to %s: every layer must be gqa, layer %d is %s", j->target->name, l,
                              j->a.layer[l].kind->mixer->name);
         if (!gqa_plain(j, l, false, true, false, e)) return false;
-        if (j->calibrates && g->qk_norm)
-            return err_input(e,
-                             "method=%s: layer %d norms its keys (qk_norm), which are then no linear map of its input; "
-                             "take mean or first",
-                             methods[c->method], l);
+        if (j->calibrates && (g->qk_norm || g->qk_norm_wide))
+            return err_input(
+                e,
+                "method=%s: layer %d norms its keys (qk_norm), so they are not linear in its input; use mean or first",
+                methods[c->method], l);
         if (owner_of(j, l) == l) continue;
         most = imax(most, l - owner_of(j, l) + 1);
-        if (g->qk_norm != o->qk_norm || g->qkv_bias != o->qkv_bias || g->table.n != o->table.n ||
-            (g->table.n && g->table.interleaved != o->table.interleaved) ||
+        if (g->qk_norm != o->qk_norm || g->qk_norm_wide != o->qk_norm_wide || g->qkv_bias != o->qkv_bias ||
+            g->table.n != o->table.n || (g->table.n && g->table.interleaved != o->table.interleaved) ||
             memcmp(g->table.f, o->table.f, (size_t)(g->table.n / 2) * sizeof *g->table.f))
-            return err_input(e, "--to %s: layers %d and %d make keys in different ways (rotation, norm or bias)",
+            return err_input(e, "--to %s: layers %d and %d compute keys differently (rotation, norm or bias)",
                              j->target->name, owner_of(j, l), l);
         snprintf(name, sizeof name, "%d", l);
         json_object_set_new(from, name, json_integer(owner_of(j, l)));
@@ -112,14 +113,14 @@ static bool share_plan(Job *j, json_t *model, Err *e) {
     return true;
 }
 
-/* The layer behind the group of owner l. */
+/* The layer after the group of owner l. */
 static int group_end(const Job *j, int l) {
     int end = l + 1;
     while (end < j->a.L && owner_of(j, end) == l) end++;
     return end;
 }
 static int group_until(const Job *j, int l) { return j->calibrates ? group_end(j, owner_of(j, l)) - 1 : l; }
-static size_t inputs(const GqaCfg *g) { return (size_t)g->base.d_model + g->qkv_bias; }
+static size_t share_inputs(const GqaCfg *g) { return (size_t)g->base.d_model + g->qkv_bias; }
 
 /* ---- least squares -------------------------------------------------------------------------------------------------
  */
@@ -128,7 +129,7 @@ static size_t share_memory(const Job *j, int l) {
     const int n = l < j->a.L && j->calibrates && owner_of(j, l) == l ? group_end(j, l) - l : 0;
     if (n < 2) return 0;
     const GqaCfg *g = job_gqa(&j->a, l);
-    const size_t N = inputs(g), rows = 2 * (size_t)g->kv_heads * (size_t)g->head_dim, D = (size_t)g->head_dim,
+    const size_t N = share_inputs(g), rows = 2 * (size_t)g->kv_heads * (size_t)g->head_dim, D = (size_t)g->head_dim,
                  m = (size_t)n;
     return ((m + 2) * N * N + (m + 1) * rows * N + m * rows * (D + 1) + 6 * m * m * D * D + 2 * m * D +
             (4 * m * D + 4 * (D + rows)) * N) *
@@ -146,24 +147,24 @@ static void add_times(double *y, const double *w, const double *c, size_t n, siz
             for (size_t m = 0; m < N; m++) y[i * N + m] += a * c[k * N + m];
         }
 }
-static double dot(const double *a, const double *b, size_t n) {
+static double share_dot(const double *a, const double *b, size_t n) {
     double s = 0;
     for (size_t i = 0; i < n; i++) s += a[i] * b[i];
     return s;
 }
 /* Row `row` of a projection and its bias. */
-static void row_of(Tensor w, Tensor b, size_t row, size_t N, double *out) {
+static void share_row_of(Tensor w, Tensor b, size_t row, size_t N, double *out) {
     const size_t d = (size_t)w.n[1];
     for (size_t i = 0; i < d; i++) out[i] = R(w)[row * d + i];
     if (N > d) out[d] = R(b)[row];
 }
 
-/* What an error of a key or a value of layer l costs, by its queries and output projection and by its own inputs. */
-static void weigh(Job *j, int l, double *wk, double *wv) {
+/* The cost of an error in a key or a value of layer l, by its queries and output projection and by its own inputs. */
+static void share_weigh(Job *j, int l, double *wk, double *wv) {
     const Share *c = j->cfg;
     const GqaCfg *g = job_gqa(&j->a, l);
     const Rope *turn = &g->table;
-    const size_t N = inputs(g), D = (size_t)g->head_dim, G = (size_t)g->kv_heads, each = (size_t)g->heads / G;
+    const size_t N = share_inputs(g), D = (size_t)g->head_dim, G = (size_t)g->kv_heads, each = (size_t)g->heads / G;
     const Tensor wq = job_in(j, l, "self_attn.q_proj.weight"), bq = job_in(j, l, "self_attn.q_proj.bias"),
                  v = job_in(j, l, "self_attn.v_proj.weight"), bv = job_in(j, l, "self_attn.v_proj.bias"),
                  wo = job_in(j, l, "self_attn.o_proj.weight");
@@ -179,17 +180,17 @@ static void weigh(Job *j, int l, double *wk, double *wv) {
                     for (size_t b = 0; b < D; b++) A[a * D + b] += (double)o[a] * o[b];
             }
         memset(of, 0, D * N * sizeof *of);
-        for (size_t i = 0; i < D; i++) row_of(v, bv, h * D + i, N, row + i * N);
+        for (size_t i = 0; i < D; i++) share_row_of(v, bv, h * D + i, N, row + i * N);
         add_times(of, row, c->own, D, N, 1);
         for (size_t a = 0; a < D; a++)
-            for (size_t b = 0; b < D; b++) energy += A[a * D + b] * dot(of + a * N, row + b * N, N);
+            for (size_t b = 0; b < D; b++) energy += A[a * D + b] * share_dot(of + a * N, row + b * N, N);
         for (size_t q = h * each; q < (h + 1) * each; q++) {
             memset(of, 0, D * N * sizeof *of);
-            for (size_t i = 0; i < D; i++) row_of(wq, bq, q * D + i, N, row + i * N);
+            for (size_t i = 0; i < D; i++) share_row_of(wq, bq, q * D + i, N, row + i * N);
             add_times(of, row, c->own, D, N, 1);
-            for (size_t i = 0; i < D; i++) e[i] += dot(of + i * N, row + i * N, N) * energy;
+            for (size_t i = 0; i < D; i++) e[i] += share_dot(of + i * N, row + i * N, N) * energy;
         }
-        /* over all distances a rotation spends a pair's energy on both of its numbers alike */
+        /* over all distances a rotation divides a pair's energy equally between its two elements */
         for (int i = 0; i < turn->n / 2; i++) {
             double *x = e + turn->at + (turn->interleaved ? 2 * i : i), *y = x + (turn->interleaved ? 1 : turn->n / 2);
             *x = *y = (*x + *y) / 2;
@@ -201,7 +202,7 @@ static void weigh(Job *j, int l, double *wk, double *wv) {
 }
 
 /* sum (N,N) += over tokens [x; 1] [y; 1]^T */
-static void add_outer(double *sum, const real *x, const real *y, int T, size_t d, size_t N) {
+static void share_add_outer(double *sum, const real *x, const real *y, int T, size_t d, size_t N) {
 #pragma omp parallel for schedule(static)
     for (size_t a = 0; a < N; a++)
         for (int t = 0; t < T; t++) {
@@ -219,7 +220,7 @@ static void share_see(Job *j, const FlowView *v) {
     const int o = owner_of(j, v->l), n = group_end(j, o) - o, T = v->in.n[0];
     if (n < 2) return;
     const GqaCfg *g = job_gqa(&j->a, o);
-    const size_t N = inputs(g), d = (size_t)v->in.n[1], window = (size_t)T * d, G = (size_t)g->kv_heads,
+    const size_t N = share_inputs(g), d = (size_t)v->in.n[1], window = (size_t)T * d, G = (size_t)g->kv_heads,
                  D = (size_t)g->head_dim, m = (size_t)(v->l - o);
     if (c->owner != o) {
         const size_t bytes = (size_t)n * N * N * sizeof(double);
@@ -237,18 +238,18 @@ static void share_see(Job *j, const FlowView *v) {
     if (v->l == o) memcpy(of, in, window * sizeof *of);
     if (v->window == 0) memset(c->own, 0, N * N * sizeof(double)), c->stream = 0;
     for (size_t i = 0; i < window; i++) c->stream += (double)R(v->mid)[i] * R(v->mid)[i];
-    add_outer(c->sums + m * N * N, in, of, T, d, N);
-    add_outer(c->own, in, in, T, d, N);
-    if (v->window == j->win.calib - 1) weigh(j, v->l, c->wk + m * G * D, c->wv + m * G * D * D);
+    share_add_outer(c->sums + m * N * N, in, of, T, d, N);
+    share_add_outer(c->own, in, in, T, d, N);
+    if (v->window == j->win.calib - 1) share_weigh(j, v->l, c->wk + m * G * D, c->wv + m * G * D * D);
 }
 
-static bool lapack_failed(Err *e, int info) {
-    return err_world(e, "LAPACK gave up on the inputs' second moment (%d): they are not finite, or ridge is too small",
-                     info);
+static bool share_lapack_failed(Err *e, int info) {
+    return err_runtime(e, "LAPACK failed on the inputs' second moment (%d): it is not finite, or ridge is too small",
+                       info);
 }
 
 /* Rows of keys, then of values, with their biases: of layer l into w (rows,N). */
-static bool rows_read(Job *j, int l, double *w, size_t rows, size_t N) {
+static bool share_rows_read(Job *j, int l, double *w, size_t rows, size_t N) {
     const Tensor k = job_in(j, l, "self_attn.k_proj.weight"), v = job_in(j, l, "self_attn.v_proj.weight"),
                  bk = job_in(j, l, "self_attn.k_proj.bias"), bv = job_in(j, l, "self_attn.v_proj.bias");
     if (j->failed) return false;
@@ -271,8 +272,8 @@ static void rows_write(Job *j, int l, const double *w, size_t rows, size_t N) {
     }
 }
 
-/* V_m of all members, one behind the other. */
-static bool predict(Job *j, int o, int n, double *V, size_t rows, size_t N, Err *e) {
+/* V_m of all members, one after the other. */
+static bool share_predict(Job *j, int o, int n, double *V, size_t rows, size_t N, Err *e) {
     const Share *c = j->cfg;
     Lapack lapack;
     const size_t NN = N * N;
@@ -283,17 +284,17 @@ static bool predict(Job *j, int o, int n, double *V, size_t rows, size_t N, Err 
     for (size_t i = 0; i < N; i++) trace += L[i * N + i] / (double)N;
     for (size_t i = 0; i < N; i++) L[i * N + i] += c->ridge * trace;
     int info = lapack.dpotrf(BY_COLUMNS, 'L', (int)N, L, (int)N);
-    if (info) return lapack_failed(e, info);
+    if (info) return share_lapack_failed(e, info);
     for (int m = 0; m < n; m++) {
         double *W = V + (size_t)m * rows * N;
-        if (!rows_read(j, o + m, W, rows, N)) return false;
+        if (!share_rows_read(j, o + m, W, rows, N)) return false;
         if (!m) continue;
         memset(B, 0, rows * N * sizeof *B);
         add_times(B, W, c->sums + (size_t)m * NN, rows, N, 1);
         add_times(B, W, c->sums, rows, N, -1);
         info = lapack.dtrtrs(BY_COLUMNS, 'L', 'N', 'N', (int)N, (int)rows, L, (int)N, B, (int)N);
         if (!info) info = lapack.dtrtrs(BY_COLUMNS, 'L', 'T', 'N', (int)N, (int)rows, L, (int)N, B, (int)N);
-        if (info) return lapack_failed(e, info);
+        if (info) return share_lapack_failed(e, info);
         for (size_t i = 0; i < rows * N; i++) W[i] += B[i];
     }
     return true;
@@ -304,7 +305,7 @@ typedef struct {
     int o, n;
     size_t N, rows, D, G;
 } Group;
-static double *head_rows(double *V, const Group *s, int m, int h, int value) {
+static double *share_head_rows(double *V, const Group *s, int m, int h, int value) {
     return V + ((size_t)m * s->rows + (value ? s->rows / 2 : 0) + (size_t)h * s->D) * s->N;
 }
 static double *head_weight(const Share *c, const Group *s, int m, int h, int value) {
@@ -317,8 +318,8 @@ static double *head_weight(const Share *c, const Group *s, int m, int h, int val
 
 /* Rank r of what n blocks of r rows have in common: S (n r, N) ~ U W' with W' = U^T S, U (n r, r) the leading
  * eigenvectors of S C S^T. */
-static bool common(const double *S, const double *C, int n, int r, size_t N, double *U, double *W, double *tmp,
-                   Err *e) {
+static bool share_common(const double *S, const double *C, int n, int r, size_t N, double *U, double *W, double *tmp,
+                         Err *e) {
     const size_t rows = (size_t)n * (size_t)r;
     double *SC = tmp, *M = SC + rows * N, *value = M + rows * rows;
     Lapack lapack;
@@ -326,9 +327,9 @@ static bool common(const double *S, const double *C, int n, int r, size_t N, dou
     memset(SC, 0, rows * N * sizeof *SC);
     add_times(SC, S, C, rows, N, 1);
     for (size_t a = 0; a < rows; a++)
-        for (size_t b = 0; b < rows; b++) M[a * rows + b] = dot(SC + a * N, S + b * N, N);
+        for (size_t b = 0; b < rows; b++) M[a * rows + b] = share_dot(SC + a * N, S + b * N, N);
     int info = lapack.dsyevd(BY_ROWS, 'V', 'L', (int)rows, M, (int)rows, value);
-    if (info) return lapack_failed(e, info);
+    if (info) return share_lapack_failed(e, info);
     memset(W, 0, (size_t)r * N * sizeof *W);
     for (int k = 0; k < r; k++) { /* eigenvalues ascend; the largest entry of a vector is positive */
         const size_t col = rows - 1 - (size_t)k;
@@ -345,11 +346,11 @@ static bool common(const double *S, const double *C, int n, int r, size_t N, dou
 }
 
 /* E |W x|^2 up to a constant. */
-static double energy(const double *W, const double *C, size_t rows, size_t N, double *tmp) {
+static double share_energy(const double *W, const double *C, size_t rows, size_t N, double *tmp) {
     double sum = 0;
     memset(tmp, 0, rows * N * sizeof *tmp);
     add_times(tmp, W, C, rows, N, 1);
-    for (size_t i = 0; i < rows; i++) sum += dot(tmp + i * N, W + i * N, N);
+    for (size_t i = 0; i < rows; i++) sum += share_dot(tmp + i * N, W + i * N, N);
     return sum;
 }
 
@@ -362,28 +363,28 @@ static bool share_free(Job *j, const Group *s, double *V, int h, int value, cons
     Lapack lapack;
     if (!lapack_open(&lapack, e)) return false;
     for (int m = 0; m < s->n; m++) { /* S_m = L^T V_m, L L^T the weight */
-        const double *w = head_weight(c, s, m, h, value), *rows = head_rows(V, s, m, h, value);
+        const double *w = head_weight(c, s, m, h, value), *rows = share_head_rows(V, s, m, h, value);
         double *l = L + (size_t)m * R * R, *to = S + (size_t)m * R * N;
         for (int a = 0; a < r; a++)
             for (int b = 0; b < r; b++)
                 l[(size_t)a * R + (size_t)b] = value ? w[(size_t)row[a] * D + (size_t)row[b]] : a == b ? w[row[a]] : 0;
         int info = lapack.dpotrf(BY_ROWS, 'L', r, l, r);
-        if (info) return lapack_failed(e, info);
+        if (info) return share_lapack_failed(e, info);
         memset(to, 0, R * N * sizeof *to);
         for (int a = 0; a < r; a++)
             for (int b = a; b < r; b++)
                 for (size_t x = 0; x < N; x++)
                     to[(size_t)a * N + x] += l[(size_t)b * R + (size_t)a] * rows[(size_t)row[b] * N + x];
     }
-    if (!common(S, c->sums, s->n, r, N, U, W, rest, e)) return false;
-    double *to = head_rows(V, s, 0, h, value), before = 0;
-    for (int a = 0; a < r; a++) before += energy(to + (size_t)row[a] * N, c->sums, 1, N, rest);
-    const double now = energy(W, c->sums, R, N, rest), scale = before > 0 && now > 0 ? sqrt(before / now) : 1;
+    if (!share_common(S, c->sums, s->n, r, N, U, W, rest, e)) return false;
+    double *to = share_head_rows(V, s, 0, h, value), before = 0;
+    for (int a = 0; a < r; a++) before += share_energy(to + (size_t)row[a] * N, c->sums, 1, N, rest);
+    const double now = share_energy(W, c->sums, R, N, rest), scale = before > 0 && now > 0 ? sqrt(before / now) : 1;
     for (int m = 0; m < s->n; m++) { /* A_m = L^-T U_m */
         double *u = U + (size_t)m * R * R,
                *A = (value ? c->gauge[s->o + m].v : c->gauge[s->o + m].k) + (size_t)h * D * D;
         int info = lapack.dtrtrs(BY_ROWS, 'L', 'T', 'N', r, r, L + (size_t)m * R * R, r, u, r);
-        if (info) return lapack_failed(e, info);
+        if (info) return share_lapack_failed(e, info);
         for (int a = 0; a < r; a++)
             for (int b = 0; b < r; b++) A[(size_t)row[b] * D + (size_t)row[a]] = u[(size_t)a * R + (size_t)b] / scale;
     }
@@ -392,8 +393,8 @@ static bool share_free(Job *j, const Group *s, double *V, int h, int value, cons
     return true;
 }
 
-/* Numbers x and y of the keys of head h, which a rotation turns together: the same with complex numbers of rank 1. As
- * real numbers: blocks of two rows [Re z; Im z], whose eigenvectors come in pairs of which the first will do. */
+/* Elements x and y of the keys of head h, which a rotation turns together: the same with complex numbers of rank 1. As
+ * real numbers: blocks of two rows [Re z; Im z], whose eigenvectors come in pairs, of which the first is enough. */
 static bool share_pair(Job *j, const Group *s, double *V, int h, int x, int y, double *tmp, Err *e) {
     const Share *c = j->cfg;
     const size_t D = s->D, N = s->N, n = (size_t)s->n;
@@ -402,36 +403,37 @@ static bool share_pair(Job *j, const Group *s, double *V, int h, int x, int y, d
     if (!lapack_open(&lapack, e)) return false;
     memset(SC, 0, 2 * n * N * sizeof *SC);
     for (int m = 0; m < s->n; m++) {
-        const double *rows = head_rows(V, s, m, h, 0), w = sqrt(head_weight(c, s, m, h, 0)[x]);
+        const double *rows = share_head_rows(V, s, m, h, 0), w = sqrt(head_weight(c, s, m, h, 0)[x]);
         add_times(SC + (size_t)m * N, rows + (size_t)x * N, c->sums, 1, N, w);
         add_times(SC + (n + (size_t)m) * N, rows + (size_t)y * N, c->sums, 1, N, w);
     }
     for (size_t a = 0; a < n; a++)
         for (size_t b = 0; b < n; b++) {
-            const double *rows = head_rows(V, s, (int)b, h, 0), w = sqrt(head_weight(c, s, (int)b, h, 0)[x]);
+            const double *rows = share_head_rows(V, s, (int)b, h, 0), w = sqrt(head_weight(c, s, (int)b, h, 0)[x]);
             const double *p = rows + (size_t)x * N, *q = rows + (size_t)y * N, *sx = SC + a * N, *sy = SC + (n + a) * N;
-            const double re = w * (dot(sx, p, N) + dot(sy, q, N)), im = w * (dot(sy, p, N) - dot(sx, q, N));
+            const double re = w * (share_dot(sx, p, N) + share_dot(sy, q, N)),
+                         im = w * (share_dot(sy, p, N) - share_dot(sx, q, N));
             M[a * 2 * n + b] = M[(n + a) * 2 * n + n + b] = re;
             M[a * 2 * n + n + b] = -im, M[(n + a) * 2 * n + b] = im;
         }
     int info = lapack.dsyevd(BY_ROWS, 'V', 'L', (int)(2 * n), M, (int)(2 * n), value);
-    if (info) return lapack_failed(e, info);
+    if (info) return share_lapack_failed(e, info);
     const size_t last = 2 * n - 1;
     double ore = M[last], oim = M[n * 2 * n + last], size = hypot(ore, oim); /* the owner's phase is 0 */
     if (!(size > 1e-12)) ore = size = 1, oim = 0;
-    double *to = head_rows(V, s, 0, h, 0),
-           before = energy(to + (size_t)x * N, c->sums, 1, N, SC) + energy(to + (size_t)y * N, c->sums, 1, N, SC);
+    double *to = share_head_rows(V, s, 0, h, 0), before = share_energy(to + (size_t)x * N, c->sums, 1, N, SC) +
+                                                          share_energy(to + (size_t)y * N, c->sums, 1, N, SC);
     memset(W, 0, 2 * N * sizeof *W);
     for (size_t m = 0; m < n; m++) { /* W' = sum conj(u_m) z_m */
         const double re = M[m * 2 * n + last], im = M[(n + m) * 2 * n + last], a = (re * ore + im * oim) / size,
                      b = (im * ore - re * oim) / size, w = sqrt(head_weight(c, s, (int)m, h, 0)[x]);
-        const double *rows = head_rows(V, s, (int)m, h, 0), *p = rows + (size_t)x * N, *q = rows + (size_t)y * N;
+        const double *rows = share_head_rows(V, s, (int)m, h, 0), *p = rows + (size_t)x * N, *q = rows + (size_t)y * N;
         double *A = c->gauge[(size_t)s->o + m].k + (size_t)h * D * D;
         for (size_t i = 0; i < N; i++) W[i] += w * (a * p[i] + b * q[i]), W[N + i] += w * (a * q[i] - b * p[i]);
         A[(size_t)x * D + (size_t)x] = A[(size_t)y * D + (size_t)y] = a / w;
         A[(size_t)x * D + (size_t)y] = b / w, A[(size_t)y * D + (size_t)x] = -b / w;
     }
-    const double now = energy(W, c->sums, 2, N, SC), scale = before > 0 && now > 0 ? sqrt(before / now) : 1;
+    const double now = share_energy(W, c->sums, 2, N, SC), scale = before > 0 && now > 0 ? sqrt(before / now) : 1;
     for (size_t i = 0; i < N; i++) to[(size_t)x * N + i] = scale * W[i], to[(size_t)y * N + i] = scale * W[N + i];
     for (size_t m = 0; m < n; m++) {
         double *A = c->gauge[(size_t)s->o + m].k + (size_t)h * D * D;
@@ -488,14 +490,14 @@ static bool share_turned(Job *j, const Group *s, double *V, Err *e) {
 }
 
 /* The owner's rows of head h: (sum A_m)^-1 sum A_m V_m; into member 0's place. */
-static bool pool(Job *j, const Group *s, double *V, int h, int value, double *tmp, Err *e) {
+static bool share_pool(Job *j, const Group *s, double *V, int h, int value, double *tmp, Err *e) {
     const Share *c = j->cfg;
     const size_t D = s->D, N = s->N;
     double *sum = tmp, *A = sum + D * N;
     Lapack lapack;
     memset(sum, 0, (D * N + D * D) * sizeof *sum);
     for (int m = 0; m < s->n; m++) {
-        const double *w = head_weight(c, s, m, h, value), *rows = head_rows(V, s, m, h, value);
+        const double *w = head_weight(c, s, m, h, value), *rows = share_head_rows(V, s, m, h, value);
         for (size_t i = 0; i < D; i++)
             for (size_t k = 0; k < D; k++) {
                 const double a = value ? w[i * D + k] : i == k ? w[i] : 0;
@@ -508,8 +510,8 @@ static bool pool(Job *j, const Group *s, double *V, int h, int value, double *tm
     int info = lapack.dpotrf(BY_ROWS, 'L', (int)D, A, (int)D);
     if (!info) info = lapack.dtrtrs(BY_ROWS, 'L', 'N', 'N', (int)D, (int)N, A, (int)D, sum, (int)N);
     if (!info) info = lapack.dtrtrs(BY_ROWS, 'L', 'T', 'N', (int)D, (int)N, A, (int)D, sum, (int)N);
-    if (info) return lapack_failed(e, info);
-    memcpy(head_rows(V, s, 0, h, value), sum, D * N * sizeof *sum);
+    if (info) return share_lapack_failed(e, info);
+    memcpy(share_head_rows(V, s, 0, h, value), sum, D * N * sizeof *sum);
     return true;
 }
 
@@ -517,16 +519,16 @@ static bool fit_group(Job *j, int o, int n, Err *e) {
     const Share *c = j->cfg;
     const GqaCfg *g = job_gqa(&j->a, o);
     const Group s = {
-        o, n, inputs(g), 2 * (size_t)g->kv_heads * (size_t)g->head_dim, (size_t)g->head_dim, (size_t)g->kv_heads};
+        o, n, share_inputs(g), 2 * (size_t)g->kv_heads * (size_t)g->head_dim, (size_t)g->head_dim, (size_t)g->kv_heads};
     CHECK(c->owner == o, "layer %d was not looked at", o);
     double *V = arena_take(&j->work, (size_t)n * s.rows * s.N * sizeof *V, "rows of the members"),
            *tmp = arena_take(&j->work, (s.D * s.N + s.D * s.D) * sizeof *tmp, "rows of a head");
-    if (!predict(j, o, n, V, s.rows, s.N, e)) return false;
+    if (!share_predict(j, o, n, V, s.rows, s.N, e)) return false;
     weigh_least(c, &s);
     if (c->method == SHARE_ALIGNED && !share_turned(j, &s, V, e)) return false;
     for (int h = 0; c->method == SHARE_LSTSQ && h < g->kv_heads; h++)
         for (int value = 0; value < 2; value++)
-            if (!pool(j, &s, V, h, value, tmp, e)) return false;
+            if (!share_pool(j, &s, V, h, value, tmp, e)) return false;
     rows_write(j, o, V, s.rows, s.N);
     return !j->failed;
 }
@@ -566,7 +568,7 @@ const Target cla_target = {
     .name = "cla",
     .exact = "approximate",
     .needs = "gqa in all layers, each with keys and values of its own; method=lstsq, aligned: --calib, no QK-norm",
-    .about = "groups of neighbouring layers read the keys and values of their first",
+    .about = "groups of n neighbouring layers read the keys and values of the first",
     .keys = cla_keys,
     .cfg_size = sizeof(Share),
     .plan = share_plan,
@@ -579,7 +581,7 @@ const Target yoco_target = {
     .name = "yoco",
     .exact = "approximate",
     .needs = "gqa in all layers, each with keys and values of its own; method=lstsq, aligned: --calib, no QK-norm",
-    .about = "the lower half looks back a window, the upper half reads the keys and values of its first",
+    .about = "the lower half uses a window, the upper half reads the keys and values of its first layer",
     .keys = yoco_keys,
     .cfg_size = sizeof(Share),
     .plan = share_plan,

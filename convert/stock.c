@@ -2,21 +2,21 @@
  *
  * Latents (mla): with c = W_a x + b_a, nothing between, the keys and values that W_b makes of c are W_b W_a x + W_b
  * b_a: projections of x. A head of keys and values for every query head, or for every group of query heads that read
- * the same; its rotated numbers come first (rope_dims). Exact where latents have no norm, queries none of theirs, and
- * keys are as long as values. Merged rows (dmc): the same projections without the number of each head that decides.
- * Exact before anything merges (phase zero) and without a rotation, which turns the number's partner into it; else rows
- * come apart again. A window as long as the model's positions hides nothing and goes. A layer that reads the keys and
+ * the same; its rotated elements come first (rope_dims). Exact where latents have no norm, queries none of theirs, and
+ * keys are as long as values. Merged rows (dmc): the same projections without the decision channel of each head.
+ * Exact before anything merges (phase zero) and without a rotation, which mixes the channel with its partner; else rows
+ * separate. A window as long as the model's positions hides nothing and goes. A layer that reads the keys and
  * values of another has none of its own: those are made of the other's input, which no projection of its own gives. */
 #include "stock.h"
-#include "../layers/dmc/dmc.h"
-#include "../layers/mla/mla.h"
+#include "layers/dmc/dmc.h"
+#include "layers/mla/mla.h"
 #include "kinds.h"
 
-static bool is(const Job *j, int l, const char *mixer) { return !strcmp(j->a.layer[l].kind->mixer->name, mixer); }
+static bool stock_is(const Job *j, int l, const char *mixer) { return !strcmp(j->a.layer[l].kind->mixer->name, mixer); }
 
 bool stock_wanted(const Job *j, int kv_heads) {
     bool latents = false;
-    for (int l = 0; l < j->a.L; l++) latents |= is(j, l, "mla");
+    for (int l = 0; l < j->a.L; l++) latents |= stock_is(j, l, "mla");
     return !kv_heads || latents;
 }
 
@@ -24,13 +24,15 @@ static bool mla_fits(const Job *j, int l, int kv_heads, Err *e) {
     const MlaCfg *c = (const void *)j->a.layer[l].cfg;
     const int K = kv_heads ? kv_heads : c->heads;
     if (c->latent_norm || c->q_rank)
-        return err_input(e, "--to gqa: layer %d norms its latents (%s), which no projection of its input does", l,
-                         c->latent_norm ? "kv_a_layernorm" : "q_a_proj, q_a_layernorm");
+        return err_input(
+            e, "--to gqa: layer %d norms its latents (%s), so its keys and values are not projections of its input", l,
+            c->latent_norm ? "kv_a_layernorm" : "q_a_proj, q_a_layernorm");
     if (c->nope_dim + c->rope_dim != c->v_dim)
-        return err_input(e, "--to gqa: keys of layer %d have %d numbers, values %d; one head_dim is for both", l,
-                         c->nope_dim + c->rope_dim, c->v_dim);
+        return err_input(e, "--to gqa: keys of layer %d have %d elements, values %d; gqa needs one head_dim for both",
+                         l, c->nope_dim + c->rope_dim, c->v_dim);
     if (c->rope.type == ROPE_YARN && c->rope.mscale_all_dim > 0)
-        return err_input(e, "--to gqa: layer %d scales its scores by rope.mscale_all_dim, which gqa cannot hold", l);
+        return err_input(e, "--to gqa: layer %d scales its scores by rope.mscale_all_dim, which gqa does not support",
+                         l);
     if (c->heads % K || (c->rope_dim && K % c->rope_heads))
         return err_input(e,
                          "kv_heads: expected a divisor of %d and a multiple of the %d rotated keys (layer %d), got %d",
@@ -56,19 +58,21 @@ bool stock_plan(Job *j, json_t *model, int kv_heads, Err *e) {
     for (int l = 0; l < j->a.L; l++) {
         const GqaCfg *g = job_gqa(&j->a, l);
         const bool wide = g && g->window >= j->from.max_positions;
-        const int heads = g ? g->heads : is(j, l, "mla") ? ((const MlaCfg *)(const void *)j->a.layer[l].cfg)->heads : 1;
-        if (!g && !is(j, l, "mla") && !is(j, l, "dmc"))
-            return err_input(e, "--to gqa: layer %d is %s, whose state no keys and values hold", l,
+        const int heads = g                       ? g->heads
+                          : stock_is(j, l, "mla") ? ((const MlaCfg *)(const void *)j->a.layer[l].cfg)->heads
+                                                  : 1;
+        if (!g && !stock_is(j, l, "mla") && !stock_is(j, l, "dmc"))
+            return err_input(e, "--to gqa: layer %d is %s, whose state cannot become keys and values", l,
                              j->a.layer[l].kind->mixer->name);
         if (!j->a.layer[l].owner)
             return err_input(e,
-                             "--to gqa: layer %d reads the keys and values that layer %d makes of its own input; no "
-                             "projection of the input of layer %d makes them",
+                             "--to gqa: layer %d reads the keys and values of layer %d, which no projection of the "
+                             "input of layer %d can compute",
                              l, j->a.layer[l].kv_from, l);
         if (!heads) return err_input(e, "--to gqa: layer %d has no queries", l);
-        if (is(j, l, "mla") && !mla_fits(j, l, kv_heads, e)) return false;
-        latents += is(j, l, "mla"), windows += wide;
-        if (is(j, l, "dmc")) {
+        if (stock_is(j, l, "mla") && !mla_fits(j, l, kv_heads, e)) return false;
+        latents += stock_is(j, l, "mla"), windows += wide;
+        if (stock_is(j, l, "dmc")) {
             const DmcCfg *c = (const void *)j->a.layer[l].cfg;
             merged++;
             exact &= c->phase == DMC_ZERO && !c->g.table.n;
@@ -76,16 +80,16 @@ bool stock_plan(Job *j, json_t *model, int kv_heads, Err *e) {
         convert[l] = !g || wide;
     }
     if (!latents && !merged && !windows)
-        return err_input(e, "--to gqa: all layers are of mixer gqa as they are; to change their heads give kv_heads");
+        return err_input(e, "--to gqa: all layers already have the mixer gqa; to change their heads give kv_heads");
     for (int i = 0; i < j->from.nkinds; i++) {
         const char *name = j->from.kind[i].name;
         int l = 0;
         while (l < j->a.L && strcmp(j->a.layer[l].kind->name, name)) l++;
         if (l == j->a.L || !convert[l]) continue;
         json_t *kind = json_object_get(json_object_get(model, "kinds"), name), *next;
-        if (is(j, l, "mla")) {
+        if (stock_is(j, l, "mla")) {
             next = mla_kind((const void *)j->a.layer[l].cfg, kind, kv_heads);
-        } else if (is(j, l, "dmc")) {
+        } else if (stock_is(j, l, "dmc")) {
             next = dmc_kind((const void *)j->a.layer[l].cfg, kind);
         } else {
             next = json_deep_copy(kind);
@@ -99,7 +103,7 @@ bool stock_plan(Job *j, json_t *model, int kv_heads, Err *e) {
              "gqa: of %d layers %d with latents, %d with merged rows, %d windows", j->a.L, latents, merged, windows);
     if (!exact)
         snprintf(j->report->note, sizeof j->report->note,
-                 "rows that merged come apart, and a rotation reaches the number that decided");
+                 "merged rows become separate rows, and the rotation includes the decision channel");
     return true;
 }
 
@@ -140,8 +144,7 @@ static bool mla_layer(Job *j, int l, Err *e) {
         for (int i = 0; i < D; i++) plain_row(wq, bq, h * D + (i < Dr ? Dn + i : i - Dr), q, qb, h * D + i);
         const real *up = R(wb) + (size_t)h * block;
         if (h % each && memcmp(up, up - block, block * sizeof(real)))
-            return err_input(e,
-                             "kv_heads: query heads %d and %d of layer %d read keys and values of their own; give %d",
+            return err_input(e, "kv_heads: query heads %d and %d of layer %d read different keys and values; give %d",
                              h - 1, h, l, H);
         if (h % each) continue;
         for (int i = 0; i < D; i++) {
@@ -156,7 +159,7 @@ static bool mla_layer(Job *j, int l, Err *e) {
     return true;
 }
 
-/* The numbers that decide become 0: of keys and all queries that merge; of the deciding queries alone that evict. */
+/* The decision channels become 0: of keys and all queries that merge; of the deciding queries alone that evict. */
 static bool dmc_layer(Job *j, int l) {
     static const char *const names[] = {"self_attn.q_proj.weight", "self_attn.q_proj.bias", "self_attn.k_proj.weight",
                                         "self_attn.k_proj.bias"};
@@ -175,6 +178,6 @@ static bool dmc_layer(Job *j, int l) {
 }
 
 bool stock_layer(Job *j, int l, Err *e) {
-    if (is(j, l, "mla")) return mla_layer(j, l, e);
-    return !is(j, l, "dmc") || dmc_layer(j, l);
+    if (stock_is(j, l, "mla")) return mla_layer(j, l, e);
+    return !stock_is(j, l, "dmc") || dmc_layer(j, l);
 }

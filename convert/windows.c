@@ -1,11 +1,11 @@
 /* windows.c: the text that a conversion looks at, as windows of ids. */
-#include "../data/source.h"
-#include "../data/tokenizer.h"
+#include "data/source.h"
+#include "data/tokenizer.h"
 #include "flow.h"
 
 enum { BYTES = 32 }; /* of a token, at most: longer ones are few */
 
-/* Spoken to a model whose user gave no text: plain prose with names, numbers and repetition in it. */
+/* The text for a model whose user gave none: plain prose with names, numbers and repetition in it. */
 static const char prose[] =
     "The harbour lay quiet when Marta came down to the boats. It was early in April, and the light on the water was "
     "grey, then silver, then gone behind a cloud. She had counted eleven boats the evening before; now there were "
@@ -38,14 +38,14 @@ static bool begin_with(void *ctx, const char *s, size_t n, bool end, Err *e) {
 }
 
 /* `most`: bytes of the text that are looked at, so that a text of any length will do. */
-static bool encode(const char *dir, const char *text, size_t most, Ids *ids, int vocab, bool *none, Err *e) {
+static bool windows_encode(const char *dir, const char *text, size_t most, Ids *ids, int vocab, bool *none, Err *e) {
     Tokenizer tk;
     Err why = {0};
     char *path = xformat("%s/tokenizer.json", dir);
     bool ok = file_exists(dir, "tokenizer.json", &why) && tokenizer_load(&tk, path, &why);
     free(path);
     *none = !ok;
-    if (!ok && why.status == EXIT_WORLD) {
+    if (!ok && why.status == EXIT_RUNTIME) {
         *e = why;
         return false;
     }
@@ -77,7 +77,8 @@ bool windows_read(Windows *w, const char *dir, const ModelCfg *cfg, const char *
     Ids ids = {0};
     bool none;
     *w = (Windows){.T = imin(context, cfg->max_positions), .text = text ? "calibration" : "built-in"};
-    if (!encode(dir, text, ((size_t)calib + (size_t)check + (size_t)context) * BYTES, &ids, cfg->vocab, &none, e)) {
+    if (!windows_encode(dir, text, ((size_t)calib + (size_t)check + (size_t)context) * BYTES, &ids, cfg->vocab, &none,
+                        e)) {
         ids_free(&ids);
         return false;
     }

@@ -1,14 +1,14 @@
-/* blend.c: see blend.h. */
+/* blend.c: computes the order of a blend's period, and looks samples up in it. */
 #include "blend.h"
 
-static uint64_t gcd(uint64_t a, uint64_t b) {
+static uint64_t blend_gcd(uint64_t a, uint64_t b) {
     while (b) {
         uint64_t r = a % b;
         a = b, b = r;
     }
     return a;
 }
-static bool whole(double x) { return fabs(x - round(x)) <= 1e-9 * fabs(x); }
+static bool blend_whole(double x) { return fabs(x - round(x)) <= 1e-9 * fabs(x); }
 
 bool blend_weights(Blend *b, int n, const double *weight, Err *e) {
     uint64_t scaled[PARTS_MAX], common = 0, sum = 0;
@@ -16,22 +16,20 @@ bool blend_weights(Blend *b, int n, const double *weight, Err *e) {
     CHECK(n >= 1 && n <= PARTS_MAX, "%d sets", n);
     *b = (Blend){.n = n};
     for (int digits = 0, i = 0; i < n && digits < 6; i++)
-        if (!whole(weight[i] * scale)) scale *= 10, digits++, i = -1; /* from the first again */
+        if (!blend_whole(weight[i] * scale)) scale *= 10, digits++, i = -1; /* start again with the first */
     for (int i = 0; i < n; i++) {
         CHECK(weight[i] > 0 && weight[i] <= 1e9, "weight %g", weight[i]);
-        if (!whole(weight[i] * scale) || weight[i] * scale < 0.5)
-            return err_input(e, "data.train: weight %.17g has more than 6 digits behind the point; give fewer",
+        if (!blend_whole(weight[i] * scale) || weight[i] * scale < 0.5)
+            return err_input(e, "data.train: weight %.17g has more than 6 digits after the decimal point; give fewer",
                              weight[i]);
         scaled[i] = (uint64_t)llround(weight[i] * scale);
-        common = gcd(common, scaled[i]);
+        common = blend_gcd(common, scaled[i]);
         sum += scaled[i];
     }
     sum /= common;
     if (sum > BLEND_PERIOD_MAX)
         return err_input(
-            e,
-            "data.train: the weights repeat after %llu samples, at most %d are kept; give weights of fewer "
-            "digits",
+            e, "data.train: the weights repeat after %llu samples, expected at most %d; give weights with fewer digits",
             (unsigned long long)sum, BLEND_PERIOD_MAX);
     for (int i = 0; i < n; i++) b->w[i] = (uint32_t)(scaled[i] / common);
     b->D = (uint32_t)sum;
@@ -43,13 +41,13 @@ void blend_take(Blend *b, Arena *a) {
     b->rank = arena_take(a, b->D * sizeof *b->rank, "blend rank");
 }
 
-/* At place s (from 1) the sets that have fallen behind their share by 1/(2n - 2) at least may have it; of those the one
- * whose time runs out first gets it. All in whole numbers: of shares times D, times 2n - 2. */
+/* Place s (from 1) is given to one of the sets that lag at least 1/(2n - 2) behind their share: to the one with the
+ * earliest deadline. Everything is in integers: shares are multiplied by D and by 2n - 2. */
 void blend_fill(Blend *b) {
     int64_t D = b->D, m = b->n > 1 ? 2 * b->n - 2 : 1, taken[PARTS_MAX] = {0};
     for (int64_t s = 1; s <= D; s++) {
         int best = -1;
-        int64_t left = 0; /* of best, times w */
+        int64_t left = 0; /* the time left for `best`, times w */
         for (int i = 0; i < b->n; i++) {
             int64_t owed = (int64_t)b->w[i] * s - D * taken[i], room = (m - 1) * D - m * owed;
             if (b->n > 1 && m * owed < D) continue;

@@ -1,4 +1,4 @@
-/* bpe.c: see bpe.h. */
+/* bpe.c: the tables of a vocabulary, and the merging of a piece: plain scans for a short one, a heap for a long one. */
 #include "bpe.h"
 
 void ids_push(Ids *s, int id) {
@@ -28,7 +28,7 @@ static size_t table_size(size_t n) {
     while (size < 2 * n + 1) size *= 2;
     return size;
 }
-static uint64_t hash_bytes(const char *s, size_t n) {
+static uint64_t bpe_hash_bytes(const char *s, size_t n) {
     uint64_t h = 0xCBF29CE484222325u ^ n;
     for (; n >= 8; s += 8, n -= 8) {
         uint64_t w;
@@ -51,7 +51,7 @@ static const PairSlot *pair_find(const Bpe *m, int a, int b) {
     }
 }
 int bpe_find(const Bpe *m, const char *s, size_t n) {
-    for (size_t i = hash_bytes(s, n) & m->name_mask;; i = (i + 1) & m->name_mask) {
+    for (size_t i = bpe_hash_bytes(s, n) & m->name_mask;; i = (i + 1) & m->name_mask) {
         int id = m->name[i];
         if (id < 0) return -1;
         if (m->token[id].n == n && !memcmp(m->token[id].at, s, n)) return id;
@@ -65,8 +65,8 @@ static void names_fill(Bpe *m) {
     for (size_t i = 0; i < size; i++) m->name[i] = -1;
     for (int id = 0; id < m->n; id++) {
         const Token *t = &m->token[id];
-        if (!t->at || t->byte >= 0 || bpe_find(m, t->at, t->n) >= 0) continue; /* of two alike the lower id */
-        size_t i = hash_bytes(t->at, t->n) & m->name_mask;
+        if (!t->at || t->byte >= 0 || bpe_find(m, t->at, t->n) >= 0) continue; /* of two equal tokens the lower id */
+        size_t i = bpe_hash_bytes(t->at, t->n) & m->name_mask;
         while (m->name[i] >= 0) i = (i + 1) & m->name_mask;
         m->name[i] = id;
     }
@@ -84,7 +84,7 @@ static bool pairs_fill(Bpe *m, const Merge *merge, size_t n, const char *where, 
             return err_input(e, "%s: merge %zu joins ids %d and %d to %d; expected ids of the vocabulary", where, k,
                              g.a, g.b, g.to);
         if (pair_find(m, g.a, g.b))
-            return err_input(e, "%s: merge %zu, of ids %d and %d, stands there twice", where, k, g.a, g.b);
+            return err_input(e, "%s: merge %zu, of ids %d and %d, is listed twice", where, k, g.a, g.b);
         size_t i = hash_pair(g.a, g.b) & m->pair_mask;
         while (m->pair[i].to >= 0) i = (i + 1) & m->pair_mask;
         m->pair[i] = (PairSlot){g.a, g.b, (int)k, g.to};
@@ -100,7 +100,7 @@ static bool bytes_fill(Bpe *m, const char *where, Err *e) {
         if (m->token[id].at && m->token[id].byte >= 0) m->byte_id[m->token[id].byte] = id;
     for (int b = 0; b < 256; b++)
         if (m->byte_id[b] < 0)
-            return err_input(e, "%s: no token for byte 0x%02X; text that holds it could not be encoded", where, b);
+            return err_input(e, "%s: no token for byte 0x%02X, so text with this byte cannot be encoded", where, b);
     return true;
 }
 
@@ -119,11 +119,10 @@ void bpe_close(Bpe *m) {
     free(m);
 }
 
-/* ---- merging a piece ----------------------------------------------------------------------------------------------
- */
+/* ---- merging a piece --------------------------------------------------------------------------------------------- */
 
 enum { SHORT = 32, CACHE = 1 << 14, CACHE_BYTES = 24, CACHE_IDS = 8 };
-/* Direct-mapped: what the last piece of this hash became. n 0: empty. */
+/* A direct-mapped cache: the result for the last piece of this hash. n 0: empty. */
 typedef struct {
     unsigned char n, nids;
     char text[CACHE_BYTES];
@@ -159,7 +158,7 @@ void bpe_work_free(BpeWork *w) {
     free(w);
 }
 
-/* Bytes of the character at s, by its first byte alone; 1 where that begins none. */
+/* Bytes of the character at s, by its first byte alone; 1 if that byte begins no character. */
 static size_t char_bytes(const char *s, size_t n) {
     unsigned char c = (unsigned char)*s;
     size_t k = c < 0xC2 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 1;
@@ -168,7 +167,7 @@ static size_t char_bytes(const char *s, size_t n) {
         if (((unsigned char)s[i] & 0xC0) != 0x80) return 1;
     return k;
 }
-static void symbols(BpeWork *w, const char *s, size_t n) {
+static void bpe_symbols(BpeWork *w, const char *s, size_t n) {
     const Bpe *m = w->m;
     w->first.n = 0;
     for (size_t i = 0, k; i < n; i += k) {
@@ -179,7 +178,7 @@ static void symbols(BpeWork *w, const char *s, size_t n) {
     }
 }
 
-/* Plain scans: few symbols, no bookkeeping. */
+/* Plain scans: for few symbols, without bookkeeping. */
 static size_t merge_short(const Bpe *m, int *id, size_t n) {
     int rank[SHORT], to[SHORT];
     for (size_t i = 0; i + 1 < n; i++) {
@@ -204,40 +203,40 @@ static size_t merge_short(const Bpe *m, int *id, size_t n) {
     return n;
 }
 
-static bool before(Candidate a, Candidate b) { return a.rank < b.rank || (a.rank == b.rank && a.at < b.at); }
-static void heap_push(BpeWork *w, Candidate c) {
+static bool bpe_before(Candidate a, Candidate b) { return a.rank < b.rank || (a.rank == b.rank && a.at < b.at); }
+static void bpe_heap_push(BpeWork *w, Candidate c) {
     if (w->nheap == w->heap_cap)
         w->heap = xrealloc(w->heap, w->heap_cap = w->heap_cap ? 2 * w->heap_cap : 256, sizeof *w->heap);
     size_t i = w->nheap++;
-    for (; i && before(c, w->heap[(i - 1) / 2]); i = (i - 1) / 2) w->heap[i] = w->heap[(i - 1) / 2];
+    for (; i && bpe_before(c, w->heap[(i - 1) / 2]); i = (i - 1) / 2) w->heap[i] = w->heap[(i - 1) / 2];
     w->heap[i] = c;
 }
-static Candidate heap_pop(BpeWork *w) {
+static Candidate bpe_heap_pop(BpeWork *w) {
     Candidate top = w->heap[0], c = w->heap[--w->nheap];
     size_t i = 0;
     for (size_t k; (k = 2 * i + 1) < w->nheap; i = k) {
-        if (k + 1 < w->nheap && before(w->heap[k + 1], w->heap[k])) k++;
-        if (!before(w->heap[k], c)) break;
+        if (k + 1 < w->nheap && bpe_before(w->heap[k + 1], w->heap[k])) k++;
+        if (!bpe_before(w->heap[k], c)) break;
         w->heap[i] = w->heap[k];
     }
     w->heap[i] = c;
     return top;
 }
-static void offer(BpeWork *w, int at) {
+static void bpe_offer(BpeWork *w, int at) {
     if (at < 0 || w->symbol[at].next < 0) return;
     const PairSlot *p = pair_find(w->m, w->symbol[at].id, w->symbol[w->symbol[at].next].id);
-    if (p) heap_push(w, (Candidate){p->rank, at, p->to});
+    if (p) bpe_heap_push(w, (Candidate){p->rank, at, p->to});
 }
-/* A heap of candidates over a linked list; a candidate whose symbols have changed since is passed over. */
+/* A heap of candidates over a linked list. A candidate whose symbols have changed since is skipped. */
 static void merge_long(BpeWork *w, Ids *out) {
     size_t n = w->first.n;
     CHECK(n < INT32_MAX, "a piece of %zu symbols", n);
     if (n > w->symbol_cap) w->symbol = xrealloc(w->symbol, w->symbol_cap = n, sizeof *w->symbol);
     for (size_t i = 0; i < n; i++) w->symbol[i] = (Symbol){w->first.id[i], (int)i - 1, i + 1 < n ? (int)i + 1 : -1};
     w->nheap = 0;
-    for (size_t i = 0; i < n; i++) offer(w, (int)i);
+    for (size_t i = 0; i < n; i++) bpe_offer(w, (int)i);
     while (w->nheap) {
-        Candidate c = heap_pop(w);
+        Candidate c = bpe_heap_pop(w);
         Symbol *a = &w->symbol[c.at];
         if (a->id < 0 || a->next < 0) continue;
         Symbol *b = &w->symbol[a->next];
@@ -247,8 +246,8 @@ static void merge_long(BpeWork *w, Ids *out) {
         a->next = b->next;
         b->id = -1;
         if (a->next >= 0) w->symbol[a->next].prev = c.at;
-        offer(w, a->prev);
-        offer(w, c.at);
+        bpe_offer(w, a->prev);
+        bpe_offer(w, c.at);
     }
     for (int i = n ? 0 : -1; i >= 0; i = w->symbol[i].next) ids_push(out, w->symbol[i].id);
 }
@@ -260,13 +259,13 @@ void bpe_encode(BpeWork *w, const char *s, size_t n, bool whole, Ids *out) {
         ids_push(out, id);
         return;
     }
-    Cached *c = n <= CACHE_BYTES ? &w->cache[hash_bytes(s, n) % CACHE] : NULL;
+    Cached *c = n <= CACHE_BYTES ? &w->cache[bpe_hash_bytes(s, n) % CACHE] : NULL;
     if (c && c->n == n && !memcmp(c->text, s, n)) {
         for (int i = 0; i < c->nids; i++) ids_push(out, c->id[i]);
         return;
     }
     size_t start = out->n;
-    symbols(w, s, n);
+    bpe_symbols(w, s, n);
     if (w->first.n <= SHORT) {
         size_t k = merge_short(w->m, w->first.id, w->first.n);
         for (size_t i = 0; i < k; i++) ids_push(out, w->first.id[i]);

@@ -1,6 +1,6 @@
-/* bpe_train.c: see bpe_train.h. */
+/* bpe_train.c: counts the distinct pieces of texts in parallel, learns merges from them, and writes tokenizer.json. */
 #include "bpe_train.h"
-#include "../ops/file.h"
+#include "ops/file.h"
 #include "tok_model.h"
 #include <omp.h>
 
@@ -36,7 +36,7 @@ struct BpeTrainer {
     Pair *pair;
     size_t npair, pair_cap, pair_mask;
     uint32_t *pair_slot;
-    uint32_t *heap; /* pairs by the count they were put in with */
+    uint32_t *heap; /* pairs by the count that they were inserted with */
     int64_t *heap_count;
     size_t nheap, heap_cap;
 };
@@ -47,8 +47,7 @@ static uint64_t hash_text(const char *s, size_t n) {
     return h ^ h >> 31;
 }
 
-/* ---- counting -----------------------------------------------------------------------------------------------------
- */
+/* ---- counting ---------------------------------------------------------------------------------------------------- */
 
 static void counter_grow(Counter *c) {
     size_t size = c->mask ? 2 * (c->mask + 1) : 1 << 12;
@@ -121,13 +120,13 @@ static void count_line(Counter *c, const char *s, size_t n) {
     }
 }
 void bpe_train_count(BpeTrainer *t, const char *text, size_t n) {
-    enum { SHARE = 1 << 16 }; /* bytes that a thread takes at once, to the end of a line */
+    enum { SHARE = 1 << 16 }; /* bytes that a thread processes at once, up to the end of a line */
 #pragma omp parallel for schedule(dynamic) num_threads(t->cfg.threads)
     for (size_t from = 0; from < n; from += SHARE) {
         Counter *c = &t->part[omp_get_thread_num()];
         const char *end = text + zmin(n, from + SHARE), *s = text + from;
         if (from && s[-1] != '\n')
-            s = memchr(s, '\n', n - from), s = s ? s + 1 : text + n; /* begun in the share before */
+            s = memchr(s, '\n', n - from), s = s ? s + 1 : text + n; /* the line began in the previous thread's range */
         while (s < end) {
             const char *stop = memchr(s, '\n', (size_t)(text + n - s));
             stop = stop ? stop + 1 : text + n;
@@ -137,8 +136,7 @@ void bpe_train_count(BpeTrainer *t, const char *text, size_t n) {
     }
 }
 
-/* ---- learning -----------------------------------------------------------------------------------------------------
- */
+/* ---- learning ---------------------------------------------------------------------------------------------------- */
 
 static void gather_words(BpeTrainer *t) {
     Counter *all = &t->part[0];
@@ -181,7 +179,7 @@ static Pair *pair_of(BpeTrainer *t, int a, int b) {
     t->pair_slot[i] = (uint32_t)t->npair;
     return &t->pair[t->npair - 1];
 }
-/* The pair stands `times` more often in word w; returns its number. */
+/* Count `times` more occurrences of the pair in word w; returns the pair's number. */
 static int pair_add(BpeTrainer *t, int a, int b, size_t w, int64_t times) {
     Pair *p = pair_of(t, a, b);
     p->count += times;
@@ -191,14 +189,14 @@ static int pair_add(BpeTrainer *t, int a, int b, size_t w, int64_t times) {
     return (int)(p - t->pair);
 }
 
-/* Pair x at its count of then comes before y. */
+/* Pair x, with the count nx it was inserted with, comes before y. */
 static bool first_of(const BpeTrainer *t, uint32_t x, int64_t nx, uint32_t y, int64_t ny) {
     const Pair *p = &t->pair[x], *q = &t->pair[y];
     if (nx != ny) return nx > ny;
     return p->a != q->a ? p->a < q->a : p->b < q->b;
 }
 static void heap_put(BpeTrainer *t, size_t i, uint32_t p, int64_t n) { t->heap[i] = p, t->heap_count[i] = n; }
-static void heap_push(BpeTrainer *t, uint32_t p) {
+static void bpe_train_heap_push(BpeTrainer *t, uint32_t p) {
     int64_t n = t->pair[p].count;
     if (t->nheap == t->heap_cap) {
         t->heap_cap = t->heap_cap ? 2 * t->heap_cap : 4096;
@@ -214,7 +212,7 @@ static void heap_push(BpeTrainer *t, uint32_t p) {
     }
     heap_put(t, i, p, n);
 }
-static uint32_t heap_pop(BpeTrainer *t, int64_t *count) {
+static uint32_t bpe_train_heap_pop(BpeTrainer *t, int64_t *count) {
     uint32_t top = t->heap[0], last = t->heap[--t->nheap];
     int64_t n = t->heap_count[t->nheap];
     *count = t->heap_count[0];
@@ -228,7 +226,7 @@ static uint32_t heap_pop(BpeTrainer *t, int64_t *count) {
     return top;
 }
 
-/* Replace a b by `to` in word w; the pairs that appear are marked in `fresh`. */
+/* Replace a b by `to` in word w; the pairs that appear are added to `fresh`. */
 static void merge_in(BpeTrainer *t, size_t w, int a, int b, int to, Ids *fresh) {
     Word *word = &t->word[w];
     int *s = t->sym + word->at;
@@ -252,13 +250,13 @@ static void merge_in(BpeTrainer *t, size_t w, int a, int b, int to, Ids *fresh) 
     word->n = m;
 }
 
-/* Names of tokens, as the file spells them, and their ids. */
+/* The names of tokens, in the file's spelling, and their ids. */
 typedef struct {
     json_t *vocab, *merges;
     Ids at;   /* id -> where its name begins in `pool` */
     Buf pool; /* NUL-ended names */
 } Made;
-static const char *name_of(const Made *k, int id) { return k->pool.at + k->at.id[id]; }
+static const char *bpe_train_name_of(const Made *k, int id) { return k->pool.at + k->at.id[id]; }
 static int made_add(Made *k, const char *name) {
     const json_t *old = json_object_get(k->vocab, name);
     if (old) return (int)json_integer_value(old);
@@ -273,7 +271,7 @@ static int made_add(Made *k, const char *name) {
 static int by_code(const void *a, const void *b) { /* UTF-8 sorts as its code points do */
     return strcmp(((const ByteChar *)a)->utf8, ((const ByteChar *)b)->utf8);
 }
-static void alphabet(BpeTrainer *t, Made *k) {
+static void bpe_train_alphabet(BpeTrainer *t, Made *k) {
     ByteChar of[256], sorted[256];
     byte_chars(of);
     memcpy(sorted, of, sizeof of);
@@ -306,26 +304,26 @@ static char *file_text(const BpeTrainer *t, const Made *k) {
 
 char *bpe_train_run(BpeTrainer *t, void (*progress)(void *, int made, int want), void *ctx) {
     Made k = {.vocab = json_object(), .merges = json_array()};
-    alphabet(t, &k);
+    bpe_train_alphabet(t, &k);
     gather_words(t);
     for (size_t w = 0; w < t->nword; w++)
         for (uint32_t i = 0; i + 1 < t->word[w].n; i++)
             pair_add(t, t->sym[t->word[w].at + i], t->sym[t->word[w].at + i + 1], w, t->word[w].count);
-    for (size_t p = 0; p < t->npair; p++) heap_push(t, (uint32_t)p);
+    for (size_t p = 0; p < t->npair; p++) bpe_train_heap_push(t, (uint32_t)p);
     Ids fresh = {0};
     while ((int)k.at.n < t->cfg.vocab && t->nheap) {
         int64_t count;
-        uint32_t p = heap_pop(t, &count);
-        if (count != t->pair[p].count) { /* fewer by now */
-            if (t->pair[p].count > 0) heap_push(t, p);
+        uint32_t p = bpe_train_heap_pop(t, &count);
+        if (count != t->pair[p].count) { /* the count is lower by now */
+            if (t->pair[p].count > 0) bpe_train_heap_push(t, p);
             continue;
         }
         if (count < t->cfg.min_count) break;
         int a = t->pair[p].a, b = t->pair[p].b;
-        char *name = xformat("%s%s", name_of(&k, a), name_of(&k, b));
+        char *name = xformat("%s%s", bpe_train_name_of(&k, a), bpe_train_name_of(&k, b));
         int to = made_add(&k, name);
         free(name);
-        json_array_append_new(k.merges, json_pack("[ss]", name_of(&k, a), name_of(&k, b)));
+        json_array_append_new(k.merges, json_pack("[ss]", bpe_train_name_of(&k, a), bpe_train_name_of(&k, b)));
         uint32_t *in = t->pair[p].in;
         size_t nin = t->pair[p].nin;
         t->pair[p].in = NULL, t->pair[p].nin = t->pair[p].cap = 0, t->pair[p].count = 0;
@@ -334,7 +332,7 @@ char *bpe_train_run(BpeTrainer *t, void (*progress)(void *, int made, int want),
         free(in);
         t->pair[p].count = 0;
         for (size_t i = 0; i < fresh.n; i++)
-            if (t->pair[fresh.id[i]].count > 0) heap_push(t, (uint32_t)fresh.id[i]);
+            if (t->pair[fresh.id[i]].count > 0) bpe_train_heap_push(t, (uint32_t)fresh.id[i]);
         if (progress) progress(ctx, (int)k.at.n, t->cfg.vocab);
     }
     char *text = file_text(t, &k);

@@ -1,4 +1,4 @@
-/* chat.c: the named templates, and conversations encoded by them. */
+/* chat.c: the templates, the encoding of conversations by them, and the templates as Jinja. */
 #include "chat.h"
 #include "jsonl.h"
 #include "white.h"
@@ -8,17 +8,17 @@ static const char *const role_names[ROLES] = {"system", "user", "assistant"}, *c
                                                                                   "system", "human",
                                                                                   "gpt"}; /* ShareGPT's */
 
-/* A message is head, text, stop, tail; of the assistant's, text and stop are learned. */
+/* A message is head, text, stop, tail. For the assistant, text and stop are learned. */
 typedef struct {
     const char *head, *stop, *tail;
 } Around;
 typedef struct {
-    const char *begin; /* a marker before all; else the tokenizer's beginning-of-text; NULL: nothing */
+    const char *begin; /* a marker at the very beginning, or the tokenizer's beginning-of-text; NULL: nothing */
     Around role[ROLES];
-    bool strip;            /* no white space around a text */
-    bool ends;             /* end-of-text takes the place of the last answer's stop: it ends the document, too */
+    bool strip;            /* white space around a text is removed */
+    bool ends;             /* end-of-text replaces the last answer's stop: it also ends the document */
     const char *input;     /* between an instruction and its input */
-    const char *system[2]; /* where no system message begins the conversation: without and with an input */
+    const char *system[2]; /* used if no system message begins the conversation: without and with an input */
 } Template;
 
 #define ALPACA     "Below is an instruction that describes a task"
@@ -61,23 +61,22 @@ int chat_stop(const Tokenizer *t, int template) {
     return *stop == '<' ? tokenizer_find(t, stop) : -1;
 }
 
-/* ---- encoding -------------------------------------------------------------------------------------------------------
- */
+/* ---- encoding ---------------------------------------------------------------------------------------------------- */
 
-/* The text that is collected in c->text, not encoded yet. */
+/* The text collected in c->text, which is not encoded yet. */
 typedef struct {
     Chat *c;
     Ids *out;
     bool learn;
-    unsigned how; /* ENCODE_LATER, ENCODE_JOINED: what stands before it */
+    unsigned how; /* ENCODE_LATER, ENCODE_JOINED: what comes before it */
     bool ok;
     Err *e;
 } Run;
 
 static void put_id(Run *r, int id, bool learn) { ids_push(r->out, learn ? id | CHAT_LEARN : id); }
 
-/* What is collected becomes ids; what follows is another text of the same stretch. */
-static void flush(Run *r) {
+/* Encode the collected text; later text is another text of the same stretch. */
+static void chat_flush(Run *r) {
     Buf *b = &r->c->text;
     if (!b->n || !r->ok) return;
     size_t from = r->out->n;
@@ -87,7 +86,7 @@ static void flush(Run *r) {
     b->n = 0;
 }
 static void put_text(Run *r, const char *s, size_t n, bool learn) {
-    if (learn != r->learn) flush(r);
+    if (learn != r->learn) chat_flush(r);
     r->learn = learn;
     buf_put(&r->c->text, s, n);
 }
@@ -97,7 +96,7 @@ static void put_marker(Run *r, const char *s, size_t n, bool learn) {
     memcpy(name, s, n);
     name[n] = 0;
     int id = tokenizer_find(r->c->t, name);
-    flush(r);
+    chat_flush(r);
     if (id >= 0) {
         put_id(r, id, learn);
         r->how = ENCODE_LATER;
@@ -105,10 +104,10 @@ static void put_marker(Run *r, const char *s, size_t n, bool learn) {
     }
     if (!r->c->plain) r->c->plain = s, r->c->nplain = (int)n;
     put_text(r, s, n, learn);
-    flush(r); /* its ids are the same whatever stands beside it */
+    chat_flush(r); /* its ids do not depend on its neighbours */
 }
-/* A template's text with its markers. */
-static void put(Run *r, const char *s, bool learn) {
+/* Append a template's text with its markers. */
+static void chat_put(Run *r, const char *s, bool learn) {
     for (const char *from, *to; *s; s = to) {
         from = strstr(s, "<|");
         to = from ? strstr(from, "|>") + 2 : s + strlen(s);
@@ -120,7 +119,7 @@ static void put(Run *r, const char *s, bool learn) {
 
 typedef struct {
     int role;
-    bool learn; /* of an assistant */
+    bool learn; /* a text of the assistant */
     const char *text;
     size_t n;
 } Turn;
@@ -133,20 +132,20 @@ static void put_turn(Run *r, const Template *t, Turn m, bool last) {
         m.text += skip;
         m.n = white_end(m.text, m.n - skip);
     }
-    put(r, a->head, all);
-    if (m.role == ASSISTANT) flush(r);
+    chat_put(r, a->head, all);
+    if (m.role == ASSISTANT) chat_flush(r);
     put_text(r, m.text, m.n, learn);
     if (last && m.role == ASSISTANT && t->ends && r->c->t->eot >= 0) {
-        flush(r);
+        chat_flush(r);
         put_id(r, r->c->t->eot, learn);
         return;
     }
-    put(r, a->stop, learn);
-    put(r, a->tail, all);
+    chat_put(r, a->stop, learn);
+    chat_put(r, a->tail, all);
 }
 
-/* With the begin of a text before the ids from `start` on, unless they bring one along. */
-static void begin(const Tokenizer *t, Ids *out, size_t start) {
+/* Put the beginning of a text before the ids from `start` on, unless they already have one. */
+static void chat_begin(const Tokenizer *t, Ids *out, size_t start) {
     int id = t->bos >= 0 ? t->bos : t->eot;
     if (id < 0 || (out->n > start && tokenizer_special(t, out->id[start] & ~CHAT_LEARN))) return;
     ids_push(out, id);
@@ -165,28 +164,27 @@ static bool encode(Chat *c, const Turn *m, size_t n, int input, const char *wher
         if (id < 0) id = c->t->bos;
         if (id >= 0) put_id(&r, id, false), r.how = ENCODE_LATER;
     }
-    if (t->system[0] && m->role != SYSTEM) put(&r, t->system[input], c->all);
+    if (t->system[0] && m->role != SYSTEM) chat_put(&r, t->system[input], c->all);
     for (size_t i = 0; i < n; i++) put_turn(&r, t, m[i], i == n - 1);
-    flush(&r);
+    chat_flush(&r);
     if (!r.ok) return err_input(e, "%s: %.100s", where, why.msg);
-    begin(c->t, out, start);
+    chat_begin(c->t, out, start);
     out->id[start] &= ~CHAT_LEARN;
     return true;
 }
 
-/* ---- reading --------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
-static bool text_of(const json_t *j, const char *key, const char *where, Turn *t, Err *e) {
+static bool chat_text_of(const json_t *j, const char *key, const char *where, Turn *t, Err *e) {
     const json_t *x = json_object_get(j, key);
     if (!json_is_string(x)) return err_input(e, "%s: \"%s\": expected a text, found %s", where, key, json_kind(x));
     t->text = json_string_value(x);
     t->n = json_string_length(x);
     return true;
 }
-static bool absent(const json_t *x) { return !x || json_is_null(x) || (json_is_array(x) && !json_array_size(x)); }
+static bool chat_absent(const json_t *x) { return !x || json_is_null(x) || (json_is_array(x) && !json_array_size(x)); }
 
-/* A message as the common interfaces have it, {"role", "content"}, or as ShareGPT does, {"from", "value"}. */
+/* A message in the common form, {"role", "content"}, or in ShareGPT's, {"from", "value"}. */
 static bool turn_read(const json_t *j, const char *list, size_t i, const char *where, Turn *t, Err *e) {
     char at[256];
     snprintf(at, sizeof at, "%s: %s.%zu", where, list, i);
@@ -201,18 +199,18 @@ static bool turn_read(const json_t *j, const char *list, size_t i, const char *w
         return err_input(e, "%s: \"%s\": expected %s, found %s%.40s", at, shared ? "from" : "role",
                          shared ? "system, human or gpt" : "system, user or assistant", name ? "" : json_kind(role),
                          name ? name : "");
-    if (!absent(json_object_get(j, "tool_calls")))
-        return err_input(e, "%s: \"tool_calls\": no named template has them; write them into \"content\"", at);
+    if (!chat_absent(json_object_get(j, "tool_calls")))
+        return err_input(e, "%s: \"tool_calls\": no built-in template supports them; write them into \"content\"", at);
     if (weight && !json_is_null(weight)) {
         if (!json_is_number(weight) || (json_number_value(weight) != 0 && json_number_value(weight) != 1))
             return err_input(e, "%s: \"weight\": expected 0 or 1", at);
         t->learn = json_number_value(weight) == 1;
     }
-    return text_of(j, shared ? "value" : "content", at, t, e);
+    return chat_text_of(j, shared ? "value" : "content", at, t, e);
 }
 
-/* `key`: where the list stands. */
-static bool messages(Chat *c, const json_t *j, const char *key, const char *where, Ids *out, Err *e) {
+/* `key`: the name of the list. */
+static bool chat_messages(Chat *c, const json_t *j, const char *key, const char *where, Ids *out, Err *e) {
     const json_t *list = json_object_get(j, key), *system = json_object_get(j, "system");
     size_t n = json_array_size(list), learned = 0, first = 0;
     if (!json_is_array(list) || !n)
@@ -220,16 +218,17 @@ static bool messages(Chat *c, const json_t *j, const char *key, const char *wher
                          json_is_array(list) ? "an empty one" : json_kind(list));
     Turn *turn = xcalloc(n + 1, sizeof *turn);
     bool ok = true;
-    if (json_string_length(system) || !(absent(system) || json_is_string(system))) { /* beside the list */
+    if (json_string_length(system) || !(chat_absent(system) || json_is_string(system))) { /* next to the list */
         turn[0].role = SYSTEM;
-        ok = text_of(j, "system", where, &turn[first++], e);
+        ok = chat_text_of(j, "system", where, &turn[first++], e);
     }
     for (size_t i = 0; ok && i < n; i++) {
         ok = turn_read(json_array_get(list, i), key, i, where, &turn[first + i], e);
         learned += turn[first + i].role == ASSISTANT && turn[first + i].learn;
     }
     if (ok && !learned && !c->all)
-        ok = err_input(e, "%s: \"%s\": expected one of the assistant to learn, found none", where, key);
+        ok =
+            err_input(e, "%s: \"%s\": expected at least one message of the assistant to learn, found none", where, key);
     ok = ok && encode(c, turn, first + n, 0, where, out, e);
     free(turn);
     return ok;
@@ -237,8 +236,9 @@ static bool messages(Chat *c, const json_t *j, const char *key, const char *wher
 
 static bool instruction(Chat *c, const json_t *j, const char *where, Ids *out, Err *e) {
     Turn turn[2] = {{.role = USER}, {.role = ASSISTANT, .learn = true}}, input = {.n = 0};
-    if (!text_of(j, "instruction", where, &turn[0], e) || !text_of(j, "output", where, &turn[1], e)) return false;
-    if (!absent(json_object_get(j, "input")) && !text_of(j, "input", where, &input, e)) return false;
+    if (!chat_text_of(j, "instruction", where, &turn[0], e) || !chat_text_of(j, "output", where, &turn[1], e))
+        return false;
+    if (!chat_absent(json_object_get(j, "input")) && !chat_text_of(j, "input", where, &input, e)) return false;
     if (input.n) {
         const char *between = templates[c->template].input;
         c->join.n = 0;
@@ -251,10 +251,11 @@ static bool instruction(Chat *c, const json_t *j, const char *where, Ids *out, E
 }
 
 bool chat_encode(Chat *c, const json_t *j, const char *where, Ids *out, Err *e) {
-    if (!absent(json_object_get(j, "tools")))
-        return err_input(e, "%s: \"tools\": no named template has them; write them into a system message", where);
-    if (json_object_get(j, "messages")) return messages(c, j, "messages", where, out, e);
-    if (json_object_get(j, "conversations")) return messages(c, j, "conversations", where, out, e);
+    if (!chat_absent(json_object_get(j, "tools")))
+        return err_input(e, "%s: \"tools\": no built-in template supports them; write them into a system message",
+                         where);
+    if (json_object_get(j, "messages")) return chat_messages(c, j, "messages", where, out, e);
+    if (json_object_get(j, "conversations")) return chat_messages(c, j, "conversations", where, out, e);
     if (json_object_get(j, "instruction")) return instruction(c, j, where, out, e);
     return err_input(e,
                      "%s: expected {\"messages\": [...]}, {\"conversations\": [...]} or {\"instruction\": TEXT, "
@@ -262,8 +263,7 @@ bool chat_encode(Chat *c, const json_t *j, const char *where, Ids *out, Err *e) 
                      where);
 }
 
-/* ---- as Jinja -------------------------------------------------------------------------------------------------------
- */
+/* ---- as Jinja ---------------------------------------------------------------------------------------------------- */
 
 static void jinja_put(Buf *b, const char *s) { buf_put(b, s, strlen(s)); }
 static void jinja_text(Buf *b, const char *s) {
@@ -278,7 +278,7 @@ static void jinja_text(Buf *b, const char *s) {
     jinja_put(b, "'");
 }
 
-/* Whether a conversation by the template begins with a special token that is not put before it. */
+/* True if a conversation by the template begins with a special token that was not put before it. */
 static bool begins_special(const Tokenizer *t, const Template *p) {
     const char *head = p->role[USER].head, *end = strstr(head, "|>");
     char name[64];

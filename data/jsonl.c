@@ -1,25 +1,26 @@
+/* jsonl.c: reads JSON objects line by line from a mapped file. */
 #include "jsonl.h"
 
-static void begin(Jsonl *l, const char *name) {
+static void jsonl_begin(Jsonl *l, const char *name) {
     *l = (Jsonl){.at = 0};
     snprintf(l->name, sizeof l->name, "%s", name);
     snprintf(l->where, sizeof l->where, "%s", l->name);
 }
 
 bool jsonl_open(Jsonl *l, const char *path, Err *e) {
-    begin(l, path);
+    jsonl_begin(l, path);
     return file_map(&l->map, path, e);
 }
 void jsonl_close(Jsonl *l) { file_unmap(&l->map); }
 
 Jsonl jsonl_memory(const void *p, size_t n, const char *name) {
     Jsonl l;
-    begin(&l, name);
+    jsonl_begin(&l, name);
     l.map = (FileMap){p, n};
     return l;
 }
 
-static bool blank(const unsigned char *p, size_t n) {
+static bool jsonl_blank(const unsigned char *p, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (p[i] != ' ' && p[i] != '\t' && p[i] != '\r') return false;
     return true;
@@ -32,7 +33,7 @@ bool jsonl_next(Jsonl *l, json_t **j, Err *e) {
         size_t n = end ? (size_t)(end - p) : l->map.n - l->at;
         l->at += n + (end != NULL);
         l->line++;
-        if (blank(p, n)) continue;
+        if (jsonl_blank(p, n)) continue;
         snprintf(l->where, sizeof l->where, "%s:%lld", l->name, (long long)l->line);
         *j = json_parse(p, n, l->where, NULL, e);
         return *j != NULL;

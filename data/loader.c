@@ -1,14 +1,14 @@
-/* loader.c: windows of a token stream, or samples of a task, as batches. */
+/* loader.c: fills batches with windows of a token stream, conversations or samples of a task. */
 #include "loader.h"
 
-/* The loader's arrays, as those may be written who own them. */
+/* The loader's arrays, writable for their owner. */
 typedef struct {
     int *off, *seq, *of, *pos, *first, *tok, *tgt;
     uint64_t *id;
 } Rows;
 
-/* Take (or measure) every array; the one place where their sizes stand. */
-static Rows rows_take(Arena *a, int max_samples, int seq_len) {
+/* Take (or measure) every array; this is the only place with their sizes. */
+static Rows loader_rows_take(Arena *a, int max_samples, int seq_len) {
     size_t B = (size_t)max_samples, N = B * (size_t)seq_len;
     return (Rows){
         .off = arena_take(a, (B + 1) * sizeof(int), "off"),
@@ -24,13 +24,13 @@ static Rows rows_take(Arena *a, int max_samples, int seq_len) {
 
 size_t loader_bytes(int max_samples, int seq_len) {
     Arena dry = {0};
-    rows_take(&dry, max_samples, seq_len);
+    loader_rows_take(&dry, max_samples, seq_len);
     return dry.peak;
 }
 
 size_t loader_bytes_task(const TaskCfg *task, int max_samples) {
     Arena dry = {0};
-    rows_take(&dry, max_samples, task->T);
+    loader_rows_take(&dry, max_samples, task->T);
     arena_take(&dry, task_work(task), "task");
     return dry.peak;
 }
@@ -39,7 +39,7 @@ static bool rows_open(Loader *l, size_t bytes, bool poison, Err *e) {
     CHECK(l->max_samples >= 1 && l->seq_len >= 1 && l->max_samples <= INT32_MAX / l->seq_len, "%d samples of %d tokens",
           l->max_samples, l->seq_len);
     if (!arena_open(&l->mem, "batch", bytes, poison, e)) return false;
-    Rows r = rows_take(&l->mem, l->max_samples, l->seq_len);
+    Rows r = loader_rows_take(&l->mem, l->max_samples, l->seq_len);
     l->batch = (Batch){.off = r.off, .seq = r.seq, .of = r.of, .pos = r.pos, .first = r.first, .id = r.id};
     l->tok = r.tok;
     l->tgt = r.tgt;
@@ -61,29 +61,27 @@ void loader_close(Loader *l) {
     *l = (Loader){0};
 }
 
-static void start(Loader *l, int b) {
+static void loader_start(Loader *l, int b) {
     CHECK(b >= 1 && b <= l->max_samples, "%d samples, room for %d", b, l->max_samples);
     l->batch.B = l->batch.N = 0;
     ((int *)l->batch.off)[0] = 0;
 }
 
-/* Const to everybody else; the memory is ours and writable. */
+/* Other code sees these arrays as const; the memory is ours and writable. */
 static Rows rows_own(Loader *l) {
     const Batch *b = &l->batch;
     return (Rows){(int *)b->off,   (int *)b->seq, (int *)b->of,  (int *)b->pos,
                   (int *)b->first, (int *)l->tok, (int *)l->tgt, (uint64_t *)b->id};
 }
 
-static bool outside(const Tokens *t, size_t at, int64_t id, int vocab, Err *e) {
+static bool loader_outside(const Tokens *t, size_t at, int64_t id, int vocab, Err *e) {
     return err_input(
-        e,
-        "%s: token %zu is id %lld, expected 0 to %d; the set was made with another tokenizer than the model "
-        "is for",
+        e, "%s: token %zu is id %lld, expected 0 to %d; the dataset was made with a tokenizer that is not the model's",
         t->name ? t->name : "tokens", t->from + at, (long long)id, vocab - 1);
 }
 
 /* Append one sequence: n inputs from t[at], and the n tokens after each. */
-static bool add(Loader *l, const Mix *m, int part, int eot, size_t at, int n, uint64_t id, Err *e) {
+static bool loader_add(Loader *l, const Mix *m, int part, int eot, size_t at, int n, uint64_t id, Err *e) {
     const Tokens *t = &m->part[part];
     const int64_t most = m->vocab ? m->vocab : INT32_MAX;
     Batch *b = &l->batch;
@@ -92,12 +90,12 @@ static bool add(Loader *l, const Mix *m, int part, int eot, size_t at, int n, ui
     int begin = b->N, first = begin;
     size_t doc = tokens_next_doc(t, at + 1);
     int64_t tok = token_at(t, at), before = -1;
-    if (tok < 0 || tok >= most) return outside(t, at, tok, (int)most, e);
+    if (tok < 0 || tok >= most) return loader_outside(t, at, tok, (int)most, e);
     for (int i = 0; i < n; i++) {
         int row = begin + i;
         size_t here = at + (size_t)i;
         int64_t next = token_at(t, here + 1);
-        if (next < 0 || next >= most) return outside(t, here + 1, next, (int)most, e);
+        if (next < 0 || next >= most) return loader_outside(t, here + 1, next, (int)most, e);
         if (here == doc) {
             if (before != eot) first = row;
             doc = tokens_next_doc(t, here + 1);
@@ -125,7 +123,7 @@ uint64_t loader_windows(const Mix *m, int seq_len) {
 }
 
 /* The window that sample s reads, and its part. */
-static uint64_t pick(const Mix *m, int seq_len, uint64_t seed, uint64_t s, int *part) {
+static uint64_t loader_pick(const Mix *m, int seq_len, uint64_t seed, uint64_t s, int *part) {
     uint64_t order = rng_name(seed, "data.order"), W;
     *part = 0;
     if (m->blend) {
@@ -142,17 +140,18 @@ static uint64_t pick(const Mix *m, int seq_len, uint64_t seed, uint64_t s, int *
 }
 
 bool loader_train(Loader *l, const Mix *m, int eot, uint64_t seed, uint64_t sample, int b, Err *e) {
-    start(l, b);
+    loader_start(l, b);
     for (int i = 0; i < b; i++) {
         int part;
-        uint64_t s = sample + (uint64_t)i, w = pick(m, l->seq_len, seed, s, &part);
-        if (!add(l, m, part, eot, w * (size_t)l->seq_len, l->seq_len, s, e)) return false;
+        uint64_t s = sample + (uint64_t)i, w = loader_pick(m, l->seq_len, seed, s, &part);
+        if (!loader_add(l, m, part, eot, w * (size_t)l->seq_len, l->seq_len, s, e)) return false;
     }
     return true;
 }
 
-/* Predictions of part i, of all parts' at most eval_tokens: what is behind share i less what is behind share i - 1. */
-static size_t predictions(const Mix *m, int64_t eval_tokens, int part) {
+/* How many of the at most eval_tokens predictions fall to `part`: those up to and including the part, less those
+ * before it. */
+static size_t loader_predictions(const Mix *m, int64_t eval_tokens, int part) {
     size_t all = 0, behind = 0, n = 0;
     for (int i = 0; i < m->n; i++) all += m->part[i].n ? m->part[i].n - 1 : 0;
     size_t most = eval_tokens > 0 ? zmin(all, (size_t)eval_tokens) : all, before = 0;
@@ -164,7 +163,7 @@ static size_t predictions(const Mix *m, int64_t eval_tokens, int part) {
     return n - before;
 }
 static uint64_t val_windows(const Mix *m, int seq_len, int64_t eval_tokens, int part) {
-    size_t n = predictions(m, eval_tokens, part);
+    size_t n = loader_predictions(m, eval_tokens, part);
     return n / (size_t)seq_len + (n % (size_t)seq_len > 0);
 }
 uint64_t loader_val_windows(const Mix *m, int seq_len, int64_t eval_tokens) {
@@ -175,15 +174,16 @@ uint64_t loader_val_windows(const Mix *m, int seq_len, int64_t eval_tokens) {
 
 bool loader_val(Loader *l, const Mix *m, int eot, int64_t eval_tokens, uint64_t window, int b, Err *e) {
     uint64_t W = loader_val_windows(m, l->seq_len, eval_tokens);
-    start(l, b);
+    loader_start(l, b);
     CHECK(window < W && (uint64_t)b <= W - window, "windows %llu + %d of %llu", (unsigned long long)window, b,
           (unsigned long long)W);
     for (int i = 0; i < b; i++) {
         int part = 0;
         uint64_t w = window + (uint64_t)i;
         for (uint64_t own; w >= (own = val_windows(m, l->seq_len, eval_tokens, part)); part++) w -= own;
-        size_t at = w * (size_t)l->seq_len, n = predictions(m, eval_tokens, part);
-        if (!add(l, m, part, eot, at, (int)zmin((size_t)l->seq_len, n - at), window + (uint64_t)i, e)) return false;
+        size_t at = w * (size_t)l->seq_len, n = loader_predictions(m, eval_tokens, part);
+        if (!loader_add(l, m, part, eot, at, (int)zmin((size_t)l->seq_len, n - at), window + (uint64_t)i, e))
+            return false;
     }
     return true;
 }
@@ -193,7 +193,7 @@ void loader_task(Loader *l, TaskStream stream, uint64_t seed, uint64_t sample, i
     Rows r = rows_own(l);
     int T = l->seq_len;
     CHECK(l->task, "opened for text");
-    start(l, b);
+    loader_start(l, b);
     for (int i = 0; i < b; i++) {
         int begin = batch->N;
         r.id[i] = sample + (uint64_t)i;
@@ -216,8 +216,7 @@ int64_t loader_task_targets(Loader *l, TaskStream stream, uint64_t seed, uint64_
     return n;
 }
 
-/* ---- conversations --------------------------------------------------------------------------------------------------
- */
+/* ---- conversations ----------------------------------------------------------------------------------------------- */
 
 /* The window that sample s reads. */
 static int sft_window(const Sft *t, uint64_t seed, uint64_t s) {
@@ -248,7 +247,7 @@ static void add_window(Loader *l, const Sft *t, const SftPart *p, int window, ui
 }
 
 void loader_sft(Loader *l, const Sft *t, uint64_t seed, uint64_t sample, int b) {
-    start(l, b);
+    loader_start(l, b);
     for (uint64_t s = sample; s < sample + (uint64_t)b; s++) add_window(l, t, &t->train, sft_window(t, seed, s), s);
 }
 
@@ -276,7 +275,7 @@ uint64_t loader_sft_val_windows(const Sft *t, int64_t eval_tokens) {
 }
 
 void loader_sft_val(Loader *l, const Sft *t, uint64_t window, int b) {
-    start(l, b);
+    loader_start(l, b);
     CHECK(window + (uint64_t)b <= (uint64_t)t->val.pack.n, "windows %llu + %d of %d", (unsigned long long)window, b,
           t->val.pack.n);
     for (int i = 0; i < b; i++) add_window(l, t, &t->val, (int)window + i, window + (uint64_t)i);

@@ -1,6 +1,8 @@
+/* pack.c: best-fit decreasing, with bit sets of the free rooms that windows have. */
 #include "pack.h"
 
-/* The free rooms that some window has, as bits; and those words of them that are not 0, as bits. */
+/* A set of free rooms: one bit for every room that some window has, and one bit for every word of those that is not
+ * 0. */
 typedef struct {
     uint64_t *word, *sum;
     int nsum;
@@ -11,12 +13,12 @@ static void rooms_set(Rooms *r, int room, bool on) {
     *w = on ? *w | bit : *w & ~bit;
     *s = *w ? *s | up : *s & ~up;
 }
-static uint64_t from(uint64_t word, int bit) { return bit < 64 ? word >> bit << bit : 0; }
-/* The least room >= want; -1: none. */
+static uint64_t pack_from(uint64_t word, int bit) { return bit < 64 ? word >> bit << bit : 0; }
+/* The least room >= want in the set; -1: none. */
 static int rooms_find(const Rooms *r, int want) {
-    uint64_t w = from(r->word[want / 64], want % 64);
+    uint64_t w = pack_from(r->word[want / 64], want % 64);
     if (w) return want / 64 * 64 + __builtin_ctzll(w);
-    uint64_t s = from(r->sum[want / 4096], want / 64 % 64 + 1);
+    uint64_t s = pack_from(r->sum[want / 4096], want / 64 % 64 + 1);
     for (int i = want / 4096; i < r->nsum; s = ++i < r->nsum ? r->sum[i] : 0) {
         if (!s) continue;
         int k = i * 64 + __builtin_ctzll(s);
@@ -25,7 +27,7 @@ static int rooms_find(const Rooms *r, int want) {
     return -1;
 }
 
-/* Numbers of the pieces by falling length, equals by rising number. */
+/* The pieces' numbers by decreasing length, equal lengths by increasing number. */
 static int *by_length(const int *len, int n, int room) {
     int *order = xcalloc((size_t)n + 1, sizeof *order), *at = xcalloc((size_t)room + 2, sizeof *at);
     for (int i = 0; i < n; i++) {
@@ -46,7 +48,7 @@ void pack_make(Pack *p, const int *len, int n, int room) {
     r.word = xcalloc((size_t)r.nsum * 64, sizeof *r.word);
     r.sum = xcalloc((size_t)r.nsum, sizeof *r.sum);
     *p = (Pack){.n = 0};
-    /* top[c] - 1: the window that came to free room c last; below[w] - 1: the one before it */
+    /* top[c] - 1: the window that reached free room c last; below[w] - 1: the window before it */
     for (int i = 0; i < n; i++) {
         int need = len[order[i]], c = rooms_find(&r, need), w;
         if (c < 0) {

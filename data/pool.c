@@ -1,14 +1,14 @@
-/* pool.c: see pool.h. */
+/* pool.c: cuts documents into jobs, encodes the jobs of a round in parallel, and sends the ids on in order. */
 #include "pool.h"
 #include "tok_model.h"
 #include <omp.h>
 
 enum {
-    JOB = 1 << 16,        /* bytes from which a job is cut off */
-    BIG = 1 << 18,        /* a job that runs alone: merging a piece takes up to 70 bytes for each of its own */
-    ROUND_EACH = 1 << 20, /* bytes that wait, for each thread, before they are encoded */
-    JOBS_MAX = 4096,      /* that wait: documents may be of one byte */
-    KEEP = 4096           /* ids for which a job keeps its room */
+    JOB = 1 << 16,        /* bytes from which on a job is closed */
+    BIG = 1 << 18,        /* bytes of a job that runs alone: merging needs up to 70 bytes for each byte of a piece */
+    ROUND_EACH = 1 << 20, /* bytes per thread that are collected before they are encoded */
+    JOBS_MAX = 4096,      /* jobs that are collected: documents may have one byte each */
+    KEEP = 4096           /* ids up to which a job keeps its memory */
 };
 typedef struct {
     size_t at, n;
@@ -19,10 +19,10 @@ typedef struct {
 struct Pool {
     PoolCfg cfg;
     Encoder **enc;
-    Buf text;      /* of the jobs, then of what is not yet a job */
+    Buf text;      /* the text of the jobs, then text that belongs to no job yet */
     size_t jobbed; /* bytes that belong to jobs */
-    size_t seen;   /* bytes behind those that hold no place to cut */
-    bool inside;   /* the next job goes on with a document */
+    size_t seen;   /* bytes after those that are known to have no place to cut */
+    bool inside;   /* the next job continues a document */
     Job *job;
     size_t njob, cap;
 };
@@ -52,8 +52,8 @@ void pool_close(Pool *p) {
     free(p);
 }
 
-static bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-/* The first place to cut s at or behind `from`; 0: none is known. */
+static bool pool_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+/* The first place at `from` or later where s can be cut; 0: none is known. */
 static size_t cut_place(const Tokenizer *t, const char *s, size_t n, size_t from) {
     if (cuts_anywhere(t)) return from < n ? from : 0;
     if (!cuts_at_blanks(t)) return 0;
@@ -61,7 +61,7 @@ static size_t cut_place(const Tokenizer *t, const char *s, size_t n, size_t from
         const char *blank = memchr(s + i, ' ', n - 1 - i);
         if (!blank) return 0;
         i = (size_t)(blank - s);
-        if (letter(s[i - 1]) && letter(s[i + 1])) return i;
+        if (pool_letter(s[i - 1]) && pool_letter(s[i + 1])) return i;
     }
     return 0;
 }
@@ -81,7 +81,7 @@ static void add_job(Pool *p, size_t n, bool end) {
     p->inside = !end;
 }
 
-static void encode(Pool *p, Job *j) {
+static void pool_encode(Pool *p, Job *j) {
     j->ids.n = 0;
     j->why = (Err){0};
     j->ok = encoder_run(p->enc[omp_get_thread_num()], p->text.at + j->at, j->n, 0, &j->ids, &j->why);
@@ -91,10 +91,10 @@ bool pool_flush(Pool *p, Err *e) {
     bool ok = true;
 #pragma omp parallel for schedule(dynamic, 4) num_threads(p->cfg.threads)
     for (size_t i = 0; i < p->njob; i++)
-        if (p->job[i].n <= BIG) encode(p, &p->job[i]);
+        if (p->job[i].n <= BIG) pool_encode(p, &p->job[i]);
     for (size_t i = 0; ok && i < p->njob; i++) {
         Job *j = &p->job[i];
-        if (j->n > BIG) encode(p, j);
+        if (j->n > BIG) pool_encode(p, j);
         if (!j->ok)
             ok = err_input(e, "%s", j->why.msg);
         else
@@ -109,7 +109,7 @@ bool pool_flush(Pool *p, Err *e) {
 
 bool pool_text(Pool *p, const char *s, size_t n, bool end, Err *e) {
     const size_t round = (size_t)p->cfg.threads * ROUND_EACH;
-    do { /* in slices, so that a large document does not wait in memory as a whole */
+    do { /* in slices, so that a large document is never in memory as a whole */
         size_t take = zmin(n, ROUND_EACH);
         buf_put(&p->text, s, take);
         s += take, n -= take;
@@ -123,9 +123,7 @@ bool pool_text(Pool *p, const char *s, size_t n, bool end, Err *e) {
             }
             p->seen = tail - 2;
             if (tail > p->cfg.most)
-                return err_input(e,
-                                 "a stretch of %zu bytes in which this tokenizer's text cannot be cut, at most %zu are "
-                                 "encoded at once",
+                return err_input(e, "a stretch of %zu bytes that this tokenizer cannot split, expected at most %zu",
                                  tail, p->cfg.most);
             break;
         }

@@ -1,9 +1,9 @@
-/* pretoken.c: see pretoken.h. */
+/* pretoken.c: NFC by utf8proc, and the cut of text into pieces by PCRE2. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "pretoken.h"
 #include <pcre2.h>
 #include <utf8proc.h>
-#include "../ops/oom.h"
+#include "ops/oom.h"
 
 const char PATTERN_GPT2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const char PATTERN_LLAMA3[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
@@ -22,7 +22,7 @@ void buf_free(Buf *t) {
     *t = (Buf){0};
 }
 
-/* Bytes of s that are ASCII, or (ascii false) well-formed UTF-8, from the start. */
+/* The number of leading bytes of s that are ASCII or (ascii false) well-formed UTF-8. */
 static size_t ascii_bytes(const char *s, size_t n) {
     size_t i = 0;
     while (i < n && (unsigned char)s[i] < 0x80) i++;
@@ -39,7 +39,7 @@ static size_t valid_bytes(const char *s, size_t n) {
     }
 }
 void buf_nfc(Buf *out, const char *s, size_t n) {
-    if (ascii_bytes(s, n) == n) { /* composed as it stands */
+    if (ascii_bytes(s, n) == n) { /* already composed */
         buf_put(out, s, n);
         return;
     }
@@ -67,12 +67,12 @@ struct CutState {
     pcre2_jit_stack *stack;
     const char *s; /* the text of the last call; its bytes up to `good` are UTF-8 */
     size_t n, good;
-    size_t from, to; /* a match found but not yet reached; none: to 0 */
+    size_t from, to; /* a match that was found but not yet reached; none: to 0 */
     bool failed;
 };
 
-/* \s and \S by property. A backslash before anything else takes its follower along. */
-static bool translate(const char *p, Buf *out, const char *where, Err *e) {
+/* Replace \s and \S by properties. A backslash escapes the next character. */
+static bool pretoken_translate(const char *p, Buf *out, const char *where, Err *e) {
     for (; *p; p++) {
         if (*p != '\\') {
             buf_put(out, p, 1);
@@ -82,7 +82,7 @@ static bool translate(const char *p, Buf *out, const char *where, Err *e) {
         if (*p == 's' || *p == 'S')
             buf_put(out, *p == 's' ? "\\p{White_Space}" : "\\P{White_Space}", 15);
         else if (*p == 'w' || *p == 'W' || *p == 'b' || *p == 'B' || !*p)
-            return err_input(e, "%s: the pattern's \\%c means different things to different libraries; not supported",
+            return err_input(e, "%s: the pattern's \\%c is not supported: regex libraries disagree about its meaning",
                              where, *p ? *p : ' ');
         else
             buf_put(out, p - 1, 2);
@@ -96,18 +96,18 @@ Cutter *cutter_open(const char *pattern, const char *where, Err *e) {
     int code = 0;
     size_t at = 0;
     Cutter *c = NULL;
-    if (translate(pattern, &own, where, e)) {
+    if (pretoken_translate(pattern, &own, where, e)) {
         c = xcalloc(1, sizeof *c);
         c->code = pcre2_compile((PCRE2_SPTR)own.at, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
         if (!c->code && code == PCRE2_ERROR_HEAP_FAILED) oom_exit(NULL);
         if (!c->code) {
             char why[128] = "";
             pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-            err_input(e, "%s: the pattern '%.80s' is not understood: %.100s", where, pattern, why);
+            err_input(e, "%s: cannot compile the pattern '%.80s': %.100s", where, pattern, why);
             free(c);
             c = NULL;
         } else {
-            pcre2_jit_compile(c->code, PCRE2_JIT_COMPLETE); /* where it cannot, matching is slower and the same */
+            pcre2_jit_compile(c->code, PCRE2_JIT_COMPLETE); /* without JIT matching is slower, with the same results */
         }
     }
     buf_free(&own);
@@ -117,16 +117,16 @@ void cutter_close(Cutter *c) {
     if (c) pcre2_code_free(c->code);
     free(c);
 }
-/* Of one match. A run of blanks costs some steps for each of its bytes. */
+/* Limits of one match. A run of blanks costs some steps for each of its bytes. */
 enum { STEPS_MAX = 100000000, HEAP_KIB_MAX = 1 << 20 };
 CutState *cut_state(const Cutter *c) {
     CutState *s = xcalloc(1, sizeof *s);
     s->code = c->code;
     s->match = pcre2_match_data_create_from_pattern(c->code, NULL);
     s->context = pcre2_match_context_create(NULL);
-    s->stack = pcre2_jit_stack_create(1 << 15, 1 << 25, NULL); /* NULL where there is no such compiler */
+    s->stack = pcre2_jit_stack_create(1 << 15, 1 << 25, NULL); /* NULL without a JIT compiler */
     oom_check(s->match), oom_check(s->context);
-    pcre2_set_match_limit(s->context, STEPS_MAX); /* a hostile pattern would go on for ever */
+    pcre2_set_match_limit(s->context, STEPS_MAX); /* a hostile pattern would run for ever */
     pcre2_set_depth_limit(s->context, STEPS_MAX);
     pcre2_set_heap_limit(s->context, HEAP_KIB_MAX);
     if (s->stack) pcre2_jit_stack_assign(s->context, NULL, s->stack);
@@ -140,8 +140,8 @@ void cut_state_free(CutState *s) {
     free(s);
 }
 
-/* The next match at or behind `at` in n bytes of UTF-8; false: none. */
-static bool match(CutState *c, const char *s, size_t n, size_t at, size_t *from, size_t *to) {
+/* The next match at `at` or later in n bytes of UTF-8; false: none. */
+static bool pretoken_match(CutState *c, const char *s, size_t n, size_t at, size_t *from, size_t *to) {
     while (at < n) {
         int k = pcre2_match(c->code, (PCRE2_SPTR)s, n, at, PCRE2_NO_UTF_CHECK, c->match, c->context);
         if (k == PCRE2_ERROR_JIT_STACKLIMIT)
@@ -167,12 +167,12 @@ size_t cut_next(CutState *c, const char *s, size_t n, size_t from) {
         c->good = from + k;
         c->to = 0;
     }
-    if (c->to && c->from == from) { /* the stretch before this match went out last time */
+    if (c->to && c->from == from) { /* the stretch before this match was returned last time */
         size_t to = c->to;
         c->to = 0;
         return to;
     }
-    if (!match(c, s, c->good, from, &c->from, &c->to)) return c->good;
+    if (!pretoken_match(c, s, c->good, from, &c->from, &c->to)) return c->good;
     if (c->from > from) return c->from;
     size_t to = c->to;
     c->to = 0;

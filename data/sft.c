@@ -1,11 +1,11 @@
+/* sft.c: reads conversations, splits them into training and validation, and packs them into windows. */
 #include "sft.h"
 #include "jsonl.h"
 #include "paths.h"
 
 const char *const sft_learns[] = {"answers", "all", NULL}, *const sft_too_longs[] = {"cut", "drop", NULL};
 
-/* ---- reading --------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     Sft *s;
@@ -15,8 +15,8 @@ typedef struct {
     size_t cap; /* of s->at */
 } Read;
 
-/* The ids from the last conversation's end on are one more, if something is learned of what there is room for. */
-static bool keep(Read *r, const char *where, Err *e) {
+/* Accept the ids after the last conversation's end as one more conversation, if a part that fits is learned. */
+static bool sft_keep(Read *r, const char *where, Err *e) {
     Sft *s = r->s;
     size_t from = s->at[s->n], n = r->ids.n - from, most = (size_t)r->spec->seq_len + 1, learned = 0;
     bool cut = n > most, drop = cut && r->spec->cfg.too_long == SFT_DROP;
@@ -36,8 +36,8 @@ static bool keep(Read *r, const char *where, Err *e) {
     return true;
 }
 
-/* Before a parser says what is wrong with a line: no line of such a file is meant to be JSON. */
-static bool objects(const Jsonl *l, const char *path, Err *e) {
+/* Check the first bytes before a parser complains about a line: such a file was never meant to be JSON. */
+static bool sft_objects(const Jsonl *l, const char *path, Err *e) {
     const unsigned char *p = l->map.p;
     size_t i = 0;
     while (i < l->map.n && strchr(" \t\r\n", p[i]) && p[i]) i++;
@@ -45,13 +45,12 @@ static bool objects(const Jsonl *l, const char *path, Err *e) {
         return err_input(e, "%.150s: begins with a byte-order mark; remove it: sed -i '1s/^\\xEF\\xBB\\xBF//' FILE",
                          path);
     if (i < l->map.n && p[i] == '[')
-        return err_input(e, "%.150s: is one list of JSON; write one object a line: jq -c '.[]' FILE", path);
+        return err_input(e, "%.150s: is one JSON list; write one object per line: jq -c '.[]' FILE", path);
     return i == l->map.n || p[i] == '{' ||
-           err_input(
-               e,
-               "%.150s: expected one conversation a line, {\"messages\": [...]}, found no JSON; to train on plain "
-               "text leave out data.sft.template",
-               path);
+           err_input(e,
+                     "%.150s: expected one conversation per line, {\"messages\": [...]}, found no JSON; to train on "
+                     "plain text leave out data.sft.template",
+                     path);
 }
 
 static bool read_file(Read *r, const char *key, const char *path, Err *e) {
@@ -65,18 +64,17 @@ static bool read_file(Read *r, const char *key, const char *path, Err *e) {
         e->status = why.status;
         return false;
     }
-    ok = objects(&l, path, e);
+    ok = sft_objects(&l, path, e);
     while (ok && (ok = jsonl_next(&l, &j, e)) && j) {
-        ok = chat_encode(&r->chat, j, l.where, &r->ids, e) && keep(r, l.where, e);
+        ok = chat_encode(&r->chat, j, l.where, &r->ids, e) && sft_keep(r, l.where, e);
         json_decref(j);
         lines++;
     }
     jsonl_close(&l);
-    return ok && (lines || err_input(e, "%.200s: no conversation in it; expected one JSON object a line", path));
+    return ok && (lines || err_input(e, "%.200s: no conversation in it; expected one JSON object per line", path));
 }
 
-/* ---- packing --------------------------------------------------------------------------------------------------------
- */
+/* ---- packing ----------------------------------------------------------------------------------------------------- */
 
 const int *sft_piece(const Sft *s, const SftPart *p, int piece, int *n) {
     size_t c = (size_t)p->first + (size_t)piece;
@@ -96,7 +94,7 @@ static void pack_part(Sft *s, SftPart *p, int first, int n, int seq_len) {
     free(len);
 }
 
-static uint64_t hash(const Sft *s, const SftPart *p) {
+static uint64_t sft_hash(const Sft *s, const SftPart *p) {
     uint64_t h = 0xCBF29CE484222325u; /* FNV-1a over lengths and ids */
     for (int i = 0, n; i < p->n; i++) {
         const int *id = sft_piece(s, p, i, &n);
@@ -106,19 +104,21 @@ static uint64_t hash(const Sft *s, const SftPart *p) {
     return h;
 }
 
-static bool enough(const Sft *s, const SftSpec *spec, int ntrain, bool own, Err *e) {
+static bool sft_enough(const Sft *s, const SftSpec *spec, int ntrain, bool own, Err *e) {
     int nval = s->n - ntrain;
     char lost[96] = "";
     if (s->dropped) snprintf(lost, sizeof lost, " (%lld were dropped, see data.sft.too_long)", (long long)s->dropped);
-    if (ntrain < 1) return err_input(e, "data.train: no conversation is left to train on%s; give more of them", lost);
+    if (ntrain < 1) return err_input(e, "data.train: no conversation is left to train on%s; give more", lost);
     if (own && nval < 1) return err_input(e, "data.val: no conversation is left to validate on%s", lost);
     if (!own && spec->val_fraction > 0 && nval < 1)
-        return err_input(e, "data.val_fraction: %g of %d conversations leaves none to validate on; give 0 for none",
+        return err_input(e,
+                         "data.val_fraction: %g of %d conversations leaves none to validate on; give a larger "
+                         "fraction, or 0 for no validation",
                          spec->val_fraction, s->n);
     return true;
 }
 
-static bool fill(Read *r, Err *e) {
+static bool sft_fill(Read *r, Err *e) {
     Sft *s = r->s;
     const SftSpec *spec = r->spec;
     bool own = spec->val && *spec->val;
@@ -132,13 +132,13 @@ static bool fill(Read *r, Err *e) {
     int ntrain = s->n;
     if (own && !read_file(r, "data.val", spec->val, e)) return false;
     if (!own) ntrain = (int)((double)s->n * (1 - spec->val_fraction));
-    if (!enough(s, spec, ntrain, own, e)) return false;
+    if (!sft_enough(s, spec, ntrain, own, e)) return false;
     s->id = xrealloc(r->ids.id, r->ids.n, sizeof *s->id);
     r->ids = (Ids){0};
     s->at = xrealloc(s->at, (size_t)s->n + 1, sizeof *s->at);
     pack_part(s, &s->train, 0, ntrain, spec->seq_len);
     pack_part(s, &s->val, ntrain, s->n - ntrain, spec->seq_len);
-    s->hash = hash(s, &s->train);
+    s->hash = sft_hash(s, &s->train);
     if (r->chat.plain) snprintf(s->plain, sizeof s->plain, "%.*s", r->chat.nplain, r->chat.plain);
     s->bytes = s->at[s->n] * sizeof *s->id + ((size_t)s->n + 1) * (sizeof *s->at + sizeof(int)) +
                ((size_t)s->train.pack.n + (size_t)s->val.pack.n + 4) * sizeof(int);
@@ -151,7 +151,7 @@ bool sft_open(Sft *s, const SftSpec *spec, const Tokenizer *t, Err *e) {
           "%d files, seq_len %d, val_fraction %g", spec->ntrain, spec->seq_len, spec->val_fraction);
     Read r = {.s = s, .spec = spec};
     chat_open(&r.chat, t, spec->cfg.template, spec->cfg.learn == SFT_ALL);
-    bool ok = fill(&r, e);
+    bool ok = sft_fill(&r, e);
     chat_close(&r.chat);
     ids_free(&r.ids);
     if (!ok) sft_close(s);

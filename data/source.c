@@ -1,4 +1,4 @@
-/* source.c: see source.h. */
+/* source.c: reads plain, gzip and zstd files as a stream, and cuts it into documents. */
 #include "source.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -8,8 +8,7 @@
 #include <zlib.h>
 #include <zstd.h>
 
-/* ---- bytes ----------------------------------------------------------------------------------------------------------
- */
+/* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
 enum { CHUNK = 1 << 20 };
 static const char STDIN[] = "-";
@@ -19,19 +18,19 @@ typedef struct {
     const char *path;
     int fd;
     Packing packing;
-    unsigned char *in, *out; /* (CHUNK) as on disk; unpacked */
-    size_t nin, at;          /* of `in`, those already unpacked */
-    bool piped, ended;       /* standard input; nothing more comes */
-    bool over, inside;       /* no more on disk; a compressed part has begun and not ended */
+    unsigned char *in, *out; /* (CHUNK) bytes as on disk; unpacked */
+    size_t nin, at;          /* of `in`: how many bytes, and how many of them are unpacked */
+    bool piped, ended;       /* standard input; no more bytes come */
+    bool over, inside;       /* the file is read to its end; a compressed part has begun and not ended */
     TextCheck check;
     z_stream z;
     ZSTD_DStream *zstd;
 } In;
 
 static bool see_read(const In *f, size_t n, Err *e) { return !f->cfg->read || f->cfg->read(f->cfg->ctx, n, e); }
-/* A pipe may give its bytes one by one and stall: `in` is filled, so that the first bytes say what it holds, and whoever
- * watches the reading is asked several times a second. */
-static bool refill(In *f, Err *e) {
+/* Fill `in`, so that the first bytes show the kind of file. A pipe may give its bytes one by one and stall: then the
+ * `read` callback is called several times a second. */
+static bool source_refill(In *f, Err *e) {
     f->nin = 0, f->at = 0;
     while (f->nin < CHUNK && !f->ended) {
         struct pollfd ready = {.fd = f->fd, .events = POLLIN};
@@ -66,14 +65,14 @@ static bool in_open(In *f, const SourceCfg *cfg, const char *path, Err *e) {
                          S_ISDIR(st.st_mode) ? "directory" : "device or pipe");
     f->in = xcalloc(CHUNK, 1);
     f->out = xcalloc(CHUNK, 1);
-    if (!refill(f, e)) return false;
+    if (!source_refill(f, e)) return false;
     if (!f->nin) return err_input(e, "%s: is empty, expected text", f->path);
     if (f->nin > 2 && f->in[0] == 0x1f && f->in[1] == 0x8b) f->packing = GZIP;
     if (zstd_begins(f->in, f->nin)) f->packing = ZSTD;
-    if (f->packing == GZIP) CHECK(inflateInit2(&f->z, 15 + 16) == Z_OK, "zlib cannot begin");
+    if (f->packing == GZIP) CHECK(inflateInit2(&f->z, 15 + 16) == Z_OK, "cannot initialise zlib");
     if (f->packing == ZSTD) {
         f->zstd = ZSTD_createDStream();
-        CHECK(f->zstd && !ZSTD_isError(ZSTD_initDStream(f->zstd)), "zstd cannot begin");
+        CHECK(f->zstd && !ZSTD_isError(ZSTD_initDStream(f->zstd)), "cannot initialise zstd");
     }
     return true;
 }
@@ -92,9 +91,9 @@ static bool gzip_step(In *f, size_t *made, Err *e) {
     f->at = f->nin - f->z.avail_in;
     *made = CHUNK - f->z.avail_out;
     f->inside = r != Z_STREAM_END;
-    if (r == Z_STREAM_END) return inflateReset(&f->z) == Z_OK || err_world(e, "%s: zlib cannot go on", f->path);
+    if (r == Z_STREAM_END) return inflateReset(&f->z) == Z_OK || err_runtime(e, "%s: zlib cannot continue", f->path);
     return r == Z_OK || r == Z_BUF_ERROR ||
-           err_input(e, "%s: not sound gzip: %s", f->path, f->z.msg ? f->z.msg : "damaged");
+           err_input(e, "%s: damaged gzip data: %s", f->path, f->z.msg ? f->z.msg : "damaged");
 }
 static bool zstd_step(In *f, size_t *made, Err *e) {
     ZSTD_inBuffer in = {f->in, f->nin, f->at};
@@ -103,14 +102,14 @@ static bool zstd_step(In *f, size_t *made, Err *e) {
     f->at = in.pos;
     *made = out.pos;
     f->inside = r != 0;
-    return !ZSTD_isError(r) || err_input(e, "%s: not sound zstd: %s", f->path, ZSTD_getErrorName(r));
+    return !ZSTD_isError(r) || err_input(e, "%s: damaged zstd data: %s", f->path, ZSTD_getErrorName(r));
 }
 
-/* The next bytes; *n 0: there are no more. */
+/* The next unpacked bytes; *n 0: there are no more. */
 static bool in_next(In *f, const char **s, size_t *n, Err *e) {
     *n = 0;
     while (!*n) {
-        if (f->at == f->nin && !f->over && !refill(f, e)) return false;
+        if (f->at == f->nin && !f->over && !source_refill(f, e)) return false;
         bool last = f->over && f->at == f->nin;
         if (f->packing == PLAIN) {
             *s = (char *)f->in, *n = f->nin - f->at;
@@ -120,45 +119,44 @@ static bool in_next(In *f, const char **s, size_t *n, Err *e) {
             if (!(f->packing == GZIP ? gzip_step(f, n, e) : zstd_step(f, n, e))) return false;
             /* a chunk on disk may hold gigabytes */
             if (f->cfg->read && !f->cfg->read(f->cfg->ctx, 0, e)) return false;
-            if (last && !*n && f->inside) return err_input(e, "%s: its compressed text is cut short", f->path);
+            if (last && !*n && f->inside) return err_input(e, "%s: the compressed text is truncated", f->path);
         }
         if (last) return true;
     }
     return true;
 }
 
-/* The same, which must be text. */
+/* The same, checked to be text. */
 static bool text_next(In *f, const char **s, size_t *n, Err *e) {
     return in_next(f, s, n, e) && (*n ? text_check(&f->check, *s, *n, e) : text_check_end(&f->check, e));
 }
 
-/* ---- documents ------------------------------------------------------------------------------------------------------
- */
+/* ---- documents --------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     char *at;
     size_t n, cap;
 } Held;
-static void hold(Held *h, const char *s, size_t n) {
+static void source_hold(Held *h, const char *s, size_t n) {
     if (h->n + n > h->cap) h->at = xrealloc(h->at, h->cap = zmax(2 * h->cap, h->n + n + 4096), 1);
     if (n) memcpy(h->at + h->n, s, n);
     h->n += n;
 }
-static void drop(Held *h, size_t n) {
+static void source_drop(Held *h, size_t n) {
     if (!n) return;
     h->n -= n;
     memmove(h->at, h->at + n, h->n);
 }
 
-/* Bytes that could begin a separator wait until it is known whether they do. */
-static bool raw(In *f, Held *h, Err *e) {
+/* Cut raw text. Bytes that could begin a separator are held until it is known whether they do. */
+static bool source_raw(In *f, Held *h, Err *e) {
     const SourceCfg *c = f->cfg;
     const char *s;
     size_t n;
     for (;;) {
         if (!text_next(f, &s, &n, e)) return false;
         if (!n) break;
-        hold(h, s, n);
+        source_hold(h, s, n);
         size_t done = 0;
         for (const char *cut; c->nsep && (cut = memmem(h->at + done, h->n - done, c->sep, c->nsep));) {
             if (!c->sink(c->ctx, h->at + done, (size_t)(cut - h->at) - done, true, e)) return false;
@@ -166,24 +164,25 @@ static bool raw(In *f, Held *h, Err *e) {
         }
         size_t wait = c->nsep ? zmin(c->nsep - 1, h->n - done) : 0, go = h->n - done - wait;
         if (go && !c->sink(c->ctx, h->at + done, go, false, e)) return false;
-        drop(h, done + go);
+        source_drop(h, done + go);
     }
     return c->sink(c->ctx, h->at, h->n, true, e);
 }
 
-/* What a line holds in place of a text at the key. */
+/* Report what a line holds instead of a text at the key. */
 static bool no_text(const In *f, const json_t *j, const char *where, Err *e) {
     static const char *const talks[] = {"messages", "conversations", "instruction"};
     const char *key = f->cfg->jsonl_key;
     for (size_t i = 0; i < sizeof talks / sizeof *talks; i++)
         if (json_object_get(j, talks[i]))
             return err_input(e,
-                             "%s: expected text at the key \"%.40s\", found \"%s\": conversations are trained on with "
+                             "%s: expected text at the key \"%.40s\", found \"%s\"; for conversations set "
                              "data.sft.template (chatml, llama3, ...)",
                              where, key, talks[i]);
     return err_input(
-        e, "%s: expected text at the key \"%.40s\", found %s; kvsmith data tokenize --jsonl-key reads another", where,
-        key, json_object_get(j, key) ? "something else" : "no such key");
+        e,
+        "%s: expected text at the key \"%.40s\", found %s; to read another key use kvsmith data tokenize --jsonl-key",
+        where, key, json_object_get(j, key) ? "something else" : "no such key");
 }
 static bool line_text(const In *f, const char *s, size_t n, size_t number, Err *e) {
     const SourceCfg *c = f->cfg;
@@ -200,19 +199,19 @@ static bool line_text(const In *f, const char *s, size_t n, size_t number, Err *
     free(where);
     return ok;
 }
-static bool jsonl(In *f, Held *h, Err *e) {
+static bool source_jsonl(In *f, Held *h, Err *e) {
     const char *s;
     size_t n, number = 0;
     for (;;) {
         if (!text_next(f, &s, &n, e)) return false;
         if (!n) break;
         size_t from = h->n, done = 0; /* no line ends before `from` */
-        hold(h, s, n);
+        source_hold(h, s, n);
         for (const char *end; (end = memchr(h->at + from, '\n', h->n - from)); from = done) {
             if (!line_text(f, h->at + done, (size_t)(end - h->at) - done, ++number, e)) return false;
             done = (size_t)(end - h->at) + 1;
         }
-        drop(h, done);
+        source_drop(h, done);
         if (h->n > SOURCE_LINE_MAX)
             return err_input(e, "%s line %zu: longer than %d bytes", f->path, number + 1, SOURCE_LINE_MAX);
     }
@@ -222,8 +221,8 @@ static bool jsonl(In *f, Held *h, Err *e) {
 bool source_read(const SourceCfg *c, const char *path, Err *e) {
     In f;
     Held h = {0};
-    hold(&h, "", 0);
-    bool ok = in_open(&f, c, path, e) && (c->jsonl_key ? jsonl(&f, &h, e) : raw(&f, &h, e));
+    source_hold(&h, "", 0);
+    bool ok = in_open(&f, c, path, e) && (c->jsonl_key ? source_jsonl(&f, &h, e) : source_raw(&f, &h, e));
     in_close(&f);
     free(h.at);
     return ok;

@@ -1,46 +1,7 @@
-/* task.c: the generators. Ids that mean something come first, symbols without meaning after them. */
+/* task.c: the generators of the tasks' samples. Ids with a meaning come first, symbols without meaning after them. */
 #include "task.h"
-
-/* ---- draws ----------------------------------------------------------------------------------------------------------
- */
-
-typedef struct {
-    uint64_t key, n;
-} Draw;
-static Draw draw_make(uint64_t key, const char *name) { return (Draw){rng_name(key, name), 0}; }
-/* 0..n-1. The bias of the remainder is below n / 2^64. */
-static int below(Draw *d, int n) { return (int)(rng_mix(d->key, d->n++) % (uint64_t)n); }
-static double unit(Draw *d) { return rng_uniform(d->key, d->n++); }
-
-/* The first `count` of a random order of list[0..n). (rng_permute would need no list, but on so few elements it is only
- * nearly uniform.) */
-static void shuffle(Draw *d, int *list, int n, int count) {
-    for (int i = 0; i < count; i++) {
-        int j = i + below(d, n - i), swap = list[i];
-        list[i] = list[j], list[j] = swap;
-    }
-}
-/* Of the numbers first .. first + n - 1; list holds all n. */
-static void deal(Draw *d, int *list, int first, int n, int count) {
-    for (int i = 0; i < n; i++) list[i] = first + i;
-    shuffle(d, list, n, count);
-}
-
-/* Starts of `count` pieces of `len` cells that do not overlap, among `cells` cells from `begin` on, ascending; each
- * placement is as likely as any other: a walk over pieces and single cells, of which `cells - count (len-1)` exist. */
-static void scatter(Draw *d, int begin, int cells, int len, int count, int *start) {
-    int items = cells - count * (len - 1);
-    CHECK(items >= count, "%d pieces of %d in %d cells", count, len, cells);
-    for (int at = begin; count; items--) {
-        if (below(d, items) < count) {
-            *start++ = at;
-            at += len;
-            count--;
-        } else {
-            at++;
-        }
-    }
-}
+#include "task_draw.h"
+#include "task_text.h"
 
 #define AT(member) offsetof(TaskCfg, member)
 #define VOCAB_KEY(dflt, meaning) \
@@ -54,8 +15,8 @@ static void scatter(Draw *d, int begin, int cells, int len, int count, int *star
  * Every other row holds any id (noise), or 0. */
 static const Key mqar_keys[] = {
     VOCAB_KEY("512", "ids: keys 1 to vocab/2 - 1, values from vocab/2 on"),
-    {"pairs", KEY_INT, AT(pairs), "32", 1, TASK_LEN_MAX, "keys with a value, each asked for once", 0, 0},
-    {"power", KEY_FLOAT, AT(power), "0.01", 0, 10, "a: the place i of a question has probability ~ i^(a-1)", 0, 0},
+    {"pairs", KEY_INT, AT(pairs), "32", 1, TASK_LEN_MAX, "keys with a value; each is asked for once", 0, 0},
+    {"power", KEY_FLOAT, AT(power), "0.01", 0, 10, "a: position i of a question has probability ~ i^(a-1)", 0, 0},
     {"noise", KEY_BOOL, AT(noise), "true", 0, 0, "rows between the questions hold any id; false: 0", 0, 0},
     {0}};
 
@@ -81,7 +42,7 @@ static size_t mqar_work(const TaskCfg *c) {
     return (size_t)mqar_places(c) * sizeof(Clock) + (size_t)c->vocab * sizeof(int);
 }
 
-static void sink(Clock *h, int n, int i) {
+static void task_sink(Clock *h, int n, int i) {
     for (int kid; (kid = 2 * i + 1) < n; i = kid) {
         if (kid + 1 < n && h[kid + 1].when < h[kid].when) kid++;
         if (!(h[kid].when < h[i].when)) return;
@@ -95,23 +56,23 @@ static void mqar_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, void
     int D = c->pairs, half = c->vocab / 2, n = mqar_places(c);
     Clock *h = work;
     int *keys = (int *)(h + n), *values = keys + half - 1;
-    deal(&pick, keys, 1, half - 1, D);
-    deal(&pick, values, half, c->vocab - half, D);
-    for (int i = 2 * D; c->noise && i < c->T; i++) tok[i] = below(&fill, c->vocab);
-    for (int i = 0; i < n; i++) h[i] = (Clock){-log(unit(&when)) * pow(i + 1, 1 - c->power), i};
-    for (int i = n / 2 - 1; i >= 0; i--) sink(h, n, i);
+    task_deal(&pick, keys, 1, half - 1, D);
+    task_deal(&pick, values, half, c->vocab - half, D);
+    for (int i = 2 * D; c->noise && i < c->T; i++) tok[i] = task_below(&fill, c->vocab);
+    for (int i = 0; i < n; i++) h[i] = (Clock){-log(task_unit(&when)) * pow(i + 1, 1 - c->power), i};
+    for (int i = n / 2 - 1; i >= 0; i--) task_sink(h, n, i);
     for (int j = 0; j < D; j++) {
         int row = 2 * (D + h[0].place);
         tok[2 * j] = keys[j], tok[2 * j + 1] = values[j];
         tok[row] = keys[j], tgt[row] = values[j];
         h[0] = h[--n];
-        sink(h, n, 0);
+        task_sink(h, n, 0);
     }
 }
 
 /* ---- palindrome -----------------------------------------------------------------------------------------------------
  * 0 is the separator, 1..V-1 are symbols; n = T/2 rounded down.   x1 .. xn 0 xn .. x2 (x1)
- * Targets xn .. x1 from the separator on. x1 itself stands in the last row when T is odd. */
+ * Targets are xn .. x1 from the separator on. x1 itself is in the last row when T is odd. */
 static const Key palindrome_keys[] = {VOCAB_KEY("64", "ids: 0 separates, the rest are symbols"), {0}};
 
 static bool palindrome_check(const TaskCfg *c, Err *e) {
@@ -122,7 +83,7 @@ static void palindrome_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt
     (void)work;
     Draw d = draw_make(key, "symbols");
     int n = c->T / 2;
-    for (int i = 0; i < n; i++) tok[i] = 1 + below(&d, c->vocab - 1);
+    for (int i = 0; i < n; i++) tok[i] = 1 + task_below(&d, c->vocab - 1);
     for (int j = 0; j < n; j++) {
         tgt[n + j] = tok[n - 1 - j];
         if (n + 1 + j < c->T) tok[n + 1 + j] = tok[n - 1 - j];
@@ -143,7 +104,7 @@ static void copy_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, void
     (void)work;
     Draw d = draw_make(key, "symbols");
     int n = (c->T - 1) / 2;
-    for (int i = 0; i < n; i++) tok[1 + i] = 2 + below(&d, c->vocab - 2);
+    for (int i = 0; i < n; i++) tok[1 + i] = 2 + task_below(&d, c->vocab - 2);
     tok[n + 1] = 1;
     for (int j = 0; j < n; j++) {
         tgt[n + 1 + j] = tok[1 + j];
@@ -154,9 +115,9 @@ static void copy_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, void
 /* ---- stack ----------------------------------------------------------------------------------------------------------
  * 0 pushes, 1 pops, 2..S+1 are the S stacks, S+2..V-1 are elements. A sample is T/3 operations of three rows,
  *   0 stack element      1 stack element
- * and the element of a pop, that which was pushed last on this stack of those still there, is asked for at the row of
- * the stack's id. An operation is a pop with probability `pop` where some stack holds something, each of those stacks
- * as likely as another; the last one always is. Rows behind the last operation hold 0. */
+ * The element of a pop is the last one pushed on this stack that is still there; it is the target at the row of the
+ * stack's id. An operation is a pop with probability `pop` if some stack holds something, each of those stacks being
+ * equally likely; the last operation is always a pop. Rows after it hold 0. */
 static const Key stack_keys[] = {VOCAB_KEY("130", "ids: 0 pushes, 1 pops, then the stacks, the rest are elements"),
                                  {"stacks", KEY_INT, AT(stacks), "64", 1, TASK_VOCAB_MAX, "number of stacks", 0, 0},
                                  {"pop", KEY_FLOAT, AT(pop), "0.5", 0, 1,
@@ -177,18 +138,18 @@ static void stack_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, voi
     int *top = work, *list = top + S, *where = list + S, *below_it = where + S, *element = below_it + ops;
     for (int s = 0; s < S; s++) top[s] = -1;
     for (int i = 0; i < ops; i++, tok += 3, tgt += 3) {
-        bool pop = held && (unit(&d) < c->pop || i == ops - 1);
-        int s = pop ? list[below(&d, held)] : below(&d, S);
+        bool pop = held && (task_unit(&d) < c->pop || i == ops - 1);
+        int s = pop ? list[task_below(&d, held)] : task_below(&d, S);
         if (pop) {
             int node = top[s];
             tok[0] = 1, tok[1] = 2 + s, tok[2] = tgt[1] = element[node];
             top[s] = below_it[node];
-            if (top[s] < 0) { /* the last of the list takes its place */
+            if (top[s] < 0) { /* the last of the list replaces it */
                 list[where[s]] = list[--held];
                 where[list[where[s]]] = where[s];
             }
         } else {
-            tok[0] = 0, tok[1] = 2 + s, tok[2] = element[i] = 2 + S + below(&d, c->vocab - 2 - S);
+            tok[0] = 0, tok[1] = 2 + s, tok[2] = element[i] = 2 + S + task_below(&d, c->vocab - 2 - S);
             if (top[s] < 0) list[where[s] = held++] = s;
             below_it[i] = top[s], top[s] = i;
         }
@@ -200,7 +161,7 @@ static void stack_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, voi
  * second a asks for b. No other row holds an a. The pairs do not overlap; a b beyond the last row is a target only. */
 static const Key induction_keys[] = {VOCAB_KEY("64", "ids, all of them symbols"),
                                      {"bigrams", KEY_INT, AT(bigrams), "1", 1, TASK_LEN_MAX,
-                                      "pairs of symbols that come twice", 0, 0},
+                                      "pairs of symbols that occur twice", 0, 0},
                                      {"distance", KEY_INT, AT(distance), "0", 0, TASK_LEN_MAX,
                                       "rows from the first to the second, 2 or more, with one bigram; 0: any", 0, 0},
                                      {0}};
@@ -225,15 +186,15 @@ static void induction_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt,
     Draw fill = draw_make(key, "fill"), place = draw_make(key, "place");
     int k = c->bigrams, *start = work, *symbol = start + 2 * k;
     if (c->distance) {
-        start[0] = below(&place, c->T - c->distance);
+        start[0] = task_below(&place, c->T - c->distance);
         start[1] = start[0] + c->distance;
     } else {
-        scatter(&place, 0, c->T + 1, 2, 2 * k, start);
-        shuffle(&place, start, 2 * k, 2 * k);
+        task_scatter(&place, 0, c->T + 1, 2, 2 * k, start);
+        task_shuffle(&place, start, 2 * k, 2 * k);
     }
     /* The symbols in an order of the sample's own: the first k are the a's, all other rows hold the others. */
-    deal(&fill, symbol, 0, c->vocab, k);
-    for (int i = 0; i < c->T; i++) tok[i] = symbol[k + below(&fill, c->vocab - k)];
+    task_deal(&fill, symbol, 0, c->vocab, k);
+    for (int i = 0; i < c->T; i++) tok[i] = symbol[k + task_below(&fill, c->vocab - k)];
     for (int j = 0; j < k; j++) {
         int p = start[2 * j], q = start[2 * j + 1], b = tok[imin(p, q) + 1];
         tok[p] = tok[q] = symbol[j];
@@ -249,14 +210,13 @@ static void induction_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt,
 static const Key needle_keys[] = {
     VOCAB_KEY("64", "ids: 0 asks, then the needles' keys, the rest are symbols"),
     {"needles", KEY_INT, AT(needles), "1", 1, TASK_LEN_MAX, "keys in the haystack, one of which is asked for", 0, 0},
-    {"length", KEY_INT, AT(length), "4", 1, TASK_LEN_MAX, "symbols behind each key: the answer", 0, 0},
+    {"length", KEY_INT, AT(length), "4", 1, TASK_LEN_MAX, "symbols after each key: the answer", 0, 0},
     {"depth_min", KEY_FLOAT, AT(depth_min), "0", 0, 1, "where the needle asked for may begin: 0 first row", 0, 0},
     {"depth_max", KEY_FLOAT, AT(depth_max), "1", 0, 1, "and 1: as late as it can", 0, 0},
     {0}};
 
 static bool needle_check(const TaskCfg *c, Err *e) {
-    /* Others fit wherever the needle lies: the parts before and behind it leave less than a needle's room unused each.
-     */
+    /* Others fit wherever the needle lies: before and after it, less than a needle's room stays unused each. */
     int64_t n = c->needles, len = (int64_t)c->length + 1, need = len * n + (n > 1 ? 2 * (len - 1) : 0) + len;
     if (c->needles > c->vocab - 3)
         return err_input(e, "needles: %d keys, the one that asks and two symbols need a vocab of %lld, got %d",
@@ -272,14 +232,14 @@ static size_t needle_work(const TaskCfg *c) { return 2 * (size_t)c->needles * si
 static void needle_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, void *work) {
     Draw fill = draw_make(key, "fill"), place = draw_make(key, "place");
     int n = c->needles, m = c->length, len = m + 1, H = c->T - len, *start = work, *keys = start + n;
-    deal(&place, keys, 1, n, n);
-    start[0] = (int)lround((c->depth_min + (c->depth_max - c->depth_min) * unit(&place)) * (H - len));
+    task_deal(&place, keys, 1, n, n);
+    start[0] = (int)lround((c->depth_min + (c->depth_max - c->depth_min) * task_unit(&place)) * (H - len));
     int before = start[0], behind = H - len - before, left = 0;
-    for (int j = 1; j < n; j++) left += below(&place, H - len) < before;
+    for (int j = 1; j < n; j++) left += task_below(&place, H - len) < before;
     left = imin(imax(left, n - 1 - behind / len), before / len);
-    scatter(&place, 0, before, len, left, start + 1);
-    scatter(&place, before + len, behind, len, n - 1 - left, start + 1 + left);
-    for (int i = 0; i < H; i++) tok[i] = 1 + n + below(&fill, c->vocab - 1 - n);
+    task_scatter(&place, 0, before, len, left, start + 1);
+    task_scatter(&place, before + len, behind, len, n - 1 - left, start + 1 + left);
+    for (int i = 0; i < H; i++) tok[i] = 1 + n + task_below(&fill, c->vocab - 1 - n);
     for (int j = 0; j < n; j++) tok[start[j]] = keys[j];
     tok += H, tgt += H; /* the question */
     tok[0] = 0;
@@ -290,26 +250,52 @@ static void needle_sample(const TaskCfg *c, uint64_t key, int *tok, int *tgt, vo
 }
 #undef AT
 
-/* ---- all of them ----------------------------------------------------------------------------------------------------
- */
+/* ---- all of them ------------------------------------------------------------------------------------------------- */
 
 static const Task mqar = {"mqar",      "associative recall of many pairs, arXiv:2312.04927",
                           mqar_keys,   mqar_check,
-                          mqar_sample, mqar_work},
-                  palindrome = {"palindrome",      "symbols, then the same backwards, arXiv:2510.26692",
-                                palindrome_keys,   palindrome_check,
-                                palindrome_sample, NULL},
+                          mqar_sample, mqar_work,
+                          false},
+                  palindrome = {"palindrome",
+                                "symbols, then the same backwards, arXiv:2510.26692",
+                                palindrome_keys,
+                                palindrome_check,
+                                palindrome_sample,
+                                NULL,
+                                false},
                   stack = {"stack",      "last in, first out on many stacks, arXiv:2510.26692",
                            stack_keys,   stack_check,
-                           stack_sample, stack_work},
-                  copy = {"copy", "symbols, then the same again", copy_keys, copy_check, copy_sample, NULL},
-                  induction = {"induction",      "what followed when this symbol came before",
-                               induction_keys,   induction_check,
-                               induction_sample, induction_work},
+                           stack_sample, stack_work,
+                           false},
+                  copy = {"copy", "symbols, then the same again", copy_keys, copy_check, copy_sample, NULL, false},
+                  induction = {"induction",
+                               "the symbol that followed the last time",
+                               induction_keys,
+                               induction_check,
+                               induction_sample,
+                               induction_work,
+                               false},
                   needle = {"needle",      "a marked piece at a chosen depth of a long sample",
                             needle_keys,   needle_check,
-                            needle_sample, needle_work};
-const Task *const tasks[] = {&mqar, &palindrome, &stack, &copy, &induction, &needle, NULL};
+                            needle_sample, needle_work,
+                            false};
+const Task *const tasks[] = {&mqar,
+                             &palindrome,
+                             &stack,
+                             &copy,
+                             &induction,
+                             &needle,
+                             &task_niah,
+                             &task_niah_multikey,
+                             &task_niah_multivalue,
+                             &task_vt,
+                             &task_niah_multiquery,
+                             &task_passkey,
+                             &task_cwe,
+                             &task_fwe,
+                             &task_repeat,
+                             &task_recall,
+                             NULL};
 
 const Task *task_find(const char *name) {
     for (int i = 0; tasks[i]; i++)
@@ -332,6 +318,7 @@ uint64_t task_hash(const TaskCfg *c) {
         const char *at = (const char *)c + k->at;
         uint64_t v = 0;
         switch (k->type) {
+        case KEY_CHOICE:
         case KEY_INT: v = (uint64_t) * (const int *)at; break;
         case KEY_BOOL: v = *(const bool *)at; break;
         case KEY_FLOAT: memcpy(&v, at, sizeof v); break;

@@ -1,6 +1,6 @@
-/* text.c: files to token streams. */
+/* text.c: opens all files of a run, decides which files make which part, and tokenizes text into streams. */
 #include "text.h"
-#include "../ops/file.h"
+#include "ops/file.h"
 #include "pool.h"
 #include "source.h"
 
@@ -20,16 +20,15 @@ bool text_unescape(const char *s, const char *key, char **out, size_t *n, Err *e
     return true;
 }
 
-/* ---- the plan: which files make which part --------------------------------------------------------------------------
- */
+/* ---- the plan: which files make which part ----------------------------------------------------------------------- */
 
 typedef struct {
     const char *path;
     SetKind kind;
-    size_t size; /* of a text, bytes */
+    size_t size; /* bytes of a text */
     int part;
 } Source;
-/* A part while it grows: ids of text; a set has none. */
+/* A part while it grows: the ids of its text; a set has none. */
 typedef struct {
     void *id;
     size_t room, n, documents, bytes;
@@ -43,25 +42,25 @@ typedef struct {
     Paths path;                /* of `file` */
     Source *file;              /* (nfile): ntrain, then val */
     int nfile, ntrain, nparts; /* nparts: of training; val is one more */
-    bool own;                  /* val is a file */
+    bool own;                  /* val is a file of its own */
     IdType type;
     Grow grow[PARTS_MAX + 1];
 } Plan;
 
-/* Map a text, which must not be empty. */
+/* Map a text file, which must not be empty. */
 static bool text_map(FileMap *m, const char *path, Err *e) {
     if (!file_map(m, path, e)) return false;
     return m->n > 0 || err_input(e, "text %s: is empty, expected text to train or validate on", path);
 }
 
-static const char *key_of(const StreamSpec *s) { return s->key ? s->key : "data.train"; }
+static const char *text_key_of(const StreamSpec *s) { return s->key ? s->key : "data.train"; }
 static bool plan_file(Plan *p, int i, Err *e) {
     Source *f = &p->file[i];
     FileMap m;
     Err why = {0};
     const char *path = f->path = p->path.path[i];
     if (!set_kind(path, &f->kind, &why)) {
-        snprintf(e->msg, sizeof e->msg, "%s: %.*s", i < p->ntrain ? key_of(p->spec) : "data.val",
+        snprintf(e->msg, sizeof e->msg, "%s: %.*s", i < p->ntrain ? text_key_of(p->spec) : "data.val",
                  (int)sizeof e->msg - 40, why.msg);
         e->status = why.status;
         return false;
@@ -74,7 +73,8 @@ static bool plan_file(Plan *p, int i, Err *e) {
     }
     bool joins = i && f->kind == SET_TEXT && f[-1].kind == SET_TEXT && !p->spec->weight && i < p->ntrain;
     if (!joins && i < p->ntrain && p->nparts == PARTS_MAX)
-        return err_input(e, "%s: more than %d sets of ids; give fewer, larger ones", key_of(p->spec), PARTS_MAX);
+        return err_input(e, "%s: more than %d token datasets; give fewer, larger ones", text_key_of(p->spec),
+                         PARTS_MAX);
     f->part = i == p->ntrain ? p->nparts : joins ? f[-1].part : p->nparts++;
     p->grow[f->part].name = path;
     return true;
@@ -89,7 +89,7 @@ static bool plan_room(Plan *p, Err *e) {
         Grow *g = &p->grow[p->file[i].part];
         if (p->file[i].kind != SET_TEXT) continue;
         if (p->file[i].size > limit || g->room > limit)
-            return err_world(e, "out of memory: %zu bytes of text", p->file[i].size);
+            return err_runtime(e, "out of memory: %zu bytes of text", p->file[i].size);
         if (!g->room) g->room = 1;
         g->room += most * p->file[i].size + most;
     }
@@ -105,11 +105,12 @@ static bool plan_paths(Plan *p, Err *e) {
     const StreamSpec *spec = p->spec;
     for (int i = 0; i < spec->ntrain; i++) {
         int before = p->path.n;
-        if (!paths_add(&p->path, spec->train[i], key_of(spec), e)) return false;
+        if (!paths_add(&p->path, spec->train[i], text_key_of(spec), e)) return false;
         if (spec->weight && p->path.n != before + 1)
-            return err_input(
-                e, "%s: %.150s has a weight and names %d files; give each its own weight, or make a set of them",
-                key_of(spec), spec->train[i], p->path.n - before);
+            return err_input(e,
+                             "%s: %.150s has a weight and names %d files; give each its own weight, or tokenize them "
+                             "into one dataset",
+                             text_key_of(spec), spec->train[i], p->path.n - before);
     }
     p->ntrain = p->path.n;
     if (p->own) {
@@ -138,10 +139,9 @@ static void take_room(Arena *a, Plan *p, Blend *b) {
     if (b->D) blend_take(b, a);
 }
 
-/* ---- text -----------------------------------------------------------------------------------------------------------
- */
+/* ---- text -------------------------------------------------------------------------------------------------------- */
 
-static void put(Grow *g, IdType type, size_t at, int id) {
+static void text_put(Grow *g, IdType type, size_t at, int id) {
     if (type == ID_16)
         ((uint16_t *)g->id)[at] = (uint16_t)id;
     else
@@ -157,18 +157,17 @@ static bool take_ids(void *ctx, const Ids *ids, bool begin, bool end, size_t byt
     Grow *g = f->g;
     (void)end;
     if (ids->n + begin + 1 > g->room - g->n) /* one is kept for the last EOT */
-        return err_input(e, "makes more ids than %zu for each byte, which is the most that there is room for",
-                         pool_most_ids(f->p->t));
+        return err_input(e, "makes more than %zu ids per byte, which is not supported", pool_most_ids(f->p->t));
     if (begin) {
-        put(g, f->p->type, g->n++, f->p->t->eot);
+        text_put(g, f->p->type, g->n++, f->p->t->eot);
         g->documents++;
     }
-    for (size_t i = 0; i < ids->n; i++) put(g, f->p->type, g->n++, ids->id[i]);
+    for (size_t i = 0; i < ids->n; i++) text_put(g, f->p->type, g->n++, ids->id[i]);
     g->bytes += bytes;
     return true;
 }
 
-/* Of a pool's error, which knows no file. */
+/* Add the file's name to a pool's error, which does not know it. */
 static bool in_file(const Source *f, const Err *why, Err *e) {
     return err_input(e, "text %.150s: %s", f->path, why->msg);
 }
@@ -177,14 +176,14 @@ typedef struct {
     Pool *pool;
     const Plan *p;
     const Source *f;
-    size_t read, *done; /* bytes of this file, of all */
+    size_t read, *done; /* bytes of this file, and of all files */
 } Reading;
-static bool on_text(void *ctx, const char *s, size_t n, bool end, Err *e) {
+static bool text_on_text(void *ctx, const char *s, size_t n, bool end, Err *e) {
     Reading *r = ctx;
     Err why = {0};
     return pool_text(r->pool, s, n, end, &why) || in_file(r->f, &why, e);
 }
-static bool on_read(void *ctx, size_t bytes, Err *e) {
+static bool text_on_read(void *ctx, size_t bytes, Err *e) {
     Reading *r = ctx;
     const StreamSpec *s = r->p->spec;
     (void)e;
@@ -193,15 +192,15 @@ static bool on_read(void *ctx, size_t bytes, Err *e) {
     return true;
 }
 
-/* The file had `size` bytes when room was made for it. */
-static bool add_file(Pool *pool, const Plan *p, const Source *f, Grow *g, size_t *done, Err *e) {
+/* Tokenize a file, which must still have the `size` bytes that room was taken for. */
+static bool text_add_file(Pool *pool, const Plan *p, const Source *f, Grow *g, size_t *done, Err *e) {
     Reading r = {pool, p, f, 0, done};
     SourceCfg c = {.sep = p->sep,
                    .nsep = p->nsep,
                    .jsonl_key = source_key(f->path),
                    .lift = p->spec->lift,
-                   .sink = on_text,
-                   .read = on_read,
+                   .sink = text_on_text,
+                   .read = text_on_read,
                    .ctx = &r};
     Err why = {0};
     size_t before = g->documents;
@@ -209,7 +208,7 @@ static bool add_file(Pool *pool, const Plan *p, const Source *f, Grow *g, size_t
     if (r.read != f->size)
         return err_input(e, "text %s: changed while it was read: %zu bytes, then %zu", f->path, f->size, r.read);
     if (!pool_flush(pool, &why)) return in_file(f, &why, e);
-    return g->documents > before || err_input(e, "text %s: holds only %s, expected text", f->path,
+    return g->documents > before || err_input(e, "text %s: contains only %s, expected text", f->path,
                                               c.jsonl_key ? "documents of no bytes" : "separators");
 }
 
@@ -217,25 +216,23 @@ static bool fill_texts(Plan *p, Err *e) {
     size_t done = 0;
     bool ok = true;
     if (p->t->eot < 0 && p->total)
-        return err_input(e,
-                         "text %.150s: the tokenizer names no end-of-text token to put between documents; data.eot can "
-                         "name one",
-                         p->file[0].path);
+        return err_input(
+            e, "text %.150s: the tokenizer names no end-of-text token to separate documents; name one with data.eot",
+            p->file[0].path);
     Fill f = {.p = p};
     Pool *pool = pool_open(&(PoolCfg){p->t, imax(p->spec->threads, 1), (size_t)1 << 30, take_ids, &f});
     for (int i = 0; ok && i < p->nfile; i++) {
         if (p->file[i].kind != SET_TEXT) continue;
         f.g = &p->grow[p->file[i].part];
-        ok = add_file(pool, p, &p->file[i], f.g, &done, e);
+        ok = text_add_file(pool, p, &p->file[i], f.g, &done, e);
     }
     for (int i = 0; ok && i <= p->nparts; i++)
-        if (p->grow[i].id) put(&p->grow[i], p->type, p->grow[i].n++, p->t->eot);
+        if (p->grow[i].id) text_put(&p->grow[i], p->type, p->grow[i].n++, p->t->eot);
     pool_close(pool);
     return ok;
 }
 
-/* ---- parts ----------------------------------------------------------------------------------------------------------
- */
+/* ---- parts ------------------------------------------------------------------------------------------------------- */
 
 static bool sets_open(Stream *s, const Plan *p, Err *e) {
     s->set = xcalloc((size_t)p->nfile, sizeof *s->set);
@@ -247,8 +244,8 @@ static bool sets_open(Stream *s, const Plan *p, Err *e) {
     return true;
 }
 
-/* All of part i of the plan. */
-static Tokens part_of(const Stream *s, const Plan *p, int i) {
+/* The whole of part i of the plan. */
+static Tokens text_part_of(const Stream *s, const Plan *p, int i) {
     const Grow *g = &p->grow[i];
     int set = 0;
     if (g->id) return (Tokens){.id = g->id, .n = g->n, .type = p->type, .name = g->name};
@@ -256,10 +253,10 @@ static Tokens part_of(const Stream *s, const Plan *p, int i) {
     return s->set[set].all;
 }
 
-/* How many tokens of a part training keeps. */
-static size_t keep(const Tokens *t, const Grow *g, int eot, double val_fraction) {
+/* The number of tokens of a part that training keeps. */
+static size_t text_keep(const Tokens *t, const Grow *g, int eot, double val_fraction) {
     if (!g->id) return (size_t)((double)t->n * (1 - val_fraction));
-    size_t text = 0, cut = 0; /* counted: data.eot may be an id that text has, too */
+    size_t text = 0, cut = 0; /* they must be counted: data.eot may be an id that also occurs in text */
     for (size_t i = 0; i < t->n; i++) text += token_at(t, i) != eot;
     size_t most = (size_t)((double)text * (1 - val_fraction));
     for (size_t seen = 0; seen < most; cut++) seen += token_at(t, cut) != eot;
@@ -270,24 +267,24 @@ static bool cut_parts(Stream *s, const Plan *p, Err *e) {
     const StreamSpec *spec = p->spec;
     size_t kept = 0, all = 0;
     for (int i = 0; i < p->nparts; i++) {
-        Tokens t = part_of(s, p, i);
+        Tokens t = text_part_of(s, p, i);
         size_t cut = t.n;
         all += t.n;
         if (!p->own && spec->val_fraction > 0) {
-            cut = keep(&t, &p->grow[i], p->t->eot, spec->val_fraction);
+            cut = text_keep(&t, &p->grow[i], p->t->eot, spec->val_fraction);
             s->tail[s->val.n++] = tokens_slice(t, cut, t.n - cut);
             kept += t.n - cut;
             if (t.n - cut < 2)
                 return err_input(e,
                                  "data.val_fraction: %g of %zu tokens leaves %zu to validate on, expected at least 2; "
-                                 "give 0 for none",
+                                 "give a larger fraction, or 0 for no validation",
                                  spec->val_fraction, t.n, t.n - cut);
         }
         s->part[s->train.n++] = tokens_slice(t, 0, cut);
         s->tokens += cut;
     }
     if (p->own) {
-        s->tail[s->val.n++] = part_of(s, p, p->nparts);
+        s->tail[s->val.n++] = text_part_of(s, p, p->nparts);
         kept = s->tail[0].n;
         if (kept < 2) return err_input(e, "data.val: %zu tokens, expected at least 2", kept);
     }
@@ -304,7 +301,7 @@ static bool cut_parts(Stream *s, const Plan *p, Err *e) {
     return true;
 }
 
-/* FNV-1a over ids; a set has a hash of its own, and where it is cut belongs to it. */
+/* FNV-1a over ids. A set has its own hash, and the place where it is cut is part of it. */
 static uint64_t hash_part(const Stream *s, const Plan *p, int i) {
     const Tokens *t = &s->part[i];
     uint64_t h = 0xCBF29CE484222325u;
@@ -317,7 +314,7 @@ static uint64_t hash_part(const Stream *s, const Plan *p, int i) {
     return h;
 }
 
-static bool fill(Stream *s, Plan *p, Err *e) {
+static bool text_fill(Stream *s, Plan *p, Err *e) {
     Arena dry = {0};
     if (p->spec->weight && !blend_weights(&s->blend, p->spec->ntrain, p->spec->weight, e)) return false;
     take_room(&dry, p, &s->blend);
@@ -346,8 +343,7 @@ bool stream_bytes(const StreamSpec *spec, const Tokenizer *t, size_t *bytes, Err
     return ok;
 }
 
-/* ---- how much there is ----------------------------------------------------------------------------------------------
- */
+/* ---- how much there is ------------------------------------------------------------------------------------------- */
 
 typedef struct {
     Pool *pool;
@@ -362,7 +358,7 @@ static bool taste_ids(void *ctx, const Ids *ids, bool begin, bool end, size_t by
 static bool taste_text(void *ctx, const char *s, size_t n, bool end, Err *e) {
     return pool_text(((Taste *)ctx)->pool, s, n, end, e);
 }
-/* The second stretch of a file is not wanted. */
+/* Stop before the second stretch of a file, which is not needed. */
 static bool taste_read(void *ctx, size_t bytes, Err *e) {
     Taste *t = ctx;
     (void)e;
@@ -370,8 +366,8 @@ static bool taste_read(void *ctx, size_t bytes, Err *e) {
     t->read += bytes;
     return true;
 }
-/* Tokens for each byte on disk at the beginning of a text. */
-static bool density(const Plan *p, const Source *f, double *per, Err *e) {
+/* Measure the tokens per byte on disk at the beginning of a text. */
+static bool text_density(const Plan *p, const Source *f, double *per, Err *e) {
     Taste t = {.pool = NULL};
     Err why = {0};
     SourceCfg c = {.sep = p->sep,
@@ -383,7 +379,7 @@ static bool density(const Plan *p, const Source *f, double *per, Err *e) {
                    .ctx = &t};
     t.pool = pool_open(&(PoolCfg){p->t, imax(p->spec->threads, 1), (size_t)1 << 30, taste_ids, &t});
     bool ok = source_read(&c, f->path, &why) || t.enough;
-    /* what is held of a document that continues */
+    /* ids still held of a document that continues */
     ok = ok && (!t.enough || pool_text(t.pool, "", 0, true, &why)) && pool_flush(t.pool, &why);
     pool_close(t.pool);
     *per = (double)t.ids / (double)zmax(t.read, 1);
@@ -391,8 +387,8 @@ static bool density(const Plan *p, const Source *f, double *per, Err *e) {
     return ok;
 }
 
-/* With weights w of D: after so many tokens part i has been read once. */
-static double once(double tokens, const Blend *b, int i) { return b->D ? tokens * b->D / b->w[i] : tokens; }
+/* With weights w of D: the number of tokens after which part i has been read once. */
+static double text_once(double tokens, const Blend *b, int i) { return b->D ? tokens * b->D / b->w[i] : tokens; }
 
 bool stream_estimate(const StreamSpec *spec, const Tokenizer *t, double *tokens, size_t *bytes, Err *e) {
     Plan p;
@@ -405,7 +401,7 @@ bool stream_estimate(const StreamSpec *spec, const Tokenizer *t, double *tokens,
         const Source *f = &p.file[i];
         Set set;
         if (f->kind == SET_TEXT) {
-            ok = tasted || (tasted = density(&p, f, &per, e));
+            ok = tasted || (tasted = text_density(&p, f, &per, e));
             part[f->part] += per * (double)f->size;
             *bytes += f->size;
         } else if ((ok = set_open(&set, f->path, f->kind, e))) {
@@ -415,7 +411,7 @@ bool stream_estimate(const StreamSpec *spec, const Tokenizer *t, double *tokens,
     }
     double kept = p.own ? 1 : 1 - spec->val_fraction;
     for (int i = 0; ok && i < p.nparts; i++) {
-        double n = once(kept * part[i], &b, i);
+        double n = text_once(kept * part[i], &b, i);
         *tokens = b.D ? (i ? fmin(*tokens, n) : n) : *tokens + n;
     }
     plan_close(&p);
@@ -424,7 +420,7 @@ bool stream_estimate(const StreamSpec *spec, const Tokenizer *t, double *tokens,
 double stream_epoch(const Stream *s) {
     double tokens = 0;
     for (int i = 0; i < s->train.n; i++) {
-        double n = once((double)s->part[i].n, &s->blend, i);
+        double n = text_once((double)s->part[i].n, &s->blend, i);
         tokens = s->blend.D ? (i ? fmin(tokens, n) : n) : tokens + n;
     }
     return tokens;
@@ -436,8 +432,8 @@ bool stream_open(Stream *s, const StreamSpec *spec, const Tokenizer *t, Err *e) 
     CHECK(spec->seq_len >= 1, "seq_len %d", spec->seq_len);
     CHECK(spec->val_fraction >= 0 && spec->val_fraction < 1, "val_fraction %g", spec->val_fraction);
     if (!plan_open(&p, spec, t, e)) return false;
-    bool ok = fill(s, &p, e);
-    s->file = p.path, p.path = (Paths){0}; /* parts are named by them */
+    bool ok = text_fill(s, &p, e);
+    s->file = p.path, p.path = (Paths){0}; /* the parts' names point into it */
     plan_close(&p);
     if (!ok) stream_close(s);
     return ok;

@@ -1,8 +1,7 @@
-/* text_check.c: see text_check.h. */
+/* text_check.c: recognises other kinds of files by their first bytes, and checks UTF-8. */
 #include "text_check.h"
 
-/* ---- other kinds of files -------------------------------------------------------------------------------------------
- */
+/* ---- other kinds of files ---------------------------------------------------------------------------------------- */
 
 typedef struct {
     const char *magic;
@@ -36,7 +35,7 @@ static const Magic magics[] = {
     {MAGIC("\xfe\xff"), "text in UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"},
 };
 
-static bool magic(const TextCheck *c, const unsigned char *p, size_t n, Err *e) {
+static bool text_check_magic(const TextCheck *c, const unsigned char *p, size_t n, Err *e) {
     for (size_t i = 0; i < sizeof magics / sizeof *magics; i++) {
         const Magic *m = &magics[i];
         if (n >= m->n && !memcmp(p, m->magic, m->n))
@@ -45,19 +44,19 @@ static bool magic(const TextCheck *c, const unsigned char *p, size_t n, Err *e) 
     return true;
 }
 
-/* ---- characters -----------------------------------------------------------------------------------------------------
- */
+/* ---- characters -------------------------------------------------------------------------------------------------- */
 
-static bool refuse(const TextCheck *c, size_t at, const char *found, const char *todo, Err *e) {
+static bool text_check_refuse(const TextCheck *c, size_t at, const char *found, const char *todo, Err *e) {
     return err_input(e, "%.120s: byte %zu %s, expected text in UTF-8; %s%s%s", c->name, at, found, todo,
-                     *c->lift ? ", or take any bytes by " : "", c->lift);
+                     *c->lift ? ", or accept any bytes with " : "", c->lift);
 }
 static bool not_utf8(const TextCheck *c, size_t at, Err *e) {
-    return refuse(c, at, "does not continue as UTF-8", "convert the file (of Latin-1: iconv -f LATIN1 -t UTF-8)", e);
+    return text_check_refuse(c, at, "does not continue as UTF-8",
+                             "convert the file (from Latin-1: iconv -f LATIN1 -t UTF-8)", e);
 }
 
 /* Bytes from `i` on that are ASCII and not NUL, by words of eight. */
-static size_t plain(const unsigned char *p, size_t n, size_t i) {
+static size_t text_check_plain(const unsigned char *p, size_t n, size_t i) {
     const uint64_t high = 0x8080808080808080u, ones = 0x0101010101010101u;
     for (uint64_t w; i + 8 <= n; i += 8) {
         memcpy(&w, p + i, 8);
@@ -67,8 +66,8 @@ static size_t plain(const unsigned char *p, size_t n, size_t i) {
     return i;
 }
 
-/* What must follow the first byte of a character that is not ASCII; false: none begins so. */
-static bool lead(TextCheck *c, unsigned char b) {
+/* Note what must follow the first byte of a non-ASCII character; false: no character begins with it. */
+static bool text_check_lead(TextCheck *c, unsigned char b) {
     c->low = 0x80, c->high = 0xbf;
     if (b >= 0xc2 && b <= 0xdf) {
         c->more = 1;
@@ -89,14 +88,14 @@ static bool lead(TextCheck *c, unsigned char b) {
 bool text_check(TextCheck *c, const void *bytes, size_t n, Err *e) {
     const unsigned char *p = bytes;
     if (!c->lift) return true;
-    if (!c->at && !magic(c, p, n, e)) return false;
+    if (!c->at && !text_check_magic(c, p, n, e)) return false;
     for (size_t i = 0; i < n; i++) {
         if (!c->more) {
-            i = plain(p, n, i);
+            i = text_check_plain(p, n, i);
             if (i == n) break;
-            if (!p[i]) return refuse(c, c->at + i, "is NUL: it looks like a binary file", "give a text", e);
+            if (!p[i]) return text_check_refuse(c, c->at + i, "is NUL: it looks like a binary file", "give a text", e);
             c->begin = c->at + i;
-            if (!lead(c, p[i])) return not_utf8(c, c->begin, e);
+            if (!text_check_lead(c, p[i])) return not_utf8(c, c->begin, e);
             continue;
         }
         if (p[i] < c->low || p[i] > c->high) return not_utf8(c, c->begin, e);

@@ -1,11 +1,12 @@
-/* tok_model.h: what tokenizer.c and the readers of files share: a byte pair tokenizer in memory. */
+/* tok_model.h: a byte pair tokenizer in memory. tokenizer.c works on it, and the readers of tokenizer files fill it.
+ * Private to data/. */
 #pragma once
 #include "pretoken.h"
 #include "tokenizer.h"
 
-/* A token that is matched in the text before anything else looks at it. */
+/* An added token, which is matched in the text before anything else. */
 typedef struct {
-    char *text; /* as it stands in the text that it is looked for in (normalised where `normalized`) */
+    char *text; /* as it appears in the text it is searched in (normalised if `normalized`) */
     size_t n;
     int id;
     bool special, lstrip, rstrip, word, normalized;
@@ -17,34 +18,34 @@ typedef struct {
     CutKind kind;
     bool known; /* the pattern is one of those in pretoken.h */
     Cutter *cutter;
-    Prepend prepend; /* metaspace: blanks become U+2581, and one stands before the text */
+    Prepend prepend; /* metaspace: blanks become U+2581, and one is put before the text */
     bool split;      /* metaspace: pieces begin at U+2581 */
 } Cut;
 
 enum { CUTS_MAX = 8 };
 typedef struct TokModel {
-    char *file; /* the text it came from, to be written back */
+    char *file; /* the file's text, to be written back */
     size_t nfile;
-    Token *token; /* (vocab) as encoding looks for them */
-    Token *shown; /* (vocab) as decoding writes them */
+    Token *token; /* (vocab) the bytes that encoding looks for */
+    Token *shown; /* (vocab) the bytes that decoding writes */
     Buf pool;     /* the bytes of both */
     Bpe *bpe;
     Added *added;
     int nadded;
     int *first[2]; /* by `normalized`: (257) where added tokens of a first byte begin in order; see tokenizer.c */
     int *order[2];
-    int plain[2]; /* by `normalized`: how many added tokens are not special */
-    bool joins;   /* an added token that is not special reaches over a blank between two letters; see pool.c */
+    int plain[2];              /* by `normalized`: how many added tokens are not special */
+    bool joins;                /* an added token that is not special can span a blank between two letters; see pool.c */
     unsigned char *special;    /* (vocab) */
     bool nfc, prepend, blanks; /* normalizer: NFC; U+2581 before a text; blanks to U+2581 */
     Cut cut[CUTS_MAX];
     int ncut;
     bool whole;        /* ignore_merges */
-    Ids before, after; /* of the template */
+    Ids before, after; /* ids that the template puts before and after a text */
 } TokModel;
 
 void tok_model_free(TokModel *);
-/* Order the added tokens for matching; call once they are all there. */
+/* Order the added tokens for matching; must be called once, after all were added. */
 void tok_model_index(TokModel *);
 /* U+0100.. stand-ins of bytes that GPT-2's map uses: the UTF-8 of each byte's character. */
 typedef struct {

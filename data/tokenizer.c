@@ -32,15 +32,16 @@ void tokenizer_close(Tokenizer *t) {
     *t = (Tokenizer){0};
 }
 
-/* ---- added tokens -------------------------------------------------------------------------------------------------
- */
+/* ---- added tokens ------------------------------------------------------------------------------------------------ */
 
-static bool letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-/* Finding `a` may take both a letter and the blank behind it, where a letter follows. */
-static bool joins(const Added *a) {
+static bool tokenizer_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+/* Matching `a` may consume both a letter and the blank after it, with a letter following. */
+static bool tokenizer_joins(const Added *a) {
     for (size_t i = 1; i < a->n; i++)
-        if (a->text[i] == ' ' && letter(a->text[i - 1]) && (i + 1 == a->n || letter(a->text[i + 1]))) return true;
-    return a->rstrip && a->n && letter(a->text[a->n - 1]);
+        if (a->text[i] == ' ' && tokenizer_letter(a->text[i - 1]) &&
+            (i + 1 == a->n || tokenizer_letter(a->text[i + 1])))
+            return true;
+    return a->rstrip && a->n && tokenizer_letter(a->text[a->n - 1]);
 }
 
 void tok_model_index(TokModel *m) {
@@ -48,7 +49,7 @@ void tok_model_index(TokModel *m) {
         const Added *a = &m->added[i];
         if (a->special || !a->n) continue;
         m->plain[a->normalized]++;
-        m->joins |= joins(a);
+        m->joins |= tokenizer_joins(a);
     }
     for (int k = 0; k < 2; k++) {
         int *first = m->first[k] = xcalloc(257, sizeof *first),
@@ -63,7 +64,7 @@ void tok_model_index(TokModel *m) {
     }
 }
 
-/* Letters, marks, digits, connectors: what the library's \w is. */
+/* Letters, marks, digits and connectors: the library's \w. */
 static bool word_char(utf8proc_int32_t c) {
     switch (utf8proc_category(c)) {
     case UTF8PROC_CATEGORY_LU:
@@ -79,7 +80,7 @@ static bool word_char(utf8proc_int32_t c) {
     default: return c == 0x200C || c == 0x200D;
     }
 }
-static bool white(utf8proc_int32_t c) {
+static bool tokenizer_white(utf8proc_int32_t c) {
     return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
            c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
@@ -91,19 +92,19 @@ static utf8proc_int32_t char_at(const char *s, size_t n, size_t i, size_t *k) {
     *k = len > 0 ? (size_t)len : 1;
     return len > 0 ? c : -1;
 }
-/* Where the character that ends at i begins. */
-static size_t back(const char *s, size_t i) {
+/* The place where the character that ends at i begins. */
+static size_t tokenizer_back(const char *s, size_t i) {
     for (i--; i > 0 && ((unsigned char)s[i] & 0xC0) == 0x80;) i--;
     return i;
 }
 static bool stands_alone(const char *s, size_t n, size_t from, size_t to) {
     size_t k;
-    bool before = from == 0 || !word_char(char_at(s, n, back(s, from), &k));
+    bool before = from == 0 || !word_char(char_at(s, n, tokenizer_back(s, from), &k));
     return before && (to >= n || !word_char(char_at(s, n, to, &k)));
 }
 
-/* The first added token at or after `at`, special ones only with ENCODE_SPECIAL; of those that begin there the longest.
- * -1: none. */
+/* The first added token at or after `at` (special ones only with ENCODE_SPECIAL); of those that begin there the
+ * longest. -1: none. */
 static int added_next(const TokModel *m, int normalized, unsigned how, const char *s, size_t n, size_t at, size_t *from,
                       size_t *to) {
     const int *first = m->first[normalized], *order = m->order[normalized];
@@ -120,24 +121,24 @@ static int added_next(const TokModel *m, int normalized, unsigned how, const cha
         const Added *a = &m->added[best];
         *from = i, *to = i + a->n;
         if (a->word && !stands_alone(s, n, *from, *to)) {
-            i = *to - 1; /* matches do not overlap, taken or not */
+            i = *to - 1; /* matches do not overlap, used or not */
             continue;
         }
-        for (size_t j, k; a->lstrip && *from > at && white(char_at(s, n, j = back(s, *from), &k));) *from = j;
-        for (size_t k; a->rstrip && *to < n && white(char_at(s, n, *to, &k));) *to += k;
+        for (size_t j, k; a->lstrip && *from > at && tokenizer_white(char_at(s, n, j = tokenizer_back(s, *from), &k));)
+            *from = j;
+        for (size_t k; a->rstrip && *to < n && tokenizer_white(char_at(s, n, *to, &k));) *to += k;
         return best;
     }
     return -1;
 }
 
-/* ---- encoding -----------------------------------------------------------------------------------------------------
- */
+/* ---- encoding ---------------------------------------------------------------------------------------------------- */
 
 struct Encoder {
     const Tokenizer *t;
     BpeWork *work;
     CutState *cut[CUTS_MAX];
-    bool failed; /* some match did not come to an end */
+    bool failed; /* some match did not terminate */
     Buf normal, step[CUTS_MAX];
 };
 Encoder *encoder_open(const Tokenizer *t) {
@@ -167,8 +168,8 @@ static void put_blanks(Buf *out, const char *s, size_t n) {
             buf_put(out, s + i, 1);
 }
 
-/* One piece through the cuts from number `step` on, then into tokens. start: the piece begins the text. */
-static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Ids *out) {
+/* Send one piece through the cuts from number `step` on, then encode it. start: the piece begins the text. */
+static void tokenizer_pieces(Encoder *e, int step, const char *s, size_t n, bool start, Ids *out) {
     const TokModel *m = e->t->model;
     if (!n) return;
     if (step == m->ncut) {
@@ -182,7 +183,7 @@ static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Id
             to = cut_next(e->cut[step], s, n, at);
             if (cut_failed(e->cut[step])) e->failed = true;
             if (e->failed) return;
-            pieces(e, step + 1, s + at, to - at, start && at == 0, out);
+            tokenizer_pieces(e, step + 1, s + at, to - at, start && at == 0, out);
         }
         return;
     }
@@ -190,7 +191,7 @@ static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Id
     if (c->kind == CUT_PREFIX_SPACE) {
         if (*s != ' ') buf_put(own, " ", 1);
         buf_put(own, s, n);
-        pieces(e, step + 1, own->at, own->n, start, out);
+        tokenizer_pieces(e, step + 1, own->at, own->n, start, out);
         return;
     }
     bool has = *s == ' ' || (n >= BLANK_BYTES && !memcmp(s, BLANK, BLANK_BYTES));
@@ -198,18 +199,18 @@ static void pieces(Encoder *e, int step, const char *s, size_t n, bool start, Id
         buf_put(own, BLANK, BLANK_BYTES);
     put_blanks(own, s, n);
     if (!c->split) {
-        pieces(e, step + 1, own->at, own->n, start, out);
+        tokenizer_pieces(e, step + 1, own->at, own->n, start, out);
         return;
     }
     for (size_t at = 0, to; at < own->n; at = to) { /* a piece begins at every mark */
         const char *next = at + 1 < own->n ? memmem(own->at + at + 1, own->n - at - 1, BLANK, BLANK_BYTES) : NULL;
         to = next ? (size_t)(next - own->at) : own->n;
-        pieces(e, step + 1, own->at + at, to - at, start && at == 0, out);
+        tokenizer_pieces(e, step + 1, own->at + at, to - at, start && at == 0, out);
     }
 }
 
-/* A stretch without the added tokens of the raw text. */
-static void stretch(Encoder *e, const char *s, size_t n, bool start, unsigned how, Ids *out) {
+/* Encode a stretch between the added tokens of the raw text. */
+static void tokenizer_stretch(Encoder *e, const char *s, size_t n, bool start, unsigned how, Ids *out) {
     const TokModel *m = e->t->model;
     if (!n) return;
     bool prepend = m->prepend && !(how & ENCODE_JOINED);
@@ -227,16 +228,16 @@ static void stretch(Encoder *e, const char *s, size_t n, bool start, unsigned ho
     }
     size_t at = 0, from, to;
     for (int k; (k = added_next(m, 1, how, s, n, at, &from, &to)) >= 0; at = to) {
-        pieces(e, 0, s + at, from - at, start && at == 0, out);
+        tokenizer_pieces(e, 0, s + at, from - at, start && at == 0, out);
         ids_push(out, m->added[k].id);
     }
-    pieces(e, 0, s + at, n - at, start && at == 0, out);
+    tokenizer_pieces(e, 0, s + at, n - at, start && at == 0, out);
 }
 
 bool encoder_run(Encoder *e, const void *text, size_t n, unsigned how, Ids *out, Err *err) {
     const char *s = text;
     const TokModel *m = e->t->model;
-    if (n >= TEXT_MAX) return err_input(err, "a text of %zu bytes; at most %d are read at once", n, TEXT_MAX - 1);
+    if (n >= TEXT_MAX) return err_input(err, "a text of %zu bytes; expected at most %d", n, TEXT_MAX - 1);
     e->failed = false;
     if (!m) {
         for (size_t i = 0; i < n; i++) ids_push(out, (unsigned char)s[i]);
@@ -245,12 +246,12 @@ bool encoder_run(Encoder *e, const void *text, size_t n, unsigned how, Ids *out,
     for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->before.n; i++) ids_push(out, m->before.id[i]);
     size_t at = 0, from, to;
     for (int k; (k = added_next(m, 0, how, s, n, at, &from, &to)) >= 0; at = to) {
-        stretch(e, s + at, from - at, at == 0 && !(how & ENCODE_LATER), at ? how & ~ENCODE_JOINED : how, out);
+        tokenizer_stretch(e, s + at, from - at, at == 0 && !(how & ENCODE_LATER), at ? how & ~ENCODE_JOINED : how, out);
         ids_push(out, m->added[k].id);
     }
-    stretch(e, s + at, n - at, at == 0 && !(how & ENCODE_LATER), at ? how & ~ENCODE_JOINED : how, out);
+    tokenizer_stretch(e, s + at, n - at, at == 0 && !(how & ENCODE_LATER), at ? how & ~ENCODE_JOINED : how, out);
     for (size_t i = 0; how & ENCODE_TEMPLATE && i < m->after.n; i++) ids_push(out, m->after.id[i]);
-    return !e->failed || err_input(err, "the pattern in the tokenizer's file does not come to an end on this text");
+    return !e->failed || err_input(err, "the tokenizer's pattern exceeds its step limit on this text");
 }
 bool tokenizer_encode(const Tokenizer *t, const void *text, size_t n, unsigned how, Ids *out, Err *err) {
     Encoder *e = encoder_open(t);
@@ -259,8 +260,7 @@ bool tokenizer_encode(const Tokenizer *t, const void *text, size_t n, unsigned h
     return ok;
 }
 
-/* ---- decoding -----------------------------------------------------------------------------------------------------
- */
+/* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
 const char *tokenizer_decode(const Tokenizer *t, int id, size_t *n) {
     CHECK(id >= 0 && id < t->vocab, "id %d of %d", id, t->vocab);

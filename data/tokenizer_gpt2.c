@@ -1,10 +1,10 @@
-/* tokenizer_gpt2.c: GPT-2's own pair of files as the tokenizer.json that means the same. */
-#include "../ops/file.h"
+/* tokenizer_gpt2.c: converts GPT-2's pair of files to an equivalent tokenizer.json. */
+#include "ops/file.h"
 #include "tokenizer.h"
 
 static const char EOT_TEXT[] = "<|endoftext|>";
 
-/* The lines of vocab.bpe behind its first, which names the version. */
+/* The lines of vocab.bpe after the first, which names the version. */
 static json_t *merges_read(const char *path, Err *e) {
     FileMap f;
     if (!file_map(&f, path, e)) return NULL;

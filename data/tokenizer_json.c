@@ -1,5 +1,5 @@
-/* tokenizer_json.c: tokenizer.json into memory, and the byte tokenizer's own. */
-#include "../ops/file.h"
+/* tokenizer_json.c: reads tokenizer.json into memory, and writes that of the byte tokenizer. */
+#include "ops/file.h"
 #include "tok_model.h"
 
 static const char EOT_TEXT[] = "<|endoftext|>", BLANK[] = "\xE2\x96\x81" /* U+2581 */;
@@ -13,8 +13,7 @@ void byte_chars(ByteChar c[256]) {
     }
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------
- */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const char *where;
@@ -25,38 +24,42 @@ typedef struct {
     Err *e;
 } Reader;
 
-static const char *text_of(const json_t *j, const char *key) { return json_string_value(json_object_get(j, key)); }
-static bool absent(const json_t *j) { return !j || json_is_null(j); }
-static bool truth(const json_t *j, const char *key, bool otherwise) {
+static const char *tokenizer_json_text_of(const json_t *j, const char *key) {
+    return json_string_value(json_object_get(j, key));
+}
+static bool tokenizer_json_absent(const json_t *j) { return !j || json_is_null(j); }
+static bool tokenizer_json_truth(const json_t *j, const char *key, bool otherwise) {
     const json_t *v = json_object_get(j, key);
     return v ? json_is_true(v) : otherwise;
 }
-static const char *type_of(const json_t *j) {
-    const char *s = text_of(j, "type");
+static const char *tokenizer_json_type_of(const json_t *j) {
+    const char *s = tokenizer_json_text_of(j, "type");
     return s ? s : "one without a type";
 }
-static bool unknown(const Reader *r, const char *part, const char *found) {
+static bool tokenizer_json_unknown(const Reader *r, const char *part, const char *found) {
     return err_input(r->e, "%s: %s: %.100s is not supported", r->where, part, found);
 }
 /* Apply `one` to an object, or to every member of a Sequence under `list`. */
-static bool each(Reader *r, const json_t *j, const char *list, bool (*one)(Reader *, const json_t *)) {
-    if (absent(j)) return true;
-    if (strcmp(type_of(j), "Sequence")) return one(r, j);
+static bool tokenizer_json_each(Reader *r, const json_t *j, const char *list, bool (*one)(Reader *, const json_t *)) {
+    if (tokenizer_json_absent(j)) return true;
+    if (strcmp(tokenizer_json_type_of(j), "Sequence")) return one(r, j);
     const json_t *all = json_object_get(j, list), *v;
     size_t i;
     json_array_foreach(all, i, v) {
-        if (!strcmp(type_of(v), "Sequence")) return unknown(r, list, "a sequence inside a sequence");
+        if (!strcmp(tokenizer_json_type_of(v), "Sequence"))
+            return tokenizer_json_unknown(r, list, "a sequence inside a sequence");
         if (!one(r, v)) return false;
     }
     return true;
 }
 
 static bool blank_for_space(const json_t *j) {
-    const char *from = text_of(json_object_get(j, "pattern"), "String"), *to = text_of(j, "content");
+    const char *from = tokenizer_json_text_of(json_object_get(j, "pattern"), "String"),
+               *to = tokenizer_json_text_of(j, "content");
     return from && to && !strcmp(from, " ") && !strcmp(to, BLANK);
 }
-static bool normalizer(Reader *r, const json_t *j) {
-    const char *type = type_of(j), *prefix = text_of(j, "prepend");
+static bool tokenizer_json_normalizer(Reader *r, const json_t *j) {
+    const char *type = tokenizer_json_type_of(j), *prefix = tokenizer_json_text_of(j, "prepend");
     if (!strcmp(type, "NFC"))
         r->m->nfc = true;
     else if (!strcmp(type, "Prepend") && prefix && !strcmp(prefix, BLANK))
@@ -64,13 +67,14 @@ static bool normalizer(Reader *r, const json_t *j) {
     else if (!strcmp(type, "Replace") && blank_for_space(j))
         r->m->blanks = true;
     else
-        return unknown(r, "normalizer", type);
-    if (r->m->nfc && (r->m->prepend || r->m->blanks)) return unknown(r, "normalizer", "NFC beside Prepend or Replace");
+        return tokenizer_json_unknown(r, "normalizer", type);
+    if (r->m->nfc && (r->m->prepend || r->m->blanks))
+        return tokenizer_json_unknown(r, "normalizer", "NFC together with Prepend or Replace");
     return true;
 }
 
 static bool add_cut(Reader *r, Cut c) {
-    if (r->m->ncut == CUTS_MAX) return unknown(r, "pre_tokenizer", "a sequence of more than 8 steps");
+    if (r->m->ncut == CUTS_MAX) return tokenizer_json_unknown(r, "pre_tokenizer", "a sequence of more than 8 steps");
     r->m->cut[r->m->ncut++] = c;
     return true;
 }
@@ -82,7 +86,7 @@ static bool add_pattern(Reader *r, const char *pattern) {
     cutter_close(c);
     return false;
 }
-/* A text as a pattern that matches it. */
+/* Add a pattern that matches a literal text. */
 static bool add_literal(Reader *r, const char *s) {
     Buf p = {0};
     for (; *s; s++) {
@@ -94,40 +98,47 @@ static bool add_literal(Reader *r, const char *s) {
     buf_free(&p);
     return ok;
 }
-static bool metaspace(Reader *r, const json_t *j) {
-    const char *mark = text_of(j, "replacement"), *scheme = text_of(j, "prepend_scheme");
+static bool tokenizer_json_metaspace(Reader *r, const json_t *j) {
+    const char *mark = tokenizer_json_text_of(j, "replacement"), *scheme = tokenizer_json_text_of(j, "prepend_scheme");
     if (!mark || strcmp(mark, BLANK))
-        return unknown(r, "pre_tokenizer", "Metaspace with another replacement than U+2581");
-    if (!scheme) scheme = truth(j, "add_prefix_space", true) ? "always" : "never";
+        return tokenizer_json_unknown(r, "pre_tokenizer", "Metaspace with another replacement than U+2581");
+    if (!scheme) scheme = tokenizer_json_truth(j, "add_prefix_space", true) ? "always" : "never";
     Prepend p = !strcmp(scheme, "always") ? PREPEND_ALWAYS : !strcmp(scheme, "first") ? PREPEND_FIRST : PREPEND_NEVER;
-    if (p == PREPEND_NEVER && strcmp(scheme, "never")) return unknown(r, "pre_tokenizer.prepend_scheme", scheme);
-    return add_cut(r, (Cut){.kind = CUT_METASPACE, .prepend = p, .split = truth(j, "split", true)});
+    if (p == PREPEND_NEVER && strcmp(scheme, "never"))
+        return tokenizer_json_unknown(r, "pre_tokenizer.prepend_scheme", scheme);
+    return add_cut(r, (Cut){.kind = CUT_METASPACE, .prepend = p, .split = tokenizer_json_truth(j, "split", true)});
 }
 static bool pre_tokenizer(Reader *r, const json_t *j) {
-    const char *type = type_of(j);
+    const char *type = tokenizer_json_type_of(j);
     if (!strcmp(type, "ByteLevel")) {
         r->bytes = true;
-        if (truth(j, "add_prefix_space", true) && !add_cut(r, (Cut){.kind = CUT_PREFIX_SPACE})) return false;
-        return !truth(j, "use_regex", true) || add_pattern(r, PATTERN_GPT2);
+        if (tokenizer_json_truth(j, "add_prefix_space", true) && !add_cut(r, (Cut){.kind = CUT_PREFIX_SPACE}))
+            return false;
+        return !tokenizer_json_truth(j, "use_regex", true) || add_pattern(r, PATTERN_GPT2);
     }
     if (!strcmp(type, "Split")) {
         const json_t *p = json_object_get(j, "pattern");
-        const char *behavior = text_of(j, "behavior"), *regex = text_of(p, "Regex"), *plain = text_of(p, "String");
+        const char *behavior = tokenizer_json_text_of(j, "behavior"), *regex = tokenizer_json_text_of(p, "Regex"),
+                   *plain = tokenizer_json_text_of(p, "String");
         if (!behavior || strcmp(behavior, "Isolated"))
-            return unknown(r, "pre_tokenizer: Split", behavior ? behavior : "no behavior");
-        if (truth(j, "invert", false)) return unknown(r, "pre_tokenizer: Split", "invert");
-        if (!regex && !plain) return unknown(r, "pre_tokenizer: Split", "a pattern that is neither Regex nor String");
+            return tokenizer_json_unknown(r, "pre_tokenizer: Split", behavior ? behavior : "no behavior");
+        if (tokenizer_json_truth(j, "invert", false))
+            return tokenizer_json_unknown(r, "pre_tokenizer: Split", "invert");
+        if (!regex && !plain)
+            return tokenizer_json_unknown(r, "pre_tokenizer: Split", "a pattern that is neither Regex nor String");
         return regex ? add_pattern(r, regex) : add_literal(r, plain);
     }
-    if (!strcmp(type, "Digits")) return add_pattern(r, truth(j, "individual_digits", false) ? "\\p{N}" : "\\p{N}+");
-    if (!strcmp(type, "Metaspace")) return metaspace(r, j);
-    return unknown(r, "pre_tokenizer", type);
+    if (!strcmp(type, "Digits"))
+        return add_pattern(r, tokenizer_json_truth(j, "individual_digits", false) ? "\\p{N}" : "\\p{N}+");
+    if (!strcmp(type, "Metaspace")) return tokenizer_json_metaspace(r, j);
+    return tokenizer_json_unknown(r, "pre_tokenizer", type);
 }
 
-static bool decoder(Reader *r, const json_t *j) {
+static bool tokenizer_json_decoder(Reader *r, const json_t *j) {
     static const char *const known[] = {"ByteLevel", "ByteFallback", "Fuse", NULL};
-    const char *type = type_of(j), *from = text_of(json_object_get(j, "pattern"), "String"),
-               *to = text_of(j, "content");
+    const char *type = tokenizer_json_type_of(j),
+               *from = tokenizer_json_text_of(json_object_get(j, "pattern"), "String"),
+               *to = tokenizer_json_text_of(j, "content");
     for (int i = 0; known[i]; i++)
         if (!strcmp(type, known[i])) return true;
     if (!strcmp(type, "Replace") && from && to && !strcmp(from, BLANK) && !strcmp(to, " ")) return true;
@@ -136,17 +147,17 @@ static bool decoder(Reader *r, const json_t *j) {
         return true;
     }
     if (!strcmp(type, "Metaspace")) {
-        const char *scheme = text_of(j, "prepend_scheme");
-        r->t->strip = scheme ? strcmp(scheme, "never") != 0 : truth(j, "add_prefix_space", true);
+        const char *scheme = tokenizer_json_text_of(j, "prepend_scheme");
+        r->t->strip = scheme ? strcmp(scheme, "never") != 0 : tokenizer_json_truth(j, "add_prefix_space", true);
         return true;
     }
-    return unknown(r, "decoder", type);
+    return tokenizer_json_unknown(r, "decoder", type);
 }
 
 static bool post_processor(Reader *r, const json_t *j) {
-    const char *type = type_of(j);
+    const char *type = tokenizer_json_type_of(j);
     if (!strcmp(type, "ByteLevel")) return true;
-    if (strcmp(type, "TemplateProcessing")) return unknown(r, "post_processor", type);
+    if (strcmp(type, "TemplateProcessing")) return tokenizer_json_unknown(r, "post_processor", type);
     const json_t *v, *specials = json_object_get(j, "special_tokens");
     size_t i, k;
     bool behind = false;
@@ -156,20 +167,20 @@ static bool post_processor(Reader *r, const json_t *j) {
             behind = true;
             continue;
         }
-        const char *name = text_of(s, "id");
+        const char *name = tokenizer_json_text_of(s, "id");
         const json_t *ids = json_object_get(json_object_get(specials, name ? name : ""), "ids");
-        if (!json_array_size(ids)) return unknown(r, "post_processor", "a template with a token that has no ids");
+        if (!json_array_size(ids))
+            return tokenizer_json_unknown(r, "post_processor", "a template with a token that has no ids");
         json_array_foreach(ids, k, id) {
             if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= TOKENIZER_IDS_MAX)
-                return unknown(r, "post_processor", "a template with an id outside the vocabulary");
+                return tokenizer_json_unknown(r, "post_processor", "a template with an id outside the vocabulary");
             ids_push(behind ? &r->m->after : &r->m->before, (int)json_integer_value(id));
         }
     }
     return true;
 }
 
-/* ---- vocabulary, merges, added tokens ----------------------------------------------------------------------------
- */
+/* ---- vocabulary, merges, added tokens ---------------------------------------------------------------------------- */
 
 static bool id_of(const Reader *r, const json_t *j, const char *name, int *id) {
     if (json_is_integer(j) && json_integer_value(j) >= 0 && json_integer_value(j) < TOKENIZER_IDS_MAX) {
@@ -189,7 +200,7 @@ static bool count_ids(Reader *r, const json_t *vocab, const json_t *added) {
         most = imax(most, id);
     }
     json_array_foreach(added, i, v) {
-        const char *s = text_of(v, "content");
+        const char *s = tokenizer_json_text_of(v, "content");
         if (!s || !*s) return err_input(r->e, "%s: added token %zu has no content", r->where, i);
         if (strlen(s) != json_string_length(json_object_get(v, "content")))
             return err_input(r->e, "%s: added token %zu holds a NUL character", r->where, i);
@@ -201,7 +212,7 @@ static bool count_ids(Reader *r, const json_t *vocab, const json_t *added) {
     return true;
 }
 
-/* A token's text as the bytes it stands for; false: it has a character that stands for none. */
+/* Convert a token's text to its bytes; false: it has a character that represents no byte. */
 typedef struct {
     short byte[0x200];
 } CharByte;
@@ -244,16 +255,16 @@ static void put_shown(Buf *out, const char *name) {
     buf_put(out, name, strlen(name));
 }
 
-/* The pool moves while it grows, so tokens hold offsets until all are there. */
+/* The pool moves while it grows, so tokens hold offsets until all have been added. */
 typedef struct {
     size_t at, n;
     bool used;
 } Place;
-static void settle(const TokModel *m, Token *t, const Place *p, int n) {
+static void tokenizer_json_settle(const TokModel *m, Token *t, const Place *p, int n) {
     for (int i = 0; i < n; i++)
         if (p[i].used) t[i].at = m->pool.at + p[i].at, t[i].n = (uint32_t)p[i].n;
 }
-static bool vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
+static bool tokenizer_json_vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
     TokModel *m = r->m;
     CharByte level = char_bytes_table();
     int V = r->t->vocab, id = -1;
@@ -289,16 +300,16 @@ static bool vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
     m->added = xcalloc(json_array_size(added) + 1, sizeof *m->added);
     json_array_foreach(added, i, v) {
         if (!ok) break;
-        const char *s = text_of(v, "content");
+        const char *s = tokenizer_json_text_of(v, "content");
         ok = id_of(r, json_object_get(v, "id"), s, &id);
         if (!ok) break;
         Added *a = &m->added[m->nadded++];
         *a = (Added){.id = id,
-                     .special = truth(v, "special", false),
-                     .lstrip = truth(v, "lstrip", false),
-                     .rstrip = truth(v, "rstrip", false),
-                     .word = truth(v, "single_word", false),
-                     .normalized = truth(v, "normalized", !truth(v, "special", false))};
+                     .special = tokenizer_json_truth(v, "special", false),
+                     .lstrip = tokenizer_json_truth(v, "lstrip", false),
+                     .rstrip = tokenizer_json_truth(v, "rstrip", false),
+                     .word = tokenizer_json_truth(v, "single_word", false),
+                     .normalized = tokenizer_json_truth(v, "normalized", !tokenizer_json_truth(v, "special", false))};
         Buf norm = {0};
         if (a->normalized && m->nfc)
             buf_nfc(&norm, s, strlen(s));
@@ -306,13 +317,13 @@ static bool vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
             buf_put(&norm, s, strlen(s));
         a->text = norm.at, a->n = norm.n;
         m->special[id] = a->special;
-        if (show[id].used) continue; /* a token of the vocabulary that is also looked for in the text */
+        if (show[id].used) continue; /* a token of the vocabulary that is also an added token */
         show[id] = (Place){m->pool.n, strlen(s), true};
         buf_put(&m->pool, s, strlen(s));
     }
     buf_put(&m->pool, "", 1); /* never NULL */
-    settle(m, m->token, find, V);
-    settle(m, m->shown, show, V);
+    tokenizer_json_settle(m, m->token, find, V);
+    tokenizer_json_settle(m, m->shown, show, V);
     free(find), free(show);
     return ok;
 }
@@ -344,7 +355,7 @@ static bool merge_of(const Reader *r, const json_t *vocab, const json_t *j, size
     free(left);
     return ok;
 }
-static bool merges(Reader *r, const json_t *vocab, const json_t *list) {
+static bool tokenizer_json_merges(Reader *r, const json_t *vocab, const json_t *list) {
     size_t n = json_array_size(list), i;
     Merge *all = xcalloc(n + 1, sizeof *all);
     const json_t *v;
@@ -358,21 +369,23 @@ static bool merges(Reader *r, const json_t *vocab, const json_t *list) {
 static bool plain_model(Reader *r, const json_t *model) {
     static const char *const none[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
     if (!json_is_object(model)) return err_input(r->e, "%s: expected \"model\", an object", r->where);
-    if (strcmp(type_of(model), "BPE")) return unknown(r, "model.type", type_of(model));
+    if (strcmp(tokenizer_json_type_of(model), "BPE"))
+        return tokenizer_json_unknown(r, "model.type", tokenizer_json_type_of(model));
     if (!json_is_object(json_object_get(model, "vocab")))
         return err_input(r->e, "%s: expected model.vocab, an object", r->where);
     if (!json_is_array(json_object_get(model, "merges")))
         return err_input(r->e, "%s: expected model.merges, a list", r->where);
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         const json_t *v = json_object_get(model, none[i]);
-        if (!absent(v) && !(json_is_string(v) && !*json_string_value(v)) &&
+        if (!tokenizer_json_absent(v) && !(json_is_string(v) && !*json_string_value(v)) &&
             !(json_is_number(v) && json_number_value(v) == 0))
-            return unknown(r, "model", none[i]);
+            return tokenizer_json_unknown(r, "model", none[i]);
     }
     return true;
 }
 
-/* The id that ends documents, by the names in use; tokenizer_config.json and the model's own settings know better. */
+/* The id that ends documents, by the usual names; tokenizer_config.json and the model's own settings are better
+ * sources. */
 static int find_eot(const Tokenizer *t) {
     static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -380,39 +393,41 @@ static int find_eot(const Tokenizer *t) {
     return -1;
 }
 
-/* A byte-level vocabulary of the 256 bytes in order, without merges, patterns or normalizer: the built-in one. */
+/* True for a byte-level vocabulary of the 256 bytes in order, without merges, patterns or normalizer: the built-in
+ * one. */
 static bool is_byte(const Tokenizer *t, size_t nmerge) {
     const TokModel *m = t->model;
     if (nmerge || m->ncut || m->nfc || m->prepend || m->blanks || m->before.n || m->after.n) return false;
     if (t->vocab != TOKENIZER_VOCAB || t->eot != TOKENIZER_EOT || m->nadded != 1) return false;
     for (int b = 0; b < 256; b++)
         if (!m->token[b].at || m->token[b].n != 1 || (unsigned char)*m->token[b].at != b) return false;
-    const Added *eot = &m->added[0]; /* its text does not end in 0 */
+    const Added *eot = &m->added[0]; /* its text has no terminating 0 */
     return eot->n == sizeof EOT_TEXT - 1 && !memcmp(eot->text, EOT_TEXT, eot->n);
 }
 
 static bool read_all(Reader *r) {
     const json_t *model = json_object_get(r->root, "model"), *added = json_object_get(r->root, "added_tokens");
-    if (!plain_model(r, model) || !each(r, json_object_get(r->root, "normalizer"), "normalizers", normalizer) ||
-        !each(r, json_object_get(r->root, "pre_tokenizer"), "pretokenizers", pre_tokenizer) ||
-        !each(r, json_object_get(r->root, "post_processor"), "processors", post_processor) ||
-        !each(r, json_object_get(r->root, "decoder"), "decoders", decoder))
+    if (!plain_model(r, model) ||
+        !tokenizer_json_each(r, json_object_get(r->root, "normalizer"), "normalizers", tokenizer_json_normalizer) ||
+        !tokenizer_json_each(r, json_object_get(r->root, "pre_tokenizer"), "pretokenizers", pre_tokenizer) ||
+        !tokenizer_json_each(r, json_object_get(r->root, "post_processor"), "processors", post_processor) ||
+        !tokenizer_json_each(r, json_object_get(r->root, "decoder"), "decoders", tokenizer_json_decoder))
         return false;
-    r->fallback = truth(model, "byte_fallback", false);
+    r->fallback = tokenizer_json_truth(model, "byte_fallback", false);
     if (r->bytes == r->fallback)
-        return unknown(r, "model",
-                       r->bytes ? "byte_fallback beside a ByteLevel pre_tokenizer"
-                                : "a vocabulary of characters without byte_fallback");
-    r->m->whole = truth(model, "ignore_merges", false);
+        return tokenizer_json_unknown(r, "model",
+                                      r->bytes ? "byte_fallback together with a ByteLevel pre_tokenizer"
+                                               : "a vocabulary of characters without byte_fallback");
+    r->m->whole = tokenizer_json_truth(model, "ignore_merges", false);
     const json_t *vocab = json_object_get(model, "vocab");
-    if (!count_ids(r, vocab, added) || !vocabulary(r, vocab, added)) return false;
-    if (!merges(r, vocab, json_object_get(model, "merges"))) return false;
+    if (!count_ids(r, vocab, added) || !tokenizer_json_vocabulary(r, vocab, added)) return false;
+    if (!tokenizer_json_merges(r, vocab, json_object_get(model, "merges"))) return false;
     tok_model_index(r->m);
     r->t->eot = find_eot(r->t);
     r->t->bos = r->m->before.n ? r->m->before.id[0] : -1;
     for (size_t i = 0; i < r->m->before.n + r->m->after.n; i++)
         if ((i < r->m->before.n ? r->m->before.id[i] : r->m->after.id[i - r->m->before.n]) >= r->t->vocab)
-            return unknown(r, "post_processor", "a template with an id outside the vocabulary");
+            return tokenizer_json_unknown(r, "post_processor", "a template with an id outside the vocabulary");
     if (!is_byte(r->t, json_array_size(json_object_get(model, "merges")))) return true;
     tok_model_free(r->m);
     *r->t = tokenizer_byte();
@@ -451,10 +466,9 @@ bool tokenizer_load(Tokenizer *t, const char *path, Err *e) {
     return ok;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------
- */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-static json_t *need(json_t *j) {
+static json_t *tokenizer_json_need(json_t *j) {
     CHECK(j, "building JSON failed");
     return j;
 }
@@ -462,10 +476,10 @@ static json_t *need(json_t *j) {
 static char *byte_json(const Tokenizer *t) {
     ByteChar c[256];
     byte_chars(c);
-    json_t *vocab = need(json_object());
-    for (int b = 0; b < 256; b++) json_object_set_new(vocab, c[b].utf8, need(json_integer(b)));
-    /* Keys, order and values are those that the tokenizers library writes; the decoder's three mean nothing to it. */
-    json_t *j = need(json_pack(
+    json_t *vocab = tokenizer_json_need(json_object());
+    for (int b = 0; b < 256; b++) json_object_set_new(vocab, c[b].utf8, tokenizer_json_need(json_integer(b)));
+    /* Keys, order and values are those of the tokenizers library, which ignores the decoder's three values. */
+    json_t *j = tokenizer_json_need(json_pack(
         "{ss sn sn s[{si ss sb sb sb sb sb}] sn s{ss sb sb sb} sn s{ss sb sb sb} s{ss sn sn sn sn sb sb sb so s[]}}",
         "version", "1.0", "truncation", "padding", "added_tokens", "id", t->eot, "content", EOT_TEXT, "single_word", 0,
         "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1, "normalizer", "pre_tokenizer", "type", "ByteLevel",
@@ -487,8 +501,8 @@ char *tokenizer_config_json(const Tokenizer *t) {
     const char *eot = t->eot >= 0 ? tokenizer_decode(t, t->eot, &n) : "", *bos = eot;
     nbos = n;
     if (t->bos >= 0) bos = tokenizer_decode(t, t->bos, &nbos);
-    json_t *j = need(json_pack("{ss% sb ss% ss}", "bos_token", bos, nbos, "clean_up_tokenization_spaces", 0,
-                               "eos_token", eot, n, "tokenizer_class", "PreTrainedTokenizerFast"));
+    json_t *j = tokenizer_json_need(json_pack("{ss% sb ss% ss}", "bos_token", bos, nbos, "clean_up_tokenization_spaces",
+                                              0, "eos_token", eot, n, "tokenizer_class", "PreTrainedTokenizerFast"));
     char *body = json_dumps(j, JSON_INDENT(2)), *text = xformat("%s\n", body);
     free(body);
     json_decref(j);

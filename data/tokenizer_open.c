@@ -1,10 +1,10 @@
-/* tokenizer_open.c: a tokenizer as settings and options name it. */
+/* tokenizer_open.c: opens the tokenizer that a setting or option names. */
 #include <sys/stat.h>
-#include "../ops/file.h"
-#include "../ops/text.h"
+#include "ops/file.h"
+#include "ops/text.h"
 #include "tokenizer.h"
 
-static bool load(Tokenizer *t, const char *name, Err *e) {
+static bool tokenizer_open_load(Tokenizer *t, const char *name, Err *e) {
     struct stat st;
     if (!*name || !strcmp(name, "byte")) {
         *t = tokenizer_byte();
@@ -40,7 +40,7 @@ static bool choose_eot(Tokenizer *t, const char *name, const char *eot, Err *e) 
 
 bool tokenizer_open(Tokenizer *t, const char *name, const char *eot, Err *e) {
     *t = (Tokenizer){.eot = -1, .bos = -1};
-    if (!load(t, name, e)) return false;
+    if (!tokenizer_open_load(t, name, e)) return false;
     if (choose_eot(t, name, eot ? eot : "", e)) return true;
     tokenizer_close(t);
     return false;

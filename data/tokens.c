@@ -1,4 +1,4 @@
-/* tokens.c: see tokens.h. */
+/* tokens.c: widths of ids, slices of a view, and the search for documents in an index. */
 #include "tokens.h"
 
 static const struct {
@@ -9,19 +9,19 @@ static const struct {
 size_t id_bytes(IdType t) { return type[t].bytes; }
 const char *id_name(IdType t) { return type[t].name; }
 
-static int64_t load(const unsigned char *p) {
+static int64_t tokens_load(const unsigned char *p) {
     int64_t v;
     memcpy(&v, p, sizeof v);
     return v;
 }
 size_t docs_start(const Docs *d, size_t k) {
-    size_t seq = k < d->ndoc ? (size_t)load(d->doc + 8 * k) : d->nseq;
-    return seq < d->nseq ? (size_t)load(d->offset + 8 * seq) / d->width : d->tokens;
+    size_t seq = k < d->ndoc ? (size_t)tokens_load(d->doc + 8 * k) : d->nseq;
+    return seq < d->nseq ? (size_t)tokens_load(d->offset + 8 * seq) / d->width : d->tokens;
 }
 
 size_t tokens_next_doc(const Tokens *t, size_t at) {
     if (!t->docs) return SIZE_MAX;
-    size_t want = t->from + at, lo = 0, hi = t->docs->ndoc; /* the first document of lo..hi-1 at or behind `want` */
+    size_t want = t->from + at, lo = 0, hi = t->docs->ndoc; /* the first document of lo..hi-1 at or after `want` */
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
         if (docs_start(t->docs, mid) < want)

@@ -1,31 +1,31 @@
-/* tokens.h: a read-only view of token ids, wherever they lie and however wide they are, and of the documents among
- * them. */
+/* tokens.h: a read-only view of token ids, in memory or in a mapped file, of any width, and of the documents among
+ * them. The loader reads all data through it. */
 #pragma once
-#include "../ops/base.h"
+#include "ops/base.h"
 
 typedef enum { ID_16, ID_32, ID_8, ID_S8, ID_S16, ID_S32, ID_S64 } IdType; /* S: signed */
 enum { ID_TYPES = 7 };
 size_t id_bytes(IdType);
 const char *id_name(IdType); /* "uint16" */
 
-/* Where documents begin, as the index of a Megatron set tells: `ndoc` numbers of sequences, each sequence's place in
- * bytes. The arrays are little-endian and need not be aligned; indexed.h has checked them. */
+/* The places where documents begin, as the index of a Megatron set gives them: `ndoc` sequence numbers, and each
+ * sequence's place in bytes. The arrays are little-endian and need not be aligned; indexed.h has checked them. */
 typedef struct {
     const unsigned char *doc, *offset; /* int64 (ndoc), int64 (nseq) */
     size_t ndoc, nseq, width, tokens;  /* width: bytes of an id */
 } Docs;
-size_t docs_start(const Docs *, size_t d); /* token at which document d begins; d = ndoc: all tokens */
+size_t docs_start(const Docs *, size_t d); /* the token at which document d begins; d = ndoc: the number of tokens */
 
-/* Part of a set or all of it. */
+/* A set, or part of one. */
 typedef struct {
     const void *id; /* aligned to its width */
     size_t n;
     IdType type;
     const Docs *docs; /* NULL: end-of-text alone separates documents */
-    size_t from;      /* of the set: its token number `from` is id 0 here */
+    size_t from;      /* the token number, in the set, of id 0 of this view */
     const char *name; /* for messages: the file */
 } Tokens;
-/* The first document that begins at or behind token `at` of the view; SIZE_MAX: none is known. */
+/* The first document that begins at token `at` of the view or later; SIZE_MAX: none is known. */
 size_t tokens_next_doc(const Tokens *, size_t at);
 Tokens tokens_slice(Tokens, size_t from, size_t n);
 
@@ -42,11 +42,11 @@ static inline int64_t token_at(const Tokens *t, size_t i) {
     return -1;
 }
 
-/* Sets that are read together. */
+/* Sets that one run reads together. */
 enum { PARTS_MAX = 256 };
 typedef struct {
     int n;
     const Tokens *part;
     const struct Blend *blend; /* NULL: every window of every part once an epoch; else see blend.h */
-    int vocab;                 /* ids lie below; 0: not looked at */
+    int vocab;                 /* ids must be below it; 0: not checked */
 } Mix;

@@ -1,6 +1,7 @@
+/* white.c: recognises white space at either end of UTF-8 text. */
 #include "white.h"
 
-/* Of the character in the k bytes at s. */
+/* True if the character in the k bytes at s is white space. */
 static bool white(const char *s, size_t k) {
     const unsigned char *p = (const unsigned char *)s;
     unsigned c = *p;

@@ -1,5 +1,5 @@
-/* kvsmith device: what a device says of itself: its limits, memory, and the versions of what drives it. */
-#include "../ops/host.h"
+/* kvsmith device: prints the properties of the CPU or GPU: its limits, memory, and the versions of its libraries. */
+#include "ops/host.h"
 #include "engine.h"
 
 int cmd_device(int argc, char **argv);
@@ -26,9 +26,10 @@ static void see_text(void *ctx, const char *name, long long number, const char *
 }
 
 int cmd_device(int argc, char **argv) {
-    static const CliSpec spec = {
-        .doc = "Prints what the device says of itself, under the names of cuDNN's description of devices, and the "
-               "versions of driver, runtime and cuBLASLt. With --device cuda fails where that cannot be used."};
+    static const CliSpec spec = {.doc =
+                                     "Prints the properties of the CPU, or of the GPU with --device cuda: its limits, "
+                                     "under the names of cuDNN's device descriptions, its memory, and the versions of "
+                                     "driver, runtime and cuBLASLt. Fails if the device cannot be used."};
     Cli cli;
     Device *dev;
     Err e = {0};

@@ -1,6 +1,6 @@
 /* kvsmith generate: text that continues a prompt, or a file of prompts. */
 #include <errno.h>
-#include "../ops/file.h"
+#include "ops/file.h"
 #include "engine.h"
 #include "generate.h"
 
@@ -35,28 +35,30 @@ enum {
 };
 static const struct argp_option options[] = {
     {"prompt", 'p', "TEXT", 0, "The text to continue (default: nothing, a new document)", 0},
-    {"prompt-file", OPT_PROMPT_FILE, "FILE", 0, "Read it from FILE; -: standard input", 0},
+    {"prompt-file", OPT_PROMPT_FILE, "FILE", 0, "Read the prompt from FILE; -: standard input", 0},
     {"batch-file", OPT_BATCH_FILE, "FILE", 0,
-     "Many prompts: a JSON object with \"prompt\" on each line; other keys are ignored", 0},
+     "Many prompts: each line is a JSON object with \"prompt\"; other keys are ignored", 0},
     {"max-new", OPT_MAX_NEW, "N", 0, "New tokens at most (default 128)", 0},
     {"temperature", OPT_TEMPERATURE, "X", 0, "Divides the logits; 0: the most probable token (default 1)", 0},
     {"top-k", OPT_TOP_K, "K", 0, "Draw from the K most probable tokens; 0: all (default 0)", 0},
-    {"top-p", OPT_TOP_P, "P", 0, "Draw from the fewest tokens that have mass P together (default 1: all)", 0},
-    {"min-p", OPT_MIN_P, "X", 0, "Draw from tokens at least X times as probable as the first (default 0: all)", 0},
-    {"repetition-penalty", OPT_PENALTY, "X", 0, "Weaken tokens of prompt and output by X (default 1: none)", 0},
-    {"stop", OPT_STOP, "TEXT", 0, "End before TEXT; may be given often", 0},
-    {"ignore-eos", OPT_IGNORE_EOS, 0, 0, "Go on after end-of-text", 0},
-    {"seed", OPT_SEED, "S", 0, "Number of the random draws (default 1)", 0},
+    {"top-p", OPT_TOP_P, "P", 0, "Draw from the fewest tokens whose probabilities sum to P (default 1: all)", 0},
+    {"min-p", OPT_MIN_P, "X", 0,
+     "Draw from tokens at least X times as probable as the most probable one (default 0: all)", 0},
+    {"repetition-penalty", OPT_PENALTY, "X", 0,
+     "Make tokens of prompt and output less likely by X (default 1: no change)", 0},
+    {"stop", OPT_STOP, "TEXT", 0, "Stop before TEXT; may be repeated", 0},
+    {"ignore-eos", OPT_IGNORE_EOS, 0, 0, "Continue after end-of-text", 0},
+    {"seed", OPT_SEED, "S", 0, "Seed of the random draws (default 1)", 0},
     {"context", OPT_CONTEXT, "N", 0, "Tokens of prompt and output at most (default: the model's positions)", 0},
     {"batch", OPT_BATCH, "N", 0, "Prompts that run at the same time (default 8)", 0},
     {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the prompts (default 512)", 0},
     {"graph", OPT_GRAPH, "NAME", 0,
-     "auto: device cuda records a step of decoding and replays it; off: it launches every kernel by itself (default "
+     "auto: a GPU captures a decoding step as a CUDA graph and replays it; off: it launches kernel by kernel (default "
      "auto)",
      0},
     {0}};
 
-static bool take(void *ctx, int key, const char *arg, Err *e) {
+static bool cmd_generate_take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
     Sampler *s = &a->sampler;
     switch (key) {
@@ -118,11 +120,13 @@ static bool prompts_add(Prompts *p, const Engine *en, const char *text, size_t n
     size_t ntok = ids.n;
     if (ntok > (size_t)context || ntok == 0) {
         ids_free(&ids);
-        return err_input(e,
-                         ntok ? "%s: %zu tokens with those before the text, but the context has %d; shorten it or give "
-                                "--context"
-                              : "%s: an empty prompt is %zu tokens, and the tokenizer has none that begins a text",
-                         where, ntok, context);
+        return err_input(
+            e,
+            ntok
+                ? "%s: %zu tokens, those before the text included, but the context has %d; shorten it or give --context"
+                : "%s: the prompt is empty (%zu tokens), and the tokenizer has no token that starts a text; give a "
+                  "prompt",
+            where, ntok, context);
     }
     if (p->n == p->cap) {
         p->cap = 2 * p->cap + 8;
@@ -184,35 +188,37 @@ static void prompts_free(Prompts *p) {
 
 /* ---- results --------------------------------------------------------------------------------------------------------
  */
-static double rate(const Generation *g) { return g->n > 1 && g->decode_s > 0 ? (g->n - 1) / g->decode_s : 0; }
+static double cmd_generate_rate(const Generation *g) {
+    return g->n > 1 && g->decode_s > 0 ? (g->n - 1) / g->decode_s : 0;
+}
 
-static json_t *result(const Generation *g) {
+static json_t *cmd_generate_result(const Generation *g) {
     size_t m;
     char *text = utf8_clean(g->text.bytes, g->text.n, &m);
     json_t *tokens = json_array();
     for (int i = 0; i < g->n; i++) json_array_append_new(tokens, json_integer(g->tok[i]));
-    json_t *j =
-        json_pack("{s:s%, s:o, s:i, s:i, s:s, s:f, s:f, s:f, s:I}", "text", text, m, "tokens", tokens, "prompt_tokens",
-                  g->nprompt, "new_tokens", g->n, "finish", finish_name(g->finish), "prefill_s", g->prefill_s,
-                  "decode_s", g->decode_s, "decode_tok_s", rate(g), "cache_bytes", (json_int_t)g->cache_bytes);
+    json_t *j = json_pack("{s:s%, s:o, s:i, s:i, s:s, s:f, s:f, s:f, s:I}", "text", text, m, "tokens", tokens,
+                          "prompt_tokens", g->nprompt, "new_tokens", g->n, "finish", finish_name(g->finish),
+                          "prefill_s", g->prefill_s, "decode_s", g->decode_s, "decode_tok_s", cmd_generate_rate(g),
+                          "cache_bytes", (json_int_t)g->cache_bytes);
     free(text);
     return j;
 }
 
-static bool put(const char *text, size_t n, Err *e) {
+static bool cmd_generate_put(const char *text, size_t n, Err *e) {
     if (fwrite(text, 1, n, stdout) == n && !fflush(stdout)) return true;
-    return err_world(e, "standard output: %s", strerror(errno));
+    return err_runtime(e, "standard output: %s", strerror(errno));
 }
-static bool stream(void *ctx, int which, const char *text, size_t n, Err *e) {
+static bool cmd_generate_stream(void *ctx, int which, const char *text, size_t n, Err *e) {
     (void)ctx, (void)which;
-    return put(text, n, e);
+    return cmd_generate_put(text, n, e);
 }
 
-static bool report(const Prompts *p, const Args *a, const Cli *cli, bool streamed, Err *e) {
+static bool cmd_generate_report(const Prompts *p, const Args *a, const Cli *cli, bool streamed, Err *e) {
     if (cli->json) {
-        if (!a->batch_file) return engine_print(result(p->g), e);
+        if (!a->batch_file) return engine_print(cmd_generate_result(p->g), e);
         json_t *list = json_array();
-        for (int i = 0; i < p->n; i++) json_array_append_new(list, result(&p->g[i]));
+        for (int i = 0; i < p->n; i++) json_array_append_new(list, cmd_generate_result(&p->g[i]));
         return engine_print(json_pack("{s:o}", "results", list), e);
     }
     int new = 0, old = 0;
@@ -221,15 +227,15 @@ static bool report(const Prompts *p, const Args *a, const Cli *cli, bool streame
     for (int i = 0; i < p->n; i++) {
         const Generation *g = &p->g[i];
         if (a->batch_file) printf("== prompt %d ==\n", i + 1);
-        if (!streamed && !put(g->text.bytes, g->text.n, e)) return false;
-        if ((!g->text.n || g->text.bytes[g->text.n - 1] != '\n') && !put("\n", 1, e)) return false;
+        if (!streamed && !cmd_generate_put(g->text.bytes, g->text.n, e)) return false;
+        if ((!g->text.n || g->text.bytes[g->text.n - 1] != '\n') && !cmd_generate_put("\n", 1, e)) return false;
         new += g->n, old += g->nprompt;
         decode = fmax(decode, g->decode_s), prefill = fmax(prefill, g->prefill_s);
         cache = zmax(cache, g->cache_bytes);
     }
     if (!cli->quiet && p->n == 1)
         fprintf(stderr, "%d prompt tokens in %.3f s, %d new in %.3f s (%.1f tokens/s), cache %zu bytes, ended by %s\n",
-                old, prefill, new, decode, rate(p->g), cache, finish_name(p->g->finish));
+                old, prefill, new, decode, cmd_generate_rate(p->g), cache, finish_name(p->g->finish));
     return true;
 }
 
@@ -255,11 +261,11 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
                      .eos = en.eos,
                      .nstop = a->nstop,
                      .stop = a->stop,
-                     .show = streamed ? stream : NULL};
+                     .show = streamed ? cmd_generate_stream : NULL};
         engine_plan(&en, so.max_tokens, cli->quiet);
         ok = session_open(&s, &en.model, so, e);
         if (ok) {
-            ok = generate(&s, &en.tokenizer, &o, p.n, p.g, e) && report(&p, a, cli, streamed, e);
+            ok = generate(&s, &en.tokenizer, &o, p.n, p.g, e) && cmd_generate_report(&p, a, cli, streamed, e);
             session_close(&s);
         }
     }
@@ -271,12 +277,12 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
 int cmd_generate(int argc, char **argv) {
     static const CliSpec spec = {
         .args = "MODEL",
-        .doc = "Continues a prompt. MODEL is a run folder or a model directory. The text comes out as it is "
-               "made; with -q or --json at the end. A draw depends on the seed, the number of the prompt and "
-               "the number of the token alone. Steps of sampling, in order: repetition penalty, temperature, "
+        .doc = "Continues a prompt. MODEL is a run folder or a model directory. Text is streamed as it is generated; "
+               "with -q or --json it is printed at the end. A random draw depends only on the seed, the index of the "
+               "prompt and the index of the token. Sampling applies, in this order: repetition penalty, temperature, "
                "top-k, top-p, min-p.",
         .options = options,
-        .take = take,
+        .take = cmd_generate_take,
         .min_args = 1,
         .cache = true,
         .tuning = true,

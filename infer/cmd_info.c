@@ -1,14 +1,15 @@
 /* kvsmith info: what a model is and what it costs. */
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <unistd.h>
-#include "../ops/text.h"
-#include "../model/cost.h"
-#include "../model/data_cfg.h"
-#include "../model/hf.h"
-#include "../model/safetensors.h"
-#include "../ops/file.h"
+#include "ops/text.h"
+#include "model/cost.h"
+#include "model/config/data_spec.h"
+#include "model/files/hf.h"
+#include "model/files/safetensors.h"
+#include "ops/file.h"
 #include "engine.h"
 
 int cmd_info(int argc, char **argv);
@@ -16,21 +17,25 @@ int cmd_info(int argc, char **argv);
 typedef struct {
     const char *model;
     int64_t context, batch;
+    bool families, policies, codecs;
 } Args;
-enum { OPT_CONTEXT = 0x100, OPT_BATCH };
+enum { OPT_CONTEXT = 0x100, OPT_BATCH, OPT_FAMILIES, OPT_POLICIES, OPT_CODECS };
 
-static bool take(void *ctx, int key, const char *arg, Err *e) {
+static bool cmd_info_take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
     switch (key) {
     case CLI_ARG: a->model = arg; return true;
+    case OPT_POLICIES: a->policies = true; return true;
+    case OPT_CODECS: a->codecs = true; return true;
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 30, &a->context, e);
+    case OPT_FAMILIES: a->families = true; return true;
     case OPT_BATCH: return cli_int(arg, "--batch", 1, 1 << 20, &a->batch, e);
     }
     CHECK(false, "option %d", key);
     return false;
 }
 
-/* What is known of a model whether it has weights yet or not. */
+/* The facts about a model, with or without weights. */
 typedef struct {
     const Model *m;
     const char *dir;        /* NULL: a configuration */
@@ -40,18 +45,18 @@ typedef struct {
     size_t weights;         /* resident bytes of a model's */
 } Subject;
 
-static double all(size_t bytes, const Args *a) { return (double)bytes * (double)a->batch; }
+static double cmd_info_all(size_t bytes, const Args *a) { return (double)bytes * (double)a->batch; }
 
 static json_t *layers_json(const Model *m, const CacheCost *c, const Args *a) {
     json_t *list = json_array();
     for (int l = 0; l < m->L; l++) {
         const LayerCache *y = &c->layer[l];
-        json_array_append_new(list,
-                              json_pack("{s:i, s:s, s:s, s:i, s:i, s:I, s:I, s:I}", "layer", l, "kind",
-                                        m->layer[l].kind->name, "mixer", m->layer[l].kind->mixer->name, "kv_from",
-                                        m->layer[l].kv_from, "rows", y->rows, "bytes_per_token",
-                                        (json_int_t)y->token_bytes, "state_bytes", (json_int_t)all(y->state_bytes, a),
-                                        "bytes_at_context", (json_int_t)all(y->bytes, a)));
+        json_array_append_new(list, json_pack("{s:i, s:s, s:s, s:i, s:i, s:I, s:I, s:I}", "layer", l, "kind",
+                                              m->layer[l].kind->name, "mixer", m->layer[l].kind->mixer->name, "kv_from",
+                                              m->layer[l].kv_from, "rows", y->rows, "bytes_per_token",
+                                              (json_int_t)y->token_bytes, "state_bytes",
+                                              (json_int_t)cmd_info_all(y->state_bytes, a), "bytes_at_context",
+                                              (json_int_t)cmd_info_all(y->bytes, a)));
     }
     return list;
 }
@@ -63,10 +68,10 @@ static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, 
                               "6 N_active + 6 L C T", "N", (json_int_t)k->active, "matmul_full", "value",
                               k->matmul_full, "formula", "6 N_matmul + 12 L H Q T_eff", "N", (json_int_t)k->matmul);
     json_t *cache = json_pack("{s:I, s:I, s:I, s:b, s:I, s:I, s:o}", "bytes_per_token", (json_int_t)c->bytes_per_token,
-                              "state_bytes", (json_int_t)all(c->state_bytes, a), "bytes_at_context",
-                              (json_int_t)all(c->bytes_at_context, a), "at_most", c->at_most, "mha_bytes_per_token",
-                              (json_int_t)c->mha_bytes_per_token, "mha_bytes_at_context",
-                              (json_int_t)all(c->mha_bytes_at_context, a), "layers", layers_json(s->m, c, a));
+                              "state_bytes", (json_int_t)cmd_info_all(c->state_bytes, a), "bytes_at_context",
+                              (json_int_t)cmd_info_all(c->bytes_at_context, a), "at_most", c->at_most,
+                              "mha_bytes_per_token", (json_int_t)c->mha_bytes_per_token, "mha_bytes_at_context",
+                              (json_int_t)cmd_info_all(c->mha_bytes_at_context, a), "layers", layers_json(s->m, c, a));
     json_t *j =
         json_pack("{s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:i, s:b, s:s, s:i, s:I, s:f, s:o, s:o}", "model",
                   s->dir ? s->dir : a->model, "params", (json_int_t)k->params, "params_active", (json_int_t)k->active,
@@ -75,7 +80,9 @@ static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, 
                   "tied", cfg->tied, "tokenizer", s->tokenizer, "context", c->context, "batch", (json_int_t)a->batch,
                   "flops_per_token", k->itemised, "flops", flops, "cache", cache);
     if (j && s->dir) json_object_set_new(j, "weights_bytes", json_integer((json_int_t)s->weights));
-    if (j) json_object_set_new(cache, "dtype", json_string(s->m->opts.narrow_cache ? "BF16" : dtype_name(REAL)));
+    char name[CODEC_NAMES_MAX] = "";
+    for (int i = 0; s->m->opts.codec->name[i]; i++) name[i] = (char)toupper((unsigned char)s->m->opts.codec->name[i]);
+    if (j) json_object_set_new(cache, "dtype", json_string(name));
     if (j && s->step)
         json_object_set_new(j, "step_memory",
                             json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rows", s->rows, "weights",
@@ -87,7 +94,7 @@ static json_t *report_json(const Subject *s, const Cost *k, const CacheCost *c, 
 }
 
 /* "1.50 MB" into buf. */
-static const char *human(double n, const char *unit, char buf[32]) {
+static const char *cmd_info_human(double n, const char *unit, char buf[32]) {
     static const char *const prefix[] = {"", "k", "M", "G", "T", "P"};
     int i = 0;
     for (; n >= 999.5 && i < 5; i++) n /= 1000;
@@ -103,7 +110,7 @@ static bool layers_alike(const Model *m, const CacheCost *c, int a, int b) {
            c->layer[a].token_bytes == c->layer[b].token_bytes && c->layer[a].state_bytes == c->layer[b].state_bytes;
 }
 
-static void report_text(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
+static void cmd_info_report_text(const Subject *s, const Cost *k, const CacheCost *c, const Args *a) {
     const ModelCfg *cfg = &s->m->cfg;
     char b[6][32];
     printf("model       %s\n", s->dir ? s->dir : a->model);
@@ -111,28 +118,33 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
            cfg->d_model, cfg->vocab, cfg->tied ? " (tied)" : "", cfg->max_positions, s->tokenizer);
     printf("parameters  %zu (embedding %zu, matrices that multiply a token %zu)\n", k->params, k->embedding, k->matmul);
     if (s->dir)
-        printf("in memory   %s%s\n", human((double)s->weights, "B", b[0]),
-               s->m->opts.narrow_weights ? ", matrices as bf16" : "");
-    if (k->active < k->params) printf("            %zu of them active: a token does not meet the rest\n", k->active);
+        printf("in memory   %s%s\n", cmd_info_human((double)s->weights, "B", b[0]),
+               s->m->opts.bf16_weights ? ", matrices as bf16" : "");
+    if (k->active < k->params) printf("            %zu of them active: a token does not use the rest\n", k->active);
     printf("FLOPs/token, forward + backward, document of %d tokens:\n", k->context);
-    printf("            %s  every term, causal, windows exact (forward: %s)\n", human(k->itemised, "FLOP", b[0]),
-           human(k->forward, "FLOP", b[1]));
-    printf("            %s  6 N_active + 6 L C T, N_active = %zu\n", human(k->all_half, "FLOP", b[0]), k->active);
-    printf("            %s  6 N_matmul + 12 L H Q T_eff, N_matmul = %zu\n", human(k->matmul_full, "FLOP", b[0]),
-           k->matmul);
-    printf("decoding    %s for the token after %d cached ones\n", human(k->decode, "FLOP", b[0]), k->context - 1);
-    printf("cache       %s per token, %s of state; %d x %d tokens: %s\n", human((double)c->bytes_per_token, "B", b[0]),
-           human(all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
-           human(all(c->bytes_at_context, a), "B", b[2]));
-    if (c->at_most) printf("            at most: rows leave as the text has it; generate reports what it kept\n");
-    printf("as MHA      %s per token (2 L d_model numbers); %d x %d tokens: %s\n",
-           human((double)c->mha_bytes_per_token, "B", b[0]), (int)a->batch, c->context,
-           human(all(c->mha_bytes_at_context, a), "B", b[1]));
+    printf("            %s  every term, causal, windows counted exactly (forward: %s)\n",
+           cmd_info_human(k->itemised, "FLOP", b[0]), cmd_info_human(k->forward, "FLOP", b[1]));
+    printf("            %s  6 N_active + 6 L C T, N_active = %zu\n", cmd_info_human(k->all_half, "FLOP", b[0]),
+           k->active);
+    printf("            %s  6 N_matmul + 12 L H Q T_eff, N_matmul = %zu\n",
+           cmd_info_human(k->matmul_full, "FLOP", b[0]), k->matmul);
+    printf("decoding    %s for the token after %d cached ones\n", cmd_info_human(k->decode, "FLOP", b[0]),
+           k->context - 1);
+    printf("cache       %s per token, %s of state; %d x %d tokens: %s\n",
+           cmd_info_human((double)c->bytes_per_token, "B", b[0]),
+           cmd_info_human(cmd_info_all(c->state_bytes, a), "B", b[1]), (int)a->batch, c->context,
+           cmd_info_human(cmd_info_all(c->bytes_at_context, a), "B", b[2]));
+    if (c->at_most)
+        printf("            at most: which rows are evicted depends on the text; generate reports what it kept\n");
+    printf("as MHA      %s per token (2 L d_model elements); %d x %d tokens: %s\n",
+           cmd_info_human((double)c->mha_bytes_per_token, "B", b[0]), (int)a->batch, c->context,
+           cmd_info_human(cmd_info_all(c->mha_bytes_at_context, a), "B", b[1]));
     if (s->step)
         printf("step        %s for %d rows: weights %s, gradients and moments %s, activations %s, scratch %s\n",
-               human((double)s->step->total, "B", b[0]), s->rows, human((double)s->step->weights, "B", b[1]),
-               human((double)(s->step->gradients + s->step->moment1 + s->step->moment2), "B", b[2]),
-               human((double)s->step->saved, "B", b[3]), human((double)s->step->scratch, "B", b[4]));
+               cmd_info_human((double)s->step->total, "B", b[0]), s->rows,
+               cmd_info_human((double)s->step->weights, "B", b[1]),
+               cmd_info_human((double)(s->step->gradients + s->step->moment1 + s->step->moment2), "B", b[2]),
+               cmd_info_human((double)s->step->saved, "B", b[3]), cmd_info_human((double)s->step->scratch, "B", b[4]));
     printf("\n  layers  kind              mixer     K/V of   rows kept   bytes/token   state bytes\n");
     for (int l = 0, next; l < s->m->L; l = next) {
         const Layer *y = &s->m->layer[l];
@@ -145,7 +157,7 @@ static void report_text(const Subject *s, const Cost *k, const CacheCost *c, con
     }
 }
 
-static bool report(const Subject *s, const Args *a, const Cli *cli, Err *e) {
+static bool cmd_info_report(const Subject *s, const Args *a, const Cli *cli, Err *e) {
     int context = a->context ? (int)a->context : s->m->cfg.max_positions;
     Cost k = cost_model(s->m, context);
     CacheCost *c = xcalloc(1, sizeof *c);
@@ -154,7 +166,7 @@ static bool report(const Subject *s, const Args *a, const Cli *cli, Err *e) {
     if (cli->json)
         ok = engine_print(report_json(s, &k, c, a), e);
     else
-        report_text(s, &k, c, a);
+        cmd_info_report_text(s, &k, c, a);
     free(c);
     return ok;
 }
@@ -167,13 +179,14 @@ static bool json_check(const char *dir, const char *name, Err *e) {
     return j != NULL;
 }
 
-/* What a run keeps beside its model, where it is there: a damaged file shows now and not when the run is resumed. */
+/* Checks the files that a run keeps next to its model, if there are any: a damaged file shows now and not when the run
+ * is resumed. */
 static bool rest_check(const char *dir, Err *e) {
     static const char *const json[] = {"tokenizer_config.json", "trainer/state.json", "trainer/manifest.json"};
     for (int i = 0; i < 3; i++)
         if (!json_check(dir, json[i], e)) return false;
     char *trainer = xformat("%s/trainer", dir);
-    int fd = open(trainer, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = TEMP_FAILURE_RETRY(open(trainer, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     bool ok = fd >= 0 || errno == ENOENT || errno == ENOTDIR || err_errno(e, "cannot open", trainer);
     Names l = {0};
     if (fd >= 0) ok = file_names(&l, fd, trainer, e), close(fd);
@@ -192,14 +205,14 @@ static bool rest_check(const char *dir, Err *e) {
 
 static bool info_dir(const Args *a, const Cli *cli, Err *e) {
     Engine en;
-    if (!engine_open(&en, a->model, cli, e)) return false;
+    if (!engine_measure(&en, a->model, cli, e)) return false;
     if (!rest_check(en.dir, e)) {
         engine_close(&en);
         return false;
     }
     Subject s = {.m = &en.model, .dir = en.dir, .tokenizer = !en.text ? "none" : en.tokenizer.model ? "bpe" : "byte"};
-    s.weights = cost_regions(&en.model).weights;
-    bool ok = report(&s, a, cli, e);
+    s.weights = cost_regions(&en.model, NULL).weights;
+    bool ok = cmd_info_report(&s, a, cli, e);
     if (ok && !cli->json && !cli->quiet) hf_notes(en.dir, stdout);
     engine_close(&en);
     return ok;
@@ -234,18 +247,22 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
                    .dry = true};
     ok = engine_device(&dev, cli, e);
     if (ok) {
-        ok = model_open(&m, dev, &c->model, engine_narrow(cli, o), e);
+        Workspace work;
+        ok = model_open(&m, dev, &c->model, engine_bf16(cli, o), e);
+        const bool open = ok;
+        ok = ok && workspace_open(&work, &m, e);
         if (ok) {
-            StepMemory step = cost_regions(&m);
+            StepMemory step = cost_regions(&m, &work);
             Subject s = {.m = &m,
                          .tokenizer = task                                ? "none"
                                       : strcmp(c->data.tokenizer, "byte") ? "bpe"
                                                                           : "byte",
                          .step = &step,
                          .rows = rows};
-            ok = report(&s, a, cli, e);
-            model_close(&m);
+            ok = cmd_info_report(&s, a, cli, e);
+            workspace_close(&work);
         }
+        if (open) model_close(&m);
         device_close(dev);
     }
     config_free(c);
@@ -253,19 +270,80 @@ static bool info_config(const Args *a, const Cli *cli, Err *e) {
     return ok;
 }
 
+/* "budget=0.5 window=16" */
+static char *policy_settings(const Policy *p) {
+    char *all = xstrdup("");
+    const Key *k;
+    for (int i = 0; (k = policy_key(p, i)); i++) {
+        char *more = xformat("%s%s%s=%s", all, *all ? " " : "", k->name, k->dflt);
+        free(all);
+        all = more;
+    }
+    return all;
+}
+/* The table of policies: for people a table in Markdown. */
+static bool info_policies(const Cli *cli, Err *e) {
+    json_t *list = json_array();
+    if (!cli->json) printf("| policy | source | rows that stay | not here | settings |\n|---|---|---|---|---|\n");
+    for (int i = 0; policy_at(i); i++) {
+        const Policy *p = policy_at(i);
+        char *settings = policy_settings(p);
+        if (cli->json)
+            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s?, s:s}", "policy", p->name, "source", p->source,
+                                                  "keeps", p->meaning, "lacks", p->lacks, "settings", settings));
+        else
+            printf("| `%s` | %s | %s | %s | `%s` |\n", p->name, p->source, p->meaning, p->lacks ? p->lacks : "",
+                   settings);
+        free(settings);
+    }
+    json_t *absent = json_array();
+    const PolicyAbsent *a;
+    for (int i = 0; (a = policy_absent(i)); i++) {
+        json_array_append_new(absent,
+                              json_pack("{s:s, s:s, s:s}", "name", a->name, "source", a->source, "why", a->why));
+        if (!cli->json) printf("| %s | %s | not implemented | %s | |\n", a->name, a->source, a->why);
+    }
+    if (cli->json) return engine_print(json_pack("{s:o, s:o}", "policies", list, "absent", absent), e);
+    json_decref(list), json_decref(absent);
+    return true;
+}
+
+/* The table of codecs, with the bytes of a key of 64 and of 128 numbers. */
+static bool info_codecs(const Cli *cli, Err *e) {
+    json_t *list = json_array();
+    if (!cli->json) printf("| codec | an element | bytes of 64 | bytes of 128 | settings |\n|---|---|---|---|---|\n");
+    for (int i = 0; codec_at(i); i++) {
+        const RowCodec *c = codec_at(i);
+        const char *settings = c->group ? "group=32 rotate=no" : codec_rotates(c) ? "rotate=no" : "";
+        const int small = (int)c->bytes(c, 64), large = (int)c->bytes(c, 128);
+        if (cli->json)
+            json_array_append_new(list, json_pack("{s:s, s:s, s:i, s:i, s:s}", "codec", c->name, "meaning", c->meaning,
+                                                  "bytes_of_64", small, "bytes_of_128", large, "settings", settings));
+        else
+            printf("| `%s` | %s | %d | %d | %s%s%s |\n", c->name, c->meaning, small, large, *settings ? "`" : "",
+                   settings, *settings ? "`" : "");
+    }
+    if (cli->json) return engine_print(json_pack("{s:o}", "codecs", list), e);
+    json_decref(list);
+    return true;
+}
+
 int cmd_info(int argc, char **argv) {
     static const struct argp_option options[] = {
         {"context", OPT_CONTEXT, "N", 0,
-         "Tokens of a document for FLOPs and cache bytes (default: the model's positions)", 0},
-        {"batch", OPT_BATCH, "N", 0, "Sequences for cache bytes (default 1)", 0},
+         "Tokens of a document, for FLOPs and cache bytes (default: the model's positions)", 0},
+        {"batch", OPT_BATCH, "N", 0, "Sequences, for cache bytes (default 1)", 0},
+        {"families", OPT_FAMILIES, 0, 0, "Print the Hugging Face model types that are read and written, and exit", 0},
+        {"policies", OPT_POLICIES, 0, 0, "Print the cache policies that --policy accepts, and exit", 0},
+        {"codecs", OPT_CODECS, 0, 0, "Print the codecs that --cache-dtype accepts, and exit", 0},
         {0}};
     static const CliSpec spec = {
-        .args = "MODEL|CONFIG.yaml",
-        .doc = "Opens and checks every file of a model, or the configuration of a run, and tells parameters, FLOPs per "
-               "token and cache bytes, beside what multi-head attention of the same width would keep.",
+        .args = "MODEL|CONFIG.yaml\n--families\n--policies\n--codecs",
+        .doc = "Checks every file of a model, or the configuration of a run, and prints parameters, FLOPs per token "
+               "and cache bytes, compared with multi-head attention of the same width.",
         .options = options,
-        .take = take,
-        .min_args = 1,
+        .take = cmd_info_take,
+        .min_args = 0,
         .cache = true,
         .tuning = true,
         .adapter = true,
@@ -276,13 +354,22 @@ int cmd_info(int argc, char **argv) {
     struct stat st;
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
+    if (a.families + a.policies + a.codecs + (a.model != NULL) != 1) {
+        err_input(
+            &e, "info: expected MODEL|CONFIG.yaml, --families, --policies or --codecs alone; see kvsmith info --help");
+        return cli_fail(&e);
+    }
+    if (a.families && !cli.json) return hf_families_text(stdout), 0;
+    if (a.families) return engine_print(json_pack("{so}", "families", hf_families_json()), &e) ? 0 : cli_fail(&e);
+    if (a.codecs) return info_codecs(&cli, &e) ? 0 : cli_fail(&e);
+    if (a.policies) return info_policies(&cli, &e) ? 0 : cli_fail(&e);
     engine_signals();
     bool there = file_look(a.model, &st, &e), dir = there && S_ISDIR(st.st_mode);
     if (e.status) return cli_fail(&e);
     char hub[200];
     dir |= !there && *hub_text(a.model, "", hub); /* which is then said not to be there */
     if (!dir && cli.adapter) {
-        err_input(&e, "--adapter: expected a model directory beside it, got %.150s", a.model);
+        err_input(&e, "--adapter: needs a model directory as MODEL, got %.150s", a.model);
         return cli_fail(&e);
     }
     return (dir ? info_dir(&a, &cli, &e) : info_config(&a, &cli, &e)) ? 0 : cli_fail(&e);

@@ -1,7 +1,7 @@
-/* kvsmith logits: the raw numbers, for comparison with other programs. Each line of ids is one document from its first
- * token, whatever the ids are, as a plain forward pass of any implementation takes it. */
-#include "../model/safetensors.h"
-#include "../ops/signals.h"
+/* kvsmith logits: writes the logits, for comparison with other programs. Each line of ids is one document from its
+ * first token, whatever the ids are, as in a plain forward pass of any implementation. */
+#include "model/files/safetensors.h"
+#include "ops/signals.h"
 #include "engine.h"
 #include "session.h"
 
@@ -12,7 +12,7 @@ typedef struct {
     int64_t chunk;
 } Args;
 
-static bool take(void *ctx, int key, const char *arg, Err *e) {
+static bool cmd_logits_take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
     switch (key) {
     case CLI_ARG: a->model = arg; return true;
@@ -61,7 +61,7 @@ static bool ids_parse(TokenRows *ids, const unsigned char *p, size_t n, int voca
     return ids->B ? true : err_input(e, "%s: no token ids in it", path);
 }
 
-static bool compute(Engine *en, const TokenRows *ids, int chunk, Tensor out, Err *e) {
+static bool cmd_logits_compute(Engine *en, const TokenRows *ids, int chunk, Tensor out, Err *e) {
     Session s;
     SessionOpts o = {.nseq = 1, .max_tokens = ids->T, .chunk = imin(chunk, ids->T), .document = -1, .want_all = true};
     if (!session_open(&s, &en->model, o, e)) return false;
@@ -82,7 +82,7 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
     size_t n;
     TokenRows ids = {0};
     Tensor out = ABSENT;
-    if (!engine_open(&en, a->model, cli, e)) return false;
+    if (!policy_unprompted(&cli->policy, e) || !engine_open(&en, a->model, cli, e)) return false;
     bool ok = engine_slurp(a->tokens, "--tokens", &text, &n, e);
     if (ok) {
         ok = ids_parse(&ids, (const unsigned char *)text, n, en.cfg.vocab, a->tokens, e);
@@ -96,10 +96,10 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
         size_t bytes = (size_t)ids.B * (size_t)ids.T * (size_t)en.cfg.vocab * sizeof(real);
         out = TENSOR(malloc(bytes), REAL, ids.B, ids.T, en.cfg.vocab);
         if (!out.p)
-            ok = err_world(e, "no memory for %zu bytes of logits (%d,%d,%d)", bytes, ids.B, ids.T, en.cfg.vocab);
+            ok = err_runtime(e, "out of memory: %zu bytes of logits (%d,%d,%d)", bytes, ids.B, ids.T, en.cfg.vocab);
     }
     StList list = {0};
-    ok = ok && compute(&en, &ids, (int)a->chunk, out, e);
+    ok = ok && cmd_logits_compute(&en, &ids, (int)a->chunk, out, e);
     if (ok) {
         st_add(&list, "logits", out, F32);
         sigset_t ends, before; /* an interrupted write would leave its temporary file */
@@ -123,7 +123,7 @@ static bool logits_run(const Args *a, const Cli *cli, Err *e) {
 int cmd_logits(int argc, char **argv) {
     static const struct argp_option options[] = {
         {"tokens", 't', "FILE", 0,
-         "Token ids, separated by whitespace, in lines of equal length; - is standard input (required)", 0},
+         "Token ids, separated by whitespace, in lines of equal length; -: standard input (required)", 0},
         {"out", 'o', "FILE", 0, "The safetensors file to write: tensor \"logits\" [B,T,V] F32 (required)", 0},
         {"chunk", 'c', "N", 0, "Rows of one pass (default 512)", 0},
         {0}};
@@ -131,7 +131,7 @@ int cmd_logits(int argc, char **argv) {
                                  .adapter = true,
                                  .doc = "Writes the logits after every token of every line. A line is one document.",
                                  .options = options,
-                                 .take = take,
+                                 .take = cmd_logits_take,
                                  .min_args = 1,
                                  .max_args = 1,
                                  .cache = true,

@@ -1,29 +1,30 @@
 #include "engine.h"
-#include "../ops/gpus.h"
-#include "../ops/rope.h"
+#include "ops/gpus.h"
+#include "ops/rope.h"
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "../data/indexed.h"
-#include "../ops/file.h"
-#include "../ops/isa.h"
-#include "../ops/signals.h"
-#include "../model/hf.h"
-#include "../model/peft.h"
+#include "data/indexed.h"
+#include "ops/file.h"
+#include "ops/isa.h"
+#include "ops/signals.h"
+#include "model/files/hf.h"
+#include "model/files/peft.h"
 
-static void quit(int signal) {
+static void engine_quit(int signal) {
     (void)signal;
     _exit(EXIT_SIGNAL);
 }
 void engine_signals(void) {
-    signals_catch(quit, 0);
+    signals_catch(engine_quit, 0);
     set_catch_sigbus();
 }
 
 bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Err *e) {
     bool in = !strcmp(path, "-");
     const char *name = in ? "standard input" : path;
-    FILE *f = in ? stdin : fopen(path, "rb");
+    FILE *f = stdin;
+    while (!in && !(f = fopen(path, "rb")) && errno == EINTR) {}
     if (!f) return err_errno(e, what, path);
     struct stat st;
     bool file = !fstat(fileno(f), &st) && S_ISREG(st.st_mode);
@@ -41,7 +42,7 @@ bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Er
     }
     if (!e->status && (!ok || *n > most))
         ok = err_input(e, "%s %s: more than %zu MiB%s", what, name, most >> 20,
-                       file ? "" : " from a pipe or device: name a file that holds it");
+                       file ? "" : " from a pipe or device: give a file instead");
     if (!in) fclose(f);
     *text = p;
     if (!ok) free(p);
@@ -53,10 +54,10 @@ json_t *engine_number(double x) { return isfinite(x) ? json_real(x) : json_null(
 bool engine_print(json_t *j, Err *e) {
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     json_decref(j);
-    if (!text) return err_world(e, "the result cannot be written as JSON");
+    if (!text) return err_runtime(e, "the result cannot be written as JSON");
     bool ok = puts(text) >= 0 && fflush(stdout) == 0;
     free(text);
-    return ok || err_world(e, "standard output: %s", strerror(errno));
+    return ok || err_runtime(e, "standard output: %s", strerror(errno));
 }
 
 bool engine_device(Device **dev, const Cli *cli, Err *e) {
@@ -68,9 +69,7 @@ bool engine_device(Device **dev, const Cli *cli, Err *e) {
     if (!device_bind(bound, name, cli->isa, e)) return false;
     name = bound;
     if (!device_open(dev, name, imax(cli->threads, 0), e)) return false;
-    if (cli->cache == CACHE_BF16 && device_apart(*dev))
-        err_input(e, "--cache-dtype bf16: device %.20s keeps rows in f32; leave it out, or --device cpu", name);
-    else if ((!cli->bf16 || device_bf16(*dev, true, e)) && (!cli->tuning || device_tuning(*dev, cli->tuning, e)))
+    if ((!cli->bf16 || device_bf16(*dev, true, e)) && (!cli->tuning || device_tuning(*dev, cli->tuning, e)))
         return true;
     device_close(*dev);
     return false;
@@ -89,7 +88,7 @@ static bool tokenizer_read(Engine *en, Err *e) {
                       en->dir, en->task.kind->name, en->task.kind->name);
         else
             err_input(&en->no_text,
-                      "%.150s: no tokenizer.json in it, so text cannot be made into tokens; kvsmith logits takes ids",
+                      "%.150s: no tokenizer.json in it, so text cannot be tokenized; kvsmith logits reads ids",
                       en->dir);
         return true;
     }
@@ -125,14 +124,16 @@ bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
 }
 
 bool engine_load(Engine *en, ModelOpts opts, Err *e) {
-    bool ok = model_open(&en->model, en->dev, &en->cfg, opts, e) && hf_load_with(en->dir, en->adapter, &en->model, e);
+    bool ok = model_open(&en->model, en->dev, &en->cfg, opts, e) &&
+              (opts.dry || hf_load_with(en->dir, en->adapter, &en->model, e));
     if (!ok) engine_close(en);
     return ok;
 }
 
-ModelOpts engine_narrow(const Cli *cli, ModelOpts o) {
-    o.narrow_weights = cli->bf16 && !o.train;
-    o.narrow_cache = cli->cache == CACHE_BF16 || (cli->cache == CACHE_AS_DTYPE && cli->bf16);
+ModelOpts engine_bf16(const Cli *cli, ModelOpts o) {
+    o.bf16_weights = cli->bf16 && !o.train;
+    o.policy = &cli->policy;
+    o.codec = cli->codec ? cli->codec : cli->bf16 ? &codec_bf16 : &codec_f32;
     return o;
 }
 
@@ -141,12 +142,18 @@ static bool moved_on(const Engine *en, const char *path) {
     char now[4096];
     return *en->dir && model_dir_resolve(path, now, NULL) && strcmp(now, en->dir) != 0;
 }
-bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
+static bool open_with(Engine *en, const char *path, const Cli *cli, ModelOpts opts, Err *e) {
     for (int tries = 0;; tries++) {
         Err why = {0};
-        if (engine_read(en, path, cli, &why) && engine_load(en, engine_narrow(cli, (ModelOpts){0}), &why)) return true;
+        if (engine_read(en, path, cli, &why) && engine_load(en, engine_bf16(cli, opts), &why)) return true;
         if (tries == 100 || !moved_on(en, path)) return *e = why, false;
     }
+}
+bool engine_open(Engine *en, const char *path, const Cli *cli, Err *e) {
+    return open_with(en, path, cli, (ModelOpts){0}, e);
+}
+bool engine_measure(Engine *en, const char *path, const Cli *cli, Err *e) {
+    return open_with(en, path, cli, (ModelOpts){.dry = true}, e);
 }
 
 bool engine_dynamic(const Engine *en) {
@@ -163,7 +170,7 @@ void engine_plan(Engine *en, int length, bool quiet) {
     model_plan(&en->model, length);
     if (length > en->cfg.max_positions && !engine_dynamic(en) && !quiet)
         fprintf(stderr,
-                "kvsmith: note: a context of %d tokens is beyond the %d positions that the model was trained on\n",
+                "kvsmith: note: a context of %d tokens exceeds the %d positions that the model was trained on\n",
                 length, en->cfg.max_positions);
 }
 

@@ -1,54 +1,57 @@
-/* engine.h: a model directory ready for use: settings, weights, tokenizer. */
+/* engine.h: an engine is a model directory ready for use: settings, weights, tokenizer. The commands `generate`, `eval`
+ * and `logits` open one. */
 #pragma once
 #include <jansson.h>
-#include "../data/tokenizer.h"
-#include "../model/cli.h"
-#include "../model/hf.h"
-#include "../model/task_cfg.h"
+#include "data/tokenizer.h"
+#include "model/cli.h"
+#include "model/files/hf.h"
+#include "model/config/task_cfg.h"
 
 typedef struct {
-    char dir[4096];      /* where the files lie: a run folder's checkpoint is resolved */
-    const char *adapter; /* directory of what is added to the weights; NULL: nothing */
+    char dir[4096];      /* where the files are: a run folder's checkpoint is resolved */
+    const char *adapter; /* directory of the adapter that is added to the weights; NULL: none */
     Device *dev;
     ModelCfg cfg;
     Model model;
     Tokenizer tokenizer;
-    bool text;    /* there is a tokenizer that this program has */
-    bool one_end; /* the token that ends a text also begins one, as in training here; no template then */
-    Err no_text;  /* else: why not */
-    TaskCfg task; /* that the model was trained on; kind NULL: none */
+    bool text;    /* there is a tokenizer that this program supports */
+    bool one_end; /* the token that ends a text also begins one, as in training; then there is no template */
+    Err no_text;  /* otherwise: why not */
+    TaskCfg task; /* the task that the model was trained on; kind NULL: none */
     int neos,
-        eos[HF_EOS_MAX]; /* tokens that end a text: of generation_config.json, else config.json, else the tokenizer's */
+        eos[HF_EOS_MAX]; /* tokens that end a text: from generation_config.json, else config.json, else tokenizer */
 } Engine;
 
-/* `path`: a model directory, a run folder or an adapter directory, whose base is read. Reads and checks every file; a tokenizer.json that is sound but of another
- * kind than this program's is no failure (see engine_text). */
+/* `path`: a model directory, a run folder or an adapter directory, whose base is read. Reads and checks every file; a
+ * valid tokenizer.json that this program does not support is not an error (see engine_text). */
 bool engine_open(Engine *, const char *path, const Cli *, Err *);
-/* The same in two steps, for a model that is to be opened in another way than for extend alone: all but the model and
- * its weights; then those. A failure of the second closes the engine. */
+/* The same without values: every file is checked by its header, and the model has sizes alone. */
+bool engine_measure(Engine *, const char *path, const Cli *, Err *);
+/* The same in two steps, for a model that is opened for more than extend: first all but the model and its weights, then
+ * those. A failure of the second closes the engine. */
 bool engine_read(Engine *, const char *path, const Cli *, Err *);
 bool engine_load(Engine *, ModelOpts, Err *);
-/* How --dtype and --cache-dtype have weights and cache in memory. */
-ModelOpts engine_narrow(const Cli *, ModelOpts);
-/* A rotation of type dynamic adapts to sequences that are longer than those of the training. */
+/* The dtypes of weights and cache by --dtype and --cache-dtype. */
+ModelOpts engine_bf16(const Cli *, ModelOpts);
+/* True if a rotation of type dynamic adapts to sequences longer than those of training. */
 bool engine_dynamic(const Engine *);
-/* Plan the open model for sequences of `length` tokens (model_plan). Where that is more than it was trained on and no
- * rotation of type dynamic adapts, a line on stderr says so unless `quiet`. */
+/* Plans the open model for sequences of `length` tokens (model_plan). If that is more than it was trained on and no
+ * rotation of type dynamic adapts, prints a note on stderr unless `quiet`. */
 void engine_plan(Engine *, int length, bool quiet);
 void engine_close(Engine *);
 /* The device that --device and --threads name. */
 bool engine_device(Device **, const Cli *, Err *);
-/* False (EXIT_INPUT) when text cannot be made into tokens: no tokenizer.json, or one of a kind that is not here. */
+/* False (EXIT_INPUT) if text cannot be tokenized: no tokenizer.json, or an unsupported one. */
 bool engine_text(const Engine *, Err *);
 
 enum { SLURP_MAX = 1 << 30, SLURP_PIPE_MAX = 64 << 20 };
-/* All bytes of a file, a pipe or, named "-", standard input; malloc'ed. `what` ("prompt") begins the message. EXIT_INPUT:
- * not there, more than SLURP_MAX bytes, or SLURP_PIPE_MAX of what has no size to be known before. */
+/* All bytes of a file, a pipe or, named "-", standard input; malloc'ed. `what` ("prompt") begins the message.
+ * EXIT_INPUT: missing, more than SLURP_MAX bytes, or SLURP_PIPE_MAX of an input whose size is not known before. */
 bool engine_slurp(const char *path, const char *what, char **text, size_t *n, Err *);
-/* The signals of signals.h end the process with status 130 at once: for commands that have nothing to save; and one line for
- * a mapped file that is cut meanwhile. */
+/* The signals of signals.h end the process with status 130 at once, for commands that have nothing to save; and a
+ * mapped file that is truncated meanwhile ends it with one line. */
 void engine_signals(void);
-/* Print a JSON object in one line on stdout and drop the reference. NULL or a failed write: EXIT_WORLD. */
+/* Print a JSON object in one line on stdout and drop the reference. NULL or a failed write: EXIT_RUNTIME. */
 bool engine_print(json_t *, Err *);
 /* A number, or null where JSON has none (NaN, infinities). */
 json_t *engine_number(double);

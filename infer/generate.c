@@ -28,26 +28,26 @@ typedef struct {
     Sampled *drawn;      /* (places) */
 } Work;
 
-static bool show(Work *w, Place *p, bool end, Err *e) {
+static bool generate_show(Work *w, Place *p, bool end, Err *e) {
     Text *t = &w->g[p->which].text;
     size_t final = end ? t->n : text_final(t), from = p->shown;
     p->shown = final;
     return !w->o->show || final == from || w->o->show(w->o->ctx, p->which, t->bytes + from, final - from, e);
 }
 
-static bool finish(Work *w, int at, Finish why, Err *e) {
+static bool generate_finish(Work *w, int at, Finish why, Err *e) {
     Place *p = &w->place[at];
     Generation *g = &w->g[p->which];
     g->finish = why;
     g->cache_bytes = session_bytes(w->s, at);
-    bool ok = show(w, p, true, e);
+    bool ok = generate_show(w, p, true, e);
     session_reset(w->s, at);
     p->which = -1;
     return ok;
 }
 
 /* The next token of each of n feeds; the sequences share the threads. */
-static bool draw(Work *w, int n, Err *e) {
+static bool generate_draw(Work *w, int n, Err *e) {
     size_t V = (size_t)w->s->model->cfg.vocab;
     int bad = -1;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(w->threads) if (n > 1)
@@ -76,7 +76,7 @@ static bool draw_there(Work *w, int n, Err *e) {
 }
 
 /* The prompt at place `at` has a new token. */
-static bool take(Work *w, int at, int t, Err *e) {
+static bool generate_take(Work *w, int at, int t, Err *e) {
     Place *p = &w->place[at];
     Generation *g = &w->g[p->which];
     if ((g->n & (g->n - 1)) == 0)
@@ -84,21 +84,21 @@ static bool take(Work *w, int at, int t, Err *e) {
     g->tok[g->n++] = p->last = t;
     p->seen[t] = 1;
     for (int i = 0; i < w->o->neos; i++)
-        if (t == w->o->eos[i]) return finish(w, at, FINISH_EOS, e);
+        if (t == w->o->eos[i]) return generate_finish(w, at, FINISH_EOS, e);
     if (t < w->tk->vocab && !tokenizer_special(w->tk, t)) { /* nor are ids that pad the vocabulary text */
         size_t n;
         const char *piece = tokenizer_decode(w->tk, t, &n);
-        if (text_push(&g->text, piece, n)) return finish(w, at, FINISH_STOP, e);
+        if (text_push(&g->text, piece, n)) return generate_finish(w, at, FINISH_STOP, e);
     }
-    if (!show(w, p, false, e)) return false;
-    if (g->n == w->o->max_new) return finish(w, at, FINISH_LENGTH, e);
+    if (!generate_show(w, p, false, e)) return false;
+    if (g->n == w->o->max_new) return generate_finish(w, at, FINISH_LENGTH, e);
     /* the token must have room as the next row */
-    if (session_length(w->s, at) >= w->s->opts.max_tokens) return finish(w, at, FINISH_CONTEXT, e);
+    if (session_length(w->s, at) >= w->s->opts.max_tokens) return generate_finish(w, at, FINISH_CONTEXT, e);
     return true;
 }
 
 /* One call of the session for `n` feeds, then a token for each. */
-static bool advance(Work *w, int n, bool prefill, Err *e) {
+static bool generate_advance(Work *w, int n, bool prefill, Err *e) {
     int V = w->s->model->cfg.vocab;
     double start = now_seconds();
     bool ok;
@@ -106,12 +106,13 @@ static bool advance(Work *w, int n, bool prefill, Err *e) {
         ok = draw_there(w, n, e);
     else
         ok = session_extend(w->s, n, w->feed, WANT_LAST, TENSOR(w->logits, REAL, n, V), e) &&
-             (!w->o->max_new || draw(w, n, e));
+             (!w->o->max_new || generate_draw(w, n, e));
+    for (int i = 0; ok && prefill && i < n; i++) session_prompt_ends(w->s, w->feed[i].seq);
     int *which = xcalloc((size_t)n, sizeof *which);
     for (int i = 0; ok && i < n; i++) {
         int at = w->feed[i].seq;
         which[i] = w->place[at].which;
-        ok = w->o->max_new ? take(w, at, w->token[i], e) : finish(w, at, FINISH_LENGTH, e);
+        ok = w->o->max_new ? generate_take(w, at, w->token[i], e) : generate_finish(w, at, FINISH_LENGTH, e);
     }
     double took = now_seconds() - start;
     for (int i = 0; ok && i < n; i++) *(prefill ? &w->g[which[i]].prefill_s : &w->g[which[i]].decode_s) += took;
@@ -139,7 +140,7 @@ static bool run(Work *w, int n, Err *e) {
         for (int at = 0; at < nplace && !prefill; at++)
             if (w->place[at].which >= 0) w->feed[nfeed++] = (Feed){at, 1, &w->place[at].last};
         if (nfeed == 0) return true;
-        if (!advance(w, nfeed, prefill, e)) return false;
+        if (!generate_advance(w, nfeed, prefill, e)) return false;
     }
 }
 

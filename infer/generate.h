@@ -1,7 +1,8 @@
-/* generate.h: tokens out of a session: sampling, ends, text. Any number of prompts shares the session's sequences: a
- * sequence that ends gives its place to the next prompt, so that a batch stays full. */
+/* generate.h: generates tokens with a session: sampling, stopping, text. The commands `generate` and the samples of
+ * training call it. Any number of prompts shares the session's sequences: a sequence that ends makes room for the next
+ * prompt, so a batch stays full. */
 #pragma once
-#include "../data/tokenizer.h"
+#include "data/tokenizer.h"
 #include "sampler.h"
 #include "session.h"
 #include "text.h"
@@ -13,11 +14,11 @@ typedef struct {
     Sampler sampler;
     int max_new;
     int neos;
-    const int *eos; /* tokens that end a text and are no part of it; neos 0: none does */
+    const int *eos; /* tokens that end a text and are not part of it; neos 0: none */
     int nstop;
-    const char *const *stop; /* strings that end a text and are no part of it */
-    /* New text of prompt `which` that can no longer change, as soon as it is known; NULL: not wanted. False: stop
-     * everything (the receiver has filled the Err). */
+    const char *const *stop; /* strings that end a text and are not part of it */
+    /* Receives new text of prompt `which` that can no longer change, as soon as it is known; NULL: not wanted. False:
+     * stop everything (the receiver has set the Err). */
     bool (*show)(void *ctx, int which, const char *text, size_t n, Err *);
     void *ctx;
 } GenOpts;
@@ -29,13 +30,12 @@ typedef struct {
     int n;
     Text text;
     Finish finish;
-    double prefill_s,
-        decode_s; /* wall time of the passes it took part in, sampling included; the first token counts as prefill */
-    size_t cache_bytes; /* resident at its end */
+    double prefill_s, decode_s; /* wall time of its passes, sampling included; the first token counts as prefill */
+    size_t cache_bytes;         /* resident at its end */
 } Generation;
 
 /* Draw i of prompt k is a function of (seed, k, i) alone, so results do not depend on how prompts share the session
- * (but for the last bits of the logits). False: EXIT_INPUT, a prompt does not fit; EXIT_WORLD, damaged numbers. On
- * failure, too, generation_free is due. */
+ * (except for the last bits of the logits). False: EXIT_INPUT, a prompt does not fit; EXIT_RUNTIME, damaged weights.
+ * Call generation_free after a failure, too. */
 bool generate(Session *, const Tokenizer *, const GenOpts *, int n, Generation *, Err *);
 void generation_free(Generation *);

@@ -15,7 +15,7 @@ bool sampler_check(const Sampler *s, Err *e) {
     return true;
 }
 
-static int by_rank(const void *a, const void *b) {
+static int sampler_by_rank(const void *a, const void *b) {
     const Candidate *x = a, *y = b;
     if (x->p != y->p) return x->p > y->p ? -1 : 1;
     return x->id < y->id ? -1 : 1;
@@ -29,8 +29,8 @@ static void select_best(Candidate *c, int n, int k) {
         Candidate pivot = c[lo + (hi - lo) / 2];
         int i = lo, j = hi;
         while (i <= j) {
-            while (by_rank(&c[i], &pivot) < 0) i++;
-            while (by_rank(&pivot, &c[j]) < 0) j--;
+            while (sampler_by_rank(&c[i], &pivot) < 0) i++;
+            while (sampler_by_rank(&pivot, &c[j]) < 0) j--;
             if (i <= j) {
                 Candidate t = c[i];
                 c[i++] = c[j];
@@ -46,17 +46,17 @@ static void select_best(Candidate *c, int n, int k) {
     }
 }
 
-static double mass(const Candidate *c, int n) {
+static double sampler_mass(const Candidate *c, int n) {
     double sum = 0;
     for (int i = 0; i < n; i++) sum += c[i].p;
     return sum;
 }
 
 static bool no_number(int v, double l, Err *e) {
-    return err_world(e, "logit of token %d is %g: the model's numbers are damaged", v, l);
+    return err_runtime(e, "logit of token %d is %g: the model's weights are damaged", v, l);
 }
 static bool no_token(int V, Err *e) {
-    return err_world(e, "all %d logits are -inf: the model's numbers are damaged", V);
+    return err_runtime(e, "all %d logits are -inf: the model's weights are damaged", V);
 }
 bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned char *seen, Candidate *c, int *n,
                      Err *e) {
@@ -85,29 +85,29 @@ bool sampler_support(const Sampler *s, const real *logits, int V, const unsigned
     if (s->top_p < 1) {
         /* Tokens below (1-p)/m of the mass together weigh less than 1-p, so none of them can be kept: leave them out of
          * the sort. Half of that bound, so that rounding cannot matter. */
-        double total = mass(c, m), cut = 0.5 * (1 - s->top_p) / m * total;
+        double total = sampler_mass(c, m), cut = 0.5 * (1 - s->top_p) / m * total;
         int kept = 0;
         for (int i = 0; i < m; i++)
             if (c[i].p >= cut) c[kept++] = c[i];
         m = kept;
-        qsort(c, (size_t)m, sizeof *c, by_rank);
+        qsort(c, (size_t)m, sizeof *c, sampler_by_rank);
         double before = 0;
         for (kept = 0; kept < m && before < s->top_p * total; kept++) before += c[kept].p;
         m = imax(kept, 1);
     } else if (s->top_k > 0 && s->top_k < V)
-        qsort(c, (size_t)m, sizeof *c, by_rank);
+        qsort(c, (size_t)m, sizeof *c, sampler_by_rank);
     int kept = 0;
     for (int i = 0; i < m; i++) /* the largest weight is exactly 1; a weight of 0 cannot be drawn */
         if (c[i].p > 0 && c[i].p >= s->min_p) c[kept++] = c[i];
-    double total = mass(c, kept);
+    double total = sampler_mass(c, kept);
     for (int i = 0; i < kept; i++) c[i].p /= total;
     *n = kept;
     return true;
 }
 
-static uint64_t key_of(const Sampler *s, uint64_t seq) { return rng_mix(rng_name(s->seed, "sampler"), seq); }
+static uint64_t sampler_key_of(const Sampler *s, uint64_t seq) { return rng_mix(rng_name(s->seed, "sampler"), seq); }
 SampleRow sampler_row(const Sampler *s, uint64_t seq, uint64_t draw) {
-    return (SampleRow){.key = key_of(s, seq),
+    return (SampleRow){.key = sampler_key_of(s, seq),
                        .draw = draw,
                        .temperature = s->temperature,
                        .penalty = s->repetition_penalty,
@@ -127,7 +127,7 @@ bool sampler_pick(const Sampler *s, const real *logits, int V, const unsigned ch
     if (!sampler_support(s, logits, V, seen, c, &n, e)) return false;
     int i = 0;
     if (n > 1) {
-        double u = rng_uniform(key_of(s, seq), draw), sum = 0;
+        double u = rng_uniform(sampler_key_of(s, seq), draw), sum = 0;
         for (i = 0; i < n - 1; i++)
             if (u < (sum += c[i].p)) break;
     }

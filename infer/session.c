@@ -1,6 +1,6 @@
 #include "session.h"
-#include "../ops/graph.h"
-#include "../ops/host.h"
+#include "ops/graph.h"
+#include "ops/host.h"
 
 /* One pass: rows of at most `chunk` tokens, cut from the feeds in their order. The arrays of the Batch live in one
  * block of Session.rows: tok, pos, first, of, want (chunk each), off (nseq+1), seq (nseq). */
@@ -20,15 +20,19 @@ static Pass pass_make(const Session *s) {
                   .seq = p + 5 * c + s->opts.nseq + 1};
 }
 
-bool session_open(Session *s, Model *m, SessionOpts o, Err *e) {
+static Workspace *work_of(Session *s) { return s->opts.work ? s->opts.work : &s->own; }
+bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
     if (o.chunk == 0) o.chunk = CHUNK_ROWS;
     CHECK(o.nseq >= 1 && o.chunk >= 1 && o.max_tokens >= 1, "nseq %d chunk %d max_tokens %d", o.nseq, o.chunk,
           o.max_tokens);
+    CHECK(!o.work || !o.dev || o.dev == o.work->dev, "a workspace of another device");
     *s = (Session){.model = m, .opts = o};
     if (!model_cache_open(m, &s->cache, o.nseq, o.max_tokens, o.chunk, o.page_rows, false, e)) return false;
-    if (!model_extend_reserve(m, &s->cache, o.chunk, o.want_all ? o.chunk : imin(o.nseq, o.chunk),
+    if (!o.work) workspace_empty(&s->own, m, o.dev ? o.dev : m->dev);
+    if (!model_extend_reserve(m, work_of(s), &s->cache, o.chunk, o.want_all ? o.chunk : imin(o.nseq, o.chunk),
                               imin(o.nseq, o.chunk), e)) {
         kv_close(&s->cache);
+        workspace_close(&s->own);
         return false;
     }
     if (!o.plain && device_apart(m->dev)) s->cache.graphs = graphs_open(m->dev);
@@ -43,6 +47,7 @@ void session_close(Session *s) {
     graphs_close(s->cache.graphs);
     arena_close(&s->draw);
     kv_close(&s->cache);
+    workspace_close(&s->own);
     free(s->next);
     free(s->rows);
     free(s->id);
@@ -64,6 +69,11 @@ void session_fork(Session *s, int from, int to) {
     s->next[to] = s->next[from];
 }
 
+void session_prompt_ends(Session *s, int seq) {
+    CHECK(seq >= 0 && seq < s->opts.nseq, "sequence %d of %d", seq, s->opts.nseq);
+    model_prompt_ends(work_of(s), &s->cache, seq, s->next[seq]);
+}
+
 int session_length(const Session *s, int seq) { return s->next[seq]; }
 size_t session_bytes(const Session *s, int seq) { return kv_bytes(&s->cache, seq); }
 
@@ -77,20 +87,21 @@ static bool feeds_fit(const Session *s, int B, const Feed *f, Err *e) {
         for (int i = 0; i < f[b].n; i++) {
             int t = f[b].tok[i];
             if (t < 0 || t >= V)
-                return err_input(e, "token %d at place %d: expected an id below the vocabulary of %d", t, i, V);
+                return err_input(e, "token %d at position %d: expected an id below the vocabulary of %d", t, i, V);
             len = t == s->opts.document ? 1 : len + 1;
             if (len > s->opts.max_tokens)
                 return err_input(e,
-                                 "a text is longer than the %d tokens that the session has room for: shorten it or "
-                                 "give a larger context",
+                                 "a text is longer than the context of %d tokens: shorten it or give a larger context",
                                  s->opts.max_tokens);
         }
     }
     return true;
 }
 
-/* Append up to `room` tokens of f from token `at` as the pass's next sequence; returns how many. */
+/* Append up to `room` tokens of f from token `at` as the pass's next sequence, none beyond a length at which the cache
+ * evicts rows; returns how many. */
 static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, int *next) {
+    const int every = policy_cut(s->model->opts.policy), page = kv_cut(&s->cache, f->seq);
     int n = imin(f->n - at, room), b = p->B++, start = -1;
     p->off[b] = p->N;
     p->seq[b] = f->seq;
@@ -104,6 +115,7 @@ static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, 
         p->pos[r] = (*next)++;
         p->first[r] = start;
         p->of[r] = b;
+        if ((every && *next % every == 0) || (page && *next % page == 0)) n = i + 1;
     }
     p->N += n;
     p->off[b + 1] = p->N;
@@ -112,16 +124,16 @@ static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, 
 
 /* ---- few sizes of a step of decoding --------------------------------------------------------------------------------
  */
-static int filled(int n) {
+static int session_filled(int n) {
     enum { EVERY = 8 };
     int power = 1;
     while (power < n && power < EVERY) power *= 2;
     return n <= EVERY ? power : (n + EVERY - 1) / EVERY * EVERY;
 }
-/* Adds fresh sequences, which have no row in this pass, to a step until it is of one of those sizes; returns how many.
- * None where passes are not replayed whatever their size. */
+/* Adds empty sequences, which have no row in this pass, until the step has one of those sizes; returns their number.
+ * None if passes are not replayed anyway. */
 static int pass_fill(Pass *p, const Session *s) {
-    const int zero = 0, n = imin(filled(p->B), imin(s->opts.nseq, s->opts.chunk)) - p->B;
+    const int zero = 0, n = imin(session_filled(p->B), imin(s->opts.nseq, s->opts.chunk)) - p->B;
     int fresh = 0;
     for (int i = 0; i < s->opts.nseq; i++) fresh += s->next[i] == 0;
     if (p->N != p->B || p->nwant != p->N || fresh < n || model_varying(s->model) >= 0) return 0;
@@ -164,10 +176,9 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
             bool last = at == f[b].n;
             for (int i = row; i < p.N && some; i++)
                 if (want == WANT_ALL || (last && i == p.N - 1)) p.want[p.nwant++] = i;
-            if (last) {
-                b++;
-                at = 0;
-            }
+            if (!last) break;
+            b++;
+            at = 0;
         }
         /* not with sequences that this call has yet to come to, whose penalties are said already */
         const int fill = draws && b0 == 0 && b == B ? pass_fill(&p, s) : 0, own = p.nwant - fill;
@@ -178,17 +189,17 @@ static bool extend(Session *s, int B, const Feed *f, Want want, Tensor logits, c
         for (int i = 0; i < p.nwant && draws; i++)
             s->draws[i] = i < own ? draws->rows[done + i] : (SampleRow){.penalty = 1, .top_p = 1, .slot = p.seq[i]};
         if (p.nwant && !draws) out = TENSOR(R(logits) + (size_t)done * (size_t)V, REAL, p.nwant, V);
-        const Pick rows = {p.nwant, p.want};
-        if (!(draws ? model_extend_seen(s->model, &s->cache, &batch, p.tok, rows, see_draw, &now, 1, e)
-                    : model_extend(s->model, &s->cache, &batch, p.tok, rows, out, e))) {
-            /* cannot be undone half-way: the sequences of this call start anew */
+        const RowList rows = {p.nwant, p.want};
+        if (!(draws ? model_extend_seen(s->model, work_of(s), &s->cache, &batch, p.tok, rows, see_draw, &now, 1, e)
+                    : model_extend(s->model, work_of(s), &s->cache, &batch, p.tok, rows, out, e))) {
+            /* cannot be undone in part: the sequences of this call start anew */
             for (int i = 0; i < B; i++) session_reset(s, f[i].seq);
             return false;
         }
         for (int i = 0; i < own && draws; i++) draws->out[done + i] = s->drawn[i];
         for (int i = p.B - fill; i < p.B; i++) session_reset(s, p.seq[i]);
         done += own;
-        CHECK(b > b0 || p.N == s->opts.chunk, "a pass of %d rows", p.N);
+        CHECK(b > b0 || p.N == s->opts.chunk || policy_any(s->model->opts.policy), "a pass of %d rows", p.N);
     }
     if (present(logits))
         CHECK(done == logits.n[0] && logits.n[1] == V, "logits for %d rows, got (%d,%d)", done, logits.n[0],

@@ -11,7 +11,7 @@ void tell(void *ctx, size_t bytes, size_t of) {
     Tell *t = ctx;
     double now = now_seconds(), s = now - t->start;
     if (s < 1 || now - t->shown < (t->live ? 0.2 : 10)) return;
-    if (!of) { /* a pipe: nobody knows how much is to come */
+    if (!of) { /* a pipe: its size is unknown */
         t->shown = now;
         fprintf(stderr, "%s%s %.1f MB, %.1f MB/s%s", t->live ? "\r" : "", t->what, (double)bytes / 1e6,
                 (double)bytes / s / 1e6, t->live ? "\x1b[K" : "\n");

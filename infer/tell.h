@@ -1,7 +1,7 @@
-/* tell.h: that long work over bytes goes on: a line on standard error, renewed on a terminal, every ten seconds
- * elsewhere; nothing before the first second. */
+/* tell.h: shows the progress of long work over bytes: a line on standard error, renewed on a terminal, every ten
+ * seconds elsewhere; nothing in the first second. The `data` commands and `eval` call it. */
 #pragma once
-#include "../ops/base.h"
+#include "ops/base.h"
 
 typedef struct {
     const char *what; /* "tokenising" */

@@ -45,8 +45,8 @@ void text_free(Text *t) {
     t->n = t->cap = 0;
 }
 
-/* The bytes at s: *good: a whole character, of the length returned; else the length of the longest beginning of one
- * (at least 1: a byte that begins nothing stands alone). *open: the end came before it was known. */
+/* Reads the bytes at s: *good: a complete character, of the length returned; else the length of the longest beginning
+ * of one (at least 1: a byte that begins nothing is by itself). *open: the end came before it was known. */
 static size_t utf8_step(const unsigned char *s, size_t n, bool *good, bool *open) {
     unsigned char c = s[0], lo = 0x80, hi = 0xbf;
     size_t need = c < 0x80                 ? 0

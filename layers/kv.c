@@ -3,19 +3,27 @@
 
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv->s = *s;
-    kv->gone = kv->carry = ABSENT; /* of a pass on a cache, which this one may not be */
+    kv->evicted = kv->carry = ABSENT; /* of a pass on a cache, which this one may not be */
     if (!s->lanes) return;
     field(f, &kv->k, "k", 0, N, s->lanes, s->kdim);
     if (!s->alias) field(f, &kv->v, "v", 0, N, s->lanes, s->vdim);
-    if (s->retire) field(f, &kv->bias, "bias", FIELD_F32, N, s->lanes);
+    if (s->evicts) field(f, &kv->bias, "bias", FIELD_F32, N, s->lanes);
+}
+static bool kv_rotates(const Kv *kv) { return kv->s.codec && kv->s.codec->rotate && !kv->s.alias; }
+void kv_turn_queries(Run *r, const Kv *kv, Tensor q) {
+    if (kv_rotates(kv)) r->ops->hadamard(r, q);
 }
 void kv_settle(Run *r, Kv *kv) {
-    if (!kv->s.narrow) return;
-    r->ops->narrow(r, kv->k);
-    if (!kv->s.alias) r->ops->narrow(r, kv->v);
+    if (kv_rotates(kv)) r->ops->hadamard(r, kv->k);
+    Tensor parts[] = {kv->k, kv->v};
+    for (int i = 0; i < (kv->s.alias ? 1 : 2); i++) switch (rows_as(&kv->s)) {
+        case ROWS_REAL: break;
+        case ROWS_BF16: r->ops->round_to_bf16(r, parts[i]); break;
+        default: r->ops->recode_rows(r, parts[i], kv->s.codec);
+        }
 }
 void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *f) {
     kv_fields(s, N, kv, f);
-    if (s->retire) field(f, &kv->gone, "gone", 0, N, s->lanes);
+    if (s->evicts) field(f, &kv->evicted, "evicted", 0, N, s->lanes);
     if (s->carry_rows) field(f, &kv->carry, "carry", FIELD_F32, N, s->lanes, s->carry);
 }

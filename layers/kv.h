@@ -1,23 +1,30 @@
-/* kv.h: what a mixer may ask about keys and values. A Slot is opaque here: no length, page or past decision can be
- * read. */
+/* kv.h: the functions with which a mixer declares keys and values and attends to the cached history, in its passes. A
+ * Slot is opaque here: a mixer cannot read lengths, pages or past decisions. */
 #pragma once
-#include "../ops/ops.h"
+#include "ops/ops.h"
 
 typedef struct Slot Slot;
 
 /* Declare the K/V of N rows of shape s (or their gradients): k (N,lanes,kdim), v (N,lanes,vdim), bias (N,lanes). */
 void kv_fields(const KvShape *s, int N, Kv *kv, Fields *);
-/* The same and what only a cache asks for: gone, carry. */
+/* The same, with the parts that only a cache needs: evicted, carry. */
 void kv_pass_fields(const KvShape *s, int N, Kv *kv, Fields *);
-/* What the owner of the rows does when k and v are written and before anyone attends to them: where the cache is narrow
- * they become what it will hold, so that a row looks the same to its own pass and to later ones. */
+/* The owner of the rows must call this after writing k and v and before attention: it rounds them as the cache will
+ * store them (KvShape.codec), so a row looks the same to its own pass and to later ones. */
 void kv_settle(Run *, Kv *);
-/* Attention of q over the history that the slot held before this pass, whose own rows are `pass`: see
+/* Queries that meet the keys of kv become what those of a codec that rotates keys need: after their own rotation by
+ * position, before attention. */
+void kv_turn_queries(Run *, const Kv *, Tensor q);
+/* Attention of q over the history that the slot had before this pass, whose own rows are `pass`: see
  * Ops.attend_lanes. */
-void kv_attend(Run *, const Slot *, const Kv *pass, Tensor o, Tensor lse, Tensor q, Look, bool merge);
-/* (nseq, state): the state blobs, indexed by Batch.seq. A sequence whose document begins in the pass starts from zero
- * by the mixer's own doing (first[i] = i), never by the cache's. */
+void kv_attend(Run *, const Slot *, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec, bool merge);
+/* A mixer calls this when its attention is complete, with the queries q (r->out.n, heads, kdim) as its scores used
+ * them, the lse of all rows that they saw, and the scale of the scores. Keeps those that a policy asks for (Run.probe);
+ * else nothing. */
+void kv_probe(Run *, Tensor q, Tensor lse, AttnSpec);
+/* (nseq, state): the states, indexed by Batch.seq. The mixer itself, not the cache, must start a sequence from zero if
+ * its document begins in the pass (first[i] = i). */
 Tensor kv_state(const Slot *);
-/* (nseq, lanes, carry_rows, carry), indexed by Batch.seq: the newest row last. Rows from before the document hold
- * anything. Read only: the next pass finds what this one's Kv.carry says. */
+/* (nseq, lanes, carry_rows, carry), indexed by Batch.seq: the newest row last. Rows from before the document are
+ * undefined. Read only: the next pass finds this pass's Kv.carry. */
 Tensor kv_carry(const Slot *);

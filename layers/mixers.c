@@ -1,9 +1,9 @@
-/* mixers.c: the registries. One line per sequence mixer, one per feed-forward part. */
+/* mixers.c: the registries: one line per sequence mixer and per feed-forward part. */
 #include "mixer.h"
 
 extern const Mixer gqa_mixer, dmc_mixer, mla_mixer, kda_mixer, gdn_mixer, deltanet_mixer, gla_mixer, retention_mixer,
     gated_retention_mixer, linear_mixer, mamba2_mixer, none_mixer;
-extern const Ffn swiglu_ffn, gelu_ffn, moe_ffn;
+extern const Ffn swiglu_ffn, geglu_ffn, gelu_ffn, moe_ffn, none_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
@@ -22,8 +22,10 @@ const Mixer *const mixers[] = {
 };
 const Ffn *const ffns[] = {
     &swiglu_ffn, /* layers/ffn */
+    &geglu_ffn,  /* the same with gelu: layers/ffn */
     &gelu_ffn,   /* two projections: layers/ffn */
     &moe_ffn,    /* mixture of experts: layers/ffn */
+    &none_ffn,   /* a block of a mixer alone: layers/ffn */
     NULL,
 };
 

@@ -1,15 +1,12 @@
+/* cli.c: parses options over argp's tables, prints errors, and finds the directory of a model. */
 #include "cli.h"
-#include "../ops/file.h"
-#include "../ops/isa.h"
-#include "../ops/text.h"
-#include "hints.h"
-#include "peft.h"
-#include "schema.h"
+#include "ops/file.h"
+#include "ops/isa.h"
+#include "model/config/hints.h"
+#include "model/config/schema.h"
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum {
     KEY_DEVICE = 0x20000,
@@ -19,6 +16,7 @@ enum {
     KEY_JSON,
     KEY_VERSION,
     KEY_CACHE,
+    KEY_POLICY,
     KEY_TUNING,
     KEY_ADAPTER,
     OPTIONS_MAX = 64,
@@ -27,16 +25,15 @@ enum {
 
 static const struct argp_option common[] = {
     {"device", KEY_DEVICE, "NAME", 0,
-     "Where to compute: cpu, cuda (a GPU), or auto: cuda where a GPU can be used, else cpu (default auto)", 0},
+     "Where to compute: cpu, cuda (a GPU), or auto: cuda if a GPU can be used, else cpu (default auto)", 0},
     {"dtype", KEY_DTYPE, "NAME", 0,
-     "Operands of matrix products: f32 (default; train: train.dtype) or bf16, as which a model that is not trained "
-     "also "
-     "keeps its matrices",
+     "Inputs of matrix products: f32 (default; train: train.dtype) or bf16. For inference, bf16 also stores the weight "
+     "matrices in bf16",
      0},
-    {"threads", KEY_THREADS, "N", 0, "Processor threads; 0: as many as there are processors", 0},
+    {"threads", KEY_THREADS, "N", 0, "CPU threads; 0: one per processor", 0},
     {"isa", KEY_ISA, "NAME", 0,
-     "Instruction set of the processor's kernels: auto (the best there is), baseline, avx2, avx512, avx512bf16, amx, "
-     "neon, neonbf16",
+     "Instruction set of the CPU kernels: auto (the best available), baseline, avx2, avx512, avx512bf16, amx, neon, "
+     "neonbf16",
      0},
     {"json", KEY_JSON, 0, 0, "Print one JSON object on stdout and nothing else there", 0},
     {"quiet", 'q', 0, 0, "Print results only", 0},
@@ -44,10 +41,25 @@ static const struct argp_option common[] = {
     {"version", KEY_VERSION, 0, 0, "Print the version", 0},
     {0}};
 static const struct argp_option cache_option = {
-    "cache-dtype", KEY_CACHE, "NAME", 0, "Rows of the cache: f32 or bf16 (default: that of --dtype)", 0};
+    "cache-dtype",
+    KEY_CACHE,
+    "NAME[:KEY=VALUE,...]",
+    0,
+    "How the cache stores rows: one of `info --codecs`, as f32, bf16, int8 or int4:group=64 (default: as --dtype)",
+    0};
+
+static const struct argp_option policy_option = {
+    "policy",
+    KEY_POLICY,
+    "NAME[:KEY=VALUE,...]",
+    0,
+    "Which of attention's rows the cache keeps: none (all) or one of `info --policies` (default none). Policies "
+    "compose: give --policy again, or join them by +",
+    0};
 
 static const struct argp_option tuning_option = {
-    "tuning", KEY_TUNING, "FILE", 0, "Measured choices for a device's products, as bench tune writes them", 0};
+    "tuning", KEY_TUNING, "FILE", 0, "The fastest algorithms of a GPU's matrix products, as `bench tune` wrote them",
+    0};
 
 int cli_fail(const Err *e) {
     char line[sizeof e->msg + 16];
@@ -58,7 +70,7 @@ int cli_fail(const Err *e) {
         strcpy(line + n, "...");
     }
     fprintf(stderr, "%s\n", line);
-    return e->status ? e->status : EXIT_WORLD;
+    return e->status ? e->status : EXIT_RUNTIME;
 }
 
 bool cli_int(const char *arg, const char *name, int64_t min, int64_t max, int64_t *out, Err *e) {
@@ -92,8 +104,17 @@ const char *cli_nearest(const char *name, int n, const char *const names[]) {
 }
 
 static const struct argp_option adapter_option = {
-    "adapter", KEY_ADAPTER, "DIR", 0, "An adapter directory of peft (LoRA), which is added to MODEL's weights", 0};
+    "adapter", KEY_ADAPTER, "DIR", 0, "A PEFT adapter directory (LoRA); it is added to MODEL's weights", 0};
 
+/* Given twice, the option is a list. */
+static bool cli_policy(Cli *cli, const char *arg, Err *e) {
+    char *text = cli->policies[0] ? xformat("%s+%s", cli->policies, arg) : xstrdup(arg);
+    const bool fits = strlen(text) < sizeof cli->policies;
+    if (fits) strcpy(cli->policies, text);
+    free(text);
+    return fits ? policy_parse(cli->policies, &cli->policy, e)
+                : err_input(e, "--policy: expected at most %zu characters in all", sizeof cli->policies - 1);
+}
 static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
     int64_t v;
     switch (key) {
@@ -108,11 +129,8 @@ static bool take_common(Cli *cli, int key, const char *arg, Err *e) {
         cli->bf16 = !strcmp(arg, "bf16");
         cli->f32 = !cli->bf16;
         return true;
-    case KEY_CACHE:
-        if (strcmp(arg, "f32") && strcmp(arg, "bf16"))
-            return err_input(e, "--cache-dtype: expected f32 or bf16, got '%.*s'", WORD_MAX, arg);
-        cli->cache = strcmp(arg, "f32") ? CACHE_BF16 : CACHE_F32;
-        return true;
+    case KEY_CACHE: cli->codec = &cli->own_codec; return codec_parse(arg, &cli->own_codec, e);
+    case KEY_POLICY: return cli_policy(cli, arg, e);
     case KEY_THREADS:
         if (!cli_int(arg, "--threads", 0, 1024, &v, e)) return false;
         cli->threads = (int)v;
@@ -132,7 +150,7 @@ static const struct argp_option *own_option(const CliSpec *spec, int i) {
                                                                                                     : NULL;
 }
 
-/* The tables of argp as getopt_long wants them. */
+/* The tables of argp in the form that getopt_long needs. */
 typedef struct {
     struct option opt[OPTIONS_MAX + 1];
     const char *name[OPTIONS_MAX];
@@ -153,7 +171,7 @@ static void table_add(Table *t, const struct argp_option *o) {
     }
 }
 
-static bool mistake(Err *e, const Table *t, const CliSpec *spec, int got, int argc, char **argv) {
+static bool cli_mistake(Err *e, const Table *t, const CliSpec *spec, int got, int argc, char **argv) {
     const char *cmd = argv[0];
     const char *word = argv[optind - 1];
     if (strncmp(word, "--", 2))
@@ -162,7 +180,7 @@ static bool mistake(Err *e, const Table *t, const CliSpec *spec, int got, int ar
     char name[WORD_MAX], hint[HINT_MAX];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
     if (got == ':') return err_input(e, "%s: option --%s needs a value", cmd, name);
-    if (optopt) return err_input(e, "%s: option --%s takes no value", cmd, name);
+    if (optopt) return err_input(e, "%s: option --%s does not allow a value", cmd, name);
     int hits = 0;
     for (int i = 0; i < t->n; i++) hits += !strncmp(t->name[i], name, strlen(name));
     if (hits > 1) return err_input(e, "%s: option --%s is ambiguous; see kvsmith %s --help", cmd, name, cmd);
@@ -177,12 +195,12 @@ static bool mistake(Err *e, const Table *t, const CliSpec *spec, int got, int ar
                 : err_input(e, "%s: unknown option --%s; see kvsmith %s --help", cmd, name, cmd);
 }
 
-static void help(const CliSpec *spec, char *cmd) {
-    struct argp_option more[4] = {{0}};
+static void cli_help(const CliSpec *spec, char *cmd) {
+    struct argp_option more[5] = {{0}};
     struct argp shared = {.options = common}, own = {.options = more};
     const bool some = spec->cache || spec->tuning || spec->adapter;
     int n = 0;
-    if (spec->cache) more[n++] = cache_option;
+    if (spec->cache) more[n++] = cache_option, more[n++] = policy_option;
     if (spec->cache || spec->tuning) more[n++] = tuning_option;
     if (spec->adapter) more[n++] = adapter_option;
     struct argp_child child[] = {{some ? &own : &shared, 0, some ? NULL : "Common options:", 0},
@@ -198,7 +216,7 @@ static void table_make(Table *t, const CliSpec *spec) {
     *t = (Table){.brief = ":"};
     for (int i = 0; own_option(spec, i); i++) table_add(t, own_option(spec, i));
     for (int i = 0; common[i].name; i++) table_add(t, &common[i]);
-    if (spec->cache) table_add(t, &cache_option);
+    if (spec->cache) table_add(t, &cache_option), table_add(t, &policy_option);
     if (spec->tuning) table_add(t, &tuning_option);
     if (spec->adapter) table_add(t, &adapter_option);
 }
@@ -226,12 +244,12 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     Err e = {0};
     optind = 0, opterr = 0, *status = 0;
     for (int key; (key = getopt_long(argc, argv, t.brief, t.opt, NULL)) != -1;) {
-        bool ours = key == KEY_CACHE || key == KEY_TUNING || key == KEY_ADAPTER;
+        bool ours = key == KEY_CACHE || key == KEY_POLICY || key == KEY_TUNING || key == KEY_ADAPTER;
         for (int i = 0; common[i].name; i++) ours |= common[i].key == key;
         if (key == '?' || key == ':') {
-            mistake(&e, &t, spec, key, argc, argv);
+            cli_mistake(&e, &t, spec, key, argc, argv);
         } else if (key == 'h') {
-            help(spec, argv[0]);
+            cli_help(spec, argv[0]);
             return false;
         } else if (key == KEY_VERSION) {
             printf("kvsmith %s\n", KVSMITH_VERSION);
@@ -252,67 +270,4 @@ bool cli_parse(const CliSpec *spec, Cli *cli, void *ctx, int argc, char **argv, 
     for (int i = optind; good && i < argc; i++) good = spec->take(ctx, CLI_ARG, argv[i], &e);
     if (!good) *status = cli_fail(&e);
     return good;
-}
-
-static bool has_config(const char *dir, Err *e) {
-    char *p = xformat("%s/config.json", dir);
-    struct stat st;
-    bool ok = file_look(p, &st, e);
-    free(p);
-    return ok;
-}
-
-/* What the link of a run folder names, with config.json in it. A run that saves meanwhile may have moved the link and
- * removed what it named. */
-static bool follow(const char *run, const char *name, char out[4096], Err *e) {
-    char *link = xformat("%s/%s", run, name), to[1024], before[1024] = "";
-    bool found = false;
-    for (int tries = 0; tries < 100 && !found && !e->status; tries++) {
-        ssize_t n = readlink(link, to, sizeof to - 1);
-        if (n < 0 && errno != ENOENT && errno != EINVAL && errno != ENOTDIR) err_errno(e, "cannot read link", link);
-        if (n < 0) break;
-        to[n] = 0;
-        if (!strcmp(to, before)) break; /* what it has named a moment ago */
-        strcpy(before, to);
-        snprintf(out, 4096, *to == '/' ? "%.0s%s" : "%.2048s/%s", run, to);
-        found = has_config(out, e);
-    }
-    if (!*before && !e->status) { /* a folder of that name */
-        snprintf(out, 4096, "%s", link);
-        found = has_config(out, e);
-    }
-    free(link);
-    return found;
-}
-
-bool model_dir_resolve(const char *path, char out[4096], Err *e) {
-    struct stat st;
-    if (strlen(path) > 2048) return err_input(e, "model path: longer than 2048 bytes");
-    if (stat(path, &st)) {
-        char hub[200];
-        int why = errno;
-        if (why == ENOENT && *hub_text(path, "", hub)) return err_input(e, "model %s: no such directory%s", path, hub);
-        errno = why;
-        return err_errno(e, "model", path);
-    }
-    if (!S_ISDIR(st.st_mode))
-        return err_input(e, "model %.150s: expected a directory with config.json or a run folder, got a %sfile%s", path,
-                         file_is_gguf(path) ? "GGUF " : "",
-                         file_is_gguf(path) ? "; take the Hugging Face directory that it was made from" : "");
-    snprintf(out, 4096, "%s", path);
-    Err why = {0};
-    if (has_config(path, &why)) return true;
-    if (!why.status && peft_is(path)) {
-        char *base = peft_base(path, e);
-        bool ok = base && model_dir_resolve(base, out, e);
-        free(base);
-        return ok;
-    }
-    if (!why.status && (follow(path, "best", out, &why) || (!why.status && follow(path, "last", out, &why))))
-        return true;
-    if (why.status) {
-        if (e) *e = why;
-        return false;
-    }
-    return err_input(e, "model %.180s: no config.json in it, nor in its best or last checkpoint", path);
 }

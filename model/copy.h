@@ -1,18 +1,18 @@
-/* copy.h: the numbers of a model that trains, weights and moments, put aside at one moment. */
+/* copy.h: a copy of a training model's weights at one moment. The saver makes one to write checkpoints
+ * asynchronously. */
 #pragma once
 #include "model.h"
 
-/* `view` is the model with values of its own for weights and moments (of a model that has none, ModelOpts.without,
- * for weights alone); weights that are not trained it shares with the model, unless they lie on a device. It shares the
- * layers, has no gradients and no scratch, and serves what reads fields: hf_save, the writers of moments. */
+/* `view` is the model with its own values of weights; it shares those that are not trained with the model, unless they
+ * are on a GPU. It shares the layers, has no gradients and no scratch, and serves functions that read fields:
+ * hf_save. */
 typedef struct {
     Model view;
-    Arena mem;      /* exactly the bytes of trained weights, and of the regions of moments */
-    size_t weights; /* of them the former */
+    Arena mem; /* exactly the bytes of trained weights */
 } ModelCopy;
 
 /* Map the region (or measure it: dry, or a dry model). m must outlive the copy. */
 bool model_copy_open(ModelCopy *, const Model *m, bool dry, Err *);
-/* The numbers as they are now. */
+/* Copies the current values. */
 void model_copy_take(ModelCopy *, const Model *m);
 void model_copy_close(ModelCopy *);

@@ -1,11 +1,13 @@
 #include "cost.h"
+#include "optim/state.h"
 
 typedef struct {
     size_t all, matrices;
 } Count;
 static void count_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    (void)path, (void)flags;
+    (void)path;
     Count *c = f->ctx;
+    if (flags & FIELD_BALANCE) return; /* no parameter, as model_params has it */
     c->all += tensor_count(*t);
     if (t->rank >= 2) c->matrices += tensor_count(*t);
 }
@@ -30,7 +32,7 @@ Cost cost_model(const Model *m, int context) {
     size_t idle = 0;
     for (int l = 0; l < m->L; l++) {
         const Layer *y = &m->layer[l];
-        if (!y->publisher && y->ffn->ffn->idle) idle += y->ffn->ffn->idle(y->fcfg);
+        if (y->feeds && y->ffn->ffn->idle) idle += y->ffn->ffn->idle(y->fcfg);
     }
     c.active = n.all - idle;
     c.matmul = (m->cfg.tied ? n.matrices : n.matrices - table) - idle - tensor_count(w.positions);
@@ -55,7 +57,7 @@ double cost_prefill(const Model *m, int context) {
         Fields f = {.see = count_field, .ctx = &n};
         Weights w = m->w;
         model_layer_fields(m, l, &w, &f);
-        sum += 2.0 * (double)(n.matrices - (!y->publisher && y->ffn->ffn->idle ? y->ffn->ffn->idle(y->fcfg) : 0));
+        sum += 2.0 * (double)(n.matrices - (y->feeds && y->ffn->ffn->idle ? y->ffn->ffn->idle(y->fcfg) : 0));
         int parts = imin(context, 4096);
         for (int i = 0; i < parts; i++)
             sum += y->kind->mixer->flops(y->cfg, (context * (i + 0.5)) / parts + 0.5) / parts;
@@ -65,38 +67,60 @@ double cost_prefill(const Model *m, int context) {
 
 void cost_cache(const Model *m, int context, CacheCost *c) {
     CHECK(context >= 0, "context %d", context);
-    size_t number = m->opts.narrow_cache ? sizeof(uint16_t) : sizeof(real);
     *c = (CacheCost){.L = m->L, .context = context};
+    const PolicyCfg *p = m->opts.policy;
+    int slot = 0, slots = 0;
+    for (int l = 0; l < m->L; l++) slots += m->layer[l].owner && policy_suits(p, &m->layer[l].rows);
     for (int l = 0; l < m->L; l++) {
         if (!m->layer[l].owner) continue;
         const KvShape *s = &m->layer[l].rows;
         LayerCache *y = &c->layer[l];
         /* the next query sees itself and window-1 older rows: those and the sinks are kept */
         size_t kept = s->window ? zmin((size_t)context, (size_t)s->window - 1 + (size_t)s->sinks) : (size_t)context;
+        if (policy_any(p) && policy_suits(p, s)) {
+            kept = (size_t)policy_resident(p, context, slot++, slots);
+            c->at_most |= p->of->varies;
+        }
         y->rows = s->lanes ? (int)kept : 0;
-        y->token_bytes = (size_t)s->lanes * (size_t)row_width(s) * row_number(s);
-        y->state_bytes = ((size_t)s->state + carried(s)) * sizeof(real);
+        y->token_bytes = (size_t)s->lanes * row_bytes(s) + policy_row_bytes(p, s);
+        y->state_bytes = ((size_t)s->state + carried(s)) * sizeof(real) + policy_state_bytes(p, s);
         y->bytes = (size_t)y->rows * y->token_bytes + y->state_bytes;
         c->bytes_per_token += y->token_bytes;
         c->grows_per_token += s->window ? 0 : y->token_bytes;
         c->state_bytes += y->state_bytes;
-        c->at_most |= s->retire;
+        c->at_most |= s->evicts;
         c->bytes_at_context += y->bytes;
     }
-    c->mha_bytes_per_token = 2 * (size_t)m->L * (size_t)m->cfg.d_model * number;
+    c->mha_bytes_per_token = 2 * (size_t)m->L * part_bytes(&(KvShape){.codec = m->opts.codec}, m->cfg.d_model);
     c->mha_bytes_at_context = c->mha_bytes_per_token * (size_t)context;
 }
 
 /* An open arena has its size; one that was only measured has its peak. */
-static size_t region(const Arena *a) { return a->base ? a->size : a->peak; }
+static size_t cost_region(const Arena *a) { return a->base ? a->size : a->peak; }
 
-StepMemory cost_regions(const Model *m) {
-    StepMemory s = {region(&m->aw) + region(&m->ah),
-                    region(&m->ag),
-                    region(&m->am),
-                    region(&m->av),
-                    region(&m->keep),
-                    region(&m->scratch),
+/* AdamW's states of a training model. */
+static void cost_moments(const Model *m, size_t bytes[STATES_MAX]) {
+    static const OptimCfg adamw = {.kind = 0};
+    Params p = {0};
+    Arena mem[STATES_MAX] = {{0}};
+    Fields f = params_visitor(&p, PARAM_WEIGHT);
+    Weights w = m->w; /* declaring sets shapes again */
+    if (m->opts.train) model_fields(m, &w, &f);
+    for (int i = 0; m->opts.trained && i < p.n; i++) p.p[i].frozen = !m->opts.trained(m->opts.trained_ctx, p.p[i].name);
+    optimizer_declare(&p, &adamw);
+    states_place(&p, mem);
+    for (int k = 0; k < STATES_MAX; k++) bytes[k] = mem[k].peak;
+    params_free(&p);
+}
+StepMemory cost_regions(const Model *m, const Workspace *ws) {
+    size_t state[STATES_MAX];
+    cost_moments(m, state);
+    StepMemory s = {cost_region(&m->aw) + cost_region(&m->ah),
+                    cost_region(&m->ag),
+                    state[0],
+                    state[1],
+                    ws ? cost_region(&ws->keep) : 0,
+                    ws ? cost_region(&ws->scratch) : 0,
                     0};
     s.total = s.weights + s.gradients + s.moment1 + s.moment2 + s.saved + s.scratch;
     return s;
@@ -104,11 +128,14 @@ StepMemory cost_regions(const Model *m) {
 
 bool cost_step(Device *dev, const ModelCfg *cfg, ModelOpts opts, StepMemory *s, Err *e) {
     Model m;
+    Workspace ws;
     opts.dry = true;
     if (!model_open(&m, dev, cfg, opts, e)) return false;
-    *s = cost_regions(&m);
+    bool ok = workspace_open(&ws, &m, e);
+    if (ok) *s = cost_regions(&m, &ws);
+    if (ok) workspace_close(&ws);
     model_close(&m);
-    return true;
+    return ok;
 }
 
 bool cost_cache_mapped(const Model *m, int nseq, int max_tokens, int max_rows, size_t *bytes, Err *e) {

@@ -1,6 +1,6 @@
 /* init.c: initial values of weights, each a function of the seed and its name. */
-#include "act.h"
-#include "../ops/host.h"
+#include "inside.h"
+#include "ops/host.h"
 
 enum { STREAM_INIT = 1 };
 

@@ -16,10 +16,10 @@ bool arena_open_at(Arena *a, const Memory *home, const char *name, size_t size, 
         home ? home->take(home, room) : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char want[24];
     if (home ? !p : p == MAP_FAILED)
-        return err_world(e, "out of %smemory: %s for %s; a smaller batch or model needs less (kvsmith train --plan)",
-                         home ? "device " : "", bytes_text(size, want), name);
-    /* Pages of 2 MB where the system has them to give: rows that lie apart cost the processor no look-up each. Only a
-     * wish, so its answer does not matter. */
+        return err_runtime(e, "out of %smemory: %s for %s; a smaller batch or model needs less (kvsmith train --plan)",
+                           home ? "device " : "", bytes_text(size, want), name);
+    /* Ask for 2 MB pages: access to rows that lie far apart then needs fewer page look-ups. It is only a wish, so the
+     * answer does not matter. */
     if (!home) (void)madvise(p, room, MADV_HUGEPAGE);
     a->base = p;
     a->take = xcalloc((size_t)(a->most = TAKES), sizeof *a->take);
@@ -51,7 +51,7 @@ void *arena_take(Arena *a, size_t bytes, const char *name) {
     if (!a->base) return NULL;
     CHECK(a->used <= a->size, "region %s is full at %s: %zu of %zu bytes", a->name, name, a->used, a->size);
     if (a->ntake == a->most) a->take = xrealloc(a->take, (size_t)(a->most = imax(TAKES, 2 * a->most)), sizeof *a->take);
-    /* Page by page, as it is taken: a region may be far larger than what is ever used of it. */
+    /* Poison gradually as memory is taken: a region may be far larger than the part that is ever used. */
     if (a->poison && !a->home && a->used + POISON_AHEAD > a->poisoned && a->poisoned < a->size) {
         size_t to = a->size - a->used > 2 * POISON_AHEAD ? a->used + 2 * POISON_AHEAD : a->size;
         memset(a->base + a->poisoned, 0xFF, to - a->poisoned);
@@ -97,13 +97,13 @@ void arena_release(Arena *a, Mark m) {
     a->ntake = m.ntake;
 }
 
-static void see_place(Fields *f, Tensor *t, const char *path, unsigned flags) {
+static void arena_see_place(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)flags;
     t->p = arena_take(f->ctx, tensor_bytes(*t), path);
 }
-static void see_zero(Fields *f, Tensor *t, const char *path, unsigned flags) {
+static void arena_see_zero(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)f, (void)path, (void)flags;
     memset(t->p, 0, tensor_bytes(*t));
 }
-Fields arena_placer(Arena *a) { return (Fields){.see = see_place, .ctx = a}; }
-Fields fields_zero(void) { return (Fields){.see = see_zero}; }
+Fields arena_placer(Arena *a) { return (Fields){.see = arena_see_place, .ctx = a}; }
+Fields fields_zero(void) { return (Fields){.see = arena_see_zero}; }

@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <time.h>
 
-static void fill(Err *e, int status, const char *fmt, va_list ap) {
+static void base_fill(Err *e, int status, const char *fmt, va_list ap) {
     if (!e) return;
     e->status = status;
     int n = vsnprintf(e->msg, sizeof e->msg, fmt, ap);
@@ -17,15 +17,15 @@ static void fill(Err *e, int status, const char *fmt, va_list ap) {
 bool err_input(Err *e, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    fill(e, EXIT_INPUT, fmt, ap);
+    base_fill(e, EXIT_INPUT, fmt, ap);
     va_end(ap);
     return false;
 }
 
-bool err_world(Err *e, const char *fmt, ...) {
+bool err_runtime(Err *e, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    fill(e, EXIT_WORLD, fmt, ap);
+    base_fill(e, EXIT_RUNTIME, fmt, ap);
     va_end(ap);
     return false;
 }
@@ -33,7 +33,7 @@ bool err_world(Err *e, const char *fmt, ...) {
 bool err_diverged(Err *e, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    fill(e, EXIT_DIVERGED, fmt, ap);
+    base_fill(e, EXIT_DIVERGED, fmt, ap);
     va_end(ap);
     return false;
 }
@@ -41,11 +41,11 @@ bool err_diverged(Err *e, const char *fmt, ...) {
 bool err_errno(Err *e, const char *what, const char *path) {
     int n = errno;
     bool users = n == ENOENT || n == ENOTDIR || n == EISDIR || n == EACCES || n == ELOOP || n == ENAMETOOLONG;
-    enum { END = 180 }; /* of a long path the end, so that the reason still fits */
+    enum { END = 180 }; /* only the end of a long path, so that the reason still fits */
     size_t len = strlen(path);
     const char *cut = len > END ? "..." : "", *end = len > END ? path + len - END : path;
     return users ? err_input(e, "%s %s%s: %s", what, cut, end, strerror(n))
-                 : err_world(e, "%s %s%s: %s", what, cut, end, strerror(n));
+                 : err_runtime(e, "%s %s%s: %s", what, cut, end, strerror(n));
 }
 
 void check_failed(const char *file, int line, const char *cond, const char *fmt, ...) {

@@ -1,5 +1,6 @@
-/* checksum.h: XXH64 of bytes and of files: what finds a damaged file, not one that somebody made to deceive.
- * Source of the format: doc/xxhash_spec.md of github.com/Cyan4973/xxHash; seed 0. `xxhsum -H1 FILE` prints the same. */
+/* checksum.h: the XXH64 hash of bytes and of files. Checkpoints store it, and readers compare it, to find damaged
+ * files; it does not protect against deliberate forgery. Source of the format: doc/xxhash_spec.md of
+ * github.com/Cyan4973/xxHash; seed 0. `xxhsum -H1 FILE` prints the same. */
 #pragma once
 #include "base.h"
 
@@ -8,5 +9,5 @@ typedef struct {
 } FileSum;
 
 uint64_t xxh64(const void *p, size_t n);
-/* Of a file as it is read back. */
+/* Size and hash of a file, read back from disk. */
 bool file_sum(const char *path, FileSum *, Err *);

@@ -1,4 +1,4 @@
-/* file.c: mapping, bounded JSON, atomic writing. */
+/* file.c: mapping files, JSON with bounds, atomic writing. */
 #include "file.h"
 #include <dirent.h>
 #include <errno.h>
@@ -66,12 +66,12 @@ bool file_exists(const char *dir, const char *name, Err *e) {
     return yes;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int file_by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 bool file_names(Names *l, int fd, const char *dir, Err *e) {
     *l = (Names){0};
     int own = TEMP_FAILURE_RETRY(
-        openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)); /* with a place of its own in the listing */
+        openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC)); /* with its own position in the listing */
     DIR *d = own < 0 ? NULL : fdopendir(own);
     if (!d) {
         err_errno(e, "cannot list", dir);
@@ -86,7 +86,7 @@ bool file_names(Names *l, int fd, const char *dir, Err *e) {
     }
     int why = errno;
     closedir(d);
-    if (l->n) qsort(l->name, (size_t)l->n, sizeof *l->name, by_name);
+    if (l->n) qsort(l->name, (size_t)l->n, sizeof *l->name, file_by_name);
     if (!why) return true;
     names_free(l);
     errno = why;
@@ -102,7 +102,8 @@ int file_own(int at, const char *name, int how, const char *say, Err *e) {
     struct stat st;
     e->status = 0;
     int fd = TEMP_FAILURE_RETRY(openat(at, name, how | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
-    if (fd < 0 && errno == ELOOP) err_input(e, "%s: is a link; expected a file, which is written in place", say);
+    if (fd < 0 && errno == ELOOP)
+        err_input(e, "%s: is a link; expected a regular file, because it is written in place", say);
     if (fd < 0 && errno == ENXIO) err_input(e, "%s: expected a file, found a device or pipe", say);
     if (fd < 0 && errno != ELOOP && errno != ENXIO && (errno != ENOENT || how & O_CREAT))
         err_errno(e, "cannot open", say);
@@ -134,7 +135,7 @@ static size_t count_values(const char *p, size_t n) {
 }
 
 bool json_bounded(const void *p, size_t n, const char *where, Err *e) {
-    if (n > JSON_BYTES_MAX) return err_input(e, "%s: JSON of %zu bytes, at most %d are read", where, n, JSON_BYTES_MAX);
+    if (n > JSON_BYTES_MAX) return err_input(e, "%s: JSON of %zu bytes, expected at most %d", where, n, JSON_BYTES_MAX);
     return (n ? count_values(p, n) : 0) <= JSON_VALUES_MAX ||
            err_input(e, "%s: JSON of more than %d values", where, JSON_VALUES_MAX);
 }
@@ -149,11 +150,11 @@ json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_c
     if (!j) {
         *why = json_error_code(&je);
         if (*why == json_error_out_of_memory)
-            err_world(e, "%s: out of memory while reading JSON of %zu bytes", where, n);
+            err_runtime(e, "%s: out of memory while reading JSON of %zu bytes", where, n);
         else if (*why == json_error_null_byte_in_key) /* valid JSON, but jansson ends a key at NUL */
             err_input(e,
-                      "%s: the key at line %d, column %d holds the character \\u0000, which is not supported; in a "
-                      "tokenizer.json, take that token out of model.vocab",
+                      "%s: the key at line %d, column %d contains the character \\u0000, which is not supported; in a "
+                      "tokenizer.json, remove that token from model.vocab",
                       where, je.line, je.column);
         else
             err_input(e, "%s: not valid JSON at line %d, column %d: %s", where, je.line, je.column, je.text);
@@ -176,10 +177,10 @@ json_t *json_read(const char *path, Err *e) {
     return j;
 }
 
-/* Remove what was begun; the reason is errno of the call that failed. */
+/* Remove the unfinished file; the reason is the errno of the call that failed. */
 static bool out_failed(FileOut *o, const char *what, Err *e) {
     int n = errno;
-    err_world(e, "cannot %s %s: %s", what, o->path, strerror(n));
+    err_runtime(e, "cannot %s %s: %s", what, o->path, strerror(n));
     file_drop(o);
     return false;
 }
@@ -205,20 +206,20 @@ bool file_lock(int fd, bool made, const char *tmp, const char *path, Err *e) {
     e->status = 0;
     int r = TEMP_FAILURE_RETRY(flock(fd, LOCK_EX | LOCK_NB));
     if (r && errno == EWOULDBLOCK)
-        return err_input(e, "%s: another process is writing it (it holds %s); wait for it, or choose another name",
+        return err_input(e, "%s: another process is writing it (it locks %s); wait for it, or choose another name",
                          path, tmp);
     const bool none = r && (errno == ENOLCK || errno == ENOSYS || errno == EOPNOTSUPP);
     if (r && !none) return err_errno(e, "cannot lock", tmp);
-    /* On a file system without locks the name belongs to whoever has created it. */
+    /* On a file system without locks the name belongs to the process that created it. */
     if (none && !made)
-        return err_input(e, "%s: %s is there, and this file system has no locks; remove it if no process writes it",
+        return err_input(e, "%s: %s exists, and this file system has no locks; remove it if no process is writing",
                          path, tmp);
-    /* It may be what another process has renamed or removed meanwhile. */
+    /* Another process may have renamed or removed it meanwhile. */
     return file_is(fd, tmp, e);
 }
 
-/* Remove what a process that is gone has left at `tmp`; one that still writes it is an error. */
-static void remove_left(const char *tmp, const char *path, Err *e) {
+/* Remove what a dead process left at `tmp`; a process that still writes it is an error. */
+static void file_remove_left(const char *tmp, const char *path, Err *e) {
     int fd = file_own(AT_FDCWD, tmp, O_WRONLY, tmp, e);
     if (fd < 0) return;
     if (file_lock(fd, false, tmp, path, e) && unlink(tmp)) err_errno(e, "cannot remove unfinished", tmp);
@@ -241,9 +242,9 @@ bool file_begin(FileOut *o, const char *path, Err *e) {
         if (o->fd < 0 && errno != EEXIST)
             err_errno(&why, "cannot create", path);
         else if (o->fd < 0)
-            remove_left(o->tmp, path, &why);
+            file_remove_left(o->tmp, path, &why);
         else if (!file_lock(o->fd, true, o->tmp, path,
-                            &why)) { /* another took it between the two calls for a leftover */
+                            &why)) { /* between the two calls another process took it for a leftover */
             close(o->fd);
             o->fd = -1;
         }
@@ -260,39 +261,52 @@ bool file_put(FileOut *o, const void *p, size_t n, Err *e) {
     for (const char *c = p; n;) {
         ssize_t w = write(o->fd, c, zmin(n, (size_t)1 << 30));
         if (w < 0 && errno == EINTR) continue;
-        if (w < 0) return out_failed(o, "write", e);
+        if (w == 0) errno = EIO; /* it would be 0 for ever */
+        if (w <= 0) return out_failed(o, "write", e);
         c += w;
         n -= (size_t)w;
     }
     return true;
 }
 
-/* A rename is only durable once its directory is synced; systems that cannot sync a directory say EINVAL. */
+/* A rename is only durable when its directory is synced; systems that cannot sync a directory return EINVAL. */
 bool file_sync_folder(const char *path, Err *e) {
     char *copy = xstrdup(path);
     int fd = TEMP_FAILURE_RETRY(open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     free(copy);
-    /* a folder that may be written and not read cannot be synced either */
+    /* nor can a folder that may be written but not read be synced */
     bool ok = fd >= 0 ? TEMP_FAILURE_RETRY(fsync(fd)) == 0 || errno == EINVAL : errno == EACCES;
-    if (!ok) err_world(e, "cannot sync the folder of %s: %s", path, strerror(errno));
+    if (!ok) err_runtime(e, "cannot sync the folder of %s: %s", path, strerror(errno));
     if (fd >= 0) close(fd);
     return ok;
+}
+
+bool file_rename_new(const char *tmp, const char *to, Err *e) {
+    if (!renameat2(AT_FDCWD, tmp, AT_FDCWD, to, RENAME_NOREPLACE)) return true;
+    if ((errno == EINVAL || errno == ENOSYS) && !rename(tmp, to)) return true; /* a file system without the flag */
+    if (errno == EEXIST || errno == ENOTEMPTY)
+        return err_input(e, "%s: was created meanwhile; give a new name, or remove it", to);
+    return err_runtime(e, "cannot rename what is finished to %s: %s", to, strerror(errno));
 }
 
 bool file_commit(FileOut *o, Err *e) {
     if (TEMP_FAILURE_RETRY(fsync(o->fd)) && errno != EINVAL) return out_failed(o, "sync", e);
     int fd = o->fd;
-    o->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* holds the lock until the name is the file's */
-    if (close(fd)) return out_failed(o, "close", e);
+    o->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);                             /* holds the lock until the name is the file's */
+    if (close(fd) && errno != EINTR) return out_failed(o, "close", e); /* it is closed, and all is on disk */
     Err why = {0};
     if (o->fd >= 0 && !file_is(o->fd, o->tmp, &why)) {
-        if (!why.status) err_world(&why, "%s: another process has taken %s meanwhile", o->path, o->tmp);
+        if (!why.status) err_runtime(&why, "%s: another process replaced %s meanwhile", o->path, o->tmp);
         if (e) *e = why;
-        if (why.status) free(o->tmp), o->tmp = NULL; /* not ours any more */
+        if (why.status) free(o->tmp), o->tmp = NULL; /* it belongs to another process now */
         file_drop(o);
         return false;
     }
-    if (rename(o->tmp, o->path)) return out_failed(o, "rename the finished file to", e);
+    if (o->fresh && !file_rename_new(o->tmp, o->path, e)) {
+        file_drop(o);
+        return false;
+    }
+    if (!o->fresh && rename(o->tmp, o->path)) return out_failed(o, "rename the finished file to", e);
     free(o->tmp);
     o->tmp = NULL;
     bool ok = file_sync_folder(o->path, e);
@@ -305,14 +319,14 @@ bool file_write(const char *path, const void *p, size_t n, Err *e) {
     return file_begin(&o, path, e) && file_put(&o, p, n, e) && file_commit(&o, e);
 }
 
-/* The fewest digits, at least `least`, that give every number back: 1e-5 and not 1.0000000000000001e-5. */
-static int digits(json_t *j, int least) {
+/* The fewest digits, at least `least`, that reproduce every value: 1e-5 and not 1.0000000000000001e-5. */
+static int file_digits(json_t *j, int least) {
     char text[32];
     const char *key;
     json_t *v;
     size_t i;
-    json_object_foreach(j, key, v) least = digits(v, least);
-    json_array_foreach(j, i, v) least = digits(v, least);
+    json_object_foreach(j, key, v) least = file_digits(v, least);
+    json_array_foreach(j, i, v) least = file_digits(v, least);
     for (; json_is_real(j) && least < 17; least++) {
         snprintf(text, sizeof text, "%.*g", least, json_real_value(j));
         if (strtod(text, NULL) == json_real_value(j)) break;
@@ -321,8 +335,8 @@ static int digits(json_t *j, int least) {
 }
 
 bool json_write(const char *path, json_t *j, Err *e) {
-    char *text = json_dumps(j, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(digits(j, 1)));
-    if (!text) return err_world(e, "cannot write %s: out of memory", path);
+    char *text = json_dumps(j, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(file_digits(j, 1)));
+    if (!text) return err_runtime(e, "cannot write %s: out of memory", path);
     char *line = xformat("%s\n", text);
     bool ok = file_write(path, line, strlen(line), e);
     free(line);

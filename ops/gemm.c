@@ -1,11 +1,12 @@
-/* gemm.c: oneDNN's matmul with cached primitives (versions 2 and 3 of its C interface), scratchpads from us. */
+/* gemm.c: f32 products by oneDNN's matmul with cached primitives (versions 2 and 3 of its C interface). Scratchpads
+ * come from the caller. */
 #include "gemm_bf16.h"
 #include "isa_table.h"
 #include "oom.h"
 
-/* Every element is summed over k in one fixed order, so that a row's result does not depend on how many rows there are.
- */
-static void plain(GemmShape s, real *C, const real *A, const real *B) {
+/* Every element is summed over k in one fixed order, so that a row's result does not depend on how
+ * many rows there are. */
+static void gemm_plain(GemmShape s, real *C, const real *A, const real *B) {
 #pragma omp parallel for schedule(static) if ((long)s.M * s.N * s.K > 100000)
     for (int i = 0; i < s.M; i++) {
         real *c = C + (size_t)i * (size_t)s.ldc;
@@ -50,8 +51,8 @@ bool gemm_rounds(const Gemm *g, int64_t weights) {
 }
 void gemm(Gemm *g, Arena *scratch, GemmShape s, void *C, const void *A, const void *B) {
     (void)g;
-    CHECK(!s.narrow && !s.narrow_a && !s.narrow_c, "a product in bf16 of doubles");
-    if (scratch->base) plain(s, C, A, B);
+    CHECK(!s.b_bf16 && !s.a_bf16 && !s.c_bf16, "a product in bf16 of doubles");
+    if (scratch->base) gemm_plain(s, C, A, B);
 }
 void gemm_many(Gemm *g, Arena *scratch, int n, const GemmJob *jobs) {
     for (int j = 0; j < n; j++) gemm(g, scratch, jobs[j].s, jobs[j].C, jobs[j].A, jobs[j].B);
@@ -92,11 +93,11 @@ bool gemm_bind(LibraryIsa most, Err *e) {
     if (most == LIBRARY_ANY) return true;
     dnnl_status_t status = dnnl_set_max_cpu_isa(isas[most]);
     if (status == dnnl_unimplemented)
-        return err_world(e, "isa: this oneDNN was built without a choice of the instruction set; take isa auto");
+        return err_runtime(e, "isa: this oneDNN was built without a choice of the instruction set; use isa auto");
     dnnl_cpu_isa_t got = dnnl_get_effective_cpu_isa();
     if (got != isas[most])
-        return err_world(e, "isa: oneDNN already uses another instruction set (0x%x instead of 0x%x)", (unsigned)got,
-                         (unsigned)isas[most]);
+        return err_runtime(e, "isa: oneDNN already uses another instruction set (0x%x instead of 0x%x)", (unsigned)got,
+                           (unsigned)isas[most]);
     #else
     (void)most, (void)e;
     #endif
@@ -110,7 +111,7 @@ bool gemm_open(Gemm **g, Err *e) {
         return true;
     free(*g);
     *g = NULL;
-    return err_world(e, "oneDNN cannot be started on this processor");
+    return err_runtime(e, "oneDNN does not run on this processor");
 }
 
 static void entry_close(Entry *n) {
@@ -185,16 +186,16 @@ static void entry_open(Gemm *g, Entry *n, GemmShape s) {
     dnnl_primitive_attr_destroy(attr);
 }
 
-static bool narrow_any(GemmShape s) { return s.narrow || s.narrow_a || s.narrow_c; }
+static bool any_bf16(GemmShape s) { return s.b_bf16 || s.a_bf16 || s.c_bf16; }
 
-static Entry *find(Gemm *g, GemmShape s) {
+static Entry *gemm_find(Gemm *g, GemmShape s) {
     for (int i = 0; i < g->n; i++) {
         const GemmShape *t = &g->entry[i].shape;
         if (t->M == s.M && t->N == s.N && t->K == s.K && t->lda == s.lda && t->ldb == s.ldb && t->ldc == s.ldc &&
             t->ta == s.ta && t->tb == s.tb && t->accumulate == s.accumulate)
             return &g->entry[i];
     }
-    if (g->n == SLOTS) { /* a server that meets every row count: forget the older half */
+    if (g->n == SLOTS) { /* a server may meet every number of rows: forget the older half */
         for (int i = 0; i < SLOTS / 2; i++) entry_close(&g->entry[i]);
         memmove(g->entry, g->entry + SLOTS / 2, SLOTS / 2 * sizeof *g->entry);
         g->n = SLOTS / 2;
@@ -206,20 +207,20 @@ static Entry *find(Gemm *g, GemmShape s) {
 void gemm(Gemm *g, Arena *scratch, GemmShape s, void *C, const void *A, const void *B) {
     if (s.M == 0 || s.N == 0 || (s.K == 0 && s.accumulate)) return; /* a pass of no rows adds nothing */
     CHECK(s.M > 0 && s.N > 0 && s.K > 0, "M %d N %d K %d", s.M, s.N, s.K);
-    CHECK(!narrow_any(s) || g->bf16, "matrices in bf16 on a device that multiplies in f32");
-    if (narrow_any(s) || gemm_rounds(g, s.weights)) {
+    CHECK(!any_bf16(s) || g->bf16, "matrices in bf16 on a device that multiplies in f32");
+    if (any_bf16(s) || gemm_rounds(g, s.weights)) {
         gemm_bf16_one(g->bf16, g->threads, scratch, s, C, A, B);
         return;
     }
-    /* oneDNN 3.7 takes a column whose numbers do not lie side by side for one whose numbers do. */
+    /* oneDNN 3.7 mistakes a strided column for a contiguous one. */
     if ((s.N == 1 && s.ldc != 1) || (s.M == 1 && s.ta && s.lda != 1)) {
-        if (scratch->base) plain(s, C, A, B);
+        if (scratch->base) gemm_plain(s, C, A, B);
         return;
     }
-    Entry *n = find(g, s);
+    Entry *n = gemm_find(g, s);
     Mark mark = arena_mark(scratch);
-    /* The library may want more for fewer rows (its choice of blocking): a pass smaller than the one that was measured
-     * can find too little room, and gets it for this call. */
+    /* The library may need more for fewer rows, as it chooses blocks by shape. A pass smaller than the measured one
+     * can then find too little room, and gets it for this call. */
     Arena spill = {0};
     Err e = {0};
     bool fits =
@@ -242,14 +243,15 @@ void gemm(Gemm *g, Arena *scratch, GemmShape s, void *C, const void *A, const vo
     arena_release(scratch, mark);
 }
 
-/* What the library multiplies stands between: it is done in its turn, since C may be that of its neighbours. */
+/* Products for the library may be between our own: each is done in its turn, because C may be shared with its
+ * neighbours. */
 void gemm_many(Gemm *g, Arena *scratch, int n, const GemmJob *jobs) {
     CHECK(n >= 0 && n <= GEMM_JOBS, "%d products", n);
     if (n == 0) return;
     for (int from = 0, j = 0; j <= n; j++) {
         const GemmShape *s = &jobs[imin(j, n - 1)].s;
         bool joins =
-            j < n && s->M > 0 && s->N > 0 && s->K > 0 && g->bf16 && (narrow_any(*s) || gemm_rounds(g, s->weights));
+            j < n && s->M > 0 && s->N > 0 && s->K > 0 && g->bf16 && (any_bf16(*s) || gemm_rounds(g, s->weights));
         if (joins) continue;
         if (j > from) g->bf16(g->threads, scratch, j - from, jobs + from);
         if (j < n) gemm(g, scratch, *s, jobs[j].C, jobs[j].A, jobs[j].B);

@@ -1,5 +1,5 @@
-/* gemm.h: matrix product by the library (oneDNN; a plain loop in the double build, which is its oracle), or by our own
- * kernel with operands in bf16. */
+/* gemm.h: matrix products of the CPU. Ops call it; it uses oneDNN, or our own kernel with bf16 operands (gemm_use).
+ * The double build, which is the oracle, uses a plain loop. */
 #pragma once
 #include "arena.h"
 
@@ -10,21 +10,21 @@ typedef struct {
     int lda, ldb, ldc;
     bool ta, tb;     /* A is stored (K,M), B is stored (N,K) */
     bool accumulate; /* C += A B instead of C = A B */
-    bool narrow;     /* B is BF16 in memory: the product is our own, by gemm_use */
-    int64_t weights; /* numbers of the weight matrix that takes part */
-    bool narrow_a;   /* the same of A */
-    bool narrow_c; /* of C: each number is rounded to the nearest, once, when all products of a call are added to it */
+    bool b_bf16;     /* B is BF16 in memory; then the product must be one for our own kernel (gemm_use) */
+    int64_t weights; /* elements of the weight matrix in this product */
+    bool a_bf16;     /* A is BF16 in memory, as b_bf16 */
+    bool c_bf16; /* C is BF16: each element is rounded to nearest once, after all products of a call are added to it */
 } GemmShape;
 
 bool gemm_open(Gemm **, Err *);
 void gemm_close(Gemm *);
-/* C (M,N) = or += A (M,K) B (K,N), row-major with leading dimensions in numbers. Takes the library's scratchpad from
- * `scratch` and gives it back; while scratch measures, only that happens. */
+/* C (M,N) = or += A (M,K) B (K,N), row-major, with leading dimensions in elements. Takes the library's scratchpad from
+ * `scratch` and gives it back; while scratch measures, nothing else happens. */
 void gemm(Gemm *, Arena *scratch, GemmShape, void *C, const void *A, const void *B);
 
-/* Several products in one call. Products of one `a` have the same A, so that it is packed once; so B and `b`. Products
- * of one `c` stand behind each other and add to one C in that order; other Cs do not overlap. The numbers are those of
- * one gemm() after the other. */
+/* Several products in one call. The results have the same bits as one gemm() after the other.
+ * - Products with equal `a` have the same A, which is packed once. The same holds for `b` and B.
+ * - Products with equal `c` must follow each other and add to one C in that order. Other Cs must not overlap. */
 typedef struct {
     GemmShape s;
     void *C;
@@ -34,16 +34,18 @@ typedef struct {
 enum { GEMM_JOBS = 8 };
 void gemm_many(Gemm *, Arena *scratch, int n, const GemmJob *);
 
-/* Operands rounded to bf16 (to nearest, ties to even), products and sums in f32; denormals may count as 0. Takes, for
- * every A and every B, 2 M K or 2 N K bytes, rounded up, from scratch; with M <= GEMM_BF16_FEW, tb and not ta 2 M K and
- * a fixed number for each thread. Forms without an instruction for bf16 take twice that, whatever M is. Every number of
- * C is summed in an order that K alone gives: neither threads nor other rows nor other products of the call change a
- * bit. Either all products have so few rows or none. BFDOT of aarch64
- * rounds each sum to odd, up to twice as far off as to nearest (cpu/gemm_neon.c). */
+/* A kernel for bf16 operands: A and B are rounded to bf16 (to nearest, ties to even), products and sums are f32.
+ * Denormals may count as 0.
+ * - Scratch: 2 M K or 2 N K bytes, rounded up, for every A and every B. With M <= GEMM_BF16_FEW, tb and not ta: 2 M K
+ *   and a fixed amount for each thread. Kernels without a bf16 instruction need twice that for any M.
+ * - Order: K alone decides the order of each sum. Threads, other rows and other products of the call change no bit.
+ * - Either all products have at most GEMM_BF16_FEW rows or none has.
+ * - BFDOT of aarch64 rounds each sum to odd, up to twice as far off as to nearest (cpu/gemm_neon.c). */
 typedef void GemmBf16(int threads, Arena *scratch, int n, const GemmJob *);
 enum { GEMM_BF16_FEW = 64 };
-/* From now on gemm() computes products with `least` weights and more by this; NULL: by the library. The rule looks at
- * the weights alone, so that the rounding is a layer's own: neither batch nor context change it. */
+/* From now on gemm() computes products with at least `least` weights by this kernel; NULL: all by the library. Only
+ * the number of weights decides, so rounding depends on the layer alone, never on batch or context. */
 void gemm_use(Gemm *, GemmBf16 *, int threads, int64_t least);
-/* Whether it would so compute a product with so many weights: others that stand in for it round, too. */
+/* gemm() would use our bf16 kernel for a product with so many weights. Ops that replace a product must
+ * then round too. */
 bool gemm_rounds(const Gemm *, int64_t weights);

@@ -1,4 +1,4 @@
-/* gemm_bf16.h: the forms of ops/cpu/gemm_bf16.c, one per instruction set. Private to ops/ and its tests. */
+/* gemm_bf16.h: the kernels of ops/cpu/gemm_bf16.c, one per instruction set. Private to ops/ and its tests. */
 #pragma once
 #include "gemm.h"
 

@@ -1,21 +1,26 @@
-/* graph.h: passes that are asked for again and again, recorded on the device and replayed.
+/* graph.h: CUDA graphs: captures passes that are repeated on a GPU and replays them. Training, sessions and `bench`
+ * run their steps through graphs_run.
  *
- * On a device every op is a launch that the host pays for. A pass of the same shape asks for the same launches each
- * time: it is run once as it is, the next time captured (ops/cuda/cuda.h), and from then on replayed by one call, the
- * host only going through it to gather what is new: ids, places, learning rates, keys of noise. Results are the same
- * bits. Where nothing lies on a device a pass is simply run. */
+ * Without a graph the host pays for the launch of every op. With one, the first pass of a key runs normally, the
+ * second is captured (ops/cuda/cuda.h), and later ones are replayed by one call. In a replay the host still walks
+ * through the pass, but only to collect new inputs: ids, places, learning rates, noise keys. Results have the same
+ * bits. On the CPU a pass simply runs. */
 #pragma once
 #include "ops.h"
 
 typedef struct Graphs Graphs;
-/* NULL, which graphs_run takes for "as they come", where `dev` keeps nothing apart or has no graphs. */
+/* NULL if `dev` has no separate memory or no graphs; graphs_run then runs every pass directly. */
 Graphs *graphs_open(Device *dev);
-void graphs_close(Graphs *); /* before the memory that its passes used is given back, and before the device */
-/* Runs work(ctx). Works of one key ask for the same launches with the same arguments, but for what they give the device
- * by ids, device_write and the ops that say so (adamw, momentum, axpby, dropout, decide, scale_column); they wait at
- * the same places, and leave nothing else behind them than they found. A dozen
- * recordings are kept, the ones last used. A key that came once so far takes no memory and none of their places. */
+/* must come before the memory that its passes used is given back, and before the device closes */
+void graphs_close(Graphs *);
+/* Run work(ctx), captured or replayed as graph.h says. All calls with one key
+ * - must launch the same kernels with the same arguments. Only these may differ: inputs given by ids or device_write,
+ *   and the arguments of adamw, momentum, axpby, dropout, decide and scale_column that those ops pass as data;
+ * - must wait for the device at the same places;
+ * - must leave allocations as they found them.
+ * The twelve graphs used last are kept. A key that ran only once needs no device memory and does not
+ * count among them. */
 void graphs_run(Graphs *, uint64_t key, void (*work)(void *ctx), void *ctx);
-/* Of all runs so far, those that were replayed; and how often a key came that was not kept. */
+/* graphs_replayed: how many runs were replayed so far. graphs_begun: how many runs had a key that was not kept. */
 long graphs_replayed(const Graphs *);
 long graphs_begun(const Graphs *);

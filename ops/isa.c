@@ -1,4 +1,4 @@
-/* isa.c: see isa_table.h. */
+/* isa.c: the table of instruction sets, and the choice among them. */
 #include "isa_table.h"
 #include "amx.h"
 #include "device.h"
@@ -6,19 +6,19 @@
 
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     #define HAS __builtin_cpu_supports
-static bool says(bool has, Err *why) { return has || err_input(why, "this processor does not have it"); }
+static bool isa_says(bool has, Err *why) { return has || err_input(why, "this processor does not have it"); }
 static bool avx2_there(Err *why) {
     __builtin_cpu_init();
-    return says(HAS("avx2") && HAS("fma") && HAS("bmi2"), why);
+    return isa_says(HAS("avx2") && HAS("fma") && HAS("bmi2"), why);
 }
 static bool avx512_there(Err *why) {
     return avx2_there(why) &&
-           says(HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl") && HAS("avx512cd"), why);
+           isa_says(HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl") && HAS("avx512cd"), why);
 }
-static bool bf16_there(Err *why) { return avx512_there(why) && says(HAS("avx512bf16"), why); }
-/* Products in tiles have been proved on an emulation: each processor has to show that it gives the same. */
+static bool bf16_there(Err *why) { return avx512_there(why) && isa_says(HAS("avx512bf16"), why); }
+/* AMX products were verified on an emulation, so each processor must show that it gives the same results. */
 static bool tiles_there(Err *why) {
-    return bf16_there(why) && says(amx_there(), why) && amx_permitted(why) &&
+    return bf16_there(why) && isa_says(amx_there(), why) && amx_permitted(why) &&
            gemm_bf16_agrees(gemm_bf16_amx, gemm_bf16_avx512bf16, why);
 }
 #endif
@@ -32,7 +32,7 @@ static const Isa table[] = {
 #if defined(KV_DOUBLE)
     {"baseline", "baseline", &ops_cpu_baseline, NULL, LIBRARY_ANY, NULL},
 #elif defined(__aarch64__)
-    /* "neon" is what the compiler makes of plain C for it */
+    /* "neon" is the compiler's output for plain C */
     {"neon", "neon", &ops_cpu_baseline, gemm_bf16_baseline, LIBRARY_ANY, NULL},
     {"neonbf16", "neonbf16", &ops_cpu_baseline, gemm_bf16_neonbf16, LIBRARY_ANY, neonbf16_there},
 #else
@@ -56,19 +56,14 @@ const Isa *isa_best(void) {
     for (int i = N - 1; i > 0; i--) {
         Err why = {0};
         if (table[i].there(&why)) return &table[i];
-        if (why.status == EXIT_WORLD) /* the processor has it, but it cannot be used */
-            fprintf(stderr, "kvsmith: AMX is not used: %s; products in bf16 are made by AVX-512\n", why.msg);
+        if (why.status == EXIT_RUNTIME) /* the processor has it, but it cannot be used */
+            fprintf(stderr, "kvsmith: AMX is not used: %s; bf16 products use AVX-512\n", why.msg);
     }
     return &table[0];
 }
 
 bool isa_find(const char *name, const Isa **out, Err *e) {
-    bool bound;
     Err why = {0};
-    if (!strcmp(name, "auto")) {
-        *out = isa_auto(&bound);
-        return true;
-    }
     char have[120] = "auto";
     for (int i = 0; i < N; i++) {
         Err lacks = {0};
@@ -78,7 +73,7 @@ bool isa_find(const char *name, const Isa **out, Err *e) {
         if (!strcmp(name, table[i].name)) why = lacks;
         if (there) snprintf(have + strlen(have), sizeof have - strlen(have), ", %s", table[i].name);
     }
-    if (why.status == EXIT_WORLD) return err_world(e, "isa %.30s: %.200s", name, why.msg);
+    if (why.status == EXIT_RUNTIME) return err_runtime(e, "isa %.30s: %.200s", name, why.msg);
     return err_input(e, "isa %.30s: %s; expected one of: %s", name, why.status ? why.msg : "unknown to this build",
                      have);
 }

@@ -1,15 +1,16 @@
-/* isa.h: the choice of the instruction set of the CPU's kernels. Commands and training call it before device_open.
+/* isa.h: selects the instruction set of the CPU's kernels. Commands and training call it before device_open.
  *
- * device_open (ops.h) accepts "cpu:ISA", where ISA is auto (the best that the processor has, as "cpu" alone), baseline,
- * avx2, avx512, avx512bf16, amx; of aarch64 neon, neonbf16. A named ISA also binds the library that multiplies f32,
- * which is possible once in a process: a second device of another ISA is refused (EXIT_WORLD). The C library's own
- * functions (exp, memcpy) are not bound. */
+ * device_open (ops.h) accepts "cpu:ISA". ISA is auto (the best that the processor has, the same as "cpu" alone),
+ * baseline, avx2, avx512, avx512bf16 or amx; on aarch64 also neon or neonbf16. A named ISA also limits the library
+ * that multiplies in f32. That is possible once in a process: a second device with another ISA is refused
+ * (EXIT_RUNTIME). The C library's own functions (exp, memcpy) are not limited. */
 #pragma once
 #include "ops.h"
 
-/* False (EXIT_INPUT): ISA is unknown to this build or not on this processor; the message lists what there is. */
+/* False (EXIT_INPUT): this build does not know ISA, or this processor does not have it; the message
+ * lists what it has. */
 bool device_isa_there(const char *isa, Err *);
-/* The name for device_open of a device ("cpu", "cuda:1") with an ISA (NULL is auto). False (EXIT_INPUT): an ISA for
- * another device than the CPU. */
+/* The name to give to device_open for a device ("cpu", "cuda:1") and an ISA (NULL is auto). False (EXIT_INPUT): an ISA
+ * for a device that is not the CPU. */
 enum { DEVICE_NAME_MAX = 48 };
 bool device_bind(char out[DEVICE_NAME_MAX], const char *device, const char *isa, Err *);

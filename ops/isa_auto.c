@@ -1,4 +1,4 @@
-/* isa_auto.c: the instruction set of a device that was opened without the name of one. */
+/* isa_auto.c: the instruction set of a device that is opened without naming one. */
 #include "isa_table.h"
 
 const Isa *isa_auto(bool *bound) {

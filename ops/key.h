@@ -1,8 +1,8 @@
-/* key.h: a table of settings: the one place where a setting's name, type, range, default and meaning stand.
+/* key.h: a table of Keys describes a struct of settings: each setting's name, type, range, default and meaning, in one
+ * place. Mixers and the model declare tables next to their structs; model/config/schema.h reads YAML and JSON by them,
+ * prints them resolved, and documents them.
  *
- * A struct of settings is described by an array of Key ended by an entry without a name. model/schema.h reads YAML and
- * JSON against such tables, prints them resolved, and documents them; a mixer declares its own table beside its struct.
- */
+ * An array of Key ends with an entry without a name. */
 #pragma once
 #include "tensor.h"
 
@@ -11,15 +11,14 @@ typedef enum {
     KEY_LONG,  /* int64_t */
     KEY_FLOAT, /* double */
     KEY_BOOL,  /* bool */
-    KEY_TEXT, /* char[KEY_TEXT_MAX], UTF-8 without control characters but newline and tab; the default "" prints as null
-               */
+    KEY_TEXT,  /* char[KEY_TEXT_MAX], UTF-8, no control characters but newline and tab; the default "" prints as null */
     KEY_CHOICE,  /* int: index into `choices` */
-    KEY_TABLE,   /* nested struct described by `sub`; a lone scalar stands for its first key: `rope: none` */
+    KEY_TABLE,   /* nested struct described by `sub`; a lone scalar is the value of its first key: `rope: none` */
     KEY_NUMBERS, /* Numbers: a list of numbers */
-    KEY_INTS,    /* Ints: a list of whole numbers */
-    KEY_TEXTS,   /* Texts: a list of texts; a lone one stands for a list of it */
+    KEY_INTS,    /* Ints: a list of integers */
+    KEY_TEXTS,   /* Texts: a list of texts; a lone one means a list of it */
     KEY_LENGTH,  /* Length: a length of training */
-    KEY_OTHER    /* read and written by its owner's own code; stands in the table for its name and meaning */
+    KEY_OTHER    /* read and written by its owner's own code; the table holds its name and meaning */
 } KeyType;
 enum { KEY_TEXT_MAX = 1024, KEY_LIST_MAX = 256 };
 typedef struct {

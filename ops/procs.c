@@ -1,9 +1,10 @@
+/* procs.c: reads the OpenMP library's places, and lifts a thread's binding to one of them. */
 #include "procs.h"
 #include <omp.h>
 #include <sched.h>
 
-/* Their number; 0: threads are not bound. */
-static int places(cpu_set_t *set) {
+/* The processors of all places; returns their number, 0 if threads are not bound. */
+static int procs_places(cpu_set_t *set) {
     enum { MOST = 1024 };
     int ids[MOST];
     CPU_ZERO(set);
@@ -19,13 +20,13 @@ static int places(cpu_set_t *set) {
 
 int procs(void) {
     cpu_set_t set;
-    int n = places(&set);
+    int n = procs_places(&set);
     return n ? n : imax(1, omp_get_num_procs());
 }
 
 void procs_unbind(void) {
     cpu_set_t set;
-    if (places(&set)) sched_setaffinity(0, sizeof set, &set);
+    if (procs_places(&set)) sched_setaffinity(0, sizeof set, &set);
 }
 
 bool procs_variable(const char *text) {

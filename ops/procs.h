@@ -1,14 +1,14 @@
-/* procs.h: the processors that this process may use. With OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY in the
- * environment the OpenMP library binds its first thread to one of them before main, and what that thread starts would
- * inherit the one. */
+/* procs.h: the processors that this process may use. device_open chooses the number of threads by it; commands that
+ * start processes call procs_unbind. With OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY set, the OpenMP library binds
+ * its first thread to one processor before main; processes that this thread starts would inherit that one. */
 #pragma once
 #include "base.h"
 
-/* At least 1: those that the OpenMP library places threads on; of threads that are not bound those that the process was
- * started on. */
+/* At least 1. If threads are bound: the processors that the OpenMP library places threads on; otherwise those that the
+ * process was started on. */
 int procs(void);
-/* The calling thread, and what it starts or becomes by exec, may run wherever the library may place a thread. Allocates
- * nothing; may be called between fork and exec. */
+/* Let the calling thread, and every process that it starts or becomes by exec, run on any processor that the library
+ * may use. Allocates nothing; may be called between fork and exec. */
 void procs_unbind(void);
-/* "NAME=value" binds threads. */
+/* The environment entry "NAME=value" makes the OpenMP library bind threads. */
 bool procs_variable(const char *text);

@@ -1,5 +1,6 @@
-/* recur.h: the gated delta rule and its special cases: a matrix S of K x V numbers per value head that every row
- * decays, corrects and reads. Natural-log decay g <= 0, a_t = exp(g_t) per key channel or one number per head:
+/* recur.h: the data of the gated delta rule and its special cases. Linear mixers call Ops.recur and its backward with
+ * it. Every value head has a K x V matrix S, which each row decays, corrects and reads. The decay is g <= 0 (natural
+ * log), a_t = exp(g_t), one per key channel or one per head:
  *
  *   D = Diag(a_t) S_{t-1}
  *   S_t = D + k_t u_t^T,   u_t = beta_t (v_t - D^T k_t)  with beta (delta rule),   u_t = v_t  without
@@ -25,16 +26,16 @@ typedef struct {
     Tensor beta; /* (N,HV); absent: no delta rule */
 } Recur;
 
-/* Where sequences continue a history in a pass that is trained on: Batch.seq indexes all three. */
+/* For training passes in which sequences continue a history. Batch.seq indexes all three. */
 typedef struct {
     Tensor start;  /* (nseq,HV,K,V) the states before the pass, of sequences whose first row has first = -1 */
     Tensor dstart; /* their gradient, added to; optional */
     Tensor dend;   /* the gradient of the states after the pass, of sequences with rows; optional */
 } RecurEnds;
 
-/* Rows of a pass are taken in chunks of RECUR_CHUNK that start where a document does; `keep` holds the state before
- * each chunk but a document's first in this pass. (recur_keep(N),HV,K,V); the chunk that starts at row i is number
- * i / RECUR_CHUNK - 1, which no two share. */
+/* A pass processes rows in chunks of RECUR_CHUNK; a new chunk starts where a document starts. `keep`
+ * (recur_keep(N),HV,K,V) holds the state before each chunk, except the first chunk of a document in this pass. The
+ * state of the chunk that starts at row i has index i / RECUR_CHUNK - 1, which no two chunks share. */
 enum { RECUR_CHUNK = 64 };
 static inline int recur_keep(int N) { return imax(1, (N - 1) / RECUR_CHUNK); }
 
@@ -49,7 +50,7 @@ typedef struct {
     double param;
 } Gate;
 
-/* Gated RMSNorm of groups of `width` numbers: rms(x) = x (mean x^2 + eps)^-1/2. */
+/* Gated RMSNorm of groups of `width` elements: rms(x) = x (mean x^2 + eps)^-1/2. */
 typedef struct {
     int width;
     bool silu;   /* the gate is silu(z) = z sigmoid(z); otherwise sigmoid(z) */

@@ -1,3 +1,4 @@
+/* rope.c: the settings of rotations, and their frequencies for every scaling. */
 #include "rope.h"
 
 static const char *const rope_types[] = {"default", "none", "linear", "dynamic", "llama3", "yarn", "longrope", NULL};
@@ -96,7 +97,7 @@ bool rope_make(Rope *out, const RopeCfg *c, int n, int max_positions, Err *e) {
     const char *type = rope_types[c->type];
     *out = (Rope){.n = c->type == ROPE_NONE ? 0 : n, .interleaved = c->interleaved, .factor = 1};
     if (n < 0 || n % 2 || n > 2 * ROPE_PAIRS)
-        return err_input(e, "rope: %d rotated numbers of a head; expected an even number up to %d", n, 2 * ROPE_PAIRS);
+        return err_input(e, "rope: %d rotated elements per head; expected an even number up to %d", n, 2 * ROPE_PAIRS);
     if (max_positions < 1) return err_input(e, "rope: max_positions is %d; expected at least 1", max_positions);
     if (!(c->theta >= 1 && isfinite(c->theta)))
         return err_input(e, "rope.theta: expected a number of at least 1, got %g", c->theta);

@@ -1,10 +1,17 @@
-/* run.h: the nouns of a pass: its rows, the rows of keys and values it makes, and everything an op may need.
+/* run.h: describes a pass over a model: its rows (Batch), the keys and values that it makes (Kv) and reads (Lanes), and
+ * what every op gets as its first argument (Run). Training and sessions make a Batch, the model's workspace a Run;
+ * mixers, the cache and ops read them.
  *
  * A training step, a prefill, a chunk of one, a verification and a decoding step are all passes: N rows (tokens) of B
- * sequences, packed one after the other. No padding exists. */
+ * sequences, packed one after the other. No padding exists. Shapes are in elements, row-major, the last index
+ * contiguous; positions, rows and lanes count from 0. Nothing here owns memory: pointers must stay valid until the pass
+ * is over. */
 #pragma once
 #include "arena.h"
 
+/* The rows of a pass, of the host also where the ops are a GPU's. Rows of a sequence follow each other, and so do those
+ * of a document; within a document positions ascend by 1. Several documents may follow each other in a sequence: a row
+ * never attends to another document's. A sequence of the cache is in a pass once at most. */
 typedef struct {
     int B, N;
     const int *off;   /* (B+1) first row of each sequence; off[B] = N */
@@ -17,67 +24,102 @@ typedef struct {
     bool history;       /* some first is -1; otherwise no cache is read */
 } Batch;
 
+/* Some rows of a batch: those whose results are wanted. A tensor over a list has its n rows, in its order. */
 typedef struct {
     int n;
     const int *idx; /* rows of the batch, ascending */
-} Pick;
+} RowList;
+
+/* How the cache stores a key or a value: an entry of the table in layers/cache/codecs.c, where each function has its
+ * contract (docs/add-a-codec.md). Ops that store and read rows get it from KvShape. `as` names the loops that these ops
+ * have of their own; rows of ROWS_CODED are decoded one part at a time on the CPU; no GPU kernel reads them. */
+typedef enum { ROWS_REAL, ROWS_BF16, ROWS_INT8, ROWS_FP8, ROWS_PACKED, ROWS_CODED } RowsAs;
+typedef struct RowCodec RowCodec;
+struct RowCodec {
+    const char *name, *meaning;
+    RowsAs as;
+    /* Bytes of a key or value of `width` values: even, and a multiple of 4 unless ROWS_BF16. */
+    size_t (*bytes)(const RowCodec *, int width);
+    void (*encode)(const RowCodec *, void *part, const real *from, int width);
+    void (*decode)(const RowCodec *, real *to, const void *part, int width);
+    int bits, group; /* of ROWS_PACKED: bits of a code, values that share a scale (ops/packed.h) */
+    bool rotate;     /* keys are rotated (Ops.hadamard) before they are stored, and so are the queries that meet them */
+};
+
+/* Ops.hadamard: values of a piece of a row of `width`. */
+enum { HADAMARD_MOST = 256 };
+static inline int hadamard_width(int width) {
+    const int n = width & -width;
+    return n < HADAMARD_MOST ? n : HADAMARD_MOST;
+}
 
 /* What a layer keeps per token. One shape for the K/V of a pass, its gradient, and the lanes of the cache. */
 typedef struct {
-    int lanes, kdim, vdim; /* rows per token: `lanes` of kdim + vdim numbers; lanes 0: none */
-    bool alias;            /* the value of a row is the first vdim numbers of its key (MLA's latent): stored once */
-    bool narrow;           /* the cache holds the rows as BF16; states and what is carried are not touched by it */
+    int lanes, kdim, vdim; /* rows per token: `lanes` of kdim + vdim values; lanes 0: none */
+    bool alias;            /* the value of a row is the first vdim elements of its key (MLA's latent): stored once */
+    bool sparse; /* rows may be missing between those that the cache shows: positions of a lane are not consecutive */
+    const RowCodec *codec; /* how the cache holds the rows, NULL: as `real`s; states and what is carried stay `real`s */
     int window, sinks; /* retention: rows of age >= window are given back, but for positions < sinks; window 0: all */
-    int state;         /* numbers per sequence that are read and written in place (a recurrence's state) */
-    bool retire; /* a row may retire its predecessor in the lane, which then stays visible for `delay` positions more */
+    int state;         /* values per sequence that are read and written in place (a recurrence's state) */
+    bool evicts; /* a row may evict its predecessor in the lane, which then stays visible for `delay` positions more */
     int delay;
     int carry, carry_rows; /* per lane: the last carry_rows rows of Kv.carry, what the next pass starts from */
+    int heads;             /* query heads that see all rows of the slot, whose queries a policy may ask for; 0: none */
 } KvShape;
 /* The rows of a pass, or their gradients. bias: the mask of row j, added to the scores of queries more than `delay`
- * positions after it: log(1 - chance that its successor retired it), or 0 and -inf where that is decided. */
+ * positions after it: log(1 - chance that its successor evicted it), or 0 and -inf where that is decided. */
 typedef struct {
     KvShape s;
-    Tensor k, v;  /* (N,lanes,kdim) (N,lanes,vdim), as they are stored (keys rotated); v absent when s.alias */
-    Tensor bias;  /* (N,lanes) if s.retire */
-    Tensor gone;  /* (N,lanes) if s.retire and for a cache: 1: row j retires its predecessor, 0: it does not */
-    Tensor carry; /* (N,lanes,s.carry) for a cache */
+    Tensor k, v;    /* (N,lanes,kdim) (N,lanes,vdim), as they are stored (keys rotated); v absent when s.alias */
+    Tensor bias;    /* (N,lanes) if s.evicts */
+    Tensor evicted; /* (N,lanes) if s.evicts and for a cache: 1: row j evicts its predecessor, 0: it does not */
+    Tensor carry;   /* (N,lanes,s.carry) for a cache */
 } Kv;
-/* Numbers of one sequence that are carried from pass to pass. */
+/* Values of one sequence that are carried from pass to pass. */
 static inline size_t carried(const KvShape *s) { return (size_t)s->lanes * (size_t)s->carry_rows * (size_t)s->carry; }
-/* Numbers that one row stores. */
-static inline int row_width(const KvShape *s) { return s->kdim + (s->alias ? 0 : s->vdim); }
-/* Bytes of a number of it in the cache. */
-static inline size_t row_number(const KvShape *s) { return s->narrow ? sizeof(uint16_t) : sizeof(real); }
-/* The values of lane 0 of the pass's rows; those of the next lane lie *step numbers on, of the next row *ld. */
+static inline RowsAs rows_as(const KvShape *s) { return s->codec ? s->codec->as : ROWS_REAL; }
+/* Bytes in the cache: of a part of so many values; of a key; of a value, 0 where it is the key's; of both. */
+static inline size_t part_bytes(const KvShape *s, int width) {
+    return s->codec ? s->codec->bytes(s->codec, width) : (size_t)width * sizeof(real);
+}
+static inline size_t key_bytes(const KvShape *s) { return part_bytes(s, s->kdim); }
+static inline size_t value_bytes(const KvShape *s) { return s->alias ? 0 : part_bytes(s, s->vdim); }
+static inline size_t row_bytes(const KvShape *s) { return key_bytes(s) + value_bytes(s); }
+/* The values of lane 0 of the pass's rows; those of the next lane are *step values on, of the next row *ld. */
 static inline real *kv_values(const Kv *kv, size_t *step, size_t *ld) {
     *step = (size_t)(kv->s.alias ? kv->s.kdim : kv->s.vdim);
     *ld = *step * (size_t)kv->s.lanes;
     return kv->s.alias ? R(kv->k) : R(kv->v);
 }
 
-/* How one reader looks at rows: query head h reads lane h / (heads/lanes). A key j is visible to a query i of the same
- * sequence and document iff j <= i and (window == 0 or pos i - pos j < window or pos j < sinks); a retired one, see
- * KvShape, only while pos i - pos j <= delay. */
+/* The attention spec of one reader. Query head h reads lane h / (heads/lanes), and
+ *   o_i = sum over visible j of softmax_j(s_ij) v_j,   lse_i = log sum over visible j of e^s_ij (natural; none: -inf)
+ *   s_ij = f(scale q_i.k_j) + bias_j,   f(s) = cap tanh(s / cap), or s where cap is 0
+ * A key j is visible to a query i of the same sequence and document iff j <= i and (window == 0 or pos i - pos j <
+ * window or pos j < sinks); an evicted one, see KvShape, only while pos i - pos j <= delay. */
 typedef struct {
     int heads, window, sinks;
     real scale; /* of the scores, before the softmax */
-} Look;
+    real cap;   /* > 0: a scaled score s becomes cap tanh(s/cap), before biases; 0: it stays */
+} AttnSpec;
 
-/* The rows of one slot of the cache as the kernels see them. Lane = seq*lanes + h numbers its rows 0,1,2...; row r lies
- * in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible: lo..hi-1, and the sinks
- * s0..min(s0+sinks,lo)-1. A page holds P keys of kdim, then P values of vdim (alias: keys alone). Positions ascend with
- * the rows, but not where rows retire: there a row may lie anywhere. */
+/* The rows of one slot of the cache as kernels read them; the cache owns it (layers/cache/slot.h). Lane = seq*lanes + h
+ * numbers its rows 0,1,2...; row r lies in page table[lane*maxpages + r/P % maxpages] at place r % P. Visible:
+ * lo..hi-1, and the sinks s0..min(s0+sinks,lo)-1. A page holds P keys (key_bytes), then P values (value_bytes; alias:
+ * keys alone). Positions ascend with the rows, but not where rows are evicted or are sparse: there a row may lie
+ * anywhere. */
 typedef struct {
     KvShape s;
     int nseq, P, maxpages, npages;
     int *s0, *lo, *hi; /* (nseq*lanes) */
     int *table;        /* (nseq*lanes, maxpages); -1 = no page */
     int *pos;          /* (npages, P) position of each row in its document */
-    bool *gone;        /* (npages, P) retired; NULL unless s.retire */
-    int *tail;         /* (nseq*lanes) number of the newest row; NULL unless s.retire */
-    Tensor data;       /* (npages, P*row_width) of `real`s, or BF16 if s.narrow */
+    bool *evicted;     /* (npages, P) evicted; NULL unless s.evicts */
+    int *tail;         /* (nseq*lanes) number of the newest row; NULL unless s.evicts */
+    Tensor data;       /* (npages, P*row_bytes) in bytes: of REAL or BF16 by rows_as, else of words of 4 bytes */
 } Lanes;
 
+/* Run.mode, by or. A pass of inference that writes its history has none. */
 enum {
     RUN_TRAIN = 1,  /* dropout and noise are on */
     RUN_HOLD = 2,   /* nothing may become history: a state is read, never written */
@@ -85,8 +127,8 @@ enum {
     RUN_STILL = 8   /* decisions without noise: what does not depend on a row's place in its sample */
 };
 
-/* What mixers report beside their output, per sequence: a sum and the count of what was summed. The loss on them is a
- * function of all layers together and is made in train/. */
+/* What mixers report in addition to their output, per sequence: a sum and the count of what was summed. The loss on
+ * them is a function of all layers together; train/compression.h makes it. */
 enum { STAT_MERGED /* hard decisions to merge or evict a row, over lanes and rows */, STATS };
 
 /* What a device's ops read of the host's memory in one pass, and where it lies on the device: run_give, host.h. */
@@ -100,15 +142,24 @@ typedef struct {
     } at[GIVEN_MOST];
 } GivenAll;
 
+/* Queries of a layer that a policy of the cache keeps (layers/cache/policy.h): the mixer gives them to kv_probe. */
+typedef struct {
+    RowList rows; /* of the batch; among Run.out */
+    Tensor q;     /* (rows.n, heads, kdim) times the scale of the scores; absent: nobody asks */
+    Tensor lse;   /* (rows.n, heads) */
+} Probe;
+
 typedef struct Ops Ops;
 typedef struct Device Device;
+/* What every op and mixer of a pass gets. workspace_run and run_make make one; the model sets batch, in, out, mode and
+ * layer as the pass continues. One thread at a time may use a Run and its arenas. */
 typedef struct {
     const Ops *ops;
     Device *dev;    /* the backend's own: cached primitives, threads, streams */
     Arena *scratch; /* a stack; base NULL: the pass is only measured, ops take scratch and compute nothing */
     Arena *host;    /* the same for what the host itself reads and writes: `scratch`, but where that is a device's */
     const Batch *batch;
-    Pick in, out; /* x of a layer has in.n rows, y has out.n; they differ in one layer of an extend only */
+    RowList in, out; /* x of a layer has in.n rows, y has out.n; they differ in one layer of an extend only */
     unsigned mode;
     int layer;
     uint64_t seed, step;
@@ -116,6 +167,7 @@ typedef struct {
     Tensor stat;     /* (B,STATS,2) sum, count: forward adds; absent in a replayed forward and outside of training */
     Tensor dstat;    /* (B,STATS) derivative of the loss by the sums: backward reads; absent: none */
     GivenAll given;
+    Probe probe; /* of the layer that runs */
 } Run;
 /* Key of the noise of row i of the batch at a site (DropSite, ops.h): a function of seed, step, layer, sample and row
  * in the sample, so that recomputation, resumption, micro-batches and ranks all see the same. The draws of a row:
@@ -135,9 +187,10 @@ static inline Tensor scratch_tensor(Run *r, const char *name, Dtype dtype, int r
 #define SCRATCH_OF(r, name, dtype, ...) \
     scratch_tensor(r, name, dtype, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
 #define SCRATCH(r, name, ...) SCRATCH_OF(r, name, REAL, __VA_ARGS__)
-/* The same for a gradient that is fresh: whoever is first to add to it, an op that knows fresh ones (ops.h), writes. */
-static inline Tensor as_fresh(Tensor t) {
-    t.fresh = true;
+/* The same for a gradient that is to be overwritten: whoever adds to it first, an op that can overwrite (ops.def),
+ * writes. */
+static inline Tensor as_overwritten(Tensor t) {
+    t.overwrite = true;
     return t;
 }
-#define FRESH_OF(r, name, dtype, ...) as_fresh(SCRATCH_OF(r, name, dtype, __VA_ARGS__))
+#define OVERWRITE_OF(r, name, dtype, ...) as_overwritten(SCRATCH_OF(r, name, dtype, __VA_ARGS__))

@@ -1,3 +1,4 @@
+/* signals.c: installs handlers for the signals that end a command, and prepares descriptors at the start. */
 #include "signals.h"
 #include <fcntl.h>
 #include <unistd.h>
@@ -5,7 +6,8 @@
 static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 enum { NENDS = sizeof ends / sizeof *ends };
 
-/* Shells start what runs in the background with SIGINT ignored: whoever then sends one means it. */
+/* True if a signal should be handled. SIGHUP and SIGUSR1 are not if they were ignored at the start. SIGINT is handled
+ * even then: shells start background programs with it ignored, so a SIGINT sent to one is deliberate. */
 static int is_heeded(int number) {
     struct sigaction now;
     return number == SIGINT || number == SIGTERM || sigaction(number, NULL, &now) || now.sa_handler != SIG_IGN;
@@ -30,6 +32,7 @@ int signals_pending(void) {
 }
 void signals_begin(void) {
     signal(SIGXFSZ, SIG_IGN);
-    for (int fd = 0; fd < 3; fd++) /* the other way round: what is written to a closed output is lost, and an error */
+    /* opened for the opposite direction: writing to a closed output then fails and is reported */
+    for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) != fd) break;
 }

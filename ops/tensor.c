@@ -30,9 +30,9 @@ Tensor tensor_make(void *p, Dtype dtype, int rank, const int n[]) {
 
 Tensor tensor_rows(Tensor t, int w) {
     size_t c = tensor_count(t);
-    CHECK(w > 0 && c % (size_t)w == 0, "%zu numbers as rows of %d", c, w);
+    CHECK(w > 0 && c % (size_t)w == 0, "%zu elements as rows of %d", c, w);
     Tensor rows = TENSOR(t.p, t.dtype, (int)(c / (size_t)w), w);
-    rows.fresh = t.fresh;
+    rows.overwrite = t.overwrite;
     return rows;
 }
 
@@ -45,7 +45,7 @@ Tensor tensor_part(Tensor t, int row, int n) {
 }
 
 void tensor_read(Tensor t, size_t at, size_t n, real *to) {
-    CHECK(at + n <= tensor_count(t), "numbers %zu..%zu of %zu", at, at + n, tensor_count(t));
+    CHECK(at + n <= tensor_count(t), "elements %zu..%zu of %zu", at, at + n, tensor_count(t));
     if (t.dtype != BF16) {
         memcpy(to, R(t) + at, n * sizeof *to);
         return;
@@ -56,12 +56,12 @@ void tensor_read(Tensor t, size_t at, size_t n, real *to) {
 
 void field_declare(Fields *f, Tensor *t, const char *name, unsigned flags, int rank, const int n[]) {
     char path[192];
-    const bool halved = t->halved;
+    const bool has_shadow = t->has_shadow;
     snprintf(path, sizeof path, "%s%s", f->scope, name);
     *t = tensor_make(t->p, REAL, rank, n);
-    t->halved = halved;
-    const bool matrix = rank == 2 && tensor_count(*t) >= NARROW_LEAST;
-    const bool narrow = f->narrow && matrix && (!f->only || f->only(f->only_ctx, path));
-    if (!(flags & (FIELD_F32 | FIELD_STEADY)) && (f->half || narrow)) t->dtype = BF16;
+    t->has_shadow = has_shadow;
+    const bool matrix = rank == 2 && tensor_count(*t) >= BF16_LEAST;
+    const bool is_bf16 = f->matrices_bf16 && matrix && (!f->only || f->only(f->only_ctx, path));
+    if (!(flags & (FIELD_F32 | FIELD_INVARIANT)) && (f->acts_bf16 || is_bf16)) t->dtype = BF16;
     f->see(f, t, path, flags);
 }

@@ -1,4 +1,4 @@
-/* text.c: see text.h. */
+/* text.c: sizes in readable form, and the advice for names of Hugging Face models. */
 #include "text.h"
 #include <ctype.h>
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ const char *bytes_text(size_t n, char out[24]) {
     return out;
 }
 
-/* ORGANISATION/NAME or NAME, and no folder of this machine in front of it. */
+/* True for ORGANISATION/NAME or NAME with no such folder on this machine. */
 static bool hub_name(const char *name) {
     const char *slash = strchr(name, '/'), *dot = strrchr(name, '.');
     char first[100];
@@ -24,12 +24,12 @@ static bool hub_name(const char *name) {
     if (!isalnum((unsigned char)*name) || strlen(name) > 96) return false;
     if (name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-/")]) return false;
     if (slash && (!slash[1] || strchr(slash + 1, '/'))) return false;
-    if (dot && dot[1] && !isdigit((unsigned char)dot[1])) return false; /* a file's name; Llama-3.2-1B is none */
+    if (dot && dot[1] && !isdigit((unsigned char)dot[1])) return false; /* a file name; Llama-3.2-1B is not one */
     snprintf(first, sizeof first, "%.*s", (int)strcspn(name, "/"), name);
     return stat(first, &st) != 0;
 }
 const char *hub_text(const char *name, const char *files, char out[200]) {
-    /* the one model whose name alone everybody knows */
+    /* the one model that is known by its name alone */
     const char *full = strcmp(name, "gpt2") ? name : "openai-community/gpt2";
     *out = 0;
     if (hub_name(name))

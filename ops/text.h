@@ -1,9 +1,9 @@
-/* text.h: words of messages that several modules share. */
+/* text.h: fragments of messages that several modules print. */
 #pragma once
 #include "base.h"
 
-/* A number of bytes as people read it: "512 bytes", "1.5 GiB". Returns out. */
+/* A number of bytes in readable form: "512 bytes", "1.5 GiB". Returns out. */
 const char *bytes_text(size_t n, char out[24]);
-/* What to add to "no such file" for a name that may be one of Hugging Face's: "" or "; a path is expected, nothing is
- * downloaded: hf download NAME FILES --local-dir DIR". `files` may be "". */
+/* Text to append to "no such file" when `name` may be a Hugging Face model: "" or "; a path is expected, nothing is
+ * downloaded: hf download NAME FILES --local-dir DIR". `files` may be "". Returns out. */
 const char *hub_text(const char *name, const char *files, char out[200]);

@@ -1,16 +1,17 @@
-/* tuning.h: the file of measured choices for a device's matrix products.
+/* tuning.h: reads and writes the file of measured algorithm choices for a GPU's matrix products. device_tuning reads
+ * it and device_tune writes it.
  *
  *   kvsmith tuning 2
- *   device NAME                       as the device calls itself
+ *   device NAME                       the device's own name for itself
  *   processors N
- *   library N                         version of cuBLASLt, whose algorithms the words below are
+ *   library N                         version of cuBLASLt; the words below are its algorithms
  *   product M N K LDA LDB LDC FLAGS ALIGN_A ALIGN_B ALIGN_C W0 .. W7 FIRST BEST
  *                                     8 words in hexadecimal, 2 times in seconds; any number of these
- *   end N                             of products
+ *   end N                             number of products
  *
- * FLAGS: 1 A is transposed, 2 B is, 4 C is added to, 8 operands are bf16, 16 C is, too. ALIGN: bytes that the operand
- * is aligned to. FIRST: the time of the library's first choice, BEST: that of the one kept. Of another device, number
- * of processors or version of the library a file says nothing. Version 1 had one ALIGN for all three. */
+ * FLAGS: 1 A is transposed, 2 B is transposed, 4 adds to C, 8 operands are bf16, 16 C is bf16. ALIGN: alignment of the
+ * operand in bytes. FIRST: time of the library's first choice; BEST: time of the one that is kept. A file counts only
+ * for its own device, number of processors and library version. Version 1 had one ALIGN for all three operands. */
 #pragma once
 #include <stdint.h>
 
@@ -28,10 +29,10 @@ typedef struct Tuning {
     TunedProduct *product; /* malloc'ed */
 } Tuning;
 
-#ifndef __cplusplus /* the kernels' side knows the numbers alone */
+#ifndef __cplusplus /* kernels see the values alone */
     #include "base.h"
-/* False (EXIT_INPUT), nothing held: not such a file, cut short, or with something in it that cannot be. `where` begins
- * the message. */
+/* Parse a file. False (EXIT_INPUT), nothing allocated: not such a file, cut short, or an impossible entry. `where`
+ * begins the message. */
 bool tuning_parse(Tuning *, const void *bytes, size_t n, const char *where, Err *);
 char *tuning_text(const Tuning *); /* malloc'ed */
 void tuning_free(Tuning *);

@@ -3,7 +3,7 @@
 
 enum { AT_ONCE = 256 };
 /* The next gradients from *i on. */
-static int some(const Params *s, int *i, Tensor g[AT_ONCE]) {
+static int clip_some(const Params *s, int *i, Tensor g[AT_ONCE]) {
     int n = 0;
     for (; *i < s->n && n < AT_ONCE; ++*i)
         if (!s->p[*i].frozen && !(s->p[*i].flags & FIELD_BALANCE)) g[n++] = s->p[*i].t[PARAM_GRAD];
@@ -13,7 +13,7 @@ Clip clip_norm(Run *r, const Params *s, double max_norm) {
     Tensor g[AT_ONCE];
     double sum = 0;
     for (int i = 0; i < s->n;) {
-        int n = some(s, &i, g);
+        int n = clip_some(s, &i, g);
         sum = r->ops->sumsqs(r, sum, n, g);
     }
     return clip_scale(sqrt(sum), max_norm);
@@ -23,7 +23,7 @@ void clip_there(Run *r, const Params *s, double *square) {
     int i = 0;
     do { /* of no gradients, too */
         bool more = i > 0;
-        int n = some(s, &i, g);
+        int n = clip_some(s, &i, g);
         r->ops->sumsqs_there(r, square, more, n, g);
     } while (i < s->n);
 }

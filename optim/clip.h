@@ -1,19 +1,20 @@
-/* clip.h: clipping by the global norm of the gradient. Source: arXiv:1211.5063.
+/* clip.h: clips gradients by their global norm. Steppers call it between the backward pass and the optimizer's step.
+ * Source: arXiv:1211.5063.
  *
- *   norm = sqrt(sum of squares of every number of every gradient), in f64, tensors in order of declaration;
+ *   norm = sqrt(sum of squares of every element of every gradient), in f64, tensors in order of declaration;
  *           FIELD_BALANCE tensors have no gradient and do not count
  *   scale = max_norm / norm where norm > max_norm, else 1 */
 #pragma once
-#include "../ops/ops.h"
+#include "ops/ops.h"
 #include "params.h"
 
 typedef struct {
-    double norm;  /* before clipping; infinite or NaN where a gradient is: then no step may be taken */
-    double scale; /* for adamw_step's gscale; NaN where norm is not finite */
+    double norm;  /* before clipping; infinite or NaN if a gradient is: then no step may be made */
+    double scale; /* for Optimizer.apply's gscale; NaN if norm is not finite */
 } Clip;
 
-/* max_norm 0: the norm alone, scale 1. Gradients are not changed. */
+/* max_norm 0: only the norm, scale 1. Gradients are not changed. */
 Clip clip_norm(Run *, const Params *, double max_norm);
-/* The norm's square left on the device, where nobody waits for it; clip_scale's, of its root, to the bit. */
+/* Leaves the norm's square on the device, without waiting. clip_scale of its root gives the same bits. */
 void clip_there(Run *, const Params *, double *square);
-Clip clip_scale(double norm, double max_norm); /* of a norm that is known */
+Clip clip_scale(double norm, double max_norm); /* for a known norm */

@@ -1,18 +1,16 @@
-/* params.c: pairing the fields of weights, gradients and moments. */
+/* params.c: pairing the fields of weights and gradients. */
 #include "params.h"
 
-static void see(Fields *f, Tensor *t, const char *path, unsigned flags) {
+static void params_see(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Params *s = f->ctx;
     char a[64], b[64];
     if (s->role == PARAM_WEIGHT) {
         if (s->n == s->cap) s->p = xrealloc(s->p, (size_t)(s->cap = s->cap ? 2 * s->cap : 64), sizeof *s->p);
-        s->p[s->n] = (Param){.flags = flags, .lr_scale = 1};
+        s->p[s->n] = (Param){.flags = flags, .lr_scale = 1, .whole = tensor_count(*t)};
         snprintf(s->p[s->n].name, sizeof s->p->name, "%s", path);
         s->n++;
     }
-    while (s->role >= PARAM_GRAD && s->at < s->n && strcmp(s->p[s->at].name, path) &&
-           (s->role >= PARAM_M || s->p[s->at].frozen))
-        s->at++;
+    while (s->role == PARAM_GRAD && s->at < s->n && strcmp(s->p[s->at].name, path) && s->p[s->at].frozen) s->at++;
     CHECK(s->at < s->n, "%s: one field more than there are weights", path);
     Param *p = &s->p[s->at++];
     CHECK(!strcmp(p->name, path), "%s where the weights have %s", path, p->name);
@@ -24,20 +22,21 @@ Fields params_visitor(Params *s, ParamRole role) {
     s->role = (int)role;
     s->at = 0;
     if (role == PARAM_WEIGHT) s->n = 0;
-    return (Fields){.see = see, .ctx = s};
+    return (Fields){.see = params_see, .ctx = s};
 }
 
 bool param_decays(const Param *p) {
     return p->t[PARAM_WEIGHT].rank >= 2 && !(p->flags & (FIELD_NODECAY | FIELD_BALANCE));
 }
 
-void params_check(const Params *s, bool (*second)(Tensor weight, unsigned flags)) {
+double param_decay(const Param *p, double dflt) { return !param_decays(p) ? 0 : p->own_decay ? p->decay : dflt; }
+
+void params_check(const Params *s) {
     for (int i = 0; i < s->n; i++)
         for (int role = 0; role < PARAM_ROLES; role++) {
             const Param *p = &s->p[i];
-            bool wanted = role < PARAM_M || (!p->frozen && (role != PARAM_V || !second || second(p->t[0], p->flags)));
             if (role == PARAM_GRAD && p->frozen) continue; /* matrices have none */
-            CHECK(present(p->t[role]) == wanted, "%s: role %d was %svisited", p->name, role, wanted ? "not " : "");
+            CHECK(present(p->t[role]), "%s: role %d was not visited", p->name, role);
         }
 }
 
@@ -48,14 +47,16 @@ Rounding param_rounding(const Param *p, uint64_t seed, int64_t t) {
 
 Param param_range(const Param *p, size_t from, size_t n) {
     Param q = *p;
-    CHECK(from + n <= tensor_count(p->t[0]) && n <= INT32_MAX, "%s: %zu numbers from %zu", p->name, n, from);
+    CHECK(from + n <= tensor_count(p->t[0]) && n <= INT32_MAX, "%s: %zu elements from %zu", p->name, n, from);
     q.at = p->at + from;
     q.flags |= FIELD_TABLE | (param_decays(p) ? 0 : FIELD_NODECAY);
     for (int role = 0; role < PARAM_ROLES; role++) {
         const Tensor *t = &p->t[role];
-        char *at = t->p && role <= PARAM_GRAD ? (char *)t->p + from * dtype_size(t->dtype) : NULL;
+        char *at = t->p ? (char *)t->p + from * dtype_size(t->dtype) : NULL;
         if (present(*t)) q.t[role] = TENSOR(at, t->dtype, 1, (int)n);
     }
+    for (int k = 0; k < STATES_MAX; k++)
+        if (present(p->state[k].t)) q.state[k].t = TENSOR(NULL, p->state[k].t.dtype, 1, (int)n);
     return q;
 }
 

@@ -1,35 +1,37 @@
 /* schedule.c: learning rates. */
 #include "schedule.h"
 
-static double warm(const ScheduleCfg *c, double t) { return c->lr * (t + 1) / (double)(c->warmup + 1); }
+static double schedule_warm(const ScheduleCfg *c, double t) { return c->lr * (t + 1) / (double)(c->warmup + 1); }
 
-static double cosine(const ScheduleCfg *c, double t) {
-    if (t < (double)c->warmup) return warm(c, t);
+static double schedule_cosine(const ScheduleCfg *c, double t) {
+    if (t < (double)c->warmup) return schedule_warm(c, t);
     if (t >= (double)c->steps) return c->min_lr;
     double done = (t - (double)c->warmup) / (double)(c->steps - c->warmup);
     return c->min_lr + (c->lr - c->min_lr) * (1 + cos(M_PI * done)) / 2;
 }
 
-static double constant(const ScheduleCfg *c, double t) { return t < (double)c->warmup ? warm(c, t) : c->lr; }
+static double schedule_constant(const ScheduleCfg *c, double t) {
+    return t < (double)c->warmup ? schedule_warm(c, t) : c->lr;
+}
 
-static double linear(const ScheduleCfg *c, double t) {
-    if (t < (double)c->warmup) return warm(c, t);
+static double schedule_linear(const ScheduleCfg *c, double t) {
+    if (t < (double)c->warmup) return schedule_warm(c, t);
     if (t >= (double)c->steps) return c->min_lr;
     return c->min_lr + (c->lr - c->min_lr) * ((double)c->steps - t) / (double)(c->steps - c->warmup);
 }
 
-static double wsd(const ScheduleCfg *c, double t) {
-    if (t < (double)c->warmup) return warm(c, t);
+static double schedule_wsd(const ScheduleCfg *c, double t) {
+    if (t < (double)c->warmup) return schedule_warm(c, t);
     if (t >= (double)c->steps) return c->min_lr;
     if (t < (double)(c->steps - c->decay)) return c->lr;
     return c->min_lr + (c->lr - c->min_lr) * ((double)c->steps - t) / (double)c->decay;
 }
 
 const Schedule schedules[SCHEDULES] = {
-    {"cosine", cosine},
-    {"constant", constant},
-    {"linear", linear},
-    {"wsd", wsd},
+    {"cosine", schedule_cosine},
+    {"constant", schedule_constant},
+    {"linear", schedule_linear},
+    {"wsd", schedule_wsd},
 };
 
 const Schedule *schedule_find(const char *name) {
@@ -39,7 +41,7 @@ const Schedule *schedule_find(const char *name) {
 }
 
 double schedule_share(double elapsed, double began, double most) {
-    if (elapsed >= most) return 1; /* also of a stage that began behind the end */
+    if (elapsed >= most) return 1; /* also for a stage that began after the end */
     return fmax(0, (elapsed - began) / (most - began));
 }
 

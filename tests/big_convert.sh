@@ -2,7 +2,7 @@
 # Outside CI: a synthetic checkpoint of 1.1e9 parameters (sparse, 2.2 GB) to fewer heads: peak of anonymous memory and time
 # beside plain copies of the same bytes: of what is read, and of what was written. Both are read once before, so that neither
 # time holds the first reading from the disk; --check-tokens 0 leaves the comparison of the two models out of it. Needs 2.2 GB of disk twice below TMPDIR. Usage: tests/big_convert.sh [KVSMITH]
-. tests/cases.sh
+. tests/lib/cases.sh
 prog=${1:-$prog}
 tests/synthetic_llama.sh "$tmp/src" 2048 18 32 32 5632 32000
 echo "source: $("$prog" info "$tmp/src" | head -n 1)"

@@ -2,7 +2,7 @@
 # Outside CI: a synthetic checkpoint of 1.1e9 parameters in bf16 (sparse, 2.2 GB) fine-tuned by adapters: the highest
 # anonymous memory of the process, which may not exceed 3.5e9 bytes, beside the plan. Usage: tests/big_finetune.sh
 # [KVSMITH] [key=value ...]; SAVE=1 also writes the checkpoint of the merged model (4.4 GB below TMPDIR).
-. tests/cases.sh
+. tests/lib/cases.sh
 [ $# -gt 0 ] && prog=$(realpath "$1") && shift
 tests/synthetic_llama.sh "$tmp/src" 2048 22 32 4 5632 32000
 "$prog" train configs/tiny-mha.yaml run.dir="$tmp/tok" train.steps=1 optim.warmup=0 -q || exit 1

@@ -2,7 +2,7 @@
 # A text of 1 GB (MB, default 1000) becomes tokens in less than 1 GB of memory: not only resident but of address space,
 # which the system refuses to go beyond. By hand, not in CI: `make big-text`; needs about 4 times the size on disk.
 #   MB: size   THREADS: default 2   TOKENIZER: default tests/golden/bpe/gpt2.json
-. tests/cases.sh
+. tests/lib/cases.sh
 mb=${MB:-1000} threads=${THREADS:-2} tok=${TOKENIZER:-tests/golden/bpe/gpt2.json} limit=1000000 # KB
 field() { grep -o "\"$2\":[^,}]*" "$1" | head -n 1 | cut -d: -f2; }
 # $1: name, $2: documents expected (0: any), the rest: options; reads $tmp/in*

@@ -1,10 +1,10 @@
 #!/bin/bash
 # Run every test against the build in $1 (default build) and add them up: the Criterion runners (f32, and double as the
-# oracle of gradients), then tests/test_*.sh. A shell test prints one line per case: `ok NAME`, `not ok NAME: why` or
+# oracle of gradients), then tests/cli/test_*.sh. A shell test prints one line per case: `ok NAME`, `not ok NAME: why` or
 # `skip NAME: reason`. A skip must stand in tests/skips.txt as `NAME  reason`; another one counts as a failure.
 # With a second argument only those parts run: f32 f64 sh, isa (suites that compare numbers, with each instruction set below
 # the best forced), or simt (the CUDA backend, which `make simt` builds); FILTER='data/*' in the environment is handed to Criterion.
-# ISA=avx2 in the environment forces that instruction set everywhere: in tests by TEST_ISA (tests/isa.c), in programs that
+# ISA=avx2 in the environment forces that instruction set everywhere: in tests by TEST_ISA (tests/lib/isa.c), in programs that
 # they start by --isa. amx_emulated does so in tests alone; the programs then take avx512bf16.
 # XML=PREFIX in the environment: Criterion's reports, with the seconds of every test, as PREFIX-f32.xml and so on.
 # The last line is `N passed, N failed, N skipped`.
@@ -88,7 +88,7 @@ done
 # f32 has run, and with AMX where it can be emulated. Those of single ops (ops, acts, bf16, recur, tiles) go through all
 # op tables by themselves. A pass is 65 s of processor time, a sixth of it extend and a sixth train; dist and dist_save,
 # whose arithmetic is that of train, would be 40 s more.
-isa_suites='@(choices|convert|convert_share|dmc|extend|gradient|hf*|kda|linear|mla|moe|muon|narrow|session|sft_train|stages|task_train|teacher|train|uptrain|yoco)/*'
+isa_suites='@(choices|convert|convert_share|dmc|extend|gradient|hf*|kda|linear|mla|moe|muon|bf16_model|session|sft_train|stages|task_train|teacher|train|uptrain|yoco)/*'
 case " $parts " in *" isa "*)
     sets=$("$build/kvsmith" device --isa none 2>&1 | sed -n 's/.*expected one of: auto, //p' | tr -d ,)
     best=${sets##* }
@@ -110,13 +110,13 @@ script() { # runs one, leaves NAME.log, and its status and seconds in NAME.rc
 }
 case " $parts " in *" sh "*)
     # Side by side like the runners' tests, one thread each; the largest, which take longest, first.
-    for t in $(ls -S tests/test_*.sh); do
+    for t in $(ls -S tests/cli/test_*.sh); do
         [ -x "$t" ] || continue
         while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
         script "$t" &
     done
     wait
-    for t in tests/test_*.sh; do
+    for t in tests/cli/test_*.sh; do
         [ -x "$t" ] || continue
         name=$(basename "$t" .sh)
         read -r rc seconds <"$tmp/$name.rc"

@@ -2,14 +2,14 @@
 
 enum { TEMPLATE_MAX = 16 << 20 };
 
-static bool small(const FileMap *m, const char *path, Err *e) {
+static bool chat_template_small(const FileMap *m, const char *path, Err *e) {
     return m->n <= TEMPLATE_MAX || err_input(e, "%.200s: %zu bytes, expected at most %d", path, m->n, TEMPLATE_MAX);
 }
 
 static bool read_jinja(ChatTemplate *c, const char *path, Err *e) {
     FileMap m;
     if (!file_map(&m, path, e)) return false;
-    bool ok = small(&m, path, e);
+    bool ok = chat_template_small(&m, path, e);
     if (ok) {
         c->jinja = xcalloc(m.n + 1, 1);
         c->n = m.n;
@@ -19,12 +19,12 @@ static bool read_jinja(ChatTemplate *c, const char *path, Err *e) {
     return ok;
 }
 
-/* Whole numbers are read as real ones: model_max_length is often 10^30. */
+/* Reads integers as reals: model_max_length is often 10^30. */
 static bool read_config(ChatTemplate *c, const char *path, Err *e) {
     FileMap m;
     json_error_t why;
     if (!file_map(&m, path, e)) return false;
-    bool ok = small(&m, path, e) && json_bounded(m.p, m.n, path, e);
+    bool ok = chat_template_small(&m, path, e) && json_bounded(m.p, m.n, path, e);
     if (ok) {
         json_t *j = json_loadb(m.n ? (const char *)m.p : "", m.n, JSON_DECODE_INT_AS_REAL, &why);
         ok = json_is_object(j) || err_input(e, "%.200s: expected a JSON object of the tokenizer's settings", path);
@@ -46,7 +46,7 @@ bool chat_template_read(ChatTemplate *c, const char *dir, Err *e) {
     return ok;
 }
 
-/* Where both files have one readers take the Jinja file's. */
+/* If both files have a template, readers use the Jinja file's. */
 bool chat_template_differs(const ChatTemplate *c, const char *jinja) {
     const char *value = json_string_value(c->value);
     const size_t n = strlen(jinja);

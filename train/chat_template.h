@@ -1,22 +1,26 @@
-/* chat_template.h: the Jinja template for chats. One that a tokenizer brings along is copied into checkpoints as it is,
- * for others to use, and never interpreted; a run on conversations writes that of its own template instead. */
+/* chat_template.h: reads, compares and writes the Jinja template for chats. Training loads it with the tokenizer, and
+ * checkpoints write it.
+ *
+ * A template that a tokenizer has is copied into checkpoints unchanged, for other programs, and never interpreted. A
+ * run on conversations writes the template of data.sft instead. */
 #pragma once
-#include "../ops/file.h"
+#include "ops/file.h"
 
 typedef struct {
     char *jinja; /* chat_template.jinja; NULL: none */
     size_t n;
     json_t *value; /* "chat_template" of tokenizer_config.json; NULL: none */
 } ChatTemplate;
-/* Of the directory of a tokenizer, or nothing. EXIT_INPUT: files of more than 16 MiB, a tokenizer_config.json that is
- * no JSON object. */
+/* Reads it from the directory of a tokenizer; both NULL if there is none. EXIT_INPUT: a file of more than 16 MiB, or a
+ * tokenizer_config.json that is no JSON object. */
 bool chat_template_read(ChatTemplate *, const char *dir, Err *);
-/* Readers would take another text than `jinja` from it; none: no. */
+/* True if readers would format chats differently with it than with `jinja`. False if there is none. */
 bool chat_template_differs(const ChatTemplate *, const char *jinja);
-/* One that is `jinja`, a copy, in both files. */
+/* Makes one that is a copy of `jinja`, in both files. */
 ChatTemplate chat_template_of(const char *jinja);
 void chat_template_free(ChatTemplate *);
-/* The text of a tokenizer_config.json with the value put in; takes `config`, malloc'ed as the result. */
+/* Returns the text of a tokenizer_config.json with the value put in; owns and frees `config`. The result is
+ * malloc'ed. */
 char *chat_template_config(const ChatTemplate *, char *config);
-/* DIR/chat_template.jinja, where there was one. */
+/* Writes DIR/chat_template.jinja, if there was one. */
 bool chat_template_write(const ChatTemplate *, const char *dir, Err *);

@@ -36,8 +36,6 @@ bool compression_check(const Model *m, const CompressionCfg *cfg, Err *e) {
         if (x->reports && x->reports(m->layer[l].cfg)) return true;
     }
     return err_input(
-        e,
-        "train.compression.target: %g, but no layer of this model merges rows (%s); use a mixer that does, "
-        "or leave it at 1",
+        e, "train.compression.target: %g, but no layer of this model merges rows (%s); use a mixer that does, or set 1",
         cfg->target, m->layer[0].kind->mixer->name);
 }

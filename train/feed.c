@@ -1,40 +1,20 @@
 #include "feed.h"
-#include "../infer/tell.h"
+#include "infer/tell.h"
 
 static const TaskCfg *task_of(const Trainer *t) { return t->cfg->data.task.kind ? &t->cfg->data.task : NULL; }
 
 bool feed_vocab(Trainer *t, Err *e) {
     ModelCfg *m = &t->cfg->model;
-    const TaskCfg *task = task_of(t);
-    int ids = task ? task->vocab : t->tok.vocab;
+    const TaskCfg *of = task_of(t);
+    int ids = of ? of->vocab : t->tok.vocab;
     if (!m->vocab) m->vocab = ids;
-    t->run->model.vocab = m->vocab;
+    t->run->cfg->model.vocab = m->vocab;
     if (m->vocab >= ids) return true;
-    return err_input(e, "model.vocab: %d is less than the %d ids of data.%s", m->vocab, ids,
-                     task ? "task" : "tokenizer");
+    return err_input(e, "model.vocab: %d is less than the %d ids of data.%s", m->vocab, ids, of ? "task" : "tokenizer");
 }
 
 bool feed_tokenizer(Trainer *t, Err *e) {
     return task_of(t) ? (t->tok = tokenizer_byte(), true) : data_tokenizer(&t->cfg->data, &t->tok, e);
-}
-
-bool feed_open_text(Trainer *t, Err *e) {
-    const DataCfg *d = &t->cfg->data;
-    if (task_of(t)) {
-        t->text.hash = task_hash(&d->task);
-        return true;
-    }
-    if (feed_is_sft(t)) return feed_open_sft(t, e);
-    DataSpec s;
-    Tell told = tell_begin("tokenising");
-    data_spec(d, &s);
-    s.spec.threads = t->dev ? device_threads(t->dev) : 1;
-    s.spec.vocab = t->cfg->model.vocab;
-    if (!t->run->quiet) s.spec.progress = tell, s.spec.progress_ctx = &told;
-    bool ok =
-        stream_bytes(&s.spec, &t->tok, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &s.spec, &t->tok, e));
-    tell_end(&told);
-    return ok;
 }
 
 bool feed_passes(const Trainer *t, int64_t samples, Passes *p, Err *e) {
@@ -55,7 +35,7 @@ bool feed_passes(const Trainer *t, int64_t samples, Passes *p, Err *e) {
     return true;
 }
 /* 2160511 -> "2.16 million" */
-static const char *spoken(double n, char say[32]) {
+static const char *feed_spoken(double n, char say[32]) {
     static const struct {
         double from;
         const char *name;
@@ -66,12 +46,12 @@ static const char *spoken(double n, char say[32]) {
 }
 void feed_passes_say(const Passes *p, char say[160]) {
     char text[64] = "", tokens[32], bytes[32];
-    if (p->bytes) snprintf(text, sizeof text, " (%s bytes of text)", spoken((double)p->bytes, bytes));
+    if (p->bytes) snprintf(text, sizeof text, " (%s bytes of text)", feed_spoken((double)p->bytes, bytes));
     snprintf(say, 160, p->passes < 10 ? "%s%.2g passes over %s tokens%s" : "%s%.0f passes over %s tokens%s",
              p->most    ? "at most "
              : p->about ? "about "
                         : "",
-             p->passes, spoken(p->tokens, tokens), text);
+             p->passes, feed_spoken(p->tokens, tokens), text);
 }
 void feed_warn(const Trainer *t, const Passes *p) {
     int ids = t->tok.vocab, vocab = t->cfg->model.vocab;
@@ -79,24 +59,24 @@ void feed_warn(const Trainer *t, const Passes *p) {
     feed_passes_say(p, say);
     if (p->passes > PASSES_MANY && !p->most)
         fprintf(stderr,
-                "kvsmith: warning: %s: more than %d mostly learn it by heart; give more text or fewer train.steps\n",
+                "kvsmith: warning: %s: after more than %d passes a model mostly memorises the text; give more text or "
+                "fewer train.steps\n",
                 say, PASSES_MANY);
     if (!task_of(t) && (double)vocab > 1.05 * ids + 64)
-        fprintf(
-            stderr,
-            "kvsmith: warning: model.vocab is %d, data.tokenizer %.100s has %d ids: the others are never trained; name "
-            "the tokenizer that the model is for, or leave model.vocab out\n",
-            vocab, t->cfg->data.tokenizer, ids);
+        fprintf(stderr,
+                "kvsmith: warning: model.vocab is %d, data.tokenizer %.100s has %d ids: the other ids are never "
+                "trained; use the model's tokenizer, or leave model.vocab out\n",
+                vocab, t->cfg->data.tokenizer, ids);
 }
 
 bool feed_unchanged(Trainer *t, Err *e) {
     const char *replaced;
     if (!stream_unchanged(&t->text, &replaced, e)) return false;
     if (replaced && !t->told_replaced)
-        progress_say(&t->progress,
-                     "%s names another file by now; the run goes on with the one that it opened, and could not be "
-                     "resumed with the new one",
-                     replaced);
+        progress_say(
+            &t->run->progress,
+            "%s was replaced; this run continues with the file that it opened and cannot be resumed with the new one",
+            replaced);
     t->told_replaced = t->told_replaced || replaced;
     return true;
 }
@@ -111,33 +91,67 @@ bool feed_open_loader(Trainer *t, Err *e) {
                       : loader_open(&t->loader, b, t->cfg->data.seq_len, false, e);
 }
 
-bool feed_train(Trainer *t, uint64_t sample, int b, Err *e) {
-    uint64_t seed = (uint64_t)t->cfg->run.seed;
-    if (task_of(t)) return loader_task(&t->loader, TASK_TRAIN, seed, sample, b), true;
-    if (feed_is_sft(t)) return loader_sft(&t->loader, &t->sft, seed, sample, b), true;
-    return loader_train(&t->loader, &t->text.train, t->tok.eot, seed, sample, b, e);
-}
-
-uint64_t feed_windows(const Trainer *t) {
-    if (task_of(t)) return 0;
-    return feed_is_sft(t) ? (uint64_t)t->sft.train.pack.n : loader_windows(&t->text.train, t->cfg->data.seq_len);
-}
-
-int64_t feed_targets(Trainer *t, uint64_t sample, int b) {
-    uint64_t seed = (uint64_t)t->cfg->run.seed;
-    if (task_of(t)) return loader_task_targets(&t->loader, TASK_TRAIN, seed, sample, b);
-    if (feed_is_sft(t)) return loader_sft_targets(&t->sft, seed, sample, b);
-    return (int64_t)b * t->cfg->data.seq_len; /* every row of a text has one */
-}
-
 bool feed_validates(const Trainer *t) { return t->cfg->data.task.kind || t->sft.val.n || t->text.val.n; }
-uint64_t feed_val_count(const Trainer *t) {
-    if (task_of(t)) return (uint64_t)t->cfg->data.val_samples;
-    if (feed_is_sft(t)) return loader_sft_val_windows(&t->sft, t->cfg->train.eval_tokens);
+
+/* ---- windows of a text ----------------------------------------------------------------------------------------------
+ */
+
+static bool text_open(Trainer *t, Err *e) {
+    DataSpec s;
+    Tell told = tell_begin("tokenising");
+    data_spec(&t->cfg->data, &s);
+    s.spec.threads = t->dev ? device_threads(t->dev) : 1;
+    s.spec.vocab = t->cfg->model.vocab;
+    if (!t->run->cfg->quiet) s.spec.progress = tell, s.spec.progress_ctx = &told;
+    bool ok =
+        stream_bytes(&s.spec, &t->tok, &t->text_bytes, e) && (t->dry || stream_open(&t->text, &s.spec, &t->tok, e));
+    tell_end(&told);
+    return ok;
+}
+static bool text_train(Trainer *t, uint64_t sample, int b, Err *e) {
+    return loader_train(&t->loader, &t->text.train, t->tok.eot, (uint64_t)t->cfg->run.seed, sample, b, e);
+}
+static int64_t text_targets(Trainer *t, uint64_t sample, int b) {
+    (void)sample;
+    return (int64_t)b * t->cfg->data.seq_len; /* every row has one */
+}
+static uint64_t text_windows(const Trainer *t) { return loader_windows(&t->text.train, t->cfg->data.seq_len); }
+static uint64_t text_val_count(const Trainer *t) {
     return loader_val_windows(&t->text.val, t->cfg->data.seq_len, t->cfg->train.eval_tokens);
 }
-bool feed_val(Trainer *t, uint64_t at, int b, Err *e) {
-    if (task_of(t)) return loader_task(&t->loader, TASK_VAL, 0, at, b), true;
-    if (feed_is_sft(t)) return loader_sft_val(&t->loader, &t->sft, at, b), true;
+static bool text_val(Trainer *t, uint64_t at, int b, Err *e) {
     return loader_val(&t->loader, &t->text.val, t->tok.eot, t->cfg->train.eval_tokens, at, b, e);
+}
+static const Feeder text = {text_open, text_train, text_targets, text_windows, text_val_count, text_val};
+
+/* ---- samples of a task ----------------------------------------------------------------------------------------------
+ */
+
+static bool task_open(Trainer *t, Err *e) {
+    (void)e;
+    t->text.hash = task_hash(&t->cfg->data.task);
+    return true;
+}
+static bool task_train(Trainer *t, uint64_t sample, int b, Err *e) {
+    (void)e;
+    loader_task(&t->loader, TASK_TRAIN, (uint64_t)t->cfg->run.seed, sample, b);
+    return true;
+}
+static int64_t task_targets(Trainer *t, uint64_t sample, int b) {
+    return loader_task_targets(&t->loader, TASK_TRAIN, (uint64_t)t->cfg->run.seed, sample, b);
+}
+static uint64_t task_windows(const Trainer *t) {
+    (void)t;
+    return 0;
+}
+static uint64_t task_val_count(const Trainer *t) { return (uint64_t)t->cfg->data.val_samples; }
+static bool task_val(Trainer *t, uint64_t at, int b, Err *e) {
+    (void)e;
+    loader_task(&t->loader, TASK_VAL, 0, at, b);
+    return true;
+}
+static const Feeder task = {task_open, task_train, task_targets, task_windows, task_val_count, task_val};
+
+const Feeder *feed_by(const DataCfg *d) {
+    return d->task.kind ? &task : d->sft.template != CHAT_NONE ? &feed_sft : &text;
 }

@@ -4,13 +4,13 @@
 bool feed_is_sft(const Trainer *t) { return t->cfg->data.sft.template != CHAT_NONE; }
 
 /* Their size is known when they are read. */
-bool feed_open_sft(Trainer *t, Err *e) {
+static bool sft_feed_open(Trainer *t, Err *e) {
     const DataCfg *d = &t->cfg->data;
     const char *train[PATHS_MAX];
     for (int i = 0; i < d->ntrain; i++) train[i] = d->train[i].path;
     SftSpec spec = {d->ntrain, train, d->val, d->val_fraction, d->seq_len, d->sft};
     if (t->cfg->train.sample_every && !*t->cfg->train.sample_prompt && t->tok.bos < 0 && t->tok.eot < 0)
-        return err_input(e, "train.sample_prompt: the tokenizer has no token that begins a text; give a prompt");
+        return err_input(e, "train.sample_prompt: the tokenizer has no token that starts a text; give a prompt");
     if (!sft_open(&t->sft, &spec, &t->tok, e)) return false;
     t->text_bytes = t->sft.bytes;
     t->text.hash = t->sft.hash;
@@ -49,17 +49,38 @@ void feed_say(Trainer *t) {
     char lost[128] = "", plain[128] = "";
     if (!feed_is_sft(t)) return;
     if (s->cut + s->dropped)
-        snprintf(lost, sizeof lost, "; of those too long %lld were cut, %lld dropped", (long long)s->cut,
+        snprintf(lost, sizeof lost, "; too long: %lld were cut, %lld dropped", (long long)s->cut,
                  (long long)s->dropped);
-    if (*s->plain) snprintf(plain, sizeof plain, "; %s is no token of the tokenizer: markers are plain text", s->plain);
-    progress_say(&t->progress,
-                 "%d conversations in %d windows (%.1f %% full, %.1f %% of it learned), %d to validate on%s%s", p->n,
+    if (*s->plain)
+        snprintf(plain, sizeof plain, "; %s is not a token of the tokenizer: markers are plain text", s->plain);
+    progress_say(&t->run->progress,
+                 "%d conversations in %d windows (%.1f %% full, %.1f %% of it learned), %d for validation%s%s", p->n,
                  p->pack.n, 100 * (double)p->rows / ((double)p->pack.n * t->cfg->data.seq_len),
                  100 * (double)p->targets / (double)p->rows, s->val.n, lost, plain);
     char *jinja = feed_jinja(t);
-    if (chat_template_differs(&t->chat, jinja))
-        progress_say(&t->progress,
-                     "chat template: the source's is not that of data.sft, %s, which checkpoints hold in its place",
+    if (chat_template_differs(&t->run->chat, jinja))
+        progress_say(&t->run->progress,
+                     "chat template: checkpoints get that of data.sft, %s, instead of the source's, which differs",
                      chat_templates[t->cfg->data.sft.template]);
     free(jinja);
 }
+
+static bool sft_feed_train(Trainer *t, uint64_t sample, int b, Err *e) {
+    (void)e;
+    loader_sft(&t->loader, &t->sft, (uint64_t)t->cfg->run.seed, sample, b);
+    return true;
+}
+static int64_t sft_feed_targets(Trainer *t, uint64_t sample, int b) {
+    return loader_sft_targets(&t->sft, (uint64_t)t->cfg->run.seed, sample, b);
+}
+static uint64_t sft_feed_windows(const Trainer *t) { return (uint64_t)t->sft.train.pack.n; }
+static uint64_t sft_feed_val_count(const Trainer *t) {
+    return loader_sft_val_windows(&t->sft, t->cfg->train.eval_tokens);
+}
+static bool sft_feed_val(Trainer *t, uint64_t at, int b, Err *e) {
+    (void)e;
+    loader_sft_val(&t->loader, &t->sft, at, b);
+    return true;
+}
+const Feeder feed_sft = {sft_feed_open,    sft_feed_train,     sft_feed_targets,
+                         sft_feed_windows, sft_feed_val_count, sft_feed_val};

@@ -1,6 +1,6 @@
 /* ids.c: see ids.h. */
 #include "ids.h"
-#include "../model/hf.h"
+#include "model/files/hf.h"
 
 bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) {
     ModelCfg from = {0};
@@ -12,7 +12,7 @@ bool ids_fit(const char *dir, const ModelCfg *to, const Tokenizer *tok, Err *e) 
     if (ok && tok && (ok = tokenizer_load(&its, path, e))) {
         char *a = tokenizer_json(&its), *b = tokenizer_json(tok);
         json_t *x = json_parse(a, strlen(a), path, NULL, NULL), *y = json_parse(b, strlen(b), path, NULL, NULL);
-        ok = json_equal(x, y) || err_input(e, "%s is not the tokenizer that data.tokenizer names", path);
+        ok = json_equal(x, y) || err_input(e, "%s differs from the tokenizer that data.tokenizer names", path);
         json_decref(x);
         json_decref(y);
         free(a);

@@ -1,31 +1,38 @@
-/* losses.h: the losses of a step's micro-batches where a device computes them, and the norm of its gradient. What each
- * pass leaves is put aside there, and all of it is read by one copy, so that a step waits for its losses once. On the
- * CPU, whose passes leave them with the host, there is nothing to do. */
+/* losses.h: collects the losses of a step's micro-batches on a GPU, and the norm of its gradient. Each pass leaves its
+ * losses there, and one copy at the end reads all of them, so a step waits for the GPU once. On the CPU, where passes
+ * leave their losses in host memory, it does nothing. Steps and validations call it. */
 #pragma once
-#include "../ops/arena.h"
-#include "../ops/tensor.h"
+#include "ops/arena.h"
+#include "ops/tensor.h"
+#include "regions.h"
 
 typedef struct Trainer Trainer;
-/* A piece of every micro-batch, and another of each of its teacher's losses, one behind the other. */
+/* The values that a step waits for, in one piece: the square of the gradient's norm, unless the host needs it earlier
+ * (Stepper.on_device); one entry for every micro-batch, and another for each of its teacher's losses, one after the
+ * other. */
+typedef struct {
+    double square;
+    real row[];
+} LossesOfStep;
 typedef struct {
     Arena there;
-    real *at;       /* (room) on the device, behind Model.losses */
-    double *square; /* of the gradient's norm, on the device, where the host does not ask for it (record_apart) */
-    real *all;      /* (room) of the host, in Trainer.rows */
-    int *rows;      /* (micros) of the host, too */
-    int n;          /* micro-batches put aside */
+    LossesOfStep *at;   /* on the device, after Workspace.losses, */
+    LossesOfStep *host; /* and its copy, in Trainer.rows */
+    int *rows;          /* (micros) of the host, too */
+    int n;              /* micro-batches put aside */
     size_t room, used;
 } Losses;
 
-/* The host's part of it, from Trainer.rows. */
+/* The host's part of it, taken from Trainer.rows. */
 void losses_take(Trainer *);
-/* Behind losses_take, which says how much it is; a dry trainer's is measured. EXIT_WORLD: no memory. */
+/* Call after losses_take, which returns the size; a dry trainer's is only measured. EXIT_RUNTIME: no memory. */
 bool losses_open(Trainer *, Err *);
 void losses_close(Losses *);
+void losses_regions(const Losses *, Regions *);
 void losses_begin(Losses *); /* of a step */
-/* Behind the pass over the loader's batch, which asked for no losses (model_train's nll NULL): copies them,
- * unwaited. */
+/* Call after a pass over the loader's batch that asked for no losses (model_train's nll NULL): copies them without
+ * waiting. */
 void losses_aside(Trainer *);
-/* Waits, and writes what was put aside since losses_begin to the sums (dist_part) of micro-batches 0, 1, ...
- * square, where not NULL: becomes Losses.square's number. */
+/* Waits, and adds what was collected since losses_begin to the sums (dist_part) of micro-batches 0, 1, ... square, if
+ * not NULL, is set to the step's. */
 void losses_read(Trainer *, double *square);

@@ -1,6 +1,6 @@
 #include "skip.h"
 
-static double score(const double *v, int n, double x) {
+static double skip_score(const double *v, int n, double x) {
     double mean = 0, square = 0;
     for (int i = 0; i < n; i++) mean += v[i] / n;
     for (int i = 0; i < n; i++) square += (v[i] - mean) * (v[i] - mean) / n;
@@ -11,8 +11,8 @@ void skip_scores(const Skips *s, int window, double loss, double norm, double *l
     int from = s->n - window;
     *loss_z = *norm_z = 0;
     if (from < 0) return;
-    *loss_z = score(s->loss + from, window, loss);
-    *norm_z = score(s->norm + from, window, norm);
+    *loss_z = skip_score(s->loss + from, window, loss);
+    *norm_z = skip_score(s->norm + from, window, norm);
 }
 
 void skip_accepted(Skips *s, int window, double loss, double norm) {

@@ -1,14 +1,16 @@
-/* stages.h: a run that is several: what must hold before the first begins, and going from one to the next. */
+/* stages.h: runs of several stages: checks all stages before the first begins, and moves from one stage to the next.
+ * The command `train` and the loop call it. */
 #pragma once
 #include "trainer.h"
 
-/* Stages `from` and after can be run one after the other: their settings agree with their texts, tensors have the same
- * names and shapes in all, and every one's memory fits (EXIT_WORLD if not). `t` is free for use, before and after. */
+/* Check that stages `from` and later can run one after the other: their settings agree with their texts, all have
+ * tensors of the same names and shapes, and each fits into memory (EXIT_RUNTIME if not). `t` is scratch for it and is
+ * closed afterwards. */
 bool stages_check(Trainer *t, Config *run, int from, Err *);
 
-/* t's stage is over and saved: go on as the next one, with the weights, moments and state of that checkpoint. What is
- * of the run stays: folder, journals, progress, clock. On failure t is closed but for these. */
+/* Call when t's stage is over and saved: closes it and opens the next one of the run, with the weights, moments and
+ * state of that checkpoint. On failure t is closed. */
 bool stages_next(Trainer *, Err *);
 
-/* The regions of the stage that took most, this one or one before. */
+/* The regions of the largest stage so far, this one or an earlier one. */
 void stages_regions(const Trainer *, bool peaks, Regions *);

@@ -1,15 +1,15 @@
 #include "teacher.h"
-#include "../model/cost.h"
-#include "../model/hf.h"
-#include "../model/peft.h"
-#include "../ops/host.h"
+#include "model/cost.h"
+#include "model/files/hf.h"
+#include "model/files/peft.h"
+#include "ops/host.h"
 #include "ids.h"
 #include "trainer.h"
 
 /* ---- opening --------------------------------------------------------------------------------------------------------
  */
 
-static bool fits(Trainer *t, Teacher *s, Err *e) {
+static bool teacher_fits(Trainer *t, Teacher *s, Err *e) {
     const ModelCfg *own = &t->cfg->model;
     const TeacherLosses *l = &t->cfg->teacher.losses;
     const char *layered = l->attention > 0 ? "attention" : "hidden";
@@ -28,13 +28,15 @@ static bool fits(Trainer *t, Teacher *s, Err *e) {
 }
 
 /* Tensors of a micro-batch, in the order of their declaration; without memory while dry. */
-static void rows_take(Teacher *s, const TeacherCfg *c, int N) {
+static void teacher_rows_take(Teacher *s, const TeacherCfg *c, int N) {
     const TeacherLosses *l = &c->losses;
     const int e = s->cfg.d_model;
     Teach *h = &s->teach;
     Fields f = arena_placer(&s->rows);
     const size_t row = (size_t)N * sizeof(real);
-    *h = (Teach){.logits = {l->lm, l->kl, l->rkl, c->temperature}, .attention = l->attention, .hidden = l->hidden};
+    *h = (Teach){.logits = {l->lm, l->kl, l->rkl, c->temperature, LOGITS_PLAIN, model_logits(&s->model)},
+                 .attention = l->attention,
+                 .hidden = l->hidden};
     if (l->kl > 0 || l->rkl > 0) {
         field(&f, &h->xf, "teacher's rows", 0, N, e);
         h->kl = arena_take(&s->rows, row, "kl");
@@ -58,7 +60,7 @@ typedef struct {
     Device *dev;
     uint64_t sum;
 } Hash;
-/* Of pieces of fixed size, put together in order: threads change nothing. */
+/* Hashes pieces of fixed size and combines them in order, so the number of threads changes nothing. */
 static void see_hash(Fields *f, Tensor *t, const char *path, unsigned flags) {
     enum { PIECE = 1 << 16 };
     Hash *h = f->ctx;
@@ -95,20 +97,20 @@ static bool open(Trainer *t, Teacher *s, Err *e) {
     const TeacherCfg *c = &t->cfg->teacher;
     const int b = t->cfg->train.micro_batch, N = b * t->cfg->data.seq_len;
     ModelOpts o = {.max_rows = N, .max_samples = b, .dry = t->dry, .states = true};
-    if (!model_dir_resolve(c->path, s->dir, e) || !hf_config_read(s->dir, &s->cfg, e) || !fits(t, s, e) ||
-        !trainer_stores_bf16(t, "teacher.dtype", c->dtype, peft_is(c->path) ? "" : s->dir, &o.narrow_weights, e) ||
-        !model_open(&s->model, t->dev, &s->cfg, o, e))
+    if (!model_dir_resolve(c->path, s->dir, e) || !hf_config_read(s->dir, &s->cfg, e) || !teacher_fits(t, s, e) ||
+        !trainer_stores_bf16(t, "teacher.dtype", c->dtype, peft_is(c->path) ? "" : s->dir, &o.bf16_weights, e) ||
+        !model_open(&s->model, t->dev, &s->cfg, o, e) || !workspace_open(&s->work, &s->model, e))
         return false;
     model_plan(&s->model, t->cfg->data.seq_len);
     s->rows.name = "teacher's rows";
-    rows_take(s, c, N);
+    teacher_rows_take(s, c, N);
     s->flops = cost_model(&s->model, t->cfg->data.seq_len).itemised / 3;
     if (t->dry) return true;
     if (!arena_open_at(&s->rows, device_memory(t->dev, false), "teacher's rows", s->rows.peak, false, e)) return false;
-    rows_take(s, c, N);
+    teacher_rows_take(s, c, N);
     if (!hf_load_with(s->dir, peft_path(c->path), &s->model, e)) return false;
     s->hash = hash_of(s);
-    return dist_same(t->comm, "weights of a teacher", s->hash, e);
+    return dist_same(t->run->comm, "teacher weights", s->hash, e);
 }
 
 bool teacher_open(Trainer *t, ModelOpts *student, Err *e) {
@@ -118,19 +120,30 @@ bool teacher_open(Trainer *t, ModelOpts *student, Err *e) {
     if (!teacher_wanted(&t->cfg->teacher)) return true;
     s->on = true;
     if (open(t, s, &why)) {
-        student->teach = &s->teach;
+        s->loss = teach_hook(&s->teach);
+        student->loss = &s->loss;
         return true;
     }
     teacher_close(s);
-    if (why.status == EXIT_WORLD) return err_world(e, "%s", why.msg);
+    if (why.status == EXIT_RUNTIME) return err_runtime(e, "%s", why.msg);
     return err_input(e, "teacher.path: %.270s", why.msg);
 }
 
 void teacher_close(Teacher *s) {
+    workspace_close(&s->work);
     if (s->model.dev) model_close(&s->model);
     arena_close(&s->rows);
     model_cfg_free(&s->cfg);
     *s = (Teacher){0};
+}
+
+void teacher_regions(const Teacher *s, Regions *r) {
+    if (!s->on) return;
+    regions_add(r, "teacher_weights", &s->model.aw, 0);
+    regions_add(r, "teacher_weights_bf16", &s->model.ah, REGION_IF_ANY);
+    regions_add(r, "teacher_activations", &s->work.keep, 0);
+    regions_add(r, "teacher_scratch", &s->work.scratch, 0);
+    regions_add(r, "teacher_rows", &s->rows, 0);
 }
 
 bool teacher_same(const Trainer *t, uint64_t saved, const char *dir, Err *e) {
@@ -139,14 +152,14 @@ bool teacher_same(const Trainer *t, uint64_t saved, const char *dir, Err *e) {
     if (!now || !saved)
         return err_input(e, "teacher.path: checkpoint %.150s was trained %s a teacher; that may not change on resume",
                          dir, saved ? "with" : "without");
-    return err_input(e, "teacher.path: %.120s is not the teacher that checkpoint %.120s was trained with",
+    return err_input(e, "teacher.path: %.120s differs from the teacher that checkpoint %.120s was trained with",
                      t->teacher.dir, dir);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------------------------------
  */
 
-static void add(double *sum, const real *rows, int n) {
+static void teacher_add(double *sum, const real *rows, int n) {
     for (int i = 0; rows && i < n; i++) *sum += (double)rows[i];
 }
 
@@ -163,14 +176,15 @@ void teacher_step(Trainer *t, TrainLosses *sums) {
     }
     if (now.mix) now.mix = mix;
     if (now.out) now.out = out;
-    model_states(&s->model, &l->batch, l->tok, now.xf, now.mix, now.out);
+    model_states(&s->model, &s->work, &l->batch, l->tok, now.xf, now.mix, now.out);
     const bool apart = device_apart(t->dev);
-    model_teach(&t->model, &l->batch, l->tok, l->tgt, t->g, apart ? NULL : t->nll, &now);
+    const LossHook loss = teach_hook(&now);
+    model_train_with(&t->model, &t->work, &l->batch, l->tok, l->tgt, t->g, apart ? NULL : t->nll, &loss);
     if (apart) return;
-    add(&sums->kl, now.kl, N);
-    add(&sums->rkl, now.rkl, N);
-    add(&sums->attention, now.mixs, N);
-    add(&sums->hidden, now.outs, N);
+    teacher_add(&sums->kl, now.kl, N);
+    teacher_add(&sums->rkl, now.rkl, N);
+    teacher_add(&sums->attention, now.mixs, N);
+    teacher_add(&sums->hidden, now.outs, N);
 }
 
 double teacher_loss(const Teacher *s, TrainLosses *l, double lm, int64_t targets) {

@@ -1,6 +1,7 @@
-/* dmc.h: attention that decides, head by head, which rows its cache keeps: DMC merges a token into its predecessor's
- * row, DMS evicts the predecessor some positions later. The projections are gqa's; no weight is added: one number of
- * every head (the lane, "last" D-1 or "first" 0) is taken from attention and given to the decision.
+/* dmc.h: DMC and DMS: attention in which each head decides which rows its cache keeps. DMC merges a token into the row
+ * of its predecessor; DMS evicts the predecessor some positions later. The projections are those of gqa, and no weight
+ * is added: one element of every head (the lane, "last" D-1 or "first" 0) is removed from attention and used for the
+ * decision.
  *
  *   u_t = k_t[lane] (merge), q_t[lane] of the first query head of the group (evict), before the rotation
  *   l_t = (gain u_t - offset + noise) / temperature      noise ~ logistic, in training only
@@ -10,15 +11,19 @@
  *           `window` rows (Ops.merge);  evict: k~ = k, v~ = v
  *   q, k~ are rotated with their lane at 0 before and after (evict: the lane of the deciding query head alone)
  *   s_ij = q_i.k~_j / sqrt(D) + [i - j > delay] log(1 - alpha_j+1), over j <= i: the next token decides about row j
- * The cache (KvShape.retire) therefore appends row t and, if alpha_t = 1, row t-1 leaves `delay` positions later.
+ * The cache (KvShape.evicts) therefore appends row t and, if alpha_t = 1, evicts row t-1 `delay` positions later.
  *
- * Phases of a retrofit: `zero`: plain attention whose lane fades: times max(0, 1 - progress/0.8) before and after the
- * rotation (0 in evaluation); when the stage ends its weights are 0. `soft`: all of the above. The loss that asks for
- * compression is made in train/ of STAT_MERGED: sum of [l > 0] (its gradient that of alpha) over lanes and rows.
+ * The phases of a retrofit:
+ * - `zero`: plain attention whose lane fades. It is multiplied by max(0, 1 - progress/0.8) before and after the
+ *   rotation (0 in evaluation); when the stage ends its weights are 0.
+ * - `soft`: everything above.
+ *
+ * train/ computes the loss that asks for compression from STAT_MERGED, the sum of [l > 0] over lanes and rows. Its
+ * gradient is that of alpha.
  * Sources: arXiv:2403.09636 with NVIDIA/Megatron-LM branch dmc, megatron/contrib/dmc; arXiv:2506.05345 with
- * NVIDIA/Model-Optimizer experimental/dms (the form that borrows a query's number). */
+ * NVIDIA/Model-Optimizer experimental/dms (the variant that borrows an element of a query). */
 #pragma once
-#include "../gqa/gqa.h"
+#include "layers/gqa/gqa.h"
 
 enum { DMC_ZERO, DMC_SOFT };
 enum { DMC_LAST, DMC_FIRST };
@@ -28,3 +33,18 @@ typedef struct {
     int phase, lane, action, window, delay;
     double temperature, offset, gain; /* gain 0: 1 to merge, 100 to evict */
 } DmcCfg;
+extern const char *const dmc_actions[], *const dmc_lanes[]; /* by DMC_MERGE .. and DMC_LAST ..; NULL-ended */
+
+/* What a retrofit can move. Under Adam the d_model weights of a decision channel change by about `rate` each in a step,
+ * so a decision moves by at most about gain rate d_model (inputs have a mean square of 1), whatever the weight of the
+ * loss. Published: DMC 0.12 a step over 6,000 steps for each unit of compression, DMS 12 over 34. Where decisions
+ * could move by 3.3 offsets not one row merged; with 20 small models merged two to six rows into one, and DMC at a
+ * target of 4 in 240 steps did not reach it (docs/uptrain.md). So dmc_gain gives 20, and a conversion refuses less than
+ * DMC_REACH, which lies between. */
+#define DMC_REACH 10.0
+static inline double dmc_moves(double gain, double rate, int d_model, int steps) {
+    return gain * rate * d_model * steps;
+}
+static inline double dmc_gain(double offset, double rate, int d_model, int steps) {
+    return 2 * DMC_REACH * fmax(1, offset) / (rate * d_model * steps);
+}

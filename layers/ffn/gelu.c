@@ -1,4 +1,4 @@
-/* gelu.c: the feed-forward part of GPT-2 and its kin: two projections with a GELU between them, which is made again in
+/* gelu.c: the feed-forward part of GPT-2: two projections with a GELU between them, which is recomputed in the
  * backward. */
 #include "ffn.h"
 
@@ -17,11 +17,11 @@ typedef struct {
     Tensor up; /* (N,F) before the activation */
 } S;
 
-static bool check(void *cfg, Err *e) {
+static bool gelu_check(void *cfg, Err *e) {
     (void)cfg, (void)e;
     return true;
 }
-static void weights(const void *cfg, void *w_, Fields *f) {
+static void gelu_weights(const void *cfg, void *w_, Fields *f) {
     const GeluCfg *c = cfg;
     W *w = w_;
     field(f, &w->up, "up_proj.weight", 0, c->hidden, c->base.d_model);
@@ -29,12 +29,12 @@ static void weights(const void *cfg, void *w_, Fields *f) {
     field(f, &w->down, "down_proj.weight", FIELD_RESIDUAL, c->base.d_model, c->hidden);
     if (c->bias) field(f, &w->bdown, "down_proj.bias", FIELD_ZEROS | FIELD_NODECAY, c->base.d_model);
 }
-static void saved(const void *cfg, int N, void *s_, Fields *f) {
+static void gelu_saved(const void *cfg, int N, void *s_, Fields *f) {
     const GeluCfg *c = cfg;
     S *s = s_;
     field(f, &s->up, "up", 0, N, c->hidden);
 }
-static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_, Tensor y) {
+static void gelu_forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_, Tensor y) {
     const GeluCfg *c = cfg;
     const W *w = w_;
     S *s = s_;
@@ -53,8 +53,8 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     const S *s = s_;
     int N = x.n[0], F = c->hidden;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = FRESH_OF(r, "d act", x.dtype, N, F),
-           dup = FRESH_OF(r, "d up", x.dtype, N, F);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = OVERWRITE_OF(r, "d act", x.dtype, N, F),
+           dup = OVERWRITE_OF(r, "d up", x.dtype, N, F);
     r->ops->gelu(r, act, s->up, c->act == GELU_TANH);
     r->ops->linear_backward(r, dact, dw->down, dw->bdown, dy, act, w->down);
     r->ops->gelu_backward(r, dup, dact, s->up, c->act == GELU_TANH);
@@ -69,10 +69,10 @@ const Ffn gelu_ffn = {
     .cfg_size = sizeof(GeluCfg),
     .w_size = sizeof(W),
     .s_size = sizeof(S),
-    .check = check,
-    .weights = weights,
-    .saved = saved,
-    .forward = forward,
+    .check = gelu_check,
+    .weights = gelu_weights,
+    .saved = gelu_saved,
+    .forward = gelu_forward,
     .backward = backward,
-    .half = true,
+    .takes_bf16 = true,
 };

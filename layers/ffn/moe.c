@@ -1,11 +1,11 @@
 /* moe.c: the mixture of experts. See ffn.h for the formulas, route.c for the router.
  *
  * Rows are copied into the order of their experts, go through one product per expert and projection, and are added up
- * again per row in the order of the experts' numbers: nothing depends on how rows are spread over threads. The weight
- * multiplies the expert's hidden numbers, of which there are fewer than outputs; so the derivative by the weight needs
- * no output of an expert again. The choice is made again in backward, from the saved scores, instead of being kept. */
+ * per row in the order of the experts' numbers. So nothing depends on how rows are spread over threads. The weight
+ * multiplies the expert's hidden values, of which there are fewer than outputs, so the derivative by the weight does
+ * not need an expert's output again. The backward repeats the choice from the saved scores instead of storing it. */
 #include "ffn.h"
-#include "../../ops/host.h"
+#include "ops/host.h"
 
 static const char *const routers[] = {"softmax", "sigmoid", NULL};
 #define AT(member) offsetof(MoeCfg, member)
@@ -13,17 +13,21 @@ static const Key keys[] = {
     {"experts", KEY_INT, AT(experts), NULL, 1, EXPERTS_MAX, "number of experts that the router chooses from", 0, 0},
     {"top_k", KEY_INT, AT(top_k), NULL, 1, EXPERTS_MAX, "experts chosen for each token", 0, 0},
     {"hidden", KEY_INT, AT(hidden), NULL, 1, 1 << 20, "width between the two projections of one expert", 0, 0},
-    {"shared", KEY_INT, AT(shared), "0", 0, EXPERTS_MAX, "experts that every token meets, beside those chosen", 0, 0},
+    {"shared", KEY_INT, AT(shared), "0", 0, EXPERTS_MAX, "experts that every token uses, in addition to those chosen",
+     0, 0},
+    {"shared_hidden", KEY_INT, AT(shared_hidden), "0", 0, 1 << 20, "width of a shared expert; 0: hidden", 0, 0},
+    {"shared_gate", KEY_BOOL, AT(shared_gate), "false", 0, 0,
+     "the output of the shared experts is multiplied by a sigmoid of the token's row", 0, 0},
     {"router", KEY_CHOICE, AT(router), "softmax", 0, 0,
      "scores of the experts: softmax over all of them, or a sigmoid each", routers, 0},
-    {"norm_topk", KEY_BOOL, AT(norm_topk), "true", 0, 0, "weights of the chosen experts are made to add up to `scale`",
-     0, 0},
+    {"norm_topk", KEY_BOOL, AT(norm_topk), "true", 0, 0, "scale the weights of the chosen experts to sum to `scale`", 0,
+     0},
     {"scale", KEY_FLOAT, AT(scale), "1", 1e-6, 1e6, "factor of the weights", 0, 0},
     {"groups", KEY_INT, AT(groups), "1", 1, EXPERTS_MAX, "groups of neighbouring experts; divides experts", 0, 0},
     {"top_groups", KEY_INT, AT(top_groups), "0", 0, EXPERTS_MAX,
      "groups that a token may choose from, those of the highest scores; 0: all", 0, 0},
     {"bias_balance", KEY_BOOL, AT(bias_balance), "false", 0, 0,
-     "a bias per expert, for the choice alone, that optim.balance_rate moves towards equal loads", 0, 0},
+     "a bias per expert, used only for the choice; optim.balance_rate moves it towards equal loads", 0, 0},
     {0},
 };
 #undef AT
@@ -31,22 +35,28 @@ static const Key keys[] = {
 typedef struct {
     Tensor router, bias; /* (E,d) (E) */
     SwigluWeights shared;
+    Tensor open;                                                  /* (1,d) of shared_gate */
     Tensor gate[EXPERTS_MAX], up[EXPERTS_MAX], down[EXPERTS_MAX]; /* (F,d) (F,d) (d,F) */
 } W;
 typedef struct {
     Tensor p;        /* (N,E) scores */
     Tensor gate, up; /* (N K,F) of the pairs, by place */
     SwigluSaved shared;
+    Tensor open; /* (N) of shared_gate, after the sigmoid */
 } S;
 
-static SwigluCfg shared_cfg(const MoeCfg *c) { return (SwigluCfg){c->base, c->shared * c->hidden}; }
+static int shared_width(const MoeCfg *c) { return c->shared_hidden ? c->shared_hidden : c->hidden; }
+static SwigluCfg shared_cfg(const MoeCfg *c) {
+    return (SwigluCfg){.base = c->base, .hidden = c->shared * shared_width(c)};
+}
 
-static bool check(void *cfg, Err *e) {
+static bool moe_check(void *cfg, Err *e) {
     MoeCfg *c = cfg;
     if (c->top_k > c->experts)
         return err_input(e, "top_k: %d is more than experts, %d; choose at most all", c->top_k, c->experts);
     if (c->experts % c->groups)
-        return err_input(e, "groups: %d does not divide experts, %d; groups are of one size", c->groups, c->experts);
+        return err_input(e, "groups: %d does not divide experts, %d; all groups have the same size", c->groups,
+                         c->experts);
     if (c->top_groups > c->groups)
         return err_input(e, "top_groups: %d is more than groups, %d; 0 means all", c->top_groups, c->groups);
     if (!c->top_groups) c->top_groups = c->groups;
@@ -54,9 +64,12 @@ static bool check(void *cfg, Err *e) {
     if (c->top_k > most)
         return err_input(e, "top_k: %d is more than the %d experts of top_groups %d; raise top_groups", c->top_k, most,
                          c->top_groups);
-    if (c->shared && c->hidden > (1 << 20) / c->shared)
+    if (!c->shared && (c->shared_hidden || c->shared_gate))
+        return err_input(e, "%s: there are no shared experts; set shared",
+                         c->shared_gate ? "shared_gate" : "shared_hidden");
+    if (c->shared && shared_width(c) > (1 << 20) / c->shared)
         return err_input(e, "shared: %d experts of hidden %d are wider than %d together; lower one", c->shared,
-                         c->hidden, 1 << 20);
+                         shared_width(c), 1 << 20);
     return true;
 }
 static void expert_field(Fields *f, Tensor *t, int e, const char *name, unsigned flags, int out, int in) {
@@ -64,11 +77,11 @@ static void expert_field(Fields *f, Tensor *t, int e, const char *name, unsigned
     snprintf(path, sizeof path, "experts.%d.%s.weight", e, name);
     field(f, t, path, flags, out, in);
 }
-static void weights(const void *cfg, void *w_, Fields *f) {
+static void moe_weights(const void *cfg, void *w_, Fields *f) {
     const MoeCfg *c = cfg;
     W *w = w_;
     int d = c->base.d_model;
-    field(f, &w->router, "gate.weight", FIELD_STEADY, c->experts, d);
+    field(f, &w->router, "gate.weight", FIELD_INVARIANT, c->experts, d);
     if (c->bias_balance)
         field(f, &w->bias, "gate.e_score_correction_bias", FIELD_ZEROS | FIELD_NODECAY | FIELD_F32 | FIELD_BALANCE,
               c->experts);
@@ -83,8 +96,9 @@ static void weights(const void *cfg, void *w_, Fields *f) {
     snprintf(f->scope + n, sizeof f->scope - n, "shared_experts.");
     swiglu_ffn.weights(&dense, &w->shared, f);
     f->scope[n] = 0;
+    if (c->shared_gate) field(f, &w->open, "shared_expert_gate.weight", 0, 1, d);
 }
-static void saved(const void *cfg, int N, void *s_, Fields *f) {
+static void moe_saved(const void *cfg, int N, void *s_, Fields *f) {
     const MoeCfg *c = cfg;
     S *s = s_;
     field(f, &s->p, "router scores", FIELD_F32, N, c->experts);
@@ -92,17 +106,59 @@ static void saved(const void *cfg, int N, void *s_, Fields *f) {
     field(f, &s->up, "experts' up", 0, N * c->top_k, c->hidden);
     SwigluCfg dense = shared_cfg(c);
     if (c->shared) swiglu_ffn.saved(&dense, N, &s->shared, f);
+    if (c->shared_gate) field(f, &s->open, "shared gate", FIELD_F32, N);
 }
 
-static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_, Tensor y) {
+static Tensor as_column(Tensor t) { return TENSOR(t.p, t.dtype, t.n[0], 1); }
+
+/* y = the shared experts of x, times their gate if there is one. */
+static void shared_forward(Run *r, const MoeCfg *c, const W *w, Tensor x, S *s, Tensor y) {
+    SwigluCfg dense = shared_cfg(c);
+    const SwigluWeights *v = &w->shared;
+    if (!c->shared_gate) {
+        swiglu_ffn.forward(r, &dense, v, x, &s->shared, y);
+        return;
+    }
+    const int N = x.n[0];
+    Mark mark = arena_mark(r->scratch);
+    Tensor logit = SCRATCH(r, "gate's logit", N, 1), act = SCRATCH_OF(r, "act", x.dtype, N, dense.hidden);
+    r->ops->linear(r, logit, x, w->open, ABSENT);
+    r->ops->sigmoid(r, as_column(s->open), logit, 1);
+    r->ops->linear_many(r, 2, (Projection[]){{s->shared.gate, v->gate, ABSENT}, {s->shared.up, v->up, ABSENT}}, x);
+    r->ops->swiglu_rows(r, act, s->shared.gate, s->shared.up, s->open);
+    r->ops->linear(r, y, act, v->down, ABSENT);
+    arena_release(r->scratch, mark);
+}
+/* Overwrites dx if it is to be overwritten, else adds to it. */
+static void shared_backward(Run *r, const MoeCfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dx) {
+    SwigluCfg dense = shared_cfg(c);
+    const SwigluWeights *v = &w->shared, *dv = &dw->shared;
+    if (!c->shared_gate) {
+        swiglu_ffn.backward(r, &dense, v, &dw->shared, x, &s->shared, dy, dx);
+        return;
+    }
+    const int N = x.n[0], F = dense.hidden;
+    Mark mark = arena_mark(r->scratch);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = OVERWRITE_OF(r, "d act", x.dtype, N, F),
+           dgate = OVERWRITE_OF(r, "d gate", x.dtype, N, F), dup = OVERWRITE_OF(r, "d up", x.dtype, N, F),
+           dopen = SCRATCH(r, "d gate of shared", N), dlogit = SCRATCH(r, "d gate's logit", N, 1);
+    r->ops->swiglu_rows(r, act, s->shared.gate, s->shared.up, s->open);
+    r->ops->linear_backward(r, dact, dv->down, ABSENT, dy, act, v->down);
+    r->ops->swiglu_rows_backward(r, dgate, dup, as_overwritten(dopen), dact, s->shared.gate, s->shared.up, s->open);
+    r->ops->linear_many_backward(r, dx, 2, (Projection[]){{dgate, dv->gate, ABSENT}, {dup, dv->up, ABSENT}}, x,
+                                 (Projection[]){{.w = v->gate}, {.w = v->up}});
+    r->ops->sigmoid_backward(r, as_overwritten(dlogit), as_column(dopen), as_column(s->open), 1);
+    dx.overwrite = false;
+    r->ops->linear_backward(r, dx, dw->open, ABSENT, dlogit, x, w->open);
+    arena_release(r->scratch, mark);
+}
+
+static void moe_forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_, Tensor y) {
     const MoeCfg *c = cfg;
     const W *w = w_;
     S *s = s_;
     int M = x.n[0] * c->top_k;
-    if (c->shared) {
-        SwigluCfg dense = shared_cfg(c);
-        swiglu_ffn.forward(r, &dense, &w->shared, x, &s->shared, y);
-    }
+    if (c->shared) shared_forward(r, c, w, x, s, y);
     RunMark mark = run_mark(r);
     route_scores(r, c, s->p, x, w->router);
     Route t = route_choose(r, c, s->p, w->bias);
@@ -113,49 +169,48 @@ static void forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_,
     r->ops->linear_groups(r, s->gate, rows, g, w->gate);
     r->ops->linear_groups(r, s->up, rows, g, w->up);
     r->ops->swiglu_rows(r, act, s->gate, s->up, t.weight);
-    r->ops->linear_groups(r, rows, act, g, w->down); /* their input is not needed any more */
-    y.fresh = !c->shared;
+    r->ops->linear_groups(r, rows, act, g, w->down); /* the product's input is no longer needed */
+    y.overwrite = !c->shared;
     r->ops->collect(r, y, rows, t.place, c->top_k);
     run_release(r, mark);
 }
 
-/* Of the experts: adds to dx, unless it is fresh, and dw; dweight (M) is overwritten. */
+/* The gradients of the experts: adds to dx, unless it is to be overwritten, and to dw; overwrites dweight (M). */
 static void experts_backward(Run *r, const MoeCfg *c, const W *w, W *dw, const Route *t, Tensor x, const S *s,
                              Tensor dy, Tensor dx, Tensor dweight) {
     int M = x.n[0] * c->top_k, d = c->base.d_model, F = c->hidden;
     Groups g = {c->experts, t->off};
     Mark mark = arena_mark(r->scratch);
     Tensor rows = SCRATCH_OF(r, "rows by expert", x.dtype, M, d), drows = SCRATCH_OF(r, "d rows", x.dtype, M, d),
-           act = SCRATCH_OF(r, "act", x.dtype, M, F), dact = FRESH_OF(r, "d act", x.dtype, M, F),
-           dgate = FRESH_OF(r, "d gate", x.dtype, M, F), dup = FRESH_OF(r, "d up", x.dtype, M, F);
+           act = SCRATCH_OF(r, "act", x.dtype, M, F), dact = OVERWRITE_OF(r, "d act", x.dtype, M, F),
+           dgate = OVERWRITE_OF(r, "d gate", x.dtype, M, F), dup = OVERWRITE_OF(r, "d up", x.dtype, M, F);
     r->ops->swiglu_rows(r, act, s->gate, s->up, t->weight);
     r->ops->spread(r, drows, dy, t->row); /* first dy, by place */
     r->ops->linear_groups_backward(r, dact, dw->down, drows, act, g, w->down);
-    r->ops->swiglu_rows_backward(r, dgate, dup, as_fresh(dweight), dact, s->gate, s->up, t->weight);
+    r->ops->swiglu_rows_backward(r, dgate, dup, as_overwritten(dweight), dact, s->gate, s->up, t->weight);
     r->ops->spread(r, rows, x, t->row);
-    r->ops->linear_groups_backward(r, as_fresh(drows), dw->gate, dgate, rows, g, w->gate); /* then dx */
+    r->ops->linear_groups_backward(r, as_overwritten(drows), dw->gate, dgate, rows, g, w->gate); /* then dx */
     r->ops->linear_groups_backward(r, drows, dw->up, dup, rows, g, w->up);
     r->ops->collect(r, dx, drows, t->place, c->top_k);
     arena_release(r->scratch, mark);
 }
 
-static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const void *s_, Tensor dy,
-                     Tensor dx) {
+static void moe_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const void *s_, Tensor dy,
+                         Tensor dx) {
     const MoeCfg *c = cfg;
     const W *w = w_;
     W *dw = dw_;
     const S *s = s_;
     int N = x.n[0];
     if (c->shared) {
-        SwigluCfg dense = shared_cfg(c);
-        swiglu_ffn.backward(r, &dense, &w->shared, &dw->shared, x, &s->shared, dy, dx);
-        dx.fresh = false;
+        shared_backward(r, c, w, dw, x, s, dy, dx);
+        dx.overwrite = false;
     }
     RunMark mark = run_mark(r);
     Route t = route_choose(r, c, s->p, w->bias);
     Tensor dweight = SCRATCH(r, "d weights", N * c->top_k), dlogits = SCRATCH(r, "d logits", N, c->experts);
     experts_backward(r, c, w, dw, &t, x, s, dy, dx, dweight);
-    dx.fresh = false;
+    dx.overwrite = false;
     route_backward(r, c, &t, dlogits, dweight, s->p);
     r->ops->linear_backward(r, dx, dw->router, ABSENT, dlogits, x, w->router);
     if (c->bias_balance) {
@@ -167,7 +222,7 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     run_release(r, mark);
 }
 
-static size_t idle(const void *cfg) {
+static size_t moe_idle(const void *cfg) {
     const MoeCfg *c = cfg;
     return (size_t)(c->experts - c->top_k) * 3 * (size_t)c->base.d_model * (size_t)c->hidden;
 }
@@ -179,12 +234,12 @@ const Ffn moe_ffn = {
     .cfg_size = sizeof(MoeCfg),
     .w_size = sizeof(W),
     .s_size = sizeof(S),
-    .check = check,
-    .weights = weights,
-    .saved = saved,
-    .forward = forward,
-    .backward = backward,
-    .idle = idle,
+    .check = moe_check,
+    .weights = moe_weights,
+    .saved = moe_saved,
+    .forward = moe_forward,
+    .backward = moe_backward,
+    .idle = moe_idle,
     .varies = true,
-    .half = true,
+    .takes_bf16 = true,
 };

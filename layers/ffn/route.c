@@ -1,13 +1,13 @@
-/* route.c: the router of a mixture of experts: scores, choice, and the order of the pairs it makes. */
+/* route.c: the router of the mixture of experts: scores, choice, and the order of the pairs. */
 #include "ffn.h"
-#include "../../ops/host.h"
+#include "ops/host.h"
 
 #ifdef KV_DOUBLE
     #define EXP exp
 #else
     #define EXP expf
 #endif
-static const real TINY = (real)1e-20; /* keeps a sum of nothing from dividing */
+static const real TINY = (real)1e-20; /* avoids a division by 0 when all scores are 0 */
 
 /* From logits to scores, in place. */
 static void scores(Run *r, const MoeCfg *c, Tensor p) {
@@ -25,7 +25,8 @@ static void scores(Run *r, const MoeCfg *c, Tensor p) {
     }
 }
 void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w) {
-    r->ops->linear_steady(r, p, x, w, ABSENT); /* the choice hangs on it: the same for a row alone as among others */
+    /* the choice depends on it, so a row must give the same scores alone and among others */
+    r->ops->linear_invariant(r, p, x, w, ABSENT);
     RunMark mark = run_mark(r);
     Tensor view = host_view(r, p, true);
     if (!measuring(r)) scores(r, c, view);
@@ -33,8 +34,8 @@ void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w) {
     run_release(r, mark);
 }
 
-/* The k highest of the n scores that may be taken, as flags; of equals the first. A NaN beats nothing, so that a later
- * number is never chosen over it twice and there are always k. */
+/* Flag the k highest of the n scores with `may` set; of equal scores the first. A NaN beats nothing, so a later score
+ * is never chosen over it twice and there are always k. */
 static void take_highest(const real *score, const bool *may, int n, int k, bool *taken) {
     memset(taken, 0, (size_t)n * sizeof *taken);
     for (int j = 0; j < k; j++) {
@@ -70,7 +71,7 @@ static void choose(const MoeCfg *c, const real *p, const real *bias, int *out) {
         if (taken[e]) out[j++] = e;
 }
 
-/* Sorted by counting: rows of an expert stay in order. */
+/* Counting sort: rows of an expert stay in order. */
 static void sort_pairs(const MoeCfg *c, const Route *t, int N) {
     int E = c->experts, K = c->top_k;
     memset(t->off, 0, ((size_t)E + 1) * sizeof *t->off);
@@ -87,7 +88,7 @@ static void sort_pairs(const MoeCfg *c, const Route *t, int N) {
     t->off[0] = 0;
 }
 
-static int *ints(Run *r, size_t n, const char *name) { return arena_take(r->host, n * sizeof(int), name); }
+static int *route_ints(Run *r, size_t n, const char *name) { return arena_take(r->host, n * sizeof(int), name); }
 
 static real chosen_sum(const real *p, const int *chosen, int K) {
     real sum = 0;
@@ -112,10 +113,10 @@ static void route(Run *r, const MoeCfg *c, const Route *t, Tensor p, Tensor bias
 Route route_choose(Run *r, const MoeCfg *c, Tensor p, Tensor bias) {
     int N = p.n[0], E = c->experts, K = c->top_k;
     size_t M = (size_t)N * (size_t)K;
-    Route t = {.expert = ints(r, M, "chosen experts"),
-               .place = ints(r, M, "places"),
-               .row = ints(r, M, "rows of places"),
-               .off = ints(r, (size_t)E + 1, "first places"),
+    Route t = {.expert = route_ints(r, M, "chosen experts"),
+               .place = route_ints(r, M, "places"),
+               .row = route_ints(r, M, "rows of places"),
+               .off = route_ints(r, (size_t)E + 1, "first places"),
                .weight = SCRATCH(r, "weights of experts", N * K)};
     Mark mark = arena_mark(r->host);
     Tensor all = host_view(r, p, true), own = present(bias) ? host_view(r, bias, true) : bias,

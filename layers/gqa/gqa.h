@@ -1,30 +1,36 @@
-/* gqa.h: grouped-query attention and everything that differs from it by a setting.
+/* gqa.h: grouped-query attention, and all variants of it that differ only by settings. The mixer gqa uses it; dmc and
+ * the readers and writers of Hugging Face models share its settings and weights.
  *
  *   q = Wq x + bq; k = Wk x + bk; v = Wv x + bv          (H,D) (G,D) (G,D) per token
  *   q, k <- RMSNorm over D of every head                  qk_norm (as Qwen3: before the rotation)
- *   q, k <- rotated by position                           rope; type none: NoPE; rope_dims: the first numbers of a
- *                                                         head alone (GPT-NeoX)
+ *           RMSNorm over H D and over G D                 qk_norm_wide (as OLMo 2)
+ *   q, k <- rotated by position                           rope; type none: NoPE; rope_dims: only the first elements of
+ *                                                         a head (GPT-NeoX)
  *   query head h attends to lane h / (H/G) causally, in its document, within `window` positions or the first `sinks`
+ *   sink_scores: a softmax has one more term exp(sink_h), without a value (gpt-oss)
+ *   o <- o sigmoid(Wg x + bg)                             out_gate (Qwen3-Next)
  *   y = Wo [o_1 .. o_H] + bo
- * MHA is kv_heads = heads, MQA kv_heads = 1. A layer whose kv_from names another has no Wk, Wv and reads that layer's
- * rows. heads = 0 publishes K/V for others and adds nothing itself (YOCO's middle layer).
+ * MHA is kv_heads = heads, MQA is kv_heads = 1. A layer whose kv_from names another layer has no Wk and Wv and reads
+ * that layer's rows. heads = 0 publishes K/V for other layers and adds nothing itself (YOCO's middle layer).
  * Sources: arXiv:1706.03762 (MHA), arXiv:1911.02150 (MQA), arXiv:2305.13245 (GQA), arXiv:2004.05150 (window),
  * arXiv:2309.17453 (sinks), arXiv:2405.12981 and arXiv:2405.05254 (shared K/V). */
 #pragma once
-#include "../mixer.h"
+#include "layers/mixer.h"
 
 typedef struct {
     LayerCfg base;
     int heads, kv_heads, head_dim, window, sinks, rope_dims;
     RopeCfg rope;
-    bool qk_norm, qkv_bias, o_bias;
+    double scale, soft_cap; /* 0: 1/sqrt(head_dim); no cap */
+    bool qk_norm, qk_norm_wide, out_gate, sink_scores, qkv_bias, o_bias;
     Rope table; /* derived */
 } GqaCfg;
 
-/* What mixers that differ from gqa only in what they keep share with it. */
+/* Shared with mixers that differ from gqa only in what their cache keeps. */
 typedef struct {
     Tensor wq, wk, wv, wo, bq, bk, bv, bo, nq, nk;
+    Tensor wg, bg, sinks; /* out_gate, sink_scores */
 } GqaW;
-bool gqa_check(void *cfg, Err *); /* of the GqaCfg that cfg begins with; fills its derived members */
+bool gqa_check(void *cfg, Err *); /* checks the GqaCfg that cfg begins with; fills its derived members */
 void gqa_weights(const void *cfg, void *w, Fields *);
-Look gqa_look(const GqaCfg *);
+AttnSpec gqa_attn(const GqaCfg *);

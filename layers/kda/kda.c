@@ -1,54 +1,68 @@
-/* kda.c: see kda.h. */
+/* kda.c: the mixer kda: its weights, forward, backward and extend. */
 #include "kda.h"
-#include "../parts.h"
+#include "layers/parts.h"
 
-static const char *const gates[] = {"lower_bound", "standard", NULL}, *const out_gates[] = {"low_rank", "full", NULL};
+static const char *const gates[] = {"lower_bound", "standard", NULL}, *const projections[] = {"low_rank", "full", NULL},
+                         *const out_gates[] = {"low_rank", "full", "none", NULL},
+                         *const out_acts[] = {"sigmoid", "silu", NULL};
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(KdaCfg, heads), NULL, 1, 1024, "query/key heads", 0, 0},
     {"v_heads", KEY_INT, offsetof(KdaCfg, v_heads), "0", 0, 1024,
-     "value heads, a multiple of heads, each with a state of its own; 0: as many as heads", 0, 0},
-    {"head_dim", KEY_INT, offsetof(KdaCfg, head_dim), "0", 0, 1024,
-     "numbers per query and key head; 0: d_model / heads", 0, 0},
-    {"v_dim", KEY_INT, offsetof(KdaCfg, v_dim), "0", 0, 1024, "numbers per value head; 0: head_dim", 0, 0},
+     "value heads, a multiple of heads, each with its own state; 0: as many as heads", 0, 0},
+    {"head_dim", KEY_INT, offsetof(KdaCfg, head_dim), "0", 0, 1024, "width of a query and key head; 0: d_model / heads",
+     0, 0},
+    {"v_dim", KEY_INT, offsetof(KdaCfg, v_dim), "0", 0, 1024, "width of a value head; 0: head_dim", 0, 0},
     {"conv", KEY_INT, offsetof(KdaCfg, conv), "4", 0, 64,
      "width of the short convolution of q, k and v, this token included; 0: none, only SiLU", 0, 0},
+    {"conv_bias", KEY_BOOL, offsetof(KdaCfg, conv_bias), "false", 0, 0, "biases of the convolutions", 0, 0},
     {"gate", KEY_CHOICE, offsetof(KdaCfg, gate), "lower_bound", 0, 0,
      "log decay: lower_bound: bound sigmoid(exp(A_log) z), standard: -exp(A_log) softplus(z)", gates, 0},
     {"bound", KEY_FLOAT, offsetof(KdaCfg, bound), "-5", -100, -1e-3, "least log decay of one token (gate: lower_bound)",
      0, 0},
-    {"gate_rank", KEY_INT, offsetof(KdaCfg, gate_rank), "0", 0, 1 << 16, "rank of the decay's projection; 0: v_dim", 0,
-     0},
-    {"out_gate", KEY_CHOICE, offsetof(KdaCfg, out_gate), "low_rank", 0, 0, "projection of the output gate", out_gates,
-     0},
+    {"gate_proj", KEY_CHOICE, offsetof(KdaCfg, gate_proj), "low_rank", 0, 0, "projection of the decay", projections, 0},
+    {"gate_rank", KEY_INT, offsetof(KdaCfg, gate_rank), "0", 0, 1 << 16,
+     "rank of the decay's projection (gate_proj: low_rank); 0: v_dim", 0, 0},
+    {"out_gate", KEY_CHOICE, offsetof(KdaCfg, out_gate), "low_rank", 0, 0,
+     "projection of the output gate; none: there is no gate", out_gates, 0},
+    {"out_act", KEY_CHOICE, offsetof(KdaCfg, out_act), "sigmoid", 0, 0, "function of the output gate", out_acts, 0},
     {"out_rank", KEY_INT, offsetof(KdaCfg, out_rank), "0", 0, 1 << 16,
      "rank of the output gate's projection (out_gate: low_rank); 0: v_dim", 0, 0},
     {"out_bias", KEY_BOOL, offsetof(KdaCfg, out_bias), "false", 0, 0, "bias of the output gate", 0, 0},
     {"beta_max", KEY_INT, offsetof(KdaCfg, beta_max), "1", 1, 2,
      "largest step of the delta rule; 2 lets the state's transition have negative eigenvalues", 0, 0},
+    {"rates", KEY_CHOICE, offsetof(KdaCfg, rates), "drawn", 0, 0,
+     "initial decays: spread: half-lives of 1 to 512 tokens over the channels of each head, evenly in the logarithm; "
+     "drawn: by lot",
+     rates_names, 0},
     {0},
 };
 
 typedef struct {
-    Tensor wq, wk, wv, cq, ck, cv, fa, fb, dt, A, wb, ga, gb, bias, norm, wo;
+    Tensor wq, wk, wv, cq, ck, cv, bq, bk, bv, fa, fb, dt, A, wb, ga, gb, bias, norm, wo;
 } W;
-/* Kept: what matrix products and the recurrence made. */
+/* Saved: the results of matrix products and of the recurrence. */
 typedef struct {
     Tensor q, k, v;   /* (N,H K) (N,H K) (N,HV V) before the convolution */
     Tensor fa, z, b;  /* (N,rank) (N,HV,K) without dt_bias, (N,HV) before the sigmoid */
     Tensor ga, gate;  /* (M,rank) (M,HV,V); M wanted rows */
+    Tensor rstd;      /* (M,HV) without a gate */
     Tensor o, states; /* (N,HV,V), the states between chunks */
 } S;
-/* What follows from it number by number, and is made again for the backward. */
+/* Values that follow from S element by element; the backward recomputes them. */
 typedef struct {
     Tensor q, k; /* (N,H,K) before the L2 norm */
     Recur x;
 } T;
 static const double L2_EPS = 1e-6;
 
-static bool check(void *cfg, Err *e) {
+static bool kda_check(void *cfg, Err *e) {
     KdaCfg *c = cfg;
     if (!c->base.owner)
-        return err_input(e, "kv_from: a kda layer keeps a state, not keys and values; it reads no other's");
+        return err_input(
+            e, "kv_from: a kda layer has a state instead of keys and values, so it cannot read another layer's");
+    if (c->conv_bias && !c->conv) return err_input(e, "conv_bias: true, but conv is 0; set conv, or remove it");
+    if (c->out_gate == KDA_NONE && c->out_bias)
+        return err_input(e, "out_bias: true, but out_gate is none; remove out_bias, or give out_gate");
     if (c->v_heads == 0) c->v_heads = c->heads;
     if (c->v_heads % c->heads)
         return err_input(e, "v_heads: expected a multiple of heads (%d), got %d", c->heads, c->v_heads);
@@ -67,7 +81,7 @@ static bool check(void *cfg, Err *e) {
     return true;
 }
 
-static void weights(const void *cfg, void *w_, Fields *f) {
+static void kda_weights(const void *cfg, void *w_, Fields *f) {
     const KdaCfg *c = cfg;
     W *w = w_;
     int d = c->base.d_model, Q = c->heads * c->head_dim, Z = c->v_heads * c->head_dim, V = c->v_heads * c->v_dim;
@@ -79,15 +93,24 @@ static void weights(const void *cfg, void *w_, Fields *f) {
         field(f, &w->ck, "k_conv1d.weight", FIELD_OWN, Q, 1, c->conv);
         field(f, &w->cv, "v_conv1d.weight", FIELD_OWN, V, 1, c->conv);
     }
-    field(f, &w->fa, "f_a_proj.weight", 0, c->gate_rank, d);
-    field(f, &w->fb, "f_b_proj.weight", 0, Z, c->gate_rank);
+    if (c->conv_bias) {
+        field(f, &w->bq, "q_conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, Q);
+        field(f, &w->bk, "k_conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, Q);
+        field(f, &w->bv, "v_conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, V);
+    }
+    if (c->gate_proj == KDA_FULL) {
+        field(f, &w->fb, "f_proj.weight", 0, Z, d);
+    } else {
+        field(f, &w->fa, "f_a_proj.weight", 0, c->gate_rank, d);
+        field(f, &w->fb, "f_b_proj.weight", 0, Z, c->gate_rank);
+    }
     field(f, &w->dt, "dt_bias", FIELD_OWN | FIELD_NODECAY | FIELD_F32, Z);
     field(f, &w->A, "A_log", FIELD_OWN | FIELD_NODECAY | FIELD_F32, c->v_heads);
     field(f, &w->wb, "b_proj.weight", 0, c->v_heads, d);
     if (c->out_gate == KDA_FULL) {
         field(f, &w->gb, "g_proj.weight", 0, V, d);
         if (c->out_bias) field(f, &w->bias, "g_proj.bias", FIELD_ZEROS | FIELD_NODECAY, V);
-    } else {
+    } else if (c->out_gate == KDA_LOW_RANK) {
         field(f, &w->ga, "g_a_proj.weight", 0, c->out_rank, d);
         field(f, &w->gb, "g_b_proj.weight", 0, V, c->out_rank);
         if (c->out_bias) field(f, &w->bias, "g_b_proj.bias", FIELD_ZEROS | FIELD_NODECAY, V);
@@ -96,38 +119,54 @@ static void weights(const void *cfg, void *w_, Fields *f) {
     field(f, &w->wo, "o_proj.weight", FIELD_RESIDUAL, d, V);
 }
 
-/* Decays between 0.999 and 0.9 per token at first (the standard gate's, for A_log = 0); convolutions that keep the size
- * of what passes. */
-static void init(const void *cfg, void *w_, uint64_t key) {
+/* rates: spread: of the standard gate softplus(dt_bias), of the lower bound's bound sigmoid(dt_bias), where A_log = 0; a
+ * bound leaves no decay above nine tenths of it. */
+static void kda_begin_spread(const KdaCfg *c, Tensor dt, uint64_t key) {
+    const size_t K = (size_t)c->head_dim;
+    for (size_t i = 0; i < tensor_count(dt); i++) {
+        const double g = spread_decay(i % K, K, key, i), part = fmin(0.9, g / c->bound);
+        R(dt)[i] = (real)(c->gate == KDA_STANDARD ? log(expm1(-g)) : log(part / (1 - part)));
+    }
+}
+/* Initial decays are between 0.999 and 0.9 per token (those of the standard gate, for A_log = 0); convolutions keep
+ * the size of the signal. */
+static void kda_init(const void *cfg, void *w_, uint64_t key) {
     const KdaCfg *c = cfg;
     W *w = w_;
     begin_conv(w->cq, rng_mix(key, 0));
     begin_conv(w->ck, rng_mix(key, 1));
     begin_conv(w->cv, rng_mix(key, 2));
-    begin_steps(w->dt, rng_mix(key, 3));
+    const bool spread = c->rates == RATES_SPREAD;
+    if (spread)
+        kda_begin_spread(c, w->dt, rng_mix(key, 3));
+    else
+        begin_steps(w->dt, rng_mix(key, 3));
     for (size_t k = 0; k < tensor_count(w->A); k++)
-        R(w->A)[k] = c->gate == KDA_STANDARD ? (real)log(1 + 15 * rng_uniform(rng_mix(key, 4), k)) : 0;
+        R(w->A)[k] = c->gate == KDA_STANDARD && !spread ? (real)log(1 + 15 * rng_uniform(rng_mix(key, 4), k)) : 0;
 }
 
-static void buffers(const KdaCfg *c, int N, int M, S *s, Fields *f) {
+static void kda_buffers(const KdaCfg *c, int N, int M, S *s, Fields *f) {
     int H = c->heads, HV = c->v_heads, K = c->head_dim, V = c->v_dim;
     field(f, &s->q, "q", 0, N, H * K);
     field(f, &s->k, "k", 0, N, H * K);
     field(f, &s->v, "v", 0, N, HV * V);
-    field(f, &s->fa, "f_a", 0, N, c->gate_rank);
+    if (c->gate_proj == KDA_LOW_RANK) field(f, &s->fa, "f_a", 0, N, c->gate_rank);
     field(f, &s->z, "z", 0, N, HV, K);
     field(f, &s->b, "b", FIELD_F32, N, HV);
     if (c->out_gate == KDA_LOW_RANK) field(f, &s->ga, "g_a", 0, M, c->out_rank);
-    field(f, &s->gate, "gate", 0, M, HV, V);
+    if (c->out_gate == KDA_NONE)
+        field(f, &s->rstd, "rstd", FIELD_F32, M, HV);
+    else
+        field(f, &s->gate, "gate", 0, M, HV, V);
     field(f, &s->o, "o", 0, N, HV, V);
 }
-static void saved(const void *cfg, int N, void *s_, Fields *f) {
+static void kda_saved(const void *cfg, int N, void *s_, Fields *f) {
     const KdaCfg *c = cfg;
     S *s = s_;
-    buffers(c, N, N, s, f);
+    kda_buffers(c, N, N, s, f);
     field(f, &s->states, "states", FIELD_F32, recur_keep(N), c->v_heads, c->head_dim, c->v_dim);
 }
-/* Where the parts of a sequence's state lie. */
+/* Offsets of the parts of a sequence's state. */
 typedef struct {
     int q, k, v, all;
 } At;
@@ -135,126 +174,163 @@ static At state_at(const KdaCfg *c) {
     int S = c->v_heads * c->head_dim * c->v_dim, tail = imax(0, c->conv - 1), Q = tail * c->heads * c->head_dim;
     return (At){S, S + Q, S + 2 * Q, S + 2 * Q + tail * c->v_heads * c->v_dim};
 }
-static void rows(const void *cfg, KvShape *s) { *s = (KvShape){.state = state_at(cfg).all}; }
+static void kda_rows(const void *cfg, KvShape *s) { *s = (KvShape){.state = state_at(cfg).all}; }
 
-static Gate gate_of(const KdaCfg *c) { return (Gate){c->gate == KDA_STANDARD ? GATE_SOFTPLUS : GATE_BOUND, c->bound}; }
-static GatedNorm norm_of(const KdaCfg *c) { return (GatedNorm){.width = c->v_dim, .eps = c->base.norm_eps}; }
-static double scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
+static Gate kda_gate_of(const KdaCfg *c) {
+    return (Gate){c->gate == KDA_STANDARD ? GATE_SOFTPLUS : GATE_BOUND, c->bound};
+}
+static GatedNorm kda_norm_of(const KdaCfg *c) {
+    return (GatedNorm){.width = c->v_dim, .silu = c->out_act == KDA_SILU, .eps = c->base.norm_eps};
+}
+static double kda_scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
 
-/* All of T from S, in scratch. */
-static T derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
+/* Compute all of T from S, in scratch. */
+static T kda_derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
     int N = s->q.n[0], H = c->heads, HV = c->v_heads, K = c->head_dim, V = c->v_dim;
     Dtype as = s->q.dtype;
     At at = state_at(c);
     T t = {.q = SCRATCH_OF(r, "conv q", as, N, H, K), .k = SCRATCH_OF(r, "conv k", as, N, H, K)};
     t.x = (Recur){SCRATCH_OF(r, "unit q", as, N, H, K), SCRATCH_OF(r, "unit k", as, N, H, K),
                   SCRATCH_OF(r, "conv v", as, N, HV, V), SCRATCH(r, "log decay", N, HV, K), SCRATCH(r, "beta", N, HV)};
-    r->ops->short_conv(r, t.q, s->q, w->cq, ABSENT, true, state, at.q);
-    r->ops->short_conv(r, t.k, s->k, w->ck, ABSENT, true, state, at.k);
-    r->ops->short_conv(r, t.x.v, s->v, w->cv, ABSENT, true, state, at.v);
+    r->ops->short_conv(r, t.q, s->q, w->cq, w->bq, true, state, at.q);
+    r->ops->short_conv(r, t.k, s->k, w->ck, w->bk, true, state, at.k);
+    r->ops->short_conv(r, t.x.v, s->v, w->cv, w->bv, true, state, at.v);
     r->ops->l2norm(r, t.x.q, t.q, L2_EPS);
     r->ops->l2norm(r, t.x.k, t.k, L2_EPS);
-    r->ops->decay(r, t.x.g, s->z, w->A, w->dt, gate_of(c));
+    r->ops->decay(r, t.x.g, s->z, w->A, w->dt, kda_gate_of(c));
     r->ops->sigmoid(r, t.x.beta, s->b, c->beta_max);
     return t;
 }
 
-/* forward and extend are this, without and with a state that lives on. */
-static void run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
+/* y (M,HV V): the input of the output projection, from the wanted rows of o. */
+static void kda_readout(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor o, Tensor rstd, Tensor y) {
+    if (c->out_gate == KDA_NONE)
+        r->ops->rmsnorm(r, shaped(y, c->v_heads, c->v_dim), rstd, o, w->norm, c->base.norm_eps);
+    else
+        r->ops->gated_norm(r, y, o, s->gate, w->norm, kda_norm_of(c));
+}
+/* The projections of the layer's input whose results are saved: five, and the output gate's where there is one. */
+static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[6]) {
+    const bool full = c->gate_proj == KDA_FULL, low = c->out_gate == KDA_LOW_RANK;
+    p[0] = (Projection){s->q, w->wq, ABSENT}, p[1] = (Projection){s->k, w->wk, ABSENT};
+    p[2] = (Projection){s->v, w->wv, ABSENT}, p[4] = (Projection){s->b, w->wb, ABSENT};
+    p[3] = (Projection){full ? s->z : s->fa, full ? w->fb : w->fa, ABSENT};
+    if (c->out_gate == KDA_NONE) return 5;
+    p[5] = (Projection){low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias};
+    return 6;
+}
+
+/* The inner function of forward (without a state) and extend (with one). */
+static void kda_run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
     Mark mark = arena_mark(r->scratch);
-    bool all = r->in.n == r->out.n, low = present(w->ga); /* else the gate has fewer rows */
-    Projection p[] = {{s->q, w->wq, ABSENT}, {s->k, w->wk, ABSENT},
-                      {s->v, w->wv, ABSENT}, {s->fa, w->fa, ABSENT},
-                      {s->b, w->wb, ABSENT}, {low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias}};
-    r->ops->linear_many(r, 5 + all, p, x);
-    r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
-    T t = derive(r, c, w, s, state);
-    r->ops->recur(r, s->o, s->states, t.x, scale_of(c), state, 0);
-    Tensor o = wanted_rows(r, s->o), n = SCRATCH_OF(r, "normed", o.dtype, r->out.n, c->v_heads * c->v_dim);
-    if (!all) r->ops->linear(r, p[5].y, wanted_rows(r, x), p[5].w, p[5].bias);
-    if (low) r->ops->linear(r, s->gate, s->ga, w->gb, w->bias);
-    r->ops->gated_norm(r, n, o, s->gate, w->norm, norm_of(c));
-    r->ops->linear(r, y, n, w->wo, ABSENT);
+    bool all = r->in.n == r->out.n; /* otherwise the gate has fewer rows */
+    Projection p[6];
+    const int n = kda_projections(c, w, s, p);
+    r->ops->linear_many(r, all ? n : 5, p, x);
+    if (c->gate_proj == KDA_LOW_RANK) r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
+    T t = kda_derive(r, c, w, s, state);
+    r->ops->recur(r, s->o, s->states, t.x, kda_scale_of(c), state, 0);
+    Tensor o = wanted_rows(r, s->o), out = SCRATCH_OF(r, "normed", o.dtype, r->out.n, c->v_heads * c->v_dim);
+    if (!all && n == 6) r->ops->linear(r, p[5].y, wanted_rows(r, x), p[5].w, p[5].bias);
+    if (c->out_gate == KDA_LOW_RANK) r->ops->linear(r, s->gate, s->ga, w->gb, w->bias);
+    kda_readout(r, c, w, s, o, s->rstd, out);
+    r->ops->linear(r, y, out, w->wo, ABSENT);
     arena_release(r->scratch, mark);
 }
-static void forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) {
+static void kda_forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) {
     (void)kv;
-    run(r, cfg, w, x, s, ABSENT, y);
+    kda_run(r, cfg, w, x, s, ABSENT, y);
 }
-static void extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
+static void kda_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
     (void)kv;
     Mark mark = arena_mark(r->scratch);
     Fields f = arena_placer(r->scratch);
     S s = {0};
-    buffers(cfg, r->in.n, r->out.n, &s, &f);
-    run(r, cfg, w, x, &s, kv_state(slot), y);
+    kda_buffers(cfg, r->in.n, r->out.n, &s, &f);
+    kda_run(r, cfg, w, x, &s, kv_state(slot), y);
     arena_release(r->scratch, mark);
 }
 
-/* d (fresh) = the gradient of the projection, from that of silu(conv(.)) of it, normed where `turned` is there. */
-static void conv_backward(Run *r, Tensor d, Tensor dconv, Tensor g, Tensor raw, Tensor turned, Tensor conv) {
+/* Overwrite d with the gradient of the projection, from that of silu(conv(.)) of it, which is normed if `turned` is
+ * present. */
+static void kda_conv_backward(Run *r, Tensor d, Tensor dconv, Tensor dbias, Tensor g, Tensor raw, Tensor turned,
+                              Tensor conv, Tensor bias) {
     Mark mark = arena_mark(r->scratch);
     if (present(turned)) {
-        Tensor whole = fresh_like(r, "d conv", turned);
+        Tensor whole = overwritten_like(r, "d conv", turned);
         r->ops->l2norm_backward(r, whole, g, turned, L2_EPS);
         g = whole;
     }
-    r->ops->short_conv_backward(r, d, dconv, ABSENT, g, raw, conv, ABSENT, true);
+    r->ops->short_conv_backward(r, d, dconv, dbias, g, raw, conv, bias, true);
     arena_release(r->scratch, mark);
 }
-/* dfa, db (fresh) = the gradients of the gates' projections. */
+/* Overwrite dfirst and db with the gradients of the decay's first projection and of beta's. */
 static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, const Recur *d,
-                           Tensor dfa, Tensor db) {
+                           Tensor dfirst, Tensor db) {
     Mark mark = arena_mark(r->scratch);
-    Tensor dz = fresh_like(r, "d z", s->z);
-    r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, gate_of(c));
-    r->ops->linear_backward(r, dfa, dw->fb, ABSENT, dz, s->fa, w->fb);
+    const bool low = c->gate_proj == KDA_LOW_RANK;
+    Tensor dz = low ? overwritten_like(r, "d z", s->z) : dfirst;
+    r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, kda_gate_of(c));
+    if (low) r->ops->linear_backward(r, dfirst, dw->fb, ABSENT, dz, s->fa, w->fb);
     r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
     arena_release(r->scratch, mark);
 }
-/* From dy to the gradients (fresh) of o and of what the gate is projected to first: itself, or its low rank. */
-static void out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout, Tensor dga) {
+/* From dy, overwrite the gradients of o and of the gate's first projection: the gate itself, or its low-rank factor. */
+static void kda_out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout,
+                             Tensor dfirst) {
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH_OF(r, "normed", s->o.dtype, s->o.n[0], c->v_heads * c->v_dim), dn = fresh_like(r, "d normed", n),
-           dgate = present(w->ga) ? fresh_like(r, "d gate", s->gate) : dga;
-    r->ops->gated_norm(r, n, s->o, s->gate, w->norm, norm_of(c));
+    const int N = s->o.n[0], HV = c->v_heads, V = c->v_dim;
+    const bool low = c->out_gate == KDA_LOW_RANK, none = c->out_gate == KDA_NONE;
+    Tensor n = SCRATCH_OF(r, "normed", s->o.dtype, N, HV * V), dn = overwritten_like(r, "d normed", n),
+           dgate = low ? overwritten_like(r, "d gate", s->gate) : dfirst,
+           rstd = none ? SCRATCH(r, "rstd", N, HV) : ABSENT;
+    kda_readout(r, c, w, s, s->o, rstd, n);
     r->ops->linear_backward(r, dn, dw->wo, ABSENT, dy, n, w->wo);
-    r->ops->gated_norm_backward(r, dout, dgate, dw->norm, dn, s->o, s->gate, w->norm, norm_of(c));
-    if (present(w->ga)) r->ops->linear_backward(r, dga, dw->gb, dw->bias, dgate, s->ga, w->gb);
+    if (none)
+        r->ops->rmsnorm_backward(r, dout, dw->norm, shaped(dn, HV, V), s->o, w->norm, s->rstd);
+    else
+        r->ops->gated_norm_backward(r, dout, dgate, dw->norm, dn, s->o, s->gate, w->norm, kda_norm_of(c));
+    if (low) r->ops->linear_backward(r, dfirst, dw->gb, dw->bias, dgate, s->ga, w->gb);
     arena_release(r->scratch, mark);
 }
-static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
-                     const void *s_, Tensor dy, Tensor dx) {
+static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
+                         const void *s_, Tensor dy, Tensor dx) {
     (void)kv, (void)dkv;
     const KdaCfg *c = cfg;
     const W *w = w_;
     W *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    bool low = present(w->ga);
-    Tensor dout = fresh_like(r, "d o", s->o), dga = fresh_like(r, "d g_a", low ? s->ga : s->gate);
-    out_backward(r, c, w, dw, s, dy, dout, dga);
-    T t = derive(r, c, w, s, ABSENT);
-    Recur d = {fresh_like(r, "d q", t.x.q), fresh_like(r, "d k", t.x.k), fresh_like(r, "d v", t.x.v),
-               fresh_like(r, "d g", t.x.g), fresh_like(r, "d beta", t.x.beta)};
-    r->ops->recur_backward(r, &d, dout, t.x, scale_of(c), s->states, NULL);
-    Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}, {.w = w->fa}, {.w = w->wb}, {.w = low ? w->ga : w->gb}},
-               g[] = {{fresh_like(r, "d projected q", s->q), dw->wq, ABSENT},
-                      {fresh_like(r, "d projected k", s->k), dw->wk, ABSENT},
-                      {fresh_like(r, "d projected v", s->v), dw->wv, ABSENT},
-                      {fresh_like(r, "d f_a", s->fa), dw->fa, ABSENT},
-                      {fresh_like(r, "d b", s->b), dw->wb, ABSENT},
-                      {dga, low ? dw->ga : dw->gb, low ? ABSENT : dw->bias}};
+    const bool low = c->out_gate == KDA_LOW_RANK;
+    const S d_of = {.q = overwritten_like(r, "d projected q", s->q),
+                    .k = overwritten_like(r, "d projected k", s->k),
+                    .v = overwritten_like(r, "d projected v", s->v),
+                    .fa = overwritten_like(r, "d f_a", s->fa),
+                    .z = c->gate_proj == KDA_FULL ? overwritten_like(r, "d z", s->z) : ABSENT,
+                    .b = overwritten_like(r, "d b", s->b),
+                    .ga = overwritten_like(r, "d g_a", s->ga),
+                    .gate = low ? ABSENT : overwritten_like(r, "d gate", s->gate)};
+    Projection p[6], g[6];
+    const int n = kda_projections(c, w, s, p);
+    kda_projections(c, dw, &d_of, g);
+    for (int i = 0; i < n; i++) p[i] = (Projection){.w = p[i].w};
+    Tensor dout = overwritten_like(r, "d o", s->o);
+    kda_out_backward(r, c, w, dw, s, dy, dout, n == 6 ? g[5].y : ABSENT);
+    T t = kda_derive(r, c, w, s, ABSENT);
+    Recur d = {overwritten_like(r, "d q", t.x.q), overwritten_like(r, "d k", t.x.k), overwritten_like(r, "d v", t.x.v),
+               overwritten_like(r, "d g", t.x.g), overwritten_like(r, "d beta", t.x.beta)};
+    r->ops->recur_backward(r, &d, dout, t.x, kda_scale_of(c), s->states, NULL);
     gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y);
-    conv_backward(r, g[0].y, dw->cq, d.q, s->q, t.q, w->cq);
-    conv_backward(r, g[1].y, dw->ck, d.k, s->k, t.k, w->ck);
-    conv_backward(r, g[2].y, dw->cv, d.v, s->v, ABSENT, w->cv);
-    r->ops->linear_many_backward(r, dx, 6, g, x, p);
+    kda_conv_backward(r, g[0].y, dw->cq, dw->bq, d.q, s->q, t.q, w->cq, w->bq);
+    kda_conv_backward(r, g[1].y, dw->ck, dw->bk, d.k, s->k, t.k, w->ck, w->bk);
+    kda_conv_backward(r, g[2].y, dw->cv, dw->bv, d.v, s->v, ABSENT, w->cv, w->bv);
+    r->ops->linear_many_backward(r, dx, n, g, x, p);
     arena_release(r->scratch, mark);
 }
 
-/* Per head: the state is read, corrected, decayed and read again, 6 K V; inside a chunk a row meets those before it. */
-static double flops(const void *cfg, double context) {
+/* Per head the state is read, corrected, decayed and read again: 6 K V. Inside a chunk a row also meets those before
+ * it. */
+static double kda_flops(const void *cfg, double context) {
     const KdaCfg *c = cfg;
     double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
     return c->v_heads * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim));
@@ -267,14 +343,14 @@ const Mixer kda_mixer = {
     .cfg_size = sizeof(KdaCfg),
     .w_size = sizeof(W),
     .s_size = sizeof(S),
-    .check = check,
-    .weights = weights,
-    .saved = saved,
-    .rows = rows,
-    .forward = forward,
-    .backward = backward,
-    .extend = extend,
-    .flops = flops,
-    .init = init,
-    .half = true,
+    .check = kda_check,
+    .weights = kda_weights,
+    .saved = kda_saved,
+    .rows = kda_rows,
+    .forward = kda_forward,
+    .backward = kda_backward,
+    .extend = kda_extend,
+    .flops = kda_flops,
+    .init = kda_init,
+    .takes_bf16 = true,
 };

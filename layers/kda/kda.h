@@ -1,23 +1,25 @@
-/* kda.h: Kimi Delta Attention: a matrix of K x V numbers per head instead of keys and values, with a decay per channel.
+/* kda.h: Kimi Delta Attention: each head keeps a matrix of K x V elements instead of keys and values, with a decay per
+ * channel. The mixer kda (kda.c) uses it.
  *
- *   q, k, v = silu(conv(Wq x)), silu(conv(Wk x)), silu(conv(Wv x))     (H,K) (H,K) (HV,V) per token
- *   q, k <- q / |q|, k / |k|                                            eps 1e-6 beside the sum of squares
- *   z = Wfb (Wfa x) + dt_bias                                           (HV,K)
+ *   q, k, v = silu(conv(Wq x)), silu(conv(Wk x)), silu(conv(Wv x))     (H,K) (H,K) (HV,V) per token; conv_bias
+ *   q, k <- q / |q|, k / |k|                                            eps 1e-6 is added to the sum of squares
+ *   z = Wfb (Wfa x) + dt_bias, or Wf x + dt_bias                        (HV,K)  gate_proj: low_rank | full
  *   g = -exp(A_log) softplus(z), or bound sigmoid(exp(A_log) z)         gate: standard | lower_bound
  *   beta = beta_max sigmoid(Wb x)                                       (HV)
  *   S <- Diag(e^g) S;  S <- S + k beta (v - S^T k)^T;  o = K^-1/2 S^T q ops/recur.h
- *   y = Wo [w rms(o) sigmoid(gate)],  gate = Wgb (Wga x) + bias, or Wg x
- * A document begins with S = 0 and an empty convolution. Per sequence HV K V + (W-1)(2 H K + HV V) numbers are kept,
- * however long the context. Positions do not enter: attention layers beside it may go without RoPE.
+ *   y = Wo [w rms(o) sigmoid(gate)],  gate = Wgb (Wga x) + bias, or Wg x; out_act: silu for sigmoid; out_gate: none
+ * A document begins with S = 0 and an empty convolution. Each sequence keeps HV K V + (W-1)(2 H K + HV V) elements for
+ * any length of context. Positions are not used: attention layers in the same model may go without RoPE.
  * Source: arXiv:2510.26692; tensor names of Kimi-Linear-48B-A3B. */
 #pragma once
-#include "../mixer.h"
+#include "layers/mixer.h"
 
 typedef struct {
     LayerCfg base;
-    int heads, v_heads, head_dim, v_dim, conv, gate, gate_rank, out_gate, out_rank, beta_max;
+    int heads, v_heads, head_dim, v_dim, conv, gate, gate_proj, gate_rank, out_gate, out_rank, out_act, beta_max, rates;
     double bound;
-    bool out_bias;
+    bool out_bias, conv_bias;
 } KdaCfg;
 enum { KDA_LOWER_BOUND, KDA_STANDARD };
-enum { KDA_LOW_RANK, KDA_FULL };
+enum { KDA_LOW_RANK, KDA_FULL, KDA_NONE };
+enum { KDA_SIGMOID, KDA_SILU };

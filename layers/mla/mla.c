@@ -1,36 +1,35 @@
-/* mla.c: see mla.h. */
+/* mla.c: the mixer mla: expanded and absorbed attention, forward, backward and extend. */
 #include "mla.h"
-#include "../parts.h"
+#include "layers/parts.h"
 
 #define AT(member) offsetof(MlaCfg, member)
 static const Key keys[] = {
     {"heads", KEY_INT, AT(heads), NULL, 0, 1024, "query heads; 0: this layer only publishes latents for others", 0, 0},
-    {"kv_rank", KEY_INT, AT(kv_rank), NULL, 1, 1 << 20, "numbers of the latent that keys and values are built from", 0,
-     0},
-    {"q_rank", KEY_INT, AT(q_rank), "0", 0, 1 << 20, "numbers of the queries' latent; 0: queries straight from x", 0,
-     0},
-    {"nope_dim", KEY_INT, AT(nope_dim), "0", 0, 1024, "numbers of a head's key that are not rotated", 0, 0},
-    {"rope_dim", KEY_INT, AT(rope_dim), "0", 0, 2 * ROPE_PAIRS,
-     "numbers of a key that heads share and that are rotated; 0 wants `rope: none`", 0, 0},
-    {"v_dim", KEY_INT, AT(v_dim), "0", 0, 1024, "numbers of a head's value; 0: nope_dim", 0, 0},
-    {"rope_heads", KEY_INT, AT(rope_heads), "1", 1, 1024,
-     "rotated keys per token, a divisor of heads: each is shared by heads / rope_heads", 0, 0},
-    {"window", KEY_INT, AT(window), "0", 0, 1 << 30, "positions a query looks back, itself included; 0: all", 0, 0},
-    {"sinks", KEY_INT, AT(sinks), "0", 0, 1 << 20, "first positions of a document that stay visible beyond the window",
+    {"kv_rank", KEY_INT, AT(kv_rank), NULL, 1, 1 << 20, "width of the latent from which keys and values are computed",
      0, 0},
+    {"q_rank", KEY_INT, AT(q_rank), "0", 0, 1 << 20,
+     "width of the queries' latent; 0: queries are computed directly from x", 0, 0},
+    {"nope_dim", KEY_INT, AT(nope_dim), "0", 0, 1024, "elements of a head's key that are not rotated", 0, 0},
+    {"rope_dim", KEY_INT, AT(rope_dim), "0", 0, 2 * ROPE_PAIRS,
+     "elements of the shared, rotated key; 0 needs `rope: none`", 0, 0},
+    {"v_dim", KEY_INT, AT(v_dim), "0", 0, 1024, "width of a head's value; 0: nope_dim", 0, 0},
+    {"rope_heads", KEY_INT, AT(rope_heads), "1", 1, 1024,
+     "rotated keys per token, a divisor of heads; heads / rope_heads heads share each", 0, 0},
+    {"window", KEY_INT, AT(window), "0", 0, 1 << 30, "positions that a query sees, its own included; 0: all", 0, 0},
+    {"sinks", KEY_INT, AT(sinks), "0", 0, 1 << 20, "first positions of a document that every query sees", 0, 0},
     {"rope", KEY_TABLE, AT(rope), "", 0, 0,
-     "rotary position embedding of the rope_dim numbers; mscale_all_dim also scales the softmax", 0, rope_keys},
+     "rotary position embedding of the rope_dim elements; mscale_all_dim also scales the softmax", 0, rope_keys},
     {"latent_norm", KEY_BOOL, AT(latent_norm), "true", 0, 0, "RMSNorm of the latent", 0, 0},
-    {"q_latent_norm", KEY_BOOL, AT(q_latent_norm), "true", 0, 0, "RMSNorm of the queries' latent, if there is one", 0,
-     0},
+    {"q_latent_norm", KEY_BOOL, AT(q_latent_norm), "true", 0, 0, "RMSNorm of the queries' latent, if q_rank is not 0",
+     0, 0},
     {"a_bias", KEY_BOOL, AT(a_bias), "false", 0, 0, "biases of the projections to latents and rotated keys", 0, 0},
-    {"q_bias", KEY_BOOL, AT(q_bias), "false", 0, 0, "bias of the projection that makes the queries", 0, 0},
+    {"q_bias", KEY_BOOL, AT(q_bias), "false", 0, 0, "bias of the queries' projection", 0, 0},
     {"o_bias", KEY_BOOL, AT(o_bias), "false", 0, 0, "bias of the output projection", 0, 0},
     {0},
 };
 #undef AT
 
-static const double latent_eps = 1e-6; /* whatever the model's norm_eps is: all published weights assume it */
+static const double latent_eps = 1e-6; /* independent of the model's norm_eps: all published weights assume it */
 
 typedef struct {
     Tensor wq, bq;       /* (H (Dn+Dr), d or q_rank) */
@@ -56,14 +55,14 @@ static bool check_sizes(const MlaCfg *c, Err *e) {
         return err_input(e, "rope_heads: expected a divisor of heads (%d), got %d", c->heads, c->rope_heads);
     if (c->rope_heads > 1 && !c->rope_dim)
         return err_input(e, "rope_heads: %d rotated keys, but rope_dim is 0", c->rope_heads);
-    if (c->heads && !key_dim(c)) return err_input(e, "nope_dim: keys have no numbers; set nope_dim, rope_dim or both");
+    if (c->heads && !key_dim(c)) return err_input(e, "nope_dim: keys have no elements; set nope_dim, rope_dim or both");
     if (c->heads && !c->v_dim) return err_input(e, "v_dim: must be given when nope_dim is 0");
     if ((long)imax(c->heads, c->rope_heads) * (key_dim(c) + c->v_dim) > 1 << 20)
-        return err_input(e, "heads: %d of %d + %d numbers are more than %d in all", c->heads, key_dim(c), c->v_dim,
-                         1 << 20);
+        return err_input(e, "heads: %d heads of %d + %d elements are more than %d in all", c->heads, key_dim(c),
+                         c->v_dim, 1 << 20);
     return true;
 }
-static bool check(void *cfg, Err *e) {
+static bool mla_check(void *cfg, Err *e) {
     MlaCfg *c = cfg;
     bool turns = c->rope.type != ROPE_NONE;
     if (!c->v_dim) c->v_dim = c->nope_dim;
@@ -82,7 +81,7 @@ static bool check(void *cfg, Err *e) {
     return true;
 }
 
-static void weights(const void *cfg, void *w_, Fields *f) {
+static void mla_weights(const void *cfg, void *w_, Fields *f) {
     const MlaCfg *c = cfg;
     W *w = w_;
     int d = c->base.d_model, Q = c->heads * key_dim(c), A = c->kv_rank + rope_width(c);
@@ -108,7 +107,7 @@ static void weights(const void *cfg, void *w_, Fields *f) {
     if (c->o_bias) field(f, &w->bo, "o_proj.bias", bias, d);
 }
 
-static void buffers(const MlaCfg *c, int N, int M, S *s, Fields *f) {
+static void mla_buffers(const MlaCfg *c, int N, int M, S *s, Fields *f) {
     if (c->heads) {
         field(f, &s->q, "q", 0, M, c->heads, key_dim(c));
         field(f, &s->o, "o", 0, M, c->heads, c->v_dim);
@@ -123,35 +122,36 @@ static void buffers(const MlaCfg *c, int N, int M, S *s, Fields *f) {
         field(f, &s->rstd, "rstd", FIELD_F32, N);
     }
 }
-static void saved(const void *cfg, int N, void *s, Fields *f) { buffers(cfg, N, N, s, f); }
+static void mla_saved(const void *cfg, int N, void *s, Fields *f) { mla_buffers(cfg, N, N, s, f); }
 
-static void rows(const void *cfg, KvShape *s) {
+static void mla_rows(const void *cfg, KvShape *s) {
     const MlaCfg *c = cfg;
     *s = (KvShape){.lanes = 1,
                    .kdim = c->kv_rank + rope_width(c),
                    .vdim = c->kv_rank,
                    .alias = true,
                    .window = c->window,
-                   .sinks = c->sinks};
+                   .sinks = c->sinks,
+                   .heads = c->window ? 0 : c->heads};
 }
-/* Forward, backward and both forms of reading must look alike. */
-static Look look_of(const MlaCfg *c) {
+/* Forward, backward and both forms of reading must use the same pattern. */
+static AttnSpec mla_attn(const MlaCfg *c) {
     double m =
         c->rope.factor > 1 && c->rope.mscale_all_dim > 0 ? 0.1 * c->rope.mscale_all_dim * log(c->rope.factor) + 1 : 1;
-    return (Look){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(m * m / sqrt(key_dim(c)))};
+    return (
+        AttnSpec){.heads = c->heads, .window = c->window, .sinks = c->sinks, .scale = (real)(m * m / sqrt(key_dim(c)))};
 }
 
-/* ---- pieces shared by all passes ----------------------------------------------------------------------------------
- */
+/* ---- pieces shared by all passes --------------------------------------------------------------------------------- */
 
-/* (N, G Dr) and (N, G, Dr): the rotated keys of the rows in kv, side by side. */
+/* The rotated keys of the rows in kv, (N, G, Dr), or their memory as (N, G Dr). */
 static Tensor rope_keys_of(Run *r, const MlaCfg *c, int N, Tensor k, Dtype dtype) {
     Tensor t = SCRATCH_OF(r, "rope keys", dtype, N, c->rope_heads, c->rope_dim);
     r->ops->columns(r, tensor_rows(t, rope_width(c)), 0, k, c->kv_rank, rope_width(c));
     return t;
 }
 
-static void latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s) {
+static void mla_latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s) {
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
     Tensor latent = SCRATCH_OF(r, "latent", x.dtype, N, rank), u = c->latent_norm ? s->u : latent;
@@ -168,15 +168,15 @@ static void latents(Run *r, const MlaCfg *c, const W *w, Tensor x, Kv *kv, S *s)
     kv_settle(r, kv);
     arena_release(r->scratch, mark);
 }
-/* dk (N, r + G Dr), the gradient of the rows, is read and not changed. d and p: what is left to do to x, in scratch;
- * returned: how many. */
+/* The gradients of the latents. dk (N, r + G Dr), the gradient of the rows, is only read. d and p receive the products
+ * that still have to be done for x, in scratch; returns how many. */
 static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dtype, Tensor dk, const S *s,
                             Projection *d, Projection *p) {
     int N = r->in.n, rank = c->kv_rank, ropes = rope_width(c);
     Tensor g = SCRATCH_OF(r, "d latent", dtype, N, rank);
     r->ops->columns(r, g, 0, dk, 0, rank);
     if (c->latent_norm) {
-        Tensor du = FRESH_OF(r, "d u", dtype, N, rank);
+        Tensor du = OVERWRITE_OF(r, "d u", dtype, N, rank);
         r->ops->rmsnorm_backward(r, du, dw->nkv, g, s->u, w->nkv, s->rstd);
         g = du;
     }
@@ -190,7 +190,7 @@ static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dt
     return 2;
 }
 
-/* What the queries are projected from: x, or its latent; rstd is written where there is a norm. */
+/* The input of the query projection: x, or its latent; rstd is written if there is a norm. */
 static Tensor query_input(Run *r, const MlaCfg *c, const W *w, Tensor x, Tensor ql, Tensor rstd) {
     if (!c->q_rank) return x;
     if (!c->q_latent_norm) return ql;
@@ -198,7 +198,7 @@ static Tensor query_input(Run *r, const MlaCfg *c, const W *w, Tensor x, Tensor 
     r->ops->rmsnorm(r, normed, rstd, ql, w->nq, latent_eps);
     return normed;
 }
-static void queries(Run *r, const MlaCfg *c, const W *w, Tensor x, S *s) {
+static void mla_queries(Run *r, const MlaCfg *c, const W *w, Tensor x, S *s) {
     Mark mark = arena_mark(r->scratch);
     x = wanted_rows(r, x);
     if (c->q_rank) r->ops->linear(r, s->ql, x, w->wqa, w->bqa);
@@ -206,37 +206,36 @@ static void queries(Run *r, const MlaCfg *c, const W *w, Tensor x, S *s) {
     r->ops->rope(r, s->q, &c->q_turn, r->out, 1);
     arena_release(r->scratch, mark);
 }
-/* dq is consumed; what is left to do to x is returned, in scratch. */
+/* The gradients of the queries. Consumes dq; returns the product that still has to be done for x, in scratch. */
 static Projection queries_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Tensor x, Tensor dq, const S *s) {
     int N = r->in.n;
     r->ops->rope(r, dq, &c->q_turn, r->in, -1);
     if (!c->q_rank) return (Projection){dq, dw->wq, dw->bq};
     Tensor in = query_input(r, c, w, x, s->ql, c->q_latent_norm ? SCRATCH(r, "again", N) : ABSENT),
-           din = FRESH_OF(r, "d query latent", x.dtype, N, c->q_rank);
+           din = OVERWRITE_OF(r, "d query latent", x.dtype, N, c->q_rank);
     r->ops->linear_backward(r, din, dw->wq, dw->bq, dq, in, w->wq);
     if (c->q_latent_norm) {
-        Tensor dql = FRESH_OF(r, "d ql", x.dtype, N, c->q_rank);
+        Tensor dql = OVERWRITE_OF(r, "d ql", x.dtype, N, c->q_rank);
         r->ops->rmsnorm_backward(r, dql, dw->nq, din, s->ql, w->nq, s->ql_rstd);
         din = dql;
     }
     return (Projection){din, dw->wqa, dw->bqa};
 }
 
-/* ---- expanded -----------------------------------------------------------------------------------------------------
- */
+/* ---- expanded ---------------------------------------------------------------------------------------------------- */
 
 static KvShape expanded_shape(const MlaCfg *c) {
     return (KvShape){.lanes = c->heads, .kdim = key_dim(c), .vdim = c->v_dim};
 }
-/* Keys and values of every head for all rows of the pass, in scratch; *latent: their first factor (N,r). All are of
- * the rows' type. */
-static Kv expand(Run *r, const MlaCfg *c, const W *w, const Kv *kv, Tensor *latent) {
+/* The keys and values of every head for all rows of the pass, in scratch, with the rows' dtype; *latent: their first
+ * factor (N,r). */
+static Kv mla_expand(Run *r, const MlaCfg *c, const W *w, const Kv *kv, Tensor *latent) {
     int N = r->batch->N, H = c->heads;
     Dtype dtype = kv->k.dtype;
     KvShape shape = expanded_shape(c);
     Fields place = arena_placer(r->scratch);
     Kv e = {0};
-    place.half = dtype == BF16;
+    place.acts_bf16 = dtype == BF16;
     kv_fields(&shape, N, &e, &place);
     *latent = SCRATCH_OF(r, "latents", dtype, N, c->kv_rank);
     r->ops->columns(r, *latent, 0, kv->k, 0, c->kv_rank);
@@ -255,29 +254,29 @@ static Kv expand(Run *r, const MlaCfg *c, const W *w, const Kv *kv, Tensor *late
 static void attend_expanded(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S *s, bool merge) {
     Mark mark = arena_mark(r->scratch);
     Tensor latent;
-    Kv e = expand(r, c, w, kv, &latent);
-    r->ops->attend(r, s->o, s->lse, s->q, &e, look_of(c), merge);
+    Kv e = mla_expand(r, c, w, kv, &latent);
+    r->ops->attend(r, s->o, s->lse, s->q, &e, mla_attn(c), merge);
     arena_release(r->scratch, mark);
 }
-/* Adds to the gradients of queries, of the rows in kv and of Wb. Sums for dk are of its type: they are rounded where
- * nobody else adds to it. */
-static void attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv *kv, const S *s, Tensor dout,
-                            Tensor dq, Tensor dk) {
+/* Add to the gradients of queries, of the rows in kv and of Wb. Sums for dk have its dtype: they are rounded if
+ * nothing else adds to it. */
+static void mla_attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv *kv, const S *s, Tensor dout,
+                                Tensor dq, Tensor dk) {
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, H = c->heads;
     Tensor latent;
-    Kv e = expand(r, c, w, kv, &latent), de = {.s = e.s};
-    de.k = FRESH_OF(r, "d keys", e.k.dtype, N, H, key_dim(c));
-    de.v = FRESH_OF(r, "d values", e.v.dtype, N, H, c->v_dim);
-    r->ops->attend_backward(r, dq, &de, dout, s->q, &e, look_of(c), s->o, s->lse);
+    Kv e = mla_expand(r, c, w, kv, &latent), de = {.s = e.s};
+    de.k = OVERWRITE_OF(r, "d keys", e.k.dtype, N, H, key_dim(c));
+    de.v = OVERWRITE_OF(r, "d values", e.v.dtype, N, H, c->v_dim);
+    r->ops->attend_backward(r, dq, &de, dout, s->q, &e, mla_attn(c), s->o, s->lse);
     Tensor dup = SCRATCH_OF(r, "d keys and values", e.k.dtype, N, H, up_dim(c)),
-           dlatent = FRESH_OF(r, "d latents", dk.dtype, N, c->kv_rank);
+           dlatent = OVERWRITE_OF(r, "d latents", dk.dtype, N, c->kv_rank);
     r->ops->columns(r, dup, 0, de.k, 0, c->nope_dim);
     r->ops->columns(r, dup, c->nope_dim, de.v, 0, c->v_dim);
     r->ops->linear_backward(r, dlatent, dw->wb, ABSENT, dup, latent, w->wb);
     r->ops->columns_backward(r, dk, 0, dlatent, 0, c->kv_rank);
     if (c->rope_heads > 1) { /* every head of a group adds to the key it shares */
-        Tensor drope = FRESH_OF(r, "d rope keys", dk.dtype, N, c->rope_heads, c->rope_dim);
+        Tensor drope = OVERWRITE_OF(r, "d rope keys", dk.dtype, N, c->rope_heads, c->rope_dim);
         r->ops->columns_backward(r, drope, 0, de.k, c->nope_dim, c->rope_dim);
         r->ops->columns_backward(r, dk, c->kv_rank, tensor_rows(drope, rope_width(c)), 0, rope_width(c));
     } else {
@@ -286,14 +285,13 @@ static void attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv
     arena_release(r->scratch, mark);
 }
 
-/* ---- absorbed -----------------------------------------------------------------------------------------------------
- */
+/* ---- absorbed ---------------------------------------------------------------------------------------------------- */
 
-/* (M, H, r + G Dr): queries that read rows as they are stored. */
-static Tensor absorb(Run *r, const MlaCfg *c, const W *w, Tensor q) {
+/* The absorbed queries (M, H, r + G Dr), which read rows as they are stored. */
+static Tensor mla_absorb(Run *r, const MlaCfg *c, const W *w, Tensor q) {
     int M = q.n[0], H = c->heads, width = c->kv_rank + rope_width(c);
     Tensor qa = SCRATCH(r, "absorbed queries", M, H, width);
-    if (c->rope_heads > 1) r->ops->zero(r, qa); /* a head looks at its own rope key alone */
+    if (c->rope_heads > 1) r->ops->zero(r, qa); /* a head only reads its own rope key */
     r->ops->linear_heads(r, qa, q, w->wb, 0, c->nope_dim, true);
     if (c->rope_heads == 1) {
         r->ops->columns(r, qa, c->kv_rank, q, c->nope_dim, c->rope_dim);
@@ -304,17 +302,17 @@ static Tensor absorb(Run *r, const MlaCfg *c, const W *w, Tensor q) {
                         tensor_rows(q, H * key_dim(c)), h * key_dim(c) + c->nope_dim, c->rope_dim);
     return qa;
 }
-/* slot NULL: no history. own: the pass's own rows, too. */
+/* slot NULL: no history. own: also read the pass's own rows. */
 static void attend_absorbed(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S *s, const Slot *slot, bool own) {
     Mark mark = arena_mark(r->scratch);
-    Tensor qa = absorb(r, c, w, s->q), z = SCRATCH(r, "read latents", r->out.n, c->heads, c->kv_rank);
-    if (slot) kv_attend(r, slot, kv, z, s->lse, qa, look_of(c), false);
-    if (own) r->ops->attend(r, z, s->lse, qa, kv, look_of(c), slot != NULL);
+    Tensor qa = mla_absorb(r, c, w, s->q), z = SCRATCH(r, "read latents", r->out.n, c->heads, c->kv_rank);
+    if (slot) kv_attend(r, slot, kv, z, s->lse, qa, mla_attn(c), false);
+    if (own) r->ops->attend(r, z, s->lse, qa, kv, mla_attn(c), slot != NULL);
     r->ops->linear_heads(r, s->o, z, w->wb, c->nope_dim, c->v_dim, false);
     arena_release(r->scratch, mark);
 }
 
-bool mla_expands(const MlaCfg *c, const Batch *b, Pick out) {
+bool mla_expands(const MlaCfg *c, const Batch *b, RowList out) {
     double pairs = 0, up = (double)c->kv_rank * up_dim(c);
     for (int m = 0; m < out.n; m++) {
         int i = out.idx[m], sees = i - imax(b->first[i], b->off[b->of[i]]) + 1;
@@ -324,40 +322,44 @@ bool mla_expands(const MlaCfg *c, const Batch *b, Pick out) {
     return pairs * (key_dim(c) + c->v_dim) + b->N * up < absorbed;
 }
 
-/* ---- passes -------------------------------------------------------------------------------------------------------
- */
+/* ---- passes ------------------------------------------------------------------------------------------------------ */
 
-static void forward(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, void *s_, Tensor y) {
+static void mla_forward(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, void *s_, Tensor y) {
     const MlaCfg *c = cfg;
     const W *w = w_;
     S *s = s_;
-    if (c->base.owner) latents(r, c, w, x, kv, s);
+    if (c->base.owner) mla_latents(r, c, w, x, kv, s);
     if (!c->heads) return;
-    queries(r, c, w, x, s);
+    mla_queries(r, c, w, x, s);
     attend_expanded(r, c, w, kv, s, false);
     r->ops->linear(r, y, s->o, w->wo, w->bo);
 }
-static void extend(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
+static void mla_extend(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
     const MlaCfg *c = cfg;
     const W *w = w_;
     Mark mark = arena_mark(r->scratch);
     Fields f = arena_placer(r->scratch);
     S s = {0};
-    buffers(c, r->in.n, r->out.n, &s, &f);
-    if (c->base.owner) latents(r, c, w, x, kv, &s);
+    mla_buffers(c, r->in.n, r->out.n, &s, &f);
+    if (c->base.owner) mla_latents(r, c, w, x, kv, &s);
     if (c->heads) {
         bool all = measuring(r), history = r->batch->history, expands = !all && mla_expands(c, r->batch, r->out);
-        queries(r, c, w, x, &s);
+        mla_queries(r, c, w, x, &s);
         /* both partials of the softmax meet in (o, lse): that of the history is lifted before it is merged */
         if (all || history || !expands) attend_absorbed(r, c, w, kv, &s, history ? slot : NULL, all || !expands);
         if (all || expands) attend_expanded(r, c, w, kv, &s, history);
+        if (present(r->probe.q)) { /* as they meet the latents */
+            Mark inner = arena_mark(r->scratch);
+            kv_probe(r, mla_absorb(r, c, w, s.q), s.lse, mla_attn(c));
+            arena_release(r->scratch, inner);
+        }
         r->ops->linear(r, y, s.o, w->wo, w->bo);
     }
     arena_release(r->scratch, mark);
 }
 
-static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
-                     const void *s_, Tensor dy, Tensor dx) {
+static void mla_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
+                         const void *s_, Tensor dy, Tensor dx) {
     const MlaCfg *c = cfg;
     const W *w = w_;
     W *dw = dw_;
@@ -367,30 +369,31 @@ static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor 
     int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads;
-        Tensor dout = FRESH_OF(r, "d o", x.dtype, N, H, c->v_dim), dq = FRESH_OF(r, "d q", x.dtype, N, H, key_dim(c));
+        Tensor dout = OVERWRITE_OF(r, "d o", x.dtype, N, H, c->v_dim),
+               dq = OVERWRITE_OF(r, "d q", x.dtype, N, H, key_dim(c));
         r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
-        attend_backward(r, c, w, dw, kv, s, dout, dq, dkv->k);
+        mla_attend_backward(r, c, w, dw, kv, s, dout, dq, dkv->k);
         d[n] = queries_backward(r, c, w, dw, x, dq, s);
         p[n++].w = c->q_rank ? w->wqa : w->wq;
     }
-    /* comes last of all readers: dkv holds the sum of their shares */
+    /* the owner's backward runs last: dkv holds the sum of all readers' parts */
     if (c->base.owner) n += latents_backward(r, c, w, dw, x.dtype, dkv->k, s, d + n, p + n);
     r->ops->linear_many_backward(r, dx, n, d, x, p);
     arena_release(r->scratch, mark);
 }
 
-static double seen(const MlaCfg *c, double context) {
+static double mla_seen(const MlaCfg *c, double context) {
     return c->window && context > c->window + c->sinks ? c->window + c->sinks : context;
 }
-static double flops(const void *cfg, double context) {
+static double mla_flops(const void *cfg, double context) {
     const MlaCfg *c = cfg;
-    return 2.0 * c->heads * (key_dim(c) + c->v_dim) * seen(c, context);
+    return 2.0 * c->heads * (key_dim(c) + c->v_dim) * mla_seen(c, context);
 }
 static double decode_flops(const void *cfg, double context) {
     const MlaCfg *c = cfg;
-    return 2.0 * c->heads * (2.0 * c->kv_rank + rope_width(c)) * seen(c, context);
+    return 2.0 * c->heads * (2.0 * c->kv_rank + rope_width(c)) * mla_seen(c, context);
 }
-static bool publishes_only(const void *cfg) { return ((const MlaCfg *)cfg)->heads == 0; }
+static bool mla_publishes_only(const void *cfg) { return ((const MlaCfg *)cfg)->heads == 0; }
 
 const Mixer mla_mixer = {
     .name = "mla",
@@ -399,15 +402,15 @@ const Mixer mla_mixer = {
     .cfg_size = sizeof(MlaCfg),
     .w_size = sizeof(W),
     .s_size = sizeof(S),
-    .check = check,
-    .weights = weights,
-    .saved = saved,
-    .rows = rows,
-    .forward = forward,
-    .backward = backward,
-    .extend = extend,
-    .flops = flops,
+    .check = mla_check,
+    .weights = mla_weights,
+    .saved = mla_saved,
+    .rows = mla_rows,
+    .forward = mla_forward,
+    .backward = mla_backward,
+    .extend = mla_extend,
+    .flops = mla_flops,
     .decode_flops = decode_flops,
-    .publishes_only = publishes_only,
-    .half = true,
+    .publishes_only = mla_publishes_only,
+    .takes_bf16 = true,
 };

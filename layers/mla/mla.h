@@ -1,5 +1,5 @@
-/* mla.h: multi-head latent attention: the cache holds one short latent per token, from which every head's key and value
- * are built.
+/* mla.h: multi-head latent attention: the cache holds one short latent per token, from which the keys and values of
+ * all heads are built. The mixer mla uses it; the deepseek_v3 reader and conversions read its settings.
  *
  *   u = Wa x + ba                                  (r + G Dr) per token: latent, then G rope keys
  *   c = RMSNorm(u[0:r]); kr_g = rotated(u[r + g Dr ...])
@@ -11,18 +11,19 @@
  *
  * Stored per token: [c | kr_1 .. kr_G], one row for all heads.
  *
- * Absorbed, the same numbers without a key or value of any head: with Wb_h = [Wk_h; Wv_h]
+ * The absorbed form gives the same values without computing any head's keys or values. With Wb_h = [Wk_h; Wv_h]
  *   s_ij = scale ([Wk_h^T qn_i | qr_i] . [c_j | kr_j]);  z_h = sum_j softmax_j(s_ij) c_j;  o_h = Wv_h z_h
- * which is attention of H heads to one lane whose value is the first r numbers of its key.
+ * It is attention of H heads to one lane whose value is the first r elements of its key.
  *
- * Training expands; the history is read absorbed; a pass's own rows are read the way that takes fewer FLOPs. G = 1 is
- * DeepSeek's; G > 1 holds a grouped-query model exactly (r = its values, Dn = 0, a rope key for each of its key heads).
- * A layer whose kv_from names another reads that layer's latents through a Wb of its own; heads = 0 publishes.
+ * Training uses the expanded form. The history is read absorbed. A pass reads its own rows in the form that needs
+ * fewer FLOPs. G = 1 is DeepSeek's; G > 1 holds a grouped-query model losslessly (r = its values, Dn = 0, a rope key
+ * for each of its key heads). A layer whose kv_from names another layer reads that layer's latents through its own Wb;
+ * heads = 0 publishes.
  *
  * Sources: arXiv:2405.04434 section 2.1, arXiv:2412.19437; deepseek-ai/DeepSeek-V3 inference/model.py; names and the
  * norms' eps of 1e-6: transformers modeling_deepseek_v3. */
 #pragma once
-#include "../mixer.h"
+#include "layers/mixer.h"
 
 typedef struct {
     LayerCfg base;
@@ -33,9 +34,10 @@ typedef struct {
 } MlaCfg;
 extern const Mixer mla_mixer;
 
-/* Whether a pass of N rows expands its own keys and values, of which `out.n` wanted rows make queries. With P the pairs
- * of a query and a row of this pass that it sees, per head and multiply-add:
+/* True if a pass of N rows should expand its own keys and values; the `out.n` wanted rows are its queries. With P the
+ * pairs of a query and a row of this pass that it sees, the cost per head in multiply-adds is
  *   absorbed  P (2 r + G Dr)                                     absorbing and lifting: out.n r (Dn + Dv)
  *   expanded  P (Dn + Dr + Dv) + N r (Dn + Dv)
- * A history is read absorbed, so that its price is paid in both; without one it counts for the absorbed side alone. */
-bool mla_expands(const MlaCfg *, const Batch *, Pick out);
+ * A history is always read absorbed. So with a history absorbing and lifting is paid in both forms; without one only
+ * the absorbed form pays it. */
+bool mla_expands(const MlaCfg *, const Batch *, RowList out);

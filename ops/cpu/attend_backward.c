@@ -1,14 +1,14 @@
-/* attend_backward.c: the gradients of attention over the rows of a pass, by the blocks of attend.c. Included by cpu.c
- * behind it. */
-/* One lane of one sequence; the only writer of its dk, dv and of its heads' dq. */
+/* attend_backward.c: the gradients of attention over the rows of a pass, in the blocks of attend.c. cpu.c includes it
+ * after attend.c. */
+/* One lane of one sequence. One thread works on it and is the only writer of its dk, dv and of its heads' dq. */
 typedef struct {
     Tensor dq, dout, q, o, lse;
     const Kv *kv;
     Kv *dkv;
     const real *kt, *vt;
     real *g, *dqb, *ds;           /* (QB,Dv) (QB,Dk) (QB,KB) */
-    const Pair *kp, *vp, *kb;     /* panels: keys and values turned, keys below each other */
-    Pair *gp, *gb, *qb, *pb, *db; /* along: g; below: g, q, p = exp(s - lse), ds */
+    const Pair *kp, *vp, *kb;     /* panels: keys and values as pairs along D (turned), keys as pairs of rows */
+    Pair *gp, *gb, *qb, *pb, *db; /* pairs along the row: g; pairs of rows: g, q, p = exp(s - lse), ds */
 } Back;
 static size_t back_pairs(int Dk, int Dv) { return (size_t)QB * (size_t)(Dv + Dv + Dk + KB + KB) / 2; }
 static void back_place_pairs(Back *a, Pair *mem, int Dk, int Dv) {
@@ -42,7 +42,7 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
     else
         rows_back(k, a->ds, b->pos + j, bias, dbias, j, n, lse, delta);
     for (int t = 0; bias && t < n; t++) R(a->dkv->bias)[(size_t)(j + t) * (size_t)lanes + (size_t)h] += dbias[t];
-    if (k->qp) { /* past n both are 0 */
+    if (k->qp) { /* both are 0 past n */
         int half = (k->n + 1) / 2, keys = (n + 1) / 2;
         pairs_mm(R(a->dkv->v) + vat, ldv, a->pb, 1, KB, a->gb, (size_t)Dv, n, half, Dv, true);
         pairs_mm(R(a->dkv->k) + kat, ldk, a->db, 1, KB, a->qb, (size_t)Dk, n, half, Dk, true);
@@ -50,12 +50,12 @@ static void backward_keys(Block *k, const Back *a, const Batch *b, int h, int j,
         return;
     }
     tile_mm(R(a->dkv->v) + vat, ldv, k->s, 1, KB, a->g, (size_t)Dv, n, k->n, Dv);
-    tile_mm(R(a->dkv->k) + kat, ldk, a->ds, 1, KB, k->q, (size_t)Dk, n, k->n, Dk); /* q carries the scale */
+    tile_mm(R(a->dkv->k) + kat, ldk, a->ds, 1, KB, k->q, (size_t)Dk, n, k->n, Dk); /* q already has the scale */
     tile_mm(a->dqb, (size_t)Dk, a->ds, KB, 1, R(a->kv->k) + kat, ldk, k->n, n, Dk);
 }
 
 static void backward_lane(Block *k, const Back *a, const Batch *b, const int *idx, int s, int h) {
-    int group = k->look.heads / a->kv->s.lanes, m0 = b->off[s], entries = (b->off[s + 1] - m0) * group, Dk = k->Dk,
+    int group = k->spec.heads / a->kv->s.lanes, m0 = b->off[s], entries = (b->off[s + 1] - m0) * group, Dk = k->Dk,
         Dv = k->Dv;
     real lse[QB], delta[QB];
     for (int e0 = 0; e0 < entries; e0 += QB) {
@@ -63,7 +63,7 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
         Span span = block_rows(k, b, s, idx, e0, group, m0);
         memset(a->dqb, 0, (size_t)k->n * (size_t)Dk * sizeof(real));
         for (int i = 0; i < k->n; i++) {
-            size_t at = entry_at(m0, h, group, k->look.heads, e0 + i);
+            size_t at = entry_at(m0, h, group, k->spec.heads, e0 + i);
             get_row(a->g + i * Dv, a->dout, at * (size_t)Dv, Dv);
             get_row(k->o + i * Dv, a->o, at * (size_t)Dv, Dv);
             delta[i] = dot(a->g + i * Dv, k->o + i * Dv, Dv);
@@ -79,10 +79,10 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
             if (span_meets(span, j, j + n)) backward_keys(k, a, b, h, j, n, p, lse, delta);
         }
         for (int i = 0; i < k->n; i++) {
-            size_t at = entry_at(m0, h, group, k->look.heads, e0 + i) * (size_t)Dk;
-            real *dq = a->dqb + i * Dk, *old = k->q + i * Dk; /* the keys are through: q's place is free */
-            for (int c = 0; c < Dk; c++) dq[c] *= k->look.scale;
-            if (!a->dq.fresh) {
+            size_t at = entry_at(m0, h, group, k->spec.heads, e0 + i) * (size_t)Dk;
+            real *dq = a->dqb + i * Dk, *old = k->q + i * Dk; /* the keys are done, so q's memory is free */
+            for (int c = 0; c < Dk; c++) dq[c] *= k->spec.scale;
+            if (!a->dq.overwrite) {
                 get_row(old, a->dq, at, Dk);
                 for (int c = 0; c < Dk; c++) dq[c] += old[c];
             }
@@ -91,25 +91,24 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
     }
 }
 
-/* A gradient to add to in f32; what BF16 held is in it. */
+/* A gradient to add to in f32; it begins with the values of the BF16 tensor. */
 static Tensor sum_in_reals(Run *r, const char *name, Tensor d) {
-    if (d.dtype == BF16) d = d.fresh ? as_fresh(scratch_tensor(r, name, REAL, d.rank, d.n)) : in_reals(r, name, d);
+    if (d.dtype == BF16)
+        d = d.overwrite ? as_overwritten(scratch_tensor(r, name, REAL, d.rank, d.n)) : in_reals(r, name, d);
     begin_sum(r, d);
     return d;
 }
-static void attend_backward(Run *r, Tensor dq, Kv *drows, Tensor dout, Tensor q, const Kv *rows, Look look, Tensor o,
-                            Tensor lse) {
+static void attend_backward(Run *r, Tensor dq, Kv *drows, Tensor dout, Tensor q, const Kv *rows, AttnSpec spec,
+                            Tensor o, Tensor lse) {
     const Batch *b = r->batch;
     int lanes = rows->s.lanes, Dk = rows->s.kdim, Dv = rows->s.vdim;
-    check_attend(rows, look, q, o);
-    CHECK(r->out.n == b->N, "%d of %d rows", r->out.n, b->N);
-    CHECK(!rows->s.alias, "rows whose value is part of the key are attended to, not trained on");
+    check_attend_backward(r, &rows->s, spec, q, o);
     Mark mark = arena_mark(r->scratch);
     const Kv wide = kv_in_reals(r, rows), *kv = &wide;
     Kv sums = *drows, *dkv = &sums;
     sums.k = sum_in_reals(r, "keys' gradient in f32", drows->k);
     sums.v = sum_in_reals(r, "values' gradient in f32", drows->v);
-    bool pairs = by_pairs(r, Dk, Dv);
+    bool pairs = by_pairs(r, spec, Dk, Dv);
     size_t extra = (size_t)QB * (size_t)(Dk + Dv + KB), numbers = block_numbers(Dk, Dv) + extra;
     Tensor keys = rows_of(r, lanes, Dk), values = rows_of(r, lanes, Dv), kt = ABSENT, vt = ABSENT;
     Pair *kp = NULL, *vp = NULL, *kb = NULL;
@@ -129,7 +128,7 @@ static void attend_backward(Run *r, Tensor dq, Kv *drows, Tensor dout, Tensor q,
             pack_all(r, R(vt), kv->v, NULL, 0);
         }
 #pragma omp parallel for collapse(2) schedule(dynamic) \
-    num_threads(r->dev->threads) if ((long)b->N * look.heads * Dk * 16 > ALONE)
+    num_threads(r->dev->threads) if ((long)b->N * spec.heads * Dk * 16 > ALONE)
         for (int s = 0; s < b->B; s++)
             for (int h = 0; h < lanes; h++) {
                 Block k;
@@ -139,7 +138,7 @@ static void attend_backward(Run *r, Tensor dq, Kv *drows, Tensor dout, Tensor q,
                 a.g = m + block_numbers(Dk, Dv);
                 a.dqb = a.g + (size_t)QB * (size_t)Dv;
                 a.ds = a.dqb + (size_t)QB * (size_t)Dk;
-                block_place(&k, m, Dk, Dv, look);
+                block_place(&k, m, Dk, Dv, spec);
                 if (pairs) {
                     block_place_pairs(&k, m + numbers);
                     back_place_pairs(&a, (Pair *)(m + numbers + block_pairs(Dk)), Dk, Dv);

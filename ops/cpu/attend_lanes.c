@@ -1,48 +1,136 @@
 /* attend_lanes.c: attention over cached lanes, a page at a time, by the blocks of attend.c, behind which cpu.c includes
  * it. */
-/* -inf for those of n rows of a page that are retired, of which `tail` (a number from their first on) is one; NULL if
+#include "ops/fp8.h"
+#include "ops/packed.h"
+
+/* -inf for those of n rows of a page that are evicted, of which `tail` (a number from their first on) is one; NULL if
  * none is. */
-static const real *retired(real mem[KB], const bool *gone, int tail, int n) {
+static const real *evicted_bias(real mem[KB], const bool *evicted, int tail, int n) {
     bool any = false;
-    for (int t = 0; gone && t < n; t++) {
-        bool out = gone[t] || t == tail;
+    for (int t = 0; evicted && t < n; t++) {
+        bool out = evicted[t] || t == tail;
         any |= out;
         mem[t] = out ? -INFINITY : 0;
     }
     return any ? mem : NULL;
 }
 
-/* Rows of bf16 that few entries meet go from memory through registers into the sums: written out as `real`s first, they
- * would cost more than the products. The double form, which only checks gradients, has none. */
+/* Rows in fewer bits that few entries meet go from memory through registers into the sums: written out as `real`s
+ * first, they would cost more than the products. The double form, which only checks gradients, has none. */
 enum { DIRECT = 4 };
-static bool direct(const Block *k, const Lanes *t) {
-    return REAL == F32 && t->s.narrow && k->n <= DIRECT && k->Dk % VL == 0 && k->Dv % VL == 0;
+/* How parts are read: known where the loops over them are compiled. */
+typedef enum { READ_REAL, READ_BF16, READ_INT8, READ_FP8, READ_4, READ_3, READ_2, READ_PART } Read;
+static Read read_as(const KvShape *s) {
+    if (REAL != F32) return rows_as(s) == ROWS_REAL ? READ_REAL : READ_PART;
+    switch (rows_as(s)) {
+    case ROWS_REAL: return READ_REAL;
+    case ROWS_BF16: return READ_BF16;
+    case ROWS_INT8: return READ_INT8;
+    case ROWS_FP8: return READ_FP8;
+    case ROWS_PACKED: return s->codec->bits == 4 ? READ_4 : s->codec->bits == 3 ? READ_3 : READ_2;
+    default: return READ_PART;
+    }
+}
+/* Parts that lie one after the other in a page: bytes from one to the next, numbers of each. */
+typedef struct {
+    const char *first;
+    size_t ld;
+    int width, group; /* group: RowCodec */
+} Parts;
+static int group_of(const KvShape *s) { return s->codec ? s->codec->group : 0; }
+static bool direct(const Block *k, Read as) {
+    return as != READ_REAL && as != READ_PART && k->n <= DIRECT && k->Dk % VL == 0 && k->Dv % VL == 0;
 }
 #ifdef KV_DOUBLE
-static void direct_scores(Block *b, const uint16_t *keys, int n, ptrdiff_t ahead) {
-    (void)b, (void)keys, (void)n, (void)ahead;
+static void direct_scores(Block *b, Read as, Parts keys, int n, ptrdiff_t ahead) {
+    (void)b, (void)as, (void)keys, (void)n, (void)ahead;
 }
-static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n, ptrdiff_t ahead) {
-    (void)b, (void)v, (void)ldv, (void)n, (void)ahead;
+static void direct_values(Block *b, Read as, Parts values, int n, ptrdiff_t ahead) {
+    (void)b, (void)as, (void)values, (void)n, (void)ahead;
 }
+static void direct_decoded(real *to, Read as, Parts parts, int n) { (void)to, (void)as, (void)parts, (void)n; }
 #else
-typedef uint16_t Half __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
-typedef uint32_t Word __attribute__((vector_size(VBYTES)));
-INLINE Vec wide_vec(const uint16_t *x) { return (Vec)(__builtin_convertvector(*(const Half *)x, Word) << 16); }
-
-/* Asks for a row that lies `ahead` numbers on; 0: for none. */
-INLINE void ask(const uint16_t *row, ptrdiff_t ahead, int width) {
-    if (ahead)
-        for (int k = 0; k < width; k += 32) __builtin_prefetch(row + ahead + k, 0, 2);
+typedef uint16_t Bf16s __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
+typedef uint32_t Word __attribute__((vector_size(VBYTES), aligned(4), may_alias));
+typedef int8_t Codes __attribute__((vector_size(VBYTES / 4), aligned(1), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(VBYTES / 4), aligned(1), may_alias));
+typedef int32_t Whole __attribute__((vector_size(VBYTES)));
+INLINE Vec wide_vec(const uint16_t *x) { return (Vec)(__builtin_convertvector(*(const Bf16s *)x, Word) << 16); }
+INLINE float scale_of(Read as, const char *part) {
+    float scale = 1;
+    if (as == READ_INT8 || as == READ_FP8) memcpy(&scale, part, sizeof scale);
+    return scale;
 }
-INLINE void scores_of(int entries, Block *b, const uint16_t *keys, int n, ptrdiff_t ahead) {
-    for (int j = 0; j < n; j++, keys += b->Dk) {
+/* fp8_number of vectors. */
+INLINE Vec fp8_vec(const char *codes, float scale) {
+    const Word code = __builtin_convertvector(*(const Bytes *)codes, Word), size = code & 0x7f;
+    const Word tiny = (Word)(size < 8);
+    const Vec x = (Vec)((size << 20) + (120u << 23) + (tiny & 1u << 23)) - (Vec)(tiny & 0x3c800000u);
+    return (Vec)((Word)(x * scale) | (code & 0x80) << 24);
+}
+/* Codes k..k+VL-1 of `bits` each, as packed.h has them: k is a multiple of VL. */
+INLINE Word fields(const char *codes, int bits, int k) {
+    static const uint32_t by4[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28},
+                          by2[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
+                          by1[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                          second[16] = {0, 0, 0, 0, 0, 0, 0, 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+    const uint32_t *words = (const uint32_t *)codes + k * bits / 32;
+    Word x = (Word){0} + words[0];
+    if (bits * VL > 32) x ^= ((Word){0} + (words[0] ^ words[1])) & *(const Word *)second;
+    return (x >> (*(const Word *)(bits == 4   ? by4
+                                  : bits == 2 ? by2
+                                              : by1) +
+                  (uint32_t)(k * bits % 32))) &
+           ((1u << bits) - 1);
+}
+INLINE Vec packed_vec(int bits, const char *part, int width, int group, int c) {
+    const int at = c & -group, k = c - at, n = imin(group, width - at), low = packed_low(bits);
+    const char *head = part + (size_t)(at / group) * packed_group_bytes(bits, group);
+    const Word both = (Word){0} + *(const uint32_t *)head;
+    Word code = fields(head + PACKED_HEAD, low, k);
+    if (bits == 3) code |= fields(head + PACKED_HEAD + 4 * packed_words(low, n), 1, k) << 2;
+    return __builtin_convertvector(((Whole)both >> 16) + (Whole)code, Vec) * (Vec)(both << 16);
+}
+/* Numbers c.. of a part; `as` is known where this is compiled. */
+INLINE Vec part_vec(Read as, const char *part, const Parts *p, float scale, int c) {
+    switch (as) {
+    case READ_BF16: return wide_vec((const uint16_t *)part + c);
+    case READ_INT8:
+        return __builtin_convertvector(__builtin_convertvector(*(const Codes *)(part + INT8_HEAD + c), Whole), Vec) *
+               scale;
+    case READ_FP8: return fp8_vec(part + FP8_HEAD + c, scale);
+    case READ_4: return packed_vec(4, part, p->width, p->group, c);
+    case READ_3: return packed_vec(3, part, p->width, p->group, c);
+    default: return packed_vec(2, part, p->width, p->group, c);
+    }
+}
+    /* `call` for the way in which parts are read, as a constant. */
+    #define FOR_READ(as, call)                             \
+        switch (as) {                                      \
+        case READ_BF16: call(READ_BF16); break;            \
+        case READ_INT8: call(READ_INT8); break;            \
+        case READ_FP8: call(READ_FP8); break;              \
+        case READ_4: call(READ_4); break;                  \
+        case READ_3: call(READ_3); break;                  \
+        case READ_2: call(READ_2); break;                  \
+        default: CHECK(false, "rows read as %d", (int)as); \
+        }
+
+/* Asks for a part that lies `ahead` bytes on; 0: for none. */
+INLINE void ask(const char *part, ptrdiff_t ahead, size_t bytes) {
+    if (ahead)
+        for (size_t k = 0; k < bytes; k += 64) __builtin_prefetch(part + ahead + k, 0, 2);
+}
+INLINE void scores_of(int entries, Read as, Block *b, Parts keys, int n, ptrdiff_t ahead) {
+    const char *part = keys.first;
+    for (int j = 0; j < n; j++, part += keys.ld) {
         Vec sum[DIRECT];
-        ask(keys, ahead, b->Dk);
+        const float scale = scale_of(as, part);
+        ask(part, ahead, keys.ld);
     #pragma GCC unroll 4
         for (int i = 0; i < entries; i++) sum[i] = (Vec){0};
         for (int k = 0; k < b->Dk; k += VL) {
-            Vec x = wide_vec(keys + k);
+            Vec x = part_vec(as, part, &keys, scale, k);
     #pragma GCC unroll 4
             for (int i = 0; i < entries; i++) sum[i] += *(const Vec *)(b->q + i * b->Dk + k) * x;
         }
@@ -50,16 +138,18 @@ INLINE void scores_of(int entries, Block *b, const uint16_t *keys, int n, ptrdif
         for (int i = 0; i < entries; i++) b->s[i * KB + j] = total(&sum[i]);
     }
 }
-static void direct_scores(Block *b, const uint16_t *keys, int n, ptrdiff_t ahead) {
+INLINE void direct_scores_of(Read as, Block *b, Parts keys, int n, ptrdiff_t ahead) {
     switch (b->n) {
-    case 1: scores_of(1, b, keys, n, ahead); break;
-    case 2: scores_of(2, b, keys, n, ahead); break;
-    case 3: scores_of(3, b, keys, n, ahead); break;
-    default: scores_of(DIRECT, b, keys, n, ahead);
+    case 1: scores_of(1, as, b, keys, n, ahead); break;
+    case 2: scores_of(2, as, b, keys, n, ahead); break;
+    case 3: scores_of(3, as, b, keys, n, ahead); break;
+    default: scores_of(DIRECT, as, b, keys, n, ahead);
     }
 }
-/* Columns c.. of o += s v: in the order of tile_mm. */
-INLINE void values_of(int entries, int vecs, Block *b, const uint16_t *v, size_t ldv, int n, int c) {
+static void direct_scores(Block *b, Read as, Parts keys, int n, ptrdiff_t ahead){
+    #define SCORES(how) direct_scores_of(how, b, keys, n, ahead)
+    FOR_READ(as, SCORES)} /* Columns c.. of o += s v: in the order of tile_mm. */
+INLINE void values_of(int entries, int vecs, Read as, Block *b, Parts v, int n, int c) {
     Vec sum[DIRECT][TILE_VECS];
     #pragma GCC unroll 4
     for (int i = 0; i < entries; i++)
@@ -67,8 +157,10 @@ INLINE void values_of(int entries, int vecs, Block *b, const uint16_t *v, size_t
         for (int w = 0; w < vecs; w++) sum[i][w] = *(const Vec *)(b->o + i * b->Dv + c + w * VL);
     for (int j = 0; j < n; j++) {
         Vec x[TILE_VECS];
+        const char *part = v.first + (size_t)j * v.ld;
+        const float scale = scale_of(as, part);
     #pragma GCC unroll 4
-        for (int w = 0; w < vecs; w++) x[w] = wide_vec(v + (size_t)j * ldv + c + w * VL);
+        for (int w = 0; w < vecs; w++) x[w] = part_vec(as, part, &v, scale, c + w * VL);
     #pragma GCC unroll 4
         for (int i = 0; i < entries; i++)
     #pragma GCC unroll 4
@@ -79,63 +171,93 @@ INLINE void values_of(int entries, int vecs, Block *b, const uint16_t *v, size_t
     #pragma GCC unroll 4
         for (int w = 0; w < vecs; w++) *(Vec *)(b->o + i * b->Dv + c + w * VL) = sum[i][w];
 }
-INLINE void all_values(int entries, Block *b, const uint16_t *v, size_t ldv, int n) {
+INLINE void all_values(int entries, Read as, Block *b, Parts v, int n) {
     int c = 0;
-    for (; c + TILE_VECS * VL <= b->Dv; c += TILE_VECS * VL) values_of(entries, TILE_VECS, b, v, ldv, n, c);
-    for (; c < b->Dv; c += VL) values_of(entries, 1, b, v, ldv, n, c);
+    for (; c + TILE_VECS * VL <= b->Dv; c += TILE_VECS * VL) values_of(entries, TILE_VECS, as, b, v, n, c);
+    for (; c < b->Dv; c += VL) values_of(entries, 1, as, b, v, n, c);
 }
-static void direct_values(Block *b, const uint16_t *v, size_t ldv, int n, ptrdiff_t ahead) {
-    for (int j = 0; j < n; j++) ask(v + (size_t)j * ldv, ahead, b->Dv);
+INLINE void direct_values_of(Read as, Block *b, Parts v, int n) {
     switch (b->n) {
-    case 1: all_values(1, b, v, ldv, n); break;
-    case 2: all_values(2, b, v, ldv, n); break;
-    case 3: all_values(3, b, v, ldv, n); break;
-    default: all_values(DIRECT, b, v, ldv, n);
+    case 1: all_values(1, as, b, v, n); break;
+    case 2: all_values(2, as, b, v, n); break;
+    case 3: all_values(3, as, b, v, n); break;
+    default: all_values(DIRECT, as, b, v, n);
     }
 }
+static void direct_values(Block *b, Read as, Parts v, int n, ptrdiff_t ahead) {
+    for (int j = 0; j < n; j++) ask(v.first + (size_t)j * v.ld, ahead, v.ld);
+    #define VALUES(how)  direct_values_of(how, b, v, n)
+    FOR_READ(as, VALUES)
+}
+INLINE void decoded_of(Read as, real *to, Parts p, int n) {
+    for (int j = 0; j < n; j++) {
+        const char *part = p.first + (size_t)j * p.ld;
+        const float scale = scale_of(as, part);
+        for (int c = 0; c < p.width; c += VL) *(Vec *)(to + j * p.width + c) = part_vec(as, part, &p, scale, c);
+    }
+}
+static void direct_decoded(real *to, Read as, Parts p, int n) {
+    #define DECODED(how) decoded_of(how, to, p, n)
+    FOR_READ(as, DECODED)
+}
 #endif
+/* n parts as `real`s. */
+static void decoded(real *to, const KvShape *s, Parts p, int n) {
+    const Read as = read_as(s);
+    if (rows_as(s) == ROWS_BF16)
+        widened(to, (const uint16_t *)p.first, (size_t)n * (size_t)p.width);
+    else if (as != READ_PART && p.width % VL == 0)
+        direct_decoded(to, as, p, n);
+    else
+        for (int j = 0; j < n; j++)
+            s->codec->decode(s->codec, to + (size_t)j * (size_t)p.width, p.first + (size_t)j * p.ld, p.width);
+}
 
-/* The rows from..to-1 of a lane, a page at a time; this pass retired row `tail` (-1: none). room: for a page's rows
- * where they are narrow, as `real`s or, where the block's products are of pairs, as those. */
+/* The rows from..to-1 of a lane, a page at a time; this pass evicted row `tail` (-1: none). room: for a page's rows
+ * where they are not `real`s, as `real`s or, where the block's products are of pairs, as those. */
 static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, int tail, real *room) {
-    int Dk = k->Dk, P = t->P;
+    const int Dk = k->Dk, P = t->P;
+    const Read as = read_as(&t->s);
+    const int width = t->s.alias ? Dk : k->Dv, group = group_of(&t->s); /* of a value's part */
+    const size_t kb = key_bytes(&t->s), vb = t->s.alias ? kb : value_bytes(&t->s),
+                 page_bytes = (size_t)P * row_bytes(&t->s);
     real *wide = room;
     Pair *turned = (Pair *)room, *below = turned + KB * Dk / 2;
     size_t ldv = (size_t)(t->s.alias ? Dk : k->Dv);
     for (int row = from, n; row < to; row += n) {
         int page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(row / P % t->maxpages)], at = row % P;
         n = imin(P - at, to - row);
-        size_t key = (size_t)page * (size_t)P * (size_t)row_width(&t->s) + (size_t)at * (size_t)Dk,
-               value = t->s.alias ? key : key + (size_t)(P - at) * (size_t)Dk + (size_t)at * ldv;
+        const char *in = (const char *)t->data.p + (size_t)page * page_bytes, *key = in + (size_t)at * kb,
+                   *value = t->s.alias ? key : in + (size_t)P * kb + (size_t)at * vb;
+        const Parts key_parts = {key, kb, Dk, group}, value_parts = {value, vb, width, group};
         const real *keys = wide, *vals = t->s.alias ? wide : wide + KB * Dk;
         real bias_mem[KB];
         size_t first = (size_t)page * (size_t)P + (size_t)at;
-        const real *bias = retired(bias_mem, t->gone ? t->gone + first : NULL, tail - row, n);
+        const real *bias = evicted_bias(bias_mem, t->evicted ? t->evicted + first : NULL, tail - row, n);
         if (k->qp) {
-            const uint16_t *data = t->data.p;
-            pairs_turned(turned, rows_half(data + key, (size_t)Dk), n, Dk);
-            pairs_below(below, rows_half(data + value, ldv), n, k->Dv);
+            pairs_turned(turned, rows_stored((const uint16_t *)key, (size_t)Dk), n, Dk);
+            pairs_below(below, rows_stored((const uint16_t *)value, ldv), n, k->Dv);
             pairs_mm(k->s, KB, k->qp, (size_t)Dk / 2, 1, turned, KB, k->n, Dk / 2, in_vectors(n), false);
             absorb(k, NULL, 0, below, t->pos + first, bias, row, n);
             continue;
         }
-        if (direct(k, t)) { /* a lane's pages lie anywhere: while one is read the next is asked for */
+        if (direct(k, as)) { /* a lane's pages lie anywhere: while one is read the next is asked for */
             ptrdiff_t ahead = 0;
             if (row + n < to)
                 ahead =
                     ((ptrdiff_t)t->table[(size_t)lane * (size_t)t->maxpages + (size_t)((row + n) / P % t->maxpages)] -
                      page) *
-                    (ptrdiff_t)P * row_width(&t->s);
-            direct_scores(k, (const uint16_t *)t->data.p + key, n, ahead);
+                    (ptrdiff_t)page_bytes;
+            direct_scores(k, as, key_parts, n, ahead);
             soften(k, t->pos + first, bias, row, n);
-            direct_values(k, (const uint16_t *)t->data.p + value, ldv, n, t->s.alias ? 0 : ahead);
+            direct_values(k, as, value_parts, n, t->s.alias ? 0 : ahead);
             continue;
         }
-        if (t->s.narrow) {
-            widened(wide, (const uint16_t *)t->data.p + key, (size_t)n * (size_t)Dk);
-            if (!t->s.alias) widened(wide + KB * Dk, (const uint16_t *)t->data.p + value, (size_t)n * ldv);
+        if (as == READ_REAL) {
+            keys = (const real *)key, vals = (const real *)value;
         } else {
-            keys = R(t->data) + key, vals = R(t->data) + value;
+            decoded(wide, &t->s, key_parts, n);
+            if (!t->s.alias) decoded(wide + KB * Dk, &t->s, value_parts, n);
         }
         if (k->n <= FEW_ENTRIES) { /* decoding: the keys are read once, packing them would cost more than the product */
             scores(k, keys, (size_t)Dk, n);
@@ -148,15 +270,16 @@ static void attend_rows(Block *k, const Lanes *t, int lane, int from, int to, in
     }
 }
 
-static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, Look look,
+static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t, const Kv *pass, AttnSpec spec,
                          bool merge) {
     const Batch *b = r->batch;
-    int lanes = t->s.lanes, group = look.heads / lanes, Dk = t->s.kdim, Dv = t->s.vdim;
+    int lanes = t->s.lanes, group = spec.heads / lanes, Dk = t->s.kdim, Dv = t->s.vdim;
     CHECK(t->P <= KB, "pages of %d rows, at most %d", t->P, KB);
     if (r->out.n == 0) return;
     Mark mark = arena_mark(r->scratch);
-    size_t block = block_numbers(Dk, Dv), room = t->s.narrow ? (size_t)KB * (size_t)(Dk + Dv) : 0;
-    bool pairs = t->s.narrow && by_pairs(r, Dk, Dv);
+    const RowsAs as = rows_as(&t->s);
+    size_t block = block_numbers(Dk, Dv), room = as != ROWS_REAL ? (size_t)KB * (size_t)(Dk + Dv) : 0;
+    bool pairs = as == ROWS_BF16 && by_pairs(r, spec, Dk, Dv);
     Tensor mem = SCRATCH(r, "attend block", r->dev->threads, (int)(block + room + pairs * block_pairs(Dk)));
     int *start = arena_take(r->scratch, (size_t)(b->B + 1) * sizeof *start, "attend rows"), blocks = 0;
     if (!measuring(r)) {
@@ -171,12 +294,13 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                     if (n <= 0) continue;
                     Block k;
                     real *own = R(mem) + (size_t)omp_get_thread_num() * (size_t)mem.n[1];
-                    block_place(&k, own, Dk, Dv, look);
+                    block_place(&k, own, Dk, Dv, spec);
                     if (pairs && entries > FEW_ENTRIES) block_place_pairs(&k, own + block + room);
-                    k.loose = t->s.retire, k.delay = t->s.delay;
+                    const bool whole = t->hi[lane] - t->lo[lane] == b->pos[b->off[s]]; /* no row is missing */
+                    k.loose = t->s.evicts || (t->s.sparse && !whole), k.delay = t->s.delay;
                     block_load(&k, n, e0, start[s], h, group, q, o, lse, merge);
-                    bool retires = t->s.retire && R(pass->gone)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;
-                    int tail = retires ? t->tail[lane] : -1;
+                    bool evicts = t->s.evicts && R(pass->evicted)[(size_t)b->off[s] * (size_t)lanes + (size_t)h] != 0;
+                    int tail = evicts ? t->tail[lane] : -1;
                     int oldest = INT32_MAX, hi = t->hi[lane], sinks = imin(t->s0[lane] + t->s.sinks, t->lo[lane]);
                     for (int i = 0; i < n; i++) {
                         int row = r->out.idx[start[s] + (e0 + i) / group];
@@ -190,8 +314,8 @@ static void attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t,
                             page = t->table[(size_t)lane * (size_t)t->maxpages + (size_t)(lo / t->P % t->maxpages)],
                             skip = 0;
                         /* rows of a lane have consecutive positions: skip those that the oldest query no longer sees */
-                        if (lo < hi && look.window && !look.sinks && !k.loose)
-                            skip = imax(0, oldest - look.window + 1 -
+                        if (lo < hi && spec.window && !spec.sinks && !k.loose)
+                            skip = imax(0, oldest - spec.window + 1 -
                                                t->pos[(size_t)page * (size_t)t->P + (size_t)(lo % t->P)]);
                         attend_rows(&k, t, lane, t->s0[lane], sinks, tail, own + block);
                         attend_rows(&k, t, lane, lo + skip, hi, tail, own + block);

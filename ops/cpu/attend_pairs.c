@@ -1,21 +1,23 @@
-/* attend_pairs.c: attention with operands in bf16, sums in f32: its operands as pairs (pairs.h) and the small product
- * of them. Operands are those of tile_mm's products, rounded; what lies between the products stays as it is.
+/* attend_pairs.c: attention with bf16 operands and f32 sums: its operands as pairs (pairs.h), and their small product.
+ * The operands are those of tile_mm's products, rounded; everything between the products is unchanged.
  *
- * Of rows (n,D) "turned" is (D/2,KB), pairs along D, what stands to the right of a product over D; "below" is
- * (n/2,D), pairs of rows, what stands to the right of a product over the rows. Rows past n count as 0. */
+ * For rows (n,D), "turned" is (D/2,KB), pairs along D: the right operand of a product over D. "below" is (n/2,D),
+ * pairs of rows: the right operand of a product over the rows. Rows past n count as 0. */
 #include "pairs.h"
 
-/* Rows of D numbers are taken as pairs where vectors divide them. */
-static bool by_pairs(const Run *r, int Dk, int Dv) { return r->dev->pairs && Dk % W == 0 && Dv % W == 0; }
+/* True if rows of D elements are used as pairs: whole vectors must fit. */
+static bool by_pairs(const Run *r, AttnSpec spec, int Dk, int Dv) {
+    return r->dev->pairs && Dk % W == 0 && Dv % W == 0 && !(spec.cap > 0);
+}
 
-/* Rows of numbers, ld apart: `real`s, or BF16 where they lie. */
+/* Rows, ld elements apart: `real`s, or BF16 in place. */
 typedef struct {
-    const real *wide; /* NULL: half */
-    const uint16_t *half;
+    const real *wide; /* NULL: BF16 */
+    const uint16_t *stored;
     size_t ld;
 } PairRows;
 static PairRows rows_wide(const real *x, size_t ld) { return (PairRows){.wide = x, .ld = ld}; }
-static PairRows rows_half(const uint16_t *x, size_t ld) { return (PairRows){.half = x, .ld = ld}; }
+static PairRows rows_stored(const uint16_t *x, size_t ld) { return (PairRows){.stored = x, .ld = ld}; }
 
 INLINE void below(Pair *to, PairRows x, int n, int D, bool wide) {
     for (int j = 0; j < n; j += 2, to += D)
@@ -24,7 +26,7 @@ INLINE void below(Pair *to, PairRows x, int n, int D, bool wide) {
             if (wide)
                 pack_columns(to + c, x.wide + even, j + 1 < n ? x.wide + odd : NULL, W);
             else
-                pack_columns_narrow(to + c, x.half + even, j + 1 < n ? x.half + odd : NULL, W);
+                pack_columns_bf16(to + c, x.stored + even, j + 1 < n ? x.stored + odd : NULL, W);
         }
 }
 static void pairs_below(Pair *to, PairRows x, int n, int D) {
@@ -44,7 +46,7 @@ static void pairs_turned(Pair *to, PairRows x, int n, int D) {
                 if (x.wide)
                     pack_row(some[i], x.wide + at, wide, false);
                 else
-                    pack_row_narrow(some[i], x.half + at, wide, false);
+                    pack_row_bf16(some[i], x.stored + at, wide, false);
             }
             if (wide == W) {
                 turn(to + k * KB + j, KB, some);
@@ -54,7 +56,7 @@ static void pairs_turned(Pair *to, PairRows x, int n, int D) {
             for (int p = 0; p < wide; p++) memcpy(to + (k + p) * KB + j, out + p * W, W * sizeof *to);
         }
 }
-/* n rows of D numbers, one behind the other, as pairs along D. */
+/* n consecutive rows of D elements as pairs along D. */
 static void pairs_along(Pair *to, const real *rows, int n, int D) {
     for (int i = 0; i < n; i++) pack_row(to + i * D / 2, rows + i * D, D / 2, false);
 }
@@ -105,7 +107,7 @@ INLINE void pairs_kernel(int rows, int vecs, real *C, size_t ldc, const Pair *A,
     memcpy(C, c, (size_t)(vecs * W) * sizeof *C);
 }
 #endif
-/* The kernel wants its numbers of rows and vectors at compile time. */
+/* The kernel needs its numbers of rows and vectors at compile time. */
 INLINE void pairs_rows(int vecs, real *C, size_t ldc, const Pair *A, size_t ars, size_t aks, const Pair *B, size_t ldb,
                        int M, int K, bool add) {
     for (int i = 0; i < M; i += PAIR_ROWS, C += PAIR_ROWS * ldc, A += PAIR_ROWS * ars) switch (imin(PAIR_ROWS, M - i)) {

@@ -1,19 +1,20 @@
-/* chunk.c: the gated delta rule over a chunk of rows at once, by products of small matrices, and its backward.
+/* chunk.c: computes the gated delta rule over a chunk of rows at once, by products of small matrices, and its
+ * backward. recur.c includes it and calls it for every chunk.
  *
  * With a_i = e^{g_i} and e_ij = a_{j+1} ... a_i (per channel), rows i >= j of a chunk of n rows after the state S0:
  *   P_ij = scale sum_d q_id k_jd e_ijd,  L_ij = sum_d k_id k_jd e_ijd (i > j)
  *   u_i = beta_i r_i,  r_i = v_i - S0^T (k_i c_i) - sum_j L_ij u_j       c_i = a_0 ... a_i; without delta u = v
  *   o_i = scale S0^T (q_i c_i) + sum_j P_ij u_j
  *   S1 = Diag(c_{n-1}) S0 + sum_j (k_j e_{n-1,j}) u_j^T
- * (the form of arXiv:2510.26692 section 3 with the inverse left out: the triangular system is solved by substitution,
- * which stays exact where powers of L explode).
- * Every decay is a product of factors <= 1 over a stretch of rows, never a quotient: nothing overflows, and small
- * decays behind strong ones keep their digits. How P and L are made and taken back: chunk_channels.c where channels
- * decay each on its own, chunk_scalar.c where they do not. */
+ * This is the form of arXiv:2510.26692 section 3 without the inverse: the triangular system is solved by substitution,
+ * which stays accurate where powers of L explode.
+ * Every decay is a product of factors <= 1 over a range of rows, never a quotient. So nothing overflows, and small
+ * decays after strong ones keep their digits. P, L and their gradients are computed in chunk_channels.c if every
+ * channel has its own decay, else in chunk_scalar.c. */
 #include "chunk_channels.c"
 #include "chunk_scalar.c"
 
-/* Asks for the lines of a row: a head's rows lie too far apart for the processor to see where they go. */
+/* Prefetch a row: a head's rows lie too far apart for the hardware prefetcher. */
 INLINE void ask_row(const void *x, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)x + i, 0, 2);
 }
@@ -21,7 +22,7 @@ INLINE void ask_run(Tensor x, size_t at, int n) {
     size_t each = dtype_size(x.dtype);
     ask_row((const char *)x.p + at * each, (size_t)n * each);
 }
-/* The rows t0.. and their decays; asks for those from `next` on, as many, where that is not negative. */
+/* Load rows t0.. and their decays, and prefetch as many rows from `next` on, unless it is negative. */
 static void chunk_load(Chunk *c, int t0, int n, int next) {
     const Head *h = c->h;
     int K = c->K;
@@ -44,12 +45,12 @@ static void chunk_load(Chunk *c, int t0, int n, int next) {
         else
             scalar_enter(c, i);
     }
-    int past = (n + SUB - 1) / SUB * SUB - n; /* rows that fill up the last block: of nothing */
+    int past = (n + SUB - 1) / SUB * SUB - n; /* zero rows that fill up the last block */
     memset(c->q + n * K, 0, (size_t)(past * K) * sizeof(real));
     memset(c->k + n * K, 0, (size_t)(past * K) * sizeof(real));
 }
 
-/* x becomes k_j e_{n-1,j} of all rows: what the state after the chunk takes in. */
+/* Set x to k_j e_{n-1,j} for all rows: what the state after the chunk adds. */
 static void chunk_reach_end(Chunk *c) {
     if (c->h->per_channel)
         channel_reach(c, c->n - 1, c->n);
@@ -63,7 +64,7 @@ static void chunk_scores(Chunk *c) {
         scalar_scores(c);
 }
 
-/* r and u after the state S; S NULL: zero. */
+/* Compute r and u after the state S; S NULL: zero. */
 static void chunk_solve(Chunk *c, const real *S) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
@@ -94,11 +95,11 @@ static void chunk_solve(Chunk *c, const real *S) {
     }
 }
 
-/* The chunk's rows of `to`; S as in chunk_solve. */
+/* Write the chunk's rows of `to`; S as in chunk_solve. */
 static void chunk_out(const Chunk *c, Tensor to, const real *S) {
     int K = c->K, V = c->V, n = c->n;
-    bool half = to.dtype == BF16;
-    size_t at = c->h->atv + (size_t)c->t0 * c->h->ldv, ld = half ? (size_t)V : c->h->ldv;
+    bool is_bf16 = to.dtype == BF16;
+    size_t at = c->h->atv + (size_t)c->t0 * c->h->ldv, ld = is_bf16 ? (size_t)V : c->h->ldv;
     real *o = run_write(to, at, c->r);
     for (int i = 0; i < n; i++) memset(o + (size_t)i * ld, 0, (size_t)V * sizeof(real));
     if (S) tile_mm(o, ld, c->qc, (size_t)K, 1, S, (size_t)V, n, K, V);
@@ -106,7 +107,7 @@ static void chunk_out(const Chunk *c, Tensor to, const real *S) {
         int m = imin(SUB, n - i0);
         tile_mm(o + (size_t)i0 * ld, ld, c->p + (size_t)i0 * c->pi, c->pi, c->pj, c->u, (size_t)V, m, i0 + m, V);
     }
-    for (int i = 0; half && i < n; i++) run_done(to, at + (size_t)i * c->h->ldv, (size_t)V, o + (size_t)i * ld);
+    for (int i = 0; is_bf16 && i < n; i++) run_done(to, at + (size_t)i * c->h->ldv, (size_t)V, o + (size_t)i * ld);
 }
 
 /* S <- Diag(c_{n-1}) S. */
@@ -136,7 +137,7 @@ static void chunk_state(Chunk *c, real *S) {
  *   the sum of b_i = g_0 + ... + g_i receives q_i dq_i + k_i (row_i - col_i), and b_{n-1} also what S1 holds of them;
  *   dg_i = sum over m >= i of b_m's. A pair i = j has no decay: it is left out of both sides there. */
 
-/* du, nr. dout is at the chunk's first row; zero: dS is. */
+/* Compute du and nr. dout is at the chunk's first row; zero: dS is zero. */
 static void chunk_solve_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *dS, bool zero) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
@@ -167,8 +168,8 @@ static Rows chunk_dout(const Chunk *c, const ChunkGrad *g, Tensor dout) {
     for (int i = 0; i < c->n; i++) run_of(dout, at + (size_t)i * h->ldv, V, g->dout + i * c->V);
     return (Rows){g->dout, V};
 }
-/* Rows t0..t0+n-1 after the state S (NULL: zero). dS: in, by S1, which nobody reads when `zero`; out, by S, where that
- * is not NULL. */
+/* The backward of rows t0..t0+n-1 after the state S (NULL: zero). dS holds the gradient by S1 on entry (not read if
+ * `zero`), and the gradient by S on return, unless S is NULL. */
 static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_o, const real *S, real *dS, bool zero) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n, t0 = c->t0;

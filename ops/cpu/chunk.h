@@ -1,17 +1,18 @@
-/* chunk.h: a chunk of rows of the gated delta rule (formulas in chunk.c): what its two forms share, that of a decay per
- * channel (chunk_channels.c) and that of one for all channels, or none (chunk_scalar.c). Included by them only. */
+/* chunk.h: the data of one chunk of rows of the gated delta rule (formulas in chunk.c). Both kernels use it:
+ * chunk_channels.c for a decay per channel, chunk_scalar.c for one decay for all channels, or none. Only those two
+ * files include it. */
 #pragma once
 #include "pairs.h"
 #include "vec.h"
 
-enum { SUB = 16, LD = RECUR_CHUNK /* of matrices of rows by rows */ };
+enum { SUB = 16, LD = RECUR_CHUNK /* row length of matrices of rows by rows */ };
 
 /* One value head of one pass, as strided rows. */
 typedef struct {
     int K, V;
     size_t ldq, ldv, ldg, ldb; /* of q and k; of v, o and do; of g; of beta */
-    bool decays, per_channel;  /* g is there; is one number for each channel */
-    Tensor q, k, v;            /* of all heads; may be BF16, and so o and do */
+    bool decays, per_channel;  /* g is present; g has one element for each channel */
+    Tensor q, k, v;            /* of all heads; v and q, k may be BF16, and then so are o and do */
     size_t atq, atv;           /* where row 0 begins in q and k; in v, o and do */
     const real *g, *beta;      /* at row 0; may be NULL */
     real scale;
@@ -28,43 +29,44 @@ typedef struct {
     int t0, n, K, V;
     real *q, *k;   /* q carries the scale */
     real *qc, *kc; /* q c, k c; without decay q and k themselves */
-    real *x;     /* k_j e_{n-1,j}; without decay k. Per channel: k_j e_{ref,j} of the rows j < done, on the way there */
-    real *c;     /* decay since the chunk began: (n,K) per channel, (n) otherwise */
+    real *x; /* k_j e_{n-1,j}; without decay k. Per channel, while it is built: k_j e_{ref,j} of the rows j < done */
+    real *c; /* decay since the chunk began: (n,K) per channel, (n) otherwise */
     real *p, *l; /* P_ij at i pi + j pj, L_ij too */
     size_t pi, pj;
-    real *r, *u; /* without delta r is not used; when o is made, r is room for rows of BF16 */
-    real *row;   /* of BF16: room for one more of K or V numbers */
-    /* A decay per channel. */
+    real *r, *u; /* without delta r is not used; while o is computed, r is room for rows of BF16 */
+    real *row;   /* for BF16: room for one more row of K or V elements */
+    /* The members of a decay per channel. */
     real *a; /* decay of a row */
-    real *f; /* backward: since the first row of its block, that row's own left out */
+    real *f; /* backward: decay since the first row of its block, that row's own decay excluded */
     int ref, done;
     real *pack, *since, *w; /* (K, 2 SUB); (K, SUB); (K) */
-    /* One for all, or none. */
+    /* The members of one decay for all channels, or none. */
     real *e, *kt; /* e_ij, 0 for j > i up to the end of i's block; (K,n) k transposed */
 } Chunk;
 
-/* Gradients of one value head; any may be absent, or fresh. Those of v, g and beta lie as v, g and beta do. */
+/* Gradients of one value head. Any may be absent, or to be overwritten. Those of v, g and beta are laid out like v, g
+ * and beta. */
 typedef struct {
     Tensor q, k, v, g, beta;
     size_t ldq, atq, atg, atbeta; /* of q and k; where row 0 begins */
 } HeadGrad;
 typedef struct {
-    real *dq, *dk, *y; /* (n,K): by the scaled q, by k; room */
+    real *dq, *dk, *y; /* (n,K): by the scaled q, by k; work space */
     real *du, *nr;     /* (n,V): dU, then dR; -beta dR */
     real *ut, *st;     /* (V,n) U^T; (V,K) a state transposed */
     real *dp, *dl;     /* (n,n) */
     real *dout;        /* (n,V), where do is BF16 */
-    /* A decay per channel; dk is `row` (chunk.c) first. */
-    real *col, *yk, *end; /* (n,K); (n,K): y and yk are q_i and k_i with the decay since the block in hand; (K) */
+    /* The members of a decay per channel; dk is first used as `row` (chunk.c). */
+    real *col, *yk, *end; /* (n,K); (n,K): y and yk are q_i and k_i with the decay since the current block; (K) */
 } ChunkGrad;
 
-/* The next n of the numbers from mem on, *at of which are taken; mem NULL: they are only counted. */
+/* Take the next n elements of mem, of which *at are already taken. mem NULL: only count them. */
 static real *part(real *mem, size_t *at, size_t n) {
     real *p = mem ? mem + *at : NULL;
     *at += n;
     return p;
 }
-/* Both return the numbers that they take. */
+/* Both functions return how many elements they take. */
 static size_t chunk_place(Chunk *c, const Head *h, real *mem) {
     size_t K = (size_t)h->K, k = LD * K, v = LD * (size_t)h->V, n = LD * LD, at = 0;
     *c = (Chunk){.h = h, .K = h->K, .V = h->V, .pi = h->per_channel ? 1 : LD, .pj = h->per_channel ? LD : 1};
@@ -108,7 +110,7 @@ static void fill(real *y, real a, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = a;
 }
 
-/* y (cols,rows) = x (rows,cols)^T, in stripes whose lines stay in the first cache. */
+/* y (cols,rows) = x (rows,cols)^T, in stripes whose cache lines stay in the first-level cache. */
 static void transpose(real *restrict y, size_t ldy, const real *restrict x, size_t ldx, int rows, int cols) {
     for (int i0 = 0; i0 < rows; i0 += SUB) {
         int m = imin(SUB, rows - i0), j = 0;
@@ -125,10 +127,10 @@ static void transpose(real *restrict y, size_t ldy, const real *restrict x, size
     }
 }
 
-/* n numbers of y, from number `at` on, += a x. room: for n numbers, where y is BF16. */
+/* Add a x to n elements of y from element `at` on. room: space for n elements, used if y is BF16. */
 INLINE void grad_row(Tensor y, size_t at, real a, const real *restrict x, int n, real *room) {
     real *restrict sum = run_write(y, at, room);
-    if (y.fresh) {
+    if (y.overwrite) {
 #pragma omp simd
         for (int i = 0; i < n; i++) sum[i] = a * x[i];
     } else {

@@ -1,9 +1,9 @@
-/* chunk_channels.c: pairs of rows of a chunk where every channel decays on its own (chunk.c), by blocks of SUB rows.
- * Between blocks the decay splits at the first row of the later block into one factor of each side; inside a block it
- * is multiplied up, pair by pair (backward) or for all later rows of a block at once. */
+/* chunk_channels.c: pairs of rows of a chunk in which every channel has its own decay (chunk.c), in blocks of SUB
+ * rows. Between blocks the decay splits at the first row of the later block into one factor for each side. Inside a
+ * block it is multiplied up, pair by pair (backward) or for all later rows of a block at once. */
 #include "chunk.h"
 
-/* Row i, whose q and k are there: its decays and what carries them. */
+/* Enter row i, whose q and k are loaded: compute its decays and the values that include them. */
 static void channel_enter(Chunk *c, int i) {
     int K = c->K;
     const real *g = c->h->g + (size_t)(c->t0 + i) * c->h->ldg;
@@ -34,12 +34,12 @@ static void channel_reach(Chunk *c, int ref, int rows) {
     c->ref = ref, c->done = rows;
 }
 
-/* The pairs inside a block, for one channel after the other: lanes are its rows i, each with its decay since row j, and
- * j walks from the last row to the first, so that no sum runs along a vector; the products of JS rows j stay in
- * registers. a, k: the block's rows (SUB,K); qk (K,2,SUB): q and k turned; since (K,SUB): the decays, zeros before the
- * walk begins, since the first row when it has ended. L_jj becomes k_j.k_j, which nobody reads. */
+/* The pairs inside a block, one channel after the other. Vector lanes are its rows i, each with its decay since row j,
+ * and j walks from the last row to the first, so no sum runs along a vector. The products of JS rows j stay in
+ * registers. a, k: the block's rows (SUB,K). qk (K,2,SUB): q and k transposed. since (K,SUB): the decays, zeros before
+ * the walk, since the first row at its end. L_jj becomes k_j.k_j, which nothing reads. */
 enum { JS = VL >= 8 ? 8 : 4, LANES = SUB / VL };
-static const real one_at[2 * SUB] = {[SUB] = 1}; /* behind SUB - j numbers: 1 in lane j */
+static const real one_at[2 * SUB] = {[SUB] = 1}; /* 1 in lane j when read from element SUB - j on */
 INLINE void channel_lanes(int j0, bool delta, const real *a, const real *k, int K, const real *qk, real *since,
                           real *pt, real *lt) {
     Vec p[JS][LANES], l[JS][LANES];
@@ -75,7 +75,7 @@ INLINE void channel_lanes(int j0, bool delta, const real *a, const real *k, int 
         }
 }
 static void channel_scores(Chunk *c) {
-    int K = c->K, n = c->n, whole = (n + SUB - 1) / SUB * SUB; /* rows that fill up the last block: of nothing */
+    int K = c->K, n = c->n, whole = (n + SUB - 1) / SUB * SUB; /* zero rows that fill up the last block */
     fill(c->a + n * K, 1, (size_t)((whole - n) * K));
     for (int i0 = 0; i0 < c->n; i0 += SUB) {
         const real *a = c->a + i0 * K, *k = c->k + i0 * K;
@@ -123,7 +123,7 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
         times(g->dq + i0 * K, c->f + i0 * K, m * K);
         times(g->dk + i0 * K, c->f + i0 * K, m * K);
     }
-    for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) { /* against all rows behind it */
+    for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) { /* against all later rows */
         int m = imin(SUB, n - j0), past = j0 + m;
         real *w = c->w;
         tile_mm(g->col + j0 * K, (size_t)K, g->dp + past * LD + j0, 1, LD, g->y + past * K, (size_t)K, m, n - past, K);
@@ -165,7 +165,8 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
     }
 }
 
-/* What the states before and after the chunk give q, k and the decays; end is what b_{n-1} receives. S NULL: zero. */
+/* Add the parts of the states before and after the chunk to the gradients of q, k and the decays; end is the gradient
+ * of b_{n-1}. S NULL: zero. */
 static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *S, const real *dS, bool zero) {
     int K = c->K, V = c->V, n = c->n;
     size_t ldk = (size_t)K, ldv = (size_t)V;
@@ -199,14 +200,14 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real
     }
 }
 
-/* dq, dk and the decays' gradients, but for what channel_row adds row by row. */
+/* dq, dk and the decays' gradients, except for what channel_row adds row by row. */
 static void channel_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *S, const real *dS, bool zero) {
     size_t all = (size_t)(c->n * c->K) * sizeof(real);
     memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->col, 0, all);
     channel_pairs_backward(c, g);
     channel_state_backward(c, g, dout, S, dS, zero);
 }
-/* Rows from the last to the first: g->end becomes dg of row i; dq and dk as they leave. */
+/* Called for rows from the last to the first: g->end becomes dg of row i; dq and dk are written out. */
 static void channel_row(Chunk *c, ChunkGrad *g, const HeadGrad *d, int i, bool zero) {
     int K = c->K;
     const real *q = c->q + i * K, *k = c->k + i * K, *col = g->col + i * K;

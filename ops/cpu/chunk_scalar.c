@@ -1,17 +1,18 @@
-/* chunk_scalar.c: pairs of rows of a chunk where one decay a_i serves all channels of a head, or none does (chunk.c):
- * it leaves the sums over channels. With E_ij = e_ij for i >= j, 0 elsewhere, and . number by number,
+/* chunk_scalar.c: pairs of rows of a chunk in which one decay a_i serves all channels of a head, or none does
+ * (chunk.c). The decay then factors out of the sums over channels. With E_ij = e_ij for i >= j, 0 elsewhere, and .
+ * element by element,
  *   P = scale Q K^T . E,  L = K K^T . E
- * and backward, dP, dL as in chunk.c,
+ * and in the backward, with dP, dL as in chunk.c,
  *   dQ = (dP . E) K + Diag(c) do S0^T
  *   dK = (dP . E)^T Q + (dL . E + (dL . E)^T) K + Diag(e_{n-1}) U dS^T - Diag(c) (beta dR) S0^T
- * a_i is a factor of all pairs of a row m >= i with a row j < i, the state before the chunk being row -1 and the one
- * behind it row n:
+ * a_i is a factor of all pairs of a row m >= i with a row j < i. Here the state before the chunk is row -1 and the
+ * state after it is row n:
  *   dg_i = sum over m >= i > j of T_mj,  T = P . dP + L . dL;  T_m,-1 = c_m (q_m.S0 do_m - k_m.S0 beta_m dR_m),
  *   T_nj = e_{n-1,j} k_j.dS u_j,  T_n,-1 = c_{n-1} S0.dS
- * which takes no difference of sums. */
+ * No term is a difference of sums. */
 #include "chunk.h"
 
-/* Row i, whose q and k are there: its decays and what carries them. */
+/* Enter row i, whose q and k are loaded: compute its decays and the values that include them. */
 static void scalar_enter(Chunk *c, int i) {
     int K = c->K;
     const Head *h = c->h;

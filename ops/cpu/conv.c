@@ -1,4 +1,4 @@
-/* conv.c: the short depthwise convolution before a recurrence. */
+/* conv.c: the short depthwise convolution before a recurrence, and its backward. */
 #include "vec.h"
 
 INLINE real silu(real a) { return a / (1 + exp_real(-a)); }
@@ -13,8 +13,8 @@ typedef struct {
     size_t ld;
     int from;
 } Window;
-/* Rows from..to-1, those of them that are in the pass, columns c..c+n-1: where they lie, or widened into room, whose
- * rows are RUN numbers. */
+/* Rows from..to-1 (those in the pass), columns c..c+n-1: in place, or expanded into room, whose rows have RUN
+ * elements. */
 INLINE Window conv_window(Tensor x, int from, int to, size_t c, size_t n, real *room) {
     size_t C = (size_t)x.n[1];
     if (x.dtype != BF16) return (Window){R(x) + c, C, 0};
@@ -22,8 +22,8 @@ INLINE Window conv_window(Tensor x, int from, int to, size_t c, size_t n, real *
     for (int i = from; i < imin(to, x.n[0]); i++) run_of(x, (size_t)i * C + c, n, room + (size_t)(i - from) * RUN);
     return (Window){room, RUN, from};
 }
-/* The input that lies `back` rows before row t: in the pass, in the tail that the state holds (C numbers a row), or
- * NULL: before the document. */
+/* The input `back` rows before row t: from the pass, from the tail in the state (C elements a row), or NULL if it is
+ * before the document. */
 INLINE const real *conv_row(const Batch *b, Window x, int t, int back, const real *tail, size_t C, int W) {
     int s = b->of[t], first = b->first[t], from = first < 0 ? b->off[s] : first, i = t - back;
     if (i >= from) return x.at + (size_t)(i - x.from) * x.ld;
@@ -33,8 +33,8 @@ INLINE const real *conv_row(const Batch *b, Window x, int t, int back, const rea
 }
 static int conv_width(Tensor w) { return present(w) ? w.n[w.rank - 1] : 1; }
 
-/* Taps go by FOUR: four rows times four taps are one loop without a branch; what is missing at either end are rows of
- * zeros. Columns go by runs of at most RUN. */
+/* Taps are processed FOUR at a time: four rows times four taps are one loop without a branch, and missing ones at
+ * either end are rows of zeros. Columns are processed in runs of at most RUN. */
 enum { FOUR = 4, CONV_ROWS = 8 /* at a time */ };
 static int conv_fours(int W) { return (W + FOUR - 1) / FOUR * FOUR; }
 /* (C,W) as (conv_fours(W),C), so that loops over channels have unit stride. */
@@ -43,7 +43,7 @@ static void conv_taps(real *out, const real *w, int C, int W) {
     for (int c = 0; c < C; c++)
         for (int j = 0; j < W; j++) out[(size_t)j * (size_t)C + (size_t)c] = w[(size_t)c * (size_t)W + (size_t)j];
 }
-/* y = base + the sum of four products of rows, and silu of that where asked. y may be base. */
+/* y = base + the sum of four products of rows, with silu if `act`. y may be base. */
 INLINE void conv_four(real *y, const real *base, const real *const a[FOUR], const real *const b[FOUR], size_t n,
                       bool act) {
     const real *a0 = a[0], *a1 = a[1], *a2 = a[2], *a3 = a[3], *b0 = b[0], *b1 = b[1], *b2 = b[2], *b3 = b[3];
@@ -57,27 +57,27 @@ INLINE void conv_four(real *y, const real *base, const real *const a[FOUR], cons
     }
 }
 
-/* The same of rows in BF16, from memory to memory. */
-INLINE real four_narrow(real base, const real *const a[FOUR], const uint16_t *const b[FOUR], size_t c) {
+/* The same for rows in BF16, from memory to memory. */
+INLINE real four_bf16(real base, const real *const a[FOUR], const uint16_t *const b[FOUR], size_t c) {
     return base + a[0][c] * (real)bf16_to(b[0][c]) + a[1][c] * (real)bf16_to(b[1][c]) +
            a[2][c] * (real)bf16_to(b[2][c]) + a[3][c] * (real)bf16_to(b[3][c]);
 }
-/* To `sum` while more taps follow, then to y. */
-INLINE void conv_four_narrow(uint16_t *y, real *sum, const real *base, const real *const a[FOUR],
-                             const uint16_t *const b[FOUR], size_t n, bool more, bool act) {
+/* Write to `sum` while more taps follow, then to y. */
+INLINE void conv_four_bf16(uint16_t *y, real *sum, const real *base, const real *const a[FOUR],
+                           const uint16_t *const b[FOUR], size_t n, bool more, bool act) {
     if (more) {
 #pragma omp simd
-        for (size_t c = 0; c < n; c++) sum[c] = four_narrow(base[c], a, b, c);
+        for (size_t c = 0; c < n; c++) sum[c] = four_bf16(base[c], a, b, c);
     } else if (act) {
 #pragma omp simd
-        for (size_t c = 0; c < n; c++) y[c] = bf16_from((float)silu(four_narrow(base[c], a, b, c)));
+        for (size_t c = 0; c < n; c++) y[c] = bf16_from((float)silu(four_bf16(base[c], a, b, c)));
     } else {
 #pragma omp simd
-        for (size_t c = 0; c < n; c++) y[c] = bf16_from((float)four_narrow(base[c], a, b, c));
+        for (size_t c = 0; c < n; c++) y[c] = bf16_from((float)four_bf16(base[c], a, b, c));
     }
 }
 
-/* What a convolution is of. */
+/* The inputs of a convolution. */
 typedef struct {
     const Batch *b;
     Tensor x;
@@ -85,7 +85,7 @@ typedef struct {
     size_t C;
     int W;
 } Conv;
-/* Columns c..c+n-1, which x and tail begin with, of y before its activation, or behind it, in row t. */
+/* Columns c..c+n-1 of row t of y, with the activation if `act`. x and tail begin at column c. */
 INLINE void conv_at(real *y, const Conv *v, Window x, int t, size_t c, size_t n, const real *tail, bool act) {
     const real *base = v->bias == v->zeros ? v->zeros : v->bias + c;
     for (int j = 0; j < v->W; j += FOUR) {
@@ -107,7 +107,7 @@ static void conv_store(const Run *r, Tensor x, int W, Tensor state, int at) {
         int end = b->off[s + 1];
         if (end == b->off[s]) continue;
         real *tail = R(state) + (size_t)b->seq[s] * (size_t)state.n[1] + at;
-        for (int j = 0; j < W - 1; j++) { /* oldest first: what is still read lies behind what is written */
+        for (int j = 0; j < W - 1; j++) { /* oldest first: rows still to be read lie after the one written */
             const real *row = conv_row(b, (Window){R(x), C, 0}, end - 1, W - 2 - j, tail, C, W);
             if (row)
                 memcpy(tail + (size_t)j * C, row, bytes);
@@ -128,8 +128,8 @@ INLINE void conv_rows(const Conv *v, Tensor y, int t, int end, bool act, Tensor 
                     act);
         }
 }
-/* The same of BF16, without a state. */
-INLINE void conv_rows_narrow(const Conv *v, Tensor y, int t, int end, bool act) {
+/* The same for BF16, without a state. */
+INLINE void conv_rows_bf16(const Conv *v, Tensor y, int t, int end, bool act) {
     const Batch *b = v->b;
     const uint16_t *x = v->x.p, *none = (const uint16_t *)v->zeros;
     for (size_t c = 0; c < v->C; c += RUN)
@@ -145,13 +145,13 @@ INLINE void conv_rows_narrow(const Conv *v, Tensor y, int t, int end, bool act) 
                     rows[k] = j + k < v->W && row >= from ? x + (size_t)row * v->C + c : none;
                     taps[k] = v->taps + (size_t)(j + k) * v->C + c;
                 }
-                conv_four_narrow((uint16_t *)y.p + (size_t)i * v->C + c, sum, base, taps, rows, zmin(RUN, v->C - c),
-                                 j + FOUR < v->W, act);
+                conv_four_bf16((uint16_t *)y.p + (size_t)i * v->C + c, sum, base, taps, rows, zmin(RUN, v->C - c),
+                               j + FOUR < v->W, act);
                 base = sum;
             }
         }
 }
-/* Of no taps. */
+/* The convolution without taps. */
 static void act_rows(Tensor y, Tensor x, size_t at, size_t end, bool act) {
     for (; at < end; at += RUN) {
         real room[2][RUN];
@@ -165,23 +165,21 @@ static void act_rows(Tensor y, Tensor x, size_t at, size_t end, bool act) {
 static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool act, Tensor state, int at) {
     const Batch *b = r->batch;
     int N = x.n[0], C = x.n[1], W = conv_width(w);
-    bool half = x.dtype == BF16;
+    bool is_bf16 = x.dtype == BF16;
     int rows = N >= CONV_ROWS * CONV_ROWS ? CONV_ROWS : 1; /* at a time; of few every thread takes some */
-    CHECK(tensor_count(y) == tensor_count(x) && (!present(w) || w.n[0] == C), "x (%d,%d)", N, C);
-    CHECK(!half || !present(state), "x is %s beside a state", dtype_name(x.dtype));
-    alike(2, (Tensor[]){y, x});
+    check_short_conv(y, x, w, state);
     Mark mark = arena_mark(r->scratch);
     Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN);
     if (!measuring(r)) {
-        CHECK(N == b->N && (!half || !b->history), "%d of %d rows", N, b->N);
+        CHECK(N == b->N && (!is_bf16 || !b->history), "%d of %d rows", N, b->N);
         memset(zeros.p, 0, tensor_bytes(zeros));
         if (present(w)) conv_taps(R(taps), R(w), C, W);
         const Conv v = {b, x, R(taps), present(w) && present(bias) ? R(bias) : R(zeros), R(zeros), (size_t)C, W};
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * C * W > ALONE)
         for (int t = 0; t < N; t += rows) {
             int end = imin(t + rows, N);
-            if (present(w) && half)
-                conv_rows_narrow(&v, y, t, end, act);
+            if (present(w) && is_bf16)
+                conv_rows_bf16(&v, y, t, end, act);
             else if (present(w))
                 conv_rows(&v, y, t, end, act, state, at);
             else
@@ -198,7 +196,7 @@ typedef struct {
     Tensor dy, dx; /* dx may be absent */
     bool act, weighs;
 } ConvBack;
-/* da, the gradient before the activation, of row t, columns from c on, which x begins with. */
+/* da, the gradient before the activation, of row t, columns from c on; x begins at column c. */
 INLINE void conv_da(real *da, const ConvBack *o, Window x, int t, size_t c, size_t n) {
     real room[RUN];
     const real *g = run_of(o->dy, (size_t)t * o->v.C + c, n, room);
@@ -210,27 +208,27 @@ INLINE void conv_da(real *da, const ConvBack *o, Window x, int t, size_t c, size
 #pragma omp simd
     for (size_t i = 0; i < n; i++) da[i] = g[i] * silu_slope(da[i]);
 }
-/* Rows t..end-1, at most CONV_ROWS: dx from da, whose rows from t on lie in `da`, RUN numbers each. */
+/* Rows t..end-1, at most CONV_ROWS, of dx from da. `da` holds its rows from t on, RUN elements each. */
 INLINE void conv_dx(const ConvBack *o, int t, int end, size_t c, size_t n, const real *da) {
     const Conv *v = &o->v;
     const Batch *b = v->b;
     for (int i = t; i < end; i++) {
         size_t at = (size_t)i * v->C + c;
-        real room[RUN], *out = o->dx.fresh ? run_write(o->dx, at, room) : run_of(o->dx, at, n, room);
+        real room[RUN], *out = o->dx.overwrite ? run_write(o->dx, at, room) : run_of(o->dx, at, n, room);
         for (int j = 0; j < v->W; j += FOUR) {
             const real *rows[FOUR], *taps[FOUR];
             for (int k = 0; k < FOUR; k++) {
-                int to = i + v->W - 1 - j - k; /* the row that took in x_i with tap j + k */
+                int to = i + v->W - 1 - j - k; /* the row that used x_i with tap j + k */
                 bool took = j + k < v->W && to < b->off[b->of[i] + 1] && b->first[to] == b->first[i];
                 rows[k] = took ? da + (size_t)(to - t) * RUN : v->zeros;
                 taps[k] = v->taps + (size_t)(j + k) * v->C + c;
             }
-            conv_four(out, j || !o->dx.fresh ? out : v->zeros, taps, rows, n, false);
+            conv_four(out, j || !o->dx.overwrite ? out : v->zeros, taps, rows, n, false);
         }
         run_done(o->dx, at, n, out);
     }
 }
-/* Their shares of the block's sums. */
+/* Add their parts to the block's sums. */
 INLINE void conv_dw(const ConvBack *o, Window x, int t, int end, size_t c, size_t n, const real *da, real *sums) {
     const Conv *v = &o->v;
     for (int i = t; i < end; i += FOUR) {
@@ -249,13 +247,13 @@ INLINE void conv_dw(const ConvBack *o, Window x, int t, int end, size_t c, size_
         for (size_t q = 0; q < n; q++) sum[q] += grads[0][q] + grads[1][q] + grads[2][q] + grads[3][q];
     }
 }
-/* Rows of RUN numbers that a block needs: those of da, then those of x, where it is BF16. */
+/* Rows of RUN elements that a block needs: those of da, then those of x, where it is BF16. */
 static int conv_room(Tensor x, int W) { return CONV_ROWS + W - 1 + (x.dtype == BF16 ? CONV_ROWS + 2 * (W - 1) : 0); }
-/* Rows i0..i1-1. sums: over them, of dw as (W,C), then of dbias. */
+/* Process rows i0..i1-1. sums: over these rows, of dw as (W,C), then of dbias. */
 static void conv_block(const ConvBack *o, int i0, int i1, real *sums, real *room) {
     const Conv *v = &o->v;
     real *wide = room + (size_t)(CONV_ROWS + v->W - 1) * RUN;
-    int ahead = v->W - 1; /* rows whose da a row's dx needs */
+    int ahead = v->W - 1; /* later rows whose da a row's dx needs */
     memset(sums, 0, (size_t)(v->W + 1) * v->C * sizeof *sums);
     for (size_t c = 0; c < v->C; c += RUN) {
         size_t n = zmin(RUN, v->C - c);
@@ -273,7 +271,7 @@ static void short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tens
                                 bool act) {
     const Batch *b = r->batch;
     int N = x.n[0], C = x.n[1], W = conv_width(w), size = rows_of_block(N), width = (W + 1) * C;
-    alike(3, (Tensor[]){dx, dy, x});
+    CHECK_ALIKE(dx, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN),

@@ -1,17 +1,15 @@
-/* decide.c: hard and soft decisions about rows of the cache, in f64 from the number that decides on, and the rows of
- * weights and the columns of heads that they are taken from. */
+/* decide.c: hard and soft decisions about rows of the cache, computed in f64 from a hidden element; the means of
+ * weights' rows that decide, and the scaling of a column of heads. */
 #include "vec.h"
 
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 static double softplus(double x) { return x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)); }
 static size_t lane_cell(Tensor t, int row, int h) { return (size_t)row * (size_t)t.n[1] + (size_t)h; }
 
-static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor gone, Tensor u, Decide d) {
+static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor evicted, Tensor u, Decide d) {
     const Batch *b = r->batch;
     int G = alpha.n[1], N = b->N;
-    CHECK(alpha.n[0] == N && u.n[0] == N && u.n[1] == (present(omega) ? 2 : 1) * G &&
-              tensor_count(bias) == (size_t)N * (size_t)G,
-          "%d rows, alpha (%d,%d), u (%d,%d)", N, alpha.n[0], G, u.n[0], u.n[1]);
+    check_decide(r, alpha, omega, bias, u);
     if (measuring(r)) return;
     bool train = r->mode & RUN_TRAIN;
     uint64_t key = noise_key(r, NOISE_DECISION);
@@ -27,7 +25,7 @@ static void decide(Run *r, Tensor alpha, Tensor omega, Tensor bias, Tensor gone,
             R(bias)[at] = 0;
             if (i > b->off[b->of[i]] && !begins)
                 R(bias)[at - (size_t)G] = train ? (real)-softplus(l) : hard ? -INFINITY : 0;
-            if (present(gone)) R(gone)[at] = hard;
+            if (present(evicted)) R(evicted)[at] = hard;
             if (present(omega)) R(omega)[at] = (real)(logistic(R(u)[lane_cell(u, i, G + h)] + d.offset) + d.eps);
             if (!present(r->stat)) continue;
             real *stat = R(r->stat) + ((size_t)b->of[i] * STATS + STAT_MERGED) * 2;
@@ -39,8 +37,7 @@ static void decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor 
                             Tensor omega, Decide d) {
     const Batch *b = r->batch;
     int G = alpha.n[1];
-    CHECK(alpha.n[0] == b->N && tensor_count(du) == tensor_count(alpha) && present(dm) == present(domega),
-          "%d rows of %d", alpha.n[0], b->N);
+    check_decide_backward(r, du, dm, domega, alpha);
     if (measuring(r)) return;
     for (int i = 0; i < b->N; i++)
         for (int h = 0; h < G; h++) {
@@ -59,8 +56,7 @@ static void decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor 
 static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
     enum { PIECE = 256 };
     int n = y.n[0], d = y.rank > 1 ? y.n[1] : 1;
-    CHECK((w.rank > 1 ? w.n[1] : 1) == d && at >= 0 && k > 0 && ((long)n * k - 1) * each + at < w.n[0],
-          "y (%d,%d), w (%d), rows %d k + %d of %d", n, d, w.n[0], each, at, k);
+    check_mean_rows(y, w, each, at, k);
     if (measuring(r)) return;
     for (int g = 0; g < n; g++)
         for (int c = 0; c < d; c += PIECE) {
@@ -76,7 +72,7 @@ static void mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
 }
 static void scale_column(Run *r, Tensor x, int c, double m) {
     size_t w = (size_t)x.n[x.rank - 1], n = tensor_count(x) / w;
-    CHECK(c >= 0 && (size_t)c < w, "column %d of %zu", c, w);
+    check_scale_column(x, c);
     if (measuring(r)) return;
     real f = (real)m;
     for (size_t i = 0; i < n; i++) R(x)[i * w + (size_t)c] *= f;

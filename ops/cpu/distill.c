@@ -1,12 +1,13 @@
-/* distill.c: losses against another model: of its logits, in chunks of rows, and of rows of its activations. */
+/* distill.c: losses against a teacher: of its logits, in chunks of rows, and of rows of its activations. */
 #include "vec.h"
 
 typedef struct {
     real nll, kl, rkl;
 } Row;
 
-/* One row: its losses, and with `grad` their gradient by z, scaled by g, in z's place. u: the teacher's logits. */
-static Row distill_row(real *z, const real *u, int V, int target, real g, Distill c, bool grad) {
+/* One row: its losses, and with `grad` their gradient by z, scaled by g and by `slope` (NULL: 1), written over z. u:
+ * the teacher's logits. */
+static Row distill_row(real *z, const real *u, const real *slope, int V, int target, real g, Distill c, bool grad) {
     real zt = z[0], ut = u[0], s = 0, sp = 0, sq = 0, kl = 0, rkl = 0;
     const real cool = (real)(1 / c.temperature), T = (real)c.temperature;
     if (target < 0) {
@@ -45,24 +46,26 @@ static Row distill_row(real *z, const real *u, int V, int target, real g, Distil
             z[v] = exp_real(z[v] - zt) * inv + forth * (p - exp_real(b)) + back * p * (a - b - rkl);
         }
         z[target] -= lm;
+        if (slope)
+#pragma omp simd
+            for (int v = 0; v < V; v++) z[v] *= slope[v];
     }
     return (Row){(real)log((double)s) + zt - at, T * T * kl, T * T * rkl};
 }
 
 static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Tensor dw, Tensor x, Tensor w,
                            Tensor y, Tensor u, const int *tgt, const real *g, Distill c) {
-    int N = x.n[0], V = w.n[0], d = w.n[1], e = u.n[1];
-    CHECK(x.n[1] == d && (present(dx) || !present(dw)), "x (%d,%d), w (%d,%d)", N, x.n[1], V, d);
-    CHECK(y.n[0] == N && y.n[1] == e && u.n[0] == V, "x (%d,%d), y (%d,%d), u (%d,%d)", N, d, y.n[0], y.n[1], u.n[0],
-          e);
+    int N = x.n[0], V = w.n[0];
+    check_linear_distill(dx, dw, x, w, y, u);
     int rows = imin(N, chunk_rows(V));
     Mark mark = arena_mark(r->scratch);
     Tensor own = SCRATCH(r, "logits", rows, V), other = SCRATCH(r, "teacher's logits", rows, V);
-    Tensor narrow = narrow_logits(r, present(dx), rows, w);
+    Tensor rounded = bf16_logits(r, present(dx), rows, w), slopes = ABSENT;
+    if (present(dx) && !logits_plain(c.map)) slopes = SCRATCH(r, "slopes of logits", r->dev->threads, V);
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
         Tensor z = TENSOR(own.p, REAL, n, V), zu = TENSOR(other.p, REAL, n, V), xs = tensor_part(x, from, n);
-        Tensor dz = present(narrow) ? tensor_part(narrow, 0, n) : z;
+        Tensor dz = present(rounded) ? tensor_part(rounded, 0, n) : z;
         linear(r, z, xs, w, ABSENT);
         linear(r, zu, tensor_part(y, from, n), u, ABSENT);
         if (!measuring(r)) {
@@ -70,10 +73,16 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
             for (int i = 0; i < n; i++) {
                 int t = tgt[from + i];
                 size_t row = (size_t)i * (size_t)V;
-                CHECK(t < V, "target %d of vocabulary %d", t, V);
-                Row l = distill_row(R(z) + row, R(zu) + row, V, t, present(dx) ? g[from + i] : 0, c, present(dx));
+                real *slope = present(slopes) ? R(slopes) + (size_t)omp_get_thread_num() * (size_t)V : NULL;
+                check_target(t, V);
+                if (!logits_plain(c.map)) logits_of(R(z) + row, (size_t)V, c.map);
+                if (!logits_plain(c.teacher_map)) logits_of(R(zu) + row, (size_t)V, c.teacher_map);
+                for (int v = 0; slope && v < V; v++)
+                    slope[v] = logit_slope(R(z)[row + (size_t)v], (real)c.map.scale, logit_fold(c.map));
+                Row l =
+                    distill_row(R(z) + row, R(zu) + row, slope, V, t, present(dx) ? g[from + i] : 0, c, present(dx));
                 R(nll)[from + i] = l.nll, R(kl)[from + i] = l.kl, R(rkl)[from + i] = l.rkl;
-                if (present(narrow)) narrowed((uint16_t *)narrow.p + row, R(z) + row, (size_t)V);
+                if (present(rounded)) rounded_to_bf16((uint16_t *)rounded.p + row, R(z) + row, (size_t)V);
             }
         }
         if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, dz, xs, w);
@@ -90,8 +99,7 @@ static double square_of(const real *x, int n) {
 
 static void align(Run *r, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt, const real *g, double c) {
     const int d = y.n[1];
-    CHECK(a.n[0] == y.n[0] && a.n[1] == d && err.n[0] == y.n[0] && (!present(dy) || dy.n[1] == d),
-          "y (%d,%d), a (%d,%d)", y.n[0], d, a.n[0], a.n[1]);
+    check_align(r, err, dy, y, a);
     if (measuring(r)) return;
     const Batch *b = r->batch;
     real *E = R(err);

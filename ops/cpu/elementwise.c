@@ -1,8 +1,8 @@
-/* elementwise.c: SwiGLU, GELU, sums, row selection, dropout. */
+/* elementwise.c: element-wise ops: SwiGLU, GELU, sums, dropout; and row selection. */
 #include "vec.h"
 
 static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
-    alike(3, (Tensor[]){y, gate, up});
+    CHECK_ALIKE(y, gate, up);
     if (measuring(r)) return;
     size_t n = tensor_count(y);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
@@ -16,7 +16,7 @@ static void swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
         run_done(y, i, m, o);
     }
 }
-/* Of one number: what dgate and dup get; y. */
+/* For one element: the gradients of gate and up; returns y. */
 INLINE real swiglu_grad(real *da, real *db, real g, real a, real b) {
     real s = 1 / (1 + exp_real(-a)), silu = a * s;
     *da = g * b * (s + silu * (1 - s)), *db = g * silu;
@@ -24,10 +24,10 @@ INLINE real swiglu_grad(real *da, real *db, real g, real a, real b) {
 }
 static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
     bool wanted = present(y);
-    alike(6, (Tensor[]){dgate, dup, dy, gate, up, y});
+    CHECK_ALIKE(dgate, dup, dy, gate, up, y);
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
-    bool fresh = dgate.fresh && dup.fresh;
+    bool overwrite = dgate.overwrite && dup.overwrite;
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
     for (size_t i = 0; i < n; i += RUN) {
         real room[6][RUN];
@@ -35,7 +35,7 @@ static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor d
         const real *g = run_of(dy, i, m, room[0]), *a = run_of(gate, i, m, room[1]), *b = run_of(up, i, m, room[2]);
         real *da = run_write(dgate, i, room[3]), *db = run_write(dup, i, room[4]);
         real *o = wanted ? run_write(y, i, room[5]) : room[5];
-        if (fresh) { /* loops of their own: a choice inside would not vectorise */
+        if (overwrite) { /* separate loops: a choice inside would not vectorise */
 #pragma omp simd
             for (size_t k = 0; k < m; k++) o[k] = swiglu_grad(&da[k], &db[k], g[k], a[k], b[k]);
         } else {
@@ -52,10 +52,10 @@ static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor d
     }
 }
 
-/* *P = the normal distribution up to x, *bell = e^(-x^2/2), both to 6 ulp (P of x < -13.2, which is below 1e-38, is 0);
- * NaN stays NaN. The float form has neither branch nor call: with t = |x|, P(-t) e^(t^2/2), a smooth function of v =
- * 1/(1 + 0.26 t), is v times a polynomial in v, fitted for the smallest relative error, 2.1e-8, over t in 0..13.3. The
- * square of t comes in two parts, since its rounding alone would cost e^-87 some 40 ulp. */
+/* *P = the normal distribution up to x, *bell = e^(-x^2/2), both to 6 ulp (P of x < -13.2, which is below 1e-38, is
+ * 0). NaN stays NaN. The float form has no branch and no call. With t = |x|, P(-t) e^(t^2/2) is a smooth function of v
+ * = 1/(1 + 0.26 t): v times a polynomial in v, fitted for the smallest relative error, 2.1e-8, over t in 0..13.3. The
+ * square of t is computed in two parts, because its rounding alone would cost e^-87 some 40 ulp. */
 INLINE void normal(real x, real *P, real *bell) {
 #ifdef KV_DOUBLE
     *P = erfc(-x * M_SQRT1_2) / 2, *bell = exp(-x * x / 2);
@@ -66,7 +66,7 @@ INLINE void normal(real x, real *P, real *bell) {
         float f;
         uint32_t u;
     } high = {t}, two = {0};
-    high.u &= 0xFFFFF000; /* 12 digits: its square is exact */
+    high.u &= 0xFFFFF000; /* 12 binary digits: its square is exact */
     float y = -0.5f * (high.f * high.f), low = -0.5f * ((t - high.f) * (t + high.f));
     union {
         float f;
@@ -101,7 +101,7 @@ INLINE void normal(real x, real *P, real *bell) {
 #define GELU_A ((real)1.5957691216057307117597842397375)              /* 2 sqrt(2/pi) */
 #define GELU_B ((real)(0.044715 * 1.5957691216057307117597842397375)) /* 0.044715 of it */
 static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
-    alike(2, (Tensor[]){y, x});
+    CHECK_ALIKE(y, x);
     if (measuring(r)) return;
     size_t n = tensor_count(y);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
@@ -125,7 +125,7 @@ static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
     }
 }
 static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
-    alike(3, (Tensor[]){dx, dy, x});
+    CHECK_ALIKE(dx, dy, x);
     if (measuring(r)) return;
     size_t n = tensor_count(dx);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
@@ -153,10 +153,76 @@ static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
     }
 }
 
+/* P(x), and with `bell` (NULL: not wanted) P'(x) times x. */
+INLINE real gelu_part(real x, bool tanh, real *bell) {
+    real p, e;
+    if (tanh) {
+        real square = x * x, s = 1 / (1 + exp_real(-x * (GELU_A + GELU_B * square)));
+        if (bell) *bell = s * (1 - s) * x * (GELU_A + 3 * GELU_B * square);
+        return s;
+    }
+    real v = x < -40 ? -40 : x;
+    v = v > 40 ? 40 : v;
+    normal(v, &p, &e);
+    if (bell) *bell = v * e * (real)0.3989422804014327;
+    return p;
+}
+INLINE void geglu_run(real *o, const real *a, const real *b, size_t m, bool tanh) {
+#pragma omp simd
+    for (size_t k = 0; k < m; k++) o[k] = a[k] * gelu_part(a[k], tanh, NULL) * b[k];
+}
+static void geglu(Run *r, Tensor y, Tensor gate, Tensor up, bool tanh) {
+    CHECK_ALIKE(y, gate, up);
+    if (measuring(r)) return;
+    size_t n = tensor_count(y);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[3][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *a = run_of(gate, i, m, room[0]), *b = run_of(up, i, m, room[1]);
+        real *o = run_write(y, i, room[2]);
+        if (tanh) /* a constant in each loop: a choice inside would not vectorise */
+            geglu_run(o, a, b, m, true);
+        else
+            geglu_run(o, a, b, m, false);
+        run_done(y, i, m, o);
+    }
+}
+INLINE void geglu_back_run(real *o, real *da, real *db, const real *g, const real *a, const real *b, size_t m,
+                           bool tanh) {
+#pragma omp simd
+    for (size_t k = 0; k < m; k++) {
+        real bell, p = gelu_part(a[k], tanh, &bell), act = a[k] * p;
+        da[k] += g[k] * b[k] * (p + bell);
+        db[k] += g[k] * act;
+        o[k] = act * b[k];
+    }
+}
+static void geglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up, bool tanh) {
+    bool wanted = present(y);
+    CHECK_ALIKE(dgate, dup, dy, gate, up, y);
+    if (measuring(r)) return;
+    size_t n = tensor_count(dy);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[6][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *g = run_of(dy, i, m, room[0]), *a = run_of(gate, i, m, room[1]), *b = run_of(up, i, m, room[2]);
+        real *da = run_add(dgate, i, m, room[3]), *db = run_add(dup, i, m, room[4]);
+        real *o = wanted ? run_write(y, i, room[5]) : room[5];
+        if (tanh)
+            geglu_back_run(o, da, db, g, a, b, m, true);
+        else
+            geglu_back_run(o, da, db, g, a, b, m, false);
+        run_done(dgate, i, m, da), run_done(dup, i, m, db);
+        if (wanted) run_done(y, i, m, o);
+    }
+}
+
 static void add(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
     size_t n = tensor_count(y);
-    CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
+    CHECK_SAME_COUNT(y, x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i += RUN) {
         real room[2][RUN];
@@ -170,7 +236,7 @@ static void add(Run *r, Tensor y, Tensor x) {
 }
 static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
     size_t n = tensor_count(y);
-    CHECK(tensor_count(x) == n, "%zu and %zu numbers", n, tensor_count(x));
+    CHECK_SAME_COUNT(y, x);
     if (measuring(r)) return;
     real *Y = R(y), s = (real)a, t = (real)b;
     const real *X = R(x);
@@ -180,7 +246,7 @@ static void axpby(Run *r, Tensor y, double a, Tensor x, double b) {
 enum { PIECE = 1 << 16 }; /* bytes that a thread copies or clears at once */
 static void copy(Run *r, Tensor y, Tensor x) {
     if (measuring(r)) return;
-    CHECK(tensor_count(y) == tensor_count(x), "%zu and %zu numbers", tensor_count(y), tensor_count(x));
+    CHECK_SAME_COUNT(y, x);
     size_t n = tensor_bytes(y), count = tensor_count(y);
     if (y.dtype == x.dtype) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > 4 * ALONE)
@@ -190,16 +256,38 @@ static void copy(Run *r, Tensor y, Tensor x) {
         for (size_t i = 0; i < count; i += RUN) {
             real room[RUN];
             size_t m = zmin(RUN, count - i);
-            run_done(y, i, m, run_of(x, i, m, run_write(y, i, room))); /* widened into y itself */
+            run_done(y, i, m, run_of(x, i, m, run_write(y, i, room))); /* expands into y itself */
         }
     }
 }
-static void narrow(Run *r, Tensor x) {
+static void round_to_bf16(Run *r, Tensor x) {
     if (measuring(r)) return;
     size_t n = tensor_count(x);
     real *o = R(x);
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) o[i] = (real)bf16_to(bf16_from((float)o[i]));
+}
+/* y = H x / sqrt(n) in place, n a power of two. */
+static void hadamard_piece(real *x, int n) {
+    const real share = (real)(1 / sqrt((double)n));
+    for (int h = 1; h < n; h *= 2)
+        for (int i = 0; i < n; i += 2 * h)
+            for (int k = i; k < i + h; k++) {
+                const real a = x[k], b = x[k + h];
+                x[k] = a + b, x[k + h] = a - b;
+            }
+    for (int k = 0; k < n; k++) x[k] *= share;
+}
+static void hadamard(Run *r, Tensor x) {
+    const int n = hadamard_width(check_last(x));
+    const long pieces = (long)(tensor_count(x) / (size_t)n);
+    if (measuring(r) || n == 1) return;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (pieces * n > ALONE / 8)
+    for (long i = 0; i < pieces; i++) {
+        real room[HADAMARD_MOST], *piece = run_of(x, (size_t)i * (size_t)n, (size_t)n, room);
+        hadamard_piece(piece, n);
+        run_done(x, (size_t)i * (size_t)n, (size_t)n, piece);
+    }
 }
 static void zero(Run *r, Tensor y) {
     if (measuring(r) || !present(y)) return;
@@ -208,7 +296,7 @@ static void zero(Run *r, Tensor y) {
     for (size_t i = 0; i < n; i += PIECE) memset((char *)y.p + i, 0, zmin(PIECE, n - i));
 }
 
-static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
+static void gather(Run *r, Tensor y, Tensor x, RowList from, RowList to) {
     if (measuring(r)) return;
     if (from.n == to.n) { /* to lies inside from: all rows */
         for (int i = 0; i < to.n; i++)
@@ -216,7 +304,7 @@ static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
         copy(r, y, x);
         return;
     }
-    CHECK(y.dtype == x.dtype, "%s and %s", dtype_name(y.dtype), dtype_name(x.dtype));
+    CHECK_ALIKE(y, x);
     size_t w = to.n ? tensor_bytes(y) / (size_t)to.n : 0;
     for (int m = 0, i = 0; m < to.n; m++, i++) {
         while (i < from.n && from.idx[i] != to.idx[m]) i++;
@@ -225,29 +313,18 @@ static void gather(Run *r, Tensor y, Tensor x, Pick from, Pick to) {
     }
 }
 
-/* Rows of x among rows of y: how many of y to one of x. */
-static int row_ratio(Tensor y, int to, Tensor x, int from, int n, int *rows, size_t *wy, size_t *wx) {
-    *wy = (size_t)y.n[y.rank - 1], *wx = (size_t)x.n[x.rank - 1];
-    *rows = (int)(tensor_count(y) / *wy);
-    int each = (int)(tensor_count(x) / *wx);
-    CHECK(to >= 0 && from >= 0 && n >= 0 && (size_t)(to + n) <= *wy && (size_t)(from + n) <= *wx, "%d columns", n);
-    CHECK(each == 0 ? *rows == 0 : *rows % each == 0, "%d rows of %d", *rows, each);
-    return each ? *rows / each : 1;
-}
 static void columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
-    int rows;
-    size_t wy, wx;
+    int rows, k = check_columns(y, to, x, from, n, &rows);
+    size_t wy = (size_t)check_last(y), wx = (size_t)check_last(x);
     if (measuring(r)) return;
-    int k = row_ratio(y, to, x, from, n, &rows, &wy, &wx);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
     for (int i = 0; i < rows; i++)
         run_copy(y, (size_t)i * wy + (size_t)to, x, (size_t)(i / k) * wx + (size_t)from, (size_t)n);
 }
 static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
-    int rows;
-    size_t wy, wx;
+    int rows, k = check_columns(dy, to, dx, from, n, &rows);
+    size_t wy = (size_t)check_last(dy), wx = (size_t)check_last(dx);
     if (measuring(r)) return;
-    int k = row_ratio(dy, to, dx, from, n, &rows, &wy, &wx);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
     for (int m = 0; m < rows / k; m++)
         for (int c0 = 0; c0 < n; c0 += RUN) {

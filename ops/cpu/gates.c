@@ -1,7 +1,7 @@
-/* gates.c: what stands around a recurrence: L2 norm of heads, decay gates, sigmoids, the gated norm of the output. */
+/* gates.c: the ops around a recurrence: L2 norm of heads, decay gates, sigmoids, the gated norm of the output. */
 #include "vec.h"
 
-/* 1 / |row| of d numbers from `at` on, and in *t, where that is asked for, x.dy / |row|^2. */
+/* Returns 1 / |row| of d elements from `at` on; *t (if t is not NULL) receives x.dy / |row|^2. */
 INLINE real l2norm_factor(Tensor x, size_t at, int d, double eps, Tensor dy, real *t) {
     real room[2][RUN], squares = 0, by = 0;
     for (int c = 0, run = run_width(x, d); c < d; c += run) {
@@ -15,7 +15,7 @@ INLINE real l2norm_factor(Tensor x, size_t at, int d, double eps, Tensor dy, rea
     return f;
 }
 static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
-    alike(2, (Tensor[]){y, x});
+    CHECK_ALIKE(y, x);
     if (measuring(r)) return;
     int d = x.n[x.rank - 1], M = tensor_rows(x, d).n[0], run = run_width(x, d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
@@ -32,7 +32,7 @@ static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
     }
 }
 static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
-    alike(3, (Tensor[]){dx, dy, x});
+    CHECK_ALIKE(dx, dy, x);
     if (measuring(r)) return;
     int d = x.n[x.rank - 1], M = tensor_rows(x, d).n[0], run = run_width(x, d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
@@ -65,13 +65,13 @@ INLINE real softplus1(real a) {
 #endif
 }
 
-/* One number of the gate: z already with its bias, rate = exp(A). */
+/* One element of the gate: z includes its bias, rate = exp(A). */
 INLINE real gate_value(int kind, real param, real z, real rate) {
     if (kind == GATE_SOFTPLUS) return -rate * softplus1(z);
     if (kind == GATE_BOUND) return param * sigmoid1(rate * z);
     return -softplus1(-z) / param;
 }
-/* Its derivative by z; *by_A that by A. */
+/* Its derivative by z; *by_A receives the derivative by A. */
 INLINE real gate_slope(int kind, real param, real z, real rate, real *by_A) {
     if (kind == GATE_SOFTPLUS) {
         *by_A = -rate * softplus1(z);
@@ -85,12 +85,6 @@ INLINE real gate_slope(int kind, real param, real z, real rate, real *by_A) {
     *by_A = 0;
     return sigmoid1(-z) / param;
 }
-static void gate_check(Tensor z, Tensor A, Tensor bias, Gate k) {
-    CHECK(z.rank == 3 && (!present(A) || tensor_count(A) == (size_t)z.n[1]) &&
-              (!present(bias) || tensor_count(bias) == (size_t)z.n[1] * (size_t)z.n[2]),
-          "z (%d,%d,%d)", z.n[0], z.n[1], z.n[2]);
-    CHECK(k.kind != GATE_LOGSIGMOID || !present(A), "this gate has no rate");
-}
 /* Bias and rate of every column, (2,n): so a row is one loop however its heads are cut. */
 static void gate_columns(real *bias, real *rate, Tensor A, Tensor b, int H, int D) {
     for (int h = 0; h < H; h++) {
@@ -98,12 +92,12 @@ static void gate_columns(real *bias, real *rate, Tensor A, Tensor b, int H, int 
         for (int c = h * D; c < (h + 1) * D; c++) bias[c] = present(b) ? R(b)[c] : 0, rate[c] = each;
     }
 }
-/* A row of n numbers; the kind is known when this is compiled. */
+/* A row of n elements; the kind is a compile-time constant. */
 INLINE void gate_row(real *g, const real *z, const real *bias, const real *rate, int n, int kind, real param) {
 #pragma omp simd
     for (int c = 0; c < n; c++) g[c] = gate_value(kind, param, z[c] + bias[c], rate[c]);
 }
-/* dz += its gradient; by_bias, by_rate += what bias and A of every column receive. */
+/* dz += its gradient; by_bias, by_rate += the gradients of every column's bias and A. */
 INLINE void gate_row_backward(real *dz, real *by_bias, real *by_rate, const real *dg, const real *z, const real *bias,
                               const real *rate, int n, int kind, real param) {
 #pragma omp simd
@@ -114,7 +108,7 @@ INLINE void gate_row_backward(real *dz, real *by_bias, real *by_rate, const real
 }
 static void decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
     int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, run = run_width(z, n);
-    gate_check(z, A, bias, k);
+    check_decay(z, A, bias, k);
     Mark mark = arena_mark(r->scratch);
     Tensor columns = SCRATCH(r, "bias and rate", 2, n);
     if (!measuring(r)) {
@@ -138,8 +132,8 @@ static void decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg
                            Gate k) {
     int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, size = rows_of_block(N), run = run_width(z, n),
         width = (present(dz) ? 2 : 3) * n; /* of sums: of dbias, of A, and a dz that nobody wants */
-    gate_check(z, A, bias, k);
-    alike(2, (Tensor[]){dz, z});
+    check_decay(z, A, bias, k);
+    CHECK_ALIKE(dz, z);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor columns = SCRATCH(r, "bias and rate", 2, n), sums = SCRATCH(r, "sums of blocks", blocks_of(N), width);
@@ -196,12 +190,6 @@ static void sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top)
 }
 
 INLINE real gate_of(bool silu, real z) { return silu ? z * sigmoid1(z) : sigmoid1(z); }
-static int norm_groups(Tensor x, Tensor w, GatedNorm n) {
-    size_t M = tensor_count(x) / (size_t)n.width;
-    CHECK(M * (size_t)n.width == tensor_count(x), "groups of %d", n.width);
-    CHECK(!present(w) || tensor_count(w) % (size_t)n.width == 0, "%zu gains, groups of %d", tensor_count(w), n.width);
-    return (int)M;
-}
 static const real *norm_gain(Tensor w, GatedNorm n, int i) {
     if (!present(w)) return NULL;
     return R(w) + (size_t)i % (tensor_count(w) / (size_t)n.width) * (size_t)n.width;
@@ -211,7 +199,7 @@ INLINE real norm_factor(const real *x, int d, double eps) {
     for (int from = 0; from < d; from += SUM_RUN) s += dot(x + from, x + from, imin(d - from, SUM_RUN));
     return (real)(1 / sqrt((double)s / d + eps));
 }
-/* One group, with the form of the norm known when it is compiled, so that the loops have no branches. */
+/* One group, with the form of the norm as a compile-time constant, so that the loops have no branches. */
 INLINE void norm_group(real *y, const real *x, const real *z, const real *gain, int d, double eps, bool silu,
                        bool before) {
     real f = before ? 1 : norm_factor(x, d, eps);
@@ -258,7 +246,7 @@ INLINE void norm_group_backward(real *dx, real *dz, real *dw, real *room, const 
 #pragma omp simd
     for (int c = 0; c < (dw ? d : 0); c++) dw[c] += dy[c] * x[c] * f * gate[c];
 }
-/* Of each thread: room for k whole groups of d numbers, where x is BF16. */
+/* For each thread: room for k whole groups of d elements, if x is BF16. */
 static Tensor norm_room(Run *r, Tensor x, int k, int d) {
     return x.dtype == BF16 ? SCRATCH(r, "groups", r->dev->threads, k * d) : ABSENT;
 }
@@ -266,8 +254,8 @@ static real *norm_own(Tensor room, int at) {
     return present(room) ? R(room) + (size_t)omp_get_thread_num() * (size_t)room.n[1] + at : NULL;
 }
 static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n) {
-    int M = norm_groups(x, w, n), d = n.width;
-    alike(3, (Tensor[]){y, x, z});
+    int M = (int)check_gated_norm(x, w, n), d = n.width;
+    CHECK_ALIKE(y, x, z);
     Mark mark = arena_mark(r->scratch);
     Tensor room = norm_room(r, x, 3, d);
     if (!measuring(r)) {
@@ -288,10 +276,9 @@ static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm
 }
 static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                 GatedNorm n) {
-    int M = norm_groups(x, w, n), d = n.width, period = present(w) ? (int)(tensor_count(w) / (size_t)d) : 1,
+    int M = (int)check_gated_norm(x, w, n), d = n.width, period = present(w) ? (int)(tensor_count(w) / (size_t)d) : 1,
         N = M / period, size = rows_of_block(N); /* rows of `period` groups, each with gains of its own */
-    CHECK(N * period == M, "%d groups, gains of %d", M, period);
-    alike(5, (Tensor[]){dx, dz, dy, x, z});
+    CHECK_ALIKE(dx, dz, dy, x, z);
     if (M == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor wide = norm_room(r, x, 5, d), room = SCRATCH(r, "gates of a group", r->dev->threads, 3, d),

@@ -1,20 +1,22 @@
 /* gemm_bf16.c: C (+)= A B of f32 matrices with both operands rounded to bf16 and sums in f32. Compiled once per
- * OPS_ISA (baseline, avx2, avx512, avx512bf16, amx, neonbf16), each giving one function. Here is what they share: the
- * panels of B, who packs what, who multiplies what. The rest is in gemm_vectors.c, or, with OPS_TILES (amx), in
- * gemm_tiles.c. With OPS_NEON (neonbf16) gemm_neon.c packs and multiplies, by vectors of four. Where the processor has
- * no instruction for bf16 (baseline, avx2, avx512: OPS_WIDE) gemm_wide.c does, and operands are packed as f32.
+ * OPS_ISA (baseline, avx2, avx512, avx512bf16, amx, neonbf16), each giving one function. This file has the common
+ * part: the panels of B, and which thread packs and multiplies what. The rest is in
+ * - gemm_vectors.c, or gemm_tiles.c with OPS_TILES (amx);
+ * - gemm_neon.c with OPS_NEON (neonbf16), which packs and multiplies by vectors of four;
+ * - gemm_wide.c with OPS_WIDE (baseline, avx2, avx512), for processors without a bf16 instruction: operands are packed
+ *   as f32.
  *
- * The instruction multiplies pairs: c += a.lo b.lo + a.hi b.hi, so operands are packed as pairs of numbers
- * that follow each other along k. A panel of B is (K/2, width) pairs, width 1 to NV vectors.
+ * The instruction multiplies pairs: c += a.lo b.lo + a.hi b.hi. So operands are packed as pairs of elements that
+ * follow each other along k. A panel of B is (K/2, width) pairs, width 1 to NV vectors.
  *
- * Few rows of C are bound by the reading of B: each panel is packed, a block of k at a time, by the thread that
+ * With few rows of C the time goes into reading B. Each panel is packed, a block of k at a time, by the thread that
  * multiplies it, and never leaves its caches.
  *
- * Order of the sums is fixed by K alone, so that neither threads nor the number of rows change anything. */
-#include "../gemm_bf16.h"
+ * K alone decides the order of the sums, so neither threads nor the number of rows change anything. */
+#include "ops/gemm_bf16.h"
 #include <omp.h>
 #ifdef OPS_NEON
-enum { W = 4 };        /* numbers in a vector */
+enum { W = 4 };        /* elements in a vector */
 typedef uint32_t Pair; /* low half: the even k */
 #elif defined(__AVX512BF16__)
     #include "pairs.h"
@@ -36,10 +38,12 @@ typedef struct {
 
 enum {
     TASKS_PER_THREAD = 12,
-    ENOUGH = 6, /* blocks of rows, or of few rows runs of panels side by side in memory, for each thread */
-    AHEAD = 4   /* vectors that packing asks for ahead in rows that lie pages apart, where no prefetcher follows */
+    /* blocks of rows per thread; with few rows, runs of panels that are next to each other in memory, per thread */
+    ENOUGH = 6,
+    /* vectors that packing prefetches in rows that lie pages apart, which the hardware prefetcher does not follow */
+    AHEAD = 4
 };
-/* ASK: pairs in a row of B between those that are used and those that are asked for. */
+/* ASK: pairs in a row of B between those that are used and those that are prefetched. */
 #ifdef OPS_TILES
 enum {
     MR = 16,    /* rows of a tile */
@@ -47,11 +51,11 @@ enum {
     KP = 192,   /* pairs of k between two visits to C: a panel of B then takes 24 KB of the first cache */
     ROWS = 128, /* rows of C in a task */
     ASK = 192,
-    WHOLE = 16 /* K is filled up with zeros to a multiple of so many pairs */
+    WHOLE = 16 /* K is padded with zeros to a multiple of so many pairs */
 };
 #elif defined(OPS_NEON)
 enum {
-    MR = 8,     /* rows of C that the kernel makes at once */
+    MR = 8,     /* rows of C that the kernel computes at once */
     NV = 3,     /* vectors: 8 x 3 sums, 3 of B and 2 of A in 32 registers */
     KP = 384,   /* pairs of k between two visits to C: a panel of B then takes 18 KB of the first cache */
     ROWS = 128, /* rows of C in a task: of A 192 KB */
@@ -60,7 +64,7 @@ enum {
 };
 #elif defined(OPS_WIDE)
 enum {
-    MR = WIDTH == 16 ? 8 : 4, /* rows of C that the kernel makes at once */
+    MR = WIDTH == 16 ? 8 : 4, /* rows of C that the kernel computes at once */
     NV = 3,                   /* vectors: 8 x 3 sums of 32 registers, or 4 x 3 of 16, with 3 of B and a broadcast */
     KP = 128,                 /* pairs of k that a panel of B has in the first cache: 24 KB of vectors of 8 */
     ROWS = 128,               /* rows of C in a task */
@@ -69,39 +73,40 @@ enum {
 };
 #else
 enum {
-    MR = 8,    /* rows of C that the kernel makes at once */
-    NV = 3,    /* vectors of 16: 8 x 3 sums, 3 of B and a broadcast in 32 registers */
-    KP = 1024, /* pairs of k between two visits to C: a block of A then takes 256 KB of the second cache, a panel of B
-                * 192 KB; they stream from there into the kernel at less than half of what it gives */
+    MR = 8, /* rows of C that the kernel computes at once */
+    NV = 3, /* vectors of 16: 8 x 3 sums, 3 of B and a broadcast in 32 registers */
+    /* pairs of k between two visits to C: a block of A then takes 256 KB of the second cache, a panel of B 192 KB;
+     * both stream from there to the kernel at less than half of the cache's bandwidth */
+    KP = 1024,
     ROWS = 64, /* rows of C in a task */
     ASK = 192,
     WHOLE = 1
 };
 #endif
-/* Of products over many rows k, as those of weights' gradients, so many numbers of k are packed and used up at a time,
- * which stays in the caches. Whole blocks of k, so that the order of the sums is the same. */
+/* For products over many rows k, such as those of weights' gradients: so many elements of k are packed and used up at
+ * a time, so that they stay in the caches. They are whole blocks of k, which keeps the order of the sums. */
 enum { SLICE = 2 * KP * (KP < 1024 ? 1024 / KP : 1) };
-/* How A lies when packed: pair k of row i at (i / MR) block + (i % MR) row + k step. */
+/* The layout of packed A: pair k of row i is at (i / MR) block + (i % MR) row + k step. */
 typedef struct {
     size_t block, row, step;
 } Lie;
 static inline int pairs_in(GemmShape s) { return ((s.K + 1) / 2 + WHOLE - 1) / WHOLE * WHOLE; }
 static inline void pack_columns(Pair *to, const float *even, const float *odd, int n);
-static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n);
+static inline void pack_columns_bf16(Pair *to, const uint16_t *even, const uint16_t *odd, int n);
 static inline size_t ahead_of(GemmShape s, int vecs, int k);
-/* Asks for what comes in two rows. */
+/* Prefetch the next elements of two rows. */
 static inline void ask_rows(const void *even, const void *odd) {
     __builtin_prefetch((const char *)even + AHEAD * W * sizeof(float), 0, 3);
     if (odd) __builtin_prefetch((const char *)odd + AHEAD * W * sizeof(float), 0, 3);
 }
-/* n <= W pairs of the rows 2k and 2k+1 of K, ld numbers apart, from column `at` on; the rest of W is 0. */
-static inline void two_rows(Pair *to, const void *x, int ld, bool narrow, int K, int k, int at, int n) {
+/* n <= W pairs of the rows 2k and 2k+1 of K, ld elements apart, from column `at` on; the rest of W is 0. */
+static inline void two_rows(Pair *to, const void *x, int ld, bool is_bf16, int K, int k, int at, int n) {
     size_t from = (size_t)(2 * k) * (size_t)ld + (size_t)at;
     bool both = 2 * k + 1 < K;
-    if (narrow) {
+    if (is_bf16) {
         const uint16_t *even = (const uint16_t *)x + from, *odd = both ? even + ld : NULL;
         ask_rows(even, odd);
-        pack_columns_narrow(to, even, odd, n);
+        pack_columns_bf16(to, even, odd, n);
     } else {
         const float *even = (const float *)x + from, *odd = both ? even + ld : NULL;
         ask_rows(even, odd);
@@ -109,16 +114,16 @@ static inline void two_rows(Pair *to, const void *x, int ld, bool narrow, int K,
     }
 }
 #ifdef __AVX512BF16__
-/* From column `at` of rows with n of them to what is asked for, in numbers: AHEAD vectors of f32 on in the row, or,
- * where it ends, as far into that which comes W pairs later. */
-static inline size_t ask_on(int n, int ld, bool narrow, int at) {
-    int on = AHEAD * W * (narrow ? 2 : 1);
+/* Distance, in elements, from column `at` of rows with n of them to what is prefetched: AHEAD vectors of f32 further
+ * in the row, or, at its end, as far into the row that is used W pairs later. */
+static inline size_t ask_on(int n, int ld, bool is_bf16, int at) {
+    int on = AHEAD * W * (is_bf16 ? 2 : 1);
     return at + on < n ? (size_t)on : (size_t)(2 * W) * (size_t)ld + (size_t)(on - n);
 }
 /* Pairs of 2W columns of the rows 2k and 2k+1 from `at` on. */
-static inline void two_lines(__m512i r[2], const void *x, int ld, bool narrow, int k, int at, size_t ask) {
+static inline void two_lines(__m512i r[2], const void *x, int ld, bool is_bf16, int k, int at, size_t ask) {
     size_t from = (size_t)(2 * k) * (size_t)ld + (size_t)at;
-    if (narrow) {
+    if (is_bf16) {
         const uint16_t *even = (const uint16_t *)x + from, *odd = even + ld;
         pairs_of_lines(r, _mm512_loadu_si512(even), _mm512_loadu_si512(odd));
         _mm_prefetch((const char *)(even + ask), _MM_HINT_T0);
@@ -140,10 +145,10 @@ static inline void two_lines(__m512i r[2], const void *x, int ld, bool narrow, i
     #include "gemm_wide.c"
 #endif
 
-/* ---- B ------------------------------------------------------------------------------------------------------------
- */
+/* ---- B ----------------------------------------------------------------------------------------------------------- */
 
-/* Panels of NV vectors; of three, a single vector that would be left at the end takes one of its neighbour's. */
+/* Panels have NV vectors. If NV is three and a single vector would be left at the end, it gets one from its
+ * neighbour. */
 static int panels(int N) {
     int vecs = (N + W - 1) / W;
     return (vecs + NV - 1) / NV;
@@ -154,7 +159,7 @@ static void panel(int N, int p, int *first, int *vecs) {
     *first = NV * p - (even && p == n - 1);
     *vecs = (even && p == n - 2) ? NV - 1 : (p == n - 1 ? all - *first : NV);
 }
-/* Where vector v of the columns goes; *ld: from one pair of k to the next. */
+/* The place of vector v of the columns; *ld: distance from one pair of k to the next. */
 static Pair *place_b(Pair *to, GemmShape s, int v, size_t *ld) {
     int first, vecs, p = panels(s.N) - 1;
     panel(s.N, p, &first, &vecs);
@@ -167,11 +172,11 @@ static void pack_b_columns(Pair *to, GemmShape s, const void *B, int k0, int k1)
     int v = 0, vecs = (s.N + W - 1) / W;
 #ifdef __AVX512BF16__
     for (; 2 * k1 <= s.K && (v + 2) * W <= s.N; v += 2) {
-        size_t ld, ld2, ask = ask_on(s.N, s.ldb, s.narrow, v * W);
+        size_t ld, ld2, ask = ask_on(s.N, s.ldb, s.b_bf16, v * W);
         Pair *at = place_b(to, s, v, &ld), *at2 = place_b(to, s, v + 1, &ld2);
         for (int k = k0; k < k1; k++) {
             __m512i r[2];
-            two_lines(r, B, s.ldb, s.narrow, k, v * W, ask);
+            two_lines(r, B, s.ldb, s.b_bf16, k, v * W, ask);
             _mm512_storeu_si512(at + (size_t)k * ld, r[0]);
             _mm512_storeu_si512(at2 + (size_t)k * ld2, r[1]);
         }
@@ -185,19 +190,19 @@ static void pack_b_columns(Pair *to, GemmShape s, const void *B, int k0, int k1)
                 memset(at + (size_t)k * ld, 0, W * sizeof(Pair));
                 continue;
             }
-            two_rows(at + (size_t)k * ld, B, s.ldb, s.narrow, s.K, k, v * W, imin(W, s.N - v * W));
+            two_rows(at + (size_t)k * ld, B, s.ldb, s.b_bf16, s.K, k, v * W, imin(W, s.N - v * W));
         }
     }
 }
-/* B's rows row.. (n <= W of them, the rest counts as 0), pairs k..k+W-1, beyond K 0; k along the rows. Of narrow rows
- * what lies `ahead` bytes on is asked for as well; 0: nothing. */
+/* Load B's rows row.. (n <= W of them, the rest counts as 0), pairs k..k+W-1 (0 past K); k along the rows. In bf16
+ * rows it also prefetches `ahead` bytes further; 0: nothing. */
 #ifdef __AVX512BF16__
 static inline __attribute__((always_inline)) void load_rows(__m512i r[W], GemmShape s, const void *B, int row, int n,
                                                             int k, size_t ahead) {
     int left = s.K - 2 * k;
     __mmask32 in = left >= 2 * W ? 0xFFFFFFFF : (__mmask32)((1u << left) - 1);
     size_t at = (size_t)row * (size_t)s.ldb + 2 * (size_t)k;
-    if (s.narrow && n == W && left >= 2 * W) {
+    if (s.b_bf16 && n == W && left >= 2 * W) {
         const uint16_t *x = (const uint16_t *)B + at;
     #pragma GCC unroll 16
         for (int i = 0; i < W; i++, x += s.ldb) {
@@ -210,7 +215,7 @@ static inline __attribute__((always_inline)) void load_rows(__m512i r[W], GemmSh
     for (int i = 0; i < W; i++, at += (size_t)s.ldb) {
         if (i >= n) {
             r[i] = _mm512_setzero_si512();
-        } else if (s.narrow) {
+        } else if (s.b_bf16) {
             r[i] = _mm512_maskz_loadu_epi16(in, (const uint16_t *)B + at);
         } else {
             const float *x = (const float *)B + at;
@@ -229,15 +234,15 @@ static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, i
         if (j < some) _mm512_storeu_si512(to + (size_t)j * ld, r[j]);
 }
 #endif
-/* From pair k of a panel's rows to what is asked for meanwhile, in bytes: a block further on in these rows, or, from
- * the last block on, as far into the rows behind them. */
+/* Distance, in bytes, from pair k of a panel's rows to what is prefetched meanwhile: a block further in these rows,
+ * or, from the last block on, as far into the next rows. */
 static inline size_t ahead_of(GemmShape s, int vecs, int k) {
     int at = k / ASK * ASK;
     bool on = at + ASK < (s.K + 1) / 2;
     return on ? ASK * sizeof(uint32_t) : 2 * ((size_t)vecs * W * (size_t)s.ldb - 2 * (size_t)at);
 }
-/* Pairs k0..k1-1 (k0 a multiple of W) of one panel of B, k along its rows; pair k0 goes to `to`. asks: for what
- * comes. */
+/* Pack pairs k0..k1-1 (k0 a multiple of W) of one panel of B, k along its rows; pair k0 goes to `to`. asks:
+ * prefetch. */
 static void pack_b_rows(Pair *to, GemmShape s, const void *B, int p, int k0, int k1, bool asks) {
     int first, vecs;
     panel(s.N, p, &first, &vecs);
@@ -251,12 +256,12 @@ static void pack_b_rows(Pair *to, GemmShape s, const void *B, int p, int k0, int
 typedef struct {
     GemmShape s;
     Lie a;
-    const Pair *A;    /* all its rows as pairs; those that each thread packs for itself: its share */
-    Pair *packed, *B; /* where A goes, unless its rows are pairs as they lie */
+    const Pair *A;    /* all its rows as pairs; with rows that each thread packs for itself, the threads' parts */
+    Pair *packed, *B; /* where A is packed, unless its rows are used in place */
     void *C;
-    bool packs_a, packs_b; /* else another product does, or A is taken in place */
+    bool packs_a, packs_b; /* otherwise another product packs it, or A is used in place */
     bool in_place;
-    int more, ni, nj; /* products behind this one that add to the same C; tasks of rows and of panels */
+    int more, ni, nj; /* later products that add to the same C; tasks of rows and of panels */
 } Work;
 
 #ifdef OPS_TILES
@@ -265,18 +270,18 @@ typedef struct {
     #include "gemm_vectors.c"
 #endif
 
-/* ---- all products of a call ---------------------------------------------------------------------------------------
- */
+/* ---- all products of a call -------------------------------------------------------------------------------------- */
 
-/* From so many rows on there are enough blocks of ROWS for all threads: each packs what it multiplies, at once. */
+/* From so many rows on there are enough blocks of ROWS for all threads, and each thread packs what it multiplies. */
 static int many(int threads) { return ENOUGH * threads * ROWS; }
 static bool own_rows(int threads, int n, const GemmJob *jobs) {
     bool all = jobs->s.M >= many(threads);
     for (int j = 0; j < n; j++) all = all && !jobs[j].s.ta && jobs[j].s.M == jobs->s.M;
     return all;
 }
-/* Whether B is packed panel by panel, by the thread that multiplies it. Without the instruction the kernel is so much
- * slower than packing that rows of C may be many: each block of them packs B anew, and nothing of B goes to memory. */
+/* True if the thread that multiplies B packs it panel by panel. Without the instruction the kernel is so much slower
+ * than packing that this also pays for many rows of C: each block of rows packs B anew, and no packed B goes to
+ * memory. */
 static bool reads_rows(GemmShape s) {
 #ifdef OPS_WIDE
     return s.tb && !s.ta;
@@ -284,9 +289,9 @@ static bool reads_rows(GemmShape s) {
     return s.tb && !s.ta && s.M <= GEMM_BF16_FEW;
 #endif
 }
-/* Which product shares what with which; how many tasks there are. Takes the packed operands' memory; of few rows
- * `panel` is a panel for each thread instead of every B, by rows As have ROWS rows for each thread, which is less than
- * what fewer rows take. */
+/* Find which products share operands, and the number of tasks, and take the packed operands' memory. With few rows
+ * `panel` is one panel per thread instead of every B. With `by_rows` As have ROWS rows per thread, which is less than
+ * fewer rows would take. */
 static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work *w, bool few, bool by_rows,
                    Pair **panel_mem) {
     size_t own = 0;
@@ -301,26 +306,22 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
         while (first > 0 && jobs[first - 1].c == jobs[j].c) first--;
         const GemmShape sa = jobs[like_a].s, sb = jobs[like_b].s, sc = jobs[first].s;
         CHECK(sa.M == s.M && sa.K == s.K && sa.ta == s.ta && sa.lda == s.lda && sb.N == s.N && sb.K == s.K &&
-                  sb.tb == s.tb && sb.ldb == s.ldb && sb.narrow == s.narrow && sa.narrow_a == s.narrow_a &&
-                  sc.narrow_c == s.narrow_c && sc.M == s.M && sc.N == s.N && (first == j || (s.accumulate && !few)) &&
+                  sb.tb == s.tb && sb.ldb == s.ldb && sb.b_bf16 == s.b_bf16 && sa.a_bf16 == s.a_bf16 &&
+                  sc.c_bf16 == s.c_bf16 && sc.M == s.M && sc.N == s.N && (first == j || (s.accumulate && !few)) &&
                   few == reads_rows(s),
               "product %d, (%d,%d,%d), and those that it shares with", j, s.M, s.N, s.K);
         w[j] = (Work){.s = s, .a = lie(s), .C = jobs[j].C, .packs_a = like_a == j, .packs_b = like_b == j};
         /* Lanes: two blocks' rows. */
         size_t blocks = ((size_t)(by_rows ? many(threads) : s.M) + 2 * MR - 1) / (2 * MR) * 2;
-        if (few && s.narrow_c) {
-            w[j].C = arena_take(scratch, (size_t)s.M * (size_t)s.N * sizeof(float), "C before it is rounded");
-            w[j].s.ldc = s.N;
-        }
         size_t whole = ((size_t)s.N + W - 1) / W * W * (size_t)pairs_in(s);
-        size_t room = blocks * w[j].a.block * sizeof(Pair); /* also of what lies: another number of rows may not */
+        /* also if A is used in place: another number of rows may not be */
+        size_t room = blocks * w[j].a.block * sizeof(Pair);
         w[j].packed = w[j].packs_a ? arena_take(scratch, room, "A in bf16") : w[like_a].packed;
         w[j].A = w[j].packed;
         if (!few && taken_in_place(s, jobs[j].A, &w[j].a))
             w[j].in_place = true, w[j].packs_a = false, w[j].A = jobs[j].A;
-        /* a pass of few rows must find room where one of many was measured */
-        size_t few_c = s.narrow_c ? (size_t)GEMM_BF16_FEW * (size_t)s.N + 64 : 0;
-        if (s.tb) whole = zmax(whole, (size_t)threads * few_pairs(s) + few_c);
+        /* a pass of few rows must fit where one of many rows was measured */
+        if (s.tb) whole = zmax(whole, (size_t)threads * few_pairs(s));
         if (!few) w[j].B = w[j].packs_b ? arena_take(scratch, whole * sizeof(Pair), "B in bf16") : w[like_b].B;
         if (first == j)
             rows += (s.M + ROWS - 1) / ROWS;
@@ -338,7 +339,7 @@ static int prepare(int threads, Arena *scratch, int n, const GemmJob *jobs, Work
 static void pack_a_rows(const Work *w, Pair *to, const void *A, int i0, int i1) {
     for (int i = i0; i < i1; i += MR) pack_a_block(to + (size_t)((i - i0) / MR) * w->a.block, w->a, w->s, A, i);
 }
-/* By all threads together: product w's share of packing; rows: but of A's rows. */
+/* All threads together: product w's part of packing; rows: without A's rows. */
 static void pack(const Work *w, const GemmJob *job, bool rows) {
     const GemmShape s = w->s;
     int pairs = pairs_in(s);
@@ -362,7 +363,7 @@ static void pack(const Work *w, const GemmJob *job, bool rows) {
             pack_a_rows(w, w->packed + (size_t)(i / MR) * w->a.block, job->A, i, imin(s.M, i + MR));
     }
 }
-/* Rows of C in bf16 as f32, ld numbers apart, and back. */
+/* Rows of C in bf16 as f32, ld elements apart, and back. */
 static void widen_rows(float *to, size_t ld, const uint16_t *C, size_t ldc, int rows, int n) {
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < n; c++) {
@@ -373,20 +374,40 @@ static void widen_rows(float *to, size_t ld, const uint16_t *C, size_t ldc, int 
             to[(size_t)r * ld + (size_t)c] = b.f;
         }
 }
-static void narrow_rows(uint16_t *C, size_t ldc, const float *x, size_t ld, int rows, int n) {
-    for (int r = 0; r < rows; r++) narrow_row(C + (size_t)r * ldc, x + (size_t)r * ld, n);
+static void bf16_rows(uint16_t *C, size_t ldc, const float *x, size_t ld, int rows, int n) {
+    for (int r = 0; r < rows; r++) bf16_row(C + (size_t)r * ldc, x + (size_t)r * ld, n);
 }
-/* Panels, for each block of rows. */
+/* The number of tasks with few rows: panels times blocks of rows. */
 static int few_tasks(GemmShape s) { return panels(s.N) * ((s.M + ROWS - 1) / ROWS); }
-/* Panels of all products, one list: a thread that is done takes what is next, whosever it is. */
+/* Rows row.. of panel p of a product. Those of a BF16 C are summed in f32 and rounded by the thread that made them. */
+static void few_block(const Work *w, const GemmJob *job, int p, int row, Pair *mem) {
+    float sums[ROWS * NV * W] __attribute__((aligned(64)));
+    Work block = *w;
+    int v0, vecs;
+    panel(w->s.N, p, &v0, &vecs);
+    const int n = imin(vecs * W, w->s.N - v0 * W), rows = imin(ROWS, w->s.M - row);
+    const size_t ldc = (size_t)w->s.ldc, at = (size_t)row * ldc + (size_t)v0 * W;
+    block.s.M = rows;
+    block.A += (size_t)(row / MR) * block.a.block;
+    if (!w->s.c_bf16) {
+        block.C = (float *)w->C + at;
+        few_panel(&block, job->B, p, mem);
+        return;
+    }
+    uint16_t *C = (uint16_t *)w->C + at;
+    block.C = sums, block.s.ldc = NV * W;
+    if (w->s.accumulate) widen_rows(sums, NV * W, C, ldc, rows, n);
+    few_panel(&block, job->B, p, mem);
+    bf16_rows(C, ldc, sums, NV * W, rows, n);
+}
+/* The panels of all products form one list: an idle thread takes the next one of any product. */
 static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pair *mem, size_t own, double size) {
     int all = 0;
-    bool alone = w->s.M <= GEMM_BF16_FEW; /* packing so few rows is less than waiting for each other */
+    bool alone = w->s.M <= GEMM_BF16_FEW; /* packing so few rows costs less than waiting for each other */
     for (int j = 0; j < n; j++) {
         const GemmShape s = w[j].s;
         all += few_tasks(s);
         if (w[j].packs_a && alone) pack_a_rows(&w[j], w[j].packed, jobs[j].A, 0, s.M);
-        if (s.narrow_c && s.accumulate) widen_rows(w[j].C, (size_t)s.ldc, jobs[j].C, (size_t)jobs[j].s.ldc, s.M, s.N);
     }
     int run = imax(1, imin(8, all / (ENOUGH * threads)));
 #pragma omp parallel num_threads(threads) if (size > 1.5e5)
@@ -406,37 +427,29 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
         for (int i = 0; i < all; i++) {
             int j = 0, t = i;
             for (; t >= few_tasks(w[j].s); j++) t -= few_tasks(w[j].s);
-            Work block = w[j];
-            int p = t % panels(block.s.N), row = t / panels(block.s.N) * ROWS;
-            block.s.M = imin(ROWS, block.s.M - row);
-            block.A += (size_t)(row / MR) * block.a.block;
-            block.C = (float *)block.C + (size_t)row * (size_t)block.s.ldc;
-            few_panel(&block, jobs[j].B, p, mem + (size_t)omp_get_thread_num() * own);
+            int np = panels(w[j].s.N);
+            few_block(&w[j], &jobs[j], t % np, t / np * ROWS, mem + (size_t)omp_get_thread_num() * own);
         }
         tiles_close();
     }
-    for (int j = 0; j < n; j++) {
-        const GemmShape s = w[j].s;
-        if (s.narrow_c) narrow_rows(jobs[j].C, (size_t)jobs[j].s.ldc, w[j].C, (size_t)s.ldc, s.M, s.N);
-    }
 }
 
-/* Rows i.. of a product's A: where they lie, or packed `blocks` blocks from the beginning. */
+/* Rows i.. of a product's A: in place, or packed `blocks` blocks from the beginning. */
 static const Pair *rows_of(const Work *w, size_t blocks, int i) {
     return w->A + (w->in_place ? (size_t)(i / MR) : blocks) * w->a.block;
 }
-/* Rows i..end-1 of panels p0..p1-1 of a product and of those behind it that add to the same C. A's rows i.. are packed
+/* Rows i..end-1 of panels p0..p1-1 of a product and of the next ones that add to the same C. A's rows i.. are packed
  * `blocks` blocks from its beginning. */
 static void sums_of(const Work *w, size_t blocks, int i, int end, int p0, int p1) {
-    enum { GROUP = 8 }; /* panels whose sums wait in f32 while k goes on, where A does not stay in the caches */
+    enum { GROUP = 8 }; /* panels whose sums stay in f32 while k continues, if A does not stay in the caches */
     float mem[ROWS * GROUP * NV * W] __attribute__((aligned(64)));
     const size_t ldc = (size_t)w->s.ldc;
-    int step = !w->s.narrow_c ? p1 - p0 : w->s.K > 2 * KP ? GROUP : 1;
+    int step = !w->s.c_bf16 ? p1 - p0 : w->s.K > 2 * KP ? GROUP : 1;
     for (int p = p0; p < p1; p += step) {
         int next = imin(p1, p + step), left, last, vecs;
         panel(w->s.N, p, &left, &vecs);
         size_t at = (size_t)i * ldc + (size_t)left * W;
-        if (!w->s.narrow_c) {
+        if (!w->s.c_bf16) {
             for (int k = 0; k <= w->more; k++)
                 task(&w[k], rows_of(&w[k], blocks, i), (float *)w->C + at, i, end, p, next);
             continue;
@@ -450,17 +463,17 @@ static void sums_of(const Work *w, size_t blocks, int i, int end, int p0, int p1
             one.s.ldc = ld;
             task(&one, rows_of(&one, blocks, i), mem, i, end, p, next);
         }
-        narrow_rows(C, ldc, mem, (size_t)ld, end - i, n);
+        bf16_rows(C, ldc, mem, (size_t)ld, end - i, n);
     }
 }
-/* Rows i.. of all products, which have the same number of them; the thread's share of where A goes holds so many. */
+/* Rows i.. of all products, which have the same number of rows; the thread's part of packed A holds so many. */
 static void block_of_rows(int n, const GemmJob *jobs, const Work *w, int i) {
     int mine = omp_get_thread_num() * ROWS / MR, end = imin(w->s.M, i + ROWS);
     for (int j = 0; j < n; j++)
         if (w[j].packs_a) pack_a_rows(&w[j], w[j].packed + (size_t)mine * w[j].a.block, jobs[j].A, i, end);
     for (int j = 0; j < n; j += 1 + w[j].more) sums_of(&w[j], (size_t)mine, i, end, 0, panels(w[j].s.N));
 }
-/* Task t of all products, with those that add to the same C behind it. */
+/* Task t of all products, with the next ones that add to the same C. */
 static void block_of_both(const Work *w, int t) {
     int j = 0;
     for (; t >= w[j].ni * w[j].nj; j += 1 + w[j].more) t -= w[j].ni * w[j].nj;
@@ -505,20 +518,20 @@ void GEMM_BF16(OPS_ISA)(int threads, Arena *scratch, int n, const GemmJob *jobs)
     int K = jobs->s.K;
     bool slices = K > SLICE;
     for (int j = 0; j < n; j++)
-        slices = slices && jobs[j].s.ta && !jobs[j].s.tb && !jobs[j].s.narrow_c && jobs[j].s.K == K;
+        slices = slices && jobs[j].s.ta && !jobs[j].s.tb && !jobs[j].s.c_bf16 && jobs[j].s.K == K;
     if (!slices) {
         multiply(threads, scratch, n, jobs);
         return;
     }
     GemmJob part[GEMM_JOBS];
     memcpy(part, jobs, (size_t)n * sizeof *jobs);
-    for (int k = 0; k < (scratch->base ? K : SLICE); k += SLICE) { /* measured: all take the same */
+    for (int k = 0; k < (scratch->base ? K : SLICE); k += SLICE) { /* measured: all slices take the same */
         for (int j = 0; j < n; j++) {
             part[j].s.K = imin(SLICE, K - k);
             part[j].s.accumulate = jobs[j].s.accumulate || k;
             const GemmShape *s = &jobs[j].s;
-            part[j].A = (const char *)jobs[j].A + (size_t)k * (size_t)s->lda * (s->narrow_a ? 2 : 4);
-            part[j].B = (const char *)jobs[j].B + (size_t)k * (size_t)s->ldb * (s->narrow ? 2 : 4);
+            part[j].A = (const char *)jobs[j].A + (size_t)k * (size_t)s->lda * (s->a_bf16 ? 2 : 4);
+            part[j].B = (const char *)jobs[j].B + (size_t)k * (size_t)s->ldb * (s->b_bf16 ? 2 : 4);
         }
         multiply(threads, scratch, n, part);
     }

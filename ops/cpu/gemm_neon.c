@@ -1,29 +1,29 @@
-/* gemm_neon.c: what gemm_bf16.c is made of, for aarch64 with FEAT_BF16. Included by it alone.
+/* gemm_neon.c: packing and the kernel of gemm_bf16.c for aarch64 with FEAT_BF16. Only gemm_bf16.c includes it.
  *
- * BFDOT adds two products to each sum of a vector of four, so that a panel of B is (K/2, 12) pairs, and all of A lies
- * in panels of (K/2, 8): per pair of k, 24 BFDOT take three vectors of B and two of A, of which each lane is one row.
+ * BFDOT adds two products to each sum of a vector of four. So a panel of B is (K/2, 12) pairs, and all of A is in
+ * panels of (K/2, 8). Per pair of k, 24 BFDOT use three vectors of B and two of A, each lane of which is one row.
  *
- * Unless a program asks for something else (FPCR.EBF), BFDOT rounds the sum of the two products, and then the sum with
- * what it adds to, to odd: an inexact result is cut and its last bit set, up to a whole unit of the last place off
- * where the nearest number is half of one off at most, and as often above as below. Denormal operands and results are
- * 0, and a NaN is the default one. FPCR.FZ and the rounding mode have no say. (Arm Architecture Reference Manual, BFDOT
- * (by element).) */
+ * Unless a program asks for something else (FPCR.EBF), BFDOT rounds to odd: first the sum of the two products, then
+ * the sum with what it adds to. An inexact result is cut and its last bit is set. The error is up to one unit in the
+ * last place (rounding to nearest: half a unit), as often above as below. Denormal operands and results are 0, and a
+ * NaN is the default one. FPCR.FZ and the rounding mode do not matter. (Arm Architecture Reference Manual, BFDOT (by
+ * element).) */
 #include <arm_neon.h>
 
-typedef bfloat16x8_t Pairs; /* four */
+typedef bfloat16x8_t Pairs; /* four pairs */
 
-/* 4 pairs of a row of f32 from 8 numbers; of those only `left` are there, others count as 0. */
+/* 4 pairs of a row of f32 from 8 elements; only the first `left` are there, the others count as 0. */
 static inline Pairs pairs_of(const float *x, int left) {
     float some[2 * W] = {0};
     if (left < 2 * W) x = memcpy(some, x, (size_t)imax(left, 0) * sizeof *x);
     return vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(vld1q_f32(x)), vld1q_f32(x + W));
 }
-static inline Pairs pairs_of_narrow(const uint16_t *x, int left) {
+static inline Pairs pairs_of_bf16(const uint16_t *x, int left) {
     uint16_t some[2 * W] = {0};
     if (left < 2 * W) x = memcpy(some, x, (size_t)imax(left, 0) * sizeof *x);
     return vreinterpretq_bf16_u16(vld1q_u16(x));
 }
-/* n <= W pairs, from two rows below each other; odd NULL: zeros. The rest of W is 0. */
+/* n <= W pairs, each from the same column of two consecutive rows; odd NULL: zeros. The rest of W is 0. */
 static inline void pack_columns(Pair *to, const float *even, const float *odd, int n) {
     float some[2][W] = {{0}};
     if (n < W || !odd) {
@@ -34,11 +34,11 @@ static inline void pack_columns(Pair *to, const float *even, const float *odd, i
                hi = vreinterpret_u16_bf16(vcvt_bf16_f32(vld1q_f32(odd)));
     vst1q_u32(to, vorrq_u32(vmovl_u16(lo), vshll_n_u16(hi, 16)));
 }
-static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
+static inline void pack_columns_bf16(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
     for (int i = 0; i < W; i++) to[i] = i < n ? even[i] | (odd ? (Pair)odd[i] << 16 : 0) : 0;
 }
-/* n numbers to BF16. */
-static inline void narrow_row(uint16_t *to, const float *x, int n) {
+/* Round n elements to BF16. */
+static inline void bf16_row(uint16_t *to, const float *x, int n) {
     int i = 0;
     for (; i + W <= n; i += W) vst1_u16(to + i, vreinterpret_u16_bf16(vcvt_bf16_f32(vld1q_f32(x + i))));
     for (; i < n; i++) to[i] = vget_lane_u16(vreinterpret_u16_bf16(vcvt_bf16_f32(vdupq_n_f32(x[i]))), 0);
@@ -55,22 +55,22 @@ static inline void turn(Pair *to, size_t ld, const Pairs rows[W], int some) {
     for (int k = 0; k < W; k++)
         if (k < some) vst1q_u32(to + (size_t)k * ld, r[k]);
 }
-/* B's rows row.. (n <= W of them, the rest counts as 0), `some` pairs from k on, k along the rows. Of narrow rows what
- * lies `ahead` bytes on is asked for as well; 0: nothing. */
+/* Pack B's rows row.. (n <= W of them, the rest counts as 0), `some` pairs from k on, k along the rows. In bf16 rows
+ * it also prefetches `ahead` bytes further; 0: nothing. */
 static inline void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row, int n, int k, int some,
                               size_t ahead) {
     Pairs r[W];
     int left = s.K - 2 * k;
     for (int i = 0; i < W; i++) {
         size_t at = (size_t)(row + imin(i, n - 1)) * (size_t)s.ldb + 2 * (size_t)k;
-        r[i] = s.narrow ? pairs_of_narrow((const uint16_t *)B + at, i < n ? left : 0)
+        r[i] = s.b_bf16 ? pairs_of_bf16((const uint16_t *)B + at, i < n ? left : 0)
                         : pairs_of((const float *)B + at, i < n ? left : 0);
-        if (s.narrow && ahead) __builtin_prefetch((const uint16_t *)B + at + ahead / sizeof(uint16_t), 0, 2);
+        if (s.b_bf16 && ahead) __builtin_prefetch((const uint16_t *)B + at + ahead / sizeof(uint16_t), 0, 2);
     }
     turn(to, ld, r, some);
 }
 static Lie lie(GemmShape s) { return (Lie){((size_t)s.K + 1) / 2 * MR, 1, MR}; }
-/* Never: rows of A are lanes. */
+/* Always false: rows of A are lanes. */
 static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
     (void)s, (void)A, (void)a;
     return false;
@@ -80,11 +80,11 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
     for (int i = 0; i < s.M; i += W)
         for (int k = k0; k < k1; k++) {
             Pair *at = to + (size_t)(i / MR) * a.block + (size_t)k * a.step + i % MR;
-            two_rows(at, A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
+            two_rows(at, A, s.lda, s.a_bf16, s.K, k, i, imin(W, s.M - i));
             if (i % MR == 0 && s.M - i <= W) vst1q_u32(at + W, vdupq_n_u32(0)); /* rows that are not there */
         }
 }
-/* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
+/* Pack rows row..row+MR-1 of A, k along the rows; rows past the last are 0. */
 static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     for (int half = 0; half < MR; half += W)
         for (int k = 0; 2 * k < s.K; k += W) {
@@ -92,15 +92,13 @@ static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
             for (int i = 0; i < W; i++) {
                 int row_i = row + half + i, left = row_i < s.M ? s.K - 2 * k : 0;
                 size_t at = (size_t)imin(row_i, s.M - 1) * (size_t)s.lda + 2 * (size_t)k;
-                r[i] = s.narrow_a ? pairs_of_narrow((const uint16_t *)A + at, left)
-                                  : pairs_of((const float *)A + at, left);
+                r[i] = s.a_bf16 ? pairs_of_bf16((const uint16_t *)A + at, left) : pairs_of((const float *)A + at, left);
             }
             turn(to + (size_t)k * a.step + half, a.step, r, imin(W, (s.K + 1) / 2 - k));
         }
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------------
- */
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
 static inline __attribute__((always_inline)) void store(int vecs, float *C, const float32x4_t c[NV], int last,
                                                         bool first) {
@@ -118,7 +116,8 @@ static inline __attribute__((always_inline)) void store(int vecs, float *C, cons
 static inline __attribute__((always_inline)) Pairs pairs_at(const Pair *x) {
     return vreinterpretq_bf16_u32(vld1q_u32(x));
 }
-/* rows <= mr rows of C, columns of `vecs` vectors of which the last has `last` numbers; first: C = instead of C +=. */
+/* rows <= mr rows of C, columns of `vecs` vectors, the last of which has `last` elements; first: C = instead of C
+ * +=. */
 static inline __attribute__((always_inline)) void kernel_of(int mr, int vecs, float *C, size_t ldc, const Pair *a,
                                                             const Pair *b, int pairs, int rows, int last, bool first) {
     float32x4_t c[MR][NV];
@@ -130,7 +129,7 @@ static inline __attribute__((always_inline)) void kernel_of(int mr, int vecs, fl
         Pairs y[NV], lo = pairs_at(a), hi = mr > W ? pairs_at(a + W) : lo;
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) y[v] = pairs_at(b + v * W);
-/* the lane is part of the instruction: no variable can name it */
+/* the lane is part of the instruction and cannot be a variable */
 #define ROW(r, x) \
     if (r < mr)   \
         for (int v = 0; v < vecs; v++) c[r][v] = vbfdotq_laneq_f32(c[r][v], y[v], x, r % W)

@@ -1,11 +1,11 @@
-/* gemm_tiles.c: what gemm_bf16.c does where the processor has tiles (AMX): how A is packed, and the sums. Included by
- * it alone.
+/* gemm_tiles.c: packing of A, and the kernel of gemm_bf16.c for processors with tiles (AMX). Only gemm_bf16.c includes
+ * it.
  *
- * All tiles are whole: M, N and K are filled up with zeros, which change no sum. A number of C is what was there, or 0,
- * and then step after step of 32 k what TILE_DOT adds: an order that K alone gives, for memory between the steps rounds
- * nothing. And it is the same with the operands exchanged, since a product is: few rows of C are made as columns of
- * C^T = B^T A^T. B^T, in bf16 with k along its rows, is then a left operand as it lies in memory, and nothing of it is
- * packed or turned. */
+ * All tiles are whole: M, N and K are padded with zeros, which change no sum. An element of C starts from its old
+ * value, or 0, and TILE_DOT adds step after step of 32 k. So K alone decides the order, because storing C between the
+ * steps rounds nothing. Exchanging the operands changes nothing either, because products commute. So few rows of C are
+ * computed as columns of C^T = B^T A^T. B^T, in bf16 with k along its rows, is then a left operand in place, and needs
+ * no packing or transposing. */
 #include "tiles.h"
 
 #ifndef __AVX512BF16__
@@ -17,12 +17,11 @@ _Static_assert((int)MR == (int)W && (int)WHOLE == (int)W && (int)KP % W == 0 && 
                    (int)GEMM_BF16_FEW == 4 * W,
                "whole tiles");
 
-/* ---- A ------------------------------------------------------------------------------------------------------------
- */
+/* ---- A ----------------------------------------------------------------------------------------------------------- */
 
-/* Tiles of 16 rows (of few rows: 16 columns of A^T), following each other along k. */
+/* Tiles of 16 rows (with few rows: 16 columns of A^T), which follow each other along k. */
 static Lie lie(GemmShape s) { return (Lie){(size_t)pairs_in(s) * MR, W, 1}; }
-/* Never: tiles are whole, and lie one behind the other. */
+/* Always false: tiles are whole, and lie one after the other. */
 static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
     (void)s, (void)A, (void)a;
     return false;
@@ -36,15 +35,15 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
                 memset(rows[k - k0], 0, sizeof rows[0]);
                 continue;
             }
-            two_rows(rows[k - k0], A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
+            two_rows(rows[k - k0], A, s.lda, s.a_bf16, s.K, k, i, imin(W, s.M - i));
         }
         turn(to + (size_t)(i / MR) * a.block + (size_t)k0 * W, W, rows);
     }
 }
-/* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
+/* Pack rows row..row+MR-1 of A, k along the rows; rows past the last are 0. */
 static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     bool turned = s.tb && s.M <= GEMM_BF16_FEW;
-    GemmShape x = {.N = s.M, .K = s.K, .ldb = s.lda, .narrow = s.narrow_a};
+    GemmShape x = {.N = s.M, .K = s.K, .ldb = s.lda, .b_bf16 = s.a_bf16};
     int n = imin(W, s.M - row);
     for (int k = 0; k < pairs_in(s); k += W, to += TILE) {
         if (turned) {
@@ -57,17 +56,16 @@ static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     }
 }
 
-/* ---- the sums -----------------------------------------------------------------------------------------------------
- */
+/* ---- the sums ---------------------------------------------------------------------------------------------------- */
 
-/* A left operand of ni tiles of rows and a right one of nj tiles of columns: rows of a tile lie `apart` bytes from each
- * other, the next 16 rows or columns `over`, the next 16 pairs of k `on`. */
+/* A left operand of ni tiles of rows, or a right one of nj tiles of columns. `apart`: bytes between a tile's rows;
+ * `over`: to the next 16 rows or columns; `on`: to the next 16 pairs of k. */
 typedef struct {
     const char *at;
     size_t apart, over, on;
 } Side;
 
-/* Where the sums of tile c stand, which is one of ni x nj: of two tiles of rows at (c % 2, c / 2), of one in columns 0,
+/* The position of the sums of tile c, one of ni x nj: with two tiles of rows at (c % 2, c / 2), with one in columns 0,
  * 2, 1 and 3. */
 static inline int sum_i(int c, int ni) { return ni > 1 ? c % 2 : 0; }
 static inline int sum_j(int c, int ni) { return c / 2 + (ni == 1 ? 2 * (c % 2) : 0); }
@@ -80,7 +78,7 @@ static inline bool sum_there(int c, int ni, int nj) { return sum_i(c, ni) < ni &
         if (sum_there(3, ni, nj)) X(3); \
     } while (0)
 
-/* n steps. Meanwhile the rows of the left operand are asked for `ahead` bytes on; 0: nothing. */
+/* Compute n steps. Meanwhile prefetch the left operand's rows `ahead` bytes further; 0: nothing. */
 static inline __attribute__((always_inline)) void steps(const int ni, const int nj, Side a, Side b, int n,
                                                         size_t ahead) {
     for (int k = 0; k < n; k++, a.at += a.on, b.at += b.on) {
@@ -108,7 +106,7 @@ static inline __attribute__((always_inline)) void steps(const int ni, const int 
     }
 }
 
-/* Rows m and columns n of a corner of C that no whole tile fits into; the rest counts as 0. */
+/* Load m rows and n columns at a corner of C that is smaller than a tile; the rest is 0. */
 static inline void edge_in(float edge[TILE], const float *C, size_t ldc, int m, int n) {
     memset(edge, 0, TILE * sizeof *edge);
     for (int r = 0; r < m; r++) memcpy(edge + r * W, C + (size_t)r * ldc, (size_t)n * sizeof *edge);
@@ -116,7 +114,7 @@ static inline void edge_in(float edge[TILE], const float *C, size_t ldc, int m, 
 static inline void edge_out(const float edge[TILE], float *C, size_t ldc, int m, int n) {
     for (int r = 0; r < m; r++) memcpy(C + (size_t)r * ldc, edge + r * W, (size_t)n * sizeof *edge);
 }
-/* ni x nj tiles of C, of which `rows` rows and `cols` columns are there; first: C = instead of C +=. */
+/* Compute ni x nj tiles of C, which has `rows` rows and `cols` columns there; first: C = instead of C +=. */
 static inline __attribute__((always_inline)) void kernel(const int ni, const int nj, float *C, size_t ldc, Side a,
                                                          Side b, int n, int rows, int cols, bool first) {
     float edge[TILE] __attribute__((aligned(64)));
@@ -154,7 +152,7 @@ static inline __attribute__((always_inline)) void kernel(const int ni, const int
 #undef C_IN
 #undef C_OUT
 }
-/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed; C: where the first of these numbers stands. */
+/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed; C: the place of the first of these elements. */
 static void task(const Work *w, const Pair *A, float *C, int i0, int i1, int p0, int p1) {
     const GemmShape s = w->s;
     int pairs = pairs_in(s), left, none;
@@ -185,11 +183,10 @@ static void task(const Work *w, const Pair *A, float *C, int i0, int i1, int p0,
     }
 }
 
-/* ---- few rows -----------------------------------------------------------------------------------------------------
- */
+/* ---- few rows ---------------------------------------------------------------------------------------------------- */
 
 static size_t few_pairs(GemmShape s) { return (size_t)imin(KP, pairs_in(s)) * NV * W; }
-/* m x n numbers of C as columns of a tile, and back. */
+/* Load m x n elements of C as columns of a tile; turned_out stores them. */
 static inline void turned_in(Pair sums[W][W], const float *C, size_t ldc, int m, int n) {
     Pair rows[W][W] __attribute__((aligned(64)));
     memset(rows, 0, sizeof rows);
@@ -201,16 +198,16 @@ static inline void turned_out(Pair sums[W][W], float *C, size_t ldc, int m, int 
     turn(rows[0], W, sums);
     for (int r = 0; r < m; r++) memcpy(C + (size_t)r * ldc, rows[r], (size_t)n * sizeof *C);
 }
-/* Columns row.. of C, ni tiles of them, of nj tiles of rows. Rows of B that are not there, or not in bf16, or end in
- * half a tile, go through mem. */
+/* Columns row.. of C, ni tiles of them, in nj tiles of rows; w->C is at column `left`. Rows of B go through mem if they
+ * are missing, not in bf16, or end in half a tile. */
 static inline __attribute__((always_inline)) void few_tiles(const int ni, const int nj, const Work *w, const void *B,
-                                                            int row, Pair *mem) {
+                                                            int left, int row, Pair *mem) {
     const GemmShape s = w->s;
-    const int pairs = pairs_in(s), direct = s.narrow && row + ni * W <= s.N ? s.K / (2 * W) * W : 0;
+    const int pairs = pairs_in(s), direct = s.b_bf16 && row + ni * W <= s.N ? s.K / (2 * W) * W : 0;
     const size_t ld = (size_t)s.ldb * sizeof(uint16_t), ldc = (size_t)s.ldc, over = (size_t)imin(KP, pairs) * W;
     Pair sums[W][W] __attribute__((aligned(64)));
     Side x = {(const char *)w->A, W * sizeof(Pair), w->a.block * sizeof(Pair), TILE * sizeof(Pair)};
-#define AT(c)    ((float *)w->C + (size_t)sum_j(c, ni) * W * ldc + row + sum_i(c, ni) * W)
+#define AT(c)    ((float *)w->C + (size_t)sum_j(c, ni) * W * ldc + (row - left) + sum_i(c, ni) * W)
 #define ROWS_(c) imin(W, s.M - sum_j(c, ni) * W)
 #define COLS_(c) imin(W, s.N - row - sum_i(c, ni) * W)
 #define C_IN(c)                                              \
@@ -230,7 +227,7 @@ static inline __attribute__((always_inline)) void few_tiles(const int ni, const 
     EACH_SUM(C_IN);
     for (int k = 0; k < direct; k += KP) {
         int n = imin(KP, direct - k) / W;
-        /* the same place in what comes next: the next block of these rows, or the first of the rows behind them */
+        /* the same place in what follows: the next block of these rows, or the first block of the next rows */
         size_t ahead = k + KP < direct ? KP * sizeof(Pair) : (size_t)ni * W * ld - (size_t)k * sizeof(Pair);
         Side b = {(const char *)B + (size_t)row * ld + (size_t)k * sizeof(Pair), ld, W * ld, W * sizeof(Pair)};
         steps(ni, nj, b, x, n, ahead);
@@ -256,21 +253,21 @@ static inline __attribute__((always_inline)) void few_tiles(const int ni, const 
 #undef C_IN
 #undef C_OUT
 }
-/* All rows of panel p; mem: few_pairs. */
+/* All rows of panel p, which begins at w->C; mem: few_pairs. */
 static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
     int v0, vecs, nj = (w->s.M + W - 1) / W;
     panel(w->s.N, p, &v0, &vecs);
     if (vecs == 2 && nj <= 2) {
         if (nj == 1)
-            few_tiles(2, 1, w, B, v0 * W, mem);
+            few_tiles(2, 1, w, B, v0 * W, v0 * W, mem);
         else
-            few_tiles(2, 2, w, B, v0 * W, mem);
+            few_tiles(2, 2, w, B, v0 * W, v0 * W, mem);
         return;
     }
     for (int v = v0; v < v0 + vecs; v++) switch (nj) {
-        case 1: few_tiles(1, 1, w, B, v * W, mem); break;
-        case 2: few_tiles(1, 2, w, B, v * W, mem); break;
-        case 3: few_tiles(1, 3, w, B, v * W, mem); break;
-        default: few_tiles(1, 4, w, B, v * W, mem);
+        case 1: few_tiles(1, 1, w, B, v0 * W, v * W, mem); break;
+        case 2: few_tiles(1, 2, w, B, v0 * W, v * W, mem); break;
+        case 3: few_tiles(1, 3, w, B, v0 * W, v * W, mem); break;
+        default: few_tiles(1, 4, w, B, v0 * W, v * W, mem);
         }
 }

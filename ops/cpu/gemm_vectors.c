@@ -1,25 +1,24 @@
-/* gemm_vectors.c: how gemm_bf16.c packs A, and makes sums in vectors. Included by it alone.
+/* gemm_vectors.c: packing of A, and the kernel of gemm_bf16.c in vectors. Only gemm_bf16.c includes it.
  *
- * A is rows of pairs, or, where k runs down its columns, panels of (K/2, 8); of 9 to GEMM_BF16_FEW rows, where the
- * instruction is, panels of (K/2, 16). One call of the kernel makes 8 x 48 numbers of C in registers. */
+ * A is rows of pairs, or, if k runs down its columns, panels of (K/2, 8). For 9 to GEMM_BF16_FEW rows, with the bf16
+ * instruction, it is panels of (K/2, 16). One call of the kernel computes 8 x 48 elements of C in registers. */
 static inline void tiles_open(void) {}
 static inline void tiles_close(void) {}
 
 #ifdef __AVX512BF16__
-/* ---- A ------------------------------------------------------------------------------------------------------------
- */
+/* ---- A ----------------------------------------------------------------------------------------------------------- */
 
 static Lie lie(GemmShape s) {
     size_t pairs = ((size_t)s.K + 1) / 2;
     if (s.tb && !s.ta && s.M > MR && s.M <= GEMM_BF16_FEW) return (Lie){pairs * MR, 1, W}; /* at even blocks */
     if (s.ta) return (Lie){pairs * MR, 1, MR};
     size_t ld = (pairs + W - 1) / W * W;
-    if (ld % 256 == 0) ld += W; /* rows one page apart would fall onto the same lines of the first cache */
+    if (ld % 256 == 0) ld += W; /* rows one page apart would compete for the same lines of the first cache */
     return (Lie){ld * MR, ld, 1};
 }
-/* Rows of bf16 with k along them are pairs as they lie; the kernel reads MR at once. */
+/* bf16 rows with k along them are already pairs; the kernel reads MR of them at once. */
 static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
-    if (__BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || !s.narrow_a || s.ta) return false;
+    if (__BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || !s.a_bf16 || s.ta) return false;
     if (s.K % 2 || s.lda % 2 || s.M % MR || (uintptr_t)A % sizeof(Pair)) return false;
     size_t ld = (size_t)s.lda / 2;
     *a = (Lie){ld * MR, ld, 1};
@@ -29,12 +28,12 @@ static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
 static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, int k1) {
     int i = 0;
     for (; (k1 - k0) % 2 == 0 && 2 * k1 <= s.K && i + 2 * W <= s.M; i += 2 * W) {
-        size_t ask = ask_on(s.M, s.lda, s.narrow_a, i);
+        size_t ask = ask_on(s.M, s.lda, s.a_bf16, i);
         Pair *at = to + (size_t)(i / MR) * a.block;
         for (int k = k0; k < k1; k += 2) { /* two pairs of 8 rows are a line */
             __m512i r[2], t[2];
-            two_lines(r, A, s.lda, s.narrow_a, k, i, ask);
-            two_lines(t, A, s.lda, s.narrow_a, k + 1, i, ask);
+            two_lines(r, A, s.lda, s.a_bf16, k, i, ask);
+            two_lines(t, A, s.lda, s.a_bf16, k + 1, i, ask);
             for (int h = 0; h < 2; h++) {
                 Pair *line = at + 2 * (size_t)h * a.block + (size_t)k * MR;
                 _mm512_storeu_si512(line, _mm512_shuffle_i64x2(r[h], t[h], 0x44));
@@ -45,33 +44,33 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
     for (; i < s.M; i += W)
         for (int k = k0; k < k1; k++) {
             Pair both[W] __attribute__((aligned(64))), *at = to + (size_t)(i / MR) * a.block + (size_t)k * MR;
-            two_rows(both, A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
+            two_rows(both, A, s.lda, s.a_bf16, s.K, k, i, imin(W, s.M - i));
             memcpy(at, both, MR * sizeof(Pair));
             if (s.M - i > MR) memcpy(at + a.block, both + MR, MR * sizeof(Pair));
         }
 }
-/* Rows row..row+MR-1 of A, k along the rows; behind the last row 0. */
+/* Pack rows row..row+MR-1 of A, k along the rows; rows past the last are 0. */
 static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     int pairs = (s.K + 1) / 2;
     if (a.step == W) {
-        GemmShape turned = {.K = s.K, .ldb = s.lda, .narrow = s.narrow_a};
+        GemmShape turned = {.K = s.K, .ldb = s.lda, .b_bf16 = s.a_bf16};
         for (int k = 0; k < pairs && row % W == 0; k += W)
             pack_block(to + (size_t)k * W, W, turned, A, row, imin(W, s.M - row), k, imin(W, pairs - k), 0);
         return;
     }
     for (int i = row; i < row + MR; i++, to += a.row)
-        if (i < s.M && s.narrow_a)
-            pack_row_narrow(to, (const uint16_t *)A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
+        if (i < s.M && s.a_bf16)
+            pack_row_bf16(to, (const uint16_t *)A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
         else if (i < s.M)
             pack_row(to, (const float *)A + (size_t)i * (size_t)s.lda, pairs, s.K % 2);
         else
             memset(to, 0, (size_t)pairs * sizeof *to);
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------------
- */
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* rows <= mr rows of C, columns of `vecs` vectors of which the last has `last` numbers; first: C = instead of C +=. */
+/* rows <= mr rows of C, columns of `vecs` vectors, the last of which has `last` elements; first: C = instead of C
+ * +=. */
 static inline __attribute__((always_inline)) void store(int vecs, float *C, const __m512 c[NV], int last, bool first) {
     #pragma GCC unroll 3
     for (int v = 0; v < vecs; v++) {
@@ -105,9 +104,9 @@ static inline __attribute__((always_inline)) void kernel(int mr, int vecs, float
     for (int r = 0; r < mr; r++)
         if (r < rows) store(vecs, C + (size_t)r * ldc, c[r], last, first);
 }
-/* 16 columns of C for `groups` times W of its rows, a lane each, go on by `some` pairs of k in the order of the kernel:
- * `rows` numbers of B, read where they lie, meet vectors of A. Meanwhile what comes `ahead` bytes on in B's rows is
- * asked for, one row at a time: all at once they would stand in each other's way. */
+/* Continue 16 columns of C for `groups` times W of its rows, one lane each, by `some` pairs of k in the kernel's
+ * order: `rows` elements of B, read in place, are multiplied by vectors of A. Meanwhile B's rows are prefetched
+ * `ahead` bytes further, one row at a time, because prefetches issued all at once would delay each other. */
 typedef int PairBits __attribute__((aligned(1), may_alias));
 static inline __attribute__((always_inline)) void go_on(int rows, int groups, float *sums, const Pair *a, size_t block,
                                                         const char *b, size_t ld, int some, size_t ahead) {
@@ -129,7 +128,7 @@ static inline __attribute__((always_inline)) void go_on(int rows, int groups, fl
     for (int r = 0; r < rows; r++)
         for (int g = 0; g < groups; g++) _mm512_store_ps(sums + (g * W + r) * W, c[r][g]);
 }
-/* Many lanes: all rows of C, 16 columns of it. */
+/* With rows of C as lanes, if there are enough of them: all rows of C, 16 columns of it. */
 static inline void in_lanes(float *C, const Pair *a, Lie l, GemmShape s, const void *B, int row, int k0, int some,
                             bool first) {
     enum { RUN = 4 * W };
@@ -141,11 +140,11 @@ static inline void in_lanes(float *C, const Pair *a, Lie l, GemmShape s, const v
         int run = imin(RUN, some - k);
         const char *b = (const char *)mem;
         size_t ld = RUN * sizeof(Pair), ahead = 0;
-        if (s.narrow && n == W && 2 * (k0 + k + run) <= s.K) {
+        if (s.b_bf16 && n == W && 2 * (k0 + k + run) <= s.K) {
             ld = (size_t)s.ldb * sizeof(uint16_t);
             b = (const char *)B + (size_t)row * ld + (size_t)(k0 + k) * sizeof(Pair);
             ahead = ahead_of(s, 1, k0 + k);
-        } else { /* not pairs of bf16 yet, or not all there */
+        } else { /* not bf16 pairs yet, or not complete */
             for (int j = 0; j < run; j += W) {
                 __m512i r[W];
                 load_rows(r, s, B, row, n, k0 + k + j, 0);
@@ -164,25 +163,25 @@ static inline void in_lanes(float *C, const Pair *a, Lie l, GemmShape s, const v
         for (int j = 0; j < W; j++) r[j] = _mm512_load_si512(sums[i / W] + j * W);
         turn_registers(r);
         for (int j = 0; j < imin(W, s.M - i); j++) {
-            __m512 c[NV] = {(__m512)r[j]}; /* store is for up to so many */
+            __m512 c[NV] = {(__m512)r[j]}; /* store expects up to so many */
             store(1, C + (size_t)(i + j) * (size_t)s.ldc, c, n, first);
         }
     }
 }
-/* So few rows of C, at most mr, that most lanes would be idle: 16 columns are the lanes. W pairs of k at a time of B's
- * rows from `row` on are turned and used up at once, so that the memory is at work on what comes next while the sums
- * are made; more rows of B at a time would be more places in memory than a processor reads ahead at. */
+/* With at most mr rows of C most lanes would be idle, so 16 columns are the lanes. W pairs of k at a time of B's rows
+ * from `row` on are transposed and used up at once, so that memory loads the next ones while the sums are computed.
+ * More rows of B at a time would be more streams than a processor prefetches. */
 static inline __attribute__((always_inline)) void in_columns(int mr, float *C, const Pair *a, Lie l, GemmShape s,
                                                              const void *B, int row, int k0, int some, bool first) {
     int n = imin(W, s.N - row);
     size_t ld = (size_t)s.ldb * sizeof(uint16_t);
     Pair b[W * W] __attribute__((aligned(64)));
-    __m512 c[MR][NV]; /* store is for up to so many */
+    __m512 c[MR][NV]; /* store expects up to so many */
     #pragma GCC unroll 8
     for (int m = 0; m < mr; m++) c[m][0] = _mm512_setzero_ps();
     for (int k = 0; k < some; k += W) {
         pack_block(b, W, s, B, row, n, k0 + k, W, 0);
-        const char *ask = s.narrow ? (const char *)B + (size_t)row * ld + (size_t)(k0 + k) * sizeof(Pair) : NULL;
+        const char *ask = s.b_bf16 ? (const char *)B + (size_t)row * ld + (size_t)(k0 + k) * sizeof(Pair) : NULL;
         if (ask) ask += ahead_of(s, 1, k0 + k);
         for (int j = 0; j < imin(W, some - k); j++) {
             __m512bh y = (__m512bh)_mm512_load_si512(b + j * W);
@@ -229,7 +228,7 @@ static inline __attribute__((always_inline)) void tile(int vecs, float *C, size_
 }
 #endif
 
-/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed; C: where the first of these numbers stands. */
+/* Rows i0..i1-1 of panels p0..p1-1. A: those rows, packed; C: the place of the first of these elements. */
 static void task(const Work *w, const Pair *A, float *C, int i0, int i1, int p0, int p1) {
     const GemmShape s = w->s;
     int pairs = (s.K + 1) / 2, left, none;
@@ -251,8 +250,7 @@ static void task(const Work *w, const Pair *A, float *C, int i0, int i1, int p0,
     }
 }
 
-/* ---- few rows -----------------------------------------------------------------------------------------------------
- */
+/* ---- few rows ---------------------------------------------------------------------------------------------------- */
 
 #ifdef __AVX512BF16__
 enum { FEW_MEM = 0 };
@@ -261,16 +259,16 @@ enum { FEW_MEM = 1 };
 #endif
 static size_t few_pairs(GemmShape s) { return FEW_MEM * (size_t)imin(KP, (s.K + 1) / 2) * NV * W; }
 #ifdef OPS_WIDE
-/* The same for all rows; mem: few_pairs. */
+/* All rows of panel p, which begins at w->C; mem: few_pairs. */
 static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
-    enum { COLUMNS = 4 }; /* rows of C that take no panel */
+    enum { COLUMNS = 4 }; /* rows of C that need no panel */
     const GemmShape s = w->s;
     int pairs = (s.K + 1) / 2, v0, vecs, tiles = (s.M + MR - 1) / MR;
     panel(s.N, p, &v0, &vecs);
     const int row = v0 * W, last = imin(W, s.N - row - (vecs - 1) * W), each = (vecs * W + tiles - 1) / tiles;
     const size_t ldc = (size_t)s.ldc, ld = (size_t)s.ldb * sizeof(uint16_t);
-    float *C = (float *)w->C + row;
-    if (s.narrow && s.M <= COLUMNS) {
+    float *C = w->C;
+    if (s.b_bf16 && s.M <= COLUMNS) {
         switch (vecs) {
         case 1: few_columns(1, C, ldc, w->A, w->a, s, B, row); break;
         case 2: few_columns(2, C, ldc, w->A, w->a, s, B, row); break;
@@ -281,18 +279,18 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
     for (int k = 0; k < pairs; k += KP) {
         int some = imin(KP, pairs - k);
         pack_b_rows(mem, s, B, p, k, k + some, false);
-        Ask ask = {NULL, ld, s.narrow ? imin(each, LINE) : 0};
-        if (s.narrow) ask.at = (const char *)B + (size_t)row * ld + (size_t)k * sizeof(uint32_t) + ahead_of(s, vecs, k);
+        Ask ask = {NULL, ld, s.b_bf16 ? imin(each, LINE) : 0};
+        if (s.b_bf16) ask.at = (const char *)B + (size_t)row * ld + (size_t)k * sizeof(uint32_t) + ahead_of(s, vecs, k);
         for (int i = 0; i < s.M; i += MR) {
             const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
             tile_asks(vecs, C + (size_t)i * ldc, ldc, a, w->a, mem, some, imin(MR, s.M - i), last,
                       k == 0 && !s.accumulate, ask);
-            if (s.narrow) ask.at += (size_t)each * ld;
+            if (s.b_bf16) ask.at += (size_t)each * ld;
         }
     }
 }
 #else
-/* All rows of panel p; mem: few_pairs. */
+/* All rows of panel p, which begins at w->C; mem: few_pairs. */
 static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
     const GemmShape s = w->s;
     int pairs = (s.K + 1) / 2, v0, vecs;
@@ -302,14 +300,14 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
         int some = imin(KP, pairs - k);
         bool first = k == 0 && !s.accumulate;
     #ifdef __AVX512BF16__
-        float *C = (float *)w->C + (size_t)v0 * W;
+        float *C = w->C;
         (void)mem, (void)last;
         for (int v = 0; v < vecs; v++)
             few_columns(C + v * W, w->A + (size_t)k * w->a.step, w->a, s, B, (v0 + v) * W, k, some, first);
     #else
         pack_b_rows(mem, s, B, p, k, k + some, true);
         for (int i = 0; i < s.M; i += MR) {
-            float *C = (float *)w->C + (size_t)i * (size_t)s.ldc + (size_t)v0 * W;
+            float *C = (float *)w->C + (size_t)i * (size_t)s.ldc;
             const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
             tile(vecs, C, (size_t)s.ldc, a, w->a, mem, some, imin(MR, s.M - i), last, first);
         }

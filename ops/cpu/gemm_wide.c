@@ -1,9 +1,10 @@
-/* gemm_wide.c: what gemm_bf16.c is made of where the processor has no instruction for bf16. Included by it alone.
+/* gemm_wide.c: packing and the kernel of gemm_bf16.c for processors without a bf16 instruction. Only gemm_bf16.c
+ * includes it.
  *
- * Operands are packed as the f32 numbers that their rounding gives, so that the kernel is one of f32: a vector of B is
- * the even elements of W columns, then the odd ones; a pair of A is two numbers side by side. B that is bf16 in memory
- * is widened as it is packed. A number of C is what was there, or 0, and then one product after another along k: an
- * order that K alone gives, since memory between the steps rounds nothing. */
+ * Operands are packed as f32 values that are rounded to bf16, so the kernel is an f32 kernel. A vector of B is the
+ * even elements of W columns, then the odd ones; a pair of A is two elements next to each other. bf16 B is expanded as
+ * it is packed. An element of C starts from its old value, or 0, and adds one product after another along k. So K
+ * alone decides the order, because storing C between the steps rounds nothing. */
 #include <string.h>
 #if defined(__AVX2__)
     #include <immintrin.h>
@@ -17,48 +18,48 @@ typedef float VecAt __attribute__((vector_size(W * sizeof(float)), aligned(4), m
 typedef uint32_t Bits __attribute__((vector_size(W * sizeof(uint32_t))));
 typedef uint32_t BitsAt __attribute__((vector_size(W * sizeof(uint32_t)), aligned(2), may_alias));
 typedef int32_t Ints __attribute__((vector_size(W * sizeof(int32_t))));
-enum { LINE = 64 / sizeof(uint32_t) }; /* pairs of narrow numbers in a line of memory */
+enum { LINE = 64 / sizeof(uint32_t) }; /* pairs of bf16 elements in a line of memory */
 #define INLINE static inline __attribute__((always_inline))
 
-/* The nearest number of bf16, ties to even; NaN stays NaN; a denormal is 0. */
+/* The nearest bf16 value, ties to even; NaN stays NaN; a denormal is 0. */
 INLINE Vec rounded(Vec x) {
     Bits u = (Bits)x, near = (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000;
     Ints size = (Ints)(u & 0x7FFFFFFF), none = size > 0x7F800000, small = size < 0x00800000;
     near = ((Bits)none & (u | 0x400000) & 0xFFFF0000) | (~(Bits)none & near);
     return (Vec)(((Bits)small & u & 0x80000000) | (~(Bits)small & near));
 }
-/* n <= W numbers, the rest 0. */
+/* n <= W elements, the rest 0. */
 INLINE Vec some_of(const float *x, int n) {
     float all[W] = {0};
     if (n == W) return *(const VecAt *)x;
     memcpy(all, x, (size_t)n * sizeof *x);
     return *(const VecAt *)all;
 }
-INLINE Bits some_narrow(const uint16_t *x, int n) { /* n <= W, each in a word of its own */
+INLINE Bits some_bf16(const uint16_t *x, int n) { /* n <= W, each in its own word */
     Bits all = {0};
     for (int i = 0; i < W; i++)
         if (i < n) all[i] = x[i];
     return all;
 }
-/* n numbers to BF16. */
-static inline void narrow_row(uint16_t *to, const float *x, int n) {
+/* Round n elements to BF16. */
+static inline void bf16_row(uint16_t *to, const float *x, int n) {
     for (int i = 0; i < n; i += W) {
         Bits r = (Bits)rounded(some_of(x + i, imin(W, n - i))) >> 16;
         for (int j = 0; j < imin(W, n - i); j++) to[i + j] = (uint16_t)r[j];
     }
 }
-/* n <= W pairs, from two rows below each other; odd NULL: zeros. The rest of W is 0. */
+/* n <= W pairs, each from the same column of two consecutive rows; odd NULL: zeros. The rest of W is 0. */
 static inline void pack_columns(Pair *to, const float *even, const float *odd, int n) {
     VecAt *at = (VecAt *)to;
     at[0] = rounded(some_of(even, n));
     at[1] = odd ? rounded(some_of(odd, n)) : (Vec){0};
 }
-static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
+static inline void pack_columns_bf16(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
     VecAt *at = (VecAt *)to;
-    at[0] = (Vec)(some_narrow(even, n) << 16);
-    at[1] = odd ? (Vec)(some_narrow(odd, n) << 16) : (Vec){0};
+    at[0] = (Vec)(some_bf16(even, n) << 16);
+    at[1] = odd ? (Vec)(some_bf16(odd, n) << 16) : (Vec){0};
 }
-/* W rows of W words, ld bytes apart, turned: r[j] is number j of every row. */
+/* Transpose W rows of W words, ld bytes apart: r[j] is element j of every row. */
 INLINE void turned(Vec r[W], const char *x, size_t ld) {
 #if defined(__AVX512F__)
     for (int i = 0; i < W; i++) memcpy(&r[i], x + (size_t)i * ld, sizeof r[i]); /* rows of bf16 begin at any 2 bytes */
@@ -81,8 +82,8 @@ INLINE void turned(Vec r[W], const char *x, size_t ld) {
         for (int j = 0; j < W; j++) memcpy((char *)&r[j] + i * 4, x + (size_t)i * ld + j * 4, 4);
 #endif
 }
-/* W pairs from k on of B's rows row.. (n <= W of them), which are narrow, turned; what is not there is 0. What lies
- * `ahead` bytes on is asked for as well, a line in each row; 0: nothing. */
+/* W pairs from k on of B's bf16 rows row.. (n <= W of them), transposed; missing ones are 0. It also prefetches
+ * `ahead` bytes further, a line in each row; 0: nothing. */
 INLINE void turned_pairs(Vec r[W], GemmShape s, const void *B, int row, int n, int k, size_t ahead) {
     const uint16_t *x = (const uint16_t *)B + (size_t)row * (size_t)s.ldb + 2 * (size_t)k;
     const size_t ld = (size_t)s.ldb;
@@ -99,10 +100,10 @@ INLINE void turned_pairs(Vec r[W], GemmShape s, const void *B, int row, int n, i
 }
 INLINE Vec even_of(Vec pairs) { return (Vec)((Bits)pairs << 16); }
 INLINE Vec odd_of(Vec pairs) { return (Vec)((Bits)pairs & 0xFFFF0000); }
-/* B's rows row.. (n <= W of them, the rest counts as 0), `some` <= W pairs from k on, beyond K 0; k along the rows. */
+/* B's rows row.. (n <= W of them, the rest counts as 0), `some` <= W pairs from k on (0 past K); k along the rows. */
 INLINE void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row, int n, int k, int some, size_t ahead) {
     Vec r[W];
-    if (s.narrow) {
+    if (s.b_bf16) {
         turned_pairs(r, s, B, row, n, k, ahead);
 #pragma GCC unroll 16
         for (int j = 0; j < W; j++) {
@@ -125,17 +126,16 @@ INLINE void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row,
     }
 }
 
-/* ---- A ------------------------------------------------------------------------------------------------------------
- */
+/* ---- A ----------------------------------------------------------------------------------------------------------- */
 
 static Lie lie(GemmShape s) {
     size_t pairs = ((size_t)s.K + 1) / 2;
     if (s.ta) return (Lie){pairs * MR, 1, MR};
     size_t ld = (pairs + W - 1) / W * W;
-    if (ld % 128 == 0) ld += W; /* rows a page apart would fall onto the same lines of the first cache */
+    if (ld % 128 == 0) ld += W; /* rows a page apart would compete for the same lines of the first cache */
     return (Lie){ld * MR, ld, 1};
 }
-/* Never: numbers are f32. */
+/* Always false: elements are f32. */
 static bool taken_in_place(GemmShape s, const void *A, Lie *a) {
     (void)s, (void)A, (void)a;
     return false;
@@ -145,7 +145,7 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
     for (int i = 0; i < s.M; i += W)
         for (int k = k0; k < k1; k++) {
             Pair both[W];
-            two_rows(both, A, s.lda, s.narrow_a, s.K, k, i, imin(W, s.M - i));
+            two_rows(both, A, s.lda, s.a_bf16, s.K, k, i, imin(W, s.M - i));
             const float *even = (const float *)both, *odd = even + W;
             for (int b = 0; b < W && i + b < s.M; b += MR) {
                 Pair *at = to + (size_t)((i + b) / MR) * a.block + (size_t)k * MR;
@@ -153,7 +153,7 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
             }
         }
 }
-/* Rows row..row+MR-1 of A, k along the rows; behind the last row 0, and behind K up to W pairs that are there. */
+/* Pack rows row..row+MR-1 of A, k along the rows; rows past the last are 0, and up to W pairs past K too. */
 static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     const int whole = (s.K + 2 * W - 1) / (2 * W) * 2 * W;
     for (int i = row; i < row + MR; i++, to += a.row) {
@@ -165,15 +165,14 @@ static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
         size_t at = (size_t)i * (size_t)s.lda;
         for (int k = 0; k < whole; k += W) {
             int n = imax(0, imin(W, s.K - k));
-            Vec r = s.narrow_a ? (Vec)(some_narrow((const uint16_t *)A + at + k, n) << 16)
-                               : rounded(some_of((const float *)A + at + k, n));
+            Vec r = s.a_bf16 ? (Vec)(some_bf16((const uint16_t *)A + at + k, n) << 16)
+                             : rounded(some_of((const float *)A + at + k, n));
             *(VecAt *)(x + k) = r; /* a row has room for whole vectors */
         }
     }
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------------
- */
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
 INLINE void from_c(int vecs, Vec c[NV], const float *C, int last, bool first) {
 #pragma GCC unroll 3
@@ -190,15 +189,15 @@ INLINE void to_c(int vecs, float *C, const Vec c[NV], int last) {
         else
             memcpy(C + v * W, &c[v], (size_t)last * sizeof *C);
 }
-/* Lines of memory that are asked for while the sums are made, one at a time: all at once they would stand in each
- * other's way. One in each of `rows` rows, ld bytes apart, for every LINE pairs. */
+/* Memory lines to prefetch while the sums are computed, one at a time, because all at once they would delay each
+ * other: one in each of `rows` rows, ld bytes apart, for every LINE pairs. */
 typedef struct {
     const char *at;
     size_t ld;
     int rows;
 } Ask;
-/* mr rows of C, columns of `vecs` vectors of which the last has `last` numbers; first: from 0 on, else from what is
- * there. */
+/* mr rows of C, columns of `vecs` vectors, the last of which has `last` elements; first: start from 0, else from the
+ * old values. */
 INLINE void kernel_of(const int mr, const int vecs, float *C, size_t ldc, const Pair *a, Lie l, const Pair *b,
                       int pairs, int last, bool first, Ask ask) {
     Vec c[MR][NV];
@@ -245,8 +244,8 @@ static void tile_asks(int vecs, float *C, size_t ldc, const Pair *a, Lie l, cons
     default: kernel_asks(NV, C, ldc, a, l, b, pairs, rows, last, first, ask);
     }
 }
-/* mr rows of C, so few that a panel would not be worth its memory: narrow rows of B from `row` on are turned in
- * registers and used up at once, `vecs` times W of them side by side, whose sums hide each other's latency. */
+/* mr rows of C, so few that a panel would not be worth its memory. bf16 rows of B from `row` on are transposed in
+ * registers and used up at once, `vecs` times W of them in parallel, whose sums hide each other's latency. */
 INLINE void in_columns(const int mr, const int vecs, float *C, size_t ldc, const Pair *a, Lie l, GemmShape s,
                        const void *B, int row) {
     Vec c[MR][NV];

@@ -1,13 +1,13 @@
-/* groups.c: rows sorted into groups, each with a matrix of its own (the experts of a mixture).
+/* groups.c: products of rows that are sorted into groups, each with its own matrix (the experts of a mixture).
  *
- * How many rows a group has is known at run time only and changes with every pass, so products in f32 are not the
- * library's, which prepares itself for each shape it meets. They are tiles of vec.h over packed blocks; a task is a
- * block of one group's result, summed by one thread in one order. */
+ * The number of rows of a group is only known at run time and changes with every pass. So f32 products do not use the
+ * library, which prepares itself for each shape it meets. They are tiles of vec.h over packed blocks. A task is a
+ * block of one group's result, which one thread sums in one order. */
 #include "vec.h"
 
 enum { PANEL = 64, DEPTH = 256, OUTS = 256, GROUP_FEW = 4 };
 
-/* The groups that have rows, ascending, into `used`; returns how many. *most: rows of the largest. */
+/* Write the groups that have rows, ascending, into `used`; returns how many. *most: rows of the largest. */
 static int groups_used(Groups g, int *used, int *most) {
     int n = 0;
     *most = 0;
@@ -21,8 +21,8 @@ static int groups_used(Groups g, int *used, int *most) {
 }
 static int parts(int n, int of) { return (n + of - 1) / of; }
 
-/* t (k,PANEL) = columns k0..k0+k-1 of n rows, ld apart; filled with zeros up to w columns. A few columns at a time, so
- * that a line of each row is used up while it is near. */
+/* t (k,PANEL) = columns k0..k0+k-1 of n rows, ld apart, padded with zeros to w columns. A few columns at a time, so
+ * that a cache line of each row is used up while it is cached. */
 static void panel_rows(real *t, const real *x, size_t ld, int n, int w, int k) {
     enum { LINE = 16 };
     for (int i0 = 0; i0 < k; i0 += LINE) {
@@ -33,12 +33,13 @@ static void panel_rows(real *t, const real *x, size_t ld, int n, int w, int k) {
             for (int j = n; j < w; j++) t[i * PANEL + j] = 0;
     }
 }
-/* t (k,PANEL) = k rows, ld apart, of w numbers. */
+/* t (k,PANEL) = k rows of w elements, ld apart. */
 static void panel_columns(real *t, const real *x, size_t ld, int k, int w) {
     for (int i = 0; i < k; i++) memcpy(t + i * PANEL, x + (size_t)i * ld, (size_t)w * sizeof *t);
 }
 
-/* n rows of y, `outs` outputs, of as many rows of w: the transpose of w x^T, for which only the few rows are turned. */
+/* Compute `outs` outputs of n rows of y, from as many rows of w: the transpose of w x^T, for which only the few rows
+ * are transposed. */
 static void group_forward(real *y, const real *x, const real *w, int n, int outs, int O, int I, real *mem) {
     real *panel = mem, *c = mem + DEPTH * PANEL;
     int width = parts(n, VL) * VL;
@@ -52,24 +53,25 @@ static void group_forward(real *y, const real *x, const real *w, int n, int outs
         for (int o = 0; o < outs; o++) y[(size_t)i * (size_t)O + (size_t)o] = c[o * PANEL + i];
 }
 /* ---- with operands in bf16: products of gemm.h, GEMM_JOBS groups to a call ---- */
-/* Rows of group e of M. While measuring the groups of one call, whose rows' blocks are rounded up each by itself. */
+/* Rows of group e of M. While measuring, those of the groups of one call, each of which is rounded up to blocks
+ * separately. */
 static int group_rows(const Run *r, Groups g, int e, int M) {
     if (!measuring(r)) return g.off[e + 1] - g.off[e];
     return e >= GEMM_JOBS ? 0 : e == 0 ? imax(M, GEMM_BF16_FEW + 1) : GEMM_BF16_FEW + 1;
 }
-/* Numbers `at` and on of a tensor in either type. */
+/* The elements of a tensor of either type from `at` on. */
 static void *where_at(Tensor t, size_t at) { return (char *)where(t) + at * dtype_size(t.dtype); }
 static void rounded_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
     GemmJob jobs[GEMM_JOBS];
     int O = w->n[0], I = w->n[1], n = 0;
     GemmShape s = {0, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .weights = (int64_t)O * I};
-    s.narrow_a = x.dtype == BF16, s.narrow_c = y.dtype == BF16;
-    for (int few = 0; few < 2; few++) { /* not in one call with others */
+    s.a_bf16 = x.dtype == BF16, s.c_bf16 = y.dtype == BF16;
+    for (int few = 0; few < 2; few++) { /* groups with few rows are not in one call with others */
         for (int e = 0; e < g.n; e++) {
             size_t at = measuring(r) ? 0 : (size_t)g.off[e];
             s.M = group_rows(r, g, e, y.n[0]);
             if (!s.M || few != (s.M <= GEMM_BF16_FEW)) continue;
-            s.narrow = w[e].dtype == BF16;
+            s.b_bf16 = w[e].dtype == BF16;
             jobs[n] = (GemmJob){s, where_at(y, at * (size_t)O), where_at(x, at * (size_t)I), where(w[e]), n, n, n};
             if (++n == GEMM_JOBS) gemm_many(r->dev->gemm, r->scratch, n, jobs), n = 0;
         }
@@ -78,11 +80,11 @@ static void rounded_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w
 }
 static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
-    int O = w->n[0], I = w->n[1], n = 0, nin = 0, nweights = 0; /* n: groups of a call */
+    int O = w->n[0], I = w->n[1], n = 0, nin = 0, nweights = 0; /* n: groups in the current call */
     const int64_t numbers = (int64_t)O * I;
-    GemmShape s = {0, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = !dx.fresh, .weights = numbers},
+    GemmShape s = {0, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = !dx.overwrite, .weights = numbers},
               t = {O, I, 0, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
-    s.narrow_a = t.narrow_a = dy.dtype == BF16, s.narrow_c = dx.dtype == BF16, t.narrow = x.dtype == BF16;
+    s.a_bf16 = t.a_bf16 = dy.dtype == BF16, s.c_bf16 = dx.dtype == BF16, t.b_bf16 = x.dtype == BF16;
     for (int e = 0; e <= g.n; e++) {
         if (n == GEMM_JOBS || e == g.n) {
             gemm_many(r->dev->gemm, r->scratch, nin, in);
@@ -94,7 +96,7 @@ static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Te
         size_t at = measuring(r) ? 0 : (size_t)g.off[e];
         const void *dye = where_at(dy, at * (size_t)O);
         s.M = t.K = rows;
-        s.narrow = w[e].dtype == BF16;
+        s.b_bf16 = w[e].dtype == BF16;
         if (present(dx)) in[nin++] = (GemmJob){s, where_at(dx, at * (size_t)I), dye, where(w[e]), n, n, n};
         if (dw && present(dw[e]))
             weights[nweights++] = (GemmJob){t, R(dw[e]), dye, where_at(x, at * (size_t)I), n, n, n};
@@ -103,8 +105,7 @@ static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Te
 }
 static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
     int O = w[0].n[0], I = w[0].n[1], M = y.n[0], threads = r->dev->threads, most;
-    CHECK(x.n[0] == M && x.n[1] == I && y.n[1] == O, "x (%d,%d), y (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, y.n[1], O,
-          I);
+    check_linear_groups(y, x, ABSENT, w[0]);
     if (rounds_rows(r, w[0], x.dtype)) { /* otherwise they are tiles of vec.h */
         rounded_groups(r, y, x, g, w);
         return;
@@ -128,10 +129,10 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
                     const size_t own = (size_t)omp_get_thread_num(), at = (size_t)o0 * (size_t)I;
                     if (p * PANEL >= rows) continue;
                     const Tensor wu = w[used[u]];
-                    const bool narrow = wu.dtype == BF16;
-                    real *room = narrow ? R(wide_w) + own * (size_t)wide_w.n[1] * (size_t)I : NULL;
-                    const real *we = narrow ? room : R(wu) + at;
-                    if (narrow) widened(room, (const uint16_t *)wu.p + at, (size_t)outs * (size_t)I);
+                    const bool is_bf16 = wu.dtype == BF16;
+                    real *room = is_bf16 ? R(wide_w) + own * (size_t)wide_w.n[1] * (size_t)I : NULL;
+                    const real *we = is_bf16 ? room : R(wu) + at;
+                    if (is_bf16) widened(room, (const uint16_t *)wu.p + at, (size_t)outs * (size_t)I);
                     m0 += p * PANEL;
                     real *ym = R(wide) + (size_t)m0 * (size_t)O + o0;
                     const real *xm = R(x) + (size_t)m0 * (size_t)I;
@@ -147,8 +148,9 @@ static void linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w)
 }
 
 /* Columns c0..c0+w-1 of n rows of dx = or += dy we. */
-static void group_dx(real *dx, bool fresh, const real *dy, Tensor we, int n, int c0, int w, int O, int I, real *panel) {
-    for (int i = 0; i < n && fresh; i++) memset(dx + (size_t)i * (size_t)I + c0, 0, (size_t)w * sizeof *dx);
+static void group_dx(real *dx, bool overwrite, const real *dy, Tensor we, int n, int c0, int w, int O, int I,
+                     real *panel) {
+    for (int i = 0; i < n && overwrite; i++) memset(dx + (size_t)i * (size_t)I + c0, 0, (size_t)w * sizeof *dx);
     for (int k0 = 0; k0 < O; k0 += DEPTH) {
         int k = imin(DEPTH, O - k0);
         size_t at = (size_t)k0 * (size_t)I + (size_t)c0, ldb = (size_t)I;
@@ -157,7 +159,7 @@ static void group_dx(real *dx, bool fresh, const real *dy, Tensor we, int n, int
             for (int i = 0; i < k; i++)
                 widened(panel + i * PANEL, (const uint16_t *)we.p + at + (size_t)i * (size_t)I, (size_t)w);
             ldb = PANEL;
-        } else if (n > TILE_ROWS) { /* read again by every tile of rows */
+        } else if (n > TILE_ROWS) { /* every tile of rows reads it again */
             panel_columns(panel, b, ldb, k, w);
             b = panel, ldb = PANEL;
         }
@@ -179,15 +181,15 @@ static void group_dw(real *dwe, const real *dy, const real *x, int n, int o0, in
 }
 static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     int O = w[0].n[0], I = w[0].n[1], M = dy.n[0], threads = r->dev->threads, most;
-    CHECK(x.n[0] == M && x.n[1] == I && dy.n[1] == O && (!present(dx) || dx.n[0] == M),
-          "x (%d,%d), dy (%d,%d), w (%d,%d)", x.n[0], x.n[1], M, dy.n[1], O, I);
+    check_linear_groups(dy, x, dx, w[0]);
     if (rounds_rows(r, w[0], x.dtype == BF16 ? BF16 : dy.dtype)) {
         rounded_groups_backward(r, dx, dw, dy, x, g, w);
         return;
     }
     Mark mark = arena_mark(r->scratch);
     Tensor sum = dx;
-    if (dx.dtype == BF16) sum = dx.fresh ? as_fresh(SCRATCH(r, "dx in f32", M, I)) : in_reals(r, "dx in f32", dx);
+    if (dx.dtype == BF16)
+        sum = dx.overwrite ? as_overwritten(SCRATCH(r, "dx in f32", M, I)) : in_reals(r, "dx in f32", dx);
     if (dw) x = in_reals(r, "x in f32", x);
     dy = in_reals(r, "dy in f32", dy);
     Tensor mem = SCRATCH(r, "group panels", threads, 2 * DEPTH, PANEL);
@@ -204,7 +206,7 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
                 const real *dym = R(dy) + (size_t)m0 * (size_t)O;
                 size_t xm = (size_t)m0 * (size_t)I;
                 if (t < strips)
-                    group_dx(R(sum) + xm, sum.fresh, dym, w[used[u]], rows, at, imin(PANEL, I - at), O, I, own);
+                    group_dx(R(sum) + xm, sum.overwrite, dym, w[used[u]], rows, at, imin(PANEL, I - at), O, I, own);
                 else if (present(dw[used[u]]))
                     group_dw(R(dw[used[u]]), dym, R(x) + xm, rows, at, imin(PANEL, O - at), O, I, own);
             }
@@ -218,7 +220,7 @@ static void move(Run *r, Tensor y, const size_t *to, Tensor x, const size_t *fro
     if (measuring(r)) return;
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)n * w > ALONE)
     for (int i = 0; i < n; i++) {
-        CHECK(to[i] + width <= tensor_count(y) && from[i] + width <= tensor_count(x), "piece %d", i);
+        check_piece(i, y, to[i], x, from[i], width);
         run_copy(y, to[i], x, from[i], width);
     }
 }
@@ -226,7 +228,7 @@ static void spread(Run *r, Tensor y, Tensor x, const int *row) {
     if (measuring(r)) return;
     int M = y.n[0], d = y.n[1];
     size_t width = (size_t)d;
-    CHECK(x.n[1] == d, "rows of %d and %d", x.n[1], d);
+    CHECK_SAME_WIDTH(y, x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
     for (int j = 0; j < M; j++) {
         CHECK(row[j] >= 0 && row[j] < x.n[0], "row %d of %d", row[j], x.n[0]);
@@ -236,7 +238,7 @@ static void spread(Run *r, Tensor y, Tensor x, const int *row) {
 static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
     if (measuring(r)) return;
     int N = y.n[0], d = y.n[1];
-    CHECK(x.n[1] == d, "rows of %d and %d", x.n[1], d);
+    CHECK_SAME_WIDTH(y, x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * k * d > ALONE)
     for (int i = 0; i < N; i++)
         for (int c = 0; c < d; c += RUN) {
@@ -255,10 +257,10 @@ static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
 }
 
 static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
-    alike(3, (Tensor[]){y, gate, up});
+    CHECK_ALIKE(y, gate, up);
     if (measuring(r)) return;
     int M = y.n[0], F = y.n[1];
-    CHECK(s.n[0] == M, "%d weights of %d rows", s.n[0], M);
+    check_swiglu_rows(y, s, ABSENT);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
     for (int j = 0; j < M; j++)
         for (int c = 0; c < F; c += RUN) {
@@ -273,10 +275,10 @@ static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
 }
 static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
                                  Tensor s) {
-    alike(5, (Tensor[]){dgate, dup, dy, gate, up});
+    CHECK_ALIKE(dgate, dup, dy, gate, up);
     if (measuring(r)) return;
     int M = dy.n[0], F = dy.n[1];
-    CHECK(s.n[0] == M && ds.n[0] == M, "%d weights of %d rows", s.n[0], M);
+    check_swiglu_rows(dy, s, ds);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
     for (int j = 0; j < M; j++) {
         real sj = R(s)[j], sum = 0;
@@ -295,6 +297,59 @@ static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Te
             sum += part;
             run_done(dgate, at, m, da), run_done(dup, at, m, db);
         }
-        R(ds)[j] = ds.fresh ? sum : R(ds)[j] + sum;
+        R(ds)[j] = ds.overwrite ? sum : R(ds)[j] + sum;
+    }
+}
+
+static void swiglu_limit(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s, double alpha_, double limit_) {
+    CHECK_ALIKE(y, gate, up);
+    if (measuring(r)) return;
+    int M = y.n[0], F = y.n[1];
+    const real alpha = (real)alpha_, limit = (real)limit_;
+    check_swiglu_rows(y, s, ABSENT);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
+    for (int j = 0; j < M; j++)
+        for (int c = 0; c < F; c += RUN) {
+            real room[3][RUN], sj = R(s)[j];
+            size_t m = zmin(RUN, (size_t)(F - c)), at = (size_t)j * (size_t)F + (size_t)c;
+            const real *a = run_of(gate, at, m, room[0]), *b = run_of(up, at, m, room[1]);
+            real *o = run_write(y, at, room[2]);
+#pragma omp simd
+            for (size_t i = 0; i < m; i++) {
+                const real v = a[i] > limit ? limit : a[i], u = b[i] > limit ? limit : b[i] < -limit ? -limit : b[i];
+                o[i] = sj * ((u + 1) * v / (1 + exp_real(-alpha * v)));
+            }
+            run_done(y, at, m, o);
+        }
+}
+static void swiglu_limit_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
+                                  Tensor s, double alpha_, double limit_) {
+    CHECK_ALIKE(dgate, dup, dy, gate, up);
+    if (measuring(r)) return;
+    int M = dy.n[0], F = dy.n[1];
+    const real alpha = (real)alpha_, limit = (real)limit_;
+    check_swiglu_rows(dy, s, ds);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
+    for (int j = 0; j < M; j++) {
+        real sj = R(s)[j], sum = 0;
+        for (int c = 0; c < F; c += RUN) {
+            real room[5][RUN], part = 0;
+            size_t m = zmin(RUN, (size_t)(F - c)), at = (size_t)j * (size_t)F + (size_t)c;
+            const real *a = run_of(gate, at, m, room[0]), *b = run_of(up, at, m, room[1]),
+                       *g = run_of(dy, at, m, room[2]);
+            real *da = run_add(dgate, at, m, room[3]), *db = run_add(dup, at, m, room[4]);
+#pragma omp simd reduction(+ : part)
+            for (size_t i = 0; i < m; i++) {
+                const real v = a[i] > limit ? limit : a[i], u = b[i] > limit ? limit : b[i] < -limit ? -limit : b[i];
+                const real share = 1 / (1 + exp_real(-alpha * v)), to_a = a[i] <= limit ? 1 : 0,
+                           to_b = b[i] <= limit && b[i] >= -limit ? 1 : 0;
+                part += g[i] * (u + 1) * v * share;
+                da[i] += to_a * sj * g[i] * (u + 1) * share * (1 + alpha * v * (1 - share));
+                db[i] += to_b * sj * g[i] * v * share;
+            }
+            sum += part;
+            run_done(dgate, at, m, da), run_done(dup, at, m, db);
+        }
+        R(ds)[j] = ds.overwrite ? sum : R(ds)[j] + sum;
     }
 }

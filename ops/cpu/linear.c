@@ -1,111 +1,7 @@
-/* linear.c: y = x w^T and its backward; embedding. */
+/* linear.c: y = x w^T and its backward, for one matrix, several, or one per head; embedding. */
 #include "vec.h"
 
-/* Few rows of x: w is read once, where it lies, at memory speed, instead of being packed for a product. TILE rows of x
- * and COLS of w are in registers at once; x's RUN_K numbers of every row stay in the first cache. */
-#if defined(__AVX512F__) || defined(__aarch64__)
-    #define COLS 4 /* 4 x 4 sums + 4 + 1 of 32 registers */
-#else
-    #define COLS 3 /* 4 x 3 + 3 + 1 of 16 */
-#endif
-enum { FEW = 32, TILE = 4, RUN_K = 192, LINE = (int)(64 / sizeof(real)) /* of memory */ };
-
-/* Sum of a vector's numbers, halves first. (By its address: GCC 14 for aarch64 does not take such a vector by
- * value.) */
-INLINE real total(const Vec *v) {
-    real t[VL];
-    *(Vec *)t = *v;
-#pragma GCC unroll 4
-    for (int w = VL / 2; w; w /= 2)
-#pragma GCC unroll 8
-        for (int i = 0; i < w; i++) t[i] += t[i + w];
-    return t[0];
-}
-
-/* VL numbers of each row. */
-INLINE void dots_step(int rows, int cols, Vec sum[TILE][COLS], const real *x, size_t ldx, const real *w, int I) {
-    Vec b[COLS];
-#pragma GCC unroll 4
-    for (int o = 0; o < cols; o++) b[o] = *(const Vec *)(w + (size_t)o * (size_t)I);
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) {
-        Vec a = *(const Vec *)(x + (size_t)r * ldx);
-#pragma GCC unroll 4
-        for (int o = 0; o < cols; o++) sum[r][o] += a * b[o];
-    }
-}
-/* Numbers k..end-1 of `rows` rows of x, ldx apart, times those of `cols` rows of w, onto the sums kept in `s`; the first
- * of k == 0, the last writes y[r][o] = x_r . w_o. A sum has one order, that of k, whatever stands beside it. Of every
- * `share` lines of memory of w's rows two times COLS further on, line `mine` is asked for (none: -1), as a read of few
- * rows at once is too short for the processor to see ahead. */
-INLINE void dots(int rows, int cols, int share, int mine, real *y, size_t ldy, const real *x, size_t ldx, const real *w,
-                 int I, int k, int end, Vec *s) {
-    Vec sum[TILE][COLS];
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int o = 0; o < cols; o++) sum[r][o] = k ? s[r * COLS + o] : (Vec){0};
-    int i = k;
-    for (; i + LINE <= end; i += LINE) {
-        if ((i / LINE & (share - 1)) == mine)
-#pragma GCC unroll 4
-            for (int o = 0; o < cols; o++) __builtin_prefetch(w + (size_t)(2 * COLS + o) * (size_t)I + i, 0, 2);
-#pragma GCC unroll 4
-        for (int n = i; n < i + LINE; n += VL) dots_step(rows, cols, sum, x + n, ldx, w + n, I);
-    }
-    for (; i + VL <= end; i += VL) dots_step(rows, cols, sum, x + i, ldx, w + i, I);
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int o = 0; o < cols; o++) {
-            if (end < I) {
-                s[r * COLS + o] = sum[r][o];
-                continue;
-            }
-            real t = total(&sum[r][o]);
-            for (int n = i; n < I; n++) t += x[(size_t)r * ldx + (size_t)n] * w[(size_t)o * (size_t)I + (size_t)n];
-            y[(size_t)r * ldy + (size_t)o] = t;
-        }
-}
-/* The loop wants its row count at compile time. */
-INLINE void dots_rows(int rows, int cols, int share, int mine, real *y, size_t ldy, const real *x, size_t ldx,
-                      const real *w, int I, int k, int end, Vec *s) {
-    switch (rows) {
-    case 1: dots(1, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s); break;
-    case 2: dots(2, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s); break;
-    case 3: dots(3, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s); break;
-    default: dots(TILE, cols, share, mine, y, ldy, x, ldx, w, I, k, end, s);
-    }
-}
-
-/* `cols` columns of N <= FEW rows of y. */
-INLINE void columns_dots(int cols, real *y, size_t ldy, const real *x, size_t ldx, const real *w, int N, int I) {
-    Vec s[FEW * COLS];
-    int k = 0, share = N > 3 * TILE ? 4 : N > TILE ? 2 : 1; /* a power of two, at most the tiles of x */
-    do {
-        int end = imin(I, k + RUN_K);
-        for (int m = 0; m < N; m += TILE)
-            dots_rows(imin(TILE, N - m), cols, share, cols == COLS && m / TILE < share ? m / TILE : -1,
-                      y + (size_t)m * ldy, ldy, x + (size_t)m * ldx, ldx, w, I, k, end, s + m * COLS);
-        k = end;
-    } while (k < I);
-}
-/* Columns o0..o0+n-1 of N rows of y. */
-static void rows_dots(real *y, size_t ldy, const real *x, size_t ldx, const real *w, int N, int o0, int n, int I) {
-    for (int m = 0; m < N; m += FEW) {
-        int rows = imin(FEW, N - m), o = o0;
-        real *to = y + (size_t)m * ldy;
-        x += m ? (size_t)FEW * ldx : 0;
-        for (; o + COLS <= o0 + n; o += COLS)
-            columns_dots(COLS, to + o, ldy, x, ldx, w + (size_t)o * (size_t)I, rows, I);
-        for (; o < o0 + n; o++) columns_dots(1, to + o, ldy, x, ldx, w + (size_t)o * (size_t)I, rows, I);
-    }
-}
-static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n, int O, int I) {
-    rows_dots(y, (size_t)O, x, (size_t)I, w, N, o0, n, I);
-}
-
-/* The numbers of x as `real`s: x itself, or a copy of what is BF16. */
+/* x as `real`s: x itself, or a copy if it is BF16. */
 static Tensor in_reals(Run *r, const char *name, Tensor x) {
     if (x.dtype != BF16) return x;
     Tensor wide = scratch_tensor(r, name, REAL, x.rank, x.n);
@@ -118,26 +14,26 @@ static Tensor in_reals(Run *r, const char *name, Tensor x) {
     }
     return wide;
 }
-/* Back: each number rounded to the nearest. */
+/* Back: each element rounded to nearest. */
 static void out_of_reals(Run *r, Tensor x, Tensor wide) {
     if (x.dtype != BF16 || measuring(r)) return;
     uint16_t *to = x.p;
     const real *from = R(wide);
     size_t n = tensor_count(x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
-    for (size_t i = 0; i < n; i += ALONE) narrowed(to + i, from + i, zmin(ALONE, n - i));
+    for (size_t i = 0; i < n; i += ALONE) rounded_to_bf16(to + i, from + i, zmin(ALONE, n - i));
 }
 static void *where(Tensor t) { return t.dtype == BF16 ? t.p : R(t); }
-/* Whether a product of rows of this type with w rounds its operands, and takes those that are BF16 where they lie: of
- * rows, or of a matrix, in BF16 however small the matrix. */
+/* True if a product of rows of this type with w rounds its operands and uses BF16 operands in place. It does if rows
+ * or matrix are BF16, however small the matrix. */
 static bool rounds_rows(const Run *r, Tensor w, Dtype rows) {
     return REAL == F32 &&
            gemm_rounds(r->dev->gemm, rows == BF16 || w.dtype == BF16 ? INT64_MAX : (int64_t)tensor_count(w));
 }
 
-/* A matrix in BF16 where products are in f32: so many of its numbers are widened at once, in whole rows. */
+/* For a BF16 matrix with f32 products: so many of its elements are expanded at once, in whole rows. */
 enum { WIDE_NUMBERS = 1 << 23 };
-/* y (N,O) = x w^T, a block of rows of w after the other; back: x (N,I) = or += y w. */
+/* y (N,O) = x w^T, one block of rows of w after the other; back: x (N,I) = or += y w. */
 static void wide_product(Run *r, real *y, real *x, Tensor w, int N, bool back, bool accumulate) {
     int O = w.n[0], I = w.n[1], rows = imin(O, imax(1, WIDE_NUMBERS / imax(1, I)));
     Mark mark = arena_mark(r->scratch);
@@ -158,10 +54,24 @@ static void wide_product(Run *r, real *y, real *x, Tensor w, int N, bool back, b
     arena_release(r->scratch, mark);
 }
 
-/* One call of the product kernel, and one of the few rows' loop, for all matrices. */
+static int few_tasks(int O) { return (O + FEW_OUTS - 1) / FEW_OUTS; }
+/* Columns o.. of y = x w^T for few rows, at most FEW_OUTS of them, by one thread. turned: x as lanes_pack writes it, or
+ * NULL for few enough rows; own: the thread's room for rows of a BF16 w. */
+static void few_columns(Tensor y, Tensor x, Tensor w, int o, const real *turned, real *own) {
+    const int N = x.n[0], O = w.n[0], I = w.n[1], n = imin(FEW_OUTS, O - o);
+    const bool is_bf16 = w.dtype == BF16;
+    const size_t at = (size_t)o * (size_t)I;
+    if (is_bf16) widened(own, (const uint16_t *)w.p + at, (size_t)n * (size_t)I);
+    if (turned)
+        lanes_columns(R(y) + o, (size_t)O, turned, is_bf16 ? own : R(w) + at, N, n, I, !is_bf16);
+    else if (is_bf16)
+        few_rows(R(y) + o, R(x), own, N, 0, n, O, I);
+    else
+        few_rows(R(y), R(x), R(w), N, o, n, O, I);
+}
+/* One call of the product kernel, and one of the loop for few rows, for all matrices. */
 _Static_assert((int)LINEAR_MANY == (int)GEMM_JOBS, "a product for each matrix");
 static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
-    enum { OUTS = 24 }; /* a multiple of every COLS */
     GemmJob jobs[GEMM_JOBS];
     Tensor y[GEMM_JOBS];
     CHECK(n > 0 && n <= GEMM_JOBS, "%d matrices", n);
@@ -169,50 +79,50 @@ static void linear_many(Run *r, int n, const Projection *p, Tensor x) {
     x = tensor_rows(x, I);
     int N = x.n[0];
     long size = 0;
-    bool direct = true;
+    bool direct = true, some_plain = false, some_wide = false;
     for (int j = 0; j < n; j++) direct = direct && rounds_rows(r, p[j].w, BF16);
     Mark mark = arena_mark(r->scratch);
     if (!direct) x = in_reals(r, "x in f32", x);
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
-        bool narrow = p[j].w.dtype == BF16, rounds = rounds_rows(r, p[j].w, x.dtype);
-        CHECK(p[j].w.n[1] == I && tensor_rows(p[j].y, O).n[0] == N && (!present(p[j].bias) || p[j].bias.n[0] == O),
-              "x (%d,%d), y %d rows, w (%d,%d)", N, I, tensor_rows(p[j].y, O).n[0], O, p[j].w.n[1]);
+        bool is_bf16 = p[j].w.dtype == BF16, rounds = rounds_rows(r, p[j].w, x.dtype);
+        check_linear(N, I, p[j]);
         y[j] = p[j].y;
         /* rounded once, with the bias added */
         if (y[j].dtype == BF16 && (!rounds || present(p[j].bias))) y[j] = SCRATCH(r, "y in f32", N, O);
-        if (!rounds && N <= FEW && REAL == F32) { /* of double the plain loop is the oracle */
-            few[nfew++] = j, chunks += (O + OUTS - 1) / OUTS, size += (long)N * O * I;
+        /* In double the plain loop is the oracle. Room measured for many rows must do for few, so both take it. */
+        bool plain = !rounds && REAL == F32;
+        some_plain |= plain, some_wide |= plain && is_bf16;
+        if (plain && N <= FEW_MOST) {
+            few[nfew++] = j, chunks += few_tasks(O), size += (long)N * O * I;
             continue;
         }
-        if (narrow && !rounds) {
+        if (is_bf16 && !rounds) {
             wide_product(r, R(y[j]), R(x), p[j].w, N, false, false);
             continue;
         }
-        GemmShape s = {N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .narrow = narrow, .weights = (int64_t)O * I};
-        s.narrow_a = x.dtype == BF16, s.narrow_c = y[j].dtype == BF16;
+        GemmShape s = {N, O, I, .lda = I, .ldb = I, .ldc = O, .tb = true, .b_bf16 = is_bf16, .weights = (int64_t)O * I};
+        s.a_bf16 = x.dtype == BF16, s.c_bf16 = y[j].dtype == BF16;
         jobs[njobs++] = (GemmJob){s, where(y[j]), where(x), where(p[j].w), 0, j, j};
     }
-    bool wide_few = false;
-    for (int k = 0; k < nfew; k++) wide_few |= p[few[k]].w.dtype == BF16;
-    /* Many rows are measured for few as well. */
-    for (int j = 0; measuring(r) && REAL == F32 && j < n; j++)
-        wide_few |= p[j].w.dtype == BF16 && !rounds_rows(r, p[j].w, x.dtype);
-    Tensor rows_of_w = wide_few ? SCRATCH(r, "rows of weights widened", r->dev->threads, OUTS, I) : ABSENT;
+    Tensor rows_of_w = some_wide ? SCRATCH(r, "rows of weights widened", r->dev->threads, FEW_OUTS, I) : ABSENT;
+    const int lanes = LANES_LEAST > FEW_MOST || N < LANES_LEAST ? 0 : lanes_width(imin(N, FEW_MOST));
+    Tensor turned = some_plain && lanes ? SCRATCH(r, "rows as lanes", lanes, I) : ABSENT;
     if (!measuring(r) && nfew) {
-#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (size > 4 * ALONE)
-        for (int i = 0; i < chunks; i++) {
-            int k = 0, o = i;
-            for (; o >= (p[few[k]].w.n[0] + OUTS - 1) / OUTS; k++) o -= (p[few[k]].w.n[0] + OUTS - 1) / OUTS;
-            Tensor w = p[few[k]].w;
-            int at = o * OUTS, outs = imin(OUTS, w.n[0] - at);
-            if (w.dtype != BF16) {
-                few_rows(R(y[few[k]]), R(x), R(w), N, at, outs, w.n[0], I);
-                continue;
+        enum { PACKED = 64 }; /* elements of x that a thread transposes at a time */
+#pragma omp parallel num_threads(r->dev->threads) if (size > 4 * ALONE)
+        {
+            real *own = some_wide ? R(rows_of_w) + (size_t)omp_get_thread_num() * FEW_OUTS * (size_t)I : NULL;
+            if (present(turned)) {
+#pragma omp for schedule(static)
+                for (int i = 0; i < I; i += PACKED) lanes_pack(R(turned), R(x), N, I, i, imin(I, i + PACKED));
             }
-            real *own = R(rows_of_w) + (size_t)omp_get_thread_num() * OUTS * (size_t)I;
-            widened(own, (const uint16_t *)w.p + (size_t)at * (size_t)I, (size_t)outs * (size_t)I);
-            few_rows(R(y[few[k]]) + at, R(x), own, N, 0, outs, w.n[0], I);
+#pragma omp for schedule(static)
+            for (int i = 0; i < chunks; i++) {
+                int k = 0, t = i;
+                for (; t >= few_tasks(p[few[k]].w.n[0]); k++) t -= few_tasks(p[few[k]].w.n[0]);
+                few_columns(y[few[k]], x, p[few[k]].w, t * FEW_OUTS, present(turned) ? R(turned) : NULL, own);
+            }
         }
     }
     gemm_many(r->dev->gemm, r->scratch, njobs, jobs);
@@ -233,7 +143,7 @@ static void linear(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     linear_many(r, 1, &(Projection){y, w, bias}, x);
 }
 
-/* sum (O) += the columns' sums. Threads share the columns, so that each sum has one owner and one order. */
+/* sum (O) += the columns' sums. Threads divide the columns, so each sum has one owner and one order. */
 static void add_columns(const Run *r, real *sum, Tensor dy, int N, int O) {
     enum { COLUMNS = 64 };
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * O > ALONE)
@@ -258,21 +168,21 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
     for (int j = 0; j < n; j++) direct = direct && rounds_rows(r, p[j].w, BF16), any |= present(d[j].w);
     Mark mark = arena_mark(r->scratch);
     Tensor sum = dx;
-    bool begun = !dx.fresh; /* something is in it that is added to */
+    bool begun = !dx.overwrite; /* it holds a value to add to */
     if (!direct && dx.dtype == BF16)
-        sum = dx.fresh ? as_fresh(SCRATCH(r, "dx in f32", N, I)) : in_reals(r, "dx in f32", dx);
+        sum = dx.overwrite ? as_overwritten(SCRATCH(r, "dx in f32", N, I)) : in_reals(r, "dx in f32", dx);
     if (!direct && any) x = in_reals(r, "x in f32", x);
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
         Tensor dy = tensor_rows(d[j].y, O);
-        CHECK(p[j].w.n[1] == I && dy.n[0] == N, "x (%d,%d), dy %d rows, w (%d,%d)", N, I, dy.n[0], O, p[j].w.n[1]);
+        check_linear_backward(N, I, dy, p[j].w);
         if (!direct) dy = in_reals(r, "dy in f32", dy);
         int64_t numbers = (int64_t)O * I;
         GemmShape s = {N, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = begun, .weights = numbers},
                   t = {O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
-        s.narrow_a = t.narrow_a = dy.dtype == BF16, s.narrow_c = sum.dtype == BF16, t.narrow = x.dtype == BF16;
-        s.narrow = p[j].w.dtype == BF16;
-        if (present(dx) && s.narrow && !rounds_rows(r, p[j].w, dy.dtype)) {
+        s.a_bf16 = t.a_bf16 = dy.dtype == BF16, s.c_bf16 = sum.dtype == BF16, t.b_bf16 = x.dtype == BF16;
+        s.b_bf16 = p[j].w.dtype == BF16;
+        if (present(dx) && s.b_bf16 && !rounds_rows(r, p[j].w, dy.dtype)) {
             gemm_many(r->dev->gemm, r->scratch, nin, in), nin = 0;
             wide_product(r, R(dy), R(sum), p[j].w, N, true, begun);
             begun = true;
@@ -291,11 +201,11 @@ static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor d
     linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){.w = w});
 }
 
-/* A block of rows of one head; the heads' rows lie ldx and ldy apart. wt: room for W_h turned, or NULL. */
+/* A block of rows of one head; the heads' rows are ldx and ldy apart. wt: room for the transpose of W_h, or NULL. */
 static void head_rows(real *y, size_t ldy, const real *x, size_t ldx, const real *w, real *wt, int n, int O, int I,
                       bool turned) {
     int width = turned ? I : O;
-    if (!turned && !wt) { /* decoding: W_h is read once, where it lies */
+    if (!turned && !wt) { /* decoding: W_h is read once, in place */
         rows_dots(y, ldy, x, ldx, w, n, 0, O, I);
         return;
     }
@@ -306,16 +216,13 @@ static void head_rows(real *y, size_t ldy, const real *x, size_t ldx, const real
 }
 static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, bool turned) {
     enum { ROWS = 128, FEW_ROWS = 8 };
-    int M = x.n[0], H = x.n[1], I = w.n[1], each = w.n[0] / imax(1, H);
-    CHECK(w.n[0] == H * each && row >= 0 && row + O <= each && y.n[0] == M && y.n[1] == H, "w (%d,%d), %d heads, y %d",
-          w.n[0], I, H, y.n[1]);
-    CHECK(x.n[2] >= (turned ? O : I) && y.n[2] >= (turned ? I : O), "x %d, y %d, W (%d,%d)", x.n[2], y.n[2], O, I);
+    int M = x.n[0], H = x.n[1], I = w.n[1], each = check_linear_heads(y, x, w, row, O, turned);
     if (M == 0) return;
     Mark mark = arena_mark(r->scratch);
-    /* Weights in bf16 give a row the same bits whatever stands beside it, as they do in `linear`. */
-    bool narrow = w.dtype == BF16, pack = !turned && !narrow && M > FEW_ROWS;
+    /* bf16 weights give a row the same bits whatever other rows there are, as in `linear`. */
+    bool is_bf16 = w.dtype == BF16, pack = !turned && !is_bf16 && M > FEW_ROWS;
     Tensor wt = pack ? SCRATCH(r, "heads' weights turned", r->dev->threads, I, O) : ABSENT;
-    Tensor wide = narrow ? SCRATCH(r, "heads' weights widened", r->dev->threads, O, I) : ABSENT;
+    Tensor wide = is_bf16 ? SCRATCH(r, "heads' weights widened", r->dev->threads, O, I) : ABSENT;
     if (!measuring(r)) {
         size_t ldx = (size_t)H * (size_t)x.n[2], ldy = (size_t)H * (size_t)y.n[2];
 #pragma omp parallel for collapse(2) schedule(static) num_threads(r->dev->threads) if ((long)M * H * O * I > ALONE)
@@ -323,9 +230,9 @@ static void linear_heads(Run *r, Tensor y, Tensor x, Tensor w, int row, int O, b
             for (int m = 0; m < M; m += ROWS) {
                 size_t own = (size_t)omp_get_thread_num() * (size_t)I * (size_t)O,
                        at = ((size_t)h * (size_t)each + (size_t)row) * (size_t)I;
-                if (narrow) widened(R(wide) + own, (const uint16_t *)w.p + at, (size_t)O * (size_t)I);
+                if (is_bf16) widened(R(wide) + own, (const uint16_t *)w.p + at, (size_t)O * (size_t)I);
                 head_rows(R(y) + (size_t)m * ldy + (size_t)h * (size_t)y.n[2], ldy,
-                          R(x) + (size_t)m * ldx + (size_t)h * (size_t)x.n[2], ldx, narrow ? R(wide) + own : R(w) + at,
+                          R(x) + (size_t)m * ldx + (size_t)h * (size_t)x.n[2], ldx, is_bf16 ? R(wide) + own : R(w) + at,
                           pack ? R(wt) + own : NULL, imin(ROWS, M - m), O, I, turned);
             }
     }
@@ -337,13 +244,13 @@ static void embed(Run *r, Tensor y, Tensor table, const int *tok, double scale) 
     int d = table.n[1];
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)y.n[0] * d > ALONE)
     for (int i = 0; i < y.n[0]; i++) {
-        CHECK(tok[i] >= 0 && tok[i] < table.n[0], "token %d of vocabulary %d", tok[i], table.n[0]);
+        check_token(tok[i], table);
         real *row = R(y) + (size_t)i * (size_t)d;
         tensor_read(table, (size_t)tok[i] * (size_t)d, (size_t)d, row);
         for (int k = 0; k < d; k++) row[k] *= (real)scale;
     }
 }
-/* Threads share the columns, so that each sum has one owner and one order. */
+/* Threads divide the columns, so each sum has one owner and one order. */
 static void embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, double scale) {
     if (measuring(r)) return;
     int d = dtable.n[1], N = dy.n[0];

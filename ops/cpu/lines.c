@@ -1,5 +1,5 @@
-/* lines.c: what single members of the family need beside a recurrence: linear attention's feature map, ones and
- * quotient, Mamba-2's step and skip, retention's constant decays. Softplus and sigmoid are those of gates.c. */
+/* lines.c: ops that only some linear mixers need: linear attention's feature map, ones and division, Mamba-2's step
+ * and skip, retention's constant decays. Softplus and sigmoid are in gates.c. */
 #include "vec.h"
 
 static void repeat(Run *r, Tensor y, const double *row) {
@@ -12,7 +12,7 @@ static void repeat(Run *r, Tensor y, const double *row) {
 }
 
 static void elu1(Run *r, Tensor y, Tensor x) {
-    alike(2, (Tensor[]){y, x});
+    CHECK_ALIKE(y, x);
     if (measuring(r)) return;
     size_t n = tensor_count(x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
@@ -27,7 +27,7 @@ static void elu1(Run *r, Tensor y, Tensor x) {
     }
 }
 static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
-    alike(3, (Tensor[]){dx, dy, y});
+    CHECK_ALIKE(dx, dy, y);
     if (measuring(r)) return;
     size_t n = tensor_count(y);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
@@ -42,12 +42,11 @@ static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
     }
 }
 
-/* Groups of x.n[rank-1] numbers in x, one more or fewer in y. */
-static void widen(Run *r, Tensor y, Tensor x) {
-    alike(2, (Tensor[]){y, x});
+/* Groups of x.n[rank-1] elements in x, one more or one fewer in y. */
+static void append_ones(Run *r, Tensor y, Tensor x) {
+    CHECK_ALIKE(y, x);
     if (measuring(r)) return;
-    size_t V = (size_t)x.n[x.rank - 1], M = tensor_count(x) / V;
-    CHECK(tensor_count(y) == M * (V + 1), "%zu groups of %zu", M, V);
+    size_t V = (size_t)check_last(x), M = check_widened(x, y);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * V > ALONE)
     for (size_t i = 0; i < M; i++) {
         size_t last = i * (V + 1) + V;
@@ -57,11 +56,10 @@ static void widen(Run *r, Tensor y, Tensor x) {
         run_done(y, last, 1, one);
     }
 }
-static void widen_backward(Run *r, Tensor dx, Tensor dy) {
-    alike(2, (Tensor[]){dx, dy});
+static void append_ones_backward(Run *r, Tensor dx, Tensor dy) {
+    CHECK_ALIKE(dx, dy);
     if (measuring(r)) return;
-    int V = dx.n[dx.rank - 1], M = tensor_rows(dx, V).n[0], run = run_width(dx, V);
-    CHECK(tensor_count(dy) == (size_t)M * (size_t)(V + 1), "%d groups of %d", M, V);
+    int V = check_last(dx), M = (int)check_widened(dx, dy), run = run_width(dx, V);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * V > ALONE)
     for (int i = 0; i < M; i++)
         for (int c0 = 0; c0 < V; c0 += run) {
@@ -79,11 +77,10 @@ INLINE real quotient_of(Tensor x, int i, int V, double eps) {
     real room;
     return 1 / (*run_of(x, (size_t)i * (size_t)(V + 1) + (size_t)V, 1, &room) + (real)eps);
 }
-static void quotient(Run *r, Tensor y, Tensor x, double eps) {
-    alike(2, (Tensor[]){y, x});
+static void divide_by_last(Run *r, Tensor y, Tensor x, double eps) {
+    CHECK_ALIKE(y, x);
     if (measuring(r)) return;
-    int V = y.n[y.rank - 1], M = tensor_rows(y, V).n[0], run = run_width(y, V);
-    CHECK(tensor_count(x) == (size_t)M * (size_t)(V + 1), "%d groups of %d", M, V);
+    int V = check_last(y), M = (int)check_widened(y, x), run = run_width(y, V);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * V > ALONE)
     for (int i = 0; i < M; i++) {
         real room[2][RUN], f = quotient_of(x, i, V, eps);
@@ -97,12 +94,11 @@ static void quotient(Run *r, Tensor y, Tensor x, double eps) {
         }
     }
 }
-static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
-    alike(4, (Tensor[]){dx, dy, y, x});
+static void divide_by_last_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
+    CHECK_ALIKE(dx, dy, y, x);
     if (measuring(r)) return;
-    int V = y.n[y.rank - 1], M = tensor_rows(y, V).n[0], run = run_width(y, V);
-    CHECK(tensor_count(x) == (size_t)M * (size_t)(V + 1) && tensor_count(dx) == tensor_count(x), "%d groups of %d", M,
-          V);
+    int V = check_last(y), M = (int)check_widened(y, x), run = run_width(y, V);
+    CHECK_SAME_COUNT(dx, x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * V > ALONE)
     for (int i = 0; i < M; i++) {
         real room[3][RUN], f = quotient_of(x, i, V, eps), sum = 0;
@@ -122,7 +118,7 @@ static void quotient_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, 
     }
 }
 
-/* Per head of P numbers: y = f x, or y += f x; dx += f dy, which returns dy.x. Rows of P from number `at` on. */
+/* For a head of P elements: y = f x, or y += f x; or dx += f dy, with dy.x returned. Rows of P from element `at` on. */
 INLINE void head_times(Tensor y, Tensor x, real f, size_t at, int P, bool adds) {
     for (int c0 = 0, run = run_width(y, P); c0 < P; c0 += run, at += (size_t)run) {
         real room[2][RUN];
@@ -154,15 +150,15 @@ INLINE real head_times_backward(Tensor dx, Tensor dy, Tensor x, real f, size_t a
 }
 static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
     size_t H = (size_t)x.n[1], M = (size_t)x.n[0] * H, P = (size_t)x.n[2];
-    CHECK(tensor_count(z) == M && tensor_count(bias) == H, "%zu rows of heads, %zu heads", M, H);
-    alike(2, (Tensor[]){y, x});
+    check_step(x, z, bias);
+    CHECK_ALIKE(y, x);
     if (measuring(r)) return;
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * P > ALONE)
     for (size_t i = 0; i < M; i++) head_times(y, x, softplus1(R(z)[i] + R(bias)[i % H]), i * P, (int)P, false);
 }
 static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
     int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
-    alike(3, (Tensor[]){dx, dy, x});
+    CHECK_ALIKE(dx, dy, x);
     if (N == 0) return;
     begin_sum(r, dz);
     Mark mark = arena_mark(r->scratch);
@@ -186,15 +182,15 @@ static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy,
 }
 static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
     size_t H = (size_t)x.n[1], M = (size_t)x.n[0] * H, P = (size_t)x.n[2];
-    CHECK(tensor_count(y) == tensor_count(x) && tensor_count(w) == H, "%zu heads", H);
-    alike(2, (Tensor[]){y, x});
+    check_skip(y, x, w);
+    CHECK_ALIKE(y, x);
     if (measuring(r)) return;
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * P > ALONE)
     for (size_t i = 0; i < M; i++) head_times(y, x, R(w)[i % H], i * P, (int)P, true);
 }
 static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
     int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
-    alike(3, (Tensor[]){dx, dy, x});
+    CHECK_ALIKE(dx, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), H);
@@ -211,4 +207,82 @@ static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Ten
         add_blocks(R(dw), R(sums), N, 0, H, H);
     }
     arena_release(r->scratch, mark);
+}
+
+static void attend_sink(Run *r, Tensor o, Tensor lse, Tensor w) {
+    size_t H = (size_t)o.n[1], M = (size_t)o.n[0] * H, D = (size_t)o.n[2];
+    check_sink(o, lse, w);
+    if (measuring(r)) return;
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * D > ALONE)
+    for (size_t i = 0; i < M; i++) {
+        const real above = R(lse)[i] - R(w)[i % H];
+        head_times(o, o, sigmoid1(above), i * D, (int)D, false);
+        R(lse)[i] = R(w)[i % H] + softplus1(above);
+    }
+}
+/* dout.o of a head of D elements from `at` on. */
+INLINE real head_dot(Tensor dout, Tensor o, size_t at, int D) {
+    real sum = 0;
+    for (int c0 = 0, run = run_width(o, D); c0 < D; c0 += run, at += (size_t)run) {
+        real room[2][RUN];
+        size_t n = (size_t)imin(run, D - c0);
+        sum += dot(run_of(dout, at, n, room[0]), run_of(o, at, n, room[1]), (int)n);
+    }
+    return sum;
+}
+static void attend_sink_backward(Run *r, Tensor dw, Tensor dout, Tensor o, Tensor lse, Tensor w) {
+    int N = o.n[0], H = o.n[1], D = o.n[2], size = rows_of_block(N);
+    CHECK_ALIKE(dout, o);
+    check_sink(o, lse, w);
+    if (N == 0) return;
+    Mark mark = arena_mark(r->scratch);
+    Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), H);
+    if (!measuring(r)) {
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * H * D > ALONE)
+        for (int i0 = 0; i0 < N; i0 += size) {
+            real *own = R(sums) + (size_t)(i0 / size) * (size_t)H;
+            memset(own, 0, (size_t)H * sizeof *own);
+            for (size_t i = (size_t)i0 * (size_t)H; i < (size_t)imin(N, i0 + size) * (size_t)H; i++) {
+                size_t h = i % (size_t)H;
+                own[h] -= exp_real(R(w)[h] - R(lse)[i]) * head_dot(dout, o, i * (size_t)D, D);
+            }
+        }
+        add_blocks(R(dw), R(sums), N, 0, H, H);
+    }
+    arena_release(r->scratch, mark);
+}
+static void sigmoid_gate(Run *r, Tensor y, Tensor x, Tensor z) {
+    CHECK_ALIKE(y, x, z);
+    check_gate(y, x, z);
+    if (measuring(r)) return;
+    size_t n = tensor_count(y);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[3][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *a = run_of(x, i, m, room[0]), *b = run_of(z, i, m, room[1]);
+        real *o = run_write(y, i, room[2]);
+#pragma omp simd
+        for (size_t k = 0; k < m; k++) o[k] = a[k] / (1 + exp_real(-b[k]));
+        run_done(y, i, m, o);
+    }
+}
+static void sigmoid_gate_backward(Run *r, Tensor dx, Tensor dz, Tensor dy, Tensor x, Tensor z) {
+    CHECK_ALIKE(dx, dz, dy, x, z);
+    check_gate(dy, x, z);
+    if (measuring(r)) return;
+    size_t n = tensor_count(dy);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
+    for (size_t i = 0; i < n; i += RUN) {
+        real room[5][RUN];
+        size_t m = zmin(RUN, n - i);
+        const real *g = run_of(dy, i, m, room[0]), *a = run_of(x, i, m, room[1]), *b = run_of(z, i, m, room[2]);
+        real *da = run_add(dx, i, m, room[3]), *db = run_add(dz, i, m, room[4]);
+#pragma omp simd
+        for (size_t k = 0; k < m; k++) {
+            const real s = 1 / (1 + exp_real(-b[k])), other = 1 / (1 + exp_real(b[k])); /* 1 - s, with all digits */
+            da[k] += g[k] * s, db[k] += g[k] * a[k] * s * other;
+        }
+        run_done(dx, i, m, da), run_done(dz, i, m, db);
+    }
 }

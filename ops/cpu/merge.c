@@ -1,10 +1,9 @@
-/* merge.c: running means over runs of rows and their backward; the linear map whose rounding does not depend on N. */
+/* merge.c: running means over runs of rows and their backward; the batch-invariant linear map. */
 #include "vec.h"
 
-static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
+static void linear_invariant(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     int O = w.n[0], d = w.n[1];
-    CHECK(tensor_count(x) % (size_t)d == 0 && tensor_count(y) == tensor_count(x) / (size_t)d * (size_t)O,
-          "%zu numbers in, %zu out, w (%d,%d)", tensor_count(x), tensor_count(y), O, d);
+    check_linear_steady(y, x, w, bias);
     Mark mark = arena_mark(r->scratch);
     Tensor wide = x.dtype == BF16 ? SCRATCH(r, "a row in f32", r->dev->threads, d) : ABSENT;
     if (!measuring(r)) {
@@ -21,10 +20,10 @@ static void linear_steady(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     arena_release(r->scratch, mark);
 }
 
-/* One lane of one sequence: what is at row t of x, a, w. */
+/* One lane of one sequence: the values at row t of x, a, w. */
 typedef struct {
     const real *x, *a, *w; /* at row 0 of the batch */
-    size_t row;            /* numbers from a row of x to the next */
+    size_t row;            /* elements from a row of x to the next */
     int lanes, D;
 } Strand;
 static Strand strand(Tensor x, Tensor a, Tensor w, int h) {
@@ -33,12 +32,12 @@ static Strand strand(Tensor x, Tensor a, Tensor w, int h) {
 }
 static const real *x_at(const Strand *s, int t) { return s->x + (size_t)t * s->row; }
 static real w_at(const Strand *s, int t) { return s->w[(size_t)t * (size_t)s->lanes]; }
-/* A document's first row goes back to nothing. */
+/* The decision at row t; 0 at a document's first row, which merges with nothing. */
 static real a_at(const Strand *s, const Batch *b, int t) {
     return b->first[t] == t ? 0 : s->a[(size_t)t * (size_t)s->lanes];
 }
 
-/* The rows that row t's mean is made of, newest first: where they are and their weight p w. */
+/* The rows that row t's mean consists of, newest first: their places and their weights p w. */
 typedef struct {
     const real **x;
     real *c; /* both of `window` entries */
@@ -73,7 +72,7 @@ static real fold(real *y, const real *before, real z_before, real a, const real 
 static void merge(Run *r, Tensor y, Tensor z, Tensor x, Tensor a, Tensor w, int window, Tensor past, int at) {
     const Batch *b = r->batch;
     int lanes = x.n[1], D = x.n[2], rows = present(past) ? past.n[2] : 0, C = present(past) ? past.n[3] : 0;
-    CHECK(x.n[0] == b->N && tensor_count(y) == tensor_count(x), "%d rows of %d", x.n[0], b->N);
+    check_merge(r, y, x);
     Mark mark = arena_mark(r->scratch);
     size_t each = (size_t)window * (sizeof(real) + sizeof(real *));
     char *mem = arena_take(r->scratch, each * (size_t)r->dev->threads, "merge weights");
@@ -118,7 +117,7 @@ typedef struct {
     Strand in;
     real *dx, *da, *dw; /* of the lane, at row 0 */
     const real *dy, *y, *z;
-    real *mem; /* window: p and w e of the rows of one mean; none: the sums that go back, D */
+    real *mem; /* with a window: p and w e of the rows of one mean; without: the sums that go back, D */
 } Unmerge;
 
 /* Without a window: GN_t = dy_t/z_t + a_t+1 GN_t+1, GZ_t = -dy_t.y_t/z_t + a_t+1 GZ_t+1, then
@@ -142,8 +141,8 @@ static void unmerge_all(const Unmerge *u, const Batch *b, int s) {
             u->da[(size_t)t * (size_t)lanes] += u->z[(size_t)(t - 1) * (size_t)lanes] * (dot(y - row, gn, D) + gz);
     }
 }
-/* With one: the rows j = t, t-1, .. of each mean, then the products without a_m by a sum that runs up from the oldest:
- * I_m = w_m-1 e_m-1 + a_m-1 I_m-1, da_m += p_tm I_m. */
+/* With a window: the rows j = t, t-1, .. of each mean, then the products without a_m by a sum that runs up from the
+ * oldest: I_m = w_m-1 e_m-1 + a_m-1 I_m-1, da_m += p_tm I_m. */
 static void unmerge_window(const Unmerge *u, const Batch *b, int s, int window) {
     int D = u->in.D, lanes = u->in.lanes;
     size_t row = u->in.row;
@@ -172,7 +171,7 @@ static void merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, T
                            Tensor w, int window) {
     const Batch *b = r->batch;
     int lanes = x.n[1], D = x.n[2];
-    CHECK(x.n[0] == b->N && !b->history, "%d rows of %d", x.n[0], b->N);
+    check_merge_backward(r, y, x);
     Mark mark = arena_mark(r->scratch);
     Tensor mem = SCRATCH(r, "merge products", r->dev->threads, imax(D, 2 * window));
     if (!measuring(r)) {

@@ -1,13 +1,14 @@
-/* norm.c: RMSNorm and LayerNorm. */
+/* norm.c: RMSNorm and LayerNorm, and their backward. */
 #include "vec.h"
 
-/* ---- n numbers of a row, as `real`s ---- */
+/* ---- n elements of a row, as `real`s ---------------------------------------------------------------------------- */
 INLINE real rstd_of(real squares, int d, double eps) { return (real)1 / (real)sqrt((double)squares / d + eps); }
 INLINE void rms_scale(real *y, const real *x, const real *w, real s, size_t n) {
 #pragma omp simd
     for (size_t c = 0; c < n; c++) y[c] = x[c] * s * w[c];
 }
-/* Of RMSNorm's gradient: (dy w).x, and, when `t` is that of the whole row times s^3 / d, what is added to dx and dw. */
+/* For RMSNorm's gradient: (dy w).x; and, with `t` the product of the whole row times s^3 / d, the terms added to dx
+ * and dw. */
 INLINE real rms_dot(const real *g, const real *w, const real *x, size_t n) {
     real part = 0;
 #pragma omp simd reduction(+ : part)
@@ -22,21 +23,14 @@ INLINE void rms_add(real *out, real *sum, const real *g, const real *w, const re
     }
 }
 
-/* y, or dy, beside x, or x and dx. */
-static int run_size(Tensor y, Tensor x, int d) {
-    CHECK(y.dtype == BF16 || x.dtype == REAL, "y %s, x %s", dtype_name(y.dtype), dtype_name(x.dtype));
-    return run_width(y, d);
-}
-
 /* z: REAL rows that x takes in first, or ABSENT. */
 static void add_rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor z, Tensor w, double eps) {
-    int d = w.n[0], run = run_size(y, x, d);
-    CHECK(!present(z) || (x.dtype == REAL && tensor_count(z) == tensor_count(x)), "x %s", dtype_name(x.dtype));
+    int d = w.n[0], run = run_width(y, d);
+    check_add_rmsnorm(y, rstd, x, z, w);
     if (measuring(r)) return;
     real *sum = present(z) ? R(x) : NULL;
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
-    CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N, "%d rows", N);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * d > ALONE)
     for (int i = 0; i < N; i++) {
         real room[2][RUN], squares = 0;
@@ -64,10 +58,10 @@ static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double ep
     add_rmsnorm(r, y, rstd, x, ABSENT, w, eps);
 }
 
-/* What a row of a norm's gradient is made of. */
+/* The inputs of a row's gradient. */
 typedef struct {
     Tensor dx, dy, x, w;
-    int d, run; /* numbers of a row; those taken at a time */
+    int d, run; /* elements of a row; elements processed at a time */
 } NormBack;
 
 /* Row i, whose rstd is s; pw: its block's sums. */
@@ -90,8 +84,8 @@ INLINE void rmsnorm_row(const NormBack *o, int i, real s, real *pw) {
 }
 static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0], N = tensor_rows(x, d).n[0], size = rows_of_block(N);
-    const NormBack o = {dx, dy, x, w, d, run_size(dy, x, d)};
-    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
+    const NormBack o = {dx, dy, x, w, d, run_width(dy, d)};
+    check_norm_backward(dx, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), d);
@@ -112,7 +106,7 @@ static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, 
     arena_release(r->scratch, mark);
 }
 
-/* Sums in the width of `real`, by vectors; the mean first, so that nothing cancels in the squares. */
+/* Sums in the precision of `real`, by vectors. The mean comes first, so that nothing cancels in the squares. */
 INLINE real mean_of(Tensor x, size_t row, int d, real *room) {
     real s = 0;
     for (int from = 0; from < d; from += SUM_RUN) {
@@ -127,11 +121,11 @@ INLINE real mean_of(Tensor x, size_t row, int d, real *room) {
 }
 
 static void layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
-    int d = w.n[0], run = run_size(y, x, d);
+    int d = w.n[0], run = run_width(y, d);
+    check_norm(y, rstd, x, w, b);
     if (measuring(r)) return;
     x = tensor_rows(x, d), y = tensor_rows(y, d);
     int N = x.n[0];
-    CHECK(y.n[0] == N && tensor_count(rstd) == (size_t)N && b.n[0] == d, "%d rows", N);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * d > ALONE)
     for (int i = 0; i < N; i++) {
         size_t row = (size_t)i * (size_t)d;
@@ -184,8 +178,8 @@ INLINE void layernorm_row(const NormBack *o, int i, real s, real *pw, real *pb) 
 }
 static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0], N = tensor_rows(x, d).n[0], size = rows_of_block(N);
-    const NormBack o = {tensor_rows(dx, d), dy, x, w, d, run_size(dy, x, d)};
-    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
+    const NormBack o = {tensor_rows(dx, d), dy, x, w, d, run_width(dy, d)};
+    check_norm_backward(dx, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", 2, blocks_of(N), d);

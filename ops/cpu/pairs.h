@@ -1,12 +1,13 @@
-/* pairs.h: operands of products in bf16. The instruction multiplies pairs of numbers that follow each other along k,
- * c += a.lo b.lo + a.hi b.hi, so operands are packed as pairs: rows of them, or, of what stands to the right, vectors
- * of the same pair of 16 columns. Included by what is compiled per instruction set. */
+/* pairs.h: packs the operands of bf16 products for the CPU's kernels. The instruction multiplies pairs of elements
+ * that follow each other along k, c += a.lo b.lo + a.hi b.hi. So the left operand is packed as rows of pairs, and the
+ * right operand as vectors that hold the same pair of 16 columns. Files that are compiled per instruction set include
+ * it. */
 #pragma once
-#include "../gemm_bf16.h"
+#include "ops/gemm_bf16.h"
 #include "turn.h"
 #include <string.h>
 
-enum { W = 16 }; /* numbers in a vector */
+enum { W = 16 }; /* elements in a vector */
 
 #if defined(__x86_64__) && !defined(KV_DOUBLE)
     #include <immintrin.h>
@@ -26,7 +27,7 @@ static inline uint32_t rounded(float x) { /* to nearest, ties to even; NaN stays
 }
 static inline Pair pair(real even, real odd) { return rounded((float)even) | rounded((float)odd) << 16; }
 
-/* n pairs from 2n numbers in a row; `last`: the final odd one is missing and counts as 0. */
+/* Pack 2n elements of a row as n pairs. `last`: the final odd element is missing and counts as 0. */
 static inline void pack_row(Pair *to, const real *x, int n, bool last) {
     int i = 0, whole = last ? n - 1 : n;
 #ifdef __AVX512BF16__
@@ -38,17 +39,17 @@ static inline void pack_row(Pair *to, const real *x, int n, bool last) {
     if (last) to[i] = pair(x[2 * i], 0);
 }
 #ifdef __AVX512BF16__
-/* W pairs of two rows below each other. */
+/* W pairs, each from the same column of two consecutive rows. */
 static inline __m512i pairs_of(__m512 even, __m512 odd) {
     static const uint16_t order[2 * W]
         __attribute__((aligned(64))) = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
-static inline __m512i pairs_of_narrow(__m256i even, __m256i odd) {
+static inline __m512i pairs_of_bf16(__m256i even, __m256i odd) {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
 }
-/* 2W pairs of two rows below each other. */
+/* 2W pairs, each from the same column of two consecutive rows. */
 static inline void pairs_of_lines(__m512i r[2], __m512i even, __m512i odd) {
     static const uint16_t order[2][2 * W]
         __attribute__((aligned(64))) = {{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -59,7 +60,7 @@ static inline void pairs_of_lines(__m512i r[2], __m512i even, __m512i odd) {
     r[1] = _mm512_permutex2var_epi16(even, _mm512_load_si512(order[1]), odd);
 }
 #endif
-/* n <= W pairs, from two rows below each other; odd NULL: zeros. The rest of W is 0. */
+/* n <= W pairs, each from the same column of two consecutive rows; odd NULL: zeros. The rest of the W pairs is 0. */
 static inline void pack_columns(Pair *to, const real *even, const real *odd, int n) {
 #ifdef __AVX512BF16__
     __mmask16 in = (__mmask16)((1u << n) - 1);
@@ -69,25 +70,25 @@ static inline void pack_columns(Pair *to, const real *even, const real *odd, int
     for (int i = 0; i < W; i++) to[i] = i < n ? pair(even[i], odd ? odd[i] : 0) : 0;
 #endif
 }
-/* The same of numbers that are BF16 already. */
-static inline void pack_columns_narrow(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
+/* The same for elements that are BF16 already. */
+static inline void pack_columns_bf16(Pair *to, const uint16_t *even, const uint16_t *odd, int n) {
 #ifdef __AVX512BF16__
     __mmask16 in = (__mmask16)((1u << n) - 1);
     __m256i a = _mm256_maskz_loadu_epi16(in, even),
             b = odd ? _mm256_maskz_loadu_epi16(in, odd) : _mm256_setzero_si256();
-    _mm512_storeu_si512(to, pairs_of_narrow(a, b));
+    _mm512_storeu_si512(to, pairs_of_bf16(a, b));
 #else
     for (int i = 0; i < W; i++) to[i] = i < n ? even[i] | (odd ? (Pair)odd[i] << 16 : 0) : 0;
 #endif
 }
-/* And rows: n pairs from 2n numbers; low half first, whatever the machine's order of bytes. */
-static inline void pack_row_narrow(Pair *to, const uint16_t *x, int n, bool last) {
+/* The same for rows: n pairs from 2n elements; the low half comes first, whatever the machine's byte order. */
+static inline void pack_row_bf16(Pair *to, const uint16_t *x, int n, bool last) {
     int whole = last ? n - 1 : n;
     for (int i = 0; i < whole; i++) to[i] = x[2 * i] | (Pair)x[2 * i + 1] << 16;
     if (last) to[whole] = x[2 * whole];
 }
-/* n numbers to BF16. */
-static inline void narrow_row(uint16_t *to, const float *x, int n) {
+/* Round n elements to BF16. */
+static inline void bf16_row(uint16_t *to, const float *x, int n) {
     int i = 0;
 #ifdef __AVX512BF16__
     for (; i < n; i += W) {
@@ -97,7 +98,7 @@ static inline void narrow_row(uint16_t *to, const float *x, int n) {
 #endif
     for (; i < n; i++) to[i] = (uint16_t)rounded(x[i]);
 }
-/* 16 rows of 16 pairs turned: to[k * ld + row] = row's pair k. */
+/* Transpose 16 rows of 16 pairs: to[k * ld + row] = row's pair k. */
 #ifdef __AVX512F__
 static inline void turn(Pair *to, size_t ld, Pair rows[W][W]) {
     __m512i r[W];

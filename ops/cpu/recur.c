@@ -1,19 +1,9 @@
-/* recur.c: the gated delta rule over a pass: the walk over sequences, documents and chunks. A few rows, as in decoding,
- * are taken in one by one, more of them as a chunk (chunk.c). */
+/* recur.c: the gated delta rule over a pass: walks over sequences, documents and chunks. A few rows, as in decoding,
+ * are processed one by one, more rows as a chunk (chunk.c). */
 #include "chunk.c"
 
-enum { RECUR_FEW = 6 }; /* rows that are not worth a chunk */
+enum { RECUR_FEW = 6 }; /* up to so many rows are not worth a chunk */
 
-static void recur_check(const Run *r, const Recur *x) {
-    int N = r->batch->N;
-    CHECK(r->in.n == N, "%d of %d rows", r->in.n, N);
-    CHECK(x->q.n[0] == N && x->v.n[0] == N && x->v.n[1] % x->q.n[1] == 0 && x->k.n[1] == x->q.n[1] &&
-              x->k.n[2] == x->q.n[2],
-          "q (%d,%d,%d), v (%d,%d,%d)", x->q.n[0], x->q.n[1], x->q.n[2], x->v.n[0], x->v.n[1], x->v.n[2]);
-    alike(3, (Tensor[]){x->q, x->k, x->v});
-    CHECK(!present(x->g) || (x->g.n[1] == x->v.n[1] && (x->g.n[2] == 1 || x->g.n[2] == x->q.n[2])), "g (%d,%d,%d)",
-          x->g.n[0], x->g.n[1], x->g.n[2]);
-}
 static Head head_of(const Recur *x, double scale, int h) {
     int H = x->q.n[1], K = x->q.n[2], HV = x->v.n[1], V = x->v.n[2], hq = h / (HV / H);
     Head a = {.K = K,
@@ -51,13 +41,13 @@ static bool next_document(const Batch *b, int s, Document *d) {
     return true;
 }
 
-/* A row: a its decays, for all channels. */
+/* A row; a holds its decays for all channels. */
 typedef struct {
     const real *q, *k, *v, *a;
     real *o, beta;
 } RowIn;
-/* The columns j0.. of S, `vecs` vectors of them, through a row: read once for the correction, once more, while they are
- * still in the first cache, to be decayed, corrected and read out. */
+/* Columns j0.. of S, `vecs` vectors of them, through one row: S is read once for the correction, and once more, while
+ * it is still in the first cache, to be decayed, corrected and read out. */
 INLINE void row_strip(int vecs, const Head *h, const RowIn *x, real *S, int j0) {
     const real *q = x->q, *k = x->k, *v = x->v + j0, *a = x->a;
     size_t ld = (size_t)h->V;
@@ -85,7 +75,7 @@ INLINE void row_strip(int vecs, const Head *h, const RowIn *x, real *S, int j0) 
 #pragma GCC unroll 8
     for (int i = 0; i < vecs; i++) *(Vec *)(x->o + j0 + i * VL) = h->scale * out[i];
 }
-/* One column: what is left of V. */
+/* One column: the rest of V. */
 static void row_column(const Head *h, const RowIn *x, real *S, int j) {
     const real *q = x->q, *k = x->k, *a = x->a;
     size_t ld = (size_t)h->V;
@@ -109,7 +99,7 @@ static void decays(const Head *h, int t, real *a) {
 #pragma omp simd
         for (int d = 0; d < h->K; d++) a[d] = exp_real(g[d]);
 }
-/* Row t: S takes it in, o is read. Of c only the room is used. */
+/* Row t: add it to S, read o. Only the memory of c is used. */
 static void recur_row(const Chunk *c, int t, real *S, Tensor o) {
     const Head *h = c->h;
     size_t K = (size_t)h->K, V = (size_t)h->V, atq = h->atq + (size_t)t * h->ldq, atv = h->atv + (size_t)t * h->ldv;
@@ -127,7 +117,7 @@ static void recur_row(const Chunk *c, int t, real *S, Tensor o) {
     run_done(o, atv, V, x.o);
 }
 
-/* The numbers of S of value head h before the chunk that starts at row t. */
+/* The state of value head h before the chunk that starts at row t. */
 static real *kept(Tensor keep, int t, int h) {
     size_t size = (size_t)keep.n[2] * (size_t)keep.n[3];
     return R(keep) + ((size_t)(t / RECUR_CHUNK - 1) * (size_t)keep.n[1] + (size_t)h) * size;
@@ -154,8 +144,8 @@ static void recur_document(Chunk *c, Document d, bool fresh, int h, real *S, Ten
 static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor state, int at) {
     const Batch *b = r->batch;
     int K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
-    recur_check(r, &x);
-    alike(2, (Tensor[]){o, x.v});
+    check_recur(r, &x);
+    CHECK_ALIKE(o, x.v);
     Mark mark = arena_mark(r->scratch);
     Head any = head_of(&x, scale, 0);
     Tensor mem = SCRATCH(r, "recurrence", r->dev->threads, size + (int)chunk_place(&(Chunk){0}, &any, NULL));
@@ -185,8 +175,8 @@ static void recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor s
     arena_release(r->scratch, mark);
 }
 
-/* A document of one value head, from its last chunk to its first. dS: in, by the state behind it; out, by the one
- * before it. S0 is that one, NULL: zero. end: dS is not zero at first. */
+/* A document of one value head, from its last chunk to its first. dS holds the gradient by the state after it on
+ * entry, and by the state S0 before it on return (S0 NULL: zero). end: dS is not zero on entry. */
 static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Document doc, int h, Tensor dout,
                                     const real *S0, real *dS, bool end, Tensor keep) {
     int chunks = (doc.to - doc.from + RECUR_CHUNK - 1) / RECUR_CHUNK;
@@ -216,17 +206,17 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                            const RecurEnds *ends) {
     const Batch *b = r->batch;
     int H = x.q.n[1], K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
-    recur_check(r, &x);
-    alike(5, (Tensor[]){dout, x.v, d->q, d->k, d->v});
+    check_recur(r, &x);
+    CHECK_ALIKE(dout, x.v, d->q, d->k, d->v);
     Mark mark = arena_mark(r->scratch);
     Head any = head_of(&x, scale, 0);
     Tensor mem =
         SCRATCH(r, "recurrence", r->dev->threads,
                 size + (int)(chunk_place(&(Chunk){0}, &any, NULL) + chunk_grad_place(&(ChunkGrad){0}, &any, NULL)));
     Tensor dq = d->q, dk = d->k;
-    if (HV > H) { /* value heads that share q and k must not add to the same numbers at once */
-        dq = FRESH_OF(r, "d q of value heads", REAL, b->N, HV, K);
-        dk = FRESH_OF(r, "d k of value heads", REAL, b->N, HV, K);
+    if (HV > H) { /* value heads that share q and k must not add to the same elements at once */
+        dq = OVERWRITE_OF(r, "d q of value heads", REAL, b->N, HV, K);
+        dk = OVERWRITE_OF(r, "d k of value heads", REAL, b->N, HV, K);
     }
     if (!measuring(r)) {
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * HV * size > ALONE)
@@ -242,7 +232,7 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                                      .v = d->v,
                                      .g = d->g,
                                      .beta = d->beta,
-                                     .ldq = (size_t)HV * (size_t)K, /* HV = H or of the scratch */
+                                     .ldq = (size_t)HV * (size_t)K, /* HV = H, or the layout of the scratch */
                                      .atq = (size_t)h * (size_t)K,
                                      .atg = (size_t)h * (size_t)d->g.n[2],
                                      .atbeta = (size_t)h};

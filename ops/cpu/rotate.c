@@ -1,4 +1,4 @@
-/* rotate.c: rotary position embedding, in place, or of heads that RMSNorm (norm.c) goes over before. */
+/* rotate.c: rotary position embedding, in place, or of heads that are RMS-normed first (norm.c). */
 #include "vec.h"
 
 static void rotate_head(real *x, const real *cs, int half, bool interleaved) {
@@ -17,15 +17,15 @@ static void rotate_head(real *x, const real *cs, int half, bool interleaved) {
         }
 }
 
-/* The angles of the rows of a pass: n numbers an entry, cosines first. Samples of a batch share positions: one entry a
- * position when that is fewer than one a row. */
+/* The angles of the rows of a pass: n elements an entry, cosines first. Samples of a batch share positions, so there
+ * is one entry per position if that is fewer than one per row. */
 typedef struct {
     Tensor cs;
     const int *pos, *idx;
     int entries, lo;
     bool shared;
 } Angles;
-static Angles angles_take(Run *r, const Rope *p, Pick rows) {
+static Angles angles_take(Run *r, const Rope *p, RowList rows) {
     Angles a = {.cs = SCRATCH(r, "rope angles", rows.n, p->n), .idx = rows.idx, .entries = rows.n};
     if (measuring(r)) return a;
     a.pos = r->batch->pos;
@@ -35,7 +35,7 @@ static Angles angles_take(Run *r, const Rope *p, Pick rows) {
     if (a.shared) a.entries = hi - lo + 1;
     return a;
 }
-/* By all threads of a region, none of which goes on before all are made. */
+/* Called by all threads of a region; none continues before all angles are made. */
 static void angles_make(const Angles *a, const Rope *p, int sign) {
     const int half = p->n / 2;
 #pragma omp for schedule(static)
@@ -54,13 +54,9 @@ INLINE const real *angles_of(const Angles *a, const Rope *p, int m) {
     return R(a->cs) + (size_t)(a->shared ? a->pos[a->idx[m]] - a->lo : m) * (size_t)p->n;
 }
 
-static void heads_check(Tensor x, const Rope *p, Pick rows) {
-    CHECK(x.rank == 3 && x.n[0] == rows.n && p->at >= 0 && p->at + p->n <= x.n[2], "rows %d of %d, %d..%d of %d",
-          x.n[0], rows.n, p->at, p->at + p->n, x.n[2]);
-}
-static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
+static void rope(Run *r, Tensor x, const Rope *p, RowList rows, int sign) {
     if (p->n == 0 || rows.n == 0) return;
-    heads_check(x, p, rows);
+    check_rope(x, p, rows);
     Mark mark = arena_mark(r->scratch);
     int N = rows.n, heads = x.n[1], D = x.n[2];
     Angles a = angles_take(r, p, rows);
@@ -84,17 +80,9 @@ static void rope(Run *r, Tensor x, const Rope *p, Pick rows, int sign) {
     arena_release(r->scratch, mark);
 }
 
-/* Of x, with y, or dx and dy. */
-static void normed_heads_check(Tensor x, Tensor y, Tensor w, Tensor rstd, const Rope *p, Pick rows) {
-    heads_check(x, p, rows);
-    CHECK(x.n[2] <= HEAD_WIDEST && w.n[0] == x.n[2], "heads of %d, w %d", x.n[2], w.n[0]);
-    CHECK(y.dtype == x.dtype && tensor_count(y) == tensor_count(x), "%s and %s", dtype_name(y.dtype),
-          dtype_name(x.dtype));
-    CHECK(tensor_count(rstd) == (size_t)x.n[0] * (size_t)x.n[1], "%zu rows", tensor_count(rstd));
-}
-static void rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps, const Rope *p, Pick rows) {
+static void rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps, const Rope *p, RowList rows) {
     if (rows.n == 0) return;
-    normed_heads_check(x, y, w, rstd, p, rows);
+    check_rmsnorm_rope(x, y, w, rstd, p, rows);
     Mark mark = arena_mark(r->scratch);
     int N = rows.n, heads = x.n[1], D = x.n[2];
     Angles a = angles_take(r, p, rows);
@@ -120,11 +108,11 @@ static void rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, doub
     arena_release(r->scratch, mark);
 }
 static void rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd,
-                                  const Rope *p, Pick rows) {
+                                  const Rope *p, RowList rows) {
     int N = rows.n, size = rows_of_block(N);
     if (N == 0) return;
-    normed_heads_check(x, dy, w, rstd, p, rows);
-    CHECK(dx.dtype == x.dtype, "dx %s, x %s", dtype_name(dx.dtype), dtype_name(x.dtype));
+    check_rmsnorm_rope(x, dy, w, rstd, p, rows);
+    CHECK_ALIKE(dx, x);
     Mark mark = arena_mark(r->scratch);
     int heads = x.n[1], D = x.n[2];
     Angles a = angles_take(r, p, rows);
@@ -144,7 +132,7 @@ static void rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tenso
                     if (dy.dtype == BF16)
                         run_of(dy, at, n, g);
                     else
-                        memcpy(g, R(dy) + at, n * sizeof *g); /* dy stays as it is */
+                        memcpy(g, R(dy) + at, n * sizeof *g); /* dy must stay unchanged */
                     rotate_head(g + p->at, angles_of(&a, p, i / heads), p->n / 2, p->interleaved);
                     const real *xi = run_of(x, at, n, room[0]);
                     real *out = run_add(dx, at, n, room[1]);

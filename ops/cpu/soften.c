@@ -1,11 +1,12 @@
-/* soften.c: the softmax between attention's products where these are of pairs, a row of KB scores in registers at a
- * time. The maximum that a row's exponents are taken from is renewed only when a score is above it by more than LEAD:
- * what is summed is at most e^LEAD larger than it would be, lse and o are the same. Sums of a row stay in the lanes of
- * a vector to the end. Included by attend.c, behind Block. */
+/* soften.c: the softmax between attention's products when these use pairs: a row of KB scores in registers at a time.
+ * The maximum that is subtracted is renewed only when a score exceeds it by more than LEAD. So sums are at most e^LEAD
+ * times larger, and lse and o are the same. Sums of a row stay in vector lanes to the end. attend.c includes it after
+ * Block. */
 #ifdef __AVX512BF16__
 enum { PARTS = KB / W, LEAD = 8 };
 
-/* e^x to 3e-6 of it, below -104 as there; NaN stays NaN. What comes of it is rounded to 8 bits, or summed. */
+/* e^x to a relative error of 3e-6, for x below -104 as for -104; NaN stays NaN. The result is rounded to 8 bits, or
+ * summed. */
 INLINE __m512 exp_vec(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-104), x);
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT),
@@ -19,21 +20,21 @@ INLINE __m512 exp_vec(__m512 x) {
 }
 INLINE __mmask16 part_of(uint64_t bits, int v) { return (__mmask16)(bits >> (v * W)); }
 INLINE uint64_t below_bit(int n) { return n >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << imax(n, 0)) - 1; }
-/* Which of the keys j0..j0+n-1 entry i sees. */
+/* A bit for each of the keys j0..j0+n-1 that entry i sees. */
 INLINE uint64_t seen_keys(const Block *b, int i, const int *kpos, int j0, int n) {
     uint64_t bits = below_bit(imin(n, b->row[i] - j0 + 1)) & ~below_bit(b->from[i] - j0);
-    if (!b->look.window) return bits;
-    if (b->from[i] <= j0 && !b->loose && b->pos[i] - kpos[0] < b->look.window) return bits; /* of one document */
+    if (!b->spec.window) return bits;
+    if (b->from[i] <= j0 && !b->loose && b->pos[i] - kpos[0] < b->spec.window) return bits; /* all in one document */
     for (int v = 0; v < PARTS; v++) {
         __m512i at = _mm512_maskz_loadu_epi32(part_of(below_bit(n), v), kpos + v * W),
                 age = _mm512_sub_epi32(_mm512_set1_epi32(b->pos[i]), at);
-        uint64_t ok = _mm512_cmplt_epi32_mask(age, _mm512_set1_epi32(b->look.window)) |
-                      _mm512_cmplt_epi32_mask(at, _mm512_set1_epi32(b->look.sinks));
+        uint64_t ok = _mm512_cmplt_epi32_mask(age, _mm512_set1_epi32(b->spec.window)) |
+                      _mm512_cmplt_epi32_mask(at, _mm512_set1_epi32(b->spec.sinks));
         bits &= ~((uint64_t)0xFFFF << (v * W)) | ok << (v * W);
     }
     return bits;
 }
-/* Which of n keys' biases entry i has added. */
+/* A bit for each of n keys whose bias applies to entry i. */
 INLINE uint64_t biased_keys(const Block *b, int i, const int *kpos, int n) {
     uint64_t bits = 0;
     for (int v = 0; v < PARTS; v++) {
@@ -44,7 +45,7 @@ INLINE uint64_t biased_keys(const Block *b, int i, const int *kpos, int n) {
     }
     return bits;
 }
-/* The scores of entry i, with biases; *seen: what it sees of them. */
+/* The scores of entry i, with biases; *seen: which of them it sees. */
 INLINE void scores_of_row(__m512 x[PARTS], const Block *b, int i, const int *kpos, const real *bias, int j0, int n,
                           uint64_t *seen) {
     uint64_t biased = bias ? biased_keys(b, i, kpos, n) : 0;
@@ -56,7 +57,7 @@ INLINE void scores_of_row(__m512 x[PARTS], const Block *b, int i, const int *kpo
     }
 }
 
-/* As soften, but what becomes of the scores goes to b->sp, and sums to b->lanes. */
+/* As soften, but the results go to b->sp and sums to b->lanes. */
 static void soften_pairs(Block *b, const int *kpos, const real *bias, int j0, int n) {
     const __m512 none = _mm512_set1_ps(-INFINITY);
     for (int i = 0; i < b->n; i++) {
@@ -73,7 +74,8 @@ static void soften_pairs(Block *b, const int *kpos, const real *bias, int j0, in
         if (over) {
             __m512 most = _mm512_set1_ps(b->m[i]);
     #pragma GCC unroll 4
-            for (int v = 0; v < PARTS; v++) most = _mm512_max_ps(x[v], most); /* of NaN and a number the number */
+            /* the maximum of NaN and a number is the number */
+            for (int v = 0; v < PARTS; v++) most = _mm512_max_ps(x[v], most);
             float top = _mm512_reduce_max_ps(most), fade = exp_real(b->m[i] - top);
             l = _mm512_mul_ps(l, _mm512_set1_ps(fade));
             for (int c = 0; c < b->Dv; c++) b->o[i * b->Dv + c] *= fade;
@@ -106,8 +108,8 @@ static void soften_end(Block *b) {
     for (int i = 0; i < b->n; i++) b->l[i] = _mm512_reduce_add_ps(_mm512_loadu_ps(b->lanes + i * W));
 }
 
-/* p = exp(s - lse) and d = p (d - delta) of the scores in b->s and d (QB,KB): d along to b->sp, both below each other
- * to pb and db; dbias (KB) += the columns of d that had a bias. */
+/* p = exp(s - lse) and d = p (d - delta) from the scores in b->s and d (QB,KB): d as pairs along the row to b->sp,
+ * both as pairs of rows to pb and db; dbias (KB) += the columns of d that had a bias. */
 static void soften_back(Block *b, const real *d, Pair *pb, Pair *db, const int *kpos, const real *bias, real *dbias,
                         int j0, int n, const real *lse, const real *delta) {
     for (int i = 0; i < b->n; i += 2, pb += KB, db += KB) {
@@ -126,7 +128,7 @@ static void soften_back(Block *b, const real *d, Pair *pb, Pair *db, const int *
                 if (~seen) x = _mm512_maskz_mov_ps(part_of(seen, v), x);
                 __m512 y = _mm512_loadu_ps(d + (i + k) * KB + v * W);
                 p[k][v] = x, g[k][v] = _mm512_mul_ps(x, _mm512_sub_ps(y, _mm512_set1_ps(delta[i + k])));
-                if (~seen) g[k][v] = _mm512_maskz_mov_ps(part_of(seen, v), g[k][v]); /* y may be anything there */
+                if (~seen) g[k][v] = _mm512_maskz_mov_ps(part_of(seen, v), g[k][v]); /* y can be anything there */
             }
             if (bias) {
                 uint64_t biased = biased_keys(b, i + k, kpos, n);

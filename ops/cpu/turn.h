@@ -1,4 +1,4 @@
-/* turn.h: 16 x 16 values of 32 bits turned in registers: r[i]'s number j becomes r[j]'s number i. */
+/* turn.h: transposes 16 x 16 values of 32 bits in registers: element j of r[i] becomes element i of r[j]. */
 #pragma once
 #ifdef __AVX512F__
     #include <immintrin.h>

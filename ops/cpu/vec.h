@@ -1,7 +1,8 @@
-/* vec.h: the vector type of the instruction set this table is compiled for, exp, the small matrix product that
- * attention is made of, and runs of numbers that may be BF16. Included by cpu.c only, once per instruction set. */
+/* vec.h: the basic tools of the CPU kernels: the vector type of the current instruction set, exp, the small matrix
+ * product of attention, and access to tensors that may be BF16. Only cpu.c includes it, once per instruction set. */
 #pragma once
-#include "../device.h"
+#include "ops/check.h"
+#include "ops/device.h"
 
 #if defined(__AVX512F__)
     #define VBYTES    64
@@ -30,9 +31,10 @@ typedef real Vec __attribute__((vector_size(VBYTES), aligned(sizeof(real)), may_
     #define sqrt_real sqrtf
 #endif
 
-/* Work below this many operations stays on one thread: waking the others would cost more. */
-enum { ALONE = 32768, ALONE_EXP = ALONE / 4 /* numbers, where each takes an exp */ };
-/* Sums over a row are made of runs of this many numbers, so that their rounding does not grow with the row's width. */
+/* Work with fewer operations than this stays on one thread: waking the other threads would cost more. */
+enum { ALONE = 32768, ALONE_EXP = ALONE / 4 /* elements, when each needs an exp */ };
+/* Sums over a row are sums of partial sums of this many elements, so that rounding does not grow with the row's
+ * width. */
 enum { SUM_RUN = 512 };
 
 /* e^x to 2 ulp for x in [-87, 88], 0 below, e^88 above; NaN stays NaN. The float form has no branch and no call, so
@@ -43,7 +45,7 @@ INLINE real exp_real(real x) {
 #else
     float y = x < -87.0f ? -87.0f : x;
     y = y > 88.0f ? 88.0f : y;
-    float t = y * 1.44269504088896341f + 12582912.0f; /* 1.5 * 2^23: rounds to the nearest whole number */
+    float t = y * 1.44269504088896341f + 12582912.0f; /* 1.5 * 2^23: rounds to the nearest integer */
     union {
         float f;
         int32_t i;
@@ -59,6 +61,20 @@ INLINE real exp_real(real x) {
     p = p * y * y + y + 1.0f;
     two.i = (int32_t)((uint32_t)(n.i - 0x4B400000 + 127) << 23);
     return x < -87.0f ? 0.0f : p * two.f;
+#endif
+}
+
+/* tanh x to 3 ulp, by the same rules: a polynomial (Cephes) where 1 - 2/(e^2x + 1) would cancel. */
+INLINE real tanh_real(real x) {
+#ifdef KV_DOUBLE
+    return tanh(x);
+#else
+    float size = x < 0 ? -x : x, z = x * x, far = 1 - 2 / (1 + exp_real(2 * size)), p = -5.70498872745e-3f;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z + -5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z + -3.33332819422e-1f;
+    return size < 0.625f ? x + x * z * p : x < 0 ? -far : far;
 #endif
 }
 
@@ -86,7 +102,7 @@ INLINE void tile_kernel(int rows, int vecs, real *C, size_t ldc, const real *A, 
 #pragma GCC unroll 8
         for (int v = 0; v < vecs; v++) *(Vec *)(C + (size_t)r * ldc + (size_t)(v * VL)) = c[r][v];
 }
-/* The kernel wants its row count at compile time. */
+/* The kernel needs its number of rows at compile time. */
 INLINE void tile_rows(int rows, int vecs, real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B,
                       size_t ldb, int K) {
     switch (rows) {
@@ -100,8 +116,8 @@ INLINE void tile_rows(int rows, int vecs, real *C, size_t ldc, const real *A, si
     default: tile_kernel(TILE_ROWS, vecs, C, ldc, A, ars, aks, B, ldb, K);
     }
 }
-/* C (M,W) += A (M,K) B (K,W). B and C have unit column stride; A any strides. For operands that fit the first caches.
- */
+/* C (M,W) += A (M,K) B (K,W). B and C have unit column stride, A has any strides. For operands that fit the first
+ * caches. */
 static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, const real *B, size_t ldb, int M, int K,
                     int W) {
     int w = 0;
@@ -121,48 +137,39 @@ static void tile_mm(real *C, size_t ldc, const real *A, size_t ars, size_t aks, 
         }
 }
 
-/* n numbers of bf16 as `real`s, and back, to the nearest. */
+/* Expand n bf16 elements to `real`s; rounded_to_bf16 rounds to nearest. */
 INLINE void widened(real *to, const uint16_t *x, size_t n) {
 #pragma omp simd
     for (size_t i = 0; i < n; i++) to[i] = (real)bf16_to(x[i]);
 }
-INLINE void narrowed(uint16_t *to, const real *x, size_t n) {
+INLINE void rounded_to_bf16(uint16_t *to, const real *x, size_t n) {
 #pragma omp simd
     for (size_t i = 0; i < n; i++) to[i] = bf16_from((float)x[i]);
 }
 
-/* Ops on tensors that may be BF16 go by runs of at most RUN numbers: those of BF16 are widened into a `room` in the
- * first cache, one for each tensor, computed with there and narrowed into memory; others are used where they lie. So
- * the loops inside know nothing but `real`s. */
+/* Ops on tensors that may be BF16 work in runs of at most RUN elements. A run of a BF16 tensor is expanded into a
+ * `room` that stays in the first cache (one room per tensor), computed with there, and rounded back with
+ * rounded_to_bf16. Other tensors are used in place. So inner loops only know `real`s. */
 enum { RUN = SUM_RUN };
-/* The numbers of t from `at` on, to be read, or to be changed, then run_done. */
+/* The elements of t from `at` on, for reading; to change them, call run_done afterwards. */
 INLINE real *run_of(Tensor t, size_t at, size_t n, real *room) {
     if (t.dtype != BF16) return R(t) + at;
     widened(room, (const uint16_t *)t.p + at, n);
     return room;
 }
-/* Where to write them, then run_done. */
+/* The place to write them to; call run_done afterwards. */
 INLINE real *run_write(Tensor t, size_t at, real *room) { return t.dtype == BF16 ? room : R(t) + at; }
-/* Those of a gradient, to be added to, then run_done; zeros where it is fresh. */
+/* The elements of a gradient to add to (zeros if it is to be overwritten); call run_done afterwards. */
 INLINE real *run_add(Tensor t, size_t at, size_t n, real *room) {
-    if (!t.fresh) return run_of(t, at, n, room);
+    if (!t.overwrite) return run_of(t, at, n, room);
     return memset(run_write(t, at, room), 0, n * sizeof(real));
 }
 INLINE void run_done(Tensor t, size_t at, size_t n, const real *from) {
-    if (t.dtype == BF16) narrowed((uint16_t *)t.p + at, from, n);
-}
-/* Tensors that are BF16 together or not at all; those that are absent are neither. */
-static void alike(int n, const Tensor *t) {
-    const Tensor *first = NULL;
-    for (int i = 0; i < n; i++) {
-        if (!present(t[i])) continue;
-        if (!first) first = &t[i];
-        CHECK(t[i].dtype == first->dtype, "%s and %s", dtype_name(first->dtype), dtype_name(t[i].dtype));
-    }
+    if (t.dtype == BF16) rounded_to_bf16((uint16_t *)t.p + at, from, n);
 }
 /* How many of a row of d numbers to take at a time: all that lie as `real`s, runs of others. */
 static int run_width(Tensor t, int d) { return t.dtype == BF16 ? RUN : d; }
-/* n numbers of y from `at` on become those of x from `from` on, in either's type. */
+/* Copy n elements of x from `from` on to y from `at` on, in any combination of types. */
 INLINE void run_copy(Tensor y, size_t at, Tensor x, size_t from, size_t n) {
     size_t each = dtype_size(y.dtype);
     if (y.dtype == x.dtype) {
@@ -172,18 +179,18 @@ INLINE void run_copy(Tensor y, size_t at, Tensor x, size_t from, size_t n) {
     for (size_t k = 0; k < n; k += RUN) {
         real room[RUN];
         size_t m = zmin(RUN, n - k);
-        run_done(y, at + k, m, run_of(x, from + k, m, run_write(y, at + k, room))); /* widened into y itself */
+        run_done(y, at + k, m, run_of(x, from + k, m, run_write(y, at + k, room))); /* expands into y itself */
     }
 }
 
-/* Column sums over rows: blocks of rows, whose number N alone gives, each sum theirs apart while the rows are at hand,
- * and are then added in order. So one pass does, and the number of threads changes nothing. */
+/* Column sums over rows: each block of rows makes its own sums while its rows are in the cache, and these are added in
+ * order. N alone decides the blocks, so one pass suffices and the number of threads changes no bit. */
 enum { BLOCKS = 32, BLOCK_ROWS = 16 };
 static int rows_of_block(int N) { return imax(BLOCK_ROWS, (N + BLOCKS - 1) / BLOCKS); }
 static int blocks_of(int N) {
     return imin(BLOCKS, (N + BLOCK_ROWS - 1) / BLOCK_ROWS);
 } /* at least as many as are used */
-/* sum[k] += the blocks' k-th. */
+/* Add element k.. of every block's sums to sum[k..]. */
 static void add_blocks(real *sum, const real *part, int N, int k, int n, int d) {
     for (int b = 0, size = rows_of_block(N); b * size < N; b++) {
         const real *p = part + (size_t)b * (size_t)d;

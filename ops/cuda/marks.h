@@ -1,4 +1,4 @@
-/* marks.h: moments of the computing stream (marks.cu), for ops/marks.h. As cuda.h. */
+/* marks.h: moments of the computing stream (marks.cu), for BackendMarks (ops/backend.h). As cuda.h. */
 #pragma once
 #include "cuda.h"
 

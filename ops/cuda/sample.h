@@ -1,6 +1,6 @@
-/* sample.h: the kernel of ops/sample.h. p, id (n,V): scratch. */
+/* sample.h: the kernel of ops/sample.h; device_sample calls it. p, id (n,V): scratch. */
 #pragma once
-#include "../sample.h"
+#include "ops/sample.h"
 #include "cuda.h"
 
 #ifdef __cplusplus

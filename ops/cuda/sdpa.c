@@ -1,9 +1,9 @@
-/* sdpa.c: see sdpa.h. */
+/* sdpa.c: builds cuDNN graphs and plans of attention through its C interface, and runs them. */
 #include "sdpa.h"
-#include "../base.h"
+#include "ops/base.h"
 #include <float.h>
 
-/* Numbers by which tensors of a graph are known to the library. */
+/* The ids by which the library knows a graph's tensors. */
 enum { ID_Q = 1, ID_K, ID_V, ID_O, ID_LSE, ID_DOUT, ID_DQ, ID_DK, ID_DV, ID_FIRST, ID_DELTA, ID_SUM };
 enum { ID_SCALE = 20, ID_HIDDEN, ID_ONE, ID_WINDOW, ID_BETWEEN = 100 };
 enum { MOST_DESCS = 180, MOST_OPS = 40, MOST_CONFIGS = 8, ALIGNMENT = 16, PIECE = 256 };
@@ -13,9 +13,9 @@ struct Sdpa {
     void *handle;
     SdpaKind kind;
     SdpaShape s;
-    CudnnDesc desc[MOST_DESCS], graph, plan; /* all that was made for it, in this order; two of these */
+    CudnnDesc desc[MOST_DESCS], graph, plan; /* every descriptor made for it, in this order; two of these */
     int n;
-    size_t work, delta, sum; /* bytes: of cuDNN's own; of delta; of dq while it is summed */
+    size_t work, delta, sum; /* bytes: of cuDNN's own workspace; of delta; of dq while it is summed */
     bool unordered;
     int engine;
 };
@@ -26,8 +26,7 @@ const char *cudnn_version(const Cudnn *f, char out[24]) {
     return out;
 }
 
-/* ---- descriptors ----------------------------------------------------------------------------------------------------
- */
+/* ---- descriptors ------------------------------------------------------------------------------------------------- */
 typedef struct {
     const Cudnn *f;
     SdpaShape s;
@@ -38,7 +37,7 @@ typedef struct {
     bool ok;
     char *why;
 } Making;
-static bool fails(Making *m, int status, const char *what) {
+static bool sdpa_fails(Making *m, int status, const char *what) {
     if (status == CUDNN_OK || !m->ok) return !m->ok;
     char version[24], last[240] = "";
     m->f->GetLastErrorString(last, sizeof last);
@@ -49,93 +48,95 @@ static bool fails(Making *m, int status, const char *what) {
     m->ok = false;
     return true;
 }
-static CudnnDesc make(Making *m, CudnnDescKind kind) {
+static CudnnDesc sdpa_make(Making *m, CudnnDescKind kind) {
     CudnnDesc d = NULL;
     if (!m->ok) return NULL;
     CHECK(m->plan->n < MOST_DESCS, "%d descriptors", m->plan->n);
-    if (fails(m, m->f->BackendCreateDescriptor(kind, &d), "a descriptor")) return NULL;
+    if (sdpa_fails(m, m->f->BackendCreateDescriptor(kind, &d), "a descriptor")) return NULL;
     return m->plan->desc[m->plan->n++] = d;
 }
-static void set(Making *m, CudnnDesc d, CudnnAttribute a, CudnnAs as, int64_t n, const void *p) {
+static void sdpa_set(Making *m, CudnnDesc d, CudnnAttribute a, CudnnAs as, int64_t n, const void *p) {
     char what[40];
     snprintf(what, sizeof what, "attribute %d", a);
-    if (m->ok) fails(m, m->f->BackendSetAttribute(d, a, as, n, p), what);
+    if (m->ok) sdpa_fails(m, m->f->BackendSetAttribute(d, a, as, n, p), what);
 }
-static void set_desc(Making *m, CudnnDesc d, CudnnAttribute a, CudnnDesc x) { set(m, d, a, AS_DESC, 1, &x); }
-static void set_int(Making *m, CudnnDesc d, CudnnAttribute a, CudnnAs as, int x) { set(m, d, a, as, 1, &x); }
-static void set_int64(Making *m, CudnnDesc d, CudnnAttribute a, int64_t x) { set(m, d, a, AS_INT64, 1, &x); }
-static void finish(Making *m, CudnnDesc d, const char *what) {
-    if (m->ok) fails(m, m->f->BackendFinalize(d), what);
+static void set_desc(Making *m, CudnnDesc d, CudnnAttribute a, CudnnDesc x) { sdpa_set(m, d, a, AS_DESC, 1, &x); }
+static void set_int(Making *m, CudnnDesc d, CudnnAttribute a, CudnnAs as, int x) { sdpa_set(m, d, a, as, 1, &x); }
+static void set_int64(Making *m, CudnnDesc d, CudnnAttribute a, int64_t x) { sdpa_set(m, d, a, AS_INT64, 1, &x); }
+static void sdpa_finish(Making *m, CudnnDesc d, const char *what) {
+    if (m->ok) sdpa_fails(m, m->f->BackendFinalize(d), what);
 }
 
-/* ---- tensors --------------------------------------------------------------------------------------------------------
- */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 typedef struct {
     int64_t n[4], stride[4];
 } Form;
 /* (B,T,heads,D), seen as (B,heads,T,D). */
-static Form rows_of(const SdpaShape *s, int64_t heads, int64_t D) {
+static Form sdpa_rows_of(const SdpaShape *s, int64_t heads, int64_t D) {
     int64_t T = s->T;
     return (Form){{s->B, heads, T, D}, {T * heads * D, D, heads * D, 1}};
 }
-static Form turned(Form f) {
+static Form sdpa_turned(Form f) {
     return (Form){{f.n[0], f.n[1], f.n[3], f.n[2]}, {f.stride[0], f.stride[1], f.stride[3], f.stride[2]}};
 }
 /* Dense in this order. */
-static Form dense(int64_t a, int64_t b, int64_t c, int64_t d) { return (Form){{a, b, c, d}, {b * c * d, c * d, d, 1}}; }
+static Form sdpa_dense(int64_t a, int64_t b, int64_t c, int64_t d) {
+    return (Form){{a, b, c, d}, {b * c * d, c * d, d, 1}};
+}
 enum { VIRTUAL = 1, BY_VALUE = 2, TILED = 4 };
-static CudnnDesc tensor(Making *m, int64_t id, int type, Form f, int how) {
-    CudnnDesc d = make(m, DESC_TENSOR);
+static CudnnDesc sdpa_tensor(Making *m, int64_t id, int type, Form f, int how) {
+    CudnnDesc d = sdpa_make(m, DESC_TENSOR);
     bool yes = true;
     set_int(m, d, TENSOR_TYPE, AS_DATA_TYPE, type);
-    set(m, d, TENSOR_SIZES, AS_INT64, 4, f.n);
-    set(m, d, TENSOR_STRIDES, AS_INT64, 4, f.stride);
+    sdpa_set(m, d, TENSOR_SIZES, AS_INT64, 4, f.n);
+    sdpa_set(m, d, TENSOR_STRIDES, AS_INT64, 4, f.stride);
     set_int64(m, d, TENSOR_ID, id);
     set_int64(m, d, TENSOR_ALIGNMENT, id == ID_LSE || id == ID_FIRST ? 4 : ALIGNMENT);
-    if (how & VIRTUAL) set(m, d, TENSOR_VIRTUAL, AS_BOOL, 1, &yes);
-    if (how & BY_VALUE) set(m, d, TENSOR_BY_VALUE, AS_BOOL, 1, &yes);
+    if (how & VIRTUAL) sdpa_set(m, d, TENSOR_VIRTUAL, AS_BOOL, 1, &yes);
+    if (how & BY_VALUE) sdpa_set(m, d, TENSOR_BY_VALUE, AS_BOOL, 1, &yes);
     if (how & TILED) set_int(m, d, TENSOR_REORDERING, AS_REORDERING, REORDERING_F16X16);
-    finish(m, d, "a tensor");
+    sdpa_finish(m, d, "a tensor");
     return d;
 }
-static CudnnDesc between(Making *m, int type, Form f) { return tensor(m, m->between++, type, f, VIRTUAL); }
-static CudnnDesc number(Making *m, int64_t id, int type) { return tensor(m, id, type, dense(1, 1, 1, 1), BY_VALUE); }
-/* Scores, in f32 unless said; a number to each row. */
-static Form square(const SdpaShape *s) { return dense(s->B, s->heads, s->T, s->T); }
-static Form column(const SdpaShape *s) { return dense(s->B, s->heads, s->T, 1); }
+static CudnnDesc sdpa_between(Making *m, int type, Form f) { return sdpa_tensor(m, m->between++, type, f, VIRTUAL); }
+static CudnnDesc sdpa_number(Making *m, int64_t id, int type) {
+    return sdpa_tensor(m, id, type, sdpa_dense(1, 1, 1, 1), BY_VALUE);
+}
+/* The shape of scores (f32 unless said), and of one element per row. */
+static Form sdpa_square(const SdpaShape *s) { return sdpa_dense(s->B, s->heads, s->T, s->T); }
+static Form sdpa_column(const SdpaShape *s) { return sdpa_dense(s->B, s->heads, s->T, 1); }
 
-/* ---- operations -----------------------------------------------------------------------------------------------------
- */
+/* ---- operations -------------------------------------------------------------------------------------------------- */
 static void add_op(Making *m, CudnnDesc op, const char *what) {
-    finish(m, op, what);
+    sdpa_finish(m, op, what);
     CHECK(m->ops < MOST_OPS, "%d operations", m->ops);
     m->op[m->ops++] = op;
 }
 /* y = x, x op b, or (select) t ? x : b. */
-static CudnnDesc pointwise(Making *m, int mode, int type, CudnnDesc x, CudnnDesc b, CudnnDesc t, CudnnDesc y,
-                           int axis) {
-    CudnnDesc how = make(m, DESC_POINTWISE), op;
+static CudnnDesc sdpa_pointwise(Making *m, int mode, int type, CudnnDesc x, CudnnDesc b, CudnnDesc t, CudnnDesc y,
+                                int axis) {
+    CudnnDesc how = sdpa_make(m, DESC_POINTWISE), op;
     set_int(m, how, POINTWISE_MODE, AS_POINTWISE, mode);
     set_int(m, how, POINTWISE_TYPE, AS_DATA_TYPE, type);
     if (mode == DO_INDEX) set_int64(m, how, POINTWISE_AXIS, axis);
-    finish(m, how, "an operation by numbers");
-    op = make(m, DESC_DO_POINTWISE);
+    sdpa_finish(m, how, "a pointwise operation");
+    op = sdpa_make(m, DESC_DO_POINTWISE);
     set_desc(m, op, DO_POINTWISE_HOW, how);
     set_desc(m, op, DO_POINTWISE_X, x);
     if (b) set_desc(m, op, DO_POINTWISE_B, b);
     if (t) set_desc(m, op, DO_POINTWISE_T, t);
     set_desc(m, op, DO_POINTWISE_Y, y);
-    add_op(m, op, "an operation by numbers");
+    add_op(m, op, "a pointwise operation");
     return y;
 }
-static CudnnDesc each(Making *m, int mode, CudnnDesc x, CudnnDesc b, CudnnDesc y) {
-    return pointwise(m, mode, TYPE_F32, x, b, NULL, y, 0);
+static CudnnDesc sdpa_each(Making *m, int mode, CudnnDesc x, CudnnDesc b, CudnnDesc y) {
+    return sdpa_pointwise(m, mode, TYPE_F32, x, b, NULL, y, 0);
 }
-static CudnnDesc product(Making *m, CudnnDesc a, CudnnDesc b, CudnnDesc c) {
-    CudnnDesc how = make(m, DESC_MATMUL), op;
+static CudnnDesc sdpa_product(Making *m, CudnnDesc a, CudnnDesc b, CudnnDesc c) {
+    CudnnDesc how = sdpa_make(m, DESC_MATMUL), op;
     set_int(m, how, MATMUL_TYPE, AS_DATA_TYPE, TYPE_F32);
-    finish(m, how, "a product");
-    op = make(m, DESC_DO_MATMUL);
+    sdpa_finish(m, how, "a product");
+    op = sdpa_make(m, DESC_DO_MATMUL);
     set_desc(m, op, DO_MATMUL_HOW, how);
     set_desc(m, op, DO_MATMUL_A, a);
     set_desc(m, op, DO_MATMUL_B, b);
@@ -143,118 +144,118 @@ static CudnnDesc product(Making *m, CudnnDesc a, CudnnDesc b, CudnnDesc c) {
     add_op(m, op, "a product");
     return c;
 }
-static CudnnDesc reduce(Making *m, int kind, CudnnDesc x, CudnnDesc y) {
-    CudnnDesc how = make(m, DESC_REDUCTION), op;
+static CudnnDesc sdpa_reduce(Making *m, int kind, CudnnDesc x, CudnnDesc y) {
+    CudnnDesc how = sdpa_make(m, DESC_REDUCTION), op;
     set_int(m, how, REDUCTION_OP, AS_REDUCTION, kind);
     set_int(m, how, REDUCTION_TYPE, AS_DATA_TYPE, TYPE_F32);
-    finish(m, how, "a sum");
-    op = make(m, DESC_DO_REDUCTION);
+    sdpa_finish(m, how, "a sum");
+    op = sdpa_make(m, DESC_DO_REDUCTION);
     set_desc(m, op, DO_REDUCTION_HOW, how);
     set_desc(m, op, DO_REDUCTION_X, x);
     set_desc(m, op, DO_REDUCTION_Y, y);
     add_op(m, op, "a sum");
     return y;
 }
-static CudnnDesc reshape(Making *m, CudnnDesc x, CudnnDesc y) {
-    CudnnDesc op = make(m, DESC_DO_RESHAPE);
+static CudnnDesc sdpa_reshape(Making *m, CudnnDesc x, CudnnDesc y) {
+    CudnnDesc op = sdpa_make(m, DESC_DO_RESHAPE);
     set_desc(m, op, DO_RESHAPE_X, x);
     set_desc(m, op, DO_RESHAPE_Y, y);
     add_op(m, op, "another view");
     return y;
 }
 
-/* ---- the graphs -----------------------------------------------------------------------------------------------------
- */
-static CudnnDesc place(Making *m, CudnnDesc s, int axis) {
-    return pointwise(m, DO_INDEX, TYPE_I32, s, NULL, NULL, between(m, TYPE_I32, square(&m->s)), axis);
+/* ---- the graphs -------------------------------------------------------------------------------------------------- */
+static CudnnDesc sdpa_place(Making *m, CudnnDesc s, int axis) {
+    return sdpa_pointwise(m, DO_INDEX, TYPE_I32, s, NULL, NULL, sdpa_between(m, TYPE_I32, sdpa_square(&m->s)), axis);
 }
-static CudnnDesc keep(Making *m, CudnnDesc s, CudnnDesc hidden, int compare, CudnnDesc a, CudnnDesc b) {
-    CudnnDesc sees = pointwise(m, compare, TYPE_BOOL, a, b, NULL, between(m, TYPE_BOOL, square(&m->s)), 0);
-    return pointwise(m, DO_SELECT, TYPE_F32, s, hidden, sees, between(m, TYPE_F32, square(&m->s)), 0);
+static CudnnDesc sdpa_keep(Making *m, CudnnDesc s, CudnnDesc hidden, int compare, CudnnDesc a, CudnnDesc b) {
+    CudnnDesc sees =
+        sdpa_pointwise(m, compare, TYPE_BOOL, a, b, NULL, sdpa_between(m, TYPE_BOOL, sdpa_square(&m->s)), 0);
+    return sdpa_pointwise(m, DO_SELECT, TYPE_F32, s, hidden, sees, sdpa_between(m, TYPE_F32, sdpa_square(&m->s)), 0);
 }
-/* Every condition with places of its own: that is how the library's engines know a mask. */
-static CudnnDesc mask(Making *m, CudnnDesc s) {
-    CudnnDesc hidden = number(m, ID_HIDDEN, TYPE_F32);
-    CudnnDesc row = place(m, s, 2), col = place(m, s, 3);
-    s = keep(m, s, hidden, DO_NOT_LESS, row, col);
+/* Every condition has its own index tensors, because the library's engines recognise a mask by this pattern. */
+static CudnnDesc sdpa_mask(Making *m, CudnnDesc s) {
+    CudnnDesc hidden = sdpa_number(m, ID_HIDDEN, TYPE_F32);
+    CudnnDesc row = sdpa_place(m, s, 2), col = sdpa_place(m, s, 3);
+    s = sdpa_keep(m, s, hidden, DO_NOT_LESS, row, col);
     if (m->s.window) {
-        row = place(m, s, 2), col = place(m, s, 3);
-        CudnnDesc end = pointwise(m, DO_ADD, TYPE_I32, col, number(m, ID_WINDOW, TYPE_I32), NULL,
-                                  between(m, TYPE_I32, square(&m->s)), 0);
-        s = keep(m, s, hidden, DO_GREATER, end, row);
+        row = sdpa_place(m, s, 2), col = sdpa_place(m, s, 3);
+        CudnnDesc end = sdpa_pointwise(m, DO_ADD, TYPE_I32, col, sdpa_number(m, ID_WINDOW, TYPE_I32), NULL,
+                                       sdpa_between(m, TYPE_I32, sdpa_square(&m->s)), 0);
+        s = sdpa_keep(m, s, hidden, DO_GREATER, end, row);
     }
     if (m->s.documents) {
-        CudnnDesc first = tensor(m, ID_FIRST, TYPE_I32, dense(m->s.B, 1, m->s.T, 1), 0);
-        s = keep(m, s, hidden, DO_NOT_LESS, place(m, s, 3), first);
+        CudnnDesc first = sdpa_tensor(m, ID_FIRST, TYPE_I32, sdpa_dense(m->s.B, 1, m->s.T, 1), 0);
+        s = sdpa_keep(m, s, hidden, DO_NOT_LESS, sdpa_place(m, s, 3), first);
     }
     return s;
 }
 /* lse (B,T,heads) */
-static CudnnDesc lse_of(Making *m) { return tensor(m, ID_LSE, TYPE_F32, rows_of(&m->s, m->s.heads, 1), 0); }
+static CudnnDesc lse_of(Making *m) { return sdpa_tensor(m, ID_LSE, TYPE_F32, sdpa_rows_of(&m->s, m->s.heads, 1), 0); }
 static void forward_graph(Making *m) {
     const SdpaShape *s = &m->s;
-    CudnnDesc q = tensor(m, ID_Q, TYPE_BF16, rows_of(s, s->heads, s->Dk), 0),
-              k = tensor(m, ID_K, TYPE_BF16, turned(rows_of(s, s->lanes, s->Dk)), 0),
-              v = tensor(m, ID_V, TYPE_BF16, rows_of(s, s->lanes, s->Dv), 0),
-              o = tensor(m, ID_O, TYPE_BF16, rows_of(s, s->heads, s->Dv), 0), lse = lse_of(m);
-    CudnnDesc z = product(m, q, k, between(m, TYPE_F32, square(s)));
-    z = each(m, DO_MUL, z, number(m, ID_SCALE, TYPE_F32), between(m, TYPE_F32, square(s)));
-    z = mask(m, z);
-    CudnnDesc top = reduce(m, REDUCE_MAX, z, between(m, TYPE_F32, column(s)));
-    CudnnDesc less = each(m, DO_SUB, z, top, between(m, TYPE_F32, square(s)));
-    CudnnDesc e = each(m, DO_EXP, less, NULL, between(m, TYPE_F32, square(s)));
-    CudnnDesc sum = reduce(m, REDUCE_SUM, e, between(m, TYPE_F32, column(s)));
-    CudnnDesc log = each(m, DO_LOG, sum, NULL, between(m, TYPE_F32, column(s)));
-    each(m, DO_ADD, top, log, lse);
-    CudnnDesc p = each(m, DO_DIV, e, sum, between(m, TYPE_BF16, square(s)));
-    product(m, p, v, o);
+    CudnnDesc q = sdpa_tensor(m, ID_Q, TYPE_BF16, sdpa_rows_of(s, s->heads, s->Dk), 0),
+              k = sdpa_tensor(m, ID_K, TYPE_BF16, sdpa_turned(sdpa_rows_of(s, s->lanes, s->Dk)), 0),
+              v = sdpa_tensor(m, ID_V, TYPE_BF16, sdpa_rows_of(s, s->lanes, s->Dv), 0),
+              o = sdpa_tensor(m, ID_O, TYPE_BF16, sdpa_rows_of(s, s->heads, s->Dv), 0), lse = lse_of(m);
+    CudnnDesc z = sdpa_product(m, q, k, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    z = sdpa_each(m, DO_MUL, z, sdpa_number(m, ID_SCALE, TYPE_F32), sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    z = sdpa_mask(m, z);
+    CudnnDesc top = sdpa_reduce(m, REDUCE_MAX, z, sdpa_between(m, TYPE_F32, sdpa_column(s)));
+    CudnnDesc less = sdpa_each(m, DO_SUB, z, top, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    CudnnDesc e = sdpa_each(m, DO_EXP, less, NULL, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    CudnnDesc sum = sdpa_reduce(m, REDUCE_SUM, e, sdpa_between(m, TYPE_F32, sdpa_column(s)));
+    CudnnDesc log = sdpa_each(m, DO_LOG, sum, NULL, sdpa_between(m, TYPE_F32, sdpa_column(s)));
+    sdpa_each(m, DO_ADD, top, log, lse);
+    CudnnDesc p = sdpa_each(m, DO_DIV, e, sum, sdpa_between(m, TYPE_BF16, sdpa_square(s)));
+    sdpa_product(m, p, v, o);
 }
 /* y = x^T d, summed over the heads of a lane. */
 static void by_keys(Making *m, CudnnDesc x, CudnnDesc d, int D, CudnnDesc y) {
     const SdpaShape *s = &m->s;
-    CudnnDesc xt = reshape(m, x, between(m, TYPE_BF16, turned(square(s))));
+    CudnnDesc xt = sdpa_reshape(m, x, sdpa_between(m, TYPE_BF16, sdpa_turned(sdpa_square(s))));
     if (s->heads == s->lanes)
-        product(m, xt, d, y);
+        sdpa_product(m, xt, d, y);
     else
-        reduce(m, REDUCE_SUM, product(m, xt, d, between(m, TYPE_BF16, dense(s->B, s->heads, s->T, D))), y);
+        sdpa_reduce(m, REDUCE_SUM,
+                    sdpa_product(m, xt, d, sdpa_between(m, TYPE_BF16, sdpa_dense(s->B, s->heads, s->T, D))), y);
 }
 static void backward_graph(Making *m, bool unordered) {
     const SdpaShape *s = &m->s;
-    Form form_k = rows_of(s, s->lanes, s->Dk);
-    CudnnDesc q = tensor(m, ID_Q, TYPE_BF16, rows_of(s, s->heads, s->Dk), 0),
-              k = tensor(m, ID_K, TYPE_BF16, turned(form_k), 0),
-              v = tensor(m, ID_V, TYPE_BF16, turned(rows_of(s, s->lanes, s->Dv)), 0),
-              o = tensor(m, ID_O, TYPE_BF16, rows_of(s, s->heads, s->Dv), 0),
-              dout = tensor(m, ID_DOUT, TYPE_BF16, rows_of(s, s->heads, s->Dv), 0), lse = lse_of(m),
-              dq = tensor(m, ID_DQ, TYPE_BF16, rows_of(s, s->heads, s->Dk), 0),
-              dk = tensor(m, ID_DK, TYPE_BF16, form_k, 0),
-              dv = tensor(m, ID_DV, TYPE_BF16, rows_of(s, s->lanes, s->Dv), 0), scale = number(m, ID_SCALE, TYPE_F32),
-              one = number(m, ID_ONE, TYPE_F32);
-    CudnnDesc dots = each(m, DO_MUL, dout, o, between(m, TYPE_F32, rows_of(s, s->heads, s->Dv)));
-    CudnnDesc delta = each(m, DO_MUL, reduce(m, REDUCE_SUM, dots, between(m, TYPE_F32, column(s))), one,
-                           tensor(m, ID_DELTA, TYPE_F32, column(s), 0));
-    CudnnDesc z = product(m, q, k, between(m, TYPE_F32, square(s)));
-    z = each(m, DO_MUL, z, scale, between(m, TYPE_F32, square(s)));
-    z = each(m, DO_SUB, z, lse, between(m, TYPE_F32, square(s)));
-    z = mask(m, z);
-    CudnnDesc p = each(m, DO_EXP, z, NULL, between(m, TYPE_F32, square(s)));
+    Form form_k = sdpa_rows_of(s, s->lanes, s->Dk);
+    CudnnDesc q = sdpa_tensor(m, ID_Q, TYPE_BF16, sdpa_rows_of(s, s->heads, s->Dk), 0),
+              k = sdpa_tensor(m, ID_K, TYPE_BF16, sdpa_turned(form_k), 0),
+              v = sdpa_tensor(m, ID_V, TYPE_BF16, sdpa_turned(sdpa_rows_of(s, s->lanes, s->Dv)), 0),
+              o = sdpa_tensor(m, ID_O, TYPE_BF16, sdpa_rows_of(s, s->heads, s->Dv), 0),
+              dout = sdpa_tensor(m, ID_DOUT, TYPE_BF16, sdpa_rows_of(s, s->heads, s->Dv), 0), lse = lse_of(m),
+              dq = sdpa_tensor(m, ID_DQ, TYPE_BF16, sdpa_rows_of(s, s->heads, s->Dk), 0),
+              dk = sdpa_tensor(m, ID_DK, TYPE_BF16, form_k, 0),
+              dv = sdpa_tensor(m, ID_DV, TYPE_BF16, sdpa_rows_of(s, s->lanes, s->Dv), 0),
+              scale = sdpa_number(m, ID_SCALE, TYPE_F32), one = sdpa_number(m, ID_ONE, TYPE_F32);
+    CudnnDesc dots = sdpa_each(m, DO_MUL, dout, o, sdpa_between(m, TYPE_F32, sdpa_rows_of(s, s->heads, s->Dv)));
+    CudnnDesc delta = sdpa_each(m, DO_MUL, sdpa_reduce(m, REDUCE_SUM, dots, sdpa_between(m, TYPE_F32, sdpa_column(s))),
+                                one, sdpa_tensor(m, ID_DELTA, TYPE_F32, sdpa_column(s), 0));
+    CudnnDesc z = sdpa_product(m, q, k, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    z = sdpa_each(m, DO_MUL, z, scale, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    z = sdpa_each(m, DO_SUB, z, lse, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    z = sdpa_mask(m, z);
+    CudnnDesc p = sdpa_each(m, DO_EXP, z, NULL, sdpa_between(m, TYPE_F32, sdpa_square(s)));
     by_keys(m, p, dout, s->Dv, dv);
-    CudnnDesc ds = product(m, dout, v, between(m, TYPE_F32, square(s)));
-    ds = each(m, DO_SUB, ds, delta, between(m, TYPE_F32, square(s)));
-    ds = each(m, DO_MUL, ds, p, between(m, TYPE_F32, square(s)));
-    ds = each(m, DO_MUL, ds, scale, between(m, TYPE_F32, square(s)));
+    CudnnDesc ds = sdpa_product(m, dout, v, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    ds = sdpa_each(m, DO_SUB, ds, delta, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    ds = sdpa_each(m, DO_MUL, ds, p, sdpa_between(m, TYPE_F32, sdpa_square(s)));
+    ds = sdpa_each(m, DO_MUL, ds, scale, sdpa_between(m, TYPE_F32, sdpa_square(s)));
     by_keys(m, ds, q, s->Dk, dk);
-    CudnnDesc rows = reshape(m, k, between(m, TYPE_BF16, form_k));
+    CudnnDesc rows = sdpa_reshape(m, k, sdpa_between(m, TYPE_BF16, form_k));
     if (unordered) {
-        CudnnDesc sum = tensor(m, ID_SUM, TYPE_F32, dense(s->B, s->heads, s->T, s->Dk), TILED);
-        each(m, DO_IDENTITY, product(m, ds, rows, sum), NULL, dq);
+        CudnnDesc sum = sdpa_tensor(m, ID_SUM, TYPE_F32, sdpa_dense(s->B, s->heads, s->T, s->Dk), TILED);
+        sdpa_each(m, DO_IDENTITY, sdpa_product(m, ds, rows, sum), NULL, dq);
     } else
-        product(m, ds, rows, dq);
+        sdpa_product(m, ds, rows, dq);
 }
 
-/* ---- plans ----------------------------------------------------------------------------------------------------------
- */
-/* What the engine of a configuration says of itself. */
+/* ---- plans ------------------------------------------------------------------------------------------------------- */
+/* Read the engine's own notes about a configuration. */
 static void ask_engine(Sdpa *p, CudnnDesc config) {
     CudnnDesc engine = NULL;
     int64_t n = 0, index = -1;
@@ -268,43 +269,43 @@ static void ask_engine(Sdpa *p, CudnnDesc config) {
     }
     p->f->BackendDestroyDescriptor(engine);
 }
-/* The first of a heuristic's configurations for which there is a plan. */
+/* Build the plan of the first of a heuristic's configurations that has one. */
 static bool plan_by(Sdpa *p, Making *m, const SdpaTarget *t, int mode) {
-    CudnnDesc h = make(m, DESC_HEURISTIC), config[MOST_CONFIGS];
+    CudnnDesc h = sdpa_make(m, DESC_HEURISTIC), config[MOST_CONFIGS];
     set_desc(m, h, HEURISTIC_GRAPH, p->graph);
     set_int(m, h, HEURISTIC_MODE, AS_HEURISTIC, mode);
     if (t->device) set_desc(m, h, HEURISTIC_DEVICE, t->device);
-    finish(m, h, "choosing an engine");
-    for (int i = 0; i < MOST_CONFIGS; i++) config[i] = make(m, DESC_CONFIG);
+    sdpa_finish(m, h, "choosing an engine");
+    for (int i = 0; i < MOST_CONFIGS; i++) config[i] = sdpa_make(m, DESC_CONFIG);
     int64_t n = 0, one;
     if (m->ok)
-        fails(m, m->f->BackendGetAttribute(h, HEURISTIC_RESULTS, AS_DESC, MOST_CONFIGS, &n, config),
-              "choosing an engine");
-    if (m->ok && n == 0) fails(m, CUDNN_NOT_SUPPORTED, "no engine takes this graph");
+        sdpa_fails(m, m->f->BackendGetAttribute(h, HEURISTIC_RESULTS, AS_DESC, MOST_CONFIGS, &n, config),
+                   "choosing an engine");
+    if (m->ok && n == 0) sdpa_fails(m, CUDNN_NOT_SUPPORTED, "no engine supports this graph");
     for (int64_t i = 0; i < n && i < MOST_CONFIGS && !p->plan; i++) {
         m->ok = true;
-        CudnnDesc plan = make(m, DESC_PLAN);
+        CudnnDesc plan = sdpa_make(m, DESC_PLAN);
         if (t->device)
             set_desc(m, plan, PLAN_DEVICE, t->device);
         else
-            set(m, plan, PLAN_HANDLE, AS_HANDLE, 1, &t->handle);
+            sdpa_set(m, plan, PLAN_HANDLE, AS_HANDLE, 1, &t->handle);
         set_desc(m, plan, PLAN_CONFIG, config[i]);
-        finish(m, plan, "building a plan");
+        sdpa_finish(m, plan, "building a plan");
         int64_t bytes = 0;
         if (m->ok)
-            fails(m, m->f->BackendGetAttribute(plan, PLAN_WORKSPACE, AS_INT64, 1, &one, &bytes), "its workspace");
+            sdpa_fails(m, m->f->BackendGetAttribute(plan, PLAN_WORKSPACE, AS_INT64, 1, &one, &bytes), "its workspace");
         if (!m->ok) continue;
         p->plan = plan, p->work = (size_t)bytes;
         ask_engine(p, config[i]);
     }
     return p->plan;
 }
-static size_t pieces(size_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
+static size_t sdpa_pieces(size_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
 Sdpa *sdpa_open(const SdpaTarget *t, SdpaKind kind, SdpaShape s, char why[300]) {
     CHECK(s.B > 0 && s.T > 0 && s.lanes > 0 && s.heads % s.lanes == 0 && s.Dk > 0 && s.Dv > 0 && s.window >= 0,
           "%d sequences of %d rows, %d heads on %d lanes", s.B, s.T, s.heads, s.lanes);
     if (s.Dk % 8 || s.Dv % 8) {
-        snprintf(why, 300, "heads of %d and %d numbers: rows in bf16 that do not begin at 16 bytes", s.Dk, s.Dv);
+        snprintf(why, 300, "head widths %d and %d: bf16 rows that do not begin at 16 bytes", s.Dk, s.Dv);
         return NULL;
     }
     Sdpa *p = xcalloc(1, sizeof *p);
@@ -315,17 +316,17 @@ Sdpa *sdpa_open(const SdpaTarget *t, SdpaKind kind, SdpaShape s, char why[300]) 
         forward_graph(&m);
     else {
         p->unordered = kind == SDPA_BACKWARD_UNORDERED;
-        p->delta = pieces(rows * sizeof(float));
-        if (p->unordered) p->sum = pieces(rows * (size_t)s.Dk * sizeof(float));
+        p->delta = sdpa_pieces(rows * sizeof(float));
+        if (p->unordered) p->sum = sdpa_pieces(rows * (size_t)s.Dk * sizeof(float));
         backward_graph(&m, p->unordered);
     }
-    p->graph = make(&m, DESC_GRAPH);
-    set(&m, p->graph, GRAPH_OPS, AS_DESC, m.ops, m.op);
-    if (!t->device) set(&m, p->graph, GRAPH_HANDLE, AS_HANDLE, 1, &t->handle);
-    finish(&m, p->graph, "the graph");
+    p->graph = sdpa_make(&m, DESC_GRAPH);
+    sdpa_set(&m, p->graph, GRAPH_OPS, AS_DESC, m.ops, m.op);
+    if (!t->device) sdpa_set(&m, p->graph, GRAPH_HANDLE, AS_HANDLE, 1, &t->handle);
+    sdpa_finish(&m, p->graph, "the graph");
     if (m.ok && !plan_by(p, &m, t, HEURISTIC_A)) {
         char other[300];
-        m.ok = true, m.why = other; /* what the better engines said is what is reported */
+        m.ok = true, m.why = other; /* the message of the better engines is reported */
         plan_by(p, &m, t, HEURISTIC_FALLBACK);
     }
     if (p->plan) return p;
@@ -339,20 +340,19 @@ void sdpa_close(Sdpa *p) {
 }
 SdpaShape sdpa_shape(const Sdpa *p) { return p->s; }
 SdpaKind sdpa_kind(const Sdpa *p) { return p->kind; }
-size_t sdpa_bytes(const Sdpa *p) { return pieces(p->work) + p->delta + p->sum; }
+size_t sdpa_bytes(const Sdpa *p) { return sdpa_pieces(p->work) + p->delta + p->sum; }
 size_t sdpa_zero(const Sdpa *p, size_t *at) {
-    *at = pieces(p->work) + p->delta;
+    *at = sdpa_pieces(p->work) + p->delta;
     return p->sum;
 }
 bool sdpa_unordered(const Sdpa *p) { return p->unordered; }
 int sdpa_engine(const Sdpa *p) { return p->engine; }
 
-/* ---- running --------------------------------------------------------------------------------------------------------
- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 bool sdpa_run(const Sdpa *p, const SdpaTensors *t, float scale, void *workspace, char why[300]) {
-    float hidden = -FLT_MAX, one = 1; /* finite: a tile of hidden scores alone has a greatest */
+    float hidden = -FLT_MAX, one = 1; /* finite: a tile with only hidden scores must have a maximum */
     int32_t window = p->s.window;
-    char *delta = (char *)workspace + pieces(p->work);
+    char *delta = (char *)workspace + sdpa_pieces(p->work);
     bool back = p->kind != SDPA_FORWARD;
     const struct {
         int64_t id;
@@ -390,7 +390,7 @@ bool sdpa_run(const Sdpa *p, const SdpaTensors *t, float scale, void *workspace,
     if (!s) s = f->BackendFinalize(pack);
     if (!s) what = "running a plan", s = f->BackendExecute(p->handle, p->plan, pack);
     Making m = {.f = f, .ok = true, .why = why};
-    fails(&m, s, what);
+    sdpa_fails(&m, s, what);
     if (pack) f->BackendDestroyDescriptor(pack);
     return m.ok;
 }

@@ -2,10 +2,10 @@
  * plan forward and backward for each shape of a training pass, for the device that the file describes; and for each
  * that the suites draw, which on a device expect that it is served. Prints the workspaces, and fails where one is
  * beyond its bound, or where what is refused is not what REFUSED says. */
-#include "../../model/model.h"
-#include "../../ops/cuda/sdpa.h"
-#include "../../ops/device.h"
-#include "../../ops/file.h"
+#include "model/workspace.h"
+#include "ops/cuda/sdpa.h"
+#include "ops/device.h"
+#include "ops/file.h"
 #include "shapes.h"
 
 enum { SHAPES = 64, LINE = 600 };
@@ -34,19 +34,19 @@ static void remember(Seen x) {
     size_t used = strlen(to);
     if (!strstr(to, all.config)) snprintf(to + used, sizeof all.seen[i].configs - used, " %s", all.config);
 }
-static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, Look look, bool merge) {
+static void attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, AttnSpec spec, bool merge) {
     int B = r->batch->B, T = r->batch->N / B;
     if (r->mode & RUN_TRAIN)
         remember((Seen){.s = {.B = B,
                               .T = T,
-                              .heads = look.heads,
+                              .heads = spec.heads,
                               .lanes = kv->s.lanes,
                               .Dk = kv->s.kdim,
                               .Dv = kv->s.vdim,
-                              .window = look.window},
-                        .sinks = look.sinks,
-                        .biased = kv->s.retire});
-    all.real->attend(r, o, lse, q, kv, look, merge);
+                              .window = spec.window},
+                        .sinks = spec.sinks,
+                        .biased = kv->s.evicts});
+    all.real->attend(r, o, lse, q, kv, spec, merge);
 }
 /* Every stage of a run: its length of samples may be its own. */
 static bool see_config(Device *d, const char *path) {
@@ -63,15 +63,17 @@ static bool see_config(Device *d, const char *path) {
         Stage s = config_stage(&c, k);
         ModelCfg model = s.cfg->model;
         Model m;
+        Workspace work;
         if (!model.vocab) model.vocab = 256; /* the file's own: no matter here */
         ModelOpts o = {.train = true,
                        .dry = true,
                        .max_rows = s.cfg->train.micro_batch * s.cfg->data.seq_len,
                        .max_samples = s.cfg->train.micro_batch};
-        if (!model_open(&m, d, &model, o, &e)) {
+        if (!model_open(&m, d, &model, o, &e) || !workspace_open(&work, &m, &e)) {
             fprintf(stderr, "cudnn-check: %s: %s\n", path, e.msg);
             return false;
         }
+        workspace_close(&work);
         model_close(&m);
     }
     config_free(&c);
@@ -176,7 +178,7 @@ int main(int argc, char **argv) {
         char last[300] = "";
         f->GetLastErrorString(last, sizeof last);
         printf("not ok: %s: %s (%s)\n", argv[1], f->GetErrorString(s), last);
-        return EXIT_WORLD;
+        return EXIT_RUNTIME;
     }
     for (int i = 0; i < all.n; i++) {
         char name[200], line[LINE];
@@ -201,5 +203,5 @@ int main(int argc, char **argv) {
     file_unmap(&json);
     device_close(d);
     printf("%d plans, %d refusals as listed, %d failures\n", c.plans, c.refusals, c.failures);
-    return c.failures || !c.plans ? EXIT_WORLD : 0;
+    return c.failures || !c.plans ? EXIT_RUNTIME : 0;
 }

@@ -1,8 +1,8 @@
 /* shapes.h: shapes of attention that test_cuda_bf16.c draws for cuDNN, and that plans.c asks for plans without a
  * device. */
 #pragma once
-#include "../../ops/base.h"
-#include "../../ops/cuda/sdpa.h"
+#include "ops/base.h"
+#include "ops/cuda/sdpa.h"
 
 /* B sequences of T rows; `documents`: some begin inside of them. Uses the first three words of the draw's stream. */
 enum { EVEN_WORDS = 3 };

@@ -1,17 +1,19 @@
 /* driver.c: faults, one at a time, over the commands below, and kills at random moments.
  *
- *   driver PROGRAM INJECT.SO WORK [--share I/K] [--sample N] [--kills N] [--seed S] [--only COMMAND] [--kind KIND] [--slow X]
+ *   driver PROGRAM INJECT.SO WORK [--share I/K] [--sample N] [--kills N] [--seed S] [--only COMMAND] [--kind KIND]
+ * [--slow X]
  *
- * WORK/in holds what run.sh has made. Each command is run undisturbed first, twice, which must end alike; that counts its
- * calls of each kind. A case fails one of them (or it and all after it), in the command's own process or in one that it
- * starts. Of every case is asked:
+ * WORK/in holds what run.sh has made. Each command is run undisturbed first, twice, which must end alike; that counts
+ * its calls of each kind. A case fails one of them (or it and all after it), in the command's own process or in one
+ * that it starts. Of every case is asked:
  *   status 1 with one line that begins with "kvsmith: ", or 0 and what the undisturbed run left; never 2, which blames
  *   the user; never a signal; an end within the deadline;
- *   the same command again (train: with --resume auto) ends with what the undisturbed run left, and no temporary name stays.
- * The full set is every call of every kind; memory, of which there are ten times as many calls as of all others, every
- * MEMORY_EACH-th. A share I/K is every K-th case from I on; a sample spreads N over commands, processes and kinds. */
-#include "tests/faults/fault.h"
-#include "tests/faults/tree.h"
+ *   the same command again (train: with --resume auto) ends with what the undisturbed run left, and no temporary name
+ * stays. The full set is every call of every kind; memory, of which there are ten times as many calls as of all
+ * others, every MEMORY_EACH-th. A share I/K is every K-th case from I on; a sample spreads N over commands,
+ * processes and kinds. */
+#include "fault.h"
+#include "tree.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -144,7 +146,8 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* ---- a program that waits at main ----------------------------------------------------------------------------------- */
+/* ---- a program that waits at main
+ * ----------------------------------------------------------------------------------- */
 
 typedef struct {
     int pid, to, from;
@@ -228,7 +231,8 @@ static End serve(Server *s, FaultSpec spec, double kill_at, int whom) {
     return end;
 }
 
-/* ---- what is counted ------------------------------------------------------------------------------------------------ */
+/* ---- what is counted
+ * ------------------------------------------------------------------------------------------------ */
 
 typedef enum { CASES, LOST, SILENT, SIGNALS, HANGS, BLAMED, LINES, LEFT, FIGURES } Figure;
 static const char *const figures[FIGURES] = {"cases", "lost", "silent", "signals", "hangs", "blamed", "lines", "left"};
@@ -333,7 +337,8 @@ static void judge(int ci, int k, int error, const char *what, End end, Server *a
     free(err), free(out);
 }
 
-/* ---- cases ---------------------------------------------------------------------------------------------------------- */
+/* ---- cases
+ * ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     int command, who, kind, count; /* calls */
@@ -422,7 +427,8 @@ static void kills(int ci, int n, uint64_t seed, Server *run, Server *again) {
 
 /* Cases of a group that are done: all that are of the share, or `want` of them by chance. */
 static int64_t number;
-/* Of a group in a sample: a comparison, whose run takes a second, is failed once a kind, and only in its own process. */
+/* Of a group in a sample: a comparison, whose run takes a second, is failed once a kind, and only in its own
+ * process. */
 static int wanted(const Group *g, int quota) {
     const int all = g->count * g->modes;
     if (commands[g->command].each) return g->who == 0;

@@ -1,13 +1,14 @@
-/* inject.c: a library to preload that fails one call of the program, chosen by kind and number, and answers for the world
- * else. tests/faults/driver.c starts a program under it once for each command; the program stops at main and makes a
- * copy of itself (fork) for every case, which saves its start.
+/* inject.c: a library to preload that fails one call of the program, chosen by kind and number, and answers for the
+ * world else. tests/faults/driver.c starts a program under it once for each command; the program stops at main and
+ * makes a copy of itself (fork) for every case, which saves its start.
  *
  * Rules, each with its reason:
  *   before main     nothing is counted: the loader and constructors of libraries are not the program's
- *   libgomp, libdnnl, libstdc++, the loader: calls from their code are not counted; what they do about a failure is theirs
- *   fsync           never reaches the disk: that the order of calls is right is what kill -9 shows, and cases stay quick
- * Environment: FAULT_SERVER=1 (the two descriptors of fault.h are open), or for programs that a command starts again
- * FAULT_SPEC="who kind n error sticky", of which the process `who` is meant. */
+ *   libgomp, libdnnl, libstdc++, the loader: calls from their code are not counted; what they do about a failure is
+ * theirs
+ *   fsync           never reaches the disk: that the order of calls is right is what kill -9 shows, and cases stay
+ * quick Environment: FAULT_SERVER=1 (the two descriptors of fault.h are open), or for programs that a command starts
+ * again FAULT_SPEC="who kind n error sticky", of which the process `who` is meant. */
 #include "fault.h"
 #include <dirent.h>
 #include <dlfcn.h>
@@ -58,7 +59,8 @@ static int fails(int kind, const void *caller) {
 }
 #define FAILS(kind) fails(kind, __builtin_return_address(0))
 
-/* ---- memory --------------------------------------------------------------------------------------------------------- */
+/* ---- memory
+ * --------------------------------------------------------------------------------------------------------- */
 
 void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
     *__libc_memalign(size_t, size_t);
@@ -76,7 +78,8 @@ void *mmap(void *at, size_t n, int prot, int flags, int fd, off_t off) {
     return FAILS(FAULT_MMAP) ? MAP_FAILED : next_(at, n, prot, flags, fd, off);
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------------------- */
+/* ---- files
+ * ---------------------------------------------------------------------------------------------------------- */
 
 #define MODE                                                              \
     va_list ap;                                                           \
@@ -255,7 +258,8 @@ int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), vo
     return FAILS(FAULT_FORK) ? spec.error : next_(t, a, f, x);
 }
 
-/* ---- main ----------------------------------------------------------------------------------------------------------- */
+/* ---- main
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static int see_library(struct dl_phdr_info *l, size_t size, void *ctx) {
     static const char *const names[] = {"libgomp", "libdnnl", "libstdc++", "ld-linux", "libpthread"};
@@ -284,7 +288,8 @@ static void tell_counts(void) {
     close(fd);
 }
 
-/* The number of this process among those that a command has started, 1 for the first. Ranks are told apart by theirs. */
+/* The number of this process among those that a command has started, 1 for the first. Ranks are told apart by
+ * theirs. */
 static int ordinal(void) {
     const char *rank = getenv("KVSMITH_RANK");
     if (rank) return 1 + atoi(rank);

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Faults over the commands of tests/faults/driver.c: tests/faults/run.sh BUILD [I/K | sample]. All cases, share I of K, or
-# the sample that tests/test_faults.sh runs. JOBS=n (default: processors) works on as many shares at once; ONLY=command and
+# the sample that tests/cli/test_faults.sh runs. JOBS=n (default: processors) works on as many shares at once; ONLY=command and
 # KIND=kind restrict it. SIGTERM to the drivers prints what was done.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,8 +1,9 @@
 /* chat.c: any bytes as a file of conversations, by some template, with bytes and with merges. What is accepted has ids
- * of the tokenizer, the first of them not learned, and can be packed. */
+ * of the tokenizer, the first of them not learned, and can be packed.
+ * Sources: data/chat.[ch] data/sft.[ch] data/jsonl.[ch] data/pack.[ch] */
 #include "fuzz.h"
-#include "../../data/sft.h"
-#include "../../data/jsonl.h"
+#include "data/sft.h"
+#include "data/jsonl.h"
 
 static void chat_file(const Tokenizer *t, int template, bool all, const uint8_t *p, size_t n) {
     Chat c;

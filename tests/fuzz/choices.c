@@ -1,7 +1,8 @@
 /* choices.c: any bytes as the items of eval choices, with bytes and with merges. What is accepted has a context and a
- * continuation of the tokenizer's ids that a window holds. */
+ * continuation of the tokenizer's ids that a window holds.
+ * Sources: infer/eval/choice_set.[ch] data/jsonl.[ch] */
 #include "fuzz.h"
-#include "../../infer/choice_set.h"
+#include "infer/eval/choice_set.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     static Tokenizer merges;

@@ -1,7 +1,7 @@
 /* events.c: any bytes as a TensorBoard file that a run goes on with, and as an Event in a record whose sums are right.
- */
+ * Sources: train/report/events.[ch] */
 #include "fuzz.h"
-#include "../../train/events.h"
+#include "train/report/events.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     enum { ROOM = 1 << 17 };

@@ -1,7 +1,7 @@
-/* fuzz.h: what the fuzz targets share. Each target is LLVMFuzzerTestOneInput of libFuzzer; tests/test_fuzz.c runs the
- * same entries on seeded mutations, without clang. A target aborts when a promise is broken. */
+/* fuzz.h: what the fuzz targets share. Each target is LLVMFuzzerTestOneInput of libFuzzer; tests/cli/test_fuzz.c runs
+ * the same entries on seeded mutations, without clang. A target aborts when a promise is broken. */
 #pragma once
-#include "../../ops/base.h"
+#include "ops/base.h"
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

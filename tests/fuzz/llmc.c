@@ -1,6 +1,7 @@
-/* llmc.c: any bytes as llm.c's file of tokens. What is accepted can be read to its end. */
+/* llmc.c: any bytes as llm.c's file of tokens. What is accepted can be read to its end.
+ * Sources: data/indexed.[ch] */
 #include "fuzz.h"
-#include "../../data/indexed.h"
+#include "data/indexed.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     Err e = {0};

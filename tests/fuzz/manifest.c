@@ -1,7 +1,8 @@
 /* manifest.c: any bytes as trainer/manifest.json. What is accepted names files of the checkpoint alone, and is what is
- * written of it. */
+ * written of it.
+ * Sources: train/save/shards.[ch] ops/file.[ch] */
 #include "fuzz.h"
-#include "../../train/shards.h"
+#include "train/save/shards.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     static int fd = -1;

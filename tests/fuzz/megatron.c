@@ -1,7 +1,8 @@
 /* megatron.c: any bytes as the index of a Megatron set; the .bin has as many bytes as the last two tell. What is
- * accepted tells documents in order, within the ids. */
+ * accepted tells documents in order, within the ids.
+ * Sources: data/indexed.[ch] */
 #include "fuzz.h"
-#include "../../data/indexed.h"
+#include "data/indexed.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     Err e = {0};

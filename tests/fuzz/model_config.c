@@ -1,6 +1,7 @@
-/* model_config.c: any bytes as the config.json of a model. What is accepted keeps its meaning when written again. */
+/* model_config.c: any bytes as the config.json of a model. What is accepted keeps its meaning when written again.
+ * Sources: model/files/hf*.[ch] model/config/config*.[ch] model/config/schema.[ch] ops/file.[ch] */
 #include "fuzz.h"
-#include "../../model/hf_file.h"
+#include "model/files/hf_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     static int fd = -1;
@@ -21,9 +22,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
         char *second = model_cfg_json(&again);
         CHECK(!strcmp(text, second), "%s became %s", text, second);
         for (int i = 0; hf_types[i]; i++) {
-            if (!hf_types[i]->is(&c, NULL)) continue;
+            if (!hf_type_holds(hf_types[i], &c, NULL)) continue;
             json_t *j = json_object();
-            hf_types[i]->json(j, &c);
+            hf_type_json(hf_types[i], j, &c);
             json_decref(j);
         }
         free(text);

@@ -1,6 +1,7 @@
-/* moments.c: any bytes as one rank's file of moments. What makes up a tensor is read whole, and by halves the same. */
+/* moments.c: any bytes as one rank's file of moments. What makes up a tensor is read whole, and by halves the same.
+ * Sources: train/save/shards.[ch] model/files/safetensors.[ch] model/files/safetensors_file.h */
 #include "fuzz.h"
-#include "../../train/shards.h"
+#include "train/save/shards.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     static int fd = -1;

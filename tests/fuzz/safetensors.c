@@ -1,6 +1,7 @@
-/* safetensors.c: any bytes as a safetensors file. What is accepted lies inside the file, covers it, and can be read. */
+/* safetensors.c: any bytes as a safetensors file. What is accepted lies inside the file, covers it, and can be read.
+ * Sources: model/files/safetensors.[ch] model/files/safetensors_file.h */
 #include "fuzz.h"
-#include "../../model/safetensors.h"
+#include "model/files/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     static int fd = -1;

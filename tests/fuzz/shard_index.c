@@ -1,7 +1,8 @@
 /* shard_index.c: any bytes as model.safetensors.index.json. No file outside the directory may be opened; there is none
- * inside, so every index that names a shard is refused. */
+ * inside, so every index that names a shard is refused.
+ * Sources: model/files/safetensors.[ch] ops/file.[ch] */
 #include "fuzz.h"
-#include "../../model/safetensors.h"
+#include "model/files/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     static int fd = -1;

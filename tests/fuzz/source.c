@@ -1,8 +1,9 @@
 /* source.c: any bytes as one text, gzip, zstd, JSONL: what is accepted comes through the reader and the tokenizer's
- * pool; what is not is one line. */
+ * pool; what is not is one line.
+ * Sources: data/source.[ch] data/pool.[ch] data/text_check.[ch] ops/file.[ch] */
 #include "fuzz.h"
-#include "../../data/pool.h"
-#include "../../data/source.h"
+#include "data/pool.h"
+#include "data/source.h"
 
 typedef struct {
     size_t bytes;

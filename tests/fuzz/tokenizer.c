@@ -1,6 +1,7 @@
-/* tokenizer.c: any bytes as a tokenizer.json. What is accepted encodes every byte and gives it back. */
+/* tokenizer.c: any bytes as a tokenizer.json. What is accepted encodes every byte and gives it back.
+ * Sources: data/tokenizer*.[ch] data/tok_model.h data/bpe.[ch] data/pretoken.[ch] ops/file.[ch] */
 #include "fuzz.h"
-#include "../../data/tokenizer.h"
+#include "data/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     Tokenizer t;

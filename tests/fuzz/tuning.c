@@ -1,5 +1,6 @@
-/* tuning.c: a file of measured choices, and what is read is written as it was meant. */
-#include "../../ops/tuning.h"
+/* tuning.c: a file of measured choices, and what is read is written as it was meant.
+ * Sources: ops/tuning.[ch] */
+#include "ops/tuning.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {

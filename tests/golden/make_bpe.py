@@ -3,7 +3,7 @@
 the library gives to 10,000 strings. Needs tokenizers, and a Python whose unicodedata is version 14 (3.11).
 Usage: make_bpe.py [OUT]   (default: bpe/ beside this script)
 
-The strings are not stored: `draw` below is repeated in tests/test_bpe.c. Character classes are weighted so that patterns'
+The strings are not stored: `draw` below is repeated in tests/data/test_bpe.c. Character classes are weighted so that patterns'
 branches, added tokens and composition all come up. Left out are the marks that the library, whose normalisation tables are
 older than Unicode 14, orders in another way than the standard (their number is in versions.json). NAME.hash holds for every string the low 16 bits of FNV-1a over its ids,
 then the same for the text, little-endian. assigned.txt holds the ranges of code points that Unicode 14 assigns.

@@ -1,5 +1,5 @@
 """Writes tests/golden/events.tfevents: four events by tensorboard's own messages and record writer, read back by its own
-reader. tests/test_events.c writes the same records and compares the bytes. tensorboard 2.21.0, protobuf as it asks for."""
+reader. tests/train/test_events.c writes the same records and compares the bytes. tensorboard 2.21.0, protobuf as it asks for."""
 import pathlib
 import sys
 

@@ -51,40 +51,73 @@ cases = {
 
 def randomise(model, seed):
     g = torch.Generator().manual_seed(seed)
+    centred = model.config.model_type.startswith(("qwen3_next", "qwen3_5"))  # norms of 1 + weight, but for the state's
     for name, p in sorted(model.named_parameters()):
         if "norm" in name or ".ln_" in name:
-            p.data = 0.3 * torch.randn(p.shape, generator=g) + (0 if name.endswith("bias") else 1)
+            p.data = 0.3 * torch.randn(p.shape, generator=g) + (0 if name.endswith("bias") or (centred and "linear_attn" not in name) else 1)
         elif name.endswith("bias"):
             p.data = 0.5 * torch.randn(p.shape, generator=g)
         else:
             p.data = 0.4 * torch.randn(p.shape, generator=g)
+    for name, p in sorted(model.named_buffers()):
+        if name.endswith("correction_bias"):
+            p.copy_(0.3 * torch.randn(p.shape, generator=g))
     model.tie_weights()
 
 
-def main():
+class Doubles:
+    """While it lasts, modelling code that asks for float32 gets float64, so that a model in float64 stays in it."""
+    names = ("float32", "float")
+
+    def __enter__(self):
+        self.was = {name: getattr(torch, name) for name in self.names}
+        self.cast = torch.Tensor.float
+        for name in self.names:
+            setattr(torch, name, torch.float64)
+        torch.Tensor.float = torch.Tensor.double
+
+    def __exit__(self, *_):
+        for name, value in self.was.items():
+            setattr(torch, name, value)
+        torch.Tensor.float = self.cast
+
+
+def in_double(kind, settings, weights, ids):
+    with Doubles():
+        model = AutoModelForCausalLM.from_config(kind(**settings), dtype=torch.float64, experts_implementation="eager").eval()
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            return model(input_ids=ids).logits
+
+
+def main(cases=cases, report_name="versions.json", doubles=False, first=0, **how):
     out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "families"
     torch.set_num_threads(1)
     report = {}
-    for seed, (name, (kind, settings, without)) in enumerate(cases.items()):
+    for seed, (name, (kind, settings, without)) in enumerate(cases.items(), first):
         where = out / name
         shutil.rmtree(where, ignore_errors=True)
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(kind(**settings), dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(kind(**settings), dtype=torch.float32, **how).eval()
         randomise(model, seed)
         model.save_pretrained(where)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **how).eval()
         ids = torch.randint(0, model.config.vocab_size, (BATCH, TOKENS), generator=torch.Generator().manual_seed(100 + seed))
-        bare = AutoModelForCausalLM.from_config(kind(**{**settings, **without}), dtype=torch.float32).eval()
+        bare = AutoModelForCausalLM.from_config(kind(**{**settings, **without}), dtype=torch.float32, **how).eval()
         bare.load_state_dict(model.state_dict())
         with torch.no_grad():
             logits = model(input_ids=ids).logits.float()
             effect = (bare(input_ids=ids).logits - logits).abs().max().item()
-        safetensors.torch.save_file({"input_ids": ids, "logits": logits.contiguous()}, where / "golden.safetensors")
+        golden = {"input_ids": ids, "logits": logits.contiguous()}
+        if doubles:
+            golden["logits64"] = in_double(kind, settings, model.state_dict(), ids).contiguous()
+        safetensors.torch.save_file(golden, where / "golden.safetensors")
         report[name] = {"max_logit": round(logits.abs().max().item(), 4), "effect": round(effect, 4)}
         print(name, report[name], sum(f.stat().st_size for f in where.iterdir()), "bytes")
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "transformers": transformers.__version__,
                 "safetensors": safetensors.__version__, "models": report}
-    (out / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+    (out / report_name).write_text(json.dumps(versions, indent=2) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -257,6 +257,152 @@ def mamba2(seed, bias):
     return c, dict(mixer="mamba2", heads=H, head_dim=P, state_size=N, groups=G, conv=W, bias=bias), layer
 
 
+def optional(seed, mixer, gate, W, biased=False):
+    """A layer with `gate` none, silu or sigmoid and convolutions of W taps with biases (0: none); one token at a time.
+    biased: gated_retention with a bias of its decay. kda: projections of the decay and of the gate at full width, and the standard gate."""
+    H, K, V, R = 2, 4, 5, 3
+    c = Case(seed)
+    delta_rule = mixer in ("kda", "gdn", "deltanet")
+    out_name = "out_proj.weight" if mixer == "gated_retention" else "o_proj.weight"
+    w = {n: c(f"{n}_proj.weight", H * e, D) for n, e in (("q", K), ("k", K), ("v", V))}
+    taps = {n: (c(f"{n}_conv1d.weight", H * e, 1, W, std=0.5), c(f"{n}_conv1d.bias", H * e, std=0.5))
+            for n, e in (("q", K), ("k", K), ("v", V)) if W}
+    if mixer == "kda":
+        f, A, dt = c("f_proj.weight", H * K, D), c("A_log", H, std=0.7), c("dt_bias", H * K, std=0.5)
+    if mixer == "gdn":
+        a, A, dt = c("a_proj.weight", H, D), c("A_log", H, std=0.7), c("dt_bias", H, std=0.5)
+    if mixer == "gla":
+        g0, g1, gb = c("gk_proj.0.weight", R, D), c("gk_proj.1.weight", H * K, R), c("gk_proj.1.bias", H * K)
+    if mixer == "gated_retention":
+        gt = c("gt_proj.weight", H, D, std=2.0)
+        gt_bias = c("gt_proj.bias", H, std=2.0) if biased else 0
+    b = c("b_proj.weight", H, D) if delta_rule else None
+    g = c("g_proj.weight", H * V, D) if gate != "none" else None
+    names = {"gla": "g_norm.weight", "retention": "g_norm.weight", "gated_retention": None, "linear": None}
+    norm_name = names.get(mixer, "o_norm.weight")
+    norm = c(norm_name, V, std=0.3, mean=1) if norm_name else 1
+    o = c(out_name, D, H * V)
+
+    def through(x, n):
+        y = x @ w[n].T
+        if W:
+            taps_n, bias = taps[n]
+            past = np.concatenate([np.zeros((W - 1, y.shape[1])), y])
+            y = silu(sum(past[j:j + len(y)] * taps_n[:, 0, j] for j in range(W)) + bias)
+        elif delta_rule:
+            y = silu(y)
+        return heads(y, H)
+
+    def layer(x):
+        T = len(x)
+        Q, K_, V_ = (through(x, n) for n in "qkv")
+        if mixer == "linear":
+            Q, K_ = (np.where(t > 0, t + 1, np.exp(np.minimum(t, 0))) for t in (Q, K_))
+        if delta_rule:
+            Q, K_ = unit(Q), unit(K_)
+        if mixer in ("retention", "gated_retention"):
+            Q, K_ = rotate(Q, 100.0, False), rotate(K_, 100.0, False)
+        alpha = np.ones((T, H, K))
+        if mixer == "kda":
+            alpha = np.exp(-np.exp(A)[:, None] * softplus(heads(x @ f.T + dt, H)))
+        if mixer == "gdn":
+            alpha = alpha * np.exp(-np.exp(A) * softplus(x @ a.T + dt))[..., None]
+        if mixer == "gla":
+            alpha = heads(np.exp(logsigmoid(x @ g0.T @ g1.T + gb) / 4), H)
+        if mixer == "retention":
+            alpha = alpha * (1 - 2.0 ** (-5 - np.arange(H)))[None, :, None]
+        if mixer == "gated_retention":
+            alpha = alpha * np.exp(logsigmoid(x @ gt.T + gt_bias) / 16)[..., None]
+        y = np.zeros((T, H, V))
+        for h in range(H):
+            S, z = np.zeros((K, V)), np.zeros(K)
+            for t in range(T):
+                S, z = alpha[t, h][:, None] * S, z + K_[t, h]
+                u = sigmoid(x[t] @ b[h]) * (V_[t, h] - S.T @ K_[t, h]) if delta_rule else V_[t, h]
+                S = S + np.outer(K_[t, h], u)
+                y[t, h] = S.T @ Q[t, h] / (Q[t, h] @ z + 1e-6 if mixer == "linear" else np.sqrt(K))
+        if mixer != "linear":
+            y = rms(y) * norm
+        y = y.reshape(T, -1)
+        if g is not None:
+            y = y * dict(silu=silu, sigmoid=sigmoid)[gate](x @ g.T)
+        return y @ o.T
+
+    more = dict(conv=W, conv_bias=W > 0)
+    if mixer == "kda":
+        more.update(gate="standard", gate_proj="full", out_gate="none" if gate == "none" else "full")
+        more.update({} if gate == "none" else dict(out_act=gate))
+    elif mixer != "linear":
+        more.update(gate=gate)
+    if mixer == "gla":
+        more.update(gate_rank=R, gate_divisor=4.0)
+    if mixer in ("retention", "gated_retention"):
+        more.update(rope=dict(type="default", theta=100.0))
+    if biased:
+        more.update(rates="spread")
+    return c, dict(mixer=mixer, heads=H, head_dim=K, v_dim=V, **more), layer
+
+
+def grouped(seed, mixer, H, KV, HV, n, W):
+    """Every output head with all its own: q head o // (HV/H), whose key head is q's // (H/KV). The delta rule is applied
+    n times a token after one decay (arXiv:2502.10297). No gate; convolutions of W taps (0: none)."""
+    K, V, R = 4, 5, 3
+    r, G = HV // H, H // KV
+    states = KV * r
+    c = Case(seed)
+    delta_rule = mixer in ("gdn", "deltanet")
+    sizes = dict(q=H * K, k=n * KV * K, v=n * states * V)
+    w = {name: c(f"{name}_proj.weight", size, D) for name, size in sizes.items()}
+    taps = {name: c(f"{name}_conv1d.weight", size, 1, W, std=0.5) for name, size in sizes.items() if W}
+    if mixer == "gdn":
+        a, A, dt = c("a_proj.weight", states, D), c("A_log", states, std=0.7), c("dt_bias", states, std=0.5)
+    if mixer == "gla":
+        g0, g1, gb = c("gk_proj.0.weight", R, D), c("gk_proj.1.weight", KV * K, R), c("gk_proj.1.bias", KV * K)
+    b = c("b_proj.weight", n * states, D) if delta_rule else None
+    norm = c({"gla": "g_norm.weight"}.get(mixer, "o_norm.weight"), V, std=0.3, mean=1) if mixer != "linear" else 1
+    out_proj = c("o_proj.weight", D, HV * V)
+
+    def layer(x):
+        T = len(x)
+        p = {name: x @ w[name].T for name in sizes}
+        p = {name: conv(y, taps[name]) if W else silu(y) if delta_rule else y for name, y in p.items()}
+        q, k, v = p["q"].reshape(T, H, K), p["k"].reshape(T, n, KV, K), p["v"].reshape(T, n, states, V)
+        if delta_rule:
+            q, k, beta = unit(q), unit(k), 2 * sigmoid(x @ b.T).reshape(T, n, states)
+        if mixer == "linear":
+            q, k = (np.where(t > 0, t + 1, np.exp(np.minimum(t, 0))) for t in (q, k))
+        y = np.zeros((T, HV, V))
+        for o in range(HV):
+            mine = o // r
+            key = mine // G
+            of = key * r + o % r
+            S, z = np.zeros((K, V)), np.zeros(K)
+            for t in range(T):
+                if mixer == "gdn":
+                    S = np.exp(-np.exp(A[of]) * softplus(x[t] @ a[of] + dt[of])) * S
+                if mixer == "gla":
+                    mixed = x[t] @ g0.T @ g1.T + gb
+                    S = np.exp(logsigmoid(mixed[key * K:(key + 1) * K]) / 4)[:, None] * S
+                for j in range(n):
+                    u = v[t, j, of]
+                    if delta_rule:
+                        u = beta[t, j, of] * (u - S.T @ k[t, j, key])
+                    S, z = S + np.outer(k[t, j, key], u), z + k[t, j, key]
+                y[t, o] = S.T @ q[t, mine] / (q[t, mine] @ z + 1e-6 if mixer == "linear" else np.sqrt(K))
+        if mixer != "linear":
+            y = rms(y) * norm
+        return y.reshape(T, -1) @ out_proj.T
+
+    more = dict(conv=W, kv_heads=KV)
+    if delta_rule:
+        more.update(gate="none", beta_max=2, householders=n)
+    if mixer == "gdn":
+        more.update(v_heads=HV)
+    if mixer == "gla":
+        more.update(gate="none", gate_rank=R, gate_divisor=4.0)
+    return c, dict(mixer=mixer, heads=H, head_dim=K, v_dim=V, **more), layer
+
+
 cases = {
     "gdn": lambda: gdn_public(1),
     "gdn-plain": lambda: gdn_plain(2),
@@ -267,6 +413,22 @@ cases = {
     "linear": lambda: linear(7),
     "mamba2": lambda: mamba2(8, False),
     "mamba2-bias": lambda: mamba2(9, True),
+    "kda-silu": lambda: optional(10, "kda", "silu", 3),
+    "kda-none": lambda: optional(11, "kda", "none", 0),
+    "gdn-sigmoid": lambda: optional(12, "gdn", "sigmoid", 2),
+    "deltanet-sigmoid": lambda: optional(13, "deltanet", "sigmoid", 4),
+    "gla-conv": lambda: optional(14, "gla", "sigmoid", 3),
+    "gla-none": lambda: optional(15, "gla", "none", 0),
+    "retention-conv": lambda: optional(16, "retention", "none", 2),
+    "gated_retention-conv": lambda: optional(17, "gated_retention", "none", 3),
+    "linear-conv": lambda: optional(18, "linear", "none", 3),
+    "gdn-product": lambda: grouped(20, "gdn", 2, 2, 4, 2, 3),
+    "deltanet-product": lambda: grouped(21, "deltanet", 2, 2, 2, 3, 0),
+    "gdn-grouped": lambda: grouped(22, "gdn", 4, 2, 8, 1, 3),
+    "gdn-grouped-product": lambda: grouped(23, "gdn", 4, 2, 4, 2, 2),
+    "gla-grouped": lambda: grouped(24, "gla", 6, 2, 6, 1, 0),
+    "linear-grouped": lambda: grouped(25, "linear", 3, 1, 3, 1, 2),
+    "gated_retention-bias": lambda: optional(19, "gated_retention", "silu", 0, True),
 }
 out.mkdir(parents=True, exist_ok=True)
 for name, make in cases.items():

@@ -1,4 +1,4 @@
-"""The byte tokenizer as the tokenizers library itself builds and writes it; tests/test_data.c holds ours to this file.
+"""The byte tokenizer as the tokenizers library itself builds and writes it; tests/data/test_data.c holds ours to this file.
 
     python tests/golden/make_tokenizer.py tests/golden/tokenizer.json
 

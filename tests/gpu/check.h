@@ -6,7 +6,7 @@
  * time that is left to all, which says nothing about it. */
 #pragma once
 #include <jansson.h>
-#include "../../ops/base.h"
+#include "ops/base.h"
 
 typedef enum { CASE_OK, CASE_FAILED, CASE_SKIPPED, CASE_STATES } CaseState;
 
@@ -60,8 +60,9 @@ json_t *child_json(const Child *);
 /* Runs the program and ends the case as failed, or as skipped where it says that the device does not have something
  * yet, unless it succeeds. */
 bool program_ran(Check *, const char *what, const Child *);
-/* Many processes, `most` side by side, each a case of its own name with a limit of its own: one that hangs costs its own
- * time and nothing of the others. A job whose case stands in the journal, or for which no time is left, is not begun. */
+/* Many processes, `most` side by side, each a case of its own name with a limit of its own: one that hangs costs its
+ * own time and nothing of the others. A job whose case stands in the journal, or for which no time is left, is not
+ * begun. */
 typedef struct {
     char *name, *argv[24]; /* argv NULL-ended */
     double limit;
@@ -75,8 +76,8 @@ enum { ONLY_LEFT = 3 }; /* status of a run of one configuration that had no time
 void part_props(Check *), part_limits(Check *), part_smoke(Check *), part_first(Check *), part_self_test(Check *),
     part_train(Check *), part_nccl(Check *), part_cudnn(Check *), part_tune(Check *), part_ops(Check *),
     part_bench(Check *), part_profile(Check *), part_peers(Check *), part_slow_tests(Check *), part_sanitizer(Check *);
-/* Tests of the runner (suites.c) that any of the NULL-ended patterns names, each a case "suite/test" that holds or skips
- * itself, most of them within `limit` seconds. checked: every launch is looked at (KVSMITH_CUDA_CHECK). */
+/* Tests of the runner (suites.c) that any of the NULL-ended patterns names, each a case "suite/test" that holds or
+ * skips itself, most of them within `limit` seconds. checked: every launch is looked at (KVSMITH_CUDA_CHECK). */
 void tests_run(Check *, const char *const patterns[], double limit, bool checked);
 /* The program's JSON as the case's data, next to what was expected. In a rehearsal the command is run with little of
  * everything, and the files that it names must be there. */

@@ -51,7 +51,8 @@ static void append(const char *path, const char *text, size_t n) {
     }
     close(fd);
 }
-/* Keeps below what leaves a machine: of a line that would pass it the data goes, which the log has no place for either. */
+/* Keeps below what leaves a machine: of a line that would pass it the data goes, which the log has no place for
+ * either. */
 static void journal_add(const Check *c, json_t *j) {
     for (int k = 0; k < 2; k++) {
         char *text = json_dumps(j, JSON_COMPACT), *line = xformat("%s\n", text ? text : "{}");
@@ -181,7 +182,8 @@ void case_log(const Check *c, const char *what, const char *text) {
     free(all);
 }
 
-/* Clocks, temperature and power, once a second, for as long as this program runs: what a slow figure is looked up in. */
+/* Clocks, temperature and power, once a second, for as long as this program runs: what a slow figure is looked up
+ * in. */
 static void clocks_log(const Check *c) {
     char *path = xformat("%s/clocks.csv", c->out);
     pid_t parent = getpid();

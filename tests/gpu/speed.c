@@ -90,7 +90,8 @@ void measured(Check *c, const char *name, double limit, const char *const argv[]
 #define CUDA "--device", "cuda", "--json"
 #define BF16 CUDA, "--dtype", "bf16"
 
-/* ---- the first minutes ---------------------------------------------------------------------------------------------*/
+/* ---- the first minutes
+ * ---------------------------------------------------------------------------------------------*/
 void part_limits(Check *c) {
     MEASURED(c, "limits", 60, "bench", "limits", BF16, "-s", "1");
     MEASURED(c, "limits in f32", 60, "bench", "limits", CUDA, "-s", "0.5");
@@ -151,7 +152,8 @@ void part_first(Check *c) {
              "--prompt", "1024", "--batch", "1", "--draw", "host", "-s", "0.5");
 }
 
-/* ---- the rest ------------------------------------------------------------------------------------------------------*/
+/* ---- the rest
+ * ------------------------------------------------------------------------------------------------------*/
 void part_ops(Check *c) {
     MEASURED(c, "ops in bf16", 200, "bench", "ops", BF16, "-s", "1");
     MEASURED(c, "recurrences in bf16", 200, "bench", "recur", BF16, "-s", "0.5");

@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include "check.h"
 
-/* CHECK_LOG of tests/check.h: the worst of each test and field, as error, bound, place, numbers, comparisons. */
+/* CHECK_LOG of tests/lib/check.h: the worst of each test and field, as error, bound, place, numbers, comparisons. */
 static json_t *worst_of(const char *path) {
     FILE *f = fopen(path, "r");
     json_t *all = json_object();
@@ -183,9 +183,9 @@ enum { LIMIT = 20, LIMIT_SLOW = 150 };
 /* The kernels that a device most likely runs in another way than the emulation, each launch looked at; then, as nothing
  * is replayed while launches are, graphs. */
 void part_smoke(Check *c) {
-    static const char *const quick[] = {"ops/add", "cuda/says_what_it_is", NULL},
+    static const char *const quick[] = {"ref/add", "cuda/says_what_it_is", NULL},
                              *const full[] = {"cuda/*",
-                                              "ops/@(attend*|linear*|recur*)",
+                                              "@(ops|ref)/@(attend*|linear*|recur*)",
                                               "cuda_products/*",
                                               "cuda_bf16/@(attention*|gradients*)",
                                               "cuda_delta/every_rule*",
@@ -196,13 +196,29 @@ void part_smoke(Check *c) {
     if (!c->quick) tests_run(c, graphs, LIMIT, false);
 }
 void part_self_test(Check *c) {
-    static const char *const
-        quick[] = {"cuda/@(says_what_it_is|regions_lie_on_the_device)", "ops/@(add|rope|embed|zero)",
-                   "acts/@(rotation|roundings)", "cuda_acts_model/what_is_kept_how", NULL},
-        *const full[] = {
-            "cuda/*",        "ops/*",      "ops_reduce/*",      "cuda_half/*",       "cuda_products/*", "cuda_bf16/*",
-            "cuda_lanes/*",  "acts/*",     "cuda_acts_model/*", "cuda_bf16_model/*", "cuda_model/*",    "cuda_delta/*",
-            "cuda_double/*", "cuda_run/*", "cuda_graph/*",      "cuda_decode/*",     "cuda_sample/*",   NULL};
+    static const char *const quick[] = {"cuda/@(says_what_it_is|regions_lie_on_the_device)",
+                                        "ref/@(add|rope|embed|zero)", "acts/@(rotation|roundings)",
+                                        "cuda_acts_model/what_is_kept_how", NULL},
+                             *const full[] = {"cuda/*",
+                                              "ops/*",
+                                              "ref/*",
+                                              "ops_reduce/*",
+                                              "cuda_shadow/*",
+                                              "cuda_products/*",
+                                              "cuda_bf16/*",
+                                              "cuda_lanes/*",
+                                              "cuda_cache/*",
+                                              "acts/*",
+                                              "cuda_acts_model/*",
+                                              "cuda_bf16_model/*",
+                                              "cuda_model/*",
+                                              "cuda_delta/*",
+                                              "cuda_double/*",
+                                              "cuda_run/*",
+                                              "cuda_graph/*",
+                                              "cuda_decode/*",
+                                              "cuda_sample/*",
+                                              NULL};
     tests_run(c, c->quick ? quick : full, c->quick ? 60 : LIMIT, false);
 }
 /* Tests that ran out of their time among all others: once more, with much of it, when nothing else waits. */

@@ -28,7 +28,8 @@ char *tool_find(const char *name, const char *below) {
 
 /* ---- profiles ---------------------------------------------------------------------------------------------------- */
 
-/* Of the kernels of a few steps: time, bytes of memory, share of the matrix units' time. Clocks are left as they are. */
+/* Of the kernels of a few steps: time, bytes of memory, share of the matrix units' time. Clocks are left as they
+ * are. */
 static void profile(Check *c, const char *tool, const char *name, const char *skip, const char *const run[]) {
     if (!case_begin(c, name)) return;
     if (!tool) {

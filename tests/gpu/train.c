@@ -3,7 +3,7 @@
 #include <dirent.h>
 #include <unistd.h>
 #include "check.h"
-#include "../../data/tokenizer.h"
+#include "data/tokenizer.h"
 
 enum { STEPS_MAX = 512 };
 typedef struct {
@@ -115,8 +115,8 @@ static size_t last_logits(Check *c, const char *model, const char *ids, size_t n
  * Tokens whose logits are closer than that are tied, and either may come. */
 static const double tie = 64 * 0x1p-24;
 
-/* Where two texts part, at token `at`, whether the CPU's logits call it a tie. The ids of the prompt are its bytes, behind
- * the end of a text where `prompt_ids` are one more. */
+/* Where two texts part, at token `at`, whether the CPU's logits call it a tie. The ids of the prompt are its bytes,
+ * behind the end of a text where `prompt_ids` are one more. */
 static bool tied(Check *c, const char *model, const char *prompt, size_t prompt_ids, json_t *const said[2], size_t at,
                  double *margin) {
     int own = (int)json_integer_value(json_array_get(said[0], at)),

@@ -3,8 +3,8 @@
  * in ORACLE_NAME bytes, an int64 count, and as many doubles: losses of the rows, then gradients in the order of
  * model_fields. In the byte order of the machine. */
 #pragma once
-#include "../../ops/host.h"
-#include "../zoo.h"
+#include "ops/host.h"
+#include "tests/lib/zoo.h"
 
 enum { ORACLE_NAME = 64, ORACLE_FIELDS = 512 };
 typedef struct {
@@ -38,26 +38,27 @@ static inline void see_numbers(Fields *f, Tensor *t, const char *path, unsigned 
 static inline bool oracle_step(Oracle *k, const Animal *a, const char *device, Err *e) {
     ModelCfg cfg;
     Model m;
+    Workspace work;
     Pass p;
     real g[ZOO_ROWS], nll[ZOO_ROWS];
     *k = (Oracle){.n = 0};
     CHECK(model_cfg_from_json(&cfg, a->json, strlen(a->json), a->name, e), "%s: %s", a->name, e->msg);
     CHECK(device_open(&k->dev, device, 1, e), "%s", e->msg);
-    if (!model_open(&m, k->dev, &cfg,
-                    (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true}, e)) {
+    if (!zoo_model(&m, &work, k->dev, &cfg,
+                   (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true}, e)) {
         model_cfg_free(&cfg);
         device_close(k->dev);
         return false;
     }
     model_init(&m, 7);
-    m.progress = 0.3, m.seed = 11, m.step = 3;
+    work.progress = 0.3, work.seed = 11, work.step = 3;
     zoo_whole(&p, cfg.vocab);
     for (int i = 0; i < p.b.N; i++) g[i] = p.tgt[i] < 0 ? 0 : (real)(1.0 / p.b.N);
     model_zero_grad(&m);
-    model_train(&m, &p.b, p.tok, p.tgt, g, nll);
+    model_train(&m, &work, &p.b, p.tok, p.tgt, g, nll);
     numbers_add(k, "nll", TENSOR(nll, REAL, p.b.N));
     Fields f = {.see = see_numbers, .ctx = k};
     model_fields(&m, &m.g, &f);
-    zoo_close(&cfg, &m, k->dev);
+    zoo_close(&cfg, &m, &work, k->dev);
     return true;
 }

@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 STANDARD = {"model": {"d_model": 384, "layers": 6, "kinds": {"full": {"mixer": "gqa", "heads": 6, "kv_heads": 2, "head_dim": 64}},
-                      "ffn": {"kind": "swiglu", "hidden": 1024}}, "data": {"seq_len": 256}}  # infer/cmd_bench.c's
+                      "ffn": {"kind": "swiglu", "hidden": 1024}}, "data": {"seq_len": 256}}  # train/bench/cmd_bench.c's
 
 
 def stop(line, status=1):

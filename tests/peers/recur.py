@@ -34,7 +34,7 @@ import torch  # noqa: E402  (reads OMP_NUM_THREADS)
 from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention  # noqa: E402
 
 torch.set_num_threads(args.threads)
-SHAPES = [(4, 1024, 4, 64), (1, 4096, 4, 64), (1, 4096, 8, 128)]  # as infer/cmd_bench.c has them
+SHAPES = [(4, 1024, 4, 64), (1, 4096, 4, 64), (1, 4096, 8, 128)]  # as train/bench/cmd_bench.c has them
 peers = {"transformers": chunk_kimi_delta_attention,
          "transformers-compiled": torch.compile(chunk_kimi_delta_attention, dynamic=False)}
 if args.fla:

@@ -1,12 +1,13 @@
 /* blas.cpp: cuBLASLt's entry points over a plain loop: D = alpha op(A) op(B) + beta C, column-major, A and B both f32
- * or both bf16, sums in f32 over ascending k (of bf16 as sums.cpp says), C and D in f32, or of operands in bf16 in that, rounded to the nearest.
- * Checks what the library would refuse, and that operands are inside allocations and written. Two products at once may
- * not share a workspace: each scribbles over its own before it ends. Operands must be aligned as the choice of the
- * algorithm was told, 256 bytes where nothing was said; a promise of less than a number's own size finds no algorithm.
- * Algorithms are not chosen while a stream is captured, which some versions of the library refuse.
- * Sums are of two parts, of which the first is kept as C's numbers are, unless the preference says otherwise. */
-#include "include/cublasLt.h"
-#include "../../ops/cuda/lt_so.h"
+ * or both bf16, sums in f32 over ascending k (of bf16 as sums.cpp says), C and D in f32, or of operands in bf16 in
+ * that, rounded to the nearest. Checks what the library would refuse, and that operands are inside allocations and
+ * written. Two products at once may not share a workspace: each scribbles over its own before it ends. Operands must
+ * be aligned as the choice of the algorithm was told, 256 bytes where nothing was said; a promise of less than a
+ * number's own size finds no algorithm. Algorithms are not chosen while a stream is captured, which some versions of
+ * the library refuse. Sums are of two parts, of which the first is kept as C's numbers are, unless the preference
+ * says otherwise. */
+#include "tests/simt/include/cublasLt.h"
+#include "ops/cuda/host/lt_so.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <vector>

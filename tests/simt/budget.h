@@ -1,8 +1,8 @@
 /* budget.h: what a kernel may ask of memory; of two tables, one for each file that makes the launches. */
 #pragma once
 #include <criterion/criterion.h>
-#include "../../ops/cuda/cuda.h"
-#include "include/cuda_runtime.h"
+#include "ops/cuda/cuda.h"
+#include "tests/simt/include/cuda_runtime.h"
 
 struct Budget {
     const char *kernel = nullptr; /* nullptr: the end */

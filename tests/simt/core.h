@@ -127,7 +127,7 @@ void order_all();
 /* shadow.cpp */
 enum { ACCESS_READ = 0, ACCESS_WRITE = 1, ACCESS_ATOMIC = 2, ACCESS_QUIET = 4 /* not in the estimates */ };
 void observe(const void *p, size_t n, unsigned flags, const void *pc);
-void shadow_block(); /* shared memory is fresh */
+void shadow_block(); /* shared memory is to be overwritten */
 void shadow_flight(uintptr_t at, int n, bool on);
 unsigned char *smem_base();
 bool in_smem(uintptr_t a);
@@ -138,8 +138,8 @@ enum {
     BYTE_WRITTEN = 2,
     BYTE_FLIGHT = 4,
     BYTE_SHARED_WITH_HOST = 8,
-    /* Numbers are mostly accessed whole, so that their bytes have one history. It is kept in one cell, and by bytes only
-     * after somebody touched a part. */
+    /* Numbers are mostly accessed whole, so that their bytes have one history. It is kept in one cell, and by bytes
+     * only after somebody touched a part. */
     BYTE_PAIR = 16, /* the aligned two bytes have one history: the first byte's cell */
     BYTE_QUAD = 32, /* the aligned four bytes have one: the cell of four */
     BYTE_NEW = 64   /* no history: the cells hold nothing */

@@ -8,8 +8,8 @@
  * not begin at 16 bytes, heads wider than 256 numbers; pointers that are missing or aligned less than was said. What it
  * would not notice is: a workspace that is smaller than the plan said, memory nobody wrote, sums that do not begin with
  * zero. Every one is proven in test_cudnn.c. */
-#include "../../ops/cuda/cudnn_so.h"
-#include "include/cuda_runtime.h"
+#include "ops/cuda/host/cudnn_so.h"
+#include "tests/simt/include/cuda_runtime.h"
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

@@ -1,7 +1,7 @@
-/* cudnn_header.cu: ops/cuda/cudnn_so.h says the same as the cuDNN that is installed; compiled alone, where there is a
- * cudnn.h. */
+/* cudnn_header.cu: ops/cuda/host/cudnn_so.h says the same as the cuDNN that is installed; compiled alone, where there
+ * is a cudnn.h. */
 #include <cudnn.h>
-#include "../../ops/cuda/cudnn_so.h"
+#include "ops/cuda/host/cudnn_so.h"
 
 #define EQUAL(ours, theirs) static_assert((long)(ours) == (long)(theirs), #theirs)
 EQUAL(CUDNN_OK, CUDNN_STATUS_SUCCESS);

@@ -1,6 +1,6 @@
 /* kernels.cu: kernels that are right, and each way of being wrong that the emulation must see. Compiled by nvcc, too.
  */
-#include "../../ops/cuda/ptx.h"
+#include "ops/cuda/kernels/ptx.h"
 #include "kernels.h"
 
 /* ---- right ---- */
@@ -122,7 +122,8 @@ __global__ void race_shared(const float *a, float *out) { /* no barrier between 
     s[t] = a[t];
     out[t] = s[(t + 33) % (int)blockDim.x];
 }
-/* A number is written and read whole, then a half of it by another warp, which nothing orders; and whole after halves. */
+/* A number is written and read whole, then a half of it by another warp, which nothing orders; and whole after
+ * halves. */
 __global__ void race_part(const float *a, float *out) {
     SMEM_DYN(float, s);
     int t = (int)threadIdx.x;

@@ -1,5 +1,6 @@
-/* nccl.cpp: the part of NCCL's interface that train/comm_nccl.c uses, between processes that have an emulated device
- * each. A shared object of its own (libnccl-emulated.so), which finds the emulation in the program that opens it.
+/* nccl.cpp: the part of NCCL's interface that train/comm/comm_nccl.c uses, between processes that have an emulated
+ * device each. A shared object of its own (libnccl-emulated.so), which finds the emulation in the program that opens
+ * it.
  *
  * What it is strict about, as the library is or may be: communicators that do not block; nothing is asked while an
  * answer is still ncclInProgress, and what was asked is in the stream only when it no longer is; ranks have different
@@ -8,7 +9,7 @@
  *
  * SIMT_NCCL_FAULT=KIND:RANK:CALL breaks a rank in its CALL-th collective (0: the start): error (the library fails),
  * hang (its part never comes), die (killed), stop (stopped by SIGSTOP), stuck (the library does not return). */
-#include "include/cuda_runtime.h"
+#include "tests/simt/include/cuda_runtime.h"
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -127,7 +128,7 @@ static float wide(uint16_t h) {
     memcpy(&f, &u, sizeof f);
     return f;
 }
-static uint16_t narrow(float f) {
+static uint16_t is_bf16(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     if ((u & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(u >> 16 | 64);
@@ -140,11 +141,11 @@ template <class T> static void add_up(ncclComm *c, char *to, uint32_t number, si
         ((T *)to)[i] = sum;
     }
 }
-static void add_up_half(ncclComm *c, char *to, uint32_t number, size_t from, size_t n) {
+static void add_up_bf16(ncclComm *c, char *to, uint32_t number, size_t from, size_t n) {
     for (size_t i = 0; i < n; i++) {
         float sum = wide(((const uint16_t *)area(c, 0, number))[from + i]);
         for (int q = 1; q < c->world; q++) sum += wide(((const uint16_t *)area(c, q, number))[from + i]);
-        ((uint16_t *)to)[i] = narrow(sum);
+        ((uint16_t *)to)[i] = is_bf16(sum);
     }
 }
 
@@ -206,7 +207,7 @@ static void run(void *arg) {
         else if (s->type == 7)
             add_up<float>(c, t->to, t->number, from, s->count);
         else
-            add_up_half(c, t->to, t->number, from, s->count);
+            add_up_bf16(c, t->to, t->number, from, s->count);
         break;
     }
     case GATHER:
@@ -306,6 +307,12 @@ int ncclCommInitRankConfig(ncclComm_t *out, int world, ncclUniqueId id, int rank
     Place *me = &c->shared->place[rank];
     cudaGetDevice(&me->device);
     me->pid.store((int)getpid());
+    /* Who died before the others have met is missed by their meeting, and not by NCCL. */
+    for (int q = 0; q < world && fault(c, "die", 0);)
+        if (c->shared->place[q].pid.load())
+            q++;
+        else
+            usleep(1000);
     faults(c, 0);
     if (!fault(c, "hang", 0)) c->shared->here++;
     return c->state = ncclInProgress;

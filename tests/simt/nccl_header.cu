@@ -1,8 +1,8 @@
-/* nccl_header.cu: train/nccl_so.h says the same as the NCCL that is installed; compiled alone, where there is an
+/* nccl_header.cu: train/comm/nccl_so.h says the same as the NCCL that is installed; compiled alone, where there is an
  * nccl.h. */
 #include <cstddef>
 #include <nccl.h>
-#include "../../train/nccl_so.h"
+#include "train/comm/nccl_so.h"
 
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId), "id");
 #define EQUAL(ours, theirs) static_assert((long)(ours) == (long)(theirs), #theirs)

@@ -1,7 +1,7 @@
 /* runtime.cpp: streams, events, graphs, memory. Nothing runs before somebody waits for it; then streams take turns as
  * the seed draws them, so that what only happened to be in order on one device is not on this one. */
 #include "core.h"
-#include "include/cuda_runtime.h"
+#include "tests/simt/include/cuda_runtime.h"
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>

@@ -262,8 +262,8 @@ void observe(const void *p, size_t n, unsigned flags, const void *pc) {
     if (n == 2 && a % 2 == 0 && !(*s & BYTE_PAIR)) join(at, 2);
 }
 
-/* The common case of `observe`: whole numbers that were written and accessed so before, with nothing to report. Anything
- * else goes there. */
+/* The common case of `observe`: whole numbers that were written and accessed so before, with nothing to report.
+ * Anything else goes there. */
 template <size_t n, bool write> static inline __attribute__((always_inline)) void see(void *p, const void *pc) {
     Thread *t = core.now;
     const uintptr_t a = (uintptr_t)p;

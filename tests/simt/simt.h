@@ -112,7 +112,8 @@ unsigned atomicCAS(unsigned *, unsigned, unsigned);
 int atomicCAS(int *, int, int);
 unsigned long long atomicCAS(unsigned long long *, unsigned long long, unsigned long long);
 
-/* ---- what ops/cuda/ptx.h is made of here; formulas and layouts stand there -----------------------------------------
+/* ---- what ops/cuda/kernels/ptx.h is made of here; formulas and layouts stand there
+ * -----------------------------------------
  */
 void simt_bar_sync(int id, int threads, SIMT_AT_DEF);
 void simt_bar_arrive(int id, int threads, SIMT_AT_DEF);

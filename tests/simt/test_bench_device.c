@@ -1,9 +1,9 @@
 /* test_bench_device.c: `bench` on the emulated device. Times say nothing here; that the right things are timed, once
  * and without help from the host, can be seen. */
 #include <jansson.h>
-#include "../../ops/host.h"
-#include "../../ops/shares.h"
-#include "../check.h"
+#include "ops/host.h"
+#include "ops/profile.h"
+#include "tests/lib/check.h"
 
 #define NUM(j, name) json_number_value(json_object_get(j, name))
 static const char small[] =
@@ -34,27 +34,27 @@ Test(bench_device, ops_are_timed_by_the_devices_clock) {
               arena_open_at(&scratch, home, "scratch", 1 << 16, true, &e));
     Tensor x = arena_tensor(&mem, "x", REAL, 2, (int[]){4, 32}), y = arena_tensor(&mem, "y", REAL, 2, (int[]){4, 32});
     device_zero(dev, x.p, tensor_bytes(x)), device_zero(dev, y.p, tensor_bytes(y));
-    Shares *s = shares_begin(dev);
+    Profile *s = profile_begin(dev);
     Run r = run_make(dev, &scratch);
     double start = now_seconds();
     for (int i = 0; i < 3; i++) r.ops->add(&r, y, x);
     r.ops->zero(&r, y);
-    Share out[SHARES_MAX];
-    int n = shares_read(s, out);
+    Share out[PROFILE_MAX];
+    int n = profile_read(s, out);
     double took = now_seconds() - start, sum = 0;
     int adds = 0, zeros = 0, between = 0;
     for (int i = 0; i < n; i++) {
         adds += !strcmp(out[i].op, "add") ? (int)out[i].calls : 0;
         zeros += !strcmp(out[i].op, "zero") ? (int)out[i].calls : 0;
-        between += !strcmp(out[i].op, SHARES_BETWEEN) ? (int)out[i].calls : 0;
+        between += !strcmp(out[i].op, PROFILE_BETWEEN) ? (int)out[i].calls : 0;
         cr_assert(out[i].seconds >= 0);
         sum += out[i].seconds;
     }
     cr_assert(n == 3 && adds == 3 && zeros == 1 && between == 3, "%d: %d, %d, %d", n, adds, zeros, between);
     cr_assert(sum > 0 && sum <= took, "%g s of %g", sum, took);
-    shares_clear(s);
-    cr_assert_eq(shares_read(s, out), 0);
-    shares_end(s);
+    profile_clear(s);
+    cr_assert_eq(profile_read(s, out), 0);
+    profile_end(s);
     arena_close(&scratch), arena_close(&mem);
     device_close(dev);
 }

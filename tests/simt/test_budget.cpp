@@ -27,6 +27,10 @@ const Budget budgets[] = {
     {"spread<Y, X, W>", 5, 4, 1.0},
     {"adamw<float>", 20.3, 14, 1.0}, /* 4.3 of them what is said of the tensor, which all threads share */
     {"adamw<bf16>", 16.3, 10, 1.0},
+    {"lion<float>", 16.3, 10, 1.0},
+    {"lion<bf16>", 14.3, 8, 1.0},
+    {"schedule_free<float>", 24.3, 18, 1.0},
+    {"schedule_free<bf16>", 22.3, 16, 1.0},
     {"momentum<float>", 8, 8, 1.0},
     {"normalise", 12.1, 4, 1.0}, /* where the sum is said, which all threads share */
     {"sumsq_pieces", 4.1, 0.1, 1.01},
@@ -34,7 +38,7 @@ const Budget budgets[] = {
     {"xent", 8.8, 4.1, 1.02},
     {"embed<float>", 8, 4, 1.0},
     {"bias_add<float, 1>", 8, 4, 1.0},
-    {"narrow", 4, 4, 1.0},
+    {"round_to_bf16", 4, 4, 1.0},
     {"places", 4, 4, 1.0},
     {"column_sums_quads<float>", 4.1, 0.3, 1.01},
     {"column_sums<float>", 4.1, 0.3, 1.3},
@@ -89,11 +93,16 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_gather(c, N, D, y, x, at, N, at, false);
     cuda_spread(c, N, D, y, false, x, false, at);
     CudaAdamOf *tensors = (CudaAdamOf *)cuda_take(c, sizeof *tensors, false);
-    for (int narrow = 0; narrow < 2; narrow++) {
-        const CudaAdamOf of = {a,      halves, b, x,       y,   n, 0, {0.9f, 0.9f, 0.1f, 0.1f, 0.1f, 1, 1e-8f, 1},
-                               {1, 0}, 1,      1, nullptr, true};
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        CudaAdamOf of = {};
+        of.w = a, of.shadow = halves, of.g = b, of.m = x, of.v = y, of.x = z, of.n = n, of.quads = true;
+        of.p.b1 = of.p.b2 = 0.9f, of.p.one_b1 = of.p.one_b2 = of.p.step = 0.1f, of.p.eps = 1e-8f;
+        of.p.root = of.p.shrink = 1, of.gscale = of.most = 1, of.round.key = 1;
+        const size_t pieces = (n + CUDA_ADAM_PIECE - 1) / CUDA_ADAM_PIECE;
         cuda_upload(c, tensors, &of, sizeof of);
-        cuda_adamw(c, 1, tensors, (n + CUDA_ADAM_PIECE - 1) / CUDA_ADAM_PIECE, narrow);
+        cuda_adamw(c, 1, tensors, pieces, is_bf16);
+        cuda_lion(c, 1, tensors, pieces, is_bf16);
+        cuda_schedule_free(c, 1, tensors, pieces, is_bf16);
     }
     cuda_momentum(c, n, a, x, b, false, 0.9f, 1, true, CudaRounding{});
     const CudaPieces piece = {x, n, 0};
@@ -101,7 +110,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_upload(c, pieces, &piece, sizeof piece);
     cuda_sumsq(c, 0, false, 1, pieces, 1, part, part + 4);
     cuda_normalise(c, n, y, part + 4, 1e-7);
-    cuda_xent(c, N * D / V, V, z, nullptr, 0, s, nullptr, at, a);
+    cuda_xent(c, N * D / V, V, z, nullptr, 0, s, nullptr, at, a, CudaLogits{1, 0, 0});
     SampleRow row[N * D / V];
     for (SampleRow &r : row) r = {1, 2, 1, 1, 1, 0, 0, 0};
     SampleRow *rows = (SampleRow *)cuda_take(c, sizeof row, false);
@@ -110,7 +119,7 @@ Test(budget, kernels_ask_for_no_more) {
     cuda_sample(c, N * D / V, V, rows, z, nullptr, weights, (int *)y, part);
     cuda_embed(c, N, D, y, x, false, at, 1);
     cuda_bias(c, N, D, y, a, false);
-    cuda_narrow(c, n, y);
+    cuda_round_to_bf16(c, n, y);
     cuda_places(c, (int)n, D, (int *)y, (const int *)x);
     cuda_column_sums(c, N, D, b, parts, x, false);
     cuda_column_sums(c, N, D - 1, b, parts, x, false);

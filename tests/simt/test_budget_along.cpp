@@ -1,5 +1,8 @@
 /* test_budget_along.cpp: budgets, as test_budget.cpp, of what goes along sequences or looks at rows from elsewhere; and
  * that no kernel of ops/cuda is without one. */
+#include "ops/colstat.h"
+#include "ops/fp8.h"
+#include "ops/packed.h"
 #include "budget.h"
 #include <dirent.h>
 #include <fstream>
@@ -40,6 +43,8 @@ const Budget budgets_along[] = {
     {"attend_lanes<1, T>", 4.87, 0.1, 1.05, 2 * B *LANES *ROOM *D},
     {"clear<float>", 0, 4, 1, N *V / 4},
     {"collect<Y, X, W>", 7, 2, 1},
+    {"colstat_rows<T>", 7.4, 0.04, 2.96, 2 * LANES *ROOM *D},
+    {"colstat_seen", 8.3, 0.1, 1, R *LANES *ROOM},
     {"columns<Y, X, W>", 4, 4, 1},
     {"columns_backward<Y, X, W>", 8, 4, 1},
     {"decay<float>", 8, 4, 1},
@@ -65,20 +70,30 @@ const Budget budgets_along[] = {
     {"gated_norm<T, W>", 16, 4, 1},
     {"gated_norm_backward<TEAM, E, T>", 22, 8.31, 1},
     {"gated_norm_backward_wide<T>", 37.2, 11.3, 1.01},
+    {"geglu<approx, T, W>", 16, 8, 1},
+    {"geglu_backward<approx, T, W>", 40, 16, 1},
     {"gelu<false, float, 1>", 4, 4, 1},
     {"gelu<true, float, 1>", 4, 4, 1},
     {"gelu_backward<false, float, 1>", 12, 4, 1},
     {"gelu_backward<true, float, 1>", 12, 4, 1},
     {"flash_lanes<DK, DV, ALIAS, M>", 2.5, 0.1, 1.05, 2 * B *LANES *ROOM *D},
+    {"int8_encode", 10, 1.1, 1.1}, /* 2 of them where a part lies, which a warp shares */
+    {"int8_recode", 8, 4, 1.01},
+    {"fp8_encode", 10, 1.1, 1.1},
+    {"fp8_recode", 8, 4, 1.01},
+    {"packed_encode", 6.1, 0.63, 1.1}, /* 2 of them where a part lies */
+    {"packed_recode", 4, 4, 1.01},
+    {"hadamard<E, T>", 4, 4, 1},
     {"lanes_merge", 10.9, 0.524, 1.1, 16 * B *H *D},
     {"layernorm<float, 1>", 20, 4.14, 1},
     {"norm_backward<TEAM, E, centred, G, X>", 16.6, 4.6, 1.01},
+    {"map_logits", 4, 4, 1},
     {"mean_rows<float>", 4, 2, 1, LANES *V * 2},
     {"merge_all", 20.8, 4.19, 1.01, M},
     {"merge_window", 328, 4.19, 1.01, M},
     {"move<Y, X>", 20, 4, 1},
-    {"quotient<float>", 8, 4, 1.13},
-    {"quotient_backward<T>", 14.1, 4.19, 1.11},
+    {"divide_by_last<float>", 8, 4, 1.13},
+    {"divide_by_last_backward<T>", 14.1, 4.19, 1.11},
     {"recur<KP, float>", 50.6, 4, 1.04, N *H *K},
     {"recur_backward<KP, CT, float>", 1175, 610, 1.01, N *H *K},
     {"recur_fold", 5, 1, 1},
@@ -91,6 +106,12 @@ const Budget budgets_along[] = {
     {"short_conv_backward<most, T>", 20.4, 5.5, 1.14},
     {"short_conv_backward_fold", 1.41, 0.3, 1.61},
     {"short_conv_store", 9.4, 4, 1, B *(W - 1) * C},
+    {"sigmoid_gate<float, 1>", 8, 4, 1},
+    {"sigmoid_gate_backward<T, W>", 20, 8, 1},
+    {"attend_sink<float>", 9, 4.2, 1.05},
+    {"attend_sink_backward<float>", 13, 0.1, 1.05},
+    {"swiglu_limit<float, 1>", 13, 4, 1.05},
+    {"swiglu_limit_backward<T, W>", 21, 8.2, 1.05},
     {"skip<float, 1>", 24, 8, 1},
     {"skip_backward_w<float>", 8.25, 0.1, 1.01},
     {"step<float, 1>", 12, 4, 1},
@@ -102,10 +123,10 @@ const Budget budgets_along[] = {
     {"unmerge_window_products", 25.3, 11, 5.09, N *LANES *WINDOW},
     {"unmerge_window_weights", 13.1, 0.687, 5.74, N *LANES *WINDOW},
     {"unmerge_window_x", 239, 4, 1.01, M},
-    {"halve", 4, 2, 1},
-    {"unhalve", 2, 4, 1},
-    {"widen<float>", 4, 4.19, 1.13},
-    {"widen_backward<float>", 8, 4, 1.1},
+    {"cast_to_bf16", 4, 2, 1},
+    {"cast_from_bf16", 2, 4, 1},
+    {"append_ones<float>", 4, 4.19, 1.13},
+    {"append_ones_backward<float>", 8, 4, 1.1},
     {"words", 8, 4, 1, WORDS},
     {},
 };
@@ -162,7 +183,9 @@ static void lanes() {
     l.part = numbers((size_t)l.pieces * B * H * D), l.lses = numbers((size_t)l.pieces * B * H);
     l.data = numbers((size_t)B * LANES * ROOM * 2 * D);
     cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
-    l.narrow = l.matrix = true;
+    const CudaColStat c = {0, ROOM, R, COL_COUNT, COL_SUM, COL_L2, LANES, H / LANES, R, D, D, ROOM, counted(LANES * R)};
+    cuda_colstat(device, &c, &l, numbers(LANES * ROOM), numbers(R * H * D), numbers(R * H));
+    l.is_bf16 = l.matrix = true;
     cuda_attend_lanes(device, &a, &l, numbers(B * H * D), numbers(B * H), nullptr, numbers(B * H * D));
 }
 static void convolution(const Rows &r) {
@@ -234,7 +257,7 @@ static void means(const Rows &r) {
     cuda_scale_column(device, N * H, D, D - 1, numbers(N * H * D), 0);
 }
 static void losses() {
-    const CudaDistill c = {1, 1, 1, 2};
+    const CudaDistill c = {1, 1, 1, 2, {1, 0, 0}};
     cuda_distill(device, R, V, numbers(R * V), numbers(R * V), numbers(R), numbers(R), numbers(R), counted(R),
                  numbers(R), c);
     cuda_align(device, N, B, V / 4, numbers(N), numbers(N * V / 4), numbers(B), numbers(N * V / 4), numbers(N * V / 4),
@@ -271,26 +294,45 @@ static void rows(const Rows &r) {
     std::vector<size_t> at;
     for (int i = 0; i < N; i++) at.push_back((size_t)i * H * D);
     size_t *places = put(at);
+    float *z8 = numbers((size_t)N * int8_bytes(H * D) / sizeof(float));
     cuda_move(device, N, H * D, y, false, places, x, false, places);
+    for (int i = 0; i < N; i++) at[(size_t)i] = (size_t)i * int8_bytes(H * D);
+    cuda_int8_encode(device, N, H * D, z8, put(at), x, places);
+    cuda_int8_recode(device, N, H * D, y);
+    cuda_fp8_encode(device, N, H * D, z8, put(at), x, places);
+    cuda_fp8_recode(device, N, H * D, y);
+    cuda_packed_encode(device, 4, 32, N, H * D, z8, put(at), x, places);
+    cuda_packed_recode(device, 4, 32, N, H * D, y);
+    cuda_hadamard(device, (size_t)N * H, D, y, false);
     cuda_collect(device, N / 2, H * D, y, false, false, x, false, counted(N), 2);
     const CudaColumns c = {N, 1, H * D, 0, H * D, 0, H * D};
     cuda_columns(device, c, y, false, x, false);
     cuda_columns_backward(device, c, x, false, false, y, false);
+    cuda_map_logits(device, M, x, CudaLogits{0.5f, 30, 1});
     cuda_dropout(device, N, H * D, x, CudaDrop{1, 1u << 30, 1.3f}, r.idx, r.of, r.off, r.id);
-    cuda_halve(device, M, (uint16_t *)g, x);
-    cuda_unhalve(device, M, x, (uint16_t *)g, false);
+    cuda_cast_to_bf16(device, M, (uint16_t *)g, x);
+    cuda_cast_from_bf16(device, M, x, (uint16_t *)g, false);
     cuda_repeat(device, M, H * D, y, put(std::vector<double>(H * D, 0.5)));
     for (int approx = 0; approx < 2; approx++) {
         cuda_gelu(device, M, y, x, approx, false);
         cuda_gelu_backward(device, M, x, y, g, approx, false, false);
+        cuda_geglu(device, M, y, x, g, approx, false);
+        cuda_geglu_backward(device, M, nullptr, x, y, numbers(M), x, g, approx, false, false, false);
     }
     float *wide = numbers(N * H * (D + 1)), *b = numbers(H * D), *rstd = numbers(N);
-    cuda_widen(device, N * H, D, wide, x, false);
-    cuda_widen_backward(device, N * H, D, x, wide, false, false);
-    cuda_quotient(device, N * H, D, y, wide, 1e-5f, false);
-    cuda_quotient_backward(device, N * H, D, wide, x, y, numbers(N * H * (D + 1)), 1e-5f, false, false);
+    cuda_append_ones(device, N * H, D, wide, x, false);
+    cuda_append_ones_backward(device, N * H, D, x, wide, false, false);
+    cuda_divide_by_last(device, N * H, D, y, wide, 1e-5f, false);
+    cuda_divide_by_last_backward(device, N * H, D, wide, x, y, numbers(N * H * (D + 1)), 1e-5f, false, false);
     cuda_step(device, N, H, D, y, x, z, w, false);
     cuda_step_backward(device, N, H, D, x, z, numbers(N * H), y, g, numbers(N * H), w, false, false, false);
+    cuda_sigmoid_gate(device, M, y, x, g, false);
+    cuda_sigmoid_gate_backward(device, M, x, y, numbers(M), x, g, false, false, false);
+    cuda_attend_sink(device, N, H, D, y, z, w, false);
+    cuda_attend_sink_backward(device, N, H, D, numbers(H), y, g, z, w, false);
+    cuda_swiglu_limit(device, N, H * D, y, x, g, numbers(N), 1.702f, 7, false);
+    cuda_swiglu_limit_backward(device, N, H * D, x, y, numbers(N), g, x, g, numbers(N), 1.702f, 7, false, false, false,
+                               false);
     cuda_skip(device, N, H, D, y, x, w, false);
     cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w, false, false);
     cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5, false);
@@ -319,12 +361,12 @@ Test(budget, no_kernel_is_without_one) {
             budgeted.insert(std::string(b->kernel).substr(0, strcspn(b->kernel, "<")));
     for (const char *const *k = budgets_flash; *k; k++) budgeted.insert(*k);
     budgeted.insert("numbers"); /* what products are tuned on, in no pass */
-    DIR *dir = opendir("ops/cuda");
+    DIR *dir = opendir("ops/cuda/kernels");
     cr_assert(dir, "run from the repository's root");
     while (dirent *f = readdir(dir)) {
         std::string file = f->d_name, text;
         if (file.size() < 3 || file.substr(file.size() - 3) != ".cu") continue;
-        std::ifstream in("ops/cuda/" + file);
+        std::ifstream in("ops/cuda/kernels/" + file);
         std::stringstream all;
         all << in.rdbuf();
         text = all.str();

@@ -1,18 +1,20 @@
 /* test_cuda_acts_model.c: what layers keep as BF16 in memory and what not, that making it again changes no bit, and how
  * many bytes a training step asks for with and without. How far gradients and losses are from the CPU's is in
  * test_cuda_bf16_model.c, for the whole zoo. */
-#include "../rig.h"
-#include "../zoo.h"
-#include "../../layers/ffn/ffn.h"
-#include "../../model/act.h"
-#include "../../ops/device.h"
-#include "../../ops/host.h"
-#include "../../train/checkpoint.h"
+#include "tests/lib/rig.h"
+#include "tests/lib/zoo.h"
+#include "tests/lib/trial.h"
+#include "layers/ffn/ffn.h"
+#include "model/inside.h"
+#include "ops/device.h"
+#include "ops/host.h"
+#include "train/save/checkpoint.h"
 
 typedef struct {
     ModelCfg cfg;
     Device *dev;
     Model m;
+    Workspace work;
 } Side;
 static void side_open(Side *s, const char *name, const char *json, bool wide, ModelOpts o) {
     Err e = {0};
@@ -20,11 +22,11 @@ static void side_open(Side *s, const char *name, const char *json, bool wide, Mo
     cr_assert(model_cfg_from_json(&s->cfg, json, strlen(json), name, &e), "%s: %s", name, e.msg);
     cr_assert(device_open(&s->dev, "cuda", 1, &e) && device_bf16(s->dev, true, &e), "%s", e.msg);
     s->dev->least = 0, s->dev->wide = wide;
-    cr_assert(model_open(&s->m, s->dev, &s->cfg, o, &e), "%s: %s", name, e.msg);
+    cr_assert(zoo_model(&s->m, &s->work, s->dev, &s->cfg, o, &e), "%s: %s", name, e.msg);
     model_init(&s->m, 7);
-    s->m.progress = 0.3, s->m.seed = 11, s->m.step = 3;
+    s->work.progress = 0.3, s->work.seed = 11, s->work.step = 3;
 }
-static void side_close(Side *s) { zoo_close(&s->cfg, &s->m, s->dev); }
+static void side_close(Side *s) { zoo_close(&s->cfg, &s->m, &s->work, s->dev); }
 /* An animal, or the same with rows of a multiple of eight numbers, which are read where they lie. */
 static char *animal(const char *name, bool eights) {
     char *json = xformat("%s", zoo[zoo_find(name)].json), *at = strstr(json, "\"d_model\":12");
@@ -68,7 +70,7 @@ static void step(Side *s, real nll[ZOO_ROWS]) {
     zoo_whole(&p, s->cfg.vocab);
     for (int i = 0; i < p.b.N; i++) g[i] = p.tgt[i] < 0 ? 0 : (real)(1.0 / p.b.N);
     model_zero_grad(&s->m);
-    model_train(&s->m, &p.b, p.tok, p.tgt, g, nll);
+    model_train(&s->m, &s->work, &p.b, p.tok, p.tgt, g, nll);
 }
 typedef struct {
     Side *other;
@@ -114,8 +116,8 @@ Test(cuda_acts_model, recomputed_they_change_no_bit, .timeout = 300) {
                       names[i], gradients_differ(&kept, &again));
             cr_assert(gradients_differ(&kept, &wide) > 3, "%s: in bf16 and in f32 the gradients are the same",
                       names[i]);
-            cr_assert(kept.m.keep.peak < wide.m.keep.peak, "%s: %zu bytes of saved activations, in f32 %zu", names[i],
-                      kept.m.keep.peak, wide.m.keep.peak);
+            cr_assert(kept.work.keep.peak < wide.work.keep.peak, "%s: %zu bytes of saved activations, in f32 %zu",
+                      names[i], kept.work.keep.peak, wide.work.keep.peak);
             side_close(&kept), side_close(&again), side_close(&wide);
             free(json);
         }
@@ -149,7 +151,7 @@ Test(cuda_acts_model, what_is_kept_how) {
                   (ModelOpts){.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true});
         step(&s, nll);
         for (int l = 0; l < s.m.L; l++) {
-            const Act *a = &s.m.act[l];
+            const Act *a = &s.work.act[l];
             char mixer = a->xn1.dtype == BF16 ? 'h' : '.', ffn = s.m.layer[l].publisher ? '-'
                                                                  : a->xn2.dtype == BF16 ? 'h'
                                                                                         : '.';
@@ -162,8 +164,8 @@ Test(cuda_acts_model, what_is_kept_how) {
                           kept[i].name, l);
             }
             if (s.m.layer[l].shared)
-                cr_assert(s.m.kv[l].k.dtype == a->xn1.dtype && s.m.dkv[l].k.dtype == REAL, "%s, layer %d", kept[i].name,
-                          l);
+                cr_assert(s.work.kv[l].k.dtype == a->xn1.dtype && s.work.dkv[l].k.dtype == REAL, "%s, layer %d",
+                          kept[i].name, l);
         }
         side_close(&s);
         free(json);
@@ -187,7 +189,7 @@ Test(cuda_acts_model, groups_are_not_packed) {
     Err e = {0};
     rig_open(&g, rig_first(), 1, (size_t)1 << 20);
     cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
-    Tensor x = bf16_zeros(&g, M, I), y = bf16_zeros(&g, M, O), dx = as_fresh(bf16_zeros(&g, M, I)), w[GROUPS],
+    Tensor x = bf16_zeros(&g, M, I), y = bf16_zeros(&g, M, O), dx = as_overwritten(bf16_zeros(&g, M, I)), w[GROUPS],
            dw[GROUPS], half[GROUPS];
     for (int k = 0; k < GROUPS; k++)
         w[k] = RANDOM(&g, "w", O, I), dw[k] = RANDOM(&g, "dw", O, I), half[k] = bf16_zeros(&g, O, I);
@@ -227,7 +229,7 @@ static double bytes_of(const char *json, bool wide, int recompute) {
     double before = 0;
     for (int times = 0; times < 2; times++) { /* the first makes the copies of weights in bf16 */
         before = simt_bytes();
-        model_train(&s.m, &b, tok, tgt, g, nll);
+        model_train(&s.m, &s.work, &b, tok, tgt, g, nll);
         device_sync(s.dev);
     }
     double all = simt_bytes() - before;
@@ -295,14 +297,14 @@ static void losses(const char *device, int seed, double loss[STEPS]) {
     Config cfg;
     TrainRecord r;
     Err e = {0};
-    cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 0, NULL, &e) && trainer_open(t, &cfg, false, &e), "%s",
+    cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 0, NULL, &e) && trial_trainer(t, &cfg, 0, false, &e), "%s",
               e.msg);
     model_init(&t->model, (uint64_t)seed);
     for (int k = 0; k < STEPS; k++) {
         cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
         loss[k] = r.loss;
     }
-    trainer_close(t);
+    trial_trainer_close(t);
     config_free(&cfg);
     free(t), free(all), free(text), free(dir);
 }

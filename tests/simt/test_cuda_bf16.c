@@ -1,8 +1,8 @@
 /* test_cuda_bf16.c: products and attention with operands in bf16 on the CUDA backend, against double on the same
  * rounded operands. Bounds are those of docs/numerics.md; mistakes planted in the references must miss them tenfold. */
-#include "../rig.h"
-#include "../../ops/cuda/fused.h"
-#include "../cudnn/shapes.h"
+#include "tests/lib/rig.h"
+#include "ops/cuda/host/fused.h"
+#include "tests/cudnn/shapes.h"
 
 static double same(float x) { return (double)x; }
 static double nearest(float x) { return (double)bf16_to(bf16_from(x)); }
@@ -11,15 +11,15 @@ static double cut(float x) {
     memcpy(&u, &x, sizeof u);
     return (double)bf16_to((uint16_t)(u >> 16));
 }
-static void narrow_open(Rig *g, size_t mem) {
+static void bf16_open(Rig *g, size_t mem) {
     Err e = {0};
     rig_open(g, rig_first(), 1, mem);
     cr_assert(device_bf16(g->dev, true, &e), "%s", e.msg);
 }
 /* With attention by cuDNN; false: it is not there. */
-static bool narrow_open_by(Rig *g, size_t mem, AttentionBy by) {
+static bool bf16_open_by(Rig *g, size_t mem, AttentionBy by) {
     Err e = {0};
-    narrow_open(g, mem);
+    bf16_open(g, mem);
     cr_assert(device_attention(g->dev, by, &e), "%s", e.msg);
     g->run.mode = by == ATTENTION_OWN ? 0 : RUN_TRAIN;
     return by == ATTENTION_OWN || g->dev->fused;
@@ -32,7 +32,7 @@ static int plans_run(const Rig *g) {
     fused_count(g->dev->fused, &plans, &ran);
     return ran;
 }
-static void narrow_close(Rig *g) {
+static void bf16_close(Rig *g) {
     Err e = {0};
     device_bf16(g->dev, false, &e);
     rig_close(g);
@@ -66,9 +66,9 @@ Test(cuda_bf16, products_round_what_the_cpu_rounds) {
     double seen = 0;
     for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++) {
         int N = sizes[z][0], O = sizes[z][1], I = sizes[z][2];
-        double (*rule)(float) = O * I >= NARROW_LEAST ? nearest : same, (*other)(float) = rule == same ? nearest : same;
+        double (*rule)(float) = O * I >= BF16_LEAST ? nearest : same, (*other)(float) = rule == same ? nearest : same;
         Rig g;
-        narrow_open(&g, (size_t)4 << 20);
+        bf16_open(&g, (size_t)4 << 20);
         Tensor x = RANDOM(&g, "x", N, I), w = RANDOM(&g, "w", O, I), dy = RANDOM(&g, "dy", N, O);
         Tensor y = EMPTY(&g, "y", N, O), dx = RANDOM(&g, "dx", N, I), dw = RANDOM(&g, "dw", O, I);
         Tensor dx0 = tensor_copy(&g, dx), dw0 = tensor_copy(&g, dw);
@@ -89,7 +89,7 @@ Test(cuda_bf16, products_round_what_the_cpu_rounds) {
                 if (k == 0) seen = fmax(seen, e[i]);
             }
         }
-        narrow_close(&g);
+        bf16_close(&g);
     }
     fprintf(stderr, "products in bf16: at most %.2f roundings off\n", seen);
 }
@@ -98,12 +98,12 @@ Test(cuda_bf16, products_round_what_the_cpu_rounds) {
 Test(cuda_bf16, loss_of_rounded_rows) {
     enum { FEW = 70, MANY = 262, d = 40, V = 1003 };
     Rig g;
-    narrow_open(&g, (size_t)16 << 20);
+    bf16_open(&g, (size_t)16 << 20);
     /* A library that sums in another order rounds one gradient in thousands of a logit to the other neighbour. Of more
      * rows one is less: a large one moves all by some 5e-4, all that are not rounded by 1.5e-3. */
-    const bool steady = rig_steady(g.dev);
-    const int N = steady ? FEW : MANY;
-    const double some = steady ? 1e-5 : 6e-4;
+    const bool invariant = rig_invariant(g.dev);
+    const int N = invariant ? FEW : MANY;
+    const double some = invariant ? 1e-5 : 6e-4;
     Tensor x = RANDOM(&g, "x", N, d), w = RANDOM(&g, "w", V, d), G = RANDOM(&g, "g", N), nll = EMPTY(&g, "nll", N),
            nll1 = EMPTY(&g, "nll by chunks", N), dx[2], dw[2];
     int tgt[MANY], hit[MANY];
@@ -134,7 +134,7 @@ Test(cuda_bf16, loss_of_rounded_rows) {
         dw[chunks] = EMPTY(&g, chunks ? "dw by chunks" : "dw", V, d);
         memset(dx[chunks].p, 0, tensor_bytes(dx[chunks])), memset(dw[chunks].p, 0, tensor_bytes(dw[chunks]));
         if (chunks) g.dev->logits = 1;
-        OP(&g, linear_xent, chunks ? nll1 : nll, hit, dx[chunks], dw[chunks], x, w, tgt, R(G));
+        OP(&g, linear_xent, chunks ? nll1 : nll, hit, dx[chunks], dw[chunks], x, w, LOGITS_PLAIN, tgt, R(G));
     }
     CHECK_RMS("nll", R(nll), want_nll, (size_t)N, 1e-6);
     CHECK_RMS("dx", R(dx[0]), want_dx[0], (size_t)N * d, some);
@@ -144,17 +144,17 @@ Test(cuda_bf16, loss_of_rounded_rows) {
               !check_rms(msg, "dw", CHECK_VIEW(R(dw[0])), CHECK_VIEW(want_dw[1]), V * d, 8e-4));
     CHECK_SAME(g.dev, "nll by chunks", R(nll1), R(nll), tensor_count(nll), 1e-6);
     CHECK_SAME(g.dev, "dx by chunks", R(dx[1]), R(dx[0]), tensor_count(dx[0]), some);
-    CHECK_RMS("dw by chunks", R(dw[1]), R(dw[0]), V * d, steady ? 1e-6 : some);
+    CHECK_RMS("dw by chunks", R(dw[1]), R(dw[0]), V * d, invariant ? 1e-6 : some);
     for (int r = 0; r < 2; r++) free(want_dx[r]), free(want_dw[r]);
     free(want_nll), free(p);
-    narrow_close(&g);
+    bf16_close(&g);
 }
 
 /* Weights that are bf16 in memory, for inference: linear and groups round rows, heads do not, as the CPU has it. */
 Test(cuda_bf16, weights_in_bf16) {
     enum { N = 21, O = 34, I = 66, H = 2, GROUPS = 3 };
     Rig g;
-    narrow_open(&g, (size_t)4 << 20);
+    bf16_open(&g, (size_t)4 << 20);
     Tensor x = RANDOM(&g, "x", N, I), w = RANDOM(&g, "w", GROUPS * O, I), y = EMPTY(&g, "y", N, O);
     Tensor half = arena_tensor(&g.mem, "half", BF16, 2, (int[]){GROUPS * O, I});
     for (size_t i = 0; i < tensor_count(w); i++) ((uint16_t *)half.p)[i] = bf16_from(R(w)[i]);
@@ -193,7 +193,7 @@ Test(cuda_bf16, weights_in_bf16) {
     OP(&g, embed, rows, half, tok, 2.0);
     for (int i = 0; i < N * I; i++)
         cr_assert(R(rows)[i] == 2 * R(w)[tok[i / I] * I + i % I], "row %d of the table", i / I);
-    narrow_close(&g);
+    bf16_close(&g);
 }
 
 /* ---- attention ------------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ typedef struct {
     Batch b;
     int off[SEQS + 1], seq[SEQS], of[ROWS], pos[ROWS], first[ROWS], all[ROWS], picked[ROWS];
     uint64_t id[SEQS];
-    Pick out;
+    RowList out;
     KvShape s;
-    Look look;
+    AttnSpec spec;
 } Pass;
 static Pass *pass_draw(int draw, int Dk, int Dv, bool whole) {
     static const int length[] = {1, 63, 64, 65, 130, 0, 17}, window[] = {0, 0, 5, 70, 1},
@@ -227,15 +227,15 @@ static Pass *pass_draw(int draw, int Dk, int Dv, bool whole) {
         }
         N += rows;
     }
-    p->out = (Pick){n, p->picked};
+    p->out = (RowList){n, p->picked};
     p->b = (Batch){B, N, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
     p->s = (KvShape){.lanes = heads[H][1], .kdim = Dk, .vdim = Dv};
-    p->look = (Look){.heads = heads[H][0],
-                     .window = window[draw % 5],
-                     .sinks = draw / 5 % 2 ? 3 : 0,
-                     .scale = (real)(1.3 / sqrt(Dk))};
-    p->s.retire = draw % 3 == 1;
-    p->s.delay = p->s.retire ? roll(&d, 3) * 2 : 0;
+    p->spec = (AttnSpec){.heads = heads[H][0],
+                         .window = window[draw % 5],
+                         .sinks = draw / 5 % 2 ? 3 : 0,
+                         .scale = (real)(1.3 / sqrt(Dk))};
+    p->s.evicts = draw % 3 == 1;
+    p->s.delay = p->s.evicts ? roll(&d, 3) * 2 : 0;
     return p;
 }
 /* What cuDNN serves: sequences of one length, in every third pass of one document each; no sinks, no bias. */
@@ -253,10 +253,10 @@ static Pass *pass_even(int draw, int Dk, int Dv) {
             p->pos[i] = i - p->first[i];
         }
     }
-    p->out = (Pick){B * T, p->picked};
+    p->out = (RowList){B * T, p->picked};
     p->b = (Batch){B, B * T, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
     p->s = (KvShape){.lanes = shape.lanes, .kdim = Dk, .vdim = Dv};
-    p->look = (Look){.heads = shape.heads, .window = shape.window, .scale = (real)(1.3 / sqrt(Dk))};
+    p->spec = (AttnSpec){.heads = shape.heads, .window = shape.window, .scale = (real)(1.3 / sqrt(Dk))};
     return p;
 }
 typedef enum {
@@ -279,15 +279,15 @@ static const char *const fault_name[FAULTS] = {
 static bool visible(const Pass *p, int i, int j, Fault f) {
     int age = p->pos[i] - p->pos[j], limit = f == STRICTLY_CAUSAL ? i - 1 : f == SEES_THE_NEXT ? i + 1 : i;
     if (p->of[i] != p->of[j] || j > limit || (f != IGNORES_DOCUMENTS && p->first[i] != p->first[j])) return false;
-    return !p->look.window || age < p->look.window + (f == WIDER_WINDOW) ||
-           p->pos[j] < p->look.sinks - (f == ONE_SINK_LESS);
+    return !p->spec.window || age < p->spec.window + (f == WIDER_WINDOW) ||
+           p->pos[j] < p->spec.sinks - (f == ONE_SINK_LESS);
 }
 /* Scores of row i, head h over all rows: -inf where hidden. Returns whether a mistake changed any. */
 static const real *row_of(Tensor t, int i, int h) {
     return R(t) + ((size_t)i * (size_t)t.n[1] + (size_t)h) * (size_t)t.n[2];
 }
 static int lane_of(const Pass *p, int h, Fault f) {
-    return (h / (p->look.heads / p->s.lanes) + (f == OTHER_LANE)) % p->s.lanes;
+    return (h / (p->spec.heads / p->s.lanes) + (f == OTHER_LANE)) % p->s.lanes;
 }
 static double dot(const real *a, const real *b, int n) {
     double s = 0;
@@ -299,8 +299,8 @@ static void scores(double *s, const Pass *p, const real *q, int i, int h, const 
     for (int j = 0; j < p->b.N; j++) {
         s[j] = -INFINITY;
         if (!visible(p, i, j, f)) continue;
-        s[j] = dot(q, row_of(kv->k, j, lane), p->s.kdim) * (f == NO_SCALE ? 1 : (double)p->look.scale);
-        if (p->s.retire && f != NO_BIAS && p->pos[i] - p->pos[j] > p->s.delay - (f == BIASED_EARLY) && i != j)
+        s[j] = dot(q, row_of(kv->k, j, lane), p->s.kdim) * (f == NO_SCALE ? 1 : (double)p->spec.scale);
+        if (p->s.evicts && f != NO_BIAS && p->pos[i] - p->pos[j] > p->s.delay - (f == BIASED_EARLY) && i != j)
             s[j] += (double)R(kv->bias)[j * p->s.lanes + lane];
     }
 }
@@ -309,7 +309,7 @@ static Kv pass_kv(Rig *g, const Pass *p) {
     Kv kv = {.s = p->s,
              .k = RANDOM(g, "k", p->b.N, p->s.lanes, p->s.kdim),
              .v = RANDOM(g, "v", p->b.N, p->s.lanes, p->s.vdim)};
-    if (!p->s.retire) return kv;
+    if (!p->s.evicts) return kv;
     kv.bias = RANDOM(g, "bias", p->b.N, p->s.lanes);
     for (size_t i = 0; i < tensor_count(kv.bias); i++) R(kv.bias)[i] = some[rng_mix(5, i) % 4];
     return kv;
@@ -317,7 +317,7 @@ static Kv pass_kv(Rig *g, const Pass *p) {
 /* o and lse of the wanted rows, merged with (o0, lse0) where present. */
 static void forward_ref(double *o, double *lse, const Pass *p, Tensor q, const Kv *kv, Tensor o0, Tensor lse0,
                         Fault f) {
-    int H = p->look.heads, Dv = p->s.vdim;
+    int H = p->spec.heads, Dv = p->s.vdim;
     double *s = xcalloc((size_t)p->b.N + 1, sizeof *s);
     for (int m = 0; m < p->out.n; m++)
         for (int h = 0; h < H; h++) {
@@ -374,7 +374,7 @@ static const int widths[][2] = {{64, 64},   {128, 128}, {16, 16},   {32, 32}, {2
 enum { WIDTHS = sizeof widths / sizeof *widths };
 
 /* How tensors lie in memory: all in f32; all in bf16; q, o and their gradients alone; all but dk and dv, to which
- * others add. Gradients in bf16 are fresh. */
+ * others add. Gradients in bf16 are to be overwritten. */
 typedef enum { IN_F32, IN_BF16, QUERIES_IN_BF16, SHARED_ROWS, FORMS } Form;
 static Tensor in_bf16(Rig *g, Tensor like) { return arena_tensor(&g->mem, "in bf16", BF16, like.rank, like.n); }
 /* t, or its numbers in BF16; t then becomes those. */
@@ -399,10 +399,10 @@ static Tensor read_of(Rig *g, Tensor t) {
     return wide;
 }
 static void forward_of(Pass *p, AttentionBy by, int draw, const int w[2], Form form, int *tried, double *seen) {
-    int H = p->look.heads, Dv = w[1], n = p->out.n;
+    int H = p->spec.heads, Dv = w[1], n = p->out.n;
     Rig g;
-    if (!narrow_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
-    g.run.batch = &p->b, g.run.in = (Pick){p->b.N, p->all}, g.run.out = p->out;
+    if (!bf16_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
+    g.run.batch = &p->b, g.run.in = (RowList){p->b.N, p->all}, g.run.out = p->out;
     Kv kv = pass_kv(&g, p);
     Tensor q = RANDOM(&g, "q", n, H, w[0]), o0 = RANDOM(&g, "o before", n, H, Dv),
            lse0 = RANDOM(&g, "lse before", n, H);
@@ -413,10 +413,10 @@ static void forward_of(Pass *p, AttentionBy by, int draw, const int w[2], Form f
     double *want = xcalloc((size_t)(n * H * Dv) + 1, sizeof *want), *wl = xcalloc((size_t)(n * H) + 1, sizeof *wl);
     for (int merge = 0; merge < 2; merge++) {
         rig_measure(&g);
-        g.run.ops->attend(&g.run, to, lse, tq, &tkv, p->look, merge);
+        g.run.ops->attend(&g.run, to, lse, tq, &tkv, p->spec, merge);
         rig_place(&g);
         if (merge) memcpy(to.p, to0.p, tensor_bytes(to)), memcpy(lse.p, lse0.p, tensor_bytes(lse));
-        g.run.ops->attend(&g.run, to, lse, tq, &tkv, p->look, merge);
+        g.run.ops->attend(&g.run, to, lse, tq, &tkv, p->spec, merge);
         attention_done(&g);
         if (form) tensor_read(to, 0, tensor_count(to), R(o));
         for (Fault f = RIGHT; f < NO_DELTA; f++) {
@@ -432,28 +432,28 @@ static void forward_of(Pass *p, AttentionBy by, int draw, const int w[2], Form f
     }
     cr_assert(plans_run(&g) == (by != ATTENTION_OWN), "draw %d: %d plans were run", draw, plans_run(&g));
     free(want), free(wl), free(p);
-    narrow_close(&g);
+    bf16_close(&g);
 }
 enum { DRAWS = 30 };
 /* The same where cuDNN was asked for and does not serve. */
 static void unserved(Pass *p, int draw, const int w[2]) {
     Rig g;
-    int H = p->look.heads, n = p->out.n, most = n * H * w[1];
-    cr_assert(narrow_open_by(&g, (size_t)16 << 20, ATTENTION_CUDNN));
-    g.run.batch = &p->b, g.run.in = (Pick){p->b.N, p->all}, g.run.out = p->out;
+    int H = p->spec.heads, n = p->out.n, most = n * H * w[1];
+    cr_assert(bf16_open_by(&g, (size_t)16 << 20, ATTENTION_CUDNN));
+    g.run.batch = &p->b, g.run.in = (RowList){p->b.N, p->all}, g.run.out = p->out;
     Kv kv = pass_kv(&g, p);
     Tensor q = RANDOM(&g, "q", n, H, w[0]), o = EMPTY(&g, "o", n, H, w[1]), lse = EMPTY(&g, "lse", n, H);
     double *want = xcalloc((size_t)(most + n * H), sizeof *want);
     rig_measure(&g);
-    g.run.ops->attend(&g.run, o, lse, q, &kv, p->look, false);
+    g.run.ops->attend(&g.run, o, lse, q, &kv, p->spec, false);
     rig_place(&g);
-    g.run.ops->attend(&g.run, o, lse, q, &kv, p->look, false);
+    g.run.ops->attend(&g.run, o, lse, q, &kv, p->spec, false);
     attention_done(&g);
     forward_ref(want, want + most, p, q, &kv, ABSENT, ABSENT, RIGHT);
     double e = error_of(o, ABSENT, want, w[1]);
     cr_assert(e <= 1 && lse_error(lse, want + most) <= 1 && plans_run(&g) == 0, "pass %d: %.3g of the bound", draw, e);
     free(want), free(p);
-    narrow_close(&g);
+    bf16_close(&g);
 }
 Test(cuda_bf16, attention_of_rounded_rows, .timeout = 300) {
     int tried[FAULTS] = {0};
@@ -484,24 +484,24 @@ Test(cuda_bf16, attention_of_rows_in_bf16, .timeout = 300) {
 Test(cuda_bf16, attention_of_extremes, .timeout = 120) {
     enum { W = 40 };
     Pass *p = pass_draw(0, W, W, true); /* no window, no bias */
-    int H = p->look.heads, N = p->b.N, bad = N / 3;
+    int H = p->spec.heads, N = p->b.N, bad = N / 3;
     Rig g;
-    narrow_open(&g, (size_t)16 << 20);
-    g.run.batch = &p->b, g.run.in = g.run.out = (Pick){N, p->all};
+    bf16_open(&g, (size_t)16 << 20);
+    g.run.batch = &p->b, g.run.in = g.run.out = (RowList){N, p->all};
     Kv kv = pass_kv(&g, p);
     Tensor q = RANDOM(&g, "q", N, H, W), o = EMPTY(&g, "o", N, H, W), lse = EMPTY(&g, "lse", N, H);
     double *want = xcalloc((size_t)(N * H * W), sizeof *want), *wl = xcalloc((size_t)(N * H), sizeof *wl);
-    real scale = p->look.scale;
-    p->look.scale = 500;
-    OP(&g, attend, o, lse, q, &kv, p->look, false);
+    real scale = p->spec.scale;
+    p->spec.scale = 500;
+    OP(&g, attend, o, lse, q, &kv, p->spec, false);
     forward_ref(want, wl, p, q, &kv, ABSENT, ABSENT, RIGHT);
     double e = error_of(o, ABSENT, want, W);
     cr_assert(e <= 1, "scores of thousands: %.3g of the bound", e);
-    p->look.scale = scale;
+    p->spec.scale = scale;
     for (int key = 0; key < 2; key++) {
         real *at = (real *)row_of(key ? kv.k : q, bad, 0), old = at[3];
         at[3] = NAN;
-        OP(&g, attend, o, lse, q, &kv, p->look, false);
+        OP(&g, attend, o, lse, q, &kv, p->spec, false);
         for (int i = 0; i < N; i++)
             for (int h = 0; h < H; h++) {
                 bool hit = key ? visible(p, i, bad, RIGHT) && lane_of(p, h, RIGHT) == 0 : i == bad && h == 0;
@@ -511,15 +511,15 @@ Test(cuda_bf16, attention_of_extremes, .timeout = 120) {
         at[3] = old;
     }
     free(want), free(wl), free(p);
-    narrow_close(&g);
+    bf16_close(&g);
 }
 
 typedef struct {
     double *q, *k, *v, *bias;
 } Grads;
 static void backward_ref(Grads d, const Pass *p, Tensor q, const Kv *kv, Tensor dout, Tensor o, Tensor lse, Fault f) {
-    int H = p->look.heads, N = p->b.N, K = p->s.lanes, Dk = p->s.kdim, Dv = p->s.vdim;
-    double *s = xcalloc((size_t)N + 1, sizeof *s), scale = f == NO_SCALE ? 1 : (double)p->look.scale;
+    int H = p->spec.heads, N = p->b.N, K = p->s.lanes, Dk = p->s.kdim, Dv = p->s.vdim;
+    double *s = xcalloc((size_t)N + 1, sizeof *s), scale = f == NO_SCALE ? 1 : (double)p->spec.scale;
     memset(d.q, 0, (size_t)(N * H * Dk) * sizeof *s), memset(d.k, 0, (size_t)(N * K * Dk) * sizeof *s);
     memset(d.v, 0, (size_t)(N * K * Dv) * sizeof *s), memset(d.bias, 0, (size_t)(N * K) * sizeof *s);
     for (int i = 0; i < N; i++)
@@ -544,10 +544,10 @@ static void backward_ref(Grads d, const Pass *p, Tensor q, const Kv *kv, Tensor 
     free(s);
 }
 static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], Form form, int *tried, double *seen) {
-    int H = p->look.heads, K = p->s.lanes, Dk = w[0], Dv = w[1], N = p->b.N;
+    int H = p->spec.heads, K = p->s.lanes, Dk = w[0], Dv = w[1], N = p->b.N;
     Rig g;
-    if (!narrow_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
-    g.run.batch = &p->b, g.run.in = g.run.out = (Pick){N, p->all};
+    if (!bf16_open_by(&g, (size_t)64 << 20, by)) cr_skip("cuDNN is not installed");
+    g.run.batch = &p->b, g.run.in = g.run.out = (RowList){N, p->all};
     Kv kv = pass_kv(&g, p);
     Tensor q = RANDOM(&g, "q", N, H, Dk), dout = RANDOM(&g, "dout", N, H, Dv), o = EMPTY(&g, "o", N, H, Dv),
            lse = EMPTY(&g, "lse", N, H),
@@ -566,17 +566,17 @@ static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], For
     for (int times = 0; times < 2; times++) {
         for (int k = 0; k < 4; k++) {
             bool half = form && (k == 0 || (k < 3 && form == IN_BF16));
-            got[times][k] = half ? as_fresh(in_bf16(&g, before[k])) : tensor_copy(&g, before[k]);
+            got[times][k] = half ? as_overwritten(in_bf16(&g, before[k])) : tensor_copy(&g, before[k]);
         }
-        Kv dkv = {.s = p->s, .k = got[times][1], .v = got[times][2], .bias = p->s.retire ? got[times][3] : ABSENT};
+        Kv dkv = {.s = p->s, .k = got[times][1], .v = got[times][2], .bias = p->s.evicts ? got[times][3] : ABSENT};
         rig_measure(&g);
-        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->look, to, lse);
+        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->spec, to, lse);
         rig_place(&g);
-        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->look, to, lse);
+        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->spec, to, lse);
         attention_done(&g);
     }
     Tensor all_of[4], less[4];
-    for (int k = 0; k < 4; k++) all_of[k] = read_of(&g, got[0][k]), less[k] = got[0][k].fresh ? ABSENT : before[k];
+    for (int k = 0; k < 4; k++) all_of[k] = read_of(&g, got[0][k]), less[k] = got[0][k].overwrite ? ABSENT : before[k];
     for (int k = 0; k < 4; k++) /* whatever the order of threads and blocks */
         cr_assert(by == ATTENTION_CUDNN_UNORDERED || !memcmp(got[0][k].p, got[1][k].p, tensor_bytes(got[0][k])),
                   "gradient %d differs between runs", k);
@@ -586,7 +586,7 @@ static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], For
     for (Fault f = RIGHT; f < FAULTS; f++) {
         double worst = 0;
         backward_ref(want, p, q, &kv, dout, o, lse, f);
-        for (int k = 0; k < (p->s.retire ? 4 : 3); k++) {
+        for (int k = 0; k < (p->s.evicts ? 4 : 3); k++) {
             double e = error_of(all_of[k], less[k], ref[k], k == 3 ? imax(1, N * K) : width[k]);
             cr_assert(f != RIGHT || e <= 1, "draw %d, (%d,%d): %s %.3g of the bound", draw, Dk, Dv, name[k], e);
             worst = fmax(worst, e);
@@ -596,7 +596,7 @@ static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], For
     }
     cr_assert(plans_run(&g) == (by != ATTENTION_OWN), "draw %d: %d plans were run", draw, plans_run(&g));
     free(all), free(p);
-    narrow_close(&g);
+    bf16_close(&g);
 }
 Test(cuda_bf16, gradients_of_attention, .timeout = 300) {
     int tried[FAULTS] = {0};
@@ -655,8 +655,8 @@ Test(cuda_bf16, what_cudnn_does_not_serve, .timeout = 300) {
     static const int odd[2] = {20, 12}, even[2] = {32, 32};
     for (int draw = 0; draw < 4; draw++) {
         Rig g;
-        bool there = narrow_open_by(&g, (size_t)1 << 20, ATTENTION_CUDNN);
-        narrow_close(&g);
+        bool there = bf16_open_by(&g, (size_t)1 << 20, ATTENTION_CUDNN);
+        bf16_close(&g);
         if (!there) cr_skip("cuDNN is not installed");
         int two = 0;
         for (bool found = false; draw == 3 && !found; two += !found) {
@@ -665,8 +665,8 @@ Test(cuda_bf16, what_cudnn_does_not_serve, .timeout = 300) {
             free(some);
         }
         Pass *p = draw == 0 ? pass_even(0, odd[0], odd[1]) : pass_even(draw == 3 ? two : draw, even[0], even[1]);
-        if (draw == 1) p->look.sinks = 2, p->look.window = 7;
-        if (draw == 2) p->s.retire = true;
+        if (draw == 1) p->spec.sinks = 2, p->spec.window = 7;
+        if (draw == 2) p->s.evicts = true;
         if (draw == 3) { /* as many rows as two even sequences, and a plan for those */
             int last = p->off[1] - 1;
             cr_assert(p->b.B == 2);

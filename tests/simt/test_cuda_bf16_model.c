@@ -3,12 +3,13 @@
  * docs/numerics.md for bf16, and planted mistakes must miss them tenfold; on a device, where a number or two round to
  * the other side, at least twice. */
 #include <unistd.h>
-#include "../rig.h"
-#include "../zoo.h"
-#include "../../ops/device.h"
-#include "../../ops/host.h"
-#include "../../ops/cuda/fused.h"
-#include "../../train/checkpoint.h"
+#include "tests/lib/rig.h"
+#include "tests/lib/zoo.h"
+#include "tests/lib/trial.h"
+#include "ops/device.h"
+#include "ops/host.h"
+#include "ops/cuda/host/fused.h"
+#include "train/save/checkpoint.h"
 
 static const double nll_rms = 2e-2, logits_rms = 2e-2, gradient_rms = 4e-2, field_rms = 8e-2,
                     recurrent_rms = 1.2e-1; /* recurrences magnify the rounding of small sums */
@@ -16,31 +17,32 @@ typedef struct {
     ModelCfg cfg;
     Device *dev;
     Model m;
+    Workspace work;
 } Side;
 static bool in_f32; /* activations, in memory */
 /* Of the weights. Of mixtures one whose choices of experts are far enough apart that no rounding turns one: another
  * expert is another function. */
 static uint64_t seed_of(const Animal *a) { return strstr(a->json, "\"moe\"") ? 22 : 7; }
 /* Every product is rounded, however small: those of the zoo all are. False: the device does not run it yet. */
-static bool side_open(Side *s, const char *device, const Animal *a, bool narrow, ModelOpts o) {
+static bool side_open(Side *s, const char *device, const Animal *a, bool is_bf16, ModelOpts o) {
     Err e = {0};
     *s = (Side){0};
     cr_assert(model_cfg_from_json(&s->cfg, a->json, strlen(a->json), a->name, &e), "%s: %s", a->name, e.msg);
-    cr_assert(device_open(&s->dev, device, 1, &e) && device_bf16(s->dev, narrow, &e), "%s", e.msg);
+    cr_assert(device_open(&s->dev, device, 1, &e) && device_bf16(s->dev, is_bf16, &e), "%s", e.msg);
     s->dev->least = 0, s->dev->wide = in_f32 || !s->dev->cuda; /* the CPU rounds products alone, whichever it is */
-    if (narrow && !s->dev->cuda) gemm_use(s->dev->gemm, s->dev->gemm_bf16, 1, 0);
+    if (is_bf16 && !s->dev->cuda) gemm_use(s->dev->gemm, s->dev->gemm_bf16, 1, 0);
     o.poison = true;
-    if (!model_open(&s->m, s->dev, &s->cfg, o, &e)) {
-        cr_assert(s->dev->cuda && strstr(e.msg, "take --device cpu"), "%s: %s", a->name, e.msg);
+    if (!zoo_model(&s->m, &s->work, s->dev, &s->cfg, o, &e)) {
+        cr_assert(s->dev->cuda && strstr(e.msg, "use --device cpu"), "%s: %s", a->name, e.msg);
         model_cfg_free(&s->cfg);
         device_close(s->dev);
         return false;
     }
     model_init(&s->m, seed_of(a));
-    s->m.progress = 0.3, s->m.seed = 11, s->m.step = 3;
+    s->work.progress = 0.3, s->work.seed = 11, s->work.step = 3;
     return true;
 }
-static void side_close(Side *s) { zoo_close(&s->cfg, &s->m, s->dev); }
+static void side_close(Side *s) { zoo_close(&s->cfg, &s->m, &s->work, s->dev); }
 
 /* ---- fields ---------------------------------------------------------------------------------------------------------
  */
@@ -100,15 +102,15 @@ static double apart(const real *got, const real *want, size_t n) {
     for (size_t i = 0; i < n; i++) e += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
     return sqrt(e / s);
 }
-/* One micro-batch of packed sequences forward and backward; `narrow` of the device and of the CPU. */
+/* One micro-batch of packed sequences forward and backward; `is_bf16` of the device and of the CPU. */
 typedef void Plant(Ops *);
-static bool rows_apart(Apart *r, const Animal *a, const Batch *b, const int *tok, const int *tgt, bool cuda_narrow,
-                       bool cpu_narrow, Plant *plant) {
+static bool rows_apart(Apart *r, const Animal *a, const Batch *b, const int *tok, const int *tgt,
+                       bool cuda_round_to_bf16, bool cpu_bf16, Plant *plant) {
     enum { ROOM = 256 };
     Side cuda, cpu;
     ModelOpts o = {.train = true, .max_rows = b->N, .max_samples = b->B};
-    if (!side_open(&cuda, "cuda", a, cuda_narrow, o)) return false;
-    side_open(&cpu, "cpu", a, cpu_narrow, o);
+    if (!side_open(&cuda, "cuda", a, cuda_round_to_bf16, o)) return false;
+    side_open(&cpu, "cpu", a, cpu_bf16, o);
     if (plant) plant(&cuda.dev->own);
     Side *side[] = {&cpu, &cuda};
     real g[ROOM], nll[2][ROOM];
@@ -116,7 +118,7 @@ static bool rows_apart(Apart *r, const Animal *a, const Batch *b, const int *tok
     for (int i = 0; i < b->N; i++) g[i] = tgt[i] < 0 ? 0 : (real)(1.0 / b->N);
     for (int k = 0; k < 2; k++) {
         model_zero_grad(&side[k]->m);
-        model_train(&side[k]->m, b, tok, tgt, g, nll[k]);
+        model_train(&side[k]->m, &side[k]->work, b, tok, tgt, g, nll[k]);
     }
     r->bound = field_rms;
     for (int l = 0; l < cpu.m.L; l++)
@@ -127,10 +129,10 @@ static bool rows_apart(Apart *r, const Animal *a, const Batch *b, const int *tok
     return true;
 }
 enum { ZOO_VOCAB = 11 };
-static bool step_apart(Apart *r, const Animal *a, bool cuda_narrow, bool cpu_narrow, Plant *plant) {
+static bool step_apart(Apart *r, const Animal *a, bool cuda_round_to_bf16, bool cpu_bf16, Plant *plant) {
     Pass p;
     zoo_whole(&p, ZOO_VOCAB);
-    return rows_apart(r, a, &p.b, p.tok, p.tgt, cuda_narrow, cpu_narrow, plant);
+    return rows_apart(r, a, &p.b, p.tok, p.tgt, cuda_round_to_bf16, cpu_bf16, plant);
 }
 /* How much a model minds: its weights rounded and nothing else, on the CPU in f32. */
 static void see_round(Fields *f, Tensor *t, const char *path, unsigned flags) {
@@ -149,7 +151,7 @@ static Apart minds(const Animal *a) {
         Fields round = {.see = see_round};
         if (k) model_fields(&side[k].m, &side[k].m.w, &round);
         model_zero_grad(&side[k].m);
-        model_train(&side[k].m, &p.b, p.tok, p.tgt, g, nll[k]);
+        model_train(&side[k].m, &side[k].work, &p.b, p.tok, p.tgt, g, nll[k]);
     }
     r.nll = apart(nll[1], nll[0], (size_t)p.b.N);
     gradients_apart(&r, &side[1], &side[0]);
@@ -192,14 +194,14 @@ static const Animal experts = {
     "\"ffn\":[{\"kind\":\"moe\",\"experts\":5,\"top_k\":2,\"hidden\":7,\"shared\":1}],"
     "\"kinds\":{\"a\":{\"mixer\":\"retention\",\"heads\":3}},\"pattern\":[\"a\"]}"};
 static void wide_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
-    r->dev->narrow = false;
+    r->dev->products_bf16 = false;
     cuda_ops()->linear_groups(r, y, x, g, w);
-    r->dev->narrow = true;
+    r->dev->products_bf16 = true;
 }
 static void wide_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
-    r->dev->narrow = false;
+    r->dev->products_bf16 = false;
     cuda_ops()->linear_groups_backward(r, dx, dw, dy, x, g, w);
-    r->dev->narrow = true;
+    r->dev->products_bf16 = true;
 }
 static void plant_groups(Ops *o) { o->linear_groups = wide_groups; }
 static void plant_groups_backward(Ops *o) { o->linear_groups_backward = wide_groups_backward; }
@@ -210,8 +212,8 @@ Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
     Err e = {0};
     cr_assert(device_open(&d, "cuda", 1, &e), "%s", e.msg);
     /* Where sums have another order, a number in thousands is rounded to the other neighbour: 1e-4 of a gradient. */
-    const bool steady = rig_steady(d);
-    const double nll = steady ? 1e-5 : 5e-4, gradient = steady ? 1e-5 : 1e-3, missed = steady ? 10 : 2;
+    const bool invariant = rig_invariant(d);
+    const double nll = invariant ? 1e-5 : 5e-4, gradient = invariant ? 1e-5 : 1e-3, missed = invariant ? 10 : 2;
     device_close(d);
     in_f32 = true;
     for (int i = 0; i < 4; i++) {
@@ -228,12 +230,12 @@ Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
     cr_assert(forward.nll > missed * nll && backward.gradient > missed * gradient,
               "experts in f32: losses %.3g apart, gradients %.3g", forward.nll, backward.gradient);
 }
-static void no_queries(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, Look look, Tensor o,
+static void no_queries(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec, Tensor o,
                        Tensor lse) {
     Tensor none = scratch_tensor(r, "nobody's", REAL, dq.rank, dq.n);
     r->ops->zero(r, none);
-    if (dq.fresh) r->ops->zero(r, dq); /* whoever is first to add to it writes */
-    cuda_ops()->attend_backward(r, none, dkv, dout, q, kv, look, o, lse);
+    if (dq.overwrite) r->ops->zero(r, dq); /* whoever is first to add to it writes */
+    cuda_ops()->attend_backward(r, none, dkv, dout, q, kv, spec, o, lse);
 }
 static void twice(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     cuda_ops()->linear(r, y, x, w, bias);
@@ -279,10 +281,10 @@ static void long_pass(Long *p) {
     p->tgt[70] = -1;
     p->b = (Batch){LONG_SEQS, LONG_ROWS, p->off, p->seq, p->of, p->pos, p->first, p->id, false};
 }
-static bool long_apart(Apart *r, const char *name, bool narrow, Plant *plant) {
+static bool long_apart(Apart *r, const char *name, bool is_bf16, Plant *plant) {
     Long p;
     long_pass(&p);
-    return rows_apart(r, &zoo[zoo_find(name)], &p.b, p.tok, p.tgt, narrow, true, plant);
+    return rows_apart(r, &zoo[zoo_find(name)], &p.b, p.tok, p.tgt, is_bf16, true, plant);
 }
 /* Launches so far of kernels whose names begin so; a device counts none. */
 unsigned long simt_launches(const char *begin) __attribute__((weak));
@@ -356,7 +358,7 @@ static int losses_by(const char *device, const char *dtype, const char *attentio
     Config cfg;
     TrainRecord r;
     Err e = {0};
-    cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 0, NULL, &e) && trainer_open(t, &cfg, false, &e), "%s",
+    cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 0, NULL, &e) && trial_trainer(t, &cfg, 0, false, &e), "%s",
               e.msg);
     model_init(&t->model, 3);
     for (int k = 0; k < STEPS; k++) {
@@ -364,7 +366,7 @@ static int losses_by(const char *device, const char *dtype, const char *attentio
         loss[k] = r.loss;
     }
     if (t->dev->cuda) fused_count(t->dev->fused, &plans, &ran);
-    trainer_close(t);
+    trial_trainer_close(t);
     config_free(&cfg);
     free(t), free(all), free(text), free(dir);
     return ran;
@@ -421,7 +423,7 @@ static void refused_run(const char *device, const char *dtype, const char *why) 
     free(r.out), free(r.err), free(cfg), free(dir), free(text), free(all);
 }
 Test(cuda_bf16_model, cudnn_where_it_cannot_be, .timeout = 120) {
-    refused_run("cpu", "bf16", "attention cudnn: is for device cuda; leave it out, or take device cuda");
+    refused_run("cpu", "bf16", "attention cudnn: works on a GPU only; leave it out, or use device cuda");
     refused_run("cuda", "f32", "attention cudnn: computes in bf16; expected dtype bf16, got f32");
     Ran r = RUN("bench", "ops", "--attention", "all", "--rows", "8");
     cr_assert(r.status == 2 && strstr(r.err, "--attention: expected own, cudnn or cudnn_unordered, got 'all'"), "%s",
@@ -478,8 +480,8 @@ static int decode(Side *s, real *out) {
     Pass whole, p;
     int idx[ZOO_ROWS], rows = 0, from[ZOO_SEQS] = {0}, n[ZOO_SEQS] = {4, 3, 2}, V = s->cfg.vocab;
     if (!model_cache_open(&s->m, &c, ZOO_SEQS, ZOO_ROWS, ZOO_ROWS, 3, false, &e) ||
-        !model_extend_reserve(&s->m, &c, ZOO_ROWS, ZOO_ROWS, ZOO_SEQS, &e)) {
-        cr_assert(s->dev->cuda && strstr(e.msg, "take --device cpu"), "%s", e.msg);
+        !model_extend_reserve(&s->m, &s->work, &c, ZOO_ROWS, ZOO_ROWS, ZOO_SEQS, &e)) {
+        cr_assert(s->dev->cuda && strstr(e.msg, "use --device cpu"), "%s", e.msg);
         kv_close(&c);
         return 0;
     }
@@ -487,7 +489,8 @@ static int decode(Side *s, real *out) {
     for (int step = 0; step < 5; step++) {
         zoo_part(&p, &whole, from, n, NULL);
         for (int i = 0; i < p.b.N; i++) idx[i] = i;
-        cr_assert(model_extend(&s->m, &c, &p.b, p.tok, (Pick){p.b.N, idx}, TENSOR(out + rows * V, REAL, p.b.N, V), &e),
+        cr_assert(model_extend(&s->m, &s->work, &c, &p.b, p.tok, (RowList){p.b.N, idx},
+                               TENSOR(out + rows * V, REAL, p.b.N, V), &e),
                   "%s", e.msg);
         rows += p.b.N;
         for (int q = 0; q < ZOO_SEQS; q++) from[q] += n[q], n[q] = from[q] < whole.off[q + 1] - whole.off[q] ? 1 : 0;
@@ -500,7 +503,8 @@ Test(cuda_bf16_model, decodes_as_the_cpu_within_bf16, .timeout = 300) {
     int ran = 0;
     for (int i = 1; i < zoo_count(); i += 2) {
         static real want[64 * 16], got[64 * 16];
-        ModelOpts o = {.narrow_weights = true, .narrow_cache = i % 4 == 1}; /* rows of the cache in bf16 or f32 */
+        ModelOpts o = {.bf16_weights = true,
+                       .codec = i % 4 == 1 ? &codec_bf16 : &codec_f32}; /* rows of the cache in bf16 or f32 */
         Side cuda, cpu;
         if (!side_open(&cuda, "cuda", &zoo[i], true, o)) continue;
         side_open(&cpu, "cpu", &zoo[i], true, o);

@@ -1,10 +1,10 @@
 /* test_cuda_decode.c: a batch that gets smaller one by one on a device, which fills its steps up to few sizes: what the
  * living sequences see, how many passes are recorded, and that those who fill up leave nothing behind. */
-#include "../rig.h"
-#include "../zoo.h"
-#include "../../infer/sampler.h"
-#include "../../infer/session.h"
-#include "../../ops/graph.h"
+#include "tests/lib/rig.h"
+#include "tests/lib/zoo.h"
+#include "infer/sampler.h"
+#include "infer/session.h"
+#include "ops/graph.h"
 
 enum { SEQS = 11, SHORTEST = 3, ROOM = SHORTEST + SEQS + 6, VOCAB = 11, CHECKED = 2 };
 typedef struct {
@@ -27,13 +27,13 @@ static void side_open(Side *d, const Animal *a, bool plain) {
 }
 static void side_close(Side *d) {
     session_close(&d->s);
-    zoo_close(&d->cfg, &d->m, d->dev);
+    zoo_close(&d->cfg, &d->m, NULL, d->dev);
 }
 typedef struct {
     int token[SEQS][ROOM];            /* drawn */
     real last[CHECKED * SEQS][VOCAB]; /* logits of a row behind the last token of each, and of another text then */
     long begun, replayed;
-    bool steady; /* on a device whose sums of a row have one order */
+    bool invariant; /* on a device whose sums of a row have one order */
 } Said;
 /* Sequence s draws SHORTEST + s tokens with a penalty; `told`: they are fed as they were drawn elsewhere, without a
  * draw, so that no step is filled up. */
@@ -45,7 +45,7 @@ static void texts(Said *out, const Animal *a, bool plain, const Said *told) {
     Sampler how = sampler_default();
     how.repetition_penalty = 1.3;
     memset(out, 0, sizeof *out);
-    out->steady = rig_steady(d.dev);
+    out->invariant = rig_invariant(d.dev);
     for (int done = 0, alive = SEQS; alive; done++) {
         Feed f[SEQS];
         SampleRow rows[SEQS];
@@ -95,7 +95,7 @@ Test(cuda_decode, a_batch_that_gets_smaller, .timeout = 300) {
         CHECK_BYTES(a->name, graph.token, plain.token, sizeof plain.token);
         CHECK_BYTES(a->name, graph.last, plain.last, sizeof plain.last);
         /* Of other numbers of rows. */
-        if (alone.steady)
+        if (alone.invariant)
             CHECK_BYTES(a->name, graph.last, alone.last, sizeof alone.last);
         else
             CHECK_RMS(a->name, &graph.last[0][0], &alone.last[0][0], CHECKED * SEQS * VOCAB, 1e-5);

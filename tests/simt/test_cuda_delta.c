@@ -1,15 +1,15 @@
 /* test_cuda_delta.c: the recurrence by chunks, operands of its products in bf16, on the CUDA backend, against the
  * reference in wide numbers on the same inputs. The bound is that of docs/numerics.md; mistakes planted in the
  * reference must miss it tenfold. And rows in bf16, by chunks and row after row, beside the same rows in f32. */
-#include "../recur_ref.h"
+#include "tests/lib/recur_ref.h"
 
 static const double bound = 6e-3; /* of root mean squares */
-static void narrow_open(Rig *g, size_t mem) {
+static void bf16_open(Rig *g, size_t mem) {
     Err e = {0};
     rig_open(g, rig_first(), 1, mem);
     cr_assert(device_bf16(g->dev, true, &e), "%s", e.msg);
 }
-static void narrow_close(Rig *g) {
+static void bf16_close(Rig *g) {
     Err e = {0};
     device_bf16(g->dev, false, &e);
     rig_close(g);
@@ -21,9 +21,9 @@ typedef struct {
 static Apart apart(const Scene *c, const Scene *as) {
     Apart a = {0};
     Rig g;
-    narrow_open(&g, (size_t)64 << 20);
+    bf16_open(&g, (size_t)64 << 20);
     recur_apart(&g, c, as, a.err, a.at);
-    narrow_close(&g);
+    bf16_close(&g);
     return a;
 }
 static void tell(const char *what, const Apart *a) {
@@ -204,9 +204,9 @@ Test(cuda_delta, takes_what_it_says, .timeout = 300) {
 typedef struct {
     Tensor wide, half; /* the same numbers, as `real`s and in BF16 */
 } Twin;
-static Twin twin(Rig *g, const wide *from, int a, int b, int c, bool fresh) {
+static Twin twin(Rig *g, const wide *from, int a, int b, int c, bool overwrite) {
     Twin t = {EMPTY(g, "wide", a, b, c), arena_tensor(&g->mem, "in bf16", BF16, 3, (const int[]){a, b, c})};
-    if (fresh) return t.half.fresh = t.wide.fresh = true, t; /* NaN */
+    if (overwrite) return t.half.overwrite = t.wide.overwrite = true, t; /* NaN */
     for (size_t i = 0; i < tensor_count(t.wide); i++) {
         ((uint16_t *)t.half.p)[i] = bf16_from((float)from[i]);
         R(t.wide)[i] = bf16_to(((uint16_t *)t.half.p)[i]);
@@ -233,22 +233,23 @@ static void hold_twin(Rig *g, const char *what, const char *shape, Twin t) {
     }
     cr_assert(e <= bound * bound * all, "%s, %s: %.3g off", shape, what, sqrt(e / all));
 }
-static void hold_twins(Scene *c, bool fresh) {
+static void hold_twins(Scene *c, bool overwrite) {
     Rig g;
-    narrow_open(&g, (size_t)64 << 20);
+    bf16_open(&g, (size_t)64 << 20);
     const int N = c->N, H = c->H, HV = c->HV, K = c->K, V = c->V, G = c->gwidth, n = c->nseq * HV;
     char shape[96];
-    snprintf(shape, sizeof shape, "%d rows, %d and %d heads of %d and %d, decay %d, delta %d, fresh %d", N, H, HV, K, V,
-             G, c->delta, fresh);
+    snprintf(shape, sizeof shape, "%d rows, %d and %d heads of %d and %d, decay %d, delta %d, overwrite %d", N, H, HV,
+             K, V, G, c->delta, overwrite);
     g.batch = recur_batch(c);
     int *idx = xcalloc((size_t)N, sizeof *idx);
     for (int i = 0; i < N; i++) idx[i] = i;
-    g.run.in = g.run.out = (Pick){N, idx};
+    g.run.in = g.run.out = (RowList){N, idx};
     wide *any = recur_weights((size_t)N * (size_t)HV * (size_t)imax(K, V), 3),
          *ends = recur_weights((size_t)n * (size_t)K * (size_t)V, 4);
     Twin q = twin(&g, c->q, N, H, K, false), k = twin(&g, c->k, N, H, K, false), v = twin(&g, c->v, N, HV, V, false),
-         dout = twin(&g, any, N, HV, V, false), o = twin(&g, NULL, N, HV, V, true), dq = twin(&g, any, N, H, K, fresh),
-         dk = twin(&g, any, N, H, K, fresh), dv = twin(&g, any, N, HV, V, fresh), keep, state, dg, dbeta, dstart;
+         dout = twin(&g, any, N, HV, V, false), o = twin(&g, NULL, N, HV, V, true),
+         dq = twin(&g, any, N, H, K, overwrite), dk = twin(&g, any, N, H, K, overwrite),
+         dv = twin(&g, any, N, HV, V, overwrite), keep, state, dg, dbeta, dstart;
     Tensor none = {.p = NULL}, gates = none, beta = none;
     if (G) gates = real_of(&g, c->g, N * HV, G), gates.rank = 3, gates.n[0] = N, gates.n[1] = HV, gates.n[2] = G;
     if (c->delta) beta = real_of(&g, c->beta, N, HV);
@@ -272,7 +273,7 @@ static void hold_twins(Scene *c, bool fresh) {
     if (G) hold_twin(&g, "dg", shape, dg);
     if (c->delta) hold_twin(&g, "dbeta", shape, dbeta);
     free(idx), free(any), free(ends);
-    narrow_close(&g);
+    bf16_close(&g);
     recur_case_free(c);
 }
 /* By chunks, values where they lie (a multiple of eight of them) and not, and row after row. */
@@ -285,10 +286,10 @@ Test(cuda_delta, rows_in_bf16, .timeout = 300) {
                {{65, 20}, 2, 2, 16, 8, 0, false, true},   {{40, 9}, 1, 2, 20, 24, 20, true, true},
                {{30, 3}, 1, 1, 130, 70, 1, true, false},  {{20, 3}, 2, 2, 9, 130, 9, false, true}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        for (int fresh = 0; fresh < 2; fresh++)
+        for (int overwrite = 0; overwrite < 2; overwrite++)
             hold_twins(recur_case(2, all[i].rows, (int[]){33, 64, 7}, 3, all[i].H, all[i].HV, all[i].K, all[i].V,
                                   all[i].decay, all[i].delta, all[i].history),
-                       fresh);
+                       overwrite);
 }
 /* A pass in pieces, each continuing the state of the one before: the same outputs and the same end. */
 Test(cuda_delta, pieces_are_one_pass, .timeout = 300) {
@@ -296,7 +297,7 @@ Test(cuda_delta, pieces_are_one_pass, .timeout = 300) {
     static const int cuts[] = {0, 64, 141, 150, 151, N};
     Scene *c = recur_case(1, (int[]){N}, (int[]){N}, 1, 1, HV, K, V, K, true, false);
     Rig g;
-    narrow_open(&g, (size_t)16 << 20);
+    bf16_open(&g, (size_t)16 << 20);
     real o[2][N * HV * V], end[2][HV * K * V];
     for (int pieces = 0; pieces < 2; pieces++) {
         Tensor state = EMPTY(&g, "state", 1, HV * K * V);
@@ -306,7 +307,7 @@ Test(cuda_delta, pieces_are_one_pass, .timeout = 300) {
             for (int i = 0; i < n; i++) pos[i] = from + i, first[i] = from ? -1 : 0, idx[i] = i;
             g.batch = (Batch){.B = 1, .N = n, .off = off, .seq = seq, .of = of, .pos = pos, .first = first};
             g.batch.history = from > 0;
-            g.run.in = g.run.out = (Pick){n, idx};
+            g.run.in = g.run.out = (RowList){n, idx};
             const int at[5][3] = {{n, 1, K}, {n, 1, K}, {n, HV, V}, {n, HV, K}, {n, HV, 1}};
             const wide *in[] = {c->q, c->k, c->v, c->g, c->beta};
             Tensor x[5], y = EMPTY(&g, "o", n, HV, V);
@@ -322,6 +323,6 @@ Test(cuda_delta, pieces_are_one_pass, .timeout = 300) {
     }
     CHECK_RELATIVE("o in pieces", o[1], o[0], N * HV * V, 2 * bound);
     CHECK_RELATIVE("state in pieces", end[1], end[0], HV * K * V, 2 * bound);
-    narrow_close(&g);
+    bf16_close(&g);
     recur_case_free(c);
 }

@@ -1,7 +1,7 @@
 /* test_cuda_double.c: a training step of the small models on the device beside the double build's, by field: what the
  * CPU's f32 and the device's could have in common is found here. CHECK_ORACLE names the file (tests/oracle). */
-#include "../oracle/oracle.h"
-#include "../rig.h"
+#include "tests/oracle/oracle.h"
+#include "tests/lib/rig.h"
 #include <libgen.h>
 
 static FILE *oracle(void) {

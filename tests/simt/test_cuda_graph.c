@@ -1,10 +1,11 @@
 /* test_cuda_graph.c: a run whose passes are recorded and replayed beside one whose kernels are launched one by one: the
  * same bits of losses, norms, weights and moments, for every configuration. */
-#include "../check.h"
-#include "../../ops/cuda/cuda.h"
-#include "../../ops/device.h"
-#include "../../ops/host.h"
-#include "../../train/record.h"
+#include "tests/lib/check.h"
+#include "tests/lib/trial.h"
+#include "ops/cuda/cuda.h"
+#include "ops/device.h"
+#include "ops/host.h"
+#include "train/capture.h"
 
 typedef struct {
     double loss[8], norm[8], cr[8];
@@ -24,10 +25,13 @@ static void keep(Trained *to, Device *dev, Tensor t) {
     view_close(dev, t, view, false);
 }
 static void keep_all(Trained *to, const Trainer *t) {
-    for (int i = 0; i < t->params.n; i++)
-        for (int role = 0; role < PARAM_ROLES; role++) keep(to, t->dev, t->params.p[i].t[role]);
-    for (int i = 0; i < t->adapters.n; i++)
-        for (int role = 0; role < PARAM_ROLES; role++) keep(to, t->dev, t->adapters.p[i].t[role]);
+    const Params *all[] = {&t->params, &t->adapters};
+    for (int a = 0; a < 2; a++)
+        for (int i = 0; i < all[a]->n; i++) {
+            const Param *p = &all[a]->p[i];
+            for (int role = 0; role < PARAM_ROLES; role++) keep(to, t->dev, p->t[role]);
+            for (int k = 0; k < STATES_MAX; k++) keep(to, t->dev, p->state[k].t);
+        }
 }
 static Trainer *begin(Config *cfg, const char *file, int stage, const char *graph, int n, const char *const over[]) {
     Err e = {0};
@@ -38,10 +42,10 @@ static Trainer *begin(Config *cfg, const char *file, int stage, const char *grap
                             "train.batch=2",   "train.micro_batch=1", "train.eval_every=0", key};
     for (int i = 0; i < n; i++) with[8 + i] = over[i];
     cr_assert(config_parse(cfg, text, bytes, "yaml", 8 + n, (char *const *)with, &e), "%s: %s", file, e.msg);
-    cr_assert(trainer_open_stage(t, cfg, stage, false, &e), "%s: %s", file, e.msg);
+    cr_assert(trial_trainer(t, cfg, stage, false, &e), "%s: %s", file, e.msg);
     model_init(&t->model, 3);
     if (t->lora.n) lora_begin(&t->lora, 3);
-    t->state.step = t->first;
+    t->run->state.step = t->first;
     free(text), free(key);
     return t;
 }
@@ -58,9 +62,9 @@ static Trained train(const char *file, int stage, int steps, const char *graph, 
         out.loss[k] = r.loss, out.norm[k] = r.grad_norm, out.cr[k] = r.reports ? r.cr : 0;
     }
     keep_all(&out, t);
-    out.replayed = graphs_replayed(t->graphs);
-    out.apart = record_apart(t);
-    trainer_close(t);
+    out.replayed = graphs_replayed(capture_graphs(t->stepper));
+    out.apart = t->stepper->on_device;
+    trial_trainer_close(t);
     config_free(&cfg);
     free(t);
     return out;
@@ -109,6 +113,13 @@ Test(cuda_graph, muon_dropout_bf16_moments_recomputation, .timeout = 300) {
     static const char *const over[] = {"optim.state_dtype=bf16", "train.dropout=0.1", "train.recompute=1",
                                        "optim.clip=0.1"};
     same("muon", 4, over);
+}
+Test(cuda_graph, other_optimizers, .timeout = 300) {
+    static const char *const lion[] = {"optim.kind=lion", "optim.state_dtype=bf16"}, *const free_[] = {
+                                                                                         "optim.kind=schedule_free",
+                                                                                         "optim.schedule=constant"};
+    same("gqa", 2, lion);
+    same("gqa", 2, free_);
 }
 Test(cuda_graph, products_in_bf16, .timeout = 300) {
     static const char *const over[] = {"train.dtype=bf16", "model.d_model=64"};
@@ -166,7 +177,7 @@ Test(cuda_graph, a_step_that_diverges_leaves_weights, .timeout = 300) {
         Err e = {0};
         TrainRecord r;
         Trainer *t = begin(&cfg, "configs/tiny-gqa.yaml", 0, k ? "auto" : "off", 0, NULL);
-        cr_assert(record_apart(t));
+        cr_assert(t->stepper->on_device);
         for (int i = 0; i < 3; i++) cr_assert(trainer_step(t, &r, &e), "%s", e.msg);
         const float wild = INFINITY;
         Tensor norm = t->model.w.norm;
@@ -177,15 +188,17 @@ Test(cuda_graph, a_step_that_diverges_leaves_weights, .timeout = 300) {
         keep_all(&after, t);
         /* but for the gradients, which are among what is kept: they are the step's own */
         size_t at = 0;
-        for (int i = 0; i < t->params.n; i++)
-            for (int role = 0; role < PARAM_ROLES; role++) {
-                size_t n = tensor_bytes(t->params.p[i].t[role]);
-                if (role != PARAM_GRAD && n) CHECK_BYTES(t->params.p[i].name, after.bytes + at, before.bytes + at, n);
+        for (int i = 0; i < t->params.n; i++) {
+            const Param *p = &t->params.p[i];
+            for (int k = 0; k < PARAM_ROLES + STATES_MAX; k++) {
+                size_t n = tensor_bytes(k < PARAM_ROLES ? p->t[k] : p->state[k - PARAM_ROLES].t);
+                if (k != PARAM_GRAD && n) CHECK_BYTES(p->name, after.bytes + at, before.bytes + at, n);
                 at += n;
             }
+        }
         cr_assert(at == before.n && at == after.n);
         free(before.bytes), free(after.bytes);
-        trainer_close(t);
+        trial_trainer_close(t);
         config_free(&cfg);
         free(t);
     }
@@ -228,13 +241,14 @@ Test(cuda_graph, packed_windows_share_recordings, .timeout = 300) {
         }
         keep_all(&got[k], t);
         if (k) {
-            long begun = graphs_begun(t->graphs), replayed = graphs_replayed(t->graphs);
+            long begun = graphs_begun(capture_graphs(t->stepper)),
+                 replayed = graphs_replayed(capture_graphs(t->stepper));
             cr_assert(orders == 3 && keys >= 2 && again > 0, "orders %d, %d sums of lengths, %d again", orders, keys,
                       again);
             cr_assert(begun == 2 + keys && replayed == again + 2 * (STEPS - 2), "%ld begun, %ld replayed", begun,
                       replayed);
         }
-        trainer_close(t);
+        trial_trainer_close(t);
         config_free(&cfg);
         free(t);
     }

@@ -1,9 +1,10 @@
 /* test_cuda_lanes.c: attention over long cached histories on the device, gone through in pieces by several blocks,
  * beside the CPU's over the same cache; what a sequence gets is its own, whoever stands beside it. */
-#include "../check.h"
-#include "../../layers/cache.h"
-#include "../../ops/cuda/cuda.h"
-#include "../../ops/host.h"
+#include "tests/lib/check.h"
+#include "layers/cache/cache.h"
+#include "layers/cache/codec.h"
+#include "ops/cuda/cuda.h"
+#include "ops/host.h"
 
 enum { SEQS = 4, ROOM = 720, ROWS = 24 };
 typedef struct {
@@ -13,8 +14,8 @@ typedef struct {
     Run run;
 } Side;
 typedef struct {
-    KvShape s; /* narrow: products with operands in bf16, too */
-    Look look;
+    KvShape s; /* rows in bf16: products with operands in bf16, too */
+    AttnSpec spec;
     bool merge;
 } Form;
 /* Rows of history, then wanted rows of the pass: long ones of one, of few and of too many rows; a short one; and in a
@@ -25,7 +26,7 @@ static void side_open(Side *s, const char *device, const Form *f) {
     Err e = {0};
     *s = (Side){0};
     cr_assert(device_open(&s->dev, device, 1, &e), "%s", e.msg);
-    if (!strcmp(device, "cuda")) cr_assert(device_bf16(s->dev, f->s.narrow, &e), "%s", e.msg);
+    if (!strcmp(device, "cuda")) cr_assert(device_bf16(s->dev, rows_as(&f->s) == ROWS_BF16, &e), "%s", e.msg);
     cr_assert(kv_open_at(&s->cache, s->dev, &f->s, 1, SEQS, ROOM + ROWS, ROOM, 0, true, false, &e), "%s", e.msg);
     cr_assert(arena_open_at(&s->mem, device_memory(s->dev, true), "tensors", (size_t)16 << 20, true, &e), "%s", e.msg);
     s->run = run_make(s->dev, &s->scratch);
@@ -41,11 +42,11 @@ static Tensor drawn(Side *s, const char *name, int rank, const int n[]) {
     for (size_t i = 0; i < tensor_count(t); i++) R(t)[i] = (real)rng_normal(key, i);
     return t;
 }
-/* Which rows retire the one before them: none that begins a history. */
+/* Which rows are evicted the one before them: none that begins a history. */
 static Tensor retiring(Side *s, const Form *f, int q, int n) {
     Tensor t = ABSENT;
-    if (!f->s.retire) return t;
-    t = arena_tensor(&s->mem, "gone", REAL, 2, (int[]){n, f->s.lanes});
+    if (!f->s.evicts) return t;
+    t = arena_tensor(&s->mem, "evicted", REAL, 2, (int[]){n, f->s.lanes});
     for (int i = 0; i < n * f->s.lanes; i++)
         R(t)[i] = i >= f->s.lanes && rng_mix(rng_mix(17, (uint64_t)q), (uint64_t)i) % 3 == 0;
     return t;
@@ -76,7 +77,7 @@ static void fill(Side *s, const Form *f) {
         Mark mark = arena_mark(&s->mem);
         char name[16];
         snprintf(name, sizeof name, "keys %d", q);
-        Kv kv = {.s = f->s, .k = drawn(s, name, 3, (int[]){n, f->s.lanes, f->s.kdim}), .gone = retiring(s, f, q, n)};
+        Kv kv = {.s = f->s, .k = drawn(s, name, 3, (int[]){n, f->s.lanes, f->s.kdim}), .evicted = retiring(s, f, q, n)};
         name[0] = 'v';
         if (!f->s.alias) kv.v = drawn(s, name, 3, (int[]){n, f->s.lanes, f->s.vdim});
         s->run.batch = &b;
@@ -93,7 +94,7 @@ typedef struct {
 } Act;
 static void see_attend(Side *s, void *x) {
     Act *a = x;
-    kv_attend(&s->run, kv_slot(&s->cache, 0), &a->kv, a->o, a->lse, a->q, a->f->look, a->f->merge);
+    kv_attend(&s->run, kv_slot(&s->cache, 0), &a->kv, a->o, a->lse, a->q, a->f->spec, a->f->merge);
 }
 /* The sequences from..to-1: (rows, heads, vdim) into o, with lse behind them. Returns how many rows. */
 static int attend(Side *s, const Form *f, int from, int to, bool begins, float *out) {
@@ -110,20 +111,20 @@ static int attend(Side *s, const Form *f, int from, int to, bool begins, float *
         off[q - from + 1] = N;
     }
     Batch b = {.B = to - from, .N = N, .off = off, .seq = seq, .of = of, .pos = pos, .first = first, .history = true};
-    int H = f->look.heads, Dk = f->s.kdim, Dv = f->s.vdim;
+    int H = f->spec.heads, Dk = f->s.kdim, Dv = f->s.vdim;
     Mark mark = arena_mark(&s->mem);
     Tensor q = drawn(s, "q", 3, (int[]){ROWS, H, Dk}), o = drawn(s, "o before", 3, (int[]){ROWS, H, Dv}),
            lse = drawn(s, "lse before", 2, (int[]){ROWS, H});
-    if (f->s.narrow) check_as_bf16(q);
-    Tensor gone = retiring(s, f, 9, ROWS);
+    if (rows_as(&f->s) == ROWS_BF16) check_as_bf16(q);
+    Tensor evicted = retiring(s, f, 9, ROWS);
     Act a = {f,
-             {.s = f->s, .gone = f->s.retire ? tensor_part(gone, skip, N) : ABSENT},
+             {.s = f->s, .evicted = f->s.evicts ? tensor_part(evicted, skip, N) : ABSENT},
              tensor_part(o, skip, N),
              tensor_part(lse, skip, N),
              tensor_part(q, skip, N)};
     Err e = {0};
     s->run.batch = &b;
-    s->run.in = s->run.out = (Pick){N, idx};
+    s->run.in = s->run.out = (RowList){N, idx};
     cr_assert(kv_begin(&s->cache, &b, &e), "%s", e.msg);
     with_scratch(s, see_attend, &a);
     memcpy(out, a.o.p, tensor_bytes(a.o));
@@ -136,7 +137,7 @@ static void check_form(const Form *f) {
     Side cpu, cuda;
     side_open(&cpu, "cpu", f), side_open(&cuda, "cuda", f);
     fill(&cpu, f), fill(&cuda, f);
-    const size_t H = (size_t)f->look.heads, row = H * (size_t)f->s.vdim;
+    const size_t H = (size_t)f->spec.heads, row = H * (size_t)f->s.vdim;
     for (int begins = 0; begins < 2; begins++) {
         size_t n = (size_t)attend(&cpu, f, 0, SEQS, begins, want), at = 0;
         attend(&cuda, f, 0, SEQS, begins, got);
@@ -144,7 +145,7 @@ static void check_form(const Form *f) {
         for (size_t i = 0; i < n * H; i++) /* rows that see nothing have no lse on either side */
             if (want[n * row + i] == -INFINITY && got[n * row + i] == -INFINITY)
                 want[n * row + i] = got[n * row + i] = 0;
-        CHECK_RMS("o", got, want, n * row, f->s.narrow ? 2e-3 : 1e-5); /* probabilities of 8 bits */
+        CHECK_RMS("o", got, want, n * row, rows_as(&f->s) == ROWS_BF16 ? 2e-3 : 1e-5); /* probabilities of 8 bits */
         CHECK_RMS("lse", got + n * row, want + n * row, n * H, 1e-5);
         for (int q = 0; q < SEQS; q++) { /* alone: the same bits */
             size_t m = (size_t)attend(&cuda, f, q, q + 1, begins, alone);
@@ -156,32 +157,42 @@ static void check_form(const Form *f) {
 }
 Test(cuda_lanes, pieces_have_what_the_whole_has, .timeout = 300) {
     const Form forms[] = {
-        {{.lanes = 2, .kdim = 12, .vdim = 20}, {4, 0, 0, (real)0.3}, true},
-        {{.lanes = 1, .kdim = 16, .vdim = 70}, {3, 0, 0, (real)0.2}, false},
-        {{.lanes = 1, .kdim = 40, .vdim = 140, .alias = false}, {2, 0, 0, (real)0.2}, true}, /* two slices */
-        {{.lanes = 1, .kdim = 24, .vdim = 16, .alias = true}, {33, 0, 0, (real)0.2}, true},  /* two tiles of entries */
-        {{.lanes = 2, .kdim = 8, .vdim = 8, .window = 300, .sinks = 70}, {2, 290, 65, (real)0.4}, true},
-        {{.lanes = 1, .kdim = 8, .vdim = 8}, {2, 150, 0, (real)0.4}, false}, /* most pieces see nothing */
+        {{.lanes = 2, .kdim = 12, .vdim = 20}, {4, 0, 0, (real)0.3, 0}, true},
+        {{.lanes = 1, .kdim = 16, .vdim = 70}, {3, 0, 0, (real)0.2, 0}, false},
+        {{.lanes = 1, .kdim = 40, .vdim = 140, .alias = false}, {2, 0, 0, (real)0.2, 0}, true}, /* two slices */
+        {{.lanes = 1, .kdim = 24, .vdim = 16, .alias = true},
+         {33, 0, 0, (real)0.2, 0},
+         true}, /* two tiles of entries */
+        {{.lanes = 2, .kdim = 8, .vdim = 8, .window = 300, .sinks = 70}, {2, 290, 65, (real)0.4, 0}, true},
+        {{.lanes = 1, .kdim = 8, .vdim = 8}, {2, 150, 0, (real)0.4, 0}, false}, /* most pieces see nothing */
     };
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) check_form(&forms[i]);
 }
-/* Rows in bf16 on the matrix units: widths of every kernel, few and many entries, pieces, rows that retire. */
+/* Rows in bf16 on the matrix units: widths of every kernel, few and many entries, pieces, rows that are evicted. */
 Test(cuda_lanes, matrix_units_have_what_the_whole_has, .timeout = 600) {
     const Form forms[] = {
-        {{.lanes = 2, .kdim = 16, .vdim = 24, .narrow = true}, {4, 0, 0, (real)0.3}, true},
-        {{.lanes = 1, .kdim = 64, .vdim = 64, .narrow = true}, {3, 0, 0, (real)0.2}, false},
-        {{.lanes = 1, .kdim = 72, .vdim = 128, .narrow = true}, {7, 0, 0, (real)0.2}, true},
-        {{.lanes = 1, .kdim = 128, .vdim = 128, .narrow = true}, {2, 0, 0, (real)0.1}, true},
-        {{.lanes = 1, .kdim = 136, .vdim = 256, .narrow = true}, {2, 0, 0, (real)0.1}, true},
-        {{.lanes = 1, .kdim = 256, .vdim = 136, .narrow = true, .window = 150}, {3, 150, 0, (real)0.05}, false},
-        {{.lanes = 1, .kdim = 40, .vdim = 24, .narrow = true, .alias = true}, {33, 0, 0, (real)0.2}, true},
-        {{.lanes = 2, .kdim = 96, .vdim = 70, .narrow = true, .alias = true}, {6, 0, 0, (real)0.1}, true},
-        {{.lanes = 1, .kdim = 136, .vdim = 128, .narrow = true, .alias = true}, {5, 0, 0, (real)0.1}, false},
-        {{.lanes = 1, .kdim = 576, .vdim = 512, .narrow = true, .alias = true}, {9, 0, 0, (real)0.05}, true},
-        {{.lanes = 2, .kdim = 8, .vdim = 8, .narrow = true, .window = 300, .sinks = 70}, {2, 290, 65, (real)0.4}, true},
-        {{.lanes = 1, .kdim = 8, .vdim = 8, .narrow = true}, {2, 150, 0, (real)0.4}, false},
-        {{.lanes = 2, .kdim = 32, .vdim = 32, .narrow = true, .retire = true, .delay = 3}, {6, 0, 0, (real)0.2}, true},
-        {{.lanes = 1, .kdim = 12, .vdim = 20, .narrow = true}, {2, 0, 0, (real)0.3}, true}, /* on the plain units */
+        {{.lanes = 2, .kdim = 16, .vdim = 24, .codec = &codec_bf16}, {4, 0, 0, (real)0.3, 0}, true},
+        {{.lanes = 1, .kdim = 64, .vdim = 64, .codec = &codec_bf16}, {3, 0, 0, (real)0.2, 0}, false},
+        {{.lanes = 1, .kdim = 72, .vdim = 128, .codec = &codec_bf16}, {7, 0, 0, (real)0.2, 0}, true},
+        {{.lanes = 1, .kdim = 128, .vdim = 128, .codec = &codec_bf16}, {2, 0, 0, (real)0.1, 0}, true},
+        {{.lanes = 1, .kdim = 136, .vdim = 256, .codec = &codec_bf16}, {2, 0, 0, (real)0.1, 0}, true},
+        {{.lanes = 1, .kdim = 256, .vdim = 136, .codec = &codec_bf16, .window = 150},
+         {3, 150, 0, (real)0.05, 0},
+         false},
+        {{.lanes = 1, .kdim = 40, .vdim = 24, .codec = &codec_bf16, .alias = true}, {33, 0, 0, (real)0.2, 0}, true},
+        {{.lanes = 2, .kdim = 96, .vdim = 70, .codec = &codec_bf16, .alias = true}, {6, 0, 0, (real)0.1, 0}, true},
+        {{.lanes = 1, .kdim = 136, .vdim = 128, .codec = &codec_bf16, .alias = true}, {5, 0, 0, (real)0.1, 0}, false},
+        {{.lanes = 1, .kdim = 576, .vdim = 512, .codec = &codec_bf16, .alias = true}, {9, 0, 0, (real)0.05, 0}, true},
+        {{.lanes = 2, .kdim = 8, .vdim = 8, .codec = &codec_bf16, .window = 300, .sinks = 70},
+         {2, 290, 65, (real)0.4, 0},
+         true},
+        {{.lanes = 1, .kdim = 8, .vdim = 8, .codec = &codec_bf16}, {2, 150, 0, (real)0.4, 0}, false},
+        {{.lanes = 2, .kdim = 32, .vdim = 32, .codec = &codec_bf16, .evicts = true, .delay = 3},
+         {6, 0, 0, (real)0.2, 0},
+         true},
+        {{.lanes = 1, .kdim = 12, .vdim = 20, .codec = &codec_bf16},
+         {2, 0, 0, (real)0.3, 0},
+         true}, /* on the plain units */
     };
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) check_form(&forms[i]);
 }

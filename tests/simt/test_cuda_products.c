@@ -1,7 +1,7 @@
 /* test_cuda_products.c: products as the library makes them of the shapes of a model, on a device those of the 124M
  * model: no term of a sum is lost, and results in bf16 are rounded once, at the end. */
-#include "../rig.h"
-#include "../../ops/cuda/cuda.h"
+#include "tests/lib/rig.h"
+#include "ops/cuda/cuda.h"
 
 static double number_of(const void *p, size_t i, bool half) {
     return half ? (double)bf16_to(((const uint16_t *)p)[i]) : (double)((const float *)p)[i];
@@ -14,20 +14,20 @@ static void sums_of_ones(Device *dev, CudaGemm s, const Tensor one[2], Tensor C,
     static const char *const kinds[] = {"f32", "bf16", "bf16 into bf16"};
     s.lda = s.ta ? s.M : s.K, s.ldb = s.tb ? s.K : s.N, s.ldc = s.N;
     for (int kind = 0; kind < 3; kind++) {
-        s.narrow = kind > 0, s.half = kind == 2;
+        s.is_bf16 = kind > 0, s.c_bf16 = kind == 2;
         /* what is in bf16 lies so that the library takes it */
-        if (s.narrow && (s.lda % 8 || s.ldb % 8 || s.ldc % 8)) continue;
+        if (s.is_bf16 && (s.lda % 8 || s.ldb % 8 || s.ldc % 8)) continue;
         for (int times = 1; times <= 2; times++) {
-            const void *ones = one[s.narrow].p;
+            const void *ones = one[s.is_bf16].p;
             s.accumulate = times == 2;
             const size_t n = (size_t)s.M * (size_t)s.N;
             cuda_gemm(dev->cuda, s, C.p, ones, ones);
-            device_read(dev, got, C.p, n * (s.half ? sizeof(uint16_t) : sizeof(float)));
-            double want = rounded(times * (double)s.K, s.half);
+            device_read(dev, got, C.p, n * (s.c_bf16 ? sizeof(uint16_t) : sizeof(float)));
+            double want = rounded(times * (double)s.K, s.c_bf16);
             for (size_t i = 0; i < n; i++)
-                cr_assert(number_of(got, i, s.half) == want,
+                cr_assert(number_of(got, i, s.c_bf16) == want,
                           "(%d,%d,%d), transposed %d %d, %s: C[%zu] is %.9g, not %.9g", s.M, s.N, s.K, s.ta, s.tb,
-                          kinds[kind], i, number_of(got, i, s.half), want);
+                          kinds[kind], i, number_of(got, i, s.c_bf16), want);
         }
     }
 }
@@ -64,8 +64,8 @@ Test(cuda_products, no_term_of_a_sum_is_lost, .timeout = 250) {
 /* Few results of many terms, which the library makes of parts of sums: against double, rounded. Parts that were kept in
  * bf16 would move every fourth number to a neighbour; the order of sums moves one in thousands.
  *
- * The bound: matrix units cut products off at the last bit q of the sum so far (tests/simt/sums.cpp), which for terms of
- * either sign errs by q / sqrt(3) each, at random. q grows with the root of the terms, so that K of them err by d =
+ * The bound: matrix units cut products off at the last bit q of the sum so far (tests/simt/sums.cpp), which for terms
+ * of either sign errs by q / sqrt(3) each, at random. q grows with the root of the terms, so that K of them err by d =
  * q sqrt(K / 6), 37 q, where q is at most 2^-23 of the result: 4.4e-6 of it, 3.5e-6 on average. A neighbour is 2^-7 of
  * the result away, or half of that, and is taken with a probability of d over that distance. The mean square of that
  * is at most 3.5e-6 x 2^-7 = (1.7e-4)^2, of two results in 4,096, whose number is drawn; three times its root allows
@@ -79,8 +79,9 @@ Test(cuda_products, results_in_bf16_are_rounded_once, .timeout = 60) {
                       arena_tensor(&g.mem, "w in bf16", BF16, 2, (int[]){N, K})};
     for (int i = 0; i < M * K; i++)
         ((uint16_t *)half[0].p)[i] = bf16_from(R(x)[i]), ((uint16_t *)half[1].p)[i] = bf16_from(R(w)[i]);
-    cuda_gemm(g.dev->cuda, (CudaGemm){M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .narrow = true, .half = true},
-              C.p, half[0].p, half[1].p);
+    cuda_gemm(g.dev->cuda,
+              (CudaGemm){M, N, K, .lda = K, .ldb = K, .ldc = N, .tb = true, .is_bf16 = true, .c_bf16 = true}, C.p,
+              half[0].p, half[1].p);
     device_sync(g.dev);
     double *got = xcalloc(M * N, sizeof *got), *want = xcalloc(2 * M * N, sizeof *want), *parts = want + M * N;
     for (int i = 0; i < M * N; i++) {

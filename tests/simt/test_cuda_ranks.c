@@ -1,9 +1,9 @@
 /* test_cuda_ranks.c: ranks with an emulated device each, over the emulated NCCL: what they compute, what is saved, and
  * what ends them. */
-#include "../check.h"
-#include "../../ops/host.h"
-#include "../../train/comm_nccl.h"
-#include "../../train/shards.h"
+#include "tests/lib/check.h"
+#include "ops/host.h"
+#include "train/comm/comm_nccl.h"
+#include "train/save/shards.h"
 #include <jansson.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -148,7 +148,7 @@ Test(cuda_ranks, three_ranks_with_matrices_that_have_owners, .timeout = 300) {
     same_bytes("three", "one");
 }
 /* Two micro-batches a rank, and the CPU's ranks beside them, with gradients that travel in half. */
-Test(cuda_ranks, gradients_in_half_are_the_cpus, .timeout = 300) {
+Test(cuda_ranks, gradients_in_bf16_are_the_cpus, .timeout = 300) {
     static const char *const stages[] = {"dist.stage=0", "dist.stage=2"};
     for (int k = 0; k < 2; k++) {
         char a[16], b[16];
@@ -221,12 +221,12 @@ Test(cuda_ranks, hosts_meet_by_an_address, .timeout = 120) {
     free(r.out), free(r.err);
     r = two_hosts("1", "x=y");
     cr_assert(r.status == EXIT_INPUT &&
-                  strstr(r.err, "need a place to meet: set MASTER_ADDR and MASTER_PORT, or dist.store"),
+                  strstr(r.err, "need a rendezvous: set MASTER_ADDR and MASTER_PORT, or dist.store"),
               "%s", r.err);
     free(r.out), free(r.err);
     r = two_hosts("0", "MASTER_ADDR=127.0.0.1");
-    cr_assert(r.status == EXIT_WORLD && strstr(r.err, "(call 0): NCCL: invalid usage: two ranks have one device"), "%s",
-              r.err);
+    cr_assert(r.status == EXIT_RUNTIME && strstr(r.err, "(call 0): NCCL: invalid usage: two ranks have one device"),
+              "%s", r.err);
     free(r.out), free(r.err);
 }
 
@@ -238,8 +238,8 @@ static void broken(const char *fault, const char *says, const char *rank1) {
     Ran r = train("run", 3, "4", "-q", "run.device=cuda", "train.batch=3", "train.save_every=1", "dist.stage=1", NULL);
     double took = now_seconds() - begun;
     unsetenv("SIMT_NCCL_FAULT");
-    cr_assert(r.status == EXIT_WORLD && took < 60 * check_slow(), "%s: status %d after %g s: %s", fault, r.status, took,
-              r.err);
+    cr_assert(r.status == EXIT_RUNTIME && took < 60 * check_slow(), "%s: status %d after %g s: %s", fault, r.status,
+              took, r.err);
     char *zero = strstr(r.err, "kvsmith: rank 0 on "), *two = strstr(r.err, "[rank 2] kvsmith: rank 2 on ");
     cr_assert(zero && two && strstr(zero, says) && strstr(two, says), "%s: %s", fault, r.err);
     cr_assert(strstr(zero, "(call ") && strstr(r.err, rank1), "%s: %s", fault, r.err);
@@ -250,11 +250,11 @@ static void broken(const char *fault, const char *says, const char *rank1) {
     cr_assert_eq(system(rm), 0);
     free(dir), free(rm);
 }
-#define LATE "no end within 4 s"
-#define GONE "NCCL: remote process exited"
+#define LATE    "did not finish within 4 s"
+#define EVICTED "NCCL: remote process exited"
 Test(cuda_ranks, a_rank_that_fails_ends_the_others, .timeout = 300) {
-    broken("error:1:30", GONE, "rank 1 on ");
-    broken("die:1:60", GONE, "rank 1 was killed by signal 9");
+    broken("error:1:30", EVICTED, "rank 1 on ");
+    broken("die:1:60", EVICTED, "rank 1 was killed by signal 9");
     broken("die:1:0", LATE, "rank 1 was killed by signal 9");
 }
 Test(cuda_ranks, a_rank_that_hangs_ends_the_others, .timeout = 300) {
@@ -267,7 +267,7 @@ Test(cuda_ranks, a_library_that_does_not_return, .timeout = 120) {
     setenv("SIMT_NCCL_FAULT", "stuck:0:20", 1);
     Ran r = train("run", 0, "", "-q", "run.device=cuda", "dist.comm=nccl", "dist.deadline=1", NULL);
     unsetenv("SIMT_NCCL_FAULT");
-    cr_assert(r.status == EXIT_WORLD && strstr(r.err, "(call 20): no end within 4 s, and this rank does not come back"),
+    cr_assert(r.status == EXIT_RUNTIME && strstr(r.err, "(call 20): did not finish within 4 s, and this rank is stuck"),
               "%d %s", r.status, r.err);
     free(r.out), free(r.err);
 }
@@ -291,15 +291,15 @@ static void refused(Ran r, int status, const char *part) {
 }
 Test(cuda_ranks, what_cannot_be_is_said, .timeout = 120) {
     refused(train("run", 2, "20", "-q", "dist.comm=nccl", NULL), EXIT_INPUT,
-            "dist.comm: nccl is for ranks that compute on a device each: take run.device=cuda");
-    CHECK_REFUSED(train("run", 0, "", "-q", "dist.comm=nccl", NULL), EXIT_INPUT, "take run.device=cuda");
+            "dist.comm: nccl needs one GPU per rank: set run.device=cuda");
+    CHECK_REFUSED(train("run", 0, "", "-q", "dist.comm=nccl", NULL), EXIT_INPUT, "set run.device=cuda");
     refused(train("run", 2, "20", "-q", "run.device=cuda", "dist.comm=shm", NULL), EXIT_INPUT,
-            "dist.comm: shm sends from the host's memory");
+            "dist.comm: shm sends from host memory");
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
-    refused(train("run", 3, "20", "-q", "run.device=cuda", "train.batch=3", NULL), EXIT_WORLD,
-            "device cuda: 3 ranks on this host, this one sees 2 devices: each rank takes the device of its number");
+    refused(train("run", 3, "20", "-q", "run.device=cuda", "train.batch=3", NULL), EXIT_RUNTIME,
+            "device cuda: 3 ranks on this host, but this rank sees 2 GPUs; each rank uses the GPU with its index");
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    CHECK_REFUSED(train("run", 0, "", "-q", "run.device=cuda", "dist.comm=nccl", NULL), EXIT_WORLD,
+    CHECK_REFUSED(train("run", 0, "", "-q", "run.device=cuda", "dist.comm=nccl", NULL), EXIT_RUNTIME,
                   "device cuda: no device: no CUDA-capable device is detected");
     unsetenv("CUDA_VISIBLE_DEVICES");
     char *dir = check_path("run");
@@ -311,7 +311,7 @@ Test(cuda_ranks, what_cannot_be_is_said, .timeout = 120) {
     cr_assert_eq(system(cp), 0);
     CHECK_REFUSED(check_run_argv(
                       (const char *const[]){alone, "train", cfg, own, "-q", "run.device=cuda", "dist.comm=nccl", NULL}),
-                  EXIT_WORLD, "NCCL: libnccl-emulated.so is not beside the program, where the loader looks");
+                  EXIT_RUNTIME, "NCCL: libnccl-emulated.so was not found next to kvsmith");
     cr_assert(!check_exists(dir));
     free(alone), free(cfg), free(own), free(cp), free(dir);
 }
@@ -371,5 +371,5 @@ Test(cuda_ranks, collectives_on_devices_are_right, .timeout = 120) {
                   "%s", out);
         json_decref(j), free(out);
     }
-    CHECK_REFUSED(RUN("bench", "comm", "--comm", "nccl"), EXIT_INPUT, "take run.device=cuda");
+    CHECK_REFUSED(RUN("bench", "comm", "--comm", "nccl"), EXIT_INPUT, "set run.device=cuda");
 }

@@ -1,11 +1,12 @@
 /* test_cuda_run.c: runs of training and of the program on the emulated device beside the CPU's: loss curves,
  * checkpoints that either resumes, text, errors. */
-#include "../check.h"
-#include "../../ops/file.h"
-#include "../../ops/host.h"
-#include "../../train/checkpoint.h"
-#include "../../train/saver.h"
-#include "../../train/watch.h"
+#include "tests/lib/check.h"
+#include "tests/lib/trial.h"
+#include "ops/file.h"
+#include "ops/host.h"
+#include "train/save/checkpoint.h"
+#include "train/save/saver.h"
+#include "train/report/watch.h"
 #include <jansson.h>
 
 /* A text of lines that repeat, so that its loss falls far in few steps. */
@@ -44,13 +45,13 @@ static Trainer *trainer(Config *cfg, const char *device, int n, const char *cons
     Err e = {0};
     for (int i = 0; i < n; i++) with[i + 1] = over[i];
     cr_assert(config_parse(cfg, all, strlen(all), "yaml", n + 1, (char *const *)with, &e), "%s", e.msg);
-    cr_assert(trainer_open(t, cfg, false, &e), "%s", e.msg);
+    cr_assert(trial_trainer(t, cfg, 0, false, &e), "%s", e.msg);
     model_init(&t->model, 3);
     free(all), free(dir);
     return t;
 }
 static void close_trainer(Trainer *t, Config *cfg) {
-    trainer_close(t);
+    trial_trainer_close(t);
     free(t);
     config_free(cfg);
 }
@@ -91,6 +92,16 @@ Test(cuda_run, muon_with_bf16_moments_dropout_and_recomputation, .timeout = 120)
     same_curve(4, 5, over, 1e-4);
 }
 
+/* Every optimizer of the table, by the device's kernels. */
+Test(cuda_run, every_optimizer, .timeout = 300) {
+    for (int k = 0; optimizers[k]; k++) {
+        char *kind = xformat("optim.kind=%s", optimizer_names[k]);
+        const char *const over[] = {kind, "optim.schedule=constant", "optim.state_dtype=bf16"};
+        same_curve(3, 3, over, 1e-4);
+        free(kind);
+    }
+}
+
 /* A run on a device needs of the host what lies there: a model that no host holds may be trained on a device that holds
  * it, whatever a machine whose memory grows says is free. */
 Test(cuda_run, memory_of_the_device_is_not_the_hosts, .timeout = 60) {
@@ -103,13 +114,14 @@ Test(cuda_run, memory_of_the_device_is_not_the_hosts, .timeout = 60) {
         Err e = {0};
         Trainer *t = xcalloc(1, sizeof *t);
         cr_assert(config_parse(&cfg, all, strlen(all), "yaml", 4, (char *const *)with, &e), "%s", e.msg);
-        cr_assert(trainer_open_stage(t, &cfg, 0, true, &e), "%s", e.msg);
+        cr_assert(trial_trainer(t, &cfg, 0, true, &e), "%s", e.msg);
         trainer_regions(t, false, &r);
         cr_assert(r.total > (size_t)1 << 44 && (k ? r.host < (size_t)1 << 30 : r.host == r.total), "%zu of %zu bytes",
                   r.host, r.total);
         cr_assert(trainer_fits(t, &e) == (k == 1), "%s", e.msg);
         cr_assert(k || strstr(e.msg, "the run needs "), "%s", e.msg);
-        trainer_close(t);
+        regions_free(&r);
+        trial_trainer_close(t);
         free(t), free(all), free(dir);
         config_free(&cfg);
     }
@@ -355,11 +367,11 @@ Test(cuda_run, what_cannot_be_is_said, .timeout = 60) {
         "device cuda does not have recurrences of keys wider than 256 yet, which layer 0 needs (model.kinds.");
     CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q", "model.layers=1", "model.ffn.hidden=1000000",
                       "model.d_model=8192", "model.kinds.full.heads=2"),
-                  EXIT_WORLD, "out of device memory: ");
+                  EXIT_RUNTIME, "out of device memory: ");
     char *dir = check_path("run");
     cr_assert(!check_exists(dir), "a run that did not begin left its folder");
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD,
+    CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_RUNTIME,
                   "device cuda: no CUDA-capable device is detected");
     CHECK_REFUSED(RUN("generate", "no-such-model", "--device", "cuda", "--prompt", "x"), EXIT_INPUT, "no-such-model");
     unsetenv("CUDA_VISIBLE_DEVICES");
@@ -377,9 +389,9 @@ Test(emulated, what_the_machine_lacks_is_said, .timeout = 60) {
                 {"SIMT_NO_CUBLASLT", "1", "device cuda: libcublasLt.so.13 is not found; name its folder in"}};
     for (size_t i = 0; i < sizeof lack / sizeof *lack; i++) {
         setenv(lack[i].name, lack[i].value, 1);
-        CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_WORLD, lack[i].said);
-        CHECK_REFUSED(RUN("device", "--device", "cuda"), EXIT_WORLD, lack[i].said);
-        CHECK_REFUSED(RUN("bench", "ops", "--device", "cuda"), EXIT_WORLD, lack[i].said);
+        CHECK_REFUSED(RUN("train", cfg, "--device", "cuda", "-q"), EXIT_RUNTIME, lack[i].said);
+        CHECK_REFUSED(RUN("device", "--device", "cuda"), EXIT_RUNTIME, lack[i].said);
+        CHECK_REFUSED(RUN("bench", "ops", "--device", "cuda"), EXIT_RUNTIME, lack[i].said);
         unsetenv(lack[i].name);
         cr_assert(!check_exists(dir), "a run that did not begin left its folder");
     }
@@ -465,8 +477,8 @@ Test(cuda_run, choices_of_products_are_measured_and_kept, .timeout = 200) {
                   "%zu: %d %s", k, r.status, r.err);
         free(r.out), free(r.err);
     }
-    CHECK_REFUSED(RUN("bench", "decode", cfg, "--device", "cpu", with), EXIT_INPUT, "is for device cuda");
-    CHECK_REFUSED(RUN("bench", "tune", cfg, with), EXIT_INPUT, "bench tune: is for device cuda");
+    CHECK_REFUSED(RUN("bench", "decode", cfg, "--device", "cpu", with), EXIT_INPUT, "only a GPU uses it");
+    CHECK_REFUSED(RUN("bench", "tune", cfg, with), EXIT_INPUT, "bench tune: works on a GPU only");
     CHECK_REFUSED(RUN("bench", "tune", cfg, "--device", "cuda"), EXIT_INPUT, "expected --tuning FILE");
     CHECK_REFUSED(RUN("bench", "decode", cfg, "--device", "cuda", "--tuning", "/nowhere/t"), EXIT_INPUT, "/nowhere/t");
     free(text), free(key), free(with), free(file), free(cfg);

@@ -1,10 +1,10 @@
 /* test_cuda_tables.c: the device's copy of the cache's tables: over drawn passes, forks and drops it is what the host
  * has, where a kernel looks; and a step brings over the words that it changed, not the context. */
-#include "../cache_model.h"
-#include "../../infer/session.h"
-#include "../../ops/graph.h"
-#include "../../ops/host.h"
-#include "../zoo.h"
+#include "tests/lib/cache_model.h"
+#include "infer/session.h"
+#include "ops/graph.h"
+#include "ops/host.h"
+#include "tests/lib/zoo.h"
 #include <criterion/redirect.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -22,13 +22,13 @@ static int differ(Device *d, const void *host, const void *there, size_t i, size
     return bad;
 }
 /* Of what a kernel reads: lengths of all lanes, and for each visible row its page, position and whether it is
- * retired. */
+ * evicted. */
 static int tables_differ(Device *d, const Slot *s) {
     const Lanes *t = kv_lanes(s), *c = kv_lanes_there(s);
     size_t n = (size_t)t->nseq * (size_t)t->s.lanes, one = sizeof(int);
     int bad =
         differ(d, t->s0, c->s0, 0, n, one) + differ(d, t->lo, c->lo, 0, n, one) + differ(d, t->hi, c->hi, 0, n, one);
-    if (t->s.retire) bad += differ(d, t->tail, c->tail, 0, n, one);
+    if (t->s.evicts) bad += differ(d, t->tail, c->tail, 0, n, one);
     for (size_t l = 0; l < n; l++)
         for (int row = imin(t->s0[l], t->lo[l]); row < t->hi[l]; row++) {
             if (row >= t->s0[l] + t->s.sinks && row < t->lo[l]) continue;
@@ -39,7 +39,7 @@ static int tables_differ(Device *d, const Slot *s) {
                 continue;
             }
             bad += differ(d, t->pos, c->pos, at, 1, one);
-            if (t->s.retire) bad += differ(d, t->gone, c->gone, at, 1, sizeof *t->gone);
+            if (t->s.evicts) bad += differ(d, t->evicted, c->evicted, at, 1, sizeof *t->evicted);
         }
     return bad;
 }
@@ -62,10 +62,10 @@ static int planted(Device *d, const Slot *s, int lane) {
         *word[i] = was;
         n++;
     }
-    if (t->gone) {
-        bool *gone = &t->gone[*table * t->P + row % t->P];
+    if (t->evicted) {
+        bool *gone = &t->evicted[*table * t->P + row % t->P];
         *gone ^= 1;
-        cr_assert(tables_differ(d, s) > 0, "a row that retired goes unnoticed");
+        cr_assert(tables_differ(d, s) > 0, "a row that evicted goes unnoticed");
         *gone ^= 1;
         n++;
     }
@@ -93,8 +93,8 @@ Test(cuda_lanes, a_device_sees_what_the_host_wrote, .timeout = 300) {
     const KvShape s[SLOTS] = {
         {.lanes = 2, .kdim = 3, .vdim = 2},
         {.lanes = 1, .kdim = 2, .vdim = 1, .window = 7, .sinks = 3},
-        {.lanes = 2, .kdim = 2, .vdim = 2, .retire = true},
-        {.lanes = 1, .kdim = 2, .vdim = 2, .retire = true, .delay = 4, .carry = 2, .carry_rows = 3}};
+        {.lanes = 2, .kdim = 2, .vdim = 2, .evicts = true},
+        {.lanes = 1, .kdim = 2, .vdim = 2, .evicts = true, .delay = 4, .carry = 2, .carry_rows = 3}};
     int rows = 0, found = 0;
     for (int draw = 0; draw < DRAWS; draw++) {
         Dice dice = {rng_mix(0x7AB1E5, (uint64_t)draw), 0};
@@ -141,12 +141,13 @@ Test(cuda_lanes, words_go_over_as_they_were, .timeout = 60) {
     Device *d;
     Err e = {0};
     Arena a;
-    Mirror *m;
+    DirtyCopy *m;
     Dice dice = {11, 0};
     cr_assert(device_open(&d, "cuda", 1, &e), "%s", e.msg);
     cr_assert(arena_open_at(&a, device_memory(d, false), "words", 10 * bytes + 4096, true, &e), "%s", e.msg);
-    char *there = arena_take(&a, bytes, "there"), *mem = arena_take(&a, mirror_bytes(bytes), "under way"), *seen[TIMES];
-    cr_assert(mirror_bytes(bytes) < 2 * bytes && mirror_open(&m, d, host, there, bytes, mem, &e), "%s", e.msg);
+    char *there = arena_take(&a, bytes, "there"), *mem = arena_take(&a, dirty_copy_bytes(bytes), "under way"),
+         *seen[TIMES];
+    cr_assert(dirty_copy_bytes(bytes) < 2 * bytes && dirty_copy_open(&m, d, host, there, bytes, mem, &e), "%s", e.msg);
     for (int k = 0; k < TIMES; k++) {
         for (int i = 0; i < (k ? 3000 : WORDS); i++) {
             int w = k ? roll(&dice, WORDS) : i;
@@ -154,15 +155,15 @@ Test(cuda_lanes, words_go_over_as_they_were, .timeout = 60) {
             if (k % 2) {
                 p += roll(&dice, 3);
                 p[0]++, p[1]--;
-                mirror_changed(m, p, 2);
+                dirty_copy_changed(m, p, 2);
             } else {
                 host[w] += (uint32_t)i + 1;
-                mirror_changed(m, p, 4);
+                dirty_copy_changed(m, p, 4);
             }
         }
-        cr_assert(mirror_behind(m));
-        mirror_flush(m);
-        cr_assert(!mirror_behind(m));
+        cr_assert(dirty_copy_behind(m));
+        dirty_copy_flush(m);
+        cr_assert(!dirty_copy_behind(m));
         memcpy(want[k], host, bytes);
         device_copy(d, seen[k] = arena_take(&a, bytes, "seen"), there, bytes);
         memset(host, 0xEE, bytes); /* it is the host's own again */
@@ -172,14 +173,14 @@ Test(cuda_lanes, words_go_over_as_they_were, .timeout = 60) {
         device_read(d, got, seen[k], bytes);
         CHECK_BYTES("words of a time", got, want[k], bytes);
     }
-    mirror_close(m);
+    dirty_copy_close(m);
     arena_close(&a);
     device_close(d);
 }
 
 /* Rows are looked at before kv_begin has brought over where they lie. */
 static void looks(Rig *g, Cache *c, const Kv *kv) {
-    kv_attend(&g->run, kv_slot(c, 0), kv, ABSENT, ABSENT, ABSENT, (Look){.heads = 1, .scale = 1}, false);
+    kv_attend(&g->run, kv_slot(c, 0), kv, ABSENT, ABSENT, ABSENT, (AttnSpec){.heads = 1, .scale = 1}, false);
 }
 static sigjmp_buf refused;
 static void aborted(int signal) {
@@ -200,9 +201,9 @@ Test(cuda_lanes, what_was_not_brought_over_is_not_read, .init = cr_redirect_stde
     g.run.scratch = g.run.host = &a;
     looks(&g, &c, &(Kv){.s = s}); /* of no row */
     kv_lanes(kv_slot(&c, 0))->hi[0] = 1;
-    cr_assert(!mirror_behind(c.mirror));
+    cr_assert(!dirty_copy_behind(c.mirror));
     kv_drop(&c, 0);
-    cr_assert(mirror_behind(c.mirror));
+    cr_assert(dirty_copy_behind(c.mirror));
     signal(SIGABRT, aborted); /* from here on; what came before returns */
     if (!sigsetjmp(refused, 1)) {
         looks(&g, &c, &(Kv){.s = s});
@@ -250,7 +251,7 @@ static Went step_of(const char *name, int context, bool plain, int *lanes) {
     cr_assert((graphs_replayed(s.cache.graphs) > 0) == !plain);
     free(tok);
     session_close(&s);
-    zoo_close(&cfg, &m, dev);
+    zoo_close(&cfg, &m, NULL, dev);
     return (Went){after.copies - before.copies, after.bytes - before.bytes};
 }
 /* A word of a lane is a position, its length, and where it has a window the begin of that; with its number 8 bytes.

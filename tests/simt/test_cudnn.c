@@ -1,10 +1,10 @@
 /* test_cudnn.c: what the emulated cuDNN (cudnn.cpp) refuses, each by a mistake planted between sdpa.c and it, as the
  * library refuses it; and what it finds that the library would not notice. */
-#include "../rig.h"
-#include "../../ops/cuda/cudnn_so.h"
-#include "../../ops/cuda/fused.h"
-#include "../../ops/cuda/sdpa.h"
-#include "../../ops/cuda/cuda.h"
+#include "tests/lib/rig.h"
+#include "ops/cuda/host/cudnn_so.h"
+#include "ops/cuda/host/fused.h"
+#include "ops/cuda/sdpa.h"
+#include "ops/cuda/cuda.h"
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,8 +1,8 @@
 /* test_delta.cpp: the recurrence by chunks in other orders of threads, warps and blocks: the same bits, and nothing for
  * the detectors to report. What it computes is tested by test_cuda_delta.c. */
 #include <criterion/criterion.h>
-#include "../../ops/cuda/cuda.h"
-#include "include/cuda_runtime.h"
+#include "ops/cuda/cuda.h"
+#include "tests/simt/include/cuda_runtime.h"
 #include <string.h>
 #include <vector>
 
@@ -16,8 +16,8 @@ static void halve(float *p, size_t n) {
     }
 }
 /* Two sequences, the second of which continues a history, documents that begin inside of windows; all results.
- * narrow: q, k, v, o and do are bf16, and so are the gradients of the former, which are then fresh. */
-static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay, bool narrow) {
+ * is_bf16: q, k, v, o and do are bf16, and so are the gradients of the former, which are then fresh. */
+static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay, bool is_bf16) {
     static const int ints[] = {0, 75, T, 1, 0}; /* off, seq */
     int first[T];
     for (int i = 0; i < T; i++) {
@@ -26,7 +26,7 @@ static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay, 
     }
     CudaRecur p = {};
     p.B = 2, p.N = T, p.H = H, p.HV = HV, p.K = K, p.V = V, p.longest = T - 75, p.delta = delta, p.scale = 0.3f;
-    p.narrow = narrow;
+    p.is_bf16 = is_bf16;
     p.per_channel = decay > 1, p.blob = (size_t)(HV * K * V);
     size_t k = (size_t)(T * H * K), v = (size_t)(T * HV * V), g = (size_t)(T * HV * (decay ? decay : 1)), b = T * HV,
            S = (size_t)(2 * HV * K * V), given = 2 * k + 2 * v + g + b + 2 * S,
@@ -35,11 +35,11 @@ static std::vector<float> results(Cuda *c, int K, int V, bool delta, int decay, 
     for (size_t i = 0; i < given; i++) host[i] = (float)((i * 2654435761u >> 7) % 2001) / 1000 - 1;
     for (size_t i = 2 * k + 2 * v; i < 2 * k + 2 * v + g; i++) host[i] = -0.1f * (1 + host[i]);
     for (size_t i = 0; i < k; i++) host[k + i] *= 0.2f;
-    for (size_t at = 0; narrow && at < 2 * k + 2 * v; at += at < 2 * k ? k : v) halve(&host[at], at < 2 * k ? k : v);
+    for (size_t at = 0; is_bf16 && at < 2 * k + 2 * v; at += at < 2 * k ? k : v) halve(&host[at], at < 2 * k ? k : v);
     int *at = (int *)cuda_take(c, sizeof ints + sizeof first, false);
     float *in = (float *)cuda_take(c, given * sizeof *in, false), *to = (float *)cuda_take(c, made * sizeof *to, false);
     CudaRecurGrad d = {};
-    d.q.narrow = d.k.narrow = d.v.narrow = d.q.fresh = d.k.fresh = d.v.fresh = narrow;
+    d.q.is_bf16 = d.k.is_bf16 = d.v.is_bf16 = d.q.overwrite = d.k.overwrite = d.v.overwrite = is_bf16;
     void *mem = cuda_take(c, cuda_delta_bytes(&p), false),
          *back = cuda_take(c, cuda_delta_backward_bytes(&p, d.v), false);
     cuda_upload(c, at, ints, sizeof ints), cuda_upload(c, at + 5, first, sizeof first);

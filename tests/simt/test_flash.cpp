@@ -1,8 +1,8 @@
 /* test_flash.cpp: attention on the matrix units in other orders of threads, warps and blocks: the same bits, and
  * nothing for the detectors to report. What it computes is tested by test_cuda_bf16.c. */
 #include <criterion/criterion.h>
-#include "../../ops/cuda/cuda.h"
-#include "include/cuda_runtime.h"
+#include "ops/cuda/cuda.h"
+#include "tests/simt/include/cuda_runtime.h"
 #include <vector>
 
 enum { T = 150, HEADS = 4, LANES = 2 };

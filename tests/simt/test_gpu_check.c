@@ -1,6 +1,6 @@
 /* test_gpu_check.c: gpu-check (tests/gpu) rehearsed on the emulation: what it writes, how it goes on after it was cut
  * off, and that a part which hangs or has no device takes nothing from the others. */
-#include "../check.h"
+#include "tests/lib/check.h"
 #include <jansson.h>
 #include <libgen.h>
 #include <sys/stat.h>

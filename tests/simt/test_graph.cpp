@@ -1,6 +1,7 @@
-/* test_graph.cpp: recordings (ops/cuda/graph.cu) and what the emulation finds of graphs: each by a planted mistake. */
-#include "../../ops/cuda/cuda.h"
-#include "include/cublasLt.h"
+/* test_graph.cpp: recordings (ops/cuda/kernels/graph.cu) and what the emulation finds of graphs: each by a planted
+ * mistake. */
+#include "ops/cuda/cuda.h"
+#include "tests/simt/include/cublasLt.h"
 #include "kernels.h"
 #include <criterion/criterion.h>
 #include <cstdlib>
@@ -178,8 +179,8 @@ Test(graph, a_recording_keeps_its_algorithms_until_it_is_captured) {
     cuda_graph_free(d.c, g);
     close_desk(&d);
 }
-/* A product that the first run did not ask for: the capture is given up, nothing is done twice or left out, and the next
- * run is captured. */
+/* A product that the first run did not ask for: the capture is given up, nothing is done twice or left out, and the
+ * next run is captured. */
 Test(graph, a_capture_that_needs_an_algorithm_is_given_up) {
     for (int waits = 0; waits < 2; waits++) {
         Desk d;

@@ -1,6 +1,6 @@
 /* test_launch_check.c: a kernel that the device refuses, or that fails while it runs: the line that ends the program
  * has the kernel's name where KVSMITH_CUDA_CHECK is set. */
-#include "../check.h"
+#include "tests/lib/check.h"
 
 /* Steps of training on the emulated device, in which it fails as `fault` says (SIMT_FAULT in README.md). */
 static Ran train(const char *run, const char *fault, const char *check) {
@@ -22,7 +22,7 @@ static Ran train(const char *run, const char *fault, const char *check) {
 static void ends(const char *run, const char *fault, const char *check, const char *with, const char *without) {
     Ran r = train(run, fault, check);
     const char *last = strstr(r.err, "kvsmith: device cuda: "), *end = last ? strchr(last, '\n') : NULL;
-    cr_assert(r.status == EXIT_WORLD && end && !end[1] && end - last <= 300, "%s: %d %s", fault, r.status, r.err);
+    cr_assert(r.status == EXIT_RUNTIME && end && !end[1] && end - last <= 300, "%s: %d %s", fault, r.status, r.err);
     cr_assert(!strncmp(strchr(last + 9, ':') + 2, with, strlen(with)) && !(without && strstr(last, without)), "%s: %s",
               fault, r.err);
     free(r.out), free(r.err);

@@ -1,6 +1,6 @@
 /* test_sums.cpp: sums as matrix units make them (sums.cpp), and the tests whose bounds have to hold with them, too. */
-#include "../../ops/cuda/cuda.h"
-#include "include/cuda_runtime.h"
+#include "ops/cuda/cuda.h"
+#include "tests/simt/include/cuda_runtime.h"
 #include <criterion/criterion.h>
 #include <cstdlib>
 #include <string>
@@ -30,7 +30,8 @@ Test(truncated_sums, terms_are_cut_off_at_the_largest) {
                   (double)s.truncated);
     }
 }
-/* A product of the library, by either: 1 less 31 times 1.5 x 2^-24, which are all cut off, or none. In f32 nothing is. */
+/* A product of the library, by either: 1 less 31 times 1.5 x 2^-24, which are all cut off, or none. In f32 nothing
+ * is. */
 Test(truncated_sums, products_in_bf16_have_them) {
     enum { K = 32 };
     char why[200];
@@ -40,15 +41,15 @@ Test(truncated_sums, products_in_bf16_have_them) {
     uint16_t *half = (uint16_t *)(x + 2 * K);
     for (int k = 0; k < K; k++) a[k] = k ? -0x1.8p-12f : 1, a[K + k] = k ? 0x1p-12f : 1;
     cuda_upload(c, x, a, sizeof a);
-    cuda_halve(c, 2 * K, half, x);
-    for (int narrow = 0; narrow < 2; narrow++)
+    cuda_cast_to_bf16(c, 2 * K, half, x);
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++)
         for (int truncated = 0; truncated < 2; truncated++) {
             simt_truncate(truncated);
-            cuda_gemm(c, {1, 1, K, K, 1, 1, false, false, false, narrow != 0, false}, x + 3 * K,
-                      narrow ? (void *)half : x, narrow ? (void *)(half + K) : x + K);
+            cuda_gemm(c, {1, 1, K, K, 1, 1, false, false, false, is_bf16 != 0, false}, x + 3 * K,
+                      is_bf16 ? (void *)half : x, is_bf16 ? (void *)(half + K) : x + K);
             cuda_download(c, &got, x + 3 * K, sizeof got);
-            cr_assert(narrow && truncated ? got == 1 : got < 1 && got > 1 - 0x1p-17f, "bf16 %d, truncated %d: %a",
-                      narrow, truncated, (double)got);
+            cr_assert(is_bf16 && truncated ? got == 1 : got < 1 && got > 1 - 0x1p-17f, "bf16 %d, truncated %d: %a",
+                      is_bf16, truncated, (double)got);
         }
     cuda_give(c, x);
     cuda_stop(c);

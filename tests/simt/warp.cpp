@@ -49,8 +49,8 @@ static bool gathered(const Thread *t, bool *broken) {
     }
     return all;
 }
-/* The current thread's deposit, which the caller fills in where it stays: it is read in other pieces than it is written,
- * which processors do slowly soon after. */
+/* The current thread's deposit, which the caller fills in where it stays: it is read in other pieces than it is
+ * written, which processors do slowly soon after. */
 static Call *deposit(CallKind kind, unsigned mask, SIMT_AT_DEF, const void *pc) {
     Call *c = &core.now->call;
     c->kind = kind, c->mask = mask, c->a = c->b = c->arg = 0;

@@ -5,7 +5,7 @@ transformers 5.23.0.
 Usage: make_moe.py [OUT]   (default: beside this script)
 
 Each file: x (N,d), y (N,d), dy (N,d), dx (N,d); w.NAME, every weight under the name it has in published files below
-`mlp.`; g.NAME, the derivative of sum(y dy) by it (not of the balancing bias). Settings are in tests/test_moe.c.
+`mlp.`; g.NAME, the derivative of sum(y dy) by it (not of the balancing bias). Settings are in tests/layers/test_moe.c.
 Inputs are drawn until no choice of a group or an expert is closer than 0.005.
 """
 import pathlib

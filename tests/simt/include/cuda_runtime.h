@@ -1,7 +1,7 @@
 /* cuda_runtime.h: the part of CUDA's runtime interface that ops/cuda uses, for the emulation: same names, same meaning;
  * numbers of enumerators need not be CUDA's. Streams run as late as they may, in an order drawn by simt_seed. */
 #pragma once
-#include "../simt.h"
+#include "tests/simt/simt.h"
 
 typedef enum {
     cudaSuccess,

@@ -1,0 +1,142 @@
+/* dmc.c: the targets dmc and dms: the same projections in the mixer dmc, ready for the stages in which one channel of
+ * each head learns to merge or evict rows of the cache. */
+#include "layers/dmc/dmc.h"
+#include "kinds.h"
+
+typedef struct {
+    int action, lane, window, delay, steps, every;
+    double temperature, offset, rate, target;
+    char gain[KEY_TEXT_MAX];
+    Ints keep;
+} Dmc;
+#define AT(member) offsetof(Dmc, member)
+#define DMC_KEYS(action_, delay_)                                                                                     \
+    {                                                                                                                 \
+        {"action",                                                                                                    \
+         KEY_CHOICE,                                                                                                  \
+         AT(action),                                                                                                  \
+         action_,                                                                                                     \
+         0,                                                                                                           \
+         0,                                                                                                           \
+         "merge: a token joins its predecessor's row (DMC); evict: the predecessor's row is removed (DMS)",           \
+         dmc_actions,                                                                                                 \
+         0},                                                                                                          \
+            {"lane", KEY_CHOICE, AT(lane), "last", 0, 0, "channel of each head that decides", dmc_lanes, 0},          \
+            {"window",                                                                                                \
+             KEY_INT,                                                                                                 \
+             AT(window),                                                                                              \
+             "12",                                                                                                    \
+             0,                                                                                                       \
+             4096,                                                                                                    \
+             "merge: a row is the mean of at most this many newest tokens; 0: all",                                   \
+             0,                                                                                                       \
+             0},                                                                                                      \
+            {"delay",                                                                                                 \
+             KEY_INT,                                                                                                 \
+             AT(delay),                                                                                               \
+             delay_,                                                                                                  \
+             0,                                                                                                       \
+             1 << 20,                                                                                                 \
+             "evict: positions that a row stays visible after the decision",                                          \
+             0,                                                                                                       \
+             0},                                                                                                      \
+            {"temperature", KEY_FLOAT, AT(temperature), "0.1", 1e-3, 1e3, "temperature of the soft decisions", 0, 0}, \
+            {"offset", KEY_FLOAT, AT(offset), "5", 0, 1e3, "how far below its threshold a decision starts", 0, 0},    \
+            {"gain",                                                                                                  \
+             KEY_TEXT,                                                                                                \
+             AT(gain),                                                                                                \
+             "auto",                                                                                                  \
+             0,                                                                                                       \
+             0,                                                                                                       \
+             "factor of the decision channel; auto: 20 offset / (rate d_model steps in phase soft), so that "         \
+             "decisions can follow",                                                                                  \
+             0,                                                                                                       \
+             0},                                                                                                      \
+            {"rate", KEY_FLOAT, AT(rate), "3e-4", 1e-12, 1, "learning rate of the training that follows", 0, 0},      \
+            {"target", KEY_FLOAT, AT(target), "2", 1, 1e3, "compression ratio of the training that follows", 0, 0},   \
+            {"steps", KEY_INT, AT(steps), "1000", 10, 1 << 30, "steps of the training that follows", 0, 0},           \
+            KEEP_KEYS(Dmc), {                                                                                         \
+            0                                                                                                         \
+        }                                                                                                             \
+    }
+static const Key dmc_keys[] = DMC_KEYS("merge", "0"), dms_keys[] = DMC_KEYS("evict", "16");
+#undef AT
+
+/* The factor of the decision channel; refuses one by which no decision could turn within the steps. */
+static bool dmc_gain_of(const Job *j, double *gain, Err *e) {
+    const Dmc *c = j->cfg;
+    const int soft = c->steps - retrofit_steps(c->steps).zero;
+    const double fits = dmc_gain(c->offset, c->rate, j->from.d_model, soft);
+    Number n;
+    if (!strcmp(c->gain, "auto")) {
+        *gain = fits;
+    } else if (number_parse(c->gain, &n) && n.fits && n.f > 0 && n.f <= 1e6) {
+        *gain = n.f;
+    } else {
+        return err_input(e, "gain: expected auto or a number above 0 and at most 1e6, got %.40s", c->gain);
+    }
+    const double moves = dmc_moves(*gain, c->rate, j->from.d_model, soft), needs = DMC_REACH * c->offset;
+    return moves >= needs ||
+           err_input(e,
+                     "--to %s: nothing would be %s: with gain %.3g, %d steps at rate %g move a decision by at most "
+                     "%.3g, and offset %g needs %g; set gain=%.3g, offset=%.2g or steps=%.0f",
+                     j->target->name, c->action == DMC_MERGE ? "merged" : "evicted", *gain, soft, c->rate, moves,
+                     c->offset, needs, fits, moves / DMC_REACH, ceil(c->steps * needs / moves));
+}
+static bool dmc_plan(Job *j, json_t *model, Err *e) {
+    const Dmc *c = j->cfg;
+    const char *to = j->target->name;
+    bool convert[LAYERS_MAX];
+    double gain = 0;
+    if (!layers_chosen(j, &c->keep, c->every, convert, e) || !dmc_gain_of(j, &gain, e)) return false;
+    for (int l = 0; l < j->a.L; l++) {
+        const GqaCfg *g = job_gqa(&j->a, l);
+        if (convert[l] && (!gqa_plain(j, l, true, false, true, e))) return false;
+        if (convert[l] && g->table.n && g->table.n < g->head_dim)
+            return err_input(e, "--to %s: the heads of layer %d rotate only %d elements, which dmc does not support",
+                             to, l, g->table.n);
+        convert[l] &= j->a.layer[l].owner && job_gqa(&j->a, l)->heads > 0; /* readers stay: they see merged rows */
+    }
+    for (int i = 0; i < j->from.nkinds; i++) {
+        const GqaCfg *g = kind_gqa(j, j->from.kind[i].name);
+        if (!g) continue;
+        json_t *kind = json_object_get(json_object_get(model, "kinds"), j->from.kind[i].name);
+        kind_split(model, j->from.kind[i].name, to, convert,
+                   json_pack("{ss si si si sO sb sb ss ss ss si si sf sf sf}", "mixer", "dmc", "heads", g->heads,
+                             "kv_heads", g->kv_heads, "head_dim", g->head_dim, "rope", json_object_get(kind, "rope"),
+                             "qkv_bias", g->qkv_bias, "o_bias", g->o_bias, "phase", "zero", "action",
+                             dmc_actions[c->action], "lane", dmc_lanes[c->lane], "window", c->window, "delay", c->delay,
+                             "temperature", c->temperature, "offset", c->offset, "gain", gain));
+    }
+    j->retrofit = (Retrofit){c->rate, c->target, c->steps};
+    snprintf(j->report->rule, sizeof j->report->rule, "%s action=%s delay=%d offset=%g gain=%.4g phase=zero", to,
+             dmc_actions[c->action], c->delay, c->offset, gain);
+    snprintf(j->report->note, sizeof j->report->note,
+             "train it next: train.yaml in the result has the stages, first phase zero, which removes the decision "
+             "channel from attention, then phase soft up to a compression of %g",
+             c->target);
+    return true;
+}
+static bool dmc_same_tensors(Job *j, int l, Err *e) {
+    (void)j, (void)l, (void)e;
+    return true;
+}
+const Target dmc_target = {
+    .name = "dmc",
+    .exact = "approximate: the decision channel of each head is 0 in evaluation",
+    .needs = "no QK-norm, no window; then training in phase zero, then soft: the result's train.yaml",
+    .about = "the same weights in the mixer dmc, ready for the stages in which one channel of each head learns to "
+             "merge rows",
+    .keys = dmc_keys,
+    .cfg_size = sizeof(Dmc),
+    .plan = dmc_plan,
+    .layer = dmc_same_tensors};
+const Target dms_target = {.name = "dms",
+                           .exact =
+                               "approximate: the decision channel of a query head of each group is 0 in evaluation",
+                           .needs = "as dmc",
+                           .about = "as dmc, for delayed eviction: a row leaves some positions after the decision",
+                           .keys = dms_keys,
+                           .cfg_size = sizeof(Dmc),
+                           .plan = dmc_plan,
+                           .layer = dmc_same_tensors};

@@ -1,0 +1,375 @@
+/* gguf.c: the target gguf: a model and its tokenizer as one file for llama.cpp. Tensors go over one at a time, whole or
+ * some rows of them, so that memory is that of a layer. */
+#include "gguf.h"
+
+enum { SOURCE_DTYPE };
+static const char *const dtypes[] = {"source", "f32", "f16", "bf16", "q8_0", NULL};
+typedef struct {
+    int dtype;
+    GgufArch arch;
+} Cfg;
+static const Key keys[] = {{"dtype", KEY_CHOICE, offsetof(Cfg, dtype), "source", 0, 0,
+                            "dtype of matrices: f32, f16, bf16, q8_0 (scales of 32 values), or the source's; vectors "
+                            "and learned positions are f32",
+                            dtypes, 0},
+                           {0}};
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+typedef enum {
+    ROWS_SAME,
+    ROWS_QUERIES, /* of heads, from half-split to interleaved order, where the architecture has that */
+    ROWS_KEYS,
+    ROWS_KEYS_UP,   /* of kv_b: for each head the transpose of the rows that make keys */
+    ROWS_VALUES_UP, /* of kv_b: for each head the rows that make values */
+    ROWS_FACTORS    /* of the rotation's frequencies; no field of the model */
+} RowsOrder;
+enum { PARTS_MAX = 3 };
+typedef struct {
+    const char *theirs, *ours[PARTS_MAX]; /* without .weight or .bias; several: one tensor after the other */
+    RowsOrder order;
+    bool joined; /* in architectures that join q, k and v; else in those that do not */
+} GgufName;
+static const GgufName top[] = {
+    {"token_embd", {"model.embed_tokens"}, ROWS_SAME, false},
+    {"position_embd", {"model.embed_positions"}, ROWS_SAME, false},
+    {"output_norm", {"model.norm"}, ROWS_SAME, false},
+    {"output", {"lm_head"}, ROWS_SAME, false},
+};
+static const GgufName layer[] = {
+    {"attn_norm", {"input_layernorm"}, ROWS_SAME, false},
+    {"attn_qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, ROWS_SAME, true},
+    {"attn_q", {"self_attn.q_proj"}, ROWS_QUERIES, false},
+    {"attn_k", {"self_attn.k_proj"}, ROWS_KEYS, false},
+    {"attn_v", {"self_attn.v_proj"}, ROWS_SAME, false},
+    {"attn_q_norm", {"self_attn.q_norm"}, ROWS_SAME, false},
+    {"attn_k_norm", {"self_attn.k_norm"}, ROWS_SAME, false},
+    {"attn_q_a", {"self_attn.q_a_proj"}, ROWS_SAME, false},
+    {"attn_q_a_norm", {"self_attn.q_a_layernorm"}, ROWS_SAME, false},
+    {"attn_q_b", {"self_attn.q_b_proj"}, ROWS_SAME, false},
+    {"attn_kv_a_mqa", {"self_attn.kv_a_proj_with_mqa"}, ROWS_SAME, false},
+    {"attn_kv_a_norm", {"self_attn.kv_a_layernorm"}, ROWS_SAME, false},
+    {"attn_k_b", {"self_attn.kv_b_proj"}, ROWS_KEYS_UP, false},
+    {"attn_v_b", {"self_attn.kv_b_proj"}, ROWS_VALUES_UP, false},
+    {"attn_output", {"self_attn.o_proj"}, ROWS_SAME, false},
+    {"ffn_norm", {"post_attention_layernorm"}, ROWS_SAME, false},
+    {"ffn_gate", {"mlp.gate_proj"}, ROWS_SAME, false},
+    {"ffn_up", {"mlp.up_proj"}, ROWS_SAME, false},
+    {"ffn_down", {"mlp.down_proj"}, ROWS_SAME, false},
+};
+
+/* A field of the model; an output tensor, made of some. */
+typedef struct {
+    char path[128];
+    Tensor t;
+    bool used;
+} GgufField;
+typedef struct {
+    RowsOrder order;
+    int nparts, part[PARTS_MAX]; /* indices of fields */
+} GgufItem;
+typedef struct {
+    Job *j;
+    const GgufArch *arch;
+    Gguf g;
+    int nfield, nitem, narrow; /* narrow: tensors of dtype q8_0 whose rows are not whole blocks */
+    GgufField *field;
+    GgufItem *item;
+    bool rounds; /* some values are rounded */
+    Dtype below; /* to that */
+    size_t params;
+    Err *e;
+} Work;
+
+static void see_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
+    Work *w = f->ctx;
+    (void)flags;
+    w->field = xrealloc(w->field, (size_t)w->nfield + 1, sizeof *w->field);
+    GgufField *x = &w->field[w->nfield++];
+    *x = (GgufField){.t = *t};
+    CHECK((size_t)snprintf(x->path, sizeof x->path, "%s", path) < sizeof x->path, "%s", path);
+    w->params += tensor_count(*t);
+}
+static int field_find(const Work *w, const char *path) {
+    for (int i = 0; i < w->nfield; i++)
+        if (!strcmp(w->field[i].path, path)) return i;
+    return -1;
+}
+
+/* The type of a tensor of rows of `width`; `s` is the source of its first part. */
+static GgmlType type_of(Work *w, const char *name, int rank, uint64_t width, const StEntry *s) {
+    static const GgmlType as[] = {GGML_F32, GGML_F32, GGML_F16, GGML_BF16, GGML_Q8_0};
+    const int asked = ((Cfg *)w->j->cfg)->dtype;
+    if (rank < 2 || !strncmp(name, "position_embd", 13)) return GGML_F32;
+    if (asked == SOURCE_DTYPE)
+        return !s || !strcmp(s->dtype, "F32") ? GGML_F32
+               : !strcmp(s->dtype, "F16")     ? GGML_F16
+               : !strcmp(s->dtype, "BF16")    ? GGML_BF16
+                                              : GGML_F32;
+    if (as[asked] != GGML_Q8_0 || width % GGUF_BLOCK == 0) return as[asked];
+    w->narrow++;
+    return GGML_F16;
+}
+
+static const StEntry *entry_of(const Work *w, const GgufField *x, StPlace *place) {
+    return hf_files_find(&w->j->files, x->path, x->t, place);
+}
+
+/* Declare the tensor THEIRS.END, if the model has it. */
+static bool item_add(Work *w, const GgufName *k, int l, const char *end, const char *prefix) {
+    GgufItem item = {.order = k->order};
+    char name[96];
+    if (l >= 0)
+        snprintf(name, sizeof name, "blk.%d.%s.%s", l, k->theirs, end);
+    else
+        snprintf(name, sizeof name, "%s.%s", k->theirs, end);
+    for (int i = 0; i < PARTS_MAX && k->ours[i]; i++) {
+        char *path = xformat("%s%s.%s", prefix, k->ours[i], end);
+        const int at = field_find(w, path);
+        free(path);
+        if (at < 0) return true;
+        item.part[item.nparts++] = at;
+        w->field[at].used = true;
+    }
+    const GgufField *first = &w->field[item.part[0]];
+    uint64_t n[3] = {0, (uint64_t)first->t.n[1]};
+    int rank = first->t.rank;
+    for (int i = 0; i < item.nparts; i++) n[0] += (uint64_t)w->field[item.part[i]].t.n[0];
+    if (k->order == ROWS_KEYS_UP || k->order == ROWS_VALUES_UP) {
+        const MlaCfg *c = w->arch->mla;
+        const bool up = k->order == ROWS_KEYS_UP;
+        rank = 3;
+        n[0] = (uint64_t)c->heads, n[1] = (uint64_t)(up ? c->kv_rank : c->v_dim),
+        n[2] = (uint64_t)(up ? c->nope_dim : c->kv_rank);
+    }
+    StPlace place;
+    const GgmlType type = type_of(w, name, rank, n[rank - 1], entry_of(w, first, &place));
+    for (int i = 0; i < item.nparts; i++) {
+        const StEntry *s = entry_of(w, &w->field[item.part[i]], &place);
+        const bool keeps = type == GGML_F32    ? strcmp(s->dtype, "F64") != 0
+                           : type == GGML_F16  ? !strcmp(s->dtype, "F16") && !st_patched(&w->j->files.st, s)
+                           : type == GGML_BF16 ? !strcmp(s->dtype, "BF16") && !st_patched(&w->j->files.st, s)
+                                               : false;
+        w->rounds |= !keeps;
+    }
+    w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
+    w->item[w->nitem++] = item;
+    return gguf_tensor(&w->g, name, rank, n, type, w->e);
+}
+
+static bool items_add(Work *w, const GgufName *names, size_t n, int l, const char *prefix) {
+    static const char *const ends[] = {"weight", "bias"};
+    for (size_t i = 0; i < n; i++)
+        for (int k = 0; k < 2; k++) {
+            const char *ours = names[i].ours[0];
+            const bool qkv = !strcmp(ours, "self_attn.q_proj") || !strcmp(ours, "self_attn.k_proj") ||
+                             !strcmp(ours, "self_attn.v_proj");
+            if (qkv && names[i].joined != w->arch->joined) continue;
+            if (!item_add(w, &names[i], l, ends[k], prefix)) return false;
+        }
+    return true;
+}
+
+static bool tensors_declare(Work *w) {
+    const Job *j = w->j;
+    Weights weights = j->a.w;
+    Fields f = {.see = see_field, .ctx = w};
+    model_fields(&j->a, &weights, &f);
+    if (!items_add(w, top, sizeof top / sizeof *top, -1, "")) return false;
+    /* its gptneox always has an output tensor; elsewhere a missing one is the embedding */
+    static const GgufName tied = {"output", {"model.embed_tokens"}, ROWS_SAME, false};
+    if (j->from.tied && !strcmp(w->arch->name, "gptneox") && !item_add(w, &tied, -1, "weight", "")) return false;
+    if (w->arch->factors) {
+        const uint64_t n = (uint64_t)w->arch->gqa->table.n / 2;
+        w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
+        w->item[w->nitem++] = (GgufItem){.order = ROWS_FACTORS};
+        if (!gguf_tensor(&w->g, "rope_freqs.weight", 1, &n, GGML_F32, w->e)) return false;
+    }
+    for (int l = 0; l < j->a.L; l++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "model.layers.%d.", l);
+        if (!items_add(w, layer, sizeof layer / sizeof *layer, l, prefix)) return false;
+    }
+    for (int i = 0; i < w->nfield; i++) CHECK(w->field[i].used, "%s has no place in the file", w->field[i].path);
+    return true;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+/* Rows of heads of `width` rows each: i and i + width/2 become 2i and 2i + 1. */
+static void rows_interleave(Tensor to, Tensor from, int width) {
+    const size_t w = from.rank > 1 ? (size_t)from.n[1] : 1;
+    for (int r = 0; r < from.n[0]; r++) {
+        const int i = r % width, at = r - i + (i < width / 2 ? 2 * i : 2 * (i - width / 2) + 1);
+        memcpy(R(to) + (size_t)at * w, R(from) + (size_t)r * w, w * sizeof(real));
+    }
+}
+
+/* Of kv_b (heads (nope + v), rank): keys as (heads, rank, nope), or values as (heads, v, rank). */
+static void rows_lift(Tensor to, Tensor from, const MlaCfg *c, bool values) {
+    const size_t r = (size_t)c->kv_rank, up = (size_t)c->nope_dim, v = (size_t)c->v_dim;
+    for (size_t h = 0; h < (size_t)c->heads; h++) {
+        const real *p = R(from) + h * (up + v) * r;
+        if (values) {
+            memcpy(R(to) + h * v * r, p + up * r, v * r * sizeof(real));
+            continue;
+        }
+        for (size_t i = 0; i < up; i++)
+            for (size_t k = 0; k < r; k++) R(to)[(h * r + k) * up + i] = p[i * r + k];
+    }
+}
+
+/* A field that is needed whole, in another order of rows. */
+static bool put_moved(Work *w, const GgufField *x, RowsOrder order) {
+    const MlaCfg *c = w->arch->mla;
+    StPlace place;
+    const StEntry *s = entry_of(w, x, &place);
+    Tensor in = arena_tensor(&w->j->layer, "from", REAL, x->t.rank, x->t.n), out = in;
+    if (!st_read_part(&w->j->files.st, s, in, place, w->e)) return false;
+    if (order == ROWS_KEYS_UP || order == ROWS_VALUES_UP) {
+        const bool values = order == ROWS_VALUES_UP;
+        const int n[] = {c->heads, values ? c->v_dim : c->kv_rank, values ? c->kv_rank : c->nope_dim};
+        out = arena_tensor(&w->j->layer, "to", REAL, 3, n);
+        rows_lift(out, in, c, values);
+    } else if (w->arch->turned && order != ROWS_SAME) {
+        out = arena_tensor(&w->j->layer, "to", REAL, x->t.rank, x->t.n);
+        rows_interleave(out, in, w->arch->gqa->head_dim);
+    }
+    return gguf_put(&w->g, out, w->e);
+}
+
+/* A field as it is, some rows at a time: a table may be larger than a layer. */
+static bool put_rows(Work *w, const GgufField *x) {
+    StPlace place;
+    const StEntry *s = entry_of(w, x, &place);
+    const bool some = st_is_whole(place, x->t.rank) && x->t.rank == 2;
+    if (!some) return put_moved(w, x, ROWS_SAME);
+    if (!st_fits_part(&w->j->files.st, s, x->t, place, w->e)) return false;
+    const size_t n = (size_t)x->t.n[0], width = (size_t)x->t.n[1], step = zmax(1, ((size_t)1 << 22) / width);
+    for (size_t r = 0; r < n; r += step) {
+        Mark mark = arena_mark(&w->j->layer);
+        Tensor t = x->t;
+        t.n[0] = (int)zmin(step, n - r);
+        const uint64_t shape[2] = {(uint64_t)t.n[0], (uint64_t)width};
+        StEntry rows = *s;
+        rows.shape = (uint64_t *)shape;
+        rows.p += r * (s->bytes / n), rows.bytes = (size_t)t.n[0] * (s->bytes / n);
+        t = arena_tensor(&w->j->layer, "rows", REAL, t.rank, t.n);
+        const bool ok = st_read_part(&w->j->files.st, &rows, t, place, w->e) && gguf_put(&w->g, t, w->e);
+        arena_release(&w->j->layer, mark);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+static bool put_factors(Work *w) {
+    const GqaCfg *c = w->arch->gqa;
+    const int n = c->table.n / 2;
+    Tensor t = arena_tensor(&w->j->layer, "factors", REAL, 1, &n);
+    for (int i = 0; i < n; i++) R(t)[i] = (real)gguf_rope_factor(c, i);
+    return gguf_put(&w->g, t, w->e);
+}
+
+static bool values_put(Work *w) {
+    for (int i = 0; i < w->nitem; i++) {
+        const GgufItem *x = &w->item[i];
+        if (job_interrupted(w->e)) return false;
+        Mark mark = arena_mark(&w->j->layer);
+        bool ok = x->order != ROWS_FACTORS || put_factors(w);
+        for (int k = 0; ok && k < x->nparts; k++) {
+            const GgufField *f = &w->field[x->part[k]];
+            ok = x->order == ROWS_SAME || ((x->order == ROWS_QUERIES || x->order == ROWS_KEYS) && !w->arch->turned)
+                     ? put_rows(w, f)
+                     : put_moved(w, f, x->order);
+        }
+        arena_release(&w->j->layer, mark);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+/* ---- the target -------------------------------------------------------------------------------------------------- */
+
+static void note_add(Job *j, const char *text) {
+    char *note = j->report->note;
+    snprintf(note + strlen(note), sizeof j->report->note - strlen(note), "%s%s", *note ? "; " : "", text);
+}
+
+static bool gguf_plan(Job *j, json_t *model, Err *e) {
+    Cfg *c = j->cfg;
+    (void)model; /* the layout stays */
+    if (j->o->calib) return err_input(e, "--calib: --to gguf looks at no text; leave it out");
+    if (!gguf_arch(&c->arch, &j->a, e)) return false;
+    j->exact = j->moves = !c->arch.erf;
+    snprintf(j->report->rule, sizeof j->report->rule, "gguf: architecture %s, dtype %s", c->arch.name,
+             dtypes[c->dtype]);
+    if (c->arch.erf) note_add(j, "llama.cpp computes gelu by tanh, this model by erf: up to 5e-4 apart");
+    return true;
+}
+
+/* The last word of the source's path, as a name; nothing where it is no word or no UTF-8. */
+static void name_put(Gguf *g, const char *src) {
+    size_t n = strlen(src);
+    while (n > 1 && src[n - 1] == '/') n--;
+    size_t at = n;
+    while (at > 0 && src[at - 1] != '/') at--;
+    char *name = xformat("%.*s", (int)(n - at), src + at);
+    json_t *valid = json_string(name);
+    if (valid && *name && strcmp(name, ".") && strcmp(name, "..")) gguf_text(g, "general.name", name);
+    json_decref(valid);
+    free(name);
+}
+
+static bool keys_put(Work *w) {
+    static const uint32_t kinds[] = {0, 0, 1, 32, 7}; /* llama.cpp's LLAMA_FTYPE, by our dtypes */
+    Job *j = w->j;
+    Gguf *g = &w->g;
+    uint32_t kind = kinds[((Cfg *)j->cfg)->dtype];
+    StPlace place;
+    const StEntry *embed = hf_files_find(&j->files, "model.embed_tokens.weight", j->a.w.embed, &place);
+    if (((Cfg *)j->cfg)->dtype == SOURCE_DTYPE)
+        kind = !strcmp(embed->dtype, "F16") ? 1 : !strcmp(embed->dtype, "BF16") ? 32 : 0;
+    bool none;
+    gguf_text(g, "general.architecture", w->arch->name);
+    gguf_text(g, "general.type", "model");
+    name_put(g, j->o->src);
+    gguf_u32(g, "general.file_type", kind);
+    if (kind == 7) gguf_u32(g, "general.quantization_version", 2);
+    gguf_arch_keys(g, w->arch, &j->a);
+    if (!gguf_vocab(g, j->src, j->from.vocab, &none, w->e)) return false;
+    if (none) note_add(j, "no tokenizer in the source: the file has only ids");
+    return true;
+}
+
+static bool gguf_write(Job *j, Err *e) {
+    Cfg *c = j->cfg;
+    Work w = {.j = j, .arch = &c->arch, .e = e};
+    ConvertReport *r = j->report;
+    w.g.arch = c->arch.name;
+    bool ok = keys_put(&w) && tensors_declare(&w);
+    if (ok && w.narrow) {
+        char text[96];
+        snprintf(text, sizeof text, "%d tensors whose rows are no multiple of 32 are f16", w.narrow);
+        note_add(j, text);
+    }
+    if (ok) {
+        r->after = job_size(&j->a, w.params, (size_t)w.g.bytes);
+        r->exact = j->exact && !w.rounds;
+        static const char *const as[] = {"F32", "F32", "F16", "BF16", "Q8_0"}; /* by our dtypes */
+        if (w.rounds && j->exact) snprintf(r->rounded, sizeof r->rounded, "%s", as[c->dtype]);
+        ok = gguf_begin(&w.g, j->o->dst, e) && values_put(&w) && gguf_end(&w.g, e);
+    }
+    gguf_drop(&w.g);
+    free(w.field), free(w.item);
+    return ok;
+}
+
+const Target gguf_target = {
+    .name = "gguf",
+    .exact = "dtype=source, or f32: lossless; narrower by its rounding; gelu by erf: approximate (llama.cpp has tanh)",
+    .needs = "an architecture of llama.cpp ([below](#gguf)); a tokenizer that it has",
+    .about = "one file for llama.cpp: DST is its name, such as model.gguf",
+    .keys = keys,
+    .cfg_size = sizeof(Cfg),
+    .plan = gguf_plan,
+    .write = gguf_write};

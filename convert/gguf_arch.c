@@ -1,0 +1,258 @@
+/* gguf_arch.c: the architectures of llama.cpp that hold our models, and the keys of their settings. What each of them
+ * computes, and where it differs from transformers' class of the same model: llama.cpp src/models/{llama,qwen2,qwen3,
+ * gpt2,gptneox,deepseek2}.cpp, src/llama-model.cpp (load_hparams), src/llama-context.cpp (yarn). */
+#include <stdarg.h>
+#include "gguf.h"
+#include "layers/ffn/ffn.h"
+
+static bool gguf_no(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static bool gguf_no(Err *e, const char *fmt, ...) {
+    char why[224];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(why, sizeof why, fmt, args);
+    va_end(args);
+    return err_input(e, "--to gguf: no architecture of llama.cpp computes this model: %s", why);
+}
+
+/* ---- which one --------------------------------------------------------------------------------------------------- */
+
+/* What holds for all architectures: layers alike, and nothing that only our models have. */
+static bool layers_alike(const Model *m, Err *e) {
+    const Layer *first = &m->layer[0];
+    const char *mixer = first->kind->mixer->name, *ffn = first->ffn->ffn->name;
+    if (strcmp(mixer, "gqa") && strcmp(mixer, "mla"))
+        return gguf_no(e, "mixer %s%s", mixer,
+                       strcmp(mixer, "mamba2") ? ""
+                                               : " (its mamba2 has no feed-forward part, each block here has one)");
+    if (strcmp(ffn, "swiglu") && strcmp(ffn, "gelu")) return gguf_no(e, "ffn %s", ffn);
+    const ModelCfg *c = &m->cfg;
+    if (c->embed_scale != 1) return gguf_no(e, "embed_scale %g", c->embed_scale);
+    if (c->residual_scale != 1) return gguf_no(e, "residual_scale %g", c->residual_scale);
+    if (c->logits_divisor != 1) return gguf_no(e, "logits_divisor %g", c->logits_divisor);
+    if (c->logits_cap > 0) return gguf_no(e, "logits_cap %g", c->logits_cap);
+    if (c->norm_place != NORM_PRE) return gguf_no(e, "norm_place other than pre");
+    if (c->norm_plus_one) return gguf_no(e, "norm_plus_one");
+    for (int l = 1; l < m->L; l++) {
+        const Layer *y = &m->layer[l];
+        if (!y->owner) return gguf_no(e, "kv_from: layer %d reads the keys and values of layer %d", l, y->kv_from);
+        if (y->ffn != first->ffn) return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", l);
+        if (y->kind->mixer != first->kind->mixer)
+            return gguf_no(e, "layer %d is %s, layer 0 is %s", l, y->kind->mixer->name, mixer);
+    }
+    return true;
+}
+
+static bool window_none(int window, int l, const ModelCfg *c, Err *e) {
+    if (window && window < c->max_positions)
+        return gguf_no(e, "window: layer %d looks back %d of %d positions; its llama, qwen2 and qwen3 have no window",
+                       l, window, c->max_positions);
+    return true;
+}
+
+/* The same attention in all layers. */
+static bool gqa_alike(const Model *m, Err *e) {
+    const GqaCfg *a = m->layer[0].cfg;
+    if (!a->heads) return gguf_no(e, "heads: layer 0 has no queries");
+    for (int l = 0; l < m->L; l++) {
+        const GqaCfg *b = m->layer[l].cfg;
+        if (!window_none(b->window, l, &m->cfg, e)) return false;
+        if (b->scale > 0) return gguf_no(e, "scale: layer %d multiplies scores by %g", l, b->scale);
+        if (b->soft_cap > 0) return gguf_no(e, "soft_cap: layer %d caps scores at %g", l, b->soft_cap);
+        if (b->out_gate) return gguf_no(e, "out_gate: layer %d", l);
+        if (b->sink_scores) return gguf_no(e, "sink_scores: layer %d", l);
+        if (b->qk_norm_wide) return gguf_no(e, "qk_norm_wide: layer %d", l);
+        const char *what = b->heads != a->heads           ? "heads"
+                           : b->kv_heads != a->kv_heads   ? "kv_heads"
+                           : b->head_dim != a->head_dim   ? "head_dim"
+                           : b->rope_dims != a->rope_dims ? "rope_dims"
+                           : b->qk_norm != a->qk_norm     ? "qk_norm"
+                           : b->qkv_bias != a->qkv_bias   ? "qkv_bias"
+                           : b->o_bias != a->o_bias       ? "o_bias"
+                           : b->table.n != a->table.n || b->table.interleaved != a->table.interleaved ||
+                                   b->table.factor != a->table.factor || b->rope.type != a->rope.type ||
+                                   memcmp(b->table.f, a->table.f, (size_t)(a->table.n / 2) * sizeof *a->table.f)
+                               ? "rope"
+                               : NULL;
+        if (what) return gguf_no(e, "%s: layer %d differs from layer 0", what, l);
+    }
+    return true;
+}
+
+/* llama.cpp's yarn multiplies cos and sin by this, and by the key attn_factor. */
+static double yarn_own(const RopeCfg *r) { return r->factor > 1 ? 1 + 0.1 * log(r->factor) : 1; }
+/* factors: the architecture reads divisors of the frequencies, as llama3 needs. */
+static bool rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, const char *arch, Err *e) {
+    static const char *const no[] = {[ROPE_DYNAMIC] = "dynamic", [ROPE_LONGROPE] = "longrope"};
+    if (r->inclusive) return gguf_no(e, "rope.inclusive");
+    if (r->type == ROPE_DYNAMIC || r->type == ROPE_LONGROPE)
+        return gguf_no(e, "rope.type %s, whose frequencies follow the length of the input", no[r->type]);
+    if (r->type == ROPE_LLAMA3 && !factors)
+        return gguf_no(e, "rope.type llama3 (its llama has it, its %s has not)", arch);
+    if (r->type == ROPE_LINEAR && mla && r->factor != 1)
+        return gguf_no(e, "rope.type linear with latents (its deepseek2 would scale the scores as well)");
+    if (r->type != ROPE_YARN) return true;
+    if (!r->truncate) return gguf_no(e, "rope.truncate false");
+    if (r->beta_fast != 32 || r->beta_slow != 1)
+        return gguf_no(e, "rope.beta_fast %g, beta_slow %g (its loader of %s reads neither; it uses 32 and 1)",
+                       r->beta_fast, r->beta_slow, arch);
+    /* deepseek2 turns by cos and sin alone and multiplies scores by (1 + 0.1 mscale_all_dim ln factor)^2. */
+    if (mla && r->factor != 1 && !(r->mscale_all_dim > 0 && fabs(t->factor - 1) < 1e-6))
+        return gguf_no(e, "rope: yarn with mscale %g, mscale_all_dim %g (its deepseek2 needs them equal, above 0)",
+                       r->mscale, r->mscale_all_dim);
+    return true;
+}
+
+/* RMSNorm and SwiGLU. */
+static bool gqa_llama(GgufArch *a, const ModelCfg *c, Err *e) {
+    const GqaCfg *g = a->gqa;
+    const bool half = !g->table.interleaved, square = (long)g->heads * g->head_dim == c->d_model;
+    if (c->positions != POSITIONS_NONE) return gguf_no(e, "positions learned with norm rms");
+    if (c->parallel) return gguf_no(e, "parallel with norm rms");
+    if (!g->table.n) return gguf_no(e, "rope none with norm rms");
+    if (g->table.n != g->head_dim)
+        return gguf_no(e, "rope_dims: %d of head_dim %d are rotated", g->table.n, g->head_dim);
+    if (g->qk_norm) {
+        a->name = "qwen3";
+        if (g->qkv_bias || g->o_bias) return gguf_no(e, "qk_norm with qkv_bias or o_bias");
+        if (!half)
+            return gguf_no(e, "rope.interleaved with qk_norm; --to same rope_layout=half makes a model that fits");
+    } else if (g->qkv_bias && !g->o_bias && half && square && g->rope.type != ROPE_LLAMA3) {
+        a->name = "qwen2";
+    } else {
+        a->name = "llama";
+        a->turned = half;
+        a->factors = g->rope.type == ROPE_LLAMA3;
+    }
+    return rope_fits(&g->rope, &g->table, false, !strcmp(a->name, "llama"), a->name, e);
+}
+
+/* LayerNorm and GELU. */
+static bool gqa_gpt(GgufArch *a, const Model *m, Err *e) {
+    const ModelCfg *c = &m->cfg;
+    const GqaCfg *g = a->gqa;
+    const GeluCfg *f = m->layer[0].fcfg;
+    a->joined = true;
+    a->erf = f->act == GELU_ERF;
+    a->name = c->positions == POSITIONS_LEARNED ? "gpt2" : "gptneox";
+    if (!f->bias || !g->qkv_bias || !g->o_bias) return gguf_no(e, "norm layer without biases in each projection");
+    if (g->qk_norm) return gguf_no(e, "qk_norm with norm layer");
+    if ((long)g->heads * g->head_dim != c->d_model)
+        return gguf_no(e, "head_dim: %d heads of %d are not d_model, %d", g->heads, g->head_dim, c->d_model);
+    if (c->positions == POSITIONS_LEARNED) {
+        if (g->table.n) return gguf_no(e, "rope with positions learned");
+        return !c->parallel || gguf_no(e, "parallel with positions learned");
+    }
+    if (!g->table.n) return gguf_no(e, "rope none without positions learned");
+    if (g->table.interleaved)
+        return gguf_no(e, "rope.interleaved with norm layer; --to same rope_layout=half makes a model that fits");
+    return rope_fits(&g->rope, &g->table, false, false, a->name, e);
+}
+
+static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
+    const ModelCfg *c = &m->cfg;
+    const MlaCfg *g = a->mla;
+    a->name = "deepseek2";
+    for (int l = 0; l < m->L; l++) {
+        const MlaCfg *b = m->layer[l].cfg;
+        if (!window_none(b->window, l, c, e)) return false;
+        if (m->layer[l].kind != m->layer[0].kind) return gguf_no(e, "layer %d is another kind than layer 0", l);
+    }
+    if (!g->heads) return gguf_no(e, "heads: layer 0 has no queries");
+    if (c->norm != NORM_RMS || c->positions != POSITIONS_NONE || c->parallel ||
+        strcmp(m->layer[0].ffn->ffn->name, "swiglu"))
+        return gguf_no(e, "latents with norm layer, positions learned, parallel or gelu");
+    if (!g->nope_dim || !g->rope_dim || !g->k_turn.n)
+        return gguf_no(e, "nope_dim %d, rope_dim %d: its deepseek2 needs both parts of a key", g->nope_dim,
+                       g->k_turn.n ? g->rope_dim : 0);
+    if (g->rope_heads != 1) return gguf_no(e, "rope_heads %d", g->rope_heads);
+    if (!g->latent_norm || (g->q_rank && !g->q_latent_norm)) return gguf_no(e, "a latent without norm");
+    if (g->a_bias || g->q_bias || g->o_bias) return gguf_no(e, "latents with a_bias, q_bias or o_bias");
+    if (!g->k_turn.interleaved)
+        return gguf_no(e,
+                       "latents without rope.interleaved; --to same rope_layout=interleaved makes a model that fits");
+    if (c->norm_eps != 1e-6)
+        return gguf_no(e, "norm_eps %g (latents are normed with 1e-6, its deepseek2 has one for all)", c->norm_eps);
+    /* It tells DeepSeek-V2-Lite and others, which have no latent of queries, by their number of layers. */
+    if (g->q_rank && (m->L == 26 || m->L == 27 || (m->L == 48 && c->vocab == 128256)))
+        return gguf_no(e, "q_rank with %d layers, which its deepseek2 expects to have none", m->L);
+    return rope_fits(&g->rope, &g->k_turn, true, false, a->name, e);
+}
+
+bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
+    *a = (GgufArch){0};
+    if (!layers_alike(m, e)) return false;
+    if (strcmp(m->layer[0].kind->mixer->name, "gqa")) {
+        a->mla = m->layer[0].cfg;
+        return mla_deepseek(a, m, e);
+    }
+    a->gqa = m->layer[0].cfg;
+    const bool gelu = !strcmp(m->layer[0].ffn->ffn->name, "gelu");
+    if ((m->cfg.norm == NORM_LAYER) != gelu)
+        return gguf_no(e, gelu ? "ffn gelu with norm rms" : "ffn swiglu with norm layer");
+    return gqa_alike(m, e) && (gelu ? gqa_gpt(a, m, e) : gqa_llama(a, &m->cfg, e));
+}
+
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
+
+double gguf_rope_factor(const GqaCfg *g, int i) { return pow(g->rope.theta, -2.0 * i / g->table.n) / g->table.f[i]; }
+
+static void rope_keys_put(Gguf *g, const RopeCfg *r, const Rope *t, bool mla, int max_positions) {
+    gguf_u32(g, ".rope.dimension_count", (uint32_t)t->n);
+    gguf_float(g, ".rope.freq_base", r->theta);
+    if (r->type != ROPE_LINEAR && r->type != ROPE_YARN) return;
+    gguf_text(g, ".rope.scaling.type", r->type == ROPE_LINEAR ? "linear" : "yarn");
+    gguf_float(g, ".rope.scaling.factor", r->factor);
+    if (r->type == ROPE_LINEAR) return;
+    gguf_u32(g, ".rope.scaling.original_context_length",
+             (uint32_t)(r->original_max_positions ? r->original_max_positions : max_positions));
+    if (mla && r->mscale_all_dim > 0)
+        gguf_float(g, ".rope.scaling.yarn_log_multiplier", 0.1 * r->mscale_all_dim); /* as its own converter */
+    if (!mla && fabs(t->factor / yarn_own(r) - 1) > 1e-9)
+        gguf_float(g, ".rope.scaling.attn_factor", t->factor / yarn_own(r));
+}
+
+static void gqa_keys_put(Gguf *g, const GgufArch *a, const Model *m) {
+    const GqaCfg *c = a->gqa;
+    gguf_u32(g, ".attention.head_count", (uint32_t)c->heads);
+    gguf_u32(g, ".attention.head_count_kv", (uint32_t)c->kv_heads);
+    gguf_u32(g, ".attention.key_length", (uint32_t)c->head_dim);
+    gguf_u32(g, ".attention.value_length", (uint32_t)c->head_dim);
+    if (c->table.n) rope_keys_put(g, &c->rope, &c->table, false, m->cfg.max_positions);
+    if (!strcmp(a->name, "gptneox")) gguf_bool(g, ".use_parallel_residual", m->cfg.parallel);
+}
+
+/* Its deepseek2 keeps latents alone, as attention with one key head as wide as a latent and a rotated key. */
+static void mla_keys_put(Gguf *g, const MlaCfg *c, const Model *m) {
+    const uint32_t hidden = (uint32_t)((const SwigluCfg *)m->layer[0].fcfg)->hidden;
+    gguf_u32(g, ".attention.head_count", (uint32_t)c->heads);
+    gguf_u32(g, ".attention.head_count_kv", 1);
+    gguf_u32(g, ".attention.q_lora_rank", (uint32_t)c->q_rank); /* 0: none; the key must be there */
+    gguf_u32(g, ".attention.kv_lora_rank", (uint32_t)c->kv_rank);
+    gguf_u32(g, ".attention.key_length", (uint32_t)(c->kv_rank + c->rope_dim));
+    gguf_u32(g, ".attention.value_length", (uint32_t)c->kv_rank);
+    gguf_u32(g, ".attention.key_length_mla", (uint32_t)(c->nope_dim + c->rope_dim));
+    gguf_u32(g, ".attention.value_length_mla", (uint32_t)c->v_dim);
+    /* no layer has experts */
+    gguf_u32(g, ".leading_dense_block_count", (uint32_t)m->L);
+    gguf_u32(g, ".expert_feed_forward_length", hidden);
+    gguf_u32(g, ".expert_shared_count", 0);
+    rope_keys_put(g, &c->rope, &c->k_turn, true, m->cfg.max_positions);
+}
+
+void gguf_arch_keys(Gguf *g, const GgufArch *a, const Model *m) {
+    const ModelCfg *c = &m->cfg;
+    const void *f = m->layer[0].fcfg;
+    const bool layer = c->norm == NORM_LAYER;
+    gguf_u32(g, ".vocab_size", (uint32_t)c->vocab);
+    gguf_u32(g, ".context_length", (uint32_t)c->max_positions);
+    gguf_u32(g, ".embedding_length", (uint32_t)c->d_model);
+    gguf_u32(g, ".block_count", (uint32_t)m->L);
+    gguf_u32(g, ".feed_forward_length",
+             (uint32_t)(layer ? ((const GeluCfg *)f)->hidden : ((const SwigluCfg *)f)->hidden));
+    gguf_float(g, layer ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon", c->norm_eps);
+    if (a->mla)
+        mla_keys_put(g, a->mla, m);
+    else
+        gqa_keys_put(g, a, m);
+}

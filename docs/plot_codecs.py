@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""plot_codecs.py: what the codecs of the cache cost in quality: KL divergence from the logits of an f32 cache, and perplexity.
+
+    python3 docs/plot_codecs.py KVSMITH TEXT MODEL...    prints the table and the plot of docs/codecs.md
+
+Every model (byte tokens) reads WINDOWS pieces of the text's last tenth, which training with val_fraction 0.1 did not
+see. The logits are those of `kvsmith logits`, whose own rows are already what the codec leaves of them. numpy only.
+"""
+import json
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+WINDOWS, LENGTH = 24, 256
+CODECS = ("f32", "bf16", "int8", "int8:rotate=yes", "fp8", "fp8:rotate=yes", "int4", "int4:rotate=yes", "int4:group=64",
+          "int4:group=64,rotate=yes", "int3", "int3:rotate=yes", "int2", "int2:rotate=yes")
+
+
+def bits(codec, width=64):
+    name, _, settings = codec.partition(":")
+    if name in ("f32", "bf16"):
+        return {"f32": 32, "bf16": 16}[name]
+    if name in ("int8", "fp8"):
+        return 8 + 32 / width
+    return int(name[3]) + 32 / (64 if "group=64" in settings else 32)
+
+
+def logits(program, model, tokens, codec, tmp):
+    subprocess.run([program, "logits", model, "--tokens", tokens, "--out", tmp, "--cache-dtype", codec, "-q"], check=True,
+                   stdout=subprocess.DEVNULL)
+    raw = open(tmp, "rb").read()
+    n = int.from_bytes(raw[:8], "little")
+    at = json.loads(raw[8:8 + n])["logits"]
+    x = np.frombuffer(raw[8 + n:][at["data_offsets"][0]:at["data_offsets"][1]], np.float32).reshape(at["shape"])
+    x = x.astype(np.float64)
+    return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+
+
+program, text, models = sys.argv[1], open(sys.argv[2], "rb").read(), sys.argv[3:]
+held = text[len(text) - len(text) // 10:]
+starts = np.linspace(0, len(held) - LENGTH - 1, WINDOWS).astype(int)
+windows = np.array([list(held[s:s + LENGTH]) for s in starts])
+rows = {c: [] for c in CODECS}
+with tempfile.TemporaryDirectory() as tmp:
+    tokens = tmp + "/tokens"
+    open(tokens, "w").write("\n".join(" ".join(map(str, w)) for w in windows) + "\n")
+    for model in models:
+        dense = logits(program, model, tokens, "f32", tmp + "/out")
+        for codec in CODECS:
+            got = logits(program, model, tokens, codec, tmp + "/out")
+            kl = (np.exp(dense) * (dense - got)).sum(-1)
+            nll = -np.take_along_axis(got[:, :-1], windows[:, 1:, None], -1)[..., 0]
+            for h in range(2):  # halves of the windows: pieces of text apart from one another
+                part = slice(h * WINDOWS // 2, (h + 1) * WINDOWS // 2)
+                rows[codec].append((kl[part].mean(), np.exp(nll[part].mean()), (dense.argmax(-1) == got.argmax(-1))[part].mean()))
+print("| codec | bits a number | KL, nats a token | spread | perplexity | same first choice |")
+print("|---|---|---|---|---|---|")
+dense_ppl = np.array([p for _, p, _ in rows["f32"]])
+for c in CODECS:
+    kl, ppl, same = map(np.array, zip(*rows[c]))
+    print(f"| `{c}` | {bits(c):g} | {kl.mean():.2e} | {kl.min():.1e} to {kl.max():.1e} | "
+          f"{ppl.mean():.3f} ({100 * (ppl / dense_ppl - 1).mean():+.2f} %) | {100 * same.mean():.1f} % |")
+print("\nnats a token (log scale, each line a factor of 3.16), over bits a number; r: keys rotated\n")
+points = [(bits(c), np.log10(max(np.mean([k for k, _, _ in rows[c]]), 1e-12)), "r" if "rotate" in c else "o") for c in CODECS
+          if c not in ("f32", "bf16")]
+high = max(y for _, y, _ in points)
+for line in range(int(np.ceil((high - min(y for _, y, _ in points)) * 2)) + 1):
+    row = [" "] * 56
+    for x, y, mark in points:
+        if round((high - y) * 2) == line:
+            at = round((x - 2) * 8)
+            row[at] = "*" if row[at] not in (" ", mark) else mark
+    print(f"{10**(high - line / 2):8.1e} |" + "".join(row).rstrip())
+print("         +" + "".join(f"{b:<8d}" for b in range(2, 9)) + " bits")

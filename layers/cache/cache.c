@@ -1,0 +1,340 @@
+/* cache.c: the passes of a cache: pages for the new rows, rows that are stored; memory. */
+#include "codec.h"
+#include "slot.h"
+#include "ops/host.h"
+
+enum { PAGE_ROWS = 64 };
+
+Slot *kv_slot(const Cache *c, int i) {
+    CHECK(i >= 0 && i < c->nslots, "slot %d of %d", i, c->nslots);
+    return &c->slot[i];
+}
+
+/* ---- a pass ------------------------------------------------------------------------------------------------------*/
+
+bool kv_begin(Cache *c, const Batch *b, Err *e) {
+    for (int q = 0; q < b->B; q++) {
+        int far = -1; /* of all rows, not the last: a document that ends in this pass may be accepted in part */
+        CHECK(b->seq[q] >= 0 && b->seq[q] < c->nseq, "sequence %d of %d", b->seq[q], c->nseq);
+        for (int row = b->off[q]; row < b->off[q + 1]; row++) far = imax(far, b->pos[row]);
+        for (int i = 0; i < c->nslots; i++)
+            if (far >= c->slot[i].max_tokens)
+                return err_input(
+                    e, "sequence %d: position %d does not fit the cache of %d tokens; open it with a longer context", q,
+                    far, c->slot[i].max_tokens);
+    }
+    for (int i = 0; i < c->nslots; i++)
+        for (int q = 0; q < b->B; q++)
+            for (int h = 0; h < c->slot[i].t.s.lanes; h++) {
+                Slot *s = &c->slot[i];
+                int lane = b->seq[q] * s->t.s.lanes + h, hi = s->t.hi[lane], n = b->off[q + 1] - b->off[q];
+                CHECK(hi + n - s->t.s0[lane] <= (s->t.maxpages - 1) * s->t.P, "lane of %d rows, %d more",
+                      hi - s->t.s0[lane], n);
+                for (int row = hi; row < hi + n; row = (row / s->t.P + 1) * s->t.P) slot_own_page(s, lane, row);
+            }
+    if (c->mirror) dirty_copy_flush(c->mirror);
+    for (int i = 0; i < c->nslots; i++)
+        if (c->slot[i].read) *c->slot[i].read = 0;
+    return true;
+}
+
+/* Whether row j of the pass, of which those before `end` are accepted, evicts its predecessor. */
+static bool row_evicts(const Kv *pass, int h, int j, int end) {
+    return pass->s.evicts && j < end && R(pass->evicted)[(size_t)j * (size_t)pass->s.lanes + (size_t)h] != 0;
+}
+/* Numbers that one op moves for all lanes, not as they are met. */
+typedef struct {
+    size_t *to, *from;
+    int n;
+} Pieces;
+static Pieces cache_pieces(Run *r, int most) {
+    size_t bytes = (size_t)most * sizeof(size_t);
+    return (Pieces){arena_take(r->host, bytes, "places"), arena_take(r->host, bytes, "rows to store"),
+                    measuring(r) ? most : 0};
+}
+static void cache_piece(Pieces *p, size_t to, size_t from) { p->to[p->n] = to, p->from[p->n++] = from; }
+/* Rows of a pass in a slot, and what is carried on: by way of `old`, the rows that stay, and the pass's. */
+typedef struct {
+    Pieces key, value, score, old, stay, carry;
+    Tensor kept, scores;
+} Stored;
+static Stored stored_begin(Run *r, const Slot *s) {
+    const KvShape *k = &s->t.s;
+    int n = r->batch->N * k->lanes, kept = r->batch->B * k->lanes * k->carry_rows;
+    Stored d = {.key = cache_pieces(r, n),
+                .value = cache_pieces(r, n),
+                .score = s->score_of ? cache_pieces(r, n) : (Pieces){0}};
+    d.old = cache_pieces(r, kept), d.stay = cache_pieces(r, kept), d.carry = cache_pieces(r, kept);
+    d.kept = d.scores = ABSENT;
+    if (s->score_of) d.scores = SCRATCH(r, "scores of rows", r->batch->N, k->lanes);
+    if (kept) d.kept = SCRATCH(r, "rows carried on", kept, k->carry);
+    return d;
+}
+/* Rows of the types of numbers are moved as numbers, which rounds them; others are encoded to bytes. */
+static bool stored_moves(const Slot *s) {
+    const RowsAs as = rows_as(&s->t.s);
+    return as == ROWS_REAL || as == ROWS_BF16;
+}
+/* Bytes of what Pieces.to of keys and values counts. */
+static size_t stored_unit(const Slot *s) { return stored_moves(s) ? dtype_size(s->t.data.dtype) : 1; }
+static void stored_parts(Run *r, const Slot *s, const Pieces *p, Tensor x, int width) {
+    if (stored_moves(s))
+        r->ops->move(r, s->t.data, p->to, x, p->from, p->n, width);
+    else
+        r->ops->encode_rows(r, s->t.data, p->to, x, p->from, p->n, width, s->t.s.codec);
+}
+/* Row `row` of a lane becomes row `from` of the pass's keys and values, when they are moved. */
+static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int pos) {
+    const size_t at = slot_place_of(s, lane, row), unit = stored_unit(s);
+    cache_piece(&d->key, slot_key(s, at) / unit, from * (size_t)s->t.s.kdim);
+    cache_piece(&d->value, slot_value(s, at) / unit, from * (size_t)s->t.s.vdim);
+    if (s->score_of) cache_piece(&d->score, at, from);
+    if (s->kept) s->kept[at] = 0;
+    if (s->bounded) s->bounded[at / (size_t)s->t.P] = false;
+    slot_set_pos(s, at, pos);
+    return at;
+}
+static void stored_end(Run *r, Slot *s, const Kv *pass, Stored *d) {
+    const KvShape *k = &s->t.s;
+    if (!k->lanes) return;
+    stored_parts(r, s, &d->key, pass->k, k->kdim);
+    if (!k->alias) stored_parts(r, s, &d->value, pass->v, k->vdim);
+    if (s->score_of) r->ops->move(r, s->score, d->score.to, d->scores, d->score.from, d->score.n, 1);
+    if (!present(d->kept)) return;
+    r->ops->move(r, d->kept, d->old.to, s->carry, d->old.from, d->old.n, k->carry);
+    r->ops->move(r, s->carry, d->stay.to, d->kept, d->stay.from, d->stay.n, k->carry);
+    r->ops->move(r, s->carry, d->carry.to, pass->carry, d->carry.from, d->carry.n, k->carry);
+}
+/* The newest carry_rows rows of what was carried and the pass's rows from..end-1. */
+static void carry_on(const Slot *s, int seq, int h, int from, int end, Stored *d) {
+    size_t C = (size_t)s->t.s.carry, K = (size_t)s->t.s.lanes;
+    int rows = s->t.s.carry_rows, n = imin(end - from, rows);
+    size_t at = ((size_t)seq * K + (size_t)h) * (size_t)rows, newest = ((size_t)(end - n) * K + (size_t)h);
+    for (int i = 0; i < rows - n; i++) {
+        size_t by = (size_t)d->old.n * C;
+        cache_piece(&d->old, by, (at + (size_t)(n + i)) * C);
+        cache_piece(&d->stay, (at + (size_t)i) * C, by);
+    }
+    for (int i = 0; i < n; i++) cache_piece(&d->carry, (at + (size_t)(rows - n + i)) * C, (newest + (size_t)i * K) * C);
+}
+
+static void slot_store_evicts(Slot *s, int lane, int row, size_t at, bool evicted) {
+    slot_set_evicted(s, at, evicted);
+    *slot_row_at(s, lane, s->t.pos[at]) = row;
+    s->tail_next[lane] = row;
+}
+static void cache_append(const Run *r, Slot *s, const Kv *pass, const int *accept, Stored *d) {
+    const Batch *b = r->batch;
+    int K = s->t.s.lanes, delay = s->t.s.delay;
+    for (int q = 0; q < b->B; q++) {
+        int from = b->off[q], end = accept ? from + accept[q] : b->off[q + 1];
+        if (from == end) continue;
+        bool new_document =
+            b->first[end - 1] >= 0; /* the last row's document began in this pass: nothing older is looked at again */
+        if (new_document) from = b->first[end - 1];
+        for (int h = 0; h < K; h++) {
+            int lane = b->seq[q] * K + h, w = s->t.hi[lane];
+            if (s->t.s.evicts) s->evicts[lane] = !new_document && row_evicts(pass, h, from, end);
+            if (s->t.s.carry_rows) carry_on(s, b->seq[q], h, from, end, d);
+            s->s0_next[lane] = new_document ? w : s->t.s0[lane];
+            s->lo_next[lane] = new_document ? w : s->t.lo[lane];
+            for (int j = from; j < end; j++) {
+                size_t row = (size_t)j * (size_t)K + (size_t)h;
+                bool evicted = row_evicts(pass, h, j + 1, end);
+                if (evicted && b->pos[end - 1] + 1 - b->pos[j] > delay) continue; /* no later query sees it */
+                size_t at = stored_put(d, s, lane, w++, row, b->pos[j]);
+                if (s->t.s.evicts) slot_store_evicts(s, lane, w - 1, at, evicted);
+            }
+            s->hi_next[lane] = w;
+        }
+    }
+}
+
+void kv_append(Run *r, Slot *s, const Kv *pass, const int *accept) {
+    RunMark mark = run_mark(r);
+    Stored d = stored_begin(r, s);
+    if (s->score_of) s->score_of(r, pass, d.scores);
+    if (!measuring(r)) cache_append(r, s, pass, accept, &d);
+    stored_end(r, s, pass, &d);
+    run_release(r, mark);
+}
+
+static void cache_end(Cache *c, Slot *s, const Batch *b, const int *accept) {
+    int lanes = s->t.s.lanes;
+    /* Pages are given back when all rows have moved: until then what is read stays what it was. */
+    for (int settles = 0; settles < 2; settles++) {
+        for (int i = 0; i < b->B * lanes; i++) {
+            int q = i / lanes, lane = b->seq[q] * lanes + i % lanes, lo = s->lo_next[lane], hi = s->hi_next[lane];
+            if (b->off[q] == b->off[q + 1]) continue;
+            int to = accept ? b->off[q] + accept[q] : b->off[q + 1];
+            bool stored = to > b->off[q];
+            if (!settles) {
+                const int next = stored ? b->pos[to - 1] + 1 : 0;
+                /* of a document that began in this pass all rows are the pass's, none of which has expired */
+                if (s->t.s.evicts && stored && b->first[to - 1] < 0)
+                    s->hi_next[lane] = evict_decided(c, s, lane, hi, b->pos[b->off[q]], next);
+                continue;
+            }
+            /* the next query is one position on: of a window it sees the newest window-1 rows */
+            if (s->t.s.window && stored) lo = imax(lo, hi - (s->t.s.window - 1));
+            slot_show(s, lane, s->s0_next[lane], lo, hi);
+        }
+        slot_moves_done(c, s);
+    }
+}
+void kv_end(Cache *c, const Batch *b, const int *accept) {
+    for (int i = 0; i < c->nslots; i++) cache_end(c, &c->slot[i], b, accept);
+}
+
+void kv_drop(Cache *c, int seq) {
+    if (c->observed) c->observed[seq] = 0;
+    if (c->after) c->after[seq] = INT32_MAX;
+    for (int i = 0; i < c->nslots; i++)
+        for (int h = 0; h < c->slot[i].t.s.lanes; h++) slot_show(&c->slot[i], seq * c->slot[i].t.s.lanes + h, 0, 0, 0);
+}
+
+void kv_fork(Cache *c, int from, int to) {
+    CHECK(from != to, "sequence %d onto itself", from);
+    kv_drop(c, to);
+    if (c->observed) c->observed[to] = c->observed[from];
+    if (c->after) c->after[to] = c->after[from];
+    for (int i = 0; i < c->nslots; i++) slot_share(&c->slot[i], from, to);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------*/
+
+/* The tables of all slots first: of a device as far from its region's begin as the host's from theirs. Returns their
+ * bytes. */
+static size_t cache_place(Cache *c) {
+    Arena *host = c->dev ? &c->tables : &c->mem;
+    for (int i = 0; i < c->nslots; i++) slot_place_tables(&c->slot[i].t, host);
+    size_t bytes = host->used;
+    if (c->dev) {
+        for (int i = 0; i < c->nslots; i++)
+            c->slot[i].there = c->slot[i].t, slot_place_tables(&c->slot[i].there, &c->mem);
+        CHECK(c->mem.used == bytes, "%zu bytes of tables, the host's are %zu", c->mem.used, bytes);
+        c->words = arena_take(&c->mem, dirty_copy_bytes(bytes), "words of tables");
+    }
+    for (int i = 0; i < c->nslots; i++) slot_place(&c->slot[i], &c->mem, host);
+    return bytes;
+}
+
+bool kv_open(Cache *c, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
+             bool poison, bool dry, Err *e) {
+    return kv_open_at(c, NULL, slots, nslots, nseq, max_tokens, max_rows, page_rows, poison, dry, e);
+}
+bool kv_open_at(Cache *c, Device *dev, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows,
+                int page_rows, bool poison, bool dry, Err *e) {
+    return kv_open_policy(c, dev, NULL, slots, nslots, nseq, max_tokens, max_rows, page_rows, poison, dry, e);
+}
+static void slot_choose(const Cache *c, Slot *s) {
+    const PolicyCfg *p = &c->policy;
+    if (p->read && policy_suits(p, &s->t.s)) s->policy = *p, s->after = c->after;
+    s->chosen = policy_acts(p) && policy_suits(p, &s->t.s);
+    if (!s->chosen) return;
+    s->t.s.sparse = true;
+    s->score_of = p->of->score;
+    s->keeps = p->of->keeps;
+    s->queries = policy_queries(p);
+}
+bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShape *slots, int nslots, int nseq,
+                    int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
+    if (!device_apart(dev)) dev = NULL;
+    *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
+    if (policy) c->policy = *policy;
+    if (policy_acts(policy)) c->observed = xcalloc((size_t)nseq, sizeof(int));
+    if (c->policy.read) {
+        page_rows = c->policy.page;
+        c->after = xcalloc((size_t)nseq, sizeof(int));
+        for (int q = 0; q < nseq; q++) c->after[q] = INT32_MAX;
+        if (dev) {
+            kv_close(c);
+            return err_input(e, "--policy %s: it selects on the CPU alone; leave it out or take --device cpu",
+                             policy->read->name);
+        }
+    }
+    for (int i = 0; i < nslots; i++) {
+        if (dev && rows_as(&slots[i]) == ROWS_CODED) {
+            kv_close(c);
+            return err_input(e, "cache: rows in %s cannot be read on device %s; take another codec or --device cpu",
+                             slots[i].codec->name, device_ops(dev)->name);
+        }
+        if (!slot_shape(&c->slot[i], &slots[i], nseq, max_tokens, max_rows, page_rows ? page_rows : PAGE_ROWS)) {
+            kv_close(c);
+            return err_runtime(e,
+                               "out of memory: a cache of %d sequences of %d tokens; fewer or shorter ones need less",
+                               nseq, max_tokens);
+        }
+        c->slot[i].dev = dev;
+        slot_choose(c, &c->slot[i]);
+    }
+    size_t tables = cache_place(c);
+    if (dry) return true;
+    if (!arena_open_at(&c->mem, dev ? device_memory(dev, false) : NULL, "cache", c->mem.peak, poison, e)) {
+        kv_close(c);
+        return false;
+    }
+    if (dev && !arena_open(&c->tables, "tables of the cache", c->tables.peak, poison, e)) {
+        kv_close(c);
+        return false;
+    }
+    bool moves = false;
+    size_t scores = 0;
+    for (int i = 0; i < nslots; i++) {
+        moves |= slots[i].evicts || c->slot[i].chosen;
+        scores = zmax(scores, tensor_bytes(c->slot[i].score));
+    }
+    if (dev && scores) c->scores = xcalloc(1, scores);
+    if (dev && moves && !slot_moves_open(c, e)) {
+        kv_close(c);
+        return false;
+    }
+    cache_place(c);
+    if (dev && !dirty_copy_open(&c->mirror, dev, c->tables.base, c->mem.base, tables, c->words, e)) {
+        kv_close(c);
+        return false;
+    }
+    for (int i = 0; i < nslots; i++) {
+        c->slot[i].mirror = c->mirror;
+        slot_clear(&c->slot[i]);
+    }
+    return true;
+}
+void kv_close(Cache *c) {
+    dirty_copy_close(c->mirror);
+    arena_close(&c->mem);
+    arena_close(&c->tables);
+    arena_close(&c->moving);
+    free(c->moves);
+    free(c->scores);
+    free(c->observed);
+    free(c->after);
+    free(c->slot);
+    *c = (Cache){0};
+}
+
+/* ---- reports ----------------------------------------------------------------------------------------------------*/
+
+size_t kv_read(const Cache *c) {
+    size_t n = 0;
+    for (int i = 0; i < c->nslots; i++) n += c->slot[i].read ? *c->slot[i].read : 0;
+    return n;
+}
+int kv_cut(const Cache *c, int seq) { return c->after && c->after[seq] < INT32_MAX ? c->policy.page : 0; }
+int kv_pages(const Slot *s) { return s->t.npages - s->nunused; }
+int kv_rows(const Slot *s, int seq, int lane) {
+    lane += seq * s->t.s.lanes;
+    return s->t.hi[lane] - s->t.lo[lane] + imax(0, imin(s->t.s0[lane] + s->t.s.sinks, s->t.lo[lane]) - s->t.s0[lane]);
+}
+size_t kv_bytes(const Cache *c, int seq) {
+    size_t n = 0;
+    for (int i = 0; i < c->nslots; i++) {
+        const Slot *s = &c->slot[i];
+        const size_t row =
+            row_bytes(&s->t.s) + (s->t.s.lanes ? policy_row_bytes(&c->policy, &s->t.s) / (size_t)s->t.s.lanes : 0);
+        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * row;
+        if (s->chosen) n += policy_state_bytes(&c->policy, &s->t.s);
+        n += ((size_t)s->t.s.state + carried(&s->t.s)) * sizeof(real);
+    }
+    return n;
+}

@@ -1,0 +1,82 @@
+/* cache.h: the mechanism of the cache: lanes of rows in reference-counted pages, state blobs and carried rows; begin,
+ * attend, append, end.
+ *
+ * A slot belongs to a layer that owns K/V or state. It holds `lanes` lanes per sequence, each with its own length, in
+ * pages of P rows that sequences may share (fork) and that are copied before this pass would change them. Order of a
+ * pass: kv_begin; every layer attends to history, then to its own rows; kv_append; kv_end makes the rows visible;
+ * kv_policy.
+ * Where rows are evicted (KvShape.evicts) or a policy evicts them a lane holds those that a later query may see, and no
+ * more, in any order. */
+#pragma once
+#include "layers/kv.h"
+#include "policy.h"
+#include "ops/dirty_copy.h"
+
+typedef struct {
+    int nslots, nseq;
+    Slot *slot;
+    Arena mem;         /* all rows, tables and states; of a device its copy of the tables, of which */
+    Arena tables;      /* the host has its own, and what it alone reads */
+    Arena moving;      /* scratch of a device for rows that move into the places of evicted ones */
+    DirtyCopy *mirror; /* from `tables` to the copy; NULL: there is none */
+    void *words;       /* its scratch */
+    struct Moves *moves;
+    PolicyCfg policy; /* which rows stay, of slots that it suits */
+    int *after;       /* (nseq) position from which queries select what they read; INT32_MAX: none does yet */
+    int *observed;    /* (nseq) queries of the document that a policy which asks all was told of; NULL: no policy */
+    size_t visited;   /* rows that kv_end has looked at to find those that expire; for tests */
+    real *scores;     /* of a device, the host's copy of a slot's Slot.score */
+    Device *dev;      /* NULL: the host's memory */
+    struct Graphs
+        *graphs; /* what of a decoding step over it the device replays (ops/graph.h), its owner's; NULL: nothing */
+} Cache;
+
+/* Room for nseq sequences of at most max_tokens tokens each plus max_rows rows of one pass. page_rows 0: the
+ * default 64. slots[i].lanes == 0 and state == 0: the slot is empty. While `dry` nothing is mapped and mem.peak is the
+ * size. False: nothing is left open. */
+bool kv_open(Cache *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows, int page_rows,
+             bool poison, bool dry, Err *);
+/* The same in the memory of a device that has one of its own. */
+bool kv_open_at(Cache *, Device *, const KvShape *slots, int nslots, int nseq, int max_tokens, int max_rows,
+                int page_rows, bool poison, bool dry, Err *);
+/* The same with a policy for the slots that it suits; NULL: none. */
+bool kv_open_policy(Cache *, Device *, const PolicyCfg *, const KvShape *slots, int nslots, int nseq, int max_tokens,
+                    int max_rows, int page_rows, bool poison, bool dry, Err *);
+void kv_close(Cache *);
+Slot *kv_slot(const Cache *, int i);
+
+/* Pages for every row of the batch, copies of shared pages that it would change. The only call that can fail
+ * (EXIT_INPUT: a sequence would grow past max_tokens); then nothing has changed. A device sees the tables as they are
+ * now until the next one. */
+bool kv_begin(Cache *, const Batch *, Err *);
+/* Store the first accept[b] rows (NULL: all) of each sequence in the slot; not visible before kv_end. When the last
+ * accepted row's document began in this pass, older rows are dropped by kv_end and only that document is stored.
+ * The host reads pass->evicted: of a device's pass it is a view. */
+void kv_append(Run *, Slot *, const Kv *pass, const int *accept);
+/* Lengths become visible; rows past retention or evicted by the mixer are given back. */
+void kv_end(Cache *, const Batch *, const int *accept);
+
+/* ---- policies (policy.h); nothing where there is none ----*/
+/* How the keys of a slot and the queries on them are rotated; it must outlive the cache. */
+void kv_turns(Slot *, const Rope *);
+/* Before kv_end, for each layer that reads the slot and was asked: keep the queries of accepted rows. at: query heads
+ * of each lane that belong to layers before it. */
+void kv_ask(Run *, Slot *, const Probe *, int at, const int *accept);
+/* After kv_end: evictions of the sequences that the pass brought to a length where they are due. Waits for a device.
+ * The Run is measured as those of passes are. */
+void kv_policy(Run *, Cache *, const Batch *, const int *accept);
+/* A prompt of sequence seq ends at a length of `next`: evictions of a policy that waits for it, later queries select. */
+void kv_prompt_ends(Run *, Cache *, int seq, int next);
+void kv_fork(Cache *, int from, int to); /* `to` becomes a copy of `from`; pages are shared */
+void kv_drop(Cache *, int seq);
+
+/* Passes from now on must not cross document lengths that are a multiple of this; 0: they may. */
+int kv_cut(const Cache *, int seq);
+
+/* Reports and tests. */
+size_t kv_read(const Cache *);                /* bytes of rows that the last pass read, of all sequences and readers */
+int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane */
+int kv_pages(const Slot *);                   /* pages in use, by all sequences */
+size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
+const Lanes *kv_lanes(const Slot *);          /* the host's tables */
+const Lanes *kv_lanes_there(const Slot *);    /* as a device's kernels see them */

@@ -1,0 +1,256 @@
+/* choose.c: between two passes a policy chooses the rows of lanes that stay: the queries that it asks for, what they say
+ * about each row, the choice. */
+#include "slot.h"
+#include "ops/host.h"
+
+/* ---- queries -----------------------------------------------------------------------------------------------------*/
+
+void kv_ask(Run *r, Slot *s, const Probe *p, int at, const int *accept) {
+    const Batch *b = r->batch;
+    const size_t K = (size_t)s->t.s.lanes, all = (size_t)s->t.s.heads, own = (size_t)p->q.n[1], D = (size_t)s->t.s.kdim,
+                 each = own / K;
+    RunMark mark = run_mark(r);
+    const size_t most = (size_t)p->q.n[0] * K, bytes = most * sizeof(size_t);
+    size_t *to = arena_take(r->host, bytes, "places of queries"), *from = arena_take(r->host, bytes, "queries"),
+           *wide_to = arena_take(r->host, bytes, "places of queries"),
+           *wide_from = arena_take(r->host, bytes, "queries");
+    int n = measuring(r) ? (int)most : 0;
+    for (int m = 0; m < p->rows.n && !measuring(r); m++) {
+        const int row = p->rows.idx[m], q = b->of[row], end = accept ? b->off[q] + accept[q] : b->off[q + 1];
+        /* of the document that continues, and none whose place a later one takes */
+        if (row >= end || (b->first[end - 1] >= 0 && row < b->first[end - 1])) continue;
+        if (b->pos[row] <= b->pos[end - 1] - s->queries) continue;
+        const size_t place = (size_t)b->seq[q] * (size_t)s->queries + (size_t)(b->pos[row] % s->queries);
+        for (size_t h = 0; h < K; h++, n++) {
+            to[n] = place * all + h * (all / K) + (size_t)at, from[n] = (size_t)m * own + h * each;
+            wide_to[n] = to[n] * D, wide_from[n] = from[n] * D;
+        }
+    }
+    r->ops->move(r, s->asked, wide_to, p->q, wide_from, n, (int)(each * D));
+    r->ops->move(r, s->asked_lse, to, p->lse, from, n, (int)each);
+    run_release(r, mark);
+}
+/* What the queries of the sequence say about its rows: (lanes, rows), of the host. */
+static Tensor choose_ask(Run *r, const Slot *s, const PolicyAsk *ask, int seq, int from, int n, int rows) {
+    const int heads = s->t.s.heads, first = measuring(r) ? 0 : seq * s->queries;
+    Tensor stat = SCRATCH(r, "column statistics", s->t.s.lanes, rows),
+           q = TENSOR(R(s->asked) + (size_t)first * (size_t)heads * (size_t)s->t.s.kdim, REAL, s->queries, heads,
+                      s->t.s.kdim),
+           lse = TENSOR(R(s->asked_lse) + (size_t)first * (size_t)heads, REAL, s->queries, heads);
+    r->ops->colstat(r, stat, q, lse, kv_lanes_there(s), (ColStat){seq, from, n, ask->queries, ask->heads, ask->value});
+    return host_view(r, stat, true);
+}
+
+void kv_turns(Slot *s, const Rope *turn) { s->turn = turn; }
+/* What was kept of n queries, oldest first: themselves, or their lse. The caller frees it. */
+static real *choose_queries(const Slot *s, Tensor asked, int seq, int from, int n) {
+    const size_t each = (size_t)s->t.s.heads * (size_t)(asked.rank == 3 ? s->t.s.kdim : 1), bytes = each * sizeof(real);
+    const char *ring = (const char *)asked.p + (size_t)seq * (size_t)s->queries * bytes;
+    real *out = xcalloc(zmax(1, (size_t)n * each), sizeof *out);
+    for (int i = 0; i < n;) { /* the ring ends once at most */
+        const int at = (from + i) % s->queries, run = imin(n - i, s->queries - at);
+        if (s->dev)
+            device_read(s->dev, out + (size_t)i * each, ring + (size_t)at * bytes, (size_t)run * bytes);
+        else
+            memcpy(out + (size_t)i * each, ring + (size_t)at * bytes, (size_t)run * bytes);
+        i += run;
+    }
+    return out;
+}
+
+/* ---- a slot's rows -----------------------------------------------------------------------------------------------*/
+
+typedef struct {
+    int pos, row;
+} Placed;
+static int older_first(const void *a, const void *b) { return ((const Placed *)a)->pos - ((const Placed *)b)->pos; }
+
+/* Keys or values of a lane, decoded, in this order: (n,width). The caller frees them. */
+static real *lane_part(const Slot *s, int lane, int n, const Placed *order, bool values) {
+    const KvShape *k = &s->t.s;
+    const int lo = s->t.lo[lane], width = values ? k->vdim : k->kdim;
+    const size_t bytes = values ? value_bytes(k) : key_bytes(k), w = (size_t)width;
+    char *raw = xcalloc(zmax(1, (size_t)n * bytes), 1);
+    real *out = xcalloc(zmax(1, (size_t)n * w), sizeof *out);
+    CHECK(bytes, "values that are part of keys");
+    for (int r = 0; r < n;) { /* parts lie one after the other in a page */
+        const int run = imin(n - r, s->t.P - (lo + r) % s->t.P);
+        const size_t place = slot_place_of(s, lane, lo + r);
+        const char *from = (const char *)s->t.data.p + (values ? slot_value(s, place) : slot_key(s, place));
+        if (s->dev)
+            device_read(s->dev, raw + (size_t)r * bytes, from, (size_t)run * bytes);
+        else
+            memcpy(raw + (size_t)r * bytes, from, (size_t)run * bytes);
+        r += run;
+    }
+    for (int i = 0; i < n; i++) {
+        const char *part = raw + (size_t)order[i].row * bytes;
+        if (k->codec)
+            k->codec->decode(k->codec, out + (size_t)i * w, part, width);
+        else
+            memcpy(out + (size_t)i * w, part, bytes);
+    }
+    free(raw);
+    return out;
+}
+/* The rows of a lane by position: order[i].row is that of the lane, counted from its lo. */
+static void lane_open(const Cache *c, const Slot *s, int lane, int budget, const real *stat, int next, PolicyLane *l,
+                      Placed *order) {
+    const int lo = s->t.lo[lane], n = s->t.hi[lane] - lo;
+    const real *scores = s->dev ? c->scores : present(s->score) ? R(s->score) : NULL;
+    const size_t m = (size_t)n + 1;
+    int *pos = xcalloc(m, sizeof *pos);
+    real *mine = stat ? xcalloc(m, sizeof *mine) : NULL;
+    *l = (PolicyLane){.n = n, .pos = pos, .stat = mine, .budget = budget};
+    l->score = xcalloc(m, sizeof(real)), l->stays = xcalloc(m, sizeof(bool));
+    if (s->kept) l->kept = xcalloc(m, sizeof(real));
+    for (int i = 0; i < n; i++) order[i] = (Placed){s->t.pos[slot_place_of(s, lane, lo + i)], i};
+    qsort(order, (size_t)n, sizeof *order, older_first);
+    for (int i = 0; i < n; i++) {
+        const size_t at = slot_place_of(s, lane, lo + order[i].row);
+        pos[i] = order[i].pos;
+        if (mine) mine[i] = stat[order[i].row];
+        if (present(s->score)) l->score[i] = scores[at];
+        if (s->kept) l->kept[i] = s->kept[at];
+        l->stays[i] = pos[i] < c->policy.sinks || pos[i] >= next - c->policy.window;
+    }
+    if (c->policy.of->needs & NEED_KEYS) l->key = lane_part(s, lane, n, order, false);
+    if (c->policy.of->needs & NEED_VALUES) l->value = lane_part(s, lane, n, order, true);
+}
+static void lane_close(PolicyLane *l) {
+    free((void *)l->pos), free((void *)l->stat), free(l->kept), free(l->score), free(l->stays);
+    free((void *)l->key), free((void *)l->value);
+}
+/* Numbers that were kept go back to the rows, which are this lane's alone from now on. */
+static void lane_keep_numbers(Slot *s, int lane, const PolicyLane *l, const Placed *order) {
+    for (int i = 0; i < l->n && s->kept; i++) {
+        const int row = s->t.lo[lane] + order[i].row;
+        if (s->kept[slot_place_of(s, lane, row)] == l->kept[i]) continue;
+        slot_own_page(s, lane, row);
+        s->kept[slot_place_of(s, lane, row)] = l->kept[i];
+    }
+}
+/* Returns the new hi. */
+static int lane_evict(Cache *c, Slot *s, int lane, const PolicyLane *l, const Placed *order) {
+    bool *keep = xcalloc((size_t)l->n + 1, sizeof *keep);
+    for (int i = 0; i < l->n; i++) keep[order[i].row] = l->stays[i];
+    const int hi = evict_rows(c, s, lane, s->t.lo[lane], s->t.hi[lane], keep);
+    free(keep);
+    return hi;
+}
+/* One sequence of one slot, at a length of `next`, `slot`-th of `slots` that the policy suits. */
+static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int seq, int next, bool evicts) {
+    const Policy *of = c->policy.of;
+    const int K = s->t.s.lanes, first = seq * K, rows = policy_slot_rows(&c->policy, next, slot, slots);
+    const bool asks = of->ask.whom != ASK_NOBODY && !(of->needs & NEED_QUERIES);
+    int most = 0, from = next - s->queries;
+    for (int h = 0; h < K; h++) most = imax(most, s->t.hi[first + h] - s->t.lo[first + h]);
+    if (of->ask.whom != ASK_ALL && !of->varies && most <= rows) return; /* all rows stay */
+    if (of->ask.whom == ASK_ALL) { /* those since the last time: each is asked once, and a ring keeps no more of them */
+        CHECK(next - c->observed[seq] <= s->queries,
+              "policy %s: a pass of sequence %d ended at length %d, not at the multiple of %d before it", of->name, seq,
+              next, s->queries);
+        from = c->observed[seq];
+    }
+    from = imax(0, from);
+    RunMark mark = run_mark(r);
+    Tensor stat = asks ? choose_ask(r, s, &of->ask, seq, from, next - from, imax(1, most)) : ABSENT;
+    PolicyLane *lane = xcalloc((size_t)K, sizeof *lane);
+    Placed *order = xcalloc((size_t)K * (size_t)(most + 1), sizeof *order);
+    Choice x = {.p = &c->policy,
+                .slot = slot,
+                .slots = slots,
+                .heads = s->t.s.heads,
+                .next = next,
+                .queries = next - from,
+                .lanes = K,
+                .kdim = s->t.s.kdim,
+                .vdim = s->t.s.vdim,
+                .lane = lane,
+                .turn = s->turn};
+    real *q = NULL, *lse = NULL;
+    if (of->needs & NEED_QUERIES) {
+        x.q = q = choose_queries(s, s->asked, seq, from, next - from);
+        x.lse = lse = choose_queries(s, s->asked_lse, seq, from, next - from);
+    }
+    for (int h = 0; h < K; h++)
+        lane_open(c, s, first + h, rows, asks ? R(stat) + (size_t)h * (size_t)stat.n[1] : NULL, next, &lane[h],
+                  order + (size_t)h * (size_t)(most + 1));
+    run_release(r, mark);
+    if (of->select) of->select(&x);
+    if (c->policy.lanes) c->policy.lanes->divide(&x);
+    free(q), free(lse);
+    int *hi = xcalloc((size_t)K, sizeof *hi);
+    for (int h = 0; h < K; h++) {
+        const Placed *own = order + (size_t)h * (size_t)(most + 1);
+        lane_keep_numbers(s, first + h, &lane[h], own);
+        if (!evicts) continue;
+        policy_keep(&lane[h]);
+        hi[h] = lane_evict(c, s, first + h, &lane[h], own);
+    }
+    slot_moves_done(c, s); /* pages are given back when all rows have moved */
+    for (int h = 0; h < K; h++) {
+        if (evicts) slot_show(s, first + h, s->t.s0[first + h], s->t.lo[first + h], hi[h]);
+        lane_close(&lane[h]);
+    }
+    free(hi), free(lane), free(order);
+}
+
+/* ---- when --------------------------------------------------------------------------------------------------------*/
+
+/* A sequence whose document has come to a length of `next` at which the policy acts. */
+typedef struct {
+    int seq, next;
+    bool evicts;
+} Due;
+static void choose(Run *r, Cache *c, const Due *due, int n) {
+    int slots = 0, slot = 0;
+    for (int i = 0; i < c->nslots; i++) slots += c->slot[i].chosen;
+    if (c->mirror) dirty_copy_flush(c->mirror); /* the device counts in the tables as they are now */
+    for (int i = 0; i < c->nslots && n; i++) {
+        Slot *s = &c->slot[i];
+        if (!s->chosen) continue;
+        /* no sequence's choice changes what is read of another's rows */
+        if (s->dev && present(s->score)) device_read(s->dev, c->scores, s->score.p, tensor_bytes(s->score));
+        for (int q = 0; q < n; q++) choose_slot(r, c, s, slot, slots, due[q].seq, due[q].next, due[q].evicts);
+        slot++;
+    }
+    for (int q = 0; q < n; q++) c->observed[due[q].seq] = due[q].next;
+}
+static void choose_measure(Run *r, const Cache *c) {
+    for (int i = 0; i < c->nslots; i++) {
+        const Slot *s = &c->slot[i];
+        RunMark mark = run_mark(r);
+        if (s->chosen && s->queries && !(c->policy.of->needs & NEED_QUERIES))
+            choose_ask(r, s, &c->policy.of->ask, 0, 0, 0, s->t.maxpages * s->t.P);
+        run_release(r, mark);
+    }
+}
+void kv_policy(Run *r, Cache *c, const Batch *b, const int *accept) {
+    const int cut = policy_cut(&c->policy), every = policy_every(&c->policy);
+    for (int q = 0; q < b->B && c->after && !measuring(r); q++) {
+        const int to = accept ? b->off[q] + accept[q] : b->off[q + 1];
+        if (to > b->off[q] && b->first[to - 1] >= 0) c->after[b->seq[q]] = INT32_MAX;
+    }
+    if (!policy_acts(&c->policy)) return;
+    if (measuring(r)) {
+        choose_measure(r, c);
+        return;
+    }
+    Due *due = xcalloc((size_t)b->B, sizeof *due);
+    int n = 0;
+    for (int q = 0; q < b->B; q++) {
+        const int to = accept ? b->off[q] + accept[q] : b->off[q + 1];
+        if (to == b->off[q]) continue;
+        const int first = b->first[to - 1], next = b->pos[to - 1] + 1,
+                  before = b->pos[first >= 0 ? first : b->off[q]]; /* length of the document before the pass */
+        if (first >= 0) c->observed[b->seq[q]] = 0;
+        if (cut && next / cut > before / cut) due[n++] = (Due){b->seq[q], next, every && next / every > before / every};
+    }
+    if (n) choose(r, c, due, n);
+    free(due);
+}
+void kv_prompt_ends(Run *r, Cache *c, int seq, int next) {
+    if (c->after && next > 0) c->after[seq] = next;
+    if (policy_once(&c->policy) && next > 0) choose(r, c, &(Due){seq, next, true}, 1);
+}

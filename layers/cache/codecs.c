@@ -1,0 +1,84 @@
+/* codecs.c: the table of codecs, the two that are types of numbers, and the text of --cache-dtype. */
+#include "codec.h"
+
+static size_t f32_bytes(const RowCodec *c, int width) { return (void)c, (size_t)width * sizeof(real); }
+static void f32_encode(const RowCodec *c, void *part, const real *from, int width) {
+    memcpy(part, from, f32_bytes(c, width));
+}
+static void f32_decode(const RowCodec *c, real *to, const void *part, int width) {
+    memcpy(to, part, f32_bytes(c, width));
+}
+const RowCodec codec_f32 = {.name = "f32",
+                            .meaning = "as they are computed",
+                            .as = ROWS_REAL,
+                            .bytes = f32_bytes,
+                            .encode = f32_encode,
+                            .decode = f32_decode};
+
+static size_t bf16_bytes(const RowCodec *c, int width) { return (void)c, (size_t)width * sizeof(uint16_t); }
+static void bf16_encode(const RowCodec *c, void *part, const real *from, int width) {
+    uint16_t *to = part;
+    (void)c;
+    for (int k = 0; k < width; k++) to[k] = bf16_from((float)from[k]);
+}
+static void bf16_decode(const RowCodec *c, real *to, const void *part, int width) {
+    const uint16_t *from = part;
+    (void)c;
+    for (int k = 0; k < width; k++) to[k] = (real)bf16_to(from[k]);
+}
+const RowCodec codec_bf16 = {.name = "bf16",
+                             .meaning = "rounded to the nearest bf16",
+                             .as = ROWS_BF16,
+                             .bytes = bf16_bytes,
+                             .encode = bf16_encode,
+                             .decode = bf16_decode};
+
+static const RowCodec *const codecs[] = {
+    &codec_f32, &codec_bf16, &codec_int8, &codec_fp8, &codec_int4, &codec_int3, &codec_int2,
+};
+enum { CODECS = sizeof codecs / sizeof *codecs, WORD_MOST = 40 };
+
+const RowCodec *codec_at(int i) { return i >= 0 && i < CODECS ? codecs[i] : NULL; }
+const RowCodec *codec_find(const char *name) {
+    for (int i = 0; i < CODECS; i++)
+        if (!strcmp(codecs[i]->name, name)) return codecs[i];
+    return NULL;
+}
+void codec_names(char out[CODEC_NAMES_MAX]) {
+    int n = 0;
+    for (int i = 0; i < CODECS; i++) {
+        const char *between = i == 0 ? "" : i + 1 == CODECS ? " or " : ", ";
+        n += snprintf(out + n, (size_t)(CODEC_NAMES_MAX - n), "%s%s", between, codecs[i]->name);
+        CHECK(n < CODEC_NAMES_MAX, "names of %d codecs", CODECS);
+    }
+}
+
+/* ---- settings ----------------------------------------------------------------------------------------------------*/
+
+bool codec_rotates(const RowCodec *c) { return c->as != ROWS_REAL && c->as != ROWS_BF16; }
+static bool setting_take(RowCodec *c, const char *word, Err *e) {
+    if (c->group && (!strcmp(word, "group=32") || !strcmp(word, "group=64"))) return c->group = atoi(word + 6), true;
+    if (codec_rotates(c) && (!strcmp(word, "rotate=yes") || !strcmp(word, "rotate=no")))
+        return c->rotate = word[7] == 'y', true;
+    return err_input(e, "--cache-dtype %s: expected %s, got '%.*s'", c->name,
+                     c->group           ? "group=32, group=64, rotate=yes or rotate=no"
+                     : codec_rotates(c) ? "rotate=yes or rotate=no"
+                                        : "no settings",
+                     WORD_MOST, word);
+}
+bool codec_parse(const char *text, RowCodec *to, Err *e) {
+    const size_t n = strcspn(text, ":");
+    char names[CODEC_NAMES_MAX], *words = xformat("%s", text);
+    words[n] = 0;
+    const RowCodec *found = codec_find(words);
+    bool ok = found != NULL;
+    if (found) *to = *found;
+    codec_names(names);
+    if (!found) err_input(e, "--cache-dtype: expected %s, got '%.*s'", names, WORD_MOST, words);
+    for (char *word = text[n] ? words + n + 1 : NULL, *next; ok && word; word = next) {
+        if ((next = strchr(word, ','))) *next++ = 0;
+        ok = setting_take(to, word, e);
+    }
+    free(words);
+    return ok;
+}

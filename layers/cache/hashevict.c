@@ -1,0 +1,57 @@
+/* hashevict.c: the rows leave whose keys point away from the newest query, by the Hamming distance of hashes: a bit of a
+ * hash is the sign of the product with a drawn direction, the same ones for keys and queries. Source: Liu et al.,
+ * "HashEvict: A Pre-Attention KV Cache Eviction Strategy using Locality-Sensitive Hashing", arXiv:2412.16187. */
+#include "policy.h"
+
+/* Direction r has normal components, by Box and Muller. */
+static double *directions(const Choice *c) {
+    const int D = c->kdim;
+    double *x = xcalloc((size_t)c->p->bits * (size_t)D, sizeof *x);
+    for (int r = 0; r < c->p->bits; r++)
+        for (int d = 0; d < D; d++) {
+            const uint64_t key = rng_mix((uint64_t)c->p->seed, (uint64_t)r);
+            x[r * D + d] = sqrt(-2 * log(rng_uniform(key, 2 * (uint64_t)d))) *
+                           cos(2 * M_PI * rng_uniform(key, 2 * (uint64_t)d + 1));
+        }
+    return x;
+}
+static uint64_t hash_of(const double *way, int bits, const real *x, int D) {
+    uint64_t hash = 0;
+    for (int r = 0; r < bits; r++) {
+        double s = 0;
+        for (int d = 0; d < D; d++) s += way[r * D + d] * (double)x[d];
+        hash |= (uint64_t)(s >= 0) << r;
+    }
+    return hash;
+}
+static void hashevict_select(Choice *c) {
+    const int group = c->heads / c->lanes, bits = c->p->bits, D = c->kdim;
+    double *way = directions(c);
+    for (int h = 0; h < c->lanes; h++) {
+        PolicyLane *l = &c->lane[h];
+        for (int i = 0; i < l->n; i++) {
+            const uint64_t key = hash_of(way, bits, l->key + i * D, D);
+            for (int q = 0; q < c->queries * group; q++)
+                l->score[i] -= (real)__builtin_popcountll(
+                    key ^ hash_of(way, bits, policy_query(c, q / group, h * group + q % group), D));
+        }
+    }
+    free(way);
+}
+static const Key keys[] = {POLICY_BUDGET,
+                           POLICY_WINDOW("10"),
+                           POLICY_SINKS("4"),
+                           POLICY_EVERY("64", 0),
+                           POLICY_QUERIES("1"),
+                           POLICY_KEY(bits, KEY_INT, "16", 1, 64, "of a hash"),
+                           POLICY_KEY(seed, KEY_INT, "1", 0, 1e9, "of the directions"),
+                           {0}};
+const Policy policy_hashevict = {.name = "hashevict",
+                                 .meaning = "the keys whose hashes are nearest to the newest query's",
+                                 .source = "arXiv:2412.16187",
+                                 .lacks = "evicts after attention and every 64 tokens, not before it at each token; "
+                                          "hashes are computed anew instead of kept",
+                                 .keys = keys,
+                                 .ask = {.whom = ASK_QUERIES},
+                                 .needs = NEED_KEYS | NEED_QUERIES,
+                                 .select = hashevict_select};

@@ -1,0 +1,40 @@
+/* int8.c: rows in 8 bits with a scale for each key and each value: see ops/int8.h. */
+#include "codec.h"
+#include "ops/int8.h"
+
+static size_t codec_int8_bytes(const RowCodec *c, int width) { return (void)c, int8_bytes(width); }
+static void int8_encode(const RowCodec *c, void *part, const real *from, int width) {
+    (void)c;
+    /* Added and taken away, it leaves the nearest whole number of a small one, ties to even. */
+    const real whole = (real)(REAL == F64 ? 6755399441055744.0 : 12582912.0);
+    uint32_t most = 0;
+    for (int k = 0; k < width; k++) {
+        float x = (float)from[k];
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        bits &= 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    const float scale = int8_scale(most);
+    int8_t *code = (int8_t *)part + INT8_HEAD;
+    memcpy(part, &scale, sizeof scale);
+    memset(code, 0, int8_bytes(width) - INT8_HEAD);
+    if (!(scale > 0)) return; /* nothing, or NaN, which the scale says */
+    for (int k = 0; k < width; k++) {
+        real q = from[k] / (real)scale + whole - whole;
+        code[k] = (int8_t)(q > INT8_MOST ? INT8_MOST : q < -INT8_MOST ? -INT8_MOST : q);
+    }
+}
+static void int8_decode(const RowCodec *c, real *to, const void *part, int width) {
+    (void)c;
+    const int8_t *code = (const int8_t *)part + INT8_HEAD;
+    float scale;
+    memcpy(&scale, part, sizeof scale);
+    for (int k = 0; k < width; k++) to[k] = (real)scale * (real)code[k];
+}
+const RowCodec codec_int8 = {.name = "int8",
+                             .meaning = "in 8 bits, with a scale for each key and each value",
+                             .as = ROWS_INT8,
+                             .bytes = codec_int8_bytes,
+                             .encode = int8_encode,
+                             .decode = int8_decode};

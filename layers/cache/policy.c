@@ -1,0 +1,105 @@
+/* policy.c: what a policy with its settings asks of a model and its sessions, and how a score becomes a choice of rows. */
+#include "policy.h"
+
+/* ---- what it asks of a model and its sessions --------------------------------------------------------------------*/
+
+enum { FOLD = 64 }; /* queries that a policy which asks all of them, but evicts once, is told of at a time */
+bool policy_any(const PolicyCfg *p) { return p && (policy_acts(p) || p->read); }
+bool policy_acts(const PolicyCfg *p) { return p && p->of && p->of != p->read && p->budget != 1; }
+bool policy_once(const PolicyCfg *p) { return policy_acts(p) && p->every == 0; }
+bool policy_unprompted(const PolicyCfg *p, Err *e) {
+    if (p->read)
+        return err_input(e,
+                         "--policy %s: it selects what is read after a prompt, and this command has none; leave it out",
+                         p->read->name);
+    if (!policy_once(p)) return true;
+    return err_input(e, "--policy %s: every: this command has no prompt whose end it could wait for; give every=N",
+                     p->of->name);
+}
+int policy_every(const PolicyCfg *p) { return policy_acts(p) ? p->every : 0; }
+int policy_cut(const PolicyCfg *p) {
+    if (!policy_acts(p)) return 0;
+    return p->every ? p->every : p->of->ask.whom == ASK_ALL ? FOLD : 0;
+}
+int policy_queries(const PolicyCfg *p) {
+    if (!policy_acts(p)) return 0;
+    switch (p->of->ask.whom) {
+    case ASK_WINDOW: return p->window;
+    case ASK_QUERIES: return p->queries;
+    case ASK_ALL: return policy_cut(p);
+    default: return 0;
+    }
+}
+bool policy_suits(const PolicyCfg *p, const KvShape *s) {
+    if (!s->lanes || s->evicts || s->window) return false;
+    if (!p || !p->of || p->of->ask.whom == ASK_NOBODY) return true;
+    return s->heads && !(s->alias && (p->of->ask.value != COL_PLAIN || p->of->needs & NEED_VALUES));
+}
+size_t policy_state_bytes(const PolicyCfg *p, const KvShape *s) {
+    if (!policy_acts(p) || !policy_suits(p, s)) return 0;
+    return (size_t)policy_queries(p) * (size_t)s->heads * (size_t)(s->kdim + 1) * sizeof(real);
+}
+size_t policy_row_bytes(const PolicyCfg *p, const KvShape *s) {
+    if (!policy_any(p) || !policy_suits(p, s)) return 0;
+    const size_t own = policy_acts(p) ? ((p->of->score != NULL) + (size_t)p->of->keeps) * sizeof(real) : 0,
+                 pages = p->read ? (2 * (size_t)s->kdim * sizeof(real) + (size_t)p->page - 1) / (size_t)p->page : 0;
+    return (size_t)s->lanes * (own + pages); /* a page's bounds, by its rows */
+}
+
+/* ---- rows --------------------------------------------------------------------------------------------------------*/
+
+int policy_rows(const PolicyCfg *p, int n) {
+    const double least = (double)p->window + p->sinks,
+                 most = p->budget > 1 ? floor(p->budget) : ceil(p->budget * n - 1e-9);
+    return (int)fmin(n, fmax(least, most));
+}
+int policy_slot_rows(const PolicyCfg *p, int n, int slot, int slots) {
+    return p->layers ? imin(n, p->layers->rows(p, n, slot, slots)) : policy_rows(p, n);
+}
+int policy_resident(const PolicyCfg *p, int n, int slot, int slots) {
+    const int every = policy_every(p);
+    int rows = 0, at = 0;
+    if (!every) return policy_once(p) ? policy_slot_rows(p, n, slot, slots) : n;
+    for (; at + every <= n; at += every) rows = imin(rows + every, policy_slot_rows(p, at + every, slot, slots));
+    return rows + n - at;
+}
+
+typedef struct {
+    real score;
+    int pos, row;
+} Candidate;
+static int better_first(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return (x->pos > y->pos) - (x->pos < y->pos);
+}
+void policy_keep(PolicyLane *l) {
+    int left = imin(l->n, l->budget), m = 0;
+    Candidate *c = xcalloc((size_t)l->n + 1, sizeof *c);
+    for (int i = 0; i < l->n; i++) {
+        const real s = l->score[i];
+        left -= l->stays[i];
+        if (!l->stays[i]) c[m++] = (Candidate){s == s ? s : -(real)INFINITY, l->pos[i], i}; /* NaN has no order */
+    }
+    qsort(c, (size_t)m, sizeof *c, better_first);
+    for (int i = 0; i < m && i < left; i++) l->stays[c[i].row] = true;
+    free(c);
+}
+static void lane_pool(const Choice *c, PolicyLane *l) {
+    const int width = c->p->pool, half = width / 2;
+    int n = 0;
+    while (n < l->n && l->pos[n] < c->next - c->p->window) n++;
+    for (int i = 0; i < n; i++) {
+        real sum = 0, most = 0;
+        for (int j = imax(0, i - half); j < imin(n, i + half + 1); j++)
+            sum += l->stat[j], most = l->stat[j] > most ? l->stat[j] : most;
+        l->score[i] = c->p->peak ? most : sum / (real)width;
+    }
+}
+void policy_pool(Choice *c) {
+    for (int h = 0; h < c->lanes; h++) lane_pool(c, &c->lane[h]);
+}
+void policy_sums(Choice *c) {
+    for (int h = 0; h < c->lanes; h++)
+        for (int i = 0; i < c->lane[h].n; i++) c->lane[h].score[i] = c->lane[h].kept[i] += c->lane[h].stat[i];
+}

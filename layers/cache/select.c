@@ -1,0 +1,154 @@
+/* select.c: which pages a step reads, where a policy says so (Policy.bound). A query after its sequence's prompt reads the
+ * pages with rows among its newest `recent`, those that are not full, and of the others the ones with the highest
+ * bounds. What it reads is a table of pages of its own, which Ops.attend_lanes takes for a lane's. */
+#include "slot.h"
+#include "ops/host.h"
+
+/* Queries that select at a time. */
+enum { SELECT_ROWS = 16 };
+typedef struct {
+    real bound;
+    int at; /* number of the page in the lane */
+} Page;
+static int higher_first(const void *a, const void *b) {
+    const Page *x = a, *y = b;
+    if (x->bound != y->bound) return x->bound > y->bound ? -1 : 1;
+    return x->at - y->at;
+}
+static int page_at(const Slot *s, int lane, int at) {
+    return s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(at % s->t.maxpages)];
+}
+/* Smallest and largest keys of a full page, at s->bounds + 2 kdim page. */
+static void page_bounds(const Slot *s, int page, real *key) {
+    const KvShape *k = &s->t.s;
+    const size_t D = (size_t)k->kdim;
+    real *low = s->bounds + 2 * D * (size_t)page, *high = low + D;
+    if (s->bounded[page]) return;
+    for (int r = 0; r < s->t.P; r++) {
+        const char *part = (const char *)s->t.data.p + slot_key(s, (size_t)page * (size_t)s->t.P + (size_t)r);
+        if (k->codec)
+            k->codec->decode(k->codec, key, part, k->kdim);
+        else
+            memcpy(key, part, D * sizeof *key);
+        for (size_t d = 0; d < D; d++) {
+            low[d] = r && low[d] < key[d] ? low[d] : key[d];
+            high[d] = r && high[d] > key[d] ? high[d] : key[d];
+        }
+    }
+    s->bounded[page] = true;
+}
+/* Position of the newest row of a full page. */
+static int page_newest(const Slot *s, int page) {
+    int newest = 0;
+    for (int r = 0; r < s->t.P; r++) newest = imax(newest, s->t.pos[(size_t)page * (size_t)s->t.P + (size_t)r]);
+    return newest;
+}
+static int pages_read(const PolicyCfg *p, int tokens) {
+    const double rows = p->reads > 1 ? p->reads : p->reads * tokens;
+    return (int)ceil(fmax(0, rows - p->recent) / p->page - 1e-9);
+}
+/* The pages of a lane that a query at position pos may leave out: full ones without recent rows. Returns their
+ * number. */
+static int pages_older(const Slot *s, int lane, int pos, int recent, Page *out) {
+    const int P = s->t.P, lo = s->t.lo[lane], hi = s->t.hi[lane];
+    int n = 0;
+    for (int at = (lo + P - 1) / P; at < hi / P; at++)
+        if (page_newest(s, page_at(s, lane, at)) < pos - recent) out[n++].at = at;
+    return n;
+}
+typedef struct {
+    Lanes t;
+    int *off, *seq, *of, *pos, *first, *idx;
+    Page *page; /* of a lane */
+    bool *leave;
+    real *key;
+} Reading;
+/* Row `m` of the reading, in lane h: the table of what it reads of the slot's lane. */
+static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, int h, int lane, const real *q,
+                         int group, bool selects) {
+    Lanes *t = &x->t;
+    const int P = t->P, to = m * t->s.lanes + h, lo = s->t.lo[lane], hi = s->t.hi[lane], D = t->s.kdim;
+    int *table = t->table + (size_t)to * (size_t)t->maxpages, n = 0;
+    const int older = selects ? pages_older(s, lane, x->pos[m], p->recent, x->page) : 0,
+              most = pages_read(p, x->pos[m] + 1);
+    for (int at = lo / P; at * P < hi; at++) x->leave[at - lo / P] = false;
+    if (older > most) {
+        for (int i = 0; i < older; i++) {
+            const int page = page_at(s, lane, x->page[i].at);
+            page_bounds(s, page, x->key);
+            const real *low = s->bounds + 2 * (size_t)D * (size_t)page;
+            x->page[i].bound = p->read->bound(low, low + D, q, group, D);
+        }
+        qsort(x->page, (size_t)older, sizeof *x->page, higher_first);
+        for (int i = most; i < older; i++) x->leave[x->page[i].at - lo / P] = true;
+    }
+    for (int at = lo / P; at * P < hi; at++)
+        if (!x->leave[at - lo / P]) table[n++] = page_at(s, lane, at);
+    t->s0[to] = t->lo[to] = lo % P;
+    t->hi[to] = hi > lo ? (n - 1) * P + (hi - 1) % P + 1 : t->lo[to];
+    *s->read += (size_t)(t->hi[to] - t->lo[to]) * row_bytes(&s->t.s);
+}
+static Reading reading_place(Run *r, const Slot *s) {
+    Reading x = {.t = s->t};
+    const size_t K = (size_t)s->t.s.lanes, rows = SELECT_ROWS, one = sizeof(int), pages = (size_t)s->t.maxpages;
+    int *mem = arena_take(r->host, (3 * rows * K + 6 * rows + 1) * one, "rows that select");
+    x.t.s0 = mem, x.t.lo = mem + rows * K, x.t.hi = mem + 2 * rows * K, mem += 3 * rows * K;
+    x.seq = mem, x.of = mem + rows, x.pos = mem + 2 * rows, x.first = mem + 3 * rows, x.idx = mem + 4 * rows;
+    x.off = mem + 5 * rows;
+    x.t.table = arena_take(r->host, rows * K * pages * one, "pages to read");
+    x.page = arena_take(r->host, pages * sizeof *x.page, "bounds of pages");
+    x.leave = arena_take(r->host, pages, "pages to leave out");
+    x.key = arena_take(r->host, (size_t)s->t.s.kdim * sizeof(real), "a key");
+    x.t.nseq = SELECT_ROWS, x.t.s.sparse = true;
+    return x;
+}
+static bool row_selects(const Slot *s, const Batch *b, int row) {
+    return b->first[row] < 0 && b->pos[row] >= s->after[b->seq[b->of[row]]];
+}
+/* Rows m.. of the pass's output, n of them. */
+static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec,
+                        bool merge, Reading *x, int m, int n) {
+    const Batch *b = r->batch;
+    const int H = spec.heads, K = s->t.s.lanes, Dk = s->t.s.kdim, Dv = s->t.s.vdim;
+    const size_t at = (size_t)m * (size_t)H;
+    Batch own = {.B = n, .N = n, .off = x->off, .seq = x->seq, .of = x->of, .pos = x->pos, .first = x->first};
+    Run v = *r;
+    q = TENSOR(R(q) + at * (size_t)Dk, REAL, n, H, Dk);
+    for (int i = 0; i < n && !measuring(r); i++) {
+        const int row = r->out.idx[m + i], seq = b->seq[b->of[row]];
+        const bool selects = row_selects(s, b, row);
+        x->seq[i] = x->of[i] = x->idx[i] = x->off[i] = i, x->pos[i] = b->pos[row];
+        x->first[i] = b->first[row] < 0 ? -1 : i;
+        for (int h = 0; h < K; h++)
+            reading_lane(s, &s->policy, x, i, h, seq * K + h, R(q) + (size_t)(i * H + h * (H / K)) * (size_t)Dk, H / K,
+                         selects);
+    }
+    if (!measuring(r)) x->off[n] = n;
+    own.history = true, own.id = b->id;
+    v.batch = &own, v.in = v.out = (RowList){n, x->idx};
+    r->ops->attend_lanes(&v, TENSOR(R(o) + at * (size_t)Dv, REAL, n, H, Dv), TENSOR(R(lse) + at, REAL, n, H), q, &x->t,
+                         pass, spec, merge);
+}
+/* Whether a row of the pass leaves a page out. */
+static bool select_any(const Slot *s, Reading *x, const Run *r) {
+    const Batch *b = r->batch;
+    for (int m = 0; m < r->out.n; m++) {
+        const int row = r->out.idx[m], seq = b->seq[b->of[row]];
+        for (int h = 0; h < s->t.s.lanes && row_selects(s, b, row); h++)
+            if (pages_older(s, seq * s->t.s.lanes + h, b->pos[row], s->policy.recent, x->page) >
+                pages_read(&s->policy, b->pos[row] + 1))
+                return true;
+    }
+    return false;
+}
+
+bool select_attend(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec spec, bool merge) {
+    const RunMark mark = run_mark(r);
+    if (!s->policy.read || spec.window) return false;
+    Reading x = reading_place(r, s);
+    const bool some = measuring(r) || select_any(s, &x, r);
+    for (int m = 0; some && m < (measuring(r) ? 1 : r->out.n); m += SELECT_ROWS)
+        select_some(r, s, pass, o, lse, q, spec, merge, &x, m, imin(SELECT_ROWS, r->out.n - m));
+    run_release(r, mark);
+    return some && !measuring(r);
+}

@@ -1,0 +1,89 @@
+/* slot.h: what the files of this folder share and nobody else sees: a slot, its pages, rows that move between places.
+ *
+ * What places rows (Slot.t but for the rows) the host alone writes. A device has a copy, which kv_begin brings up to
+ * date: whatever changes between two passes, and behind a pass's kernels, goes over in one piece (ops/dirty_copy.h). */
+#pragma once
+#include "cache.h"
+
+struct Slot {
+    Device *dev; /* NULL: rows and states lie with the host */
+    Lanes t;
+    Lanes there;                                  /* of a device: the same as its kernels see it */
+    DirtyCopy *mirror;                            /* what of t that lacks; NULL: the host's memory */
+    int *s0_next, *lo_next, *hi_next, *tail_next; /* (nseq*lanes) take effect in kv_end */
+    bool *evicts;                                 /* (nseq*lanes) the pass evicts the tail */
+    int *row_at, ring;    /* of slots that evict, (nseq*lanes,ring): the row that holds position p, at p % ring, */
+    int *leaving;         /* for positions that may still expire; (ring) rows that expire now */
+    int *ref;             /* (npages) tables that point to the page */
+    int *unused, nunused; /* stack of free pages */
+    Tensor state;         /* (nseq,state) */
+    Tensor carry;         /* (nseq,lanes,carry_rows,carry) */
+    bool chosen, keeps;   /* rows stay or leave by the cache's policy, */
+    void (*score_of)(Run *, const Kv *pass, Tensor score); /* which asks this of new rows; NULL: nothing */
+    Tensor score;                                          /* (npages,P) of each stored row, where score_of is there */
+    real *kept;              /* (npages,P) of a policy that keeps a number with each row */
+    int queries;             /* newest queries of a sequence that are kept; of position p */
+    Tensor asked, asked_lse; /* in row seq * queries + p % queries: (.,heads,kdim) (.,heads); heads by lanes */
+    PolicyCfg policy;        /* read: which pages a step reads; NULL: all. Else: */
+    const int *after;        /* (nseq) position from which queries of a sequence select, the cache's */
+    real *bounds;            /* (npages,2,kdim) smallest and largest keys of pages that are full, */
+    bool *bounded;           /* (npages) where they are up to date */
+    size_t *read;            /* bytes of rows that this pass has read; NULL: no lanes */
+    const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
+    int max_tokens;
+};
+static inline int slot_lanes(const Slot *s) { return s->t.nseq * s->t.s.lanes; }
+
+/* ---- pages.c: memory, tables and rows as bytes -------------------------------------------------------------------*/
+
+/* Sizes of a slot; false: more pages than an int counts. */
+bool slot_shape(Slot *, const KvShape *, int nseq, int max_tokens, int max_rows, int P);
+/* What a device has a copy of. */
+void slot_place_tables(Lanes *, Arena *);
+/* Rows and states go to `rows`, what the host alone reads to `a`. */
+void slot_place(Slot *, Arena *rows, Arena *a);
+void slot_clear(Slot *);
+
+/* Every write to the tables is one of these: of words that were written before, as all but those of new rows, and of
+ * what else has changed. */
+void slot_changed(const Slot *, const void *p, size_t n);
+void slot_set(const Slot *, int *word, int value);
+
+/* Make the page of a row present and this lane's alone. The pool holds every lane's worst case, so it cannot run
+ * dry. */
+void slot_own_page(Slot *, int lane, int row);
+/* Rows of a lane become visible up to hi; every page outside the visible rows is given back. */
+void slot_show(Slot *, int lane, int s0, int lo, int hi);
+/* `to` has the pages of `from`, which both then share, and a copy of its state. */
+void slot_share(Slot *, int from, int to);
+
+/* Places of the pool: page * P + place in the page. Where a place's key and value begin, in bytes of Lanes.data. */
+size_t slot_place_of(const Slot *, int lane, int row);
+/* Where a slot that evicts notes the row of a position: among the newest `ring` positions of the lane's document. */
+int *slot_row_at(const Slot *, int lane, int pos);
+size_t slot_key(const Slot *, size_t place);
+size_t slot_value(const Slot *, size_t place);
+/* Of a place, whatever was there: nobody wrote it before its first row. */
+void slot_set_pos(const Slot *, size_t place, int pos);
+void slot_set_evicted(const Slot *, size_t place, bool evicted);
+
+/* A row that is stored moves from one place to another; on a device at the latest by slot_moves_done. The places that
+ * it leaves and comes to belong to its own lane meanwhile. */
+void slot_move(Cache *, Slot *, size_t to, size_t from);
+void slot_moves_done(Cache *, const Slot *);
+/* Of the device's scratch that slot_moves_done takes. */
+bool slot_moves_open(Cache *, Err *);
+
+/* ---- select.c: which pages a step reads --------------------------------------------------------------------------*/
+
+/* Ops.attend_lanes over the pages that queries select. False: all read all rows, and the caller calls it. */
+bool select_attend(Run *, const Slot *, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec, bool merge);
+
+/* ---- evict.c: rows that leave their lanes ------------------------------------------------------------------------*/
+
+/* What the mixer decided when a pass ends that continued a document at position `before` and came to `next`: rows that
+ * a query at `next` and later ones do not see leave. Looks at no more rows than the pass has tokens. Returns the new
+ * hi. */
+int evict_decided(Cache *, Slot *, int lane, int hi, int before, int next);
+/* Between passes: rows of lo..hi-1 without keep[row - lo], which is used up. Returns the new hi. */
+int evict_rows(Cache *, Slot *, int lane, int lo, int hi, bool *keep);

@@ -1,0 +1,49 @@
+#!/bin/bash
+# --cache-dtype with its codecs and their settings: bytes that commands report, the table, what does not change.
+. tests/lib/cases.sh
+src=tests/golden/convert
+field() { grep -o "\"$1\":[^,}]*" "$2" | head -n 1 | cut -d: -f2; }
+run() { "$prog" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; }
+refused() { # part of the line, arguments
+    local part=$1
+    shift
+    run "$@"
+    [ $? -eq 2 ] && [ ! -s "$tmp/out" ] && [ "$(wc -l <"$tmp/err")" -eq 1 ] && grep -qF -- "$part" "$tmp/err" || wrong "$*: $(cat "$tmp/err")"
+}
+words="One two three four five six seven eight nine ten eleven twelve"
+
+most=1000000000 # of codecs before, of a head of 8 elements
+for how in f32 bf16 int8 fp8 int4 int3 int2; do
+    run generate $src --prompt "$words" --max-new 8 --ignore-eos --json --cache-dtype $how || wrong "generate $how: exit $?, $(cat "$tmp/err")"
+    n=$(($(field prompt_tokens "$tmp/out") + $(field new_tokens "$tmp/out") - 1))
+    have=$(field cache_bytes "$tmp/out")
+    run info $src --context "$n" --json --cache-dtype $how || wrong "info $how: exit $?, $(cat "$tmp/err")"
+    [ "$(field bytes_at_context "$tmp/out")" = "$have" ] || wrong "$how: $have bytes, info says $(field bytes_at_context "$tmp/out") for $n tokens"
+    [ "$have" -le "$most" ] || wrong "$how: $have bytes of at most $most"
+    case $how in f32 | bf16) most=$have ;; esac
+    run bench decode configs/tiny-gqa.yaml --seconds 0.01 --batch 1 --fill --prompt 40 --cache-dtype $how --json || wrong "bench decode $how: exit $?, $(cat "$tmp/err")"
+done
+verdict bytes
+
+run info --codecs || wrong "info --codecs: exit $?, $(cat "$tmp/err")"
+for name in f32 bf16 int8 fp8 int4 int3 int2; do
+    grep -q "^| .$name. | .* | [0-9]* | [0-9]* | .*|$" "$tmp/out" || wrong "info --codecs lacks $name"
+done
+grep -q '^| .int4. | .* | 40 | 80 | .group=32 rotate=no. |$' "$tmp/out" || wrong "info --codecs: $(grep int4 "$tmp/out")"
+run info --codecs --json && [ "$(grep -o '"codec":' "$tmp/out" | wc -l)" -eq 7 ] || wrong "info --codecs --json: $(cat "$tmp/out")"
+refused "expected MODEL|CONFIG.yaml, --families, --policies or --codecs alone" info --codecs x
+verdict table
+
+# Rotation leaves what 8 bits hold, and changes what 2 bits hold.
+for how in f32 int8 int8:rotate=yes int2 int2:rotate=yes; do
+    run eval $src ppl --data tests/golden/README.md --context 32 --json --cache-dtype $how || wrong "eval $how: exit $?, $(cat "$tmp/err")"
+    field nll "$tmp/out" >>"$tmp/nll"
+done
+awk '{ x[NR] = $1 } END {
+    for (i = 2; i <= 3; i++) if (x[i] == x[1] || (x[i] - x[1]) ^ 2 > 1e-4 * x[1] ^ 2) print "8 bits: " x[i] " beside " x[1]
+    if (x[4] == x[5] || x[4] == x[1]) print "2 bits: " x[4] " rotated " x[5]
+}' "$tmp/nll" >"$tmp/odd"
+[ ! -s "$tmp/odd" ] || wrong "$(cat "$tmp/odd")"
+refused 'int4:rotate=yes: the rows of layer 0 are latents' bench decode configs/tiny-mla.yaml --seconds 0.01 --prompt 40 --cache-dtype int4:rotate=yes
+refused '--policy expected: it needs keys as their positions turned them' bench decode configs/tiny-gqa.yaml --seconds 0.01 --prompt 40 --cache-dtype int8:rotate=yes --policy expected:budget=0.5
+verdict rotation

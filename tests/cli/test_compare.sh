@@ -1,0 +1,227 @@
+#!/bin/bash
+# kvsmith compare as its users meet it: the plan, the table against the records that it is made of, work that is done once,
+# kills and interrupts, runs that diverge or are cut, and what is refused.
+. tests/lib/cases.sh
+ci='configs/compare-ci.yaml measure.repeats=1' # speeds are looked at for their presence alone
+compare() { "$prog" compare "$@" >"$tmp/out" 2>"$tmp/err"; }
+ok() {
+    compare "$@"
+    local s=$?
+    [ $s -eq 0 ] || wrong "compare $*: exit $s: $(cat "$tmp/err")"
+}
+refused() { # PART ARGUMENTS: exit 2, an empty stdout, one line of at most 300 characters with PART on stderr
+    local part=$1 s
+    shift
+    compare "$@"
+    s=$?
+    [ $s -eq 2 ] || wrong "compare $*: exit $s, expected 2"
+    [ -s "$tmp/out" ] && wrong "compare $*: printed $(head -c 80 "$tmp/out")"
+    [ "$(wc -l <"$tmp/err")" -eq 1 ] && [ "$(wc -m <"$tmp/err")" -le 301 ] || wrong "compare $*: not one line: $(cat "$tmp/err")"
+    grep -qF -e "$part" "$tmp/err" || wrong "compare $*: expected '$part' in: $(cat "$tmp/err")"
+}
+field() { grep -o "\"$2\": *[^,}]*" "$1" | head -n 1 | sed 's/^[^:]*: *//'; }
+begun() { grep -c ': begins at\|: continues at' "$1"; }
+trained() { (cd "$1" && find . -name '*.json' -path './*/lr-*' -o -name model.safetensors | sort | xargs sha256sum); }
+losses() { (cd "$1" && for f in */lr-*.json; do printf '%s %.9f\n' "$f" "$(field "$f" val_loss)"; done); }
+
+# ---- the plan
+# Rows of conversions keep the size that their source gives them. A batch of one: the estimate of the time takes steps.
+for config in configs/compare.yaml configs/compare-ci.yaml; do
+    ok $config base.train.batch=1 base.train.micro_batch=1 dir="$tmp/none/plan" --plan --json
+    [ "$(wc -l <"$tmp/out")" -eq 1 ] || wrong "$config: --json printed $(wc -l <"$tmp/out") lines"
+    grep -o '"name":"[^"]*","params":[0-9]*' "$tmp/out" | tr -d '"' | tr ':,' '  ' >"$tmp/params"
+    [ "$(wc -l <"$tmp/params")" -ge 5 ] || wrong "$config: $(wc -l <"$tmp/params") rows"
+    awk -v want="$(field "$tmp/out" match_params)" -v tol="$(field "$tmp/out" tolerance)" '
+        { off = ($4 - want) / want; if (!(off <= tol && off >= -tol)) print $2 " has " $4 " parameters, expected " want }
+    ' "$tmp/params" >>"$bad"
+done
+ok $ci dir="$tmp/none/plan" --plan
+[ "$(grep -c ' 3 *[0-9.]*$' "$tmp/out")" -ge 5 ] || wrong "not 3 runs in each row: $(cat "$tmp/out")"
+[ -e "$tmp/none" ] && wrong "--plan made $(find "$tmp/none")"
+verdict plan-matches-parameters
+
+# ---- all rows of the CI size
+start=$SECONDS
+ok $ci dir="$tmp/all"
+seconds=$((SECONDS - start))
+echo "  $ci: $seconds s"
+[ $seconds -le "$(patience 180)" ] || wrong "$ci took $seconds s, at most $(patience 180) are allowed"
+rows=$(grep -c '^  - .*name: ' configs/compare-ci.yaml)
+table=$tmp/all/table.md
+cells() { awk -F' *[|] *' -v row="$1" -v n="$2" '$2 == row { print $n }' "$table"; }
+[ "$(grep -c '^| [a-z]' "$table")" -eq $((rows + 1)) ] || wrong "the table has other than $rows rows: $(cat "$table")"
+tail -n "$(wc -l <"$table")" "$tmp/out" | cmp - "$table" >>"$bad" 2>&1 # what is printed is what is kept
+[ "$(begun "$tmp/out")" -eq $((rows * 3)) ] || wrong "$(begun "$tmp/out") runs were begun, expected $((rows * 3))"
+head -n 1 "$table" | grep -q "threads.*kvsmith [0-9.]*; \`configs/compare-ci.yaml\`" || wrong "the table does not say where it comes from: $(head -n 1 "$table")"
+awk -F' *[|] *' 'NR == 3 { n = NF } NR > 3 && /^\|/ && NF != n { print "a line of " NF " cells, expected " n ": " $0 }' "$table" >>"$bad"
+for row in $(awk -F' *[|] *' '/^\| [a-z]/ && $2 != "row" { print $2 }' "$table"); do
+    # the learning rate is that of the lowest loss at the tuning seed
+    best=$(for f in "$tmp/all/$row"/lr-*-seed-1.json; do echo "$(field "$f" val_loss) $f"; done | sort -g | head -n 1)
+    lr=$(basename "${best#* }" -seed-1.json)
+    [ "lr-$(cells "$row" 5)" = "$lr" ] || wrong "$row: lr $(cells "$row" 5), but $lr has the lowest loss"
+    [ "$(ls -d "$tmp/all/$row"/lr-*/ | wc -l)" -eq 3 ] || wrong "$row: runs $(ls "$tmp/all/$row")"
+    # mean and sd of the two seeds: sd = |a - b| / sqrt(2)
+    awk -v a="$(field "$tmp/all/$row/$lr-seed-1.json" val_loss)" -v b="$(field "$tmp/all/$row/$lr-seed-2.json" val_loss)" -v got="$(cells "$row" 6)" -v row="$row" '
+        BEGIN { want = sprintf("%.4f ± %.4f", (a + b) / 2, (a > b ? a - b : b - a) / sqrt(2)); if (got != want) print row ": loss " got ", expected " want }' >>"$bad"
+    for f in "$tmp/all/$row"/lr-*.json; do # a record says what the run's last validation said
+        run=${f%.json}
+        last=$(grep -o '"val_loss":[^,]*' "$run/metrics.jsonl" | tail -n 1 | cut -d: -f2)
+        awk -v a="$last" -v b="$(field "$f" val_loss)" 'BEGIN { exit !(a > 0 && (a - b) ^ 2 < 1e-18) }' || wrong "$f: $(field "$f" val_loss), metrics say $last"
+    done
+    # cache bytes are counted and computed; of these mixers both agree; speeds are there
+    [ "$(cells "$row" 8)" = "$(cells "$row" 9)" ] || case $row in dmc*) ;; *) wrong "$row: measured $(cells "$row" 8) bytes a token, computed $(cells "$row" 9)" ;; esac
+    for n in 11 12 13 14 15 16 17 18 19; do
+        [[ $(cells "$row" $n) =~ ^[0-9,.]+$ ]] || wrong "$row: cell $n is '$(cells "$row" $n)'"
+    done
+done
+grep -q '^| dmc .*from mha, which had 10,240 tokens before' "$table" || wrong "dmc: $(grep '^| dmc' "$table")"
+grep -q '^init_from: .*/mha/' "$tmp/all/dmc/"*/config.yaml || wrong "dmc starts from $(grep -h init_from "$tmp/all/dmc/"*/config.yaml)"
+grep -q '"step":20,"stage":"fix"' "$tmp/all/dmc/"*/metrics.jsonl || wrong "dmc did not end in its last stage"
+grep -q '| lowest |' "$table" || wrong "no row is the lowest: $(cat "$table")"
+lr=lr-$(cells gqa 5)
+"$prog" info "$tmp/all/gqa/$lr-seed-1" --context 32768 --json >"$tmp/info"
+[ "$(cells gqa 12 | tr -d ,)" = "$(field "$tmp/info" bytes_at_context)" ] || wrong "gqa: $(cells gqa 12) bytes at 32768, info says $(field "$tmp/info" bytes_at_context)"
+cells mha 8 | grep -qx '1024.0' || wrong "mha: $(cells mha 8) bytes a token, expected 2 x 4 layers x 4 heads x 8 numbers x 4 bytes = 1024"
+[ "$(field "$tmp/all/results.json" text_hash)" = "$(field "$tmp/all/gqa/$lr-seed-1.json" text_hash)" ] || wrong "results.json: another text"
+verdict table
+
+# ---- what is done is not done again
+trained "$tmp/all" >"$tmp/before"
+losses "$tmp/all" >"$tmp/losses"
+cp "$table" "$tmp/table"
+ok $ci dir="$tmp/all"
+[ "$(begun "$tmp/out")" -eq 0 ] || wrong "done, but: $(cat "$tmp/out")"
+cmp "$table" "$tmp/table" >>"$bad" 2>&1
+cmp <(trained "$tmp/all") "$tmp/before" >>"$bad" 2>&1
+ok $ci dir="$tmp/all" --json
+[ "$(wc -l <"$tmp/out")" -eq 1 ] && grep -q '^{"config":.*}$' "$tmp/out" || wrong "--json printed $(head -c 300 "$tmp/out")"
+lr=lr-$(cells mqa 5)
+rm -r "$tmp/all/mqa/$lr-seed-2" "$tmp/all/mqa/$lr-seed-2.json" # one run is lost
+ok $ci dir="$tmp/all" --plan --json
+[ "$(field "$tmp/out" runs_left)" = 1 ] || wrong "--plan counts $(field "$tmp/out" runs_left) runs, expected 1"
+refused "base.train.dtype=bf16" $ci dir="$tmp/all" --dtype bf16
+refused "did you mean mqa?" $ci dir="$tmp/all" --only mqua
+ok $ci dir="$tmp/all" --only gqa,mha
+[ "$(begun "$tmp/out")" -eq 0 ] || wrong "--only gqa,mha began $(begun "$tmp/out") runs"
+grep -q '^| mqa .*1 of 2 runs done' "$table" || wrong "mqa lacks a run: $(grep '^| mqa' "$table")"
+ok $ci dir="$tmp/all" -q
+grep -q 'begins' "$tmp/out" && wrong "-q printed $(cat "$tmp/out")"
+cmp <(trained "$tmp/all" | grep model.safetensors) <(grep model.safetensors "$tmp/before") >>"$bad" 2>&1
+cmp <(losses "$tmp/all") "$tmp/losses" >>"$bad" 2>&1
+touch -d '1 hour ago' "$tmp/all/speed.json"
+ok $ci dir="$tmp/all" --measure-only
+[ "$(begun "$tmp/out")" -eq 0 ] || wrong "--measure-only trained"
+[ -n "$(find "$tmp/all/speed.json" -mmin -30)" ] || wrong "--measure-only measured nothing"
+touch -d '1 hour ago' "$tmp/all/speed.json"
+ok $ci dir="$tmp/all" measure.decode=8
+[ -n "$(find "$tmp/all/speed.json" -mmin -30)" ] || wrong "speeds of other measurements were kept"
+sed -i 's/"figures": [0-9]*/"figures": 0/' "$tmp/all/speed.json"
+grep -q '"figures": 0' "$tmp/all/speed.json" || wrong "speed.json does not say how many figures it has"
+ok $ci dir="$tmp/all" measure.decode=8
+grep -q '"figures": [1-9]' "$tmp/all/speed.json" || wrong "speeds with fewer figures were kept"
+verdict done-once
+
+# ---- another configuration of runs that are there
+trained "$tmp/all" >"$tmp/before"
+refused "optim.warmup" $ci dir="$tmp/all" base.optim.warmup=3
+refused "train.steps" $ci dir="$tmp/all" budget.tokens=12800
+refused "model.ffn" $ci dir="$tmp/all" match.params=50000
+refused "heads" $ci dir="$tmp/all" 'rows.1.set={model.kinds.mix.kv_heads: 4}'
+head -c 300000 data/kjv.txt >"$tmp/text"
+cat data/kjv.txt >"$tmp/same"
+refused "data.train" $ci dir="$tmp/all" base.data.train="$tmp/same"
+cmp <(trained "$tmp/all") "$tmp/before" >>"$bad" 2>&1
+few="$ci base.data.train=$tmp/text lrs=[1e-2] seeds=[1] base.data.val_fraction=0.1"
+ok $few dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
+grep -q '^| mha .*one run: no sd, no order' "$tmp/text-run/table.md" || wrong "one run: $(grep '^| mha' "$tmp/text-run/table.md")"
+tr a e <data/kjv.txt | head -c 300000 >"$tmp/text"
+refused "another text" $few dir="$tmp/text-run" 'rows=[{name: mha}]' budget.tokens=2560
+verdict changed-configuration
+
+# ---- kills and interrupts: the end is that of a run left alone
+one="$ci --threads 1 lrs=[1e-2] seeds=[3] budget.tokens=76800"
+rows='rows=[{name: mha}]'
+ok $one "$rows" dir="$tmp/alone"
+work() { # until the run has $1 records, then signal $2
+    "$prog" compare $one "$rows" dir="$tmp/killed" >"$tmp/out" 2>"$tmp/err" &
+    local pid=$! metrics="$tmp/killed/mha/lr-1e-2-seed-3/metrics.jsonl"
+    until [ "$(wc -l <"$metrics" 2>/dev/null || echo 0)" -ge "$1" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.02; done
+    kill "-$2" $pid
+    wait $pid 2>/dev/null
+    status=$?
+}
+exec 3>&2 2>/dev/null # the shell tells of every child that is killed
+work 30 KILL
+exec 2>&3 3>&-
+[ $status -eq 137 ] || wrong "exit $status after kill -9"
+work 60 INT # the orphan of the killed one saves itself and ends first
+[ $status -eq 130 ] || wrong "exit $status after SIGINT: $(cat "$tmp/err")"
+[ -s "$tmp/err" ] && wrong "SIGINT: $(cat "$tmp/err")"
+[ -e "$tmp/killed/mha/lr-1e-2-seed-3.json" ] && wrong "an interrupted run has a record"
+[ -e "$tmp/killed/table.md" ] && wrong "an interrupted comparison has a table"
+[ -e "$tmp/killed/mha/lr-1e-2-seed-3/last" ] || wrong "SIGINT saved nothing: $(ls "$tmp/killed/mha/lr-1e-2-seed-3")"
+grep -q 'continues at or before step [1-9]' "$tmp/out" || wrong "after kill -9: $(cat "$tmp/out")"
+refused "optim.clip" $one "$rows" dir="$tmp/killed" base.optim.clip=2 # half a run is held to its settings too
+# A second comparison in the same folder waits until the first is gone, and then goes on.
+"$prog" compare $one "$rows" dir="$tmp/killed" >"$tmp/out1" 2>"$tmp/err1" &
+first=$!
+until grep -qs 'continues at' "$tmp/out1" || ! kill -0 $first 2>/dev/null; do sleep 0.02; done
+"$prog" compare $one "$rows" dir="$tmp/killed" >"$tmp/out2" 2>"$tmp/err2" &
+second=$!
+sleep 0.2
+grep -qs 'continues at' "$tmp/out2" && wrong "two comparisons at once: $(cat "$tmp/out2")"
+kill -TERM $first
+wait $first
+s=$?
+[ $s -eq 130 ] || wrong "first: exit $s: $(cat "$tmp/err1")"
+wait $second
+s=$?
+[ $s -eq 0 ] || wrong "second: exit $s: $(cat "$tmp/err2")"
+cmp <(losses "$tmp/killed") <(losses "$tmp/alone") >>"$bad" 2>&1
+cmp "$tmp/killed/mha/lr-1e-2-seed-3/last/model.safetensors" "$tmp/alone/mha/lr-1e-2-seed-3/last/model.safetensors" >>"$bad" 2>&1
+awk -v left="$(sed -n 's/^  max_seconds: //p' "$tmp/killed/mha/lr-1e-2-seed-3.yaml")" 'BEGIN { exit !(left > 0 && left < 30) }' ||
+    wrong "a resumed run got the whole time again: $(grep max_seconds "$tmp/killed/mha/lr-1e-2-seed-3.yaml")"
+verdict resumed
+
+# ---- runs that diverge, that time cuts, that start from another row
+ok $ci 'lrs=[100, 1e-2]' "$rows" dir="$tmp/wild"
+grep -q '^| mha .* 1e-2 .*1 of 2 learning rates diverged' "$tmp/wild/table.md" || wrong "$(cat "$tmp/wild/table.md")"
+[ "$(field "$tmp/wild/mha/lr-1e2-seed-1.json" state)" = '"diverged"' ] || wrong "$(cat "$tmp/wild/mha/lr-1e2-seed-1.json")"
+ok $ci 'lrs=[100, 1e-2]' "$rows" dir="$tmp/wild"
+[ "$(begun "$tmp/out")" -eq 0 ] || wrong "a diverged run was begun again: $(cat "$tmp/out")"
+ok $ci 'lrs=[100]' seeds=[1] 'rows=[{name: mha}, {name: next, from: mha}]' dir="$tmp/wild"
+grep -q '^| mha .*| - | - |.*1 of 1 seeds diverged' "$tmp/wild/table.md" || wrong "$(cat "$tmp/wild/table.md")"
+verdict diverged
+
+ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.max_seconds=1 base.optim.warmup=1
+grep -q '^| mha .*1 runs cut by time' "$tmp/cut/table.md" || wrong "$(cat "$tmp/cut/table.md")"
+ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.max_seconds=1 base.optim.warmup=1
+[ "$(begun "$tmp/out")" -eq 0 ] || wrong "a run that was cut was begun again"
+ok $ci lrs=[1e-2] seeds='[1, 2]' dir="$tmp/from" \
+    'rows=[{name: mha}, {name: near, from: mha, tokens: 2560, set: {model.kinds.mix.window: 16}}]'
+best=$(for f in "$tmp/from/mha"/*.json; do echo "$(field "$f" val_loss) ${f%.json}"; done | sort -g | head -n 1)
+grep -q "^init_from: .*${best#* }/last" "$tmp/from/near/lr-1e-2-seed-1/config.yaml" || wrong "near starts from $(grep init_from "$tmp/from/near/lr-1e-2-seed-1/config.yaml")"
+grep -q '^| near .* 2,560 .*from mha, which had 10,240 tokens before' "$tmp/from/table.md" || wrong "$(cat "$tmp/from/table.md")"
+refused "which has no finished run" $ci lrs=[1e-2] seeds=[1] dir="$tmp/from2" --only near \
+    'rows=[{name: mha}, {name: near, from: mha, set: {model.kinds.mix.window: 16}}]'
+sed -i 's/"threads": [0-9]*/"threads": 777/' "$tmp/cut/mha/"*.json
+ok $ci lrs=[1e-2] seeds=[1] "$rows" dir="$tmp/cut" budget.tokens=8000000 budget.max_seconds=1 base.optim.warmup=1
+grep -q '^| mha .*trained with another number of threads' "$tmp/cut/table.md" || wrong "$(cat "$tmp/cut/table.md")"
+verdict cut-and-continued
+
+# ---- refusals
+refused "expected CONFIG.yaml"
+refused "nosuch.yaml" nosuch.yaml
+refused "unknown key" configs/tiny-gqa.yaml
+refused "did you mean rows?" $ci dir="$tmp/no/such" rovs=3
+refused "nosuch.txt" $ci dir="$tmp/no/such" base.data.train=nosuch.txt
+refused "data.sft" $ci dir="$tmp/no/such" base.data.train=configs/chat.jsonl base.data.sft=chatml
+refused "no width of model.ffn gives 9000000000 parameters" $ci dir="$tmp/no/such" match.params=9000000000
+refused "eval_every" $ci dir="$tmp/no/such" base.train.eval_every=0
+refused "to validate" $ci dir="$tmp/no/such" base.data.val_fraction=0
+refused "configs/nosuch.yaml" $ci dir="$tmp/no/such" base=configs/nosuch.yaml
+[ -e "$tmp/no" ] && wrong "refusals left $(find "$tmp/no")"
+ok $ci dir="$tmp/no/such" base=configs/tiny-gqa.yaml 'rows=[{name: gqa}]' match.params=0 --plan # a path is a base too
+compare --keys || wrong "--keys: exit $?"
+grep -q 'budget.tokens' "$tmp/out" && grep -q 'rows.N.set' "$tmp/out" || wrong "--keys printed $(head -c 300 "$tmp/out")"
+verdict refusals

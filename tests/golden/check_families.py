@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+"""Random tiny models of the types with experts, written by transformers, read and written again by kvsmith.
+
+Usage: check_families.py KVSMITH [TYPE...] [--models N] [--seed S]. Needs torch, transformers, safetensors. For each type
+N models (default 6) of other sizes and settings, in turn float32 and bfloat16 files, in one file and in shards:
+  logits    of `kvsmith logits` within 1e-4 of those of transformers in float32, of the same files
+  tensors   of what `kvsmith convert --to same` writes: same names, dtypes, shapes and bytes
+  loading   that directory by from_pretrained: no missing, unexpected or mismatched key, and the same logits to the bit
+  greedy    16 tokens that transformers generates are those that kvsmith's logits choose (unless two are near to equal)
+Prints a line for each model and the worst error of each type; exit status 1 if something differs.
+"""
+import argparse
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+from make_families import Doubles, randomise
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+BOUND, NEAR = 1e-4, 1e-3
+EAGER = dict(experts_implementation="eager")
+
+
+def plain(r):
+    heads, groups = r.choice([(4, 2), (3, 1), (3, 3), (6, 2)])
+    return dict(vocab_size=r.randrange(17, 40), hidden_size=heads * r.randrange(3, 7), intermediate_size=r.randrange(5, 20),
+                num_hidden_layers=r.randrange(1, 5), num_attention_heads=heads, num_key_value_heads=groups,
+                head_dim=2 * r.randrange(1, 6), max_position_embeddings=64, rms_norm_eps=r.choice([1e-6, 1e-4]),
+                tie_word_embeddings=r.random() < 0.3, bos_token_id=1, eos_token_id=2, rope_parameters=rope(r))
+
+
+def rope(r):
+    return r.choice([dict(rope_type="default", rope_theta=r.choice([50.0, 1e4])),
+                     dict(rope_type="linear", rope_theta=50.0, factor=2.0),
+                     dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=16)])
+
+
+def experts(r):
+    n = r.randrange(3, 9)
+    return dict(num_experts=n, num_experts_per_tok=r.randrange(1, n + 1), moe_intermediate_size=r.randrange(3, 12),
+                norm_topk_prob=r.random() < 0.5)
+
+
+def mixtral(r):
+    e = experts(r)
+    return dict(**plain(r), num_local_experts=e["num_experts"], num_experts_per_tok=e["num_experts_per_tok"],
+                sliding_window=r.choice([None, 5]))
+
+
+def olmoe(r):
+    e = experts(r)
+    s = plain(r)
+    del s["head_dim"], e["moe_intermediate_size"]
+    return dict(s, hidden_size=s["num_attention_heads"] * 2 * r.randrange(2, 5), attention_bias=r.random() < 0.3, **e)
+
+
+def sparse(r, s):
+    if r.random() < 0.5:
+        return dict(mlp_only_layers=[n for n in range(s["num_hidden_layers"] - 1) if r.random() < 0.5])
+    return dict(decoder_sparse_step=r.randrange(1, s["num_hidden_layers"] + 1))
+
+
+def qwen3_moe(r):
+    s = plain(r)
+    window = r.random() < 0.4
+    return dict(**s, **experts(r), **sparse(r, s), attention_bias=r.random() < 0.3, use_sliding_window=window,
+                sliding_window=5 if window else None)
+
+
+def qwen2_moe(r):
+    s = plain(r)
+    s.update(qkv_bias=r.random() < 0.7, shared_expert_intermediate_size=r.randrange(3, 20))
+    if r.random() < 0.4:
+        s.update(use_sliding_window=True, sliding_window=5,
+                 layer_types=[r.choice(["full_attention", "sliding_attention"]) for _ in range(s["num_hidden_layers"])])
+    return dict(**s, **experts(r), **sparse(r, s))
+
+
+def latent(r):
+    s = plain(r)
+    yarn = dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=16, mscale=0.7,
+                mscale_all_dim=r.choice([0.7, 1.3]))
+    del s["head_dim"]
+    s.update(num_key_value_heads=s["num_attention_heads"], q_lora_rank=r.choice([None, 4, 6]), kv_lora_rank=2 * r.randrange(1, 6),
+             qk_nope_head_dim=2 * r.randrange(1, 5), qk_rope_head_dim=2 * r.randrange(1, 5), v_head_dim=r.randrange(2, 9),
+             rope_parameters=r.choice([rope(r), yarn]), attention_bias=r.random() < 0.3,
+             first_k_dense_replace=r.randrange(0, s["num_hidden_layers"]), n_shared_experts=r.randrange(1, 3),
+             moe_intermediate_size=r.randrange(3, 12), routed_scaling_factor=r.choice([1.0, 2.5]))
+    groups = r.choice([1, 2, 4])
+    top = r.randrange(1, groups + 1)
+    s.update(n_routed_experts=groups * r.randrange(2, 4), n_group=groups, topk_group=top)
+    s.update(num_experts_per_tok=r.randrange(1, top * (s["n_routed_experts"] // groups) + 1))
+    return s
+
+
+def deepseek_v3(r):
+    return dict(latent(r), norm_topk_prob=r.random() < 0.7)
+
+
+def deepseek_v2(r):
+    s = latent(r)
+    return dict(s, topk_method="group_limited_greedy" if s["n_group"] > 1 else "greedy")
+
+
+def hybrid(r):
+    s = plain(r)
+    heads, dim = r.randrange(1, 4), 4 * r.randrange(1, 4)
+    turned = dict(s["rope_parameters"], partial_rotary_factor=r.choice([0.5, 1.0]))
+    layers = s["num_hidden_layers"] + 1
+    s.update(head_dim=dim, rope_parameters=turned, num_hidden_layers=layers, attention_bias=r.random() < 0.3,
+             linear_num_key_heads=heads, linear_num_value_heads=heads * r.randrange(1, 4), linear_key_head_dim=r.randrange(2, 9),
+             linear_value_head_dim=r.randrange(2, 9), linear_conv_kernel_dim=r.randrange(1, 6))
+    kinds = [r.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+    kinds[r.randrange(layers - 1)], kinds[-1] = "linear_attention", "full_attention"
+    return dict(s, layer_types=kinds)
+
+
+def shared(r):
+    e = experts(r)
+    return dict(e, shared_expert_intermediate_size=r.choice([e["moe_intermediate_size"], r.randrange(3, 20)]))
+
+
+def qwen3_next(r):
+    s = hybrid(r)
+    return dict(**s, **shared(r), **sparse(r, s))
+
+
+def qwen3_5_moe_text(r):
+    s, e = hybrid(r), shared(r)
+    del s["intermediate_size"], e["norm_topk_prob"]
+    return dict(**s, **e)
+
+
+def kimi_linear(r):
+    s = latent(r)
+    for key in ("rope_parameters", "n_routed_experts", "first_k_dense_replace"):
+        del s[key]
+    layers = r.randrange(2, 6)
+    kinds = ["full_attention" if r.random() < 0.4 else "linear_attention" for _ in range(layers)]
+    kinds[r.randrange(layers)] = "full_attention"
+    kinds[kinds.index("full_attention") - 1] = "linear_attention"
+    feeds = [r.choice(["dense", "sparse"]) for _ in range(layers)]
+    feeds[r.randrange(layers)] = "sparse"
+    groups = s["n_group"]
+    return dict(s, tie_word_embeddings=False, num_hidden_layers=layers, layer_types=kinds, mlp_layer_types=feeds, pad_token_id=0,
+               
+                num_local_experts=groups * r.randrange(2, 4), num_experts_per_tok=r.randrange(1, 2 * s["topk_group"] + 1),
+                norm_topk_prob=r.random() < 0.7, linear_head_dim=r.randrange(2, 8), linear_num_heads=r.randrange(1, 4),
+                linear_conv_kernel_dim=r.randrange(2, 6))
+
+
+TYPES = dict(mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qwen3_moe),
+             qwen2_moe=("Qwen2MoeConfig", qwen2_moe), deepseek_v3=("DeepseekV3Config", deepseek_v3),
+             deepseek_v2=("DeepseekV2Config", deepseek_v2), olmoe=("OlmoeConfig", olmoe),
+             qwen3_next=("Qwen3NextConfig", qwen3_next), qwen3_5_text=("Qwen3_5TextConfig", hybrid),
+             qwen3_5_moe_text=("Qwen3_5MoeTextConfig", qwen3_5_moe_text), kimi_linear=("KimiLinearConfig", kimi_linear))
+# chunks of these lose digits in float32: compared in float64
+STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"
+OTHERS = dict(qwen3_5_moe_text="qwen3_next")  # written as another type, which computes the same
+
+
+def logits_of(kvsmith, where, ids, tmp):
+    text, out = tmp / "ids.txt", tmp / "logits.safetensors"
+    text.write_text("".join(" ".join(map(str, row)) + "\n" for row in ids.tolist()))
+    subprocess.run([kvsmith, "logits", where, "--tokens", text, "--out", out, "--dtype", "f32"], check=True,
+                   stdout=subprocess.DEVNULL)
+    return load_file(out)["logits"]
+
+
+def tensors_of(where):
+    all = {}
+    for path in sorted(where.glob("*.safetensors")):
+        with safe_open(path, "pt") as f:
+            for name in f.keys():
+                all[name] = f.get_tensor(name)
+    return all
+
+
+def exact(where, ids):
+    """The logits of the files' values with all arithmetic in float64."""
+    was = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **EAGER)
+    with Doubles(), torch.no_grad():
+        model = AutoModelForCausalLM.from_config(was.config, dtype=torch.float64, **EAGER).eval()
+        model.load_state_dict(was.state_dict())
+        return model(input_ids=ids).logits
+
+
+def check(kvsmith, kind, make, seed, number, tmp):
+    """What is wrong, or None; the largest difference of a logit."""
+    r = random.Random(seed)
+    dtype = [torch.float32, torch.bfloat16][number % 2]
+    shard = ["1GB", "6KB"][number // 2 % 2]
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, kind)(**make(r)), dtype=torch.float32, **EAGER).eval()
+    randomise(model, seed)
+    here, there = tmp / "here", tmp / "there"
+    model.to(dtype)
+    for name, p in model.named_buffers():
+        if name.endswith("correction_bias"):  # float32 in published files, and in every model that transformers loads
+            p.data = p.data.float()
+    for name, p in model.named_parameters():
+        if name.endswith(("A_log", "dt_bias")):  # float32 in published files
+            p.data = p.data.float()
+    model.save_pretrained(here, max_shard_size=shard)
+    model = AutoModelForCausalLM.from_pretrained(here, dtype=torch.float32, **EAGER).eval()
+    ids = torch.randint(0, model.config.vocab_size, (2, 40), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        want = model(input_ids=ids).logits.float()
+        longer = model.generate(ids[:1, :7], attention_mask=torch.ones(1, 7), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
+    state = model.config.model_type in STATES
+    true = exact(here, ids) if state else want
+    worst = (logits_of(kvsmith, here, ids, tmp) - true).abs().max().item()
+    if not worst <= BOUND:
+        return f"logits differ by {worst:.3g}", worst
+    chosen = logits_of(kvsmith, here, longer, tmp)[0]
+    for t in range(6, longer.shape[1] - 1):
+        two = chosen[t].topk(2)
+        if two.indices[0] != longer[0, t + 1] and two.values[0] - two.values[1] > NEAR:
+            return f"token {t + 1}: {two.indices[0]}, transformers chose {longer[0, t + 1]}", worst
+    subprocess.run([kvsmith, "convert", here, there, "--to", "same", *(["shard=6KB"] if shard == "6KB" else [])], check=True,
+                   stdout=subprocess.DEVNULL)
+    a, b = tensors_of(here), tensors_of(there)
+    if model.config.model_type == "kimi_linear":  # dense parts are written under their published name
+        a = {re.sub(r"block_sparse_moe\.((gate|up|down)_proj\.)", r"mlp.\1", k): v for k, v in a.items()}
+    other = model.config.model_type in OTHERS
+    if other:
+        a = b = {}
+    if a.keys() != b.keys():
+        return f"other tensors: {sorted(a.keys() ^ b.keys())[:4]}", worst
+    for name in a:
+        wider = b[name].dtype if name.endswith((".A_log", ".dt_bias")) else a[name].dtype  # float32 here
+        if a[name].dtype != b[name].dtype != wider or not torch.equal(a[name].to(wider), b[name]):
+            return f"{name} is not the same", worst
+    again, report = AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32, output_loading_info=True, **EAGER)
+    left = {k: v for k, v in report.items() if v}
+    if left:
+        return f"transformers loaded it with remarks: {left}", worst
+    if not other and type(again) is not type(model):
+        return f"written as {type(again).__name__}", worst
+    if other:
+        if not (exact(there, ids) - true).abs().max() <= 1e-12:
+            return "the model written computes something else", worst
+        return None, worst
+    with torch.no_grad():
+        if not torch.equal(again.eval()(input_ids=ids).logits.float(), want):
+            return "the model written computes something else", worst
+    return None, worst
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("kvsmith")
+    a.add_argument("types", nargs="*")
+    a.add_argument("--models", type=int, default=6)
+    a.add_argument("--seed", type=int, default=1)
+    a = a.parse_args()
+    torch.set_num_threads(1)
+    failed = 0
+    for name in a.types or TYPES:
+        top = 0.0
+        for n in range(a.models):
+            with tempfile.TemporaryDirectory() as tmp:
+                seed = 1000 * a.seed + n
+                try:
+                    wrong, worst = check(a.kvsmith, *TYPES[name], seed, n, pathlib.Path(tmp))
+                except Exception as e:  # one model that cannot be read does not hide the others
+                    wrong, worst = f"{type(e).__name__}: {e}".splitlines()[0], float("nan")
+            print(f"not ok {name} {seed}: {wrong}" if wrong else f"ok {name} {seed} # {worst:.3g}", flush=True)
+            failed += bool(wrong)
+            top = max(top, worst)
+        print(f"# {name}: worst difference of a logit {top:.3g} in {a.models} models", flush=True)
+    sys.exit(failed > 0)
+
+
+main()

@@ -1,0 +1,451 @@
+#!/usr/bin/env python3
+"""Check GGUF files that `kvsmith convert --to gguf` makes of Hugging Face directories.
+
+Usage: check_gguf.py KVSMITH [DIR...] [--random N] [--seed S] [--only ARCH]
+
+DIRs are llama, qwen2, qwen3, gpt2, gpt_neox or deepseek_v3 directories; --random N makes N models of each type, with
+sizes and values from a seed. For each and each dtype, prints "ok gguf-NAME-DTYPE # remark" or "not ok ...":
+
+- every key and tensor, read by PyPI's `gguf`, against config.json and model.safetensors: the names, the order of rows
+  and the splits are computed here again, values are equal to the bit (F16 and BF16 as torch rounds, Q8_0 as `gguf`
+  quantises);
+- logits of transformers, which loads the GGUF file itself where it knows the architecture, against `kvsmith logits`;
+- logits and greedy tokens of llama.cpp, where Python has llama_cpp, against `kvsmith logits`.
+
+Needs torch, transformers, safetensors, gguf; exit status 1 when something differs.
+"""
+import argparse
+import json
+import math
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file
+
+try:
+    import llama_cpp
+except (ImportError, OSError, RuntimeError, FileNotFoundError):
+    llama_cpp = None
+
+TYPES = ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "deepseek_v3"]
+ARCHES = {"gpt_neox": "gptneox", "deepseek_v3": "deepseek2", "mistral": "llama"}
+DTYPES = ["f32", "f16", "bf16", "q8_0"]
+TRANSFORMERS = {"llama", "qwen2", "qwen3", "gpt2"}  # architectures that its loader of GGUF files knows
+BOUND = 1e-4  # of logits in f32, of the largest
+GREEDY = 12
+
+
+# ---- random models ----------------------------------------------------------------------------------------------
+
+
+def random_model(kind, rng, where):
+    heads = rng.choice([2, 4, 6])
+    kv = rng.choice([h for h in (1, 2, 3, 6) if heads % h == 0])
+    dim = rng.choice([8, 16, 32])
+    d, layers, vocab, P = heads * dim, rng.randint(1, 3), rng.randint(40, 300), 64
+    tied = rng.random() < 0.4
+    own = rng.random() < 0.5  # settings that are not the usual ones
+    rope = None
+    if own and kind in ("llama", "qwen2", "qwen3", "gpt_neox"):
+        rope = rng.choice([{"rope_type": "linear", "factor": 2.5},
+                           {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+                           {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+                            "attention_factor": 1.3}] +
+                          [{"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                            "original_max_position_embeddings": 16}] * 3 * (kind == "llama"))
+    theta = rng.choice([50.0, 10000.0, 1e6])
+    base = dict(vocab_size=vocab, tie_word_embeddings=tied, bos_token_id=1, eos_token_id=2)
+    rope_parameters = dict(rope or {"rope_type": "default"}, rope_theta=theta)
+    usual = dict(base, hidden_size=d, num_hidden_layers=layers, num_attention_heads=heads,
+                 intermediate_size=rng.choice([32, 96, 100]), max_position_embeddings=P)
+    if kind == "llama":
+        wide = own and rng.random() < 0.5
+        c = transformers.LlamaConfig(**usual, num_key_value_heads=kv, head_dim=dim + 8 * wide, attention_bias=own,
+                                     rms_norm_eps=1e-5, rope_parameters=rope_parameters)
+    elif kind == "qwen2":
+        c = transformers.Qwen2Config(**usual, num_key_value_heads=kv, rms_norm_eps=1e-6,
+                                     rope_parameters=rope_parameters)
+    elif kind == "qwen3":
+        c = transformers.Qwen3Config(**usual, num_key_value_heads=kv, head_dim=dim + 8 * own, rms_norm_eps=1e-6,
+                                     rope_parameters=rope_parameters)
+    elif kind == "gpt2":
+        c = transformers.GPT2Config(**base, n_embd=d, n_layer=layers, n_head=heads, n_positions=P,
+                                    n_inner=4 * d, activation_function="gelu_new")
+    elif kind == "gpt_neox":
+        c = transformers.GPTNeoXConfig(**usual, hidden_act="gelu_pytorch_tanh",
+                                       use_parallel_residual=own, rope_parameters=dict(
+                                           rope_parameters, partial_rotary_factor=rng.choice([0.25, 0.5, 1.0])))
+    else:
+        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7,
+                "mscale_all_dim": 0.7}
+        c = transformers.DeepseekV3Config(
+            **usual, num_key_value_heads=heads, q_lora_rank=rng.choice([None, min(24, d), min(32, d)]), rms_norm_eps=1e-6,
+            kv_lora_rank=min(rng.choice([32, 64]), d), qk_nope_head_dim=rng.choice([16, 32]), qk_rope_head_dim=8, v_head_dim=dim,
+            first_k_dense_replace=layers, n_routed_experts=1, n_shared_experts=1, num_experts_per_tok=1, n_group=1,
+            topk_group=1, moe_intermediate_size=32, attention_bias=False,
+            rope_parameters=dict(yarn if own else {"rope_type": "default"}, rope_theta=theta))
+    torch.manual_seed(rng.randrange(1 << 30))
+    m = transformers.AutoModelForCausalLM.from_config(c).float()
+    with torch.no_grad():
+        for name, p in m.named_parameters():
+            norm = "norm" in name or ".ln_" in name
+            p.normal_(0, 1 / math.sqrt(p.shape[-1]) if p.dim() > 1 else 0.3)
+            if norm and name.endswith("weight"):
+                p.add_(1)
+        head = m.get_output_embeddings().weight
+        head.mul_(3)
+    m.save_pretrained(where)
+
+
+# ---- what the file must hold ------------------------------------------------------------------------------------
+
+
+def interleave(x, heads):
+    """Rows of each head: i and i + n/2 become 2i and 2i + 1."""
+    n = x.shape[0] // heads
+    order = np.arange(n).reshape(2, n // 2).T.reshape(-1)
+    return np.concatenate([x[h * n:(h + 1) * n][order] for h in range(heads)])
+
+
+def llama_tensors(t, c, arch, out):
+    for l in range(c["num_hidden_layers"]):
+        a, b = f"model.layers.{l}.", f"blk.{l}."
+        for ours, theirs in [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
+                             ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
+                             ("self_attn.o_proj", "attn_output"), ("self_attn.v_proj", "attn_v"),
+                             ("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm"),
+                             ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k")]:
+            for end in (".weight", ".bias"):
+                if a + ours + end not in t:
+                    continue
+                x = t[a + ours + end]
+                if arch == "llama" and theirs in ("attn_q", "attn_k"):
+                    x = interleave(x, c["num_attention_heads" if theirs == "attn_q" else "num_key_value_heads"])
+                out[b + theirs + end] = x
+    rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    if rope.get("rope_type") == "llama3":
+        n, f, L = c["head_dim"], rope["factor"], rope["original_max_position_embeddings"]
+        lo, hi = rope["low_freq_factor"], rope["high_freq_factor"]
+        wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, n, 2) / n)
+        mix = np.clip((L / wave - lo) / (hi - lo), 0, 1)
+        out["rope_freqs.weight"] = (1 / (mix + (1 - mix) / f)).astype(np.float32)
+
+
+def gpt2_tensors(t, c, out):
+    out["position_embd.weight"] = t["transformer.wpe.weight"]
+    for l in range(c["n_layer"]):
+        a, b = f"transformer.h.{l}.", f"blk.{l}."
+        for ours, theirs in [("ln_1", "attn_norm"), ("ln_2", "ffn_norm"), ("attn.c_attn", "attn_qkv"),
+                             ("attn.c_proj", "attn_output"), ("mlp.c_fc", "ffn_up"), ("mlp.c_proj", "ffn_down")]:
+            x = t[a + ours + ".weight"]
+            out[b + theirs + ".weight"] = x.T if x.ndim > 1 else x
+            out[b + theirs + ".bias"] = t[a + ours + ".bias"]
+
+
+def neox_tensors(t, c, out):
+    H = c["num_attention_heads"]
+    for l in range(c["num_hidden_layers"]):
+        a, b = f"gpt_neox.layers.{l}.", f"blk.{l}."
+        for ours, theirs in [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
+                             ("attention.query_key_value", "attn_qkv"), ("attention.dense", "attn_output"),
+                             ("mlp.dense_h_to_4h", "ffn_up"), ("mlp.dense_4h_to_h", "ffn_down")]:
+            for end in (".weight", ".bias"):
+                x = t[a + ours + end]
+                if theirs == "attn_qkv":  # by heads to one after the other
+                    x = np.concatenate([x.reshape(H, 3, -1, *x.shape[1:])[:, k].reshape(-1, *x.shape[1:])
+                                        for k in range(3)])
+                out[b + theirs + end] = x
+
+
+def deepseek_tensors(t, c, out):
+    H, dn, dv, r = c["num_attention_heads"], c["qk_nope_head_dim"], c["v_head_dim"], c["kv_lora_rank"]
+    for l in range(c["num_hidden_layers"]):
+        a, b = f"model.layers.{l}.", f"blk.{l}."
+        for ours, theirs in [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
+                             ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
+                             ("self_attn.o_proj", "attn_output"), ("self_attn.q_proj", "attn_q"),
+                             ("self_attn.q_a_proj", "attn_q_a"), ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+                             ("self_attn.q_b_proj", "attn_q_b"), ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+                             ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa")]:
+            if a + ours + ".weight" in t:
+                out[b + theirs + ".weight"] = t[a + ours + ".weight"]
+        kv = t[a + "self_attn.kv_b_proj.weight"].reshape(H, dn + dv, r)
+        out[b + "attn_k_b.weight"] = kv[:, :dn].transpose(0, 2, 1)
+        out[b + "attn_v_b.weight"] = kv[:, dn:]
+
+
+def expected(where, c, arch):
+    t = {k: v.numpy() for k, v in load_file(where / "model.safetensors").items()}
+    embed, norm = {"gpt2": ("transformer.wte", "transformer.ln_f"),
+                   "gptneox": ("gpt_neox.embed_in", "gpt_neox.final_layer_norm")}.get(
+                       arch, ("model.embed_tokens", "model.norm"))
+    out = {"token_embd.weight": t[embed + ".weight"]}
+    for end in (".weight", ".bias"):
+        if norm + end in t:
+            out["output_norm" + end] = t[norm + end]
+    if not c.get("tie_word_embeddings", arch == "gpt2"):
+        out["output.weight"] = t[("embed_out" if arch == "gptneox" else "lm_head") + ".weight"]
+    elif arch == "gptneox":
+        out["output.weight"] = out["token_embd.weight"]
+    if arch == "gpt2":
+        gpt2_tensors(t, c, out)
+    elif arch == "gptneox":
+        neox_tensors(t, c, out)
+    elif arch == "deepseek2":
+        deepseek_tensors(t, c, out)
+    else:
+        llama_tensors(t, c, arch, out)
+    return out
+
+
+def keys_of(c, arch):
+    """Keys of the model and their values, by transformers' names."""
+    d = c.get("hidden_size", c.get("n_embd"))
+    heads = c.get("num_attention_heads", c.get("n_head"))
+    dim = c.get("head_dim") or d // heads
+    want = {"embedding_length": d, "block_count": c.get("num_hidden_layers", c.get("n_layer")),
+            "context_length": c.get("max_position_embeddings", c.get("n_positions")), "vocab_size": c["vocab_size"],
+            "feed_forward_length": c.get("intermediate_size", c.get("n_inner")), "attention.head_count": heads}
+    want["attention.layer_norm_rms_epsilon" if arch not in ("gpt2", "gptneox") else "attention.layer_norm_epsilon"] = \
+        c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon")))
+    rope = c.get("rope_parameters") or {}
+    if arch == "deepseek2":
+        want |= {"attention.head_count_kv": 1, "attention.q_lora_rank": c["q_lora_rank"] or 0,
+                 "attention.kv_lora_rank": c["kv_lora_rank"],
+                 "attention.key_length": c["kv_lora_rank"] + c["qk_rope_head_dim"],
+                 "attention.value_length": c["kv_lora_rank"],
+                 "attention.key_length_mla": c["qk_nope_head_dim"] + c["qk_rope_head_dim"],
+                 "attention.value_length_mla": c["v_head_dim"], "rope.dimension_count": c["qk_rope_head_dim"],
+                 "leading_dense_block_count": c["num_hidden_layers"]}
+        if rope.get("rope_type") == "yarn":
+            want["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    else:
+        want |= {"attention.head_count_kv": c.get("num_key_value_heads", heads), "attention.key_length": dim,
+                 "attention.value_length": dim}
+        if arch != "gpt2":
+            want["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
+    if arch == "gptneox":
+        want["use_parallel_residual"] = c["use_parallel_residual"]
+    if rope and arch != "gpt2":
+        want["rope.freq_base"] = rope["rope_theta"]
+        if rope["rope_type"] in ("linear", "yarn"):
+            want |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+        if rope["rope_type"] == "yarn":
+            want["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+            if rope.get("attention_factor"):
+                want["rope.scaling.attn_factor"] = rope["attention_factor"] / (1 + 0.1 * math.log(rope["factor"]))
+    return want
+
+
+# ---- comparisons ------------------------------------------------------------------------------------------------
+
+
+def bytes_as(x, name, dtype):
+    """The bytes of a tensor in the file, and its type."""
+    T = gguf.GGMLQuantizationType
+    x = np.ascontiguousarray(x)
+    if x.ndim < 2 or name.startswith("position_embd") or dtype == "f32":
+        return x.astype(np.float32).tobytes(), T.F32
+    if dtype == "q8_0" and x.shape[-1] % 32 == 0:
+        return gguf.quants.quantize(x.astype(np.float32), T.Q8_0).tobytes(), T.Q8_0
+    if dtype == "bf16":
+        return torch.tensor(x).bfloat16().view(torch.int16).numpy().tobytes(), T.BF16
+    return torch.tensor(x).half().numpy().tobytes(), T.F16
+
+
+def check_file(path, where, c, arch, dtype):
+    r = gguf.GGUFReader(path)
+    want = expected(where, c, arch)
+    got = {t.name: t for t in r.tensors}
+    if set(want) != set(got):
+        return f"tensors differ: missing {sorted(set(want) - set(got))}, unexpected {sorted(set(got) - set(want))}"
+    for name, x in want.items():
+        t = got[name]
+        data, kind = bytes_as(x, name, dtype)
+        if list(t.shape) != list(reversed(x.shape)) or t.tensor_type != kind:
+            return f"{name}: {list(t.shape)} {t.tensor_type.name}, expected {list(reversed(x.shape))} {kind.name}"
+        if t.data_offset % 32:
+            return f"{name}: begins at {t.data_offset}"
+        if t.data.tobytes() != data:
+            return f"{name}: values differ"
+        if kind == gguf.GGMLQuantizationType.Q8_0:  # what a reader makes of it, within half a scale and its rounding
+            back = gguf.quants.dequantize(t.data, kind).reshape(-1, 32)
+            d = np.abs(x.reshape(-1, 32)).max(1, keepdims=True) / 127
+            if not (np.abs(back - x.reshape(-1, 32)) <= d * (0.5 + 127 * 2**-11) + 1e-7).all():
+                return f"{name}: more than half a scale apart"
+    def field(key):
+        f = r.get_field(key)
+        return None if f is None else f.contents()
+    if field("general.architecture") != arch:
+        return f"architecture {field('general.architecture')}"
+    for key, value in keys_of(c, arch).items():
+        seen = field(f"{arch}.{key}")
+        same = math.isclose(seen, value, rel_tol=1e-6) if isinstance(value, float) and seen is not None else seen == value
+        if not same:
+            return f"{arch}.{key} is {seen}, expected {value}"
+    kind = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}[dtype]
+    return None if field("general.file_type") == kind else f"file_type {field('general.file_type')}"
+
+
+def kvsmith_logits(kvsmith, where, ids, tmp):
+    text, out = tmp / "ids.txt", tmp / "logits.safetensors"
+    text.write_text("".join(" ".join(map(str, row)) + "\n" for row in ids.tolist()))
+    subprocess.run([kvsmith, "logits", where, "--tokens", text, "--out", out], check=True, stdout=subprocess.DEVNULL)
+    return load_file(out)["logits"].numpy()
+
+
+def from_transformers(path, where, c, arch, ids):
+    """Its loader reads no head_dim of qwen3, sizes of gpt2 nor scalings of the rotation: settings are then `where`'s."""
+    plain = arch in ("llama", "qwen2") and c["rope_parameters"]["rope_type"] == "default"
+    more = {} if plain else {"config": transformers.AutoConfig.from_pretrained(where)}
+    m = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32, **more)
+    with torch.no_grad():
+        return m.eval()(input_ids=ids).logits.float().numpy()
+
+
+class LlamaCpp:
+    """A GGUF file in llama.cpp on the CPU, with a cache of F32."""
+
+    def __init__(self, path, positions):
+        L = llama_cpp
+        L.llama_backend_init()
+        self.silent = L.llama_log_callback(lambda *a: None)
+        L.llama_log_set(self.silent, None)
+        mp = L.llama_model_default_params()
+        mp.n_gpu_layers = 0
+        self.model = L.llama_model_load_from_file(str(path).encode(), mp)
+        if not self.model:
+            raise RuntimeError("llama.cpp does not load it")
+        cp = L.llama_context_default_params()
+        cp.n_ctx = cp.n_batch = cp.n_ubatch = positions
+        cp.type_k = cp.type_v = 0
+        cp.n_threads = cp.n_threads_batch = 1
+        cp.flash_attn_type = 0
+        self.ctx = L.llama_init_from_model(self.model, cp)
+        if not self.ctx:
+            raise RuntimeError("llama.cpp makes no context of it")
+        self.vocab = L.llama_vocab_n_tokens(L.llama_model_get_vocab(self.model))
+
+    def logits(self, row):
+        L = llama_cpp
+        L.llama_memory_clear(L.llama_get_memory(self.ctx), True)
+        b = L.llama_batch_init(len(row), 0, 1)
+        b.n_tokens = len(row)
+        for i, k in enumerate(row):
+            b.token[i], b.pos[i], b.n_seq_id[i], b.seq_id[i][0], b.logits[i] = int(k), i, 1, 0, 1
+        if L.llama_decode(self.ctx, b):
+            raise RuntimeError("llama.cpp does not compute it")
+        out = np.stack([np.ctypeslib.as_array(L.llama_get_logits_ith(self.ctx, i), (self.vocab,)).copy()
+                        for i in range(len(row))])
+        L.llama_batch_free(b)
+        return out
+
+    def greedy(self, row, n):
+        row = list(row)
+        for _ in range(n):
+            row.append(int(self.logits(row)[-1].argmax()))
+        return row[-n:]
+
+    def close(self):
+        llama_cpp.llama_free(self.ctx)
+        llama_cpp.llama_model_free(self.model)
+
+
+def apart(a, b):
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def check(kvsmith, where, dtype, tmp, worst):
+    c = json.loads((where / "config.json").read_text())
+    arch = ARCHES.get(c["model_type"], c["model_type"])
+    path = tmp / f"model-{dtype}.gguf"
+    path.unlink(missing_ok=True)
+    subprocess.run([kvsmith, "convert", where, path, "--to", "gguf", f"dtype={dtype}", "-q"], check=True)
+    wrong = check_file(path, where, c, arch, dtype)
+    if wrong:
+        return wrong, ""
+    positions = c.get("max_position_embeddings", c.get("n_positions"))
+    ids = torch.randint(0, c["vocab_size"], (2, min(48, positions)), generator=torch.Generator().manual_seed(7))
+    source = where
+    if dtype in ("f16", "bf16"):  # the same values in both
+        source = tmp / f"same-{dtype}"
+        subprocess.run(["rm", "-rf", source], check=True)
+        subprocess.run([kvsmith, "convert", where, source, "--to", "same", f"dtype={dtype}", "--check-tokens", "0", "-q"],
+                       check=True)
+    want = kvsmith_logits(kvsmith, source, ids, tmp)
+    # vectors are F32 in the GGUF file and rounded in `source`; in Q8_0 matrices are rounded as well
+    bound = {"f32": BOUND, "f16": 2e-2, "bf16": 1e-1, "q8_0": 2e-1}[dtype]
+    remark = []
+    if arch in TRANSFORMERS:
+        try:
+            e = apart(from_transformers(path, where, c, arch, ids), want)
+        except Exception as x:  # a file that it cannot load does not hide the others
+            return f"transformers: {type(x).__name__}: {x}".splitlines()[0], ""
+        remark.append(f"transformers {e:.2g}")
+        worst[("transformers", arch, dtype)] = max(worst.get(("transformers", arch, dtype), 0), e)
+        if not e <= bound:
+            return f"transformers' logits are {e:.3g} of the largest away, more than {bound}", ""
+    if llama_cpp:
+        m = LlamaCpp(path, positions)
+        e = max(apart(m.logits(row), w) for row, w in zip(ids.tolist(), want))
+        remark.append(f"llama.cpp {e:.2g}")
+        worst[("llama.cpp", arch, dtype)] = max(worst.get(("llama.cpp", arch, dtype), 0), e)
+        # its gelu looks up a table in F16; its products with F16, BF16 and Q8_0 matrices round the other side too
+        if arch in ("gpt2", "gptneox"):
+            bound = max(bound, 1e-2)
+        if not e <= bound:
+            return f"llama.cpp's logits are {e:.3g} of the largest away, more than {bound}", ""
+        if dtype == "f32":
+            row = ids[0, :8].tolist()
+            got, mine = m.greedy(row, GREEDY), list(row)
+            for _ in range(GREEDY):
+                mine.append(int(kvsmith_logits(kvsmith, source, torch.tensor([mine]), tmp)[0, -1].argmax()))
+            same = sum(a == b for a, b in zip(got, mine[-GREEDY:]))
+            worst[("greedy", arch, "tokens")] = worst.get(("greedy", arch, "tokens"), 0) + GREEDY
+            worst[("greedy", arch, "same")] = worst.get(("greedy", arch, "same"), 0) + same
+            remark.append(f"{same} of {GREEDY} greedy tokens")
+        m.close()
+    return None, ", ".join(remark)
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("kvsmith")
+    p.add_argument("dirs", nargs="*", type=pathlib.Path)
+    p.add_argument("--random", type=int, default=0)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--only", choices=TYPES)
+    a = p.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    failed, worst = 0, {}
+    with tempfile.TemporaryDirectory() as tmp:
+        tmp = pathlib.Path(tmp)
+        work = [(d.name, d) for d in a.dirs]
+        for kind in [a.only] if a.only else TYPES:
+            for k in range(a.random):
+                where = tmp / f"{kind}-{k}"
+                random_model(kind, random.Random(f"{a.seed} {kind} {k}"), where)
+                work.append((where.name, where))
+        for name, where in work:
+            for dtype in DTYPES:
+                try:
+                    wrong, remark = check(a.kvsmith, where, dtype, tmp, worst)
+                except subprocess.CalledProcessError as e:
+                    wrong, remark = f"{' '.join(map(str, e.cmd[:2]))}: exit status {e.returncode}", ""
+                print(f"not ok gguf-{name}-{dtype}: {wrong}" if wrong else f"ok gguf-{name}-{dtype} # {remark}", flush=True)
+                failed += bool(wrong)
+    for key in sorted(worst):
+        print("# worst" if key[0] != "greedy" else "#", *key, f"{worst[key]:.3g}")
+    sys.exit(failed > 0)
+
+
+main()

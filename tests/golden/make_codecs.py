@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""make_codecs.py: the bytes in which the cache's codecs store rows, by the rules that their headers state, typed here
+in NumPy with another arithmetic: float64 sums, nearest numbers found in a list, bits put together as whole numbers.
+
+    python3 tests/golden/make_codecs.py > tests/golden/codecs.txt
+"""
+import numpy as np
+
+WIDTHS, KINDS, TIES = (5, 32, 48, 128), 4, 4
+
+
+def drawn(kind, width):
+    """Numbers that C draws alike: plain, far from zero, with one outlier, and all the same but one."""
+    out = []
+    for i in range(width):
+        x = ((kind * 8 + WIDTHS.index(width)) * 128 + i) * 2654435761 + 12345 & 0xFFFFFFFF
+        x ^= x >> 16
+        x = x * 2246822519 & 0xFFFFFFFF
+        x ^= x >> 13
+        y = (x / 2**32 - 0.5) * 4
+        y = [y, 37 + y / 8, y * 90 if i == width // 2 else y / 3, -1.7 if i else 1.9][kind]
+        out.append(np.float32(y))
+    return np.array(out, np.float32)
+
+
+def halfway(width):
+    """Halfway between neighbours of fp8, whose scale is 1 because 448 is the largest: ties go to the even code."""
+    mean = [(E4M3[i * 29 % 125] + E4M3[i * 29 % 125 + 1]) / 2 * (-1) ** i for i in range(width)]
+    return np.array([448.0] + mean[1:], np.float32)
+
+
+def round_up(x, bits):
+    """The least number of so many significant bits that is not below x > 0."""
+    m, e = np.frexp(np.float64(x))
+    return float(np.ldexp(np.ceil(m * 2**bits), e - bits))
+
+
+def number_bytes(x):
+    return np.float32(x).tobytes()
+
+
+def padded(codes):
+    return bytes(codes) + bytes(-len(codes) % 4)
+
+
+def int8(x):
+    s = round_up(np.float32(max(abs(x)) / np.float32(127)), 16)
+    codes = [int(np.rint(np.float32(v / np.float32(s)))) & 255 for v in x]
+    return number_bytes(s) + padded(codes)
+
+
+# every non-negative e4m3 number by its code: 0.. 126
+E4M3 = [(m / 8) * 2.0**-6 if e == 0 else (1 + m / 8) * 2.0**(e - 7) for e in range(16) for m in range(8)][:127]
+
+
+def fp8(x):
+    s = round_up(np.float32(max(abs(x)) / np.float32(448)), 16)
+    codes = []
+    for v in x:
+        y = float(np.float32(v / np.float32(s)))
+        off = [abs(abs(y) - c) for c in E4M3]
+        best = [i for i in range(127) if off[i] == min(off)]
+        codes.append(([i for i in best if i % 2 == 0] + best)[0] + (128 if np.signbit(y) else 0))
+    return number_bytes(s) + padded(codes)
+
+
+def packed(x, bits, group):
+    out, top = b"", 2**bits - 1
+    for g in range(0, len(x), group):
+        part = [float(v) for v in x[g:g + group]]
+        least, most = min(part), max(part)
+        size = max(abs(least), abs(most))
+        s = round_up(np.float32(np.float32(most - least) / np.float32(top)), 8) if most > least else 0.0
+        if s and size <= s * 2**14:
+            z = round(float(np.float32(least / s)))
+            codes = [top if v == most else min(top, max(0, round(float(np.float32(v / s))) - z)) for v in part]
+        else:
+            s = 2.0**(np.floor(np.log2(size)) - 13)
+            z = int((most if abs(most) == size else least) / s)
+            codes = [0] * len(part)
+        out += number_bytes(s)[2:] + int(z).to_bytes(2, "little", signed=True)
+        for low, width in ((0, 2), (2, 1)) if bits == 3 else ((0, bits),):
+            all_bits = sum((c >> low & 2**width - 1) << i * width for i, c in enumerate(codes))
+            out += all_bits.to_bytes((len(codes) * width + 31) // 32 * 4, "little")
+    return out
+
+
+for width in WIDTHS:
+    for kind in range(KINDS):
+        row = drawn(kind, width)
+        print("int8", width, kind, int8(row).hex())
+        print("fp8", width, kind, fp8(row).hex())
+        for bits in (4, 3, 2):
+            for group in (32, 64):
+                print(f"int{bits}:group={group}", width, kind, packed(row, bits, group).hex())
+    print("fp8", width, TIES, fp8(halfway(width)).hex())

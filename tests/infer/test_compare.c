@@ -1,0 +1,242 @@
+/* Settings of a comparison, equal parameters, what records amount to. The procedure is in tests/cli/test_compare.sh. */
+#include "tests/lib/check.h"
+#include "train/compare/compare.h"
+#include "model/model.h"
+
+static Compare c;
+static const Cli cli = {.threads = 1};
+
+/* A comparison on a small text of its own; `more` holds the keys behind `base`. */
+static bool read_with(const char *model, const char *more, Err *e) {
+    char *text = check_path("text.txt"), *path = check_path("compare.yaml"), yaml[4000], words[4000];
+    for (size_t i = 0; i < sizeof words; i++) words[i] = (char)('a' + i * 7 % 23);
+    check_write(text, words, sizeof words);
+    int n = snprintf(yaml, sizeof yaml,
+                     "dir: %s\nbase:\n  model: %s\n  data: {train: %s, seq_len: 32}\n"
+                     "  train: {batch: 2, micro_batch: 2}\n  optim: {lr: 1e-2, min_lr: 2e-3, warmup: 1}\n%s",
+                     check_path("dir"), model, text, more);
+    cr_assert(n < (int)sizeof yaml);
+    check_write(path, yaml, (size_t)n);
+    return compare_read(&c, path, 0, NULL, &cli, e);
+}
+static const char small[] =
+    "{d_model: 16, layers: 2, kinds: {mix: {mixer: gqa, heads: 4, kv_heads: 4}}, ffn: {kind: swiglu, hidden: 20}}";
+#define PLAIN "lrs: [1e-2, 5e-2]\nseeds: [1, 2]\nbudget: {tokens: 2000}\n"
+
+static void rank_is(int n, const double mean[], const double sd[], const int count[], const Rank want[]) {
+    Spread s[8] = {0};
+    Rank got[8];
+    for (int i = 0; i < n; i++) s[i] = (Spread){count[i], mean[i], sd[i]};
+    compare_rank(n, s, got);
+    for (int i = 0; i < n; i++) cr_assert_eq(got[i], want[i], "place %d: rank %d, expected %d", i, got[i], want[i]);
+}
+
+Test(compare, spread) {
+    double x[] = {1.5, 2.5, 3.5, 4.5};
+    Spread s = compare_spread(4, x);
+    cr_assert_float_eq(s.mean, 3, 1e-15);
+    cr_assert_float_eq(s.sd, sqrt(5.0 / 3), 1e-15, "sd %.17g", s.sd); /* squares 2.25 .25 .25 2.25 over 3 */
+    s = compare_spread(1, x);
+    cr_assert(s.mean == 1.5 && isnan(s.sd));
+    s = compare_spread(0, x);
+    cr_assert(s.n == 0 && isnan(s.mean) && isnan(s.sd));
+}
+
+Test(compare, no_order_below_two_sd) {
+    const int n[] = {3, 3, 3, 0, 3};
+    /* 2 x the larger sd decides: the best's for row 1, the row's own for row 2 */
+    rank_is(5, (double[]){1.00, 1.19, 1.35, NAN, 1.21}, (double[]){0.1, 0.01, 0.2, NAN, 0.01}, n,
+            (Rank[]){RANK_BEST, RANK_TIE, RANK_TIE, RANK_NONE, RANK_WORSE});
+    rank_is(2, (double[]){1.5, 1.0}, (double[]){0.2, 0.25}, n, (Rank[]){RANK_WORSE, RANK_BEST}); /* 2 sd exactly */
+    rank_is(3, (double[]){2, 1, 9}, (double[]){NAN, 0.1, 0.1}, (int[]){1, 3, 3},
+            (Rank[]){RANK_TIE, RANK_BEST, RANK_WORSE});
+    rank_is(2, (double[]){1, 2}, (double[]){NAN, 0.1}, (int[]){1, 3}, (Rank[]){RANK_BEST, RANK_TIE});
+    rank_is(2, (double[]){NAN, NAN}, (double[]){NAN, NAN}, (int[]){0, 0}, (Rank[]){RANK_NONE, RANK_NONE});
+}
+
+Test(compare, names_of_learning_rates) {
+    static const struct {
+        double lr;
+        const char *name;
+    } all[] = {{3e-3, "3e-3"}, {1.5e-3, "1.5e-3"}, {1, "1e0"},
+               {100, "1e2"},   {1e-9, "1e-9"},     {0.1 + 0.2, "3.0000000000000004e-1"}};
+    char buf[32];
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        cr_expect_str_eq(compare_lr_name(all[i].lr, buf), all[i].name);
+        cr_expect(strtod(buf, NULL) == all[i].lr);
+    }
+}
+
+static size_t params_of(const Config *cfg) {
+    Model m;
+    Device *dev;
+    Err e = {0};
+    cr_assert(device_open(&dev, "cpu", 1, &e) && model_open(&m, dev, &cfg->model, (ModelOpts){.dry = true}, &e), "%s",
+              e.msg);
+    size_t n = model_params(&m);
+    model_close(&m);
+    device_close(dev);
+    return n;
+}
+
+/* Every row is within tolerance, and no other width in the given steps is nearer. */
+Test(compare, parameters_match) {
+    Err e = {0};
+    cr_assert(read_with(small,
+                        PLAIN
+                        "match: {params: 12000, tolerance: 0.1, multiple: 3}\n"
+                        "rows:\n- name: mha\n- {name: mqa, set: {model.kinds.mix.kv_heads: 1}}\n"
+                        "- name: two\n  set: {'model.ffn': [{kind: swiglu, hidden: 10}, {kind: swiglu, hidden: 20}]}\n",
+                        &e),
+              "%s", e.msg);
+    cr_assert_eq(c.nrows, 3);
+    for (int i = 0; i < 3; i++) {
+        CompareRow *r = &c.row[i];
+        cr_assert_eq(r->params, params_of(&r->cfg), "%s: %zu reported", r->name, r->params);
+        cr_assert_eq(r->hidden % 3, 0);
+        double off = fabs((double)r->params - 12000);
+        cr_assert(off <= 1200, "%s: %zu parameters", r->name, r->params);
+        int *h = r->cfg.model.ffn[0].cfg + r->cfg.model.ffn[0].ffn->keys[0].at;
+        cr_assert_eq((size_t)*h, r->hidden);
+        if (i == 2) { /* the other part keeps its proportion of two */
+            int *second = r->cfg.model.ffn[1].cfg + r->cfg.model.ffn[1].ffn->keys[0].at;
+            cr_assert_eq(*second, 2 * *h);
+            continue;
+        }
+        for (int step = -3; step <= 3; step += 6) {
+            *h += step;
+            cr_assert(fabs((double)params_of(&r->cfg) - 12000) >= off, "%s: hidden %d is nearer", r->name, *h);
+            *h -= step;
+        }
+    }
+    cr_assert(c.row[0].hidden < c.row[1].hidden, "fewer keys and values leave more for the feed-forward part");
+    compare_free(&c);
+}
+
+Test(compare, settings_of_a_run) {
+    Err e = {0};
+    static Config cfg;
+    cr_assert(read_with(small,
+                        PLAIN "rows:\n- name: mha\n"
+                              "- {name: short, from: mha, tokens: 1000, set: {model.kinds.mix.window: 8}}\n",
+                        &e),
+              "%s", e.msg);
+    cr_assert_eq(c.match.params, (int64_t)c.row[0].params);
+    cr_assert_eq(c.row[0].hidden, 20, "the first row stays as written");
+    cr_assert_eq(c.row[0].steps, 2000 / 64);
+    cr_assert_eq(c.row[1].steps, 1000 / 64);
+    cr_assert_eq(c.row[1].source, 0);
+    compare_run_config(&c, &c.row[1], 5e-2, 7, 0, &(Origin){"some/where", "some/teacher"}, &cfg);
+    cr_assert(cfg.optim.lr == 5e-2 && fabs(cfg.optim.min_lr - 1e-2) < 1e-15, "min_lr %g", cfg.optim.min_lr);
+    cr_assert(cfg.run.seed == 7 && cfg.train.steps == 15);
+    cr_assert_str_eq(cfg.init_from, "some/where");
+    cr_assert_str_eq(cfg.teacher.path, "some/teacher");
+    char *dir = check_path("dir/short/lr-5e-2-seed-7");
+    cr_assert_str_eq(cfg.run.dir, dir);
+    compare_free(&c);
+    /* stages have the row's steps between them, in proportion; the learning rate is that of the run in all */
+    cr_assert(read_with(small,
+                        PLAIN
+                        "rows:\n- name: mha\n  lrs: [3e-2]\n  set: {optim.warmup: 0, stages: [{name: a, steps: 1}, "
+                        "{name: b, steps: 2, set: {optim: {schedule: constant}}}, {name: c, steps: 1}]}\n",
+                        &e),
+              "%s", e.msg);
+    const Config *staged = &c.row[0].cfg;
+    cr_assert(staged->nstages == 3 && staged->train.steps == 31, "%d stages, %lld steps", staged->nstages,
+              (long long)staged->train.steps);
+    cr_assert(staged->stage[0].steps == 8 && staged->stage[1].steps == 15 && staged->stage[2].steps == 8,
+              "%lld %lld %lld", (long long)staged->stage[0].steps, (long long)staged->stage[1].steps,
+              (long long)staged->stage[2].steps);
+    cr_assert(c.row[0].lrs.n == 1 && c.row[0].lrs.v[0] == 3e-2);
+    compare_run_config(&c, &c.row[0], 3e-2, 1, 0, &(Origin){0}, &cfg);
+    char *text = config_text(&cfg);
+    static Config again;
+    cr_assert(config_parse(&again, text, strlen(text), "text", 0, NULL, &e), "%s\n%s", e.msg, text);
+    for (int k = 0; k < 3; k++)
+        cr_assert(again.stage[k].cfg->optim.lr == 3e-2 && again.stage[k].cfg->model.ffn[0].ffn, "stage %d: lr %g", k,
+                  again.stage[k].cfg->optim.lr);
+    free(text);
+    config_free(&again);
+    compare_free(&c);
+    /* passes bind: 3600 tokens and ends of documents to train on */
+    cr_assert(read_with(small,
+                        "lrs: [1e-2]\nseeds: [1]\nbudget: {tokens: 2000, max_passes: 0.25}\nrows:\n- name: mha\n", &e),
+              "%s", e.msg);
+    cr_assert_eq(c.row[0].steps, (int64_t)(0.25 * (double)c.text_tokens / 64));
+    cr_assert_lt(c.row[0].steps, 2000 / 64);
+    compare_free(&c);
+}
+
+static const struct {
+    const char *more, *part;
+} bad[] = {
+    {PLAIN "rows: []\n", "rows: expected a list of 1 to"},
+    {PLAIN "rows: {name: mha}\n", "rows: expected a list of 1 to"},
+    {PLAIN, "rows: expected a list"},
+    {PLAIN "row:\n- name: mha\n", "row: unknown key; did you mean rows?"},
+    {PLAIN "rows:\n- nam: mha\n", "rows.0.nam: unknown key; did you mean rows.0.name?"},
+    {PLAIN "rows:\n- name: a/b\n", "rows.0: the name of a row"},
+    {PLAIN "rows:\n- name: ..\n", "rows.0: the name of a row"},
+    {PLAIN "rows:\n- name: mha\n- name: mha\n", "rows.1: two rows have the name mha"},
+    {PLAIN "rows:\n- {name: mha, from: gqa}\n- name: gqa\n", "from: expected the name of an earlier row, got gqa"},
+    {PLAIN "rows:\n- {name: mha, set: 3}\n", "set: expected a map"},
+    {PLAIN "rows:\n- {name: mha, set: {model.kinds.mix.kv_head: 2}}\n", "did you mean model.kinds.mix.kv_heads?"},
+    {PLAIN "rows:\n- {name: mha, set: {model.kinds.mix.kv_heads: 3}}\n", "kv_heads"},
+    {PLAIN "rows:\n- {name: mha, set: {data.seq_len: 16}}\n", "data is the same for all rows"},
+    {PLAIN "rows:\n- {name: mha, set: {data: {train: x}}}\n", "data is the same for all rows"},
+    {PLAIN "rows:\n- {name: mha, set: {train: {batch: 4}}}\n",
+     "as train.steps is the same for all rows; name its keys"},
+    {PLAIN "rows:\n- {name: mha, set: {train.batch: 4}}\n", "train.batch is the same for all rows"},
+    {PLAIN "rows:\n- {name: mha, set: {optim.lr: 4}}\n", "optim.lr is the same for all rows"},
+    {PLAIN "rows:\n- {name: mha, set: {run.seed: 4}}\n", "run is the same for all rows"},
+    {PLAIN "rows:\n- {name: mha, set: {init_from: x}}\n", "init_from is the same for all rows"},
+    {PLAIN "rows:\n- {name: mha, set: {model.kv_from: {1: 0}, model.kinds.b: {mixer: gqa, heads: 2}, model.pattern: "
+           "[mix, b]}}\n",
+     "rows.mha: model.kv_from"},
+    {PLAIN "rows:\n- {name: mha, set: {stages: [{name: a, steps: 3, set: {optim: {lr: 4}}}]}}\n",
+     "optim.lr is the same"},
+    {PLAIN "rows:\n- {name: mha, set: {stages: [{name: a, steps: 3, set: {data.seq_len: 4}}]}}\n", "data is the same"},
+    {PLAIN "rows:\n- {name: mha, set: {stages: [{name: a, steps: 1000}, {name: b, steps: 1}]}}\n",
+     "stages.1.steps: its share of 31 steps is less than one"},
+    {PLAIN "rows:\n- {name: mha, lrs: [1e-2, 1e-2]}\n", "rows.0.lrs: 0.01 is listed twice"},
+    {PLAIN "match: {params: 100}\nrows:\n- name: mha\n", "rows.mha: no width of model.ffn gives 100 parameters"},
+    {PLAIN "match: {params: 12000, tolerance: 1e-6, multiple: 64}\nrows:\n- name: mha\n", "within 0.0001 %"},
+    {PLAIN "match: {by: heads}\nrows:\n- name: mha\n", "match.by: expected one of ffn"},
+    {PLAIN "rows:\n- name: mha\n- {name: mqa, from: mha, set: {model.kinds.mix.kv_heads: 1}}\n", "within 3 %"},
+    {PLAIN "rows:\n- {name: mha, tokens: 10}\n", "rows.0: a budget of 10 tokens is less than one step of 64"},
+    {"lrs: []\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs: expected 1 to 16 numbers, got 0"},
+    {"lrs: [1e-2, 1e-2]\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs: 0.01 is listed twice"},
+    {"lrs: [0]\nseeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs.0: expected a number"},
+    {"lrs: [1e-2]\nseeds: [1, 1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "seeds: 1 is listed twice"},
+    {"lrs: [1e-2]\nseeds: [1]\nrows:\n- name: mha\n", "budget.tokens: required"},
+    {"seeds: [1]\nbudget: {tokens: 2000}\nrows:\n- name: mha\n", "lrs: required"},
+};
+
+Test(compare, refused) {
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Err e = {0};
+        cr_expect(!read_with(small, bad[i].more, &e), "accepted: %s", bad[i].more);
+        cr_expect_eq(e.status, EXIT_INPUT, "%s: status %d", bad[i].more, e.status);
+        cr_expect(strstr(e.msg, bad[i].part), "%s\n  gave: %s\n  expected in it: %s", bad[i].more, e.msg, bad[i].part);
+    }
+    cr_expect_eq(check_exists(check_path("dir")), false, "a refusal made the folder");
+}
+
+Test(compare, what_metrics_tell) {
+    Err e = {0};
+    RunRecord r = {0};
+    char *dir = check_path("."), *path = check_path("metrics.jsonl");
+    cr_assert(compare_metrics(check_path("nothing"), &r, &e) && r.step == 0 && isnan(r.val_loss) && r.tok_s == 0);
+    static const char text[] =
+        "{\"step\":1,\"loss\":5,\"lr\":1,\"grad_norm\":1,\"tokens\":100,\"tok_s\":50,\"mfu\":null}\n"
+        "{\"step\":3,\"loss\":4,\"lr\":1,\"grad_norm\":1,\"tokens\":300,\"tok_s\":100,\"mfu\":null}\n"
+        "{\"step\":4,\"val_loss\":3.5,\"val_tokens\":77}\n"
+        "{\"step\":8,\"val_loss\":3.25,\"val_tokens\":78}\n"
+        "{\"step\":9,\"val_loss\":1.0,\"val_to"; /* torn by a kill */
+    check_write(path, text, sizeof text - 1);
+    cr_assert(compare_metrics(dir, &r, &e), "%s", e.msg);
+    cr_assert_eq(r.step, 8);
+    cr_assert(r.val_loss == 3.25 && r.val_tokens == 78, "%g over %lld", r.val_loss, (long long)r.val_tokens);
+    cr_assert_float_eq(r.seconds, 4, 1e-12); /* 100 / 50 + 200 / 100 */
+    cr_assert_float_eq(r.tok_s, 75, 1e-12);  /* 300 tokens in 4 s */
+}

@@ -1,0 +1,173 @@
+/* test_policy_golden.c: the rows that policies keep of drawn keys, values and queries, against golden/policies.txt, which
+ * golden/make_policies.py writes by the rules of the papers. */
+#include "layers/cache/codec.h"
+#include "tests/lib/rig.h"
+#include "layers/cache/cache.h"
+#include <criterion/redirect.h>
+#include <signal.h>
+
+enum { SLOTS = 3, HEADS = 4, LANES = 2, DIM = 8, PROMPT = 48, TOKENS = 60, GROUP = HEADS / LANES };
+static real number(int kind, int slot, int token, int head, int dim) {
+    uint32_t x = (uint32_t)(((((kind * SLOTS + slot) * 64 + token) * HEADS + head) * DIM + dim)) * 2654435761u + 12345u;
+    x ^= x >> 16, x *= 2246822519u, x ^= x >> 13;
+    return (real)(float)((x / 4294967296.0 - 0.5) * 4);
+}
+typedef struct {
+    Rig g;
+    Cache c;
+    PolicyCfg p;
+    int queries;
+} Bench;
+
+/* log of the sum over the rows that the lane shows, and those of the pass up to its own. */
+static real lse_of(const Bench *b, int slot, int first, int t, int h) {
+    const Lanes *l = kv_lanes(kv_slot(&b->c, slot));
+    const int lane = h / GROUP;
+    double sum = 0;
+    for (int j = 0; j <= t; j++) {
+        bool there = j >= first;
+        for (int r = l->lo[lane]; r < l->hi[lane] && !there; r++)
+            there = l->pos[l->table[lane * l->maxpages + r / l->P % l->maxpages] * l->P + r % l->P] == j;
+        double s = 0;
+        for (int d = 0; d < DIM; d++) s += (double)number(0, slot, t, h, d) * (double)number(1, slot, j, lane, d);
+        if (there) sum += exp(s / sqrt(DIM));
+    }
+    return (real)log(sum);
+}
+/* The drawn keys and queries are as after this rotation. */
+static const Rope turn = {.n = DIM, .factor = 1, .f = {1, 0.1, 0.01, 0.001}};
+/* Tokens from..from+n-1 of the one sequence, as a model would give them to the cache. */
+static void feed(Bench *b, int from, int n) {
+    int of[TOKENS] = {0}, pos[TOKENS], first[TOKENS], idx[TOKENS];
+    const int off[] = {0, n}, seq = 0;
+    for (int i = 0; i < n; i++) pos[i] = from + i, first[i] = from ? -1 : 0, idx[i] = i;
+    const Batch batch = {
+        .B = 1, .N = n, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .history = true};
+    Rig *g = &b->g;
+    Err e = {0};
+    g->run.batch = &batch;
+    cr_assert(kv_begin(&b->c, &batch, &e), "%s", e.msg);
+    for (int s = 0; s < SLOTS; s++) {
+        Mark mark = arena_mark(&g->mem);
+        Kv kv = {.s = kv_lanes(kv_slot(&b->c, s))->s};
+        kv.k = EMPTY(g, "k", n, LANES, DIM), kv.v = EMPTY(g, "v", n, LANES, DIM);
+        Probe p = {.rows = {n, idx}, .q = EMPTY(g, "q", n, HEADS, DIM), .lse = EMPTY(g, "lse", n, HEADS)};
+        for (int i = 0; i < n; i++) {
+            for (int h = 0; h < LANES; h++)
+                for (int d = 0; d < DIM; d++) {
+                    R(kv.k)[(i * LANES + h) * DIM + d] = number(1, s, from + i, h, d);
+                    R(kv.v)[(i * LANES + h) * DIM + d] = number(2, s, from + i, h, d);
+                }
+            for (int h = 0; h < HEADS; h++) {
+                R(p.lse)[i * HEADS + h] = lse_of(b, s, from, from + i, h);
+                for (int d = 0; d < DIM; d++)
+                    R(p.q)[(i * HEADS + h) * DIM + d] = (real)((double)number(0, s, from + i, h, d) / sqrt(DIM));
+            }
+        }
+        CALL(g, (kv_append(&g->run, kv_slot(&b->c, s), &kv, NULL), 0));
+        if (b->queries) CALL(g, (kv_ask(&g->run, kv_slot(&b->c, s), &p, 0, NULL), 0));
+        arena_release(&g->mem, mark);
+    }
+    kv_end(&b->c, &batch, NULL);
+}
+static void settle(Bench *b, int from, int n, bool ends) {
+    int pos[TOKENS], first[TOKENS];
+    const int off[] = {0, n}, seq = 0;
+    for (int i = 0; i < n; i++) pos[i] = from + i, first[i] = from ? -1 : 0;
+    const Batch batch = {.B = 1, .N = n, .off = off, .seq = &seq, .pos = pos, .first = first, .history = true};
+    Rig *g = &b->g;
+    rig_measure(g); /* what reads a lane takes what its rows need, at most what was measured */
+    kv_policy(&g->run, &b->c, &batch, NULL);
+    rig_place(g);
+    kv_policy(&g->run, &b->c, &batch, NULL);
+    if (ends) kv_prompt_ends(&g->run, &b->c, 0, from + n);
+    rig_done_within(g);
+}
+static void begin(Bench *b, const char *spec) {
+    Err e = {0};
+    KvShape s[SLOTS];
+    for (int i = 0; i < SLOTS; i++) s[i] = (KvShape){.lanes = LANES, .kdim = DIM, .vdim = DIM, .heads = HEADS};
+    cr_assert(policy_parse(spec, &b->p, &e), "%s", e.msg);
+    b->queries = policy_queries(&b->p);
+    rig_open(&b->g, rig_first(), 1, 1 << 18);
+    cr_assert(kv_open_policy(&b->c, NULL, &b->p, s, SLOTS, 1, TOKENS, TOKENS, 5, true, false, &e), "%s", e.msg);
+    for (int i = 0; i < SLOTS; i++) kv_turns(kv_slot(&b->c, i), &turn);
+}
+/* The whole text in pieces; a session would cut them where the policy acts. */
+static void text(Bench *b, const char *spec, int piece) {
+    begin(b, spec);
+    const int cut = policy_cut(&b->p);
+    for (int at = 0, n; at < TOKENS; at += n) {
+        n = imin(piece, (at < PROMPT ? PROMPT : TOKENS) - at);
+        if (cut) n = imin(n, cut - at % cut);
+        feed(b, at, n);
+        settle(b, at, n, at + n == PROMPT);
+    }
+}
+static uint64_t shown(const Bench *b, int slot, int lane) {
+    const Lanes *l = kv_lanes(kv_slot(&b->c, slot));
+    uint64_t set = 0;
+    for (int r = l->lo[lane]; r < l->hi[lane]; r++)
+        set |= 1ull << l->pos[l->table[lane * l->maxpages + r / l->P % l->maxpages] * l->P + r % l->P];
+    return set;
+}
+/* Returns the number of texts in a file; `seen`: of which policies. */
+static int texts(const char *path, bool seen[64]) {
+    FILE *f = fopen(path, "r");
+    char spec[200];
+    int lines = 0;
+    cr_assert(f, "%s", path);
+    while (fscanf(f, "%199s", spec) == 1) {
+        uint64_t want[SLOTS][LANES] = {{0}};
+        for (int i = 0; i < SLOTS * LANES; i++) {
+            int s, h, n, pos;
+            cr_assert(fscanf(f, "%d %d %d", &s, &h, &n) == 3 && s >= 0 && s < SLOTS && h >= 0 && h < LANES, "%s", spec);
+            for (int k = 0; k < n; k++) {
+                cr_assert(fscanf(f, "%d", &pos) == 1 && pos >= 0 && pos < TOKENS, "%s", spec);
+                want[s][h] |= 1ull << pos;
+            }
+        }
+        for (int piece = 9; piece <= TOKENS; piece += TOKENS - 9) {
+            Bench b = {.queries = 0};
+            text(&b, spec, piece);
+            for (int s = 0; s < SLOTS; s++)
+                for (int h = 0; h < LANES; h++)
+                    cr_assert(shown(&b, s, h) == want[s][h], "%s, pieces of %d, slot %d lane %d: %llx, expected %llx",
+                              spec, piece, s, h, (unsigned long long)shown(&b, s, h), (unsigned long long)want[s][h]);
+            for (int i = 0; policy_at(i); i++) seen[i] |= policy_at(i) == b.p.of;
+            kv_close(&b.c);
+            rig_close(&b.g);
+        }
+        lines++;
+    }
+    fclose(f);
+    return lines;
+}
+Test(policy_golden, the_papers_rules, .timeout = 120) {
+    bool seen[64] = {0};
+    const int lines = texts("tests/golden/policies.txt", seen);
+    for (int i = 0; policy_at(i); i++)
+        cr_assert(seen[i] || policy_at(i)->role == POLICY_READS, "no golden text of %s", policy_at(i)->name);
+    cr_assert(lines >= 50, "%d texts", lines);
+}
+/* Where kvpress has the same rule. */
+Test(policy_golden, kvpress, .timeout = 60) {
+    bool seen[64] = {0};
+    cr_assert(texts("tests/golden/kvpress.txt", seen) == 10);
+}
+
+/* A caller that does not cut its passes loses queries of policies that ask each of them: the cache stops it. */
+static void uncut(const char *spec) {
+    Bench b = {.queries = 0};
+    begin(&b, spec);
+    feed(&b, 0, 8), settle(&b, 0, 8, false);
+    feed(&b, 8, 6), settle(&b, 8, 6, false);
+    feed(&b, 14, 4), settle(&b, 14, 4, false); /* 16 lies inside */
+}
+Test(policy_golden, a_pass_beyond_an_eviction_h2o, .signal = SIGABRT, .init = cr_redirect_stderr) {
+    uncut("h2o:budget=0.5,window=2,every=8");
+}
+Test(policy_golden, a_pass_beyond_an_eviction_vatp, .signal = SIGABRT, .init = cr_redirect_stderr) {
+    uncut("vatp:budget=0.5,window=2,every=8");
+}
+Test(policy_golden, a_pass_beyond_an_eviction_without_queries) { uncut("knorm:budget=0.5,window=2,sinks=1,every=8"); }

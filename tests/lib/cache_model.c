@@ -1,0 +1,272 @@
+#include "cache_model.h"
+
+static size_t k_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->kdim; }
+static size_t c_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->carry; }
+static size_t v_width(const KvShape *s) { return (size_t)s->lanes * (size_t)s->vdim; }
+
+void plain_open(Plain *m, const KvShape *shape, int nslots, int nseq, int max_tokens, int max_rows, int P) {
+    Err e = {0};
+    Cache dry;
+    *m = (Plain){.nslots = nslots, .nseq = nseq, .max_tokens = max_tokens, .max_rows = max_rows, .P = P ? P : 64};
+    cr_assert(kv_open(&dry, shape, nslots, nseq, max_tokens, max_rows, P, true, true, &e), "%s", e.msg);
+    cr_assert(kv_open(&m->c, shape, nslots, nseq, max_tokens, max_rows, P, true, false, &e), "%s", e.msg);
+    cr_assert(!dry.mem.base && dry.mem.peak == m->c.mem.size && m->c.mem.used == m->c.mem.size,
+              "planned %zu bytes, mapped %zu, used %zu", dry.mem.peak, m->c.mem.size, m->c.mem.used);
+    kv_close(&dry);
+    cr_assert(device_open(&m->dev, "cpu", 1, &e), "%s", e.msg);
+    for (int i = 0; i < nslots; i++) {
+        m->shape[i] = shape[i];
+        for (int s = 0; s < nseq; s++) {
+            m->h[i][s].k = xcalloc((size_t)max_tokens, k_width(&shape[i]) * sizeof(real));
+            m->h[i][s].v = xcalloc((size_t)max_tokens, v_width(&shape[i]) * sizeof(real));
+            m->h[i][s].evicted = xcalloc((size_t)max_tokens * (size_t)shape[i].lanes + 1, sizeof(bool));
+            m->h[i][s].carry = xcalloc((size_t)max_tokens, c_width(&shape[i]) * sizeof(real));
+            m->state[i][s] = xcalloc((size_t)shape[i].state + 1, sizeof(real));
+            for (int k = 0; k < shape[i].state; k++) R(kv_state(kv_slot(&m->c, i)))[s * shape[i].state + k] = 0;
+        }
+    }
+    size_t rows = (size_t)max_rows + 1;
+    m->of = xcalloc(rows, sizeof(int)), m->pos = xcalloc(rows, sizeof(int));
+    m->first = xcalloc(rows, sizeof(int)), m->all = xcalloc(rows, sizeof(int));
+    for (int i = 0; i < max_rows; i++) m->all[i] = i;
+}
+void plain_close(Plain *m) {
+    kv_close(&m->c);
+    device_close(m->dev);
+    for (int i = 0; i < m->nslots; i++)
+        for (int s = 0; s < m->nseq; s++) {
+            free(m->h[i][s].k), free(m->h[i][s].v), free(m->state[i][s]);
+            free(m->h[i][s].evicted), free(m->h[i][s].carry);
+        }
+    free(m->of), free(m->pos), free(m->first), free(m->all);
+}
+
+/* A document's length so far is the same in all slots. */
+static int length(const Plain *m, int seq) { return m->h[0][seq].n; }
+
+void plain_pass(Plain *m, Rig *g, Dice *dice, int most, bool hazard) {
+    bool used[PLAIN_SEQS] = {0};
+    int N = 0, B = 1 + roll(dice, m->nseq), fresh = roll(dice, 4); /* how readily documents begin */
+    for (int q = 0; q < B; q++) {
+        int seq;
+        do seq = roll(dice, m->nseq);
+        while (used[seq]);
+        used[seq] = true;
+        int n = imin(roll(dice, 5) == 0 ? 0 : 1 + roll(dice, most), m->max_rows - N), len = length(m, seq);
+        m->seq[q] = seq, m->id[q] = (uint64_t)seq;
+        m->off[q] = N;
+        for (int i = N; i < N + n; i++) {
+            bool start = i == N ? len == 0 : fresh == 3 && roll(dice, 8) == 0;
+            if (i == N && fresh == 2) start |= roll(dice, 4) == 0;
+            int pos = start ? 0 : i == N ? len : m->pos[i - 1] + 1;
+            if (pos >= m->max_tokens && !hazard) start = true, pos = 0;
+            m->of[i] = q, m->pos[i] = pos;
+            m->first[i] = start ? i : i == N ? -1 : m->first[i - 1];
+        }
+        N += n;
+        int kind = roll(dice, 3); /* all, none, some */
+        m->accept[q] = kind == 0 ? n : kind == 1 ? 0 : roll(dice, n + 1);
+    }
+    m->off[B] = N;
+    m->too_long = false;
+    bool history = false;
+    for (int i = 0; i < N; i++) m->too_long |= m->pos[i] >= m->max_tokens, history |= m->first[i] < 0;
+    m->b = (Batch){.B = B,
+                   .N = N,
+                   .off = m->off,
+                   .seq = m->seq,
+                   .of = m->of,
+                   .pos = m->pos,
+                   .first = m->first,
+                   .id = m->id,
+                   .history = history};
+    if (roll(dice, 3)) /* most passes are not verifications */
+        for (int q = 0; q < B; q++) m->accept[q] = m->off[q + 1] - m->off[q];
+    for (int i = 0; i < m->nslots; i++) {
+        const KvShape *s = &m->shape[i];
+        char name[32];
+        snprintf(name, sizeof name, "pass %d slot %d", (int)m->passes, i);
+        m->kv[i] = (Kv){.s = *s};
+        if (!s->lanes) continue;
+        m->kv[i].k = RANDOM(g, name, N, s->lanes, s->kdim);
+        name[0] = 'P';
+        m->kv[i].v = RANDOM(g, name, N, s->lanes, s->vdim);
+        name[0] = 'c';
+        if (s->carry_rows) m->kv[i].carry = RANDOM(g, name, N, s->lanes, s->carry);
+        if (!s->evicts) continue;
+        m->kv[i].evicted = EMPTY(g, "evicted", N, s->lanes), m->kv[i].bias = EMPTY(g, "bias", N, s->lanes);
+        for (int k = N * s->lanes - 1; k >= 0; k--) {
+            bool begins = m->first[k / s->lanes] == k / s->lanes, next = k + s->lanes < N * s->lanes;
+            R(m->kv[i].evicted)[k] = !begins && roll(dice, 5) < 3;
+            R(m->kv[i].bias)[k] = next && R(m->kv[i].evicted)[k + s->lanes] != 0 ? -INFINITY : 0;
+        }
+    }
+    m->passes++;
+    g->run.batch = &m->b;
+    g->run.in = g->run.out = (RowList){N, m->all};
+}
+
+bool plain_begin(Plain *m, Err *e) { return m->open = kv_begin(&m->c, &m->b, e); }
+static bool all_accepted(const Plain *m) {
+    for (int q = 0; q < m->b.B; q++)
+        if (m->accept[q] != m->off[q + 1] - m->off[q]) return false;
+    return true;
+}
+void plain_append(Plain *m) {
+    Err e = {0};
+    const int *accept = all_accepted(m) && m->passes % 2 ? NULL : m->accept; /* NULL means all */
+    for (int i = 0; i < m->nslots; i++)
+        if (m->shape[i].lanes) {
+            Arena scratch = {.name = "scratch"};
+            Run r = run_make(m->dev, &scratch);
+            r.batch = &m->b;
+            kv_append(&r, kv_slot(&m->c, i), &m->kv[i], accept);
+            size_t peak = scratch.peak;
+            cr_assert(arena_open(&scratch, "scratch", peak, true, &e), "%s", e.msg);
+            kv_append(&r, kv_slot(&m->c, i), &m->kv[i], accept);
+            cr_assert(scratch.used == 0 && scratch.peak == peak, "%zu bytes kept, %zu taken, %zu measured",
+                      scratch.used, scratch.peak, peak);
+            arena_close(&scratch);
+        }
+}
+void plain_end(Plain *m) {
+    m->open = false;
+    kv_end(&m->c, &m->b, all_accepted(m) && m->passes % 2 ? NULL : m->accept);
+    for (int i = 0; i < m->nslots; i++)
+        for (int q = 0; q < m->b.B; q++) {
+            size_t kw = k_width(&m->shape[i]), vw = v_width(&m->shape[i]);
+            History *h = &m->h[i][m->seq[q]];
+            for (int j = m->off[q]; j < m->off[q] + m->accept[q]; j++) {
+                if (m->first[j] == j) h->n = 0;
+                for (int k = 0; m->shape[i].evicts && k < m->shape[i].lanes; k++)
+                    h->evicted[h->n * m->shape[i].lanes + k] = R(m->kv[i].evicted)[j * m->shape[i].lanes + k] != 0;
+                size_t cw = c_width(&m->shape[i]);
+                if (m->shape[i].carry_rows)
+                    memcpy(h->carry + (size_t)h->n * cw, R(m->kv[i].carry) + (size_t)j * cw, cw * sizeof(real));
+                if (kw + vw) {
+                    memcpy(h->k + (size_t)h->n * kw, R(m->kv[i].k) + (size_t)j * kw, kw * sizeof(real));
+                    memcpy(h->v + (size_t)h->n * vw, R(m->kv[i].v) + (size_t)j * vw, vw * sizeof(real));
+                }
+                h->n++;
+            }
+            /* a recurrence writes its state in place during the pass */
+            for (int k = 0; k < m->shape[i].state; k++) {
+                real x = (real)rng_normal(m->passes, (uint64_t)(m->seq[q] * 100 + i * 10 + k));
+                m->state[i][m->seq[q]][k] = x;
+                R(kv_state(kv_slot(&m->c, i)))[m->seq[q] * m->shape[i].state + k] = x;
+            }
+        }
+}
+void plain_fork(Plain *m, int from, int to) {
+    kv_fork(&m->c, from, to);
+    for (int i = 0; i < m->nslots; i++) {
+        const History *a = &m->h[i][from];
+        History *b = &m->h[i][to];
+        memcpy(b->k, a->k, (size_t)a->n * k_width(&m->shape[i]) * sizeof(real));
+        memcpy(b->v, a->v, (size_t)a->n * v_width(&m->shape[i]) * sizeof(real));
+        memcpy(b->evicted, a->evicted, (size_t)(a->n * m->shape[i].lanes));
+        memcpy(b->carry, a->carry, (size_t)a->n * c_width(&m->shape[i]) * sizeof(real));
+        b->n = a->n;
+        memcpy(m->state[i][to], m->state[i][from], (size_t)m->shape[i].state * sizeof(real));
+    }
+}
+void plain_drop(Plain *m, int seq) {
+    kv_drop(&m->c, seq);
+    for (int i = 0; i < m->nslots; i++) m->h[i][seq].n = 0;
+}
+
+/* One row of a lane against the model's row j; -1: the one of its position. */
+static int check_row(const Plain *m, const char *when, int i, int seq, int h, int row, int j) {
+    const KvShape *s = &m->shape[i];
+    const Lanes *t = kv_lanes(kv_slot(&m->c, i));
+    int page = t->table[(seq * s->lanes + h) * t->maxpages + row / t->P % t->maxpages], at = row % t->P;
+    cr_assert(page >= 0 && page < t->npages, "%s: slot %d seq %d row %d has no page", when, i, seq, j);
+    if (j < 0) j = t->pos[page * t->P + at];
+    cr_assert(j < m->h[i][seq].n && plain_resident(m, i, seq, h, j), "%s: slot %d seq %d lane %d keeps position %d",
+              when, i, seq, h, j);
+    if (s->evicts) {
+        bool tail = j + 1 == m->h[i][seq].n, evicted = !tail && m->h[i][seq].evicted[(j + 1) * s->lanes + h];
+        cr_assert(t->evicted[page * t->P + at] == evicted, "%s: slot %d seq %d lane %d position %d: evicted or not",
+                  when, i, seq, h, j);
+        cr_assert((t->tail[seq * s->lanes + h] == row) == tail, "%s: slot %d seq %d lane %d: the tail is %d", when, i,
+                  seq, h, t->tail[seq * s->lanes + h]);
+    }
+    cr_assert(t->pos[page * t->P + at] == j, "%s: slot %d seq %d row %d has position %d", when, i, seq, j,
+              t->pos[page * t->P + at]);
+    const real *k = R(t->data) + (size_t)page * (size_t)t->P * (size_t)(s->kdim + s->vdim),
+               *v = k + (size_t)t->P * (size_t)s->kdim;
+    const History *x = &m->h[i][seq];
+    size_t kd = (size_t)s->kdim, vd = (size_t)s->vdim, from = (size_t)(j * s->lanes + h);
+    cr_assert(!memcmp(k + (size_t)at * kd, x->k + from * kd, kd * sizeof(real)),
+              "%s: slot %d seq %d lane %d row %d: keys differ", when, i, seq, h, j);
+    cr_assert(!memcmp(v + (size_t)at * vd, x->v + from * vd, vd * sizeof(real)),
+              "%s: slot %d seq %d lane %d row %d: values differ", when, i, seq, h, j);
+    return j;
+}
+/* The newest carry_rows rows; those from before the document may be anything. */
+static void check_carry(const Plain *m, const char *when, int i, int seq, int h) {
+    const KvShape *s = &m->shape[i];
+    size_t C = (size_t)s->carry, lane = (size_t)(seq * s->lanes + h);
+    const real *got = s->carry_rows ? R(kv_carry(kv_slot(&m->c, i))) + lane * (size_t)s->carry_rows * C : NULL;
+    for (int r = 1; r <= imin(s->carry_rows, m->h[i][seq].n); r++)
+        cr_assert(!memcmp(got + (size_t)(s->carry_rows - r) * C,
+                          m->h[i][seq].carry + (size_t)((m->h[i][seq].n - r) * s->lanes + h) * C, C * sizeof(real)),
+                  "%s: slot %d seq %d lane %d: row %d from the end is carried wrongly", when, i, seq, h, r);
+}
+static void check_slot(const Plain *m, const char *when, int i, size_t bytes[]) {
+    const KvShape *s = &m->shape[i];
+    const Slot *slot = kv_slot(&m->c, i);
+    const Lanes *t = kv_lanes(slot);
+    int distinct = 0, *users = xcalloc((size_t)t->npages + 1, sizeof *users);
+    for (int seq = 0; seq < m->nseq; seq++) {
+        int n = m->h[i][seq].n;
+        for (int h = 0; h < s->lanes; h++) {
+            int resident = 0;
+            for (int j = 0; j < n; j++) resident += plain_resident(m, i, seq, h, j);
+            check_carry(m, when, i, seq, h);
+            int lane = seq * s->lanes + h, lo = t->lo[lane], hi = t->hi[lane], s0 = t->s0[lane], pages = 0, last = -1;
+            bool *seen = xcalloc((size_t)n + 1, sizeof *seen);
+            int recent = s->evicts   ? resident
+                         : s->window ? imin(n, s->window - 1)
+                                     : n,
+                sinks = s->window ? imin(s->sinks, n - recent) : 0;
+            cr_assert(kv_rows(slot, seq, h) == resident, "%s: slot %d seq %d: %d rows resident, expected %d of %d",
+                      when, i, seq, kv_rows(slot, seq, h), resident, n);
+            cr_assert(hi - lo == recent && imin(s0 + t->s.sinks, lo) - s0 == sinks,
+                      "%s: slot %d seq %d: rows %d and %d..%d, expected %d and %d", when, i, seq, s0, lo, hi, sinks,
+                      recent);
+            for (int part = 0; part < 2; part++)
+                for (int r = part ? lo : s0; r < (part ? hi : s0 + sinks); r++) {
+                    int j = check_row(m, when, i, seq, h, r, s->evicts ? -1 : part ? n - (hi - r) : r - s0);
+                    cr_assert(!seen[j], "%s: slot %d seq %d lane %d holds position %d twice", when, i, seq, h, j);
+                    seen[j] = true;
+                    if (r / t->P != last) pages++, last = r / t->P;
+                }
+            for (int e = 0, have = 0; e < t->maxpages; e++) {
+                int page = t->table[lane * t->maxpages + e];
+                if (page < 0) continue;
+                cr_assert(++have <= pages || m->open, "%s: slot %d seq %d: more than the %d pages of its rows", when, i,
+                          seq, pages);
+                distinct += users[page]++ == 0;
+            }
+            free(seen);
+            bytes[seq] += (size_t)resident * (size_t)(s->kdim + s->vdim) * sizeof(real);
+            bytes[seq] += (size_t)(s->carry * s->carry_rows) * sizeof(real);
+        }
+        bytes[seq] += (size_t)s->state * sizeof(real);
+        if (s->state)
+            cr_assert(!memcmp(R(kv_state(slot)) + seq * s->state, m->state[i][seq], (size_t)s->state * sizeof(real)),
+                      "%s: state of seq %d differs", when, seq);
+    }
+    cr_assert(kv_pages(slot) == distinct, "%s: slot %d: %d pages in use, %d in tables", when, i, kv_pages(slot),
+              distinct);
+    free(users);
+}
+void plain_check(const Plain *m, const char *when) {
+    size_t bytes[PLAIN_SEQS] = {0};
+    for (int i = 0; i < m->nslots; i++) check_slot(m, when, i, bytes);
+    for (int s = 0; s < m->nseq; s++)
+        cr_assert(kv_bytes(&m->c, s) == bytes[s], "%s: seq %d: %zu bytes, expected %zu", when, s, kv_bytes(&m->c, s),
+                  bytes[s]);
+    arena_guards(&m->c.mem);
+}

@@ -1,0 +1,304 @@
+/* test_hf_experts.c: the model types with experts: what of their config.json is refused, defaults, which type a model is
+ * written as, and tensors that are passed by. Logits and files: test_hf_family.c. */
+#include "layers/ffn/ffn.h"
+#include "model/files/hf_file.h"
+#include "model/files/safetensors.h"
+#include "tests/lib/dirs.h"
+#include <sys/stat.h>
+
+static const struct {
+    const char *name, *key, *value, *part; /* part NULL: accepted */
+} edits[] = {
+    {"mixtral", "num_local_experts", NULL, "\"num_local_experts\" is missing"},
+    {"mixtral", "num_local_experts", "0", "\"num_local_experts\": expected 1"},
+    {"mixtral", "num_local_experts", "100000", "experts"},
+    {"mixtral", "num_experts", "7", "\"num_local_experts\" and \"num_experts\" differ"},
+    {"mixtral", "num_experts", "4", NULL},
+    {"mixtral", "num_experts_per_tok", "5", "top_k: 5 is more than experts, 4"},
+    {"mixtral", "num_experts_per_tok", "\"2\"", "\"num_experts_per_tok\": expected a whole number, found text"},
+    {"mixtral", "num_key_value_heads", NULL, "\"num_key_value_heads\" is missing"},
+    {"mixtral", "hidden_act", "\"gelu\"", "\"hidden_act\": expected silu"},
+    {"mixtral", "sliding_window", "0", "\"sliding_window\": expected 1"},
+    {"mixtral", "layer_types", "[\"sliding_attention\",\"sliding_attention\"]",
+     "are all alike, found sliding_attention"},
+    {"mixtral", "router_aux_loss_coef", "0.5", NULL},
+    {"mixtral", "shared_expert_intermediate_size", "8",
+     "\"shared_expert_intermediate_size\" is not supported of model_type"},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"gptq\"}", "quantised by gptq"},
+    {"olmoe", "clip_qkv", "8.0", "\"clip_qkv\": expected null, found 8.0"},
+    {"olmoe", "clip_qkv", "null", NULL},
+    {"olmoe", "head_dim", "4", "\"head_dim\": expected hidden_size / num_attention_heads, 12 / 2, found 4"},
+    {"olmoe", "sliding_window", "4", "\"sliding_window\" is not supported of model_type olmoe"},
+    {"qwen3_moe", "moe_intermediate_size", NULL, "\"moe_intermediate_size\" is missing"},
+    {"qwen3_moe", "decoder_sparse_step", "0", "\"decoder_sparse_step\": expected 1"},
+    {"qwen3_moe", "decoder_sparse_step", "9", NULL}, /* no layer has experts */
+    {"qwen3_moe", "mlp_only_layers", "[2]", "\"mlp_only_layers\": expected layers from 0 to 1"},
+    {"qwen3_moe", "mlp_only_layers", "[-1]", "\"mlp_only_layers\": expected layers from 0 to 1"},
+    {"qwen3_moe", "mlp_only_layers", "[\"0\"]", "\"mlp_only_layers\": expected layers from 0 to 1, found 0"},
+    {"qwen3_moe", "mlp_only_layers", "3", "\"mlp_only_layers\": expected a list of layers, found a whole number"},
+    {"qwen3_moe", "norm_topk_prob", "1", "\"norm_topk_prob\": expected true or false"},
+    {"qwen3_moe", "use_sliding_window", "3", "\"use_sliding_window\": expected true or false"},
+    {"qwen3_moe", "layer_types", "[\"sliding_attention\"]", "expected full_attention, found sliding_attention"},
+    {"qwen3_moe", "n_group", "2", "\"n_group\" is not supported of model_type qwen3_moe"},
+    {"qwen3_moe", "mlp_bias", "true", "\"mlp_bias\": true is not supported"},
+    {"qwen2_moe", "shared_expert_intermediate_size", NULL, "\"shared_expert_intermediate_size\" is missing"},
+    {"qwen2_moe", "shared_expert_intermediate_size", "0", "\"shared_expert_intermediate_size\": expected 1"},
+    {"qwen2_moe", "qkv_bias", "\"no\"", "\"qkv_bias\": expected true or false"},
+    {"qwen2_moe", "use_sliding_window", "true", "\"sliding_window\": expected 1"},
+    {"qwen2_moe-step", "layer_types", NULL, "\"layer_types\" is missing, but \"use_sliding_window\" is true"},
+    {"qwen2_moe", "attention_bias", "true", "\"attention_bias\" is not supported"},
+    {"deepseek_v3", "scoring_func", "\"softmax\"", "\"scoring_func\": expected \"sigmoid\", found \"softmax\""},
+    {"deepseek_v3", "scoring_func", "\"sigmoid\"", NULL},
+    {"deepseek_v3", "topk_method", "\"greedy\"", "\"topk_method\": expected \"noaux_tc\""},
+    {"deepseek_v3", "moe_layer_freq", "2", "\"moe_layer_freq\": expected 1, found 2"},
+    {"deepseek_v3", "moe_layer_freq", "1.0", NULL},
+    {"deepseek_v3", "n_group", "3", "groups: 3 does not divide experts, 8"},
+    {"deepseek_v3", "n_group", "8", "\"n_group\": expected groups of two experts at least, found 8 of 8"},
+    {"deepseek_v3", "topk_group", "5", "top_groups: 5 is more than groups"},
+    {"deepseek_v3", "topk_group", "1", "top_k: 3 is more than the 2 experts of top_groups 1"},
+    {"deepseek_v3", "n_shared_experts", "0", "\"n_shared_experts\": expected 1"},
+    {"deepseek_v3", "moe_intermediate_size", NULL, "\"moe_intermediate_size\" is missing"},
+    {"deepseek_v3", "routed_scaling_factor", "0", "\"routed_scaling_factor\": expected more than 0"},
+    {"deepseek_v3", "first_k_dense_replace", "-1", "\"first_k_dense_replace\": expected 0"},
+    {"deepseek_v3", "num_local_experts", "9", "\"n_routed_experts\" and \"num_local_experts\" differ"},
+    {"deepseek_v2", "topk_method", "\"noaux_tc\"",
+     "\"topk_method\": expected greedy or group_limited_greedy, found noaux"},
+    {"deepseek_v2", "norm_topk_prob", "true", "\"norm_topk_prob\": expected false, found true"},
+    {"deepseek_v2", "scoring_func", "\"sigmoid\"", "\"scoring_func\": expected \"softmax\""},
+    {"deepseek_v2", "num_experts_per_tok", NULL, "\"num_experts_per_tok\" is missing"},
+    {"deepseek_v2", "rope_interleave", "true", "\"rope_interleave\" is not supported"},
+    {"deepseek_v2-groups", "n_group", NULL, "\"n_group\" is missing"},
+    {"qwen3_next", "layer_types", "[\"linear_attention\"]", "expected a list of num_hidden_layers (2) texts"},
+    {"qwen3_next", "layer_types", "[\"linear_attention\",\"sliding_attention\"]",
+     "expected linear_attention or full_attention, found sliding_attention"},
+    {"qwen3_next", "full_attention_interval", "4", "\"full_attention_interval\" differ about layer 1"},
+    {"qwen3_next", "full_attention_interval", "2", NULL},
+    {"qwen3_next", "linear_num_value_heads", "3", "expected a multiple of linear_num_key_heads (2), found 3"},
+    {"qwen3_next", "partial_rotary_factor", "0.3", NULL}, /* that in the rotation counts */
+    {"qwen3_next", "rope_parameters", "{\"rope_type\":\"default\",\"rope_theta\":50,\"partial_rotary_factor\":0.4}",
+     "\"partial_rotary_factor\" 0.4 of head_dim 8: expected an even number"},
+    {"qwen3_next", "rope_parameters", "{\"rope_theta\":50,\"mrope_section\":[1,1,0],\"mrope_interleaved\":true}", NULL},
+    {"qwen3_next", "attn_output_gate", "false", "\"attn_output_gate\": expected true, found false"},
+    {"qwen3_next", "linear_conv_kernel_dim", "0", "\"linear_conv_kernel_dim\": expected 1"},
+    {"qwen3_next", "num_experts", NULL, "\"num_experts\" is missing"},
+    {"qwen3_next", "intermediate_size", NULL, "\"intermediate_size\" is missing"},
+    {"qwen3_next", "n_group", "2", "\"n_group\" is not supported of model_type qwen3_next"},
+    {"qwen3_5_text", "num_experts", "4", "\"num_experts\" is not supported of model_type qwen3_5_text"},
+    {"qwen3_5_text", "layer_types", NULL, NULL}, /* every fourth layer has attention, so here none */
+    {"qwen3_5_moe_text", "norm_topk_prob", "true", "\"norm_topk_prob\" is not supported of model_type"},
+    {"kimi_linear", "layer_types", NULL, "layers are full attention is not known"},
+    {"kimi_linear", "layer_types", "[\"full_attention\"]", "expected a list of num_hidden_layers (4) texts"},
+    {"kimi_linear", "linear_attn_config",
+     "{\"num_heads\":2,\"head_dim\":4,\"kda_layers\":[1,2,3],\"full_attn_layers\":[4]}", "differ at layer 3"},
+    {"kimi_linear", "linear_attn_config",
+     "{\"num_heads\":2,\"head_dim\":4,\"kda_layers\":[1,2,4],\"full_attn_layers\":[3]}", NULL},
+    {"kimi_linear", "linear_attn_config",
+     "{\"num_heads\":2,\"head_dim\":4,\"kda_layers\":[0,1,3],\"full_attn_layers\":[2]}", "which count from 1"},
+    {"kimi_linear", "linear_attn_config",
+     "{\"num_heads\":2,\"head_dim\":4,\"kda_layers\":[1,2,3],\"full_attn_layers\":[3]}", "layer 3 is twice"},
+    {"kimi_linear", "linear_attn_config",
+     "{\"num_heads\":2,\"head_dim\":4,\"kda_layers\":[1,2],\"full_attn_layers\":[3]}", "layer 4 is in neither"},
+    {"kimi_linear", "linear_attn_config", "{\"num_heads\":2,\"head_dim\":4,\"gate_lower_bound\":-5}",
+     "\"gate_lower_bound\" is not supported"},
+    {"kimi_linear", "tie_word_embeddings", "true", "\"tie_word_embeddings\": expected false, found true"},
+    {"kimi_linear", "mla_use_nope", "false", "\"mla_use_nope\": expected true, found false"},
+    {"kimi_linear", "hidden_act", "\"situ\"", "\"hidden_act\": expected silu, found situ"},
+    {"kimi_linear", "attn_res_block_size", "8", "\"attn_res_block_size\" is not supported"},
+};
+
+/* A model that sees pictures, too, is read as its text model, if its settings say one thing. */
+Test(hf_experts, text_model_inside) {
+    static const struct {
+        const char *key, *value, *part; /* part NULL: accepted */
+    } k[] = {
+        {"image_token_id", "7", NULL},
+        {"tie_word_embeddings", "false", NULL},
+        {"tie_word_embeddings", "true", "\"tie_word_embeddings\" differs from that in \"text_config\""},
+        {"text_config/model_type", "\"llama\"", "\"model_type\": expected qwen3_5_text, found llama"},
+        {"text_config/n_group", "2", "\"n_group\" is not supported of model_type qwen3_5_text"},
+        {"hidden_size", "9", "\"hidden_size\" is not supported of model_type qwen3_5"},
+        {"text_config", "3", "\"text_config\": expected an object"},
+        {"text_config", NULL, "\"text_config\": expected an object"},
+    };
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        json_t *in;
+        char *dir = dir_stage("../families/qwen3_5_text", &in);
+        dir_config(dir, in);
+        char *want = dir_settings(dir), *got = NULL;
+        json_t *j = json_pack("{ss so s{ss}}", "model_type", "qwen3_5", "text_config", in, "vision_config",
+                              "model_type", "qwen3_5_vision");
+        ModelCfg c = {0};
+        Err e = {0};
+        dir_edit(j, k[i].key, k[i].value);
+        dir_config(dir, j);
+        bool ok = hf_config_read(dir, &c, &e);
+        cr_expect_eq(ok, !k[i].part, "%s: %s", k[i].key, e.msg);
+        if (!ok && k[i].part) dir_refused(k[i].key, "config.json", &e, k[i].part);
+        if (ok) {
+            got = model_cfg_json(&c);
+            cr_expect_str_eq(got, want);
+            cr_expect_eq(hf_type_of(&c), &hf_qwen3_5_text);
+            model_cfg_free(&c);
+        }
+        json_decref(j);
+        free(dir), free(want), free(got);
+    }
+}
+
+Test(hf_experts, settings_refused) {
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        char *from = xformat("../families/%s", edits[i].name);
+        json_t *j;
+        char *dir = dir_stage(from, &j);
+        ModelCfg c = {0};
+        Err e = {0};
+        dir_edit(j, edits[i].key, edits[i].value);
+        dir_config(dir, j);
+        bool ok = hf_config_read(dir, &c, &e);
+        cr_expect_eq(ok, !edits[i].part, "%s %s %s: %s", edits[i].name, edits[i].key,
+                     edits[i].value ? edits[i].value : "nothing", ok ? "accepted" : e.msg);
+        if (!ok && edits[i].part) dir_refused(edits[i].key, "config.json", &e, edits[i].part);
+        if (ok) model_cfg_free(&c);
+        json_decref(j);
+        free(dir), free(from);
+    }
+}
+
+/* Which layers have experts, and how wide everything is. */
+Test(hf_experts, layers) {
+    static const struct {
+        const char *name, *key, *value, *of; /* d: dense, e: experts */
+    } k[] = {
+        {"mixtral", "num_experts", "4", "ee"},
+        {"qwen3_moe-some", "mlp_only_layers", "[]", "eee"},
+        {"qwen3_moe-some", "mlp_only_layers", "[1]", "ede"},
+        {"qwen3_moe-some", "mlp_only_layers", "[2, 0]", "ded"},
+        {"qwen3_moe-some", "decoder_sparse_step", "3", "dde"},
+        {"qwen2_moe-step", "decoder_sparse_step", "2", "ded"},
+        {"deepseek_v3", "first_k_dense_replace", "0", "eee"},
+        {"deepseek_v3", "first_k_dense_replace", NULL, "ddd"}, /* 3 by default */
+        {"deepseek_v2", "first_k_dense_replace", NULL, "eee"}, /* 0 by default */
+    };
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        char *from = xformat("../families/%s", k[i].name);
+        json_t *j;
+        char *dir = dir_stage(from, &j);
+        ModelCfg c;
+        Err e = {0};
+        dir_edit(j, k[i].key, k[i].value);
+        dir_config(dir, j);
+        cr_assert(hf_config_read(dir, &c, &e), "%s", e.msg);
+        cr_assert_eq(c.layers, (int)strlen(k[i].of));
+        for (int l = 0; l < c.layers; l++) {
+            const Ffn *f = c.ffn[c.ffn_pattern[l]].ffn;
+            cr_expect(f == (k[i].of[l] == 'e' ? &moe_ffn : &swiglu_ffn), "%s %s %s, layer %d: %s", k[i].name, k[i].key,
+                      k[i].value ? k[i].value : "nothing", l, f->name);
+        }
+        model_cfg_free(&c);
+        json_decref(j);
+        free(dir), free(from);
+    }
+}
+
+/* Which type a model with experts is written as: one that holds all of its settings, else our own. */
+Test(hf_experts, type_of_a_model) {
+    static const char gqa[] =
+        "{\"d_model\":12,\"layers\":3,\"vocab\":20,\"max_positions\":32,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":"
+        "2},"
+        "\"w\":{\"mixer\":\"gqa\",\"heads\":2,\"window\":4}},\"pattern\":[\"a\"],\"ffn\":{\"d\":{\"kind\":\"swiglu\","
+        "\"hidden\":8},\"e\":{\"kind\":\"moe\",\"experts\":4,\"top_k\":2,\"hidden\":5}},\"ffn_pattern\":[\"e\"]}";
+    static const char mla[] =
+        "{\"d_model\":12,\"layers\":3,\"vocab\":20,\"max_positions\":32,\"kinds\":{\"a\":{\"mixer\":\"mla\",\"heads\":"
+        "2,"
+        "\"kv_rank\":6,\"nope_dim\":4,\"rope_dim\":2,\"v_dim\":3,\"rope\":{\"type\":\"default\",\"interleaved\":true}}}"
+        ","
+        "\"pattern\":[\"a\"],\"ffn\":{\"d\":{\"kind\":\"swiglu\",\"hidden\":8},\"e\":{\"kind\":\"moe\",\"experts\":4,"
+        "\"top_k\":2,\"hidden\":5,\"shared\":1,\"norm_topk\":false}},\"ffn_pattern\":[\"d\",\"e\",\"e\"]}";
+    static const struct {
+        const char *base, *set[10], *type;
+    } k[] = {
+        {gqa, {"tied", "true"}, "mixtral"},
+        {gqa, {"pattern", "[\"w\"]"}, "mixtral"},
+        {gqa, {"pattern", "[\"a\",\"w\"]"}, "kvsmith"},
+        {gqa, {"ffn_pattern", "[\"d\",\"e\"]"}, "kvsmith"},
+        {gqa, {"ffn/e/norm_topk", "false"}, "kvsmith"},
+        {gqa, {"ffn/e/scale", "2"}, "kvsmith"},
+        {gqa, {"ffn/e/router", "\"sigmoid\""}, "kvsmith"},
+        {gqa, {"ffn/e/groups", "2", "ffn/e/top_groups", "1"}, "kvsmith"},
+        {gqa, {"ffn/e/groups", "2"}, "mixtral"}, /* all groups: none */
+        {gqa, {"ffn/e/bias_balance", "true"}, "kvsmith"},
+        {gqa, {"ffn/e/shared", "1"}, "kvsmith"},
+        {gqa, {"kinds/a/qkv_bias", "true"}, "kvsmith"},
+        {gqa, {"kinds/a/qk_norm_wide", "true"}, "olmoe"},
+        {gqa, {"kinds/a/qk_norm_wide", "true", "kinds/a/head_dim", "4"}, "kvsmith"},
+        {gqa, {"kinds/a/qk_norm", "true"}, "qwen3_moe"},
+        {gqa, {"kinds/a/qk_norm", "true", "ffn_pattern", "[\"d\",\"e\"]"}, "qwen3_moe"},
+        {gqa, {"kinds/a/qk_norm", "true", "ffn_pattern", "[\"d\"]"}, "qwen3"},
+        {gqa, {"kinds/a/qk_norm", "true", "ffn_pattern", "[\"e\",\"none\"]"}, "kvsmith"},
+        {gqa, {"ffn/e/shared", "1", "ffn/e/shared_gate", "true"}, "qwen2_moe"},
+        {gqa,
+         {"ffn/e/shared", "1", "ffn/e/shared_gate", "true", "ffn/e/shared_hidden", "9", "kinds/a/qkv_bias", "true"},
+         "qwen2_moe"},
+        {gqa, {"ffn/e/shared", "2", "ffn/e/shared_gate", "true"}, "kvsmith"},
+        {mla, {"tied", "true"}, "deepseek_v2"},
+        {mla, {"ffn/e/norm_topk", "true"}, "kvsmith"},
+        {mla, {"ffn/e/groups", "2", "ffn/e/top_groups", "1"}, "deepseek_v2"},
+        {mla, {"ffn_pattern", "[\"e\"]"}, "deepseek_v2"},
+        {mla, {"ffn_pattern", "[\"e\",\"d\",\"e\"]"}, "kvsmith"},
+        {mla, {"ffn_pattern", "[\"d\"]"}, "deepseek_v3"},
+        {mla, {"ffn/e/shared", "0"}, "kvsmith"},
+        {mla, {"ffn/e/shared_hidden", "7"}, "kvsmith"},
+        {mla, {"ffn/e/shared_hidden", "5"}, "deepseek_v2"},
+        {mla, {"ffn/e/router", "\"sigmoid\""}, "kvsmith"},
+        {mla, {"ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true"}, "deepseek_v3"},
+        {mla,
+         {"ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true", "ffn/e/groups", "4", "ffn/e/scale", "3"},
+         "kvsmith"},
+        {mla,
+         {"ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true", "kinds/a/rope/interleaved", "false"},
+         "kvsmith"},
+    };
+    char *path = check_path("config.json");
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
+        json_t *j = json_loads(k[i].base, 0, NULL);
+        ModelCfg c, back;
+        Err e = {0};
+        for (int s = 0; k[i].set[s]; s += 2) dir_edit(j, k[i].set[s], k[i].set[s + 1]);
+        char *text = json_dumps(j, 0);
+        cr_assert(model_cfg_from_json(&c, text, strlen(text), "test", &e), "%s", e.msg);
+        cr_assert(hf_config_write(path, &c, NULL, F32, &e), "%s", e.msg);
+        json_t *file = json_load_file(path, 0, NULL);
+        const char *type = json_string_value(json_object_get(file, "model_type"));
+        cr_expect_str_eq(type, k[i].type, "case %zu (%s): %s", i, k[i].set[0], type);
+        cr_assert(hf_config_read(check_dir(), &back, &e), "case %zu: %s", i, e.msg);
+        for (int l = 0; l < 3; l++)
+            cr_expect_str_eq(back.ffn[back.ffn_pattern[l]].ffn->name, c.ffn[c.ffn_pattern[l]].ffn->name);
+        model_cfg_free(&c), model_cfg_free(&back);
+        json_decref(j), json_decref(file);
+        free(text);
+    }
+    free(path);
+}
+
+/* Tensors of layers that predict further tokens are passed by where config.json says that they are there. */
+Test(hf_experts, extra_layers) {
+    for (int extra = 0; extra < 3; extra++)
+        for (int layer = 3; layer < 5; layer++) {
+            json_t *j;
+            char *dir = dir_stage("../families/deepseek_v3", &j), value[16];
+            char *name = xformat("model.layers.%d.eh_proj.weight", layer);
+            ModelCfg c;
+            Err e = {0};
+            snprintf(value, sizeof value, "%d", extra);
+            dir_edit(j, "num_nextn_predict_layers", value);
+            dir_config(dir, j);
+            dir_rewrite(dir, "../families/deepseek_v3", "model.norm.weight", ADDED, name);
+            cr_assert(hf_config_read(dir, &c, &e), "%s", e.msg);
+            bool ok = hf_check(dir, &c, &e);
+            cr_expect_eq(ok, layer < 3 + extra, "%d layers, %s: %s", extra, name, e.msg);
+            if (!ok) dir_refused("extra", NULL, &e, "eh_proj.weight\" has no place");
+            model_cfg_free(&c);
+            json_decref(j);
+            free(dir), free(name);
+        }
+}

@@ -1,0 +1,156 @@
+/* test_ops_colstat.c: column statistics of attention over cached rows, against loops over rows that lie in any order in
+ * shuffled pages, in every codec, with every reduction. */
+#include "layers/cache/codec.h"
+#include "tests/lib/rig.h"
+
+enum { SEQS = 2, LANES = 2, P = 4, GROUP = 3, ROOM = 7, GAP = 2 };
+typedef struct {
+    Lanes t;
+    int n[LANES], Dv;
+    real *k[LANES], *v[LANES]; /* as they are read back */
+    int *pos[LANES];
+} Case1;
+
+static void *taken(Rig *g, size_t bytes) { return memset(arena_take(&g->mem, bytes, "tables"), 0, bytes); }
+/* N rows in lane 0 of the sequence, fewer in lane 1; pages from the last to the first, positions ascending by one or
+ * GAP and then swapped; the first visible row is the second. */
+static Case1 lanes_drawn(Rig *g, Dice *dice, int N, int d, const RowCodec *codec, bool alias, int seq) {
+    const int Dv = alias ? (d + 1) / 2 : d / 2 + 1, pages = N / P + 3;
+    Case1 x = {.Dv = Dv};
+    x.t = (Lanes){.s = {.lanes = LANES, .kdim = d, .vdim = Dv, .alias = alias, .codec = codec, .sparse = true},
+                  .nseq = SEQS,
+                  .P = P,
+                  .maxpages = pages,
+                  .npages = pages * LANES};
+    Lanes *t = &x.t;
+    const size_t kb = key_bytes(&t->s), vb = value_bytes(&t->s), ints = SEQS * LANES * sizeof(int);
+    t->lo = taken(g, ints), t->hi = taken(g, ints), t->s0 = taken(g, ints);
+    t->table = taken(g, ints * (size_t)pages), t->pos = taken(g, (size_t)(t->npages * P) * sizeof(int));
+    const size_t bytes = (size_t)(t->npages * P) * (kb + vb);
+    t->data = arena_tensor(&g->mem, "rows", F32, 1, (int[]){(int)((bytes + 3) / 4)});
+    if (rows_as(&t->s) == ROWS_REAL) t->data = TENSOR(taken(g, bytes + 8), REAL, (int)(bytes / sizeof(real)) + 1);
+    memset(t->data.p, 0, tensor_bytes(t->data));
+    const RowCodec *c = codec ? codec : &codec_f32;
+    real *row = xcalloc((size_t)d, sizeof *row);
+    for (int h = 0; h < LANES; h++) {
+        const int lane = seq * LANES + h, n = x.n[h] = h ? N - N / 3 : N;
+        x.k[h] = xcalloc((size_t)(n * d) + 1, sizeof(real)), x.v[h] = xcalloc((size_t)(n * Dv) + 1, sizeof(real));
+        x.pos[h] = xcalloc((size_t)n + 1, sizeof(int));
+        t->lo[lane] = 1, t->hi[lane] = n + 1;
+        for (int p = 0; p < pages; p++) t->table[lane * pages + p] = h * pages + pages - 1 - p;
+        for (int i = 0, at = 0; i < n; i++, at += 1 + roll(dice, GAP)) x.pos[h][i] = at;
+        for (int i = n - 1; i > 0; i--) {
+            const int j = roll(dice, i + 1), was = x.pos[h][i];
+            x.pos[h][i] = x.pos[h][j], x.pos[h][j] = was;
+        }
+        for (int i = 0; i < n; i++) {
+            const int page = t->table[lane * pages + (i + 1) / P], at = (i + 1) % P;
+            char *data = (char *)t->data.p + (size_t)(page * P) * (kb + vb);
+            t->pos[page * P + at] = x.pos[h][i];
+            for (int k = 0; k < d; k++) row[k] = (real)rng_normal(dice->key, dice->n++);
+            c->encode(c, data + (size_t)at * kb, row, d);
+            c->decode(c, x.k[h] + i * d, data + (size_t)at * kb, d);
+            for (int k = 0; k < Dv; k++) x.v[h][i * Dv + k] = x.k[h][i * d + k];
+            if (alias) continue;
+            for (int k = 0; k < Dv; k++) row[k] = (real)rng_normal(dice->key, dice->n++);
+            c->encode(c, data + (size_t)(P * (int)kb) + (size_t)at * vb, row, Dv);
+            c->decode(c, x.v[h] + i * Dv, data + (size_t)(P * (int)kb) + (size_t)at * vb, Dv);
+        }
+    }
+    free(row);
+    return x;
+}
+static void lanes_free(Case1 *x) {
+    for (int h = 0; h < LANES; h++) free(x->k[h]), free(x->v[h]), free(x->pos[h]);
+}
+
+typedef enum { RIGHT, SEES_NEWER, NO_LSE, OTHER_QUERIES, OTHER_HEADS, NO_VALUE, FAULTS } Fault;
+/* p_ij and how much rounding may change it, relative to a rounding of 1. */
+static wide chance(const Case1 *x, Tensor q, Tensor lse, int h, int j, int row, int g, Fault f, wide *err) {
+    const int d = x->t.s.kdim, H = LANES * GROUP, at = row * H + h * GROUP + g;
+    wide e, s = rig_score(R(q) + at * d, x->k[h] + j * d, d, 1, &e);
+    const wide l = f == NO_LSE ? 0 : R(lse)[at], p = expl(s - l);
+    *err = p * (2 + sqrtl(e * d) + fabsl(s) + fabsl(l));
+    return p;
+}
+static Ref column(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int h, int j, Fault f) {
+    Ref all = {0};
+    const int rows = q.n[0], shift = f == OTHER_QUERIES;
+    for (int g = 0; g < GROUP; g++) {
+        Ref one = {0};
+        for (int i = 0; i < c->n; i++) {
+            const int own = c->from + i;
+            int seen = 0;
+            wide err, p = chance(x, q, lse, h, j, (own + shift) % rows, g, f, &err);
+            for (int m = 0; m < x->n[h]; m++) seen += x->pos[h][m] <= own;
+            if (x->pos[h][j] > own && f != SEES_NEWER) continue;
+            one.terms++;
+            switch (c->queries) {
+            case COL_SUM: one.want += p, one.square += err * err; break;
+            case COL_MAX:
+                if (p > one.want) one.want = p, one.square = err * err;
+                break;
+            case COL_COUNT: /* who is close to an even share may be counted or not */
+                one.want += p * seen > 1;
+                if (fabsl(p * seen - 1) < (sizeof(real) == 4 ? 1e-3L : 1e-9L)) one.square = 1e30L;
+            }
+        }
+        const bool sum = (c->heads == COL_SUM) != (f == OTHER_HEADS);
+        all.terms += one.terms;
+        if (c->queries == COL_COUNT) all.square += one.square;
+        if (sum || one.want > all.want) {
+            all.want = sum ? all.want + one.want : one.want;
+            all.square = sum ? all.square + one.square : one.square;
+        }
+    }
+    wide norm = 0;
+    for (int k = 0; k < x->Dv; k++) {
+        const wide v = x->v[h][j * x->Dv + k];
+        norm += c->value == COL_L1 ? fabsl(v) : v * v;
+    }
+    norm = c->value == COL_PLAIN || f == NO_VALUE ? 1 : c->value == COL_L1 ? norm : sqrtl(norm);
+    all.want *= norm;
+    all.square = all.square * norm * norm + all.want * all.want * (wide)(1 + x->Dv);
+    if (!all.terms) all.terms = 1;
+    return all;
+}
+static Ref *columns(const Case1 *x, Tensor q, Tensor lse, const ColStat *c, int S, Fault f) {
+    Ref *r = refs((size_t)(LANES * S));
+    for (int h = 0; h < LANES; h++)
+        for (int j = 0; j < S; j++) r[h * S + j] = j < x->n[h] ? column(x, q, lse, c, h, j, f) : (Ref){0, 0, 1};
+    return r;
+}
+void case_colstat(Rig *g, int N, int d) {
+    Dice dice = {rng_mix(rng_mix(0xC015, (uint64_t)N), (uint64_t)d), 0};
+    for (int draw = 0; draw < (N * d > 10000 ? 1 : 3); draw++) {
+        const RowCodec *codec = draw == 0 ? NULL : draw == 1 ? &codec_bf16 : codec_at(2 + roll(&dice, 5));
+        const int S = N + 3, rows = ROOM + 80 * (draw == 1 && N == 65), seq = roll(&dice, SEQS);
+        Mark mark = arena_mark(&g->mem);
+        Case1 x = lanes_drawn(g, &dice, N, d, codec, roll(&dice, 3) == 0, seq);
+        /* so that the row of a lane that every query sees has a chance of about one in its rows */
+        Tensor q = RANDOM(g, "q", rows, LANES * GROUP, d), lse = RANDOM(g, "lse", rows, LANES * GROUP);
+        for (size_t i = 0; i < tensor_count(q); i++) R(q)[i] /= (real)sqrt(d);
+        for (size_t i = 0; i < tensor_count(lse); i++) R(lse)[i] = (real)(0.3 * (double)R(lse)[i] + log(1 + N));
+        const ColStat c = {seq,
+                           imax(0, N - roll(&dice, rows)),
+                           rows - roll(&dice, 3),
+                           (ColReduce)roll(&dice, 3),
+                           (ColReduce)roll(&dice, 2),
+                           (ColValue)roll(&dice, 3)};
+        Tensor stat = EMPTY(g, "stat", LANES, S);
+        Ref *want = columns(&x, q, lse, &c, S, RIGHT);
+        OP(g, colstat, stat, q, lse, &x.t, c);
+        CHECK_REF(g, "colstat", "stat", stat, want);
+        for (Fault f = SEES_NEWER; N > 8 && f < FAULTS; f++) {
+            if (c.queries == COL_COUNT || (f == NO_VALUE && c.value == COL_PLAIN)) continue;
+            if (f == SEES_NEWER && c.from > N) continue; /* nothing need be newer */
+            Ref *wrong = columns(&x, q, lse, &c, S, f);
+            CHECK_MISSED("colstat", "a planted mistake", stat, wrong);
+            free(wrong);
+        }
+        free(want);
+        lanes_free(&x);
+        arena_release(&g->mem, mark);
+    }
+}
+OP_TEST(colstat, EXACT, 12)

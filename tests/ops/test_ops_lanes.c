@@ -1,0 +1,336 @@
+/* Attention over the history in a cache that drawn schedules fill, by several readers of one slot, against loops over
+ * the rows that the model of the cache says are there. */
+#include "tests/lib/cache_model.h"
+#include "layers/cache/codec.h"
+
+typedef enum {
+    RIGHT,
+    DROPS_A_KEY,
+    WIDER_WINDOW,
+    ONE_SINK_LESS,
+    NO_SCALE,
+    IGNORES_DOCUMENTS,
+    KEEPS_THE_TAIL,
+    EVICTS_EARLY,
+    NO_CAP,
+    FAULTS
+} Fault;
+static const char *const fault_name[FAULTS] = {"",
+                                               "a dropped key",
+                                               "a window of one more",
+                                               "a sink less",
+                                               "a missing scale",
+                                               "ignored documents",
+                                               "a evicted tail",
+                                               "a delay of one less",
+                                               "a missing cap"};
+
+typedef struct {
+    const Plain *m;
+    int slot, noticed[FAULTS];
+    AttnSpec spec;
+    RowList out;
+    Tensor q, o0, lse0; /* (o0, lse0) is merged with, or absent */
+} Reader;
+
+/* Whether the row i of the pass sees row j of its history in lane h. */
+static bool visible(const Reader *a, int i, int h, int j, Fault f) {
+    const Batch *b = &a->m->b;
+    const KvShape *s = &a->m->shape[a->slot];
+    const History *x = &a->m->h[a->slot][b->seq[b->of[i]]];
+    if (s->evicts && b->first[i] == -1) {
+        bool tail = j + 1 == x->n,
+             evicted = tail ? f != KEEPS_THE_TAIL && R(a->m->kv[a->slot].evicted)[b->off[b->of[i]] * s->lanes + h] != 0
+                            : x->evicted[(j + 1) * s->lanes + h];
+        if (evicted && b->pos[i] - j > s->delay - (f == EVICTS_EARLY)) return false;
+        if (!plain_resident(a->m, a->slot, b->seq[b->of[i]], h, j)) return false;
+    }
+    if (b->first[i] != -1 && f != IGNORES_DOCUMENTS) return false;
+    if (f == DROPS_A_KEY && j == a->m->h[a->slot][b->seq[b->of[i]]].n - 1) return false;
+    return a->spec.window == 0 || b->pos[i] - j < a->spec.window + (f == WIDER_WINDOW) ||
+           j < a->spec.sinks - (f == ONE_SINK_LESS);
+}
+typedef struct {
+    Ref *o, *lse;
+    bool differs;
+} Forward;
+static Forward lanes_ref(const Reader *a, Fault f) {
+    const Plain *m = a->m;
+    const KvShape *s = &m->shape[a->slot];
+    int H = a->spec.heads, G = H / s->lanes, Dk = s->kdim, Dv = s->vdim;
+    Forward r = {refs((size_t)(a->out.n * H * Dv)), refs((size_t)(a->out.n * H)), false};
+    Seen x = seen_make(m->max_tokens, Dk, Dv);
+    for (int n = 0; n < a->out.n; n++)
+        for (int h = 0; h < H; h++) {
+            int i = a->out.idx[n], at = n * H + h, keys = 0;
+            const History *past = &m->h[a->slot][m->b.seq[m->b.of[i]]];
+            x.n = 0, x.cap = f == NO_CAP ? 0 : a->spec.cap;
+            if (present(a->o0)) x.part = R(a->lse0)[at], x.o0 = R(a->o0) + at * Dv;
+            for (int j = 0; j < past->n; j++) {
+                bool sees = visible(a, i, h / G, j, f), right = visible(a, i, h / G, j, RIGHT);
+                r.differs |= sees != right;
+                keys += right;
+                size_t row = (size_t)(j * s->lanes + h / G);
+                if (sees)
+                    seen_add(&x, R(a->q) + at * Dk, past->k + row * (size_t)Dk, past->v + row * (size_t)Dv,
+                             f == NO_SCALE ? 1 : a->spec.scale);
+            }
+            r.differs |= (f == NO_SCALE || (f == NO_CAP && a->spec.cap > 0)) && keys > 1;
+            seen_ref(&x, &r.o[at * Dv], &r.lse[at]);
+            if (keys || f != RIGHT || !present(a->o0)) continue;
+            /* nothing is merged: not a bit may change */
+            r.lse[at] = (Ref){R(a->lse0)[at], 0, 1};
+            for (int k = 0; k < Dv; k++) r.o[at * Dv + k] = (Ref){R(a->o0)[at * Dv + k], 0, 1};
+        }
+    seen_free(&x);
+    return r;
+}
+/* The rows and tables in memory that the device can read, too: the cache that the schedules fill is the host's. */
+static void *within_reach(Rig *g, const void *from, size_t bytes) {
+    if (!from) return NULL;
+    return memcpy(arena_take(&g->mem, bytes, "cache"), from, bytes);
+}
+static Lanes lanes_within_reach(Rig *g, const Lanes *from) {
+    Lanes t = *from;
+    size_t ints = (size_t)(t.nseq * t.s.lanes) * sizeof(int), places = (size_t)t.npages * (size_t)t.P;
+    t.s0 = within_reach(g, t.s0, ints), t.lo = within_reach(g, t.lo, ints), t.hi = within_reach(g, t.hi, ints);
+    t.table = within_reach(g, t.table, ints * (size_t)t.maxpages);
+    t.pos = within_reach(g, t.pos, places * sizeof(int)),
+    t.evicted = within_reach(g, t.evicted, places * sizeof *t.evicted);
+    t.tail = within_reach(g, t.tail, ints);
+    t.data.p = within_reach(g, t.data.p, tensor_bytes(t.data));
+    return t;
+}
+enum { BF16_MISSED = 10 };
+static const double o_bf16 = 4e-3, lse_bf16 = 1e-6;
+/* Whether o and lse differ from those of a fault by more than ten times what is allowed, relative RMS. */
+static bool bf16_notices(Tensor o, Tensor lse, const Forward *wrong) {
+    double far[2] = {0}, size[2] = {0};
+    for (size_t i = 0; i < tensor_count(o); i++) {
+        double want = (double)wrong->o[i].want;
+        far[0] += pow((double)R(o)[i] - want, 2), size[0] += want * want;
+    }
+    for (size_t i = 0; i < tensor_count(lse); i++) {
+        double got = (double)R(lse)[i], want = (double)wrong->lse[i].want;
+        if ((got > -INFINITY) != (want > -INFINITY)) return true;
+        if (want > -INFINITY) far[1] += pow(got - want, 2), size[1] += want * want;
+    }
+    return far[0] > pow(BF16_MISSED * o_bf16, 2) * size[0] || far[1] > pow(BF16_MISSED * lse_bf16, 2) * size[1];
+}
+/* Rows in bf16 as operands of bf16: the probabilities are rounded as well, scores are not; what sees nothing keeps the
+ * partial that it would be merged with, to the bit. */
+static void check_bf16(const Reader *a, Tensor o, Tensor lse, const Forward *want) {
+    size_t rows = tensor_count(lse), n = tensor_count(o), Dv = rows ? n / rows : 0;
+    double *x = xcalloc(2 * (n + rows) + 1, sizeof *x), *y = x + n, *u = y + n, *v = u + rows;
+    for (size_t i = 0; i < rows; i++) {
+        bool sees = (double)want->lse[i].want > -INFINITY;
+        bool kept = present(a->o0) && sees && want->lse[i].square == 0;
+        if (kept)
+            cr_assert(R(lse)[i] == R(a->lse0)[i] && !memcmp(R(o) + i * Dv, R(a->o0) + i * Dv, Dv * sizeof(real)),
+                      "entry %zu sees nothing and was changed", i);
+        cr_assert(sees == (R(lse)[i] > -INFINITY), "entry %zu: lse %g", i, (double)R(lse)[i]);
+        u[i] = sees ? (double)R(lse)[i] : 0, v[i] = sees ? (double)want->lse[i].want : 0;
+        for (size_t k = i * Dv; k < (i + 1) * Dv; k++) x[k] = (double)R(o)[k], y[k] = (double)want->o[k].want;
+    }
+    double seen = 0;
+    for (size_t i = 0; i < rows; i++) seen += fabs(v[i]);
+    if (seen > 0) CHECK_RMS("o of rows in bf16", x, y, n, o_bf16);
+    if (seen > 0) CHECK_RMS("lse of rows in bf16", u, v, rows, lse_bf16);
+    free(x);
+}
+static void read_with(Rig *g, Reader *a, bool faults) {
+    const Slot *slot = kv_slot(&a->m->c, a->slot);
+    int Dv = a->m->shape[a->slot].vdim, H = a->spec.heads;
+    bool merge = present(a->o0);
+    Forward want = lanes_ref(a, RIGHT);
+    Table tables[TABLES_MAX];
+    RowList out = g->run.out;
+    g->run.out = a->out;
+    for (int k = 0, n = rig_tables(tables); k < n; k++) {
+        uint64_t alone = 0;
+        for (int threads = 1; threads <= rig_threads(); threads++) {
+            Mark mark = arena_mark(&g->mem);
+            Tensor o = EMPTY(g, "o", a->out.n, H, Dv), lse = EMPTY(g, "lse", a->out.n, H);
+            rig_use(g, tables[k], threads);
+            if (merge) memcpy(o.p, a->o0.p, tensor_bytes(o)), memcpy(lse.p, a->lse0.p, tensor_bytes(lse));
+            Lanes near = cuda_ops() ? lanes_within_reach(g, kv_lanes(slot)) : *kv_lanes(slot);
+            if (cuda_ops())
+                OP(g, attend_lanes, o, lse, a->q, &near, &a->m->kv[a->slot], a->spec, merge);
+            else
+                CALL(g, (kv_attend(&g->run, slot, &a->m->kv[a->slot], o, lse, a->q, a->spec, merge), 0));
+            if (rows_as(&near.s) == ROWS_BF16) {
+                check_bf16(a, o, lse, &want);
+                for (Fault f = DROPS_A_KEY; faults && k == 0 && threads == 1 && f < FAULTS; f++) {
+                    Forward wrong = lanes_ref(a, f);
+                    if (wrong.differs) a->noticed[f] += bf16_notices(o, lse, &wrong);
+                    free(wrong.o), free(wrong.lse);
+                }
+                arena_release(&g->mem, mark);
+                continue;
+            }
+            CHECK_REF(g, "attend_lanes", merge ? "merged o" : "o", o, want.o);
+            CHECK_REF(g, "attend_lanes", merge ? "merged lse" : "lse", lse, want.lse);
+            if (threads == 1) alone = g->hash;
+            cr_assert(g->hash == alone, "%s: %d threads give another result", g->table, threads);
+            for (Fault f = DROPS_A_KEY; faults && k == 0 && threads == 1 && f < FAULTS; f++) {
+                Forward wrong = lanes_ref(a, f);
+                if (wrong.differs) {
+                    CHECK_MISSED("attend_lanes", fault_name[f], o, wrong.o);
+                    CHECK_MISSED("attend_lanes", fault_name[f], lse, wrong.lse);
+                    a->noticed[f]++;
+                }
+                free(wrong.o), free(wrong.lse);
+            }
+            arena_release(&g->mem, mark);
+        }
+    }
+    g->run.out = out;
+    free(want.o), free(want.lse);
+}
+
+/* A reader whose window and sinks lie inside the slot's retention, with wanted rows and perhaps a partial of its own.
+ */
+static void reader_draw(Reader *a, const Plain *m, Rig *g, Dice *dice, int slot, int *idx) {
+    const KvShape *s = &m->shape[slot];
+    int n = 0, wanted = roll(dice, 3), w = s->window;
+    for (int i = 0; i < m->b.N; i++)
+        if (wanted == 0 || (wanted == 1 && roll(dice, 2)) || i == m->off[m->of[i] + 1] - 1) idx[n++] = i;
+    a->m = m, a->slot = slot;
+    a->out = (RowList){n, idx};
+    a->spec = (AttnSpec){.heads = s->lanes * (1 + roll(dice, 3)),
+                         .window = w ? w : roll(dice, 2) * 7,
+                         .sinks = s->sinks,
+                         .scale = (real)(1.1 / sqrt(s->kdim)),
+                         .cap = rng_mix((uint64_t)n, (uint64_t)slot) % 3 == 0 ? (real)0.4 : 0};
+    if (w && roll(dice, 2)) a->spec.window = 1 + roll(dice, w); /* narrower than what is kept */
+    if (a->spec.window && (s->sinks || !w) && roll(dice, 2)) a->spec.sinks = roll(dice, s->sinks + (w ? 0 : 4));
+    a->q = RANDOM(g, "q", n, a->spec.heads, s->kdim);
+    a->o0 = a->lse0 = ABSENT;
+    if (roll(dice, 2)) return;
+    a->o0 = RANDOM(g, "o before", n, a->spec.heads, s->vdim), a->lse0 = RANDOM(g, "lse before", n, a->spec.heads);
+    for (int i = 0; i < n * a->spec.heads; i++)
+        if (roll(dice, 3) == 0) {
+            R(a->lse0)[i] = -INFINITY;
+            for (int k = 0; k < s->vdim; k++) R(a->o0)[i * s->vdim + k] = 0;
+        }
+}
+
+/* Rows become what the cache gives back. */
+static void read_back(const RowCodec *c, Tensor x) {
+    if (!c) return;
+    const int w = x.n[x.rank - 1];
+    char *part = xcalloc(c->bytes(c, w), 1);
+    for (size_t i = 0; i + (size_t)w <= tensor_count(x); i += (size_t)w) {
+        c->encode(c, part, R(x) + i, w);
+        c->decode(c, R(x) + i, part, w);
+    }
+    free(part);
+}
+
+enum { DRAWS = 32, PASSES = 14 };
+static void lanes(Rig *g, int draw, const RowCodec *codec, int noticed[FAULTS]) {
+    const bool is_bf16 = codec == &codec_bf16;
+    static const int page_rows[] = {1, 3, 4, 64}, window[] = {0, 1, 5, 70},
+                     all_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {2, 1}},
+                     bf16_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {128, 128}, {256, 144}};
+    const int(*dims)[2] = is_bf16 ? bf16_dims : all_dims;
+    Dice dice = {rng_mix(0x1A9E5, (uint64_t)draw), 0};
+    KvShape s[2];
+    Plain m;
+    Reader a = {0};
+    for (int i = 0; i < 2; i++) {
+        int D = roll(&dice, 5), w = window[(draw / 4 + i * 3) % 4];
+        s[i] = (KvShape){.lanes = 1 + roll(&dice, 2),
+                         .kdim = dims[D][0],
+                         .vdim = dims[D][1],
+                         .codec = codec,
+                         .window = w,
+                         .sinks = w ? (draw / 16 + i) % 2 * 3 : 0};
+    }
+    if (draw % 3 == 0) s[1].window = s[1].sinks = 0, s[1].evicts = true, s[1].delay = (int[]){0, 1, 6}[roll(&dice, 3)];
+    plain_open(&m, s, 2, 3, 260, 200, page_rows[draw % 4]);
+    int *idx = xcalloc(200, sizeof *idx);
+    for (int pass = 0; pass < PASSES; pass++) {
+        Mark mark = arena_mark(&g->mem);
+        Err e = {0};
+        int one = roll(&dice, 3), other = (one + 1 + roll(&dice, 2)) % 3, what = roll(&dice, 8);
+        if (what == 0) plain_fork(&m, one, other);
+        if (what == 1) plain_drop(&m, one);
+        plain_pass(&m, g, &dice, pass < 3 ? 90 : roll(&dice, 2) ? 1 : 12, false);
+        for (int i = 0; i < 2; i++) read_back(codec, m.kv[i].k), read_back(codec, m.kv[i].v);
+        cr_assert(plain_begin(&m, &e), "%s", e.msg);
+        for (int i = 0; i < 2; i++) {
+            reader_draw(&a, &m, g, &dice, i, idx);
+            if (is_bf16) check_as_bf16(a.q);
+            if (is_bf16 && !cuda_ops()) a.spec.scale = (real)0.125; /* q is scaled, then rounded: here it is exact */
+            read_with(g, &a, (draw + pass) % 3 == 0);
+        }
+        rig_use(g, rig_first(), 1);
+        plain_append(&m);
+        plain_end(&m);
+        if (!codec) plain_check(&m, "after a pass"); /* it has rows of `real`s alone */
+        arena_release(&g->mem, mark);
+    }
+    for (Fault f = RIGHT; f < FAULTS; f++) noticed[f] += a.noticed[f];
+    free(idx);
+    plain_close(&m);
+}
+void case_attend_lanes(Rig *g, int draw, int d) { lanes(g, draw, NULL, (int[FAULTS]){d}); }
+OP_CASE(attend_lanes, case_attend_lanes, 12);
+Test(ops, attend_lanes) {
+    int noticed[FAULTS] = {0};
+    bool device = cuda_ops() != NULL; /* emulated, which is slow: some of the draws, of every kind */
+    for (int draw = 0; draw < DRAWS; draw += device ? 5 : 1) {
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)8 << 20);
+        lanes(&g, draw, NULL, noticed);
+        rig_close(&g);
+    }
+    for (Fault f = DROPS_A_KEY; f < FAULTS; f++)
+        cr_assert(noticed[f] >= (device ? 2 : 10), "%s was tried %d times", fault_name[f], noticed[f]);
+}
+/* Rows in bf16, with products of pairs. */
+Test(ops, attend_lanes_in_bf16) {
+    int noticed[FAULTS] = {0};
+    bool device = cuda_ops() != NULL;
+    for (int draw = 1; draw < DRAWS; draw += device ? 5 : 1) { /* 5: of all residues by 3, where rows are evicted */
+        Err e = {0};
+        Rig g;
+        rig_open(&g, rig_first(), 1, (size_t)16 << 20);
+        if (device)
+            cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
+        else
+            g.dev->pairs = true;
+        lanes(&g, draw, &codec_bf16, noticed);
+        if (device) cr_assert(device_bf16(g.dev, false, &e), "%s", e.msg);
+        rig_close(&g);
+    }
+    for (Fault f = DROPS_A_KEY; f < FAULTS; f++) {
+        if (device && f == EVICTS_EARLY) continue; /* few of its draws have a delay */
+        cr_assert(noticed[f] >= (device ? 1 : 5), "%s misses the bound tenfold in %d passes", fault_name[f],
+                  noticed[f]);
+    }
+}
+/* Rows of every codec that is no type of numbers: attention reads what its decode says, to the rounding of f32. */
+Test(ops, attend_lanes_in_codes) {
+    bool device = cuda_ops() != NULL;
+    int codecs = 0;
+    for (int c = 0; codec_at(c); c++) {
+        const RowCodec *codec = codec_at(c);
+        int noticed[FAULTS] = {0};
+        if (codec->as == ROWS_REAL || codec->as == ROWS_BF16 || (device && codec->as == ROWS_CODED)) continue;
+        const bool few = device || codec != &codec_int8; /* codecs differ in how a number is read alone */
+        for (int draw = 1; draw < DRAWS; draw += few ? 5 : 1) {
+            Rig g;
+            rig_open(&g, rig_first(), 1, (size_t)16 << 20);
+            lanes(&g, draw, codec, noticed);
+            rig_close(&g);
+        }
+        for (Fault f = DROPS_A_KEY; f < FAULTS; f++)
+            if (!few || f != EVICTS_EARLY) /* few of their draws have a delay */
+                cr_assert(noticed[f] >= (few ? 1 : 5), "%s: %s was tried %d times", codec->name, fault_name[f],
+                          noticed[f]);
+        codecs++;
+    }
+    cr_assert(codecs > 0);
+}

@@ -1,0 +1,196 @@
+/* compare.h: the command `kvsmith compare`: trains several layouts with the same data, budget, parameters and code, and
+ * measures each.
+ *
+ * DIR/table.md, results.json        the results                    DIR/.lock   locked while a process compares here
+ * DIR/speed.json                    the last measurement of speed DIR/ROW/lr-3e-3-seed-1/           an ordinary run
+ * folder         DIR/ROW/lr-3e-3-seed-1.yaml  its settings DIR/ROW/lr-3e-3-seed-1.json       its record, written when
+ * the run is over: finished or diverged
+ *
+ * A row with `convert` starts from a conversion of the row that `from` names: DIR/ROW/converted/                a model
+ * directory          DIR/ROW/converted.json  the output of `kvsmith convert`
+ *
+ * A row with `marks` is a run per seed and mark, where the mark is a percentage of the steps of the first row in the
+ * chain of `from`: DIR/ROW/lr-3e-3-seed-1-mark-5. The learning rate is constant and decays in the last `decay` percent
+ * of a mark's steps. The run of a mark begins with the checkpoint that the run before saved when its decay began, so
+ * every mark is, bit for bit, the result of a run of that many steps with that schedule, and constant steps are done
+ * once.
+ *
+ * A run without a record is started or continued; a run with one is not touched again. */
+#pragma once
+#include <jansson.h>
+#include "model/cli.h"
+#include "model/config/config.h"
+
+enum {
+    ROWS_COMPARED_MAX = 64,
+    LRS_MAX = 16,
+    SEEDS_MAX = 32,
+    BATCHES_MAX = 8,
+    CONTEXTS_MAX = 8,
+    MARKS_MAX = 8,
+    WORDS_MAX = 32
+};
+
+/* ---- settings ------------------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    char name[KEY_TEXT_MAX], from[KEY_TEXT_MAX], teacher[KEY_TEXT_MAX];
+    int64_t tokens; /* 0: budget.tokens */
+    Numbers lrs;    /* resolved: the comparison's if the row gives none */
+    const Node *set;
+    Numbers marks;
+    double mark_decay;                                   /* percent */
+    int64_t mark_steps[MARKS_MAX], mark_hold[MARKS_MAX]; /* of a mark; before its decay. steps is that of the last */
+    const Node *convert;                                 /* NULL: none */
+    char to[32], calib[KEY_TEXT_MAX], calib_tokens[24];  /* of it */
+    int nword;
+    char *word[WORDS_MAX]; /* key=value, owned */
+    int learns;            /* index of the row that `teacher` names, -1: none */
+    int source;            /* index of the row that `from` names, -1: none */
+    Config cfg;            /* settings of any of its runs, except run.dir, run.seed, init_from and the learning rate */
+    double decay;          /* optim.min_lr / optim.lr of its settings */
+    int64_t steps;
+    size_t params, hidden; /* hidden: of the first feed-forward part */
+    /* by formula: one token's bytes as far as they grow without limit, states, all at measure.context and at the
+     * contexts */
+    size_t grows, state_bytes, at_context, at[CONTEXTS_MAX];
+} CompareRow;
+typedef struct {
+    char dir[KEY_TEXT_MAX];
+    struct {
+        int64_t params;
+        double tolerance;
+        int by, multiple;
+    } match;
+    Numbers lrs;
+    int64_t tune_seed;
+    Ints seeds;
+    struct {
+        int64_t tokens;
+        double max_passes, max_seconds;
+    } budget;
+    struct {
+        int context, prompt, decode, repeats;
+        Ints batches, contexts;
+    } measure;
+    int nrows;
+    CompareRow *row;
+    Node *root, *base;
+    char *base_path;        /* NULL: written in place */
+    const char *path;       /* of the configuration */
+    size_t text_tokens;     /* to train on */
+    char text_hash[24];     /* of them */
+    int threads;            /* threads of runs and measurements */
+    char isa[KEY_TEXT_MAX]; /* as --isa names it, "auto" too */
+    Dtype dtype;            /* dtype of the inputs of products, in all rows */
+} Compare;
+extern const Key compare_keys[], compare_row_keys[];
+
+/* Reads and checks everything, and matches every row's width. `c` must outlive everything made from it. Writes
+ * nothing. */
+bool compare_read(Compare *, const char *path, int noverride, char *const override[], const Cli *, Err *);
+void compare_free(Compare *);
+/* The smallest difference from `want` parameters that widths in multiples of `multiple` reach. Sets cfg's widths: the
+ * first part's is the result, others keep their proportion to it. `where` begins the message. */
+bool compare_match(Config *cfg, Device *, int64_t want, double tolerance, int multiple, size_t *params, size_t *hidden,
+                   const char *where, Err *);
+/* 0.003 -> "3e-3" */
+const char *compare_lr_name(double lr, char buf[32]);
+
+/* ---- runs ----------------------------------------------------------------------------------------------------------
+ */
+/* ---- conversions and marks ------------------------------------------------------------------------------------------
+ */
+/* The keys `convert`, `marks`, `decay` of a row, which are read separately. */
+bool compare_convert_read(const Compare *, CompareRow *, const Node *row, const char *path, Err *);
+bool compare_marks_read(const Compare *, CompareRow *, const Node *row, const char *path, Err *);
+/* The settings, a tree, of the row's conversion of a model with the settings `from`. NULL: refused. */
+Node *compare_convert_plan(const CompareRow *, const Config *from, const char *path, Err *);
+/* The folder from which the row's runs start (malloc'ed): converted from SRC unless it exists. *status: see
+ * compare_train. */
+bool compare_convert(const Compare *, const CompareRow *, const char *src, int *status, Err *);
+char *compare_converted(const Compare *, const CompareRow *);
+/* The record next to it; NULL: none. */
+json_t *compare_convert_record(const Compare *, const CompareRow *);
+/* The checkpoint from which a mark's run continues; NULL: it starts where the row does. malloc'ed */
+char *compare_mark_start(const Compare *, const CompareRow *, double lr, int64_t seed, int mark);
+int compare_runs(const CompareRow *); /* of a seed: marks, or 1 */
+
+typedef enum { RUN_MISSING, RUN_BEGUN, RUN_FINISHED, RUN_DIVERGED } RunState;
+typedef struct {
+    RunState state;
+    double lr, val_loss, tok_s, seconds; /* tok_s, seconds: of training steps only */
+    double first_loss;                   /* loss before the first step; NaN: unknown */
+    int64_t seed, step, steps, tokens, val_tokens;
+    int64_t start; /* tokens before those in metrics.jsonl: of another run */
+    int threads;
+    bool cut;      /* ended by budget.max_seconds */
+    char why[301]; /* of RUN_DIVERGED */
+} RunRecord;
+
+/* Reads metrics.jsonl of a run folder, with r->start given: step, tokens, seconds of the steps, the last validation. A
+ * missing or empty file is not an error: all zero. */
+bool compare_metrics(const char *folder, RunRecord *, Err *);
+/* malloc'ed DIR/ROW/lr-..-seed-..; of a row with marks that of a mark, -1: the last */
+char *compare_folder(const Compare *, const CompareRow *, double lr, int64_t seed, int mark);
+/* The model directories from which a row's runs start and learn, NULL: none. malloc'ed */
+typedef struct {
+    char *from, *teacher;
+} Origin;
+void origin_free(Origin *);
+/* Settings of one run. The copy shares the row's model. */
+void compare_run_config(const Compare *, const CompareRow *, double lr, int64_t seed, int mark, const Origin *,
+                        Config *);
+/* The record of a run on disk. EXIT_INPUT: it was made with other settings or another text. */
+bool compare_look(const Compare *, const CompareRow *, const Config *, int mark, RunRecord *, Err *);
+
+typedef struct {
+    const Cli *cli;
+    int at, total; /* runs started by this process, runs that it will do */
+    bool live;
+    FILE *out;
+} Progressing;
+/* Trains one run in a child process and writes its record. *status: 0, or 130 after a signal, when the run has saved.
+ * False: it failed otherwise; the message is its own. */
+bool compare_train(const Compare *, const CompareRow *, const Config *, int mark, Progressing *, RunRecord *,
+                   int *status, Err *);
+void compare_signals(void); /* from now on the signals of signals.h end the current run, which saves */
+bool compare_interrupted(void);
+
+/* ---- results -------------------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    int n;
+    double mean, sd; /* sd: with n - 1; NaN below 2 */
+} Spread;
+Spread compare_spread(int n, const double *x);
+typedef enum { RANK_NONE, RANK_BEST, RANK_TIE, RANK_WORSE } Rank;
+/* Compares with the lowest mean: a tie if the difference is below 2 sd, the larger sd of the two, or if an sd is
+ * unknown. n = 0: RANK_NONE. */
+void compare_rank(int n, const Spread *, Rank *);
+
+typedef struct {
+    RunRecord tune[LRS_MAX], run[SEEDS_MAX]; /* in a row with marks: of the last, or of the one that diverged */
+    RunRecord mark[MARKS_MAX][SEEDS_MAX];
+    bool tuned; /* every learning rate was tried; lr has the lowest loss, 0 if all diverged */
+    double lr;
+    int best; /* the seed of the lowest loss among finished runs, -1: none */
+    Spread loss;
+    Rank rank;
+} RowResult;
+/* Reads the records on disk. */
+bool compare_result(const Compare *, int row, const RowResult *all, RowResult *, Err *);
+/* The folder of the best run of a row; NULL: it has none. malloc'ed. */
+char *compare_best(const Compare *, int row, const RowResult *);
+
+/* Sets the folders from which row `row` starts and learns. False: a named row has no finished run yet; a conversion of
+ * it may still have to be made. */
+bool compare_source(const Compare *, int row, const RowResult *all, Origin *);
+void compare_machine(char name[128]); /* the processor */
+/* Everything known, as one object; and as a Markdown table. */
+json_t *compare_json(const Compare *, const RowResult *, const json_t *speed);
+void compare_table(FILE *, const json_t *results);
+/* Adds a row's conversion report and its marks to its object. */
+void compare_marks_json(const Compare *, int row, const RowResult *, json_t *);
+/* The second table, of rows with marks; nothing if there are none. */
+void compare_marks_table(FILE *, const json_t *results);
