@@ -120,10 +120,11 @@ struct Policy {
     bool varies;
 };
 /* Every policy, policy_NAME, in the order of tables and messages. A new one has a file of its own and a word here. */
-#define POLICIES(X)                                                                                                 \
-    X(window)                                                                                                       \
-    X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) X(simlayerkv) X(nacl) \
-        X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(quest)
+/* clang-format off */
+#define POLICIES(X) \
+    X(window) X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) \
+    X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(quest)
+/* clang-format on */
 #define POLICY_DECLARED(name) extern const Policy policy_##name;
 POLICIES(POLICY_DECLARED)
 

@@ -10,7 +10,8 @@ static void encode_rows(Run *r, Tensor data, const size_t *to, Tensor x, const s
     }
 }
 static void recode_rows(Run *r, Tensor x, const RowCodec *c) {
-    const int w = x.n[x.rank - 1], n = w ? (int)(tensor_count(x) / (size_t)w) : 0, words = (int)(c->bytes(c, w) + 7) / 8;
+    const int w = x.n[x.rank - 1], n = w ? (int)(tensor_count(x) / (size_t)w) : 0,
+              words = (int)(c->bytes(c, w) + 7) / 8;
     Mark mark = arena_mark(r->scratch);
     Tensor room = SCRATCH_OF(r, "parts of rows", F64, r->dev->threads, words);
     real *rows = measuring(r) ? NULL : R(x);
