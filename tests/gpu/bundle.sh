@@ -13,7 +13,7 @@ strip "$dir/bin/kvsmith" "$dir/bin/tests" "$dir/run"
 cp -r configs "$dir/configs"
 cp -r tests/gpu/models "$dir/tests/gpu/models"
 cp data/kjv.txt "$dir/data/"
-cp tests/golden/distill.txt "$dir/tests/golden/"
+cp tests/golden/distill.txt tests/golden/codecs.txt "$dir/tests/golden/"
 cp tests/gpu/peer.py tests/gpu/lease.sh "$dir/"
 [ -z "$oracle" ] || cp "$oracle" "$dir/oracle.bin"
 # What the loader takes for the programs here goes along, but for what belongs to the C library or to CUDA.

@@ -22,7 +22,8 @@ typedef struct {
 static bool in_f32; /* activations, in memory */
 /* Of the weights. Of mixtures one whose choices of experts are far enough apart that no rounding turns one: another
  * expert is another function. */
-static uint64_t seed_of(const Animal *a) { return strstr(a->json, "\"moe\"") ? 22 : 7; }
+static uint64_t draw; /* further weights than a model's first */
+static uint64_t seed_of(const Animal *a) { return (strstr(a->json, "\"moe\"") ? 22 : 7) + draw; }
 /* Every product is rounded, however small: those of the zoo all are. False: the device does not run it yet. */
 static bool side_open(Side *s, const char *device, const Animal *a, bool is_bf16, ModelOpts o) {
     Err e = {0};
@@ -205,24 +206,37 @@ static void wide_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tenso
 }
 static void plant_groups(Ops *o) { o->linear_groups = wide_groups; }
 static void plant_groups_backward(Ops *o) { o->linear_groups_backward = wide_groups_backward; }
+static int rising(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
 Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
     const Animal *all[] = {&zoo[zoo_find("retention")], &zoo[zoo_find("mamba2, no convolution, biases")],
                            &zoo[zoo_find("linear attention")], &experts};
     Device *d;
     Err e = {0};
     cr_assert(device_open(&d, "cuda", 1, &e), "%s", e.msg);
-    /* Where sums have another order, a number in thousands is rounded to the other neighbour: 1e-4 of a gradient. */
+    /* A last bit of a sum turns a number that lies in the middle of two bf16 neighbours: of 128 draws of weights 14 had
+     * such a number (gradients 1e-5 to 1e-3 apart, all others at most 5e-6), so the draw in the middle counts. Where sums
+     * have another order on a device, a number in thousands is turned in each draw: 1e-4 of a gradient. */
     const bool invariant = rig_invariant(d);
-    const double nll = invariant ? 1e-5 : 5e-4, gradient = invariant ? 1e-5 : 1e-3, missed = invariant ? 10 : 2;
+    const double nll = invariant ? 1e-6 : 5e-4, gradient = invariant ? 1e-5 : 1e-3, missed = invariant ? 10 : 2;
     device_close(d);
     in_f32 = true;
     for (int i = 0; i < 4; i++) {
-        Apart both, f32;
-        cr_assert(step_apart(&both, all[i], true, true, NULL) && step_apart(&f32, all[i], false, true, NULL));
-        cr_assert(both.nll <= nll && both.gradient <= gradient, "%s: losses %.3g apart, gradients %.3g", all[i]->name,
-                  both.nll, both.gradient);
-        cr_assert(f32.nll > missed * nll && f32.gradient > missed * gradient, "%s: f32 is %.3g and %.3g from bf16",
-                  all[i]->name, f32.nll, f32.gradient);
+        enum { DRAWS = 9 };
+        double by_nll[DRAWS], by_gradient[DRAWS];
+        for (draw = 0; draw < DRAWS; draw++) {
+            Apart both, f32;
+            cr_assert(step_apart(&both, all[i], true, true, NULL) && step_apart(&f32, all[i], false, true, NULL));
+            by_nll[draw] = both.nll, by_gradient[draw] = both.gradient;
+            cr_assert(f32.nll > missed * nll && f32.gradient > missed * gradient,
+                      "%s, draw %d: f32 is %.3g and %.3g from bf16", all[i]->name, (int)draw, f32.nll, f32.gradient);
+        }
+        draw = 0;
+        qsort(by_nll, DRAWS, sizeof *by_nll, rising), qsort(by_gradient, DRAWS, sizeof *by_gradient, rising);
+        const double *n = by_nll + DRAWS / 2, *g = by_gradient + DRAWS / 2;
+        cr_assert(*n <= nll && *g <= gradient, "%s: losses %.3g apart, gradients %.3g", all[i]->name, *n, *g);
     }
     Apart forward, backward;
     cr_assert(step_apart(&forward, &experts, true, true, plant_groups) &&
