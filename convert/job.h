@@ -74,8 +74,8 @@ Tensor job_edit(Job *, int l, const char *name);
 Tensor job_declared(const Model *, int l, const char *name);
 /* The entry of a tensor in the source's files, and its place in it; NULL: there is none. */
 const StEntry *job_entry(const Job *, const char *path, Tensor, StPlace *);
-/* The layer is over: its tensors are forgotten and their memory is free again. job_layer_drop only forgets them, when the
- * job ends. */
+/* The layer is over: its tensors are forgotten and their memory is free again. job_layer_drop only forgets them, when
+ * the job ends. */
 void job_layer_done(Job *);
 void job_layer_drop(Job *);
 /* True if the target's declarations of layer l have the tensor. */

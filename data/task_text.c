@@ -123,8 +123,8 @@ static void put_noise(Page *p, int count) {
 static void pad(Page *p, int count) {
     while (count-- > 0) put(p, TX_PAD);
 }
-/* Value `i`: a word of the deck, or a number without leading 0. Both are different for different i, as long as there are
- * enough (numbers_of, values_of). */
+/* Value `i`: a word of the deck, or a number without leading 0. Both are different for different i, as long as there
+ * are enough (numbers_of, values_of). */
 static uint64_t numbers_of(const TaskCfg *c) {
     uint64_t n = 9;
     for (int k = 1; k < c->digits; k++) n *= 10;
@@ -306,7 +306,8 @@ static bool vt_check(const TaskCfg *c, Err *e) {
 }
 
 /* ---- cwe ---------------------------------------------------------------------------------------------------------
- * A numbered list of words: `common` of them `times` times, others fewer. Answers: the common ones as they first come. */
+ * A numbered list of words: `common` of them `times` times, others fewer. Answers: the common ones as they first
+ * come. */
 static int cwe_list(const TaskCfg *c) { return (c->T - 1 - 2 * c->common) / 2; }
 static void cwe_make(Page *p, uint64_t key, int *work) {
     const TaskCfg *c = p->c;
@@ -606,7 +607,8 @@ static const char *spell_one(int id) {
     }
     return phrases[id];
 }
-/* What follows the word or number that ends at row i: words of the template that have no id. `in`: the newest phrase. */
+/* What follows the word or number that ends at row i: words of the template that have no id. `in`: the newest
+ * phrase. */
 static const char *spell_after(const TaskCfg *c, const int *ids, int i, int in) {
     const bool joined = ids[i + 1] == TX_COMMA || ids[i + 1] == TX_AND;
     if (in == TX_NEEDLE && ids[i - 1] == TX_NEEDLE) return " is:";

@@ -8,7 +8,8 @@
  *   after the question (they know what will be asked) or before it (they do not).
  * - The templates and rules are those of RULER (arXiv:2404.06654), Needle in a Haystack (G. Kamradt) and passkey
  *   (arXiv:2305.16300), but samples are drawn by our own generator, words are made up, haystacks are sentences of noise
- *   or random words instead of essays, and answers have an order. Scores are shaped like RULER's and are not RULER's. */
+ *   or random words instead of essays, and answers have an order. Scores are shaped like RULER's and are not
+ *   RULER's. */
 #pragma once
 #include "task.h"
 

@@ -39,7 +39,8 @@ static inline Tensor overwritten_like(Run *r, const char *name, Tensor like) {
     return present(like) ? as_overwritten(scratch_tensor(r, name, like.dtype, like.rank, like.n)) : ABSENT;
 }
 
-/* What a norm multiplies by: its weight w, or with `plus_one` 1 + w, in scratch. Of both the derivatives are the same. */
+/* What a norm multiplies by: its weight w, or with `plus_one` 1 + w, in scratch. Of both the derivatives are the
+ * same. */
 static inline Tensor norm_gain(Run *r, Tensor w, bool plus_one) {
     if (!plus_one) return w;
     Tensor gain = SCRATCH(r, "1 + weight", w.n[0]);
@@ -63,8 +64,8 @@ static const char *const rates_names[] __attribute__((unused)) = {"spread", "dra
 #define RATES_MEANING \
     "initial decays: spread: half-lives of 1 to 512 tokens over the heads, evenly in the logarithm; drawn: by lot"
 /* A (H) and dt (H): of a token without input, e^A softplus(dt) is the decay per token. Half-lives go from 1 to 512
- * tokens, from the first head to the last in equal steps of the logarithm, each moved by at most an eighth of a step. Half
- * of such a range are steps of 0.1 to 0.001, the rest rates of 7 to 1.3. */
+ * tokens, from the first head to the last in equal steps of the logarithm, each moved by at most an eighth of a step.
+ * Half of such a range are steps of 0.1 to 0.001, the rest rates of 7 to 1.3. */
 static inline void begin_rates(Tensor A, Tensor dt, uint64_t key) {
     const size_t H = tensor_count(A);
     for (size_t h = 0; h < H; h++) {

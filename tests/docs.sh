@@ -11,8 +11,9 @@
 #   messages  the same of the string literals in the program's sources: messages, help, meanings of keys
 #   headers  every public header begins with a comment "name.h: ..." whose first sentence ends with a full stop
 #
-# FILE...: these documents (messages: sources; headers: headers) instead of all in the repository. Prints one line per finding, "file:line: what"; exit status 1
-# if there is one. tests/docs-allow.txt lists exceptions with reasons; one that is not needed any more is a finding, too.
+# FILE...: these documents (messages: sources; headers: headers) instead of all in the repository. Prints one line per
+# finding, "file:line: what"; exit status 1 if there is one. tests/docs-allow.txt lists exceptions with
+# reasons; one that is not needed any more is a finding, too.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 export LC_ALL=C.UTF-8

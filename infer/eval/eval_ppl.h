@@ -1,5 +1,5 @@
-/* eval_ppl.h: perplexity of a text, in all and by position, and how far a compressed cache is from a dense one on it. The
- * command `eval` calls it. */
+/* eval_ppl.h: perplexity of a text, in all and by position, and how far a compressed cache is from a dense one on it.
+ * The command `eval` calls it. */
 #pragma once
 #include "infer/engine.h"
 

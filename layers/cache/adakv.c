@@ -1,6 +1,6 @@
-/* adakv.c: the lanes of a slot share their budgets, by snapkv's scores or those of another policy: rows of all lanes compete, lane h wins c_h of them,
- * and gets (1 - even) c_h + even * the same budget. Source: Feng et al., "Ada-KV: Optimizing KV Cache Eviction by
- * Adaptive Budget Allocation for Efficient LLM Inference", arXiv:2407.11550. */
+/* adakv.c: the lanes of a slot share their budgets, by snapkv's scores or those of another policy: rows of all lanes
+ * compete, lane h wins c_h of them, and gets (1 - even) c_h + even * the same budget. Source: Feng et al., "Ada-KV:
+ * Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM Inference", arXiv:2407.11550. */
 #include "policy.h"
 
 typedef struct {

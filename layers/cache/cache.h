@@ -65,7 +65,8 @@ void kv_ask(Run *, Slot *, const Probe *, int at, const int *accept);
 /* After kv_end: evictions of the sequences that the pass brought to a length where they are due. Waits for a device.
  * The Run is measured as those of passes are. */
 void kv_policy(Run *, Cache *, const Batch *, const int *accept);
-/* A prompt of sequence seq ends at a length of `next`: evictions of a policy that waits for it, later queries select. */
+/* A prompt of sequence seq ends at a length of `next`: evictions of a policy that waits for it, later queries
+ * select. */
 void kv_prompt_ends(Run *, Cache *, int seq, int next);
 void kv_fork(Cache *, int from, int to); /* `to` becomes a copy of `from`; pages are shared */
 void kv_drop(Cache *, int seq);

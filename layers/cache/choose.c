@@ -1,5 +1,5 @@
-/* choose.c: between two passes a policy chooses the rows of lanes that stay: the queries that it asks for, what they say
- * about each row, the choice. */
+/* choose.c: between two passes a policy chooses the rows of lanes that stay: the queries that it asks for, what they
+ * say about each row, the choice. */
 #include "slot.h"
 #include "ops/host.h"
 

@@ -1,5 +1,6 @@
-/* evict.c: rows that leave their lanes, when a pass ends by what a mixer decided, after it by what a policy chose. The last rows
- * move into the places that fall free: a lane is as long as what it shows, and no row moves but into such a place. */
+/* evict.c: rows that leave their lanes, when a pass ends by what a mixer decided, after it by what a policy chose. The
+ * last rows move into the places that fall free: a lane is as long as what it shows, and no row moves but into such a
+ * place. */
 #include "slot.h"
 /* Row `row` of a lane leaves, the last one, hi - 1, takes its place. Returns where that now lies; the caller makes the
  * lane one shorter. */

@@ -1,7 +1,7 @@
 /* fastgen.c: a lane keeps by the first of four rules under which its queries keep a given share of their attention: the
  * first and newest rows; these and the heavy hitters; these and a local window; everything. Under the window a query
- * counts the rows near to itself. Source: Ge et al., "Model Tells You What to Discard: Adaptive KV Cache Compression for
- * LLMs", arXiv:2310.01801. */
+ * counts the rows near to itself. Source: Ge et al., "Model Tells You What to Discard: Adaptive KV Cache Compression
+ * for LLMs", arXiv:2310.01801. */
 #include "policy.h"
 
 /* Of the attention of a lane's queries: what each row received, and what of it from queries within `near` positions. */

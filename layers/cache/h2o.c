@@ -1,6 +1,6 @@
-/* h2o.c: heavy hitters: the rows that received the most attention from all queries so far stay, next to the newest ones.
- * A query head of a group adds to the lane that it reads. Source: Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient
- * Generative Inference of Large Language Models", arXiv:2306.14048. */
+/* h2o.c: heavy hitters: the rows that received the most attention from all queries so far stay, next to the newest
+ * ones. A query head of a group adds to the lane that it reads. Source: Zhang et al., "H2O: Heavy-Hitter Oracle for
+ * Efficient Generative Inference of Large Language Models", arXiv:2306.14048. */
 #include "policy.h"
 
 static const Key keys[] = {POLICY_BUDGET,

@@ -1,5 +1,5 @@
-/* hashevict.c: the rows leave whose keys point away from the newest query, by the Hamming distance of hashes: a bit of a
- * hash is the sign of the product with a drawn direction, the same ones for keys and queries. Source: Liu et al.,
+/* hashevict.c: the rows leave whose keys point away from the newest query, by the Hamming distance of hashes: a bit of
+ * a hash is the sign of the product with a drawn direction, the same ones for keys and queries. Source: Liu et al.,
  * "HashEvict: A Pre-Attention KV Cache Eviction Strategy using Locality-Sensitive Hashing", arXiv:2412.16187. */
 #include "policy.h"
 

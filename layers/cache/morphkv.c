@@ -1,6 +1,6 @@
 /* morphkv.c: next to the newest rows those older ones stay that the newest queries look at, where each query shares its
- * attention among the older rows alone. Query heads of a group ask as one, by the sum of their scores. Source: Ghadia et
- * al., "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs", arXiv:2503.00979. */
+ * attention among the older rows alone. Query heads of a group ask as one, by the sum of their scores. Source: Ghadia
+ * et al., "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs", arXiv:2503.00979. */
 #include "policy.h"
 
 static void morphkv_lane(const Choice *c, int h) {

@@ -1,4 +1,5 @@
-/* policy.c: what a policy with its settings asks of a model and its sessions, and how a score becomes a choice of rows. */
+/* policy.c: what a policy with its settings asks of a model and its sessions, and how a score becomes a choice of
+ * rows. */
 #include "policy.h"
 
 /* ---- what it asks of a model and its sessions --------------------------------------------------------------------*/

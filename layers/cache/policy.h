@@ -2,9 +2,9 @@
  *
  * A policy chooses among the rows of slots that keep a row of every token (policy_suits). Where a mixer decides by
  * itself (Kv.evicted) or has a window, its own rule stays. A policy acts between passes: where a sequence's length
- * reaches a multiple of `every` (a session cuts passes there; who feeds a cache without one cuts them at policy_cut), or with `every` 0 once, where the caller says that a
- * prompt ends. So the rows that stay are a function of the tokens alone, however a prompt is cut. Rows that leave are
- * freed. Rows that stay keep their positions.
+ * reaches a multiple of `every` (a session cuts passes there; who feeds a cache without one cuts them at policy_cut),
+ * or with `every` 0 once, where the caller says that a prompt ends. So the rows that stay are a function of the tokens
+ * alone, however a prompt is cut. Rows that leave are freed. Rows that stay keep their positions.
  *
  * Hooks, in the order in which they run:
  *   score   in kv_append: a number for each new row, from its key and value

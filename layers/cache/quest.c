@@ -1,6 +1,6 @@
 /* quest.c: a step reads the pages whose keys its query may match best: of a page the smallest and the largest number of
- * each channel are known, so that sum_d max(q_d low_d, q_d high_d) is no less than any score in it. All rows stay. Query
- * heads of a group read the same pages, by the largest of their bounds. Source: Tang et al., "Quest: Query-Aware
+ * each channel are known, so that sum_d max(q_d low_d, q_d high_d) is no less than any score in it. All rows stay.
+ * Query heads of a group read the same pages, by the largest of their bounds. Source: Tang et al., "Quest: Query-Aware
  * Sparsity for Efficient Long-Context LLM Inference", arXiv:2406.10774. */
 #include "policy.h"
 

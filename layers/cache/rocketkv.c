@@ -1,7 +1,7 @@
-/* rocketkv.c: the first stage of RocketKV: as snapkv with wide pooling by the maximum, down to more rows than the budget:
- * of n rows and a budget of n/c it keeps n / c^a, a = min(0.2 + 0.06 log2 c, 0.8). The second stage reads as many as
- * the budget of these in each step: compose with a policy that reads some of the rows. Source: Behnam et al., "RocketKV:
- * Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression", arXiv:2502.14051. */
+/* rocketkv.c: the first stage of RocketKV: as snapkv with wide pooling by the maximum, down to more rows than the
+ * budget: of n rows and a budget of n/c it keeps n / c^a, a = min(0.2 + 0.06 log2 c, 0.8). The second stage reads as
+ * many as the budget of these in each step: compose with a policy that reads some of the rows. Source: Behnam et al.,
+ * "RocketKV: Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression", arXiv:2502.14051. */
 #include "policy.h"
 
 static int rocketkv_rows(const PolicyCfg *p, int n, int slot, int slots) {

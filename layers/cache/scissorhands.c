@@ -1,6 +1,6 @@
 /* scissorhands.c: rows that often got more than their share of attention, 1 / rows seen, from the newest queries stay.
- * Source: Liu et al., "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache Compression at
- * Test Time", arXiv:2305.17118. */
+ * Source: Liu et al., "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache Compression
+ * at Test Time", arXiv:2305.17118. */
 #include "policy.h"
 
 static void scissorhands_select(Choice *c) {

@@ -1,5 +1,5 @@
-/* select.c: which pages a step reads, where a policy says so (Policy.bound). A query after its sequence's prompt reads the
- * pages with rows among its newest `recent`, those that are not full, and of the others the ones with the highest
+/* select.c: which pages a step reads, where a policy says so (Policy.bound). A query after its sequence's prompt reads
+ * the pages with rows among its newest `recent`, those that are not full, and of the others the ones with the highest
  * bounds. What it reads is a table of pages of its own, which Ops.attend_lanes takes for a lane's. */
 #include "slot.h"
 #include "ops/host.h"

@@ -1,5 +1,6 @@
-/* snapkv.c: where a prompt ends, the rows that its last queries look at stay, with their neighbours, next to the rows of
- * those queries. Source: Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv:2404.14469. */
+/* snapkv.c: where a prompt ends, the rows that its last queries look at stay, with their neighbours, next to the rows
+ * of those queries. Source: Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation",
+ * arXiv:2404.14469. */
 #include "policy.h"
 
 static const Key keys[] = {POLICY_BUDGET,     POLICY_ASKED_WINDOW("32"),

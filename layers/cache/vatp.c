@@ -1,5 +1,5 @@
-/* vatp.c: as h2o, each row's attention times the L1 norm of its value. Source: Guo et al., "Attention Score is not All You
- * Need for Token Importance Indicator in KV Cache Reduction: Value Also Matters", arXiv:2406.12335. */
+/* vatp.c: as h2o, each row's attention times the L1 norm of its value. Source: Guo et al., "Attention Score is not All
+ * You Need for Token Importance Indicator in KV Cache Reduction: Value Also Matters", arXiv:2406.12335. */
 #include "policy.h"
 
 static const Key keys[] = {POLICY_BUDGET,

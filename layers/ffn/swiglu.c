@@ -1,5 +1,6 @@
-/* swiglu.c: the gated feed-forward parts swiglu and geglu, which differ in one function. The backward recomputes the product act = silu(gate) * up (gelu), because it reads
- * gate and up anyway. This saves a third of the stored bytes for one more write. */
+/* swiglu.c: the gated feed-forward parts swiglu and geglu, which differ in one function. The backward recomputes the
+ * product act = silu(gate) * up (gelu), because it reads gate and up anyway. This saves a third of the stored bytes for
+ * one more write. */
 #include "ffn.h"
 
 static const Key keys[] = {

@@ -119,8 +119,8 @@ static void kda_weights(const void *cfg, void *w_, Fields *f) {
     field(f, &w->wo, "o_proj.weight", FIELD_RESIDUAL, d, V);
 }
 
-/* rates: spread: of the standard gate softplus(dt_bias), of the lower bound's bound sigmoid(dt_bias), where A_log = 0; a
- * bound leaves no decay above nine tenths of it. */
+/* rates: spread: of the standard gate softplus(dt_bias), of the lower bound's bound sigmoid(dt_bias), where A_log = 0;
+ * a bound leaves no decay above nine tenths of it. */
 static void kda_begin_spread(const KdaCfg *c, Tensor dt, uint64_t key) {
     const size_t K = (size_t)c->head_dim;
     for (size_t i = 0; i < tensor_count(dt); i++) {

@@ -1,4 +1,5 @@
-/* config_steps.c: what a run's settings mean in steps: its stages, their place among the steps, lengths of schedules. */
+/* config_steps.c: what a run's settings mean in steps: its stages, their place among the steps, lengths of
+ * schedules. */
 #include "config.h"
 
 int config_stages(const Config *c) { return c->nstages ? c->nstages : 1; }

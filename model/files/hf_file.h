@@ -198,8 +198,8 @@ void hf_qwen_sparse_json(json_t *, const HfShape *);
 /* partial_rotary_factor `part`: set rope_dims; and back. */
 bool hf_part_turned(const HfFile *, double part, HfShape *);
 double hf_part_of(const HfShape *);
-/* True if nothing is shared, all mixers have this name (or the other one), all feed-forward parts this one (NULL: any), and norm
- * and positions are as given; otherwise `why` (may be NULL). */
+/* True if nothing is shared, all mixers have this name (or the other one), all feed-forward parts this one (NULL: any),
+ * and norm and positions are as given; otherwise `why` (may be NULL). */
 typedef struct {
     const char *mixer, *state, *ffn;
     int norm, positions;

@@ -1,7 +1,7 @@
 /* hf_gemma.c: the model types gemma2 and gemma3_text: norms of 1 + weight before and after each part, geglu, an
- * embedding times the square root of the width, windows in some layers. gemma2 caps scores and logits; gemma3_text norms
- * queries and keys, and layers with a window have a rotation of their own. Source: transformers configuration_gemma2,
- * modeling_gemma2, configuration_gemma3 and modeling_gemma3. */
+ * embedding times the square root of the width, windows in some layers. gemma2 caps scores and logits; gemma3_text
+ * norms queries and keys, and layers with a window have a rotation of their own. Source: transformers
+ * configuration_gemma2, modeling_gemma2, configuration_gemma3 and modeling_gemma3. */
 #include "hf_file.h"
 
 /* layer_types, or a window but in every `every`-th layer. */

@@ -1,6 +1,6 @@
 /* hf_kimi.c: the model type kimi_linear: layers of Kimi Delta Attention and of latent attention without rotation, with
- * dense and sparse feed-forward parts. Source of fields, defaults and meaning: transformers configuration_kimi_linear and
- * modeling_kimi_linear, and the config.json of Kimi-Linear-48B-A3B. */
+ * dense and sparse feed-forward parts. Source of fields, defaults and meaning: transformers configuration_kimi_linear
+ * and modeling_kimi_linear, and the config.json of Kimi-Linear-48B-A3B. */
 #include "layers/kda/kda.h"
 #include "hf_file.h"
 

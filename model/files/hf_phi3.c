@@ -1,5 +1,5 @@
-/* hf_phi3.c: the model type phi3: a llama whose q, k, v and whose gate, up are joined, with one window or none, of whose
- * heads a part may be turned. Source: transformers configuration_phi3 and modeling_phi3. */
+/* hf_phi3.c: the model type phi3: a llama whose q, k, v and whose gate, up are joined, with one window or none, of
+ * whose heads a part may be turned. Source: transformers configuration_phi3 and modeling_phi3. */
 #include "hf_file.h"
 
 /* The part of a head that is turned is next to the rotation or in it; old files call longrope su or yarn. */

@@ -5,8 +5,8 @@
 
 #define AT(member) offsetof(HfShape, member)
 
-/* The share of a head that is turned, and settings that only pictures have an influence on: a text's three positions are
- * one. */
+/* The share of a head that is turned, and settings that only pictures have an influence on: a text's three positions
+ * are one. */
 static bool qwen_ropes(const HfFile *f, HfShape *s) {
     static const char *const outer[] = {"rope_parameters", "rope_scaling"}, *const less[] = {"partial_rotary_factor",
                                                                                              "mrope_section",

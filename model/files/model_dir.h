@@ -1,5 +1,5 @@
-/* model_dir.h: finds the directory with the files of a model. Commands, training and settings call it with what the user
- * wrote. */
+/* model_dir.h: finds the directory with the files of a model. Commands, training and settings call it with what the
+ * user wrote. */
 #pragma once
 #include "ops/base.h"
 

@@ -26,8 +26,9 @@ typedef struct {
  * a time, and t is number `part` of them. turned: the transpose is stored (matrices only).
  *   stored row k (column, if turned) = row k / (parts block) block + k % block of part k / block % parts
  * Parts of unequal shapes are joined one after another: t is the rows from `first` on of `all` stored rows (all 0: not
- * so joined; else parts is 1), or, with a period, `block` rows of each `period` stored ones, from `first` on. stack: the stored tensor has one more axis in front, of that length, as experts do that
- * are stored together; `all` rows go through both axes (0: it has not). */
+ * so joined; else parts is 1), or, with a period, `block` rows of each `period` stored ones, from `first` on. stack:
+ * the stored tensor has one more axis in front, of that length, as experts do that are stored together; `all` rows go
+ * through both axes (0: it has not). */
 enum { JOINED_MAX = 4 };
 typedef struct {
     int parts, part, block;
@@ -164,7 +165,8 @@ bool st_write(const char *path, const StList *, const char *const *meta, Err *);
 enum { SHARDS_MAX = 2048 };
 bool st_write_dir(const char *dir, const StList *, size_t limit, Err *);
 
-/* For writers of other formats: convert elements a..b-1 of `t` to `as`, little-endian. F64 to BF16 rounds twice, by way of F32. */
+/* For writers of other formats: convert elements a..b-1 of `t` to `as`, little-endian. F64 to BF16 rounds twice, by way
+ * of F32. */
 void st_encode(Tensor t, Dtype as, size_t a, size_t b, unsigned char *out);
 /* The first of n elements that is finite and that `as` would hold as an infinity; n: none. */
 size_t st_too_large(Tensor t, Dtype as, size_t n);

@@ -112,8 +112,8 @@ static void few_rows(real *y, const real *x, const real *w, int N, int o0, int n
 
 /* ---- lanes ------------------------------------------------------------------------------------------------------- */
 
-/* Up to FEW_MOST rows are faster here than in the library. Up to FEW rows lanes would be faster than dots as well, but a
- * sequence that is decoded alone and one in a batch of up to FEW must have the same bits. Without a broadcast in one
+/* Up to FEW_MOST rows are faster here than in the library. Up to FEW rows lanes would be faster than dots as well, but
+ * a sequence that is decoded alone and one in a batch of up to FEW must have the same bits. Without a broadcast in one
  * instruction dots are faster than lanes. */
 #if defined(__AVX2__)
 enum { LANES_LEAST = FEW + 1, FEW_MOST = 64 };

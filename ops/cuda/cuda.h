@@ -250,7 +250,8 @@ typedef struct {
     int pieces, slots;   /* of the longest history that is split, 1: none is; rows that partials have room for */
     float *part, *lses;  /* scratch (pieces,slots,heads,Dv), (pieces,slots,heads) */
 } CudaLanes;
-/* colstat.cu: of the lanes P, maxpages, alias, is_bf16, coded, bits, group, data, lo, hi, table and pos are read; rows: of q. */
+/* colstat.cu: of the lanes P, maxpages, alias, is_bf16, coded, bits, group, data, lo, hi, table and pos are read; rows:
+ * of q. */
 typedef struct {
     int seq, from, n, queries, heads, value; /* ColStat */
     int lanes, group, rows, Dk, Dv, columns;

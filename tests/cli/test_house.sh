@@ -45,6 +45,11 @@ grep -nEw 'getenv|secure_getenv|setenv|putenv|environ' $product /dev/null |
     grep -vE '^kvsmith.c:.*GOMP_SPINCOUNT|^train/(comm/launch|cmd_train|comm/cmd_bench_comm)\.c:.*environ\b|^ops/cuda/host/open\.c:.*getenv\("KVSMITH_CUDA_CHECK"\)|^(train/comm/comm_nccl|ops/cuda/host/cudnn_so)\.c:.*getenv\("(CUDA|CUDNN)_HOME"\)' >>"$tmp/bad"
 verdict no-environment
 
+# clang-format leaves comments as they are. Lists of macros may be wider, as it aligns them.
+LC_ALL=C awk 'length > 120 && !/^ *#/ { text = $0; gsub(/[\200-\277]/, "", text)
+    if (length(text) > 120) print FILENAME ":" FNR ": " length(text) " columns, at most 120" }' $source >>"$tmp/bad"
+verdict line-width
+
 for f in $(echo "$source" | grep '\.h$'); do
     [ "$(head -c 2 "$f")" = "/*" ] || echo "$f does not begin with what it is for"
 done >>"$tmp/bad"

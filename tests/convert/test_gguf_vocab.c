@@ -1,4 +1,5 @@
-/* test_gguf_vocab.c: --to gguf: tokenizers, templates and ids in the file, which ones are refused; one writer of a file.
+/* test_gguf_vocab.c: --to gguf: tokenizers, templates and ids in the file, which ones are refused; one writer of a
+ * file.
  */
 #include "tests/lib/gguf_read.h"
 
@@ -229,7 +230,8 @@ Test(gguf_vocab, without_a_tokenizer) {
     free(src), free(dst);
 }
 
-/* An existing file stays as it is; what a killed conversion has left is replaced; a running one is waited for by none. */
+/* An existing file stays as it is; what a killed conversion has left is replaced; a running one is waited for by
+ * none. */
 Test(gguf_vocab, one_writer_of_a_file) {
     char *src = model_dir("place", TIED, F32), *dst = check_path("there.gguf"), *tmp = file_unfinished(dst);
     size_t n;

@@ -1,5 +1,5 @@
-/* Tasks of text: every sample's text, solved by searching strings in it, against the answers that the sample states; what
- * each setting does to the text; and that a sample's parts are where they are said to be. */
+/* Tasks of text: every sample's text, solved by searching strings in it, against the answers that the sample states;
+ * what each setting does to the text; and that a sample's parts are where they are said to be. */
 #include "data/task_text.h"
 #include "model/config/task_cfg.h"
 #include "tests/lib/check.h"

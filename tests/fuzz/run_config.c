@@ -1,6 +1,6 @@
 /* run_config.c: any bytes as the YAML settings of a run. What is accepted keeps its meaning when written again.
- * Sources: model/config/config*.[ch] model/config/schema.[ch] model/config/data_spec.[ch] data/data_cfg.[ch] model/config/task_cfg.[ch]
- * model/map.c */
+ * Sources: model/config/config*.[ch] model/config/schema.[ch] model/config/data_spec.[ch] data/data_cfg.[ch]
+ * model/config/task_cfg.[ch] model/map.c */
 #include "fuzz.h"
 #include "model/config/config.h"
 

@@ -1,5 +1,5 @@
-/* test_policy_golden.c: the rows that policies keep of drawn keys, values and queries, against golden/policies.txt, which
- * golden/make_policies.py writes by the rules of the papers. */
+/* test_policy_golden.c: the rows that policies keep of drawn keys, values and queries, against golden/policies.txt,
+ * which golden/make_policies.py writes by the rules of the papers. */
 #include "layers/cache/codec.h"
 #include "tests/lib/rig.h"
 #include "layers/cache/cache.h"

@@ -1,5 +1,5 @@
-/* gguf_read.h: a reader of GGUF files for tests, written from the format's description; it checks the container while it
- * reads: no key twice, no tensor name of 64 bytes or more, tensors one after the other at multiples of 32 bytes. */
+/* gguf_read.h: a reader of GGUF files for tests, written from the format's description; it checks the container while
+ * it reads: no key twice, no tensor name of 64 bytes or more, tensors one after the other at multiples of 32 bytes. */
 #pragma once
 #include "converts.h"
 #include "ops/file.h"

@@ -1,5 +1,5 @@
-/* test_ffn_pattern.c: model.ffn and model.ffn_pattern: which layer has which feed-forward part, in settings of runs and in
- * a model's JSON, and where a model starts from another. */
+/* test_ffn_pattern.c: model.ffn and model.ffn_pattern: which layer has which feed-forward part, in settings of runs and
+ * in a model's JSON, and where a model starts from another. */
 #include "tests/lib/check.h"
 #include "model/config/config.h"
 

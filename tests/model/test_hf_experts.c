@@ -1,5 +1,5 @@
-/* test_hf_experts.c: the model types with experts: what of their config.json is refused, defaults, which type a model is
- * written as, and tensors that are passed by. Logits and files: test_hf_family.c. */
+/* test_hf_experts.c: the model types with experts: what of their config.json is refused, defaults, which type a model
+ * is written as, and tensors that are passed by. Logits and files: test_hf_family.c. */
 #include "layers/ffn/ffn.h"
 #include "model/files/hf_file.h"
 #include "model/files/safetensors.h"

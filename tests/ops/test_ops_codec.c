@@ -128,9 +128,9 @@ Test(ops, codecs_store_what_they_read) {
     rig_close(&g);
 }
 
-/* int8 by its definition: the scale is the least number of 16 bits that is no less than max |x| / 127, or the next lower
- * one if 127 of it were infinite in f32; each number is the nearest multiple of it, or 127. A mistake of one code, or of
- * one step of the scale, is noticed. */
+/* int8 by its definition: the scale is the least number of 16 bits that is no less than max |x| / 127, or the next
+ * lower one if 127 of it were infinite in f32; each number is the nearest multiple of it, or 127. A mistake of one
+ * code, or of one step of the scale, is noticed. */
 static bool int8_is(const real *x, const real *y, int d, double wrong_scale, double wrong_code) {
     long double most = 0, scale = 0;
     for (int k = 0; k < d; k++) most = fmaxl(most, fabsl((long double)(float)x[k]));

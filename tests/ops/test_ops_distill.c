@@ -33,8 +33,8 @@ static Side side_of(const real *x, Tensor w, wide T, LogitMap map) {
 }
 static wide log_of(const Side *s, int v) { return s->l[v] - s->top - logl(s->sum); }
 
-/* fault 1: no T before the gradient of kl; 2: the reverse gradient without its mean; 3: kl is the reverse form; 4: the slope
- * of the map of logits is left out. */
+/* fault 1: no T before the gradient of kl; 2: the reverse gradient without its mean; 3: kl is the reverse form; 4: the
+ * slope of the map of logits is left out. */
 static Losses losses_ref(Tensor x, Tensor w, Tensor y, Tensor u, const int *tgt, const real *g, Distill c, Tensor dx,
                          Tensor dw, int fault) {
     int N = x.n[0], d = x.n[1], V = w.n[0];

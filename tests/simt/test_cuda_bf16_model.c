@@ -217,8 +217,8 @@ Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
     Err e = {0};
     cr_assert(device_open(&d, "cuda", 1, &e), "%s", e.msg);
     /* A last bit of a sum turns a number that lies in the middle of two bf16 neighbours: of 128 draws of weights 14 had
-     * such a number (gradients 1e-5 to 1e-3 apart, all others at most 5e-6), so the draw in the middle counts. Where sums
-     * have another order on a device, a number in thousands is turned in each draw: 1e-4 of a gradient. */
+     * such a number (gradients 1e-5 to 1e-3 apart, all others at most 5e-6), so the draw in the middle counts. Where
+     * sums have another order on a device, a number in thousands is turned in each draw: 1e-4 of a gradient. */
     const bool invariant = rig_invariant(d);
     const double nll = invariant ? 1e-6 : 5e-4, gradient = invariant ? 1e-5 : 1e-3, missed = invariant ? 10 : 2;
     device_close(d);

@@ -1,10 +1,10 @@
 /* lora_ops.h: tables of ops that lora.c puts around the device's for the pass over one layer with adapters, so that no
  * mixer knows of them. An adapted matrix is W = W_0 + s B A.
- * - Backward, products that would add to its gradient dW add to those of A and B instead, by 6 rank FLOPs per element of
- *   x and of dy, and dW is never formed:   dB += dy^T (s x A^T)      dA += (s dy B)^T x
+ * - Backward, products that would add to its gradient dW add to those of A and B instead, by 6 rank FLOPs per element
+ *   of x and of dy, and dW is never formed:   dB += dy^T (s x A^T)      dA += (s dy B)^T x
  *   An op that the table does not know adds to dW, which is zeroed first; lora.c projects it (LoraPart.formed).
- * - To read W in a pass of few rows, products with W_0 are followed by y += (s x A^T) B^T. For an op that the table does
- *   not know W is formed. */
+ * - To read W in a pass of few rows, products with W_0 are followed by y += (s x A^T) B^T. For an op that the table
+ *   does not know W is formed. */
 #pragma once
 #include "lora.h"
 
