@@ -105,6 +105,7 @@ $(BUILD)/commit.h: FORCE
 $(BUILD)/f32/train/report/provenance.o $(BUILD)/f64/train/report/provenance.o: $(BUILD)/commit.h
 $(BUILD)/f32/train/report/provenance.o $(BUILD)/f64/train/report/provenance.o: BASE += -include $(BUILD)/commit.h
 FORCE:
+$(BUILD)/f32/model/files/modeling.o $(BUILD)/f64/model/files/modeling.o: model/files/modeling_kvsmith.py
 $(BUILD)/f32/%.o: %.c Makefile
 	$(compile)
 $(BUILD)/f64/%.o: %.c Makefile

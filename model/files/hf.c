@@ -275,11 +275,12 @@ bool hf_config_write(const char *path, const ModelCfg *c, const HfIds *ids, Dtyp
         CHECK(own, "%s", e ? e->msg : "");
         json_object_set_new(j, "model_type", json_string("kvsmith"));
         json_object_set_new(j, "kvsmith", own);
+        hf_modeling_json(j);
     }
     put_ids(j, ids);
     json_object_set_new(j, "dtype", json_string(name));
     json_object_set_new(j, "torch_dtype", json_string(name));
-    bool ok = json_write(path, j, e);
+    bool ok = (type || hf_modeling_write(path, e)) && json_write(path, j, e);
     json_decref(j);
     return ok;
 }

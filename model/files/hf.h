@@ -10,9 +10,10 @@
  *   deepseek_v3 without experts       mla and one swiglu
  *   kvsmith                           any model; it holds the settings of model_cfg_json under "kvsmith"
  *
- * A model is written as the first of these types that can hold it; transformers loads all but kvsmith unchanged. Tensor
- * names are those of LlamaForCausalLM and DeepseekV3ForCausalLM. gpt2 and gpt_neox have their own names and transposed
- * and joined matrices, which are converted on reading and writing.
+ * A model is written as the first of these types that can hold it. transformers loads all of them; kvsmith by
+ * modeling_kvsmith.py, which is written with it, and trust_remote_code=True. Tensor names are those of LlamaForCausalLM
+ * and DeepseekV3ForCausalLM. gpt2 and gpt_neox have their own names and transposed and joined matrices, which are
+ * converted on reading and writing.
  * Fields and their defaults: transformers configuration_llama and those of the others, modeling_rope_utils (v5
  * meaning, v4 spelling understood). */
 #pragma once
@@ -58,7 +59,8 @@ bool hf_is_llama(const ModelCfg *, const char **why);
 bool hf_is_deepseek(const ModelCfg *, const char **why);
 /* Rewrite DIR/generation_config.json with the ids and the keys of `keep` (an object). */
 bool hf_generation_write(const char *dir, const HfIds *, json_t *keep, Err *);
-/* Write config.json as one file, by the rules of file.h. ids may be NULL. dtype: that of the tensors saved with it. */
+/* Write config.json as one file, by the rules of file.h, and for the type kvsmith modeling_kvsmith.py next to it. ids
+ * may be NULL. dtype: that of the tensors saved with it. */
 bool hf_config_write(const char *path, const ModelCfg *, const HfIds *, Dtype, Err *);
 /* Write config.json, generation_config.json and model.safetensors into DIR, which must exist; tensors as `as`. Each
  * file is whole or absent; the caller must make the directory so. */

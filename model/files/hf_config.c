@@ -168,7 +168,8 @@ void hf_families_text(FILE *f) {
         const char *as = t->nested ? t->text->written_as ? t->text->written_as : t->text->type : t->written_as;
         fprintf(f, "| `%s` | %s%s%s |\n", t->type, t->about, as ? "; written as " : "", as ? as : "");
     }
-    fprintf(f, "| `kvsmith` | any model of this program; transformers does not load it |\n");
+    fprintf(f, "| `kvsmith` | any model of this program; transformers loads it with `trust_remote_code=True`, without "
+               "a cache |\n");
 }
 json_t *hf_families_json(void) {
     json_t *list = json_array();

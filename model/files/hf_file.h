@@ -198,6 +198,12 @@ void hf_qwen_sparse_json(json_t *, const HfShape *);
 /* partial_rotary_factor `part`: set rope_dims; and back. */
 bool hf_part_turned(const HfFile *, double part, HfShape *);
 double hf_part_of(const HfShape *);
+/* What lets transformers load a model of type kvsmith: modeling_kvsmith.py, and the keys of config.json that name it.
+ * `config`: the path of config.json, next to which the file is written. */
+#define HF_MODELING "modeling_kvsmith.py"
+void hf_modeling_json(json_t *config);
+bool hf_modeling_write(const char *config, Err *e);
+
 /* True if nothing is shared, all mixers have this name (or the other one), all feed-forward parts this one (NULL: any),
  * and norm and positions are as given; otherwise `why` (may be NULL). */
 typedef struct {

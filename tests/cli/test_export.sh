@@ -1,6 +1,6 @@
 #!/bin/bash
 # Models trained here are what they say: a llama is written as one, and transformers loads it unchanged and computes the
-# same logits. The second half needs a Python (PYTHON, default python3) with torch and transformers.
+# same logits; one of our own it loads by modeling_kvsmith.py. The second half needs a Python (PYTHON, default python3) with torch and transformers.
 set -u
 build=${BUILD:-build}
 prog=${KVSMITH:-$build/kvsmith}
@@ -8,6 +8,7 @@ case $prog in */*) ;; *) prog=./$prog ;; esac
 python=${PYTHON:-python3}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
+export HF_MODULES_CACHE=$tmp/modules # copies of modeling_kvsmith.py
 
 train() { # NAME CONFIG [key=value ...]
     name=$1 config=$2
@@ -41,15 +42,18 @@ train direct tiny-mla model.max_positions=64 model.kinds.latent.q_rank=0 model.k
     'model.kinds.latent.rope={type: yarn, theta: 50, factor: 4, mscale: 1, mscale_all_dim: 2, original_max_positions: 16, interleaved: true}' &&
     kind direct deepseek_v3
 
+train shared tiny-yoco && kind shared kvsmith
+train hybrid tiny-kda && kind hybrid kvsmith
+
 if ! "$python" -c 'import torch, transformers, safetensors' 2>/dev/null; then
     echo "skip transformers: no Python with torch, transformers and safetensors here"
     exit 0
 fi
 dirs=
-for name in tied untied scaled mistral qwen2 qwen3 gpt2 gpt2-erf neox neox-serial latent direct; do
+for name in tied untied scaled mistral qwen2 qwen3 gpt2 gpt2-erf neox neox-serial latent direct window shared hybrid; do
     dirs="$dirs $tmp/$name/last"
 done
 # shellcheck disable=SC2086
 "$python" tests/golden/check_export.py "$prog" $dirs >"$tmp/log" 2>"$tmp/err"
 grep -E '^(ok|not ok) ' "$tmp/log"
-[ "$(grep -cE '^(ok|not ok) ' "$tmp/log")" -eq 12 ] || echo "not ok transformers: it ended early: $(tail -n 1 "$tmp/err")"
+[ "$(grep -cE '^(ok|not ok) ' "$tmp/log")" -eq 15 ] || echo "not ok transformers: it ended early: $(tail -n 1 "$tmp/err")"

@@ -20,8 +20,10 @@ BOUND, BATCH, TOKENS = 1e-4, 2, 56
 
 def check(kvsmith, where, golden):
     """What is wrong with one directory, or None, and a remark."""
-    config = AutoConfig.from_pretrained(where)
-    model, report = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, output_loading_info=True)
+    config = AutoConfig.from_pretrained(where, trust_remote_code=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        where, dtype=torch.float32, trust_remote_code=True, output_loading_info=True
+    )
     left = {k: v for k, v in report.items() if v}
     if left:
         return f"transformers loaded it with remarks: {left}", ""
