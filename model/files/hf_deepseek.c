@@ -4,14 +4,12 @@
 
 #define AT(member) offsetof(HfShape, member)
 
-/* The latents, and which layers have experts: those from first_k_dense_replace on. */
-static bool deepseek_read(const HfFile *f, HfShape *s, int first) {
+bool hf_latents_read(const HfFile *f, HfShape *s) {
     int groups, head_dim;
     MlaCfg *m = &s->mla;
     if (!hf_plain_layers(f) || !hf_whole(f, "kv_lora_rank", 1, -1, &m->kv_rank) ||
         !hf_whole(f, "qk_nope_head_dim", 1, -1, &m->nope_dim) ||
         !hf_whole(f, "qk_rope_head_dim", 2, -1, &m->rope_dim) || !hf_whole(f, "v_head_dim", 1, -1, &m->v_dim) ||
-        !hf_whole(f, "first_k_dense_replace", 0, first, &first) ||
         !hf_whole(f, "num_key_value_heads", 1, m->heads, &groups) ||
         !hf_whole(f, "head_dim", 1, m->rope_dim, &head_dim))
         return false;
@@ -22,10 +20,15 @@ static bool deepseek_read(const HfFile *f, HfShape *s, int first) {
     if (head_dim != m->rope_dim)
         return err_input(f->e, "%s: \"head_dim\": expected qk_rope_head_dim (%d), found %d", f->path, m->rope_dim,
                          head_dim);
-    for (int l = first; l < s->layers; l++) s->sparse[l] = true, s->nsparse++;
     json_object_set_new(s->rope, "interleaved", json_true());
     /* null says that there is no such latent; absent means 1536 to transformers, and is more likely an oversight */
     return json_is_null(json_object_get(f->j, "q_lora_rank")) || hf_whole(f, "q_lora_rank", 1, -1, &m->q_rank);
+}
+/* The latents, and which layers have experts: those from first_k_dense_replace on. */
+static bool deepseek_read(const HfFile *f, HfShape *s, int first) {
+    if (!hf_latents_read(f, s) || !hf_whole(f, "first_k_dense_replace", 0, first, &first)) return false;
+    for (int l = first; l < s->layers; l++) s->sparse[l] = true, s->nsparse++;
+    return true;
 }
 /* What both types ask of a model. */
 static bool deepseek_holds(const HfShape *s, const char **why) {
@@ -39,7 +42,7 @@ static bool deepseek_holds(const HfShape *s, const char **why) {
     if (!m->shared) return hf_no(why, "no shared expert");
     return !(m->shared_hidden || m->shared_gate) || hf_no(why, "shared_hidden or shared_gate");
 }
-static void deepseek_write(json_t *j, const HfShape *s) {
+void hf_latents_write(json_t *j, const HfShape *s) {
     const MlaCfg *m = &s->mla;
     json_object_set_new(j, "q_lora_rank", m->q_rank ? json_integer(m->q_rank) : json_null());
     json_object_set_new(j, "kv_lora_rank", json_integer(m->kv_rank));
@@ -81,7 +84,7 @@ static bool v3_holds(const ModelCfg *c, const HfShape *s, const char **why) {
     return m->experts / m->groups > 1 || hf_no(why, "groups of one expert");
 }
 static void v3_write(json_t *j, const ModelCfg *c, const HfShape *s) {
-    deepseek_write(j, s);
+    hf_latents_write(j, s);
     json_object_set_new(j, "rope_interleave", json_true());
     json_object_set_new(j, "first_k_dense_replace", json_integer(c->layers - s->nsparse));
     /* Without experts the other values are the smallest that the class accepts. */
@@ -92,10 +95,9 @@ static void v3_write(json_t *j, const ModelCfg *c, const HfShape *s) {
 }
 
 /* ep_size, aux_loss_alpha, seq_aux: of training alone */
-#define LATENT_KEYS                                                                                            \
-    "pretraining_tp", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim",    \
-        "v_head_dim", "first_k_dense_replace", "ep_size", "aux_loss_alpha", "seq_aux", "output_router_logits", \
-        "router_aux_loss_coef"
+#define LATENT_KEYS                                                                                    \
+    HF_LATENT_KEYS, "pretraining_tp", "first_k_dense_replace", "ep_size", "aux_loss_alpha", "seq_aux", \
+        "output_router_logits", "router_aux_loss_coef"
 static const char *const v3_keys[] = {LATENT_KEYS,
                                       "rope_interleave",
                                       "num_nextn_predict_layers",
@@ -161,7 +163,7 @@ static bool v2_holds(const ModelCfg *c, const HfShape *s, const char **why) {
 static void v2_write(json_t *j, const ModelCfg *c, const HfShape *s) {
     const MoeCfg *m = &s->moe;
     const bool grouped = m->top_groups < m->groups;
-    deepseek_write(j, s);
+    hf_latents_write(j, s);
     json_object_set_new(j, "first_k_dense_replace", json_integer(c->layers - s->nsparse));
     json_object_set_new(j, "topk_method", json_string(grouped ? "group_limited_greedy" : "greedy"));
     json_object_set_new(j, "n_group", grouped ? json_integer(m->groups) : json_null());

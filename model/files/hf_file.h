@@ -23,6 +23,8 @@ bool hf_flag(const HfFile *, const char *key, bool *out); /* absent: false */
 bool hf_flag_or(const HfFile *, const char *key, bool dflt, bool *out);
 const char *hf_found(const json_t *);     /* its text, or its kind, for messages */
 const char *hf_json_kind(const json_t *); /* "a list" */
+/* A list of `layers` texts, each `yes` or `no`, into `out`, if the key is given. */
+bool hf_texts(const HfFile *, const char *key, int layers, const char *yes, const char *no, bool *out);
 /* The rotation as our own settings. theta: the type's default base. */
 bool hf_rope_read(const HfFile *, double theta, json_t *out);
 /* Visit the fields of a model that is not open, without memory. */
@@ -198,6 +200,14 @@ void hf_qwen_sparse_json(json_t *, const HfShape *);
 /* partial_rotary_factor `part`: set rope_dims; and back. */
 bool hf_part_turned(const HfFile *, double part, HfShape *);
 double hf_part_of(const HfShape *);
+/* A hook `ropes`: the part of a head that is turned (by default `part`) lies in the rotation or next to it. Settings
+ * that only pictures have an influence on are passed over: a text's three positions are one. */
+bool hf_ropes_in_part(const HfFile *, double part, HfShape *);
+/* The settings of latents as DeepSeek names them; and back. */
+#define HF_LATENT_KEYS \
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"
+bool hf_latents_read(const HfFile *, HfShape *);
+void hf_latents_write(json_t *, const HfShape *);
 /* What lets transformers load a model of type kvsmith: modeling_kvsmith.py, and the keys of config.json that name it.
  * `config`: the path of config.json, next to which the file is written. */
 #define HF_MODELING "modeling_kvsmith.py"
@@ -238,4 +248,5 @@ StPlace hf_place_written(const ModelCfg *, const char *path, Tensor, char name[1
 
 extern const HfType hf_llama, hf_mistral, hf_qwen2, hf_qwen3, hf_gpt2, hf_gpt_neox, hf_deepseek_v3, hf_phi3, hf_smollm3,
     hf_granite, hf_olmo2, hf_gemma2, hf_gemma3_text, hf_deepseek_v2, hf_mixtral, hf_qwen3_moe, hf_qwen2_moe, hf_olmoe,
-    hf_qwen3_next, hf_qwen3_5_text, hf_qwen3_5, hf_qwen3_5_moe_text, hf_qwen3_5_moe, hf_kimi_linear;
+    hf_qwen3_next, hf_qwen3_5_text, hf_qwen3_5, hf_qwen3_5_moe_text, hf_qwen3_5_moe, hf_kimi_linear, hf_glm4_moe,
+    hf_glm4_moe_lite;

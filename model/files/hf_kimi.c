@@ -40,20 +40,6 @@ static const HfKey experts[] = {{"num_experts", HF_WHOLE, AT(moe.experts), 1, HF
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
-/* layer_types or mlp_layer_types, whose texts are yes and no, into `out`, if the key is given. */
-static bool kimi_texts(const HfFile *f, const char *key, int layers, const char *yes, const char *no, bool *out) {
-    const json_t *list = json_object_get(f->j, key);
-    if (!hf_given(f->j, key)) return true;
-    if (!json_is_array(list) || json_array_size(list) != (size_t)layers)
-        return err_input(f->e, "%s: \"%s\": expected a list of num_hidden_layers (%d) texts", f->path, key, layers);
-    for (int l = 0; l < layers; l++) {
-        const char *v = hf_found(json_array_get(list, (size_t)l));
-        out[l] = !strcmp(v, yes);
-        if (!out[l] && strcmp(v, no))
-            return err_input(f->e, "%s: \"%s\": layer %d: expected %s or %s, found %.40s", f->path, key, l, yes, no, v);
-    }
-    return true;
-}
 /* Mark the layers of a list that counts from 1. */
 static bool kimi_numbers(const HfFile *f, const json_t *in, const char *key, int layers, char mark, char *out) {
     const json_t *list = json_object_get(in, key);
@@ -92,7 +78,7 @@ static bool kimi_layers(const HfFile *f, KimiShape *x) {
     if (!hf_whole(&g, packed ? "num_heads" : "linear_num_heads", 1, packed ? HF_NEEDED : 32, &x->k.heads) ||
         !hf_whole(&g, packed ? "head_dim" : "linear_head_dim", 1, packed ? HF_NEEDED : 128, &x->k.head_dim) ||
         !hf_whole(&g, packed ? "short_conv_kernel_size" : "linear_conv_kernel_dim", 1, 4, &x->k.conv) ||
-        !kimi_texts(f, "layer_types", L, "full_attention", "linear_attention", x->full))
+        !hf_texts(f, "layer_types", L, "full_attention", "linear_attention", x->full))
         return false;
     const bool numbered = hf_given(in, "kda_layers") || hf_given(in, "full_attn_layers");
     if (!numbered && !listed)
@@ -122,7 +108,7 @@ static bool kimi_feeds(const HfFile *f, HfShape *s) {
     for (int l = 0; l < s->layers; l++) s->sparse[l] = l >= first;
     bool listed[LAYERS_MAX];
     memcpy(listed, s->sparse, sizeof listed);
-    if (!kimi_texts(f, "mlp_layer_types", s->layers, "sparse", "dense", listed)) return false;
+    if (!hf_texts(f, "mlp_layer_types", s->layers, "sparse", "dense", listed)) return false;
     if (hf_given(f->j, "first_k_dense_replace") && memcmp(listed, s->sparse, sizeof listed))
         return err_input(f->e, "%s: \"mlp_layer_types\" and \"first_k_dense_replace\" differ; remove one", f->path);
     memcpy(s->sparse, listed, sizeof listed);

@@ -5,15 +5,12 @@
 
 #define AT(member) offsetof(HfShape, member)
 
-/* The share of a head that is turned, and settings that only pictures have an influence on: a text's three positions
- * are one. */
-static bool qwen_ropes(const HfFile *f, HfShape *s) {
+bool hf_ropes_in_part(const HfFile *f, double part, HfShape *s) {
     static const char *const outer[] = {"rope_parameters", "rope_scaling"}, *const less[] = {"partial_rotary_factor",
                                                                                              "mrope_section",
                                                                                              "mrope_interleaved"};
     json_t *j = json_copy((json_t *)f->j);
-    double part;
-    bool ok = hf_number(f, "partial_rotary_factor", 0.25, false, &part);
+    bool ok = hf_number(f, "partial_rotary_factor", part, false, &part);
     for (int i = 0; ok && i < 2; i++) {
         json_t *in = json_copy(json_object_get(j, outer[i]));
         if (json_is_object(in)) {
@@ -27,6 +24,7 @@ static bool qwen_ropes(const HfFile *f, HfShape *s) {
     json_decref(j);
     return ok;
 }
+static bool qwen_ropes(const HfFile *f, HfShape *s) { return hf_ropes_in_part(f, 0.25, s); }
 /* layer_types, or attention in every full_attention_interval-th layer. */
 static bool qwen_layers(const HfFile *f, HfShape *s) {
     const json_t *types = json_object_get(f->j, "layer_types");
@@ -68,7 +66,8 @@ static bool qwen_holds(const HfShape *s, const char **why) {
     if (!s->nstate) return hf_no(why, "no layer of gdn");
     if (s->nslide) return hf_no(why, "a window");
     if (!s->g.qk_norm || !s->g.out_gate) return hf_no(why, "no qk_norm, or no out_gate");
-    if (!c->gate || c->beta_max != 1) return hf_no(why, "gdn without its gate, or beta_max 2");
+    if (c->gate != LINE_GATE_SILU || c->beta_max != 1) return hf_no(why, "gdn without a gate by silu, or beta_max 2");
+    if (c->conv_bias) return hf_no(why, "gdn with conv_bias");
     if (c->householders > 1 || (c->kv_heads && c->kv_heads != c->heads))
         return hf_no(why, "gdn with householders, or fewer kv_heads than heads");
     return c->conv || hf_no(why, "gdn without a convolution");

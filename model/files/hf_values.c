@@ -47,6 +47,20 @@ bool hf_flag_or(const HfFile *f, const char *key, bool dflt, bool *out) {
            err_input(f->e, "%s: \"%s\": expected true or false, found %s", f->path, key, hf_json_kind(v));
 }
 
+bool hf_texts(const HfFile *f, const char *key, int layers, const char *yes, const char *no, bool *out) {
+    const json_t *list = json_object_get(f->j, key);
+    if (!hf_given(f->j, key)) return true;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)layers)
+        return err_input(f->e, "%s: \"%s\": expected a list of num_hidden_layers (%d) texts", f->path, key, layers);
+    for (int l = 0; l < layers; l++) {
+        const char *v = hf_found(json_array_get(list, (size_t)l));
+        out[l] = !strcmp(v, yes);
+        if (!out[l] && strcmp(v, no))
+            return err_input(f->e, "%s: \"%s\": layer %d: expected %s or %s, found %.40s", f->path, key, l, yes, no, v);
+    }
+    return true;
+}
+
 /* ---- rotation ---------------------------------------------------------------------------------------------------- */
 
 /* Our name for a number or list of the rope object; NULL: unknown. */

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Golden models with experts, as make_families.py makes them: mixtral, qwen3_moe, qwen2_moe, deepseek_v3 and
-deepseek_v2. Each also has logits64, those of the same weights with all arithmetic in float64. Versions used and effects
+"""Golden models with experts, as make_families.py makes them: mixtral, qwen3_moe, qwen2_moe, deepseek_v3,
+deepseek_v2, olmoe, glm4_moe and glm4_moe_lite. Each also has logits64, those of the same weights with all arithmetic in float64. Versions used and effects
 are in families/versions-experts.json. Usage: make_experts.py [OUT]
 """
 from make_families import main
-from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (DeepseekV2Config, DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, MixtralConfig,
+                          OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig)
 
 rope = dict(rope_type="default", rope_theta=50.0)
 some = dict(vocab_size=24, hidden_size=15, intermediate_size=9, num_hidden_layers=2, num_attention_heads=3,
@@ -22,6 +23,9 @@ v3 = {**latent, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_
 v2 = {**latent, "kv_lora_rank": 6, "qk_nope_head_dim": 2}  # its class turns pairs, which must not begin at odd places
 yarn = dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=8, mscale=0.7,
             mscale_all_dim=1.5, beta_fast=4.0, beta_slow=1.0)
+glm = {**some, "num_hidden_layers": 3, "head_dim": 8, "moe_intermediate_size": 5, "n_routed_experts": 6,
+       "num_experts_per_tok": 2, "routed_scaling_factor": 1.5, "rope_parameters": dict(rope)}  # its class adds to it
+lite = {**latent, "n_routed_experts": 6, "num_experts_per_tok": 3, "q_lora_rank": 4, "routed_scaling_factor": 1.8}
 cases = {
     "mixtral": (MixtralConfig, {**some, "num_local_experts": 4, "num_experts_per_tok": 2}, dict(num_experts_per_tok=1)),
     "mixtral-window": (MixtralConfig, {**some, "num_hidden_layers": 1, "num_local_experts": 3, "num_experts_per_tok": 1,
@@ -53,6 +57,16 @@ cases = {
     "olmoe": (OlmoeConfig, olmoe, dict(norm_topk_prob=True)),
     "olmoe-biases": (OlmoeConfig, {**olmoe, "num_hidden_layers": 1, "attention_bias": True, "num_key_value_heads": 2,
                                    "norm_topk_prob": True, "tie_word_embeddings": True}, dict(norm_topk_prob=False)),
+    "glm4_moe": (Glm4MoeConfig, {**glm, "attention_bias": True, "use_qk_norm": True}, dict(routed_scaling_factor=1.0)),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, {**lite, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+                      dict(norm_topk_prob=False)),
+    "glm4_moe_lite-plain": (Glm4MoeLiteConfig, {**lite, "norm_topk_prob": False, "attention_bias": True,
+                                                "n_shared_experts": 2}, dict(norm_topk_prob=True)),
+    "glm4_moe-groups": (Glm4MoeConfig, {**glm, "num_hidden_layers": 2, "first_k_dense_replace": 0, "n_group": 3,
+                                        "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False,
+                                        "num_key_value_heads": 3, "tie_word_embeddings": True,
+                                        "rope_parameters": {**rope, "partial_rotary_factor": 0.25}},
+                        dict(topk_group=3)),
 }
 
 # the grouped products of torch ask for strides that odd sizes do not have

@@ -104,6 +104,24 @@ static const struct {
     {"kimi_linear", "mla_use_nope", "false", "\"mla_use_nope\": expected true, found false"},
     {"kimi_linear", "hidden_act", "\"situ\"", "\"hidden_act\": expected silu, found situ"},
     {"kimi_linear", "attn_res_block_size", "8", "\"attn_res_block_size\" is not supported"},
+    {"glm4_moe", "num_key_value_heads", NULL, "\"num_key_value_heads\" is missing"},
+    {"glm4_moe", "n_routed_experts", NULL, NULL}, /* 128 by default */
+    {"glm4_moe", "n_group", "4", "\"n_group\": expected groups of two experts at least, found 4 of 6"},
+    {"glm4_moe", "n_group", "6", "\"n_group\": expected groups of two experts at least, found 6 of 6"},
+    {"glm4_moe", "scoring_func", "\"softmax\"", "\"scoring_func\": expected \"sigmoid\", found \"softmax\""},
+    {"glm4_moe", "use_qk_norm", "1", "\"use_qk_norm\": expected true or false"},
+    {"glm4_moe", "partial_rotary_factor", "0.1", NULL}, /* that in the rotation counts */
+    {"glm4_moe", "rope_parameters", "{\"rope_theta\":50}", NULL},
+    {"glm4_moe", "rope_parameters", "{\"rope_theta\":50,\"partial_rotary_factor\":0.1}", "expected an even number"},
+    {"glm4_moe", "layer_types", "[\"sliding_attention\"]", "expected full_attention, found sliding_attention"},
+    {"glm4_moe", "kv_lora_rank", "4", "\"kv_lora_rank\" is not supported of model_type glm4_moe"},
+    {"glm4_moe_lite", "mlp_layer_types", "[\"sparse\"]", "expected a list of num_hidden_layers (3) texts"},
+    {"glm4_moe_lite", "mlp_layer_types", "[\"sparse\",\"dense\",\"moe\"]", "expected sparse or dense, found moe"},
+    {"glm4_moe_lite", "first_k_dense_replace", "1", "\"first_k_dense_replace\": 1, but \"mlp_layer_types\""},
+    {"glm4_moe_lite-plain", "first_k_dense_replace", "1", NULL},
+    {"glm4_moe_lite-plain", "q_lora_rank", NULL, "\"q_lora_rank\" is missing"},
+    {"glm4_moe_lite-plain", "partial_rotary_factor", "1.0", NULL},
+    {"glm4_moe_lite-plain", "partial_rotary_factor", "0.5", "\"partial_rotary_factor\" is not supported"},
 };
 
 /* A model that sees pictures, too, is read as its text model, if its settings say one thing. */
@@ -178,6 +196,10 @@ Test(hf_experts, layers) {
         {"deepseek_v3", "first_k_dense_replace", "0", "eee"},
         {"deepseek_v3", "first_k_dense_replace", NULL, "ddd"}, /* 3 by default */
         {"deepseek_v2", "first_k_dense_replace", NULL, "eee"}, /* 0 by default */
+        {"glm4_moe", "first_k_dense_replace", NULL, "dee"},    /* 1 by default */
+        {"glm4_moe", "first_k_dense_replace", "2", "dde"},
+        {"glm4_moe_lite", "rope_interleave", "true", "ede"},
+        {"glm4_moe_lite", "mlp_layer_types", NULL, "dee"},
     };
     for (size_t i = 0; i < sizeof k / sizeof *k; i++) {
         char *from = xformat("../families/%s", k[i].name);
@@ -214,9 +236,35 @@ Test(hf_experts, type_of_a_model) {
         ","
         "\"pattern\":[\"a\"],\"ffn\":{\"d\":{\"kind\":\"swiglu\",\"hidden\":8},\"e\":{\"kind\":\"moe\",\"experts\":4,"
         "\"top_k\":2,\"hidden\":5,\"shared\":1,\"norm_topk\":false}},\"ffn_pattern\":[\"d\",\"e\",\"e\"]}";
+    static const char gdn[] =
+        "{\"d_model\":12,\"layers\":2,\"vocab\":20,\"max_positions\":32,\"norm_plus_one\":true,\"kinds\":{\"g\":{"
+        "\"mixer\":\"gdn\",\"heads\":2,\"head_dim\":4},\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"qk_norm\":true,"
+        "\"out_gate\":true}},\"pattern\":[\"g\",\"a\"],\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":8}]}";
     static const struct {
         const char *base, *set[10], *type;
     } k[] = {
+        {gdn, {"tied", "true"}, "qwen3_5_text"},
+        {gdn, {"kinds/g/conv_bias", "true"}, "kvsmith"},
+        {gdn, {"kinds/g/gate", "\"sigmoid\""}, "kvsmith"},
+        {gdn, {"kinds/g/gate", "\"none\""}, "kvsmith"},
+        {gdn, {"kinds/g/beta_max", "2"}, "kvsmith"},
+        {gdn, {"kinds/g/householders", "2"}, "kvsmith"},
+        {gdn, {"kinds/g/kv_heads", "1"}, "kvsmith"},
+        {gdn, {"kinds/g/conv", "0"}, "kvsmith"},
+        {gdn, {"kinds/a/out_gate", "false"}, "kvsmith"},
+        {gqa,
+         {"ffn/e/shared", "1", "ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true", "kinds/a/qkv_bias", "true"},
+         "glm4_moe"},
+        {gqa,
+         {"ffn/e/shared", "1", "ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true", "ffn_pattern",
+          "[\"e\",\"d\",\"e\"]"},
+         "kvsmith"},
+        {gqa,
+         {"ffn/e/shared", "1", "ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true", "pattern", "[\"w\"]"},
+         "kvsmith"},
+        {mla,
+         {"ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true", "ffn_pattern", "[\"e\",\"d\",\"e\"]"},
+         "glm4_moe_lite"},
         {gqa, {"tied", "true"}, "mixtral"},
         {gqa, {"pattern", "[\"w\"]"}, "mixtral"},
         {gqa, {"pattern", "[\"a\",\"w\"]"}, "kvsmith"},

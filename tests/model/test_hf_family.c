@@ -48,7 +48,11 @@ static const struct {
               {"qwen3_5_text-square", "qwen3_5_text"},
               {"qwen3_5_moe_text", NULL},
               {"kimi_linear", "kimi_linear"},
-              {"kimi_linear-groups", "kimi_linear"}};
+              {"kimi_linear-groups", "kimi_linear"},
+              {"glm4_moe", "glm4_moe"},
+              {"glm4_moe-groups", "glm4_moe"},
+              {"glm4_moe_lite", "glm4_moe_lite"},
+              {"glm4_moe_lite-plain", NULL}};
 enum { FAMILY = sizeof family / sizeof *family };
 
 static char *golden_dir(int i) { return xformat(FAMILIES "%s", family[i].name); }
