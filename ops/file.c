@@ -169,10 +169,40 @@ json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_c
     return j;
 }
 
+/* A copy of n bytes of JSON with the words that Python writes for numbers without digits as texts; NULL: there are none.
+ * Lines stay what they are. */
+static char *json_words(const char *p, size_t n, size_t *out) {
+    static const char *const words[] = {"-Infinity", "Infinity", "NaN"};
+    char *copy = NULL;
+    size_t to = 0;
+    bool text = false;
+    for (size_t i = 0; i < n; i++) {
+        const char *word = NULL;
+        for (int k = 0; k < 3 && !text && !word; k++)
+            if (n - i >= strlen(words[k]) && !memcmp(p + i, words[k], strlen(words[k]))) word = words[k];
+        if (word && !copy) copy = xcalloc(2 * n, 1), memcpy(copy, p, to = i);
+        if (word) {
+            to += (size_t)sprintf(copy + to, "\"%s\"", word);
+            i += strlen(word) - 1;
+            continue;
+        }
+        if (p[i] == '"') text = !text;
+        if (copy) copy[to++] = p[i];
+        if (text && p[i] == '\\' && i + 1 < n) {
+            i++;
+            if (copy) copy[to++] = p[i];
+        }
+    }
+    *out = to;
+    return copy;
+}
 json_t *json_read(const char *path, Err *e) {
     FileMap m;
+    size_t n = 0;
     if (!file_map(&m, path, e)) return NULL;
-    json_t *j = json_parse(m.p, m.n, path, NULL, e);
+    char *copy = m.n <= JSON_BYTES_MAX ? json_words((const char *)m.p, m.n, &n) : NULL;
+    json_t *j = copy ? json_parse(copy, n, path, NULL, e) : json_parse(m.p, m.n, path, NULL, e);
+    free(copy);
     file_unmap(&m);
     return j;
 }

@@ -40,7 +40,8 @@ void names_free(Names *);
 json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_code *why, Err *);
 /* Check those two bounds alone, for callers that run the parser themselves. */
 bool json_bounded(const void *p, size_t n, const char *where, Err *);
-json_t *json_read(const char *path, Err *); /* the same from a file */
+/* The same from a file. Infinity, -Infinity and NaN, which Python writes but JSON does not have, are read as texts. */
+json_t *json_read(const char *path, Err *);
 /* Make the folder `path` and its missing parents, and sync their names to disk. `made` (may be NULL) receives how many
  * folders at the end of `path` are new, also on failure. `what` ("run folder") is for the message. */
 bool file_folders(const char *path, const char *what, int *made, Err *);

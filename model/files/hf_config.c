@@ -130,15 +130,34 @@ static bool keys_known(const HfFile *f, const HfType *type) {
 
 /* ---- a model type ------------------------------------------------------------------------------------------------ */
 
-const HfType *const hf_types[] = {&hf_llama,        &hf_mistral,       &hf_qwen2,
-                                  &hf_qwen3,        &hf_gpt2,          &hf_gpt_neox,
-                                  &hf_deepseek_v3,  &hf_phi3,          &hf_smollm3,
-                                  &hf_granite,      &hf_olmo2,         &hf_gemma2,
-                                  &hf_gemma3_text,  &hf_deepseek_v2,   &hf_mixtral,
-                                  &hf_qwen3_moe,    &hf_qwen2_moe,     &hf_olmoe,
-                                  &hf_qwen3_5_text, &hf_qwen3_next,    &hf_qwen3_5_moe_text,
-                                  &hf_qwen3_5,      &hf_qwen3_5_moe,   &hf_kimi_linear,
-                                  &hf_glm4_moe,     &hf_glm4_moe_lite, NULL};
+const HfType *const hf_types[] = {&hf_llama,
+                                  &hf_mistral,
+                                  &hf_qwen2,
+                                  &hf_qwen3,
+                                  &hf_gpt2,
+                                  &hf_gpt_neox,
+                                  &hf_deepseek_v3,
+                                  &hf_phi3,
+                                  &hf_smollm3,
+                                  &hf_granite,
+                                  &hf_olmo2,
+                                  &hf_gemma2,
+                                  &hf_gemma3_text,
+                                  &hf_deepseek_v2,
+                                  &hf_mixtral,
+                                  &hf_qwen3_moe,
+                                  &hf_qwen2_moe,
+                                  &hf_olmoe,
+                                  &hf_qwen3_5_text,
+                                  &hf_qwen3_next,
+                                  &hf_qwen3_5_moe_text,
+                                  &hf_qwen3_5,
+                                  &hf_qwen3_5_moe,
+                                  &hf_kimi_linear,
+                                  &hf_glm4_moe,
+                                  &hf_glm4_moe_lite,
+                                  &hf_mamba2,
+                                  NULL};
 const HfType *hf_type(const char *name) {
     for (int i = 0; hf_types[i]; i++)
         if (!strcmp(hf_types[i]->type, name)) return hf_types[i];
@@ -192,7 +211,6 @@ static const char *family_of(const char *type) {
     } families[] = {{"gemma", "as gemma2, which is read, with norms before each part alone"},
                     {"gemma3", "with pictures; gemma3_text, its text model alone, is read"},
                     {"gpt_oss", "experts, attention sinks and 4-bit weights"},
-                    {"mamba2", "the mixer mamba2 is here, its published files are not read"},
                     {"llama4", "experts and chunked attention"},
                     {"t5", "an encoder and a decoder; here are decoders alone"},
                     {"bert", "an encoder; here are decoders alone"}};

@@ -122,6 +122,15 @@ def glm4_moe_lite(r):
     return dict(s, norm_topk_prob=r.random() < 0.7, mlp_layer_types=types[:layers])
 
 
+def mamba2(r):
+    heads, groups, expand = r.choice([(4, 2, 2), (3, 1, 3), (6, 3, 1), (2, 2, 2)])
+    return dict(vocab_size=r.randrange(17, 40), hidden_size=heads * 2, num_heads=heads, head_dim=2 * expand, expand=expand,
+                num_hidden_layers=r.randrange(1, 5), state_size=r.randrange(1, 9), n_groups=groups,
+                conv_kernel=r.randrange(1, 6), chunk_size=r.choice([3, 8, 64]), use_bias=r.random() < 0.4,
+                use_conv_bias=r.random() < 0.6, tie_word_embeddings=r.random() < 0.5, layer_norm_epsilon=1e-4,
+                bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
 def deepseek_v2(r):
     s = latent(r)
     return dict(s, topk_method="group_limited_greedy" if s["n_group"] > 1 else "greedy")
@@ -179,9 +188,10 @@ TYPES = dict(mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qw
              deepseek_v2=("DeepseekV2Config", deepseek_v2), olmoe=("OlmoeConfig", olmoe),
              qwen3_next=("Qwen3NextConfig", qwen3_next), qwen3_5_text=("Qwen3_5TextConfig", hybrid),
              qwen3_5_moe_text=("Qwen3_5MoeTextConfig", qwen3_5_moe_text), kimi_linear=("KimiLinearConfig", kimi_linear),
-             glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite))
+             glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite),
+             mamba2=("Mamba2Config", mamba2))
 # chunks of these lose digits in float32: compared in float64
-STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"
+STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "mamba2"
 OTHERS = dict(qwen3_5_moe_text="qwen3_next")  # written as another type, which computes the same
 MAY = dict(glm4_moe_lite="DeepseekV3ForCausalLM")  # written as this where it can hold the model, with the same tensors
 
@@ -255,7 +265,7 @@ def check(kvsmith, kind, make, seed, number, tmp):
     if a.keys() != b.keys():
         return f"other tensors: {sorted(a.keys() ^ b.keys())[:4]}", worst
     for name in a:
-        wider = b[name].dtype if name.endswith((".A_log", ".dt_bias")) else a[name].dtype  # float32 here
+        wider = b[name].dtype if name.endswith((".A_log", ".dt_bias", ".D")) else a[name].dtype  # float32 here
         if a[name].dtype != b[name].dtype != wider or not torch.equal(a[name].to(wider), b[name]):
             return f"{name} is not the same", worst
     again, report = AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32, output_loading_info=True, **EAGER)
@@ -264,7 +274,7 @@ def check(kvsmith, kind, make, seed, number, tmp):
         return f"transformers loaded it with remarks: {left}", worst
     if not other and type(again).__name__ not in (type(model).__name__, MAY.get(model.config.model_type)):
         return f"written as {type(again).__name__}", worst
-    if other:
+    if other or model.config.model_type == "mamba2":  # chunk_size is not kept: other roundings
         if not (exact(there, ids) - true).abs().max() <= 1e-12:
             return "the model written computes something else", worst
         return None, worst

@@ -104,6 +104,15 @@ static const struct {
     {"kimi_linear", "mla_use_nope", "false", "\"mla_use_nope\": expected true, found false"},
     {"kimi_linear", "hidden_act", "\"situ\"", "\"hidden_act\": expected silu, found situ"},
     {"kimi_linear", "attn_res_block_size", "8", "\"attn_res_block_size\" is not supported"},
+    {"mamba2", "hidden_act", "\"gelu\"", "\"hidden_act\": expected silu, found gelu"},
+    {"mamba2", "num_heads", "5", "\"num_heads\": expected num_heads x head_dim to be expand x hidden_size"},
+    {"mamba2", "n_groups", "3", "groups: expected a divisor of heads (4), got 3"},
+    {"mamba2", "rms_norm", "false", "\"rms_norm\": expected true, found false"},
+    {"mamba2", "norm_before_gate", "true", NULL},
+    {"mamba2", "time_step_limit", "[0.0, \"Infinity\"]", NULL}, /* as json_read reads version 4's Infinity */
+    {"mamba2", "time_step_limit", "[0.001, \"Infinity\"]", "expected [0.0, Infinity]"},
+    {"mamba2", "time_step_limit", "[0.0, 0.1]", "expected [0.0, Infinity]"},
+    {"mamba2", "num_attention_heads", "4", "\"num_attention_heads\" is not supported of model_type mamba2"},
     {"glm4_moe", "num_key_value_heads", NULL, "\"num_key_value_heads\" is missing"},
     {"glm4_moe", "n_routed_experts", NULL, NULL}, /* 128 by default */
     {"glm4_moe", "n_group", "4", "\"n_group\": expected groups of two experts at least, found 4 of 6"},
@@ -182,6 +191,34 @@ Test(hf_experts, settings_refused) {
     }
 }
 
+/* Python writes numbers that JSON does not have; in texts the same words stay. */
+Test(hf_experts, words_for_numbers) {
+    json_t *j;
+    char *dir = dir_stage("../families/mamba2", &j), *path = xformat("%s/config.json", dir);
+    dir_edit(j, "time_step_limit", "[0.0, \"HERE\"]");
+    dir_edit(j, "_name_or_path", "\"a \\\" NaN, Infinity \\\\\"");
+    char *text = json_dumps(j, 0), *at = strstr(text, "\"HERE\"");
+    check_write(path, "", 0);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "%.*sInfinity%s", (int)(at - text), text, at + 6);
+    cr_assert(!fclose(f));
+    ModelCfg c;
+    Err e = {0};
+    cr_assert(hf_config_read(dir, &c, &e), "%s", e.msg);
+    cr_expect(c.layers == 3 && hf_type_of(&c) == &hf_mamba2);
+    model_cfg_free(&c);
+    json_t *read = json_read(path, &e);
+    cr_expect(json_equal(json_object_get(read, "_name_or_path"), json_object_get(j, "_name_or_path")));
+    cr_expect_str_eq(json_string_value(json_array_get(json_object_get(read, "time_step_limit"), 1)), "Infinity");
+    json_decref(read);
+    f = fopen(path, "w");
+    fprintf(f, "%.*s[-Infinity, NaN%s", (int)(at - text), text, at + 6);
+    cr_assert(!fclose(f));
+    cr_expect(!json_read(path, &e) && e.status == EXIT_INPUT, "an unclosed list");
+    json_decref(j);
+    free(text), free(dir), free(path);
+}
+
 /* Which layers have experts, and how wide everything is. */
 Test(hf_experts, layers) {
     static const struct {
@@ -240,9 +277,21 @@ Test(hf_experts, type_of_a_model) {
         "{\"d_model\":12,\"layers\":2,\"vocab\":20,\"max_positions\":32,\"norm_plus_one\":true,\"kinds\":{\"g\":{"
         "\"mixer\":\"gdn\",\"heads\":2,\"head_dim\":4},\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"qk_norm\":true,"
         "\"out_gate\":true}},\"pattern\":[\"g\",\"a\"],\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":8}]}";
+    static const char mamba[] =
+        "{\"d_model\":12,\"layers\":2,\"vocab\":20,\"max_positions\":32,\"kinds\":{\"m\":{\"mixer\":\"mamba2\","
+        "\"head_dim\":6,\"state_size\":4},\"a\":{\"mixer\":\"gqa\",\"heads\":2}},\"pattern\":[\"m\"],\"ffn\":{\"n\":{"
+        "\"kind\":\"none\"},\"d\":{\"kind\":\"swiglu\",\"hidden\":8}},\"ffn_pattern\":[\"n\"]}";
     static const struct {
         const char *base, *set[10], *type;
     } k[] = {
+        {mamba, {"tied", "false"}, "mamba2"},
+        {mamba, {"kinds/m/heads", "6"}, "mamba2"},
+        {mamba, {"kinds/m/heads", "5"}, "kvsmith"}, /* 30 channels of 12 */
+        {mamba, {"kinds/m/gate", "\"sigmoid\""}, "kvsmith"},
+        {mamba, {"kinds/m/conv", "0"}, "kvsmith"},
+        {mamba, {"pattern", "[\"m\",\"a\"]"}, "kvsmith"},
+        {mamba, {"ffn_pattern", "[\"d\"]"}, "kvsmith"},
+        {mamba, {"embed_scale", "2"}, "kvsmith"},
         {gdn, {"tied", "true"}, "qwen3_5_text"},
         {gdn, {"kinds/g/conv_bias", "true"}, "kvsmith"},
         {gdn, {"kinds/g/gate", "\"sigmoid\""}, "kvsmith"},

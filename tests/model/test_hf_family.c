@@ -52,7 +52,9 @@ static const struct {
               {"glm4_moe", "glm4_moe"},
               {"glm4_moe-groups", "glm4_moe"},
               {"glm4_moe_lite", "glm4_moe_lite"},
-              {"glm4_moe_lite-plain", NULL}};
+              {"glm4_moe_lite-plain", NULL},
+              {"mamba2", "mamba2"},
+              {"mamba2-biases", "mamba2"}};
 enum { FAMILY = sizeof family / sizeof *family };
 
 static char *golden_dir(int i) { return xformat(FAMILIES "%s", family[i].name); }

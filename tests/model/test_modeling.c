@@ -11,14 +11,14 @@ enum { DOCUMENTS = 2, TOKENS = 21, VOCAB = 11 };
 static void draw_tokens(int tok[DOCUMENTS * TOKENS]) {
     for (int i = 0; i < DOCUMENTS * TOKENS; i++) tok[i] = (int)(rng_mix(5, (uint64_t)i) % VOCAB);
 }
-/* Rotations of models that the zoo has as types of transformers. */
+/* Rotations and a router that the zoo has in types of transformers alone. */
 #define TURNS(rope)                                                                                            \
     "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"layers\":2,\"tied\":true,\"ffn\":[{" \
     "\"kind\":"                                                                                                \
     "\"swiglu\",\"hidden\":10}],\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"head_dim\":6,\"window\":9,"  \
     "\"sinks\":1,"                                                                                             \
     "\"rope\":{" rope "}}},\"pattern\":[\"a\"]}"
-static const Animal rotations[] = {
+static const Animal extra[] = {
     {"window, linear rope", TURNS("\"type\":\"linear\",\"theta\":100,\"factor\":4")},
     {"window, dynamic rope", TURNS("\"type\":\"dynamic\",\"factor\":4,\"original_max_positions\":8,\"length\":20")},
     {"window, llama3 rope", TURNS("\"type\":\"llama3\",\"theta\":100,\"factor\":8,\"original_max_positions\":32")},
@@ -31,10 +31,16 @@ static const Animal rotations[] = {
            "\"long_factor\":[1.5,3,9]")},
     {"window, short rope",
      TURNS("\"type\":\"longrope\",\"length\":10,\"original_max_positions\":16,\"short_factor\":[1,2,"
-           "3],\"long_factor\":[1.5,3,9]")}};
-enum { ROTATIONS = sizeof rotations / sizeof *rotations };
-static int animals(void) { return zoo_count() + ROTATIONS; }
-static const Animal *animal(int i) { return i < zoo_count() ? &zoo[i] : &rotations[i - zoo_count()]; }
+           "3],\"long_factor\":[1.5,3,9]")},
+    {"window, experts by sigmoid, groups, shared",
+     "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"layers\":2,\"tied\":true,\"ffn\":[{\"kind\":"
+     "\"moe\",\"experts\":8,\"top_k\":3,\"hidden\":5,\"shared\":2,\"router\":\"sigmoid\",\"scale\":2.5,\"groups\":4,"
+     "\"top_groups\":2,\"bias_balance\":true}],\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"window\":9,\"sinks\":"
+     "1}},"
+     "\"pattern\":[\"a\"]}"}};
+enum { EXTRA = sizeof extra / sizeof *extra };
+static int animals(void) { return zoo_count() + EXTRA; }
+static const Animal *animal(int i) { return i < zoo_count() ? &zoo[i] : &extra[i - zoo_count()]; }
 
 /* Models that no class of transformers computes. */
 static bool own_type(const Animal *a) {
