@@ -157,6 +157,7 @@ const HfType *const hf_types[] = {&hf_llama,
                                   &hf_glm4_moe,
                                   &hf_glm4_moe_lite,
                                   &hf_mamba2,
+                                  &hf_granitemoehybrid,
                                   NULL};
 const HfType *hf_type(const char *name) {
     for (int i = 0; hf_types[i]; i++)

@@ -4,6 +4,7 @@
 #include "layers/ffn/ffn.h"
 #include "layers/gqa/gqa.h"
 #include "layers/linear/line.h"
+#include "layers/mamba2/mamba2.h"
 #include "layers/mla/mla.h"
 #include "hf.h"
 #include "safetensors.h"
@@ -203,6 +204,12 @@ double hf_part_of(const HfShape *);
 /* A hook `ropes`: the part of a head that is turned (by default `part`) lies in the rotation or next to it. Settings
  * that only pictures have an influence on are passed over: a text's three positions are one. */
 bool hf_ropes_in_part(const HfFile *, double part, HfShape *);
+/* time_step_limit is [0, Infinity], in the spelling of version 4 or 5: steps are never clamped. */
+bool hf_steps_unlimited(const HfFile *);
+/* The settings of a kind of mamba2. hf_mamba2_plain: *m becomes *cfg with its widths resolved, as transformers' classes
+ * have it, else `why` not. */
+json_t *hf_mamba2_kind(const Mamba2Cfg *);
+bool hf_mamba2_plain(const Mamba2Cfg *cfg, int d_model, Mamba2Cfg *m, const char **why);
 /* The settings of latents as DeepSeek names them; and back. */
 #define HF_LATENT_KEYS \
     "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"
@@ -249,4 +256,4 @@ StPlace hf_place_written(const ModelCfg *, const char *path, Tensor, char name[1
 extern const HfType hf_llama, hf_mistral, hf_qwen2, hf_qwen3, hf_gpt2, hf_gpt_neox, hf_deepseek_v3, hf_phi3, hf_smollm3,
     hf_granite, hf_olmo2, hf_gemma2, hf_gemma3_text, hf_deepseek_v2, hf_mixtral, hf_qwen3_moe, hf_qwen2_moe, hf_olmoe,
     hf_qwen3_next, hf_qwen3_5_text, hf_qwen3_5, hf_qwen3_5_moe_text, hf_qwen3_5_moe, hf_kimi_linear, hf_glm4_moe,
-    hf_glm4_moe_lite, hf_mamba2;
+    hf_glm4_moe_lite, hf_mamba2, hf_granitemoehybrid;

@@ -10,8 +10,7 @@ typedef struct {
     bool tied;
 } Mamba2Shape;
 
-/* Steps are never clamped: [0, Infinity], in the spelling of version 4 or 5. */
-static bool mamba2_steps(const HfFile *f) {
+bool hf_steps_unlimited(const HfFile *f) {
     const json_t *v = json_object_get(f->j, "time_step_limit"), *most = json_array_get(v, 1);
     if (!hf_given(f->j, "time_step_limit")) return true;
     if (json_is_object(most)) most = json_object_get(most, "__float__");
@@ -34,7 +33,7 @@ static bool mamba2_read(const HfFile *f, Mamba2Shape *s) {
         !hf_number(f, "layer_norm_epsilon", 1e-5, false, &s->eps) ||
         !hf_number(f, "initializer_range", 0.1, true, &s->std) ||
         !hf_flag_or(f, "use_conv_bias", true, &m->conv_bias) || !hf_flag(f, "use_bias", &m->bias) ||
-        !hf_flag(f, "tie_word_embeddings", &s->tied) || !mamba2_steps(f))
+        !hf_flag(f, "tie_word_embeddings", &s->tied) || !hf_steps_unlimited(f))
         return false;
     if (hf_given(f->j, "hidden_act") && strcmp(hf_found(act), "silu"))
         return err_input(f->e, "%s: \"hidden_act\": expected silu, found %.40s", f->path, hf_found(act));
@@ -44,28 +43,33 @@ static bool mamba2_read(const HfFile *f, Mamba2Shape *s) {
                      "%d x %d",
                      f->path, expand, s->d, m->heads, m->head_dim);
 }
+json_t *hf_mamba2_kind(const Mamba2Cfg *m) {
+    return json_pack("{ss si si si si si sb sb}", "mixer", "mamba2", "heads", m->heads, "head_dim", m->head_dim,
+                     "state_size", m->state_size, "groups", m->groups, "conv", m->conv, "conv_bias", m->conv_bias,
+                     "bias", m->bias);
+}
 static json_t *mamba2_settings(const HfFile *f) {
     Mamba2Shape s = {.d = 0};
     const Mamba2Cfg *m = &s.m;
     if (!mamba2_read(f, &s)) return NULL;
-    return json_pack("{si si si si sf sf sb s{s{ss si si si si si sb sb}} s[s] s[{ss}]}", "d_model", s.d, "layers",
-                     s.layers, "vocab", s.V, "max_positions", s.P, "norm_eps", s.eps, "init_std", s.std, "tied", s.tied,
-                     "kinds", "mamba", "mixer", "mamba2", "heads", m->heads, "head_dim", m->head_dim, "state_size",
-                     m->state_size, "groups", m->groups, "conv", m->conv, "conv_bias", m->conv_bias, "bias", m->bias,
-                     "pattern", "mamba", "ffn", "kind", "none");
+    return json_pack("{si si si si sf sf sb s{so} s[s] s[{ss}]}", "d_model", s.d, "layers", s.layers, "vocab", s.V,
+                     "max_positions", s.P, "norm_eps", s.eps, "init_std", s.std, "tied", s.tied, "kinds", "mamba",
+                     hf_mamba2_kind(m), "pattern", "mamba", "ffn", "kind", "none");
 }
 
+bool hf_mamba2_plain(const Mamba2Cfg *cfg, int d_model, Mamba2Cfg *m, const char **why) {
+    memcpy(m, cfg, sizeof *m); /* with its padding, which may be compared */
+    if (!m->heads) m->heads = 2 * d_model / m->head_dim;
+    if (!m->conv) return hf_no(why, "no convolution");
+    if (m->gate) return hf_no(why, "gate: sigmoid");
+    return (long)m->heads * m->head_dim % d_model == 0 || hf_no(why, "heads x head_dim that d_model does not divide");
+}
 static bool mamba2_shape(const ModelCfg *c, Mamba2Cfg *m, const char **why) {
     if (!hf_block(c, (HfBlock){"mamba2", NULL, "none", NORM_RMS, POSITIONS_NONE, false}, why) || !hf_plain(c, why))
         return false;
     for (int l = 1; l < c->layers; l++)
         if (c->pattern[l] != c->pattern[0]) return hf_no(why, "layers of several kinds");
-    *m = *(const Mamba2Cfg *)c->kind[c->pattern[0]].cfg;
-    if (!m->heads) m->heads = 2 * c->d_model / m->head_dim;
-    if (m->gate) return hf_no(why, "gate: sigmoid");
-    if (!m->conv) return hf_no(why, "no convolution");
-    return (long)m->heads * m->head_dim % c->d_model == 0 ||
-           hf_no(why, "heads x head_dim that d_model does not divide");
+    return hf_mamba2_plain(c->kind[c->pattern[0]].cfg, c->d_model, m, why);
 }
 static bool is_mamba2(const ModelCfg *c, const char **why) {
     Mamba2Cfg m;

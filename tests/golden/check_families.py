@@ -131,6 +131,22 @@ def mamba2(r):
                 bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
+def granitemoehybrid(r):
+    s = plain(r)
+    layers, heads = s["num_hidden_layers"] + 1, s["num_attention_heads"]
+    s = {k: v for k, v in s.items() if k not in ("head_dim", "hidden_size", "num_hidden_layers")}
+    groups = r.choice([1, 2])
+    types = ["linear_attention", "full_attention"] + [r.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+    s.update(hidden_size=heads * 4, num_hidden_layers=layers, layer_types=types[:layers], mamba_n_heads=4,
+             mamba_expand=r.choice([1, 2, 3]), mamba_n_groups=groups, mamba_d_state=r.randrange(1, 8), mamba_d_conv=r.randrange(1, 5),
+             mamba_chunk_size=r.choice([3, 64]), mamba_conv_bias=r.random() < 0.5, mamba_proj_bias=r.random() < 0.5,
+             attention_bias=r.random() < 0.4, num_local_experts=r.choice([0, 4, 6]), num_experts_per_tok=2,
+             shared_intermediate_size=r.randrange(3, 12), position_embedding_type=r.choice([None, "nope", "rope"]),
+             embedding_multiplier=r.choice([1.0, 2.0]), residual_multiplier=0.7, logits_scaling=r.choice([1.0, 3.0]),
+             attention_multiplier=0.4)
+    return s
+
+
 def deepseek_v2(r):
     s = latent(r)
     return dict(s, topk_method="group_limited_greedy" if s["n_group"] > 1 else "greedy")
@@ -189,9 +205,9 @@ TYPES = dict(mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qw
              qwen3_next=("Qwen3NextConfig", qwen3_next), qwen3_5_text=("Qwen3_5TextConfig", hybrid),
              qwen3_5_moe_text=("Qwen3_5MoeTextConfig", qwen3_5_moe_text), kimi_linear=("KimiLinearConfig", kimi_linear),
              glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite),
-             mamba2=("Mamba2Config", mamba2))
+             mamba2=("Mamba2Config", mamba2), granitemoehybrid=("GraniteMoeHybridConfig", granitemoehybrid))
 # chunks of these lose digits in float32: compared in float64
-STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "mamba2"
+STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "mamba2", "granitemoehybrid"
 OTHERS = dict(qwen3_5_moe_text="qwen3_next")  # written as another type, which computes the same
 MAY = dict(glm4_moe_lite="DeepseekV3ForCausalLM")  # written as this where it can hold the model, with the same tensors
 
@@ -274,7 +290,7 @@ def check(kvsmith, kind, make, seed, number, tmp):
         return f"transformers loaded it with remarks: {left}", worst
     if not other and type(again).__name__ not in (type(model).__name__, MAY.get(model.config.model_type)):
         return f"written as {type(again).__name__}", worst
-    if other or model.config.model_type == "mamba2":  # chunk_size is not kept: other roundings
+    if other or model.config.model_type in ("mamba2", "granitemoehybrid"):  # chunk_size is not kept: other roundings
         if not (exact(there, ids) - true).abs().max() <= 1e-12:
             return "the model written computes something else", worst
         return None, worst

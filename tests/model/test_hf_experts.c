@@ -104,6 +104,20 @@ static const struct {
     {"kimi_linear", "mla_use_nope", "false", "\"mla_use_nope\": expected true, found false"},
     {"kimi_linear", "hidden_act", "\"situ\"", "\"hidden_act\": expected silu, found situ"},
     {"kimi_linear", "attn_res_block_size", "8", "\"attn_res_block_size\" is not supported"},
+    {"granitemoehybrid", "layer_types", "[\"mamba\",\"attention\",\"mamba\"]", NULL},
+    {"granitemoehybrid", "layer_types", "[\"mamba\",\"attention\"]", "expected a list of num_hidden_layers (3) texts"},
+    {"granitemoehybrid", "layer_types", "[\"mamba\",\"sliding_attention\",\"mamba\"]",
+     "layer 1: expected mamba or attention, found sliding_attention"},
+    {"granitemoehybrid", "mamba_d_head", "\"auto\"", NULL},
+    {"granitemoehybrid", "mamba_d_head", "5", "expected mamba_n_heads x mamba_d_head to be mamba_expand x hidden_size"},
+    {"granitemoehybrid", "mamba_expand", "2000000000", "expected mamba_n_heads x mamba_d_head"},
+    {"granitemoehybrid", "position_embedding_type", "\"nope\"", NULL},
+    {"granitemoehybrid", "position_embedding_type", "\"learned\"", "expected rope or nope, found learned"},
+    {"granitemoehybrid", "num_key_value_heads", "3", "no multiple of num_key_value_heads 3"},
+    {"granitemoehybrid", "num_experts_per_tok", "6", "top_k: 6 is more than experts, 5"},
+    {"granitemoehybrid", "normalization_function", "\"layernorm\"", "expected \"rmsnorm\", found \"layernorm\""},
+    {"granitemoehybrid", "time_step_limit", "[0.0, 0.5]", "expected [0.0, Infinity]"},
+    {"granitemoehybrid", "sliding_window", "5", "\"sliding_window\" is not supported of model_type granitemoehybrid"},
     {"mamba2", "hidden_act", "\"gelu\"", "\"hidden_act\": expected silu, found gelu"},
     {"mamba2", "num_heads", "5", "\"num_heads\": expected num_heads x head_dim to be expand x hidden_size"},
     {"mamba2", "n_groups", "3", "groups: expected a divisor of heads (4), got 3"},
@@ -291,6 +305,12 @@ Test(hf_experts, type_of_a_model) {
         {mamba, {"kinds/m/conv", "0"}, "kvsmith"},
         {mamba, {"pattern", "[\"m\",\"a\"]"}, "kvsmith"},
         {mamba, {"ffn_pattern", "[\"d\"]"}, "kvsmith"},
+        {mamba, {"pattern", "[\"m\",\"a\"]", "ffn_pattern", "[\"d\"]"}, "granitemoehybrid"},
+        {mamba, {"pattern", "[\"m\",\"a\"]", "ffn_pattern", "[\"d\"]", "residual_scale", "0.5"}, "granitemoehybrid"},
+        {mamba, {"pattern", "[\"m\",\"a\"]", "ffn_pattern", "[\"d\"]", "logits_cap", "9"}, "kvsmith"},
+        {mamba, {"pattern", "[\"m\",\"a\"]", "ffn_pattern", "[\"d\"]", "kinds/a/qk_norm", "true"}, "kvsmith"},
+        {mamba, {"pattern", "[\"m\",\"a\"]", "ffn_pattern", "[\"d\"]", "kinds/a/head_dim", "4"}, "kvsmith"},
+        {mamba, {"pattern", "[\"m\",\"a\"]", "ffn_pattern", "[\"d\",\"n\"]"}, "kvsmith"},
         {mamba, {"embed_scale", "2"}, "kvsmith"},
         {gdn, {"tied", "true"}, "qwen3_5_text"},
         {gdn, {"kinds/g/conv_bias", "true"}, "kvsmith"},
@@ -368,7 +388,7 @@ Test(hf_experts, type_of_a_model) {
         const char *type = json_string_value(json_object_get(file, "model_type"));
         cr_expect_str_eq(type, k[i].type, "case %zu (%s): %s", i, k[i].set[0], type);
         cr_assert(hf_config_read(check_dir(), &back, &e), "case %zu: %s", i, e.msg);
-        for (int l = 0; l < 3; l++)
+        for (int l = 0; l < c.layers; l++)
             cr_expect_str_eq(back.ffn[back.ffn_pattern[l]].ffn->name, c.ffn[c.ffn_pattern[l]].ffn->name);
         model_cfg_free(&c), model_cfg_free(&back);
         json_decref(j), json_decref(file);

@@ -54,7 +54,9 @@ static const struct {
               {"glm4_moe_lite", "glm4_moe_lite"},
               {"glm4_moe_lite-plain", NULL},
               {"mamba2", "mamba2"},
-              {"mamba2-biases", "mamba2"}};
+              {"mamba2-biases", "mamba2"},
+              {"granitemoehybrid", "granitemoehybrid"},
+              {"granitemoehybrid-dense", "granitemoehybrid"}};
 enum { FAMILY = sizeof family / sizeof *family };
 
 static char *golden_dir(int i) { return xformat(FAMILIES "%s", family[i].name); }
