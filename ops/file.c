@@ -169,8 +169,8 @@ json_t *json_parse(const void *p, size_t n, const char *where, enum json_error_c
     return j;
 }
 
-/* A copy of n bytes of JSON with the words that Python writes for numbers without digits as texts; NULL: there are none.
- * Lines stay what they are. */
+/* A copy of n bytes of JSON with the words that Python writes for numbers without digits as texts; NULL: there are
+ * none. Lines stay what they are. */
 static char *json_words(const char *p, size_t n, size_t *out) {
     static const char *const words[] = {"-Infinity", "Infinity", "NaN"};
     char *copy = NULL;
