@@ -11,7 +11,7 @@ typedef struct {
     const char *model, *prompt, *prompt_file, *batch_file;
     int64_t max_new, context, batch, chunk, seed, top_k;
     Sampler sampler;
-    bool ignore_eos, plain;
+    bool ignore_eos, plain, apart;
     int nstop;
     const char *stop[STOPS_MAX];
 } Args;
@@ -31,7 +31,8 @@ enum {
     OPT_CONTEXT,
     OPT_BATCH,
     OPT_CHUNK,
-    OPT_GRAPH
+    OPT_GRAPH,
+    OPT_SHARE
 };
 static const struct argp_option options[] = {
     {"prompt", 'p', "TEXT", 0, "The text to continue (default: nothing, a new document)", 0},
@@ -52,12 +53,20 @@ static const struct argp_option options[] = {
     {"context", OPT_CONTEXT, "N", 0, "Tokens of prompt and output at most (default: the model's positions)", 0},
     {"batch", OPT_BATCH, "N", 0, "Prompts that run at the same time (default 8)", 0},
     {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the prompts (default 512)", 0},
+    {"share-prefixes", OPT_SHARE, "NAME", 0,
+     "auto: prompts of a batch that begin with the same tokens compute and store them once; off: each for itself, with "
+     "the same results (default auto)",
+     0},
     {"graph", OPT_GRAPH, "NAME", 0,
      "auto: a GPU captures a decoding step as a CUDA graph and replays it; off: it launches kernel by kernel (default "
      "auto)",
      0},
     {0}};
 
+static bool cmd_generate_off(const char *name, const char *arg, bool *off, Err *e) {
+    *off = !strcmp(arg, "off");
+    return *off || !strcmp(arg, "auto") || err_input(e, "%s: expected auto or off, got '%.40s'", name, arg);
+}
 static bool cmd_generate_take(void *ctx, int key, const char *arg, Err *e) {
     Args *a = ctx;
     Sampler *s = &a->sampler;
@@ -77,11 +86,8 @@ static bool cmd_generate_take(void *ctx, int key, const char *arg, Err *e) {
     case OPT_CONTEXT: return cli_int(arg, "--context", 1, 1 << 22, &a->context, e);
     case OPT_BATCH: return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
     case OPT_CHUNK: return cli_int(arg, "--chunk", 1, 1 << 20, &a->chunk, e);
-    case OPT_GRAPH:
-        if (strcmp(arg, "auto") && strcmp(arg, "off"))
-            return err_input(e, "--graph: expected auto or off, got '%.40s'", arg);
-        a->plain = !strcmp(arg, "off");
-        return true;
+    case OPT_GRAPH: return cmd_generate_off("--graph", arg, &a->plain, e);
+    case OPT_SHARE: return cmd_generate_off("--share-prefixes", arg, &a->apart, e);
     case OPT_STOP:
         if (!*arg) return err_input(e, "--stop: expected a text, got an empty one");
         if (a->nstop == STOPS_MAX) return err_input(e, "--stop: more than %d of them", STOPS_MAX);
@@ -197,10 +203,10 @@ static json_t *cmd_generate_result(const Generation *g) {
     char *text = utf8_clean(g->text.bytes, g->text.n, &m);
     json_t *tokens = json_array();
     for (int i = 0; i < g->n; i++) json_array_append_new(tokens, json_integer(g->tok[i]));
-    json_t *j = json_pack("{s:s%, s:o, s:i, s:i, s:s, s:f, s:f, s:f, s:I}", "text", text, m, "tokens", tokens,
-                          "prompt_tokens", g->nprompt, "new_tokens", g->n, "finish", finish_name(g->finish),
-                          "prefill_s", g->prefill_s, "decode_s", g->decode_s, "decode_tok_s", cmd_generate_rate(g),
-                          "cache_bytes", (json_int_t)g->cache_bytes);
+    json_t *j = json_pack("{s:s%, s:o, s:i, s:i, s:i, s:s, s:f, s:f, s:f, s:I}", "text", text, m, "tokens", tokens,
+                          "prompt_tokens", g->nprompt, "cached_tokens", g->cached, "new_tokens", g->n, "finish",
+                          finish_name(g->finish), "prefill_s", g->prefill_s, "decode_s", g->decode_s, "decode_tok_s",
+                          cmd_generate_rate(g), "cache_bytes", (json_int_t)g->cache_bytes);
     free(text);
     return j;
 }
@@ -250,6 +256,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
         int longest = 0;
         for (int i = 0; i < p.n; i++) longest = imax(longest, p.g[i].nprompt);
         SessionOpts so = {.nseq = imin((int)a->batch, p.n),
+                          .spare = generate_spare(p.n, p.g),
                           .chunk = (int)a->chunk,
                           .document = -1, /* a prompt is one sequence, end-of-text in it or not */
                           .plain = a->plain,
@@ -261,6 +268,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
                      .eos = en.eos,
                      .nstop = a->nstop,
                      .stop = a->stop,
+                     .apart = a->apart,
                      .show = streamed ? cmd_generate_stream : NULL};
         engine_plan(&en, so.max_tokens, cli->quiet);
         ok = session_open(&s, &en.model, so, e);

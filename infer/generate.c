@@ -1,4 +1,5 @@
 #include "generate.h"
+#include "prefix.h"
 #include <omp.h>
 
 const char *finish_name(Finish f) {
@@ -120,28 +121,44 @@ static bool generate_advance(Work *w, int n, bool prefill, Err *e) {
     return ok;
 }
 
-static bool run(Work *w, int n, Err *e) {
-    int nplace = w->s->opts.nseq, V = w->s->model->cfg.vocab;
-    for (int started = 0;;) {
+/* The next prompt begins at place `at`: the feed of what no prefix of it holds. */
+static bool generate_begin(Work *w, int at, Prefixes *x, Feed *feed, Err *e) {
+    const int V = w->s->model->cfg.vocab;
+    const double start = now_seconds();
+    Place *p = &w->place[at];
+    int which, have, computed;
+    if (!prefixes_next(x, w->s, at, &which, &have, &computed, e)) return false;
+    Generation *g = &w->g[which];
+    *p = (Place){.which = which, .seen = p->seen};
+    memset(p->seen, 0, (size_t)V);
+    for (int i = 0; i < g->nprompt; i++)
+        if (g->prompt[i] >= 0 && g->prompt[i] < V) p->seen[g->prompt[i]] = 1;
+    if (w->rows) session_seen(w->s, at, p->seen);
+    *feed = (Feed){at, g->nprompt - have, g->prompt + have};
+    g->cached = have - computed;
+    g->prefill_s += now_seconds() - start;
+    return true;
+}
+static bool run(Work *w, Prefixes *x, Err *e) {
+    int nplace = w->s->opts.nseq;
+    for (;;) {
         int nfeed = 0;
-        for (int at = 0; at < nplace && started < n; at++) {
-            Place *p = &w->place[at];
-            if (p->which >= 0) continue;
-            Generation *g = &w->g[started];
-            *p = (Place){.which = started++, .seen = p->seen};
-            memset(p->seen, 0, (size_t)V);
-            for (int i = 0; i < g->nprompt; i++)
-                if (g->prompt[i] >= 0 && g->prompt[i] < V) p->seen[g->prompt[i]] = 1;
-            session_reset(w->s, at);
-            if (w->rows) session_seen(w->s, at, p->seen);
-            w->feed[nfeed++] = (Feed){at, g->nprompt, g->prompt};
-        }
+        for (int at = 0; at < nplace && x->at < x->n; at++)
+            if (w->place[at].which < 0 && !generate_begin(w, at, x, &w->feed[nfeed++], e)) return false;
         bool prefill = nfeed > 0;
         for (int at = 0; at < nplace && !prefill; at++)
             if (w->place[at].which >= 0) w->feed[nfeed++] = (Feed){at, 1, &w->place[at].last};
         if (nfeed == 0) return true;
         if (!generate_advance(w, nfeed, prefill, e)) return false;
     }
+}
+
+int generate_spare(int n, const Generation *g) {
+    PrefixText *text = xcalloc((size_t)n, sizeof *text);
+    for (int k = 0; k < n; k++) text[k] = (PrefixText){g[k].nprompt, g[k].prompt};
+    const int depth = prefixes_depth(text, n);
+    free(text);
+    return depth;
 }
 
 bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generation *g, Err *e) {
@@ -152,6 +169,8 @@ bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generati
         g[k].text = (Text){.nstop = o->nstop, .stop = o->stop};
     }
     Work w = {.s = s, .tk = tk, .o = o, .g = g};
+    Prefixes x;
+    PrefixText *text = xcalloc((size_t)n, sizeof *text);
     bool ok = false;
     w.place = xcalloc(places, sizeof *w.place);
     w.feed = xcalloc(places, sizeof *w.feed);
@@ -167,12 +186,14 @@ bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generati
         w.logits = xcalloc(places * V, sizeof *w.logits);
     }
     for (size_t i = 0; i < places; i++) w.place[i] = (Place){.which = -1, .seen = xcalloc(V, 1)};
-    ok = run(&w, n, e);
-    for (size_t i = 0; i < places; i++) {
-        session_reset(s, (int)i);
-        free(w.place[i].seen);
-    }
+    for (int k = 0; k < n; k++) text[k] = (PrefixText){g[k].nprompt, g[k].prompt};
+    prefixes_open(&x, text, n, s->opts.spare, o->apart);
+    ok = run(&w, &x, e);
+    prefixes_close(&x);
+    for (int i = 0; i < s->opts.nseq + s->opts.spare; i++) session_reset(s, i);
+    for (size_t i = 0; i < places; i++) free(w.place[i].seen);
 done:
+    free(text);
     free(w.rows);
     free(w.drawn);
     free(w.place);

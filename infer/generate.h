@@ -21,6 +21,7 @@ typedef struct {
      * stop everything (the receiver has set the Err). */
     bool (*show)(void *ctx, int which, const char *text, size_t n, Err *);
     void *ctx;
+    bool apart; /* prompts that begin alike share nothing; the same bits (prefix.h) */
 } GenOpts;
 
 typedef struct {
@@ -30,6 +31,7 @@ typedef struct {
     int n;
     Text text;
     Finish finish;
+    int cached;                 /* tokens of the prompt that were computed for another one */
     double prefill_s, decode_s; /* wall time of its passes, sampling included; the first token counts as prefill */
     size_t cache_bytes;         /* resident at its end */
 } Generation;
@@ -37,5 +39,8 @@ typedef struct {
 /* Draw i of prompt k is a function of (seed, k, i) alone, so results do not depend on how prompts share the session
  * (except for the last bits of the logits). False: EXIT_INPUT, a prompt does not fit; EXIT_RUNTIME, damaged weights.
  * Call generation_free after a failure, too. */
+/* Prompts that begin alike share what they have in common, as far as the session has spare sequences. */
 bool generate(Session *, const Tokenizer *, const GenOpts *, int n, Generation *, Err *);
+/* Spare sequences (SessionOpts.spare) with which n prompts share all that they can. */
+int generate_spare(int n, const Generation *);
 void generation_free(Generation *);

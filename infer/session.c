@@ -20,14 +20,18 @@ static Pass pass_make(const Session *s) {
                   .seq = p + 5 * c + s->opts.nseq + 1};
 }
 
+static int session_places(const Session *s) { return s->opts.nseq + s->opts.spare; }
+static void session_place_check(const Session *s, int seq) {
+    CHECK(seq >= 0 && seq < session_places(s), "sequence %d of %d", seq, session_places(s));
+}
 static Workspace *work_of(Session *s) { return s->opts.work ? s->opts.work : &s->own; }
 bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
     if (o.chunk == 0) o.chunk = CHUNK_ROWS;
-    CHECK(o.nseq >= 1 && o.chunk >= 1 && o.max_tokens >= 1, "nseq %d chunk %d max_tokens %d", o.nseq, o.chunk,
-          o.max_tokens);
+    CHECK(o.nseq >= 1 && o.spare >= 0 && o.chunk >= 1 && o.max_tokens >= 1, "nseq %d+%d chunk %d max_tokens %d", o.nseq,
+          o.spare, o.chunk, o.max_tokens);
     CHECK(!o.work || !o.dev || o.dev == o.work->dev, "a workspace of another device");
     *s = (Session){.model = m, .opts = o};
-    if (!model_cache_open(m, &s->cache, o.nseq, o.max_tokens, o.chunk, o.page_rows, false, e)) return false;
+    if (!model_cache_open(m, &s->cache, session_places(s), o.max_tokens, o.chunk, o.page_rows, false, e)) return false;
     if (!o.work) workspace_empty(&s->own, m, o.dev ? o.dev : m->dev);
     if (!model_extend_reserve(m, work_of(s), &s->cache, o.chunk, o.want_all ? o.chunk : imin(o.nseq, o.chunk),
                               imin(o.nseq, o.chunk), e)) {
@@ -36,7 +40,7 @@ bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
         return false;
     }
     if (!o.plain && device_apart(m->dev)) s->cache.graphs = graphs_open(m->dev);
-    s->next = xcalloc((size_t)o.nseq, sizeof(int));
+    s->next = xcalloc((size_t)session_places(s), sizeof(int));
     s->rows = xcalloc(5 * (size_t)o.chunk + 2 * (size_t)o.nseq + 1, sizeof(int));
     s->id = xcalloc((size_t)o.nseq, sizeof(uint64_t));
     return true;
@@ -57,31 +61,31 @@ void session_close(Session *s) {
 }
 
 void session_reset(Session *s, int seq) {
-    CHECK(seq >= 0 && seq < s->opts.nseq, "sequence %d of %d", seq, s->opts.nseq);
+    session_place_check(s, seq);
     kv_drop(&s->cache, seq);
     s->next[seq] = 0;
 }
 
 void session_fork(Session *s, int from, int to) {
-    CHECK(from >= 0 && from < s->opts.nseq && to >= 0 && to < s->opts.nseq, "sequences %d, %d of %d", from, to,
-          s->opts.nseq);
+    session_place_check(s, from), session_place_check(s, to);
     kv_fork(&s->cache, from, to);
     s->next[to] = s->next[from];
 }
 
 void session_prompt_ends(Session *s, int seq) {
-    CHECK(seq >= 0 && seq < s->opts.nseq, "sequence %d of %d", seq, s->opts.nseq);
+    session_place_check(s, seq);
     model_prompt_ends(work_of(s), &s->cache, seq, s->next[seq]);
 }
 
 int session_length(const Session *s, int seq) { return s->next[seq]; }
 size_t session_bytes(const Session *s, int seq) { return kv_bytes(&s->cache, seq); }
+size_t session_resident(const Session *s) { return kv_resident(&s->cache, s->next); }
 
 static bool feeds_fit(const Session *s, int B, const Feed *f, Err *e) {
     int V = s->model->cfg.vocab;
     for (int b = 0; b < B; b++) {
-        CHECK(f[b].seq >= 0 && f[b].seq < s->opts.nseq && f[b].n >= 1, "feed %d: sequence %d of %d, %d tokens", b,
-              f[b].seq, s->opts.nseq, f[b].n);
+        CHECK(f[b].seq >= 0 && f[b].seq < session_places(s) && f[b].n >= 1, "feed %d: sequence %d of %d, %d tokens", b,
+              f[b].seq, session_places(s), f[b].n);
         for (int a = 0; a < b; a++) CHECK(f[a].seq != f[b].seq, "sequence %d twice in one call", f[b].seq);
         int64_t len = s->next[f[b].seq];
         for (int i = 0; i < f[b].n; i++) {

@@ -20,6 +20,7 @@
 enum { CHUNK_ROWS = 512 };
 typedef struct {
     int nseq;        /* sequences, >= 1 */
+    int spare;       /* more of them, numbered from nseq on, that hold what others fork: prefixes (prefix.h) */
     int max_tokens;  /* longest document of a sequence */
     int chunk;       /* rows of one pass over all sequences, >= 1; 0: CHUNK_ROWS */
     int page_rows;   /* 0: the cache's default */
@@ -35,7 +36,7 @@ typedef struct {
     SessionOpts opts;
     Workspace own; /* unless SessionOpts.work is another's */
     Cache cache;
-    int *next; /* (nseq) position of the next token in its document: 0 = empty */
+    int *next; /* (nseq+spare) position of the next token in its document: 0 = empty */
     int *rows; /* the arrays of a pass, in one block; see session.c */
     uint64_t *id;
     Arena draw;          /* on a GPU, for session_draw: */
@@ -77,3 +78,5 @@ void session_reset(Session *, int seq);         /* forget everything: empty agai
 void session_fork(Session *, int from, int to); /* `to`, another one, becomes a copy of `from`; its rows are shared */
 int session_length(const Session *, int seq);   /* tokens of the current document so far */
 size_t session_bytes(const Session *, int seq); /* resident rows and states of the cache */
+/* The same of all sequences that are not empty, rows that several share counted once. */
+size_t session_resident(const Session *);

@@ -1,6 +1,6 @@
 #include "choices.h"
 #include "choice_set.h"
-#include "infer/session.h"
+#include "infer/prefix.h"
 #include "task_run.h"
 
 /* ---- the prefix -----------------------------------------------------------------------------------------------------
@@ -55,6 +55,7 @@ typedef struct {
     Session s;
     int batch, chunk, V;
     Feed *feed;   /* (batch) */
+    Group **held; /* (batch) whose contexts sequences hold */
     Ask **open;   /* (batch) whose continuations are being fed */
     real *logits; /* (chunk, V) */
 } Work;
@@ -65,21 +66,24 @@ static void choices_score(Ask *k, const real *logits, int V, int id) {
     k->greedy &= hit;
 }
 
-/* The first ids of all continuations of b groups, whose contexts sequences 0..b-1 then hold. */
-static bool choices_contexts(Work *w, ChoiceSet *s, const Group *g, int b, Err *e) {
-    for (int i = 0; i < b; i++) {
-        const Ask *k = &s->ask[g[i].first];
-        session_reset(&w->s, i);
-        w->feed[i] = (Feed){i, k->n - k->cont, k->id};
+/* The first ids of all continuations of the next groups, whose contexts sequences 0..b-1 then hold: w->held. Returns b;
+ * 0: a failure. */
+static int choices_contexts(Work *w, ChoiceSet *s, Prefixes *x, Err *e) {
+    int b = 0;
+    for (; b < w->batch && x->at < x->n; b++) {
+        int which, have, computed;
+        if (!prefixes_next(x, &w->s, b, &which, &have, &computed, e)) return 0;
+        w->held[b] = &s->group[which];
+        w->feed[b] = (Feed){b, x->text[which].n - have, x->text[which].tok + have};
     }
-    if (!session_extend(&w->s, b, w->feed, WANT_LAST, TENSOR(w->logits, REAL, b, w->V), e)) return false;
+    if (!session_extend(&w->s, b, w->feed, WANT_LAST, TENSOR(w->logits, REAL, b, w->V), e)) return 0;
     for (int i = 0; i < b; i++) session_prompt_ends(&w->s, i);
     for (int i = 0; i < b; i++)
-        for (int a = 0; a < g[i].n; a++) {
-            Ask *k = &s->ask[g[i].first + a];
+        for (int a = 0; a < w->held[i]->n; a++) {
+            Ask *k = &s->ask[w->held[i]->first + a];
             choices_score(k, w->logits + (size_t)i * (size_t)w->V, w->V, k->id[k->n - k->cont]);
         }
-    return true;
+    return b;
 }
 
 /* The other ids of the n continuations in w->open, each in its own sequence after its context, in pieces that fit one
@@ -104,13 +108,13 @@ static bool choices_continuations(Work *w, int n, Err *e) {
     }
 }
 
-static bool choices_run(Work *w, ChoiceSet *s, Err *e) {
-    for (int64_t at = 0; at < s->ngroup; at += w->batch) {
-        int b = (int)(s->ngroup - at < w->batch ? s->ngroup - at : w->batch), n = 0;
-        if (!choices_contexts(w, s, s->group + at, b, e)) return false;
+static bool choices_run(Work *w, ChoiceSet *s, Prefixes *x, Err *e) {
+    while (x->at < x->n) {
+        int b = choices_contexts(w, s, x, e), n = 0;
+        if (!b) return false;
         for (int i = 0; i < b; i++)
-            for (int a = 0; a < s->group[at + i].n; a++) {
-                Ask *k = &s->ask[s->group[at + i].first + a];
+            for (int a = 0; a < w->held[i]->n; a++) {
+                Ask *k = &s->ask[w->held[i]->first + a];
                 if (k->cont == 1) continue;
                 session_fork(&w->s, i, w->batch + n);
                 w->open[n++] = k;
@@ -128,13 +132,31 @@ static bool choices_measure(Engine *en, ChoiceSet *s, const Choices *c, Err *e) 
     /* the logits of a pass are the one big thing: 64 MiB of them, unless one row of each sequence is more */
     size_t rows = zmax((size_t)w.batch, (64u << 20) / sizeof(real) / (size_t)w.V);
     w.chunk = imax((int)zmin((size_t)c->chunk, rows), w.batch);
-    SessionOpts o = {.nseq = 2 * w.batch, .max_tokens = s->longest, .chunk = w.chunk, .document = -1, .want_all = true};
-    if (!session_open(&w.s, &en->model, o, e)) return false;
+    const int n = (int)s->ngroup;
+    PrefixText *text = xcalloc((size_t)n, sizeof *text);
+    for (int i = 0; i < n; i++) {
+        const Ask *k = &s->ask[s->group[i].first];
+        text[i] = (PrefixText){k->n - k->cont, k->id};
+    }
+    SessionOpts o = {.nseq = 2 * w.batch,
+                     .spare = prefixes_depth(text, n),
+                     .max_tokens = s->longest,
+                     .chunk = w.chunk,
+                     .document = -1,
+                     .want_all = true};
+    if (!session_open(&w.s, &en->model, o, e)) {
+        free(text);
+        return false;
+    }
+    Prefixes x;
+    prefixes_open(&x, text, n, o.spare, false);
+    w.held = xcalloc((size_t)w.batch, sizeof(Group *));
     w.feed = xcalloc((size_t)w.batch, sizeof *w.feed);
     w.open = xcalloc((size_t)w.batch, sizeof *w.open);
     w.logits = xcalloc((size_t)w.chunk * (size_t)w.V, sizeof *w.logits);
-    bool ok = choices_run(&w, s, e);
-    free(w.feed), free(w.open), free(w.logits);
+    bool ok = choices_run(&w, s, &x, e);
+    prefixes_close(&x);
+    free(w.feed), free(w.held), free(w.open), free(w.logits), free(text);
     session_close(&w.s);
     for (int64_t i = 0; ok && i < s->nask; i++)
         if (!isfinite(s->ask[i].ll))

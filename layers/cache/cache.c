@@ -326,15 +326,46 @@ int kv_rows(const Slot *s, int seq, int lane) {
     lane += seq * s->t.s.lanes;
     return s->t.hi[lane] - s->t.lo[lane] + imax(0, imin(s->t.s0[lane] + s->t.s.sinks, s->t.lo[lane]) - s->t.s0[lane]);
 }
+/* Bytes of a row of one lane, and of what a sequence has whatever its rows. */
+static size_t cache_row_bytes(const Cache *c, const Slot *s) {
+    return row_bytes(&s->t.s) + (s->t.s.lanes ? policy_row_bytes(&c->policy, &s->t.s) / (size_t)s->t.s.lanes : 0);
+}
+static size_t cache_fixed_bytes(const Cache *c, const Slot *s) {
+    return (s->chosen ? policy_state_bytes(&c->policy, &s->t.s) : 0) +
+           ((size_t)s->t.s.state + carried(&s->t.s)) * sizeof(real);
+}
 size_t kv_bytes(const Cache *c, int seq) {
     size_t n = 0;
     for (int i = 0; i < c->nslots; i++) {
         const Slot *s = &c->slot[i];
-        const size_t row =
-            row_bytes(&s->t.s) + (s->t.s.lanes ? policy_row_bytes(&c->policy, &s->t.s) / (size_t)s->t.s.lanes : 0);
-        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * row;
-        if (s->chosen) n += policy_state_bytes(&c->policy, &s->t.s);
-        n += ((size_t)s->t.s.state + carried(&s->t.s)) * sizeof(real);
+        for (int h = 0; h < s->t.s.lanes; h++) n += (size_t)kv_rows(s, seq, h) * cache_row_bytes(c, s);
+        n += cache_fixed_bytes(c, s);
+    }
+    return n;
+}
+/* Rows of a slot that `used` sequences have and that `seen` (npages*P, zero) has not met. */
+static size_t cache_distinct(const Slot *s, const int *used, bool *seen) {
+    size_t n = 0;
+    for (int lane = 0; lane < slot_lanes(s); lane++) {
+        const Lanes *t = &s->t;
+        const int s0 = t->s0[lane], lo = t->lo[lane], sinks = imin(s0 + t->s.sinks, lo);
+        if (!used[lane / t->s.lanes]) continue;
+        for (int row = s0 < sinks ? s0 : lo; row < t->hi[lane]; row = row + 1 == sinks ? lo : row + 1) {
+            bool *met = &seen[slot_place_of(s, lane, row)];
+            n += !*met;
+            *met = true;
+        }
+    }
+    return n;
+}
+size_t kv_resident(const Cache *c, const int *used) {
+    size_t n = 0, sequences = 0;
+    for (int q = 0; q < c->nseq; q++) sequences += used[q] != 0;
+    for (int i = 0; i < c->nslots; i++) {
+        const Slot *s = &c->slot[i];
+        bool *seen = xcalloc((size_t)s->t.npages * (size_t)s->t.P + 1, sizeof *seen);
+        n += cache_distinct(s, used, seen) * cache_row_bytes(c, s) + sequences * cache_fixed_bytes(c, s);
+        free(seen);
     }
     return n;
 }

@@ -79,5 +79,7 @@ size_t kv_read(const Cache *);                /* bytes of rows that the last pas
 int kv_rows(const Slot *, int seq, int lane); /* rows resident in one lane */
 int kv_pages(const Slot *);                   /* pages in use, by all sequences */
 size_t kv_bytes(const Cache *, int seq);      /* bytes of resident rows, carried rows and states of one sequence */
-const Lanes *kv_lanes(const Slot *);          /* the host's tables */
-const Lanes *kv_lanes_there(const Slot *);    /* as a device's kernels see them */
+/* The same of all sequences with used[seq] != 0; a row that several of them have is counted once. */
+size_t kv_resident(const Cache *, const int *used);
+const Lanes *kv_lanes(const Slot *);       /* the host's tables */
+const Lanes *kv_lanes_there(const Slot *); /* as a device's kernels see them */

@@ -13,6 +13,26 @@ void speaker_open(Speaker *s, const Animal *a, int rows) {
     s->V = s->cfg.vocab;
     s->document = s->V - 1;
 }
+bool speaker_keeping(Speaker *s, const Animal *a, Keeping *how, int threads) {
+    Err e = {0};
+    ModelOpts o = {.bf16_weights = how->bf16, .codec = how->bf16 ? &codec_bf16 : NULL, .poison = true};
+    *s = (Speaker){.tk = tokenizer_byte()};
+    if (how->policy) cr_assert(policy_parse(how->policy, &how->own_policy, &e), "%s", e.msg);
+    if (how->policy) o.policy = &how->own_policy;
+    if (how->codec) cr_assert(codec_parse(how->codec, &how->own_codec, &e), "%s", e.msg);
+    if (how->codec) o.codec = &how->own_codec;
+    cr_assert(model_cfg_from_json(&s->cfg, a->json, strlen(a->json), a->name, &e), "%s", e.msg);
+    cr_assert(device_open(&s->dev, "cpu", threads, &e) && (!how->bf16 || device_bf16(s->dev, true, &e)), "%s", e.msg);
+    s->V = s->cfg.vocab, s->document = s->V - 1;
+    if (model_open(&s->m, s->dev, &s->cfg, o, &e)) {
+        model_init(&s->m, 7);
+        return true;
+    }
+    cr_assert(e.status == EXIT_INPUT, "%s", e.msg);
+    device_close(s->dev);
+    model_cfg_free(&s->cfg);
+    return false;
+}
 void speaker_close(Speaker *s) { zoo_close(&s->cfg, &s->m, &s->work, s->dev); }
 
 void speaker_tokens(const Speaker *s, int *tok, int n, uint64_t seed) {

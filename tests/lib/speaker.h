@@ -2,6 +2,7 @@
  * pass of training, which shares no code with the cache. */
 #pragma once
 #include "data/tokenizer.h"
+#include "layers/cache/codec.h"
 #include "zoo.h"
 
 typedef struct {
@@ -14,6 +15,16 @@ typedef struct {
 } Speaker;
 extern const Animal speaker_bytes; /* 257 ids; the animals of the zoo have fewer than text needs */
 
+/* How a cache keeps rows: a policy, a codec (NULL: none), and whether matrices and rows are bf16. */
+typedef struct {
+    const char *policy, *codec;
+    bool bf16;
+    PolicyCfg own_policy;
+    RowCodec own_codec;
+} Keeping;
+/* The model for inference alone, with a cache of that kind, on a device of so many threads; `how` stays as long. False:
+ * this model's rows are not kept so (the model says so), and nothing is open. */
+bool speaker_keeping(Speaker *, const Animal *, Keeping *how, int threads);
 /* rows: of the longest reference pass; 0: none will be run. */
 void speaker_open(Speaker *, const Animal *, int rows);
 void speaker_close(Speaker *);
