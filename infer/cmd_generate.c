@@ -3,12 +3,13 @@
 #include "ops/file.h"
 #include "engine.h"
 #include "generate.h"
+#include "saved.h"
 
 int cmd_generate(int argc, char **argv);
 
 enum { STOPS_MAX = 64 };
 typedef struct {
-    const char *model, *prompt, *prompt_file, *batch_file;
+    const char *model, *prompt, *prompt_file, *batch_file, *session, *save_session;
     int64_t max_new, context, batch, chunk, seed, top_k;
     Sampler sampler;
     bool ignore_eos, plain, apart;
@@ -32,7 +33,9 @@ enum {
     OPT_BATCH,
     OPT_CHUNK,
     OPT_GRAPH,
-    OPT_SHARE
+    OPT_SHARE,
+    OPT_SESSION,
+    OPT_SAVE_SESSION
 };
 static const struct argp_option options[] = {
     {"prompt", 'p', "TEXT", 0, "The text to continue (default: nothing, a new document)", 0},
@@ -49,10 +52,15 @@ static const struct argp_option options[] = {
      "Make tokens of prompt and output less likely by X (default 1: no change)", 0},
     {"stop", OPT_STOP, "TEXT", 0, "Stop before TEXT; may be repeated", 0},
     {"ignore-eos", OPT_IGNORE_EOS, 0, 0, "Continue after end-of-text", 0},
-    {"seed", OPT_SEED, "S", 0, "Seed of the random draws (default 1)", 0},
+    {"seed", OPT_SEED, "S", 0, "Seed of the random draws (default 1, or the session's)", 0},
     {"context", OPT_CONTEXT, "N", 0, "Tokens of prompt and output at most (default: the model's positions)", 0},
     {"batch", OPT_BATCH, "N", 0, "Prompts that run at the same time (default 8)", 0},
     {"chunk", OPT_CHUNK, "N", 0, "Rows of one pass over the prompts (default 512)", 0},
+    {"session", OPT_SESSION, "FILE", 0,
+     "Continue what --save-session wrote. A prompt is the whole text, of which only what differs from the session's is "
+     "computed; without a prompt the session's text is continued",
+     0},
+    {"save-session", OPT_SAVE_SESSION, "FILE", 0, "Write tokens and cache of the prompt and the new text to FILE", 0},
     {"share-prefixes", OPT_SHARE, "NAME", 0,
      "auto: prompts of a batch that begin with the same tokens compute and store them once; off: each for itself, with "
      "the same results (default auto)",
@@ -87,6 +95,8 @@ static bool cmd_generate_take(void *ctx, int key, const char *arg, Err *e) {
     case OPT_BATCH: return cli_int(arg, "--batch", 1, 4096, &a->batch, e);
     case OPT_CHUNK: return cli_int(arg, "--chunk", 1, 1 << 20, &a->chunk, e);
     case OPT_GRAPH: return cmd_generate_off("--graph", arg, &a->plain, e);
+    case OPT_SESSION: a->session = arg; return true;
+    case OPT_SAVE_SESSION: a->save_session = arg; return true;
     case OPT_SHARE: return cmd_generate_off("--share-prefixes", arg, &a->apart, e);
     case OPT_STOP:
         if (!*arg) return err_input(e, "--stop: expected a text, got an empty one");
@@ -245,15 +255,91 @@ static bool cmd_generate_report(const Prompts *p, const Args *a, const Cli *cli,
     return true;
 }
 
+/* ---- sessions in files ----------------------------------------------------------------------------------------------
+ */
+typedef struct {
+    const Args *a;
+    const Prompts *p;
+    bool open; /* there is a session to continue: */
+    Saved saved;
+    uint64_t model, seed, drawn; /* fingerprint; of the draws, how many were made before */
+} Continued;
+
+static bool continued_open(Continued *c, const Args *a, const Prompts *p, Err *e) {
+    FileOut o;
+    *c = (Continued){.a = a, .p = p, .seed = a->seed < 0 ? 1 : (uint64_t)a->seed};
+    if (a->save_session) { /* before anything is computed */
+        if (!file_begin(&o, a->save_session, e)) return false;
+        file_drop(&o);
+    }
+    if (!a->session) return true;
+    if (!saved_open(&c->saved, a->session, e)) return false;
+    c->open = true;
+    c->drawn = c->saved.text.draws;
+    if (a->seed < 0) c->seed = c->saved.text.seed;
+    return true;
+}
+/* The prompt of a command that names none: the session's tokens. */
+static bool continued_prompt(const Continued *c, Prompts *p, int context, Err *e) {
+    const SavedText *t = &c->saved.text;
+    if (t->n > context)
+        return err_input(e, "%.200s: %d tokens, but the context has %d; give a larger --context", c->a->session, t->n,
+                         context);
+    int *tok = xcalloc((size_t)t->n, sizeof *tok);
+    memcpy(tok, t->tok, (size_t)t->n * sizeof *tok);
+    p->g = xcalloc(1, sizeof *p->g);
+    p->g[0] = (Generation){.prompt = tok, .nprompt = t->n};
+    p->n = p->cap = 1;
+    return true;
+}
+/* Sequence 0 holds what the session and the prompt have in common. */
+static bool continued_begin(const Continued *c, Session *s, GenOpts *o, bool quiet, Err *e) {
+    const SavedText *t = &c->saved.text;
+    const Generation *g = c->p->g;
+    int same = 0;
+    if (!saved_restore(&c->saved, s, 0, c->model, e)) return false;
+    while (same < t->length && same < g->nprompt - 1 && g->prompt[same] == t->tok[same]) same++;
+    o->held = session_rewind(s, 0, same);
+    o->drawn = c->drawn;
+    o->resumes = o->held && !c->a->prompt && !c->a->prompt_file;
+    if (!o->held && !quiet)
+        fprintf(stderr,
+                "kvsmith: note: the prompt has the first %d of the session's %d tokens in common, and this cache "
+                "cannot go back to them: all is computed anew\n",
+                same, t->length);
+    return true;
+}
+static bool continued_save(void *ctx, Session *s, int which, int seq, Err *e) {
+    const Continued *c = ctx;
+    const Generation *g = &c->p->g[which];
+    const size_t n = (size_t)g->nprompt, more = (size_t)g->n;
+    int *tok = xcalloc(n + more, sizeof *tok);
+    memcpy(tok, g->prompt, n * sizeof *tok);
+    if (more) memcpy(tok + n, g->tok, more * sizeof *tok);
+    const SavedText t = {
+        .n = (int)(n + more), .length = session_length(s, seq), .tok = tok, .draws = c->drawn + more, .seed = c->seed};
+    const bool ok = saved_write(s, seq, c->a->save_session, &t, c->model, e);
+    free(tok);
+    return ok;
+}
+
 static bool generate_run(Args *a, const Cli *cli, Err *e) {
     Engine en;
     Session s;
     Prompts p = {0};
+    Continued c;
+    const bool kept = a->session || a->save_session;
     if (!engine_open(&en, a->model, cli, e)) return false;
     int context = a->context ? (int)a->context : en.cfg.max_positions;
-    bool ok = engine_text(&en, e) && prompts_read(&p, a, &en, context, e);
+    bool ok = engine_text(&en, e) && continued_open(&c, a, &p, e);
+    if (!ok) {
+        engine_close(&en);
+        return false;
+    }
+    ok = a->session && !a->prompt && !a->prompt_file ? continued_prompt(&c, &p, context, e)
+                                                     : prompts_read(&p, a, &en, context, e);
     if (ok) {
-        int longest = 0;
+        int longest = c.open ? imin(c.saved.text.length, context) : 0;
         for (int i = 0; i < p.n; i++) longest = imax(longest, p.g[i].nprompt);
         SessionOpts so = {.nseq = imin((int)a->batch, p.n),
                           .spare = generate_spare(p.n, p.g),
@@ -262,6 +348,7 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
                           .plain = a->plain,
                           .max_tokens = (int)(a->max_new < context - longest ? longest + a->max_new : context)};
         bool streamed = !cli->json && !cli->quiet && !a->batch_file;
+        a->sampler.seed = c.seed;
         GenOpts o = {.sampler = a->sampler,
                      .max_new = (int)a->max_new,
                      .neos = a->ignore_eos ? 0 : en.neos,
@@ -269,14 +356,19 @@ static bool generate_run(Args *a, const Cli *cli, Err *e) {
                      .nstop = a->nstop,
                      .stop = a->stop,
                      .apart = a->apart,
-                     .show = streamed ? cmd_generate_stream : NULL};
-        engine_plan(&en, so.max_tokens, cli->quiet);
-        ok = session_open(&s, &en.model, so, e);
+                     .show = streamed ? cmd_generate_stream : NULL,
+                     .done = a->save_session ? continued_save : NULL,
+                     .ctx = &c};
+        const int planned = kept ? context : so.max_tokens; /* the same in all commands that continue a text */
+        engine_plan(&en, planned, cli->quiet);
+        ok = (!kept || engine_fingerprint(&en, planned, &c.model, e)) && session_open(&s, &en.model, so, e);
         if (ok) {
-            ok = generate(&s, &en.tokenizer, &o, p.n, p.g, e) && cmd_generate_report(&p, a, cli, streamed, e);
+            ok = (!c.open || continued_begin(&c, &s, &o, cli->quiet, e)) &&
+                 generate(&s, &en.tokenizer, &o, p.n, p.g, e) && cmd_generate_report(&p, a, cli, streamed, e);
             session_close(&s);
         }
     }
+    if (c.open) saved_close(&c.saved);
     prompts_free(&p);
     engine_close(&en);
     return ok;
@@ -296,16 +388,17 @@ int cmd_generate(int argc, char **argv) {
         .tuning = true,
         .adapter = true,
         .max_args = 1};
-    Args a = {.max_new = 128, .batch = 8, .chunk = CHUNK_ROWS, .seed = 1, .sampler = sampler_default()};
+    Args a = {.max_new = 128, .batch = 8, .chunk = CHUNK_ROWS, .seed = -1, .sampler = sampler_default()};
     Cli cli;
     Err e = {0};
     int status;
     if (!cli_parse(&spec, &cli, &a, argc, argv, &status)) return status;
     a.sampler.top_k = (int)a.top_k;
-    a.sampler.seed = (uint64_t)a.seed;
     engine_signals();
     bool ok = sampler_check(&a.sampler, &e);
     if (ok && !!a.prompt + !!a.prompt_file + !!a.batch_file > 1)
         ok = err_input(&e, "generate: expected one of --prompt, --prompt-file and --batch-file, got several");
+    if (ok && a.batch_file && (a.session || a.save_session))
+        ok = err_input(&e, "generate: --session and --save-session hold one text: give --prompt, not --batch-file");
     return ok && generate_run(&a, &cli, &e) ? 0 : cli_fail(&e);
 }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "data/indexed.h"
+#include "ops/checksum.h"
 #include "ops/file.h"
 #include "ops/isa.h"
 #include "ops/signals.h"
@@ -172,6 +173,48 @@ void engine_plan(Engine *en, int length, bool quiet) {
         fprintf(stderr,
                 "kvsmith: note: a context of %d tokens exceeds the %d positions that the model was trained on\n",
                 length, en->cfg.max_positions);
+}
+
+/* All of a small file; of a large one its first blocks and others spread over it. */
+static uint64_t fingerprint_bytes(uint64_t h, const unsigned char *p, size_t n) {
+    enum { BLOCK = 4096, BLOCKS = 256 };
+    h = rng_mix(h, n);
+    if (n <= (size_t)BLOCK * BLOCKS) return rng_mix(h, n ? xxh64(p, n) : 0);
+    for (size_t i = 0; i < BLOCKS; i++) h = rng_mix(h, xxh64(p + (n - BLOCK) / (BLOCKS - 1) * i, BLOCK));
+    return h;
+}
+static bool fingerprint_file(uint64_t *h, const char *dir, const char *name, Err *e) {
+    FileMap m;
+    char *path = xformat("%s/%s", dir, name);
+    const bool ok = file_map(&m, path, e);
+    if (ok) *h = fingerprint_bytes(*h, m.p, m.n), file_unmap(&m);
+    free(path);
+    return ok;
+}
+bool engine_fingerprint(const Engine *en, int planned, uint64_t *h, Err *e) {
+    St st;
+    *h = 0;
+    if (!fingerprint_file(h, en->dir, "config.json", e) || !st_open_dir(&st, en->dir, e)) return false;
+    for (int i = 0; i < st.nfile; i++) {
+        uint64_t header = 8;
+        for (int k = 0; k < 8; k++) header += (uint64_t)st.file[i].map.p[k] << 8 * k;
+        *h = rng_mix(*h, xxh64(st.file[i].map.p, (size_t)header));
+        *h = fingerprint_bytes(*h, st.file[i].map.p, st.file[i].map.n);
+    }
+    st_close(&st);
+    if (en->adapter && (!fingerprint_file(h, en->adapter, "adapter_config.json", e) ||
+                        !fingerprint_file(h, en->adapter, "adapter_model.safetensors", e)))
+        return false;
+    bool turns = false; /* by the length that was planned */
+    for (int l = 0; l < en->model.L; l++) {
+        const Layer *y = &en->model.layer[l];
+        for (const Key *k = y->kind->mixer->keys; k->name; k++) {
+            const RopeCfg *r = (const RopeCfg *)((const char *)y->cfg + k->at);
+            turns |= k->sub == rope_keys && (r->type == ROPE_DYNAMIC || r->type == ROPE_LONGROPE);
+        }
+    }
+    if (turns) *h = rng_mix(*h, (uint64_t)planned);
+    return true;
 }
 
 void engine_close(Engine *en) {

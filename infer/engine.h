@@ -38,6 +38,9 @@ bool engine_dynamic(const Engine *);
 /* Plans the open model for sequences of `length` tokens (model_plan). If that is more than it was trained on and no
  * rotation of type dynamic adapts, prints a note on stderr unless `quiet`. */
 void engine_plan(Engine *, int length, bool quiet);
+/* A hash of the model's files: its config.json, and of each file of tensors, and an adapter's, the size, the header and
+ * 256 blocks of 4 KiB spread over it. Where rotations depend on the planned length (engine_plan) that, too. */
+bool engine_fingerprint(const Engine *, int planned, uint64_t *, Err *);
 void engine_close(Engine *);
 /* The device that --device and --threads name. */
 bool engine_device(Device **, const Cli *, Err *);

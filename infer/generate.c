@@ -41,7 +41,7 @@ static bool generate_finish(Work *w, int at, Finish why, Err *e) {
     Generation *g = &w->g[p->which];
     g->finish = why;
     g->cache_bytes = session_bytes(w->s, at);
-    bool ok = generate_show(w, p, true, e);
+    bool ok = generate_show(w, p, true, e) && (!w->o->done || w->o->done(w->o->ctx, w->s, p->which, at, e));
     session_reset(w->s, at);
     p->which = -1;
     return ok;
@@ -56,7 +56,8 @@ static bool generate_draw(Work *w, int n, Err *e) {
         const Place *p = &w->place[w->feed[i].seq];
         w->why[i] = (Err){0};
         sampler_pick(&w->o->sampler, w->logits + (size_t)i * V, (int)V, p->seen, (uint64_t)p->which,
-                     (uint64_t)w->g[p->which].n, w->cand + (size_t)omp_get_thread_num() * V, &w->token[i], &w->why[i]);
+                     w->o->drawn + (uint64_t)w->g[p->which].n, w->cand + (size_t)omp_get_thread_num() * V, &w->token[i],
+                     &w->why[i]);
     }
     for (int i = n - 1; i >= 0; i--)
         if (w->why[i].status) bad = i;
@@ -68,7 +69,7 @@ static bool generate_draw(Work *w, int n, Err *e) {
 static bool draw_there(Work *w, int n, Err *e) {
     for (int i = 0; i < n; i++) {
         int which = w->place[w->feed[i].seq].which;
-        w->rows[i] = sampler_row(&w->o->sampler, (uint64_t)which, (uint64_t)w->g[which].n);
+        w->rows[i] = sampler_row(&w->o->sampler, (uint64_t)which, w->o->drawn + (uint64_t)w->g[which].n);
     }
     if (!session_draw(w->s, n, w->feed, w->rows, w->drawn, e)) return false;
     for (int i = 0; i < n; i++)
@@ -108,7 +109,7 @@ static bool generate_advance(Work *w, int n, bool prefill, Err *e) {
     else
         ok = session_extend(w->s, n, w->feed, WANT_LAST, TENSOR(w->logits, REAL, n, V), e) &&
              (!w->o->max_new || generate_draw(w, n, e));
-    for (int i = 0; ok && prefill && i < n; i++) session_prompt_ends(w->s, w->feed[i].seq);
+    for (int i = 0; ok && prefill && !w->o->resumes && i < n; i++) session_prompt_ends(w->s, w->feed[i].seq);
     int *which = xcalloc((size_t)n, sizeof *which);
     for (int i = 0; ok && i < n; i++) {
         int at = w->feed[i].seq;
@@ -126,8 +127,11 @@ static bool generate_begin(Work *w, int at, Prefixes *x, Feed *feed, Err *e) {
     const int V = w->s->model->cfg.vocab;
     const double start = now_seconds();
     Place *p = &w->place[at];
-    int which, have, computed;
-    if (!prefixes_next(x, w->s, at, &which, &have, &computed, e)) return false;
+    int which = 0, have = w->o->held, computed = 0;
+    if (have)
+        x->at++;
+    else if (!prefixes_next(x, w->s, at, &which, &have, &computed, e))
+        return false;
     Generation *g = &w->g[which];
     *p = (Place){.which = which, .seen = p->seen};
     memset(p->seen, 0, (size_t)V);
@@ -164,6 +168,7 @@ int generate_spare(int n, const Generation *g) {
 bool generate(Session *s, const Tokenizer *tk, const GenOpts *o, int n, Generation *g, Err *e) {
     size_t V = (size_t)s->model->cfg.vocab, places = (size_t)s->opts.nseq;
     CHECK(n >= 1 && o->max_new >= 0, "%d prompts, %d new tokens", n, o->max_new);
+    CHECK(!o->held || (n == 1 && o->held < g->nprompt && session_length(s, 0) <= o->held), "%d tokens held", o->held);
     for (int k = 0; k < n; k++) {
         CHECK(g[k].nprompt >= 1, "prompt %d is empty", k);
         g[k].text = (Text){.nstop = o->nstop, .stop = o->stop};

@@ -72,6 +72,14 @@ void session_fork(Session *s, int from, int to) {
     s->next[to] = s->next[from];
 }
 
+int session_rewind(Session *s, int seq, int to) {
+    session_place_check(s, seq);
+    CHECK(to >= 0 && to <= s->next[seq], "%d tokens of %d", to, s->next[seq]);
+    if (to == s->next[seq]) return to;
+    if (!kv_rewind(&s->cache, seq, to)) session_reset(s, seq), to = 0;
+    return s->next[seq] = to;
+}
+
 void session_prompt_ends(Session *s, int seq) {
     session_place_check(s, seq);
     model_prompt_ends(work_of(s), &s->cache, seq, s->next[seq]);

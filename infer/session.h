@@ -76,6 +76,9 @@ bool session_draw(Session *, int B, const Feed *, SampleRow *rows, Sampled *, Er
 void session_prompt_ends(Session *, int seq);
 void session_reset(Session *, int seq);         /* forget everything: empty again */
 void session_fork(Session *, int from, int to); /* `to`, another one, becomes a copy of `from`; its rows are shared */
+/* A sequence goes back to its first `to` tokens, at most as many as it has. Layers that keep every row cut them; if
+ * another layer cannot, the sequence starts anew. Returns how many tokens it now has: `to`, or 0. */
+int session_rewind(Session *, int seq, int to);
 int session_length(const Session *, int seq);   /* tokens of the current document so far */
 size_t session_bytes(const Session *, int seq); /* resident rows and states of the cache */
 /* The same of all sequences that are not empty, rows that several share counted once. */

@@ -193,6 +193,32 @@ void kv_drop(Cache *c, int seq) {
         for (int h = 0; h < c->slot[i].t.s.lanes; h++) slot_show(&c->slot[i], seq * c->slot[i].t.s.lanes + h, 0, 0, 0);
 }
 
+static bool slot_rewinds(const Slot *s, int seq, int to) {
+    const KvShape *k = &s->t.s;
+    if (k->state || (k->lanes && (k->carry_rows || k->evicts || s->chosen))) return false;
+    for (int lane = seq * k->lanes; lane < (seq + 1) * k->lanes; lane++) {
+        CHECK(to < s->t.hi[lane] - s->t.s0[lane], "%d tokens of %d", to, s->t.hi[lane] - s->t.s0[lane]);
+        if (s->t.lo[lane] != s->t.s0[lane]) return false; /* rows have left the window */
+    }
+    return true;
+}
+bool kv_rewind(Cache *c, int seq, int to) {
+    for (int i = 0; to && i < c->nslots; i++)
+        if (!slot_rewinds(&c->slot[i], seq, to)) return false;
+    if (!to) {
+        kv_drop(c, seq);
+        return true;
+    }
+    if (c->observed) c->observed[seq] = imin(c->observed[seq], to);
+    if (c->after && to < c->after[seq]) c->after[seq] = INT32_MAX;
+    for (int i = 0; i < c->nslots; i++)
+        for (int h = 0; h < c->slot[i].t.s.lanes; h++) {
+            Slot *s = &c->slot[i];
+            const int lane = seq * s->t.s.lanes + h, s0 = s->t.s0[lane];
+            slot_show(s, lane, s0, s0, s0 + to);
+        }
+    return true;
+}
 void kv_fork(Cache *c, int from, int to) {
     CHECK(from != to, "sequence %d onto itself", from);
     kv_drop(c, to);

@@ -70,6 +70,9 @@ void kv_policy(Run *, Cache *, const Batch *, const int *accept);
 void kv_prompt_ends(Run *, Cache *, int seq, int next);
 void kv_fork(Cache *, int from, int to); /* `to` becomes a copy of `from`; pages are shared */
 void kv_drop(Cache *, int seq);
+/* Sequence seq, a document of more than `to` tokens, becomes what it was after the first `to`, 0 or more. False, and
+ * nothing has changed: it is not known any more, because a slot has a state, carries rows or has let some go. */
+bool kv_rewind(Cache *, int seq, int to);
 
 /* Passes from now on must not cross document lengths that are a multiple of this; 0: they may. */
 int kv_cut(const Cache *, int seq);

@@ -5,19 +5,20 @@
 
 /* ---- schedules ----------------------------------------------------------------------------------------------------
  */
-static const int page_rows[] = {1, 3, 4, 64};
+static const int page_rows[] = {1, 3, 4, 64, 5};
 
 /* Slots of every retention, one with rows and a state, one with a state alone or nothing at all. */
-static void shapes(Dice *d, KvShape s[PLAIN_SLOTS]) {
+static void shapes(Dice *d, KvShape s[PLAIN_SLOTS], bool whole) {
     static const int window[] = {0, 1, 2, 5, 70};
     for (int i = 0; i < PLAIN_SLOTS; i++) {
-        int w = window[roll(d, 5)];
+        int w = whole ? 70 * roll(d, 2) : window[roll(d, 5)];
         s[i] = (KvShape){.lanes = 1 + roll(d, 3),
                          .kdim = 1 + roll(d, 3),
                          .vdim = 1 + roll(d, 4),
                          .window = w,
                          .sinks = w ? roll(d, 2) * 3 : 0};
     }
+    if (whole) return; /* a sequence may go back */
     static const int delay[] = {0, 0, 1, 4, 30};
     s[3].window = s[3].sinks = 0;
     s[3].evicts = true, s[3].delay = delay[roll(d, 5)];
@@ -38,9 +39,9 @@ static void schedule(int draw, int steps, int *refused) {
     KvShape s[PLAIN_SLOTS];
     Plain m;
     Rig g;
-    shapes(&dice, s);
+    shapes(&dice, s, draw % 4 == 3);
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 20);
-    int nseq = 2 + roll(&dice, PLAIN_SEQS - 1), P = page_rows[draw % 4], most = draw % 3 ? 9 : 40;
+    int nseq = 2 + roll(&dice, PLAIN_SEQS - 1), P = page_rows[draw % 5], most = draw % 3 ? 9 : 40;
     plain_open(&m, s, PLAIN_SLOTS, nseq, 20 + roll(&dice, 100), 48, P);
     plain_check(&m, "empty");
     for (int step = 0; step < steps; step++) {
@@ -49,8 +50,12 @@ static void schedule(int draw, int steps, int *refused) {
         int what = roll(&dice, 10), a = roll(&dice, nseq), b = (a + 1 + roll(&dice, nseq - 1)) % nseq;
         char when[64];
         snprintf(when, sizeof when, "schedule %d step %d", draw, step);
-        if (what == 0)
+        if (what == 0 && roll(&dice, 2) && plain_length(&m, a))
+            plain_saved(&m, a, b);
+        else if (what == 0)
             plain_fork(&m, a, b);
+        else if (what == 1 && roll(&dice, 2) && plain_length(&m, a))
+            plain_rewind(&m, a, roll(&dice, plain_length(&m, a)));
         else if (what == 1)
             plain_drop(&m, a);
         else {
@@ -145,11 +150,15 @@ Test(cache, fork_shares_until_written) {
     cr_assert(PAGES(b) == 3);
     plain_fork(&b.m, 0, 1), plain_fork(&b.m, 1, 2);
     cr_assert(PAGES(b) == 3, "a fork copies %d pages", PAGES(b) - 3);
+    const int used[] = {1, 1, 1}, two[] = {0, 1, 1};
+    cr_assert_eq(kv_resident(&b.m.c, used), (10 * 4 + 3 * 4) * sizeof(real));
     plain_check(&b.m, "forked");
     extend(&b, 1, 1, 1, 1, true); /* into the page that three share */
     cr_assert(PAGES(b) == 4);
     extend(&b, 1, 1, 1, 1, true);
     cr_assert(PAGES(b) == 4, "a page of one's own is copied again");
+    cr_assert_eq(kv_resident(&b.m.c, used), ((8 + 2 + 4) * 4 + 3 * 4) * sizeof(real));
+    cr_assert_eq(kv_resident(&b.m.c, two), ((8 + 2 + 4) * 4 + 2 * 4) * sizeof(real));
     plain_check(&b.m, "one went on");
     extend(&b, 0, 3, 3, 3, true); /* fills its copy and one page more */
     cr_assert(PAGES(b) == 6);

@@ -42,7 +42,7 @@ void plain_close(Plain *m) {
 }
 
 /* A document's length so far is the same in all slots. */
-static int length(const Plain *m, int seq) { return m->h[0][seq].n; }
+int plain_length(const Plain *m, int seq) { return m->h[0][seq].n; }
 
 void plain_pass(Plain *m, Rig *g, Dice *dice, int most, bool hazard) {
     bool used[PLAIN_SEQS] = {0};
@@ -52,7 +52,7 @@ void plain_pass(Plain *m, Rig *g, Dice *dice, int most, bool hazard) {
         do seq = roll(dice, m->nseq);
         while (used[seq]);
         used[seq] = true;
-        int n = imin(roll(dice, 5) == 0 ? 0 : 1 + roll(dice, most), m->max_rows - N), len = length(m, seq);
+        int n = imin(roll(dice, 5) == 0 ? 0 : 1 + roll(dice, most), m->max_rows - N), len = plain_length(m, seq);
         m->seq[q] = seq, m->id[q] = (uint64_t)seq;
         m->off[q] = N;
         for (int i = N; i < N + n; i++) {
@@ -157,8 +157,7 @@ void plain_end(Plain *m) {
             }
         }
 }
-void plain_fork(Plain *m, int from, int to) {
-    kv_fork(&m->c, from, to);
+static void plain_copy(Plain *m, int from, int to) {
     for (int i = 0; i < m->nslots; i++) {
         const History *a = &m->h[i][from];
         History *b = &m->h[i][to];
@@ -169,6 +168,28 @@ void plain_fork(Plain *m, int from, int to) {
         b->n = a->n;
         memcpy(m->state[i][to], m->state[i][from], (size_t)m->shape[i].state * sizeof(real));
     }
+}
+void plain_fork(Plain *m, int from, int to) {
+    kv_fork(&m->c, from, to);
+    plain_copy(m, from, to);
+}
+void plain_saved(Plain *m, int from, int to) {
+    KvParts parts;
+    Err e = {0};
+    kv_save(&m->c, from, &parts);
+    cr_assert(kv_restore(&m->c, to, plain_length(m, from), &parts, &e), "%s", e.msg);
+    kv_parts_free(&parts);
+    plain_copy(m, from, to);
+}
+void plain_rewind(Plain *m, int seq, int n) {
+    bool can = true;
+    for (int i = 0; i < m->nslots && n; i++) {
+        const KvShape *s = &m->shape[i];
+        can &= !s->state && !(s->lanes && (s->evicts || s->carry_rows)) &&
+               (!s->lanes || !s->window || plain_length(m, seq) < s->window);
+    }
+    cr_assert(kv_rewind(&m->c, seq, n) == can, "back to %d of %d", n, plain_length(m, seq));
+    for (int i = 0; i < m->nslots && can; i++) m->h[i][seq].n = n;
 }
 void plain_drop(Plain *m, int seq) {
     kv_drop(&m->c, seq);

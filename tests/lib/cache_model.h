@@ -3,7 +3,7 @@
  * are resident, and which rows may see each, follows from their indices. */
 #pragma once
 #include "rig.h"
-#include "layers/cache/cache.h"
+#include "layers/cache/saved.h"
 
 enum { PLAIN_SLOTS = 4, PLAIN_SEQS = 6 };
 typedef struct {
@@ -31,6 +31,7 @@ typedef struct {
 
 void plain_open(Plain *, const KvShape *, int nslots, int nseq, int max_tokens, int max_rows, int P);
 void plain_close(Plain *);
+int plain_length(const Plain *, int seq); /* tokens of its document */
 /* Draws a pass over some of the sequences: at most `most` rows each, documents that continue or begin, numbers of rows
  * to accept. With `hazard` it may be too long for max_tokens. Its K/V are in g->mem. */
 void plain_pass(Plain *, Rig *g, Dice *, int most, bool hazard);
@@ -40,6 +41,10 @@ void plain_append(Plain *); /* the cache only: nothing may become visible */
 void plain_end(Plain *);    /* both */
 void plain_fork(Plain *, int from, int to);
 void plain_drop(Plain *, int seq);
+/* `to` becomes what `from`, which is not empty, was saved as (layers/cache/saved.h). */
+void plain_saved(Plain *, int from, int to);
+/* Back to the first n tokens, fewer than there are: whether the cache does it has to follow from the slots. */
+void plain_rewind(Plain *, int seq, int n);
 /* Holds the cache to the model: rows, positions, values, states, bytes, pages; and that no page is lost or shared
  * wrongly. */
 void plain_check(const Plain *, const char *when);

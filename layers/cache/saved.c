@@ -1,0 +1,291 @@
+#include "saved.h"
+#include "slot.h"
+
+typedef enum {
+    PART_LANES,
+    PART_POS,
+    PART_KEYS,
+    PART_VALUES,
+    PART_EVICTED,
+    PART_SCORE,
+    PART_KEPT,
+    PART_ASKED,
+    PART_ASKED_LSE,
+    PART_STATE,
+    PART_CARRY,
+    PARTS
+} PartKind;
+static const char *const part_names[PARTS] = {"lanes", "pos",   "keys",      "values", "evicted", "score",
+                                              "kept",  "asked", "asked_lse", "state",  "carry"};
+enum { LANE_WORDS = 4 };
+static const char REAL_NAME[] = {'F', sizeof(real) == 8 ? '6' : '3', sizeof(real) == 8 ? '4' : '2', 0};
+
+/* Bytes of an element, and elements for each row or in all; 0: the slot has no such part. */
+static size_t part_size(const Slot *s, PartKind k, size_t rows, const char **dtype, size_t *n) {
+    const KvShape *x = &s->t.s;
+    const size_t heads = (size_t)s->queries * (size_t)x->heads;
+    *dtype = REAL_NAME, *n = 0;
+    switch (k) {
+    case PART_LANES: *dtype = "I32", *n = (size_t)x->lanes * LANE_WORDS; return sizeof(int);
+    case PART_POS: *dtype = "I32", *n = x->lanes ? rows : 0; return sizeof(int);
+    case PART_KEYS: *dtype = "U8", *n = x->lanes ? rows * key_bytes(x) : 0; return 1;
+    case PART_VALUES: *dtype = "U8", *n = x->lanes ? rows * value_bytes(x) : 0; return 1;
+    case PART_EVICTED: *dtype = "U8", *n = x->evicts ? rows : 0; return 1;
+    case PART_SCORE: *n = present(s->score) ? rows : 0; break;
+    case PART_KEPT: *n = s->kept ? rows : 0; break;
+    case PART_ASKED: *n = x->lanes ? heads * (size_t)x->kdim : 0; break;
+    case PART_ASKED_LSE: *n = x->lanes ? heads : 0; break;
+    case PART_STATE: *n = (size_t)x->state; break;
+    case PART_CARRY: *n = x->lanes ? carried(x) : 0; break;
+    default: CHECK(false, "part %d", k);
+    }
+    return sizeof(real);
+}
+/* Where what a part keeps of the whole sequence lies in the cache. */
+static char *part_whole(const Slot *s, PartKind k, int seq) {
+    const Tensor t = k == PART_ASKED       ? s->asked
+                     : k == PART_ASKED_LSE ? s->asked_lse
+                     : k == PART_STATE     ? s->state
+                                           : s->carry;
+    return (char *)t.p + (size_t)seq * (tensor_bytes(t) / (size_t)s->t.nseq);
+}
+
+/* ---- bytes -------------------------------------------------------------------------------------------------------*/
+
+/* n bytes between the cache, on a device or not, and the host. */
+static void saved_move(const Slot *s, void *cache, char *host, size_t n, bool save) {
+    if (!s->dev)
+        save ? memcpy(host, cache, n) : memcpy(cache, host, n);
+    else
+        save ? device_read(s->dev, host, cache, n) : device_write(s->dev, cache, host, n);
+}
+/* A walk over the visible rows of a lane, by runs that lie in one page. */
+typedef struct {
+    int s0, lo, hi, sinks; /* sinks: the end of those left behind */
+} Shown;
+static Shown shown_of(const Lanes *t, const int w[LANE_WORDS]) {
+    const int end = imin(w[0] + t->s.sinks, w[1]);
+    return (Shown){w[0], w[1], w[2], imax(end, w[0])};
+}
+static int shown_rows(Shown x) { return x.sinks - x.s0 + x.hi - x.lo; }
+static int shown_row(Shown x, int i) { return i < x.sinks - x.s0 ? x.s0 + i : x.lo + i - (x.sinks - x.s0); }
+static int shown_run(const Slot *s, Shown x, int i) {
+    const int row = shown_row(x, i), end = i < x.sinks - x.s0 ? x.sinks : x.hi;
+    return imin(end - row, s->t.P - row % s->t.P);
+}
+
+/* The parts of a slot in memory; of rows a cursor. */
+typedef struct {
+    char *p[PARTS];
+    size_t at; /* rows done */
+} SlotParts;
+static void lane_move(Slot *s, int lane, Shown x, SlotParts *m, bool save) {
+    const size_t kb = key_bytes(&s->t.s), vb = value_bytes(&s->t.s);
+    for (int i = 0, n; i < shown_rows(x); i += n, m->at += (size_t)n) {
+        n = shown_run(s, x, i);
+        const size_t place = slot_place_of(s, lane, shown_row(x, i)), rows = (size_t)n;
+        char *data = s->t.data.p;
+        saved_move(s, data + slot_key(s, place), m->p[PART_KEYS] + m->at * kb, rows * kb, save);
+        if (vb) saved_move(s, data + slot_value(s, place), m->p[PART_VALUES] + m->at * vb, rows * vb, save);
+        if (m->p[PART_SCORE])
+            saved_move(s, R(s->score) + place, m->p[PART_SCORE] + m->at * sizeof(real), rows * sizeof(real), save);
+        for (size_t r = 0; r < rows; r++) { /* what the host alone writes */
+            char *pos = m->p[PART_POS] + (m->at + r) * sizeof(int), *kept = m->p[PART_KEPT];
+            int at = s->t.pos[place + r];
+            if (save) {
+                memcpy(pos, &at, sizeof at);
+                if (kept) memcpy(kept + (m->at + r) * sizeof(real), s->kept + place + r, sizeof(real));
+                if (m->p[PART_EVICTED]) m->p[PART_EVICTED][m->at + r] = s->t.evicted[place + r];
+                continue;
+            }
+            memcpy(&at, pos, sizeof at);
+            slot_set_pos(s, place + r, at);
+            if (kept) memcpy(s->kept + place + r, kept + (m->at + r) * sizeof(real), sizeof(real));
+            if (m->p[PART_EVICTED]) slot_set_evicted(s, place + r, m->p[PART_EVICTED][m->at + r] != 0);
+        }
+    }
+}
+static void whole_move(const Slot *s, int seq, const SlotParts *m, const size_t bytes[PARTS], bool save) {
+    for (PartKind k = PART_ASKED; k < PARTS; k++)
+        if (m->p[k]) saved_move(s, part_whole(s, k, seq), m->p[k], bytes[k], save);
+}
+
+/* ---- saving ------------------------------------------------------------------------------------------------------*/
+
+static char *parts_add(KvParts *out, const char *name, const char *dtype, size_t n, size_t bytes) {
+    if (out->n == out->cap) out->part = xrealloc(out->part, (size_t)(out->cap = 2 * out->cap + 16), sizeof(KvPart));
+    KvPart *x = &out->part[out->n++];
+    *x = (KvPart){.dtype = dtype, .n = n, .bytes = bytes};
+    CHECK((size_t)snprintf(x->name, sizeof x->name, "%s", name) < sizeof x->name, "part %s", name);
+    char *p = xcalloc(bytes, 1);
+    x->p = p;
+    return p;
+}
+static void part_name(char out[48], int slot, PartKind k) { snprintf(out, 48, "slot.%d.%s", slot, part_names[k]); }
+static void slot_words(const Slot *s, int lane, int w[LANE_WORDS]) {
+    const Lanes *t = &s->t;
+    const int base = t->s0[lane] / t->P * t->P;
+    w[0] = t->s0[lane] - base, w[1] = t->lo[lane] - base, w[2] = t->hi[lane] - base;
+    w[3] = t->s.evicts ? t->tail[lane] - base : 0;
+}
+static void slot_save(Slot *s, int slot, int seq, KvParts *out) {
+    SlotParts m = {.at = 0};
+    size_t rows = 0, bytes[PARTS] = {0};
+    for (int h = 0; h < s->t.s.lanes; h++) {
+        int w[LANE_WORDS];
+        slot_words(s, seq * s->t.s.lanes + h, w);
+        rows += (size_t)shown_rows(shown_of(&s->t, w));
+    }
+    for (PartKind k = 0; k < PARTS; k++) {
+        const char *dtype;
+        char name[48];
+        size_t n, unit = part_size(s, k, rows, &dtype, &n);
+        if (!n) continue;
+        part_name(name, slot, k);
+        m.p[k] = parts_add(out, name, dtype, n, bytes[k] = n * unit);
+    }
+    for (int h = 0; h < s->t.s.lanes; h++) {
+        const int lane = seq * s->t.s.lanes + h, base = s->t.s0[lane] / s->t.P * s->t.P;
+        int w[LANE_WORDS];
+        slot_words(s, lane, w);
+        memcpy(m.p[PART_LANES] + (size_t)h * sizeof w, w, sizeof w);
+        for (int k = 0; k < 3; k++) w[k] += base;
+        lane_move(s, lane, shown_of(&s->t, w), &m, true);
+    }
+    whole_move(s, seq, &m, bytes, true);
+}
+void kv_save(const Cache *c, int seq, KvParts *out) {
+    CHECK(seq >= 0 && seq < c->nseq, "sequence %d of %d", seq, c->nseq);
+    *out = (KvParts){0};
+    const int words[2] = {c->observed ? c->observed[seq] : 0, c->after ? c->after[seq] : INT32_MAX};
+    memcpy(parts_add(out, "cache", "I32", 2, sizeof words), words, sizeof words);
+    for (int i = 0; i < c->nslots; i++) slot_save(&c->slot[i], i, seq, out);
+}
+void kv_parts_free(KvParts *p) {
+    for (int i = 0; i < p->n; i++) free((void *)p->part[i].p);
+    free(p->part);
+    *p = (KvParts){0};
+}
+/* ---- restoring ---------------------------------------------------------------------------------------------------*/
+
+static const KvPart *parts_find(const KvParts *in, const char *name, const char *dtype, size_t n, Err *e) {
+    for (int i = 0; i < in->n; i++) {
+        const KvPart *x = &in->part[i];
+        if (strcmp(x->name, name)) continue;
+        if (!strcmp(x->dtype, dtype) && x->n == n) return x;
+        err_input(e, "%s: expected %zu elements of %s, got %zu of %s", name, n, dtype, x->n, x->dtype);
+        return NULL;
+    }
+    err_input(e, "%s is missing; expected %zu elements of %s", name, n, dtype);
+    return NULL;
+}
+/* Whether a lane of a document of `length` tokens may look so. */
+static bool lane_sound(const Slot *s, const int w[LANE_WORDS], int length) {
+    const KvShape *x = &s->t.s;
+    const int s0 = w[0], lo = w[1], hi = w[2], tokens = hi < 0 || s0 < 0 ? -1 : hi - s0;
+    if (s0 < 0 || s0 >= s->t.P || lo < s0 || hi <= s0 || hi < lo || tokens > length) return false;
+    if (x->window) return tokens == length && lo == imax(s0, hi - (x->window - 1));
+    if (lo != s0) return false;
+    if (x->evicts && (w[3] < lo || w[3] >= hi)) return false;
+    return x->evicts || s->chosen || tokens == length;
+}
+/* Positions of a lane's rows: those of a lane that keeps every row follow from their places, those of others are
+ * different ones, the newest among them where a mixer evicts. */
+static bool lane_positions(const Slot *s, Shown x, const int w[LANE_WORDS], const char *pos, int length) {
+    const bool any = s->t.s.evicts || s->chosen;
+    bool *met = any ? xcalloc((size_t)length, sizeof *met) : NULL, ok = true;
+    for (int i = 0; ok && i < shown_rows(x); i++) {
+        const int row = shown_row(x, i);
+        int at;
+        memcpy(&at, pos + (size_t)i * sizeof at, sizeof at);
+        ok = any ? at >= 0 && at < length && !met[at] : at == row - x.s0;
+        if (ok && any) met[at] = true;
+        if (s->t.s.evicts && row == w[3]) ok = ok && at == length - 1;
+    }
+    free(met);
+    return ok;
+}
+static bool slot_sound(const Slot *s, int slot, int length, const KvParts *in, SlotParts *m, size_t bytes[PARTS],
+                       int *met, Err *e) {
+    size_t rows = 0, at = 0;
+    *m = (SlotParts){.at = 0};
+    for (PartKind k = 0; k < PARTS; k++) {
+        const char *dtype;
+        char name[48];
+        size_t n, unit = part_size(s, k, rows, &dtype, &n);
+        if (!n) continue;
+        part_name(name, slot, k);
+        const KvPart *x = parts_find(in, name, dtype, n, e);
+        if (!x) return false;
+        m->p[k] = (char *)x->p, bytes[k] = n * unit, ++*met;
+        for (int h = 0; h < s->t.s.lanes && (k == PART_LANES || k == PART_POS); h++) {
+            int w[LANE_WORDS];
+            memcpy(w, m->p[PART_LANES] + (size_t)h * sizeof w, sizeof w);
+            if (k == PART_LANES && !lane_sound(s, w, length))
+                return err_input(e, "%s: lane %d: rows %d, %d..%d cannot be those of %d tokens", name, h, w[0], w[1],
+                                 w[2], length);
+            const Shown x = shown_of(&s->t, w);
+            if (k == PART_LANES) rows += (size_t)shown_rows(x);
+            if (k != PART_POS) continue;
+            if (!lane_positions(s, x, w, m->p[k] + at * sizeof(int), length))
+                return err_input(e, "%s: lane %d: positions that its rows of %d tokens cannot have", name, h, length);
+            at += (size_t)shown_rows(x);
+        }
+    }
+    for (size_t r = 0; m->p[PART_EVICTED] && r < rows; r++)
+        if ((unsigned char)m->p[PART_EVICTED][r] > 1) return err_input(e, "slot.%d.evicted: expected 0 or 1", slot);
+    return true;
+}
+static void slot_restore(Slot *s, int seq, int length, SlotParts *m, const size_t bytes[PARTS]) {
+    for (int h = 0; h < s->t.s.lanes; h++) {
+        const int lane = seq * s->t.s.lanes + h;
+        int w[LANE_WORDS];
+        memcpy(w, m->p[PART_LANES] + (size_t)h * sizeof w, sizeof w);
+        const Shown x = shown_of(&s->t, w);
+        for (int i = 0; i < shown_rows(x); i += shown_run(s, x, i)) slot_own_page(s, lane, shown_row(x, i));
+        lane_move(s, lane, x, m, false);
+        if (s->t.s.evicts) s->tail_next[lane] = w[3];
+        for (int row = x.lo; row < x.hi && s->t.s.evicts; row++) {
+            const size_t place = slot_place_of(s, lane, row);
+            /* an older one's place in the ring may be a newer one's */
+            if (s->t.pos[place] > length - 1 - s->ring) *slot_row_at(s, lane, s->t.pos[place]) = row;
+        }
+        slot_show(s, lane, x.s0, x.lo, x.hi);
+    }
+    whole_move(s, seq, m, bytes, false);
+}
+
+/* What a policy was told of so far, and from where on queries select. */
+static bool words_sound(const Cache *c, const int w[2], int length, Err *e) {
+    const int cut = policy_cut(&c->policy);
+    const bool asked = !c->observed ? w[0] == 0 : w[0] >= 0 && w[0] <= length && (!cut || w[0] >= length / cut * cut);
+    const bool after = w[1] == INT32_MAX || (c->after && w[1] > 0 && w[1] <= length);
+    if (asked && after) return true;
+    return err_input(e, "cache: lengths %d and %d cannot be those of a document of %d tokens", w[0], w[1], length);
+}
+bool kv_restore(Cache *c, int seq, int length, const KvParts *in, Err *e) {
+    SlotParts *m = xcalloc((size_t)c->nslots + 1, sizeof *m);
+    size_t(*bytes)[PARTS] = xcalloc((size_t)c->nslots + 1, sizeof *bytes);
+    int words[2] = {0}, met = 1, all = 0;
+    const KvPart *own = parts_find(in, "cache", "I32", 2, e);
+    bool ok = own != NULL;
+    CHECK(seq >= 0 && seq < c->nseq && length > 0, "sequence %d of %d, %d tokens", seq, c->nseq, length);
+    if (ok) memcpy(words, own->p, sizeof words);
+    ok = ok && words_sound(c, words, length, e);
+    for (int i = 0; ok && i < c->nslots; i++) {
+        const Slot *s = &c->slot[i];
+        if (s->t.s.lanes && length > s->max_tokens)
+            ok = err_input(e, "%d tokens, but the context has %d; give a longer one", length, s->max_tokens);
+        ok = ok && slot_sound(s, i, length, in, &m[i], bytes[i], &met, e);
+    }
+    for (int i = 0; i < in->n; i++) all += !strncmp(in->part[i].name, "slot.", 5);
+    if (ok && met != all + 1) ok = err_input(e, "%d parts of slots, expected %d", all, met - 1);
+    if (ok) {
+        kv_drop(c, seq);
+        if (c->observed) c->observed[seq] = words[0];
+        if (c->after) c->after[seq] = words[1];
+        for (int i = 0; i < c->nslots; i++) slot_restore(&c->slot[i], seq, length, &m[i], bytes[i]);
+    }
+    free(m), free(bytes);
+    return ok;
+}
