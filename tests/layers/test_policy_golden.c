@@ -1,5 +1,6 @@
-/* test_policy_golden.c: the rows that policies keep of drawn keys, values and queries, against golden/policies.txt,
- * which golden/make_policies.py writes by the rules of the papers. */
+/* test_policy_golden.c: the rows that policies keep, and those that a step reads, of drawn keys, values and queries,
+ * against golden/policies.txt and golden/quest.txt, which golden/make_policies.py and golden/make_quest.py write by the
+ * rules of the papers. */
 #include "layers/cache/codec.h"
 #include "tests/lib/rig.h"
 #include "layers/cache/cache.h"
@@ -17,6 +18,7 @@ typedef struct {
     Cache c;
     PolicyCfg p;
     int queries;
+    uint64_t read[SLOTS][LANES]; /* positions that the newest query read */
 } Bench;
 
 /* log of the sum over the rows that the lane shows, and those of the pass up to its own. */
@@ -34,6 +36,36 @@ static real lse_of(const Bench *b, int slot, int first, int t, int h) {
     }
     return (real)log(sum);
 }
+/* attend_lanes that notes which positions the newest query reads of each lane. */
+static void (*attends)(Run *, Tensor, Tensor, Tensor, const Lanes *, const Kv *, AttnSpec, bool);
+static uint64_t reads[LANES];
+static void attend_noted(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *l, const Kv *pass, AttnSpec spec,
+                         bool merge) {
+    for (int h = 0; h < LANES && !measuring(r); h++) {
+        const int lane = r->batch->seq[r->batch->B - 1] * LANES + h;
+        reads[h] = 0;
+        for (int row = l->lo[lane]; row < l->hi[lane]; row++)
+            reads[h] |= 1ull << l->pos[l->table[lane * l->maxpages + row / l->P % l->maxpages] * l->P + row % l->P];
+    }
+    attends(r, o, lse, q, l, pass, spec, merge);
+}
+static void read_lanes(Bench *b, int slot, const Kv *kv, Tensor q) {
+    Rig *g = &b->g;
+    const Ops *own = g->run.ops;
+    const Mark mark = arena_mark(&g->mem);
+    Ops noting = *own;
+    Tensor o = EMPTY(g, "o", q.n[0], HEADS, DIM), lse = EMPTY(g, "lse", q.n[0], HEADS);
+    const AttnSpec spec = {.heads = HEADS, .scale = 1};
+    attends = own->attend_lanes, noting.attend_lanes = attend_noted;
+    g->run.ops = &noting;
+    rig_measure(g);
+    kv_attend(&g->run, kv_slot(&b->c, slot), kv, o, lse, q, spec, false);
+    rig_place(g);
+    kv_attend(&g->run, kv_slot(&b->c, slot), kv, o, lse, q, spec, false);
+    rig_done_within(g);
+    g->run.ops = own;
+    arena_release(&g->mem, mark);
+}
 /* The drawn keys and queries are as after this rotation. */
 static const Rope turn = {.n = DIM, .factor = 1, .f = {1, 0.1, 0.01, 0.001}};
 /* Tokens from..from+n-1 of the one sequence, as a model would give them to the cache. */
@@ -45,7 +77,7 @@ static void feed(Bench *b, int from, int n) {
         .B = 1, .N = n, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .history = true};
     Rig *g = &b->g;
     Err e = {0};
-    g->run.batch = &batch;
+    g->run.batch = &batch, g->run.in = g->run.out = (RowList){n, idx};
     cr_assert(kv_begin(&b->c, &batch, &e), "%s", e.msg);
     for (int s = 0; s < SLOTS; s++) {
         Mark mark = arena_mark(&g->mem);
@@ -63,6 +95,10 @@ static void feed(Bench *b, int from, int n) {
                 for (int d = 0; d < DIM; d++)
                     R(p.q)[(i * HEADS + h) * DIM + d] = (real)((double)number(0, s, from + i, h, d) / sqrt(DIM));
             }
+        }
+        if (b->p.read) {
+            read_lanes(b, s, &kv, p.q);
+            memcpy(b->read[s], reads, sizeof reads);
         }
         CALL(g, (kv_append(&g->run, kv_slot(&b->c, s), &kv, NULL), 0));
         if (b->queries) CALL(g, (kv_ask(&g->run, kv_slot(&b->c, s), &p, 0, NULL), 0));
@@ -149,6 +185,36 @@ Test(policy_golden, the_papers_rules, .timeout = 120) {
     for (int i = 0; policy_at(i); i++)
         cr_assert(seen[i] || policy_at(i)->role == POLICY_READS, "no golden text of %s", policy_at(i)->name);
     cr_assert(lines >= 50, "%d texts", lines);
+}
+/* The pages that each query after the prompt reads. */
+Test(policy_golden, what_quest_reads) {
+    FILE *f = fopen("tests/golden/quest.txt", "r");
+    char spec[200];
+    int tried = 0, fewer = 0;
+    cr_assert(f);
+    while (fscanf(f, "%199s", spec) == 1) {
+        Bench b = {.queries = 0};
+        begin(&b, spec);
+        feed(&b, 0, PROMPT), settle(&b, 0, PROMPT, true);
+        for (int t = PROMPT; t < TOKENS; t++) {
+            int at;
+            feed(&b, t, 1), settle(&b, t, 1, false);
+            cr_assert(fscanf(f, "%d", &at) == 1 && at == t, "%s: token %d", spec, t);
+            for (int i = 0; i < SLOTS * LANES; i++) {
+                unsigned long long want;
+                const unsigned long long got = b.read[i / LANES][i % LANES];
+                cr_assert(fscanf(f, "%llx", &want) == 1 && got == want,
+                          "%s, token %d, slot %d lane %d: %llx, expected %llx", spec, t, i / LANES, i % LANES, got,
+                          want);
+                tried++, fewer += want != (1ull << t) - 1;
+            }
+        }
+        kv_close(&b.c);
+        rig_close(&b.g);
+    }
+    fclose(f);
+    cr_assert(tried == 7 * (TOKENS - PROMPT) * SLOTS * LANES && fewer > tried / 2, "%d choices, %d of fewer rows",
+              tried, fewer);
 }
 /* Where kvpress has the same rule. */
 Test(policy_golden, kvpress, .timeout = 60) {
