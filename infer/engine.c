@@ -1,3 +1,4 @@
+#include "replay.h"
 #include "engine.h"
 #include "ops/gpus.h"
 #include "ops/rope.h"
@@ -125,8 +126,14 @@ bool engine_read(Engine *en, const char *path, const Cli *cli, Err *e) {
 }
 
 bool engine_load(Engine *en, ModelOpts opts, Err *e) {
-    bool ok = model_open(&en->model, en->dev, &en->cfg, opts, e) &&
-              (opts.dry || hf_load_with(en->dir, en->adapter, &en->model, e));
+    bool ok = true;
+    if (en->text && opts.policy && policy_replay_tokens(opts.policy, 1)) {
+        en->policy = *opts.policy;
+        opts.policy = &en->policy;
+        ok = replay_requests(&en->policy, &en->tokenizer, e);
+    }
+    ok = ok && model_open(&en->model, en->dev, &en->cfg, opts, e) &&
+         (opts.dry || hf_load_with(en->dir, en->adapter, &en->model, e));
     if (!ok) engine_close(en);
     return ok;
 }

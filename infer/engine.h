@@ -14,10 +14,11 @@ typedef struct {
     ModelCfg cfg;
     Model model;
     Tokenizer tokenizer;
-    bool text;    /* there is a tokenizer that this program supports */
-    bool one_end; /* the token that ends a text also begins one, as in training; then there is no template */
-    Err no_text;  /* otherwise: why not */
-    TaskCfg task; /* the task that the model was trained on; kind NULL: none */
+    bool text;        /* there is a tokenizer that this program supports */
+    bool one_end;     /* the token that ends a text also begins one, as in training; then there is no template */
+    Err no_text;      /* otherwise: why not */
+    PolicyCfg policy; /* of the open model, if the policy makes requests of it in words */
+    TaskCfg task;     /* the task that the model was trained on; kind NULL: none */
     int neos,
         eos[HF_EOS_MAX]; /* tokens that end a text: from generation_config.json, else config.json, else tokenizer */
 } Engine;

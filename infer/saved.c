@@ -235,5 +235,6 @@ bool saved_restore(const Saved *s, Session *to, int seq, uint64_t model, Err *e)
     if (!kv_restore(&to->cache, seq, s->text.length, &s->parts, &why))
         return err_input(e, "%.140s: %.150s", s->st.path, why.msg);
     to->next[seq] = s->text.length;
+    if (to->fed) memcpy(session_fed(to, seq), s->tok, (size_t)s->text.length * sizeof(int));
     return true;
 }

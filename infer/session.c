@@ -1,4 +1,4 @@
-#include "session.h"
+#include "replay.h"
 #include "ops/graph.h"
 #include "ops/host.h"
 
@@ -24,7 +24,7 @@ static int session_places(const Session *s) { return s->opts.nseq + s->opts.spar
 static void session_place_check(const Session *s, int seq) {
     CHECK(seq >= 0 && seq < session_places(s), "sequence %d of %d", seq, session_places(s));
 }
-static Workspace *work_of(Session *s) { return s->opts.work ? s->opts.work : &s->own; }
+static Workspace *work_of(Session *s) { return session_workspace(s); }
 bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
     if (o.chunk == 0) o.chunk = CHUNK_ROWS;
     CHECK(o.nseq >= 1 && o.spare >= 0 && o.chunk >= 1 && o.max_tokens >= 1, "nseq %d+%d chunk %d max_tokens %d", o.nseq,
@@ -43,6 +43,7 @@ bool session_open(Session *s, const Model *m, SessionOpts o, Err *e) {
     s->next = xcalloc((size_t)session_places(s), sizeof(int));
     s->rows = xcalloc(5 * (size_t)o.chunk + 2 * (size_t)o.nseq + 1, sizeof(int));
     s->id = xcalloc((size_t)o.nseq, sizeof(uint64_t));
+    if (s->cache.spare >= 0) s->fed = xcalloc((size_t)session_places(s) * (size_t)o.max_tokens, sizeof(int));
     return true;
 }
 
@@ -54,6 +55,7 @@ void session_close(Session *s) {
     workspace_close(&s->own);
     free(s->next);
     free(s->rows);
+    free(s->fed);
     free(s->id);
     free(s->draws);
     free(s->drawn);
@@ -70,6 +72,7 @@ void session_fork(Session *s, int from, int to) {
     session_place_check(s, from), session_place_check(s, to);
     kv_fork(&s->cache, from, to);
     s->next[to] = s->next[from];
+    if (s->fed) memcpy(session_fed(s, to), session_fed(s, from), (size_t)s->next[from] * sizeof(int));
 }
 
 int session_rewind(Session *s, int seq, int to) {
@@ -80,9 +83,14 @@ int session_rewind(Session *s, int seq, int to) {
     return s->next[seq] = to;
 }
 
-void session_prompt_ends(Session *s, int seq) {
+bool session_prompt_ends(Session *s, int seq, Err *e) {
     session_place_check(s, seq);
+    if (!session_replay(s, seq, e)) {
+        session_reset(s, seq);
+        return false;
+    }
     model_prompt_ends(work_of(s), &s->cache, seq, s->next[seq]);
+    return true;
 }
 
 int session_length(const Session *s, int seq) { return s->next[seq]; }
@@ -123,6 +131,7 @@ static int pass_add(Pass *p, const Session *s, const Feed *f, int at, int room, 
             *next = 0;
             start = r;
         }
+        if (s->fed) session_fed(s, f->seq)[*next] = t;
         p->tok[r] = t;
         p->pos[r] = (*next)++;
         p->first[r] = start;

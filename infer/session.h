@@ -38,6 +38,7 @@ typedef struct {
     Cache cache;
     int *next; /* (nseq+spare) position of the next token in its document: 0 = empty */
     int *rows; /* the arrays of a pass, in one block; see session.c */
+    int *fed;  /* (nseq,max_tokens) tokens of the documents, if a policy feeds them again; else NULL */
     uint64_t *id;
     Arena draw;          /* on a GPU, for session_draw: */
     void *drawing;       /* scratch */
@@ -72,8 +73,9 @@ bool session_draws(const Session *);
 bool session_draw_open(Session *, Err *);
 void session_seen(Session *, int seq, const unsigned char *seen);
 bool session_draw(Session *, int B, const Feed *, SampleRow *rows, Sampled *, Err *);
-/* The tokens that were fed to a sequence are a whole prompt: policies of the cache that wait for it evict rows now. */
-void session_prompt_ends(Session *, int seq);
+/* The tokens that were fed to a sequence are a whole prompt: policies of the cache that wait for it evict rows now.
+ * False: a policy that feeds the prompt again first (replay.h) could not; the sequence is empty then. */
+bool session_prompt_ends(Session *, int seq, Err *);
 void session_reset(Session *, int seq);         /* forget everything: empty again */
 void session_fork(Session *, int from, int to); /* `to`, another one, becomes a copy of `from`; its rows are shared */
 /* A sequence goes back to its first `to` tokens, at most as many as it has. Layers that keep every row cut them; if

@@ -64,10 +64,14 @@ static RowList extend_looked(const Workspace *ws, const Run *r, RowList asked, R
     return (RowList){n, ws->looked};
 }
 /* Memory for the queries of layers that are asked. Returns the rows that layers up to the last of them run for. */
-static RowList extend_ask(const Model *m, const Workspace *ws, Run *r, RowList want) {
+static RowList extend_ask(const Model *m, const Workspace *ws, Run *r, const Cache *c, RowList want) {
     const PolicyCfg *p = m->opts.policy;
     if (m->last_asked < 0) return want;
-    const RowList asked = extend_asked(ws, r, policy_queries(p));
+    const bool replays = p->of->ask.whom == ASK_REPLAY;
+    for (int l = 0; l < m->L; l++) ws->probe[l] = (Probe){0};
+    if (replays && !c->replay && !measuring(r)) return want;
+    RowList asked = extend_asked(ws, r, policy_queries(p));
+    if (replays) asked.n = imin(asked.n, REPLAY_ROWS);
     for (int l = 0; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         const KvShape *s = &m->layer[y->kv_from].rows;
@@ -100,7 +104,7 @@ static void extend_pass(const Model *m, Workspace *ws, Run *r, const Cache *c, c
     for (int l = 0; l < m->L; l++)
         if (m->layer[l].owner) kv_pass_fields(&m->layer[l].rows, N, &ws->kv[l], &place);
     evicted_together(m, ws, r, N);
-    const RowList looked = extend_ask(m, ws, r, want);
+    const RowList looked = extend_ask(m, ws, r, c, want);
     for (int l = 0; l < m->L; l++) {
         ws->inputs[l] = ABSENT;
         if (r->mode & RUN_HOLD && extend_has_state(m, l)) ws->inputs[l] = SCRATCH(r, "held input", N, d);
@@ -294,6 +298,10 @@ bool model_extend_seen(const Model *m, Workspace *ws, Cache *c, const Batch *b, 
     return extend(&x, b, e);
 }
 
+void model_replayed(Workspace *ws, Cache *c, int from, int n, int lo, int hi) {
+    Run r = workspace_run(ws);
+    kv_replayed(&r, c, from, n, lo, hi);
+}
 void model_prompt_ends(Workspace *ws, Cache *c, int seq, int next) {
     Run r = workspace_run(ws);
     kv_prompt_ends(&r, c, seq, next);

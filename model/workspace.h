@@ -126,7 +126,9 @@ bool model_extend_seen(const Model *, Workspace *, Cache *, const Batch *, const
 bool model_verify(const Model *, Workspace *, Cache *, const Batch *, const int *tok, RowList want, Tensor logits,
                   Err *);
 void model_commit(const Model *, Workspace *, Cache *, const Batch *, const int *accept);
-/* Between passes: a prompt of `next` tokens of sequence seq ends (kv_prompt_ends). */
+/* Between passes: after one that repeats part of a context (kv_replayed); where a prompt of `next` tokens of sequence
+ * seq ends (kv_prompt_ends). */
+void model_replayed(Workspace *, Cache *, int from, int n, int lo, int hi);
 void model_prompt_ends(Workspace *, Cache *, int seq, int next);
 /* Reserves scratch for a pass of max_rows rows with at most max_want wanted; call before the first model_extend
  * (grows). EXIT_INPUT: the device lacks an op of one of the layers. EXIT_RUNTIME: no memory. */

@@ -77,7 +77,8 @@ static int choices_contexts(Work *w, ChoiceSet *s, Prefixes *x, Err *e) {
         w->feed[b] = (Feed){b, x->text[which].n - have, x->text[which].tok + have};
     }
     if (!session_extend(&w->s, b, w->feed, WANT_LAST, TENSOR(w->logits, REAL, b, w->V), e)) return 0;
-    for (int i = 0; i < b; i++) session_prompt_ends(&w->s, i);
+    for (int i = 0; i < b; i++)
+        if (!session_prompt_ends(&w->s, i, e)) return 0;
     for (int i = 0; i < b; i++)
         for (int a = 0; a < w->held[i]->n; a++) {
             Ask *k = &s->ask[w->held[i]->first + a];

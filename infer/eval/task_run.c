@@ -176,7 +176,7 @@ static bool side_feed(Work *w, Side *d, int B, Err *e) {
     for (int i = 0; i < B; i++) {
         const int q = w->feed[i].seq;
         if (w->at[q] != w->from.end[q]) continue;
-        session_prompt_ends(&d->s, q);
+        if (!session_prompt_ends(&d->s, q, e)) return false;
         d->score->bytes += (double)session_bytes(&d->s, q);
         d->score->prompt += w->from.end[q];
     }

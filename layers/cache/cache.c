@@ -219,6 +219,16 @@ bool kv_rewind(Cache *c, int seq, int to) {
         }
     return true;
 }
+void kv_replay_begin(Cache *c, int seq, int next) {
+    CHECK(c->spare >= 0 && seq != c->spare, "no sequence to replay %d in", seq);
+    replay_open(c, next);
+    kv_fork(c, seq, c->spare);
+}
+void kv_replay_drop(Cache *c) {
+    if (c->replay) kv_drop(c, c->spare);
+    replay_close(c);
+}
+
 void kv_fork(Cache *c, int from, int to) {
     CHECK(from != to, "sequence %d onto itself", from);
     kv_drop(c, to);
@@ -262,11 +272,15 @@ static void slot_choose(const Cache *c, Slot *s) {
     s->score_of = p->of->score;
     s->keeps = p->of->keeps;
     s->queries = policy_queries(p);
+    s->replays = p->of->ask.whom == ASK_REPLAY;
 }
 bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShape *slots, int nslots, int nseq,
                     int max_tokens, int max_rows, int page_rows, bool poison, bool dry, Err *e) {
     if (!device_apart(dev)) dev = NULL;
-    *c = (Cache){.nslots = nslots, .nseq = nseq, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
+    const int more = policy_replay_tokens(policy, max_tokens), spare = more ? nseq++ : -1;
+    max_tokens += more;
+    *c = (Cache){
+        .nslots = nslots, .nseq = nseq, .spare = spare, .slot = xcalloc((size_t)nslots, sizeof *c->slot), .dev = dev};
     if (policy) c->policy = *policy;
     if (policy_acts(policy)) c->observed = xcalloc((size_t)nseq, sizeof(int));
     if (c->policy.read) {
@@ -327,6 +341,7 @@ bool kv_open_policy(Cache *c, Device *dev, const PolicyCfg *policy, const KvShap
     return true;
 }
 void kv_close(Cache *c) {
+    replay_close(c);
     dirty_copy_close(c->mirror);
     arena_close(&c->mem);
     arena_close(&c->tables);

@@ -12,8 +12,11 @@
 #include "policy.h"
 #include "ops/dirty_copy.h"
 
+typedef struct Replay Replay;
 typedef struct {
     int nslots, nseq;
+    int spare;      /* sequence in which a context is fed again, after those of the caller; -1: none */
+    Replay *replay; /* what that says about the prompt's rows; NULL: nothing is replayed */
     Slot *slot;
     Arena mem;         /* all rows, tables and states; of a device its copy of the tables, of which */
     Arena tables;      /* the host has its own, and what it alone reads */
@@ -68,6 +71,13 @@ void kv_policy(Run *, Cache *, const Batch *, const int *accept);
 /* A prompt of sequence seq ends at a length of `next`: evictions of a policy that waits for it, later queries
  * select. */
 void kv_prompt_ends(Run *, Cache *, int seq, int next);
+/* The context that sequence seq has, `next` tokens, is about to be fed again, or its next chunk: Cache.spare becomes a
+ * copy of it, in which passes may go on from there. kv_replayed, after each of them: its n queries from position `from`
+ * on judge the rows at positions lo..hi-1. kv_prompt_ends reads the judgement and ends the replay, kv_replay_drop ends
+ * it without. Of policies that ask so (ASK_REPLAY) alone. */
+void kv_replay_begin(Cache *, int seq, int next);
+void kv_replayed(Run *, Cache *, int from, int n, int lo, int hi);
+void kv_replay_drop(Cache *);
 void kv_fork(Cache *, int from, int to); /* `to` becomes a copy of `from`; pages are shared */
 void kv_drop(Cache *, int seq);
 /* Sequence seq, a document of more than `to` tokens, becomes what it was after the first `to`, 0 or more. False, and

@@ -20,7 +20,8 @@ void kv_ask(Run *r, Slot *s, const Probe *p, int at, const int *accept) {
         /* of the document that continues, and none whose place a later one takes */
         if (row >= end || (b->first[end - 1] >= 0 && row < b->first[end - 1])) continue;
         if (b->pos[row] <= b->pos[end - 1] - s->queries) continue;
-        const size_t place = (size_t)b->seq[q] * (size_t)s->queries + (size_t)(b->pos[row] % s->queries);
+        const size_t place =
+            (size_t)(s->replays ? 0 : b->seq[q]) * (size_t)s->queries + (size_t)(b->pos[row] % s->queries);
         for (size_t h = 0; h < K; h++, n++) {
             to[n] = place * all + h * (all / K) + (size_t)at, from[n] = (size_t)m * own + h * each;
             wide_to[n] = to[n] * D, wide_from[n] = from[n] * D;
@@ -30,9 +31,9 @@ void kv_ask(Run *r, Slot *s, const Probe *p, int at, const int *accept) {
     r->ops->move(r, s->asked_lse, to, p->lse, from, n, (int)each);
     run_release(r, mark);
 }
-/* What the queries of the sequence say about its rows: (lanes, rows), of the host. */
+/* What n queries of the sequence from position `from` on say about its rows: (lanes, rows), of the host. */
 static Tensor choose_ask(Run *r, const Slot *s, const PolicyAsk *ask, int seq, int from, int n, int rows) {
-    const int heads = s->t.s.heads, first = measuring(r) ? 0 : seq * s->queries;
+    const int heads = s->t.s.heads, first = measuring(r) || s->replays ? 0 : seq * s->queries;
     Tensor stat = SCRATCH(r, "column statistics", s->t.s.lanes, rows),
            q = TENSOR(R(s->asked) + (size_t)first * (size_t)heads * (size_t)s->t.s.kdim, REAL, s->queries, heads,
                       s->t.s.kdim),
@@ -138,14 +139,25 @@ static int lane_evict(Cache *c, Slot *s, int lane, const PolicyLane *l, const Pl
     free(keep);
     return hi;
 }
-/* One sequence of one slot, at a length of `next`, `slot`-th of `slots` that the policy suits. */
-static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int seq, int next, bool evicts) {
+/* What a replay said about the rows of a sequence: as choose_ask. */
+static Tensor choose_replayed(Run *r, const Cache *c, const Slot *s, int seq, int lanes, int rows) {
+    const int K = s->t.s.lanes;
+    const Tensor stat = arena_tensor(r->host, "column statistics", REAL, 2, (int[]){K, rows});
+    for (int h = 0; h < K; h++)
+        for (int lane = seq * K + h, row = s->t.lo[lane]; row < s->t.hi[lane]; row++) R(stat)
+    [(size_t)h * (size_t)rows + (size_t)(row - s->t.lo[lane])] =
+        replay_score(c, lanes + h, s->t.pos[slot_place_of(s, lane, row)]);
+    return stat;
+}
+/* One sequence of one slot, at a length of `next`, `slot`-th of `slots` that the policy suits, whose lanes come after
+ * so many of slots before it. */
+static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int lanes, int seq, int next, bool evicts) {
     const Policy *of = c->policy.of;
     const int K = s->t.s.lanes, first = seq * K, rows = policy_slot_rows(&c->policy, next, slot, slots);
     const bool asks = of->ask.whom != ASK_NOBODY && !(of->needs & NEED_QUERIES);
     int most = 0, from = next - s->queries;
     for (int h = 0; h < K; h++) most = imax(most, s->t.hi[first + h] - s->t.lo[first + h]);
-    if (of->ask.whom != ASK_ALL && !of->varies && most <= rows) return; /* all rows stay */
+    if (of->ask.whom != ASK_ALL && !c->replay && !of->varies && most <= rows) return; /* all rows stay */
     if (of->ask.whom == ASK_ALL) { /* those since the last time: each is asked once, and a ring keeps no more of them */
         CHECK(next - c->observed[seq] <= s->queries,
               "policy %s: a pass of sequence %d ended at length %d, not at the multiple of %d before it", of->name, seq,
@@ -154,7 +166,9 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int seq,
     }
     from = imax(0, from);
     RunMark mark = run_mark(r);
-    Tensor stat = asks ? choose_ask(r, s, &of->ask, seq, from, next - from, imax(1, most)) : ABSENT;
+    Tensor stat = c->replay ? choose_replayed(r, c, s, seq, lanes, imax(1, most))
+                  : asks    ? choose_ask(r, s, &of->ask, seq, from, next - from, imax(1, most))
+                            : ABSENT;
     PolicyLane *lane = xcalloc((size_t)K, sizeof *lane);
     Placed *order = xcalloc((size_t)K * (size_t)(most + 1), sizeof *order);
     Choice x = {.p = &c->policy,
@@ -174,7 +188,8 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int seq,
         x.lse = lse = choose_queries(s, s->asked_lse, seq, from, next - from);
     }
     for (int h = 0; h < K; h++)
-        lane_open(c, s, first + h, rows, asks ? R(stat) + (size_t)h * (size_t)stat.n[1] : NULL, next, &lane[h],
+        lane_open(c, s, first + h, c->replay ? replay_rows(c, lanes + h) : rows,
+                  asks ? R(stat) + (size_t)h * (size_t)stat.n[1] : NULL, next, &lane[h],
                   order + (size_t)h * (size_t)(most + 1));
     run_release(r, mark);
     if (of->select) of->select(&x);
@@ -196,6 +211,21 @@ static void choose_slot(Run *r, Cache *c, Slot *s, int slot, int slots, int seq,
     free(hi), free(lane), free(order);
 }
 
+void kv_replayed(Run *r, Cache *c, int from, int n, int lo, int hi) {
+    if (c->mirror) dirty_copy_flush(c->mirror); /* the device counts in the tables as they are now */
+    for (int i = 0, lanes = 0; i < c->nslots; i++) {
+        const Slot *s = &c->slot[i];
+        if (!s->chosen) continue;
+        const int K = s->t.s.lanes, first = c->spare * K;
+        int most = 1;
+        for (int h = 0; h < K; h++) most = imax(most, s->t.hi[first + h] - s->t.lo[first + h]);
+        RunMark mark = run_mark(r);
+        replay_see(c, s, lanes, choose_ask(r, s, &c->policy.of->ask, c->spare, from, n, most), lo, hi);
+        run_release(r, mark);
+        lanes += K;
+    }
+}
+
 /* ---- when --------------------------------------------------------------------------------------------------------*/
 
 /* A sequence whose document has come to a length of `next` at which the policy acts. */
@@ -204,16 +234,17 @@ typedef struct {
     bool evicts;
 } Due;
 static void choose(Run *r, Cache *c, const Due *due, int n) {
-    int slots = 0, slot = 0;
+    int slots = 0, slot = 0, lanes = 0;
     for (int i = 0; i < c->nslots; i++) slots += c->slot[i].chosen;
+    if (c->replay && n) replay_divide(c, due->seq, slots);
     if (c->mirror) dirty_copy_flush(c->mirror); /* the device counts in the tables as they are now */
     for (int i = 0; i < c->nslots && n; i++) {
         Slot *s = &c->slot[i];
         if (!s->chosen) continue;
         /* no sequence's choice changes what is read of another's rows */
         if (s->dev && present(s->score)) device_read(s->dev, c->scores, s->score.p, tensor_bytes(s->score));
-        for (int q = 0; q < n; q++) choose_slot(r, c, s, slot, slots, due[q].seq, due[q].next, due[q].evicts);
-        slot++;
+        for (int q = 0; q < n; q++) choose_slot(r, c, s, slot, slots, lanes, due[q].seq, due[q].next, due[q].evicts);
+        slot++, lanes += s->t.s.lanes;
     }
     for (int q = 0; q < n; q++) c->observed[due[q].seq] = due[q].next;
 }
@@ -253,4 +284,5 @@ void kv_policy(Run *r, Cache *c, const Batch *b, const int *accept) {
 void kv_prompt_ends(Run *r, Cache *c, int seq, int next) {
     if (c->after && next > 0) c->after[seq] = next;
     if (policy_once(&c->policy) && next > 0) choose(r, c, &(Due){seq, next, true}, 1);
+    kv_replay_drop(c);
 }

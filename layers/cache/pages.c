@@ -65,7 +65,7 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->carry =
             arena_tensor(rows, "cache carry", REAL, 4, (int[]){t->nseq, t->s.lanes, t->s.carry_rows, t->s.carry});
     if (n && s->queries) {
-        const int places = t->nseq * s->queries;
+        const int places = (s->replays ? 1 : t->nseq) * s->queries;
         s->asked = arena_tensor(rows, "queries asked", REAL, 3, (int[]){places, t->s.heads, t->s.kdim});
         s->asked_lse = arena_tensor(rows, "lse of queries asked", REAL, 2, (int[]){places, t->s.heads});
     }
@@ -192,7 +192,7 @@ void slot_share(Slot *s, int from, int to) {
     size_t n = (size_t)t->s.state;
     if (n) copy_bytes(s, R(s->state) + (size_t)to * n, R(s->state) + (size_t)from * n, n * sizeof(real));
     Tensor *const asked[] = {&s->asked, &s->asked_lse};
-    for (int i = 0; i < 2 && s->queries; i++) {
+    for (int i = 0; i < 2 && s->queries && !s->replays; i++) {
         const size_t bytes = tensor_bytes(*asked[i]) / (size_t)t->nseq;
         char *p = asked[i]->p;
         copy_bytes(s, p + (size_t)to * bytes, p + (size_t)from * bytes, bytes);

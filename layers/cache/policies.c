@@ -17,7 +17,6 @@ static const Policy *const policies[] = {POLICIES(POLICY_LISTED)};
 enum { LISTED = sizeof policies / sizeof *policies, WORD_MAX = 30 };
 static const PolicyAbsent absent[] = {
     {"InfiniPot", "arXiv:2410.01518", "needs the logits of prompt tokens, and feeds a prompt of its own in between"},
-    {"KVzip", "arXiv:2505.23416", "feeds the context a second time; one threshold for all layers"},
     {"LazyLLM", "arXiv:2407.14057", "drops tokens inside a pass, layer by layer; a policy acts between passes"},
     {"InfiniGen", "arXiv:2406.19707", "fetches rows from host memory ahead of a layer; here rows have one place"},
     {"ShadowKV", "arXiv:2410.21465", "needs low-rank keys on the GPU and values in host memory"},

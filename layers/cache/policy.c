@@ -22,12 +22,21 @@ int policy_cut(const PolicyCfg *p) {
     if (!policy_acts(p)) return 0;
     return p->every ? p->every : p->of->ask.whom == ASK_ALL ? FOLD : 0;
 }
+bool policy_replays(const PolicyCfg *p, int n) {
+    return policy_acts(p) && p->of->ask.whom == ASK_REPLAY && policy_rows(p, n) < n;
+}
+int policy_replay_tokens(const PolicyCfg *p, int n) {
+    if (!policy_acts(p) || p->of->ask.whom != ASK_REPLAY) return 0;
+    return imax(p->request[REQUEST_FIRST].n, p->request[REQUEST_NEXT].n + REPLAY_NAMED) + p->request[REQUEST_END].n +
+           imin(p->chunk, n);
+}
 int policy_queries(const PolicyCfg *p) {
     if (!policy_acts(p)) return 0;
     switch (p->of->ask.whom) {
     case ASK_WINDOW: return p->window;
     case ASK_QUERIES: return p->queries;
     case ASK_ALL: return policy_cut(p);
+    case ASK_REPLAY: return REPLAY_ROWS;
     default: return 0;
     }
 }
@@ -37,7 +46,7 @@ bool policy_suits(const PolicyCfg *p, const KvShape *s) {
     return s->heads && !(s->alias && (p->of->ask.value != COL_PLAIN || p->of->needs & NEED_VALUES));
 }
 size_t policy_state_bytes(const PolicyCfg *p, const KvShape *s) {
-    if (!policy_acts(p) || !policy_suits(p, s)) return 0;
+    if (!policy_acts(p) || !policy_suits(p, s) || p->of->ask.whom == ASK_REPLAY) return 0;
     return (size_t)policy_queries(p) * (size_t)s->heads * (size_t)(s->kdim + 1) * sizeof(real);
 }
 size_t policy_row_bytes(const PolicyCfg *p, const KvShape *s) {

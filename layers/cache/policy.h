@@ -22,6 +22,13 @@
 #include "ops/run.h"
 
 typedef struct Policy Policy;
+/* A request to the model, of a policy that feeds the context again. */
+enum { REQUEST_MOST = 96 };
+typedef struct {
+    int n, tok[REQUEST_MOST];
+} PolicyAsked;
+/* To repeat the context; to continue it from the tokens that follow; what ends a request. */
+enum { REQUEST_FIRST, REQUEST_NEXT, REQUEST_END, REQUESTS };
 /* A policy with its settings. Whatever it selects, the first `sinks` positions of a document and its newest `window`
  * rows stay. A policy has the settings of its own table alone; the others are 0. */
 typedef struct {
@@ -37,12 +44,14 @@ typedef struct {
     int peak;             /* 1: the largest instead of the mean or the sum */
     int seed;             /* of draws */
     int bits, ahead;      /* hashevict, expected */
-    double share;         /* meaning: the policy's own table */
-    double heavy, local;  /* fastgen */
-    double slope;         /* pyramidkv: mean budget / that of the last slot */
-    double reads;         /* rows that a step reads, as budget; of those: */
-    int recent, page;     /* newest rows that are read anyway; rows of a page */
-    double even;          /* adakv: share of the rows that lanes have alike */
+    int chunk;            /* kvzip: tokens that are repeated at a time */
+    PolicyAsked request[REQUESTS]; /* the words that ask for it, as tokens of the model; none: nothing is asked */
+    double share;                  /* meaning: the policy's own table */
+    double heavy, local;           /* fastgen */
+    double slope;                  /* pyramidkv: mean budget / that of the last slot */
+    double reads;                  /* rows that a step reads, as budget; of those: */
+    int recent, page;              /* newest rows that are read anyway; rows of a page */
+    double even;                   /* adakv: share of the rows that lanes have alike */
 } PolicyCfg;
 
 /* What a policy wants to know about attention: of which queries, reduced how (ops/colstat.h). */
@@ -51,7 +60,9 @@ typedef struct {
         ASK_NOBODY,
         ASK_WINDOW,  /* the newest `window` queries */
         ASK_QUERIES, /* the newest `queries` */
-        ASK_ALL      /* each query once, as soon as may be: `select` is also called where no row leaves */
+        ASK_ALL,     /* each query once, as soon as may be: `select` is also called where no row leaves */
+        ASK_REPLAY   /* those of tokens that repeat the context where a prompt ends (infer/replay.h): a row gets the
+                        largest of what they say, and rows of all slots compete */
     } whom;
     ColReduce queries, heads;
     ColValue value;
@@ -123,7 +134,7 @@ struct Policy {
 /* clang-format off */
 #define POLICIES(X) \
     X(window) X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) \
-    X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(quest)
+    X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(kvzip) X(quest)
 /* clang-format on */
 #define POLICY_DECLARED(name) extern const Policy policy_##name;
 POLICIES(POLICY_DECLARED)
@@ -167,6 +178,11 @@ bool policy_once(const PolicyCfg *);
 int policy_every(const PolicyCfg *);
 /* A session ends a pass where the length of a document is a multiple of this; 0: nowhere. */
 int policy_cut(const PolicyCfg *);
+/* Whether the end of a prompt of n tokens feeds them again; rows of one of those passes at most; tokens that it may add
+ * to a prompt of at most n; tokens before a chunk that a request names. */
+bool policy_replays(const PolicyCfg *, int n);
+enum { REPLAY_ROWS = 64, REPLAY_NAMED = 8 };
+int policy_replay_tokens(const PolicyCfg *, int n);
 /* Newest queries of a sequence that are kept; 0: none. Bytes of those, and of numbers kept with a row of all lanes. */
 int policy_queries(const PolicyCfg *);
 size_t policy_state_bytes(const PolicyCfg *, const KvShape *);

@@ -24,6 +24,7 @@ struct Slot {
     real *kept;              /* (npages,P) of a policy that keeps a number with each row */
     int queries;             /* newest queries of a sequence that are kept; of position p */
     Tensor asked, asked_lse; /* in row seq * queries + p % queries: (.,heads,kdim) (.,heads); heads by lanes */
+    bool replays;            /* they are of the cache's spare sequence alone, in row p % queries */
     PolicyCfg policy;        /* read: which pages a step reads; NULL: all. Else: */
     const int *after;        /* (nseq) position from which queries of a sequence select, the cache's */
     real *bounds;            /* (npages,2,kdim) smallest and largest keys of pages that are full, */
@@ -78,6 +79,20 @@ bool slot_moves_open(Cache *, Err *);
 
 /* Ops.attend_lanes over the pages that queries select. False: all read all rows, and the caller calls it. */
 bool select_attend(Run *, const Slot *, const Kv *pass, Tensor o, Tensor lse, Tensor q, AttnSpec, bool merge);
+
+/* ---- replay.c: what the queries of a replay say about rows -------------------------------------------------------*/
+
+/* Of a prompt of `next` tokens; nothing, where it is open. */
+void replay_open(Cache *, int next);
+void replay_close(Cache *);
+/* After a pass: a slot, whose lanes come after so many of slots before it, and what the queries say about its rows
+ * (lanes, rows). Positions lo..hi-1 count. */
+void replay_see(const Cache *, const Slot *, int lanes, Tensor stat, int lo, int hi);
+/* After all passes of a replay: divides the rows of sequence seq among the lanes of `slots` chosen slots. Of lane
+ * `lane` of all those slots: rows that stay, and what the queries said about a position. */
+void replay_divide(Cache *, int seq, int slots);
+int replay_rows(const Cache *, int lane);
+real replay_score(const Cache *, int lane, int pos);
 
 /* ---- evict.c: rows that leave their lanes ------------------------------------------------------------------------*/
 

@@ -29,6 +29,7 @@ def tensor(kind, heads):
 
 
 Q, K, V = tensor(0, HEADS), tensor(1, LANES), tensor(2, LANES)
+Q_AGAIN, K_AGAIN = tensor(3, HEADS), tensor(4, LANES)  # of the tokens when they are repeated
 # Pair i of the first and second half of a head turns by position * TURN[i], as far as a policy asks for it.
 TURN = np.array([1, 0.1, 0.01, 0.001])
 
@@ -106,8 +107,43 @@ def pyramid(s, rows, o, layers, n):
     return min(n, most - s * (most - least) // (SLOTS - 1) + o["window"])
 
 
+def repeated(text, slot, lane, o, n):
+    """The largest attention that each row gets while the chunk of its token is repeated."""
+    rows = text.kept[slot][lane]
+    score = {}
+    for lo in range(0, n, o["chunk"]):
+        chunk = range(lo, min(n, lo + o["chunk"]))
+        for h in range(lane * GROUP, (lane + 1) * GROUP):
+            for i in chunk:
+                keys = np.array([K[slot, j, lane] for j in rows] + [K_AGAIN[slot, j, lane] for j in range(lo, i + 1)])
+                e = np.exp(keys @ Q_AGAIN[slot, i, h] / math.sqrt(DIM))
+                for j, p in zip(rows, e / e.sum()):
+                    if j in chunk:
+                        score[j] = max(score.get(j, 0), p)
+    return score
+
+
+def evict_together(text, o, n):
+    """KVzip: rows of all slots and lanes compete."""
+    rivals, left = [], 0
+    for s in range(SLOTS):
+        for lane in range(LANES):
+            score = repeated(text, s, lane, o, n)
+            rivals += [(-p, j, s, lane) for j, p in score.items() if j >= o["sinks"]]
+            left += budget_rows(o, n) - o["sinks"]
+            text.kept[s][lane] = text.kept[s][lane][:o["sinks"]]
+    for _, j, s, lane in sorted(rivals)[:left]:
+        text.kept[s][lane].append(j)
+    for lanes in text.kept:
+        for rows in lanes:
+            rows.sort()
+
+
 def evict(text, name, o, n, layers=None, lanes=None):
     """The rule of policy `name` at a length of n; settings of those that divide rows among layers and lanes."""
+    if name == "kvzip":
+        evict_together(text, o, n)
+        return
     for s in range(SLOTS):
         budget = [budget_rows(o, n)] * LANES
         score = [{j: 0.0 for j in text.kept[s][lane]} for lane in range(LANES)]
@@ -220,7 +256,7 @@ def run(spec):
         parts[name] = {k: float(v) if "." in v else int(v) for k, v in (w.split("=") for w in words.split(",") if w)}
     rest = [p for p in parts if p not in ("pyramidkv", "adakv")]
     name = rest[0] if rest else "pyramidkv" if "pyramidkv" in parts else "adakv"
-    o = parts[name]
+    o = {"window": 0, "every": 0} | parts[name]
     text = Text()
     for t in range(TOKENS):
         text.token(t)
@@ -287,6 +323,9 @@ SPECS = (
         "simlayerkv:window=8,sinks=4,every=0,queries=8,share=0.2",
         "nacl:budget=0.4,window=3,sinks=2,every=0,queries=8,share=0.4,seed=1",
         "nacl:budget=0.4,window=3,sinks=2,every=12,queries=5,share=0.5,seed=9",
+        "kvzip:budget=0.4,sinks=2,chunk=48",
+        "kvzip:budget=13,sinks=0,chunk=20",
+        "kvzip:budget=0.2,sinks=4,chunk=7",
 )
 if __name__ == "__main__":
     for spec in SPECS:

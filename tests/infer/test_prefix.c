@@ -62,7 +62,7 @@ static int walk(Speaker *r, const Family *f, int spare, bool apart, real *logits
             real *own = xcalloc(3 * V, sizeof *own);
             cr_assert(session_extend(&s, B, feed, WANT_LAST, TENSOR(own, REAL, B, r->V), &e), "%s", e.msg);
             for (int b = 0; b < B; b++) {
-                if (!step) session_prompt_ends(&s, b);
+                if (!step) cr_assert(session_prompt_ends(&s, b, &e), "%s", e.msg);
                 memcpy(logits + (size_t)(which[b] * (TAIL + 1) + step) * V, own + (size_t)b * V, V * sizeof(real));
                 feed[b] = (Feed){b, 1, f->tok[which[b]] + LONG - 1 - step};
             }
@@ -83,7 +83,7 @@ static void lone(Speaker *r, const Family *f, real *logits) {
             const Feed feed = {0, step ? 1 : f->text[k].n, step ? f->tok[k] + LONG - step : f->tok[k]};
             real *to = logits + (size_t)(k * (TAIL + 1) + step) * (size_t)r->V;
             cr_assert(session_extend(&s, 1, &feed, WANT_LAST, TENSOR(to, REAL, 1, r->V), &e), "%s", e.msg);
-            if (!step) session_prompt_ends(&s, 0);
+            if (!step) cr_assert(session_prompt_ends(&s, 0, &e), "%s", e.msg);
         }
         session_close(&s);
     }

@@ -48,7 +48,8 @@ static bool continues(const Animal *a, Keeping how) {
     session_with(&s, &r,
                  (SessionOpts){.nseq = 2, .max_tokens = LONG, .chunk = 16, .page_rows = 4, .document = r.document});
     feed(&s, 1, PROMPT, tok, NULL);
-    session_prompt_ends(&s, 1);
+    Err e = {0};
+    cr_assert(session_prompt_ends(&s, 1, &e), "%s", e.msg);
     for (int i = 0; i < 5; i++) feed(&s, 1, 1, tok + PROMPT + i, NULL);
     const int n = session_length(&s, 1), at = PROMPT + 5;
     save(&s, 1, tok + at - n, path);

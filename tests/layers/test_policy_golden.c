@@ -19,19 +19,25 @@ typedef struct {
     PolicyCfg p;
     int queries;
     uint64_t read[SLOTS][LANES]; /* positions that the newest query read */
+    int repeats, lo; /* from this position on the tokens are those from `lo` on, repeated; 0: they are not */
 } Bench;
+/* A number of the token at a position: repeated ones have others. */
+static double drawn(const Bench *b, int kind, int slot, int pos, int head, int dim) {
+    const bool again = b->repeats && pos >= b->repeats;
+    return (double)number(kind + (again ? 3 : 0), slot, again ? pos - b->repeats + b->lo : pos, head, dim);
+}
 
 /* log of the sum over the rows that the lane shows, and those of the pass up to its own. */
-static real lse_of(const Bench *b, int slot, int first, int t, int h) {
+static real lse_of(const Bench *b, int seq, int slot, int first, int t, int h) {
     const Lanes *l = kv_lanes(kv_slot(&b->c, slot));
-    const int lane = h / GROUP;
+    const int lane = seq * LANES + h / GROUP;
     double sum = 0;
     for (int j = 0; j <= t; j++) {
         bool there = j >= first;
         for (int r = l->lo[lane]; r < l->hi[lane] && !there; r++)
             there = l->pos[l->table[lane * l->maxpages + r / l->P % l->maxpages] * l->P + r % l->P] == j;
         double s = 0;
-        for (int d = 0; d < DIM; d++) s += (double)number(0, slot, t, h, d) * (double)number(1, slot, j, lane, d);
+        for (int d = 0; d < DIM; d++) s += drawn(b, 0, slot, t, h, d) * drawn(b, 1, slot, j, h / GROUP, d);
         if (there) sum += exp(s / sqrt(DIM));
     }
     return (real)log(sum);
@@ -68,10 +74,10 @@ static void read_lanes(Bench *b, int slot, const Kv *kv, Tensor q) {
 }
 /* The drawn keys and queries are as after this rotation. */
 static const Rope turn = {.n = DIM, .factor = 1, .f = {1, 0.1, 0.01, 0.001}};
-/* Tokens from..from+n-1 of the one sequence, as a model would give them to the cache. */
-static void feed(Bench *b, int from, int n) {
+/* Tokens at positions from..from+n-1 of a sequence, as a model would give them to the cache. */
+static void feed_to(Bench *b, int seq, int from, int n) {
     int of[TOKENS] = {0}, pos[TOKENS], first[TOKENS], idx[TOKENS];
-    const int off[] = {0, n}, seq = 0;
+    const int off[] = {0, n};
     for (int i = 0; i < n; i++) pos[i] = from + i, first[i] = from ? -1 : 0, idx[i] = i;
     const Batch batch = {
         .B = 1, .N = n, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .history = true};
@@ -87,13 +93,13 @@ static void feed(Bench *b, int from, int n) {
         for (int i = 0; i < n; i++) {
             for (int h = 0; h < LANES; h++)
                 for (int d = 0; d < DIM; d++) {
-                    R(kv.k)[(i * LANES + h) * DIM + d] = number(1, s, from + i, h, d);
-                    R(kv.v)[(i * LANES + h) * DIM + d] = number(2, s, from + i, h, d);
+                    R(kv.k)[(i * LANES + h) * DIM + d] = (real)drawn(b, 1, s, from + i, h, d);
+                    R(kv.v)[(i * LANES + h) * DIM + d] = (real)drawn(b, 2, s, from + i, h, d);
                 }
             for (int h = 0; h < HEADS; h++) {
-                R(p.lse)[i * HEADS + h] = lse_of(b, s, from, from + i, h);
+                R(p.lse)[i * HEADS + h] = lse_of(b, seq, s, from, from + i, h);
                 for (int d = 0; d < DIM; d++)
-                    R(p.q)[(i * HEADS + h) * DIM + d] = (real)((double)number(0, s, from + i, h, d) / sqrt(DIM));
+                    R(p.q)[(i * HEADS + h) * DIM + d] = (real)(drawn(b, 0, s, from + i, h, d) / sqrt(DIM));
             }
         }
         if (b->p.read) {
@@ -105,6 +111,25 @@ static void feed(Bench *b, int from, int n) {
         arena_release(&g->mem, mark);
     }
     kv_end(&b->c, &batch, NULL);
+}
+static void feed(Bench *b, int from, int n) { feed_to(b, 0, from, n); }
+/* A prompt that ends at `next` is repeated, as a session does it, by passes of `piece` tokens. */
+static void replay(Bench *b, int next, int piece) {
+    for (int hi; b->lo < next; b->lo = hi) {
+        hi = imin(next, b->lo + b->p.chunk);
+        b->repeats = next;
+        kv_replay_begin(&b->c, 0, next);
+        for (int at = 0, n; at < hi - b->lo; at += n) {
+            n = imin(piece, hi - b->lo - at);
+            feed_to(b, b->c.spare, next + at, n);
+            rig_measure(&b->g);
+            kv_policy(&b->g.run, &b->c, b->g.run.batch, NULL);
+            rig_place(&b->g);
+            kv_replayed(&b->g.run, &b->c, next + at, n, b->lo, hi);
+            rig_done_within(&b->g);
+        }
+    }
+    b->repeats = b->lo = 0;
 }
 static void settle(Bench *b, int from, int n, bool ends) {
     int pos[TOKENS], first[TOKENS];
@@ -137,6 +162,7 @@ static void text(Bench *b, const char *spec, int piece) {
         n = imin(piece, (at < PROMPT ? PROMPT : TOKENS) - at);
         if (cut) n = imin(n, cut - at % cut);
         feed(b, at, n);
+        if (at + n == PROMPT && policy_replays(&b->p, PROMPT)) replay(b, PROMPT, imin(piece, 20));
         settle(b, at, n, at + n == PROMPT);
     }
 }

@@ -39,7 +39,8 @@ static void texts(Side *d, real *logits) {
     const int V = d->cfg.vocab;
     for (int i = 0; i < TOKENS; i++) tok[i] = (int)(rng_uniform(31, (uint64_t)i) * V);
     feed(d, 0, PROMPT, tok, logits);
-    session_prompt_ends(&d->s, 0);
+    Err e = {0};
+    cr_assert(session_prompt_ends(&d->s, 0, &e), "%s", e.msg);
     for (int i = PROMPT; i < TOKENS; i++) {
         if (i == PROMPT + 3) session_fork(&d->s, 0, 1);
         feed(d, 0, 1, tok + i, logits + i * V);
@@ -114,7 +115,8 @@ Test(cuda_cache, policies_that_ask_choose_as_on_the_cpu, .timeout = 300) {
                                        "hashevict:budget=0.5,window=3,sinks=1,every=4",
                                        "rocketkv:budget=0.2,window=3,pool=3",
                                        "knorm:budget=0.5,window=3,sinks=1,every=4+adakv",
-                                       "expected:budget=0.5,sinks=1,queries=6+pyramidkv:share=2+adakv"};
+                                       "expected:budget=0.5,sinks=1,queries=6+pyramidkv:share=2+adakv",
+                                       "kvzip:budget=0.4,sinks=1,chunk=5"};
     for (size_t i = 0; i < sizeof spec / sizeof *spec; i++) {
         PolicyCfg p;
         Err e = {0};

@@ -69,7 +69,7 @@ bool decode_prefill(Decode *d, double *seconds, Err *e) {
     for (int b = 0; b < d->o.B; b++) session_reset(&d->s, b);
     double start = now_seconds();
     bool ok = (d->draws ? feed_and_draw : bench_decode_feed)(d, 0, d->o.prompt, e);
-    for (int b = 0; ok && b < d->o.B; b++) session_prompt_ends(&d->s, b);
+    for (int b = 0; ok && b < d->o.B; b++) ok = session_prompt_ends(&d->s, b, e);
     *seconds = now_seconds() - start;
     return ok;
 }
