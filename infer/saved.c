@@ -1,4 +1,5 @@
 #include "saved.h"
+#include "replay.h"
 #include "layers/cache/codec.h"
 #include "ops/checksum.h"
 #include <errno.h>
