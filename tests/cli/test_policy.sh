@@ -79,10 +79,10 @@ cp "$tmp/out" "$tmp/once"
 [ "$(field tokens "$tmp/out")" = "$(field tokens "$tmp/once")" ] || wrong "a list and two options generate other tokens"
 [ "$(bytes_of --policy snapkv:budget=0.4,window=4 --policy pyramidkv:share=2 --cache-dtype int8)" -lt "$one" ] || wrong "int8 saves nothing"
 run info --policies || wrong "info --policies: exit $?, $(cat "$tmp/err")"
-for name in window random knorm h2o vatp scissorhands tova snapkv pyramidkv adakv simlayerkv nacl morphkv fastgen hashevict expected rocketkv quest; do
+for name in window random knorm h2o vatp scissorhands tova snapkv pyramidkv adakv simlayerkv nacl morphkv fastgen hashevict expected rocketkv kvzip quest; do
     grep -q "^| .$name. | .*|.*|.*|.*|$" "$tmp/out" || wrong "info --policies lacks $name"
 done
-run info --policies --json && [ "$(grep -o '"policy":' "$tmp/out" | wc -l)" -eq 18 ] || wrong "info --policies --json: $(cat "$tmp/out")"
+run info --policies --json && [ "$(grep -o '"policy":' "$tmp/out" | wc -l)" -eq 19 ] || wrong "info --policies --json: $(cat "$tmp/out")"
 verdict policies
 
 refused() { # part of the line, arguments
@@ -110,5 +110,7 @@ refused "--policy snapkv: every: this command has no prompt" logits $src --token
 refused "--policy h2o: every: this command has no prompt" eval $src ppl --data "$tmp/text" --policy h2o:every=0
 refused "--fill: --policy tova asks queries" bench decode configs/tiny-gqa.yaml --fill --prompt 24 --policy tova
 refused "info: expected MODEL|CONFIG.yaml" info
+refused "every" logits $src --tokens "$tmp/tokens" --out "$tmp/x" --policy kvzip
+refused "one threshold divides the rows of all lanes" info $src --policy kvzip+adakv
 refused "--policies or --codecs alone" info --policies x
 verdict refusals
