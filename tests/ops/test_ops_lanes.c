@@ -232,8 +232,9 @@ static void lanes(Rig *g, int draw, const RowCodec *codec, int noticed[FAULTS]) 
     const bool is_bf16 = codec == &codec_bf16;
     static const int page_rows[] = {1, 3, 4, 64}, window[] = {0, 1, 5, 70},
                      all_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {2, 1}},
-                     bf16_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {128, 128}, {256, 144}};
-    const int(*dims)[2] = is_bf16 ? bf16_dims : all_dims;
+                     bf16_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {128, 128}, {256, 144}},
+                     code_dims[][2] = {{24, 40}, {64, 64}, {8, 16}, {17, 3}, {112, 168}};
+    const int(*dims)[2] = is_bf16 ? bf16_dims : codec ? code_dims : all_dims;
     Dice dice = {rng_mix(0x1A9E5, (uint64_t)draw), 0};
     KvShape s[2];
     Plain m;
@@ -321,9 +322,11 @@ Test(ops, attend_lanes_in_codes) {
         if (codec->as == ROWS_REAL || codec->as == ROWS_BF16 || (device && codec->as == ROWS_CODED)) continue;
         const bool few = device || codec != &codec_int8; /* codecs differ in how a number is read alone */
         for (int draw = 1; draw < DRAWS; draw += few ? 5 : 1) {
+            RowCodec own = *codec;
             Rig g;
-            rig_open(&g, rig_first(), 1, (size_t)16 << 20);
-            lanes(&g, draw, codec, noticed);
+            if (own.group) own.group = draw / 5 % 2 ? 64 : 32;
+            rig_open(&g, rig_first(), 1, (size_t)32 << 20);
+            lanes(&g, draw, &own, noticed);
             rig_close(&g);
         }
         for (Fault f = DROPS_A_KEY; f < FAULTS; f++)

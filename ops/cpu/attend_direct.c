@@ -1,0 +1,285 @@
+/* attend_direct.c: attention over cached rows of bf16, int8, fp8 and packed codes for few entries, as in decoding;
+ * attend_lanes.c includes it.
+ *
+ * Rows go from memory through registers into the sums; written out as `real`s first they would cost more than the
+ * products. A row is read once for up to DIRECT entries. The sums of VL rows are added up together. The scale of an
+ * int8 or fp8 part is multiplied once: into the score of a key, into the probability of a value. The double form, which
+ * only checks gradients, has none of this. */
+enum { DIRECT = 4 };
+static bool direct(const Block *k, Read as) {
+    return as != READ_REAL && as != READ_PART && k->n <= FEW_ENTRIES && k->Dk % VL == 0 && k->Dv % VL == 0;
+}
+#ifdef KV_DOUBLE
+static void direct_scores(Block *b, Read as, Parts keys, int n, ptrdiff_t ahead) {
+    (void)b, (void)as, (void)keys, (void)n, (void)ahead;
+}
+static void direct_values(Block *b, Read as, Parts values, int n, ptrdiff_t ahead) {
+    (void)b, (void)as, (void)values, (void)n, (void)ahead;
+}
+static void direct_decoded(real *to, Read as, Parts parts, int n) { (void)to, (void)as, (void)parts, (void)n; }
+#else
+typedef uint16_t Bf16s __attribute__((vector_size(VBYTES / 2), aligned(2), may_alias));
+typedef uint32_t Word __attribute__((vector_size(VBYTES), aligned(4), may_alias));
+typedef uint8_t Codes __attribute__((vector_size(VBYTES / 4), aligned(1), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(VBYTES), aligned(1), may_alias));
+typedef uint64_t Longs __attribute__((vector_size(VBYTES)));
+typedef int32_t Whole __attribute__((vector_size(VBYTES), aligned(4), may_alias));
+/* Vectors of 32 elements, the shortest group; vectors of sums that registers have room for. */
+enum { DIRECT_RUN = 32 / VL, DIRECT_SUMS = TILE_ROWS * TILE_VECS };
+    /* Vectors of columns at once for so many entries: a power of 2. */
+    #define DIRECT_VECS(entries)                                               \
+        (DIRECT_RUN * (entries) <= DIRECT_SUMS       ? DIRECT_RUN              \
+         : DIRECT_RUN * (entries) <= 2 * DIRECT_SUMS ? imax(1, DIRECT_RUN / 2) \
+                                                     : imax(1, DIRECT_RUN / 4))
+
+static bool direct_scaled(Read as) { return as == READ_INT8 || as == READ_FP8; }
+static int direct_bits(Read as) { return as == READ_4 ? 4 : as == READ_3 ? 3 : as == READ_2 ? 2 : 0; }
+
+INLINE Vec direct_bf16(const uint16_t *x) { return (Vec)(__builtin_convertvector(*(const Bf16s *)x, Word) << 16); }
+/* VL bytes as the upper bytes of words. GCC 12 converts a vector of 8 or more bytes one byte at a time; it shuffles all
+ * at once. */
+INLINE Word direct_tops(const char *codes) {
+    #if VBYTES >= 32
+        #define FOUR(i) i, i, i, i
+    static const int8_t to[64] = {FOUR(0),  FOUR(1),  FOUR(2),  FOUR(3),  FOUR(20), FOUR(21), FOUR(22), FOUR(23),
+                                  FOUR(32), FOUR(33), FOUR(34), FOUR(35), FOUR(52), FOUR(53), FOUR(54), FOUR(55)};
+        #undef FOUR
+    uint64_t x[VL / 8];
+    memcpy(x, codes, sizeof x);
+        #if VBYTES == 64
+    const Longs all = {x[0], x[0], x[0], x[0], x[1], x[1], x[1], x[1]};
+        #else
+    const Longs all = (Longs){0} + x[0];
+        #endif
+    return (Word)__builtin_shuffle((Bytes)all, *(const Bytes *)to); /* 16 bytes from the same 16 */
+    #else
+    return __builtin_convertvector(*(const Codes *)codes, Word) << 24;
+    #endif
+}
+INLINE Vec direct_int8(const char *codes) { return __builtin_convertvector((Whole)direct_tops(codes) >> 24, Vec); }
+/* fp8_number of vectors. */
+INLINE Vec direct_fp8(const char *codes) {
+    const Word code = direct_tops(codes), size = code << 1 >> 25, tiny = (Word)(size < 8);
+    const Vec x = (Vec)((size << 20) + (120u << 23) + (tiny & 1u << 23)) - (Vec)(tiny & 0x3c800000u);
+    return (Vec)((Word)x | (code & 0x80000000u));
+}
+/* Codes k..k+VL-1 of `bits` each, as packed.h has them: k is a multiple of VL. */
+INLINE Word direct_fields(const char *codes, int bits, int k) {
+    static const uint32_t by4[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28},
+                          by2[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
+                          by1[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                          second[16] = {0, 0, 0, 0, 0, 0, 0, 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+    const uint32_t *words = (const uint32_t *)codes + k * bits / 32;
+    Word x = (Word){0} + words[0];
+    if (bits * VL > 32) x ^= ((Word){0} + (words[0] ^ words[1])) & *(const Word *)second;
+    return (x >> (*(const Word *)(bits == 4   ? by4
+                                  : bits == 2 ? by2
+                                              : by1) +
+                  (uint32_t)(k * bits % 32))) &
+           ((1u << bits) - 1);
+}
+/* Where elements c.. of packed parts begin: the byte of their group's head, their place in it, its elements. */
+typedef struct {
+    size_t head;
+    int k, n;
+} Spot;
+INLINE Spot direct_spot(Read as, const Parts *p, int c) {
+    if (!direct_bits(as)) return (Spot){0, c, 0};
+    const int shift = __builtin_ctz((unsigned)p->group), at = c >> shift << shift;
+    return (Spot){(size_t)(c >> shift) * packed_group_bytes(direct_bits(as), p->group), c - at,
+                  imin(p->group, p->width - at)};
+}
+/* `vecs` vectors of a part's elements, which a packed group holds all; those of one scale are not multiplied by it. */
+INLINE void direct_load(Read as, Vec *x, int vecs, const char *part, Spot s) {
+    const int bits = direct_bits(as), low = packed_low(bits);
+    if (!bits) {
+    #pragma GCC unroll 8
+        for (int w = 0; w < vecs; w++)
+            x[w] = as == READ_BF16  ? direct_bf16((const uint16_t *)part + s.k + w * VL)
+                   : as == READ_FP8 ? direct_fp8(part + FP8_HEAD + s.k + w * VL)
+                                    : direct_int8(part + INT8_HEAD + s.k + w * VL);
+        return;
+    }
+    const int whole = s.k / 32, k = vecs == DIRECT_RUN ? 0 : s.k % 32; /* 32 codes are whole words */
+    const char *head = part + s.head, *codes = head + PACKED_HEAD + 4 * (whole * low),
+               *upper = head + PACKED_HEAD + 4 * (packed_words(low, s.n) + whole);
+    const Word both = (Word){0} + *(const uint32_t *)head;
+    const Vec scale = (Vec)(both << 16), zero = __builtin_convertvector((Whole)both >> 16, Vec) * scale;
+    #pragma GCC unroll 8
+    for (int w = 0; w < vecs; w++) {
+        Word code = direct_fields(codes, low, k + w * VL);
+        if (bits == 3) code |= direct_fields(upper, 1, k + w * VL) << 2;
+        x[w] = __builtin_convertvector((Whole)code, Vec) * scale + zero; /* exact: packed.h */
+    }
+}
+INLINE float direct_scale(const char *part) {
+    float scale;
+    memcpy(&scale, part, sizeof scale);
+    return scale;
+}
+/* The scales of `rows` parts, zeros for the others of a vector. */
+INLINE Vec direct_scales(const Parts *p, int j, int rows) {
+    real scale[VL] = {0};
+    for (int t = 0; t < rows; t++) scale[t] = direct_scale(p->first + (size_t)(j + t) * p->ld);
+    return *(const Vec *)scale;
+}
+
+    /* Sums of the elements of VL vectors, in their order: halves of pairs, then quarters of the pairs of these. */
+    #if VBYTES == 64
+        #define DIRECT_FOLDS 4
+static const int32_t direct_fold_low[DIRECT_FOLDS][VL] = {{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+                                                          {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+                                                          {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+                                                          {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}};
+    #elif VBYTES == 32
+        #define DIRECT_FOLDS 3
+static const int32_t direct_fold_low[DIRECT_FOLDS][VL] = {{0, 1, 2, 3, 8, 9, 10, 11},
+                                                          {0, 1, 8, 9, 4, 5, 12, 13},
+                                                          {0, 8, 2, 10, 4, 12, 6, 14}};
+    #else
+        #define DIRECT_FOLDS 2
+static const int32_t direct_fold_low[DIRECT_FOLDS][VL] = {{0, 1, 4, 5}, {0, 4, 2, 6}};
+    #endif
+INLINE Vec direct_fold(Vec a, Vec b, int step) {
+    const Whole low = *(const Whole *)direct_fold_low[step], high = low + VL / (2 << step);
+    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+}
+INLINE Vec direct_totals(const Vec sums[VL]) {
+    Vec x[VL];
+    #pragma GCC unroll 16
+    for (int t = 0; t < VL; t++) x[t] = sums[t];
+    #pragma GCC unroll 4
+    for (int step = 0; step < DIRECT_FOLDS; step++)
+    #pragma GCC unroll 8
+        for (int t = 0; t < VL >> (step + 1); t++) x[t] = direct_fold(x[t], x[t + (VL >> (step + 1))], step);
+    return x[0];
+}
+
+/* Asks for a part that lies `ahead` bytes on; 0: for none. */
+INLINE void direct_ask(const char *part, ptrdiff_t ahead, size_t bytes) {
+    if (ahead)
+        for (size_t k = 0; k < bytes; k += 64) __builtin_prefetch(part + ahead + k, 0, 2);
+}
+INLINE void direct_scores_of(int entries, Read as, Block *b, int e0, Parts keys, int n, ptrdiff_t ahead) {
+    const int Dk = b->Dk;
+    const real *q = b->q + e0 * Dk;
+    for (int j = 0; j < n; j += VL) {
+        const int rows = imin(VL, n - j);
+        Vec sums[DIRECT][VL];
+        for (int t = 0; t < VL; t++) {
+            const char *part = keys.first + (size_t)(j + imin(t, rows - 1)) * keys.ld;
+            Vec sum[DIRECT];
+            int c = 0;
+            direct_ask(part, ahead, keys.ld);
+    #pragma GCC unroll 4
+            for (int i = 0; i < entries; i++) sum[i] = (Vec){0};
+            for (; c + DIRECT_RUN * VL <= Dk; c += DIRECT_RUN * VL) {
+                Vec x[DIRECT_RUN];
+                direct_load(as, x, DIRECT_RUN, part, direct_spot(as, &keys, c));
+    #pragma GCC unroll 8
+                for (int w = 0; w < DIRECT_RUN; w++)
+    #pragma GCC unroll 4
+                    for (int i = 0; i < entries; i++) sum[i] += *(const Vec *)(q + i * Dk + c + w * VL) * x[w];
+            }
+            for (; c < Dk; c += VL) {
+                Vec x;
+                direct_load(as, &x, 1, part, direct_spot(as, &keys, c));
+    #pragma GCC unroll 4
+                for (int i = 0; i < entries; i++) sum[i] += *(const Vec *)(q + i * Dk + c) * x;
+            }
+    #pragma GCC unroll 4
+            for (int i = 0; i < entries; i++) sums[i][t] = sum[i];
+        }
+        Vec scale = (Vec){0} + 1;
+        if (direct_scaled(as)) scale = direct_scales(&keys, j, rows);
+    #pragma GCC unroll 4
+        for (int i = 0; i < entries; i++) *(Vec *)(b->s + (e0 + i) * KB + j) = direct_totals(sums[i]) * scale;
+    }
+}
+/* Columns c.. of o += s v. */
+INLINE void direct_columns(int entries, int vecs, Read as, Block *b, int e0, Parts v, int n, int c) {
+    Vec sum[DIRECT][DIRECT_RUN];
+    const Spot spot = direct_spot(as, &v, c);
+    real *o = b->o + e0 * b->Dv + c;
+    const real *s = b->s + e0 * KB;
+    const int Dv = b->Dv;
+    #pragma GCC unroll 4
+    for (int i = 0; i < entries; i++)
+    #pragma GCC unroll 8
+        for (int w = 0; w < vecs; w++) sum[i][w] = *(const Vec *)(o + i * Dv + w * VL);
+    for (int j = 0; j < n; j++) {
+        Vec x[DIRECT_RUN];
+        direct_load(as, x, vecs, v.first + (size_t)j * v.ld, spot);
+    #pragma GCC unroll 4
+        for (int i = 0; i < entries; i++)
+    #pragma GCC unroll 8
+            for (int w = 0; w < vecs; w++) sum[i][w] += s[i * KB + j] * x[w];
+    }
+    #pragma GCC unroll 4
+    for (int i = 0; i < entries; i++)
+    #pragma GCC unroll 8
+        for (int w = 0; w < vecs; w++) *(Vec *)(o + i * Dv + w * VL) = sum[i][w];
+}
+INLINE void direct_values_of(int entries, Read as, Block *b, int e0, Parts v, int n, ptrdiff_t ahead) {
+    const int vecs = DIRECT_VECS(entries);
+    int c = 0;
+    for (int j = 0; j < n; j++) direct_ask(v.first + (size_t)j * v.ld, ahead, v.ld);
+    for (int j = 0; direct_scaled(as) && j < n; j += VL) { /* KB is whole vectors */
+        const Vec scale = direct_scales(&v, j, imin(VL, n - j));
+    #pragma GCC unroll 4
+        for (int i = 0; i < entries; i++) *(Vec *)(b->s + (e0 + i) * KB + j) *= scale;
+    }
+    for (; c + vecs * VL <= b->Dv; c += vecs * VL) direct_columns(entries, vecs, as, b, e0, v, n, c);
+    for (; c < b->Dv; c += VL) direct_columns(entries, 1, as, b, e0, v, n, c);
+}
+INLINE void direct_decoded_of(Read as, real *to, Parts p, int n) {
+    for (int j = 0; j < n; j++, to += p.width) {
+        const char *part = p.first + (size_t)j * p.ld;
+        const float scale = direct_scaled(as) ? direct_scale(part) : 1;
+        int c = 0;
+        for (; c + DIRECT_RUN * VL <= p.width; c += DIRECT_RUN * VL) {
+            Vec x[DIRECT_RUN];
+            direct_load(as, x, DIRECT_RUN, part, direct_spot(as, &p, c));
+    #pragma GCC unroll 8
+            for (int w = 0; w < DIRECT_RUN; w++) *(Vec *)(to + c + w * VL) = x[w] * scale;
+        }
+        for (; c < p.width; c += VL) {
+            Vec x;
+            direct_load(as, &x, 1, part, direct_spot(as, &p, c));
+            *(Vec *)(to + c) = x * scale;
+        }
+    }
+}
+    /* `call` for the way in which parts are read, as a constant. */
+    #define DIRECT_READ(as, call)                          \
+        switch (as) {                                      \
+        case READ_BF16: call(READ_BF16); break;            \
+        case READ_INT8: call(READ_INT8); break;            \
+        case READ_FP8: call(READ_FP8); break;              \
+        case READ_4: call(READ_4); break;                  \
+        case READ_3: call(READ_3); break;                  \
+        case READ_2: call(READ_2); break;                  \
+        default: CHECK(false, "rows read as %d", (int)as); \
+        }
+    /* The same for up to DIRECT entries at a time. */
+    #define DIRECT_ENTRIES(of, b, ...)                                     \
+        for (int e0 = 0; e0 < (b)->n; e0 += DIRECT) switch ((b)->n - e0) { \
+            case 1: of(1, __VA_ARGS__); break;                             \
+            case 2: of(2, __VA_ARGS__); break;                             \
+            case 3: of(3, __VA_ARGS__); break;                             \
+            default: of(DIRECT, __VA_ARGS__);                              \
+            }
+/* Keys and values of every entry of the block; the parts `ahead` bytes on are read next (0: none). */
+static void direct_scores(Block *b, Read as, Parts keys, int n, ptrdiff_t ahead) {
+    #define SCORES(how)  DIRECT_ENTRIES(direct_scores_of, b, how, b, e0, keys, n, e0 ? 0 : ahead)
+    DIRECT_READ(as, SCORES)
+}
+static void direct_values(Block *b, Read as, Parts values, int n, ptrdiff_t ahead) {
+    #define VALUES(how)  DIRECT_ENTRIES(direct_values_of, b, how, b, e0, values, n, e0 ? 0 : ahead)
+    DIRECT_READ(as, VALUES)
+}
+static void direct_decoded(real *to, Read as, Parts parts, int n) {
+    #define DECODED(how) direct_decoded_of(how, to, parts, n)
+    DIRECT_READ(as, DECODED)
+}
+#endif
