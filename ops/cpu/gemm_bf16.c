@@ -4,7 +4,7 @@
  * - gemm_vectors.c, or gemm_tiles.c with OPS_TILES (amx);
  * - gemm_neon.c with OPS_NEON (neonbf16), which packs and multiplies by vectors of four;
  * - gemm_wide.c with OPS_WIDE (baseline, avx2, avx512), for processors without a bf16 instruction: operands are packed
- *   as f32.
+ *   as f32; gemm_lanes.c multiplies 9 to 32 rows on avx2.
  *
  * The instruction multiplies pairs: c += a.lo b.lo + a.hi b.hi. So operands are packed as pairs of elements that
  * follow each other along k. A panel of B is (K/2, width) pairs, width 1 to NV vectors.
@@ -423,7 +423,7 @@ static void few_rows(int threads, int n, const GemmJob *jobs, const Work *w, Pai
 #pragma omp barrier
         }
         tiles_open();
-#pragma omp for schedule(dynamic, run) nowait
+#pragma omp for schedule(guided, run) nowait
         for (int i = 0; i < all; i++) {
             int j = 0, t = i;
             for (; t >= few_tasks(w[j].s); j++) t -= few_tasks(w[j].s);

@@ -215,7 +215,7 @@ static void few_columns(float *C, const Pair *a, Lie l, GemmShape s, const void 
 #ifdef OPS_WIDE
 static inline void tile(int vecs, float *C, size_t ldc, const Pair *a, Lie l, const Pair *b, int pairs, int rows,
                         int last, bool first) {
-    tile_asks(vecs, C, ldc, a, l, b, pairs, rows, last, first, (Ask){NULL, 0, 0});
+    tile_asks(vecs, C, ldc, a, l, b, pairs, rows, last, first, (Ask){(const char *)b, 0});
 }
 #else
 static inline __attribute__((always_inline)) void tile(int vecs, float *C, size_t ldc, const Pair *a, Lie l,
@@ -261,13 +261,16 @@ static size_t few_pairs(GemmShape s) { return FEW_MEM * (size_t)imin(KP, (s.K + 
 #ifdef OPS_WIDE
 /* All rows of panel p, which begins at w->C; mem: few_pairs. */
 static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
-    enum { COLUMNS = 4 }; /* rows of C that need no panel */
     const GemmShape s = w->s;
     int pairs = (s.K + 1) / 2, v0, vecs, tiles = (s.M + MR - 1) / MR;
     panel(s.N, p, &v0, &vecs);
-    const int row = v0 * W, last = imin(W, s.N - row - (vecs - 1) * W), each = (vecs * W + tiles - 1) / tiles;
-    const size_t ldc = (size_t)s.ldc, ld = (size_t)s.ldb * sizeof(uint16_t);
+    const int row = v0 * W, last = imin(W, s.N - row - (vecs - 1) * W);
+    const size_t ldc = (size_t)s.ldc;
     float *C = w->C;
+    if (w->a.step == W) { /* as_lanes */
+        in_lanes(C, w->A, w->a, s, B, row, imin(vecs * W, s.N - row));
+        return;
+    }
     if (s.b_bf16 && s.M <= COLUMNS) {
         switch (vecs) {
         case 1: few_columns(1, C, ldc, w->A, w->a, s, B, row); break;
@@ -276,16 +279,15 @@ static void few_panel(const Work *w, const void *B, int p, Pair *mem) {
         }
         return;
     }
+    Ask ask = ask_next(s, B, row, vecs * W, tiles);
     for (int k = 0; k < pairs; k += KP) {
         int some = imin(KP, pairs - k);
         pack_b_rows(mem, s, B, p, k, k + some, false);
-        Ask ask = {NULL, ld, s.b_bf16 ? imin(each, LINE) : 0};
-        if (s.b_bf16) ask.at = (const char *)B + (size_t)row * ld + (size_t)k * sizeof(uint32_t) + ahead_of(s, vecs, k);
         for (int i = 0; i < s.M; i += MR) {
             const Pair *a = w->A + (size_t)(i / MR) * w->a.block + (size_t)k * w->a.step;
             tile_asks(vecs, C + (size_t)i * ldc, ldc, a, w->a, mem, some, imin(MR, s.M - i), last,
                       k == 0 && !s.accumulate, ask);
-            if (s.b_bf16) ask.at += (size_t)each * ld;
+            ask.at += (size_t)some * ask.step;
         }
     }
 }

@@ -20,6 +20,8 @@ typedef uint32_t BitsAt __attribute__((vector_size(W * sizeof(uint32_t)), aligne
 typedef int32_t Ints __attribute__((vector_size(W * sizeof(int32_t))));
 enum { LINE = 64 / sizeof(uint32_t) }; /* pairs of bf16 elements in a line of memory */
 #define INLINE static inline __attribute__((always_inline))
+/* Rows of C up to which few_columns computes them without a panel of B; more of them are lanes on AVX2. */
+enum { COLUMNS = 4 };
 
 /* The nearest bf16 value, ties to even; NaN stays NaN; a denormal is 0. */
 INLINE Vec rounded(Vec x) {
@@ -126,10 +128,66 @@ INLINE void pack_block(Pair *to, size_t ld, GemmShape s, const void *B, int row,
     }
 }
 
+INLINE Vec everywhere(float x) {
+#if WIDTH == 8
+    return _mm256_set1_ps(x); /* (Vec){0} + x would be an addition */
+#else
+    return x - (Vec){0};
+#endif
+}
+/* c + x y. In asm for AVX2: compilers write a sum to another register or fold loads into it, and then sixteen registers
+ * do not hold twelve sums. */
+INLINE Vec plus_product(Vec c, Vec x, Vec y) {
+#if WIDTH == 8
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(x), "x"(y));
+    return c;
+#else
+    return c + x * y;
+#endif
+}
+
+INLINE void from_c(int vecs, Vec c[NV], const float *C, int last, bool first) {
+#pragma GCC unroll 3
+    for (int v = 0; v < vecs; v++)
+        c[v] = first                       ? (Vec){0}
+               : v < vecs - 1 || last == W ? (Vec) * (const VecAt *)(C + v * W)
+                                           : some_of(C + v * W, last);
+}
+INLINE void to_c(int vecs, float *C, const Vec c[NV], int last) {
+    Vec end = c[vecs - 1]; /* a copy: a sum whose address is taken would be kept in memory */
+#pragma GCC unroll 3
+    for (int v = 0; v < vecs; v++)
+        if (v < vecs - 1 || last == W) *(VecAt *)(C + v * W) = c[v];
+    if (last < W) memcpy(C + (vecs - 1) * W, &end, (size_t)last * sizeof *C);
+}
+/* Where memory is prefetched while sums are computed: `step` bytes further for each pair of k, so that the lines come
+ * one at a time (all at once would delay each other) and in the order of their addresses. A step of less than a line
+ * asks for some lines again: a branch that avoids it costs a quarter of the kernel's time. */
+typedef struct {
+    const char *at;
+    size_t step;
+} Ask;
+/* For the n rows of B that follow n rows from `row` on, meanwhile used by `passes` loops over all pairs of K. */
+INLINE Ask ask_next(GemmShape s, const void *B, int row, int n, int passes) {
+    const size_t ld = (size_t)s.ldb * (s.b_bf16 ? sizeof(uint16_t) : sizeof(float)), bytes = (size_t)n * ld,
+                 times = (size_t)passes * (((size_t)s.K + 1) / 2);
+    return (Ask){(const char *)B + (size_t)(row + n) * ld, zmin(64, (bytes + times - 1) / times)};
+}
+
 /* ---- A ----------------------------------------------------------------------------------------------------------- */
 
+#if WIDTH == 8
+    #include "gemm_lanes.c"
+#else
+static bool as_lanes(GemmShape s) { return (void)s, false; }
+static void pack_a_lanes(Pair *to, GemmShape s, const void *A, int row) { (void)to, (void)s, (void)A, (void)row; }
+static void in_lanes(float *C, const Pair *A, Lie l, GemmShape s, const void *B, int row, int n) {
+    (void)C, (void)A, (void)l, (void)s, (void)B, (void)row, (void)n;
+}
+#endif
 static Lie lie(GemmShape s) {
     size_t pairs = ((size_t)s.K + 1) / 2;
+    if (as_lanes(s)) return (Lie){(pairs + W - 1) / W * W * MR, 0, W}; /* a panel takes two blocks of rows */
     if (s.ta) return (Lie){pairs * MR, 1, MR};
     size_t ld = (pairs + W - 1) / W * W;
     if (ld % 128 == 0) ld += W; /* rows a page apart would compete for the same lines of the first cache */
@@ -156,6 +214,10 @@ static void pack_a_columns(Pair *to, Lie a, GemmShape s, const void *A, int k0, 
 /* Pack rows row..row+MR-1 of A, k along the rows; rows past the last are 0, and up to W pairs past K too. */
 static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
     const int whole = (s.K + 2 * W - 1) / (2 * W) * 2 * W;
+    if (as_lanes(s)) {
+        if (row % W == 0) pack_a_lanes(to, s, A, row);
+        return;
+    }
     for (int i = row; i < row + MR; i++, to += a.row) {
         float *x = (float *)to;
         if (i >= s.M) {
@@ -174,28 +236,6 @@ static void pack_a_block(Pair *to, Lie a, GemmShape s, const void *A, int row) {
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-INLINE void from_c(int vecs, Vec c[NV], const float *C, int last, bool first) {
-#pragma GCC unroll 3
-    for (int v = 0; v < vecs; v++)
-        c[v] = first                       ? (Vec){0}
-               : v < vecs - 1 || last == W ? (Vec) * (const VecAt *)(C + v * W)
-                                           : some_of(C + v * W, last);
-}
-INLINE void to_c(int vecs, float *C, const Vec c[NV], int last) {
-#pragma GCC unroll 3
-    for (int v = 0; v < vecs; v++)
-        if (v < vecs - 1 || last == W)
-            *(VecAt *)(C + v * W) = c[v];
-        else
-            memcpy(C + v * W, &c[v], (size_t)last * sizeof *C);
-}
-/* Memory lines to prefetch while the sums are computed, one at a time, because all at once they would delay each
- * other: one in each of `rows` rows, ld bytes apart, for every LINE pairs. */
-typedef struct {
-    const char *at;
-    size_t ld;
-    int rows;
-} Ask;
 /* mr rows of C, columns of `vecs` vectors, the last of which has `last` elements; first: start from 0, else from the
  * old values. */
 INLINE void kernel_of(const int mr, const int vecs, float *C, size_t ldc, const Pair *a, Lie l, const Pair *b,
@@ -203,8 +243,8 @@ INLINE void kernel_of(const int mr, const int vecs, float *C, size_t ldc, const 
     Vec c[MR][NV];
 #pragma GCC unroll 8
     for (int r = 0; r < mr; r++) from_c(vecs, c[r], C + (size_t)r * ldc, last, first);
-    for (int k = 0; k < pairs; k++, a += l.step, b += vecs * W) {
-        if (k % LINE < ask.rows) __builtin_prefetch(ask.at + (size_t)(k % LINE) * ask.ld + k / LINE * 64, 0, 2);
+    for (int k = 0; k < pairs; k++, a += l.step, b += vecs * W, ask.at += ask.step) {
+        __builtin_prefetch(ask.at, 0, 2);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             Vec y[NV];
@@ -212,9 +252,9 @@ INLINE void kernel_of(const int mr, const int vecs, float *C, size_t ldc, const 
             for (int v = 0; v < vecs; v++) y[v] = *(const VecAt *)((const float *)(b + v * W) + half * W);
 #pragma GCC unroll 8
             for (int r = 0; r < mr; r++) {
-                float x = ((const float *)(a + (size_t)r * l.row))[half];
+                const Vec x = everywhere(((const float *)(a + (size_t)r * l.row))[half]);
 #pragma GCC unroll 3
-                for (int v = 0; v < vecs; v++) c[r][v] += x * y[v];
+                for (int v = 0; v < vecs; v++) c[r][v] = plus_product(c[r][v], x, y[v]);
             }
         }
     }
@@ -252,14 +292,15 @@ INLINE void in_columns(const int mr, const int vecs, float *C, size_t ldc, const
     const int pairs = (s.K + 1) / 2, last = imin(W, s.N - row - (vecs - 1) * W);
 #pragma GCC unroll 8
     for (int m = 0; m < mr; m++) from_c(vecs, c[m], C + (size_t)m * ldc, last, !s.accumulate);
+    const char *ask = (const char *)B + (size_t)(row + vecs * W) * (size_t)s.ldb * sizeof(uint16_t);
     for (int k = 0; k < pairs; k += W) {
-        const size_t ahead = ahead_of(s, vecs, k);
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
             Vec r[W];
-            turned_pairs(r, s, B, row + v * W, v < vecs - 1 ? W : last, k, ahead);
+            turned_pairs(r, s, B, row + v * W, v < vecs - 1 ? W : last, k, 0);
 #pragma GCC unroll 16
             for (int j = 0; j < W; j++) {
+                if (j % 2 == 0) __builtin_prefetch(ask, 0, 2), ask += 64; /* as many bytes as are read */
                 const Vec lo = even_of(r[j]), hi = odd_of(r[j]);
 #pragma GCC unroll 8
                 for (int m = 0; m < mr; m++) {
