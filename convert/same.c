@@ -7,11 +7,13 @@
 enum { KEEP };
 enum { LAYOUT_HALF = 1, LAYOUT_INTERLEAVED };
 enum { TIED_TRUE = 1, TIED_FALSE };
+enum { SAME_TRANSFORMERS = 1, SAME_FLA };
 static const char *const dtypes[] = {"keep", "f32", "bf16", "f16", NULL},
                          *const layouts[] = {"keep", "half", "interleaved", NULL},
-                         *const ties[] = {"keep", "true", "false", NULL};
+                         *const ties[] = {"keep", "true", "false", NULL},
+                         *const libraries[] = {"keep", "transformers", "fla", NULL};
 typedef struct {
-    int dtype, rope_layout, tied, pad_vocab, drop_attention, align_groups;
+    int dtype, rope_layout, tied, library, pad_vocab, drop_attention, align_groups;
     bool fold_norms;
     char shard[KEY_TEXT_MAX];
     Grams grams;
@@ -25,6 +27,9 @@ static const Key keys[] = {
      "pairs of the rotation: half (i, i+n/2) or interleaved (2i, 2i+1)", layouts, 0},
     {"tied", KEY_CHOICE, offsetof(Cfg, tied), "keep", 0, 0,
      "true: the head is the embedding (both must be equal); false: a separate tensor", ties, 0},
+    {"library", KEY_CHOICE, offsetof(Cfg, library), "keep", 0, 0,
+     "whose classes load the result: transformers, or fla (flash-linear-attention), which must have such a model",
+     libraries, 0},
     {"pad_vocab", KEY_INT, offsetof(Cfg, pad_vocab), "0", 0, 1 << 20,
      "add ids until the vocabulary is a multiple of this; their rows are the mean row", 0, 0},
     {"fold_norms", KEY_BOOL, offsetof(Cfg, fold_norms), "false", 0, 0,
@@ -193,6 +198,19 @@ static bool align_plan(Job *j, Err *e) {
     return layers || err_input(e, "align_groups: the source has no layer with mixer gqa");
 }
 
+static bool library_fits(const json_t *model, Err *e) {
+    char *text = json_dumps(model, JSON_COMPACT);
+    const char *why = NULL;
+    ModelCfg c;
+    bool ok = text && model_cfg_from_json(&c, text, strlen(text), "the converted model", e);
+    if (ok) {
+        ok = hf_is_fla(&c, &why) ||
+             err_input(e, "library: fla has no model type for this model (%s); leave it out", why);
+        model_cfg_free(&c);
+    }
+    free(text);
+    return ok;
+}
 static bool same_plan(Job *j, json_t *model, Err *e) {
     static const int as[] = {-1, F32, BF16, F16};
     Cfg *c = j->cfg;
@@ -202,6 +220,7 @@ static bool same_plan(Job *j, json_t *model, Err *e) {
     j->moves = !c->fold_norms && !c->align_groups;
     j->calibrates = c->align_groups;
     if (*c->shard && !bytes_read(c->shard, &j->shard, e)) return false;
+    if (c->library) json_object_set_new(model, "library", json_string(libraries[c->library]));
     if ((c->rope_layout && !rope_plan(j, model, e)) || (c->tied && !tied_plan(j, model, e)) ||
         (c->fold_norms && !fold_plan(j, e)) || (c->align_groups && !align_plan(j, e)))
         return false;
@@ -222,7 +241,7 @@ static bool same_plan(Job *j, json_t *model, Err *e) {
         size_t n = strlen(j->report->rule);
         snprintf(j->report->rule + n, sizeof j->report->rule - n, " %s", j->o->word[i]);
     }
-    return !c->drop_attention || drop_plan(j, model, e);
+    return (!c->drop_attention || drop_plan(j, model, e)) && (c->library != SAME_FLA || library_fits(model, e));
 }
 
 /* ---- layers --------------------------------------------------------------------------------------------------------

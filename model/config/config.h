@@ -24,6 +24,7 @@ typedef struct {
     double norm_eps, init_std, embed_scale, residual_scale, logits_divisor, logits_cap;
     int norm, norm_place, positions;
     bool tied, parallel, norm_plus_one;
+    int library; /* LIBRARY_TRANSFORMERS, LIBRARY_FLA */
     int nkinds, nffn;
     Kind kind[KINDS_MAX];
     FfnKind ffn[KINDS_MAX];      /* as listed */
@@ -31,6 +32,8 @@ typedef struct {
     int ffn_pattern[LAYERS_MAX]; /* layer -> feed-forward part, tiled out */
     int kv_from[LAYERS_MAX];     /* layer -> the layer whose K/V it reads; itself: owner */
 } ModelCfg;
+
+enum { LIBRARY_TRANSFORMERS, LIBRARY_FLA };
 
 /* What the settings of every layer begin with. */
 static inline LayerCfg layer_base(const ModelCfg *m, bool owner) {

@@ -4,6 +4,7 @@
 
 static const char *const graphs[] = {"auto", "off", NULL};
 static const char *const lora_saves[] = {"both", "merged", NULL};
+static const char *const libraries[] = {"transformers", "fla", NULL};
 static const char *const devices[] = {"auto", "cpu", "cuda", NULL}, *const dtypes[] = {"auto", "f32", "bf16", NULL},
                          *const reduces[] = {"f32", "bf16", NULL},
                          *const attentions[] = {"auto", "own", "cudnn", "cudnn_unordered", NULL},
@@ -62,6 +63,9 @@ const Key model_keys[] = {
     {"logits_cap", KEY_FLOAT, AT(logits_cap), "0", 0, 1e6,
      "soft cap: logits z become cap tanh(z / cap); 0: they stay as they are", 0, 0},
     {"tied", KEY_BOOL, AT(tied), "true", 0, 0, "the head is the embedding", 0, 0},
+    {"library", KEY_CHOICE, AT(library), "transformers", 0, 0,
+     "whose classes load the saved model; fla: those of flash-linear-attention, if one of them computes this model",
+     libraries, 0},
     {"kinds", KEY_OTHER, 0, "", 0, 0, "map of names to layers: {mixer: NAME, its settings}", 0, 0},
     {"pattern", KEY_OTHER, 0, "", 0, 0,
      "list of kinds or mixers, repeated and cut at `layers`; may be left out when there is one kind", 0, 0},

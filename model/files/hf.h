@@ -57,6 +57,8 @@ json_t *hf_families_json(void);
 bool hf_is_llama(const ModelCfg *, const char **why);
 /* The same for DeepseekV3ForCausalLM with dense layers alone (first_k_dense_replace = num_hidden_layers). */
 bool hf_is_deepseek(const ModelCfg *, const char **why);
+/* The same for a class of flash-linear-attention; model.library must be fla, unless transformers' class is the same. */
+bool hf_is_fla(const ModelCfg *, const char **why);
 /* Rewrite DIR/generation_config.json with the ids and the keys of `keep` (an object). */
 bool hf_generation_write(const char *dir, const HfIds *, json_t *keep, Err *);
 /* Write config.json as one file, by the rules of file.h, and for the type kvsmith modeling_kvsmith.py next to it. ids

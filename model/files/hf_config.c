@@ -158,6 +158,11 @@ const HfType *const hf_types[] = {&hf_llama,
                                   &hf_glm4_moe_lite,
                                   &hf_mamba2,
                                   &hf_granitemoehybrid,
+                                  &hf_fla_kda,
+                                  &hf_fla_gdn,
+                                  &hf_fla_delta,
+                                  &hf_fla_gla,
+                                  &hf_fla_retnet,
                                   NULL};
 const HfType *hf_type(const char *name) {
     for (int i = 0; hf_types[i]; i++)

@@ -1,5 +1,6 @@
 /* hf_mamba2.c: the model type mamba2: blocks of a norm and the mixer mamba2 alone. Source of fields, defaults and
- * layouts: transformers configuration_mamba2 and modeling_mamba2. */
+ * layouts: transformers configuration_mamba2 and modeling_mamba2. flash-linear-attention 0.6.0 has a type of this name
+ * with the same tensors, other defaults and some other keys (fla/models/mamba2); what is written both can load. */
 #include "layers/mamba2/mamba2.h"
 #include "hf_file.h"
 
@@ -10,28 +11,39 @@ typedef struct {
     bool tied;
 } Mamba2Shape;
 
-bool hf_steps_unlimited(const HfFile *f) {
-    const json_t *v = json_object_get(f->j, "time_step_limit"), *most = json_array_get(v, 1);
-    if (!hf_given(f->j, "time_step_limit")) return true;
+static bool mamba2_unlimited(const HfFile *f, const char *key) {
+    const json_t *v = json_object_get(f->j, key), *most = json_array_get(v, 1);
+    if (!hf_given(f->j, key)) return true;
     if (json_is_object(most)) most = json_object_get(most, "__float__");
     return (json_array_size(v) == 2 && json_is_number(json_array_get(v, 0)) &&
             json_number_value(json_array_get(v, 0)) <= 0 && json_is_string(most) &&
             !strcmp(json_string_value(most), "Infinity")) ||
-           err_input(f->e, "%s: \"time_step_limit\": expected [0.0, Infinity]; other limits are not supported",
-                     f->path);
+           err_input(f->e, "%s: \"%s\": expected [0.0, Infinity]; other limits are not supported", f->path, key);
+}
+bool hf_steps_unlimited(const HfFile *f) { return mamba2_unlimited(f, "time_step_limit"); }
+/* What fla's class reads and transformers' does not. */
+static bool mamba2_fla(const HfFile *f) {
+    static const HfMust musts[] = {{"rmsnorm", "true"}, {"D_has_hdim", "false"}, {"norm_before_gate", "false"}, {0}};
+    return hf_musts_met(f, musts) && mamba2_unlimited(f, "dt_limit");
 }
 static bool mamba2_read(const HfFile *f, Mamba2Shape *s) {
     Mamba2Cfg *m = &s->m;
-    const json_t *act = json_object_get(f->j, "hidden_act");
+    const json_t *act = json_object_get(f->j, "hidden_act"), *eps = json_object_get(f->j, "layer_norm_epsilon"),
+                 *eps_fla = json_object_get(f->j, "norm_eps");
+    const bool fla = eps_fla && !eps;
     int expand;
-    if (!hf_musts_met(f, hf_mamba2.musts) || !hf_whole(f, "hidden_size", 1, HF_NEEDED, &s->d) ||
+    if (eps && eps_fla && !json_equal(eps, eps_fla))
+        return err_input(f->e, "%s: \"layer_norm_epsilon\" and \"norm_eps\" differ; remove one", f->path);
+    if (!hf_musts_met(f, hf_mamba2.musts) || (fla && !mamba2_fla(f)) ||
+        !hf_whole(f, "hidden_size", 1, HF_NEEDED, &s->d) ||
         !hf_whole(f, "num_hidden_layers", 1, HF_NEEDED, &s->layers) ||
         !hf_whole(f, "vocab_size", 1, HF_NEEDED, &s->V) || !hf_whole(f, "max_position_embeddings", 1, 1 << 20, &s->P) ||
-        !hf_whole(f, "num_heads", 1, 128, &m->heads) || !hf_whole(f, "head_dim", 1, 64, &m->head_dim) ||
-        !hf_whole(f, "state_size", 1, 128, &m->state_size) || !hf_whole(f, "n_groups", 1, 8, &m->groups) ||
-        !hf_whole(f, "conv_kernel", 1, 4, &m->conv) || !hf_whole(f, "expand", 1, 2, &expand) ||
-        !hf_number(f, "layer_norm_epsilon", 1e-5, false, &s->eps) ||
-        !hf_number(f, "initializer_range", 0.1, true, &s->std) ||
+        !hf_whole(f, "head_dim", 1, 64, &m->head_dim) || !hf_whole(f, "expand", 1, 2, &expand) ||
+        !hf_whole(f, "num_heads", 1, fla ? imax(1, (int)((long)expand * s->d / m->head_dim)) : 128, &m->heads) ||
+        !hf_whole(f, "state_size", 1, 128, &m->state_size) || !hf_whole(f, "n_groups", 1, fla ? 1 : 8, &m->groups) ||
+        !hf_whole(f, "conv_kernel", 1, 4, &m->conv) ||
+        !hf_number(f, fla ? "norm_eps" : "layer_norm_epsilon", 1e-5, false, &s->eps) ||
+        !hf_number(f, "initializer_range", fla ? 0.02 : 0.1, true, &s->std) ||
         !hf_flag_or(f, "use_conv_bias", true, &m->conv_bias) || !hf_flag(f, "use_bias", &m->bias) ||
         !hf_flag(f, "tie_word_embeddings", &s->tied) || !hf_steps_unlimited(f))
         return false;
@@ -93,6 +105,7 @@ static void mamba2_json(json_t *j, const ModelCfg *c) {
     json_object_set_new(j, "use_conv_bias", json_boolean(m.conv_bias));
     json_object_set_new(j, "hidden_act", json_string("silu"));
     json_object_set_new(j, "layer_norm_epsilon", json_real(c->norm_eps));
+    json_object_set_new(j, "norm_eps", json_real(c->norm_eps)); /* fla's name */
     json_object_set_new(j, "initializer_range", json_real(c->init_std));
     json_object_set_new(j, "max_position_embeddings", json_integer(c->max_positions)); /* ours; the class has none */
     json_object_set_new(j, "tie_word_embeddings", json_boolean(c->tied));
@@ -107,31 +120,18 @@ static const HfName mamba2_names[] = {
     {.ours = "self_attn.", .theirs = "mixer."},
     {0},
 };
-/* time_step_*, rescale_*: of initial weights alone; chunk_size: how it is computed. The class reads norm_before_gate as
+/* time_step_*, rescale_*, dt_*, *_init*: of initial weights alone; chunk_size: how it is computed. The class reads norm_before_gate as
  * little as we do: the gate comes first. */
-static const char *const mamba2_keys[] = {"hidden_size",
-                                          "num_hidden_layers",
-                                          "num_heads",
-                                          "head_dim",
-                                          "state_size",
-                                          "n_groups",
-                                          "conv_kernel",
-                                          "expand",
-                                          "use_bias",
-                                          "use_conv_bias",
-                                          "hidden_act",
-                                          "layer_norm_epsilon",
-                                          "max_position_embeddings",
-                                          "residual_in_fp32",
-                                          "rescale_prenorm_residual",
-                                          "chunk_size",
-                                          "time_step_rank",
-                                          "time_step_min",
-                                          "time_step_max",
-                                          "time_step_floor",
-                                          "time_step_limit",
-                                          "norm_before_gate",
-                                          NULL};
+static const char *const mamba2_keys[] = {"hidden_size", "num_hidden_layers", "num_heads", "head_dim", "state_size",
+                                          "n_groups", "conv_kernel", "expand", "use_bias", "use_conv_bias",
+                                          "hidden_act", "layer_norm_epsilon", "max_position_embeddings",
+                                          "residual_in_fp32", "rescale_prenorm_residual", "chunk_size",
+                                          "time_step_rank", "time_step_min", "time_step_max", "time_step_floor",
+                                          "time_step_limit", "norm_before_gate",
+                                          /* of fla */
+                                          "norm_eps", "rmsnorm", "D_has_hdim", "dt_limit", "dt_min", "dt_max",
+                                          "dt_init_floor", "conv_init", "A_init_range", "fuse_norm",
+                                          "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp", NULL};
 static const HfMust mamba2_musts[] = {{"rms_norm", "true"}, {0}};
 const HfType hf_mamba2 = {.type = "mamba2",
                           .architecture = "Mamba2ForCausalLM",

@@ -341,6 +341,26 @@ Test(convert, tied_there_and_back) {
     there_and_back("tied f16", GQA(FULL), F16, "same", "tied=false", "same", "tied=true", head);
 }
 
+/* From the names of flash-linear-attention to a model that transformers alone can load, and back. */
+Test(convert, library_there_and_back) {
+    static const char *const types[] = {"kda",       "kda-hybrid", "gated_deltanet-hybrid",
+                                        "delta_net", "gla",        "retnet-hybrid"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        char *src = xformat("tests/golden/families/%s", types[i]), *there = xformat("%s there", types[i]),
+             *a = check_path(there), *b = check_path(types[i]);
+        Done d = run(src, a, "same", "library=transformers", NULL);
+        cr_assert(d.ok && d.r.exact, "%s: %s", src, d.e.msg);
+        char *python = xformat("%s/modeling_kvsmith.py", a);
+        cr_expect(check_exists(python), "%s", src);
+        d = run(a, b, "same", "library=fla", NULL);
+        cr_assert(d.ok && d.r.exact, "%s: %s", src, d.e.msg);
+        same_tensors(types[i], src, b);
+        char *one = dir_settings(src), *two = dir_settings(b);
+        cr_expect_str_eq(one, two, "%s", src);
+        free(one), free(two), free(src), free(there), free(python), free(a), free(b);
+    }
+}
+
 Test(convert, shards_there_and_back) {
     char *one = check_path("one file"), *many = check_path("many"), *again = check_path("again");
     Done a = run(GOLDEN "sharded", one, "same", "", NULL), b = run(one, many, "same", "shard=40KB", NULL),
@@ -367,7 +387,10 @@ Test(convert, model_types) {
                  {"qwen2", "gqa", "kv_heads=2"},
                  {"qwen2-window", "mla", ""},
                  {"qwen3", "same", "rope_layout=interleaved fold_norms=true tied=false"},
-                 {"qwen3-mixed", "same", "pad_vocab=64"}};
+                 {"qwen3-mixed", "same", "pad_vocab=64"},
+                 {"kda-hybrid", "same", "library=transformers"},
+                 {"gated_deltanet-hybrid", "same", "library=transformers"},
+                 {"gla", "same", "library=transformers"}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         char *src = xformat("tests/golden/families/%s", types[i].name), *name = xformat("%s to", types[i].name),
              *a = check_path(types[i].name), *b = check_path(name);
@@ -551,6 +574,10 @@ static const struct {
     {GQA(FULL), "same", "shard=x", "shard: expected a size such as 500MB"},
     {GQA(FULL), "same", "shard=-3MB", "shard: expected a size"},
     {GQA(FULL), "same", "dtype=f8", "dtype"},
+    {GQA(FULL), "same", "library=fla", "library: fla has no model type for this model (its mixers); leave it out"},
+    {GQA(FULL), "same", "library=jax", "library: expected one of keep, transformers, fla"},
+    {"{" BASE ",\"layers\":2,\"tied\":true,\"kinds\":{\"a\":{\"mixer\":\"kda\",\"heads\":4}},\"pattern\":[\"a\"]}",
+     "same", "library=fla", "library: fla has no model type for this model (no out_bias)"},
     {GQA(FULL), "same", "drop_attention=1", "drop_attention needs activations"},
     {GQA(FULL), "same", "align_groups=2", "align_groups needs activations"},
     {GQA(FULL), "same", "rope=half", "unknown key"},

@@ -56,7 +56,18 @@ static const struct {
               {"mamba2", "mamba2"},
               {"mamba2-biases", "mamba2"},
               {"granitemoehybrid", "granitemoehybrid"},
-              {"granitemoehybrid-dense", "granitemoehybrid"}};
+              {"granitemoehybrid-dense", "granitemoehybrid"},
+              {"kda", "kda"},
+              {"kda-hybrid", "kda"},
+              {"gated_deltanet", "gated_deltanet"},
+              {"gated_deltanet-hybrid", "gated_deltanet"},
+              {"delta_net", "delta_net"},
+              {"delta_net-hybrid", "delta_net"},
+              {"gla", "gla"},
+              {"gla-hybrid", "gla"},
+              {"retnet", "retnet"},
+              {"retnet-hybrid", "retnet"},
+              {"mamba2-fla", "mamba2"}};
 enum { FAMILY = sizeof family / sizeof *family };
 
 static char *golden_dir(int i) { return xformat(FAMILIES "%s", family[i].name); }
