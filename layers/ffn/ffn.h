@@ -35,7 +35,7 @@ typedef struct {
 extern const Ffn none_ffn;
 
 /* moe: a mixture of `experts` swiglus, and a router that chooses top_k of them for every token. Every token also goes
- * through `shared` more. With logits l = Wrouter x, e over experts:
+ * through `shared` more. With logits l = Wrouter x + brouter, e over experts:
  *
  *   p = softmax(l) or sigmoid(l)                        over all experts
  *   c = p + b                                           b: the balancing bias (bias_balance), for the choice alone
@@ -46,6 +46,10 @@ extern const Ffn none_ffn;
  *   y = sum over chosen w_e swiglu_e(x) + g swiglu_shared(x)
  *   swiglu_shared: one of width shared x shared_hidden, which is `hidden` where it is 0
  *   g = 1, or with shared_gate sigmoid(wgate . x)                   (Qwen2-MoE)
+ *   brouter: with router_bias; trained
+ *   expert_bias: gate, up and down of a chosen expert have biases
+ *   limit: with a = min(gate, limit) and u = up within -limit..limit, a chosen expert has (u + 1) a sigmoid(alpha a)
+ *       in the place of silu(gate) up                               (gpt-oss)
  *
  * No token is ever dropped. The choice has no gradient; p and, with norm_topk, the sum have one. b is a FIELD_BALANCE:
  * its "gradient" is experts load_e - sum of loads (the load above the mean, times experts: integers), and the
@@ -57,8 +61,8 @@ enum { ROUTER_SOFTMAX, ROUTER_SIGMOID };
 typedef struct {
     LayerCfg base;
     int experts, top_k, hidden, shared, shared_hidden, router, groups, top_groups;
-    bool norm_topk, bias_balance, shared_gate;
-    double scale;
+    bool norm_topk, bias_balance, shared_gate, router_bias, expert_bias;
+    double scale, limit, alpha;
 } MoeCfg;
 extern const Ffn moe_ffn;
 
@@ -72,8 +76,8 @@ typedef struct {
     Tensor weight; /* (M) */
 } Route;
 
-/* p (N,experts) = router(x w^T). */
-void route_scores(Run *, const MoeCfg *, Tensor p, Tensor x, Tensor w);
+/* p (N,experts) = router(x w^T + bias); bias ABSENT: none. */
+void route_scores(Run *, const MoeCfg *, Tensor p, Tensor x, Tensor w, Tensor bias);
 /* Choose experts from p and the bias (experts; ABSENT: none): a pure function of them. The result's memory is scratch
  * that the caller gives back. With NaN among the scores the choice is arbitrary but valid. */
 Route route_choose(Run *, const MoeCfg *, Tensor p, Tensor bias);

@@ -8,6 +8,7 @@
 #include "ops/host.h"
 
 static const char *const routers[] = {"softmax", "sigmoid", NULL};
+#define MOE_ALPHA  1.702 /* that of gpt-oss */
 #define AT(member) offsetof(MoeCfg, member)
 static const Key keys[] = {
     {"experts", KEY_INT, AT(experts), NULL, 1, EXPERTS_MAX, "number of experts that the router chooses from", 0, 0},
@@ -28,15 +29,23 @@ static const Key keys[] = {
      "groups that a token may choose from, those of the highest scores; 0: all", 0, 0},
     {"bias_balance", KEY_BOOL, AT(bias_balance), "false", 0, 0,
      "a bias per expert, used only for the choice; optim.balance_rate moves it towards equal loads", 0, 0},
+    {"router_bias", KEY_BOOL, AT(router_bias), "false", 0, 0, "a trained bias of the router's logits", 0, 0},
+    {"expert_bias", KEY_BOOL, AT(expert_bias), "false", 0, 0,
+     "biases of the chosen experts' projections; shared experts have none", 0, 0},
+    {"limit", KEY_FLOAT, AT(limit), "0", 0, 1e6,
+     "the chosen experts' unit is gpt-oss's: gate is cut off above this, up outside of -limit to limit; 0: swiglu", 0,
+     0},
+    {"alpha", KEY_FLOAT, AT(alpha), "1.702", 1e-6, 1e6, "with `limit`: factor in the unit's sigmoid", 0, 0},
     {0},
 };
 #undef AT
 
 typedef struct {
-    Tensor router, bias; /* (E,d) (E) */
+    Tensor router, router_bias, bias; /* (E,d) (E) (E) */
     SwigluWeights shared;
-    Tensor open;                                                  /* (1,d) of shared_gate */
-    Tensor gate[EXPERTS_MAX], up[EXPERTS_MAX], down[EXPERTS_MAX]; /* (F,d) (F,d) (d,F) */
+    Tensor open;                                                                 /* (1,d) of shared_gate */
+    Tensor gate[EXPERTS_MAX], up[EXPERTS_MAX], down[EXPERTS_MAX];                /* (F,d) (F,d) (d,F) */
+    Tensor gate_bias[EXPERTS_MAX], up_bias[EXPERTS_MAX], down_bias[EXPERTS_MAX]; /* (F) (F) (d) of expert_bias */
 } W;
 typedef struct {
     Tensor p;        /* (N,E) scores */
@@ -64,6 +73,8 @@ static bool moe_check(void *cfg, Err *e) {
     if (c->top_k > most)
         return err_input(e, "top_k: %d is more than the %d experts of top_groups %d; raise top_groups", c->top_k, most,
                          c->top_groups);
+    if (!(c->limit > 0) && c->alpha != MOE_ALPHA)
+        return err_input(e, "alpha: %g has no meaning without a limit; set limit or remove alpha", c->alpha);
     if (!c->shared && (c->shared_hidden || c->shared_gate))
         return err_input(e, "%s: there are no shared experts; set shared",
                          c->shared_gate ? "shared_gate" : "shared_hidden");
@@ -77,18 +88,27 @@ static void expert_field(Fields *f, Tensor *t, int e, const char *name, unsigned
     snprintf(path, sizeof path, "experts.%d.%s.weight", e, name);
     field(f, t, path, flags, out, in);
 }
+static void bias_field(Fields *f, const MoeCfg *c, Tensor *t, int e, const char *name, int out) {
+    char path[64];
+    snprintf(path, sizeof path, "experts.%d.%s.bias", e, name);
+    if (c->expert_bias) field(f, t, path, FIELD_ZEROS | FIELD_NODECAY, out);
+}
 static void moe_weights(const void *cfg, void *w_, Fields *f) {
     const MoeCfg *c = cfg;
     W *w = w_;
     int d = c->base.d_model;
     field(f, &w->router, "gate.weight", FIELD_INVARIANT, c->experts, d);
+    if (c->router_bias) field(f, &w->router_bias, "gate.bias", FIELD_ZEROS | FIELD_NODECAY, c->experts);
     if (c->bias_balance)
         field(f, &w->bias, "gate.e_score_correction_bias", FIELD_ZEROS | FIELD_NODECAY | FIELD_F32 | FIELD_BALANCE,
               c->experts);
     for (int e = 0; e < c->experts; e++) {
         expert_field(f, &w->gate[e], e, "gate_proj", 0, c->hidden, d);
+        bias_field(f, c, &w->gate_bias[e], e, "gate_proj", c->hidden);
         expert_field(f, &w->up[e], e, "up_proj", 0, c->hidden, d);
+        bias_field(f, c, &w->up_bias[e], e, "up_proj", c->hidden);
         expert_field(f, &w->down[e], e, "down_proj", FIELD_RESIDUAL, d, c->hidden);
+        bias_field(f, c, &w->down_bias[e], e, "down_proj", d);
     }
     if (!c->shared) return;
     SwigluCfg dense = shared_cfg(c);
@@ -153,6 +173,47 @@ static void shared_backward(Run *r, const MoeCfg *c, const W *w, W *dw, Tensor x
     arena_release(r->scratch, mark);
 }
 
+/* Biases of experts as matrices of one column: their products with a column of factors, one for each row, are what the
+ * experts' outputs get. */
+typedef struct {
+    Tensor w[EXPERTS_MAX];
+} Columns;
+static void bias_columns(const MoeCfg *c, const Tensor *bias, Columns *to) {
+    for (int e = 0; e < c->experts; e++) to->w[e] = present(bias[e]) ? as_column(bias[e]) : ABSENT;
+}
+static void bias_forward(Run *r, const MoeCfg *c, const Tensor *bias, Groups g, Tensor factor, Tensor y) {
+    if (!c->expert_bias) return;
+    Columns b;
+    Mark mark = arena_mark(r->scratch);
+    Tensor more = SCRATCH_OF(r, "biases by row", y.dtype, y.n[0], y.n[1]);
+    bias_columns(c, bias, &b);
+    r->ops->linear_groups(r, more, as_column(factor), g, b.w);
+    r->ops->add(r, y, more);
+    arena_release(r->scratch, mark);
+}
+/* Adds to dbias, and to dfactor if that is present. */
+static void bias_backward(Run *r, const MoeCfg *c, const Tensor *bias, Tensor *dbias, Groups g, Tensor factor,
+                          Tensor dfactor, Tensor dy) {
+    if (!c->expert_bias) return;
+    Columns b, db;
+    bias_columns(c, bias, &b), bias_columns(c, dbias, &db);
+    r->ops->linear_groups_backward(r, present(dfactor) ? as_column(dfactor) : ABSENT, db.w, dy, as_column(factor), g,
+                                   b.w);
+}
+static Tensor expert_ones(Run *r, const MoeCfg *c, int M) {
+    if (!c->expert_bias) return ABSENT;
+    Tensor ones = SCRATCH(r, "ones", M);
+    r->ops->repeat(r, as_column(ones), &(const double){1});
+    return ones;
+}
+/* act = weight times the unit of the experts. */
+static void experts_act(Run *r, const MoeCfg *c, Tensor act, const S *s, Tensor weight) {
+    if (c->limit > 0)
+        r->ops->swiglu_limit(r, act, s->gate, s->up, weight, c->alpha, c->limit);
+    else
+        r->ops->swiglu_rows(r, act, s->gate, s->up, weight);
+}
+
 static void moe_forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_, Tensor y) {
     const MoeCfg *c = cfg;
     const W *w = w_;
@@ -160,16 +221,19 @@ static void moe_forward(Run *r, const void *cfg, const void *w_, Tensor x, void 
     int M = x.n[0] * c->top_k;
     if (c->shared) shared_forward(r, c, w, x, s, y);
     RunMark mark = run_mark(r);
-    route_scores(r, c, s->p, x, w->router);
+    route_scores(r, c, s->p, x, w->router, w->router_bias);
     Route t = route_choose(r, c, s->p, w->bias);
     Groups g = {c->experts, t.off};
     Tensor rows = SCRATCH_OF(r, "rows by expert", x.dtype, M, c->base.d_model),
-           act = SCRATCH_OF(r, "act", x.dtype, M, c->hidden);
+           act = SCRATCH_OF(r, "act", x.dtype, M, c->hidden), ones = expert_ones(r, c, M);
     r->ops->spread(r, rows, x, t.row);
     r->ops->linear_groups(r, s->gate, rows, g, w->gate);
+    bias_forward(r, c, w->gate_bias, g, ones, s->gate);
     r->ops->linear_groups(r, s->up, rows, g, w->up);
-    r->ops->swiglu_rows(r, act, s->gate, s->up, t.weight);
+    bias_forward(r, c, w->up_bias, g, ones, s->up);
+    experts_act(r, c, act, s, t.weight);
     r->ops->linear_groups(r, rows, act, g, w->down); /* the product's input is no longer needed */
+    bias_forward(r, c, w->down_bias, g, t.weight, rows);
     y.overwrite = !c->shared;
     r->ops->collect(r, y, rows, t.place, c->top_k);
     run_release(r, mark);
@@ -183,11 +247,19 @@ static void experts_backward(Run *r, const MoeCfg *c, const W *w, W *dw, const R
     Mark mark = arena_mark(r->scratch);
     Tensor rows = SCRATCH_OF(r, "rows by expert", x.dtype, M, d), drows = SCRATCH_OF(r, "d rows", x.dtype, M, d),
            act = SCRATCH_OF(r, "act", x.dtype, M, F), dact = OVERWRITE_OF(r, "d act", x.dtype, M, F),
-           dgate = OVERWRITE_OF(r, "d gate", x.dtype, M, F), dup = OVERWRITE_OF(r, "d up", x.dtype, M, F);
-    r->ops->swiglu_rows(r, act, s->gate, s->up, t->weight);
+           dgate = OVERWRITE_OF(r, "d gate", x.dtype, M, F), dup = OVERWRITE_OF(r, "d up", x.dtype, M, F),
+           ones = expert_ones(r, c, M);
+    experts_act(r, c, act, s, t->weight);
     r->ops->spread(r, drows, dy, t->row); /* first dy, by place */
     r->ops->linear_groups_backward(r, dact, dw->down, drows, act, g, w->down);
-    r->ops->swiglu_rows_backward(r, dgate, dup, as_overwritten(dweight), dact, s->gate, s->up, t->weight);
+    if (c->limit > 0)
+        r->ops->swiglu_limit_backward(r, dgate, dup, as_overwritten(dweight), dact, s->gate, s->up, t->weight, c->alpha,
+                                      c->limit);
+    else
+        r->ops->swiglu_rows_backward(r, dgate, dup, as_overwritten(dweight), dact, s->gate, s->up, t->weight);
+    bias_backward(r, c, w->down_bias, dw->down_bias, g, t->weight, dweight, drows);
+    bias_backward(r, c, w->gate_bias, dw->gate_bias, g, ones, ABSENT, dgate);
+    bias_backward(r, c, w->up_bias, dw->up_bias, g, ones, ABSENT, dup);
     r->ops->spread(r, rows, x, t->row);
     r->ops->linear_groups_backward(r, as_overwritten(drows), dw->gate, dgate, rows, g, w->gate); /* then dx */
     r->ops->linear_groups_backward(r, drows, dw->up, dup, rows, g, w->up);
@@ -212,7 +284,7 @@ static void moe_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     experts_backward(r, c, w, dw, &t, x, s, dy, dx, dweight);
     dx.overwrite = false;
     route_backward(r, c, &t, dlogits, dweight, s->p);
-    r->ops->linear_backward(r, dx, dw->router, ABSENT, dlogits, x, w->router);
+    r->ops->linear_backward(r, dx, dw->router, dw->router_bias, dlogits, x, w->router);
     if (c->bias_balance) {
         Tensor load = host_view(r, dw->bias, true);
         for (int e = 0; !measuring(r) && e < c->experts; e++)
@@ -224,7 +296,8 @@ static void moe_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
 
 static size_t moe_idle(const void *cfg) {
     const MoeCfg *c = cfg;
-    return (size_t)(c->experts - c->top_k) * 3 * (size_t)c->base.d_model * (size_t)c->hidden;
+    const size_t d = (size_t)c->base.d_model, F = (size_t)c->hidden, biases = c->expert_bias ? 2 * F + d : 0;
+    return (size_t)(c->experts - c->top_k) * (3 * d * F + biases);
 }
 
 const Ffn moe_ffn = {

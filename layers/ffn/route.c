@@ -24,9 +24,9 @@ static void scores(Run *r, const MoeCfg *c, Tensor p) {
         for (int e = 0; e < E; e++) l[e] /= sum;
     }
 }
-void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w) {
+void route_scores(Run *r, const MoeCfg *c, Tensor p, Tensor x, Tensor w, Tensor bias) {
     /* the choice depends on it, so a row must give the same scores alone and among others */
-    r->ops->linear_invariant(r, p, x, w, ABSENT);
+    r->ops->linear_invariant(r, p, x, w, bias);
     RunMark mark = run_mark(r);
     Tensor view = host_view(r, p, true);
     if (!measuring(r)) scores(r, c, view);

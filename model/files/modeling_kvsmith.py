@@ -512,14 +512,18 @@ MIXERS.update(dict.fromkeys(("gdn", "deltanet", "gla", "retention", "gated_reten
 
 
 class Gated(nn.Module):
-    def __init__(self, d, hidden, act=F.silu):
+    def __init__(self, d, hidden, act=F.silu, bias=False, limit=0, alpha=1):
         super().__init__()
-        self.act = act
-        self.gate_proj, self.up_proj = nn.Linear(d, hidden, False), nn.Linear(d, hidden, False)
-        self.down_proj = nn.Linear(hidden, d, False)
+        self.act, self.limit, self.alpha = act, limit, alpha
+        self.gate_proj, self.up_proj = nn.Linear(d, hidden, bias), nn.Linear(d, hidden, bias)
+        self.down_proj = nn.Linear(hidden, d, bias)
 
     def forward(self, x):
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.limit:
+            gate = gate.clamp(max=self.limit)
+            return self.down_proj((up.clamp(-self.limit, self.limit) + 1) * gate * torch.sigmoid(self.alpha * gate))
+        return self.down_proj(self.act(gate) * up)
 
 
 class Gelu(nn.Module):
@@ -536,6 +540,7 @@ class Router(nn.Module):
     def __init__(self, d, c):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(c["experts"], d))
+        self.bias = nn.Parameter(torch.zeros(c["experts"])) if c["router_bias"] else None
         self.e_score_correction_bias = nn.Parameter(torch.zeros(c["experts"])) if c["bias_balance"] else None
 
 
@@ -543,7 +548,8 @@ class Moe(nn.Module):
     def __init__(self, d, c):
         super().__init__()
         self.c, self.gate = c, Router(d, c)
-        self.experts = nn.ModuleList(Gated(d, c["hidden"]) for _ in range(c["experts"]))
+        unit = dict(bias=c["expert_bias"], limit=c["limit"], alpha=c["alpha"])
+        self.experts = nn.ModuleList(Gated(d, c["hidden"], **unit) for _ in range(c["experts"]))
         self.shared_experts = self.shared_expert_gate = None
         if c["shared"]:
             self.shared_experts = Gated(d, c["shared"] * (c["shared_hidden"] or c["hidden"]))
@@ -552,7 +558,7 @@ class Moe(nn.Module):
 
     def weights(self, x):
         """(.., experts): 0 for those that are not chosen."""
-        c, s = self.c, F.linear(x, self.gate.weight)
+        c, s = self.c, F.linear(x, self.gate.weight, self.gate.bias)
         p = s.sigmoid() if c["router"] == "sigmoid" else s.softmax(-1)
         choice = p if self.gate.e_score_correction_bias is None else p + self.gate.e_score_correction_bias
         if 0 < c["top_groups"] < c["groups"]:

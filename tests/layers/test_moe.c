@@ -172,20 +172,26 @@ Test(moe, published_blocks) {
 /* ---- a reference ----------------------------------------------------------------------------------------------------
  */
 typedef long double wide;
-static void swiglu_ref(const real *x, const real *gate, const real *up, const real *down, int d, int F, wide by,
-                       wide *y) {
+typedef struct {
+    const real *gate, *up, *down, *gate_bias, *up_bias, *down_bias; /* biases NULL: none */
+    double limit, alpha;
+} Unit;
+static void unit_ref(const Unit *u, const real *x, int d, int F, wide by, wide *y) {
+    for (int k = 0; u->down_bias && k < d; k++) y[k] += by * u->down_bias[k];
     for (int f = 0; f < F; f++) {
-        wide a = 0, b = 0;
-        for (int k = 0; k < d; k++) a += (wide)gate[f * d + k] * x[k], b += (wide)up[f * d + k] * x[k];
-        wide act = by * a / (1 + expl(-a)) * b;
-        for (int k = 0; k < d; k++) y[k] += act * down[k * F + f];
+        wide a = u->gate_bias ? u->gate_bias[f] : 0, b = u->up_bias ? u->up_bias[f] : 0;
+        for (int k = 0; k < d; k++) a += (wide)u->gate[f * d + k] * x[k], b += (wide)u->up[f * d + k] * x[k];
+        if (u->limit > 0) a = fminl(a, u->limit), b = 1 + fmaxl(fminl(b, u->limit), -u->limit);
+        wide act = by * a / (1 + expl(-(u->limit > 0 ? u->alpha : 1) * a)) * b;
+        for (int k = 0; k < d; k++) y[k] += act * u->down[k * F + f];
     }
 }
 /* Scores of row i by definition: p, and c = p + bias. */
-static void scores_ref(const MoeCfg *c, const real *x, const real *w, const real *bias, wide *p, wide *choice) {
+static void scores_ref(const MoeCfg *c, const real *x, const real *w, const real *add, const real *bias, wide *p,
+                       wide *choice) {
     wide sum = 0;
     for (int e = 0; e < c->experts; e++) {
-        wide l = 0;
+        wide l = add ? add[e] : 0;
         for (int k = 0; k < c->base.d_model; k++) l += (wide)w[e * c->base.d_model + k] * x[k];
         p[e] = c->router == ROUTER_SIGMOID ? 1 / (1 + expl(-l)) : expl(l);
         sum += p[e];
@@ -237,21 +243,28 @@ static void block_ref(const Block *b, int i, wide *y) {
     const real *x = R(b->x) + i * d;
     wide p[EXPERTS_MAX], score[EXPERTS_MAX], sum = 0;
     bool chosen[EXPERTS_MAX];
-    scores_ref(c, x, R(named(b, W, "gate.weight", 0)),
+    scores_ref(c, x, R(named(b, W, "gate.weight", 0)), c->router_bias ? R(named(b, W, "gate.bias", 0)) : NULL,
                c->bias_balance ? R(named(b, W, "gate.e_score_correction_bias", 0)) : NULL, p, score);
     double margin = choice_ref(c, score, chosen);
     cr_assert(margin > 1e-5, "row %d: choices %g apart: take another seed", i, margin);
     for (int e = 0; e < c->experts; e++) sum += chosen[e] ? p[e] : 0;
     for (int k = 0; k < d; k++) y[k] = 0;
     for (int e = 0; e < c->experts; e++)
-        if (chosen[e])
-            swiglu_ref(x, R(named(b, W, "experts.%d.gate_proj.weight", e)),
-                       R(named(b, W, "experts.%d.up_proj.weight", e)), R(named(b, W, "experts.%d.down_proj.weight", e)),
-                       d, F, p[e] * c->scale / (c->norm_topk ? sum : 1), y);
-    if (c->shared)
-        swiglu_ref(x, R(named(b, W, "shared_experts.gate_proj.weight", 0)),
-                   R(named(b, W, "shared_experts.up_proj.weight", 0)),
-                   R(named(b, W, "shared_experts.down_proj.weight", 0)), d, F * c->shared, 1, y);
+        if (chosen[e]) {
+            Unit u = {R(named(b, W, "experts.%d.gate_proj.weight", e)), R(named(b, W, "experts.%d.up_proj.weight", e)),
+                      R(named(b, W, "experts.%d.down_proj.weight", e)), .limit = c->limit, .alpha = c->alpha};
+            if (c->expert_bias) {
+                u.gate_bias = R(named(b, W, "experts.%d.gate_proj.bias", e));
+                u.up_bias = R(named(b, W, "experts.%d.up_proj.bias", e));
+                u.down_bias = R(named(b, W, "experts.%d.down_proj.bias", e));
+            }
+            unit_ref(&u, x, d, F, p[e] * c->scale / (c->norm_topk ? sum : 1), y);
+        }
+    if (!c->shared) return;
+    const Unit shared = {R(named(b, W, "shared_experts.gate_proj.weight", 0)),
+                         R(named(b, W, "shared_experts.up_proj.weight", 0)),
+                         R(named(b, W, "shared_experts.down_proj.weight", 0)), .limit = 0};
+    unit_ref(&shared, x, d, F * c->shared, 1, y);
 }
 /* Every setting that takes another path; top_k = experts is a dense mixture. */
 static const MoeCfg forms[] = {
@@ -280,6 +293,24 @@ static const MoeCfg forms[] = {
      .scale = 3},
     {.experts = 1, .top_k = 1, .hidden = 9, .groups = 1, .router = ROUTER_SIGMOID, .scale = 1},
     {.experts = 64, .top_k = 3, .hidden = 2, .groups = 1, .router = ROUTER_SIGMOID, .scale = 1},
+    {.experts = 6,
+     .top_k = 2,
+     .hidden = 9,
+     .groups = 1,
+     .norm_topk = true,
+     .scale = 1,
+     .router_bias = true,
+     .expert_bias = true,
+     .limit = 0.8,
+     .alpha = 1.702},
+    {.experts = 4,
+     .top_k = 2,
+     .hidden = 5,
+     .groups = 1,
+     .router = ROUTER_SIGMOID,
+     .scale = 2,
+     .shared = 1,
+     .expert_bias = true},
 };
 enum { FORMS = sizeof forms / sizeof *forms, D = 10 };
 static MoeCfg form(int i) {
@@ -325,9 +356,12 @@ Test(moe, a_batch_is_the_sum_of_its_rows) {
             CHECK_RELATIVE("y", R(one.y), R(all.y) + r * D, D, tol);
             CHECK_RELATIVE("dx", R(one.dx), R(all.dx) + r * D, D, tol * 10);
         }
-        const char *names[] = {"gate.weight", "experts.%d.gate_proj.weight", "experts.%d.down_proj.weight",
-                               "gate.e_score_correction_bias"};
-        for (int k = 0; k < (c.bias_balance ? 4 : 3); k++) {
+        const char *names[] = {
+            "gate.weight", "experts.%d.gate_proj.weight", "experts.%d.down_proj.weight", "gate.e_score_correction_bias",
+            "gate.bias",   "experts.%d.up_proj.bias",     "experts.%d.down_proj.bias"};
+        const bool has[] = {true, true, true, c.bias_balance, c.router_bias, c.expert_bias, c.expert_bias};
+        for (size_t k = 0; k < sizeof has / sizeof *has; k++) {
+            if (!has[k]) continue;
             Tensor got = named(&one, G, names[k], c.experts / 2), want = named(&all, G, names[k], c.experts / 2);
             CHECK_RELATIVE(names[k], R(got), R(want), tensor_count(got), tol * 10);
         }
@@ -545,6 +579,7 @@ static void spy_forward(Run *r, const void *cfg, const void *w, Tensor x, void *
         wide p[EXPERTS_MAX], score[EXPERTS_MAX];
         bool chosen[EXPERTS_MAX];
         scores_ref(c, R(x) + i * x.n[1], R(named(&b, W, "gate.weight", 0)),
+                   c->router_bias ? R(named(&b, W, "gate.bias", 0)) : NULL,
                    c->bias_balance ? R(named(&b, W, "gate.e_score_correction_bias", 0)) : NULL, p, score);
         closest = fmin(closest, choice_ref(c, score, chosen));
     }

@@ -143,6 +143,11 @@ const Animal zoo[] = {
     {"mixture, gated shared expert of its own width",
      MOE("\"experts\":6,\"top_k\":2,\"hidden\":5,\"shared\":1,\"shared_hidden\":7,\"shared_gate\":true,\"norm_topk\":"
          "false")},
+    {"mixture, biases, gpt-oss's unit",
+     MOE("\"experts\":5,\"top_k\":2,\"hidden\":7,\"router_bias\":true,\"expert_bias\":true,\"limit\":0.9,"
+         "\"alpha\":1.3")},
+    {"mixture, biases of experts alone, by sigmoid, shared",
+     MOE("\"experts\":4,\"top_k\":3,\"hidden\":5,\"shared\":1,\"router\":\"sigmoid\",\"expert_bias\":true")},
     {"mixture of all", MOE("\"experts\":3,\"top_k\":3,\"hidden\":6,\"router\":\"sigmoid\"")},
     {"mixture of one", MOE("\"experts\":1,\"top_k\":1,\"hidden\":8,\"router\":\"sigmoid\",\"norm_topk\":false")},
     {"feed-forward parts by name, one none",
