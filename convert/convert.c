@@ -74,6 +74,7 @@ static Dtype stored_as(const Job *j, const char *name, unsigned flags) {
     Dtype as = j->as >= 0 ? (Dtype)j->as : F32;
     for (int i = 0; i < 4; i++)
         if (j->as < 0 && s && !strcmp(s->dtype, dtype_name(floats[i]))) as = floats[i];
+    if (j->as < 0 && s && s->scale) as = st_scaled_as(s);
     return flags & FIELD_F32 && dtype_size(as) < 4 ? F32 : as;
 }
 

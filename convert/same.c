@@ -86,7 +86,7 @@ static bool tied_plan(Job *j, json_t *model, Err *e) {
         StPlace p;
         const StEntry *a = hf_files_find(&j->files, "model.embed_tokens.weight", t, &p),
                       *b = hf_files_find(&j->files, "lm_head.weight", t, &p);
-        if (st_patched(&j->files.st, b) || a->bytes != b->bytes || strcmp(a->dtype, b->dtype) ||
+        if (st_patched(&j->files.st, b) || a->scale || b->scale || a->bytes != b->bytes || strcmp(a->dtype, b->dtype) ||
             memcmp(a->p, b->p, a->bytes))
             return err_input(e,
                              "tied: the source's head differs from its embedding; only an equal one can be left out");

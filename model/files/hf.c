@@ -81,7 +81,7 @@ static const char *table_name(const HfPlaces *p, const ModelCfg *c, const char *
 static bool open_for(Source *s, const char *dir, const char *adapter, const ModelCfg *cfg, Err *e) {
     char head[192], embed[192];
     s->peft = NULL;
-    if (!st_open_dir(&s->st, dir, e)) return false;
+    if (!hf_open_dir(&s->st, dir, e)) return false;
     if (adapter) {
         s->peft = xcalloc(1, sizeof *s->peft);
         if (!peft_open(s->peft, adapter, e)) {
@@ -151,7 +151,7 @@ bool hf_is_bf16(const char *dir, Err *e) {
     St st;
     int n = 0;
     Err why = {0};
-    if (!st_open_dir(&st, dir, &why)) {
+    if (!hf_open_dir(&st, dir, &why)) {
         if (why.status == EXIT_RUNTIME) *e = why;
         return false;
     }
@@ -159,7 +159,8 @@ bool hf_is_bf16(const char *dir, Err *e) {
     for (int i = 0; i < st.n; i++) {
         if (st.entry[i].rank < 2) continue;
         n++;
-        all &= !strcmp(st.entry[i].dtype, "BF16");
+        const StEntry *s = &st.entry[i];
+        all &= s->scale ? st_scaled_as(s) == BF16 : !strcmp(s->dtype, "BF16");
     }
     st_close(&st);
     return all && n;
@@ -218,7 +219,7 @@ int hf_notes(const char *dir, FILE *f) {
     int n = 0;
     Err ignored = {0};
     if (!hf_config_read(dir, &cfg, &ignored)) return 0;
-    if (st_open_dir(&st, dir, &ignored)) {
+    if (hf_open_dir(&st, dir, &ignored)) {
         HfPlaces p;
         char a[192], b[192];
         dir_places(dir, &st, &p, NULL);
@@ -233,6 +234,8 @@ int hf_notes(const char *dir, FILE *f) {
             if (left) fprintf(f, "%s: %d tensors of %s are not read\n", dir, left, k->what), n++;
         }
         if (extra) fprintf(f, "%s: %d tensors of layers that predict further tokens are not read\n", dir, extra), n++;
+        if (st.nscale)
+            fprintf(f, "%s: %d quantised tensors are read as the values that they stand for\n", dir, st.nscale), n++;
         if (cfg.tied && head && embed && (head->bytes != embed->bytes || memcmp(head->p, embed->p, head->bytes)))
             fprintf(f, "%s: the head's tensor differs from the embedding but the head is tied: it is ignored\n", dir),
                 n++;

@@ -27,7 +27,7 @@ typedef struct {
 
 /* Read the model's shape from DIR/config.json; the caller must call model_cfg_free. Rotations that depend on the
  * length of the input (dynamic, longrope) are resolved in model_plan. Refused (EXIT_INPUT):
- * - models that we cannot compute as transformers does (other model types, mlp_bias, quantisation, other activations,
+ * - models that we cannot compute as transformers does (other types, mlp_bias, most quantisations, other activations,
  *   unknown rope scalings);
  * - keys that the type is not known to have, unless they are null or false;
  * - missing or impossible values. */
@@ -38,8 +38,8 @@ bool hf_ids_read(const char *dir, HfIds *, Err *);
  * dtype. Only rotary buffers, causal masks and the head's copy in a tied model may be there in addition. It is cheap;
  * call it before any memory is taken. */
 bool hf_check(const char *dir, const ModelCfg *, Err *);
-/* True if every matrix in the files of DIR is BF16; false if there is no model. `e` is filled if reading failed for
- * another reason (EXIT_RUNTIME). Reads headers alone. */
+/* True if every matrix in the files of DIR is BF16 or MXFP4; false if there is no model. `e` is filled if reading
+ * failed for another reason (EXIT_RUNTIME). Reads headers alone. */
 bool hf_is_bf16(const char *dir, Err *e);
 /* Do the same checks and load the values into m->w. On failure the weights are undefined. */
 bool hf_load(const char *dir, Model *m, Err *);

@@ -111,16 +111,11 @@ static bool keys_known(const HfFile *f, const HfType *type) {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)f->j, key, v) {
-        bool empty = (!strcmp(key, "quantization_config") || !strcmp(key, "pruned_heads")) && json_is_object(v) &&
-                     !json_object_size(v);
+        bool quantised = !strcmp(key, "quantization_config"),
+             empty = (quantised || !strcmp(key, "pruned_heads")) && json_is_object(v) && !json_object_size(v);
         if (json_is_null(v) || json_is_false(v) || empty || key_known(type, key)) continue;
-        const char *method = json_string_value(json_object_get(v, "quant_method"));
-        if (!strcmp(key, "quantization_config"))
-            return err_input(
-                f->e,
-                "%s: \"quantization_config\" is not supported: this checkpoint is quantised by %.40s; start "
-                "from the unquantised model",
-                f->path, method ? method : "a method without a name");
+        if (quantised && !hf_quant_known(type, f, v)) return false;
+        if (quantised) continue;
         return err_input(f->e,
                          "%s: \"%.80s\" is not supported of model_type %s; remove it if the model does not need it",
                          f->path, key, type->type);
@@ -163,6 +158,7 @@ const HfType *const hf_types[] = {&hf_llama,
                                   &hf_fla_delta,
                                   &hf_fla_gla,
                                   &hf_fla_retnet,
+                                  &hf_gpt_oss,
                                   NULL};
 const HfType *hf_type(const char *name) {
     for (int i = 0; hf_types[i]; i++)
@@ -216,7 +212,6 @@ static const char *family_of(const char *type) {
         const char *type, *what;
     } families[] = {{"gemma", "as gemma2, which is read, with norms before each part alone"},
                     {"gemma3", "with pictures; gemma3_text, its text model alone, is read"},
-                    {"gpt_oss", "experts, attention sinks and 4-bit weights"},
                     {"llama4", "experts and chunked attention"},
                     {"t5", "an encoder and a decoder; here are decoders alone"},
                     {"bert", "an encoder; here are decoders alone"}};

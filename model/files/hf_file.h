@@ -35,6 +35,13 @@ struct HfType;
 bool hf_supported(const struct HfType *, const HfFile *);
 bool hf_plain_layers(const HfFile *);
 
+/* ---- quantised files (hf_quant.c) -------------------------------------------------------------------------------- */
+/* quantization_config `v` of a config.json is one that can be read. */
+bool hf_quant_known(const struct HfType *, const HfFile *, const json_t *v);
+/* Open the files of a directory. Tensors that its config.json says are quantised have the shapes of their values, and
+ * reading gives those; their scales are no entries. */
+bool hf_open_dir(St *, const char *dir, Err *);
+
 /* ---- model types ------------------------------------------------------------------------------------------------ */
 enum { HF_ANYWHERE, HF_ATTENTION, HF_STATE };
 enum { HF_IN_ROW, HF_BY_HEADS, HF_BY_KEYS };
@@ -53,7 +60,11 @@ typedef struct {
     int layers;    /* HF_ATTENTION: not of layers with a state; HF_STATE: of those alone */
     bool turned;   /* stored transposed */
     bool stack;    /* the experts' tensors are one, with an axis of experts in front */
-    bool deep;     /* a vector of n values is stored as (1,1,n,1) */
+    /* The experts' tensors are one, in its slices, where rows of joined parts alternate one by one; `turned` is of each
+     * slice. packed: read where the files have that name and not `theirs`, and is not turned; NULL: none. */
+    bool slice;
+    const char *packed;
+    bool deep; /* a vector of n values is stored as (1,1,n,1) */
 } HfName;
 /* A setting of config.json whose value lies in an HfShape, in both directions. */
 typedef enum { HF_WHOLE, HF_REAL, HF_FLAG } HfKeyType;
@@ -129,6 +140,8 @@ struct HfType {
     const char *state;         /* a mixer with a state that some layers have instead: "gdn"; NULL: none have */
     bool experts;              /* layers may have experts */
     bool experts_alone;        /* all layers have them: config.json has no width of others */
+    bool bounded;              /* experts may have gpt-oss's unit and biases, and their router a bias */
+    bool mxfp4;                /* experts may be stored in MXFP4 (hf_quant.c) */
     unsigned may;              /* HF_PART_TURNED and the like */
     int norm_place;            /* the one that its models have */
     bool norm_plus_one, geglu; /* all of its models have it (geglu: by tanh, in place of swiglu), or none */
@@ -188,6 +201,9 @@ void hf_keys_write(json_t *, const HfKey *, const HfShape *);
 /* layer_types as Qwen has it: a window where it says sliding_attention, or from `from` on where it is absent. */
 bool hf_qwen_windows(const HfFile *, HfShape *);
 void hf_qwen_windows_json(json_t *, const ModelCfg *, const HfShape *);
+/* layer_types, or a window but in every `every`-th layer; dflt: sliding_window where it is absent. And back. */
+bool hf_windows_by_layer(const HfFile *, int every, int dflt, HfShape *);
+json_t *hf_layer_types(const HfShape *);
 /* sliding_window, which all layers have, or none where it is null; dflt: where it is absent, 0: none. layer_types may
  * say the same alone. */
 bool hf_one_window(const HfFile *, int dflt, HfShape *);
@@ -256,4 +272,5 @@ StPlace hf_place_written(const ModelCfg *, const char *path, Tensor, char name[1
 extern const HfType hf_llama, hf_mistral, hf_qwen2, hf_qwen3, hf_gpt2, hf_gpt_neox, hf_deepseek_v3, hf_phi3, hf_smollm3,
     hf_granite, hf_olmo2, hf_gemma2, hf_gemma3_text, hf_deepseek_v2, hf_mixtral, hf_qwen3_moe, hf_qwen2_moe, hf_olmoe,
     hf_qwen3_next, hf_qwen3_5_text, hf_qwen3_5, hf_qwen3_5_moe_text, hf_qwen3_5_moe, hf_kimi_linear, hf_glm4_moe,
-    hf_glm4_moe_lite, hf_mamba2, hf_granitemoehybrid, hf_fla_kda, hf_fla_gdn, hf_fla_delta, hf_fla_gla, hf_fla_retnet;
+    hf_glm4_moe_lite, hf_mamba2, hf_granitemoehybrid, hf_fla_kda, hf_fla_gdn, hf_fla_delta, hf_fla_gla, hf_fla_retnet,
+    hf_gpt_oss;

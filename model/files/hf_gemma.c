@@ -4,28 +4,6 @@
  * configuration_gemma2, modeling_gemma2, configuration_gemma3 and modeling_gemma3. */
 #include "hf_file.h"
 
-/* layer_types, or a window but in every `every`-th layer. */
-static bool gemma_windows(const HfFile *f, int every, HfShape *s) {
-    const json_t *types = json_object_get(f->j, "layer_types");
-    int window;
-    if (!hf_whole(f, "sliding_window", 1, json_object_get(f->j, "sliding_window") ? 0 : 4096, &window)) return false;
-    if (hf_given(f->j, "layer_types") && (!json_is_array(types) || json_array_size(types) != (size_t)s->layers))
-        return err_input(f->e, "%s: \"layer_types\": expected a list of num_hidden_layers (%d) texts", f->path,
-                         s->layers);
-    for (int l = 0; l < s->layers; l++) {
-        const char *v = json_is_array(types)   ? hf_found(json_array_get(types, (size_t)l))
-                        : (l + 1) % every == 0 ? "full_attention"
-                                               : "sliding_attention";
-        s->slides[l] = !strcmp(v, "sliding_attention");
-        if (!s->slides[l] && strcmp(v, "full_attention"))
-            return err_input(f->e, "%s: \"layer_types\": expected full_attention or sliding_attention, found %.40s",
-                             f->path, v);
-        if (s->slides[l] && !window)
-            return err_input(f->e, "%s: \"sliding_window\": null, but layer %d is sliding_attention", f->path, l);
-        if (s->slides[l]) s->window = window;
-    }
-    return true;
-}
 static bool gemma_read(const HfFile *f, int every, HfShape *s) {
     const json_t *act = json_object_get(f->j, "hidden_activation");
     int q;
@@ -35,7 +13,7 @@ static bool gemma_read(const HfFile *f, int every, HfShape *s) {
     if (!hf_whole(f, "query_pre_attn_scalar", 1, 256, &q)) return false;
     s->g.scale = 1 / sqrt(q);
     s->embed_scale = sqrt(s->d);
-    return gemma_windows(f, every, s);
+    return hf_windows_by_layer(f, every, 4096, s);
 }
 /* The whole number that scores are divided by the square root of; 0: there is none. */
 static int gemma_scalar(const HfShape *s) {
@@ -48,14 +26,11 @@ static bool gemma_holds(const HfShape *s, const char **why) {
     return gemma_scalar(s) || hf_no(why, "scale");
 }
 static void gemma_write(json_t *j, const ModelCfg *c, const HfShape *s) {
-    json_t *types = json_array();
-    for (int l = 0; l < c->layers; l++)
-        json_array_append_new(types, json_string(s->slides[l] ? "sliding_attention" : "full_attention"));
     json_object_del(j, "hidden_act");
     json_object_set_new(j, "hidden_activation", json_string("gelu_pytorch_tanh"));
     json_object_set_new(j, "query_pre_attn_scalar", json_integer(gemma_scalar(s)));
     json_object_set_new(j, "sliding_window", json_integer(s->window ? s->window : c->max_positions));
-    json_object_set_new(j, "layer_types", types);
+    json_object_set_new(j, "layer_types", hf_layer_types(s));
     json_object_set_new(j, "final_logit_softcapping", s->logits_cap > 0 ? json_real(s->logits_cap) : json_null());
     json_object_set_new(j, "pad_token_id", json_null());
 }

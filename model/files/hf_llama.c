@@ -21,6 +21,33 @@ bool hf_one_window(const HfFile *f, int dflt, HfShape *s) {
     }
     return true;
 }
+bool hf_windows_by_layer(const HfFile *f, int every, int dflt, HfShape *s) {
+    const json_t *types = json_object_get(f->j, "layer_types");
+    int window;
+    if (!window_read(f, dflt, &window)) return false;
+    if (hf_given(f->j, "layer_types") && (!json_is_array(types) || json_array_size(types) != (size_t)s->layers))
+        return err_input(f->e, "%s: \"layer_types\": expected a list of num_hidden_layers (%d) texts", f->path,
+                         s->layers);
+    for (int l = 0; l < s->layers; l++) {
+        const char *v = json_is_array(types)   ? hf_found(json_array_get(types, (size_t)l))
+                        : (l + 1) % every == 0 ? "full_attention"
+                                               : "sliding_attention";
+        s->slides[l] = !strcmp(v, "sliding_attention");
+        if (!s->slides[l] && strcmp(v, "full_attention"))
+            return err_input(f->e, "%s: \"layer_types\": expected full_attention or sliding_attention, found %.40s",
+                             f->path, v);
+        if (s->slides[l] && !window)
+            return err_input(f->e, "%s: \"sliding_window\": null, but layer %d is sliding_attention", f->path, l);
+        if (s->slides[l]) s->window = window;
+    }
+    return true;
+}
+json_t *hf_layer_types(const HfShape *s) {
+    json_t *types = json_array();
+    for (int l = 0; l < s->layers; l++)
+        json_array_append_new(types, json_string(s->slides[l] ? "sliding_attention" : "full_attention"));
+    return types;
+}
 bool hf_qwen_windows(const HfFile *f, HfShape *s) {
     const json_t *types = json_object_get(f->j, "layer_types");
     int from, window;
@@ -48,15 +75,12 @@ bool hf_qwen_windows(const HfFile *f, HfShape *s) {
 }
 /* layer_types is complete. The older keys can say the same only if the windows begin at some layer and never end. */
 void hf_qwen_windows_json(json_t *j, const ModelCfg *c, const HfShape *s) {
-    json_t *types = json_array();
     int first = c->layers;
     for (int l = c->layers - 1; l >= 0; l--) first = s->slides[l] ? l : first;
-    for (int l = 0; l < c->layers; l++)
-        json_array_append_new(types, json_string(s->slides[l] ? "sliding_attention" : "full_attention"));
     json_object_set_new(j, "use_sliding_window", json_boolean(s->nslide));
     json_object_set_new(j, "sliding_window", s->nslide ? json_integer(s->window) : json_null());
     json_object_set_new(j, "max_window_layers", json_integer(first));
-    json_object_set_new(j, "layer_types", types);
+    json_object_set_new(j, "layer_types", hf_layer_types(s));
 }
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */

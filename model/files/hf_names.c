@@ -32,8 +32,12 @@ static int part_rows(const HfPlaces *p, char letter, Tensor t) {
     CHECK(p->head_dim > 0, "%s: joined tensors of another mixer than gqa", p->type->type);
     return (q ? p->heads : p->kv_heads) * p->head_dim;
 }
-static StPlace hf_names_place(const HfPlaces *p, const HfName *k, int number, Tensor t) {
-    if (!k->join && !k->stack) return (StPlace){1, 0, 1, k->turned, 0, 0, 0, 0, k->deep};
+static StPlace hf_names_place(const HfPlaces *p, const HfName *k, int number, bool packed, Tensor t) {
+    if (k->slice) {
+        const int parts = k->join ? (int)strlen(k->join) : 1;
+        return (StPlace){parts, k->part, 1, k->turned && !packed, 0, 0, 0, 0, false, p->experts, number};
+    }
+    if (!k->join && !k->stack) return (StPlace){1, 0, 1, k->turned, 0, 0, 0, 0, k->deep, 0, 0};
     const char *join = k->join ? k->join : "x";
     int n = (int)strlen(join), first = 0, all = 0;
     bool alike = !k->stack;
@@ -45,10 +49,10 @@ static StPlace hf_names_place(const HfPlaces *p, const HfName *k, int number, Te
     }
     const int times = k->alternate == HF_BY_HEADS ? p->heads : k->alternate == HF_BY_KEYS ? p->key_heads : 1;
     CHECK(times > 0 && (times == 1 || !k->stack), "%s: nothing alternates in %s", p->type->type, k->theirs);
-    if (alike) return (StPlace){n, k->part, t.n[0] / times, k->turned, 0, 0, 0, 0, false};
-    if (times > 1) return (StPlace){1, 0, t.n[0] / times, k->turned, first / times, all, 0, all / times, false};
-    if (!k->stack) return (StPlace){1, 0, 1, k->turned, first, all, 0, 0, false};
-    return (StPlace){1, 0, 1, k->turned, number * all + first, p->experts * all, p->experts, 0, false};
+    if (alike) return (StPlace){n, k->part, t.n[0] / times, k->turned, 0, 0, 0, 0, false, 0, 0};
+    if (times > 1) return (StPlace){1, 0, t.n[0] / times, k->turned, first / times, all, 0, all / times, false, 0, 0};
+    if (!k->stack) return (StPlace){1, 0, 1, k->turned, first, all, 0, 0, false, 0, 0};
+    return (StPlace){1, 0, 1, k->turned, number * all + first, p->experts * all, p->experts, 0, false, 0, 0};
 }
 
 static StPlace hf_names_find(const StNames *n, const char *path, Tensor t, char name[192]) {
@@ -66,12 +70,15 @@ static StPlace hf_names_find(const StNames *n, const char *path, Tensor t, char 
         if (!len || (k->layers == HF_STATE && !state) || (k->layers == HF_ATTENTION && state)) continue;
         const bool top = !*prefix && *k->theirs == '/';
         hf_names_write(name, *prefix ? prefix : top ? "" : p->top, k->theirs + top, number, rest + len);
-        if (k->also && p->st && !st_find(p->st, name)) {
-            char other[192];
-            hf_names_write(other, prefix, k->also, number, rest + len);
-            if (st_find(p->st, other)) memcpy(name, other, sizeof other);
+        const char *also = k->packed ? k->packed : k->also;
+        char other[192];
+        bool there = false; /* under the other name */
+        if (also && p->st && !st_find(p->st, name)) {
+            hf_names_write(other, prefix, also, number, rest + len);
+            there = st_find(p->st, other) != NULL;
+            if (there) memcpy(name, other, sizeof other);
         }
-        return hf_names_place(p, k, number, t);
+        return hf_names_place(p, k, number, there && k->packed, t);
     }
     snprintf(name, 192, "%s%s", prefix, rest); /* the type names it as we do, or has no such tensor */
     return ST_WHOLE;

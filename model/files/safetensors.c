@@ -233,6 +233,7 @@ void st_close(St *st) {
     free(st->entry);
     free(st->file);
     free(st->warn);
+    free(st->scale);
     free(st->path);
     *st = (St){0};
 }
@@ -410,6 +411,9 @@ static size_t safetensors_convert(const unsigned char *p, Dtype d, size_t from, 
     return 0;
 }
 
+/* The first stored element of the slice in which a tensor of n elements lies. */
+static size_t slice_begin(StPlace p, size_t n) { return (size_t)p.slice * (size_t)p.parts * n; }
+
 static const Dtype floats[] = {F64, F32, BF16, F16};
 
 /* Index into `floats`; -1: another dtype. */
@@ -417,6 +421,22 @@ static int float_of(const StEntry *s) {
     for (int i = 0; i < 4; i++)
         if (!strcmp(s->dtype, dtype_name(floats[i]))) return i;
     return -1;
+}
+
+/* safetensors_convert of an entry, which may be quantised. */
+static size_t entry_convert(const StEntry *s, size_t from, size_t step, Tensor t, size_t to, size_t n) {
+    float some[256];
+    if (!s->scale) return safetensors_convert(s->p, floats[float_of(s)], from, step, t, to, n);
+    if (t.dtype == F32) {
+        st_scaled(s, from, step, n, (float *)t.p + to);
+        return n;
+    }
+    for (size_t i = 0, k; i < n; i += k) {
+        k = zmin(n - i, sizeof some / sizeof *some);
+        st_scaled(s, from + i * step, step, k, some);
+        for (size_t j = 0; j < k; j++) ((double *)t.p)[to + i + j] = some[j];
+    }
+    return n;
 }
 
 bool st_fits_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
@@ -427,10 +447,14 @@ Tensor st_stored(Tensor t, StPlace p) {
     all.n[0] = p.all ? p.all : t.n[0] * p.parts;
     if (p.turned && t.rank == 2) all.n[1] = all.n[0], all.n[0] = t.n[1];
     if (p.deep && t.rank == 1) all.rank = 4, all.n[0] = all.n[1] = all.n[3] = 1, all.n[2] = t.n[0];
-    if (!p.stack) return all;
-    CHECK(p.all && p.all % p.stack == 0 && !p.turned && t.rank < RANK_MAX, "%d rows in a stack of %d", p.all, p.stack);
+    if (!p.stack && !p.slices) return all;
+    CHECK(!p.slices || (!p.stack && !p.all && !p.deep && p.slice < p.slices && t.rank < RANK_MAX), "%d slices",
+          p.slices);
+    CHECK(p.slices || (p.all && p.all % p.stack == 0 && !p.turned && t.rank < RANK_MAX), "%d rows in a stack of %d",
+          p.all, p.stack);
     for (int i = all.rank++; i > 0; i--) all.n[i] = all.n[i - 1];
-    all.n[0] = p.stack, all.n[1] = p.all / p.stack;
+    all.n[0] = p.slices ? p.slices : p.stack;
+    if (p.stack) all.n[1] = p.all / p.stack;
     return all;
 }
 bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
@@ -441,7 +465,7 @@ bool st_fits(const St *st, const StEntry *s, Tensor t, Err *e) {
     if (!same)
         return err_input(e, "%s: tensor \"%s\": expected shape %s, found %s", path, s->name, tensor_shape(t, want),
                          shape_text(s, got));
-    return float_of(s) >= 0 ||
+    return s->scale || float_of(s) >= 0 ||
            err_input(e, "%s: tensor \"%s\": expected dtype F64, F32, F16 or BF16, found %s", path, s->name, s->dtype);
 }
 
@@ -485,8 +509,8 @@ bool st_read_part(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) {
     for (size_t r = 0; r < rows; r++) {
         size_t k = whole ? 0 : st_row(p, r);
         bool turned = p.turned && t.rank == 2;
-        size_t from = turned ? k : k * w, step = turned ? all : 1;
-        size_t at = safetensors_convert(s->p, floats[float_of(s)], from, step, t, r * w, w);
+        size_t from = slice_begin(p, n) + (turned ? k : k * w), step = turned ? all : 1;
+        size_t at = entry_convert(s, from, step, t, r * w, w);
         if (at < w)
             return err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", st->file[s->file].path, s->name,
                              from + at * step, dtype_name(t.dtype));
@@ -504,8 +528,8 @@ bool st_read_round(const St *st, const StEntry *s, Tensor t, StPlace p, Err *e) 
     uint16_t *out = t.p;
     bool ok = true;
     for (size_t r = 0; r < rows && ok; r++) {
-        size_t k = st_row(p, r), from = p.turned ? k : k * w, step = p.turned ? all : 1;
-        size_t at = safetensors_convert(s->p, floats[float_of(s)], from, step, TENSOR(row, F32, (int)w), 0, w);
+        size_t k = st_row(p, r), from = slice_begin(p, rows * w) + (p.turned ? k : k * w), step = p.turned ? all : 1;
+        size_t at = entry_convert(s, from, step, TENSOR(row, F32, (int)w), 0, w);
         for (size_t i = 0; i < at; i++) {
             uint16_t h = out[r * w + i] = bf16_from(row[i]);
             if (isfinite(row[i]) && (h & 0x7FFF) == 0x7F80) at = i; /* this also ends the loop */

@@ -9,6 +9,7 @@
 #include "ops/host.h"
 #include "ops/file.h"
 
+typedef struct StScale StScale;
 typedef struct {
     char *name;
     const char *dtype; /* the format's own name: "F32", "I64" */
@@ -16,6 +17,7 @@ typedef struct {
     uint64_t *shape;
     const unsigned char *p; /* not aligned: headers of any length are legal */
     size_t bytes;
+    const StScale *scale; /* quantised: reading gives the values that the bytes stand for; NULL: it is not */
 } StEntry;
 typedef struct {
     char *path;
@@ -28,15 +30,17 @@ typedef struct {
  * Parts of unequal shapes are joined one after another: t is the rows from `first` on of `all` stored rows (all 0: not
  * so joined; else parts is 1), or, with a period, `block` rows of each `period` stored ones, from `first` on. stack:
  * the stored tensor has one more axis in front, of that length, as experts do that are stored together; `all` rows go
- * through both axes (0: it has not). */
+ * through both axes (0: it has not). slices: it has one more axis in front, of that length, and t lies in slice number
+ * `slice`, in the way that the other members say (0: it has not). */
 enum { JOINED_MAX = 4 };
 typedef struct {
     int parts, part, block;
     bool turned;
     int first, all, stack, period;
     bool deep; /* a vector of n values is stored as (1,1,n,1) */
+    int slices, slice;
 } StPlace;
-static const StPlace ST_WHOLE = {1, 0, 1, false, 0, 0, 0, 0, false};
+static const StPlace ST_WHOLE = {1, 0, 1, false, 0, 0, 0, 0, false, 0, 0};
 /* The stored row (column, if turned) of row r. */
 static inline size_t st_row(StPlace p, size_t r) {
     const size_t block = (size_t)p.block;
@@ -45,9 +49,11 @@ static inline size_t st_row(StPlace p, size_t r) {
     return (r / block * (size_t)p.parts + (size_t)p.part) * block + r % block;
 }
 /* t of `rank` axes is all that is stored, row by row. */
-static inline bool st_is_whole(StPlace p, int rank) { return p.parts == 1 && !p.all && !(p.turned && rank == 2); }
+static inline bool st_is_whole(StPlace p, int rank) {
+    return p.parts == 1 && !p.all && !p.slices && !(p.turned && rank == 2);
+}
 /* It holds the first row that is stored. */
-static inline bool st_is_first(StPlace p) { return p.part == 0 && p.first == 0; }
+static inline bool st_is_first(StPlace p) { return p.part == 0 && p.first == 0 && p.slice == 0; }
 /* The shape of the stored tensor in which t has the place p. */
 Tensor st_stored(Tensor t, StPlace p);
 
@@ -69,6 +75,8 @@ struct St {
     StFile *file;
     char **warn;          /* unusual but legal things, a line each */
     const StPatch *patch; /* NULL: none */
+    int nscale;           /* quantised entries */
+    StScale *scale;
 };
 
 /* Open one file, or a model directory: model.safetensors, else the shards of model.safetensors.index.json. Every entry
@@ -82,6 +90,18 @@ void st_close(St *);
 const StEntry *st_find(const St *, const char *name); /* NULL: not there */
 /* Reading the entry gives other values than its bytes. */
 bool st_patched(const St *, const StEntry *);
+/* Pair quantised entries with their scales, which are then no entries any more. Reading gives the values that PyTorch
+ * computes from them in float32, to the bit: code times scale, rounded once.
+ * - fp8: a matrix X of F8_E4M3 with X_scale_inv (F32 or BF16), a scale for each block of `rows` by `cols` elements;
+ *   blocks at the edges may be smaller.
+ * - mxfp4: X_blocks (..,G,16) and X_scales (..,G) of U8: two 4-bit codes (E2M1) in a byte, the low one first, and an
+ *   exponent with bias 127 for 32 of them. X_blocks becomes an entry of shape (..,32 G).
+ * Refused: an entry of such a type without its scales, or with scales of another shape. */
+bool st_scale_fp8(St *, int rows, int cols, Err *);
+bool st_scale_mxfp4(St *, Err *);
+/* n values of a quantised entry, from element `from` on, `step` apart. */
+void st_scaled(const StEntry *, size_t from, size_t step, size_t n, float *out);
+Dtype st_scaled_as(const StEntry *); /* that holds them all: BF16 for mxfp4, F32 for fp8 */
 /* Names and places of fields in a file, if they are not the fields' own. */
 typedef struct StNames StNames;
 struct StNames {

@@ -9,7 +9,7 @@ typedef struct StHole {
     Dtype as;
     int file;
     size_t at, bytes, put; /* of the data in the file: place, length, bytes written so far */
-    int width;             /* elements of a stored row */
+    int width;             /* elements of the last axis; of a vector 1 */
 } Hole;
 typedef struct StSink {
     char *path;
@@ -33,13 +33,26 @@ static bool put_at(const Sink *s, const void *p, size_t n, size_t at, Err *e) {
     return true;
 }
 
+/* Read n bytes back; beyond the end of the file they are 0. */
+static bool get_at(const Sink *s, void *p, size_t n, size_t at, Err *e) {
+    for (char *c = p; n;) {
+        ssize_t r = pread(s->fd, c, zmin(n, (size_t)1 << 30), (off_t)at);
+        if (r < 0 && errno == EINTR) continue;
+        if (r < 0) return err_runtime(e, "cannot read back %s: %s", s->path, strerror(errno));
+        if (!r) memset(c, 0, n);
+        if (!r) return true;
+        c += r, at += (size_t)r, n -= (size_t)r;
+    }
+    return true;
+}
+
 /* Begin file number k with the items of `l`; append its holes (places to fill). */
 static bool begin_file(StOut *o, const StList *l, char *path, const char *const *meta, Err *e) {
     size_t len = 0, at;
     Sink *s = &o->file[o->nfile];
     StItem *item = st_file_order(l);
     char *head = st_header(item, l->n, meta, &len);
-    *s = (Sink){path, TEMP_FAILURE_RETRY(open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666))};
+    *s = (Sink){path, TEMP_FAILURE_RETRY(open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666))};
     bool ok = s->fd >= 0 || err_errno(e, "cannot create", path);
     ok = ok && (len <= JSON_BYTES_MAX || err_input(e, "%s: %d tensors need a header of %zu bytes, the format allows %d",
                                                    path, l->n, len, JSON_BYTES_MAX));
@@ -51,7 +64,8 @@ static bool begin_file(StOut *o, const StList *l, char *path, const char *const 
     at = 8 + len;
     for (int i = 0; i < l->n; i++) {
         Tensor t = item[i].t;
-        Hole h = {xstrdup(item[i].name), item[i].as, o->nfile, at, st_item_bytes(&item[i]), 0, t.rank > 1 ? t.n[1] : 1};
+        Hole h = {xstrdup(item[i].name),           item[i].as, o->nfile, at, st_item_bytes(&item[i]), 0,
+                  t.rank > 1 ? t.n[t.rank - 1] : 1};
         at += h.bytes;
         o->hole[o->n++] = h;
     }
@@ -126,6 +140,29 @@ static bool put_numbers(StOut *o, const Hole *h, size_t to, Tensor t, size_t fro
     }
     return true;
 }
+/* The same for a part of a slice, which begins at stored element `to` and in whose rows the elements of parts alternate:
+ * t's columns, from column `first` of this part on, in every row. The rows are read back, filled and written again. */
+static bool put_slice(StOut *o, const Hole *h, size_t to, Tensor t, StPlace p, size_t first, Err *e) {
+    const Sink *s = &o->file[h->file];
+    const size_t n = (size_t)t.n[0], rows = tensor_count(t) / n, size = dtype_size(h->as),
+                 width = t.rank > 1 ? (size_t)h->width : h->bytes / size / (size_t)p.slices,
+                 some = zmax(1, ((size_t)1 << 22) / (width * size));
+    unsigned char *buf = xcalloc(some * width, size);
+    bool ok = true;
+    for (size_t r = 0, k; ok && r < rows; r += k) {
+        k = zmin(some, rows - r);
+        const size_t bytes = k * width * size, at = h->at + (to + r * width) * size;
+        ok = get_at(s, buf, bytes, at, e);
+        for (size_t i = 0; ok && i < k; i++)
+            for (size_t c = 0; c < n; c++) {
+                const size_t from = c * rows + r + i, column = (first + c) * (size_t)p.parts + (size_t)p.part;
+                st_encode(t, h->as, from, from + 1, buf + (i * width + column) * size);
+            }
+        ok = ok && put_at(s, buf, bytes, at, e);
+    }
+    free(buf);
+    return ok;
+}
 /* The same for column c of rows from..from+n-1 of t. */
 static bool put_column(StOut *o, const Hole *h, size_t to, Tensor t, size_t from, size_t n, size_t c,
                        unsigned char *buf, size_t room, Err *e) {
@@ -145,10 +182,15 @@ bool st_out_part(StOut *o, const char *name, size_t row, Tensor t, StPlace p, Er
     static const size_t room = 1 << 16;
     const size_t n = tensor_count(t), rows = (size_t)t.n[0], width = n / rows;
     const Hole *h = safetensors_out_fill(o, name, n);
+    const size_t slice = p.slices ? h->bytes / dtype_size(h->as) / (size_t)p.slices * (size_t)p.slice : 0;
     size_t bad = st_too_large(t, h->as, n);
     if (bad < n)
         return err_input(e, "%s: tensor \"%s\": number %zu is too large for %s", o->file[h->file].path, name,
                          row * width + bad, dtype_name(h->as));
+    if (p.slices) {
+        CHECK(p.block == 1 && (p.turned || t.rank == 1), "%s", name);
+        return put_slice(o, h, slice, t, p, row, e);
+    }
     unsigned char *buf = xcalloc(room, 8);
     bool ok = true, turned = p.turned && t.rank == 2;
     const size_t block = p.parts == 1 && !p.period ? rows + row : (size_t)p.block;

@@ -78,12 +78,11 @@ static void parts_given(const StItem *s) {
           s->place.all);
 }
 /* Row by row through a small buffer. */
-static bool put_parts(FileOut *o, const StItem *s, Err *e) {
+static bool put_rows_of_parts(FileOut *o, const StItem *s, Err *e) {
     static const size_t step = 1 << 12;
     size_t all = tensor_count(s->t), w = s->place.turned ? (size_t)s->t.n[1] : (size_t)s->width, rows = all / w;
     unsigned char *row = xcalloc(step, 8), *buf = xcalloc(step, 8);
     bool ok = true;
-    parts_given(s);
     for (size_t r = 0; r < rows; r++)
         for (size_t a = 0; ok && a < w; a += step) {
             size_t n = zmin(step, w - a);
@@ -93,6 +92,20 @@ static bool put_parts(FileOut *o, const StItem *s, Err *e) {
         }
     free(row);
     free(buf);
+    return ok;
+}
+
+static bool put_parts(FileOut *o, const StItem *s, Err *e) {
+    parts_given(s);
+    if (!s->place.slices) return put_rows_of_parts(o, s, e);
+    bool ok = true;
+    for (int k = 0; ok && k < s->place.slices; k++) {
+        StItem one = *s; /* the slice as a tensor of its own */
+        one.t.rank--;
+        for (int i = 0; i < one.t.rank; i++) one.t.n[i] = s->t.n[i + 1];
+        one.nparts = s->place.parts, one.part = s->part + k * one.nparts;
+        ok = put_rows_of_parts(o, &one, e);
+    }
     return ok;
 }
 
@@ -177,7 +190,7 @@ void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
     CHECK(!p.all || (p.parts == 1 && p.first >= 0 && p.first + (p.period ? p.block : t.n[0]) <= p.all), "%s: row %d",
           name, p.first);
     StItem *s = NULL;
-    for (int i = l->n - 1; (p.parts > 1 || p.all) && !s && i >= 0; i--)
+    for (int i = l->n - 1; (p.parts > 1 || p.all || p.slices) && !s && i >= 0; i--)
         if (!strcmp(l->item[i].name, name)) s = &l->item[i];
     p.turned &= t.rank == 2;
     const Tensor all = st_stored(t, p);
@@ -186,10 +199,10 @@ void st_add_part(StList *l, const char *name, Tensor t, StPlace p, Dtype as) {
         s = &l->item[l->n++];
         *s = (StItem){.name = xstrdup(name), .t = all, .as = as, .place = p};
         s->width = (int)(t.n[0] ? tensor_count(t) / (size_t)t.n[0] : 1);
-        s->nparts = p.all ? 0 : p.parts;
+        s->nparts = p.all ? 0 : p.parts * imax(1, p.slices);
         s->part = xcalloc((size_t)s->nparts, sizeof *s->part);
     }
-    int at = p.part;
+    int at = p.slice * p.parts + p.part;
     if (p.all) { /* in order; equal ones are found when the item is written */
         s->part = xrealloc(s->part, (size_t)s->nparts + 1, sizeof *s->part);
         for (at = s->nparts++; at > 0 && s->part[at - 1].first > p.first; at--) s->part[at] = s->part[at - 1];

@@ -106,7 +106,7 @@ config() { # further members of a llama's config.json
         ',"num_attention_heads":2,"intermediate_size":64,"vocab_size":100,"max_position_embeddings":32,"rms_norm_eps":1e-5'"$2" \
         | sed 's/$/}/; s/}}$/}/' >model/config.json
 }
-for f in gemma gemma3 bert gpt_oss llama4; do
+for f in gemma gemma3 bert llama4; do
     config $f ''
     row 16 2 "found $f (" info model
 done

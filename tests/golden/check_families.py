@@ -151,6 +151,18 @@ def granitemoehybrid(r):
     return s
 
 
+def gpt_oss(r):
+    e, s = experts(r), plain(r)
+    s["rope_parameters"] = r.choice([s["rope_parameters"], None, dict(rope_type="yarn", rope_theta=50.0, factor=4.0, truncate=False,
+                                                                     original_max_position_embeddings=16)])
+    if s["rope_parameters"] is None:  # the class's, which is meant for
+        s["max_position_embeddings"] = 131072
+    if r.random() < 0.5:
+        s["layer_types"] = [r.choice(["full_attention", "sliding_attention"]) for _ in range(s["num_hidden_layers"])]
+    return dict(s, num_local_experts=e["num_experts"], num_experts_per_tok=e["num_experts_per_tok"], sliding_window=r.choice([5, 16]),
+                attention_bias=r.random() < 0.7, swiglu_limit=r.choice([7.0, 0.6]), swiglu_alpha=r.choice([1.702, 1.1]))
+
+
 def deepseek_v2(r):
     s = latent(r)
     return dict(s, topk_method="group_limited_greedy" if s["n_group"] > 1 else "greedy")
@@ -272,7 +284,8 @@ TYPES = dict(mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qw
              qwen3_next=("Qwen3NextConfig", qwen3_next), qwen3_5_text=("Qwen3_5TextConfig", hybrid),
              qwen3_5_moe_text=("Qwen3_5MoeTextConfig", qwen3_5_moe_text), kimi_linear=("KimiLinearConfig", kimi_linear),
              glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite),
-             mamba2=("Mamba2Config", mamba2), granitemoehybrid=("GraniteMoeHybridConfig", granitemoehybrid))
+             mamba2=("Mamba2Config", mamba2), granitemoehybrid=("GraniteMoeHybridConfig", granitemoehybrid),
+             gpt_oss=("GptOssConfig", gpt_oss))
 FLA = dict(kda=("KDAConfig", fla_kda), gated_deltanet=("GatedDeltaNetConfig", gated_deltanet),
            delta_net=("DeltaNetConfig", delta_net), gla=("GLAConfig", gla), retnet=("RetNetConfig", retnet),
            fla_mamba2=("Mamba2Config", fla_mamba2))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Shapes of Mixtral-8x7B and DeepSeek-V3, which are the defaults of their classes in transformers: config.json, and in
-shape.json the number of parameters of the model on the meta device, how many numbers of buffers a checkpoint holds in
+"""Shapes of Mixtral-8x7B, DeepSeek-V3 and Qwen3-Next-80B, which are the defaults of their classes in transformers, and of
+gpt-oss-20b, which differs from them in layers and experts (openai/gpt-oss-20b, config.json): config.json, and in shape.json the number of parameters of the model on the meta device, how many numbers of buffers a checkpoint holds in
 addition, how many tensors, and the FNV-1a hash (64 bits) of a line "NAME N[,N]" for each, sorted by name. Experts are
 named as published files name them, which make_experts.py shows in small. Usage: make_large.py [OUT]
 """
@@ -9,14 +9,14 @@ import pathlib
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, MixtralConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, MixtralConfig, Qwen3NextConfig
 
 here = pathlib.Path(__file__).resolve().parent
 
 
 def stored(kind, name, shape):
     """The tensors of a checkpoint that a tensor of the model is."""
-    if not (name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj")):
+    if kind == "gpt_oss" or not (name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj")):
         yield (name.replace(".mlp.", ".block_sparse_moe.") if kind == "mixtral" else name), shape
         return
     base, what = name.rsplit(".", 1)
@@ -31,7 +31,7 @@ def stored(kind, name, shape):
 
 def main():
     out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "large"
-    for config in (MixtralConfig(), DeepseekV3Config()):
+    for config in (MixtralConfig(), DeepseekV3Config(), Qwen3NextConfig(), GptOssConfig(num_hidden_layers=24, num_local_experts=32)):
         kind = config.model_type
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

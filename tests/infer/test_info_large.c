@@ -1,5 +1,5 @@
-/* test_info_large.c: `info` of directories of the shapes of Mixtral-8x7B and DeepSeek-V3, whose files are headers and
- * holes: the parameters and tensors are those of transformers' models of these shapes. */
+/* test_info_large.c: `info` of directories of the shapes of four published models, whose files are headers and holes:
+ * the parameters and tensors are those of transformers' models of these shapes. */
 #include "model/files/hf_file.h"
 #include "model/files/safetensors_file.h"
 #include "tests/lib/check.h"
@@ -53,8 +53,10 @@ static void write_hollow(const char *path, const StList *l) {
 }
 
 Test(info_large, published_shapes) {
-    static const char *const name[] = {"mixtral", "deepseek_v3"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const name[] = {"mixtral", "deepseek_v3", "qwen3_next", "gpt_oss"};
+    /* all heads' keys and values, or one latent of 512 and a key of 64, of 4 bytes; of layers without a state */
+    static const int bytes[] = {32 * 2 * 8 * 128 * 4, 61 * (512 + 64) * 4, 12 * 2 * 2 * 256 * 4, 24 * 2 * 8 * 64 * 4};
+    for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
         char *from = xformat("tests/golden/large/%s", name[i]), *shape = xformat("%s/shape.json", from);
         char *dir = check_path(name[i]), *config = xformat("%s/config.json", from),
              *to = xformat("%s/config.json", dir);
@@ -82,10 +84,8 @@ Test(info_large, published_shapes) {
         cr_expect_eq(json_integer_value(json_object_get(got, "params")),
                      json_integer_value(json_object_get(want, "params")), "%s: %lld", name[i],
                      (long long)json_integer_value(json_object_get(got, "params")));
-        /* all heads' keys and values, or one latent of 512 and a key of 64, of 4 bytes */
         const json_t *cache = json_object_get(got, "cache");
-        cr_expect_eq(json_integer_value(json_object_get(cache, "bytes_per_token")),
-                     i ? 61 * (512 + 64) * 4 : 32 * 2 * 8 * 128 * 4);
+        cr_expect_eq(json_integer_value(json_object_get(cache, "bytes_per_token")), bytes[i], "%s", name[i]);
         cr_assert(!unlink(weights));
         hf_files_close(&plan);
         st_list_free(&p.list);

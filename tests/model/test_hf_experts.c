@@ -25,6 +25,30 @@ static const struct {
     {"mixtral", "shared_expert_intermediate_size", "8",
      "\"shared_expert_intermediate_size\" is not supported of model_type"},
     {"mixtral", "quantization_config", "{\"quant_method\":\"gptq\"}", "quantised by gptq"},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"mxfp4\"}", "mxfp4 is not supported of model_type mixtral"},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"fp8\"}", NULL},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\"}", "\"fmt\": expected e4m3"},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"fp8\",\"weight_block_size\":null}",
+     "\"weight_block_size\": expected two whole numbers"},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}",
+     "\"weight_block_size\": expected two whole numbers"},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"fp8\",\"weight_block_size\":[0,128]}",
+     "\"weight_block_size\": expected two whole numbers"},
+    {"mixtral", "quantization_config", "{\"quant_method\":\"fp8\",\"bits\":4}", "\"bits\" is not supported"},
+    {"mixtral", "quantization_config", "{\"fmt\":\"e4m3\"}", "quantised by a method without a name"},
+    {"mixtral", "quantization_config", "7", "quantised by a method without a name"},
+    {"gpt_oss", "num_local_experts", NULL, "\"num_local_experts\" is missing"},
+    {"gpt_oss", "intermediate_size", NULL, "\"intermediate_size\" is missing"},
+    {"gpt_oss", "swiglu_limit", "0", "\"swiglu_limit\": expected more than 0"},
+    {"gpt_oss", "swiglu_alpha", "\"x\"", "\"swiglu_alpha\": expected a number"},
+    {"gpt_oss", "attention_bias", "1", "\"attention_bias\": expected true or false"},
+    {"gpt_oss", "sliding_window", "null", "\"sliding_window\": null, but layer 0 is sliding_attention"},
+    {"gpt_oss", "layer_types", "[\"full_attention\"]", "expected a list of num_hidden_layers (2) texts"},
+    {"gpt_oss", "experts_per_token", "3", "\"num_experts_per_tok\" and \"experts_per_token\" differ"},
+    {"gpt_oss", "initial_context_length", "4096", NULL},
+    {"gpt_oss", "rope_parameters", NULL, NULL}, /* yarn, of 131072 positions */
+    {"gpt_oss", "hidden_act", "\"gelu\"", "\"hidden_act\": expected silu"},
+    {"gpt_oss", "n_shared_experts", "1", "\"n_shared_experts\" is not supported of model_type gpt_oss"},
     {"olmoe", "clip_qkv", "8.0", "\"clip_qkv\": expected null, found 8.0"},
     {"olmoe", "clip_qkv", "null", NULL},
     {"olmoe", "head_dim", "4", "\"head_dim\": expected hidden_size / num_attention_heads, 12 / 2, found 4"},
@@ -274,6 +298,7 @@ Test(hf_experts, layers) {
 }
 
 /* Which type a model with experts is written as: one that holds all of its settings, else our own. */
+#define OSS_EXPERTS "ffn/e/router_bias", "true", "ffn/e/expert_bias", "true", "ffn/e/limit", "7"
 Test(hf_experts, type_of_a_model) {
     static const char gqa[] =
         "{\"d_model\":12,\"layers\":3,\"vocab\":20,\"max_positions\":32,\"kinds\":{\"a\":{\"mixer\":\"gqa\",\"heads\":"
@@ -296,7 +321,7 @@ Test(hf_experts, type_of_a_model) {
         "\"head_dim\":6,\"state_size\":4},\"a\":{\"mixer\":\"gqa\",\"heads\":2}},\"pattern\":[\"m\"],\"ffn\":{\"n\":{"
         "\"kind\":\"none\"},\"d\":{\"kind\":\"swiglu\",\"hidden\":8}},\"ffn_pattern\":[\"n\"]}";
     static const struct {
-        const char *base, *set[10], *type;
+        const char *base, *set[12], *type;
     } k[] = {
         {mamba, {"tied", "false"}, "mamba2"},
         {mamba, {"kinds/m/heads", "6"}, "mamba2"},
@@ -321,6 +346,13 @@ Test(hf_experts, type_of_a_model) {
         {gdn, {"kinds/g/kv_heads", "1"}, "kvsmith"},
         {gdn, {"kinds/g/conv", "0"}, "kvsmith"},
         {gdn, {"kinds/a/out_gate", "false"}, "kvsmith"},
+        {gqa, {OSS_EXPERTS, "kinds/a/sink_scores", "true"}, "gpt_oss"},
+        {gqa, {OSS_EXPERTS}, "kvsmith"},
+        {gqa, {OSS_EXPERTS, "kinds/a/sink_scores", "true", "ffn_pattern", "[\"e\",\"d\",\"e\"]"}, "kvsmith"},
+        {gqa, {OSS_EXPERTS, "kinds/a/sink_scores", "true", "kinds/a/o_bias", "true"}, "kvsmith"},
+        {gqa, {"ffn/e/limit", "7", "kinds/a/sink_scores", "true"}, "kvsmith"},
+        {gqa, {"ffn/e/router_bias", "true"}, "kvsmith"},
+        {gqa, {"ffn/e/expert_bias", "true"}, "kvsmith"},
         {gqa,
          {"ffn/e/shared", "1", "ffn/e/router", "\"sigmoid\"", "ffn/e/bias_balance", "true", "kinds/a/qkv_bias", "true"},
          "glm4_moe"},

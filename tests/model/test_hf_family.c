@@ -67,7 +67,12 @@ static const struct {
               {"gla-hybrid", "gla"},
               {"retnet", "retnet"},
               {"retnet-hybrid", "retnet"},
-              {"mamba2-fla", "mamba2"}};
+              {"mamba2-fla", "mamba2"},
+              {"gpt_oss", "gpt_oss"},
+              {"gpt_oss-plain", "gpt_oss"},
+              {"gpt_oss-mxfp4", NULL}, /* quantised files are not written */
+              {"qwen3-fp8", NULL},
+              {"deepseek_v3-fp8", NULL}};
 enum { FAMILY = sizeof family / sizeof *family };
 
 static char *golden_dir(int i) { return xformat(FAMILIES "%s", family[i].name); }

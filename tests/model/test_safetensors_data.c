@@ -398,7 +398,7 @@ Test(safetensors_data, joined_places) {
             for (int e = 0; e < experts; e++)
                 for (int p = 0, first = 0; p < k[i].n; first += k[i].rows[p++]) {
                     if ((p == 1) != (pass == 0)) continue;
-                    StPlace place = {1, 0, 1, k[i].turned, e * each + first, all, k[i].stack, 0, false};
+                    StPlace place = {1, 0, 1, k[i].turned, e * each + first, all, k[i].stack, 0, false, 0, 0};
                     const size_t at = (size_t)place.first;
                     st_add_part(&l, "x", TENSOR(v + at * W, REAL, k[i].rows[p], W), place, F32);
                     st_add_part(&l, "b", TENSOR(b + at, REAL, k[i].rows[p]), place, F32);
@@ -421,7 +421,7 @@ Test(safetensors_data, joined_places) {
             for (int p = 0, first = 0; p < k[i].n; first += k[i].rows[p++]) {
                 real got[32];
                 uint16_t half[32];
-                StPlace place = {1, 0, 1, k[i].turned, ex * each + first, all, k[i].stack, 0, false};
+                StPlace place = {1, 0, 1, k[i].turned, ex * each + first, all, k[i].stack, 0, false, 0, 0};
                 const int rows = k[i].rows[p];
                 cr_assert(st_read_part(&st, x, TENSOR(got, REAL, rows, W), place, &e), "%s", e.msg);
                 CHECK_BYTES("part", got, v + place.first * W, (size_t)(rows * W) * sizeof *got);
