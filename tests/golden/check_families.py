@@ -273,8 +273,10 @@ def retnet(r):
 
 
 def fla_mamba2(r):
+    """One group, or one a head: with others fla on a CPU gives head h group h % groups, unlike its kernels."""
     s = mamba2(r)
-    eps, _ = s.pop("layer_norm_epsilon"), s.pop("num_heads")
+    eps, heads = s.pop("layer_norm_epsilon"), s.pop("num_heads")
+    s["n_groups"] = r.choice([1, heads])
     return dict(s, norm_eps=eps)
 
 
