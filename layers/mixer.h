@@ -45,6 +45,7 @@ typedef struct Mixer {
     const Rope *(*turns)(const void *cfg);   /* how queries and keys are rotated; NULL: not at all, or not alike */
     bool (*publishes_only)(const void *cfg); /* y does not exist: the block adds nothing and has no feed-forward part */
     void (*init)(const void *cfg, void *w, uint64_t key); /* fills the fields declared FIELD_OWN, from the key alone */
+    bool reads_nothing;                                   /* y does not depend on x: the block has no norm before it */
     bool (*reports)(const void *cfg);                     /* adds STAT_MERGED to every sequence of a training pass */
     /* Called when a training stage with these settings ended: for the weights and for each of the optimizer's moments.
      * Their tensors lie on the device and may be BF16, or absent. */

@@ -3,7 +3,7 @@
 
 extern const Mixer gqa_mixer, dmc_mixer, mla_mixer, kda_mixer, gdn_mixer, deltanet_mixer, gla_mixer, retention_mixer,
     gated_retention_mixer, linear_mixer, mamba2_mixer, none_mixer;
-extern const Ffn swiglu_ffn, geglu_ffn, gelu_ffn, moe_ffn, none_ffn;
+extern const Ffn swiglu_ffn, geglu_ffn, gelu_ffn, relu2_ffn, moe_ffn, none_ffn;
 
 const Mixer *const mixers[] = {
     &gqa_mixer, /* MHA, GQA, MQA, sliding window with sinks, NoPE, QK-norm, shared K/V: layers/gqa */
@@ -24,6 +24,7 @@ const Ffn *const ffns[] = {
     &swiglu_ffn, /* layers/ffn */
     &geglu_ffn,  /* the same with gelu: layers/ffn */
     &gelu_ffn,   /* two projections: layers/ffn */
+    &relu2_ffn,  /* the same with the squared ReLU: layers/ffn */
     &moe_ffn,    /* mixture of experts: layers/ffn */
     &none_ffn,   /* a block of a mixer alone: layers/ffn */
     NULL,

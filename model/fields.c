@@ -32,13 +32,13 @@ void model_layer_fields(const Model *m, int l, Weights *w, Fields *f) {
     const Layer *y = &m->layer[l];
     const int d = m->cfg.d_model;
     const bool biases = m->cfg.norm == NORM_LAYER, pre = m->cfg.norm_place != NORM_POST,
-               post = m->cfg.norm_place != NORM_PRE;
+               post = m->cfg.norm_place != NORM_PRE, reads = !y->kind->mixer->reads_nothing;
     const unsigned gain = norm_flags(m);
     LayerWeights *lw = &w->layer[l];
     const Fields was = fields_stored(m, f);
     snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);
-    if (pre) field(f, &lw->norm1, "input_layernorm.weight", gain, d);
-    if (biases) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
+    if (pre && reads) field(f, &lw->norm1, "input_layernorm.weight", gain, d);
+    if (biases && reads) field(f, &lw->bias1, "input_layernorm.bias", FIELD_ZEROS | FIELD_NODECAY, d);
     snprintf(f->scope, sizeof f->scope, "model.layers.%d.self_attn.", l);
     y->kind->mixer->weights(y->cfg, lw->mix, f);
     snprintf(f->scope, sizeof f->scope, "model.layers.%d.", l);

@@ -25,7 +25,8 @@ typedef struct {
     KvShape rows; /* as this layer's mixer declares it; in an owner, window and sinks are the retention */
 } Layer;
 typedef struct {
-    Tensor norm1, norm2; /* (d) before mixer and feed-forward part; absent where norm_place is post */
+    Tensor norm1, norm2; /* (d) before mixer and feed-forward part; absent where norm_place is post, norm1 where
+                           * the mixer reads nothing */
     Tensor post1, post2; /* (d) after them; absent where it is pre */
     Tensor bias1, bias2; /* (d) of a LayerNorm; absent in an RMSNorm */
     void *mix, *ffn;     /* the mixer's and the ffn's own structs */

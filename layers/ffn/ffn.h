@@ -1,4 +1,4 @@
-/* ffn.h: settings and weights of the feed-forward parts (swiglu, geglu, gelu, moe, none), and the router of moe. The
+/* ffn.h: settings and weights of the feed-forward parts (swiglu, geglu, gelu, relu2, moe, none), and the router of moe. The
  * readers and writers of Hugging Face models use the structs; layers/mixers.c lists the parts. */
 #pragma once
 #include "layers/mixer.h"
@@ -27,6 +27,8 @@ typedef struct {
     bool bias;
 } GeluCfg;
 extern const Ffn gelu_ffn;
+/* relu2: the same with max(0, .)^2 for gelu; `act` is not used. Source: arXiv:2109.08668. */
+extern const Ffn relu2_ffn;
 
 /* none: the block is its mixer alone, without a second norm. */
 typedef struct {
@@ -44,6 +46,8 @@ extern const Ffn none_ffn;
  *   chosen: the top_k of highest c among the experts of those groups; of equals the lower number
  *   w_e = scale p_e / (sum over chosen p + 1e-20) if norm_topk, else scale p_e
  *   y = sum over chosen w_e swiglu_e(x) + g swiglu_shared(x)
+ *   act relu2: experts and shared ones are Wdown max(0, Wup x)^2 instead, without a gate    (Nemotron-3)
+ *   latent: the experts, not the shared ones, see Win x of that width, and their sum goes through Wout
  *   swiglu_shared: one of width shared x shared_hidden, which is `hidden` where it is 0
  *   g = 1, or with shared_gate sigmoid(wgate . x)                   (Qwen2-MoE)
  *   brouter: with router_bias; trained
@@ -58,9 +62,10 @@ extern const Ffn none_ffn;
  * section 2.1.2 (V3). */
 enum { EXPERTS_MAX = 512 };
 enum { ROUTER_SOFTMAX, ROUTER_SIGMOID };
+enum { EXPERT_SWIGLU, EXPERT_RELU2 };
 typedef struct {
     LayerCfg base;
-    int experts, top_k, hidden, shared, shared_hidden, router, groups, top_groups;
+    int experts, top_k, hidden, shared, shared_hidden, router, groups, top_groups, act, latent;
     bool norm_topk, bias_balance, shared_gate, router_bias, expert_bias;
     double scale, limit, alpha;
 } MoeCfg;

@@ -1,5 +1,5 @@
-/* gelu.c: the feed-forward part of GPT-2: two projections with a GELU between them, which is recomputed in the
- * backward. */
+/* gelu.c: the feed-forward parts gelu, of GPT-2, and relu2, of Primer and Nemotron: two projections with a GELU or a
+ * squared ReLU between them, which is recomputed in the backward. */
 #include "ffn.h"
 
 static const char *const acts[] = {"tanh", "erf", NULL};
@@ -8,6 +8,11 @@ static const Key keys[] = {
     {"act", KEY_CHOICE, offsetof(GeluCfg, act), "tanh", 0, 0,
      "erf: x times the normal distribution's function; tanh: its usual approximation", acts, 0},
     {"bias", KEY_BOOL, offsetof(GeluCfg, bias), "true", 0, 0, "biases of both projections", 0, 0},
+    {0},
+};
+static const Key relu2_keys[] = {
+    {"hidden", KEY_INT, offsetof(GeluCfg, hidden), NULL, 1, 1 << 20, "width between the two projections", 0, 0},
+    {"bias", KEY_BOOL, offsetof(GeluCfg, bias), "false", 0, 0, "biases of both projections", 0, 0},
     {0},
 };
 typedef struct {
@@ -34,32 +39,49 @@ static void gelu_saved(const void *cfg, int N, void *s_, Fields *f) {
     S *s = s_;
     field(f, &s->up, "up", 0, N, c->hidden);
 }
-static void gelu_forward(Run *r, const void *cfg, const void *w_, Tensor x, void *s_, Tensor y) {
-    const GeluCfg *c = cfg;
-    const W *w = w_;
-    S *s = s_;
+/* act = the activation of up. */
+static void gelu_act(Run *r, const GeluCfg *c, bool squared, Tensor act, Tensor up) {
+    if (squared)
+        r->ops->relu2(r, act, up, ABSENT);
+    else
+        r->ops->gelu(r, act, up, c->act == GELU_TANH);
+}
+static void gelu_run(Run *r, const GeluCfg *c, bool squared, const W *w, Tensor x, S *s, Tensor y) {
     Mark mark = arena_mark(r->scratch);
     Tensor act = SCRATCH_OF(r, "act", x.dtype, x.n[0], c->hidden);
     r->ops->linear(r, s->up, x, w->up, w->bup);
-    r->ops->gelu(r, act, s->up, c->act == GELU_TANH);
+    gelu_act(r, c, squared, act, s->up);
     r->ops->linear(r, y, act, w->down, w->bdown);
     arena_release(r->scratch, mark);
 }
-static void backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const void *s_, Tensor dy,
-                     Tensor dx) {
-    const GeluCfg *c = cfg;
-    const W *w = w_;
-    W *dw = dw_;
-    const S *s = s_;
+static void gelu_run_backward(Run *r, const GeluCfg *c, bool squared, const W *w, W *dw, Tensor x, const S *s,
+                              Tensor dy, Tensor dx) {
     int N = x.n[0], F = c->hidden;
     Mark mark = arena_mark(r->scratch);
     Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = OVERWRITE_OF(r, "d act", x.dtype, N, F),
            dup = OVERWRITE_OF(r, "d up", x.dtype, N, F);
-    r->ops->gelu(r, act, s->up, c->act == GELU_TANH);
+    gelu_act(r, c, squared, act, s->up);
     r->ops->linear_backward(r, dact, dw->down, dw->bdown, dy, act, w->down);
-    r->ops->gelu_backward(r, dup, dact, s->up, c->act == GELU_TANH);
+    if (squared)
+        r->ops->relu2_backward(r, dup, ABSENT, dact, s->up, ABSENT);
+    else
+        r->ops->gelu_backward(r, dup, dact, s->up, c->act == GELU_TANH);
     r->ops->linear_backward(r, dx, dw->up, dw->bup, dup, x, w->up);
     arena_release(r->scratch, mark);
+}
+static void gelu_forward(Run *r, const void *cfg, const void *w, Tensor x, void *s, Tensor y) {
+    gelu_run(r, cfg, false, w, x, s, y);
+}
+static void gelu_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy,
+                          Tensor dx) {
+    gelu_run_backward(r, cfg, false, w, dw, x, s, dy, dx);
+}
+static void relu2_forward(Run *r, const void *cfg, const void *w, Tensor x, void *s, Tensor y) {
+    gelu_run(r, cfg, true, w, x, s, y);
+}
+static void relu2_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy,
+                           Tensor dx) {
+    gelu_run_backward(r, cfg, true, w, dw, x, s, dy, dx);
 }
 
 const Ffn gelu_ffn = {
@@ -73,6 +95,20 @@ const Ffn gelu_ffn = {
     .weights = gelu_weights,
     .saved = gelu_saved,
     .forward = gelu_forward,
-    .backward = backward,
+    .backward = gelu_backward,
+    .takes_bf16 = true,
+};
+const Ffn relu2_ffn = {
+    .name = "relu2",
+    .source = "arXiv:2109.08668",
+    .keys = relu2_keys,
+    .cfg_size = sizeof(GeluCfg),
+    .w_size = sizeof(W),
+    .s_size = sizeof(S),
+    .check = gelu_check,
+    .weights = gelu_weights,
+    .saved = gelu_saved,
+    .forward = relu2_forward,
+    .backward = relu2_backward,
     .takes_bf16 = true,
 };

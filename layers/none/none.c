@@ -1,5 +1,6 @@
 /* none.c: the mixer none: y = 0, so the block is its feed-forward part alone. It remains of a layer whose attention
- * was dropped (arXiv:2406.15786). It keeps nothing per token, and the norm before it has no effect. */
+ * was dropped (arXiv:2406.15786), and of models whose layers are one part each. It keeps nothing per token, and there
+ * is no norm before it. */
 #include "ops/ops.h"
 #include "layers/mixer.h"
 
@@ -50,4 +51,5 @@ const Mixer none_mixer = {
     .backward = none_backward,
     .extend = none_extend,
     .flops = none_flops,
+    .reads_nothing = true,
 };

@@ -58,6 +58,13 @@ static bool is_extra(const HfPlaces *p, const char *name) {
            layer < p->layers + p->extra;
 }
 
+/* A norm before a layer that has no mixer: files of older versions have one, which has no effect. */
+static bool is_idle_norm(const ModelCfg *c, const char *name) {
+    int layer, used = 0;
+    return sscanf(name, "model.layers.%d.input_layernorm.%n", &layer, &used) == 1 && used && layer >= 0 &&
+           layer < c->layers && c->kind[c->pattern[layer]].mixer->reads_nothing;
+}
+
 /* The open files of a directory, and the names used in them. */
 typedef struct {
     St st;
@@ -103,7 +110,7 @@ static bool open_for(Source *s, const char *dir, const char *adapter, const Mode
         s->load.round = true;
         for (int i = 0; i < s->st.n; i++) {
             const char *name = s->st.entry[i].name;
-            s->load.used[i] = is_extra(&s->places, name) || is_past(&s->places, name);
+            s->load.used[i] = is_extra(&s->places, name) || is_past(&s->places, name) || is_idle_norm(cfg, name);
         }
         return true;
     }

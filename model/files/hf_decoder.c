@@ -152,13 +152,13 @@ static json_t *kind_json(const HfType *t, const HfShape *s, int l) {
 }
 json_t *hf_moe_json(const HfShape *s) {
     const MoeCfg *m = &s->moe;
-    json_t *j =
-        json_pack("{ss si si si si si sb ss sb sf si si sb sb sb sf}", "kind", "moe", "experts", m->experts, "top_k",
-                  m->top_k, "hidden", m->hidden, "shared", m->shared, "shared_hidden", m->shared_hidden, "shared_gate",
-                  m->shared_gate, "router", m->router == ROUTER_SIGMOID ? "sigmoid" : "softmax", "norm_topk",
-                  m->norm_topk, "scale", m->scale > 0 ? m->scale : 1, "groups", m->groups ? m->groups : 1, "top_groups",
-                  m->top_groups, "bias_balance", m->bias_balance, "router_bias", m->router_bias, "expert_bias",
-                  m->expert_bias, "limit", m->limit);
+    json_t *j = json_pack("{ss si si si si si sb ss sb sf si si sb sb sb sf ss si}", "kind", "moe", "experts",
+                          m->experts, "top_k", m->top_k, "hidden", m->hidden, "shared", m->shared, "shared_hidden",
+                          m->shared_hidden, "shared_gate", m->shared_gate, "router",
+                          m->router == ROUTER_SIGMOID ? "sigmoid" : "softmax", "norm_topk", m->norm_topk, "scale",
+                          m->scale > 0 ? m->scale : 1, "groups", m->groups ? m->groups : 1, "top_groups", m->top_groups,
+                          "bias_balance", m->bias_balance, "router_bias", m->router_bias, "expert_bias", m->expert_bias,
+                          "limit", m->limit, "act", m->act == EXPERT_RELU2 ? "relu2" : "swiglu", "latent", m->latent);
     if (m->limit > 0) json_object_set_new(j, "alpha", json_real(m->alpha));
     return j;
 }
@@ -323,6 +323,7 @@ bool hf_decoder_feeds(const HfType *t, const ModelCfg *c, HfShape *s, const char
         memcpy(&m, k->cfg, sizeof m);
         if (!t->bounded && (m.router_bias || m.expert_bias || m.limit > 0))
             return hf_no(why, "a router_bias, an expert_bias or a limit");
+        if (m.act != EXPERT_SWIGLU || m.latent) return hf_no(why, "experts with act or latent");
         if (!m.top_groups) m.top_groups = m.groups;
         if (m.shared_hidden == m.hidden) m.shared_hidden = 0;
         if (!s->nsparse) memcpy(&s->moe, &m, sizeof m);

@@ -536,6 +536,15 @@ class Gelu(nn.Module):
         return self.down_proj(F.gelu(self.up_proj(x), approximate="tanh" if self.tanh else "none"))
 
 
+class Relu2(nn.Module):
+    def __init__(self, d, hidden, bias=False):
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(d, hidden, bias), nn.Linear(hidden, d, bias)
+
+    def forward(self, x):
+        return self.down_proj(F.relu(self.up_proj(x)).square())
+
+
 class Router(nn.Module):
     def __init__(self, d, c):
         super().__init__()
@@ -548,11 +557,14 @@ class Moe(nn.Module):
     def __init__(self, d, c):
         super().__init__()
         self.c, self.gate = c, Router(d, c)
-        unit = dict(bias=c["expert_bias"], limit=c["limit"], alpha=c["alpha"])
-        self.experts = nn.ModuleList(Gated(d, c["hidden"], **unit) for _ in range(c["experts"]))
+        part, seen = Relu2 if c["act"] == "relu2" else Gated, c["latent"] or d
+        unit = {} if part is Relu2 else dict(bias=c["expert_bias"], limit=c["limit"], alpha=c["alpha"])
+        self.experts = nn.ModuleList(part(seen, c["hidden"], **unit) for _ in range(c["experts"]))
         self.shared_experts = self.shared_expert_gate = None
+        if c["latent"]:
+            self.fc1_latent_proj, self.fc2_latent_proj = nn.Linear(d, seen, False), nn.Linear(seen, d, False)
         if c["shared"]:
-            self.shared_experts = Gated(d, c["shared"] * (c["shared_hidden"] or c["hidden"]))
+            self.shared_experts = part(d, c["shared"] * (c["shared_hidden"] or c["hidden"]))
         if c["shared_gate"]:
             self.shared_expert_gate = nn.Linear(d, 1, False)
 
@@ -570,11 +582,14 @@ class Moe(nn.Module):
         return c["scale"] * (chosen / (chosen.sum(-1, keepdim=True) + 1e-20) if c["norm_topk"] else chosen)
 
     def forward(self, x):
-        w, y = self.weights(x), torch.zeros_like(x)
+        w, seen = self.weights(x), self.fc1_latent_proj(x) if self.c["latent"] else x
+        y = torch.zeros_like(seen)
         for e, expert in enumerate(self.experts):
             rows = w[..., e] != 0
             if rows.any():
-                y[rows] += w[..., e][rows].unsqueeze(-1) * expert(x[rows])
+                y[rows] += w[..., e][rows].unsqueeze(-1) * expert(seen[rows])
+        if self.c["latent"]:
+            y = self.fc2_latent_proj(y)
         if self.shared_experts is None:
             return y
         more = self.shared_experts(x)
@@ -586,6 +601,8 @@ def feed_forward(c, d):
         return Gated(d, c["hidden"])
     if c["kind"] == "geglu":
         return Gated(d, c["hidden"], lambda x: F.gelu(x, approximate="tanh" if c["act"] == "tanh" else "none"))
+    if c["kind"] == "relu2":
+        return Relu2(d, c["hidden"], c["bias"])
     return {"gelu": Gelu, "moe": Moe}[c["kind"]](d, c)
 
 
@@ -603,7 +620,8 @@ class Block(nn.Module):
         def norm():
             return Norm(d, eps, layer, m["norm_plus_one"])
 
-        if pre:
+        self.reads = pre and kind["mixer"] != "none"
+        if self.reads:
             self.input_layernorm = norm()
         self.self_attn = MIXERS[kind["mixer"]](kind, m, reads)
         if (post and not self.publishes) or (pre and not post and self.feeds):
@@ -617,7 +635,7 @@ class Block(nn.Module):
 
     def forward(self, x, shared):
         pre, post, scale = self.place != "post", self.place != "pre", self.m["residual_scale"]
-        mixed, rows = self.self_attn(self.input_layernorm(x) if pre else x, shared)
+        mixed, rows = self.self_attn(self.input_layernorm(x) if self.reads else x, shared)
         if self.publishes:
             return x, rows
         mid = x + scale * (self.post_attention_layernorm(mixed) if post else mixed)

@@ -301,6 +301,49 @@ static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Te
     }
 }
 
+static void relu2(Run *r, Tensor y, Tensor x, Tensor s) {
+    CHECK_ALIKE(y, x);
+    if (measuring(r)) return;
+    int M = y.n[0], F = y.n[1];
+    if (present(s)) check_swiglu_rows(y, s, ABSENT);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
+    for (int j = 0; j < M; j++)
+        for (int c = 0; c < F; c += RUN) {
+            real room[2][RUN], sj = present(s) ? R(s)[j] : 1;
+            size_t m = zmin(RUN, (size_t)(F - c)), at = (size_t)j * (size_t)F + (size_t)c;
+            const real *a = run_of(x, at, m, room[0]);
+            real *o = run_write(y, at, room[1]);
+#pragma omp simd
+            for (size_t i = 0; i < m; i++) o[i] = a[i] < 0 ? 0 : sj * (a[i] * a[i]);
+            run_done(y, at, m, o);
+        }
+}
+static void relu2_backward(Run *r, Tensor dx, Tensor ds, Tensor dy, Tensor x, Tensor s) {
+    CHECK_ALIKE(dx, dy, x);
+    if (measuring(r)) return;
+    int M = dy.n[0], F = dy.n[1];
+    if (present(s)) check_swiglu_rows(dy, s, ds);
+#pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
+    for (int j = 0; j < M; j++) {
+        real sj = present(s) ? R(s)[j] : 1, sum = 0;
+        for (int c = 0; c < F; c += RUN) {
+            real room[3][RUN], part = 0;
+            size_t m = zmin(RUN, (size_t)(F - c)), at = (size_t)j * (size_t)F + (size_t)c;
+            const real *a = run_of(x, at, m, room[0]), *g = run_of(dy, at, m, room[1]);
+            real *d = run_add(dx, at, m, room[2]);
+#pragma omp simd reduction(+ : part)
+            for (size_t i = 0; i < m; i++) {
+                const real v = a[i] < 0 ? 0 : a[i];
+                part += g[i] * (v * v);
+                d[i] += 2 * sj * v * g[i];
+            }
+            sum += part;
+            run_done(dx, at, m, d);
+        }
+        if (present(ds)) R(ds)[j] = ds.overwrite ? sum : R(ds)[j] + sum;
+    }
+}
+
 static void swiglu_limit(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s, double alpha_, double limit_) {
     CHECK_ALIKE(y, gate, up);
     if (measuring(r)) return;

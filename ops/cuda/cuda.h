@@ -288,6 +288,10 @@ void cuda_swiglu_rows(Cuda *, int M, int d, void *y, const void *gate, const voi
 void cuda_swiglu_rows_backward(Cuda *, int M, int d, void *dgate, void *dup, float *ds, const void *dy,
                                const void *gate, const void *up, const float *s, bool is_bf16, bool overwrite_gate,
                                bool overwrite_up, bool overwrite_s);
+/* s and ds NULL: no factor of the rows. */
+void cuda_relu2(Cuda *, int M, int d, void *y, const void *x, const float *s, bool is_bf16);
+void cuda_relu2_backward(Cuda *, int M, int d, void *dx, float *ds, const void *dy, const void *x, const float *s,
+                         bool is_bf16, bool overwrite_x, bool overwrite_s);
 void cuda_gelu(Cuda *, size_t n, void *y, const void *x, bool approx, bool is_bf16);
 void cuda_gelu_backward(Cuda *, size_t n, void *dx, const void *dy, const void *x, bool approx, bool is_bf16,
                         bool overwrite);

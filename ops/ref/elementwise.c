@@ -29,6 +29,22 @@ void ref_swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tenso
     }
 }
 
+void ref_relu2(Run *r, Tensor y, Tensor x, Tensor s) {
+    for (int j = 0; j < y.n[0]; j++)
+        for (int c = 0; c < y.n[1]; c++) put2(y, j, c, (present(s) ? get(s, j) : 1) * pow(fmax(0, get2(x, j, c)), 2));
+}
+void ref_relu2_backward(Run *r, Tensor dx, Tensor ds, Tensor dy, Tensor x, Tensor s) {
+    for (int j = 0; j < dy.n[0]; j++) {
+        double sum = 0;
+        for (int c = 0; c < dy.n[1]; c++) {
+            const double a = fmax(0, get2(x, j, c));
+            add_to2(dx, j, c, (present(s) ? get(s, j) : 1) * get2(dy, j, c) * 2 * a);
+            sum += get2(dy, j, c) * a * a;
+        }
+        if (present(ds)) add_to(ds, j, sum);
+    }
+}
+
 /* P(x) of gelu = x P(x), and P'(x). */
 static double gelu_share(double x, bool tanh_form) {
     if (!tanh_form) return erfc(-x / sqrt(2)) / 2;

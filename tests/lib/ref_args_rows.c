@@ -230,6 +230,10 @@ MAKE(swiglu_limit_backward) {
     EACH(gate, a->gate, 2 * v_);
     EACH(up, a->up, 2 * v_);
 }
+MAKE(relu2) { ARG(y, c->N, c->d), ARG(x, c->N, c->d), ARG(s, c->N); }
+MAKE(relu2_backward) {
+    ARG(dx, c->N, c->d), ARG(ds, c->N), ARG(dy, c->N, c->d), ARG(x, c->N, c->d), ARG(s, c->N), c->terms = c->d;
+}
 MAKE(sigmoid_gate) { ARG(y, c->N, c->d), ARG(x, c->N, c->d), gates(ARG(z, c->N, c->d), a->z); }
 MAKE(sigmoid_gate_backward) {
     ARG(dx, c->N, c->d), ARG(dz, c->N, c->d), ARG(dy, c->N, c->d), ARG(x, c->N, c->d);

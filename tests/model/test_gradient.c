@@ -96,13 +96,6 @@ static double loss_of(void *ctx) {
     for (int i = 0; i < p->b.N; i++) sum += (double)weight_of(i) * (double)nll[i];
     return sum;
 }
-/* The norm before a layer without a mixer: nobody reads what it makes. */
-static bool idle_norm(const Model *m, const char *path) {
-    int l;
-    return strstr(path, "input_layernorm") && sscanf(path, "model.layers.%d.", &l) == 1 &&
-           m->layer[l].kind->mixer == mixer_find("none");
-}
-
 /* Differences: per tensor, the worst |analytic - numeric| of a direction by max|analytic|. `damage` plants
  * a mistake in a tensor's gradient of n entries. */
 typedef void Damage(real *gradient, size_t n);
@@ -122,7 +115,7 @@ static double worst_gradient(Model *m, Workspace *work, const Pass *p, bool nois
         Differ d = differ_tensor(w.t[t], a, 1e-7, loss_of, &(Whole){m, work, p, noise});
         if (d.numeric == 0) { /* a window of one sees itself alone: queries and keys do not matter; nor does an expert
                                  that nobody chose */
-            cr_assert(m->layer[0].rows.window == 1 || strstr(w.path[t], "mlp.experts.") || idle_norm(m, w.path[t]),
+            cr_assert(m->layer[0].rows.window == 1 || strstr(w.path[t], "mlp.experts."),
                       "%s: the loss does not depend on it", w.path[t]);
             cr_assert(d.largest < 1e-12, "%s: %g where the loss does not depend on it", w.path[t], d.largest);
             continue;

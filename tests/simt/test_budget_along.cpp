@@ -112,6 +112,8 @@ const Budget budgets_along[] = {
     {"attend_sink_backward<float>", 13, 0.1, 1.05},
     {"swiglu_limit<float, 1>", 13, 4, 1.05},
     {"swiglu_limit_backward<T, W>", 21, 8.2, 1.05},
+    {"relu2<float, 1>", 8, 4, 1},
+    {"relu2_backward<T, W>", 16.2, 4.2, 1.01},
     {"skip<float, 1>", 24, 8, 1},
     {"skip_backward_w<float>", 8.25, 0.1, 1.01},
     {"step<float, 1>", 12, 4, 1},
@@ -333,6 +335,8 @@ static void rows(const Rows &r) {
     cuda_swiglu_limit(device, N, H * D, y, x, g, numbers(N), 1.702f, 7, false);
     cuda_swiglu_limit_backward(device, N, H * D, x, y, numbers(N), g, x, g, numbers(N), 1.702f, 7, false, false, false,
                                false);
+    cuda_relu2(device, N, H * D, y, x, numbers(N), false);
+    cuda_relu2_backward(device, N, H * D, x, numbers(N), y, g, numbers(N), false, false, false);
     cuda_skip(device, N, H, D, y, x, w, false);
     cuda_skip_backward(device, N, H, D, x, numbers(H), y, g, w, false, false);
     cuda_layernorm(device, N, H * D, y, rstd, x, b, b, 1e-5, false);

@@ -188,6 +188,18 @@ void cuda_op_swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, T
         cuda_swiglu_rows_backward(C(r), M, d, numbers(dgate), numbers(dup), R(ds), numbers(dy), numbers(gate),
                                   numbers(up), R(s), is_bf16, dgate.overwrite, dup.overwrite, ds.overwrite);
 }
+void cuda_op_relu2(Run *r, Tensor y, Tensor x, Tensor s) {
+    bool is_bf16 = CHECK_ALIKE(y, x), by_row = present(s);
+    if (by_row) check_swiglu_rows(y, s, ABSENT);
+    if (!measuring(r)) cuda_relu2(C(r), y.n[0], y.n[1], numbers(y), numbers(x), by_row ? R(s) : NULL, is_bf16);
+}
+void cuda_op_relu2_backward(Run *r, Tensor dx, Tensor ds, Tensor dy, Tensor x, Tensor s) {
+    bool is_bf16 = CHECK_ALIKE(dx, dy, x), by_row = present(s);
+    if (by_row) check_swiglu_rows(dy, s, ds);
+    if (!measuring(r))
+        cuda_relu2_backward(C(r), dy.n[0], dy.n[1], numbers(dx), present(ds) ? R(ds) : NULL, numbers(dy), numbers(x),
+                            by_row ? R(s) : NULL, is_bf16, dx.overwrite, ds.overwrite);
+}
 void cuda_op_gelu(Run *r, Tensor y, Tensor x, bool tanh) {
     bool is_bf16 = CHECK_ALIKE(y, x);
     if (!measuring(r)) cuda_gelu(C(r), tensor_count(y), numbers(y), numbers(x), tanh, is_bf16);

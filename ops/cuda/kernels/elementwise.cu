@@ -125,6 +125,70 @@ extern "C" void cuda_swiglu_rows_backward(Cuda *c, int M, int d, void *dgate, vo
     back(c, M, d, p);
 }
 
+/* s: a factor for each row of d elements, or NULL. */
+template <class T, int W> __global__ void relu2(size_t n, size_t d, T *y, const T *x, const float *s) {
+    EACH(i, n) {
+        float v[W], factor = s ? s[i * W / d] : 1;
+        fetch<W>(v, x + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) v[k] = v[k] < 0 ? 0 : factor * (v[k] * v[k]);
+        store<W>(y + i * W, v);
+    }
+}
+struct Relu2 {
+    void *dx;
+    float *ds;
+    const void *dy, *x;
+    const float *s;
+    bool overwrite_x, overwrite_s;
+};
+/* One warp for each of M rows of d elements. */
+template <class T, int W> __global__ void relu2_backward(int M, int d, Relu2 p) {
+    size_t row = (size_t)blockIdx.x * WARPS + threadIdx.x / 32, begin = row * (size_t)d;
+    int lane = (int)threadIdx.x % 32;
+    if (row >= (size_t)M) return;
+    T *dx = (T *)p.dx + begin;
+    const T *dy = (const T *)p.dy + begin, *x = (const T *)p.x + begin;
+    float factor = p.s ? p.s[row] : 1, sum = 0;
+    for (int c = lane * W; c < d; c += 32 * W) {
+        float v[W], g[W], o[W];
+        fetch<W>(v, x + c), fetch<W>(g, dy + c);
+        UNROLL
+        for (int k = 0; k < W; k++) o[k] = 0;
+        if (!p.overwrite_x) fetch<W>(o, dx + c);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            float a = v[k] < 0 ? 0 : v[k];
+            sum += g[k] * (a * a);
+            o[k] += 2 * factor * a * g[k];
+        }
+        store<W>(dx + c, o);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0 && p.ds) p.ds[row] = p.overwrite_s ? sum : p.ds[row] + sum;
+}
+extern "C" void cuda_relu2(Cuda *c, int M, int d, void *y, const void *x, const float *s, bool is_bf16) {
+    size_t width = (size_t)d, n = (size_t)M * width;
+    if (is_bf16 && by_eight(width, y, x))
+        LAUNCH_EACH(c, (relu2<bf16, 8>), n / 8, width, as<bf16>(y), as<bf16>(x), s);
+    else if (is_bf16)
+        LAUNCH_EACH(c, (relu2<bf16, 1>), n, width, as<bf16>(y), as<bf16>(x), s);
+    else
+        LAUNCH_EACH(c, (relu2<float, 1>), n, width, as<float>(y), as<float>(x), s);
+}
+template <class T, int W> static void relu2_back(Cuda *c, int M, int d, const Relu2 &p) {
+    if (M > 0)
+        LAUNCH((relu2_backward<T, W>), dim3((unsigned)((M + WARPS - 1) / WARPS)), dim3(BLOCK), 0, c->stream, M, d, p);
+}
+extern "C" void cuda_relu2_backward(Cuda *c, int M, int d, void *dx, float *ds, const void *dy, const void *x,
+                                    const float *s, bool is_bf16, bool overwrite_x, bool overwrite_s) {
+    const Relu2 p = {dx, ds, dy, x, s, overwrite_x, overwrite_s};
+    auto back = !is_bf16                         ? relu2_back<float, 1>
+                : by_eight((size_t)d, dx, dy, x) ? relu2_back<bf16, 8>
+                                                 : relu2_back<bf16, 1>;
+    back(c, M, d, p);
+}
+
 /* In the exact form, or with its tanh as the sigmoid of twice the argument. */
 static constexpr float GELU_A = 1.5957691216057308f,
                        GELU_B = (float)(0.044715 * 1.5957691216057308); /* 2 sqrt(2/pi), that times 0.044715 */
