@@ -159,6 +159,7 @@ const HfType *const hf_types[] = {&hf_llama,
                                   &hf_fla_gla,
                                   &hf_fla_retnet,
                                   &hf_gpt_oss,
+                                  &hf_nemotron_h,
                                   NULL};
 const HfType *hf_type(const char *name) {
     for (int i = 0; hf_types[i]; i++)
@@ -212,6 +213,9 @@ static const char *family_of(const char *type) {
         const char *type, *what;
     } families[] = {{"gemma", "as gemma2, which is read, with norms before each part alone"},
                     {"gemma3", "with pictures; gemma3_text, its text model alone, is read"},
+                    {"gpt_oss", "experts, attention sinks and 4-bit weights"},
+                    {"bailing_hybrid", "as kimi_linear, which is read, with a gate for each head of latent attention"},
+                    {"falcon_h1", "attention and Mamba-2 side by side in each layer"},
                     {"llama4", "experts and chunked attention"},
                     {"t5", "an encoder and a decoder; here are decoders alone"},
                     {"bert", "an encoder; here are decoders alone"}};

@@ -163,6 +163,23 @@ def gpt_oss(r):
                 attention_bias=r.random() < 0.7, swiglu_limit=r.choice([7.0, 0.6]), swiglu_alpha=r.choice([1.702, 1.1]))
 
 
+def nemotron_h(r):
+    s, e = plain(r), latent(r)
+    heads = r.choice([2, 4, 6])
+    parts = [r.choice(["linear_attention", "full_attention", "mlp", "moe"]) for _ in range(r.randrange(1, 6))]
+    parts.insert(r.randrange(len(parts) + 1), "full_attention")  # without one the class fails
+    s = {k: s[k] for k in ("vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")}
+    s.update({k: e[k] for k in ("n_routed_experts", "n_group", "topk_group", "num_experts_per_tok", "moe_intermediate_size",
+                                "routed_scaling_factor")})
+    return dict(s, hidden_size=r.randrange(5, 20), layers_block_type=parts, ssm_state_size=r.randrange(1, 9),
+                n_groups=r.choice([1, 2]), mamba_num_heads=heads, mamba_head_dim=r.randrange(1, 7), bos_token_id=1, eos_token_id=2,
+                conv_kernel=r.randrange(1, 6), chunk_size=r.choice([3, 8, 64]), use_bias=r.random() < 0.4,
+                use_conv_bias=r.random() < 0.6, mlp_bias="moe" not in parts and r.random() < 0.5, layer_norm_epsilon=1e-4,
+                moe_shared_expert_intermediate_size=r.choice([e["moe_intermediate_size"], r.randrange(3, 20)]),
+                moe_latent_size=r.choice([None, r.randrange(3, 12)]), norm_topk_prob=r.random() < 0.7,
+                max_position_embeddings=512, pad_token_id=0, time_step_min=1e-30)  # hf_nemotron_h.c says why
+
+
 def deepseek_v2(r):
     s = latent(r)
     return dict(s, topk_method="group_limited_greedy" if s["n_group"] > 1 else "greedy")
@@ -287,12 +304,12 @@ TYPES = dict(mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qw
              qwen3_5_moe_text=("Qwen3_5MoeTextConfig", qwen3_5_moe_text), kimi_linear=("KimiLinearConfig", kimi_linear),
              glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite),
              mamba2=("Mamba2Config", mamba2), granitemoehybrid=("GraniteMoeHybridConfig", granitemoehybrid),
-             gpt_oss=("GptOssConfig", gpt_oss))
+             gpt_oss=("GptOssConfig", gpt_oss), nemotron_h=("NemotronHConfig", nemotron_h))
 FLA = dict(kda=("KDAConfig", fla_kda), gated_deltanet=("GatedDeltaNetConfig", gated_deltanet),
            delta_net=("DeltaNetConfig", delta_net), gla=("GLAConfig", gla), retnet=("RetNetConfig", retnet),
            fla_mamba2=("Mamba2Config", fla_mamba2))
 # chunks of these lose digits in float32: compared in float64
-STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "mamba2", "granitemoehybrid"
+STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "mamba2", "granitemoehybrid", "nemotron_h"
 OTHERS = dict(qwen3_5_moe_text="qwen3_next")  # written as another type, which computes the same
 MAY = dict(glm4_moe_lite="DeepseekV3ForCausalLM")  # written as this where it can hold the model, with the same tensors
 
@@ -387,7 +404,7 @@ def check(kvsmith, kind, make, seed, number, tmp, flash):
         return f"transformers loaded it with remarks: {left}", worst
     if not other and type(again).__name__ not in (type(model).__name__, MAY.get(model.config.model_type)):
         return f"written as {type(again).__name__}", worst
-    if other or flash or model.config.model_type in ("mamba2", "granitemoehybrid"):  # chunk_size is not kept: other roundings
+    if other or flash or model.config.model_type in ("mamba2", "granitemoehybrid", "nemotron_h"):  # chunk_size is not kept: other roundings
         if not (exact(there, ids) - true).abs().max() <= 1e-12:
             return "the model written computes something else", worst
         return None, worst

@@ -142,6 +142,41 @@ static const struct {
     {"granitemoehybrid", "normalization_function", "\"layernorm\"", "expected \"rmsnorm\", found \"layernorm\""},
     {"granitemoehybrid", "time_step_limit", "[0.0, 0.5]", "expected [0.0, Infinity]"},
     {"granitemoehybrid", "sliding_window", "5", "\"sliding_window\" is not supported of model_type granitemoehybrid"},
+    {"nemotron_h", "layers_block_type", "[\"mamba\",\"mlp\",\"attention\",\"mamba\",\"mlp\"]", NULL},
+    {"nemotron_h", "hybrid_override_pattern", "\"M-*M-\"", NULL},
+    {"nemotron_h", "hybrid_override_pattern", "\"M-*MM\"", "\"hybrid_override_pattern\" and another key"},
+    {"nemotron_h", "hybrid_override_pattern", "\"M-*Mx\"", "layer 4: expected M, *, - or E, found x"},
+    {"nemotron_h", "hybrid_override_pattern", "\"\"", "expected 1 to"},
+    {"nemotron_h", "hybrid_override_pattern", "[]", "expected a text of the letters M, *, - and E, found a list"},
+    {"nemotron_h", "layer_types", "[\"mamba\"]", "\"layer_types\" and another key with the layers differ"},
+    {"nemotron_h", "layers_block_type", NULL, "what the layers are is not known"},
+    {"nemotron_h", "layers_block_type", "\"M-*M-\"", "expected a list of texts, found text"},
+    {"nemotron_h", "layers_block_type", "[\"mamba\",\"hybrid\"]", "layer 1: expected linear_attention, full_attention"},
+    {"nemotron_h", "num_hidden_layers", "5", NULL},
+    {"nemotron_h", "num_hidden_layers", "4", "expected the number of listed layers, 5, found 4"},
+    {"nemotron_h", "attention_head_dim", "5", NULL},
+    {"nemotron_h", "attention_head_dim", "6", "\"attention_head_dim\": expected head_dim (5), found 6"},
+    {"nemotron_h", "num_key_value_heads", "3", "expected a divisor of num_attention_heads (4), found 3"},
+    {"nemotron_h", "rms_norm_eps", "0.001", NULL},
+    {"nemotron_h", "rms_norm_eps", "0.002", "\"rms_norm_eps\": expected layer_norm_epsilon (0.001), found 0.002"},
+    {"nemotron_h", "tie_word_embeddings", "true", "\"tie_word_embeddings\": expected false, found true"},
+    {"nemotron_h", "attention_bias", "true", "\"attention_bias\": expected false, found true"},
+    {"nemotron_h", "mamba_proj_bias", "true", "\"mamba_proj_bias\": expected false, found true"},
+    {"nemotron_h", "mlp_hidden_act", "\"gelu\"", "\"mlp_hidden_act\": expected \"relu2\", found \"gelu\""},
+    {"nemotron_h", "mamba_hidden_act", "\"gelu\"", "\"mamba_hidden_act\": expected \"silu\", found \"gelu\""},
+    {"nemotron_h", "sliding_window", "5", "\"sliding_window\" is not supported of model_type nemotron_h"},
+    {"nemotron_h", "time_step_limit", "[0.0, 0.5]", "expected [0.0, Infinity]"},
+    {"nemotron_h", "mamba_n_groups", "2", "\"mamba_n_groups\" is not supported of model_type nemotron_h"},
+    {"nemotron_h", "n_groups", "3", "groups: expected a divisor of heads (4), got 3"},
+    {"nemotron_h", "expand", "7", NULL}, /* not read by the class either */
+    {"nemotron_h", "time_step_min", "0.5", NULL},
+    {"nemotron_h", "num_nextn_predict_layers", "1", NULL},
+    {"nemotron_h-experts", "mlp_bias", "true", "\"mlp_bias\": true is not supported of experts"},
+    {"nemotron_h-experts", "n_shared_experts", "2", "\"n_shared_experts\": expected 1, found 2"},
+    {"nemotron_h-experts", "n_group", "6", "\"n_group\": expected groups of two experts at least, found 6 of 6"},
+    {"nemotron_h-experts", "num_local_experts", "7", "\"n_routed_experts\" and \"num_local_experts\" differ"},
+    {"nemotron_h-experts", "moe_latent_size", "0", "\"moe_latent_size\": expected 1"},
+    {"nemotron_h-experts", "n_routed_experts", "1000", "experts"},
     {"mamba2", "hidden_act", "\"gelu\"", "\"hidden_act\": expected silu, found gelu"},
     {"mamba2", "num_heads", "5", "\"num_heads\": expected num_heads x head_dim to be expand x hidden_size"},
     {"mamba2", "n_groups", "3", "groups: expected a divisor of heads (4), got 3"},
@@ -320,9 +355,37 @@ Test(hf_experts, type_of_a_model) {
         "{\"d_model\":12,\"layers\":2,\"vocab\":20,\"max_positions\":32,\"kinds\":{\"m\":{\"mixer\":\"mamba2\","
         "\"head_dim\":6,\"state_size\":4},\"a\":{\"mixer\":\"gqa\",\"heads\":2}},\"pattern\":[\"m\"],\"ffn\":{\"n\":{"
         "\"kind\":\"none\"},\"d\":{\"kind\":\"swiglu\",\"hidden\":8}},\"ffn_pattern\":[\"n\"]}";
+    static const char parts[] =
+        "{\"d_model\":12,\"layers\":3,\"vocab\":20,\"tied\":false,\"max_positions\":32,\"kinds\":{\"m\":{\"mixer\":"
+        "\"mamba2\","
+        "\"head_dim\":6,\"state_size\":4},\"a\":{\"mixer\":\"gqa\",\"heads\":2,\"rope\":\"none\"},\"n\":{\"mixer\":"
+        "\"none\"}},\"pattern\":[\"m\",\"n\",\"a\"],\"ffn\":{\"n\":{\"kind\":\"none\"},\"r\":{\"kind\":\"relu2\","
+        "\"hidden\":8},\"e\":{\"kind\":\"moe\",\"experts\":4,\"top_k\":2,\"hidden\":5,\"shared\":1,\"act\":\"relu2\","
+        "\"router\":\"sigmoid\",\"bias_balance\":true}},\"ffn_pattern\":[\"n\",\"r\",\"n\"]}";
     static const struct {
         const char *base, *set[12], *type;
     } k[] = {
+        {parts, {"init_std", "0.03"}, "nemotron_h"},
+        {parts, {"kinds/m/heads", "5"}, "nemotron_h"}, /* any width */
+        {parts, {"ffn/r/bias", "true"}, "nemotron_h"},
+        {parts, {"ffn_pattern", "[\"n\",\"e\",\"n\"]"}, "nemotron_h"},
+        {parts, {"ffn_pattern", "[\"n\",\"e\",\"n\"]", "ffn/e/latent", "6", "ffn/e/shared_hidden", "9"}, "nemotron_h"},
+        {parts, {"ffn_pattern", "[\"n\",\"e\",\"n\"]", "ffn/e/act", "\"swiglu\""}, "kvsmith"},
+        {parts, {"ffn_pattern", "[\"n\",\"e\",\"n\"]", "ffn/e/shared", "2"}, "kvsmith"},
+        {parts, {"ffn_pattern", "[\"n\",\"e\",\"n\"]", "ffn/e/shared_gate", "true"}, "kvsmith"},
+        {parts, {"ffn_pattern", "[\"n\",\"e\",\"n\"]", "ffn/e/bias_balance", "false"}, "kvsmith"},
+        {parts, {"ffn_pattern", "[\"n\",\"e\",\"n\"]", "ffn/e/groups", "4"}, "kvsmith"},
+        {parts, {"ffn_pattern", "[\"r\",\"r\",\"n\"]"}, "kvsmith"}, /* a layer of two parts */
+        {parts, {"ffn_pattern", "[\"n\",\"n\",\"n\"]"}, "kvsmith"}, /* a layer of none */
+        {parts, {"pattern", "[\"m\",\"n\",\"m\"]"}, "kvsmith"},
+        {parts, {"tied", "true"}, "kvsmith"},
+        {parts, {"parallel", "true"}, "kvsmith"},
+        {parts, {"embed_scale", "2"}, "kvsmith"},
+        {parts, {"kinds/a/rope", "{\"type\":\"default\"}"}, "kvsmith"},
+        {parts, {"kinds/a/window", "4"}, "kvsmith"},
+        {parts, {"kinds/a/qkv_bias", "true"}, "kvsmith"},
+        {parts, {"kinds/m/gate", "\"sigmoid\""}, "kvsmith"},
+        {parts, {"kinds/m/conv", "0"}, "kvsmith"},
         {mamba, {"tied", "false"}, "mamba2"},
         {mamba, {"kinds/m/heads", "6"}, "mamba2"},
         {mamba, {"kinds/m/heads", "5"}, "kvsmith"}, /* 30 channels of 12 */

@@ -72,7 +72,10 @@ static const struct {
               {"gpt_oss-plain", "gpt_oss"},
               {"gpt_oss-mxfp4", NULL}, /* quantised files are not written */
               {"qwen3-fp8", NULL},
-              {"deepseek_v3-fp8", NULL}};
+              {"deepseek_v3-fp8", NULL},
+              {"nemotron_h", "nemotron_h"},
+              {"nemotron_h-experts", "nemotron_h"},
+              {"nemotron_h-plain", "nemotron_h"}};
 enum { FAMILY = sizeof family / sizeof *family };
 
 static char *golden_dir(int i) { return xformat(FAMILIES "%s", family[i].name); }
