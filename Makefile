@@ -70,7 +70,7 @@ $(BUILD)/tests-f32: $(patsubst %.c,$(BUILD)/f32/%.o,$(TESTS) $(HELP)) $(TILES) $
 	$(Q)$(CC) $(BASE) $(LDFLAGS) -o $@ $^ -ldnnl $(LIBS) -lcriterion
 # Double is the oracle of arithmetic. What moves bytes, reads text or settings, or starts programs is tested in f32 alone.
 BYTES  := bpe choices cli comm comm_threads config data defaults dist_save events fuzz inputs schema sets \
-          sft shards rendezvous rendezvous_eintr rendezvous_file rendezvous_msg task tokens tuning
+          sft shards rendezvous rendezvous_eintr rendezvous_file rendezvous_msg task tokenizers tokens tuning
 DOUBLE  = $(filter-out $(foreach b,$(BYTES),%/test_$b.c),$(TESTS))
 $(BUILD)/tests-f64: $(patsubst %.c,$(BUILD)/f64/%.o,$(DOUBLE) $(HELP)) $(BUILD)/f64/lib.a
 	@echo "  LD $@"

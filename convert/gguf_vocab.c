@@ -296,7 +296,9 @@ static bool template_put(Gguf *g, const char *src, Err *e) {
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 static bool vocab_none(Gguf *g, const char *src, bool *none, Err *e) {
-    *none = !file_exists(src, "tokenizer.json", e) && !e->status && !file_exists(src, "encoder.json", e) && !e->status;
+    char *path = tokenizer_file(src, e);
+    *none = !path && !e->status;
+    free(path);
     if (*none) gguf_text(g, "tokenizer.ggml.model", "none");
     return !e->status;
 }
@@ -308,6 +310,11 @@ bool gguf_vocab(Gguf *g, const char *src, int vocab, bool *none, Err *e) {
     char *text = tokenizer_json(&v.t);
     v.root = json_parse(text, strlen(text), src, NULL, e);
     v.model = json_object_get(v.root, "model"), v.vocab = json_object_get(v.model, "vocab");
+    if (v.root && !json_is_array(json_object_get(v.model, "merges"))) {
+        vocab_no(&v, "a model of type", vocab_text(v.model, "type"));
+        json_decref(v.root);
+        v.root = NULL;
+    }
     v.merges = json_object_get(v.model, "merges"), v.added = json_object_get(v.root, "added_tokens");
     const bool characters = json_is_true(json_object_get(v.model, "byte_fallback"));
     bool ok = v.root && (characters ? characters_put(g, &v) : bytes_put(g, &v));

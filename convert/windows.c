@@ -41,8 +41,8 @@ static bool begin_with(void *ctx, const char *s, size_t n, bool end, Err *e) {
 static bool windows_encode(const char *dir, const char *text, size_t most, Ids *ids, int vocab, bool *none, Err *e) {
     Tokenizer tk;
     Err why = {0};
-    char *path = xformat("%s/tokenizer.json", dir);
-    bool ok = file_exists(dir, "tokenizer.json", &why) && tokenizer_load(&tk, path, &why);
+    char *path = tokenizer_file(dir, &why);
+    bool ok = path && tokenizer_open(&tk, path, NULL, &why);
     free(path);
     *none = !ok;
     if (!ok && why.status == EXIT_RUNTIME) {
@@ -51,7 +51,7 @@ static bool windows_encode(const char *dir, const char *text, size_t most, Ids *
     }
     if (!ok)
         return !text || err_input(e, "--calib: %.230s",
-                                  why.status ? why.msg : "the source has no tokenizer.json to make ids of a text");
+                                  why.status ? why.msg : "the source has no tokenizer to make ids of a text");
     Beginning b = {.most = most};
     SourceCfg c = {.sink = begin_with, .ctx = &b, .lift = ""};
     if (text) {
@@ -66,7 +66,7 @@ static bool windows_encode(const char *dir, const char *text, size_t most, Ids *
     ok = ok && tokenizer_encode(&tk, b.text.n ? b.text.at : "", b.text.n, 0, ids, e);
     for (size_t i = 0; ok && i < ids->n; i++)
         if (ids->id[i] >= vocab)
-            ok = err_input(e, "%s/tokenizer.json: id %d, but the model's vocabulary is %d", dir, ids->id[i], vocab);
+            ok = err_input(e, "the tokenizer of %s: id %d, but the model's vocabulary is %d", dir, ids->id[i], vocab);
     buf_free(&b.text);
     tokenizer_close(&tk);
     return ok;

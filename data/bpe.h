@@ -18,7 +18,8 @@ void ids_free(Ids *);
 typedef struct {
     const char *at; /* raw bytes of the token; NULL: the id is not in use */
     uint32_t n;
-    int byte; /* byte fallback: the value of a token <0xNN>; else -1 */
+    int byte;    /* byte fallback: the value of a token <0xNN>; else -1 */
+    bool hidden; /* a special token: no piece of text becomes it */
 } Token;
 typedef struct {
     int a, b, to;

@@ -89,7 +89,7 @@ BpeTrainer *bpe_train_open(const BpeTrainCfg *cfg, Err *e) {
                   cfg->nspecial, TOKENIZER_IDS_MAX);
         return NULL;
     }
-    Cutter *cutter = cutter_open(cfg->pattern, "pattern", e);
+    Cutter *cutter = cutter_open(cfg->pattern, PATTERN_ONIGURUMA, "pattern", e);
     if (!cutter) return NULL;
     BpeTrainer *t = xcalloc(1, sizeof *t);
     t->cfg = *cfg;

@@ -30,9 +30,10 @@ struct Pool {
 static bool cuts_anywhere(const Tokenizer *t) { return !t->model; }
 static bool cuts_at_blanks(const Tokenizer *t) {
     const TokModel *m = t->model;
-    return m && m->ncut == 1 && m->cut[0].known && !m->prepend && !m->blanks && !m->joins;
+    return m && m->kind == MODEL_BPE && m->ncut == 1 && m->cut[0].known && !m->joins &&
+           (!m->nnorm || (m->nnorm == 1 && m->norm[0].kind == NORM_NFC));
 }
-size_t pool_most_ids(const Tokenizer *t) { return cuts_anywhere(t) || (cuts_at_blanks(t) && !t->model->nfc) ? 1 : 4; }
+size_t pool_most_ids(const Tokenizer *t) { return cuts_anywhere(t) || (cuts_at_blanks(t) && !t->model->nnorm) ? 1 : 4; }
 
 Pool *pool_open(const PoolCfg *cfg) {
     CHECK(cfg->threads >= 1, "%d threads", cfg->threads);

@@ -1,9 +1,10 @@
-/* pretoken.c: NFC by utf8proc, and the cut of text into pieces by PCRE2. */
+/* pretoken.c: the cut of text into pieces by PCRE2. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "pretoken.h"
 #include <pcre2.h>
 #include <utf8proc.h>
 #include "ops/oom.h"
+#include "regex.h"
 
 const char PATTERN_GPT2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const char PATTERN_LLAMA3[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
@@ -22,13 +23,12 @@ void buf_free(Buf *t) {
     *t = (Buf){0};
 }
 
-/* The number of leading bytes of s that are ASCII or (ascii false) well-formed UTF-8. */
 static size_t ascii_bytes(const char *s, size_t n) {
     size_t i = 0;
     while (i < n && (unsigned char)s[i] < 0x80) i++;
     return i;
 }
-static size_t valid_bytes(const char *s, size_t n) {
+size_t utf8_bytes(const char *s, size_t n) {
     for (size_t i = 0;;) {
         i += ascii_bytes(s + i, n - i);
         utf8proc_int32_t c;
@@ -38,25 +38,6 @@ static size_t valid_bytes(const char *s, size_t n) {
         i += (size_t)k;
     }
 }
-void buf_nfc(Buf *out, const char *s, size_t n) {
-    if (ascii_bytes(s, n) == n) { /* already composed */
-        buf_put(out, s, n);
-        return;
-    }
-    for (size_t at = 0; at < n;) {
-        size_t k = valid_bytes(s + at, n - at);
-        utf8proc_uint8_t *made = NULL;
-        utf8proc_ssize_t len = k ? utf8proc_map((const utf8proc_uint8_t *)s + at, (utf8proc_ssize_t)k, &made,
-                                                UTF8PROC_STABLE | UTF8PROC_COMPOSE)
-                                 : 0;
-        CHECK(len >= 0, "normalisation of valid text failed: %s", utf8proc_errmsg(len));
-        buf_put(out, (char *)made, (size_t)len);
-        free(made);
-        at += k;
-        if (at < n) buf_put(out, s + at++, 1);
-    }
-}
-
 struct Cutter {
     pcre2_code *code;
 };
@@ -68,37 +49,21 @@ struct CutState {
     const char *s; /* the text of the last call; its bytes up to `good` are UTF-8 */
     size_t n, good;
     size_t from, to; /* a match that was found but not yet reached; none: to 0 */
-    bool failed;
+    bool matched, failed;
 };
 
-/* Replace \s and \S by properties. A backslash escapes the next character. */
-static bool pretoken_translate(const char *p, Buf *out, const char *where, Err *e) {
-    for (; *p; p++) {
-        if (*p != '\\') {
-            buf_put(out, p, 1);
-            continue;
-        }
-        p++;
-        if (*p == 's' || *p == 'S')
-            buf_put(out, *p == 's' ? "\\p{White_Space}" : "\\P{White_Space}", 15);
-        else if (*p == 'w' || *p == 'W' || *p == 'b' || *p == 'B' || !*p)
-            return err_input(e, "%s: the pattern's \\%c is not supported: regex libraries disagree about its meaning",
-                             where, *p ? *p : ' ');
-        else
-            buf_put(out, p - 1, 2);
-    }
-    buf_put(out, "", 1);
-    return true;
-}
-
-Cutter *cutter_open(const char *pattern, const char *where, Err *e) {
+Cutter *cutter_open(const char *pattern, PatternKind kind, const char *where, Err *e) {
     Buf own = {0};
     int code = 0;
     size_t at = 0;
     Cutter *c = NULL;
-    if (pretoken_translate(pattern, &own, where, e)) {
+    if (regex_translate(pattern, kind, where, &own, e)) {
+        pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+        oom_check(context);
+        pcre2_set_newline(context, PCRE2_NEWLINE_LF);
         c = xcalloc(1, sizeof *c);
-        c->code = pcre2_compile((PCRE2_SPTR)own.at, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+        c->code = pcre2_compile((PCRE2_SPTR)own.at, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, context);
+        pcre2_compile_context_free(context);
         if (!c->code && code == PCRE2_ERROR_HEAP_FAILED) oom_exit(NULL);
         if (!c->code) {
             char why[128] = "";
@@ -116,6 +81,13 @@ Cutter *cutter_open(const char *pattern, const char *where, Err *e) {
 void cutter_close(Cutter *c) {
     if (c) pcre2_code_free(c->code);
     free(c);
+}
+bool cutter_empty(const Cutter *c) {
+    pcre2_match_data *m = pcre2_match_data_create_from_pattern(c->code, NULL);
+    oom_check(m);
+    int k = pcre2_match(c->code, (PCRE2_SPTR) "", 0, 0, 0, m, NULL);
+    pcre2_match_data_free(m);
+    return k >= 0;
 }
 /* Limits of one match. A run of blanks costs some steps for each of its bytes. */
 enum { STEPS_MAX = 100000000, HEAP_KIB_MAX = 1 << 20 };
@@ -158,11 +130,12 @@ static bool pretoken_match(CutState *c, const char *s, size_t n, size_t at, size
 }
 
 size_t cut_next(CutState *c, const char *s, size_t n, size_t from) {
+    c->matched = false;
     if (c->s != s || c->n != n || from == 0) c->s = s, c->n = n, c->good = 0, c->to = 0;
     if (from == 0) c->failed = false;
     if (from >= c->good) {
-        size_t k = valid_bytes(s + from, n - from);
-        while (k == 0 && ++from < n && !valid_bytes(s + from, zmin(4, n - from))) continue;
+        size_t k = utf8_bytes(s + from, n - from);
+        while (k == 0 && ++from < n && !utf8_bytes(s + from, zmin(4, n - from))) continue;
         if (k == 0) return from;
         c->good = from + k;
         c->to = 0;
@@ -170,12 +143,15 @@ size_t cut_next(CutState *c, const char *s, size_t n, size_t from) {
     if (c->to && c->from == from) { /* the stretch before this match was returned last time */
         size_t to = c->to;
         c->to = 0;
+        c->matched = true;
         return to;
     }
     if (!pretoken_match(c, s, c->good, from, &c->from, &c->to)) return c->good;
     if (c->from > from) return c->from;
     size_t to = c->to;
     c->to = 0;
+    c->matched = true;
     return to;
 }
+bool cut_matched(const CutState *c) { return c->matched; }
 bool cut_failed(const CutState *c) { return c->failed; }

@@ -1,6 +1,6 @@
-/* tokenizer.c: encoding and decoding; the readers of files are tokenizer_json.c and tokenizer_gpt2.c. */
+/* tokenizer.c: encoding and decoding. The readers of files are the other tokenizer_*.c. */
+#include "chars.h"
 #include "tok_model.h"
-#include <utf8proc.h>
 
 static const char EOT_TEXT[] = "<|endoftext|>", BLANK[] = "\xE2\x96\x81" /* U+2581 */;
 enum { BLANK_BYTES = 3, TEXT_MAX = 1 << 30 };
@@ -15,8 +15,12 @@ void tok_model_free(TokModel *m) {
     if (!m) return;
     for (int i = 0; i < m->nadded; i++) free(m->added[i].text);
     for (int i = 0; i < m->ncut; i++) cutter_close(m->cut[i].cutter);
+    for (int i = 0; i < m->nnorm; i++) norm_free(&m->norm[i]);
     for (int k = 0; k < 2; k++) free(m->first[k]), free(m->order[k]);
     bpe_close(m->bpe);
+    unigram_close(m->unigram);
+    wordpiece_free(&m->wordpiece);
+    free(m->score);
     ids_free(&m->before);
     ids_free(&m->after);
     free(m->special);
@@ -80,26 +84,9 @@ static bool word_char(utf8proc_int32_t c) {
     default: return c == 0x200C || c == 0x200D;
     }
 }
-static bool tokenizer_white(utf8proc_int32_t c) {
-    return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-/* The character at i, or -1; *k its bytes. */
-static utf8proc_int32_t char_at(const char *s, size_t n, size_t i, size_t *k) {
-    utf8proc_int32_t c = -1;
-    utf8proc_ssize_t len =
-        i < n ? utf8proc_iterate((const utf8proc_uint8_t *)s + i, (utf8proc_ssize_t)zmin(n - i, 4), &c) : 0;
-    *k = len > 0 ? (size_t)len : 1;
-    return len > 0 ? c : -1;
-}
-/* The place where the character that ends at i begins. */
-static size_t tokenizer_back(const char *s, size_t i) {
-    for (i--; i > 0 && ((unsigned char)s[i] & 0xC0) == 0x80;) i--;
-    return i;
-}
 static bool stands_alone(const char *s, size_t n, size_t from, size_t to) {
     size_t k;
-    bool before = from == 0 || !word_char(char_at(s, n, tokenizer_back(s, from), &k));
+    bool before = from == 0 || !word_char(char_at(s, n, char_back(s, from), &k));
     return before && (to >= n || !word_char(char_at(s, n, to, &k)));
 }
 
@@ -124,9 +111,8 @@ static int added_next(const TokModel *m, int normalized, unsigned how, const cha
             i = *to - 1; /* matches do not overlap, used or not */
             continue;
         }
-        for (size_t j, k; a->lstrip && *from > at && tokenizer_white(char_at(s, n, j = tokenizer_back(s, *from), &k));)
-            *from = j;
-        for (size_t k; a->rstrip && *to < n && tokenizer_white(char_at(s, n, *to, &k));) *to += k;
+        for (size_t j, k; a->lstrip && *from > at && char_white(char_at(s, n, j = char_back(s, *from), &k));) *from = j;
+        for (size_t k; a->rstrip && *to < n && char_white(char_at(s, n, *to, &k));) *to += k;
         return best;
     }
     return -1;
@@ -136,16 +122,20 @@ static int added_next(const TokModel *m, int normalized, unsigned how, const cha
 
 struct Encoder {
     const Tokenizer *t;
-    BpeWork *work;
+    BpeWork *bpe; /* the work space of the model's kind */
+    UnigramWork *unigram;
+    NormWork *norm;
     CutState *cut[CUTS_MAX];
     bool failed; /* some match did not terminate */
-    Buf normal, step[CUTS_MAX];
+    Buf step[CUTS_MAX];
 };
 Encoder *encoder_open(const Tokenizer *t) {
     Encoder *e = xcalloc(1, sizeof *e);
     e->t = t;
     if (!t->model) return e;
-    e->work = bpe_work(t->model->bpe);
+    if (t->model->kind == MODEL_BPE) e->bpe = bpe_work(t->model->bpe);
+    if (t->model->kind == MODEL_UNIGRAM) e->unigram = unigram_work(t->model->unigram);
+    e->norm = norm_work(t->model->norm, t->model->nnorm);
     for (int i = 0; i < t->model->ncut; i++)
         if (t->model->cut[i].cutter) e->cut[i] = cut_state(t->model->cut[i].cutter);
     return e;
@@ -155,8 +145,9 @@ void encoder_close(Encoder *e) {
         cut_state_free(e->cut[i]);
         buf_free(&e->step[i]);
     }
-    bpe_work_free(e->work);
-    buf_free(&e->normal);
+    bpe_work_free(e->bpe);
+    unigram_work_free(e->unigram);
+    norm_work_free(e->norm);
     free(e);
 }
 
@@ -168,23 +159,54 @@ static void put_blanks(Buf *out, const char *s, size_t n) {
             buf_put(out, s + i, 1);
 }
 
+static void tokenizer_model(Encoder *e, const char *s, size_t n, Ids *out) {
+    const TokModel *m = e->t->model;
+    if (m->kind == MODEL_BPE)
+        bpe_encode(e->bpe, s, n, m->whole, out);
+    else if (m->kind == MODEL_UNIGRAM)
+        unigram_encode(e->unigram, s, n, out);
+    else
+        wordpiece_encode(&m->wordpiece, s, n, out);
+}
+
+static void tokenizer_pieces(Encoder *e, int step, const char *s, size_t n, bool start, Ids *out);
+
+/* Cut a piece at the matches of a pattern. `from` to `at` waits for what may join it. */
+static void tokenizer_split(Encoder *e, int step, const char *s, size_t n, bool start, Ids *out) {
+    const Cut *c = &e->t->model->cut[step];
+    bool was = false; /* what waits is a match */
+    size_t from = 0;
+    for (size_t at = 0, to; at < n; at = to) {
+        to = cut_next(e->cut[step], s, n, at);
+        e->failed |= cut_failed(e->cut[step]);
+        if (e->failed) return;
+        const bool match = cut_matched(e->cut[step]) != c->invert;
+        bool join = false, drop = c->split_as == SPLIT_REMOVED && was;
+        if (c->split_as == SPLIT_CONTIGUOUS) join = match == was;
+        if (c->split_as == SPLIT_PREVIOUS) join = match && !was;
+        if (c->split_as == SPLIT_NEXT) join = was && !match;
+        if (at && !join) {
+            if (!drop) tokenizer_pieces(e, step + 1, s + from, at - from, start && from == 0, out);
+            from = at;
+        }
+        was = match;
+    }
+    if (n && !(c->split_as == SPLIT_REMOVED && was))
+        tokenizer_pieces(e, step + 1, s + from, n - from, start && from == 0, out);
+}
+
 /* Send one piece through the cuts from number `step` on, then encode it. start: the piece begins the text. */
 static void tokenizer_pieces(Encoder *e, int step, const char *s, size_t n, bool start, Ids *out) {
     const TokModel *m = e->t->model;
     if (!n) return;
     if (step == m->ncut) {
-        bpe_encode(e->work, s, n, m->whole, out);
+        tokenizer_model(e, s, n, out);
         return;
     }
     const Cut *c = &m->cut[step];
     Buf *own = &e->step[step];
     if (c->kind == CUT_PATTERN) {
-        for (size_t at = 0, to; at < n; at = to) {
-            to = cut_next(e->cut[step], s, n, at);
-            if (cut_failed(e->cut[step])) e->failed = true;
-            if (e->failed) return;
-            tokenizer_pieces(e, step + 1, s + at, to - at, start && at == 0, out);
-        }
+        tokenizer_split(e, step, s, n, start, out);
         return;
     }
     own->n = 0;
@@ -213,19 +235,9 @@ static void tokenizer_pieces(Encoder *e, int step, const char *s, size_t n, bool
 static void tokenizer_stretch(Encoder *e, const char *s, size_t n, bool start, unsigned how, Ids *out) {
     const TokModel *m = e->t->model;
     if (!n) return;
-    bool prepend = m->prepend && !(how & ENCODE_JOINED);
-    if (m->nfc || prepend || m->blanks) {
-        Buf *t = &e->normal;
-        t->n = 0;
-        if (prepend) buf_put(t, BLANK, BLANK_BYTES);
-        if (m->nfc)
-            buf_nfc(t, s, n);
-        else if (m->blanks)
-            put_blanks(t, s, n);
-        else
-            buf_put(t, s, n);
-        s = t->at, n = t->n;
-    }
+    if (m->nnorm && !norm_run(e->norm, s, n, how & ENCODE_JOINED, &s, &n)) e->failed = true;
+    if (e->failed) return;
+    start = start && !(m->nnorm && norm_moved(e->norm)); /* "first" is about the text as it was */
     size_t at = 0, from, to;
     for (int k; (k = added_next(m, 1, how, s, n, at, &from, &to)) >= 0; at = to) {
         tokenizer_pieces(e, 0, s + at, from - at, start && at == 0, out);

@@ -1,19 +1,21 @@
 /* tokenizer.h: converts text to token ids and back, as tokenizer.json describes it. All commands that read or print
  * text use it.
  *
- * There are two kinds. The byte tokenizer is built in: ids 0..255 are the bytes, 256 is end-of-text, "<|endoftext|>".
- * Byte pair encoding is read from a Hugging Face tokenizer.json (byte-level, or SentencePiece-like with byte fallback)
- * or from GPT-2's pair of files. Encoding works in this order, as in the tokenizers library:
+ * The byte tokenizer is built in: ids 0..255 are the bytes, 256 is end-of-text, "<|endoftext|>". The others are read
+ * from a Hugging Face tokenizer.json: byte pair encoding (byte-level, or of characters with byte fallback), unigram
+ * models, WordPiece. A SentencePiece model (tokenizer.model), a tiktoken file and GPT-2's pair of files are converted to
+ * an equivalent tokenizer.json when they are read. Encoding works in this order, as in the tokenizers library:
  * 1. Cut the added tokens that are not `normalized` out of the raw text.
- * 2. Normalise the rest (NFC, a prefix, blanks to U+2581).
+ * 2. Normalise the rest (normal.h).
  * 3. Cut out the other added tokens.
- * 4. Cut the rest into pieces by the file's pattern, and merge each piece (bpe.h).
+ * 4. Cut the rest into pieces by the file's patterns, and encode each piece (bpe.h, unigram.h, wordpiece.h).
  * 5. Put the template's ids around the result.
  *
- * Any bytes are text, UTF-8 or not. With a byte-level tokenizer without NFC, and without added tokens that strip
+ * Any bytes are text, UTF-8 or not. With a byte-level tokenizer without a normalizer, and without added tokens that strip
  * blanks, decoding gives back every text unchanged. On disk a tokenizer is a tokenizer.json; one that was read is
  * written back byte for byte. */
 #pragma once
+#include <jansson.h>
 #include "bpe.h"
 
 enum { TOKENIZER_EOT = 256, TOKENIZER_VOCAB = 257, TOKENIZER_FILE_MAX = 64 << 20, TOKENIZER_IDS_MAX = 1 << 21 };
@@ -63,9 +65,18 @@ char *tokenizer_config_json(const Tokenizer *);
 bool tokenizer_load(Tokenizer *, const char *path, Err *);
 /* The same from n bytes of JSON; `where` begins the message. */
 bool tokenizer_parse(Tokenizer *, const char *json, size_t n, const char *where, Err *);
-/* Open a tokenizer as settings name it: "byte" or "", a tokenizer.json, or a directory that holds one or GPT-2's pair.
- * eot: the added token, or the number of the id, that separates documents; "" or NULL: the tokenizer's own, -1 if it
- * has none. */
-bool tokenizer_open(Tokenizer *, const char *name, const char *eot, Err *);
 /* GPT-2's own files, DIR/encoder.json and DIR/vocab.bpe. */
 bool tokenizer_load_gpt2(Tokenizer *, const char *dir, Err *);
+/* A SentencePiece model of n bytes: unigram, or BPE with byte fallback (tokenizer_spm.c). EXIT_INPUT: malformed, or a
+ * kind or piece that is not supported. */
+bool tokenizer_parse_spm(Tokenizer *, const void *, size_t n, const char *where, Err *);
+/* A tiktoken file of n bytes. `name`, the file's, decides about the pattern (tokenizer_tiktoken.c); config: the
+ * tokenizer_config.json that names special tokens, may be NULL. */
+bool tokenizer_parse_tiktoken(Tokenizer *, const char *name, const void *, size_t n, const json_t *config,
+                              const char *where, Err *);
+/* The file that tokenizer_open reads in a directory: tokenizer.json, tokenizer.model, a tiktoken file of a known name,
+ * or encoder.json; malloc'ed. NULL: none, or `e` is set. */
+char *tokenizer_file(const char *dir, Err *);
+/* Open a tokenizer as settings name it: "byte" or "", one of those files, or a directory that holds one. eot: the added
+ * token, or the number of the id, that separates documents; "" or NULL: the tokenizer's own, -1 if it has none. */
+bool tokenizer_open(Tokenizer *, const char *name, const char *eot, Err *);

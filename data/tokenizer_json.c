@@ -1,8 +1,9 @@
-/* tokenizer_json.c: reads tokenizer.json into memory, and writes that of the byte tokenizer. */
+/* tokenizer_json.c: reads tokenizer.json into memory, and writes that of the byte tokenizer. tokenizer_steps.c reads what
+ * stands around the model. */
 #include "ops/file.h"
-#include "tok_model.h"
+#include "tok_reader.h"
 
-static const char EOT_TEXT[] = "<|endoftext|>", BLANK[] = "\xE2\x96\x81" /* U+2581 */;
+static const char EOT_TEXT[] = "<|endoftext|>";
 
 void byte_chars(ByteChar c[256]) {
     int next = 0x100;
@@ -13,176 +14,14 @@ void byte_chars(ByteChar c[256]) {
     }
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    const char *where;
-    const json_t *root;
-    Tokenizer *t;
-    TokModel *m;
-    bool bytes, fallback; /* byte level; byte fallback */
-    Err *e;
-} Reader;
-
-static const char *tokenizer_json_text_of(const json_t *j, const char *key) {
-    return json_string_value(json_object_get(j, key));
-}
-static bool tokenizer_json_absent(const json_t *j) { return !j || json_is_null(j); }
-static bool tokenizer_json_truth(const json_t *j, const char *key, bool otherwise) {
-    const json_t *v = json_object_get(j, key);
-    return v ? json_is_true(v) : otherwise;
-}
-static const char *tokenizer_json_type_of(const json_t *j) {
-    const char *s = tokenizer_json_text_of(j, "type");
-    return s ? s : "one without a type";
-}
-static bool tokenizer_json_unknown(const Reader *r, const char *part, const char *found) {
-    return err_input(r->e, "%s: %s: %.100s is not supported", r->where, part, found);
-}
-/* Apply `one` to an object, or to every member of a Sequence under `list`. */
-static bool tokenizer_json_each(Reader *r, const json_t *j, const char *list, bool (*one)(Reader *, const json_t *)) {
-    if (tokenizer_json_absent(j)) return true;
-    if (strcmp(tokenizer_json_type_of(j), "Sequence")) return one(r, j);
-    const json_t *all = json_object_get(j, list), *v;
-    size_t i;
-    json_array_foreach(all, i, v) {
-        if (!strcmp(tokenizer_json_type_of(v), "Sequence"))
-            return tokenizer_json_unknown(r, list, "a sequence inside a sequence");
-        if (!one(r, v)) return false;
-    }
-    return true;
-}
-
-static bool blank_for_space(const json_t *j) {
-    const char *from = tokenizer_json_text_of(json_object_get(j, "pattern"), "String"),
-               *to = tokenizer_json_text_of(j, "content");
-    return from && to && !strcmp(from, " ") && !strcmp(to, BLANK);
-}
-static bool tokenizer_json_normalizer(Reader *r, const json_t *j) {
-    const char *type = tokenizer_json_type_of(j), *prefix = tokenizer_json_text_of(j, "prepend");
-    if (!strcmp(type, "NFC"))
-        r->m->nfc = true;
-    else if (!strcmp(type, "Prepend") && prefix && !strcmp(prefix, BLANK))
-        r->m->prepend = true;
-    else if (!strcmp(type, "Replace") && blank_for_space(j))
-        r->m->blanks = true;
-    else
-        return tokenizer_json_unknown(r, "normalizer", type);
-    if (r->m->nfc && (r->m->prepend || r->m->blanks))
-        return tokenizer_json_unknown(r, "normalizer", "NFC together with Prepend or Replace");
-    return true;
-}
-
-static bool add_cut(Reader *r, Cut c) {
-    if (r->m->ncut == CUTS_MAX) return tokenizer_json_unknown(r, "pre_tokenizer", "a sequence of more than 8 steps");
-    r->m->cut[r->m->ncut++] = c;
-    return true;
-}
-static bool add_pattern(Reader *r, const char *pattern) {
-    Cutter *c = cutter_open(pattern, r->where, r->e);
-    bool known = !strcmp(pattern, PATTERN_GPT2) || !strcmp(pattern, PATTERN_LLAMA3) || !strcmp(pattern, PATTERN_QWEN2);
-    if (!c) return false;
-    if (add_cut(r, (Cut){.kind = CUT_PATTERN, .known = known, .cutter = c})) return true;
-    cutter_close(c);
-    return false;
-}
-/* Add a pattern that matches a literal text. */
-static bool add_literal(Reader *r, const char *s) {
-    Buf p = {0};
-    for (; *s; s++) {
-        if (strchr("\\^$.|?*+()[]{}", *s)) buf_put(&p, "\\", 1);
-        buf_put(&p, s, 1);
-    }
-    buf_put(&p, "", 1);
-    bool ok = add_pattern(r, p.at);
-    buf_free(&p);
-    return ok;
-}
-static bool tokenizer_json_metaspace(Reader *r, const json_t *j) {
-    const char *mark = tokenizer_json_text_of(j, "replacement"), *scheme = tokenizer_json_text_of(j, "prepend_scheme");
-    if (!mark || strcmp(mark, BLANK))
-        return tokenizer_json_unknown(r, "pre_tokenizer", "Metaspace with another replacement than U+2581");
-    if (!scheme) scheme = tokenizer_json_truth(j, "add_prefix_space", true) ? "always" : "never";
-    Prepend p = !strcmp(scheme, "always") ? PREPEND_ALWAYS : !strcmp(scheme, "first") ? PREPEND_FIRST : PREPEND_NEVER;
-    if (p == PREPEND_NEVER && strcmp(scheme, "never"))
-        return tokenizer_json_unknown(r, "pre_tokenizer.prepend_scheme", scheme);
-    return add_cut(r, (Cut){.kind = CUT_METASPACE, .prepend = p, .split = tokenizer_json_truth(j, "split", true)});
-}
-static bool pre_tokenizer(Reader *r, const json_t *j) {
-    const char *type = tokenizer_json_type_of(j);
-    if (!strcmp(type, "ByteLevel")) {
-        r->bytes = true;
-        if (tokenizer_json_truth(j, "add_prefix_space", true) && !add_cut(r, (Cut){.kind = CUT_PREFIX_SPACE}))
-            return false;
-        return !tokenizer_json_truth(j, "use_regex", true) || add_pattern(r, PATTERN_GPT2);
-    }
-    if (!strcmp(type, "Split")) {
-        const json_t *p = json_object_get(j, "pattern");
-        const char *behavior = tokenizer_json_text_of(j, "behavior"), *regex = tokenizer_json_text_of(p, "Regex"),
-                   *plain = tokenizer_json_text_of(p, "String");
-        if (!behavior || strcmp(behavior, "Isolated"))
-            return tokenizer_json_unknown(r, "pre_tokenizer: Split", behavior ? behavior : "no behavior");
-        if (tokenizer_json_truth(j, "invert", false))
-            return tokenizer_json_unknown(r, "pre_tokenizer: Split", "invert");
-        if (!regex && !plain)
-            return tokenizer_json_unknown(r, "pre_tokenizer: Split", "a pattern that is neither Regex nor String");
-        return regex ? add_pattern(r, regex) : add_literal(r, plain);
-    }
-    if (!strcmp(type, "Digits"))
-        return add_pattern(r, tokenizer_json_truth(j, "individual_digits", false) ? "\\p{N}" : "\\p{N}+");
-    if (!strcmp(type, "Metaspace")) return tokenizer_json_metaspace(r, j);
-    return tokenizer_json_unknown(r, "pre_tokenizer", type);
-}
-
-static bool tokenizer_json_decoder(Reader *r, const json_t *j) {
-    static const char *const known[] = {"ByteLevel", "ByteFallback", "Fuse", NULL};
-    const char *type = tokenizer_json_type_of(j),
-               *from = tokenizer_json_text_of(json_object_get(j, "pattern"), "String"),
-               *to = tokenizer_json_text_of(j, "content");
-    for (int i = 0; known[i]; i++)
-        if (!strcmp(type, known[i])) return true;
-    if (!strcmp(type, "Replace") && from && to && !strcmp(from, BLANK) && !strcmp(to, " ")) return true;
-    if (!strcmp(type, "Strip") && to && !strcmp(to, " ")) {
-        r->t->strip = json_integer_value(json_object_get(j, "start")) > 0;
-        return true;
-    }
-    if (!strcmp(type, "Metaspace")) {
-        const char *scheme = tokenizer_json_text_of(j, "prepend_scheme");
-        r->t->strip = scheme ? strcmp(scheme, "never") != 0 : tokenizer_json_truth(j, "add_prefix_space", true);
-        return true;
-    }
-    return tokenizer_json_unknown(r, "decoder", type);
-}
-
-static bool post_processor(Reader *r, const json_t *j) {
-    const char *type = tokenizer_json_type_of(j);
-    if (!strcmp(type, "ByteLevel")) return true;
-    if (strcmp(type, "TemplateProcessing")) return tokenizer_json_unknown(r, "post_processor", type);
-    const json_t *v, *specials = json_object_get(j, "special_tokens");
-    size_t i, k;
-    bool behind = false;
-    json_array_foreach(json_object_get(j, "single"), i, v) {
-        const json_t *s = json_object_get(v, "SpecialToken"), *id;
-        if (json_object_get(v, "Sequence")) {
-            behind = true;
-            continue;
-        }
-        const char *name = tokenizer_json_text_of(s, "id");
-        const json_t *ids = json_object_get(json_object_get(specials, name ? name : ""), "ids");
-        if (!json_array_size(ids))
-            return tokenizer_json_unknown(r, "post_processor", "a template with a token that has no ids");
-        json_array_foreach(ids, k, id) {
-            if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= TOKENIZER_IDS_MAX)
-                return tokenizer_json_unknown(r, "post_processor", "a template with an id outside the vocabulary");
-            ids_push(behind ? &r->m->after : &r->m->before, (int)json_integer_value(id));
-        }
-    }
-    return true;
+static json_t *tokenizer_json_need(json_t *j) {
+    CHECK(j, "building JSON failed");
+    return j;
 }
 
 /* ---- vocabulary, merges, added tokens ---------------------------------------------------------------------------- */
 
-static bool id_of(const Reader *r, const json_t *j, const char *name, int *id) {
+static bool id_of(const TokReader *r, const json_t *j, const char *name, int *id) {
     if (json_is_integer(j) && json_integer_value(j) >= 0 && json_integer_value(j) < TOKENIZER_IDS_MAX) {
         *id = (int)json_integer_value(j);
         return true;
@@ -190,7 +29,7 @@ static bool id_of(const Reader *r, const json_t *j, const char *name, int *id) {
     return err_input(r->e, "%s: the id of token '%.60s' is not a number of 0 to %d", r->where, name,
                      TOKENIZER_IDS_MAX - 1);
 }
-static bool count_ids(Reader *r, const json_t *vocab, const json_t *added) {
+static bool count_ids(TokReader *r, const json_t *vocab, const json_t *added) {
     const char *name;
     json_t *v;
     size_t i;
@@ -200,7 +39,7 @@ static bool count_ids(Reader *r, const json_t *vocab, const json_t *added) {
         most = imax(most, id);
     }
     json_array_foreach(added, i, v) {
-        const char *s = tokenizer_json_text_of(v, "content");
+        const char *s = tok_text(v, "content");
         if (!s || !*s) return err_input(r->e, "%s: added token %zu has no content", r->where, i);
         if (strlen(s) != json_string_length(json_object_get(v, "content")))
             return err_input(r->e, "%s: added token %zu holds a NUL character", r->where, i);
@@ -242,19 +81,6 @@ static bool put_level_bytes(Buf *out, const CharByte *c, const char *name) {
     }
     return true;
 }
-/* The value of a token <0xNN>, or -1. */
-static int fallback_byte(const char *name) {
-    int v = -1, end = 0;
-    return strlen(name) == 6 && sscanf(name, "<0x%2X>%n", (unsigned *)&v, &end) == 1 && end == 6 ? v : -1;
-}
-static void put_shown(Buf *out, const char *name) {
-    for (const char *b; (b = strstr(name, BLANK)); name = b + 3) {
-        buf_put(out, name, (size_t)(b - name));
-        buf_put(out, " ", 1);
-    }
-    buf_put(out, name, strlen(name));
-}
-
 /* The pool moves while it grows, so tokens hold offsets until all have been added. */
 typedef struct {
     size_t at, n;
@@ -264,7 +90,7 @@ static void tokenizer_json_settle(const TokModel *m, Token *t, const Place *p, i
     for (int i = 0; i < n; i++)
         if (p[i].used) t[i].at = m->pool.at + p[i].at, t[i].n = (uint32_t)p[i].n;
 }
-static bool tokenizer_json_vocabulary(Reader *r, const json_t *vocab, const json_t *added) {
+static bool tokenizer_json_vocabulary(TokReader *r, const json_t *vocab, const json_t *added) {
     TokModel *m = r->m;
     CharByte level = char_bytes_table();
     int V = r->t->vocab, id = -1;
@@ -286,41 +112,45 @@ static bool tokenizer_json_vocabulary(Reader *r, const json_t *vocab, const json
         if (!r->bytes || !put_level_bytes(&m->pool, &level, name)) buf_put(&m->pool, name, strlen(name));
         find[id].n = m->pool.n - find[id].at;
         show[id] = find[id];
-        if (!r->fallback) continue;
-        m->token[id].byte = fallback_byte(name);
+        if (r->fallback) m->token[id].byte = fallback_byte(name);
+        if (r->bytes) continue;
         show[id] = (Place){m->pool.n, 0, true};
-        char b = (char)m->token[id].byte;
-        if (m->token[id].byte >= 0)
-            buf_put(&m->pool, &b, 1);
-        else
-            put_shown(&m->pool, name);
+        tok_show(r, name, &m->pool);
         show[id].n = m->pool.n - show[id].at;
     }
-    size_t i;
+    size_t i, norm_n;
+    const char *norm;
+    NormWork *work = norm_work(m->norm, m->nnorm);
     m->added = xcalloc(json_array_size(added) + 1, sizeof *m->added);
     json_array_foreach(added, i, v) {
         if (!ok) break;
-        const char *s = tokenizer_json_text_of(v, "content");
+        const char *s = tok_text(v, "content");
         ok = id_of(r, json_object_get(v, "id"), s, &id);
         if (!ok) break;
         Added *a = &m->added[m->nadded++];
         *a = (Added){.id = id,
-                     .special = tokenizer_json_truth(v, "special", false),
-                     .lstrip = tokenizer_json_truth(v, "lstrip", false),
-                     .rstrip = tokenizer_json_truth(v, "rstrip", false),
-                     .word = tokenizer_json_truth(v, "single_word", false),
-                     .normalized = tokenizer_json_truth(v, "normalized", !tokenizer_json_truth(v, "special", false))};
-        Buf norm = {0};
-        if (a->normalized && m->nfc)
-            buf_nfc(&norm, s, strlen(s));
-        else
-            buf_put(&norm, s, strlen(s));
-        a->text = norm.at, a->n = norm.n;
-        m->special[id] = a->special;
+                     .special = tok_truth(v, "special", false),
+                     .lstrip = tok_truth(v, "lstrip", false),
+                     .rstrip = tok_truth(v, "rstrip", false),
+                     .word = tok_truth(v, "single_word", false),
+                     .normalized = tok_truth(v, "normalized", !tok_truth(v, "special", false))};
+        norm = s, norm_n = strlen(s);
+        if (a->normalized && !norm_run(work, s, norm_n, false, &norm, &norm_n)) {
+            ok = err_input(r->e, "%s: the normalizer's pattern exceeds its step limit on added token %zu", r->where, i);
+            break;
+        }
+        a->text = xcalloc(norm_n + 1, 1), a->n = norm_n;
+        memcpy(a->text, norm, norm_n);
+        m->special[id] = m->token[id].hidden = a->special;
         if (show[id].used) continue; /* a token of the vocabulary that is also an added token */
-        show[id] = (Place){m->pool.n, strlen(s), true};
-        buf_put(&m->pool, s, strlen(s));
+        show[id] = (Place){m->pool.n, 0, true};
+        if (!r->bytes && !a->special)
+            tok_show(r, s, &m->pool);
+        else
+            buf_put(&m->pool, s, strlen(s));
+        show[id].n = m->pool.n - show[id].at;
     }
+    norm_work_free(work);
     buf_put(&m->pool, "", 1); /* never NULL */
     tokenizer_json_settle(m, m->token, find, V);
     tokenizer_json_settle(m, m->shown, show, V);
@@ -329,7 +159,7 @@ static bool tokenizer_json_vocabulary(Reader *r, const json_t *vocab, const json
 }
 
 /* A merge is "left right" or ["left", "right"]. */
-static bool merge_of(const Reader *r, const json_t *vocab, const json_t *j, size_t k, Merge *out) {
+static bool merge_of(const TokReader *r, const json_t *vocab, const json_t *j, size_t k, Merge *out) {
     const char *a = json_string_value(json_array_get(j, 0)), *b = json_string_value(json_array_get(j, 1)),
                *both = json_string_value(j);
     const char *gap = both ? strchr(both, ' ') : NULL;
@@ -355,7 +185,7 @@ static bool merge_of(const Reader *r, const json_t *vocab, const json_t *j, size
     free(left);
     return ok;
 }
-static bool tokenizer_json_merges(Reader *r, const json_t *vocab, const json_t *list) {
+static bool tokenizer_json_merges(TokReader *r, const json_t *vocab, const json_t *list) {
     size_t n = json_array_size(list), i;
     Merge *all = xcalloc(n + 1, sizeof *all);
     const json_t *v;
@@ -366,22 +196,84 @@ static bool tokenizer_json_merges(Reader *r, const json_t *vocab, const json_t *
     return ok;
 }
 
-static bool plain_model(Reader *r, const json_t *model) {
+static bool model_bpe(TokReader *r, const json_t *model, const json_t *vocab) {
     static const char *const none[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
-    if (!json_is_object(model)) return err_input(r->e, "%s: expected \"model\", an object", r->where);
-    if (strcmp(tokenizer_json_type_of(model), "BPE"))
-        return tokenizer_json_unknown(r, "model.type", tokenizer_json_type_of(model));
-    if (!json_is_object(json_object_get(model, "vocab")))
-        return err_input(r->e, "%s: expected model.vocab, an object", r->where);
     if (!json_is_array(json_object_get(model, "merges")))
         return err_input(r->e, "%s: expected model.merges, a list", r->where);
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         const json_t *v = json_object_get(model, none[i]);
-        if (!tokenizer_json_absent(v) && !(json_is_string(v) && !*json_string_value(v)) &&
+        if (!tok_absent(v) && !(json_is_string(v) && !*json_string_value(v)) &&
             !(json_is_number(v) && json_number_value(v) == 0))
-            return tokenizer_json_unknown(r, "model", none[i]);
+            return tok_unknown(r, "model", none[i]);
     }
+    if (r->bytes == r->fallback)
+        return tok_unknown(r, "model",
+                           r->bytes ? "byte_fallback together with a ByteLevel pre_tokenizer"
+                                    : "a vocabulary of characters without byte_fallback");
+    r->m->whole = tok_truth(model, "ignore_merges", false);
+    return tokenizer_json_merges(r, vocab, json_object_get(model, "merges"));
+}
+
+/* The scores of "vocab", a list of [token, score], and unk_id. */
+static bool model_unigram(TokReader *r, const json_t *model) {
+    const json_t *unknown = json_object_get(model, "unk_id"), *list = json_object_get(model, "vocab"), *v;
+    size_t i;
+    if (r->bytes) return tok_unknown(r, "model", "Unigram together with a ByteLevel pre_tokenizer");
+    if (!json_is_integer(unknown) || json_integer_value(unknown) < 0 ||
+        (size_t)json_integer_value(unknown) >= json_array_size(list))
+        return err_input(r->e, "%s: expected model.unk_id, a number below %zu", r->where, json_array_size(list));
+    r->m->score = xcalloc((size_t)r->t->vocab, sizeof *r->m->score);
+    json_array_foreach(list, i, v) {
+        r->m->score[i] = json_number_value(json_array_get(v, 1));
+        if (!isfinite(r->m->score[i]) || fabs(r->m->score[i]) > 1e30)
+            return err_input(r->e, "%s: the score of token %zu is out of range", r->where, i);
+    }
+    r->m->unigram = unigram_open(r->m->token, r->m->score, r->t->vocab, (int)json_integer_value(unknown), r->fallback,
+                                 r->where, r->e);
+    return r->m->unigram;
+}
+
+static bool model_wordpiece(TokReader *r, const json_t *model, const json_t *vocab) {
+    const char *unknown = tok_text(model, "unk_token"), *prefix = tok_text(model, "continuing_subword_prefix");
+    const json_t *most = json_object_get(model, "max_input_chars_per_word");
+    const json_t *id = json_object_get(vocab, unknown ? unknown : "[UNK]");
+    if (r->bytes) return tok_unknown(r, "model", "WordPiece together with a ByteLevel pre_tokenizer");
+    if (!id) return err_input(r->e, "%s: model.unk_token is not in the vocabulary", r->where);
+    if (!tok_absent(most) && (!json_is_integer(most) || json_integer_value(most) < 0))
+        return err_input(r->e, "%s: expected model.max_input_chars_per_word, a number", r->where);
+    const long long given = tok_absent(most) ? 100 : json_integer_value(most);
+    const int limit = given < INT32_MAX ? (int)given : INT32_MAX;
+    r->m->wordpiece =
+        wordpiece_make(r->m->token, r->t->vocab, prefix ? prefix : "##", (int)json_integer_value(id), limit);
     return true;
+}
+
+/* "vocab" as an object of ids; a unigram model lists its tokens in their order. The caller releases it. */
+static json_t *model_vocab(const TokReader *r, const json_t *model) {
+    json_t *own = json_object_get(model, "vocab"), *v;
+    size_t i;
+    if (r->m->kind != MODEL_UNIGRAM) {
+        if (json_is_object(own)) return json_incref(own);
+        err_input(r->e, "%s: expected model.vocab, an object", r->where);
+        return NULL;
+    }
+    if (!json_is_array(own) || json_array_size(own) > TOKENIZER_IDS_MAX) {
+        err_input(r->e, "%s: expected model.vocab, a list of at most %d tokens", r->where, TOKENIZER_IDS_MAX);
+        return NULL;
+    }
+    json_t *vocab = tokenizer_json_need(json_object());
+    json_array_foreach(own, i, v) {
+        const json_t *name = json_array_get(v, 0);
+        const char *s = json_string_value(name);
+        if (!s || strlen(s) != json_string_length(name) || !json_is_number(json_array_get(v, 1)) ||
+            json_object_get(vocab, s)) {
+            err_input(r->e, "%s: token %zu of model.vocab is not a new text without NUL, and a score", r->where, i);
+            json_decref(vocab);
+            return NULL;
+        }
+        json_object_set_new(vocab, s, tokenizer_json_need(json_integer((json_int_t)i)));
+    }
+    return vocab;
 }
 
 /* The id that ends documents, by the usual names; tokenizer_config.json and the model's own settings are better
@@ -397,7 +289,7 @@ static int find_eot(const Tokenizer *t) {
  * one. */
 static bool is_byte(const Tokenizer *t, size_t nmerge) {
     const TokModel *m = t->model;
-    if (nmerge || m->ncut || m->nfc || m->prepend || m->blanks || m->before.n || m->after.n) return false;
+    if (m->kind != MODEL_BPE || nmerge || m->ncut || m->nnorm || m->before.n || m->after.n) return false;
     if (t->vocab != TOKENIZER_VOCAB || t->eot != TOKENIZER_EOT || m->nadded != 1) return false;
     for (int b = 0; b < 256; b++)
         if (!m->token[b].at || m->token[b].n != 1 || (unsigned char)*m->token[b].at != b) return false;
@@ -405,29 +297,33 @@ static bool is_byte(const Tokenizer *t, size_t nmerge) {
     return eot->n == sizeof EOT_TEXT - 1 && !memcmp(eot->text, EOT_TEXT, eot->n);
 }
 
-static bool read_all(Reader *r) {
-    const json_t *model = json_object_get(r->root, "model"), *added = json_object_get(r->root, "added_tokens");
-    if (!plain_model(r, model) ||
-        !tokenizer_json_each(r, json_object_get(r->root, "normalizer"), "normalizers", tokenizer_json_normalizer) ||
-        !tokenizer_json_each(r, json_object_get(r->root, "pre_tokenizer"), "pretokenizers", pre_tokenizer) ||
-        !tokenizer_json_each(r, json_object_get(r->root, "post_processor"), "processors", post_processor) ||
-        !tokenizer_json_each(r, json_object_get(r->root, "decoder"), "decoders", tokenizer_json_decoder))
-        return false;
-    r->fallback = tokenizer_json_truth(model, "byte_fallback", false);
-    if (r->bytes == r->fallback)
-        return tokenizer_json_unknown(r, "model",
-                                      r->bytes ? "byte_fallback together with a ByteLevel pre_tokenizer"
-                                               : "a vocabulary of characters without byte_fallback");
-    r->m->whole = tokenizer_json_truth(model, "ignore_merges", false);
-    const json_t *vocab = json_object_get(model, "vocab");
+static bool read_model(TokReader *r, const json_t *model, const json_t *vocab) {
+    const json_t *added = json_object_get(r->root, "added_tokens");
     if (!count_ids(r, vocab, added) || !tokenizer_json_vocabulary(r, vocab, added)) return false;
-    if (!tokenizer_json_merges(r, vocab, json_object_get(model, "merges"))) return false;
+    if (r->m->kind == MODEL_BPE) return model_bpe(r, model, vocab);
+    return r->m->kind == MODEL_UNIGRAM ? model_unigram(r, model) : model_wordpiece(r, model, vocab);
+}
+static bool read_all(TokReader *r) {
+    static const char *const kinds[] = {"BPE", "Unigram", "WordPiece", NULL};
+    const json_t *model = json_object_get(r->root, "model");
+    if (!json_is_object(model)) return err_input(r->e, "%s: expected \"model\", an object", r->where);
+    int kind = 0;
+    while (kinds[kind] && strcmp(tok_type(model), kinds[kind])) kind++;
+    if (!kinds[kind]) return tok_unknown(r, "model.type", tok_type(model));
+    r->m->kind = (ModelKind)kind;
+    r->fallback = kind != MODEL_WORDPIECE && tok_truth(model, "byte_fallback", false);
+    if (!tok_read_steps(r)) return false;
+    if (r->m->kind == MODEL_BPE && r->fallback) r->show_blanks = r->show_bytes = true; /* also without a decoder */
+    json_t *vocab = model_vocab(r, model);
+    bool ok = vocab && read_model(r, model, vocab);
+    json_decref(vocab);
+    if (!ok) return false;
     tok_model_index(r->m);
     r->t->eot = find_eot(r->t);
     r->t->bos = r->m->before.n ? r->m->before.id[0] : -1;
     for (size_t i = 0; i < r->m->before.n + r->m->after.n; i++)
         if ((i < r->m->before.n ? r->m->before.id[i] : r->m->after.id[i - r->m->before.n]) >= r->t->vocab)
-            return tokenizer_json_unknown(r, "post_processor", "a template with an id outside the vocabulary");
+            return tok_unknown(r, "post_processor", "a template with an id outside the vocabulary");
     if (!is_byte(r->t, json_array_size(json_object_get(model, "merges")))) return true;
     tok_model_free(r->m);
     *r->t = tokenizer_byte();
@@ -441,7 +337,7 @@ bool tokenizer_parse(Tokenizer *t, const char *json, size_t n, const char *where
                          TOKENIZER_FILE_MAX);
     json_t *root = json_parse(json, n, where, NULL, e);
     if (!root) return false;
-    Reader r = {.where = where, .root = root, .t = t, .m = xcalloc(1, sizeof *r.m), .e = e};
+    TokReader r = {.where = where, .root = root, .t = t, .m = xcalloc(1, sizeof *r.m), .e = e};
     t->model = r.m;
     bool ok = read_all(&r);
     json_decref(root);
@@ -467,11 +363,6 @@ bool tokenizer_load(Tokenizer *t, const char *path, Err *e) {
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
-
-static json_t *tokenizer_json_need(json_t *j) {
-    CHECK(j, "building JSON failed");
-    return j;
-}
 
 static char *byte_json(const Tokenizer *t) {
     ByteChar c[256];

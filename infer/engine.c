@@ -83,7 +83,8 @@ bool engine_text(const Engine *en, Err *e) {
 }
 
 static bool tokenizer_read(Engine *en, Err *e) {
-    if (!file_exists(en->dir, "tokenizer.json", e)) {
+    char *path = tokenizer_file(en->dir, e);
+    if (!path) {
         if (e->status) return false;
         if (en->task.kind)
             err_input(&en->no_text, "%.150s: trained on the task %s, which has no text; try kvsmith eval MODEL %s",
@@ -94,11 +95,15 @@ static bool tokenizer_read(Engine *en, Err *e) {
                       en->dir);
         return true;
     }
-    char *path = xformat("%s/tokenizer.json", en->dir);
-    json_t *j = json_read(path, e); /* damaged: a failure; sound but of another kind: only text is out of reach */
-    bool ok = j != NULL;
-    json_decref(j);
-    if (ok && (en->text = tokenizer_load(&en->tokenizer, path, &en->no_text)) && en->tokenizer.vocab > en->cfg.vocab)
+    const size_t n = strlen(path);
+    bool ok = true;
+    if (n >= 5 && !strcmp(path + n - 5, ".json")) {
+        json_t *j = json_read(path, e); /* damaged: a failure; sound but of another kind: only text is out of reach */
+        ok = j != NULL;
+        json_decref(j);
+    }
+    if (ok && (en->text = tokenizer_open(&en->tokenizer, path, NULL, &en->no_text)) &&
+        en->tokenizer.vocab > en->cfg.vocab)
         ok = err_input(e, "%s: %d ids, but the model's vocabulary is %d", path, en->tokenizer.vocab, en->cfg.vocab);
     free(path);
     return ok;

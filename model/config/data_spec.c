@@ -22,9 +22,9 @@ static const char *tokenizer_place(const DataCfg *d, char dir[4096], Err *e) {
     struct stat st;
     Err why = {0};
     if (!file_look(d->tokenizer, &st, e)) return d->tokenizer_copy && *d->tokenizer ? d->tokenizer_copy : d->tokenizer;
-    bool run = S_ISDIR(st.st_mode) && !file_exists(d->tokenizer, "tokenizer.json", e) && !e->status &&
-               !file_exists(d->tokenizer, "encoder.json", e) && !e->status &&
-               model_dir_resolve(d->tokenizer, dir, &why);
+    char *path = S_ISDIR(st.st_mode) ? tokenizer_file(d->tokenizer, e) : NULL;
+    bool run = S_ISDIR(st.st_mode) && !path && !e->status && model_dir_resolve(d->tokenizer, dir, &why);
+    free(path);
     if (why.status == EXIT_RUNTIME) *e = why; /* no model: the reader of tokenizers says what is missing */
     return run ? dir : d->tokenizer;
 }

@@ -1,5 +1,6 @@
 /* source.c: overlays given settings on those of init_from, and finds the differences between the two. */
 #include "source.h"
+#include "data/tokenizer.h"
 #include "model/files/model_dir.h"
 #include "model/config/config_keys.h"
 #include "hf.h"
@@ -18,7 +19,11 @@ bool source_complete(const Node *m) {
 bool source_has_tokenizer(const char *dir, Err *e) {
     char at[4096];
     Err why = {0};
-    if (model_dir_resolve(dir, at, &why)) return file_exists(at, "tokenizer.json", e);
+    if (model_dir_resolve(dir, at, &why)) {
+        char *path = tokenizer_file(at, e);
+        free(path);
+        return path;
+    }
     e->status = 0;
     if (why.status == EXIT_RUNTIME) *e = why; /* there is no model: opening it reports that */
     return false;

@@ -11,7 +11,7 @@ bool source_complete(const Node *model);
  * mixers have. EXIT_INPUT, with "init_from: ..." or the key's own place: `dir` holds no model, or no pattern names a
  * new kind. */
 bool source_lay(Node *root, const char *dir, Err *);
-/* `dir`, or the checkpoint of the run folder `dir`, holds a tokenizer.json. */
+/* `dir`, or the checkpoint of the run folder `dir`, holds a tokenizer (tokenizer_file of data/tokenizer.h). */
 bool source_has_tokenizer(const char *dir, Err *); /* false with `e` filled: it could not be determined */
 
 /* Compare `now` with the model of the directory `dir`, layer by layer, in the settings that both layouts have. It does

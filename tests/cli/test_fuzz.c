@@ -48,6 +48,12 @@
 #define LLVMFuzzerTestOneInput fuzz_tuning
 #include "tests/fuzz/tuning.c"
 #undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_sentencepiece
+#include "tests/fuzz/sentencepiece.c"
+#undef LLVMFuzzerTestOneInput
+#define LLVMFuzzerTestOneInput fuzz_tiktoken
+#include "tests/fuzz/tiktoken.c"
+#undef LLVMFuzzerTestOneInput
 #define LLVMFuzzerTestOneInput fuzz_rendezvous_file
 #include "tests/fuzz/rendezvous_file.c"
 #undef LLVMFuzzerTestOneInput
@@ -71,6 +77,8 @@ static const struct {
               {"moments", fuzz_moments},
               {"rendezvous", fuzz_rendezvous},
               {"tuning", fuzz_tuning},
+              {"tiktoken", fuzz_tiktoken},
+              {"sentencepiece", fuzz_sentencepiece},
               {"rendezvous_file", fuzz_rendezvous_file}};
 enum { NTARGET = sizeof target / sizeof *target };
 

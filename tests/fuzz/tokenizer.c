@@ -1,5 +1,6 @@
 /* tokenizer.c: any bytes as a tokenizer.json. What is accepted encodes every byte and gives it back.
- * Sources: data/tokenizer*.[ch] data/tok_model.h data/bpe.[ch] data/pretoken.[ch] ops/file.[ch] */
+ * Sources: data/tokenizer*.[ch] data/tok_*.h data/bpe.[ch] data/pretoken.[ch] data/regex.[ch] data/normal.[ch]
+ * data/charsmap.[ch] data/unigram.[ch] data/wordpiece.[ch] data/trie.[ch] ops/file.[ch] */
 #include "fuzz.h"
 #include "data/tokenizer.h"
 

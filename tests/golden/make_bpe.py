@@ -173,4 +173,5 @@ def main():
                                                    "unicode": unicodedata.unidata_version, "left_out": len(left_out)}) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
