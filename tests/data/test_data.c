@@ -121,7 +121,8 @@ Test(data, tokenizer_file_is_the_librarys) {
 static const struct {
     const char *from, *to, *says;
 } other[] = {
-    {"\"BPE\"", "\"Unigram\"", "model.type: Unigram"},
+    {"\"BPE\"", "\"Unigram\"", "expected model.vocab, a list"},
+    {"\"BPE\"", "\"WordLevel\"", "model.type: WordLevel"},
     {"\"BPE\"", "\"\\u001b[2J\\n\"", "model.type: ?[2J?"},
     {"\"BPE\"", "5", "model.type: one without a type"},
     {"\"model\"", "\"modell\"", "expected \"model\""},
@@ -139,10 +140,9 @@ static const struct {
     {"\"id\": 256", "\"id\": \"256\"", "the id of token '<|endoftext|>'"},
     {"\"content\": \"<|endoftext|>\"", "\"content\": \"\"", "added token 0 has no content"},
     {"<|endoftext|>", "a\\u0000b", "x.json"},
-    {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFKC\"}", "normalizer: NFKC"},
-    {"\"normalizer\": null", "\"normalizer\": {\"type\": \"Prepend\", \"prepend\": \"x\"}", "normalizer: Prepend"},
-    {"\"post_processor\": null", "\"post_processor\": {\"type\": \"BertProcessing\"}",
-     "post_processor: BertProcessing"},
+    {"\"normalizer\": null", "\"normalizer\": {\"type\": \"Upper\"}", "normalizer: Upper"},
+    {"\"normalizer\": null", "\"normalizer\": {\"type\": \"Prepend\", \"prepend\": 5}", "x.json: "},
+    {"\"post_processor\": null", "\"post_processor\": {\"type\": \"Others\"}", "post_processor: Others"},
     {"\"post_processor\": null",
      "\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"<s>\"}}]}",
      "a token that has no ids"},
@@ -150,7 +150,7 @@ static const struct {
      "\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"x\"}}], "
      "\"special_tokens\": {\"x\": {\"ids\": [999]}}}",
      "an id outside the vocabulary"},
-    {"\"type\": \"ByteLevel\"", "\"type\": \"Whitespace\"", "pre_tokenizer: Whitespace"},
+    {"\"type\": \"ByteLevel\"", "\"type\": \"Scripts\"", "pre_tokenizer: Scripts"},
     {"\"pre_tokenizer\"", "\"pre\"", "a vocabulary of characters without byte_fallback"},
     {"\"dropout\": null", "\"dropout\": 0.1", "model: dropout"},
     {"\"continuing_subword_prefix\": null", "\"continuing_subword_prefix\": \"##\"",
@@ -203,7 +203,7 @@ Test(data, tokenizer_hostile) {
                {"17", "bad.json"},
                {"{\"model\": []}", "expected \"model\""},
                {"{\"model\": {\"type\": \"BPE\", \"vocab\": 3}}", "expected model.vocab"},
-               {"{\"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}", "without byte_fallback"},
+               {"{\"model\": {\"type\": \"BPE\", \"vocab\": {}, \"merges\": []}}", "the vocabulary is empty"},
                {"{\"a\": \"\xff\"}", "bad.json"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Err e = {0};

@@ -69,6 +69,7 @@ static void open_as(Block *b, const Ffn *ffn, const MoeCfg *cfg, int N, bool hal
 }
 static void open_block(Block *b, MoeCfg *cfg, int N) {
     Err e = {0};
+    if (!cfg->alpha) cfg->alpha = 1.702; /* the key's default */
     cr_assert(moe_ffn.check(cfg, &e), "%s", e.msg);
     open_as(b, &moe_ffn, cfg, N, false, 9);
 }
@@ -383,11 +384,13 @@ static double apart(Tensor got, Tensor want) {
     return size > 0 ? sqrt(e / size) : sqrt(e);
 }
 Test(moe, rows_in_bf16) {
-    const double y_rms = 1e-2, gradient_rms = 1.5e-2;
+    const double y_rms = 1e-2;
     double y = 0, dx = 0, weights = 0;
     for (int i = 0; i < FORMS; i++) {
         Block half, wide, less;
         MoeCfg c = form(i), k = form(i);
+        /* An element within a rounding of the limit, one in 500 or so, has its gradient or has none: the root of that. */
+        const double gradient_rms = c.limit > 0 ? 3e-2 : 1.5e-2;
         k.top_k = imax(1, c.top_k / 2);
         open_block(&wide, &c, 90), open_block(&less, &k, 90);
         open_as(&half, &moe_ffn, &c, 90, true, 9);
@@ -398,8 +401,9 @@ Test(moe, rows_in_bf16) {
         both_ways(&half), both_ways(&wide), both_ways(&less);
         const Tensor *p = half.s, *q = wide.s; /* scores are the first of what is saved */
         CHECK_BYTES("scores", R(*p), R(*q), tensor_bytes(*q));
-        y = fmax(y, apart(half.y, wide.y)), dx = fmax(dx, apart(half.dx, wide.dx));
-        cr_assert(y <= y_rms && dx <= gradient_rms, "form %d: y %.3g, dx %.3g", i, y, dx);
+        const double own_y = apart(half.y, wide.y), own_dx = apart(half.dx, wide.dx);
+        cr_assert(own_y <= y_rms && own_dx <= gradient_rms, "form %d: y %.3g, dx %.3g", i, own_y, own_dx);
+        y = fmax(y, own_y), dx = fmax(dx, own_dx);
         if (k.top_k < c.top_k && c.top_k < c.experts)
             cr_assert(apart(half.y, less.y) > 10 * y_rms && apart(half.dx, less.dx) > 10 * gradient_rms,
                       "form %d: half of the experts are not missed: y %.3g, dx %.3g", i, apart(half.y, less.y),
@@ -452,7 +456,7 @@ static void expect_choice(const MoeCfg *settings, const real *p, const real *bia
     Device *dev;
     Arena scratch = {0};
     MoeCfg c = *settings;
-    c.base.d_model = 1, c.hidden = 1, c.scale = 1;
+    c.base.d_model = 1, c.hidden = 1, c.scale = 1, c.alpha = 1.702;
     cr_assert(moe_ffn.check(&c, &e), "%s", e.msg);
     cr_assert(device_open(&dev, "cpu", 1, &e) && arena_open(&scratch, "scratch", 1 << 16, true, &e), "%s", e.msg);
     Run run = run_make(dev, &scratch);

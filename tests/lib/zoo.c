@@ -153,13 +153,13 @@ const Animal zoo[] = {
          "\"router\":\"sigmoid\",\"groups\":2,\"top_groups\":1,\"bias_balance\":true,\"scale\":1.5")},
     {"mixture of squared ReLUs, gated shared expert",
      MOE("\"experts\":4,\"top_k\":2,\"hidden\":8,\"shared\":2,\"shared_gate\":true,\"act\":\"relu2\"")},
-    {"mixture, latent", MOE("\"experts\":4,\"top_k\":2,\"hidden\":5,\"latent\":7")},
+    {"mixture, latent", MOE("\"experts\":5,\"top_k\":2,\"hidden\":5,\"latent\":7")},
     {"layers of one part: mamba2, squared ReLU, attention, experts",
      "{\"d_model\":12,\"vocab\":11,\"max_positions\":64,\"init_std\":0.4,\"norm_eps\":0.1,\"layers\":5,\"tied\":false,"
      "\"kinds\":{\"m\":{\"mixer\":\"mamba2\",\"heads\":4,\"head_dim\":5,\"state_size\":5,\"groups\":2},\"a\":{"
      "\"mixer\":\"gqa\",\"heads\":3,\"rope\":\"none\"},\"n\":{\"mixer\":\"none\"}},\"pattern\":[\"m\","
      "\"n\",\"a\",\"n\",\"m\"],\"ffn\":{\"mlp\":{\"kind\":\"relu2\",\"hidden\":10},\"experts\":{\"kind\":\"moe\","
-     "\"experts\":4,\"top_k\":2,\"hidden\":5,\"shared\":1,\"shared_hidden\":6,\"act\":\"relu2\"},\"bare\":{\"kind\":"
+     "\"experts\":5,\"top_k\":2,\"hidden\":5,\"shared\":1,\"shared_hidden\":6,\"act\":\"relu2\"},\"bare\":{\"kind\":"
      "\"none\"}},\"ffn_pattern\":[\"bare\",\"mlp\",\"bare\",\"experts\",\"bare\"]}"},
     {"squared ReLU, biases",
      BLOCK("\"norm\":\"layer\",\"tied\":true", "\"heads\":3", "\"kind\":\"relu2\",\"hidden\":10,\"bias\":true")},
