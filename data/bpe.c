@@ -65,7 +65,8 @@ static void names_fill(Bpe *m) {
     for (size_t i = 0; i < size; i++) m->name[i] = -1;
     for (int id = 0; id < m->n; id++) {
         const Token *t = &m->token[id];
-        if (!t->at || t->byte >= 0 || t->hidden || bpe_find(m, t->at, t->n) >= 0) continue; /* of two equal tokens the lower id */
+        /* of two equal tokens the lower id */
+        if (!t->at || t->byte >= 0 || t->hidden || bpe_find(m, t->at, t->n) >= 0) continue;
         size_t i = bpe_hash_bytes(t->at, t->n) & m->name_mask;
         while (m->name[i] >= 0) i = (i + 1) & m->name_mask;
         m->name[i] = id;

@@ -13,7 +13,7 @@ fail() { echo "make_corpus.sh: $1" >&2; exit 1; }
 for tool in apt-get dpkg-deb perl gzip; do
     command -v $tool >/dev/null || fail "no program $tool; this script needs Debian or a relative"
 done
-mkdir -p "$out/deb" "$out/root"
+mkdir -p "$out/deb" "$out/files"
 : >"$out/all.tmp" || fail "cannot write to $out"
 
 # Names of packages, kind of text (plain.pl), where it is in the package, names of its files.
@@ -50,14 +50,14 @@ sources | while read -r names kind where files; do
         [ -n "$deb" ] && break
     done
     [ -n "$deb" ] || fail "apt-get download: none of $names; run apt-get update"
-    root=$out/root/$name
-    rm -rf "$root"
-    dpkg-deb -x "$deb" "$root"
-    find "$root/$where" -name '*.dz' | while read -r dz; do mv "$dz" "${dz%.dz}.gz"; done
-    find "$root/$where" -name '*.gz' -type f -exec gzip -dfq {} +
+    unpacked=$out/files/$name
+    rm -rf "$unpacked"
+    dpkg-deb -x "$deb" "$unpacked"
+    find "$unpacked/$where" -name '*.dz' | while read -r dz; do mv "$dz" "${dz%.dz}.gz"; done
+    find "$unpacked/$where" -name '*.gz' -type f -exec gzip -dfq {} +
     before=$(wc -c <"$out/all.tmp")
-    find "$root/$where" -type f -name "$files" | sort | xargs -d '\n' perl "$here/plain.pl" "$kind" >>"$out/all.tmp"
-    rm -rf "$root"
+    find "$unpacked/$where" -type f -name "$files" | sort | xargs -d '\n' perl "$here/plain.pl" "$kind" >>"$out/all.tmp"
+    rm -rf "$unpacked"
     after=$(wc -c <"$out/all.tmp")
     [ "$after" -gt "$before" ] || fail "$deb: no text in $where/$files"
     echo "$(basename "$deb"): $((after - before)) bytes"

@@ -12,17 +12,6 @@ const char PATTERN_LLAMA3[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}
 const char PATTERN_QWEN2[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
                              "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-void buf_put(Buf *t, const char *s, size_t n) {
-    if (!n) return;
-    if (t->n + n > t->cap) t->at = xrealloc(t->at, t->cap = zmax(2 * t->cap, t->n + n + 64), 1);
-    memcpy(t->at + t->n, s, n);
-    t->n += n;
-}
-void buf_free(Buf *t) {
-    free(t->at);
-    *t = (Buf){0};
-}
-
 static size_t ascii_bytes(const char *s, size_t n) {
     size_t i = 0;
     while (i < n && (unsigned char)s[i] < 0x80) i++;

@@ -1,17 +1,10 @@
-/* pretoken.h: cuts text into pieces at the matches of a pattern. The tokenizer, its normalizers and the BPE trainer call
- * it.
+/* pretoken.h: cuts text into pieces at the matches of a pattern. The tokenizer, its normalizers and the BPE trainer
+ * call it.
  *
  * Patterns are those of tokenizer files, written for other regex libraries; regex.h rewrites them for PCRE2. Bytes that
  * are not UTF-8 match nothing and become pieces of their own. */
 #pragma once
-#include "ops/base.h"
-
-typedef struct {
-    char *at;
-    size_t n, cap;
-} Buf;
-void buf_put(Buf *, const char *s, size_t n);
-void buf_free(Buf *);
+#include "buf.h"
 
 /* The number of leading bytes of s that are well-formed UTF-8. */
 size_t utf8_bytes(const char *s, size_t n);

@@ -3,16 +3,16 @@
  *
  * The byte tokenizer is built in: ids 0..255 are the bytes, 256 is end-of-text, "<|endoftext|>". The others are read
  * from a Hugging Face tokenizer.json: byte pair encoding (byte-level, or of characters with byte fallback), unigram
- * models, WordPiece. A SentencePiece model (tokenizer.model), a tiktoken file and GPT-2's pair of files are converted to
- * an equivalent tokenizer.json when they are read. Encoding works in this order, as in the tokenizers library:
+ * models, WordPiece. A SentencePiece model (tokenizer.model), a tiktoken file and GPT-2's pair of files are converted
+ * to an equivalent tokenizer.json when they are read. Encoding works in this order, as in the tokenizers library:
  * 1. Cut the added tokens that are not `normalized` out of the raw text.
  * 2. Normalise the rest (normal.h).
  * 3. Cut out the other added tokens.
  * 4. Cut the rest into pieces by the file's patterns, and encode each piece (bpe.h, unigram.h, wordpiece.h).
  * 5. Put the template's ids around the result.
  *
- * Any bytes are text, UTF-8 or not. With a byte-level tokenizer without a normalizer, and without added tokens that strip
- * blanks, decoding gives back every text unchanged. On disk a tokenizer is a tokenizer.json; one that was read is
+ * Any bytes are text, UTF-8 or not. With a byte-level tokenizer without a normalizer, and without added tokens that
+ * strip blanks, decoding gives back every text unchanged. On disk a tokenizer is a tokenizer.json; one that was read is
  * written back byte for byte. */
 #pragma once
 #include <jansson.h>

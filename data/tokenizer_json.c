@@ -1,5 +1,5 @@
-/* tokenizer_json.c: reads tokenizer.json into memory, and writes that of the byte tokenizer. tokenizer_steps.c reads what
- * stands around the model. */
+/* tokenizer_json.c: reads tokenizer.json into memory, and writes that of the byte tokenizer. tokenizer_steps.c reads
+ * what stands around the model. */
 #include "ops/file.h"
 #include "tok_reader.h"
 

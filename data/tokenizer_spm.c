@@ -1,8 +1,8 @@
 /* tokenizer_spm.c: converts a SentencePiece model (tokenizer.model) to an equivalent tokenizer.json.
  *
- * The file is a protobuf, ModelProto of sentencepiece_model.proto: pieces (1: text 1, score 2, type 3), trainer_spec (2:
- * model_type 3, byte_fallback 35, ids of unknown, begin, end and padding 40 to 43) and normalizer_spec (3: charsmap 2,
- * add_dummy_prefix 3, remove_extra_whitespaces 4, escape_whitespaces 5). The JSON does what transformers' converter
+ * The file is a protobuf, ModelProto of sentencepiece_model.proto: pieces (1: text 1, score 2, type 3), trainer_spec
+ * (2: model_type 3, byte_fallback 35, ids of unknown, begin, end and padding 40 to 43) and normalizer_spec (3: charsmap
+ * 2, add_dummy_prefix 3, remove_extra_whitespaces 4, escape_whitespaces 5). The JSON does what transformers' converter
  * makes of the same file: normal pieces merge by their scores, pieces of the user are cut out first and stay whole,
  * control pieces and the unknown one are special tokens. It encodes as SentencePiece does, with one exception: of a
  * table of characters the shortest entry counts (charsmap.h), not the longest. */

@@ -1,5 +1,5 @@
-/* tokenizer_steps.c: reads the parts of a tokenizer.json around its model: normalizer, pre_tokenizer, post_processor and
- * decoder. */
+/* tokenizer_steps.c: reads the parts of a tokenizer.json around its model: normalizer, pre_tokenizer, post_processor
+ * and decoder. */
 #include <sodium.h>
 #include "tok_reader.h"
 

@@ -1,9 +1,9 @@
 /* tokenizer_tiktoken.c: converts a tiktoken file to an equivalent tokenizer.json.
  *
- * The file has a line for each token: its bytes in base64, a blank, its rank, which is its id. The pattern is not in the
- * file but in the code around it, so it is known by the file's name, as are the ids of special tokens; further names
- * of special tokens come from added_tokens_decoder in tokenizer_config.json. Any two neighbours whose joined bytes are a
- * token merge, the lowest rank first. */
+ * The file has a line for each token: its bytes in base64, a blank, its rank, which is its id. The pattern is not in
+ * the file but in the code around it, so it is known by the file's name, as are the ids of special tokens; further
+ * names of special tokens come from added_tokens_decoder in tokenizer_config.json. Any two neighbours whose joined
+ * bytes are a token merge, the lowest rank first. */
 #include <sodium.h>
 #include "ops/file.h"
 #include "splits.h"

@@ -20,7 +20,8 @@ Trie trie_make(const Token *token, int n) {
     uint32_t nword = 0;
     size_t bytes = 1;
     for (int i = 0; i < n; i++)
-        if (token[i].at && token[i].n && !token[i].hidden) word[nword++] = (TrieWord){token[i].at, token[i].n, i}, bytes += token[i].n;
+        if (token[i].at && token[i].n && !token[i].hidden)
+            word[nword++] = (TrieWord){token[i].at, token[i].n, i}, bytes += token[i].n;
     CHECK(bytes < UINT32_MAX, "%zu bytes of tokens", bytes);
     qsort(word, nword, sizeof *word, trie_order);
     Trie t = {.n = 1};

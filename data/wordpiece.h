@@ -1,7 +1,7 @@
 /* wordpiece.h: encodes one word by BERT's rule: the longest token that the word begins with, then again and again the
  * longest token "##..." that the rest begins with. A word that has such a rest without a token, or too many characters,
- * is one unknown token. The tokenizer calls it for each piece. Cost: O(n) in the bytes of a word times the length of the
- * longest token. Source: arXiv:1810.04805; Hugging Face tokenizers. */
+ * is one unknown token. The tokenizer calls it for each piece. Cost: O(n) in the bytes of a word times the length of
+ * the longest token. Source: arXiv:1810.04805; Hugging Face tokenizers. */
 #pragma once
 #include "trie.h"
 

@@ -109,8 +109,7 @@ static bool generate_advance(Work *w, int n, bool prefill, Err *e) {
     else
         ok = session_extend(w->s, n, w->feed, WANT_LAST, TENSOR(w->logits, REAL, n, V), e) &&
              (!w->o->max_new || generate_draw(w, n, e));
-    for (int i = 0; ok && prefill && !w->o->resumes && i < n; i++)
-        ok = session_prompt_ends(w->s, w->feed[i].seq, e);
+    for (int i = 0; ok && prefill && !w->o->resumes && i < n; i++) ok = session_prompt_ends(w->s, w->feed[i].seq, e);
     int *which = xcalloc((size_t)n, sizeof *which);
     for (int i = 0; ok && i < n; i++) {
         int at = w->feed[i].seq;

@@ -21,11 +21,11 @@ typedef struct {
      * stop everything (the receiver has set the Err). */
     bool (*show)(void *ctx, int which, const char *text, size_t n, Err *);
     void *ctx;
-    /* Called when prompt `which` has ended, whose sequence is `seq`, before that is emptied; NULL: not wanted. False: as
-     * show. */
+    /* Called when prompt `which` has ended, whose sequence is `seq`, before that is emptied; NULL: not wanted. False:
+     * as show. */
     bool (*done)(void *ctx, Session *, int which, int seq, Err *);
-    /* For a single prompt: `held` tokens of it, not the last, are in sequence 0 of the session already, and `drawn` draws
-     * were made before. resumes: its prompt has ended already, and it is generated on. */
+    /* For a single prompt: `held` tokens of it, not the last, are in sequence 0 of the session already, and `drawn`
+     * draws were made before. resumes: its prompt has ended already, and it is generated on. */
     int held;
     uint64_t drawn;
     bool resumes;

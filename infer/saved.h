@@ -34,8 +34,8 @@ typedef struct {
     int *tok;
 } Saved;
 
-/* Write sequence seq, which is not empty; `text` says which tokens it has. All or nothing (file.h): EXIT_INPUT, there is
- * no such folder; EXIT_RUNTIME, the disk is full. */
+/* Write sequence seq, which is not empty; `text` says which tokens it has. All or nothing (file.h): EXIT_INPUT, there
+ * is no such folder; EXIT_RUNTIME, the disk is full. */
 bool saved_write(const Session *, int seq, const char *path, const SavedText *, uint64_t model, Err *);
 /* Map a file and check it as far as that needs no model. EXIT_INPUT: it is no such file, or damaged. */
 bool saved_open(Saved *, const char *path, Err *);

@@ -23,7 +23,8 @@ static const char REAL_NAME[] = {'F', sizeof(real) == 8 ? '6' : '3', sizeof(real
 /* Bytes of an element, and elements for each row or in all; 0: the slot has no such part. */
 static size_t part_size(const Slot *s, PartKind k, size_t rows, const char **dtype, size_t *n) {
     const KvShape *x = &s->t.s;
-    const size_t heads = s->replays ? 0 : (size_t)s->queries * (size_t)x->heads; /* a replay asks in a place of its own */
+    /* a replay asks in a place of its own */
+    const size_t heads = s->replays ? 0 : (size_t)s->queries * (size_t)x->heads;
     *dtype = REAL_NAME, *n = 0;
     switch (k) {
     case PART_LANES: *dtype = "I32", *n = (size_t)x->lanes * LANE_WORDS; return sizeof(int);

@@ -4,7 +4,7 @@
  * sinks that a window has left behind and then the others:
  *
  *   NAME        dtype     elements            of slots with
- *   lanes       I32       lanes, 4            lanes: s0, lo, hi, tail of each (ops/run.h), as if s0 were in the first page
+ *   lanes       I32       lanes, 4            lanes: s0, lo, hi, tail of each (ops/run.h), s0 as in the first page
  *   pos         I32       R                   lanes: positions
  *   keys        U8        R, key_bytes        lanes: keys as the codec stored them
  *   values      U8        R, value_bytes      lanes, unless values are part of keys

@@ -1,5 +1,5 @@
-/* ffn.h: settings and weights of the feed-forward parts (swiglu, geglu, gelu, relu2, moe, none), and the router of moe. The
- * readers and writers of Hugging Face models use the structs; layers/mixers.c lists the parts. */
+/* ffn.h: settings and weights of the feed-forward parts (swiglu, geglu, gelu, relu2, moe, none), and the router of moe.
+ * The readers and writers of Hugging Face models use the structs; layers/mixers.c lists the parts. */
 #pragma once
 #include "layers/mixer.h"
 

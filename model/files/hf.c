@@ -2,6 +2,7 @@
  * hf_deepseek.c; hf_config.c reads config.json. */
 #include "layers/mla/mla.h"
 #include "model/inside.h"
+#include "ops/file.h"
 #include "hf_file.h"
 #include "peft.h"
 
@@ -84,6 +85,20 @@ static const char *table_name(const HfPlaces *p, const ModelCfg *c, const char *
     if (!names_of(p)) return path;
     p->names.find(&p->names, path, TENSOR(NULL, REAL, c->vocab, c->d_model), name);
     return name;
+}
+bool hf_open_dir(St *st, const char *dir, Err *e) {
+    if (!st_open_dir(st, dir, e)) return false;
+    char *path = xformat("%s/config.json", dir);
+    json_t *j = file_exists(dir, "config.json", e) ? json_read(path, e) : NULL;
+    const json_t *v = json_object_get(j, "quantization_config");
+    const char *name = json_string_value(json_object_get(j, "model_type"));
+    const HfType *type = name ? hf_type(name) : NULL;
+    bool ok = !e->status;
+    if (ok && type && json_object_size(v)) ok = hf_quant_open(st, type, &(HfFile){path, v, e});
+    json_decref(j);
+    free(path);
+    if (!ok) st_close(st);
+    return ok;
 }
 static bool open_for(Source *s, const char *dir, const char *adapter, const ModelCfg *cfg, Err *e) {
     char head[192], embed[192];

@@ -38,8 +38,10 @@ bool hf_plain_layers(const HfFile *);
 /* ---- quantised files (hf_quant.c) -------------------------------------------------------------------------------- */
 /* quantization_config `v` of a config.json is one that can be read. */
 bool hf_quant_known(const struct HfType *, const HfFile *, const json_t *v);
-/* Open the files of a directory. Tensors that its config.json says are quantised have the shapes of their values, and
- * reading gives those; their scales are no entries. */
+/* Opened files with tensors that `f`, the quantization_config, says are quantised: see hf_open_dir. */
+bool hf_quant_open(St *, const struct HfType *, const HfFile *f);
+/* hf.c: open the files of a directory. Tensors that its config.json says are quantised have the shapes of their values,
+ * and reading gives those; their scales are no entries. */
 bool hf_open_dir(St *, const char *dir, Err *);
 
 /* ---- model types ------------------------------------------------------------------------------------------------ */

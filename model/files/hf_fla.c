@@ -1,5 +1,5 @@
-/* hf_fla.c: what flash-linear-attention's model types have in common: sizes, softmax attention in some layers, a swiglu.
- * hf_fla_types.c has the types, and the sources. */
+/* hf_fla.c: what flash-linear-attention's model types have in common: sizes, softmax attention in some layers, a
+ * swiglu. hf_fla_types.c has the types, and the sources. */
 #include "hf_fla.h"
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
 /* hf_fla_types.c: model types of flash-linear-attention: kda, gated_deltanet, delta_net, gla and retnet. Each is a
- * decoder of one mixer with a state and a swiglu, in which softmax attention may take the mixer's place in some layers. A
- * model is written as one of them if its settings ask for it (library: fla), because transformers alone does not have
+ * decoder of one mixer with a state and a swiglu, in which softmax attention may take the mixer's place in some layers.
+ * A model is written as one of them if its settings ask for it (library: fla), because transformers alone does not have
  * these classes. Source of fields, defaults, layouts and meaning: fla 0.6.0, of each type its configuration in
  * fla/models/ and its layer in fla/layers/; fla/models/configuration_utils.py and fla/layers/attn.py of attention. */
 #include "hf_fla.h"
@@ -370,5 +370,5 @@ bool hf_is_fla(const ModelCfg *c, const char **why) {
     for (int l = 0; l < c->layers; l++)
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             if (c->kind[c->pattern[l]].mixer == mixer_find(all[i]->mixer)) return fla_is(all[i], c, why);
-    return hf_type_holds(&hf_mamba2, c, NULL) || hf_no(why, "its mixers");
+    return hf_mamba2.is(c, NULL) || hf_no(why, "its mixers");
 }

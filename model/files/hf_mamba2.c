@@ -120,8 +120,8 @@ static const HfName mamba2_names[] = {
     {.ours = "self_attn.", .theirs = "mixer."},
     {0},
 };
-/* time_step_*, rescale_*, dt_*, *_init*: of initial weights alone; chunk_size: how it is computed. The class reads norm_before_gate as
- * little as we do: the gate comes first. */
+/* time_step_*, rescale_*, dt_*, *_init*: of initial weights alone; chunk_size: how it is computed. The class reads
+ * norm_before_gate as little as we do: the gate comes first. */
 static const char *const mamba2_keys[] = {"hidden_size", "num_hidden_layers", "num_heads", "head_dim", "state_size",
                                           "n_groups", "conv_kernel", "expand", "use_bias", "use_conv_bias",
                                           "hidden_act", "layer_norm_epsilon", "max_position_embeddings",

@@ -1,10 +1,10 @@
-/* hf_nemotron_h.c: the model type nemotron_h: layers of one part each, which is Mamba-2, attention without rotation, two
- * projections with a squared ReLU, or experts of those. Source of fields, defaults and meaning: transformers
+/* hf_nemotron_h.c: the model type nemotron_h: layers of one part each, which is Mamba-2, attention without rotation,
+ * two projections with a squared ReLU, or experts of those. Source of fields, defaults and meaning: transformers
  * configuration_nemotron_h and modeling_nemotron_h.
  *
  * Steps of Mamba-2 are not clamped, as in the implementation that is published with the models. transformers 5.23 and
- * 5.24 raise those below time_step_min to it, except when they decode (pull request 48989 there). So that they compute a
- * model that is written here as it is, its time_step_min is close to 0. */
+ * 5.24 raise those below time_step_min to it, except when they decode (pull request 48989 there). So that they compute
+ * a model that is written here as it is, its time_step_min is close to 0. */
 #include "layers/mamba2/mamba2.h"
 #include "hf_file.h"
 
@@ -300,8 +300,8 @@ static void nemotron_json(json_t *j, const ModelCfg *c) {
 
 /* ---- the type ---------------------------------------------------------------------------------------------------- */
 
-/* Without an effect: expand (the width is mamba_num_heads x mamba_head_dim), rope_theta and partial_rotary_factor (there
- * is no rotation), those of initial weights (time_step_*, rescale_*) and of how it is computed. */
+/* Without an effect: expand (the width is mamba_num_heads x mamba_head_dim), rope_theta and partial_rotary_factor
+ * (there is no rotation), those of initial weights (time_step_*, rescale_*) and of how it is computed. */
 static const char *const keys[] = {"layers_block_type",
                                    "layer_types",
                                    "hybrid_override_pattern",

@@ -2,7 +2,6 @@
  * codes stand for. Source of the keys and their meaning: transformers utils/quantization_config (FineGrainedFP8Config,
  * Mxfp4Config) and integrations/finegrained_fp8 and mxfp4. */
 #include "hf_file.h"
-#include "ops/file.h"
 
 /* Keys that change nothing in the values of weights: which tensors are quantised is seen in the files. */
 static const char *const quant_other[] = {"quant_method",           "activation_scheme", "scale_fmt",
@@ -56,23 +55,9 @@ bool hf_quant_known(const HfType *t, const HfFile *f, const json_t *v) {
     return !fp8 || quant_blocks(&in, blocks);
 }
 
-bool hf_open_dir(St *st, const char *dir, Err *e) {
-    if (!st_open_dir(st, dir, e)) return false;
-    char *path = xformat("%s/config.json", dir);
-    json_t *j = file_exists(dir, "config.json", e) ? json_read(path, e) : NULL;
-    const json_t *v = json_object_get(j, "quantization_config");
-    const char *name = json_string_value(json_object_get(j, "model_type"));
-    const HfType *type = name ? hf_type(name) : NULL;
-    const HfFile f = {path, v, e};
+bool hf_quant_open(St *st, const HfType *type, const HfFile *f) {
+    const bool mxfp4 = !strcmp(hf_found(json_object_get(f->j, "quant_method")), "mxfp4");
     int blocks[2];
-    bool ok = !e->status;
-    if (ok && type && json_object_size(v)) {
-        const bool mxfp4 = !strcmp(hf_found(json_object_get(v, "quant_method")), "mxfp4");
-        ok = hf_quant_known(type, &f, v) && quant_blocks(&f, blocks) &&
-             (mxfp4 ? st_scale_mxfp4(st, e) : st_scale_fp8(st, blocks[0], blocks[1], e));
-    }
-    json_decref(j);
-    free(path);
-    if (!ok) st_close(st);
-    return ok;
+    return hf_quant_known(type, f, f->j) && quant_blocks(f, blocks) &&
+           (mxfp4 ? st_scale_mxfp4(st, f->e) : st_scale_fp8(st, blocks[0], blocks[1], f->e));
 }

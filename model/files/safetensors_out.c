@@ -140,8 +140,9 @@ static bool put_numbers(StOut *o, const Hole *h, size_t to, Tensor t, size_t fro
     }
     return true;
 }
-/* The same for a part of a slice, which begins at stored element `to` and in whose rows the elements of parts alternate:
- * t's columns, from column `first` of this part on, in every row. The rows are read back, filled and written again. */
+/* The same for a part of a slice, which begins at stored element `to` and in whose rows the elements of parts
+ * alternate: t's columns, from column `first` of this part on, in every row. The rows are read back, filled and written
+ * again. */
 static bool put_slice(StOut *o, const Hole *h, size_t to, Tensor t, StPlace p, size_t first, Err *e) {
     const Sink *s = &o->file[h->file];
     const size_t n = (size_t)t.n[0], rows = tensor_count(t) / n, size = dtype_size(h->as),

@@ -17,7 +17,8 @@ static const struct {
 #define DIR(name, how) {"tests/golden/sentencepiece/" name, "tests/golden/sentencepiece/" name "/ids.hash", how}
     HF("o200k"),  HF("kimi"),     HF("qwen35"),   HF("deepseek3"), HF("odd"),    HF("gemma"),
     HF("t5"),     HF("albert"),   HF("fallback"), HF("bert"),      HF("cased"),  DIR("llama", ENCODE_TEMPLATE),
-    DIR("gemma", ENCODE_TEMPLATE), DIR("unigram", ENCODE_TEMPLATE), DIR("qwen", FIND),    DIR("kimi", FIND),     DIR("o200k", FIND), DIR("cl100k", FIND),
+    DIR("gemma", ENCODE_TEMPLATE), DIR("unigram", ENCODE_TEMPLATE), DIR("qwen", FIND),
+    DIR("kimi", FIND), DIR("o200k", FIND), DIR("cl100k", FIND),
 };
 /* clang-format on */
 enum { KINDS = sizeof kinds / sizeof *kinds };

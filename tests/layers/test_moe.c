@@ -389,7 +389,8 @@ Test(moe, rows_in_bf16) {
     for (int i = 0; i < FORMS; i++) {
         Block half, wide, less;
         MoeCfg c = form(i), k = form(i);
-        /* An element within a rounding of the limit, one in 500 or so, has its gradient or has none: the root of that. */
+        /* An element within a rounding of the limit, one in 500 or so, has its gradient or has none: the root of
+         * that. */
         const double gradient_rms = c.limit > 0 ? 3e-2 : 1.5e-2;
         k.top_k = imax(1, c.top_k / 2);
         open_block(&wide, &c, 90), open_block(&less, &k, 90);

@@ -1,5 +1,5 @@
-/* strings.h: the strings of tests/golden/make_bpe.py, drawn again, and the hashes of ids that it stores. For the tests of
- * tokenizers. */
+/* strings.h: the strings of tests/golden/make_bpe.py, drawn again, and the hashes of ids that it stores. For the tests
+ * of tokenizers. */
 #pragma once
 #include "tests/lib/check.h"
 #include "data/bpe.h"

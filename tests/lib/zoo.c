@@ -149,7 +149,7 @@ const Animal zoo[] = {
     {"mixture, biases of experts alone, by sigmoid, shared",
      MOE("\"experts\":4,\"top_k\":3,\"hidden\":5,\"shared\":1,\"router\":\"sigmoid\",\"expert_bias\":true")},
     {"mixture of squared ReLUs, shared, latent, groups",
-     MOE("\"experts\":6,\"top_k\":2,\"hidden\":5,\"shared\":1,\"shared_hidden\":7,\"act\":\"relu2\",\"latent\":6,"
+     MOE("\"experts\":6,\"top_k\":2,\"hidden\":6,\"shared\":1,\"shared_hidden\":7,\"act\":\"relu2\",\"latent\":6,"
          "\"router\":\"sigmoid\",\"groups\":2,\"top_groups\":1,\"bias_balance\":true,\"scale\":1.5")},
     {"mixture of squared ReLUs, gated shared expert",
      MOE("\"experts\":4,\"top_k\":2,\"hidden\":8,\"shared\":2,\"shared_gate\":true,\"act\":\"relu2\"")},

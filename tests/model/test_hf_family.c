@@ -400,35 +400,6 @@ Test(hf_family, generation_config) {
     dir_close(&o);
 }
 
-/* A position beyond those learned is refused, and the cache goes on from where it was. */
-Test(hf_family, learned_positions_end) {
-    Dir o;
-    Err e = {0};
-    Cache cache;
-    Workspace work;
-    int tok[40], pos[40], of[40] = {0}, first[40], all[40], off[2] = {0, 33}, seq = 0;
-    uint64_t id = 0;
-    dir_open(&o, FAMILIES "gpt2");
-    real *out = xcalloc(40 * (size_t)o.cfg.vocab, sizeof *out);
-    for (int i = 0; i < 40; i++) tok[i] = i % o.cfg.vocab, pos[i] = all[i] = i, first[i] = 0;
-    workspace_empty(&work, &o.model, o.dev);
-    cr_assert(model_cache_open(&o.model, &cache, 1, 40, 40, 0, false, &e), "%s", e.msg);
-    cr_assert(model_extend_reserve(&o.model, &work, &cache, 40, 40, 1, &e), "%s", e.msg);
-    Batch b = {.B = 1, .N = 33, .off = off, .seq = &seq, .of = of, .pos = pos, .first = first, .id = &id};
-    cr_assert(
-        !model_extend(&o.model, &work, &cache, &b, tok, (RowList){33, all}, TENSOR(out, REAL, 33, o.cfg.vocab), &e));
-    dir_refused("positions", NULL, &e, "position 32 is beyond the 32 positions that the model has");
-    b.N = off[1] = 32;
-    e = (Err){0};
-    cr_assert(model_extend(&o.model, &work, &cache, &b, tok, (RowList){32, all}, TENSOR(out, REAL, 32, o.cfg.vocab),
-                           &e),
-              "%s", e.msg);
-    kv_close(&cache);
-    workspace_close(&work);
-    free(out);
-    dir_close(&o);
-}
-
 /* ---- settings ------------------------------------------------------------------------------------------------------
  */
 

@@ -1,5 +1,5 @@
-/* test_hf_gradient.c: gradients of a loss on models of transformers against those of PyTorch's autograd in float64, which
- * the goldens' gradients.safetensors holds under the names of the files (make_nemotron.py). */
+/* test_hf_gradient.c: gradients of a loss on models of transformers against those of PyTorch's autograd in float64,
+ * which the goldens' gradients.safetensors holds under the names of the files (make_nemotron.py). */
 #include "model/files/safetensors.h"
 #include "tests/lib/dirs.h"
 
