@@ -97,6 +97,10 @@ static bool bytes_fill(Bpe *m, const char *where, Err *e) {
         char c = (char)b;
         m->byte_id[b] = m->fallback ? -1 : bpe_find(m, &c, 1);
     }
+    for (int id = 0; !m->fallback && id < m->n; id++) { /* a special token of one byte is also the byte's token */
+        const Token *t = &m->token[id];
+        if (t->hidden && t->n == 1 && m->byte_id[(unsigned char)*t->at] < 0) m->byte_id[(unsigned char)*t->at] = id;
+    }
     for (int id = 0; m->fallback && id < m->n; id++)
         if (m->token[id].at && m->token[id].byte >= 0) m->byte_id[m->token[id].byte] = id;
     for (int b = 0; b < 256; b++)

@@ -47,6 +47,7 @@ typedef struct {
     Feed *feed;
     real *logits, *other; /* (chunk, V); other: of the dense cache */
     int buckets;
+    Score sum;     /* of all, in the order of the text */
     Score *bucket; /* (buckets) of equal parts of the context, by the input's place in its window */
 } Work;
 
@@ -72,9 +73,13 @@ static bool feed_range(Work *w, int n, bool scored, Err *e) {
         for (int b = 0; scored && b < B; b++) {
             const int place = (int)(w->feed[b].tok - (w->ids + (size_t)w->feed[b].seq * (size_t)w->context));
             const size_t first = w->win[w->feed[b].seq].at + (size_t)place;
-            for (int i = 0; i < w->feed[b].n; i++, row += (size_t)V)
-                score_row(&w->bucket[(int64_t)(place + i) * w->buckets / w->context], w->tk, w->logits + row,
-                          w->against ? w->other + row : NULL, V, (int)token_at(w->stream, first + (size_t)i + 1));
+            for (int i = 0; i < w->feed[b].n; i++, row += (size_t)V) {
+                Score one = {0};
+                score_row(&one, w->tk, w->logits + row, w->against ? w->other + row : NULL, V,
+                          (int)token_at(w->stream, first + (size_t)i + 1));
+                score_add(&w->bucket[(int64_t)(place + i) * w->buckets / w->context], &one);
+                score_add(&w->sum, &one);
+            }
         }
     }
 }
@@ -197,7 +202,6 @@ static bool ppl_open(const EvalPpl *a, Engine *en, Engine *dense, const Cli *cli
     SessionOpts o = {
         .nseq = nseq, .max_tokens = context, .chunk = chunk, .document = en->tokenizer.eot, .want_all = true};
     Work w = {.stream = stream, .tk = &en->tokenizer, .context = context, .stride = stride, .chunk = chunk};
-    Score sum = {0};
     w.against = dense != NULL, w.buckets = imin(imax(1, (int)a->buckets), context);
     engine_plan(en, context, cli->quiet);
     if (dense) engine_plan(dense, context, true);
@@ -211,11 +215,11 @@ static bool ppl_open(const EvalPpl *a, Engine *en, Engine *dense, const Cli *cli
         w.bucket = xcalloc((size_t)w.buckets, sizeof *w.bucket);
         if (dense) w.other = xcalloc((size_t)chunk * (size_t)V, sizeof *w.other);
         ok = ppl_windows(&w, nseq, e);
-        for (int b = 0; b < w.buckets; b++) score_add(&sum, &w.bucket[b]);
-        if (ok && !isfinite(sum.nll)) ok = err_runtime(e, "the model's loss is %g: its weights are damaged", sum.nll);
+        if (ok && !isfinite(w.sum.nll))
+            ok = err_runtime(e, "the model's loss is %g: its weights are damaged", w.sum.nll);
         /* of text that was read here: as many as there are, whatever a token decodes to */
-        if (text.bytes) sum.bytes = text.bytes;
-        ok = ok && ppl_report(&w, &sum, cli, e);
+        if (text.bytes) w.sum.bytes = text.bytes;
+        ok = ok && ppl_report(&w, &w.sum, cli, e);
         free(w.ids), free(w.win), free(w.feed), free(w.logits), free(w.other), free(w.bucket);
         session_close(&w.s);
         if (dense) session_close(&w.dense);

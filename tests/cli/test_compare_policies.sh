@@ -40,7 +40,7 @@ END
 verdict files
 
 # Counts and likelihoods are the same again, and --json prints what the file has.
-run compare $src --policies "snapkv:window=4 adakv:window=4" --tasks "$tasks" T=600 samples=2 --seeds 2 --budgets 1,0.2 -q --json || wrong "exit $?: $(cat "$tmp/err")"
+run compare $src --policies "snapkv:window=4 adakv:window=4" --tasks "$tasks" T=600 samples=2 --seeds 2 --budgets 1,0.2 -q --json --threads 1 || wrong "exit $?: $(cat "$tmp/err")"
 same() { grep -o '"\(accuracy\|kl\|top1\|resident_bytes\|read_bytes\)": *[0-9.e-]*' "$1" | tr -d ' '; }
 [ "$(same "$tmp/out")" = "$(same "$tmp/o/policies.json")" ] && [ "$(same "$tmp/out" | wc -l)" -ge 90 ] || wrong "two runs differ"
 verdict again

@@ -126,13 +126,11 @@ for command in info generate 'eval ppl'; do
 done
 train 19 2 'hf download meta-llama/Llama-3.2-1B' init_from=meta-llama/Llama-3.2-1B
 row 19 2 'No such file or directory' info run/step-000009
-for type in Unigram WordPiece WordLevel; do
-    printf '{"model":{"type":"%s","vocab":{}}}' $type >none/tokenizer.json
-    train 20 2 "$type is not supported" data.tokenizer=none
-done
-printf '%s%s' '{"pre_tokenizer":{"type":"Split","pattern":{"String":" "},"behavior":"MergedWithPrevious","invert":false},' \
+printf '{"model":{"type":"WordLevel","vocab":{}}}' >none/tokenizer.json
+train 20 2 'WordLevel is not supported' data.tokenizer=none
+printf '%s%s' '{"pre_tokenizer":{"type":"UnicodeScripts"},' \
     '"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}' >none/tokenizer.json
-train 21 2 'MergedWithPrevious' data.tokenizer=none
+train 21 2 'UnicodeScripts' data.tokenizer=none
 rm none/tokenizer.json
 printf 'GGUF\3\0\0\0' >m.gguf
 row 22 2 'GGUF' info m.gguf

@@ -113,7 +113,7 @@ const Budget budgets_along[] = {
     {"swiglu_limit<float, 1>", 13, 4, 1.05},
     {"swiglu_limit_backward<T, W>", 21, 8.2, 1.05},
     {"relu2<float, 1>", 8, 4, 1},
-    {"relu2_backward<T, W>", 16.2, 4.2, 1.01},
+    {"relu2_backward<T, W>", 12.6, 4.2, 1.01},
     {"skip<float, 1>", 24, 8, 1},
     {"skip_backward_w<float>", 8.25, 0.1, 1.01},
     {"step<float, 1>", 12, 4, 1},
