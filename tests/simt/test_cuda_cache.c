@@ -89,7 +89,8 @@ Test(cuda_cache, codecs_are_those_of_the_cpu, .timeout = 300) {
     cr_assert(codecs >= 7);
 }
 Test(cuda_cache, policies_are_those_of_the_cpu, .timeout = 300) {
-    static const char *const names[] = {"gqa", "mla", "windows on one slot"},
+    /* Without rotation: it leaves keys of equal tokens their norm but for a rounding, which would then decide. */
+    static const char *const names[] = {"nope", "mla", "windows on one slot"},
                              *const spec[] = {"knorm:budget=0.5,window=3,sinks=2,every=4",
                                               "window:window=6,sinks=2,every=3"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
