@@ -148,11 +148,17 @@ INLINE Vec direct_totals(const Vec sums[VL]) {
     Vec x[VL];
     #pragma GCC unroll 16
     for (int t = 0; t < VL; t++) x[t] = sums[t];
-    #pragma GCC unroll 4
-    for (int step = 0; step < DIRECT_FOLDS; step++)
     #pragma GCC unroll 8
-        for (int t = 0; t < VL >> (step + 1); t++) x[t] = direct_fold(x[t], x[t + (VL >> (step + 1))], step);
-    return x[0];
+    for (int t = 0; t < VL / 2; t++) x[t] = direct_fold(x[t], x[t + VL / 2], 0);
+    #if VBYTES == 64
+        #pragma GCC unroll 4
+    for (int t = 0; t < VL / 4; t++) x[t] = direct_fold(x[t], x[t + VL / 4], 1);
+    #endif
+    #if VBYTES >= 32
+        #pragma GCC unroll 2
+    for (int t = 0; t < 2; t++) x[t] = direct_fold(x[t], x[t + 2], DIRECT_FOLDS - 2);
+    #endif
+    return direct_fold(x[0], x[1], DIRECT_FOLDS - 1);
 }
 
 /* Asks for a part that lies `ahead` bytes on; 0: for none. */
