@@ -41,9 +41,6 @@ INLINE Vec direct_bf16(const uint16_t *x) { return (Vec)(__builtin_convertvector
 INLINE Word direct_tops(const char *codes) {
     #if VBYTES >= 32
         #define FOUR(i) i, i, i, i
-    static const int8_t to[64] = {FOUR(0),  FOUR(1),  FOUR(2),  FOUR(3),  FOUR(20), FOUR(21), FOUR(22), FOUR(23),
-                                  FOUR(32), FOUR(33), FOUR(34), FOUR(35), FOUR(52), FOUR(53), FOUR(54), FOUR(55)};
-        #undef FOUR
     uint64_t x[VL / 8];
     memcpy(x, codes, sizeof x);
         #if VBYTES == 64
@@ -51,7 +48,16 @@ INLINE Word direct_tops(const char *codes) {
         #else
     const Longs all = (Longs){0} + x[0];
         #endif
-    return (Word)__builtin_shuffle((Bytes)all, *(const Bytes *)to); /* 16 bytes from the same 16 */
+        /* 16 bytes from the same 16 */
+        #if VBYTES == 64
+    return (Word)__builtin_shufflevector((Bytes)all, (Bytes)all, FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(20), FOUR(21),
+                                         FOUR(22), FOUR(23), FOUR(32), FOUR(33), FOUR(34), FOUR(35), FOUR(52), FOUR(53),
+                                         FOUR(54), FOUR(55));
+        #else
+    return (Word)__builtin_shufflevector((Bytes)all, (Bytes)all, FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(20), FOUR(21),
+                                         FOUR(22), FOUR(23));
+        #endif
+        #undef FOUR
     #else
     return __builtin_convertvector(*(const Codes *)codes, Word) << 24;
     #endif
@@ -124,41 +130,45 @@ INLINE Vec direct_scales(const Parts *p, int j, int rows) {
     return *(const Vec *)scale;
 }
 
-    /* Sums of the elements of VL vectors, in their order: halves of pairs, then quarters of the pairs of these. */
+    /* Sums of the elements of VL vectors, in their order: halves of pairs, then quarters of the pairs of these.
+     * direct_foldN adds elements that are N apart. */
+    #define DIRECT_FOLD(n, low, high)                                                        \
+        INLINE Vec direct_fold##n(Vec a, Vec b) {                                            \
+            return __builtin_shufflevector(a, b, low) + __builtin_shufflevector(a, b, high); \
+        }
+    #define DIRECT_LIST(...) __VA_ARGS__
     #if VBYTES == 64
-        #define DIRECT_FOLDS 4
-static const int32_t direct_fold_low[DIRECT_FOLDS][VL] = {{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-                                                          {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-                                                          {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-                                                          {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}};
+DIRECT_FOLD(8, DIRECT_LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+            DIRECT_LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+DIRECT_FOLD(4, DIRECT_LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+            DIRECT_LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+DIRECT_FOLD(2, DIRECT_LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+            DIRECT_LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+DIRECT_FOLD(1, DIRECT_LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+            DIRECT_LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
     #elif VBYTES == 32
-        #define DIRECT_FOLDS 3
-static const int32_t direct_fold_low[DIRECT_FOLDS][VL] = {{0, 1, 2, 3, 8, 9, 10, 11},
-                                                          {0, 1, 8, 9, 4, 5, 12, 13},
-                                                          {0, 8, 2, 10, 4, 12, 6, 14}};
+DIRECT_FOLD(4, DIRECT_LIST(0, 1, 2, 3, 8, 9, 10, 11), DIRECT_LIST(4, 5, 6, 7, 12, 13, 14, 15))
+DIRECT_FOLD(2, DIRECT_LIST(0, 1, 8, 9, 4, 5, 12, 13), DIRECT_LIST(2, 3, 10, 11, 6, 7, 14, 15))
+DIRECT_FOLD(1, DIRECT_LIST(0, 8, 2, 10, 4, 12, 6, 14), DIRECT_LIST(1, 9, 3, 11, 5, 13, 7, 15))
     #else
-        #define DIRECT_FOLDS 2
-static const int32_t direct_fold_low[DIRECT_FOLDS][VL] = {{0, 1, 4, 5}, {0, 4, 2, 6}};
+DIRECT_FOLD(2, DIRECT_LIST(0, 1, 4, 5), DIRECT_LIST(2, 3, 6, 7))
+DIRECT_FOLD(1, DIRECT_LIST(0, 4, 2, 6), DIRECT_LIST(1, 5, 3, 7))
     #endif
-INLINE Vec direct_fold(Vec a, Vec b, int step) {
-    const Whole low = *(const Whole *)direct_fold_low[step], high = low + VL / (2 << step);
-    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-}
 INLINE Vec direct_totals(const Vec sums[VL]) {
     Vec x[VL];
     #pragma GCC unroll 16
     for (int t = 0; t < VL; t++) x[t] = sums[t];
-    #pragma GCC unroll 8
-    for (int t = 0; t < VL / 2; t++) x[t] = direct_fold(x[t], x[t + VL / 2], 0);
     #if VBYTES == 64
-        #pragma GCC unroll 4
-    for (int t = 0; t < VL / 4; t++) x[t] = direct_fold(x[t], x[t + VL / 4], 1);
+        #pragma GCC unroll 8
+    for (int t = 0; t < 8; t++) x[t] = direct_fold8(x[t], x[t + 8]);
     #endif
     #if VBYTES >= 32
-        #pragma GCC unroll 2
-    for (int t = 0; t < 2; t++) x[t] = direct_fold(x[t], x[t + 2], DIRECT_FOLDS - 2);
+        #pragma GCC unroll 4
+    for (int t = 0; t < 4; t++) x[t] = direct_fold4(x[t], x[t + 4]);
     #endif
-    return direct_fold(x[0], x[1], DIRECT_FOLDS - 1);
+    #pragma GCC unroll 2
+    for (int t = 0; t < 2; t++) x[t] = direct_fold2(x[t], x[t + 2]);
+    return direct_fold1(x[0], x[1]);
 }
 
 /* Asks for a part that lies `ahead` bytes on; 0: for none. */
