@@ -2,7 +2,7 @@
 # Write OUT/train.txt and OUT/val.txt: at least 60 MB of plain English from Debian's packages, and tokenizer.json, a byte-level
 # BPE of 4,096 ids learned from train.txt if build/kvsmith is there. Documents are divided by a line with a form feed; every
 # 50th document is for validation, and a paragraph that was printed before is left out, so that none is in both files.
-# The packages are fetched by apt-get as they are in the release at hand (about 90 MB) and unpacked, not installed.
+# The packages are fetched by apt-get as they are in the release at hand (about 180 MB) and unpacked, not installed.
 #   usage: data/make_corpus.sh [OUT]      (default: runs/corpus)
 set -eu
 LC_ALL=C

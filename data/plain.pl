@@ -41,6 +41,18 @@ sub document {
     print join("\n", @kept), "\n\f\n" if @kept;
 }
 
+sub documents { # entries, as many in one document as make $DICT characters
+    my ($size, @some) = (0);
+    for my $entry (@_) {
+        push @some, $entry;
+        $size += length $entry;
+        next if $size < $DICT;
+        document(@some);
+        ($size, @some) = (0);
+    }
+    document(@some);
+}
+
 sub html {
     my ($t) = @_;
     $t =~ s/<!--.*?-->//gs;
@@ -107,47 +119,26 @@ for my $file (@files) {
     if ($kind eq 'dict') {
         # An entry begins in the first column, its text is indented; a blank line may divide its parts. The notice before the
         # first entry begins in the first column as well, and has two such lines in turn.
-        my ($size, @some) = (0);
+        my @entries;
         for my $entry (split /\n(?=\S)/, $t) {
             next if $entry !~ /\n\s+\S/ || $entry =~ /Copyright|^00-?database/;
             $entry =~ s/[{}]|\s*\[(1913 Webster|WordNet [\d.]+|PJC|AS|RP|RH|Webster 1913 Suppl\.)[^\]]*\]//g;
             $entry =~ s/\\[^\\\n]*\\,?//; # how it is spoken
-            for my $part (split /\n\s*\n/, $entry) {
-                my $kept = paragraph($part);
-                next unless defined $kept;
-                push @some, $kept;
-                $size += length $kept;
-            }
-            next if $size < $DICT;
-            document(@some);
-            ($size, @some) = (0);
+            push @entries, grep { defined } map { paragraph($_) } split /\n\s*\n/, $entry;
         }
-        document(@some);
+        documents(@entries);
     } elsif ($kind eq 'wordnet') {
         # One line a set of synonyms: "offset file type count word 0 word 0 ... | gloss; "examples"".
-        my ($size, @some) = (0);
+        my @entries;
         for my $line (split /\n/, $t) {
             my ($words, $gloss) = $line =~ /^\d{8} \d\d [nvasr] [0-9a-f]{2} (.*?) \d{3} .*\| (.*)/ or next;
             my $entry = join(', ', grep { !/^[0-9a-f]$/ } split / /, $words) . ": $gloss";
             $entry =~ tr/_/ /;
-            push @some, $entry;
-            $size += length $entry;
-            next if $size < $DICT;
-            document(@some);
-            ($size, @some) = (0);
+            push @entries, $entry;
         }
-        document(@some);
-    } elsif ($kind eq 'fortunes') {
-        my ($size, @some) = (0);
-        for my $entry (split /^%\n/m, $t) {
-            push @some, $entry;
-            $size += length $entry;
-            next if $size < $DICT;
-            document(@some);
-            ($size, @some) = (0);
-        }
-        document(@some);
-    } elsif ($kind eq 'text') { document(split /\n\s*\n/, $t) }
+        documents(@entries);
+    } elsif ($kind eq 'fortunes') { documents(split /^%\n/m, $t) }
+    elsif ($kind eq 'text') { document(split /\n\s*\n/, $t) }
     elsif ($kind eq 'html') { document(html($t)) }
     elsif ($kind eq 'rst') { document(rst($t)) }
     elsif ($kind eq 'pod') { document(pod($t)) }

@@ -400,7 +400,7 @@ Test(hf, tied_copy) {
     free(got), free(want), free(dir), free(path);
 }
 
-/* A position beyond those learned is refused, and the cache goes on from where it was. */
+/* A position beyond those learned is refused, and the cache continues from where it was. */
 Test(hf, learned_positions_end) {
     Dir o;
     Err e = {0};
