@@ -168,6 +168,7 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     if (g->rope_heads != 1) return gguf_no(e, "rope_heads %d", g->rope_heads);
     if (!g->latent_norm || (g->q_rank && !g->q_latent_norm)) return gguf_no(e, "a latent without norm");
     if (g->a_bias || g->q_bias || g->o_bias) return gguf_no(e, "latents with a_bias, q_bias or o_bias");
+    if (g->out_gate) return gguf_no(e, "latents with out_gate");
     if (!g->k_turn.interleaved)
         return gguf_no(e,
                        "latents without rope.interleaved; --to same rope_layout=interleaved makes a model that fits");

@@ -30,6 +30,8 @@ static bool mla_fits(const Job *j, int l, int kv_heads, Err *e) {
     if (c->nope_dim + c->rope_dim != c->v_dim)
         return err_input(e, "--to gqa: keys of layer %d have %d elements, values %d; gqa needs one head_dim for both",
                          l, c->nope_dim + c->rope_dim, c->v_dim);
+    if (c->out_gate)
+        return err_input(e, "--to gqa: layer %d has a gate for each head (out_gate), that of gqa is for each value", l);
     if (c->rope.type == ROPE_YARN && c->rope.mscale_all_dim > 0)
         return err_input(e, "--to gqa: layer %d scales its scores by rope.mscale_all_dim, which gqa does not support",
                          l);

@@ -25,6 +25,8 @@ static const Key keys[] = {
     {"a_bias", KEY_BOOL, AT(a_bias), "false", 0, 0, "biases of the projections to latents and rotated keys", 0, 0},
     {"q_bias", KEY_BOOL, AT(q_bias), "false", 0, 0, "bias of the queries' projection", 0, 0},
     {"o_bias", KEY_BOOL, AT(o_bias), "false", 0, 0, "bias of the output projection", 0, 0},
+    {"out_gate", KEY_BOOL, AT(out_gate), "false", 0, 0, "each head's output times a sigmoid of x, one for the head", 0,
+     0},
     {0},
 };
 #undef AT
@@ -36,11 +38,13 @@ typedef struct {
     Tensor wqa, bqa, nq; /* (q_rank, d) (q_rank) (q_rank) */
     Tensor wa, ba, nkv;  /* (r + G Dr, d) (r + G Dr) (r); owner only */
     Tensor wb, wo, bo;   /* (H (Dn+Dv), r) (d, H Dv) (d) */
+    Tensor wg;           /* (H, d) of out_gate */
 } W;
 typedef struct {
     Tensor q, o, lse;   /* (M,H,Dn+Dr) as attended, (M,H,Dv), (M,H); M wanted rows */
     Tensor ql, ql_rstd; /* (M,q_rank) before its norm, (M) */
     Tensor u, rstd;     /* (N,r) before its norm, (N); owner with latent_norm only */
+    Tensor gate;        /* (M,H) of out_gate, before the sigmoid */
 } S;
 
 static int key_dim(const MlaCfg *c) { return c->nope_dim + c->rope_dim; }
@@ -73,6 +77,8 @@ static bool mla_check(void *cfg, Err *e) {
         return err_input(e, "rope_dim: rope turns pairs, expected an even number, got %d", c->rope_dim);
     if (c->sinks && !c->window)
         return err_input(e, "sinks: %d without a window has no meaning; set window or remove sinks", c->sinks);
+    if (!c->heads && c->out_gate)
+        return err_input(e, "out_gate: a gate for each head, but heads is 0; remove out_gate");
     if (!c->heads && !c->base.owner)
         return err_input(e, "heads: 0 publishes latents, but kv_from says that this layer reads another's");
     if (!rope_make(&c->k_turn, &c->rope, turns ? c->rope_dim : 0, c->base.max_positions, e)) return false;
@@ -105,6 +111,7 @@ static void mla_weights(const void *cfg, void *w_, Fields *f) {
     field(f, &w->wb, "kv_b_proj.weight", 0, c->heads * up_dim(c), c->kv_rank);
     field(f, &w->wo, "o_proj.weight", FIELD_RESIDUAL, d, c->heads * c->v_dim);
     if (c->o_bias) field(f, &w->bo, "o_proj.bias", bias, d);
+    if (c->out_gate) field(f, &w->wg, "g_proj.weight", 0, c->heads, d);
 }
 
 static void mla_buffers(const MlaCfg *c, int N, int M, S *s, Fields *f) {
@@ -112,6 +119,7 @@ static void mla_buffers(const MlaCfg *c, int N, int M, S *s, Fields *f) {
         field(f, &s->q, "q", 0, M, c->heads, key_dim(c));
         field(f, &s->o, "o", 0, M, c->heads, c->v_dim);
         field(f, &s->lse, "lse", FIELD_F32, M, c->heads);
+        if (c->out_gate) field(f, &s->gate, "gate", 0, M, c->heads);
     }
     if (c->heads && c->q_rank) {
         field(f, &s->ql, "ql", 0, M, c->q_rank);
@@ -202,6 +210,7 @@ static void mla_queries(Run *r, const MlaCfg *c, const W *w, Tensor x, S *s) {
     Mark mark = arena_mark(r->scratch);
     x = wanted_rows(r, x);
     if (c->q_rank) r->ops->linear(r, s->ql, x, w->wqa, w->bqa);
+    if (c->out_gate) r->ops->linear(r, s->gate, x, w->wg, ABSENT);
     r->ops->linear(r, s->q, query_input(r, c, w, x, s->ql, s->ql_rstd), w->wq, w->bq);
     r->ops->rope(r, s->q, &c->q_turn, r->out, 1);
     arena_release(r->scratch, mark);
@@ -322,6 +331,46 @@ bool mla_expands(const MlaCfg *c, const Batch *b, RowList out) {
     return pairs * (key_dim(c) + c->v_dim) + b->N * up < absorbed;
 }
 
+/* ---- the gate of outputs ----------------------------------------------------------------------------------------- */
+
+/* A head's gate goes to its Dv values, and their gradients back to it, by a product with a column of ones. */
+static Tensor gate_ones(Run *r, const MlaCfg *c) {
+    Tensor ones = SCRATCH(r, "ones", c->v_dim, 1);
+    r->ops->repeat(r, ones, &(const double){1});
+    return ones;
+}
+static Tensor gate_spread(Run *r, const MlaCfg *c, const S *s, Tensor ones) {
+    Tensor z = SCRATCH_OF(r, "gates", s->o.dtype, s->o.n[0], c->heads, c->v_dim);
+    r->ops->linear(r, tensor_rows(z, c->v_dim), tensor_rows(s->gate, 1), ones, ABSENT);
+    return z;
+}
+/* What the output projection reads: o, or o times its gate, in scratch. */
+static Tensor mla_gated(Run *r, const MlaCfg *c, const S *s) {
+    if (!c->out_gate) return s->o;
+    Tensor y = SCRATCH_OF(r, "gated", s->o.dtype, s->o.n[0], c->heads, c->v_dim);
+    r->ops->sigmoid_gate(r, y, s->o, gate_spread(r, c, s, gate_ones(r, c)));
+    return y;
+}
+/* From dy compute dout, the gradient of o, and add to those of the output projection. Returns the gradient of the
+ * gates (N,H), in scratch; without a gate it is absent. */
+static Tensor gate_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout) {
+    const int N = r->in.n, H = c->heads;
+    if (!c->out_gate) {
+        r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
+        return ABSENT;
+    }
+    Tensor dgate = OVERWRITE_OF(r, "d gate", dout.dtype, N, H);
+    Mark mark = arena_mark(r->scratch);
+    Tensor dgated = OVERWRITE_OF(r, "d gated", dout.dtype, N, H, c->v_dim),
+           dz = OVERWRITE_OF(r, "d gates", dout.dtype, N, H, c->v_dim), ones = gate_ones(r, c);
+    r->ops->linear_backward(r, dgated, dw->wo, dw->bo, dy, mla_gated(r, c, s), w->wo);
+    r->ops->sigmoid_gate_backward(r, dout, dz, dgated, s->o, gate_spread(r, c, s, ones));
+    r->ops->linear_backward(r, as_overwritten(tensor_rows(dgate, 1)), ABSENT, ABSENT, tensor_rows(dz, c->v_dim),
+                            tensor_rows(s->gate, 1), ones);
+    arena_release(r->scratch, mark);
+    return dgate;
+}
+
 /* ---- passes ------------------------------------------------------------------------------------------------------ */
 
 static void mla_forward(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, void *s_, Tensor y) {
@@ -332,7 +381,9 @@ static void mla_forward(Run *r, const void *cfg, const void *w_, Tensor x, Kv *k
     if (!c->heads) return;
     mla_queries(r, c, w, x, s);
     attend_expanded(r, c, w, kv, s, false);
-    r->ops->linear(r, y, s->o, w->wo, w->bo);
+    Mark mark = arena_mark(r->scratch);
+    r->ops->linear(r, y, mla_gated(r, c, s), w->wo, w->bo);
+    arena_release(r->scratch, mark);
 }
 static void mla_extend(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv, const Slot *slot, Tensor y) {
     const MlaCfg *c = cfg;
@@ -353,7 +404,7 @@ static void mla_extend(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv
             kv_probe(r, mla_absorb(r, c, w, s.q), s.lse, mla_attn(c));
             arena_release(r->scratch, inner);
         }
-        r->ops->linear(r, y, s.o, w->wo, w->bo);
+        r->ops->linear(r, y, mla_gated(r, c, &s), w->wo, w->bo);
     }
     arena_release(r->scratch, mark);
 }
@@ -365,13 +416,17 @@ static void mla_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     W *dw = dw_;
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
-    Projection d[3], p[3];
+    Projection d[4], p[4];
     int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads;
         Tensor dout = OVERWRITE_OF(r, "d o", x.dtype, N, H, c->v_dim),
                dq = OVERWRITE_OF(r, "d q", x.dtype, N, H, key_dim(c));
-        r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
+        Tensor dgate = gate_backward(r, c, w, dw, s, dy, dout);
+        if (c->out_gate) {
+            d[n] = (Projection){dgate, dw->wg, ABSENT};
+            p[n++].w = w->wg;
+        }
         mla_attend_backward(r, c, w, dw, kv, s, dout, dq, dkv->k);
         d[n] = queries_backward(r, c, w, dw, x, dq, s);
         p[n++].w = c->q_rank ? w->wqa : w->wq;

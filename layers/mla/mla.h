@@ -6,7 +6,7 @@
  *   q = Wq x + bq, or Wqb RMSNorm(Wqa x + ba') + bq   (H, Dn + Dr): [qn | qr], qr rotated
  *   [kn_h | v_h] = Wb_h c                          (H, Dn + Dv)
  *   s_ij = scale (qn_i . kn_j + qr_i . kr_j)       head h reads rope key h / (H/G)
- *   o_h = sum_j softmax_j(s_ij) v_j;  y = Wo [o_1 .. o_H] + bo
+ *   o_h = sum_j softmax_j(s_ij) v_j;  y = Wo [g_1 o_1 .. g_H o_H] + bo;  g = sigmoid(Wg x) with out_gate, else 1
  *   scale = (Dn + Dr)^-1/2 m^2, m = 0.1 mscale_all_dim ln(factor) + 1 where both are given (yarn), else 1
  *
  * Stored per token: [c | kr_1 .. kr_G], one row for all heads.
@@ -21,7 +21,7 @@
  * heads = 0 publishes.
  *
  * Sources: arXiv:2405.04434 section 2.1, arXiv:2412.19437; deepseek-ai/DeepSeek-V3 inference/model.py; names and the
- * norms' eps of 1e-6: transformers modeling_deepseek_v3. */
+ * norms' eps of 1e-6: transformers modeling_deepseek_v3; out_gate: transformers modeling_bailing_hybrid. */
 #pragma once
 #include "layers/mixer.h"
 
@@ -29,7 +29,7 @@ typedef struct {
     LayerCfg base;
     int heads, q_rank, kv_rank, nope_dim, rope_dim, v_dim, rope_heads, window, sinks;
     RopeCfg rope;
-    bool latent_norm, q_latent_norm, a_bias, q_bias, o_bias;
+    bool latent_norm, q_latent_norm, a_bias, q_bias, o_bias, out_gate;
     Rope q_turn, k_turn; /* derived */
 } MlaCfg;
 extern const Mixer mla_mixer;

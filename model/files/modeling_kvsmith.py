@@ -303,6 +303,7 @@ class Mla(nn.Module):
         if H:
             self.kv_b_proj = nn.Linear(c["kv_rank"], H * (c["nope_dim"] + self.V), False)
             self.o_proj = nn.Linear(H * self.V, d, c["o_bias"])
+            self.g_proj = nn.Linear(d, H, False) if c.get("out_gate") else None
 
     def turned(self, x):
         return rotated(x, self.c["rope"], self.m["max_positions"])
@@ -328,7 +329,10 @@ class Mla(nn.Module):
         if c["rope_dim"]:
             q = torch.cat((q[..., : c["nope_dim"]], self.turned(q[..., c["nope_dim"] :])), -1)
             k = torch.cat((k, keys.repeat_interleave(H // c["rope_heads"], 1)), -1)
-        return self.o_proj(joined(attend(q, k, v, self.scale, c["window"], c["sinks"]))), rows
+        o = attend(q, k, v, self.scale, c["window"], c["sinks"])
+        if self.g_proj is not None:
+            o = o * torch.sigmoid(self.g_proj(x)).transpose(1, 2).unsqueeze(-1)
+        return self.o_proj(joined(o)), rows
 
 
 class Line(nn.Module):

@@ -88,6 +88,8 @@ const Animal zoo[] = {
     {"mla, query latent, biases",
      MLA("\"heads\":2,\"kv_rank\":5,\"q_rank\":6,\"nope_dim\":3,\"rope_dim\":4,\"a_bias\":true,\"q_bias\":true,"
          "\"o_bias\":true,\"rope\":{\"type\":\"default\",\"theta\":100,\"interleaved\":true}")},
+    {"mla, a gate for each head",
+     MLA("\"heads\":3,\"kv_rank\":5,\"q_rank\":4,\"nope_dim\":4,\"rope_dim\":2,\"v_dim\":3,\"out_gate\":true")},
     {"mla, no norms, yarn that scales the softmax",
      MLA("\"heads\":2,\"kv_rank\":4,\"q_rank\":5,\"nope_dim\":4,\"rope_dim\":6,\"v_dim\":5,\"latent_norm\":false,"
          "\"q_latent_norm\":false,\"rope\":{\"type\":\"yarn\",\"theta\":100,\"factor\":4,\"mscale\":0.7,"
