@@ -143,9 +143,9 @@ static json_t *line_json(const HfType *t, const HfShape *s) {
 }
 json_t *hf_mla_json(const HfShape *s) {
     const MlaCfg *m = &s->mla;
-    return json_pack("{ss si si si si si si sO sb sb}", "mixer", "mla", "heads", m->heads, "kv_rank", m->kv_rank,
+    return json_pack("{ss si si si si si si sO sb sb sb}", "mixer", "mla", "heads", m->heads, "kv_rank", m->kv_rank,
                      "q_rank", m->q_rank, "nope_dim", m->nope_dim, "rope_dim", m->rope_dim, "v_dim", m->v_dim, "rope",
-                     s->rope, "a_bias", m->a_bias, "o_bias", m->o_bias);
+                     s->rope, "a_bias", m->a_bias, "o_bias", m->o_bias, "out_gate", m->out_gate);
 }
 static json_t *kind_json(const HfType *t, const HfShape *s, int l) {
     return s->state[l] ? line_json(t, s) : !strcmp(t->mixer, "mla") ? hf_mla_json(s) : gqa_json(s, l);
@@ -304,6 +304,7 @@ static bool decoder_latents(const ModelCfg *c, HfShape *s, const char **why) {
     if (!m->latent_norm || (m->q_rank && !m->q_latent_norm)) return hf_no(why, "a latent without its norm");
     if (m->a_bias != m->o_bias) return hf_no(why, "a_bias without o_bias, or the reverse");
     if (m->q_bias) return hf_no(why, "q_bias");
+    if (m->out_gate) return hf_no(why, "out_gate");
     if (m->rope.mscale_all_dim > 0 && m->rope.type != ROPE_YARN) return hf_no(why, "mscale_all_dim without yarn");
     if (!m->v_dim) m->v_dim = m->nope_dim;
     return true;

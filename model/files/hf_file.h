@@ -275,4 +275,4 @@ extern const HfType hf_llama, hf_mistral, hf_qwen2, hf_qwen3, hf_gpt2, hf_gpt_ne
     hf_granite, hf_olmo2, hf_gemma2, hf_gemma3_text, hf_deepseek_v2, hf_mixtral, hf_qwen3_moe, hf_qwen2_moe, hf_olmoe,
     hf_qwen3_next, hf_qwen3_5_text, hf_qwen3_5, hf_qwen3_5_moe_text, hf_qwen3_5_moe, hf_kimi_linear, hf_glm4_moe,
     hf_glm4_moe_lite, hf_mamba2, hf_granitemoehybrid, hf_fla_kda, hf_fla_gdn, hf_fla_delta, hf_fla_gla, hf_fla_retnet,
-    hf_gpt_oss, hf_nemotron_h;
+    hf_gpt_oss, hf_nemotron_h, hf_bailing_hybrid;

@@ -3,6 +3,7 @@
  * and modeling_kimi_linear, and the config.json of Kimi-Linear-48B-A3B. */
 #include "layers/kda/kda.h"
 #include "hf_file.h"
+#include "hf_kimi.h"
 
 typedef struct {
     HfShape s;
@@ -102,20 +103,19 @@ static bool kimi_layers(const HfFile *f, KimiShape *x) {
     for (int l = 0; l < L; l++) x->nfull += x->full[l];
     return true;
 }
-static bool kimi_feeds(const HfFile *f, HfShape *s) {
-    int first;
-    if (!hf_whole(f, "first_k_dense_replace", 0, 1, &first)) return false;
+bool hf_kimi_feeds(const HfFile *f, const HfKey *keys_of, int first, bool alike, HfShape *s) {
+    if (!hf_whole(f, "first_k_dense_replace", 0, first, &first)) return false;
     for (int l = 0; l < s->layers; l++) s->sparse[l] = l >= first;
     bool listed[LAYERS_MAX];
     memcpy(listed, s->sparse, sizeof listed);
     if (!hf_texts(f, "mlp_layer_types", s->layers, "sparse", "dense", listed)) return false;
-    if (hf_given(f->j, "first_k_dense_replace") && memcmp(listed, s->sparse, sizeof listed))
+    if (alike && hf_given(f->j, "first_k_dense_replace") && memcmp(listed, s->sparse, sizeof listed))
         return err_input(f->e, "%s: \"mlp_layer_types\" and \"first_k_dense_replace\" differ; remove one", f->path);
     memcpy(s->sparse, listed, sizeof listed);
     for (int l = 0; l < s->layers; l++) s->nsparse += s->sparse[l];
     if (!s->nsparse) return true;
     s->moe.router = ROUTER_SIGMOID, s->moe.bias_balance = true;
-    return hf_keys_read(f, experts, s) &&
+    return hf_keys_read(f, keys_of, s) &&
            (s->moe.experts / s->moe.groups > 1 ||
             err_input(f->e, "%s: \"num_expert_group\": expected groups of two experts at least, found %d of %d experts",
                       f->path, s->moe.groups, s->moe.experts));
@@ -134,7 +134,7 @@ static bool kimi_read(const HfFile *f, KimiShape *x) {
     if (s->layers > LAYERS_MAX)
         return err_input(f->e, "%s: \"num_hidden_layers\": expected at most %d layers, found %d", f->path, LAYERS_MAX,
                          s->layers);
-    return kimi_layers(f, x) && kimi_feeds(f, s);
+    return kimi_layers(f, x) && hf_kimi_feeds(f, experts, 1, true, s);
 }
 static json_t *kimi_settings(const HfFile *f) {
     KimiShape *x = xcalloc(1, sizeof *x);
@@ -182,23 +182,34 @@ static bool kimi_kda(const KdaCfg *k, KimiShape *x, const char **why) {
     x->k.heads = k->heads, x->k.head_dim = K, x->k.conv = k->conv;
     return true;
 }
-static bool kimi_latent(const ModelCfg *c, const MlaCfg *m, KimiShape *x, const char **why) {
-    const MlaCfg *old = &x->s.mla;
-    (void)c;
+bool hf_kimi_latent(const MlaCfg *m, bool first, HfShape *s, const char **why) {
+    const MlaCfg *old = &s->mla;
     if (!m->heads) return hf_no(why, "a layer without queries");
-    if (!m->nope_dim || !m->rope_dim || m->rope.type != ROPE_NONE || m->rope_heads != 1)
-        return hf_no(why, "latent attention with a rotation, or without an unturned key for all heads");
+    if (!m->nope_dim || !m->rope_dim || m->rope_heads != 1) return hf_no(why, "latent attention without a key for all");
     if (m->window || m->sinks) return hf_no(why, "a window");
     if (!m->latent_norm || (m->q_rank && !m->q_latent_norm)) return hf_no(why, "a latent without its norm");
     if (m->a_bias != m->o_bias || m->q_bias) return hf_no(why, "q_bias, or a_bias without o_bias, or the reverse");
-    if (x->nfull && (old->heads != m->heads || old->kv_rank != m->kv_rank || old->q_rank != m->q_rank ||
-                     old->nope_dim != m->nope_dim || old->rope_dim != m->rope_dim || old->a_bias != m->a_bias ||
-                     old->v_dim != (m->v_dim ? m->v_dim : m->nope_dim)))
+    if (!first && (old->heads != m->heads || old->kv_rank != m->kv_rank || old->q_rank != m->q_rank ||
+                   old->nope_dim != m->nope_dim || old->rope_dim != m->rope_dim || old->a_bias != m->a_bias ||
+                   old->v_dim != (m->v_dim ? m->v_dim : m->nope_dim) || memcmp(&old->rope, &m->rope, sizeof m->rope)))
         return hf_no(why, "layers of several kinds");
-    x->s.mla = *m;
-    if (!m->v_dim) x->s.mla.v_dim = m->nope_dim;
-    x->nfull++;
+    memcpy(&s->mla, m, sizeof *m); /* with the bytes between its members, which are compared */
+    if (!m->v_dim) s->mla.v_dim = m->nope_dim;
     return true;
+}
+static bool kimi_latent(const MlaCfg *m, KimiShape *x, const char **why) {
+    if (m->rope.type != ROPE_NONE) return hf_no(why, "latent attention with a rotation");
+    if (m->out_gate) return hf_no(why, "out_gate of latent attention");
+    return hf_kimi_latent(m, !x->nfull++, &x->s, why);
+}
+bool hf_kimi_experts(HfShape *s, const char **why) {
+    const MoeCfg *m = &s->moe;
+    if (!s->nsparse) return hf_no(why, "no layer with experts");
+    if (m->router != ROUTER_SIGMOID || !m->bias_balance) return hf_no(why, "a router by softmax, or no bias_balance");
+    if (!m->shared || m->shared_hidden || m->shared_gate)
+        return hf_no(why, "no shared expert, or shared_hidden or shared_gate");
+    if (!s->F) s->F = m->hidden; /* no layer has this width */
+    return m->experts / m->groups >= 2 || hf_no(why, "groups of one expert");
 }
 static bool kimi_shape(const ModelCfg *c, KimiShape *x, const char **why) {
     HfShape *s = &x->s;
@@ -215,19 +226,13 @@ static bool kimi_shape(const ModelCfg *c, KimiShape *x, const char **why) {
             memcpy(&kda, k->cfg, sizeof kda);
             if (!kda.head_dim) kda.head_dim = c->d_model / kda.heads;
         }
-        if (x->full[l] ? !kimi_latent(c, k->cfg, x, why) : !kimi_kda(&kda, x, why)) return false;
+        if (x->full[l] ? !kimi_latent(k->cfg, x, why) : !kimi_kda(&kda, x, why)) return false;
     }
     if (!x->nfull || x->nfull == c->layers) return hf_no(why, "layers of one mixer alone");
     if (!hf_decoder_feeds(&hf_kimi_linear, c, s, why)) return false;
-    const MoeCfg *m = &s->moe;
-    if (!s->nsparse) return hf_no(why, "no layer with experts");
-    if (m->router != ROUTER_SIGMOID || !m->bias_balance) return hf_no(why, "a router by softmax, or no bias_balance");
-    if (!m->shared || m->shared_hidden || m->shared_gate)
-        return hf_no(why, "no shared expert, or shared_hidden or shared_gate");
-    if (m->experts / m->groups < 2) return hf_no(why, "groups of one expert");
+    if (!hf_kimi_experts(s, why)) return false;
     s->d = c->d_model, s->layers = c->layers, s->V = c->vocab, s->P = c->max_positions;
     s->eps = c->norm_eps, s->std = c->init_std, s->tied = c->tied;
-    if (!s->F) s->F = m->hidden;
     return !s->tied || hf_no(why, "a tied head");
 }
 static bool kimi_is(const ModelCfg *c, const char **why) {

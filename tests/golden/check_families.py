@@ -232,6 +232,14 @@ def kimi_linear(r):
                 linear_conv_kernel_dim=r.randrange(2, 6))
 
 
+def bailing_hybrid(r):
+    s = kimi_linear(r)
+    K, taps = s.pop("linear_head_dim"), s.pop("linear_conv_kernel_dim")
+    del s["linear_num_heads"]
+    return dict(s, head_dim=K, short_conv_kernel_size=taps, kda_safe_gate=r.random() < 0.6, kda_lower_bound=-r.uniform(0.5, 6),
+                rope_theta=r.choice([30.0, 6e6]), num_mtp_layers=0)
+
+
 def fla(r, **s):
     """A decoder of flash-linear-attention; s: its mixer, without layers of attention where s says so."""
     layers, heads = r.randrange(1, 5), s["num_heads"]
@@ -302,14 +310,14 @@ TYPES = dict(mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qw
              deepseek_v2=("DeepseekV2Config", deepseek_v2), olmoe=("OlmoeConfig", olmoe),
              qwen3_next=("Qwen3NextConfig", qwen3_next), qwen3_5_text=("Qwen3_5TextConfig", hybrid),
              qwen3_5_moe_text=("Qwen3_5MoeTextConfig", qwen3_5_moe_text), kimi_linear=("KimiLinearConfig", kimi_linear),
-             glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite),
+             bailing_hybrid=("BailingHybridConfig", bailing_hybrid), glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite),
              mamba2=("Mamba2Config", mamba2), granitemoehybrid=("GraniteMoeHybridConfig", granitemoehybrid),
              gpt_oss=("GptOssConfig", gpt_oss), nemotron_h=("NemotronHConfig", nemotron_h))
 FLA = dict(kda=("KDAConfig", fla_kda), gated_deltanet=("GatedDeltaNetConfig", gated_deltanet),
            delta_net=("DeltaNetConfig", delta_net), gla=("GLAConfig", gla), retnet=("RetNetConfig", retnet),
            fla_mamba2=("Mamba2Config", fla_mamba2))
 # chunks of these lose digits in float32: compared in float64
-STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "mamba2", "granitemoehybrid", "nemotron_h"
+STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "bailing_hybrid", "mamba2", "granitemoehybrid", "nemotron_h"
 OTHERS = dict(qwen3_5_moe_text="qwen3_next")  # written as another type, which computes the same
 MAY = dict(glm4_moe_lite="DeepseekV3ForCausalLM")  # written as this where it can hold the model, with the same tensors
 

@@ -128,6 +128,13 @@ static const struct {
     {"kimi_linear", "mla_use_nope", "false", "\"mla_use_nope\": expected true, found false"},
     {"kimi_linear", "hidden_act", "\"situ\"", "\"hidden_act\": expected silu, found situ"},
     {"kimi_linear", "attn_res_block_size", "8", "\"attn_res_block_size\" is not supported"},
+    {"bailing_hybrid", "layer_types", NULL, NULL}, /* every second layer, by layer_group_size */
+    {"bailing_hybrid", "layer_group_size", "0", "\"layer_group_size\": expected 1"},
+    {"bailing_hybrid", "kda_lower_bound", "2", "\"kda_lower_bound\": expected a number below 0, found 2"},
+    {"bailing_hybrid", "kda_safe_gate", "\"no\"", "\"kda_safe_gate\": expected"},
+    {"bailing_hybrid", "num_key_value_heads", "1", "expected num_attention_heads (3), found 1"},
+    {"bailing_hybrid", "tie_word_embeddings", "true", "\"tie_word_embeddings\": expected false, found true"},
+    {"bailing_hybrid", "num_kda_heads", "3", "\"num_kda_heads\" is not supported of model_type bailing_hybrid"},
     {"granitemoehybrid", "layer_types", "[\"mamba\",\"attention\",\"mamba\"]", NULL},
     {"granitemoehybrid", "layer_types", "[\"mamba\",\"attention\"]", "expected a list of num_hidden_layers (3) texts"},
     {"granitemoehybrid", "layer_types", "[\"mamba\",\"sliding_attention\",\"mamba\"]",

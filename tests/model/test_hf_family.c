@@ -49,6 +49,8 @@ static const struct {
               {"qwen3_5_moe_text", NULL},
               {"kimi_linear", "kimi_linear"},
               {"kimi_linear-groups", "kimi_linear"},
+              {"bailing_hybrid", "bailing_hybrid"},
+              {"bailing_hybrid-groups", "bailing_hybrid"},
               {"glm4_moe", "glm4_moe"},
               {"glm4_moe-groups", "glm4_moe"},
               {"glm4_moe_lite", "glm4_moe_lite"},
