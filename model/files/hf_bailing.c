@@ -66,8 +66,11 @@ static bool bailing_states(const HfFile *f, BailingShape *x) {
     const json_t *bound = json_object_get(f->j, "kda_lower_bound");
     x->k.gate = safe ? KDA_LOWER_BOUND : KDA_STANDARD;
     x->k.bound = json_is_number(bound) ? json_number_value(bound) : -5;
-    return (!hf_given(f->j, "kda_lower_bound") || (json_is_number(bound) && x->k.bound < 0)) ||
-           err_input(f->e, "%s: \"kda_lower_bound\": expected a number below 0, found %.40s", f->path, hf_found(bound));
+    if (!hf_given(f->j, "kda_lower_bound") || (json_is_number(bound) && x->k.bound < 0)) return true;
+    return json_is_number(bound)
+               ? err_input(f->e, "%s: \"kda_lower_bound\": expected a number below 0, found %g", f->path, x->k.bound)
+               : err_input(f->e, "%s: \"kda_lower_bound\": expected a number below 0, found %.40s", f->path,
+                           hf_found(bound));
 }
 static bool bailing_read(const HfFile *f, BailingShape *x) {
     HfShape *s = &x->s;
