@@ -1,11 +1,11 @@
 #!/bin/bash
-# tests/peers/llmc.py and llamacpp.py: what they refuse, what they hand to the programs beside, and what they make of their figures.
+# tests/peers/llmc.py, llamacpp.py and commits.py: what they refuse, what they hand to the programs beside, and what they make of their figures.
 # Small scripts stand in for kvsmith and its peers: their figures are known, and nothing is measured.
 . tests/lib/cases.sh
 export PYTHONDONTWRITEBYTECODE=1 TMPDIR=$tmp
 unset PEER_LLMC PEER_LLAMACPP
 if ! command -v python3 >/dev/null; then
-    for t in refusals llmc_no_terminal llmc llamacpp; do echo "skip $t: no Python here"; done
+    for t in refusals llmc_no_terminal llmc llamacpp commits; do echo "skip $t: no Python here"; done
     exit 0
 fi
 mkdir "$tmp/peers" "$tmp/none"
@@ -125,3 +125,25 @@ if python3 -c 'import yaml' 2>/dev/null; then
     refused 2 'expected a configuration in YAML' $llamacpp "$tmp/kvsmith" setup
 fi
 verdict llamacpp
+
+# The second program is a tenth faster at every bench; the one of a teacher costs both half a second for 100 rows.
+for which in old:1000 new:1100; do
+    program "${which%:*}" <<TEXT
+case "\$2" in
+train) echo '{"train": {"rows": 100, "tok_s": ${which#*:}}, "distill": {"step_s": 0.5}}' ;;
+*) echo "{\"\$2\": [{\"tok_s\": ${which#*:}}]}" ;;
+esac
+TEXT
+done
+commits=tests/peers/commits.py
+run 0 $commits "$tmp/old" "$tmp/new" --rounds 4
+said 'prefill 124M f32                 old     1000.0 new     1100.0 tokens/s; new over old 1.100 (quartiles 1.100 to 1.100)'
+said 'train tiny f32 with a teacher    old      200.0 new      200.0 tokens/s; new over old 1.000 (quartiles 1.000 to 1.000)'
+[ "$(wc -l <"$tmp/out")" -eq 10 ] || wrong "$(wc -l <"$tmp/out") lines, want 10"
+run 0 $commits "$tmp/old" "$tmp/new" --rounds 2 --only batch\ 16 --json
+said '{"decode 124M f32 batch 16": [[1000, 1100], [1000, 1100]]}'
+run 2 $commits "$tmp/old" "$tmp/new" --rounds 0
+run 2 $commits "$tmp/none/kvsmith" "$tmp/new"
+grep -qF 'none that can be executed' "$tmp/err" || wrong "$(cat "$tmp/err")"
+run 2 $commits "$tmp/old" "$tmp/new" --only decade
+verdict commits
