@@ -86,6 +86,7 @@ static void see_got(Fields *f, Tensor *t, const char *path, unsigned flags) {
 typedef struct {
     double nll, gradient, field; /* of all gradients together; of the field that is worst, and which */
     double bound;                /* of the latter */
+    bool may_mind;               /* recurrences, and units that clamp */
     char path[96];
 } Apart;
 static void gradients_apart(Apart *r, Side *cuda, Side *cpu) {
@@ -124,6 +125,7 @@ static bool rows_apart(Apart *r, const Animal *a, const Batch *b, const int *tok
     r->bound = field_rms;
     for (int l = 0; l < cpu.m.L; l++)
         if (cpu.m.layer[l].rows.state) r->bound = recurrent_rms;
+    r->may_mind = r->bound == recurrent_rms || strstr(a->json, "\"limit\"");
     r->nll = apart(nll[1], nll[0], (size_t)b->N);
     gradients_apart(r, &cuda, &cpu);
     side_close(&cpu), side_close(&cuda);
@@ -159,8 +161,10 @@ static Apart minds(const Animal *a) {
     side_close(&side[0]), side_close(&side[1]);
     return r;
 }
-/* Recurrences of some seeds mind more than the bounds that serve all others: they may be three times as far apart as
- * rounded weights alone take them. */
+/* Recurrences of some seeds mind more than the bounds that serve all others, and so does a unit that clamps, where
+ * rounding takes a number over its limit and with it a gradient away (the biases of an expert with few rows: 0.12 apart
+ * where the same weights without the limit are 0.03). They may be three times as far apart as rounded weights alone
+ * take them. */
 Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
     Apart most = {0}, r, own;
     int ran = 0, more = 0;
@@ -170,7 +174,7 @@ Test(cuda_bf16_model, a_step_is_the_cpus_within_bf16, .timeout = 300) {
             fprintf(stderr, "%s: losses %.3g, gradients %.3g, %s %.3g\n", zoo[i].name, r.nll, r.gradient, r.path,
                     r.field);
         bool within = r.nll <= nll_rms && r.gradient <= gradient_rms && r.field <= r.bound;
-        if (!within && r.bound == recurrent_rms) {
+        if (!within && r.may_mind) {
             own = minds(&zoo[i]);
             fprintf(stderr, "%s: gradients %.3g, %s %.3g; rounded weights alone %.3g, %s %.3g\n", zoo[i].name,
                     r.gradient, r.path, r.field, own.gradient, own.path, own.field);
