@@ -2,17 +2,10 @@
 """Golden models of nemotron_h, as make_families.py makes them, and logits64 as in make_experts.py. Versions used and effects are in
 families/versions-nemotron.json. Usage: make_nemotron.py [OUT]
 
-gradients.safetensors: those of the mean of -log p of the next tokens, by autograd in float64, rounded to float32.
 time_step_min: transformers raises lower steps to it, which the published implementation does not; see hf_nemotron_h.c.
 """
-import pathlib
-import re
-import sys
-
-import torch
-from make_families import Doubles, here, main
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, NemotronHConfig
+from make_families import main
+from transformers import NemotronHConfig
 
 MAMBA, FULL, MLP, MOE = "linear_attention", "full_attention", "mlp", "moe"
 base = dict(vocab_size=24, hidden_size=11, intermediate_size=13, layers_block_type=[MAMBA, MLP, FULL, MAMBA, MLP],
@@ -31,28 +24,3 @@ cases = {
                                            "norm_topk_prob": False, "n_groups": 1}, dict(num_experts_per_tok=1)),
 }
 main(cases, "versions-nemotron.json", doubles=True, first=500, experts_implementation="eager")
-
-
-def gradients(where):
-    how = dict(experts_implementation="eager")
-    ids = load_file(where / "golden.safetensors")["input_ids"]
-    was = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **how)
-    grads = {}
-    with Doubles():
-        model = AutoModelForCausalLM.from_config(was.config, dtype=torch.float64, **how).eval()
-        model.load_state_dict(was.state_dict())
-        logits = model(input_ids=ids[:, :-1]).logits
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-    for name, p in model.named_parameters():
-        name = re.sub(r"^model\.", "backbone.", name)
-        if p.dim() == 3 and ".experts." in name:  # one tensor for each expert in the files
-            for e in range(p.shape[0]):
-                grads[name.replace("experts.", f"experts.{e}.") + ".weight"] = p.grad[e]
-        else:
-            grads[name] = p.grad
-    save_file({k: v.to(torch.float32).contiguous() for k, v in grads.items()}, where / "gradients.safetensors")
-
-
-out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "families"
-for name in ("nemotron_h", "nemotron_h-experts"):
-    gradients(out / name)

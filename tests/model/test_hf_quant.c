@@ -1,78 +1,8 @@
-/* test_hf_quant.c: gpt_oss and quantised files: gradients of autograd, values of codes and scales to the bit, what is
- * refused, conversion into ordinary files. Logits and decoding: test_hf_family.c. */
+/* test_hf_quant.c: quantised files: values of codes and scales to the bit, what is refused, conversion into ordinary
+ * files. Logits and decoding: test_hf_family.c. */
 #include "tests/lib/converts.h"
 
 #define FAMILIES "tests/golden/families/"
-
-/* ---- gradients --------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    const HfFiles *files;
-    double worst, most;
-    char where[192];
-    int seen;
-} Autograd;
-static void see_autograd(Fields *f, Tensor *t, const char *path, unsigned flags) {
-    Autograd *a = f->ctx;
-    StPlace place;
-    Err e = {0};
-    const StEntry *s = hf_files_find(a->files, path, *t, &place);
-    (void)flags;
-    cr_assert(s, "%s", path);
-    Tensor want = *t;
-    want.p = xcalloc(tensor_count(*t), sizeof(real));
-    cr_assert(st_read_part(&a->files->st, s, want, place, &e), "%s", e.msg);
-    for (size_t i = 0; i < tensor_count(*t); i++) {
-        const double off = fabs((double)R(*t)[i] - (double)R(want)[i]);
-        a->most = fmax(a->most, fabs((double)R(want)[i]));
-        if (off > a->worst) snprintf(a->where, sizeof a->where, "%s", path);
-        a->worst = fmax(a->worst, off);
-    }
-    a->seen++;
-    free(want.p);
-}
-/* Those of the mean loss of every next token, by transformers and autograd in float64. The gradients lie in a file as
- * the model's tensors do. */
-Test(hf_quant, gradients_of_autograd) {
-    enum { ROWS = 48, T = 24 };
-    const char *dir = FAMILIES "gpt_oss";
-    ModelCfg c;
-    Model m;
-    Device *dev;
-    Workspace work;
-    HfFiles files;
-    St ids, grads;
-    Err e = {0};
-    int off[] = {0, T, ROWS}, of[ROWS], pos[ROWS], first[ROWS], tok[ROWS], tgt[ROWS];
-    real g[ROWS], nll[ROWS];
-    cr_assert(hf_config_read(dir, &c, &e) && hf_files_open(&files, dir, &c, &e), "%s", e.msg);
-    cr_assert(st_open(&ids, FAMILIES "gpt_oss/golden.safetensors", &e), "%s", e.msg);
-    cr_assert(st_open(&grads, FAMILIES "gpt_oss/gradients.safetensors", &e), "%s", e.msg);
-    cr_assert(device_open(&dev, "cpu", 2, &e), "%s", e.msg);
-    const ModelOpts opts = {.train = true, .max_rows = ROWS, .max_samples = 2, .poison = true};
-    cr_assert(zoo_model(&m, &work, dev, &c, opts, &e) && hf_load(dir, &m, &e), "%s", e.msg);
-    const StEntry *s = st_find(&ids, "input_ids");
-    for (int r = 0; r < ROWS; r++) {
-        of[r] = r / T, pos[r] = r % T, first[r] = r / T * T, tok[r] = s->p[8 * r];
-        tgt[r] = pos[r] == T - 1 ? -1 : s->p[8 * r + 8], g[r] = (real)(1.0 / (ROWS - 2));
-    }
-    Batch b = {.B = 2, .N = ROWS, .off = off, .of = of, .pos = pos, .first = first, .id = (uint64_t[]){0, 1}};
-    model_zero_grad(&m);
-    model_train(&m, &work, &b, tok, tgt, g, nll);
-    St own = files.st;
-    files.st = grads; /* the names are those of the model's files */
-    Autograd a = {.files = &files};
-    Fields f = {.see = see_autograd, .ctx = &a};
-    model_fields(&m, &m.g, &f);
-    files.st = own;
-    const double bound = REAL == F64 ? 1e-12 : 2e-5;
-    printf("gradients: %.3g of the largest entry apart, in %s\n", a.worst / a.most, a.where);
-    cr_assert(a.worst <= bound * a.most && a.most > 0 && a.seen > 40, "%g of %g in %s, %d tensors", a.worst, a.most,
-              a.where, a.seen);
-    st_close(&ids), st_close(&grads);
-    hf_files_close(&files);
-    workspace_close(&work), model_close(&m), model_cfg_free(&c), device_close(dev);
-}
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
