@@ -42,6 +42,9 @@ static const struct {
     {"dmc", "model.kinds.full={mixer: dmc, heads: 4, kv_heads: 2, head_dim: 16, offset: 2, phase: zero}", PARTLY,
      "model.tied=true"},
     {"experts", MOE, LORA, "model.tied=true"},
+    {"experts with biases",
+     "model.ffn={kind: moe, experts: 4, top_k: 2, hidden: 48, router_bias: true, expert_bias: true, limit: 0.9}", LORA,
+     "model.tied=true"},
     {"experts, some", MOE, "train.freeze=['*experts.1.*', '*up_proj*']", "train.recompute=-1"},
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -135,13 +135,15 @@ static Tensor *lora_experts_room(Lora *l, int n) {
     if (4 * n > o->most) o->room = xrealloc(o->room, (size_t)(o->most = 4 * n), sizeof *o->room);
     return o->room;
 }
-/* Experts, if all of them are adapted; where some are, their dW are formed. */
+/* Experts, if all of them are adapted; where some are, their dW are formed. Their biases, which come as matrices of one
+ * column, never are. While measuring nobody knows which they are. */
 static void linear_groups_backward_low(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     Lora *l = lora_enter(r);
     bool all = dw;
-    for (int e = 0; dw && e < g.n; e++) all = all && present(dw[e]);
+    for (int e = 0; dw && e < g.n; e++)
+        all = all && present(dw[e]) && (measuring(r) || lora_part_of(l, dw[e].p, false));
     for (int e = 0; dw && !all && e < g.n; e++) lora_form(l, r, dw[e]);
-    r->ops->linear_groups_backward(r, dx, all ? NULL : dw, dy, x, g, w);
+    r->ops->linear_groups_backward(r, dx, all && !measuring(r) ? NULL : dw, dy, x, g, w);
     if (all) {
         Mark mark = arena_mark(r->scratch);
         Tensor *a = lora_experts_room(l, g.n), *b = a + g.n, *da = b + g.n, *db = da + g.n;
