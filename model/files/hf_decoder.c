@@ -367,6 +367,8 @@ static bool decoder_shape(const HfType *t, const ModelCfg *c, HfShape *s, const 
         return false;
     const RopeCfg *rope = gqa ? &s->g.rope : &s->mla.rope;
     if (!decoder_switches(t, c, s, why)) return false;
+    if (gqa && rope->type == ROPE_NONE && t->may & HF_UNTURNED) /* no layer has one: settings without an effect */
+        s->g.rope = s->local_rope = (RopeCfg){.type = ROPE_DEFAULT, .theta = t->theta};
     if (gqa && (rope->interleaved || s->local_rope.interleaved)) return hf_no(why, "interleaved rotation");
     const char *differs = hf_rope_differs(rope, c->max_positions);
     if (gqa && !differs) differs = hf_rope_differs(&s->local_rope, c->max_positions);

@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""Random tiny models of the types with experts, written by transformers, read and written again by kvsmith.
+"""Random tiny models of every type, written by transformers, read and written again by kvsmith.
 
 Usage: check_families.py KVSMITH [TYPE...] [--models N] [--seed S]. Needs torch, transformers, safetensors. For each type
-N models (default 6) of other sizes and settings, in turn float32 and bfloat16 files, in one file and in shards:
-  logits    of `kvsmith logits` within 1e-4 of those of transformers in float32, of the same files
+N models (default 6) of other sizes and settings, in turn float32 and bfloat16 files, in one file and in shards, on 1 to
+300 tokens:
+  logits    of `kvsmith logits`, all rows at once and token by token, within 1e-4 of those of transformers with all
+            arithmetic in float64, of the same files. Where a state, a norm or a softmax magnifies rounding, at most
+            three times what is the largest of: transformers' own error in float32, and what weights moved by a rounding
+            of float32 do in float64, of five draws
   tensors   of what `kvsmith convert --to same` writes: same names, dtypes, shapes and bytes
-  loading   that directory by from_pretrained: no missing, unexpected or mismatched key, and the same logits to the bit
-  greedy    16 tokens that transformers generates are those that kvsmith's logits choose (unless two are near to equal)
+  loading   that directory by from_pretrained: no missing, unexpected or mismatched key, and the same logits in float64
+  greedy    100 tokens that transformers generates are those that kvsmith's logits choose (unless two are near to equal)
 Prints a line for each model and the worst error of each type; exit status 1 if something differs.
-Types of flash-linear-attention come last, over 1 to 300 tokens, because fla_eager.py, which is imported for them, makes its
-classes those of their names, fla_mamba2's in the place of transformers'. They are compared with that module's float64; where its own float32
-differs from that by more than 5e-5, within twice as much.
+Types of flash-linear-attention run if they are named; it must not be importable for others, because transformers would
+call its kernels. fla_eager.py, which is imported for them, makes its classes those of their names, fla_mamba2's in the
+place of transformers'.
 """
 import argparse
 import importlib
+import json
 import pathlib
 import random
 import re
@@ -28,22 +33,114 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-BOUND, NEAR = 1e-4, 1e-3
-EAGER = dict(experts_implementation="eager")
+BOUND, NEAR, GREEDY = 1e-4, 1e-3, 100
+TOKENS = 300, 1, 65, 130, 2, 200
+EAGER = dict(experts_implementation="eager", attn_implementation="eager")
 
 
 def plain(r):
     heads, groups = r.choice([(4, 2), (3, 1), (3, 3), (6, 2)])
     return dict(vocab_size=r.randrange(17, 40), hidden_size=heads * r.randrange(3, 7), intermediate_size=r.randrange(5, 20),
                 num_hidden_layers=r.randrange(1, 5), num_attention_heads=heads, num_key_value_heads=groups,
-                head_dim=2 * r.randrange(1, 6), max_position_embeddings=64, rms_norm_eps=r.choice([1e-6, 1e-4]),
+                head_dim=2 * r.randrange(1, 6), max_position_embeddings=512, rms_norm_eps=r.choice([1e-6, 1e-4]),
                 tie_word_embeddings=r.random() < 0.3, bos_token_id=1, eos_token_id=2, rope_parameters=rope(r))
 
 
 def rope(r):
     return r.choice([dict(rope_type="default", rope_theta=r.choice([50.0, 1e4])),
                      dict(rope_type="linear", rope_theta=50.0, factor=2.0),
-                     dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=16)])
+                     dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=128)])
+
+
+def bare(r, **more):
+    """A dense model whose heads have no width of their own."""
+    s = plain(r)
+    del s["head_dim"]
+    return dict(s, hidden_size=s["num_attention_heads"] * 2 * r.randrange(2, 5), **more)
+
+
+def windowed(r):
+    """Windows in some layers, as Qwen 2 and 3 have them."""
+    if r.random() < 0.5:
+        return {}
+    return dict(use_sliding_window=True, sliding_window=r.choice([5, 64]), max_window_layers=r.randrange(0, 3))
+
+
+def llama(r):
+    s = plain(r)
+    return dict(s, attention_bias=r.random() < 0.3, rope_parameters=r.choice([
+        s["rope_parameters"], dict(rope_type="llama3", rope_theta=50.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                   original_max_position_embeddings=128)]))
+
+
+def mistral(r):
+    return dict(plain(r), sliding_window=r.choice([None, 5, 64]))
+
+
+def qwen2(r):
+    return bare(r, **windowed(r))
+
+
+def qwen3(r):
+    return dict(plain(r), **windowed(r), attention_bias=r.random() < 0.3)
+
+
+def gpt2(r):
+    heads = r.randrange(1, 5)
+    return dict(vocab_size=r.randrange(17, 40), n_embd=heads * r.randrange(2, 7), n_layer=r.randrange(1, 5), n_head=heads,
+                n_positions=512, n_inner=r.choice([None, 11]), bos_token_id=1, eos_token_id=2, layer_norm_epsilon=1e-4,
+                activation_function=r.choice(["gelu_new", "gelu"]), tie_word_embeddings=r.random() < 0.6)
+
+
+def gpt_neox(r):
+    s = bare(r)
+    part = dict(s.pop("rope_parameters"), partial_rotary_factor=1.0)
+    s = {k: v for k, v in s.items() if k not in ("num_key_value_heads", "rms_norm_eps")}
+    if part["rope_type"] == "default" and s["hidden_size"] // s["num_attention_heads"] % 4 == 0:
+        part["partial_rotary_factor"] = 0.5
+    return dict(s, rope_parameters=part, use_parallel_residual=r.random() < 0.6, attention_bias=r.random() < 0.7,
+                hidden_act=r.choice(["gelu", "gelu_new"]))
+
+
+def phi3(r):
+    s = bare(r, sliding_window=r.choice([None, 5, 64]), pad_token_id=0)
+    half = s["hidden_size"] // s["num_attention_heads"] // 2
+    long = dict(rope_type="longrope", rope_theta=50.0, original_max_position_embeddings=128,
+                short_factor=[r.uniform(1, 2) for _ in range(half)], long_factor=[r.uniform(1, 4) for _ in range(half)])
+    if r.random() < 0.5:
+        return dict(s, rope_parameters=long, original_max_position_embeddings=128)
+    return dict(s, rope_parameters=dict(rope_type="default", rope_theta=50.0))
+
+
+def smollm3(r):
+    s = bare(r, attention_bias=r.random() < 0.4, pad_token_id=0)
+    if r.random() < 0.5:
+        s.update(use_sliding_window=True, sliding_window=r.choice([5, 64]))
+    return dict(s, no_rope_layers=[r.randrange(2) for _ in range(s["num_hidden_layers"])])
+
+
+def granite(r):
+    return bare(r, attention_bias=r.random() < 0.4, embedding_multiplier=r.choice([1.0, 3.5]), logits_scaling=r.choice([1.0, 1.7]),
+                residual_multiplier=r.choice([1.0, 0.6]), attention_multiplier=r.choice([1.0, 0.3]), pad_token_id=0)
+
+
+def olmo2(r):
+    return bare(r, attention_bias=r.random() < 0.4, pad_token_id=0)
+
+
+def gemma(r, turns):
+    s = plain(r)
+    types = [r.choice(["full_attention", "sliding_attention"]) for _ in range(s["num_hidden_layers"])]
+    return dict(s, layer_types=types, sliding_window=r.choice([6, 64]), query_pre_attn_scalar=r.choice([12, 20]),
+                attention_bias=r.random() < 0.4, final_logit_softcapping=r.choice([None, 6.0]), rope_parameters=turns, pad_token_id=0)
+
+
+def gemma2(r):
+    return dict(gemma(r, dict(rope_type="default", rope_theta=50.0)), attn_logit_softcapping=r.choice([None, 3.0]))
+
+
+def gemma3_text(r):
+    return gemma(r, dict(sliding_attention=dict(rope_type="default", rope_theta=9.0), full_attention=rope(r)))
 
 
 def experts(r):
@@ -89,7 +186,7 @@ def qwen2_moe(r):
 
 def latent(r):
     s = plain(r)
-    yarn = dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=16, mscale=0.7,
+    yarn = dict(rope_type="yarn", rope_theta=50.0, factor=4.0, original_max_position_embeddings=128, mscale=0.7,
                 mscale_all_dim=r.choice([0.7, 1.3]))
     del s["head_dim"]
     s.update(num_key_value_heads=s["num_attention_heads"], q_lora_rank=r.choice([None, 4, 6]), kv_lora_rank=2 * r.randrange(1, 6),
@@ -154,7 +251,7 @@ def granitemoehybrid(r):
 def gpt_oss(r):
     e, s = experts(r), plain(r)
     s["rope_parameters"] = r.choice([s["rope_parameters"], None, dict(rope_type="yarn", rope_theta=50.0, factor=4.0, truncate=False,
-                                                                     original_max_position_embeddings=16)])
+                                                                     original_max_position_embeddings=128)])
     if s["rope_parameters"] is None:  # the class's, which is meant for
         s["max_position_embeddings"] = 131072
     if r.random() < 0.5:
@@ -226,7 +323,6 @@ def kimi_linear(r):
     feeds[r.randrange(layers)] = "sparse"
     groups = s["n_group"]
     return dict(s, tie_word_embeddings=False, num_hidden_layers=layers, layer_types=kinds, mlp_layer_types=feeds, pad_token_id=0,
-               
                 num_local_experts=groups * r.randrange(2, 4), num_experts_per_tok=r.randrange(1, 2 * s["topk_group"] + 1),
                 norm_topk_prob=r.random() < 0.7, linear_head_dim=r.randrange(2, 8), linear_num_heads=r.randrange(1, 4),
                 linear_conv_kernel_dim=r.randrange(2, 6))
@@ -305,27 +401,31 @@ def fla_mamba2(r):
     return dict(s, norm_eps=eps)
 
 
-TYPES = dict(mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qwen3_moe),
+TYPES = dict(llama=("LlamaConfig", llama), mistral=("MistralConfig", mistral), qwen2=("Qwen2Config", qwen2),
+             qwen3=("Qwen3Config", qwen3), gpt2=("GPT2Config", gpt2), gpt_neox=("GPTNeoXConfig", gpt_neox),
+             phi3=("Phi3Config", phi3), smollm3=("SmolLM3Config", smollm3), granite=("GraniteConfig", granite),
+             olmo2=("Olmo2Config", olmo2), gemma2=("Gemma2Config", gemma2), gemma3_text=("Gemma3TextConfig", gemma3_text),
+             mixtral=("MixtralConfig", mixtral), qwen3_moe=("Qwen3MoeConfig", qwen3_moe),
              qwen2_moe=("Qwen2MoeConfig", qwen2_moe), deepseek_v3=("DeepseekV3Config", deepseek_v3),
              deepseek_v2=("DeepseekV2Config", deepseek_v2), olmoe=("OlmoeConfig", olmoe),
              qwen3_next=("Qwen3NextConfig", qwen3_next), qwen3_5_text=("Qwen3_5TextConfig", hybrid),
              qwen3_5_moe_text=("Qwen3_5MoeTextConfig", qwen3_5_moe_text), kimi_linear=("KimiLinearConfig", kimi_linear),
-             bailing_hybrid=("BailingHybridConfig", bailing_hybrid), glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite),
-             mamba2=("Mamba2Config", mamba2), granitemoehybrid=("GraniteMoeHybridConfig", granitemoehybrid),
+             bailing_hybrid=("BailingHybridConfig", bailing_hybrid),
+             glm4_moe=("Glm4MoeConfig", glm4_moe), glm4_moe_lite=("Glm4MoeLiteConfig", glm4_moe_lite), mamba2=("Mamba2Config", mamba2), granitemoehybrid=("GraniteMoeHybridConfig", granitemoehybrid),
              gpt_oss=("GptOssConfig", gpt_oss), nemotron_h=("NemotronHConfig", nemotron_h))
 FLA = dict(kda=("KDAConfig", fla_kda), gated_deltanet=("GatedDeltaNetConfig", gated_deltanet),
            delta_net=("DeltaNetConfig", delta_net), gla=("GLAConfig", gla), retnet=("RetNetConfig", retnet),
            fla_mamba2=("Mamba2Config", fla_mamba2))
-# chunks of these lose digits in float32: compared in float64
-STATES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "bailing_hybrid", "mamba2", "granitemoehybrid", "nemotron_h"
-OTHERS = dict(qwen3_5_moe_text="qwen3_next")  # written as another type, which computes the same
-MAY = dict(glm4_moe_lite="DeepseekV3ForCausalLM")  # written as this where it can hold the model, with the same tensors
+# Written as these, which compute the same, where they can hold the model; with the same tensors but those of JOINED.
+MAY = dict(glm4_moe_lite="deepseek_v3", mistral="llama", phi3="llama mistral", qwen3_5_moe_text="qwen3_next", mixtral="llama",
+           smollm3="llama", granite="llama", qwen2="llama")
+JOINED = "phi3", "qwen3_5_moe_text"
 
 
-def logits_of(kvsmith, where, ids, tmp):
+def logits_of(kvsmith, where, ids, tmp, *how):
     text, out = tmp / "ids.txt", tmp / "logits.safetensors"
     text.write_text("".join(" ".join(map(str, row)) + "\n" for row in ids.tolist()))
-    subprocess.run([kvsmith, "logits", where, "--tokens", text, "--out", out, "--dtype", "f32"], check=True,
+    subprocess.run([kvsmith, "logits", where, "--tokens", text, "--out", out, "--dtype", "f32", *how], check=True,
                    stdout=subprocess.DEVNULL)
     return load_file(out)["logits"]
 
@@ -339,17 +439,19 @@ def tensors_of(where):
     return all
 
 
-def exact(where, ids):
-    """The logits of the files' values with all arithmetic in float64."""
+def exact(where, ids, moved=None):
+    """The logits of the files' values with all arithmetic in float64; moved: a seed for weights half a unit away."""
     was = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **EAGER)
     with Doubles(), torch.no_grad():
         model = AutoModelForCausalLM.from_config(was.config, dtype=torch.float64, **EAGER).eval()
-        model.load_state_dict(was.state_dict())
+        g = torch.Generator().manual_seed(moved or 0)
+        model.load_state_dict({k: v.double() * (1 + (moved is not None) * 2**-24 * torch.randn(v.shape, generator=g, dtype=torch.float64))
+                               if v.is_floating_point() else v for k, v in was.state_dict().items()})
         return model(input_ids=ids).logits
 
 
 def greedy(model, ids, n):
-    """As model.generate, for classes whose cache needs a GPU."""
+    """As model.generate without a cache, which some classes have on a GPU alone."""
     for _ in range(n):
         ids = torch.cat((ids, model(input_ids=ids).logits[:, -1:].argmax(-1)), 1)
     return ids
@@ -374,18 +476,21 @@ def check(kvsmith, kind, make, seed, number, tmp, flash):
             p.data = p.data.float()
     model.save_pretrained(here, max_shard_size=shard)
     model = AutoModelForCausalLM.from_pretrained(here, dtype=torch.float32, **EAGER).eval()
-    tokens = (300, 1, 65, 130, 2, 200)[number % 6] if flash else 40
+    tokens = TOKENS[number % len(TOKENS)]
     ids = torch.randint(0, model.config.vocab_size, (2, tokens), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        want = model(input_ids=ids).logits.float()
+        own = model(input_ids=ids).logits.float()
         start = torch.randint(0, model.config.vocab_size, (1, 7), generator=torch.Generator().manual_seed(seed))
-        longer = greedy(model, start, 16) if flash else model.generate(ids[:1, :7], attention_mask=torch.ones(1, 7), max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0)
-    state = flash or model.config.model_type in STATES
-    true = exact(here, ids) if state else want
-    worst = (logits_of(kvsmith, here, ids, tmp) - true).abs().max().item()
-    own = (want - true).abs().max().item() if flash else 0  # up to 300 tokens: float32 itself may be further away
-    if not worst <= max(BOUND, 2 * own):
-        return f"logits differ by {worst:.3g}", worst
+        longer = greedy(model, start, GREEDY)
+    true, worst = exact(here, ids), 0.0
+    for how in ((), ("--chunk", "1")):
+        off = logits_of(kvsmith, here, ids, tmp, *how) - true
+        worst = max(worst, off.abs().max().item())
+        if off.abs().max() > BOUND:
+            others = [own, *(exact(here, ids, seed) for seed in range(5))]
+            bound = 3 * max((x - true).abs().max().item() for x in others)
+            if not off.abs().max() <= bound:
+                return f"logits {' '.join(how)} differ by {off.abs().max():.3g}, bound {bound:.3g}", worst
     chosen = logits_of(kvsmith, here, longer, tmp)[0]
     for t in range(6, longer.shape[1] - 1):
         two = chosen[t].topk(2)
@@ -396,8 +501,10 @@ def check(kvsmith, kind, make, seed, number, tmp, flash):
     a, b = tensors_of(here), tensors_of(there)
     if model.config.model_type == "kimi_linear":  # dense parts are written under their published name
         a = {re.sub(r"block_sparse_moe\.((gate|up|down)_proj\.)", r"mlp.\1", k): v for k, v in a.items()}
-    other = model.config.model_type in OTHERS
-    if other:
+    was, written = (json.loads((where / "config.json").read_text())["model_type"] for where in (here, there))
+    if written != was and written not in MAY.get(was, "").split():
+        return f"written as {written}", worst
+    if written != was and was in JOINED:
         a = b = {}
     a = {k.replace(".g_norm.", ".g_norm_swish_gate.") if k not in b else k: v for k, v in a.items()}  # fuse_norm is not kept
     if a.keys() != b.keys():
@@ -406,19 +513,12 @@ def check(kvsmith, kind, make, seed, number, tmp, flash):
         wider = b[name].dtype if name.endswith((".A_log", ".dt_bias", ".D")) else a[name].dtype  # float32 here
         if a[name].dtype != b[name].dtype != wider or not torch.equal(a[name].to(wider), b[name]):
             return f"{name} is not the same", worst
-    again, report = AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32, output_loading_info=True, **EAGER)
+    _, report = AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32, output_loading_info=True, **EAGER)
     left = {k: v for k, v in report.items() if v}
     if left:
         return f"transformers loaded it with remarks: {left}", worst
-    if not other and type(again).__name__ not in (type(model).__name__, MAY.get(model.config.model_type)):
-        return f"written as {type(again).__name__}", worst
-    if other or flash or model.config.model_type in ("mamba2", "granitemoehybrid", "nemotron_h"):  # chunk_size is not kept: other roundings
-        if not (exact(there, ids) - true).abs().max() <= 1e-12:
-            return "the model written computes something else", worst
-        return None, worst
-    with torch.no_grad():
-        if not torch.equal(again.eval()(input_ids=ids).logits.float(), want):
-            return "the model written computes something else", worst
+    if not (exact(there, ids) - true).abs().max() <= 1e-12 * max(1, true.abs().max()):
+        return "the model written computes something else", worst
     return None, worst
 
 
@@ -431,7 +531,7 @@ def main():
     a = a.parse_args()
     torch.set_num_threads(1)
     failed = 0
-    for name in a.types or [*TYPES, *FLA]:
+    for name in a.types or TYPES:
         top = 0.0
         for n in range(a.models):
             with tempfile.TemporaryDirectory() as tmp:

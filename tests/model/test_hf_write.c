@@ -77,7 +77,7 @@ static const struct {
     {"kinds/full/qk_norm", "true", "qwen3"},
     {"kinds/full/qkv_bias", "true", "qwen2"},
     {"kinds/full/o_bias", "true", "kvsmith"},
-    {"kinds/full/rope", "{\"type\":\"none\"}", "kvsmith"},
+    {"kinds/full/rope", "{\"type\":\"none\"}", "smollm3"},
     {"kinds/full/rope/interleaved", "true", "kvsmith"},
     {"kinds/full/rope/inclusive", "true", "kvsmith"},
     {"embed_scale", "2", "granite"},
