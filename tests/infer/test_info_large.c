@@ -1,4 +1,4 @@
-/* test_info_large.c: `info` of directories of the shapes of four published models, whose files are headers and holes:
+/* test_info_large.c: `info` of directories of the shapes of published models, whose files are headers and holes:
  * the parameters and tensors are those of transformers' models of these shapes. */
 #include "model/files/hf_file.h"
 #include "model/files/safetensors_file.h"
@@ -53,13 +53,19 @@ static void write_hollow(const char *path, const StList *l) {
 }
 
 Test(info_large, published_shapes) {
-    static const char *const name[] = {"mixtral", "deepseek_v3", "qwen3_next", "gpt_oss"};
-    /* all heads' keys and values, or one latent of 512 and a key of 64, of 4 bytes; of layers without a state */
-    static const int bytes[] = {32 * 2 * 8 * 128 * 4, 61 * (512 + 64) * 4, 12 * 2 * 2 * 256 * 4, 24 * 2 * 8 * 64 * 4};
-    for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
-        char *from = xformat("tests/golden/large/%s", name[i]), *shape = xformat("%s/shape.json", from);
-        char *dir = check_path(name[i]), *config = xformat("%s/config.json", from),
-             *to = xformat("%s/config.json", dir);
+    /* bytes of a token, of f32, in layers with attention: all heads' keys and values, or one latent and its key */
+    static const struct {
+        const char *name;
+        int bytes;
+    } model[] = {{"mixtral", 32 * 2 * 8 * 128 * 4},     {"deepseek_v3", 61 * (512 + 64) * 4},
+                 {"qwen3_next", 12 * 2 * 2 * 256 * 4},  {"gpt_oss", 24 * 2 * 8 * 64 * 4},
+                 {"kimi_linear", 7 * (512 + 64) * 4},   {"bailing_hybrid", 7 * (512 + 64) * 4},
+                 {"qwen3_5-0.8b", 6 * 2 * 2 * 256 * 4}, {"qwen3_5-4b", 8 * 2 * 4 * 256 * 4},
+                 {"qwen3_5-27b", 16 * 2 * 4 * 256 * 4}};
+    for (size_t i = 0; i < sizeof model / sizeof *model; i++) {
+        const char *name = model[i].name;
+        char *from = xformat("tests/golden/large/%s", name), *shape = xformat("%s/shape.json", from);
+        char *dir = check_path(name), *config = xformat("%s/config.json", from), *to = xformat("%s/config.json", dir);
         char *weights = xformat("%s/model.safetensors", dir), hash[17];
         json_t *want = json_load_file(shape, 0, NULL);
         ModelCfg c;
@@ -73,8 +79,8 @@ Test(info_large, published_shapes) {
         Fields f = {.see = see_tensor, .ctx = &p};
         cr_assert(hf_walk(&c, &f, &e), "%s", e.msg);
         snprintf(hash, sizeof hash, "%016llx", (unsigned long long)hash_of(&p.list));
-        cr_expect_eq(p.list.n, json_integer_value(json_object_get(want, "tensors")), "%s: %d", name[i], p.list.n);
-        cr_expect_str_eq(hash, json_string_value(json_object_get(want, "hash")), "%s: other names or shapes", name[i]);
+        cr_expect_eq(p.list.n, json_integer_value(json_object_get(want, "tensors")), "%s: %d", name, p.list.n);
+        cr_expect_str_eq(hash, json_string_value(json_object_get(want, "hash")), "%s: other names or shapes", name);
         char *text = check_read(config, &n);
         check_write(to, text, n);
         write_hollow(weights, &p.list);
@@ -82,10 +88,10 @@ Test(info_large, published_shapes) {
         cr_assert(r.status == 0, "%s", r.err);
         json_t *got = json_loads(r.out, 0, NULL);
         cr_expect_eq(json_integer_value(json_object_get(got, "params")),
-                     json_integer_value(json_object_get(want, "params")), "%s: %lld", name[i],
+                     json_integer_value(json_object_get(want, "params")), "%s: %lld", name,
                      (long long)json_integer_value(json_object_get(got, "params")));
         const json_t *cache = json_object_get(got, "cache");
-        cr_expect_eq(json_integer_value(json_object_get(cache, "bytes_per_token")), bytes[i], "%s", name[i]);
+        cr_expect_eq(json_integer_value(json_object_get(cache, "bytes_per_token")), model[i].bytes, "%s", name);
         cr_assert(!unlink(weights));
         hf_files_close(&plan);
         st_list_free(&p.list);

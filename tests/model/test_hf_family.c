@@ -646,7 +646,7 @@ Test(hf_family, type_of_a_model) {
          "gemma3_text"},
         {{"norm_place", "\"both\"", "norm_plus_one", "true", "embed_scale", "4"}, "kvsmith"},
         {{"pattern", "[\"a\",\"n\"]"}, "smollm3"},
-        {{"pattern", "[\"n\"]"}, "kvsmith"},
+        {{"pattern", "[\"n\"]"}, "smollm3"},
         {{"kinds/a/rope_dims", "8"}, "llama"},
         {{"norm", "\"layer\""}, "kvsmith"},
         {{"positions", "\"learned\""}, "kvsmith"},
