@@ -367,6 +367,7 @@ static bool decoder_shape(const HfType *t, const ModelCfg *c, HfShape *s, const 
         return false;
     const RopeCfg *rope = gqa ? &s->g.rope : &s->mla.rope;
     if (!decoder_switches(t, c, s, why)) return false;
+    if (gqa && s->g.head_dim % 2) return hf_no(why, "an odd head_dim"); /* of no layer with a rotation */
     if (gqa && rope->type == ROPE_NONE && t->may & HF_UNTURNED) /* no layer has one: settings without an effect */
         s->g.rope = s->local_rope = (RopeCfg){.type = ROPE_DEFAULT, .theta = t->theta};
     if (gqa && (rope->interleaved || s->local_rope.interleaved)) return hf_no(why, "interleaved rotation");

@@ -647,6 +647,7 @@ Test(hf_family, type_of_a_model) {
         {{"norm_place", "\"both\"", "norm_plus_one", "true", "embed_scale", "4"}, "kvsmith"},
         {{"pattern", "[\"a\",\"n\"]"}, "smollm3"},
         {{"pattern", "[\"n\"]"}, "smollm3"},
+        {{"pattern", "[\"n\"]", "kinds/n/head_dim", "7"}, "kvsmith"},
         {{"kinds/a/rope_dims", "8"}, "llama"},
         {{"norm", "\"layer\""}, "kvsmith"},
         {{"positions", "\"learned\""}, "kvsmith"},
