@@ -7,7 +7,7 @@
 char *tokenizer_file(const char *dir, Err *e) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model"};
     e->status = 0;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; !e->status && i < 2; i++)
         if (file_exists(dir, names[i], e)) return xformat("%s/%s", dir, names[i]);
     for (int i = 0; !e->status && tiktoken_name(i); i++)
         if (file_exists(dir, tiktoken_name(i), e)) return xformat("%s/%s", dir, tiktoken_name(i));

@@ -218,6 +218,10 @@ Test(tokens, tokenizers_by_name) {
     cr_assert(!t.model);
     refused(tokenizer_open(&t, check_dir(), NULL, &e), &e, EXIT_INPUT, "no tokenizer.json in it");
     refused(tokenizer_open(&t, check_path("none"), NULL, &e), &e, EXIT_INPUT, "No such file");
+    char *loop = check_path("tokenizer.json"); /* that it cannot be looked at does not mean that it is not there */
+    cr_assert(!symlink("tokenizer.json", loop));
+    refused(tokenizer_open(&t, check_dir(), NULL, &e), &e, EXIT_INPUT, "cannot look at");
+    cr_assert(!unlink(loop));
     cr_assert(tokenizer_open(&t, "tests/golden", NULL, &e) && t.vocab == 257, "%s", e.msg); /* a directory with one */
     char *vocab = check_path("encoder.json"), *merges = check_path("vocab.bpe"), *json;
     Tokenizer gpt2 = load("gpt2");

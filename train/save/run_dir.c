@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char TMP[] = ".tmp-";
@@ -99,6 +100,15 @@ static void unmake_folders(const RunDir *d) {
     free(p);
 }
 
+/* A run that was killed a moment ago, or its ranks, may still be ending: its lock has a second to be free. */
+static int lock_soon(int fd) {
+    const struct timespec nap = {.tv_nsec = 20000000};
+    for (int naps = 0;; naps++) {
+        if (!TEMP_FAILURE_RETRY(flock(fd, LOCK_EX | LOCK_NB))) return 0;
+        if (errno != EWOULDBLOCK || naps == 50) return -1;
+        nanosleep(&nap, NULL);
+    }
+}
 /* flock the file RUN/lock. Its owner removes the file when it ends, so what was locked must still be what the name
  * means. */
 static bool take_lock(RunDir *d, Err *e) {
@@ -110,7 +120,7 @@ static bool take_lock(RunDir *d, Err *e) {
             free(p);
             return false;
         }
-        if (TEMP_FAILURE_RETRY(flock(d->lock, LOCK_EX | LOCK_NB))) {
+        if (lock_soon(d->lock)) {
             int why = errno;
             char pid[24] = "?";
             ssize_t n = TEMP_FAILURE_RETRY(pread(d->lock, pid, sizeof pid - 1, 0));
