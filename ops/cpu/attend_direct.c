@@ -69,7 +69,8 @@ INLINE Vec direct_fp8(const char *codes) {
     const Vec x = (Vec)((size << 20) + (120u << 23) + (tiny & 1u << 23)) - (Vec)(tiny & 0x3c800000u);
     return (Vec)((Word)x | (code & 0x80000000u));
 }
-/* Codes k..k+VL-1 of `bits` each, as packed.h has them: k is a multiple of VL. */
+/* Codes k..k+VL-1 of `bits` each, as packed.h has them, in the lowest bits of words, with others above them: k is a
+ * multiple of VL. */
 INLINE Word direct_fields(const char *codes, int bits, int k) {
     static const uint32_t by4[16] = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28},
                           by2[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
@@ -78,12 +79,35 @@ INLINE Word direct_fields(const char *codes, int bits, int k) {
     const uint32_t *words = (const uint32_t *)codes + k * bits / 32;
     Word x = (Word){0} + words[0];
     if (bits * VL > 32) x ^= ((Word){0} + (words[0] ^ words[1])) & *(const Word *)second;
-    return (x >> (*(const Word *)(bits == 4   ? by4
-                                  : bits == 2 ? by2
-                                              : by1) +
-                  (uint32_t)(k * bits % 32))) &
-           ((1u << bits) - 1);
+    return x >> (*(const Word *)(bits == 4 ? by4 : bits == 2 ? by2 : by1) + (uint32_t)(k * bits % 32));
 }
+/* The numbers s (z + q) of a group for codes q with others above, exact however they are computed (packed.h). A vector
+ * of 16 holds all of them, fewer than 16 several times, and a shuffle takes those that the lowest bits name; shorter
+ * vectors are slower so, and have scale and zero for q s + z s. */
+typedef struct {
+    Vec low, high;
+} CodeTable;
+    #if VBYTES == 64
+        #include <immintrin.h>
+INLINE CodeTable direct_table(int bits, Vec scale, Vec zero) {
+    static const float by4[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                       by3[16] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7},
+                       by2[16] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
+    return (CodeTable){*(const Vec *)(bits == 4 ? by4 : bits == 3 ? by3 : by2) * scale + zero, zero};
+}
+INLINE Vec direct_number(int bits, CodeTable t, Word code) {
+    (void)bits;
+    return (Vec)_mm512_permutexvar_ps((__m512i)code, (__m512)t.low);
+}
+    #else
+INLINE CodeTable direct_table(int bits, Vec scale, Vec zero) {
+    (void)bits;
+    return (CodeTable){scale, zero};
+}
+INLINE Vec direct_number(int bits, CodeTable t, Word code) {
+    return __builtin_convertvector((Whole)(code & ((1u << bits) - 1)), Vec) * t.low + t.high;
+}
+    #endif
 /* Where elements c.. of packed parts begin: the byte of their group's head, their place in it, its elements. */
 typedef struct {
     size_t head;
@@ -110,12 +134,13 @@ INLINE void direct_load(Read as, Vec *x, int vecs, const char *part, Spot s) {
     const char *head = part + s.head, *codes = head + PACKED_HEAD + 4 * (whole * low),
                *upper = head + PACKED_HEAD + 4 * (packed_words(low, s.n) + whole);
     const Word both = (Word){0} + *(const uint32_t *)head;
-    const Vec scale = (Vec)(both << 16), zero = __builtin_convertvector((Whole)both >> 16, Vec) * scale;
+    const Vec scale = (Vec)(both << 16);
+    const CodeTable table = direct_table(bits, scale, __builtin_convertvector((Whole)both >> 16, Vec) * scale);
     #pragma GCC unroll 8
     for (int w = 0; w < vecs; w++) {
         Word code = direct_fields(codes, low, k + w * VL);
-        if (bits == 3) code |= direct_fields(upper, 1, k + w * VL) << 2;
-        x[w] = __builtin_convertvector((Whole)code, Vec) * scale + zero; /* exact: packed.h */
+        if (bits == 3) code = (code & 3) | direct_fields(upper, 1, k + w * VL) << 2;
+        x[w] = direct_number(bits, table, code);
     }
 }
 INLINE float direct_scale(const char *part) {
