@@ -162,6 +162,8 @@ bool flow_layer(Flow *f, int l, FlowSee *see, void *ctx, Err *e) {
         model_block(&f->m, &f->work, &f->batch, l, x, f->y, see_block, &s);
         memcpy(x.p, f->y.p, tensor_bytes(f->y));
     }
+    arena_close(&f->weights); /* of mixtures a layer is large, and another flow comes next */
+    f->weights = (Arena){.name = "weights of a layer"};
     return true;
 }
 
