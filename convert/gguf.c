@@ -56,6 +56,17 @@ static const GgufName layer[] = {
     {"ffn_gate", {"mlp.gate_proj"}, ROWS_SAME, false},
     {"ffn_up", {"mlp.up_proj"}, ROWS_SAME, false},
     {"ffn_down", {"mlp.down_proj"}, ROWS_SAME, false},
+    {"ffn_gate_inp", {"mlp.gate"}, ROWS_SAME, false},
+    {"ffn_gate_shexp", {"mlp.shared_experts.gate_proj"}, ROWS_SAME, false},
+    {"ffn_up_shexp", {"mlp.shared_experts.up_proj"}, ROWS_SAME, false},
+    {"ffn_down_shexp", {"mlp.shared_experts.down_proj"}, ROWS_SAME, false},
+    {"ffn_gate_inp_shexp", {"mlp.shared_expert_gate"}, ROWS_SAME, false},
+};
+/* One tensor of all experts, that many matrices. */
+static const GgufName experts[] = {
+    {"ffn_gate_exps", {"gate_proj"}, ROWS_SAME, false},
+    {"ffn_up_exps", {"up_proj"}, ROWS_SAME, false},
+    {"ffn_down_exps", {"down_proj"}, ROWS_SAME, false},
 };
 
 /* A field of the model; an output tensor, made of some. */
@@ -67,7 +78,9 @@ typedef struct {
 typedef struct {
     RowsOrder order;
     int nparts, part[PARTS_MAX]; /* indices of fields */
+    int step;                    /* of experts: part k is part[0] + k step (0: part[k]) */
 } GgufItem;
+static int item_part(const GgufItem *x, int k) { return x->step ? x->part[0] + k * x->step : x->part[k]; }
 typedef struct {
     Job *j;
     const GgufArch *arch;
@@ -83,12 +96,11 @@ typedef struct {
 
 static void see_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     Work *w = f->ctx;
-    (void)flags;
     w->field = xrealloc(w->field, (size_t)w->nfield + 1, sizeof *w->field);
     GgufField *x = &w->field[w->nfield++];
     *x = (GgufField){.t = *t};
     CHECK((size_t)snprintf(x->path, sizeof x->path, "%s", path) < sizeof x->path, "%s", path);
-    w->params += tensor_count(*t);
+    if (!(flags & FIELD_BALANCE)) w->params += tensor_count(*t);
 }
 static int field_find(const Work *w, const char *path) {
     for (int i = 0; i < w->nfield; i++)
@@ -100,7 +112,7 @@ static int field_find(const Work *w, const char *path) {
 static GgmlType type_of(Work *w, const char *name, int rank, uint64_t width, const StEntry *s) {
     static const GgmlType as[] = {GGML_F32, GGML_F32, GGML_F16, GGML_BF16, GGML_Q8_0};
     const int asked = ((Cfg *)w->j->cfg)->dtype;
-    if (rank < 2 || !strncmp(name, "position_embd", 13)) return GGML_F32;
+    if (rank < 2 || !strncmp(name, "position_embd", 13) || strstr(name, "ffn_gate_inp")) return GGML_F32;
     if (asked == SOURCE_DTYPE)
         return !s || !strcmp(s->dtype, "F32") ? GGML_F32
                : !strcmp(s->dtype, "F16")     ? GGML_F16
@@ -115,6 +127,23 @@ static const StEntry *entry_of(const Work *w, const GgufField *x, StPlace *place
     return hf_files_find(&w->j->files, x->path, x->t, place);
 }
 
+/* Declare the tensor `name` of an item whose first part is `first`. */
+static bool item_declare(Work *w, GgufItem item, const char *name, int rank, const uint64_t n[3]) {
+    StPlace place;
+    const GgufField *first = &w->field[item_part(&item, 0)];
+    const GgmlType type = type_of(w, name, rank, n[rank - 1], entry_of(w, first, &place));
+    for (int i = 0; i < item.nparts; i++) {
+        const StEntry *s = entry_of(w, &w->field[item_part(&item, i)], &place);
+        const bool keeps = type == GGML_F32    ? strcmp(s->dtype, "F64") != 0
+                           : type == GGML_F16  ? !strcmp(s->dtype, "F16") && !st_patched(&w->j->files.st, s)
+                           : type == GGML_BF16 ? !strcmp(s->dtype, "BF16") && !st_patched(&w->j->files.st, s)
+                                               : false;
+        w->rounds |= !keeps;
+    }
+    w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
+    w->item[w->nitem++] = item;
+    return gguf_tensor(&w->g, name, rank, n, type, w->e);
+}
 /* Declare the tensor THEIRS.END, if the model has it. */
 static bool item_add(Work *w, const GgufName *k, int l, const char *end, const char *prefix) {
     GgufItem item = {.order = k->order};
@@ -142,19 +171,35 @@ static bool item_add(Work *w, const GgufName *k, int l, const char *end, const c
         n[0] = (uint64_t)c->heads, n[1] = (uint64_t)(up ? c->kv_rank : c->v_dim),
         n[2] = (uint64_t)(up ? c->nope_dim : c->kv_rank);
     }
-    StPlace place;
-    const GgmlType type = type_of(w, name, rank, n[rank - 1], entry_of(w, first, &place));
-    for (int i = 0; i < item.nparts; i++) {
-        const StEntry *s = entry_of(w, &w->field[item.part[i]], &place);
-        const bool keeps = type == GGML_F32    ? strcmp(s->dtype, "F64") != 0
-                           : type == GGML_F16  ? !strcmp(s->dtype, "F16") && !st_patched(&w->j->files.st, s)
-                           : type == GGML_BF16 ? !strcmp(s->dtype, "BF16") && !st_patched(&w->j->files.st, s)
-                                               : false;
-        w->rounds |= !keeps;
+    if (!strcmp(k->theirs, "ffn_gate_inp_shexp")) rank = 1, n[0] = n[1]; /* one row is a vector there */
+    return item_declare(w, item, name, rank, n);
+}
+/* The tensors of a layer's experts, whose fields follow each other: gate, up and down of each. */
+static bool experts_add(Work *w, int l, const char *prefix) {
+    const MoeCfg *c = w->arch->moe;
+    char name[64], path[128];
+    const int count = (int)(sizeof experts / sizeof *experts);
+    for (int i = 0; i < count; i++) {
+        GgufItem item = {.order = ROWS_SAME, .nparts = c->experts, .step = count};
+        for (int k = 0; k < c->experts; k++) {
+            snprintf(path, sizeof path, "%smlp.experts.%d.%s.weight", prefix, k, experts[i].ours[0]);
+            const int at = field_find(w, path);
+            if (!k) item.part[0] = at;
+            CHECK(at >= 0 && at == item_part(&item, k), "%s", path);
+            w->field[at].used = true;
+        }
+        const Tensor t = w->field[item.part[0]].t;
+        const uint64_t n[3] = {(uint64_t)c->experts, (uint64_t)t.n[0], (uint64_t)t.n[1]};
+        snprintf(name, sizeof name, "blk.%d.%s.weight", l, experts[i].theirs);
+        if (!item_declare(w, item, name, 3, n)) return false;
     }
-    w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
-    w->item[w->nitem++] = item;
-    return gguf_tensor(&w->g, name, rank, n, type, w->e);
+    if (!c->bias_balance) return true;
+    snprintf(path, sizeof path, "%smlp.gate.e_score_correction_bias", prefix);
+    GgufItem item = {.order = ROWS_SAME, .nparts = 1, .part = {field_find(w, path)}};
+    CHECK(item.part[0] >= 0, "%s", path);
+    w->field[item.part[0]].used = true;
+    snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", l);
+    return item_declare(w, item, name, 1, (const uint64_t[3]){(uint64_t)c->experts});
 }
 
 static bool items_add(Work *w, const GgufName *names, size_t n, int l, const char *prefix) {
@@ -176,9 +221,8 @@ static bool tensors_declare(Work *w) {
     Fields f = {.see = see_field, .ctx = w};
     model_fields(&j->a, &weights, &f);
     if (!items_add(w, top, sizeof top / sizeof *top, -1, "")) return false;
-    /* its gptneox always has an output tensor; elsewhere a missing one is the embedding */
     static const GgufName tied = {"output", {"model.embed_tokens"}, ROWS_SAME, false};
-    if (j->from.tied && !strcmp(w->arch->name, "gptneox") && !item_add(w, &tied, -1, "weight", "")) return false;
+    if (j->from.tied && w->arch->head && !item_add(w, &tied, -1, "weight", "")) return false;
     if (w->arch->factors) {
         const uint64_t n = (uint64_t)w->arch->gqa->table.n / 2;
         w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
@@ -189,6 +233,7 @@ static bool tensors_declare(Work *w) {
         char prefix[32];
         snprintf(prefix, sizeof prefix, "model.layers.%d.", l);
         if (!items_add(w, layer, sizeof layer / sizeof *layer, l, prefix)) return false;
+        if (w->arch->moe && l >= w->arch->dense && !experts_add(w, l, prefix)) return false;
     }
     for (int i = 0; i < w->nfield; i++) CHECK(w->field[i].used, "%s has no place in the file", w->field[i].path);
     return true;
@@ -277,7 +322,7 @@ static bool values_put(Work *w) {
         Mark mark = arena_mark(&w->j->layer);
         bool ok = x->order != ROWS_FACTORS || put_factors(w);
         for (int k = 0; ok && k < x->nparts; k++) {
-            const GgufField *f = &w->field[x->part[k]];
+            const GgufField *f = &w->field[item_part(x, k)];
             ok = x->order == ROWS_SAME || ((x->order == ROWS_QUERIES || x->order == ROWS_KEYS) && !w->arch->turned)
                      ? put_rows(w, f)
                      : put_moved(w, f, x->order);

@@ -7,6 +7,7 @@
  * architecture computes: llama.cpp (gguf-py/gguf/constants.py, src/llama-model.cpp, src/models). */
 #pragma once
 #include "data/pretoken.h"
+#include "layers/ffn/ffn.h"
 #include "job.h"
 #include "layers/mla/mla.h"
 #include "ops/file.h"
@@ -64,10 +65,13 @@ typedef struct {
     const char *name;
     const GqaCfg *gqa; /* of all layers; NULL: mla */
     const MlaCfg *mla;
+    const MoeCfg *moe; /* of the layers behind the first `dense` ones; NULL: no layer has experts */
+    int dense;
     bool joined;  /* q, k and v are one tensor */
     bool turned;  /* rows of q and k move from half-split to interleaved order */
     bool factors; /* frequencies have divisors, in a tensor */
     bool erf;     /* its gelu is by erf, that of llama.cpp by tanh */
+    bool head;    /* it always has an output tensor; elsewhere a missing one is the embedding */
 } GgufArch;
 /* The architecture of llama.cpp that computes the model. EXIT_INPUT: none does; the line names the setting. */
 bool gguf_arch(GgufArch *, const Model *, Err *);

@@ -1,9 +1,9 @@
 /* gguf_arch.c: the architectures of llama.cpp that hold our models, and the keys of their settings. What each of them
  * computes, and where it differs from transformers' class of the same model: llama.cpp src/models/{llama,qwen2,qwen3,
- * gpt2,gptneox,deepseek2}.cpp, src/llama-model.cpp (load_hparams), src/llama-context.cpp (yarn). */
+ * gpt2,gptneox,deepseek2,qwen2moe,qwen3moe,olmoe}.cpp, src/llama-model.cpp (load_hparams), src/llama-graph.cpp
+ * (build_moe_ffn), src/llama-context.cpp (yarn). */
 #include <stdarg.h>
 #include "gguf.h"
-#include "layers/ffn/ffn.h"
 
 static bool gguf_no(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static bool gguf_no(Err *e, const char *fmt, ...) {
@@ -17,15 +17,41 @@ static bool gguf_no(Err *e, const char *fmt, ...) {
 
 /* ---- which one --------------------------------------------------------------------------------------------------- */
 
+/* Experts in all layers but the first `dense` ones, which are swiglu, or in none. */
+static bool feeds_alike(GgufArch *a, const Model *m, Err *e) {
+    while (a->dense < m->L && m->layer[a->dense].ffn->ffn == &swiglu_ffn) a->dense++;
+    const Layer *first = &m->layer[a->dense < m->L ? a->dense : 0];
+    for (int l = a->dense; l < m->L; l++)
+        if (m->layer[l].ffn != first->ffn)
+            return gguf_no(e, "ffn: layer %d has another feed-forward part than layer %d", l, a->dense);
+    if (first->ffn->ffn != &moe_ffn) {
+        if (a->dense && a->dense < m->L)
+            return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", a->dense);
+        for (int l = 1; l < m->L; l++)
+            if (m->layer[l].ffn != m->layer[0].ffn)
+                return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", l);
+        return true;
+    }
+    for (int l = 1; l < a->dense; l++)
+        if (m->layer[l].ffn != m->layer[0].ffn)
+            return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", l);
+    const MoeCfg *c = a->moe = first->fcfg;
+    if (c->act != EXPERT_SWIGLU) return gguf_no(e, "ffn moe with act relu2");
+    if (c->latent) return gguf_no(e, "ffn moe with latent");
+    if (c->router_bias) return gguf_no(e, "ffn moe with router_bias");
+    if (c->expert_bias || c->limit > 0) return gguf_no(e, "ffn moe with expert_bias or limit");
+    return true;
+}
+
 /* What holds for all architectures: layers alike, and nothing that only our models have. */
-static bool layers_alike(const Model *m, Err *e) {
+static bool layers_alike(GgufArch *a, const Model *m, Err *e) {
     const Layer *first = &m->layer[0];
     const char *mixer = first->kind->mixer->name, *ffn = first->ffn->ffn->name;
     if (strcmp(mixer, "gqa") && strcmp(mixer, "mla"))
         return gguf_no(e, "mixer %s%s", mixer,
                        strcmp(mixer, "mamba2") ? ""
                                                : " (its mamba2 has no feed-forward part, each block here has one)");
-    if (strcmp(ffn, "swiglu") && strcmp(ffn, "gelu")) return gguf_no(e, "ffn %s", ffn);
+    if (strcmp(ffn, "swiglu") && strcmp(ffn, "gelu") && strcmp(ffn, "moe")) return gguf_no(e, "ffn %s", ffn);
     const ModelCfg *c = &m->cfg;
     if (c->embed_scale != 1) return gguf_no(e, "embed_scale %g", c->embed_scale);
     if (c->residual_scale != 1) return gguf_no(e, "residual_scale %g", c->residual_scale);
@@ -36,11 +62,10 @@ static bool layers_alike(const Model *m, Err *e) {
     for (int l = 1; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         if (!y->owner) return gguf_no(e, "kv_from: layer %d reads the keys and values of layer %d", l, y->kv_from);
-        if (y->ffn != first->ffn) return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", l);
         if (y->kind->mixer != first->kind->mixer)
             return gguf_no(e, "layer %d is %s, layer 0 is %s", l, y->kind->mixer->name, mixer);
     }
-    return true;
+    return feeds_alike(a, m, e);
 }
 
 static bool window_none(int window, int l, const ModelCfg *c, Err *e) {
@@ -61,14 +86,14 @@ static bool gqa_alike(const Model *m, Err *e) {
         if (b->soft_cap > 0) return gguf_no(e, "soft_cap: layer %d caps scores at %g", l, b->soft_cap);
         if (b->out_gate) return gguf_no(e, "out_gate: layer %d", l);
         if (b->sink_scores) return gguf_no(e, "sink_scores: layer %d", l);
-        if (b->qk_norm_wide) return gguf_no(e, "qk_norm_wide: layer %d", l);
-        const char *what = b->heads != a->heads           ? "heads"
-                           : b->kv_heads != a->kv_heads   ? "kv_heads"
-                           : b->head_dim != a->head_dim   ? "head_dim"
-                           : b->rope_dims != a->rope_dims ? "rope_dims"
-                           : b->qk_norm != a->qk_norm     ? "qk_norm"
-                           : b->qkv_bias != a->qkv_bias   ? "qkv_bias"
-                           : b->o_bias != a->o_bias       ? "o_bias"
+        const char *what = b->heads != a->heads                 ? "heads"
+                           : b->kv_heads != a->kv_heads         ? "kv_heads"
+                           : b->head_dim != a->head_dim         ? "head_dim"
+                           : b->rope_dims != a->rope_dims       ? "rope_dims"
+                           : b->qk_norm != a->qk_norm           ? "qk_norm"
+                           : b->qk_norm_wide != a->qk_norm_wide ? "qk_norm_wide"
+                           : b->qkv_bias != a->qkv_bias         ? "qkv_bias"
+                           : b->o_bias != a->o_bias             ? "o_bias"
                            : b->table.n != a->table.n || b->table.interleaved != a->table.interleaved ||
                                    b->table.factor != a->table.factor || b->rope.type != a->rope.type ||
                                    memcmp(b->table.f, a->table.f, (size_t)(a->table.n / 2) * sizeof *a->table.f)
@@ -103,6 +128,45 @@ static bool rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, c
     return true;
 }
 
+/* What its architectures with experts do not read: the scores are a softmax, and no group is chosen first. */
+static bool experts_plain(const GgufArch *a, bool norm_topk, Err *e) {
+    const MoeCfg *c = a->moe;
+    if (a->dense)
+        return gguf_no(e, "ffn: layer 0 has another feed-forward part than layer %d (its %s has experts in all)",
+                       a->dense, a->name);
+    if (c->router != ROUTER_SOFTMAX) return gguf_no(e, "ffn moe with router sigmoid (its %s has a softmax)", a->name);
+    if (c->norm_topk != norm_topk)
+        return gguf_no(e, "ffn moe with norm_topk %s (its %s has the reverse)", c->norm_topk ? "true" : "false",
+                       a->name);
+    if (c->scale != 1) return gguf_no(e, "ffn moe with scale %g (its %s has none)", c->scale, a->name);
+    if (c->groups > 1) return gguf_no(e, "ffn moe with groups (its %s has none)", a->name);
+    if (c->bias_balance) return gguf_no(e, "ffn moe with bias_balance (its %s has none)", a->name);
+    const bool shares = !strcmp(a->name, "qwen2moe");
+    if ((c->shared != 0) != shares || c->shared_gate != shares)
+        return gguf_no(e, "ffn moe with %s (its %s has %s)", c->shared ? "shared experts" : "no shared expert", a->name,
+                       shares ? "one with a gate" : "none");
+    return true;
+}
+
+/* RMSNorm, SwiGLU and experts, by what attention has. */
+static bool gqa_experts(GgufArch *a, const ModelCfg *c, Err *e) {
+    const GqaCfg *g = a->gqa;
+    const bool half = !g->table.interleaved, square = (long)g->heads * g->head_dim == c->d_model;
+    a->name = g->qk_norm ? "qwen3moe" : g->qk_norm_wide ? "olmoe" : g->qkv_bias ? "qwen2moe" : "llama";
+    a->turned = half && !strcmp(a->name, "llama");
+    a->factors = a->turned && g->rope.type == ROPE_LLAMA3;
+    a->head = !strcmp(a->name, "olmoe") || !strcmp(a->name, "qwen2moe");
+    if (g->o_bias || (g->qkv_bias && strcmp(a->name, "qwen2moe")))
+        return gguf_no(e, "ffn moe with o_bias, or qkv_bias and a norm of keys");
+    if (!half && strcmp(a->name, "llama"))
+        return gguf_no(e, "rope.interleaved with %s; --to same rope_layout=half makes a model that fits", a->name);
+    if (a->head && !square)
+        return gguf_no(e, "head_dim: %d heads of %d are not d_model, %d", g->heads, g->head_dim, c->d_model);
+    if (g->qk_norm_wide && g->kv_heads != g->heads)
+        return gguf_no(e, "kv_heads %d of %d heads with qk_norm_wide", g->kv_heads, g->heads);
+    return experts_plain(a, !strcmp(a->name, "qwen3moe") || !strcmp(a->name, "llama"), e);
+}
+
 /* RMSNorm and SwiGLU. */
 static bool gqa_llama(GgufArch *a, const ModelCfg *c, Err *e) {
     const GqaCfg *g = a->gqa;
@@ -112,7 +176,10 @@ static bool gqa_llama(GgufArch *a, const ModelCfg *c, Err *e) {
     if (!g->table.n) return gguf_no(e, "rope none with norm rms");
     if (g->table.n != g->head_dim)
         return gguf_no(e, "rope_dims: %d of head_dim %d are rotated", g->table.n, g->head_dim);
-    if (g->qk_norm) {
+    if (!a->moe && g->qk_norm_wide) return gguf_no(e, "qk_norm_wide without experts");
+    if (a->moe) {
+        if (!gqa_experts(a, c, e)) return false;
+    } else if (g->qk_norm) {
         a->name = "qwen3";
         if (g->qkv_bias || g->o_bias) return gguf_no(e, "qk_norm with qkv_bias or o_bias");
         if (!half)
@@ -135,6 +202,7 @@ static bool gqa_gpt(GgufArch *a, const Model *m, Err *e) {
     a->joined = true;
     a->erf = f->act == GELU_ERF;
     a->name = c->positions == POSITIONS_LEARNED ? "gpt2" : "gptneox";
+    a->head = c->positions != POSITIONS_LEARNED;
     if (!f->bias || !g->qkv_bias || !g->o_bias) return gguf_no(e, "norm layer without biases in each projection");
     if (g->qk_norm) return gguf_no(e, "qk_norm with norm layer");
     if ((long)g->heads * g->head_dim != c->d_model)
@@ -149,6 +217,16 @@ static bool gqa_gpt(GgufArch *a, const Model *m, Err *e) {
     return rope_fits(&g->rope, &g->table, false, false, a->name, e);
 }
 
+/* A group's score is the sum of its two highest there, as ours is by sigmoid. */
+static bool latent_experts(const MoeCfg *c, Err *e) {
+    if (!c->shared || c->shared_gate || (c->shared_hidden && c->shared_hidden != c->hidden))
+        return gguf_no(e, "ffn moe without shared experts, or with a gate or a width of theirs");
+    if (c->groups > 1 && c->top_groups && c->top_groups < c->groups &&
+        (c->router != ROUTER_SIGMOID || c->experts / c->groups < 2))
+        return gguf_no(e, "ffn moe with groups by softmax, or of one expert (its deepseek2 adds up the best two)");
+    return true;
+}
+
 static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     const ModelCfg *c = &m->cfg;
     const MlaCfg *g = a->mla;
@@ -160,8 +238,9 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     }
     if (!g->heads) return gguf_no(e, "heads: layer 0 has no queries");
     if (c->norm != NORM_RMS || c->positions != POSITIONS_NONE || c->parallel ||
-        strcmp(m->layer[0].ffn->ffn->name, "swiglu"))
+        !strcmp(m->layer[0].ffn->ffn->name, "gelu"))
         return gguf_no(e, "latents with norm layer, positions learned, parallel or gelu");
+    if (a->moe && !latent_experts(a->moe, e)) return false;
     if (!g->nope_dim || !g->rope_dim || !g->k_turn.n)
         return gguf_no(e, "nope_dim %d, rope_dim %d: its deepseek2 needs both parts of a key", g->nope_dim,
                        g->k_turn.n ? g->rope_dim : 0);
@@ -182,7 +261,7 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
 
 bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
     *a = (GgufArch){0};
-    if (!layers_alike(m, e)) return false;
+    if (!layers_alike(a, m, e)) return false;
     if (strcmp(m->layer[0].kind->mixer->name, "gqa")) {
         a->mla = m->layer[0].cfg;
         return mla_deepseek(a, m, e);
@@ -190,7 +269,7 @@ bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
     a->gqa = m->layer[0].cfg;
     const bool gelu = !strcmp(m->layer[0].ffn->ffn->name, "gelu");
     if ((m->cfg.norm == NORM_LAYER) != gelu)
-        return gguf_no(e, gelu ? "ffn gelu with norm rms" : "ffn swiglu with norm layer");
+        return gguf_no(e, "ffn %s with norm %s", m->layer[0].ffn->ffn->name, gelu ? "rms" : "layer");
     return gqa_alike(m, e) && (gelu ? gqa_gpt(a, m, e) : gqa_llama(a, &m->cfg, e));
 }
 
@@ -224,8 +303,8 @@ static void gqa_keys_put(Gguf *g, const GgufArch *a, const Model *m) {
 }
 
 /* Its deepseek2 keeps latents alone, as attention with one key head as wide as a latent and a rotated key. */
-static void mla_keys_put(Gguf *g, const MlaCfg *c, const Model *m) {
-    const uint32_t hidden = (uint32_t)((const SwigluCfg *)m->layer[0].fcfg)->hidden;
+static void mla_keys_put(Gguf *g, const GgufArch *a, const Model *m) {
+    const MlaCfg *c = a->mla;
     gguf_u32(g, ".attention.head_count", (uint32_t)c->heads);
     gguf_u32(g, ".attention.head_count_kv", 1);
     gguf_u32(g, ".attention.q_lora_rank", (uint32_t)c->q_rank); /* 0: none; the key must be there */
@@ -234,26 +313,47 @@ static void mla_keys_put(Gguf *g, const MlaCfg *c, const Model *m) {
     gguf_u32(g, ".attention.value_length", (uint32_t)c->kv_rank);
     gguf_u32(g, ".attention.key_length_mla", (uint32_t)(c->nope_dim + c->rope_dim));
     gguf_u32(g, ".attention.value_length_mla", (uint32_t)c->v_dim);
-    /* no layer has experts */
-    gguf_u32(g, ".leading_dense_block_count", (uint32_t)m->L);
-    gguf_u32(g, ".expert_feed_forward_length", hidden);
-    gguf_u32(g, ".expert_shared_count", 0);
+    gguf_u32(g, ".leading_dense_block_count", (uint32_t)a->dense);
+    if (!a->moe) { /* no layer has experts */
+        gguf_u32(g, ".expert_feed_forward_length", (uint32_t)((const SwigluCfg *)m->layer[0].fcfg)->hidden);
+        gguf_u32(g, ".expert_shared_count", 0);
+    }
     rope_keys_put(g, &c->rope, &c->k_turn, true, m->cfg.max_positions);
+}
+
+static void expert_keys_put(Gguf *g, const GgufArch *a) {
+    const MoeCfg *c = a->moe;
+    const int shared = c->shared * (c->shared_hidden ? c->shared_hidden : c->hidden);
+    gguf_u32(g, ".expert_count", (uint32_t)c->experts);
+    gguf_u32(g, ".expert_used_count", (uint32_t)c->top_k);
+    gguf_u32(g, ".expert_feed_forward_length", (uint32_t)c->hidden);
+    if (!strcmp(a->name, "qwen2moe")) gguf_u32(g, ".expert_shared_feed_forward_length", (uint32_t)shared);
+    if (!a->mla) return;
+    gguf_u32(g, ".expert_shared_count", (uint32_t)c->shared);
+    gguf_float(g, ".expert_weights_scale", c->scale);
+    gguf_bool(g, ".expert_weights_norm", c->norm_topk);
+    gguf_u32(g, ".expert_gating_func", c->router == ROUTER_SOFTMAX ? 1 : 2);
+    if (c->groups == 1 || !c->top_groups || c->top_groups == c->groups) return; /* it refuses a choice of all */
+    gguf_u32(g, ".expert_group_count", (uint32_t)c->groups);
+    gguf_u32(g, ".expert_group_used_count", (uint32_t)c->top_groups);
 }
 
 void gguf_arch_keys(Gguf *g, const GgufArch *a, const Model *m) {
     const ModelCfg *c = &m->cfg;
     const void *f = m->layer[0].fcfg;
-    const bool layer = c->norm == NORM_LAYER;
+    const bool layer = c->norm == NORM_LAYER, dense = !a->moe || a->dense;
     gguf_u32(g, ".vocab_size", (uint32_t)c->vocab);
     gguf_u32(g, ".context_length", (uint32_t)c->max_positions);
     gguf_u32(g, ".embedding_length", (uint32_t)c->d_model);
     gguf_u32(g, ".block_count", (uint32_t)m->L);
     gguf_u32(g, ".feed_forward_length",
-             (uint32_t)(layer ? ((const GeluCfg *)f)->hidden : ((const SwigluCfg *)f)->hidden));
+             (uint32_t)(layer   ? ((const GeluCfg *)f)->hidden
+                        : dense ? ((const SwigluCfg *)f)->hidden
+                                : a->moe->hidden));
+    if (a->moe) expert_keys_put(g, a);
     gguf_float(g, layer ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon", c->norm_eps);
     if (a->mla)
-        mla_keys_put(g, a->mla, m);
+        mla_keys_put(g, a, m);
     else
         gqa_keys_put(g, a, m);
 }

@@ -13,7 +13,7 @@ typedef struct {
     int d, heads, kv, dim, hidden, vocab, positions; /* of attention: dim numbers of a head */
     int rank, q_rank, nope, rope, v;                 /* of latents */
 } Sizes;
-typedef enum { PLAIN, HEADS, UP_KEYS, UP_VALUES } Order;
+typedef enum { PLAIN, HEADS, UP_KEYS, UP_VALUES, EXPERTS } Order;
 typedef struct {
     const char *theirs, *ours[3];
     Order order;
@@ -54,9 +54,14 @@ static void tensor_is(File *f, const Sizes *z, const char *name, const Pair *k, 
     for (uint64_t i = 0; i < t->count; i++) {
         int part;
         uint64_t from;
-        source_of(k, z, rows, width, i, &part, &from);
         char path[160];
-        snprintf(path, sizeof path, "%s%s.%s", prefix, k->ours[part], end);
+        if (k->order == EXPERTS) { /* one matrix after the other */
+            part = (int)(i / (t->n[0] * t->n[1])), from = i % (t->n[0] * t->n[1]);
+            snprintf(path, sizeof path, "%smlp.experts.%d.%s.%s", prefix, part, k->ours[0], end);
+        } else {
+            source_of(k, z, rows, width, i, &part, &from);
+            snprintf(path, sizeof path, "%s%s.%s", prefix, k->ours[part], end);
+        }
         const double want = given(path, k->gain && !strcmp(end, "weight"), from), got = element(t, i, &scale);
         /* the stored scale is the block's rounded to F16: 2^-11 of it, 127 times */
         const double bound = t->type == 8    ? scale * (0.5 + 127 * 0x1p-10)
@@ -71,13 +76,21 @@ static const Pair tops[] = {{"token_embd", {"model.embed_tokens"}, PLAIN, false}
                             {"position_embd", {"model.embed_positions"}, PLAIN, false},
                             {"output_norm", {"model.norm"}, PLAIN, true},
                             {"output", {"lm_head"}, PLAIN, false}};
+#define EXPERT_PAIRS                                                                                    \
+    {"ffn_gate_exps", {"gate_proj"}, EXPERTS, false}, {"ffn_up_exps", {"up_proj"}, EXPERTS, false},     \
+        {"ffn_down_exps", {"down_proj"}, EXPERTS, false}, {"ffn_gate_inp", {"mlp.gate"}, PLAIN, false}, \
+        {"ffn_gate_shexp", {"mlp.shared_experts.gate_proj"}, PLAIN, false},                             \
+        {"ffn_up_shexp", {"mlp.shared_experts.up_proj"}, PLAIN, false},                                 \
+        {"ffn_down_shexp", {"mlp.shared_experts.down_proj"}, PLAIN, false}, {                           \
+        "ffn_gate_inp_shexp", {"mlp.shared_expert_gate"}, PLAIN, false                                  \
+    }
 static const Pair llamas[] = {
     {"attn_norm", {"input_layernorm"}, PLAIN, true},    {"ffn_norm", {"post_attention_layernorm"}, PLAIN, true},
     {"attn_q", {"self_attn.q_proj"}, HEADS, false},     {"attn_k", {"self_attn.k_proj"}, HEADS, false},
     {"attn_v", {"self_attn.v_proj"}, PLAIN, false},     {"attn_q_norm", {"self_attn.q_norm"}, PLAIN, true},
     {"attn_k_norm", {"self_attn.k_norm"}, PLAIN, true}, {"attn_output", {"self_attn.o_proj"}, PLAIN, false},
     {"ffn_gate", {"mlp.gate_proj"}, PLAIN, false},      {"ffn_up", {"mlp.up_proj"}, PLAIN, false},
-    {"ffn_down", {"mlp.down_proj"}, PLAIN, false}};
+    {"ffn_down", {"mlp.down_proj"}, PLAIN, false},      EXPERT_PAIRS};
 static const Pair gpts[] = {{"attn_norm", {"input_layernorm"}, PLAIN, true},
                             {"ffn_norm", {"post_attention_layernorm"}, PLAIN, true},
                             {"attn_qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, PLAIN, false},
@@ -97,7 +110,8 @@ static const Pair latents[] = {{"attn_norm", {"input_layernorm"}, PLAIN, true},
                                {"attn_output", {"self_attn.o_proj"}, PLAIN, false},
                                {"ffn_gate", {"mlp.gate_proj"}, PLAIN, false},
                                {"ffn_up", {"mlp.up_proj"}, PLAIN, false},
-                               {"ffn_down", {"mlp.down_proj"}, PLAIN, false}};
+                               {"ffn_down", {"mlp.down_proj"}, PLAIN, false},
+                               EXPERT_PAIRS};
 
 typedef struct {
     const char *name, *arch, *json;
@@ -110,6 +124,7 @@ typedef struct {
     "{\"d_model\":32,\"vocab\":23,\"max_positions\":32,\"init_std\":0.4,\"layers\":" #layers ",\"tied\":" #tied more \
     ",\"kinds\":{\"a\":{\"mixer\":\"" mixer "\"," settings "}},\"pattern\":[\"a\"]}"
 #define SWIGLU           ",\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":64}]"
+#define MOE(settings)    ",\"ffn\":[{\"kind\":\"moe\",\"hidden\":64," settings "}]"
 #define GPT(act)         ",\"norm\":\"layer\",\"norm_eps\":1e-5,\"ffn\":[{\"kind\":\"gelu\",\"hidden\":64,\"act\":\"" act "\"}]"
 #define BIASED           "\"qkv_bias\":true,\"o_bias\":true"
 #define ROPE(type, more) ",\"rope\":{\"type\":\"" type "\",\"theta\":50,\"factor\":4" more "}"
@@ -160,6 +175,37 @@ static const Case cases[] = {
      false, false},
     {"queries", "deepseek2", CFG(1, true, ",\"norm_eps\":1e-6" SWIGLU, "mla", MLA_SETTINGS ",\"q_rank\":7" MLA_ROPE),
      latent, 1, 2 + 13, "attention.q_lora_rank=7", false, false},
+    {"mixtral", "llama", CFG(2, true, MOE("\"experts\":3,\"top_k\":2"), "gqa", "\"heads\":4,\"kv_heads\":2"), grouped,
+     2, 2 + 2 * 10, "expert_count=3 expert_used_count=2 expert_feed_forward_length=64", true, false},
+    {"qwen3moe", "qwen3moe",
+     CFG(2, false, MOE("\"experts\":5,\"top_k\":2"), "gqa",
+         "\"heads\":4,\"kv_heads\":2,\"head_dim\":12,\"qk_norm\":true"),
+     wide, 2, 3 + 2 * 12, "expert_count=5 expert_used_count=2 expert_feed_forward_length=64", false, false},
+    {"qwen2moe", "qwen2moe",
+     CFG(2, true,
+         MOE("\"experts\":4,\"top_k\":3,\"shared\":1,\"shared_hidden\":96,\"shared_gate\":true,\"norm_topk\":false"),
+         "gqa", "\"heads\":4,\"kv_heads\":2,\"qkv_bias\":true"),
+     grouped, 2, 3 + 2 * 17, "expert_count=4 expert_used_count=3 expert_shared_feed_forward_length=96", false, true},
+    {"olmoe", "olmoe",
+     CFG(1, true, MOE("\"experts\":4,\"top_k\":1,\"norm_topk\":false"), "gqa",
+         "\"heads\":4,\"kv_heads\":4,\"qk_norm_wide\":true"),
+     plain, 1, 3 + 12, "expert_count=4 expert_used_count=1", false, true},
+    {"groups", "deepseek2",
+     CFG(2, false,
+         ",\"norm_eps\":1e-6,\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":64},{\"kind\":\"moe\",\"hidden\":32,"
+         "\"experts\":8,\"top_k\":3,\"shared\":2,\"router\":\"sigmoid\",\"groups\":4,\"top_groups\":2,"
+         "\"scale\":2.5,\"bias_balance\":true}]",
+         "mla", MLA_SETTINGS MLA_ROPE),
+     latent, 2, 3 + 11 + 16,
+     "leading_dense_block_count=1 expert_count=8 expert_used_count=3 expert_shared_count=2 expert_weights_scale=2.5 "
+     "expert_feed_forward_length=32 expert_weights_norm=1 expert_gating_func=2 expert_group_count=4 "
+     "expert_group_used_count=2",
+     false, false},
+    {"softmax", "deepseek2",
+     CFG(1, true, ",\"norm_eps\":1e-6" MOE("\"experts\":4,\"top_k\":2,\"shared\":1,\"norm_topk\":false"), "mla",
+         MLA_SETTINGS MLA_ROPE),
+     latent, 1, 2 + 15, "leading_dense_block_count=0 expert_weights_scale=1 expert_weights_norm=0 expert_gating_func=1",
+     false, false},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -215,6 +261,12 @@ static void file_is_case(const char *path, const Case *c) {
                 if (tensor_of(&f, name)) tensor_is(&f, &c->z, name, &k, prefix, ends[e]);
                 free(name), free(prefix);
             }
+    }
+    for (int l = 0; l < c->layers; l++) {
+        static const Pair probs = {"exp_probs_b", {"mlp.gate"}, PLAIN, false};
+        char *name = xformat("blk.%d.exp_probs_b.bias", l), *prefix = xformat("model.layers.%d.", l);
+        if (tensor_of(&f, name)) tensor_is(&f, &c->z, name, &probs, prefix, "e_score_correction_bias");
+        free(name), free(prefix);
     }
     Block *factors = tensor_of(&f, "rope_freqs.weight");
     if (factors) factors->seen = true;
@@ -398,7 +450,8 @@ Test(gguf, dtype_of_the_source) {
 
 /* ---- what no architecture holds ---------------------------------------------------------------------------------- */
 
-#define H "\"heads\":4,\"kv_heads\":2"
+#define H        "\"heads\":4,\"kv_heads\":2"
+#define GPT_NORM ",\"norm\":\"layer\""
 static const struct {
     const char *json, *words, *part;
 } refused[] = {
@@ -419,7 +472,33 @@ static const struct {
     {CFG(2, true, ",\"ffn\":[{\"kind\":\"gelu\",\"hidden\":8}]", "gqa", H), "", "ffn gelu with norm rms"},
     {CFG(2, true, ",\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":8},{\"kind\":\"swiglu\",\"hidden\":16}]", "gqa", H), "",
      "ffn: layer 1 has another"},
-    {CFG(2, true, ",\"ffn\":[{\"kind\":\"moe\",\"experts\":2,\"top_k\":1,\"hidden\":4}]", "gqa", H), "", "ffn moe"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"router\":\"sigmoid\""), "gqa", H), "", "router sigmoid"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"norm_topk\":false"), "gqa", H), "", "norm_topk false (its llama"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2"), "gqa", H ",\"qkv_bias\":true"), "", "norm_topk true (its qwen2moe"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"norm_topk\":false"), "gqa", H ",\"qkv_bias\":true"), "",
+     "no shared expert (its qwen2moe"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"shared\":1"), "gqa", H), "", "shared experts (its llama has none)"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"scale\":2"), "gqa", H), "", "scale 2"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"groups\":2,\"top_groups\":1"), "gqa", H), "", "with groups"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"bias_balance\":true"), "gqa", H), "", "bias_balance"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"act\":\"relu2\""), "gqa", H), "", "relu2"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"latent\":4"), "gqa", H), "", "latent"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"router_bias\":true"), "gqa", H), "", "router_bias"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"expert_bias\":true"), "gqa", H), "", "expert_bias"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2") GPT_NORM, "gqa", H), "", "moe with norm layer"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2"), "gqa", H ",\"o_bias\":true"), "", "o_bias"},
+    {CFG(2, true, MOE("\"experts\":4,\"top_k\":2,\"norm_topk\":false"), "gqa", H ",\"qk_norm_wide\":true"), "",
+     "kv_heads 2 of 4 heads"},
+    {CFG(2, true, SWIGLU, "gqa", H ",\"qk_norm_wide\":true"), "", "qk_norm_wide without experts"},
+    {CFG(2, true,
+         ",\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":8},{\"kind\":\"moe\",\"experts\":4,\"top_k\":2,\"hidden\":8}]",
+         "gqa", H),
+     "", "has experts in all"},
+    {CFG(2, true, ",\"norm_eps\":1e-6" MOE("\"experts\":4,\"top_k\":2"), "mla", MLA_SETTINGS MLA_ROPE), "",
+     "without shared experts"},
+    {CFG(2, true, ",\"norm_eps\":1e-6" MOE("\"experts\":4,\"top_k\":2,\"shared\":1,\"groups\":2,\"top_groups\":1"),
+         "mla", MLA_SETTINGS MLA_ROPE),
+     "", "groups by softmax"},
     {CFG(2, true, GPT("tanh"), "gqa", H), "", "norm layer without biases"},
     {CFG(2, true, GPT("tanh"), "gqa", H ",\"head_dim\":12," BIASED), "", "4 heads of 12 are not d_model, 32"},
     {CFG(2, true, GPT("tanh") ",\"positions\":\"learned\"", "gqa", H "," BIASED), "", "rope with positions learned"},

@@ -3,7 +3,7 @@
 
 Usage: check_gguf.py KVSMITH [DIR...] [--random N] [--seed S] [--only ARCH]
 
-DIRs are llama, qwen2, qwen3, gpt2, gpt_neox or deepseek_v3 directories; --random N makes N models of each type, with
+DIRs are directories of the TYPES below; --random N makes N models of each type, with
 sizes and values from a seed. For each and each dtype, prints "ok gguf-NAME-DTYPE # remark" or "not ok ...":
 
 - every key and tensor, read by PyPI's `gguf`, against config.json and model.safetensors: the names, the order of rows
@@ -34,10 +34,11 @@ try:
 except (ImportError, OSError, RuntimeError, FileNotFoundError):
     llama_cpp = None
 
-TYPES = ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "deepseek_v3"]
-ARCHES = {"gpt_neox": "gptneox", "deepseek_v3": "deepseek2", "mistral": "llama"}
+TYPES = ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_moe"]
+ARCHES = {"gpt_neox": "gptneox", "deepseek_v3": "deepseek2", "deepseek_v2": "deepseek2", "mistral": "llama", "mixtral": "llama",
+          "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 DTYPES = ["f32", "f16", "bf16", "q8_0"]
-TRANSFORMERS = {"llama", "qwen2", "qwen3", "gpt2"}  # architectures that its loader of GGUF files knows
+TRANSFORMERS = {"llama", "qwen2", "qwen3", "gpt2", "qwen2moe", "qwen3moe"}  # architectures that its loader of GGUF files knows
 BOUND = 1e-4  # of logits in f32, of the largest
 GREEDY = 12
 
@@ -78,6 +79,21 @@ def random_model(kind, rng, where):
     elif kind == "gpt2":
         c = transformers.GPT2Config(**base, n_embd=d, n_layer=layers, n_head=heads, n_positions=P,
                                     n_inner=4 * d, activation_function="gelu_new")
+    elif kind in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
+        n = rng.randint(3, 9)
+        wide = dict(num_experts_per_tok=rng.randint(1, n), rms_norm_eps=1e-6, rope_parameters=rope_parameters,
+                    num_key_value_heads=heads if kind == "olmoe" else kv)
+        if kind == "mixtral":
+            c = transformers.MixtralConfig(**usual, **wide, num_local_experts=n, head_dim=dim + 8 * own)
+        elif kind == "olmoe":
+            c = transformers.OlmoeConfig(**usual, **wide, num_experts=n, norm_topk_prob=False)
+        elif kind == "qwen3_moe":
+            c = transformers.Qwen3MoeConfig(**usual, **wide, num_experts=n, head_dim=dim + 8 * own, norm_topk_prob=True,
+                                            moe_intermediate_size=rng.choice([32, 48]))
+        else:
+            c = transformers.Qwen2MoeConfig(**usual, **wide, num_experts=n, norm_topk_prob=False, qkv_bias=True,
+                                            moe_intermediate_size=rng.choice([32, 48]),
+                                            shared_expert_intermediate_size=rng.choice([32, 100]))
     elif kind == "gpt_neox":
         c = transformers.GPTNeoXConfig(**usual, hidden_act="gelu_pytorch_tanh",
                                        use_parallel_residual=own, rope_parameters=dict(
@@ -88,8 +104,12 @@ def random_model(kind, rng, where):
         c = transformers.DeepseekV3Config(
             **usual, num_key_value_heads=heads, q_lora_rank=rng.choice([None, min(24, d), min(32, d)]), rms_norm_eps=1e-6,
             kv_lora_rank=min(rng.choice([32, 64]), d), qk_nope_head_dim=rng.choice([16, 32]), qk_rope_head_dim=8, v_head_dim=dim,
-            first_k_dense_replace=layers, n_routed_experts=1, n_shared_experts=1, num_experts_per_tok=1, n_group=1,
-            topk_group=1, moe_intermediate_size=32, attention_bias=False,
+            **(dict(first_k_dense_replace=layers, n_routed_experts=1, n_shared_experts=1, num_experts_per_tok=1, n_group=1,
+                    topk_group=1) if kind == "deepseek_v3" else
+               dict(first_k_dense_replace=rng.randint(0, layers - 1), n_routed_experts=8, n_shared_experts=rng.randint(1, 2),
+                    num_experts_per_tok=rng.randint(1, 2), n_group=rng.choice([2, 4]), topk_group=2 if own else 1,
+                    norm_topk_prob=own, routed_scaling_factor=rng.choice([1.0, 2.5]))),
+            moe_intermediate_size=32, attention_bias=False,
             rope_parameters=dict(yarn if own else {"rope_type": "default"}, rope_theta=theta))
     torch.manual_seed(rng.randrange(1 << 30))
     m = transformers.AutoModelForCausalLM.from_config(c).float()
@@ -99,6 +119,9 @@ def random_model(kind, rng, where):
             p.normal_(0, 1 / math.sqrt(p.shape[-1]) if p.dim() > 1 else 0.3)
             if norm and name.endswith("weight"):
                 p.add_(1)
+        for name, p in m.named_buffers():
+            if name.endswith("correction_bias"):
+                p.normal_(0, 0.3)
         head = m.get_output_embeddings().weight
         head.mul_(3)
     m.save_pretrained(where)
@@ -136,6 +159,28 @@ def llama_tensors(t, c, arch, out):
         wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, n, 2) / n)
         mix = np.clip((L / wave - lo) / (hi - lo), 0, 1)
         out["rope_freqs.weight"] = (1 / (mix + (1 - mix) / f)).astype(np.float32)
+
+
+def expert_tensors(t, c, out):
+    """Of the layers that have experts; the dense parts of the others are llama's."""
+    for l in range(c["num_hidden_layers"]):
+        a, b = f"model.layers.{l}.", f"blk.{l}."
+        mixtral = a + "block_sparse_moe.gate.weight" in t
+        mlp = a + ("block_sparse_moe." if mixtral else "mlp.")
+        if mlp + "gate.weight" not in t:
+            continue
+        out[b + "ffn_gate_inp.weight"] = t[mlp + "gate.weight"]
+        n = t[mlp + "gate.weight"].shape[0]
+        for ours, theirs in [("w1" if mixtral else "gate_proj", "ffn_gate"), ("w3" if mixtral else "up_proj", "ffn_up"),
+                             ("w2" if mixtral else "down_proj", "ffn_down")]:
+            out[b + theirs + "_exps.weight"] = np.stack([t[f"{mlp}experts.{e}.{ours}.weight"] for e in range(n)])
+            for shared in ("shared_expert.", "shared_experts."):
+                if mlp + shared + ours + ".weight" in t:
+                    out[b + theirs + "_shexp.weight"] = t[mlp + shared + ours + ".weight"]
+        if mlp + "shared_expert_gate.weight" in t:
+            out[b + "ffn_gate_inp_shexp.weight"] = t[mlp + "shared_expert_gate.weight"][0]
+        if mlp + "gate.e_score_correction_bias" in t:
+            out[b + "exp_probs_b.bias"] = t[mlp + "gate.e_score_correction_bias"]
 
 
 def gpt2_tensors(t, c, out):
@@ -192,7 +237,7 @@ def expected(where, c, arch):
             out["output_norm" + end] = t[norm + end]
     if not c.get("tie_word_embeddings", arch == "gpt2"):
         out["output.weight"] = t[("embed_out" if arch == "gptneox" else "lm_head") + ".weight"]
-    elif arch == "gptneox":
+    elif arch in ("gptneox", "qwen2moe", "olmoe"):
         out["output.weight"] = out["token_embd.weight"]
     if arch == "gpt2":
         gpt2_tensors(t, c, out)
@@ -202,6 +247,8 @@ def expected(where, c, arch):
         deepseek_tensors(t, c, out)
     else:
         llama_tensors(t, c, arch, out)
+    if "num_hidden_layers" in c:
+        expert_tensors(t, c, out)
     return out
 
 
@@ -216,6 +263,20 @@ def keys_of(c, arch):
     want["attention.layer_norm_rms_epsilon" if arch not in ("gpt2", "gptneox") else "attention.layer_norm_epsilon"] = \
         c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon")))
     rope = c.get("rope_parameters") or {}
+    n = c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts")
+    dense = c.get("first_k_dense_replace", 0)
+    if n and dense < want["block_count"]:
+        hidden = c.get("moe_intermediate_size") or c["intermediate_size"]
+        want |= {"expert_count": n, "expert_used_count": c["num_experts_per_tok"], "expert_feed_forward_length": hidden}
+        if not dense:
+            want["feed_forward_length"] = hidden
+        if arch == "qwen2moe":
+            want["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
+        if arch == "deepseek2":
+            want |= {"expert_shared_count": c["n_shared_experts"], "expert_weights_scale": float(c["routed_scaling_factor"]),
+                     "expert_weights_norm": c["norm_topk_prob"], "expert_gating_func": 2}
+            if c["topk_group"] < c["n_group"]:
+                want |= {"expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"]}
     if arch == "deepseek2":
         want |= {"attention.head_count_kv": 1, "attention.q_lora_rank": c["q_lora_rank"] or 0,
                  "attention.kv_lora_rank": c["kv_lora_rank"],
@@ -223,7 +284,7 @@ def keys_of(c, arch):
                  "attention.value_length": c["kv_lora_rank"],
                  "attention.key_length_mla": c["qk_nope_head_dim"] + c["qk_rope_head_dim"],
                  "attention.value_length_mla": c["v_head_dim"], "rope.dimension_count": c["qk_rope_head_dim"],
-                 "leading_dense_block_count": c["num_hidden_layers"]}
+                 "leading_dense_block_count": dense}
         if rope.get("rope_type") == "yarn":
             want["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     else:
@@ -251,7 +312,7 @@ def bytes_as(x, name, dtype):
     """The bytes of a tensor in the file, and its type."""
     T = gguf.GGMLQuantizationType
     x = np.ascontiguousarray(x)
-    if x.ndim < 2 or name.startswith("position_embd") or dtype == "f32":
+    if x.ndim < 2 or name.startswith("position_embd") or "ffn_gate_inp" in name or dtype == "f32":
         return x.astype(np.float32).tobytes(), T.F32
     if dtype == "q8_0" and x.shape[-1] % 32 == 0:
         return gguf.quants.quantize(x.astype(np.float32), T.Q8_0).tobytes(), T.Q8_0
@@ -371,6 +432,8 @@ def check(kvsmith, where, dtype, tmp, worst):
     wrong = check_file(path, where, c, arch, dtype)
     if wrong:
         return wrong, ""
+    if dtype != "f32" and any(c.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return None, "values alone: rounding chooses other experts"
     positions = c.get("max_position_embeddings", c.get("n_positions"))
     ids = torch.randint(0, c["vocab_size"], (2, min(48, positions)), generator=torch.Generator().manual_seed(7))
     source = where
@@ -383,7 +446,7 @@ def check(kvsmith, where, dtype, tmp, worst):
     # vectors are F32 in the GGUF file and rounded in `source`; in Q8_0 matrices are rounded as well
     bound = {"f32": BOUND, "f16": 2e-2, "bf16": 1e-1, "q8_0": 2e-1}[dtype]
     remark = []
-    if arch in TRANSFORMERS:
+    if arch in TRANSFORMERS and c["model_type"] != "mixtral":  # which it takes for a llama
         try:
             e = apart(from_transformers(path, where, c, arch, ids), want)
         except Exception as x:  # a file that it cannot load does not hide the others
