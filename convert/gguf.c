@@ -53,6 +53,8 @@ static const GgufName layer[] = {
     {"attn_v_b", {"self_attn.kv_b_proj"}, ROWS_VALUES_UP, false},
     {"attn_output", {"self_attn.o_proj"}, ROWS_SAME, false},
     {"ffn_norm", {"post_attention_layernorm"}, ROWS_SAME, false},
+    {"post_attention_norm", {"post_attention_layernorm"}, ROWS_SAME, false},
+    {"post_ffw_norm", {"post_feedforward_layernorm"}, ROWS_SAME, false},
     {"ffn_gate", {"mlp.gate_proj"}, ROWS_SAME, false},
     {"ffn_up", {"mlp.up_proj"}, ROWS_SAME, false},
     {"ffn_down", {"mlp.down_proj"}, ROWS_SAME, false},
@@ -210,6 +212,10 @@ static bool items_add(Work *w, const GgufName *names, size_t n, int l, const cha
             const bool qkv = !strcmp(ours, "self_attn.q_proj") || !strcmp(ours, "self_attn.k_proj") ||
                              !strcmp(ours, "self_attn.v_proj");
             if (qkv && names[i].joined != w->arch->joined) continue;
+            /* one field is the norm before the feed-forward part, or that after attention */
+            if (!strcmp(ours, "post_attention_layernorm") &&
+                !strcmp(names[i].theirs, "ffn_norm") != (w->j->a.cfg.norm_place == NORM_PRE))
+                continue;
             if (!item_add(w, &names[i], l, ends[k], prefix)) return false;
         }
     return true;

@@ -1,6 +1,6 @@
 /* gguf_arch.c: the architectures of llama.cpp that hold our models, and the keys of their settings. What each of them
  * computes, and where it differs from transformers' class of the same model: llama.cpp src/models/{llama,qwen2,qwen3,
- * gpt2,gptneox,deepseek2,qwen2moe,qwen3moe,olmoe}.cpp, src/llama-model.cpp (load_hparams), src/llama-graph.cpp
+ * gpt2,gptneox,deepseek2,qwen2moe,qwen3moe,olmoe,granite,olmo2}.cpp, src/llama-model.cpp (load_hparams), src/llama-graph.cpp
  * (build_moe_ffn), src/llama-context.cpp (yarn). */
 #include <stdarg.h>
 #include "gguf.h"
@@ -53,11 +53,8 @@ static bool layers_alike(GgufArch *a, const Model *m, Err *e) {
                                                : " (its mamba2 has no feed-forward part, each block here has one)");
     if (strcmp(ffn, "swiglu") && strcmp(ffn, "gelu") && strcmp(ffn, "moe")) return gguf_no(e, "ffn %s", ffn);
     const ModelCfg *c = &m->cfg;
-    if (c->embed_scale != 1) return gguf_no(e, "embed_scale %g", c->embed_scale);
-    if (c->residual_scale != 1) return gguf_no(e, "residual_scale %g", c->residual_scale);
-    if (c->logits_divisor != 1) return gguf_no(e, "logits_divisor %g", c->logits_divisor);
     if (c->logits_cap > 0) return gguf_no(e, "logits_cap %g", c->logits_cap);
-    if (c->norm_place != NORM_PRE) return gguf_no(e, "norm_place other than pre");
+    if (c->norm_place == NORM_BOTH) return gguf_no(e, "norm_place both");
     if (c->norm_plus_one) return gguf_no(e, "norm_plus_one");
     for (int l = 1; l < m->L; l++) {
         const Layer *y = &m->layer[l];
@@ -82,7 +79,6 @@ static bool gqa_alike(const Model *m, Err *e) {
     for (int l = 0; l < m->L; l++) {
         const GqaCfg *b = m->layer[l].cfg;
         if (!window_none(b->window, l, &m->cfg, e)) return false;
-        if (b->scale > 0) return gguf_no(e, "scale: layer %d multiplies scores by %g", l, b->scale);
         if (b->soft_cap > 0) return gguf_no(e, "soft_cap: layer %d caps scores at %g", l, b->soft_cap);
         if (b->out_gate) return gguf_no(e, "out_gate: layer %d", l);
         if (b->sink_scores) return gguf_no(e, "sink_scores: layer %d", l);
@@ -94,6 +90,7 @@ static bool gqa_alike(const Model *m, Err *e) {
                            : b->qk_norm_wide != a->qk_norm_wide ? "qk_norm_wide"
                            : b->qkv_bias != a->qkv_bias         ? "qkv_bias"
                            : b->o_bias != a->o_bias             ? "o_bias"
+                           : b->scale != a->scale               ? "scale"
                            : b->table.n != a->table.n || b->table.interleaved != a->table.interleaved ||
                                    b->table.factor != a->table.factor || b->rope.type != a->rope.type ||
                                    memcmp(b->table.f, a->table.f, (size_t)(a->table.n / 2) * sizeof *a->table.f)
@@ -128,6 +125,17 @@ static bool rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, c
     return true;
 }
 
+/* Factors of the embedding, residuals, scores and logits, of which one is not 1. */
+static bool factors_used(const ModelCfg *c, const GqaCfg *g) {
+    return c->embed_scale != 1 || c->residual_scale != 1 || c->logits_divisor != 1 || (g && g->scale > 0);
+}
+static bool factors_none(const ModelCfg *c, const GqaCfg *g, const char *arch, Err *e) {
+    return !factors_used(c, g) ||
+           gguf_no(
+               e, "embed_scale %g, residual_scale %g, logits_divisor %g or scale %g (its granite has them, its %s not)",
+               c->embed_scale, c->residual_scale, c->logits_divisor, g ? g->scale : 0, arch);
+}
+
 /* What its architectures with experts do not read: the scores are a softmax, and no group is chosen first. */
 static bool experts_plain(const GgufArch *a, bool norm_topk, Err *e) {
     const MoeCfg *c = a->moe;
@@ -154,7 +162,6 @@ static bool gqa_experts(GgufArch *a, const ModelCfg *c, Err *e) {
     const bool half = !g->table.interleaved, square = (long)g->heads * g->head_dim == c->d_model;
     a->name = g->qk_norm ? "qwen3moe" : g->qk_norm_wide ? "olmoe" : g->qkv_bias ? "qwen2moe" : "llama";
     a->turned = half && !strcmp(a->name, "llama");
-    a->factors = a->turned && g->rope.type == ROPE_LLAMA3;
     a->head = !strcmp(a->name, "olmoe") || !strcmp(a->name, "qwen2moe");
     if (g->o_bias || (g->qkv_bias && strcmp(a->name, "qwen2moe")))
         return gguf_no(e, "ffn moe with o_bias, or qkv_bias and a norm of keys");
@@ -176,22 +183,30 @@ static bool gqa_llama(GgufArch *a, const ModelCfg *c, Err *e) {
     if (!g->table.n) return gguf_no(e, "rope none with norm rms");
     if (g->table.n != g->head_dim)
         return gguf_no(e, "rope_dims: %d of head_dim %d are rotated", g->table.n, g->head_dim);
-    if (!a->moe && g->qk_norm_wide) return gguf_no(e, "qk_norm_wide without experts");
-    if (a->moe) {
+    if (c->norm_place == NORM_POST) {
+        a->name = "olmo2";
+        if (!g->qk_norm_wide || g->qkv_bias || g->o_bias || !half || !square || a->moe)
+            return gguf_no(e, "norm_place post without qk_norm_wide, or with a bias, experts or another head_dim");
+        a->head = true;
+    } else if (!a->moe && g->qk_norm_wide) {
+        return gguf_no(e, "qk_norm_wide with norm_place pre, without experts");
+    } else if (a->moe) {
         if (!gqa_experts(a, c, e)) return false;
     } else if (g->qk_norm) {
         a->name = "qwen3";
         if (g->qkv_bias || g->o_bias) return gguf_no(e, "qk_norm with qkv_bias or o_bias");
         if (!half)
             return gguf_no(e, "rope.interleaved with qk_norm; --to same rope_layout=half makes a model that fits");
-    } else if (g->qkv_bias && !g->o_bias && half && square && g->rope.type != ROPE_LLAMA3) {
+    } else if (g->qkv_bias && !g->o_bias && half && square && g->rope.type != ROPE_LLAMA3 && !factors_used(c, g)) {
         a->name = "qwen2";
     } else {
-        a->name = "llama";
+        a->name = factors_used(c, g) ? "granite" : "llama";
         a->turned = half;
-        a->factors = g->rope.type == ROPE_LLAMA3;
     }
-    return rope_fits(&g->rope, &g->table, false, !strcmp(a->name, "llama"), a->name, e);
+    const bool granite = !strcmp(a->name, "granite"), divisors = granite || !strcmp(a->name, "llama");
+    if (!granite && !factors_none(c, g, a->name, e)) return false;
+    a->factors = divisors && g->rope.type == ROPE_LLAMA3;
+    return rope_fits(&g->rope, &g->table, false, divisors, a->name, e);
 }
 
 /* LayerNorm and GELU. */
@@ -203,6 +218,9 @@ static bool gqa_gpt(GgufArch *a, const Model *m, Err *e) {
     a->erf = f->act == GELU_ERF;
     a->name = c->positions == POSITIONS_LEARNED ? "gpt2" : "gptneox";
     a->head = c->positions != POSITIONS_LEARNED;
+    if (c->norm_place != NORM_PRE) return gguf_no(e, "norm_place other than pre with norm layer");
+    if (g->qk_norm_wide) return gguf_no(e, "qk_norm_wide with norm layer");
+    if (!factors_none(c, g, a->name, e)) return false;
     if (!f->bias || !g->qkv_bias || !g->o_bias) return gguf_no(e, "norm layer without biases in each projection");
     if (g->qk_norm) return gguf_no(e, "qk_norm with norm layer");
     if ((long)g->heads * g->head_dim != c->d_model)
@@ -231,6 +249,8 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     const ModelCfg *c = &m->cfg;
     const MlaCfg *g = a->mla;
     a->name = "deepseek2";
+    if (c->norm_place != NORM_PRE) return gguf_no(e, "norm_place other than pre with latents");
+    if (!factors_none(c, NULL, a->name, e)) return false;
     for (int l = 0; l < m->L; l++) {
         const MlaCfg *b = m->layer[l].cfg;
         if (!window_none(b->window, l, c, e)) return false;
@@ -351,6 +371,12 @@ void gguf_arch_keys(Gguf *g, const GgufArch *a, const Model *m) {
                         : dense ? ((const SwigluCfg *)f)->hidden
                                 : a->moe->hidden));
     if (a->moe) expert_keys_put(g, a);
+    if (!strcmp(a->name, "granite")) {
+        gguf_float(g, ".embedding_scale", c->embed_scale);
+        gguf_float(g, ".residual_scale", c->residual_scale);
+        gguf_float(g, ".logit_scale", c->logits_divisor);
+        if (a->gqa->scale > 0) gguf_float(g, ".attention.scale", a->gqa->scale); /* else by the width of a head */
+    }
     gguf_float(g, layer ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon", c->norm_eps);
     if (a->mla)
         mla_keys_put(g, a, m);

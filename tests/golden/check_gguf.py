@@ -34,7 +34,8 @@ try:
 except (ImportError, OSError, RuntimeError, FileNotFoundError):
     llama_cpp = None
 
-TYPES = ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_moe"]
+TYPES = ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_moe",
+         "granite", "olmo2"]
 ARCHES = {"gpt_neox": "gptneox", "deepseek_v3": "deepseek2", "deepseek_v2": "deepseek2", "mistral": "llama", "mixtral": "llama",
           "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 DTYPES = ["f32", "f16", "bf16", "q8_0"]
@@ -79,6 +80,14 @@ def random_model(kind, rng, where):
     elif kind == "gpt2":
         c = transformers.GPT2Config(**base, n_embd=d, n_layer=layers, n_head=heads, n_positions=P,
                                     n_inner=4 * d, activation_function="gelu_new")
+    elif kind == "granite":
+        c = transformers.GraniteConfig(**usual, num_key_value_heads=kv, attention_bias=own, rms_norm_eps=1e-5,
+                                       embedding_multiplier=rng.choice([1.0, 3.5]), residual_multiplier=0.6,
+                                       logits_scaling=1.7, attention_multiplier=rng.choice([0.3, 0.2]),
+                                       rope_parameters=rope_parameters, pad_token_id=0)
+    elif kind == "olmo2":
+        c = transformers.Olmo2Config(**usual, num_key_value_heads=kv, rms_norm_eps=1e-5, rope_parameters=rope_parameters,
+                                     pad_token_id=0)
     elif kind in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
         n = rng.randint(3, 9)
         wide = dict(num_experts_per_tok=rng.randint(1, n), rms_norm_eps=1e-6, rope_parameters=rope_parameters,
@@ -140,7 +149,9 @@ def interleave(x, heads):
 def llama_tensors(t, c, arch, out):
     for l in range(c["num_hidden_layers"]):
         a, b = f"model.layers.{l}.", f"blk.{l}."
-        for ours, theirs in [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"),
+        after = "post_attention_norm" if arch == "olmo2" else "ffn_norm"
+        for ours, theirs in [("input_layernorm", "attn_norm"), ("post_attention_layernorm", after),
+                             ("post_feedforward_layernorm", "post_ffw_norm"),
                              ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
                              ("self_attn.o_proj", "attn_output"), ("self_attn.v_proj", "attn_v"),
                              ("self_attn.q_norm", "attn_q_norm"), ("self_attn.k_norm", "attn_k_norm"),
@@ -149,7 +160,7 @@ def llama_tensors(t, c, arch, out):
                 if a + ours + end not in t:
                     continue
                 x = t[a + ours + end]
-                if arch == "llama" and theirs in ("attn_q", "attn_k"):
+                if arch in ("llama", "granite") and theirs in ("attn_q", "attn_k"):
                     x = interleave(x, c["num_attention_heads" if theirs == "attn_q" else "num_key_value_heads"])
                 out[b + theirs + end] = x
     rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
@@ -237,7 +248,7 @@ def expected(where, c, arch):
             out["output_norm" + end] = t[norm + end]
     if not c.get("tie_word_embeddings", arch == "gpt2"):
         out["output.weight"] = t[("embed_out" if arch == "gptneox" else "lm_head") + ".weight"]
-    elif arch in ("gptneox", "qwen2moe", "olmoe"):
+    elif arch in ("gptneox", "qwen2moe", "olmoe", "olmo2"):
         out["output.weight"] = out["token_embd.weight"]
     if arch == "gpt2":
         gpt2_tensors(t, c, out)
@@ -292,6 +303,9 @@ def keys_of(c, arch):
                  "attention.value_length": dim}
         if arch != "gpt2":
             want["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
+    if arch == "granite":
+        want |= {"embedding_scale": c["embedding_multiplier"], "residual_scale": c["residual_multiplier"],
+                 "logit_scale": c["logits_scaling"], "attention.scale": c["attention_multiplier"]}
     if arch == "gptneox":
         want["use_parallel_residual"] = c["use_parallel_residual"]
     if rope and arch != "gpt2":
