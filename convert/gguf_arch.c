@@ -1,7 +1,7 @@
 /* gguf_arch.c: the architectures of llama.cpp that hold our models, and the keys of their settings. What each of them
  * computes, and where it differs from transformers' class of the same model: llama.cpp src/models/{llama,qwen2,qwen3,
- * gpt2,gptneox,deepseek2,qwen2moe,qwen3moe,olmoe,granite,olmo2}.cpp, src/llama-model.cpp (load_hparams), src/llama-graph.cpp
- * (build_moe_ffn), src/llama-context.cpp (yarn). */
+ * gpt2,gptneox,deepseek2,qwen2moe,qwen3moe,olmoe,granite,olmo2}.cpp, src/llama-model.cpp (load_hparams),
+ * src/llama-graph.cpp (build_moe_ffn), src/llama-context.cpp (yarn). */
 #include <stdarg.h>
 #include "gguf.h"
 
