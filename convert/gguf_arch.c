@@ -20,22 +20,15 @@ static bool gguf_no(Err *e, const char *fmt, ...) {
 /* Experts in all layers but the first `dense` ones, which are swiglu, or in none. */
 static bool feeds_alike(GgufArch *a, const Model *m, Err *e) {
     while (a->dense < m->L && m->layer[a->dense].ffn->ffn == &swiglu_ffn) a->dense++;
-    const Layer *first = &m->layer[a->dense < m->L ? a->dense : 0];
-    for (int l = a->dense; l < m->L; l++)
-        if (m->layer[l].ffn != first->ffn)
-            return gguf_no(e, "ffn: layer %d has another feed-forward part than layer %d", l, a->dense);
-    if (first->ffn->ffn != &moe_ffn) {
-        if (a->dense && a->dense < m->L)
-            return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", a->dense);
-        for (int l = 1; l < m->L; l++)
-            if (m->layer[l].ffn != m->layer[0].ffn)
-                return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", l);
-        return true;
+    const Layer *last = &m->layer[m->L - 1];
+    const bool moe = last->ffn->ffn == &moe_ffn;
+    for (int l = 0; l < m->L; l++) {
+        const int like = moe && l >= a->dense ? a->dense : 0;
+        if (m->layer[l].ffn != m->layer[like].ffn)
+            return gguf_no(e, "ffn: layer %d has another feed-forward part than layer %d", l, like);
     }
-    for (int l = 1; l < a->dense; l++)
-        if (m->layer[l].ffn != m->layer[0].ffn)
-            return gguf_no(e, "ffn: layer %d has another feed-forward part than layer 0", l);
-    const MoeCfg *c = a->moe = first->fcfg;
+    if (!moe) return true;
+    const MoeCfg *c = a->moe = last->fcfg;
     if (c->act != EXPERT_SWIGLU) return gguf_no(e, "ffn moe with act relu2");
     if (c->latent) return gguf_no(e, "ffn moe with latent");
     if (c->router_bias) return gguf_no(e, "ffn moe with router_bias");

@@ -453,12 +453,14 @@ def exact(where, ids, moved=None):
 def beyond(where, ids, own, *gots):
     """What is wrong with these logits of the model, or None; the largest difference of one. own: those of float32."""
     true = exact(where, ids)
+    if not all(got.isfinite().all() for got in gots):
+        return "logits are no numbers", float("nan")
     worst = max((got - true).abs().max().item() for got in gots)
     if worst > BOUND:
         bound = 3 * max((x - true).abs().max().item() for x in (own, *(exact(where, ids, seed) for seed in range(5))))
         if not worst <= bound:
             return f"logits differ by {worst:.3g}, bound {bound:.3g}", worst
-    return (None, worst) if worst == worst else ("logits are no numbers", worst)
+    return None, worst
 
 
 def greedy(model, ids, n):

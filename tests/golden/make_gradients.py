@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """gradients.safetensors beside the golden models in families/: the derivative of the mean of -log p of every next token of
 golden.safetensors' input_ids by each tensor of the model's files, under its name and in its shape, by PyTorch's autograd
-with all arithmetic in float64, rounded to float32. Quantised models (-fp8, -mxfp4) have none. Usage: make_gradients.py [--fla]
+with all arithmetic in float64, rounded to float32, but not those of gpt_oss. Quantised models (-fp8, -mxfp4) have none. Usage: make_gradients.py [--fla]
 With --fla, the models of flash-linear-attention (fla_eager.py), which must be importable; without it, all others, and it
 must not be, because transformers would call its kernels, which need a GPU.
 """
@@ -35,7 +35,8 @@ def gradients(where):
         with tempfile.TemporaryDirectory() as tmp:  # saved as weights are, so under the names of the files
             model.save_pretrained(tmp)
             grads = load_file(pathlib.Path(tmp) / "model.safetensors")
-    grads = {k: v.to(torch.float32).contiguous() for k, v in grads.items() if not k.endswith(BALANCE)}
+    kept = torch.float64 if where.name == "gpt_oss" else torch.float32
+    grads = {k: v.to(kept).contiguous() for k, v in grads.items() if not k.endswith(BALANCE)}
     names = {k for k in load_file(where / "model.safetensors") if not k.endswith(BALANCE)}
     # Kimi Linear's dense parts have their published name in the files, transformers saves them under another
     grads = {k if k in names else k.replace(".block_sparse_moe.", ".mlp."): v for k, v in grads.items()}
