@@ -267,3 +267,23 @@ s=$?
 cmp "$tmp/err" "$tmp/err2" >>"$bad"
 cmp <(sums "$run/$good") "$tmp/before" >>"$bad"
 verdict divergence-keeps-the-last-checkpoint
+
+# ---- who holds the lock ends a moment later, as ranks do whose launcher was killed; one that stays is named
+run=$tmp/lock
+mkdir "$run"
+: >"$run/lock"
+flock "$run/lock" sleep 0.3 &
+until ! flock -n "$run/lock" true; do sleep 0.01; done
+train run.dir="$run" train.steps=1 optim.warmup=1 >"$tmp/out" 2>"$tmp/err" || wrong "after a moment: exit $?: $(cat "$tmp/err")"
+wait
+mkdir "$run-2"
+: >"$run-2/lock"
+(flock 9 && exec sleep 30) 9<"$run-2/lock" &
+holder=$!
+until ! flock -n "$run-2/lock" true; do sleep 0.01; done
+train run.dir="$run-2" train.steps=1 optim.warmup=1 >"$tmp/out" 2>"$tmp/err"
+s=$?
+[ $s -eq 2 ] || wrong "held: exit $s, expected 2"
+grep -q 'its lock is held' "$tmp/err" || wrong "held: $(cat "$tmp/err")"
+kill $holder 2>/dev/null
+verdict a-lock-has-a-second
