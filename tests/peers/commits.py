@@ -2,9 +2,11 @@
 """Training, decoding and prompts of two kvsmith programs, such as those of two commits, taken in turn on the same machine.
 
     python3 tests/peers/commits.py OLD/build/kvsmith NEW/build/kvsmith [--rounds 7] [--seconds 1] [--threads 2] [--json]
+                                   [--under "chrt -f 50 taskset -c 1"]
 
 Every round runs each bench with both programs, in an order that alternates. The ratio of speeds (new over old) is taken round
-by round; the median is printed with the quartiles. Needs Python alone.
+by round; the median is printed with the quartiles. A busy machine disturbs this less when the programs run under words that keep
+others off a processor, such as those of --under above (as root, with --threads 1). Needs Python alone.
 """
 import argparse
 import json
@@ -30,6 +32,7 @@ ap.add_argument("--rounds", type=int, default=7)
 ap.add_argument("--seconds", type=float, default=1)
 ap.add_argument("--threads", type=int, default=os.cpu_count())
 ap.add_argument("--only", help="benches whose name contains this")
+ap.add_argument("--under", type=str.split, default=[], help="words to run the programs under")
 ap.add_argument("--json", action="store_true")
 args = ap.parse_args()
 if args.rounds < 1 or args.seconds <= 0:
@@ -43,7 +46,7 @@ if args.only and not any(args.only in name for name in BENCHES):
 
 def rates(program, bench):
     """Tokens/s by the name of what was measured."""
-    out = subprocess.run([program, "bench", *bench, "--json", "--seconds", str(args.seconds), "--threads", str(args.threads)],
+    out = subprocess.run([*args.under, program, "bench", *bench, "--json", "--seconds", str(args.seconds), "--threads", str(args.threads)],
                          capture_output=True, text=True)
     if out.returncode:
         sys.exit(f"{program} bench {' '.join(bench)}: {out.stderr.strip()}")
