@@ -5,8 +5,7 @@
 #include <stdarg.h>
 #include "gguf.h"
 
-static bool gguf_no(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static bool gguf_no(Err *e, const char *fmt, ...) {
+bool gguf_no(Err *e, const char *fmt, ...) {
     char why[224];
     va_list args;
     va_start(args, fmt);
@@ -40,10 +39,7 @@ static bool feeds_alike(GgufArch *a, const Model *m, Err *e) {
 static bool layers_alike(GgufArch *a, const Model *m, Err *e) {
     const Layer *first = &m->layer[0];
     const char *mixer = first->kind->mixer->name, *ffn = first->ffn->ffn->name;
-    if (strcmp(mixer, "gqa") && strcmp(mixer, "mla"))
-        return gguf_no(e, "mixer %s%s", mixer,
-                       strcmp(mixer, "mamba2") ? ""
-                                               : " (its mamba2 has no feed-forward part, each block here has one)");
+    if (strcmp(mixer, "gqa") && strcmp(mixer, "mla")) return gguf_no(e, "mixer %s", mixer);
     if (strcmp(ffn, "swiglu") && strcmp(ffn, "gelu") && strcmp(ffn, "moe")) return gguf_no(e, "ffn %s", ffn);
     const ModelCfg *c = &m->cfg;
     if (c->logits_cap > 0) return gguf_no(e, "logits_cap %g", c->logits_cap);
@@ -97,7 +93,7 @@ static bool gqa_alike(const Model *m, Err *e) {
 /* llama.cpp's yarn multiplies cos and sin by this, and by the key attn_factor. */
 static double yarn_own(const RopeCfg *r) { return r->factor > 1 ? 1 + 0.1 * log(r->factor) : 1; }
 /* factors: the architecture reads divisors of the frequencies, as llama3 needs. */
-static bool rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, const char *arch, Err *e) {
+bool gguf_rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, const char *arch, Err *e) {
     static const char *const no[] = {[ROPE_DYNAMIC] = "dynamic", [ROPE_LONGROPE] = "longrope"};
     if (r->inclusive) return gguf_no(e, "rope.inclusive");
     if (r->type == ROPE_DYNAMIC || r->type == ROPE_LONGROPE)
@@ -199,7 +195,7 @@ static bool gqa_llama(GgufArch *a, const ModelCfg *c, Err *e) {
     const bool granite = !strcmp(a->name, "granite"), divisors = granite || !strcmp(a->name, "llama");
     if (!granite && !factors_none(c, g, a->name, e)) return false;
     a->factors = divisors && g->rope.type == ROPE_LLAMA3;
-    return rope_fits(&g->rope, &g->table, false, divisors, a->name, e);
+    return gguf_rope_fits(&g->rope, &g->table, false, divisors, a->name, e);
 }
 
 /* LayerNorm and GELU. */
@@ -225,17 +221,19 @@ static bool gqa_gpt(GgufArch *a, const Model *m, Err *e) {
     if (!g->table.n) return gguf_no(e, "rope none without positions learned");
     if (g->table.interleaved)
         return gguf_no(e, "rope.interleaved with norm layer; --to same rope_layout=half makes a model that fits");
-    return rope_fits(&g->rope, &g->table, false, false, a->name, e);
+    return gguf_rope_fits(&g->rope, &g->table, false, false, a->name, e);
 }
 
 /* A group's score is the sum of its two highest there, as ours is by sigmoid. */
+bool gguf_group_scores_fit(const MoeCfg *c, Err *e) {
+    return !(c->groups > 1 && c->top_groups && c->top_groups < c->groups &&
+             (c->router != ROUTER_SIGMOID || c->experts / c->groups < 2)) ||
+           gguf_no(e, "ffn moe with groups by softmax, or of one expert (llama.cpp adds up the best two)");
+}
 static bool latent_experts(const MoeCfg *c, Err *e) {
     if (!c->shared || c->shared_gate || (c->shared_hidden && c->shared_hidden != c->hidden))
         return gguf_no(e, "ffn moe without shared experts, or with a gate or a width of theirs");
-    if (c->groups > 1 && c->top_groups && c->top_groups < c->groups &&
-        (c->router != ROUTER_SIGMOID || c->experts / c->groups < 2))
-        return gguf_no(e, "ffn moe with groups by softmax, or of one expert (its deepseek2 adds up the best two)");
-    return true;
+    return gguf_group_scores_fit(c, e);
 }
 
 static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
@@ -269,11 +267,12 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     /* It tells DeepSeek-V2-Lite and others, which have no latent of queries, by their number of layers. */
     if (g->q_rank && (m->L == 26 || m->L == 27 || (m->L == 48 && c->vocab == 128256)))
         return gguf_no(e, "q_rank with %d layers, which its deepseek2 expects to have none", m->L);
-    return rope_fits(&g->rope, &g->k_turn, true, false, a->name, e);
+    return gguf_rope_fits(&g->rope, &g->k_turn, true, false, a->name, e);
 }
 
-bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
+bool gguf_arch(GgufArch *a, const Model *m, const char *type, Err *e) {
     *a = (GgufArch){0};
+    if (gguf_recurrent(m)) return gguf_recurrent_arch(a, m, type, e);
     if (!layers_alike(a, m, e)) return false;
     if (strcmp(m->layer[0].kind->mixer->name, "gqa")) {
         a->mla = m->layer[0].cfg;
@@ -290,7 +289,7 @@ bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
 
 double gguf_rope_factor(const GqaCfg *g, int i) { return pow(g->rope.theta, -2.0 * i / g->table.n) / g->table.f[i]; }
 
-static void rope_keys_put(Gguf *g, const RopeCfg *r, const Rope *t, bool mla, int max_positions) {
+void gguf_rope_keys(Gguf *g, const RopeCfg *r, const Rope *t, bool mla, int max_positions) {
     gguf_u32(g, ".rope.dimension_count", (uint32_t)t->n);
     gguf_float(g, ".rope.freq_base", r->theta);
     if (r->type != ROPE_LINEAR && r->type != ROPE_YARN) return;
@@ -311,7 +310,7 @@ static void gqa_keys_put(Gguf *g, const GgufArch *a, const Model *m) {
     gguf_u32(g, ".attention.head_count_kv", (uint32_t)c->kv_heads);
     gguf_u32(g, ".attention.key_length", (uint32_t)c->head_dim);
     gguf_u32(g, ".attention.value_length", (uint32_t)c->head_dim);
-    if (c->table.n) rope_keys_put(g, &c->rope, &c->table, false, m->cfg.max_positions);
+    if (c->table.n) gguf_rope_keys(g, &c->rope, &c->table, false, m->cfg.max_positions);
     if (!strcmp(a->name, "gptneox")) gguf_bool(g, ".use_parallel_residual", m->cfg.parallel);
 }
 
@@ -331,7 +330,7 @@ static void mla_keys_put(Gguf *g, const GgufArch *a, const Model *m) {
         gguf_u32(g, ".expert_feed_forward_length", (uint32_t)((const SwigluCfg *)m->layer[0].fcfg)->hidden);
         gguf_u32(g, ".expert_shared_count", 0);
     }
-    rope_keys_put(g, &c->rope, &c->k_turn, true, m->cfg.max_positions);
+    gguf_rope_keys(g, &c->rope, &c->k_turn, true, m->cfg.max_positions);
 }
 
 static void expert_keys_put(Gguf *g, const GgufArch *a) {
@@ -352,6 +351,10 @@ static void expert_keys_put(Gguf *g, const GgufArch *a) {
 }
 
 void gguf_arch_keys(Gguf *g, const GgufArch *a, const Model *m) {
+    if (a->mamba || a->gdn || a->kda) {
+        gguf_recurrent_keys(g, a, m);
+        return;
+    }
     const ModelCfg *c = &m->cfg;
     const void *f = m->layer[0].fcfg;
     const bool layer = c->norm == NORM_LAYER, dense = !a->moe || a->dense;
