@@ -524,7 +524,7 @@ static const struct {
     {CFG(2, true, GPT("tanh"), "gqa", H ",\"head_dim\":12," BIASED), "", "4 heads of 12 are not d_model, 32"},
     {CFG(2, true, GPT("tanh") ",\"positions\":\"learned\"", "gqa", H "," BIASED), "", "rope with positions learned"},
     {CFG(2, true, SWIGLU, "kda", "\"heads\":4"), "", "mixer kda"},
-    {CFG(2, true, SWIGLU, "mamba2", "\"heads\":4"), "", "its mamba2 has no feed-forward part"},
+    {CFG(2, true, SWIGLU, "mamba2", "\"heads\":4"), "", "not 2 x d_model 32"},
     {CFG(2, true, ",\"norm_eps\":1e-6" SWIGLU, "mla", MLA_SETTINGS), "", "rope_layout=interleaved"},
     {CFG(2, true, ",\"norm_eps\":1e-5" SWIGLU, "mla", MLA_SETTINGS MLA_ROPE), "", "norm_eps 1e-05"},
     {CFG(2, true, ",\"norm_eps\":1e-6" SWIGLU, "mla", MLA_SETTINGS ",\"a_bias\":true" MLA_ROPE), "", "a_bias"},

@@ -24,6 +24,7 @@ import sys
 import tempfile
 
 import gguf
+import gguf_recurrent as recurrent
 import numpy as np
 import torch
 import transformers
@@ -35,7 +36,7 @@ except (ImportError, OSError, RuntimeError, FileNotFoundError):
     llama_cpp = None
 
 TYPES = ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_moe",
-         "granite", "olmo2"]
+         "granite", "olmo2"] + recurrent.TYPES
 ARCHES = {"gpt_neox": "gptneox", "deepseek_v3": "deepseek2", "deepseek_v2": "deepseek2", "mistral": "llama", "mixtral": "llama",
           "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 DTYPES = ["f32", "f16", "bf16", "q8_0"]
@@ -48,6 +49,9 @@ GREEDY = 12
 
 
 def random_model(kind, rng, where):
+    if kind in recurrent.TYPES:
+        fill(recurrent.random_config(kind, rng), rng, where)
+        return
     heads = rng.choice([2, 4, 6])
     kv = rng.choice([h for h in (1, 2, 3, 6) if heads % h == 0])
     dim = rng.choice([8, 16, 32])
@@ -120,16 +124,22 @@ def random_model(kind, rng, where):
                     norm_topk_prob=own, routed_scaling_factor=rng.choice([1.0, 2.5]))),
             moe_intermediate_size=32, attention_bias=False,
             rope_parameters=dict(yarn if own else {"rope_type": "default"}, rope_theta=theta))
+    fill(c, rng, where)
+
+
+def fill(c, rng, where):
+    """A model of these settings with random values, saved."""
     torch.manual_seed(rng.randrange(1 << 30))
     m = transformers.AutoModelForCausalLM.from_config(c).float()
     with torch.no_grad():
         for name, p in m.named_parameters():
             norm = "norm" in name or ".ln_" in name
             p.normal_(0, 1 / math.sqrt(p.shape[-1]) if p.dim() > 1 else 0.3)
-            if norm and name.endswith("weight"):
+            zero = norm and recurrent.ARCHES.get(c.model_type, "").startswith("qwen3") and ".linear_attn." not in name
+            if (norm and name.endswith("weight") and not zero) or name.endswith(".D"):
                 p.add_(1)
         for name, p in m.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 p.normal_(0, 0.3)
         head = m.get_output_embeddings().weight
         head.mul_(3)
@@ -239,6 +249,8 @@ def deepseek_tensors(t, c, out):
 
 def expected(where, c, arch):
     t = {k: v.numpy() for k, v in load_file(where / "model.safetensors").items()}
+    if c["model_type"] in recurrent.TYPES:
+        return recurrent.tensors(t, c, arch)
     embed, norm = {"gpt2": ("transformer.wte", "transformer.ln_f"),
                    "gptneox": ("gpt_neox.embed_in", "gpt_neox.final_layer_norm")}.get(
                        arch, ("model.embed_tokens", "model.norm"))
@@ -265,6 +277,8 @@ def expected(where, c, arch):
 
 def keys_of(c, arch):
     """Keys of the model and their values, by transformers' names."""
+    if c["model_type"] in recurrent.TYPES:
+        return recurrent.keys(c, arch)
     d = c.get("hidden_size", c.get("n_embd"))
     heads = c.get("num_attention_heads", c.get("n_head"))
     dim = c.get("head_dim") or d // heads
@@ -326,7 +340,8 @@ def bytes_as(x, name, dtype):
     """The bytes of a tensor in the file, and its type."""
     T = gguf.GGMLQuantizationType
     x = np.ascontiguousarray(x)
-    if x.ndim < 2 or name.startswith("position_embd") or "ffn_gate_inp" in name or dtype == "f32":
+    if x.ndim < 2 or x.shape[-1] == 1 or name.startswith("position_embd") or dtype == "f32" or \
+            any(part in name for part in ("ffn_gate_inp", "ssm_conv1d", "ssm_norm")):
         return x.astype(np.float32).tobytes(), T.F32
     if dtype == "q8_0" and x.shape[-1] % 32 == 0:
         return gguf.quants.quantize(x.astype(np.float32), T.Q8_0).tobytes(), T.Q8_0
@@ -362,11 +377,21 @@ def check_file(path, where, c, arch, dtype):
         return f"architecture {field('general.architecture')}"
     for key, value in keys_of(c, arch).items():
         seen = field(f"{arch}.{key}")
+        if isinstance(seen, list) and all(isinstance(v, (bool, int, np.integer)) for v in seen):
+            seen = [int(v) for v in seen]
         same = math.isclose(seen, value, rel_tol=1e-6) if isinstance(value, float) and seen is not None else seen == value
         if not same:
             return f"{arch}.{key} is {seen}, expected {value}"
     kind = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}[dtype]
     return None if field("general.file_type") == kind else f"file_type {field('general.file_type')}"
+
+
+def rounded(kvsmith, where, dtype, tmp):
+    """The model with all values rounded to a dtype."""
+    to = tmp / f"same-{dtype}"
+    subprocess.run(["rm", "-rf", to], check=True)
+    subprocess.run([kvsmith, "convert", where, to, "--to", "same", f"dtype={dtype}", "--check-tokens", "0", "-q"], check=True)
+    return to
 
 
 def kvsmith_logits(kvsmith, where, ids, tmp):
@@ -439,26 +464,26 @@ def apart(a, b):
 
 def check(kvsmith, where, dtype, tmp, worst):
     c = json.loads((where / "config.json").read_text())
-    arch = ARCHES.get(c["model_type"], c["model_type"])
+    arch = ARCHES.get(c["model_type"]) or recurrent.arch_of(c)
     path = tmp / f"model-{dtype}.gguf"
     path.unlink(missing_ok=True)
     subprocess.run([kvsmith, "convert", where, path, "--to", "gguf", f"dtype={dtype}", "-q"], check=True)
     wrong = check_file(path, where, c, arch, dtype)
     if wrong:
         return wrong, ""
-    if dtype != "f32" and any(c.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")):
+    sparse = any(c.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")) and arch != "nemotron_h"
+    if dtype != "f32" and sparse:
         return None, "values alone: rounding chooses other experts"
-    positions = c.get("max_position_embeddings", c.get("n_positions"))
+    positions = c.get("max_position_embeddings", c.get("n_positions")) or 64
     ids = torch.randint(0, c["vocab_size"], (2, min(48, positions)), generator=torch.Generator().manual_seed(7))
-    source = where
-    if dtype in ("f16", "bf16"):  # the same values in both
-        source = tmp / f"same-{dtype}"
-        subprocess.run(["rm", "-rf", source], check=True)
-        subprocess.run([kvsmith, "convert", where, source, "--to", "same", f"dtype={dtype}", "--check-tokens", "0", "-q"],
-                       check=True)
+    source = rounded(kvsmith, where, dtype, tmp) if dtype in ("f16", "bf16") else where  # the same values in both
     want = kvsmith_logits(kvsmith, source, ids, tmp)
     # vectors are F32 in the GGUF file and rounded in `source`; in Q8_0 matrices are rounded as well
     bound = {"f32": BOUND, "f16": 2e-2, "bf16": 1e-1, "q8_0": 2e-1}[dtype]
+    if c["model_type"] in recurrent.TYPES:  # norms of small values may enlarge any rounding
+        plain = kvsmith_logits(kvsmith, where, ids, tmp)
+        grown = apart(kvsmith_logits(kvsmith, rounded(kvsmith, where, "bf16", tmp), ids, tmp), plain)
+        bound = max(bound, {"f32": 1e-3, "f16": 0.5, "bf16": 4, "q8_0": 32}[dtype] * grown)
     remark = []
     if arch in TRANSFORMERS and c["model_type"] != "mixtral":  # which it takes for a llama
         try:
