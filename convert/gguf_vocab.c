@@ -133,6 +133,9 @@ static bool characters_put(Gguf *g, Vocab *v) {
 #define DEEPSEEK3_LAST                                                                                  \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| " \
     "?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+#define QWEN35                                                                                                       \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" \
+    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 /* Names of what llama.cpp cuts texts with, and the patterns of it. whole: a piece that is a token stays whole. */
 typedef struct {
     const char *name;
@@ -144,6 +147,7 @@ static const Pre pres[] = {
     {"llama-bpe", true, {PATTERN_LLAMA3}},
     {"smaug-bpe", false, {PATTERN_LLAMA3}},
     {"qwen2", false, {PATTERN_QWEN2}},
+    {"qwen35", false, {QWEN35}},
     {"smollm", false, {"\\p{N}", PATTERN_GPT2}},
     {"deepseek-v3",
      false,

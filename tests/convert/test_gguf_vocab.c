@@ -41,11 +41,12 @@ Test(gguf_vocab, byte_level_vocabularies) {
         int tokens, merges, bos; /* bos: the template's; -1: it has none */
     } known[] = {{"tests/golden/bpe/gpt2.json", "gpt-2", 700, 443, -1},
                  {"tests/golden/bpe/llama3.json", "llama-bpe", 700, 442, 1},
-                 {"tests/golden/bpe/qwen2.json", "qwen2", 700, 443, -1}};
-    for (int i = 0; i < 3; i++) {
+                 {"tests/golden/bpe/qwen2.json", "qwen2", 700, 443, -1},
+                 {"tests/golden/tokenizers/qwen35.json", "qwen35", 600, 343, -1}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         File f;
         Err e = {0};
-        char *name = xformat("bpe%d", i);
+        char *name = xformat("bpe%zu", i);
         Done d = told_file(&f, name, 704, known[i].file, ids);
         cr_assert(d.ok, "%s", d.e.msg);
         text_is(&f, "tokenizer.ggml.model", "gpt2");
