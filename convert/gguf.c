@@ -403,7 +403,8 @@ static bool gguf_plan(Job *j, json_t *model, Err *e) {
     (void)model; /* the layout stays */
     if (j->o->calib) return err_input(e, "--calib: --to gguf looks at no text; leave it out");
     char *type = source_type(j->src);
-    const bool fits = gguf_arch(&c->arch, &j->a, type, e);
+    const bool fits =
+        gguf_recurrent(&j->a) ? gguf_recurrent_arch(&c->arch, &j->a, type, e) : gguf_arch(&c->arch, &j->a, e);
     free(type);
     if (!fits) return false;
     j->exact = j->moves = !c->arch.erf && !c->arch.eps;
@@ -447,7 +448,10 @@ static bool keys_put(Work *w) {
     name_put(g, j->o->src);
     gguf_u32(g, "general.file_type", kind);
     if (kind == 7) gguf_u32(g, "general.quantization_version", 2);
-    gguf_arch_keys(g, w->arch, &j->a);
+    if (gguf_recurrent(&j->a))
+        gguf_recurrent_keys(g, w->arch, &j->a);
+    else
+        gguf_arch_keys(g, w->arch, &j->a);
     if (!gguf_vocab(g, j->src, j->from.vocab, &none, w->e)) return false;
     if (none) note_add(j, "no tokenizer in the source: the file has only ids");
     return true;

@@ -81,9 +81,8 @@ typedef struct {
     bool eps;     /* unit lengths and latents have the model's norm_eps there, here 1e-6 */
     bool head;    /* it always has an output tensor; elsewhere a missing one is the embedding */
 } GgufArch;
-/* The architecture of llama.cpp that computes the model. EXIT_INPUT: none does; the line names the setting. `type`: the
- * model_type of the source, which chooses among architectures that compute the same; NULL: unknown. */
-bool gguf_arch(GgufArch *, const Model *, const char *type, Err *);
+/* The architecture of llama.cpp that computes the model. EXIT_INPUT: none does; the line names the setting. */
+bool gguf_arch(GgufArch *, const Model *, Err *);
 void gguf_arch_keys(Gguf *, const GgufArch *, const Model *);
 /* What its parts share. gguf_no fills the Err and returns false. */
 bool gguf_no(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -133,10 +132,11 @@ typedef struct {
     RowsOrder last; /* of the last part, if it is not ROWS_SAME */
 } GgufPlace;
 
-/* ---- layers with a state (gguf_recurrent.c, gguf_recurrent_file.c) ------------------------------------------------ */
+/* ---- layers with a state (gguf_recurrent.c, gguf_recurrent_file.c) ----------------------------------------------- */
 
 bool gguf_recurrent(const Model *); /* a layer is mamba2, gdn or kda */
-/* gguf_arch and gguf_arch_keys for such models. */
+/* gguf_arch and gguf_arch_keys for such models. `type`: the model_type of the source, which chooses among architectures
+ * that compute the same; NULL: unknown. */
 bool gguf_recurrent_arch(GgufArch *, const Model *, const char *type, Err *);
 void gguf_recurrent_keys(Gguf *, const GgufArch *, const Model *);
 /* The names of layer l without its experts, as lists of n names; returns how many lists. */

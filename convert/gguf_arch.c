@@ -270,9 +270,8 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     return gguf_rope_fits(&g->rope, &g->k_turn, true, false, a->name, e);
 }
 
-bool gguf_arch(GgufArch *a, const Model *m, const char *type, Err *e) {
+bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
     *a = (GgufArch){0};
-    if (gguf_recurrent(m)) return gguf_recurrent_arch(a, m, type, e);
     if (!layers_alike(a, m, e)) return false;
     if (strcmp(m->layer[0].kind->mixer->name, "gqa")) {
         a->mla = m->layer[0].cfg;
@@ -351,10 +350,6 @@ static void expert_keys_put(Gguf *g, const GgufArch *a) {
 }
 
 void gguf_arch_keys(Gguf *g, const GgufArch *a, const Model *m) {
-    if (a->mamba || a->gdn || a->kda) {
-        gguf_recurrent_keys(g, a, m);
-        return;
-    }
     const ModelCfg *c = &m->cfg;
     const void *f = m->layer[0].fcfg;
     const bool layer = c->norm == NORM_LAYER, dense = !a->moe || a->dense;

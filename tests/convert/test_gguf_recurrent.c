@@ -268,23 +268,25 @@ typedef struct {
 #define MODEL(more, layers, kinds, pattern)                                                               \
     "{\"d_model\":32,\"vocab\":23,\"max_positions\":32,\"init_std\":0.4,\"tied\":true,\"norm_eps\":1e-6," \
     "\"layers\":" #layers more ",\"kinds\":{" kinds "},\"pattern\":[" pattern "]}"
-#define MAMBA                "\"m\":{\"mixer\":\"mamba2\",\"heads\":4,\"head_dim\":16,\"state_size\":8,\"groups\":2"
-#define GQA_OF               "\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":8"
-#define GDN_OF               "\"g\":{\"mixer\":\"gdn\",\"heads\":2,\"v_heads\":4,\"head_dim\":8,\"v_dim\":8,\"conv\":3"
-#define KDA_OF               "\"k\":{\"mixer\":\"kda\",\"heads\":4,\"head_dim\":6,\"conv\":3"
-#define MLA_OF               "\"l\":{\"mixer\":\"mla\",\"heads\":4,\"kv_rank\":16,\"nope_dim\":6,\"rope_dim\":4,\"v_dim\":5"
-#define NOPE_KEY             ",\"rope\":{\"type\":\"none\"}"
-#define SWIGLU               ",\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":64}]"
-#define MOE_OF               "\"kind\":\"moe\",\"hidden\":48,\"experts\":3,\"top_k\":2,\"shared\":1"
-#define MOE(more)            ",\"ffn\":[{" MOE_OF more "}]"
-#define WIDER                ",\"shared_hidden\":40"
-#define BALANCED             ",\"router\":\"sigmoid\",\"bias_balance\":true,\"scale\":2.5"
-#define SCALES               ",\"embed_scale\":3,\"residual_scale\":0.5,\"logits_divisor\":2"
-#define QWEN                 ",\"norm_plus_one\":true"
-#define QWEN_KINDS           GDN_OF "}," GQA_OF ",\"rope_dims\":4,\"qk_norm\":true,\"out_gate\":true,\"rope\":{\"theta\":50}}"
+/* Layers of one part: `ffn` in some. */
 #define SINGLE(ffn, pattern) ",\"ffn\":{\"x\":{" ffn "},\"n\":{\"kind\":\"none\"}},\"ffn_pattern\":[" pattern "]"
-#define NOTHING              "\"n\":{\"mixer\":\"none\"}"
-#define STATE_KEYS           "ssm.conv_kernel=4 ssm.inner_size=64 ssm.state_size=8 ssm.time_step_rank=4 ssm.group_count=2 "
+
+#define MAMBA      "\"m\":{\"mixer\":\"mamba2\",\"heads\":4,\"head_dim\":16,\"state_size\":8,\"groups\":2"
+#define GQA_OF     "\"a\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":8"
+#define GDN_OF     "\"g\":{\"mixer\":\"gdn\",\"heads\":2,\"v_heads\":4,\"head_dim\":8,\"v_dim\":8,\"conv\":3"
+#define KDA_OF     "\"k\":{\"mixer\":\"kda\",\"heads\":4,\"head_dim\":6,\"conv\":3"
+#define MLA_OF     "\"l\":{\"mixer\":\"mla\",\"heads\":4,\"kv_rank\":16,\"nope_dim\":6,\"rope_dim\":4,\"v_dim\":5"
+#define NOPE_KEY   ",\"rope\":{\"type\":\"none\"}"
+#define SWIGLU     ",\"ffn\":[{\"kind\":\"swiglu\",\"hidden\":64}]"
+#define MOE_OF     "\"kind\":\"moe\",\"hidden\":48,\"experts\":3,\"top_k\":2,\"shared\":1"
+#define MOE(more)  ",\"ffn\":[{" MOE_OF more "}]"
+#define WIDER      ",\"shared_hidden\":40"
+#define BALANCED   ",\"router\":\"sigmoid\",\"bias_balance\":true,\"scale\":2.5"
+#define SCALES     ",\"embed_scale\":3,\"residual_scale\":0.5,\"logits_divisor\":2"
+#define QWEN       ",\"norm_plus_one\":true"
+#define QWEN_KINDS GDN_OF "}," GQA_OF ",\"rope_dims\":4,\"qk_norm\":true,\"out_gate\":true,\"rope\":{\"theta\":50}}"
+#define NOTHING    "\"n\":{\"mixer\":\"none\"}"
+#define STATE_KEYS "ssm.conv_kernel=4 ssm.inner_size=64 ssm.state_size=8 ssm.time_step_rank=4 ssm.group_count=2 "
 #define GDN_KEYS                                                                                   \
     "ssm.conv_kernel=3 ssm.inner_size=32 ssm.state_size=8 ssm.time_step_rank=4 ssm.group_count=2 " \
     "rope.dimension_count=4 rope.freq_base=50 attention.head_count=4 attention.head_count_kv=2 "   \
@@ -470,10 +472,10 @@ Test(gguf_recurrent, qwen35moe_by_the_type_of_the_source) {
     zoo_open(&dense, &cfg[1], &m[1], NULL, &dev[1], (ModelOpts){0});
     GgufPlaces want[GGUF_LISTS], got[GGUF_LISTS];
     GgufArch a, b;
-    cr_assert(gguf_arch(&b, &m[1], NULL, &e), "%s", e.msg);
+    cr_assert(gguf_recurrent_arch(&b, &m[1], NULL, &e), "%s", e.msg);
     cr_assert_eq(gguf_recurrent_places(&b, &m[1], 0, want), 3);
     for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
-        cr_assert(gguf_arch(&a, &m[0], named[i].type, &e), "%s", e.msg);
+        cr_assert(gguf_recurrent_arch(&a, &m[0], named[i].type, &e), "%s", e.msg);
         cr_expect_str_eq(a.name, named[i].arch);
         cr_assert_eq(gguf_recurrent_places(&a, &m[0], 1, got), 3); /* norms, the delta rule, the feed-forward part */
         cr_expect_eq(got[1].place == want[1].place, named[i].tiled, "%s", named[i].arch);
