@@ -41,6 +41,8 @@ static const GgufName layer[] = {
     {"ffn_norm", {"post_attention_layernorm"}, ROWS_SAME, false},
     {"post_attention_norm", {"post_attention_layernorm"}, ROWS_SAME, false},
     {"post_ffw_norm", {"post_feedforward_layernorm"}, ROWS_SAME, false},
+    {"ffn_norm", {"pre_feedforward_layernorm"}, ROWS_SAME, false},
+    {"ffn_up", {"mlp.gate_proj", "mlp.up_proj"}, ROWS_SAME, false},
     {"ffn_gate", {"mlp.gate_proj"}, ROWS_SAME, false},
     {"ffn_up", {"mlp.up_proj"}, ROWS_SAME, false},
     {"ffn_down", {"mlp.down_proj"}, ROWS_SAME, false},
@@ -75,6 +77,7 @@ typedef struct {
     Gguf g;
     int nfield, nitem, narrow; /* narrow: tensors of dtype q8_0 whose rows are not whole blocks */
     GgufField *field;
+    json_t *index; /* of fields, by path: DeepSeek-V3 has 45,000 */
     GgufItem *item;
     bool rounds; /* some values are rounded */
     Dtype below; /* to that */
@@ -90,12 +93,12 @@ static void see_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     /* gains begin at 0 only where 1 is added to them */
     x->plus_one = w->j->a.cfg.norm_plus_one && flags & FIELD_ZEROS && t->rank == 1 && strstr(path, "norm.weight");
     CHECK((size_t)snprintf(x->path, sizeof x->path, "%s", path) < sizeof x->path, "%s", path);
+    CHECK(!json_object_set_new(w->index, path, json_integer(w->nfield - 1)), "%s", path);
     if (!(flags & FIELD_BALANCE)) w->params += tensor_count(*t);
 }
 static int field_find(const Work *w, const char *path) {
-    for (int i = 0; i < w->nfield; i++)
-        if (!strcmp(w->field[i].path, path)) return i;
-    return -1;
+    const json_t *at = json_object_get(w->index, path);
+    return at ? (int)json_integer_value(at) : -1;
 }
 
 /* The type of a tensor of rows of `width`; `s` is the source of its first part. */
@@ -103,7 +106,7 @@ static GgmlType type_of(Work *w, const char *name, int rank, uint64_t width, con
     static const GgmlType as[] = {GGML_F32, GGML_F32, GGML_F16, GGML_BF16, GGML_Q8_0};
     const int asked = ((Cfg *)w->j->cfg)->dtype;
     if (rank < 2 || !strncmp(name, "position_embd", 13) || strstr(name, "ffn_gate_inp") || strstr(name, "ssm_conv1d") ||
-        strstr(name, "ssm_norm") || width == 1)
+        strstr(name, "ssm_norm") || strstr(name, "_exps.bias") || width == 1)
         return GGML_F32;
     if (asked == SOURCE_DTYPE)
         return !s || !strcmp(s->dtype, "F32") ? GGML_F32
@@ -189,20 +192,22 @@ static bool experts_add(Work *w, int l, const char *prefix) {
     const MoeCfg *c = w->arch->moe;
     char name[64], path[128];
     const int count = (int)(sizeof experts / sizeof *experts), from = c->act == EXPERT_RELU2; /* which has no gate */
-    for (int i = from; i < count; i++) {
-        GgufItem item = {.order = ROWS_SAME, .nparts = c->experts, .step = count - from};
-        for (int k = 0; k < c->experts; k++) {
-            snprintf(path, sizeof path, "%smlp.experts.%d.%s.weight", prefix, k, experts[i].ours[0]);
-            const int at = field_find(w, path);
-            if (!k) item.part[0] = at;
-            CHECK(at >= 0 && at == item_part(&item, k), "%s", path);
-            w->field[at].used = true;
+    for (int i = from; i < count; i++)
+        for (int bias = 0; bias <= c->expert_bias; bias++) {
+            const char *end = bias ? "bias" : "weight";
+            GgufItem item = {.order = ROWS_SAME, .nparts = c->experts, .step = (count - from) * (1 + c->expert_bias)};
+            for (int k = 0; k < c->experts; k++) {
+                snprintf(path, sizeof path, "%smlp.experts.%d.%s.%s", prefix, k, experts[i].ours[0], end);
+                const int at = field_find(w, path);
+                if (!k) item.part[0] = at;
+                CHECK(at >= 0 && at == item_part(&item, k), "%s", path);
+                w->field[at].used = true;
+            }
+            const Tensor t = w->field[item.part[0]].t;
+            const uint64_t n[3] = {(uint64_t)c->experts, (uint64_t)t.n[0], (uint64_t)t.n[1]};
+            snprintf(name, sizeof name, "blk.%d.%s.%s", l, experts[i].theirs, end);
+            if (!item_declare(w, item, name, bias ? 2 : 3, n)) return false;
         }
-        const Tensor t = w->field[item.part[0]].t;
-        const uint64_t n[3] = {(uint64_t)c->experts, (uint64_t)t.n[0], (uint64_t)t.n[1]};
-        snprintf(name, sizeof name, "blk.%d.%s.weight", l, experts[i].theirs);
-        if (!item_declare(w, item, name, 3, n)) return false;
-    }
     if (!c->bias_balance) return true;
     snprintf(path, sizeof path, "%smlp.gate.e_score_correction_bias", prefix);
     GgufItem item = {.order = ROWS_SAME, .nparts = 1, .part = {field_find(w, path)}};
@@ -212,21 +217,25 @@ static bool experts_add(Work *w, int l, const char *prefix) {
     return item_declare(w, item, name, 1, (const uint64_t[3]){(uint64_t)c->experts});
 }
 
+/* Of two names of a field, that of the architecture. */
+static bool name_fits(const Work *w, const GgufName *k) {
+    const char *ours = k->ours[0];
+    if (!strcmp(ours, "self_attn.q_proj") || !strcmp(ours, "self_attn.k_proj") || !strcmp(ours, "self_attn.v_proj"))
+        return k->joined == w->arch->joined;
+    if (!strcmp(ours, "mlp.gate_proj") || !strcmp(ours, "mlp.up_proj")) return !k->ours[1] == !w->arch->gate_up;
+    /* the norm before the feed-forward part, or that after attention */
+    if (!strcmp(ours, "post_attention_layernorm"))
+        return !strcmp(k->theirs, "ffn_norm") == (w->j->a.cfg.norm_place == NORM_PRE && !w->arch->after);
+    return true;
+}
 static bool items_add(Work *w, const GgufName *names, size_t n, int l, const char *prefix) {
+    static const GgufPlace sinks = {.name = {.theirs = "attn_sinks.weight", .ours = {"self_attn.sinks"}},
+                                    .whole = true};
     static const char *const ends[] = {"weight", "bias"};
     for (size_t i = 0; i < n; i++)
-        for (int k = 0; k < 2; k++) {
-            const char *ours = names[i].ours[0];
-            const bool qkv = !strcmp(ours, "self_attn.q_proj") || !strcmp(ours, "self_attn.k_proj") ||
-                             !strcmp(ours, "self_attn.v_proj");
-            if (qkv && names[i].joined != w->arch->joined) continue;
-            /* one field is the norm before the feed-forward part, or that after attention */
-            if (!strcmp(ours, "post_attention_layernorm") &&
-                !strcmp(names[i].theirs, "ffn_norm") != (w->j->a.cfg.norm_place == NORM_PRE))
-                continue;
-            if (!item_add(w, &names[i], l, ends[k], prefix)) return false;
-        }
-    return true;
+        for (int k = 0; k < 2; k++)
+            if (name_fits(w, &names[i]) && !item_add(w, &names[i], l, ends[k], prefix)) return false;
+    return l < 0 || item_place(w, &sinks, l, "", prefix);
 }
 
 static bool recurrent_add(Work *w, int l, const char *prefix) {
@@ -239,6 +248,13 @@ static bool recurrent_add(Work *w, int l, const char *prefix) {
     return true;
 }
 
+static bool factors_add(Work *w, const char *name, RowsOrder order) {
+    const uint64_t n = (uint64_t)w->arch->gqa->table.n / 2;
+    w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
+    w->item[w->nitem++] = (GgufItem){.order = order};
+    return gguf_tensor(&w->g, name, 1, &n, GGML_F32, w->e);
+}
+
 static bool tensors_declare(Work *w) {
     const Job *j = w->j;
     Weights weights = j->a.w;
@@ -247,12 +263,11 @@ static bool tensors_declare(Work *w) {
     if (!items_add(w, top, sizeof top / sizeof *top, -1, "")) return false;
     static const GgufName tied = {"output", {"model.embed_tokens"}, ROWS_SAME, false};
     if (j->from.tied && w->arch->head && !item_add(w, &tied, -1, "weight", "")) return false;
-    if (w->arch->factors) {
-        const uint64_t n = (uint64_t)w->arch->gqa->table.n / 2;
-        w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
-        w->item[w->nitem++] = (GgufItem){.order = ROWS_FACTORS};
-        if (!gguf_tensor(&w->g, "rope_freqs.weight", 1, &n, GGML_F32, w->e)) return false;
-    }
+    if (w->arch->factors && !factors_add(w, "rope_freqs.weight", ROWS_FACTORS)) return false;
+    if (w->arch->gqa && w->arch->gqa->rope.type == ROPE_LONGROPE &&
+        (!factors_add(w, "rope_factors_long.weight", ROWS_LONG) ||
+         !factors_add(w, "rope_factors_short.weight", ROWS_SHORT)))
+        return false;
     for (int l = 0; l < j->a.L; l++) {
         char prefix[32];
         snprintf(prefix, sizeof prefix, "model.layers.%d.", l);
@@ -352,11 +367,12 @@ static bool put_alternate(Work *w, const GgufItem *x) {
     return gguf_put(&w->g, out, w->e);
 }
 
-static bool put_factors(Work *w) {
+static bool put_factors(Work *w, RowsOrder order) {
     const GqaCfg *c = w->arch->gqa;
+    const Numbers *given = order == ROWS_LONG ? &c->rope.long_factor : &c->rope.short_factor;
     const int n = c->table.n / 2;
     Tensor t = arena_tensor(&w->j->layer, "factors", REAL, 1, &n);
-    for (int i = 0; i < n; i++) R(t)[i] = (real)gguf_rope_factor(c, i);
+    for (int i = 0; i < n; i++) R(t)[i] = (real)(order == ROWS_FACTORS ? gguf_rope_factor(c, i) : given->v[i]);
     return gguf_put(&w->g, t, w->e);
 }
 
@@ -366,7 +382,7 @@ static bool values_put(Work *w) {
         if (job_interrupted(w->e)) return false;
         Mark mark = arena_mark(&w->j->layer);
         const bool turn = x->order == ROWS_BY_HEADS || x->order == ROWS_BY_KEYS;
-        bool ok = turn ? put_alternate(w, x) : x->order != ROWS_FACTORS || put_factors(w);
+        bool ok = turn ? put_alternate(w, x) : x->nparts || put_factors(w, x->order);
         for (int k = 0; ok && !turn && k < x->nparts; k++) {
             const GgufField *f = &w->field[item_part(x, k)];
             const RowsOrder order = x->last && k == x->nparts - 1 ? x->last : x->order;
@@ -403,11 +419,13 @@ static bool gguf_plan(Job *j, json_t *model, Err *e) {
     (void)model; /* the layout stays */
     if (j->o->calib) return err_input(e, "--calib: --to gguf looks at no text; leave it out");
     char *type = source_type(j->src);
-    const bool fits =
-        gguf_recurrent(&j->a) ? gguf_recurrent_arch(&c->arch, &j->a, type, e) : gguf_arch(&c->arch, &j->a, e);
+    const char *dense = gguf_dense(&j->a);
+    const bool fits = gguf_recurrent(&j->a) ? gguf_recurrent_arch(&c->arch, &j->a, type, e)
+                      : dense               ? gguf_dense_arch(&c->arch, &j->a, dense, e)
+                                            : gguf_arch(&c->arch, &j->a, e);
     free(type);
     if (!fits) return false;
-    j->exact = j->moves = !c->arch.erf && !c->arch.eps;
+    j->exact = j->moves = !c->arch.erf && !c->arch.eps && !c->arch.lengths && !c->arch.untruncated;
     snprintf(j->report->rule, sizeof j->report->rule, "gguf: architecture %s, dtype %s", c->arch.name,
              dtypes[c->dtype]);
     if (c->arch.eps) {
@@ -416,6 +434,10 @@ static bool gguf_plan(Job *j, json_t *model, Err *e) {
                  j->a.cfg.norm_eps);
         note_add(j, text);
     }
+    if (c->arch.lengths)
+        note_add(j, "longrope: llama.cpp chooses its factors by the size of the context, this model by the text's");
+    if (c->arch.untruncated)
+        note_add(j, "yarn: llama.cpp rounds the limits to whole pairs, this model (rope.truncate false) does not");
     if (c->arch.erf) note_add(j, "llama.cpp computes gelu by tanh, this model by erf: up to 5e-4 apart");
     return true;
 }
@@ -442,7 +464,7 @@ static bool keys_put(Work *w) {
     const StEntry *embed = hf_files_find(&j->files, "model.embed_tokens.weight", j->a.w.embed, &place);
     if (((Cfg *)j->cfg)->dtype == SOURCE_DTYPE)
         kind = !strcmp(embed->dtype, "F16") ? 1 : !strcmp(embed->dtype, "BF16") ? 32 : 0;
-    bool none;
+    const char *note;
     gguf_text(g, "general.architecture", w->arch->name);
     gguf_text(g, "general.type", "model");
     name_put(g, j->o->src);
@@ -452,14 +474,15 @@ static bool keys_put(Work *w) {
         gguf_recurrent_keys(g, w->arch, &j->a);
     else
         gguf_arch_keys(g, w->arch, &j->a);
-    if (!gguf_vocab(g, j->src, j->from.vocab, &none, w->e)) return false;
-    if (none) note_add(j, "no tokenizer in the source: the file has only ids");
+    gguf_dense_keys(g, w->arch, &j->a);
+    if (!gguf_vocab(g, j->src, j->from.vocab, &note, w->e)) return false;
+    if (note) note_add(j, note);
     return true;
 }
 
 static bool gguf_write(Job *j, Err *e) {
     Cfg *c = j->cfg;
-    Work w = {.j = j, .arch = &c->arch, .e = e};
+    Work w = {.j = j, .arch = &c->arch, .e = e, .index = json_object()};
     ConvertReport *r = j->report;
     w.g.arch = c->arch.name;
     bool ok = keys_put(&w) && tensors_declare(&w);
@@ -476,6 +499,7 @@ static bool gguf_write(Job *j, Err *e) {
         ok = gguf_begin(&w.g, j->o->dst, e) && values_put(&w) && gguf_end(&w.g, e);
     }
     gguf_drop(&w.g);
+    json_decref(w.index);
     free(w.field), free(w.item);
     return ok;
 }

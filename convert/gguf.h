@@ -74,12 +74,18 @@ typedef struct {
     const KdaCfg *kda;
     const MoeCfg *moe; /* of the layers behind the first `dense` ones; NULL: no layer has experts */
     int dense;
-    bool joined;  /* q, k and v are one tensor */
-    bool turned;  /* rows of q and k move from half-split to interleaved order */
-    bool factors; /* frequencies have divisors, in a tensor */
-    bool erf;     /* its gelu is by erf, that of llama.cpp by tanh */
-    bool eps;     /* unit lengths and latents have the model's norm_eps there, here 1e-6 */
-    bool head;    /* it always has an output tensor; elsewhere a missing one is the embedding */
+    const GqaCfg *local; /* of the layers with a window, if they differ in more; NULL: there are none */
+    int window, period;  /* all layers but every period-th have the window; 0: none has */
+    bool joined;         /* q, k and v are one tensor */
+    bool gate_up;        /* gate and up are one tensor */
+    bool after;          /* the norm before the feed-forward part has the name of one after attention */
+    bool turned;         /* rows of q and k move from half-split to interleaved order */
+    bool factors;        /* frequencies have divisors, in a tensor */
+    bool erf;            /* its gelu is by erf, that of llama.cpp by tanh */
+    bool eps;            /* unit lengths and latents have the model's norm_eps there, here 1e-6 */
+    bool lengths;        /* longrope: its factors follow the context there, here the text */
+    bool untruncated;    /* yarn's limits are whole pairs there, here not */
+    bool head;           /* it always has an output tensor; elsewhere a missing one is the embedding */
 } GgufArch;
 /* The architecture of llama.cpp that computes the model. EXIT_INPUT: none does; the line names the setting. */
 bool gguf_arch(GgufArch *, const Model *, Err *);
@@ -89,8 +95,24 @@ bool gguf_no(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)))
 bool gguf_rope_fits(const RopeCfg *, const Rope *, bool mla, bool factors, const char *arch, Err *);
 bool gguf_group_scores_fit(const MoeCfg *, Err *); /* groups of experts are scored as there */
 void gguf_rope_keys(Gguf *, const RopeCfg *, const Rope *, bool mla, int max_positions);
+/* The first setting but window and rotation in which two layers differ; NULL: none. */
+const char *gguf_gqa_differs(const GqaCfg *, const GqaCfg *);
+bool gguf_turns_alike(const GqaCfg *, const GqaCfg *);
+bool gguf_mixers_alike(const Model *, Err *); /* one mixer, gqa or mla, without kv_from */
+/* Count the first layers without experts, and refuse other feed-forward parts that differ. */
+bool gguf_feeds_alike(GgufArch *, const Model *, Err *);
+bool gguf_window_none(int window, int l, const ModelCfg *, Err *);
+/* No factor of embedding, residuals, scores and logits. */
+bool gguf_factors_none(const ModelCfg *, const GqaCfg *, const char *arch, Err *);
 /* Divisor of the frequency of pair i, for `factors`. */
 double gguf_rope_factor(const GqaCfg *, int i);
+
+/* ---- other attention models (gguf_dense.c) ----------------------------------------------------------------------- */
+
+/* gemma2, gemma3, phi3, smollm3, glm4moe or gpt-oss, which alone could compute the model; NULL: those of gguf_arch. */
+const char *gguf_dense(const Model *);
+bool gguf_dense_arch(GgufArch *, const Model *, const char *name, Err *);
+void gguf_dense_keys(Gguf *, const GgufArch *, const Model *);
 
 /* ---- names of tensors (gguf.c) ----------------------------------------------------------------------------------- */
 
@@ -102,9 +124,11 @@ typedef enum {
     ROWS_KEYS_UP,   /* of kv_b: for each head the transpose of the rows that make keys */
     ROWS_VALUES_UP, /* of kv_b: for each head the rows that make values */
     ROWS_FACTORS,   /* of the rotation's frequencies; no field of the model */
-    ROWS_BY_HEADS,  /* two fields: those of a query head of the first, of the second, of the next head.. */
-    ROWS_BY_KEYS,   /* the same by key heads of a delta rule */
-    ROWS_TILED,     /* of value heads: the first of each key head, the second of each.. (gguf_recurrent_moved) */
+    ROWS_LONG,      /* longrope's divisors, which are no fields either */
+    ROWS_SHORT,
+    ROWS_BY_HEADS, /* two fields: those of a query head of the first, of the second, of the next head.. */
+    ROWS_BY_KEYS,  /* the same by key heads of a delta rule */
+    ROWS_TILED,    /* of value heads: the first of each key head, the second of each.. (gguf_recurrent_moved) */
     COLUMNS_TILED,
     ROWS_TILED_DECAY, /* -exp of them */
     ROWS_DECAY,
@@ -153,6 +177,7 @@ void gguf_alternate(Tensor to, Tensor a, Tensor b, int groups);
 
 /* ---- tokenizer (gguf_vocab.c) ------------------------------------------------------------------------------------ */
 
-/* The keys of the tokenizer and the chat template in the model directory `src`, for a model of `vocab` ids. `none`:
- * the directory has no tokenizer. EXIT_INPUT: llama.cpp would cut texts otherwise. */
-bool gguf_vocab(Gguf *, const char *src, int vocab, bool *none, Err *);
+/* The keys of the tokenizer and the chat template in the model directory `src`, for a model of `vocab` ids. `note`:
+ * what differs there, or that the directory has no tokenizer; else NULL. EXIT_INPUT: llama.cpp would cut texts
+ * otherwise. */
+bool gguf_vocab(Gguf *, const char *src, int vocab, const char **note, Err *);
