@@ -16,20 +16,6 @@ static const Key keys[] = {{"dtype", KEY_CHOICE, offsetof(Cfg, dtype), "source",
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-typedef enum {
-    ROWS_SAME,
-    ROWS_QUERIES, /* of heads, from half-split to interleaved order, where the architecture has that */
-    ROWS_KEYS,
-    ROWS_KEYS_UP,   /* of kv_b: for each head the transpose of the rows that make keys */
-    ROWS_VALUES_UP, /* of kv_b: for each head the rows that make values */
-    ROWS_FACTORS    /* of the rotation's frequencies; no field of the model */
-} RowsOrder;
-enum { PARTS_MAX = 3 };
-typedef struct {
-    const char *theirs, *ours[PARTS_MAX]; /* without .weight or .bias; several: one tensor after the other */
-    RowsOrder order;
-    bool joined; /* in architectures that join q, k and v; else in those that do not */
-} GgufName;
 static const GgufName top[] = {
     {"token_embd", {"model.embed_tokens"}, ROWS_SAME, false},
     {"position_embd", {"model.embed_positions"}, ROWS_SAME, false},
@@ -55,6 +41,8 @@ static const GgufName layer[] = {
     {"ffn_norm", {"post_attention_layernorm"}, ROWS_SAME, false},
     {"post_attention_norm", {"post_attention_layernorm"}, ROWS_SAME, false},
     {"post_ffw_norm", {"post_feedforward_layernorm"}, ROWS_SAME, false},
+    {"ffn_norm", {"pre_feedforward_layernorm"}, ROWS_SAME, false},
+    {"ffn_up", {"mlp.gate_proj", "mlp.up_proj"}, ROWS_SAME, false},
     {"ffn_gate", {"mlp.gate_proj"}, ROWS_SAME, false},
     {"ffn_up", {"mlp.up_proj"}, ROWS_SAME, false},
     {"ffn_down", {"mlp.down_proj"}, ROWS_SAME, false},
@@ -75,10 +63,10 @@ static const GgufName experts[] = {
 typedef struct {
     char path[128];
     Tensor t;
-    bool used;
+    bool used, plus_one; /* plus_one: a gain that is stored without the 1 that is added to it */
 } GgufField;
 typedef struct {
-    RowsOrder order;
+    RowsOrder order, last;
     int nparts, part[PARTS_MAX]; /* indices of fields */
     int step;                    /* of experts: part k is part[0] + k step (0: part[k]) */
 } GgufItem;
@@ -89,6 +77,7 @@ typedef struct {
     Gguf g;
     int nfield, nitem, narrow; /* narrow: tensors of dtype q8_0 whose rows are not whole blocks */
     GgufField *field;
+    json_t *index; /* of fields, by path: DeepSeek-V3 has 45,000 */
     GgufItem *item;
     bool rounds; /* some values are rounded */
     Dtype below; /* to that */
@@ -101,20 +90,24 @@ static void see_field(Fields *f, Tensor *t, const char *path, unsigned flags) {
     w->field = xrealloc(w->field, (size_t)w->nfield + 1, sizeof *w->field);
     GgufField *x = &w->field[w->nfield++];
     *x = (GgufField){.t = *t};
+    /* gains begin at 0 only where 1 is added to them */
+    x->plus_one = w->j->a.cfg.norm_plus_one && flags & FIELD_ZEROS && t->rank == 1 && strstr(path, "norm.weight");
     CHECK((size_t)snprintf(x->path, sizeof x->path, "%s", path) < sizeof x->path, "%s", path);
+    CHECK(!json_object_set_new(w->index, path, json_integer(w->nfield - 1)), "%s", path);
     if (!(flags & FIELD_BALANCE)) w->params += tensor_count(*t);
 }
 static int field_find(const Work *w, const char *path) {
-    for (int i = 0; i < w->nfield; i++)
-        if (!strcmp(w->field[i].path, path)) return i;
-    return -1;
+    const json_t *at = json_object_get(w->index, path);
+    return at ? (int)json_integer_value(at) : -1;
 }
 
 /* The type of a tensor of rows of `width`; `s` is the source of its first part. */
 static GgmlType type_of(Work *w, const char *name, int rank, uint64_t width, const StEntry *s) {
     static const GgmlType as[] = {GGML_F32, GGML_F32, GGML_F16, GGML_BF16, GGML_Q8_0};
     const int asked = ((Cfg *)w->j->cfg)->dtype;
-    if (rank < 2 || !strncmp(name, "position_embd", 13) || strstr(name, "ffn_gate_inp")) return GGML_F32;
+    if (rank < 2 || !strncmp(name, "position_embd", 13) || strstr(name, "ffn_gate_inp") || strstr(name, "ssm_conv1d") ||
+        strstr(name, "ssm_norm") || strstr(name, "_exps.bias") || width == 1)
+        return GGML_F32;
     if (asked == SOURCE_DTYPE)
         return !s || !strcmp(s->dtype, "F32") ? GGML_F32
                : !strcmp(s->dtype, "F16")     ? GGML_F16
@@ -146,55 +139,75 @@ static bool item_declare(Work *w, GgufItem item, const char *name, int rank, con
     w->item[w->nitem++] = item;
     return gguf_tensor(&w->g, name, rank, n, type, w->e);
 }
+/* Sizes of the tensor of an item in the file; returns its rank. */
+static int item_sizes(const Work *w, const GgufPlace *k, const GgufItem *item, uint64_t n[3]) {
+    const Tensor first = w->field[item->part[0]].t;
+    n[0] = 0, n[1] = (uint64_t)first.n[1], n[2] = (uint64_t)first.n[2];
+    for (int i = 0; i < item->nparts; i++) n[0] += (uint64_t)w->field[item->part[i]].t.n[0];
+    if (k->name.order == ROWS_KEYS_UP || k->name.order == ROWS_VALUES_UP) {
+        const MlaCfg *c = w->arch->mla;
+        const bool up = k->name.order == ROWS_KEYS_UP;
+        n[0] = (uint64_t)c->heads, n[1] = (uint64_t)(up ? c->kv_rank : c->v_dim),
+        n[2] = (uint64_t)(up ? c->nope_dim : c->kv_rank);
+        return 3;
+    }
+    if (k->shape == SHAPE_VECTOR) {
+        if (first.rank > 1) n[0] = n[1];
+        return 1;
+    }
+    if (k->shape == SHAPE_COLUMN) return n[1] = 1, 2;
+    if (k->shape == SHAPE_GROUPS) {
+        n[1] = n[0] / (uint64_t)w->arch->mamba->groups, n[0] = (uint64_t)w->arch->mamba->groups;
+        return 2;
+    }
+    if (k->shape == SHAPE_SQUEEZED && first.rank == 3) return n[1] = n[2], 2;
+    return first.rank;
+}
 /* Declare the tensor THEIRS.END, if the model has it. */
-static bool item_add(Work *w, const GgufName *k, int l, const char *end, const char *prefix) {
-    GgufItem item = {.order = k->order};
-    char name[96];
-    if (l >= 0)
-        snprintf(name, sizeof name, "blk.%d.%s.%s", l, k->theirs, end);
-    else
-        snprintf(name, sizeof name, "%s.%s", k->theirs, end);
-    for (int i = 0; i < PARTS_MAX && k->ours[i]; i++) {
-        char *path = xformat("%s%s.%s", prefix, k->ours[i], end);
+static bool item_place(Work *w, const GgufPlace *k, int l, const char *end, const char *prefix) {
+    GgufItem item = {.order = k->name.order, .last = k->last};
+    const char *dot = k->whole ? "" : ".";
+    char name[96], block[16] = "";
+    uint64_t n[3];
+    if (k->whole) end = "";
+    if (l >= 0) snprintf(block, sizeof block, "blk.%d.", l);
+    snprintf(name, sizeof name, "%s%s%s%s", block, k->name.theirs, dot, end);
+    for (int i = 0; i < PARTS_MAX && k->name.ours[i]; i++) {
+        char *path = xformat("%s%s%s%s", prefix, k->name.ours[i], dot, end);
         const int at = field_find(w, path);
         free(path);
         if (at < 0) return true;
         item.part[item.nparts++] = at;
         w->field[at].used = true;
     }
-    const GgufField *first = &w->field[item.part[0]];
-    uint64_t n[3] = {0, (uint64_t)first->t.n[1]};
-    int rank = first->t.rank;
-    for (int i = 0; i < item.nparts; i++) n[0] += (uint64_t)w->field[item.part[i]].t.n[0];
-    if (k->order == ROWS_KEYS_UP || k->order == ROWS_VALUES_UP) {
-        const MlaCfg *c = w->arch->mla;
-        const bool up = k->order == ROWS_KEYS_UP;
-        rank = 3;
-        n[0] = (uint64_t)c->heads, n[1] = (uint64_t)(up ? c->kv_rank : c->v_dim),
-        n[2] = (uint64_t)(up ? c->nope_dim : c->kv_rank);
-    }
-    if (!strcmp(k->theirs, "ffn_gate_inp_shexp")) rank = 1, n[0] = n[1]; /* one row is a vector there */
+    const int rank = item_sizes(w, k, &item, n);
     return item_declare(w, item, name, rank, n);
 }
-/* The tensors of a layer's experts, whose fields follow each other: gate, up and down of each. */
+static bool item_add(Work *w, const GgufName *k, int l, const char *end, const char *prefix) {
+    const bool row = !strcmp(k->theirs, "ffn_gate_inp_shexp"); /* one row is a vector there */
+    return item_place(w, &(GgufPlace){.name = *k, .shape = row ? SHAPE_VECTOR : SHAPE_SAME}, l, end, prefix);
+}
+/* The tensors of a layer's experts, whose fields follow each other: gate, up and down of each, or up and down. */
 static bool experts_add(Work *w, int l, const char *prefix) {
     const MoeCfg *c = w->arch->moe;
     char name[64], path[128];
-    const int count = (int)(sizeof experts / sizeof *experts);
-    for (int i = 0; i < count; i++) {
-        GgufItem item = {.order = ROWS_SAME, .nparts = c->experts, .step = count};
-        for (int k = 0; k < c->experts; k++) {
-            snprintf(path, sizeof path, "%smlp.experts.%d.%s.weight", prefix, k, experts[i].ours[0]);
-            const int at = field_find(w, path);
-            if (!k) item.part[0] = at;
-            CHECK(at >= 0 && at == item_part(&item, k), "%s", path);
-            w->field[at].used = true;
+    const int count = (int)(sizeof experts / sizeof *experts), from = c->act == EXPERT_RELU2; /* which has no gate */
+    for (int i = from; i < count; i++)
+        for (int bias = 0; bias <= c->expert_bias; bias++) {
+            const char *end = bias ? "bias" : "weight";
+            GgufItem item = {.order = ROWS_SAME, .nparts = c->experts, .step = (count - from) * (1 + c->expert_bias)};
+            for (int k = 0; k < c->experts; k++) {
+                snprintf(path, sizeof path, "%smlp.experts.%d.%s.%s", prefix, k, experts[i].ours[0], end);
+                const int at = field_find(w, path);
+                if (!k) item.part[0] = at;
+                CHECK(at >= 0 && at == item_part(&item, k), "%s", path);
+                w->field[at].used = true;
+            }
+            const Tensor t = w->field[item.part[0]].t;
+            const uint64_t n[3] = {(uint64_t)c->experts, (uint64_t)t.n[0], (uint64_t)t.n[1]};
+            snprintf(name, sizeof name, "blk.%d.%s.%s", l, experts[i].theirs, end);
+            if (!item_declare(w, item, name, bias ? 2 : 3, n)) return false;
         }
-        const Tensor t = w->field[item.part[0]].t;
-        const uint64_t n[3] = {(uint64_t)c->experts, (uint64_t)t.n[0], (uint64_t)t.n[1]};
-        snprintf(name, sizeof name, "blk.%d.%s.weight", l, experts[i].theirs);
-        if (!item_declare(w, item, name, 3, n)) return false;
-    }
     if (!c->bias_balance) return true;
     snprintf(path, sizeof path, "%smlp.gate.e_score_correction_bias", prefix);
     GgufItem item = {.order = ROWS_SAME, .nparts = 1, .part = {field_find(w, path)}};
@@ -204,21 +217,42 @@ static bool experts_add(Work *w, int l, const char *prefix) {
     return item_declare(w, item, name, 1, (const uint64_t[3]){(uint64_t)c->experts});
 }
 
+/* Of two names of a field, that of the architecture. */
+static bool name_fits(const Work *w, const GgufName *k) {
+    const char *ours = k->ours[0];
+    if (!strcmp(ours, "self_attn.q_proj") || !strcmp(ours, "self_attn.k_proj") || !strcmp(ours, "self_attn.v_proj"))
+        return k->joined == w->arch->joined;
+    if (!strcmp(ours, "mlp.gate_proj") || !strcmp(ours, "mlp.up_proj")) return !k->ours[1] == !w->arch->gate_up;
+    /* the norm before the feed-forward part, or that after attention */
+    if (!strcmp(ours, "post_attention_layernorm"))
+        return !strcmp(k->theirs, "ffn_norm") == (w->j->a.cfg.norm_place == NORM_PRE && !w->arch->after);
+    return true;
+}
 static bool items_add(Work *w, const GgufName *names, size_t n, int l, const char *prefix) {
+    static const GgufPlace sinks = {.name = {.theirs = "attn_sinks.weight", .ours = {"self_attn.sinks"}},
+                                    .whole = true};
     static const char *const ends[] = {"weight", "bias"};
     for (size_t i = 0; i < n; i++)
-        for (int k = 0; k < 2; k++) {
-            const char *ours = names[i].ours[0];
-            const bool qkv = !strcmp(ours, "self_attn.q_proj") || !strcmp(ours, "self_attn.k_proj") ||
-                             !strcmp(ours, "self_attn.v_proj");
-            if (qkv && names[i].joined != w->arch->joined) continue;
-            /* one field is the norm before the feed-forward part, or that after attention */
-            if (!strcmp(ours, "post_attention_layernorm") &&
-                !strcmp(names[i].theirs, "ffn_norm") != (w->j->a.cfg.norm_place == NORM_PRE))
-                continue;
-            if (!item_add(w, &names[i], l, ends[k], prefix)) return false;
-        }
+        for (int k = 0; k < 2; k++)
+            if (name_fits(w, &names[i]) && !item_add(w, &names[i], l, ends[k], prefix)) return false;
+    return l < 0 || item_place(w, &sinks, l, "", prefix);
+}
+
+static bool recurrent_add(Work *w, int l, const char *prefix) {
+    GgufPlaces lists[GGUF_LISTS];
+    const int n = gguf_recurrent_places(w->arch, &w->j->a, l, lists);
+    for (int i = 0; i < n; i++)
+        for (const GgufPlace *k = lists[i].place; k < lists[i].place + lists[i].n; k++)
+            if (!item_place(w, k, l, "weight", prefix) || (!k->whole && !item_place(w, k, l, "bias", prefix)))
+                return false;
     return true;
+}
+
+static bool factors_add(Work *w, const char *name, RowsOrder order) {
+    const uint64_t n = (uint64_t)w->arch->gqa->table.n / 2;
+    w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
+    w->item[w->nitem++] = (GgufItem){.order = order};
+    return gguf_tensor(&w->g, name, 1, &n, GGML_F32, w->e);
 }
 
 static bool tensors_declare(Work *w) {
@@ -229,17 +263,18 @@ static bool tensors_declare(Work *w) {
     if (!items_add(w, top, sizeof top / sizeof *top, -1, "")) return false;
     static const GgufName tied = {"output", {"model.embed_tokens"}, ROWS_SAME, false};
     if (j->from.tied && w->arch->head && !item_add(w, &tied, -1, "weight", "")) return false;
-    if (w->arch->factors) {
-        const uint64_t n = (uint64_t)w->arch->gqa->table.n / 2;
-        w->item = xrealloc(w->item, (size_t)w->nitem + 1, sizeof *w->item);
-        w->item[w->nitem++] = (GgufItem){.order = ROWS_FACTORS};
-        if (!gguf_tensor(&w->g, "rope_freqs.weight", 1, &n, GGML_F32, w->e)) return false;
-    }
+    if (w->arch->factors && !factors_add(w, "rope_freqs.weight", ROWS_FACTORS)) return false;
+    if (w->arch->gqa && w->arch->gqa->rope.type == ROPE_LONGROPE &&
+        (!factors_add(w, "rope_factors_long.weight", ROWS_LONG) ||
+         !factors_add(w, "rope_factors_short.weight", ROWS_SHORT)))
+        return false;
     for (int l = 0; l < j->a.L; l++) {
         char prefix[32];
         snprintf(prefix, sizeof prefix, "model.layers.%d.", l);
-        if (!items_add(w, layer, sizeof layer / sizeof *layer, l, prefix)) return false;
-        if (w->arch->moe && l >= w->arch->dense && !experts_add(w, l, prefix)) return false;
+        if (gguf_recurrent(&j->a) ? !recurrent_add(w, l, prefix)
+                                  : !items_add(w, layer, sizeof layer / sizeof *layer, l, prefix))
+            return false;
+        if (j->a.layer[l].ffn->ffn == &moe_ffn && !experts_add(w, l, prefix)) return false;
     }
     for (int i = 0; i < w->nfield; i++) CHECK(w->field[i].used, "%s has no place in the file", w->field[i].path);
     return true;
@@ -277,11 +312,15 @@ static bool put_moved(Work *w, const GgufField *x, RowsOrder order) {
     const StEntry *s = entry_of(w, x, &place);
     Tensor in = arena_tensor(&w->j->layer, "from", REAL, x->t.rank, x->t.n), out = in;
     if (!st_read_part(&w->j->files.st, s, in, place, w->e)) return false;
+    for (size_t i = 0; x->plus_one && i < tensor_count(in); i++) R(in)[i] += 1;
     if (order == ROWS_KEYS_UP || order == ROWS_VALUES_UP) {
         const bool values = order == ROWS_VALUES_UP;
         const int n[] = {c->heads, values ? c->v_dim : c->kv_rank, values ? c->kv_rank : c->nope_dim};
         out = arena_tensor(&w->j->layer, "to", REAL, 3, n);
         rows_lift(out, in, c, values);
+    } else if (order >= ROWS_TILED) {
+        out = arena_tensor(&w->j->layer, "to", REAL, x->t.rank, x->t.n);
+        gguf_recurrent_moved(w->arch, order, out, in);
     } else if (w->arch->turned && order != ROWS_SAME) {
         out = arena_tensor(&w->j->layer, "to", REAL, x->t.rank, x->t.n);
         rows_interleave(out, in, w->arch->gqa->head_dim);
@@ -313,11 +352,27 @@ static bool put_rows(Work *w, const GgufField *x) {
     return true;
 }
 
-static bool put_factors(Work *w) {
+/* Two fields whose rows alternate by heads. */
+static bool put_alternate(Work *w, const GgufItem *x) {
+    Tensor in[2], out;
+    for (int k = 0; k < 2; k++) {
+        const GgufField *f = &w->field[x->part[k]];
+        StPlace place;
+        const StEntry *s = entry_of(w, f, &place);
+        in[k] = arena_tensor(&w->j->layer, "from", REAL, f->t.rank, f->t.n);
+        if (!st_read_part(&w->j->files.st, s, in[k], place, w->e)) return false;
+    }
+    out = arena_tensor(&w->j->layer, "to", REAL, 2, (const int[]){2 * in[0].n[0], in[0].n[1]});
+    gguf_alternate(out, in[0], in[1], x->order == ROWS_BY_HEADS ? w->arch->gqa->heads : w->arch->gdn->heads);
+    return gguf_put(&w->g, out, w->e);
+}
+
+static bool put_factors(Work *w, RowsOrder order) {
     const GqaCfg *c = w->arch->gqa;
+    const Numbers *given = order == ROWS_LONG ? &c->rope.long_factor : &c->rope.short_factor;
     const int n = c->table.n / 2;
     Tensor t = arena_tensor(&w->j->layer, "factors", REAL, 1, &n);
-    for (int i = 0; i < n; i++) R(t)[i] = (real)gguf_rope_factor(c, i);
+    for (int i = 0; i < n; i++) R(t)[i] = (real)(order == ROWS_FACTORS ? gguf_rope_factor(c, i) : given->v[i]);
     return gguf_put(&w->g, t, w->e);
 }
 
@@ -326,12 +381,14 @@ static bool values_put(Work *w) {
         const GgufItem *x = &w->item[i];
         if (job_interrupted(w->e)) return false;
         Mark mark = arena_mark(&w->j->layer);
-        bool ok = x->order != ROWS_FACTORS || put_factors(w);
-        for (int k = 0; ok && k < x->nparts; k++) {
+        const bool turn = x->order == ROWS_BY_HEADS || x->order == ROWS_BY_KEYS;
+        bool ok = turn ? put_alternate(w, x) : x->nparts || put_factors(w, x->order);
+        for (int k = 0; ok && !turn && k < x->nparts; k++) {
             const GgufField *f = &w->field[item_part(x, k)];
-            ok = x->order == ROWS_SAME || ((x->order == ROWS_QUERIES || x->order == ROWS_KEYS) && !w->arch->turned)
+            const RowsOrder order = x->last && k == x->nparts - 1 ? x->last : x->order;
+            ok = order == ROWS_SAME || ((order == ROWS_QUERIES || order == ROWS_KEYS) && !w->arch->turned)
                      ? put_rows(w, f)
-                     : put_moved(w, f, x->order);
+                     : put_moved(w, f, order);
         }
         arena_release(&w->j->layer, mark);
         if (!ok) return false;
@@ -346,14 +403,41 @@ static void note_add(Job *j, const char *text) {
     snprintf(note + strlen(note), sizeof j->report->note - strlen(note), "%s%s", *note ? "; " : "", text);
 }
 
+/* The model_type of the source, malloc'ed; NULL: it is no model directory, but settings. */
+static char *source_type(const char *src) {
+    char *path = xformat("%s/config.json", src);
+    json_t *j = json_load_file(path, 0, NULL);
+    const char *type = json_string_value(json_object_get(j, "model_type"));
+    char *copy = type ? xstrdup(type) : NULL;
+    json_decref(j);
+    free(path);
+    return copy;
+}
+
 static bool gguf_plan(Job *j, json_t *model, Err *e) {
     Cfg *c = j->cfg;
     (void)model; /* the layout stays */
     if (j->o->calib) return err_input(e, "--calib: --to gguf looks at no text; leave it out");
-    if (!gguf_arch(&c->arch, &j->a, e)) return false;
-    j->exact = j->moves = !c->arch.erf;
+    char *type = source_type(j->src);
+    const char *dense = gguf_dense(&j->a);
+    const bool fits = gguf_recurrent(&j->a) ? gguf_recurrent_arch(&c->arch, &j->a, type, e)
+                      : dense               ? gguf_dense_arch(&c->arch, &j->a, dense, e)
+                                            : gguf_arch(&c->arch, &j->a, e);
+    free(type);
+    if (!fits) return false;
+    j->exact = j->moves = !c->arch.erf && !c->arch.eps && !c->arch.lengths && !c->arch.untruncated;
     snprintf(j->report->rule, sizeof j->report->rule, "gguf: architecture %s, dtype %s", c->arch.name,
              dtypes[c->dtype]);
+    if (c->arch.eps) {
+        char text[112];
+        snprintf(text, sizeof text, "llama.cpp adds %g to squares of keys and latents, this model 1e-6",
+                 j->a.cfg.norm_eps);
+        note_add(j, text);
+    }
+    if (c->arch.lengths)
+        note_add(j, "longrope: llama.cpp chooses its factors by the size of the context, this model by the text's");
+    if (c->arch.untruncated)
+        note_add(j, "yarn: llama.cpp rounds the limits to whole pairs, this model (rope.truncate false) does not");
     if (c->arch.erf) note_add(j, "llama.cpp computes gelu by tanh, this model by erf: up to 5e-4 apart");
     return true;
 }
@@ -380,21 +464,25 @@ static bool keys_put(Work *w) {
     const StEntry *embed = hf_files_find(&j->files, "model.embed_tokens.weight", j->a.w.embed, &place);
     if (((Cfg *)j->cfg)->dtype == SOURCE_DTYPE)
         kind = !strcmp(embed->dtype, "F16") ? 1 : !strcmp(embed->dtype, "BF16") ? 32 : 0;
-    bool none;
+    const char *note;
     gguf_text(g, "general.architecture", w->arch->name);
     gguf_text(g, "general.type", "model");
     name_put(g, j->o->src);
     gguf_u32(g, "general.file_type", kind);
     if (kind == 7) gguf_u32(g, "general.quantization_version", 2);
-    gguf_arch_keys(g, w->arch, &j->a);
-    if (!gguf_vocab(g, j->src, j->from.vocab, &none, w->e)) return false;
-    if (none) note_add(j, "no tokenizer in the source: the file has only ids");
+    if (gguf_recurrent(&j->a))
+        gguf_recurrent_keys(g, w->arch, &j->a);
+    else
+        gguf_arch_keys(g, w->arch, &j->a);
+    gguf_dense_keys(g, w->arch, &j->a);
+    if (!gguf_vocab(g, j->src, j->from.vocab, &note, w->e)) return false;
+    if (note) note_add(j, note);
     return true;
 }
 
 static bool gguf_write(Job *j, Err *e) {
     Cfg *c = j->cfg;
-    Work w = {.j = j, .arch = &c->arch, .e = e};
+    Work w = {.j = j, .arch = &c->arch, .e = e, .index = json_object()};
     ConvertReport *r = j->report;
     w.g.arch = c->arch.name;
     bool ok = keys_put(&w) && tensors_declare(&w);
@@ -411,6 +499,7 @@ static bool gguf_write(Job *j, Err *e) {
         ok = gguf_begin(&w.g, j->o->dst, e) && values_put(&w) && gguf_end(&w.g, e);
     }
     gguf_drop(&w.g);
+    json_decref(w.index);
     free(w.field), free(w.item);
     return ok;
 }

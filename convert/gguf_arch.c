@@ -5,8 +5,7 @@
 #include <stdarg.h>
 #include "gguf.h"
 
-static bool gguf_no(Err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static bool gguf_no(Err *e, const char *fmt, ...) {
+bool gguf_no(Err *e, const char *fmt, ...) {
     char why[224];
     va_list args;
     va_start(args, fmt);
@@ -18,7 +17,7 @@ static bool gguf_no(Err *e, const char *fmt, ...) {
 /* ---- which one --------------------------------------------------------------------------------------------------- */
 
 /* Experts in all layers but the first `dense` ones, which are swiglu, or in none. */
-static bool feeds_alike(GgufArch *a, const Model *m, Err *e) {
+bool gguf_feeds_alike(GgufArch *a, const Model *m, Err *e) {
     while (a->dense < m->L && m->layer[a->dense].ffn->ffn == &swiglu_ffn) a->dense++;
     const Layer *last = &m->layer[m->L - 1];
     const bool moe = last->ffn->ffn == &moe_ffn;
@@ -27,8 +26,10 @@ static bool feeds_alike(GgufArch *a, const Model *m, Err *e) {
         if (m->layer[l].ffn != m->layer[like].ffn)
             return gguf_no(e, "ffn: layer %d has another feed-forward part than layer %d", l, like);
     }
-    if (!moe) return true;
-    const MoeCfg *c = a->moe = last->fcfg;
+    if (moe) a->moe = last->fcfg;
+    return true;
+}
+static bool experts_known(const MoeCfg *c, Err *e) {
     if (c->act != EXPERT_SWIGLU) return gguf_no(e, "ffn moe with act relu2");
     if (c->latent) return gguf_no(e, "ffn moe with latent");
     if (c->router_bias) return gguf_no(e, "ffn moe with router_bias");
@@ -36,59 +37,69 @@ static bool feeds_alike(GgufArch *a, const Model *m, Err *e) {
     return true;
 }
 
-/* What holds for all architectures: layers alike, and nothing that only our models have. */
-static bool layers_alike(GgufArch *a, const Model *m, Err *e) {
+/* One mixer in all layers, which reads its own rows. */
+bool gguf_mixers_alike(const Model *m, Err *e) {
     const Layer *first = &m->layer[0];
-    const char *mixer = first->kind->mixer->name, *ffn = first->ffn->ffn->name;
-    if (strcmp(mixer, "gqa") && strcmp(mixer, "mla"))
-        return gguf_no(e, "mixer %s%s", mixer,
-                       strcmp(mixer, "mamba2") ? ""
-                                               : " (its mamba2 has no feed-forward part, each block here has one)");
-    if (strcmp(ffn, "swiglu") && strcmp(ffn, "gelu") && strcmp(ffn, "moe")) return gguf_no(e, "ffn %s", ffn);
-    const ModelCfg *c = &m->cfg;
-    if (c->logits_cap > 0) return gguf_no(e, "logits_cap %g", c->logits_cap);
-    if (c->norm_place == NORM_BOTH) return gguf_no(e, "norm_place both");
-    if (c->norm_plus_one) return gguf_no(e, "norm_plus_one");
+    const char *mixer = first->kind->mixer->name;
+    if (strcmp(mixer, "gqa") && strcmp(mixer, "mla")) return gguf_no(e, "mixer %s", mixer);
     for (int l = 1; l < m->L; l++) {
         const Layer *y = &m->layer[l];
         if (!y->owner) return gguf_no(e, "kv_from: layer %d reads the keys and values of layer %d", l, y->kv_from);
         if (y->kind->mixer != first->kind->mixer)
             return gguf_no(e, "layer %d is %s, layer 0 is %s", l, y->kind->mixer->name, mixer);
     }
-    return feeds_alike(a, m, e);
+    return true;
 }
 
-static bool window_none(int window, int l, const ModelCfg *c, Err *e) {
+/* What holds for the architectures below: feed-forward parts alike, and nothing that only our models have. */
+static bool layers_alike(GgufArch *a, const Model *m, Err *e) {
+    const char *ffn = m->layer[0].ffn->ffn->name;
+    if (strcmp(ffn, "swiglu") && strcmp(ffn, "gelu") && strcmp(ffn, "moe")) return gguf_no(e, "ffn %s", ffn);
+    const ModelCfg *c = &m->cfg;
+    if (c->logits_cap > 0) return gguf_no(e, "logits_cap %g", c->logits_cap);
+    if (c->norm_place == NORM_BOTH) return gguf_no(e, "norm_place both");
+    return gguf_feeds_alike(a, m, e) && (!a->moe || experts_known(a->moe, e));
+}
+
+bool gguf_window_none(int window, int l, const ModelCfg *c, Err *e) {
     if (window && window < c->max_positions)
         return gguf_no(e, "window: layer %d looks back %d of %d positions; its llama, qwen2 and qwen3 have no window",
                        l, window, c->max_positions);
     return true;
 }
 
+const char *gguf_gqa_differs(const GqaCfg *b, const GqaCfg *a) {
+    return b->heads != a->heads                 ? "heads"
+           : b->kv_heads != a->kv_heads         ? "kv_heads"
+           : b->head_dim != a->head_dim         ? "head_dim"
+           : b->rope_dims != a->rope_dims       ? "rope_dims"
+           : b->qk_norm != a->qk_norm           ? "qk_norm"
+           : b->qk_norm_wide != a->qk_norm_wide ? "qk_norm_wide"
+           : b->qkv_bias != a->qkv_bias         ? "qkv_bias"
+           : b->o_bias != a->o_bias             ? "o_bias"
+           : b->out_gate != a->out_gate         ? "out_gate"
+           : b->sink_scores != a->sink_scores   ? "sink_scores"
+           : b->soft_cap != a->soft_cap         ? "soft_cap"
+           : b->scale != a->scale               ? "scale"
+                                                : NULL;
+}
+bool gguf_turns_alike(const GqaCfg *b, const GqaCfg *a) {
+    return b->table.n == a->table.n && b->table.interleaved == a->table.interleaved &&
+           b->table.factor == a->table.factor && b->rope.type == a->rope.type &&
+           !memcmp(b->table.f, a->table.f, (size_t)(a->table.n / 2) * sizeof *a->table.f);
+}
 /* The same attention in all layers. */
 static bool gqa_alike(const Model *m, Err *e) {
     const GqaCfg *a = m->layer[0].cfg;
     if (!a->heads) return gguf_no(e, "heads: layer 0 has no queries");
     for (int l = 0; l < m->L; l++) {
         const GqaCfg *b = m->layer[l].cfg;
-        if (!window_none(b->window, l, &m->cfg, e)) return false;
+        if (!gguf_window_none(b->window, l, &m->cfg, e)) return false;
         if (b->soft_cap > 0) return gguf_no(e, "soft_cap: layer %d caps scores at %g", l, b->soft_cap);
         if (b->out_gate) return gguf_no(e, "out_gate: layer %d", l);
         if (b->sink_scores) return gguf_no(e, "sink_scores: layer %d", l);
-        const char *what = b->heads != a->heads                 ? "heads"
-                           : b->kv_heads != a->kv_heads         ? "kv_heads"
-                           : b->head_dim != a->head_dim         ? "head_dim"
-                           : b->rope_dims != a->rope_dims       ? "rope_dims"
-                           : b->qk_norm != a->qk_norm           ? "qk_norm"
-                           : b->qk_norm_wide != a->qk_norm_wide ? "qk_norm_wide"
-                           : b->qkv_bias != a->qkv_bias         ? "qkv_bias"
-                           : b->o_bias != a->o_bias             ? "o_bias"
-                           : b->scale != a->scale               ? "scale"
-                           : b->table.n != a->table.n || b->table.interleaved != a->table.interleaved ||
-                                   b->table.factor != a->table.factor || b->rope.type != a->rope.type ||
-                                   memcmp(b->table.f, a->table.f, (size_t)(a->table.n / 2) * sizeof *a->table.f)
-                               ? "rope"
-                               : NULL;
+        const char *what = gguf_gqa_differs(b, a);
+        if (!what && !gguf_turns_alike(b, a)) what = "rope";
         if (what) return gguf_no(e, "%s: layer %d differs from layer 0", what, l);
     }
     return true;
@@ -97,7 +108,7 @@ static bool gqa_alike(const Model *m, Err *e) {
 /* llama.cpp's yarn multiplies cos and sin by this, and by the key attn_factor. */
 static double yarn_own(const RopeCfg *r) { return r->factor > 1 ? 1 + 0.1 * log(r->factor) : 1; }
 /* factors: the architecture reads divisors of the frequencies, as llama3 needs. */
-static bool rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, const char *arch, Err *e) {
+bool gguf_rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, const char *arch, Err *e) {
     static const char *const no[] = {[ROPE_DYNAMIC] = "dynamic", [ROPE_LONGROPE] = "longrope"};
     if (r->inclusive) return gguf_no(e, "rope.inclusive");
     if (r->type == ROPE_DYNAMIC || r->type == ROPE_LONGROPE)
@@ -122,7 +133,7 @@ static bool rope_fits(const RopeCfg *r, const Rope *t, bool mla, bool factors, c
 static bool factors_used(const ModelCfg *c, const GqaCfg *g) {
     return c->embed_scale != 1 || c->residual_scale != 1 || c->logits_divisor != 1 || (g && g->scale > 0);
 }
-static bool factors_none(const ModelCfg *c, const GqaCfg *g, const char *arch, Err *e) {
+bool gguf_factors_none(const ModelCfg *c, const GqaCfg *g, const char *arch, Err *e) {
     return !factors_used(c, g) ||
            gguf_no(
                e, "embed_scale %g, residual_scale %g, logits_divisor %g or scale %g (its granite has them, its %s not)",
@@ -197,9 +208,9 @@ static bool gqa_llama(GgufArch *a, const ModelCfg *c, Err *e) {
         a->turned = half;
     }
     const bool granite = !strcmp(a->name, "granite"), divisors = granite || !strcmp(a->name, "llama");
-    if (!granite && !factors_none(c, g, a->name, e)) return false;
+    if (!granite && !gguf_factors_none(c, g, a->name, e)) return false;
     a->factors = divisors && g->rope.type == ROPE_LLAMA3;
-    return rope_fits(&g->rope, &g->table, false, divisors, a->name, e);
+    return gguf_rope_fits(&g->rope, &g->table, false, divisors, a->name, e);
 }
 
 /* LayerNorm and GELU. */
@@ -213,7 +224,7 @@ static bool gqa_gpt(GgufArch *a, const Model *m, Err *e) {
     a->head = c->positions != POSITIONS_LEARNED;
     if (c->norm_place != NORM_PRE) return gguf_no(e, "norm_place other than pre with norm layer");
     if (g->qk_norm_wide) return gguf_no(e, "qk_norm_wide with norm layer");
-    if (!factors_none(c, g, a->name, e)) return false;
+    if (!gguf_factors_none(c, g, a->name, e)) return false;
     if (!f->bias || !g->qkv_bias || !g->o_bias) return gguf_no(e, "norm layer without biases in each projection");
     if (g->qk_norm) return gguf_no(e, "qk_norm with norm layer");
     if ((long)g->heads * g->head_dim != c->d_model)
@@ -225,17 +236,19 @@ static bool gqa_gpt(GgufArch *a, const Model *m, Err *e) {
     if (!g->table.n) return gguf_no(e, "rope none without positions learned");
     if (g->table.interleaved)
         return gguf_no(e, "rope.interleaved with norm layer; --to same rope_layout=half makes a model that fits");
-    return rope_fits(&g->rope, &g->table, false, false, a->name, e);
+    return gguf_rope_fits(&g->rope, &g->table, false, false, a->name, e);
 }
 
 /* A group's score is the sum of its two highest there, as ours is by sigmoid. */
+bool gguf_group_scores_fit(const MoeCfg *c, Err *e) {
+    return !(c->groups > 1 && c->top_groups && c->top_groups < c->groups &&
+             (c->router != ROUTER_SIGMOID || c->experts / c->groups < 2)) ||
+           gguf_no(e, "ffn moe with groups by softmax, or of one expert (llama.cpp adds up the best two)");
+}
 static bool latent_experts(const MoeCfg *c, Err *e) {
     if (!c->shared || c->shared_gate || (c->shared_hidden && c->shared_hidden != c->hidden))
         return gguf_no(e, "ffn moe without shared experts, or with a gate or a width of theirs");
-    if (c->groups > 1 && c->top_groups && c->top_groups < c->groups &&
-        (c->router != ROUTER_SIGMOID || c->experts / c->groups < 2))
-        return gguf_no(e, "ffn moe with groups by softmax, or of one expert (its deepseek2 adds up the best two)");
-    return true;
+    return gguf_group_scores_fit(c, e);
 }
 
 static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
@@ -243,10 +256,10 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     const MlaCfg *g = a->mla;
     a->name = "deepseek2";
     if (c->norm_place != NORM_PRE) return gguf_no(e, "norm_place other than pre with latents");
-    if (!factors_none(c, NULL, a->name, e)) return false;
+    if (!gguf_factors_none(c, NULL, a->name, e)) return false;
     for (int l = 0; l < m->L; l++) {
         const MlaCfg *b = m->layer[l].cfg;
-        if (!window_none(b->window, l, c, e)) return false;
+        if (!gguf_window_none(b->window, l, c, e)) return false;
         if (m->layer[l].kind != m->layer[0].kind) return gguf_no(e, "layer %d is another kind than layer 0", l);
     }
     if (!g->heads) return gguf_no(e, "heads: layer 0 has no queries");
@@ -264,16 +277,16 @@ static bool mla_deepseek(GgufArch *a, const Model *m, Err *e) {
     if (!g->k_turn.interleaved)
         return gguf_no(e,
                        "latents without rope.interleaved; --to same rope_layout=interleaved makes a model that fits");
-    if (c->norm_eps != 1e-6)
-        return gguf_no(e, "norm_eps %g (latents are normed with 1e-6, its deepseek2 has one for all)", c->norm_eps);
+    a->eps = c->norm_eps != 1e-6; /* latents are normed with 1e-6, its deepseek2 has one for all */
     /* It tells DeepSeek-V2-Lite and others, which have no latent of queries, by their number of layers. */
     if (g->q_rank && (m->L == 26 || m->L == 27 || (m->L == 48 && c->vocab == 128256)))
         return gguf_no(e, "q_rank with %d layers, which its deepseek2 expects to have none", m->L);
-    return rope_fits(&g->rope, &g->k_turn, true, false, a->name, e);
+    return gguf_rope_fits(&g->rope, &g->k_turn, true, false, a->name, e);
 }
 
 bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
     *a = (GgufArch){0};
+    if (!gguf_mixers_alike(m, e)) return false;
     if (!layers_alike(a, m, e)) return false;
     if (strcmp(m->layer[0].kind->mixer->name, "gqa")) {
         a->mla = m->layer[0].cfg;
@@ -290,7 +303,7 @@ bool gguf_arch(GgufArch *a, const Model *m, Err *e) {
 
 double gguf_rope_factor(const GqaCfg *g, int i) { return pow(g->rope.theta, -2.0 * i / g->table.n) / g->table.f[i]; }
 
-static void rope_keys_put(Gguf *g, const RopeCfg *r, const Rope *t, bool mla, int max_positions) {
+void gguf_rope_keys(Gguf *g, const RopeCfg *r, const Rope *t, bool mla, int max_positions) {
     gguf_u32(g, ".rope.dimension_count", (uint32_t)t->n);
     gguf_float(g, ".rope.freq_base", r->theta);
     if (r->type != ROPE_LINEAR && r->type != ROPE_YARN) return;
@@ -311,7 +324,7 @@ static void gqa_keys_put(Gguf *g, const GgufArch *a, const Model *m) {
     gguf_u32(g, ".attention.head_count_kv", (uint32_t)c->kv_heads);
     gguf_u32(g, ".attention.key_length", (uint32_t)c->head_dim);
     gguf_u32(g, ".attention.value_length", (uint32_t)c->head_dim);
-    if (c->table.n) rope_keys_put(g, &c->rope, &c->table, false, m->cfg.max_positions);
+    if (c->table.n) gguf_rope_keys(g, &c->rope, &c->table, false, m->cfg.max_positions);
     if (!strcmp(a->name, "gptneox")) gguf_bool(g, ".use_parallel_residual", m->cfg.parallel);
 }
 
@@ -331,7 +344,7 @@ static void mla_keys_put(Gguf *g, const GgufArch *a, const Model *m) {
         gguf_u32(g, ".expert_feed_forward_length", (uint32_t)((const SwigluCfg *)m->layer[0].fcfg)->hidden);
         gguf_u32(g, ".expert_shared_count", 0);
     }
-    rope_keys_put(g, &c->rope, &c->k_turn, true, m->cfg.max_positions);
+    gguf_rope_keys(g, &c->rope, &c->k_turn, true, m->cfg.max_positions);
 }
 
 static void expert_keys_put(Gguf *g, const GgufArch *a) {
@@ -341,7 +354,7 @@ static void expert_keys_put(Gguf *g, const GgufArch *a) {
     gguf_u32(g, ".expert_used_count", (uint32_t)c->top_k);
     gguf_u32(g, ".expert_feed_forward_length", (uint32_t)c->hidden);
     if (!strcmp(a->name, "qwen2moe")) gguf_u32(g, ".expert_shared_feed_forward_length", (uint32_t)shared);
-    if (!a->mla) return;
+    if (!a->mla && strcmp(a->name, "glm4moe")) return;
     gguf_u32(g, ".expert_shared_count", (uint32_t)c->shared);
     gguf_float(g, ".expert_weights_scale", c->scale);
     gguf_bool(g, ".expert_weights_norm", c->norm_topk);

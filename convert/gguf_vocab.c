@@ -34,6 +34,21 @@ static const char *vocab_text(const json_t *j, const char *key) {
 
 /* ---- tokens ------------------------------------------------------------------------------------------------------ */
 
+/* The text that llama.cpp must find for an added token that is found in normalized text: it looks before that. */
+static const char *vocab_spaced(const Vocab *v, json_t *added, const char *text) {
+    static const char mark[] = "\xE2\x96\x81";
+    Buf b = {0};
+    if (!json_is_object(json_object_get(v->root, "normalizer"))) return text;
+    for (const char *at; (at = strstr(text, mark)); text = at + 3) {
+        buf_put(&b, text, (size_t)(at - text));
+        buf_put(&b, " ", 1);
+    }
+    buf_put(&b, text, strlen(text) + 1);
+    json_object_set_new(added, "content", json_string(b.at));
+    buf_free(&b);
+    return vocab_text(added, "content");
+}
+
 static bool vocab_tokens(Vocab *v, bool characters) {
     const char *name, *unknown = vocab_text(v->model, "unk_token");
     json_t *id, *a;
@@ -57,9 +72,11 @@ static bool vocab_tokens(Vocab *v, bool characters) {
         const json_t *other = json_object_get(v->vocab, text);
         if (other && json_integer_value(other) != k)
             return vocab_no(v, "the added token", text); /* whose text is also that of another id */
+        const bool special = json_is_true(json_object_get(a, "special"));
         v->text[k] = text;
-        if (v->type[k] != TYPE_UNKNOWN)
-            v->type[k] = json_is_true(json_object_get(a, "special")) ? TYPE_CONTROL : TYPE_USER;
+        if (v->type[k] != TYPE_UNKNOWN) v->type[k] = special ? TYPE_CONTROL : TYPE_USER;
+        if (characters && !special && json_is_true(json_object_get(a, "normalized")))
+            v->text[k] = vocab_spaced(v, a, text);
     }
     return true;
 }
@@ -133,18 +150,31 @@ static bool characters_put(Gguf *g, Vocab *v) {
 #define DEEPSEEK3_LAST                                                                                  \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| " \
     "?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+#define CONTRACTED "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define O200K_WORD "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define O200K                                                                \
+    O200K_WORD "*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+" CONTRACTED "|" O200K_WORD   \
+               "+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*" CONTRACTED "|\\p{N}{1,3}| " \
+               "?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define QWEN35                                                                                                       \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" \
+    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 /* Names of what llama.cpp cuts texts with, and the patterns of it. whole: a piece that is a token stays whole. */
 typedef struct {
     const char *name;
     bool whole;
     const char *pattern[3];
 } Pre;
+static const char gpt4o_near[] = "llama.cpp's gpt-4o cuts words at capitals of ASCII alone, and before marks";
 static const Pre pres[] = {
     {"gpt-2", false, {PATTERN_GPT2}},
     {"llama-bpe", true, {PATTERN_LLAMA3}},
     {"smaug-bpe", false, {PATTERN_LLAMA3}},
     {"qwen2", false, {PATTERN_QWEN2}},
+    {"qwen35", false, {QWEN35}},
     {"smollm", false, {"\\p{N}", PATTERN_GPT2}},
+    {"gpt-4o", false, {O200K}},
+    {"gpt-4o", true, {O200K}}, /* it joins such a piece by merges */
     {"deepseek-v3",
      false,
      {"\\p{N}{1,3}", "[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+", DEEPSEEK3_LAST}},
@@ -169,7 +199,7 @@ static bool pre_step(Vocab *v, const json_t *step, const char *pattern[PRE_MOST 
     return true;
 }
 
-static bool pre_find(Vocab *v, const char **name) {
+static bool pre_find(Vocab *v, const char **name, const char **note) {
     const json_t *pre = json_object_get(v->root, "pre_tokenizer"), *steps = json_object_get(pre, "pretokenizers"),
                  *step;
     const bool whole = json_is_true(json_object_get(v->model, "ignore_merges"));
@@ -190,19 +220,19 @@ static bool pre_find(Vocab *v, const char **name) {
         while (same < n && same < PRE_MOST && pres[k].pattern[same] && !strcmp(pres[k].pattern[same], pattern[same]))
             same++;
         if (same == n && (n == PRE_MOST || (n < PRE_MOST && !pres[k].pattern[n])) && whole == pres[k].whole) {
-            *name = pres[k].name;
+            *name = pres[k].name, *note = strcmp(*name, "gpt-4o") ? NULL : gpt4o_near;
             return true;
         }
     }
     return vocab_no(v, whole ? "ignore_merges with the pattern" : "the pattern", n ? pattern[n - 1] : "(none)");
 }
 
-static bool bytes_put(Gguf *g, Vocab *v) {
+static bool bytes_put(Gguf *g, Vocab *v, const char **note) {
     const char *pre = NULL;
     const json_t *m;
     size_t i;
     Buf left = {0}, right = {0};
-    if (!pre_find(v, &pre) || !vocab_tokens(v, false)) return false;
+    if (!pre_find(v, &pre, note) || !vocab_tokens(v, false)) return false;
     gguf_text(g, "tokenizer.ggml.model", "gpt2");
     gguf_text(g, "tokenizer.ggml.pre", pre);
     gguf_list(g, "tokenizer.ggml.merges", GGUF_TEXT, json_array_size(v->merges));
@@ -303,9 +333,15 @@ static bool vocab_none(Gguf *g, const char *src, bool *none, Err *e) {
     return !e->status;
 }
 
-bool gguf_vocab(Gguf *g, const char *src, int vocab, bool *none, Err *e) {
+bool gguf_vocab(Gguf *g, const char *src, int vocab, const char **note, Err *e) {
     Vocab v = {.where = src, .n = vocab, .e = e};
-    if (!vocab_none(g, src, none, e) || *none) return !e->status;
+    bool none;
+    *note = NULL;
+    if (!vocab_none(g, src, &none, e)) return false;
+    if (none) {
+        *note = "no tokenizer in the source: the file has only ids";
+        return true;
+    }
     if (!tokenizer_open(&v.t, src, NULL, e)) return false;
     char *text = tokenizer_json(&v.t);
     v.root = json_parse(text, strlen(text), src, NULL, e);
@@ -317,7 +353,7 @@ bool gguf_vocab(Gguf *g, const char *src, int vocab, bool *none, Err *e) {
     }
     v.merges = json_object_get(v.model, "merges"), v.added = json_object_get(v.root, "added_tokens");
     const bool characters = json_is_true(json_object_get(v.model, "byte_fallback"));
-    bool ok = v.root && (characters ? characters_put(g, &v) : bytes_put(g, &v));
+    bool ok = v.root && (characters ? characters_put(g, &v) : bytes_put(g, &v, note));
     if (ok) {
         gguf_list(g, "tokenizer.ggml.tokens", GGUF_TEXT, (uint64_t)v.n);
         for (int k = 0; k < v.n; k++) {

@@ -49,6 +49,7 @@ void gguf_list(Gguf *g, const char *name, GgufValue of, uint64_t n) {
 void gguf_element_text(Gguf *g, const char *text) { put_text(&g->keys, text); }
 void gguf_element_int(Gguf *g, int32_t v) { put_number(&g->keys, (uint32_t)v, 4); }
 void gguf_element_float(Gguf *g, float v) { put_float(&g->keys, v); }
+void gguf_element_bool(Gguf *g, bool v) { put_number(&g->keys, v, 1); }
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 

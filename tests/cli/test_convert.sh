@@ -186,7 +186,7 @@ grep -q '^gguf: architecture llama, dtype source (lossless)' "$tmp/out" || wrong
 refuse 'exists; give a new name' $src "$tmp/here/model.gguf" --to gguf
 refuse 'expected one of source, f32, f16, bf16, q8_0' $src "$tmp/here/x" --to gguf dtype=q4_0
 refuse 'looks at no text' $src "$tmp/here/x" --to gguf --calib $src/calib.txt
-refuse 'mixer kda' configs/tiny-kda.yaml --to gguf --plan
+refuse 'layer 3 is gqa (its kimi-linear has kda and mla)' configs/tiny-kda.yaml --to gguf --plan
 refuse 'give the Hugging Face directory' "$tmp/here/model.gguf" "$tmp/here/x" --to same
 only 'model.gguf '
 # phi3 joins q, k and v of unequal heights: its file is that of the llama with the same tensors apart.

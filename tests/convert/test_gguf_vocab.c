@@ -41,13 +41,16 @@ Test(gguf_vocab, byte_level_vocabularies) {
         int tokens, merges, bos; /* bos: the template's; -1: it has none */
     } known[] = {{"tests/golden/bpe/gpt2.json", "gpt-2", 700, 443, -1},
                  {"tests/golden/bpe/llama3.json", "llama-bpe", 700, 442, 1},
-                 {"tests/golden/bpe/qwen2.json", "qwen2", 700, 443, -1}};
-    for (int i = 0; i < 3; i++) {
+                 {"tests/golden/bpe/qwen2.json", "qwen2", 700, 443, -1},
+                 {"tests/golden/tokenizers/o200k.json", "gpt-4o", 600, 343, -1},
+                 {"tests/golden/tokenizers/qwen35.json", "qwen35", 600, 343, -1}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         File f;
         Err e = {0};
-        char *name = xformat("bpe%d", i);
+        char *name = xformat("bpe%zu", i);
         Done d = told_file(&f, name, 704, known[i].file, ids);
         cr_assert(d.ok, "%s", d.e.msg);
+        cr_expect_eq(strstr(d.r.note, "gpt-4o cuts words") != NULL, i == 3, "%s", d.r.note);
         text_is(&f, "tokenizer.ggml.model", "gpt2");
         text_is(&f, "tokenizer.ggml.pre", known[i].pre);
         cr_expect_eq(key_of(&f, "tokenizer.ggml.tokens")->n, 704);
@@ -158,6 +161,22 @@ Test(gguf_vocab, vocabularies_of_characters) {
     cr_expect_eq(scalar(&f, "tokenizer.ggml.add_space_prefix"), 1);
     file_close(&f);
     free(json);
+}
+
+/* llama.cpp looks for added tokens in the text itself, where a mark of the normalizer is still a space. */
+Test(gguf_vocab, added_tokens_of_spaces) {
+    char *json = characters(LETTERS WORDS_OF, "\"a b\",\"b c\",\"ab c\",\"a bc\""), *at = strstr(json, "{\"id\":1,"),
+         *more = xformat("%.*s{\"id\":266,\"content\":\"\xE2\x96\x81\xE2\x96\x81\",\"special\":false,\"normalized\":"
+                         "true},{\"id\":267,\"content\":\"a\xE2\x96\x81\",\"special\":false,\"normalized\":false},%s",
+                         (int)(at - json), json, at);
+    File f;
+    Done d = told_file(&f, "spaces", 268, more, NULL);
+    cr_assert(d.ok, "%s", d.e.msg);
+    text_at_is(&f, "tokenizer.ggml.tokens", 266, "  ");
+    text_at_is(&f, "tokenizer.ggml.tokens", 267, "a\xE2\x96\x81");
+    cr_expect_eq(number_at(&f, "tokenizer.ggml.token_type", 266), 4);
+    file_close(&f);
+    free(json), free(more);
 }
 
 /* The byte tokenizer's vocabulary with another pre_tokenizer and a merge. */

@@ -24,6 +24,7 @@ import sys
 import tempfile
 
 import gguf
+import gguf_recurrent as recurrent
 import numpy as np
 import torch
 import transformers
@@ -35,9 +36,10 @@ except (ImportError, OSError, RuntimeError, FileNotFoundError):
     llama_cpp = None
 
 TYPES = ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_moe",
-         "granite", "olmo2"]
+         "granite", "olmo2", "gemma2", "gemma3_text", "phi3", "smollm3", "glm4_moe", "glm4_moe_lite", "gpt_oss"] + recurrent.TYPES
 ARCHES = {"gpt_neox": "gptneox", "deepseek_v3": "deepseek2", "deepseek_v2": "deepseek2", "mistral": "llama", "mixtral": "llama",
-          "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+          "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3", "glm4_moe": "glm4moe",
+          "glm4_moe_lite": "deepseek2", "gpt_oss": "gpt-oss"}
 DTYPES = ["f32", "f16", "bf16", "q8_0"]
 TRANSFORMERS = {"llama", "qwen2", "qwen3", "gpt2", "qwen2moe", "qwen3moe"}  # architectures that its loader of GGUF files knows
 BOUND = 1e-4  # of logits in f32, of the largest
@@ -48,6 +50,9 @@ GREEDY = 12
 
 
 def random_model(kind, rng, where):
+    if kind in recurrent.TYPES:
+        fill(recurrent.random_config(kind, rng), rng, where)
+        return
     heads = rng.choice([2, 4, 6])
     kv = rng.choice([h for h in (1, 2, 3, 6) if heads % h == 0])
     dim = rng.choice([8, 16, 32])
@@ -107,6 +112,16 @@ def random_model(kind, rng, where):
         c = transformers.GPTNeoXConfig(**usual, hidden_act="gelu_pytorch_tanh",
                                        use_parallel_residual=own, rope_parameters=dict(
                                            rope_parameters, partial_rotary_factor=rng.choice([0.25, 0.5, 1.0])))
+    elif kind in ("gemma2", "gemma3_text", "phi3", "smollm3", "glm4_moe", "gpt_oss"):
+        c = other_config(kind, rng, own, dict(usual, num_key_value_heads=kv, pad_token_id=0), dim, theta)
+    elif kind == "glm4_moe_lite":
+        dense = rng.randint(0, layers - 1)
+        c = transformers.Glm4MoeLiteConfig(
+            **usual, num_key_value_heads=heads, q_lora_rank=rng.choice([min(24, d), min(32, d)]), rms_norm_eps=1e-5, n_group=1,
+            kv_lora_rank=min(32, d), qk_nope_head_dim=rng.choice([16, 32]), qk_rope_head_dim=8, v_head_dim=dim, topk_group=1,
+            mlp_layer_types=["dense"] * dense + ["sparse"] * (layers - dense), n_routed_experts=8, n_shared_experts=1,
+            num_experts_per_tok=rng.randint(1, 4), norm_topk_prob=True, routed_scaling_factor=1.8, moe_intermediate_size=32,
+            attention_bias=False, rope_parameters=rope_parameters)
     else:
         yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7,
                 "mscale_all_dim": 0.7}
@@ -120,20 +135,74 @@ def random_model(kind, rng, where):
                     norm_topk_prob=own, routed_scaling_factor=rng.choice([1.0, 2.5]))),
             moe_intermediate_size=32, attention_bias=False,
             rope_parameters=dict(yarn if own else {"rope_type": "default"}, rope_theta=theta))
+    fill(c, rng, where)
+
+
+def fill(c, rng, where):
+    """A model of these settings with random values, saved."""
     torch.manual_seed(rng.randrange(1 << 30))
     m = transformers.AutoModelForCausalLM.from_config(c).float()
     with torch.no_grad():
         for name, p in m.named_parameters():
             norm = "norm" in name or ".ln_" in name
             p.normal_(0, 1 / math.sqrt(p.shape[-1]) if p.dim() > 1 else 0.3)
-            if norm and name.endswith("weight"):
+            zero = norm and recurrent.ARCHES.get(c.model_type, "").startswith("qwen3") and ".linear_attn." not in name
+            zero = zero or c.model_type.startswith("gemma")  # gains are 1 more
+            if (norm and name.endswith("weight") and not zero) or name.endswith(".D"):
                 p.add_(1)
         for name, p in m.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 p.normal_(0, 0.3)
         head = m.get_output_embeddings().weight
         head.mul_(3)
     m.save_pretrained(where)
+
+
+def other_config(kind, rng, own, usual, dim, theta):
+    """Of types whose layers differ in windows or rotations, or that choose experts by sigmoid or with biases."""
+    plain = {"rope_type": "default", "rope_theta": theta}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": rng.random() < 0.5, "rope_theta": theta}
+    if kind == "gemma2":
+        usual["num_hidden_layers"] += own
+        return transformers.Gemma2Config(**dict(usual, tie_word_embeddings=True), head_dim=dim + 8 * own, rms_norm_eps=1e-6,
+                                         query_pre_attn_scalar=dim + 8 * own, sliding_window=rng.choice([5, 20]),
+                                         attn_logit_softcapping=rng.choice([3.0, 50.0]), rope_parameters=plain,
+                                         final_logit_softcapping=rng.choice([4.0, 30.0]))
+    if kind == "gemma3_text":
+        layers = rng.choice([2, 6, 7])
+        every = rng.choice([6, 3, 100]) if own else 6
+        kinds = ["full_attention" if (l + 1) % every == 0 else "sliding_attention" for l in range(layers)]
+        full = {"rope_type": "linear", "factor": 8.0, "rope_theta": theta} if own else plain
+        return transformers.Gemma3TextConfig(
+            **dict(usual, num_hidden_layers=layers), head_dim=dim + 8 * own, query_pre_attn_scalar=dim + 8 * own,
+            rms_norm_eps=1e-6, sliding_window=rng.choice([5, 20]), layer_types=kinds,
+            final_logit_softcapping=4.0 if own else None,
+            rope_parameters={"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 77.0}})
+    if kind == "phi3":
+        part = rng.choice([0.5, 0.75]) if dim > 8 or own else 0.5
+        pairs = int(dim * part) // 2
+        long = dict(rope_type="longrope", short_factor=[rng.uniform(1, 1.5) for _ in range(pairs)], rope_theta=theta,
+                    long_factor=[rng.uniform(1, 8) for _ in range(pairs)], original_max_position_embeddings=256)
+        if own:  # llama.cpp's contexts are multiples of 256
+            usual["max_position_embeddings"] = 512
+        return transformers.Phi3Config(**usual, rms_norm_eps=1e-5, partial_rotary_factor=part, sliding_window=None,
+                                       original_max_position_embeddings=256,
+                                       rope_parameters=dict(long if own else plain, partial_rotary_factor=part))
+    if kind == "smollm3":
+        return transformers.SmolLM3Config(**dict(usual, num_hidden_layers=rng.randint(4, 9)), rms_norm_eps=1e-6,
+                                          no_rope_layer_interval=4, use_sliding_window=False, rope_parameters=plain)
+    n = rng.randint(3, 9)
+    moe = dict(rms_norm_eps=1e-5, num_experts_per_tok=rng.randint(1, n), head_dim=dim + 8 * own)
+    if kind == "glm4_moe":
+        return transformers.Glm4MoeConfig(
+            **dict(usual, num_hidden_layers=3), **moe, n_routed_experts=n, n_shared_experts=rng.randint(1, 2), n_group=1,
+            topk_group=1, first_k_dense_replace=rng.randint(0, 2), norm_topk_prob=own, use_qk_norm=own,
+            attention_bias=rng.random() < 0.7, routed_scaling_factor=rng.choice([1.0, 2.5]), moe_intermediate_size=rng.choice([32, 48]),
+            rope_parameters=dict(plain, partial_rotary_factor=0.5))
+    return transformers.GptOssConfig(
+        **dict(usual, num_hidden_layers=rng.randint(1, 4), tie_word_embeddings=False), **moe, num_local_experts=n,
+        sliding_window=rng.choice([5, 20]), rope_parameters=yarn if own else plain)
 
 
 # ---- what the file must hold ------------------------------------------------------------------------------------
@@ -160,7 +229,7 @@ def llama_tensors(t, c, arch, out):
                 if a + ours + end not in t:
                     continue
                 x = t[a + ours + end]
-                if arch in ("llama", "granite") and theirs in ("attn_q", "attn_k"):
+                if arch in ("llama", "granite", "smollm3") and theirs in ("attn_q", "attn_k"):
                     x = interleave(x, c["num_attention_heads" if theirs == "attn_q" else "num_key_value_heads"])
                 out[b + theirs + end] = x
     rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
@@ -170,6 +239,38 @@ def llama_tensors(t, c, arch, out):
         wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, n, 2) / n)
         mix = np.clip((L / wave - lo) / (hi - lo), 0, 1)
         out["rope_freqs.weight"] = (1 / (mix + (1 - mix) / f)).astype(np.float32)
+
+
+def other_tensors(t, c, arch, out):
+    """What gemma, phi3, glm4moe and gpt-oss have instead of llama's."""
+    for l in range(c["num_hidden_layers"]):
+        a, b = f"model.layers.{l}.", f"blk.{l}."
+        after = "ffn_norm" if arch == "phi3" else "post_attention_norm"
+        out.pop(b + "ffn_norm.weight", None)
+        out[b + after + ".weight"] = t[a + "post_attention_layernorm.weight"]
+        if arch == "phi3":
+            out[b + "attn_qkv.weight"] = t[a + "self_attn.qkv_proj.weight"]
+            out[b + "ffn_up.weight"] = t[a + "mlp.gate_up_proj.weight"]
+        if arch in ("gemma2", "gemma3"):
+            out[b + "ffn_norm.weight"] = t[a + "pre_feedforward_layernorm.weight"]
+        if arch == "gpt-oss":
+            out[b + "attn_sinks.weight"] = t[a + "self_attn.sinks"]
+            both = "mlp.experts.gate_up_proj"
+            for end in ("weight", "bias"):
+                out[b + "ffn_gate_inp." + end] = t[a + "mlp.router." + end]
+            out[b + "ffn_down_exps.weight"] = t[a + "mlp.experts.down_proj"].transpose(0, 2, 1)
+            out[b + "ffn_down_exps.bias"] = t[a + "mlp.experts.down_proj_bias"]
+            for k, name in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+                out[b + name + ".weight"] = t[a + both][..., k::2].transpose(0, 2, 1)
+                out[b + name + ".bias"] = t[a + both + "_bias"][..., k::2]
+    if arch in ("gemma2", "gemma3"):
+        for name in out:
+            if name.endswith("norm.weight"):
+                out[name] = np.float32(1) + out[name]
+    rope = c["rope_parameters"]
+    if rope.get("rope_type") == "longrope":
+        for size in ("long", "short"):
+            out[f"rope_factors_{size}.weight"] = np.array(rope[size + "_factor"], np.float32)
 
 
 def expert_tensors(t, c, out):
@@ -239,6 +340,8 @@ def deepseek_tensors(t, c, out):
 
 def expected(where, c, arch):
     t = {k: v.numpy() for k, v in load_file(where / "model.safetensors").items()}
+    if c["model_type"] in recurrent.TYPES:
+        return recurrent.tensors(t, c, arch)
     embed, norm = {"gpt2": ("transformer.wte", "transformer.ln_f"),
                    "gptneox": ("gpt_neox.embed_in", "gpt_neox.final_layer_norm")}.get(
                        arch, ("model.embed_tokens", "model.norm"))
@@ -248,7 +351,7 @@ def expected(where, c, arch):
             out["output_norm" + end] = t[norm + end]
     if not c.get("tie_word_embeddings", arch == "gpt2"):
         out["output.weight"] = t[("embed_out" if arch == "gptneox" else "lm_head") + ".weight"]
-    elif arch in ("gptneox", "qwen2moe", "olmoe", "olmo2"):
+    elif arch in ("gptneox", "qwen2moe", "olmoe", "olmo2", "gpt-oss"):
         out["output.weight"] = out["token_embd.weight"]
     if arch == "gpt2":
         gpt2_tensors(t, c, out)
@@ -258,6 +361,8 @@ def expected(where, c, arch):
         deepseek_tensors(t, c, out)
     else:
         llama_tensors(t, c, arch, out)
+        if arch in ("gemma2", "gemma3", "phi3", "glm4moe", "gpt-oss"):
+            other_tensors(t, c, arch, out)
     if "num_hidden_layers" in c:
         expert_tensors(t, c, out)
     return out
@@ -265,6 +370,8 @@ def expected(where, c, arch):
 
 def keys_of(c, arch):
     """Keys of the model and their values, by transformers' names."""
+    if c["model_type"] in recurrent.TYPES:
+        return recurrent.keys(c, arch)
     d = c.get("hidden_size", c.get("n_embd"))
     heads = c.get("num_attention_heads", c.get("n_head"))
     dim = c.get("head_dim") or d // heads
@@ -274,8 +381,10 @@ def keys_of(c, arch):
     want["attention.layer_norm_rms_epsilon" if arch not in ("gpt2", "gptneox") else "attention.layer_norm_epsilon"] = \
         c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon")))
     rope = c.get("rope_parameters") or {}
+    if "full_attention" in rope:
+        rope = rope["full_attention" if "full_attention" in c["layer_types"] else "sliding_attention"]
     n = c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts")
-    dense = c.get("first_k_dense_replace", 0)
+    dense = c.get("first_k_dense_replace", c.get("mlp_layer_types", []).count("dense"))
     if n and dense < want["block_count"]:
         hidden = c.get("moe_intermediate_size") or c["intermediate_size"]
         want |= {"expert_count": n, "expert_used_count": c["num_experts_per_tok"], "expert_feed_forward_length": hidden}
@@ -283,8 +392,8 @@ def keys_of(c, arch):
             want["feed_forward_length"] = hidden
         if arch == "qwen2moe":
             want["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
-        if arch == "deepseek2":
-            want |= {"expert_shared_count": c["n_shared_experts"], "expert_weights_scale": float(c["routed_scaling_factor"]),
+        if arch in ("deepseek2", "glm4moe"):
+            want |= {"leading_dense_block_count": dense, "expert_shared_count": c["n_shared_experts"], "expert_weights_scale": float(c["routed_scaling_factor"]),
                      "expert_weights_norm": c["norm_topk_prob"], "expert_gating_func": 2}
             if c["topk_group"] < c["n_group"]:
                 want |= {"expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"]}
@@ -306,6 +415,20 @@ def keys_of(c, arch):
     if arch == "granite":
         want |= {"embedding_scale": c["embedding_multiplier"], "residual_scale": c["residual_multiplier"],
                  "logit_scale": c["logits_scaling"], "attention.scale": c["attention_multiplier"]}
+    if arch in ("gemma2", "gpt-oss", "gemma3"):
+        full = [l for l, kind in enumerate(c["layer_types"]) if kind == "full_attention"]
+        want |= {"attention.sliding_window": c["sliding_window"],
+                 "attention.sliding_window_pattern": full[0] + 1 if full else len(c["layer_types"]) + 1}
+        if not full and len(c["layer_types"]) < (6 if arch == "gemma3" else 2):  # what it usually is
+            want["attention.sliding_window_pattern"] = 6 if arch == "gemma3" else 2
+    if arch == "gemma2":
+        want["attn_logit_softcapping"] = c["attn_logit_softcapping"]
+    if arch in ("gemma2", "gemma3") and c["final_logit_softcapping"]:
+        want["final_logit_softcapping"] = c["final_logit_softcapping"]
+    if arch == "gemma3":
+        want["rope.freq_base_swa"] = 77.0
+    if rope.get("rope_type") == "longrope":
+        want |= {"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": math.sqrt(1 + math.log(2) / math.log(256))}
     if arch == "gptneox":
         want["use_parallel_residual"] = c["use_parallel_residual"]
     if rope and arch != "gpt2":
@@ -326,7 +449,8 @@ def bytes_as(x, name, dtype):
     """The bytes of a tensor in the file, and its type."""
     T = gguf.GGMLQuantizationType
     x = np.ascontiguousarray(x)
-    if x.ndim < 2 or name.startswith("position_embd") or "ffn_gate_inp" in name or dtype == "f32":
+    if x.ndim < 2 or x.shape[-1] == 1 or name.startswith("position_embd") or dtype == "f32" or \
+            any(part in name for part in ("ffn_gate_inp", "ssm_conv1d", "ssm_norm", "exps.bias")):
         return x.astype(np.float32).tobytes(), T.F32
     if dtype == "q8_0" and x.shape[-1] % 32 == 0:
         return gguf.quants.quantize(x.astype(np.float32), T.Q8_0).tobytes(), T.Q8_0
@@ -362,11 +486,21 @@ def check_file(path, where, c, arch, dtype):
         return f"architecture {field('general.architecture')}"
     for key, value in keys_of(c, arch).items():
         seen = field(f"{arch}.{key}")
+        if isinstance(seen, list) and all(isinstance(v, (bool, int, np.integer)) for v in seen):
+            seen = [int(v) for v in seen]
         same = math.isclose(seen, value, rel_tol=1e-6) if isinstance(value, float) and seen is not None else seen == value
         if not same:
             return f"{arch}.{key} is {seen}, expected {value}"
     kind = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}[dtype]
     return None if field("general.file_type") == kind else f"file_type {field('general.file_type')}"
+
+
+def rounded(kvsmith, where, dtype, tmp):
+    """The model with all values rounded to a dtype."""
+    to = tmp / f"same-{dtype}"
+    subprocess.run(["rm", "-rf", to], check=True)
+    subprocess.run([kvsmith, "convert", where, to, "--to", "same", f"dtype={dtype}", "--check-tokens", "0", "-q"], check=True)
+    return to
 
 
 def kvsmith_logits(kvsmith, where, ids, tmp):
@@ -383,6 +517,33 @@ def from_transformers(path, where, c, arch, ids):
     m = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32, **more)
     with torch.no_grad():
         return m.eval()(input_ids=ids).logits.float().numpy()
+
+
+def table_gelu_logits(where, rows):
+    """Of transformers, with llama.cpp's gelu: a table by F16 of values in F16. Its products with it are in F32."""
+    m = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32).eval()
+
+    def gelu(x):
+        y = torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+        return torch.where(x <= -10, torch.zeros_like(x), torch.where(x >= 10, x, y))
+    for layer in m.modules():
+        for name in ("act", "act_fn"):
+            if name in layer._modules:
+                delattr(layer, name)
+                setattr(layer, name, gelu)
+    with torch.no_grad():
+        return m(input_ids=torch.tensor(rows)).logits.float().numpy()
+
+
+def without_truncate(where, tmp):
+    """The model whose yarn has whole pairs as limits, as llama.cpp computes it."""
+    to = tmp / "whole-pairs"
+    subprocess.run(["rm", "-rf", to], check=True)
+    subprocess.run(["cp", "-r", where, to], check=True)
+    c = json.loads((to / "config.json").read_text())
+    c["rope_parameters"]["truncate"] = True
+    (to / "config.json").write_text(json.dumps(c))
+    return to
 
 
 class LlamaCpp:
@@ -439,26 +600,32 @@ def apart(a, b):
 
 def check(kvsmith, where, dtype, tmp, worst):
     c = json.loads((where / "config.json").read_text())
-    arch = ARCHES.get(c["model_type"], c["model_type"])
+    arch = ARCHES.get(c["model_type"]) or recurrent.arch_of(c)
     path = tmp / f"model-{dtype}.gguf"
     path.unlink(missing_ok=True)
     subprocess.run([kvsmith, "convert", where, path, "--to", "gguf", f"dtype={dtype}", "-q"], check=True)
     wrong = check_file(path, where, c, arch, dtype)
     if wrong:
         return wrong, ""
-    if dtype != "f32" and any(c.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")):
+    sparse = any(c.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")) and arch != "nemotron_h"
+    if dtype != "f32" and sparse:
         return None, "values alone: rounding chooses other experts"
-    positions = c.get("max_position_embeddings", c.get("n_positions"))
+    positions = c.get("max_position_embeddings", c.get("n_positions")) or 64
     ids = torch.randint(0, c["vocab_size"], (2, min(48, positions)), generator=torch.Generator().manual_seed(7))
-    source = where
-    if dtype in ("f16", "bf16"):  # the same values in both
-        source = tmp / f"same-{dtype}"
-        subprocess.run(["rm", "-rf", source], check=True)
-        subprocess.run([kvsmith, "convert", where, source, "--to", "same", f"dtype={dtype}", "--check-tokens", "0", "-q"],
-                       check=True)
+    rope = c.get("rope_parameters") or {}
+    longrope = rope.get("rope_type") == "longrope"
+    if longrope:  # texts that need the long factors, in a context that has them
+        ids = torch.randint(0, c["vocab_size"], (2, 300), generator=torch.Generator().manual_seed(7))
+    source = rounded(kvsmith, where, dtype, tmp) if dtype in ("f16", "bf16") else where  # the same values in both
+    if not rope.get("truncate", True):
+        source = without_truncate(source, tmp)
     want = kvsmith_logits(kvsmith, source, ids, tmp)
     # vectors are F32 in the GGUF file and rounded in `source`; in Q8_0 matrices are rounded as well
     bound = {"f32": BOUND, "f16": 2e-2, "bf16": 1e-1, "q8_0": 2e-1}[dtype]
+    if c["model_type"] in recurrent.TYPES:  # norms of small values may enlarge any rounding
+        plain = kvsmith_logits(kvsmith, where, ids, tmp)
+        grown = apart(kvsmith_logits(kvsmith, rounded(kvsmith, where, "bf16", tmp), ids, tmp), plain)
+        bound = max(bound, {"f32": 1e-3, "f16": 0.5, "bf16": 4, "q8_0": 32}[dtype] * grown)
     remark = []
     if arch in TRANSFORMERS and c["model_type"] != "mixtral":  # which it takes for a llama
         try:
@@ -471,14 +638,25 @@ def check(kvsmith, where, dtype, tmp, worst):
             return f"transformers' logits are {e:.3g} of the largest away, more than {bound}", ""
     if llama_cpp:
         m = LlamaCpp(path, positions)
+        gelu = arch in ("gpt2", "gptneox", "gemma2", "gemma3")
+        if gelu and dtype == "f32":
+            want = table_gelu_logits(source, ids.tolist())
+            bound = 1e-3  # a value at the middle of two in F16 may become the other
         e = max(apart(m.logits(row), w) for row, w in zip(ids.tolist(), want))
         remark.append(f"llama.cpp {e:.2g}")
         worst[("llama.cpp", arch, dtype)] = max(worst.get(("llama.cpp", arch, dtype), 0), e)
-        # its gelu looks up a table in F16; its products with F16, BF16 and Q8_0 matrices round the other side too
-        if arch in ("gpt2", "gptneox"):
-            bound = max(bound, 1e-2)
+        # its products with F16, BF16 and Q8_0 matrices round the other side too
         if not e <= bound:
             return f"llama.cpp's logits are {e:.3g} of the largest away, more than {bound}", ""
+        if longrope:  # the short factors, in a context that has no others
+            m.close()
+            m = LlamaCpp(path, rope["original_max_position_embeddings"])
+            short = max(apart(m.logits(row), w) for row, w in
+                        zip(ids[:, :48].tolist(), kvsmith_logits(kvsmith, source, ids[:, :48], tmp)))
+            remark.append(f"with short factors {short:.2g}")
+            worst[("llama.cpp", "phi3-short", dtype)] = max(worst.get(("llama.cpp", "phi3-short", dtype), 0), short)
+            if not short <= bound:
+                return f"with short factors llama.cpp's logits are {short:.3g} of the largest away, more than {bound}", ""
         if dtype == "f32":
             row = ids[0, :8].tolist()
             got, mine = m.greedy(row, GREEDY), list(row)
