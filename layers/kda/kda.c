@@ -190,8 +190,11 @@ static T kda_derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor stat
     Dtype as = s->q.dtype;
     At at = state_at(c);
     T t = {.q = SCRATCH_OF(r, "conv q", as, N, H, K), .k = SCRATCH_OF(r, "conv k", as, N, H, K)};
-    t.x = (Recur){SCRATCH_OF(r, "unit q", as, N, H, K), SCRATCH_OF(r, "unit k", as, N, H, K),
-                  SCRATCH_OF(r, "conv v", as, N, HV, V), SCRATCH(r, "log decay", N, HV, K), SCRATCH(r, "beta", N, HV)};
+    t.x = (Recur){.q = SCRATCH_OF(r, "unit q", as, N, H, K),
+                  .k = SCRATCH_OF(r, "unit k", as, N, H, K),
+                  .v = SCRATCH_OF(r, "conv v", as, N, HV, V),
+                  .g = SCRATCH(r, "log decay", N, HV, K),
+                  .beta = SCRATCH(r, "beta", N, HV)};
     r->ops->short_conv(r, t.q, s->q, w->cq, w->bq, true, state, at.q);
     r->ops->short_conv(r, t.k, s->k, w->ck, w->bk, true, state, at.k);
     r->ops->short_conv(r, t.x.v, s->v, w->cv, w->bv, true, state, at.v);
@@ -317,8 +320,11 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     Tensor dout = overwritten_like(r, "d o", s->o);
     kda_out_backward(r, c, w, dw, s, dy, dout, n == 6 ? g[5].y : ABSENT);
     T t = kda_derive(r, c, w, s, ABSENT);
-    Recur d = {overwritten_like(r, "d q", t.x.q), overwritten_like(r, "d k", t.x.k), overwritten_like(r, "d v", t.x.v),
-               overwritten_like(r, "d g", t.x.g), overwritten_like(r, "d beta", t.x.beta)};
+    Recur d = {.q = overwritten_like(r, "d q", t.x.q),
+               .k = overwritten_like(r, "d k", t.x.k),
+               .v = overwritten_like(r, "d v", t.x.v),
+               .g = overwritten_like(r, "d g", t.x.g),
+               .beta = overwritten_like(r, "d beta", t.x.beta)};
     r->ops->recur_backward(r, &d, dout, t.x, kda_scale_of(c), s->states, NULL);
     gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y);
     kda_conv_backward(r, g[0].y, dw->cq, dw->bq, d.q, s->q, t.q, w->cq, w->bq);
