@@ -4,7 +4,7 @@
 
 static const char *const gates[] = {"lower_bound", "standard", NULL}, *const projections[] = {"low_rank", "full", NULL},
                          *const out_gates[] = {"low_rank", "full", "none", NULL},
-                         *const out_acts[] = {"sigmoid", "silu", NULL};
+                         *const out_acts[] = {"sigmoid", "silu", NULL}, *const erases[] = {"head", "channel", NULL};
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(KdaCfg, heads), NULL, 1, 1024, "query/key heads", 0, 0},
     {"v_heads", KEY_INT, offsetof(KdaCfg, v_heads), "0", 0, 1024,
@@ -30,6 +30,10 @@ static const Key keys[] = {
     {"out_bias", KEY_BOOL, offsetof(KdaCfg, out_bias), "false", 0, 0, "bias of the output gate", 0, 0},
     {"beta_max", KEY_INT, offsetof(KdaCfg, beta_max), "1", 1, 2,
      "largest step of the delta rule; 2 lets the state's transition have negative eigenvalues", 0, 0},
+    {"erase", KEY_CHOICE, offsetof(KdaCfg, erase), "head", 0, 0,
+     "steps of the delta rule: head: one per head; channel: one per key channel to erase and one per value channel to "
+     "write (Gated DeltaNet-2)",
+     erases, 0},
     {"rates", KEY_CHOICE, offsetof(KdaCfg, rates), "drawn", 0, 0,
      "initial decays: spread: half-lives of 1 to 512 tokens over the channels of each head, evenly in the logarithm; "
      "drawn: by lot",
@@ -38,12 +42,13 @@ static const Key keys[] = {
 };
 
 typedef struct {
-    Tensor wq, wk, wv, cq, ck, cv, bq, bk, bv, fa, fb, dt, A, wb, ga, gb, bias, norm, wo;
+    Tensor wq, wk, wv, cq, ck, cv, bq, bk, bv, fa, fb, dt, A, wb, ww, ga, gb, bias, norm, wo;
 } W;
 /* Saved: the results of matrix products and of the recurrence. */
 typedef struct {
     Tensor q, k, v;   /* (N,H K) (N,H K) (N,HV V) before the convolution */
-    Tensor fa, z, b;  /* (N,rank) (N,HV,K) without dt_bias, (N,HV) before the sigmoid */
+    Tensor fa, z;     /* (N,rank) (N,HV,K) without dt_bias */
+    Tensor b, w;      /* before the sigmoid: (N,HV); with erase: channel (N,H,K) and (N,HV,V) */
     Tensor ga, gate;  /* (M,rank) (M,HV,V); M wanted rows */
     Tensor rstd;      /* (M,HV) without a gate */
     Tensor o, states; /* (N,HV,V), the states between chunks */
@@ -51,9 +56,12 @@ typedef struct {
 /* Values that follow from S element by element; the backward recomputes them. */
 typedef struct {
     Tensor q, k; /* (N,H,K) before the L2 norm */
+    Tensor v;    /* (N,HV,V) before the gate of erase: channel */
     Recur x;
 } T;
 static const double L2_EPS = 1e-6;
+
+static bool kda_by_channel(const KdaCfg *c) { return c->erase == KDA_BY_CHANNEL; }
 
 static bool kda_check(void *cfg, Err *e) {
     KdaCfg *c = cfg;
@@ -106,7 +114,8 @@ static void kda_weights(const void *cfg, void *w_, Fields *f) {
     }
     field(f, &w->dt, "dt_bias", FIELD_OWN | FIELD_NODECAY | FIELD_F32, Z);
     field(f, &w->A, "A_log", FIELD_OWN | FIELD_NODECAY | FIELD_F32, c->v_heads);
-    field(f, &w->wb, "b_proj.weight", 0, c->v_heads, d);
+    field(f, &w->wb, "b_proj.weight", 0, kda_by_channel(c) ? Q : c->v_heads, d);
+    if (kda_by_channel(c)) field(f, &w->ww, "w_proj.weight", 0, V, d);
     if (c->out_gate == KDA_FULL) {
         field(f, &w->gb, "g_proj.weight", 0, V, d);
         if (c->out_bias) field(f, &w->bias, "g_proj.bias", FIELD_ZEROS | FIELD_NODECAY, V);
@@ -152,7 +161,11 @@ static void kda_buffers(const KdaCfg *c, int N, int M, S *s, Fields *f) {
     field(f, &s->v, "v", 0, N, HV * V);
     if (c->gate_proj == KDA_LOW_RANK) field(f, &s->fa, "f_a", 0, N, c->gate_rank);
     field(f, &s->z, "z", 0, N, HV, K);
-    field(f, &s->b, "b", FIELD_F32, N, HV);
+    if (kda_by_channel(c)) {
+        field(f, &s->b, "b", 0, N, H, K);
+        field(f, &s->w, "w", 0, N, HV, V);
+    } else
+        field(f, &s->b, "b", FIELD_F32, N, HV);
     if (c->out_gate == KDA_LOW_RANK) field(f, &s->ga, "g_a", 0, M, c->out_rank);
     if (c->out_gate == KDA_NONE)
         field(f, &s->rstd, "rstd", FIELD_F32, M, HV);
@@ -184,6 +197,14 @@ static GatedNorm kda_norm_of(const KdaCfg *c) {
 }
 static double kda_scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
 
+/* x += x. */
+static void kda_double(Run *r, Tensor x) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor y = SCRATCH_OF(r, "the same", x.dtype, x.n[0], x.n[1], x.n[2]);
+    r->ops->copy(r, y, x);
+    r->ops->add(r, x, y);
+    arena_release(r->scratch, mark);
+}
 /* Compute all of T from S, in scratch. */
 static T kda_derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
     int N = s->q.n[0], H = c->heads, HV = c->v_heads, K = c->head_dim, V = c->v_dim;
@@ -193,15 +214,23 @@ static T kda_derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor stat
     t.x = (Recur){.q = SCRATCH_OF(r, "unit q", as, N, H, K),
                   .k = SCRATCH_OF(r, "unit k", as, N, H, K),
                   .v = SCRATCH_OF(r, "conv v", as, N, HV, V),
-                  .g = SCRATCH(r, "log decay", N, HV, K),
-                  .beta = SCRATCH(r, "beta", N, HV)};
+                  .g = SCRATCH(r, "log decay", N, HV, K)};
+    t.v = t.x.v;
     r->ops->short_conv(r, t.q, s->q, w->cq, w->bq, true, state, at.q);
     r->ops->short_conv(r, t.k, s->k, w->ck, w->bk, true, state, at.k);
-    r->ops->short_conv(r, t.x.v, s->v, w->cv, w->bv, true, state, at.v);
+    r->ops->short_conv(r, t.v, s->v, w->cv, w->bv, true, state, at.v);
     r->ops->l2norm(r, t.x.q, t.q, L2_EPS);
     r->ops->l2norm(r, t.x.k, t.k, L2_EPS);
     r->ops->decay(r, t.x.g, s->z, w->A, w->dt, kda_gate_of(c));
-    r->ops->sigmoid(r, t.x.beta, s->b, c->beta_max);
+    if (!kda_by_channel(c)) {
+        t.x.beta = SCRATCH(r, "beta", N, HV);
+        r->ops->sigmoid(r, t.x.beta, s->b, c->beta_max);
+        return t;
+    }
+    t.x.e = SCRATCH_OF(r, "erase key", as, N, H, K), t.x.v = SCRATCH_OF(r, "written v", as, N, HV, V);
+    r->ops->sigmoid_gate(r, t.x.e, t.x.k, s->b);
+    r->ops->sigmoid_gate(r, t.x.v, t.v, s->w);
+    if (c->beta_max == 2) kda_double(r, t.x.e);
     return t;
 }
 
@@ -212,29 +241,33 @@ static void kda_readout(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor 
     else
         r->ops->gated_norm(r, y, o, s->gate, w->norm, kda_norm_of(c));
 }
-/* The projections of the layer's input whose results are saved: five, and the output gate's where there is one. */
-static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[6]) {
+/* The projections of the layer's input whose results are saved: those of all rows, and the output gate's, where there is
+ * one, of the wanted rows. */
+static int kda_inputs(const KdaCfg *c) { return 5 + kda_by_channel(c); }
+static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[7]) {
+    const int n = kda_inputs(c);
     const bool full = c->gate_proj == KDA_FULL, low = c->out_gate == KDA_LOW_RANK;
     p[0] = (Projection){s->q, w->wq, ABSENT}, p[1] = (Projection){s->k, w->wk, ABSENT};
     p[2] = (Projection){s->v, w->wv, ABSENT}, p[4] = (Projection){s->b, w->wb, ABSENT};
     p[3] = (Projection){full ? s->z : s->fa, full ? w->fb : w->fa, ABSENT};
-    if (c->out_gate == KDA_NONE) return 5;
-    p[5] = (Projection){low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias};
-    return 6;
+    if (kda_by_channel(c)) p[5] = (Projection){s->w, w->ww, ABSENT};
+    if (c->out_gate == KDA_NONE) return n;
+    p[n] = (Projection){low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias};
+    return n + 1;
 }
 
 /* The inner function of forward (without a state) and extend (with one). */
 static void kda_run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
     Mark mark = arena_mark(r->scratch);
     bool all = r->in.n == r->out.n; /* otherwise the gate has fewer rows */
-    Projection p[6];
-    const int n = kda_projections(c, w, s, p);
-    r->ops->linear_many(r, all ? n : 5, p, x);
+    Projection p[7];
+    const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
+    r->ops->linear_many(r, all ? n : rows, p, x);
     if (c->gate_proj == KDA_LOW_RANK) r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
     T t = kda_derive(r, c, w, s, state);
     r->ops->recur(r, s->o, s->states, t.x, kda_scale_of(c), state, 0);
     Tensor o = wanted_rows(r, s->o), out = SCRATCH_OF(r, "normed", o.dtype, r->out.n, c->v_heads * c->v_dim);
-    if (!all && n == 6) r->ops->linear(r, p[5].y, wanted_rows(r, x), p[5].w, p[5].bias);
+    if (!all && n > rows) r->ops->linear(r, p[rows].y, wanted_rows(r, x), p[rows].w, p[rows].bias);
     if (c->out_gate == KDA_LOW_RANK) r->ops->linear(r, s->gate, s->ga, w->gb, w->bias);
     kda_readout(r, c, w, s, o, s->rstd, out);
     r->ops->linear(r, y, out, w->wo, ABSENT);
@@ -267,16 +300,25 @@ static void kda_conv_backward(Run *r, Tensor d, Tensor dconv, Tensor dbias, Tens
     r->ops->short_conv_backward(r, d, dconv, dbias, g, raw, conv, bias, true);
     arena_release(r->scratch, mark);
 }
-/* Overwrite dfirst and db with the gradients of the decay's first projection and of beta's. */
-static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, const Recur *d,
-                           Tensor dfirst, Tensor db) {
+/* Overwrite dfirst with the gradient of the decay's first projection, and those of beta's or of both gates'. *d gets the
+ * gradients of k and v before the gates. */
+static void kda_gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, Recur *d,
+                               Tensor dfirst, Tensor db, Tensor dgate, Tensor dv) {
     Mark mark = arena_mark(r->scratch);
     const bool low = c->gate_proj == KDA_LOW_RANK;
     Tensor dz = low ? overwritten_like(r, "d z", s->z) : dfirst;
     r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, kda_gate_of(c));
     if (low) r->ops->linear_backward(r, dfirst, dw->fb, ABSENT, dz, s->fa, w->fb);
-    r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
     arena_release(r->scratch, mark);
+    if (!kda_by_channel(c)) {
+        r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
+        return;
+    }
+    d->k.overwrite = d->e.overwrite = false; /* what the recurrence wrote is added to */
+    if (c->beta_max == 2) kda_double(r, d->e);
+    r->ops->sigmoid_gate_backward(r, d->k, db, d->e, t->x.k, s->b);
+    r->ops->sigmoid_gate_backward(r, dv, dgate, d->v, t->v, s->w);
+    d->v = dv;
 }
 /* From dy, overwrite the gradients of o and of the gate's first projection: the gate itself, or its low-rank factor. */
 static void kda_out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout,
@@ -311,22 +353,25 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
                     .fa = overwritten_like(r, "d f_a", s->fa),
                     .z = c->gate_proj == KDA_FULL ? overwritten_like(r, "d z", s->z) : ABSENT,
                     .b = overwritten_like(r, "d b", s->b),
+                    .w = overwritten_like(r, "d w", s->w),
                     .ga = overwritten_like(r, "d g_a", s->ga),
                     .gate = low ? ABSENT : overwritten_like(r, "d gate", s->gate)};
-    Projection p[6], g[6];
-    const int n = kda_projections(c, w, s, p);
+    Projection p[7], g[7];
+    const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
     kda_projections(c, dw, &d_of, g);
     for (int i = 0; i < n; i++) p[i] = (Projection){.w = p[i].w};
     Tensor dout = overwritten_like(r, "d o", s->o);
-    kda_out_backward(r, c, w, dw, s, dy, dout, n == 6 ? g[5].y : ABSENT);
+    kda_out_backward(r, c, w, dw, s, dy, dout, n > rows ? g[rows].y : ABSENT);
     T t = kda_derive(r, c, w, s, ABSENT);
     Recur d = {.q = overwritten_like(r, "d q", t.x.q),
                .k = overwritten_like(r, "d k", t.x.k),
                .v = overwritten_like(r, "d v", t.x.v),
                .g = overwritten_like(r, "d g", t.x.g),
-               .beta = overwritten_like(r, "d beta", t.x.beta)};
+               .beta = overwritten_like(r, "d beta", t.x.beta),
+               .e = overwritten_like(r, "d e", t.x.e)};
     r->ops->recur_backward(r, &d, dout, t.x, kda_scale_of(c), s->states, NULL);
-    gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y);
+    kda_gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y, d_of.w,
+                       kda_by_channel(c) ? overwritten_like(r, "d conv v", t.v) : ABSENT);
     kda_conv_backward(r, g[0].y, dw->cq, dw->bq, d.q, s->q, t.q, w->cq, w->bq);
     kda_conv_backward(r, g[1].y, dw->ck, dw->bk, d.k, s->k, t.k, w->ck, w->bk);
     kda_conv_backward(r, g[2].y, dw->cv, dw->bv, d.v, s->v, ABSENT, w->cv, w->bv);

@@ -167,9 +167,9 @@ def unit(x):
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def recur(q, k, v, g=None, beta=None):
-    """S <- Diag(e^g) S; with beta: S += k beta (v - S^T k)^T, without: S += k v^T; o = S^T q.
-    q (B,S,T,R,K): R queries a token read each state; k (B,S,T,J,K), v (B,S,T,J,V), beta (B,S,T,J): J writes a token, one
+def recur(q, k, v, g=None, beta=None, e=None):
+    """S <- Diag(e^g) S; with beta: S += k beta (v - S^T k)^T; with e: S += k (v - S^T e)^T; else: S += k v^T; o = S^T q.
+    q (B,S,T,R,K): R queries a token read each state; k and e (B,S,T,J,K), v (B,S,T,J,V), beta (B,S,T,J): J writes a token, one
     after another; g (B,S,T,K or 1). Returns (B,S,T,R,V)."""
     state, out = torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1], dtype=k.dtype, device=k.device), []
     for t in range(q.shape[2]):
@@ -177,7 +177,9 @@ def recur(q, k, v, g=None, beta=None):
             state = g[:, :, t].exp().unsqueeze(-1) * state
         for j in range(k.shape[3]):
             key, value = k[:, :, t, j], v[:, :, t, j]
-            if beta is not None:
+            if e is not None:
+                value = value - (e[:, :, t, j].unsqueeze(-2) @ state).squeeze(-2)
+            elif beta is not None:
                 value = beta[:, :, t, j, None] * (value - (key.unsqueeze(-2) @ state).squeeze(-2))
             state = state + key.unsqueeze(-1) * value.unsqueeze(-2)
         out.append(q[:, :, t] @ state)
@@ -429,7 +431,7 @@ class Line(nn.Module):
 
 
 class Kda(nn.Module):
-    """Kimi Delta Attention."""
+    """Kimi Delta Attention, and Gated DeltaNet-2 (erase: channel)."""
 
     def __init__(self, c, m, reads):
         super().__init__()
@@ -446,7 +448,10 @@ class Kda(nn.Module):
         else:
             self.f_a_proj, self.f_b_proj = nn.Linear(d, c["gate_rank"] or V, False), nn.Linear(c["gate_rank"] or V, Z, False)
         self.dt_bias, self.A_log = nn.Parameter(torch.zeros(Z)), nn.Parameter(torch.zeros(self.S))
-        self.b_proj = nn.Linear(d, self.S, False)
+        self.channels = c.get("erase") == "channel"
+        self.b_proj = nn.Linear(d, Q if self.channels else self.S, False)
+        if self.channels:
+            self.w_proj = nn.Linear(d, out, False)
         if c["out_gate"] == "full":
             self.g_proj = nn.Linear(d, out, c["out_bias"])
         elif c["out_gate"] == "low_rank":
@@ -464,10 +469,14 @@ class Kda(nn.Module):
         z = self.f_proj(x) if c["gate_proj"] == "full" else self.f_b_proj(self.f_a_proj(x))
         z, rate = heads_of(z + self.dt_bias, self.S), self.A_log.exp()[:, None, None]
         g = c["bound"] * torch.sigmoid(rate * z) if c["gate"] == "lower_bound" else -rate * F.softplus(z)
-        beta = (c["beta_max"] * self.b_proj(x).sigmoid()).transpose(1, 2).unsqueeze(-1)
-        per = self.S // self.H
+        b, per, e = c["beta_max"] * self.b_proj(x).sigmoid(), self.S // self.H, None
         q, k = (unit(heads_of(a, self.H)).repeat_interleave(per, 1).unsqueeze(3) for a in (q, k))
-        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, beta).squeeze(3)
+        if self.channels:
+            e, b = heads_of(b, self.H).repeat_interleave(per, 1).unsqueeze(3) * k, None
+            v = v * self.w_proj(x).sigmoid()
+        else:
+            b = b.transpose(1, 2).unsqueeze(-1)
+        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, b, e).squeeze(3)
         o = joined(self.o_norm(o))
         if c["out_gate"] != "none":
             o = o * ACTS[c["out_act"]](self.g_proj(x) if c["out_gate"] == "full" else self.g_b_proj(self.g_a_proj(x)))
