@@ -36,6 +36,9 @@ bool line_check(LineCfg *c, const LineKind *kind, double v_per_k, Err *e) {
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (c->heads % c->kv_heads)
         return err_input(e, "kv_heads: expected a divisor of heads (%d), got %d", c->heads, c->kv_heads);
+    if ((c->inner_decay || c->output_correction) && (c->householders > 1 || c->kv_heads < c->heads))
+        return err_input(e, "%s: works with householders: 1 and as many kv_heads as heads, got %d and %d of %d",
+                         c->inner_decay ? "inner_decay" : "output_correction", c->householders, c->kv_heads, c->heads);
     if (c->v_heads == 0) c->v_heads = c->heads;
     if (c->v_heads % c->heads)
         return err_input(e, "v_heads: expected a multiple of heads (%d), got %d", c->heads, c->v_heads);
@@ -89,6 +92,8 @@ void line_weights(const void *cfg, void *w_, Fields *f) {
         field(f, &w->dt, "dt_bias", FIELD_OWN | FIELD_NODECAY | FIELD_F32, HS);
     }
     if (c->kind->delta) field(f, &w->wb, "b_proj.weight", 0, c->householders * HS, d);
+    if (c->inner_decay) field(f, &w->decay, "decay", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
+    if (c->output_correction) field(f, &w->D, "D", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
     if (line_gated(c)) field(f, &w->wg, "g_proj.weight", 0, out, d);
     const char *norm = c->kind->other_norm && c->gate != LINE_GATE_SILU ? c->kind->other_norm : c->kind->norm;
     if (norm) field(f, &w->norm, norm, FIELD_ONES | FIELD_NODECAY, c->v_dim);
@@ -222,7 +227,7 @@ static Tensor line_read_by(Run *r, const LineCfg *c, Tensor x, int states, int w
  * computes them again. */
 typedef struct {
     Recur x, token;    /* rows of steps; of tokens */
-    Tensor cq, ck, cv; /* after the convolutions */
+    Tensor cq, ck, cv; /* after the convolutions; cq corrected */
 } Fed;
 static Tensor line_convolved(Run *r, const LineCfg *c, Tensor x, Tensor w, Tensor bias, Tensor state, int at) {
     if (!line_convolves(c)) return x;
@@ -262,11 +267,13 @@ static Fed line_feed(Run *r, const LineCfg *c, const LineW *w, const LineS *s, T
     Fed f = {.cq = line_convolved(r, c, s->q, w->cq, w->bq, state, at),
              .ck = line_convolved(r, c, s->k, w->ck, w->bk, state, at_k),
              .cv = line_convolved(r, c, s->v, w->cv, w->bv, state, at_v)};
+    f.cq = line_correct_query(r, c, w, f.cq, f.ck);
     f.token = (Recur){.q = line_mapped(r, c, f.cq),
                       .k = line_mapped(r, c, f.ck),
                       .v = shaped(f.cv, c->householders * HS, c->v_dim),
                       .g = line_decays(r, c, w, s),
                       .beta = s->beta};
+    f.token.e = line_erase_key(r, c, w, f.token.k);
     if (c->kind->divide_by_last) {
         Tensor v = SCRATCH_OF(r, "values and one", f.cv.dtype, f.cv.n[0], HS, line_columns(c));
         r->ops->append_ones(r, v, f.token.v);
@@ -360,8 +367,9 @@ void line_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const
 typedef struct {
     Tensor raw, cx, fx, w, b, dw, db;
 } Channel;
-/* From the gradient g of an input of the recurrence, compute that of the projection, in scratch or g. */
-static Tensor line_channel_backward(Run *r, const LineCfg *c, Tensor g, Channel x, LineMap map) {
+/* From the gradient g of an input of the recurrence, compute that of what the convolution gives, in scratch or g; and from
+ * that the projection's. */
+static Tensor line_map_backward(Run *r, const LineCfg *c, Tensor g, Channel x, LineMap map) {
     const Ops *op = r->ops;
     if (map == MAP_ROTATE) op->rope(r, g, &c->table, r->in, -1);
     if (map == MAP_UNIT || map == MAP_ELU) {
@@ -373,9 +381,13 @@ static Tensor line_channel_backward(Run *r, const LineCfg *c, Tensor g, Channel 
         g = d;
     }
     g = tensor_rows(g, x.raw.n[1]);
+    g.overwrite = false;
+    return g;
+}
+static Tensor line_conv_backward(Run *r, const LineCfg *c, Tensor g, Channel x) {
     if (!line_convolves(c)) return g;
     Tensor d = overwritten_like(r, "d projected", x.raw);
-    op->short_conv_backward(r, d, x.dw, x.db, g, x.raw, x.w, x.b, true);
+    r->ops->short_conv_backward(r, d, x.dw, x.db, g, x.raw, x.w, x.b, true);
     return d;
 }
 /* The projections of the layer's input, whose gradients one call computes. */
@@ -443,7 +455,8 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
                .k = overwritten_like(r, "d k", f.x.k),
                .v = overwritten_like(r, "d v", f.x.v),
                .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : overwritten_like(r, "d g", f.x.g),
-               .beta = overwritten_like(r, "d beta", f.x.beta)};
+               .beta = overwritten_like(r, "d beta", f.x.beta),
+               .e = overwritten_like(r, "d e", f.x.e)};
     op->recur_backward(as, &d, line_read_by(r, c, dout, line_states(c), line_columns(c)), f.x, line_scale_of(c),
                        s->keep, NULL);
     if (as != r) {
@@ -468,9 +481,14 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     const Channel q = {s->q, f.cq, f.token.q, w->cq, w->bq, dw->cq, dw->bq},
                   k = {s->k, f.ck, f.token.k, w->ck, w->bk, dw->ck, dw->bk},
                   v = {s->v, f.cv, f.token.v, w->cv, w->bv, dw->cv, dw->bv};
-    line_input(&in, line_channel_backward(r, c, d.q, q, c->kind->map), w->wq, dw->wq);
-    line_input(&in, line_channel_backward(r, c, d.k, k, c->kind->map), w->wk, dw->wk);
-    line_input(&in, line_channel_backward(r, c, d.v, v, MAP_NONE), w->wv, dw->wv);
+    d.k.overwrite = false;
+    line_erase_key_backward(r, c, w, dw, d.k, d.e, f.token.k);
+    Tensor gq = line_map_backward(r, c, d.q, q, c->kind->map), gk = line_map_backward(r, c, d.k, k, c->kind->map),
+           gv = line_map_backward(r, c, d.v, v, MAP_NONE);
+    line_correct_query_backward(r, c, w, dw, gq, gk, f.ck);
+    line_input(&in, line_conv_backward(r, c, gq, q), w->wq, dw->wq);
+    line_input(&in, line_conv_backward(r, c, gk, k), w->wk, dw->wk);
+    line_input(&in, line_conv_backward(r, c, gv, v), w->wv, dw->wv);
     op->linear_many_backward(r, dx, in.n, in.d, x, in.w);
     run_release(r, mark);
 }

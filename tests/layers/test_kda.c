@@ -7,8 +7,8 @@
 #include "tests/lib/dirs.h"
 #include "tests/lib/zoo.h"
 
-static const char *const names[] = {"kimi", "bound", "bare"};
-enum { NAMES = 3 };
+static const char *const names[] = {"kimi", "bound", "bare", "gdn2"};
+enum { NAMES = 4 };
 
 Test(kda, logits_of_transformers_and_numpy) {
     for (int i = 0; i < NAMES; i++) {
@@ -88,6 +88,7 @@ Test(kda, settings) {
     refused(MODEL("\"heads\":2,\"bound\":1", ""), "bound");
     refused(MODEL("\"heads\":2,\"beta_max\":3", ""), "beta_max");
     refused(MODEL("\"heads\":2,\"conv\":-1", ""), "conv");
+    refused(MODEL("\"heads\":2,\"erase\":\"token\"", ""), "erase");
     refused(MODEL("\"heads\":2", ",\"kv_from\":{\"1\":0}"), "kv_from");
 }
 

@@ -220,6 +220,12 @@ const Animal zoo[] = {
                  "\"drawn\"")},
     {"gdn, no convolution, no gate, beta 2",
      KIND("gdn", "\"heads\":2,\"head_dim\":7,\"v_dim\":3,\"conv\":0,\"gate\":\"none\",\"beta_max\":2")},
+    {"gdn, comba",
+     KIND("gdn",
+          "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":3,\"gate\":\"sigmoid\",\"inner_decay\":true,"
+          "\"output_correction\":true")},
+    {"gdn, output correction alone",
+     KIND("gdn", "\"heads\":2,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"output_correction\":true")},
     {"gdn, two householders",
      KIND("gdn",
           "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":2,\"conv_bias\":true,\"householders\":2,"

@@ -384,7 +384,7 @@ static void recur_acts_case(Desk *d, Size s) {
     recurred(d, "dq", q.bf16, q.real), recurred(d, "dk", k.bf16, k.real), recurred(d, "dv", v.bf16, v.real);
     if (G) recurred(d, "dg", dg, rdg);
     if (delta) recurred(d, "dbeta", dbeta, rdbeta);
-    if (erase) recurred(d, "de", e.bf16, e.real);
+    if (erase && (N > 1 || history)) recurred(d, "de", e.bf16, e.real); /* else 0: there is nothing to erase */
     if (history) recurred(d, "dstart", dstart, rdstart);
     if (N > 1) { /* rows of another head, or of the next row */
         Recur y = x;

@@ -7,6 +7,8 @@ typedef struct {
     Rig *g;
     St st;
     const char *rule;
+    double worst;
+    const char *worst_of;
 } Naive;
 /* The tensor of that name in the file, on the device; ABSENT where the rule has none. two: without its last dimension. */
 static Tensor naive_tensor(const Naive *n, const char *name) {
@@ -20,7 +22,7 @@ static Tensor naive_tensor(const Naive *n, const char *name) {
     return t;
 }
 /* Root mean square of the errors, by that of the values wanted. NaN: the naive file defines no such value. */
-static void naive_agrees(const Naive *n, const char *name, Tensor got) {
+static void naive_agrees(Naive *n, const char *name, Tensor got) {
     const double bound = REAL == F64 ? 1e-11 : 1e-5;
     Tensor want = naive_tensor(n, name);
     cr_assert_eq(present(want), present(got), "%s: %s", n->rule, name);
@@ -34,7 +36,7 @@ static void naive_agrees(const Naive *n, const char *name, Tensor got) {
         if (!(fabs(d) <= worst)) worst = fabs(d), at = i;
     }
     if (!values) return;
-    fprintf(stderr, "%s, %s: %s: error %.2g (bound %g)\n", n->g->table, n->rule, name, sqrt(e / all), bound);
+    if (!(sqrt(e / all) <= n->worst)) n->worst = sqrt(e / all), n->worst_of = name;
     cr_expect(sqrt(e / all) <= bound, "%s, %s: %s: error %g (bound %g), worst at %zu: got %.9g, want %.9g", n->g->table,
               n->rule, name, sqrt(e / all), bound, at, (double)R(got)[at], (double)R(want)[at]);
 }
@@ -77,6 +79,7 @@ static void naive_rule(Table table, const char *rule) {
     naive_agrees(&n, "dq", d.q), naive_agrees(&n, "dk", d.k), naive_agrees(&n, "dv", d.v);
     naive_agrees(&n, "dg", d.g), naive_agrees(&n, "dbeta", d.beta), naive_agrees(&n, "de", d.e);
     naive_agrees(&n, "dstart", dstart);
+    fprintf(stderr, "%s, %s: error of at most %.2g, of %s\n", g.table, rule, n.worst, n.worst_of);
     st_close(&n.st), rig_close(&g), free(path);
 }
 Test(recur, naive_files_of_flash_linear_attention) {
