@@ -241,8 +241,8 @@ static void kda_readout(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor 
     else
         r->ops->gated_norm(r, y, o, s->gate, w->norm, kda_norm_of(c));
 }
-/* The projections of the layer's input whose results are saved: those of all rows, and the output gate's, where there is
- * one, of the wanted rows. */
+/* The projections of the layer's input whose results are saved: those of all rows, and that of the output gate, if
+ * there is one, of the wanted rows. */
 static int kda_inputs(const KdaCfg *c) { return 5 + kda_by_channel(c); }
 static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[7]) {
     const int n = kda_inputs(c);
@@ -300,8 +300,8 @@ static void kda_conv_backward(Run *r, Tensor d, Tensor dconv, Tensor dbias, Tens
     r->ops->short_conv_backward(r, d, dconv, dbias, g, raw, conv, bias, true);
     arena_release(r->scratch, mark);
 }
-/* Overwrite dfirst with the gradient of the decay's first projection, and those of beta's or of both gates'. *d gets the
- * gradients of k and v before the gates. */
+/* Overwrite dfirst with the gradient of the decay's first projection, db with that of beta's, or db and dgate with
+ * those of the two gates. *d gets the gradients of k and v before the gates. */
 static void kda_gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, Recur *d,
                                Tensor dfirst, Tensor db, Tensor dgate, Tensor dv) {
     Mark mark = arena_mark(r->scratch);

@@ -367,8 +367,8 @@ void line_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const
 typedef struct {
     Tensor raw, cx, fx, w, b, dw, db;
 } Channel;
-/* From the gradient g of an input of the recurrence, compute that of what the convolution gives, in scratch or g; and from
- * that the projection's. */
+/* From the gradient g of an input of the recurrence, compute that of what the convolution gives, in scratch or g; and
+ * from that the projection's. */
 static Tensor line_map_backward(Run *r, const LineCfg *c, Tensor g, Channel x, LineMap map) {
     const Ops *op = r->ops;
     if (map == MAP_ROTATE) op->rope(r, g, &c->table, r->in, -1);

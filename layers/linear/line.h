@@ -79,8 +79,8 @@ void line_backward(Run *, const void *cfg, const void *w, void *dw, Tensor x, co
 void line_extend(Run *, const void *cfg, const void *w, Tensor x, Kv *, const Slot *, Tensor y);
 double line_flops(const void *cfg, double context);
 
-/* feedback.c. Forward: the erase key of k (N,H,K), absent without inner_decay; q (N,H*K) without its part of k (N,H*K), or
- * q itself. Backward: add to the gradients of k and of the factors; dq stays as it is. */
+/* feedback.c. Forward: the erase key of k (N,H,K), absent without inner_decay; q (N,H*K) without its part of k (N,H*K),
+ * or q itself. Backward: add to the gradients of k and of the factors; dq stays as it is. */
 Tensor line_erase_key(Run *, const LineCfg *, const LineW *, Tensor k);
 void line_erase_key_backward(Run *, const LineCfg *, const LineW *, LineW *dw, Tensor dk, Tensor de, Tensor k);
 Tensor line_correct_query(Run *, const LineCfg *, const LineW *, Tensor q, Tensor k);

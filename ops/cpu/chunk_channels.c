@@ -36,8 +36,8 @@ static void channel_reach(Chunk *c, int ref, int rows) {
 
 /* The pairs inside a block, one channel after the other. Vector lanes are its rows i, each with its decay since row j,
  * and j walks from the last row to the first, so no sum runs along a vector. The products of JS rows j stay in
- * registers. a, k: the block's rows (SUB,K). qk (K,2,SUB): q and the erase keys transposed. since (K,SUB): the decays, zeros before
- * the walk, since the first row at its end. L_jj becomes e_j.k_j, which nothing reads. */
+ * registers. a, k: the block's rows (SUB,K). qk (K,2,SUB): q and the erase keys transposed. since (K,SUB): the
+ * decays, zeros before the walk, since the first row at its end. L_jj becomes e_j.k_j, which nothing reads. */
 enum { JS = VL >= 8 ? 8 : 4, LANES = SUB / VL };
 static const real one_at[2 * SUB] = {[SUB] = 1}; /* 1 in lane j when read from element SUB - j on */
 INLINE void channel_lanes(int j0, bool delta, const real *a, const real *k, int K, const real *qk, real *since,

@@ -449,8 +449,8 @@ typedef struct {
     const int *off, *first, *seq;
 } CudaRecur;
 void cuda_recur(Cuda *, const CudaRecur *, void *o, float *keep, float *state, bool write);
-/* Each or NULL, of g and beta f32. q, k, g and e (slices,N,HV,K), beta (slices,N,HV): sums over the columns of one slice.
- */
+/* Each or NULL, of g and beta f32. q, k, g and e (slices,N,HV,K), beta (slices,N,HV): sums over the columns of one
+ * slice. */
 typedef struct {
     CudaRows q, k, g, beta, v, e;
     const float *start, *dend; /* RecurEnds */

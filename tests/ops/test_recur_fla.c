@@ -1,5 +1,5 @@
 /* test_recur_fla.c: the recurrence, forward and backward, against the naive files of flash-linear-attention, for every
- * rule that it computes (tests/golden/make_recur.py). The rule's products by themselves: mixers are tested elsewhere. */
+ * rule that it computes (tests/golden/make_recur.py). */
 #include "model/files/safetensors.h"
 #include "tests/lib/rig.h"
 
@@ -10,7 +10,7 @@ typedef struct {
     double worst;
     const char *worst_of;
 } Naive;
-/* The tensor of that name in the file, on the device; ABSENT where the rule has none. two: without its last dimension. */
+/* The tensor of that name in the file, on the device; ABSENT where the rule has none. */
 static Tensor naive_tensor(const Naive *n, const char *name) {
     const StEntry *at = st_find(&n->st, name);
     if (!at) return ABSENT;

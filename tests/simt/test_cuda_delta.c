@@ -316,7 +316,8 @@ Test(cuda_delta, pieces_are_one_pass, .timeout = 300) {
                 int row = at[k][1] * at[k][2];
                 for (int i = 0; i < n * row; i++) R(x[k])[i] = (real)in[k][from * row + i];
             }
-            OP(&g, recur, y, ABSENT, ((Recur){.q = x[0], .k = x[1], .v = x[2], .g = x[3], .beta = x[4]}), c->scale, state, 0);
+            OP(&g, recur, y, ABSENT, ((Recur){.q = x[0], .k = x[1], .v = x[2], .g = x[3], .beta = x[4]}), c->scale,
+               state, 0);
             memcpy(o[pieces] + from * HV * V, y.p, tensor_bytes(y));
         }
         memcpy(end[pieces], state.p, tensor_bytes(state));

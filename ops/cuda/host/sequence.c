@@ -315,8 +315,8 @@ static void history_there(const Batch *b, bool there) {
         CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0, "row %d continues a history that is not there",
               b->off[s]);
 }
-/* By chunks on the matrix units where products are rounded to bf16; f32, wide keys, erase keys and short sequences
- * go row after row. How long they are the pass itself knows, so scratch is taken for both where there are rows enough. */
+/* By chunks on the matrix units where products are rounded to bf16; f32, wide keys, erase keys and short sequences go
+ * row after row. How long they are the pass itself knows, so scratch is taken for both where there are rows enough. */
 static bool may_go_by_chunks(const Run *r, const CudaRecur *p) {
     return r->dev->products_bf16 && !p->erases && cuda_delta_takes(p->K, p->N);
 }
