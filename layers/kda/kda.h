@@ -12,6 +12,8 @@
  *   S <- Diag(e^g) S;  S <- S + k (w v - S^T (b k))^T
  * Both:
  *   y = Wo [w rms(o) sigmoid(gate)],  gate = Wgb (Wga x) + bias, or Wg x; out_act: silu for sigmoid; out_gate: none
+ * kv_heads G < H: query head h reads what key head h / (H/G) wrote, and there are HV G/H states, of which z, beta, k, v
+ * have as many (layers/linear/steps.h).
  * A document begins with S = 0 and an empty convolution. Each sequence keeps HV K V + (W-1)(2 H K + HV V) elements for
  * any length of context. Positions are not used: attention layers in the same model may go without RoPE.
  * Source: arXiv:2510.26692, arXiv:2605.22791 (Gated DeltaNet-2); tensor names of Kimi-Linear-48B-A3B and fla. */
@@ -20,8 +22,8 @@
 
 typedef struct {
     LayerCfg base;
-    int heads, v_heads, head_dim, v_dim, conv, gate, gate_proj, gate_rank, out_gate, out_rank, out_act, beta_max, rates,
-        erase;
+    int heads, kv_heads, v_heads, head_dim, v_dim, conv, gate, gate_proj, gate_rank, out_gate, out_rank, out_act,
+        beta_max, rates, erase;
     double bound;
     bool out_bias, conv_bias;
 } KdaCfg;

@@ -123,6 +123,7 @@ static json_t *bailing_settings(const HfFile *f) {
 
 static bool bailing_kda(const KdaCfg *k, BailingShape *x, const char **why) {
     if (k->v_heads && k->v_heads != k->heads) return hf_no(why, "v_heads");
+    if (k->kv_heads && k->kv_heads != k->heads) return hf_no(why, "kv_heads");
     if (k->v_dim && k->v_dim != k->head_dim) return hf_no(why, "v_dim");
     if (k->gate_proj != KDA_FULL) return hf_no(why, "gate_proj: low_rank");
     if (k->out_gate != KDA_FULL || k->out_act != KDA_SIGMOID || k->out_bias)

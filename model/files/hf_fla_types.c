@@ -103,6 +103,8 @@ static json_t *fla_kda_kind(const FlaShape *x) {
 static bool fla_kda_holds(const ModelCfg *c, const void *cfg, FlaShape *x, const char **why) {
     KdaCfg *k = &x->kda;
     memcpy(k, cfg, sizeof *k);
+    if (k->kv_heads && k->kv_heads != k->heads) return hf_no(why, "kv_heads");
+    k->kv_heads = 0;
     if (!k->v_heads) k->v_heads = k->heads;
     if (!k->head_dim) k->head_dim = c->d_model / k->heads;
     if (!k->v_dim) k->v_dim = k->head_dim;

@@ -169,6 +169,7 @@ static json_t *kimi_settings(const HfFile *f) {
 static bool kimi_kda(const KdaCfg *k, KimiShape *x, const char **why) {
     const int K = k->head_dim;
     if (k->v_heads && k->v_heads != k->heads) return hf_no(why, "v_heads");
+    if (k->kv_heads && k->kv_heads != k->heads) return hf_no(why, "kv_heads");
     if (k->v_dim && k->v_dim != K) return hf_no(why, "v_dim");
     if (k->gate != KDA_STANDARD) return hf_no(why, "gate: lower_bound");
     if (k->gate_proj != KDA_LOW_RANK || (k->gate_rank && k->gate_rank != K))

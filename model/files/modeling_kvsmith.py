@@ -444,22 +444,24 @@ class Kda(nn.Module):
     def __init__(self, c, m, reads):
         super().__init__()
         self.c, d, H = c, m["d_model"], c["heads"]
-        self.H, self.S, self.K = H, c["v_heads"] or H, c["head_dim"] or d // H
-        V = c["v_dim"] or self.K
-        Q, Z, out = H * self.K, self.S * self.K, self.S * V
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d, n, False) for n in (Q, Q, out))
+        self.H, self.G, self.K = H, c.get("kv_heads") or H, c["head_dim"] or d // H
+        V, self.R = c["v_dim"] or self.K, H // self.G
+        self.S = (c["v_heads"] or H) // self.R
+        Q, Z, out = H * self.K, self.S * self.K, self.S * self.R * V
+        sizes = Q, self.G * self.K, self.S * V
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d, n, False) for n in sizes)
         self.q_conv1d = self.k_conv1d = self.v_conv1d = None
         if c["conv"]:
-            self.q_conv1d, self.k_conv1d, self.v_conv1d = (Conv(n, c["conv"], c["conv_bias"]) for n in (Q, Q, out))
+            self.q_conv1d, self.k_conv1d, self.v_conv1d = (Conv(n, c["conv"], c["conv_bias"]) for n in sizes)
         if c["gate_proj"] == "full":
             self.f_proj = nn.Linear(d, Z, False)
         else:
             self.f_a_proj, self.f_b_proj = nn.Linear(d, c["gate_rank"] or V, False), nn.Linear(c["gate_rank"] or V, Z, False)
         self.dt_bias, self.A_log = nn.Parameter(torch.zeros(Z)), nn.Parameter(torch.zeros(self.S))
         self.channels = c.get("erase") == "channel"
-        self.b_proj = nn.Linear(d, Q if self.channels else self.S, False)
+        self.b_proj = nn.Linear(d, self.G * self.K if self.channels else self.S, False)
         if self.channels:
-            self.w_proj = nn.Linear(d, out, False)
+            self.w_proj = nn.Linear(d, self.S * V, False)
         if c["out_gate"] == "full":
             self.g_proj = nn.Linear(d, out, c["out_bias"])
         elif c["out_gate"] == "low_rank":
@@ -477,15 +479,17 @@ class Kda(nn.Module):
         z = self.f_proj(x) if c["gate_proj"] == "full" else self.f_b_proj(self.f_a_proj(x))
         z, rate = heads_of(z + self.dt_bias, self.S), self.A_log.exp()[:, None, None]
         g = c["bound"] * torch.sigmoid(rate * z) if c["gate"] == "lower_bound" else -rate * F.softplus(z)
-        b, per, e = c["beta_max"] * self.b_proj(x).sigmoid(), self.S // self.H, None
-        q, k = (unit(heads_of(a, self.H)).repeat_interleave(per, 1).unsqueeze(3) for a in (q, k))
+        b, per, e = c["beta_max"] * self.b_proj(x).sigmoid(), self.S // self.G, None
+        q = unit(heads_of(q, self.H)).unflatten(1, (self.G, self.R)).permute(0, 1, 3, 2, 4).repeat_interleave(per, 1)
+        k = unit(heads_of(k, self.G)).repeat_interleave(per, 1).unsqueeze(3)
         if self.channels:
-            e, b = heads_of(b, self.H).repeat_interleave(per, 1).unsqueeze(3) * k, None
+            e, b = heads_of(b, self.G).repeat_interleave(per, 1).unsqueeze(3) * k, None
             v = v * self.w_proj(x).sigmoid()
         else:
             b = b.transpose(1, 2).unsqueeze(-1)
-        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, b, e).squeeze(3)
-        o = joined(self.o_norm(o))
+        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, b, e)
+        o = o.unflatten(1, (self.G, per)).permute(0, 3, 1, 4, 2, 5).flatten(2, 4)  # as in Line
+        o = self.o_norm(o).flatten(2)
         if c["out_gate"] != "none":
             o = o * ACTS[c["out_act"]](self.g_proj(x) if c["out_gate"] == "full" else self.g_b_proj(self.g_a_proj(x)))
         return self.o_proj(o), None

@@ -83,6 +83,7 @@ Test(kda, settings) {
     refused(MODEL("\"head_dim\":4", ""), "heads");
     refused(MODEL("\"heads\":5", ""), "d_model");
     refused(MODEL("\"heads\":2,\"v_heads\":3", ""), "v_heads");
+    refused(MODEL("\"heads\":4,\"kv_heads\":3", ""), "kv_heads: expected a divisor of heads (4), got 3");
     refused(MODEL("\"heads\":1000,\"v_heads\":1000,\"head_dim\":1000", ""), "v_heads");
     refused(MODEL("\"heads\":2,\"gate\":\"tanh\"", ""), "gate");
     refused(MODEL("\"heads\":2,\"bound\":1", ""), "bound");

@@ -210,6 +210,10 @@ const Animal zoo[] = {
     {"kda, erase by channel, more value heads, beta 2",
      KIND("kda", "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"erase\":\"channel\",\"beta_max\":2,"
                  "\"out_gate\":\"none\"")},
+    {"kda, fewer key heads", KIND("kda", "\"heads\":4,\"kv_heads\":2,\"head_dim\":3,\"v_dim\":5,\"conv\":2")},
+    {"kda, erase by channel, fewer key heads, more value heads",
+     KIND("kda",
+          "\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"head_dim\":3,\"v_dim\":2,\"conv\":2,\"erase\":\"channel\"")},
     {"kda and nope attention",
      "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":6,\"conv\":2,"
      "\"out_bias\":true},\"f\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"rope\":\"none\"}},"

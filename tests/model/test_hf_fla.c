@@ -170,6 +170,7 @@ Test(hf_fla, type_of_a_model) {
         {{"kinds/k/v_dim", "5", "kinds/k/head_dim", "49"}, "kda"},
         {{"kinds/k/v_heads", "4"}, "kda"},
         {{"kinds/k/out_bias", "false"}, "kvsmith"},
+        {{"kinds/k/kv_heads", "1"}, "kvsmith"},
         {{"kinds/k/erase", "\"channel\""}, "kvsmith"},
         {{"kinds/k/conv_bias", "true"}, "kvsmith"},
         {{"kinds/k/out_gate", "\"full\""}, "kvsmith"},
