@@ -246,7 +246,7 @@ static T kda_derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor stat
     return t;
 }
 
-/* The rows of the recurrence from those of tokens, and back: *d holds the gradients of the first, then of the second. */
+/* The rows of the recurrence from those of tokens, and back: *d holds the gradients of the first, then of tokens'. */
 static Recur kda_stepped(Run *r, const KdaCfg *c, Recur x) {
     const Steps n = kda_steps(c);
     const int G = c->kv_heads, HS = kda_states(c), K = c->head_dim;

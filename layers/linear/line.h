@@ -13,8 +13,8 @@
  *
  * kv_heads < H: query head h reads what key head h / (H / kv_heads) wrote; there are HV kv_heads / H states.
  * householders > 1: a token has that many keys, values and betas, (householders,heads,width), and the delta rule is
- * applied once with each, after one decay; the output is read after the last. Both run the recurrence on `line_steps`
- * rows per token: rows that only read have k = 0, v = 0, beta = 0 and no decay.
+ * applied once with each, after one decay; the output is read after the last. Both run the recurrence on several rows
+ * per token (steps.h): rows that only read have k = 0, v = 0, beta = 0 and no decay.
  *
  * State blob: S (states,K,V), then the last conv-1 inputs of the convolutions of q, k and v, (conv-1,C) each. Heads are
  * RMS-normed over V. */

@@ -1,8 +1,9 @@
-/* steps.h: several rows of the recurrence per token, for recurrent mixers whose query heads share a state, or which write
- * several keys and values per token. line.c and kda.c call these in every pass.
+/* steps.h: several rows of the recurrence per token, for recurrent mixers whose query heads share a state, or which
+ * write several keys and values per token. line.c and kda.c call these in every pass.
  *
- * The first `householders` steps of a token write, the last of them and all after it read: one for each query head of a
- * key head. Steps that only read have key, value and beta 0, and no decay. With one step per token nothing is copied. */
+ * The first `householders` steps of a token write, the last of them and all after it read: one for each query head of
+ * a key head. Steps that only read have key, value and beta 0, and no decay. With one step per token nothing is
+ * copied. */
 #pragma once
 #include "ops/ops.h"
 
@@ -11,8 +12,8 @@ typedef struct {
 } Steps;
 static inline int steps_each(Steps c) { return c.householders + c.group - 1; }
 
-/* The pass as the recurrence sees it, with steps_each rows per token; the pass itself where that is one. Its lists lie in
- * r->host, which the caller gives back. */
+/* The pass as the recurrence sees it, with steps_each rows per token; the pass itself where that is one. Its lists lie
+ * in r->host, which the caller gives back. */
 typedef struct {
     Run run;
     Batch batch;

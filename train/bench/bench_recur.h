@@ -21,7 +21,7 @@ typedef struct {
 /* "kda"; false: no such rule. "1x8192x96x128"; false: no such shape. */
 bool recur_rule_read(const char *word, RecurRule *);
 bool recur_shape_read(const char *word, RecurShape *);
-/* Times Ops.recur, and Ops.recur with its backward by q, k, v, g, beta and e, on random rows without history. On a device
- * that computes in bf16, q, k, v, o and their gradients are bf16 in memory, as layers have them, and the gradients are
- * overwritten. False: EXIT_RUNTIME, no memory. */
+/* Times Ops.recur, and Ops.recur with its backward by q, k, v, g, beta and e, on random rows without history. On a
+ * device that computes in bf16, q, k, v, o and their gradients are bf16 in memory, as layers have them, and the
+ * gradients are overwritten. False: EXIT_RUNTIME, no memory. */
 bool bench_recur(Device *, RecurRule, RecurShape, double seconds, Timing *forward, Timing *both, Err *);
