@@ -162,7 +162,9 @@ static inline bool check_recur(const Run *r, const Recur *x) {
           "%d rows, q (%d,%d,%d), v (%d,%d,%d)", N, x->q.n[0], H, K, x->v.n[0], HV, x->v.n[2]);
     CHECK(!present(x->g) || (x->g.n[1] == HV && (x->g.n[2] == 1 || x->g.n[2] == K)), "g (%d,%d,%d)", x->g.n[0],
           x->g.n[1], x->g.n[2]);
-    return CHECK_ALIKE(x->q, x->k, x->v);
+    CHECK(!present(x->e) || (x->e.n[0] == N && x->e.n[1] == H && x->e.n[2] == K), "e (%d,%d,%d)", x->e.n[0], x->e.n[1],
+          x->e.n[2]);
+    return CHECK_ALIKE(x->q, x->k, x->v, x->e);
 }
 static inline bool check_short_conv(Tensor y, Tensor x, Tensor w, Tensor state) {
     CHECK(tensor_count(y) == tensor_count(x) && (!present(w) || w.n[0] == x.n[1]), "x (%d,%d)", x.n[0], x.n[1]);

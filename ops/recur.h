@@ -3,13 +3,16 @@
  * log), a_t = exp(g_t), one per key channel or one per head:
  *
  *   D = Diag(a_t) S_{t-1}
- *   S_t = D + k_t u_t^T,   u_t = beta_t (v_t - D^T k_t)  with beta (delta rule),   u_t = v_t  without
+ *   S_t = D + k_t u_t^T,   u_t = beta_t (v_t - D^T e_t)  with beta or an erase key (delta rule),   u_t = v_t  without
  *   o_t = scale S_t^T q_t
  *
- * S is zero where a document begins. HV value heads (v, g, beta, S); value head h uses the q and k of head h/(HV/H).
+ * The erase key e is k where it is absent, and beta is 1. S is zero where a document begins. HV value heads (v, g,
+ * beta, S); value head h uses the q, k and e of head h/(HV/H).
  *
  *   beta  g            is
  *   yes   per channel  Kimi Delta Attention (arXiv:2510.26692)
+ *   no    per channel  with e = b k and v = w v', b and w in (0,1) per channel: Gated DeltaNet-2 (arXiv:2605.22791)
+ *   yes   per head     with e = p: Comba (arXiv:2506.02475)
  *   yes   per head     Gated DeltaNet (arXiv:2412.06464)
  *   yes   absent       DeltaNet (arXiv:2406.06484)
  *   no    per channel  GLA (arXiv:2312.06635)
@@ -23,8 +26,10 @@ typedef struct {
     Tensor q, k; /* (N,H,K) */
     Tensor v;    /* (N,HV,V) */
     Tensor g;    /* (N,HV,K), or (N,HV,1): one for all channels; absent: no decay */
-    Tensor beta; /* (N,HV); absent: no delta rule */
+    Tensor beta; /* (N,HV) */
+    Tensor e;    /* (N,H,K) the erase key; absent with beta: k. Both absent: no delta rule */
 } Recur;
+static inline bool recur_corrects(const Recur *x) { return present(x->beta) || present(x->e); }
 
 /* For training passes in which sequences continue a history. Batch.seq indexes all three. */
 typedef struct {

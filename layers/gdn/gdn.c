@@ -15,6 +15,10 @@ static const Key keys[] = {
     LINE_KEY_GATE("silu"),
     LINE_KEY_BETA_MAX,
     LINE_KEY_HOUSEHOLDERS,
+    {"inner_decay", KEY_BOOL, offsetof(LineCfg, inner_decay), "false", 0, 0,
+     "erase by sigmoid(decay) k, a factor of each head (Comba)", 0, 0},
+    {"output_correction", KEY_BOOL, offsetof(LineCfg, output_correction), "false", 0, 0,
+     "read by q - D p, where p is the key, or with inner_decay what erases (Comba)", 0, 0},
     {"rates", KEY_CHOICE, offsetof(LineCfg, rates), "spread", 0, 0, RATES_MEANING, rates_names, 0},
     {0},
 };

@@ -1,14 +1,18 @@
 /* kda.c: the mixer kda: its weights, forward, backward and extend. */
 #include "kda.h"
+#include "layers/linear/steps.h"
 #include "layers/parts.h"
+#include "ops/host.h"
 
 static const char *const gates[] = {"lower_bound", "standard", NULL}, *const projections[] = {"low_rank", "full", NULL},
                          *const out_gates[] = {"low_rank", "full", "none", NULL},
-                         *const out_acts[] = {"sigmoid", "silu", NULL};
+                         *const out_acts[] = {"sigmoid", "silu", NULL}, *const erases[] = {"head", "channel", NULL};
 static const Key keys[] = {
     {"heads", KEY_INT, offsetof(KdaCfg, heads), NULL, 1, 1024, "query/key heads", 0, 0},
+    {"kv_heads", KEY_INT, offsetof(KdaCfg, kv_heads), "0", 0, 1024,
+     "key heads, a divisor of heads: that many query heads read one state; 0: as many as heads", 0, 0},
     {"v_heads", KEY_INT, offsetof(KdaCfg, v_heads), "0", 0, 1024,
-     "value heads, a multiple of heads, each with its own state; 0: as many as heads", 0, 0},
+     "value heads, a multiple of heads, each with its own state where kv_heads is heads; 0: as many as heads", 0, 0},
     {"head_dim", KEY_INT, offsetof(KdaCfg, head_dim), "0", 0, 1024, "width of a query and key head; 0: d_model / heads",
      0, 0},
     {"v_dim", KEY_INT, offsetof(KdaCfg, v_dim), "0", 0, 1024, "width of a value head; 0: head_dim", 0, 0},
@@ -30,6 +34,10 @@ static const Key keys[] = {
     {"out_bias", KEY_BOOL, offsetof(KdaCfg, out_bias), "false", 0, 0, "bias of the output gate", 0, 0},
     {"beta_max", KEY_INT, offsetof(KdaCfg, beta_max), "1", 1, 2,
      "largest step of the delta rule; 2 lets the state's transition have negative eigenvalues", 0, 0},
+    {"erase", KEY_CHOICE, offsetof(KdaCfg, erase), "head", 0, 0,
+     "steps of the delta rule: head: one per head; channel: one per key channel to erase and one per value channel to "
+     "write (Gated DeltaNet-2)",
+     erases, 0},
     {"rates", KEY_CHOICE, offsetof(KdaCfg, rates), "drawn", 0, 0,
      "initial decays: spread: half-lives of 1 to 512 tokens over the channels of each head, evenly in the logarithm; "
      "drawn: by lot",
@@ -38,22 +46,28 @@ static const Key keys[] = {
 };
 
 typedef struct {
-    Tensor wq, wk, wv, cq, ck, cv, bq, bk, bv, fa, fb, dt, A, wb, ga, gb, bias, norm, wo;
+    Tensor wq, wk, wv, cq, ck, cv, bq, bk, bv, fa, fb, dt, A, wb, ww, ga, gb, bias, norm, wo;
 } W;
 /* Saved: the results of matrix products and of the recurrence. */
 typedef struct {
-    Tensor q, k, v;   /* (N,H K) (N,H K) (N,HV V) before the convolution */
-    Tensor fa, z, b;  /* (N,rank) (N,HV,K) without dt_bias, (N,HV) before the sigmoid */
+    Tensor q, k, v;   /* (N,H K) (N,G K) (N,states V) before the convolution */
+    Tensor fa, z;     /* (N,rank) (N,states,K) without dt_bias */
+    Tensor b, w;      /* before the sigmoid: (N,states); with erase: channel (N,G,K) and (N,states,V) */
     Tensor ga, gate;  /* (M,rank) (M,HV,V); M wanted rows */
     Tensor rstd;      /* (M,HV) without a gate */
     Tensor o, states; /* (N,HV,V), the states between chunks */
 } S;
 /* Values that follow from S element by element; the backward recomputes them. */
 typedef struct {
-    Tensor q, k; /* (N,H,K) before the L2 norm */
-    Recur x;
+    Tensor q, k; /* (N,H,K) (N,G,K) before the L2 norm */
+    Tensor v;    /* (N,states,V) before the gate of erase: channel */
+    Recur x;     /* of tokens; k has G heads */
 } T;
 static const double L2_EPS = 1e-6;
+
+static Steps kda_steps(const KdaCfg *c) { return (Steps){c->kv_heads, c->heads / c->kv_heads, 1}; }
+static int kda_states(const KdaCfg *c) { return c->v_heads / kda_steps(c).group; }
+static bool kda_by_channel(const KdaCfg *c) { return c->erase == KDA_BY_CHANNEL; }
 
 static bool kda_check(void *cfg, Err *e) {
     KdaCfg *c = cfg;
@@ -63,6 +77,9 @@ static bool kda_check(void *cfg, Err *e) {
     if (c->conv_bias && !c->conv) return err_input(e, "conv_bias: true, but conv is 0; set conv, or remove it");
     if (c->out_gate == KDA_NONE && c->out_bias)
         return err_input(e, "out_bias: true, but out_gate is none; remove out_bias, or give out_gate");
+    if (c->kv_heads == 0) c->kv_heads = c->heads;
+    if (c->heads % c->kv_heads)
+        return err_input(e, "kv_heads: expected a divisor of heads (%d), got %d", c->heads, c->kv_heads);
     if (c->v_heads == 0) c->v_heads = c->heads;
     if (c->v_heads % c->heads)
         return err_input(e, "v_heads: expected a multiple of heads (%d), got %d", c->heads, c->v_heads);
@@ -84,18 +101,19 @@ static bool kda_check(void *cfg, Err *e) {
 static void kda_weights(const void *cfg, void *w_, Fields *f) {
     const KdaCfg *c = cfg;
     W *w = w_;
-    int d = c->base.d_model, Q = c->heads * c->head_dim, Z = c->v_heads * c->head_dim, V = c->v_heads * c->v_dim;
+    const int d = c->base.d_model, Q = c->heads * c->head_dim, K = c->kv_heads * c->head_dim, HS = kda_states(c),
+              Z = HS * c->head_dim, V = HS * c->v_dim, out = c->v_heads * c->v_dim;
     field(f, &w->wq, "q_proj.weight", 0, Q, d);
-    field(f, &w->wk, "k_proj.weight", 0, Q, d);
+    field(f, &w->wk, "k_proj.weight", 0, K, d);
     field(f, &w->wv, "v_proj.weight", 0, V, d);
     if (c->conv) {
         field(f, &w->cq, "q_conv1d.weight", FIELD_OWN, Q, 1, c->conv);
-        field(f, &w->ck, "k_conv1d.weight", FIELD_OWN, Q, 1, c->conv);
+        field(f, &w->ck, "k_conv1d.weight", FIELD_OWN, K, 1, c->conv);
         field(f, &w->cv, "v_conv1d.weight", FIELD_OWN, V, 1, c->conv);
     }
     if (c->conv_bias) {
         field(f, &w->bq, "q_conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, Q);
-        field(f, &w->bk, "k_conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, Q);
+        field(f, &w->bk, "k_conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, K);
         field(f, &w->bv, "v_conv1d.bias", FIELD_ZEROS | FIELD_NODECAY, V);
     }
     if (c->gate_proj == KDA_FULL) {
@@ -105,18 +123,19 @@ static void kda_weights(const void *cfg, void *w_, Fields *f) {
         field(f, &w->fb, "f_b_proj.weight", 0, Z, c->gate_rank);
     }
     field(f, &w->dt, "dt_bias", FIELD_OWN | FIELD_NODECAY | FIELD_F32, Z);
-    field(f, &w->A, "A_log", FIELD_OWN | FIELD_NODECAY | FIELD_F32, c->v_heads);
-    field(f, &w->wb, "b_proj.weight", 0, c->v_heads, d);
+    field(f, &w->A, "A_log", FIELD_OWN | FIELD_NODECAY | FIELD_F32, HS);
+    field(f, &w->wb, "b_proj.weight", 0, kda_by_channel(c) ? K : HS, d);
+    if (kda_by_channel(c)) field(f, &w->ww, "w_proj.weight", 0, V, d);
     if (c->out_gate == KDA_FULL) {
-        field(f, &w->gb, "g_proj.weight", 0, V, d);
-        if (c->out_bias) field(f, &w->bias, "g_proj.bias", FIELD_ZEROS | FIELD_NODECAY, V);
+        field(f, &w->gb, "g_proj.weight", 0, out, d);
+        if (c->out_bias) field(f, &w->bias, "g_proj.bias", FIELD_ZEROS | FIELD_NODECAY, out);
     } else if (c->out_gate == KDA_LOW_RANK) {
         field(f, &w->ga, "g_a_proj.weight", 0, c->out_rank, d);
-        field(f, &w->gb, "g_b_proj.weight", 0, V, c->out_rank);
-        if (c->out_bias) field(f, &w->bias, "g_b_proj.bias", FIELD_ZEROS | FIELD_NODECAY, V);
+        field(f, &w->gb, "g_b_proj.weight", 0, out, c->out_rank);
+        if (c->out_bias) field(f, &w->bias, "g_b_proj.bias", FIELD_ZEROS | FIELD_NODECAY, out);
     }
     field(f, &w->norm, "o_norm.weight", FIELD_ONES | FIELD_NODECAY, c->v_dim);
-    field(f, &w->wo, "o_proj.weight", FIELD_RESIDUAL, d, V);
+    field(f, &w->wo, "o_proj.weight", FIELD_RESIDUAL, d, out);
 }
 
 /* rates: spread: of the standard gate softplus(dt_bias), of the lower bound's bound sigmoid(dt_bias), where A_log = 0;
@@ -146,13 +165,17 @@ static void kda_init(const void *cfg, void *w_, uint64_t key) {
 }
 
 static void kda_buffers(const KdaCfg *c, int N, int M, S *s, Fields *f) {
-    int H = c->heads, HV = c->v_heads, K = c->head_dim, V = c->v_dim;
+    int H = c->heads, G = c->kv_heads, HV = c->v_heads, HS = kda_states(c), K = c->head_dim, V = c->v_dim;
     field(f, &s->q, "q", 0, N, H * K);
-    field(f, &s->k, "k", 0, N, H * K);
-    field(f, &s->v, "v", 0, N, HV * V);
+    field(f, &s->k, "k", 0, N, G * K);
+    field(f, &s->v, "v", 0, N, HS * V);
     if (c->gate_proj == KDA_LOW_RANK) field(f, &s->fa, "f_a", 0, N, c->gate_rank);
-    field(f, &s->z, "z", 0, N, HV, K);
-    field(f, &s->b, "b", FIELD_F32, N, HV);
+    field(f, &s->z, "z", 0, N, HS, K);
+    if (kda_by_channel(c)) {
+        field(f, &s->b, "b", 0, N, G, K);
+        field(f, &s->w, "w", 0, N, HS, V);
+    } else
+        field(f, &s->b, "b", FIELD_F32, N, HS);
     if (c->out_gate == KDA_LOW_RANK) field(f, &s->ga, "g_a", 0, M, c->out_rank);
     if (c->out_gate == KDA_NONE)
         field(f, &s->rstd, "rstd", FIELD_F32, M, HV);
@@ -164,15 +187,17 @@ static void kda_saved(const void *cfg, int N, void *s_, Fields *f) {
     const KdaCfg *c = cfg;
     S *s = s_;
     kda_buffers(c, N, N, s, f);
-    field(f, &s->states, "states", FIELD_F32, recur_keep(N), c->v_heads, c->head_dim, c->v_dim);
+    field(f, &s->states, "states", FIELD_F32, recur_keep(N * steps_each(kda_steps(c))), kda_states(c), c->head_dim,
+          c->v_dim);
 }
 /* Offsets of the parts of a sequence's state. */
 typedef struct {
     int q, k, v, all;
 } At;
 static At state_at(const KdaCfg *c) {
-    int S = c->v_heads * c->head_dim * c->v_dim, tail = imax(0, c->conv - 1), Q = tail * c->heads * c->head_dim;
-    return (At){S, S + Q, S + 2 * Q, S + 2 * Q + tail * c->v_heads * c->v_dim};
+    const int HS = kda_states(c), S = HS * c->head_dim * c->v_dim, tail = imax(0, c->conv - 1),
+              k = S + tail * c->heads * c->head_dim, v = k + tail * c->kv_heads * c->head_dim;
+    return (At){S, k, v, v + tail * HS * c->v_dim};
 }
 static void kda_rows(const void *cfg, KvShape *s) { *s = (KvShape){.state = state_at(cfg).all}; }
 
@@ -184,22 +209,65 @@ static GatedNorm kda_norm_of(const KdaCfg *c) {
 }
 static double kda_scale_of(const KdaCfg *c) { return 1 / sqrt(c->head_dim); }
 
+/* x += x. */
+static void kda_double(Run *r, Tensor x) {
+    Mark mark = arena_mark(r->scratch);
+    Tensor y = SCRATCH_OF(r, "the same", x.dtype, x.n[0], x.n[1], x.n[2]);
+    r->ops->copy(r, y, x);
+    r->ops->add(r, x, y);
+    arena_release(r->scratch, mark);
+}
 /* Compute all of T from S, in scratch. */
 static T kda_derive(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor state) {
-    int N = s->q.n[0], H = c->heads, HV = c->v_heads, K = c->head_dim, V = c->v_dim;
+    int N = s->q.n[0], H = c->heads, G = c->kv_heads, HS = kda_states(c), K = c->head_dim, V = c->v_dim;
     Dtype as = s->q.dtype;
     At at = state_at(c);
-    T t = {.q = SCRATCH_OF(r, "conv q", as, N, H, K), .k = SCRATCH_OF(r, "conv k", as, N, H, K)};
-    t.x = (Recur){SCRATCH_OF(r, "unit q", as, N, H, K), SCRATCH_OF(r, "unit k", as, N, H, K),
-                  SCRATCH_OF(r, "conv v", as, N, HV, V), SCRATCH(r, "log decay", N, HV, K), SCRATCH(r, "beta", N, HV)};
+    T t = {.q = SCRATCH_OF(r, "conv q", as, N, H, K), .k = SCRATCH_OF(r, "conv k", as, N, G, K)};
+    t.x = (Recur){.q = SCRATCH_OF(r, "unit q", as, N, H, K),
+                  .k = SCRATCH_OF(r, "unit k", as, N, G, K),
+                  .v = SCRATCH_OF(r, "conv v", as, N, HS, V),
+                  .g = SCRATCH(r, "log decay", N, HS, K)};
+    t.v = t.x.v;
     r->ops->short_conv(r, t.q, s->q, w->cq, w->bq, true, state, at.q);
     r->ops->short_conv(r, t.k, s->k, w->ck, w->bk, true, state, at.k);
-    r->ops->short_conv(r, t.x.v, s->v, w->cv, w->bv, true, state, at.v);
+    r->ops->short_conv(r, t.v, s->v, w->cv, w->bv, true, state, at.v);
     r->ops->l2norm(r, t.x.q, t.q, L2_EPS);
     r->ops->l2norm(r, t.x.k, t.k, L2_EPS);
     r->ops->decay(r, t.x.g, s->z, w->A, w->dt, kda_gate_of(c));
-    r->ops->sigmoid(r, t.x.beta, s->b, c->beta_max);
+    if (!kda_by_channel(c)) {
+        t.x.beta = SCRATCH(r, "beta", N, HS);
+        r->ops->sigmoid(r, t.x.beta, s->b, c->beta_max);
+        return t;
+    }
+    t.x.e = SCRATCH_OF(r, "erase key", as, N, G, K), t.x.v = SCRATCH_OF(r, "written v", as, N, HS, V);
+    r->ops->sigmoid_gate(r, t.x.e, t.x.k, s->b);
+    r->ops->sigmoid_gate(r, t.x.v, t.v, s->w);
+    if (c->beta_max == 2) kda_double(r, t.x.e);
     return t;
+}
+
+/* The rows of the recurrence from those of tokens, and back: *d holds the gradients of the first, then of tokens'. */
+static Recur kda_stepped(Run *r, const KdaCfg *c, Recur x) {
+    const Steps n = kda_steps(c);
+    const int G = c->kv_heads, HS = kda_states(c), K = c->head_dim;
+    if (n.group == 1) return x;
+    Recur y = {.q = steps_read_by(r, n, x.q, G, K),
+               .k = steps_placed(r, n, x.k, G, K),
+               .v = steps_placed(r, n, x.v, HS, c->v_dim),
+               .g = steps_placed(r, n, x.g, HS, K)};
+    if (present(x.beta)) y.beta = tensor_rows(steps_placed(r, n, x.beta, HS, 1), HS);
+    if (present(x.e)) y.e = steps_placed(r, n, x.e, G, K);
+    return y;
+}
+static void kda_stepped_backward(Run *r, const KdaCfg *c, Recur *d, Recur x) {
+    const Steps n = kda_steps(c);
+    if (n.group == 1) return;
+    Tensor dq = SCRATCH_OF(r, "d of queries", d->q.dtype, x.q.n[0], c->heads, c->head_dim);
+    steps_reads(r, n, d->q, dq, c->head_dim, true);
+    d->q = dq, d->k = steps_placed_backward(r, n, d->k, x.k), d->v = steps_placed_backward(r, n, d->v, x.v);
+    d->g = steps_placed_backward(r, n, d->g, x.g);
+    if (present(d->beta)) d->beta = steps_placed_backward(r, n, shaped(d->beta, kda_states(c), 1), x.beta);
+    if (present(d->e)) d->e = steps_placed_backward(r, n, d->e, x.e);
 }
 
 /* y (M,HV V): the input of the output projection, from the wanted rows of o. */
@@ -209,33 +277,42 @@ static void kda_readout(Run *r, const KdaCfg *c, const W *w, const S *s, Tensor 
     else
         r->ops->gated_norm(r, y, o, s->gate, w->norm, kda_norm_of(c));
 }
-/* The projections of the layer's input whose results are saved: five, and the output gate's where there is one. */
-static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[6]) {
+/* The projections of the layer's input whose results are saved: those of all rows, and that of the output gate, if
+ * there is one, of the wanted rows. */
+static int kda_inputs(const KdaCfg *c) { return 5 + kda_by_channel(c); }
+static int kda_projections(const KdaCfg *c, const W *w, const S *s, Projection p[7]) {
+    const int n = kda_inputs(c);
     const bool full = c->gate_proj == KDA_FULL, low = c->out_gate == KDA_LOW_RANK;
     p[0] = (Projection){s->q, w->wq, ABSENT}, p[1] = (Projection){s->k, w->wk, ABSENT};
     p[2] = (Projection){s->v, w->wv, ABSENT}, p[4] = (Projection){s->b, w->wb, ABSENT};
     p[3] = (Projection){full ? s->z : s->fa, full ? w->fb : w->fa, ABSENT};
-    if (c->out_gate == KDA_NONE) return 5;
-    p[5] = (Projection){low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias};
-    return 6;
+    if (kda_by_channel(c)) p[5] = (Projection){s->w, w->ww, ABSENT};
+    if (c->out_gate == KDA_NONE) return n;
+    p[n] = (Projection){low ? s->ga : s->gate, low ? w->ga : w->gb, low ? ABSENT : w->bias};
+    return n + 1;
 }
 
 /* The inner function of forward (without a state) and extend (with one). */
 static void kda_run(Run *r, const KdaCfg *c, const W *w, Tensor x, S *s, Tensor state, Tensor y) {
-    Mark mark = arena_mark(r->scratch);
+    RunMark mark = run_mark(r);
+    Stepped steps;
     bool all = r->in.n == r->out.n; /* otherwise the gate has fewer rows */
-    Projection p[6];
-    const int n = kda_projections(c, w, s, p);
-    r->ops->linear_many(r, all ? n : 5, p, x);
+    Projection p[7];
+    const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
+    r->ops->linear_many(r, all ? n : rows, p, x);
     if (c->gate_proj == KDA_LOW_RANK) r->ops->linear(r, s->z, s->fa, w->fb, ABSENT);
     T t = kda_derive(r, c, w, s, state);
-    r->ops->recur(r, s->o, s->states, t.x, kda_scale_of(c), state, 0);
+    Run *as = steps_run(r, kda_steps(c), &steps);
+    const int HS = kda_states(c), V = c->v_dim;
+    Tensor read = as == r ? s->o : SCRATCH_OF(r, "o of steps", s->o.dtype, as->batch->N, HS, V);
+    r->ops->recur(as, read, s->states, kda_stepped(r, c, t.x), kda_scale_of(c), state, 0);
+    if (as != r) steps_reads(r, kda_steps(c), read, s->o, HS / c->kv_heads * V, true);
     Tensor o = wanted_rows(r, s->o), out = SCRATCH_OF(r, "normed", o.dtype, r->out.n, c->v_heads * c->v_dim);
-    if (!all && n == 6) r->ops->linear(r, p[5].y, wanted_rows(r, x), p[5].w, p[5].bias);
+    if (!all && n > rows) r->ops->linear(r, p[rows].y, wanted_rows(r, x), p[rows].w, p[rows].bias);
     if (c->out_gate == KDA_LOW_RANK) r->ops->linear(r, s->gate, s->ga, w->gb, w->bias);
     kda_readout(r, c, w, s, o, s->rstd, out);
     r->ops->linear(r, y, out, w->wo, ABSENT);
-    arena_release(r->scratch, mark);
+    run_release(r, mark);
 }
 static void kda_forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y) {
     (void)kv;
@@ -264,16 +341,25 @@ static void kda_conv_backward(Run *r, Tensor d, Tensor dconv, Tensor dbias, Tens
     r->ops->short_conv_backward(r, d, dconv, dbias, g, raw, conv, bias, true);
     arena_release(r->scratch, mark);
 }
-/* Overwrite dfirst and db with the gradients of the decay's first projection and of beta's. */
-static void gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, const Recur *d,
-                           Tensor dfirst, Tensor db) {
+/* Overwrite dfirst with the gradient of the decay's first projection, db with that of beta's, or db and dgate with
+ * those of the two gates. *d gets the gradients of k and v before the gates. */
+static void kda_gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, const T *t, Recur *d,
+                               Tensor dfirst, Tensor db, Tensor dgate, Tensor dv) {
     Mark mark = arena_mark(r->scratch);
     const bool low = c->gate_proj == KDA_LOW_RANK;
     Tensor dz = low ? overwritten_like(r, "d z", s->z) : dfirst;
     r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, kda_gate_of(c));
     if (low) r->ops->linear_backward(r, dfirst, dw->fb, ABSENT, dz, s->fa, w->fb);
-    r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
     arena_release(r->scratch, mark);
+    if (!kda_by_channel(c)) {
+        r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
+        return;
+    }
+    d->k.overwrite = d->e.overwrite = false; /* what the recurrence wrote is added to */
+    if (c->beta_max == 2) kda_double(r, d->e);
+    r->ops->sigmoid_gate_backward(r, d->k, db, d->e, t->x.k, s->b);
+    r->ops->sigmoid_gate_backward(r, dv, dgate, d->v, t->v, s->w);
+    d->v = dv;
 }
 /* From dy, overwrite the gradients of o and of the gate's first projection: the gate itself, or its low-rank factor. */
 static void kda_out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout,
@@ -300,7 +386,8 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     const W *w = w_;
     W *dw = dw_;
     const S *s = s_;
-    Mark mark = arena_mark(r->scratch);
+    RunMark mark = run_mark(r);
+    Stepped steps;
     const bool low = c->out_gate == KDA_LOW_RANK;
     const S d_of = {.q = overwritten_like(r, "d projected q", s->q),
                     .k = overwritten_like(r, "d projected k", s->k),
@@ -308,32 +395,43 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
                     .fa = overwritten_like(r, "d f_a", s->fa),
                     .z = c->gate_proj == KDA_FULL ? overwritten_like(r, "d z", s->z) : ABSENT,
                     .b = overwritten_like(r, "d b", s->b),
+                    .w = overwritten_like(r, "d w", s->w),
                     .ga = overwritten_like(r, "d g_a", s->ga),
                     .gate = low ? ABSENT : overwritten_like(r, "d gate", s->gate)};
-    Projection p[6], g[6];
-    const int n = kda_projections(c, w, s, p);
+    Projection p[7], g[7];
+    const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
     kda_projections(c, dw, &d_of, g);
     for (int i = 0; i < n; i++) p[i] = (Projection){.w = p[i].w};
     Tensor dout = overwritten_like(r, "d o", s->o);
-    kda_out_backward(r, c, w, dw, s, dy, dout, n == 6 ? g[5].y : ABSENT);
+    kda_out_backward(r, c, w, dw, s, dy, dout, n > rows ? g[rows].y : ABSENT);
     T t = kda_derive(r, c, w, s, ABSENT);
-    Recur d = {overwritten_like(r, "d q", t.x.q), overwritten_like(r, "d k", t.x.k), overwritten_like(r, "d v", t.x.v),
-               overwritten_like(r, "d g", t.x.g), overwritten_like(r, "d beta", t.x.beta)};
-    r->ops->recur_backward(r, &d, dout, t.x, kda_scale_of(c), s->states, NULL);
-    gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y);
+    const Recur x_of = kda_stepped(r, c, t.x);
+    Run *as = steps_run(r, kda_steps(c), &steps);
+    Recur d = {.q = overwritten_like(r, "d q", x_of.q),
+               .k = overwritten_like(r, "d k", x_of.k),
+               .v = overwritten_like(r, "d v", x_of.v),
+               .g = overwritten_like(r, "d g", x_of.g),
+               .beta = overwritten_like(r, "d beta", x_of.beta),
+               .e = overwritten_like(r, "d e", x_of.e)};
+    r->ops->recur_backward(as, &d, steps_read_by(r, kda_steps(c), dout, kda_states(c), c->v_dim), x_of, kda_scale_of(c),
+                           s->states, NULL);
+    kda_stepped_backward(r, c, &d, t.x);
+    kda_gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y, d_of.w,
+                       kda_by_channel(c) ? overwritten_like(r, "d conv v", t.v) : ABSENT);
     kda_conv_backward(r, g[0].y, dw->cq, dw->bq, d.q, s->q, t.q, w->cq, w->bq);
     kda_conv_backward(r, g[1].y, dw->ck, dw->bk, d.k, s->k, t.k, w->ck, w->bk);
     kda_conv_backward(r, g[2].y, dw->cv, dw->bv, d.v, s->v, ABSENT, w->cv, w->bv);
     r->ops->linear_many_backward(r, dx, n, g, x, p);
-    arena_release(r->scratch, mark);
+    run_release(r, mark);
 }
 
 /* Per head the state is read, corrected, decayed and read again: 6 K V. Inside a chunk a row also meets those before
  * it. */
 static double kda_flops(const void *cfg, double context) {
     const KdaCfg *c = cfg;
-    double seen = context < RECUR_CHUNK ? context : RECUR_CHUNK;
-    return c->v_heads * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim));
+    const int rows = steps_each(kda_steps(c));
+    const double seen = rows * fmin(context, RECUR_CHUNK / rows);
+    return rows * kda_states(c) * (6.0 * c->head_dim * c->v_dim + 2 * seen * (c->head_dim + c->v_dim));
 }
 
 const Mixer kda_mixer = {

@@ -7,19 +7,27 @@
  *   g = -exp(A_log) softplus(z), or bound sigmoid(exp(A_log) z)         gate: standard | lower_bound
  *   beta = beta_max sigmoid(Wb x)                                       (HV)
  *   S <- Diag(e^g) S;  S <- S + k beta (v - S^T k)^T;  o = K^-1/2 S^T q ops/recur.h
+ * erase: channel is Gated DeltaNet-2: instead of beta, two gates decide channel by channel what is erased and written:
+ *   b = beta_max sigmoid(Wb x)  (H,K),  w = sigmoid(Ww x)  (HV,V)
+ *   S <- Diag(e^g) S;  S <- S + k (w v - S^T (b k))^T
+ * Both:
  *   y = Wo [w rms(o) sigmoid(gate)],  gate = Wgb (Wga x) + bias, or Wg x; out_act: silu for sigmoid; out_gate: none
+ * kv_heads G < H: query head h reads what key head h / (H/G) wrote, and there are HV G/H states, of which z, beta, k, v
+ * have as many (layers/linear/steps.h).
  * A document begins with S = 0 and an empty convolution. Each sequence keeps HV K V + (W-1)(2 H K + HV V) elements for
  * any length of context. Positions are not used: attention layers in the same model may go without RoPE.
- * Source: arXiv:2510.26692; tensor names of Kimi-Linear-48B-A3B. */
+ * Source: arXiv:2510.26692, arXiv:2605.22791 (Gated DeltaNet-2); tensor names of Kimi-Linear-48B-A3B and fla. */
 #pragma once
 #include "layers/mixer.h"
 
 typedef struct {
     LayerCfg base;
-    int heads, v_heads, head_dim, v_dim, conv, gate, gate_proj, gate_rank, out_gate, out_rank, out_act, beta_max, rates;
+    int heads, kv_heads, v_heads, head_dim, v_dim, conv, gate, gate_proj, gate_rank, out_gate, out_rank, out_act,
+        beta_max, rates, erase;
     double bound;
     bool out_bias, conv_bias;
 } KdaCfg;
 enum { KDA_LOWER_BOUND, KDA_STANDARD };
 enum { KDA_LOW_RANK, KDA_FULL, KDA_NONE };
 enum { KDA_SIGMOID, KDA_SILU };
+enum { KDA_BY_HEAD, KDA_BY_CHANNEL };

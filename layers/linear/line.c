@@ -1,6 +1,7 @@
 /* line.c: forward, backward and extend of all mixers of the linear family. */
 #include "line.h"
 #include "layers/parts.h"
+#include "steps.h"
 #include "ops/host.h"
 
 static const double unit_eps = 1e-6; /* of l2norm, as in every public implementation */
@@ -10,7 +11,8 @@ const char *const line_rates[] = {"spread", "equal", NULL};
 /* Query heads per key head, states, and rows of the recurrence per token: its writes, then reads by further queries. */
 static int line_group(const LineCfg *c) { return c->heads / c->kv_heads; }
 static int line_states(const LineCfg *c) { return c->v_heads / line_group(c); }
-static int line_steps(const LineCfg *c) { return c->householders + line_group(c) - 1; }
+static Steps line_steps_of(const LineCfg *c) { return (Steps){c->kv_heads, line_group(c), c->householders}; }
+static int line_steps(const LineCfg *c) { return steps_each(line_steps_of(c)); }
 /* Widths of a token's queries, keys, values, and outputs. */
 static int queries_of(const LineCfg *c) { return c->heads * c->head_dim; }
 static int keys_of(const LineCfg *c) { return c->householders * c->kv_heads * c->head_dim; }
@@ -36,6 +38,9 @@ bool line_check(LineCfg *c, const LineKind *kind, double v_per_k, Err *e) {
     if (c->kv_heads == 0) c->kv_heads = c->heads;
     if (c->heads % c->kv_heads)
         return err_input(e, "kv_heads: expected a divisor of heads (%d), got %d", c->heads, c->kv_heads);
+    if ((c->inner_decay || c->output_correction) && (c->householders > 1 || c->kv_heads < c->heads))
+        return err_input(e, "%s: works with householders: 1 and as many kv_heads as heads, got %d and %d of %d",
+                         c->inner_decay ? "inner_decay" : "output_correction", c->householders, c->kv_heads, c->heads);
     if (c->v_heads == 0) c->v_heads = c->heads;
     if (c->v_heads % c->heads)
         return err_input(e, "v_heads: expected a multiple of heads (%d), got %d", c->heads, c->v_heads);
@@ -89,6 +94,8 @@ void line_weights(const void *cfg, void *w_, Fields *f) {
         field(f, &w->dt, "dt_bias", FIELD_OWN | FIELD_NODECAY | FIELD_F32, HS);
     }
     if (c->kind->delta) field(f, &w->wb, "b_proj.weight", 0, c->householders * HS, d);
+    if (c->inner_decay) field(f, &w->decay, "decay", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
+    if (c->output_correction) field(f, &w->D, "D", FIELD_ONES | FIELD_NODECAY | FIELD_F32, c->heads);
     if (line_gated(c)) field(f, &w->wg, "g_proj.weight", 0, out, d);
     const char *norm = c->kind->other_norm && c->gate != LINE_GATE_SILU ? c->kind->other_norm : c->kind->norm;
     if (norm) field(f, &w->norm, norm, FIELD_ONES | FIELD_NODECAY, c->v_dim);
@@ -144,85 +151,11 @@ void line_rows(const void *cfg, KvShape *s) {
 
 /* ---- inner functions --------------------------------------------------------------------------------------------- */
 
-/* The pass as the recurrence sees it, with line_steps rows per token; the pass itself where that is one. */
-typedef struct {
-    Run run;
-    Batch batch;
-} Stepped;
-static Run *line_stepped(Run *r, const LineCfg *c, Stepped *p) {
-    const Batch *b = r->batch;
-    const int each = line_steps(c), N = b->N * each;
-    if (each == 1) return r;
-    int *off = arena_take(r->host, (size_t)(b->B + 1) * sizeof(int), "first rows of steps"),
-        *of = arena_take(r->host, (size_t)N * sizeof(int), "sequences of steps"),
-        *pos = arena_take(r->host, (size_t)N * sizeof(int), "positions of steps"),
-        *first = arena_take(r->host, (size_t)N * sizeof(int), "documents of steps"),
-        *idx = arena_take(r->host, (size_t)N * sizeof(int), "steps");
-    p->run = *r;
-    p->batch = *b;
-    p->batch.N = N;
-    p->batch.off = off, p->batch.of = of, p->batch.pos = pos, p->batch.first = first;
-    p->run.batch = &p->batch;
-    p->run.in = p->run.out = (RowList){N, idx};
-    for (int s = 0; !measuring(r) && s <= b->B; s++) off[s] = b->off[s] * each;
-    for (int i = 0; !measuring(r) && i < N; i++) {
-        const int t = i / each;
-        of[i] = b->of[t], pos[i] = b->pos[t] * each + i % each, idx[i] = i;
-        first[i] = b->first[t] < 0 ? -1 : b->first[t] * each;
-    }
-    return &p->run;
-}
-/* Elements of a row of x. */
-static int line_width(Tensor x) { return x.rank == 3 ? x.n[1] * x.n[2] : x.n[1]; }
-/* x (N,..) as the rows of steps, (N steps,heads,width): step 0 and those after it have what lies in x, others zero. */
-static Tensor line_placed(Run *r, const LineCfg *c, Tensor x, int heads, int width) {
-    const int N = x.n[0], each = line_steps(c), size = line_width(x);
-    if (size == each * heads * width) return TENSOR(x.p, x.dtype, N * each, heads, width);
-    Tensor y = SCRATCH_OF(r, "steps", x.dtype, N, each * heads * width);
-    r->ops->zero(r, y);
-    r->ops->columns(r, y, 0, tensor_rows(x, size), 0, size);
-    return TENSOR(y.p, y.dtype, N * each, heads, width);
-}
-/* The gradient of x from that of line_placed's result. */
-static Tensor line_placed_backward(Run *r, const LineCfg *c, Tensor d, Tensor x) {
-    const int size = line_width(x), all = line_steps(c) * line_width(d);
-    Tensor y = x;
-    y.p = d.p, y.overwrite = false;
-    if (size == all) return y;
-    y = scratch_tensor(r, "d of steps", x.dtype, x.rank, x.n);
-    r->ops->columns(r, tensor_rows(y, size), 0, tensor_rows(d, all), 0, size);
-    return y;
-}
-/* Between the heads of a token and the steps that read them: head (k group + j) `width` wide is part k of step
- * householders - 1 + j. */
-static void line_reads(Run *r, const LineCfg *c, Tensor steps, Tensor heads, int width, bool out) {
-    const int group = line_group(c), parts = group == 1 ? 1 : c->kv_heads, w = group == 1 ? width * c->kv_heads : width,
-              row = parts * w;
-    Tensor s = tensor_rows(steps, line_steps(c) * row), h = tensor_rows(heads, group * row);
-    for (int k = 0; k < parts; k++)
-        for (int j = 0; j < group; j++) {
-            const int at = (c->householders - 1 + j) * row + k * w, head = (k * group + j) * w;
-            if (out)
-                r->ops->columns(r, h, head, s, at, w);
-            else
-                r->ops->columns(r, s, at, h, head, w);
-        }
-}
-/* x (N,heads,width) as what the steps read, zero in those that do not. */
-static Tensor line_read_by(Run *r, const LineCfg *c, Tensor x, int states, int width) {
-    const int each = line_steps(c);
-    if (each == 1) return x;
-    Tensor y = SCRATCH_OF(r, "reads", x.dtype, x.n[0] * each, states, width);
-    r->ops->zero(r, y);
-    line_reads(r, c, y, x, states / c->kv_heads * width, false);
-    return y;
-}
-
 /* The inputs of the recurrence, in scratch: the forward computes them from the saved tensors, and the backward
  * computes them again. */
 typedef struct {
     Recur x, token;    /* rows of steps; of tokens */
-    Tensor cq, ck, cv; /* after the convolutions */
+    Tensor cq, ck, cv; /* after the convolutions; cq corrected */
 } Fed;
 static Tensor line_convolved(Run *r, const LineCfg *c, Tensor x, Tensor w, Tensor bias, Tensor state, int at) {
     if (!line_convolves(c)) return x;
@@ -262,11 +195,13 @@ static Fed line_feed(Run *r, const LineCfg *c, const LineW *w, const LineS *s, T
     Fed f = {.cq = line_convolved(r, c, s->q, w->cq, w->bq, state, at),
              .ck = line_convolved(r, c, s->k, w->ck, w->bk, state, at_k),
              .cv = line_convolved(r, c, s->v, w->cv, w->bv, state, at_v)};
+    f.cq = line_correct_query(r, c, w, f.cq, f.ck);
     f.token = (Recur){.q = line_mapped(r, c, f.cq),
                       .k = line_mapped(r, c, f.ck),
                       .v = shaped(f.cv, c->householders * HS, c->v_dim),
                       .g = line_decays(r, c, w, s),
                       .beta = s->beta};
+    f.token.e = line_erase_key(r, c, w, f.token.k);
     if (c->kind->divide_by_last) {
         Tensor v = SCRATCH_OF(r, "values and one", f.cv.dtype, f.cv.n[0], HS, line_columns(c));
         r->ops->append_ones(r, v, f.token.v);
@@ -275,11 +210,11 @@ static Fed line_feed(Run *r, const LineCfg *c, const LineW *w, const LineS *s, T
     const int width = present(f.token.g) ? f.token.g.n[2] : 1;
     f.x = f.token;
     if (line_steps(c) == 1) return f;
-    f.x = (Recur){.q = line_read_by(r, c, f.token.q, c->kv_heads, c->head_dim),
-                  .k = line_placed(r, c, f.token.k, c->kv_heads, c->head_dim),
-                  .v = line_placed(r, c, f.token.v, HS, line_columns(c)),
-                  .g = present(f.token.g) ? line_placed(r, c, f.token.g, HS, width) : ABSENT};
-    if (present(s->beta)) f.x.beta = tensor_rows(line_placed(r, c, s->beta, HS, 1), HS);
+    f.x = (Recur){.q = steps_read_by(r, line_steps_of(c), f.token.q, c->kv_heads, c->head_dim),
+                  .k = steps_placed(r, line_steps_of(c), f.token.k, c->kv_heads, c->head_dim),
+                  .v = steps_placed(r, line_steps_of(c), f.token.v, HS, line_columns(c)),
+                  .g = present(f.token.g) ? steps_placed(r, line_steps_of(c), f.token.g, HS, width) : ABSENT};
+    if (present(s->beta)) f.x.beta = tensor_rows(steps_placed(r, line_steps_of(c), s->beta, HS, 1), HS);
     return f;
 }
 
@@ -330,10 +265,10 @@ static void line_run(Run *r, const LineCfg *c, const LineW *w, Tensor x, LineS *
     Stepped steps;
     line_project(r, c, w, x, s);
     Fed f = line_feed(r, c, w, s, state);
-    Run *as = line_stepped(r, c, &steps);
+    Run *as = steps_run(r, line_steps_of(c), &steps);
     Tensor o = as == r ? s->o : SCRATCH_OF(r, "o of steps", s->o.dtype, as->batch->N, line_states(c), line_columns(c));
     r->ops->recur(as, o, s->keep, f.x, line_scale_of(c), state, 0);
-    if (as != r) line_reads(r, c, o, s->o, line_states(c) / c->kv_heads * line_columns(c), true);
+    if (as != r) steps_reads(r, line_steps_of(c), o, s->o, line_states(c) / c->kv_heads * line_columns(c), true);
     if (line_gated(c) && r->in.n != r->out.n) r->ops->linear(r, s->gate, wanted_rows(r, x), w->wg, ABSENT);
     Tensor out = SCRATCH_OF(r, "read", s->o.dtype, r->out.n, outputs_of(c));
     line_readout(r, c, w, s, wanted_rows(r, s->o), s->rstd, out);
@@ -360,8 +295,9 @@ void line_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const
 typedef struct {
     Tensor raw, cx, fx, w, b, dw, db;
 } Channel;
-/* From the gradient g of an input of the recurrence, compute that of the projection, in scratch or g. */
-static Tensor line_channel_backward(Run *r, const LineCfg *c, Tensor g, Channel x, LineMap map) {
+/* From the gradient g of an input of the recurrence, compute that of what the convolution gives, in scratch or g; and
+ * from that the projection's. */
+static Tensor line_map_backward(Run *r, const LineCfg *c, Tensor g, Channel x, LineMap map) {
     const Ops *op = r->ops;
     if (map == MAP_ROTATE) op->rope(r, g, &c->table, r->in, -1);
     if (map == MAP_UNIT || map == MAP_ELU) {
@@ -373,9 +309,13 @@ static Tensor line_channel_backward(Run *r, const LineCfg *c, Tensor g, Channel 
         g = d;
     }
     g = tensor_rows(g, x.raw.n[1]);
+    g.overwrite = false;
+    return g;
+}
+static Tensor line_conv_backward(Run *r, const LineCfg *c, Tensor g, Channel x) {
     if (!line_convolves(c)) return g;
     Tensor d = overwritten_like(r, "d projected", x.raw);
-    op->short_conv_backward(r, d, x.dw, x.db, g, x.raw, x.w, x.b, true);
+    r->ops->short_conv_backward(r, d, x.dw, x.db, g, x.raw, x.w, x.b, true);
     return d;
 }
 /* The projections of the layer's input, whose gradients one call computes. */
@@ -438,21 +378,24 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     Inputs in = {0};
     Tensor dout = readout_backward(r, c, w, dw, s, dy, &in);
     Fed f = line_feed(r, c, w, s, ABSENT);
-    Run *as = line_stepped(r, c, &steps);
+    Run *as = steps_run(r, line_steps_of(c), &steps);
     Recur d = {.q = overwritten_like(r, "d q", f.x.q),
                .k = overwritten_like(r, "d k", f.x.k),
                .v = overwritten_like(r, "d v", f.x.v),
                .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : overwritten_like(r, "d g", f.x.g),
-               .beta = overwritten_like(r, "d beta", f.x.beta)};
-    op->recur_backward(as, &d, line_read_by(r, c, dout, line_states(c), line_columns(c)), f.x, line_scale_of(c),
-                       s->keep, NULL);
+               .beta = overwritten_like(r, "d beta", f.x.beta),
+               .e = overwritten_like(r, "d e", f.x.e)};
+    op->recur_backward(as, &d, steps_read_by(r, line_steps_of(c), dout, line_states(c), line_columns(c)), f.x,
+                       line_scale_of(c), s->keep, NULL);
     if (as != r) {
         Tensor dq = SCRATCH_OF(r, "d of queries", d.q.dtype, f.token.q.n[0], c->heads, c->head_dim);
-        line_reads(r, c, d.q, dq, c->head_dim, true);
+        steps_reads(r, line_steps_of(c), d.q, dq, c->head_dim, true);
         d.q = dq;
-        d.k = line_placed_backward(r, c, d.k, f.token.k), d.v = line_placed_backward(r, c, d.v, f.token.v);
-        if (present(d.g)) d.g = line_placed_backward(r, c, d.g, f.token.g);
-        if (present(d.beta)) d.beta = line_placed_backward(r, c, shaped(d.beta, line_states(c), 1), s->beta);
+        d.k = steps_placed_backward(r, line_steps_of(c), d.k, f.token.k),
+        d.v = steps_placed_backward(r, line_steps_of(c), d.v, f.token.v);
+        if (present(d.g)) d.g = steps_placed_backward(r, line_steps_of(c), d.g, f.token.g);
+        if (present(d.beta))
+            d.beta = steps_placed_backward(r, line_steps_of(c), shaped(d.beta, line_states(c), 1), s->beta);
     }
     line_decay_backward(r, c, w, dw, s, d.g, &in);
     if (c->kind->delta) {
@@ -468,9 +411,14 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     const Channel q = {s->q, f.cq, f.token.q, w->cq, w->bq, dw->cq, dw->bq},
                   k = {s->k, f.ck, f.token.k, w->ck, w->bk, dw->ck, dw->bk},
                   v = {s->v, f.cv, f.token.v, w->cv, w->bv, dw->cv, dw->bv};
-    line_input(&in, line_channel_backward(r, c, d.q, q, c->kind->map), w->wq, dw->wq);
-    line_input(&in, line_channel_backward(r, c, d.k, k, c->kind->map), w->wk, dw->wk);
-    line_input(&in, line_channel_backward(r, c, d.v, v, MAP_NONE), w->wv, dw->wv);
+    d.k.overwrite = false;
+    line_erase_key_backward(r, c, w, dw, d.k, d.e, f.token.k);
+    Tensor gq = line_map_backward(r, c, d.q, q, c->kind->map), gk = line_map_backward(r, c, d.k, k, c->kind->map),
+           gv = line_map_backward(r, c, d.v, v, MAP_NONE);
+    line_correct_query_backward(r, c, w, dw, gq, gk, f.ck);
+    line_input(&in, line_conv_backward(r, c, gq, q), w->wq, dw->wq);
+    line_input(&in, line_conv_backward(r, c, gk, k), w->wk, dw->wk);
+    line_input(&in, line_conv_backward(r, c, gv, v), w->wv, dw->wv);
     op->linear_many_backward(r, dx, in.n, in.d, x, in.w);
     run_release(r, mark);
 }

@@ -6,13 +6,15 @@
  *   q, k, v <- silu(conv(.) + bias)         kinds with the delta rule, and all others where conv > 0
  *   q, k <- l2norm | rotated | elu + 1      by `map`
  *   g, beta                                 by `decay`, `delta`
+ *   e = sigmoid(decay) k                    inner_decay: the delta rule erases by it (Comba)
+ *   q <- q - D sigmoid(decay) k             output_correction: before l2norm; without inner_decay q - D k
  *   o = the recurrence of ops/recur.h       state S (HV,K,V), zero where a document begins
  *   y = Wo (rmsnorm(o) gate(Wg x)) | Wo rmsnorm(o) | Wo (o / normaliser)
  *
  * kv_heads < H: query head h reads what key head h / (H / kv_heads) wrote; there are HV kv_heads / H states.
  * householders > 1: a token has that many keys, values and betas, (householders,heads,width), and the delta rule is
- * applied once with each, after one decay; the output is read after the last. Both run the recurrence on `line_steps`
- * rows per token: rows that only read have k = 0, v = 0, beta = 0 and no decay.
+ * applied once with each, after one decay; the output is read after the last. Both run the recurrence on several rows
+ * per token (steps.h): rows that only read have k = 0, v = 0, beta = 0 and no decay.
  *
  * State blob: S (states,K,V), then the last conv-1 inputs of the convolutions of q, k and v, (conv-1,C) each. Heads are
  * RMS-normed over V. */
@@ -41,7 +43,7 @@ typedef struct {
 typedef struct {
     LayerCfg base;
     int heads, kv_heads, v_heads, head_dim, v_dim, conv, gate_rank, beta_max, gate, rates, householders;
-    bool conv_bias;
+    bool conv_bias, inner_decay, output_correction;
     double gate_divisor, eps;
     RopeCfg rope;
     /* derived */
@@ -55,6 +57,7 @@ typedef struct {
     Tensor bq, bk, bv;             /* biases of the convolutions */
     Tensor wa, wa0, ba, A, dt;     /* decay */
     Tensor wb, wg, norm, wo;       /* beta, output gate, gain (V), output */
+    Tensor decay, D;               /* (H) of inner_decay and output_correction */
 } LineW;
 typedef struct {
     Tensor q, k, v; /* (N,H*K), keys and values of a token: projected; rotated where no convolution comes before */
@@ -75,6 +78,13 @@ void line_backward(Run *, const void *cfg, const void *w, void *dw, Tensor x, co
                    Tensor dy, Tensor dx);
 void line_extend(Run *, const void *cfg, const void *w, Tensor x, Kv *, const Slot *, Tensor y);
 double line_flops(const void *cfg, double context);
+
+/* feedback.c. Forward: the erase key of k (N,H,K), absent without inner_decay; q (N,H*K) without its part of k (N,H*K),
+ * or q itself. Backward: add to the gradients of k and of the factors; dq stays as it is. */
+Tensor line_erase_key(Run *, const LineCfg *, const LineW *, Tensor k);
+void line_erase_key_backward(Run *, const LineCfg *, const LineW *, LineW *dw, Tensor dk, Tensor de, Tensor k);
+Tensor line_correct_query(Run *, const LineCfg *, const LineW *, Tensor q, Tensor k);
+void line_correct_query_backward(Run *, const LineCfg *, const LineW *, LineW *dw, Tensor dq, Tensor dk, Tensor k);
 
 /* The entries that every mixer of this family has in its table of functions. */
 #define LINE_MIXER                                                                                                 \

@@ -123,12 +123,14 @@ static json_t *bailing_settings(const HfFile *f) {
 
 static bool bailing_kda(const KdaCfg *k, BailingShape *x, const char **why) {
     if (k->v_heads && k->v_heads != k->heads) return hf_no(why, "v_heads");
+    if (k->kv_heads && k->kv_heads != k->heads) return hf_no(why, "kv_heads");
     if (k->v_dim && k->v_dim != k->head_dim) return hf_no(why, "v_dim");
     if (k->gate_proj != KDA_FULL) return hf_no(why, "gate_proj: low_rank");
     if (k->out_gate != KDA_FULL || k->out_act != KDA_SIGMOID || k->out_bias)
         return hf_no(why, "out_gate, out_act or out_bias");
     if (!k->conv || k->conv_bias) return hf_no(why, "no convolution, or conv_bias");
     if (k->beta_max != 1) return hf_no(why, "beta_max");
+    if (k->erase != KDA_BY_HEAD) return hf_no(why, "erase: channel");
     if (x->k.heads && (x->k.heads != k->heads || x->k.head_dim != k->head_dim || x->k.conv != k->conv ||
                        x->k.gate != k->gate || x->k.bound != k->bound))
         return hf_no(why, "layers of several kinds");

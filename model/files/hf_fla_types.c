@@ -71,6 +71,7 @@ static bool fla_line(const ModelCfg *c, const void *cfg, bool sigmoid, int v_per
     y->rates = 0;
     if (y->conv_bias) return hf_no(why, "conv_bias");
     if (y->householders > 1) return hf_no(why, "householders");
+    if (y->inner_decay || y->output_correction) return hf_no(why, "inner_decay or output_correction");
     return sigmoid || y->gate != LINE_GATE_SIGMOID || hf_no(why, "gate: sigmoid");
 }
 
@@ -102,6 +103,8 @@ static json_t *fla_kda_kind(const FlaShape *x) {
 static bool fla_kda_holds(const ModelCfg *c, const void *cfg, FlaShape *x, const char **why) {
     KdaCfg *k = &x->kda;
     memcpy(k, cfg, sizeof *k);
+    if (k->kv_heads && k->kv_heads != k->heads) return hf_no(why, "kv_heads");
+    k->kv_heads = 0;
     if (!k->v_heads) k->v_heads = k->heads;
     if (!k->head_dim) k->head_dim = c->d_model / k->heads;
     if (!k->v_dim) k->v_dim = k->head_dim;
@@ -113,6 +116,7 @@ static bool fla_kda_holds(const ModelCfg *c, const void *cfg, FlaShape *x, const
         return hf_no(why, "out_gate, out_rank or out_act");
     k->gate_rank = k->out_rank = 0;
     if (!k->out_bias) return hf_no(why, "no out_bias");
+    if (k->erase != KDA_BY_HEAD) return hf_no(why, "erase: channel");
     return !k->conv_bias || hf_no(why, "conv_bias");
 }
 static void fla_kda_write(json_t *j, const FlaShape *x) {

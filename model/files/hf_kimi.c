@@ -169,6 +169,7 @@ static json_t *kimi_settings(const HfFile *f) {
 static bool kimi_kda(const KdaCfg *k, KimiShape *x, const char **why) {
     const int K = k->head_dim;
     if (k->v_heads && k->v_heads != k->heads) return hf_no(why, "v_heads");
+    if (k->kv_heads && k->kv_heads != k->heads) return hf_no(why, "kv_heads");
     if (k->v_dim && k->v_dim != K) return hf_no(why, "v_dim");
     if (k->gate != KDA_STANDARD) return hf_no(why, "gate: lower_bound");
     if (k->gate_proj != KDA_LOW_RANK || (k->gate_rank && k->gate_rank != K))
@@ -177,6 +178,7 @@ static bool kimi_kda(const KdaCfg *k, KimiShape *x, const char **why) {
         return hf_no(why, "out_gate, out_rank, out_act or out_bias");
     if (!k->conv || k->conv_bias) return hf_no(why, "no convolution, or conv_bias");
     if (k->beta_max != 1) return hf_no(why, "beta_max");
+    if (k->erase != KDA_BY_HEAD) return hf_no(why, "erase: channel");
     if (x->k.heads && (x->k.heads != k->heads || x->k.head_dim != K || x->k.conv != k->conv))
         return hf_no(why, "layers of several kinds");
     x->k.heads = k->heads, x->k.head_dim = K, x->k.conv = k->conv;

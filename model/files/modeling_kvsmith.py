@@ -167,9 +167,10 @@ def unit(x):
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def recur(q, k, v, g=None, beta=None):
-    """S <- Diag(e^g) S; with beta: S += k beta (v - S^T k)^T, without: S += k v^T; o = S^T q.
-    q (B,S,T,R,K): R queries a token read each state; k (B,S,T,J,K), v (B,S,T,J,V), beta (B,S,T,J): J writes a token, one
+def recur(q, k, v, g=None, beta=None, e=None):
+    """S <- Diag(e^g) S; S += k beta (v - S^T e)^T, where e is k if only beta is given, and beta 1 if only e; S += k v^T
+    without both; o = S^T q.
+    q (B,S,T,R,K): R queries a token read each state; k and e (B,S,T,J,K), v (B,S,T,J,V), beta (B,S,T,J): J writes a token, one
     after another; g (B,S,T,K or 1). Returns (B,S,T,R,V)."""
     state, out = torch.zeros(*k.shape[:2], k.shape[-1], v.shape[-1], dtype=k.dtype, device=k.device), []
     for t in range(q.shape[2]):
@@ -177,8 +178,11 @@ def recur(q, k, v, g=None, beta=None):
             state = g[:, :, t].exp().unsqueeze(-1) * state
         for j in range(k.shape[3]):
             key, value = k[:, :, t, j], v[:, :, t, j]
+            if e is not None or beta is not None:
+                erase = key if e is None else e[:, :, t, j]
+                value = value - (erase.unsqueeze(-2) @ state).squeeze(-2)
             if beta is not None:
-                value = beta[:, :, t, j, None] * (value - (key.unsqueeze(-2) @ state).squeeze(-2))
+                value = beta[:, :, t, j, None] * value
             state = state + key.unsqueeze(-1) * value.unsqueeze(-2)
         out.append(q[:, :, t] @ state)
     return torch.stack(out, 2)
@@ -347,6 +351,8 @@ class Line(nn.Module):
         self.H, self.G = H, c.get("kv_heads") or H
         self.K = c["head_dim"] or d // H // (2 if self.name == "gla" else 1)
         self.V = c["v_dim"] or self.K * self.V_PER_K.get(self.name, 1)
+        self.decay = nn.Parameter(torch.zeros(H)) if c.get("inner_decay") else None
+        self.D = nn.Parameter(torch.zeros(H)) if c.get("output_correction") else None
         self.J, self.R = c.get("householders", 1), H // self.G
         out = c.get("v_heads") or H
         self.S, self.delta, self.gate = out // self.R, self.name in ("gdn", "deltanet"), c.get("gate", "none")
@@ -375,7 +381,7 @@ class Line(nn.Module):
         self.out = "out_proj" if self.name == "gated_retention" else "o_proj"
         self.add_module(self.out, nn.Linear(out * self.V, d, False))
 
-    def decay(self, x):
+    def decays(self, x):
         """(B,S,T,K or 1), its logarithm."""
         if self.name == "gdn":
             return (-self.A_log.exp() * F.softplus(self.a_proj(x) + self.dt_bias)).transpose(1, 2).unsqueeze(-1)
@@ -405,6 +411,9 @@ class Line(nn.Module):
         elif self.delta:
             q, k, v = F.silu(q), F.silu(k), F.silu(v)
         per = self.S // self.G  # states of a key head
+        inner = 1 if self.decay is None else self.decay.sigmoid()[:, None, None]  # one householder, as many key heads
+        if self.D is not None:
+            q = joined(heads_of(q, self.H) - self.D[:, None, None] * inner * heads_of(k, self.H))
         q = self.mapped(q, self.H).unflatten(1, (self.G, self.R)).permute(0, 1, 3, 2, 4).repeat_interleave(per, 1)
         k = self.mapped(k, self.J * self.G).unflatten(1, (self.J, self.G)).permute(0, 2, 3, 1, 4)
         k = k.repeat_interleave(per, 1)
@@ -413,11 +422,12 @@ class Line(nn.Module):
         if self.delta:
             beta = self.b_proj(x).sigmoid() * self.c["beta_max"]
             beta = beta.unflatten(-1, (self.J, self.S)).permute(0, 3, 1, 2)
+        e = None if self.decay is None else k * inner.repeat_interleave(per, 0).unsqueeze(-1)
         if self.name == "linear":
             o = recur(q, k, torch.cat((v, torch.ones_like(v[..., :1])), -1))
             o = o[..., :-1] / (o[..., -1:] + self.c["eps"])
         else:
-            o = recur(q * self.K**-0.5, k, v, self.decay(x), beta)
+            o = recur(q * self.K**-0.5, k, v, self.decays(x), beta, e)
         # query r of key head g reads the states g per .. g per + per - 1: heads (g, r, state)
         o = o.unflatten(1, (self.G, per)).permute(0, 3, 1, 4, 2, 5).flatten(2, 4)
         if self.name != "linear":
@@ -429,24 +439,29 @@ class Line(nn.Module):
 
 
 class Kda(nn.Module):
-    """Kimi Delta Attention."""
+    """Kimi Delta Attention, and Gated DeltaNet-2 (erase: channel)."""
 
     def __init__(self, c, m, reads):
         super().__init__()
         self.c, d, H = c, m["d_model"], c["heads"]
-        self.H, self.S, self.K = H, c["v_heads"] or H, c["head_dim"] or d // H
-        V = c["v_dim"] or self.K
-        Q, Z, out = H * self.K, self.S * self.K, self.S * V
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d, n, False) for n in (Q, Q, out))
+        self.H, self.G, self.K = H, c.get("kv_heads") or H, c["head_dim"] or d // H
+        V, self.R = c["v_dim"] or self.K, H // self.G
+        self.S = (c["v_heads"] or H) // self.R
+        Q, Z, out = H * self.K, self.S * self.K, self.S * self.R * V
+        sizes = Q, self.G * self.K, self.S * V
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(d, n, False) for n in sizes)
         self.q_conv1d = self.k_conv1d = self.v_conv1d = None
         if c["conv"]:
-            self.q_conv1d, self.k_conv1d, self.v_conv1d = (Conv(n, c["conv"], c["conv_bias"]) for n in (Q, Q, out))
+            self.q_conv1d, self.k_conv1d, self.v_conv1d = (Conv(n, c["conv"], c["conv_bias"]) for n in sizes)
         if c["gate_proj"] == "full":
             self.f_proj = nn.Linear(d, Z, False)
         else:
             self.f_a_proj, self.f_b_proj = nn.Linear(d, c["gate_rank"] or V, False), nn.Linear(c["gate_rank"] or V, Z, False)
         self.dt_bias, self.A_log = nn.Parameter(torch.zeros(Z)), nn.Parameter(torch.zeros(self.S))
-        self.b_proj = nn.Linear(d, self.S, False)
+        self.channels = c.get("erase") == "channel"
+        self.b_proj = nn.Linear(d, self.G * self.K if self.channels else self.S, False)
+        if self.channels:
+            self.w_proj = nn.Linear(d, self.S * V, False)
         if c["out_gate"] == "full":
             self.g_proj = nn.Linear(d, out, c["out_bias"])
         elif c["out_gate"] == "low_rank":
@@ -464,11 +479,17 @@ class Kda(nn.Module):
         z = self.f_proj(x) if c["gate_proj"] == "full" else self.f_b_proj(self.f_a_proj(x))
         z, rate = heads_of(z + self.dt_bias, self.S), self.A_log.exp()[:, None, None]
         g = c["bound"] * torch.sigmoid(rate * z) if c["gate"] == "lower_bound" else -rate * F.softplus(z)
-        beta = (c["beta_max"] * self.b_proj(x).sigmoid()).transpose(1, 2).unsqueeze(-1)
-        per = self.S // self.H
-        q, k = (unit(heads_of(a, self.H)).repeat_interleave(per, 1).unsqueeze(3) for a in (q, k))
-        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, beta).squeeze(3)
-        o = joined(self.o_norm(o))
+        b, per, e = c["beta_max"] * self.b_proj(x).sigmoid(), self.S // self.G, None
+        q = unit(heads_of(q, self.H)).unflatten(1, (self.G, self.R)).permute(0, 1, 3, 2, 4).repeat_interleave(per, 1)
+        k = unit(heads_of(k, self.G)).repeat_interleave(per, 1).unsqueeze(3)
+        if self.channels:
+            e, b = heads_of(b, self.G).repeat_interleave(per, 1).unsqueeze(3) * k, None
+            v = v * self.w_proj(x).sigmoid()
+        else:
+            b = b.transpose(1, 2).unsqueeze(-1)
+        o = recur(q * self.K**-0.5, k, heads_of(v, self.S).unsqueeze(3), g, b, e)
+        o = o.unflatten(1, (self.G, per)).permute(0, 3, 1, 4, 2, 5).flatten(2, 4)  # as in Line
+        o = self.o_norm(o).flatten(2)
         if c["out_gate"] != "none":
             o = o * ACTS[c["out_act"]](self.g_proj(x) if c["out_gate"] == "full" else self.g_b_proj(self.g_a_proj(x)))
         return self.o_proj(o), None

@@ -2,8 +2,8 @@
  * backward. recur.c includes it and calls it for every chunk.
  *
  * With a_i = e^{g_i} and e_ij = a_{j+1} ... a_i (per channel), rows i >= j of a chunk of n rows after the state S0:
- *   P_ij = scale sum_d q_id k_jd e_ijd,  L_ij = sum_d k_id k_jd e_ijd (i > j)
- *   u_i = beta_i r_i,  r_i = v_i - S0^T (k_i c_i) - sum_j L_ij u_j       c_i = a_0 ... a_i; without delta u = v
+ *   P_ij = scale sum_d q_id k_jd e_ijd,  L_ij = sum_d z_id k_jd e_ijd (i > j)       z: erase keys, k where absent
+ *   u_i = beta_i r_i,  r_i = v_i - S0^T (z_i c_i) - sum_j L_ij u_j       c_i = a_0 ... a_i; without delta u = v
  *   o_i = scale S0^T (q_i c_i) + sum_j P_ij u_j
  *   S1 = Diag(c_{n-1}) S0 + sum_j (k_j e_{n-1,j}) u_j^T
  * This is the form of arXiv:2510.26692 section 3 without the inverse: the triangular system is solved by substitution,
@@ -35,11 +35,17 @@ static void chunk_load(Chunk *c, int t0, int n, int next) {
             size_t t = (size_t)(next + i);
             ask_run(h->q, h->atq + t * h->ldq, K), ask_run(h->k, h->atq + t * h->ldq, K);
             ask_run(h->v, h->atv + t * h->ldv, c->V);
+            if (c->erase != c->k) ask_run(h->erase, h->atq + t * h->ldq, K);
             if (h->per_channel) ask_row(h->g + t * h->ldg, row);
         }
 #pragma omp simd
         for (int d = 0; d < K; d++) qi[d] = q[d] * h->scale;
         if (k != ki) memcpy(ki, k, row);
+        if (c->erase != c->k) {
+            real *ei = c->erase + i * K;
+            const real *e = run_of(h->erase, at, (size_t)K, ei);
+            if (e != ei) memcpy(ei, e, row);
+        }
         if (h->per_channel)
             channel_enter(c, i);
         else
@@ -48,6 +54,7 @@ static void chunk_load(Chunk *c, int t0, int n, int next) {
     int past = (n + SUB - 1) / SUB * SUB - n; /* zero rows that fill up the last block */
     memset(c->q + n * K, 0, (size_t)(past * K) * sizeof(real));
     memset(c->k + n * K, 0, (size_t)(past * K) * sizeof(real));
+    memset(c->erase + n * K, 0, (size_t)(past * K) * sizeof(real));
 }
 
 /* Set x to k_j e_{n-1,j} for all rows: what the state after the chunk adds. */
@@ -64,12 +71,13 @@ static void chunk_scores(Chunk *c) {
         scalar_scores(c);
 }
 
+static real beta_of(const Head *h, int t) { return h->beta ? h->beta[(size_t)t * h->ldb] : 1; }
 /* Compute r and u after the state S; S NULL: zero. */
 static void chunk_solve(Chunk *c, const real *S) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
     size_t ldv = (size_t)V;
-    if (!h->beta) {
+    if (!h->delta) {
         for (int i = 0; i < n; i++) {
             real *u = c->u + i * V;
             const real *v = run_of(h->v, h->atv + (size_t)(c->t0 + i) * h->ldv, ldv, u);
@@ -78,12 +86,12 @@ static void chunk_solve(Chunk *c, const real *S) {
         return;
     }
     memset(c->r, 0, (size_t)(n * V) * sizeof(real));
-    if (S) tile_mm(c->r, ldv, c->kc, (size_t)K, 1, S, ldv, n, K, V);
+    if (S) tile_mm(c->r, ldv, c->erase_c, (size_t)K, 1, S, ldv, n, K, V);
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0);
         if (i0) tile_mm(c->r + i0 * V, ldv, c->l + (size_t)i0 * c->pi, c->pi, c->pj, c->u, ldv, m, i0, V);
         for (int i = i0; i < i0 + m; i++) {
-            real *r = c->r + i * V, *u = c->u + i * V, beta = h->beta[(size_t)(c->t0 + i) * h->ldb];
+            real *r = c->r + i * V, *u = c->u + i * V, beta = beta_of(h, c->t0 + i);
             const real *v = run_of(h->v, h->atv + (size_t)(c->t0 + i) * h->ldv, ldv, c->row);
             for (int j = i0; j < i; j++) axpy(r, c->l[(size_t)i * c->pi + (size_t)j * c->pj], c->u + j * V, V);
 #pragma omp simd
@@ -131,10 +139,10 @@ static void chunk_state(Chunk *c, real *S) {
  *   dU = P^T do + X dS                      X_j = k_j e_{n-1,j}
  *   dR = (I + Diag(beta) L)^-T dU;  dv = beta dR;  dbeta_i = dR_i.r_i
  *   dP = tril(do U^T);  dL = -stril(beta dR U^T)
- *   dS0 = Diag(c_{n-1}) dS + (q c)^T do - (k c)^T (beta dR)
- * and per channel, with  row_i = what q_i, k_i receive as the later of a pair,  col_j = what k_j receives as the
+ *   dS0 = Diag(c_{n-1}) dS + (q c)^T do - (z c)^T (beta dR)
+ * and per channel, with  row_i = what z_i receives as the later of a pair,  col_j = what k_j receives as the
  * earlier:
- *   the sum of b_i = g_0 + ... + g_i receives q_i dq_i + k_i (row_i - col_i), and b_{n-1} also what S1 holds of them;
+ *   the sum of b_i = g_0 + ... + g_i receives q_i dq_i + z_i row_i - k_i col_i, and b_{n-1} also what S1 holds of them;
  *   dg_i = sum over m >= i of b_m's. A pair i = j has no decay: it is left out of both sides there. */
 
 /* Compute du and nr. dout is at the chunk's first row; zero: dS is zero. */
@@ -148,12 +156,12 @@ static void chunk_solve_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *
         int m = imin(SUB, n - j0), past = j0 + m;
         tile_mm(g->du + j0 * V, ldv, c->p + (size_t)j0 * (pi + pj), pj, pi, dout.at + (size_t)j0 * dout.ld, dout.ld, m,
                 n - j0, V);
-        if (!h->beta) continue;
+        if (!h->delta) continue;
         if (past < n)
             tile_mm(g->du + j0 * V, ldv, c->l + (size_t)j0 * pj + (size_t)past * pi, pj, pi, g->nr + past * V, ldv, m,
                     n - past, V);
         for (int j = past - 1; j >= j0; j--) {
-            real *r = g->du + j * V, beta = h->beta[(size_t)(c->t0 + j) * h->ldb];
+            real *r = g->du + j * V, beta = beta_of(h, c->t0 + j);
             for (int i = j + 1; i < past; i++) axpy(r, c->l[(size_t)i * pi + (size_t)j * pj], g->nr + i * V, V);
             for (int d = 0; d < V; d++) g->nr[j * V + d] = -beta * r[d];
         }
@@ -174,7 +182,7 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n, t0 = c->t0;
     size_t ldk = (size_t)K, ldv = (size_t)V;
-    bool delta = h->beta;
+    bool delta = h->delta;
     const Rows dout = chunk_dout(c, g, by_o);
     chunk_scores(c);
     chunk_solve(c, S);
@@ -197,9 +205,10 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_
         if (h->per_channel) channel_row(c, g, d, i, zero);
         if (present(d->q)) grad_row(d->q, d->atq + t * d->ldq, h->scale, g->dq + i * K, K, c->row);
         if (present(d->k)) grad_row(d->k, d->atq + t * d->ldq, 1, g->dk + i * K, K, c->row);
+        if (present(d->erase)) grad_row(d->erase, d->atq + t * d->ldq, 1, g->derase + i * K, K, c->row);
         if (present(d->v))
             grad_row(d->v, h->atv + t * h->ldv, delta ? -1 : 1, (delta ? g->nr : g->du) + i * V, V, c->row);
-        if (present(d->beta) && delta) {
+        if (present(d->beta)) {
             real by = dot(g->du + i * V, c->r + i * V, V);
             grad_row(d->beta, d->atbeta + t * h->ldb, 1, &by, 1, NULL);
         }
@@ -207,5 +216,5 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_
     if (!S) return;
     chunk_decay(c, dS);
     tile_mm(dS, ldv, c->qc, 1, ldk, dout.at, dout.ld, K, n, V);
-    if (delta) tile_mm(dS, ldv, c->kc, 1, ldk, g->nr, ldv, K, n, V);
+    if (delta) tile_mm(dS, ldv, c->erase_c, 1, ldk, g->nr, ldv, K, n, V);
 }

@@ -10,10 +10,11 @@ enum { SUB = 16, LD = RECUR_CHUNK /* row length of matrices of rows by rows */ }
 /* One value head of one pass, as strided rows. */
 typedef struct {
     int K, V;
-    size_t ldq, ldv, ldg, ldb; /* of q and k; of v, o and do; of g; of beta */
+    size_t ldq, ldv, ldg, ldb; /* of q, k and erase; of v, o and do; of g; of beta */
     bool decays, per_channel;  /* g is present; g has one element for each channel */
-    Tensor q, k, v;            /* of all heads; v and q, k may be BF16, and then so are o and do */
-    size_t atq, atv;           /* where row 0 begins in q and k; in v, o and do */
+    bool delta;                /* there is a correction */
+    Tensor q, k, v, erase;     /* of all heads, erase absent where it is k; may be BF16, and then so are o and do */
+    size_t atq, atv;           /* where row 0 begins in q, k and erase; in v, o and do */
     const real *g, *beta;      /* at row 0; may be NULL */
     real scale;
 } Head;
@@ -27,8 +28,9 @@ typedef struct {
 typedef struct {
     const Head *h;
     int t0, n, K, V;
-    real *q, *k;   /* q carries the scale */
-    real *qc, *kc; /* q c, k c; without decay q and k themselves */
+    real *q, *k;        /* q carries the scale */
+    real *erase;        /* the erase keys, which may be k */
+    real *qc, *erase_c; /* q c, erase c; without decay q and erase themselves */
     real *x; /* k_j e_{n-1,j}; without decay k. Per channel, while it is built: k_j e_{ref,j} of the rows j < done */
     real *c; /* decay since the chunk began: (n,K) per channel, (n) otherwise */
     real *p, *l; /* P_ij at i pi + j pj, L_ij too */
@@ -47,17 +49,18 @@ typedef struct {
 /* Gradients of one value head. Any may be absent, or to be overwritten. Those of v, g and beta are laid out like v, g
  * and beta. */
 typedef struct {
-    Tensor q, k, v, g, beta;
-    size_t ldq, atq, atg, atbeta; /* of q and k; where row 0 begins */
+    Tensor q, k, v, g, beta, erase;
+    size_t ldq, atq, atg, atbeta; /* of q, k and erase; where row 0 begins */
 } HeadGrad;
 typedef struct {
     real *dq, *dk, *y; /* (n,K): by the scaled q, by k; work space */
+    real *derase;      /* by the erase keys: dk where they are k */
     real *du, *nr;     /* (n,V): dU, then dR; -beta dR */
     real *ut, *st;     /* (V,n) U^T; (V,K) a state transposed */
     real *dp, *dl;     /* (n,n) */
     real *dout;        /* (n,V), where do is BF16 */
-    /* The members of a decay per channel; dk is first used as `row` (chunk.c). */
-    real *col, *yk, *end; /* (n,K); (n,K): y and yk are q_i and k_i with the decay since the current block; (K) */
+    /* The members of a decay per channel; derase is first used as `row` (chunk.c). */
+    real *col, *ye, *end; /* (n,K); (n,K): y and ye are q_i and e_i with the decay since the current block; (K) */
 } ChunkGrad;
 
 /* Take the next n elements of mem, of which *at are already taken. mem NULL: only count them. */
@@ -71,8 +74,9 @@ static size_t chunk_place(Chunk *c, const Head *h, real *mem) {
     size_t K = (size_t)h->K, k = LD * K, v = LD * (size_t)h->V, n = LD * LD, at = 0;
     *c = (Chunk){.h = h, .K = h->K, .V = h->V, .pi = h->per_channel ? 1 : LD, .pj = h->per_channel ? LD : 1};
     c->q = part(mem, &at, k), c->k = part(mem, &at, k);
-    c->qc = c->q, c->kc = c->x = c->k;
-    if (h->decays) c->qc = part(mem, &at, k), c->kc = part(mem, &at, k), c->x = part(mem, &at, k);
+    c->erase = present(h->erase) ? part(mem, &at, k) : c->k;
+    c->qc = c->q, c->erase_c = c->erase, c->x = c->k;
+    if (h->decays) c->qc = part(mem, &at, k), c->erase_c = part(mem, &at, k), c->x = part(mem, &at, k);
     c->p = part(mem, &at, n), c->l = part(mem, &at, n);
     c->r = part(mem, &at, v), c->u = part(mem, &at, v);
     if (h->per_channel) {
@@ -87,9 +91,10 @@ static size_t chunk_grad_place(ChunkGrad *g, const Head *h, real *mem) {
     size_t K = (size_t)h->K, k = LD * K, v = LD * (size_t)h->V, n = LD * LD, at = 0;
     *g = (ChunkGrad){0};
     g->dq = part(mem, &at, k), g->dk = part(mem, &at, k), g->y = part(mem, &at, k);
+    g->derase = present(h->erase) ? part(mem, &at, k) : g->dk;
     g->du = part(mem, &at, v), g->nr = part(mem, &at, v), g->ut = part(mem, &at, v);
     g->dp = part(mem, &at, n), g->dl = part(mem, &at, n), g->st = part(mem, &at, K * (size_t)h->V);
-    if (h->per_channel) g->col = part(mem, &at, k), g->yk = part(mem, &at, k), g->end = part(mem, &at, K);
+    if (h->per_channel) g->col = part(mem, &at, k), g->ye = part(mem, &at, k), g->end = part(mem, &at, K);
     if (h->v.dtype == BF16) g->dout = part(mem, &at, v);
     return at;
 }

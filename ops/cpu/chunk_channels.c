@@ -15,7 +15,7 @@ static void channel_enter(Chunk *c, int i) {
     else
         memcpy(cum, a, (size_t)K * sizeof(real));
     product(c->qc + i * K, c->q + i * K, cum, K);
-    product(c->kc + i * K, c->k + i * K, cum, K);
+    product(c->erase_c + i * K, c->erase + i * K, cum, K);
 }
 
 /* x for the rows j < rows at the reference row ref; references and rows only grow. */
@@ -36,8 +36,8 @@ static void channel_reach(Chunk *c, int ref, int rows) {
 
 /* The pairs inside a block, one channel after the other. Vector lanes are its rows i, each with its decay since row j,
  * and j walks from the last row to the first, so no sum runs along a vector. The products of JS rows j stay in
- * registers. a, k: the block's rows (SUB,K). qk (K,2,SUB): q and k transposed. since (K,SUB): the decays, zeros before
- * the walk, since the first row at its end. L_jj becomes k_j.k_j, which nothing reads. */
+ * registers. a, k: the block's rows (SUB,K). qk (K,2,SUB): q and the erase keys transposed. since (K,SUB): the
+ * decays, zeros before the walk, since the first row at its end. L_jj becomes e_j.k_j, which nothing reads. */
 enum { JS = VL >= 8 ? 8 : 4, LANES = SUB / VL };
 static const real one_at[2 * SUB] = {[SUB] = 1}; /* 1 in lane j when read from element SUB - j on */
 INLINE void channel_lanes(int j0, bool delta, const real *a, const real *k, int K, const real *qk, real *since,
@@ -81,10 +81,10 @@ static void channel_scores(Chunk *c) {
         const real *a = c->a + i0 * K, *k = c->k + i0 * K;
         real *pt = c->p + i0 * LD + i0, *lt = c->l + i0 * LD + i0;
         transpose(c->pack, 2 * SUB, c->q + i0 * K, (size_t)K, SUB, K);
-        transpose(c->pack + SUB, 2 * SUB, k, (size_t)K, SUB, K);
+        transpose(c->pack + SUB, 2 * SUB, c->erase + i0 * K, (size_t)K, SUB, K);
         memset(c->since, 0, (size_t)(K * SUB) * sizeof(real));
         for (int j = SUB - JS; j >= 0; j -= JS)
-            if (c->h->beta)
+            if (c->h->delta)
                 channel_lanes(j, true, a, k, K, c->pack, c->since, pt, lt);
             else
                 channel_lanes(j, false, a, k, K, c->pack, c->since, pt, lt);
@@ -96,17 +96,17 @@ static void channel_scores(Chunk *c) {
         }
         for (int j = 0; j < i0; j++) {
             memset(c->p + j * LD + i0, 0, SUB * sizeof(real));
-            if (c->h->beta) memset(c->l + j * LD + i0, 0, SUB * sizeof(real));
+            if (c->h->delta) memset(c->l + j * LD + i0, 0, SUB * sizeof(real));
         }
         tile_mm(c->p + i0, LD, c->x, (size_t)K, 1, c->pack, 2 * SUB, i0, K, SUB);
-        if (c->h->beta) tile_mm(c->l + i0, LD, c->x, (size_t)K, 1, c->pack + SUB, 2 * SUB, i0, K, SUB);
+        if (c->h->delta) tile_mm(c->l + i0, LD, c->x, (size_t)K, 1, c->pack + SUB, 2 * SUB, i0, K, SUB);
     }
 }
 
 /* Inside the chunk: dq, row and col of the pairs i > j, by blocks; x walks once more. */
 static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
     int K = c->K, n = c->n;
-    bool delta = c->h->beta;
+    bool delta = c->h->delta;
     c->ref = c->done = 0;
     for (int i = 0; i < n; i++) {
         real *f = c->f + i * K;
@@ -119,16 +119,16 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
         int m = imin(SUB, n - i0);
         channel_reach(c, i0, i0);
         tile_mm(g->dq + i0 * K, (size_t)K, g->dp + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
-        if (delta) tile_mm(g->dk + i0 * K, (size_t)K, g->dl + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
+        if (delta) tile_mm(g->derase + i0 * K, (size_t)K, g->dl + i0 * LD, LD, 1, c->x, (size_t)K, m, i0, K);
         times(g->dq + i0 * K, c->f + i0 * K, m * K);
-        times(g->dk + i0 * K, c->f + i0 * K, m * K);
+        times(g->derase + i0 * K, c->f + i0 * K, m * K);
     }
     for (int j0 = (n - 1) / SUB * SUB; j0 >= 0; j0 -= SUB) { /* against all later rows */
         int m = imin(SUB, n - j0), past = j0 + m;
         real *w = c->w;
         tile_mm(g->col + j0 * K, (size_t)K, g->dp + past * LD + j0, 1, LD, g->y + past * K, (size_t)K, m, n - past, K);
         if (delta)
-            tile_mm(g->col + j0 * K, (size_t)K, g->dl + past * LD + j0, 1, LD, g->yk + past * K, (size_t)K, m, n - past,
+            tile_mm(g->col + j0 * K, (size_t)K, g->dl + past * LD + j0, 1, LD, g->ye + past * K, (size_t)K, m, n - past,
                     K);
         fill(w, 1, (size_t)K); /* from the block's last row back to its rows, then to the last row of the one before */
         for (int j = past - 1; j >= j0; j--) {
@@ -137,13 +137,13 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
         }
         for (int i = past; i < n; i++) {
             times(g->y + i * K, w, K);
-            times(g->yk + i * K, w, K);
+            times(g->ye + i * K, w, K);
         }
         fill(w, 1, (size_t)K);
         for (int i = j0; i < past; i++) {
             times(w, c->a + i * K, K);
             product(g->y + i * K, c->q + i * K, w, K);
-            product(g->yk + i * K, c->k + i * K, w, K);
+            product(g->ye + i * K, c->erase + i * K, w, K);
         }
         for (int j = j0; j < past; j++) { /* inside the block */
             fill(w, 1, (size_t)K);
@@ -151,14 +151,14 @@ static void channel_pairs_backward(Chunk *c, ChunkGrad *g) {
             const real *k = c->k + j * K;
             for (int i = j + 1; i < past; i++) {
                 real dp = g->dp[i * LD + j], dl = delta ? g->dl[i * LD + j] : 0, *dq = g->dq + i * K,
-                     *row = g->dk + i * K;
-                const real *qi = c->q + i * K, *ki = c->k + i * K, *a = c->a + i * K;
+                     *row = g->derase + i * K;
+                const real *qi = c->q + i * K, *ei = c->erase + i * K, *a = c->a + i * K;
 #pragma omp simd
                 for (int d = 0; d < K; d++) {
                     w[d] *= a[d];
                     dq[d] += dp * k[d] * w[d];
                     row[d] += dl * k[d] * w[d];
-                    col[d] += (dp * qi[d] + dl * ki[d]) * w[d];
+                    col[d] += (dp * qi[d] + dl * ei[d]) * w[d];
                 }
             }
         }
@@ -177,10 +177,10 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real
         memset(g->y, 0, (size_t)(n * K) * sizeof(real));
         tile_mm(g->y, ldk, dout.at, dout.ld, 1, g->st, ldk, n, V, K);
         for (int i = 0; i < n * K; i++) g->dq[i] += g->y[i] * c->c[i];
-        if (c->h->beta) {
+        if (c->h->delta) {
             memset(g->y, 0, (size_t)(n * K) * sizeof(real));
             tile_mm(g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
-            for (int i = 0; i < n * K; i++) g->dk[i] += g->y[i] * c->c[i];
+            for (int i = 0; i < n * K; i++) g->derase[i] += g->y[i] * c->c[i];
         }
         for (int d = 0; d < K; d++) g->end[d] = last[d] * dot(S + (size_t)d * (size_t)V, dS + (size_t)d * (size_t)V, V);
     }
@@ -200,25 +200,26 @@ static void channel_state_backward(Chunk *c, ChunkGrad *g, Rows dout, const real
     }
 }
 
-/* dq, dk and the decays' gradients, except for what channel_row adds row by row. */
+/* dq, dk, derase and the decays' gradients, except for what channel_row adds row by row. */
 static void channel_backward(Chunk *c, ChunkGrad *g, Rows dout, const real *S, const real *dS, bool zero) {
     size_t all = (size_t)(c->n * c->K) * sizeof(real);
-    memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->col, 0, all);
+    memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->derase, 0, all), memset(g->col, 0, all);
     channel_pairs_backward(c, g);
     channel_state_backward(c, g, dout, S, dS, zero);
 }
-/* Called for rows from the last to the first: g->end becomes dg of row i; dq and dk are written out. */
+/* Called for rows from the last to the first: g->end becomes dg of row i; dq, dk and derase are complete. */
 static void channel_row(Chunk *c, ChunkGrad *g, const HeadGrad *d, int i, bool zero) {
     int K = c->K;
-    const real *q = c->q + i * K, *k = c->k + i * K, *col = g->col + i * K;
-    real *restrict sum = g->end, *dq = g->dq + i * K, *row = g->dk + i * K,
+    const real *q = c->q + i * K, *k = c->k + i * K, *z = c->erase + i * K, *col = g->col + i * K,
+               *row = g->derase + i * K; /* dk itself, where the erase key is k */
+    real *restrict sum = g->end, *dq = g->dq + i * K, *dk = g->dk + i * K,
                    same = g->dp[i * LD + i]; /* the pair i = i */
 #pragma omp simd
     for (int e = 0; e < K; e++) {
-        sum[e] += q[e] * dq[e] + k[e] * (row[e] - col[e]);
+        sum[e] += q[e] * dq[e] + (z[e] * row[e] - k[e] * col[e]);
         dq[e] += same * k[e];
-        row[e] += col[e] + same * q[e];
+        dk[e] += col[e] + same * q[e];
     }
-    if (i == c->n - 1 && !zero) axpy(row, 1, g->y + i * K, K); /* what S1 gives the last row */
+    if (i == c->n - 1 && !zero) axpy(dk, 1, g->y + i * K, K); /* what S1 gives the last row */
     if (present(d->g)) grad_row(d->g, d->atg + (size_t)(c->t0 + i) * c->h->ldg, 1, sum, K, NULL);
 }

@@ -1,13 +1,14 @@
 /* chunk_scalar.c: pairs of rows of a chunk in which one decay a_i serves all channels of a head, or none does
  * (chunk.c). The decay then factors out of the sums over channels. With E_ij = e_ij for i >= j, 0 elsewhere, and .
  * element by element,
- *   P = scale Q K^T . E,  L = K K^T . E
+ *   P = scale Q K^T . E,  L = Z K^T . E                                       Z: erase keys, K where absent
  * and in the backward, with dP, dL as in chunk.c,
  *   dQ = (dP . E) K + Diag(c) do S0^T
- *   dK = (dP . E)^T Q + (dL . E + (dL . E)^T) K + Diag(e_{n-1}) U dS^T - Diag(c) (beta dR) S0^T
+ *   dK = (dP . E)^T Q + (dL . E)^T Z + Diag(e_{n-1}) U dS^T
+ *   dZ = (dL . E) K - Diag(c) (beta dR) S0^T
  * a_i is a factor of all pairs of a row m >= i with a row j < i. Here the state before the chunk is row -1 and the
  * state after it is row n:
- *   dg_i = sum over m >= i > j of T_mj,  T = P . dP + L . dL;  T_m,-1 = c_m (q_m.S0 do_m - k_m.S0 beta_m dR_m),
+ *   dg_i = sum over m >= i > j of T_mj,  T = P . dP + L . dL;  T_m,-1 = c_m (q_m.S0 do_m - z_m.S0 beta_m dR_m),
  *   T_nj = e_{n-1,j} k_j.dS u_j,  T_n,-1 = c_{n-1} S0.dS
  * No term is a difference of sums. */
 #include "chunk.h"
@@ -25,7 +26,7 @@ static void scalar_enter(Chunk *c, int i) {
     if (!h->decays) return;
     for (int d = 0; d < K; d++) {
         c->qc[i * K + d] = c->q[i * K + d] * cum;
-        c->kc[i * K + d] = c->k[i * K + d] * cum;
+        c->erase_c[i * K + d] = c->erase[i * K + d] * cum;
     }
 }
 static void scalar_reach_end(Chunk *c) {
@@ -37,14 +38,14 @@ static void scalar_reach_end(Chunk *c) {
 
 static void scalar_scores(Chunk *c) {
     int K = c->K, n = c->n;
-    bool delta = c->h->beta;
+    bool delta = c->h->delta;
     transpose(c->kt, LD, c->k, (size_t)K, (n + SUB - 1) / SUB * SUB, K);
     for (int i0 = 0; i0 < n; i0 += SUB) {
         int m = imin(SUB, n - i0), w = i0 + SUB;
         for (int of_l = 0; of_l <= delta; of_l++) {
             real *y = (of_l ? c->l : c->p) + i0 * LD;
             for (int i = 0; i < m; i++) memset(y + i * LD, 0, (size_t)w * sizeof(real));
-            tile_mm(y, LD, (of_l ? c->k : c->q) + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
+            tile_mm(y, LD, (of_l ? c->erase : c->q) + i0 * K, (size_t)K, 1, c->kt, LD, m, K, w);
             for (int i = 0; i < m; i++) times(y + i * LD, c->e + (i0 + i) * LD, w);
         }
     }
@@ -57,15 +58,15 @@ static void scalar_rows(real *y, const real *s, const real *x, real *sum, int n,
         sum[i] += dot(x, y, K);
     }
 }
-/* dq, dk and the decays' gradients. */
+/* dq, dk, derase and the decays' gradients. */
 static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout, const real *S, const real *dS,
                             bool zero) {
     const Head *h = c->h;
     int K = c->K, V = c->V, n = c->n;
     size_t ldk = (size_t)K, ldv = (size_t)V, all = (size_t)(n * K) * sizeof(real);
-    bool delta = h->beta;
+    bool delta = h->delta;
     real to_end[LD] = {0}, from_start[LD] = {0}, through = 0; /* T_nj, T_m,-1, T_n,-1 */
-    memset(g->dq, 0, all), memset(g->dk, 0, all);
+    memset(g->dq, 0, all), memset(g->dk, 0, all), memset(g->derase, 0, all);
     if (!zero) {
         transpose(g->st, ldk, dS, ldv, K, V);
         tile_mm(g->dk, ldk, c->u, ldv, 1, g->st, ldk, n, V, K);
@@ -78,8 +79,8 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout
         if (delta) {
             memset(g->y, 0, all);
             tile_mm(g->y, ldk, g->nr, ldv, 1, g->st, ldk, n, V, K);
-            if (h->decays) scalar_rows(g->y, c->c, c->k, from_start, n, K);
-            axpy(g->dk, 1, g->y, n * K);
+            if (h->decays) scalar_rows(g->y, c->c, c->erase, from_start, n, K);
+            axpy(g->derase, 1, g->y, n * K);
         }
         if (h->decays && !zero) through = c->c[n - 1] * dot(S, dS, K * V);
     }
@@ -104,7 +105,7 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout
         tile_mm(g->dq + i0 * K, ldk, dp, LD, 1, c->k, ldk, m, i0 + m, K);
         tile_mm(g->dk + i0 * K, ldk, dp + i0, 1, LD, c->q + i0 * K, ldk, m, n - i0, K);
         if (!delta) continue;
-        tile_mm(g->dk + i0 * K, ldk, dl, LD, 1, c->k, ldk, m, i0 + m, K);
-        tile_mm(g->dk + i0 * K, ldk, dl + i0, 1, LD, c->k + i0 * K, ldk, m, n - i0, K);
+        tile_mm(g->derase + i0 * K, ldk, dl, LD, 1, c->k, ldk, m, i0 + m, K);
+        tile_mm(g->dk + i0 * K, ldk, dl + i0, 1, LD, c->erase + i0 * K, ldk, m, n - i0, K);
     }
 }

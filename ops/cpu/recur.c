@@ -13,6 +13,8 @@ static Head head_of(const Recur *x, double scale, int h) {
               .q = x->q,
               .k = x->k,
               .v = x->v,
+              .erase = x->e,
+              .delta = recur_corrects(x),
               .atq = (size_t)hq * (size_t)K,
               .atv = (size_t)h * (size_t)V,
               .scale = (real)scale,
@@ -43,20 +45,20 @@ static bool next_document(const Batch *b, int s, Document *d) {
 
 /* A row; a holds its decays for all channels. */
 typedef struct {
-    const real *q, *k, *v, *a;
+    const real *q, *k, *v, *a, *erase;
     real *o, beta;
 } RowIn;
 /* Columns j0.. of S, `vecs` vectors of them, through one row: S is read once for the correction, and once more, while
  * it is still in the first cache, to be decayed, corrected and read out. */
 INLINE void row_strip(int vecs, const Head *h, const RowIn *x, real *S, int j0) {
-    const real *q = x->q, *k = x->k, *v = x->v + j0, *a = x->a;
+    const real *q = x->q, *k = x->k, *v = x->v + j0, *a = x->a, *e = x->erase;
     size_t ld = (size_t)h->V;
     Vec u[TILE_VECS], out[TILE_VECS];
     S += j0;
 #pragma GCC unroll 8
     for (int i = 0; i < vecs; i++) u[i] = out[i] = (Vec){0};
-    for (int d = 0; h->beta && d < h->K; d++) {
-        real f = k[d] * a[d];
+    for (int d = 0; h->delta && d < h->K; d++) {
+        real f = e[d] * a[d];
 #pragma GCC unroll 8
         for (int i = 0; i < vecs; i++) u[i] += f * *(const Vec *)(S + (size_t)d * ld + i * VL);
     }
@@ -77,11 +79,11 @@ INLINE void row_strip(int vecs, const Head *h, const RowIn *x, real *S, int j0) 
 }
 /* One column: the rest of V. */
 static void row_column(const Head *h, const RowIn *x, real *S, int j) {
-    const real *q = x->q, *k = x->k, *a = x->a;
+    const real *q = x->q, *k = x->k, *a = x->a, *e = x->erase;
     size_t ld = (size_t)h->V;
     real u = 0, out = 0;
     S += j;
-    for (int d = 0; h->beta && d < h->K; d++) u += k[d] * a[d] * S[(size_t)d * ld];
+    for (int d = 0; h->delta && d < h->K; d++) u += e[d] * a[d] * S[(size_t)d * ld];
     u = x->beta * (x->v[j] - u);
     for (int d = 0; d < h->K; d++) {
         real *s = S + (size_t)d * ld;
@@ -104,8 +106,10 @@ static void recur_row(const Chunk *c, int t, real *S, Tensor o) {
     const Head *h = c->h;
     size_t K = (size_t)h->K, V = (size_t)h->V, atq = h->atq + (size_t)t * h->ldq, atv = h->atv + (size_t)t * h->ldv;
     decays(h, t, c->q);
+    const real *k = run_of(h->k, atq, K, c->k);
     const RowIn x = {.q = run_of(h->q, atq, K, c->q + K),
-                     .k = run_of(h->k, atq, K, c->k),
+                     .k = k,
+                     .erase = c->erase == c->k ? k : run_of(h->erase, atq, K, c->erase),
                      .v = run_of(h->v, atv, V, c->u),
                      .a = c->q,
                      .o = run_write(o, atv, c->r),
@@ -207,16 +211,17 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
     const Batch *b = r->batch;
     int H = x.q.n[1], K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     check_recur(r, &x);
-    CHECK_ALIKE(dout, x.v, d->q, d->k, d->v);
+    CHECK_ALIKE(dout, x.v, d->q, d->k, d->v, d->e);
     Mark mark = arena_mark(r->scratch);
     Head any = head_of(&x, scale, 0);
     Tensor mem =
         SCRATCH(r, "recurrence", r->dev->threads,
                 size + (int)(chunk_place(&(Chunk){0}, &any, NULL) + chunk_grad_place(&(ChunkGrad){0}, &any, NULL)));
-    Tensor dq = d->q, dk = d->k;
+    Tensor dq = d->q, dk = d->k, de = d->e;
     if (HV > H) { /* value heads that share q and k must not add to the same elements at once */
         dq = OVERWRITE_OF(r, "d q of value heads", REAL, b->N, HV, K);
         dk = OVERWRITE_OF(r, "d k of value heads", REAL, b->N, HV, K);
+        if (present(x.e)) de = OVERWRITE_OF(r, "d e of value heads", REAL, b->N, HV, K);
     }
     if (!measuring(r)) {
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * HV * size > ALONE)
@@ -232,6 +237,7 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                                      .v = d->v,
                                      .g = d->g,
                                      .beta = d->beta,
+                                     .erase = de,
                                      .ldq = (size_t)HV * (size_t)K, /* HV = H, or the layout of the scratch */
                                      .atq = (size_t)h * (size_t)K,
                                      .atg = (size_t)h * (size_t)d->g.n[2],
@@ -250,6 +256,7 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
             }
         if (HV > H && present(d->q)) add_groups(r, d->q, dq);
         if (HV > H && present(d->k)) add_groups(r, d->k, dk);
+        if (HV > H && present(d->e)) add_groups(r, d->e, de);
     }
     arena_release(r->scratch, mark);
 }

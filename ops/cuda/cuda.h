@@ -439,19 +439,20 @@ typedef struct {
     int B, N, H, HV, K, V, at;
     int longest;      /* rows of the longest sequence */
     bool per_channel; /* g has K elements per head */
-    bool delta;       /* beta is there */
+    bool delta;       /* beta or e is there */
+    bool erases;      /* e is there: row by row only */
     bool is_bf16;     /* q, k, v, o and dout are bf16 */
     float scale;
     size_t blob;
-    const void *q, *k, *v;
-    const float *g, *beta; /* or NULL */
+    const void *q, *k, *v, *e; /* e: or NULL */
+    const float *g, *beta;     /* or NULL */
     const int *off, *first, *seq;
 } CudaRecur;
 void cuda_recur(Cuda *, const CudaRecur *, void *o, float *keep, float *state, bool write);
-/* Each or NULL, of g and beta f32. q, k and g (slices,N,HV,K), beta (slices,N,HV): sums over the columns of one slice.
- */
+/* Each or NULL, of g and beta f32. q, k, g and e (slices,N,HV,K), beta (slices,N,HV): sums over the columns of one
+ * slice. */
 typedef struct {
-    CudaRows q, k, g, beta, v;
+    CudaRows q, k, g, beta, v, e;
     const float *start, *dend; /* RecurEnds */
     float *dstart;
 } CudaRecurGrad;

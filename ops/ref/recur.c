@@ -6,25 +6,27 @@ static double decay_of(Recur x, int t, int h, int d) {
     if (!present(x.g)) return 1;
     return exp(get3(x.g, t, h, size_of(x.g, 0) == 1 ? 0 : d));
 }
-/* What a row does to a state: D = Diag(a) S, u = beta (v - D^T k) or v, S = D + k u^T. */
+/* What a row does to a state: D = Diag(a) S, u = beta (v - D^T e) or v, S = D + k u^T. */
 typedef struct {
-    double *D, *miss, *u, *S; /* (K,V), (V): v - D^T k or v, (V), (K,V) */
+    double *D, *miss, *u, *S; /* (K,V), (V): v - D^T e or v, (V), (K,V) */
 } Step;
 static Step step_make(int K, int V) {
     const size_t KV = (size_t)K * (size_t)V;
     double *all = xcalloc(2 * KV + 2 * (size_t)V, sizeof *all);
     return (Step){all, all + 2 * KV, all + 2 * KV + V, all + KV};
 }
+static double erase_of(Recur x, int t, int h, int d) { return get3(present(x.e) ? x.e : x.k, t, h, d); }
+static double beta_of(Recur x, long head) { return present(x.beta) ? get(x.beta, head) : 1; }
 static void step_row(Step *s, Recur x, const double *before, int t, int h) {
     const int K = x.q.n[2], V = x.v.n[2], hk = h / (x.v.n[1] / x.q.n[1]);
-    const bool delta = present(x.beta);
+    const bool delta = recur_corrects(&x);
     for (int d = 0; d < K; d++)
         for (int c = 0; c < V; c++) s->D[d * V + c] = decay_of(x, t, h, d) * before[d * V + c];
     for (int c = 0; c < V; c++) {
         double known = 0;
-        for (int d = 0; delta && d < K; d++) known += s->D[d * V + c] * get3(x.k, t, hk, d);
+        for (int d = 0; delta && d < K; d++) known += s->D[d * V + c] * erase_of(x, t, hk, d);
         s->miss[c] = get3(x.v, t, h, c) - known;
-        s->u[c] = (delta ? get(x.beta, (long)t * x.v.n[1] + h) : 1) * s->miss[c];
+        s->u[c] = beta_of(x, (long)t * x.v.n[1] + h) * s->miss[c];
     }
     for (int d = 0; d < K; d++)
         for (int c = 0; c < V; c++) s->S[d * V + c] = s->D[d * V + c] + get3(x.k, t, hk, d) * s->u[c];
@@ -71,9 +73,9 @@ void ref_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double sca
                         const RecurEnds *ends) {
     const Batch *b = r->batch;
     const int K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], KV = K * V, G = present(x.g) ? x.g.n[2] : 1;
-    const bool delta = present(x.beta);
+    const bool delta = recur_corrects(&x);
     double *dq = zeros_like(x.q), *dk = zeros_like(x.k), *dv = zeros_like(x.v), *dg = zeros_like(x.g),
-           *dbeta = zeros_like(x.beta), *dstart = ends ? zeros_like(ends->dstart) : NULL;
+           *dbeta = zeros_like(x.beta), *de = zeros_like(x.e), *dstart = ends ? zeros_like(ends->dstart) : NULL;
     double *before = xcalloc(((size_t)b->N + 1) * (size_t)KV, sizeof *before), *dS = xcalloc((size_t)KV, sizeof *dS);
     Step step = step_make(K, V);
     for (int s = 0; s < b->B; s++)
@@ -101,13 +103,13 @@ void ref_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double sca
                         dk[khead * K + e] += dS[i] * step.u[c]; /* S = D + k u^T */
                         du[c] += dS[i] * get3(x.k, t, hk, e);
                     }
-                    const double dmiss = du[c] * (delta ? get(x.beta, head) : 1); /* u = beta (v - D^T k) */
+                    const double dmiss = du[c] * beta_of(x, head); /* u = beta (v - D^T e) */
                     dv[head * V + c] += dmiss;
                     if (!delta) continue;
-                    dbeta[head] += du[c] * step.miss[c];
+                    if (present(x.beta)) dbeta[head] += du[c] * step.miss[c];
                     for (int e = 0; e < K; e++) {
-                        dk[khead * K + e] -= step.D[e * V + c] * dmiss;
-                        dS[e * V + c] -= get3(x.k, t, hk, e) * dmiss; /* from here on dS is the gradient of D */
+                        (present(x.e) ? de : dk)[khead * K + e] -= step.D[e * V + c] * dmiss;
+                        dS[e * V + c] -= erase_of(x, t, hk, e) * dmiss; /* from here on dS is the gradient of D */
                     }
                 }
                 for (int i = 0; i < KV; i++) { /* D = Diag(exp g) S_t-1 */
@@ -118,7 +120,8 @@ void ref_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double sca
             if (from < to && b->first[from] == -1 && ends && present(ends->dstart))
                 for (int i = 0; i < KV; i++) dstart[blob + i] += dS[i];
         }
-    deposit(d->q, dq), deposit(d->k, dk), deposit(d->v, dv), deposit(d->g, dg), deposit(d->beta, dbeta);
+    deposit(d->q, dq), deposit(d->k, dk), deposit(d->v, dv), deposit(d->g, dg), deposit(d->beta, dbeta),
+        deposit(d->e, de);
     if (ends) deposit(ends->dstart, dstart);
     free(before), free(dS), free(step.D);
 }

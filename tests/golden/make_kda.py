@@ -3,7 +3,7 @@
 attention, dense feed-forward parts) in float64 on its own weights, renamed: its packed conv1d is the three convolutions one
 after the other. The others: plain NumPy loops in float64 over the recurrence of arXiv:2510.26692, with what that class does
 not have (lower-bound gate, more value heads than key heads, K != V, no convolution, full-rank output gate with bias, beta up to
-2). Needs torch, transformers, safetensors; versions used: torch 2.15.0, transformers 5.23.0.
+2), and `gdn2` that of arXiv:2605.22791, with gates that erase and write by channel. Needs torch, transformers, safetensors; versions used: torch 2.15.0, transformers 5.23.0.
 Usage: make_kda.py [OUT]   (default: kda/ beside this script)
 """
 import json
@@ -28,6 +28,8 @@ cases = {
     "bare": dict(base, layers=2, kinds=dict(kda=dict(
         mixer="kda", heads=1, v_heads=2, head_dim=4, v_dim=7, conv=0, gate="standard", out_gate="full", out_bias=True,
         beta_max=2))),
+    "gdn2": dict(base, layers=2, kinds=dict(kda=dict(
+        mixer="kda", heads=2, v_heads=4, head_dim=5, v_dim=3, gate="standard", erase="channel", beta_max=2))),
 }
 
 
@@ -64,7 +66,10 @@ def weights(c, seed):
         put(p + "self_attn.f_b_proj.weight", HV * K, R)
         put(p + "self_attn.dt_bias", HV * K)
         put(p + "self_attn.A_log", HV)
-        put(p + "self_attn.b_proj.weight", HV, D)
+        by_channel = c["kinds"]["kda"].get("erase") == "channel"
+        put(p + "self_attn.b_proj.weight", H * K if by_channel else HV, D)
+        if by_channel:
+            put(p + "self_attn.w_proj.weight", HV * U, D)
         if full:
             put(p + "self_attn.g_proj.weight", HV * U, D)
             put(p + "self_attn.g_proj.bias", HV * U)
@@ -120,7 +125,11 @@ def kda(w, p, x, k):
             g = k.get("bound", -5) * sigmoid(a * z[h]) if k["gate"] == "lower_bound" else -a * np.logaddexp(0, z[h])
             qh, kh = unit(q[h // (HV // H)]), unit(key[h // (HV // H)])
             S[h] = np.exp(g)[:, None] * S[h]
-            S[h] = S[h] + np.outer(kh, beta[h] * (val[h] - S[h].T @ kh))
+            if k.get("erase") == "channel":
+                written = sigmoid(w[p + "w_proj.weight"] @ x[t]).reshape(HV, U)[h] * val[h]
+                S[h] = S[h] + np.outer(kh, written - S[h].T @ (beta.reshape(H, K)[h // (HV // H)] * kh))
+            else:
+                S[h] = S[h] + np.outer(kh, beta[h] * (val[h] - S[h].T @ kh))
             o.append(norm(S[h].T @ qh / math.sqrt(K), w[p + "o_norm.weight"]) * sigmoid(gate.reshape(HV, U)[h]))
         out.append(w[p + "o_proj.weight"] @ np.concatenate(o))
     return out

@@ -140,6 +140,34 @@ def gdn_plain(seed):
     return c, dict(mixer="gdn", heads=H, head_dim=K, v_dim=V, conv=0, gate=False, beta_max=2), layer
 
 
+def comba(seed):
+    """arXiv:2506.02475: erase by sigmoid(decay) k, read by q - D sigmoid(decay) k; more value heads than key heads."""
+    H, HV, K, V, W = 2, 4, 5, 3, 3
+    c = Case(seed)
+    q, k, v = c("q_proj.weight", H * K, D), c("k_proj.weight", H * K, D), c("v_proj.weight", HV * V, D)
+    cq, ck, cv = (c(f"{n}_conv1d.weight", ch, 1, W, std=0.5) for n, ch in (("q", H * K), ("k", H * K), ("v", HV * V)))
+    a, b, z = c("a_proj.weight", HV, D), c("b_proj.weight", HV, D), c("g_proj.weight", HV * V, D)
+    A, bias, norm = c("A_log", HV, std=0.7), c("dt_bias", HV, std=0.5), c("o_norm.weight", V, std=0.3, mean=1)
+    inner, part, o = c("decay", H, std=1.0), c("D", H, std=0.5, mean=1), c("o_proj.weight", D, HV * V)
+
+    def layer(x):
+        Q, K_, V_ = heads(conv(x @ q.T, cq), H), heads(conv(x @ k.T, ck), H), heads(conv(x @ v.T, cv), HV)
+        factor = sigmoid(inner)[:, None]
+        Q = unit(Q - part[:, None] * factor * K_)
+        K_, y = unit(K_), np.zeros((len(x), HV, V))
+        alpha, beta = np.exp(-np.exp(A) * softplus(x @ a.T + bias)), sigmoid(x @ b.T)
+        for h in range(HV):
+            S, g = np.zeros((K, V)), h // (HV // H)
+            for t in range(len(x)):
+                S = alpha[t, h] * S
+                S = S + np.outer(K_[t, g], beta[t, h] * (V_[t, h] - S.T @ (factor[g] * K_[t, g])))
+                y[t, h] = S.T @ Q[t, g] / np.sqrt(K)
+        return ((rms(y) * norm).reshape(len(x), -1) * sigmoid(x @ z.T)) @ o.T
+
+    return c, dict(mixer="gdn", heads=H, v_heads=HV, head_dim=K, v_dim=V, conv=W, gate="sigmoid", inner_decay=True,
+                   output_correction=True), layer
+
+
 def deltanet(seed):
     H, K, V, W = 3, 4, 6, 3
     c = Case(seed)
@@ -422,6 +450,7 @@ cases = {
     "retention-conv": lambda: optional(16, "retention", "none", 2),
     "gated_retention-conv": lambda: optional(17, "gated_retention", "none", 3),
     "linear-conv": lambda: optional(18, "linear", "none", 3),
+    "gdn-comba": lambda: comba(26),
     "gdn-product": lambda: grouped(20, "gdn", 2, 2, 4, 2, 3),
     "deltanet-product": lambda: grouped(21, "deltanet", 2, 2, 2, 3, 0),
     "gdn-grouped": lambda: grouped(22, "gdn", 4, 2, 8, 1, 3),

@@ -7,8 +7,8 @@
 #include "tests/lib/dirs.h"
 #include "tests/lib/zoo.h"
 
-static const char *const names[] = {"kimi", "bound", "bare"};
-enum { NAMES = 3 };
+static const char *const names[] = {"kimi", "bound", "bare", "gdn2"};
+enum { NAMES = 4 };
 
 Test(kda, logits_of_transformers_and_numpy) {
     for (int i = 0; i < NAMES; i++) {
@@ -83,11 +83,13 @@ Test(kda, settings) {
     refused(MODEL("\"head_dim\":4", ""), "heads");
     refused(MODEL("\"heads\":5", ""), "d_model");
     refused(MODEL("\"heads\":2,\"v_heads\":3", ""), "v_heads");
+    refused(MODEL("\"heads\":4,\"kv_heads\":3", ""), "kv_heads: expected a divisor of heads (4), got 3");
     refused(MODEL("\"heads\":1000,\"v_heads\":1000,\"head_dim\":1000", ""), "v_heads");
     refused(MODEL("\"heads\":2,\"gate\":\"tanh\"", ""), "gate");
     refused(MODEL("\"heads\":2,\"bound\":1", ""), "bound");
     refused(MODEL("\"heads\":2,\"beta_max\":3", ""), "beta_max");
     refused(MODEL("\"heads\":2,\"conv\":-1", ""), "conv");
+    refused(MODEL("\"heads\":2,\"erase\":\"token\"", ""), "erase");
     refused(MODEL("\"heads\":2", ",\"kv_from\":{\"1\":0}"), "kv_from");
 }
 

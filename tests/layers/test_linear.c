@@ -94,6 +94,7 @@ static const Golden goldens[] = {
     {"gated_retention-conv", 1e-12},
     {"linear-conv", 1e-12},
     {"gated_retention-bias", 1e-12},
+    {"gdn-comba", 1e-12},
     {"gdn-product", 1e-12},
     {"deltanet-product", 1e-12},
     {"gdn-grouped", 1e-12},
@@ -224,6 +225,32 @@ Test(linear, gdn_is_kda_with_one_decay_per_head) {
     fill(named(&b, "g_proj.weight"), 0);
     copy_as(&b, "o_proj.weight", &a, "o_proj.weight", 2);
     same("kda", &a, &b, "f_a_proj.weight");
+}
+/* Comba that erases by the whole key and takes nothing from the query. */
+Test(linear, comba_without_feedback_is_gdn) {
+    Alone a, b;
+    open_kind(&a, "gdn", "\"heads\":3,\"v_dim\":5");
+    open_kind(&b, "gdn", "\"heads\":3,\"v_dim\":5,\"inner_decay\":true,\"output_correction\":true");
+    fill(named(&b, "decay"), 100), fill(named(&b, "D"), 0);
+    copy_delta(&b, &a);
+    static const char *const rest[] = {"a_proj.weight", "A_log", "dt_bias", "g_proj.weight", "o_proj.weight"};
+    for (int i = 0; i < 5; i++) copy_as(&b, rest[i], &a, rest[i], 1);
+    same("comba", &a, &b, "decay");
+}
+/* Gated DeltaNet-2 whose gates are one beta in all channels of a head. */
+Test(linear, equal_gates_of_gdn2_are_kda) {
+    Alone a, b;
+    open_kind(&a, "kda", "\"heads\":3,\"v_dim\":5,\"gate\":\"standard\"");
+    open_kind(&b, "kda", "\"heads\":3,\"v_dim\":5,\"gate\":\"standard\",\"erase\":\"channel\"");
+    Tensor beta = named(&a, "b_proj.weight"), erase = named(&b, "b_proj.weight"), write = named(&b, "w_proj.weight");
+    copy_qkv(&b, &a);
+    static const char *const rest[] = {"q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight", "f_a_proj.weight",
+                                       "f_b_proj.weight", "dt_bias",         "A_log",           "g_a_proj.weight",
+                                       "g_b_proj.weight", "o_proj.weight"};
+    for (int i = 0; i < 10; i++) copy_as(&b, rest[i], &a, rest[i], 1);
+    for (int i = 0; i < 12 * 12; i++) R(erase)[i] = R(beta)[i / 12 / 4 * 12 + i % 12];
+    for (int i = 0; i < 15 * 12; i++) R(write)[i] = R(beta)[i / 12 / 5 * 12 + i % 12];
+    same("gated deltanet-2", &a, &b, "w_proj.weight");
 }
 /* One head of retention decays by 31/32; so does gated retention with gate 1/2 and this divisor. */
 Test(linear, retention_is_gated_retention_with_a_constant_gate) {
@@ -406,6 +433,9 @@ static const struct {
     {"gdn", "\"heads\":2,\"householders\":0", "householders: expected"},
     {"deltanet", "\"heads\":2,\"householders\":17", "householders: expected"},
     {"gla", "\"heads\":2,\"householders\":2", "householders"},
+    {"gdn", "\"heads\":2,\"inner_decay\":true,\"householders\":2", "inner_decay: works with householders: 1"},
+    {"gdn", "\"heads\":2,\"output_correction\":true,\"kv_heads\":1", "got 1 and 1 of 2"},
+    {"deltanet", "\"heads\":2,\"inner_decay\":true", "inner_decay"},
     {"retention", "\"heads\":2,\"kv_heads\":1", "kv_heads"},
     {"gdn", "\"heads\":1024,\"head_dim\":32,\"v_dim\":32,\"householders\":16", "heads: 16384 heads"},
     {"mamba2", "\"head_dim\":5", "5 does not divide 2 x d_model 12"},

@@ -41,9 +41,17 @@ Scene *recur_case(int B, const int *rows, const int *docs, int ndocs, int H, int
     for (size_t i = 0; i < N * (size_t)HV; i++) c->beta[i] = (real)(1 / (1 + expl(-c->beta[i])));
     return c;
 }
+Scene *recur_erase(Scene *c) {
+    const size_t n = (size_t)c->N * (size_t)(c->H * c->K);
+    wide *off = draw(n, "off k");
+    c->e = draw(n, "e");
+    for (size_t i = 0; i < n; i++) c->e[i] = (real)(c->k[i] / (1 + expl(-c->e[i])) + 0.1 * off[i] / c->K);
+    free(off);
+    return c;
+}
 void recur_case_free(Scene *c) {
     free(c->off), free(c->seq), free(c->of), free(c->pos), free(c->first);
-    free(c->q), free(c->k), free(c->v), free(c->g), free(c->beta), free(c->start);
+    free(c->q), free(c->k), free(c->v), free(c->g), free(c->beta), free(c->e), free(c->start);
     free(c);
 }
 Batch recur_batch(const Scene *c) {
@@ -65,12 +73,15 @@ static wide decay_at(const Scene *c, int t, int h, int d) {
 Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
     int H = c->H, HV = c->HV, K = c->K, V = c->V, KV = K * V, G = imax(1, c->gwidth);
     size_t N = (size_t)c->N, all = (size_t)(c->nseq * HV * KV);
-    Result r = {xcalloc(N * (size_t)(HV * V) + 1, sizeof(wide)), xcalloc(all, sizeof(wide)), 0, 0, 0, 0, 0, 0};
+    Result r = {.o = xcalloc(N * (size_t)(HV * V) + 1, sizeof(wide)), .end = xcalloc(all, sizeof(wide))};
+    const bool corrects = c->delta || c->e;
+    const wide *erase = c->e ? c->e : c->k;
     memcpy(r.end, c->start, all * sizeof(wide));
     if (dout) {
         r.dq = xcalloc(N * (size_t)(H * K) + 1, sizeof(wide)), r.dk = xcalloc(N * (size_t)(H * K) + 1, sizeof(wide));
         r.dv = xcalloc(N * (size_t)(HV * V) + 1, sizeof(wide)), r.dg = xcalloc(N * (size_t)(HV * G) + 1, sizeof(wide));
         r.dbeta = xcalloc(N * (size_t)HV + 1, sizeof(wide)), r.dstart = xcalloc(all, sizeof(wide));
+        if (c->e) r.de = xcalloc(N * (size_t)(H * K) + 1, sizeof(wide));
     }
     wide *S = xcalloc((N + 1) * (size_t)KV, sizeof *S), *D = xcalloc(N * (size_t)KV + 1, sizeof *D),
          *u = xcalloc(N * (size_t)V + 1, sizeof *u), *res = xcalloc(N * (size_t)V + 1, sizeof *res),
@@ -81,7 +92,8 @@ Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
             size_t blob = (size_t)((c->seq[s] * HV + h) * KV);
             if (from == to) continue;
             for (int t = from; t < to; t++) {
-                const wide *q = c->q + (t * H + hq) * K, *k = c->k + (t * H + hq) * K, *v = c->v + (t * HV + h) * V;
+                const wide *q = c->q + (t * H + hq) * K, *k = c->k + (t * H + hq) * K, *v = c->v + (t * HV + h) * V,
+                           *z = erase + (t * H + hq) * K;
                 wide *now = S + (size_t)(t + 1) * (size_t)KV, *was = D + (size_t)t * (size_t)KV;
                 bool fresh = c->first[t] == t;
                 for (int i = 0; i < KV; i++) {
@@ -90,9 +102,9 @@ Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
                 }
                 for (int j = 0; j < V; j++) {
                     wide p = 0;
-                    for (int d = 0; d < K; d++) p += was[d * V + j] * k[d];
-                    res[t * V + j] = v[j] - p;
-                    u[t * V + j] = c->delta ? c->beta[t * HV + h] * (v[j] - p) : v[j];
+                    for (int d = 0; d < K; d++) p += was[d * V + j] * z[d];
+                    res[t * V + j] = v[j] - (corrects ? p : 0);
+                    u[t * V + j] = (c->delta ? c->beta[t * HV + h] : 1) * res[t * V + j];
                 }
                 for (int i = 0; i < KV; i++) now[i] = was[i] + k[i / V] * u[t * V + i % V];
                 for (int i = 0; i < KV; i++) r.o[(t * HV + h) * V + i % V] += (wide)c->scale * q[i / V] * now[i];
@@ -101,7 +113,8 @@ Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
             if (!dout) continue;
             for (int i = 0; i < KV; i++) dS[i] = dend[blob + (size_t)i];
             for (int t = to - 1; t >= from; t--) {
-                const wide *q = c->q + (t * H + hq) * K, *k = c->k + (t * H + hq) * K, *e = dout + (t * HV + h) * V;
+                const wide *q = c->q + (t * H + hq) * K, *k = c->k + (t * H + hq) * K, *e = dout + (t * HV + h) * V,
+                           *z = erase + (t * H + hq) * K;
                 const wide *now = S + (size_t)(t + 1) * (size_t)KV, *was = D + (size_t)t * (size_t)KV;
                 wide beta = c->delta ? c->beta[t * HV + h] : 1;
                 for (int i = 0; i < KV; i++) {
@@ -113,11 +126,11 @@ Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
                     wide du = 0;
                     for (int d = 0; d < K; d++) du += dS[d * V + j] * k[d];
                     r.dv[(t * HV + h) * V + j] += beta * du;
-                    if (!c->delta) continue;
+                    if (!corrects) continue;
                     r.dbeta[t * HV + h] += du * res[t * V + j];
                     for (int d = 0; d < K; d++) {
-                        r.dk[(t * H + hq) * K + d] -= beta * du * was[d * V + j];
-                        dS[d * V + j] -= k[d] * beta * du;
+                        (c->e ? r.de : r.dk)[(t * H + hq) * K + d] -= beta * du * was[d * V + j];
+                        dS[d * V + j] -= z[d] * beta * du;
                     }
                 }
                 for (int i = 0; i < KV; i++) {
@@ -133,7 +146,8 @@ Result recur_ref(const Scene *c, const wide *dout, const wide *dend) {
     return r;
 }
 void result_free(Result *r) {
-    free(r->o), free(r->end), free(r->dq), free(r->dk), free(r->dv), free(r->dg), free(r->dbeta), free(r->dstart);
+    free(r->o), free(r->end), free(r->dq), free(r->dk), free(r->dv), free(r->dg), free(r->dbeta), free(r->de),
+        free(r->dstart);
 }
 
 wide *recur_weights(size_t n, int salt) {
@@ -161,7 +175,7 @@ static double distance(Tensor got, const wide *want, Worst *at) {
     return (double)(e == 0 ? 0 : sqrtl(e / (all + 1e-60L)));
 }
 
-const char *const recur_results[RECUR_RESULTS] = {"o", "final state", "dq", "dk", "dv", "dg", "dbeta", "dstart"};
+const char *const recur_results[RECUR_RESULTS] = {"o", "final state", "dq", "dk", "dv", "dg", "dbeta", "de", "dstart"};
 void recur_apart(Rig *g, const Scene *c, const Scene *as, double err[RECUR_RESULTS], Worst worst[RECUR_RESULTS]) {
     Mark mark = arena_mark(&g->mem);
     int N = c->N, H = c->H, HV = c->HV, K = c->K, V = c->V, KV = K * V;
@@ -172,10 +186,12 @@ void recur_apart(Rig *g, const Scene *c, const Scene *as, double err[RECUR_RESUL
     int *idx = xcalloc((size_t)N + 1, sizeof *idx);
     for (int i = 0; i < N; i++) idx[i] = i;
     g->run.in = g->run.out = (RowList){N, idx};
-    Recur x = {rounded_to_bf16(g, "q", c->q, N, H, K), rounded_to_bf16(g, "k", c->k, N, H, K),
+    Recur x = {rounded_to_bf16(g, "q", c->q, N, H, K),
+               rounded_to_bf16(g, "k", c->k, N, H, K),
                rounded_to_bf16(g, "v", c->v, N, HV, V),
                c->gwidth ? rounded_to_bf16(g, "g", c->g, N, HV, c->gwidth) : ABSENT,
-               c->delta ? rounded_to_bf16(g, "beta", c->beta, N, HV, 1) : ABSENT};
+               c->delta ? rounded_to_bf16(g, "beta", c->beta, N, HV, 1) : ABSENT,
+               c->e ? rounded_to_bf16(g, "e", c->e, N, H, K) : ABSENT};
     Tensor o = EMPTY(g, "o", N, HV, V), keep = EMPTY(g, "keep", recur_keep(N), HV, K, V),
            state = EMPTY(g, "state", c->nseq, 3 + HV * KV + 2), again = EMPTY(g, "o again", N, HV, V);
     for (int s = 0; s < c->nseq; s++)
@@ -200,18 +216,22 @@ void recur_apart(Rig *g, const Scene *c, const Scene *as, double err[RECUR_RESUL
     err[1] = distance(end, want.end, &worst[1]);
     rig_result(g, o), rig_result(g, end);
 
-    Recur d = {EMPTY(g, "dq", N, H, K), EMPTY(g, "dk", N, H, K), EMPTY(g, "dv", N, HV, V),
-               c->gwidth ? EMPTY(g, "dg", N, HV, c->gwidth) : ABSENT, c->delta ? EMPTY(g, "dbeta", N, HV) : ABSENT};
-    Tensor dstart = EMPTY(g, "dstart", c->nseq, HV, K, V), all[] = {d.q, d.k, d.v, d.g, d.beta, dstart};
-    for (int i = 0; i < 6; i++)
+    Recur d = {EMPTY(g, "dq", N, H, K),
+               EMPTY(g, "dk", N, H, K),
+               EMPTY(g, "dv", N, HV, V),
+               c->gwidth ? EMPTY(g, "dg", N, HV, c->gwidth) : ABSENT,
+               c->delta ? EMPTY(g, "dbeta", N, HV) : ABSENT,
+               c->e ? EMPTY(g, "de", N, H, K) : ABSENT};
+    Tensor dstart = EMPTY(g, "dstart", c->nseq, HV, K, V), all[] = {d.q, d.k, d.v, d.g, d.beta, d.e, dstart};
+    for (int i = 0; i < 7; i++)
         if (present(all[i])) memset(all[i].p, 0, tensor_bytes(all[i]));
     RecurEnds ends = {TENSOR(NULL, REAL, c->nseq, HV, K, V), dstart, TENSOR(NULL, REAL, c->nseq, HV, K, V)};
     ends.start = rounded_to_bf16(g, "start", c->start, c->nseq, HV, KV);
     ends.dend = rounded_to_bf16(g, "dend", dend, c->nseq, HV, KV);
     Tensor go = rounded_to_bf16(g, "dout", dout, N, HV, V);
     OP(g, recur_backward, &d, go, x, c->scale, keep, &ends);
-    const wide *wanted[] = {want.dq, want.dk, want.dv, want.dg, want.dbeta, want.dstart};
-    for (int i = 0; i < 6; i++) {
+    const wide *wanted[] = {want.dq, want.dk, want.dv, want.dg, want.dbeta, want.de, want.dstart};
+    for (int i = 0; i < 7; i++) {
         err[2 + i] = present(all[i]) ? distance(all[i], wanted[i], &worst[2 + i]) : 0;
         if (present(all[i])) rig_result(g, all[i]);
     }

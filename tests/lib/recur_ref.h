@@ -8,24 +8,26 @@ typedef struct {
     bool delta, history;                 /* history: the first document of some sequences continues one */
     double scale;
     int *off, *seq, *of, *pos, *first;
-    wide *q, *k, *v, *g, *beta, *start; /* start (nseq,HV,K,V) */
+    wide *q, *k, *v, *g, *beta, *e, *start; /* e: NULL without erase keys; start (nseq,HV,K,V) */
 } Scene;
 typedef struct {
-    wide *o, *end;                            /* forward */
-    wide *dq, *dk, *dv, *dg, *dbeta, *dstart; /* backward, of sum dout.o + sum dend.end */
+    wide *o, *end;                                 /* forward */
+    wide *dq, *dk, *dv, *dg, *dbeta, *de, *dstart; /* backward, of sum dout.o + sum dend.end */
 } Result;
 
 /* Documents of the lengths given in turn, packed into B sequences; of sequences whose number is odd the first one
  * continues a history when `history`. Inputs are N(0,1), keys unit vectors, g = -|N(0,1)|, beta in (0,1). */
 Scene *recur_case(int B, const int *rows, const int *docs, int ndocs, int H, int HV, int K, int V, int gwidth,
                   bool delta, bool history);
+/* Gives the scene erase keys: k by factors in (0,1), each channel its own, and a little that is not along k. */
+Scene *recur_erase(Scene *);
 void recur_case_free(Scene *);
 Batch recur_batch(const Scene *);
 Result recur_ref(const Scene *, const wide *dout, const wide *dend); /* dout NULL: forward only */
 void result_free(Result *);
 
 wide *recur_weights(size_t n, int salt); /* N(0,1) */
-enum { RECUR_RESULTS = 8 };
+enum { RECUR_RESULTS = 9 };
 extern const char *const recur_results[RECUR_RESULTS]; /* o, final state, gradients */
 typedef struct {
     size_t i;

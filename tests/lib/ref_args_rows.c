@@ -33,6 +33,9 @@ static void recur_inputs(OpCall *c, Recur *x, Heads n) {
     }
     double *beta = PART("x", x->beta, ROLE_IN | ROLE_OPTIONAL, c->N, n.HV);
     EACH(beta, x->beta, 1 / (1 + exp(-v_)));
+    if (draw_of(c, 3)) return;
+    double *e = PART("x", x->e, 0, c->N, n.H, n.K);
+    EACH(e, x->e, k[i_] / (1 + exp(-v_)));
 }
 MAKE(recur) {
     call_batch(c, 1 + draw_of(c, 3), coin(c));
@@ -59,6 +62,7 @@ MAKE(recur_backward) {
     const unsigned gate = ROLE_ADD | ROLE_OPTIONAL | ROLE_OVERWRITE;
     if (present(a->x.g)) PART("d", d->g, gate, c->N, n.HV, n.G);
     if (present(a->x.beta)) PART("d", d->beta, gate, c->N, n.HV);
+    if (present(a->x.e)) PART("d", d->e, 0, c->N, n.H, n.K);
     if (ends) {
         PART_AS(REAL, "ends", ends->start, ROLE_IN, nseq, n.HV, n.K, n.V);
         PART("ends", ends->dstart, ROLE_ADD | ROLE_OPTIONAL, nseq, n.HV, n.K, n.V);

@@ -50,7 +50,7 @@ static void see_present(int op, int at, Tensor t) {
 }
 static void see_kv(int op, int at, const Kv *kv) { see_present(op, at, kv->k), see_present(op, at, kv->v); }
 static void see_recur(int op, int at, const Recur *x) {
-    see_present(op, at, x->q), see_present(op, at, x->k), see_present(op, at, x->v);
+    see_present(op, at, x->q), see_present(op, at, x->k), see_present(op, at, x->v), see_present(op, at, x->e);
 }
 static void see_recur_itself(int op, int at, Recur x) { see_recur(op, at, &x); }
 static void see_projection(int op, int at, const Projection *p) {

@@ -205,6 +205,15 @@ const Animal zoo[] = {
           "\"full\",\"out_act\":\"silu\"")},
     {"kda, no output gate, more value heads",
      KIND("kda", "\"heads\":2,\"v_heads\":4,\"head_dim\":6,\"v_dim\":5,\"gate_proj\":\"full\",\"out_gate\":\"none\"")},
+    {"kda, erase by channel",
+     KDA("\"heads\":2,\"head_dim\":6,\"v_dim\":4,\"gate\":\"standard\",\"erase\":\"channel\",\"out_bias\":true")},
+    {"kda, erase by channel, more value heads, beta 2",
+     KIND("kda", "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"erase\":\"channel\",\"beta_max\":2,"
+                 "\"out_gate\":\"none\"")},
+    {"kda, fewer key heads", KIND("kda", "\"heads\":4,\"kv_heads\":2,\"head_dim\":3,\"v_dim\":5,\"conv\":2")},
+    {"kda, erase by channel, fewer key heads, more value heads",
+     KIND("kda",
+          "\"heads\":4,\"kv_heads\":2,\"v_heads\":8,\"head_dim\":3,\"v_dim\":2,\"conv\":2,\"erase\":\"channel\"")},
     {"kda and nope attention",
      "{" SHAPE ",\"layers\":3,\"tied\":true,\"kinds\":{\"k\":{\"mixer\":\"kda\",\"heads\":2,\"head_dim\":6,\"conv\":2,"
      "\"out_bias\":true},\"f\":{\"mixer\":\"gqa\",\"heads\":4,\"kv_heads\":2,\"head_dim\":4,\"rope\":\"none\"}},"
@@ -215,6 +224,12 @@ const Animal zoo[] = {
                  "\"drawn\"")},
     {"gdn, no convolution, no gate, beta 2",
      KIND("gdn", "\"heads\":2,\"head_dim\":7,\"v_dim\":3,\"conv\":0,\"gate\":\"none\",\"beta_max\":2")},
+    {"gdn, comba",
+     KIND("gdn",
+          "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":3,\"gate\":\"sigmoid\",\"inner_decay\":true,"
+          "\"output_correction\":true")},
+    {"gdn, output correction alone",
+     KIND("gdn", "\"heads\":2,\"head_dim\":5,\"v_dim\":3,\"conv\":0,\"output_correction\":true")},
     {"gdn, two householders",
      KIND("gdn",
           "\"heads\":2,\"v_heads\":4,\"head_dim\":5,\"v_dim\":3,\"conv\":2,\"conv_bias\":true,\"householders\":2,"

@@ -414,6 +414,8 @@ Test(hf_experts, type_of_a_model) {
         {gdn, {"kinds/g/beta_max", "2"}, "kvsmith"},
         {gdn, {"kinds/g/householders", "2"}, "kvsmith"},
         {gdn, {"kinds/g/kv_heads", "1"}, "kvsmith"},
+        {gdn, {"kinds/g/inner_decay", "true"}, "kvsmith"},
+        {gdn, {"kinds/g/output_correction", "true"}, "kvsmith"},
         {gdn, {"kinds/g/conv", "0"}, "kvsmith"},
         {gdn, {"kinds/a/out_gate", "false"}, "kvsmith"},
         {gqa, {OSS_EXPERTS, "kinds/a/sink_scores", "true"}, "gpt_oss"},

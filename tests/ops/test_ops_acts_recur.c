@@ -332,20 +332,30 @@ static void recurred(Desk *d, const char *what, Tensor got, Tensor want) {
     right_within(d, what, got, want, recur_rms());
     if (!cuda_ops()) nearest(d, what, got, want);
 }
-/* width: which shape; how: bit 0 overwrite, bit 1 delta, bit 2 sequences that continue a history; then the decay:
- * none, one for all channels, each its own. */
+/* width: which shape; how: bit 0 overwrite, bit 1 delta, bit 2 sequences that continue a history; then two of
+ * the decay: none, one for all channels, each its own; then whether there are erase keys. */
 static void recur_acts_case(Desk *d, Size s) {
     const bool overwrite = s.how & 1, delta = s.how & 2;
-    const int decay = s.how >> 3, H = shapes[s.width].H, HV = shapes[s.width].HV, K = shapes[s.width].K,
+    const int decay = s.how >> 3 & 3, H = shapes[s.width].H, HV = shapes[s.width].HV, K = shapes[s.width].K,
               V = shapes[s.width].V, N = s.N, G = (int[]){0, 1, K}[decay];
     Rig *g = &d->g;
     Scene *c = recur_case(3, shapes[s.width].rows, (int[]){64, 1, 25, 15, 130}, 5, H, HV, K, V, G, delta, s.how & 4);
     const bool history = c->history;
     g->batch = recur_batch(c);
-    const Recur x = {of_scene(d, "q", c->q, N, H, K), of_scene(d, "k", c->k, N, H, K), of_scene(d, "v", c->v, N, HV, V),
+    const bool erase = s.how >> 5;
+    if (erase) recur_erase(c);
+    const Recur x = {of_scene(d, "q", c->q, N, H, K),
+                     of_scene(d, "k", c->k, N, H, K),
+                     of_scene(d, "v", c->v, N, HV, V),
                      G ? of_scene(d, "g", c->g, N, HV, G) : ABSENT,
-                     delta ? of_scene(d, "beta", c->beta, N, HV, 1) : ABSENT},
-                hx = {bf16_of_tensor(d, x.q), bf16_of_tensor(d, x.k), bf16_of_tensor(d, x.v), x.g, x.beta};
+                     delta ? of_scene(d, "beta", c->beta, N, HV, 1) : ABSENT,
+                     erase ? of_scene(d, "e", c->e, N, H, K) : ABSENT},
+                hx = {bf16_of_tensor(d, x.q),
+                      bf16_of_tensor(d, x.k),
+                      bf16_of_tensor(d, x.v),
+                      x.g,
+                      x.beta,
+                      erase ? bf16_of_tensor(d, x.e) : ABSENT};
     Tensor o = empty(d, x.v), ho = bf16_empty(d, x.v), dout = RANDOM(g, "do", N, HV, V),
            hdout = bf16_of_tensor(d, dout), keep = EMPTY(g, "keep", recur_keep(N), HV, K, V),
            rkeep = tensor_copy(g, keep), state = of_scene(d, "state", c->start, c->nseq, HV, K * V),
@@ -360,19 +370,21 @@ static void recur_acts_case(Desk *d, Size s) {
     if (history) recurred(d, "state", state, rstate);
 
     Sum q = sum_make(d, x.q, "dq", overwrite), k = sum_make(d, x.k, "dk", overwrite),
-        v = sum_make(d, x.v, "dv", overwrite);
+        v = sum_make(d, x.v, "dv", overwrite), e = {0};
+    if (erase) e = sum_make(d, x.e, "de", overwrite);
     Tensor other_q = planted(d, q), other_k = planted(d, k), other_v = planted(d, v),
            dg = G ? rig_random(empty(d, x.g), "dg") : ABSENT, rdg = G ? tensor_copy(g, dg) : ABSENT,
            dbeta = delta ? rig_random(empty(d, x.beta), "dbeta") : ABSENT,
            rdbeta = delta ? tensor_copy(g, dbeta) : ABSENT;
-    const Recur want = {q.real, k.real, v.real, rdg, rdbeta}, got = {q.bf16, k.bf16, v.bf16, dg, dbeta},
-                other = {other_q, other_k, other_v, ABSENT, ABSENT};
+    const Recur want = {q.real, k.real, v.real, rdg, rdbeta, e.real}, got = {q.bf16, k.bf16, v.bf16, dg, dbeta, e.bf16},
+                other = {.q = other_q, .k = other_k, .v = other_v};
     const RecurEnds ends = {start, dstart, dend}, rends = {start, rdstart, dend};
     REF(d, recur_backward, &want, dout, x, c->scale, rkeep, history ? &rends : NULL);
     BF16_OF(d, recur_backward, &got, hdout, hx, c->scale, keep, history ? &ends : NULL);
     recurred(d, "dq", q.bf16, q.real), recurred(d, "dk", k.bf16, k.real), recurred(d, "dv", v.bf16, v.real);
     if (G) recurred(d, "dg", dg, rdg);
     if (delta) recurred(d, "dbeta", dbeta, rdbeta);
+    if (erase && (N > 1 || history)) recurred(d, "de", e.bf16, e.real); /* else 0: there is nothing to erase */
     if (history) recurred(d, "dstart", dstart, rdstart);
     if (N > 1) { /* rows of another head, or of the next row */
         Recur y = x;
@@ -389,15 +401,18 @@ static void recur_acts_case(Desk *d, Size s) {
     recur_case_free(c);
 }
 /* Each decay with and without the delta rule, in every shape. */
-static void recur_kind(int decay, bool delta) {
+static void recur_kind(int decay, bool delta, bool erase) {
     for (int i = 0; i < SHAPES; i++)
         for (int how = cuda_ops() ? i & 1 : 0; how < 4; how += cuda_ops() ? 2 : 1) /* an emulation is slow */
-            everywhere(recur_acts_case, (Size){shape_rows(i), i, decay << 3 | (how & 2) << 1 | delta << 1 | (how & 1)});
-    fprintf(stderr, "recurrence in bf16, decay %d, delta %d: at most %.2g\n", decay, delta, seen);
+            everywhere(recur_acts_case,
+                       (Size){shape_rows(i), i, erase << 5 | decay << 3 | (how & 2) << 1 | delta << 1 | (how & 1)});
+    fprintf(stderr, "recurrence in bf16, decay %d, delta %d, erase %d: at most %.2g\n", decay, delta, erase, seen);
 }
-Test(acts, recur_delta, .timeout = 300) { recur_kind(0, true); }
-Test(acts, recur_gated_delta, .timeout = 300) { recur_kind(1, true); }
-Test(acts, recur_kimi_delta, .timeout = 300) { recur_kind(2, true); }
-Test(acts, recur_linear, .timeout = 300) { recur_kind(0, false); }
-Test(acts, recur_scalar_decay, .timeout = 300) { recur_kind(1, false); }
-Test(acts, recur_gated_linear, .timeout = 300) { recur_kind(2, false); }
+Test(acts, recur_delta, .timeout = 300) { recur_kind(0, true, false); }
+Test(acts, recur_gated_delta, .timeout = 300) { recur_kind(1, true, false); }
+Test(acts, recur_kimi_delta, .timeout = 300) { recur_kind(2, true, false); }
+Test(acts, recur_linear, .timeout = 300) { recur_kind(0, false, false); }
+Test(acts, recur_scalar_decay, .timeout = 300) { recur_kind(1, false, false); }
+Test(acts, recur_gated_linear, .timeout = 300) { recur_kind(2, false, false); }
+Test(acts, recur_comba, .timeout = 300) { recur_kind(1, true, true); }
+Test(acts, recur_gated_delta_2, .timeout = 300) { recur_kind(2, false, true); }

@@ -9,6 +9,7 @@ void case_recur(Rig *g, int N, int d) {
                           : d % 3 == 1 ? 1
                                        : K,
                           d % 2, N > 8);
+    if (d % 5 < 2) recur_erase(c);
     recur_hold(g, c);
     recur_case_free(c);
     g->batch = alone;
@@ -18,11 +19,12 @@ OP_CASE(recur_backward, case_recur, 2000); /* one case has both */
 /* Wider than a block of a device takes at once, and as wide as it keeps in registers. */
 Test(ops, recur_with_wide_heads) {
     static const int shapes[][5] = {{64, 40, 1, 1, 64}, {100, 133, 1, 2, 1}, {128, 128, 1, 1, 128}, {200, 70, 1, 1, 0}};
-    for (int i = 0; i < 4; i++) {
-        const int *k = shapes[i];
+    for (int i = 0; i < 8; i++) { /* the second time with erase keys */
+        const int *k = shapes[i % 4];
         Rig g;
         rig_open(&g, rig_first(), 1, (size_t)64 << 20);
-        Scene *c = recur_case(2, (int[]){3, 70}, (int[]){2, 80}, 2, k[2], k[3], k[0], k[1], k[4], i != 1, true);
+        Scene *c = recur_case(2, (int[]){3, 70}, (int[]){2, 80}, 2, k[2], k[3], k[0], k[1], k[4], i % 4 != 1, true);
+        if (i >= 4) recur_erase(c);
         recur_hold(&g, c);
         recur_case_free(c);
         rig_close(&g);

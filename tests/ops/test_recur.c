@@ -10,8 +10,9 @@ static wide inner(const wide *a, const wide *b, size_t n) {
     for (size_t i = 0; i < n; i++) s += a[i] * b[i];
     return s;
 }
-static void reference_gradient(int gwidth, bool delta) {
+static void reference_gradient(int gwidth, bool delta, bool erase) {
     Scene *c = recur_case(3, (int[]){5, 4, 3}, (int[]){3, 4, 1, 2}, 4, 2, 4, 3, 2, gwidth, delta, true);
+    if (erase) recur_erase(c);
     size_t N = (size_t)c->N, no = N * (size_t)(c->HV * c->V), nS = (size_t)(c->nseq * c->HV * c->K * c->V);
     wide *dout = recur_weights(no, 1), *dend = recur_weights(nS, 2);
     for (int s = 0; s < c->nseq; s++) /* sequences without rows keep their state, which is not the op's business */
@@ -26,6 +27,7 @@ static void reference_gradient(int gwidth, bool delta) {
               {"v", c->v, r.dv, no},
               {"g", c->g, r.dg, N * (size_t)(c->HV * gwidth)},
               {"beta", c->beta, r.dbeta, N * (size_t)(delta ? c->HV : 0)},
+              {"e", c->e, r.de, N * (size_t)(erase ? c->H * c->K : 0)},
               {"start", c->start, r.dstart, nS}};
     for (size_t k = 0; k < sizeof in / sizeof *in; k++)
         for (size_t i = 0; i < in[k].n; i++) {
@@ -45,7 +47,7 @@ static void reference_gradient(int gwidth, bool delta) {
     result_free(&r), recur_case_free(c), free(dout), free(dend);
 }
 Test(recur, reference_gradient) {
-    for (int k = 0; k < 6; k++) reference_gradient((int[]){0, 1, 3}[k % 3], k < 3);
+    for (int k = 0; k < 12; k++) reference_gradient((int[]){0, 1, 3}[k % 3], k / 3 & 1, k >= 6);
 }
 
 /* ---- the ops ------------------------------------------------------------------------------------------------------
@@ -62,13 +64,14 @@ static void check_tables(const Scene *c, const char *what) {
     if (getenv("CHECK_VERBOSE")) fprintf(stderr, "recur %s: worst %.3g\n", what, worst);
 }
 Test(recur, every_rule, .timeout = 120) {
-    for (int k = 0; k < 12; k++) {
+    for (int k = 0; k < 24; k++) { /* without and with erase keys */
         char what[96];
         bool delta = k & 1;
         int gwidth = (int[]){0, 1, 6}[k / 2 % 3];
-        Scene *c = recur_case(4, (int[]){150, 0, 70, 200}, (int[]){64, 1, 20, 65, 3, 130}, 6, 2, k < 6 ? 2 : 4, 6, 5,
-                              gwidth, delta, true);
-        snprintf(what, sizeof what, "delta %d, decay %d, %d value heads", delta, gwidth, c->HV);
+        Scene *c = recur_case(4, (int[]){150, 0, 70, 200}, (int[]){64, 1, 20, 65, 3, 130}, 6, 2, k % 12 < 6 ? 2 : 4, 6,
+                              5, gwidth, delta, true);
+        if (k >= 12) recur_erase(c);
+        snprintf(what, sizeof what, "delta %d, decay %d, %d value heads, erase %d", delta, gwidth, c->HV, k >= 12);
         check_tables(c, what);
         recur_case_free(c);
     }
@@ -126,11 +129,12 @@ Test(recur, hard_inputs, .timeout = 120) {
                 {"beta 0", no_step},
                 {"zero keys", no_key}};
     for (size_t i = 0; i < sizeof hard / sizeof *hard; i++)
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < 6; k++) { /* the last two with erase keys and without beta */
             char what[96];
             Scene *c = recur_case(3, (int[]){130, 17, 150}, (int[]){200, 3, 64, 80}, 4, 2, 4, 9, 7, k % 2 ? 9 : 1,
                                   k < 2 || hard[i].spoil == overshooting, true);
             hard[i].spoil(c);
+            if (k >= 4) recur_erase(c);
             snprintf(what, sizeof what, "%s, delta %d, decay %d", hard[i].name, c->delta, c->gwidth);
             check_tables(c, what);
             recur_case_free(c);
@@ -139,11 +143,12 @@ Test(recur, hard_inputs, .timeout = 120) {
 /* Every length around the sizes of blocks and chunks, alone and behind a history; widths around those of vectors. */
 Test(recur, every_length, .timeout = 120) {
     for (int n = 1; n <= 150; n += n < 36 || (n > 60 && n < 70) ? 1 : 13)
-        for (int k = 0; k < 6; k++) {
+        for (int k = 0; k < 8; k++) {
             bool history = k & 1;
-            int K = 5 + n % 3, gwidth = (int[]){K, 1, 0}[k / 2];
+            int K = 5 + n % 3, gwidth = (int[]){K, 1, 0, K}[k / 2];
             Scene *c = recur_case(2, (int[]){history ? 0 : n, n}, (int[]){n}, 1, 1, 2, K, 3 + n % 17, gwidth,
                                   k < 2 || n % 2, history);
+            if (k >= 6) recur_erase(c);
             check_tables(c, "lengths");
             recur_case_free(c);
         }
@@ -154,6 +159,7 @@ Test(recur, every_width, .timeout = 120) {
         for (int j = 0; j < 9; j++) { /* a decay for each channel, or one */
             int gwidth = (i + j) % 2 ? 1 : widths[i];
             Scene *c = recur_case(1, (int[]){67}, (int[]){67}, 1, 1, 1, widths[i], widths[j], gwidth, true, false);
+            if (i % 2) recur_erase(c);
             check_tables(c, "widths");
             recur_case_free(c);
         }
@@ -175,17 +181,18 @@ static void make(Made *m, const Scene *c) {
     g->batch = recur_batch(c);
     for (int i = 0; i < N; i++) idx[i] = i;
     g->run.in = g->run.out = (RowList){N, idx};
-    const int at[5][3] = {{N, c->H, c->K}, {N, c->H, c->K}, {N, c->HV, c->V}, {N, c->HV, c->gwidth}, {N, c->HV, 1}};
-    const wide *from[] = {c->q, c->k, c->v, c->g, c->beta};
-    Tensor x[5], d[5];
-    for (int i = 0; i < 5; i++) {
+    const int at[6][3] = {{N, c->H, c->K},       {N, c->H, c->K}, {N, c->HV, c->V},
+                          {N, c->HV, c->gwidth}, {N, c->HV, 1},   {N, c->H, c->K}};
+    const wide *from[] = {c->q, c->k, c->v, c->g, c->beta, c->e};
+    Tensor x[6], d[6];
+    for (int i = 0; i < 6; i++) {
         x[i] = d[i] = ABSENT;
-        if ((i == 3 && !c->gwidth) || (i == 4 && !c->delta)) continue;
+        if ((i == 3 && !c->gwidth) || (i == 4 && !c->delta) || (i == 5 && !c->e)) continue;
         x[i] = EMPTY(g, "x", at[i][0], at[i][1], at[i][2]), d[i] = EMPTY(g, "d", at[i][0], at[i][1], at[i][2]);
         memset(d[i].p, 0, tensor_bytes(d[i]));
         for (size_t k = 0; k < tensor_count(x[i]); k++) R(x[i])[k] = (real)from[i][k];
     }
-    m->x = (Recur){x[0], x[1], x[2], x[3], x[4]}, m->d = (Recur){d[0], d[1], d[2], d[3], d[4]};
+    m->x = (Recur){x[0], x[1], x[2], x[3], x[4], x[5]}, m->d = (Recur){d[0], d[1], d[2], d[3], d[4], d[5]};
     m->o = EMPTY(g, "o", N, c->HV, c->V), m->dout = RANDOM(g, "dout", N, c->HV, c->V);
     Tensor keep = EMPTY(g, "keep", recur_keep(N), c->HV, c->K, c->V);
     OP(g, recur, m->o, keep, m->x, c->scale, ABSENT, 0);
@@ -199,9 +206,10 @@ static void same(const Made *a, const Made *b, const char *what) {
     CHECK_RELATIVE(what, R(a->d.k), R(b->d.k), tensor_count(a->d.k), tol);
     CHECK_RELATIVE(what, R(a->d.v), R(b->d.v), tensor_count(a->d.v), tol);
 }
-static Scene *scene(int gwidth, bool delta) {
-    return recur_case(2, (int[]){140, 90}, (int[]){100, 30}, 2, 2, 4, 8, 6, gwidth, delta, false);
+static Scene *scene_of(int gwidth, bool delta, int HV) {
+    return recur_case(2, (int[]){140, 90}, (int[]){100, 30}, 2, 2, HV, 8, 6, gwidth, delta, false);
 }
+static Scene *scene(int gwidth, bool delta) { return scene_of(gwidth, delta, 4); }
 /* Kimi Delta Attention whose channels decay alike is the gated delta rule, and the gates' gradients sum to its own. */
 Test(recur, alike_channels_are_one_gate) {
     Scene *kda = scene(8, true), *gdn = scene(1, true);
@@ -215,6 +223,37 @@ Test(recur, alike_channels_are_one_gate) {
     CHECK_RELATIVE("d g", sum, R(b.d.g), (size_t)gates, REAL == F64 ? 1e-12 : 1e-4);
     CHECK_RELATIVE("d beta", R(a.d.beta), R(b.d.beta), (size_t)gates, REAL == F64 ? 1e-12 : 1e-5);
     free(sum), rig_close(&a.g), rig_close(&b.g), recur_case_free(kda), recur_case_free(gdn);
+}
+/* Gated DeltaNet-2 with equal gates, e = beta k and v = beta v, is Kimi Delta Attention; with one decay per head, the
+ * gated delta rule. The gradients of both are connected by the chain rule: dk gains beta de, and dv is beta dv'. */
+Test(recur, equal_gates_are_one_step) {
+    for (int gwidth = 1; gwidth <= 8; gwidth += 7) {
+        Scene *two = scene_of(gwidth, false, 2), *one = scene_of(gwidth, true, 2);
+        two->e = xcalloc((size_t)(two->N * two->H * two->K), sizeof *two->e);
+        for (int i = 0; i < two->N * two->H * two->K; i++) two->e[i] = one->beta[i / two->K] * one->k[i];
+        for (int i = 0; i < two->N * two->HV * two->V; i++) two->v[i] = one->beta[i / two->V] * one->v[i];
+        Made a, b;
+        make(&a, two), make(&b, one);
+        for (size_t i = 0; i < tensor_count(a.d.k); i++) R(a.d.k)[i] += (real)one->beta[i / 8] * R(a.d.e)[i];
+        for (size_t i = 0; i < tensor_count(a.d.v); i++) R(a.d.v)[i] *= (real)one->beta[i / 6];
+        same(&a, &b, "equal gates");
+        CHECK_RELATIVE("d g", R(a.d.g), R(b.d.g), tensor_count(a.d.g), REAL == F64 ? 1e-12 : 1e-4);
+        rig_close(&a.g), rig_close(&b.g), recur_case_free(two), recur_case_free(one);
+    }
+}
+/* An erase key that is k changes nothing; the two gradients of k, as it is written and as it erases, add up to one. */
+Test(recur, erasing_by_the_key_is_the_delta_rule) {
+    for (int k = 0; k < 3; k++) {
+        const int gwidth = (int[]){0, 1, 8}[k];
+        Scene *with = scene(gwidth, true), *without = scene(gwidth, true);
+        with->e = xcalloc((size_t)(with->N * with->H * with->K), sizeof *with->e);
+        memcpy(with->e, with->k, (size_t)(with->N * with->H * with->K) * sizeof *with->e);
+        Made a, b;
+        make(&a, with), make(&b, without);
+        for (size_t i = 0; i < tensor_count(a.d.k); i++) R(a.d.k)[i] += R(a.d.e)[i];
+        same(&a, &b, "an erase key that is k");
+        rig_close(&a.g), rig_close(&b.g), recur_case_free(with), recur_case_free(without);
+    }
 }
 Test(recur, a_decay_of_zero_is_none) {
     for (int delta = 0; delta < 2; delta++) {

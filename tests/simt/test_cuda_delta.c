@@ -257,13 +257,13 @@ static void hold_twins(Scene *c, bool overwrite) {
     for (int half = 0; half < 2; half++) {
 #define OF(t)               (half ? (t).half : (t).wide)
 #define MADE(t, from, a, b) (*(half ? &(t).half : &(t).wide) = real_of(&g, from, a, b))
-        const Recur x = {OF(q), OF(k), OF(v), gates, beta};
+        const Recur x = {.q = OF(q), .k = OF(k), .v = OF(v), .g = gates, .beta = beta};
         Tensor held = EMPTY(&g, "keep", recur_keep(N), HV, K, V), to = MADE(state, c->start, c->nseq, HV * K * V),
                gg = none, gb = none, gs = MADE(dstart, ends, c->nseq, HV * K * V);
         if (G) gg = MADE(dg, any, N * HV, G), gg.rank = 3, gg.n[0] = N, gg.n[1] = HV, gg.n[2] = G;
         if (c->delta) gb = MADE(dbeta, any, N, HV);
         OP(&g, recur, OF(o), held, x, c->scale, c->history ? to : none, 0);
-        const Recur d = {OF(dq), OF(dk), OF(dv), gg, gb};
+        const Recur d = {.q = OF(dq), .k = OF(dk), .v = OF(dv), .g = gg, .beta = gb};
         const RecurEnds e = {start, gs, dend};
         OP(&g, recur_backward, &d, OF(dout), x, c->scale, held, c->history ? &e : NULL);
         *(half ? &keep.half : &keep.wide) = held;
@@ -316,7 +316,8 @@ Test(cuda_delta, pieces_are_one_pass, .timeout = 300) {
                 int row = at[k][1] * at[k][2];
                 for (int i = 0; i < n * row; i++) R(x[k])[i] = (real)in[k][from * row + i];
             }
-            OP(&g, recur, y, ABSENT, ((Recur){x[0], x[1], x[2], x[3], x[4]}), c->scale, state, 0);
+            OP(&g, recur, y, ABSENT, ((Recur){.q = x[0], .k = x[1], .v = x[2], .g = x[3], .beta = x[4]}), c->scale,
+               state, 0);
             memcpy(o[pieces] + from * HV * V, y.p, tensor_bytes(y));
         }
         memcpy(end[pieces], state.p, tensor_bytes(state));

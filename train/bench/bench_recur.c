@@ -1,6 +1,7 @@
 #include "bench_recur.h"
 
-const char *const recur_rules[RULES] = {"kda", "gdn", "deltanet", "gla", "retention", "linear", "mamba2"};
+const char *const recur_rules[RULES] = {"kda",    "gdn",    "deltanet", "gla",  "retention",
+                                        "linear", "mamba2", "gdn2",     "comba"};
 
 typedef struct {
     Run run;
@@ -42,17 +43,18 @@ static Recur bench_recur_sides(Arena *a, RecurRule rule, RecurShape s, Dtype row
     Recur r = {.q = arena_tensor(a, "q", rows, 3, (int[]){N, groups, K}),
                .k = arena_tensor(a, "k", rows, 3, (int[]){N, groups, K}),
                .v = arena_tensor(a, "v", rows, 3, (int[]){N, s.H, s.D})};
-    bool channels = rule == RULE_KDA || rule == RULE_GLA;
+    bool channels = rule == RULE_KDA || rule == RULE_GLA || rule == RULE_GDN2;
     if (rule != RULE_DELTANET && rule != RULE_LINEAR)
         r.g = arena_tensor(a, "g", REAL, 3, (int[]){N, s.H, channels ? K : 1});
-    if (rule <= RULE_DELTANET) r.beta = arena_tensor(a, "beta", REAL, 2, (int[]){N, s.H});
+    if (rule == RULE_GDN2 || rule == RULE_COMBA) r.e = arena_tensor(a, "e", rows, 3, (int[]){N, groups, K});
+    if (rule <= RULE_DELTANET || rule == RULE_COMBA) r.beta = arena_tensor(a, "beta", REAL, 2, (int[]){N, s.H});
     return r;
 }
 static void bench_recur_place(Work *w, Arena *a, RecurRule rule, RecurShape s) {
     const Dtype rows = bench_bf16(w->run.dev) ? BF16 : REAL;
     w->in = bench_recur_sides(a, rule, s, rows);
     w->grad = bench_recur_sides(a, rule, s, rows);
-    w->grad.q.overwrite = w->grad.k.overwrite = w->grad.v.overwrite = rows == BF16;
+    w->grad.q.overwrite = w->grad.k.overwrite = w->grad.v.overwrite = w->grad.e.overwrite = rows == BF16;
     w->grad.g.overwrite = w->grad.beta.overwrite = rows == BF16;
     w->o = arena_tensor(a, "o", rows, 3, (int[]){s.B * s.T, s.H, s.D});
     w->dout = arena_tensor(a, "dout", rows, 3, (int[]){s.B * s.T, s.H, s.D});
@@ -86,9 +88,10 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
             bench_fill(dev, w.in.v, 3, -1, 1);
         if (present(w.in.g)) bench_fill(dev, w.in.g, 4, -0.1, 0);
         if (present(w.in.beta)) bench_fill(dev, w.in.beta, 5, 0, 1);
+        if (present(w.in.e)) bench_fill(dev, w.in.e, 2, -unit / 2, unit / 2); /* half of k */
         bench_fill(dev, w.dout, 6, -1, 1);
-        Tensor *const rows_of[] = {&w.grad.q, &w.grad.k, &w.grad.v, &w.grad.g, &w.grad.beta};
-        for (int i = 0; i < 5; i++) /* what is added to */
+        Tensor *const rows_of[] = {&w.grad.q, &w.grad.k, &w.grad.v, &w.grad.g, &w.grad.beta, &w.grad.e};
+        for (int i = 0; i < 6; i++) /* what is added to */
             if (present(*rows_of[i]) && !rows_of[i]->overwrite)
                 device_zero(dev, rows_of[i]->p, tensor_bytes(*rows_of[i]));
         *forward = bench_time(dev, forward_once, &w, seconds);

@@ -76,7 +76,10 @@ static bool take_batch(Args *a, const char *word, Err *e) {
 }
 static bool take_rule(Args *a, const char *word, Err *e) {
     if (a->nrule == RULES || !recur_rule_read(word, &a->rule[a->nrule]))
-        return err_input(e, "--rule: expected kda, gdn, deltanet, gla, retention, linear or mamba2, got '%.60s'", word);
+        return err_input(e,
+                         "--rule: expected kda, gdn, deltanet, gla, retention, linear, mamba2, gdn2 or "
+                         "comba, got '%.60s'",
+                         word);
     a->nrule++;
     return true;
 }
@@ -587,7 +590,7 @@ int cmd_bench(int argc, char **argv) {
          0},
         {"chunk", OPT_CHUNK, "N", 0, "prefill: rows of one pass (default 512)", 0},
         {"rows", OPT_ROWS, "N", 0, "ops: rows of the arrays (default 16384), and the longest side of a product", 0},
-        {"rule", OPT_RULE, "NAME,...", 0, "recur: kda, gdn, deltanet, gla, retention, linear, mamba2", 0},
+        {"rule", OPT_RULE, "NAME,...", 0, "recur: kda, gdn, deltanet, gla, retention, linear, mamba2, gdn2, comba", 0},
         {"shape", OPT_SHAPE, "BxTxHxD", 0, "recur: sequences, rows of each, heads, width of a head", 0},
         {"logits", OPT_LOGITS, "N", 0,
          "train on a GPU: logits computed at once, about (default 67108864, which is 2^26)", 0},

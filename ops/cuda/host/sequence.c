@@ -296,7 +296,8 @@ static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, 
                    .at = at,
                    .longest = N, /* until rows are there */
                    .per_channel = present(x->g) && x->g.n[2] == K,
-                   .delta = present(x->beta),
+                   .delta = recur_corrects(x),
+                   .erases = present(x->e),
                    .is_bf16 = is_bf16,
                    .scale = (float)scale,
                    .blob = present(state) ? (size_t)state.n[1] : 0};
@@ -306,6 +307,7 @@ static CudaRecur recur_pass(Run *r, const Recur *x, double scale, Tensor state, 
     p.longest = 0;
     for (int s = 0; s < b->B; s++) p.longest = imax(p.longest, b->off[s + 1] - b->off[s]);
     p.q = numbers(x->q), p.k = numbers(x->k), p.v = numbers(x->v), p.g = maybe(x->g), p.beta = maybe(x->beta);
+    p.e = numbers(x->e);
     return p;
 }
 static void history_there(const Batch *b, bool there) {
@@ -313,10 +315,10 @@ static void history_there(const Batch *b, bool there) {
         CHECK(b->off[s] == b->off[s + 1] || b->first[b->off[s]] >= 0, "row %d continues a history that is not there",
               b->off[s]);
 }
-/* By chunks on the matrix units where products are rounded to bf16; f32, wide keys and short sequences go row after
- * row. How long they are the pass itself knows, so scratch is taken for both where there are rows enough. */
+/* By chunks on the matrix units where products are rounded to bf16; f32, wide keys, erase keys and short sequences go
+ * row after row. How long they are the pass itself knows, so scratch is taken for both where there are rows enough. */
 static bool may_go_by_chunks(const Run *r, const CudaRecur *p) {
-    return r->dev->products_bf16 && cuda_delta_takes(p->K, p->N);
+    return r->dev->products_bf16 && !p->erases && cuda_delta_takes(p->K, p->N);
 }
 static bool goes_by_chunks(const Run *r, const CudaRecur *p) {
     return !measuring(r) && may_go_by_chunks(r, p) && cuda_delta_takes(p->K, p->longest);
@@ -346,6 +348,7 @@ static void sequence_fold(Run *r, Tensor y, Tensor x, int heads, const CudaRecur
 static CudaRecurGrad recur_grad(const Recur *d, const RecurEnds *ends) {
     CudaRecurGrad g = {
         .q = rows_of(d->q), .k = rows_of(d->k), .g = rows_of(d->g), .beta = rows_of(d->beta), .v = rows_of(d->v)};
+    g.e = rows_of(d->e);
     if (ends) g.start = maybe(ends->start), g.dend = maybe(ends->dend), g.dstart = maybe(ends->dstart);
     return g;
 }
@@ -375,7 +378,8 @@ static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor 
                 .k = sequence_sums(r, "d k of value heads", d->k, one && group == 1, p, slices, p->K),
                 .v = d->v,
                 .g = sequence_sums(r, "d g of channels", d->g, one && whole, p, slices, p->K),
-                .beta = sequence_sums(r, "d beta of columns", d->beta, one, p, slices, 1)};
+                .beta = sequence_sums(r, "d beta of columns", d->beta, one, p, slices, 1),
+                .e = sequence_sums(r, "d e of value heads", d->e, one && group == 1, p, slices, p->K)};
     size_t notes = cuda_recur_notes(p->K, p->V) * (size_t)p->HV * (size_t)p->B;
     float *mem = arena_take(r->scratch, notes * sizeof *mem, "states of rows");
     if (runs) {
@@ -385,6 +389,7 @@ static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor 
         sequence_fold(r, d->k, to.k, p->H, p, p->K, slices, group);
         sequence_fold(r, d->g, to.g, p->HV, p, whole ? p->K : 1, slices, whole ? 1 : p->K);
         sequence_fold(r, d->beta, to.beta, p->HV, p, 1, slices, 1);
+        sequence_fold(r, d->e, to.e, p->H, p, p->K, slices, group);
     }
     arena_release(r->scratch, mark);
 }
@@ -392,7 +397,7 @@ void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double
                             const RecurEnds *ends) {
     Mark mark = arena_mark(r->scratch);
     CudaRecur p = recur_pass(r, &x, scale, ABSENT, 0);
-    CHECK(CHECK_ALIKE(dout, x.v, d->q, d->k, d->v) == p.is_bf16, "dout %s", dtype_name(dout.dtype));
+    CHECK(CHECK_ALIKE(dout, x.v, d->q, d->k, d->v, d->e) == p.is_bf16, "dout %s", dtype_name(dout.dtype));
     bool chunks = goes_by_chunks(r, &p);
     if (!measuring(r)) history_there(r->batch, ends && present(ends->start));
     if (may_go_by_chunks(r, &p)) backward_by_chunks(r, &p, d, dout, keep, ends, chunks);

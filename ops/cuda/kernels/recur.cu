@@ -18,8 +18,8 @@ DEVICE float sum8(float v) {
 template <int KP, int CT> struct RecurForm {
     static constexpr int KS = 8 * KP, COLUMNS = 32 * CT, SEG = KP > 16 ? 4 : 8, NOTES = CUDA_RECUR_CHUNK / SEG + SEG;
     struct Rows {
-        float q[SEG][KS], k[SEG][KS], a[SEG][KS], v[SEG][COLUMNS], g[SEG][COLUMNS], beta[SEG]; /* g: dout */
-        float sum[WARPS][3][KS], sum_beta[WARPS];
+        float q[SEG][KS], k[SEG][KS], e[SEG][KS], a[SEG][KS], v[SEG][COLUMNS], g[SEG][COLUMNS], beta[SEG]; /* g: dout */
+        float sum[WARPS][4][KS], sum_beta[WARPS];
     };
 };
 /* A thread's position. */
@@ -46,6 +46,7 @@ DEVICE void recur_load(typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p, 
                g = head_row(p, t + r, at.h);
         m->q[r][k] = in ? number(((const T *)p.q)[row]) : 0;
         m->k[r][k] = in ? number(((const T *)p.k)[row]) : 0;
+        if (p.e) m->e[r][k] = in ? number(((const T *)p.e)[row]) : 0;
         m->a[r][k] = !p.g || !in ? 1 : expf(p.per_channel ? p.g[g * (size_t)p.K + (size_t)k] : p.g[g]);
     }
     ROLLED for (int i = (int)threadIdx.x; i < n * COLUMNS; i += BLOCK) {
@@ -82,21 +83,23 @@ DEVICE void state_store(const float S[KP][CT], const CudaRecur &p, const RecurPl
 template <int KP, int CT>
 DEVICE void recur_row(float S[KP][CT], const typename RecurForm<KP, CT>::Rows *m, const CudaRecur &p,
                       const RecurPlace &at, int r, float *o) {
+    const float *erase = p.e ? m->e[r] : m->k[r];
     float u[CT], out[CT], qk = 0;
     UNROLL for (int j = 0; j < CT; j++) u[j] = out[j] = 0;
     UNROLL for (int i = 0; i < KP; i++) {
-        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], q = m->q[r][at.part + 8 * i];
+        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], e = erase[at.part + 8 * i],
+              q = m->q[r][at.part + 8 * i];
         qk += o ? q * k : 0;
         UNROLL for (int j = 0; j < CT; j++) {
             S[i][j] *= a;
-            u[j] += k * S[i][j];
+            u[j] += e * S[i][j];
             if (o) out[j] += q * S[i][j];
         }
     }
     qk = o ? sum8(qk) : 0;
     UNROLL for (int j = 0; j < CT; j++) {
         float v = m->v[r][(int)threadIdx.x / 8 + 32 * j];
-        u[j] = p.beta ? m->beta[r] * (v - sum8(u[j])) : v;
+        u[j] = p.delta ? m->beta[r] * (v - sum8(u[j])) : v;
         if (o) o[j] = sum8(out[j]) + qk * u[j];
     }
     UNROLL for (int i = 0; i < KP; i++) {
@@ -160,19 +163,21 @@ template <int KP, int CT>
 DEVICE void recur_row_back(float dS[KP][CT], const float *notes, int number, typename RecurForm<KP, CT>::Rows *m,
                            const CudaRecur &p, const CudaRecurGrad &d, const RecurPlace &at, int t, int r) {
     int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const float *erase = p.e ? m->e[r] : m->k[r];
     float u[CT], du[CT], dv[CT], g[CT], db = 0;
     UNROLL for (int j = 0; j < CT; j++) u[j] = du[j] = 0, g[j] = m->g[r][thread / 8 + 32 * j];
     UNROLL for (int i = 0; i < KP; i++) {
-        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], q = p.scale * m->q[r][at.part + 8 * i];
+        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], e = erase[at.part + 8 * i],
+              q = p.scale * m->q[r][at.part + 8 * i];
         UNROLL for (int j = 0; j < CT; j++) {
             dS[i][j] += q * g[j];
-            u[j] += k * a * noted<CT>(notes, number * KP + i, j);
+            u[j] += e * a * noted<CT>(notes, number * KP + i, j);
             du[j] += k * dS[i][j];
         }
     }
     float beta = m->beta[r];
     UNROLL for (int j = 0; j < CT; j++) {
-        float v = m->v[r][thread / 8 + 32 * j], rest = p.beta ? v - sum8(u[j]) : v;
+        float v = m->v[r][thread / 8 + 32 * j], rest = p.delta ? v - sum8(u[j]) : v;
         du[j] = sum8(du[j]);
         db += du[j] * rest;
         u[j] = beta * rest;
@@ -181,19 +186,22 @@ DEVICE void recur_row_back(float dS[KP][CT], const float *notes, int number, typ
         if (d.v.p && at.part == 0 && col < p.V) add_to(d.v, head_row(p, t, at.h) * (size_t)p.V + (size_t)col, dv[j]);
     }
     UNROLL for (int i = 0; i < KP; i++) {
-        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], sum[3] = {0, 0, 0};
+        float a = m->a[r][at.part + 8 * i], k = m->k[r][at.part + 8 * i], e = erase[at.part + 8 * i],
+              sum[4] = {0, 0, 0, 0};
         UNROLL for (int j = 0; j < CT; j++) {
             float D = a * noted<CT>(notes, number * KP + i, j);
             sum[0] += (D + k * u[j]) * g[j];
             sum[1] += dS[i][j] * u[j];
-            if (p.beta) {
-                sum[1] -= D * dv[j];
-                dS[i][j] -= k * dv[j];
+            if (p.delta) {
+                sum[1] -= p.e ? 0 : D * dv[j];
+                sum[3] -= p.e ? D * dv[j] : 0;
+                dS[i][j] -= e * dv[j];
             }
             sum[2] += dS[i][j] * D;
             dS[i][j] *= a;
         }
-        UNROLL for (int x = 0; x < 3; x++) { /* the warp's four columns */
+        UNROLL for (int x = 0; x < 4; x++) { /* the warp's four columns */
+            if (x == 3 && !p.e) continue;
             sum[x] += __shfl_xor_sync(FULL_WARP, sum[x], 8);
             sum[x] += __shfl_xor_sync(FULL_WARP, sum[x], 16);
             if (lane < 8) m->sum[warp][x][lane + 8 * i] = sum[x];
@@ -204,9 +212,9 @@ DEVICE void recur_row_back(float dS[KP][CT], const float *notes, int number, typ
     if (lane == 0) m->sum_beta[warp] = db;
     __syncthreads();
     size_t slice = (size_t)blockIdx.x * (size_t)p.N * (size_t)p.HV, row = head_row(p, t, at.h);
-    for (int i = thread; i < 3 * p.K; i += BLOCK) {
+    for (int i = thread; i < (p.e ? 4 : 3) * p.K; i += BLOCK) {
         int x = i / p.K, k = i % p.K;
-        const CudaRows y = x == 0 ? d.q : x == 1 ? d.k : d.g;
+        const CudaRows y = x == 0 ? d.q : x == 1 ? d.k : x == 2 ? d.g : d.e;
         float sum = 0;
         UNROLL for (int w = 0; w < WARPS; w++) sum += m->sum[w][x][k];
         if (y.p) add_to(y, (slice + row) * (size_t)p.K + (size_t)k, x == 0 ? p.scale * sum : sum);
@@ -275,10 +283,18 @@ extern "C" void cuda_recur_fold(Cuda *c, size_t rows, int width, CudaRows y, con
     LAUNCH_EACH(c, recur_fold, n, y, x, n * (size_t)group, slices, group, width);
 }
 
+/* A kernel with more shared memory than a block has without asking, which the widest keys need. */
+template <class Kernel> static void recur_allow(Kernel *kernel, size_t bytes) {
+    if (bytes > 49152)
+        cuda_must(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                  "shared memory of a recurrence");
+}
+
 /* Choose the form by K. */
 template <int KP> static void forward_of(Cuda *c, const CudaRecur *p, void *o, float *keep, float *state, bool write) {
     dim3 grid((unsigned)(p->V + 31) / 32, (unsigned)p->HV, (unsigned)p->B);
     constexpr size_t room = sizeof(typename RecurForm<KP, 1>::Rows);
+    recur_allow(recur<KP, bf16>, room), recur_allow(recur<KP, float>, room);
     if (p->is_bf16)
         LAUNCH((recur<KP, bf16>), grid, dim3(BLOCK), room, c->stream, *p, as<bf16>(o), keep, state, write);
     else
@@ -306,7 +322,8 @@ static void backward_of(Cuda *c, const CudaRecur *p, const CudaRecurGrad *d, con
                         float *notes) {
     using Form = RecurForm<KP, CT>;
     static_assert(Form::NOTES == (KP > 16 ? 20 : 16) && Form::COLUMNS == (KP > 16 ? 64 : 128), "cuda_recur_notes");
-    static_assert(sizeof(typename Form::Rows) <= 49152, "what a block has without asking");
+    recur_allow(recur_backward<KP, CT, bf16>, sizeof(typename Form::Rows));
+    recur_allow(recur_backward<KP, CT, float>, sizeof(typename Form::Rows));
     dim3 grid((unsigned)cuda_recur_slices(p->K, p->V), (unsigned)p->HV, (unsigned)p->B);
     if (p->is_bf16)
         LAUNCH((recur_backward<KP, CT, bf16>), grid, dim3(BLOCK), sizeof(typename Form::Rows), c->stream, *p, *d,
