@@ -19,7 +19,7 @@ static const PolicyAbsent absent[] = {
     {"InfiniPot", "arXiv:2410.01518", "needs the logits of prompt tokens, and feeds a prompt of its own in between"},
     {"LazyLLM", "arXiv:2407.14057", "drops tokens inside a pass, layer by layer; a policy acts between passes"},
     {"InfiniGen", "arXiv:2406.19707",
-     "a layer guesses the next layer's queries; a layer here has no access to weights of another"},
+     "guesses a layer's queries from the input of the layer before; a layer here sees its own alone"},
     {"TailorKV", "arXiv:2505.19586", "needs rows in host memory and another codec in some layers"},
 };
 const PolicyAbsent *policy_absent(int i) {

@@ -51,7 +51,7 @@ typedef struct {
     double slope;                  /* pyramidkv: mean budget / that of the last slot */
     double reads;                  /* rows that a step reads, as budget; of those: */
     int recent, page;              /* newest rows that are read anyway; rows of a page */
-    int outliers;                  /* shadowkv: pages that are read in addition */
+    int uneven;                    /* shadowkv: pages with a key unlike the rest, read in addition */
     double channels;               /* hybrid: share of a key's channels that pages are judged by */
     double even;                   /* adakv: share of the rows that lanes have alike */
 } PolicyCfg;
@@ -117,7 +117,7 @@ typedef struct {
     const PolicyCfg *p;
     int n, group, D;         /* pages; query heads of the lane; width of a key */
     const real *q;           /* (group,D) */
-    real scale;              /* of scores, before a softmax */
+    real scale;              /* of scores, before a softmax; no policy applies a cap */
     const real *const *page; /* (n) what `summary` wrote of each */
     real *score;             /* (n) to be written, 0 before: pages with the highest are read */
     real *each;              /* (n) scratch */

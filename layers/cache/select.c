@@ -34,7 +34,7 @@ static int page_newest(const Slot *s, int page) {
 }
 static int pages_read(const PolicyCfg *p, int tokens) {
     const double rows = p->reads > 1 ? p->reads : p->reads * tokens;
-    return (int)fmin(INT32_MAX / 2, ceil(fmax(0, rows - p->recent) / p->page - 1e-9)) + p->outliers;
+    return (int)ceil(fmax(0, rows - p->recent) / p->page - 1e-9) + p->uneven;
 }
 /* The pages of a lane that a query at position pos may leave out: full ones without recent rows. Returns their
  * number. */

@@ -41,7 +41,7 @@ def shadowkv(pages, q, o):
                                                      np.linalg.norm(mean, axis=-1)[:, None])
     order = np.argsort(cosine.min(axis=1), kind="stable")
     score = np.full(len(pages), np.inf)
-    rest = np.sort(order[o["outliers"]:])
+    rest = np.sort(order[o["uneven"]:])
     if len(rest):
         score[rest] = softmax(q @ mean[rest].T / math.sqrt(DIM)).max(axis=0)
     return score
@@ -55,7 +55,7 @@ def reads(rule, slot, lane, t, o):
     for first in range(0, t, page):
         full = first + page <= t and first + page - 1 < t - recent
         (older if full else chosen).append(first)
-    most = math.ceil(max(0, rows - recent) / page - 1e-9) + o.get("outliers", 0)
+    most = math.ceil(max(0, rows - recent) / page - 1e-9) + o.get("uneven", 0)
     if older:
         pages = np.array([K[slot, first:first + page, lane] for first in older])
         score = rule(pages, Q[slot, t, lane * GROUP:(lane + 1) * GROUP], o)
@@ -69,9 +69,9 @@ if __name__ == "__main__":
                  "quest:reads=1000,recent=4,page=4", "hybrid:reads=20,recent=4,page=4,channels=0.5",
                  "hybrid:reads=0.3,recent=3,page=3,channels=0.25", "hybrid:reads=17,recent=1,page=1,channels=1",
                  "hybrid:reads=12,recent=2,page=2,channels=0.13", "hybrid:reads=30,recent=5,page=5,channels=0.7",
-                 "shadowkv:reads=20,recent=4,page=4,outliers=2", "shadowkv:reads=0.3,recent=3,page=3,outliers=0",
-                 "shadowkv:reads=5,recent=5,page=5,outliers=4", "shadowkv:reads=9,recent=2,page=2,outliers=5",
-                 "shadowkv:reads=12,recent=8,page=8,outliers=1"):
+                 "shadowkv:reads=20,recent=4,page=4,uneven=2", "shadowkv:reads=0.3,recent=3,page=3,uneven=0",
+                 "shadowkv:reads=5,recent=5,page=5,uneven=4", "shadowkv:reads=9,recent=2,page=2,uneven=5",
+                 "shadowkv:reads=12,recent=8,page=8,uneven=1"):
         name, _, words = spec.partition(":")
         o = {k: float(v) for k, v in (word.split("=") for word in words.split(","))}
         o = {k: int(v) if k not in ("reads", "channels") else v for k, v in o.items()}

@@ -244,8 +244,8 @@ Test(policy_golden, what_queries_read) {
     fclose(f);
     for (int i = 0; policy_at(i); i++)
         cr_assert(seen[i] || policy_at(i)->role != POLICY_READS, "no golden text of %s", policy_at(i)->name);
-    cr_assert(texts == 17 && tried == texts * (TOKENS - PROMPT) * SLOTS * LANES && fewer > tried / 2, "%d choices, %d of fewer rows",
-              tried, fewer);
+    cr_assert(texts == 17 && tried == texts * (TOKENS - PROMPT) * SLOTS * LANES && fewer > tried / 2,
+              "%d choices, %d of fewer rows", tried, fewer);
 }
 /* Where kvpress has the same rule. */
 Test(policy_golden, kvpress, .timeout = 60) {

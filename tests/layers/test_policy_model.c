@@ -70,7 +70,7 @@ static PolicyCfg settings(const char *text, bool full, int every) {
             if (!strcmp(k->name, "chunk")) value = "9";
             if (!strcmp(k->name, "reads")) value = full ? "1000" : "8";
             if (!strcmp(k->name, "recent") || !strcmp(k->name, "page")) value = "5";
-            if (!strcmp(k->name, "outliers")) value = "1";
+            if (!strcmp(k->name, "uneven")) value = "1";
             if (value) n += snprintf(spec + n, sizeof spec - (size_t)n, "%c%s=%s", set++ ? ',' : ':', k->name, value);
         }
     }
