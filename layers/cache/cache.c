@@ -90,7 +90,7 @@ static size_t stored_put(Stored *d, Slot *s, int lane, int row, size_t from, int
     cache_piece(&d->value, slot_value(s, at) / unit, from * (size_t)s->t.s.vdim);
     if (s->score_of) cache_piece(&d->score, at, from);
     if (s->kept) s->kept[at] = 0;
-    if (s->bounded) s->bounded[at / (size_t)s->t.P] = false;
+    if (s->summed) s->summed[at / (size_t)s->t.P] = false;
     slot_set_pos(s, at, pos);
     return at;
 }

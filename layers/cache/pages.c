@@ -70,8 +70,9 @@ void slot_place(Slot *s, Arena *rows, Arena *a) {
         s->asked_lse = arena_tensor(rows, "lse of queries asked", REAL, 2, (int[]){places, t->s.heads});
     }
     if (n && s->policy.read) {
-        s->bounds = arena_take(a, 2 * (size_t)t->npages * (size_t)t->s.kdim * sizeof(real), "bounds of pages");
-        s->bounded = arena_take(a, (size_t)t->npages * sizeof *s->bounded, "pages with bounds");
+        s->summary = arena_take(a, (size_t)t->npages * policy_summary(&s->policy, t->s.kdim) * sizeof(real),
+                                "summaries of pages");
+        s->summed = arena_take(a, (size_t)t->npages * sizeof *s->summed, "pages with summaries");
     }
     if (n && s->chosen && s->keeps) s->kept = arena_take(a, (size_t)t->npages * (size_t)t->P * sizeof(real), "kept");
     if (n && s->score_of) s->score = arena_tensor(rows, "cache scores", REAL, 2, (int[]){t->npages, t->P});
@@ -130,7 +131,7 @@ void slot_own_page(Slot *s, int lane, int row) {
     CHECK(s->nunused > 0, "no free page of %d", s->t.npages);
     slot_set(s, e, s->unused[--s->nunused]);
     s->ref[*e] = 1;
-    if (s->bounded) s->bounded[*e] = false;
+    if (s->summed) s->summed[*e] = false;
     if (old < 0) return;
     copy_bytes(s, page_data(s, *e), page_data(s, old), page_bytes(s));
     size_t to = (size_t)*e * (size_t)P, from = (size_t)old * (size_t)P, n = (size_t)P;
@@ -258,7 +259,7 @@ void slot_moves_done(Cache *c, const Slot *s) {
 void slot_move(Cache *c, Slot *s, size_t to, size_t from) {
     struct Moves *m = c->moves;
     slot_set_pos(s, to, s->t.pos[from]);
-    if (s->bounded) s->bounded[to / (size_t)s->t.P] = false;
+    if (s->summed) s->summed[to / (size_t)s->t.P] = false;
     if (s->kept) s->kept[to] = s->kept[from];
     if (!s->dev) {
         char *data = s->t.data.p;

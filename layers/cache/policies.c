@@ -18,8 +18,8 @@ enum { LISTED = sizeof policies / sizeof *policies, WORD_MAX = 30 };
 static const PolicyAbsent absent[] = {
     {"InfiniPot", "arXiv:2410.01518", "needs the logits of prompt tokens, and feeds a prompt of its own in between"},
     {"LazyLLM", "arXiv:2407.14057", "drops tokens inside a pass, layer by layer; a policy acts between passes"},
-    {"InfiniGen", "arXiv:2406.19707", "fetches rows from host memory ahead of a layer; here rows have one place"},
-    {"ShadowKV", "arXiv:2410.21465", "needs low-rank keys on the GPU and values in host memory"},
+    {"InfiniGen", "arXiv:2406.19707",
+     "guesses a layer's queries from the input of the layer before; a layer here sees its own alone"},
     {"TailorKV", "arXiv:2505.19586", "needs rows in host memory and another codec in some layers"},
 };
 const PolicyAbsent *policy_absent(int i) {

@@ -49,11 +49,14 @@ size_t policy_state_bytes(const PolicyCfg *p, const KvShape *s) {
     if (!policy_acts(p) || !policy_suits(p, s) || p->of->ask.whom == ASK_REPLAY) return 0;
     return (size_t)policy_queries(p) * (size_t)s->heads * (size_t)(s->kdim + 1) * sizeof(real);
 }
+size_t policy_summary(const PolicyCfg *p, int kdim) {
+    return p->read ? (size_t)(p->read->summary_channels * kdim + p->read->summary_more) : 0;
+}
 size_t policy_row_bytes(const PolicyCfg *p, const KvShape *s) {
     if (!policy_any(p) || !policy_suits(p, s)) return 0;
     const size_t own = policy_acts(p) ? ((p->of->score != NULL) + (size_t)p->of->keeps) * sizeof(real) : 0,
-                 pages = p->read ? (2 * (size_t)s->kdim * sizeof(real) + (size_t)p->page - 1) / (size_t)p->page : 0;
-    return (size_t)s->lanes * (own + pages); /* a page's bounds, by its rows */
+                 page = policy_summary(p, s->kdim) * sizeof(real);
+    return (size_t)s->lanes * (own + (page ? (page + (size_t)p->page - 1) / (size_t)p->page : 0));
 }
 
 /* ---- rows --------------------------------------------------------------------------------------------------------*/
@@ -74,6 +77,25 @@ int policy_resident(const PolicyCfg *p, int n, int slot, int slots) {
     return rows + n - at;
 }
 
+int ranked_first(const void *a, const void *b) {
+    const Ranked *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return x->at - y->at;
+}
+void policy_bounds(const real *keys, int P, int D, real *out) {
+    real *low = out, *high = out + D;
+    for (int r = 0; r < P; r++, keys += D)
+        for (int d = 0; d < D; d++) {
+            low[d] = r && low[d] < keys[d] ? low[d] : keys[d];
+            high[d] = r && high[d] > keys[d] ? high[d] : keys[d];
+        }
+}
+void policy_softmax(real *x, int n) {
+    real most = -(real)INFINITY, sum = 0;
+    for (int i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
+    for (int i = 0; i < n; i++) sum += x[i] = (real)exp((double)(x[i] - most));
+    for (int i = 0; i < n; i++) x[i] /= sum;
+}
 typedef struct {
     real score;
     int pos, row;

@@ -13,7 +13,7 @@
  *   rows    between passes: how many rows the lanes of a slot keep
  *   select  what speaks for each row
  *   divide  how the lanes of a slot share their rows
- *   bound   in a pass after the prompt, before attention: which pages of the rows that are left the query reads
+ *   judge   in a pass after the prompt, before attention: which pages of the rows that are left the query reads
  * Policies compose: `--policy snapkv --policy adakv`. Each has a role, a list names each role at most once, and the
  * order in which a user names them means nothing. Rows are stored by a codec (codec.h) whatever the policy. */
 #pragma once
@@ -51,6 +51,8 @@ typedef struct {
     double slope;                  /* pyramidkv: mean budget / that of the last slot */
     double reads;                  /* rows that a step reads, as budget; of those: */
     int recent, page;              /* newest rows that are read anyway; rows of a page */
+    int uneven;                    /* shadowkv: pages with a key unlike the rest, read in addition */
+    double channels;               /* hybrid: share of a key's channels that pages are judged by */
     double even;                   /* adakv: share of the rows that lanes have alike */
 } PolicyCfg;
 
@@ -103,6 +105,25 @@ static inline const real *policy_query(const Choice *c, int i, int head) {
     return c->q + ((size_t)i * (size_t)c->heads + (size_t)head) * (size_t)c->kdim;
 }
 
+/* Numbers in the order of their scores: qsort with ranked_first puts the highest first, of equal ones the lower `at`. */
+typedef struct {
+    real score;
+    int at;
+} Ranked;
+int ranked_first(const void *, const void *);
+/* What `judge` is given: one query, and of its lane the pages that it may leave out, which are full and without recent
+ * rows, oldest first. */
+typedef struct {
+    const PolicyCfg *p;
+    int n, group, D;         /* pages; query heads of the lane; width of a key */
+    const real *q;           /* (group,D) */
+    real scale;              /* of scores, before a softmax; no policy applies a cap */
+    const real *const *page; /* (n) what `summary` wrote of each */
+    real *score;             /* (n) to be written, 0 before: pages with the highest are read */
+    real *each;              /* (n) scratch */
+    Ranked *order;           /* (max of n, D) scratch */
+} PageChoice;
+
 /* What a policy decides. One that divides rows chooses them, too, if nothing else in the list does. */
 typedef enum { POLICY_ROWS, POLICY_LAYERS, POLICY_LANES, POLICY_READS, POLICY_ROLES } PolicyRole;
 
@@ -124,9 +145,11 @@ struct Policy {
     void (*select)(Choice *); /* NULL: the scores are there, or nothing but sinks and window stays */
     /* Rows of a lane after an eviction at length n; NULL: policy_rows. `varies`: `select` may choose fewer. */
     int (*rows)(const PolicyCfg *, int n, int slot, int slots);
-    /* How well a page may match: its smallest and largest keys (D), the query heads of its lane (group,D). A step after
-     * the prompt reads the pages with the highest (select.c). NULL: it reads all. */
-    real (*bound)(const real *low, const real *high, const real *q, int group, int D);
+    /* What is kept of a full page: summary_channels D + summary_more numbers, from its keys (P,D). A step after the
+     * prompt reads the pages that `judge` gives the highest scores (select.c); NULL: it reads all. */
+    void (*summary)(const real *keys, int P, int D, real *out);
+    int summary_channels, summary_more;
+    void (*judge)(PageChoice *);
     void (*divide)(Choice *); /* after `select`: writes PolicyLane.budget, whose sum stays; NULL: lanes keep alike */
     bool varies;
 };
@@ -134,7 +157,8 @@ struct Policy {
 /* clang-format off */
 #define POLICIES(X) \
     X(window) X(random) X(knorm) X(h2o) X(vatp) X(scissorhands) X(tova) X(snapkv) X(pyramidkv) X(adakv) \
-    X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(kvzip) X(quest)
+    X(simlayerkv) X(nacl) X(morphkv) X(fastgen) X(hashevict) X(expected) X(rocketkv) X(kvzip) X(quest) \
+    X(hybrid) X(shadowkv)
 /* clang-format on */
 #define POLICY_DECLARED(name) extern const Policy policy_##name;
 POLICIES(POLICY_DECLARED)
@@ -153,6 +177,11 @@ POLICIES(POLICY_DECLARED)
 #define POLICY_POOL                                                                                \
     POLICY_KEY(pool, KEY_INT, "5", 1, 1023, "neighbouring rows whose attention is averaged, odd"), \
         POLICY_KEY(peak, KEY_INT, "0", 0, 1, "1: their largest attention instead of the mean")
+#define POLICY_READS_KEYS(reads_dflt, recent_dflt, page_dflt)                                                       \
+    POLICY_KEY(reads, KEY_FLOAT, reads_dflt, 0.001, 1e9, "share of the tokens that a step reads, or above 1 rows"), \
+        POLICY_KEY(recent, KEY_INT, recent_dflt, 1, 1e9,                                                            \
+                   "newest rows that are read anyway, in whole pages; at least a page"),                            \
+        POLICY_KEY(page, KEY_INT, page_dflt, 1, 64, "rows that are read together")
 #define POLICY_SHARE(dflt, most, meaning) POLICY_KEY(share, KEY_FLOAT, dflt, 0, most, meaning)
 
 const Policy *policy_at(int i); /* NULL: there are fewer */
@@ -183,6 +212,8 @@ int policy_cut(const PolicyCfg *);
 bool policy_replays(const PolicyCfg *, int n);
 enum { REPLAY_ROWS = 64, REPLAY_NAMED = 8 };
 int policy_replay_tokens(const PolicyCfg *, int n);
+/* Numbers that are kept of a page of keys of this width; 0: pages are not judged. */
+size_t policy_summary(const PolicyCfg *, int kdim);
 /* Newest queries of a sequence that are kept; 0: none. Bytes of those, and of numbers kept with a row of all lanes. */
 int policy_queries(const PolicyCfg *);
 size_t policy_state_bytes(const PolicyCfg *, const KvShape *);
@@ -197,5 +228,9 @@ void policy_keep(PolicyLane *);
 /* For `select`. score = the mean of `stat` (with `peak` the largest) over `pool` neighbouring rows (missing ones count
  * as 0), of rows older than the window. */
 void policy_pool(Choice *);
+/* A `summary` (2,D): the smallest and the largest number of each channel. */
+void policy_bounds(const real *keys, int P, int D, real *out);
+/* For `judge`. Each x (n) becomes e^x over the sum of all; infinite negative ones become 0, of which others there are. */
+void policy_softmax(real *x, int n);
 /* For `select`. score = kept += stat: what all queries so far gave each row. */
 void policy_sums(Choice *);

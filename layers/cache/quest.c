@@ -13,12 +13,10 @@ static real quest_bound(const real *low, const real *high, const real *q, int gr
     }
     return best;
 }
-static const Key own[] = {POLICY_KEY(reads, KEY_FLOAT, "0.25", 0.001, 1e9,
-                                     "share of the tokens that a step reads, or above 1 rows"),
-                          POLICY_KEY(recent, KEY_INT, "64", 1, 1e9,
-                                     "newest rows that are read anyway, in whole pages; at least a page"),
-                          POLICY_KEY(page, KEY_INT, "16", 1, 64, "rows that are read together"),
-                          {0}};
+static void quest_judge(PageChoice *c) {
+    for (int i = 0; i < c->n; i++) c->score[i] = quest_bound(c->page[i], c->page[i] + c->D, c->q, c->group, c->D);
+}
+static const Key own[] = {POLICY_READS_KEYS("0.25", "64", "16"), {0}};
 static const Key keys[] = {{0}};
 const Policy policy_quest = {.name = "quest",
                              .meaning = "all; a step reads the pages that its query may match best",
@@ -27,4 +25,6 @@ const Policy policy_quest = {.name = "quest",
                              .role = POLICY_READS,
                              .keys = keys,
                              .own = own,
-                             .bound = quest_bound};
+                             .summary = policy_bounds,
+                             .summary_channels = 2,
+                             .judge = quest_judge};

@@ -1,6 +1,6 @@
 /* rocketkv.c: the first stage of RocketKV: as snapkv with wide pooling by the maximum, down to more rows than the
  * budget: of n rows and a budget of n/c it keeps n / c^a, a = min(0.2 + 0.06 log2 c, 0.8). The second stage reads as
- * many as the budget of these in each step: compose with a policy that reads some of the rows. Source: Behnam et al.,
+ * many as the budget of these in each step: compose with hybrid.c. Source: Behnam et al.,
  * "RocketKV: Accelerating Long-Context LLM Inference via Two-Stage KV Cache Compression", arXiv:2502.14051. */
 #include "policy.h"
 
@@ -19,9 +19,8 @@ static const Key keys[] = {POLICY_BUDGET,
                            POLICY_KEY(peak, KEY_INT, "1", 0, 1, "0: their mean instead"),
                            {0}};
 const Policy policy_rocketkv = {.name = "rocketkv",
-                                .meaning = "the first stage: as snapkv, more rows than the budget",
+                                .meaning = "the first stage: as snapkv, more rows than the budget; second: hybrid",
                                 .source = "arXiv:2502.14051",
-                                .lacks = "the second stage's choice of channels and rows; its place is taken by quest",
                                 .keys = keys,
                                 .not_layers = "it has a rule of its own for how many rows stay",
                                 .ask = {ASK_WINDOW, COL_SUM, COL_SUM, COL_PLAIN},

@@ -1,41 +1,30 @@
-/* select.c: which pages a step reads, where a policy says so (Policy.bound). A query after its sequence's prompt reads
- * the pages with rows among its newest `recent`, those that are not full, and of the others the ones with the highest
- * bounds. What it reads is a table of pages of its own, which Ops.attend_lanes takes for a lane's. */
+/* select.c: which pages a step reads, where a policy says so (Policy.judge). A query after its sequence's prompt reads
+ * the pages with rows among its newest `recent`, those that are not full, and of the others the ones that the policy
+ * gives the highest scores. What it reads is a table of pages of its own, which Ops.attend_lanes takes for a lane's. */
 #include "slot.h"
 #include "ops/host.h"
 
 /* Queries that select at a time. */
 enum { SELECT_ROWS = 16 };
-typedef struct {
-    real bound;
-    int at; /* number of the page in the lane */
-} Page;
-static int higher_first(const void *a, const void *b) {
-    const Page *x = a, *y = b;
-    if (x->bound != y->bound) return x->bound > y->bound ? -1 : 1;
-    return x->at - y->at;
-}
 static int page_at(const Slot *s, int lane, int at) {
     return s->t.table[(size_t)lane * (size_t)s->t.maxpages + (size_t)(at % s->t.maxpages)];
 }
-/* Smallest and largest keys of a full page, at s->bounds + 2 kdim page. */
-static void page_bounds(const Slot *s, int page, real *key) {
+/* What the policy keeps of a full page. keys: scratch for those of a page. */
+static const real *page_summary(const Slot *s, int page, real *keys) {
     const KvShape *k = &s->t.s;
-    const size_t D = (size_t)k->kdim;
-    real *low = s->bounds + 2 * D * (size_t)page, *high = low + D;
-    if (s->bounded[page]) return;
-    for (int r = 0; r < s->t.P; r++) {
-        const char *part = (const char *)s->t.data.p + slot_key(s, (size_t)page * (size_t)s->t.P + (size_t)r);
+    const size_t D = (size_t)k->kdim, P = (size_t)s->t.P;
+    real *out = s->summary + policy_summary(&s->policy, k->kdim) * (size_t)page;
+    if (s->summed[page]) return out;
+    for (size_t r = 0; r < P; r++) {
+        const char *part = (const char *)s->t.data.p + slot_key(s, (size_t)page * P + r);
         if (k->codec)
-            k->codec->decode(k->codec, key, part, k->kdim);
+            k->codec->decode(k->codec, keys + r * D, part, k->kdim);
         else
-            memcpy(key, part, D * sizeof *key);
-        for (size_t d = 0; d < D; d++) {
-            low[d] = r && low[d] < key[d] ? low[d] : key[d];
-            high[d] = r && high[d] > key[d] ? high[d] : key[d];
-        }
+            memcpy(keys + r * D, part, D * sizeof *keys);
     }
-    s->bounded[page] = true;
+    s->policy.read->summary(keys, s->t.P, k->kdim, out);
+    s->summed[page] = true;
+    return out;
 }
 /* Position of the newest row of a full page. */
 static int page_newest(const Slot *s, int page) {
@@ -45,11 +34,11 @@ static int page_newest(const Slot *s, int page) {
 }
 static int pages_read(const PolicyCfg *p, int tokens) {
     const double rows = p->reads > 1 ? p->reads : p->reads * tokens;
-    return (int)ceil(fmax(0, rows - p->recent) / p->page - 1e-9);
+    return (int)ceil(fmax(0, rows - p->recent) / p->page - 1e-9) + p->uneven;
 }
 /* The pages of a lane that a query at position pos may leave out: full ones without recent rows. Returns their
  * number. */
-static int pages_older(const Slot *s, int lane, int pos, int recent, Page *out) {
+static int pages_older(const Slot *s, int lane, int pos, int recent, Ranked *out) {
     const int P = s->t.P, lo = s->t.lo[lane], hi = s->t.hi[lane];
     int n = 0;
     for (int at = (lo + P - 1) / P; at < hi / P; at++)
@@ -59,29 +48,34 @@ static int pages_older(const Slot *s, int lane, int pos, int recent, Page *out) 
 typedef struct {
     Lanes t;
     int *off, *seq, *of, *pos, *first, *idx;
-    Page *page; /* of a lane */
+    Ranked *page, *order; /* pages of a lane; scratch of a policy, as the rest is but for `leave` */
+    const real **summary;
+    real *score, *each, *keys;
     bool *leave;
-    real *key;
 } Reading;
+/* Of `older` pages of a lane, those that the query does not read: all but `most`. */
+static void reading_leaves(const Slot *s, const PolicyCfg *p, Reading *x, int lane, const real *q, int group,
+                           real scale, int older, int most) {
+    const int first = s->t.lo[lane] / s->t.P;
+    PageChoice c = {p, older, group, s->t.s.kdim, q, scale, x->summary, x->score, x->each, x->order};
+    for (int i = 0; i < older; i++)
+        x->summary[i] = page_summary(s, page_at(s, lane, x->page[i].at), x->keys), x->score[i] = 0;
+    p->read->judge(&c);
+    for (int i = 0; i < older; i++)
+        x->page[i].score = x->score[i] == x->score[i] ? x->score[i] : -(real)INFINITY; /* NaN has no order */
+    qsort(x->page, (size_t)older, sizeof *x->page, ranked_first);
+    for (int i = most; i < older; i++) x->leave[x->page[i].at - first] = true;
+}
 /* Row `m` of the reading, in lane h: the table of what it reads of the slot's lane. */
 static void reading_lane(const Slot *s, const PolicyCfg *p, Reading *x, int m, int h, int lane, const real *q,
-                         int group, bool selects) {
+                         int group, real scale, bool selects) {
     Lanes *t = &x->t;
-    const int P = t->P, to = m * t->s.lanes + h, lo = s->t.lo[lane], hi = s->t.hi[lane], D = t->s.kdim;
+    const int P = t->P, to = m * t->s.lanes + h, lo = s->t.lo[lane], hi = s->t.hi[lane];
     int *table = t->table + (size_t)to * (size_t)t->maxpages, n = 0;
     const int older = selects ? pages_older(s, lane, x->pos[m], p->recent, x->page) : 0,
               most = pages_read(p, x->pos[m] + 1);
     for (int at = lo / P; at * P < hi; at++) x->leave[at - lo / P] = false;
-    if (older > most) {
-        for (int i = 0; i < older; i++) {
-            const int page = page_at(s, lane, x->page[i].at);
-            page_bounds(s, page, x->key);
-            const real *low = s->bounds + 2 * (size_t)D * (size_t)page;
-            x->page[i].bound = p->read->bound(low, low + D, q, group, D);
-        }
-        qsort(x->page, (size_t)older, sizeof *x->page, higher_first);
-        for (int i = most; i < older; i++) x->leave[x->page[i].at - lo / P] = true;
-    }
+    if (older > most) reading_leaves(s, p, x, lane, q, group, scale, older, most);
     for (int at = lo / P; at * P < hi; at++)
         if (!x->leave[at - lo / P]) table[n++] = page_at(s, lane, at);
     t->s0[to] = t->lo[to] = lo % P;
@@ -96,9 +90,13 @@ static Reading reading_place(Run *r, const Slot *s) {
     x.seq = mem, x.of = mem + rows, x.pos = mem + 2 * rows, x.first = mem + 3 * rows, x.idx = mem + 4 * rows;
     x.off = mem + 5 * rows;
     x.t.table = arena_take(r->host, rows * K * pages * one, "pages to read");
-    x.page = arena_take(r->host, pages * sizeof *x.page, "bounds of pages");
+    x.page = arena_take(r->host, pages * sizeof *x.page, "pages to judge");
+    x.order = arena_take(r->host, zmax(pages, (size_t)s->t.s.kdim) * sizeof *x.order, "order of pages or channels");
+    x.summary = arena_take(r->host, pages * sizeof *x.summary, "summaries of pages");
+    x.score = arena_take(r->host, pages * sizeof(real), "scores of pages");
+    x.each = arena_take(r->host, pages * sizeof(real), "scores of pages by a head");
     x.leave = arena_take(r->host, pages, "pages to leave out");
-    x.key = arena_take(r->host, (size_t)s->t.s.kdim * sizeof(real), "a key");
+    x.keys = arena_take(r->host, (size_t)s->t.P * (size_t)s->t.s.kdim * sizeof(real), "keys of a page");
     x.t.nseq = SELECT_ROWS, x.t.s.sparse = true;
     return x;
 }
@@ -121,7 +119,7 @@ static void select_some(Run *r, const Slot *s, const Kv *pass, Tensor o, Tensor 
         x->first[i] = b->first[row] < 0 ? -1 : i;
         for (int h = 0; h < K; h++)
             reading_lane(s, &s->policy, x, i, h, seq * K + h, R(q) + (size_t)(i * H + h * (H / K)) * (size_t)Dk, H / K,
-                         selects);
+                         spec.scale, selects);
     }
     if (!measuring(r)) x->off[n] = n;
     own.history = true, own.id = b->id;

@@ -27,8 +27,8 @@ struct Slot {
     bool replays;            /* they are of the cache's spare sequence alone, in row p % queries */
     PolicyCfg policy;        /* read: which pages a step reads; NULL: all. Else: */
     const int *after;        /* (nseq) position from which queries of a sequence select, the cache's */
-    real *bounds;            /* (npages,2,kdim) smallest and largest keys of pages that are full, */
-    bool *bounded;           /* (npages) where they are up to date */
+    real *summary;           /* (npages,policy_summary) what is kept of pages that are full, */
+    bool *summed;            /* (npages) where it is up to date */
     size_t *read;            /* bytes of rows that this pass has read; NULL: no lanes */
     const Rope *turn;        /* how keys and queries are rotated; NULL: they are not, or not alike */
     int max_tokens;

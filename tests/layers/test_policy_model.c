@@ -25,7 +25,11 @@ static const char *const stacks[] = {"knorm+adakv",
                                      "h2o+quest",
                                      "rocketkv+quest",
                                      "kvzip+quest",
-                                     "knorm+adakv+quest"};
+                                     "knorm+adakv+quest",
+                                     "rocketkv+hybrid",
+                                     "snapkv+hybrid",
+                                     "h2o+shadowkv",
+                                     "knorm+adakv+shadowkv"};
 enum { STACKS = sizeof stacks / sizeof *stacks };
 static const char *policy_text(int k) {
     int n = 0;
@@ -66,6 +70,7 @@ static PolicyCfg settings(const char *text, bool full, int every) {
             if (!strcmp(k->name, "chunk")) value = "9";
             if (!strcmp(k->name, "reads")) value = full ? "1000" : "8";
             if (!strcmp(k->name, "recent") || !strcmp(k->name, "page")) value = "5";
+            if (!strcmp(k->name, "uneven")) value = "1";
             if (value) n += snprintf(spec + n, sizeof spec - (size_t)n, "%c%s=%s", set++ ? ',' : ':', k->name, value);
         }
     }

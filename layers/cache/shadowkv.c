@@ -1,0 +1,56 @@
+/* shadowkv.c: a step reads the pages whose mean key, the page's landmark, its query attends to most. The softmax of
+ * scale q.mean over the pages is what a head gives them; of the heads of a group the largest counts. A mean says little
+ * of uneven pages, those with the key least like it by the cosine (outliers in the paper): they are read whatever the
+ * query, and no softmax counts them. Source: Sun et al., "ShadowKV: KV Cache in Shadows for High-Throughput
+ * Long-Context LLM Inference", arXiv:2410.21465, section 4. */
+#include "policy.h"
+
+/* mean (D), smallest cosine */
+static void shadowkv_summary(const real *keys, int P, int D, real *out) {
+    double size = 0, least = INFINITY;
+    for (int d = 0; d < D; d++) {
+        double sum = 0;
+        for (int r = 0; r < P; r++) sum += (double)keys[r * D + d];
+        out[d] = (real)(sum / P), size += (double)out[d] * (double)out[d];
+    }
+    for (int r = 0; r < P; r++) {
+        double dot = 0, own = 0;
+        for (int d = 0; d < D; d++)
+            dot += (double)keys[r * D + d] * (double)out[d], own += (double)keys[r * D + d] * (double)keys[r * D + d];
+        least = fmin(least, own * size > 0 ? dot / sqrt(own * size) : 0);
+    }
+    out[D] = (real)least;
+}
+static void shadowkv_judge(PageChoice *c) {
+    const int uneven = imin(c->p->uneven, c->n);
+    for (int i = 0; i < c->n; i++) c->order[i] = (Ranked){-c->page[i][c->D], i};
+    qsort(c->order, (size_t)c->n, sizeof *c->order, ranked_first);
+    for (int g = 0; g < c->group && uneven < c->n; g++) {
+        for (int k = 0; k < c->n; k++) {
+            const int i = c->order[k].at;
+            real sum = 0;
+            for (int d = 0; d < c->D; d++) sum += c->q[g * c->D + d] * c->page[i][d];
+            c->each[i] = k < uneven ? -(real)INFINITY : c->scale * sum;
+        }
+        policy_softmax(c->each, c->n);
+        for (int i = 0; i < c->n; i++) c->score[i] = c->each[i] > c->score[i] ? c->each[i] : c->score[i];
+    }
+    for (int k = 0; k < uneven; k++) c->score[c->order[k].at] = (real)INFINITY;
+}
+static const Key own[] = {POLICY_READS_KEYS("0.0156", "32", "8"),
+                          POLICY_KEY(uneven, KEY_INT, "48", 0, 1e6,
+                                     "pages with the key least like their mean, read in addition"),
+                          {0}};
+static const Key keys[] = {{0}};
+const Policy policy_shadowkv = {
+    .name = "shadowkv",
+    .meaning = "all; a step reads uneven pages and those whose mean key it attends to",
+    .source = "arXiv:2410.21465",
+    .lacks = "low-rank keys, values in host memory, GPUs; uneven pages are chosen anew as the text grows",
+    .role = POLICY_READS,
+    .keys = keys,
+    .own = own,
+    .summary = shadowkv_summary,
+    .summary_channels = 1,
+    .summary_more = 1,
+    .judge = shadowkv_judge};
