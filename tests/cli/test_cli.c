@@ -343,7 +343,8 @@ Test(cli, bench_trains_from_a_teacher) {
 }
 
 Test(cli, bench_recurrences) {
-    static const char *const rules[] = {"kda", "gdn", "deltanet", "gla", "retention", "linear", "mamba2", "kda", "kda"};
+    static const char *const rules[] = {"kda",    "gdn",  "deltanet", "gla", "retention", "linear",
+                                        "mamba2", "gdn2", "comba",    "kda", "kda"};
     json_t *j = object(RUN("bench", "recur", "--seconds", "0.01", "--json")), *list = json_object_get(j, "recur"), *x;
     double forward = 0, both = 0;
     size_t i;

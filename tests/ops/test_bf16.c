@@ -350,7 +350,7 @@ static void see_round(Fields *f, Tensor *t, const char *path, unsigned flags) {
     (void)f, (void)path, (void)flags;
     for (size_t i = 0; i < tensor_count(*t); i++) R(*t)[i] = (real)nearest(R(*t)[i]);
 }
-static void beside_open(Beside *b, const Animal *a, int how) {
+static void beside_open(Beside *b, const Animal *a, uint64_t seed, int how) {
     Err e = {0};
     real g[ZOO_ROWS];
     Pass p;
@@ -360,7 +360,7 @@ static void beside_open(Beside *b, const Animal *a, int how) {
     if (how >= BF16_PRODUCTS) gemm_use(b->dev->gemm, b->dev->gemm_bf16, 2, 0); /* every product, however small */
     ModelOpts o = {.train = true, .max_rows = ZOO_ROWS, .max_samples = ZOO_SEQS, .poison = true};
     cr_assert(zoo_model(&b->m, &b->work, b->dev, &b->cfg, o, &e), "%s: %s", a->name, e.msg);
-    model_init(&b->m, 7);
+    model_init(&b->m, seed);
     b->work.progress = 0.3;
     Fields round = {.see = see_round};
     if (how == F32_OF_ROUNDED_WEIGHTS) model_fields(&b->m, &b->m.w, &round);
@@ -397,26 +397,36 @@ static void beside(const Beside *a, const Beside *b, double *gradient, double *l
 
 /* How much a model minds is measured by rounding its weights alone: products in bf16 round weights, activations and
  * gradients and may be three times as far off, and the losses by 2e-2. They are not the same, either: bf16 was at work.
- * A hard choice (an expert, a merge) may fall otherwise where two lie close: models with one are left out. */
+ * One draw of weights may have keys of next to no length, whose direction a rounding turns (of ten draws of kda one was
+ * 17 times as far off): the middle one of three draws counts. A hard choice (an expert, a merge) may fall otherwise
+ * where two lie close: models with one are left out. */
+enum { DRAWS = 3 };
+static double middle(const double x[DRAWS]) { return fmax(fmin(x[0], x[1]), fmin(fmax(x[0], x[1]), x[2])); }
 static void models_beside(int how) {
     for (int k = 0; k < zoo_count(); k++) {
-        Beside a = {0}, b = {0}, c = {0};
-        double off, off_loss, minds, minds_loss;
+        double times[DRAWS];
         if (strstr(zoo[k].json, "\"moe\"") || strstr(zoo[k].json, "\"dmc\"")) continue;
-        beside_open(&a, &zoo[k], F32_THROUGHOUT);
-        beside_open(&b, &zoo[k], how);
-        beside_open(&c, &zoo[k], F32_OF_ROUNDED_WEIGHTS);
-        beside(&a, &b, &off, &off_loss);
-        beside(&a, &c, &minds, &minds_loss);
-        if (getenv("CHECK_VERBOSE"))
-            fprintf(stderr, "%-44s gradient %.2e (%.2e) losses %.2e (%.2e)\n", zoo[k].name, off, minds, off_loss,
-                    minds_loss);
-        cr_assert(off <= 3 * minds && off > 1e-5, "%s: gradient %.3g from f32's, rounded weights give %.3g",
-                  zoo[k].name, off, minds);
-        cr_assert(off_loss <= 2e-2, "%s: losses %.3g from f32's", zoo[k].name, off_loss);
-        zoo_close(&a.cfg, &a.m, &a.work, a.dev);
-        zoo_close(&b.cfg, &b.m, &b.work, b.dev);
-        zoo_close(&c.cfg, &c.m, &c.work, c.dev);
+        for (int i = 0; i < DRAWS; i++) {
+            Beside a = {0}, b = {0}, c = {0};
+            double off, off_loss, minds, minds_loss;
+            const uint64_t seed = 7 + (uint64_t)i;
+            beside_open(&a, &zoo[k], seed, F32_THROUGHOUT);
+            beside_open(&b, &zoo[k], seed, how);
+            beside_open(&c, &zoo[k], seed, F32_OF_ROUNDED_WEIGHTS);
+            beside(&a, &b, &off, &off_loss);
+            beside(&a, &c, &minds, &minds_loss);
+            times[i] = off / minds;
+            if (getenv("CHECK_VERBOSE"))
+                fprintf(stderr, "%-44s gradient %.2e (%.2e) losses %.2e (%.2e)\n", zoo[k].name, off, minds, off_loss,
+                        minds_loss);
+            cr_assert(off > 1e-5, "%s: gradient %.3g from f32's", zoo[k].name, off);
+            cr_assert(off_loss <= 2e-2, "%s: losses %.3g from f32's", zoo[k].name, off_loss);
+            zoo_close(&a.cfg, &a.m, &a.work, a.dev);
+            zoo_close(&b.cfg, &b.m, &b.work, b.dev);
+            zoo_close(&c.cfg, &c.m, &c.work, c.dev);
+        }
+        cr_assert(middle(times) <= 3, "%s: the gradient is %.3g, %.3g and %.3g times as far off as rounded weights do",
+                  zoo[k].name, times[0], times[1], times[2]);
     }
 }
 Test(bf16, models_beside_f32, .timeout = 60) { models_beside(BF16_PRODUCTS); }
