@@ -7,7 +7,7 @@ double seen;
 static void desk_open(Desk *d, Table table, int threads, int N) {
     Err e = {0};
     *d = (Desk){.off = {0, N}, .id = 5};
-    rig_open(&d->g, table, threads, (size_t)16 << 20);
+    rig_open(&d->g, table, threads, (size_t)32 << 20);
     cr_assert(device_open(&d->cpu, "cpu", 1, &e), "%s", e.msg);
     if (!cuda_ops()) d->cpu->ops = table.ops; /* elementwise ops then differ by the rounding alone */
 #ifndef KV_DOUBLE
