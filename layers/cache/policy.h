@@ -105,7 +105,7 @@ static inline const real *policy_query(const Choice *c, int i, int head) {
     return c->q + ((size_t)i * (size_t)c->heads + (size_t)head) * (size_t)c->kdim;
 }
 
-/* Numbers in the order of their scores: qsort with ranked_first puts the highest first, of equal ones the lower `at`. */
+/* Numbers by their scores: qsort with ranked_first puts the highest first, of equal ones the lower `at`. */
 typedef struct {
     real score;
     int at;
@@ -230,7 +230,7 @@ void policy_keep(PolicyLane *);
 void policy_pool(Choice *);
 /* A `summary` (2,D): the smallest and the largest number of each channel. */
 void policy_bounds(const real *keys, int P, int D, real *out);
-/* For `judge`. Each x (n) becomes e^x over the sum of all; infinite negative ones become 0, of which others there are. */
+/* For `judge`. Each x (n) becomes e^x over the sum of all; -inf becomes 0. At least one is finite. */
 void policy_softmax(real *x, int n);
 /* For `select`. score = kept += stat: what all queries so far gave each row. */
 void policy_sums(Choice *);
