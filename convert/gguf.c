@@ -403,27 +403,25 @@ static void note_add(Job *j, const char *text) {
     snprintf(note + strlen(note), sizeof j->report->note - strlen(note), "%s%s", *note ? "; " : "", text);
 }
 
-/* The model_type of the source, malloc'ed; NULL: it is no model directory, but settings. */
-static char *source_type(const char *src) {
-    char *path = xformat("%s/config.json", src);
-    json_t *j = json_load_file(path, 0, NULL);
-    const char *type = json_string_value(json_object_get(j, "model_type"));
-    char *copy = type ? xstrdup(type) : NULL;
-    json_decref(j);
+/* As gguf_recurrent_arch, by the model_type of the source. */
+static bool recurrent_arch(GgufArch *a, const Job *j, Err *e) {
+    char *path = xformat("%s/config.json", j->src);
+    json_t *config = json_read(path, e);
+    const bool fits =
+        config && gguf_recurrent_arch(a, &j->a, json_string_value(json_object_get(config, "model_type")), e);
+    json_decref(config);
     free(path);
-    return copy;
+    return fits;
 }
 
 static bool gguf_plan(Job *j, json_t *model, Err *e) {
     Cfg *c = j->cfg;
     (void)model; /* the layout stays */
     if (j->o->calib) return err_input(e, "--calib: --to gguf looks at no text; leave it out");
-    char *type = source_type(j->src);
     const char *dense = gguf_dense(&j->a);
-    const bool fits = gguf_recurrent(&j->a) ? gguf_recurrent_arch(&c->arch, &j->a, type, e)
+    const bool fits = gguf_recurrent(&j->a) ? recurrent_arch(&c->arch, j, e)
                       : dense               ? gguf_dense_arch(&c->arch, &j->a, dense, e)
                                             : gguf_arch(&c->arch, &j->a, e);
-    free(type);
     if (!fits) return false;
     j->exact = j->moves = !c->arch.erf && !c->arch.eps && !c->arch.lengths && !c->arch.untruncated;
     snprintf(j->report->rule, sizeof j->report->rule, "gguf: architecture %s, dtype %s", c->arch.name,

@@ -63,8 +63,8 @@ static bool layers_alike(GgufArch *a, const Model *m, Err *e) {
 
 bool gguf_window_none(int window, int l, const ModelCfg *c, Err *e) {
     if (window && window < c->max_positions)
-        return gguf_no(e, "window: layer %d looks back %d of %d positions; its llama, qwen2 and qwen3 have no window",
-                       l, window, c->max_positions);
+        return gguf_no(e, "window: layer %d looks back %d of %d positions; llama.cpp has no window in such models", l,
+                       window, c->max_positions);
     return true;
 }
 

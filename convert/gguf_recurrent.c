@@ -170,6 +170,7 @@ static bool gdn_fits(const LineCfg *c, Err *e) {
         return gguf_no(e, "gdn with another gate than silu, or beta_max 2");
     if (c->householders > 1 || c->kv_heads != c->heads)
         return gguf_no(e, "gdn with householders, or fewer kv_heads than heads");
+    if (c->inner_decay || c->output_correction) return gguf_no(e, "gdn with inner_decay or output_correction");
     return c->head_dim == c->v_dim ||
            gguf_no(e, "gdn with head_dim %d and v_dim %d (its qwen35 has one width)", c->head_dim, c->v_dim);
 }
@@ -204,6 +205,8 @@ static bool gdn_qwen(GgufArch *a, const Model *m, const char *type, Err *e) {
 static bool kda_fits(const KdaCfg *c, bool bounded, const char *arch, Err *e) {
     if (c->v_heads != c->heads || c->v_dim != c->head_dim)
         return gguf_no(e, "kda with v_heads or v_dim of its own (its %s has one number and width)", arch);
+    if (c->kv_heads != c->heads) return gguf_no(e, "kda with fewer kv_heads than heads");
+    if (c->erase != KDA_BY_HEAD) return gguf_no(e, "kda with erase channel");
     if (!c->conv || c->conv_bias) return gguf_no(e, "kda without a convolution, or with conv_bias");
     if (c->out_act != KDA_SIGMOID || c->out_bias || c->beta_max != 1)
         return gguf_no(e, "kda with out_act silu, out_bias or beta_max 2");

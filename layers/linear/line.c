@@ -391,7 +391,7 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
         Tensor dq = SCRATCH_OF(r, "d of queries", d.q.dtype, f.token.q.n[0], c->heads, c->head_dim);
         steps_reads(r, line_steps_of(c), d.q, dq, c->head_dim, true);
         d.q = dq;
-        d.k = steps_placed_backward(r, line_steps_of(c), d.k, f.token.k),
+        d.k = steps_placed_backward(r, line_steps_of(c), d.k, f.token.k);
         d.v = steps_placed_backward(r, line_steps_of(c), d.v, f.token.v);
         if (present(d.g)) d.g = steps_placed_backward(r, line_steps_of(c), d.g, f.token.g);
         if (present(d.beta))

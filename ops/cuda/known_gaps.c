@@ -5,11 +5,10 @@
 #define SLOW(op, why) \
     { #op, offsetof(Ops, op), why }
 static const CudaGap slow[] = {
-    SLOW(recur, "f32, keys wider than 128, erase keys (Gated DeltaNet-2, Comba) and sequences shorter than a chunk are "
-                "computed "
-                "row by row; in chunks, bf16 "
-                "operands pass through memory, 3 times the op's own bytes (4 times those of bf16 rows), and few heads "
-                "of long sequences leave SMs idle"),
+    SLOW(recur,
+         "f32, keys wider than 128, erase keys (Gated DeltaNet-2, Comba) and sequences shorter than a chunk are "
+         "computed row by row; in chunks, bf16 operands pass through memory, 3 times the op's own bytes (4 times those "
+         "of bf16 rows), and few heads of long sequences leave SMs idle"),
     SLOW(recur_backward,
          "as recur; row by row, states of rows pass through device memory and one block handles a head of a sequence; "
          "in chunks, everything is recomputed, and a decay per head is treated as one per channel"),

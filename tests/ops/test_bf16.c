@@ -397,16 +397,18 @@ static void beside(const Beside *a, const Beside *b, double *gradient, double *l
 
 /* How much a model minds is measured by rounding its weights alone: products in bf16 round weights, activations and
  * gradients and may be three times as far off, and the losses by 2e-2. They are not the same, either: bf16 was at work.
- * One draw of weights may have keys of next to no length, whose direction a rounding turns (of ten draws of kda one was
- * 17 times as far off): the middle one of three draws counts. A hard choice (an expert, a merge) may fall otherwise
- * where two lie close: models with one are left out. */
+ * A draw of weights may have keys of next to no length, whose direction a rounding turns before they get unit length
+ * (of ten draws of kda one was 17 times as far off). With two gates by channel the first draw is one: of three the
+ * middle one counts. A hard choice (an expert, a merge) may fall otherwise where two lie close: models with one are
+ * left out. */
 enum { DRAWS = 3 };
+static int draws_of(const Animal *a) { return strstr(a->json, "\"erase\"") ? DRAWS : 1; }
 static double middle(const double x[DRAWS]) { return fmax(fmin(x[0], x[1]), fmin(fmax(x[0], x[1]), x[2])); }
 static void models_beside(int how) {
     for (int k = 0; k < zoo_count(); k++) {
-        double times[DRAWS];
+        double times[DRAWS] = {0};
         if (strstr(zoo[k].json, "\"moe\"") || strstr(zoo[k].json, "\"dmc\"")) continue;
-        for (int i = 0; i < DRAWS; i++) {
+        for (int i = 0; i < draws_of(&zoo[k]); i++) {
             Beside a = {0}, b = {0}, c = {0};
             double off, off_loss, minds, minds_loss;
             const uint64_t seed = 7 + (uint64_t)i;
@@ -425,7 +427,8 @@ static void models_beside(int how) {
             zoo_close(&b.cfg, &b.m, &b.work, b.dev);
             zoo_close(&c.cfg, &c.m, &c.work, c.dev);
         }
-        cr_assert(middle(times) <= 3, "%s: the gradient is %.3g, %.3g and %.3g times as far off as rounded weights do",
+        const double most = draws_of(&zoo[k]) > 1 ? middle(times) : times[0];
+        cr_assert(most <= 3, "%s: the gradient is %.3g, %.3g and %.3g times as far off as rounded weights make it",
                   zoo[k].name, times[0], times[1], times[2]);
     }
 }
