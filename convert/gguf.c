@@ -403,8 +403,9 @@ static void note_add(Job *j, const char *text) {
     snprintf(note + strlen(note), sizeof j->report->note - strlen(note), "%s%s", *note ? "; " : "", text);
 }
 
-/* As gguf_recurrent_arch, by the model_type of the source. */
+/* As gguf_recurrent_arch, by the model_type of the source; settings alone (--plan) have none. */
 static bool recurrent_arch(GgufArch *a, const Job *j, Err *e) {
+    if (!*j->src) return gguf_recurrent_arch(a, &j->a, NULL, e);
     char *path = xformat("%s/config.json", j->src);
     json_t *config = json_read(path, e);
     const bool fits =

@@ -12,13 +12,15 @@ struct KeysBackTile {
         struct { /* q or k with decays, of 96 rows: the partners of each block */
             bf16 high[96 * DELTA_ROWS], low[96 * DELTA_ROWS];
         } pair;
-        struct {
-            float q[TILE64], row[TILE64], col[TILE64];
+        struct { /* q lies past pair */
+            float row[TILE64], col[TILE64], q[TILE64];
         } sum;
     };
     float end[DELTA_ROWS], part[4][DELTA_ROWS], late[DELTA_ROWS], gate[DELTA_ROWS];
 };
 static_assert(sizeof(KeysBackTile) <= FLASH_SMEM, "shared memory");
+static_assert(offsetof(KeysBackTile, sum.q) >= offsetof(KeysBackTile, pair) + sizeof(((KeysBackTile *)0)->pair),
+              "apart");
 /* Index into a matrix whose rows are accessed by eights or along; it avoids bank conflicts. */
 DEVICE int sum_at(int r, int c) { return r * DELTA_ROWS + (c ^ (r & 3) << 3); }
 
@@ -162,7 +164,15 @@ DEVICE void from_states(KeysBackTile *m, const Delta &x, const DeltaGrad &y, con
         if (g == 0) m->part[warp][8 * n + t2] = sum.x, m->part[warp][8 * n + t2 + 1] = sum.y;
     }
 }
-/* Add the parts of pairs of different blocks. */
+DEVICE void fragment_sum(float *to, const float y[8][4], int i0) {
+    int g = (int)threadIdx.x % 32 / 4, t2 = (int)threadIdx.x % 4 * 2;
+    UNROLL for (int n = 0; n < 8; n++) {
+        store_vec(to + sum_at(i0 + g, 8 * n + t2), float2{y[n][0], y[n][1]});
+        store_vec(to + sum_at(i0 + g + 8, 8 * n + t2), float2{y[n][2], y[n][3]});
+    }
+}
+/* Add the parts of pairs of different blocks. dq, complete before the others, goes to sum.q: with it in registers to the
+ * end the kernel needs more than there are. */
 DEVICE void from_pairs(KeysBackTile *m, const Delta &x, const Chunk &c, size_t row, float dq[8][4], float later[8][4],
                        float earlier[8][4]) {
     int warp = (int)threadIdx.x / 32, i0 = 16 * warp;
@@ -185,6 +195,7 @@ DEVICE void from_pairs(KeysBackTile *m, const Delta &x, const Chunk &c, size_t r
             }
         }
     }
+    fragment_sum(m->sum.q, dq, i0);
     zeros<8>(y);
     for (int of_k = 0; of_k < (dl ? 2 : 1); of_k++) {
         __syncthreads();
@@ -229,13 +240,6 @@ DEVICE void block_finish(KeysBackTile *m, const Delta &x, const DeltaGrad &y, co
         if (y.d.k.p) add_to(y.d.k, to, later[j] + earlier + same * q + (i0 + j == c.n - 1 ? m->late[ch] : 0));
     }
 }
-DEVICE void fragment_sum(float *to, const float y[8][4], int i0) {
-    int g = (int)threadIdx.x % 32 / 4, t2 = (int)threadIdx.x % 4 * 2;
-    UNROLL for (int n = 0; n < 8; n++) {
-        store_vec(to + sum_at(i0 + g, 8 * n + t2), float2{y[n][0], y[n][1]});
-        store_vec(to + sum_at(i0 + g + 8, 8 * n + t2), float2{y[n][2], y[n][3]});
-    }
-}
 template <class T> __global__ void __launch_bounds__(FLASH_THREADS) delta_keys_backward(Delta x, DeltaGrad y) {
     SMEM_DYN(KeysBackTile, m);
     const CudaRecur &a = x.a;
@@ -269,7 +273,6 @@ template <class T> __global__ void __launch_bounds__(FLASH_THREADS) delta_keys_b
                 from_states(m, x, y, c, s, h, k0, dq, later, earlier);
                 from_pairs(m, x, c, row, dq, later, earlier);
                 __syncthreads();
-                fragment_sum(m->sum.q, dq, tid / 32 * 16);
                 fragment_sum(m->sum.row, later, tid / 32 * 16);
                 fragment_sum(m->sum.col, earlier, tid / 32 * 16);
             }
