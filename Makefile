@@ -36,7 +36,9 @@ STYLED  = $(shell find kvsmith.c $(DIRS) tests -name '*.[ch]' -o -name '*.cu' -o
 
 WERROR ?= -Werror
 WARN   := -Wall -Wextra -Wno-format-zero-length $(WERROR)
-BASE    = -std=gnu11 -g -fopenmp -D_GNU_SOURCE -fno-math-errno -fno-trapping-math $(WARN) -I. -MMD -MP
+# Paths in what debuggers read begin at the checkout: one checkout finds what ccache kept of another.
+HERE   := -fdebug-prefix-map=$(CURDIR)=.
+BASE    = -std=gnu11 -g $(HERE) -fopenmp -D_GNU_SOURCE -fno-math-errno -fno-trapping-math $(WARN) -I. -MMD -MP
 ifdef SAN
 BASE   += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 else

@@ -1,12 +1,12 @@
 # cuda.mk: the CUDA backend, on the emulation and by nvcc; the Makefile includes it.
 # build/simt: the backend's sources, unchanged, as C++ over tests/simt, which runs them on the CPU. -fsanitize=thread is
 # there for its calls on every access, which the emulation answers itself: the sanitizer's library is not linked.
-CXX      = g++
+CXX      = $(if $(filter ccache,$(CC)),ccache )g++
 NVCC    ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
 EMU     := $(wildcard tests/simt/*.cpp)
 # Entering and leaving functions, which gcc would report as well, is nothing to the emulation.
 SEEN     = -O1 -fsanitize=thread $(if $(findstring clang,$(CXX)),,--param=tsan-instrument-func-entry-exit=0)
-CXXBASE  = -std=c++17 -g $(WARN) -I. -Itests/simt/include -MMD -MP
+CXXBASE  = -std=c++17 -g $(HERE) $(WARN) -I. -Itests/simt/include -MMD -MP
 SIMT_C  := $(filter-out %_so.c,$(wildcard ops/cuda/host/*.c))
 SIMT    := $(CU:%=$(BUILD)/simt/%.o) $(SIMT_C:%.c=$(BUILD)/f32/%.o) \
            $(patsubst %.cpp,$(BUILD)/simt/%.o,$(filter-out tests/simt/test_% tests/simt/nccl.cpp,$(EMU)))
