@@ -29,13 +29,13 @@ typedef struct Mixer {
     /* Computations. x and dx (in.n, d), y and dy (out.n, d).
      * - The owner writes kv, readers read it. Every backward adds its part to dkv; the owner's backward runs last and
      *   consumes the sum.
-     * - forward must overwrite y; backward must add to dx and dw.
+     * - forward must overwrite y; backward must add to dw, and do with dx and dkv what they say (Into, tensor.h).
      * - forward and extend should share their inner function. extend must read the history of `slot` first.
      * - A mixer with a state reads and writes it in place (kv_state) in extend. Under RUN_HOLD it must only read it:
      *   the model then calls extend again for the accepted rows, and nobody reads their y. */
     void (*forward)(Run *, const void *cfg, const void *w, Tensor x, Kv *kv, void *s, Tensor y);
-    void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, Kv *dkv, const void *s,
-                     Tensor dy, Tensor dx);
+    void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, const KvInto *dkv,
+                     const void *s, Tensor dy, Into dx);
     void (*extend)(Run *, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y);
     /* Forward FLOPs of one token in addition to 2 per weight, at `context` visible positions before windows. */
     double (*flops)(const void *cfg, double context);
@@ -53,8 +53,8 @@ typedef struct Mixer {
     /* The mixer can run training passes in bf16. Then
      * - x, dx, k, v and the `saved` tensors without FIELD_F32 are all BF16 or all REAL; y and dy are REAL;
      * - dkv has the dtype of k and v, or REAL if several layers add to it;
-     * - dx, and a dkv that only this layer adds to, must be overwritten (ops.h), and each goes to one op, or each of
-     *   its columns does. */
+     * - dx, and a dkv that only this layer adds to, come to be overwritten: each goes to one op, or each of its columns
+     *   does. */
     bool takes_bf16;
 } Mixer;
 extern const Mixer *const mixers[]; /* NULL-ended */
@@ -70,7 +70,7 @@ typedef struct Ffn {
     void (*weights)(const void *cfg, void *w, Fields *);
     void (*saved)(const void *cfg, int N, void *s, Fields *);
     void (*forward)(Run *, const void *cfg, const void *w, Tensor x, void *s, Tensor y);
-    void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy, Tensor dx);
+    void (*backward)(Run *, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy, Into dx);
     /* Optional: how many elements of its matrices a token does not use (experts that were not chosen). */
     size_t (*idle)(const void *cfg);
     /* Values of a pass decide which work the device gets (rows of each expert's products). So passes of one shape

@@ -12,11 +12,7 @@ static inline Tensor wanted_rows(Run *r, Tensor x) {
     return y;
 }
 /* x (N, heads width) as (N, heads, width): the same memory. */
-static inline Tensor shaped(Tensor x, int heads, int width) {
-    Tensor t = TENSOR(x.p, x.dtype, x.n[0], heads, width);
-    t.overwrite = x.overwrite;
-    return t;
-}
+static inline Tensor shaped(Tensor x, int heads, int width) { return TENSOR(x.p, x.dtype, x.n[0], heads, width); }
 /* t in another dtype: t itself, or a copy in scratch. */
 static inline Tensor tensor_as(Run *r, const char *name, Tensor t, Dtype dtype) {
     if (t.dtype == dtype) return t;
@@ -33,10 +29,9 @@ static inline Tensor zeros_like(Run *r, const char *name, Tensor like) {
     return t;
 }
 
-/* Room for a gradient of the shape and dtype of `like` that only one op writes. An absent tensor gives an absent
- * one. */
-static inline Tensor overwritten_like(Run *r, const char *name, Tensor like) {
-    return present(like) ? as_overwritten(scratch_tensor(r, name, like.dtype, like.rank, like.n)) : ABSENT;
+/* Room of the shape and dtype of `like`, in scratch. An absent tensor gives an absent one. */
+static inline Tensor scratch_like(Run *r, const char *name, Tensor like) {
+    return present(like) ? scratch_tensor(r, name, like.dtype, like.rank, like.n) : ABSENT;
 }
 
 /* What a norm multiplies by: its weight w, or with `plus_one` 1 + w, in scratch. Of both the derivatives are the

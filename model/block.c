@@ -30,18 +30,21 @@ static void add_norm(const Model *m, Run *r, Norm n, Tensor x, Tensor z) {
     r->ops->add_rmsnorm(r, n.y, n.rstd, x, z, norm_gain(r, n.w, m->cfg.norm_plus_one), m->cfg.norm_eps);
     arena_release(r->scratch, mark);
 }
-void model_norm_backward(const Model *m, Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w,
+void model_norm_backward(const Model *m, Run *r, Into dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w,
                          Tensor rstd) {
     if (!present(w)) {
-        r->ops->add(r, dx, dy);
+        begin_sum(r, dx);
+        r->ops->add(r, dx.t, dy);
         return;
     }
     Mark mark = arena_mark(r->scratch);
     const Tensor gain = norm_gain(r, w, m->cfg.norm_plus_one);
-    if (m->cfg.norm == NORM_LAYER)
-        r->ops->layernorm_backward(r, dx, dw, db, dy, x, gain, rstd);
-    else
+    if (m->cfg.norm == NORM_LAYER) {
+        begin_sum(r, dx);
+        r->ops->layernorm_backward(r, dx.t, dw, db, dy, x, gain, rstd);
+    } else {
         r->ops->rmsnorm_backward(r, dx, dw, dy, x, gain, rstd);
+    }
     arena_release(r->scratch, mark);
 }
 
@@ -258,8 +261,8 @@ static Tensor branch_back(const Model *m, Run *r, Branch b, Tensor dpost, Tensor
     if (drop > 0) r->ops->dropout(r, g, b.site, drop);
     if (scale != 1) r->ops->axpby(r, g, 0, g, scale);
     if (!present(b.made)) return g;
-    Tensor made = OVERWRITE_OF(r, "d made", REAL, g.n[0], g.n[1]);
-    model_norm_backward(m, r, made, dpost, ABSENT, g, b.made, b.post.w, b.post.rstd);
+    Tensor made = SCRATCH_OF(r, "d made", REAL, g.n[0], g.n[1]);
+    model_norm_backward(m, r, overwrite(made), dpost, ABSENT, g, b.made, b.post.w, b.post.rstd);
     return made;
 }
 /* The same for the mixer's, to which a loss on what it added adds. */
@@ -280,24 +283,24 @@ static Tensor mixer_back(const Model *m, Workspace *ws, Run *r, int l, Tensor x,
 }
 
 /* The gradient of what a mixer or feed-forward part was given: to be overwritten if it can do that, else zero. */
-static Tensor branch_input(Run *r, Tensor xn, bool overwrite, int N, int d) {
+static Into branch_input(Run *r, Tensor xn, bool overwrites, int N, int d) {
     Tensor dxn = SCRATCH_OF(r, "d normed", xn.dtype, N, d);
-    if (overwrite) return as_overwritten(dxn);
+    if (overwrites) return overwrite(dxn);
     r->ops->zero(r, dxn);
-    return dxn;
+    return add_to(dxn);
 }
 /* The gradient of the K/V that layer l reads: shared, or in scratch, where nobody else adds to it. */
-static Kv *block_dkv(const Model *m, Workspace *ws, Run *r, int l, int N, Kv *own) {
+static KvInto block_dkv(const Model *m, Workspace *ws, Run *r, int l, int N) {
     const Layer *L = &m->layer[l];
-    if (!L->owner || L->shared) return &ws->dkv[L->kv_from];
+    if (!L->owner || L->shared) return (KvInto){ws->dkv[L->kv_from], false};
     Fields all = arena_placer(r->scratch), zero = fields_zero_at(m->dev), f = block_activations(&all, mixer_bf16(m, l));
-    *own = (Kv){0};
-    kv_fields(&L->rows, N, own, &f);
+    KvInto own = {0};
+    kv_fields(&L->rows, N, &own.kv, &f);
     if (L->kind->mixer->takes_bf16 && !L->publisher) {
-        own->k.overwrite = own->v.overwrite = true;
+        own.overwrite = true;
     } else if (!measuring(r)) {
         f = block_activations(&zero, mixer_bf16(m, l));
-        kv_fields(&L->rows, N, own, &f);
+        kv_fields(&L->rows, N, &own.kv, &f);
     }
     return own;
 }
@@ -308,7 +311,7 @@ void block_backward(const Model *m, Workspace *ws, Run *r, int l, Tensor x, Tens
     Act *a = &ws->act[l];
     Mark mark = arena_mark(r->scratch);
     int N = dx.n[0], d = dx.n[1];
-    Kv own, *dkv = block_dkv(m, ws, r, l, N, &own);
+    const KvInto dkv = block_dkv(m, ws, r, l, N);
     r->layer = l;
     Tensor dmid = dx; /* of what the mixer was added to */
     if (L->feeds && m->cfg.parallel) {
@@ -317,15 +320,16 @@ void block_backward(const Model *m, Workspace *ws, Run *r, int l, Tensor x, Tens
     }
     if (L->feeds) {
         Mark inner = arena_mark(r->scratch);
-        Tensor dxn = branch_input(r, a->xn2, L->ffn->ffn->takes_bf16, N, d);
+        Into dxn = branch_input(r, a->xn2, L->ffn->ffn->takes_bf16, N, d);
         Tensor dy = branch_back(m, r, block_ffn_of(m, l, a), g->post2, dx, false);
         L->ffn->ffn->backward(r, L->fcfg, w->ffn, g->ffn, a->xn2, a->ffn, dy, dxn);
-        model_norm_backward(m, r, dx, g->norm2, g->bias2, dxn, m->cfg.parallel ? x : a->mid, w->norm2, a->rstd2);
+        model_norm_backward(m, r, add_to(dx), g->norm2, g->bias2, dxn.t, m->cfg.parallel ? x : a->mid, w->norm2,
+                            a->rstd2);
         arena_release(r->scratch, inner);
     }
-    Tensor dxn = branch_input(r, a->xn1, L->kind->mixer->takes_bf16, N, d);
+    Into dxn = branch_input(r, a->xn1, L->kind->mixer->takes_bf16, N, d);
     Tensor dy = L->publisher ? ABSENT : mixer_back(m, ws, r, l, x, dmid, loss);
-    L->kind->mixer->backward(r, L->cfg, w->mix, g->mix, a->xn1, block_kv(m, ws, l), dkv, a->mix, dy, dxn);
-    model_norm_backward(m, r, dx, g->norm1, g->bias1, dxn, x, w->norm1, a->rstd1);
+    L->kind->mixer->backward(r, L->cfg, w->mix, g->mix, a->xn1, block_kv(m, ws, l), &dkv, a->mix, dy, dxn);
+    model_norm_backward(m, r, add_to(dx), g->norm1, g->bias1, dxn.t, x, w->norm1, a->rstd1);
     arena_release(r->scratch, mark);
 }

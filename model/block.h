@@ -21,7 +21,7 @@ typedef struct {
 void model_norm(const Model *, Run *, Norm, Tensor x);
 /* norm1 of layer l, or for l = L the norm before the head: into y and rstd. */
 Norm block_norm(const Model *, int l, Tensor y, Tensor rstd);
-void model_norm_backward(const Model *, Run *, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w,
+void model_norm_backward(const Model *, Run *, Into dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w,
                          Tensor rstd);
 
 /* The losses of a training pass, for the backward of its blocks. */

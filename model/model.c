@@ -91,7 +91,7 @@ static void head_loss(const Model *m, Run *r, Tensor nll, Tensor dxf, Tensor xf,
     if (h && h->head)
         h->head(h->ctx, r, &v);
     else
-        r->ops->linear_xent(r, nll, NULL, dxf, v.dw, xf, v.w, model_logits(m), v.tgt, v.g);
+        r->ops->linear_xent(r, nll, NULL, add_to(dxf), v.dw, xf, v.w, model_logits(m), v.tgt, v.g);
 }
 
 /* The host's values where the ops can read them: in place, or copied to `keep`. */
@@ -178,7 +178,7 @@ void model_train_with(const Model *m, Workspace *ws, const Batch *b, const int *
     if (m->cfg.tied) unit_begin(m, ws, r, 0);
     unit_begin(m, ws, r, m->L + 1);
     head_loss(m, r, loss, dxf, xf, &hooked);
-    model_norm_backward(m, r, dx, m->g.norm, m->g.norm_bias, dxf, x[m->L], m->w.norm, rstd);
+    model_norm_backward(m, r, add_to(dx), m->g.norm, m->g.norm_bias, dxf, x[m->L], m->w.norm, rstd);
     unit_done(m, ws, r, m->L + 1);
     backward_layers(m, ws, r, x, dx, N, &hooked);
     r->layer = -1;
@@ -231,7 +231,7 @@ static void score_pass(const Model *m, Workspace *ws, const Batch *b, const int 
     stats_seen(m, ws, r, r->stat, ABSENT);
     if (!s || present(s->xf)) model_norm(m, r, block_norm(m, m->L, s ? s->xf : y, rstd), x);
     sums_need(m, r, m->L + 1);
-    if (!s) r->ops->linear_xent(r, loss, hit, ABSENT, ABSENT, y, logits_head(m, &m->w), model_logits(m), tgt, NULL);
+    if (!s) r->ops->linear_xent(r, loss, hit, NOWHERE, ABSENT, y, logits_head(m, &m->w), model_logits(m), tgt, NULL);
     sums_rest(m);
     if (!s) losses_read(ws, nll, loss, measuring(r));
     arena_release(&ws->scratch, scratch);

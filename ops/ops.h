@@ -89,8 +89,8 @@ struct Ops {
 };
 
 /* For an op that can only add. */
-static inline void begin_sum(Run *r, Tensor t) {
-    if (t.overwrite) r->ops->zero(r, t);
+static inline void begin_sum(Run *r, Into x) {
+    if (x.overwrite) r->ops->zero(r, x.t);
 }
 
 /* Open a backend by name: "cpu", or "cuda" in a program that was built with it (ops/cuda/known_gaps.h: its slow ops).

@@ -82,9 +82,9 @@ static double products(int n, const Projection *p, Tensor x) {
     for (int i = 0; i < n; i++) sum += product(x, p[i].w);
     return sum;
 }
-static double products_back(Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+static double products_back(Into dx, int n, const Projection *d, Tensor x, const Projection *p) {
     double sum = 0;
-    for (int i = 0; i < n; i++) sum += (present(dx) + present(d[i].w)) * product(x, p[i].w);
+    for (int i = 0; i < n; i++) sum += (present(dx.t) + present(d[i].w)) * product(x, p[i].w);
     return sum;
 }
 static double grouped(Tensor x, const Tensor *w) { return 2.0 * x.n[0] * w[0].n[0] * w[0].n[1]; }

@@ -29,6 +29,17 @@ typedef struct {
     Tensor beta; /* (N,HV) */
     Tensor e;    /* (N,H,K) the erase key; absent with beta: k. Both absent: no delta rule */
 } Recur;
+/* Their gradients, each or nowhere. */
+typedef struct {
+    Into q, k, v, g, beta, e;
+} RecurInto;
+static inline RecurInto recur_overwrite(Recur d) {
+    return (RecurInto){overwrite(d.q), overwrite(d.k),    overwrite(d.v),
+                       overwrite(d.g), overwrite(d.beta), overwrite(d.e)};
+}
+static inline RecurInto recur_add_to(Recur d) {
+    return (RecurInto){add_to(d.q), add_to(d.k), add_to(d.v), add_to(d.g), add_to(d.beta), add_to(d.e)};
+}
 static inline bool recur_corrects(const Recur *x) { return present(x->beta) || present(x->e); }
 
 /* For training passes in which sequences continue a history. Batch.seq indexes all three. */

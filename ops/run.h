@@ -75,6 +75,13 @@ typedef struct {
     Tensor evicted; /* (N,lanes) if s.evicts and for a cache: 1: row j evicts its predecessor, 0: it does not */
     Tensor carry;   /* (N,lanes,s.carry) for a cache */
 } Kv;
+/* Gradients of rows: k and v are overwritten by the op that gets them, or added to; a bias is added to. */
+typedef struct {
+    Kv kv;
+    bool overwrite;
+} KvInto;
+static inline Into keys_into(const KvInto *x) { return (Into){x->kv.k, x->overwrite}; }
+static inline Into values_into(const KvInto *x) { return (Into){x->kv.v, x->overwrite}; }
 /* Values of one sequence that are carried from pass to pass. */
 static inline size_t carried(const KvShape *s) { return (size_t)s->lanes * (size_t)s->carry_rows * (size_t)s->carry; }
 static inline RowsAs rows_as(const KvShape *s) { return s->codec ? s->codec->as : ROWS_REAL; }
@@ -187,10 +194,3 @@ static inline Tensor scratch_tensor(Run *r, const char *name, Dtype dtype, int r
 #define SCRATCH_OF(r, name, dtype, ...) \
     scratch_tensor(r, name, dtype, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
 #define SCRATCH(r, name, ...) SCRATCH_OF(r, name, REAL, __VA_ARGS__)
-/* The same for a gradient that is to be overwritten: whoever adds to it first, an op that can overwrite (ops.def),
- * writes. */
-static inline Tensor as_overwritten(Tensor t) {
-    t.overwrite = true;
-    return t;
-}
-#define OVERWRITE_OF(r, name, dtype, ...) as_overwritten(SCRATCH_OF(r, name, dtype, __VA_ARGS__))

@@ -31,9 +31,7 @@ Tensor tensor_make(void *p, Dtype dtype, int rank, const int n[]) {
 Tensor tensor_rows(Tensor t, int w) {
     size_t c = tensor_count(t);
     CHECK(w > 0 && c % (size_t)w == 0, "%zu elements as rows of %d", c, w);
-    Tensor rows = TENSOR(t.p, t.dtype, (int)(c / (size_t)w), w);
-    rows.overwrite = t.overwrite;
-    return rows;
+    return TENSOR(t.p, t.dtype, (int)(c / (size_t)w), w);
 }
 
 Tensor tensor_part(Tensor t, int row, int n) {

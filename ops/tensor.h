@@ -26,8 +26,13 @@ typedef struct {
     Dtype dtype;
     int rank, n[RANK_MAX];
     bool has_shadow; /* a weight with a bf16 shadow copy on the device, for products: shadow.h */
-    bool overwrite;  /* a gradient whose first writer must overwrite it (beta = 0), whatever its memory holds: ops.h */
 } Tensor;
+/* Where an op puts a result that it can add to what is there or write in its place, whatever the memory holds. Who
+ * calls the op says which, by add_to or overwrite. */
+typedef struct {
+    Tensor t;
+    bool overwrite;
+} Into;
 
 size_t dtype_size(Dtype);
 const char *dtype_name(Dtype); /* "F32": the names of safetensors */
@@ -41,10 +46,15 @@ Tensor tensor_make(void *p, Dtype dtype, int rank, const int n[]);
     tensor_make(p, dtype, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
 static const Tensor ABSENT = {0};
 static inline bool present(Tensor t) { return t.rank > 0; }
+static const Into NOWHERE = {0};
+static inline Into add_to(Tensor t) { return (Into){t, false}; }
+static inline Into overwrite(Tensor t) { return (Into){t, true}; }
 /* The same memory as rows of width `w`: (count/w, w). */
 Tensor tensor_rows(Tensor t, int w);
+static inline Into into_rows(Into x, int w) { return (Into){tensor_rows(x.t, w), x.overwrite}; }
 /* The same memory from row `row` of the first dimension on, `n` rows. An absent tensor gives an absent one. */
 Tensor tensor_part(Tensor t, int row, int n);
+static inline Into into_part(Into x, int row, int n) { return (Into){tensor_part(x.t, row, n), x.overwrite}; }
 /* Round to the nearest bf16, ties to even; NaN stays NaN. bf16_to is exact. */
 static inline uint16_t bf16_from(float x) {
     uint32_t u;

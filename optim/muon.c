@@ -18,7 +18,7 @@ static void muon_state(Fields *f, Tensor s[STATES_MAX], Tensor w) { state_field(
 static void muon_square(Run *r, Tensor y, Tensor x, bool tall) {
     r->ops->zero(r, y);
     if (tall)
-        r->ops->linear_backward(r, ABSENT, y, ABSENT, x, x, y);
+        r->ops->linear_backward(r, NOWHERE, y, ABSENT, x, x, y);
     else
         r->ops->linear(r, y, x, x, ABSENT);
 }
@@ -47,7 +47,7 @@ static void muon_one(Run *r, const ParamStep *one, const OptimizerCfg *cfg) {
         } else {
             r->ops->copy(r, next, x);
             r->ops->axpby(r, next, 0, x, A);
-            r->ops->linear_backward(r, next, ABSENT, ABSENT, q, x, x);
+            r->ops->linear_backward(r, add_to(next), ABSENT, ABSENT, q, x, x);
         }
         Tensor swap = x;
         x = next, next = swap;

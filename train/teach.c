@@ -24,9 +24,9 @@ static void teach_head(void *ctx, Run *r, const HeadView *v) {
         r->ops->linear_distill(r, v->nll, TENSOR(t->kl, REAL, N), TENSOR(t->rkl, REAL, N), v->dx, v->dw, v->x, v->w,
                                t->xf, t->head, v->tgt, v->g, losses);
     else if (t->logits.lm == 0)
-        r->ops->linear_xent(r, v->nll, NULL, ABSENT, ABSENT, v->x, v->w, losses.map, v->tgt, NULL);
+        r->ops->linear_xent(r, v->nll, NULL, NOWHERE, ABSENT, v->x, v->w, losses.map, v->tgt, NULL);
     else
-        r->ops->linear_xent(r, v->nll, NULL, v->dx, v->dw, v->x, v->w, losses.map, v->tgt,
+        r->ops->linear_xent(r, v->nll, NULL, add_to(v->dx), v->dw, v->x, v->w, losses.map, v->tgt,
                             teach_weighted(r, v->g, t->logits.lm, N));
     arena_release(r->scratch, mark);
     t->N = N, t->layers = v->model->L, t->mixes = 0;

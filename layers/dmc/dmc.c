@@ -222,28 +222,27 @@ static void decisions_backward(Run *r, const DmcCfg *c, const S *s, Tensor da, T
     if (present(dm)) r->ops->zero(r, dm);
     r->ops->decide_backward(r, du, dm, da, domega, dkv->bias, s->alpha, s->omega, decide_of(c));
     Tensor groups = tensor_rows(dq, group * D);
-    r->ops->columns_backward(r, c->action == DMC_EVICT ? groups : tensor_rows(dk, D), lane, tensor_rows(du, 1), 0, 1);
+    r->ops->columns_backward(r, add_to(c->action == DMC_EVICT ? groups : tensor_rows(dk, D)), lane, tensor_rows(du, 1),
+                             0, 1);
     for (int g = 0; g < group && present(dm); g++)
-        r->ops->columns_backward(r, groups, g * D + lane, tensor_rows(dm, 1), 0, 1);
+        r->ops->columns_backward(r, add_to(groups), g * D + lane, tensor_rows(dm, 1), 0, 1);
     arena_release(r->scratch, mark);
 }
 
-static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
-                         const void *s_, Tensor dy, Tensor dx) {
+static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
+                         const void *s_, Tensor dy, Into dx) {
     const DmcCfg *c = cfg;
     const GqaW *w = w_;
     GqaW *dw = dw_;
     const S *s = s_;
     int N = r->in.n, H = c->g.heads, G = c->g.kv_heads, D = c->g.head_dim;
     Mark mark = arena_mark(r->scratch);
-    Tensor dout = SCRATCH(r, "d o", N, H, D), dq = SCRATCH(r, "d q", N, H, D), dk = dkv->k, dv = dkv->v, da = ABSENT,
-           domega = ABSENT;
-    r->ops->zero(r, dout);
-    r->ops->zero(r, dq);
-    r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
-    r->ops->attend_backward(r, dq, dkv, dout, s->q, kv, gqa_attn(&c->g), s->o, s->lse);
+    Tensor dout = SCRATCH(r, "d o", N, H, D), dq = SCRATCH(r, "d q", N, H, D), dk = dkv->kv.k, dv = dkv->kv.v,
+           da = ABSENT, domega = ABSENT;
+    r->ops->linear_backward(r, overwrite(dout), dw->wo, dw->bo, dy, s->o, w->wo);
+    r->ops->attend_backward(r, overwrite(dq), dkv, dout, s->q, kv, gqa_attn(&c->g), s->o, s->lse);
     turn_q(r, c, dq, r->in, -1);
-    turn_k(r, c, dkv->k, r->in, -1);
+    turn_k(r, c, dkv->kv.k, r->in, -1);
     if (dmc_merges(c)) {
         Tensor mean = SCRATCH(r, "mean k", N, G, D), z = SCRATCH(r, "Z", N, G);
         dk = SCRATCH(r, "d k", N, G, D), dv = SCRATCH(r, "d v", N, G, D);
@@ -251,10 +250,10 @@ static void dmc_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
         Tensor sums[] = {dk, dv, da, domega};
         for (int i = 0; i < 4; i++) r->ops->zero(r, sums[i]);
         r->ops->merge(r, mean, z, s->k, s->alpha, s->omega, c->window, ABSENT, 0);
-        r->ops->merge_backward(r, dk, da, domega, dkv->k, s->k, mean, z, s->alpha, s->omega, c->window);
-        r->ops->merge_backward(r, dv, da, domega, dkv->v, s->v, kv->v, z, s->alpha, s->omega, c->window);
+        r->ops->merge_backward(r, dk, da, domega, dkv->kv.k, s->k, mean, z, s->alpha, s->omega, c->window);
+        r->ops->merge_backward(r, dv, da, domega, dkv->kv.v, s->v, kv->v, z, s->alpha, s->omega, c->window);
     }
-    if (dmc_soft(c)) decisions_backward(r, c, s, da, domega, dkv, dk, dq);
+    if (dmc_soft(c)) decisions_backward(r, c, s, da, domega, &dkv->kv, dk, dq);
     Projection p[] = {{.w = w->wq}, {.w = w->wk}, {.w = w->wv}},
                d[] = {{dq, dw->wq, dw->bq}, {dk, dw->wk, dw->bk}, {dv, dw->wv, dw->bv}};
     r->ops->linear_many_backward(r, dx, 3, d, x, p);

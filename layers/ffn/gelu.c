@@ -55,17 +55,17 @@ static void gelu_run(Run *r, const GeluCfg *c, bool squared, const W *w, Tensor 
     arena_release(r->scratch, mark);
 }
 static void gelu_run_backward(Run *r, const GeluCfg *c, bool squared, const W *w, W *dw, Tensor x, const S *s,
-                              Tensor dy, Tensor dx) {
+                              Tensor dy, Into dx) {
     int N = x.n[0], F = c->hidden;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = OVERWRITE_OF(r, "d act", x.dtype, N, F),
-           dup = OVERWRITE_OF(r, "d up", x.dtype, N, F);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = SCRATCH_OF(r, "d act", x.dtype, N, F),
+           dup = SCRATCH_OF(r, "d up", x.dtype, N, F);
     gelu_act(r, c, squared, act, s->up);
-    r->ops->linear_backward(r, dact, dw->down, dw->bdown, dy, act, w->down);
+    r->ops->linear_backward(r, overwrite(dact), dw->down, dw->bdown, dy, act, w->down);
     if (squared)
-        r->ops->relu2_backward(r, dup, ABSENT, dact, s->up, ABSENT);
+        r->ops->relu2_backward(r, overwrite(dup), NOWHERE, dact, s->up, ABSENT);
     else
-        r->ops->gelu_backward(r, dup, dact, s->up, c->act == GELU_TANH);
+        r->ops->gelu_backward(r, overwrite(dup), dact, s->up, c->act == GELU_TANH);
     r->ops->linear_backward(r, dx, dw->up, dw->bup, dup, x, w->up);
     arena_release(r->scratch, mark);
 }
@@ -73,14 +73,14 @@ static void gelu_forward(Run *r, const void *cfg, const void *w, Tensor x, void 
     gelu_run(r, cfg, false, w, x, s, y);
 }
 static void gelu_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy,
-                          Tensor dx) {
+                          Into dx) {
     gelu_run_backward(r, cfg, false, w, dw, x, s, dy, dx);
 }
 static void relu2_forward(Run *r, const void *cfg, const void *w, Tensor x, void *s, Tensor y) {
     gelu_run(r, cfg, true, w, x, s, y);
 }
 static void relu2_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy,
-                           Tensor dx) {
+                           Into dx) {
     gelu_run_backward(r, cfg, true, w, dw, x, s, dy, dx);
 }
 

@@ -163,14 +163,16 @@ static void expert_act(Run *r, const MoeCfg *c, bool chosen, Tensor act, Tensor 
     else
         r->ops->swiglu_rows(r, act, gate, up, s);
 }
+/* Overwrites dgate, dup and ds. */
 static void expert_act_backward(Run *r, const MoeCfg *c, bool chosen, Tensor dgate, Tensor dup, Tensor ds, Tensor dact,
                                 Tensor gate, Tensor up, Tensor s) {
     if (c->act == EXPERT_RELU2)
-        r->ops->relu2_backward(r, dup, ds, dact, up, s);
+        r->ops->relu2_backward(r, overwrite(dup), overwrite(ds), dact, up, s);
     else if (chosen && c->limit > 0)
-        r->ops->swiglu_limit_backward(r, dgate, dup, ds, dact, gate, up, s, c->alpha, c->limit);
+        r->ops->swiglu_limit_backward(r, overwrite(dgate), overwrite(dup), overwrite(ds), dact, gate, up, s, c->alpha,
+                                      c->limit);
     else
-        r->ops->swiglu_rows_backward(r, dgate, dup, ds, dact, gate, up, s);
+        r->ops->swiglu_rows_backward(r, overwrite(dgate), overwrite(dup), overwrite(ds), dact, gate, up, s);
 }
 
 static Tensor as_column(Tensor t) { return TENSOR(t.p, t.dtype, t.n[0], 1); }
@@ -201,7 +203,7 @@ static void shared_forward(Run *r, const MoeCfg *c, const W *w, Tensor x, S *s, 
     arena_release(r->scratch, mark);
 }
 /* Overwrites dx if it is to be overwritten, else adds to it. */
-static void shared_backward(Run *r, const MoeCfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Tensor dx) {
+static void shared_backward(Run *r, const MoeCfg *c, const W *w, W *dw, Tensor x, const S *s, Tensor dy, Into dx) {
     SwigluCfg dense = shared_cfg(c);
     const SwigluWeights *v = &w->shared, *dv = &dw->shared;
     const bool relu2 = c->act == EXPERT_RELU2;
@@ -211,13 +213,12 @@ static void shared_backward(Run *r, const MoeCfg *c, const W *w, W *dw, Tensor x
     }
     const int N = x.n[0], F = dense.hidden;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = OVERWRITE_OF(r, "d act", x.dtype, N, F),
-           dgate = relu2 ? ABSENT : OVERWRITE_OF(r, "d gate", x.dtype, N, F),
-           dup = OVERWRITE_OF(r, "d up", x.dtype, N, F),
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = SCRATCH_OF(r, "d act", x.dtype, N, F),
+           dgate = relu2 ? ABSENT : SCRATCH_OF(r, "d gate", x.dtype, N, F), dup = SCRATCH_OF(r, "d up", x.dtype, N, F),
            dopen = c->shared_gate ? SCRATCH(r, "d gate of shared", N) : ABSENT;
     expert_act(r, c, false, act, s->shared.gate, s->shared.up, s->open);
-    r->ops->linear_backward(r, dact, dv->down, ABSENT, dy, act, v->down);
-    expert_act_backward(r, c, false, dgate, dup, as_overwritten(dopen), dact, s->shared.gate, s->shared.up, s->open);
+    r->ops->linear_backward(r, overwrite(dact), dv->down, ABSENT, dy, act, v->down);
+    expert_act_backward(r, c, false, dgate, dup, dopen, dact, s->shared.gate, s->shared.up, s->open);
     if (relu2)
         r->ops->linear_backward(r, dx, dv->up, ABSENT, dup, x, v->up);
     else
@@ -225,9 +226,8 @@ static void shared_backward(Run *r, const MoeCfg *c, const W *w, W *dw, Tensor x
                                      (Projection[]){{.w = v->gate}, {.w = v->up}});
     if (c->shared_gate) {
         Tensor dlogit = SCRATCH(r, "d gate's logit", N, 1);
-        r->ops->sigmoid_backward(r, as_overwritten(dlogit), as_column(dopen), as_column(s->open), 1);
-        dx.overwrite = false;
-        r->ops->linear_backward(r, dx, dw->open, ABSENT, dlogit, x, w->open);
+        r->ops->sigmoid_backward(r, overwrite(dlogit), as_column(dopen), as_column(s->open), 1);
+        r->ops->linear_backward(r, add_to(dx.t), dw->open, ABSENT, dlogit, x, w->open);
     }
     arena_release(r->scratch, mark);
 }
@@ -256,8 +256,8 @@ static void bias_backward(Run *r, const MoeCfg *c, const Tensor *bias, Tensor *d
     if (!c->expert_bias) return;
     Columns b, db;
     bias_columns(c, bias, &b), bias_columns(c, dbias, &db);
-    r->ops->linear_groups_backward(r, present(dfactor) ? as_column(dfactor) : ABSENT, db.w, dy, as_column(factor), g,
-                                   b.w);
+    r->ops->linear_groups_backward(r, present(dfactor) ? add_to(as_column(dfactor)) : NOWHERE, db.w, dy,
+                                   as_column(factor), g, b.w);
 }
 static Tensor expert_ones(Run *r, const MoeCfg *c, int M) {
     if (!c->expert_bias) return ABSENT;
@@ -298,8 +298,8 @@ static void moe_forward(Run *r, const void *cfg, const void *w_, Tensor x, void 
     expert_act(r, c, true, act, s->gate, s->up, t.weight);
     r->ops->linear_groups(r, rows, act, g, w->down); /* the product's input is no longer needed */
     bias_forward(r, c, w->down_bias, g, t.weight, rows);
-    y.overwrite = !c->shared;
-    r->ops->collect(r, c->latent ? as_overwritten(s->out) : y, rows, t.place, c->top_k);
+    const Into sum = c->latent ? overwrite(s->out) : c->shared ? add_to(y) : overwrite(y);
+    r->ops->collect(r, sum, rows, t.place, c->top_k);
     if (c->latent) latent_out(r, c, w, s, y);
     run_release(r, mark);
 }
@@ -307,36 +307,32 @@ static void moe_forward(Run *r, const void *cfg, const void *w_, Tensor x, void 
 /* The gradients of the experts, of x as they see it: adds to dx, unless it is to be overwritten, and to dw; overwrites
  * dweight (M). */
 static void experts_backward(Run *r, const MoeCfg *c, const W *w, W *dw, const Route *t, Tensor x, const S *s,
-                             Tensor dy, Tensor dx, Tensor dweight) {
+                             Tensor dy, Into dx, Tensor dweight) {
     int M = x.n[0] * c->top_k, d = seen_width(c), F = c->hidden;
     const bool gated = c->act == EXPERT_SWIGLU;
     Groups g = {c->experts, t->off};
     Mark mark = arena_mark(r->scratch);
     Tensor rows = SCRATCH_OF(r, "rows by expert", x.dtype, M, d), drows = SCRATCH_OF(r, "d rows", x.dtype, M, d),
-           act = SCRATCH_OF(r, "act", x.dtype, M, F), dact = OVERWRITE_OF(r, "d act", x.dtype, M, F),
-           dgate = gated ? OVERWRITE_OF(r, "d gate", x.dtype, M, F) : ABSENT,
-           dup = OVERWRITE_OF(r, "d up", x.dtype, M, F), ones = expert_ones(r, c, M);
+           act = SCRATCH_OF(r, "act", x.dtype, M, F), dact = SCRATCH_OF(r, "d act", x.dtype, M, F),
+           dgate = gated ? SCRATCH_OF(r, "d gate", x.dtype, M, F) : ABSENT, dup = SCRATCH_OF(r, "d up", x.dtype, M, F),
+           ones = expert_ones(r, c, M);
     expert_act(r, c, true, act, s->gate, s->up, t->weight);
     r->ops->spread(r, drows, dy, t->row); /* first dy, by place */
-    r->ops->linear_groups_backward(r, dact, dw->down, drows, act, g, w->down);
-    expert_act_backward(r, c, true, dgate, dup, as_overwritten(dweight), dact, s->gate, s->up, t->weight);
+    r->ops->linear_groups_backward(r, overwrite(dact), dw->down, drows, act, g, w->down);
+    expert_act_backward(r, c, true, dgate, dup, dweight, dact, s->gate, s->up, t->weight);
     bias_backward(r, c, w->down_bias, dw->down_bias, g, t->weight, dweight, drows);
     bias_backward(r, c, w->gate_bias, dw->gate_bias, g, ones, ABSENT, dgate);
     bias_backward(r, c, w->up_bias, dw->up_bias, g, ones, ABSENT, dup);
     r->ops->spread(r, rows, x, t->row);
-    drows.overwrite = true; /* then dx */
-    if (gated) {
-        r->ops->linear_groups_backward(r, drows, dw->gate, dgate, rows, g, w->gate);
-        drows.overwrite = false;
-    }
-    r->ops->linear_groups_backward(r, drows, dw->up, dup, rows, g, w->up);
-    drows.overwrite = false;
+    /* from here on drows is dx by place */
+    if (gated) r->ops->linear_groups_backward(r, overwrite(drows), dw->gate, dgate, rows, g, w->gate);
+    r->ops->linear_groups_backward(r, gated ? add_to(drows) : overwrite(drows), dw->up, dup, rows, g, w->up);
     r->ops->collect(r, dx, drows, t->place, c->top_k);
     arena_release(r->scratch, mark);
 }
 
 static void moe_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const void *s_, Tensor dy,
-                         Tensor dx) {
+                         Into dx) {
     const MoeCfg *c = cfg;
     const W *w = w_;
     W *dw = dw_;
@@ -350,17 +346,16 @@ static void moe_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     Route t = route_choose(r, c, s->p, w->bias);
     Tensor dweight = SCRATCH(r, "d weights", N * c->top_k), dlogits = SCRATCH(r, "d logits", N, c->experts);
     if (c->latent) {
-        Tensor dout = OVERWRITE_OF(r, "d experts' sum", x.dtype, N, c->latent),
-               din = OVERWRITE_OF(r, "d latent rows", x.dtype, N, c->latent);
-        r->ops->linear_backward(r, dout, dw->out, ABSENT, dy, s->out, w->out);
-        experts_backward(r, c, w, dw, &t, s->in, s, dout, din, dweight);
+        Tensor dout = SCRATCH_OF(r, "d experts' sum", x.dtype, N, c->latent),
+               din = SCRATCH_OF(r, "d latent rows", x.dtype, N, c->latent);
+        r->ops->linear_backward(r, overwrite(dout), dw->out, ABSENT, dy, s->out, w->out);
+        experts_backward(r, c, w, dw, &t, s->in, s, dout, overwrite(din), dweight);
         r->ops->linear_backward(r, dx, dw->in, ABSENT, din, x, w->in);
     } else {
         experts_backward(r, c, w, dw, &t, x, s, dy, dx, dweight);
     }
-    dx.overwrite = false;
     route_backward(r, c, &t, dlogits, dweight, s->p);
-    r->ops->linear_backward(r, dx, dw->router, dw->router_bias, dlogits, x, w->router);
+    r->ops->linear_backward(r, add_to(dx.t), dw->router, dw->router_bias, dlogits, x, w->router);
     if (c->bias_balance) {
         Tensor load = host_view(r, dw->bias, true);
         for (int e = 0; !measuring(r) && e < c->experts; e++)

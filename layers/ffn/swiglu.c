@@ -54,31 +54,31 @@ static void geglu_forward(Run *r, const void *cfg, const void *w, Tensor x, void
     gated_forward(r, cfg, true, w, x, s, y);
 }
 static void gated_backward(Run *r, const SwigluCfg *c, bool gelu, const void *w_, void *dw_, Tensor x, const void *s_,
-                           Tensor dy, Tensor dx) {
+                           Tensor dy, Into dx) {
     const W *w = w_;
     W *dw = dw_;
     const S *s = s_;
     int N = x.n[0], F = c->hidden;
     Mark mark = arena_mark(r->scratch);
-    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = OVERWRITE_OF(r, "d act", x.dtype, N, F),
-           dgate = OVERWRITE_OF(r, "d gate", x.dtype, N, F), dup = OVERWRITE_OF(r, "d up", x.dtype, N, F);
-    r->ops->linear_backward(r, dact, ABSENT, ABSENT, dy, act, w->down);
+    Tensor act = SCRATCH_OF(r, "act", x.dtype, N, F), dact = SCRATCH_OF(r, "d act", x.dtype, N, F),
+           dgate = SCRATCH_OF(r, "d gate", x.dtype, N, F), dup = SCRATCH_OF(r, "d up", x.dtype, N, F);
+    r->ops->linear_backward(r, overwrite(dact), ABSENT, ABSENT, dy, act, w->down);
     if (gelu)
-        r->ops->geglu_backward(r, act, dgate, dup, dact, s->gate, s->up, c->act == GELU_TANH);
+        r->ops->geglu_backward(r, act, overwrite(dgate), overwrite(dup), dact, s->gate, s->up, c->act == GELU_TANH);
     else
-        r->ops->swiglu_backward(r, act, dgate, dup, dact, s->gate, s->up);
-    if (present(dw->down)) r->ops->linear_backward(r, ABSENT, dw->down, ABSENT, dy, act, w->down);
+        r->ops->swiglu_backward(r, act, overwrite(dgate), overwrite(dup), dact, s->gate, s->up);
+    if (present(dw->down)) r->ops->linear_backward(r, NOWHERE, dw->down, ABSENT, dy, act, w->down);
     r->ops->linear_many_backward(r, dx, 2, (Projection[]){{dgate, dw->gate, ABSENT}, {dup, dw->up, ABSENT}}, x,
                                  (Projection[]){{.w = w->gate}, {.w = w->up}});
     arena_release(r->scratch, mark);
 }
 
 static void swiglu_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy,
-                            Tensor dx) {
+                            Into dx) {
     gated_backward(r, cfg, false, w, dw, x, s, dy, dx);
 }
 static void geglu_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const void *s, Tensor dy,
-                           Tensor dx) {
+                           Into dx) {
     gated_backward(r, cfg, true, w, dw, x, s, dy, dx);
 }
 

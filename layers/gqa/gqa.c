@@ -207,16 +207,16 @@ static Tensor turn_back(Run *r, const GqaCfg *c, Tensor dnorm, Tensor g, Tensor 
     if (!present(norm) || c->qk_norm_wide) r->ops->rope(r, g, &c->table, r->in, -1);
     if (!present(norm)) return g;
     const Tensor gain = norm_gain(r, norm, c->base.norm_plus_one);
-    Tensor graw = as_overwritten(scratch_tensor(r, "d heads", g.dtype, g.rank, g.n));
+    Tensor graw = scratch_tensor(r, "d heads", g.dtype, g.rank, g.n);
     if (c->qk_norm_wide)
-        r->ops->rmsnorm_backward(r, graw, dnorm, g, raw, gain, rstd);
+        r->ops->rmsnorm_backward(r, overwrite(graw), dnorm, g, raw, gain, rstd);
     else
-        r->ops->rmsnorm_rope_backward(r, graw, dnorm, g, raw, gain, rstd, &c->table, r->in);
+        r->ops->rmsnorm_rope_backward(r, overwrite(graw), dnorm, g, raw, gain, rstd, &c->table, r->in);
     return graw;
 }
 
-static void gqa_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
-                         const void *s_, Tensor dy, Tensor dx) {
+static void gqa_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
+                         const void *s_, Tensor dy, Into dx) {
     const GqaCfg *c = cfg;
     const GqaW *w = w_;
     GqaW *dw = dw_;
@@ -226,24 +226,24 @@ static void gqa_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads, D = c->head_dim;
-        Tensor dout = OVERWRITE_OF(r, "d o", x.dtype, N, H, D), dq = OVERWRITE_OF(r, "d q", x.dtype, N, H, D);
+        Tensor dout = SCRATCH_OF(r, "d o", x.dtype, N, H, D), dq = SCRATCH_OF(r, "d q", x.dtype, N, H, D);
         if (c->out_gate) {
-            Tensor dgated = OVERWRITE_OF(r, "d gated", x.dtype, N, H, D),
-                   dgate = OVERWRITE_OF(r, "d gate", x.dtype, N, H, D);
-            r->ops->linear_backward(r, dgated, dw->wo, dw->bo, dy, gqa_gated(r, c, s), w->wo);
-            r->ops->sigmoid_gate_backward(r, dout, dgate, dgated, s->o, s->gate);
+            Tensor dgated = SCRATCH_OF(r, "d gated", x.dtype, N, H, D),
+                   dgate = SCRATCH_OF(r, "d gate", x.dtype, N, H, D);
+            r->ops->linear_backward(r, overwrite(dgated), dw->wo, dw->bo, dy, gqa_gated(r, c, s), w->wo);
+            r->ops->sigmoid_gate_backward(r, overwrite(dout), overwrite(dgate), dgated, s->o, s->gate);
             d[n] = (Projection){dgate, dw->wg, dw->bg};
             p[n++].w = w->wg;
         } else {
-            r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
+            r->ops->linear_backward(r, overwrite(dout), dw->wo, dw->bo, dy, s->o, w->wo);
         }
         if (c->sink_scores) r->ops->attend_sink_backward(r, dw->sinks, dout, s->o, s->lse, w->sinks);
-        r->ops->attend_backward(r, dq, dkv, dout, s->q, kv, gqa_attn(c), s->o, s->lse);
+        r->ops->attend_backward(r, overwrite(dq), dkv, dout, s->q, kv, gqa_attn(c), s->o, s->lse);
         d[n] = (Projection){turn_back(r, c, dw->nq, dq, s->q_raw, s->q_rstd, w->nq), dw->wq, dw->bq};
         p[n++].w = w->wq;
     }
     if (c->base.owner) { /* the owner's backward runs last: dkv holds the sum of all readers' parts */
-        Tensor dk = tensor_as(r, "d k", dkv->k, x.dtype), dv = tensor_as(r, "d v", dkv->v, x.dtype);
+        Tensor dk = tensor_as(r, "d k", dkv->kv.k, x.dtype), dv = tensor_as(r, "d v", dkv->kv.v, x.dtype);
         d[n] = (Projection){turn_back(r, c, dw->nk, dk, s->k_raw, s->k_rstd, w->nk), dw->wk, dw->bk};
         p[n++].w = w->wk;
         d[n] = (Projection){dv, dw->wv, dw->bv};

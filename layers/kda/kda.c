@@ -334,11 +334,11 @@ static void kda_conv_backward(Run *r, Tensor d, Tensor dconv, Tensor dbias, Tens
                               Tensor conv, Tensor bias) {
     Mark mark = arena_mark(r->scratch);
     if (present(turned)) {
-        Tensor whole = overwritten_like(r, "d conv", turned);
-        r->ops->l2norm_backward(r, whole, g, turned, L2_EPS);
+        Tensor whole = scratch_like(r, "d conv", turned);
+        r->ops->l2norm_backward(r, overwrite(whole), g, turned, L2_EPS);
         g = whole;
     }
-    r->ops->short_conv_backward(r, d, dconv, dbias, g, raw, conv, bias, true);
+    r->ops->short_conv_backward(r, overwrite(d), dconv, dbias, g, raw, conv, bias, true);
     arena_release(r->scratch, mark);
 }
 /* Overwrite dfirst with the gradient of the decay's first projection, db with that of beta's, or db and dgate with
@@ -347,18 +347,17 @@ static void kda_gates_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const
                                Tensor dfirst, Tensor db, Tensor dgate, Tensor dv) {
     Mark mark = arena_mark(r->scratch);
     const bool low = c->gate_proj == KDA_LOW_RANK;
-    Tensor dz = low ? overwritten_like(r, "d z", s->z) : dfirst;
-    r->ops->decay_backward(r, dz, dw->A, dw->dt, d->g, s->z, w->A, w->dt, kda_gate_of(c));
-    if (low) r->ops->linear_backward(r, dfirst, dw->fb, ABSENT, dz, s->fa, w->fb);
+    Tensor dz = low ? scratch_like(r, "d z", s->z) : dfirst;
+    r->ops->decay_backward(r, overwrite(dz), dw->A, dw->dt, d->g, s->z, w->A, w->dt, kda_gate_of(c));
+    if (low) r->ops->linear_backward(r, overwrite(dfirst), dw->fb, ABSENT, dz, s->fa, w->fb);
     arena_release(r->scratch, mark);
     if (!kda_by_channel(c)) {
-        r->ops->sigmoid_backward(r, db, d->beta, t->x.beta, c->beta_max);
+        r->ops->sigmoid_backward(r, overwrite(db), d->beta, t->x.beta, c->beta_max);
         return;
     }
-    d->k.overwrite = d->e.overwrite = false; /* what the recurrence wrote is added to */
     if (c->beta_max == 2) kda_double(r, d->e);
-    r->ops->sigmoid_gate_backward(r, d->k, db, d->e, t->x.k, s->b);
-    r->ops->sigmoid_gate_backward(r, dv, dgate, d->v, t->v, s->w);
+    r->ops->sigmoid_gate_backward(r, add_to(d->k), overwrite(db), d->e, t->x.k, s->b);
+    r->ops->sigmoid_gate_backward(r, overwrite(dv), overwrite(dgate), d->v, t->v, s->w);
     d->v = dv;
 }
 /* From dy, overwrite the gradients of o and of the gate's first projection: the gate itself, or its low-rank factor. */
@@ -367,20 +366,20 @@ static void kda_out_backward(Run *r, const KdaCfg *c, const W *w, W *dw, const S
     Mark mark = arena_mark(r->scratch);
     const int N = s->o.n[0], HV = c->v_heads, V = c->v_dim;
     const bool low = c->out_gate == KDA_LOW_RANK, none = c->out_gate == KDA_NONE;
-    Tensor n = SCRATCH_OF(r, "normed", s->o.dtype, N, HV * V), dn = overwritten_like(r, "d normed", n),
-           dgate = low ? overwritten_like(r, "d gate", s->gate) : dfirst,
-           rstd = none ? SCRATCH(r, "rstd", N, HV) : ABSENT;
+    Tensor n = SCRATCH_OF(r, "normed", s->o.dtype, N, HV * V), dn = scratch_like(r, "d normed", n),
+           dgate = low ? scratch_like(r, "d gate", s->gate) : dfirst, rstd = none ? SCRATCH(r, "rstd", N, HV) : ABSENT;
     kda_readout(r, c, w, s, s->o, rstd, n);
-    r->ops->linear_backward(r, dn, dw->wo, ABSENT, dy, n, w->wo);
+    r->ops->linear_backward(r, overwrite(dn), dw->wo, ABSENT, dy, n, w->wo);
     if (none)
-        r->ops->rmsnorm_backward(r, dout, dw->norm, shaped(dn, HV, V), s->o, w->norm, s->rstd);
+        r->ops->rmsnorm_backward(r, overwrite(dout), dw->norm, shaped(dn, HV, V), s->o, w->norm, s->rstd);
     else
-        r->ops->gated_norm_backward(r, dout, dgate, dw->norm, dn, s->o, s->gate, w->norm, kda_norm_of(c));
-    if (low) r->ops->linear_backward(r, dfirst, dw->gb, dw->bias, dgate, s->ga, w->gb);
+        r->ops->gated_norm_backward(r, overwrite(dout), overwrite(dgate), dw->norm, dn, s->o, s->gate, w->norm,
+                                    kda_norm_of(c));
+    if (low) r->ops->linear_backward(r, overwrite(dfirst), dw->gb, dw->bias, dgate, s->ga, w->gb);
     arena_release(r->scratch, mark);
 }
-static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
-                         const void *s_, Tensor dy, Tensor dx) {
+static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
+                         const void *s_, Tensor dy, Into dx) {
     (void)kv, (void)dkv;
     const KdaCfg *c = cfg;
     const W *w = w_;
@@ -389,35 +388,36 @@ static void kda_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     RunMark mark = run_mark(r);
     Stepped steps;
     const bool low = c->out_gate == KDA_LOW_RANK;
-    const S d_of = {.q = overwritten_like(r, "d projected q", s->q),
-                    .k = overwritten_like(r, "d projected k", s->k),
-                    .v = overwritten_like(r, "d projected v", s->v),
-                    .fa = overwritten_like(r, "d f_a", s->fa),
-                    .z = c->gate_proj == KDA_FULL ? overwritten_like(r, "d z", s->z) : ABSENT,
-                    .b = overwritten_like(r, "d b", s->b),
-                    .w = overwritten_like(r, "d w", s->w),
-                    .ga = overwritten_like(r, "d g_a", s->ga),
-                    .gate = low ? ABSENT : overwritten_like(r, "d gate", s->gate)};
+    const S d_of = {.q = scratch_like(r, "d projected q", s->q),
+                    .k = scratch_like(r, "d projected k", s->k),
+                    .v = scratch_like(r, "d projected v", s->v),
+                    .fa = scratch_like(r, "d f_a", s->fa),
+                    .z = c->gate_proj == KDA_FULL ? scratch_like(r, "d z", s->z) : ABSENT,
+                    .b = scratch_like(r, "d b", s->b),
+                    .w = scratch_like(r, "d w", s->w),
+                    .ga = scratch_like(r, "d g_a", s->ga),
+                    .gate = low ? ABSENT : scratch_like(r, "d gate", s->gate)};
     Projection p[7], g[7];
     const int n = kda_projections(c, w, s, p), rows = kda_inputs(c);
     kda_projections(c, dw, &d_of, g);
     for (int i = 0; i < n; i++) p[i] = (Projection){.w = p[i].w};
-    Tensor dout = overwritten_like(r, "d o", s->o);
+    Tensor dout = scratch_like(r, "d o", s->o);
     kda_out_backward(r, c, w, dw, s, dy, dout, n > rows ? g[rows].y : ABSENT);
     T t = kda_derive(r, c, w, s, ABSENT);
     const Recur x_of = kda_stepped(r, c, t.x);
     Run *as = steps_run(r, kda_steps(c), &steps);
-    Recur d = {.q = overwritten_like(r, "d q", x_of.q),
-               .k = overwritten_like(r, "d k", x_of.k),
-               .v = overwritten_like(r, "d v", x_of.v),
-               .g = overwritten_like(r, "d g", x_of.g),
-               .beta = overwritten_like(r, "d beta", x_of.beta),
-               .e = overwritten_like(r, "d e", x_of.e)};
-    r->ops->recur_backward(as, &d, steps_read_by(r, kda_steps(c), dout, kda_states(c), c->v_dim), x_of, kda_scale_of(c),
-                           s->states, NULL);
+    Recur d = {.q = scratch_like(r, "d q", x_of.q),
+               .k = scratch_like(r, "d k", x_of.k),
+               .v = scratch_like(r, "d v", x_of.v),
+               .g = scratch_like(r, "d g", x_of.g),
+               .beta = scratch_like(r, "d beta", x_of.beta),
+               .e = scratch_like(r, "d e", x_of.e)};
+    const RecurInto into = recur_overwrite(d);
+    r->ops->recur_backward(as, &into, steps_read_by(r, kda_steps(c), dout, kda_states(c), c->v_dim), x_of,
+                           kda_scale_of(c), s->states, NULL);
     kda_stepped_backward(r, c, &d, t.x);
     kda_gates_backward(r, c, w, dw, s, &t, &d, g[3].y, g[4].y, d_of.w,
-                       kda_by_channel(c) ? overwritten_like(r, "d conv v", t.v) : ABSENT);
+                       kda_by_channel(c) ? scratch_like(r, "d conv v", t.v) : ABSENT);
     kda_conv_backward(r, g[0].y, dw->cq, dw->bq, d.q, s->q, t.q, w->cq, w->bq);
     kda_conv_backward(r, g[1].y, dw->ck, dw->bk, d.k, s->k, t.k, w->ck, w->bk);
     kda_conv_backward(r, g[2].y, dw->cv, dw->bv, d.v, s->v, ABSENT, w->cv, w->bv);

@@ -20,9 +20,8 @@ void line_erase_key_backward(Run *r, const LineCfg *c, const LineW *w, LineW *dw
     if (!c->inner_decay) return;
     Mark mark = arena_mark(r->scratch);
     Tensor f = line_inner(r, w), df = zeros_like(r, "d inner decay", f);
-    de.overwrite = false;
-    r->ops->skip_backward(r, dk, df, de, k, f);
-    r->ops->sigmoid_backward(r, dw->decay, df, f, 1);
+    r->ops->skip_backward(r, add_to(dk), df, de, k, f);
+    r->ops->sigmoid_backward(r, add_to(dw->decay), df, f, 1);
     arena_release(r->scratch, mark);
 }
 
@@ -48,10 +47,10 @@ void line_correct_query_backward(Run *r, const LineCfg *c, const LineW *w, LineW
     Mark mark = arena_mark(r->scratch);
     Tensor f = line_correction(r, c, w), df = zeros_like(r, "d correction", f);
     const int H = c->heads, K = c->head_dim;
-    r->ops->skip_backward(r, shaped(dk, H, K), df, shaped(dq, H, K), shaped(k, H, K), f);
+    r->ops->skip_backward(r, add_to(shaped(dk, H, K)), df, shaped(dq, H, K), shaped(k, H, K), f);
     r->ops->axpby(r, df, -1, df, 0);
     if (c->inner_decay)
-        r->ops->sigmoid_gate_backward(r, dw->D, dw->decay, df, w->D, w->decay);
+        r->ops->sigmoid_gate_backward(r, add_to(dw->D), add_to(dw->decay), df, w->D, w->decay);
     else
         r->ops->axpby(r, dw->D, 1, df, 1);
     arena_release(r->scratch, mark);

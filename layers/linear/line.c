@@ -301,21 +301,19 @@ static Tensor line_map_backward(Run *r, const LineCfg *c, Tensor g, Channel x, L
     const Ops *op = r->ops;
     if (map == MAP_ROTATE) op->rope(r, g, &c->table, r->in, -1);
     if (map == MAP_UNIT || map == MAP_ELU) {
-        Tensor d = overwritten_like(r, "d convolved", g);
+        Tensor d = scratch_like(r, "d convolved", g);
         if (map == MAP_UNIT)
-            op->l2norm_backward(r, d, g, shaped(x.cx, g.n[1], g.n[2]), unit_eps);
+            op->l2norm_backward(r, overwrite(d), g, shaped(x.cx, g.n[1], g.n[2]), unit_eps);
         else
-            op->elu1_backward(r, d, g, x.fx);
+            op->elu1_backward(r, overwrite(d), g, x.fx);
         g = d;
     }
-    g = tensor_rows(g, x.raw.n[1]);
-    g.overwrite = false;
-    return g;
+    return tensor_rows(g, x.raw.n[1]);
 }
 static Tensor line_conv_backward(Run *r, const LineCfg *c, Tensor g, Channel x) {
     if (!line_convolves(c)) return g;
-    Tensor d = overwritten_like(r, "d projected", x.raw);
-    r->ops->short_conv_backward(r, d, x.dw, x.db, g, x.raw, x.w, x.b, true);
+    Tensor d = scratch_like(r, "d projected", x.raw);
+    r->ops->short_conv_backward(r, overwrite(d), x.dw, x.db, g, x.raw, x.w, x.b, true);
     return d;
 }
 /* The projections of the layer's input, whose gradients one call computes. */
@@ -331,13 +329,13 @@ static void line_decay_backward(Run *r, const LineCfg *c, const LineW *w, LineW 
                                 Inputs *in) {
     if (!present(s->a)) return;
     const Ops *op = r->ops;
-    Tensor da = overwritten_like(r, "d decay", s->a);
-    op->decay_backward(r, da, dw->A, present(dw->dt) ? dw->dt : dw->ba, dg, s->a, w->A, present(w->dt) ? w->dt : w->ba,
-                       line_gate_of(c));
+    Tensor da = scratch_like(r, "d decay", s->a);
+    op->decay_backward(r, overwrite(da), dw->A, present(dw->dt) ? dw->dt : dw->ba, dg, s->a, w->A,
+                       present(w->dt) ? w->dt : w->ba, line_gate_of(c));
     da = tensor_rows(da, s->a.n[1] * s->a.n[2]);
     if (present(s->a0)) {
-        Tensor d0 = overwritten_like(r, "d decay, low rank", s->a0);
-        op->linear_backward(r, d0, dw->wa, ABSENT, da, s->a0, w->wa);
+        Tensor d0 = scratch_like(r, "d decay, low rank", s->a0);
+        op->linear_backward(r, overwrite(d0), dw->wa, ABSENT, da, s->a0, w->wa);
         line_input(in, d0, w->wa0, dw->wa0);
     } else
         line_input(in, da, w->wa, dw->wa);
@@ -347,26 +345,26 @@ static Tensor readout_backward(Run *r, const LineCfg *c, const LineW *w, LineW *
                                Inputs *in) {
     const Ops *op = r->ops;
     int N = r->in.n, HV = c->v_heads, V = c->v_dim;
-    Tensor dout = overwritten_like(r, "d o", s->o), out = SCRATCH_OF(r, "read", s->o.dtype, N, HV * V),
-           dread = overwritten_like(r, "d read", out), rstd = present(s->rstd) ? SCRATCH(r, "rstd", N, HV) : ABSENT;
+    Tensor dout = scratch_like(r, "d o", s->o), out = SCRATCH_OF(r, "read", s->o.dtype, N, HV * V),
+           dread = scratch_like(r, "d read", out), rstd = present(s->rstd) ? SCRATCH(r, "rstd", N, HV) : ABSENT;
     line_readout(r, c, w, s, s->o, rstd, out);
-    op->linear_backward(r, dread, dw->wo, ABSENT, dy, out, w->wo);
+    op->linear_backward(r, overwrite(dread), dw->wo, ABSENT, dy, out, w->wo);
     Tensor heads = shaped(dread, HV, V);
     if (c->kind->divide_by_last)
-        op->divide_by_last_backward(r, dout, heads, shaped(out, HV, V), s->o, c->eps);
+        op->divide_by_last_backward(r, overwrite(dout), heads, shaped(out, HV, V), s->o, c->eps);
     else if (line_gated(c)) {
-        Tensor dgate = overwritten_like(r, "d gate", s->gate);
-        op->gated_norm_backward(r, dout, shaped(dgate, HV, V), dw->norm, heads, s->o, shaped(s->gate, HV, V), w->norm,
-                                line_norm_of(c));
+        Tensor dgate = scratch_like(r, "d gate", s->gate);
+        op->gated_norm_backward(r, overwrite(dout), overwrite(shaped(dgate, HV, V)), dw->norm, heads, s->o,
+                                shaped(s->gate, HV, V), w->norm, line_norm_of(c));
         line_input(in, dgate, w->wg, dw->wg);
     } else {
         Tensor gain = line_gain(r, c, w), dgain = present(w->norm) ? dw->norm : zeros_like(r, "d ones", gain);
-        op->rmsnorm_backward(r, dout, dgain, heads, s->o, gain, s->rstd);
+        op->rmsnorm_backward(r, overwrite(dout), dgain, heads, s->o, gain, s->rstd);
     }
     return dout;
 }
-void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv, const void *s_,
-                   Tensor dy, Tensor dx) {
+void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
+                   const void *s_, Tensor dy, Into dx) {
     (void)kv, (void)dkv;
     const LineCfg *c = cfg;
     const LineW *w = w_;
@@ -379,13 +377,14 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     Tensor dout = readout_backward(r, c, w, dw, s, dy, &in);
     Fed f = line_feed(r, c, w, s, ABSENT);
     Run *as = steps_run(r, line_steps_of(c), &steps);
-    Recur d = {.q = overwritten_like(r, "d q", f.x.q),
-               .k = overwritten_like(r, "d k", f.x.k),
-               .v = overwritten_like(r, "d v", f.x.v),
-               .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : overwritten_like(r, "d g", f.x.g),
-               .beta = overwritten_like(r, "d beta", f.x.beta),
-               .e = overwritten_like(r, "d e", f.x.e)};
-    op->recur_backward(as, &d, steps_read_by(r, line_steps_of(c), dout, line_states(c), line_columns(c)), f.x,
+    Recur d = {.q = scratch_like(r, "d q", f.x.q),
+               .k = scratch_like(r, "d k", f.x.k),
+               .v = scratch_like(r, "d v", f.x.v),
+               .g = c->kind->decay == DECAY_CONSTANT ? ABSENT : scratch_like(r, "d g", f.x.g),
+               .beta = scratch_like(r, "d beta", f.x.beta),
+               .e = scratch_like(r, "d e", f.x.e)};
+    const RecurInto into = recur_overwrite(d);
+    op->recur_backward(as, &into, steps_read_by(r, line_steps_of(c), dout, line_states(c), line_columns(c)), f.x,
                        line_scale_of(c), s->keep, NULL);
     if (as != r) {
         Tensor dq = SCRATCH_OF(r, "d of queries", d.q.dtype, f.token.q.n[0], c->heads, c->head_dim);
@@ -399,19 +398,18 @@ void line_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x,
     }
     line_decay_backward(r, c, w, dw, s, d.g, &in);
     if (c->kind->delta) {
-        Tensor db = overwritten_like(r, "d beta logit", s->beta);
-        op->sigmoid_backward(r, db, d.beta, s->beta, c->beta_max);
+        Tensor db = scratch_like(r, "d beta logit", s->beta);
+        op->sigmoid_backward(r, overwrite(db), d.beta, s->beta, c->beta_max);
         line_input(&in, db, w->wb, dw->wb);
     }
     if (c->kind->divide_by_last) {
-        Tensor dv = overwritten_like(r, "d values", shaped(s->v, line_states(c), c->v_dim));
-        op->append_ones_backward(r, dv, d.v);
+        Tensor dv = scratch_like(r, "d values", shaped(s->v, line_states(c), c->v_dim));
+        op->append_ones_backward(r, overwrite(dv), d.v);
         d.v = dv;
     }
     const Channel q = {s->q, f.cq, f.token.q, w->cq, w->bq, dw->cq, dw->bq},
                   k = {s->k, f.ck, f.token.k, w->ck, w->bk, dw->ck, dw->bk},
                   v = {s->v, f.cv, f.token.v, w->cv, w->bv, dw->cv, dw->bv};
-    d.k.overwrite = false;
     line_erase_key_backward(r, c, w, dw, d.k, d.e, f.token.k);
     Tensor gq = line_map_backward(r, c, d.q, q, c->kind->map), gk = line_map_backward(r, c, d.k, k, c->kind->map),
            gv = line_map_backward(r, c, d.v, v, MAP_NONE);

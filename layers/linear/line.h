@@ -74,8 +74,8 @@ void line_saved(const void *cfg, int N, void *s, Fields *);
 void line_rows(const void *cfg, KvShape *);
 void line_init(const void *cfg, void *w, uint64_t key);
 void line_forward(Run *, const void *cfg, const void *w, Tensor x, Kv *, void *s, Tensor y);
-void line_backward(Run *, const void *cfg, const void *w, void *dw, Tensor x, const Kv *, Kv *dkv, const void *s,
-                   Tensor dy, Tensor dx);
+void line_backward(Run *, const void *cfg, const void *w, void *dw, Tensor x, const Kv *, const KvInto *dkv,
+                   const void *s, Tensor dy, Into dx);
 void line_extend(Run *, const void *cfg, const void *w, Tensor x, Kv *, const Slot *, Tensor y);
 double line_flops(const void *cfg, double context);
 

@@ -37,7 +37,7 @@ Tensor steps_placed(Run *r, Steps c, Tensor x, int heads, int width) {
 Tensor steps_placed_backward(Run *r, Steps c, Tensor d, Tensor x) {
     const int size = steps_width(x), all = steps_each(c) * steps_width(d);
     Tensor y = x;
-    y.p = d.p, y.overwrite = false;
+    y.p = d.p;
     if (size == all) return y;
     y = scratch_tensor(r, "d of steps", x.dtype, x.rank, x.n);
     r->ops->columns(r, tensor_rows(y, size), 0, tensor_rows(d, all), 0, size);

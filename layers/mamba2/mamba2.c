@@ -189,9 +189,9 @@ static void mamba2_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *
 
 /* From the gradient g after a convolution whose channels begin at `at`, compute that of its input, in scratch. */
 static Tensor mamba2_conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor raw, int at) {
-    Tensor d = overwritten_like(r, "d projection", raw);
+    Tensor d = scratch_like(r, "d projection", raw);
     int n = raw.n[1];
-    r->ops->short_conv_backward(r, d, tensor_part(dw->conv, at, n), tensor_part(dw->conv_bias, at, n),
+    r->ops->short_conv_backward(r, overwrite(d), tensor_part(dw->conv, at, n), tensor_part(dw->conv_bias, at, n),
                                 tensor_rows(g, n), raw, tensor_part(w->conv, at, n), tensor_part(w->conv_bias, at, n),
                                 true);
     return d;
@@ -200,14 +200,15 @@ static Tensor mamba2_conv_backward(Run *r, const W *w, W *dw, Tensor g, Tensor r
 static void mamba2_out_backward(Run *r, const Mamba2Cfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout,
                                 Tensor dz) {
     Mark mark = arena_mark(r->scratch);
-    Tensor n = SCRATCH_OF(r, "normed", s->z.dtype, s->z.n[0], s->z.n[1]), dn = overwritten_like(r, "d normed", n);
+    Tensor n = SCRATCH_OF(r, "normed", s->z.dtype, s->z.n[0], s->z.n[1]), dn = scratch_like(r, "d normed", n);
     r->ops->gated_norm(r, n, s->o, s->z, w->norm, mamba2_norm_of(c));
-    r->ops->linear_backward(r, dn, dw->out, dw->out_bias, dy, n, w->out);
-    r->ops->gated_norm_backward(r, dout, dz, dw->norm, dn, s->o, s->z, w->norm, mamba2_norm_of(c));
+    r->ops->linear_backward(r, overwrite(dn), dw->out, dw->out_bias, dy, n, w->out);
+    r->ops->gated_norm_backward(r, overwrite(dout), overwrite(dz), dw->norm, dn, s->o, s->z, w->norm,
+                                mamba2_norm_of(c));
     arena_release(r->scratch, mark);
 }
-static void mamba2_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
-                            const void *s_, Tensor dy, Tensor dx) {
+static void mamba2_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv,
+                            const KvInto *dkv, const void *s_, Tensor dy, Into dx) {
     (void)kv, (void)dkv;
     const Mamba2Cfg *c = cfg;
     const W *w = w_;
@@ -215,19 +216,19 @@ static void mamba2_backward(Run *r, const void *cfg, const void *w_, void *dw_, 
     const S *s = s_;
     Mark mark = arena_mark(r->scratch);
     Part p = mamba2_part_of(c);
-    Tensor dout = overwritten_like(r, "d o", s->o), dz = overwritten_like(r, "d z", s->z);
+    Tensor dout = scratch_like(r, "d o", s->o), dz = scratch_like(r, "d z", s->z);
     mamba2_out_backward(r, c, w, dw, s, dy, dout, dz);
     T t = mamba2_derive(r, c, w, s, ABSENT);
-    Recur d = {.q = overwritten_like(r, "d C", t.r.q),
-               .k = overwritten_like(r, "d B", t.r.k),
-               .v = overwritten_like(r, "d step x", t.r.v),
-               .g = overwritten_like(r, "d g", t.r.g)};
-    Tensor dt = zeros_like(r, "d dt", s->dt), dv = overwritten_like(r, "d x", t.x);
-    r->ops->recur_backward(r, &d, dout, t.r, 1, s->states, NULL);
-    r->ops->skip_backward(r, dv, dw->D, dout, t.x, w->D);
-    dv.overwrite = false; /* later ops add to it */
-    r->ops->step_backward(r, dv, dt, dw->dt, d.v, t.x, s->dt, w->dt);
-    r->ops->decay_backward(r, dt, dw->A, dw->dt, d.g, s->dt, w->A, w->dt, gate);
+    Recur d = {.q = scratch_like(r, "d C", t.r.q),
+               .k = scratch_like(r, "d B", t.r.k),
+               .v = scratch_like(r, "d step x", t.r.v),
+               .g = scratch_like(r, "d g", t.r.g)};
+    Tensor dt = zeros_like(r, "d dt", s->dt), dv = scratch_like(r, "d x", t.x);
+    const RecurInto into = recur_overwrite(d);
+    r->ops->recur_backward(r, &into, dout, t.r, 1, s->states, NULL);
+    r->ops->skip_backward(r, overwrite(dv), dw->D, dout, t.x, w->D);
+    r->ops->step_backward(r, add_to(dv), add_to(dt), dw->dt, d.v, t.x, s->dt, w->dt);
+    r->ops->decay_backward(r, add_to(dt), dw->A, dw->dt, d.g, s->dt, w->A, w->dt, gate);
     Tensor gx = mamba2_conv_backward(r, w, dw, dv, s->x, 0), gB = mamba2_conv_backward(r, w, dw, d.k, s->B, p.d),
            gC = mamba2_conv_backward(r, w, dw, d.q, s->C, p.d + p.bc);
     Projection in[] = {mamba2_part(w, dz, 0), mamba2_part(w, dt, p.dt), mamba2_part(w, s->x, p.x),

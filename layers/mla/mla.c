@@ -184,8 +184,8 @@ static int latents_backward(Run *r, const MlaCfg *c, const W *w, W *dw, Dtype dt
     Tensor g = SCRATCH_OF(r, "d latent", dtype, N, rank);
     r->ops->columns(r, g, 0, dk, 0, rank);
     if (c->latent_norm) {
-        Tensor du = OVERWRITE_OF(r, "d u", dtype, N, rank);
-        r->ops->rmsnorm_backward(r, du, dw->nkv, g, s->u, w->nkv, s->rstd);
+        Tensor du = SCRATCH_OF(r, "d u", dtype, N, rank);
+        r->ops->rmsnorm_backward(r, overwrite(du), dw->nkv, g, s->u, w->nkv, s->rstd);
         g = du;
     }
     p[0].w = tensor_part(w->wa, 0, rank);
@@ -221,11 +221,11 @@ static Projection queries_backward(Run *r, const MlaCfg *c, const W *w, W *dw, T
     r->ops->rope(r, dq, &c->q_turn, r->in, -1);
     if (!c->q_rank) return (Projection){dq, dw->wq, dw->bq};
     Tensor in = query_input(r, c, w, x, s->ql, c->q_latent_norm ? SCRATCH(r, "again", N) : ABSENT),
-           din = OVERWRITE_OF(r, "d query latent", x.dtype, N, c->q_rank);
-    r->ops->linear_backward(r, din, dw->wq, dw->bq, dq, in, w->wq);
+           din = SCRATCH_OF(r, "d query latent", x.dtype, N, c->q_rank);
+    r->ops->linear_backward(r, overwrite(din), dw->wq, dw->bq, dq, in, w->wq);
     if (c->q_latent_norm) {
-        Tensor dql = OVERWRITE_OF(r, "d ql", x.dtype, N, c->q_rank);
-        r->ops->rmsnorm_backward(r, dql, dw->nq, din, s->ql, w->nq, s->ql_rstd);
+        Tensor dql = SCRATCH_OF(r, "d ql", x.dtype, N, c->q_rank);
+        r->ops->rmsnorm_backward(r, overwrite(dql), dw->nq, din, s->ql, w->nq, s->ql_rstd);
         din = dql;
     }
     return (Projection){din, dw->wqa, dw->bqa};
@@ -267,26 +267,26 @@ static void attend_expanded(Run *r, const MlaCfg *c, const W *w, const Kv *kv, S
     r->ops->attend(r, s->o, s->lse, s->q, &e, mla_attn(c), merge);
     arena_release(r->scratch, mark);
 }
-/* Add to the gradients of queries, of the rows in kv and of Wb. Sums for dk have its dtype: they are rounded if
+/* Overwrite the gradients of queries; put those of the rows in kv into dk, and add to those of Wb. Sums for dk have its dtype: they are rounded if
  * nothing else adds to it. */
 static void mla_attend_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const Kv *kv, const S *s, Tensor dout,
-                                Tensor dq, Tensor dk) {
+                                Tensor dq, Into dk) {
     Mark mark = arena_mark(r->scratch);
     int N = r->in.n, H = c->heads;
     Tensor latent;
     Kv e = mla_expand(r, c, w, kv, &latent), de = {.s = e.s};
-    de.k = OVERWRITE_OF(r, "d keys", e.k.dtype, N, H, key_dim(c));
-    de.v = OVERWRITE_OF(r, "d values", e.v.dtype, N, H, c->v_dim);
-    r->ops->attend_backward(r, dq, &de, dout, s->q, &e, mla_attn(c), s->o, s->lse);
+    de.k = SCRATCH_OF(r, "d keys", e.k.dtype, N, H, key_dim(c));
+    de.v = SCRATCH_OF(r, "d values", e.v.dtype, N, H, c->v_dim);
+    r->ops->attend_backward(r, overwrite(dq), &(KvInto){de, true}, dout, s->q, &e, mla_attn(c), s->o, s->lse);
     Tensor dup = SCRATCH_OF(r, "d keys and values", e.k.dtype, N, H, up_dim(c)),
-           dlatent = OVERWRITE_OF(r, "d latents", dk.dtype, N, c->kv_rank);
+           dlatent = SCRATCH_OF(r, "d latents", dk.t.dtype, N, c->kv_rank);
     r->ops->columns(r, dup, 0, de.k, 0, c->nope_dim);
     r->ops->columns(r, dup, c->nope_dim, de.v, 0, c->v_dim);
-    r->ops->linear_backward(r, dlatent, dw->wb, ABSENT, dup, latent, w->wb);
+    r->ops->linear_backward(r, overwrite(dlatent), dw->wb, ABSENT, dup, latent, w->wb);
     r->ops->columns_backward(r, dk, 0, dlatent, 0, c->kv_rank);
     if (c->rope_heads > 1) { /* every head of a group adds to the key it shares */
-        Tensor drope = OVERWRITE_OF(r, "d rope keys", dk.dtype, N, c->rope_heads, c->rope_dim);
-        r->ops->columns_backward(r, drope, 0, de.k, c->nope_dim, c->rope_dim);
+        Tensor drope = SCRATCH_OF(r, "d rope keys", dk.t.dtype, N, c->rope_heads, c->rope_dim);
+        r->ops->columns_backward(r, overwrite(drope), 0, de.k, c->nope_dim, c->rope_dim);
         r->ops->columns_backward(r, dk, c->kv_rank, tensor_rows(drope, rope_width(c)), 0, rope_width(c));
     } else {
         r->ops->columns_backward(r, dk, c->kv_rank, de.k, c->nope_dim, c->rope_dim);
@@ -356,16 +356,16 @@ static Tensor mla_gated(Run *r, const MlaCfg *c, const S *s) {
 static Tensor gate_backward(Run *r, const MlaCfg *c, const W *w, W *dw, const S *s, Tensor dy, Tensor dout) {
     const int N = r->in.n, H = c->heads;
     if (!c->out_gate) {
-        r->ops->linear_backward(r, dout, dw->wo, dw->bo, dy, s->o, w->wo);
+        r->ops->linear_backward(r, overwrite(dout), dw->wo, dw->bo, dy, s->o, w->wo);
         return ABSENT;
     }
-    Tensor dgate = OVERWRITE_OF(r, "d gate", dout.dtype, N, H);
+    Tensor dgate = SCRATCH_OF(r, "d gate", dout.dtype, N, H);
     Mark mark = arena_mark(r->scratch);
-    Tensor dgated = OVERWRITE_OF(r, "d gated", dout.dtype, N, H, c->v_dim),
-           dz = OVERWRITE_OF(r, "d gates", dout.dtype, N, H, c->v_dim), ones = gate_ones(r, c);
-    r->ops->linear_backward(r, dgated, dw->wo, dw->bo, dy, mla_gated(r, c, s), w->wo);
-    r->ops->sigmoid_gate_backward(r, dout, dz, dgated, s->o, gate_spread(r, c, s, ones));
-    r->ops->linear_backward(r, as_overwritten(tensor_rows(dgate, 1)), ABSENT, ABSENT, tensor_rows(dz, c->v_dim),
+    Tensor dgated = SCRATCH_OF(r, "d gated", dout.dtype, N, H, c->v_dim),
+           dz = SCRATCH_OF(r, "d gates", dout.dtype, N, H, c->v_dim), ones = gate_ones(r, c);
+    r->ops->linear_backward(r, overwrite(dgated), dw->wo, dw->bo, dy, mla_gated(r, c, s), w->wo);
+    r->ops->sigmoid_gate_backward(r, overwrite(dout), overwrite(dz), dgated, s->o, gate_spread(r, c, s, ones));
+    r->ops->linear_backward(r, overwrite(tensor_rows(dgate, 1)), ABSENT, ABSENT, tensor_rows(dz, c->v_dim),
                             tensor_rows(s->gate, 1), ones);
     arena_release(r->scratch, mark);
     return dgate;
@@ -409,8 +409,8 @@ static void mla_extend(Run *r, const void *cfg, const void *w_, Tensor x, Kv *kv
     arena_release(r->scratch, mark);
 }
 
-static void mla_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, Kv *dkv,
-                         const void *s_, Tensor dy, Tensor dx) {
+static void mla_backward(Run *r, const void *cfg, const void *w_, void *dw_, Tensor x, const Kv *kv, const KvInto *dkv,
+                         const void *s_, Tensor dy, Into dx) {
     const MlaCfg *c = cfg;
     const W *w = w_;
     W *dw = dw_;
@@ -420,19 +420,19 @@ static void mla_backward(Run *r, const void *cfg, const void *w_, void *dw_, Ten
     int n = 0;
     if (c->heads) {
         int N = r->in.n, H = c->heads;
-        Tensor dout = OVERWRITE_OF(r, "d o", x.dtype, N, H, c->v_dim),
-               dq = OVERWRITE_OF(r, "d q", x.dtype, N, H, key_dim(c));
+        Tensor dout = SCRATCH_OF(r, "d o", x.dtype, N, H, c->v_dim),
+               dq = SCRATCH_OF(r, "d q", x.dtype, N, H, key_dim(c));
         Tensor dgate = gate_backward(r, c, w, dw, s, dy, dout);
         if (c->out_gate) {
             d[n] = (Projection){dgate, dw->wg, ABSENT};
             p[n++].w = w->wg;
         }
-        mla_attend_backward(r, c, w, dw, kv, s, dout, dq, dkv->k);
+        mla_attend_backward(r, c, w, dw, kv, s, dout, dq, keys_into(dkv));
         d[n] = queries_backward(r, c, w, dw, x, dq, s);
         p[n++].w = c->q_rank ? w->wqa : w->wq;
     }
     /* the owner's backward runs last: dkv holds the sum of all readers' parts */
-    if (c->base.owner) n += latents_backward(r, c, w, dw, x.dtype, dkv->k, s, d + n, p + n);
+    if (c->base.owner) n += latents_backward(r, c, w, dw, x.dtype, dkv->kv.k, s, d + n, p + n);
     r->ops->linear_many_backward(r, dx, n, d, x, p);
     arena_release(r->scratch, mark);
 }

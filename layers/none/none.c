@@ -23,8 +23,8 @@ static void none_forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *k
     (void)cfg, (void)w, (void)x, (void)kv, (void)s;
     r->ops->zero(r, y);
 }
-static void none_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, Kv *dkv,
-                          const void *s, Tensor dy, Tensor dx) {
+static void none_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, const KvInto *dkv,
+                          const void *s, Tensor dy, Into dx) {
     (void)r, (void)cfg, (void)w, (void)dw, (void)x, (void)kv, (void)dkv, (void)s, (void)dy, (void)dx;
 }
 static void none_extend(Run *r, const void *cfg, const void *w, Tensor x, Kv *kv, const Slot *slot, Tensor y) {

@@ -2,7 +2,8 @@
  * after attend.c. */
 /* One lane of one sequence. One thread works on it and is the only writer of its dk, dv and of its heads' dq. */
 typedef struct {
-    Tensor dq, dout, q, o, lse;
+    Into dq;
+    Tensor dout, q, o, lse;
     const Kv *kv;
     Kv *dkv;
     const real *kt, *vt;
@@ -83,31 +84,30 @@ static void backward_lane(Block *k, const Back *a, const Batch *b, const int *id
             real *dq = a->dqb + i * Dk, *old = k->q + i * Dk; /* the keys are done, so q's memory is free */
             for (int c = 0; c < Dk; c++) dq[c] *= k->spec.scale;
             if (!a->dq.overwrite) {
-                get_row(old, a->dq, at, Dk);
+                get_row(old, a->dq.t, at, Dk);
                 for (int c = 0; c < Dk; c++) dq[c] += old[c];
             }
-            put_row(a->dq, at, dq, Dk);
+            put_row(a->dq.t, at, dq, Dk);
         }
     }
 }
 
 /* A gradient to add to in f32; it begins with the values of the BF16 tensor. */
-static Tensor sum_in_reals(Run *r, const char *name, Tensor d) {
-    if (d.dtype == BF16)
-        d = d.overwrite ? as_overwritten(scratch_tensor(r, name, REAL, d.rank, d.n)) : in_reals(r, name, d);
+static Tensor sum_in_reals(Run *r, const char *name, Into d) {
+    if (d.t.dtype == BF16) d.t = d.overwrite ? scratch_tensor(r, name, REAL, d.t.rank, d.t.n) : in_reals(r, name, d.t);
     begin_sum(r, d);
-    return d;
+    return d.t;
 }
-static void attend_backward(Run *r, Tensor dq, Kv *drows, Tensor dout, Tensor q, const Kv *rows, AttnSpec spec,
+static void attend_backward(Run *r, Into dq, const KvInto *drows, Tensor dout, Tensor q, const Kv *rows, AttnSpec spec,
                             Tensor o, Tensor lse) {
     const Batch *b = r->batch;
     int lanes = rows->s.lanes, Dk = rows->s.kdim, Dv = rows->s.vdim;
     check_attend_backward(r, &rows->s, spec, q, o);
     Mark mark = arena_mark(r->scratch);
     const Kv wide = kv_in_reals(r, rows), *kv = &wide;
-    Kv sums = *drows, *dkv = &sums;
-    sums.k = sum_in_reals(r, "keys' gradient in f32", drows->k);
-    sums.v = sum_in_reals(r, "values' gradient in f32", drows->v);
+    Kv sums = drows->kv, *dkv = &sums;
+    sums.k = sum_in_reals(r, "keys' gradient in f32", keys_into(drows));
+    sums.v = sum_in_reals(r, "values' gradient in f32", values_into(drows));
     bool pairs = by_pairs(r, spec, Dk, Dv);
     size_t extra = (size_t)QB * (size_t)(Dk + Dv + KB), numbers = block_numbers(Dk, Dv) + extra;
     Tensor keys = rows_of(r, lanes, Dk), values = rows_of(r, lanes, Dv), kt = ABSENT, vt = ABSENT;
@@ -147,7 +147,7 @@ static void attend_backward(Run *r, Tensor dq, Kv *drows, Tensor dout, Tensor q,
                 backward_lane(&k, &a, b, r->out.idx, s, h);
             }
     }
-    if (sums.k.dtype != drows->k.dtype) out_of_reals(r, drows->k, sums.k);
-    if (sums.v.dtype != drows->v.dtype) out_of_reals(r, drows->v, sums.v);
+    if (sums.k.dtype != drows->kv.k.dtype) out_of_reals(r, drows->kv.k, sums.k);
+    if (sums.v.dtype != drows->kv.v.dtype) out_of_reals(r, drows->kv.v, sums.v);
     arena_release(r->scratch, mark);
 }

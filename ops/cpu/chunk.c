@@ -203,12 +203,12 @@ static void chunk_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Tensor by_
     for (int i = n - 1; i >= 0; i--) {
         size_t t = (size_t)(t0 + i);
         if (h->per_channel) channel_row(c, g, d, i, zero);
-        if (present(d->q)) grad_row(d->q, d->atq + t * d->ldq, h->scale, g->dq + i * K, K, c->row);
-        if (present(d->k)) grad_row(d->k, d->atq + t * d->ldq, 1, g->dk + i * K, K, c->row);
-        if (present(d->erase)) grad_row(d->erase, d->atq + t * d->ldq, 1, g->derase + i * K, K, c->row);
-        if (present(d->v))
+        if (present(d->q.t)) grad_row(d->q, d->atq + t * d->ldq, h->scale, g->dq + i * K, K, c->row);
+        if (present(d->k.t)) grad_row(d->k, d->atq + t * d->ldq, 1, g->dk + i * K, K, c->row);
+        if (present(d->erase.t)) grad_row(d->erase, d->atq + t * d->ldq, 1, g->derase + i * K, K, c->row);
+        if (present(d->v.t))
             grad_row(d->v, h->atv + t * h->ldv, delta ? -1 : 1, (delta ? g->nr : g->du) + i * V, V, c->row);
-        if (present(d->beta)) {
+        if (present(d->beta.t)) {
             real by = dot(g->du + i * V, c->r + i * V, V);
             grad_row(d->beta, d->atbeta + t * h->ldb, 1, &by, 1, NULL);
         }

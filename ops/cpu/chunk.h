@@ -46,10 +46,10 @@ typedef struct {
     real *e, *kt; /* e_ij, 0 for j > i up to the end of i's block; (K,n) k transposed */
 } Chunk;
 
-/* Gradients of one value head. Any may be absent, or to be overwritten. Those of v, g and beta are laid out like v, g
+/* Gradients of one value head. Any may be absent. Those of v, g and beta are laid out like v, g
  * and beta. */
 typedef struct {
-    Tensor q, k, v, g, beta, erase;
+    Into q, k, v, g, beta, erase;
     size_t ldq, atq, atg, atbeta; /* of q, k and erase; where row 0 begins */
 } HeadGrad;
 typedef struct {
@@ -133,14 +133,14 @@ static void transpose(real *restrict y, size_t ldy, const real *restrict x, size
 }
 
 /* Add a x to n elements of y from element `at` on. room: space for n elements, used if y is BF16. */
-INLINE void grad_row(Tensor y, size_t at, real a, const real *restrict x, int n, real *room) {
-    real *restrict sum = run_write(y, at, room);
+INLINE void grad_row(Into y, size_t at, real a, const real *restrict x, int n, real *room) {
+    real *restrict sum = run_write(y.t, at, room);
     if (y.overwrite) {
 #pragma omp simd
         for (int i = 0; i < n; i++) sum[i] = a * x[i];
     } else {
-        run_of(y, at, (size_t)n, room);
+        run_of(y.t, at, (size_t)n, room);
         axpy(sum, a, x, n);
     }
-    run_done(y, at, (size_t)n, sum);
+    run_done(y.t, at, (size_t)n, sum);
 }

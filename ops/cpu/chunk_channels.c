@@ -221,5 +221,5 @@ static void channel_row(Chunk *c, ChunkGrad *g, const HeadGrad *d, int i, bool z
         dk[e] += col[e] + same * q[e];
     }
     if (i == c->n - 1 && !zero) axpy(dk, 1, g->y + i * K, K); /* what S1 gives the last row */
-    if (present(d->g)) grad_row(d->g, d->atg + (size_t)(c->t0 + i) * c->h->ldg, 1, sum, K, NULL);
+    if (present(d->g.t)) grad_row(d->g, d->atg + (size_t)(c->t0 + i) * c->h->ldg, 1, sum, K, NULL);
 }

@@ -87,7 +87,7 @@ static void scalar_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, Rows dout
     for (int i = n - 1; i >= 0; i--) { /* to_end: sums over m >= i */
         real *dp = g->dp + i * LD, *dl = g->dl + i * LD;
         const real *e = c->e + i * LD, *p = c->p + i * LD, *l = c->l + i * LD;
-        if (present(d->g)) {
+        if (present(d->g.t)) {
             for (int j = 0; j < i; j++) to_end[j] += p[j] * dp[j];
             for (int j = 0; delta && j < i; j++) to_end[j] += l[j] * dl[j];
             through += from_start[i];

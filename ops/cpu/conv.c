@@ -193,7 +193,8 @@ static void short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool a
 /* The backward pass of one convolution. */
 typedef struct {
     Conv v;
-    Tensor dy, dx; /* dx may be absent */
+    Tensor dy;
+    Into dx; /* may be absent */
     bool act, weighs;
 } ConvBack;
 /* da, the gradient before the activation, of row t, columns from c on; x begins at column c. */
@@ -214,7 +215,7 @@ INLINE void conv_dx(const ConvBack *o, int t, int end, size_t c, size_t n, const
     const Batch *b = v->b;
     for (int i = t; i < end; i++) {
         size_t at = (size_t)i * v->C + c;
-        real room[RUN], *out = o->dx.overwrite ? run_write(o->dx, at, room) : run_of(o->dx, at, n, room);
+        real room[RUN], *out = o->dx.overwrite ? run_write(o->dx.t, at, room) : run_of(o->dx.t, at, n, room);
         for (int j = 0; j < v->W; j += FOUR) {
             const real *rows[FOUR], *taps[FOUR];
             for (int k = 0; k < FOUR; k++) {
@@ -225,7 +226,7 @@ INLINE void conv_dx(const ConvBack *o, int t, int end, size_t c, size_t n, const
             }
             conv_four(out, j || !o->dx.overwrite ? out : v->zeros, taps, rows, n, false);
         }
-        run_done(o->dx, at, n, out);
+        run_done(o->dx.t, at, n, out);
     }
 }
 /* Add their parts to the block's sums. */
@@ -261,17 +262,17 @@ static void conv_block(const ConvBack *o, int i0, int i1, real *sums, real *room
             int end = imin(t + CONV_ROWS, i1), last = imin(end + ahead, v->b->N);
             Window x = conv_window(v->x, t - ahead, last, c, n, wide);
             for (; known < last; known++) conv_da(room + (size_t)(known - t) * RUN, o, x, known, c, n);
-            if (present(o->dx)) conv_dx(o, t, end, c, n, room);
+            if (present(o->dx.t)) conv_dx(o, t, end, c, n, room);
             if (o->weighs) conv_dw(o, x, t, end, c, n, room, sums);
             if (known > end) memmove(room, room + (size_t)CONV_ROWS * RUN, (size_t)(known - end) * RUN * sizeof *room);
         }
     }
 }
-static void short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
+static void short_conv_backward(Run *r, Into dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
                                 bool act) {
     const Batch *b = r->batch;
     int N = x.n[0], C = x.n[1], W = conv_width(w), size = rows_of_block(N), width = (W + 1) * C;
-    CHECK_ALIKE(dx, dy, x);
+    CHECK_ALIKE(dx.t, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor taps = SCRATCH(r, "taps", conv_fours(W), C), zeros = SCRATCH(r, "zeros", RUN),

@@ -85,7 +85,7 @@ static void linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx,
                 if (present(rounded)) rounded_to_bf16((uint16_t *)rounded.p + row, R(z) + row, (size_t)V);
             }
         }
-        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, dz, xs, w);
+        if (present(dx)) linear_backward(r, add_to(tensor_part(dx, from, n)), dw, ABSENT, dz, xs, w);
     }
     arena_release(r->scratch, mark);
 }

@@ -22,9 +22,9 @@ INLINE real swiglu_grad(real *da, real *db, real g, real a, real b) {
     *da = g * b * (s + silu * (1 - s)), *db = g * silu;
     return silu * b;
 }
-static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
+static void swiglu_backward(Run *r, Tensor y, Into dgate, Into dup, Tensor dy, Tensor gate, Tensor up) {
     bool wanted = present(y);
-    CHECK_ALIKE(dgate, dup, dy, gate, up, y);
+    CHECK_ALIKE(dgate.t, dup.t, dy, gate, up, y);
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
     bool overwrite = dgate.overwrite && dup.overwrite;
@@ -33,7 +33,7 @@ static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor d
         real room[6][RUN];
         size_t m = zmin(RUN, n - i);
         const real *g = run_of(dy, i, m, room[0]), *a = run_of(gate, i, m, room[1]), *b = run_of(up, i, m, room[2]);
-        real *da = run_write(dgate, i, room[3]), *db = run_write(dup, i, room[4]);
+        real *da = run_write(dgate.t, i, room[3]), *db = run_write(dup.t, i, room[4]);
         real *o = wanted ? run_write(y, i, room[5]) : room[5];
         if (overwrite) { /* separate loops: a choice inside would not vectorise */
 #pragma omp simd
@@ -47,7 +47,7 @@ static void swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor d
                 da[k] += ga, db[k] += gb;
             }
         }
-        run_done(dgate, i, m, da), run_done(dup, i, m, db);
+        run_done(dgate.t, i, m, da), run_done(dup.t, i, m, db);
         if (wanted) run_done(y, i, m, o);
     }
 }
@@ -124,10 +124,10 @@ static void gelu(Run *r, Tensor y, Tensor x, bool tanh) {
         run_done(y, i, m, o);
     }
 }
-static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
-    CHECK_ALIKE(dx, dy, x);
+static void gelu_backward(Run *r, Into dx, Tensor dy, Tensor x, bool tanh) {
+    CHECK_ALIKE(dx.t, dy, x);
     if (measuring(r)) return;
-    size_t n = tensor_count(dx);
+    size_t n = tensor_count(dx.t);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
     for (size_t i = 0; i < n; i += RUN) {
         real room[3][RUN];
@@ -149,7 +149,7 @@ static void gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
                 d[k] += g[k] * (p + v * bell * (real)0.3989422804014327);
             }
         }
-        run_done(dx, i, m, d);
+        run_done(dx.t, i, m, d);
     }
 }
 
@@ -198,9 +198,9 @@ INLINE void geglu_back_run(real *o, real *da, real *db, const real *g, const rea
         o[k] = act * b[k];
     }
 }
-static void geglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up, bool tanh) {
+static void geglu_backward(Run *r, Tensor y, Into dgate, Into dup, Tensor dy, Tensor gate, Tensor up, bool tanh) {
     bool wanted = present(y);
-    CHECK_ALIKE(dgate, dup, dy, gate, up, y);
+    CHECK_ALIKE(dgate.t, dup.t, dy, gate, up, y);
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE_EXP)
@@ -214,7 +214,7 @@ static void geglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy
             geglu_back_run(o, da, db, g, a, b, m, true);
         else
             geglu_back_run(o, da, db, g, a, b, m, false);
-        run_done(dgate, i, m, da), run_done(dup, i, m, db);
+        run_done(dgate.t, i, m, da), run_done(dup.t, i, m, db);
         if (wanted) run_done(y, i, m, o);
     }
 }
@@ -321,9 +321,9 @@ static void columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
     for (int i = 0; i < rows; i++)
         run_copy(y, (size_t)i * wy + (size_t)to, x, (size_t)(i / k) * wx + (size_t)from, (size_t)n);
 }
-static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
-    int rows, k = check_columns(dy, to, dx, from, n, &rows);
-    size_t wy = (size_t)check_last(dy), wx = (size_t)check_last(dx);
+static void columns_backward(Run *r, Into dx, int from, Tensor dy, int to, int n) {
+    int rows, k = check_columns(dy, to, dx.t, from, n, &rows);
+    size_t wy = (size_t)check_last(dy), wx = (size_t)check_last(dx.t);
     if (measuring(r)) return;
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * n > ALONE)
     for (int m = 0; m < rows / k; m++)
@@ -336,7 +336,7 @@ static void columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int
 #pragma omp simd
                 for (size_t c = 0; c < w; c++) out[c] += g[c];
             }
-            run_done(dx, at, w, out);
+            run_done(dx.t, at, w, out);
         }
 }
 

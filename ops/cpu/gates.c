@@ -31,8 +31,8 @@ static void l2norm(Run *r, Tensor y, Tensor x, double eps) {
         }
     }
 }
-static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
-    CHECK_ALIKE(dx, dy, x);
+static void l2norm_backward(Run *r, Into dx, Tensor dy, Tensor x, double eps) {
+    CHECK_ALIKE(dx.t, dy, x);
     if (measuring(r)) return;
     int d = x.n[x.rank - 1], M = tensor_rows(x, d).n[0], run = run_width(x, d);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * d > ALONE)
@@ -44,7 +44,7 @@ static void l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) 
             const real *a = run_of(x, at, n, room[0]), *g = run_of(dy, at, n, room[1]);
             real *o = run_add(dx, at, n, room[2]);
             for (size_t c = 0; c < n; c++) o[c] += f * (g[c] - a[c] * t);
-            run_done(dx, at, n, o);
+            run_done(dx.t, at, n, o);
         }
     }
 }
@@ -128,12 +128,12 @@ static void decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
     }
     arena_release(r->scratch, mark);
 }
-static void decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
+static void decay_backward(Run *r, Into dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                            Gate k) {
     int N = z.n[0], H = z.n[1], D = z.n[2], n = H * D, size = rows_of_block(N), run = run_width(z, n),
-        width = (present(dz) ? 2 : 3) * n; /* of sums: of dbias, of A, and a dz that nobody wants */
+        width = (present(dz.t) ? 2 : 3) * n; /* of sums: of dbias, of A, and a dz.t that nobody wants */
     check_decay(z, A, bias, k);
-    CHECK_ALIKE(dz, z);
+    CHECK_ALIKE(dz.t, z);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor columns = SCRATCH(r, "bias and rate", 2, n), sums = SCRATCH(r, "sums of blocks", blocks_of(N), width);
@@ -149,14 +149,14 @@ static void decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg
                     size_t at = (size_t)t * (size_t)n + (size_t)c;
                     int m = imin(run, n - c);
                     real room[2][RUN], *to_b = own + c, *to_A = to_b + n,
-                                       *d = present(dz) ? run_add(dz, at, (size_t)m, room[0]) : to_A + n;
+                                       *d = present(dz.t) ? run_add(dz, at, (size_t)m, room[0]) : to_A + n;
                     const real *g = R(dg) + at, *a = run_of(z, at, (size_t)m, room[1]), *bc = b + c, *rc = rate + c;
                     if (k.kind == GATE_SOFTPLUS)
                         gate_row_backward(d, to_b, to_A, g, a, bc, rc, m, GATE_SOFTPLUS, param);
                     if (k.kind == GATE_BOUND) gate_row_backward(d, to_b, to_A, g, a, bc, rc, m, GATE_BOUND, param);
                     if (k.kind == GATE_LOGSIGMOID)
                         gate_row_backward(d, to_b, to_A, g, a, bc, rc, m, GATE_LOGSIGMOID, param);
-                    if (present(dz)) run_done(dz, at, (size_t)m, d);
+                    if (present(dz.t)) run_done(dz.t, at, (size_t)m, d);
                 }
         }
         if (present(dbias)) add_blocks(R(dbias), part, N, 0, n, width);
@@ -179,11 +179,11 @@ static void sigmoid(Run *r, Tensor y, Tensor x, double top) {
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) o[i] = f / (1 + exp_real(-a[i]));
 }
-static void sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top) {
+static void sigmoid_backward(Run *r, Into dx, Tensor dy, Tensor y, double top) {
     begin_sum(r, dx);
     if (measuring(r)) return;
     size_t n = tensor_count(y);
-    real *o = R(dx), f = (real)(1 / top);
+    real *o = R(dx.t), f = (real)(1 / top);
     const real *a = R(y), *g = R(dy);
 #pragma omp parallel for simd schedule(static) num_threads(r->dev->threads) if (n > ALONE)
     for (size_t i = 0; i < n; i++) o[i] += g[i] * a[i] * (1 - a[i] * f);
@@ -274,11 +274,11 @@ static void gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm
     }
     arena_release(r->scratch, mark);
 }
-static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
+static void gated_norm_backward(Run *r, Into dx, Into dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                 GatedNorm n) {
     int M = (int)check_gated_norm(x, w, n), d = n.width, period = present(w) ? (int)(tensor_count(w) / (size_t)d) : 1,
         N = M / period, size = rows_of_block(N); /* rows of `period` groups, each with gains of its own */
-    CHECK_ALIKE(dx, dz, dy, x, z);
+    CHECK_ALIKE(dx.t, dz.t, dy, x, z);
     if (M == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor wide = norm_room(r, x, 5, d), room = SCRATCH(r, "gates of a group", r->dev->threads, 3, d),
@@ -295,15 +295,15 @@ static void gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor 
                 size_t at = (size_t)i * (size_t)d, m = (size_t)d;
                 const real *a = run_of(x, at, m, norm_own(wide, 0)), *g = run_of(z, at, m, norm_own(wide, d)),
                            *e = run_of(dy, at, m, norm_own(wide, 2 * d)), *gain = norm_gain(w, n, i);
-                real *o = present(dx) ? run_add(dx, at, m, norm_own(wide, 3 * d)) : NULL,
-                     *q = present(dz) ? run_add(dz, at, m, norm_own(wide, 4 * d)) : NULL,
+                real *o = present(dx.t) ? run_add(dx, at, m, norm_own(wide, 3 * d)) : NULL,
+                     *q = present(dz.t) ? run_add(dz, at, m, norm_own(wide, 4 * d)) : NULL,
                      *p = part ? part + (size_t)(i % period) * (size_t)d : NULL;
                 if (n.silu && n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, true, true);
                 if (n.silu && !n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, true, false);
                 if (!n.silu && n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, false, true);
                 if (!n.silu && !n.before) norm_group_backward(o, q, p, own, e, a, g, gain, d, n.eps, false, false);
-                if (o) run_done(dx, at, m, o);
-                if (q) run_done(dz, at, m, q);
+                if (o) run_done(dx.t, at, m, o);
+                if (q) run_done(dz.t, at, m, q);
             }
         }
         if (present(dw)) add_blocks(R(dw), R(sums), N, 0, period * d, period * d);

@@ -78,13 +78,13 @@ static void rounded_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w
         gemm_many(r->dev->gemm, r->scratch, n, jobs), n = 0;
     }
 }
-static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+static void rounded_groups_backward(Run *r, Into dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
     int O = w->n[0], I = w->n[1], n = 0, nin = 0, nweights = 0; /* n: groups in the current call */
     const int64_t numbers = (int64_t)O * I;
     GemmShape s = {0, I, O, .lda = O, .ldb = I, .ldc = I, .accumulate = !dx.overwrite, .weights = numbers},
               t = {O, I, 0, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
-    s.a_bf16 = t.a_bf16 = dy.dtype == BF16, s.c_bf16 = dx.dtype == BF16, t.b_bf16 = x.dtype == BF16;
+    s.a_bf16 = t.a_bf16 = dy.dtype == BF16, s.c_bf16 = dx.t.dtype == BF16, t.b_bf16 = x.dtype == BF16;
     for (int e = 0; e <= g.n; e++) {
         if (n == GEMM_JOBS || e == g.n) {
             gemm_many(r->dev->gemm, r->scratch, nin, in);
@@ -97,7 +97,7 @@ static void rounded_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Te
         const void *dye = where_at(dy, at * (size_t)O);
         s.M = t.K = rows;
         s.b_bf16 = w[e].dtype == BF16;
-        if (present(dx)) in[nin++] = (GemmJob){s, where_at(dx, at * (size_t)I), dye, where(w[e]), n, n, n};
+        if (present(dx.t)) in[nin++] = (GemmJob){s, where_at(dx.t, at * (size_t)I), dye, where(w[e]), n, n, n};
         if (dw && present(dw[e]))
             weights[nweights++] = (GemmJob){t, R(dw[e]), dye, where_at(x, at * (size_t)I), n, n, n};
         n++;
@@ -179,24 +179,23 @@ static void group_dw(real *dwe, const real *dy, const real *x, int n, int o0, in
         }
     }
 }
-static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+static void linear_groups_backward(Run *r, Into dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     int O = w[0].n[0], I = w[0].n[1], M = dy.n[0], threads = r->dev->threads, most;
-    check_linear_groups(dy, x, dx, w[0]);
+    check_linear_groups(dy, x, dx.t, w[0]);
     if (rounds_rows(r, w[0], x.dtype == BF16 ? BF16 : dy.dtype)) {
         rounded_groups_backward(r, dx, dw, dy, x, g, w);
         return;
     }
     Mark mark = arena_mark(r->scratch);
-    Tensor sum = dx;
-    if (dx.dtype == BF16)
-        sum = dx.overwrite ? as_overwritten(SCRATCH(r, "dx in f32", M, I)) : in_reals(r, "dx in f32", dx);
+    Tensor sum = dx.t;
+    if (dx.t.dtype == BF16) sum = dx.overwrite ? SCRATCH(r, "dx in f32", M, I) : in_reals(r, "dx in f32", dx.t);
     if (dw) x = in_reals(r, "x in f32", x);
     dy = in_reals(r, "dy in f32", dy);
     Tensor mem = SCRATCH(r, "group panels", threads, 2 * DEPTH, PANEL);
     int *used = arena_take(r->scratch, (size_t)g.n * sizeof *used, "groups");
     if (!measuring(r)) {
         CHECK(g.off[0] == 0 && g.off[g.n] == M, "%d rows in groups, %d given", g.off[g.n], M);
-        int n = groups_used(g, used, &most), strips = present(dx) ? parts(I, PANEL) : 0;
+        int n = groups_used(g, used, &most), strips = present(dx.t) ? parts(I, PANEL) : 0;
         int tasks = strips + (dw ? parts(O, PANEL) : 0);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads) if ((double)M * O * I > ALONE)
         for (int u = 0; u < n; u++)
@@ -206,12 +205,12 @@ static void linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Ten
                 const real *dym = R(dy) + (size_t)m0 * (size_t)O;
                 size_t xm = (size_t)m0 * (size_t)I;
                 if (t < strips)
-                    group_dx(R(sum) + xm, sum.overwrite, dym, w[used[u]], rows, at, imin(PANEL, I - at), O, I, own);
+                    group_dx(R(sum) + xm, dx.overwrite, dym, w[used[u]], rows, at, imin(PANEL, I - at), O, I, own);
                 else if (present(dw[used[u]]))
                     group_dw(R(dw[used[u]]), dym, R(x) + xm, rows, at, imin(PANEL, O - at), O, I, own);
             }
     }
-    if (present(dx)) out_of_reals(r, dx, sum);
+    if (present(dx.t)) out_of_reals(r, dx.t, sum);
     arena_release(r->scratch, mark);
 }
 
@@ -235,10 +234,10 @@ static void spread(Run *r, Tensor y, Tensor x, const int *row) {
         run_copy(y, (size_t)j * width, x, (size_t)row[j] * width, width);
     }
 }
-static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
+static void collect(Run *r, Into y, Tensor x, const int *place, int k) {
     if (measuring(r)) return;
-    int N = y.n[0], d = y.n[1];
-    CHECK_SAME_WIDTH(y, x);
+    int N = y.t.n[0], d = y.t.n[1];
+    CHECK_SAME_WIDTH(y.t, x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)N * k * d > ALONE)
     for (int i = 0; i < N; i++)
         for (int c = 0; c < d; c += RUN) {
@@ -252,7 +251,7 @@ static void collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
 #pragma omp simd
                 for (size_t n = 0; n < m; n++) sum[n] += xj[n];
             }
-            run_done(y, to, m, sum);
+            run_done(y.t, to, m, sum);
         }
 }
 
@@ -273,12 +272,11 @@ static void swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
             run_done(y, at, m, o);
         }
 }
-static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
-                                 Tensor s) {
-    CHECK_ALIKE(dgate, dup, dy, gate, up);
+static void swiglu_rows_backward(Run *r, Into dgate, Into dup, Into ds, Tensor dy, Tensor gate, Tensor up, Tensor s) {
+    CHECK_ALIKE(dgate.t, dup.t, dy, gate, up);
     if (measuring(r)) return;
     int M = dy.n[0], F = dy.n[1];
-    check_swiglu_rows(dy, s, ds);
+    check_swiglu_rows(dy, s, ds.t);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
     for (int j = 0; j < M; j++) {
         real sj = R(s)[j], sum = 0;
@@ -295,9 +293,9 @@ static void swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Te
                 da[i] += ga, db[i] += gb;
             }
             sum += part;
-            run_done(dgate, at, m, da), run_done(dup, at, m, db);
+            run_done(dgate.t, at, m, da), run_done(dup.t, at, m, db);
         }
-        R(ds)[j] = ds.overwrite ? sum : R(ds)[j] + sum;
+        R(ds.t)[j] = ds.overwrite ? sum : R(ds.t)[j] + sum;
     }
 }
 
@@ -318,11 +316,11 @@ static void relu2(Run *r, Tensor y, Tensor x, Tensor s) {
             run_done(y, at, m, o);
         }
 }
-static void relu2_backward(Run *r, Tensor dx, Tensor ds, Tensor dy, Tensor x, Tensor s) {
-    CHECK_ALIKE(dx, dy, x);
+static void relu2_backward(Run *r, Into dx, Into ds, Tensor dy, Tensor x, Tensor s) {
+    CHECK_ALIKE(dx.t, dy, x);
     if (measuring(r)) return;
     int M = dy.n[0], F = dy.n[1];
-    if (present(s)) check_swiglu_rows(dy, s, ds);
+    if (present(s)) check_swiglu_rows(dy, s, ds.t);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
     for (int j = 0; j < M; j++) {
         real sj = present(s) ? R(s)[j] : 1, sum = 0;
@@ -338,9 +336,9 @@ static void relu2_backward(Run *r, Tensor dx, Tensor ds, Tensor dy, Tensor x, Te
                 d[i] += 2 * sj * v * g[i];
             }
             sum += part;
-            run_done(dx, at, m, d);
+            run_done(dx.t, at, m, d);
         }
-        if (present(ds)) R(ds)[j] = ds.overwrite ? sum : R(ds)[j] + sum;
+        if (present(ds.t)) R(ds.t)[j] = ds.overwrite ? sum : R(ds.t)[j] + sum;
     }
 }
 
@@ -365,13 +363,13 @@ static void swiglu_limit(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s, dou
             run_done(y, at, m, o);
         }
 }
-static void swiglu_limit_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
-                                  Tensor s, double alpha_, double limit_) {
-    CHECK_ALIKE(dgate, dup, dy, gate, up);
+static void swiglu_limit_backward(Run *r, Into dgate, Into dup, Into ds, Tensor dy, Tensor gate, Tensor up, Tensor s,
+                                  double alpha_, double limit_) {
+    CHECK_ALIKE(dgate.t, dup.t, dy, gate, up);
     if (measuring(r)) return;
     int M = dy.n[0], F = dy.n[1];
     const real alpha = (real)alpha_, limit = (real)limit_;
-    check_swiglu_rows(dy, s, ds);
+    check_swiglu_rows(dy, s, ds.t);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * F > ALONE)
     for (int j = 0; j < M; j++) {
         real sj = R(s)[j], sum = 0;
@@ -391,8 +389,8 @@ static void swiglu_limit_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, T
                 db[i] += to_b * sj * g[i] * v * share;
             }
             sum += part;
-            run_done(dgate, at, m, da), run_done(dup, at, m, db);
+            run_done(dgate.t, at, m, da), run_done(dup.t, at, m, db);
         }
-        R(ds)[j] = ds.overwrite ? sum : R(ds)[j] + sum;
+        R(ds.t)[j] = ds.overwrite ? sum : R(ds.t)[j] + sum;
     }
 }

@@ -158,7 +158,7 @@ static void add_columns(const Run *r, real *sum, Tensor dy, int N, int O) {
             for (int o = 0; o < n; o++) sum[c + o] += g[o];
         }
 }
-static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+static void linear_many_backward(Run *r, Into dx, int n, const Projection *d, Tensor x, const Projection *p) {
     GemmJob in[GEMM_JOBS], weights[GEMM_JOBS];
     CHECK(n > 0 && n <= GEMM_JOBS, "%d matrices", n);
     int I = p->w.n[1], nin = 0, nweights = 0;
@@ -167,10 +167,10 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
     bool direct = true, any = false;
     for (int j = 0; j < n; j++) direct = direct && rounds_rows(r, p[j].w, BF16), any |= present(d[j].w);
     Mark mark = arena_mark(r->scratch);
-    Tensor sum = dx;
+    Tensor sum = dx.t;
     bool begun = !dx.overwrite; /* it holds a value to add to */
-    if (!direct && dx.dtype == BF16)
-        sum = dx.overwrite ? as_overwritten(SCRATCH(r, "dx in f32", N, I)) : in_reals(r, "dx in f32", dx);
+    if (!direct && dx.t.dtype == BF16)
+        sum = dx.overwrite ? SCRATCH(r, "dx in f32", N, I) : in_reals(r, "dx in f32", dx.t);
     if (!direct && any) x = in_reals(r, "x in f32", x);
     for (int j = 0; j < n; j++) {
         int O = p[j].w.n[0];
@@ -182,11 +182,11 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
                   t = {O, I, N, .lda = O, .ldb = I, .ldc = I, .ta = true, .accumulate = true, .weights = numbers};
         s.a_bf16 = t.a_bf16 = dy.dtype == BF16, s.c_bf16 = sum.dtype == BF16, t.b_bf16 = x.dtype == BF16;
         s.b_bf16 = p[j].w.dtype == BF16;
-        if (present(dx) && s.b_bf16 && !rounds_rows(r, p[j].w, dy.dtype)) {
+        if (present(dx.t) && s.b_bf16 && !rounds_rows(r, p[j].w, dy.dtype)) {
             gemm_many(r->dev->gemm, r->scratch, nin, in), nin = 0;
             wide_product(r, R(dy), R(sum), p[j].w, N, true, begun);
             begun = true;
-        } else if (present(dx)) {
+        } else if (present(dx.t)) {
             in[nin++] = (GemmJob){s, where(sum), where(dy), where(p[j].w), j, j, 0}, begun = true;
         }
         if (present(d[j].w)) weights[nweights++] = (GemmJob){t, R(d[j].w), where(dy), where(x), j, 0, j};
@@ -194,10 +194,10 @@ static void linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, 
     }
     gemm_many(r->dev->gemm, r->scratch, nin, in);
     gemm_many(r->dev->gemm, r->scratch, nweights, weights);
-    if (sum.dtype != dx.dtype) out_of_reals(r, dx, sum);
+    if (sum.dtype != dx.t.dtype) out_of_reals(r, dx.t, sum);
     arena_release(r->scratch, mark);
 }
-static void linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
+static void linear_backward(Run *r, Into dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){.w = w});
 }
 

@@ -26,8 +26,8 @@ static void elu1(Run *r, Tensor y, Tensor x) {
         run_done(y, i, m, o);
     }
 }
-static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
-    CHECK_ALIKE(dx, dy, y);
+static void elu1_backward(Run *r, Into dx, Tensor dy, Tensor y) {
+    CHECK_ALIKE(dx.t, dy, y);
     if (measuring(r)) return;
     size_t n = tensor_count(y);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (n > ALONE)
@@ -38,7 +38,7 @@ static void elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
         real *o = run_add(dx, i, m, room[2]);
 #pragma omp simd
         for (size_t k = 0; k < m; k++) o[k] += g[k] * (a[k] < 1 ? a[k] : 1);
-        run_done(dx, i, m, o);
+        run_done(dx.t, i, m, o);
     }
 }
 
@@ -56,10 +56,10 @@ static void append_ones(Run *r, Tensor y, Tensor x) {
         run_done(y, last, 1, one);
     }
 }
-static void append_ones_backward(Run *r, Tensor dx, Tensor dy) {
-    CHECK_ALIKE(dx, dy);
+static void append_ones_backward(Run *r, Into dx, Tensor dy) {
+    CHECK_ALIKE(dx.t, dy);
     if (measuring(r)) return;
-    int V = check_last(dx), M = (int)check_widened(dx, dy), run = run_width(dx, V);
+    int V = check_last(dx.t), M = (int)check_widened(dx.t, dy), run = run_width(dx.t, V);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * V > ALONE)
     for (int i = 0; i < M; i++)
         for (int c0 = 0; c0 < V; c0 += run) {
@@ -69,7 +69,7 @@ static void append_ones_backward(Run *r, Tensor dx, Tensor dy) {
             real *o = run_add(dx, at, n, room[1]);
 #pragma omp simd
             for (size_t c = 0; c < n; c++) o[c] += g[c];
-            run_done(dx, at, n, o);
+            run_done(dx.t, at, n, o);
         }
 }
 /* 1 / (x_V + eps) of group i. */
@@ -94,11 +94,11 @@ static void divide_by_last(Run *r, Tensor y, Tensor x, double eps) {
         }
     }
 }
-static void divide_by_last_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
-    CHECK_ALIKE(dx, dy, y, x);
+static void divide_by_last_backward(Run *r, Into dx, Tensor dy, Tensor y, Tensor x, double eps) {
+    CHECK_ALIKE(dx.t, dy, y, x);
     if (measuring(r)) return;
     int V = check_last(y), M = (int)check_widened(y, x), run = run_width(y, V);
-    CHECK_SAME_COUNT(dx, x);
+    CHECK_SAME_COUNT(dx.t, x);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)M * V > ALONE)
     for (int i = 0; i < M; i++) {
         real room[3][RUN], f = quotient_of(x, i, V, eps), sum = 0;
@@ -108,13 +108,13 @@ static void divide_by_last_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tens
             real *o = run_add(dx, at + (size_t)i, n, room[1]);
 #pragma omp simd
             for (size_t c = 0; c < n; c++) o[c] += g[c] * f;
-            run_done(dx, at + (size_t)i, n, o);
+            run_done(dx.t, at + (size_t)i, n, o);
             sum += dot(g, run_of(y, at, n, room[2]), (int)n);
         }
         size_t last = (size_t)i * (size_t)(V + 1) + (size_t)V;
         real *o = run_add(dx, last, 1, room[0]);
         *o -= sum * f;
-        run_done(dx, last, 1, o);
+        run_done(dx.t, last, 1, o);
     }
 }
 
@@ -134,16 +134,16 @@ INLINE void head_times(Tensor y, Tensor x, real f, size_t at, int P, bool adds) 
         run_done(y, at, n, o);
     }
 }
-INLINE real head_times_backward(Tensor dx, Tensor dy, Tensor x, real f, size_t at, int P) {
+INLINE real head_times_backward(Into dx, Tensor dy, Tensor x, real f, size_t at, int P) {
     real sum = 0;
-    for (int c0 = 0, run = run_width(dx, P); c0 < P; c0 += run, at += (size_t)run) {
+    for (int c0 = 0, run = run_width(dx.t, P); c0 < P; c0 += run, at += (size_t)run) {
         real room[3][RUN];
         size_t n = (size_t)imin(run, P - c0);
         const real *g = run_of(dy, at, n, room[0]);
         real *o = run_add(dx, at, n, room[1]);
 #pragma omp simd
         for (size_t c = 0; c < n; c++) o[c] += f * g[c];
-        run_done(dx, at, n, o);
+        run_done(dx.t, at, n, o);
         sum += dot(g, run_of(x, at, n, room[2]), (int)n);
     }
     return sum;
@@ -156,9 +156,9 @@ static void step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * P > ALONE)
     for (size_t i = 0; i < M; i++) head_times(y, x, softplus1(R(z)[i] + R(bias)[i % H]), i * P, (int)P, false);
 }
-static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
+static void step_backward(Run *r, Into dx, Into dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
     int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
-    CHECK_ALIKE(dx, dy, x);
+    CHECK_ALIKE(dx.t, dy, x);
     if (N == 0) return;
     begin_sum(r, dz);
     Mark mark = arena_mark(r->scratch);
@@ -172,7 +172,7 @@ static void step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy,
                 size_t h = i % (size_t)H;
                 real at = R(z)[i] + R(bias)[h],
                      df = head_times_backward(dx, dy, x, softplus1(at), i * (size_t)P, P) * sigmoid1(at);
-                R(dz)[i] += df;
+                R(dz.t)[i] += df;
                 own[h] += df;
             }
         }
@@ -188,9 +188,9 @@ static void skip(Run *r, Tensor y, Tensor x, Tensor w) {
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if (M * P > ALONE)
     for (size_t i = 0; i < M; i++) head_times(y, x, R(w)[i % H], i * P, (int)P, true);
 }
-static void skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
+static void skip_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
     int N = x.n[0], H = x.n[1], P = x.n[2], size = rows_of_block(N);
-    CHECK_ALIKE(dx, dy, x);
+    CHECK_ALIKE(dx.t, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), H);
@@ -267,8 +267,8 @@ static void sigmoid_gate(Run *r, Tensor y, Tensor x, Tensor z) {
         run_done(y, i, m, o);
     }
 }
-static void sigmoid_gate_backward(Run *r, Tensor dx, Tensor dz, Tensor dy, Tensor x, Tensor z) {
-    CHECK_ALIKE(dx, dz, dy, x, z);
+static void sigmoid_gate_backward(Run *r, Into dx, Into dz, Tensor dy, Tensor x, Tensor z) {
+    CHECK_ALIKE(dx.t, dz.t, dy, x, z);
     check_gate(dy, x, z);
     if (measuring(r)) return;
     size_t n = tensor_count(dy);
@@ -283,6 +283,6 @@ static void sigmoid_gate_backward(Run *r, Tensor dx, Tensor dz, Tensor dy, Tenso
             const real s = 1 / (1 + exp_real(-b[k])), other = 1 / (1 + exp_real(b[k])); /* 1 - s, with all digits */
             da[k] += g[k] * s, db[k] += g[k] * a[k] * s * other;
         }
-        run_done(dx, i, m, da), run_done(dz, i, m, db);
+        run_done(dx.t, i, m, da), run_done(dz.t, i, m, db);
     }
 }

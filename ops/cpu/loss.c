@@ -71,13 +71,13 @@ static Tensor bf16_logits(Run *r, bool gradient, int rows, Tensor w) {
     return gradient && rounds_rows(r, w, REAL) ? scratch_tensor(r, "their gradient", BF16, 2, (int[]){rows, w.n[0]})
                                                : ABSENT;
 }
-static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, LogitMap map,
+static void linear_xent(Run *r, Tensor nll, int *hit, Into dx, Tensor dw, Tensor x, Tensor w, LogitMap map,
                         const int *tgt, const real *g) {
     int N = x.n[0], V = w.n[0];
-    check_linear_xent(dx, dw, x, w);
+    check_linear_xent(dx.t, dw, x, w);
     int rows = imin(N, chunk_rows(V));
     Mark mark = arena_mark(r->scratch);
-    Tensor chunk = SCRATCH(r, "logits", rows, V), rounded = bf16_logits(r, present(dx), rows, w);
+    Tensor chunk = SCRATCH(r, "logits", rows, V), rounded = bf16_logits(r, present(dx.t), rows, w);
     for (int from = 0; from < N; from += rows) {
         int n = imin(rows, N - from);
         Tensor l = TENSOR(chunk.p, REAL, n, V), xs = tensor_part(x, from, n);
@@ -91,11 +91,11 @@ static void linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tens
                 check_target(t, V);
                 if (!logits_plain(map)) logits_of(row, (size_t)V, map);
                 if (hit) hit[from + i] = first_largest(row, V, t);
-                R(nll)[from + i] = xent_row(row, V, map, t, present(dx) ? g[from + i] : 0, present(dx));
+                R(nll)[from + i] = xent_row(row, V, map, t, present(dx.t) ? g[from + i] : 0, present(dx.t));
                 if (present(rounded)) rounded_to_bf16((uint16_t *)rounded.p + (row - R(l)), row, (size_t)V);
             }
         }
-        if (present(dx)) linear_backward(r, tensor_part(dx, from, n), dw, ABSENT, dl, xs, w);
+        if (present(dx.t)) linear_backward(r, into_part(dx, from, n), dw, ABSENT, dl, xs, w);
     }
     arena_release(r->scratch, mark);
 }

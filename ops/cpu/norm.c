@@ -60,7 +60,8 @@ static void rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double ep
 
 /* The inputs of a row's gradient. */
 typedef struct {
-    Tensor dx, dy, x, w;
+    Into dx;
+    Tensor dy, x, w;
     int d, run; /* elements of a row; elements processed at a time */
 } NormBack;
 
@@ -79,13 +80,13 @@ INLINE void rmsnorm_row(const NormBack *o, int i, real s, real *pw) {
         const real *xi = run_of(o->x, at, n, room[0]), *gi = run_of(o->dy, at, n, room[1]);
         real *out = run_add(o->dx, at, n, room[2]);
         rms_add(out, pw + k, gi, R(o->w) + k, xi, s, t, n);
-        run_done(o->dx, at, n, out);
+        run_done(o->dx.t, at, n, out);
     }
 }
-static void rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+static void rmsnorm_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0], N = tensor_rows(x, d).n[0], size = rows_of_block(N);
     const NormBack o = {dx, dy, x, w, d, run_width(dy, d)};
-    check_norm_backward(dx, dy, x);
+    check_norm_backward(dx.t, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);
     Tensor sums = SCRATCH(r, "sums of blocks", blocks_of(N), d);
@@ -173,12 +174,12 @@ INLINE void layernorm_row(const NormBack *o, int i, real s, real *pw, real *pb) 
             sum_w[c] += gi[c] * (xi[c] - m) * s;
             sum_b[c] += gi[c];
         }
-        run_done(o->dx, at, n, out);
+        run_done(o->dx.t, at, n, out);
     }
 }
 static void layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0], N = tensor_rows(x, d).n[0], size = rows_of_block(N);
-    const NormBack o = {tensor_rows(dx, d), dy, x, w, d, run_width(dy, d)};
+    const NormBack o = {add_to(tensor_rows(dx, d)), dy, x, w, d, run_width(dy, d)};
     check_norm_backward(dx, dy, x);
     if (N == 0) return;
     Mark mark = arena_mark(r->scratch);

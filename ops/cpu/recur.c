@@ -192,8 +192,8 @@ static void recur_document_backward(Chunk *c, ChunkGrad *g, const HeadGrad *d, D
 }
 
 /* y (N,H,K) += the sum over each group of value heads of x (N,HV,K). */
-static void add_groups(const Run *r, Tensor y, Tensor x) {
-    int rows = y.n[0] * y.n[1], K = y.n[2], group = x.n[1] / y.n[1], run = run_width(y, K);
+static void add_groups(const Run *r, Into y, Tensor x) {
+    int rows = y.t.n[0] * y.t.n[1], K = y.t.n[2], group = x.n[1] / y.t.n[1], run = run_width(y.t, K);
 #pragma omp parallel for schedule(static) num_threads(r->dev->threads) if ((long)rows * K > ALONE)
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < K; c += run) {
@@ -202,26 +202,26 @@ static void add_groups(const Run *r, Tensor y, Tensor x) {
             real room[RUN], *sum = run_add(y, at, (size_t)n, room);
             for (int j = 0; j < group; j++)
                 axpy(sum, 1, R(x) + ((size_t)i * (size_t)group + (size_t)j) * (size_t)K + c, n);
-            run_done(y, at, (size_t)n, sum);
+            run_done(y.t, at, (size_t)n, sum);
         }
 }
 
-static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
+static void recur_backward(Run *r, const RecurInto *d, Tensor dout, Recur x, double scale, Tensor keep,
                            const RecurEnds *ends) {
     const Batch *b = r->batch;
     int H = x.q.n[1], K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], size = K * V;
     check_recur(r, &x);
-    CHECK_ALIKE(dout, x.v, d->q, d->k, d->v, d->e);
+    CHECK_ALIKE(dout, x.v, d->q.t, d->k.t, d->v.t, d->e.t);
     Mark mark = arena_mark(r->scratch);
     Head any = head_of(&x, scale, 0);
     Tensor mem =
         SCRATCH(r, "recurrence", r->dev->threads,
                 size + (int)(chunk_place(&(Chunk){0}, &any, NULL) + chunk_grad_place(&(ChunkGrad){0}, &any, NULL)));
-    Tensor dq = d->q, dk = d->k, de = d->e;
+    Into dq = d->q, dk = d->k, de = d->e;
     if (HV > H) { /* value heads that share q and k must not add to the same elements at once */
-        dq = OVERWRITE_OF(r, "d q of value heads", REAL, b->N, HV, K);
-        dk = OVERWRITE_OF(r, "d k of value heads", REAL, b->N, HV, K);
-        if (present(x.e)) de = OVERWRITE_OF(r, "d e of value heads", REAL, b->N, HV, K);
+        dq = overwrite(SCRATCH(r, "d q of value heads", b->N, HV, K));
+        dk = overwrite(SCRATCH(r, "d k of value heads", b->N, HV, K));
+        if (present(x.e)) de = overwrite(SCRATCH(r, "d e of value heads", b->N, HV, K));
     }
     if (!measuring(r)) {
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(r->dev->threads) if ((long)b->N * HV * size > ALONE)
@@ -240,7 +240,7 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                                      .erase = de,
                                      .ldq = (size_t)HV * (size_t)K, /* HV = H, or the layout of the scratch */
                                      .atq = (size_t)h * (size_t)K,
-                                     .atg = (size_t)h * (size_t)d->g.n[2],
+                                     .atg = (size_t)h * (size_t)d->g.t.n[2],
                                      .atbeta = (size_t)h};
                 size_t blob = ends ? ((size_t)b->seq[s] * (size_t)HV + (size_t)h) * (size_t)size : 0;
                 for (Document doc = {.to = b->off[s]}; next_document(b, s, &doc);) {
@@ -254,9 +254,9 @@ static void recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double 
                     if (doc.continues && present(ends->dstart)) axpy(R(ends->dstart) + blob, 1, dS, size);
                 }
             }
-        if (HV > H && present(d->q)) add_groups(r, d->q, dq);
-        if (HV > H && present(d->k)) add_groups(r, d->k, dk);
-        if (HV > H && present(d->e)) add_groups(r, d->e, de);
+        if (HV > H && present(d->q.t)) add_groups(r, d->q, dq.t);
+        if (HV > H && present(d->k.t)) add_groups(r, d->k, dk.t);
+        if (HV > H && present(d->e.t)) add_groups(r, d->e, de.t);
     }
     arena_release(r->scratch, mark);
 }

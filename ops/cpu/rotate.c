@@ -107,12 +107,12 @@ static void rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, doub
     }
     arena_release(r->scratch, mark);
 }
-static void rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd,
-                                  const Rope *p, RowList rows) {
+static void rmsnorm_rope_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd, const Rope *p,
+                                  RowList rows) {
     int N = rows.n, size = rows_of_block(N);
     if (N == 0) return;
     check_rmsnorm_rope(x, dy, w, rstd, p, rows);
-    CHECK_ALIKE(dx, x);
+    CHECK_ALIKE(dx.t, x);
     Mark mark = arena_mark(r->scratch);
     int heads = x.n[1], D = x.n[2];
     Angles a = angles_take(r, p, rows);
@@ -137,7 +137,7 @@ static void rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tenso
                     const real *xi = run_of(x, at, n, room[0]);
                     real *out = run_add(dx, at, n, room[1]);
                     rms_add(out, own, g, R(w), xi, s, rms_dot(g, R(w), xi, n) * s * s * s / (real)D, n);
-                    run_done(dx, at, n, out);
+                    run_done(dx.t, at, n, out);
                 }
             }
 #pragma omp for schedule(static)

@@ -160,9 +160,9 @@ INLINE real *run_of(Tensor t, size_t at, size_t n, real *room) {
 /* The place to write them to; call run_done afterwards. */
 INLINE real *run_write(Tensor t, size_t at, real *room) { return t.dtype == BF16 ? room : R(t) + at; }
 /* The elements of a gradient to add to (zeros if it is to be overwritten); call run_done afterwards. */
-INLINE real *run_add(Tensor t, size_t at, size_t n, real *room) {
-    if (!t.overwrite) return run_of(t, at, n, room);
-    return memset(run_write(t, at, room), 0, n * sizeof(real));
+INLINE real *run_add(Into x, size_t at, size_t n, real *room) {
+    if (!x.overwrite) return run_of(x.t, at, n, room);
+    return memset(run_write(x.t, at, room), 0, n * sizeof(real));
 }
 INLINE void run_done(Tensor t, size_t at, size_t n, const real *from) {
     if (t.dtype == BF16) rounded_to_bf16((uint16_t *)t.p + at, from, n);

@@ -66,12 +66,12 @@ void ref_attend(Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv, AttnSpec s
             partial_store(&p, o, lse, at);
         }
 }
-void ref_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec, Tensor o,
-                         Tensor lse) {
+void ref_attend_backward(Run *r, Into dq, const KvInto *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec,
+                         Tensor o, Tensor lse) {
     const Batch *b = r->batch;
     const int lanes = kv->s.lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
-    double *sum_q = zeros_like(dq), *sum_k = zeros_like(dkv->k), *sum_v = zeros_like(dkv->v),
-           *sum_bias = zeros_like(dkv->bias);
+    double *sum_q = zeros_like(dq.t), *sum_k = zeros_like(dkv->kv.k), *sum_v = zeros_like(dkv->kv.v),
+           *sum_bias = zeros_like(dkv->kv.bias);
     for (int i = 0; i < b->N; i++)
         for (int h = 0; h < spec.heads; h++) {
             const long at = (long)i * spec.heads + h;
@@ -95,7 +95,8 @@ void ref_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, cons
                 }
             }
         }
-    deposit(dq, sum_q), deposit(dkv->k, sum_k), deposit(dkv->v, sum_v), deposit(dkv->bias, sum_bias);
+    deposit(dq, sum_q), deposit(keys_into(dkv), sum_k), deposit(values_into(dkv), sum_v);
+    deposit(add_to(dkv->kv.bias), sum_bias);
 }
 
 /* ---- cached lanes ---- */

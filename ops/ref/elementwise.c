@@ -4,10 +4,10 @@
 void ref_swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
     for (long i = 0; i < count(y); i++) put(y, i, silu_of(get(gate, i)) * get(up, i));
 }
-void ref_swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
+void ref_swiglu_backward(Run *r, Tensor y, Into dgate, Into dup, Tensor dy, Tensor gate, Tensor up) {
     for (long i = 0; i < count(dy); i++) {
-        add_to(dgate, i, get(dy, i) * get(up, i) * silu_slope_of(get(gate, i)));
-        add_to(dup, i, get(dy, i) * silu_of(get(gate, i)));
+        put_into(dgate, i, get(dy, i) * get(up, i) * silu_slope_of(get(gate, i)));
+        put_into(dup, i, get(dy, i) * silu_of(get(gate, i)));
     }
     if (present(y)) ref_swiglu(r, y, gate, up);
 }
@@ -15,17 +15,16 @@ void ref_swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
     for (int j = 0; j < y.n[0]; j++)
         for (int c = 0; c < y.n[1]; c++) put2(y, j, c, get(s, j) * silu_of(get2(gate, j, c)) * get2(up, j, c));
 }
-void ref_swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
-                              Tensor s) {
+void ref_swiglu_rows_backward(Run *r, Into dgate, Into dup, Into ds, Tensor dy, Tensor gate, Tensor up, Tensor s) {
     for (int j = 0; j < dy.n[0]; j++) {
         double sum = 0;
         for (int c = 0; c < dy.n[1]; c++) {
             const double g = get2(dy, j, c), a = get2(gate, j, c), b = get2(up, j, c);
-            add_to2(dgate, j, c, get(s, j) * g * b * silu_slope_of(a));
-            add_to2(dup, j, c, get(s, j) * g * silu_of(a));
+            put_into2(dgate, j, c, get(s, j) * g * b * silu_slope_of(a));
+            put_into2(dup, j, c, get(s, j) * g * silu_of(a));
             sum += g * silu_of(a) * b;
         }
-        add_to(ds, j, sum);
+        put_into(ds, j, sum);
     }
 }
 
@@ -33,15 +32,15 @@ void ref_relu2(Run *r, Tensor y, Tensor x, Tensor s) {
     for (int j = 0; j < y.n[0]; j++)
         for (int c = 0; c < y.n[1]; c++) put2(y, j, c, (present(s) ? get(s, j) : 1) * pow(fmax(0, get2(x, j, c)), 2));
 }
-void ref_relu2_backward(Run *r, Tensor dx, Tensor ds, Tensor dy, Tensor x, Tensor s) {
+void ref_relu2_backward(Run *r, Into dx, Into ds, Tensor dy, Tensor x, Tensor s) {
     for (int j = 0; j < dy.n[0]; j++) {
         double sum = 0;
         for (int c = 0; c < dy.n[1]; c++) {
             const double a = fmax(0, get2(x, j, c));
-            add_to2(dx, j, c, (present(s) ? get(s, j) : 1) * get2(dy, j, c) * 2 * a);
+            put_into2(dx, j, c, (present(s) ? get(s, j) : 1) * get2(dy, j, c) * 2 * a);
             sum += get2(dy, j, c) * a * a;
         }
-        if (present(ds)) add_to(ds, j, sum);
+        if (present(ds.t)) put_into(ds, j, sum);
     }
 }
 
@@ -58,21 +57,21 @@ static double gelu_share_slope(double x, bool tanh_form) {
 void ref_gelu(Run *r, Tensor y, Tensor x, bool tanh_form) {
     for (long i = 0; i < count(x); i++) put(y, i, get(x, i) * gelu_share(get(x, i), tanh_form));
 }
-void ref_gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh_form) {
+void ref_gelu_backward(Run *r, Into dx, Tensor dy, Tensor x, bool tanh_form) {
     for (long i = 0; i < count(x); i++) {
         const double a = get(x, i);
-        add_to(dx, i, get(dy, i) * (gelu_share(a, tanh_form) + a * gelu_share_slope(a, tanh_form)));
+        put_into(dx, i, get(dy, i) * (gelu_share(a, tanh_form) + a * gelu_share_slope(a, tanh_form)));
     }
 }
 
 void ref_geglu(Run *r, Tensor y, Tensor gate, Tensor up, bool tanh_form) {
     for (long i = 0; i < count(y); i++) put(y, i, get(gate, i) * gelu_share(get(gate, i), tanh_form) * get(up, i));
 }
-void ref_geglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up, bool tanh_form) {
+void ref_geglu_backward(Run *r, Tensor y, Into dgate, Into dup, Tensor dy, Tensor gate, Tensor up, bool tanh_form) {
     for (long i = 0; i < count(dy); i++) {
         const double a = get(gate, i), share = gelu_share(a, tanh_form);
-        add_to(dgate, i, get(dy, i) * get(up, i) * (share + a * gelu_share_slope(a, tanh_form)));
-        add_to(dup, i, get(dy, i) * a * share);
+        put_into(dgate, i, get(dy, i) * get(up, i) * (share + a * gelu_share_slope(a, tanh_form)));
+        put_into(dup, i, get(dy, i) * a * share);
     }
     if (present(y)) ref_geglu(r, y, gate, up, tanh_form);
 }
@@ -122,11 +121,11 @@ void ref_dropout(Run *r, Tensor x, DropSite site, double p) {
 void ref_sigmoid_gate(Run *r, Tensor y, Tensor x, Tensor z) {
     for (long i = 0; i < count(y); i++) put(y, i, get(x, i) * sigmoid_of(get(z, i)));
 }
-void ref_sigmoid_gate_backward(Run *r, Tensor dx, Tensor dz, Tensor dy, Tensor x, Tensor z) {
+void ref_sigmoid_gate_backward(Run *r, Into dx, Into dz, Tensor dy, Tensor x, Tensor z) {
     for (long i = 0; i < count(dy); i++) {
         const double share = sigmoid_of(get(z, i));
-        add_to(dx, i, get(dy, i) * share);
-        add_to(dz, i, get(dy, i) * get(x, i) * share * sigmoid_of(-get(z, i)));
+        put_into(dx, i, get(dy, i) * share);
+        put_into(dz, i, get(dy, i) * get(x, i) * share * sigmoid_of(-get(z, i)));
     }
 }
 
@@ -137,7 +136,7 @@ void ref_swiglu_limit(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s, double
             put2(y, j, c, get(s, j) * (u + 1) * a * sigmoid_of(alpha * a));
         }
 }
-void ref_swiglu_limit_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up, Tensor s,
+void ref_swiglu_limit_backward(Run *r, Into dgate, Into dup, Into ds, Tensor dy, Tensor gate, Tensor up, Tensor s,
                                double alpha, double limit) {
     for (int j = 0; j < dy.n[0]; j++) {
         double sum = 0;
@@ -146,10 +145,10 @@ void ref_swiglu_limit_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tens
                          u = fmax(fmin(get2(up, j, c), limit), -limit), share = sigmoid_of(alpha * a);
             const bool through_a = get2(gate, j, c) <= limit, through_u = fabs(get2(up, j, c)) <= limit;
             const double slope = share * (1 + alpha * a * (1 - share));
-            add_to2(dgate, j, c, through_a ? get(s, j) * g * (u + 1) * slope : 0);
-            add_to2(dup, j, c, through_u ? get(s, j) * g * a * share : 0);
+            put_into2(dgate, j, c, through_a ? get(s, j) * g * (u + 1) * slope : 0);
+            put_into2(dup, j, c, through_u ? get(s, j) * g * a * share : 0);
             sum += g * (u + 1) * a * share;
         }
-        add_to(ds, j, sum);
+        put_into(ds, j, sum);
     }
 }

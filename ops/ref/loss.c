@@ -40,8 +40,8 @@ static void head_backward(double *dx, double *dw, Tensor x, Tensor w, int i, con
         }
 }
 
-void ref_linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, LogitMap map,
-                     const int *tgt, const real *g) {
+void ref_linear_xent(Run *r, Tensor nll, int *hit, Into dx, Tensor dw, Tensor x, Tensor w, LogitMap map, const int *tgt,
+                     const real *g) {
     const int V = w.n[0];
     double *z = xcalloc((size_t)V, sizeof *z), *sum_x = zeros_like(x), *sum_w = zeros_like(w);
     for (int i = 0; i < x.n[0]; i++) {
@@ -49,11 +49,11 @@ void ref_linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor 
         const double lse = log_sum_exp(z, V, 1);
         put(nll, i, tgt[i] < 0 ? 0 : lse - z[tgt[i]]);
         if (hit) hit[i] = tgt[i] >= 0 && first_largest(z, V) == tgt[i];
-        if (!present(dx) || tgt[i] < 0) continue;
+        if (!present(dx.t) || tgt[i] < 0) continue;
         for (int v = 0; v < V; v++) z[v] = g[i] * (exp(z[v] - lse) - (v == tgt[i])) * logit_slope(map, z[v]);
         head_backward(sum_x, sum_w, x, w, i, z);
     }
-    deposit(dx, sum_x), deposit(dw, sum_w);
+    deposit(dx, sum_x), deposit(add_to(dw), sum_w);
     free(z);
 }
 
@@ -85,7 +85,7 @@ void ref_linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx, Te
         }
         head_backward(sum_x, sum_w, x, w, i, dz);
     }
-    deposit(dx, sum_x), deposit(dw, sum_w);
+    deposit(add_to(dx), sum_x), deposit(add_to(dw), sum_w);
     free(z);
 }
 
@@ -106,9 +106,9 @@ void ref_align(Run *r, Tensor err, Tensor dy, Tensor y, Tensor a, const int *tgt
             for (int k = 0; k < a.n[1]; k++) {
                 const double t = get2(y, i, k) - get2(a, i, k);
                 off += t * t;
-                add_to2(dy, i, k, 2 * c * g[i] * t / size);
+                put_into2(add_to(dy), i, k, 2 * c * g[i] * t / size);
             }
-            add_to(err, i, off / size);
+            put_into(add_to(err), i, off / size);
         }
     }
 }

@@ -68,7 +68,7 @@ void ref_merge_backward(Run *r, Tensor dx, Tensor da, Tensor dw, Tensor dy, Tens
                 }
             }
         }
-    deposit(dx, sum_x), deposit(da, sum_a), deposit(dw, sum_w);
+    deposit(add_to(dx), sum_x), deposit(add_to(da), sum_a), deposit(add_to(dw), sum_w);
     free(m);
 }
 
@@ -103,9 +103,9 @@ void ref_decide_backward(Run *r, Tensor du, Tensor dm, Tensor dalpha, Tensor dom
                          asked = present(r->dstat) ? get(r->dstat, (long)b->of[i] * STATS + STAT_MERGED) : 0,
                          da = (present(dalpha) ? get2(dalpha, i, h) : 0) + asked;
             if (b->first[i] != i)
-                add_to2(du, i, h, c.gain / c.temperature * (da * a * (1 - a) - a * get2(dbias, i - 1, h)));
+                put_into2(add_to(du), i, h, c.gain / c.temperature * (da * a * (1 - a) - a * get2(dbias, i - 1, h)));
             if (!present(dm)) continue;
             const double o = get2(omega, i, h) - c.eps;
-            add_to2(dm, i, h, get2(domega, i, h) * o * (1 - o) / c.group);
+            put_into2(add_to(dm), i, h, get2(domega, i, h) * o * (1 - o) / c.group);
         }
 }

@@ -47,15 +47,15 @@ static void rmsnorm_row_backward(double *dx, double *dw, const double *dy, const
         dw[k] += dy[k] * x[k] * s;
     }
 }
-void ref_rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+void ref_rmsnorm_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     const int d = w.n[0];
     double *sum = zeros_like(dw), row[d], grad[d], out[d];
     x = tensor_rows(x, d), dy = tensor_rows(dy, d);
     for (int i = 0; i < x.n[0]; i++) {
         rmsnorm_row_backward(out, sum, row_of(dy, i, grad), row_of(x, i, row), w, get(rstd, i));
-        for (int k = 0; k < d; k++) add_to(dx, at2(x, i, k), out[k]);
+        for (int k = 0; k < d; k++) put_into(dx, at2(x, i, k), out[k]);
     }
-    deposit(dw, sum);
+    deposit(add_to(dw), sum);
 }
 
 void ref_layernorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, Tensor b, double eps) {
@@ -84,9 +84,9 @@ void ref_layernorm_backward(Run *r, Tensor dx, Tensor dw, Tensor db, Tensor dy, 
             sum_b[k] += g[k];
         }
         const double mean_t = mean_of(t, d), mean_tn = dot_of(t, n, d) / d;
-        for (int k = 0; k < d; k++) add_to(dx, at2(x, i, k), s * (t[k] - mean_t - n[k] * mean_tn));
+        for (int k = 0; k < d; k++) put_into(add_to(dx), at2(x, i, k), s * (t[k] - mean_t - n[k] * mean_tn));
     }
-    deposit(dw, sum_w), deposit(db, sum_b);
+    deposit(add_to(dw), sum_w), deposit(add_to(db), sum_b);
 }
 
 /* ---- heads ---- */
@@ -98,14 +98,14 @@ void ref_l2norm(Run *r, Tensor y, Tensor x, double eps) {
         for (int k = 0; k < d; k++) put2(y, i, k, get2(x, i, k) / sqrt(squares + eps));
     }
 }
-void ref_l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
+void ref_l2norm_backward(Run *r, Into dx, Tensor dy, Tensor x, double eps) {
     const int d = size_of(x, 0);
     for (long i = 0; i < count(x) / d; i++) {
         double squares = 0, dot = 0;
         for (int k = 0; k < d; k++) squares += get2(x, i, k) * get2(x, i, k);
         const double f = 1 / sqrt(squares + eps);
         for (int k = 0; k < d; k++) dot += get2(x, i, k) * f * get2(dy, i, k); /* y.dy */
-        for (int k = 0; k < d; k++) add_to2(dx, i, k, f * (get2(dy, i, k) - get2(x, i, k) * f * dot));
+        for (int k = 0; k < d; k++) put_into2(dx, i, k, f * (get2(dy, i, k) - get2(x, i, k) * f * dot));
     }
 }
 
@@ -130,7 +130,7 @@ void ref_gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNorm n)
         for (int c = 0; c < d; c++) put(y, i * d + c, gain_of(w, n, i, c) * in[c] * s * (n.before ? 1 : gate[c]));
     }
 }
-void ref_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
+void ref_gated_norm_backward(Run *r, Into dx, Into dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                              GatedNorm n) {
     const int d = n.width;
     double *sum = zeros_like(dw), in[d], gate[d], h[d];
@@ -145,12 +145,12 @@ void ref_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy,
             const long at = i * d + c;
             const double din = s * h[c] - s * s * s * in[c] * dot / d, g = get(dy, at) * gain_of(w, n, i, c);
             const double dgate = n.before ? din * get(x, at) : g * in[c] * s;
-            add_to(dx, at, din * (n.before ? gate[c] : 1));
-            add_to(dz, at, dgate * gate_slope_of(n, get(z, at)));
+            put_into(dx, at, din * (n.before ? gate[c] : 1));
+            put_into(dz, at, dgate * gate_slope_of(n, get(z, at)));
             if (present(dw)) sum[gain_at(dw, n, i, c)] += get(dy, at) * in[c] * s * (n.before ? 1 : gate[c]);
         }
     }
-    deposit(dw, sum);
+    deposit(add_to(dw), sum);
 }
 
 /* ---- rotation ---- */
@@ -186,15 +186,15 @@ void ref_rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double 
         for (int k = 0; k < D; k++) put2(y, i, k, head[k]);
     }
 }
-void ref_rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd,
-                               const Rope *rope, RowList rows) {
+void ref_rmsnorm_rope_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd, const Rope *rope,
+                               RowList rows) {
     const int heads = x.n[1], D = x.n[2];
     double *sum = zeros_like(dw), head[D], grad[D], out[D];
     x = tensor_rows(x, D), dy = tensor_rows(dy, D);
     for (int i = 0; i < x.n[0]; i++) {
         rotate(row_of(dy, i, grad), rope, position_of(r, rows, heads, i), -1);
         rmsnorm_row_backward(out, sum, grad, row_of(x, i, head), w, get(rstd, i));
-        for (int k = 0; k < D; k++) add_to(dx, at2(x, i, k), out[k]);
+        for (int k = 0; k < D; k++) put_into(dx, at2(x, i, k), out[k]);
     }
-    deposit(dw, sum);
+    deposit(add_to(dw), sum);
 }

@@ -23,20 +23,20 @@ static void add_weights(Tensor dw, Tensor dbias, Tensor dy, Tensor x, int from, 
     for (int o = 0; o < dy.n[1]; o++) {
         double all = 0;
         for (int m = from; m < to; m++) all += get2(dy, m, o);
-        add_to(dbias, o, all);
+        put_into(add_to(dbias), o, all);
         for (int i = 0; present(dw) && i < dw.n[1]; i++) {
             double sum = 0;
             for (int m = from; m < to; m++) sum += get2(dy, m, o) * get2(x, m, i);
-            add_to2(dw, o, i, sum);
+            put_into2(add_to(dw), o, i, sum);
         }
     }
 }
-void ref_linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
+void ref_linear_backward(Run *r, Into dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     ref_linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){.w = w});
 }
-void ref_linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+void ref_linear_many_backward(Run *r, Into dx, int n, const Projection *d, Tensor x, const Projection *p) {
     const int I = p[0].w.n[1];
-    double *sum = present(dx) ? zeros_like(dx) : NULL;
+    double *sum = present(dx.t) ? zeros_like(dx.t) : NULL;
     x = tensor_rows(x, I);
     for (int j = 0; j < n; j++) {
         const int O = p[j].w.n[0];
@@ -72,13 +72,13 @@ void ref_linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
                 put2(y, m, o, sum);
             }
 }
-void ref_linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+void ref_linear_groups_backward(Run *r, Into dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     for (int e = 0; e < g.n; e++) {
-        for (int m = g.off[e]; present(dx) && m < g.off[e + 1]; m++)
-            for (int i = 0; i < dx.n[1]; i++) {
+        for (int m = g.off[e]; present(dx.t) && m < g.off[e + 1]; m++)
+            for (int i = 0; i < dx.t.n[1]; i++) {
                 double sum = 0;
                 for (int o = 0; o < dy.n[1]; o++) sum += get2(dy, m, o) * get2(w[e], o, i);
-                add_to2(dx, m, i, sum);
+                put_into2(dx, m, i, sum);
             }
         if (dw) add_weights(dw[e], ABSENT, dy, x, g.off[e], g.off[e + 1]);
     }
@@ -92,5 +92,5 @@ void ref_embed_backward(Run *r, Tensor dtable, Tensor dy, const int *tok, double
     double *sum = zeros_like(dtable);
     for (int i = 0; i < dy.n[0]; i++)
         for (int k = 0; k < dy.n[1]; k++) sum[at2(dtable, tok[i], k)] += scale * get2(dy, i, k);
-    deposit(dtable, sum);
+    deposit(add_to(dtable), sum);
 }

@@ -69,7 +69,7 @@ void ref_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor stat
 
 /* Rows from the last to the first; dS is the gradient of S_t by what comes after row t. The states before every row are
  * made again from the first. */
-void ref_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
+void ref_recur_backward(Run *r, const RecurInto *d, Tensor dout, Recur x, double scale, Tensor keep,
                         const RecurEnds *ends) {
     const Batch *b = r->batch;
     const int K = x.q.n[2], HV = x.v.n[1], V = x.v.n[2], KV = K * V, G = present(x.g) ? x.g.n[2] : 1;
@@ -122,7 +122,7 @@ void ref_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double sca
         }
     deposit(d->q, dq), deposit(d->k, dk), deposit(d->v, dv), deposit(d->g, dg), deposit(d->beta, dbeta),
         deposit(d->e, de);
-    if (ends) deposit(ends->dstart, dstart);
+    if (ends) deposit(add_to(ends->dstart), dstart);
     free(before), free(dS), free(step.D);
 }
 
@@ -159,11 +159,11 @@ void ref_short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool silu
         for (int i = 0; i < (W - 1) * C; i++) put(state, (long)b->seq[s] * state.n[1] + at + i, last[i]);
     }
 }
-void ref_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
+void ref_short_conv_backward(Run *r, Into dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
                              bool silu) {
     const Batch *b = r->batch;
     const int C = x.n[1], W = present(w) ? size_of(w, 0) : 1;
-    double *sum_x = zeros_like(dx), *sum_w = zeros_like(dw), *sum_b = zeros_like(dbias);
+    double *sum_x = zeros_like(dx.t), *sum_w = zeros_like(dw), *sum_b = zeros_like(dbias);
     for (int t = 0; t < b->N; t++)
         for (int c = 0; c < C; c++) {
             const double a = convolved(b, x, w, bias, t, c, ABSENT, 0),
@@ -172,9 +172,9 @@ void ref_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor 
             for (int j = 0; j < W; j++) {
                 const int i = t - (W - 1 - j);
                 if (i < b->first[t]) continue;
-                if (present(dx)) sum_x[(long)i * C + c] += da * (present(w) ? get(w, (long)c * W + j) : 1);
+                if (present(dx.t)) sum_x[(long)i * C + c] += da * (present(w) ? get(w, (long)c * W + j) : 1);
                 if (present(dw)) sum_w[(long)c * W + j] += da * get2(x, i, c);
             }
         }
-    deposit(dx, sum_x), deposit(dw, sum_w), deposit(dbias, sum_b);
+    deposit(dx, sum_x), deposit(add_to(dw), sum_w), deposit(add_to(dbias), sum_b);
 }

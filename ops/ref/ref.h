@@ -31,8 +31,8 @@ static inline void put(Tensor t, long i, double x) {
         ((float *)t.p)[i] = (float)x;
 }
 /* A gradient's element: x is all that this call adds to it. */
-static inline void add_to(Tensor t, long i, double x) {
-    if (present(t)) put(t, i, t.overwrite ? x : get(t, i) + x);
+static inline void put_into(Into y, long i, double x) {
+    if (present(y.t)) put(y.t, i, y.overwrite ? x : get(y.t, i) + x);
 }
 static inline int size_of(Tensor t, int from_last) { return t.n[t.rank - 1 - from_last]; }
 static inline long at2(Tensor t, long i, long j) { return i * size_of(t, 0) + j; }
@@ -41,18 +41,18 @@ static inline double get2(Tensor t, long i, long j) { return get(t, at2(t, i, j)
 static inline double get3(Tensor t, long i, long j, long k) { return get(t, at3(t, i, j, k)); }
 static inline void put2(Tensor t, long i, long j, double x) { put(t, at2(t, i, j), x); }
 static inline void put3(Tensor t, long i, long j, long k, double x) { put(t, at3(t, i, j, k), x); }
-static inline void add_to2(Tensor t, long i, long j, double x) {
-    if (present(t)) add_to(t, at2(t, i, j), x);
+static inline void put_into2(Into y, long i, long j, double x) {
+    if (present(y.t)) put_into(y, at2(y.t, i, j), x);
 }
-static inline void add_to3(Tensor t, long i, long j, long k, double x) {
-    if (present(t)) add_to(t, at3(t, i, j, k), x);
+static inline void put_into3(Into y, long i, long j, long k, double x) {
+    if (present(y.t)) put_into(y, at3(y.t, i, j, k), x);
 }
 static inline long count(Tensor t) { return (long)tensor_count(t); }
 
-/* For sums that several loops contribute to: zeros like t, which deposit adds to t, each element once, and frees. */
+/* For sums that several loops contribute to: zeros like t, which deposit puts into y, each element once, and frees. */
 static inline double *zeros_like(Tensor t) { return xcalloc(tensor_count(t) + 1, sizeof(double)); }
-static inline void deposit(Tensor t, double *sum) {
-    for (long i = 0; i < count(t); i++) add_to(t, i, sum[i]);
+static inline void deposit(Into y, double *sum) {
+    for (long i = 0; i < count(y.t); i++) put_into(y, i, sum[i]);
     free(sum);
 }
 

@@ -5,12 +5,12 @@ void ref_spread(Run *r, Tensor y, Tensor x, const int *row) {
     for (int j = 0; j < y.n[0]; j++)
         for (int c = 0; c < y.n[1]; c++) put2(y, j, c, get2(x, row[j], c));
 }
-void ref_collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
-    for (int i = 0; i < y.n[0]; i++)
-        for (int c = 0; c < y.n[1]; c++) {
+void ref_collect(Run *r, Into y, Tensor x, const int *place, int k) {
+    for (int i = 0; i < y.t.n[0]; i++)
+        for (int c = 0; c < y.t.n[1]; c++) {
             double sum = 0;
             for (int j = 0; j < k; j++) sum += get2(x, place[i * k + j], c);
-            add_to2(y, i, c, sum);
+            put_into2(y, i, c, sum);
         }
 }
 void ref_gather(Run *r, Tensor y, Tensor x, RowList from, RowList to) {
@@ -28,13 +28,13 @@ void ref_columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
     for (long i = 0; i < rows; i++)
         for (int c = 0; c < n; c++) put2(y, i, to + c, get2(x, i / k, from + c));
 }
-void ref_columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
-    const long rows = count(dy) / size_of(dy, 0), each = count(dx) / size_of(dx, 0), k = each ? rows / each : 1;
+void ref_columns_backward(Run *r, Into dx, int from, Tensor dy, int to, int n) {
+    const long rows = count(dy) / size_of(dy, 0), each = count(dx.t) / size_of(dx.t, 0), k = each ? rows / each : 1;
     for (long m = 0; m < each; m++)
         for (int c = 0; c < n; c++) {
             double sum = 0;
             for (long i = m * k; i < (m + 1) * k; i++) sum += get2(dy, i, to + c);
-            add_to2(dx, m, from + c, sum);
+            put_into2(dx, m, from + c, sum);
         }
 }
 void ref_mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {

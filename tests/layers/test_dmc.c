@@ -167,9 +167,9 @@ static void check_golden(const char *file) {
     layer_forward(&a, RUN_TRAIN | RUN_STILL, x, y);
     expect(&f, file, "y", y, 10);
     rig_measure(g);
-    dmc_mixer.backward(&g->run, &a.c, &a.w, &a.dw, x, &a.kv, &a.dkv, a.s, dy, dx);
+    dmc_mixer.backward(&g->run, &a.c, &a.w, &a.dw, x, &a.kv, &(KvInto){a.dkv, false}, a.s, dy, add_to(dx));
     rig_place(g);
-    dmc_mixer.backward(&g->run, &a.c, &a.w, &a.dw, x, &a.kv, &a.dkv, a.s, dy, dx);
+    dmc_mixer.backward(&g->run, &a.c, &a.w, &a.dw, x, &a.kv, &(KvInto){a.dkv, false}, a.s, dy, add_to(dx));
     rig_done(g);
     expect(&f, file, "dx", dx, 20);
     expect(&f, file, "dwq", a.dw.wq, 20), expect(&f, file, "dwk", a.dw.wk, 20);

@@ -38,11 +38,10 @@ static void place(Block *b) {
     b->ffn->saved(b->cfg, b->N, b->s, &saved);
     for (int i = 0; i < 4; i++)
         *rows[i] = arena_tensor(&b->mem, "rows", b->half && i % 3 == 0 ? BF16 : REAL, 2, (int[]){b->N, d});
-    b->dx.overwrite = b->half;
 }
 static void both_ways(Block *b) {
     b->ffn->forward(&b->run, b->cfg, b->part[W], b->x, b->s, b->y);
-    b->ffn->backward(&b->run, b->cfg, b->part[W], b->part[G], b->x, b->s, b->dy, b->dx);
+    b->ffn->backward(&b->run, b->cfg, b->part[W], b->part[G], b->x, b->s, b->dy, (Into){b->dx, b->half});
 }
 /* Settings must outlive the block. Weights, x and dy are random; gradients, moments and dx are zero. The scratch is of
  * exactly the bytes that the measured passes took. half: x is the caller's to fill. */

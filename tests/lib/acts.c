@@ -60,10 +60,10 @@ Tensor zeros(Desk *d, Tensor like) {
     return t;
 }
 Sum sum_make(Desk *d, Tensor like, const char *name, bool overwrite) {
-    Sum s = {.real = rig_random(empty(d, like), name)};
+    Sum s = {.real = rig_random(empty(d, like), name), .overwrite = overwrite};
     if (overwrite) {
         memset(s.real.p, 0, tensor_bytes(s.real));
-        s.bf16 = as_overwritten(bf16_empty(d, like));
+        s.bf16 = bf16_empty(d, like);
     } else
         s.bf16 = bf16_of_tensor(d, s.real);
     return s;

@@ -39,7 +39,9 @@ Tensor zeros(Desk *, Tensor like);
 /* Backward once into gradients to be overwritten, whose memory is NaN, and once added to values. */
 typedef struct {
     Tensor real, bf16;
+    bool overwrite;
 } Sum;
+static inline Into sum_into(Sum s) { return (Into){s.bf16, s.overwrite}; }
 Sum sum_make(Desk *, Tensor like, const char *name, bool overwrite);
 
 extern const double op_rms; /* root of the mean squared error of one op, by that of what is wanted */

@@ -229,7 +229,7 @@ void recur_apart(Rig *g, const Scene *c, const Scene *as, double err[RECUR_RESUL
     ends.start = rounded_to_bf16(g, "start", c->start, c->nseq, HV, KV);
     ends.dend = rounded_to_bf16(g, "dend", dend, c->nseq, HV, KV);
     Tensor go = rounded_to_bf16(g, "dout", dout, N, HV, V);
-    OP(g, recur_backward, &d, go, x, c->scale, keep, &ends);
+    OP(g, recur_backward, (RecurInto[]){recur_add_to(d)}, go, x, c->scale, keep, &ends);
     const wide *wanted[] = {want.dq, want.dk, want.dv, want.dg, want.dbeta, want.de, want.dstart};
     for (int i = 0; i < 7; i++) {
         err[2 + i] = present(all[i]) ? distance(all[i], wanted[i], &worst[2 + i]) : 0;

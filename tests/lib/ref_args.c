@@ -239,10 +239,14 @@ MAKE(attend) {
     c->terms = kv->s.kdim + c->N;
 }
 MAKE(attend_backward) {
-    Kv *kv = call_own(c, sizeof *kv), *dkv = call_own(c, sizeof *dkv);
-    a->kv = kv, a->dkv = dkv, kv->s = shape_of(c, false), a->spec = spec_of(c, &kv->s), dkv->s = kv->s;
+    Kv *kv = call_own(c, sizeof *kv);
+    KvInto *into = call_own(c, sizeof *into);
+    Kv *dkv = &into->kv;
+    a->kv = kv, a->dkv = into, kv->s = shape_of(c, false), a->spec = spec_of(c, &kv->s), dkv->s = kv->s;
     const int H = a->spec.heads, G = kv->s.lanes, Dk = kv->s.kdim, Dv = kv->s.vdim;
-    ARG(dq, c->N, H, Dk), PART("dkv", dkv->k, 0, c->N, G, Dk), PART("dkv", dkv->v, 0, c->N, G, Dv);
+    ARG(dq, c->N, H, Dk), call_arg(c, "dkv", &dkv->k, &into->overwrite, 0, SHAPE_(c->N, G, Dk)),
+        PART("dkv", dkv->v, 0, c->N, G, Dv);
+    call_slot(c, &dkv->v)->overwrite = call_slot(c, &dkv->k)->overwrite; /* the argument says it of both */
     ARG(dout, c->N, H, Dv), ARG(q, c->N, H, Dk), ARG(o, c->N, H, Dv), ARG(lse, c->N, H);
     PART("kv", kv->k, 0, c->N, G, Dk), PART("kv", kv->v, 0, c->N, G, Dv);
     if (kv->s.evicts) {

@@ -53,7 +53,7 @@ MAKE(recur_backward) {
     call_batch(c, 1 + draw_of(c, 3), coin(c));
     const Heads n = heads_drawn(c);
     const int nseq = c->batch.B + 1;
-    Recur *d = call_own(c, sizeof *d);
+    RecurInto *d = call_own(c, sizeof *d);
     RecurEnds *ends = c->history || coin(c) ? call_own(c, sizeof *ends) : NULL;
     recur_inputs(c, &a->x, n);
     a->d = d, a->scale = 0.3, a->ends = ends;
@@ -310,7 +310,7 @@ MAKE(columns_backward) {
     const int k = 1 + draw_of(c, 3), M = c->N;
     a->n = draw_of(c, c->d + 1), a->to = draw_of(c, 3), a->from = draw_of(c, 3);
     ARG(dy, k * M, a->to + a->n + 2), ARG(dx, M, a->from + a->n + 1);
-    call_slot(c, &a->dx)->partial = true; /* other columns stay */
+    call_slot(c, &a->dx.t)->partial = true; /* other columns stay */
     c->terms = k + 1;
 }
 static const RowCodec *codec_drawn(OpCall *c) {

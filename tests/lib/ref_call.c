@@ -84,13 +84,15 @@ static unsigned declared(const OpCall *c, const char *name, int *arg) {
 }
 static bool is_output(unsigned roles) { return roles & (ROLE_OUT | ROLE_ADD | ROLE_INOUT); }
 
-double *call_arg_as(OpCall *c, const char *name, Tensor *at, unsigned roles, Dtype dtype, int rank, const int n[]) {
+double *call_arg_as(OpCall *c, const char *name, Tensor *at, bool *over, unsigned roles, Dtype dtype, int rank,
+                    const int n[]) {
     int arg;
     const unsigned own = declared(c, name, &arg);
     Slot *s = &c->slot[c->nslots++];
     cr_assert(c->nslots < SLOTS);
-    *s = (Slot){.at = at, .name = name, .roles = roles ? roles : own, .as = tensor_make(NULL, dtype, rank, n)};
-    s->as.overwrite = s->roles & ROLE_OVERWRITE && coin(c);
+    *s = (Slot){
+        .at = at, .name = name, .roles = roles ? roles : own, .over = over, .as = tensor_make(NULL, dtype, rank, n)};
+    s->overwrite = over && coin(c);
     s->moment = s->roles & ROLE_MOMENT && dtype == BF16;
     size_t count = tensor_count(s->as);
     s->before = xcalloc(count + 1, sizeof(double));
@@ -98,10 +100,10 @@ double *call_arg_as(OpCall *c, const char *name, Tensor *at, unsigned roles, Dty
     for (size_t i = 0; i < count; i++) s->before[i] = check_normal(key, i);
     *at = tensor_make(s->before, F64, rank, n);
     if (!roles)
-        met[arg] |= MET_PRESENT | (dtype == BF16 ? MET_BF16 : MET_REAL) | (s->as.overwrite ? MET_OVERWRITE : MET_ADD);
+        met[arg] |= MET_PRESENT | (dtype == BF16 ? MET_BF16 : MET_REAL) | (s->overwrite ? MET_OVERWRITE : MET_ADD);
     return s->before;
 }
-double *call_arg(OpCall *c, const char *name, Tensor *at, unsigned roles, int rank, const int n[]) {
+double *call_arg(OpCall *c, const char *name, Tensor *at, bool *over, unsigned roles, int rank, const int n[]) {
     int arg;
     const unsigned own = declared(c, name, &arg), of = roles ? roles : own;
     Dtype dtype = REAL;
@@ -112,7 +114,7 @@ double *call_arg(OpCall *c, const char *name, Tensor *at, unsigned roles, int ra
     }
     if (of & ROLE_ALIKE) dtype = c->alike;
     if (of & (ROLE_BF16 | ROLE_WEIGHT | ROLE_MOMENT)) dtype = any_dtype(c);
-    return call_arg_as(c, name, at, roles, dtype, rank, n);
+    return call_arg_as(c, name, at, over, roles, dtype, rank, n);
 }
 Slot *call_slot(OpCall *c, const Tensor *at) {
     for (int i = 0; i < c->nslots; i++)
@@ -143,7 +145,7 @@ void call_settle(OpCall *c) {
 
 /* ---- the reference ---- */
 /* Memory whatever it holds before: of an output that is not read. */
-static bool is_unread(const Slot *s) { return s->roles & ROLE_OUT || s->as.overwrite; }
+static bool is_unread(const Slot *s) { return s->roles & ROLE_OUT || s->overwrite; }
 static void fill(const Slot *s, Tensor t, const double *from) {
     for (size_t i = 0; i < tensor_count(t); i++) put(t, (long)i, is_unread(s) ? NAN : from[i]);
 }
@@ -166,6 +168,7 @@ static void call_reference(OpCall *c, bool stored, int nudged, uint64_t key, dou
         fill(s, t, from);
         free(from);
         *s->at = t;
+        if (s->over) *s->over = s->overwrite;
     }
     for (int i = 0; i < c->nraws; i++) {
         Raw *w = &c->raw[i];
@@ -251,7 +254,7 @@ bool call_within(const OpCall *c, const Slot *s, const double *got, Cost cost, W
         char shape[64];
         w->share = share;
         snprintf(w->where, sizeof w->where, "%s%s%s element %zu of %s: got %.9g, want %.9g, bound %.3g", s->name,
-                 s->as.dtype == BF16 ? " (BF16)" : "", s->as.overwrite ? " (overwritten)" : "", i,
+                 s->as.dtype == BF16 ? " (BF16)" : "", s->overwrite ? " (overwritten)" : "", i,
                  tensor_shape(s->as, shape), got[i], want, bound);
         ok &= share <= 1;
     }
@@ -263,7 +266,7 @@ static void call_place(OpCall *c, Rig *g) {
     for (int i = 0; i < c->nslots; i++) {
         Slot *s = &c->slot[i];
         *s->at = arena_tensor(&g->mem, s->name, s->as.dtype, s->as.rank, s->as.n);
-        s->at->overwrite = s->as.overwrite;
+        if (s->over) *s->over = s->overwrite;
         fill(s, *s->at, s->before);
     }
     for (int i = 0; i < c->nraws; i++) {

@@ -22,7 +22,8 @@ typedef struct {
     Tensor *at; /* while arguments are made: F64, the elements `before` */
     const char *name;
     unsigned roles;
-    Tensor as;                     /* its type, shape and `overwrite` in the table's call; no memory */
+    bool overwrite, *over;         /* of one that may be either; where the arguments say so, NULL: nowhere of its own */
+    Tensor as;                     /* its type and shape in the table's call; no memory */
     bool partial;                  /* an output of which a part is written */
     bool moment;                   /* BF16 by chance: the reference may fall on the other side */
     double *before, *want, *slack; /* slack: sums of squares of the nudges' changes */
@@ -76,9 +77,10 @@ RowList call_some_rows(OpCall *); /* of the batch, ascending, at least one */
 /* An argument (or a tensor in one) of the op's parameter `name`: drawn elements N(0,1), absent at times where the role
  * allows, BF16 and to be overwritten at times where it does. Returns the elements, NULL: absent. The maker may change
  * them. */
-double *call_arg(OpCall *, const char *name, Tensor *at, unsigned roles, int rank, const int n[]);
+double *call_arg(OpCall *, const char *name, Tensor *at, bool *over, unsigned roles, int rank, const int n[]);
 /* The same of a given type, and present. */
-double *call_arg_as(OpCall *, const char *name, Tensor *at, unsigned roles, Dtype dtype, int rank, const int n[]);
+double *call_arg_as(OpCall *, const char *name, Tensor *at, bool *over, unsigned roles, Dtype dtype, int rank,
+                    const int n[]);
 Slot *call_slot(OpCall *, const Tensor *at);
 /* Elements become those that their types hold; makers compute what depends on others after that. */
 void call_settle(OpCall *);
@@ -87,12 +89,16 @@ void call_has(OpCall *, const char *name); /* an argument that is no tensor, but
 
 #define SHAPE_(...) \
     (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]) { __VA_ARGS__ }
-#define ARG(x, ...)      call_arg(c, #x, &a->x, 0, SHAPE_(__VA_ARGS__))
-#define MUST(x, ...)     call_arg_as(c, #x, &a->x, 0, REAL, SHAPE_(__VA_ARGS__))
-#define AS(type, x, ...) call_arg_as(c, #x, &a->x, 0, type, SHAPE_(__VA_ARGS__))
+/* The tensor of a Tensor or an Into, and where the latter says whether it is overwritten. */
+#define TENSOR_IN(x)     _Generic((x), Tensor : (Tensor *)(void *)&(x), Into : &((Into *)(void *)&(x))->t)
+#define OVER_IN(x)       _Generic((x), Tensor : (bool *)NULL, Into : &((Into *)(void *)&(x))->overwrite)
+#define ARG(x, ...)      call_arg(c, #x, TENSOR_IN(a->x), OVER_IN(a->x), 0, SHAPE_(__VA_ARGS__))
+#define MUST(x, ...)     call_arg_as(c, #x, TENSOR_IN(a->x), OVER_IN(a->x), 0, REAL, SHAPE_(__VA_ARGS__))
+#define AS(type, x, ...) call_arg_as(c, #x, TENSOR_IN(a->x), OVER_IN(a->x), 0, type, SHAPE_(__VA_ARGS__))
 /* A tensor `t` inside argument `name`, with roles of its own (0: the argument's). */
-#define PART(name, t, roles, ...)          call_arg(c, name, &(t), roles, SHAPE_(__VA_ARGS__))
-#define PART_AS(type, name, t, roles, ...) call_arg_as(c, name, &(t), roles, type, SHAPE_(__VA_ARGS__))
+#define PART(name, t, roles, ...) call_arg(c, name, TENSOR_IN(t), OVER_IN(t), roles, SHAPE_(__VA_ARGS__))
+#define PART_AS(type, name, t, roles, ...) \
+    call_arg_as(c, name, TENSOR_IN(t), OVER_IN(t), roles, type, SHAPE_(__VA_ARGS__))
 
 /* ---- ops ---- */
 #define CALL_FIELD(type, name, ...) type name;

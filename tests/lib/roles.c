@@ -45,12 +45,17 @@ static void see_tensor(int op, int at, Tensor t) {
         alike = (int)t.dtype;
     }
 }
+static void see_into(int op, int at, Into x) { see_tensor(op, at, x.t); }
 static void see_present(int op, int at, Tensor t) {
     if (present(t)) see_tensor(op, at, t);
 }
 static void see_kv(int op, int at, const Kv *kv) { see_present(op, at, kv->k), see_present(op, at, kv->v); }
 static void see_recur(int op, int at, const Recur *x) {
     see_present(op, at, x->q), see_present(op, at, x->k), see_present(op, at, x->v), see_present(op, at, x->e);
+}
+static void see_kv_into(int op, int at, const KvInto *x) { see_kv(op, at, &x->kv); }
+static void see_recur_into(int op, int at, const RecurInto *x) {
+    see_present(op, at, x->q.t), see_present(op, at, x->k.t), see_present(op, at, x->v.t), see_present(op, at, x->e.t);
 }
 static void see_recur_itself(int op, int at, Recur x) { see_recur(op, at, &x); }
 static void see_projection(int op, int at, const Projection *p) {
@@ -59,7 +64,10 @@ static void see_projection(int op, int at, const Projection *p) {
 static void see_nothing(int op, int at, ...) { (void)op, (void)at; }
 #define SEE(type, name, ...) \
     _Generic((name), Tensor                                                              \
-             : see_tensor, Kv *                                                          \
+             : see_tensor, Into                                                          \
+             : see_into, const KvInto *                                                  \
+             : see_kv_into, const RecurInto *                                            \
+             : see_recur_into, Kv *                                                      \
              : see_kv, const Kv *                                                        \
              : see_kv, Recur                                                             \
              : see_recur_itself, const Recur *                                           \

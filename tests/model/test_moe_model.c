@@ -286,15 +286,15 @@ static void other_rows(Run *r, Tensor y, Tensor x, const int *row) {
     own->spread(r, y, x, next);
     free(next);
 }
-static void nothing_back(Run *r, Tensor y, Tensor x, const int *place, int k) {
-    if (y.dtype == BF16)
+static void nothing_back(Run *r, Into y, Tensor x, const int *place, int k) {
+    if (y.t.dtype == BF16)
         begin_sum(r, y);
     else
         own->collect(r, y, x, place, k);
 }
-static void no_factor(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up, Tensor s) {
+static void no_factor(Run *r, Into dgate, Into dup, Into ds, Tensor dy, Tensor gate, Tensor up, Tensor s) {
     own->swiglu_rows_backward(r, dgate, dup, ds, dy, gate, up, s);
-    if (dup.dtype == BF16) own->zero(r, dup);
+    if (dup.t.dtype == BF16) own->zero(r, dup.t);
 }
 static void plant_spread(Ops *o) { o->spread = other_rows; }
 static void plant_collect(Ops *o) { o->collect = nothing_back; }

@@ -65,9 +65,9 @@ void case_linear_many_backward(Rig *g, int N, int d) {
     for (int j = 0; j < MANY; j++) {
         alone[j] = (Projection){t.d[j].y, present(t.d[j].w) ? tensor_copy(g, t.d[j].w) : ABSENT,
                                 present(t.d[j].bias) ? tensor_copy(g, t.d[j].bias) : ABSENT};
-        OP(g, linear_backward, dx, alone[j].w, alone[j].bias, alone[j].y, t.x, t.p[j].w);
+        OP(g, linear_backward, add_to(dx), alone[j].w, alone[j].bias, alone[j].y, t.x, t.p[j].w);
     }
-    OP(g, linear_many_backward, t.dx, MANY, t.d, t.x, t.p);
+    OP(g, linear_many_backward, add_to(t.dx), MANY, t.d, t.x, t.p);
     same(g, "dx", t.dx, dx);
     for (int j = 0; j < MANY; j++) same(g, "dw", t.d[j].w, alone[j].w), same(g, "dbias", t.d[j].bias, alone[j].bias);
 }

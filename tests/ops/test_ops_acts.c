@@ -30,18 +30,18 @@ static void product_case(Desk *d, Size s) {
     bf16_of_tensor(d, dy2);
     const Projection back[] = {{dy, rdw, rdb}, {dy2, rdw2, ABSENT}}, bf16_back[] = {{hdy, dw, db}, {dy2, dw2, ABSENT}},
                      of[] = {{.w = w}, {.w = w2}};
-    REF(d, linear_many_backward, dx.real, 2, back, x, of);
+    REF(d, linear_many_backward, add_to(dx.real), 2, back, x, of);
     rig_measure(g);
-    g->run.ops->linear_many_backward(&g->run, dx.bf16, 2, bf16_back, hx, of);
+    g->run.ops->linear_many_backward(&g->run, sum_into(dx), 2, bf16_back, hx, of);
     rig_place(g);
-    g->run.ops->linear_many_backward(&g->run, dx.bf16, 2, bf16_back, hx, of);
+    g->run.ops->linear_many_backward(&g->run, sum_into(dx), 2, bf16_back, hx, of);
     rig_done(g);
     right(d, "dx", dx.bf16, dx.real), right(d, "dw", dw, rdw), right(d, "dw of f32", dw2, rdw2),
         right(d, "dbias", db, rdb);
-    REF(d, linear_backward, one, ABSENT, ABSENT, dy, x, w);
+    REF(d, linear_backward, add_to(one), ABSENT, ABSENT, dy, x, w);
     wrong("a gradient of one alone", dx.bf16, one);
-    Tensor alone = as_overwritten(bf16_empty(d, x));
-    BF16_OF(d, linear_backward, alone, ABSENT, ABSENT, hdy, hx, w);
+    Tensor alone = bf16_empty(d, x);
+    BF16_OF(d, linear_backward, ((Into){alone, true}), ABSENT, ABSENT, hdy, hx, w);
     right(d, "dx of one alone", alone, one);
     wrong("a gradient that is not there", dw, sum);
 }
@@ -71,12 +71,12 @@ static void many_case(Desk *d, Size s) {
     }
     Sum dx = sum_make(d, x, "dx", overwrite);
     if (!overwrite) before = tensor_copy(g, dx.real);
-    REF(d, linear_many_backward, before, MANY - 1, back, x, of);
-    REF(d, linear_many_backward, dx.real, MANY, back, x, of);
+    REF(d, linear_many_backward, add_to(before), MANY - 1, back, x, of);
+    REF(d, linear_many_backward, add_to(dx.real), MANY, back, x, of);
     rig_measure(g);
-    g->run.ops->linear_many_backward(&g->run, dx.bf16, MANY, bf16_back, hx, of);
+    g->run.ops->linear_many_backward(&g->run, sum_into(dx), MANY, bf16_back, hx, of);
     rig_place(g);
-    g->run.ops->linear_many_backward(&g->run, dx.bf16, MANY, bf16_back, hx, of);
+    g->run.ops->linear_many_backward(&g->run, sum_into(dx), MANY, bf16_back, hx, of);
     rig_done(g);
     right(d, "dx of many", dx.bf16, dx.real);
     wrong("one of many missed", dx.bf16, before);
@@ -95,12 +95,12 @@ static void loss_case(Desk *d, Size s) {
            rnll = EMPTY(g, "nll", N), dw = EMPTY(g, "dw", V, I), rdw = zeros(d, w), rdx = zeros(d, x);
     memset(dw.p, 0, tensor_bytes(dw));
     bf16_of_tensor(d, w);
-    Tensor hx = bf16_of_tensor(d, x), dx = as_overwritten(bf16_empty(d, x));
-    REF(d, linear_xent, rnll, NULL, rdx, rdw, x, w, LOGITS_PLAIN, tgt, R(G));
-    BF16_OF(d, linear_xent, nll, NULL, dx, dw, hx, w, LOGITS_PLAIN, tgt, R(G));
+    Tensor hx = bf16_of_tensor(d, x), dx = bf16_empty(d, x);
+    REF(d, linear_xent, rnll, NULL, add_to(rdx), rdw, x, w, LOGITS_PLAIN, tgt, R(G));
+    BF16_OF(d, linear_xent, nll, NULL, overwrite(dx), dw, hx, w, LOGITS_PLAIN, tgt, R(G));
     right(d, "nll", nll, rnll), right(d, "dx", dx, rdx), right(d, "dw", dw, rdw);
     tgt[3] = 7;
-    REF(d, linear_xent, rnll, NULL, zeros(d, x), zeros(d, w), x, w, LOGITS_PLAIN, tgt, R(G));
+    REF(d, linear_xent, rnll, NULL, add_to(zeros(d, x)), zeros(d, w), x, w, LOGITS_PLAIN, tgt, R(G));
     wrong("another target", tensor_part(nll, 3, 1), tensor_part(rnll, 3, 1));
     /* And from a teacher: rows in f32, products of them rounded. */
     const Distill c = {0.5, 0.3, 0.2, 1.5, LOGITS_PLAIN, LOGITS_PLAIN};
@@ -146,8 +146,8 @@ static void norm_case(Desk *d, Size s) {
     else
         dx.bf16 = tensor_copy(g, dx.real);
     Tensor before = tensor_copy(g, dx.real);
-    REF(d, rmsnorm_backward, dx.real, rdw, dy, x, w, rrstd);
-    BF16_OF(d, rmsnorm_backward, dx.bf16, dw, hdy, hx, w, rstd);
+    REF(d, rmsnorm_backward, add_to(dx.real), rdw, dy, x, w, rrstd);
+    BF16_OF(d, rmsnorm_backward, sum_into(dx), dw, hdy, hx, w, rstd);
     if (dx.bf16.dtype == REAL) /* what was there before is measured, too, unless it is taken off */
         for (int i = 0; i < N * width; i++) R(dx.bf16)[i] -= R(before)[i], R(dx.real)[i] -= R(before)[i];
     right(d, "dx", dx.bf16, dx.real), right(d, "dw", dw, rdw);
@@ -179,7 +179,6 @@ static void rotation_case(Desk *d, Size s) {
     Rope p = {.at = 2, .n = D - 4, .interleaved = s.how % 2, .factor = 1.25};
     for (int i = 0; i < p.n / 2; i++) p.f[i] = pow(0.5, i);
     Tensor x = RANDOM(&d->g, "x", s.N, heads, D), h = bf16_of_tensor(d, x), back = tensor_copy(&d->g, x);
-    h.overwrite = true; /* a gradient is turned where it lies: its numbers are there */
     REF(d, rope, x, &p, d->ref.in, sign);
     BF16_OF(d, rope, h, &p, d->g.run.in, sign);
     exact(d, "rope", h, x);
@@ -232,11 +231,11 @@ static void norm_rotation_case(Desk *d, Size s) {
                   "%s: %g of all numbers are not the nearest, %g of those rounded twice", g->table, beside(hy, y),
                   beside(twice, y));
     Sum dx = sum_make(d, x, "dx", overwrite);
-    REF(d, rmsnorm_rope_backward, dx.real, rdw, dy, x, w, want, &p, d->ref.in);
-    BF16_OF(d, rmsnorm_rope_backward, dx.bf16, dw, hdy, hx, w, rstd, &p, g->run.in);
+    REF(d, rmsnorm_rope_backward, add_to(dx.real), rdw, dy, x, w, want, &p, d->ref.in);
+    BF16_OF(d, rmsnorm_rope_backward, sum_into(dx), dw, hdy, hx, w, rstd, &p, g->run.in);
     right(d, "dx", dx.bf16, dx.real), right(d, "dw", dw, rdw);
     cr_assert(!memcmp(hdy.p, kept.p, tensor_bytes(kept)), "%s: dy was changed", g->table);
-    REF(d, rmsnorm_backward, other, rdw, dy, x, w, want);
+    REF(d, rmsnorm_backward, add_to(other), rdw, dy, x, w, want);
     if (s.N > 1) wrong("a gradient not turned back", dx.bf16, other), wrong("its gains", dw, rdw);
 }
 Test(acts, norm_and_rotation) {
@@ -271,8 +270,8 @@ static void activations_case(Desk *d, Size s) {
     wrong("gate for up", hy, y);
     Sum a = sum_make(d, up, "dgate", overwrite), b = sum_make(d, up, "dup", overwrite);
     REF(d, swiglu, y, gate, up);
-    REF(d, swiglu_backward, ABSENT, a.real, b.real, dy, gate, up);
-    BF16_OF(d, swiglu_backward, hy, a.bf16, b.bf16, hdy, hgate, hup);
+    REF(d, swiglu_backward, ABSENT, add_to(a.real), add_to(b.real), dy, gate, up);
+    BF16_OF(d, swiglu_backward, hy, sum_into(a), sum_into(b), hdy, hgate, hup);
     exact(d, "act", hy, y);
     exact(d, "dgate", a.bf16, a.real), exact(d, "dup", b.bf16, b.real);
     wrong("dup for dgate", a.bf16, b.real);
@@ -283,17 +282,17 @@ static void activations_case(Desk *d, Size s) {
         BF16_OF(d, gelu, hy, hup, tanh);
         exact(d, "gelu", hy, y);
         wrong("no gelu", hy, up);
-        REF(d, gelu_backward, c.real, dy, up, tanh);
-        BF16_OF(d, gelu_backward, c.bf16, hdy, hup, tanh);
+        REF(d, gelu_backward, add_to(c.real), dy, up, tanh);
+        BF16_OF(d, gelu_backward, sum_into(c), hdy, hup, tanh);
         exact(d, "dx", c.bf16, c.real);
-        REF(d, gelu_backward, other, dy, dy, tanh);
+        REF(d, gelu_backward, add_to(other), dy, dy, tanh);
         wrong("a slope elsewhere", c.bf16, other);
         Sum m = sum_make(d, up, "dgate", overwrite), n = sum_make(d, up, "dup", overwrite);
         REF(d, geglu, y, gate, up, tanh);
         BF16_OF(d, geglu, hy, hgate, hup, tanh);
         exact(d, "geglu", hy, y);
-        REF(d, geglu_backward, ABSENT, m.real, n.real, dy, gate, up, tanh);
-        BF16_OF(d, geglu_backward, hy, m.bf16, n.bf16, hdy, hgate, hup, tanh);
+        REF(d, geglu_backward, ABSENT, add_to(m.real), add_to(n.real), dy, gate, up, tanh);
+        BF16_OF(d, geglu_backward, hy, sum_into(m), sum_into(n), hdy, hgate, hup, tanh);
         exact(d, "geglu made again", hy, y);
         exact(d, "dgate of geglu", m.bf16, m.real), exact(d, "dup of geglu", n.bf16, n.real);
         wrong("dup for dgate", m.bf16, n.real);
@@ -336,7 +335,7 @@ static void sums_case(Desk *d, Size s) {
     BF16_OF(d, gather, h, hx, d->g.run.in, d->g.run.in);
     cr_assert(!memcmp(h.p, hx.p, tensor_bytes(h)));
     memset(h.p, 0xFF, tensor_bytes(h));
-    CALL(&d->g, begin_sum(&d->g.run, as_overwritten(h)));
+    CALL(&d->g, begin_sum(&d->g.run, overwrite(h)));
     for (int i = 0; i < N * width; i++) cr_assert(((uint16_t *)h.p)[i] == 0, "number %d is not cleared", i);
 }
 Test(acts, sums_copies_rows) {
@@ -389,16 +388,15 @@ static void columns_case(Desk *d, Size s) {
             Tensor dy = RANDOM(g, "dy", N * k, n + 24), hdy = bf16_of_tensor(d, dy), dx = RANDOM(g, "dx", N, n + 16),
                    hdx = bf16_of_tensor(d, dx), real = tensor_copy(g, dx), added = tensor_copy(g, dx);
             Tensor sum = x_bf16 ? hdx : real;
-            REF(d, columns_backward, added, from, dy, to, n);
+            REF(d, columns_backward, add_to(added), from, dy, to, n);
             for (int i = 0; i < N && overwrite; i++)
                 for (int c = from; c < from + n; c++) {
                     size_t at = (size_t)i * (size_t)(n + 16) + (size_t)c;
                     R(dx)[at] = 0;
                     memset((char *)sum.p + at * dtype_size(sum.dtype), 0xFF, dtype_size(sum.dtype));
                 }
-            sum.overwrite = overwrite;
-            REF(d, columns_backward, dx, from, dy, to, n);
-            BF16_OF(d, columns_backward, sum, from, y_bf16 ? hdy : dy, to, n);
+            REF(d, columns_backward, add_to(dx), from, dy, to, n);
+            BF16_OF(d, columns_backward, ((Into){sum, overwrite}), from, y_bf16 ? hdy : dy, to, n);
             nearest(d, overwrite ? "overwrite columns" : "columns added to", sum, dx);
             if (overwrite) wrong("what was there", sum, added);
             for (int i = 0; i < N; i++) /* of every row the last of three */

@@ -53,10 +53,10 @@ static void groups_case(Desk *d, Size s) {
         dw32[e] = tensor_copy(g, dw[e]), want[e] = tensor_copy(g, dw[e]), none[e] = tensor_copy(g, dw[e]);
     }
     Tensor before = tensor_copy(g, dx.real), wrong_dx = tensor_copy(g, dx.real);
-    REF(d, linear_groups_backward, wrong_dx, NULL, dy, x, all, t.next);
-    REF(d, linear_groups_backward, dx.real, want, dy, x, all, t.w);
-    OP_WITHIN(g, linear_groups_backward, dx32, dw32, dy, x, all, t.w);
-    OP_WITHIN(g, linear_groups_backward, dx.bf16, dw, hdy, hx, all, t.w);
+    REF(d, linear_groups_backward, add_to(wrong_dx), NULL, dy, x, all, t.next);
+    REF(d, linear_groups_backward, add_to(dx.real), want, dy, x, all, t.w);
+    OP_WITHIN(g, linear_groups_backward, add_to(dx32), dw32, dy, x, all, t.w);
+    OP_WITHIN(g, linear_groups_backward, sum_into(dx), dw, hdy, hx, all, t.w);
     right(d, "dx of groups", dx.bf16, dx.real);
     if (rounds) exact(d, "dx of groups beside f32", dx.bf16, dx32);
     wrong("the next group's matrix in dx", dx.bf16, wrong_dx);
@@ -67,9 +67,9 @@ static void groups_case(Desk *d, Size s) {
         if (in_group[e]) wrong("dw that gains nothing", dw[e], none[e]);
     }
     Sum alone = sum_make(d, x, "dx", overwrite); /* one without the other */
-    OP_WITHIN(g, linear_groups_backward, alone.bf16, NULL, hdy, hx, all, t.w);
+    OP_WITHIN(g, linear_groups_backward, sum_into(alone), NULL, hdy, hx, all, t.w);
     cr_assert(!memcmp(alone.bf16.p, dx.bf16.p, tensor_bytes(dx.bf16)), "%s: dx alone is another", g->table);
-    OP_WITHIN(g, linear_groups_backward, ABSENT, none, hdy, hx, all, t.w);
+    OP_WITHIN(g, linear_groups_backward, NOWHERE, none, hdy, hx, all, t.w);
     for (int e = 0; e < GROUPS; e++)
         cr_assert(!memcmp(none[e].p, dw[e].p, tensor_bytes(dw[e])), "%s: dw alone is another", g->table);
 }
@@ -152,12 +152,12 @@ static void collect_case(Desk *d, Size s) {
         const bool overwrite = how / 4;
         Tensor in = how % 2 ? x : f, y = tensor_copy(g, overwrite ? zero : start), other = tensor_copy(g, y), to;
         if (overwrite)
-            to = as_overwritten(how / 2 % 2 ? bf16_empty(d, y) : empty(d, y));
+            to = how / 2 % 2 ? bf16_empty(d, y) : empty(d, y);
         else
             to = how / 2 % 2 ? bf16_of_tensor(d, y) : tensor_copy(g, y);
-        REF(d, collect, other, in, less, k - 1);
-        REF(d, collect, y, in, place, k);
-        BF16_OF(d, collect, to, how % 2 ? hx : f, place, k);
+        REF(d, collect, add_to(other), in, less, k - 1);
+        REF(d, collect, add_to(y), in, place, k);
+        BF16_OF(d, collect, ((Into){to, overwrite}), how % 2 ? hx : f, place, k);
         nearest(d, overwrite ? "a fresh collect" : "collect", to, y);
         if (!overwrite || k > 1) wrong("a row that is missing", to, other);
         arena_release(&g->mem, mark);
@@ -194,13 +194,10 @@ static void gates_case(Desk *d, Size size) {
     Sum a = sum_make(d, up, "dgate", overwrite), b = sum_make(d, up, "dup", overwrite),
         c = sum_make(d, up, "dgate", overwrite);
     Tensor ds = RANDOM(g, "ds", M), was = tensor_copy(g, ds), want = tensor_copy(g, ds), none = tensor_copy(g, ds);
-    if (overwrite) {
-        memset(want.p, 0, tensor_bytes(want)), memset(ds.p, 0xFF, tensor_bytes(ds));
-        ds.overwrite = true;
-    }
-    REF(d, swiglu_rows_backward, a.real, b.real, want, dy, gate, up, s);
-    REF(d, swiglu_rows_backward, c.real, y, none, dy, gate, up, ones);
-    BF16_OF(d, swiglu_rows_backward, a.bf16, b.bf16, ds, hdy, hgate, hup, s);
+    if (overwrite) { memset(want.p, 0, tensor_bytes(want)), memset(ds.p, 0xFF, tensor_bytes(ds)); }
+    REF(d, swiglu_rows_backward, add_to(a.real), add_to(b.real), add_to(want), dy, gate, up, s);
+    REF(d, swiglu_rows_backward, add_to(c.real), add_to(y), add_to(none), dy, gate, up, ones);
+    BF16_OF(d, swiglu_rows_backward, sum_into(a), sum_into(b), ((Into){ds, overwrite}), hdy, hgate, hup, s);
     exact(d, "dgate of rows", a.bf16, a.real), exact(d, "dup of rows", b.bf16, b.real);
     exact(d, "ds", ds, want);
     wrong("dup for dgate", a.bf16, b.real), wrong("a row's factor in dgate", a.bf16, c.real);

@@ -51,16 +51,16 @@ static void conv_case(Desk *d, Size s) {
     Tensor dw = W ? RANDOM(g, "dw", C, 1, W) : ABSENT, rdw = W ? tensor_copy(g, dw) : ABSENT, before = planted(d, dx),
            db = biased ? RANDOM(g, "dbias", C) : ABSENT, rdb = biased ? tensor_copy(g, db) : ABSENT,
            other = planted(d, dx);
-    REF(d, short_conv_backward, dx.real, rdw, rdb, dy, x, w, bias, silu);
-    BF16_OF(d, short_conv_backward, dx.bf16, dw, db, hdy, hx, w, bias, silu);
+    REF(d, short_conv_backward, add_to(dx.real), rdw, rdb, dy, x, w, bias, silu);
+    BF16_OF(d, short_conv_backward, sum_into(dx), dw, db, hdy, hx, w, bias, silu);
     exact(d, "dx", dx.bf16, dx.real);
     if (W) right(d, "dw", dw, rdw);
     if (biased) right(d, "dbias", db, rdb);
     if (N > 1) wrong("no gradient", dx.bf16, before);
-    REF(d, short_conv_backward, other, ABSENT, ABSENT, dy, x, w, bias, !silu);
+    REF(d, short_conv_backward, add_to(other), ABSENT, ABSENT, dy, x, w, bias, !silu);
     if (N > 1) wrong("another slope", dx.bf16, other);
     Sum alone = sum_make(d, x, "dx", overwrite); /* where weights learn nothing */
-    BF16_OF(d, short_conv_backward, alone.bf16, ABSENT, ABSENT, hdy, hx, w, bias, silu);
+    BF16_OF(d, short_conv_backward, sum_into(alone), ABSENT, ABSENT, hdy, hx, w, bias, silu);
     cr_assert(!memcmp(alone.bf16.p, dx.bf16.p, tensor_bytes(dx.bf16)), "dx hangs on who else is asked");
     free(p.pos);
 }
@@ -92,11 +92,11 @@ static void l2norm_case(Desk *d, Size s) {
     wrong("another eps", hy, y);
     Sum dx = sum_make(d, x, "dx", s.how);
     Tensor other = planted(d, dx), before = planted(d, dx);
-    REF(d, l2norm_backward, dx.real, dy, x, 1e-6);
-    BF16_OF(d, l2norm_backward, dx.bf16, hdy, hx, 1e-6);
+    REF(d, l2norm_backward, add_to(dx.real), dy, x, 1e-6);
+    BF16_OF(d, l2norm_backward, sum_into(dx), hdy, hx, 1e-6);
     if (s.how) {
         right(d, "overwrite dx", dx.bf16, dx.real);
-        REF(d, l2norm_backward, other, dy, x, D);
+        REF(d, l2norm_backward, add_to(other), dy, x, D);
         wrong("the slope of another eps", dx.bf16, other);
         return;
     }
@@ -129,22 +129,22 @@ static void decay_case(Desk *d, Size s) {
     Tensor dA = rated ? RANDOM(g, "dA", H) : ABSENT, rdA = rated ? tensor_copy(g, dA) : ABSENT,
            db = biased ? RANDOM(g, "db", H, D) : ABSENT, rdb = biased ? tensor_copy(g, db) : ABSENT,
            other = planted(d, dz), none = EMPTY(g, "dA", H);
-    REF(d, decay_backward, dz.real, rdA, rdb, dg, z, A, bias, gate);
-    BF16_OF(d, decay_backward, dz.bf16, dA, db, dg, hz, A, bias, gate);
+    REF(d, decay_backward, add_to(dz.real), rdA, rdb, dg, z, A, bias, gate);
+    BF16_OF(d, decay_backward, sum_into(dz), dA, db, dg, hz, A, bias, gate);
     exact(d, "dz", dz.bf16, dz.real);
     if (rated) right(d, "dA", dA, rdA);
     if (biased) right(d, "dbias", db, rdb);
     if (rated) { /* where z is no gradient's */
         memset(none.p, 0, tensor_bytes(none)), memset(rdA.p, 0, tensor_bytes(rdA));
-        REF(d, decay_backward, ABSENT, rdA, ABSENT, dg, z, A, bias, gate);
-        BF16_OF(d, decay_backward, ABSENT, none, ABSENT, dg, hz, A, bias, gate);
+        REF(d, decay_backward, NOWHERE, rdA, ABSENT, dg, z, A, bias, gate);
+        BF16_OF(d, decay_backward, NOWHERE, none, ABSENT, dg, hz, A, bias, gate);
         right(d, "dA alone", none, rdA);
     }
     shift(z);
     REF(d, decay, y, z, A, bias, gate);
     if (N > 1) wrong("a neighbour's decay", got, y);
     shift(dg);
-    REF(d, decay_backward, other, ABSENT, ABSENT, dg, z, A, bias, gate);
+    REF(d, decay_backward, add_to(other), ABSENT, ABSENT, dg, z, A, bias, gate);
     if (N > 1 && (overwrite || gate.kind != GATE_LOGSIGMOID)) wrong("a neighbour's gradient", dz.bf16, other);
 }
 Test(acts, decay) {
@@ -176,15 +176,15 @@ static void gated_norm_case(Desk *d, Size s) {
     Sum dx = sum_make(d, x, "dx", overwrite), dz = sum_make(d, z, "dz", overwrite);
     Tensor dw = gains ? rig_random(empty(d, w), "dw") : ABSENT, rdw = gains ? tensor_copy(g, dw) : ABSENT,
            other = planted(d, dx), no_dz = planted(d, dz);
-    REF(d, gated_norm_backward, dx.real, dz.real, rdw, dy, x, z, w, n);
-    BF16_OF(d, gated_norm_backward, dx.bf16, dz.bf16, dw, hdy, hx, hz, w, n);
+    REF(d, gated_norm_backward, add_to(dx.real), add_to(dz.real), rdw, dy, x, z, w, n);
+    BF16_OF(d, gated_norm_backward, sum_into(dx), sum_into(dz), dw, hdy, hx, hz, w, n);
     right(d, "dx", dx.bf16, dx.real), right(d, "dz", dz.bf16, dz.real);
     if (gains) right(d, "dw", dw, rdw);
-    REF(d, gated_norm_backward, other, no_dz, ABSENT, dy, x, z, w, not );
+    REF(d, gated_norm_backward, add_to(other), add_to(no_dz), ABSENT, dy, x, z, w, not );
     if (N > 1) wrong("the slope of another gate", dx.bf16, other), wrong("that of its z", dz.bf16, no_dz);
     Sum one = sum_make(d, x, "dx", overwrite), two = sum_make(d, z, "dz", overwrite);
-    BF16_OF(d, gated_norm_backward, one.bf16, ABSENT, ABSENT, hdy, hx, hz, w, n);
-    BF16_OF(d, gated_norm_backward, ABSENT, two.bf16, ABSENT, hdy, hx, hz, w, n);
+    BF16_OF(d, gated_norm_backward, sum_into(one), NOWHERE, ABSENT, hdy, hx, hz, w, n);
+    BF16_OF(d, gated_norm_backward, NOWHERE, sum_into(two), ABSENT, hdy, hx, hz, w, n);
     cr_assert(!memcmp(one.bf16.p, dx.bf16.p, tensor_bytes(dx.bf16)), "dx hangs on who else is asked");
     cr_assert(!memcmp(two.bf16.p, dz.bf16.p, tensor_bytes(dz.bf16)), "dz hangs on who else is asked");
 }
@@ -218,10 +218,10 @@ static void linear_case(Desk *d, Size s) {
     exact(d, "elu1", hy, y);
     wrong("no elu1", hy, x);
     tensor_read(hy, 0, tensor_count(y), R(y)); /* the way back reads it as it is stored */
-    REF(d, elu1_backward, a.real, dy, y);
-    BF16_OF(d, elu1_backward, a.bf16, hdy, hy);
+    REF(d, elu1_backward, add_to(a.real), dy, y);
+    BF16_OF(d, elu1_backward, sum_into(a), hdy, hy);
     exact(d, "dx of elu1", a.bf16, a.real);
-    REF(d, elu1_backward, no_a, dy, x);
+    REF(d, elu1_backward, add_to(no_a), dy, x);
     wrong("a slope by x", a.bf16, no_a);
 
     REF(d, append_ones, wy, x);
@@ -230,24 +230,24 @@ static void linear_case(Desk *d, Size s) {
     for (int i = V; i < N * H * (V + 1); i += V + 1) cr_assert(R(wy)[i] == 1);
     shift(wy);
     wrong("groups one number off", hwy, wy);
-    REF(d, append_ones_backward, b.real, dwide);
-    BF16_OF(d, append_ones_backward, b.bf16, hdwide);
+    REF(d, append_ones_backward, add_to(b.real), dwide);
+    BF16_OF(d, append_ones_backward, sum_into(b), hdwide);
     exact(d, "dx of append_ones", b.bf16, b.real);
     shift(dwide);
-    REF(d, append_ones_backward, no_b, dwide);
+    REF(d, append_ones_backward, add_to(no_b), dwide);
     wrong("gradients one number off", b.bf16, no_b);
 
     REF(d, divide_by_last, y, wide, 0.01);
     BF16_OF(d, divide_by_last, hy, hwide, 0.01);
     exact(d, "divide_by_last", hy, y);
     tensor_read(hy, 0, tensor_count(y), R(y));
-    REF(d, divide_by_last_backward, c.real, dy, y, wide, 0.01);
-    BF16_OF(d, divide_by_last_backward, c.bf16, hdy, hy, hwide, 0.01);
+    REF(d, divide_by_last_backward, add_to(c.real), dy, y, wide, 0.01);
+    BF16_OF(d, divide_by_last_backward, sum_into(c), hdy, hy, hwide, 0.01);
     right(d, "dx of divide_by_last", c.bf16, c.real);
     by_last = tensor_copy(g, c.real);
     for (int i = V; i < N * H * (V + 1); i += V + 1) R(by_last)[i] = R(no_c)[i];
     wrong("nothing by the divisor", c.bf16, by_last);
-    REF(d, divide_by_last_backward, no_c, dy, y, wide, 1);
+    REF(d, divide_by_last_backward, add_to(no_c), dy, y, wide, 1);
     wrong("a slope of another eps", c.bf16, no_c);
     REF(d, divide_by_last, y, wide, 1);
     wrong("another eps", hy, y);
@@ -274,18 +274,18 @@ static void mamba_case(Desk *d, Size s) {
     Sum a = sum_make(d, x, "by step", overwrite), b = sum_make(d, x, "by skip", overwrite);
     Tensor no_a = planted(d, a), no_b = planted(d, b);
     for (int h = 0; h < H; h++) R(w)[h] += 2, R(bias)[h] += 1;
-    if (overwrite) memset(rdz.p, 0, tensor_bytes(rdz)), memset(dz.p, 0xFF, tensor_bytes(dz)), dz.overwrite = true;
+    if (overwrite) memset(rdz.p, 0, tensor_bytes(rdz)), memset(dz.p, 0xFF, tensor_bytes(dz));
     REF(d, step, y, x, z, bias);
     BF16_OF(d, step, hy, hx, z, bias);
     exact(d, "step", hy, y);
-    REF(d, step_backward, a.real, rdz, rdb, dy, x, z, bias);
-    BF16_OF(d, step_backward, a.bf16, dz, db, hdy, hx, z, bias);
+    REF(d, step_backward, add_to(a.real), add_to(rdz), rdb, dy, x, z, bias);
+    BF16_OF(d, step_backward, sum_into(a), ((Into){dz, overwrite}), db, hdy, hx, z, bias);
     exact(d, "dx of step", a.bf16, a.real);
     right(d, "dz", dz, rdz), right(d, "dbias", db, rdb);
     for (int i = 0; i < N * H; i++) R(z)[i] += 1;
     REF(d, step, y, x, z, bias);
     wrong("another step", hy, y);
-    REF(d, step_backward, no_a, rdz, rdb, dy, x, z, bias);
+    REF(d, step_backward, add_to(no_a), add_to(rdz), rdb, dy, x, z, bias);
     wrong("the slope of another step", a.bf16, no_a), wrong("the gradient of another step", dz, rdz);
 
     Tensor sum = RANDOM(g, "y", N, H, P), hsum = bf16_of_tensor(d, sum), before = tensor_copy(g, sum);
@@ -293,8 +293,8 @@ static void mamba_case(Desk *d, Size s) {
     BF16_OF(d, skip, hsum, hx, w);
     exact(d, "skip", hsum, sum);
     wrong("no skip", hsum, before);
-    REF(d, skip_backward, b.real, rdw, dy, x, w);
-    BF16_OF(d, skip_backward, b.bf16, dw, hdy, hx, w);
+    REF(d, skip_backward, add_to(b.real), rdw, dy, x, w);
+    BF16_OF(d, skip_backward, sum_into(b), dw, hdy, hx, w);
     exact(d, "dx of skip", b.bf16, b.real);
     right(d, "dw", dw, rdw);
     wrong("no gradient", b.bf16, no_b);
@@ -376,10 +376,11 @@ static void recur_acts_case(Desk *d, Size s) {
            dg = G ? rig_random(empty(d, x.g), "dg") : ABSENT, rdg = G ? tensor_copy(g, dg) : ABSENT,
            dbeta = delta ? rig_random(empty(d, x.beta), "dbeta") : ABSENT,
            rdbeta = delta ? tensor_copy(g, dbeta) : ABSENT;
-    const Recur want = {q.real, k.real, v.real, rdg, rdbeta, e.real}, got = {q.bf16, k.bf16, v.bf16, dg, dbeta, e.bf16},
+    const Recur want = {q.real, k.real, v.real, rdg, rdbeta, e.real},
                 other = {.q = other_q, .k = other_k, .v = other_v};
+    const RecurInto got = {sum_into(q), sum_into(k), sum_into(v), add_to(dg), add_to(dbeta), sum_into(e)};
     const RecurEnds ends = {start, dstart, dend}, rends = {start, rdstart, dend};
-    REF(d, recur_backward, &want, dout, x, c->scale, rkeep, history ? &rends : NULL);
+    REF(d, recur_backward, (RecurInto[]){recur_add_to(want)}, dout, x, c->scale, rkeep, history ? &rends : NULL);
     BF16_OF(d, recur_backward, &got, hdout, hx, c->scale, keep, history ? &ends : NULL);
     recurred(d, "dq", q.bf16, q.real), recurred(d, "dk", k.bf16, k.real), recurred(d, "dv", v.bf16, v.real);
     if (G) recurred(d, "dg", dg, rdg);
@@ -393,7 +394,7 @@ static void recur_acts_case(Desk *d, Size s) {
         memmove(R(y.v), R(y.v) + V, (tensor_count(y.v) - (size_t)V) * sizeof(real));
         REF(d, recur, o, ABSENT, y, c->scale, rstate, 0);
         wrong_within("keys and values of others", ho, o, recur_rms());
-        REF(d, recur_backward, &other, dout, y, c->scale, rkeep, history ? &rends : NULL);
+        REF(d, recur_backward, (RecurInto[]){recur_add_to(other)}, dout, y, c->scale, rkeep, history ? &rends : NULL);
         wrong_within("dq by others", q.bf16, other_q, recur_rms());
         wrong_within("dk by others", k.bf16, other_k, recur_rms());
         wrong_within("dv by others", v.bf16, other_v, recur_rms());

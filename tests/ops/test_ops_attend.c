@@ -397,7 +397,7 @@ static void backward_of(Rig *g, int draw, const Widths *w, int noticed[FAULTS]) 
             Tensor dq = tensor_copy(g, t.dq);
             Kv dkv = {.s = p->s, .k = tensor_copy(g, t.dk), .v = tensor_copy(g, t.dv), .bias = tensor_copy(g, t.dbias)};
             rig_use(g, tables[k], threads);
-            OP(g, attend_backward, dq, &dkv, t.dout, t.q, &t.kv, p->spec, t.o, t.lse);
+            OP(g, attend_backward, add_to(dq), &(KvInto){dkv, false}, t.dout, t.q, &t.kv, p->spec, t.o, t.lse);
             CHECK_REF(g, "attend_backward", "dq", dq, want.dq);
             CHECK_REF(g, "attend_backward", "dk", dkv.k, want.dk);
             CHECK_REF(g, "attend_backward", "dv", dkv.v, want.dv);
@@ -527,7 +527,7 @@ static void rounded_backward(Rig *g, int draw, int noticed[FAULTS], double *wors
             }
             Kv dkv = {.s = p->s, .k = got[1], .v = got[2], .bias = got[3]};
             rig_use(g, tables[k], threads);
-            OP(g, attend_backward, got[0], &dkv, t.dout, t.q, &t.kv, p->spec, t.o, t.lse);
+            OP(g, attend_backward, add_to(got[0]), &(KvInto){dkv, false}, t.dout, t.q, &t.kv, p->spec, t.o, t.lse);
             const Ref *right[] = {want.dq, want.dk, want.dv, want.dbias};
             for (int x = 0; x < (p->s.evicts ? 4 : 3) && N; x++) {
                 double e = want.mixes || x == 2 ? rms_of(got[x], before[x], right[x]) : 0; /* of one key ds is 0 */
@@ -568,7 +568,7 @@ static Tensor rounded_of(Rig *g, Tensor t, bool overwrite) { /* overwrite: NaN *
     Tensor h = arena_tensor(&g->mem, "in bf16", BF16, t.rank, t.n);
     uint16_t *p = h.p;
     for (size_t i = 0; !overwrite && i < tensor_count(t); i++) p[i] = bf16_from((float)R(t)[i]);
-    return overwrite ? as_overwritten(h) : h;
+    return h;
 }
 static void same_rounded(const Rig *g, const char *what, int draw, Tensor got, Tensor want) {
     for (size_t i = 0; i < tensor_count(want); i++) {
@@ -587,7 +587,6 @@ static void in_memory(Rig *g, int draw) {
     Tensor q = rounded(RANDOM(g, "q", N, H, Dk)), dout = rounded(RANDOM(g, "dout", N, H, Dv)),
            hq = rounded_of(g, q, false), hdout = rounded_of(g, dout, false), o = EMPTY(g, "o", N, H, Dv),
            lse = EMPTY(g, "lse", N, H), ho = rounded_of(g, o, true), hlse = EMPTY(g, "lse", N, H);
-    ho.overwrite = false;
     rig_pass(g, p);
     OP(g, attend, o, lse, q, &kv, p->spec, false);
     OP(g, attend, ho, hlse, hq, &half, p->spec, false);
@@ -604,8 +603,9 @@ static void in_memory(Rig *g, int draw) {
         }
         Kv dkv = {.s = p->s, .k = d[1], .v = d[2], .bias = dbias},
            hdkv = {.s = p->s, .k = h[1], .v = h[2], .bias = hdbias};
-        OP(g, attend_backward, d[0], &dkv, dout, q, &kv, p->spec, o, lse);
-        OP(g, attend_backward, h[0], &hdkv, hdout, hq, &half, p->spec, ho, lse);
+        OP(g, attend_backward, add_to(d[0]), &(KvInto){dkv, false}, dout, q, &kv, p->spec, o, lse);
+        OP(g, attend_backward, ((Into){h[0], overwrite}), &((KvInto){hdkv, overwrite}), hdout, hq, &half, p->spec, ho,
+           lse);
         same_rounded(g, "dq", draw, h[0], d[0]), same_rounded(g, "dk", draw, h[1], d[1]);
         same_rounded(g, "dv", draw, h[2], d[2]);
         if (p->s.evicts) CHECK_BYTES("dbias", hdbias.p, dbias.p, tensor_bytes(dbias));

@@ -88,7 +88,7 @@ void case_linear_groups_backward(Rig *g, int N, int d) {
                     if (wants_w) ref_term(&c.want[e][o * d + i], t * R(x)[m * d + i]);
                 }
             }
-        OP(g, linear_groups_backward, wants_x ? dx : ABSENT, wants_w ? c.dw : NULL, dy, x, groups_of(&c), c.w);
+        OP(g, linear_groups_backward, add_to(wants_x ? dx : ABSENT), wants_w ? c.dw : NULL, dy, x, groups_of(&c), c.w);
         CHECK_REF(g, "linear_groups_backward", "dx", dx, rx);
         for (int e = 0; e < c.n; e++) {
             CHECK_REF(g, "linear_groups_backward", "dw", c.dw[e], c.want[e]);
@@ -175,7 +175,7 @@ static void rounded_case(Rig *g, int O, int I) {
         for (int k = 0; k < 2; k++) {
             if (k) rig_place(g);
             if (back)
-                g->run.ops->linear_groups_backward(&g->run, dx, dw, dy, x, all, w);
+                g->run.ops->linear_groups_backward(&g->run, add_to(dx), dw, dy, x, all, w);
             else
                 g->run.ops->linear_groups(&g->run, y, x, all, w);
         }

@@ -92,14 +92,14 @@ static void xent(Rig *g, int N, int d, int V, real scale, LogitMap map) {
     Xent untold = small ? xent_ref(x, w, map, tgt, R(G), dx, dw, 1) : (Xent){0},
          plain = small ? xent_ref(x, w, map, tgt, R(G), dx, dw, 2) : (Xent){0},
          flat = small ? xent_ref(x, w, map, tgt, R(G), dx, dw, 3) : (Xent){0};
-    OP(g, linear_xent, nll, hit, ABSENT, ABSENT, x, w, map, tgt, NULL);
+    OP(g, linear_xent, nll, hit, NOWHERE, ABSENT, x, w, map, tgt, NULL);
     CHECK_REF(g, "linear_xent", "nll alone", nll, want.nll);
     for (int i = 0; i < N; i++)
         cr_assert(top[i] < 0 ? tgt[i] >= 0 || !hit[i] : hit[i] == (tgt[i] == top[i]),
                   "%s row %d of %d: target %d, largest logit %d, hit %d", g->table, i, N, tgt[i], top[i], hit[i]);
     cr_assert_eq(hit[N], 0x55555555);
     memset(nll.p, 0xFF, tensor_bytes(nll));
-    OP(g, linear_xent, nll, NULL, dx, dw, x, w, map, tgt, R(G));
+    OP(g, linear_xent, nll, NULL, add_to(dx), dw, x, w, map, tgt, R(G));
     CHECK_REF(g, "linear_xent", "nll", nll, want.nll);
     CHECK_REF(g, "linear_xent", "dx", dx, want.dx);
     CHECK_REF(g, "linear_xent", "dw", dw, want.dw);
@@ -166,7 +166,7 @@ Test(ops, linear_xent_hits_ties_and_nan) {
         int tgt[N], hit[N];
         for (int v = 0; v < V; v++) R(w)[v] = v == 2 || v == 5 ? 1 : v == 6 ? -1 : 0;
         for (int i = 0; i < N; i++) tgt[i] = i % (V + 1) - 1, R(x)[i] = (real[]){1, -1, 0, (real)NAN}[i % 4];
-        OP(&g, linear_xent, nll, hit, ABSENT, ABSENT, x, w, LOGITS_PLAIN, tgt, NULL);
+        OP(&g, linear_xent, nll, hit, NOWHERE, ABSENT, x, w, LOGITS_PLAIN, tgt, NULL);
         for (int i = 0; i < N; i++) {
             int want = tgt[i] == (int[]){2, 6, 0, -2}[i % 4];
             cr_assert_eq(hit[i], want, "%s row %d: target %d, hit %d", tables[k].name, i, tgt[i], hit[i]);
@@ -178,7 +178,7 @@ Test(ops, linear_xent_refuses_a_target_outside, .signal = SIGABRT, .init = cr_re
     Rig g;
     rig_open(&g, (Table){"baseline", &ops_cpu_baseline}, 1, 1 << 16);
     Tensor x = RANDOM(&g, "x", 1, 4), w = RANDOM(&g, "w", 3, 4), nll = EMPTY(&g, "nll", 1);
-    OP(&g, linear_xent, nll, NULL, ABSENT, ABSENT, x, w, LOGITS_PLAIN, (int[]){3}, NULL);
+    OP(&g, linear_xent, nll, NULL, NOWHERE, ABSENT, x, w, LOGITS_PLAIN, (int[]){3}, NULL);
 }
 
 /* ---- norms ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ static void same(const Rig *g, const char *what, bool bf16, Tensor got, Tensor w
         cr_assert(R(got)[i] == R(want)[i] && R(want)[i] != 0, "%s, %s of %s: number %zu is %g instead of %g", g->table,
                   what, bf16 ? "rounded operands" : "f32", i, (double)R(got)[i], (double)R(want)[i]);
 }
+#define INTO(t) ((Into){t, over})
 static void all_ops(Rig *g, bool bf16) {
     enum { N = 70, I = 96, O = 64, P = 130, KINDS = 13 };
     Tensor x = RANDOM(g, "x", N, I), w[2] = {RANDOM(g, "w", O, I), RANDOM(g, "v", P, I)}, gain = RANDOM(g, "gain", I),
@@ -24,22 +25,21 @@ static void all_ops(Rig *g, bool bf16) {
     for (int i = 0; i < 2 * N; i++) place[i] = i * 3 % N;
     filled(dgain, 0);
     OP(g, rmsnorm, y, rstd, x, gain, 1e-5);
-    for (int overwrite = 0; overwrite < 2; overwrite++) {
-        Tensor *t = d[overwrite];
+    for (int over = 0; over < 2; over++) {
+        Tensor *t = d[over];
         for (int k = 0; k < KINDS; k++) {
-            t[k] = filled(k == 10 ? EMPTY(g, "gradient", N) : EMPTY(g, "gradient", N, I), overwrite ? (real)NAN : 0);
-            t[k].overwrite = overwrite;
+            t[k] = filled(k == 10 ? EMPTY(g, "gradient", N) : EMPTY(g, "gradient", N, I), over ? (real)NAN : 0);
         }
-        OP(g, linear_backward, t[0], ABSENT, ABSENT, dy[0], x, w[0]);
-        OP(g, linear_many_backward, t[1], 2, (Projection[]){{.y = dy[0]}, {.y = dy[1]}}, x,
+        OP(g, linear_backward, INTO(t[0]), ABSENT, ABSENT, dy[0], x, w[0]);
+        OP(g, linear_many_backward, INTO(t[1]), 2, (Projection[]){{.y = dy[0]}, {.y = dy[1]}}, x,
            (Projection[]){{.w = w[0]}, {.w = w[1]}});
-        OP(g, swiglu_backward, ABSENT, t[2], t[3], g1, x, up);
-        OP(g, gelu_backward, t[4], g1, x, true);
-        OP(g, geglu_backward, ABSENT, t[11], t[12], g1, x, up, true);
-        OP(g, rmsnorm_backward, t[5], dgain, g1, x, gain, rstd);
-        OP_WITHIN(g, linear_groups_backward, t[6], NULL, dy[0], x, three, each);
-        OP(g, collect, t[7], x, place, 2);
-        OP(g, swiglu_rows_backward, t[8], t[9], t[10], g1, x, up, s);
+        OP(g, swiglu_backward, ABSENT, INTO(t[2]), INTO(t[3]), g1, x, up);
+        OP(g, gelu_backward, INTO(t[4]), g1, x, true);
+        OP(g, geglu_backward, ABSENT, INTO(t[11]), INTO(t[12]), g1, x, up, true);
+        OP(g, rmsnorm_backward, INTO(t[5]), dgain, g1, x, gain, rstd);
+        OP_WITHIN(g, linear_groups_backward, INTO(t[6]), NULL, dy[0], x, three, each);
+        OP(g, collect, INTO(t[7]), x, place, 2);
+        OP(g, swiglu_rows_backward, INTO(t[8]), INTO(t[9]), INTO(t[10]), g1, x, up, s);
     }
     static const char *const name[] = {"linear",     "linear_many",   "swiglu's gate", "swiglu's up",       "gelu",
                                        "rmsnorm",    "linear_groups", "collect",       "swiglu_rows' gate", "its up",

@@ -205,7 +205,7 @@ void case_rmsnorm_rope_backward(Rig *g, int N, int d) {
             wx[m] = refs_of(dx), ww[m] = refs_of(dw), back_ref(wx[m], ww[m], dy, x, w, s, &t, m);
         back_ref(rx, rw, dy, x, w, s, &t, RIGHT);
         Tensor kept = tensor_copy(g, dy);
-        OP(g, rmsnorm_rope_backward, dx, dw, dy, x, w, s, &t.p, t.rows);
+        OP(g, rmsnorm_rope_backward, add_to(dx), dw, dy, x, w, s, &t.p, t.rows);
         cr_assert(!memcmp(dy.p, kept.p, tensor_bytes(dy)), "%s: dy was changed", g->table);
         CHECK_REF(g, "rmsnorm_rope_backward", "dx", dx, rx);
         CHECK_REF(g, "rmsnorm_rope_backward", "dw", dw, rw);
@@ -217,17 +217,16 @@ void case_rmsnorm_rope_backward(Rig *g, int N, int d) {
             free(wx[m]), free(ww[m]);
         }
         OP(g, rope, dy, &t.p, t.rows, -1);
-        OP(g, rmsnorm_backward, two, dw2, dy, x, w, s);
+        OP(g, rmsnorm_backward, add_to(two), dw2, dy, x, w, s);
         numbers_for(rx, two), numbers_for(rw, dw2);
         CHECK_REF(g, "rmsnorm_rope_backward", "dx beside two ops", dx, rx);
         CHECK_REF(g, "rmsnorm_rope_backward", "dw beside two ops", dw, rw);
         /* What nothing was added to yet is written over, whatever its memory holds. */
-        Tensor overwrite = dx, dw3 = tensor_copy(g, before);
-        overwrite.overwrite = true;
+        Tensor dw3 = tensor_copy(g, before);
         memset(dx.p, 0xFF, tensor_bytes(dx));
         memset(two.p, 0, tensor_bytes(two));
-        OP(g, rmsnorm_rope_backward, overwrite, before, kept, x, w, s, &t.p, t.rows);
-        OP(g, rmsnorm_rope_backward, two, dw3, kept, x, w, s, &t.p, t.rows);
+        OP(g, rmsnorm_rope_backward, overwrite(dx), before, kept, x, w, s, &t.p, t.rows);
+        OP(g, rmsnorm_rope_backward, add_to(two), dw3, kept, x, w, s, &t.p, t.rows);
         CHECK_BYTES("overwrite dx", dx.p, two.p, tensor_bytes(dx));
         CHECK_BYTES("dw", before.p, dw.p, tensor_bytes(dw));
         free(rx), free(rw);

@@ -44,8 +44,9 @@ Test(profile, products_are_counted) {
     r.ops->linear(&r, Y, X, W, ABSENT);
     r.ops->linear(&r, Y, X, W, ABSENT);
     r.ops->linear_many(&r, 2, (Projection[]){{Y, W, ABSENT}, {Z, V, ABSENT}}, X);
-    r.ops->linear_backward(&r, X, W, ABSENT, Y, TENSOR((real[15]){0}, REAL, 5, 3), TENSOR((real[21]){0}, REAL, 7, 3));
-    r.ops->linear_backward(&r, ABSENT, W, ABSENT, Y, X, TENSOR((real[21]){0}, REAL, 7, 3));
+    r.ops->linear_backward(&r, add_to(X), W, ABSENT, Y, TENSOR((real[15]){0}, REAL, 5, 3),
+                           TENSOR((real[21]){0}, REAL, 7, 3));
+    r.ops->linear_backward(&r, NOWHERE, W, ABSENT, Y, X, TENSOR((real[21]){0}, REAL, 7, 3));
     r.ops->zero(&r, Z);
     double took = now_seconds() - start, sum = 0;
     Share out[PROFILE_MAX];

@@ -196,7 +196,7 @@ static void make(Made *m, const Scene *c) {
     m->o = EMPTY(g, "o", N, c->HV, c->V), m->dout = RANDOM(g, "dout", N, c->HV, c->V);
     Tensor keep = EMPTY(g, "keep", recur_keep(N), c->HV, c->K, c->V);
     OP(g, recur, m->o, keep, m->x, c->scale, ABSENT, 0);
-    OP(g, recur_backward, &m->d, m->dout, m->x, c->scale, keep, NULL);
+    OP(g, recur_backward, (RecurInto[]){recur_add_to(m->d)}, m->dout, m->x, c->scale, keep, NULL);
     free(idx);
 }
 static void same(const Made *a, const Made *b, const char *what) {

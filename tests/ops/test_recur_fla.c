@@ -67,15 +67,15 @@ static void naive_rule(Table table, const char *rule) {
     OP(&g, recur, o, keep, x, scale, state, 0);
     naive_agrees(&n, "o", o), naive_agrees(&n, "end", state);
 
-    Recur d = {as_overwritten(EMPTY(&g, "dq", N, x.q.n[1], K)),
-               as_overwritten(EMPTY(&g, "dk", N, x.k.n[1], K)),
-               as_overwritten(EMPTY(&g, "dv", N, HV, V)),
-               present(x.g) ? as_overwritten(EMPTY(&g, "dg", N, HV, x.g.n[2])) : ABSENT,
-               present(x.beta) ? as_overwritten(EMPTY(&g, "dbeta", N, HV)) : ABSENT,
-               present(x.e) ? as_overwritten(EMPTY(&g, "de", N, x.q.n[1], K)) : ABSENT};
+    Recur d = {EMPTY(&g, "dq", N, x.q.n[1], K),
+               EMPTY(&g, "dk", N, x.k.n[1], K),
+               EMPTY(&g, "dv", N, HV, V),
+               present(x.g) ? EMPTY(&g, "dg", N, HV, x.g.n[2]) : ABSENT,
+               present(x.beta) ? EMPTY(&g, "dbeta", N, HV) : ABSENT,
+               present(x.e) ? EMPTY(&g, "de", N, x.q.n[1], K) : ABSENT};
     const RecurEnds ends = {start, dstart, dend};
     Tensor dout = naive_tensor(&n, "dout");
-    OP(&g, recur_backward, &d, dout, x, scale, keep, history ? &ends : NULL);
+    OP(&g, recur_backward, (RecurInto[]){recur_overwrite(d)}, dout, x, scale, keep, history ? &ends : NULL);
     naive_agrees(&n, "dq", d.q), naive_agrees(&n, "dk", d.k), naive_agrees(&n, "dv", d.v);
     naive_agrees(&n, "dg", d.g), naive_agrees(&n, "dbeta", d.beta), naive_agrees(&n, "de", d.e);
     naive_agrees(&n, "dstart", dstart);

@@ -189,8 +189,8 @@ Test(cuda_acts_model, groups_are_not_packed) {
     Err e = {0};
     rig_open(&g, rig_first(), 1, (size_t)1 << 20);
     cr_assert(device_bf16(g.dev, true, &e), "%s", e.msg);
-    Tensor x = bf16_zeros(&g, M, I), y = bf16_zeros(&g, M, O), dx = as_overwritten(bf16_zeros(&g, M, I)), w[GROUPS],
-           dw[GROUPS], half[GROUPS];
+    Tensor x = bf16_zeros(&g, M, I), y = bf16_zeros(&g, M, O), dx = bf16_zeros(&g, M, I), w[GROUPS], dw[GROUPS],
+           half[GROUPS];
     for (int k = 0; k < GROUPS; k++)
         w[k] = RANDOM(&g, "w", O, I), dw[k] = RANDOM(&g, "dw", O, I), half[k] = bf16_zeros(&g, O, I);
     unsigned long packs[4] = {simt_launches("pack")};
@@ -198,7 +198,7 @@ Test(cuda_acts_model, groups_are_not_packed) {
     packs[1] = simt_launches("pack");
     OP_WITHIN(&g, linear_groups, y, x, all, w);
     packs[2] = simt_launches("pack");
-    OP_WITHIN(&g, linear_groups_backward, dx, dw, y, x, all, w);
+    OP_WITHIN(&g, linear_groups_backward, overwrite(dx), dw, y, x, all, w);
     packs[3] = simt_launches("pack");
     cr_assert(packs[1] == packs[0] && packs[2] - packs[1] == GROUPS - 1 && packs[3] - packs[2] == GROUPS - 1,
               "%lu, %lu and %lu times packed for %d groups with rows", packs[1] - packs[0], packs[2] - packs[1],

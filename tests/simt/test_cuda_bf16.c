@@ -74,9 +74,9 @@ Test(cuda_bf16, products_round_what_the_cpu_rounds) {
         Tensor dx0 = tensor_copy(&g, dx), dw0 = tensor_copy(&g, dw);
         OP(&g, linear, y, x, w, ABSENT);
         rig_measure(&g);
-        g.run.ops->linear_backward(&g.run, dx, dw, ABSENT, dy, x, w);
+        g.run.ops->linear_backward(&g.run, add_to(dx), dw, ABSENT, dy, x, w);
         rig_place(&g);
-        g.run.ops->linear_backward(&g.run, dx, dw, ABSENT, dy, x, w);
+        g.run.ops->linear_backward(&g.run, add_to(dx), dw, ABSENT, dy, x, w);
         rig_done(&g);
         for (int k = 0; k < 3; k++) {
             double (*round)(float) = k == 0 ? rule : k == 1 ? other : cut;
@@ -134,7 +134,7 @@ Test(cuda_bf16, loss_of_rounded_rows) {
         dw[chunks] = EMPTY(&g, chunks ? "dw by chunks" : "dw", V, d);
         memset(dx[chunks].p, 0, tensor_bytes(dx[chunks])), memset(dw[chunks].p, 0, tensor_bytes(dw[chunks]));
         if (chunks) g.dev->logits = 1;
-        OP(&g, linear_xent, chunks ? nll1 : nll, hit, dx[chunks], dw[chunks], x, w, LOGITS_PLAIN, tgt, R(G));
+        OP(&g, linear_xent, chunks ? nll1 : nll, hit, add_to(dx[chunks]), dw[chunks], x, w, LOGITS_PLAIN, tgt, R(G));
     }
     CHECK_RMS("nll", R(nll), want_nll, (size_t)N, 1e-6);
     CHECK_RMS("dx", R(dx[0]), want_dx[0], (size_t)N * d, some);
@@ -563,20 +563,20 @@ static void backward_with(Pass *p, AttentionBy by, int draw, const int w[2], For
     for (size_t i = 0; i < tensor_count(lse); i++) R(lse)[i] = (real)all[4 * most + i];
     Tensor tq = stored(&g, q, form), tg = stored(&g, dout, form), to = stored(&g, o, form);
     Kv tkv = stored_rows(&g, &kv, form == IN_BF16 || form == SHARED_ROWS);
+    const bool half[] = {form, form == IN_BF16, form == IN_BF16, false}; /* gradients in bf16, which are overwritten */
     for (int times = 0; times < 2; times++) {
-        for (int k = 0; k < 4; k++) {
-            bool half = form && (k == 0 || (k < 3 && form == IN_BF16));
-            got[times][k] = half ? as_overwritten(in_bf16(&g, before[k])) : tensor_copy(&g, before[k]);
-        }
+        for (int k = 0; k < 4; k++) got[times][k] = half[k] ? in_bf16(&g, before[k]) : tensor_copy(&g, before[k]);
         Kv dkv = {.s = p->s, .k = got[times][1], .v = got[times][2], .bias = p->s.evicts ? got[times][3] : ABSENT};
         rig_measure(&g);
-        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->spec, to, lse);
+        g.run.ops->attend_backward(&g.run, (Into){got[times][0], half[0]}, &(KvInto){dkv, half[1]}, tg, tq, &tkv,
+                                   p->spec, to, lse);
         rig_place(&g);
-        g.run.ops->attend_backward(&g.run, got[times][0], &dkv, tg, tq, &tkv, p->spec, to, lse);
+        g.run.ops->attend_backward(&g.run, (Into){got[times][0], half[0]}, &(KvInto){dkv, half[1]}, tg, tq, &tkv,
+                                   p->spec, to, lse);
         attention_done(&g);
     }
     Tensor all_of[4], less[4];
-    for (int k = 0; k < 4; k++) all_of[k] = read_of(&g, got[0][k]), less[k] = got[0][k].overwrite ? ABSENT : before[k];
+    for (int k = 0; k < 4; k++) all_of[k] = read_of(&g, got[0][k]), less[k] = half[k] ? ABSENT : before[k];
     for (int k = 0; k < 4; k++) /* whatever the order of threads and blocks */
         cr_assert(by == ATTENTION_CUDNN_UNORDERED || !memcmp(got[0][k].p, got[1][k].p, tensor_bytes(got[0][k])),
                   "gradient %d differs between runs", k);

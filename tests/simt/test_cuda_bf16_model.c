@@ -205,7 +205,7 @@ static void wide_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w) {
 }
 static void wide_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     r->dev->products_bf16 = false;
-    cuda_ops()->linear_groups_backward(r, dx, dw, dy, x, g, w);
+    cuda_ops()->linear_groups_backward(r, add_to(dx), dw, dy, x, g, w);
     r->dev->products_bf16 = true;
 }
 static void plant_groups(Ops *o) { o->linear_groups = wide_groups; }
@@ -248,12 +248,12 @@ Test(cuda_bf16_model, rounds_what_the_cpu_rounds, .timeout = 120) {
     cr_assert(forward.nll > missed * nll && backward.gradient > missed * gradient,
               "experts in f32: losses %.3g apart, gradients %.3g", forward.nll, backward.gradient);
 }
-static void no_queries(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec, Tensor o,
+static void no_queries(Run *r, Into dq, const KvInto *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec, Tensor o,
                        Tensor lse) {
-    Tensor none = scratch_tensor(r, "nobody's", REAL, dq.rank, dq.n);
+    Tensor none = scratch_tensor(r, "nobody's", REAL, dq.t.rank, dq.t.n);
     r->ops->zero(r, none);
-    if (dq.overwrite) r->ops->zero(r, dq); /* whoever is first to add to it writes */
-    cuda_ops()->attend_backward(r, none, dkv, dout, q, kv, spec, o, lse);
+    begin_sum(r, dq); /* whoever is first to add to it writes */
+    cuda_ops()->attend_backward(r, add_to(none), dkv, dout, q, kv, spec, o, lse);
 }
 static void twice(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias) {
     cuda_ops()->linear(r, y, x, w, bias);
@@ -339,9 +339,10 @@ static void queries_as_keys(Run *r, Tensor o, Tensor keep, Recur x, double scale
     x.q = x.k;
     cuda_ops()->recur(r, o, keep, x, scale, state, at);
 }
-static void no_keys(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep, const RecurEnds *ends) {
-    Recur some = *d;
-    some.k = ABSENT;
+static void no_keys(Run *r, const RecurInto *d, Tensor dout, Recur x, double scale, Tensor keep,
+                    const RecurEnds *ends) {
+    RecurInto some = *d;
+    some.k = NOWHERE;
     begin_sum(r, d->k);
     cuda_ops()->recur_backward(r, &some, dout, x, scale, keep, ends);
 }

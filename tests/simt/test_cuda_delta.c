@@ -206,7 +206,7 @@ typedef struct {
 } Twin;
 static Twin twin(Rig *g, const wide *from, int a, int b, int c, bool overwrite) {
     Twin t = {EMPTY(g, "wide", a, b, c), arena_tensor(&g->mem, "in bf16", BF16, 3, (const int[]){a, b, c})};
-    if (overwrite) return t.half.overwrite = t.wide.overwrite = true, t; /* NaN */
+    if (overwrite) return t; /* NaN */
     for (size_t i = 0; i < tensor_count(t.wide); i++) {
         ((uint16_t *)t.half.p)[i] = bf16_from((float)from[i]);
         R(t.wide)[i] = bf16_to(((uint16_t *)t.half.p)[i]);
@@ -263,7 +263,11 @@ static void hold_twins(Scene *c, bool overwrite) {
         if (G) gg = MADE(dg, any, N * HV, G), gg.rank = 3, gg.n[0] = N, gg.n[1] = HV, gg.n[2] = G;
         if (c->delta) gb = MADE(dbeta, any, N, HV);
         OP(&g, recur, OF(o), held, x, c->scale, c->history ? to : none, 0);
-        const Recur d = {.q = OF(dq), .k = OF(dk), .v = OF(dv), .g = gg, .beta = gb};
+        const RecurInto d = {.q = {OF(dq), overwrite},
+                             .k = {OF(dk), overwrite},
+                             .v = {OF(dv), overwrite},
+                             .g = add_to(gg),
+                             .beta = add_to(gb)};
         const RecurEnds e = {start, gs, dend};
         OP(&g, recur_backward, &d, OF(dout), x, c->scale, held, c->history ? &e : NULL);
         *(half ? &keep.half : &keep.wide) = held;

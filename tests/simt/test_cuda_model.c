@@ -306,7 +306,7 @@ static void ten_thousandth_more(Run *r, Tensor y, Tensor gate, Tensor up) {
 static void drops_elsewhere(Run *r, Tensor x, DropSite site, double p) {
     cuda_ops()->dropout(r, x, site == DROP_FFN ? DROP_MIXER : site, p);
 }
-static void gradient_overwritten(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+static void gradient_overwritten(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     cuda_ops()->zero(r, dw);
     cuda_ops()->rmsnorm_backward(r, dx, dw, dy, x, w, rstd);
 }

@@ -220,7 +220,7 @@ Test(cuda_shadow, whoever_writes_a_weight_is_noticed) {
         if (k == 6) ops->zero(&d.run, row);
         if (k == 7) ops->round_to_bf16(&d.run, d.w);
         if (k == 8)
-            ops->linear_backward(&d.run, d.w, ABSENT, ABSENT, TENSOR(d.other.p, REAL, O, O), d.m,
+            ops->linear_backward(&d.run, add_to(d.w), ABSENT, ABSENT, TENSOR(d.other.p, REAL, O, O), d.m,
                                  TENSOR(d.other.p, REAL, O, I));
         if (k == 9)
             ops->linear(&d.run, TENSOR(d.w.p, REAL, N, I), TENSOR(d.x.p, REAL, N, 16), TENSOR(d.other.p, REAL, I, 16),

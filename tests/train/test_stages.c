@@ -299,8 +299,8 @@ static void fake_forward(Run *r, const void *cfg, const void *w, Tensor x, Kv *k
         p[1] += 2 * (real)(r->batch->off[b + 1] - r->batch->off[b]);
     }
 }
-static void fake_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, Kv *dkv,
-                          const void *s, Tensor dy, Tensor dx) {
+static void fake_backward(Run *r, const void *cfg, const void *w, void *dw, Tensor x, const Kv *kv, const KvInto *dkv,
+                          const void *s, Tensor dy, Into dx) {
     gqa->backward(r, cfg, w, dw, x, kv, dkv, s, dy, dx);
     if (measuring(r)) return;
     seen.progress = r->progress;

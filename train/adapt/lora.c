@@ -269,7 +269,7 @@ static void lora_done(void *ctx, Run *r, int unit) {
         *p->g = ABSENT;
         if (!p->formed && !measuring(r)) continue;
         Mark mark = arena_mark(r->scratch);
-        r->ops->linear_backward(r, ABSENT, p->a[PARAM_GRAD], ABSENT, lora_scaled(l, r, p), p->dw,
+        r->ops->linear_backward(r, NOWHERE, p->a[PARAM_GRAD], ABSENT, lora_scaled(l, r, p), p->dw,
                                 p->a[0]); /* s B^T dW */
         Tensor db = SCRATCH(r, "dW A^T", p->b[0].n[0], p->b[0].n[1]);
         r->ops->linear(r, db, p->dw, p->a[0], ABSENT);

@@ -31,7 +31,7 @@ void lora_sum(const Lora *l, Run *r, const LoraPart *p) {
     Mark mark = arena_mark(r->scratch);
     Tensor b = lora_scaled(l, r, p);
     r->ops->copy(r, p->sum, p->base);
-    r->ops->linear_backward(r, p->sum, ABSENT, ABSENT, b, p->base, p->a[0]); /* += s B A */
+    r->ops->linear_backward(r, add_to(p->sum), ABSENT, ABSENT, b, p->base, p->a[0]); /* += s B A */
     arena_release(r->scratch, mark);
 }
 
@@ -48,8 +48,10 @@ static void lora_form(const Lora *l, Run *r, Tensor t) {
 /* ---- any op ------------------------------------------------------------------------------------------------------ */
 
 static void lora_see_tensor(const Lora *l, Run *r, Tensor t) { lora_form(l, r, t); }
+static void lora_see_into(const Lora *l, Run *r, Into x) { lora_form(l, r, x.t); }
 static void lora_see_nothing(const Lora *l, Run *r, ...) { (void)l, (void)r; }
-#define SEE(type, name, ...) _Generic((name), Tensor : lora_see_tensor, default : lora_see_nothing)(lora_, r, name);
+#define SEE(type, name, ...) \
+    _Generic((name), Tensor : lora_see_tensor, Into : lora_see_into, default : lora_see_nothing)(lora_, r, name);
 #define KEEP_void
 #define KEEP_double double result =
 #define GIVE_void
@@ -95,20 +97,19 @@ static void lora_add_low_rank(const Lora *l, Run *r, int n, const Projection *d,
         of[j] = lora_low_rank(l, r, d[j].w);
         const int rank = of[j].a.n[0], N = tensor_rows(x, of[j].a.n[1]).n[0];
         down[j] = (Projection){.y = SCRATCH(r, "x A^T", N, rank), .w = of[j].a};
-        back[j] = (Projection){.y = OVERWRITE_OF(r, "dy B", REAL, N, rank), .w = of[j].da};
+        back[j] = (Projection){.y = SCRATCH_OF(r, "dy B", REAL, N, rank), .w = of[j].da};
         a[j] = (Projection){.w = of[j].a};
     }
     r->ops->linear_many(r, n, down, x);
     for (int j = 0; j < n; j++) {
         lora_scale(l, r, down[j].y);
-        r->ops->linear_backward(r, back[j].y, of[j].db, ABSENT, d[j].y, down[j].y, of[j].b);
-        back[j].y.overwrite = false;
+        r->ops->linear_backward(r, overwrite(back[j].y), of[j].db, ABSENT, d[j].y, down[j].y, of[j].b);
         lora_scale(l, r, back[j].y);
     }
-    r->ops->linear_many_backward(r, ABSENT, n, back, x, a);
+    r->ops->linear_many_backward(r, NOWHERE, n, back, x, a);
     arena_release(r->scratch, mark);
 }
-static void linear_many_backward_low(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+static void linear_many_backward_low(Run *r, Into dx, int n, const Projection *d, Tensor x, const Projection *p) {
     const Lora *l = lora_enter(r);
     Projection rest[LINEAR_MANY], low[LINEAR_MANY];
     int nlow = 0;
@@ -119,13 +120,13 @@ static void linear_many_backward_low(Run *r, Tensor dx, int n, const Projection 
         biases |= present(d[j].bias);
         if (present(d[j].w)) low[nlow++] = d[j];
     }
-    if (present(dx) || biases) r->ops->linear_many_backward(r, dx, n, rest, x, p);
+    if (present(dx.t) || biases) r->ops->linear_many_backward(r, dx, n, rest, x, p);
     lora_add_low_rank(l, r, nlow, low, x);
     lora_leave(l, r);
 }
-static void linear_backward_low(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
+static void linear_backward_low(Run *r, Into dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     const Lora *l = lora_enter(r);
-    if (present(dx) || present(dbias)) r->ops->linear_backward(r, dx, ABSENT, dbias, dy, x, w);
+    if (present(dx.t) || present(dbias)) r->ops->linear_backward(r, dx, ABSENT, dbias, dy, x, w);
     lora_add_low_rank(l, r, present(dw), &(Projection){dy, dw, ABSENT}, x);
     lora_leave(l, r);
 }
@@ -137,7 +138,7 @@ static Tensor *lora_experts_room(Lora *l, int n) {
 }
 /* Experts, if all of them are adapted; where some are, their dW are formed. Their biases, which come as matrices of one
  * column, never are. While measuring nobody knows which they are. */
-static void linear_groups_backward_low(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+static void linear_groups_backward_low(Run *r, Into dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     Lora *l = lora_enter(r);
     bool all = dw;
     for (int e = 0; dw && e < g.n; e++)
@@ -155,9 +156,9 @@ static void linear_groups_backward_low(Run *r, Tensor dx, Tensor *dw, Tensor dy,
         Tensor down = SCRATCH(r, "x A^T", M, rank), back = SCRATCH(r, "dy B", M, rank);
         r->ops->linear_groups(r, down, x, g, a);
         lora_scale(l, r, down);
-        r->ops->linear_groups_backward(r, as_overwritten(back), db, dy, down, g, b);
+        r->ops->linear_groups_backward(r, overwrite(back), db, dy, down, g, b);
         lora_scale(l, r, back);
-        r->ops->linear_groups_backward(r, ABSENT, da, back, x, g, a);
+        r->ops->linear_groups_backward(r, NOWHERE, da, back, x, g, a);
         arena_release(r->scratch, mark);
     }
     lora_leave(l, r);

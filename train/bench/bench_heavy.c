@@ -26,24 +26,27 @@ typedef struct {
 #define DO(name, op, ...) \
     static void do_##name(Place *p) { OPS(p, op, __VA_ARGS__); }
 #define ATTN ((AttnSpec){.heads = HEADS, .scale = (real)0.125})
-static Tensor by_heads(const Place *p, Tensor t) {
-    Tensor h = TENSOR(t.p, t.dtype, p->N, HEADS, D);
-    h.overwrite = t.overwrite;
-    return h;
-}
+static Tensor by_heads(const Place *p, Tensor t) { return TENSOR(t.p, t.dtype, p->N, HEADS, D); }
 #define BY(t) by_heads(p, t)
-#define RULE  ((Recur){.q = BY(p->q), .k = BY(p->kv.k), .v = BY(p->kv.v), .g = BY(p->decay), .beta = p->beta})
+/* Gradients in bf16 are written, others are added to. */
+#define INTO(t) ((Into){t, p->is_bf16})
+#define RULE    ((Recur){.q = BY(p->q), .k = BY(p->kv.k), .v = BY(p->kv.v), .g = BY(p->decay), .beta = p->beta})
 DO(linear, linear, p->wide, p->x, p->w, ABSENT)
-DO(linear_backward, linear_backward, p->dx, p->dw, ABSENT, p->wide, p->x, p->w)
+DO(linear_backward, linear_backward, INTO(p->dx), p->dw, ABSENT, p->wide, p->x, p->w)
 DO(attend, attend, BY(p->y), p->lse, BY(p->q), &p->kv, ATTN, false)
-DO(attend_backward, attend_backward, BY(p->dx), &p->dkv, BY(p->dy), BY(p->q), &p->kv, ATTN, BY(p->y), p->lse)
-DO(linear_xent, linear_xent, p->nll, NULL, p->dx, p->dtable, p->x, p->table, LOGITS_PLAIN, p->tok, p->g.p)
+DO(attend_backward, attend_backward, INTO(BY(p->dx)), &((KvInto){p->dkv, p->is_bf16}), BY(p->dy), BY(p->q), &p->kv,
+   ATTN, BY(p->y), p->lse)
+DO(linear_xent, linear_xent, p->nll, NULL, INTO(p->dx), p->dtable, p->x, p->table, LOGITS_PLAIN, p->tok, p->g.p)
 DO(embed_backward, embed_backward, p->dtable, p->stream, p->tok, 1)
 DO(short_conv, short_conv, p->y, p->x, p->taps, ABSENT, true, ABSENT, 0)
-DO(short_conv_backward, short_conv_backward, p->dx, p->dtaps, ABSENT, p->dy, p->x, p->taps, ABSENT, true)
+DO(short_conv_backward, short_conv_backward, INTO(p->dx), p->dtaps, ABSENT, p->dy, p->x, p->taps, ABSENT, true)
 DO(recur, recur, BY(p->y), p->keep, RULE, 0.125, ABSENT, 0)
 static void do_recur_backward(Place *p) {
-    Recur d = {.q = BY(p->dx), .k = p->dkv.k, .v = p->dkv.v, .g = BY(p->ddecay), .beta = p->dbeta};
+    const RecurInto d = {.q = INTO(BY(p->dx)),
+                         .k = INTO(p->dkv.k),
+                         .v = INTO(p->dkv.v),
+                         .g = INTO(BY(p->ddecay)),
+                         .beta = INTO(p->dbeta)};
     OPS(p, recur_backward, &d, BY(p->dy), RULE, 0.125, p->keep, NULL);
 }
 
@@ -116,7 +119,6 @@ static void bench_heavy_place(Place *p, Arena *a) {
     KvShape s = {.lanes = HEADS, .kdim = D, .vdim = D};
     p->kv = (Kv){.s = s, .k = TAKE_AS(rows_of, "k", N, HEADS, D), .v = TAKE_AS(rows_of, "v", N, HEADS, D)};
     p->dkv = (Kv){.s = s, .k = TAKE_AS(rows_of, "dk", N, HEADS, D), .v = TAKE_AS(rows_of, "dv", N, HEADS, D)};
-    p->dx.overwrite = p->dkv.k.overwrite = p->dkv.v.overwrite = p->ddecay.overwrite = p->dbeta.overwrite = p->is_bf16;
     p->w.has_shadow = p->is_bf16 && shadow_wanted(p->run.dev, p->w, 0);
     p->table.has_shadow = p->is_bf16 && shadow_wanted(p->run.dev, p->table, 0);
     if (p->w.has_shadow) p->w16 = TAKE_AS(BF16, "w in bf16", WIDE, WIDTH);

@@ -7,22 +7,21 @@ enum { HEADS = 12, D = 64, WIDTH = HEADS * D, T = 1024, ARRAYS = 6 };
 typedef struct {
     Run run;
     Tensor mem[ARRAYS]; /* (ROWS,WIDTH) REAL */
-    Tensor a[ARRAYS];   /* the same memory, as the op's argument */
+    Tensor a[ARRAYS];   /* the same memory, as the op's argument; */
+    bool over[ARRAYS];  /* one that is overwritten where the op could add to it */
     Tensor v[3];        /* (WIDTH) */
     Tensor s, h;        /* (ROWS) (ROWS,HEADS) */
     Rope rope;
     int *idx, rows;
 } Place;
-static Tensor by_heads(const Place *p, Tensor t) {
-    Tensor h = TENSOR(t.p, t.dtype, p->rows, HEADS, D);
-    h.overwrite = t.overwrite;
-    return h;
-}
+static Tensor by_heads(const Place *p, Tensor t) { return TENSOR(t.p, t.dtype, p->rows, HEADS, D); }
 #define heads(t) by_heads(p, t)
 #define gains(t) TENSOR((t).p, REAL, D)
 
 #define OPS(p, op, ...) (p)->run.ops->op(&(p)->run, __VA_ARGS__)
 #define A(i)            p->a[i]
+#define INTO(i)         ((Into){A(i), p->over[i]})
+#define INTO_HEADS(i)   ((Into){heads(A(i)), p->over[i]})
 #define DO(name, ...) \
     static void name(Place *p) { OPS(p, __VA_ARGS__); }
 DO(do_add, add, A(0), A(1))
@@ -32,30 +31,30 @@ DO(do_zero, zero, A(0))
 DO(do_round_to_bf16, round_to_bf16, A(0))
 DO(do_hadamard, hadamard, heads(A(0)))
 DO(do_swiglu, swiglu, A(0), A(1), A(2))
-DO(do_swiglu_backward, swiglu_backward, ABSENT, A(0), A(1), A(2), A(3), A(4))
+DO(do_swiglu_backward, swiglu_backward, ABSENT, INTO(0), INTO(1), A(2), A(3), A(4))
 DO(do_gelu, gelu, A(0), A(1), true)
-DO(do_gelu_backward, gelu_backward, A(0), A(1), A(2), true)
+DO(do_gelu_backward, gelu_backward, INTO(0), A(1), A(2), true)
 DO(do_gelu_erf, gelu, A(0), A(1), false)
-DO(do_gelu_erf_backward, gelu_backward, A(0), A(1), A(2), false)
+DO(do_gelu_erf_backward, gelu_backward, INTO(0), A(1), A(2), false)
 DO(do_sigmoid, sigmoid, A(0), A(1), 1)
-DO(do_sigmoid_backward, sigmoid_backward, A(0), A(1), A(2), 1)
+DO(do_sigmoid_backward, sigmoid_backward, INTO(0), A(1), A(2), 1)
 DO(do_elu1, elu1, A(0), A(1))
-DO(do_elu1_backward, elu1_backward, A(0), A(1), A(2))
+DO(do_elu1_backward, elu1_backward, INTO(0), A(1), A(2))
 DO(do_rmsnorm, rmsnorm, A(0), p->s, A(1), p->v[0], 1e-5)
 DO(do_add_rmsnorm, add_rmsnorm, A(0), p->s, A(1), A(2), p->v[0], 1e-5)
-DO(do_rmsnorm_backward, rmsnorm_backward, A(0), p->v[1], A(1), A(2), p->v[0], p->s)
+DO(do_rmsnorm_backward, rmsnorm_backward, INTO(0), p->v[1], A(1), A(2), p->v[0], p->s)
 DO(do_layernorm, layernorm, A(0), p->s, A(1), p->v[0], p->v[1], 1e-5)
 DO(do_layernorm_backward, layernorm_backward, A(0), p->v[1], p->v[2], A(1), A(2), p->v[0], p->s)
 DO(do_l2norm, l2norm, heads(A(0)), heads(A(1)), 1e-6)
-DO(do_l2norm_backward, l2norm_backward, heads(A(0)), heads(A(1)), heads(A(2)), 1e-6)
+DO(do_l2norm_backward, l2norm_backward, INTO_HEADS(0), heads(A(1)), heads(A(2)), 1e-6)
 DO(do_rope, rope, heads(A(0)), &p->rope, p->run.in, 1)
 DO(do_rmsnorm_rope, rmsnorm_rope, heads(A(0)), p->h, heads(A(1)), gains(p->v[0]), 1e-5, &p->rope, p->run.in)
-DO(do_rmsnorm_rope_backward, rmsnorm_rope_backward, heads(A(0)), gains(p->v[1]), heads(A(1)), heads(A(2)),
+DO(do_rmsnorm_rope_backward, rmsnorm_rope_backward, INTO_HEADS(0), gains(p->v[1]), heads(A(1)), heads(A(2)),
    gains(p->v[0]), p->h, &p->rope, p->run.in)
 DO(do_dropout, dropout, A(0), DROP_FFN, 0.1)
 DO(do_gather, gather, A(0), A(1), p->run.in, p->run.in)
 DO(do_columns, columns, A(0), 0, A(1), 0, WIDTH)
-DO(do_columns_backward, columns_backward, A(0), 0, A(1), 0, WIDTH)
+DO(do_columns_backward, columns_backward, INTO(0), 0, A(1), 0, WIDTH)
 DO(do_spread, spread, A(0), A(1), p->idx)
 DO(do_embed, embed, A(0), A(1), p->idx, 1)
 DO(do_step, step, heads(A(0)), heads(A(1)), TENSOR(p->a[2].p, REAL, p->rows, HEADS), TENSOR(p->v[0].p, REAL, HEADS))
@@ -131,7 +130,7 @@ static bool arrays_for(Place *p, int row) {
     for (int i = 0; i < ARRAYS; i++) {
         char as = dtypes && i < (int)strlen(dtypes) ? dtypes[i] : '.';
         p->a[i] = TENSOR(p->mem[i].p, as == '.' ? REAL : BF16, p->rows, WIDTH);
-        p->a[i].overwrite = as == 'f';
+        p->over[i] = as == 'f';
         some |= as != '.';
     }
     return some;
@@ -140,7 +139,7 @@ static double bytes_of(const Place *p, int row, bool apart) {
     double bytes = 0;
     const int out = rows[row].written, both = out + rows[row].updated, all = both + rows[row].read;
     for (int i = 0; i < all; i++) {
-        int times = i < out ? (apart ? 1 : 2) : i < both && !p->a[i].overwrite ? 2 : 1;
+        int times = i < out ? (apart ? 1 : 2) : i < both && !p->over[i] ? 2 : 1;
         bytes += times * (double)tensor_bytes(p->a[i]);
     }
     return bytes;

@@ -6,6 +6,7 @@ const char *const recur_rules[RULES] = {"kda",    "gdn",    "deltanet", "gla",  
 typedef struct {
     Run run;
     Recur in, grad;
+    bool overwrite; /* gradients in bf16 are written, others are added to */
     Tensor o, dout, keep;
     double scale;
 } Work;
@@ -32,7 +33,8 @@ static void forward_once(void *ctx) {
 static void both_once(void *ctx) {
     Work *w = ctx;
     forward_once(ctx);
-    w->run.ops->recur_backward(&w->run, &w->grad, w->dout, w->in, w->scale, w->keep, NULL);
+    const RecurInto into = w->overwrite ? recur_overwrite(w->grad) : recur_add_to(w->grad);
+    w->run.ops->recur_backward(&w->run, &into, w->dout, w->in, w->scale, w->keep, NULL);
 }
 
 /* Rows of a state. Mamba-2's are 128 for heads of width 64, and its heads share one q and k. */
@@ -54,8 +56,7 @@ static void bench_recur_place(Work *w, Arena *a, RecurRule rule, RecurShape s) {
     const Dtype rows = bench_bf16(w->run.dev) ? BF16 : REAL;
     w->in = bench_recur_sides(a, rule, s, rows);
     w->grad = bench_recur_sides(a, rule, s, rows);
-    w->grad.q.overwrite = w->grad.k.overwrite = w->grad.v.overwrite = w->grad.e.overwrite = rows == BF16;
-    w->grad.g.overwrite = w->grad.beta.overwrite = rows == BF16;
+    w->overwrite = rows == BF16;
     w->o = arena_tensor(a, "o", rows, 3, (int[]){s.B * s.T, s.H, s.D});
     w->dout = arena_tensor(a, "dout", rows, 3, (int[]){s.B * s.T, s.H, s.D});
     w->keep = arena_tensor(a, "keep", REAL, 4, (int[]){recur_keep(s.B * s.T), s.H, recur_state(rule, s), s.D});
@@ -92,8 +93,7 @@ bool bench_recur(Device *dev, RecurRule rule, RecurShape s, double seconds, Timi
         bench_fill(dev, w.dout, 6, -1, 1);
         Tensor *const rows_of[] = {&w.grad.q, &w.grad.k, &w.grad.v, &w.grad.g, &w.grad.beta, &w.grad.e};
         for (int i = 0; i < 6; i++) /* what is added to */
-            if (present(*rows_of[i]) && !rows_of[i]->overwrite)
-                device_zero(dev, rows_of[i]->p, tensor_bytes(*rows_of[i]));
+            if (present(*rows_of[i]) && !w.overwrite) device_zero(dev, rows_of[i]->p, tensor_bytes(*rows_of[i]));
         *forward = bench_time(dev, forward_once, &w, seconds);
         *both = bench_time(dev, both_once, &w, seconds);
     }

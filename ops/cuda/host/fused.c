@@ -215,16 +215,16 @@ bool fused_attend(Fused *x, Run *r, Tensor o, Tensor lse, Tensor q, const Kv *kv
     while (fused_both(x, r, &p, k++));
     return !measuring(r);
 }
-static void fused_backward(Run *r, Planned *p, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec,
-                           Tensor o, Tensor lse) {
+static void fused_backward(Run *r, Planned *p, Into dq, const KvInto *dkv, Tensor dout, Tensor q, const Kv *kv,
+                           AttnSpec spec, Tensor o, Tensor lse) {
     Mark mark = arena_mark(r->scratch);
     Packs in = {0};
     void *bq = fused_input(r, &in, q, "queries in bf16"), *bk = fused_input(r, &in, kv->k, "keys in bf16"),
          *bv = fused_input(r, &in, kv->v, "values in bf16"), *bo = fused_input(r, &in, o, "results in bf16"),
          *bg = fused_input(r, &in, dout, "gradients in bf16"),
-         *gq = fused_output(r, dq, dq.overwrite, "d queries in bf16"),
-         *gk = fused_output(r, dkv->k, dkv->k.overwrite, "d keys in bf16"),
-         *gv = fused_output(r, dkv->v, dkv->v.overwrite, "d values in bf16");
+         *gq = fused_output(r, dq.t, dq.overwrite, "d queries in bf16"),
+         *gk = fused_output(r, dkv->kv.k, dkv->overwrite, "d keys in bf16"),
+         *gv = fused_output(r, dkv->kv.v, dkv->overwrite, "d values in bf16");
     const int *first = p->shape.documents ? fused_places(r, &p->shape) : NULL;
     void *work = fused_workspace(r, p->plan);
     if (!measuring(r)) {
@@ -241,14 +241,14 @@ static void fused_backward(Run *r, Planned *p, Tensor dq, Kv *dkv, Tensor dout, 
                                  .dk = gk,
                                  .dv = gv},
                   spec, work);
-        fused_deliver(r, dq, dq.overwrite, gq);
-        fused_deliver(r, dkv->k, dkv->k.overwrite, gk);
-        fused_deliver(r, dkv->v, dkv->v.overwrite, gv);
+        fused_deliver(r, dq.t, dq.overwrite, gq);
+        fused_deliver(r, dkv->kv.k, dkv->overwrite, gk);
+        fused_deliver(r, dkv->kv.v, dkv->overwrite, gv);
     }
     arena_release(r->scratch, mark);
 }
-bool fused_attend_backward(Fused *x, Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec,
-                           Tensor o, Tensor lse) {
+bool fused_attend_backward(Fused *x, Run *r, Into dq, const KvInto *dkv, Tensor dout, Tensor q, const Kv *kv,
+                           AttnSpec spec, Tensor o, Tensor lse) {
     Planned *p = plan_of(x, r, x && x->unordered ? SDPA_BACKWARD_UNORDERED : SDPA_BACKWARD, kv, spec);
     if (!p) return false;
     int k = 0;

@@ -18,7 +18,7 @@ void fused_close(Fused *);
  * - whose values are no part of the keys;
  * - whose documents begin in the pass. */
 bool fused_attend(Fused *, Run *, Tensor o, Tensor lse, Tensor q, const Kv *, AttnSpec);
-bool fused_attend_backward(Fused *, Run *, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *, AttnSpec, Tensor o,
-                           Tensor lse);
+bool fused_attend_backward(Fused *, Run *, Into dq, const KvInto *dkv, Tensor dout, Tensor q, const Kv *, AttnSpec,
+                           Tensor o, Tensor lse);
 /* The number of plans, and how many of them ran at least once. */
 void fused_count(const Fused *, int *plans, int *ran);

@@ -69,13 +69,13 @@ static void products_product(Run *r, Tensor y, Operand x, Matrix w) {
     products_multiply(r, g, y, w.is_bf16 ? x.rounded : x.x, w.p);
 }
 /* dx += dy w, dw += dy^T x of N rows. */
-static void product_backward(Run *r, Tensor dx, Tensor dw, int N, Operand dy, Operand x, Matrix w) {
+static void product_backward(Run *r, Into dx, Tensor dw, int N, Operand dy, Operand x, Matrix w) {
     int ldy = w.is_bf16 ? dy.to : w.O, ldx = w.is_bf16 ? x.to : w.I;
     const void *g = w.is_bf16 ? dy.rounded : dy.x, *rows = w.is_bf16 ? x.rounded : x.x;
     CudaGemm
         to_x = {N, w.I, w.O, .lda = ldy, .ldb = w.ld, .ldc = w.I, .accumulate = !dx.overwrite, .is_bf16 = w.is_bf16},
         to_w = {w.O, w.I, N, .lda = ldy, .ldb = ldx, .ldc = w.I, .ta = true, .accumulate = true, .is_bf16 = w.is_bf16};
-    if (present(dx)) products_multiply(r, to_x, dx, g, w.p);
+    if (present(dx.t)) products_multiply(r, to_x, dx.t, g, w.p);
     if (present(dw)) products_multiply(r, to_w, dw, g, rows);
 }
 void cuda_op_linear_many(Run *r, int n, const Projection *p, Tensor x) {
@@ -105,7 +105,7 @@ void cuda_column_sums_of(Run *r, int N, int O, Tensor out, Tensor x) {
     if (!measuring(r)) cuda_column_sums(C(r), N, O, R(out), R(parts), numbers(x), x.dtype == BF16);
     arena_release(r->scratch, mark);
 }
-void cuda_op_linear_many_backward(Run *r, Tensor dx, int n, const Projection *d, Tensor x, const Projection *p) {
+void cuda_op_linear_many_backward(Run *r, Into dx, int n, const Projection *d, Tensor x, const Projection *p) {
     int I = p[0].w.n[1];
     bool is_bf16 = x.dtype == BF16, weights = false;
     x = tensor_rows(x, I);
@@ -120,9 +120,9 @@ void cuda_op_linear_many_backward(Run *r, Tensor dx, int n, const Projection *d,
         Tensor dy = tensor_rows(d[j].y, O);
         check_linear_backward(x.n[0], I, dy, p[j].w);
         Mark mark = arena_mark(r->scratch);
-        if (present(dx) || present(d[j].w)) {
+        if (present(dx.t) || present(d[j].w)) {
             bool rounded = products_rounds(r, p[j].w, x) || dy.dtype == BF16;
-            Matrix w = present(dx) ? products_matrix(r, p[j].w, rounded) : (Matrix){O, I, 0, rounded, NULL};
+            Matrix w = present(dx.t) ? products_matrix(r, p[j].w, rounded) : (Matrix){O, I, 0, rounded, NULL};
             product_backward(r, dx, d[j].w, dy.n[0], products_operand(r, dy, O, w.is_bf16, "gradients in bf16"), rows,
                              w);
             dx.overwrite = false;
@@ -132,7 +132,7 @@ void cuda_op_linear_many_backward(Run *r, Tensor dx, int n, const Projection *d,
     }
     arena_release(r->scratch, all);
 }
-void cuda_op_linear_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
+void cuda_op_linear_backward(Run *r, Into dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w) {
     cuda_op_linear_many_backward(r, dx, 1, &(Projection){dy, dw, dbias}, x, &(Projection){dy, w, dbias});
 }
 
@@ -161,9 +161,9 @@ void cuda_op_linear_groups(Run *r, Tensor y, Tensor x, Groups g, const Tensor *w
     }
     arena_release(r->scratch, all);
 }
-void cuda_op_linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
+void cuda_op_linear_groups_backward(Run *r, Into dx, Tensor *dw, Tensor dy, Tensor x, Groups g, const Tensor *w) {
     bool is_bf16 = products_rounds(r, *w, dy) || (dw && x.dtype == BF16);
-    check_linear_groups(dy, x, dx, *w);
+    check_linear_groups(dy, x, dx.t, *w);
     Mark all = arena_mark(r->scratch);
     Operand grads = products_operand(r, dy, w->n[0], is_bf16, "gradients in bf16"),
             rows = dw ? products_operand(r, x, w->n[1], is_bf16, "rows in bf16") : (Operand){0};
@@ -171,7 +171,7 @@ void cuda_op_linear_groups_backward(Run *r, Tensor dx, Tensor *dw, Tensor dy, Te
         int at = group_at(r, g, e, dy.n[0], &n);
         Mark mark = arena_mark(r->scratch);
         if (n)
-            product_backward(r, tensor_part(dx, at, n), dw ? dw[e] : ABSENT, n, rows_from(grads, (size_t)at, w->n[0]),
+            product_backward(r, into_part(dx, at, n), dw ? dw[e] : ABSENT, n, rows_from(grads, (size_t)at, w->n[0]),
                              rows_from(rows, (size_t)at, w->n[1]), products_matrix(r, w[e], is_bf16));
         arena_release(r->scratch, mark);
     }
@@ -194,12 +194,12 @@ static CudaLogits cuda_logits(LogitMap m) {
 void cuda_op_map_logits(Run *r, Tensor x, LogitMap m) {
     if (!measuring(r)) cuda_map_logits(C(r), tensor_count(x), R(x), cuda_logits(m));
 }
-void cuda_op_linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Tensor x, Tensor w, LogitMap map,
+void cuda_op_linear_xent(Run *r, Tensor nll, int *hit, Into dx, Tensor dw, Tensor x, Tensor w, LogitMap map,
                          const int *tgt, const real *g) {
     int N = x.n[0], V = w.n[0], d = w.n[1];
-    check_linear_xent(dx, dw, x, w);
+    check_linear_xent(dx.t, dw, x, w);
     int rows = logit_rows(r, N, V);
-    bool back = present(dx);
+    bool back = present(dx.t);
     Mark mark = arena_mark(r->scratch);
     Tensor chunk = SCRATCH(r, "logits", rows, V);
     Matrix head = products_matrix(r, w, products_rounds(r, w, x));
@@ -221,7 +221,7 @@ void cuda_op_linear_xent(Run *r, Tensor nll, int *hit, Tensor dx, Tensor dw, Ten
         if (!measuring(r))
             cuda_xent(C(r), n, V, R(l), rounded, dl.to, R(nll) + from, hits ? hits + from : NULL, targets + from,
                       back ? g + from : NULL, cuda_logits(map));
-        if (back) product_backward(r, tensor_part(dx, from, n), dw, n, dl, in, head);
+        if (back) product_backward(r, into_part(dx, from, n), dw, n, dl, in, head);
         arena_release(r->scratch, each);
     }
     if (hit && !measuring(r)) cuda_download(C(r), hit, hits, (size_t)N * sizeof *hits);
@@ -253,7 +253,7 @@ void cuda_op_linear_distill(Run *r, Tensor nll, Tensor kl, Tensor rkl, Tensor dx
             cuda_distill(C(r), n, V, R(z), R(zu), R(nll) + from, R(kl) + from, R(rkl) + from, targets + from,
                          present(dx) ? g + from : NULL, c);
         if (present(dx))
-            product_backward(r, tensor_part(dx, from, n), dw, n,
+            product_backward(r, add_to(tensor_part(dx, from, n)), dw, n,
                              products_operand(r, z, V, head.is_bf16, "gradients in bf16"), in, head);
         arena_release(r->scratch, each);
     }

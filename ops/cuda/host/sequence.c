@@ -152,21 +152,22 @@ void cuda_op_attend_lanes(Run *r, Tensor o, Tensor lse, Tensor q, const Lanes *t
     }
     arena_release(r->scratch, mark);
 }
-void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec, Tensor o,
-                             Tensor lse) {
+void cuda_op_attend_backward(Run *r, Into dq, const KvInto *dkv, Tensor dout, Tensor q, const Kv *kv, AttnSpec spec,
+                             Tensor o, Tensor lse) {
     check_attend_backward(r, &kv->s, spec, q, o);
     if (fused_attend_backward(r->dev->fused, r, dq, dkv, dout, q, kv, spec, o, lse)) return;
     Mark mark = arena_mark(r->scratch);
     CudaAttend a = attend_pass(r, &kv->s, spec, q, o);
     if (sequence_flashes(r, &kv->s, spec)) {
         CudaFlash x = flash_rows(q, kv, o);
-        x.dout = rows_of(dout), x.dq = rows_of(dq), x.dk = rows_of(dkv->k), x.dv = rows_of(dkv->v);
+        x.dout = rows_of(dout), x.dq = rows_into(dq), x.dk = rows_into(keys_into(dkv)),
+        x.dv = rows_into(values_into(dkv));
         CHECK(dout.dtype == o.dtype, "dout %s, o %s", dtype_name(dout.dtype), dtype_name(o.dtype));
         void *mem = arena_take(r->scratch, cuda_flash_backward_bytes(&a, &x), "operands of attention in bf16");
         if (!measuring(r)) {
             a.bias = maybe(kv->bias);
             a.idx = NULL;
-            cuda_flash_backward(C(r), &a, &x, mem, a.bias ? R(dkv->bias) : NULL, R(lse));
+            cuda_flash_backward(C(r), &a, &x, mem, a.bias ? R(dkv->kv.bias) : NULL, R(lse));
         }
         arena_release(r->scratch, mark);
         return;
@@ -174,18 +175,19 @@ void cuda_op_attend_backward(Run *r, Tensor dq, Kv *dkv, Tensor dout, Tensor q, 
     Tensor delta = SCRATCH(r, "delta", r->batch->N, spec.heads);
     Kv wide = widened_rows(r, kv);
     Tensor wq = sequence_widened(r, "queries", q, true), wo = sequence_widened(r, "results", o, true),
-           wg = sequence_widened(r, "d results", dout, true), to[] = {dq, dkv->k, dkv->v}, sum[3];
+           wg = sequence_widened(r, "d results", dout, true), sum[3];
+    const Into to[] = {dq, keys_into(dkv), values_into(dkv)};
     for (int i = 0; i < 3; i++) {
-        sum[i] = sequence_widened(r, "d queries, keys, values", to[i], !to[i].overwrite);
+        sum[i] = sequence_widened(r, "d queries, keys, values", to[i].t, !to[i].overwrite);
         if (to[i].overwrite) r->ops->zero(r, sum[i]);
     }
     if (!measuring(r)) {
         attend_keys(&a, &wide);
         a.idx = NULL;
-        cuda_attend_backward(C(r), &a, R(sum[0]), R(sum[1]), R(sum[2]), a.bias ? R(dkv->bias) : NULL, R(delta), R(wg),
-                             R(wq), R(wo), R(lse));
+        cuda_attend_backward(C(r), &a, R(sum[0]), R(sum[1]), R(sum[2]), a.bias ? R(dkv->kv.bias) : NULL, R(delta),
+                             R(wg), R(wq), R(wo), R(lse));
     }
-    for (int i = 0; i < 3; i++) rounded_to_bf16(r, to[i], sum[i]);
+    for (int i = 0; i < 3; i++) rounded_to_bf16(r, to[i].t, sum[i]);
     arena_release(r->scratch, mark);
 }
 
@@ -219,15 +221,15 @@ void cuda_op_short_conv(Run *r, Tensor y, Tensor x, Tensor w, Tensor bias, bool 
         cuda_short_conv(C(r), &p, numbers(y), numbers(x), maybe(w), maybe(bias), maybe(state), !(r->mode & RUN_HOLD));
     arena_release(r->scratch, mark);
 }
-void cuda_op_short_conv_backward(Run *r, Tensor dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
+void cuda_op_short_conv_backward(Run *r, Into dx, Tensor dw, Tensor dbias, Tensor dy, Tensor x, Tensor w, Tensor bias,
                                  bool silu) {
     Mark mark = arena_mark(r->scratch);
     CudaConv p = conv_pass(r, x, w, silu, ABSENT, 0);
-    p.is_bf16 = CHECK_ALIKE(dx, dy, x);
+    p.is_bf16 = CHECK_ALIKE(dx.t, dy, x);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)p.N, cuda_conv_tiles(p.C)), p.W + 1, p.C);
     if (!measuring(r)) {
         CHECK(!r->batch->history, "a convolution is trained on whole documents");
-        cuda_short_conv_backward(C(r), &p, numbers(dx), dx.overwrite, maybe(dw), maybe(dbias), R(parts), numbers(dy),
+        cuda_short_conv_backward(C(r), &p, numbers(dx.t), dx.overwrite, maybe(dw), maybe(dbias), R(parts), numbers(dy),
                                  numbers(x), maybe(w), maybe(bias));
     }
     arena_release(r->scratch, mark);
@@ -243,16 +245,16 @@ void cuda_op_decay(Run *r, Tensor g, Tensor z, Tensor A, Tensor bias, Gate k) {
     if (!measuring(r))
         cuda_decay(C(r), z.n[0], z.n[1], z.n[2], R(g), numbers(z), maybe(A), maybe(bias), gate, z.dtype == BF16);
 }
-void cuda_op_decay_backward(Run *r, Tensor dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
+void cuda_op_decay_backward(Run *r, Into dz, Tensor dA, Tensor dbias, Tensor dg, Tensor z, Tensor A, Tensor bias,
                             Gate k) {
     CudaGate gate = sequence_gate_of(z, A, bias, k);
-    bool is_bf16 = CHECK_ALIKE(dz, z);
+    bool is_bf16 = CHECK_ALIKE(dz.t, z);
     int width = z.n[1] * z.n[2];
     Mark mark = arena_mark(r->scratch);
     size_t sums = (size_t)cuda_slices((size_t)z.n[0], cuda_tiles(width)) * (size_t)width;
     void *parts = arena_take(r->scratch, sums * (sizeof(double) + sizeof(float)), "sums of slices");
     if (!measuring(r))
-        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], numbers(dz), maybe(dA), maybe(dbias), parts, R(dg),
+        cuda_decay_backward(C(r), z.n[0], z.n[1], z.n[2], numbers(dz.t), maybe(dA), maybe(dbias), parts, R(dg),
                             numbers(z), maybe(A), maybe(bias), gate, is_bf16, dz.overwrite);
     arena_release(r->scratch, mark);
 }
@@ -266,16 +268,16 @@ void cuda_op_gated_norm(Run *r, Tensor y, Tensor x, Tensor z, Tensor w, GatedNor
     bool is_bf16 = CHECK_ALIKE(y, x, z);
     if (!measuring(r)) cuda_gated_norm(C(r), M, numbers(y), numbers(x), numbers(z), maybe(w), g, is_bf16);
 }
-void cuda_op_gated_norm_backward(Run *r, Tensor dx, Tensor dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
+void cuda_op_gated_norm_backward(Run *r, Into dx, Into dz, Tensor dw, Tensor dy, Tensor x, Tensor z, Tensor w,
                                  GatedNorm n) {
     size_t M;
     CudaGatedNorm g = sequence_norm_of(x, w, n, &M);
-    bool is_bf16 = CHECK_ALIKE(dx, dz, dy, x, z);
+    bool is_bf16 = CHECK_ALIKE(dx.t, dz.t, dy, x, z);
     Mark mark = arena_mark(r->scratch);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices(M / (size_t)g.period, g.period * cuda_row_tiles(g.width)),
                            g.period * g.width);
     if (!measuring(r))
-        cuda_gated_norm_backward(C(r), M, numbers(dx), numbers(dz), maybe(dw), R(parts), numbers(dy), numbers(x),
+        cuda_gated_norm_backward(C(r), M, numbers(dx.t), numbers(dz.t), maybe(dw), R(parts), numbers(dy), numbers(x),
                                  numbers(z), maybe(w), g, is_bf16, dx.overwrite, dz.overwrite);
     arena_release(r->scratch, mark);
 }
@@ -338,29 +340,28 @@ void cuda_op_recur(Run *r, Tensor o, Tensor keep, Recur x, double scale, Tensor 
 }
 /* Where a sum over columns is written: y itself if one block computes it, otherwise scratch (slices, N HV width), and
  * from there y. */
-static Tensor sequence_sums(Run *r, const char *name, Tensor y, bool own, const CudaRecur *p, int slices, int width) {
-    return own || !present(y) ? y : OVERWRITE_OF(r, name, REAL, slices, p->N, p->HV, width);
+static Into sequence_sums(Run *r, const char *name, Into y, bool own, const CudaRecur *p, int slices, int width) {
+    return own || !present(y.t) ? y : overwrite(SCRATCH(r, name, slices, p->N, p->HV, width));
 }
-static void sequence_fold(Run *r, Tensor y, Tensor x, int heads, const CudaRecur *p, int width, int slices, int group) {
-    if (present(y) && y.p != x.p)
-        cuda_recur_fold(C(r), (size_t)p->N * (size_t)heads, width, rows_of(y), R(x), slices, group);
+static void sequence_fold(Run *r, Into y, Into x, int heads, const CudaRecur *p, int width, int slices, int group) {
+    if (present(y.t) && y.t.p != x.t.p)
+        cuda_recur_fold(C(r), (size_t)p->N * (size_t)heads, width, rows_into(y), R(x.t), slices, group);
 }
-static CudaRecurGrad recur_grad(const Recur *d, const RecurEnds *ends) {
-    CudaRecurGrad g = {
-        .q = rows_of(d->q), .k = rows_of(d->k), .g = rows_of(d->g), .beta = rows_of(d->beta), .v = rows_of(d->v)};
-    g.e = rows_of(d->e);
+static CudaRecurGrad recur_grad(const RecurInto *d, const RecurEnds *ends) {
+    CudaRecurGrad g = {.q = rows_into(d->q), .k = rows_into(d->k), .g = rows_into(d->g), .beta = rows_into(d->beta)};
+    g.v = rows_into(d->v), g.e = rows_into(d->e);
     if (ends) g.start = maybe(ends->start), g.dend = maybe(ends->dend), g.dstart = maybe(ends->dstart);
     return g;
 }
 /* Both reserve their scratch and release it; they compute in a pass that `runs`. */
-static void backward_by_chunks(Run *r, const CudaRecur *p, const Recur *d, Tensor dout, Tensor keep,
+static void backward_by_chunks(Run *r, const CudaRecur *p, const RecurInto *d, Tensor dout, Tensor keep,
                                const RecurEnds *ends, bool runs) {
     Mark mark = arena_mark(r->scratch);
     int group = p->HV / p->H;
-    Recur to = *d;
+    RecurInto to = *d;
     to.q = sequence_sums(r, "d q of value heads", d->q, group == 1, p, 1, p->K);
     to.k = sequence_sums(r, "d k of value heads", d->k, group == 1, p, 1, p->K);
-    void *mem = arena_take(r->scratch, cuda_delta_backward_bytes(p, rows_of(d->v)), "chunks of a recurrence");
+    void *mem = arena_take(r->scratch, cuda_delta_backward_bytes(p, rows_into(d->v)), "chunks of a recurrence");
     if (runs) {
         CudaRecurGrad g = recur_grad(&to, ends);
         cuda_delta_backward(C(r), p, mem, &g, numbers(dout), maybe(keep));
@@ -369,17 +370,17 @@ static void backward_by_chunks(Run *r, const CudaRecur *p, const Recur *d, Tenso
     }
     arena_release(r->scratch, mark);
 }
-static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor dout, Tensor keep,
+static void backward_by_rows(Run *r, const CudaRecur *p, const RecurInto *d, Tensor dout, Tensor keep,
                              const RecurEnds *ends, bool whole, bool runs) {
     Mark mark = arena_mark(r->scratch);
     int slices = cuda_recur_slices(p->K, p->V), group = p->HV / p->H;
     bool one = slices == 1;
-    Recur to = {.q = sequence_sums(r, "d q of value heads", d->q, one && group == 1, p, slices, p->K),
-                .k = sequence_sums(r, "d k of value heads", d->k, one && group == 1, p, slices, p->K),
-                .v = d->v,
-                .g = sequence_sums(r, "d g of channels", d->g, one && whole, p, slices, p->K),
-                .beta = sequence_sums(r, "d beta of columns", d->beta, one, p, slices, 1),
-                .e = sequence_sums(r, "d e of value heads", d->e, one && group == 1, p, slices, p->K)};
+    RecurInto to = {.q = sequence_sums(r, "d q of value heads", d->q, one && group == 1, p, slices, p->K),
+                    .k = sequence_sums(r, "d k of value heads", d->k, one && group == 1, p, slices, p->K),
+                    .v = d->v,
+                    .g = sequence_sums(r, "d g of channels", d->g, one && whole, p, slices, p->K),
+                    .beta = sequence_sums(r, "d beta of columns", d->beta, one, p, slices, 1),
+                    .e = sequence_sums(r, "d e of value heads", d->e, one && group == 1, p, slices, p->K)};
     size_t notes = cuda_recur_notes(p->K, p->V) * (size_t)p->HV * (size_t)p->B;
     float *mem = arena_take(r->scratch, notes * sizeof *mem, "states of rows");
     if (runs) {
@@ -393,11 +394,11 @@ static void backward_by_rows(Run *r, const CudaRecur *p, const Recur *d, Tensor 
     }
     arena_release(r->scratch, mark);
 }
-void cuda_op_recur_backward(Run *r, const Recur *d, Tensor dout, Recur x, double scale, Tensor keep,
+void cuda_op_recur_backward(Run *r, const RecurInto *d, Tensor dout, Recur x, double scale, Tensor keep,
                             const RecurEnds *ends) {
     Mark mark = arena_mark(r->scratch);
     CudaRecur p = recur_pass(r, &x, scale, ABSENT, 0);
-    CHECK(CHECK_ALIKE(dout, x.v, d->q, d->k, d->v, d->e) == p.is_bf16, "dout %s", dtype_name(dout.dtype));
+    CHECK(CHECK_ALIKE(dout, x.v, d->q.t, d->k.t, d->v.t, d->e.t) == p.is_bf16, "dout %s", dtype_name(dout.dtype));
     bool chunks = goes_by_chunks(r, &p);
     if (!measuring(r)) history_there(r->batch, ends && present(ends->start));
     if (may_go_by_chunks(r, &p)) backward_by_chunks(r, &p, d, dout, keep, ends, chunks);

@@ -72,14 +72,14 @@ void cuda_op_add_rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor z, Tens
 void cuda_op_rmsnorm(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, double eps) {
     cuda_op_add_rmsnorm(r, y, rstd, x, ABSENT, w, eps);
 }
-void cuda_op_rmsnorm_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
+void cuda_op_rmsnorm_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd) {
     int d = w.n[0];
     x = tensor_rows(x, d);
     Mark mark = arena_mark(r->scratch);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_slices((size_t)x.n[0], cuda_row_tiles(d)), d);
-    check_norm_backward(dx, dy, x);
+    check_norm_backward(dx.t, dy, x);
     if (!measuring(r))
-        cuda_rmsnorm_backward(C(r), x.n[0], d, numbers(dx), R(dw), R(parts), numbers(dy), numbers(x), R(w), R(rstd),
+        cuda_rmsnorm_backward(C(r), x.n[0], d, numbers(dx.t), R(dw), R(parts), numbers(dy), numbers(x), R(w), R(rstd),
                               table_norm_of(dy, x), dx.overwrite);
     arena_release(r->scratch, mark);
 }
@@ -105,11 +105,11 @@ void cuda_op_l2norm(Run *r, Tensor y, Tensor x, double eps) {
     bool is_bf16 = CHECK_ALIKE(y, x);
     if (!measuring(r)) cuda_l2norm(C(r), (int)(tensor_count(x) / (size_t)d), d, numbers(y), numbers(x), eps, is_bf16);
 }
-void cuda_op_l2norm_backward(Run *r, Tensor dx, Tensor dy, Tensor x, double eps) {
+void cuda_op_l2norm_backward(Run *r, Into dx, Tensor dy, Tensor x, double eps) {
     int d = check_last(x);
-    bool is_bf16 = CHECK_ALIKE(dx, dy, x);
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy, x);
     if (!measuring(r))
-        cuda_l2norm_backward(C(r), (int)(tensor_count(x) / (size_t)d), d, numbers(dx), numbers(dy), numbers(x), eps,
+        cuda_l2norm_backward(C(r), (int)(tensor_count(x) / (size_t)d), d, numbers(dx.t), numbers(dy), numbers(x), eps,
                              is_bf16, dx.overwrite);
 }
 /* The angles of the rotation of heads x, and the address of their positions. */
@@ -148,17 +148,17 @@ void cuda_op_rmsnorm_rope(Run *r, Tensor y, Tensor rstd, Tensor x, Tensor w, dou
     if (!measuring(r)) cuda_norm_rope(C(r), &t.c, numbers(y), R(rstd), numbers(x), R(w), eps, t.pos, t.idx, is_bf16);
     arena_release(r->scratch, mark);
 }
-void cuda_op_rmsnorm_rope_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd,
+void cuda_op_rmsnorm_rope_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w, Tensor rstd,
                                    const Rope *p, RowList rows) {
     if (rows.n == 0) return;
     Mark mark = arena_mark(r->scratch);
     check_rmsnorm_rope(x, dy, w, rstd, p, rows);
     Turn t = turn_of(r, x, p, rows, -1);
-    bool is_bf16 = CHECK_ALIKE(dx, x, dy);
+    bool is_bf16 = CHECK_ALIKE(dx.t, x, dy);
     Tensor parts = SCRATCH(r, "sums of slices", cuda_norm_rope_slices(rows.n, x.n[1]), x.n[2]);
     if (!measuring(r))
-        cuda_norm_rope_backward(C(r), &t.c, numbers(dx), R(dw), R(parts), numbers(dy), numbers(x), R(w), R(rstd), t.pos,
-                                t.idx, is_bf16, dx.overwrite);
+        cuda_norm_rope_backward(C(r), &t.c, numbers(dx.t), R(dw), R(parts), numbers(dy), numbers(x), R(w), R(rstd),
+                                t.pos, t.idx, is_bf16, dx.overwrite);
     arena_release(r->scratch, mark);
 }
 
@@ -167,10 +167,10 @@ void cuda_op_swiglu(Run *r, Tensor y, Tensor gate, Tensor up) {
     bool is_bf16 = CHECK_ALIKE(y, gate, up);
     if (!measuring(r)) cuda_swiglu(C(r), tensor_count(y), numbers(y), numbers(gate), numbers(up), is_bf16);
 }
-void cuda_op_swiglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up) {
-    bool wanted = present(y), is_bf16 = CHECK_ALIKE(dgate, dup, dy, gate, up, wanted ? y : up);
+void cuda_op_swiglu_backward(Run *r, Tensor y, Into dgate, Into dup, Tensor dy, Tensor gate, Tensor up) {
+    bool wanted = present(y), is_bf16 = CHECK_ALIKE(dgate.t, dup.t, dy, gate, up, wanted ? y : up);
     if (!measuring(r))
-        cuda_swiglu_backward(C(r), tensor_count(dy), wanted ? numbers(y) : NULL, numbers(dgate), numbers(dup),
+        cuda_swiglu_backward(C(r), tensor_count(dy), wanted ? numbers(y) : NULL, numbers(dgate.t), numbers(dup.t),
                              numbers(dy), numbers(gate), numbers(up), is_bf16, dgate.overwrite, dup.overwrite);
 }
 void cuda_op_swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
@@ -179,13 +179,12 @@ void cuda_op_swiglu_rows(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s) {
     check_swiglu_rows(y, s, ABSENT);
     if (!measuring(r)) cuda_swiglu_rows(C(r), M, d, numbers(y), numbers(gate), numbers(up), R(s), is_bf16);
 }
-void cuda_op_swiglu_rows_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
-                                  Tensor s) {
+void cuda_op_swiglu_rows_backward(Run *r, Into dgate, Into dup, Into ds, Tensor dy, Tensor gate, Tensor up, Tensor s) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(dy) / (size_t)M) : 0;
-    bool is_bf16 = CHECK_ALIKE(dgate, dup, dy, gate, up);
-    check_swiglu_rows(dy, s, ds);
+    bool is_bf16 = CHECK_ALIKE(dgate.t, dup.t, dy, gate, up);
+    check_swiglu_rows(dy, s, ds.t);
     if (!measuring(r))
-        cuda_swiglu_rows_backward(C(r), M, d, numbers(dgate), numbers(dup), R(ds), numbers(dy), numbers(gate),
+        cuda_swiglu_rows_backward(C(r), M, d, numbers(dgate.t), numbers(dup.t), R(ds.t), numbers(dy), numbers(gate),
                                   numbers(up), R(s), is_bf16, dgate.overwrite, dup.overwrite, ds.overwrite);
 }
 void cuda_op_relu2(Run *r, Tensor y, Tensor x, Tensor s) {
@@ -193,30 +192,31 @@ void cuda_op_relu2(Run *r, Tensor y, Tensor x, Tensor s) {
     if (by_row) check_swiglu_rows(y, s, ABSENT);
     if (!measuring(r)) cuda_relu2(C(r), y.n[0], y.n[1], numbers(y), numbers(x), by_row ? R(s) : NULL, is_bf16);
 }
-void cuda_op_relu2_backward(Run *r, Tensor dx, Tensor ds, Tensor dy, Tensor x, Tensor s) {
-    bool is_bf16 = CHECK_ALIKE(dx, dy, x), by_row = present(s);
-    if (by_row) check_swiglu_rows(dy, s, ds);
+void cuda_op_relu2_backward(Run *r, Into dx, Into ds, Tensor dy, Tensor x, Tensor s) {
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy, x), by_row = present(s);
+    if (by_row) check_swiglu_rows(dy, s, ds.t);
     if (!measuring(r))
-        cuda_relu2_backward(C(r), dy.n[0], dy.n[1], numbers(dx), present(ds) ? R(ds) : NULL, numbers(dy), numbers(x),
-                            by_row ? R(s) : NULL, is_bf16, dx.overwrite, ds.overwrite);
+        cuda_relu2_backward(C(r), dy.n[0], dy.n[1], numbers(dx.t), present(ds.t) ? R(ds.t) : NULL, numbers(dy),
+                            numbers(x), by_row ? R(s) : NULL, is_bf16, dx.overwrite, ds.overwrite);
 }
 void cuda_op_gelu(Run *r, Tensor y, Tensor x, bool tanh) {
     bool is_bf16 = CHECK_ALIKE(y, x);
     if (!measuring(r)) cuda_gelu(C(r), tensor_count(y), numbers(y), numbers(x), tanh, is_bf16);
 }
-void cuda_op_gelu_backward(Run *r, Tensor dx, Tensor dy, Tensor x, bool tanh) {
-    bool is_bf16 = CHECK_ALIKE(dx, dy, x);
+void cuda_op_gelu_backward(Run *r, Into dx, Tensor dy, Tensor x, bool tanh) {
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy, x);
     if (!measuring(r))
-        cuda_gelu_backward(C(r), tensor_count(dx), numbers(dx), numbers(dy), numbers(x), tanh, is_bf16, dx.overwrite);
+        cuda_gelu_backward(C(r), tensor_count(dx.t), numbers(dx.t), numbers(dy), numbers(x), tanh, is_bf16,
+                           dx.overwrite);
 }
 void cuda_op_geglu(Run *r, Tensor y, Tensor gate, Tensor up, bool tanh) {
     bool is_bf16 = CHECK_ALIKE(y, gate, up);
     if (!measuring(r)) cuda_geglu(C(r), tensor_count(y), numbers(y), numbers(gate), numbers(up), tanh, is_bf16);
 }
-void cuda_op_geglu_backward(Run *r, Tensor y, Tensor dgate, Tensor dup, Tensor dy, Tensor gate, Tensor up, bool tanh) {
-    bool wanted = present(y), is_bf16 = CHECK_ALIKE(dgate, dup, dy, gate, up, wanted ? y : up);
+void cuda_op_geglu_backward(Run *r, Tensor y, Into dgate, Into dup, Tensor dy, Tensor gate, Tensor up, bool tanh) {
+    bool wanted = present(y), is_bf16 = CHECK_ALIKE(dgate.t, dup.t, dy, gate, up, wanted ? y : up);
     if (!measuring(r))
-        cuda_geglu_backward(C(r), tensor_count(dy), wanted ? numbers(y) : NULL, numbers(dgate), numbers(dup),
+        cuda_geglu_backward(C(r), tensor_count(dy), wanted ? numbers(y) : NULL, numbers(dgate.t), numbers(dup.t),
                             numbers(dy), numbers(gate), numbers(up), tanh, is_bf16, dgate.overwrite, dup.overwrite);
 }
 void cuda_op_axpby(Run *r, Tensor y, double a, Tensor x, double b) {
@@ -271,16 +271,16 @@ void cuda_op_elu1(Run *r, Tensor y, Tensor x) {
     bool is_bf16 = CHECK_ALIKE(y, x);
     if (!measuring(r)) cuda_elu1(C(r), tensor_count(x), numbers(y), numbers(x), is_bf16);
 }
-void cuda_op_elu1_backward(Run *r, Tensor dx, Tensor dy, Tensor y) {
-    bool is_bf16 = CHECK_ALIKE(dx, dy, y);
+void cuda_op_elu1_backward(Run *r, Into dx, Tensor dy, Tensor y) {
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy, y);
     if (!measuring(r))
-        cuda_elu1_backward(C(r), tensor_count(y), numbers(dx), numbers(dy), numbers(y), is_bf16, dx.overwrite);
+        cuda_elu1_backward(C(r), tensor_count(y), numbers(dx.t), numbers(dy), numbers(y), is_bf16, dx.overwrite);
 }
 void cuda_op_sigmoid(Run *r, Tensor y, Tensor x, double top) {
     if (!measuring(r)) cuda_sigmoid(C(r), tensor_count(x), R(y), R(x), (float)top);
 }
-void cuda_op_sigmoid_backward(Run *r, Tensor dx, Tensor dy, Tensor y, double top) {
-    if (!measuring(r)) cuda_sigmoid_backward(C(r), tensor_count(y), R(dx), R(dy), R(y), (float)top, dx.overwrite);
+void cuda_op_sigmoid_backward(Run *r, Into dx, Tensor dy, Tensor y, double top) {
+    if (!measuring(r)) cuda_sigmoid_backward(C(r), tensor_count(y), R(dx.t), R(dy), R(y), (float)top, dx.overwrite);
 }
 void cuda_op_dropout(Run *r, Tensor x, DropSite site, double p) {
     if (p <= 0) return;
@@ -363,13 +363,13 @@ void cuda_op_recode_rows(Run *r, Tensor x, const RowCodec *c) {
     default: cuda_packed_recode(C(r), c->bits, c->group, n, w, R(x));
     }
 }
-void cuda_op_collect(Run *r, Tensor y, Tensor x, const int *place, int k) {
-    int n = y.n[0];
-    CHECK_SAME_WIDTH(y, x);
+void cuda_op_collect(Run *r, Into y, Tensor x, const int *place, int k) {
+    int n = y.t.n[0];
+    CHECK_SAME_WIDTH(y.t, x);
     Mark mark = arena_mark(r->scratch);
     int *at = upload_ints(r, place, n * k, "places");
     if (!measuring(r) && n)
-        cuda_collect(C(r), n, tensor_count(y) / (size_t)n, numbers(y), y.dtype == BF16, y.overwrite, numbers(x),
+        cuda_collect(C(r), n, tensor_count(y.t) / (size_t)n, numbers(y.t), y.t.dtype == BF16, y.overwrite, numbers(x),
                      x.dtype == BF16, at, k);
     arena_release(r->scratch, mark);
 }
@@ -384,10 +384,10 @@ void cuda_op_columns(Run *r, Tensor y, int to, Tensor x, int from, int n) {
     if (!measuring(r) && columns_of(&c, y, to, x, from, n))
         cuda_columns(C(r), c, numbers(y), y.dtype == BF16, numbers(x), x.dtype == BF16);
 }
-void cuda_op_columns_backward(Run *r, Tensor dx, int from, Tensor dy, int to, int n) {
+void cuda_op_columns_backward(Run *r, Into dx, int from, Tensor dy, int to, int n) {
     CudaColumns c;
-    if (!measuring(r) && columns_of(&c, dy, to, dx, from, n))
-        cuda_columns_backward(C(r), c, numbers(dx), dx.dtype == BF16, dx.overwrite, numbers(dy), dy.dtype == BF16);
+    if (!measuring(r) && columns_of(&c, dy, to, dx.t, from, n))
+        cuda_columns_backward(C(r), c, numbers(dx.t), dx.t.dtype == BF16, dx.overwrite, numbers(dy), dy.dtype == BF16);
 }
 
 void cuda_op_mean_rows(Run *r, Tensor y, Tensor w, int each, int at, int k) {
@@ -409,10 +409,10 @@ void cuda_op_append_ones(Run *r, Tensor y, Tensor x) {
     bool is_bf16 = CHECK_ALIKE(y, x);
     if (!measuring(r)) cuda_append_ones(C(r), check_widened(x, y), check_last(x), numbers(y), numbers(x), is_bf16);
 }
-void cuda_op_append_ones_backward(Run *r, Tensor dx, Tensor dy) {
-    bool is_bf16 = CHECK_ALIKE(dx, dy);
+void cuda_op_append_ones_backward(Run *r, Into dx, Tensor dy) {
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy);
     if (!measuring(r))
-        cuda_append_ones_backward(C(r), check_widened(dx, dy), check_last(dx), numbers(dx), numbers(dy), is_bf16,
+        cuda_append_ones_backward(C(r), check_widened(dx.t, dy), check_last(dx.t), numbers(dx.t), numbers(dy), is_bf16,
                                   dx.overwrite);
 }
 void cuda_op_divide_by_last(Run *r, Tensor y, Tensor x, double eps) {
@@ -420,10 +420,10 @@ void cuda_op_divide_by_last(Run *r, Tensor y, Tensor x, double eps) {
     if (!measuring(r))
         cuda_divide_by_last(C(r), check_widened(y, x), check_last(y), numbers(y), numbers(x), (float)eps, is_bf16);
 }
-void cuda_op_divide_by_last_backward(Run *r, Tensor dx, Tensor dy, Tensor y, Tensor x, double eps) {
-    bool is_bf16 = CHECK_ALIKE(dx, dy, y, x);
+void cuda_op_divide_by_last_backward(Run *r, Into dx, Tensor dy, Tensor y, Tensor x, double eps) {
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy, y, x);
     if (!measuring(r))
-        cuda_divide_by_last_backward(C(r), check_widened(y, x), check_last(y), numbers(dx), numbers(dy), numbers(y),
+        cuda_divide_by_last_backward(C(r), check_widened(y, x), check_last(y), numbers(dx.t), numbers(dy), numbers(y),
                                      numbers(x), (float)eps, is_bf16, dx.overwrite);
 }
 void cuda_op_step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
@@ -432,14 +432,14 @@ void cuda_op_step(Run *r, Tensor y, Tensor x, Tensor z, Tensor bias) {
     check_step(x, z, bias);
     if (!measuring(r)) cuda_step(C(r), N, H, P, numbers(y), numbers(x), R(z), R(bias), is_bf16);
 }
-void cuda_op_step_backward(Run *r, Tensor dx, Tensor dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
+void cuda_op_step_backward(Run *r, Into dx, Into dz, Tensor dbias, Tensor dy, Tensor x, Tensor z, Tensor bias) {
     int N = x.n[0], H = x.n[1], P = x.n[2];
-    bool is_bf16 = CHECK_ALIKE(dx, dy, x);
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy, x);
     Mark mark = arena_mark(r->scratch);
     Tensor df = SCRATCH(r, "gradient of the step", N, H);
     if (!measuring(r))
-        cuda_step_backward(C(r), N, H, P, numbers(dx), R(dz), R(df), numbers(dy), numbers(x), R(z), R(bias), is_bf16,
-                           dx.overwrite, dz.overwrite);
+        cuda_step_backward(C(r), N, H, P, numbers(dx.t), R(dz.t), R(df), numbers(dy), numbers(x), R(z), R(bias),
+                           is_bf16, dx.overwrite, dz.overwrite);
     cuda_column_sums_of(r, N, H, dbias, df);
     arena_release(r->scratch, mark);
 }
@@ -448,10 +448,10 @@ void cuda_op_skip(Run *r, Tensor y, Tensor x, Tensor w) {
     check_skip(y, x, w);
     if (!measuring(r)) cuda_skip(C(r), x.n[0], x.n[1], x.n[2], numbers(y), numbers(x), R(w), is_bf16);
 }
-void cuda_op_skip_backward(Run *r, Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
-    bool is_bf16 = CHECK_ALIKE(dx, dy, x);
+void cuda_op_skip_backward(Run *r, Into dx, Tensor dw, Tensor dy, Tensor x, Tensor w) {
+    bool is_bf16 = CHECK_ALIKE(dx.t, dy, x);
     if (!measuring(r))
-        cuda_skip_backward(C(r), x.n[0], x.n[1], x.n[2], numbers(dx), R(dw), numbers(dy), numbers(x), R(w), is_bf16,
+        cuda_skip_backward(C(r), x.n[0], x.n[1], x.n[2], numbers(dx.t), R(dw), numbers(dy), numbers(x), R(w), is_bf16,
                            dx.overwrite);
 }
 void cuda_op_attend_sink(Run *r, Tensor o, Tensor lse, Tensor w) {
@@ -470,11 +470,11 @@ void cuda_op_sigmoid_gate(Run *r, Tensor y, Tensor x, Tensor z) {
     check_gate(y, x, z);
     if (!measuring(r)) cuda_sigmoid_gate(C(r), tensor_count(y), numbers(y), numbers(x), numbers(z), is_bf16);
 }
-void cuda_op_sigmoid_gate_backward(Run *r, Tensor dx, Tensor dz, Tensor dy, Tensor x, Tensor z) {
-    bool is_bf16 = CHECK_ALIKE(dx, dz, dy, x, z);
+void cuda_op_sigmoid_gate_backward(Run *r, Into dx, Into dz, Tensor dy, Tensor x, Tensor z) {
+    bool is_bf16 = CHECK_ALIKE(dx.t, dz.t, dy, x, z);
     check_gate(dy, x, z);
     if (!measuring(r))
-        cuda_sigmoid_gate_backward(C(r), tensor_count(dy), numbers(dx), numbers(dz), numbers(dy), numbers(x),
+        cuda_sigmoid_gate_backward(C(r), tensor_count(dy), numbers(dx.t), numbers(dz.t), numbers(dy), numbers(x),
                                    numbers(z), is_bf16, dx.overwrite, dz.overwrite);
 }
 void cuda_op_swiglu_limit(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s, double alpha, double limit) {
@@ -485,13 +485,13 @@ void cuda_op_swiglu_limit(Run *r, Tensor y, Tensor gate, Tensor up, Tensor s, do
         cuda_swiglu_limit(C(r), M, d, numbers(y), numbers(gate), numbers(up), R(s), (float)alpha, (float)limit,
                           is_bf16);
 }
-void cuda_op_swiglu_limit_backward(Run *r, Tensor dgate, Tensor dup, Tensor ds, Tensor dy, Tensor gate, Tensor up,
-                                   Tensor s, double alpha, double limit) {
+void cuda_op_swiglu_limit_backward(Run *r, Into dgate, Into dup, Into ds, Tensor dy, Tensor gate, Tensor up, Tensor s,
+                                   double alpha, double limit) {
     int M = (int)tensor_count(s), d = M ? (int)(tensor_count(dy) / (size_t)M) : 0;
-    bool is_bf16 = CHECK_ALIKE(dgate, dup, dy, gate, up);
-    check_swiglu_rows(dy, s, ds);
+    bool is_bf16 = CHECK_ALIKE(dgate.t, dup.t, dy, gate, up);
+    check_swiglu_rows(dy, s, ds.t);
     if (!measuring(r))
-        cuda_swiglu_limit_backward(C(r), M, d, numbers(dgate), numbers(dup), R(ds), numbers(dy), numbers(gate),
+        cuda_swiglu_limit_backward(C(r), M, d, numbers(dgate.t), numbers(dup.t), R(ds.t), numbers(dy), numbers(gate),
                                    numbers(up), R(s), (float)alpha, (float)limit, is_bf16, dgate.overwrite,
                                    dup.overwrite, ds.overwrite);
 }

@@ -26,7 +26,8 @@ static inline void writes(Run *r, Tensor t) {
 }
 /* The memory of a tensor that may be BF16, or absent. */
 static inline void *numbers(Tensor t) { return t.dtype == BF16 || !present(t) ? t.p : R(t); }
-static inline CudaRows rows_of(Tensor t) { return (CudaRows){t.p, t.dtype == BF16, t.overwrite}; }
+static inline CudaRows rows_into(Into x) { return (CudaRows){x.t.p, x.t.dtype == BF16, x.overwrite}; }
+static inline CudaRows rows_of(Tensor t) { return rows_into(add_to(t)); }
 static inline real *maybe(Tensor t) { return present(t) ? R(t) : NULL; }
 
 /* CUDA_INT8 .. CUDA_PACKED by a codec, 0: rows of f32 or bf16, or which no kernel reads. */
