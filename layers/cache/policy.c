@@ -42,6 +42,7 @@ int policy_queries(const PolicyCfg *p) {
 }
 bool policy_suits(const PolicyCfg *p, const KvShape *s) {
     if (!s->lanes || s->evicts || s->window) return false;
+    if (p && p->read && p->read->guesses && (!s->heads || s->alias)) return false;
     if (!p || !p->of || p->of->ask.whom == ASK_NOBODY) return true;
     return s->heads && !(s->alias && (p->of->ask.value != COL_PLAIN || p->of->needs & NEED_VALUES));
 }
